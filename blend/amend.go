@@ -267,8 +267,8 @@ func (a *Amendment) validate(parent *Plan) error {
 	}
 	samples := a.length(parent)
 	if samples == nil && len(a.Sources) == 0 && a.Weights == nil && len(a.Stages) == 0 && len(a.Skips) == 0 {
-		return a.file.Errorf("$", "nothing is to be amended: give samples, sources, weights or stages; positions to "+
-			"leave out are no field, but given with --skip FROM:TO")
+		return a.file.Errorf("$", "nothing to amend; give samples, sources, weights or stages, or skip positions "+
+			"with --skip FROM:TO")
 	}
 	if samples != nil && (*samples < 1 || *samples < a.At || *samples > maxLength) {
 		field, text := lengthText(*samples, a.Tokens)
@@ -297,7 +297,7 @@ func (a *Amendment) validate(parent *Plan) error {
 		switch {
 		case s.Weight.IsSet():
 			return a.file.Errorf(path+".weight",
-				"source %q: weights stand in `weights` or in stages here, for all sources that are drawn from", s.Name)
+				"source %q has a weight; in an amendment, give the weights of all sources in `weights` or in stages", s.Name)
 		case len(s.Shards) == 0 && !old:
 			return a.file.Errorf(path, "source %q has no shards%s", s.Name, strictyaml.DidYouMean(s.Name, known))
 		case len(s.Shards) == 0 && !s.MaxEpochs.IsSet():
@@ -341,8 +341,8 @@ func (a *Amendment) validate(parent *Plan) error {
 	}
 	for i, r := range a.Skips {
 		if r.From < 0 || r.To <= r.From {
-			return fmt.Errorf("skip %d: [%d, %d) is not a range of positions: from is the first that is left out, "+
-				"to the first after it", i+1, r.From, r.To)
+			return fmt.Errorf("skip %d: [%d, %d) is not a range of positions: from is the first skipped position, "+
+				"to the first position after the range", i+1, r.From, r.To)
 		}
 		if r.From < a.At {
 			return fmt.Errorf("skip %d: [%d, %d) begins before position %d, from which on the plan is amended: "+
@@ -479,7 +479,7 @@ func (p *Plan) addSkips(parent *Plan, a *Amendment, length int64) error {
 	}
 	if a.length(parent) == nil && len(a.Sources) == 0 && a.Weights == nil && len(a.Stages) == 0 &&
 		slices.Equal(p.Skips, parent.Skips) {
-		return errors.New("the plan leaves out all of these positions already")
+		return errors.New("the plan already skips all of these positions")
 	}
 	return nil
 }

@@ -372,13 +372,13 @@ func TestAmendRefuses(t *testing.T) {
 	}{
 		"beyond":  {p, 401, "samples: 500", nil, "position 401"},
 		"below":   {p, -1, "samples: 500", nil, "position -1"},
-		"nothing": {p, 0, "samples: null", nil, "nothing is to be amended"},
+		"nothing": {p, 0, "samples: null", nil, "nothing to amend"},
 		"samples": {p, 200, "samples: 199", nil, "amend.yaml:1: samples is 199"},
 		"both": {p, 200, "weights: {web: 1}\nstages: [{samples: 1, weights: {web: 1}}]", nil,
 			"both weights and stages"},
 		"unknown field":     {p, 200, "sampels: 3", nil, "samples"},
 		"a field of others": {p, 200, "skips: []", nil, "known are samples, tokens, sources, weights, stages"},
-		"nothing in it":     {p, 200, "{}", nil, "given with --skip FROM:TO"},
+		"nothing in it":     {p, 200, "{}", nil, "with --skip FROM:TO"},
 		"unknown weight":    {p, 200, "weights: {wbe: 1}", nil, "known are web, wiki"},
 		"zero weight":       {p, 200, "weights: {web: 0}", nil, "missing or zero"},
 		"no weights":        {p, 200, "weights: {}", nil, "no source has a weight"},
@@ -386,7 +386,7 @@ func TestAmendRefuses(t *testing.T) {
 		"stage samples":     {p, 200, "stages: [{weights: {web: 1}}]", nil, "has no samples"},
 		"stages and length": {p, 200, "samples: 300\nstages: [{samples: 99, weights: {web: 1}}]", nil, "add up to 299"},
 		"nothing left":      {p, 400, "weights: {web: 1}", nil, "nothing is left"},
-		"a weight":          {p, 200, "sources: [{name: web, weight: 2, shards: [part-3]}]", nil, "weights stand in"},
+		"a weight":          {p, 200, "sources: [{name: web, weight: 2, shards: [part-3]}]", nil, "weights of all sources in `weights`"},
 		"a source twice": {p, 200, "sources: [{name: web, shards: [part-3]}, {name: web, shards: [part-4]}]", nil,
 			"two entries"},
 		"no shards":   {p, 200, "sources: [{name: wki}]", nil, `did you mean "wiki"`},
@@ -412,7 +412,7 @@ func TestAmendRefuses(t *testing.T) {
 		"skips beyond": {p, 200, "", []Range{{300, 401}}, "beyond the plan's 400 positions"},
 		"empty skip":   {p, 200, "", []Range{{300, 300}}, "not a range"},
 		"known skips":  {p, 0, "", []Range{{38, 40}}, "already"},
-		"all skipped":  {p, 0, "", []Range{{0, 400}}, "leave out all 400"},
+		"all skipped":  {p, 0, "", []Range{{0, 400}}, "cover all 400"},
 	} {
 		a := &Amendment{}
 		var err error
@@ -587,7 +587,7 @@ func TestDiffOfGrowths(t *testing.T) {
 		t.Errorf("the other way round the same before %d, %q, want %q", d.Same, lines(d), back)
 	}
 	one := Diff(p, c.amend(p, 50, "", Range{60, 61}))
-	if len(one.Changes) != 1 || one.Changes[0].Text != "position 60 is left out" {
+	if len(one.Changes) != 1 || one.Changes[0].Text != "position 60 is skipped" {
 		t.Errorf("a skip of one position: %+v", one.Changes)
 	}
 }
@@ -771,11 +771,11 @@ func TestCursorOfAmendedPlan(t *testing.T) {
 		position int64
 		want     string
 	}{
-		{p, p, 400, ""}, {q, p, 200, ""}, {q, p, 201, "amends from position 200 on"}, {q, p, -1, "position -1"},
-		{r, p, 120, ""}, {r, p, 121, "amends from position 120 on"}, {r, q, 121, "amends from position 120 on"},
-		{s, p, 120, ""}, {s, r, 300, ""}, {s, r, 301, "amends from position 300 on"}, {s, q, 130,
-			"amends from position 120 on"}, {s, s, 310, ""}, {s, s, 311, "has 310"},
-		{p, q, 0, "use the plan that the run began with"}, {q, s, 0, "use the plan that the run began with"},
+		{p, p, 400, ""}, {q, p, 200, ""}, {q, p, 201, "amends from position 200: the run has already read"}, {q, p, -1, "position -1"},
+		{r, p, 120, ""}, {r, p, 121, "amends from position 120: "}, {r, q, 121, "amends from position 120: "},
+		{s, p, 120, ""}, {s, r, 300, ""}, {s, r, 301, "amends from position 300: "}, {s, q, 130,
+			"amends from position 120: "}, {s, s, 310, ""}, {s, s, 311, "has 310"},
+		{p, q, 0, "use the plan that the run started with"}, {q, s, 0, "use the plan that the run started with"},
 	} {
 		if err := (Cursor{v.of.Fingerprint(), v.position}).Check(v.plan); (err == nil) != (v.want == "") ||
 			err != nil && !strings.Contains(err.Error(), v.want) {

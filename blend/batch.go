@@ -50,7 +50,7 @@ func NewBatch(r arrow.RecordBatch) (*Batch, error) {
 		as(r, columnDocumentStarts, &b.starts), r.NumCols() <= columnLengths || as(r, columnLengths, &b.lengths),
 	} {
 		if !ok {
-			return nil, fmt.Errorf("the record's columns are not those of a stream of samples: %s", r.Schema())
+			return nil, fmt.Errorf("the record does not have the columns of a sample stream: %s", r.Schema())
 		}
 	}
 	if starts, ok = b.starts.ListValues().(*array.Int32); !ok {
@@ -131,14 +131,14 @@ func (c Cursor) Check(p *Plan) error {
 	shared, ok := p.Shared(c.Plan)
 	switch {
 	case !ok:
-		return fmt.Errorf("the cursor is of plan %.16s…, not of plan %.16s…: use the plan that the run began with",
+		return fmt.Errorf("the cursor is of plan %.16s…, not of plan %.16s…: use the plan that the run started with",
 			c.Plan, p.fingerprint)
 	case c.Position < 0 || c.Position > p.length:
 		return fmt.Errorf("the cursor is at position %d, but the plan has %d", c.Position, p.length)
 	case c.Position > shared:
-		return fmt.Errorf("the cursor is at position %d of plan %.16s…, which plan %.16s… amends from position %d "+
-			"on: what was read since is not what that has there; "+
-			"use the plan that the run began with, or amend it at position %d or later", c.Position, c.Plan,
+		return fmt.Errorf("the cursor is at position %d of plan %.16s…, which plan %.16s… amends from position %d"+
+			": the run has already read samples that the amended plan replaces; "+
+			"use the plan that the run started with, or amend it at position %d or later", c.Position, c.Plan,
 			p.fingerprint, shared, c.Position)
 	}
 	return nil

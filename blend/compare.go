@@ -58,7 +58,7 @@ func (k DifferenceKind) String() string {
 	case SamplesDiffer:
 		return "the number of samples differs"
 	case PositionDiffers:
-		return "the same samples, but the step begins at another position"
+		return "the same samples, but the step starts at another position"
 	case StepMissing:
 		return "one log does not have the step"
 	}

@@ -14,8 +14,8 @@ import (
 	"mula/internal/strictyaml"
 )
 
-// A Config is blend.yaml: what to blend, before any shard has been looked at. One that no file was
-// read for is as good; its shards are relative to the working directory.
+// A Config is the content of blend.yaml. A Config built in code is equally valid; its shard paths are
+// relative to the working directory.
 type Config struct {
 	SequenceLength int    `yaml:"sequence_length"` // L; a sample has L+1 tokens
 	Seed           uint64 `yaml:"seed"`            // of the order within the sources
@@ -178,7 +178,7 @@ func (c *Config) problems(decoded error) (problems []error) {
 	switch c.Order {
 	case "", orderNative:
 		if c.Megatron != nil {
-			bad("$.megatron", `megatron is read with "order: megatron" only; add that, or leave it out`)
+			bad("$.megatron", `megatron requires "order: megatron"; add it, or remove megatron`)
 		}
 	case orderMegatron:
 		return c.megatronProblems()
@@ -189,7 +189,7 @@ func (c *Config) problems(decoded error) (problems []error) {
 	switch {
 	case c.SequenceLength == 0 && !c.file.Has("$.sequence_length"):
 		bad("$.sequence_length",
-			"sequence_length is missing: give the number of tokens that a sample is to train on, such as 4096")
+			"sequence_length is missing; give the number of training tokens per sample, such as 4096")
 	case c.SequenceLength < 1 || c.SequenceLength > maxSequenceLength:
 		bad("$.sequence_length", "sequence_length is %d; it must be between 1 and %d", c.SequenceLength,
 			maxSequenceLength)
@@ -199,15 +199,15 @@ func (c *Config) problems(decoded error) (problems []error) {
 	}
 	problems = append(problems, checkTokens(c.file, c.Samples, c.Tokens))
 	if c.Validation.IsSet() && c.Validation.rat.Cmp(one) >= 0 {
-		bad("$.validation", "validation is %s; it is a share of each source and must be below 1", c.Validation)
+		bad("$.validation", "validation is %s; it must be below 1, as a fraction of each source", c.Validation)
 	}
 	if c.Packing != "" && c.Packing != packingBestFit {
-		bad("$.packing", "packing %q is not known%s (it is %s, or left out for windows)", c.Packing,
+		bad("$.packing", "packing %q is not known%s (use %s, or omit packing for windows)", c.Packing,
 			strictyaml.DidYouMean(c.Packing, []string{packingBestFit}), packingBestFit)
 	}
 	if c.Pad != nil && c.Packing == "" {
 		bad("$.pad",
-			"pad has a meaning only with packing, as windows are never padded; leave it out, or write packing: %s",
+			"pad requires packing, because windows are never padded; remove it, or add packing: %s",
 			packingBestFit)
 	} else if c.Pad != nil && (*c.Pad < 0 || *c.Pad > math.MaxInt32) {
 		bad("$.pad", "pad is %d; it is a token id", *c.Pad)
@@ -231,12 +231,12 @@ func (c *Config) problems(decoded error) (problems []error) {
 			switch _, ok := known[name]; {
 			case !ok && strictyaml.Unread(decoded, "$.sources"): // it may be one of those
 			case !ok:
-				bad(at, "stage %d gives a weight to %q, which is not a source%s", j+1, name,
+				bad(at, "stage %d has a weight for %q, which is not a source%s", j+1, name,
 					strictyaml.DidYouMean(name, slices.Sorted(maps.Keys(known))))
 			case !st.Weights[name].IsSet() && !strictyaml.Unread(decoded, path+".weights"):
 				bad(at, "stage %d: the weight of %q is missing", j+1, name)
 			case st.Weights[name].IsSet() && st.Weights[name].sign() == 0:
-				bad(at, "stage %d: the weight of %q is zero; leave the source out of the stage and it rests", j+1, name)
+				bad(at, "stage %d: the weight of %q is zero; to pause a source, omit it from the stage", j+1, name)
 			}
 		}
 	}
@@ -247,7 +247,7 @@ func (c *Config) problems(decoded error) (problems []error) {
 func (c *Config) checkSources(bad func(path, format string, args ...any)) map[string]int {
 	known := map[string]int{}
 	if len(c.Sources) == 0 {
-		bad("$.sources", "no sources: list at least one, with a name and shards: - {name: web, shards: [web/*.idx]}")
+		bad("$.sources", "no sources; list at least one, with a name and shards: - {name: web, shards: [web/*.idx]}")
 		return known
 	}
 	weighted := 0
@@ -267,12 +267,12 @@ func (c *Config) checkSources(bad func(path, format string, args ...any)) map[st
 			weighted++
 			if s.Weight.sign() == 0 {
 				bad(path+".weight",
-					"the weight of %q is zero; leave the source out, or let it rest in a stage by not naming it there",
+					"the weight of %q is zero; remove the source, or omit it from a stage to pause it",
 					s.Name)
 			}
 		}
 		if s.MaxEpochs.IsSet() && s.MaxEpochs.sign() == 0 {
-			bad(path+".max_epochs", "max_epochs of %q is zero; leave the source out", s.Name)
+			bad(path+".max_epochs", "max_epochs of %q is zero; remove the source", s.Name)
 		}
 	}
 	if weighted > 0 && weighted < len(c.Sources) {
@@ -298,7 +298,7 @@ func (c *Config) skipProblems() (problems []error) {
 	for i, r := range c.Skips {
 		if r.From < 0 || r.To <= r.From {
 			problems = append(problems, c.file.Errorf(fmt.Sprintf("$.skips[%d]", i), "skip %d: [%d, %d) is not a "+
-				"range of positions: from is the first that is left out, to the first after it",
+				"range of positions: from is the first skipped position, to the first position after the range",
 				i+1, r.From, r.To))
 		}
 	}
@@ -317,12 +317,12 @@ func (c *Config) megatronProblems() (problems []error) {
 	} {
 		if f.set || c.file.Has("$."+f.name) { // 0 and [] say something as well
 			problems = append(problems, c.file.Errorf("$."+f.name,
-				"%s has no meaning with order megatron, which is what the cache says: leave it out", f.name))
+				"%s cannot be set with `order: megatron`, which takes it from the cache; remove it", f.name))
 		}
 	}
 	if c.SequenceLength < 0 || c.SequenceLength > maxSequenceLength {
 		problems = append(problems, c.file.Errorf("$.sequence_length",
-			"sequence_length is %d; it must be between 1 and %d, or be left out", c.SequenceLength, maxSequenceLength))
+			"sequence_length is %d; it must be between 1 and %d, or omitted", c.SequenceLength, maxSequenceLength))
 	}
 	if c.Megatron == nil || c.Megatron.Cache == "" {
 		problems = append(problems, c.file.Errorf("$.megatron",

@@ -90,7 +90,7 @@ func TestConfigErrors(t *testing.T) {
 		"same name":     {head + a + a, `blend.yaml:6: sources 1 and 2 are both called "a"`},
 		"no shards":     {head + "  - name: a\n", `blend.yaml:4: source "a" has no shards`},
 		"zero weight": {head + a + "    weight: 0\n",
-			`blend.yaml:6: the weight of "a" is zero; leave the source out`},
+			`blend.yaml:6: the weight of "a" is zero; remove the source`},
 		"zero weight 2":   {head + a + "    weight: 0.000\n", "is zero"},
 		"negative weight": {head + a + "    weight: -0.5\n", `blend.yaml:6: sources[0].weight: "-0.5" is negative`},
 		"nan": {head + a + "    weight: .nan\n",
@@ -106,7 +106,7 @@ func TestConfigErrors(t *testing.T) {
 		"max_epochs": {head + a + "    max_epochs: 0\n", "blend.yaml:6: max_epochs"},
 		"some weights": {head + a + "    weight: 1\n  - name: b\n    shards: [b]\n",
 			`blend.yaml:7: source "b" has no weight, but others have`},
-		"validation": {head + a + "validation: 1\n", "blend.yaml:6: validation is 1; it is a share"},
+		"validation": {head + a + "validation: 1\n", "blend.yaml:6: validation is 1; it must be below 1"},
 		"samples":    {head + a + "samples: 0\n", "blend.yaml:6: samples is 0"},
 		"rest": {head + a + "stages:\n  - samples: rest\n  - samples: 3\n",
 			`blend.yaml:7: stage 1: only the last stage can have "samples: rest"`},
@@ -116,9 +116,9 @@ func TestConfigErrors(t *testing.T) {
 			`blend.yaml:7: stages[0].samples: want a positive number of samples such as 20000 or 20k, or the word "rest"`},
 		"stage nothing": {head + a + "stages:\n  - weights: {a: 1}\n", "blend.yaml:7: stage 1 has no samples"},
 		"stage source": {head + a + "stages:\n  - samples: 3\n    weights: {a: 1, aa: 2}\n",
-			`blend.yaml:8: stage 1 gives a weight to "aa", which is not a source; did you mean "a"?`},
+			`blend.yaml:8: stage 1 has a weight for "aa", which is not a source; did you mean "a"?`},
 		"stage zero": {head + a + "stages:\n  - samples: 3\n    weights: {a: 0}\n",
-			`blend.yaml:8: stage 1: the weight of "a" is zero; leave the source out of the stage and it rests`},
+			`blend.yaml:8: stage 1: the weight of "a" is zero; to pause a source, omit it from the stage`},
 		"stage empty": {head + a + "stages:\n  - samples: 3\n    weights: {}\n",
 			"blend.yaml:7: stage 1: no source has a weight"},
 		"skip": {head + a + "skips:\n  - {from: 5, to: 5}\n",
@@ -186,8 +186,8 @@ blend.yaml:6: sources[0].weight: "50%" is a percentage; write 0.5
 blend.yaml:7: source "text" has no shards
 blend.yaml:10: stages[0].samples: want a positive number of samples such as 20000 or 20k, or the word "rest"
 blend.yaml:12: stages[1].tokens is "5X"; it must be a whole number, which may end with k, M, G, B or T
-blend.yaml:13: validation is 2; it is a share of each source and must be below 1
-blend.yaml: sequence_length is missing: give the number of tokens that a sample is to train on, such as 4096`
+blend.yaml:13: validation is 2; it must be below 1, as a fraction of each source
+blend.yaml: sequence_length is missing; give the number of training tokens per sample, such as 4096`
 	if err == nil || err.Error() != want {
 		t.Errorf("%v\nwant\n%s", err, want)
 	}
@@ -290,7 +290,7 @@ func TestSealErrors(t *testing.T) {
 		"skip": {head + a + "skips:\n  - {from: 3, to: 16}\n",
 			`blend.yaml:6: skip 1: [3, 16) goes beyond the plan's 15 positions`},
 		"all skipped": {head + a + "skips:\n  - {from: 3, to: 15}\n  - {from: 0, to: 4}\n",
-			`blend.yaml:6: the skips leave out all 15 positions of the plan`},
+			`blend.yaml:6: the skips cover all 15 positions of the plan`},
 		"never used": {head +
 			"  - name: b\n    shards: [a/0]\n  - name: a\n    shards: [a/1]\nstages:\n  - samples: 3\n    weights: {a: 1}\n",
 			`blend.yaml:3: source "b" has a weight in no stage`},

@@ -93,12 +93,12 @@ func Diff(a, b *Plan) *Difference {
 	}
 	for _, r := range subtract(b.Skips, a.Skips) {
 		if r.From < length {
-			add(r.From, "skips", "%s left out", areText(r))
+			add(r.From, "skips", "%s skipped", areText(r))
 		}
 	}
 	for _, r := range subtract(a.Skips, b.Skips) {
 		if r.From < length {
-			add(r.From, "skips", "%s not left out any more", areText(r))
+			add(r.From, "skips", "%s no longer skipped", areText(r))
 		}
 	}
 	if a.length != b.length {

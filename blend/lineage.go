@@ -253,7 +253,7 @@ func parseAmended(data []byte) (*Plan, string, error) {
 	}
 	if len(f.Plan.Parents) == 0 {
 		return nil, "",
-			fmt.Errorf("order version %d is that of plans which amend another, but the plan names no parent",
+			fmt.Errorf("order version %d is for amended plans, but the plan has no parent",
 				AmendedVersion)
 	}
 	p := &Plan{Seed: f.Plan.Seed, SequenceLength: f.Plan.SequenceLength, Tokenizer: f.Plan.Tokenizer,

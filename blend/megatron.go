@@ -132,7 +132,7 @@ func (o *cacheOrder) bind() error {
 		return nil
 	}
 	if o.valid.SequenceLength() != o.train.SequenceLength() || o.valid.ExtraToken() != o.train.ExtraToken() {
-		return fmt.Errorf("the validation samples have %d tokens, those of training %d: they are of different trainings",
+		return fmt.Errorf("validation samples have %d tokens and training samples %d; use index files of one run",
 			o.valid.SequenceLength(), o.train.SequenceLength())
 	}
 	train := o.train.Datasets()
@@ -658,7 +658,7 @@ func (p *Plan) compileMegatron() error {
 	for _, f := range m.Files {
 		if f.Name <= last || filepath.Base(f.Name) != f.Name || strings.ContainsAny(f.Name, `/\`) ||
 			validateName(f.Name) != nil || f.Bytes < 0 || !isHex(f.SHA256, 64) {
-			return fmt.Errorf("the cache's file %.80q is not described as it should be", f.Name)
+			return fmt.Errorf("the cache's file %.80q has an invalid description", f.Name)
 		}
 		last = f.Name
 	}

@@ -25,7 +25,7 @@ type OLMoOrder struct {
 func NewOLMoOrder(p *Plan) (*OLMoOrder, error) {
 	switch {
 	case p.Megatron != nil:
-		return nil, errors.New("the plan's order is Megatron-LM's, whose samples are no windows of the shards: " +
+		return nil, errors.New("the plan's order is Megatron-LM's, whose samples are not windows of the shards; " +
 			"OLMo-core cannot read it")
 	case p.Packing != nil:
 		return nil, errors.New("the plan's samples are packed documents, not windows of the shards: OLMo-core " +

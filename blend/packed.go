@@ -112,7 +112,7 @@ func (s *Source) compilePacked(seed uint64, sequenceLength int) error {
 			k.Samples, sequenceLength+1, total)
 	case k.Bytes < 0 || !isHex(k.SHA256, 64) || filepath.Base(k.File) != k.File || strings.ContainsAny(k.File, `/\`) ||
 		validateName(k.File) != nil:
-		return fmt.Errorf("its packing index %.80q is not described as it should be", k.File)
+		return fmt.Errorf("its packing index %.80q has an invalid description", k.File)
 	case k.Samples == 0:
 		return errors.New("no shard has a token: give it some text")
 	case k.Samples == k.HeldOut:
@@ -273,8 +273,8 @@ func (d *Data) pack(ctx context.Context, c *Config, l *ledger, opts *SealOptions
 		p.Packing.Padding = uint32(*c.Pad)
 	case p.Tokenizer == nil || p.Tokenizer.EOD < 0:
 		return c.file.Errorf("$.packing",
-			"samples are padded with the end-of-document id, but no shard says which that is: "+
-				"give an id with pad, or --pad")
+			"samples are padded with the end-of-document id, but no shard has one; "+
+				"set pad, or --pad")
 	default:
 		p.Packing.Padding = uint32(p.Tokenizer.EOD)
 	}

@@ -554,7 +554,7 @@ func TestPackingRefusals(t *testing.T) {
 		"nothing to pack":    {strings.Replace(simple, "[one]", "[empty]", 1), "no shard has a token"},
 		"all held out":       {simple + "validation: 0.01\n", "all its documents are held out"},
 		"order megatron": {"order: megatron\npacking: best_fit\nmegatron: {cache: x}\n",
-			"packing has no meaning"},
+			"packing cannot be set with"},
 		"nothing that is wrong": {simple + "samples: 3\n", ""},
 	} {
 		config, err := ParseConfig([]byte(test[0]), "blend.yaml", c.dir)

@@ -152,7 +152,7 @@ func (p *Plan) compile() error {
 		return fmt.Errorf("sequence length %d is not between 1 and %d", p.SequenceLength, maxSequenceLength)
 	}
 	if t := p.Tokenizer; t != nil && (t.Vocabulary < 0 || !isHex(t.SHA256, 64) || t.EOD < -1) {
-		return errors.New("the tokenizer is not described as it should be")
+		return errors.New("invalid `tokenizer`")
 	}
 	if len(p.Sources) == 0 {
 		return errors.New("the plan has no sources")

@@ -622,7 +622,7 @@ func TestCursor(t *testing.T) {
 		{p.Fingerprint(), 10}: "",
 		{p.Fingerprint(), 11}: "position 11",
 		{p.Fingerprint(), -1}: "position -1",
-		{"0123", 0}:           "use the plan that the run began with",
+		{"0123", 0}:           "use the plan that the run started with",
 	} {
 		if err := c.Check(p); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want %q", c, err, want)

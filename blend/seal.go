@@ -362,7 +362,7 @@ func (p *Plan) resolveSkips(c *Config, length int64) error {
 		}
 	}
 	if len(p.Skips) > 0 && p.Skips[0] == (Range{0, length}) {
-		return c.file.Errorf("$.skips", "the skips leave out all %d positions of the plan: nothing would be read",
+		return c.file.Errorf("$.skips", "the skips cover all %d positions of the plan; skip fewer positions",
 			length)
 	}
 	return nil
@@ -445,7 +445,7 @@ func (d *Data) tokenizer() (*Tokenizer, error) {
 					first, t.SHA256, t.Vocabulary, d.ShardPath(i, k), u.SHA256, u.Vocabulary)
 			case t.EOD != u.EOD:
 				return nil, fmt.Errorf("shards with different end-of-document ids cannot be blended: %s has %d, %s "+
-					"has %d (-1 is none); tokenize one of them again",
+					"has %d (-1: no such id); tokenize one of them again",
 					first, t.EOD, d.ShardPath(i, k), u.EOD)
 			}
 		}

@@ -54,7 +54,7 @@ func (s *shelf) take(source, shard int) (*shards.Shard, error) {
 	if t.shard == nil {
 		opened, err := s.open(source, shard)
 		if err != nil && t.why != nil {
-			err = fmt.Errorf("%w; opening it anew: %w", t.why, err)
+			err = fmt.Errorf("%w; reopening it: %w", t.why, err)
 		}
 		if err != nil {
 			return nil, err

@@ -1,6 +1,7 @@
 package blend
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,23 +36,29 @@ type VerifyOptions struct {
 	First bool
 }
 
-// ParseVerify reads how a plan's files are to be verified: "reads" (nil), as [Open] does without
-// options, "behind" or "first" ([VerifyOptions.First]).
+// oldVerify are the old names of the words of [ParseVerify].
+var oldVerify = map[string]string{"reads": "on-read", "behind": "background", "first": "upfront"}
+
+// CurrentVerify returns the current name of an old word for [ParseVerify], and all other words
+// unchanged.
+func CurrentVerify(name string) string { return cmp.Or(oldVerify[name], name) }
+
+// ParseVerify returns the options for "on-read" (nil, the default of [Open]), "background" or
+// "upfront" ([VerifyOptions.First]).
 func ParseVerify(name string) (*VerifyOptions, error) {
-	switch name {
-	case "reads":
+	switch CurrentVerify(name) {
+	case "on-read":
 		return nil, nil
-	case "behind":
+	case "background":
 		return &VerifyOptions{}, nil
-	case "first":
+	case "upfront":
 		return &VerifyOptions{First: true}, nil
 	}
-	return nil, fmt.Errorf("%q is no way to verify: it may be reads (blocks with sums when they are read), behind "+
-		"(whole files too, in the background) "+
-		"or first (files without sums before they are used)", name)
+	return nil, fmt.Errorf("must be on-read (blocks that have sums), background (also complete files, in the "+
+		"background) or upfront (as background, and files without sums before use), got %q", name)
 }
 
-// VerifyProgress is how far the verification of whole files has come.
+// VerifyProgress is the progress of the verification of complete files.
 type VerifyProgress struct {
 	Files, OfFiles int   // shards and index files; of this process's share, and those that readers waited for
 	Bytes, Total   int64 // read; of those not known to be right before

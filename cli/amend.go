@@ -16,12 +16,12 @@ import (
 // runAmend is `mula blend --amend`.
 func runAmend(c *cli.Context) error {
 	if c.String("amend") == "" {
-		return usagef("--amend is empty; it names the plan that is to be amended")
+		return usagef("--amend is empty; give the plan to amend")
 	}
 	writes := !c.Bool("dry-run") || c.IsSet("output")
 	if writes && (c.String("output") == "" || !c.IsSet("output")) {
 		// an amended plan must not take the place of the one that a run is using
-		return usagef("--output is needed with --amend: see `%s --help`", c.Command.HelpName)
+		return usagef("--output is required with --amend: see `%s --help`", c.Command.HelpName)
 	}
 	inputs := []string{c.String("amend")}
 	if c.IsSet("config") {
@@ -50,7 +50,7 @@ func runAmend(c *cli.Context) error {
 	switch {
 	case c.IsSet("config"):
 		if !c.IsSet("at") {
-			return usagef("--at is needed with --config: the first position that may change")
+			return usagef("--at is required with --config: the first position that may change")
 		}
 		var err error
 		if a, err = blend.LoadAmendment(c.String("config")); err != nil {
@@ -69,7 +69,7 @@ func runAmend(c *cli.Context) error {
 	}
 	parent, err := blend.ReadPlan(c.String("amend"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w; --amend names the plan that is to be amended", err)
+		return fmt.Errorf("%w; --amend must name the plan to amend", err)
 	}
 	if err != nil {
 		return err
@@ -86,8 +86,8 @@ func runAmend(c *cli.Context) error {
 	defer p.end()
 	if batch := int64(c.Int("batch-size")); batch > 0 && a.At%batch != 0 && c.IsSet("at") {
 		before := a.At - a.At%batch
-		p.line("note: no step of %d samples begins at position %d; the step that begins at %d will be partly of the old plan and partly of the new one. The nearest steps begin at %d and %d",
-			batch, a.At, before, before, before+batch)
+		p.line("note: position %d is not a multiple of the batch size %d; the step at position %d mixes samples of both plans. The nearest steps start at %d and %d",
+			a.At, batch, before, before, before+batch)
 	}
 	if c.Bool("dry-run") {
 		summary, err := blend.SurveyAmendment(c.Context, parent, a)
@@ -104,11 +104,11 @@ func runAmend(c *cli.Context) error {
 		return err
 	}
 	if !c.Bool("json") {
-		same := fmt.Sprintf("all samples before position %s are the same", quantity.Grouped(a.At))
+		same := fmt.Sprintf("samples before position %s are the same", quantity.Grouped(a.At))
 		if a.At == 0 {
-			same = "from its first position on"
+			same = "it may differ from position 0"
 		}
-		fmt.Fprintf(c.App.Writer, "It amends %s, plan %.16s…: %s.\n", printable(c.String("amend")),
+		fmt.Fprintf(c.App.Writer, "Amends %s, plan %.16s…: %s.\n", printable(c.String("amend")),
 			parent.Fingerprint(), same)
 	}
 	return nil
@@ -120,8 +120,8 @@ func parseSkip(text string) (blend.Range, error) {
 	a, err := strconv.ParseInt(from, 10, 64)
 	b, err2 := strconv.ParseInt(to, 10, 64)
 	if !ok || err != nil || err2 != nil || a < 0 || b <= a {
-		return blend.Range{}, usagef("--skip is %q; it must be FROM:TO, the first position to leave out and the "+
-			"first after it, such as 961:977", text)
+		return blend.Range{}, usagef("--skip is %q; it must be FROM:TO, the first skipped position and the "+
+			"first position after the range, such as 961:977", text)
 	}
 	return blend.Range{From: a, To: b}, nil
 }

@@ -18,10 +18,10 @@ import (
 func blendCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "blend",
-		Usage: "seal a blend of shards into a plan, which fixes the order of all samples",
-		Description: "Prints sources, tokens, and per stage samples, epochs and repeats.\n\n" +
-			"With --amend a plan is changed from a position on: new sources, new shards of old ones, other weights, more samples (--config), and\n" +
-			"positions to leave out (--skip). All samples before the position stay as they are (docs/guides/amend.md).\n\n" +
+		Usage: "build a plan, which fixes the order of all samples, from a blend of shards",
+		Description: "Prints sources and tokens, and the samples, epochs and repeats of each stage.\n\n" +
+			"--amend changes a plan from a position: --config adds sources and shards, changes weights and adds samples; --skip skips\n" +
+			"positions. All samples before the position stay the same (docs/guides/amend.md).\n\n" +
 			"Example: mula blend --config blend.yaml --output plan.json\n" +
 			"         mula blend --amend plan.json --at 320000 --config amend.yaml --reason 'more web text' --output plan-2.json\n" +
 			"         mula blend --amend plan.json --skip 961:977 --reason 'spike at step 30' --output plan-2.json",
@@ -30,18 +30,18 @@ func blendCommand() *cli.Command {
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the plan to `FILE`",
 				Value: "plan.json"},
 			&cli.StringFlag{Name: "pad",
-				Usage:       "with packing: the token `ID` behind the last document of a sample, or eod, the end-of-document id",
+				Usage:       "with packing: fill samples with the token `ID`, or with eod, the end-of-document id",
 				DefaultText: "pad of the configuration, else eod"},
-			&cli.BoolFlag{Name: "dry-run", Usage: "print what the plan would be and write nothing"},
+			&cli.BoolFlag{Name: "dry-run", Usage: "print the plan's summary and write nothing"},
 			&cli.StringFlag{Name: "amend", Category: "Amending",
 				Usage: "amend the plan in `FILE`; --config then names an amend.yaml"},
-			&cli.Int64Flag{Name: "at", Category: "Amending", Usage: "the first `POSITION` that may change",
-				DefaultText: "the first of --skip"},
+			&cli.Int64Flag{Name: "at", Category: "Amending", Usage: "change the plan from `POSITION`",
+				DefaultText: "first position of --skip"},
 			&cli.StringSliceFlag{Name: "skip", Category: "Amending",
-				Usage: "leave out the positions `FROM:TO`, the last not included; may be given several times"},
-			&cli.StringFlag{Name: "reason", Category: "Amending", Usage: "note in the plan why it was amended: `TEXT`"},
+				Usage: "skip positions [FROM, TO), given as `FROM:TO`; may be repeated"},
+			&cli.StringFlag{Name: "reason", Category: "Amending", Usage: "record `TEXT` in the plan as the reason"},
 			&cli.IntFlag{Name: "batch-size", Category: "Amending",
-				Usage: "warn if no step of so many samples begins at the position", DefaultText: "none"},
+				Usage: "warn if the position is not a multiple of `N`", DefaultText: "none"},
 			jsonFlag,
 		},
 		Action: runBlend,
@@ -54,7 +54,7 @@ func runBlend(c *cli.Context) error {
 	}
 	if c.IsSet("amend") {
 		if c.IsSet("pad") {
-			return usagef("--pad is about packed samples, and a packed plan cannot be amended")
+			return usagef("--pad is for packed plans, which cannot be amended")
 		}
 		return runAmend(c)
 	}
@@ -63,7 +63,7 @@ func runBlend(c *cli.Context) error {
 	}
 	for _, name := range []string{"at", "skip", "reason", "batch-size"} {
 		if c.IsSet(name) {
-			return usagef("--%s is about a plan that is amended: name it with --amend", name)
+			return usagef("--%s requires --amend with the plan to amend", name)
 		}
 	}
 	if err := notInput(c.String("output"), c.String("config")); err != nil {
@@ -88,8 +88,8 @@ func runBlend(c *cli.Context) error {
 			return err
 		}
 		if config.Packing == "" {
-			return usagef("--pad has a meaning only with packing, as windows are never padded: %s has no packing: "+
-				"best_fit", c.String("config"))
+			return usagef("--pad requires packing, because windows are never padded; add packing: best_fit "+
+				"to %s", c.String("config"))
 		}
 	}
 	if c.Bool("dry-run") {
@@ -112,7 +112,7 @@ func runBlend(c *cli.Context) error {
 	return writePlan(c, p, plan)
 }
 
-// printSurvey says what the plan would be, and that none was written.
+// printSurvey prints the summary of a plan that is not written.
 func printSurvey(c *cli.Context, summary *blend.Summary) error {
 	if c.Bool("json") {
 		return printJSON(c.App.Writer, map[string]any{"summary": summary})
@@ -129,7 +129,7 @@ func padOf(text string) (*int64, error) {
 	}
 	id, err := strconv.ParseInt(text, 10, 32)
 	if err != nil || id < 0 {
-		return nil, usagef("--pad is %q; it must be the id of a token, or eod", text)
+		return nil, usagef("--pad is %q; it must be a token id, or eod", text)
 	}
 	return &id, nil
 }
@@ -151,7 +151,7 @@ func sealOptions(p *progress) blend.SealOptions {
 	}
 }
 
-// writePlan writes a plan that was sealed, and says what it is.
+// writePlan writes a plan and prints its summary.
 func writePlan(c *cli.Context, p *progress, plan *blend.Plan) error {
 	output := c.String("output")
 	if err := notInput(output, plan.Files()...); err != nil {
@@ -162,7 +162,7 @@ func writePlan(c *cli.Context, p *progress, plan *blend.Plan) error {
 	}
 	p.end()
 	if n := foreignShards(plan); n > 0 {
-		p.line("note: %s of the plan without the manifest that mula writes (.json): hashed now, but nobody knows which tokenizer made them; `mula check` looks at their ids", plural(n, "shard"))
+		p.line("note: %s without a manifest (.json): hashed now, but their tokenizer is unknown; `mula check` examines their ids", plural(n, "shard"))
 	}
 	summary := plan.Summary()
 	if c.Bool("json") {
@@ -197,7 +197,7 @@ func printSummary(w io.Writer, s *blend.Summary) {
 		samples = "positions"
 	}
 	t := newTable("source", "shards", "documents", "tokens", windows, "validation", samples, "epochs", "repeats",
-		"limit")
+		"max epochs")
 	for _, source := range s.Sources {
 		limit := source.MaxEpochs
 		if limit == "" {
@@ -209,7 +209,7 @@ func printSummary(w io.Writer, s *blend.Summary) {
 	t.write(w)
 	if packed {
 		fmt.Fprintf(w, "\npacked documents, in samples of %s tokens:\n", quantity.Grouped(int64(s.SequenceLength)+1))
-		t := newTable("source", "with text", "cut", "pieces", "padding", "share")
+		t := newTable("source", "non-empty", "cut", "pieces", "padding", "share")
 		for _, source := range s.Sources {
 			k := source.Packing
 			t.row(printable(source.Name), k.Documents, k.Cut, k.Pieces, k.Padding, fmt.Sprintf("%.3f %%", 100*k.Share))
@@ -223,7 +223,7 @@ func printSummary(w io.Writer, s *blend.Summary) {
 		for _, source := range s.Sources {
 			take := source.Stages[i]
 			if take.Share == 0 {
-				t.row(printable(source.Name), "rests", "", "", "", "")
+				t.row(printable(source.Name), "paused", "", "", "", "")
 				continue
 			}
 			t.row(printable(source.Name), weightText(take.Weight), fmt.Sprintf("%.3f %%", 100*take.Share), take.Samples,
@@ -234,18 +234,18 @@ func printSummary(w io.Writer, s *blend.Summary) {
 	var notes []string
 	for _, source := range s.Sources {
 		if source.Empty > 0 {
-			notes = append(notes, fmt.Sprintf("source %s has %s too short for one window", source.Name,
+			notes = append(notes, fmt.Sprintf("source %s has %s that are too short for a window", source.Name,
 				plural(int64(source.Empty), "shard")))
 		}
 	}
 	if s.Skipped > 0 {
-		notes = append(notes, fmt.Sprintf("the tables count positions, %s in all, of which the plan skips %s",
+		notes = append(notes, fmt.Sprintf("the tables count positions: %s in all, %s of them skipped",
 			quantity.Grouped(s.Length), quantity.Grouped(s.Skipped)))
 	}
 	if len(notes) > 0 {
 		fmt.Fprintf(w, "\nnote: %s\n", strings.Join(notes, "; "))
 	}
-	fmt.Fprintf(w, "\n%s of %s tokens, %s tokens in all\n", plural(s.Length-s.Skipped, "sample"),
+	fmt.Fprintf(w, "\n%s of %s tokens, %s tokens in total\n", plural(s.Length-s.Skipped, "sample"),
 		quantity.Grouped(int64(s.SequenceLength)),
 		tokensText((s.Length-s.Skipped)*int64(s.SequenceLength)))
 }

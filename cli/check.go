@@ -18,27 +18,27 @@ import (
 func checkCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "check",
-		Usage:     "read every byte of shards: compare with the hashes, look for damage and odd data, measure documents",
+		Usage:     "verify every byte of shards against hashes, find suspicious data, and measure documents",
 		ArgsUsage: "[SHARD or FOLDER ...]",
-		Description: "Without operands it reads the shards of a plan and compares them with what the plan was sealed with. Operands are shards of any layout:\n" +
-			"prefixes, files, folders of MDS, or folders with all shards in them and below. Exits with 1 if there is an error: bytes that are not the\n" +
-			"manifest's or the plan's, ids beyond the vocabulary or read as another type, or documents of which none ends with its separator.\n\n" +
+		Description: "Without operands, compares the shards of a plan with the hashes in the plan. Operands are shards of any layout: prefixes, files,\n" +
+			"MDS folders, or folders that are searched for shards. Exits with 1 on errors: bytes that differ from the manifest or the plan,\n" +
+			"ids beyond the vocabulary or of another type, or documents without any end-of-document token.\n\n" +
 			"Example: mula check --plan plan.json\n" +
 			"          mula check --sequence-length 4096 --report check.html shards/\n" +
 			"          mula check --eod 50279 --vocab-size 50280 tokens/part-00-00000.npy",
 		Flags: []cli.Flag{
 			planFlag, shardsFlag,
-			&cli.Int64Flag{Name: "eod", Usage: "`ID` that should end every document, -1 for none",
-				DefaultText: "the manifest's"},
-			&cli.Int64Flag{Name: "vocab-size", Usage: "ids must be below `N`", DefaultText: "the manifest's"},
+			&cli.Int64Flag{Name: "eod", Usage: "expect token `ID` at the end of every document; -1: none",
+				DefaultText: "from the manifest"},
+			&cli.Int64Flag{Name: "vocab-size", Usage: "require ids below `N`", DefaultText: "from the manifest"},
 			&cli.IntFlag{Name: "sequence-length", Aliases: []string{"L"},
-				Usage: "count the tokens that no window of `L`+1 reaches", DefaultText: "not counted"},
-			&cli.StringFlag{Name: "dtype", Usage: "`TYPE` of ids in files that do not tell, such as uint16",
+				Usage: "count the tokens outside all windows of `L`+1 tokens", DefaultText: "not counted"},
+			&cli.StringFlag{Name: "dtype", Usage: "read files without a type as `TYPE`, such as uint16",
 				DefaultText: "by --vocab-size"},
 			&cli.Int64Flag{Name: "huge", Usage: "report documents of `N` tokens or more", Value: audit.HugeDocument},
 			&cli.StringFlag{Name: "report",
-				Usage: "write an HTML page with the findings and the lengths of documents to `FILE`"},
-			&cli.IntFlag{Name: "workers", Usage: "shards read at a time (0: as many as there are cores)"},
+				Usage: "write an HTML page with the findings and document lengths to `FILE`"},
+			&cli.IntFlag{Name: "workers", Usage: "read `N` shards at once; 0: one per core"},
 			jsonFlag,
 		},
 		Action: runCheck,
@@ -67,11 +67,11 @@ func runCheck(c *cli.Context) error {
 		title, check = "Check of "+c.String("plan"), checkPlan
 		for _, name := range []string{"eod", "vocab-size", "sequence-length", "dtype"} {
 			if c.IsSet(name) {
-				return usagef("--%s is for shards that are named as operands; a plan says it itself", name)
+				return usagef("--%s is for shards given as operands; a plan has its own value", name)
 			}
 		}
 	} else if c.IsSet("plan") || c.IsSet("shards") {
-		return usagef("either a plan or shards as operands")
+		return usagef("--plan and shards as operands exclude each other")
 	}
 	if err := oneFile(c.String("report"), pageKind); err != nil {
 		return err
@@ -104,15 +104,15 @@ func runCheck(c *cli.Context) error {
 	}
 	if report.Failed() {
 		if ofPlan {
-			return errors.New("the shards cannot be used with this plan as they are; restore them, or seal a new " +
+			return errors.New("the shards do not match the plan; restore them, or build a new " +
 				"plan with `mula blend`")
 		}
-		return errors.New("there are errors in the shards, each named above with what to do")
+		return errors.New("the shards have the errors listed above")
 	}
 	if !c.Bool("json") {
 		n := plural(int64(len(report.Shards)), "shard")
 		if ofPlan {
-			fmt.Fprintf(w, "%s: every byte is what the plan was sealed with\n", n)
+			fmt.Fprintf(w, "%s: all bytes match the plan\n", n)
 		} else {
 			fmt.Fprintf(w, "%s: no errors\n", n)
 		}

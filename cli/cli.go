@@ -1,10 +1,9 @@
-// Package cli is the mula command: flags, progress, tables and exit codes. What the commands do is
-// in the packages below it.
+// Package cli is the mula command: flags, progress, tables and exit codes. The packages below it do
+// the work.
 //
-// Every command takes its flags before or after its operands. It exits with 0 when it has done what
-// was asked, 1 when it has failed and 2 when it was called wrongly. What a program may want to read
-// goes to standard output (with --json where the people's form is a table), progress and messages
-// go to standard error.
+// Flags may come before or after operands. The exit code is 0 for success, 1 for a failure and 2 for
+// a wrong call. Results go to standard output, as tables or, with --json, as JSON. Progress and
+// messages go to standard error.
 package cli
 
 import (
@@ -88,7 +87,7 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		fmt.Fprintf(stderr, "mula: %s\n", printable(err.Error()))
 		return exitUsage
 	case errors.Is(err, context.Canceled) && ctx.Err() != nil:
-		fmt.Fprintln(stderr, "mula: interrupted; nothing half-written was left under a final name")
+		fmt.Fprintln(stderr, "mula: interrupted; no partial output files were left")
 		return exitFailed
 	default:
 		fmt.Fprintf(stderr, "mula: %s\n", printable(err.Error()))
@@ -293,7 +292,7 @@ func badValue(command *cli.Command, err error) error {
 		want := ""
 		switch f.(type) {
 		case *cli.Uint64Flag:
-			want = "a whole number from 0 on, below 2^64"
+			want = "a whole number from 0 to 2^64-1"
 		case *cli.IntFlag, *cli.Int64Flag:
 			want = "a whole number"
 		case *cli.Float64Flag:
@@ -301,7 +300,7 @@ func badValue(command *cli.Command, err error) error {
 		case *cli.BoolFlag:
 			want = "true or false"
 		case *cli.DurationFlag:
-			want = "a time, as 10s, 5m or 1h30m"
+			want = "a duration such as 10s, 5m or 1h30m"
 		default:
 			return err
 		}
@@ -444,7 +443,7 @@ func printJSON(w io.Writer, v any) error {
 func needFlags(c *cli.Context, names ...string) error {
 	for _, name := range names {
 		if c.String(name) == "" {
-			return usagef("--%s is needed: see `%s --help`", name, c.Command.HelpName)
+			return usagef("--%s is required: see `%s --help`", name, c.Command.HelpName)
 		}
 	}
 	return nil

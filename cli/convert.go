@@ -17,44 +17,44 @@ import (
 func convertCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "convert",
-		Usage:     "write shards anew for another framework: Megatron-LM, OLMo, nanotron, MosaicML Streaming, fms-fsdp",
+		Usage:     "convert shards to the layout of another framework: Megatron-LM, OLMo, nanotron, MosaicML Streaming, fms-fsdp",
 		ArgsUsage: "SHARD...",
-		Description: "Reads shards of any layout (a prefix, one of the files, or a folder of MDS) and writes their documents, in order, in the layout LAYOUT:\n\n" +
+		Description: "Reads shards of any layout (a prefix, one of the files, or an MDS folder) and writes their documents, in order, in the layout LAYOUT:\n\n" +
 			"  megatron   PREFIX.bin, PREFIX.idx                             Megatron-LM, NeMo; what mula blends\n" +
 			"  dolma      PREFIX.npy, PREFIX.csv.gz                          dolma, OLMo, OLMo-core\n" +
 			"  datatrove  PREFIX.ds, PREFIX.ds.index, PREFIX.ds.metadata     datatrove, nanotron\n" +
 			"  mds        PREFIX/index.json, PREFIX/shard.00000.mds, …       MosaicML Streaming, llm-foundry\n" +
 			"  fms        PREFIX.arrow, and a line in ../meta/*counts*.csv   fms-fsdp\n\n" +
-			"Beside them are PREFIX.json, a manifest with hashes, PREFIX.sums with checksums of the ids, by which damage is found when they are read, and\n" +
+			"Also writes PREFIX.json, a manifest with hashes, PREFIX.sums with checksums of the ids, which reveal damage when ids are read, and\n" +
 			"PREFIX.docs.arrow with the origins of documents (mds: mula.json, mula.sums and mula.docs.arrow in the folder; fms: PREFIX.docs.feather; dolma:\n" +
-			"in PREFIX.csv.gz). Boundaries and origins of documents are kept, and what is known of the tokenizer. Where an input has such checksums, damage\n" +
-			"in it ends the conversion and the documents it hits are named. A conversion that was killed is run again, with --overwrite if it has made\n" +
-			"shards; it gives the same bytes.\n\n" +
+			"in PREFIX.csv.gz). Keeps boundaries and origins of documents, and the tokenizer's description. If an input has checksums and is damaged,\n" +
+			"the conversion fails and names the damaged documents. After a kill, run the command again, with --overwrite if it has written\n" +
+			"shards; the bytes are the same.\n\n" +
 			"Example: mula convert --to dolma --output olmo/wiki shards/wiki-*.idx",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "to", Usage: "write the layout `LAYOUT`: " + strings.Join(formats.Names(), ", ") +
-				" (needed)"},
+				" (required)"},
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"},
-				Usage: "write the shard's files under the `PREFIX`, for mds into the folder (needed)"},
+				Usage: "write the shard's files at `PREFIX`; mds: into the folder PREFIX (required)"},
 			&cli.StringFlag{Name: "shard-tokens",
-				Usage: "write shards PREFIX-00000, PREFIX-00001, … of at most `N` tokens each (2G, 500M); documents are not divided", DefaultText: "one shard, PREFIX"},
+				Usage: "write shards PREFIX-00000, PREFIX-00001, … of at most `N` tokens each (2G, 500M); documents are not split", DefaultText: "one shard, PREFIX"},
 			&cli.BoolFlag{Name: "overwrite",
-				Usage: "replace shards that are there already, such as those that a conversion has left that was killed"},
+				Usage: "replace existing shards, such as the shards of a killed conversion"},
 			&cli.BoolFlag{Name: "drop-empty",
-				Usage: "leave documents without tokens out; datatrove and mds cannot hold them"},
+				Usage: "skip documents without tokens, which datatrove and mds cannot store"},
 			&cli.Int64Flag{Name: "eod",
-				Usage: "the `ID` that ends each document, for inputs that do not say where documents end", Value: -1,
+				Usage: "split inputs without document boundaries after each token `ID`", Value: -1,
 				DefaultText: "none"},
 			&cli.StringFlag{Name: "dtype",
-				Usage:       "the element `TYPE` of ids, as numpy calls it, for inputs that do not say it",
+				Usage:       "read inputs without a type as the numpy `TYPE`",
 				DefaultText: "by --vocab-size"},
 			&cli.IntFlag{Name: "vocab-size",
-				Usage: "all ids are below `N`, for inputs without a manifest; decides the element type of a bare array that is read, and the one that is written", DefaultText: "not known"},
+				Usage: "all ids are below `N`, for inputs without a manifest; determines the element type of bare arrays and of the output", DefaultText: "unknown"},
 			&cli.StringFlag{Name: "tokenizer-name",
-				Usage: "datatrove: the `NAME` of the tokenizer for PREFIX.ds.metadata, by which nanotron loads it"},
-			&cli.StringFlag{Name: "mds-size-limit", Usage: "mds: begin a new file at `BYTES`", Value: "64Mi"},
-			&cli.StringFlag{Name: "mds-compression", Usage: "mds: compress files with `NAME`: zstd",
-				DefaultText: "not compressed"},
+				Usage: "datatrove: write the tokenizer `NAME` to PREFIX.ds.metadata, for nanotron"},
+			&cli.StringFlag{Name: "mds-size-limit", Usage: "mds: start a new file at `BYTES`", Value: "64Mi"},
+			&cli.StringFlag{Name: "mds-compression", Usage: "mds: compress files with `NAME` (zstd)",
+				DefaultText: "no compression"},
 			jsonFlag,
 		},
 		Action: runConvert,
@@ -66,7 +66,7 @@ func runConvert(c *cli.Context) error {
 		return err
 	}
 	if !c.Args().Present() {
-		return usagef("no shard to convert: see `%s --help`", c.Command.HelpName)
+		return usagef("no shards to convert: see `%s --help`", c.Command.HelpName)
 	}
 	to, err := formats.ParseLayout(c.String("to"))
 	if err != nil {
@@ -93,7 +93,7 @@ func runConvert(c *cli.Context) error {
 		}
 	}
 	if output := c.String("output"); to != shards.MDS && os.IsPathSeparator(output[len(output)-1]) {
-		return usagef("--output %s is a folder; add what the names of the files are to begin with, such as %stokens",
+		return usagef("--output %s is a folder; add a file name prefix, such as %stokens",
 			output, output)
 	}
 	if err := notReplaced(c, to, shardTokens > 0); err != nil {
@@ -135,14 +135,14 @@ func runConvert(c *cli.Context) error {
 	fmt.Fprintf(w, "%s, %s in the layout %s\n", plural(done.Documents, "document"), plural(done.Tokens, "token"),
 		formats.Name(to))
 	if done.Dropped > 0 {
-		fmt.Fprintf(w, "  %s without tokens left out\n", plural(done.Dropped, "document"))
+		fmt.Fprintf(w, "  %s without tokens skipped\n", plural(done.Dropped, "document"))
 	}
 	if done.Counts != "" {
 		fmt.Fprintf(w, "  counted in %s\n", filepath.ToSlash(done.Counts))
 	}
 	if done.Left != "" {
 		fmt.Fprintf(c.App.ErrWriter,
-			"note: %s is of an earlier conversion to more shards; remove it and those after it\n",
+			"note: %s is from an earlier conversion to more shards; remove it and all later shards\n",
 			filepath.ToSlash(done.Left))
 	}
 	return nil

@@ -19,13 +19,13 @@ import (
 func hashCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "hash",
-		Usage: "write the fingerprints of the batches that a run along a plan sees",
-		Description: "The log is JSON lines: a header, then order hash and set hash of each step. A run's own fingerprints.jsonl has the same form.\n\n" +
+		Usage: "write the batch fingerprints of a plan",
+		Description: "Writes JSON lines: a header, then the order hash and the set hash of each step. A run's fingerprints.jsonl has the same format.\n\n" +
 			"Example: mula hash --plan plan.json --batch-size 32 --steps 0:1000 --output expected.jsonl",
 		Flags: []cli.Flag{
 			planFlag, shardsFlag, stepSizeFlag, rankFlag, worldFlag,
 			&cli.StringFlag{Name: "steps",
-				Usage: "steps `A:B`, from A up to but not including B; either may be left out", Value: ":"},
+				Usage: "hash steps [A, B), given as `A:B`; either may be omitted", Value: ":"},
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"},
 				Usage: "write the log to `FILE` instead of standard output"},
 		},
@@ -45,7 +45,7 @@ func stepRange(text string) (from, to int64, err error) {
 		ok = err == nil && to > from
 	}
 	if !ok {
-		return 0, 0, usagef("--steps is %q; it must have the form A:B with 0 <= A < B, as 0:1000", text)
+		return 0, 0, usagef("--steps is %q; it must be A:B with 0 <= A < B, such as 0:1000", text)
 	}
 	return from, to, nil
 }
@@ -68,7 +68,7 @@ func runHash(c *cli.Context) error {
 	}
 	if _, err := os.Stat(filepath.Join(filepath.Dir(output), "metrics.jsonl")); output != "" && err == nil &&
 		strings.HasPrefix(filepath.Base(output), "fingerprints") {
-		return usagef("%s is the log of a run, which says what it has read; write what the plan implies to another file", output)
+		return usagef("%s is the log of a run; write the plan's fingerprints to another file", output)
 	}
 	data, err := openPlan(c)
 	if err != nil {
@@ -83,7 +83,7 @@ func runHash(c *cli.Context) error {
 	}
 	all := data.Steps(batchSize)
 	if to > all || from >= all {
-		return fmt.Errorf("the plan has %s steps at batch size %d; --steps %s goes beyond", quantity.Grouped(all),
+		return fmt.Errorf("--steps is out of range: the plan has %s steps at batch size %d, got %s", quantity.Grouped(all),
 			batchSize, c.String("steps"))
 	}
 	if to == 0 {

@@ -26,7 +26,7 @@ func TestHelpAndVersion(t *testing.T) {
 		{"version x", exitUsage, []string{`unexpected "x"`}, nil},
 		{"blend --help", exitDone, []string{"--help, -h", "--batch-size N ", "--dry-run"},
 			[]string{"default: none", "default: false", " value"}},
-		{"hash --help", exitDone, []string{"--batch-size N, -B N", "over all ranks; needed", "--world N",
+		{"hash --help", exitDone, []string{"--batch-size N, -B N", "over all ranks; required", "--world N",
 			"(default: 1)"}, []string{"default: none"}},
 		{"peek --positon 4", exitUsage,
 			[]string{"not defined: --positon; did you mean --position? See `mula peek --help`"}, nil},

@@ -50,43 +50,43 @@ func init() { indexTargets[forDeepSpeed] = indexTargets[forBlendCorpus] }
 func indexCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "index",
-		Usage: "write the index files that Megatron-LM, BlendCorpus or OLMo-core would build, byte for byte",
-		Description: "The framework, started with the same settings, finds its cache and builds nothing. Flags are named as the framework's own.\n" +
-			"Several processes, on several machines, may build one cache at once: they share the work. A build that was killed goes on\n" +
-			"where it was when the command is given again.\n\n" +
+		Usage: "build the index files of Megatron-LM, BlendCorpus or OLMo-core, byte for byte",
+		Description: "The framework, started with the same settings, finds its cache and builds nothing. Flags have the framework's names.\n" +
+			"Several processes, on several machines, may build one cache at once: they share the work. After a kill, the same command\n" +
+			"resumes the build.\n\n" +
 			"Example: mula index --for megatron --data-path \"0.7 data/web 0.3 data/code\" --split 99,1,0 --seq-length 4096 \\\n" +
 			"           --train-samples 1000000 --valid-samples 10000 --test-samples 0 --like old/…-description.txt --cache cache\n" +
-			"         mpiexec -n 8 mula index … (or srun): the ranks share the work, and the first one speaks for all\n" +
+			"         mpiexec -n 8 mula index … (or srun): the ranks share the work; rank 0 prints\n" +
 			"         mula index verify cache",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "for",
-				Usage: "`FRAMEWORK`: megatron, megatron-deepspeed, blendcorpus or olmo (needed)"},
+				Usage: "build for `FRAMEWORK`: megatron, megatron-deepspeed, blendcorpus or olmo (required)"},
 			&cli.StringFlag{Name: "cache",
-				Usage: "write the files into `DIR` (--data-cache-path; OLMo-core's work_dir)"},
+				Usage: "write the files to `DIR` (--data-cache-path; work_dir of OLMo-core)"},
 			&cli.StringSliceFlag{Name: "workers",
-				Usage: "share the work with those that wait at `HOST:PORT,…`, where `mula index serve` runs and --cache is the same folder"},
-			&cli.IntFlag{Name: "threads", Usage: "how many cores to compute on (0: all)"},
-			&cli.BoolFlag{Name: "dry-run", Usage: "print names, sizes and the time it may take, and write nothing"},
+				Usage: "share the work with `mula index serve` at `HOST:PORT,…`; all need the same folder --cache"},
+			&cli.IntFlag{Name: "threads", Usage: "compute on `N` cores; 0: all"},
+			&cli.BoolFlag{Name: "dry-run", Usage: "print names, sizes and the estimated time, and write nothing"},
 			&cli.BoolFlag{Name: "resume",
-				Usage: "keep the files in DIR that are complete; --resume=false builds all anew", Value: true},
+				Usage: "keep complete files in DIR; --resume=false rebuilds all", Value: true},
 			jsonFlag,
 
 			&cli.StringSliceFlag{Name: "data-path", Category: "Megatron-LM",
-				Usage: "`BLEND`: \"W PREFIX W PREFIX …\" or prefixes alone, as in Megatron-LM; words are divided at blanks"},
+				Usage: "blend of token files: `BLEND` is \"W PREFIX W PREFIX …\" or prefixes alone, as in Megatron-LM; words are split at spaces"},
 			&cli.StringFlag{Name: "data-args-path", Category: "Megatron-LM",
 				Usage: "read the words of --data-path from `FILE`"},
 			&cli.StringSliceFlag{Name: "train-data-path", Category: "Megatron-LM",
-				Usage: "`BLEND` of this split, instead of --data-path and --split"},
+				Usage: "`BLEND` of the training split, instead of --data-path and --split"},
 			&cli.StringSliceFlag{Name: "valid-data-path", Category: "Megatron-LM", Usage: "`BLEND` of this split"},
 			&cli.StringSliceFlag{Name: "test-data-path", Category: "Megatron-LM", Usage: "`BLEND` of this split"},
 			&cli.StringFlag{Name: "config", Category: "Megatron-LM",
-				Usage: "take sources, weights, sequence length, seed and sizes from the blend.yaml `FILE`"},
+				Usage: "read sources, weights, sequence length, seed and sizes from the blend.yaml `FILE`"},
 			&cli.StringFlag{Name: "train-samples", Category: "Megatron-LM",
-				Usage: "`N` samples asked for, or none: an epoch of everything"},
-			&cli.StringFlag{Name: "valid-samples", Category: "Megatron-LM", Usage: "`N` samples asked for, or none"},
-			&cli.StringFlag{Name: "test-samples", Category: "Megatron-LM", Usage: "`N` samples asked for, or none"},
+				Usage: "request `N` samples, or none for one epoch of all data"},
+			&cli.StringFlag{Name: "valid-samples", Category: "Megatron-LM", Usage: "request `N` samples, or none"},
+			&cli.StringFlag{Name: "test-samples", Category: "Megatron-LM", Usage: "request `N` samples, or none"},
 			&cli.Int64Flag{Name: "eval-interval", Category: "Megatron-LM",
-				Usage: "steps between evaluations, when samples follow from --train-iters", DefaultText: "none"},
+				Usage: "evaluate every `N` steps; computes the samples with --train-iters", DefaultText: "none"},
 			&cli.BoolFlag{Name: "extra-token", Category: "Megatron-LM", Usage: "add_extra_token_to_sequence",
 				Value: true},
 			&cli.BoolFlag{Name: "keep-partial-validation", Category: "Megatron-LM",
@@ -95,30 +95,30 @@ func indexCommand() *cli.Command {
 				Value: 0.005},
 			&cli.BoolFlag{Name: "renormalize-blend-weights", Category: "Megatron-LM", Usage: "core 0.9 and 0.10 only"},
 			&cli.StringFlag{Name: "tokenizer-json", Category: "Megatron-LM",
-				Usage: "the tokenizer's object in the descriptions, from `FILE`"},
+				Usage: "read the tokenizer object of the descriptions from `FILE`"},
 			&cli.StringFlag{Name: "tokenizer-path", Category: "Megatron-LM",
-				Usage: "the `PATH` given to Megatron-LM as --tokenizer-model, of its HuggingFaceTokenizer; the profile gives the rest of the object"},
+				Usage: "use HuggingFaceTokenizer with the --tokenizer-model `PATH`; the profile has the rest of the tokenizer object"},
 			&cli.StringFlag{Name: "like", Category: "Megatron-LM",
-				Usage: "take the tokenizer's object from `FILE`, a description.txt that Megatron-LM wrote; and sequence length, seed and split unless they are given"},
+				Usage: "read the tokenizer object from `FILE`, a description.txt of Megatron-LM, and also sequence length, seed and split unless they are flags"},
 			&cli.StringFlag{Name: "profile", Category: "Megatron-LM",
-				Usage: "the `RELEASE` of Megatron core that will read the files, core-0.4 to core-0.19 or core-main",
+				Usage: "write for the `RELEASE` of Megatron core: core-0.4 to core-0.19, or core-main",
 				Value: "core-0.19"},
 
 			&cli.StringFlag{Name: "file-list", Category: "BlendCorpus, Megatron-DeepSpeed",
 				Usage: "read lines of weight, prefix and corpus from `FILE`"},
 			&cli.BoolFlag{Name: "blend-sample-in-corpus", Category: "BlendCorpus, Megatron-DeepSpeed",
-				Usage: "blend the files of a corpus; without, one after the other", Value: true},
+				Usage: "blend the files of a corpus; false: read one after the other", Value: true},
 			&cli.BoolFlag{Name: "shuffle-sample-in-corpus", Category: "BlendCorpus, Megatron-DeepSpeed",
-				Usage: "as the framework's flag; it changes names only, since the shuffle is never stored"},
+				Usage: "as the framework's flag; changes names only, because the shuffle is not stored"},
 			&cli.BoolFlag{Name: "allow-unreadable", Category: "BlendCorpus, Megatron-DeepSpeed",
-				Usage: "build also what the program builds although training will stop when it comes to some of its samples"},
+				Usage: "also build files that the framework builds but cannot read completely"},
 			&cli.Int64Flag{Name: "exact-epochs", Category: "BlendCorpus, Megatron-DeepSpeed",
 				Usage: "train_data_exact_num_epochs", DefaultText: "none"},
 
 			&cli.StringFlag{Name: "plan", Category: "OLMo-core",
 				Usage: "write the order of the plan in `FILE` for OLMo-core"},
 			&cli.StringSliceFlag{Name: "paths", Category: "OLMo-core",
-				Usage: "write OLMo-core's own order of the token `FILE`s, in its sequence; may be repeated"},
+				Usage: "write OLMo-core's own order of the token `FILE`s, in the given sequence; may be repeated"},
 			&cli.StringFlag{Name: "dtype", Category: "OLMo-core",
 				Usage: "type of the token files: uint8, uint16, uint32 or uint64", Value: "uint16"},
 			&cli.Int64Flag{Name: "max-target-sequence-length", Category: "OLMo-core",
@@ -126,27 +126,27 @@ func indexCommand() *cli.Command {
 			&cli.Int64Flag{Name: "source-permutation-seed", Category: "OLMo-core", Usage: "source_permutation_seed",
 				DefaultText: "none"},
 			&cli.Int64Flag{Name: "vocab-size", Category: "OLMo-core",
-				Usage:       "with the ids below: print the fingerprint of the data set, which OLMo-core's checkpoints hold",
+				Usage:       "with the token ids below, print the dataset fingerprint that OLMo-core stores in checkpoints",
 				DefaultText: "none"},
-			&cli.Int64Flag{Name: "eos-token-id", Category: "OLMo-core", Usage: "of the tokenizer configuration",
+			&cli.Int64Flag{Name: "eos-token-id", Category: "OLMo-core", Usage: "as in the tokenizer configuration",
 				DefaultText: "none"},
-			&cli.Int64Flag{Name: "pad-token-id", Category: "OLMo-core", Usage: "of the tokenizer configuration",
+			&cli.Int64Flag{Name: "pad-token-id", Category: "OLMo-core", Usage: "as in the tokenizer configuration",
 				DefaultText: "none"},
 			&cli.Int64Flag{Name: "bos-token-id", Category: "OLMo-core",
-				Usage: "of the tokenizer configuration, if it has one", DefaultText: "none"},
-			&cli.Int64Flag{Name: "epoch", Category: "OLMo-core", Usage: "number of the epoch, from 1", Value: 1},
+				Usage: "as in the tokenizer configuration, if it has one", DefaultText: "none"},
+			&cli.Int64Flag{Name: "epoch", Category: "OLMo-core", Usage: "write epoch `N`, from 1", Value: 1},
 
-			&cli.Int64Flag{Name: "seq-length", Usage: "sequence length, tokens", DefaultText: "none"},
-			&cli.Int64Flag{Name: "seed", Usage: "of the shuffles",
-				DefaultText: "as the framework's: 1234, BlendCorpus 123, OLMo-core 0"},
+			&cli.Int64Flag{Name: "seq-length", Usage: "sequence length in tokens", DefaultText: "none"},
+			&cli.Int64Flag{Name: "seed", Usage: "seed of the shuffles",
+				DefaultText: "the framework's default: 1234, BlendCorpus 123, OLMo-core 0"},
 			&cli.StringFlag{Name: "split", Usage: "shares of train, valid and test, `T,V,E`", Value: "969, 30, 1"},
 			&cli.Int64Flag{Name: "train-iters", Usage: "training steps", DefaultText: "none"},
-			&cli.Int64Flag{Name: "global-batch-size", Usage: "samples of a step", DefaultText: "none"},
-			&cli.Int64Flag{Name: "eval-iters", Usage: "steps of one evaluation", DefaultText: "none"},
+			&cli.Int64Flag{Name: "global-batch-size", Usage: "samples per step", DefaultText: "none"},
+			&cli.Int64Flag{Name: "eval-iters", Usage: "steps per evaluation", DefaultText: "none"},
 			&cli.StringFlag{Name: "arithmetic",
 				Usage: "rounding of the framework's compiled helper: separate (x86-64) or fused (aarch64)",
 				Value: "separate"},
-			&cli.StringFlag{Name: "root", Usage: "look for relative prefixes in `DIR`; names and hashes do not change"},
+			&cli.StringFlag{Name: "root", Usage: "resolve relative prefixes from `DIR`; names and hashes do not change"},
 		},
 		Action:      runIndex,
 		Subcommands: []*cli.Command{indexVerifyCommand(), indexServeCommand()},
@@ -158,7 +158,7 @@ func runIndex(c *cli.Context) error {
 	own, ok := indexTargets[target]
 	if !ok {
 		if target == "" {
-			return usagef("--for is needed: %s", strings.Join(frameworks, ", "))
+			return usagef("--for is required: %s", strings.Join(frameworks, ", "))
 		}
 		if best := suggest.Nearest(target, frameworks); best != "" {
 			return usagef("--for is %q; did you mean %s?", target, best)
@@ -193,7 +193,7 @@ func runIndex(c *cli.Context) error {
 	}
 	if target == forOLMo {
 		if c.IsSet("workers") {
-			return usagef("--workers: an order of OLMo-core's is one shuffle, which cannot be shared; leave it out")
+			return usagef("--workers is not supported with --for olmo, because the order is one shuffle; remove it")
 		}
 		return runIndexOLMo(c)
 	}
@@ -339,7 +339,7 @@ func buildIndex(c *cli.Context, x foreignIndex, j standing) error {
 	o.progress = func(e cache.Event) {
 		if e.Stage == cache.Waiting && !waiting[e.Holder] {
 			waiting[e.Holder] = true
-			p.line("waiting for %s, which is building %s; its work is taken over after a minute without a sign of life",
+			p.line("waiting for %s, which builds %s; this process continues the work if the other is silent for a minute",
 				e.Holder, e.Unit)
 		}
 		rate := float64(e.Bytes) / max(time.Since(began).Seconds(), 1e-3)
@@ -354,7 +354,7 @@ func buildIndex(c *cli.Context, x foreignIndex, j standing) error {
 		}
 		var lost []string
 		if lost, err = helpers.wait(err); len(lost) > 0 {
-			p.line("lost on the way: %s; what they had in hand was built by others", strings.Join(lost, ", "))
+			p.line("workers %s disconnected; their work was reassigned", strings.Join(lost, ", "))
 		}
 	}
 	if other := new(cache.FailedError); j.rank > 0 && errors.As(err, &other) {
@@ -377,15 +377,15 @@ func buildIndex(c *cli.Context, x foreignIndex, j standing) error {
 			took.Seconds())
 	}
 	if summary.Kept > 0 {
-		parts = append(parts, fmt.Sprintf("%s complete before", plural(int64(summary.Kept), "set")))
+		parts = append(parts, fmt.Sprintf("%s already complete", plural(int64(summary.Kept), "set")))
 	}
 	if summary.Shared > 0 {
 		parts = append(parts, fmt.Sprintf("%s built by other processes", plural(int64(summary.Shared), "set")))
 	}
 	fmt.Fprintf(w, "%s: %s\n", x.title(), strings.Join(parts, "; "))
 	if summary.Foreign > 0 {
-		fmt.Fprintf(w, "note: %s had been written by another program and were kept as they are, arithmetic and "+
-			"extra token unseen; `mula index verify` compares them byte for byte, --resume=false replaces them\n",
+		fmt.Fprintf(w, "note: %s from another program were kept without a check of arithmetic and "+
+			"extra token; `mula index verify` compares them byte for byte, --resume=false replaces them\n",
 			plural(int64(summary.Foreign), "set"))
 	}
 	printNotes(w, x)
@@ -401,7 +401,7 @@ func printStart(w io.Writer, x foreignIndex) {
 	if len(text) > longArguments {
 		text = strings.ToValidUTF8(text[:longArguments], "") + " … (--json has all)"
 	}
-	fmt.Fprintf(w, "The framework finds the files with these of its arguments:\n  %s\n", text)
+	fmt.Fprintf(w, "The framework finds the files with these arguments:\n  %s\n", text)
 	if asks := x.asks(); asks != "" {
 		fmt.Fprintln(w, asks)
 	}

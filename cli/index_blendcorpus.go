@@ -52,11 +52,11 @@ func blendCorpusIndex(c *cli.Context) (foreignIndex, error) {
 		}
 	}
 	if config.SequenceLength = c.Int64("seq-length"); config.SequenceLength < 1 {
-		return nil, usagef("--seq-length is needed, and must be at least 1")
+		return nil, usagef("--seq-length is required, and must be at least 1")
 	}
 	for _, name := range []string{"global-batch-size", "train-iters", "eval-iters"} {
 		if !c.IsSet(name) {
-			return nil, usagef("--%s is needed: how many samples are asked for is in the hash of every name", name)
+			return nil, usagef("--%s is required: the number of samples is part of every name", name)
 		}
 	}
 	evaluations := int64(1)
@@ -65,7 +65,7 @@ func blendCorpusIndex(c *cli.Context) (foreignIndex, error) {
 		return nil, usagef("--eval-interval changes nothing for BlendCorpus, which asks for the samples of one " +
 			"evaluation; leave it out")
 	case profile == blendcorpus.MegatronDeepSpeed && c.Int64("eval-interval") < 1:
-		return nil, usagef("--eval-interval is needed: Megatron-DeepSpeed asks for the validation samples of all " +
+		return nil, usagef("--eval-interval is required: Megatron-DeepSpeed requests the validation samples of all " +
 			"evaluations (its own default is 1000)")
 	case profile == blendcorpus.MegatronDeepSpeed:
 		evaluations = c.Int64("train-iters")/c.Int64("eval-interval") + 1

@@ -67,7 +67,7 @@ func megatronIndex(c *cli.Context) (foreignIndex, error) {
 		return nil, err
 	}
 	if config.SequenceLength < 1 {
-		return nil, usagef("--seq-length is needed, and must be at least 1")
+		return nil, usagef("--seq-length is required, and must be at least 1")
 	}
 	if err := megatronSizes(c, &config); err != nil {
 		return nil, err
@@ -101,7 +101,7 @@ func megatronTokenizer(c *cli.Context, config *megatron.Config) error {
 		}
 	}
 	if len(given) > 1 {
-		return usagef("%s: each gives the tokenizer's object; only one of them can", strings.Join(given, " and "))
+		return usagef("%s exclude each other; give one", strings.Join(given, " and "))
 	}
 	switch {
 	case c.IsSet("tokenizer-json"):
@@ -134,8 +134,8 @@ func megatronTokenizer(c *cli.Context, config *megatron.Config) error {
 			config.Profile = like.Profiles[len(like.Profiles)-1]
 		}
 	case config.Profile.Name() != "core-0.4":
-		return usagef("the tokenizer is in the hash of every name: give one of --like FILE (a description.txt that " +
-			"your Megatron-LM wrote, the surest way), --tokenizer-path or --tokenizer-json")
+		return usagef("the tokenizer is required, because it is part of every name; give --like FILE (a description.txt of " +
+			"your Megatron-LM, the safest choice), --tokenizer-path or --tokenizer-json")
 	}
 	return nil
 }
@@ -147,11 +147,11 @@ func checkTokenizer(v python.Value) error {
 	class, ok := o.Get("class").(python.String)
 	switch {
 	case !ok:
-		return errors.New("it is no tokenizer's object of a description, which has a class as its first member, " +
+		return errors.New("not a tokenizer object, which starts with a class, " +
 			"such as " +
-			`{"class": "_HuggingFaceTokenizer", "tokenizer_path": ["/models/x"]}; of a Hugging Face tokenizer give the path as --tokenizer-path`)
+			`{"class": "_HuggingFaceTokenizer", "tokenizer_path": ["/models/x"]}; for a Hugging Face tokenizer, give its path as --tokenizer-path`)
 	case class == "GPTDataset" || class == "BlendedDataset":
-		return errors.New("it is a whole description, of which the tokenizer's object is a part: give it as --like")
+		return errors.New("this is a complete description; give it as --like")
 	}
 	return nil
 }
@@ -197,9 +197,9 @@ func megatronBlend(c *cli.Context, config *megatron.Config) error {
 	}
 	switch {
 	case len(ways) == 0:
-		return usagef("what to blend? Give --data-path, --data-args-path, --train-data-path and its like, or --config")
+		return usagef("no data; give --data-path, --data-args-path, --train-data-path and similar, or --config")
 	case len(ways) > 1:
-		return usagef("--%s and --%s both say what to blend; give one of them", ways[0], ways[1])
+		return usagef("--%s and --%s exclude each other; give one", ways[0], ways[1])
 	}
 	var err error
 	switch ways[0] {
@@ -220,7 +220,7 @@ func megatronBlend(c *cli.Context, config *megatron.Config) error {
 		return nil
 	}
 	if c.IsSet("split") {
-		return usagef("--split divides the files of --data-path; with --%s each split has files of its own", ways[0])
+		return usagef("--split cannot be combined with --%s, where each split has its own files", ways[0])
 	}
 	config.Split = ""
 	for i, name := range per {
@@ -242,15 +242,15 @@ func megatronSizes(c *cli.Context, config *megatron.Config) error {
 	if c.IsSet("train-iters") || c.IsSet("global-batch-size") || c.IsSet("eval-iters") || c.IsSet("eval-interval") {
 		for _, name := range samples[1:] {
 			if c.IsSet(name) {
-				return usagef("--%s says what follows from --eval-iters and --global-batch-size; give one or the other",
+				return usagef("--%s follows from --eval-iters and --global-batch-size; remove one of them",
 					name)
 			}
 		}
 		for _, name := range []string{"global-batch-size", "eval-iters", "eval-interval"} {
 			if !c.IsSet(name) {
-				return usagef("--%s is needed with the steps of a run: the samples that follow are in the hash of "+
-					"every name, and Megatron-LM's own default is not the same in all releases. "+
-					"Give what Megatron-LM is given, or its default; 0 is none", name)
+				return usagef("--%s is required with the steps of a run: the number of samples is part of "+
+					"every name, and Megatron-LM's default differs between releases. "+
+					"Give the value of Megatron-LM, or its default; 0 disables it", name)
 			}
 		}
 		schedule := megatron.Schedule{TrainIters: c.Int64("train-iters"), GlobalBatchSize: c.Int64("global-batch-size"),
@@ -275,7 +275,7 @@ func megatronSizes(c *cli.Context, config *megatron.Config) error {
 				continue // by --config
 			}
 			if wanted(config, i) {
-				return usagef("--%s is needed: how many samples Megatron-LM will ask for is in the hash of every "+
+				return usagef("--%s is required: the number of samples that Megatron-LM requests is part of every "+
 					"name. Give a number or none, or --train-iters, --global-batch-size, --eval-interval and --eval-iters", name)
 			}
 			continue
@@ -364,8 +364,8 @@ func (m *megatronBuild) notes() []string {
 	first, bare := "", map[string]bool{}
 	if slices.ContainsFunc(found, func(e megatron.Entry) bool { return e.Dir == "" }) {
 		notes = append(notes,
-			"without --cache only the indices of token files are written, beside these; Megatron-LM keeps no blends then and computes them at every start. "+
-				"Give --cache, and Megatron-LM the same folder as --data-cache-path")
+			"without --cache, only the indices of token files are written, next to these files; Megatron-LM then computes blends at every start. "+
+				"Give --cache, and give Megatron-LM the same folder as --data-cache-path")
 	}
 	for _, e := range found {
 		if e.Class != "GPTDataset" {
@@ -379,8 +379,8 @@ func (m *megatronBuild) notes() []string {
 		}
 	}
 	if len(bare) > 0 {
-		notes = append(notes, fmt.Sprintf("%s without .bin, the first is %s: the .idx was taken as it is, and "+
-			"Megatron-LM opens neither without the other",
+		notes = append(notes, fmt.Sprintf("%s without .bin, the first is %s: only the .idx was read, but "+
+			"Megatron-LM needs both",
 			plural(int64(len(bare)), "token file"), first))
 	}
 	return notes
@@ -448,7 +448,7 @@ func (m *megatronBuild) asks() string {
 			parts = append(parts, fmt.Sprintf("%s %s", megatron.Split(i), n))
 		}
 	}
-	text := "It must come to ask for these samples, by its own settings: " + strings.Join(parts, ", ")
+	text := "It must request these samples, by its own settings: " + strings.Join(parts, ", ")
 	if !m.config.ExtraToken {
 		text += "; and without the extra token (add_extra_token_to_sequence=False)"
 	}
@@ -472,11 +472,11 @@ func shellWord(s string) string {
 func megatronConfig(c *cli.Context, config *megatron.Config) error {
 	for _, name := range []string{"split", "seq-length", "seed"} {
 		if c.IsSet(name) {
-			return usagef("--%s follows from --config; leave one of them out", name)
+			return usagef("--%s follows from --config; remove one of them", name)
 		}
 	}
 	if config.Cache == "" {
-		return usagef("--cache is needed with --config")
+		return usagef("--cache is required with --config")
 	}
 	read, err := blend.LoadConfig(c.String("config"))
 	if err != nil {
@@ -488,8 +488,8 @@ func megatronConfig(c *cli.Context, config *megatron.Config) error {
 	}
 	for _, prefix := range config.Blend.Prefixes {
 		if len(strings.Fields(prefix)) != 1 {
-			return fmt.Errorf("%s: shard %q has a blank in its path, and Megatron-LM divides the words of "+
-				"--data-path at blanks: rename or link it", c.String("config"), prefix)
+			return fmt.Errorf("%s: shard %q has a space in its path, and Megatron-LM splits "+
+				"--data-path at spaces; rename or link it", c.String("config"), prefix)
 		}
 	}
 	return nil

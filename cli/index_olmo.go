@@ -54,7 +54,7 @@ func runIndexOLMo(c *cli.Context) error {
 	w := c.App.Writer
 	dir := c.String("cache")
 	if !c.Bool("dry-run") && dir == "" {
-		return usagef("--cache is needed: the folder that OLMo-core has as work_dir")
+		return usagef("--cache is required: the work_dir of OLMo-core")
 	}
 	path := filepath.Join(dir, x.order.Name())
 	took, kept := time.Duration(0), false
@@ -201,12 +201,12 @@ func planOrder(path string, seed, epoch, batch int64) (*olmoIndex, error) {
 	}
 	first := (x.order.Epoch - 1) * perEpoch
 	if first >= plan.Length() {
-		return nil, usagef("--epoch %d begins at position %s, after the end of the plan", x.order.Epoch,
+		return nil, usagef("--epoch %d starts at position %s, after the end of the plan", x.order.Epoch,
 			quantity.Grouped(first))
 	}
 	x.entries = min(perEpoch, plan.Length()-first)
 	if left := plan.Length() - first - x.entries; left > 0 {
-		x.note = fmt.Sprintf("the plan goes on with epoch %d (%s are left): write it with --epoch %d", x.order.Epoch+1,
+		x.note = fmt.Sprintf("the plan continues with epoch %d (%s remain); write it with --epoch %d", x.order.Epoch+1,
 			plural(left, "position"), x.order.Epoch+1)
 	} else if x.entries < perEpoch {
 		x.note = fmt.Sprintf("the plan ends %s before OLMo-core's epoch does: end the training there "+
@@ -219,7 +219,7 @@ func planOrder(path string, seed, epoch, batch int64) (*olmoIndex, error) {
 // olmoPaths is OLMo-core's own order of token files.
 func olmoPaths(c *cli.Context) (*olmoIndex, error) {
 	if c.Int64("seq-length") < 1 {
-		return nil, usagef("--seq-length is needed, and must be at least 1")
+		return nil, usagef("--seq-length is required, and must be at least 1")
 	}
 	paths := c.StringSlice("paths")
 	if c.IsSet("source-permutation-seed") {

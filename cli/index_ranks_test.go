@@ -257,7 +257,7 @@ func TestIndexWorkersRefuse(t *testing.T) {
 		args         []string
 		code         int
 	}{
-		{"another secret of tests", "is MULA_SECRET the same there?", []string{"--workers", address}, 1},
+		{"another secret of tests", "check that MULA_SECRET is the same", []string{"--workers", address}, 1},
 		{"short", "at least 16 characters", []string{"--workers", address}, 2},
 		{testSecret, "worker 127.0.0.1:1", []string{"--workers", "127.0.0.1:1"}, 1},
 		{testSecret, "--seq-length", []string{"--workers", address, "--seq-length", "0"}, 2},
@@ -319,7 +319,7 @@ func TestWorkerChecks(t *testing.T) {
 	}{
 		{"", testSecret, func(*workerRequest) {}},
 		{"use one version", testSecret, func(r *workerRequest) { r.Version = "0.0.1" }},
-		{"does not see the working directory", testSecret,
+		{"cannot open the working directory", testSecret,
 			func(r *workerRequest) { r.Dir = filepath.Join(dir, "missing") }},
 		{"does not see the same " + filepath.Join(dir, "cache"), testSecret,
 			func(r *workerRequest) { r.Text = "other" }},

@@ -21,25 +21,25 @@ import (
 // These make `mula index verify` exit with 1 after it has said what differs, or what it could not
 // compute.
 var (
-	errIndexDiffers = errors.New("the cache is not what its descriptions say")
-	errIndexUnknown = errors.New("not all of the cache could be verified, for the reasons given above")
+	errIndexDiffers = errors.New("the cache differs from its descriptions")
+	errIndexUnknown = errors.New("parts of the cache could not be verified, for the reasons above")
 )
 
 func indexVerifyCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "verify",
-		Usage:     "compute the index files in a folder again, and name the first byte that differs",
+		Usage:     "recompute the index files in a folder, and report the first byte that differs",
 		ArgsUsage: "DIR",
-		Description: "Says for each which release of the framework could have written it, with which settings that the names do not tell.\n" +
+		Description: "Shows the releases of the framework that could have written each file, and the settings that are not in its name.\n" +
 			"Writes nothing. Exits with 1 if anything differs.\n\n" +
 			"Example: mula index verify /data/cache --root /data",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "root", Usage: "look for relative prefixes in `DIR`"},
+			&cli.StringFlag{Name: "root", Usage: "resolve relative prefixes from `DIR`"},
 			&cli.StringFlag{Name: "plan",
-				Usage: "compare OLMo-core's orders with that of the plan in `FILE`, which they were written for"},
-			&cli.Int64Flag{Name: "global-batch-size", Usage: "with --plan: as it was given to mula index",
+				Usage: "compare OLMo-core's orders with the order of the plan in `FILE`"},
+			&cli.Int64Flag{Name: "global-batch-size", Usage: "with --plan: the value that was given to mula index",
 				DefaultText: "none"},
-			&cli.IntFlag{Name: "threads", Usage: "how many cores to compute on (0: all)"},
+			&cli.IntFlag{Name: "threads", Usage: "compute on `N` cores; 0: all"},
 			jsonFlag,
 		},
 		Action: runIndexVerify,
@@ -81,7 +81,7 @@ func (f *findings) err() error {
 
 func runIndexVerify(c *cli.Context) error {
 	if c.NArg() != 1 {
-		return usagef("one folder of index files is needed: see `%s --help`", c.Command.HelpName)
+		return usagef("one folder of index files is required: see `%s --help`", c.Command.HelpName)
 	}
 	if err := atMost(c, maxThreads, "threads"); err != nil {
 		return err
@@ -99,7 +99,7 @@ func runIndexVerify(c *cli.Context) error {
 			state, _ := os.ReadDir(filepath.Join(dir, name)) // only for a note
 			if slices.ContainsFunc(state, func(e fs.DirEntry) bool { return strings.HasSuffix(e.Name(), ".lock") }) {
 				found.Notes = append(found.Notes,
-					"there are locks in "+cache.StateDir+": a build seems to be running, and what it has not finished differs")
+					"there are locks in "+cache.StateDir+": a build seems to be running, and its unfinished files differ")
 			}
 		case strings.HasPrefix(name, "."):
 		case strings.HasSuffix(name, "-description.txt"), strings.HasSuffix(name, "-document_index.npy"):
@@ -177,7 +177,7 @@ func printFindings(w io.Writer, found *findings) {
 	}
 	fmt.Fprintf(w, "\n%d of %s equal, byte for byte", equal, plural(int64(len(found.Verdicts)), "set"))
 	if len(found.Writers) > 0 {
-		fmt.Fprintf(w, "; written as by %s", strings.Join(found.Writers, ", or "))
+		fmt.Fprintf(w, "; written by %s", strings.Join(found.Writers, ", or "))
 	}
 	fmt.Fprintln(w)
 }
@@ -200,7 +200,7 @@ func verifyMegatron(c *cli.Context, dir string, p *progress, found *findings) er
 		case !u.OK:
 			v.Differs, v.Problem = true, differences(u.Files)
 		case len(u.Absent) > 0:
-			v.Differs, v.Problem = true, fmt.Sprintf("its datasets are not all here: %s are missing, the first is %s",
+			v.Differs, v.Problem = true, fmt.Sprintf("datasets of the blend are missing: %s, the first is %s",
 				plural(int64(len(u.Absent)), "description"), u.Absent[0])
 		}
 		if u.OK {

@@ -67,8 +67,8 @@ type workerAnswer struct {
 func workerSecret() ([]byte, error) {
 	secret := os.Getenv(secretVariable)
 	if len(secret) < leastSecret {
-		return nil, usagef("set %s to a secret of at least %d characters, the same for workers and for who asks "+
-			"them: nobody without it can have anything built", secretVariable, leastSecret)
+		return nil, usagef("set %s to a secret of at least %d characters, "+
+			"the same on all hosts", secretVariable, leastSecret)
 	}
 	return []byte(secret), nil
 }
@@ -122,13 +122,13 @@ func writeLine(w io.Writer, v any) error {
 func readLine(r *bufio.Reader, v any) error {
 	text, err := r.ReadSlice('\n')
 	if errors.Is(err, bufio.ErrBufferFull) {
-		return fmt.Errorf("a line of more than %d bytes: no worker of mula's", maxLine)
+		return fmt.Errorf("a line has more than %d bytes; the peer is not a mula worker", maxLine)
 	}
 	if err != nil {
 		return err
 	}
 	if err := json.Unmarshal(text, v); err != nil {
-		return fmt.Errorf("%.60q is no line of a worker of mula's", text)
+		return fmt.Errorf("invalid line %.60q; the peer is not a mula worker", text)
 	}
 	return nil
 }
@@ -136,13 +136,13 @@ func readLine(r *bufio.Reader, v any) error {
 func indexServeCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "serve",
-		Usage:     "help with the builds of `mula index --workers` that are started elsewhere, until interrupted",
+		Usage:     "run a worker for `mula index --workers` on other hosts, until interrupted",
 		ArgsUsage: "[HOST:PORT]",
-		Description: "Waits at HOST:PORT, by default " + defaultServe +
-			", for builds of who knows the secret in the environment variable " + secretVariable +
-			", and works on them,\n" +
-			"one at a time, with the rights of the user that started it. Worker and caller must see the same files under the same paths. Nothing is\n" +
-			"encrypted: give an address of a network that is yours.\n\n" +
+		Description: "Listens at HOST:PORT, by default " + defaultServe +
+			", for builds by clients with the same secret in the environment variable " + secretVariable +
+			".\n" +
+			"Builds one at a time, with the rights of the user that started it. Worker and client must see the same files under the same paths. Nothing is\n" +
+			"encrypted: use an address of a private network.\n\n" +
 			"Example: MULA_SECRET=… mula index serve node7:7161",
 		Action: runIndexServe,
 	}
@@ -158,7 +158,7 @@ func runIndexServe(c *cli.Context) error {
 	}
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
-		return usagef("%q is no address to wait at; it should be like %s", address, defaultServe)
+		return usagef("invalid address %q; it must be HOST:PORT, such as %s", address, defaultServe)
 	}
 	if host == "" { // which net takes for all networks of the machine
 		host = "127.0.0.1"
@@ -169,7 +169,7 @@ func runIndexServe(c *cli.Context) error {
 	}
 	l, err := net.Listen("tcp", net.JoinHostPort(host, port))
 	if err != nil {
-		return fmt.Errorf("waiting for builds: %w", err)
+		return fmt.Errorf("listening for builds: %w", err)
 	}
 	p := newProgress(c.App.ErrWriter)
 	p.line("waiting for builds at %s", l.Addr())
@@ -197,7 +197,7 @@ func (s *workerServer) serve(ctx context.Context, l net.Listener) error {
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("waiting for builds: %w", err)
+			return fmt.Errorf("listening for builds: %w", err)
 		}
 		select {
 		case s.places <- struct{}{}:
@@ -231,10 +231,10 @@ func (s *workerServer) answer(ctx context.Context, conn net.Conn) error {
 		return err
 	}
 	if !tagged(s.secret, line.MAC, "request", mine, line.Nonce, fmt.Sprint(line.Bytes), line.SHA256) {
-		return errors.New("refused: it does not know the secret")
+		return fmt.Errorf("refused: the client has another %s; set the same value on all hosts", secretVariable)
 	}
 	if line.Bytes < 0 || line.Bytes > maxRequest {
-		return fmt.Errorf("a request of %d bytes", line.Bytes)
+		return fmt.Errorf("invalid request of %d bytes", line.Bytes)
 	}
 	text := make([]byte, line.Bytes)
 	if _, err := io.ReadFull(r, text); err != nil {
@@ -243,7 +243,7 @@ func (s *workerServer) answer(ctx context.Context, conn net.Conn) error {
 	sum := sha256.Sum256(text)
 	var req workerRequest
 	if hex.EncodeToString(sum[:]) != line.SHA256 || json.Unmarshal(text, &req) != nil {
-		return errors.New("the request is not what it was announced as")
+		return errors.New("the request does not match its checksum")
 	}
 	sent := 0
 	say := func(a workerAnswer) error {
@@ -257,11 +257,11 @@ func (s *workerServer) answer(ctx context.Context, conn net.Conn) error {
 	}
 	fail := func(err error) error { return errors.Join(err, say(workerAnswer{Error: err.Error()})) }
 	if req.Version != version.String() {
-		return fail(fmt.Errorf("it runs mula %s and was asked by mula %s: use one version", version.String(),
+		return fail(fmt.Errorf("the worker runs mula %s and the client mula %s; use one version", version.String(),
 			req.Version))
 	}
 	if !s.busy.TryLock() {
-		return fail(errors.New("it is building for somebody else"))
+		return fail(errors.New("the worker is busy with another build"))
 	}
 	defer s.busy.Unlock()
 	back, err := os.Getwd()
@@ -269,12 +269,12 @@ func (s *workerServer) answer(ctx context.Context, conn net.Conn) error {
 		err = os.Chdir(req.Dir)
 	}
 	if err != nil {
-		return fail(fmt.Errorf("it does not see the working directory: %w", err))
+		return fail(fmt.Errorf("the worker cannot open the working directory: %w", err))
 	}
 	defer os.Chdir(back)
 	if proof, err := os.ReadFile(req.Proof); err != nil || string(proof) != req.Text {
-		return fail(fmt.Errorf("it does not see the same %s: workers need the folder of the cache, and the token "+
-			"files, under the same paths", filepath.Dir(filepath.Dir(req.Proof))))
+		return fail(fmt.Errorf("the worker does not see the same %s; workers need the cache folder and the token "+
+			"files under the same paths", filepath.Dir(filepath.Dir(req.Proof))))
 	}
 	if err := say(workerAnswer{Began: true}); err != nil {
 		return err
@@ -288,7 +288,7 @@ func (s *workerServer) answer(ctx context.Context, conn net.Conn) error {
 	began := time.Now()
 	if err := runAsked(ctx, req); err != nil {
 		if ctx.Err() != nil {
-			return errors.New("stopped: who asked for the build is gone")
+			return errors.New("build cancelled: the client disconnected")
 		}
 		return fail(err)
 	}
@@ -319,7 +319,7 @@ type workers struct {
 	proof     string
 }
 
-var errGone = errors.New("it is gone")
+var errGone = errors.New("the worker disconnected")
 
 // askWorkers has the workers of --workers begin; stop is called with the error of one that fails.
 // Without the flag it gives nil.
@@ -332,11 +332,11 @@ func askWorkers(c *cli.Context, stop context.CancelCauseFunc) (_ *workers, err e
 		return nil, nil
 	}
 	if standingOf(c.Context).size > 1 {
-		return nil, usagef("--workers asks others to help; this process is one of several ranks that do so already: " +
-			"leave --workers out, or do not start it by mpiexec or srun")
+		return nil, usagef("--workers cannot be used in one of several ranks; " +
+			"remove --workers, or start the process without mpiexec and srun")
 	}
 	if c.String("cache") == "" {
-		return nil, usagef("--workers needs --cache, a folder that all workers see")
+		return nil, usagef("--workers requires --cache, a folder that all workers see")
 	}
 	secret, err := workerSecret()
 	if err != nil {
@@ -397,7 +397,7 @@ func askWorker(ctx context.Context, address string, secret []byte, req workerReq
 	defer cancel()
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
 	if err != nil {
-		return nil, nil, fmt.Errorf("%w: does `mula index serve` run there?", err)
+		return nil, nil, fmt.Errorf("%w; check that `mula index serve` runs there", err)
 	}
 	defer func() {
 		if err != nil {
@@ -432,7 +432,7 @@ func askWorker(ctx context.Context, address string, secret []byte, req workerReq
 		}
 		received++
 		if !tagged(secret, line.MAC, "answer", mine, fmt.Sprint(received), line.Answer) {
-			return a, errors.New("it does not know the secret")
+			return a, fmt.Errorf("the worker has another %s; set the same value on all hosts", secretVariable)
 		}
 		return a, json.Unmarshal([]byte(line.Answer), &a)
 	}
@@ -445,7 +445,7 @@ func askWorker(ctx context.Context, address string, secret []byte, req workerReq
 
 // refusal explains the end of a connection in the middle of the talk.
 func refusal(err error) error {
-	return fmt.Errorf("it ended the talk (%w): is %s the same there?", err, secretVariable)
+	return fmt.Errorf("the worker closed the connection: %w; check that %s is the same on both hosts", err, secretVariable)
 }
 
 // indexFlags are the flags that were given to `mula index`, for a worker.

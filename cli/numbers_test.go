@@ -29,7 +29,7 @@ func TestNumbersOfFlags(t *testing.T) {
 		{[]string{"stream", "-B", "0x10"}, "--B: 0x10 is not written in decimal; write 16"},
 		{[]string{"stream", "--from", "1_0"}, "--from: 1_0 has underscores; write 10"},
 		{[]string{"generate", "--seed", "18446744073709551616"},
-			`--seed is "18446744073709551616"; it must be a whole number from 0 on, below 2^64`},
+			`--seed is "18446744073709551616"; it must be a whole number from 0 to 2^64-1`},
 		{[]string{"generate", "--seed", "010"}, "--seed: 010 begins with 0"},
 		{[]string{"generate", "--temperature", "inf"}, `--temperature is "inf"; it must be a finite number in decimal`},
 		{[]string{"generate", "--temperature", "0x1p3"},

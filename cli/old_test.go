@@ -61,7 +61,7 @@ func TestOldFiles(t *testing.T) {
 	}
 
 	run("5 shards: no errors", "check", "shards")
-	run("every byte is what the plan was sealed with", "check")
+	run("all bytes match the plan", "check")
 	run("plan 2cae8fc4832a2895", "blend", "--output", "again.json")
 	same("again", "plan", ".json")
 	run("", "hash", "--batch-size", "4", "--output", "hashes.jsonl")
@@ -98,5 +98,5 @@ func TestOldFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	run("step-00000004", "train", "--config", "train.yaml")
-	run("same batches: yes; 4 steps from step 0 on", "verify", "expected.jsonl", "run")
+	run("same batches: yes; 4 steps from step 0", "verify", "expected.jsonl", "run")
 }

@@ -35,9 +35,9 @@ func outsideInputs(output string, args []string) error {
 		}
 		below, err := filepath.Rel(from, to)
 		if err == nil && filepath.IsLocal(below) {
-			return usagef("the output %s is in the folder of inputs %s, where the same command would read it as "+
-				"documents the next time; name an output elsewhere, "+
-				"or the files instead of the folder", output, arg)
+			return usagef("the output %s is inside the input folder %s, and the next run would read it as "+
+				"documents; choose another output, "+
+				"or name the input files instead of the folder", output, arg)
 		}
 	}
 	return nil
@@ -47,7 +47,7 @@ func outsideInputs(output string, args []string) error {
 // where an input that is missing would be. Of a plan the inputs are [blend.Plan.Files], too.
 func notInput(output string, inputs ...string) error {
 	if output == "-" {
-		return usagef("--output - : write to a file, or leave --output out where standard output is the default")
+		return usagef("--output - is not supported; name a file, or omit --output if standard output is the default")
 	}
 	if output == "" {
 		return nil
@@ -89,7 +89,7 @@ var (
 		_, err := blend.NewLogReader(bytes.NewReader(line), "")
 		return err == nil
 	})}
-	rejectsKind = kind{"list of documents that were skipped", firstLine(func(line []byte) bool {
+	rejectsKind = kind{"list of skipped documents", firstLine(func(line []byte) bool {
 		var rejected struct{ File, Kind, Error *string }
 		return json.Unmarshal(line, &rejected) == nil && rejected.File != nil && rejected.Kind != nil &&
 			rejected.Error != nil
@@ -139,11 +139,11 @@ func notOther(output string, k kind) error {
 	case info.IsDir():
 		return usagef("%s is a folder; name a file for the %s", output, k.name)
 	case !info.Mode().IsRegular():
-		return usagef("%s is no regular file; the %s appears there as a whole, so it must be one", output, k.name)
+		return usagef("%s is not a regular file; name a regular file for the %s", output, k.name)
 	case info.Size() == 0 || k.is(output):
 		return nil
 	}
-	return usagef("%s is there, and is no %s; name another file, or move it away", output, k.name)
+	return usagef("%s already exists and is not a %s; name another file, or move it away", output, k.name)
 }
 
 // oneFile refuses an output of a command that writes one file: where [notOther] does, and in a
@@ -197,7 +197,7 @@ func notShard(prefix string, layout shards.Layout, numbered bool) error {
 			rest = rest[digits:]
 		}
 		if shardFiles[layout].MatchString(rest) {
-			return usagef("%s is there; replace it with --overwrite, or name another output",
+			return usagef("%s already exists; replace it with --overwrite, or choose another output",
 				filepath.Join(folder, e.Name()))
 		}
 	}
@@ -225,8 +225,8 @@ func ownFolder(layout shards.Layout, prefix string) error {
 	if err != nil || len(others) == 0 {
 		return err
 	}
-	return usagef("%s has the origins of the documents of another shard, and fms-fsdp would take it for a shard of "+
-		"its own: write shards for fms into a folder of their own", filepath.Join(folder, others[0]))
+	return usagef("%s describes the documents of another shard, and fms-fsdp would read it as a "+
+		"shard; write fms shards into a separate folder", filepath.Join(folder, others[0]))
 }
 
 // realPath is path from the root on, without links. What does not exist yet has none.
@@ -252,7 +252,7 @@ func reachable(path string) error {
 			continue
 		}
 		if _, err := os.Stat(strings.Join(elements[:i+1], "/")); err != nil {
-			return usagef("%s leads through %s, which is no folder; write the path without ..", path,
+			return usagef("%s passes through %s, which is not a folder; write the path without ..", path,
 				strings.Join(elements[:i], "/"))
 		}
 		break

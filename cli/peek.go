@@ -15,17 +15,17 @@ import (
 func peekCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "peek",
-		Usage: "show what stands at a position of a plan, or in a step of a run",
-		Description: "Shows source, shard, window, the documents in the window and where they came from; with --tokenizer also the text.\n\n" +
+		Usage: "show the sample at a position of a plan, or all samples of a step",
+		Description: "Shows the source, shard and window, and the documents in the window with their origins. --tokenizer adds the text.\n\n" +
 			"Example: mula peek --plan plan.json --step 120 --batch-size 32 --tokenizer tokenizer.json",
 		Flags: []cli.Flag{
 			planFlag, shardsFlag,
-			&cli.Int64Flag{Name: "position", Usage: "the position to show", DefaultText: "none"},
-			&cli.Int64Flag{Name: "step", Usage: "show all samples of this step (with --batch-size)",
+			&cli.Int64Flag{Name: "position", Usage: "show the sample at position `P`", DefaultText: "none"},
+			&cli.Int64Flag{Name: "step", Usage: "show all samples of step `N`; requires --batch-size",
 				DefaultText: "none"},
 			batchSizeFlag, rankFlag, worldFlag,
-			&cli.StringFlag{Name: "tokenizer", Usage: "decode the text with the tokenizer.json in `FILE`"},
-			&cli.IntFlag{Name: "characters", Usage: "characters of text to show of each sample (0: all)", Value: 300},
+			&cli.StringFlag{Name: "tokenizer", Usage: "decode text with the tokenizer.json in `FILE`"},
+			&cli.IntFlag{Name: "characters", Usage: "show at most `N` characters of text per sample; 0: all", Value: 300},
 			jsonFlag,
 		},
 		Action: runPeek,
@@ -64,7 +64,7 @@ func runPeek(c *cli.Context) error {
 	case c.IsSet("position") && c.IsSet("step"):
 		return usagef("--position and --step exclude each other")
 	case !c.IsSet("position") && !c.IsSet("step"):
-		return usagef("one of --position and --step is needed: see `%s --help`", c.Command.HelpName)
+		return usagef("--position or --step is required: see `%s --help`", c.Command.HelpName)
 	}
 	if err := atMost(c, maxNumber, "characters"); err != nil {
 		return err
@@ -86,7 +86,7 @@ func runPeek(c *cli.Context) error {
 	defer data.Close()
 	if c.IsSet("step") {
 		if from < 0 || c.Int64("step") >= data.Steps(c.Int("batch-size")) {
-			return fmt.Errorf("the plan has steps 0 to %d at batch size %d; there is no step %d",
+			return fmt.Errorf("step is out of range: the plan has steps 0 to %d at batch size %d, got %d",
 				data.Steps(c.Int("batch-size"))-1, c.Int("batch-size"), c.Int64("step"))
 		}
 		to = min(to, data.Length())
@@ -98,7 +98,7 @@ func runPeek(c *cli.Context) error {
 			return err
 		}
 		if data.Tokenizer != nil && data.Tokenizer.SHA256 != tokenizer.SHA256() {
-			return fmt.Errorf("%s is not the tokenizer that made the plan's shards: its SHA-256 is %s, the plan's %s",
+			return fmt.Errorf("%s is not the tokenizer of the plan's shards: it has SHA-256 %s, the plan has %s",
 				path, tokenizer.SHA256(), data.Tokenizer.SHA256)
 		}
 	}
@@ -171,7 +171,7 @@ func printPeeked(w io.Writer, s peeked, data *blend.Data) {
 	} else if data.Megatron != nil { // no epochs, and documents from all over the shard
 		fmt.Fprintf(w, "position %s%s: source %s, sample %s\n", quantity.Grouped(s.Position), skipped, s.Source,
 			quantity.Grouped(s.Window))
-		fmt.Fprintf(w, "  shard %s, from token %s on\n", s.Shard, quantity.Grouped(s.Token))
+		fmt.Fprintf(w, "  shard %s, from token %s\n", s.Shard, quantity.Grouped(s.Token))
 	} else {
 		fmt.Fprintf(w, "position %s%s: source %s, epoch %d, window %s\n", quantity.Grouped(s.Position), skipped,
 			s.Source, s.Epoch, quantity.Grouped(s.Window))

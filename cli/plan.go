@@ -12,51 +12,51 @@ import (
 	"mula/internal/quantity"
 )
 
-// Flags of the commands that read along a plan.
+// Flags of the commands that read a plan.
 var (
 	planFlag = &cli.StringFlag{Name: "plan", Aliases: []string{"p"}, Usage: "read the plan from `FILE`",
 		Value: "plan.json"}
 	shardsFlag = &cli.StringFlag{Name: "shards",
-		Usage: "look for the plan's shards from `DIR` instead of from the plan's own folder"}
-	batchSizeFlag = &cli.IntFlag{Name: "batch-size", Aliases: []string{"B"}, Usage: "samples of a step, over all ranks",
+		Usage: "resolve relative shard paths from `DIR` instead of the plan's folder"}
+	batchSizeFlag = &cli.IntFlag{Name: "batch-size", Aliases: []string{"B"}, Usage: "samples per step, over all ranks",
 		DefaultText: "none"}
 	stepSizeFlag = &cli.IntFlag{Name: "batch-size", Aliases: []string{"B"},
-		Usage: "samples of a step, over all ranks; needed", DefaultText: "none"}
-	rankFlag     = &cli.IntFlag{Name: "rank", Usage: "only this rank's share of each step"}
+		Usage: "samples per step, over all ranks; required", DefaultText: "none"}
+	rankFlag     = &cli.IntFlag{Name: "rank", Usage: "read only the samples of this rank"}
 	reverifyFlag = &cli.DurationFlag{Name: "reverify",
-		Usage: "compare a block of ids with its sum again if it is read so long after it was compared; 0 for never",
+		Usage: "verify a block again when it is read this long after its last verification; 0: never",
 		Value: blend.DefaultReverify}
 	verifyFlag = &cli.StringFlag{Name: "verify",
-		Usage: "`WAY` to find damage: reads (blocks with sums, when they are read), behind (whole files too, in the background), first (files without sums before they are used)", Value: "reads"}
-	worldFlag = &cli.IntFlag{Name: "world", Usage: "number of ranks; it must divide the batch size", Value: 1}
+		Usage: "when to verify checksums: `WHEN` is on-read (blocks that have sums), background (also complete files, in the background) or upfront (as background, and files without sums before use)", Value: "on-read"}
+	worldFlag = &cli.IntFlag{Name: "world", Usage: "number of ranks; must divide the batch size", Value: 1}
 )
 
 // The positions that a command reads.
 var (
 	fromFlag = &cli.Int64Flag{Name: "from", Usage: "start at position `P`, a multiple of the batch size"}
 	toFlag   = &cli.Int64Flag{Name: "to",
-		Usage:       "stop before position `P`, a multiple of the batch size or the plan's end",
-		DefaultText: "the plan's end"}
+		Usage:       "stop before position `P`, a multiple of the batch size or the end of the plan",
+		DefaultText: "end of the plan"}
 )
 
 func planCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "plan",
-		Usage: "show a plan, or what two plans differ in",
+		Usage: "show a plan, or compare two plans",
 		Subcommands: []*cli.Command{
 			{
 				Name:        "show",
-				Usage:       "print what a plan is made of and which plans it amends",
+				Usage:       "print the sources and stages of a plan, and the plans that it amends",
 				ArgsUsage:   "[PLAN]",
-				Description: "The plan is named with --plan, or as it is. No shard is opened.\n\nExample: mula plan show plan.json",
+				Description: "Name the plan with --plan or as the operand. No shard is opened.\n\nExample: mula plan show plan.json",
 				Flags:       []cli.Flag{planFlag, jsonFlag},
 				Action:      runPlanShow,
 			},
 			{
 				Name:      "diff",
-				Usage:     "say what changes from one plan to another, and from which position on",
+				Usage:     "show the differences between two plans, and the first position that may differ",
 				ArgsUsage: "FIRST SECOND",
-				Description: "Positions up to there have the same samples in both plans. This follows from what the plans say of shards, stages and skips; no shard is opened.\n\n" +
+				Description: "Both plans have the same samples before that position. Only the plans are read: shards, stages and skips. No shard is opened.\n\n" +
 					"Example: mula plan diff plan.json plan-2.json",
 				Flags:  []cli.Flag{jsonFlag},
 				Action: runPlanDiff,
@@ -68,11 +68,11 @@ func planCommand() *cli.Command {
 // readPlan reads the plan in a file.
 func readPlan(path string) (*blend.Plan, error) {
 	if path == "" {
-		return nil, usagef("--plan is empty; it names the plan's file")
+		return nil, usagef("--plan is empty; give the path of the plan")
 	}
 	plan, err := blend.ReadPlan(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w; name the plan with --plan, or make one with `mula blend`", err)
+		return nil, fmt.Errorf("%w; name the plan with --plan, or build one with `mula blend`", err)
 	}
 	return plan, err
 }
@@ -81,9 +81,9 @@ func runPlanShow(c *cli.Context) error {
 	path := c.String("plan")
 	switch {
 	case c.NArg() > 1:
-		return usagef("unexpected %q: one plan is shown, see `%s --help`", c.Args().Get(1), c.Command.HelpName)
+		return usagef("unexpected %q: give one plan; see `%s --help`", c.Args().Get(1), c.Command.HelpName)
 	case c.NArg() == 1 && c.IsSet("plan"):
-		return usagef("unexpected %q: --plan names the plan already", c.Args().First())
+		return usagef("unexpected %q: --plan already names the plan", c.Args().First())
 	case c.NArg() == 1:
 		path = c.Args().First()
 	}
@@ -114,14 +114,14 @@ func printParents(w io.Writer, verb string, parents []blend.Parent) {
 		if p := parents[i]; p.Reason != "" {
 			reason = ": " + p.Reason
 		}
-		fmt.Fprintf(w, "%s plan %.16s… from position %s on%s\n", verb, parents[i].Fingerprint,
+		fmt.Fprintf(w, "%s plan %.16s… from position %s%s\n", verb, parents[i].Fingerprint,
 			quantity.Grouped(parents[i].At), printable(reason))
 	}
 }
 
 func runPlanDiff(c *cli.Context) error {
 	if c.NArg() != 2 {
-		return usagef("two plans are needed: see `%s --help`", c.Command.HelpName)
+		return usagef("two plans are required: see `%s --help`", c.Command.HelpName)
 	}
 	var plans [2]*blend.Plan
 	for i, path := range c.Args().Slice() {
@@ -145,26 +145,26 @@ func runPlanDiff(c *cli.Context) error {
 		fmt.Fprintln(w, "They are the same plan.")
 		return nil
 	case blend.SecondAmends:
-		fmt.Fprintln(w, "The second comes from the first:")
+		fmt.Fprintln(w, "The second plan amends the first:")
 	case blend.FirstAmends:
-		fmt.Fprintln(w, "The first comes from the second:")
+		fmt.Fprintln(w, "The first plan amends the second:")
 	case blend.CommonAncestor:
-		fmt.Fprintf(w, "Both come from plan %.16s…:\n", d.Ancestor)
+		fmt.Fprintf(w, "Both amend plan %.16s…:\n", d.Ancestor)
 	case blend.Unrelated:
-		fmt.Fprintln(w, "Neither names the other among its parents.")
+		fmt.Fprintln(w, "Neither plan amends the other.")
 	}
 	printParents(w, "the first amends", d.First)
 	printParents(w, "the second amends", d.Second)
 	switch {
 	case len(d.Changes) == 0 || d.Same == min(plans[0].Length(), plans[1].Length()):
-		fmt.Fprintf(w, "\nBoth have the same samples at every position that both have (%s).\n",
+		fmt.Fprintf(w, "\nBoth have the same samples at all common positions (%s).\n",
 			quantity.Grouped(d.Same))
 	case d.Same == 0:
-		fmt.Fprintln(w, "\nThey differ from the first position on.")
+		fmt.Fprintln(w, "\nThey differ from position 0.")
 	case d.Same == 1:
-		fmt.Fprintln(w, "\nBoth have the same sample at position 0. They differ from position 1 on.")
+		fmt.Fprintln(w, "\nBoth have the same sample at position 0. They differ from position 1.")
 	default:
-		fmt.Fprintf(w, "\nBoth have the same samples at the first %s. They differ from position %s on.\n",
+		fmt.Fprintf(w, "\nBoth have the same samples at the first %s. They differ from position %s.\n",
 			plural(d.Same, "position"), quantity.Grouped(d.Same))
 	}
 	if len(d.Changes) == 0 {
@@ -186,7 +186,7 @@ func runPlanDiff(c *cli.Context) error {
 		t.row(from, change.What, printable(change.Text))
 	}
 	if skips > mostSkips {
-		t.row("", "skips", fmt.Sprintf("and %s: --json has them all", plural(skips-mostSkips, "further range")))
+		t.row("", "skips", fmt.Sprintf("and %s; --json lists all", plural(skips-mostSkips, "further range")))
 	}
 	fmt.Fprintln(w)
 	t.write(w)
@@ -197,13 +197,13 @@ func runPlanDiff(c *cli.Context) error {
 	}
 	skipped := ""
 	if len(plans[0].Skips)+len(plans[1].Skips) > 0 {
-		skipped = ", skipped ones among them"
+		skipped = ", including skipped positions"
 	}
 	from := d.Same
 	if plans[0].Megatron != nil || plans[1].Megatron != nil {
 		from = 0
 	}
-	fmt.Fprintf(w, "\npositions from %s on%s:\n", quantity.Grouped(from), skipped)
+	fmt.Fprintf(w, "\npositions from %s%s:\n", quantity.Grouped(from), skipped)
 	t.write(w)
 	return nil
 }
@@ -225,10 +225,10 @@ func openPlanWith(c *cli.Context, o blend.OpenOptions) (*blend.Data, error) {
 	data, err := blend.Open(c.Context, plan, o)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && o.Base == "":
-		return nil, fmt.Errorf("%s: %w; if the plan or its shards were moved, name the folder that the plan's paths "+
-			"start from with --shards", c.String("plan"), err)
+		return nil, fmt.Errorf("%s: %w; if the plan or its shards were moved, give --shards the folder that the "+
+			"plan's paths are relative to", c.String("plan"), err)
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, fmt.Errorf("%s: %w; --shards must name the folder that the plan's paths start from",
+		return nil, fmt.Errorf("%s: %w; --shards must be the folder that the plan's paths are relative to",
 			c.String("plan"), err)
 	case err != nil:
 		return nil, fmt.Errorf("%s: %w", c.String("plan"), err)
@@ -240,7 +240,7 @@ func openPlanWith(c *cli.Context, o blend.OpenOptions) (*blend.Data, error) {
 func ranks(c *cli.Context) (batchSize, rank, world int, err error) {
 	batchSize, rank, world = c.Int("batch-size"), c.Int("rank"), c.Int("world")
 	if !c.IsSet("batch-size") {
-		return 0, 0, 0, usagef("--batch-size is needed: see `%s --help`", c.Command.HelpName)
+		return 0, 0, 0, usagef("--batch-size is required: see `%s --help`", c.Command.HelpName)
 	}
 	if _, err = blend.RecordRows(batchSize, rank, world, 0); err != nil {
 		err = usagef("--batch-size, --rank, --world: %v", err)

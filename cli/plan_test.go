@@ -120,7 +120,7 @@ func TestVerifyClientLogs(t *testing.T) {
 		t.Errorf("exit %d, %q, %v; want 13 equal steps of one plan", code, says, result)
 	}
 	if code, stdout, stderr := call(t, "verify", folder, expected); code != exitDone ||
-		!strings.Contains(stdout, "same batches: yes; 13 steps from step 0 on") {
+		!strings.Contains(stdout, "same batches: yes; 13 steps from step 0") {
 		t.Errorf("exit %d, %q, %q", code, stdout, stderr)
 	}
 	if err := os.Remove(filepath.Join(folder, "0000000000000000-batch8-rank1of2.jsonl")); err != nil {

@@ -12,7 +12,16 @@ import (
 // renames lists the names of commands, flags and values that mula had before. The command line is
 // rewritten before the commands read it, so help, completion and suggestions have no old names.
 // Fields of configuration files have the tag was:"old" instead.
-var renames = renameTable{}
+var renames = renameTable{
+	values: []renamedValue{
+		{"stream", "verify", "reads", "on-read"},
+		{"stream", "verify", "behind", "background"},
+		{"stream", "verify", "first", "upfront"},
+		{"serve", "verify", "reads", "on-read"},
+		{"serve", "verify", "behind", "background"},
+		{"serve", "verify", "first", "upfront"},
+	},
+}
 
 // A renameTable lists old names. Commands are named without "mula", as "plan show".
 type renameTable struct {

@@ -25,26 +25,26 @@ import (
 func serveCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "serve",
-		Usage: "give the samples of a plan to other programs, over HTTP, a unix socket and Arrow Flight",
-		Description: "Prints one line of JSON when it listens, and runs until it is stopped. Any Arrow library reads its streams:\n" +
+		Usage: "serve the samples of a plan over HTTP, a unix socket and Arrow Flight",
+		Description: "Prints one line of JSON when it is ready, and runs until stopped. Any Arrow library can read its streams:\n" +
 			"GET /v1/stream?batch_size=512&rank=0&world=8&from=0. docs/guides/serve.md is a tour, docs/formats/serve.md names every request.\n\n" +
 			"Example: mula serve --plan plan.json --listen 127.0.0.1:8080 --socket /run/user/1000/mula.sock",
 		Flags: []cli.Flag{
 			planFlag, shardsFlag,
 			&cli.StringFlag{Name: "listen",
-				Usage: "answer HTTP at `HOST:PORT`; port 0 takes a free one, \"\" is none (default: 127.0.0.1:0, none with --socket or --flight)"},
+				Usage: "serve HTTP at `HOST:PORT`; port 0 chooses a free port, \"\" disables HTTP (default: 127.0.0.1:0, disabled with --socket or --flight)"},
 			&cli.StringFlag{Name: "socket",
-				Usage: "answer HTTP at a unix socket at `PATH`, which only this user may use"},
-			&cli.StringFlag{Name: "flight", Usage: "answer Arrow Flight at `HOST:PORT`"},
+				Usage: "serve HTTP at the unix socket `PATH`, for this user only"},
+			&cli.StringFlag{Name: "flight", Usage: "serve Arrow Flight at `HOST:PORT`"},
 			&cli.StringFlag{Name: "token-file",
-				Usage: "answer only those who name the token in `FILE`, which only this user may read (not asked for at the socket)"},
-			&cli.StringFlag{Name: "tls-cert", Usage: "encrypt with the certificate in `FILE` (PEM), and --tls-key"},
-			&cli.StringFlag{Name: "tls-key", Usage: "key of the certificate, in `FILE` (PEM)"},
+				Usage: "require the bearer token in `FILE` (mode 0600), except at the unix socket"},
+			&cli.StringFlag{Name: "tls-cert", Usage: "encrypt with the certificate in `FILE` (PEM); requires --tls-key"},
+			&cli.StringFlag{Name: "tls-key", Usage: "private key of the certificate, in `FILE` (PEM)"},
 			&cli.BoolFlag{Name: "insecure",
-				Usage: "listen at an address that other machines reach without asking for a token"},
-			&cli.IntFlag{Name: "max-streams", Usage: "streams at a time", Value: 4096},
+				Usage: "allow other machines to connect without a token or encryption"},
+			&cli.IntFlag{Name: "max-streams", Usage: "serve at most `N` streams at once", Value: 4096},
 			&cli.StringFlag{Name: "memory",
-				Usage: "`BYTES` that the records of all streams may take together, as 512M or 4Gi", Value: "1Gi"},
+				Usage: "limit the records of all streams to `BYTES`, such as 512M or 4Gi", Value: "1Gi"},
 			verifyFlag, reverifyFlag,
 		},
 		Action: runServe,
@@ -68,7 +68,7 @@ func runServe(c *cli.Context) error {
 	// not given would open what was to be guarded.
 	for _, flag := range []string{"socket", "flight", "token-file", "tls-cert", "tls-key", "memory"} {
 		if c.IsSet(flag) && c.String(flag) == "" {
-			return usagef("--%s is given without a value: name one, or leave the flag out", flag)
+			return usagef("--%s is empty; give a value, or remove the flag", flag)
 		}
 	}
 	memory, err := amount(c, "memory")
@@ -82,7 +82,7 @@ func runServe(c *cli.Context) error {
 	at := addresses{listen: c.String("listen"), socket: c.String("socket"), flight: c.String("flight")}
 	if at == (addresses{}) {
 		if c.IsSet("listen") {
-			return usagef("there is nowhere to listen: one of --listen, --socket and --flight is needed")
+			return usagef("no address to listen at; give --listen, --socket or --flight")
 		}
 		at.listen = "127.0.0.1:0"
 	}
@@ -217,14 +217,14 @@ func readAccess(c *cli.Context) (a serve.Access, err error) {
 			return r <= ' ' ||
 				r > '~'
 		}) {
-			return a, fmt.Errorf("--token-file: %s must hold one word of at most %d visible ASCII characters", path,
+			return a, fmt.Errorf("--token-file: %s must contain one word of at most %d visible ASCII characters", path,
 				maxToken)
 		}
 		a.Token = string(text)
 	}
 	cert, key := c.String("tls-cert"), c.String("tls-key")
 	if (cert == "") != (key == "") {
-		return a, usagef("--tls-cert and --tls-key are given together or not at all")
+		return a, usagef("--tls-cert and --tls-key require each other")
 	}
 	if cert != "" {
 		pair, err := tls.LoadX509KeyPair(cert, key)
@@ -253,8 +253,8 @@ func readSecret(path string) ([]byte, error) {
 		others = 0o007
 	}
 	if info.Mode().Perm()&others != 0 {
-		return nil, fmt.Errorf("%s has mode %04o, so that other users may read or change it: say `chmod 600 %s`, "+
-			"and take another token if it is not a new one",
+		return nil, fmt.Errorf("%s is accessible to other users (mode %04o): run `chmod 600 %s`, "+
+			"and replace the token if it may have leaked",
 			path, info.Mode().Perm(), path)
 	}
 	return io.ReadAll(io.LimitReader(f, 2*maxToken))
@@ -268,7 +268,7 @@ func guarded(c *cli.Context, flag, address string, a serve.Access) error {
 	}
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
-		return usagef("--%s is %q; it must have the form HOST:PORT, as 127.0.0.1:8080", flag, address)
+		return usagef("--%s is %q; it must be HOST:PORT, such as 127.0.0.1:8080", flag, address)
 	}
 	if host != "" {
 		found, err := net.DefaultResolver.LookupIPAddr(c.Context, host)
@@ -284,10 +284,10 @@ func guarded(c *cli.Context, flag, address string, a serve.Access) error {
 		}
 	}
 	if a.Token != "" {
-		fmt.Fprintf(c.App.ErrWriter, "warning: the token of --%s %s crosses the network in clear, and who sees it "+
-			"may use it: give --tls-cert and --tls-key\n", flag, address)
+		fmt.Fprintf(c.App.ErrWriter, "warning: the token for --%s %s is sent unencrypted; "+
+			"use --tls-cert and --tls-key\n", flag, address)
 		return nil
 	}
-	return usagef("--%s %s is reached from other machines, and everybody there could read the data: give a "+
-		"--token-file, or say --insecure", flag, address)
+	return usagef("other machines could read the data at --%s %s without a token; give --token-file, "+
+		"or allow it with --insecure", flag, address)
 }

@@ -240,7 +240,7 @@ func TestServeToken(t *testing.T) {
 	if s.HTTP != "http://127.0.0.1:"+port {
 		t.Errorf("the first line names %s, where no client can be sure to reach the server", s.HTTP)
 	}
-	s.end("warning: the token of --listen 0.0.0.0:0 crosses the network in clear")
+	s.end("warning: the token for --listen 0.0.0.0:0 is sent unencrypted")
 
 	s = startServer(t, dir, "--token-file", "token", "--listen", "localhost:0")
 	if !strings.HasPrefix(s.HTTP, "http://localhost:") {
@@ -340,18 +340,18 @@ func TestServeWrong(t *testing.T) {
 		{[]string{"--flight", "0.0.0.0:0"}, "--insecure", exitUsage},
 		{[]string{"--listen", "[::]:0"}, "--insecure", exitUsage},
 		{[]string{"--listen", "8080"}, "HOST:PORT", exitUsage},
-		{[]string{"--listen", ""}, "nowhere to listen", exitUsage},
+		{[]string{"--listen", ""}, "no address to listen at", exitUsage},
 		{[]string{"--max-streams", "0"}, "--max-streams is 0", exitUsage},
 		{[]string{"--memory", "5"}, "--memory is 5;", exitUsage},
 		{[]string{"--memory", "much"}, "--memory is \"much\"", exitUsage},
-		{[]string{"--memory", ""}, "--memory is given without a value", exitUsage},
-		{[]string{"--socket", ""}, "--socket is given without a value", exitUsage},
-		{[]string{"--flight", ""}, "--flight is given without a value", exitUsage},
-		{[]string{"--token-file", ""}, "--token-file is given without a value", exitUsage},
-		{[]string{"--tls-cert", "", "--tls-key", ""}, "--tls-cert is given without a value", exitUsage},
-		{[]string{"--tls-key", ""}, "--tls-key is given without a value", exitUsage},
+		{[]string{"--memory", ""}, "--memory is empty; give a value", exitUsage},
+		{[]string{"--socket", ""}, "--socket is empty; give a value", exitUsage},
+		{[]string{"--flight", ""}, "--flight is empty; give a value", exitUsage},
+		{[]string{"--token-file", ""}, "--token-file is empty; give a value", exitUsage},
+		{[]string{"--tls-cert", "", "--tls-key", ""}, "--tls-cert is empty; give a value", exitUsage},
+		{[]string{"--tls-key", ""}, "--tls-key is empty; give a value", exitUsage},
 		{[]string{"--token-file", open}, "chmod 600 " + open, exitFailed},
-		{[]string{"--tls-cert", "x"}, "given together", exitUsage},
+		{[]string{"--tls-cert", "x"}, "require each other", exitUsage},
 		{[]string{"--verify", "never"}, "--verify", exitUsage},
 		{[]string{"--token-file", empty}, "one word", exitFailed},
 		{[]string{"--token-file", empty + "x"}, "--token-file", exitFailed},

@@ -19,30 +19,30 @@ import (
 func simulateCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "simulate",
-		Usage: "say what reading a plan asks of storage, and what its shuffle and mixture look like",
-		Description: "What is said of the order is counted along the plan. Seconds come from a simple model of the storage, whose figures are assumptions:\n" +
-			"docs/reference/simulate.md has the formulas, the kinds of storage and the form of a storage's file.\n\n" +
+		Usage: "estimate the storage load of a plan, and show its shuffle and mixture statistics",
+		Description: "Statistics of the order are counted from the plan. Times come from a simple storage model, whose figures are assumptions:\n" +
+			"docs/reference/simulate.md has the formulas, the kinds of storage and the format of a storage file.\n\n" +
 			"Example: mula simulate --plan plan.json --nodes 64 --ranks-per-node 8 --batch-size 1024 --step-time 0.9 --storage parallel-fs --report simulate.html",
 		Flags: []cli.Flag{
 			planFlag, shardsFlag,
-			&cli.IntFlag{Name: "nodes", Aliases: []string{"N"}, Usage: "nodes that read, each its share of every step",
+			&cli.IntFlag{Name: "nodes", Aliases: []string{"N"}, Usage: "number of nodes that read the plan",
 				Value: 1},
-			&cli.IntFlag{Name: "ranks-per-node", Usage: "ranks of a node, which divide its share", Value: 1},
-			&cli.IntFlag{Name: "batch-size", Aliases: []string{"B"}, Usage: "samples of a step, over all ranks",
-				DefaultText: "the multiple of the ranks next to 512"},
-			&cli.Float64Flag{Name: "step-time", Usage: "a step computes for `SECONDS`",
-				DefaultText: "not known: nothing is said of whether storage keeps up"},
-			&cli.Float64Flag{Name: "tokens-per-second", Usage: "the same as tokens a second of all nodes together, `T`",
-				DefaultText: "not known"},
+			&cli.IntFlag{Name: "ranks-per-node", Usage: "ranks per node", Value: 1},
+			&cli.IntFlag{Name: "batch-size", Aliases: []string{"B"}, Usage: "samples per step, over all ranks",
+				DefaultText: "the multiple of the ranks nearest to 512"},
+			&cli.Float64Flag{Name: "step-time", Usage: "compute time of a step, in `SECONDS`",
+				DefaultText: "unknown: no check whether storage keeps up"},
+			&cli.Float64Flag{Name: "tokens-per-second", Usage: "instead of --step-time: compute `T` tokens/s on all nodes together",
+				DefaultText: "unknown"},
 			&cli.StringFlag{Name: "storage",
-				Usage: "local-nvme, parallel-fs, object-store, or a `FILE` ending in .yaml",
+				Usage: "model the storage local-nvme, parallel-fs or object-store, or the `FILE` that ends in .yaml",
 				Value: simulate.Kinds[0].Name},
 			fromFlag, toFlag,
-			&cli.Int64Flag{Name: "samples", Usage: "positions looked at one by one, at most",
+			&cli.Int64Flag{Name: "samples", Usage: "examine at most `N` samples one by one",
 				Value: simulate.DefaultSamples},
 			&cli.BoolFlag{Name: "plan-only",
-				Usage: "look at no shard, which need not be here: nothing is said of documents"},
-			&cli.StringFlag{Name: "report", Usage: "write an HTML page with tables and pictures to `FILE`"},
+				Usage: "use only the plan, without shards; omit document statistics"},
+			&cli.StringFlag{Name: "report", Usage: "write an HTML page with tables and charts to `FILE`"},
 			jsonFlag,
 		},
 		Action: runSimulate,
@@ -65,7 +65,7 @@ func runSimulate(c *cli.Context) error {
 	var plan *blend.Plan
 	if c.Bool("plan-only") {
 		if c.IsSet("shards") {
-			return usagef("--plan-only looks at no shard; leave --shards out")
+			return usagef("--plan-only reads no shards; remove --shards")
 		}
 		plan, err = readPlan(c.String("plan"))
 		if err == nil && !plan.Windowed() {
@@ -141,7 +141,7 @@ func simulateOptions(c *cli.Context) (simulate.Options, error) {
 		return o, usagef("--samples is %d; it must be from 1 to %s", o.Samples, quantity.Grouped(1<<26))
 	}
 	if c.IsSet("step-time") && c.IsSet("tokens-per-second") {
-		return o, usagef("--step-time and --tokens-per-second say the same; give one of them")
+		return o, usagef("--step-time and --tokens-per-second exclude each other; give one")
 	}
 	for _, name := range []string{"step-time", "tokens-per-second"} {
 		if v := c.Float64(name); c.IsSet(name) && !(v > 0 && v < 1e18) {

@@ -13,12 +13,12 @@ func TestSimulateWrongUsage(t *testing.T) {
 		{"--nodes 3 --batch-size 8", "must be a multiple of the 3 ranks"},
 		{"--batch-size 0", "--batch-size is 0"},
 		{"--samples 0", "--samples is 0"},
-		{"--step-time 1 --tokens-per-second 1", "say the same"},
+		{"--step-time 1 --tokens-per-second 1", "exclude each other"},
 		{"--step-time 0", "--step-time is 0"},
 		{"--tokens-per-second -1", "--tokens-per-second is -1"},
 		{"--step-time x", "must be a number"},
 		{"--storage local-nvm", `did you mean "local-nvme"`},
-		{"--plan-only --shards x", "leave --shards out"},
+		{"--plan-only --shards x", "remove --shards"},
 		{"extra", `unexpected "extra"`},
 	} {
 		code, stdout, stderr := call(t, append([]string{"simulate"}, strings.Fields(c.args)...)...)

@@ -13,13 +13,13 @@ func streamCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "stream",
 		Usage: "write the samples of a plan to standard output as an Arrow IPC stream, a record batch for each step",
-		Description: "Any Arrow library reads it; in Python: pyarrow.ipc.open_stream(sys.stdin.buffer).\n\n" +
+		Description: "Any Arrow library can read it. Python: pyarrow.ipc.open_stream(sys.stdin.buffer).\n\n" +
 			"Example: mula stream --plan plan.json --batch-size 32 --from 6400 --rank 1 --world 4 | python train.py",
 		Flags: []cli.Flag{
 			planFlag, shardsFlag, stepSizeFlag, rankFlag, worldFlag,
 			fromFlag, toFlag,
 			verifyFlag, reverifyFlag,
-			&cli.IntFlag{Name: "prefetch", Usage: "record batches read ahead", Value: 4},
+			&cli.IntFlag{Name: "prefetch", Usage: "read `N` record batches ahead", Value: 4},
 		},
 		Action: runStream,
 	}
@@ -37,7 +37,7 @@ func runStream(c *cli.Context) error {
 		return err
 	}
 	if isTerminal(c.App.Writer) {
-		return usagef("standard output is a terminal; send the stream to a file or a program, as in `mula stream " +
+		return usagef("standard output is a terminal; redirect it to a file or a program, as in `mula stream " +
 			"... | python train.py`")
 	}
 	options, err := verification(c)

@@ -16,7 +16,7 @@ type table struct {
 }
 
 // noNumber are the cells that may stand in a column of numbers.
-var noNumber = map[string]bool{"": true, "-": true, "none": true, "rests": true}
+var noNumber = map[string]bool{"": true, "-": true, "none": true, "paused": true}
 
 func newTable(heading ...string) *table { return &table{heading: heading} }
 

@@ -23,49 +23,49 @@ import (
 func tokenizeCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "tokenize",
-		Usage:     "turn documents into shards of token ids",
+		Usage:     "tokenize documents into shards of token ids",
 		ArgsUsage: "INPUT...",
 		Description: "Inputs are files of documents (JSON lines, JSON, Parquet, Arrow, plain text; plain, gzip or zstd), folders of them, or - for standard\n" +
-			"input. Writes PREFIX.bin, PREFIX.idx (Megatron-LM's format) or the files of another framework (--to), where every document came from, and hashes.\n" +
-			"The bytes depend on inputs, tokenizer and flags alone, not on workers and processes.\n\n" +
-			"The work is kept in PREFIX.job: the same command goes on after a kill, and any number of processes, on machines that share the folder, may be\n" +
-			"given the same command to share the work. When all is done it says so.\n\n" +
+			"input. Writes PREFIX.bin and PREFIX.idx (Megatron-LM's format) or the files of another framework (--to), the origin of each document, and\n" +
+			"hashes. The bytes depend only on inputs, tokenizer and flags, not on workers and processes.\n\n" +
+			"Progress is kept in PREFIX.job. After a kill, the same command resumes the job. Several processes, on machines that share the folder, may run\n" +
+			"the same command to share the work. A finished job is not repeated.\n\n" +
 			"Example: mula tokenize --tokenizer tokenizer.json --output shards/wiki --shard-tokens 2G corpus/wiki",
 		Flags: slices.Concat([]cli.Flag{
-			&cli.StringFlag{Name: "tokenizer", Usage: "use the Hugging Face tokenizer.json in `FILE` (needed)"},
+			&cli.StringFlag{Name: "tokenizer", Usage: "use the Hugging Face tokenizer.json in `FILE` (required)"},
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"},
-				Usage: "write the shards' files under the `PREFIX` (needed)"},
-			&cli.StringFlag{Name: "to", Usage: "write shards as `NAME` does: " + strings.Join(formats.Names(), ", "),
+				Usage: "write shards to `PREFIX`.bin, .idx and so on (required)"},
+			&cli.StringFlag{Name: "to", Usage: "write shards in the layout `NAME`: " + strings.Join(formats.Names(), ", "),
 				Value: "megatron"},
 			&cli.StringFlag{Name: "shard-tokens",
-				Usage: "close a shard before the document that brings it above `N` tokens (2G, 500M); shards are PREFIX-00000, PREFIX-00001, …", DefaultText: "one shard, PREFIX"},
-			&cli.Uint64Flag{Name: "shuffle-seed", Usage: "shuffle all documents by the seed `N`",
+				Usage: "write shards PREFIX-00000, PREFIX-00001, … of at most `N` tokens (2G, 500M), except for single larger documents", DefaultText: "one shard, PREFIX"},
+			&cli.Uint64Flag{Name: "shuffle-seed", Usage: "shuffle all documents with seed `N`",
 				DefaultText: "not shuffled"},
 			&cli.Float64Flag{Name: "sample",
-				Usage: "keep the `SHARE` of the documents, above 0 and at most 1; a smaller sample is part of a larger one", DefaultText: "all"},
+				Usage: "keep a random `SHARE` of the documents, above 0 and at most 1; a smaller sample is a subset of a larger one", DefaultText: "all"},
 			&cli.StringFlag{Name: "max-documents", Usage: "stop after `N` documents in the order of the inputs",
 				DefaultText: "all"},
 		}, readFlags(), []cli.Flag{
-			&cli.StringFlag{Name: "eod", Usage: "the `TOKEN` that ends every document", Value: defaultEOD},
+			&cli.StringFlag{Name: "eod", Usage: "end every document with `TOKEN`", Value: defaultEOD},
 			&cli.BoolFlag{Name: "no-eod", Usage: "end documents without a token"},
 			&cli.StringFlag{Name: "specials",
-				Usage: "special tokens that stand literally in a text become text (text) or the special id (tokens), which is Hugging Face's default", Value: "text"},
+				Usage: "encode special tokens that occur in documents as plain text (text), or as special ids (tokens, the default of Hugging Face)", Value: "text"},
 			&cli.BoolFlag{Name: "add-special-tokens",
-				Usage: "put around every document what the tokenizer's post-processor adds, such as a token for its beginning; --eod still ends it, once"},
+				Usage: "add the tokens of the tokenizer's post-processor, such as a begin token; --eod still ends each document, once"},
 			&cli.BoolFlag{Name: "ignore-truncation-and-padding",
-				Usage: "ignore what the tokenizer sets as truncation and padding: documents are never cut or padded"},
-			&cli.StringFlag{Name: "on-error", Usage: "at a document that cannot be used: fail, or skip and count it",
+				Usage: "ignore the tokenizer's truncation and padding settings; documents are never cut or padded"},
+			&cli.StringFlag{Name: "on-error", Usage: "on an unusable document, fail, or skip it and count it",
 				Value: "fail"},
-			&cli.StringFlag{Name: "rejects", Usage: "with --on-error skip, write what was skipped and why to `FILE`",
+			&cli.StringFlag{Name: "rejects", Usage: "with --on-error skip, list skipped documents and reasons in `FILE`",
 				DefaultText: "PREFIX.rejects.jsonl"},
 			&cli.StringFlag{Name: "max-rejects",
 				Usage: "with --on-error skip, fail before a shard is written if more than `N` documents, or N% of all, were skipped", Value: "1%"},
 			&cli.BoolFlag{Name: "overwrite",
-				Usage: "start anew, whatever an earlier job has left or made under PREFIX"},
+				Usage: "discard an earlier job and its shards at PREFIX"},
 			&cli.StringFlag{Name: "memory",
-				Usage: "hold at most `BYTES` of texts and ids; shuffling a large corpus is faster with several G",
+				Usage: "keep at most `BYTES` of texts and ids in memory; shuffling a large corpus is faster with several G",
 				Value: "256M"},
-			&cli.StringFlag{Name: "piece-size", Usage: "claim about `BYTES` of the inputs at a time; changes no output",
+			&cli.StringFlag{Name: "piece-size", Usage: "claim about `BYTES` of input at a time; does not change the output",
 				DefaultText: "8M to 256M, by the size of the inputs"},
 			workersFlag, jsonFlag,
 		}),
@@ -80,14 +80,14 @@ func readFlags() []cli.Flag {
 			Usage: "read all inputs, and all files in folders, as `NAME`: auto, jsonl, json, text, parquet, arrow",
 			Value: "auto"},
 		&cli.StringSliceFlag{Name: "glob",
-			Usage: "in folders, read the files that match `PATTERN`, whatever their ending: *.md by name, web/**/*.md by path in the folder; may be repeated"},
+			Usage: "in folders, read the files that match `PATTERN`, with any extension: *.md by name, web/**/*.md by path in the folder; may be repeated"},
 		&cli.StringFlag{Name: "text-field",
-			Usage: "read texts from the field or column `NAME`; a dot leads into an object, as in doc.body",
+			Usage: "read texts from the field or column `NAME`; a dot selects a field of an object, as in doc.body",
 			Value: "text"},
 		&cli.StringFlag{Name: "id-field",
-			Usage:       "read ids from the field or column `NAME`, which every Parquet and Arrow file must then have",
-			DefaultText: "id, where there is one"},
-		&cli.StringFlag{Name: "text-unit", Usage: "of plain text, a document is a `UNIT`: file or line", Value: "file"},
+			Usage:       "read document ids from the field or column `NAME`; every Parquet and Arrow file must have it",
+			DefaultText: "id, if it exists"},
+		&cli.StringFlag{Name: "text-unit", Usage: "treat each `UNIT` of plain text as a document: file or line", Value: "file"},
 	}
 }
 
@@ -165,10 +165,10 @@ func runTokenize(c *cli.Context) error {
 	switch {
 	case !os.IsPathSeparator(output[len(output)-1]):
 	case c.String("to") == formats.Name(shards.MDS):
-		return usagef("--output %s ends with a separator; leave it out, as the files of the job are beside the folder",
+		return usagef("--output %s ends with a separator; remove it, because the job's files are next to the folder",
 			output)
 	default:
-		return usagef("--output %s is a folder; add what the names of the files are to begin with, such as %stokens",
+		return usagef("--output %s is a folder; add a file name prefix, such as %stokens",
 			output, output)
 	}
 	options := job.Options{Inputs: found.Inputs, Names: found.Names, Read: read, Output: output,
@@ -203,10 +203,10 @@ func runTokenize(c *cli.Context) error {
 	switch c.String("on-error") {
 	case "fail":
 		if c.IsSet("rejects") {
-			return usagef("--rejects goes with --on-error skip")
+			return usagef("--rejects requires --on-error skip")
 		}
 		if c.IsSet("max-rejects") {
-			return usagef("--max-rejects goes with --on-error skip")
+			return usagef("--max-rejects requires --on-error skip")
 		}
 	case "skip":
 		options.OnError = job.Skip
@@ -286,7 +286,7 @@ func runTokenize(c *cli.Context) error {
 	}
 	if err != nil {
 		if c.Context.Err() != nil && !slices.Contains(found.Inputs, "-") {
-			p.line("what is done is kept in %s; the same command goes on from there", options.Output+job.FolderSuffix)
+			p.line("progress is kept in %s; the same command resumes the job", options.Output+job.FolderSuffix)
 		}
 		return err
 	}
@@ -339,7 +339,7 @@ func showTokenized(c *cli.Context, s job.Summary) {
 		fmt.Fprintf(w, ", %s", plural(int64(len(s.Shards)), "shard"))
 	}
 	if s.Before {
-		fmt.Fprintf(w, "; complete before, nothing was done (--overwrite makes it anew)\n")
+		fmt.Fprintf(w, "; already complete; nothing to do (--overwrite rebuilds it)\n")
 	} else {
 		fmt.Fprintf(w, ", in %.1f s (%.1f MB/s)\n", s.Seconds, float64(s.TextBytes)/1e6/s.Seconds)
 	}
@@ -351,9 +351,9 @@ func showTokenized(c *cli.Context, s job.Summary) {
 		total += s.Skipped[kind]
 		fmt.Fprintf(w, "  skipped %s: %s\n", kind, quantity.Grouped(s.Skipped[kind]))
 	}
-	fmt.Fprintf(w, "  %s skipped in all", plural(total, "document"))
+	fmt.Fprintf(w, "  %s skipped in total", plural(total, "document"))
 	if s.Rejects != "" {
-		fmt.Fprintf(w, "; %s says which and why", s.Rejects)
+		fmt.Fprintf(w, "; see %s for the reasons", s.Rejects)
 	}
 	fmt.Fprintln(w)
 }

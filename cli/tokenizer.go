@@ -18,26 +18,26 @@ import (
 func tokenizerCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "tokenizer",
-		Usage: "make tokenizers",
+		Usage: "train tokenizers",
 		Subcommands: []*cli.Command{{
 			Name:      "train",
 			Usage:     "train a byte-level BPE tokenizer and write a Hugging Face tokenizer.json",
 			ArgsUsage: "INPUT...",
-			Description: "Inputs are what `mula tokenize` reads: files of documents (JSON lines, JSON, Parquet, Arrow, plain text; plain, gzip or zstd), folders of\n" +
-				"them, or - for standard input. The result depends on the inputs and the flags alone, not on the number of workers.\n\n" +
+			Description: "Inputs are the same as for `mula tokenize`: files of documents (JSON lines, JSON, Parquet, Arrow, plain text; plain, gzip or zstd), folders of\n" +
+				"them, or - for standard input. The result depends only on inputs and flags, not on the number of workers.\n\n" +
 				"Example: mula tokenizer train --vocab-size 4096 --output tokenizer.json corpus/go corpus/books",
 			Flags: slices.Concat([]cli.Flag{
 				&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the tokenizer to `FILE`",
 					Value: "tokenizer.json"},
-				&cli.IntFlag{Name: "vocab-size", Usage: "number of ids, special tokens and the 256 bytes included",
+				&cli.IntFlag{Name: "vocab-size", Usage: "train `N` ids, including special tokens and the 256 bytes",
 					Value: 50304},
 				&cli.StringSliceFlag{Name: "special",
-					Usage: "special `TOKEN` (repeat the flag for several); they get the first ids",
+					Usage: "reserve an id for the special `TOKEN`, from 0; may be repeated",
 					Value: cli.NewStringSlice(defaultEOD, "<|padding|>")},
-				&cli.StringFlag{Name: "pattern", Usage: "rule that cuts text into words: gpt2 or cl100k",
+				&cli.StringFlag{Name: "pattern", Usage: "split text into words by the rule `NAME`: gpt2 or cl100k",
 					Value: "gpt2"},
-				&cli.IntFlag{Name: "min-frequency", Usage: "how often a pair must occur to become a token", Value: 2},
-				&cli.Int64Flag{Name: "max-bytes", Usage: "read no more than this many bytes of text (0: all)"},
+				&cli.IntFlag{Name: "min-frequency", Usage: "merge only pairs that occur at least `N` times", Value: 2},
+				&cli.Int64Flag{Name: "max-bytes", Usage: "read at most `N` bytes of text; 0: all"},
 			}, readFlags(), []cli.Flag{workersFlag, jsonFlag}),
 			Action: tokenizerTrain,
 		}},
@@ -47,7 +47,7 @@ func tokenizerCommand() *cli.Command {
 const defaultEOD = "<|endoftext|>"
 
 var workersFlag = &cli.IntFlag{Name: "workers",
-	Usage: "parallel workers (0: all cores); the output does not depend on it"}
+	Usage: "use `N` parallel workers; 0: all cores. The output does not depend on it"}
 
 func tokenizerTrain(c *cli.Context) error {
 	read, err := readOptions(c)

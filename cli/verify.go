@@ -18,23 +18,24 @@ import (
 )
 
 // errDiffer makes `mula verify` exit with 1 after it has said how the logs differ.
-var errDiffer = errors.New("the runs did not see the same batches")
+var errDiffer = errors.New("the logs have different batches")
 
 func verifyCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "verify",
 		Usage:     "compare two fingerprint logs, and name the first step that differs",
 		ArgsUsage: "A B",
-		Description: "A and B are logs of `mula hash`, a run's fingerprints.jsonl, or the run's folder, which stands for all logs of a run that has changed\n" +
-			"its plan. A folder of logs of the Python client stands for all starts and ranks of its run. The logs of the ranks of one run are given as\n" +
-			"one operand, separated by commas; their set hashes are added up. Exits with 1 if the logs differ. Steps that only one of them has are not compared, and named. A run with `spikes` leaves out data: against its plan\n" +
-			"it differs from the first step left out on; skips.yaml in its folder names the positions. Where the logs are of a plan and of one that\n" +
-			"amends it, what was amended is said; the latter is found by the run's train.yaml or as plan.json beside a log, or else named by --plan.\n\n" +
+		Description: "A and B are logs of `mula hash`, a run's fingerprints.jsonl, or a run's folder, which includes the logs of all plans of the run.\n" +
+			"A folder of logs of the Python client includes all starts and ranks of its run. Give the logs of the ranks of one run as one operand,\n" +
+			"separated by commas; their set hashes are added. Exits with 1 if the logs differ. Steps that only one log has are listed, not compared.\n" +
+			"A run with `spikes` skips data: it differs from its plan at the first skipped step, and skips.yaml in its folder lists the positions.\n" +
+			"If one log's plan amends the other's, the amendments are shown. The newest plan is taken from the run's train.yaml, from plan.json\n" +
+			"next to a log, or from --plan.\n\n" +
 			"Example: mula verify expected.jsonl runs/base",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "plan", Aliases: []string{"p"},
-				Usage:       "the youngest plan of the logs, in `FILE`: says which of its amendments lie between their plans",
-				DefaultText: "that of the run, or plan.json beside a log"},
+				Usage:       "read the newest plan of the logs from `FILE`, to explain amendments between the two logs",
+				DefaultText: "the run's plan, or plan.json next to a log"},
 			jsonFlag,
 		},
 		Action: runVerify,
@@ -82,7 +83,7 @@ func openLog(operand string) (*fingerprintLog, error) {
 		if err != nil {
 			if _, notPlan := blend.ReadPlan(path); notPlan == nil {
 				return fmt.Errorf("%s is a plan: mula hash --plan %s --batch-size B --output expected.jsonl writes "+
-					"the log that it implies, and --plan %s explains amendments", path, path, path)
+					"its log, and --plan %s explains amendments", path, path, path)
 			}
 			return err
 		}
@@ -108,20 +109,20 @@ func openLog(operand string) (*fingerprintLog, error) {
 		}
 		if err := open(path); err != nil {
 			if folder && len(older) > 0 && errors.Is(err, fs.ErrNotExist) {
-				err = fmt.Errorf("%w; the folder has only logs of plans that the run is not on, such as %s: start "+
-					"the run once more, or give that log", err, older[0])
+				err = fmt.Errorf("%w; the folder has only logs of earlier plans, such as %s; start "+
+					"the run again, or name that log", err, older[0])
 			}
 			return l, err
 		}
 		switch {
 		case len(older) == 0:
 		case !folder:
-			l.note = fmt.Sprintf("%s is the log of one plan of its run, of which %s has %s: give the folder to "+
-				"compare the whole run", path, filepath.Dir(path),
+			l.note = fmt.Sprintf("%s is the log of one plan of its run; %s also has %s. Name the folder to "+
+				"compare the complete run", path, filepath.Dir(path),
 				plural(int64(len(older)), "older log"))
 		case len(paths) > 1:
-			return l, fmt.Errorf("%s is the folder of a run with logs of several plans, which cannot be one rank of "+
-				"several: give it alone", filepath.Dir(path))
+			return l, fmt.Errorf("%s has the logs of several plans of a run, and cannot be combined with "+
+				"other logs; give it alone", filepath.Dir(path))
 		default:
 			for _, path := range older {
 				if err := open(path); err != nil {
@@ -153,11 +154,11 @@ func (l *fingerprintLog) openClient(folder string, operands int) (bool, error) {
 		if err != nil || len(older) > 0 {
 			return false, err
 		}
-		return true, fmt.Errorf("%s: no fingerprint log in the folder: it has neither %s of `mula train` nor logs "+
+		return true, fmt.Errorf("%s: no fingerprint log in the folder; expected %s of `mula train` or logs "+
 			"of the Python client, such as 0000000000000000-batch32-rank0of1.jsonl",
 			folder, runLogName)
 	case operands > 1:
-		return true, fmt.Errorf("%s is a folder of logs of the Python client, which has all ranks of a run: give it "+
+		return true, fmt.Errorf("%s has the Python client's logs of all ranks of a run; give it "+
 			"alone", folder)
 	}
 	l.client, l.steps, l.header, l.plans = log, log, header, log.Plans
@@ -214,7 +215,7 @@ func youngestPlan(fingerprints, operands []string) (plan *blend.Plan, file, why 
 				folder = path
 			}
 			type candidate struct{ file, why string }
-			candidates := []candidate{{filepath.Join(folder, "plan.json"), "which is beside the log"}}
+			candidates := []candidate{{filepath.Join(folder, "plan.json"), "which is next to the log"}}
 			names := filepath.Join(folder, "train.yaml")
 			if config, err := train.LoadConfig(names); err == nil {
 				candidates = slices.Insert(candidates, 0, candidate{config.Plan, fmt.Sprintf("which %s names", names)})
@@ -235,7 +236,7 @@ func youngestPlan(fingerprints, operands []string) (plan *blend.Plan, file, why 
 
 func runVerify(c *cli.Context) error {
 	if c.NArg() != 2 {
-		return usagef("two logs are needed: see `%s --help`", c.Command.HelpName)
+		return usagef("two logs are required: see `%s --help`", c.Command.HelpName)
 	}
 	a, err := openLog(c.Args().Get(0))
 	defer a.close()
@@ -257,7 +258,7 @@ func runVerify(c *cli.Context) error {
 			return err
 		}
 		if amended, found = amendments(plan, plans); found == 0 {
-			return fmt.Errorf("%s is plan %.16s…; no log is of it or of a plan that it amends", file,
+			return fmt.Errorf("%s is plan %.16s…, but the logs have neither this plan nor a plan that it amends", file,
 				plan.Fingerprint())
 		}
 	} else if plan, file, why = youngestPlan(plans, c.Args().Slice()); plan != nil {
@@ -299,14 +300,14 @@ func runVerify(c *cli.Context) error {
 		switch {
 		case samePlan && len(a.plans) == 1:
 		case plan == nil:
-			fmt.Fprintln(w, "if one of the plans amends the others, --plan FILE with it names the amendments")
+			fmt.Fprintln(w, "if one plan amends the other, give it as --plan FILE to list the amendments")
 		default:
 			if why != "" {
-				fmt.Fprintf(w, "the plans are explained by %s, %s\n", printable(file), printable(why))
+				fmt.Fprintf(w, "the newest plan is %s, %s\n", printable(file), printable(why))
 			}
 			printParents(w, fmt.Sprintf("%s: amends", printable(file)), amended)
 			if found < len(plans) {
-				fmt.Fprintf(w, "not all plans of the logs are among those that %s amends\n", printable(file))
+				fmt.Fprintf(w, "%s does not amend all plans of the logs\n", printable(file))
 			}
 		}
 		if !same {
@@ -328,18 +329,18 @@ func printComparison(w io.Writer, r blend.Comparison, a, b *fingerprintLog) {
 		if l.run == nil {
 			continue
 		}
-		fmt.Fprintf(w, "%s is of a run that changed its plan:\n", printable(l.name))
+		fmt.Fprintf(w, "%s: the run changed its plan:\n", printable(l.name))
 		for _, span := range l.run.Spans {
 			fmt.Fprintf(w, "  %s: plan %.16s…\n", numbered("step", span.Steps), printable(span.Plan))
 		}
 	}
 	switch same := r.Kind == blend.NoDifference; {
 	case same && r.Ordered:
-		fmt.Fprintf(w, "same batches: yes; %s from step %s on, the same samples in the same order\n",
+		fmt.Fprintf(w, "same batches: yes; %s from step %s, the same samples in the same order\n",
 			plural(r.Equal, "step"), quantity.Grouped(r.First))
 	case same:
 		fmt.Fprintf(w,
-			"same batches: yes; %s from step %s on, the same samples (logs of ranks do not prove the order)\n",
+			"same batches: yes; %s from step %s, the same samples (logs of ranks do not prove the order)\n",
 			plural(r.Equal, "step"), quantity.Grouped(r.First))
 	default:
 		fmt.Fprintf(w, "same batches: no; %s, then step %s: %s\n", plural(r.Equal, "equal step"),
@@ -352,14 +353,14 @@ func printComparison(w io.Writer, r blend.Comparison, a, b *fingerprintLog) {
 	}{{a, r.OnlyA}, {b, r.OnlyB}} {
 		for _, steps := range l.steps {
 			begins = min(begins, steps.From)
-			fmt.Fprintf(w, "not compared: %s, which only %s has\n", numbered("step", steps), printable(l.log.name))
+			fmt.Fprintf(w, "not compared: %s, only in %s\n", numbered("step", steps), printable(l.log.name))
 		}
 		if l.log.note != "" {
 			fmt.Fprintf(w, "note: %s\n", printable(l.log.note))
 		}
 	}
 	if begins > 0 {
-		fmt.Fprintf(w, "not compared: %s, which neither has\n", numbered("step", blend.Range{To: begins}))
+		fmt.Fprintf(w, "not compared: %s, in neither log\n", numbered("step", blend.Range{To: begins}))
 	}
 }
 
@@ -373,18 +374,18 @@ func printDifference(w io.Writer, plan string, r blend.Comparison, a, b *fingerp
 			at = min(at, p.At)
 		}
 		if step := at / int64(a.header.BatchSize); r.Step >= step {
-			fmt.Fprintf(w, "from position %s on, in step %s, the amended plan may have other samples\n",
+			fmt.Fprintf(w, "the amended plan may have other samples from position %s, in step %s\n",
 				quantity.Grouped(at), quantity.Grouped(step))
 		} else {
 			fmt.Fprintf(w,
-				"no amendment explains the difference: they leave all before position %s, in step %s, as it was\n",
+				"no amendment explains the difference: all samples before position %s, in step %s, are unchanged\n",
 				quantity.Grouped(at), quantity.Grouped(step))
 		}
 	}
 	if plan == "" {
 		plan = "PLAN"
 	}
-	fmt.Fprintf(w, "`mula peek --plan %s --step %d --batch-size %d` shows what the plan has there\n", printable(plan),
+	fmt.Fprintf(w, "`mula peek --plan %s --step %d --batch-size %d` shows the plan's samples of the step\n", printable(plan),
 		r.Step, a.header.BatchSize)
 	if (r.A.Samples == 0) != (r.B.Samples == 0) && r.Kind == blend.SamplesDiffer {
 		empty := a.name
@@ -392,11 +393,11 @@ func printDifference(w io.Writer, plan string, r blend.Comparison, a, b *fingerp
 			empty = b.name
 		}
 		if samePlan {
-			fmt.Fprintf(w, "%s has no samples in this step: a run with `spikes` leaves out data and names it in its "+
-				"skips.yaml; `mula hash` of the plan\n"+
-				"sealed with these skips gives the batches that the run was trained on\n", printable(empty))
+			fmt.Fprintf(w, "%s has no samples in this step: a run with `spikes` skips data and lists it in "+
+				"skips.yaml; build a plan with\n"+
+				"these skips, and `mula hash` of it gives the batches of the run\n", printable(empty))
 		} else {
-			fmt.Fprintf(w, "%s has no samples in this step; its plan is another, which may skip the positions\n",
+			fmt.Fprintf(w, "%s has no samples in this step; its plan may skip the positions\n",
 				printable(empty))
 		}
 	}

@@ -17,9 +17,9 @@ func whereCommand() *cli.Command {
 			"Example: mula where --plan plan.json --document go/src/net/http/server.go --batch-size 32",
 		Flags: []cli.Flag{
 			planFlag, shardsFlag,
-			&cli.StringFlag{Name: "document", Aliases: []string{"id"}, Usage: "the document's `ID` (needed)"},
+			&cli.StringFlag{Name: "document", Aliases: []string{"id"}, Usage: "find the document with this `ID` (required)"},
 			batchSizeFlag,
-			&cli.Int64Flag{Name: "limit", Usage: "list no more than this many places (0: all)", Value: 1000},
+			&cli.Int64Flag{Name: "limit", Usage: "list at most `N` occurrences; 0: all", Value: 1000},
 			jsonFlag,
 		},
 		Action: runWhere,
@@ -109,7 +109,7 @@ func runWhere(c *cli.Context) error {
 	}
 	t.write(c.App.Writer)
 	if limit > 0 && found > limit {
-		fmt.Fprintf(c.App.Writer, "\nthere are more places; the list ends after %s of them (--limit)\n",
+		fmt.Fprintf(c.App.Writer, "\nthe list has the first %s occurrences; --limit changes the maximum\n",
 			quantity.Grouped(limit))
 		return nil
 	}

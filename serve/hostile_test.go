@@ -74,9 +74,9 @@ var lies = []struct {
 	{"/v1/stream?batch_size=%zz", "cannot be read", 400},
 	{"/v1/stream?batch_size=8;rank=0", "cannot be read", 400},
 	{"/v1/plan?x=1", "has none", 400},
-	{"/v1/where", "position is needed", 400},
-	{"/v1/where?position=600", "from 0 to 599", 400},
-	{"/v1/where?position=x", "position", 400},
+	{"/v1/peek", "position is required", 400},
+	{"/v1/peek?position=600", "from 0 to 599", 400},
+	{"/v1/peek?position=x", "position", 400},
 	{"/v1/hash?step=0", "needed", 400},
 	{"/v1/hash?batch_size=8", "needed", 400},
 	{"/v1/hash?batch_size=8&step=75", "from 0 to 74", 400},
@@ -454,7 +454,7 @@ func TestTooManyStreams(t *testing.T) {
 		}
 		held = append(held, st)
 	}
-	for _, path := range []string{"/v1/stream?batch_size=8", "/v1/hash?batch_size=8&step=0", "/v1/where?position=1"} {
+	for _, path := range []string{"/v1/stream?batch_size=8", "/v1/hash?batch_size=8&step=0", "/v1/peek?position=1"} {
 		status, answer := s.get(path)
 		if text, _ := answer["error"].(string); status != http.StatusTooManyRequests ||
 			!strings.Contains(text, "--max-streams") {
@@ -854,7 +854,7 @@ func FuzzRequest(f *testing.F) {
 		f.Add(lie.path)
 	}
 	f.Add("/v1/stream?batch_size=64&world=2&rank=1&micro_batch=8&step=2&columns=offset,source")
-	f.Add("/v1/where?position=17")
+	f.Add("/v1/peek?position=17")
 	f.Add("/v1/hash?step=0&batch_size=512")
 	f.Add("/metrics")
 	f.Fuzz(func(t *testing.T, address string) {

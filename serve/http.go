@@ -21,22 +21,27 @@ import (
 // contentType is that of Arrow's IPC streaming format.
 const contentType = "application/vnd.apache.arrow.stream"
 
-const streamPath = "/v1/stream"
+const (
+	streamPath  = "/v1/stream"
+	peekPath    = "/v1/peek"
+	oldPeekPath = "/v1/where" // the name of peekPath before
+)
 
 // paths are what the service knows, each with what answers it.
 var paths = map[string]func(*Service, http.ResponseWriter, *http.Request) error{
 	"/v1/plan":   (*Service).servePlan,
 	streamPath:   (*Service).serveStream,
-	"/v1/where":  (*Service).serveWhere,
+	peekPath:     (*Service).servePeek,
+	oldPeekPath:  (*Service).servePeek,
 	"/v1/hash":   (*Service).serveHash,
 	"/v1/health": (*Service).serveHealth,
 	"/metrics":   (*Service).serveMetrics,
 	"/healthz":   (*Service).serveHealthz,
 }
 
-// Handler answers the service's HTTP requests. With a token that is not empty, all but /healthz,
-// which tells nothing of the data, must name it as their bearer. A stream that cannot be gone on
-// with is broken off: its last chunk is missing, and so is Arrow's end-of-stream marker.
+// Handler answers the service's HTTP requests. If token is not empty, requests must have it as their
+// bearer token, except for /healthz, which reveals nothing about the data. A stream that fails is
+// cut off without its last chunk and without Arrow's end-of-stream marker.
 func (s *Service) Handler(token string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := s.answer(w, r, token); err != nil {
@@ -58,17 +63,17 @@ func (s *Service) answer(w http.ResponseWriter, r *http.Request, token string) e
 	switch {
 	case r.ContentLength != 0:
 		w.Header().Set("Connection", "close")
-		return refusef(http.StatusBadRequest, "the request has a body; what is asked for stands in the address")
+		return refusef(http.StatusBadRequest, "request body not allowed; pass parameters in the query string")
 	case !local(r, token):
 		return refusef(http.StatusForbidden,
-			"the request is to the host %.*q: without a token this server answers to localhost and addresses only",
+			"host %.*q is not allowed; a server without a token accepts only localhost and IP addresses",
 			maxQuotedValue, r.Host)
 	case token != "" && r.URL.Path != "/healthz" && !Bears(r.Header.Get("Authorization"), token):
 		w.Header().Set("WWW-Authenticate", "Bearer")
 		return refusef(http.StatusUnauthorized,
-			"this server wants its token: send the header \"Authorization: Bearer TOKEN\"")
+			"a token is required: send the header \"Authorization: Bearer TOKEN\"")
 	case !known:
-		return refusef(http.StatusNotFound, "there is nothing at %.*q: known are /v1/plan, /v1/stream, /v1/where, "+
+		return refusef(http.StatusNotFound, "no such path: %.*q; known are /v1/plan, /v1/stream, /v1/peek, "+
 			"/v1/hash, /v1/health, /metrics and /healthz", maxQuotedValue, r.URL.Path)
 	case !slices.Contains(methods, r.Method):
 		w.Header().Set("Allow", strings.Join(methods, ", "))
@@ -78,8 +83,8 @@ func (s *Service) answer(w http.ResponseWriter, r *http.Request, token string) e
 	return answer(s, w, r)
 }
 
-// Bears says whether the value of an authorization header names the token. How long it takes does
-// not depend on how much of it is right.
+// Bears reports whether the value of an authorization header has the token. The comparison takes
+// constant time.
 func Bears(authorization, token string) bool {
 	scheme, given, _ := strings.Cut(authorization, " ")
 	a, b := sha256.Sum256([]byte(given)), sha256.Sum256([]byte(token))
@@ -181,15 +186,15 @@ type PlanDescription struct {
 	Stages         []StageDescription  `json:"stages"`
 	Skips          [][2]int64          `json:"skips"` // positions [from, to)
 
-	// Parents are the plans that an amended one comes from, oldest first, each with the position up
-	// to which its child has its samples.
+	// Parents are the plans that an amended plan was made from, oldest first. Each has the position
+	// up to which the next plan has the same samples.
 	Parents []blend.Parent `json:"parents,omitempty"`
 }
 
 // SourceDescription is a source of a [PlanDescription].
 type SourceDescription struct {
 	Name    string `json:"name"`
-	Windows int64  `json:"windows"` // held-out ones included
+	Windows int64  `json:"windows"` // including the validation split
 }
 
 // StageDescription is a stage of a [PlanDescription]: positions [From, To).
@@ -206,7 +211,7 @@ func (s *Service) servePlan(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// Describe says what a client may want to know of the plan.
+// Describe returns the answer to /v1/plan.
 func (s *Service) Describe() PlanDescription {
 	p := s.data.Plan
 	d := PlanDescription{Fingerprint: p.Fingerprint(), OrderVersion: p.OrderVersion(), SequenceLength: p.SequenceLength,
@@ -226,7 +231,7 @@ func (s *Service) Describe() PlanDescription {
 	return d
 }
 
-// A place is the answer to /v1/where: what stands at a position.
+// A place is the answer to /v1/peek: the sample at a position.
 type place struct {
 	Position  int64      `json:"position"`
 	Skipped   bool       `json:"skipped"` // the plan leaves the position out
@@ -250,7 +255,10 @@ type document struct {
 	Shard  int    `json:"shard"` // that of the sample, but in a packed plan
 }
 
-func (s *Service) serveWhere(w http.ResponseWriter, r *http.Request) error {
+func (s *Service) servePeek(w http.ResponseWriter, r *http.Request) error {
+	if r.URL.Path == oldPeekPath {
+		w.Header().Set("Mula-Warning", oldPeekPath+" is now called "+peekPath)
+	}
 	values, err := queryValues(r.URL.RawQuery, []string{"position"})
 	if err != nil {
 		return err
@@ -260,7 +268,7 @@ func (s *Service) serveWhere(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if position < 0 {
-		return refusef(http.StatusBadRequest, "position is needed: a number from 0 to %d", s.data.Length()-1)
+		return refusef(http.StatusBadRequest, "position is required: a number from 0 to %d", s.data.Length()-1)
 	}
 	done, err := s.visit()
 	if err != nil {
@@ -308,7 +316,7 @@ func (s *Service) serveHash(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if _, ok := values["step"]; !ok || batch == 0 {
-		return refusef(http.StatusBadRequest, "step and batch_size are needed")
+		return refusef(http.StatusBadRequest, "step and batch_size are required")
 	}
 	step, err := number(values, "step", 0, s.data.Steps(int(batch))-1, 0)
 	if err != nil {

@@ -71,7 +71,7 @@ func TestPackedPlanIsServed(t *testing.T) {
 		if parts[0].Shard == parts[len(parts)-1].Shard {
 			continue // all in one
 		}
-		response, err := s.client.Get("http://mula/v1/where?position=" + strconv.FormatInt(position, 10))
+		response, err := s.client.Get("http://mula/v1/peek?position=" + strconv.FormatInt(position, 10))
 		if err != nil {
 			t.Fatal(err)
 		}

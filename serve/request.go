@@ -115,7 +115,7 @@ func jsonValues(text []byte) (map[string]string, error) {
 		return nil, bad(err)
 	}
 	if token != json.Delim('{') {
-		return nil, bad(errors.New("it begins with something else"))
+		return nil, bad(errors.New("it is not a JSON object"))
 	}
 	values := make(map[string]string)
 	for d.More() {

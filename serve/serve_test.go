@@ -461,10 +461,25 @@ func TestParents(t *testing.T) {
 	}
 }
 
-func TestWhere(t *testing.T) {
+// The old path is answered like the current one, with a warning.
+func TestOldPeekPath(t *testing.T) {
+	s := serve(t, shards.UInt16, Options{})
+	for path, want := range map[string]string{"/v1/peek": "", "/v1/where": "/v1/where is now called /v1/peek"} {
+		response, err := s.client.Get("http://mula" + path + "?position=1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		if got := response.Header.Get("Mula-Warning"); response.StatusCode != http.StatusOK || got != want {
+			t.Errorf("%s: status %d, warning %q, want %q", path, response.StatusCode, got, want)
+		}
+	}
+}
+
+func TestPeek(t *testing.T) {
 	s := serve(t, shards.UInt16, Options{})
 	for _, position := range []int64{0, 38, 599} {
-		status, got := s.get(fmt.Sprint("/v1/where?position=", position))
+		status, got := s.get(fmt.Sprint("/v1/peek?position=", position))
 		want, there := expected(t, s.data, position)
 		if status != http.StatusOK || got["source"] != want.source || got["epoch"] != float64(want.epoch) ||
 			got["window"] != float64(want.window) ||

@@ -73,8 +73,8 @@ type Config struct {
 	// "accept" to resume at the same position of the new plan.
 	PlanChange PlanChange `yaml:"plan_change"`
 
-	// Verify is the time at which mula compares the shards with the plan's hashes: "reads"
-	// (default), "behind" or "first"; see [blend.ParseVerify].
+	// Verify is the time at which mula compares the shards with the plan's hashes: "on-read"
+	// (default), "background" or "upfront"; see [blend.ParseVerify].
 	Verify string `yaml:"verify"`
 
 	// ReverifySeconds is the age after which a verified block of a shard is verified again on its
@@ -408,7 +408,7 @@ func DefaultConfig() Config {
 			MaxRollbacks: 10},
 		Log:        LogConfig{UpdateRatioEvery: 10},
 		PlanChange: RefusePlanChange,
-		Verify:     "reads",
+		Verify:     "on-read",
 
 		ReverifySeconds: int64(blend.DefaultReverify / time.Second),
 	}
@@ -473,6 +473,10 @@ func parseConfig(file *strictyaml.File, name string) (Config, error) {
 		}
 	}
 	decoded := file.Decode(&c)
+	if now := blend.CurrentVerify(c.Verify); now != c.Verify {
+		file.Warnf("$.verify", "value %s of verify is now called %s", c.Verify, now)
+		c.Verify = now
+	}
 	c.Model.given = map[string]bool{}
 	for _, name := range []string{"vocab_size", "pad_token_id", "bos_token_id", "eos_token_id"} {
 		c.Model.given[name] = file.Has("$.model." + name)
@@ -671,7 +675,7 @@ func (c Config) Validate() error {
 		within("spikes.max_rollbacks", float64(c.Spikes.MaxRollbacks), 0, 1<<20),
 		within("log.update_ratio_every", float64(c.Log.UpdateRatioEvery), 0, maxSteps),
 		oneOf("plan_change", c.PlanChange, string(RefusePlanChange), string(AcceptPlanChange)),
-		oneOf("verify", c.Verify, "reads", "behind", "first"),
+		oneOf("verify", c.Verify, "on-read", "background", "upfront"),
 		within("reverify_seconds", float64(c.ReverifySeconds), 0, 1<<30),
 	}
 	if pp, layers := c.Layout.PP, c.Model.Layers; pp > 1 && layers > 0 && pp > layers {

@@ -35,75 +35,75 @@ func (r *Report) findings() []Finding {
 	if rd.StepTime > 0 && rd.Busy.Requests > 0 {
 		switch {
 		case !rd.KeepsUp:
-			late := fmt.Sprintf("a step waits %s for its data on the mean", seconds(rd.Waited))
+			late := fmt.Sprintf("a step waits %s for its data on average", seconds(rd.Waited))
 			if rd.Waited == 0 {
-				late = fmt.Sprintf("no step was seen to wait for its data, because %d steps are read ahead and the "+
-					"others leave time for these", stepsAhead)
+				late = fmt.Sprintf("no simulated step waits for its data, because %d steps are read ahead and the "+
+					"other steps are faster", stepsAhead)
 			}
 			add(Warning, "",
-				"%s does not keep up: in the slowest tenth of the steps the data takes %s to read and the step %s to compute; a node needs %s and gets %s; %s", rd.Storage.Name,
+				"%s does not keep up: in the slowest 10 %% of the steps, reading takes %s and computing %s; a node needs %s and gets %s; %s", rd.Storage.Name,
 				seconds(rd.Busy.ReadTime), seconds(rd.StepTime), perSecond(rd.Needed), perSecond(rd.Got), late)
 		case rd.NodesKept > 0:
-			add(Note, "", "%s keeps up if at most %s nodes read as much as the one that was followed here",
+			add(Note, "", "%s keeps up with at most %s nodes",
 				rd.Storage.Name, quantity.Grouped(rd.NodesKept))
 		default:
-			add(Note, "", "%s keeps up, with any number of nodes", rd.Storage.Name)
+			add(Note, "", "%s keeps up with any number of nodes", rd.Storage.Name)
 		}
 		if !rd.KeepsUp && rd.NodesKept == 0 {
 			add(Note, "",
-				"fewer nodes would not help: what one node reads is too much, or takes too many requests one after the other")
+				"fewer nodes would not help: one node reads too much, or makes too many requests in sequence")
 		} else if !rd.KeepsUp {
-			add(Note, "", "it would keep up with %s nodes of the same share", quantity.Grouped(rd.NodesKept))
+			add(Note, "", "it would keep up with %s nodes that read the same amount each", quantity.Grouped(rd.NodesKept))
 		}
 	}
 	if rd.TokenBytes > 0 && rd.WantedBytes > muchMore*rd.TokenBytes {
-		add(Note, "", "for each byte of tokens %.3g bytes are moved: a sample has %s, a request brings %s",
+		add(Note, "", "%.3g bytes are read per byte of tokens: a sample has %s, a request reads %s",
 			rd.WantedBytes/rd.TokenBytes,
 			bytesText(int64(rd.sampleBytes)), bytesText(rd.Storage.RequestSize))
 	}
 	if rd.RepeatSize > rd.Storage.Cache {
 		add(Note, "",
-			"later epochs are read from storage again, unless a cache of %s a node has all of the sources that the plan repeats; the cache assumed has %s, and after an epoch "+
-				"a node has itself read 1/%d of them", bytesText(rd.RepeatSize), bytesText(rd.Storage.Cache), rd.Nodes)
+			"later epochs are read from storage again, unless each node has a cache of %s for all repeated sources; the assumed cache has %s, and after an epoch "+
+				"a node has read 1/%d of them itself", bytesText(rd.RepeatSize), bytesText(rd.Storage.Cache), rd.Nodes)
 	}
 	for i := range r.Mixture.Sources {
 		m := &r.Mixture.Sources[i]
 		if m.Outside > 0 {
 			add(Warning, m.Name,
-				"its share is not what the weights ask for: in %d of %d intervals it is beyond the bound, at most %.4g samples off where %.3g are allowed",
+				"the share deviates from the weights: %d of %d intervals exceed the bound, by at most %.4g samples where %.3g are allowed",
 				m.Outside, len(r.Mixture.Intervals), m.Deviation, m.Bound)
 		}
 		if m.Cells > 0 && m.Unevenness > manyDeviations {
 			add(Warning, m.Name,
-				"its windows are not drawn from all of it alike: parts of the source come together (%.3g standard deviations more than chance)", m.Unevenness)
+				"the windows are not drawn evenly: ranges of the source cluster (%.3g standard deviations above chance)", m.Unevenness)
 		}
 	}
 	for i := range r.Shuffle.Sources {
 		s := &r.Shuffle.Sources[i]
 		if s.EpochWindow > 0 {
-			add(Warning, s.Name, "%s samples have a window that their epoch has had already",
+			add(Warning, s.Name, "%s samples repeat a window of the same epoch",
 				quantity.Grouped(s.EpochWindow))
 		}
 		if math.Abs(s.DistanceOff) > manyDeviations && math.Abs(s.Distance-1.0/3) > leastDistance {
 			add(Warning, s.Name,
-				"samples that follow each other are %.3g of the source apart, on the mean; shuffled they would be 0.333", s.Distance)
+				"the mean distance of consecutive samples is %.3g of the source; a shuffle gives 0.333", s.Distance)
 		}
 		if math.Abs(s.ParityOff) > manyDeviations && math.Abs(s.Parity-0.5) > leastParity {
 			add(Warning, s.Name,
-				"of samples that follow each other %.3g %% change between even and odd windows; shuffled it would be 50 %%", 100*s.Parity)
+				"%.3g %% of consecutive samples change between even and odd windows; a shuffle gives 50 %%", 100*s.Parity)
 		}
 		for _, c := range []struct {
 			Count
 			what string
 		}{
-			{s.Adjacent, "pairs of samples that follow each other are windows side by side"},
-			{s.SameShard, "pairs of samples that follow each other are of one shard"},
-			{s.SameDocument, "pairs of samples that follow each other share a document"},
+			{s.Adjacent, "pairs of consecutive samples are adjacent windows"},
+			{s.SameShard, "pairs of consecutive samples are from the same shard"},
+			{s.SameDocument, "pairs of consecutive samples share a document"},
 			{s.BatchDocument, "pairs of samples of a step share a document"},
-			{s.BatchWindow, "samples have a window that their step has already"},
+			{s.BatchWindow, "samples repeat a window of the same step"},
 		} {
 			if c.above() {
-				add(Warning, s.Name, "%s %s; shuffled it would be about %.3g", quantity.Grouped(c.Seen), c.what,
+				add(Warning, s.Name, "%s %s; a shuffle gives about %.3g", quantity.Grouped(c.Seen), c.what,
 					c.Expected)
 			}
 		}
@@ -112,11 +112,11 @@ func (r *Report) findings() []Finding {
 		s := &r.Sources[i]
 		if s.Tail > 0 && float64(s.Tail) > leastTail*float64(s.Tokens) {
 			add(Note, s.Name,
-				"%s of its tokens are at the ends of shards and in no window: larger shards would lose less",
+				"%s of the tokens are at the ends of shards, outside all windows; larger shards lose less",
 				perCent(float64(s.Tail)/float64(s.Tokens)))
 		}
 		if s.Epochs > manyEpochs {
-			add(Note, s.Name, "the plan draws each window %.1f times on the mean", s.Epochs)
+			add(Note, s.Name, "the plan reads each window %.1f times on average", s.Epochs)
 		}
 	}
 	return list

@@ -47,8 +47,8 @@ type section struct {
 	Figures []page.Figure
 }
 
-// WritePage renders the report as one HTML page that needs nothing beside it. It follows the
-// reader's light or dark setting. The same report gives the same bytes.
+// WritePage writes the report as one self-contained HTML page. The page follows the reader's light
+// or dark setting. Equal reports give equal bytes.
 func (r *Report) WritePage(w io.Writer, title string) error {
 	rd := &r.Reading
 	doc := document{Plan: r.Plan, Order: r.Order, Assumptions: rd.Storage.figures()}
@@ -57,33 +57,33 @@ func (r *Report) WritePage(w io.Writer, title string) error {
 			Message: f.Message})
 	}
 	doc.Findings.More = max(0, len(r.Findings)-maxFindings)
-	doc.Sum = fmt.Sprintf("Positions %s to %s: %s steps of %s samples of %s+1 tokens, read by %s nodes (ranks of "+
-		"each: %s).", quantity.Grouped(r.From), quantity.Grouped(r.To-1),
+	doc.Sum = fmt.Sprintf("Positions %s to %s: %s steps of %s samples of %s+1 tokens, read by %s nodes with "+
+		"%s ranks each.", quantity.Grouped(r.From), quantity.Grouped(r.To-1),
 		quantity.Grouped(r.Steps), quantity.Grouped(int64(r.BatchSize)), quantity.Grouped(int64(r.SequenceLength)),
 		quantity.Grouped(int64(rd.Nodes)), quantity.Grouped(int64(rd.RanksPerNode)))
-	doc.ReadingText = fmt.Sprintf("One node, the first, was followed through %s steps: which blocks of which files "+
-		"its samples are in, and how long %s takes to bring them.",
+	doc.ReadingText = fmt.Sprintf("The first node was simulated for %s steps: the blocks of files that hold "+
+		"its samples, and the time that %s needs to read them.",
 		quantity.Grouped(rd.Steps), rd.Storage.Name)
 	doc.Reading = r.ReadingTable()
 	doc.MixtureText = fmt.Sprintf("Positions were counted by source in %s intervals, one every %s steps, %s steps "+
-		"of each. The bound is what the plan's order keeps to; "+
-		"random is the standard deviation that independent draws with the same weights would have.",
+		"per interval. The bound is the guarantee of the plan's order. "+
+		"Random is the standard deviation of independent draws with the same weights.",
 		quantity.Grouped(int64(len(r.Mixture.Intervals))), quantity.Grouped(r.Mixture.StepsOfInterval),
 		quantity.Grouped(r.Mixture.StepsCounted))
 	doc.Mixture = r.MixtureTable().Cut(maxRows)
-	doc.ShuffleText = fmt.Sprintf("%s samples of %s steps were looked at one by one. A pair is two samples of a "+
-		"source that follow each other in its order; "+
-		"in brackets is what a uniform permutation of the source's windows would give.",
+	doc.ShuffleText = fmt.Sprintf("%s samples of %s steps were examined one by one. A pair is two consecutive samples "+
+		"of a source. "+
+		"Brackets have the expected value for a uniform permutation of the source's windows.",
 		quantity.Grouped(r.Shuffle.Samples), quantity.Grouped(r.Shuffle.Steps))
 	if !r.Shuffle.Documents {
-		doc.ShuffleText += " Nothing is said of documents: the shards were not looked at, or the order does not cut them into windows."
+		doc.ShuffleText += " Document statistics are omitted: the shards were not read, or the order has no windows."
 	}
 	doc.Shuffle = r.ShuffleTable().Cut(maxRows)
-	doc.RepeatsText = "Epochs are those of the whole plan. Windows and documents are counted in the steps that were looked at"
+	doc.RepeatsText = "Epochs are of the complete plan. Windows and documents are counted in the examined steps"
 	if !r.Shuffle.Whole {
-		doc.RepeatsText += ", which are not all of the range"
+		doc.RepeatsText += ", which are a part of the range"
 	}
-	doc.RepeatsText += "; a document was read as often as samples hold a token of it, for each window that does. The tail is tokens at the ends of shards that no window has; packed samples have padding instead."
+	doc.RepeatsText += ". A document is read once by each sample that has one of its tokens, for each window. The tail is the tokens at the ends of shards outside all windows; packed samples have padding instead."
 	doc.Repeats = r.RepeatsTable().Cut(maxRows)
 	doc.ReadingFigures = rd.figures()
 	largest := make([]int, len(r.Mixture.Sources)) // sources, most samples first
@@ -104,11 +104,11 @@ func (r *Report) WritePage(w io.Writer, title string) error {
 
 // figures says what is assumed of the storage.
 func (s *Storage) figures() string {
-	total := "no limit of all nodes together"
+	total := "no limit for all nodes together"
 	if s.TotalBandwidth > 0 {
-		total = perSecond(s.TotalBandwidth) + " all nodes together"
+		total = perSecond(s.TotalBandwidth) + " for all nodes together"
 	}
-	return fmt.Sprintf("%s: latency %s, %s a node, %s, requests of %s, a cache of %s a node", s.Name,
+	return fmt.Sprintf("%s: latency %s, %s per node, %s, requests of %s, a cache of %s per node", s.Name,
 		seconds(s.Latency), perSecond(s.NodeBandwidth), total,
 		bytesText(s.RequestSize), bytesText(s.Cache))
 }
@@ -116,44 +116,44 @@ func (s *Storage) figures() string {
 // ReadingTable is the figures of storage, one a row.
 func (r *Report) ReadingTable() page.Table {
 	rd := &r.Reading
-	t := page.Table{Heading: []string{"a step of a node", "value"}}
+	t := page.Table{Heading: []string{"one step of one node", "value"}}
 	row := func(name, format string, args ...any) {
 		t.Rows = append(t.Rows, []string{name, fmt.Sprintf(format, args...)})
 	}
-	row("tokens of its samples", "%s", bytesText(int64(rd.TokenBytes)))
-	row("asked for, in whole requests", "%s in %.4g requests", bytesText(int64(rd.WantedBytes)), rd.Wanted)
-	row("read from storage, beyond the cache", "%s in %.4g requests", bytesText(int64(rd.Bytes)), rd.Requests)
-	row("time to read it", "%s", seconds(rd.ReadTime))
-	row("time to read it in the slowest tenth of the steps", "%s", seconds(rd.Busy.ReadTime))
+	row("tokens of the samples", "%s", bytesText(int64(rd.TokenBytes)))
+	row("requested, in complete requests", "%s in %.4g requests", bytesText(int64(rd.WantedBytes)), rd.Wanted)
+	row("read from storage, not from the cache", "%s in %.4g requests", bytesText(int64(rd.Bytes)), rd.Requests)
+	row("read time", "%s", seconds(rd.ReadTime))
+	row("read time, slowest 10 % of the steps", "%s", seconds(rd.Busy.ReadTime))
 	if rd.StepTime > 0 {
-		row("time to compute", "%s", seconds(rd.StepTime))
-		row("needed in the slowest tenth", "%s", perSecond(rd.Needed))
+		row("compute time", "%s", seconds(rd.StepTime))
+		row("required bandwidth, slowest 10 %", "%s", perSecond(rd.Needed))
 	}
-	row("can get there", "%s", perSecond(rd.Got))
+	row("available bandwidth, slowest 10 %", "%s", perSecond(rd.Got))
 	if rd.StepTime > 0 {
-		row("waits for data, mean of all steps", "%s, with %d read ahead", seconds(rd.Waited), stepsAhead)
+		row("wait for data, mean of all steps", "%s, with %d steps read ahead", seconds(rd.Waited), stepsAhead)
 		keeps := map[bool]string{true: "yes", false: "no"}[rd.KeepsUp]
-		row("storage keeps up in the slowest tenth", "%s", keeps)
-		kept := "no number of nodes"
+		row("storage keeps up, slowest 10 %", "%s", keeps)
+		kept := "no nodes"
 		switch {
 		case rd.NodesKept > 0:
-			kept = quantity.Grouped(rd.NodesKept) + " nodes at most"
+			kept = quantity.Grouped(rd.NodesKept) + " nodes"
 		case rd.NodesKept < 0:
-			kept = "any number of nodes"
+			kept = "no limit found"
 		}
-		row("it keeps up with", "%s", kept)
+		row("scales to", "%s", kept)
 	}
-	row("requests, all nodes, the whole range", "%s", scaled(rd.AllRequests))
-	row("first batch, shards known", "%s", seconds(rd.FirstWarm))
-	row("first batch, nothing known", "%s", seconds(rd.FirstCold))
-	row("all windows that are drawn", "%s", bytesText(rd.DrawnBytes))
-	row("cache that makes later epochs local", "%s", bytesText(rd.RepeatSize))
+	row("requests, all nodes, complete range", "%s", scaled(rd.AllRequests))
+	row("time to first batch, warm cache of shard facts", "%s", seconds(rd.FirstWarm))
+	row("time to first batch, cold cache", "%s", seconds(rd.FirstCold))
+	row("all windows of the plan", "%s", bytesText(rd.DrawnBytes))
+	row("cache size that keeps later epochs local", "%s", bytesText(rd.RepeatSize))
 	return t
 }
 
 // MixtureTable has a row for each source.
 func (r *Report) MixtureTable() page.Table {
-	t := page.Table{Heading: []string{"source", "planned", "share", "least", "most", "largest deviation", "bound",
+	t := page.Table{Heading: []string{"source", "planned", "share", "min", "max", "max deviation", "bound",
 		"random", "unevenness"}}
 	for _, m := range r.Mixture.Sources {
 		uneven, bound := "-", "-"
@@ -172,8 +172,8 @@ func (r *Report) MixtureTable() page.Table {
 
 // ShuffleTable has a row for each source.
 func (r *Report) ShuffleTable() page.Table {
-	t := page.Table{Heading: []string{"source", "pairs", "distance", "off", "parity", "side by side", "one shard",
-		"one document", "one document, a step", "one window, a step"}}
+	t := page.Table{Heading: []string{"source", "pairs", "distance", "z-score", "parity", "adjacent", "same shard",
+		"same document", "same document in a step", "same window in a step"}}
 	for _, s := range r.Shuffle.Sources {
 		count := func(c Count) string { return fmt.Sprintf("%s (%s)", quantity.Grouped(c.Seen), c.expectation()) }
 		document := []string{"-", "-"}
@@ -195,8 +195,8 @@ func (r *Report) ShuffleTable() page.Table {
 
 // RepeatsTable has a row for each source.
 func (r *Report) RepeatsTable() page.Table {
-	t := page.Table{Heading: []string{"source", "epochs", "repeats", "tail", "windows drawn (times)",
-		"documents read (times)", "most read"}}
+	t := page.Table{Heading: []string{"source", "epochs", "repeats", "tail", "windows (times read)",
+		"documents (times read)", "most read"}}
 	for i, s := range r.Sources {
 		sh := &r.Shuffle.Sources[i]
 		var windows, documents []string
@@ -228,33 +228,33 @@ func (r *Report) RepeatsTable() page.Table {
 }
 
 func (rd *Reading) figures() []page.Figure {
-	nodes := chart{label: "what a node gets, by number of nodes", xLabel: "nodes (log scale)", yLabel: "bytes a second",
+	nodes := chart{label: "bandwidth of a node, by number of nodes", xLabel: "nodes (log scale)", yLabel: "bytes per second",
 		log: true, fromZero: true,
 		xText: scaledShort, yText: scaledShort, marks: []float64{float64(rd.Nodes)}}
-	got := curve{name: "a node gets", class: "s0"}
-	needed := curve{name: "a node needs", class: "s1 dash"}
+	got := curve{name: "available per node", class: "s0"}
+	needed := curve{name: "required per node", class: "s1 dash"}
 	for _, p := range rd.Scaling {
 		got.x, got.y = append(got.x, float64(p.Nodes)), append(got.y, p.Got)
 		needed.x, needed.y = append(needed.x, float64(p.Nodes)), append(needed.y, rd.Needed)
 	}
-	keys := []page.Key{{Class: "f0", Name: "gets"}}
+	keys := []page.Key{{Class: "f0", Name: "available"}}
 	if rd.StepTime > 0 {
 		nodes.curves = append(nodes.curves, needed)
-		keys = append(keys, page.Key{Class: "f1", Name: "needs"})
+		keys = append(keys, page.Key{Class: "f1", Name: "required"})
 	}
 	nodes.curves = append(nodes.curves, got)
-	cache := chart{label: "requests that a cache of the node would answer, by its size", xLabel: "bytes of cache",
-		yLabel: "share of the requests", fromZero: true,
+	cache := chart{label: "cache hit rate, by cache size", xLabel: "cache size (bytes)",
+		yLabel: "hit rate", fromZero: true,
 		xText: scaledShort, yText: perCent, marks: []float64{float64(rd.Storage.Cache)}}
-	hits := curve{name: "share of the requests that the cache answers", class: "s0"}
+	hits := curve{name: "cache hit rate", class: "s0"}
 	for _, p := range rd.Cache {
 		hits.x, hits.y = append(hits.x, float64(p.Size)), append(hits.y, p.Hits)
 	}
 	cache.curves = []curve{hits}
 	return []page.Figure{
-		{Title: "Bandwidth of a node", Text: fmt.Sprintf("if each reads its own share as here; the dotted line is "+
+		{Title: "Bandwidth of a node", Text: fmt.Sprintf("if all nodes read the same amount; the dotted line is "+
 			"at %s nodes", quantity.Grouped(int64(rd.Nodes))), Keys: keys, Chart: nodes.svg()},
-		{Title: "A node's cache", Text: fmt.Sprintf("of what was used last, over the %s steps that were followed",
+		{Title: "Cache of a node", Text: fmt.Sprintf("least recently used, over the %s simulated steps",
 			quantity.Grouped(rd.Steps)), Chart: cache.svg()},
 	}
 }
@@ -262,7 +262,7 @@ func (rd *Reading) figures() []page.Figure {
 func (r *Report) mixtureFigures(sources []int) []page.Figure {
 	c := chart{label: "share of each source along the range", xLabel: "step", yLabel: "share of the samples",
 		fromZero: true, xText: scaledShort, yText: perCent}
-	f := page.Figure{Title: "Share of each source", Text: "thin: counted; wide and pale: what the weights ask for"}
+	f := page.Figure{Title: "Share of each source", Text: "thin: counted; wide and pale: planned by the weights"}
 	for k, i := range sources {
 		counted := curve{name: r.Mixture.Sources[i].Name, class: fmt.Sprintf("s%d", k)}
 		planned := curve{name: "planned: " + counted.name, class: counted.class + " pale"}
@@ -285,8 +285,8 @@ func (r *Report) mixtureFigures(sources []int) []page.Figure {
 // are drawn, how far neighbours are apart.
 func (r *Report) sourceFigures(i int) []page.Figure {
 	m, s := &r.Mixture.Sources[i], &r.Shuffle.Sources[i]
-	off := chart{label: "samples of " + m.Name + " beyond what its weight asks for", xLabel: "step",
-		yLabel: "samples more than planned", xText: scaledShort, yText: short}
+	off := chart{label: "samples of " + m.Name + " above the planned number", xLabel: "step",
+		yLabel: "samples above plan", xText: scaledShort, yText: short}
 	counted := curve{name: "counted", class: "s0"}
 	var sides [2]curve
 	random := [2]curve{{name: "two standard deviations of random draws", class: "s1 dash"},
@@ -307,8 +307,8 @@ func (r *Report) sourceFigures(i int) []page.Figure {
 	sides[0].name = "bound of the plan's order"
 	off.band = &sides
 	off.curves = []curve{random[0], random[1], counted}
-	near := chart{label: "distance of samples of " + s.Name + " that follow each other",
-		xLabel: "distance, in parts of the source", yLabel: "share of the pairs", fromZero: true,
+	near := chart{label: "distance between consecutive samples of " + s.Name,
+		xLabel: "distance, as a fraction of the source", yLabel: "share of the pairs", fromZero: true,
 		xText: short, yText: perCent, bars: s.Distances}
 	if len(s.Uniform) > 0 {
 		expected := curve{name: "uniform permutation", class: "s1"}
@@ -318,13 +318,13 @@ func (r *Report) sourceFigures(i int) []page.Figure {
 		near.curves = []curve{expected}
 	}
 	return []page.Figure{
-		{Title: "Share", Text: "off what the weight asks for, by interval", Chart: off.svg(),
+		{Title: "Share", Text: "deviation from the planned number, by interval", Chart: off.svg(),
 			Keys: []page.Key{{Class: "f0", Name: "counted"}, {Class: "band", Name: "bound"},
 				{Class: "f1", Name: "random draws, ±2 deviations"}}},
-		{Title: "Parts", Text: "of the source in stored order, each interval a column", Chart: heat(m.Name, m.Parts),
-			Keys: []page.Key{{Class: "h0", Name: "drawn less"}, {Class: "h4", Name: "as expected"},
-				{Class: "h8", Name: "more, 4 deviations"}}},
-		{Title: "Neighbours", Text: "how far samples that follow each other are apart", Chart: near.svg(),
+		{Title: "Parts", Text: "ranges of the source in stored order; one column per interval", Chart: heat(m.Name, m.Parts),
+			Keys: []page.Key{{Class: "h0", Name: "fewer samples"}, {Class: "h4", Name: "as expected"},
+				{Class: "h8", Name: "more samples, 4 deviations"}}},
+		{Title: "Neighbours", Text: "distance between consecutive samples", Chart: near.svg(),
 			Keys: []page.Key{{Class: "f0", Name: "counted"}, {Class: "f1", Name: "uniform"}}},
 	}
 }

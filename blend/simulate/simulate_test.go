@@ -380,8 +380,8 @@ func TestBadOrders(t *testing.T) {
 		says   []string
 	}{
 		{"not shuffled", func(s *blend.Sample) { s.Window = numbers[s.Position] % m(s) },
-			[]string{"not drawn from all of it alike", "are 0.00", "windows side by side",
-				"pairs of samples that follow each other share a document", "of a step share a document"}},
+			[]string{"not drawn evenly", "consecutive samples is 0.00", "adjacent windows",
+				"pairs of consecutive samples share a document", "of a step share a document"}},
 		{"blocks of 8 shuffled, not what is in them", func(s *blend.Sample) {
 			k, blocks := numbers[s.Position]%m(s), m(s)/8
 			if k < 8*blocks {
@@ -397,7 +397,7 @@ func TestBadOrders(t *testing.T) {
 				}
 				s.Window = 8*block + k%8
 			}
-		}, []string{"windows side by side", "share a document"}},
+		}, []string{"adjacent windows", "share a document"}},
 		{"even windows first, odd ones after", func(s *blend.Sample) {
 			k := numbers[s.Position] % m(s)
 			half := (m(s) + 1) / 2
@@ -409,11 +409,11 @@ func TestBadOrders(t *testing.T) {
 		}, []string{"change between even and odd"}},
 		{"drawn with replacement", func(s *blend.Sample) {
 			s.Window = int64(rand.New(rand.NewPCG(uint64(s.Position), 9)).Int64N(m(s)))
-		}, []string{"have a window that their epoch has had already"}},
+		}, []string{"repeat a window of the same epoch"}},
 		{"each drawn twice in a row", func(s *blend.Sample) {
 			k := numbers[s.Position] / 2 % m(s)
 			s.Window, s.Epoch = k*101%m(s), numbers[s.Position]%2
-		}, []string{"have a window that their step has already"}},
+		}, []string{"repeat a window of the same step"}},
 		{"sources by chance", func(s *blend.Sample) {
 			if rng := rand.New(rand.NewPCG(uint64(s.Position), 5)); rng.IntN(10) < 7 {
 				s.Source = 0
@@ -421,7 +421,7 @@ func TestBadOrders(t *testing.T) {
 				s.Source = 1
 			}
 			s.Window = int64(rand.New(rand.NewPCG(uint64(s.Position), 6)).Int64N(m(s)))
-		}, []string{"its share is not what the weights ask for"}},
+		}, []string{"the share deviates from the weights"}},
 	} {
 		o := Options{BatchSize: 20, Nodes: 1, Storage: Kinds[0], Data: d}
 		r, err := run(context.Background(), d.Plan, testOrder{d.Plan, c.change}, o)
@@ -683,7 +683,7 @@ func TestRefused(t *testing.T) {
 		"a step of NaN":            func(o *Options) { o.StepTime = math.NaN() },
 		"samples to look at":       func(o *Options) { o.Samples = -1 },
 		"node_bandwidth is 0":      func(o *Options) { o.Storage.NodeBandwidth = 0 },
-		"it must say which":        func(o *Options) { o.Storage = Storage{} },
+		"name the storage":         func(o *Options) { o.Storage = Storage{} },
 		"and the ranks at most 16": func(o *Options) { o.RanksPerNode = math.MaxInt },
 	} {
 		o := good

@@ -46,10 +46,10 @@ func StorageByName(name string) (Storage, error) {
 		names = append(names, k.Name)
 	}
 	if near := suggest.Nearest(name, names); near != "" {
-		return Storage{}, fmt.Errorf("no kind of storage is named %q; did you mean %q?", name, near)
+		return Storage{}, fmt.Errorf("unknown kind of storage %q; did you mean %q?", name, near)
 	}
-	return Storage{}, fmt.Errorf("no kind of storage is named %q; known are %s, and a file ending in .yaml "+
-		"describes any other", name, strings.Join(names, ", "))
+	return Storage{}, fmt.Errorf("unknown kind of storage %q; known are %s, and a file that ends in .yaml "+
+		"describes any other storage", name, strings.Join(names, ", "))
 }
 
 // LoadStorage reads the description of a storage from a YAML file. Errors name file and line.
@@ -81,7 +81,7 @@ func parseStorage(file *strictyaml.File) (Storage, error) {
 	for _, name := range []string{"name", "latency", "node_bandwidth", "request_size"} {
 		if !file.Has("$." + name) {
 			return Storage{}, file.Errorf("$."+name,
-				"%s is missing (docs/reference/simulate.md says what it is, and in which unit)", name)
+				"%s is missing; docs/reference/simulate.md describes it and its unit", name)
 		}
 	}
 	if name, err := s.check(); err != nil {
@@ -93,7 +93,7 @@ func parseStorage(file *strictyaml.File) (Storage, error) {
 // check says which figure is out of bounds, and how.
 func (s *Storage) check() (name string, err error) {
 	if s.Name == "" {
-		return "name", fmt.Errorf("name is empty; it must say which storage this is")
+		return "name", fmt.Errorf("name is empty; name the storage")
 	}
 	v := reflect.ValueOf(s).Elem()
 	for i := range v.NumField() {
