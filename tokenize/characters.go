@@ -75,7 +75,7 @@ func parseRust(table string) (*rustData, error) {
 		var number script
 		if kind == 0 {
 			if _, err := fmt.Sscanf(l.name, "script%d", &number); err != nil {
-				return nil, fmt.Errorf("%q is no kind of characters", l.name)
+				return nil, fmt.Errorf("unknown kind of characters %q", l.name)
 			}
 		}
 		for _, x := range l.ranges {

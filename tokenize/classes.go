@@ -15,8 +15,8 @@ import (
 const tablesVersion = "tokenizers-0.23.3"
 
 // ClassTable names the pinned Unicode tables (character classes, letter cases, normal forms) that
-// tokenization rests on. Ids made with equal tokenizer files and equal tables are equal. The tables
-// are in the package: no Go release moves them.
+// tokenization uses. Equal tokenizer files and equal tables produce equal ids. The tables are in
+// the package, so a Go release cannot change them.
 func ClassTable() string { return tablesVersion }
 
 // A runeTable gives each code point a small value: pages of 64, as many as the last byte of UTF-8
@@ -142,14 +142,14 @@ func parseTable(table string) ([]tableLine, error) {
 			a, err1 := parsePoint(lo)
 			b, err2 := parsePoint(hi)
 			if err1 != nil || err2 != nil || a > b {
-				return nil, fmt.Errorf("%q: %q is no code point and no range", line, f)
+				return nil, fmt.Errorf("%q: %q is neither a code point nor a range", line, f)
 			}
 			l.ranges = append(l.ranges, runeRange{a, b})
 		}
 		for f := range strings.FieldsSeq(second) {
 			r, err := parsePoint(f)
 			if err != nil {
-				return nil, fmt.Errorf("%q: %q is no code point", line, f)
+				return nil, fmt.Errorf("%q: %q is not a code point", line, f)
 			}
 			l.points = append(l.points, r)
 		}

@@ -244,9 +244,9 @@ func decodeByteLevel(tokens []string) ([]string, error) {
 	return []string{string(AppendText(nil, b))}, nil
 }
 
-// AppendText appends b to dst as valid UTF-8, as Hugging Face tokenizers decodes bytes: each
-// longest run of bytes that could have begun a character becomes one U+FFFD, as in Rust and the
-// WHATWG encoding standard.
+// AppendText appends b to dst as valid UTF-8, decoded like Hugging Face tokenizers: each longest
+// run of bytes that could start a character becomes one U+FFFD, as in Rust and the WHATWG encoding
+// standard.
 func AppendText(dst, b []byte) []byte {
 	for len(b) > 0 {
 		r, n := utf8.DecodeRune(b)

@@ -8,20 +8,20 @@ import (
 	"mula/tokenize/documents"
 )
 
-// Specials says what becomes of a special token such as "<|endoftext|>" that stands literally in a
-// text.
+// Specials defines how the encoder treats a special token such as "<|endoftext|>" that occurs
+// literally in a text.
 type Specials uint8
 
 const (
-	// SpecialsAsText tokenizes it like any other text, so that a document cannot forge the end of a
-	// document. Added tokens that are not special are still matched. This is what Hugging Face
-	// tokenizers does with encode_special_tokens set.
+	// SpecialsAsText tokenizes the token's text like any other text, so that a document cannot
+	// forge the end of a document. Added tokens that are not special are still matched. Hugging
+	// Face tokenizers does this if encode_special_tokens is set.
 	SpecialsAsText Specials = iota
-	// SpecialsAsTokens gives the special id. This is what Hugging Face tokenizers does by default.
+	// SpecialsAsTokens produces the special id. Hugging Face tokenizers does this by default.
 	SpecialsAsTokens
 )
 
-// String is the name that manifests use: "text" or "tokens".
+// String returns the name that manifests use: "text" or "tokens".
 func (s Specials) String() string {
 	if s == SpecialsAsTokens {
 		return "tokens"
@@ -29,26 +29,26 @@ func (s Specials) String() string {
 	return "text"
 }
 
-// EncodeOptions are the choices of a user that change ids.
+// EncodeOptions are a user's options that change ids.
 type EncodeOptions struct {
 	Specials Specials
-	// AddSpecialTokens puts around every text what the tokenizer.json's post_processor asks for,
-	// such as <s> or [CLS] and [SEP]. Hugging Face tokenizers calls it add_special_tokens and has
-	// it on unless told otherwise.
+	// AddSpecialTokens adds to every text the tokens of the tokenizer.json's post_processor, such
+	// as <s> or [CLS] and [SEP]. Hugging Face tokenizers calls this option add_special_tokens and
+	// sets it by default.
 	AddSpecialTokens bool
 }
 
-// An Encoder turns texts into ids for one goroutine. It holds about 3 MB of scratch and remembered
-// words, and allocates nothing once that has grown to the texts.
+// An Encoder turns texts into ids for one goroutine. It holds about 3 MB of buffers and cached
+// words. Once they have grown to the size of the texts, it allocates nothing.
 type Encoder struct {
 	t          *Tokenizer
 	asText     bool // special tokens are text
 	normalizer *normalizer
 	merger     merger
 	cache      *wordCache
-	around     bool             // special tokens are put around texts
+	around     bool             // special tokens are added to texts
 	general    *pipelineEncoder // nil for a tokenizer that needs none
-	err        error            // of the text at hand; nothing is remembered once there is one
+	err        error            // of the current text; nothing is cached after an error
 }
 
 // NewEncoder returns an encoder.
@@ -63,10 +63,10 @@ func (t *Tokenizer) NewEncoder(opts EncodeOptions) *Encoder {
 	return e
 }
 
-// Append appends the ids of text to dst. Nothing is added at the start or the end of the text but
-// what AddSpecialTokens asks for. It is an error, and dst is returned as it was, if the text is not
-// valid UTF-8 or has a byte that the vocabulary has no token for. What lies beyond dst in its
-// memory is overwritten.
+// Append appends the ids of text to dst. It adds nothing at the start or the end of the text except
+// the tokens of AddSpecialTokens. If the text is not valid UTF-8, or has a byte without a token in
+// the vocabulary, Append fails and returns dst unchanged. It overwrites the memory of dst beyond
+// its length.
 func (e *Encoder) Append(dst []uint32, text []byte) ([]uint32, error) {
 	if !utf8.Valid(text) {
 		return dst, fmt.Errorf("invalid UTF-8 at byte %d", documents.InvalidUTF8(text))

@@ -27,7 +27,7 @@ type limited struct{ memory.Allocator }
 
 func (l limited) Allocate(size int) []byte {
 	if size < 0 || size > maxArrowBody {
-		panic(advise("a buffer of %d bytes, at most %d MiB are read; write smaller record batches", size,
+		panic(advise("a buffer has %d bytes, and the limit is %d MiB; write smaller record batches", size,
 			maxArrowBody>>20))
 	}
 	return l.Allocator.Allocate(size)
@@ -35,7 +35,7 @@ func (l limited) Allocate(size int) []byte {
 
 func (l limited) Reallocate(size int, b []byte) []byte {
 	if size < 0 || size > maxArrowBody {
-		panic(advise("a buffer of %d bytes, at most %d MiB are read; write smaller record batches", size,
+		panic(advise("a buffer has %d bytes, and the limit is %d MiB; write smaller record batches", size,
 			maxArrowBody>>20))
 	}
 	return l.Allocator.Reallocate(size, b)
@@ -83,13 +83,13 @@ func readArrowFooter(file io.ReaderAt, size int64) (batches, dictionaries []arro
 		return nil, nil, err
 	}
 	if string(tail[4:]) != magic {
-		return nil, nil, fmt.Errorf("an Arrow file ends with %q, this one with %q: %w", magic, tail[4:],
+		return nil, nil, fmt.Errorf("an Arrow file must end with %q, but this file ends with %q: %w", magic, tail[4:],
 			io.ErrUnexpectedEOF)
 	}
 	length := int64(int32(binary.LittleEndian.Uint32(tail[:])))
 	end := size - int64(len(tail)) - length
 	if length <= 0 || length > maxArrowMeta || end < int64(len(magic)+2) {
-		return nil, nil, fmt.Errorf("the metadata has %d bytes by the end of a file of %d bytes", length, size)
+		return nil, nil, fmt.Errorf("the end of the file says that its metadata has %d bytes, but the file has %d bytes", length, size)
 	}
 	b := make([]byte, length)
 	if _, err := file.ReadAt(b, end); err != nil {
@@ -104,7 +104,7 @@ func readArrowFooter(file io.ReaderAt, size int64) (batches, dictionaries []arro
 	}
 	for i := 1; i < len(batches); i++ {
 		if batches[i].start < batches[i-1].end() {
-			return nil, nil, fmt.Errorf("record batch %d lies before the end of the one before it", i)
+			return nil, nil, fmt.Errorf("record batch %d starts before the end of the previous one", i)
 		}
 	}
 	return batches, dictionaries, nil
@@ -123,7 +123,7 @@ func (t flatTable) blocks(i int, end int64) ([]arrowBlock, error) {
 			int64(binary.LittleEndian.Uint64(v[16:]))}
 		if k.start < 8 || k.start > end || k.meta < 8 || k.meta > end-k.start || k.body < 0 ||
 			k.body > end-k.start-k.meta {
-			return nil, fmt.Errorf("%d lies outside of the file", i)
+			return nil, fmt.Errorf("%d is outside of the file", i)
 		}
 		blocks[i] = k
 	}
@@ -255,8 +255,8 @@ func newArrowFileReader(r *Reader, file *os.File) (rowReader, error) {
 		last = int64(len(batches))
 	}
 	if r.piece.Start < 0 || r.piece.Start > last || last > int64(len(batches)) {
-		return nil, fmt.Errorf("reading %s: it has %d record batches, of which %d to %d are to be read; it was "+
-			"changed since it was cut into pieces",
+		return nil, fmt.Errorf("reading %s: expected record batches %[3]d to %[4]d, but the file has %[2]d; the file "+
+			"changed after it was split; start again",
 			r.piece.File, len(batches), r.piece.Start, last)
 	}
 	a.blocks = append([]arrowBlock{}, batches[:last]...)
@@ -432,11 +432,11 @@ func (a *arrowReader) advance() (bool, error) {
 		})
 		if err != nil {
 			a.rec = nil
-			return false, a.r.broken(a.first-a.base+1, a.first, fmt.Errorf("row %d, where record batch %d begins: %w",
+			return false, a.r.broken(a.first-a.base+1, a.first, fmt.Errorf("row %d, at the start of record batch %d: %w",
 				a.first, a.batch, err))
 		}
 		if a.rec == nil && a.blocks != nil {
-			return false, a.r.broken(a.first-a.base+1, a.first, fmt.Errorf("row %d: record batch %d is not there",
+			return false, a.r.broken(a.first-a.base+1, a.first, fmt.Errorf("row %d: record batch %d is missing",
 				a.first, a.batch))
 		}
 		if a.rec == nil {
@@ -478,11 +478,11 @@ type arrowValues struct {
 // under adds an array whose null is that of the column too.
 func (v *arrowValues) under(column arrow.Array, rows int64) error {
 	if int64(column.Len()) < rows {
-		return fmt.Errorf("a column has %d values for %d rows", column.Len(), rows)
+		return fmt.Errorf("a column has %d values, but the batch has %d rows", column.Len(), rows)
 	}
 	if bitmap := column.NullBitmapBytes(); len(bitmap) > 0 {
 		if column.Data().Offset()+column.Len() > 8*len(bitmap) {
-			return errors.New("a column has fewer marks of null than values")
+			return errors.New("the validity bitmap of a column has fewer bits than the column has values")
 		}
 		v.levels = append(v.levels, column)
 	}
@@ -512,7 +512,7 @@ func unwrap(column arrow.Array) arrow.Array {
 	}
 }
 
-var errArrowOffsets = errors.New("a value lies outside of its buffer, so the file is damaged")
+var errArrowOffsets = errors.New("a value is outside of its buffer, so the file is damaged")
 
 // valuesOf gives the values of an array that are not null.
 func valuesOf(column arrow.Array) (func(i int) ([]byte, error), error) {
@@ -527,7 +527,7 @@ func valuesOf(column arrow.Array) (func(i int) ([]byte, error), error) {
 	case *array.Dictionary:
 		words := unwrap(c.Dictionary())
 		if bitmap := words.NullBitmapBytes(); len(bitmap) > 0 && words.Data().Offset()+words.Len() > 8*len(bitmap) {
-			return nil, errors.New("a dictionary has fewer marks of null than values")
+			return nil, errors.New("the validity bitmap of a dictionary has fewer bits than the dictionary has values")
 		}
 		index, err := integers(c.Indices())
 		if err != nil {
@@ -540,7 +540,7 @@ func valuesOf(column arrow.Array) (func(i int) ([]byte, error), error) {
 		return func(i int) ([]byte, error) {
 			k, _ := index(i)
 			if k < 0 || k >= int64(words.Len()) {
-				return nil, fmt.Errorf("value %d of a dictionary of %d values", k, words.Len())
+				return nil, fmt.Errorf("index %d is out of range for a dictionary of %d values", k, words.Len())
 			}
 			if words.IsNull(int(k)) {
 				return nil, nil
@@ -584,7 +584,7 @@ func integers(column arrow.Array) (func(i int) (v int64, unsigned bool), error) 
 	case *array.Uint64:
 		return func(i int) (int64, bool) { return int64(c.Value(i)), true }, nil
 	}
-	return nil, fmt.Errorf("a column of type %s", column.DataType())
+	return nil, fmt.Errorf("a column has the unsupported type %s", column.DataType())
 }
 
 // bytesOf is the content of a buffer, which may not be there.

@@ -55,7 +55,7 @@ func init() {
 			return nil, err
 		}
 		if n != len(out) {
-			return nil, fmt.Errorf("the page has %d bytes decompressed, not the %d of its header", n, len(out))
+			return nil, fmt.Errorf("the page has %d bytes after decompression, but its header says %d", n, len(out))
 		}
 		return snappy.Decode(out, body)
 	})
@@ -134,7 +134,7 @@ func (c *columnReader) open(group int) error {
 	}
 	if codec := chunk.Compression(); codec != compress.Codecs.Uncompressed {
 		if _, err := compress.GetCodec(codec); err != nil {
-			return advise("the column is compressed with the codec %v, which is not read; write the file again with "+
+			return advise("the column is compressed with the codec %v, which is not supported; write the file again with "+
 				"zstd or snappy", codec)
 		}
 	}

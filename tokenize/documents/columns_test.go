@@ -214,35 +214,35 @@ func TestColumnsRefused(t *testing.T) {
 		want          string
 	}{
 		{"a.parquet", parquet, Options{Text: "txt"},
-			`no column "txt"; its only column of text is read with --text-field text`},
+			`no column "txt"; to read the only text column, pass --text-field text`},
 		{"a.parquet", parquet, Options{Text: "x"}, `has the type int64, not string`},
 		{"a.parquet", parquet, Options{Text: "list.list.element"}, `is inside a list`},
 		{"a.parquet", parquet, Options{Text: "list"},
-			`the column "list" of the texts has the type list, not string; its only column of text is read with --text-field text`},
+			`the column "list" of the texts has the type list, not string; to read the only text column, pass --text-field text`},
 		{"a.parquet", parquet, Options{Text: "list.list"},
 			`the column "list.list" of the texts has the type list, not string`},
 		{"a.parquet", parquet, Options{Text: "list.none"}, `no column "list.none"`},
 		{"a.parquet", parquet, Options{Text: "id.none"}, `no column "id.none"`},
 		{"a.parquet", find("nested.parquet"), Options{Text: "m.a"},
-			`the column "m.a" of the texts has the type struct, not string; its columns of text are: m.a.url, m.t\.x`},
+			`the column "m.a" of the texts has the type struct, not string; the text columns are m.a.url, m.t\.x`},
 		{"a.parquet", parquet, Options{ID: "list"},
 			`the column "list" of the ids has the type list, neither string nor integer`},
 		{"a.parquet", parquet, Options{ID: "nope"}, `no column "nope" for the ids`},
 		{"a.arrow", arrowFile, Options{Text: "txt"},
-			`no column "txt"; its only column of text is read with --text-field text`},
+			`no column "txt"; to read the only text column, pass --text-field text`},
 		{"a.arrow", arrowFile, Options{Text: "x"}, `has the type int64, not string`},
 		{"a.arrow", arrowFile, Options{ID: "nope"}, `no column "nope" for the ids`},
 		{"a.arrow", arrowFile, Options{ID: "list"}, `neither string nor integer`},
 		{"a.parquet", find("nested.parquet"), Options{Text: "x", ID: "m.a.url"},
-			`no column "x"; its only column of text is read with --text-field m.t\.x`},
-		{"a.parquet.zst", zstded(parquet), Options{}, "save it as it is and name it"},
+			`no column "x"; to read the only text column, pass --text-field m.t\.x`},
+		{"a.parquet.zst", zstded(parquet), Options{}, "save it uncompressed and name the file"},
 		{"a.jsonl", parquet, Options{}, "parquet by its first bytes and jsonl by its name"},
 		{"a.parquet", arrowFile, Options{}, "arrow by its first bytes and parquet by its name"},
-		{"a.arrow", "{}", Options{}, `arrow by its name, but begins with "{}"`},
+		{"a.arrow", "{}", Options{}, `arrow by its name, but it starts with "{}"`},
 		{"a.parquet", "", Options{}, `is empty`},
-		{"a", parquet, Options{Format: JSONLines}, "is to be read as jsonl"},
-		{"a", "{}", Options{Format: Parquet}, `is to be read as parquet, but begins with "{}"`},
-		{"a", "some text", Options{}, "say the format"},
+		{"a", parquet, Options{Format: JSONLines}, "but --input-format is jsonl"},
+		{"a", "{}", Options{Format: Parquet}, `--input-format is parquet, but the file starts with "{}"`},
+		{"a", "some text", Options{}, "cannot tell the format"},
 		{"a.parquet", "PARE" + parquet[4:len(parquet)-1] + "E", Options{}, "encrypted"},
 	} {
 		got := seen(t, put(t, test.name, test.content), test.o, 1<<40)
@@ -394,11 +394,11 @@ func TestColumnsWithoutIDs(t *testing.T) {
 		}
 		if got := seen(t, path, Options{ID: "id"}, 1<<40); len(got) != 1 ||
 			!strings.Contains(got[0],
-				`no column "id" for the ids; its columns of text are: text; leave out --id-field`) {
+				`no column "id" for the ids; the text columns are text; remove --id-field`) {
 			t.Errorf("%s: %q", name, got)
 		}
 		if got := seen(t, put(t, name, of(noText)), Options{}, 1<<40); len(got) != 1 ||
-			!strings.HasSuffix(got[0], `the file has no column "text"; no other column holds text`) {
+			!strings.HasSuffix(got[0], `the file has no column "text"; no other column has text`) {
 			t.Errorf("%s: %q", name, got)
 		}
 	}

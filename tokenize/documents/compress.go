@@ -180,8 +180,8 @@ func (t *tailReader) endsInLargeFrame() bool {
 
 // follows is the error of compressed data with something else behind it.
 func follows(c compression, at int64) error {
-	return advise("something that is no %s follows the compressed data, from byte %d of the file on; fetch the file "+
-		"again, or cut it off there", c, at)
+	return advise("data that is not %s follows the compressed data at byte %d of the file; fetch the file "+
+		"again, or truncate it there", c, at)
 }
 
 // An advice is a fault of a file whose message says what to do.
@@ -197,10 +197,10 @@ func explain(err error) error {
 	case errors.As(err, new(advice)):
 		return err
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return fmt.Errorf("the file is cut short here; fetch it again: %w", err)
+		return fmt.Errorf("the file is truncated here; fetch it again: %w", err)
 	case errors.Is(err, gzip.ErrChecksum), errors.Is(err, zstd.ErrCRCMismatch):
 		return fmt.Errorf("the checksum of the compressed data is wrong, so the file is damaged; fetch it again: %w",
 			err)
 	}
-	return fmt.Errorf("the file cannot be read beyond this place; fetch it again: %w", err)
+	return fmt.Errorf("the file cannot be read beyond this point; fetch it again: %w", err)
 }

@@ -11,43 +11,43 @@ import (
 	"strconv"
 )
 
-// A Document is one text of a corpus and the place it was read from. File and Offset name it,
-// however its input is cut into pieces.
+// A Document is one text of a corpus, with its location. File and Offset identify it, however the
+// input is divided into pieces.
 //
-// A document owns its Text: nothing reuses the bytes, so it may be kept, handed to another
-// goroutine and changed. Small documents share an allocation, so that one that is kept may keep up
-// to 128 KiB of others.
+// A Document owns its Text: nothing reuses the bytes, so a caller may keep them, change them, and
+// pass them to another goroutine. Small documents share an allocation, so a document that is kept
+// may keep up to 128 KiB of other documents in memory.
 type Document struct {
-	// ID is the document's own: a string as it stands, a number as it is spelt. Without one
-	// (absent, null or empty) a [Reader] leaves it empty and [ReadDocuments] gives the [DefaultID].
+	// ID is the document's own id: a string unchanged, or the digits of a number as they are
+	// written. If the id is absent, null or empty, a [Reader] leaves ID empty, and [ReadDocuments]
+	// sets the [DefaultID].
 	ID string
 	// Text is the text, decoded: valid UTF-8, never empty.
 	Text []byte
-	// File is the input as it was named; "-" is standard input.
+	// File is the input's name as the caller gave it; "-" is standard input.
 	File string
-	// Line is the line, object's first line or row, from 1: within the piece by a [Reader], within
-	// the input by [ReadDocuments].
+	// Line is the line, the object's first line or the row, from 1. A [Reader] counts within the
+	// piece, [ReadDocuments] within the input.
 	Line int64
-	// Offset is the first byte of that line or object in the file after decompression, or the row
-	// in the file, from 0.
+	// Offset is the first byte of that line or object in the decompressed file, or the row in the
+	// file, from 0.
 	Offset int64
 }
 
-// Kind says what is wrong with a document that could not be used. Its text form names counters and
-// stands in rejects files.
+// Kind classifies a document that could not be used. Its text form is the name of a counter and the
+// kind in a rejects file.
 type Kind uint8
 
-// What can be wrong with a document.
+// The kinds of unusable documents.
 const (
-	// the file ends or breaks in the middle, or is no file of its format: nothing after this place
-	// can be read
+	// the file ends early, is damaged, or has another format; nothing after this point can be read
 	BadStream Kind = iota + 1
 	BadJSON        // the line, or the object of several lines, is not one JSON object
 	BadUTF8        // the line or text is not UTF-8, or an id or text escapes half a surrogate pair
 	BadID          // the id is neither a string nor a number, or longer than a shard can keep
-	NoText         // there is no text, or a null in its column
+	NoText         // the field is missing, or null in its column
 	BadText        // the text is not a string
-	// the text is the empty string, or has no tokens where the layout of the shards wants some
+	// the text is the empty string, or has no tokens although the shards' layout needs some
 	Empty
 	LineTooLong // the line, object, file or text is longer than [Options.MaxLine]
 	Unencodable // the tokenizer or the shard refused the text
@@ -72,25 +72,25 @@ func (k Kind) String() string {
 	return fmt.Sprintf("Kind(%d)", uint8(k))
 }
 
-// Remedy says what to do about a document that is bad in this way, in the imperative.
+// Remedy returns the action against this kind of fault, in the imperative.
 func (k Kind) Remedy() string {
 	switch k {
 	case BadUTF8:
 		return "convert the file to UTF-8"
 	case NoText, BadText:
-		return "name the field of the texts with --text-field, repair the document"
+		return "set the field of the texts with --text-field, or repair the document"
 	case BadID:
-		return "name the field of the ids with --id-field, repair the document"
+		return "set the field of the ids with --id-field, or repair the document"
 	case LineTooLong:
 		return "split the document"
 	}
 	return "repair the document"
 }
 
-// MarshalText makes a Kind readable as a value or a key of JSON.
+// MarshalText returns the name of the Kind, for JSON values and keys.
 func (k Kind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 
-// UnmarshalText reads what MarshalText has written.
+// UnmarshalText reads a name that MarshalText wrote.
 func (k *Kind) UnmarshalText(text []byte) error {
 	for i, name := range kindNames {
 		if name != "" && name == string(text) {
@@ -98,24 +98,24 @@ func (k *Kind) UnmarshalText(text []byte) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%q is no kind of a document that could not be used", text)
+	return fmt.Errorf("unknown kind of unusable document %q", text)
 }
 
-// DefaultID is the id of a document that has none of its own: the name of its input (see
-// [UniqueNames]) and its line, counted from the start of the file, "web/part-0001.jsonl.zst:17".
+// DefaultID is the id of a document that has no id of its own: the name of its input (see
+// [UniqueNames]) and its line in the file, as in "web/part-0001.jsonl.zst:17".
 func DefaultID(name string, line int64) string {
 	return name + ":" + strconv.FormatInt(line, 10)
 }
 
 // A DocumentError is a document that cannot be used. Its message has the form "file:line (byte n):
-// what", or "file: what" if the whole file is at fault.
+// problem", or "file: problem" if the whole file is at fault.
 type DocumentError struct {
 	File string
-	Line int64 // as in [Document]; 0 if the fault has no place in the file
-	// byte of the fault in the file after decompression, within the line or object, or the row in
-	// the file; from 0
+	Line int64 // as in [Document]; 0 if the fault has no line
+	// byte of the fault in the decompressed file, byte within the line or object, or row in the
+	// file; from 0
 	Offset int64
-	ID     string // of the document, if the line could be read that far; otherwise empty
+	ID     string // the document's id if the line could be read that far; otherwise empty
 	Kind   Kind
 	Err    error
 }
@@ -129,7 +129,7 @@ func (e *DocumentError) Error() string {
 
 func (e *DocumentError) Unwrap() error { return e.Err }
 
-// MarshalJSON writes the error as a line of a rejects file.
+// MarshalJSON returns the error as a line of a rejects file.
 func (e *DocumentError) MarshalJSON() ([]byte, error) {
 	return json.Marshal(struct {
 		File  string `json:"file"`

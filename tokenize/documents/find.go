@@ -11,32 +11,32 @@ import (
 	"strings"
 )
 
-// Found are the inputs that [Find] has found.
+// Found is the result of [Find].
 type Found struct {
 	Inputs []string
-	Names  []string // one for each input, see [UniqueNames]
-	// Unread counts the files in folders that are no inputs, by ending, such as ".xz"; with globs
-	// it is empty. A file without an ending counts as [NoEnding], a hidden file as [Hidden], a
-	// hidden folder, which is not searched, as [HiddenFolder].
+	Names  []string // one name for each input, see [UniqueNames]
+	// Unread counts the files in folders that are not inputs, by extension, such as ".xz". With
+	// globs it is empty. A file without an extension counts as [NoEnding], a hidden file as
+	// [Hidden], and a hidden folder, which is not searched, as [HiddenFolder].
 	Unread map[string]int
 }
 
-// Keys of [Found.Unread] that are no endings.
+// Keys of [Found.Unread] that are not extensions.
 const (
 	NoEnding     = "no ending"
 	Hidden       = "hidden"
 	HiddenFolder = "hidden folder"
 )
 
-// Find replaces the folders among operands by the files of documents in them and below, in the
-// order of their names. An operand that is a file, or "-", is an input as it is.
+// Find replaces the folders among operands by the files of documents in them, recursively, in the
+// order of their names. An operand that is a file, or "-", is an input itself.
 //
-// Without globs and with the format [Auto], files in folders are read if [HasEnding] knows their
-// ending. With another format every file is read. With globs, the files that match one of them are
-// read. Hidden files are read only if a glob says so with a dot. Hidden folders are never searched.
+// Without globs and with the format [Auto], files in folders are read if [HasEnding] accepts their
+// name. With another format every file is read. With globs, the files that match one of them are
+// read. Hidden files are read only if a glob has a dot for them. Hidden folders are never searched.
 //
-// A glob without a slash is compared with the name of a file. One with a slash is compared with the
-// path of the file relative to the operand, where "**" stands for any number of folders. The rest
+// A glob without a slash is compared with the name of a file. A glob with a slash is compared with
+// the path of the file relative to the operand, where "**" matches any number of folders. The rest
 // is as in [path.Match].
 func Find(operands []string, format Format, globs []string) (*Found, error) {
 	s := finder{Found: Found{Unread: make(map[string]int)}, format: format, globs: make([]glob, len(globs))}
@@ -65,13 +65,13 @@ func Find(operands []string, format Format, globs []string) (*Found, error) {
 		}
 	}
 	if len(globs) > 0 && !folders {
-		return nil, fmt.Errorf("input: a glob selects files in folders, and no input is a folder; leave the glob " +
-			"out, or name a folder")
+		return nil, fmt.Errorf("input: a glob selects files in folders, but no input is a folder; remove the glob, " +
+			"or name a folder")
 	}
 	for _, g := range s.globs {
 		if !g.used {
-			return nil, fmt.Errorf("input: the glob %q matches no file in %s; a glob without a slash is compared "+
-				"with names, one with a slash with paths relative to the input",
+			return nil, fmt.Errorf("input: the glob %q matches no file in %s; a glob without a slash must match a "+
+				"file's name, and a glob with a slash its path relative to the input",
 				g.pattern, strings.Join(operands, ", "))
 		}
 	}
@@ -79,10 +79,10 @@ func Find(operands []string, format Format, globs []string) (*Found, error) {
 	return &s.Found, nil
 }
 
-// UniqueNames are the names that stand for inputs in the ids of documents that have none, see
-// [DefaultID]. names has a name for each input: for a file in a folder its path relative to the
-// folder, otherwise the base name of the file. A name that is not unique is replaced by the input's
-// whole path.
+// UniqueNames returns the names of inputs in the ids of documents that have none, see [DefaultID].
+// names has a name for each input: for a file in a folder its path relative to the folder,
+// otherwise the base name of the file. A name that is not unique is replaced by the input's
+// complete path.
 func UniqueNames(inputs, names []string) []string {
 	names = slices.Clone(names)
 	for changed := true; changed; {
@@ -100,7 +100,7 @@ func UniqueNames(inputs, names []string) []string {
 	return names
 }
 
-// BaseNames are the base names of inputs, made unique by [UniqueNames].
+// BaseNames returns the base names of inputs, made unique by [UniqueNames].
 func BaseNames(inputs []string) []string {
 	names := make([]string, len(inputs))
 	for i, input := range inputs {
@@ -147,12 +147,12 @@ func (s *finder) walk(folder string) error {
 		if d.Type()&fs.ModeSymlink != 0 && (wanted || !hidden(d.Name())) {
 			info, err := os.Stat(file)
 			if err != nil && wanted {
-				return fmt.Errorf("%s is a link that leads nowhere; remove it, or put back what it led to: %w", file,
+				return fmt.Errorf("%s is a broken link; remove it, or restore its target: %w", file,
 					err)
 			}
 			if err == nil && info.IsDir() {
-				return fmt.Errorf("%s is a link to a folder, and links in folders are not followed: name it as an "+
-					"input of its own, or move it away", file)
+				return fmt.Errorf("%s is a link to a folder, and links in folders are not followed; name it as a "+
+					"separate input, or move it away", file)
 			}
 		}
 		if wanted {
@@ -208,8 +208,8 @@ func unreadKey(name string) string {
 	return ending
 }
 
-// ListUnread lists [Found.Unread] in words, the most frequent endings first; "" if there is
-// nothing.
+// ListUnread formats [Found.Unread] as text, the most frequent extensions first. It returns "" if
+// Unread is empty.
 func ListUnread(unread map[string]int) string {
 	const most = 10
 	var endings, rest []string
@@ -235,10 +235,10 @@ func ListUnread(unread map[string]int) string {
 		for _, ending := range rest {
 			others += unread[ending]
 		}
-		words = append(words, fmt.Sprintf("%d with %d other endings", others, len(rest)))
+		words = append(words, fmt.Sprintf("%d with %d other extensions", others, len(rest)))
 	}
 	if n := unread[NoEnding]; n > 0 {
-		words = append(words, fmt.Sprintf("%d without an ending", n))
+		words = append(words, fmt.Sprintf("%d without an extension", n))
 	}
 	if n := unread[Hidden]; n > 0 {
 		words = append(words, fmt.Sprintf("%d hidden", n))
@@ -262,8 +262,8 @@ type glob struct {
 func (g *glob) parse(pattern string) error {
 	g.pattern = pattern
 	if _, err := path.Match(pattern, ""); err != nil || pattern == "" {
-		return fmt.Errorf("input: the glob %q is malformed; * ? and [a-z] stand for characters, and a backslash "+
-			"precedes one of these that belongs to a name", pattern)
+		return fmt.Errorf("input: the glob %q is malformed; * ? and [a-z] match characters, and a backslash "+
+			"must precede any of these characters that is part of a name", pattern)
 	}
 	if strings.Contains(pattern, "/") {
 		g.elements = strings.Split(strings.TrimPrefix(strings.TrimPrefix(pattern, "."), "/"), "/")

@@ -73,12 +73,12 @@ func TestFind(t *testing.T) {
 		}
 	}
 	if got, want := ListUnread(unread),
-		"2 .md, 1 .tar.gz, 1 .xz, 1 without an ending, 1 hidden, 1 hidden folder"; got != want {
+		"2 .md, 1 .tar.gz, 1 .xz, 1 without an extension, 1 hidden, 1 hidden folder"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	if got, want := ListUnread(map[string]int{".a": 1, ".b": 1, ".c": 1, ".d": 1, ".e": 1, ".f": 1, ".g": 1, ".h": 1,
 		".i": 1, ".j": 1, ".k": 1, ".l": 2}),
-		"2 .l, 1 .a, 1 .b, 1 .c, 1 .d, 1 .e, 1 .f, 1 .g, 1 .h, 1 .i, 2 with 2 other endings"; got != want {
+		"2 .l, 1 .a, 1 .b, 1 .c, 1 .d, 1 .e, 1 .f, 1 .g, 1 .h, 1 .i, 2 with 2 other extensions"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	if _, err := Find([]string{"c/sub/deep"}, Auto, nil); err == nil ||

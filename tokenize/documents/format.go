@@ -22,11 +22,11 @@ var endings = []struct {
 
 var compressedEndings = []string{".gz", ".zst", ".zstd"}
 
-// Endings are the endings of names that [HasEnding] knows, for messages.
+// Endings lists the file name extensions that [HasEnding] accepts, for messages.
 const Endings = ".jsonl, .jsonlines, .ndjson, .json and .txt, also with .gz, .zst or .zstd, .parquet, .parq, .arrow, .feather"
 
-// HasEnding reports whether a file has a name of a file of documents, under which folders are
-// searched; see [Endings].
+// HasEnding reports whether a file in a folder is a file of documents, by the extension of its
+// name; see [Endings].
 func HasEnding(name string) bool {
 	format, compressed := byName(name)
 	return format != Auto && !(compressed && (format == Parquet || format == Arrow))
@@ -70,26 +70,26 @@ func formatOf(file string, head []byte, c compression, asked Format) (Format, er
 		if len(head) == 0 {
 			return "is empty"
 		}
-		return fmt.Sprintf("begins with %q", head[:min(len(head), 8)])
+		return fmt.Sprintf("starts with %q", head[:min(len(head), 8)])
 	}
 	switch {
 	case compressed && c == plain && asked == Auto && len(head) == 0:
-		return 0, fmt.Errorf("the file is empty, which no compressed file is; fetch it again, or leave it out")
+		return 0, fmt.Errorf("the file is empty, and a compressed file never is; fetch it again, or remove it from the inputs")
 	case compressed && c == plain && asked == Auto:
-		return 0, fmt.Errorf("the file %s, which is neither gzip nor zstd, as its name says; if it is plain, rename it",
+		return 0, fmt.Errorf("the file %s, so it is neither gzip nor zstd, although its extension says otherwise; if it is not compressed, rename it",
 			begin())
 	case asked == Auto && magic != Auto && named != Auto && named != magic:
-		return 0, fmt.Errorf("the file is %s by its first bytes and %s by its name; rename it, or say the format",
+		return 0, fmt.Errorf("the file is %s by its first bytes and %s by its name; rename it, or pass --input-format",
 			magic, named)
 	case asked == Auto && magic == Auto && (named == Parquet || named == Arrow):
 		return 0,
-			fmt.Errorf("the file is %s by its name, but %s, which no such file does; fetch it again, or rename it",
+			fmt.Errorf("the file is %s by its name, but it %s; fetch it again, or rename it",
 				named, begin())
 	case asked != Auto && magic != Auto && asked != magic:
-		return 0, fmt.Errorf("the file is %s by its first bytes, but is to be read as %s; leave the format to be found",
+		return 0, fmt.Errorf("the file is %s by its first bytes, but --input-format is %s; remove --input-format",
 			magic, asked)
 	case (asked == Parquet || asked == Arrow) && magic != asked:
-		return 0, fmt.Errorf("the file is to be read as %s, but %s, which no such file does", asked, begin())
+		return 0, fmt.Errorf("--input-format is %s, but the file %s; pass another --input-format, or fetch the file again", asked, begin())
 	case asked != Auto:
 		return asked, nil
 	case magic != Auto:
@@ -107,7 +107,7 @@ func formatOf(file string, head []byte, c compression, asked Format) (Format, er
 	case named == JSON:
 		return JSONLines, nil // with a bad first line
 	}
-	return 0, fmt.Errorf("the file %s, which with its name does not tell what it is; say the format: %s", begin(),
+	return 0, fmt.Errorf("cannot tell the format: the file %s, and its name has no known extension; pass --input-format %s", begin(),
 		strings.Join(formatNames[1:], ", "))
 }
 

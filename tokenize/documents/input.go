@@ -21,7 +21,7 @@ func openInput(ctx context.Context, input string, stdin io.Reader) (r io.ReadClo
 	switch {
 	case err != nil:
 	case info.IsDir():
-		err = fmt.Errorf("%s is a directory; name the files in it", input)
+		err = fmt.Errorf("%s is a folder; name the files in it", input)
 	case info.Mode().IsRegular():
 		return f, f, nil
 	default: // such as a named pipe, which may have nothing to read for long

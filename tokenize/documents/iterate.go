@@ -9,10 +9,10 @@ import (
 // ReadDocuments reads the documents of inputs in their order, one input after the other. Lines are
 // counted from the start of each input, and a document without an id gets its [DefaultID].
 //
-// What gives no document yields a [*DocumentError]; iteration goes on with the next document, so
-// that the caller can count it and continue. After an error of kind [BadStream], and after any
-// other error (a file that cannot be opened, ctx), iteration ends: how many documents are missing
-// then cannot be known.
+// An unusable document yields a [*DocumentError]. Iteration then continues with the next document,
+// so that the caller can count the error and continue. Iteration ends after an error of kind
+// [BadStream], and after any other error (a file that cannot be opened, ctx). The number of
+// documents that are missing is then unknown.
 func ReadDocuments(ctx context.Context, inputs []string, o Options) iter.Seq2[Document, error] {
 	return func(yield func(Document, error) bool) {
 		names := BaseNames(inputs)

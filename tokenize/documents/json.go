@@ -109,13 +109,13 @@ func splitPath(path string) ([]string, error) {
 			i++
 			*last += path[i : i+1]
 		default:
-			return nil, fmt.Errorf("the field %q has a backslash before neither a dot nor a backslash; write \\\\ "+
-				"for one that belongs to a name", path)
+			return nil, fmt.Errorf("the field %q has a backslash that escapes neither a dot nor a backslash; write \\\\ "+
+				"for a backslash in a name", path)
 		}
 	}
 	if slices.Contains(parts, "") {
 		return nil,
-			fmt.Errorf("the field %q has an empty name beside a dot; write \\. for a dot that belongs to a name", path)
+			fmt.Errorf("the field %q has an empty name next to a dot; write \\. for a dot in a name", path)
 	}
 	return parts, nil
 }
@@ -165,7 +165,7 @@ func (s *lineScanner) decodeID() (id []byte, bad *lineError) {
 // checkID refuses an id that a shard cannot keep.
 func checkID(name string, id []byte) error {
 	if len(id) > shards.MaxOriginLength {
-		return fmt.Errorf("%q has %d bytes, at most %d can be kept", name, len(id), shards.MaxOriginLength)
+		return fmt.Errorf("%q has %d bytes, and the limit is %d", name, len(id), shards.MaxOriginLength)
 	}
 	return nil
 }
@@ -193,10 +193,10 @@ func (s *lineScanner) parse() *lineError {
 	case s.at == len(s.line):
 		return badJSON(s.at, "the line is empty")
 	case s.line[s.at] == '[':
-		return badJSON(s.at, "the line begins with an array; lines of documents are objects (the format json reads "+
+		return badJSON(s.at, "the line starts with an array; each line must be an object (the format json reads "+
 			"arrays, and jq -c '.[]' makes lines of them)")
 	case s.line[s.at] != '{':
-		return badJSON(s.at, "the line begins with %s, not with an object", s.found())
+		return badJSON(s.at, "the line starts with %s instead of an object", s.found())
 	}
 	through := 3 * leads // fields whose path leads through the value that comes
 next:
@@ -206,7 +206,7 @@ next:
 		switch c := s.peek(); {
 		case c == '{' || c == '[':
 			if len(s.open) == maxNesting {
-				return badJSON(s.at, "more than %d objects and arrays lie in each other", maxNesting)
+				return badJSON(s.at, "objects and arrays are nested more than %d deep", maxNesting)
 			}
 			s.at++
 			s.space()
@@ -257,11 +257,11 @@ next:
 				s.at++
 				s.open = s.open[:len(s.open)-1]
 			default:
-				return badJSON(s.at, "%s where a comma or %q should be", s.found(), end)
+				return badJSON(s.at, "found %s, expected a comma or %q", s.found(), end)
 			}
 			if len(s.open) == 0 {
 				if s.space(); s.at < len(s.line) {
-					return badJSON(s.at, "%s after the object; there must be one object a line", s.found())
+					return badJSON(s.at, "found %s after the object; write one object per line", s.found())
 				}
 				return nil
 			}
@@ -284,7 +284,7 @@ func (s *lineScanner) note(in *container, escaped bool) {
 func (s *lineScanner) key() (through container, bad *lineError) {
 	start := s.at
 	if s.peek() != '"' {
-		return 0, badJSON(s.at, "%s where the name of a field should be", s.found())
+		return 0, badJSON(s.at, "found %s, expected the name of a field", s.found())
 	}
 	escaped, bad := s.skipString()
 	if bad != nil {
@@ -292,7 +292,7 @@ func (s *lineScanner) key() (through container, bad *lineError) {
 	}
 	name := s.line[start+1 : s.at-1]
 	if s.space(); s.peek() != ':' {
-		return 0, badJSON(s.at, "%s where a colon should be", s.found())
+		return 0, badJSON(s.at, "found %s, expected a colon", s.found())
 	}
 	s.at++
 	s.space()
@@ -379,12 +379,12 @@ func (s *lineScanner) skipString() (escaped bool, bad *lineError) {
 			if bad := s.controls(start+1, at); bad != nil {
 				return false, bad
 			}
-			return false, badJSON(at, "%q is no escape sequence", s.line[at:min(at+6, len(s.line))])
+			return false, badJSON(at, "%q is not an escape sequence", s.line[at:min(at+6, len(s.line))])
 		}
 		at += n
 	}
 	if quote == len(s.line) {
-		return false, badJSON(start, "the line ends inside the string that begins here")
+		return false, badJSON(start, "the line ends inside the string that starts here")
 	}
 	s.at = quote + 1
 	return escaped, s.controls(start+1, quote)
@@ -499,7 +499,7 @@ func (s *lineScanner) skipNumber() *lineError {
 		ok = digits()
 	}
 	if !ok {
-		return badJSON(s.at, "%s in the number that begins at byte %d of the line", s.found(), start)
+		return badJSON(s.at, "found %s in the number that starts at byte %d of the line", s.found(), start)
 	}
 	return nil
 }
@@ -511,7 +511,7 @@ func (s *lineScanner) skipLiteral() *lineError {
 			return nil
 		}
 	}
-	return badJSON(s.at, "%s where a value should be", s.found())
+	return badJSON(s.at, "found %s, expected a value", s.found())
 }
 
 // decodeString gives the content of a string, decoded where it lies in the line.
@@ -522,8 +522,8 @@ func (s *lineScanner) decodeString(f field) ([]byte, *lineError) {
 	}
 	decoded, at := unescape(raw)
 	if decoded == nil {
-		return nil, &lineError{BadUTF8, f.start + 1 + at, fmt.Errorf("%s escapes half of a surrogate pair, which is "+
-			"no character", raw[at:at+6])}
+		return nil, &lineError{BadUTF8, f.start + 1 + at, fmt.Errorf("%s escapes half of a surrogate pair, which is not "+
+			"a character", raw[at:at+6])}
 	}
 	return decoded, nil
 }
@@ -598,7 +598,8 @@ func indexSpecial(b []byte) int {
 	return at
 }
 
-// InvalidUTF8 is the first byte of text that is not valid UTF-8, or its length if there is none.
+// InvalidUTF8 returns the offset of the first byte of text that is not valid UTF-8, or the length
+// of text if all of it is valid.
 func InvalidUTF8(text []byte) int {
 	at := 0
 	for at < len(text) {

@@ -39,7 +39,7 @@ type arrowMessages struct {
 func (m *arrowMessages) Retain()  {}
 func (m *arrowMessages) Release() {}
 
-// Message gives the next message, io.EOF behind the last.
+// Message returns the next message, and io.EOF after the last.
 func (m *arrowMessages) Message() (*ipc.Message, error) {
 	r := m.stream
 	if r == nil {
@@ -117,7 +117,7 @@ func checkMessage(meta []byte) (kind byte, body int64, err error) {
 	}
 	kind, body = meta[at], message.int64(3)
 	if body < 0 || body > maxArrowBody {
-		return 0, 0, advise("a record batch has %d bytes, at most %d MiB are read; write smaller record batches", body,
+		return 0, 0, advise("a record batch has %d bytes, and the limit is %d MiB; write smaller record batches", body,
 			maxArrowBody>>20)
 	}
 	switch kind {

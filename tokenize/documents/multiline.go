@@ -112,7 +112,7 @@ func (r *Reader) nextJSON() (Document, error) {
 		return Document{}, r.broken(r.line, r.offset, errCutArray)
 	case r.array && r.values > 0:
 		if c != ',' {
-			return Document{}, r.stray(c, "where a comma or the end of the array should be")
+			return Document{}, r.stray(c, "instead of a comma or the end of the array")
 		}
 		r.offset++
 		r.in.Discard(1)
@@ -121,7 +121,7 @@ func (r *Reader) nextJSON() (Document, error) {
 		}
 	}
 	if c != '{' {
-		return Document{}, r.stray(c, "where an object should be")
+		return Document{}, r.stray(c, "instead of an object")
 	}
 	r.values++
 	object, err := r.readObject()
@@ -178,8 +178,8 @@ func (r *Reader) stray(c int, where string) error {
 	case c >= utf8.RuneSelf:
 		found = fmt.Sprintf("the byte 0x%02x", c)
 	}
-	return r.faultAt(r.line, r.offset, BadStream, fmt.Errorf("malformed JSON: %s %s; nothing behind this place can "+
-		"be read: mend the file", found, where))
+	return r.faultAt(r.line, r.offset, BadStream, fmt.Errorf("malformed JSON: found %s %s; the rest of the file cannot "+
+		"be read; repair the file", found, where))
 }
 
 // skipJSON goes on behind the object that begins at offset.

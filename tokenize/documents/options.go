@@ -6,27 +6,27 @@ import (
 	"strings"
 )
 
-// DefaultMaxLine is the length of the longest document that is read unless [Options.MaxLine] says
-// otherwise, in bytes after decompression.
+// DefaultMaxLine is the length of the longest document that is read if [Options.MaxLine] is 0, in
+// bytes after decompression.
 const DefaultMaxLine = 256 << 20
 
-// A Format is how documents lie in a file. Gzip and zstd around JSON lines, JSON, text and Arrow
-// streams are undone whatever the format.
+// A Format is the file format of documents. Gzip and zstd around JSON lines, JSON, text and Arrow
+// streams are decompressed with every format.
 type Format uint8
 
-// The formats that are read.
+// The formats that can be read.
 const (
-	// Auto finds the format by the first bytes of the file, and then by its name.
+	// Auto detects the format from the first bytes of the file, then from its name.
 	Auto Format = iota
-	// JSONLines has an object a line (RFC 8259, UTF-8).
+	// JSONLines has one object per line (RFC 8259, UTF-8).
 	JSONLines
-	// JSON has an array of objects, or objects one after the other, over any number of lines.
+	// JSON has an array of objects, or a sequence of objects, over any number of lines.
 	JSON
-	// Text is UTF-8 without any structure but lines; see [Unit].
+	// Text is UTF-8 with no structure except lines; see [Unit].
 	Text
-	// Parquet is Apache Parquet, a document a row. It needs a regular file.
+	// Parquet is Apache Parquet with one document per row. It needs a regular file.
 	Parquet
-	// Arrow is Apache Arrow IPC, file ("Feather 2") or stream, a document a row.
+	// Arrow is Apache Arrow IPC, file ("Feather 2") or stream, with one document per row.
 	Arrow
 )
 
@@ -39,23 +39,23 @@ func (f Format) String() string {
 	return fmt.Sprintf("Format(%d)", uint8(f))
 }
 
-// ParseFormat gives the format of a name: auto, jsonl, json, text, parquet or arrow.
+// ParseFormat returns the format with this name: auto, jsonl, json, text, parquet or arrow.
 func ParseFormat(name string) (Format, error) {
 	for i, n := range formatNames {
 		if n == name {
 			return Format(i), nil
 		}
 	}
-	return 0, fmt.Errorf("%q is no format of documents; there are %s", name, strings.Join(formatNames[:], ", "))
+	return 0, fmt.Errorf("unknown document format %q; the formats are %s", name, strings.Join(formatNames[:], ", "))
 }
 
-// A Unit is what a document of a text file is.
+// A Unit defines what one document of a text file is.
 type Unit uint8
 
 // The units of text.
 const (
 	WholeFile Unit = iota // the file is one document
-	EachLine              // every line that is not white space alone is one, without the LF or CRLF that ends it
+	EachLine              // every line that is not blank is a document, without its LF or CRLF
 )
 
 var unitNames = [...]string{"file", "line"}
@@ -67,34 +67,34 @@ func (u Unit) String() string {
 	return fmt.Sprintf("Unit(%d)", uint8(u))
 }
 
-// ParseUnit gives the unit of a name: file or line.
+// ParseUnit returns the unit with this name: file or line.
 func ParseUnit(name string) (Unit, error) {
 	for i, n := range unitNames {
 		if n == name {
 			return Unit(i), nil
 		}
 	}
-	return 0, fmt.Errorf("%q is no unit of text; there are %s", name, strings.Join(unitNames[:], ", "))
+	return 0, fmt.Errorf("unknown text unit %q; the units are %s", name, strings.Join(unitNames[:], ", "))
 }
 
-// Options are the choices for reading documents; the zero value is good.
+// Options are the options for reading documents. The zero value has the defaults.
 type Options struct {
-	// Text and ID name the fields that hold a document's text and id; "" means "text" and "id". A
-	// dot leads into an object or a struct: "metadata.url". A dot that belongs to a name is written
-	// \. and a backslash \\.
+	// Text and ID are the fields that hold a document's text and id. "" means "text" and "id". A
+	// dot selects a field of an object or a struct: "metadata.url". Write \. for a dot in a name,
+	// and \\ for a backslash.
 	Text, ID string
-	// Format is how documents lie in all inputs.
+	// Format is the file format of all inputs.
 	Format Format
-	// Unit is what a document of a text file is.
+	// Unit defines what one document of a text file is.
 	Unit Unit
-	// KeepMark leaves a byte order mark at the start of JSON lines, JSON and text where it is.
-	// Otherwise it is removed.
+	// KeepMark keeps a byte order mark at the start of JSON lines, JSON and text. By default the
+	// mark is removed.
 	KeepMark bool
 	// MaxLine is the length of the longest line, object, text file or text that is read, in bytes
-	// after decompression; 0 means [DefaultMaxLine]. Memory for about two of them is taken where
-	// they occur.
+	// after decompression. 0 means [DefaultMaxLine]. The reader allocates memory for about two such
+	// lines when it meets one.
 	MaxLine int
-	// Stdin is what the input "-" reads; nil means os.Stdin.
+	// Stdin is the reader of the input "-"; nil means os.Stdin.
 	Stdin io.Reader
 }
 

@@ -62,13 +62,13 @@ func readParquetMeta(file io.ReaderAt, size int64, o Options, paths [2][]string)
 	switch string(tail[4:]) {
 	case "PAR1":
 	case "PARE":
-		return nil, advise("the file is encrypted, which is not read; decrypt it first")
+		return nil, advise("the file is encrypted, which is not supported; decrypt it first")
 	default:
-		return nil, fmt.Errorf("a Parquet file ends with \"PAR1\", this one with %q: %w", tail[4:], io.ErrUnexpectedEOF)
+		return nil, fmt.Errorf("a Parquet file must end with \"PAR1\", but this file ends with %q: %w", tail[4:], io.ErrUnexpectedEOF)
 	}
 	length := int64(binary.LittleEndian.Uint32(tail[:]))
 	if length > size-12 || length > maxFooter {
-		return nil, fmt.Errorf("the metadata has %d bytes by the end of a file of %d bytes", length, size)
+		return nil, fmt.Errorf("the end of the file says that its metadata has %d bytes, but the file has %d bytes", length, size)
 	}
 	footer := make([]byte, length)
 	if _, err := file.ReadAt(footer, size-8-length); err != nil {
@@ -115,7 +115,7 @@ func (m *parquetMeta) find(o Options, paths [2][]string) error {
 	case text == nil:
 		return noText(paths, texts)
 	case text.MaxRepetitionLevel() > 0:
-		return advise("the column %q is inside a list, and a document has one text; name another column with "+
+		return advise("the column %q is inside a list, and a document has one text; select another column with "+
 			"--text-field", joinPath(paths[textField]))
 	case text.PhysicalType() != parquet.Types.ByteArray:
 		return wrongText(paths, strings.ToLower(text.PhysicalType().String()), texts)
@@ -129,7 +129,7 @@ func (m *parquetMeta) find(o Options, paths [2][]string) error {
 	case id == nil:
 		return nil
 	case id.MaxRepetitionLevel() > 0:
-		return advise("the column %q of the ids is inside a list; name another column with --id-field",
+		return advise("the column %q of the ids is inside a list; select another column with --id-field",
 			joinPath(paths[idField]))
 	}
 	m.id = newParquetColumn(id, leaves[idField])
@@ -158,17 +158,17 @@ func wrongText(paths [2][]string, kind string, texts []string) error {
 
 // noID is the error of a file without the column of the ids that the caller has named.
 func noID(paths [2][]string, texts []string) error {
-	has := "no column holds text"
+	has := "no column has text"
 	if len(texts) > 0 {
-		has = "its columns of text are: " + strings.Join(texts, ", ")
+		has = "the text columns are " + strings.Join(texts, ", ")
 	}
-	return advise("the file has no column %q for the ids; %s; leave out --id-field if the documents have no ids",
+	return advise("the file has no column %q for the ids; %s; remove --id-field if the documents have no ids",
 		joinPath(paths[idField]), has)
 }
 
 // wrongID is the error of a column of the ids that holds neither strings nor integers.
 func wrongID(paths [2][]string, kind string) error {
-	return advise("the column %q of the ids has the type %s, neither string nor integer; name another column with "+
+	return advise("the column %q of the ids has the type %s, neither string nor integer; select another column with "+
 		"--id-field", joinPath(paths[idField]), kind)
 }
 
@@ -178,11 +178,11 @@ func otherTexts(paths [2][]string, texts []string) string {
 	texts = slices.DeleteFunc(slices.Clone(texts), func(name string) bool { return name == id })
 	switch len(texts) {
 	case 0:
-		return "no other column holds text"
+		return "no other column has text"
 	case 1:
-		return "its only column of text is read with --text-field " + texts[0]
+		return "to read the only text column, pass --text-field " + texts[0]
 	}
-	return "its columns of text are: " + strings.Join(texts, ", ") + "; name one with --text-field"
+	return "the text columns are " + strings.Join(texts, ", ") + "; select one with --text-field"
 }
 
 // groupAt is the type of what a path leads to if that holds columns and is none itself: list, map
@@ -236,16 +236,16 @@ func (m *parquetMeta) findGroups() error {
 	for n, group := range m.file.RowGroups {
 		g := parquetGroup{first: first, rows: group.GetNumRows(), start: math.MaxInt64}
 		if g.rows < 0 || first+g.rows < first {
-			return fmt.Errorf("row group %d has %d rows by the metadata", n, g.rows)
+			return fmt.Errorf("the metadata says that row group %d has %d rows", n, g.rows)
 		}
 		if len(group.Columns) != m.file.Schema.NumColumns() {
-			return fmt.Errorf("row group %d has %d columns by the metadata, not %d", n, len(group.Columns),
+			return fmt.Errorf("the metadata says that row group %d has %d columns instead of %d", n, len(group.Columns),
 				m.file.Schema.NumColumns())
 		}
 		for leaf, chunk := range group.Columns {
 			c := chunk.MetaData
 			if c == nil {
-				return advise("row group %d has columns that are encrypted, which are not read; decrypt the file first",
+				return advise("row group %d has encrypted columns, which are not supported; decrypt the file first",
 					n)
 			}
 			start := c.DataPageOffset
@@ -260,7 +260,7 @@ func (m *parquetMeta) findGroups() error {
 				}
 				if parquet.Type(c.Type) != column.kind || c.NumValues != g.rows || start < 4 || start > m.end ||
 					c.TotalCompressedSize < 0 || c.TotalCompressedSize > m.end-start || c.TotalUncompressedSize < 0 {
-					return fmt.Errorf("the metadata of row group %d contradicts itself or the file", n)
+					return fmt.Errorf("the metadata of row group %d contradicts itself or the file's size", n)
 				}
 			}
 		}
@@ -323,8 +323,8 @@ func newParquetReader(r *Reader, file *os.File) (rowReader, error) {
 		p.end = int64(len(meta.groups))
 	}
 	if p.group < 0 || p.group > p.end || p.end > int64(len(meta.groups)) {
-		return nil, fmt.Errorf("reading %s: it has %d row groups, of which %d to %d are to be read; it was changed "+
-			"since it was cut into pieces",
+		return nil, fmt.Errorf("reading %s: expected row groups %[3]d to %[4]d, but the file has %[2]d; the file changed "+
+			"after it was split; start again",
 			r.piece.File, len(meta.groups), p.group, p.end)
 	}
 	p.base = meta.bound(p.group, p.size)

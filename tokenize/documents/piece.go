@@ -10,14 +10,18 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// A Piece is a part of an input that can be read by itself. All pieces of an input, in order, give
+// A Piece is a part of an input that can be read on its own. All pieces of an input, in order, hold
 // exactly the documents of the input.
 type Piece struct {
-	File string // as it was named; "-" is standard input
-	// Start and End bound the piece: bytes of plain JSON lines and of plain text whose lines are
-	// documents (a line belongs to the piece in which the byte before it lies, the first line to
-	// the first piece), row groups of Parquet, record batches of an Arrow file. End is -1 if the
-	// piece goes to the end of the file, as the only piece of an input does.
+	File string // the input's name as the caller gave it; "-" is standard input
+	// Start and End bound the piece. Their unit depends on the format:
+	//
+	//  - bytes of plain JSON lines, and of plain text whose lines are documents; a line belongs to
+	//    the piece that holds the byte before it, and the first line to the first piece
+	//  - row groups of Parquet
+	//  - record batches of an Arrow file
+	//
+	// End is -1 if the piece extends to the end of the file, as the only piece of an input does.
 	Start, End int64
 }
 
@@ -25,14 +29,14 @@ type Piece struct {
 // waiting.
 const cutters = 16
 
-// Pieces cuts inputs into pieces of about target bytes on disk each. Where it cuts depends on the
-// inputs and target only. Inputs that cannot be cut (compressed, JSON over several lines, Arrow
-// streams, text files that are one document, "-") and those not larger than target are one piece.
-// The first bytes of every regular file are read; an error names the file that cannot be read or
-// whose content and name disagree.
+// Pieces divides inputs into pieces of about target bytes on disk each. The bounds depend only on
+// the inputs and target. An input that cannot be divided (compressed, JSON over several lines,
+// Arrow streams, text files that are one document, "-") is one piece, and so is an input of at most
+// target bytes. The first bytes of every regular file are read. An error names the file that cannot
+// be read, or whose content and name disagree.
 func Pieces(ctx context.Context, inputs []string, o Options, target int64) ([]Piece, error) {
 	if target <= 0 {
-		return nil, fmt.Errorf("pieces of %d bytes; a piece has at least one", target)
+		return nil, fmt.Errorf("a piece cannot have %d bytes; it must have at least one", target)
 	}
 	o = o.withDefaults()
 	var scanner lineScanner
@@ -61,7 +65,7 @@ func Pieces(ctx context.Context, inputs []string, o Options, target int64) ([]Pi
 		pieces = append(pieces, cut[i]...)
 	}
 	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("looking at the inputs: %w", err)
+		return nil, fmt.Errorf("inspecting the inputs: %w", err)
 	}
 	return pieces, nil
 }
@@ -77,7 +81,7 @@ func cutInput(input string, o Options, paths [2][]string, target int64) ([]Piece
 	case err != nil:
 		return nil, fmt.Errorf("reading documents: %w", err)
 	case info.IsDir():
-		return nil, fmt.Errorf("reading documents: %s is a directory; name the files in it", input)
+		return nil, fmt.Errorf("reading documents: %s is a folder; name the files in it", input)
 	case !info.Mode().IsRegular():
 		return whole, nil
 	}

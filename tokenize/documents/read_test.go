@@ -180,7 +180,7 @@ func TestBrokenStreams(t *testing.T) {
 		Options{}) {
 		var bad *DocumentError
 		if errors.As(err, &bad) && (!errors.Is(err, io.ErrUnexpectedEOF) || !strings.Contains(err.Error(), "x.zst:") ||
-			!strings.Contains(err.Error(), "cut short here; fetch it again")) {
+			!strings.Contains(err.Error(), "truncated here; fetch it again")) {
 			t.Errorf("the message is %q", err)
 		}
 	}
@@ -257,18 +257,18 @@ func TestRefusedFiles(t *testing.T) {
 		"plain.gz":  {`{"text":"a"}`, "neither gzip nor zstd"},
 		"empty.gz":  {"", "empty.gz: the file is empty"},
 		"empty.zst": {"", "empty.zst: the file is empty"},
-		"x.parquet": {"PAR1....", "cut short"},
-		"x.arrow":   {"ARROW1\x00\x00", "cut short"},
-		"short.gz":  {"\x1f\x8b\x08", "cut short"},
-		"cut.gz":    {gzipped(`{"text":"a"}`) + "\x1f", "cut short"},
-		"name.gz":   {gzipped(`{"text":"a"}`) + "\x1f\x8b\x08\x08\x00\x00\x00\x00\x00\x03name", "cut short"},
-		"trailing.gz": {gzipped(`{"text":"a"}`) + "garbage of length", fmt.Sprintf("(byte 12): something that is "+
-			"no gzip follows the compressed data, from byte %d of", len(gzipped(`{"text":"a"}`)))},
-		"garbage.gz": {gzipped("", strings.Repeat("\n", 9_000_000)) + "x", fmt.Sprintf("from byte %d of",
+		"x.parquet": {"PAR1....", "truncated"},
+		"x.arrow":   {"ARROW1\x00\x00", "truncated"},
+		"short.gz":  {"\x1f\x8b\x08", "truncated"},
+		"cut.gz":    {gzipped(`{"text":"a"}`) + "\x1f", "truncated"},
+		"name.gz":   {gzipped(`{"text":"a"}`) + "\x1f\x8b\x08\x08\x00\x00\x00\x00\x00\x03name", "truncated"},
+		"trailing.gz": {gzipped(`{"text":"a"}`) + "garbage of length", fmt.Sprintf("(byte 12): data that is "+
+			"not gzip follows the compressed data at byte %d of", len(gzipped(`{"text":"a"}`)))},
+		"garbage.gz": {gzipped("", strings.Repeat("\n", 9_000_000)) + "x", fmt.Sprintf("at byte %d of",
 			len(gzipped("", strings.Repeat("\n", 9_000_000))))},
-		"trailing.zst": {zstded(`{"text":"a"}`) + "garbage of length", fmt.Sprintf("(byte 12): something that is no "+
-			"zstd follows the compressed data, from byte %d of", len(zstded(`{"text":"a"}`)))},
-		"garbage.zst": {zstded("", strings.Repeat("\n", 9_000_000)) + "none", fmt.Sprintf("from byte %d of",
+		"trailing.zst": {zstded(`{"text":"a"}`) + "garbage of length", fmt.Sprintf("(byte 12): data that is not "+
+			"zstd follows the compressed data at byte %d of", len(zstded(`{"text":"a"}`)))},
+		"garbage.zst": {zstded("", strings.Repeat("\n", 9_000_000)) + "none", fmt.Sprintf("at byte %d of",
 			len(zstded("", strings.Repeat("\n", 9_000_000))))},
 		// A frame with a window of 4 GiB, alone and behind another; and a block of 2,000 bytes in a
 		// window of 1 KiB.
@@ -280,7 +280,7 @@ func TestRefusedFiles(t *testing.T) {
 			"the zstd window is above 2 GiB; compress the file again with --long=31 or less"},
 		"block.zst": {"\x28\xb5\x2f\xfd\x00\x00\x83\x3e\x00x", "the zstd data is damaged; fetch the file again"},
 		"skipped.zst": {"\x50\x2a\x4d\x18\x01\x00\x00\x00xgarbage",
-			"no zstd follows the compressed data, from byte 9 of"},
+			"not zstd follows the compressed data at byte 9 of"},
 	} {
 		var last error
 		for _, err := range ReadDocuments(t.Context(), []string{put(t, name, test.content)}, Options{}) {
@@ -359,7 +359,7 @@ func TestMaxLine(t *testing.T) {
 func TestDocumentErrorMessage(t *testing.T) {
 	path := put(t, "x.jsonl", `{"text":"a"}`+"\n"+`{"text":"b",}`)
 	for _, err := range ReadDocuments(t.Context(), []string{path}, Options{}) {
-		if err != nil && err.Error() != path+`:2 (byte 25): malformed JSON: '}' where the name of a field should be` {
+		if err != nil && err.Error() != path+`:2 (byte 25): malformed JSON: found '}', expected the name of a field` {
 			t.Errorf("the message is %q", err)
 		}
 	}

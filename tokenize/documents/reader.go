@@ -25,16 +25,16 @@ const readBuffer = 1 << 20
 // belongs to no document.
 const byteOrderMark = "\xef\xbb\xbf"
 
-// A Reader gives the documents of one piece. One goroutine uses it, but for BytesRead.
+// A Reader reads the documents of one piece. Only one goroutine may use it, except for BytesRead.
 type Reader struct {
-	ctx    context.Context // ends with Close
+	ctx    context.Context // ends when the Reader is closed
 	cancel context.CancelFunc
 	piece  Piece
 	o      Options
 
 	format Format
 	next   func() (Document, error)
-	err    error // the final one
+	err    error // the final error
 	lines  int64 // see Lines
 	closed bool
 
@@ -43,16 +43,16 @@ type Reader struct {
 	sum  hash.Hash
 	read atomic.Int64
 
-	// Of formats that are read from front to back: the content, decompressed.
+	// Of formats that are read from front to back: the decompressed content.
 	*machine
 	in     *bufio.Reader
 	header zstd.Header // of the first frame
 	offset int64       // of the next byte of in
-	start  int64       // of the line or object that is looked at
+	start  int64       // of the current line or object
 	number int64       // of that line, from 1
 	line   int64       // of JSON: of the next byte, from 1
 	array  bool        // of JSON: the objects are in an array
-	values int64       // of JSON: objects seen
+	values int64       // of JSON: objects read
 
 	// Of Parquet and Arrow.
 	rows    rowReader
@@ -221,8 +221,8 @@ func (r *Reader) openStream(file io.Reader) error {
 	}
 	switch {
 	case r.format == Parquet:
-		return r.faultAt(0, 0, BadStream, errors.New("a Parquet file is read from its end, which a pipe or a "+
-			"compressed file does not let; save it as it is and name it"))
+		return r.faultAt(0, 0, BadStream, errors.New("a Parquet file is read from its end, so it cannot be a pipe or a "+
+			"compressed file; save it uncompressed and name the file"))
 	case r.format == Arrow:
 		rows, err := newArrowStreamReader(r)
 		if err != nil {
@@ -255,9 +255,9 @@ func (r *Reader) firstLine() ([]byte, error) {
 	}
 }
 
-// Next gives the next document. At the end of the piece the error is [io.EOF]. After a
-// [*DocumentError] of another kind than [BadStream] the next call goes on with the next document;
-// any other error is final.
+// Next returns the next document. At the end of the piece the error is [io.EOF]. After a
+// [*DocumentError] of any kind except [BadStream] the next call continues with the next document.
+// Any other error is final.
 func (r *Reader) Next() (Document, error) {
 	if r.err != nil {
 		return Document{}, r.err
@@ -279,13 +279,13 @@ func recoverable(err error) bool {
 	return ok && bad.Kind != BadStream
 }
 
-// Lines is the number of lines (rows) of the piece that were passed so far, the bad and blank ones
-// included. Of JSON over several lines it is the number of line feeds before the end of the last
+// Lines returns the number of lines (rows) of the piece that were read so far, including bad and
+// blank ones. For JSON over several lines it is the number of line feeds before the end of the last
 // object.
 func (r *Reader) Lines() int64 { return r.lines }
 
-// BytesRead is how many bytes of the file were read for what was passed so far, as it is
-// compressed. Any goroutine may ask.
+// BytesRead returns the number of bytes of the file that were read so far, before decompression.
+// Any goroutine may call it.
 func (r *Reader) BytesRead() int64 {
 	n := r.read.Load()
 	if r.piece.End >= 0 && r.rows == nil {
@@ -294,10 +294,10 @@ func (r *Reader) BytesRead() int64 {
 	return n
 }
 
-// SHA256 is the hash of the piece's bytes on disk in hexadecimal, after Next has given [io.EOF];
-// before that it is "". The bytes of the pieces of a file are all of its bytes: lines are hashed
-// with the piece in whose bytes they lie, what lies around row groups and record batches with the
-// first piece or with the one before.
+// SHA256 returns the hash of the piece's bytes on disk in hexadecimal after Next has returned
+// [io.EOF], and "" before that. The pieces of a file together have all bytes of the file: a line is
+// hashed with the piece that holds its bytes. Bytes around row groups and record batches are hashed
+// with the first piece or with the previous piece.
 func (r *Reader) SHA256() string {
 	if r.err != io.EOF {
 		return ""
@@ -305,9 +305,9 @@ func (r *Reader) SHA256() string {
 	return hex.EncodeToString(r.sum.Sum(nil))
 }
 
-// Skip goes on behind a document, good or bad, that another reader of the same piece has given:
-// offset is its Offset, lines what Lines was then. It must come before the first Next. What is
-// skipped is read all the same, for the hash, but not looked at.
+// Skip continues after a document, good or bad, that another reader of the same piece returned.
+// offset is the document's Offset, and lines is what Lines returned then. Skip must be called
+// before the first Next. The skipped bytes are read for the hash but not parsed.
 func (r *Reader) Skip(offset, lines int64) error {
 	var err error
 	switch {
@@ -328,7 +328,7 @@ func (r *Reader) Skip(offset, lines int64) error {
 	return err
 }
 
-// Close ends reading and frees what it held.
+// Close ends reading and releases the reader's memory and file.
 func (r *Reader) Close() error {
 	if r.closed {
 		return nil
@@ -362,8 +362,8 @@ func (r *Reader) finish() error {
 		return err
 	}
 	if r.in != nil && r.offset < r.piece.End {
-		return r.broken(r.lines+1, r.offset, advise("the file ends here, but had %d bytes when it was cut into "+
-			"pieces; it was changed since: begin again", r.piece.End))
+		return r.broken(r.lines+1, r.offset, advise("the file ends here, but had %d bytes when it was split into "+
+			"pieces; it was changed since then; start again", r.piece.End))
 	}
 	if r.in != nil && r.piece.End < 0 {
 		if _, err := io.Copy(io.Discard, r.in); err != nil {
@@ -390,7 +390,7 @@ func (r *Reader) broken(line, offset int64, err error) error {
 
 // tooLong is the error of a document above the limit.
 func (r *Reader) tooLong(what string, length int64) error {
-	err := fmt.Errorf("the %s has %d bytes, at most %d are read", what, length, r.o.MaxLine)
+	err := fmt.Errorf("the %s has %d bytes, and the limit is %d", what, length, r.o.MaxLine)
 	return r.faultAt(r.number, r.start, LineTooLong, err)
 }
 
@@ -417,8 +417,8 @@ func (r *Reader) discardTo(offset int64) error {
 			return err
 		}
 		if len(b) == 0 {
-			return fmt.Errorf("reading %s: it ends at byte %d, before the byte %d that an earlier run has read; it "+
-				"was changed since", r.piece.File, r.offset, offset)
+			return fmt.Errorf("reading %s: the file ends at byte %d, but an earlier run read up to byte %d; the file "+
+				"was changed since then", r.piece.File, r.offset, offset)
 		}
 		n, _ := r.in.Discard(int(min(int64(len(b)), offset-r.offset)))
 		r.offset += int64(n)

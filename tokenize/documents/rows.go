@@ -32,11 +32,11 @@ func (r *Reader) rowDocument(text, id []byte) (Document, error) {
 	case len(text) == 0:
 		return bad(Empty, fmt.Errorf("%q is empty", name[textField]))
 	case len(text) > r.o.MaxLine:
-		return bad(LineTooLong, fmt.Errorf("%q has %d bytes, at most %d are read", name[textField], len(text),
+		return bad(LineTooLong, fmt.Errorf("%q has %d bytes, and the limit is %d", name[textField], len(text),
 			r.o.MaxLine))
 	}
 	if !utf8.Valid(text) {
-		return bad(BadUTF8, fmt.Errorf("%q is not UTF-8 from its byte %d on", name[textField], InvalidUTF8(text)))
+		return bad(BadUTF8, fmt.Errorf("%q is not UTF-8 at byte %d", name[textField], InvalidUTF8(text)))
 	}
 	return r.own(id, text), nil
 }

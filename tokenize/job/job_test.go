@@ -823,7 +823,7 @@ func TestChangedInput(t *testing.T) {
 		t.Errorf("a touched input of a complete job: %+v, %v", s, err)
 	}
 
-	// A file that was cut short is fetched again: what there is of the others is kept.
+	// A file that was truncated is fetched again: what there is of the others is kept.
 	o.Output = filepath.Join(t.TempDir(), "x")
 	whole, err := os.ReadFile(c.inputs[2])
 	if err != nil {
@@ -832,7 +832,7 @@ func TestChangedInput(t *testing.T) {
 	if err := os.WriteFile(c.inputs[2], whole[:len(whole)/2], 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "cut short") ||
+	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "truncated") ||
 		!strings.Contains(err.Error(), c.inputs[2]+":") {
 		t.Fatal(err)
 	}

@@ -421,7 +421,7 @@ func TestRunRefuses(t *testing.T) {
 		"bad documents": {Options{Inputs: []string{put(t, "a.jsonl", "x\n"), put(t, "b.jsonl", `{"text":""}`)},
 			OnError: Skip}, "all 2 documents were bad, so there is nothing to write; the first: "},
 		"cut short": {Options{Inputs: []string{put(t, "x.zst", zstded(`{"text":"a"}` + "\n")[:12])},
-			OnError: Skip}, "x.zst:1 (byte 0): the file is cut short"},
+			OnError: Skip}, "x.zst:1 (byte 0): the file is truncated"},
 		"twice": {Options{Inputs: []string{good, put(t, "a", "x"), good}}, "good.json is listed twice"},
 		"other spelling": {Options{Inputs: []string{good, filepath.Dir(good) + "/./good.json"}},
 			"/./good.json are the same file"},
