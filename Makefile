@@ -21,7 +21,8 @@ man: ## write the man pages to dist/man
 	$(GO) run -trimpath -ldflags '$(LDFLAGS)' ./cli/manpages -output dist/man -date '$(shell git log -1 --format=%cs 2>/dev/null)'
 
 # The property tests (rapid) of `make test` and `make check` draw the same cases in every run. `make test-long` draws new
-# cases, 20 times as many, and `make check` draws a fifth. A failing test prints the seed, and RAPID_SEED=N repeats it.
+# cases, 20 times as many. A failing test prints the seed, and RAPID_SEED=N repeats it. With -short rapid draws a fifth of
+# RAPID_CHECKS (100 unless it is set): `make check` and `make test-long` use -short.
 PROPERTIES = $(GO) list -f '{{.ImportPath}} {{.TestImports}} {{.XTestImports}}' ./... | grep pgregory.net/rapid | cut -d ' ' -f 1
 
 test: export RAPID_SEED ?= 1
@@ -29,14 +30,13 @@ test: ## run the tests
 	GO=$(GO) $(GO) run ./internal/gotest -vet=off ./...
 
 check: export RAPID_SEED ?= 1
-check: export RAPID_CHECKS ?= 20
 check: ## the inner loop: build, vet, staticcheck, short tests
 	$(GO) build ./...
 	$(GO) vet ./...
 	$(GO) run -modfile=tools/go.mod honnef.co/go/tools/cmd/staticcheck ./...
 	GO=$(GO) $(GO) run ./internal/gotest -vet=off -short ./...
 
-test-long: export RAPID_CHECKS ?= 2000
+test-long: export RAPID_CHECKS ?= 10000
 test-long: ## the random tests of `make test` with new cases and more rounds
 	MULA_TEST_LONG=1 $(GO) test -vet=off -count=1 -run 'Kill|EightProcesses' ./index/cache ./cli
 	MULA_TEST_LONG=1 $(GO) test -vet=off -short -count=1 -timeout 30m $$($(PROPERTIES))

@@ -9,6 +9,12 @@ import (
 )
 
 func TestCounts(t *testing.T) {
+	// rapid draws a fifth of the cases with -short.
+	short := flag.Lookup("test.short").Value
+	defer short.Set(short.String())
+	if err := short.Set("false"); err != nil {
+		t.Fatal(err)
+	}
 	usual, err := strconv.Atoi(flag.Lookup("rapid.checks").DefValue)
 	if err != nil {
 		t.Fatal(err)
