@@ -76,7 +76,7 @@ const (
 var ErrNoCheckpoint = errors.New("no checkpoint")
 
 // errNewer is wrapped by the error about a checkpoint of a format that this version does not know.
-var errNewer = errors.New("that of a newer mula")
+var errNewer = errors.New("written by a newer version of mula")
 
 // State is state.json: the progress of a run, and everything else that resuming it needs.
 type State struct {
@@ -168,9 +168,10 @@ func verifyCheckpoint(ctx context.Context, world *xpu.Comm, dir string) (State, 
 		}
 		switch {
 		case s.Format != m.Format:
-			return fmt.Errorf("%s has format %d, its manifest %d", filepath.Join(dir, stateFile), s.Format, m.Format)
+			return fmt.Errorf("%s has format %d, but its manifest has format %d", filepath.Join(dir, stateFile),
+				s.Format, m.Format)
 		case s.Step != m.Step || s.Step < 0 || s.Updates < 0 || s.Updates > s.Step:
-			return fmt.Errorf("%s is of step %d with %d updates, its manifest of step %d",
+			return fmt.Errorf("%s is of step %d with %d updates, but its manifest is of step %d",
 				filepath.Join(dir, stateFile), s.Step, s.Updates, m.Step)
 		}
 		return nil
@@ -215,20 +216,21 @@ func readManifest(dir string, m *checkpointManifest) error {
 		case !single:
 			// It would be read instead of the files that the index names.
 			if _, err := os.Lstat(filepath.Join(dir, names[0])); err == nil {
-				return fmt.Errorf("%s does not list %s, which is there: it is of another checkpoint", path, names[0])
+				return fmt.Errorf("%s does not list the existing file %s, which belongs to another checkpoint", path,
+					names[0])
 			}
 		}
 	}
 	for _, name := range sortedKeys(m.Files) {
 		if name != filepath.Base(name) || name == manifestFile {
-			return fmt.Errorf("%s lists %q, which is not a file of a checkpoint", path, name)
+			return fmt.Errorf("%s lists %q, which is not the name of a checkpoint file", path, name)
 		}
 		if info, err := os.Stat(filepath.Join(dir, name)); errors.Is(err, fs.ErrNotExist) {
-			return &missingFile{filepath.Join(dir, name), ", and " + manifestFile + " lists it"}
+			return &missingFile{filepath.Join(dir, name), ", and " + manifestFile + " lists the file"}
 		} else if err != nil {
 			return err
 		} else if want := m.Files[name]; info.Size() != want.Bytes {
-			return fmt.Errorf("%s has %d bytes, and %s says %d: one of the two files was changed",
+			return fmt.Errorf("%s has %d bytes, but %s says %d; one of the two files was changed",
 				filepath.Join(dir, name), info.Size(), manifestFile, want.Bytes)
 		}
 	}
@@ -256,11 +258,11 @@ func verifyFiles(ctx context.Context, dir string, m checkpointManifest, rank, si
 		case ctx.Err() != nil && errors.Is(err, ctx.Err()):
 			return unjudged{err}
 		case rank != 0 && errors.Is(err, fs.ErrNotExist):
-			return unjudged{fmt.Errorf("it does not see %s, which rank 0 sees: %s", path, needShared)}
+			return unjudged{fmt.Errorf("cannot see %s, which rank 0 sees; %s", path, needShared)}
 		case err != nil:
 			return err
 		case size != want.Bytes || hash != want.SHA256:
-			return fmt.Errorf("%s has SHA-256 %s, and %s says %s: one of the two files was changed", path, hash,
+			return fmt.Errorf("%s has SHA-256 %s, but %s says %s; one of the two files was changed", path, hash,
 				manifestFile, want.SHA256)
 		}
 	}
@@ -268,7 +270,7 @@ func verifyFiles(ctx context.Context, dir string, m checkpointManifest, rank, si
 }
 
 // needShared says what many ranks ask of the run directory.
-const needShared = "output must be a directory of a file system that all ranks share"
+const needShared = "set output to a directory on a file system that all ranks share"
 
 // An unjudged error does not speak against a checkpoint: it may be whole.
 type unjudged struct{ error }
@@ -341,7 +343,7 @@ func decodeFile(path string, value any, decode func([]byte, any) error) error {
 		return err
 	}
 	if info.Size() > maxStateFile {
-		return fmt.Errorf("%s has %d bytes; such a file has at most %d", path, info.Size(), maxStateFile)
+		return fmt.Errorf("%s has %d bytes; the maximum is %d", path, info.Size(), maxStateFile)
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -478,7 +480,7 @@ func (c *savedCheckpoint) plan(ctx context.Context, world *xpu.Comm) error {
 	var err error
 	if c.ranges, c.values, err = c.written(); err == nil {
 		if _, missing := os.Stat(c.temp); missing != nil {
-			err = fmt.Errorf("it does not see %s, which rank 0 has made: %w; %s", c.temp, missing, needShared)
+			err = fmt.Errorf("cannot see %s, which rank 0 has created: %w; %s", c.temp, missing, needShared)
 		}
 	}
 	own, failed := contribution{failure: failureOf(err), Runs: c.runs(), Metadata: c.metadata}, err
@@ -494,8 +496,8 @@ func (c *savedCheckpoint) plan(ctx context.Context, world *xpu.Comm) error {
 	for r, other := range all {
 		failures, runs = append(failures, other.failure), append(runs, other.Runs)
 		if !maps.Equal(other.Metadata, all[0].Metadata) {
-			return ofAll(world, fmt.Errorf("the numbers that the optimizer keeps are %v on rank 0 and %v on rank "+
-				"%d; they must be the same: go on from an older checkpoint",
+			return ofAll(world, fmt.Errorf("the optimizer's scalars are %v on rank 0, but %v on rank %d; resume "+
+				"from an older checkpoint",
 				all[0].Metadata, other.Metadata, r))
 		}
 	}
@@ -539,7 +541,7 @@ func (c *savedCheckpoint) plan(ctx context.Context, world *xpu.Comm) error {
 		}
 	}
 	if _, err := c.place(ranges); err != nil {
-		return ofAll(world, fmt.Errorf("what the ranks have of the optimizer's state: %w", err))
+		return ofAll(world, fmt.Errorf("gathering the optimizer's state: %w", err))
 	}
 	if several {
 		c.state = &stateIndex{c.metadata, map[string]string{}}
@@ -710,7 +712,7 @@ func (c *savedCheckpoint) finish(name string, all []writtenFiles, state State) e
 			}
 			info, err := os.Stat(filepath.Join(c.temp, file))
 			if err != nil || info.Size() != w.Files[file].Bytes {
-				return fmt.Errorf("%s, which rank %d has written, is not here with its %d bytes: %s",
+				return fmt.Errorf("%s, written by rank %d, is missing or does not have %d bytes; %s",
 					filepath.Join(c.temp, file), r, w.Files[file].Bytes, needShared)
 			}
 			m.Files[file] = w.Files[file]
@@ -840,15 +842,15 @@ func newestCheckpoint(ctx context.Context, world *xpu.Comm, dir string) (*Checkp
 			return &Checkpoint{path, state}, refused, nil
 		}
 		if !damaged(err) {
-			return nil, refused, fmt.Errorf("checkpoint %s cannot be read, and may be whole: %w; see to it that "+
-				"this mula can read it, or move it away to go on from the one before", name, err)
+			return nil, refused, fmt.Errorf("checkpoint %s cannot be read, and may be complete: %w; make it "+
+				"readable, or move it away to resume from the previous checkpoint", name, err)
 		}
 		refused = append(refused, RefusedCheckpoint{name, err.Error()})
 		errs = append(errs, fmt.Errorf("%s: %w", name, err))
 	}
 	if errs != nil {
-		return nil, refused, fmt.Errorf("%s: every checkpoint is damaged; restore one, or remove them to start from "+
-			"the beginning: %w", dir, errors.Join(errs...))
+		return nil, refused, fmt.Errorf("%s: every checkpoint is damaged; restore one of them, or remove them to "+
+			"restart from step 0: %w", dir, errors.Join(errs...))
 	}
 	return nil, nil, nil
 }
@@ -879,16 +881,16 @@ func LoadCheckpoint(ctx context.Context, dir string) (*Checkpoint, []RefusedChec
 		return &Checkpoint{dir, state}, nil, nil
 	}
 	if info, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
-		return nil, nil, fmt.Errorf("%s: %w: name a run's folder, a checkpoint or a Hugging Face model", dir,
+		return nil, nil, fmt.Errorf("%s: %w; name a run's folder, a checkpoint or a Hugging Face model", dir,
 			fs.ErrNotExist)
 	} else if err != nil {
 		return nil, nil, err
 	} else if !info.IsDir() {
-		return nil, nil, fmt.Errorf("%s is a file: name the folder of a run, a checkpoint or a Hugging Face model", dir)
+		return nil, nil, fmt.Errorf("%s is a file; name a run's folder, a checkpoint or a Hugging Face model", dir)
 	}
 	c, refused, err := newestCheckpoint(ctx, nil, filepath.Join(dir, checkpointsDir))
 	if err == nil && c == nil {
-		err = fmt.Errorf("%s: %w here: it is neither a checkpoint nor a run directory with one", dir, ErrNoCheckpoint)
+		err = fmt.Errorf("%s: %w; name a checkpoint or a run's folder that has one", dir, ErrNoCheckpoint)
 	}
 	return c, refused, err
 }

@@ -461,7 +461,7 @@ func ParseConfig(data []byte, name string) (Config, error) {
 
 func parseConfig(file *strictyaml.File, name string) (Config, error) {
 	if file.Empty() {
-		return Config{}, fmt.Errorf("%s: the file is empty; it must at least name the plan, as in plan: plan.json",
+		return Config{}, fmt.Errorf("%s: the file is empty; at least name the plan, as in plan: plan.json",
 			name)
 	}
 	c := DefaultConfig()
@@ -584,11 +584,11 @@ func (c Config) Validate() error {
 		}
 		if high == math.MaxFloat64 {
 			if math.IsInf(value, 0) || math.IsNaN(value) {
-				return bad(field, "is %s; it must be a finite number of %s or more", plain(value), plain(low))
+				return bad(field, "is %s; must be a finite number of %s or more", plain(value), plain(low))
 			}
-			return bad(field, "is %s; it must be %s or more", plain(value), plain(low))
+			return bad(field, "is %s; must be %s or more", plain(value), plain(low))
 		}
-		return bad(field, "is %s; it must lie between %s and %s", plain(value), plain(low), plain(high))
+		return bad(field, "is %s; must be from %s to %s", plain(value), plain(low), plain(high))
 	}
 	optional := func(field string, value *int64) error {
 		if value == nil {
@@ -613,9 +613,9 @@ func (c Config) Validate() error {
 			return nil
 		}
 		if math.IsInf(*value, 0) || math.IsNaN(*value) {
-			return bad(field, "is %s; it must be a finite number above 0", plain(*value))
+			return bad(field, "is %s; must be a finite number above 0", plain(*value))
 		}
-		return bad(field, "is %s; it must be above 0", plain(*value))
+		return bad(field, "is %s; must be above 0", plain(*value))
 	}
 	const finite = math.MaxFloat64
 	errs := []error{
@@ -680,17 +680,17 @@ func (c Config) Validate() error {
 	}
 	if pp, layers := c.Layout.PP, c.Model.Layers; pp > 1 && layers > 0 && pp > layers {
 		errs = append(errs,
-			bad("layout.pp", "is %d, but the model has %d layers for its stages; it must be at most that", pp, layers))
+			bad("layout.pp", "is %d, but the model has only %d layers; lower the number of stages", pp, layers))
 	} else if pp > 1 && c.Model.TieEmbeddings {
 		errs = append(errs,
 			bad("layout.pp",
-				"is %d, but with model.tie_word_embeddings the first and the last stage would need the same weights; it must be 1, or set that to false", pp))
+				"is %d, but model.tie_word_embeddings needs the same weights in the first and the last stage; set layout.pp to 1, or tie_word_embeddings to false", pp))
 	}
 	if tp := c.Layout.TP; tp != 1 {
-		errs = append(errs, bad("layout.tp", "is %d; this version has no tensor parallelism: it must be 1", tp))
+		errs = append(errs, bad("layout.tp", "is %d, but this version has no tensor parallelism; must be 1", tp))
 	}
 	if ep, experts := c.Layout.EP, c.Model.Experts; ep > 1 && c.Model.Architecture == moe.OLMo {
-		errs = append(errs, bad("layout.ep", "is %d, but a dense model has no experts to divide; it must be 1", ep))
+		errs = append(errs, bad("layout.ep", "is %d, but a dense model has no experts to divide; must be 1", ep))
 	} else if ep > 1 && experts > 0 && experts%ep != 0 {
 		errs = append(errs, bad("layout.ep", "is %d, which does not divide the %d experts of a layer; possible: %s", ep,
 			experts, list(divisors(experts))))
@@ -698,17 +698,17 @@ func (c Config) Validate() error {
 	if ranks := c.Layout.DP * c.Layout.EP; ranks > 1 && c.BatchSize%ranks != 0 {
 		errs = append(errs,
 			bad("batch_size",
-				"is %d; it must be a multiple of layout.dp · layout.ep = %d · %d = %d, the ranks that read data",
+				"is %d; must be a multiple of layout.dp · layout.ep = %d · %d = %d, the number of data ranks",
 				c.BatchSize, c.Layout.DP, c.Layout.EP, ranks))
 	}
 	if c.Layout.UniformRouting && c.Model.Architecture == moe.OLMo {
-		errs = append(errs, bad("layout.uniform_routing", "is true, but a dense model has no router"))
+		errs = append(errs, bad("layout.uniform_routing", "is true, but a dense model has no router; remove it"))
 	}
 	if b := c.Optimizer.Betas; b != nil && (len(b) != 2 || !(b[0] >= 0 && b[0] < 1 && b[1] >= 0 && b[1] < 1)) {
-		errs = append(errs, bad("optimizer.betas", "is %s; it must be two numbers of 0 or more and below 1",
+		errs = append(errs, bad("optimizer.betas", "is %s; must be two numbers from 0 to below 1",
 			listText(b)))
 	} else if b != nil && c.Optimizer.Name == ScheduleFreeAdamW && b[0] == 0 {
-		errs = append(errs, bad("optimizer.betas", "is %s; the first must be above 0, because %s divides by it",
+		errs = append(errs, bad("optimizer.betas", "is %s; the first number must be above 0, because %s divides by it",
 			listText(b), ScheduleFreeAdamW))
 	}
 	for i, g := range c.Optimizer.Groups {
@@ -723,11 +723,11 @@ func (c Config) Validate() error {
 	if c.Optimizer.Name == ScheduleFreeAdamW && c.Schedule.Name != Constant {
 		errs = append(errs,
 			bad("schedule.name",
-				"is %q, but %s averages its weights instead of lowering the learning rate; set it to %s",
+				"is %q, but %s averages the weights instead of lowering the learning rate; set it to %s",
 				c.Schedule.Name, ScheduleFreeAdamW, Constant))
 	}
 	if c.Schedule.Name == Constant && c.Schedule.DecaySteps != 0 {
-		errs = append(errs, bad("schedule.decay_steps", "is %d, but schedule %s does not decay; leave it out",
+		errs = append(errs, bad("schedule.decay_steps", "is %d, but schedule %s does not decay; remove it",
 			c.Schedule.DecaySteps, Constant))
 	}
 	if c.Schedule.Name == Constant && c.Schedule.WarmupFrom != WarmupFromZero {
@@ -735,15 +735,15 @@ func (c Config) Validate() error {
 			c.Schedule.WarmupFrom, Constant, WarmupFromZero))
 	}
 	if c.Plan == "" {
-		errs = append(errs, bad("plan", "is empty; it must name the plan.json that mula blend wrote"))
+		errs = append(errs, bad("plan", "is empty; name the plan.json that mula blend wrote"))
 	}
 	if c.Output == "" {
-		errs = append(errs, bad("output", "is empty; it must name the run directory"))
+		errs = append(errs, bad("output", "is empty; name the run directory"))
 	}
 	if a := c.MetricsListen; a != "" {
 		if _, port, err := net.SplitHostPort(a); err != nil || port == "" || port == "0" {
 			errs = append(errs,
-				bad("metrics_listen", "is %q; it must be an address with a port, as 127.0.0.1:9400, or \"\"", a))
+				bad("metrics_listen", "is %q; must be an address with a port, such as 127.0.0.1:9400, or \"\"", a))
 		}
 	}
 	if low := c.Schedule.MinLearningRate; low != nil && c.Schedule.LearningRate > 0 {
@@ -754,7 +754,7 @@ func (c Config) Validate() error {
 			form))
 	}
 	if z := c.ZLoss.Coefficient; c.Model.Architecture == moe.OLMo && z != 0 {
-		errs = append(errs, bad("z_loss.coefficient", "is %v, but a dense model has no router; it must be 0", z))
+		errs = append(errs, bad("z_loss.coefficient", "is %v, but a dense model has no router; must be 0", z))
 	}
 	var found fieldErrors
 	for _, err := range errs {
@@ -800,7 +800,8 @@ func foreign[N ~string, C any](prefix string, name N, config C, fields map[N]C) 
 			}
 		}
 		slices.Sort(others)
-		return &fieldError{field: prefix + f.name, message: fmt.Sprintf(" is %v, but %s has no such setting, only %s",
+		return &fieldError{field: prefix + f.name, message: fmt.Sprintf(" is %v, but %s has no such setting; the "+
+			"setting belongs to %s",
 			reflect.Indirect(f.value), name, strings.Join(others, ", "))}
 	}
 	return nil

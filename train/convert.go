@@ -141,7 +141,8 @@ func newDirectory(path string, write func(dir string) error) error {
 	release, err := lockName(filepath.Join(parent, "."+filepath.Base(path)+".lock"+atomicfile.TempSuffix))
 	switch {
 	case errors.Is(err, locks.ErrHeld):
-		return fmt.Errorf("another process is writing it, to %s; wait for it, or name another directory", temp)
+		return fmt.Errorf("another process is writing this directory, in %s; wait for it, or name another directory",
+			temp)
 	case errors.Is(err, errors.ErrUnsupported):
 		// the temporary directory itself keeps others away, and must be removed by hand
 		release = func() {}
@@ -159,8 +160,8 @@ func newDirectory(path string, write func(dir string) error) error {
 		return err
 	}
 	if err := os.Mkdir(temp, 0o755); errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("%s is there: another process is writing it, or was killed while it did; remove it in "+
-			"that case", temp)
+		return fmt.Errorf("%s exists: another process is writing the directory, or was killed; remove it if the "+
+			"process was killed", temp)
 	} else if err != nil {
 		return err
 	}
@@ -180,7 +181,7 @@ func newDirectory(path string, write func(dir string) error) error {
 // nothingAt is an error if there is something of that name.
 func nothingAt(path string) error {
 	if _, err := os.Lstat(path); err == nil {
-		return errors.New("it exists already, and nothing is overwritten; name a new directory")
+		return errors.New("the output exists already, and mula does not overwrite it; name a new directory")
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -225,7 +226,7 @@ func (m ModelDir) inspect(stored *moe.Stored) (*tokenize.Tokenizer, Inspection, 
 	path := m.TokenizerFile()
 	if path == "" {
 		i.Notes = append(i.Notes,
-			"there is no tokenizer.json beside the model, so AutoTokenizer and mula generate have none: put the one of its shards into "+filepath.ToSlash(m.Dir)+", and do this again")
+			"the model has no tokenizer.json, so AutoTokenizer and mula generate cannot work: copy the tokenizer.json of its shards into "+filepath.ToSlash(m.Dir)+", and export again")
 		return nil, i, nil
 	}
 	text, err := readCompanion(path)
@@ -235,17 +236,18 @@ func (m ModelDir) inspect(stored *moe.Stored) (*tokenize.Tokenizer, Inspection, 
 	sum := sha256.Sum256(text)
 	i.Tokenizer = hex.EncodeToString(sum[:])
 	if m.Checkpoint != nil && m.Checkpoint.State.Tokenizer != "" && m.Checkpoint.State.Tokenizer != i.Tokenizer {
-		return nil, i, fmt.Errorf("%s has SHA-256 %.16s…, and the model was trained on ids of the tokenizer with "+
-			"%.16s…; remove it, or put that one in its place",
+		return nil, i, fmt.Errorf("%s has SHA-256 %.16s…, but the model was trained with the tokenizer %.16s…; "+
+			"remove the file, or replace it by that tokenizer",
 			path, i.Tokenizer, m.Checkpoint.State.Tokenizer)
 	}
 	t, err := tokenize.ParseWith(text, path, tokenize.LoadOptions{IgnoreTruncationAndPadding: true})
 	if err != nil {
-		i.Notes = append(i.Notes, fmt.Sprintf("mula does not read this tokenizer: %v", err))
+		i.Notes = append(i.Notes, fmt.Sprintf("mula cannot read this tokenizer: %v", err))
 		return nil, i, nil
 	}
 	if i.Tokens = t.VocabSize(); i.Tokens > i.Config.VocabSize {
-		return nil, i, fmt.Errorf("%s has %d ids, and the model a vocabulary of %d: they do not belong together", path,
+		return nil, i, fmt.Errorf("%s has %d ids, but the model has a vocabulary of %d; use the tokenizer that the "+
+			"model was trained with", path,
 			i.Tokens, i.Config.VocabSize)
 	}
 	return t, i, nil
@@ -257,7 +259,7 @@ func readCompanion(path string) ([]byte, error) {
 		return nil, err
 	}
 	if info.Size() > maxCompanion {
-		return nil, fmt.Errorf("%s has %d bytes; such a file has at most %d", path, info.Size(), maxCompanion)
+		return nil, fmt.Errorf("%s has %d bytes; the maximum is %d", path, info.Size(), maxCompanion)
 	}
 	return os.ReadFile(path)
 }

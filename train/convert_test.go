@@ -196,11 +196,11 @@ func TestConvertRefuses(t *testing.T) {
 	}
 	before := namesIn(t, parent)
 	for _, test := range []struct{ from, output, want string }{
-		{good, "taken", "taken: it exists already"},
-		{good, "file", "file: it exists already"},
+		{good, "taken", "taken: the output exists already"},
+		{good, "file", "file: the output exists already"},
 		{t.TempDir(), "new", "config.json"},
-		{few, "new", "tokenizer.json has 258 ids, and the model a vocabulary of 200"},
-		{diverged, "new", "not finite: element 5 of " + weight.Name + " is -Inf"},
+		{few, "new", "tokenizer.json has 258 ids, but the model has a vocabulary of 200"},
+		{diverged, "new", "NaN or Inf: element 5 of " + weight.Name + " is -Inf"},
 	} {
 		_, err := ModelDir{Dir: test.from}.Convert(ctx, filepath.Join(parent, test.output), ConvertOptions{})
 		if err == nil || !strings.Contains(err.Error(), test.want) {
@@ -214,7 +214,7 @@ func TestConvertRefuses(t *testing.T) {
 		t.Errorf("left behind: %v, before: %v", after, before)
 	}
 	if found, err := (ModelDir{Dir: strange}).Inspect(ctx, nil); err != nil || len(found.Notes) != 1 ||
-		!strings.Contains(found.Notes[0], "mula does not read this tokenizer") {
+		!strings.Contains(found.Notes[0], "mula cannot read this tokenizer") {
 		t.Errorf("a tokenizer that is not read: %+v, %v", found, err)
 	}
 	cancelled, cancel := context.WithCancel(ctx)
@@ -224,7 +224,7 @@ func TestConvertRefuses(t *testing.T) {
 		t.Errorf("after cancelling: %v", err)
 	}
 	if _, _, err := FindModel(ctx, parent); !errors.Is(err, ErrNoCheckpoint) ||
-		!strings.Contains(err.Error(), "there is no config.json") {
+		!strings.Contains(err.Error(), "no config.json of a Hugging Face model") {
 		t.Errorf("no model: %v", err)
 	}
 }
@@ -382,7 +382,7 @@ func TestConvertTwice(t *testing.T) {
 		return len(names) > 0
 	})
 	if _, err := (ModelDir{Dir: dir}).Convert(t.Context(), output, ConvertOptions{}); err == nil ||
-		!strings.Contains(err.Error(), "another process is writing it") {
+		!strings.Contains(err.Error(), "another process is writing this directory") {
 		t.Errorf("beside another process: %v", err)
 	}
 	if _, err := in.Write(make([]byte, 1000)); err != nil {
@@ -472,13 +472,14 @@ func TestInitializeFromRefuses(t *testing.T) {
 		want []string
 	}{
 		{filepath.Join(t.TempDir(), "nowhere"), []string{"nowhere", "name a run's folder"}},
-		{filepath.Join(checkpoint, modelFile), []string{modelFile + " is a file: name the folder"}},
-		{diverged, []string{diverged, "not finite: element 5 of " + m.Parameters()[3].Name + " is NaN"}},
-		{t.TempDir(), []string{"there is no config.json"}},
-		{other, []string{other, "model.vocab_size is 640 there and 512 here",
-			"model.num_hidden_layers is 1 there and 2 here", "model.rope_theta is 500 there and 10000 here"}},
-		{tokenizer, []string{tokenizer, "its tokenizer has SHA-256",
-			"tokenize the documents with the model's tokenizer.json", "put the plan's tokenizer.json in its place"}},
+		{filepath.Join(checkpoint, modelFile), []string{modelFile + " is a file; name a run's folder"}},
+		{diverged, []string{diverged, "NaN or Inf: element 5 of " + m.Parameters()[3].Name + " is NaN"}},
+		{t.TempDir(), []string{"no config.json of a Hugging Face model"}},
+		{other, []string{other, "model.vocab_size is 640 in the folder and 512 in train.yaml",
+			"model.num_hidden_layers is 1 in the folder and 2 in train.yaml",
+			"model.rope_theta is 500 in the folder and 10000 in train.yaml"}},
+		{tokenizer, []string{tokenizer, "the model's tokenizer has SHA-256",
+			"tokenize the documents with the model's tokenizer.json", "replace the file by the plan's tokenizer.json"}},
 		{damaged, []string{damaged, "damaged", modelFile}},
 		{missing, []string{safetensors.ShardName(1, len(namesIn(t, missing))-1)}},
 	} {

@@ -105,7 +105,7 @@ func openDevice(ctx context.Context, name string, o DeviceOptions) (d xpu.Device
 	cache, _ := opencl.UserCache() // without one, programs are compiled anew
 	g, err := gpu.New(ctx, own, gpu.Options{Precision: o.Precision, Threads: o.Threads, Cache: cache})
 	if err != nil {
-		return nil, 0, fmt.Errorf("%w; device: %s computes on the processor", err, DeviceCPU)
+		return nil, 0, fmt.Errorf("%w; device: %s uses the processor instead", err, DeviceCPU)
 	}
 	return g, sharing, nil
 }
@@ -137,7 +137,7 @@ func (o DeviceOptions) takeOpenCL(name string, devices []*opencl.Device) (d *ope
 	equal := kinds[0]
 	switch n := len(equal); {
 	case number > n:
-		return nil, 0, fmt.Errorf("device is %q, but of %s there is no number %d; the last is %d", name, equal[0],
+		return nil, 0, fmt.Errorf("device is %q, but %s has no device number %d; the last is %d", name, equal[0],
 			number, n)
 	case number > 0:
 		return equal[number-1], o.ranks, nil
@@ -183,7 +183,7 @@ func noneCalled(name string, devices []*opencl.Device) error {
 	for i, d := range devices {
 		there[i] = d.String()
 	}
-	return fmt.Errorf("device is %q, but there is no device whose name has %q; there are: %s", name, part,
+	return fmt.Errorf("device is %q, but no device has %q in its name; available: %s", name, part,
 		strings.Join(there, "; "))
 }
 
@@ -227,7 +227,7 @@ func chooseOpenCL(ctx context.Context, name string, devices []*opencl.Device, mi
 	}
 	if len(kinds) == 1 {
 		if name == DeviceAuto {
-			why = fmt.Sprintf("%s: the only kind of GPU here", DeviceAuto)
+			why = fmt.Sprintf("%s: the only kind of GPU", DeviceAuto)
 		}
 		return called(kinds[0]), why, nil
 	}
@@ -245,7 +245,7 @@ func chooseOpenCL(ctx context.Context, name string, devices []*opencl.Device, mi
 		}
 	}
 	if best < 0 {
-		return "", "", fmt.Errorf("device is %q, and none of %d kinds of devices computes: %w", name, len(kinds),
+		return "", "", fmt.Errorf("device is %q, but none of %d kinds of devices works: %w", name, len(kinds),
 			errors.Join(failed...))
 	}
 	why = fmt.Sprintf("%s: the fastest of %d kinds, %.4g GFLOP/s in a short test", name, len(kinds), fastest/1e9)

@@ -185,12 +185,12 @@ func TestChooseOpenCL(t *testing.T) {
 	}{
 		{"auto", nil, none, "cpu", "auto: no GPU: opencl: no OpenCL loader", ""},
 		{"auto", []*opencl.Device{processor}, nil, "cpu", "auto: no OpenCL device is a GPU", ""},
-		{"auto", []*opencl.Device{processor, small}, nil, "opencl:Small 5", "auto: the only kind of GPU here", ""},
+		{"auto", []*opencl.Device{processor, small}, nil, "opencl:Small 5", "auto: the only kind of GPU", ""},
 		{"auto", []*opencl.Device{processor, small, large, twin}, nil, "opencl:Large 100",
 			"auto: the fastest of 2 kinds, 2e+04 GFLOP/s", ""},
 		{"auto", []*opencl.Device{mute, small}, nil, "opencl:Small 5", "not measured: Mute does not answer", ""},
 		{"auto", []*opencl.Device{mute, silent}, nil, "", "",
-			"none of 2 kinds of devices computes: Mute does not answer"},
+			"none of 2 kinds of devices works: Mute does not answer"},
 		{"auto", []*opencl.Device{mute}, nil, "opencl:Mute", "the only kind", ""},
 		{"opencl", nil, none, "", "", "no OpenCL loader"},
 		{"opencl", []*opencl.Device{processor}, nil, "opencl:Some Processor", "", ""},
@@ -203,7 +203,7 @@ func TestChooseOpenCL(t *testing.T) {
 		{"opencl:large 100", []*opencl.Device{plus, large}, nil, "opencl:Large 100", "", ""},
 		{"opencl:large#2", []*opencl.Device{small, large, twin}, nil, "opencl:Large 100#2", "", ""},
 		{"opencl:medium", []*opencl.Device{small}, nil, "", "",
-			`no device whose name has "medium"; there are: Small 5`},
+			`no device has "medium" in its name; available: Small 5`},
 	} {
 		chosen, why, err := chooseOpenCL(t.Context(), test.name, test.devices, test.missing, measure)
 		if chosen != test.chosen || !strings.Contains(why, test.why) || (why == "") != (test.why == "") ||
@@ -257,8 +257,8 @@ func TestTakeOpenCL(t *testing.T) {
 			t.Errorf("%d ranks (-taken +said):\n%s", ranks, diff)
 		}
 	}
-	for name, want := range map[string]string{"opencl:Twin#4": "no number 4; the last is 3",
-		"opencl:Triplet": `no device whose name has "Triplet"`} {
+	for name, want := range map[string]string{"opencl:Twin#4": "no device number 4; the last is 3",
+		"opencl:Triplet": `no device has "Triplet" in its name`} {
 		if _, _, err := (DeviceOptions{ranks: 1}).takeOpenCL(name, all); err == nil ||
 			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", name, err)

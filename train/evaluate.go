@@ -42,7 +42,8 @@ type EvaluateOptions struct {
 // weight · margin.
 func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOptions) (Evaluation, error) {
 	if o.Samples < 0 || o.BatchSize < 0 {
-		return Evaluation{}, fmt.Errorf("evaluation of %d samples in batches of %d: neither may be negative", o.Samples,
+		return Evaluation{}, fmt.Errorf("evaluation of %d samples in batches of %d: both numbers must be 0 or more",
+			o.Samples,
 			o.BatchSize)
 	}
 	if o.BatchSize == 0 {
@@ -50,7 +51,8 @@ func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOpt
 	}
 	if v := m.Config().VocabSize; data.Tokenizer != nil && data.Tokenizer.Vocabulary > v {
 		return Evaluation{}, ofAll(o.ranks.comm(),
-			fmt.Errorf("the model has a vocabulary of %d, the plan's tokenizer has %d ids: they do not belong together",
+			fmt.Errorf("the model has a vocabulary of %d, but the plan's tokenizer has %d ids; evaluate on a plan "+
+				"with the model's tokenizer",
 				v, data.Tokenizer.Vocabulary))
 	}
 	counts := make([]int64, len(data.Sources)) // windows to evaluate of each source
@@ -63,8 +65,8 @@ func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOpt
 		total += counts[i]
 	}
 	if total == 0 {
-		return Evaluation{}, ofAll(o.ranks.comm(), errors.New("the plan holds nothing out for validation; set "+
-			"validation in blend.yaml and seal it again"))
+		return Evaluation{}, ofAll(o.ranks.comm(), errors.New("the plan has no validation split; set validation in "+
+			"blend.yaml and build the plan again"))
 	}
 	o.BatchSize = int(min(int64(o.BatchSize), total))
 	e := Evaluation{SourceLoss: map[string]float64{}, SourceTargets: map[string]int64{},
@@ -114,8 +116,8 @@ func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOpt
 		targets += n
 	}
 	if targets == 0 {
-		return Evaluation{}, ofAll(o.ranks.comm(), errors.New("no target of the samples that are held out counts: "+
-			"each is the first token of a document, or padding"))
+		return Evaluation{}, ofAll(o.ranks.comm(), errors.New("all targets of the validation split are masked: each "+
+			"is the first token of a document, or padding"))
 	}
 	e.Loss = loss / float64(targets)
 	e.weigh(data.Plan)

@@ -210,8 +210,8 @@ func TestNotFinite(t *testing.T) {
 	}{
 		// One update of this size makes all weights too large for the next forward pass.
 		{"schedule: {learning_rate: 1e30, warmup_steps: 0}\n", 1,
-			[]string{"step 1: the loss is not finite, at positions ", "the newest checkpoint is step-00000001"}},
-		{"z_loss: {coefficient: 1e300}\n", 0, []string{"step 0: the gradient is not finite in model.",
+			[]string{"step 1: the loss is NaN or Inf, at positions ", "the newest checkpoint is step-00000001"}},
+		{"z_loss: {coefficient: 1e300}\n", 0, []string{"step 0: the gradient is NaN or Inf in model.",
 			"at positions 0 to 7, of tests, go; ", "there is no checkpoint yet", "--skip 0:8 "}},
 	} {
 		c := testConfig(t, plan, test.more+"checkpoint: {every: 1}\nevaluate: {every: 0}\n")

@@ -60,7 +60,7 @@ func gather[T any](ctx context.Context, world *xpu.Comm, value T) ([]T, error) {
 	values := make([]T, n)
 	for r := range values {
 		if e := json.Unmarshal(all[bounds[r]:bounds[r+1]], &values[r]); e != nil {
-			return nil, errors.Join(err, fmt.Errorf("what rank %d has sent cannot be read: %w", r, e))
+			return nil, errors.Join(err, fmt.Errorf("invalid message from rank %d: %w", r, e))
 		}
 	}
 	return values, nil

@@ -92,7 +92,7 @@ func (c OptimizerConfig) checkGroups(tensors []safetensors.Tensor) error {
 	for i, g := range c.Groups {
 		if len(g.Match) == 0 {
 			return &fieldError{field: fmt.Sprintf("optimizer.groups[%d]", i),
-				message: " has no match; it must list classes (" + strings.Join(classes, ", ") +
+				message: " has no match; list classes (" + strings.Join(classes, ", ") +
 					") or patterns of parameter names"}
 		}
 		for j, entry := range g.Match {
@@ -105,7 +105,8 @@ func (c OptimizerConfig) checkGroups(tensors []safetensors.Tensor) error {
 					strictyaml.DidYouMean(entry, classes))
 			}
 			if _, err := path.Match(entry, ""); err != nil {
-				return bad("%q, which is not a pattern: %v; * stands for any text, ? for one character, [ab] for a or b", entry, err)
+				return bad("%q, which is not a valid pattern: %v; * matches any text, ? one character, [ab] a or b",
+					entry, err)
 			}
 			found, left := 0, 0
 			for k, t := range tensors {
@@ -128,8 +129,8 @@ func (c OptimizerConfig) checkGroups(tensors []safetensors.Tensor) error {
 					strictyaml.DidYouMean(numbers.ReplaceAllString(entry, ".*."), names))
 			}
 			if found > 0 && left == 0 {
-				return bad("%q, but earlier groups have all parameters that it matches; put this group before them, "+
-					"or remove the entry", entry)
+				return bad("%q, but earlier groups contain all parameters that it matches; move this group before "+
+					"them, or remove the entry", entry)
 			}
 		}
 	}

@@ -72,12 +72,12 @@ func TestGroupsErrors(t *testing.T) {
 		`[{match: ["model.layers.0.mlp.router.weight"]}]`: `is "model.layers.0.mlp.router.weight", which matches no parameter of the model; did you mean "model.layers.*.mlp.gate.weight"?`,
 		`[{match: ["model.layers.7.mlp.gate.weight"]}]`:   `is "model.layers.7.mlp.gate.weight", which matches no parameter of the model; did you mean "model.layers.*.mlp.gate.weight"?`,
 		`[{match: ["*.bias"]}]`:                           `is "*.bias", which matches no parameter of the model`,
-		`[{match: ["[a.b"]}]`:                             `is "[a.b", which is not a pattern`,
-		`[{match: ["*"]}, {match: [norms]}]`:              `optimizer.groups[1].match[0] is "norms", but earlier groups have all parameters that it matches; put this group before them`,
-		"[{match: []}]":                                   "optimizer.groups[0] has no match; it must list classes (embedding, head,",
+		`[{match: ["[a.b"]}]`:                             `is "[a.b", which is not a valid pattern`,
+		`[{match: ["*"]}, {match: [norms]}]`:              `optimizer.groups[1].match[0] is "norms", but earlier groups contain all parameters that it matches; move this group before them`,
+		"[{match: []}]":                                   "optimizer.groups[0] has no match; list classes (embedding, head,",
 		"[{weight_decay: 0}]":                             "optimizer.groups[0] has no match",
-		"[{match: [norms], weight_decay: -1}]":            "optimizer.groups[0].weight_decay is -1; it must be 0 or more",
-		"[{match: [norms], learning_rate_scale: -0.5}]":   "optimizer.groups[0].learning_rate_scale is -0.5; it must be 0 or more",
+		"[{match: [norms], weight_decay: -1}]":            "optimizer.groups[0].weight_decay is -1; must be 0 or more",
+		"[{match: [norms], learning_rate_scale: -0.5}]":   "optimizer.groups[0].learning_rate_scale is -0.5; must be 0 or more",
 		"[{match: [norms], learning_rate_scale: .inf}]":   "optimizer.groups[0].learning_rate_scale is .inf; it must be a finite number",
 		"[{match: [norms], learning_rate: 0.1}]":          `train.yaml:3: unknown field "learning_rate"`,
 		"{match: [norms]}":                                "train.yaml:3",
@@ -188,7 +188,7 @@ func TestGroupsResume(t *testing.T) {
 		}
 		for text, change := range map[string]func(o *OptimizerConfig){
 			"optimizer.groups was [{": func(o *OptimizerConfig) { o.Groups = nil },
-			`and is [{"match":["norms","biases","embedding"],"weight_decay":0}] now`: func(o *OptimizerConfig) { o.Groups = o.Groups[:1] },
+			`and is now [{"match":["norms","biases","embedding"],"weight_decay":0}]`: func(o *OptimizerConfig) { o.Groups = o.Groups[:1] },
 		} {
 			other := c
 			change(&other.Optimizer)
@@ -206,7 +206,7 @@ func TestGroupsResume(t *testing.T) {
 	mustRun(t, c, stopAfter(3))
 	c.Optimizer.Groups = []ParameterGroup{{Match: []string{"norms"}, WeightDecay: new(0.0)}}
 	if _, err := Run(context.Background(), c, Options{}); err == nil ||
-		!strings.Contains(err.Error(), "optimizer.groups was not set and is [{") {
+		!strings.Contains(err.Error(), "optimizer.groups was not set and is now [{") {
 		t.Error(err)
 	}
 }

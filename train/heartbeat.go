@@ -87,7 +87,7 @@ func ReadHeartbeat(path string) (Heartbeat, error) {
 		return Heartbeat{}, fmt.Errorf("%s: %w", path, err)
 	}
 	if end := bytes.LastIndex(text, []byte(heartbeatSum)); end < 0 || crc32.ChecksumIEEE(text[:end]) != h.Sum {
-		return Heartbeat{}, fmt.Errorf("%s is not whole", path)
+		return Heartbeat{}, fmt.Errorf("%s is incomplete", path)
 	}
 	return h.Heartbeat, nil
 }

@@ -37,7 +37,7 @@ import (
 )
 
 // ErrNotFinite is wrapped by errors about a loss or gradient that is NaN or Inf.
-var ErrNotFinite = errors.New("not finite")
+var ErrNotFinite = errors.New("NaN or Inf")
 
 // Options are settings of a run that are not in its configuration. The zero value is ready for use.
 // The functions are called from the goroutine that called Run.
@@ -199,7 +199,7 @@ func (r *run) begin(ctx context.Context) (*Checkpoint, error) {
 	found, refused, err := newestCheckpoint(ctx, world, r.dir.join(checkpointsDir))
 	r.refused = refused
 	for _, c := range refused {
-		r.warn("checkpoint %s is damaged and not used: %s", c.Checkpoint, c.Error)
+		r.warn("checkpoint %s is damaged; using an older one: %s", c.Checkpoint, c.Error)
 	}
 	if err != nil {
 		return nil, err
@@ -218,7 +218,7 @@ func (r *run) begin(ctx context.Context) (*Checkpoint, error) {
 		r.options.Report(r.summary(checkpoint))
 	}
 	if r.data.Plan.Tokenizer == nil {
-		r.warn("the plan does not know which tokenizer made its shards, so an id beyond the model's vocabulary of %d shows only when it is met; mula check finds the largest", r.config.Model.VocabSize)
+		r.warn("the plan does not name the tokenizer of its shards, so an id beyond the model's vocabulary of %d is only found when it is read; mula check finds the largest id", r.config.Model.VocabSize)
 	}
 	return checkpoint, nil
 }
@@ -330,15 +330,15 @@ func (r *run) sameRun(ctx context.Context) error {
 		var err error
 		switch {
 		case other.Plan != first.Plan:
-			err = fmt.Errorf("it has read plan %.16s…, and rank 0 plan %.16s…; give all ranks the same file",
+			err = fmt.Errorf("this rank has plan %.16s…, but rank 0 has plan %.16s…; use the same file on all ranks",
 				other.Plan, first.Plan)
 		case other.Arithmetic != first.Arithmetic:
-			err = fmt.Errorf("it computes with the arithmetic of %s, and rank 0 with that of %s; run on machines of "+
-				"one kind", other.Arithmetic, first.Arithmetic)
+			err = fmt.Errorf("this rank has the arithmetic of %s, but rank 0 that of %s; run on machines of one kind",
+				other.Arithmetic, first.Arithmetic)
 		}
 		for _, name := range sortedKeys(first.Fields) {
 			if err == nil && other.Fields[name] != first.Fields[name] {
-				err = fmt.Errorf("its %s is %s, and that of rank 0 %s; give all ranks the same train.yaml", name,
+				err = fmt.Errorf("this rank has %s %s, but rank 0 has %s; use the same train.yaml on all ranks", name,
 					other.Fields[name], first.Fields[name])
 			}
 		}
@@ -747,7 +747,7 @@ func (r *run) sumGradients(ctx context.Context, options moe.BackwardOptions,
 	}
 	for _, p := range r.pending {
 		if err := p.Wait(); err != nil {
-			return &lostError{errors.Join(failed, fmt.Errorf("step %d: adding up gradients: %w", r.state.Step, err))}
+			return &lostError{errors.Join(failed, fmt.Errorf("step %d: summing gradients: %w", r.state.Step, err))}
 		}
 	}
 	return failed
@@ -871,15 +871,14 @@ func (r *run) notFinite(what string, err error, rows []result, rank int) error {
 	if r.lastSaved >= 0 {
 		checkpoint = "the newest checkpoint is " + checkpointName(r.lastSaved)
 	}
-	leave := fmt.Sprintf("amend the plan with mula blend --amend %s --skip %d:%d --output NEW.json and train on "+
-		"with that", r.config.Plan, from, to)
+	leave := fmt.Sprintf("amend the plan with mula blend --amend %s --skip %d:%d --output NEW.json and train with "+
+		"the new plan", r.config.Plan, from, to)
 	if r.data.Plan.Megatron != nil { // which cannot be amended
-		leave = fmt.Sprintf("add {from: %d, to: %d} to skips in blend.yaml, seal the plan again and set "+
+		leave = fmt.Sprintf("add {from: %d, to: %d} to skips in blend.yaml, build the plan again and set "+
 			"plan_change: accept", from, to)
 	}
-	err = fmt.Errorf("step %d: %w, at positions %d to %d, of %s; the weights are as before the step, and %s. If the "+
-		"losses before it rose, the learning rate is too high. "+
-		"Else look at the text with mula peek --position; to leave it out, %s", r.state.Step, err, from, to-1,
+	err = fmt.Errorf("step %d: %w, at positions %d to %d, of %s; the weights are unchanged since the step before, "+
+		"and %s. If the losses before this step rose, the learning rate is too high. Otherwise, look at the text with mula peek --position. To skip it, %s", r.state.Step, err, from, to-1,
 		strings.Join(sources, ", "), checkpoint, leave)
 	if r.diverged() {
 		rank = -1
@@ -970,18 +969,18 @@ func (r *run) curvature(ctx context.Context, tokens, targets int64, limit float6
 	options := moe.BackwardOptions{Targets: targets, Tokens: tokens, SampleTargets: true,
 		SampleSeed: curvatureSeed(r.config.Seed, r.state.Step)}
 	if err := r.sumGradients(ctx, options, func([]row, moe.Stats) {}); err != nil {
-		return fmt.Errorf("estimate of the curvature: %w", err)
+		return fmt.Errorf("curvature estimate: %w", err)
 	}
 	norm, err := r.optimizer.GradientNorm(ctx)
 	if err != nil {
-		return fmt.Errorf("step %d, estimate of the curvature: %w", r.state.Step, err)
+		return fmt.Errorf("step %d: curvature estimate: %w", r.state.Step, err)
 	}
 	if !finite(norm) {
-		r.warn("step %d: the estimate of the curvature is not finite and is not used", r.state.Step)
+		r.warn("step %d: the curvature estimate is NaN or Inf and is not used", r.state.Step)
 		return nil
 	}
 	if err := r.optimizer.UpdateCurvature(ctx, clipFactor(norm, limit), targets); err != nil {
-		return fmt.Errorf("step %d, estimate of the curvature: %w", r.state.Step, err)
+		return fmt.Errorf("step %d: curvature estimate: %w", r.state.Step, err)
 	}
 	return nil
 }
@@ -1053,8 +1052,8 @@ func (r *run) save(ctx context.Context) (string, error) {
 	err = saveCheckpoint(ctx, r.ranks.comm(), dir, &r.state, newShare(r.model, r.optimizer), files)
 	if err != nil {
 		if ctx.Err() == nil && r.lastSaved >= 0 {
-			err = fmt.Errorf("%w; the newest complete checkpoint is %s, from which the run goes on when it is "+
-				"started again", err, checkpointName(r.lastSaved))
+			err = fmt.Errorf("%w; the newest complete checkpoint is %s; run the same command to resume from it", err,
+				checkpointName(r.lastSaved))
 		}
 		return "", err
 	}
@@ -1096,36 +1095,35 @@ func (r *run) findCheckpoint(checkpoint *Checkpoint) (*Checkpoint, error) {
 		shared, descends := r.data.Plan.Shared(r.state.Cursor.Plan)
 		switch {
 		case !descends:
-			return nil, fmt.Errorf("%s was made with plan %.16s…, and %s is plan %.16s…; use the plan that the run "+
-				"began with, or set plan_change: accept to go on at position %d of the other one",
+			return nil, fmt.Errorf("%s was made with plan %.16s…, but %s is plan %.16s…; use the run's plan, or set "+
+				"plan_change: accept to resume at position %d of the new plan",
 				checkpoint.Dir, r.state.Cursor.Plan, r.config.Plan, plan, r.state.Cursor.Position)
 		case r.state.Cursor.Position > shared:
-			return nil, fmt.Errorf("%s was made with plan %.16s… up to position %d, and %s, plan %.16s…, amends "+
-				"that one from position %d on; amend it at position %d or later, "+
-				"or set plan_change: accept to go on at position %d of the amended one", checkpoint.Dir,
+			return nil, fmt.Errorf("%s was made with plan %.16s… up to position %d, but %s, plan %.16s…, amends "+
+				"that plan from position %d on; amend it at position %d or later, or set plan_change: accept to resume at position %d of the amended plan", checkpoint.Dir,
 				r.state.Cursor.Plan, r.state.Cursor.Position, r.config.Plan, plan, shared,
 				r.state.Cursor.Position, r.state.Cursor.Position)
 		}
 	}
 	if r.state.SequenceLength != r.data.SequenceLength {
-		return nil, fmt.Errorf("%s was made with samples of %d tokens, and %s has samples of %d: a run cannot "+
-			"change its sequence length; seal the plan with the old one, "+
-			"or start a new run in another output", checkpoint.Dir, r.state.SequenceLength, r.config.Plan,
+		return nil, fmt.Errorf("%s was made with samples of %d tokens, but %s has samples of %d, and a run cannot "+
+			"change its sequence length; build the plan with the old length, or start a new run in another output",
+			checkpoint.Dir, r.state.SequenceLength, r.config.Plan,
 			r.data.SequenceLength)
 	}
 	if now := tokenizerHash(r.data.Plan); r.state.Tokenizer != now && r.state.Tokenizer != "" && now != "" {
-		return nil, fmt.Errorf("%s was trained on ids of the tokenizer with SHA-256 %.16s…, and the shards of %s "+
-			"were made with %.16s…: the same ids mean other text there; "+
-			"tokenize with the old one, or start a new run in another output", checkpoint.Dir, r.state.Tokenizer,
+		return nil, fmt.Errorf("%s was trained with the tokenizer %.16s… (SHA-256), but the shards of %s were made "+
+			"with %.16s…, whose ids mean different text; tokenize with the old tokenizer, or start a new run in another output", checkpoint.Dir, r.state.Tokenizer,
 			r.config.Plan, now)
 	}
 	if want := r.state.Step * int64(r.config.BatchSize); r.state.Cursor.Position != want {
-		return nil, fmt.Errorf("%s stands at position %d after %d steps of %d samples; it should be %d", checkpoint.Dir,
+		return nil, fmt.Errorf("%s has position %d after %d steps of %d samples; position %d is expected",
+			checkpoint.Dir,
 			r.state.Cursor.Position, r.state.Step,
 			r.config.BatchSize, want)
 	}
 	if a := r.arithmetic(); a != r.state.Arithmetic {
-		r.warn("%s was computed with the arithmetic of %s, and this is %s: the run goes on, but not bit for bit as it would have there", checkpoint.Name(), r.state.Arithmetic, a)
+		r.warn("%s was computed with the arithmetic of %s, and this device has %s; the run continues, but its last bits will differ", checkpoint.Name(), r.state.Arithmetic, a)
 	}
 	return checkpoint, nil
 }
@@ -1322,7 +1320,7 @@ func (r *run) openRecords(checkpoint *Checkpoint, back bool) (err error) {
 		}
 		for _, name := range append(names, metricsFile, fingerprintsFile, tensorboardDir) {
 			if _, err := os.Lstat(r.dir.join(name)); err == nil {
-				r.warn("%s is of a run that left no checkpoint; it is replaced", r.dir.join(name))
+				r.warn("%s is from a run without a checkpoint; replacing it", r.dir.join(name))
 			}
 			if err := os.RemoveAll(r.dir.join(name)); err != nil {
 				return err
@@ -1334,7 +1332,7 @@ func (r *run) openRecords(checkpoint *Checkpoint, back bool) (err error) {
 		return err
 	}
 	if last != r.state.Step-1 {
-		r.warn("%s ends with step %d, the checkpoint with step %d: what lies between is not on record",
+		r.warn("%s ends with step %d, but the checkpoint is of step %d; the steps in between are not recorded",
 			r.dir.join(metricsFile), last, r.state.Step-1)
 	}
 	if r.metrics, err = openRecordFile(r.dir.join(metricsFile)); err != nil {
@@ -1357,7 +1355,7 @@ func (r *run) openRecords(checkpoint *Checkpoint, back bool) (err error) {
 		return err
 	}
 	if last != r.state.Step-1 {
-		r.warn("%s ends with step %d, the checkpoint with step %d: what lies between is not on record",
+		r.warn("%s ends with step %d, but the checkpoint is of step %d; the steps in between are not recorded",
 			r.dir.join(fingerprintsFile), last, r.state.Step-1)
 	}
 	if oldPlan != plan {
@@ -1397,7 +1395,7 @@ func (r *run) openRecords(checkpoint *Checkpoint, back bool) (err error) {
 		resumed.OldPlan, resumed.Plan = oldPlan, plan
 	}
 	if oldPlan != plan && !back {
-		r.warn("the plan has changed from %.16s… to %.16s…; the run goes on at position %d of the new one", oldPlan,
+		r.warn("the plan has changed from %.16s… to %.16s…; resuming at position %d of the new plan", oldPlan,
 			plan, r.state.Cursor.Position)
 	}
 	return r.metrics.append(metricsLine{Step: &r.state.Step, Resumed: resumed})
@@ -1462,8 +1460,8 @@ func readTokenizer(path string, p *blend.Plan) ([]byte, error) {
 	}
 	hash := fmt.Sprintf("%x", sha256.Sum256(data))
 	if p.Tokenizer != nil && p.Tokenizer.SHA256 != hash {
-		return nil, fmt.Errorf("tokenizer %s has SHA-256 %.16s…, but the plan's shards were made by one with "+
-			"%.16s…; name that one, or none", path, hash, p.Tokenizer.SHA256)
+		return nil, fmt.Errorf("tokenizer %s has SHA-256 %.16s…, but the plan's shards were made with %.16s…; name "+
+			"that tokenizer, or remove the field", path, hash, p.Tokenizer.SHA256)
 	}
 	return data, nil
 }

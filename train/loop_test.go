@@ -457,8 +457,8 @@ func TestRunLonger(t *testing.T) {
 	mustRun(t, c, Options{})
 	c.Steps = 12
 	_, err := Run(context.Background(), c, Options{})
-	if err == nil || !strings.Contains(err.Error(), "schedule.decay_steps was 8 and is 12 now") ||
-		!strings.Contains(err.Error(), "leave schedule.decay_steps at 8") {
+	if err == nil || !strings.Contains(err.Error(), "schedule.decay_steps was 8 and is now 12") ||
+		!strings.Contains(err.Error(), "keep schedule.decay_steps at 8") {
 		t.Errorf("longer schedule: %v", err)
 	}
 	c.Schedule.DecaySteps = 8
@@ -500,30 +500,30 @@ func TestRunLongerSchedule(t *testing.T) {
 			config(16, wsd+"warmup_steps: 1, cooldown_steps: 8, cooldown: linear, min_learning_rate: 1e-4"), 6, nil},
 		{"wsd that falls", config(8, wsd+"warmup_steps: 1, cooldown_steps: 4"),
 			config(16, wsd+"warmup_steps: 1, cooldown_steps: 4"), 6,
-			[]string{"schedule.decay_steps was 8 and is 16 now", "here up to step 4, and the checkpoint is of step 6",
-				"leave schedule.decay_steps at 8"}},
+			[]string{"schedule.decay_steps was 8 and is now 16", "here up to step 4, but the checkpoint is of step 6",
+				"keep schedule.decay_steps at 8"}},
 		{"wsd that would have fallen", config(16, wsd+"warmup_steps: 1"),
 			config(16, wsd+"warmup_steps: 1, cooldown_steps: 12"), 6,
-			[]string{"schedule.cooldown_steps was 3 and is 12 now", "here up to step 4"}},
+			[]string{"schedule.cooldown_steps was 3 and is now 12", "here up to step 4"}},
 		{"wsd, another warm-up", config(8, wsd), config(30, wsd), 6,
-			[]string{"schedule.warmup_steps was 0 and is 3 now", "schedule.warmup_steps: 0 "}},
+			[]string{"schedule.warmup_steps was 0 and is now 3", "schedule.warmup_steps: 0 "}},
 		{"wsd, another start", config(8, wsd+"warmup_steps: 2, warmup_from: min, min_learning_rate: 1e-4"),
 			config(8, wsd+"warmup_steps: 2, warmup_from: min, min_learning_rate: 2e-4"), 4,
-			[]string{"schedule.min_learning_rate was 0.0001 and is 0.0002 now"}},
+			[]string{"schedule.min_learning_rate was 0.0001 and is now 0.0002"}},
 		{"wsd, another peak", config(8, wsd+"warmup_steps: 1"),
 			config(8, "name: wsd, learning_rate: 2e-3, warmup_steps: 1"), 4,
-			[]string{"schedule.learning_rate was 0.003 and is 0.002 now"}},
+			[]string{"schedule.learning_rate was 0.003 and is now 0.002"}},
 		{"wsd, and another seed", config(8, wsd+"warmup_steps: 1"), func() Config {
 			c := config(16, wsd+"warmup_steps: 1")
 			c.Seed = 5
 			return c
-		}(), 4, []string{"began: seed was 0 and is 5 now; restore"}},
+		}(), 4, []string{"checkpoint: seed was 0 and is now 5; restore"}},
 		{"constant", config(8, constant+"warmup_steps: 1"), config(16, constant+"warmup_steps: 1"), 6, nil},
 		{"constant, another warm-up", config(8, constant), config(30, constant), 6,
-			[]string{"schedule.warmup_steps was 0 and is 3 now", "schedule.warmup_steps: 0 "}},
+			[]string{"schedule.warmup_steps was 0 and is now 3", "schedule.warmup_steps: 0 "}},
 		{"linear", config(8, "name: linear, warmup_steps: 1"), config(16, "name: linear, warmup_steps: 1"), 6,
-			[]string{"schedule.decay_steps was 8 and is 16 now", "schedule linear falls from the warm-up on",
-				"leave schedule.decay_steps at 8, schedule.warmup_steps at 1"}},
+			[]string{"schedule.decay_steps was 8 and is now 16", "schedule linear falls from the end of the warm-up",
+				"keep schedule.decay_steps at 8, schedule.warmup_steps at 1"}},
 	} {
 		mustRun(t, test.short, stopAfter(test.stop-1))
 		c := test.long
@@ -782,7 +782,7 @@ func TestRunPlanChangeRefused(t *testing.T) {
 	}
 	c.Plan = plantest.Seal(t, dir, "other.json", "sequence_length: 16\nseed: 5\n"+sources)
 	if _, err := Run(context.Background(), c, Options{}); err == nil ||
-		!strings.Contains(err.Error(), "the same ids mean other text") {
+		!strings.Contains(err.Error(), "whose ids mean different text") {
 		t.Errorf("another tokenizer: %v", err)
 	}
 }
@@ -1014,7 +1014,7 @@ func TestIdentity(t *testing.T) {
 	less := maps.Clone(identity)
 	delete(less, "seed")
 	if err := compareIdentity(less, identity, 4); err == nil ||
-		!strings.Contains(err.Error(), "seed was not set and is 0 now") {
+		!strings.Contains(err.Error(), "seed was not set and is now 0") {
 		t.Errorf("field that the checkpoint lacks: %v", err)
 	}
 	older := maps.Clone(identity) // a checkpoint from before there were spikes
@@ -1029,11 +1029,11 @@ func TestIdentity(t *testing.T) {
 	skipping := maps.Clone(identity)
 	skipping["spikes.action"] = `"skip"`
 	if err := compareIdentity(older, skipping, 4); err == nil ||
-		!strings.Contains(err.Error(), `spikes.action was "none" and is "skip" now`) {
+		!strings.Contains(err.Error(), `spikes.action was "none" and is now "skip"`) {
 		t.Errorf("checkpoint of an older version, and spikes are to be skipped: %v", err)
 	}
 	if err := compareIdentity(identity, less, 4); err == nil ||
-		!strings.Contains(err.Error(), "seed was 0 and is not set now") {
+		!strings.Contains(err.Error(), "seed was 0 and is now not set") {
 		t.Errorf("field that only the checkpoint has: %v", err)
 	}
 }
@@ -1075,7 +1075,7 @@ func TestRunAmendedPlan(t *testing.T) {
 	mustRun(t, c, stopAfter(3)) // before position 32
 	c.Plan = early
 	if _, err := Run(t.Context(), c, Options{}); err == nil ||
-		!strings.Contains(err.Error(), "amends that one from position 20 on") ||
+		!strings.Contains(err.Error(), "amends that plan from position 20 on") ||
 		!strings.Contains(err.Error(), "plan_change: accept") {
 		t.Fatalf("a plan amended before the checkpoint: %v", err)
 	}

@@ -18,7 +18,7 @@ func TestManifestFields(t *testing.T) {
 		`{"format": 2, "Step": 0, "files": {}}`:               `unknown field "Step"`,
 		`{"format": 2, "step": 0, "step": 1, "files": {}}`:    `the field "step" is there twice`,
 		`{"format": 2, "step": 0, "files": {"a\": {}}`:        "byte ",
-		`{"format": 3, "stages": 7}`:                          "has format 3, that of a newer mula",
+		`{"format": 3, "stages": 7}`:                          "has format 3, written by a newer version of mula",
 		`{"format": 2, "step": 0, "files": {}}`:               "does not list state.json",
 		`{"format": 2, "step": 0, "files": {"a": {}}, "": 1}`: `unknown field ""`,
 	} {
@@ -48,14 +48,14 @@ func TestDamagedCheckpointMessages(t *testing.T) {
 		content []byte // nil: the file is removed
 		want    []string
 	}{
-		{modelFile, nil, []string{modelFile + " is missing, and manifest.json lists it"}},
+		{modelFile, nil, []string{modelFile + " is missing, and manifest.json lists the file"}},
 		{manifestFile, nil, []string{manifestFile + " is missing"}},
-		{stateFile, []byte("{}"), []string{stateFile + " has 2 bytes, and manifest.json says",
+		{stateFile, []byte("{}"), []string{stateFile + " has 2 bytes, but manifest.json says",
 			"one of the two files was changed"}},
 		{manifestFile, append(bytes.Clone(manifest), 0), []string{manifestFile + ": byte ",
 			"something follows the end of the JSON value"}},
 		{manifestFile, regexp.MustCompile(`"sha256": *"[0-9a-f]{4}`).ReplaceAll(manifest, []byte(`"sha256": "0000`)),
-			[]string{"has SHA-256", "and manifest.json says 0000", "one of the two files was changed"}},
+			[]string{"has SHA-256", "but manifest.json says 0000", "one of the two files was changed"}},
 	} {
 		path := filepath.Join(result.Checkpoint, test.file)
 		whole, err := os.ReadFile(path)

@@ -20,10 +20,10 @@ func TestErrorsOfPlanHaveLines(t *testing.T) {
 		"model:\n  preset: mula-nano\n  num_key_value_heads: 3\n":                   "train.yaml:5: model.num_key_value_heads 3 does not divide",
 		"model:\n  preset: mula-nano\n  model_type: llama\n":                        `train.yaml:5: model.model_type is "llama"`,
 		"model: {preset: mula-nano}\n\nschedule: {warmup_steps: 5}\n":               "train.yaml:5: schedule.warmup_steps is 5, but",
-		"model: {preset: mula-nano}\nschedule: {name: wsd, warmup_steps: 2}\n":      "train.yaml:4: schedule.warmup_steps is 2, which leaves nothing",
+		"model: {preset: mula-nano}\nschedule: {name: wsd, warmup_steps: 2}\n":      "train.yaml:4: schedule.warmup_steps is 2, which leaves no steps of schedule.decay_steps",
 		"model: {preset: mula-nano}\ncheckpoint: {}\n\n\nsteps_: 1\n":               `train.yaml:7: unknown field "steps_"; did you mean "steps"?`,
 		"model: {preset: mula-nano}\ninitialize_from: \"\"\nlayout:\n  ep: 3\n":     "train.yaml:6: layout.ep is 3, which does not divide",
-		"model: {preset: mula-nano}\nmicro_batch_size: 1\nlayout: {dp: 4, ep: 4}\n": "train.yaml:2: batch_size is 8; it must be a multiple of",
+		"model: {preset: mula-nano}\nmicro_batch_size: 1\nlayout: {dp: 4, ep: 4}\n": "train.yaml:2: batch_size is 8; must be a multiple of",
 		"model: {preset: mula-nano}\noutput: PLAN\n":                                "train.yaml:4: output is PLAN, but PLAN is a file; write the path of a directory for the run",
 	} {
 		text, want = strings.ReplaceAll(text, "PLAN", plan), strings.ReplaceAll(want, "PLAN", plan)
@@ -49,7 +49,7 @@ func TestAnotherOptimizerIsOneDifference(t *testing.T) {
 	now := map[string]string{"optimizer.name": `"sophiag"`, "optimizer.rho": "0.04", "optimizer.betas": "[0.9,0.95]",
 		"seed": "1"}
 	err := compareIdentity(was, now, 4)
-	want := `the run would not go on as it began: optimizer.name was "adamw" and is "sophiag" now; restore the old values, or set another output to start a new run`
+	want := `cannot resume: train.yaml differs from the checkpoint: optimizer.name was "adamw" and is now "sophiag"; restore the old values, or set another output to start a new run`
 	if err == nil || err.Error() != want {
 		t.Errorf("%v\nwant %s", err, want)
 	}

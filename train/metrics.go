@@ -48,12 +48,13 @@ type RunRecord struct {
 // second times [RunRecord.FLOPsPerToken], over the peak of the machine. Recomputed work is not
 // counted. The peak is measured, not from a data sheet.
 type StepMetrics struct {
-	Step            int64              `json:"step"`              // from 0
-	First           int64              `json:"first"`             // first position of the step
-	Samples         int                `json:"samples"`           // fewer than the batch size if positions were skipped
-	Tokens          int64              `json:"tokens"`            // tokens read: samples times sequence length
-	Targets         *int64             `json:"targets,omitempty"` // unmasked targets; absent if all targets are unmasked, one per token
-	Loss            float64            `json:"loss"`              // cross entropy only
+	Step    int64 `json:"step"`    // from 0
+	First   int64 `json:"first"`   // first position of the step
+	Samples int   `json:"samples"` // fewer than the batch size if positions were skipped
+	Tokens  int64 `json:"tokens"`  // tokens read: samples times sequence length
+	// unmasked targets; absent if all targets are unmasked, one per token
+	Targets         *int64             `json:"targets,omitempty"`
+	Loss            float64            `json:"loss"` // cross entropy only
 	AuxLoss         float64            `json:"aux_loss"`
 	ZLoss           float64            `json:"z_loss"`
 	GradNorm        float64            `json:"grad_norm"` // before clipping
@@ -325,7 +326,7 @@ func cutRecords(path string, stepsDone int64) (header bool, last int64, err erro
 			if rest, _ := io.ReadAll(r); len(bytes.Trim(append(line, rest...), "\x00\n")) == 0 {
 				break
 			}
-			return false, -1, fmt.Errorf("%s:%d: not a line of JSON: %w; move the file away to go on without it", path,
+			return false, -1, fmt.Errorf("%s:%d: not a line of JSON: %w; move the file away to resume without it", path,
 				number, err)
 		}
 		if !p.before(stepsDone) {
@@ -350,7 +351,7 @@ func cutRecords(path string, stepsDone int64) (header bool, last int64, err erro
 		return false, -1, err
 	}
 	if _, err := io.CopyN(out, f, kept); err != nil {
-		return false, -1, fmt.Errorf("cutting %s: %w", path, err)
+		return false, -1, fmt.Errorf("truncating %s: %w", path, err)
 	}
 	return header, last, out.Publish()
 }

@@ -204,7 +204,7 @@ func TestRunReplacesRecords(t *testing.T) {
 	}
 	warned := 0
 	mustRun(t, c, Options{Warn: func(text string) {
-		if strings.Contains(text, "replaced") {
+		if strings.Contains(text, "replacing it") {
 			warned++
 		}
 	}})

@@ -38,7 +38,9 @@ func FindModel(ctx context.Context, dir string) (ModelDir, []RefusedCheckpoint, 
 		return ModelDir{}, refused, err
 	}
 	if _, found := os.Stat(filepath.Join(dir, "config.json")); found != nil {
-		return ModelDir{}, refused, fmt.Errorf("%w, nor a Hugging Face model: there is no config.json", err)
+		return ModelDir{}, refused, fmt.Errorf("%s: %w, and no config.json of a Hugging Face model; name a model, a "+
+			"checkpoint or a run's folder that has one", dir,
+			ErrNoCheckpoint)
 	}
 	return ModelDir{Dir: dir}, refused, nil
 }
@@ -75,13 +77,12 @@ func (m ModelDir) CheckTokenizer(ctx context.Context, p *blend.Plan) error {
 		return err
 	}
 	if plan := tokenizerHash(p); plan != "" && model != "" && plan != model {
-		err := fmt.Errorf("%s: its tokenizer has SHA-256 %.16s…, and the plan's shards were made with %.16s…: the "+
-			"same ids mean other text there; "+
-			"tokenize the documents with the model's tokenizer.json and seal a plan of those shards", m.Dir, model,
+		err := fmt.Errorf("%s: the model's tokenizer has SHA-256 %.16s…, but the plan's shards were made with "+
+			"%.16s…, whose ids mean different text; tokenize the documents with the model's tokenizer.json and build a plan of those shards", m.Dir, model,
 			plan)
 		if m.Checkpoint == nil {
-			err = fmt.Errorf("%w; if it is the same tokenizer written otherwise, put the plan's tokenizer.json in "+
-				"its place", err)
+			err = fmt.Errorf("%w; if it is the same tokenizer in another form, replace the file by the plan's "+
+				"tokenizer.json", err)
 		}
 		return err
 	}
@@ -94,7 +95,7 @@ func (c Config) initialModel(ctx context.Context, p *blend.Plan, warn func(strin
 	bad := func(err error) (ModelDir, error) { return ModelDir{}, fmt.Errorf("initialize_from: %w", err) }
 	from, refused, err := FindModel(ctx, c.InitializeFrom)
 	for _, r := range refused {
-		warn("initialize_from: %s is damaged and not used: %s", r.Checkpoint, r.Error)
+		warn("initialize_from: checkpoint %s is damaged; using an older one: %s", r.Checkpoint, r.Error)
 	}
 	if err != nil {
 		return bad(err)
@@ -104,7 +105,7 @@ func (c Config) initialModel(ctx context.Context, p *blend.Plan, warn func(strin
 		return bad(err)
 	}
 	if differences := differentFields(model, c.Model.Config); differences != nil {
-		return bad(fmt.Errorf("%s is another model than train.yaml describes: %s; write its values under model",
+		return bad(fmt.Errorf("%s is a different model than train.yaml describes: %s; write its values under model",
 			from.Dir, strings.Join(differences, ", ")))
 	}
 	if err := from.CheckTokenizer(ctx, p); err != nil {
@@ -124,7 +125,8 @@ func differentFields(there, here moe.Config) []string {
 	var differences []string
 	for _, name := range sortedKeys(a) {
 		if a[name] != b[name] && !slices.Contains(free, name) {
-			differences = append(differences, fmt.Sprintf("model.%s is %s there and %s here", name, a[name], b[name]))
+			differences = append(differences, fmt.Sprintf("model.%s is %s in the folder and %s in train.yaml", name,
+				a[name], b[name]))
 		}
 	}
 	return differences

@@ -607,7 +607,7 @@ func (o *Optimizer) setMetadata(text map[string]string) error {
 	for name, value := range r.scalars() {
 		x, err := strconv.ParseFloat(text[name], 64)
 		if err != nil || !finite(x) {
-			return fmt.Errorf("its metadata has %q for %s, which is not a number", text[name], name)
+			return fmt.Errorf("metadata %q of %s is not a number", text[name], name)
 		}
 		*value = x
 	}

@@ -749,7 +749,7 @@ func TestOptimizersState(t *testing.T) {
 		fewer := mustOptimizer(t, defaultOptimizer(name), 100, d, testParameters(1)[1:])
 		if err := testShare(t, fewer).load(t.Context(), nil, saved(name)); err == nil ||
 			!strings.Contains(err.Error(), path(name)) ||
-			!strings.Contains(err.Error(), "not of this model and optimizer") {
+			!strings.Contains(err.Error(), "does not belong to this model and optimizer") {
 			t.Errorf("state of another model: %v", err)
 		}
 	})

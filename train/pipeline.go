@@ -165,7 +165,7 @@ func (r *run) stages(ctx context.Context, options moe.BackwardOptions, each func
 	slots := len(p.computed)
 	var failed error
 	lost := func(err error) error {
-		return &lostError{errors.Join(failed, fmt.Errorf("step %d, stage %d of the pipeline: %w", r.state.Step,
+		return &lostError{errors.Join(failed, fmt.Errorf("step %d, pipeline stage %d: %w", r.state.Step,
 			p.group.Rank(), err))}
 	}
 	forward := func(number int) error {

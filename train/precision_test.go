@@ -50,7 +50,7 @@ func TestRunBF16(t *testing.T) {
 		c.Precision = other
 		got, err := Run(context.Background(), c, Options{Warn: func(text string) { t.Errorf("warning %q", text) }})
 		if other == xpu.FP32 {
-			if err == nil || !strings.Contains(err.Error(), `precision was "bf16" and is "fp32" now`) {
+			if err == nil || !strings.Contains(err.Error(), `precision was "bf16" and is now "fp32"`) {
 				t.Errorf("resumed in fp32: %v", err)
 			}
 		} else if err != nil || got.Weights != want.Weights || got.LastLoss != want.LastLoss {

@@ -59,17 +59,17 @@ func (s *metricsServer) close() {
 // for none. It is called by the goroutine that trains.
 func (s *metricsServer) publish(r *run, m StepMetrics, evaluation *Evaluation) {
 	t := &scrapeText{}
-	t.head("mula_run_info", "gauge", "The run: version of mula, fingerprint of the plan, device.")
+	t.head("mula_run_info", "gauge", "Run: version of mula, plan fingerprint, device.")
 	t.value("mula_run_info", 1, "version", r.options.Version, "plan", r.data.Plan.Fingerprint(), "device",
 		r.device.Name())
-	t.metric("mula_steps_done", "gauge", "Steps done.", float64(r.state.Step))
-	t.metric("mula_steps", "gauge", "Steps of the whole run.", float64(r.config.Steps))
-	t.metric("mula_tokens", "gauge", "Tokens trained on, since step 0.", float64(r.state.Tokens))
+	t.metric("mula_steps_done", "gauge", "Number of completed steps.", float64(r.state.Step))
+	t.metric("mula_steps", "gauge", "Number of steps of the whole run.", float64(r.config.Steps))
+	t.metric("mula_tokens", "gauge", "Number of tokens trained on, since step 0.", float64(r.state.Tokens))
 	t.metric("mula_learning_rate", "gauge", "Learning rate of the last step.", m.LearningRate)
-	t.metric("mula_step_seconds", "gauge", "Time of the last step.", m.Seconds)
-	t.metric("mula_tokens_per_second", "gauge", "Tokens read per second in the last step.", m.TokensPerSecond)
-	t.metric("mula_mfu", "gauge", "Model FLOPs utilization of the last step, against the measured peak.", m.MFU)
-	t.metric("mula_peak_flops", "gauge", "Measured peak of the device's products, FLOP/s.", r.peak)
+	t.metric("mula_step_seconds", "gauge", "Duration of the last step, in seconds.", m.Seconds)
+	t.metric("mula_tokens_per_second", "gauge", "Tokens per second in the last step.", m.TokensPerSecond)
+	t.metric("mula_mfu", "gauge", "Model FLOPs utilization of the last step, relative to the measured peak.", m.MFU)
+	t.metric("mula_peak_flops", "gauge", "Measured peak of the device's matrix products, FLOP/s.", r.peak)
 	if m.Samples > 0 && (m.Targets == nil || *m.Targets > 0) && (m.Skipped == nil || !m.Skipped.NotFinite) {
 		t.metric("mula_loss", "gauge", "Cross entropy of the last step, nats per target.", m.Loss)
 		t.metric("mula_aux_loss", "gauge", "Load-balancing loss of the last step, without its coefficient.", m.AuxLoss)
@@ -84,7 +84,7 @@ func (s *metricsServer) publish(r *run, m StepMetrics, evaluation *Evaluation) {
 	}
 	if len(m.ExpertTokens) > 0 {
 		t.head("mula_expert_load_max_over_mean", "gauge",
-			"Load of the busiest expert of each layer in the last step, over the mean.")
+			"Largest load of an expert in each layer in the last step, relative to the mean load.")
 		for layer, counts := range m.ExpertTokens {
 			var sum, most int64
 			for _, n := range counts {
@@ -107,7 +107,7 @@ func (s *metricsServer) publish(r *run, m StepMetrics, evaluation *Evaluation) {
 	}
 	if len(s.ratios) > 0 {
 		t.head("mula_update_ratio", "gauge",
-			"Size of the update that was measured last over that of the weights, by group of tensors.")
+			"Norm of the last measured update relative to the norm of the weights, by group of tensors.")
 		for _, group := range sortedKeys(s.ratios) {
 			t.value("mula_update_ratio", s.ratios[group], "group", group)
 		}
@@ -123,8 +123,9 @@ func (s *metricsServer) publish(r *run, m StepMetrics, evaluation *Evaluation) {
 		}
 	}
 	if spikes := r.state.Spikes; spikes != nil {
-		t.metric("mula_left_out_samples", "gauge", "Positions left out because of spikes.", float64(spikes.leftOut()))
-		t.metric("mula_rollbacks", "gauge", "How often the run went back because of a spike.",
+		t.metric("mula_left_out_samples", "gauge", "Number of positions skipped because of spikes.",
+			float64(spikes.leftOut()))
+		t.metric("mula_rollbacks", "gauge", "Number of rollbacks because of a spike.",
 			float64(len(spikes.Rollbacks)))
 	}
 	text := t.String()

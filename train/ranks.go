@@ -40,8 +40,8 @@ func Join(ctx context.Context, config Config, waiting func(text string)) (*xpu.C
 	case err != nil:
 		return nil, err
 	case !launched:
-		return nil, &fieldError{field: "layout.links", message: " is \"tcp\", but nobody has said which rank of " +
-			"which run this process is; start the run with mula launch"}
+		return nil, &fieldError{field: "layout.links", message: " is \"tcp\", but mula launch did not start this " +
+			"process; start the run with mula launch"}
 	default:
 		options.Waiting = waiting
 		link, err = tcp.Join(ctx, options)
@@ -91,13 +91,12 @@ func linksOf(kind LinkKind) (LinkKind, error) {
 func separateProcesses(p launchers.Process) error {
 	pmi := ""
 	if p.Launcher.Rank == "SLURM_PROCID" {
-		pmi = "start the run with srun --mpi=pmi2 or --mpi=pmix (srun --mpi=list has the choice), or with mula launch"
+		pmi = "start the run with srun --mpi=pmi2 or --mpi=pmix (srun --mpi=list shows the choices), or with mula launch"
 	} else {
-		pmi = "start the run with mula launch or an mpiexec"
+		pmi = "start the run with mula launch or mpiexec"
 	}
-	return &fieldError{field: "layout.links", message: fmt.Sprintf(": %s has started %d processes (%s), but no PMI "+
-		"for MPI, so they cannot find each other and each would do the whole run; %s. "+
-		"If each process is a run of its own, with its own output, set layout.links to local", p.Launcher.Name, p.Size,
+	return &fieldError{field: "layout.links", message: fmt.Sprintf(": %s has started %d processes (%s), but without "+
+		"PMI for MPI, so each process would train the whole run; %s. If each process is a separate run with its own output, set layout.links to local", p.Launcher.Name, p.Size,
 		p.Launcher.Size, pmi)}
 }
 
@@ -108,8 +107,7 @@ func startedWith(size int) error {
 		return nil
 	}
 	return &fieldError{field: "layout.links", message: fmt.Sprintf(": mula launch has started %s ranks (%s), but "+
-		"this rank is in a world of %d; use an mpiexec or srun that belongs to the MPI library, "+
-		"or mula launch --with tcp", text, tcp.SizeVariable, size)}
+		"this rank is in a world of size %d; use the mpiexec or srun of the same MPI library, or mula launch --with tcp", text, tcp.SizeVariable, size)}
 }
 
 // loneRank is the error of a process whose MPI library sees no other process, although the layout
@@ -145,7 +143,7 @@ func (c Config) fitsWorld(ranks int) error {
 	}
 	text := "possible: " + strings.Join(possible, ", ")
 	if c.BatchSize%readers != 0 {
-		text = fmt.Sprintf("start %d, or make batch_size, which is %d, a multiple of %d and the layout one of %s",
+		text = fmt.Sprintf("start %d, or make batch_size (now %d) a multiple of %d and set layout to one of %s",
 			l.Ranks(), c.BatchSize, readers, strings.Join(possible, ", "))
 	}
 	return &fieldError{field: "layout", message: fmt.Sprintf(" is %s = %d ranks, but %d were started; %s", what,
@@ -404,8 +402,8 @@ const mostLocal = 256
 func runLocal(ctx context.Context, config Config, options Options) (Result, error) {
 	n := config.Layout.Ranks()
 	if n > mostLocal {
-		return Result{}, &fieldError{field: "layout", message: fmt.Sprintf(" is %d ranks; in one process there can "+
-			"be %d, so start the run with mula launch or an mpiexec", n, mostLocal)}
+		return Result{}, &fieldError{field: "layout", message: fmt.Sprintf(" has %d ranks, but one process can have "+
+			"at most %d; start the run with mula launch or mpiexec", n, mostLocal)}
 	}
 	results, errs := make([]Result, n), make([]error, n)
 	run := func(rank int, link xpu.Link) {

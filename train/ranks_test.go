@@ -593,8 +593,8 @@ func TestRanksEndAlike(t *testing.T) {
 		kind       string // of the failures on record
 		rank       json.Number
 	}{
-		{"spikes: {action: skip, max_skips: 1}\n", "spikes.max_skips of 1", poison(gradient, 2), failureNotFinite, "2"},
-		{"spikes: {action: rollback, leave_out: 1, max_rollbacks: 1}\n", "spikes.max_rollbacks of 1",
+		{"spikes: {action: skip, max_skips: 1}\n", "spikes.max_skips (1)", poison(gradient, 2), failureNotFinite, "2"},
+		{"spikes: {action: rollback, leave_out: 1, max_rollbacks: 1}\n", "spikes.max_rollbacks (1)",
 			poison(gradient, 2), failureNotFinite, "2"},
 		{"evaluate: {every: 6}\n", "validation loss of source", poison(weight, -1), failureDiverged, "-1"},
 	} {
@@ -617,10 +617,10 @@ func TestRanksDiffer(t *testing.T) {
 	dir := t.TempDir()
 	plan, other := makePlan(t, dir, "plan.json", ""), makePlan(t, dir, "other.json", "skips:\n- {from: 3, to: 4}\n")
 	for want, change := range map[string]func(c *Config){
-		"it has read plan ": func(c *Config) { c.Plan = other },
-		"its seed is 9, and that of rank 0 0; give all ranks the same train.yaml": func(c *Config) { c.Seed = 9 },
-		"its checkpoint.every is 3, and that of rank 0 0":                         func(c *Config) { c.Checkpoint.Every = new(int64(3)) },
-		"it computes with the arithmetic of ":                                     func(c *Config) { c.Precision = xpu.BF16 },
+		"this rank has plan ": func(c *Config) { c.Plan = other },
+		"this rank has seed 9, but rank 0 has 0; use the same train.yaml on all ranks": func(c *Config) { c.Seed = 9 },
+		"this rank has checkpoint.every 3, but rank 0 has 0":                           func(c *Config) { c.Checkpoint.Every = new(int64(3)) },
+		"this rank has the arithmetic of ":                                             func(c *Config) { c.Precision = xpu.BF16 },
 		// its plan is too short for it
 		": steps is ": func(c *Config) { c.Steps = 1 << 40 },
 	} {
@@ -643,14 +643,14 @@ func TestRanksDiffer(t *testing.T) {
 // Layouts that cannot be are refused with those that can.
 func TestLayoutRefused(t *testing.T) {
 	for text, want := range map[string]string{
-		"layout: {pp: 0}": "layout.pp is 0; it must lie between 1",
-		"layout: {pp: 3}\nmodel: {preset: mula-nano}":                          "layout.pp is 3, but the model has 2 layers",
-		"layout: {pp: 2}\nmodel: {preset: mula-1b, tie_word_embeddings: true}": "layout.pp is 2, but with model.tie_word_embeddings",
-		"layout: {tp: 8}": "layout.tp is 8; this version has no tensor parallelism",
-		"layout: {dp: 0}": "layout.dp is 0; it must lie between 1",
+		"layout: {pp: 0}": "layout.pp is 0; must be from 1 to ",
+		"layout: {pp: 3}\nmodel: {preset: mula-nano}":                          "layout.pp is 3, but the model has only 2 layers",
+		"layout: {pp: 2}\nmodel: {preset: mula-1b, tie_word_embeddings: true}": "layout.pp is 2, but model.tie_word_embeddings",
+		"layout: {tp: 8}": "layout.tp is 8, but this version has no tensor parallelism",
+		"layout: {dp: 0}": "layout.dp is 0; must be from 1 to ",
 		"layout: {ep: 3}\nmodel: {preset: mula-nano}": "layout.ep is 3, which does not divide the 8 experts of a layer; possible: 1, 2, 4, 8",
 		"layout: {ep: 2}\nmodel: {preset: mula-1b}":   "layout.ep is 2, but a dense model has no experts",
-		"layout: {dp: 3}":           "batch_size is 32; it must be a multiple of layout.dp · layout.ep = 3 · 1 = 3",
+		"layout: {dp: 3}":           "batch_size is 32; must be a multiple of layout.dp · layout.ep = 3 · 1 = 3",
 		"layout: {optimizer: zero}": `layout.optimizer is "zero"; allowed: epso, so, unsharded`,
 		"layout: {links: nccl}":     `layout.links is "nccl"; allowed: auto, local, tcp, mpi`,
 		"layout: {sums: quick}":     `layout.sums is "quick"; allowed: exact, fast`,

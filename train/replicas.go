@@ -132,14 +132,13 @@ func (r *run) compareReplicas(ctx context.Context) error {
 	if failed != nil || found == nil {
 		return failed
 	}
-	agree := "no majority of them agrees, so that it may be another that is wrong"
+	agree := "no majority agrees, so another rank may be wrong"
 	if found.agree > 0 {
-		agree = fmt.Sprintf("%d of %d ranks agree on others", found.agree, found.ranks)
+		agree = fmt.Sprintf("%d of %d ranks agree on different weights", found.agree, found.ranks)
 	}
 	what := [replicaKinds]string{replicatedWeights: "replicated weights", expertWeights: "experts"}[found.kind]
-	return r.blame(found.rank, failureReplica, fmt.Errorf("at step %d its %s differ from those of the ranks that "+
-		"hold the same: %s. A machine has computed, stored or sent a weight "+
-		"wrongly; start the run again from its newest checkpoint, without that host", c.first+int64(last), what, agree))
+	return r.blame(found.rank, failureReplica, fmt.Errorf("step %d: its %s differ from those on the ranks with the "+
+		"same weights: %s; a machine has computed, stored or sent a weight wrongly; restart the run from its newest checkpoint without that host", c.first+int64(last), what, agree))
 }
 
 // A replicaDifference is about a rank whose weights differ from those of the ranks that hold the

@@ -78,7 +78,7 @@ func TestI3Replicas(t *testing.T) {
 						}
 					}})
 					if err == nil || !strings.Contains(err.Error(), test.want) ||
-						!strings.Contains(err.Error(), "at step 5") || !Shared(err) {
+						!strings.Contains(err.Error(), "step 5: ") || !Shared(err) {
 						t.Error(err)
 					}
 					failures := readLines(t, filepath.Join(c.Output, failuresFile))
@@ -120,7 +120,7 @@ func TestReplicasCheckpoint(t *testing.T) {
 			}
 			continue
 		}
-		if err == nil || !strings.Contains(err.Error(), "rank 1 on ") || !strings.Contains(err.Error(), "at step 4") {
+		if err == nil || !strings.Contains(err.Error(), "rank 1 on ") || !strings.Contains(err.Error(), "step 4: ") {
 			t.Errorf("comparing every %d steps: %v", every, err)
 		}
 		names, err := os.ReadDir(filepath.Join(c.Output, checkpointsDir))

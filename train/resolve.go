@@ -26,7 +26,7 @@ func (c Config) resolve(p *blend.Plan) (Config, error) {
 	}
 	if p.SequenceLength > c.Model.MaxPositions {
 		return bad("model.max_position_embeddings",
-			"is %d, but the windows of the plan have %d tokens; it must be at least that",
+			"is %d, but the plan's windows have %d tokens; must be at least the window length",
 			c.Model.MaxPositions, p.SequenceLength)
 	}
 	if c.MicroBatchSize == 0 {
@@ -42,8 +42,8 @@ func (c Config) resolve(p *blend.Plan) (Config, error) {
 			c.BatchSize, p.Length())
 	}
 	if c.Steps > batches {
-		return bad("steps", "is %d, but the plan has %d positions, enough for %d steps of batch_size %d; lower it, "+
-			"or build a longer plan",
+		return bad("steps", "is %d, but the plan has %d positions, enough for %d steps of batch_size %d; lower "+
+			"steps, or build a longer plan",
 			c.Steps, p.Length(), batches, c.BatchSize)
 	}
 	if c.Attention == "" {
@@ -75,8 +75,8 @@ func (c Config) resolve(p *blend.Plan) (Config, error) {
 		c.Evaluate.Every = &every
 	}
 	if *c.Evaluate.Every > 0 && !validation {
-		return bad("evaluate.every", "is %d, but the plan holds nothing out for validation; set validation in "+
-			"blend.yaml and seal it again, or set this to 0",
+		return bad("evaluate.every", "is %d, but the plan has no validation split; set validation in blend.yaml and "+
+			"build the plan again, or set this field to 0",
 			*c.Evaluate.Every)
 	}
 	return c, c.Validate()
@@ -88,7 +88,7 @@ func (m *ModelConfig) resolve(t *blend.Tokenizer) error {
 		if m.VocabSize < t.Vocabulary {
 			if m.given["vocab_size"] {
 				return &fieldError{field: "model.vocab_size", message: fmt.Sprintf(" is %d, but the plan's "+
-					"tokenizer has %d ids; it must be at least that", m.VocabSize, t.Vocabulary)}
+					"tokenizer has %d ids; must be at least the number of ids", m.VocabSize, t.Vocabulary)}
 			}
 			m.VocabSize = (t.Vocabulary + 63) / 64 * 64
 		}
@@ -154,8 +154,8 @@ func (c *ScheduleConfig) resolve(steps int64) error {
 		if c.Name == Constant {
 			field = "steps"
 		}
-		return &fieldError{field: "schedule.warmup_steps", message: fmt.Sprintf(" is %d, but %s is %d, so that "+
-			"schedule.learning_rate would never be reached; lower the one or raise the other",
+		return &fieldError{field: "schedule.warmup_steps", message: fmt.Sprintf(" is %d, but %s is %d, so "+
+			"schedule.learning_rate would never be reached; lower the first or raise the second",
 			*c.WarmupSteps, field, length)}
 	}
 	if c.MinLearningRate == nil && c.Name != Constant {
@@ -172,8 +172,8 @@ func (c *ScheduleConfig) resolve(steps int64) error {
 	}
 	left := length - *c.WarmupSteps
 	if left == 0 {
-		return &fieldError{field: "schedule.warmup_steps", message: fmt.Sprintf(" is %d, which leaves nothing of "+
-			"schedule.decay_steps for the cooldown; lower the one or raise the other", length)}
+		return &fieldError{field: "schedule.warmup_steps", message: fmt.Sprintf(" is %d, which leaves no steps of "+
+			"schedule.decay_steps for the cooldown; lower the first or raise the second", length)}
 	}
 	if c.CooldownSteps == nil {
 		c.CooldownSteps = new(min(max(1, length/5), left))
@@ -337,14 +337,14 @@ func compareIdentity(checkpoint, now map[string]string, steps int64) error {
 		case old == now[name] || agrees && slices.Contains(ofDecay, name):
 		case !ok && follows(name):
 		case !ok:
-			differences = append(differences, fmt.Sprintf("%s was not set and is %s now", name, now[name]))
+			differences = append(differences, fmt.Sprintf("%s was not set and is now %s", name, now[name]))
 		default:
-			differences = append(differences, fmt.Sprintf("%s was %s and is %s now", name, old, now[name]))
+			differences = append(differences, fmt.Sprintf("%s was %s and is now %s", name, old, now[name]))
 		}
 	}
 	for _, name := range sortedKeys(checkpoint) {
 		if _, ok := now[name]; !ok && !follows(name) {
-			differences = append(differences, fmt.Sprintf("%s was %s and is not set now", name, checkpoint[name]))
+			differences = append(differences, fmt.Sprintf("%s was %s and is now not set", name, checkpoint[name]))
 		}
 	}
 	if differences == nil {
@@ -355,18 +355,17 @@ func compareIdentity(checkpoint, now map[string]string, steps int64) error {
 	switch {
 	case agrees || !oldOK || !ok || old.Name != schedule.Name:
 	case old.Name == WSD && old.Warmup == schedule.Warmup && steps > min(old.stable(), schedule.stable()):
-		hint = fmt.Sprintf("the length of schedule %s may change as long as the learning rate has not begun to "+
-			"fall, here up to step %d, and the checkpoint is of step %d: "+
-			"to go on from an older one, move the newer ones away; to make the run longer at schedule.min_learning_rate, set steps and leave schedule.decay_steps at %s; otherwise %s",
+		hint = fmt.Sprintf("the length of schedule %s may change before its learning rate begins to fall, here up "+
+			"to step %d, but the checkpoint is of step %d: to resume from an older checkpoint, move the newer ones away; to make the run longer at schedule.min_learning_rate, set steps and keep schedule.decay_steps at %s; otherwise %s",
 			WSD, min(old.stable(), schedule.stable()), steps, decay, hint)
 	case (old.Name == WSD || old.Name == Constant) && old.Warmup != schedule.Warmup:
-		hint = fmt.Sprintf("to make the run longer, write the old warm-up out, as schedule.warmup_steps: %s (its "+
-			"default follows the length); otherwise %s", warmup, hint)
+		hint = fmt.Sprintf("to make the run longer, set the old warm-up explicitly, as schedule.warmup_steps: %s "+
+			"(its default depends on the length); otherwise %s", warmup, hint)
 	case (old.Name == Cosine || old.Name == Linear) && old.Decay != schedule.Decay:
-		hint = fmt.Sprintf("schedule %s falls from the warm-up on, so with another length the steps done would have "+
-			"had other learning rates; to change the length of a run but not its schedule, "+
-			"set steps and leave schedule.decay_steps at %s, schedule.warmup_steps at %s; otherwise %s", old.Name,
+		hint = fmt.Sprintf("schedule %s falls from the end of the warm-up, so another length would have given the "+
+			"finished steps other learning rates; to change the length of the run but not its schedule, set steps and keep schedule.decay_steps at %s, schedule.warmup_steps at %s; otherwise %s", old.Name,
 			decay, warmup, hint)
 	}
-	return fmt.Errorf("the run would not go on as it began: %s; %s", strings.Join(differences, ", "), hint)
+	return fmt.Errorf("cannot resume: train.yaml differs from the checkpoint: %s; %s", strings.Join(differences, ", "),
+		hint)
 }

@@ -39,10 +39,10 @@ func openRunDir(path string) (*runDir, error) {
 		return nil, &fieldError{field: "output", message: fmt.Sprintf(" is %s, but %s is a file; write the path of "+
 			"a directory for the run", path, notDirectory(err, path)), cause: err}
 	} else if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
-		return nil, &fieldError{field: "output", message: fmt.Sprintf(" is %s, which cannot be made (%s); write the "+
-			"path of a directory that may be written", path, err), cause: err}
+		return nil, &fieldError{field: "output", message: fmt.Sprintf(" is %s, which cannot be created (%s); write "+
+			"the path of a writable directory", path, err), cause: err}
 	} else if err != nil {
-		return nil, fmt.Errorf("making the run directory %s: %w", path, err)
+		return nil, fmt.Errorf("creating the run directory %s: %w", path, err)
 	}
 	lock, err := locks.Hold(filepath.Join(path, lockFile))
 	if errors.Is(err, locks.ErrHeld) {

@@ -397,7 +397,7 @@ func TestDocumentsResume(t *testing.T) {
 
 		other.Attention = WindowAttention
 		if _, err := Run(t.Context(), other, Options{}); err == nil ||
-			!strings.Contains(err.Error(), `attention was "documents" and is "window" now`) {
+			!strings.Contains(err.Error(), `attention was "documents" and is now "window"`) {
 			t.Errorf("%s: with another attention: %v", name, err)
 		}
 	}
@@ -504,7 +504,7 @@ func TestNothingCounts(t *testing.T) {
 	}
 	m.Init(1)
 	if _, err := Evaluate(t.Context(), m, openData(t, only), EvaluateOptions{}); err == nil ||
-		!strings.Contains(err.Error(), "no target of the samples that are held out counts") {
+		!strings.Contains(err.Error(), "all targets of the validation split are masked") {
 		t.Errorf("evaluated what has no targets: %v", err)
 	}
 }

@@ -172,15 +172,15 @@ func (s *sharding) countBlocks(ctx context.Context, blocks []block, parameters [
 	seen := make([]bool, first[len(first)-1])
 	for _, place := range all {
 		if place < 0 || place >= int64(len(seen)) || seen[place] {
-			return fmt.Errorf("block %d of the model's %d is counted twice: the ranks have not divided the same "+
-				"model in the same way", place, len(seen))
+			return fmt.Errorf("block %d of %d is assigned twice: the ranks have divided the model differently; use "+
+				"the same train.yaml and version of mula on all ranks", place, len(seen))
 		}
 		seen[place] = true
 		s.place = append(s.place, int(place))
 	}
 	if len(s.place) != len(seen) {
-		return fmt.Errorf("%d of the model's %d blocks are counted: the ranks have not divided the same model in "+
-			"the same way", len(s.place), len(seen))
+		return fmt.Errorf("%d of the model's %d blocks are assigned: the ranks have divided the model differently; "+
+			"use the same train.yaml and version of mula on all ranks", len(s.place), len(seen))
 	}
 	s.given = make([]float64, len(s.place))
 	return nil

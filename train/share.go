@@ -240,7 +240,7 @@ func (s share) place(ranges []placedRange) (stateMap, error) {
 	var wrong []string
 	for _, r := range ranges {
 		if n := s.tensors[r.tensor].Elements(); r.begin < 0 || r.begin >= r.end || int64(r.end) > n {
-			wrong = append(wrong, fmt.Sprintf("%s in %s is no part of a tensor of %d elements",
+			wrong = append(wrong, fmt.Sprintf("%s in %s is not a range of a tensor of %d elements",
 				s.rangeName(r.tensorRange), r.file, n))
 			continue
 		}
@@ -312,7 +312,7 @@ func (s share) parse(index stateIndex) ([]placedRange, error) {
 		base, part, cut := strings.Cut(name, "[")
 		k, known := names[base]
 		if !known {
-			wrong = append(wrong, name+" is not of this model and optimizer")
+			wrong = append(wrong, name+" does not belong to this model and optimizer")
 			continue
 		}
 		r := tensorRange{k.tensor, k.state, 0, int(s.tensors[k.tensor].Elements())}
@@ -422,7 +422,7 @@ func openState(dir string) (index stateIndex, name string, err error) {
 		}
 		for _, file := range index.WeightMap {
 			if file == "" || file == "." || file == ".." || filepath.Base(file) != file {
-				return index, name, fmt.Errorf("%s: %q is not the name of a file beside it", name, file)
+				return index, name, fmt.Errorf("%s: %q is not the name of a file in the same directory", name, file)
 			}
 		}
 		return index, name, nil
@@ -447,13 +447,13 @@ func (s share) checkContent(file *safetensors.File, want []tensorRange) error {
 			return fmt.Errorf("%s: %s is missing", file.Name(), entry.Name)
 		}
 		if got.DType != entry.DType || !slices.Equal(got.Shape, entry.Shape) {
-			return fmt.Errorf("%s: %s has the shape %v and elements of %s; for this model it has %v and %s",
+			return fmt.Errorf("%s: %s has shape %v and element type %s; this model needs %v and %s",
 				file.Name(), entry.Name, got.Shape, got.DType,
 				entry.Shape, entry.DType)
 		}
 	}
 	if n := len(file.Tensors()); n > len(want) {
-		return fmt.Errorf("%s: it holds %d tensors, and the index places %d there", file.Name(), n, len(want))
+		return fmt.Errorf("%s: it has %d tensors, but the index places %d in this file", file.Name(), n, len(want))
 	}
 	return nil
 }
@@ -510,7 +510,7 @@ func (s share) combine(lists [][]tensorHash) (string, error) {
 			}
 			sum, err := hex.DecodeString(t.SHA256)
 			if err != nil || len(sum) != sha256.Size {
-				return "", fmt.Errorf("%q is no SHA-256", t.SHA256)
+				return "", fmt.Errorf("%q is not a SHA-256", t.SHA256)
 			}
 			sums[t.Tensor] = sum
 		}

@@ -503,19 +503,19 @@ func TestStateRefused(t *testing.T) {
 		{"overlap", []string{"norm.exp_avg"}, entries{"norm.exp_avg[0:5]": "a", "norm.exp_avg[4:31]": "b"},
 			"norm.exp_avg[0:5] in a and norm.exp_avg[4:31] in b overlap"},
 		{"beyond", []string{"norm.exp_avg"}, entries{"norm.exp_avg[0:32]": "a"},
-			"norm.exp_avg[0:32] in a is no part of a tensor of 31 elements"},
-		{"empty range", nil, entries{"norm.exp_avg[3:3]": "a"}, "norm.exp_avg[3:3] in a is no part"},
-		{"backwards", nil, entries{"norm.exp_avg[3:1]": "a"}, "norm.exp_avg[3:1] in a is no part"},
-		{"negative", nil, entries{"norm.exp_avg[-1:1]": "a"}, "norm.exp_avg[-1:1] in a is no part"},
+			"norm.exp_avg[0:32] in a is not a range of a tensor of 31 elements"},
+		{"empty range", nil, entries{"norm.exp_avg[3:3]": "a"}, "norm.exp_avg[3:3] in a is not a range of a tensor"},
+		{"backwards", nil, entries{"norm.exp_avg[3:1]": "a"}, "norm.exp_avg[3:1] in a is not a range of a tensor"},
+		{"negative", nil, entries{"norm.exp_avg[-1:1]": "a"}, "norm.exp_avg[-1:1] in a is not a range of a tensor"},
 		{"whole written as a range", nil, entries{"norm.exp_avg[0:31]": "a"},
 			"norm.exp_avg[0:31] is not the name of a range"},
 		{"no number", nil, entries{"norm.exp_avg[0:x]": "a"}, "norm.exp_avg[0:x] is not the name of a range"},
 		{"not closed", nil, entries{"norm.exp_avg[0:3": "a"}, "norm.exp_avg[0:3 is not the name of a range"},
 		{"leading zero", nil, entries{"norm.exp_avg[00:3]": "a"}, "norm.exp_avg[00:3] is not the name of a range"},
 		{"another optimizer", nil, entries{"norm.momentum_buffer": "a"},
-			"norm.momentum_buffer is not of this model and optimizer"},
+			"norm.momentum_buffer does not belong to this model and optimizer"},
 		{"another model", nil, entries{"experts.4.up.exp_avg": "a"},
-			"experts.4.up.exp_avg is not of this model and optimizer"},
+			"experts.4.up.exp_avg does not belong to this model and optimizer"},
 	} {
 		index := stateIndex{WeightMap: maps.Clone(whole)}
 		for _, name := range test.remove {
@@ -573,10 +573,10 @@ func TestStateFilesRefused(t *testing.T) {
 	}{
 		"another shape": {func(dir string) error {
 			return rewrite(dir, func(t *safetensors.Tensor) { t.Shape = append([]int{1}, t.Shape...) })
-		}, "optimizer-00002-of-00003.safetensors: embed.exp_avg[51:102] has the shape [1 51]"},
+		}, "optimizer-00002-of-00003.safetensors: embed.exp_avg[51:102] has shape [1 51]"},
 		"another type": {func(dir string) error {
 			return rewrite(dir, func(t *safetensors.Tensor) { t.DType = safetensors.BF16 })
-		}, "optimizer-00002-of-00003.safetensors: embed.exp_avg[51:102] has the shape [51] and elements of BF16"},
+		}, "optimizer-00002-of-00003.safetensors: embed.exp_avg[51:102] has shape [51] and element type BF16"},
 		"another name": {func(dir string) error {
 			return rewrite(dir, func(t *safetensors.Tensor) { t.Name = strings.Replace(t.Name, "norm.", "norm2.", 1) })
 		}, "is missing"},
@@ -587,7 +587,7 @@ func TestStateFilesRefused(t *testing.T) {
 		"a file elsewhere": {func(dir string) error {
 			return index(dir,
 				func(i *stateIndex) { i.WeightMap["norm.exp_avg[11:21]"] = "../optimizer-00001-of-00003.safetensors" })
-		}, "is not the name of a file beside it"},
+		}, "is not the name of a file in the same directory"},
 		"no index": {func(dir string) error { return os.Remove(filepath.Join(dir, optimizerIndexFile)) },
 			optimizerIndexFile},
 	} {
@@ -626,7 +626,7 @@ func TestSaveRefused(t *testing.T) {
 			if rank == 1 {
 				*dir = filepath.Join(*dir, "elsewhere")
 			}
-		}, []string{"rank 1 on " + hostname(), "does not see", "a file system that all ranks share"}},
+		}, []string{"rank 1 on " + hostname(), "cannot see ", "a file system that all ranks share"}},
 		"no rank writes a range": {func(rank int, s *share, _ *string) {
 			if rank == 1 {
 				s.held[0].write = nil
@@ -646,7 +646,7 @@ func TestSaveRefused(t *testing.T) {
 			_ *string) {
 			s.metadata = map[string]string{"lr_max": fmt.Sprint(rank)}
 		},
-			[]string{"map[lr_max:0] on rank 0 and map[lr_max:1] on rank 1"}},
+			[]string{"map[lr_max:0] on rank 0, but map[lr_max:1] on rank 1"}},
 	} {
 		dir := t.TempDir()
 		m.save(t, dir, 1, 1, 1)
@@ -839,7 +839,7 @@ func TestUnseenFile(t *testing.T) {
 		return nil
 	}
 	for r, err := range m.trySave(dir, 2, 2, 2) {
-		for _, want := range []string{"rank 0 on", lost, "which rank 2 has written", needShared} {
+		for _, want := range []string{"rank 0 on", lost, "written by rank 2", needShared} {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("rank %d: error %v, want %q", r, err, want)
 			}
@@ -1175,7 +1175,7 @@ func TestInitialOfFormat1(t *testing.T) {
 	}
 	for began, want := range map[string]string{
 		WeightsHash(m.Parameters()): "", fmt.Sprintf("%x", sha256.Sum256(all)): "", fmt.Sprintf("%x",
-			sha256.Sum256(all[4:])): "restore them",
+			sha256.Sum256(all[4:])): "restore those weights",
 	} {
 		r := &run{initial: ModelDir{Dir: dir}, config: Config{InitializeFrom: dir},
 			state: State{Spikes: &SpikeState{Began: began}}}

@@ -42,9 +42,9 @@ var spikeWords = map[string]string{lossSpike: "loss", auxLossSpike: "auxiliary l
 // String describes the spike, as in "loss 9.12 is above 2.61 (mean 2.31, deviation 0.05)".
 func (s Spike) String() string {
 	if s.NotFinite {
-		return spikeWords[s.What] + " is not finite"
+		return spikeWords[s.What] + " is NaN or Inf"
 	}
-	return fmt.Sprintf("%s %.5g is beyond %.5g, mean %.5g, deviation %.3g", spikeWords[s.What], s.Value, s.Limit,
+	return fmt.Sprintf("%s %.5g is above %.5g (mean %.5g, deviation %.3g)", spikeWords[s.What], s.Value, s.Limit,
 		s.Mean, s.Deviation)
 }
 
@@ -171,12 +171,12 @@ func (s *SpikeState) leftOut() int64 {
 func (r *run) skip(spike *Spike) error {
 	s, most := r.state.Spikes, r.config.Spikes.MaxSkips
 	if s.SkippedInARow >= most {
-		return r.endOfSpikes(spike, fmt.Sprintf("spikes.max_skips of %d allows no more skipped steps in a row", most))
+		return r.endOfSpikes(spike, fmt.Sprintf("spikes.max_skips (%d) consecutive steps were skipped", most))
 	}
 	s.SkippedInARow++
 	s.leaveOut(r.positions(r.state.Step))
 	r.hasher = blend.StepHasher{}
-	r.warn("step %d is skipped: %s", r.state.Step, spike)
+	r.warn("step %d skipped: %s", r.state.Step, spike)
 	if !r.leads() {
 		return nil
 	}
@@ -192,7 +192,7 @@ func (r *run) rollBack(ctx context.Context, spike *Spike) error {
 	r.heartbeat.beat(SectionCheckpoint, r.state.Step)
 	s, c := r.state.Spikes, r.config.Spikes
 	if len(s.Rollbacks) >= c.MaxRollbacks {
-		return r.endOfSpikes(spike, fmt.Sprintf("spikes.max_rollbacks of %d allows the run to go back no more",
+		return r.endOfSpikes(spike, fmt.Sprintf("spikes.max_rollbacks (%d) rollbacks were made",
 			c.MaxRollbacks))
 	}
 	first := max(r.state.Step+1-c.LeaveOut, s.PlanFrom)
@@ -200,9 +200,9 @@ func (r *run) rollBack(ctx context.Context, spike *Spike) error {
 		To: r.positions(r.state.Step).To}}
 	checkpoint, err := r.goBackTo(ctx, first)
 	if err != nil {
-		return fmt.Errorf("step %d: %s; going back: %w", back.Step, spike, err)
+		return fmt.Errorf("step %d: %s; rollback failed: %w", back.Step, spike, err)
 	}
-	state, where := r.newState(), "the beginning"
+	state, where := r.newState(), "step 0"
 	r.lastSaved = -1
 	if checkpoint != nil {
 		state, where = checkpoint.State, checkpoint.Name()
@@ -212,7 +212,7 @@ func (r *run) rollBack(ctx context.Context, spike *Spike) error {
 	state.Spikes.leaveOut(back.LeftOut)
 	r.state = state
 	r.hasher = blend.StepHasher{}
-	r.warn("step %d: %s; the run goes back to %s and leaves out positions %d to %d, of steps %d to %d: rollback %d of at most %d", back.Step, spike, where,
+	r.warn("step %d: %s; the run returns to %s and skips positions %d to %d, of steps %d to %d: rollback %d of at most %d", back.Step, spike, where,
 		back.LeftOut.From, back.LeftOut.To-1, first, back.Step, len(state.Spikes.Rollbacks), c.MaxRollbacks)
 	if err := r.restore(ctx, checkpoint); err != nil {
 		return err
@@ -234,8 +234,8 @@ func (r *run) findInitial(ctx context.Context) error {
 		return nil
 	}
 	if r.config.InitializeFrom == "" {
-		return errors.New("the run began with the weights of initialize_from, which train.yaml names no more: name " +
-			"the model again")
+		return errors.New("the run started with the weights of initialize_from, but train.yaml no longer names the " +
+			"model; set initialize_from again")
 	}
 	var err error
 	if r.initial.Dir == "" {
@@ -256,8 +256,8 @@ func (r *run) findInitial(ctx context.Context) error {
 		same = before == began
 	}
 	if !same {
-		return fmt.Errorf("initialize_from: %s has weights with SHA-256 %.16s…, and the run began with %.16s…: "+
-			"restore them", r.initial.Dir, now.Weights, began)
+		return fmt.Errorf("initialize_from: %s has weights with SHA-256 %.16s…, but the run started with %.16s…; "+
+			"restore those weights", r.initial.Dir, now.Weights, began)
 	}
 	return nil
 }
@@ -293,9 +293,9 @@ func (r *run) goBackTo(ctx context.Context, step int64) (*Checkpoint, error) {
 				break
 			}
 			if !damaged(err) {
-				return nil, fmt.Errorf("checkpoint %s cannot be read, and may be whole: %w", name, err)
+				return nil, fmt.Errorf("checkpoint %s cannot be read, and may be complete: %w", name, err)
 			}
-			r.warn("checkpoint %s is damaged and not used: %v", name, err)
+			r.warn("checkpoint %s is damaged; using an older one: %v", name, err)
 		}
 		newer = append(newer, path)
 	}
@@ -304,8 +304,8 @@ func (r *run) goBackTo(ctx context.Context, step int64) (*Checkpoint, error) {
 		at = found.State.Step
 	}
 	if from := r.state.Spikes.PlanFrom; at < from {
-		return nil, ofAll(world, fmt.Errorf("there is no whole checkpoint of step %d, from which on the run is on "+
-			"its plan", from))
+		return nil, ofAll(world, fmt.Errorf("there is no complete checkpoint at or after step %d, from which the "+
+			"run follows its current plan", from))
 	}
 	if r.leads() {
 		if found == nil {
@@ -338,9 +338,8 @@ func (r *run) endOfSpikes(spike *Spike, why string) error {
 	if r.lastSaved >= 0 {
 		checkpoint = "the newest checkpoint is " + checkpointName(r.lastSaved)
 	}
-	err := fmt.Errorf("step %d: %s, and %s; the weights are as before the step, and %s. If losses have risen and "+
-		"stay high, the learning rate is too high, or the data has changed "+
-		"for good (mula peek --position %d shows it); otherwise raise the bound and start the run again. What was left out is in %s",
+	err := fmt.Errorf("step %d: %s, and %s; the weights are unchanged since the step before, and %s. If losses have "+
+		"risen and stay high, the learning rate is too high, or the data has changed permanently (mula peek --position %d shows it). Otherwise, raise the limit and start the run again. Skipped positions are listed in %s",
 		r.state.Step, spike, why, checkpoint, r.positions(r.state.Step).From, r.dir.join(skipsFile))
 	if spike.NotFinite {
 		err = fmt.Errorf("%w: %w", ErrNotFinite, err)
@@ -356,8 +355,8 @@ func (r *run) writeSkips() error {
 		return atomicfile.Remove(path)
 	}
 	var text strings.Builder
-	text.WriteString("# What this run left out because of spikes, by mula train. A plan that is sealed with these " +
-		"skips has the batches that the run was trained on.\nskips:\n")
+	text.WriteString("# Positions that this run skipped because of spikes, written by mula train. A plan that is " +
+		"built with these skips has the batches that the run was trained on.\nskips:\n")
 	for _, s := range r.state.Spikes.Skips {
 		fmt.Fprintf(&text, "- {from: %d, to: %d}\n", s.From, s.To)
 	}

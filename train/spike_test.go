@@ -214,7 +214,7 @@ func TestSpikeSkip(t *testing.T) {
 	mustRun(t, c, Options{Warn: func(text string) { warnings = append(warnings, text) }})
 	lines := linesWith(t, c.Output, "skipped")
 	if len(lines) != 2 || fmt.Sprint(lines[0]["step"]) != "20" || fmt.Sprint(lines[1]["step"]) != "30" ||
-		len(warnings) != 2 || !strings.Contains(warnings[0], "step 20 is skipped: loss ") {
+		len(warnings) != 2 || !strings.Contains(warnings[0], "step 20 skipped: loss ") {
 		t.Fatalf("skipped %v, warnings %q", lines, warnings)
 	}
 	var m StepMetrics
@@ -259,8 +259,8 @@ func TestSpikeRollback(t *testing.T) {
 	mustRun(t, c, Options{Warn: func(text string) { warnings = append(warnings, text) },
 		Progress: func(p Progress) { steps = append(steps, p.Step) }})
 	want := []blend.Range{{From: 17 * 8, To: 21 * 8}, {From: 30 * 8, To: 34 * 8}}
-	if len(warnings) != 2 || !strings.Contains(warnings[0], "goes back to step-00000015") ||
-		!strings.Contains(warnings[1], "goes back to step-00000030") ||
+	if len(warnings) != 2 || !strings.Contains(warnings[0], "returns to step-00000015") ||
+		!strings.Contains(warnings[1], "returns to step-00000030") ||
 		!strings.Contains(warnings[1], "positions 240 to 271, of steps 30 to 33: rollback 2 of at most 10") {
 		t.Errorf("warnings %q", warnings)
 	}
@@ -307,11 +307,11 @@ func TestSpikeRollback(t *testing.T) {
 	// The result does not depend on where checkpoints are, nor on how many are kept, nor on stops.
 	// One to go back to is kept.
 	for checkpoints, where := range map[string]string{"{every: 3, keep: 1}": "step-00000015",
-		"{every: 0}": "the beginning", "{every: 19, keep: 9}": "the beginning"} {
+		"{every: 0}": "step 0", "{every: 19, keep: 9}": "step 0"} {
 		other := testConfig(t, c.Plan, strings.Replace(spikyConfig, "{every: 5}", checkpoints, 1)+spikes("rollback"))
 		var warnings []string
 		mustRun(t, other, Options{Warn: func(text string) { warnings = append(warnings, text) }})
-		if len(warnings) != 2 || !strings.Contains(warnings[0], "goes back to "+where) {
+		if len(warnings) != 2 || !strings.Contains(warnings[0], "returns to "+where) {
 			t.Errorf("checkpoint: %s: warnings %q", checkpoints, warnings)
 		}
 		sameRun(t, "checkpoint: "+checkpoints, c.Output, other.Output)
@@ -378,10 +378,11 @@ func TestSpikeBounds(t *testing.T) {
 		action, bound string
 		want          []string
 	}{
-		{"skip", "max_skips: 2", []string{"step 22: loss ", "spikes.max_skips of 2 allows no more", "step-00000020",
+		{"skip", "max_skips: 2", []string{"step 22: loss ", "spikes.max_skips (2) consecutive steps were skipped",
+			"step-00000020",
 			"mula peek --position 176", skipsFile}},
 		{"rollback", "max_rollbacks: 1",
-			[]string{"step 21: loss ", "spikes.max_rollbacks of 1 allows the run to go back no more", skipsFile}},
+			[]string{"step 21: loss ", "spikes.max_rollbacks (1) rollbacks were made", skipsFile}},
 	} {
 		file := spikyConfig + strings.Replace(spikes(test.action), "}", ", "+test.bound+"}", 1)
 		c := testConfig(t, plan, file)
@@ -416,7 +417,7 @@ func TestSpikeNotFinite(t *testing.T) {
 	}
 	c := start("")
 	if _, err := Run(context.Background(), c, Options{}); !errors.Is(err, ErrNotFinite) ||
-		!strings.Contains(err.Error(), "step 3: the loss is not finite, at position") {
+		!strings.Contains(err.Error(), "step 3: the loss is NaN or Inf, at position") {
 		t.Errorf("action none: %v", err)
 	}
 	for action, want := range map[string][]blend.Range{"skip": {{From: 24, To: 32}, {From: 160, To: 168}},
@@ -465,7 +466,7 @@ func TestSpikeNotFinite(t *testing.T) {
 
 	// A learning rate that explodes: every step from some step on is one.
 	exploding := strings.Replace(spikyConfig, "2e-2", "1e30", 1)
-	for action, want := range map[string]string{"none": "the weights are as before the step",
+	for action, want := range map[string]string{"none": "the weights are unchanged since the step before",
 		"skip": "spikes.max_skips", "rollback": "spikes.max_rollbacks"} {
 		c := testConfig(t, plan, exploding+spikes(action))
 		if _, err := Run(context.Background(), c, Options{}); !errors.Is(err, ErrNotFinite) ||
@@ -620,7 +621,7 @@ func TestSpikeRollbackToInitialWeights(t *testing.T) {
 
 	c := config()
 	mustRun(t, c, stopAfter(18)) // behind the beginning of the data that is left out
-	for from, message := range map[string]string{other: "and the run began with", "": "names no more"} {
+	for from, message := range map[string]string{other: "but the run started with", "": "no longer names the model"} {
 		c.InitializeFrom = from
 		if _, err := Run(context.Background(), c, Options{}); err == nil || !strings.Contains(err.Error(), message) {
 			t.Errorf("from %q: %v", from, err)

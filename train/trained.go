@@ -56,12 +56,11 @@ func (t *trainedSamples) compare(ctx context.Context, d *blend.Data) error {
 			return fmt.Errorf("comparing the sample at position %d: %w", was.position, err)
 		}
 		if err := d.Reread(ctx, ids, s); err != nil {
-			return fmt.Errorf("reading the sample at position %d, of step %d, again: %w", was.position, was.step, err)
+			return fmt.Errorf("reading the sample at position %d of step %d again: %w", was.position, was.step, err)
 		}
 		if hash := blend.SampleHash(ids); hash != was.hash {
-			return fmt.Errorf("step %d trained on a sample at position %d with hash %x, but shard %s has one with "+
-				"%x at its tokens %d to %d: "+
-				"the file was changed during the run, or memory is damaged; compare the file with `mula check`, and start from the last checkpoint",
+			return fmt.Errorf("step %d trained on a sample at position %d with hash %x, but shard %s has the hash "+
+				"%x for its tokens %d to %d: the file was changed during the run, or memory is damaged; check the file with `mula check`, and restart from the last checkpoint",
 				was.step, was.position, was.hash, d.ShardPath(s.Source, s.Shard), hash, s.Token,
 				s.Token+int64(d.SequenceLength))
 		}
