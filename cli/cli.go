@@ -252,7 +252,8 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
 			c.OnUsageError = onUsageError
 			c.HideHelpCommand = true
 			if len(c.Subcommands) == 0 || len(c.Flags) > 0 {
-				c.Flags = append(c.Flags, quietFlag, cli.HelpFlag) // the library adds it too late for a help text with categories
+				// the library adds it too late for a help text with categories
+				c.Flags = append(c.Flags, quietFlag, cli.HelpFlag)
 			}
 			if len(c.Subcommands) > 0 {
 				finish(c.Subcommands)

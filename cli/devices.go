@@ -29,13 +29,14 @@ const (
 func devicesCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "devices",
-		Usage: "list what can compute here, with what was measured of it",
-		Description: "The processor with mula's own kernels, oneDNN if that library is installed, and all OpenCL devices. Those are measured with plain\n" +
-			"kernels, which are below a device's best. Other work on the machine slows the measurements down.\n\n" +
+		Usage: "list compute devices and their measured throughput",
+		Description: "The devices are the processor with mula's own kernels, oneDNN if that library is installed, and all\n" +
+			"OpenCL devices. OpenCL devices are measured with simple kernels, which do not reach their peak. Other\n" +
+			"work on the machine lowers the measured figures.\n\n" +
 			"Example: mula devices --json",
 		Flags: []cli.Flag{
-			&cli.IntFlag{Name: "threads", Usage: "threads to measure the processor with (0: all cores)"},
-			&cli.BoolFlag{Name: "no-probe", Usage: "measure nothing"},
+			&cli.IntFlag{Name: "threads", Usage: "measure the processor with `N` threads (0: all cores)"},
+			&cli.BoolFlag{Name: "no-probe", Usage: "list the devices without measuring them"},
 			jsonFlag,
 		},
 		Action: runDevices,
@@ -129,7 +130,7 @@ func runDevices(c *cli.Context) error {
 	var cache *opencl.Cache
 	if probe && len(devices) > 0 {
 		if cache, err = opencl.UserCache(); err != nil {
-			fmt.Fprintf(c.App.ErrWriter, "warning: %s; they are compiled anew each time\n", err)
+			fmt.Fprintf(c.App.ErrWriter, "warning: %s; kernels are compiled again in every process\n", err)
 		}
 	}
 	for _, d := range devices {
@@ -230,8 +231,8 @@ func (r *devicesReport) write(w io.Writer, probe bool) {
 	}
 	t.write(w)
 	if probe {
-		fmt.Fprintln(w, "GFLOP/s of products of matrices, GB/s read and written by copies: the best of a short "+
-			"time, by kernels of mula's own or of oneDNN.")
+		fmt.Fprintln(w, "GFLOP/s: matrix products. GB/s: bytes read and written by copies. Each figure is the best "+
+			"of a short measurement with kernels of mula or oneDNN.")
 	}
 	word := map[bool]string{true: "yes", false: "no"}
 	for _, d := range r.Devices {
@@ -247,7 +248,7 @@ func (r *devicesReport) write(w io.Writer, probe bool) {
 		if o.Clock > 0 {
 			clock = fmt.Sprintf(" at %s MHz", quantity.Grouped(int64(o.Clock)))
 		}
-		text := fmt.Sprintf("\n%s\n  driver %s of %s; %s\n  %s%s; memory %s, of a buffer at most %s, local %s; "+
+		text := fmt.Sprintf("\n%s\n  driver %s of %s; %s\n  %s%s; memory %s, at most %s per buffer, local %s; "+
 			"work-groups of at most %s\n  sub-groups: %s; matrix instructions: %s; fp16: %s; bf16: %s\n",
 			d.Name, o.Driver, o.Platform, o.Version, plural(int64(o.ComputeUnits), "compute unit"), clock,
 			bytesText(o.Memory), bytesText(o.MaxBuffer), bytesText(o.LocalMemory),
@@ -264,6 +265,6 @@ func (r *devicesReport) write(w io.Writer, probe bool) {
 	for _, lack := range r.Missing {
 		fmt.Fprintln(w, printable(lack.Why))
 	}
-	fmt.Fprintln(w, "mula computes with device: cpu, onednn, opencl, opencl:NAME, opencl:NAME#2 (the second of that "+
-		"name) or auto in train.yaml, and with --device.")
+	fmt.Fprintln(w, "Choose a device with `device:` in train.yaml, or with --device: cpu, onednn, opencl, "+
+		"opencl:NAME, opencl:NAME#2 (the second device of that name) or auto.")
 }

@@ -11,8 +11,8 @@ func TestEstimateWrongUsage(t *testing.T) {
 		{"--model mula-2b", "mula-7b-a1b"},
 		{"--model mula-tiny --machine auror", `did you mean "aurora"`},
 		{"--model mula-tiny --machine polaris", `known are "aurora" and "local"`},
-		{"--model mula-tiny --layout dp=2,dp=4", "each axis once"},
-		{"--model mula-tiny --plot step.png", "must end in .svg"},
+		{"--model mula-tiny --layout dp=2,dp=4", "each axis at most once"},
+		{"--model mula-tiny --plot step.png", "use a name that ends in .svg"},
 		{"--model mula-tiny --layout ep=5", "possible are 1, 2, 4, 8, 16"},
 		{"--model mula-1b --layout ep=2", "no experts to divide"},
 		{"--model mula-tiny --layout dp=4 --batch-size 6", "multiple of 4"},
@@ -21,7 +21,7 @@ func TestEstimateWrongUsage(t *testing.T) {
 		{"--model mula-tiny --sequence-length 100000", "max_position_embeddings, 4096"},
 		{"--model mula-tiny --precision fp8", "allowed: fp32, bf16"},
 		{"--model mula-tiny --collectives ring", "allowed: two-level, flat"},
-		{"--model mula-tiny --collectives flat --trainer optimus", "for --trainer mula only"},
+		{"--model mula-tiny --collectives flat --trainer optimus", "needs --trainer mula"},
 		{"--model mula-tiny extra", `unexpected "extra"`},
 	} {
 		code, stdout, stderr := call(t, append([]string{"estimate"}, strings.Fields(c.args)...)...)
@@ -49,7 +49,7 @@ func TestEstimateSaysWhatIsMissing(t *testing.T) {
 			strings.Fields(c.args)...)...)
 		votes := ""
 		for line := range strings.Lines(stdout) {
-			if rest, ok := strings.CutPrefix(line, "sent a step: votes"); ok {
+			if rest, ok := strings.CutPrefix(line, "sent per step: votes"); ok {
 				votes = strings.TrimSpace(rest)
 			}
 		}

@@ -16,19 +16,22 @@ import (
 func evalCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "eval",
-		Usage: "compute a model's loss and perplexity on the validation split of a plan, source by source",
-		Description: "Losses are means over the targets that count: all, or of a packed plan and with --attention documents those that stand in the same\n" +
-			"document as their input. Give the attention that the model was trained with.\n\n" +
-			"Each loss has a 95 % confidence interval for the mean over all windows that the source holds out: Student's t times s/√n, where n of V\n" +
-			"windows are read and s is the spread of their losses, times √(1−n/V); it is 0 if all are read. \"mix\" weights the sources by their\n" +
-			"shares of the plan's samples. A plan whose shards another tokenizer made than the model's is refused.\n\n" +
+		Usage: "compute a model's loss and perplexity on the validation split of a plan, by source",
+		Description: "Losses are means over the unmasked targets. With --attention window all targets are unmasked. With\n" +
+			"--attention documents, and for packed plans, a target is unmasked if it is in the same document as\n" +
+			"its input. Use the attention that the model was trained with.\n\n" +
+			"Each loss has a 95 % confidence interval for the mean over all validation windows of the source:\n" +
+			"Student's t times s/√n times √(1−n/V), where n of V windows are read and s is the standard deviation\n" +
+			"of their losses. The interval is 0 if all windows are read. The row mix weights the sources by their\n" +
+			"fraction of the plan's samples. The command fails if the plan's shards and the model have different\n" +
+			"tokenizers.\n\n" +
 			"Example: mula eval --model runs/base --plan plan.json --samples 256",
 		Flags: []cli.Flag{
 			modelFlag, planFlag, shardsFlag,
-			&cli.IntFlag{Name: "samples", Usage: "validation windows of each source, spread evenly (0: all)"},
-			&cli.IntFlag{Name: "batch-size", Usage: "windows at once in memory", Value: 8},
+			&cli.IntFlag{Name: "samples", Usage: "read `N` validation windows of each source, evenly spaced (0: all)"},
+			&cli.IntFlag{Name: "batch-size", Usage: "compute `N` windows at once", Value: 8},
 			&cli.StringFlag{Name: "attention",
-				Usage: "window or documents, as in train.yaml (default: documents for packed plans, else window)"},
+				Usage: "attend within the window or within documents, as in train.yaml (default: documents for packed plans, else window)"},
 			deviceFlag, precisionFlag, threadsFlag, jsonFlag,
 		},
 		Action: runEval,
@@ -50,7 +53,7 @@ func runEval(c *cli.Context) error {
 	}
 	attention := train.Attention(c.String("attention"))
 	if attention != "" && attention != train.WindowAttention && attention != train.DocumentAttention {
-		return usagef("--attention is %q; it must be %s or %s", attention, train.WindowAttention,
+		return usagef("--attention: unknown value %q; allowed: %s, %s", attention, train.WindowAttention,
 			train.DocumentAttention)
 	}
 	data, err := openPlan(c)

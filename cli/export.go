@@ -17,15 +17,17 @@ import (
 func exportCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "export",
-		Usage: "write a model as a Hugging Face folder that transformers loads as it is",
-		Description: "The folder holds config.json, generation_config.json, weights in safetensors files with an index if there are several, and the\n" +
-			"tokenizer with what AutoTokenizer needs. It appears as a whole or not at all, and nothing is overwritten; what a killed export has left\n" +
-			"is removed by the next one of that name. Weights are rounded to nearest, ties to even; one that the element type cannot hold ends the\n" +
-			"export. The sha256 is that of the weights before they are rounded.\n\n" +
+		Usage: "write a model as a Hugging Face folder that transformers can load",
+		Description: "The folder has config.json, generation_config.json, the weights in safetensors files (with an index\n" +
+			"if there are several), and the tokenizer with the files that AutoTokenizer needs. The folder appears\n" +
+			"complete or not at all, and no existing file is overwritten. If an export is killed, the next export\n" +
+			"to the same folder removes its files.\n\n" +
+			"Weights are rounded to nearest, ties to even. The export fails if a weight is out of range for the\n" +
+			"element type. The printed sha256 is the hash of the weights before rounding.\n\n" +
 			"Example: mula export --model runs/base --output base-hf --dtype bf16",
 		Flags: []cli.Flag{
 			modelFlag,
-			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the new folder `DIR` (needed)"},
+			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the new folder `DIR` (required)"},
 			&cli.StringFlag{Name: "dtype", Usage: "element type of the weights: fp32, bf16 or fp16", Value: "fp32"},
 			shardSizeFlag,
 			jsonFlag,
@@ -35,7 +37,7 @@ func exportCommand() *cli.Command {
 }
 
 var shardSizeFlag = &cli.StringFlag{Name: "shard-size",
-	Usage: "`SIZE` of the weights in one file at most, as 500M or 5G (0: all in one)", Value: "5G"}
+	Usage: "limit the weights in one file to `SIZE`, as in 500M or 5G (0: a single file)", Value: "5G"}
 
 // dtypes are the element types of weights by their names in flags.
 var dtypes = map[string]safetensors.DType{"fp32": safetensors.F32, "bf16": safetensors.BF16, "fp16": safetensors.F16}
@@ -70,13 +72,13 @@ func convertOptions(c *cli.Context) (o train.ConvertOptions, err error) {
 	if name := c.String("dtype"); name != "" {
 		dtype, ok := dtypes[name]
 		if !ok {
-			return o, usagef("--dtype is %q; allowed: fp32, bf16, fp16", name)
+			return o, usagef("--dtype: unknown type %q; allowed: fp32, bf16, fp16", name)
 		}
 		o.DType = dtype
 	}
 	o.ShardSize, err = parseSize(c.String("shard-size"))
 	if err != nil {
-		return o, usagef("--shard-size is %q; %v", c.String("shard-size"), err)
+		return o, usagef("--shard-size: %q: %v", c.String("shard-size"), err)
 	}
 	return o, nil
 }
@@ -89,7 +91,7 @@ func parseSize(text string) (int64, error) {
 	case err != nil && !errors.Is(err, quantity.ErrForm):
 		return 0, err
 	case err != nil || n < 0 || n > 1<<60:
-		return 0, fmt.Errorf("it must be a number of bytes, such as 500M or 5GB")
+		return 0, fmt.Errorf("must be a number of bytes, such as 500M or 5GB")
 	}
 	return n, nil
 }
@@ -106,7 +108,7 @@ func weightsProgress(p *progress) func(done, total int64) {
 	start := time.Now()
 	return func(done, total int64) {
 		rate := float64(done) / time.Since(start).Seconds()
-		text := fmt.Sprintf("%s of %s weights  %s a second", quantity.Grouped(done), quantity.Grouped(total),
+		text := fmt.Sprintf("%s of %s weights  %s/s", quantity.Grouped(done), quantity.Grouped(total),
 			strings.TrimSpace(prefixed(int64(rate), "kMGTPE")))
 		p.update(text, float64(done), float64(total))
 	}

@@ -20,25 +20,28 @@ import (
 func generateCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "generate",
-		Usage:     "continue a text with a model",
+		Usage:     "generate text that continues a prompt",
 		ArgsUsage: "[PROMPT]",
-		Description: "The prompt - is read from standard input, as it is, to its end. Without a prompt the text begins as a document does: after the\n" +
-			"end-of-document token, at which it ends, too. Temperature comes before top-k and top-k before top-p, as in transformers. Sample i\n" +
-			"of several, from 0, is the one of seed --seed + i.\n\n" +
-			"Ids at or above the size of the tokenizer are never generated. A model's vocabulary is often larger, because its size is rounded up;\n" +
-			"transformers may generate such ids. Bytes that are not UTF-8 are printed as U+FFFD, one for each cut-off character.\n\n" +
+		Description: "The prompt - means standard input, unchanged, up to its end. Without a prompt the text starts like a\n" +
+			"document: after the end-of-document token. Generation also stops at that token. Temperature is\n" +
+			"applied before top-k, and top-k before top-p, as in transformers. Sample i of several, from 0, uses\n" +
+			"the seed --seed + i.\n\n" +
+			"Ids at or above the tokenizer's size are never generated. A model's vocabulary is often larger than\n" +
+			"the tokenizer, because its size is rounded up, and transformers may generate such ids. Bytes that are\n" +
+			"not UTF-8 are printed as U+FFFD, one for each cut-off character.\n\n" +
 			"Example: mula generate --model runs/base --max-tokens 100 --temperature 0.8 \"func main() {\"",
 		Flags: []cli.Flag{
 			modelFlag,
 			&cli.StringFlag{Name: "tokenizer", Usage: "use the tokenizer.json in `FILE` instead of the model's own"},
-			&cli.IntFlag{Name: "max-tokens", Usage: "make at most so many tokens", Value: 100},
-			&cli.Float64Flag{Name: "temperature", Usage: "divides the logits; 0 always takes the likeliest token",
+			&cli.IntFlag{Name: "max-tokens", Usage: "generate at most `N` tokens", Value: 100},
+			&cli.Float64Flag{Name: "temperature",
+				Usage: "divide the logits by this number; 0 always chooses the most likely token",
 				Value: 0.8},
-			&cli.IntFlag{Name: "top-k", Usage: "choose among so many of the likeliest tokens only (0: all)", Value: 50},
+			&cli.IntFlag{Name: "top-k", Usage: "choose among the `N` most likely tokens only (0: all)", Value: 50},
 			&cli.Float64Flag{Name: "top-p",
-				Usage: "choose among the fewest tokens whose probabilities reach this sum (0: all)"},
-			&cli.Uint64Flag{Name: "seed", Usage: "of the random choices: the same seed gives the same text"},
-			&cli.IntFlag{Name: "samples", Usage: "make so many texts", Value: 1},
+				Usage: "choose among the fewest tokens whose probabilities add up to this sum (0: all)"},
+			&cli.Uint64Flag{Name: "seed", Usage: "seed of the random choices; the same seed gives the same text"},
+			&cli.IntFlag{Name: "samples", Usage: "generate `N` texts", Value: 1},
 			deviceFlag, precisionFlag, threadsFlag, jsonFlag,
 		},
 		Action: runGenerate,
@@ -56,13 +59,13 @@ func runGenerate(c *cli.Context) error {
 		return err
 	}
 	if c.NArg() > 1 {
-		return usagef("one prompt at most: put it in quotes")
+		return usagef("more than one prompt; put the prompt in quotes")
 	}
 	if c.Int("max-tokens") < 1 {
-		return usagef("--max-tokens is %d; it must be at least 1", c.Int("max-tokens"))
+		return usagef("--max-tokens: must be at least 1, got %d", c.Int("max-tokens"))
 	}
 	if c.Int("samples") < 1 {
-		return usagef("--samples is %d; it must be at least 1", c.Int("samples"))
+		return usagef("--samples: must be at least 1, got %d", c.Int("samples"))
 	}
 	options := moe.GenerateOptions{MaxTokens: c.Int("max-tokens"), Temperature: c.Float64("temperature"),
 		TopK: c.Int("top-k"),
@@ -77,7 +80,7 @@ func runGenerate(c *cli.Context) error {
 			return fmt.Errorf("reading the prompt from standard input: %w", err)
 		}
 		if len(read) > maxPrompt {
-			return fmt.Errorf("the prompt on standard input is larger than %s", bytesText(maxPrompt))
+			return fmt.Errorf("the prompt on standard input is larger than %s; shorten it", bytesText(maxPrompt))
 		}
 		text = string(read)
 	}
@@ -100,13 +103,14 @@ func runGenerate(c *cli.Context) error {
 	}
 	defer device.Close()
 	if have, want := tokenizer.VocabSize(), m.Config().VocabSize; have > want {
-		return fmt.Errorf("the tokenizer has %s ids and the model %s: they do not belong together",
+		return fmt.Errorf("the tokenizer has %s ids, but the model has %s: name the tokenizer that the model was "+
+			"trained with",
 			quantity.Grouped(int64(have)), quantity.Grouped(int64(want)))
 	}
 	options.Vocabulary = tokenizer.VocabSize() // the rows that fill up the model's vocabulary stand for nothing
 	if have, all := tokenizer.VocabSize(), m.Config().VocabSize; have < all {
 		fmt.Fprintf(c.App.ErrWriter,
-			"note: the tokenizer has %s ids and the model %s; ids from %d on are not generated\n",
+			"note: the tokenizer has %s ids and the model %s; ids from %d are never generated\n",
 			quantity.Grouped(int64(have)), quantity.Grouped(int64(all)), have)
 	}
 	eod := m.Config().EOSTokenID
@@ -119,7 +123,7 @@ func runGenerate(c *cli.Context) error {
 	}
 	if len(prompt) == 0 {
 		if eod == moe.NoToken {
-			return usagef("the model has no end-of-document token to begin with; give a prompt")
+			return usagef("the model has no end-of-document token to start from; give a prompt")
 		}
 		prompt = []uint32{uint32(eod)}
 	}
@@ -162,7 +166,7 @@ func warnOtherTokenizer(c *cli.Context, dir train.ModelDir, path string) error {
 	}
 	if trained != "" && given != trained {
 		fmt.Fprintf(c.App.ErrWriter,
-			"warning: %s has SHA-256 %.16s…, and the model's tokenizer %.16s…: the same ids may mean other text\n",
+			"warning: %s has SHA-256 %.16s…, but the model's tokenizer has %.16s…; the same ids may mean different text\n",
 			path, given, trained)
 	}
 	return nil

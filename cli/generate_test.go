@@ -28,7 +28,7 @@ func TestGenerateText(t *testing.T) {
 	code, plain, notes := call(t, args...)
 	if code != exitDone ||
 		!strings.Contains(notes,
-			"note: the tokenizer has 400 ids and the model 512; ids from 400 on are not generated\n") {
+			"note: the tokenizer has 400 ids and the model 512; ids from 400 are never generated\n") {
 		t.Errorf("exit code %d, %s", code, notes)
 	}
 	code, output, _ := call(t, append(args, "--json")...)

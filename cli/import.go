@@ -12,19 +12,22 @@ import (
 func importCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "import",
-		Usage: "check a Hugging Face model, and write it as a folder that mula trains from",
-		Description: "Every tensor must be there with its shape and finite, and everything in config.json must be what mula computes exactly; what is not is\n" +
-			"named. Experts may be stored fused, weights in one file or several, as fp32, bf16 or fp16, OLMoE or dense OLMo. Without --output\n" +
-			"nothing is written. With it experts are written one by one. The sha256 of the weights is that of what was read; the same check of what was\n" +
-			"written shows it again, unless --dtype has rounded them.\n\n" +
-			"`initialize_from: DIR` in train.yaml begins a run with the weights of either folder.\n\n" +
+		Usage: "check a Hugging Face model, and convert it to a folder that mula can train from",
+		Description: "The command fails, and names the tensor or setting, if a weight is missing, has the wrong shape or\n" +
+			"contains NaN or Inf, or if config.json has a feature that mula does not compute exactly. The model\n" +
+			"may be OLMoE or dense OLMo, with separate or fused experts, in one weights file or several, as fp32,\n" +
+			"bf16 or fp16.\n\n" +
+			"Without --output nothing is written. With --output each expert is written as a separate tensor. The\n" +
+			"printed sha256 is the hash of the weights as read. mula import of the new folder prints the same\n" +
+			"hash, unless --dtype has rounded the weights.\n\n" +
+			"`initialize_from: DIR` in train.yaml starts a run with the weights of either folder.\n\n" +
 			"Example: mula import --from OLMoE-1B-7B-0924 --output olmoe",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "from", Usage: "the Hugging Face model `DIR` (needed)"},
+			&cli.StringFlag{Name: "from", Usage: "read the Hugging Face model in `DIR` (required)"},
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"},
-				Usage: "write the new folder `DIR` (empty: only check)"},
+				Usage: "write the new folder `DIR` (default: only check the model)"},
 			&cli.StringFlag{Name: "dtype",
-				Usage: "element type of the weights: fp32, bf16 or fp16 (empty: as they are)"},
+				Usage: "element type of the weights: fp32, bf16 or fp16 (default: unchanged)"},
 			shardSizeFlag,
 			jsonFlag,
 		},

@@ -279,7 +279,7 @@ func TestStoppedTrain(t *testing.T) {
 		if err := c.Wait(); c.ProcessState.ExitCode() != test.code {
 			t.Fatalf("%v %v: %v, want exit code %d\n%s", sig, test.args, err, test.code, out.String())
 		}
-		if !strings.Contains(out.String(), "stopped; the same command goes on from here") {
+		if !strings.Contains(out.String(), "stopped; run the same command to resume") {
 			t.Fatalf("%v: the run was not stopped before its end:\n%s", sig, out.String())
 		}
 		checkpoints, err := filepath.Glob(filepath.Join(dir, "run/checkpoints/step-*"))

@@ -32,64 +32,70 @@ func launchCommand() *cli.Command {
 	limits := launch.DefaultLimits()
 	return &cli.Command{
 		Name:      "launch",
-		Usage:     "run the ranks of `mula train` and bring the run back when one of them dies or hangs",
+		Usage:     "run the ranks of `mula train`, and restart the run when a rank dies or hangs",
 		ArgsUsage: "-- train [FLAGS]",
-		Description: "What follows the -- is the command of every rank. A rank that is killed, a host that cannot be reached and a run that makes no progress end\n" +
-			"all ranks; after a wait they begin again from the newest checkpoint, on spare hosts where there are some. A wrong configuration and a run\n" +
-			"that never does a step are not tried again. Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 let the ranks save and leave; a second Ctrl-C or SIGTERM kills them.\n\n" +
-			"It exits with 0 when all steps are done, 1 when it gives up, 2 when it was called wrongly, 3 when it was stopped after a checkpoint, and 124\n" +
-			"when the run hung to the last. docs/guides/launch.md has the details.\n\n" +
+		Description: "The arguments after -- are the command of every rank.\n\n" +
+			"If a rank is killed, a host is unreachable or the run makes no progress, mula launch stops all\n" +
+			"ranks. After a wait it restarts them from the newest checkpoint, on spare hosts if needed. It does\n" +
+			"not retry if the configuration is wrong or no step has ever finished. Ctrl-C, SIGTERM, SIGUSR1 and\n" +
+			"SIGUSR2 let the ranks save a checkpoint and exit. A second Ctrl-C or SIGTERM kills them.\n\n" +
+			"Exit codes: 0 all steps are done, 1 failed after all retries, 2 wrong usage, 3 stopped after a\n" +
+			"checkpoint, 124 the last attempt hung. docs/reference/ranks.md has the details.\n\n" +
 			"Example: mula launch -- train --config train.yaml\n" +
 			"         mula launch --hosts node1,node2,node3 --spares 1 --ranks 4 -- train --config train.yaml\n" +
 			"         mula launch --with mpiexec --mpiexec 'mpiexec.mpich -bind-to core' --ranks 4 -- train\n" +
-			"         mula launch --with srun --spares 2 --walltime-margin 10m -- train     (in a job of Slurm)",
+			"         mula launch --with srun --spares 2 --walltime-margin 10m -- train     (in a Slurm job)",
 		Flags: []cli.Flag{
-			&cli.IntFlag{Name: "ranks", Usage: "number of `PROCESSES`",
-				DefaultText: "the layout's dp · pp · ep, or 1 with layout.links: local"},
+			&cli.IntFlag{Name: "ranks", Usage: "start this many `PROCESSES`",
+				DefaultText: "layout.dp · layout.pp · layout.ep, or 1 with layout.links: local"},
 			&cli.StringFlag{Name: "hosts",
-				Usage:       "run on the `HOSTS` a,b:4,c or on those of a file with one a line; :4 is the number of ranks that a host has room for",
-				DefaultText: "the scheduler's, or this machine"},
-			&cli.IntFlag{Name: "spares", Usage: "keep the last `N` hosts for when others are lost"},
+				Usage:       "run on `HOSTS`, such as a,b:4,c, or a file with one host per line; :4 is the host's number of ranks",
+				DefaultText: "the scheduler's hosts, or this machine"},
+			&cli.IntFlag{Name: "spares", Usage: "reserve the last `N` hosts as replacements for failed hosts"},
 			&cli.StringFlag{Name: "with",
-				Usage: "start ranks by tcp (this command starts them itself), mpiexec, srun, or pbs (mpiexec on the hosts of PBS_NODEFILE). " +
-					"auto: srun in a job of Slurm, pbs in one of PBS, else tcp", Value: withAuto},
-			&cli.StringFlag{Name: "mpiexec", Usage: "`PROGRAM` and its first arguments, of Open MPI or MPICH",
+				Usage: "start ranks with tcp (mula launch starts them itself), mpiexec, srun, or pbs (mpiexec on the hosts of PBS_NODEFILE). auto: srun in a Slurm job, pbs in a PBS job, else tcp", Value: withAuto},
+			&cli.StringFlag{Name: "mpiexec", Usage: "run this `PROGRAM` of Open MPI or MPICH, with its first arguments",
 				Value: "mpiexec"},
 			&cli.StringFlag{Name: "srun",
-				Usage: "`PROGRAM` and its first arguments, as in 'srun --mpi=pmix --cpus-per-task=16'. Without a type of MPI, from here or from Slurm's MpiDefault, ranks speak TCP", Value: "srun"},
+				Usage: "run this `PROGRAM` with its first arguments, as in 'srun --mpi=pmix --cpus-per-task=16'. If neither this flag nor Slurm's MpiDefault names an MPI type, ranks use TCP", Value: "srun"},
 			&cli.StringFlag{Name: "remote-shell",
-				Usage: "with tcp: `PROGRAM` and arguments that run a command on another host",
+				Usage: "with tcp: run this `PROGRAM` with arguments to execute a command on another host",
 				Value: "ssh -T -o BatchMode=yes -o ConnectTimeout=30 -o ServerAliveInterval=15"},
 			&cli.IntFlag{Name: "port",
-				Usage: "with tcp, and with srun without MPI: `PORT` at which rank 0 listens (0: one that is free)"},
+				Usage: "with tcp, and with srun without MPI: make rank 0 listen on `PORT` (0: any free port)"},
 			&cli.BoolFlag{Name: "local-hosts",
-				Usage: "all hosts are this machine, whatever they are called: to try things out"},
+				Usage: "run the ranks of all hosts on this machine (for trials)"},
 			&cli.BoolFlag{Name: "elastic",
-				Usage: "when hosts are lost and no spares are left, go on with a smaller layout.dp"},
-			&cli.IntFlag{Name: "retries", Usage: "give up after `N` retries without progress in between", Value: 10},
-			&cli.Int64Flag{Name: "progress-steps", Usage: "`STEPS` beyond those ever reached that count as progress",
+				Usage: "when hosts fail and no spare is left, continue with a smaller layout.dp"},
+			&cli.IntFlag{Name: "retries", Usage: "give up after `N` consecutive retries without progress", Value: 10},
+			&cli.Int64Flag{Name: "progress-steps", Usage: "count `STEPS` new steps as progress",
 				Value: 1},
-			&cli.StringFlag{Name: "back-off", Usage: "`WAITS` before the first, second, … retry without progress",
+			&cli.StringFlag{Name: "back-off",
+				Usage: "wait for `TIMES` before the first, second, … retry without progress",
 				Value: "5s,10s,20s,40s,60s"},
 			&cli.StringFlag{Name: "section-timeout",
-				Usage: "a run hangs if a section lasts longer than these `LIMITS`, unless longer ones were seen",
+				Usage: "treat the run as hung if a section takes longer than these `LIMITS`; longer sections already seen raise the limit",
 				Value: limitsText(limits.Floor)},
 			&cli.DurationFlag{Name: "first-timeout",
-				Usage: "the limit of a section that was not seen yet, if that is more", Value: limits.First},
-			&cli.Float64Flag{Name: "timeout-factor", Usage: "a section may last `X` times as long as the longest seen",
+				Usage: "limit for the first run of a section, if it is more than --section-timeout",
+				Value: limits.First},
+			&cli.Float64Flag{Name: "timeout-factor",
+				Usage: "allow a section `X` times the longest duration seen so far",
 				Value: limits.Factor},
-			&cli.DurationFlag{Name: "grace", Usage: "from SIGTERM to SIGKILL, for ranks that are to end",
+			&cli.DurationFlag{Name: "grace", Usage: "time between SIGTERM and SIGKILL for ranks that must stop",
 				Value: 10 * time.Second},
-			&cli.DurationFlag{Name: "walltime", Usage: "the machine is taken away after this time",
-				DefaultText: "what Slurm or PBS say"},
-			&cli.DurationFlag{Name: "walltime-margin", Usage: "stop the run so long before, or twice its longest save",
+			&cli.DurationFlag{Name: "walltime", Usage: "end of the machine's allocation, counted from now",
+				DefaultText: "as Slurm or PBS report"},
+			&cli.DurationFlag{Name: "walltime-margin",
+				Usage: "stop the run this long before the allocation ends, or twice its longest save if that is more",
 				Value: 5 * time.Minute},
 			&cli.DurationFlag{Name: "blame-expiry",
-				Usage: "do not use a host for this `TIME` after failures.jsonl has blamed it for wrong values (0: for ever)", Value: 7 * 24 * time.Hour},
+				Usage: "avoid a host for this `TIME` after failures.jsonl blames it for wrong values (0: permanently)",
+				Value: 7 * 24 * time.Hour},
 			&cli.BoolFlag{Name: "forget-blame",
-				Usage: "use the hosts again that failures.jsonl blames, in this launch and later ones"},
-			&cli.StringFlag{Name: "log", Usage: "keep the output of ranks in `DIR`",
-				DefaultText: "launch in the run directory"},
+				Usage: "use the hosts that failures.jsonl blames again, in this launch and later ones"},
+			&cli.StringFlag{Name: "log", Usage: "write the output of ranks into `DIR`",
+				DefaultText: "launch in the run's folder"},
 			jsonFlag,
 			&cli.BoolFlag{Name: "agent", Hidden: true, Usage: "run a rank for a launcher on another host"},
 		},
@@ -173,8 +179,8 @@ func launchedTrain(c *cli.Context) ([]string, train.Config, error) {
 	var config train.Config
 	args := c.Args().Slice()
 	if len(args) == 0 || args[0] != "train" {
-		return nil, config, usagef("name what the ranks run after a --, as in `mula launch -- train --config " +
-			"train.yaml`; it can only be train")
+		return nil, config, usagef("no command for the ranks; write it after --, as in `mula launch -- train " +
+			"--config train.yaml` (only train is allowed)")
 	}
 	app := newApp(c.App.Reader, c.App.Writer, c.App.ErrWriter)
 	current, warnings, err := renames.apply(app.Commands, append([]string{"mula"}, args...))
@@ -201,7 +207,7 @@ func launchedTrain(c *cli.Context) ([]string, train.Config, error) {
 		return nil, config, err
 	}
 	if path == "" {
-		return nil, config, usagef("`mula %s` is help, and starts no run", strings.Join(args, " "))
+		return nil, config, usagef("`mula %s` only prints help and cannot be launched", strings.Join(args, " "))
 	}
 	config, err = train.LoadConfig(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -236,14 +242,14 @@ func launchOptions(c *cli.Context, config train.Config, command []string) (launc
 		return o, err
 	}
 	if n := o.Progress; n < 1 {
-		return o, usagef("--progress-steps is %d; it must be at least 1", n)
+		return o, usagef("--progress-steps: must be at least 1, got %d", n)
 	}
 	if x := o.Limits.Factor; !(x >= 1 && x <= 1e6) {
-		return o, usagef("--timeout-factor is %g; it must be from 1 to 1e6", x)
+		return o, usagef("--timeout-factor: must be from 1 to 1e6, got %g", x)
 	}
 	for _, name := range []string{"first-timeout", "grace", "walltime", "walltime-margin", "blame-expiry"} {
 		if c.Duration(name) < 0 {
-			return o, usagef("--%s is %s; it must not be negative", name, c.Duration(name))
+			return o, usagef("--%s: must not be negative, got %s", name, c.Duration(name))
 		}
 	}
 	var err error
@@ -275,17 +281,18 @@ func launchOptions(c *cli.Context, config train.Config, command []string) (launc
 		}
 	}
 	if ranks := config.Layout.Ranks(); ranks == 1 && o.Ranks != 1 {
-		return o, usagef("--ranks is %d; it must be 1, as the configuration has no layout of several ranks", o.Ranks)
+		return o, usagef("--ranks: must be 1, because the configuration has a layout of one rank, got %d", o.Ranks)
 	} else if o.Ranks != 1 && o.Ranks != ranks {
-		return o, usagef("--ranks is %d; it must be %d, the dp · pp · ep of the configuration's layout, or 1 for a "+
-			"process that has all ranks in it", o.Ranks, ranks)
+		return o, usagef("--ranks is %d; it must be %d (dp · pp · ep of the configuration's layout), or 1 "+
+			"for one process with all ranks", o.Ranks, ranks)
 	}
 	switch links := config.Layout.Links; {
 	case links == train.MPILinks && with == withTCP:
-		return o, usagef("layout.links is mpi, and --with is tcp; say --with mpiexec, srun or pbs, or leave " +
+		return o, usagef("layout.links is mpi, but --with is tcp; use --with mpiexec, srun or pbs, or set " +
 			"layout.links to auto")
 	case links == train.TCPLinks && with != withTCP && with != withSRun:
-		return o, usagef("layout.links is tcp, and --with is %s; say --with tcp, or leave layout.links to auto", with)
+		return o, usagef("layout.links is tcp, but --with is %s; use --with tcp, or set layout.links to auto",
+			with)
 	}
 	if o.Hosts, err = launchHosts(c, with); err != nil {
 		return o, err
@@ -296,7 +303,7 @@ func launchOptions(c *cli.Context, config train.Config, command []string) (launc
 			return o, usagef("--hosts: %v", err)
 		}
 	case spares > 0:
-		return o, usagef("--spares is %d, but no hosts are named: see --hosts", spares)
+		return o, usagef("--spares is %d, but no hosts are named; name them with --hosts", spares)
 	}
 	if c.Bool("elastic") {
 		o.Shrink = func(room int) (int, []string, error) { return shrink(config, room) }
@@ -310,7 +317,7 @@ func startWith(c *cli.Context) (string, error) {
 	with, all := c.String("with"), []string{withAuto, withTCP, withMPIExec, withSRun, withPBS}
 	switch {
 	case !slices.Contains(all, with):
-		return "", usagef("--with is %q; it must be one of %s", with, strings.Join(all, ", "))
+		return "", usagef("--with: unknown launcher %q; allowed: %s", with, strings.Join(all, ", "))
 	case with != withAuto:
 		return with, nil
 	case os.Getenv("SLURM_JOB_ID") != "":
@@ -330,7 +337,8 @@ func launchHosts(c *cli.Context, with string) ([]launch.Host, error) {
 	case name == "" && with == withPBS:
 		file := os.Getenv("PBS_NODEFILE")
 		if file == "" {
-			return nil, usagef("--with pbs needs PBS_NODEFILE, which a job of PBS has; name the hosts with --hosts")
+			return nil, usagef("--with pbs needs the variable PBS_NODEFILE, which PBS sets in a job; otherwise name " +
+				"the hosts with --hosts")
 		}
 		hosts, err = launch.ReadHosts(file)
 	case name == "" && with == withSRun:
@@ -357,7 +365,7 @@ func starter(c *cli.Context, with string, links train.LinkKind, command []string
 	if with == withTCP {
 		shell := strings.Fields(c.String("remote-shell"))
 		if len(shell) == 0 {
-			return nil, usagef("--remote-shell is empty")
+			return nil, usagef("--remote-shell is empty; name a program such as ssh")
 		}
 		return &launch.Processes{Command: command, RemoteShell: shell, Agent: []string{command[0], "launch", "--agent"},
 			AllLocal: local,
@@ -369,13 +377,13 @@ func starter(c *cli.Context, with string, links train.LinkKind, command []string
 	}
 	program := strings.Fields(c.String(name))
 	if len(program) == 0 {
-		return nil, usagef("--%s is empty", name)
+		return nil, usagef("--%s is empty; name a program", name)
 	}
 	if _, err := exec.LookPath(program[0]); err != nil {
-		return nil, fmt.Errorf("%w; with --with tcp the ranks are started without it", err)
+		return nil, fmt.Errorf("%w; --with tcp starts ranks without this program", err)
 	}
 	if with == withSRun && local {
-		return nil, usagef("--local-hosts is not for srun")
+		return nil, usagef("--local-hosts cannot be used with srun; remove it")
 	}
 	m := &launch.MPI{Kind: kind, Program: program, Command: command, AllLocal: local, Port: c.Int("port"), Output: out}
 	var err error
@@ -388,8 +396,8 @@ func starter(c *cli.Context, with string, links train.LinkKind, command []string
 		m.TCP = launch.SlurmMPI(c.Context, program, os.Getenv) == "none"
 	}
 	if m.TCP && links == train.MPILinks {
-		return nil, usagef("layout.links is mpi, but srun starts tasks without MPI here (--mpi=none); choose a type " +
-			"of `srun --mpi=list` as in --srun 'srun --mpi=pmi2', or leave layout.links to auto")
+		return nil, usagef("layout.links is mpi, but srun starts tasks without MPI here (--mpi=none); choose a " +
+			"type from `srun --mpi=list`, as in --srun 'srun --mpi=pmi2', or set layout.links to auto")
 	}
 	return m, err
 }
@@ -400,12 +408,13 @@ func readLimits(text string, limits map[train.Section]time.Duration) (map[train.
 	for _, item := range strings.Split(text, ",") {
 		name, value, _ := strings.Cut(strings.TrimSpace(item), "=")
 		if !slices.Contains(train.Sections, train.Section(name)) {
-			return nil, usagef("--section-timeout: %q is not a section; the sections are setup, step, evaluate and "+
-				"checkpoint, as in step=5m,checkpoint=1h", name)
+			return nil, usagef("--section-timeout: unknown section %q; use setup, step, evaluate and checkpoint, as "+
+				"in step=5m,checkpoint=1h", name)
 		}
 		d, err := time.ParseDuration(value)
 		if err != nil || d <= 0 {
-			return nil, usagef("--section-timeout: the limit of %s is %q; it must be a time, as 90s or 1h", name, value)
+			return nil, usagef("--section-timeout: limit of %s: must be a duration such as 90s or 1h, got %q", name,
+				value)
 		}
 		limits[train.Section(name)] = d
 	}
@@ -418,7 +427,7 @@ func readWaits(text string) ([]time.Duration, error) {
 	for _, item := range strings.Split(text, ",") {
 		d, err := time.ParseDuration(strings.TrimSpace(item))
 		if err != nil || d < 0 {
-			return nil, usagef("--back-off: %q is not a time, as 5s or 1m", item)
+			return nil, usagef("--back-off: must be a list of durations such as 5s,1m, got %q", item)
 		}
 		waits = append(waits, d)
 	}
@@ -435,9 +444,9 @@ func shrink(config train.Config, room int) (int, []string, error) {
 		}
 	}
 	if room < each {
-		return 0, nil, fmt.Errorf("one replica alone takes %d ranks (layout.ep is %d)", each, config.Layout.EP)
+		return 0, nil, fmt.Errorf("one replica of the experts needs %d ranks (layout.ep is %d)", each, config.Layout.EP)
 	}
-	return 0, nil, fmt.Errorf("batch_size is %d, which is not a multiple of a smaller number of data ranks",
+	return 0, nil, fmt.Errorf("batch_size %d is not a multiple of any smaller number of data ranks",
 		config.BatchSize)
 }
 

@@ -495,7 +495,7 @@ func TestLaunchSlurm(t *testing.T) {
 
 	l = start(t, dir, "mpi", launchConfig("mpi", fourRanksSteps, "layout: {dp: 2, links: mpi}\n"))
 	l.ends(exitUsage)
-	if !strings.Contains(l.output(), "choose a type of `srun --mpi=list`") {
+	if !strings.Contains(l.output(), "choose a type from `srun --mpi=list`") {
 		t.Errorf("%s", l.output())
 	}
 }
@@ -513,23 +513,24 @@ func TestLaunchWrong(t *testing.T) {
 		says     string // a regular expression
 		attempts int
 	}{
-		{"no command", "launch", "", exitUsage, "name what the ranks run after a --", 0},
-		{"another command", "launch -- eval", "", exitUsage, "it can only be train", 0},
+		{"no command", "launch", "", exitUsage, "no command for the ranks; write it after --", 0},
+		{"another command", "launch -- eval", "", exitUsage, "only train is allowed", 0},
 		{"flag of train without --", "launch train --config train.yaml", "", exitUsage,
 			"flag provided but not defined: --config", 0},
 		{"wrong flag of train", "launch -- train --confg train.yaml", "", exitUsage,
 			"flag provided but not defined: --confg", 0},
 		{"no configuration", "launch -- train --config none.yaml", "", exitUsage, "none.yaml: no such file", 0},
 		{"wrong field", "launch -- train", "stepps: 3\n", exitUsage, "stepps", 0},
-		{"number of ranks", "launch --ranks 3 -- train", "", exitUsage, "--ranks is 3; it must be 1,", 0},
-		{"links and tcp", "launch -- train", "layout: {dp: 2, links: mpi}\n", exitUsage, "say --with mpiexec", 0},
+		{"number of ranks", "launch --ranks 3 -- train", "", exitUsage, "--ranks: must be 1, .* got 3", 0},
+		{"links and tcp", "launch -- train", "layout: {dp: 2, links: mpi}\n", exitUsage, "use --with mpiexec", 0},
 		{"links and mpiexec", "launch --with mpiexec -- train", "layout: {dp: 2, links: tcp}\n", exitUsage,
-			"say --with tcp", 0},
-		{"section", "launch --section-timeout save=3m -- train", "", exitUsage, `"save" is not a section`, 0},
-		{"limit", "launch --section-timeout step=soon -- train", "", exitUsage, "the limit of step", 0},
+			"use --with tcp", 0},
+		{"section", "launch --section-timeout save=3m -- train", "", exitUsage, `unknown section "save"`, 0},
+		{"limit", "launch --section-timeout step=soon -- train", "", exitUsage, "limit of step", 0},
 		{"log", "launch --log blend.yaml -- train", "", exitUsage, "--log blend.yaml is a file; name a folder", 0},
-		{"back-off", "launch --back-off 5 -- train", "", exitUsage, `"5" is not a time`, 0},
-		{"with", "launch --with ssh -- train", "", exitUsage, "one of auto, tcp, mpiexec, srun, pbs", 0},
+		{"back-off", "launch --back-off 5 -- train", "", exitUsage,
+			`must be a list of durations such as 5s,1m, got "5"`, 0},
+		{"with", "launch --with ssh -- train", "", exitUsage, "allowed: auto, tcp, mpiexec, srun, pbs", 0},
 		{"pbs", "launch --with pbs -- train", "", exitUsage, "PBS_NODEFILE", 0},
 		{"hosts", "launch --hosts a,-b -- train", "", exitUsage, "not the name of a host", 0},
 		{"spares", "launch --hosts a,b --spares 2 -- train", "", exitUsage, "at least one host must be left", 0},

@@ -18,12 +18,12 @@ import (
 
 var (
 	modelFlag = &cli.StringFlag{Name: "model", Aliases: []string{"m"},
-		Usage: "a run's folder (its newest complete checkpoint), a checkpoint, or a Hugging Face model `DIR` (needed)"}
+		Usage: "read the model in `DIR`: a run's folder (its newest complete checkpoint), a checkpoint, or a Hugging Face model (required)"}
 	threadsFlag = &cli.IntFlag{Name: "threads",
-		Usage: "threads to compute with (0: all cores); the result does not depend on it"}
+		Usage: "threads to compute with (0: all cores); the result does not depend on the number"}
 	deviceFlag = &cli.StringFlag{Name: "device",
-		Usage: "what computes: cpu, onednn if that library is installed, opencl, opencl:NAME or opencl:NAME#2 (see mula devices), or auto, a GPU if there is one", Value: train.DeviceCPU}
-	precisionFlag = &cli.StringFlag{Name: "precision", Usage: "of the operands of matrix products: fp32 or bf16",
+		Usage: "compute device: cpu, onednn if that library is installed, opencl, opencl:NAME or opencl:NAME#2 (see mula devices), or auto (a GPU if there is one)", Value: train.DeviceCPU}
+	precisionFlag = &cli.StringFlag{Name: "precision", Usage: "operands of matrix products: fp32 or bf16",
 		Value: string(xpu.FP32)}
 )
 
@@ -75,7 +75,7 @@ func sayCompiling(ctx context.Context, p *progress) context.Context {
 	var said sync.Map
 	return opencl.WithCompiling(ctx, func(d *opencl.Device) {
 		if _, before := said.LoadOrStore(d.Name, true); !before {
-			p.line("compiling kernels for %s: once, they are kept for the next time; this may take a minute",
+			p.line("compiling kernels for %s; this may take a minute, and later runs reuse them",
 				printable(d.Name))
 		}
 	})
@@ -87,7 +87,7 @@ func checkComputing(c *cli.Context) error {
 		return usagef("--%v", err)
 	}
 	if p := xpu.Precision(c.String("precision")); p != xpu.FP32 && p != xpu.BF16 {
-		return usagef("--precision is %q; allowed: %s, %s", p, xpu.FP32, xpu.BF16)
+		return usagef("--precision: unknown value %q; allowed: %s, %s", p, xpu.FP32, xpu.BF16)
 	}
 	return atMost(c, maxThreads, "threads")
 }

@@ -16,15 +16,16 @@ func reportCommand() *cli.Command {
 		Name:      "report",
 		Usage:     "draw the metrics of one or several runs as one self-contained HTML page",
 		ArgsUsage: "RUN...",
-		Description: "The runs may be going on. Loss curves of several runs share a chart, and what differs between their train.yaml is listed.\n\n" +
+		Description: "The runs may still be in progress. Loss curves of several runs share a chart, and a table lists the\n" +
+			"differences between their train.yaml files.\n\n" +
 			"Example: mula report --output report.html runs/base runs/wide\n" +
 			"         mula report --watch 30 --output report.html runs/base",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the page to `FILE`",
 				Value: "report.html"},
-			&cli.StringFlag{Name: "title", Usage: "heading of the page: `TEXT`"},
+			&cli.StringFlag{Name: "title", Usage: "use `TEXT` as the heading of the page"},
 			&cli.IntFlag{Name: "watch",
-				Usage: "draw the page again every `SECONDS`, until all runs have done all their steps; the page then loads itself again", DefaultText: "once"},
+				Usage: "update the page every `SECONDS` until all runs have finished; the page in the browser reloads itself", DefaultText: "once"},
 		},
 		Action: runReport,
 	}
@@ -32,20 +33,20 @@ func reportCommand() *cli.Command {
 
 func runReport(c *cli.Context) error {
 	if !c.Args().Present() {
-		return usagef("no run: name the folders that `mula train` wrote; see `%s --help`", c.Command.HelpName)
+		return usagef("no run given; name the folders that `mula train` wrote (see `%s --help`)", c.Command.HelpName)
 	}
 	if err := needFlags(c, "output"); err != nil {
 		return err
 	}
 	watch := c.Int("watch")
 	if c.IsSet("watch") && watch < 1 {
-		return usagef("--watch is %d; it must be a number of seconds, at least 1", watch)
+		return usagef("--watch: must be a number of seconds, at least 1, got %d", watch)
 	}
 	output := c.String("output")
 	named := map[string]bool{}
 	for _, dir := range c.Args().Slice() {
 		if dir = filepath.Clean(dir); named[dir] {
-			return usagef("%s is named twice", dir)
+			return usagef("%s is named twice; name each run once", dir)
 		}
 		named[dir] = true
 	}
@@ -57,11 +58,11 @@ func runReport(c *cli.Context) error {
 		return err
 	}
 	if watch == 0 || finished {
-		fmt.Fprintf(c.App.Writer, "%s: open it in a browser\n", filepath.ToSlash(output))
+		fmt.Fprintf(c.App.Writer, "%s: open this page in a browser\n", filepath.ToSlash(output))
 		return nil
 	}
 	fmt.Fprintf(c.App.Writer,
-		"%s: open it in a browser; it is drawn again every %s until the runs have done all their steps\n",
+		"%s: open this page in a browser; it is updated every %s until the runs have finished\n",
 		filepath.ToSlash(output), plural(int64(watch), "second"))
 	tick := time.NewTicker(time.Duration(watch) * time.Second)
 	defer tick.Stop()
@@ -75,7 +76,7 @@ func runReport(c *cli.Context) error {
 		// A run that is just being started again may have no metrics for a moment: the page stays
 		// as it is until the next time.
 		if finished, err = drawReport(c, output, watch); err != nil {
-			fmt.Fprintf(c.App.ErrWriter, "warning: %v; the page stays as it was\n", err)
+			fmt.Fprintf(c.App.ErrWriter, "warning: %v; the page was not updated\n", err)
 		}
 	}
 	return nil

@@ -28,16 +28,19 @@ import (
 func trainCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "train",
-		Usage: "train a model on a plan; goes on from the newest complete checkpoint by itself",
-		Description: "Ctrl-C, SIGTERM, SIGUSR1 or SIGUSR2 finish the step, save a checkpoint and exit with 3; the same command resumes the run from there.\n" +
-			"A second Ctrl-C ends the program at once, which costs the steps since the last checkpoint and nothing else. Many ranks (layout in the configuration)\n" +
-			"are goroutines of one process, or processes that an mpiexec or mula launch starts; the first one reports. docs/formats/config.md lists the fields\n" +
-			"of the configuration, docs/formats/run.md what a run leaves behind.\n\n" +
+		Usage: "train a model on a plan; resume from the newest complete checkpoint",
+		Description: "If the run's folder has a checkpoint, the run resumes from it.\n\n" +
+			"Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 finish the current step, save a checkpoint and exit with\n" +
+			"code 3. The same command then resumes the run. A second Ctrl-C ends the program at once. The\n" +
+			"steps since the last checkpoint are lost, and nothing else.\n\n" +
+			"If layout names several ranks, they are goroutines of one process, or processes that mpiexec or\n" +
+			"mula launch starts. Rank 0 prints the messages. docs/formats/config.md lists the fields of the\n" +
+			"configuration, and docs/formats/run.md the files of a run.\n\n" +
 			"Example: mula train --config train.yaml",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "config", Usage: "read the run from `FILE`", Value: "train.yaml"},
+			&cli.StringFlag{Name: "config", Usage: "read the run's configuration from `FILE`", Value: "train.yaml"},
 			&cli.BoolFlag{Name: "stop-is-success",
-				Usage: "exit with 0 instead of 3 when a signal stops the run before its end"},
+				Usage: "exit with 0 instead of 3 when a signal stops the run before the last step"},
 			&cli.BoolFlag{Name: "dry-run",
 				Usage: "check everything, print the summary of the run, and change nothing in its folder"},
 			jsonFlag,
@@ -65,7 +68,7 @@ func runTrain(c *cli.Context) error {
 	}
 	if n := os.Getenv(dpVariable); n != "" { // mula launch --elastic: as many as there are hosts for
 		if config.Layout.DP, err = strconv.Atoi(n); err != nil {
-			return usagef("%s is %q in the environment; it must be a number of replicas, as layout.dp is", dpVariable,
+			return usagef("environment variable %s: must be a whole number, as in layout.dp, got %q", dpVariable,
 				n)
 		}
 	}
@@ -75,7 +78,7 @@ func runTrain(c *cli.Context) error {
 	})
 	if err != nil && c.Context.Err() != nil {
 		// not %w: Main would say that it was interrupted, and not what it waited for
-		return fmt.Errorf("stopped before the ranks had found each other: %v", err)
+		return fmt.Errorf("stopped before all ranks had connected: %v", err)
 	}
 	if err != nil {
 		return configurationError(c, config, err)
@@ -95,11 +98,11 @@ func runTrain(c *cli.Context) error {
 	stopped := context.AfterFunc(c.Context, func() {
 		if os.Getenv(train.HeartbeatVariable) != "" || os.Getenv(tcp.RankVariable) != "" {
 			signal.Ignore(stopSignals...)
-			p.line("stopping: the step is finished and a checkpoint saved")
+			p.line("stopping: finishing the step and saving a checkpoint")
 			return
 		}
 		signal.Reset(stopSignals...)
-		p.line("stopping: the step is finished and a checkpoint saved; the same signal again ends the program at once")
+		p.line("stopping: finishing the step and saving a checkpoint; send the signal again to end the program at once")
 	})
 	defer stopped()
 
@@ -218,12 +221,12 @@ func printResult(c *cli.Context, config train.Config, result train.Result, evalu
 	}
 	state := "finished"
 	if !result.Finished {
-		state = "stopped; the same command goes on from here"
+		state = "stopped; run the same command to resume"
 	}
-	fmt.Fprintf(w, "%s: %s, loss %.4f at the start, %.4f at the end\n", state, plural(result.Steps, "step"),
+	fmt.Fprintf(w, "%s: %s, first loss %.4f, last loss %.4f\n", state, plural(result.Steps, "step"),
 		result.FirstLoss, result.LastLoss)
 	if result.LeftOut > 0 {
-		fmt.Fprintf(w, "left out   %s because of spikes: %s names them\n", plural(result.LeftOut, "sample"),
+		fmt.Fprintf(w, "skipped    %s because of spikes; %s lists them\n", plural(result.LeftOut, "sample"),
 			filepath.ToSlash(filepath.Join(config.Output, "skips.yaml")))
 	}
 	fmt.Fprintf(w, "checkpoint %s\nweights    sha256 %s\n", filepath.ToSlash(result.Checkpoint), result.Weights)
@@ -294,14 +297,14 @@ func fewMicroBatches(s train.Summary) string {
 	}
 	readers := l.DP * l.EP
 	if rows := s.Config.BatchSize / readers; rows >= l.PP {
-		return fmt.Sprintf(": there are fewer micro-batches than stages; lower micro_batch_size to %d (new runs only)",
+		return fmt.Sprintf(": fewer micro-batches than pipeline stages; lower micro_batch_size to %d (new runs only)",
 			rows/l.PP)
 	}
 	micro := ""
 	if s.Config.MicroBatchSize > 1 {
 		micro = " with micro_batch_size 1"
 	}
-	return fmt.Sprintf(": there are fewer micro-batches than stages; raise batch_size to %d or more%s (new runs "+
+	return fmt.Sprintf(": fewer micro-batches than pipeline stages; raise batch_size to %d or more%s (new runs "+
 		"only), or lower layout.pp", readers*l.PP, micro)
 }
 
@@ -314,13 +317,13 @@ func printRun(p *progress, s train.Summary) {
 	p.line("model      %s: %s parameters, %s active per token", name, quantity.Grouped(s.Parameters),
 		quantity.Grouped(s.ActiveParameters))
 	p.line("plan       %s", s.Plan)
-	p.line("run        %s steps of %s samples, %s tokens a step, %s in all", quantity.Grouped(s.Config.Steps),
+	p.line("run        %s steps of %s samples, %s tokens per step, %s in total", quantity.Grouped(s.Config.Steps),
 		quantity.Grouped(int64(s.Config.BatchSize)),
 		quantity.Grouped(s.TokensPerStep), tokensText(s.TotalTokens))
 	if s.Config.Attention == train.DocumentAttention {
-		p.line("attention  stays within documents; targets that begin another, and padding, do not count")
+		p.line("attention  within documents; targets in another document and padding are masked out of the loss")
 	}
-	p.line("work       %.4g MFLOP a token, forward and backward", s.FLOPsPerToken/1e6)
+	p.line("work       %.4g MFLOP per token, forward and backward", s.FLOPsPerToken/1e6)
 	for _, g := range s.Groups {
 		match := "others"
 		if g.Match != nil {
@@ -331,16 +334,16 @@ func printRun(p *progress, s train.Summary) {
 	}
 	each := ""
 	if l := s.Config.Layout; l.Ranks() > 1 {
-		p.line("layout     %d ranks: %s; links: %s", l.Ranks(), l, s.Links)
+		p.line("layout     %d ranks: %s; transport: %s", l.Ranks(), l, s.Links)
 		if l.PP > 1 {
-			p.line("pipeline   %d stages, micro-batches a step: %d; stages wait %.0f %% of the time%s", l.PP,
+			p.line("pipeline   %d stages, micro-batches per step: %d; stages are idle %.0f %% of the time%s", l.PP,
 				s.MicroBatches, 100*s.Bubble, fewMicroBatches(s))
 		}
-		each = " a rank"
+		each = " per rank"
 	}
 	scratch := "" // of an OpenCL device it is not known
 	if s.Scratch > 0 {
-		scratch = fmt.Sprintf("; scratch of the device, up to %s, comes on top", bytesText(s.Scratch))
+		scratch = fmt.Sprintf("; plus scratch memory of the device, up to %s", bytesText(s.Scratch))
 	}
 	p.line("memory     %s%s: weights %s, gradients %s, optimizer %s, activations %s%s", bytesText(s.Memory.Total()),
 		each, bytesText(s.Memory.Weights),
@@ -351,10 +354,10 @@ func printRun(p *progress, s train.Summary) {
 	}
 	p.line("device     %s%s", s.Device, why)
 	if s.Resumed != "" && s.NextStep >= s.Config.Steps {
-		p.line("done       all steps, in %s; to train on, raise steps", s.Resumed)
+		p.line("done       all steps are in %s; raise steps to train longer", s.Resumed)
 	} else if s.Resumed != "" {
-		p.line("resuming   from %s: the next step is %s", s.Resumed, quantity.Grouped(s.NextStep))
+		p.line("resuming   from %s; next step: %s", s.Resumed, quantity.Grouped(s.NextStep))
 	} else if from := s.Config.InitializeFrom; from != "" {
-		p.line("beginning  with the weights of %s", filepath.ToSlash(from))
+		p.line("starting   with the weights of %s", filepath.ToSlash(from))
 	}
 }

@@ -184,8 +184,8 @@ func TestTrainLinks(t *testing.T) {
 		{2, "{dp: 1, ep: 2}", "layout     2 ranks"},
 		{4, "{dp: 2, ep: 2, optimizer: so}", "layout     4 ranks"},
 		{2, "{dp: 1, pp: 2}",
-			"pipeline   2 stages, micro-batches a step: 1; stages wait 50 % of the time: there are fewer"},
-		{4, "{dp: 2, pp: 2}\nattention: documents", "attention  stays within documents"},
+			"pipeline   2 stages, micro-batches per step: 1; stages are idle 50 % of the time: fewer"},
+		{4, "{dp: 2, pp: 2}\nattention: documents", "attention  within documents"},
 	} {
 		ranks, layout := test.ranks, test.layout
 		config := fmt.Sprintf("output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 20\ncheckpoint: "+
@@ -307,7 +307,7 @@ func TestTrainRankSignals(t *testing.T) {
 			case ctx.Err() != nil:
 				t.Fatalf("%v: rank %d hangs:\n%s", sig, i, text)
 			case sig == syscall.SIGTERM && (code != exitStopped ||
-				strings.Contains(text, "stopped; the same command goes on from here") != (i == 0)):
+				strings.Contains(text, "stopped; run the same command to resume") != (i == 0)):
 				t.Errorf("%v: rank %d has exit code %d:\n%s", sig, i, code, text)
 			case sig == syscall.SIGKILL && i != 2 &&
 				(code != 1 || !strings.Contains(text, fmt.Sprintf("mula: rank %d on ", i))):
@@ -339,15 +339,16 @@ func TestTrainStartedApart(t *testing.T) {
 		name, config, environment, want string
 	}{
 		{"srun without PMI", "layout: {dp: 2}\n", "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2",
-			"srun has started 2 processes (SLURM_STEP_NUM_TASKS), but no PMI for MPI"},
+			"srun has started 2 processes (SLURM_STEP_NUM_TASKS), but without PMI for MPI"},
 		{"srun without PMI, the other task", "layout: {dp: 2}\n", "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2",
 			"srun --mpi=pmi2 or --mpi=pmix"},
 		{"a run of one rank", "", "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2", "set layout.links to local"},
-		{"links mpi", "layout: {dp: 2, links: mpi}\n", "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2", "but no PMI for MPI"},
+		{"links mpi", "layout: {dp: 2, links: mpi}\n", "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2",
+			"but without PMI for MPI"},
 		{"torchrun", "layout: {dp: 2}\n", "TORCHELASTIC_RUN_ID=x RANK=1 WORLD_SIZE=2",
 			"torchrun has started 2 processes (WORLD_SIZE)"},
 		{"another world", "layout: {dp: 2, links: local}\n", "MULA_WORLD=2",
-			"mula launch has started 2 ranks (MULA_WORLD), but this rank is in a world of 1"},
+			"mula launch has started 2 ranks (MULA_WORLD), but this rank is in a world of size 1"},
 		// From here on the process may train. It fails because there is no plan.
 		{"a run for each task", "layout: {links: local}\n", "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2", "plan.json"},
 		{"one task", "layout: {dp: 2}\n", "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1", "plan.json"},

@@ -63,8 +63,8 @@ func openRunDir(path string) (*runDir, error) {
 // checkRunDir refuses a directory whose train.yaml was not written by a run.
 func checkRunDir(path string) error {
 	if own := filepath.Join(path, configFile); !writtenByTrain(own) {
-		return fmt.Errorf("output %s: a run writes its configuration to %s, which is there already and not of "+
-			"a run; choose another output", path, own)
+		return fmt.Errorf("output %s: mula writes the run's configuration to %s, but that file exists and is "+
+			"not of a run; choose another output", path, own)
 	}
 	return nil
 }
