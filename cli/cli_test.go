@@ -170,7 +170,7 @@ func TestWrongUsage(t *testing.T) {
 		{"blend extra", `unexpected "extra"`},
 		{"blend --config", "--config needs a value"},
 		{"peek --position ten", "--position"},
-		{"peek", "--position and --step"},
+		{"peek", "--position or --step is required"},
 		{"hash", "--batch-size is required"},
 		{"hash --batch-size 8 --world 3", "--world: batch size 8 cannot be divided among 3 ranks"},
 		{"hash --batch-size 8 --world 4 --rank 4", "from 0 to 3"},

@@ -64,7 +64,8 @@ func TestMovedPlan(t *testing.T) {
 	for _, command := range []string{"hash --batch-size 4", "stream --batch-size 4", "peek --position 1",
 		"where --document a/0", "simulate", "serve --socket " + filepath.Join(t.TempDir(), "s")} {
 		args := append(strings.Fields(command), "--plan", moved)
-		for shards, says := range map[string]string{"": "with --shards", t.TempDir(): "--shards must name the folder"} {
+		for shards, says := range map[string]string{"": "give --shards the folder",
+			t.TempDir(): "--shards must be the folder"} {
 			code, _, stderr := call(t, append(args, "--shards", shards)...)
 			if code != exitFailed || !strings.Contains(stderr, says) {
 				t.Errorf("mula %s with --shards %q: exit %d, %q; want exit 1 and %q", command, shards, code, stderr,
