@@ -430,6 +430,6 @@ func printPublished(c *cli.Context) error {
 	}
 	t.write(c.App.Writer)
 	fmt.Fprintln(c.App.Writer, "Published: https://arxiv.org/abs/2604.00785; the speed-ups come from reading notes "+
-		"on that paper, the layouts from its code. Byte sizes are those that optimus has.")
+		"on that paper, the layouts from its code. Byte sizes are the sizes of optimus.")
 	return nil
 }

@@ -333,7 +333,8 @@ func (r *run) sameRun(ctx context.Context) error {
 			err = fmt.Errorf("this rank has plan %.16s…, but rank 0 has plan %.16s…; use the same file on all ranks",
 				other.Plan, first.Plan)
 		case other.Arithmetic != first.Arithmetic:
-			err = fmt.Errorf("this rank has the arithmetic of %s, but rank 0 that of %s; run on machines of one kind",
+			err = fmt.Errorf("this rank has the arithmetic of %s, but rank 0 has the arithmetic of %s; run on "+
+				"machines of one kind",
 				other.Arithmetic, first.Arithmetic)
 		}
 		for _, name := range sortedKeys(first.Fields) {

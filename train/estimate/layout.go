@@ -60,7 +60,7 @@ func (l Layout) check(c moe.Config) error {
 		{"micro-batch size", l.MicroBatchSize, 1 << 20}, {"sequence length", l.SequenceLength, 1 << 28},
 	} {
 		if f.v < 1 || f.v > f.limit {
-			return fmt.Errorf("%s is %d; it must lie between 1 and %d", f.name, f.v, f.limit)
+			return fmt.Errorf("%s is %d; must be from 1 to %d", f.name, f.v, f.limit)
 		}
 	}
 	if tokens := int64(l.BatchSize) * int64(l.SequenceLength); tokens > 1<<36 {

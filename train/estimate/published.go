@@ -125,7 +125,7 @@ func ComparePublished() ([]Comparison, error) {
 			why = "no prediction: the compute efficiency of the plain kernels, 0.13, was fitted to this row"
 		}
 		add(run.model, "full step, EPSO alone", run.alone, so.StepTime/epso.StepTime, why)
-		why = "the gain of the kernels is taken to be that of the 20B, which has 8 experts a tile; what is published grows with the experts of a tile (12 in the 100B, 20 in the 220B)"
+		why = "the gain of the kernels is assumed to be the gain of the 20B, which has 8 experts per tile; the published gain grows with the experts per tile (12 in the 100B, 20 in the 220B)"
 		if run.model == "mula-20b-a2b" {
 			why = "no prediction: the compute efficiency with expert kernels, 0.2, was fitted to this row"
 		}
@@ -148,7 +148,7 @@ func ComparePublished() ([]Comparison, error) {
 		return nil, err
 	}
 	add(small, "full step, expert kernels alone", 1.71, plain.StepTime/fast.StepTime,
-		"the gain of the kernels is taken to be that of the 20B; without expert parallelism a tile has 64 experts, and the published gain is the largest. What kernels gain is not estimated")
+		"the gain of the kernels is assumed to be the gain of the 20B; without expert parallelism a tile has 64 experts, and the published gain is the largest. The gain of kernels is not estimated")
 
 	in, err := PublishedInput("mula-220b-a10b", EPSO)
 	if err != nil {

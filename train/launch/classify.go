@@ -198,19 +198,19 @@ func (s *supervisor) judge(a Attempt) *Result {
 		return end(ExitDone, "%s", a.Reason)
 	case Stopped:
 		if s.killed {
-			return end(ExitFailed, "%s; the same command goes on from the newest checkpoint", a.Reason)
+			return end(ExitFailed, "%s; run the same command to resume from the newest checkpoint", a.Reason)
 		}
-		return end(ExitStopped, "%s; the same command goes on from there", a.Reason)
+		return end(ExitStopped, "%s; run the same command to resume", a.Reason)
 	case Configuration:
 		return end(ExitConfiguration,
-			"%s, which means that what it was asked for cannot be done: see what it printed, in %s", a.Reason, s.Log)
+			"%s: the configuration or the command line is invalid; see the messages in %s", a.Reason, s.Log)
 	}
 	code := ExitFailed
 	if a.Outcome == Hang {
 		code = ExitHang
 	}
 	if s.stopping {
-		return end(code, "%s, while it was being stopped; the same command goes on from the newest checkpoint",
+		return end(code, "%s, while it was being stopped; run the same command to resume from the newest checkpoint",
 			a.Reason)
 	}
 	if a.genuine != "" {

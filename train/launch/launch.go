@@ -193,8 +193,9 @@ func (s *supervisor) run(ctx context.Context) (Result, error) {
 			return Result{}, err
 		}
 		if s.stopping {
-			return Result{Outcome: Stopped, Code: ExitStopped, Reason: "stopped while it waited to begin again; the " +
-				"same command goes on from the newest checkpoint"}, nil
+			return Result{Outcome: Stopped, Code: ExitStopped, Reason: "stopped while waiting for the next attempt; " +
+				"run the " +
+				"same command to resume from the newest checkpoint"}, nil
 		}
 	}
 }
@@ -217,9 +218,9 @@ func (s *supervisor) place() ([]string, error) {
 	}
 	ranks, environment, err := s.Shrink(room)
 	if err != nil {
-		return nil, fmt.Errorf("%s, and the run cannot go on with fewer: %w", lost, err)
+		return nil, fmt.Errorf("%s, and the run cannot continue with fewer ranks: %w", lost, err)
 	}
-	s.Notice(fmt.Sprintf("%s. The run goes on with %d", lost, ranks))
+	s.Notice(fmt.Sprintf("%s. The run continues with %d ranks", lost, ranks))
 	s.Ranks, s.environment = ranks, environment
 	hosts, _ = s.hosts.place(ranks)
 	return hosts, nil

@@ -259,7 +259,7 @@ func TestRun(t *testing.T) {
 		{name: "fewer ranks are not possible", scripts: []script{unreachable("a"), unreachable("b")},
 			change: func(o *Options) {
 				o.Shrink = func(int) (int, []string, error) { return 0, nil, errors.New("batch_size is 7") }
-			}, outcome: HostLost, code: ExitFailed, hosts: "aabb bbcc", lost: "a b", reason: "cannot go on with fewer: batch_size is 7"},
+			}, outcome: HostLost, code: ExitFailed, hosts: "aabb bbcc", lost: "a b", reason: "cannot continue with fewer ranks: batch_size is 7"},
 		{name: "not finite on one host", scripts: []script{poisoned(0, 7, 3, "not_finite"), done(5, 10)}, outcome: Done,
 			code: ExitDone, hosts: "aabb aacc", lost: "b"},
 		{name: "another replica on one host", scripts: []script{poisoned(0, 7, 1, "replica_differs"), done(5, 10)},
@@ -304,7 +304,7 @@ func TestRun(t *testing.T) {
 			r.exits <- Exit{Rank: -1}
 		}}, outcome: Stopped, code: ExitStopped, hosts: "aabb"},
 		{name: "stopped by a signal to the ranks", scripts: []script{saves(0, 4, train.EndedStopped)}, outcome: Stopped,
-			code: ExitStopped, hosts: "aabb", reason: "the same command goes on"},
+			code: ExitStopped, hosts: "aabb", reason: "run the same command to resume"},
 		{name: "a rank that is evicted", scripts: []script{saves(0, 4, train.EndedTerminated), done(4, 10)},
 			outcome: Done, code: ExitDone, hosts: "aabb aabb"},
 		{name: "a rank that is evicted, without a heartbeat", scripts: []script{fails(0, 4, ExitStopped), done(4, 10)},
@@ -705,7 +705,9 @@ func TestRecord(t *testing.T) {
 			t.Errorf("attempt %d on %s", result.Attempts[0].Number, th.hosts())
 		}
 		if !slices.ContainsFunc(notices,
-			func(s string) bool { return strings.Contains(s, "host a is not used: rank 0 on a had values") }) {
+			func(s string) bool {
+				return strings.Contains(s, "host a is not used: rank 0 on a had NaN or Inf values")
+			}) {
 			t.Errorf("%q", notices)
 		}
 		text, err := os.ReadFile(path)

@@ -43,9 +43,9 @@ func DetectMPI(ctx context.Context, mpiexec []string) (Kind, error) {
 		return "", fmt.Errorf("%s --version: %w", mpiexec[0], err)
 	}
 	line, _, _ := strings.Cut(strings.TrimSpace(text), "\n")
-	return "", fmt.Errorf("%s belongs neither to Open MPI nor to MPICH's Hydra, the only ones that mula launch can "+
-		"use: its --version is %q. Name one of these with --mpiexec, start the ranks "+
-		"over ssh with --with tcp --hosts HOSTS (in a job of PBS: --hosts $PBS_NODEFILE), or start them without mula launch: %s -n RANKS mula train", mpiexec[0], line, mpiexec[0])
+	return "", fmt.Errorf("%s is neither from Open MPI nor from MPICH's Hydra, and mula launch can use no "+
+		"other: its --version is %q. Name one of these with --mpiexec, start the ranks "+
+		"over ssh with --with tcp --hosts HOSTS (in a PBS job: --hosts $PBS_NODEFILE), or start them without mula launch: %s -n RANKS mula train", mpiexec[0], line, mpiexec[0])
 }
 
 // MPI is a [Starter] that has an mpiexec or srun start the ranks. Which rank died it reads in what

@@ -136,9 +136,9 @@ func (f Failure) String() string {
 	}
 	switch f.Kind {
 	case kindNotFinite:
-		return fmt.Sprintf("%s had values that are not finite at step %d", who, f.Step)
+		return fmt.Sprintf("%s had NaN or Inf values at step %d", who, f.Step)
 	case kindReplica:
-		return fmt.Sprintf("%s had weights that differ from those of its replicas at step %d", who, f.Step)
+		return fmt.Sprintf("%s had weights that differ from the weights of its replicas at step %d", who, f.Step)
 	case kindDiverged:
 		return fmt.Sprintf("%s diverged at step %d: values are not finite, and no single host is their source", who,
 			f.Step)

@@ -30,7 +30,7 @@ func marksOf(r *Run) []mark {
 			resumed})
 	}
 	for _, b := range r.Rollbacks {
-		marks = append(marks, mark{float64(b.Step), fmt.Sprintf("the data of steps %d to %d is left out: %s at step %d",
+		marks = append(marks, mark{float64(b.Step), fmt.Sprintf("the data of steps %d to %d is skipped: %s at step %d",
 			b.Step, b.Spiked, b.Spike, b.Spiked), rolledBack})
 	}
 	return marks
@@ -183,12 +183,12 @@ func sectionOf(name string, r *Run) section {
 	s := section{Name: name, Sources: sourceRows(r), Config: configRows(r)}
 	if r.Torn != "" {
 		s.Notes = append(s.Notes,
-			"The last line of the metrics is incomplete and was left out: "+r.Torn+". The run is writing it, or was stopped while it did.")
+			"The last line of the metrics is incomplete and was skipped: "+r.Torn+". The run is writing the line, or was stopped while writing it.")
 	}
 	for _, m := range r.Resumes {
 		if m.OldPlan != "" {
 			s.Notes = append(s.Notes, fmt.Sprintf("Before step %d the run changed its plan; until then it followed "+
-				"plan %s. Planned shares are those of the plan it began with.", m.Step, m.OldPlan))
+				"plan %s. Planned shares are from the first plan.", m.Step, m.OldPlan))
 		}
 		if len(m.Refused) > 0 {
 			s.Notes = append(s.Notes, fmt.Sprintf("Before step %d the run resumed from %s, since newer checkpoints "+
@@ -351,7 +351,7 @@ func drawnFigure(r *Run) page.Figure {
 	}
 	text := "Samples drawn from each source"
 	if per := float64(len(r.Steps)) / float64(len(edges)-1); per > 1 {
-		text += fmt.Sprintf(", over stretches of about %.0f steps.", per)
+		text += fmt.Sprintf(", over ranges of about %.0f steps.", per)
 	} else {
 		text += ", step by step."
 	}
@@ -474,7 +474,7 @@ func imbalanceFigure(r *Run) page.Figure {
 		m.values = append(m.values, row)
 	}
 	return page.Figure{Title: "Imbalance by layer over time", Text: "Load of the busiest expert ÷ mean load, of " +
-		"each step alone, averaged over stretches of steps.", Chart: m.svg()}
+		"each step alone, averaged over ranges of steps.", Chart: m.svg()}
 }
 
 // acrossLayers shows the mean over layers of a number, and its worst layer.

@@ -334,7 +334,7 @@ func (p *parser) addInfo(info *Info) error {
 	}
 	for name := range info.Weights {
 		if _, known := p.source[name]; !known {
-			return fmt.Errorf("the weights name %q, which is none of the run's sources", name)
+			return fmt.Errorf("the weights name %q, which is not a source of the run", name)
 		}
 	}
 	p.run.Info = *info
@@ -532,7 +532,7 @@ func bySource[T int64 | float64](p *parser, values map[string]T, absent T) ([]T,
 			continue
 		}
 		if !p.newPlan {
-			return nil, fmt.Errorf("%q is none of the run's sources", name)
+			return nil, fmt.Errorf("%q is not a source of the run", name)
 		}
 		p.source[name] = len(p.source)
 		p.run.Info.Sources = append(p.run.Info.Sources, name)

@@ -99,12 +99,12 @@ func TestParseSpikes(t *testing.T) {
 	for _, row := range summarise([]string{"r"}, []*Run{run}).Rows {
 		got[row.Name] = row.Cells[0].Text
 	}
-	if got["steps skipped"] != "1" || got["rollbacks"] != "1 (8 samples left out)" || got["tokens seen"] != "32" {
+	if got["steps skipped"] != "1" || got["rollbacks"] != "1 (8 samples skipped)" || got["tokens seen"] != "32" {
 		t.Errorf("summary %v", got)
 	}
 	page := render(t, run)
 	for _, want := range []string{"<title>step 2 skipped: loss not finite</title>",
-		"<title>the data of steps 1 to 2 is left out: gradient norm not finite at step 2</title>", ">skipped</text>"} {
+		"<title>the data of steps 1 to 2 is skipped: gradient norm not finite at step 2</title>", ">skipped</text>"} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page does not contain %s", want)
 		}
@@ -240,9 +240,9 @@ func TestParseDamage(t *testing.T) {
 		{"no loss", headLine + replace(step0, `"loss":5.5,`, ""), ":2: step 0 has samples and no loss"},
 		{"evaluation without loss", headLine + replace(evalLine, `"loss":5,`, ""), ":2: the evaluation has no loss"},
 		{"unknown source", headLine + replace(step0, `{"go":5`, `{"tests":5`),
-			`:2: step 0: source_loss: "tests" is none`},
+			`:2: step 0: source_loss: "tests" is not a source`},
 		{"unknown source evaluated", headLine + replace(evalLine, `{"docs":80}`, `{"tests":80}`),
-			`source_targets: "tests" is none`},
+			`source_targets: "tests" is not a source`},
 		{"samples do not add up", headLine + replace(step0, `"go":3`, `"go":2`),
 			":2: step 0: the sources' samples add up to 3, the step has 4"},
 		{"more samples than the step", headLine + replace(step0, `"go":3`, `"go":9`),

@@ -159,7 +159,7 @@ func summarise(names []string, runs []*Run) summary {
 			out += max(0, b.To-max(b.From, until))
 			until = max(until, b.To)
 		}
-		return fmt.Sprintf("%d (%s samples left out)", len(r.Rollbacks), quantity.Grouped(out))
+		return fmt.Sprintf("%d (%s samples skipped)", len(r.Rollbacks), quantity.Grouped(out))
 	}))
 	add("started", text(func(r *Run) string {
 		if r.Info.Started.IsZero() {
