@@ -1,4 +1,4 @@
-//go:build !linux && !darwin
+//go:build static || (!linux && !darwin)
 
 package sharedlib
 
@@ -10,7 +10,8 @@ import (
 const everything uintptr = 0
 
 func refused() error {
-	return fmt.Errorf("shared libraries are not opened on %s, only on Linux and macOS", runtime.GOOS)
+	return fmt.Errorf("this build for %s opens no shared libraries; use a build for Linux or macOS without the tag static",
+		runtime.GOOS)
 }
 
 func open(string, bool) (uintptr, error) { return 0, refused() }

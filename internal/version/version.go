@@ -14,6 +14,10 @@ const Unknown = "unknown version"
 // -ldflags "-X mula/internal/version.number=1.2.3". It is empty in other builds.
 var number string
 
+// commit and date are the commit's hash and time. `make dist` sets them, because the go command does
+// not record them in git worktrees. They are empty in other builds.
+var commit, date string
+
 // A Build describes how the program was built. Fields are empty if they are not known.
 type Build struct {
 	Version  string            `json:"version"`               // "1.2.3", or [Unknown]
@@ -34,7 +38,11 @@ func Read() Build {
 	if !ok {
 		info = &debug.BuildInfo{GoVersion: runtime.Version()}
 	}
-	return read(number, info)
+	b := read(number, info)
+	if commit != "" {
+		b.Commit, b.Date = commit, date
+	}
+	return b
 }
 
 func read(number string, info *debug.BuildInfo) Build {

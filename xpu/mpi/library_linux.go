@@ -9,8 +9,6 @@ import (
 	"strings"
 	"unsafe"
 
-	"github.com/ebitengine/purego"
-
 	"mula/internal/sharedlib"
 	"mula/internal/signals"
 )
@@ -164,7 +162,7 @@ func bind(file *sharedlib.Library) (*library, error) {
 		if err != nil {
 			return nil, err
 		}
-		purego.RegisterFunc(function.f, address)
+		sharedlib.Register(function.f, address)
 	}
 	return l, nil
 }

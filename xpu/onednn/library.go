@@ -9,8 +9,6 @@ import (
 	"sync"
 	"unsafe"
 
-	"github.com/ebitengine/purego"
-
 	"mula/internal/sharedlib"
 )
 
@@ -113,7 +111,7 @@ func oneThread() error {
 		return fmt.Errorf("onednn: the environment of C libraries cannot be changed: %w", err)
 	}
 	name, one := []byte("OMP_NUM_THREADS\x00"), []byte("1\x00")
-	purego.SyscallN(setenv, uintptr(unsafe.Pointer(&name[0])), uintptr(unsafe.Pointer(&one[0])), 1)
+	sharedlib.Call(setenv, uintptr(unsafe.Pointer(&name[0])), uintptr(unsafe.Pointer(&one[0])), 1)
 	return nil
 }
 
@@ -135,7 +133,7 @@ func load(file *sharedlib.Library) (*library, error) {
 	if err := lookUp("dnnl_version"); err != nil {
 		return nil, err
 	}
-	address, _, _ := purego.SyscallN(l.symbols["dnnl_version"])
+	address, _, _ := sharedlib.Call(l.symbols["dnnl_version"])
 	version := **(**struct {
 		major, minor, patch int32
 		hash                uintptr
@@ -154,7 +152,7 @@ func load(file *sharedlib.Library) (*library, error) {
 	case runtimeOpenMP:
 		// A thread of OpenMP of its own for each of the device's would make them many too many.
 		if threads, err := file.Symbol("omp_get_max_threads"); err == nil {
-			if n, _, _ := purego.SyscallN(threads); int32(n) != 1 {
+			if n, _, _ := sharedlib.Call(threads); int32(n) != 1 {
 				return nil, fmt.Errorf("OpenMP was loaded before it and has %d threads; start mula with "+
 					"OMP_NUM_THREADS=1", int32(n))
 			}
@@ -164,12 +162,12 @@ func load(file *sharedlib.Library) (*library, error) {
 			"hold to one; a build for OpenMP or for one thread is needed",
 			l.version, version.cpuRuntime)
 	}
-	purego.RegisterFunc(&l.sum, l.symbols["dnnl_post_ops_append_sum"])
+	sharedlib.Register(&l.sum, l.symbols["dnnl_post_ops_append_sum"])
 	l.execute, l.handle = l.symbols["dnnl_primitive_execute"], l.symbols["dnnl_memory_set_data_handle"]
 	if err := l.call("dnnl_engine_create", uintptr(unsafe.Pointer(&l.engine)), engineCPU, 0); err != nil {
 		return nil, err
 	}
-	isa, _, _ := purego.SyscallN(l.symbols["dnnl_get_effective_cpu_isa"])
+	isa, _, _ := sharedlib.Call(l.symbols["dnnl_get_effective_cpu_isa"])
 	l.isa = uint32(isa)
 	return l, nil
 }
@@ -193,7 +191,7 @@ func (e *statusError) Error() string {
 //
 //go:uintptrescapes
 func (l *library) call(function string, args ...uintptr) error {
-	if status, _, _ := purego.SyscallN(l.symbols[function], args...); int32(status) != 0 {
+	if status, _, _ := sharedlib.Call(l.symbols[function], args...); int32(status) != 0 {
 		return &statusError{function, int32(status)}
 	}
 	return nil

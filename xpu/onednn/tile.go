@@ -10,9 +10,8 @@ import (
 	"strings"
 	"unsafe"
 
-	"github.com/ebitengine/purego"
-
 	"mula/internal/freelist"
+	"mula/internal/sharedlib"
 )
 
 // A shape is a product of the library, C = op(A)·op(B), or with add C += op(A)·op(B), of matrices
@@ -125,9 +124,9 @@ func (l *library) make(s shape) (_ *primitive, err error) {
 	if err := l.call("dnnl_primitive_create", uintptr(unsafe.Pointer(&p.handle)), description); err != nil {
 		return nil, err
 	}
-	if p.scratchpad, _, _ = purego.SyscallN(l.symbols["dnnl_primitive_desc_query_md"], description, queryScratchpad,
+	if p.scratchpad, _, _ = sharedlib.Call(l.symbols["dnnl_primitive_desc_query_md"], description, queryScratchpad,
 		0); p.scratchpad != 0 {
-		bytes, _, _ := purego.SyscallN(l.symbols["dnnl_memory_desc_get_size"], p.scratchpad)
+		bytes, _, _ := sharedlib.Call(l.symbols["dnnl_memory_desc_get_size"], p.scratchpad)
 		p.bytes = int(bytes)
 	}
 	return p, nil
@@ -218,13 +217,13 @@ func (l *library) tryRun(p *primitive, w *worker, a, b, c uintptr) error {
 		}
 		x.places[i] = place
 		w.call[0], w.call[1] = x.arguments[i].memory, place
-		if status, _, _ := purego.SyscallN(l.handle, w.call[:2]...); int32(status) != 0 {
+		if status, _, _ := sharedlib.Call(l.handle, w.call[:2]...); int32(status) != 0 {
 			return &statusError{"dnnl_memory_set_data_handle", int32(status)}
 		}
 	}
 	// arguments in a slice are no allocation
 	w.call = [4]uintptr{p.handle, w.stream, uintptr(count), uintptr(unsafe.Pointer(&x.arguments[0]))}
-	status, _, _ := purego.SyscallN(l.execute, w.call[:]...)
+	status, _, _ := sharedlib.Call(l.execute, w.call[:]...)
 	runtime.KeepAlive(w.scratchpad)
 	if int32(status) != 0 {
 		return &statusError{"dnnl_primitive_execute", int32(status)}

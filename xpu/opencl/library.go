@@ -9,8 +9,6 @@ import (
 	"sync"
 	"unsafe"
 
-	"github.com/ebitengine/purego"
-
 	"mula/internal/sharedlib"
 	"mula/internal/signals"
 )
@@ -153,7 +151,7 @@ func open() (*library, error) {
 		case "clEnqueueNDRangeKernel":
 			l.EnqueueNDRangeKernel = fastEnqueueNDRangeKernel(address)
 		default:
-			purego.RegisterFunc(functions.Field(i).Addr().Interface(), address)
+			sharedlib.Register(functions.Field(i).Addr().Interface(), address)
 		}
 	}
 	opened[named] = l
@@ -161,11 +159,11 @@ func open() (*library, error) {
 }
 
 // A launch calls two functions, one of them for each argument. By reflection, as
-// [purego.RegisterFunc] does it, that would cost more than some kernels.
+// [sharedlib.Register] does it, that would cost more than some kernels.
 
 func fastSetKernelArg(function uintptr) func(kernel uintptr, index uint32, size uintptr, value unsafe.Pointer) int32 {
 	return func(kernel uintptr, index uint32, size uintptr, value unsafe.Pointer) int32 {
-		code, _, _ := purego.SyscallN(function, kernel, uintptr(index), size, uintptr(value))
+		code, _, _ := sharedlib.Call(function, kernel, uintptr(index), size, uintptr(value))
 		return int32(code)
 	}
 }
@@ -174,7 +172,7 @@ func fastEnqueueNDRangeKernel(function uintptr) func(queue, kernel uintptr, dime
 	local *uintptr, waits uint32, wait, event *uintptr) int32 {
 	return func(queue, kernel uintptr, dimensions uint32, offset, global, local *uintptr, waits uint32, wait,
 		event *uintptr) int32 {
-		code, _, _ := purego.SyscallN(function, queue, kernel, uintptr(dimensions), uintptr(unsafe.Pointer(offset)),
+		code, _, _ := sharedlib.Call(function, queue, kernel, uintptr(dimensions), uintptr(unsafe.Pointer(offset)),
 			uintptr(unsafe.Pointer(global)),
 			uintptr(unsafe.Pointer(local)), uintptr(waits), uintptr(unsafe.Pointer(wait)),
 			uintptr(unsafe.Pointer(event)))
