@@ -26,6 +26,9 @@ man: ## write the man pages to dist/man
 PROPERTIES = $(GO) list -f '{{.ImportPath}} {{.TestImports}} {{.XTestImports}}' ./... | grep pgregory.net/rapid | cut -d ' ' -f 1
 
 test: export RAPID_SEED ?= 1
+dist: ## build all release files in dist/ (ARGS=-allow-dirty builds files that differ from the commit)
+	$(GO) -C tools run ./dist -root $(CURDIR) -output $(CURDIR)/dist $(ARGS)
+
 test: ## run the tests
 	GO=$(GO) $(GO) run ./internal/gotest -vet=off ./...
 

@@ -5,5 +5,5 @@ from mula.errors import Error
 from mula.fingerprints import verify
 from mula.stream import Stream
 
-__version__ = "0.1.0"
+__version__ = "0.0.0"  # make dist sets the version, from git
 __all__ = ["Batch", "Error", "Stream", "__version__", "verify"]

@@ -7,6 +7,7 @@ import os
 import select
 import shutil
 import subprocess
+import sysconfig
 import tempfile
 import weakref
 from pathlib import Path
@@ -34,9 +35,12 @@ LONGEST_SOCKET = 100  # bytes of a path; Linux takes 107, macOS 103
 
 
 def program(mula: str | os.PathLike[str] | None) -> str:
-    """The program mula: what is named, or the variable MULA, or what is found on the PATH."""
-    name = os.fspath(mula) if mula else os.environ.get("MULA", "mula")
+    """The path of the program mula: the argument, the variable MULA, the PATH, or the environment's scripts."""
+    named = os.fspath(mula) if mula else os.environ.get("MULA")
+    name = named or "mula"
     found = shutil.which(name)
+    if found is None and not named:
+        found = shutil.which(name, path=sysconfig.get_path("scripts"))  # of an environment that is not activated
     if found is None:
         raise Error(
             f"there is no program {name}: build it (make build), and put it on the PATH or name it in the variable MULA"

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/goreleaser/nfpm/v2"
+	_ "github.com/goreleaser/nfpm/v2/deb"
+	"github.com/goreleaser/nfpm/v2/files"
+	_ "github.com/goreleaser/nfpm/v2/rpm"
+)
+
+const (
+	homepage   = "https://mula.invalid/"
+	maintainer = "The mula authors <mula@mula.invalid>"
+	summary    = "pretraining data and mixture-of-experts training"
+)
+
+// overrides are lintian's tags that are accepted, each with its reason.
+const overrides = `# The go command links Go code without RELRO and PIE; the program has no C code of its own.
+mula: hardening-no-pie
+mula: hardening-no-relro
+# mula is not part of Debian, so no bug asks for the package.
+mula: initial-upload-closes-no-bugs
+`
+
+const copyrightHead = `Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
+Upstream-Name: mula
+
+Files: *
+Copyright: The mula authors
+License: Apache-2.0
+ On Debian systems, the full text of the Apache License 2.0 is in
+ /usr/share/common-licenses/Apache-2.0.
+`
+
+// linuxPackage returns the .deb or .rpm package for a platform.
+func (b *build) linuxPackage(p platform, format string) (file, error) {
+	program, err := os.ReadFile(b.binary(p, false))
+	if err != nil {
+		return file{}, err
+	}
+	contents := []file{{"/usr/bin/mula", 0o755, program}}
+	var failed error
+	gzipped := func(name string, data []byte) {
+		data, err := compress(data)
+		if err != nil {
+			failed = err
+		}
+		contents = append(contents, file{name + ".gz", 0o644, data})
+	}
+	for _, m := range b.man {
+		gzipped("/usr/share/man/man1/"+m.name, m.data)
+	}
+	gzipped("/usr/share/doc/mula/changelog", b.changelog)
+	targets := map[string]string{"mula.bash": "bash-completion/completions/mula",
+		"mula.zsh": "zsh/site-functions/_mula", "mula.fish": "fish/vendor_completions.d/mula.fish"}
+	if format == "deb" {
+		targets["mula.zsh"] = "zsh/vendor-completions/_mula"
+		entry := fmt.Sprintf("mula (%s-1) unstable; urgency=medium\n\n  * Version %s; see changelog.gz.\n\n -- %s  %s\n",
+			b.version.linux, b.version.semver, maintainer, b.time.Format(time.RFC1123Z))
+		gzipped("/usr/share/doc/mula/changelog.Debian", []byte(entry))
+		contents = append(contents, file{"/usr/share/doc/mula/copyright", 0o644, []byte(copyrightHead)},
+			file{"/usr/share/lintian/overrides/mula", 0o644, []byte(overrides)})
+	} else {
+		contents = append(contents, file{"/usr/share/licenses/mula/LICENSE", 0o644, b.license})
+	}
+	if failed != nil {
+		return file{}, failed
+	}
+	for _, c := range b.completions {
+		contents = append(contents, file{"/usr/share/" + targets[c.name], 0o644, c.data})
+	}
+	info := &nfpm.Info{Name: "mula", Arch: p.arch, Platform: "linux", Version: b.version.linux, VersionSchema: "none",
+		Release: "1", Section: "science", Priority: "optional", Maintainer: maintainer, Homepage: homepage,
+		License: "Apache-2.0", MTime: b.time, Description: summary + "\n" +
+			"mula tokenizes documents, blends token shards into one exact and resumable\n" +
+			"order of samples, streams it to any trainer, and proves which samples a run\n" +
+			"consumed."}
+	info.RPM.BuildHost, info.RPM.Summary, info.RPM.Group = "localhost", summary, "Applications/Engineering"
+	info.Depends = map[string][]string{"deb": {"libc6 (>= 2.17)"}, "rpm": {"glibc >= 2.17"}}[format]
+	// nfpm reads files by name.
+	root := filepath.Join(b.staging, format+"_"+p.String())
+	for _, c := range contents {
+		name := filepath.Join(root, filepath.FromSlash(c.name))
+		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+			return file{}, err
+		}
+		if err := os.WriteFile(name, c.data, 0o600); err != nil {
+			return file{}, err
+		}
+		kind := files.TypeFile
+		if format == "rpm" && strings.HasPrefix(c.name, "/usr/share/licenses/") {
+			kind = files.TypeRPMLicense
+		}
+		info.Contents = append(info.Contents, &files.Content{Source: name, Destination: path.Clean(c.name), Type: kind,
+			FileInfo: &files.ContentFileInfo{Owner: "root", Group: "root", Mode: os.FileMode(c.mode), MTime: b.time}})
+	}
+	info = nfpm.WithDefaults(info)
+	if err := nfpm.PrepareForPackager(info, format); err != nil {
+		return file{}, err
+	}
+	packager, err := nfpm.Get(format)
+	if err != nil {
+		return file{}, err
+	}
+	var out bytes.Buffer
+	if err := packager.Package(info, &out); err != nil {
+		return file{}, err
+	}
+	return file{packager.ConventionalFileName(info), 0o644, out.Bytes()}, nil
+}
