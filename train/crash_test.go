@@ -351,7 +351,7 @@ func TestDamagedCheckpoint(t *testing.T) {
 	}{
 		"checkpoint of a newer version": {func(dir string) error {
 			return os.WriteFile(filepath.Join(dir, manifestFile), []byte(`{"format": 3, "step": 6}`), 0o644)
-		}, "format 3, that of a newer mula"},
+		}, "format 3, written by a newer version of mula"},
 		"file that the system does not give": {func(dir string) error {
 			path := filepath.Join(dir, modelFile)
 			return errors.Join(os.Remove(path), os.Symlink(path, path))

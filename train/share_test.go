@@ -930,7 +930,7 @@ func TestDamagedSharedCheckpoint(t *testing.T) {
 	}{
 		"a newer version": {func(dir string) error {
 			return os.WriteFile(filepath.Join(dir, manifestFile), []byte(`{"format": 3, "step": 2}`), 0o644)
-		}, "newer mula"},
+		}, "a newer version of mula"},
 		"a file that the system does not give": {func(dir string) error {
 			path := filepath.Join(dir, file("optimizer", 2))
 			return errors.Join(os.Remove(path), os.Symlink(path, path))
@@ -948,7 +948,7 @@ func TestDamagedSharedCheckpoint(t *testing.T) {
 				_, _, err := newestCheckpoint(context.Background(), world, dir)
 				return err
 			}) {
-				if err == nil || !strings.Contains(err.Error(), "may be whole") ||
+				if err == nil || !strings.Contains(err.Error(), "may be complete") ||
 					!strings.Contains(err.Error(), test.want) {
 					t.Errorf("%s: rank %d of %d: error %v", what, r, size, err)
 				}
@@ -964,7 +964,7 @@ func TestDamagedSharedCheckpoint(t *testing.T) {
 		_, _, err := newestCheckpoint(context.Background(), world, dir)
 		return err
 	}) {
-		for _, want := range []string{"may be whole", "rank 2 on", "a file system that all ranks share"} {
+		for _, want := range []string{"may be complete", "rank 2 on", "a file system that all ranks share"} {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("a directory that is not shared, rank %d: error %v, want %q", r, err, want)
 			}
