@@ -251,7 +251,7 @@ func TestTrainOpenCL(t *testing.T) {
 	said := 0 // steps on record when the process has said that it stops
 	var text strings.Builder
 	for lines := bufio.NewScanner(messages); lines.Scan(); {
-		if text.WriteString(lines.Text() + "\n"); strings.Contains(lines.Text(), "stopping: the step is finished") {
+		if text.WriteString(lines.Text() + "\n"); strings.Contains(lines.Text(), "stopping: finishing the step") {
 			said = stepsIn(run)
 		}
 	}
