@@ -26,9 +26,6 @@ man: ## write the man pages to dist/man
 PROPERTIES = $(GO) list -f '{{.ImportPath}} {{.TestImports}} {{.XTestImports}}' ./... | grep pgregory.net/rapid | cut -d ' ' -f 1
 
 test: export RAPID_SEED ?= 1
-dist: ## build all release files in dist/ (ARGS=-allow-dirty builds files that differ from the commit)
-	$(GO) -C tools run ./dist -root $(CURDIR) -output $(CURDIR)/dist $(ARGS)
-
 test: ## run the tests
 	GO=$(GO) $(GO) run ./internal/gotest -vet=off ./...
 
@@ -126,6 +123,9 @@ quickstart: build ## the main job, end to end, on real text (a few minutes)
 
 screenshots: build ## take the screenshots of docs/images from the data of `make quickstart` (needs Chromium)
 	./fixtures/screenshots.sh quickstart
+
+dist: ## build all release files in dist/ (ARGS=-allow-dirty builds files that differ from the commit)
+	$(GO) -C tools run ./dist -root $(CURDIR) -output $(CURDIR)/dist $(ARGS)
 
 clean: ## remove what build and quickstart made
 	rm -rf bin quickstart site
