@@ -92,7 +92,7 @@ def test_over_tcp_with_a_token(made, serve, tmp_path):
     (tmp_path / "token").write_text("a-long-secret-of-the-test\n")
     (tmp_path / "token").chmod(0o600)
     server = serve(made.path, "--token-file", str(tmp_path / "token"))
-    with pytest.raises(mula.Error, match="http://.*: this server wants its token"):
+    with pytest.raises(mula.Error, match="http://.*: a token is required"):
         mula.Stream(server.said["http"], 10)
     assert (
         whole(made)
