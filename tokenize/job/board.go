@@ -27,7 +27,8 @@ type board struct {
 	// for each unit below prefix, and for prefix: lines of the unit's first input in the units
 	// before it
 	before []int64
-	until  int // units from here on are not needed
+	lines  [][]int64 // of each part of the units that have been complete
+	until  int       // units from here on are not needed
 	failed *failure
 	over   bool // the output is complete: no unit will have to be made again
 	holder string
@@ -62,7 +63,8 @@ type failure struct {
 func newBoard(f *folder) *board {
 	return &board{
 		f: f, limit: f.d.Settings.MaxDocuments, news: make(chan struct{}), units: make([]unitState, len(f.d.Units)),
-		before: make([]int64, 1, len(f.d.Units)+1), until: len(f.d.Units), remade: make(map[int]int),
+		before: make([]int64, 1, len(f.d.Units)+1), lines: make([][]int64, len(f.d.Units)), until: len(f.d.Units),
+		remade: make(map[int]int),
 	}
 }
 
@@ -116,6 +118,11 @@ func (b *board) complete(u int, record *unitRecord) {
 		return
 	}
 	b.units[u] = unitState{stage: complete, record: record, sum: record.sum()}
+	if b.lines[u] == nil {
+		for _, part := range record.Parts {
+			b.lines[u] = append(b.lines[u], part.Lines)
+		}
+	}
 	b.advance()
 	b.changed()
 }
@@ -142,12 +149,12 @@ func (b *board) advance() {
 // linesBefore counts the lines of an input in the parts of unit u before the given one, and in the
 // units before u. mu is held.
 func (b *board) linesBefore(u, part, input int) (lines int64) {
-	parts, record := b.f.d.Units[u], b.units[u].record
+	parts := b.f.d.Units[u]
 	for p := part - 1; p >= 0; p-- {
 		if parts[p].Input != input {
 			return lines
 		}
-		lines += record.Parts[p].Lines
+		lines += b.lines[u][p]
 	}
 	if parts[0].Input == input {
 		lines += b.before[u]
@@ -155,8 +162,8 @@ func (b *board) linesBefore(u, part, input int) (lines int64) {
 	return lines
 }
 
-// base is how many lines the input of a part has before the part. The unit and all before it are
-// complete.
+// base is how many lines the input of a part has before the part. The unit and all before it have
+// been complete. They may be incomplete again, because a damaged segment is encoded again.
 func (b *board) base(u, part int) int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -445,17 +452,23 @@ func (b *board) remake(u, number int, cause error) error {
 		}
 		stage = open
 	}
+	b.reopen(u, stage, holder)
+	return nil
+}
+
+// reopen notes that a unit is no longer complete. What is known of its lines stays: the unit will
+// be encoded to the same bytes, and writers of later shards use the counts meanwhile.
+func (b *board) reopen(u int, stage stage, holder string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.units[u], b.holder = unitState{stage: stage}, holder
 	if u < b.prefix {
-		b.prefix, b.counted, b.before = u, 0, b.before[:u+1]
+		b.prefix, b.counted = u, 0
 		for _, s := range b.units[:u] {
 			b.counted += s.sum.Documents
 		}
 	}
 	b.changed()
-	return nil
 }
 
 // maxRemade is how often a unit is made again before its disk is held for broken.
