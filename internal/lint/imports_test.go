@@ -217,7 +217,7 @@ func moduleFiles(root string) ([]*goFile, error) {
 			return err
 		}
 		f := &goFile{path: filepath.ToSlash(rel), set: token.NewFileSet()}
-		if f.syntax, err = parser.ParseFile(f.set, name, nil, parser.SkipObjectResolution); err != nil {
+		if f.syntax, err = parser.ParseFile(f.set, name, nil, parser.SkipObjectResolution|parser.ParseComments); err != nil {
 			return err
 		}
 		files = append(files, f)
@@ -363,7 +363,7 @@ func TestBreaches(t *testing.T) {
 	} {
 		f := &goFile{path: test.path, set: token.NewFileSet()}
 		var err error
-		if f.syntax, err = parser.ParseFile(f.set, test.path, test.text, parser.SkipObjectResolution); err != nil {
+		if f.syntax, err = parser.ParseFile(f.set, test.path, test.text, parser.SkipObjectResolution|parser.ParseComments); err != nil {
 			t.Fatal(err)
 		}
 		got := breaches("mula", f)
