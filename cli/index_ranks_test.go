@@ -18,6 +18,7 @@ import (
 
 	"mula/fixtures/vectors"
 	"mula/internal/longtest"
+	"mula/internal/testwait"
 	"mula/internal/version"
 )
 
@@ -233,7 +234,8 @@ func TestIndexWorkers(t *testing.T) {
 		}
 		if kill {
 			// Not before it has begun, which is to be told from the proof that it has seen.
-			waitUntil(t, "the workers have begun", func() bool { return exists(filepath.Join(dir, cache, ".mula")) })
+			testwait.Until(t, "the workers have begun",
+				func() bool { return exists(filepath.Join(dir, cache, ".mula")) })
 			time.Sleep(time.Duration(k.random.Float64() * float64(k.span)))
 			second.Process.Kill()
 		}

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -18,6 +17,7 @@ import (
 
 	"mula/internal/atomicfile"
 	"mula/internal/longtest"
+	"mula/internal/testwait"
 	"mula/shards"
 )
 
@@ -272,7 +272,7 @@ func TestStoppedTrain(t *testing.T) {
 			return bytes.Count(data, []byte(`"learning_rate"`))
 		}
 		before := steps()
-		waitUntil(t, "three more steps are done", func() bool { return steps() >= before+3 })
+		testwait.Until(t, "three more steps are done", func() bool { return steps() >= before+3 })
 		if err := c.Process.Signal(sig); err != nil {
 			t.Fatal(err)
 		}
@@ -384,28 +384,4 @@ func TestFullDisk(t *testing.T) {
 			t.Errorf("%s: only %d operations could fail", c.name, failures)
 		}
 	}
-}
-
-// waitUntil waits until a condition holds, at most until shortly before the deadline of the tests.
-func waitUntil(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	ctx, cancel := testTime(t)
-	defer cancel()
-	for !holds() {
-		select {
-		case <-ctx.Done():
-			t.Fatalf("%s: not before the deadline of the tests", what)
-		case <-time.After(time.Millisecond):
-		}
-	}
-}
-
-// testTime returns a context that ends shortly before the deadline of the tests. A machine may be
-// busy: how long a thing lasts says nothing about it.
-func testTime(t *testing.T) (context.Context, context.CancelFunc) {
-	deadline, ok := t.Deadline()
-	if !ok {
-		return context.WithCancel(t.Context())
-	}
-	return context.WithDeadline(t.Context(), deadline.Add(-20*time.Second))
 }

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"mula/internal/longtest"
+	"mula/internal/testwait"
 	"mula/train"
 	"mula/train/launch"
 )
@@ -114,8 +115,7 @@ func start(t *testing.T, dir, name, config string, flags ...string) *launched {
 func (l *launched) reaches(attempt int, step int64) int {
 	l.t.Helper()
 	path := filepath.Join(l.run, "launch", fmt.Sprintf("attempt-%03d", attempt), "heartbeat")
-	ctx, cancel := testTime(l.t)
-	defer cancel()
+	ctx := testwait.Context(l.t)
 	for {
 		if beat, err := train.ReadHeartbeat(path); err == nil && beat.Section != train.SectionSetup &&
 			beat.Step >= step {
@@ -134,8 +134,7 @@ func (l *launched) reaches(attempt int, step int64) int {
 // ends waits for the launcher and compares its exit code.
 func (l *launched) ends(code int) {
 	l.t.Helper()
-	ctx, cancel := testTime(l.t)
-	defer cancel()
+	ctx := testwait.Context(l.t)
 	select {
 	case <-l.done:
 	case <-ctx.Done():
@@ -250,7 +249,7 @@ func launchHang(t *testing.T, dir string, whole map[string]string) {
 		"setup=2m,step=5s,evaluate=30s,checkpoint=30s", "--first-timeout", "20s", "--grace", "100ms")
 	// A busy machine may make the launcher end attempts before.
 	attempt, pid := 1, 0
-	waitUntil(t, "a rank is at a step", func() bool {
+	testwait.Until(t, "a rank is at a step", func() bool {
 		if _, err := os.Stat(filepath.Join(l.run, "launch", fmt.Sprintf("attempt-%03d", attempt+1))); err == nil {
 			attempt++
 		}

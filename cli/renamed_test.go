@@ -31,7 +31,8 @@ func TestRenames(t *testing.T) {
 		{"mula blend --config --test", "mula blend --config --test", nil}, // the value of --config
 		{"mula blend -- --test", "mula blend -- --test", nil},
 		{"mula hash --test", "mula hash --test", nil},
-		{"mula serve --verify soon", "mula serve --verify upfront", []string{"value soon of --verify is now called upfront"}},
+		{"mula serve --verify soon", "mula serve --verify upfront",
+			[]string{"value soon of --verify is now called upfront"}},
 		{"mula serve --verify=soon", "mula serve --verify=upfront",
 			[]string{"value soon of --verify is now called upfront"}},
 		{"mula serve --socket soon", "mula serve --socket soon", nil},
@@ -63,7 +64,10 @@ func TestRenameTable(t *testing.T) {
 	}
 	has := func(command, flag string) bool {
 		c := find(command)
-		return c != nil && slices.ContainsFunc(c.Flags, func(f cli.Flag) bool { return slices.Contains(f.Names(), flag) })
+		return c != nil && slices.ContainsFunc(c.Flags, func(f cli.Flag) bool {
+			return slices.Contains(f.Names(),
+				flag)
+		})
 	}
 	for old, name := range renames.commands {
 		if find(old) != nil || find(name) == nil {

@@ -20,6 +20,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"mula/internal/longtest"
+	"mula/internal/testwait"
 	"mula/xpu/opencl"
 )
 
@@ -189,7 +190,7 @@ func TestTrainOpenCL(t *testing.T) {
 			ended := make(chan error, 1)
 			go func() { ended <- c.Wait() }()
 			err := io.EOF // while it has not ended
-			waitUntil(t, "the step is done", func() bool {
+			testwait.Until(t, "the step is done", func() bool {
 				select {
 				case err = <-ended:
 				default:
@@ -244,7 +245,7 @@ func TestTrainOpenCL(t *testing.T) {
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
-	waitUntil(t, "three steps are done", func() bool { return stepsIn(run) >= 3 })
+	testwait.Until(t, "three steps are done", func() bool { return stepsIn(run) >= 3 })
 	if err := c.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"mula/internal/longtest"
+	"mula/internal/testwait"
 	"mula/xpu/tcp"
 )
 
@@ -85,8 +86,7 @@ func tcpRanks(t *testing.T, ctx context.Context, dir string, ranks int, args ...
 // commands.
 func (s rankStarter) run(t *testing.T, dir string, ranks int, args ...string) (string, []int) {
 	t.Helper()
-	ctx, cancel := testTime(t)
-	defer cancel()
+	ctx := testwait.Context(t)
 	commands := s.start(ctx, dir, ranks, args...)
 	outputs := make([]bytes.Buffer, len(commands))
 	for i, c := range commands {
@@ -147,7 +147,7 @@ func TestTrainMissingRank(t *testing.T) {
 	}
 	t.Run("stopped", func(t *testing.T) {
 		c, out, address := start(t, 0)
-		waitUntil(t, "rank 0 listens", func() bool {
+		testwait.Until(t, "rank 0 listens", func() bool {
 			conn, err := net.Dial("tcp", address)
 			if err == nil {
 				conn.Close()
@@ -281,8 +281,7 @@ func TestTrainRankSignals(t *testing.T) {
 	}
 	processes := rankStarters(t)[1]
 	for _, sig := range []os.Signal{syscall.SIGTERM, syscall.SIGKILL} {
-		ctx, cancel := testTime(t)
-		defer cancel()
+		ctx := testwait.Context(t)
 		commands := processes.start(ctx, dir, 4, "train")
 		outputs := make([]bytes.Buffer, len(commands))
 		for i, c := range commands {
@@ -296,7 +295,7 @@ func TestTrainRankSignals(t *testing.T) {
 			return bytes.Count(data, []byte(`"learning_rate"`))
 		}
 		before := steps()
-		waitUntil(t, "three more steps are done", func() bool { return steps() >= before+3 })
+		testwait.Until(t, "three more steps are done", func() bool { return steps() >= before+3 })
 		if err := commands[2].Process.Signal(sig); err != nil {
 			t.Fatal(err)
 		}
