@@ -69,20 +69,16 @@ func completionCommand() *cli.Command {
 var flagValues = map[string]func() []string{
 	"to": formats.Names,
 	"device": func() []string {
-		return []string{train.DeviceCPU, train.DeviceOneDNN,
-			train.DeviceOpenCL}
+		return []string{train.DeviceCPU, train.DeviceOneDNN, train.DeviceOpenCL, train.DeviceAuto}
 	},
-	"precision":             func() []string { return []string{string(xpu.FP32), string(xpu.BF16)} },
+	"precision":             xpu.Precisions,
 	"mula estimate model":   moe.Presets,
-	"mula estimate machine": func() []string { return []string{estimate.Aurora.Name, "local"} },
-	"optimizer": func() []string {
-		return []string{string(estimate.EPSO), string(estimate.SO), string(estimate.Unsharded)}
-	},
-	"dispatch": func() []string { return []string{string(moe.AllToAll), string(moe.AllGather)} },
-	"recompute": func() []string {
-		return []string{string(moe.RecomputeNone), string(moe.RecomputeExperts), string(moe.RecomputeLayers)}
-	},
-	"collectives": func() []string { return []string{twoLevel, flat} },
+	"mula estimate machine": func() []string { return []string{estimate.Aurora.Name, estimate.LocalName} },
+	"optimizer":             estimate.Schemes,
+	"dispatch":              moe.Dispatches,
+	"recompute":             moe.Recomputes,
+	"collectives":           func() []string { return []string{twoLevel, flat} },
+	"with":                  func() []string { return startWays },
 	"storage": func() []string {
 		var names []string
 		for _, k := range simulate.Kinds {

@@ -28,6 +28,8 @@ const (
 	withPBS     = "pbs"
 )
 
+var startWays = []string{withAuto, withTCP, withMPIExec, withSRun, withPBS}
+
 func launchCommand() *cli.Command {
 	limits := launch.DefaultLimits()
 	return &cli.Command{
@@ -314,10 +316,10 @@ func launchOptions(c *cli.Context, config train.Config, command []string) (launc
 
 // startWith resolves --with auto.
 func startWith(c *cli.Context) (string, error) {
-	with, all := c.String("with"), []string{withAuto, withTCP, withMPIExec, withSRun, withPBS}
+	with := c.String("with")
 	switch {
-	case !slices.Contains(all, with):
-		return "", usagef("--with: unknown launcher %q; allowed: %s", with, strings.Join(all, ", "))
+	case !slices.Contains(startWays, with):
+		return "", usagef("--with: unknown launcher %q; allowed: %s", with, strings.Join(startWays, ", "))
 	case with != withAuto:
 		return with, nil
 	case os.Getenv("SLURM_JOB_ID") != "":

@@ -23,6 +23,9 @@ const (
 	AllGather Dispatch = "allgather"
 )
 
+// Dispatches lists the ways to dispatch tokens.
+func Dispatches() []string { return []string{string(AllToAll), string(AllGather)} }
+
 // Parallel says which part of a model a rank holds. Rank r of the n that share the experts has the
 // experts [r·E/n, (r+1)·E/n) of its layers, and all else of them. Stage s of a pipeline of n has
 // the layers [s·L/n, (s+1)·L/n), the first also the embedding, the last the final norm and the

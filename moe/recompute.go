@@ -24,6 +24,11 @@ const (
 	RecomputeLayers Recompute = "layers"
 )
 
+// Recomputes lists the levels, from the one that keeps most.
+func Recomputes() []string {
+	return []string{string(RecomputeNone), string(RecomputeExperts), string(RecomputeLayers)}
+}
+
 // attention says whether the attention is computed again, and experts whether the experts are.
 func (r Recompute) attention() bool { return r == RecomputeLayers }
 func (r Recompute) experts() bool   { return r == RecomputeExperts || r == RecomputeLayers }

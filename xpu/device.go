@@ -41,6 +41,9 @@ const (
 	BF16 Precision = "bf16"
 )
 
+// Precisions lists the precisions.
+func Precisions() []string { return []string{string(FP32), string(BF16)} }
+
 // A Device computes. The commands of [Memory], [Products] and [Layers] may be given by several
 // goroutines at once, but no two may write, or one read and one write, the same memory.
 type Device interface {

@@ -19,6 +19,9 @@ const (
 	EPSO      Scheme = "epso"      // what all ranks hold is divided among all of them, experts among their replicas
 )
 
+// Schemes lists the schemes, the default first.
+func Schemes() []string { return []string{string(EPSO), string(SO), string(Unsharded)} }
+
 // Layout is how a step of training is divided among ranks. A rank's number is (dp·PP + pp)·EP + ep.
 type Layout struct {
 	DP int `json:"dp"` // replicas of each expert
@@ -86,10 +89,9 @@ func (l Layout) check(c moe.Config) error {
 		name, v string
 		known   []string
 	}{
-		{"optimizer", string(l.Optimizer), []string{string(EPSO), string(SO), string(Unsharded)}},
-		{"dispatch", string(l.Dispatch), []string{string(moe.AllToAll), string(moe.AllGather)}},
-		{"recompute", string(l.Recompute), []string{string(moe.RecomputeNone), string(moe.RecomputeExperts),
-			string(moe.RecomputeLayers)}},
+		{"optimizer", string(l.Optimizer), Schemes()},
+		{"dispatch", string(l.Dispatch), moe.Dispatches()},
+		{"recompute", string(l.Recompute), moe.Recomputes()},
 	} {
 		if !slices.Contains(f.known, f.v) {
 			return fmt.Errorf("%s is %q; allowed: %s", f.name, f.v, strings.Join(f.known, ", "))
