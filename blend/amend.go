@@ -13,21 +13,22 @@ import (
 	"mula/internal/strictyaml"
 )
 
-// An Amendment is what is to change in a plan from a position on. The exported fields with names in
-// YAML are those of an amend.yaml; one that no file was read for is as good.
+// An Amendment is a change of a plan from position At on. The fields with YAML names are the fields
+// of amend.yaml. An Amendment built in code is equally valid; its shard paths are relative to the
+// working directory.
 type Amendment struct {
-	// length of the plan from now on; nil: as before, or what Stages add up to
+	// length of the amended plan; nil: the parent's length, or the sum of Stages
 	Samples *int64 `yaml:"samples" count:"suffix"`
 	Tokens  *int64 `yaml:"tokens" count:"suffix"` // the same in tokens, as in a [Config]
-	// new sources, and new shards of old ones; Weight must not be set
+	// new sources, and new shards of the parent's sources; Weight must not be set
 	Sources []SourceConfig    `yaml:"sources"`
-	Weights map[string]Number `yaml:"weights"` // of one stage that follows At, as in a StageConfig
-	// what follows At. Without Stages and Weights the stages go on as they were planned
+	Weights map[string]Number `yaml:"weights"` // of one stage from At on, as in a StageConfig
+	// the stages from At on; without Stages and Weights, the parent's stages continue
 	Stages []StageConfig `yaml:"stages"`
 
-	At     int64   `yaml:"-"` // the samples at the positions before stay as they are; 0 to the plan's length
-	Skips  []Range `yaml:"-"` // further positions that yield no sample, from At on
-	Reason string  `yaml:"-"` // why, for whoever reads the plan; may be empty
+	At     int64   `yaml:"-"` // the samples before At do not change; 0 to the parent's length
+	Skips  []Range `yaml:"-"` // further positions, at or after At, that yield no sample
+	Reason string  `yaml:"-"` // why the plan is amended, for readers of the plan; may be empty
 
 	dir  string
 	file *strictyaml.File
@@ -42,11 +43,11 @@ func LoadAmendment(path string) (*Amendment, error) {
 	return newAmendment(file, realDir(filepath.Dir(path)))
 }
 
-// Warnings returns remarks about the file, such as old names of fields, with file and line.
+// Warnings returns warnings about the file, such as deprecated field names, with file and line.
 func (a *Amendment) Warnings() []string { return a.file.Warnings() }
 
-// ParseAmendment reads the text of an amend.yaml. name stands for the file in messages; shards are
-// relative to dir.
+// ParseAmendment parses the text of an amend.yaml. Messages use name as the file's name. Shard
+// paths are relative to dir.
 func ParseAmendment(data []byte, name, dir string) (*Amendment, error) {
 	file, err := strictyaml.Parse(data, name)
 	if err != nil {
@@ -66,15 +67,14 @@ func newAmendment(file *strictyaml.File, dir string) (*Amendment, error) {
 	return a, nil
 }
 
-// Amend makes a plan that is another one up to a position, and from there on what the amendment
-// says. It names the other as its parent. The samples before the position are the same, to the bit;
-// nothing that a source has given is given again before its epoch ends, also where the source has
-// got new shards: these are mixed with what the epoch has left.
+// Amend builds a plan that equals parent before position a.At and follows the amendment from there
+// on. The new plan names parent as its parent. The samples before the position are bit-identical.
+// No window is drawn again before its epoch ends, even if its source gets new shards: the new
+// windows are mixed with the rest of the epoch.
 //
-// The shards of the parent are compared with it as [Open] does; new ones are hashed as by [Seal],
-// and the last of their windows are held out, as many as the parent's share asks for. Epoch limits
-// of the parent stay, unless the amendment has an entry for the source that says another; they
-// count from the plan's beginning.
+// The shards of parent are verified as [Open] does. New shards are hashed as [Seal] does, and the
+// last of their windows are held out: the validation fraction of parent. The epoch limits of parent
+// remain, unless an entry of the amendment changes them. They count from position 0.
 func Amend(ctx context.Context, parent *Plan, a *Amendment, opts SealOptions) (*Plan, error) {
 	l := openLedger()
 	defer l.close()
@@ -89,7 +89,7 @@ func Amend(ctx context.Context, parent *Plan, a *Amendment, opts SealOptions) (*
 	for i, s := range parent.Sources {
 		for k, was := range s.Shards {
 			if is := d.Sources[i].Shards[k]; is.Bin != was.Bin || is.Index != was.Index {
-				return nil, d.changed(i, k, "its files have SHA-256 %.16s… and %.16s…, had %.16s… and %.16s…", is.Bin,
+				return nil, d.changed(i, k, "SHA-256 of its files is %.16s… and %.16s…, was %.16s… and %.16s…", is.Bin,
 					is.Index, was.Bin, was.Index)
 			}
 		}
@@ -100,8 +100,8 @@ func Amend(ctx context.Context, parent *Plan, a *Amendment, opts SealOptions) (*
 	return d.Plan, d.seal()
 }
 
-// SurveyAmendment is the first part of [Amend], as [Survey] is of [Seal]: every check, and what the
-// plan would be.
+// SurveyAmendment runs every check of [Amend] without building the plan, and returns a summary of
+// the plan that Amend would build.
 func SurveyAmendment(ctx context.Context, parent *Plan, a *Amendment) (*Summary, error) {
 	l := openLedger()
 	defer l.close()
@@ -113,8 +113,8 @@ func SurveyAmendment(ctx context.Context, parent *Plan, a *Amendment) (*Summary,
 	return d.Summary(), nil
 }
 
-// amended gives the amended plan, without hashes of new shards and check values, and its open
-// shards.
+// amended returns the amended plan without check values and without hashes of new shards, and its
+// open shards.
 func amended(ctx context.Context, parent *Plan, a *Amendment, l *ledger) (_ *Data, err error) {
 	if err := a.validate(parent); err != nil {
 		return nil, err
@@ -122,8 +122,8 @@ func amended(ctx context.Context, parent *Plan, a *Amendment, l *ledger) (_ *Dat
 	p := &Plan{Seed: parent.Seed, SequenceLength: parent.SequenceLength, HeldOut: parent.HeldOut,
 		Parents: append(slices.Clone(parent.Parents), Parent{parent.fingerprint, a.At, a.Reason})}
 	if len(p.Parents) > maxParents {
-		return nil, fmt.Errorf("the plan has been amended %d times, as often as can be: seal a new one",
-			len(parent.Parents))
+		return nil, fmt.Errorf("the plan has been amended %d times, which is the limit; build a new plan with "+
+			"`mula blend`", len(parent.Parents))
 	}
 	list := shardList{dir: a.dir, listed: map[string]string{}, links: realPaths{}, planned: map[string]string{}}
 	for i, s := range parent.Sources {
@@ -137,7 +137,7 @@ func amended(ctx context.Context, parent *Plan, a *Amendment, l *ledger) (_ *Dat
 		}
 		p.Sources = append(p.Sources, s)
 	}
-	// entry of the amendment about each source, from 1; 0 for none
+	// index+1 of the amendment's entry for each source; 0: no entry
 	entries := make([]int, len(p.Sources), len(p.Sources)+len(a.Sources))
 	for i, e := range a.Sources {
 		at := slices.IndexFunc(p.Sources, func(s Source) bool { return s.Name == e.Name })
@@ -174,10 +174,10 @@ func amended(ctx context.Context, parent *Plan, a *Amendment, l *ledger) (_ *Dat
 	if p.Tokenizer, err = d.tokenizer(); err != nil {
 		return nil, err
 	}
-	if was := parent.Tokenizer; was != nil { // its shards may have lost their manifests since
+	if was := parent.Tokenizer; was != nil { // its shards may have lost their manifests
 		if p.Tokenizer != nil && *p.Tokenizer != *was {
 			return nil, fmt.Errorf("the new shards have tokenizer %.12s… (%d ids, end of document %d), the plan has "+
-				"%.12s… (%d ids, end of document %d): tokenize them again",
+				"%.12s… (%d ids, end of document %d); tokenize them again",
 				p.Tokenizer.SHA256, p.Tokenizer.Vocabulary, p.Tokenizer.EOD, was.SHA256, was.Vocabulary, was.EOD)
 		}
 		p.Tokenizer = was
@@ -186,7 +186,7 @@ func amended(ctx context.Context, parent *Plan, a *Amendment, l *ledger) (_ *Dat
 	var held Number
 	if p.HeldOut != "" {
 		if held, err = ParseNumber(p.HeldOut); err != nil {
-			return nil, fmt.Errorf("the plan's share of validation: %w", err)
+			return nil, fmt.Errorf("the plan's validation fraction: %w", err)
 		}
 	}
 	where := func(source int) string { // in the file
@@ -230,34 +230,33 @@ func amended(ctx context.Context, parent *Plan, a *Amendment, l *ledger) (_ *Dat
 	for i := len(parent.Sources); i < len(p.Sources); i++ {
 		if p.totals[i] == 0 {
 			return nil, a.file.Errorf(where(i),
-				"the plan draws nothing from source %q: give it a weight, in weights or in a stage", p.Sources[i].Name)
+				"the plan draws nothing from source %q; add a weight in weights or in a stage", p.Sources[i].Name)
 		}
 	}
 	if source, err := p.checkEpochs(limits); err != nil {
 		var e *EpochsError
 		if errors.As(err, &e) && (e.Fits < a.At || e.Fits == a.At && (a.Weights != nil || len(a.Stages) > 0)) {
-			e.Fits = 0 // no amendment from At on makes the plan so short
-			err = fmt.Errorf("%w; what is drawn before position %d stays, and counts", err, a.At)
+			e.Fits = 0 // no amendment from At on makes the plan short enough
+			err = fmt.Errorf("%w; samples drawn before position %d cannot change, and count", err, a.At)
 		}
 		return nil, a.file.Errorf(where(source), "%w", err)
 	}
 	return d, nil
 }
 
-// length is the length of the plan that the amendment asks for, nil if it does not.
+// length returns the plan's length that the amendment sets, nil if it sets none.
 func (a *Amendment) length(parent *Plan) *int64 {
 	return length(a.Samples, a.Tokens, parent.SequenceLength)
 }
 
-// validate checks what does not need the shards.
+// validate checks everything that does not need the shards.
 func (a *Amendment) validate(parent *Plan) error {
 	if !parent.Windowed() {
-		return fmt.Errorf("the plan has order %q, and only plans of mula's native order can be amended: seal "+
+		return fmt.Errorf("the plan has order %q, and only plans of mula's native order can be amended; build "+
 			"another plan with `mula blend`", parent.OrderVersion())
 	}
 	if a.At < 0 || a.At > parent.length {
-		return fmt.Errorf("position %d: the plan can be amended from position 0 to position %d, its end", a.At,
-			parent.length)
+		return fmt.Errorf("position %d: must be between 0 and the plan's length, %d", a.At, parent.length)
 	}
 	if err := validateNewReason(a.Reason); err != nil {
 		return err
@@ -267,17 +266,17 @@ func (a *Amendment) validate(parent *Plan) error {
 	}
 	samples := a.length(parent)
 	if samples == nil && len(a.Sources) == 0 && a.Weights == nil && len(a.Stages) == 0 && len(a.Skips) == 0 {
-		return a.file.Errorf("$", "nothing to amend; give samples, sources, weights or stages, or skip positions "+
+		return a.file.Errorf("$", "nothing to amend; set samples, sources, weights or stages, or skip positions "+
 			"with --skip FROM:TO")
 	}
 	if samples != nil && (*samples < 1 || *samples < a.At || *samples > maxLength) {
 		field, text := lengthText(*samples, a.Tokens)
 		return a.file.Errorf("$."+field,
-			"%s: it is the length of the whole plan, and must be at least %d samples and at most 2^60", text, max(1,
-				a.At))
+			"%s: the length of the amended plan, from position 0, must be at least %d samples and at most 2^60", text,
+			max(1, a.At))
 	}
 	if a.Weights != nil && len(a.Stages) > 0 {
-		return a.file.Errorf("$.weights", "both weights and stages say what follows: leave one of them out")
+		return a.file.Errorf("$.weights", "weights and stages are both set; remove one")
 	}
 	var known []string
 	for _, s := range parent.Sources {
@@ -290,21 +289,22 @@ func (a *Amendment) validate(parent *Plan) error {
 			return a.file.Errorf(path, "source %d: %w", i+1, err)
 		}
 		if given[s.Name] {
-			return a.file.Errorf(path+".name", "two entries are about source %q", s.Name)
+			return a.file.Errorf(path+".name", "source %q has two entries", s.Name)
 		}
 		given[s.Name] = true
 		old := slices.Contains(known, s.Name)
 		switch {
 		case s.Weight.IsSet():
 			return a.file.Errorf(path+".weight",
-				"source %q has a weight; in an amendment, give the weights of all sources in `weights` or in stages", s.Name)
+				"source %q has a weight; in an amendment, set the weights of all sources in `weights` or in stages",
+				s.Name)
 		case len(s.Shards) == 0 && !old:
 			return a.file.Errorf(path, "source %q has no shards%s", s.Name, strictyaml.DidYouMean(s.Name, known))
 		case len(s.Shards) == 0 && !s.MaxEpochs.IsSet():
-			return a.file.Errorf(path, "nothing new is said of source %q: give shards or max_epochs", s.Name)
+			return a.file.Errorf(path, "the entry of source %q changes nothing; add shards or max_epochs", s.Name)
 		case s.MaxEpochs.IsSet() && s.MaxEpochs.sign() == 0:
 			return a.file.Errorf(path+".max_epochs",
-				"max_epochs of %q is zero; to draw no more of it, leave it out of the weights", s.Name)
+				"max_epochs of %q is zero; to pause the source, omit it from the weights", s.Name)
 		}
 		if !old {
 			known = append(known, s.Name)
@@ -321,7 +321,8 @@ func (a *Amendment) validate(parent *Plan) error {
 					strictyaml.DidYouMean(name, known))
 			}
 			if weights[name].sign() == 0 {
-				return a.file.Errorf(at, "the weight of %q is missing or zero; leave the source out and it rests", name)
+				return a.file.Errorf(at, "the weight of %q is missing or zero; to pause a source, omit it from the weights",
+					name)
 			}
 		}
 		return nil
@@ -345,20 +346,20 @@ func (a *Amendment) validate(parent *Plan) error {
 				"to the first position after the range", i+1, r.From, r.To)
 		}
 		if r.From < a.At {
-			return fmt.Errorf("skip %d: [%d, %d) begins before position %d, from which on the plan is amended: "+
-				"positions before it stay as they are", i+1, r.From, r.To, a.At)
+			return fmt.Errorf("skip %d: [%d, %d) starts before position %d, where the amendment starts; earlier "+
+				"positions cannot change", i+1, r.From, r.To, a.At)
 		}
 	}
 	return nil
 }
 
-// compareParent compares the shards that the parent has with it, and some of their tokens.
+// compareParent verifies the parent's shards, and some of their tokens.
 func (d *Data) compareParent(ctx context.Context, parent *Plan) error {
-	was := &Data{Plan: parent, shelf: d.shelf} // sources and shards that both have, have the same numbers
+	was := &Data{Plan: parent, shelf: d.shelf} // sources and shards of the parent keep their indices
 	for i, s := range parent.Sources {
 		was.facts = append(was.facts, d.facts[i][:len(s.Shards)])
 		for k, sh := range s.Shards {
-			if f := &d.facts[i][k]; f.bin == "" { // no manifest, and read when the parent was sealed
+			if f := &d.facts[i][k]; f.bin == "" { // no manifest; hashed when the parent was built
 				f.bin, f.index = sh.Bin, sh.Index
 			}
 		}
@@ -366,7 +367,7 @@ func (d *Data) compareParent(ctx context.Context, parent *Plan) error {
 	return was.verify(ctx, false)
 }
 
-// drawn gives how many samples each source has before a position.
+// drawn returns the number of samples that each source has before a position.
 func (p *Plan) drawn(position int64) []int64 {
 	st := &p.schedule[sort.Search(len(p.schedule)-1, func(j int) bool { return p.schedule[j+1].start > position })]
 	counts := st.tree.Counts(position - st.start)
@@ -376,8 +377,8 @@ func (p *Plan) drawn(position int64) []int64 {
 	return counts
 }
 
-// grow counts the windows of the source's new shards, those from number `old` on, and holds the
-// share of them out. drawn is the number of the source's samples that are drawn without them.
+// grow counts the windows of the source's new shards, which start at index old, and holds out the
+// given fraction. drawn is the number of the source's samples before the new shards.
 func (s *Source) grow(old int, drawn int64, sequenceLength int, held Number) error {
 	if old == len(s.Shards) {
 		return nil
@@ -391,25 +392,24 @@ func (s *Source) grow(old int, drawn int64, sequenceLength int, held Number) err
 	}
 	switch {
 	case windows == 0:
-		return fmt.Errorf("no new shard has the %d tokens of a window: give it more text", sequenceLength+1)
+		return fmt.Errorf("no new shard has the %d tokens of a window; add more text", sequenceLength+1)
 	case windows == out:
-		return fmt.Errorf("all %d windows of the new shards are held out for validation: give it more text", windows)
+		return fmt.Errorf("all %d windows of the new shards are held out for validation; add more text", windows)
 	}
 	s.Validation += out
 	if old == 0 {
 		return nil
 	}
 	if n := len(s.Growth); n > 0 && s.Growth[n-1].Sample > drawn {
-		return fmt.Errorf("it grows already at its sample %d, which comes after the position of this amendment "+
-			"(sample %d): amend at a later position, or amend the plan before that growth",
+		return fmt.Errorf("the source already grows at its sample %d, after the position of this amendment (sample "+
+			"%d); amend at a later position, or amend the plan before that growth",
 			s.Growth[n-1].Sample, drawn)
 	}
 	s.Growth = append(s.Growth, Growth{Sample: drawn, Shards: len(s.Shards) - old, Validation: out})
 	return nil
 }
 
-// resumeStages makes the stages: the parent's up to the position of the amendment, and what
-// follows.
+// resumeStages sets the stages: the parent's up to the amendment's position, then the amendment's.
 func (p *Plan) resumeStages(parent *Plan, a *Amendment) error {
 	fresh := len(p.Sources) - len(parent.Sources)
 	for _, st := range parent.Stages {
@@ -427,7 +427,7 @@ func (p *Plan) resumeStages(parent *Plan, a *Amendment) error {
 	if a.Weights == nil && len(a.Stages) == 0 {
 		if fresh > 0 {
 			return a.file.Errorf("$.sources",
-				"source %q is new: say in weights or stages how much of it there is to be from position %d on",
+				"source %q is new; set its weight from position %d on, in weights or stages",
 				p.Sources[len(parent.Sources)].Name, a.At)
 		}
 		if grown := length - parent.length; grown > 0 {
@@ -446,13 +446,13 @@ func (p *Plan) resumeStages(parent *Plan, a *Amendment) error {
 	if err == nil && given != nil && end != length {
 		field, text := lengthText(length, a.Tokens)
 		err = a.file.Errorf("$."+field,
-			"%s, but position %d and the stages add up to %d: leave %s out, or make the last stage \"samples: rest\"",
+			"%s, but position %d and the stages add up to %d; remove %s, or set \"samples: rest\" in the last stage",
 			text, a.At, end, field)
 	}
 	return err
 }
 
-// cutStages leaves the positions before one.
+// cutStages removes the positions from position on.
 func (p *Plan) cutStages(position int64) {
 	for j := range p.Stages {
 		if st := &p.Stages[j]; st.Samples >= position {
@@ -466,7 +466,7 @@ func (p *Plan) cutStages(position int64) {
 	}
 }
 
-// addSkips gives the plan the parent's skips, as far as it goes, and the amendment's.
+// addSkips adds the parent's skips before the plan's end, and the amendment's.
 func (p *Plan) addSkips(parent *Plan, a *Amendment, length int64) error {
 	all := Config{Skips: slices.Clone(a.Skips), file: a.file}
 	for _, r := range parent.Skips {

@@ -7,7 +7,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/array"
 )
 
-// A Batch is a typed view on a record of a [Stream]. It is good until the record is released.
+// A Batch is a typed view of a record of a [Stream]. It is valid until the record is released.
 type Batch struct {
 	rows, length int // samples, tokens of a sample
 	position     *array.Int64
@@ -15,18 +15,18 @@ type Batch struct {
 	names        *array.String // of the sources
 	epoch        *array.Int32
 	window       *array.Int64
-	tokens2      []uint16 // of all rows; one of the two is nil
+	tokens2      []uint16 // of all rows; either tokens2 or tokens4 is nil
 	tokens4      []int32
 	starts       *array.List
 	startValues  []int32
 	lengths      *array.Int32 // nil unless the plan is packed
 }
 
-// NewBatch looks at a record. It fails if the record does not have the columns of a stream.
+// NewBatch returns a view of r. It fails if r does not have the columns of a sample stream.
 func NewBatch(r arrow.RecordBatch) (*Batch, error) {
 	b := &Batch{rows: int(r.NumRows())}
 	if n := r.NumCols(); n != columnDocumentStarts+1 && n != columnLengths+1 {
-		return nil, fmt.Errorf("a record with %d columns is not from a stream of samples", r.NumCols())
+		return nil, fmt.Errorf("a record with %d columns is not from a sample stream", r.NumCols())
 	}
 	tokens, ok := r.Column(columnTokens).(*array.FixedSizeList)
 	if !ok {
@@ -69,26 +69,25 @@ func as[T arrow.Array](r arrow.RecordBatch, column int, to *T) bool {
 	return ok
 }
 
-// Rows is the number of samples.
+// Rows returns the number of samples.
 func (b *Batch) Rows() int { return b.rows }
 
-// Position is the place of a row's sample in the order.
+// Position returns the position of a row's sample in the plan.
 func (b *Batch) Position(row int) int64 { return b.position.Value(row) }
 
-// Source is the index of a row's source in the plan.
+// Source returns the index of a row's source in the plan.
 func (b *Batch) Source(row int) int { return b.source.GetValueIndex(row) }
 
-// SourceName is the name of a row's source.
+// SourceName returns the name of a row's source.
 func (b *Batch) SourceName(row int) string { return b.names.Value(b.Source(row)) }
 
-// Epoch is the epoch of a row's source.
+// Epoch returns the epoch of a row's source.
 func (b *Batch) Epoch(row int) int64 { return int64(b.epoch.Value(row)) }
 
-// Window is the number of a row's window in its source.
+// Window returns the number of a row's window in its source.
 func (b *Batch) Window(row int) int64 { return b.window.Value(row) }
 
-// AppendTokens appends the L+1 tokens of a row to dst. With all rows appended to one slice, this is
-// the input of a model.
+// AppendTokens appends the L+1 tokens of a row to dst.
 func (b *Batch) AppendTokens(dst []uint32, row int) []uint32 {
 	from, to := row*b.length, (row+1)*b.length
 	if b.tokens2 != nil {
@@ -103,14 +102,14 @@ func (b *Batch) AppendTokens(dst []uint32, row int) []uint32 {
 	return dst
 }
 
-// DocumentStarts lists the offsets in a row's window at which documents begin, in order. They may
-// be read until the record is released.
+// DocumentStarts returns the offsets in a row's window at which documents start, in ascending
+// order. The slice is valid until the record is released.
 func (b *Batch) DocumentStarts(row int) []int32 {
 	from, to := b.starts.ValueOffsets(row)
 	return b.startValues[from:to]
 }
 
-// Length is the number of a row's tokens that are not padding: L+1 unless the plan is packed.
+// Length returns the number of a row's tokens that are not padding: L+1 unless the plan is packed.
 func (b *Batch) Length(row int) int {
 	if b.lengths == nil {
 		return b.length
@@ -118,23 +117,23 @@ func (b *Batch) Length(row int) int {
 	return int(b.lengths.Value(row))
 }
 
-// A Cursor is where a run stands: before a position of a plan.
+// A Cursor is the state of a loader: the plan and the next position.
 type Cursor struct {
 	Plan     string `json:"plan"`     // fingerprint
 	Position int64  `json:"position"` // of the next sample
 }
 
-// Check says whether what a run at the cursor has seen is what the plan has before that position,
-// so that it can go on with the plan: it is the cursor's own plan, or one that amends it from there
-// or from a later position on.
+// Check verifies that a run at the cursor can resume with p: the samples before the cursor must be
+// the same in p. p is the cursor's own plan, or a plan that amends it at the cursor's position or
+// later.
 func (c Cursor) Check(p *Plan) error {
 	shared, ok := p.Shared(c.Plan)
 	switch {
 	case !ok:
-		return fmt.Errorf("the cursor is of plan %.16s…, not of plan %.16s…: use the plan that the run started with",
-			c.Plan, p.fingerprint)
+		return fmt.Errorf("the cursor belongs to plan %.16s…, not to plan %.16s…; use the plan that the run started "+
+			"with", c.Plan, p.fingerprint)
 	case c.Position < 0 || c.Position > p.length:
-		return fmt.Errorf("the cursor is at position %d, but the plan has %d", c.Position, p.length)
+		return fmt.Errorf("the cursor is at position %d, but the plan has %d positions", c.Position, p.length)
 	case c.Position > shared:
 		return fmt.Errorf("the cursor is at position %d of plan %.16s…, which plan %.16s… amends from position %d"+
 			": the run has already read samples that the amended plan replaces; "+

@@ -1,15 +1,15 @@
-// Package blend makes one order of samples out of many sources, and reads along it.
+// Package blend fixes one order of samples from many sources, and reads the samples in this order.
 //
-// A [Config] (blend.yaml) names sources, weights and stages. [Seal] turns it into a [Plan]
-// (plan.json), which fixes every batch of a run: which window of which source stands at which
-// position, computed in either direction without any index file. [Open] adds the shards and gives
-// [Data], from which samples are located, looked into ([Data.Peek]), searched for ([Data.Where]),
-// streamed as Arrow record batches ([Data.Stream]) and hashed ([Data.Hash]). Two runs that log the
-// hashes of their steps can be compared with [Compare].
+// A [Config] (blend.yaml) names sources, weights and stages. [Seal] builds a [Plan] (plan.json)
+// from it. The plan fixes every batch of a run: it maps a position to a source and a window, and
+// back, without an index file. [Open] opens the plan's shards as [Data]. Data locates samples,
+// decodes them ([Data.Peek]), finds documents ([Data.Where]), streams Arrow record batches
+// ([Data.Stream]) and computes batch fingerprints ([Data.Hash]). [Compare] compares the fingerprint
+// logs of two runs.
 //
-// The order is a function of the plan alone: never of the number of ranks, of goroutines, or of
-// where a reader starts.
+// The order depends only on the plan. It does not depend on the number of ranks or goroutines, or
+// on the position at which a reader starts.
 //
-// docs/formats/plan.md specifies the plan and the order, docs/formats/fingerprints.md the hashes.
-// The package runs on little-endian machines, as does all of mula.
+// docs/formats/plan.md specifies the plan and the order, docs/formats/fingerprints.md the
+// fingerprints. The package runs on little-endian machines, as does all of mula.
 package blend

@@ -11,14 +11,14 @@ import (
 // CheckOptions are the options of [Data.Check].
 type CheckOptions struct {
 	Progress func(HashProgress) // called from one goroutine at a time; may be nil
-	Workers  int                // shards that are read at a time, up to 4096; 0 for the number of processors
-	Huge     int64              // tokens from which a document is reported as huge; 0: audit.HugeDocument
+	Workers  int                // shards that are read in parallel, up to 4096; 0: the number of processors
+	Huge     int64              // token count from which a document is reported as huge; 0: audit.HugeDocument
 }
 
-// Check reads every byte of every shard of the plan, and of the index files that its order is read
-// from: it compares them with the hashes in the plan and in the manifests, and looks at the tokens
-// as [audit.Run] does. What is wrong with the data is in the report, its sources those of the plan;
-// the error is about what kept Check from looking.
+// Check reads every byte of every shard of the plan, and of the index files that define its order.
+// It compares them with the hashes in the plan and in the manifests, and audits the tokens as
+// [audit.Run] does. The report lists the problems of the data by the plan's sources. The error
+// reports why the check could not finish.
 func (d *Data) Check(ctx context.Context, o CheckOptions) (*audit.Report, error) {
 	var inputs []audit.Input
 	var windows []int64
@@ -26,8 +26,8 @@ func (d *Data) Check(ctx context.Context, o CheckOptions) (*audit.Report, error)
 		src := &d.Sources[i]
 		for k, sh := range src.Shards {
 			inputs = append(inputs, audit.Input{Source: src.Name, Path: d.ShardPath(i, k),
-				// Opened anew, so that a shard that is read for an hour is not one of those that
-				// the shelf can give up.
+				// Opened again, so that the shard cache cannot close a shard that is read for an
+				// hour.
 				Open:  func() (*shards.Shard, error) { return d.open(i, k) },
 				Check: func(bin string) string { return d.checkHashes(ctx, i, k, sh, bin) },
 			})
@@ -39,7 +39,7 @@ func (d *Data) Check(ctx context.Context, o CheckOptions) (*audit.Report, error)
 		settings.EOD = &d.Tokenizer.EOD
 	}
 	settings.Vocabulary = int64(d.idLimit())
-	if d.Windowed() { // other samples are not cut from the shard one after the other
+	if d.Windowed() { // other orders do not cut a shard into consecutive windows
 		settings.SequenceLength = d.SequenceLength
 	}
 	total := int64(0)
@@ -57,7 +57,7 @@ func (d *Data) Check(ctx context.Context, o CheckOptions) (*audit.Report, error)
 	if err != nil {
 		return nil, err
 	}
-	if d.Packing == nil { // there are no windows in a packed plan
+	if d.Packing == nil { // a packed plan has no windows
 		r.SequenceLength = d.SequenceLength
 	}
 	if d.Megatron != nil {
@@ -79,10 +79,10 @@ func (d *Data) Check(ctx context.Context, o CheckOptions) (*audit.Report, error)
 	return r, nil
 }
 
-// checkHashes compares a shard without a manifest with the plan; it gives what is wrong, or "".
+// checkHashes compares a shard without a manifest with the plan. It returns the problem, or "".
 func (d *Data) checkHashes(ctx context.Context, source, shard int, want Shard, bin string) string {
 	if bin != want.Bin {
-		return fmt.Sprintf(".bin has SHA-256 %s, but the plan was sealed with %s: restore the file, or blend again",
+		return fmt.Sprintf(".bin has SHA-256 %s, but the plan was built with %s; restore the file, or build a new plan",
 			bin, want.Bin)
 	}
 	idx, _, err := shards.HashFile(ctx, d.ShardPath(source, shard)+".idx", nil)
@@ -90,13 +90,13 @@ func (d *Data) checkHashes(ctx context.Context, source, shard int, want Shard, b
 		return err.Error()
 	}
 	if idx != want.Index {
-		return fmt.Sprintf(".idx has SHA-256 %s, but the plan was sealed with %s: restore the file, or blend again",
+		return fmt.Sprintf(".idx has SHA-256 %s, but the plan was built with %s; restore the file, or build a new plan",
 			idx, want.Index)
 	}
 	return ""
 }
 
-// checkOrder compares the index files that the order is read from with the plan.
+// checkOrder compares the index files that define the order with the plan.
 func (d *Data) checkOrder(ctx context.Context, progress func(path string, done int64)) (findings []audit.Finding,
 	err error) {
 	done := int64(0)
@@ -111,8 +111,8 @@ func (d *Data) checkOrder(ctx context.Context, progress func(path string, done i
 		if hash != f.sha256 {
 			findings = append(findings, audit.Finding{Level: audit.Error, Kind: "hash", Path: f.path, Document: -1,
 				Byte: -1,
-				Message: fmt.Sprintf("it has SHA-256 %s, but the plan was sealed with %s: restore the file, or "+
-					"blend again", hash, f.sha256)})
+				Message: fmt.Sprintf("SHA-256 is %s, but the plan was built with %s; restore the file, or build a new "+
+					"plan", hash, f.sha256)})
 		}
 	}
 	return findings, nil
