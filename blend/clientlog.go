@@ -12,37 +12,37 @@ import (
 	"strconv"
 )
 
-// clientLogName is the name of a log of the Python client: first position, batch size, rank and
-// number of ranks (docs/formats/fingerprints.md).
+// clientLogName matches the name of a log of the Python client: first position, batch size, rank
+// and number of ranks (docs/formats/fingerprints.md).
 var clientLogName = regexp.MustCompile(`^(\d{1,18})-batch(\d{1,18})-rank(\d{1,9})of(\d{1,9})\.jsonl$`)
 
-// A clientStart is one start of a run: its ranks have a log each.
+// A clientStart is one start of a run. Each of its ranks has a log.
 type clientStart struct {
 	first int64 // position
 	batch int64
 	world int
-	files []string // by name, so not in the order of ranks
+	files []string // sorted by name, not by rank
 }
 
-// A ClientLog is all logs that the Python client wrote in a folder, over all starts of a run, as
-// one log. It is a [Steps].
+// A ClientLog is all logs that the Python client wrote to a folder, over all starts of a run, as
+// one log. It implements [Steps].
 //
-// Of each start it has the steps that all ranks have: the ranks of a killed run end at different
-// steps. It fails if the logs of a rank are missing, or if a start is not where the start before it
-// ended. Order hashes are known only of starts of one rank.
+// From each start, it uses the steps that all ranks have, because the ranks of a killed run end at
+// different steps. It fails if the log of a rank is missing, or if a start is not at the position
+// where the previous start ended. Only starts with one rank have order hashes.
 type ClientLog struct {
-	Plans []string // fingerprints that the logs name, the first start's first
+	Plans []string // fingerprints that the logs name, in order of the starts
 
 	folder string
-	starts []clientStart // that are still to be read, in the order of their positions
-	at     int64         // position that the starts before have reached
+	starts []clientStart // still to be read, by position
+	at     int64         // next position
 	last   int64         // position of the last step that all ranks of the current start have, -1 if none
-	steps  Steps         // of the current start, nil before the first
+	steps  Steps         // of the current start, nil before the first start
 	files  []*os.File    // of the current start
 }
 
-// OpenClientLog opens the logs of the Python client in a folder. It returns nil if there are none.
-// The batch size must be the same in all.
+// OpenClientLog opens the logs of the Python client in a folder. It returns nil if the folder has
+// none. All logs must have the same batch size.
 func OpenClientLog(folder string) (*ClientLog, LogHeader, error) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
@@ -56,7 +56,7 @@ func OpenClientLog(folder string) (*ClientLog, LogHeader, error) {
 		}
 		var n [4]int64
 		for i := range n {
-			n[i], _ = strconv.ParseInt(m[i+1], 10, 64) // so few digits are a number
+			n[i], _ = strconv.ParseInt(m[i+1], 10, 64) // at most 18 digits, so this cannot fail
 		}
 		i := slices.IndexFunc(l.starts, func(s clientStart) bool {
 			return s.first == n[0] && s.batch == n[1] &&
@@ -77,8 +77,7 @@ func OpenClientLog(folder string) (*ClientLog, LogHeader, error) {
 	var header LogHeader
 	for _, s := range l.starts {
 		if s.batch != l.starts[0].batch {
-			return nil, header, fmt.Errorf("%s: the run started with batches of %d at position %d and with batches "+
-				"of %d at position %d; a log has one batch size: "+
+			return nil, header, fmt.Errorf("%s: the batch size changed from %d (at position %d) to %d (at position %d); "+
 				"verify the run with mula.verify of the Python client", folder, l.starts[0].batch, l.starts[0].first,
 				s.batch, s.first)
 		}
@@ -99,12 +98,12 @@ func OpenClientLog(folder string) (*ClientLog, LogHeader, error) {
 		}
 	}
 	if header.BatchSize == 0 {
-		return nil, header, fmt.Errorf("%s: no rank was given a sample: its logs are empty", folder)
+		return nil, header, fmt.Errorf("%s: all logs are empty: no rank received a sample", folder)
 	}
 	return l, header, nil
 }
 
-// clientHeader reads the first line of a log. It is zero if the log has no complete line.
+// clientHeader reads the first line of a log. It returns zero if the log has no complete line.
 func clientHeader(path string) (LogHeader, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -124,7 +123,7 @@ func clientHeader(path string) (LogHeader, error) {
 
 // Next returns the next step, or io.EOF after the last.
 func (l *ClientLog) Next() (StepHash, error) {
-	for l.steps == nil || l.at > l.last { // the current start has no more
+	for l.steps == nil || l.at > l.last { // the current start has no more steps
 		if l.steps != nil {
 			l.starts, l.steps = l.starts[1:], nil
 			l.closeFiles()
@@ -141,7 +140,7 @@ func (l *ClientLog) Next() (StepHash, error) {
 		return StepHash{}, err
 	}
 	if step.First != l.at {
-		return StepHash{}, fmt.Errorf("%s: a step starts at position %d where the next one starts at %d", l.folder,
+		return StepHash{}, fmt.Errorf("%s: a step starts at position %d, want %d", l.folder,
 			step.First, l.at)
 	}
 	l.at += l.starts[0].batch
@@ -151,11 +150,11 @@ func (l *ClientLog) Next() (StepHash, error) {
 // open opens the logs of a start, up to the last step that all of its ranks have.
 func (l *ClientLog) open(s clientStart) error {
 	if len(s.files) != s.world {
-		return fmt.Errorf("%s: of the %d ranks that started at position %d, %d have a log: bring the logs of all "+
-			"ranks together", l.folder, s.world, s.first, len(s.files))
+		return fmt.Errorf("%s: only %d of the %d ranks that started at position %d have a log; copy the logs of all "+
+			"ranks to this folder", l.folder, len(s.files), s.world, s.first)
 	}
 	if s.first != l.at {
-		return fmt.Errorf("%s: the logs reach position %d, and the next start is at %d", l.folder, l.at, s.first)
+		return fmt.Errorf("%s: the logs end at position %d, but the next start is at %d", l.folder, l.at, s.first)
 	}
 	var readers []*LogReader
 	for i, path := range s.files {
@@ -172,15 +171,15 @@ func (l *ClientLog) open(s clientStart) error {
 			l.last = last
 		}
 		if size == 0 {
-			continue // and last is -1: no step is read
+			continue // l.last is -1, so no step is read
 		}
 		r, err := NewLogReader(io.NewSectionReader(f, 0, size), path)
 		if err != nil {
 			return err
 		}
 		if r.Header.BatchSize != int(s.batch) || max(1, r.Header.World) != s.world {
-			return fmt.Errorf("%s: the first line says batches of %d and %d ranks, the file's name another", path,
-				r.Header.BatchSize, max(1, r.Header.World))
+			return fmt.Errorf("%s: the first line has batch size %d and %d ranks, but the file name has other values",
+				path, r.Header.BatchSize, max(1, r.Header.World))
 		}
 		readers = append(readers, r)
 	}
@@ -193,19 +192,19 @@ func (l *ClientLog) open(s clientStart) error {
 	return err
 }
 
-// exhausted are the steps of a start of which a rank has none.
+// exhausted is the steps of a start in which some rank has none.
 type exhausted struct{}
 
 func (exhausted) Next() (StepHash, error) { return StepHash{}, io.EOF }
 
-// completeLines returns the bytes of a log's complete lines, since a kill may cut off the last one,
-// and the position of its last step, -1 if it has none.
+// completeLines returns the size of a log's complete lines, because a kill may cut off the last
+// line. It also returns the position of the last step, -1 if there is none.
 func completeLines(f *os.File) (size, last int64, err error) {
 	info, err := f.Stat()
 	if err != nil {
 		return 0, 0, err
 	}
-	const longest = 1 << 16 // of two lines
+	const longest = 1 << 16 // length of two lines
 	from := max(0, info.Size()-longest)
 	tail := make([]byte, info.Size()-from)
 	if _, err := f.ReadAt(tail, from); err != nil {
@@ -217,7 +216,7 @@ func completeLines(f *os.File) (size, last int64, err error) {
 	}
 	begin := bytes.LastIndexByte(tail[:end-1], '\n') + 1
 	if begin == 0 {
-		return from + int64(end), -1, nil // the header alone
+		return from + int64(end), -1, nil // only the header
 	}
 	step, err := parseStep(tail[begin : end-1])
 	if err != nil {
@@ -233,7 +232,7 @@ func (l *ClientLog) closeFiles() {
 	l.files = nil
 }
 
-// Close closes the files that are open.
+// Close closes the open files.
 func (l *ClientLog) Close() error {
 	l.closeFiles()
 	return nil

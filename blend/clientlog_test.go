@@ -87,15 +87,15 @@ func TestClientLog(t *testing.T) {
 		{"a rank without a log", func(f string) {
 			writeClientLogs(t, d, f, batch, 3, 0, 20)
 			os.Remove(clientPath(f, 0, batch, 1, 3))
-		}, 0, "of the 3 ranks that started at position 0, 2 have a log"},
+		}, 0, "only 2 of the 3 ranks that started at position 0 have a log"},
 		{"samples between two starts that nobody was given", func(f string) {
 			writeClientLogs(t, d, f, batch, 1, 0, 20)
 			writeClientLogs(t, d, f, batch, 1, 21, 50)
-		}, 0, "the logs reach position 240, and the next start is at 252"},
+		}, 0, "the logs end at position 240, but the next start is at 252"},
 		{"samples that came twice", func(f string) {
 			writeClientLogs(t, d, f, batch, 1, 0, 20)
 			writeClientLogs(t, d, f, batch, 1, 19, 50)
-		}, 0, "the logs reach position 240, and the next start is at 228"},
+		}, 0, "the logs end at position 240, but the next start is at 228"},
 		{"other batch sizes", func(f string) {
 			writeClientLogs(t, d, f, batch, 1, 0, 20)
 			writeClientLogs(t, d, f, 24, 1, 10, 20)
@@ -113,14 +113,14 @@ func TestClientLog(t *testing.T) {
 				lines := strings.SplitAfter(s, "\n")
 				return strings.Join(append(lines[:5:5], lines[6:]...), "")
 			})
-		}, 0, "where the next one starts at 48"},
+		}, 0, "want 48"},
 		{"nothing", func(f string) {
 			writeTo(t, clientPath(f, 0, batch, 0, 1), "")
-		}, 0, "its logs are empty"},
+		}, 0, "all logs are empty"},
 		{"another header than the name says", func(f string) {
 			writeClientLogs(t, d, f, batch, 1, 0, 20)
 			os.Rename(clientPath(f, 0, batch, 0, 1), clientPath(f, 0, batch+1, 0, 1))
-		}, 0, "the file's name another"},
+		}, 0, "the file name has other values"},
 	} {
 		folder := t.TempDir()
 		v.make(folder)

@@ -6,37 +6,39 @@ import (
 	"io"
 )
 
-// Steps is a source of step hashes in rising order: a [LogReader], or the logs of the ranks of a
-// run put together by [Combine].
+// Steps yields step hashes in ascending order. A [LogReader] implements it. [Combine] makes one
+// from the logs of all ranks.
 type Steps interface {
 	Next() (StepHash, error) // io.EOF after the last
 }
 
-// A Comparison is what [Compare] found.
+// A Comparison is the result of [Compare].
 type Comparison struct {
 	SamePlan bool  // both logs name the same plan
-	First    int64 // the first step that both logs have reached
-	Equal    int64 // steps that were compared and are equal
-	Ordered  bool  // every compared step had an order hash in both logs, so that the order was compared too
+	First    int64 // the first step that both logs have
+	Equal    int64 // number of equal steps
+	Ordered  bool  // every compared step had an order hash in both logs, so the order was compared too
 
-	// Steps that only one of the logs reaches, before the first that both have and, if no step
-	// differs, after the last. They were not compared.
+	// Steps that only one log has, before the first common step and, if no step differs, after the
+	// last. They were not compared.
 	OnlyA, OnlyB []Range
 
-	// Kind is NoDifference if all steps that both logs cover are equal. Else Step is the first that
-	// is not, and A and B what the logs say of it.
+	// Kind is NoDifference if all common steps are equal. Otherwise Step is the first step that
+	// differs, and A and B are its hashes in the two logs.
 	Kind DifferenceKind
 	Step int64
 	A, B StepHash
 }
 
-// A DifferenceKind is how two steps differ.
+// A DifferenceKind describes how two steps differ.
 type DifferenceKind int
 
-// The kinds of difference. With SetDiffers the steps hold different samples; with OrderDiffers the
-// same in another order; with SamplesDiffer not even the same number of them; with PositionDiffers
-// the step begins elsewhere in the plan, although it holds the same samples; with StepMissing one
-// of the logs passes the step over.
+// The kinds of difference.
+//   - SetDiffers: the steps hold different samples.
+//   - OrderDiffers: the steps hold the same samples in another order.
+//   - SamplesDiffer: the steps hold different numbers of samples.
+//   - PositionDiffers: the steps hold the same samples but start at different positions.
+//   - StepMissing: one log does not have the step.
 const (
 	NoDifference DifferenceKind = iota
 	SetDiffers
@@ -46,7 +48,7 @@ const (
 	StepMissing
 )
 
-// String is the kind in words.
+// String describes the kind.
 func (k DifferenceKind) String() string {
 	switch k {
 	case NoDifference:
@@ -65,27 +67,27 @@ func (k DifferenceKind) String() string {
 	return fmt.Sprintf("DifferenceKind(%d)", int(k))
 }
 
-// Compare compares two logs step by step and finds the first step that differs. The logs may begin
-// and end at different steps, as those of a resumed run do; what only one of them covers is not
-// compared. Logs of different sequence lengths or batch sizes cannot be compared, and logs without
-// a common step neither.
+// Compare compares two logs step by step and returns the first step that differs. The logs may
+// start and end at different steps, as the logs of a resumed run do. Steps of only one log are not
+// compared. Compare fails if sequence lengths, batch sizes or ranks differ, or if the logs have no
+// common step.
 func Compare(a, b Steps, headerA, headerB LogHeader) (Comparison, error) {
 	c := Comparison{SamePlan: headerA.Plan == headerB.Plan, Ordered: true}
 	switch {
 	case headerA.SequenceLength != headerB.SequenceLength:
-		return c, fmt.Errorf("the logs are of samples of %d and of %d tokens: they cannot be compared",
+		return c, fmt.Errorf("samples have %d tokens in one log and %d in the other; such logs cannot be compared",
 			headerA.SequenceLength+1, headerB.SequenceLength+1)
 	case headerA.BatchSize != headerB.BatchSize:
-		return c, fmt.Errorf("the logs are of steps of %d and of %d samples: they cannot be compared",
+		return c, fmt.Errorf("steps have %d samples in one log and %d in the other; such logs cannot be compared",
 			headerA.BatchSize, headerB.BatchSize)
 	case headerA.Rank != headerB.Rank || max(1, headerA.World) != max(1, headerB.World):
-		return c, fmt.Errorf("the logs are of rank %d of %d and of rank %d of %d: put the logs of all ranks "+
-			"together first",
+		return c, fmt.Errorf("one log is from rank %d of %d, the other from rank %d of %d; combine the logs of all "+
+			"ranks first",
 			headerA.Rank, max(1, headerA.World), headerB.Rank, max(1, headerB.World))
 	}
 	x, errA := a.Next()
 	y, errB := b.Next()
-	// Where one log begins later than the other, the beginning of the other is passed over.
+	// Skip the steps before the first step of the log that starts later.
 	for errA == nil && errB == nil && x.Step < y.Step {
 		c.OnlyA = addStep(c.OnlyA, x.Step)
 		x, errA = a.Next()
@@ -123,7 +125,7 @@ func Compare(a, b Steps, headerA, headerB LogHeader) (Comparison, error) {
 	return c, nil
 }
 
-// addStep adds a step behind those of a list.
+// addStep appends a step to a list of ranges.
 func addStep(list []Range, step int64) []Range {
 	if n := len(list); n > 0 && list[n-1].To == step {
 		list[n-1].To++
@@ -148,9 +150,9 @@ func difference(x, y StepHash) DifferenceKind {
 	return NoDifference
 }
 
-// Combine puts the logs of all ranks of a run together: their set hashes are added up. Order hashes
-// cannot be, so the steps have none, unless there is a single log. The logs must have the same
-// header but for the rank, be of every rank once, and have the same steps.
+// Combine merges the logs of all ranks of a run into one. It adds up their set hashes. Order hashes
+// cannot be added, so the merged steps have none, unless there is a single log. The logs must have
+// the same header except for the rank, include every rank exactly once, and have the same steps.
 func Combine(ranks []*LogReader) (Steps, LogHeader, error) {
 	if len(ranks) == 0 {
 		return nil, LogHeader{}, errors.New("no fingerprint log")
@@ -163,7 +165,7 @@ func Combine(ranks []*LogReader) (Steps, LogHeader, error) {
 	for _, r := range ranks {
 		h := r.Header
 		if other, ok := seen[h.Rank]; ok {
-			return nil, header, fmt.Errorf("%s and %s are both of rank %d", other, r.name, h.Rank)
+			return nil, header, fmt.Errorf("%s and %s are both from rank %d", other, r.name, h.Rank)
 		}
 		seen[h.Rank] = r.name
 		if h.Rank = header.Rank; h != header {
@@ -172,8 +174,8 @@ func Combine(ranks []*LogReader) (Steps, LogHeader, error) {
 		}
 	}
 	if len(ranks) != header.World {
-		return nil, header, fmt.Errorf("%s is of a run of %d ranks, but %d logs were given", ranks[0].name,
-			header.World, len(ranks))
+		return nil, header, fmt.Errorf("%s is from a run of %d ranks, but there are %d logs; pass the log of every rank",
+			ranks[0].name, header.World, len(ranks))
 	}
 	header.Rank, header.World = 0, 0
 	return combined(ranks), header, nil
@@ -181,7 +183,7 @@ func Combine(ranks []*LogReader) (Steps, LogHeader, error) {
 
 type combined []*LogReader
 
-// Next adds up the next step of all ranks.
+// Next returns the sum of the next step of all ranks.
 func (c combined) Next() (StepHash, error) {
 	sum, end := c[0].Next()
 	if end != nil && !errors.Is(end, io.EOF) {
@@ -207,28 +209,28 @@ func (c combined) Next() (StepHash, error) {
 	return sum, end
 }
 
-// A RunLog is all logs of a run that has changed its plan, as one. It is a [Steps].
+// A RunLog merges all logs of a run that has changed its plan. It implements [Steps].
 //
-// A log is about one plan. A step that several of the logs have counts as the newest has it, and
-// behind the newest log's last step the others count no more: what they have there, the run went
-// back from. Where the newest has no step yet, the others count as far as they go.
+// Each log belongs to one plan. If several logs have a step, the newest log's hash counts. Steps of
+// older logs after the newest log's last step do not count, because the run discarded them. If the
+// newest log has no step yet, all steps of the older logs count.
 type RunLog struct {
-	Spans []Span // what Next has given so far, by plans
+	Spans []Span // the steps that Next has returned so far, by plan
 
-	logs []*LogReader // the newest first
+	logs []*LogReader // newest first
 	next []StepHash   // of each log
-	end  []bool       // no more in the log
-	took bool         // a step of the newest log
+	end  []bool       // the log has no more steps
+	took bool         // Next has returned a step of the newest log
 }
 
-// A Span is steps of a run that follow each other under one plan.
+// A Span is a range of steps of a run under one plan.
 type Span struct {
-	Plan  string `json:"plan"`  // fingerprint
-	Steps Range  `json:"steps"` // the first, and the one after the last
+	Plan  string `json:"plan"` // fingerprint
+	Steps Range  `json:"steps"`
 }
 
-// JoinLogs makes one log of those of a run, the newest first, which gives the header. They must be
-// of whole steps of one batch size and sequence length.
+// JoinLogs merges the logs of one run, given newest first. It returns the newest log's header. All
+// logs must have the same batch size and sequence length, and must not be logs of single ranks.
 func JoinLogs(logs []*LogReader) (*RunLog, LogHeader, error) {
 	if len(logs) == 0 {
 		return nil, LogHeader{}, errors.New("no fingerprint log")
@@ -238,8 +240,8 @@ func JoinLogs(logs []*LogReader) (*RunLog, LogHeader, error) {
 	for i, log := range logs {
 		h := log.Header
 		if h.Plan = header.Plan; h != header || h.World > 1 {
-			return nil, header, fmt.Errorf("%s and %s are not logs of the same run: their first lines differ in "+
-				"more than the plan, or they are of one rank", logs[0].name, log.name)
+			return nil, header, fmt.Errorf("%s and %s are not logs of the same run: their first lines differ in more "+
+				"than the plan, or they are from one rank of several", logs[0].name, log.name)
 		}
 		if err := r.advance(i); err != nil {
 			return nil, header, err
@@ -256,7 +258,7 @@ func (r *RunLog) advance(log int) error {
 	return err
 }
 
-// Next gives the next step, or io.EOF after the last.
+// Next returns the next step, or io.EOF after the last.
 func (r *RunLog) Next() (StepHash, error) {
 	if r.end[0] && r.took {
 		return StepHash{}, io.EOF
@@ -276,8 +278,8 @@ func (r *RunLog) Next() (StepHash, error) {
 			continue
 		}
 		if from > 0 && i > from {
-			return StepHash{}, fmt.Errorf("%s and %s both have step %d, and the newest log of the run has not: "+
-				"which of them the run went on from is not known",
+			return StepHash{}, fmt.Errorf("%s and %s both have step %d, but the newest log does not; it is unknown "+
+				"from which log the run resumed",
 				r.logs[from].name, log.name, step.Step)
 		}
 		if err := r.advance(i); err != nil {

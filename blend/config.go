@@ -14,64 +14,64 @@ import (
 	"mula/internal/strictyaml"
 )
 
-// A Config is the content of blend.yaml. A Config built in code is equally valid; its shard paths are
-// relative to the working directory.
+// A Config is the content of blend.yaml. A Config built in code is equally valid; its shard paths
+// are relative to the working directory.
 type Config struct {
 	SequenceLength int    `yaml:"sequence_length"` // L; a sample has L+1 tokens
 	Seed           uint64 `yaml:"seed"`            // of the order within the sources
-	// share of each source's windows that is held out, 0 if not set
+	// fraction of each source's windows that is held out, 0 if not set
 	Validation Number `yaml:"validation"`
-	// length of the plan; nil for as many as all sources have training windows
+	// length of the plan; nil: the number of training windows of all sources
 	Samples *int64 `yaml:"samples" count:"suffix"`
-	// the same in tokens, of which a sample has L; at most one of the two is set
+	// length in tokens; a sample has L of them. Samples and Tokens must not both be set
 	Tokens  *int64         `yaml:"tokens" count:"suffix"`
 	Sources []SourceConfig `yaml:"sources"`
-	Stages  []StageConfig  `yaml:"stages"` // none for one stage with the weights of the sources
+	Stages  []StageConfig  `yaml:"stages"` // empty: one stage with the weights of the sources
 	Skips   []Range        `yaml:"skips"`  // positions that yield no sample
 
-	// "native", which "" is too, or "megatron": the order is read, and only SequenceLength, Skips
-	// and Megatron are set
+	// "native" (the default) or "megatron". A Megatron order is read from index files, so only
+	// SequenceLength, Skips and Megatron may be set with it
 	Order    string          `yaml:"order"`
-	Megatron *MegatronConfig `yaml:"megatron"` // what is read
+	Megatron *MegatronConfig `yaml:"megatron"` // location of the index files
 
 	Packing string `yaml:"packing"` // "best_fit": samples are whole documents, packed; "" for windows
-	// the id behind the last document of a packed sample; nil for the end-of-document id
+	// token id after the last document of a packed sample; nil: the end-of-document id
 	Pad *int64 `yaml:"pad"`
 
-	dir  string           // shards are relative to it
-	file *strictyaml.File // for the lines of what messages are about; nil without one
+	dir  string           // shard paths are relative to it
+	file *strictyaml.File // for lines in messages; may be nil
 }
 
 // A SourceConfig is one entry of sources in blend.yaml.
 type SourceConfig struct {
 	Name   string   `yaml:"name" url:"ok"`
 	Shards []string `yaml:"shards"` // paths and patterns, see [Seal]
-	// share of the samples; if no source has one, the numbers of training windows stand in
+	// share of the samples; if no source has a weight, weights are the numbers of training windows
 	Weight    Number `yaml:"weight"`
-	MaxEpochs Number `yaml:"max_epochs"` // a plan that needs more of the source is refused; no limit if not set
+	MaxEpochs Number `yaml:"max_epochs"` // limit on the epochs that a plan may draw; no limit if not set
 }
 
 // A StageConfig is one entry of stages in blend.yaml.
 type StageConfig struct {
 	Samples StageLength `yaml:"samples"`
 	Tokens  *int64      `yaml:"tokens" count:"suffix"` // instead of Samples, as in a Config
-	// by source; a source that is missing rests. nil for the weights of the sources
+	// by source; the stage draws nothing from a missing source. nil: the weights of the sources
 	Weights map[string]Number `yaml:"weights"`
 }
 
-// A StageLength is a number of samples, or "rest": as many as are left of the plan's length.
+// A StageLength is a number of samples, or "rest": the remaining samples of the plan.
 type StageLength struct {
 	Rest  bool
 	Count int64
 }
 
-// A Range is the positions [From, To).
+// A Range is the half-open range [From, To).
 type Range struct {
 	From int64 `yaml:"from" json:"from"`
 	To   int64 `yaml:"to" json:"to"`
 }
 
-// UnmarshalYAML takes a number, which may have a suffix of [quantity.Count], or the word rest.
+// UnmarshalYAML accepts a number, optionally with a suffix of [quantity.Count], or the word rest.
 func (l *StageLength) UnmarshalYAML(n ast.Node) error {
 	if s, ok := n.(*ast.StringNode); ok && s.Value == "rest" {
 		*l = StageLength{Rest: true}
@@ -90,7 +90,7 @@ func (l *StageLength) UnmarshalYAML(n ast.Node) error {
 	return errors.New(`want a positive number of samples such as 20000 or 20k, or the word "rest"`)
 }
 
-// samplesOf is the number of samples that train on so many tokens, rounded up.
+// samplesOf returns the number of samples for the given training tokens, rounded up.
 func samplesOf(tokens int64, sequenceLength int) int64 {
 	n := tokens / int64(sequenceLength)
 	if tokens%int64(sequenceLength) > 0 {
@@ -99,7 +99,7 @@ func samplesOf(tokens int64, sequenceLength int) int64 {
 	return n
 }
 
-// length is the length of a plan that is given in samples or tokens, nil if it is in neither.
+// length returns a plan's length in samples, nil if neither samples nor tokens are set.
 func length(samples, tokens *int64, sequenceLength int) *int64 {
 	if samples == nil && tokens != nil {
 		return new(samplesOf(*tokens, sequenceLength))
@@ -107,7 +107,7 @@ func length(samples, tokens *int64, sequenceLength int) *int64 {
 	return samples
 }
 
-// length is the length of the stage in samples.
+// length returns the length of the stage in samples.
 func (s StageConfig) length(sequenceLength int) StageLength {
 	if s.Tokens != nil {
 		return StageLength{Count: samplesOf(*s.Tokens, sequenceLength)}
@@ -115,7 +115,7 @@ func (s StageConfig) length(sequenceLength int) StageLength {
 	return s.Samples
 }
 
-// check says what is wrong with the length of stage j of n.
+// check validates the length of stage j of n.
 func (s StageConfig) check(file *strictyaml.File, j, n int) error {
 	path := fmt.Sprintf("$.stages[%d]", j)
 	switch {
@@ -127,7 +127,7 @@ func (s StageConfig) check(file *strictyaml.File, j, n int) error {
 		return file.Errorf(path+".samples", `stage %d: only the last stage can have "samples: rest"`, j+1)
 	case !s.Samples.Rest && s.Samples.Count == 0 && s.Tokens == nil:
 		return file.Errorf(path,
-			`stage %d has no samples: give samples or tokens, or "samples: rest" for the last stage`, j+1)
+			`stage %d has no samples; set samples or tokens, or "samples: rest" in the last stage`, j+1)
 	}
 	return nil
 }
@@ -141,11 +141,11 @@ func LoadConfig(path string) (*Config, error) {
 	return newConfig(file, realDir(filepath.Dir(path)))
 }
 
-// Warnings returns remarks about the file, such as old names of fields, with file and line.
+// Warnings returns warnings about the file, such as deprecated field names, with file and line.
 func (c *Config) Warnings() []string { return c.file.Warnings() }
 
-// ParseConfig reads the text of a blend.yaml. name stands for the file in messages; shards are
-// relative to dir.
+// ParseConfig parses the text of a blend.yaml. Messages use name as the file's name. Shard paths
+// are relative to dir.
 func ParseConfig(data []byte, name, dir string) (*Config, error) {
 	file, err := strictyaml.Parse(data, name)
 	if err != nil {
@@ -169,8 +169,8 @@ func newConfig(file *strictyaml.File, dir string) (*Config, error) {
 // validate checks everything that does not need the shards.
 func (c *Config) validate() error { return strictyaml.All(c.problems(nil)) }
 
-// problems is what is wrong, without what needs the shards. decoded is the error of decoding the
-// file: what it is about is not known.
+// problems returns the errors that can be found without the shards. decoded is the error of
+// decoding the file; fields that could not be decoded are not checked.
 func (c *Config) problems(decoded error) (problems []error) {
 	bad := func(path, format string, args ...any) {
 		problems = append(problems, c.file.Errorf(path, format, args...))
@@ -229,7 +229,7 @@ func (c *Config) problems(decoded error) (problems []error) {
 		for _, name := range slices.Sorted(maps.Keys(st.Weights)) {
 			at := path + ".weights.'" + name + "'"
 			switch _, ok := known[name]; {
-			case !ok && strictyaml.Unread(decoded, "$.sources"): // it may be one of those
+			case !ok && strictyaml.Unread(decoded, "$.sources"): // sources are incomplete
 			case !ok:
 				bad(at, "stage %d has a weight for %q, which is not a source%s", j+1, name,
 					strictyaml.DidYouMean(name, slices.Sorted(maps.Keys(known))))
@@ -243,7 +243,7 @@ func (c *Config) problems(decoded error) (problems []error) {
 	return append(problems, c.skipProblems()...)
 }
 
-// checkSources reports what is wrong with the sources, and returns their numbers by name.
+// checkSources reports the problems of the sources, and returns their indices by name.
 func (c *Config) checkSources(bad func(path, format string, args ...any)) map[string]int {
 	known := map[string]int{}
 	if len(c.Sources) == 0 {
@@ -283,7 +283,7 @@ func (c *Config) checkSources(bad func(path, format string, args ...any)) map[st
 	return known
 }
 
-// checkTokens says what is wrong with the length of a plan in tokens.
+// checkTokens validates the length of a plan in tokens.
 func checkTokens(file *strictyaml.File, samples, tokens *int64) error {
 	switch {
 	case tokens != nil && samples != nil:
@@ -305,7 +305,7 @@ func (c *Config) skipProblems() (problems []error) {
 	return problems
 }
 
-// megatronProblems is problems for an order that is read.
+// megatronProblems returns the problems of a configuration with order megatron.
 func (c *Config) megatronProblems() (problems []error) {
 	for _, f := range []struct {
 		name string
@@ -315,7 +315,7 @@ func (c *Config) megatronProblems() (problems []error) {
 			c.Validation.IsSet()}, {"samples", c.Samples != nil},
 		{"tokens", c.Tokens != nil}, {"sources", len(c.Sources) > 0}, {"stages", len(c.Stages) > 0},
 	} {
-		if f.set || c.file.Has("$."+f.name) { // 0 and [] say something as well
+		if f.set || c.file.Has("$."+f.name) { // explicit 0 and [] are refused too
 			problems = append(problems, c.file.Errorf("$."+f.name,
 				"%s cannot be set with `order: megatron`, which takes it from the cache; remove it", f.name))
 		}

@@ -231,11 +231,11 @@ func TestCompare(t *testing.T) {
 		t.Errorf("another seed: %+v, %v", got, err)
 	}
 	for name, v := range map[string]struct{ a, b, want string }{
-		"batch": {log, strings.Replace(log, `"batch_size":10`, `"batch_size":12`, 1), "10 and of 12 samples"},
+		"batch": {log, strings.Replace(log, `"batch_size":10`, `"batch_size":12`, 1), "10 samples in one log and 12 in the other"},
 		"length": {log, strings.Replace(log, `"sequence_length":16`, `"sequence_length":17`, 1),
-			"17 and of 18 tokens"},
+			"17 tokens in one log and 18 in the other"},
 		"rank": {log, strings.Replace(log, `"batch_size":10`, `"batch_size":10,"rank":1,"world":2`, 1),
-			"rank 0 of 1 and of rank 1 of 2"},
+			"rank 0 of 1, the other from rank 1 of 2"},
 		"disjoint":  {strings.Join(lines[:21], ""), lines[0] + strings.Join(lines[21:], ""), "no step in common"},
 		"empty":     {log, lines[0], "no step in common"},
 		"truncated": {log, log[:len(log)-5], "b.jsonl:61: the line is cut off"},
