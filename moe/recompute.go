@@ -24,7 +24,7 @@ const (
 	RecomputeLayers Recompute = "layers"
 )
 
-// Recomputes lists the levels, from the one that keeps most.
+// Recomputes lists the levels, from the most memory to the least.
 func Recomputes() []string {
 	return []string{string(RecomputeNone), string(RecomputeExperts), string(RecomputeLayers)}
 }
