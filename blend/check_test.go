@@ -102,7 +102,8 @@ sources:
 		"copy: its tokens are those of " + path("foreign") + ": the data is there twice",
 		".: 5.1 % of its tokens, at the ends of shards, are in no window: fewer and longer shards lose less",
 		".: 3.5 % of its tokens, at the ends of shards, are in no window: fewer and longer shards lose less",
-		"foreign: 14 % of the documents, with 0.019 % of the tokens, have the very tokens of another; number 0 of this shard, of 200 tokens, is there 2 times",
+		"foreign: 14 % of the documents, with 0.019 % of the tokens, have the very tokens of another; number 0 of " +
+			"this shard, of 200 tokens, is there 2 times",
 	}
 	if diff := cmp.Diff(wantMessages, messages); diff != "" || report.Failed() {
 		t.Errorf("(-want +got)\n%s", diff)

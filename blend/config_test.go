@@ -200,7 +200,8 @@ func TestLengths(t *testing.T) {
 	c.shard("a", shards.UInt16, 5000, 3000)
 	fingerprint := func(length, stages string) string {
 		t.Helper()
-		config, err := ParseConfig([]byte("sequence_length: 16\nsources:\n  - {name: a, shards: a.idx, weight: 1}\n"+length+stages), "blend.yaml", c.dir)
+		config, err := ParseConfig([]byte("sequence_length: 16\nsources:\n  - {name: a, shards: a.idx, weight: "+
+			"1}\n"+length+stages), "blend.yaml", c.dir)
 		if err != nil {
 			t.Fatalf("%s%s: %v", length, stages, err)
 		}
@@ -227,7 +228,8 @@ func TestLengths(t *testing.T) {
 			t.Errorf("%s: another plan", stages)
 		}
 	}
-	config, err := ParseConfig([]byte("sequence_length: 16\nsources: [{name: a, shards: a}]\ntokens: 64k\nstages: [{tokens: 32k}]\n"), "blend.yaml", c.dir)
+	config, err := ParseConfig([]byte("sequence_length: 16\nsources: [{name: a, shards: a}]\ntokens: 64k\nstages: "+
+		"[{tokens: 32k}]\n"), "blend.yaml", c.dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -292,7 +294,8 @@ func TestSealErrors(t *testing.T) {
 		"all skipped": {head + a + "skips:\n  - {from: 3, to: 15}\n  - {from: 0, to: 4}\n",
 			`blend.yaml:6: the skips cover all 15 positions of the plan`},
 		"never used": {head +
-			"  - name: b\n    shards: [a/0]\n  - name: a\n    shards: [a/1]\nstages:\n  - samples: 3\n    weights: {a: 1}\n",
+			"  - name: b\n    shards: [a/0]\n  - name: a\n    shards: [a/1]\nstages:\n  - samples: 3\n    weights: " +
+			"{a: 1}\n",
 			`blend.yaml:3: source "b" has a weight in no stage`},
 		"digits": {head +
 			"  - name: b\n    shards: [a/0]\n    weight: 1e20\n  - name: a\n    shards: [a/1]\n    weight: 1\n",

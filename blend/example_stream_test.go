@@ -36,7 +36,8 @@ func Example() {
 		log.Fatal(err)
 	}
 
-	config, err := blend.ParseConfig([]byte("sequence_length: 4\nsources:\n  - {name: web, shards: [web.idx], weight: 1}\n"+
+	config, err := blend.ParseConfig([]byte("sequence_length: 4\nsources:\n  - {name: web, shards: [web.idx], "+
+		"weight: 1}\n"+
 		"samples: 12\n"), "blend.yaml", dir)
 	if err != nil {
 		log.Fatal(err)

@@ -156,7 +156,8 @@ func TestStreamAsPyarrowReadsIt(t *testing.T) {
 	if fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Error("pyarrow read other rows than the stream holds")
 	}
-	if fmt.Sprint(golden.Schema) != "[position: int64 source: dictionary<values=string, indices=int32, ordered=0> epoch: int32 window: int64 "+
+	if fmt.Sprint(golden.Schema) != "[position: int64 source: dictionary<values=string, indices=int32, ordered=0> "+
+		"epoch: int32 window: int64 "+
 		"tokens: fixed_size_list<item: uint16 not null>[17] document_starts: list<item: int32 not null>]" {
 		t.Errorf("pyarrow's schema: %s", golden.Schema)
 	}

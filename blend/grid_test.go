@@ -25,7 +25,8 @@ func TestGridCheck(t *testing.T) {
 		{7, 600, 600, ""}, // the state of a finished run
 		{700, 0, 600, ""},
 		{8, 21, 600,
-			"position 21 is not the start of a step of 8 samples; use 16 or 24. To change the batch size of a run, stop the run at a multiple of both batch sizes"},
+			"position 21 is not the start of a step of 8 samples; use 16 or 24. To change the batch size of a run, " +
+				"stop the run at a multiple of both batch sizes"},
 		{8, 598, 600, "use 592. To change"},
 		{7, 599, 600, "use 595. To change"},
 		{700, 5, 600, "use 0. To change"},

@@ -38,7 +38,8 @@ func TestShardIsReadAgainOnceRestored(t *testing.T) {
 					}
 				}
 			}
-			const text = "sequence_length: 32\nsources:\n  - {name: good, shards: [good]}\n  - {name: bad, shards: [bad]}\n"
+			const text = "sequence_length: 32\nsources:\n  - {name: good, shards: [good]}\n  - {name: bad, shards: " +
+				"[bad]}\n"
 			d := c.open(text)
 			want := expected(t, c.open(text), 0, d.Length())
 			read := func() error {

@@ -126,8 +126,10 @@ func TestDevicesTable(t *testing.T) {
 	for _, want := range []string{
 		"cpu     cpu avx2, 2 threads  yes              150           200    30\n",
 		`opencl  Max\x1b 1550 (gpu)   yes            1e+04             -  1250`,
-		"driver 23 of Intel; OpenCL 3.0\n  512 compute units at 1,600 MHz; memory 64.0 GB, at most 32.0 GB per buffer, local 128 kB; work-groups of at most 1,024 work-items\n",
-		"sub-groups: yes of 16, 32; matrix instructions: yes; fp16: yes; bf16: yes\n  measured with the kernels copy and product_shared",
+		"driver 23 of Intel; OpenCL 3.0\n  512 compute units at 1,600 MHz; memory 64.0 GB, at most 32.0 GB per " +
+			"buffer, local 128 kB; work-groups of at most 1,024 work-items\n",
+		"sub-groups: yes of 16, 32; matrix instructions: yes; fp16: yes; bf16: yes\n  measured with the kernels " +
+			"copy and product_shared",
 		"  not measured: measuring Broken: no answer\n",
 		"\nonednn: not there\nChoose a device with `device:` in train.yaml, or with --device: cpu, onednn, opencl, ",
 	} {

@@ -120,7 +120,8 @@ func prepare(t *testing.T) string {
 	}
 	for name, text := range map[string]string{
 		"blend.yaml": "sequence_length: 32\nvalidation: 0.05\nsources:\n  - {name: a, shards: [shards/a]}\n",
-		"train.yaml": "output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 12\nseed: 3\ncheckpoint: {every: 2, keep: 2}\nevaluate: {every: 6, samples: 2}\n",
+		"train.yaml": "output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 12\nseed: 3\ncheckpoint: " +
+			"{every: 2, keep: 2}\nevaluate: {every: 6, samples: 2}\n",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
 			t.Fatal(err)
@@ -247,7 +248,8 @@ func TestStoppedTrain(t *testing.T) {
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
 	// Long enough that the signals come before the end.
-	config := "output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 200\ncheckpoint: {every: 0}\nevaluate: {every: 0}\n"
+	config := "output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 200\ncheckpoint: {every: " +
+		"0}\nevaluate: {every: 0}\n"
 	if err := os.WriteFile(filepath.Join(dir, "train.yaml"), []byte(config), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -259,7 +261,8 @@ func TestStoppedTrain(t *testing.T) {
 		sig  os.Signal
 		args []string
 		code int
-	}{{os.Interrupt, nil, exitStopped}, {syscall.SIGTERM, nil, exitStopped}, {syscall.SIGTERM, []string{"--stop-is-success"}, exitDone}} {
+	}{{os.Interrupt, nil, exitStopped}, {syscall.SIGTERM, nil, exitStopped},
+		{syscall.SIGTERM, []string{"--stop-is-success"}, exitDone}} {
 		sig := test.sig
 		c := mula(dir, append([]string{"train"}, test.args...)...)
 		var out bytes.Buffer

@@ -59,7 +59,8 @@ func TestTrainMessages(t *testing.T) {
 	path := filepath.Join(dir, "train.yaml")
 	for _, test := range []struct{ yaml, want string }{
 		{"plan: nothere.json\n", "train.yaml:1: plan is " + filepath.Join(dir, "nothere.json") +
-			", which does not exist; write the path of a plan.json of mula blend, relative to the directory of train.yaml"},
+			", which does not exist; write the path of a plan.json of mula blend, relative to the directory of " +
+			"train.yaml"},
 		{"steps: 3\nplan: .\n", "train.yaml:2: plan is " + dir +
 			", which is a directory; write the path of a plan.json"},
 		{"seed: 18446744073709551616\n",

@@ -36,7 +36,8 @@ func TestPositionsOfCommands(t *testing.T) {
 		{"stream --batch-size 32 --from 96 --to 100", exitDone, ""},
 		{"stream --batch-size 32 --from 100", exitDone, ""}, // the state of a finished run
 		{"stream --batch-size 32 --from 40", exitUsage,
-			"position 40 is not the start of a step of 32 samples; use 32 or 64. To change the batch size of a run, stop the run at a multiple of both batch sizes"},
+			"position 40 is not the start of a step of 32 samples; use 32 or 64. To change the batch size of a run, " +
+				"stop the run at a multiple of both batch sizes"},
 		{"stream --batch-size 32 --to 40", exitUsage,
 			"position 40 is not the end of a step of 32 samples; use 32 or 64"},
 		{"stream --batch-size 32 --from 101", exitUsage, "not all in the plan, which has 100"},
@@ -139,7 +140,8 @@ func TestPlanDiffPoints(t *testing.T) {
 	plantest.Shard(t, filepath.Join(dir, "b"), shards.UInt16, 50, [][]uint32{make([]uint32, 8*100+1)})
 	seal := func(name, b string) string {
 		return plantest.Seal(t, dir, name,
-			"sequence_length: 8\nsources:\n  - {name: a, shards: [a], weight: 1}\n  - {name: b, shards: [b], weight: "+b+"}\nsamples: 100\n")
+			"sequence_length: 8\nsources:\n  - {name: a, shards: [a], weight: 1}\n  - {name: b, shards: [b], "+
+				"weight: "+b+"}\nsamples: 100\n")
 	}
 	code, stdout, stderr := call(t, "plan", "diff", seal("p.json", "1"), seal("q.json", "3"))
 	if code != exitDone || !strings.Contains(stdout, "change (percentage points)") ||

@@ -220,7 +220,8 @@ func TestServeToken(t *testing.T) {
 		client      *http.Client
 		from, token string
 		status      int
-	}{{&http.Client{}, "http://127.0.0.1:" + port, "", 401}, {&http.Client{}, "http://127.0.0.1:" + port, "Bearer word", 200}, {overSocket, "http://localhost", "", 200}} {
+	}{{&http.Client{}, "http://127.0.0.1:" + port, "", 401}, {&http.Client{}, "http://127.0.0.1:" + port,
+		"Bearer word", 200}, {overSocket, "http://localhost", "", 200}} {
 		r, err := http.NewRequest("GET", c.from+"/v1/plan", nil)
 		if err != nil {
 			t.Fatal(err)

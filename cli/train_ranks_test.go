@@ -270,7 +270,8 @@ func TestTrainRankSignals(t *testing.T) {
 	t.Parallel()
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
-	config := "output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 200\ncheckpoint: {every: 0}\nevaluate: {every: 0}\nlayout: {dp: 2, ep: 2}\nthreads: 1\n"
+	config := "output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 200\ncheckpoint: {every: " +
+		"0}\nevaluate: {every: 0}\nlayout: {dp: 2, ep: 2}\nthreads: 1\n"
 	if err := os.WriteFile(filepath.Join(dir, "train.yaml"), []byte(config), 0o644); err != nil {
 		t.Fatal(err)
 	}

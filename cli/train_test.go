@@ -52,9 +52,11 @@ func TestFewMicroBatches(t *testing.T) {
 		{1, 1, 4, 16, 8, ": fewer micro-batches than pipeline stages; lower micro_batch_size to 4 (new runs only)"},
 		{2, 1, 4, 14, 3, ": fewer micro-batches than pipeline stages; lower micro_batch_size to 1 (new runs only)"},
 		{16, 1, 4, 16, 1,
-			": fewer micro-batches than pipeline stages; raise batch_size to 64 or more (new runs only), or lower layout.pp"},
+			": fewer micro-batches than pipeline stages; raise batch_size to 64 or more (new runs only), or lower " +
+				"layout.pp"},
 		{2, 2, 3, 8, 8,
-			": fewer micro-batches than pipeline stages; raise batch_size to 12 or more with micro_batch_size 1 (new runs only), or lower layout.pp"},
+			": fewer micro-batches than pipeline stages; raise batch_size to 12 or more with micro_batch_size 1 " +
+				"(new runs only), or lower layout.pp"},
 		{1, 1, 4, 16, 4, ""},
 		{1, 1, 1, 1, 1, ""},
 	} {

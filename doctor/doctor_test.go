@@ -317,7 +317,10 @@ func TestFaults(t *testing.T) {
 		{"MPI launcher", Warning, "no MPI library", func(e *Environment, _ *faults) { found(e) }},
 		{"MPI launcher", Warning, "does not fit MPICH 4", func(e *Environment, _ *faults) {
 			found(e)
-			e.MPI = func(mpi.Family) (mpi.Library, error) { return mpi.Library{Version: "MPICH 4", Family: mpi.MPICH}, nil }
+			e.MPI = func(mpi.Family) (mpi.Library, error) {
+				return mpi.Library{Version: "MPICH 4", Family: mpi.MPICH},
+					nil
+			}
 		}},
 		{"OpenCL", Warning, "no driver", func(e *Environment, _ *faults) {
 			e.OpenCL = func() ([]string, error) { return nil, errors.New("no driver") }
@@ -348,7 +351,8 @@ func TestFaults(t *testing.T) {
 				return f.clock.now.Add(time.Minute), "", nil
 			}
 		}},
-		{"launcher", Warning, "without PMI", variable(map[string]string{"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"})},
+		{"launcher", Warning, "without PMI",
+			variable(map[string]string{"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"})},
 	}
 	planted := map[string]bool{}
 	for _, test := range tests {
@@ -406,8 +410,8 @@ func TestInterrupt(t *testing.T) {
 	}
 }
 
-// Without folders, the current folder and the cache folder are checked; the second one shortly if it
-// is on the same file system.
+// Without folders, the current folder and the cache folder are checked; the second one shortly if
+// it is on the same file system.
 func TestDefaultFolders(t *testing.T) {
 	e, _ := healthy(t)
 	t.Chdir(t.TempDir())

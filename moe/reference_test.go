@@ -218,7 +218,8 @@ func (r *reference) losses(b Batch) losses {
 		for l := range c.Layers {
 			selected += counts[l][e]
 			p += probs[l][e]
-			out.megablocks += float64(c.Experts) / (n * float64(c.ExpertsPerToken)) * counts[l][e] * probs[l][e] / tokens
+			out.megablocks += float64(c.Experts) / (n * float64(c.ExpertsPerToken)) * counts[l][e] * probs[l][e] /
+				tokens
 		}
 		out.hf += float64(c.Experts) * selected / n * p / n
 	}
@@ -432,7 +433,8 @@ func TestLossAgainstReference(t *testing.T) {
 			for _, v := range []struct {
 				what      string
 				got, want float64
-			}{{"loss", stats.Loss / float64(stats.Targets), want.ce}, {"hf", stats.Aux, want.hf}, {"z", stats.Z, want.z}} {
+			}{{"loss", stats.Loss / float64(stats.Targets), want.ce}, {"hf", stats.Aux, want.hf},
+				{"z", stats.Z, want.z}} {
 				if math.Abs(v.got-v.want) > 1e-5*math.Abs(v.want) {
 					t.Errorf("%s is %v, want %v", v.what, v.got, v.want)
 				}

@@ -40,7 +40,8 @@ func TestPackedPlanIsServed(t *testing.T) {
 	for r.Next() {
 		record := r.RecordBatch()
 		lengths := record.Column(record.Schema().FieldIndices("lengths")[0]).(*array.Int32).Values()
-		tokens := record.Column(record.Schema().FieldIndices("tokens")[0]).(*array.FixedSizeList).ListValues().(*array.Uint16).Values()
+		rows := record.Column(record.Schema().FieldIndices("tokens")[0]).(*array.FixedSizeList)
+		tokens := rows.ListValues().(*array.Uint16).Values()
 		for row, n := range lengths {
 			sample, err := s.data.Locate(position)
 			if err != nil {

@@ -363,7 +363,8 @@ func TestColumns(t *testing.T) {
 		"&columns=offset":          "position tokens offset",
 		"&columns=shard,position":  "tokens shard position",
 		"&columns=source,tokens":   "position source tokens",
-		"&columns=document_starts,epoch,window,shard,offset,source,tokens,position": "document_starts epoch window shard offset source tokens position",
+		"&columns=document_starts,epoch,window,shard,offset,source,tokens,position": "document_starts epoch window " +
+			"shard offset source tokens position",
 	} {
 		records, body := s.open("batch_size=8&to=40" + query)
 		var names []string
@@ -377,8 +378,8 @@ func TestColumns(t *testing.T) {
 		for records.Next() {
 			record := records.RecordBatch()
 			for i := range int(record.NumRows()) {
-				if r, _ := expected(t, s.data,
-					position); record.Column(records.Schema().FieldIndices("position")[0]).(*array.Int64).Value(i) != r.position {
+				column := record.Column(records.Schema().FieldIndices("position")[0]).(*array.Int64)
+				if r, _ := expected(t, s.data, position); column.Value(i) != r.position {
 					t.Errorf("%s: position %d came in another place", query, position)
 				}
 				position++

@@ -382,7 +382,8 @@ func TestPublishIsOrdered(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want := "remove x.idx, sync, rename x.bin, rename x.docs.arrow, rename x.sums, rename x.json, sync, rename x.idx, sync"
+		want := "remove x.idx, sync, rename x.bin, rename x.docs.arrow, rename x.sums, rename x.json, sync, rename " +
+			"x.idx, sync"
 		if s := strings.Join(got, ", "); s != want {
 			t.Errorf("replacing %v: %s", replacing, s)
 		}

@@ -133,7 +133,8 @@ func TestSpecials(t *testing.T) {
 	for _, c := range []struct {
 		opts  EncodeOptions
 		found []bool
-	}{{EncodeOptions{}, []bool{false, true, false}}, {EncodeOptions{Specials: SpecialsAsTokens}, []bool{true, true, true}}} {
+	}{{EncodeOptions{}, []bool{false, true, false}}, {EncodeOptions{Specials: SpecialsAsTokens},
+		[]bool{true, true, true}}} {
 		ids, err := tok.NewEncoder(c.opts).Append(nil, text)
 		if err != nil {
 			t.Fatal(err)

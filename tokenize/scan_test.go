@@ -263,7 +263,9 @@ func TestASCIIRuns(t *testing.T) {
 
 // benchmarkTexts are repeated.
 var benchmarkTexts = map[string]string{
-	"english": "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of a wife.\nHowever little known the feelings of such a man may be, don't we say that 1813 was his year? ",
+	"english": "It is a truth universally acknowledged, that a single man in possession of a good fortune, " +
+		"must be in want of a wife.\nHowever little known the feelings of such a man may be, don't we say that 1813 " +
+		"was his year? ",
 	"code": "func (t *table) run(s []byte, i int) int {\n\tfor i < len(s) && s[i] >= 0x80 {\n\t\ti += 2 // " +
 		"next\n\t}\n\treturn i\n}\n",
 	"russian": "Быстрая лиса прыгает через ленивую собаку 42 раза, и никто этого не заметил. ",

@@ -394,7 +394,8 @@ func TestHubName(t *testing.T) {
 	for path, hub := range map[string]bool{"gpt2": true, "allenai/dolma2-tokenizer": true, "tokenizer.json": false,
 		"models/tokenizer.json": false, "./gpt2": false, "/a/b": false, "a/b/c": false} {
 		if _, err := Load(path); err == nil || strings.Contains(err.Error(),
-			"names of the Hugging Face hub are not looked up: download the tokenizer.json of "+path) != hub || !errors.Is(err, os.ErrNotExist) {
+			"names of the Hugging Face hub are not looked up: download the tokenizer.json of "+path) != hub ||
+			!errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
@@ -429,7 +430,8 @@ func try(t interface{ Errorf(string, ...any) }, file []byte) {
 	var ids []uint32
 	for _, s := range []Specials{SpecialsAsText, SpecialsAsTokens} {
 		if ids, err = tok.NewEncoder(EncodeOptions{Specials: s,
-			AddSpecialTokens: s == SpecialsAsTokens}).Append(ids[:0], []byte("abab<|end|>a e\u0301 \u00e9 <s> don 12\u200b")); err != nil {
+			AddSpecialTokens: s == SpecialsAsTokens}).Append(ids[:0], []byte("abab<|end|>a e\u0301 \u00e9 <s> don "+
+			"12\u200b")); err != nil {
 			continue
 		}
 		for _, id := range ids {

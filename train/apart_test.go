@@ -50,7 +50,8 @@ func TestRunApart(t *testing.T) {
 		"adamw bf16": {plan,
 			often + "precision: bf16\nmicro_batch_size: 3\nrecompute: layers\noptimizer: {decay: optimus}\n"},
 		"groups": {plan, crashConfig + often +
-			"optimizer: {groups: [{match: [norms, embedding], weight_decay: 0}, {match: [experts], learning_rate_scale: 0.5}]}\nlayout: {dp: 2, ep: 2}\n"},
+			"optimizer: {groups: [{match: [norms, embedding], weight_decay: 0}, {match: [experts], " +
+			"learning_rate_scale: 0.5}]}\nlayout: {dp: 2, ep: 2}\n"},
 		"check replicas": {plan, crashConfig + often +
 			"layout: {dp: 4, check_replicas_every: 1, optimizer: unsharded}\n"},
 		"shared experts": {plan, crashConfig + often +

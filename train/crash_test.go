@@ -35,7 +35,8 @@ func childMain() int {
 }
 
 // crashConfig is a run of a few milliseconds.
-const crashConfig = "model: {preset: mula-nano, num_hidden_layers: 1, hidden_size: 16, intermediate_size: 8, num_experts: 2, num_experts_per_tok: 1}\n"
+const crashConfig = "model: {preset: mula-nano, num_hidden_layers: 1, hidden_size: 16, intermediate_size: 8, " +
+	"num_experts: 2, num_experts_per_tok: 1}\n"
 
 // A process that is killed at any moment, again and again, leaves a run directory from which the
 // run goes on as if nothing had happened: one rank, and four that write their checkpoints together.

@@ -109,7 +109,8 @@ func TestRunOpenCL(t *testing.T) {
 		from   Config
 		device string
 		warn   string
-	}{{unbroken, DeviceOpenCL, ""}, {unbroken, DeviceCPU, "the arithmetic of opencl"}, {cpu, DeviceOpenCL, "the arithmetic of cpu"}} {
+	}{{unbroken, DeviceOpenCL, ""}, {unbroken, DeviceCPU, "the arithmetic of opencl"},
+		{cpu, DeviceOpenCL, "the arithmetic of cpu"}} {
 		c := test.from
 		c.Device, c.Threads, c.Output = test.device, 2, filepath.Join(t.TempDir(), "run")
 		if err := os.CopyFS(c.Output, os.DirFS(test.from.Output)); err != nil {

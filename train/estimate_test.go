@@ -17,7 +17,8 @@ import (
 func TestEstimateInput(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	c := testConfig(t, plan,
-		"layout: {dp: 2, ep: 4, optimizer: so, dispatch: allgather}\nrecompute: layers\nprecision: bf16\noptimizer: {name: lion}\n")
+		"layout: {dp: 2, ep: 4, optimizer: so, dispatch: allgather}\nrecompute: layers\nprecision: bf16\noptimizer: "+
+			"{name: lion}\n")
 	in, err := c.EstimateInput(mustPlan(t, plan), estimate.Aurora)
 	if err != nil {
 		t.Fatal(err)

@@ -66,21 +66,25 @@ func TestGroupOf(t *testing.T) {
 // What is wrong with groups is said with file, line and what is right.
 func TestGroupsErrors(t *testing.T) {
 	for groups, want := range map[string]string{
-		"[{match: [embeddings], weight_decay: 0}]":        `train.yaml:3: optimizer.groups[0].match[0] is "embeddings", which is neither a class nor a pattern of parameter names; did you mean "embedding"?`,
-		"[{match: [norms]}, {match: [moments]}]":          `optimizer.groups[1].match[0] is "moments", which is neither a class nor a pattern`,
-		"[{match: [zzzzzzzz]}]":                           "known are embedding, head, norms, biases, attention, router, experts, feed_forward, matrices",
+		"[{match: [embeddings], weight_decay: 0}]": `train.yaml:3: optimizer.groups[0].match[0] is "embeddings", which is neither a class nor a pattern of parameter names; did you mean "embedding"?`,
+		"[{match: [norms]}, {match: [moments]}]":   `optimizer.groups[1].match[0] is "moments", which is neither a class nor a pattern`,
+		"[{match: [zzzzzzzz]}]": "known are embedding, head, norms, biases, attention, " +
+			"router, experts, feed_forward, matrices",
 		`[{match: ["model.layers.0.mlp.router.weight"]}]`: `is "model.layers.0.mlp.router.weight", which matches no parameter of the model; did you mean "model.layers.*.mlp.gate.weight"?`,
 		`[{match: ["model.layers.7.mlp.gate.weight"]}]`:   `is "model.layers.7.mlp.gate.weight", which matches no parameter of the model; did you mean "model.layers.*.mlp.gate.weight"?`,
 		`[{match: ["*.bias"]}]`:                           `is "*.bias", which matches no parameter of the model`,
 		`[{match: ["[a.b"]}]`:                             `is "[a.b", which is not a valid pattern`,
 		`[{match: ["*"]}, {match: [norms]}]`:              `optimizer.groups[1].match[0] is "norms", but earlier groups contain all parameters that it matches; move this group before them`,
-		"[{match: []}]":                                   "optimizer.groups[0] has no match; list classes (embedding, head,",
-		"[{weight_decay: 0}]":                             "optimizer.groups[0] has no match",
-		"[{match: [norms], weight_decay: -1}]":            "optimizer.groups[0].weight_decay is -1; must be 0 or more",
-		"[{match: [norms], learning_rate_scale: -0.5}]":   "optimizer.groups[0].learning_rate_scale is -0.5; must be 0 or more",
-		"[{match: [norms], learning_rate_scale: .inf}]":   "optimizer.groups[0].learning_rate_scale is .inf; it must be a finite number",
-		"[{match: [norms], learning_rate: 0.1}]":          `train.yaml:3: unknown field "learning_rate"`,
-		"{match: [norms]}":                                "train.yaml:3",
+		"[{match: []}]": "optimizer.groups[0] has no match; list classes " +
+			"(embedding, head,",
+		"[{weight_decay: 0}]":                  "optimizer.groups[0] has no match",
+		"[{match: [norms], weight_decay: -1}]": "optimizer.groups[0].weight_decay is -1; must be 0 or more",
+		"[{match: [norms], learning_rate_scale: -0.5}]": "optimizer.groups[0].learning_rate_scale is -0.5; must " +
+			"be 0 or more",
+		"[{match: [norms], learning_rate_scale: .inf}]": "optimizer.groups[0].learning_rate_scale is .inf; it " +
+			"must be a finite number",
+		"[{match: [norms], learning_rate: 0.1}]": `train.yaml:3: unknown field "learning_rate"`,
+		"{match: [norms]}":                       "train.yaml:3",
 	} {
 		_, err := ParseConfig([]byte("model: {preset: mula-nano}\noptimizer:\n  groups: "+groups+"\n"), "train.yaml")
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -88,7 +92,8 @@ func TestGroupsErrors(t *testing.T) {
 		}
 	}
 	// Classes without parameters are no mistake: the same groups go with a dense model.
-	if _, err := ParseConfig([]byte("model: {preset: mula-1b}\noptimizer: {groups: [{match: [norms, biases, experts, router], weight_decay: 0}]}\n"), "train.yaml"); err != nil {
+	if _, err := ParseConfig([]byte("model: {preset: mula-1b}\noptimizer: {groups: [{match: [norms, biases, "+
+		"experts, router], weight_decay: 0}]}\n"), "train.yaml"); err != nil {
 		t.Error(err)
 	}
 }
@@ -107,7 +112,8 @@ func TestGroupsRun(t *testing.T) {
 	if summary.Groups != nil {
 		t.Errorf("groups %v", summary.Groups)
 	}
-	same := run("optimizer: {groups: [{match: [norms, router], weight_decay: 0.1, learning_rate_scale: 1}, {match: [\"*.q_proj.weight\"]}]}\n")
+	same := run("optimizer: {groups: [{match: [norms, router], weight_decay: 0.1, learning_rate_scale: 1}, {match: " +
+		"[\"*.q_proj.weight\"]}]}\n")
 	if same.Weights != plain.Weights {
 		t.Errorf("groups with the settings of the optimizer give the weights %.16s…, none %.16s…", same.Weights,
 			plain.Weights)

@@ -414,7 +414,8 @@ func TestRunResume(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	const more = crashConfig +
-		"checkpoint: {every: 3}\nevaluate: {every: 2, samples: 3}\naux_loss: {form: megablocks}\nz_loss: {coefficient: 0.001}\n"
+		"checkpoint: {every: 3}\nevaluate: {every: 2, samples: 3}\naux_loss: {form: megablocks}\nz_loss: " +
+		"{coefficient: 0.001}\n"
 	unbroken := testConfig(t, plan, more)
 	want := mustRun(t, unbroken, Options{})
 	for stop := range int64(7) {
@@ -759,7 +760,8 @@ func TestRunPlanChangeRefused(t *testing.T) {
 	c := testConfig(t, makePlan(t, dir, "plan.json", ""), "plan_change: accept\nevaluate: {every: 0}\n")
 	mustRun(t, c, stopAfter(3))
 
-	const sources = "sources:\n- {name: go, shards: [go.idx], weight: 0.7}\n- {name: tests, shards: [tests.idx], weight: 0.3}\n"
+	const sources = "sources:\n- {name: go, shards: [go.idx], weight: 0.7}\n- {name: tests, shards: [tests.idx], " +
+		"weight: 0.3}\n"
 	c.Plan = plantest.Seal(t, dir, "short.json", "sequence_length: 8\nseed: 5\n"+sources)
 	if _, err := Run(context.Background(), c, Options{}); err == nil ||
 		!strings.Contains(err.Error(), "sequence length") {

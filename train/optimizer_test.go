@@ -467,7 +467,8 @@ func TestScheduleFreeCheckpoint(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	c := testConfig(t, plan,
-		"optimizer: {name: schedule_free_adamw}\nschedule: {name: constant, learning_rate: 1e-2, warmup_steps: 2}\nevaluate: {every: 8, samples: 3}\n")
+		"optimizer: {name: schedule_free_adamw}\nschedule: {name: constant, learning_rate: 1e-2, warmup_steps: "+
+			"2}\nevaluate: {every: 8, samples: 3}\n")
 	var evaluated *Evaluation
 	result := mustRun(t, c, Options{Progress: func(p Progress) { evaluated = p.Evaluation }})
 	d := device(t, 1)
@@ -886,7 +887,8 @@ func TestSophiaGMicroBatches(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	hessian := func(more string) []float32 {
 		c := testConfig(t, plan,
-			crashConfig+"steps: 2\noptimizer: {name: sophiag, hessian_every: 2}\nschedule: {learning_rate: 1e-6}\naux_loss: {form: none}\nevaluate: {every: 0}\n"+more)
+			crashConfig+"steps: 2\noptimizer: {name: sophiag, hessian_every: 2}\nschedule: {learning_rate: "+
+				"1e-6}\naux_loss: {form: none}\nevaluate: {every: 0}\n"+more)
 		f, err := safetensors.Open(filepath.Join(mustRun(t, c, Options{}).Checkpoint, optimizerFile))
 		if err != nil {
 			t.Fatal(err)

@@ -91,7 +91,8 @@ func TestPipelineOptimizers(t *testing.T) {
 		more, dp := fmt.Sprintf("optimizer: {name: %s}\n", name), 1
 		switch name {
 		case AdamW:
-			more = "model: {preset: mula-1b, num_hidden_layers: 3, hidden_size: 32, intermediate_size: 48, num_attention_heads: 2, num_key_value_heads: 2, vocab_size: 512}\nrecompute: layers\n"
+			more = "model: {preset: mula-1b, num_hidden_layers: 3, hidden_size: 32, intermediate_size: 48, " +
+				"num_attention_heads: 2, num_key_value_heads: 2, vocab_size: 512}\nrecompute: layers\n"
 		case SophiaG:
 			more, dp = "optimizer: {name: sophiag, hessian_every: 2}\n", 2
 		case ScheduleFreeAdamW:

@@ -321,7 +321,8 @@ func TestOverlap(t *testing.T) {
 					want = 0
 				}
 				if n := len(r.pending); n != want {
-					t.Errorf("late %v, rank %d, step %d: sums of %d buckets were started before the pass ended, want %d", late, r.ranks.rank(), r.state.Step, n, want)
+					t.Errorf("late %v, rank %d, step %d: sums of %d buckets were started before the pass ended, "+
+						"want %d", late, r.ranks.rank(), r.state.Step, n, want)
 				}
 				close(passed[r.ranks.rank()][r.state.Step])
 			},
@@ -644,18 +645,22 @@ func TestRanksDiffer(t *testing.T) {
 func TestLayoutRefused(t *testing.T) {
 	for text, want := range map[string]string{
 		"layout: {pp: 0}": "layout.pp is 0; must be from 1 to ",
-		"layout: {pp: 3}\nmodel: {preset: mula-nano}":                          "layout.pp is 3, but the model has only 2 layers",
-		"layout: {pp: 2}\nmodel: {preset: mula-1b, tie_word_embeddings: true}": "layout.pp is 2, but model.tie_word_embeddings",
+		"layout: {pp: 3}\nmodel: {preset: mula-nano}": "layout.pp is 3, but the model has " +
+			"only 2 layers",
+		"layout: {pp: 2}\nmodel: {preset: mula-1b, tie_word_embeddings: true}": "layout.pp is 2, but " +
+			"model.tie_word_embeddings",
 		"layout: {tp: 8}": "layout.tp is 8, but this version has no tensor parallelism",
 		"layout: {dp: 0}": "layout.dp is 0; must be from 1 to ",
-		"layout: {ep: 3}\nmodel: {preset: mula-nano}": "layout.ep is 3, which does not divide the 8 experts of a layer; possible: 1, 2, 4, 8",
-		"layout: {ep: 2}\nmodel: {preset: mula-1b}":   "layout.ep is 2, but a dense model has no experts",
+		"layout: {ep: 3}\nmodel: {preset: mula-nano}": "layout.ep is 3, which does not divide the 8 experts of a " +
+			"layer; possible: 1, 2, 4, 8",
+		"layout: {ep: 2}\nmodel: {preset: mula-1b}": "layout.ep is 2, but a dense model has no experts",
 		"layout: {dp: 3}":           "batch_size is 32; must be a multiple of layout.dp · layout.ep = 3 · 1 = 3",
 		"layout: {optimizer: zero}": `layout.optimizer is "zero"; allowed: epso, so, unsharded`,
 		"layout: {links: nccl}":     `layout.links is "nccl"; allowed: auto, local, tcp, mpi`,
 		"layout: {sums: quick}":     `layout.sums is "quick"; allowed: exact, fast`,
 		"layout: {dispatch: ring}":  `layout.dispatch is "ring"; allowed: alltoall, allgather`,
-		"layout: {uniform_routing: true}\nmodel: {preset: mula-1b}": "layout.uniform_routing is true, but a dense model has no router",
+		"layout: {uniform_routing: true}\nmodel: {preset: mula-1b}": "layout.uniform_routing is true, but a dense " +
+			"model has no router",
 	} {
 		if _, err := ParseConfig([]byte(text+"\n"), "train.yaml"); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %q", text, err, want)

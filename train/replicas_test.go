@@ -70,7 +70,8 @@ func TestI3Replicas(t *testing.T) {
 					l := test.layout
 					l.Optimizer = scheme
 					c := ranksConfig(t, plan, l,
-						"model: {preset: mula-nano, hidden_size: 16, intermediate_size: 8, num_experts: 4}\nbatch_size: 12\nsteps: 8\nevaluate: {every: 0}\n")
+						"model: {preset: mula-nano, hidden_size: 16, intermediate_size: 8, num_experts: "+
+							"4}\nbatch_size: 12\nsteps: 8\nevaluate: {every: 0}\n")
 					c.Layout.CheckReplicasEvery = 4
 					_, err := Run(context.Background(), c, Options{atStep: func(r *run) {
 						if r.ranks.rank() == test.rank && r.state.Step == 5 {

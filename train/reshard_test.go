@@ -122,7 +122,8 @@ func losses(t testing.TB, output string) []float64 {
 func TestInitializeFromManyRanks(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	const config = "model: {preset: mula-nano, num_hidden_layers: 1, hidden_size: 16, intermediate_size: 8, num_experts: 4, num_experts_per_tok: 2}\nevaluate: {every: 0}\n"
+	const config = "model: {preset: mula-nano, num_hidden_layers: 1, hidden_size: 16, intermediate_size: 8, " +
+		"num_experts: 4, num_experts_per_tok: 2}\nevaluate: {every: 0}\n"
 	first := testConfig(t, plan, config+"steps: 2\nlayout: {dp: 2, ep: 2}\n")
 	mustRun(t, first, Options{})
 	var all []float64
@@ -154,7 +155,8 @@ func TestResumeAtAnyLayout(t *testing.T) {
 	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	const config = "model: {preset: mula-nano, num_hidden_layers: 2, hidden_size: 16, intermediate_size: 8, num_experts: 4, num_experts_per_tok: 2}\n" +
+	const config = "model: {preset: mula-nano, num_hidden_layers: 2, hidden_size: 16, intermediate_size: 8, " +
+		"num_experts: 4, num_experts_per_tok: 2}\n" +
 		"steps: 6\nevaluate: {every: 0}\ncheckpoint: {every: 3, keep: 5}\n"
 	for _, test := range []struct {
 		optimizer string

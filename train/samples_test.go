@@ -39,7 +39,8 @@ func windowsPlan(t testing.TB, dir, name, more string) string {
 	return plantest.Seal(t, dir, name, documentsBlend+more)
 }
 
-const documentsBlend = "sequence_length: 24\nseed: 5\nvalidation: 0.15\nsources:\n- {name: go, shards: [go.idx], weight: 0.7}\n- {name: tests, shards: [tests.idx], weight: 0.3}\n"
+const documentsBlend = "sequence_length: 24\nseed: 5\nvalidation: 0.15\nsources:\n- {name: go, shards: [go.idx], " +
+	"weight: 0.7}\n- {name: tests, shards: [tests.idx], weight: 0.3}\n"
 
 // writeDocuments writes a shard of documents of so many tokens each.
 func writeDocuments(t testing.TB, dir, name string, seed uint64, length func(rng *rand.Rand) int) {
@@ -428,8 +429,10 @@ func TestDocumentsResume(t *testing.T) {
 func TestDocumentsSpikes(t *testing.T) {
 	dir := t.TempDir()
 	spikyPlan(t, dir, "windows.json", nil, 20) // for its shards
-	const config = "sequence_length: 16\nseed: 5\npacking: best_fit\nsources:\n- {name: text, shards: [text.idx]}\n- {name: garbage, shards: [garbage.idx]}\nsamples: 336\nstages:\n" +
-		"- {samples: 160, weights: {text: 1}}\n- {samples: 8, weights: {garbage: 1}}\n- {samples: rest, weights: {text: 1}}\n"
+	const config = "sequence_length: 16\nseed: 5\npacking: best_fit\nsources:\n- {name: text, shards: " +
+		"[text.idx]}\n- {name: garbage, shards: [garbage.idx]}\nsamples: 336\nstages:\n" +
+		"- {samples: 160, weights: {text: 1}}\n- {samples: 8, weights: {garbage: 1}}\n- {samples: rest, weights: " +
+		"{text: 1}}\n"
 	plan := plantest.Seal(t, dir, "plan.json", config)
 	for action, left := range map[string]blend.Range{"skip": {From: 160, To: 168}, "rollback": {From: 136, To: 168}} {
 		c := testConfig(t, plan, spikyConfig+spikes(action))
@@ -452,13 +455,16 @@ func TestNothingCounts(t *testing.T) {
 	dir := t.TempDir()
 	writeDocuments(t, dir, "ones", 1, func(*rand.Rand) int { return 1 })
 	writeDocuments(t, dir, "more", 2, func(rng *rand.Rand) int { return 1 + rng.IntN(9) })
-	const sources = "sequence_length: 24\nseed: 5\npacking: best_fit\nvalidation: 0.2\nsources:\n- {name: ones, shards: [ones.idx]}\n- {name: more, shards: [more.idx]}\n"
+	const sources = "sequence_length: 24\nseed: 5\npacking: best_fit\nvalidation: 0.2\nsources:\n- {name: ones, " +
+		"shards: [ones.idx]}\n- {name: more, shards: [more.idx]}\n"
 	plan := plantest.Seal(t, dir, "plan.json",
-		sources+"samples: 24\nstages:\n- {samples: 8, weights: {ones: 1, more: 1}}\n- {samples: 8, weights: {ones: 1}}\n- {samples: 8, weights: {more: 1}}\n")
+		sources+"samples: 24\nstages:\n- {samples: 8, weights: {ones: 1, more: 1}}\n- {samples: 8, weights: {ones: "+
+			"1}}\n- {samples: 8, weights: {more: 1}}\n")
 	for _, more := range []string{"", "layout: {dp: 2}\n", "layout: {dp: 2, ep: 2}\n", "layout: {dp: 2, pp: 2}\n",
 		"optimizer: {name: sophiag, hessian_every: 1}\n"} {
 		c := testConfig(t, plan,
-			more+"steps: 6\nbatch_size: 4\nmicro_batch_size: 1\ncheckpoint: {every: 1, keep: 9}\nevaluate: {every: 3, samples: 4}\nspikes: {action: skip}\n")
+			more+"steps: 6\nbatch_size: 4\nmicro_batch_size: 1\ncheckpoint: {every: 1, keep: 9}\nevaluate: {every: "+
+				"3, samples: 4}\nspikes: {action: skip}\n")
 		var steps []StepMetrics
 		var e *Evaluation
 		mustRun(t, c, Options{Progress: func(p Progress) {

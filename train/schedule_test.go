@@ -132,7 +132,8 @@ func TestScheduleResolve(t *testing.T) {
 				CooldownForm: CooldownOneMinusSqrt}, ""},
 		{"{warmup_steps: 200}", Schedule{Name: Cosine, Peak: 4e-4, Min: 4e-5, Warmup: 200, Decay: 200}, ""},
 		{"{warmup_steps: 201}", Schedule{},
-			"schedule.warmup_steps is 201, but schedule.decay_steps is 200, so schedule.learning_rate would never be reached"},
+			"schedule.warmup_steps is 201, but schedule.decay_steps is 200, so schedule.learning_rate would never " +
+				"be reached"},
 		{"{name: constant, warmup_steps: 201}", Schedule{}, "schedule.warmup_steps is 201, but steps is 200"},
 		{"{name: wsd, warmup_steps: 50, cooldown_steps: 151}", Schedule{},
 			"schedule.cooldown_steps is 151, but schedule.warmup_steps of 50 leaves 150 of schedule.decay_steps"},

@@ -634,7 +634,8 @@ func TestSaveRefused(t *testing.T) {
 		}, []string{"embed.exp_avg[77:153] is missing"}},
 		"two ranks write a range": {func(_ int, s *share, _ *string) {
 			s.held[1].write = []stretch{{"exp_avg", 0, make([]float32, 1)}, {"exp_avg_sq", 0, make([]float32, 1)}}
-		}, []string{"scale.exp_avg in optimizer-00001-of-00002.safetensors and scale.exp_avg in optimizer-00002-of-00002.safetensors overlap"}},
+		}, []string{"scale.exp_avg in optimizer-00001-of-00002.safetensors and scale.exp_avg in " +
+			"optimizer-00002-of-00002.safetensors overlap"}},
 		"an unknown state": {func(rank int, s *share, _ *string) {
 			if rank == 1 {
 				s.held[0].write[0].name = "hessian"

@@ -143,7 +143,8 @@ func spikyPlan(t testing.TB, dir, name string, skips []blend.Range, garbage ...i
 	for _, s := range skips {
 		fmt.Fprintf(&skipped, "- {from: %d, to: %d}\n", s.From, s.To)
 	}
-	config := "sequence_length: 16\nseed: 5\nsources:\n- {name: text, shards: [text.idx]}\n- {name: garbage, shards: [garbage.idx]}\nsamples: 336\nstages:\n" + stages.String() +
+	config := "sequence_length: 16\nseed: 5\nsources:\n- {name: text, shards: [text.idx]}\n- {name: garbage, " +
+		"shards: [garbage.idx]}\nsamples: 336\nstages:\n" + stages.String() +
 		"- {samples: rest, weights: {text: 1}}\n"
 	if len(skips) > 0 {
 		config += "skips:\n" + skipped.String()
@@ -153,7 +154,8 @@ func spikyPlan(t testing.TB, dir, name string, skips []blend.Range, garbage ...i
 
 // spikyConfig is a run of 40 steps that learns the text in a few of them.
 const spikyConfig = crashConfig +
-	"steps: 40\nschedule: {learning_rate: 2e-2, warmup_steps: 2}\nevaluate: {every: 0}\ncheckpoint: {every: 5}\nlog: {update_ratio_every: 3}\n"
+	"steps: 40\nschedule: {learning_rate: 2e-2, warmup_steps: 2}\nevaluate: {every: 0}\ncheckpoint: {every: " +
+	"5}\nlog: {update_ratio_every: 3}\n"
 
 func spikes(action string) string {
 	return fmt.Sprintf("spikes: {action: %s, window: 8, leave_out: 4}\n", action)

@@ -52,7 +52,8 @@ func open(t testing.TB, path string) *blend.Data {
 	return data
 }
 
-const stagesAndSkips = "validation: 0.05\nsamples: 1501\nstages:\n- samples: 250\n- {samples: rest, weights: {web: 0.5, code: 0.5}}\nskips:\n- {from: 37, to: 41}\n- {from: 310, to: 345}\n"
+const stagesAndSkips = "validation: 0.05\nsamples: 1501\nstages:\n- samples: 250\n- {samples: rest, weights: {web: " +
+	"0.5, code: 0.5}}\nskips:\n- {from: 37, to: 41}\n- {from: 310, to: 345}\n"
 
 // What is counted is what a plain loop over the positions counts, with the documents of each window
 // as Parts has them.
@@ -444,7 +445,8 @@ func TestGoodOrders(t *testing.T) {
 	distance, parity, n := 0.0, 0.0, 0.0
 	for seed := range uint64(40) {
 		data := plantest.Open(t, plantest.Seal(t, t.TempDir(), "plan.json", fmt.Sprintf("sequence_length: %d\nseed: "+
-			"%d\nsamples: %d\nsources:\n- {name: web, shards: [%q, %q], weight: 0.7}\n- {name: code, shards: [%q], weight: 0.3}\n",
+			"%d\nsamples: %d\nsources:\n- {name: web, shards: [%q, %q], weight: 0.7}\n- {name: code, shards: [%q], "+
+			"weight: 0.3}\n",
 			sequenceLength, seed, []int{500, 6000}[seed%2], d.ShardPath(0, 0), d.ShardPath(0, 1), d.ShardPath(1, 0))))
 		r, err := Run(context.Background(), nil, Options{BatchSize: 20, Nodes: 2, Storage: Kinds[0], Data: data})
 		data.Close()
@@ -584,7 +586,8 @@ func TestAmended(t *testing.T) {
 	d := seal(t, 5, "samples: 700\n")
 	other := seal(t, 50, "samples: 10\n")
 	a, err := blend.ParseAmendment(fmt.Appendf(nil,
-		"samples: 3000\nsources:\n- {name: web, shards: [%q]}\n- {name: more, shards: [%q]}\nweights: {web: 0.5, code: 0.2, more: 0.3}\n",
+		"samples: 3000\nsources:\n- {name: web, shards: [%q]}\n- {name: more, shards: [%q]}\nweights: {web: 0.5, "+
+			"code: 0.2, more: 0.3}\n",
 		other.ShardPath(0, 0), other.ShardPath(0, 1)), "amend.yaml", "/")
 	if err != nil {
 		t.Fatal(err)

@@ -299,7 +299,8 @@ func TestStorageByName(t *testing.T) {
 	}
 }
 
-const example = "name: scratch\nlatency: 0.002\nnode_bandwidth: 4e9\ntotal_bandwidth: 650e9\nrequest_size: 4194304\ncache: 100000000000\n"
+const example = "name: scratch\nlatency: 0.002\nnode_bandwidth: 4e9\ntotal_bandwidth: 650e9\nrequest_size: " +
+	"4194304\ncache: 100000000000\n"
 
 func TestLoadStorage(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "scratch.yaml")

@@ -154,7 +154,9 @@ func TestVectorFiles(t *testing.T) {
 			t.Errorf("%s has the MD5 %s, want %s", name, got, want)
 		}
 	}
-	const text = "Blendable dataset\n\nDatasets:\nCorpusDataset:f0,f2,-273-641234\n\nCorpusDataset:f1,-50-641234\n\nWeights: [0.84520124 0.15479876]\nSize: 323\n"
+	const text = "Blendable dataset\n\n" +
+		"Datasets:\nCorpusDataset:f0,f2,-273-641234\n\nCorpusDataset:f1,-50-641234\n\n" +
+		"Weights: [0.84520124 0.15479876]\nSize: 323\n"
 	if b, err := os.ReadFile(filepath.Join(c.Cache, "21f273c06fc3d9b60857922eb8306ad2.dsc")); string(b) != text {
 		t.Errorf("%v, %q", err, b)
 	}

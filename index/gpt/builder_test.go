@@ -96,7 +96,8 @@ func compare(t interface{ Fatalf(string, ...any) }, got, want reference) {
 	for _, f := range []struct {
 		name      string
 		got, want []byte
-	}{{"document index", got.documents, want.documents}, {"sample index", got.samples, want.samples}, {"shuffle index", got.shuffle, want.shuffle}} {
+	}{{"document index", got.documents, want.documents}, {"sample index", got.samples, want.samples},
+		{"shuffle index", got.shuffle, want.shuffle}} {
 		if bytes.Equal(f.got, f.want) {
 			continue
 		}

@@ -68,7 +68,8 @@ func TestGolden(t *testing.T) {
 		for _, f := range []struct {
 			name, want string
 			bytes      []byte
-		}{{"document index", c.Documents, got.documents}, {"sample index", c.SampleIndex, got.samples}, {"shuffle index", c.Shuffle, got.shuffle}} {
+		}{{"document index", c.Documents, got.documents}, {"sample index", c.SampleIndex, got.samples},
+			{"shuffle index", c.Shuffle, got.shuffle}} {
 			if sum := fmt.Sprintf("%x", md5.Sum(f.bytes)); sum != f.want {
 				t.Errorf("case %d, %+v: %s has the MD5 %s, want %s", i, c, f.name, sum, f.want)
 			}

@@ -600,7 +600,8 @@ func BenchmarkWeighted(b *testing.B) {
 	for _, c := range []struct {
 		kind     string
 		datasets int
-	}{{"lognormal", 7}, {"lognormal", 100}, {"lognormal", 1000}, {"lognormal", 2000}, {"files", 2000}, {"sources", 2000}, {"equal", 2000}} {
+	}{{"lognormal", 7}, {"lognormal", 100}, {"lognormal", 1000}, {"lognormal", 2000}, {"files", 2000},
+		{"sources", 2000}, {"equal", 2000}} {
 		rule := Rule{Weights: weightsOf(c.kind, c.datasets, rand.New(rand.NewPCG(1, 2)))}
 		const n = 20_000_000
 		benchmark(b, fmt.Sprintf("%s/%d", c.kind, c.datasets), n, func(threads int) error {
@@ -614,7 +615,8 @@ func BenchmarkExhaustive(b *testing.B) {
 	for _, c := range []struct {
 		kind     string
 		datasets int
-	}{{"random", 7}, {"random", 100}, {"random", 2000}, {"one tiny", 7}, {"one tiny", 2000}, {"large and tiny", 2000}, {"few", 2000}} {
+	}{{"random", 7}, {"random", 100}, {"random", 2000}, {"one tiny", 7}, {"one tiny", 2000}, {"large and tiny", 2000},
+		{"few", 2000}} {
 		rng := rand.New(rand.NewPCG(1, 2))
 		most := int64(40_000_000 / c.datasets)
 		sizes := sizesOf(c.kind, c.datasets, most, rng)
@@ -645,7 +647,8 @@ func benchmark(b *testing.B, name string, n int64, blend func(threads int) error
 			if err := unix.Getrusage(unix.RUSAGE_SELF, &after); err != nil {
 				b.Fatal(err)
 			}
-			b.ReportMetric(float64(after.Utime.Nano()-before.Utime.Nano()+after.Stime.Nano()-before.Stime.Nano())/float64(b.N)/float64(n), "cpu-ns/sample")
+			used := after.Utime.Nano() - before.Utime.Nano() + after.Stime.Nano() - before.Stime.Nano()
+			b.ReportMetric(float64(used)/float64(b.N)/float64(n), "cpu-ns/sample")
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/float64(n), "ns/sample")
 		})
 	}

@@ -319,7 +319,8 @@ func TestProfiles(t *testing.T) {
 			number := slices.Index([]string{"core-0.4", "core-0.5", "core-0.7", "core-0.8", "core-0.9", "core-0.10",
 				"core-0.11", "core-0.13"}, p.Name())
 
-			keys := "class dataset_path num_samples index_split random_seed sequence_length split split_matrix tokenizer"
+			keys := "class dataset_path num_samples index_split random_seed sequence_length split split_matrix " +
+				"tokenizer"
 			if number == 0 {
 				keys = "class path_prefix num_samples index_split split random_seed sequence_length"
 			}

@@ -239,19 +239,31 @@ func TestVectorAFiles(t *testing.T) {
 	if err := build(t, c, 1); err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range map[string]string{
-		"9550917d92b5853d13ed9a169d7581ef-GPTDataset-train-document_index.npy":           "b03c739533e202f9e037a58d7e4cf7e9",
-		"9550917d92b5853d13ed9a169d7581ef-GPTDataset-train-sample_index.npy":             "9cb564b7dc6a3353b559cc849d450f46",
-		"9550917d92b5853d13ed9a169d7581ef-GPTDataset-train-shuffle_index.npy":            "d47194f6177051f7b04bb6cb8af57692",
-		"11ee66898d37660cbba784b0bdc1acc8-GPTDataset-train-document_index.npy":           "e1847ccc81a590530aeae10f4efc3d2e",
-		"11ee66898d37660cbba784b0bdc1acc8-GPTDataset-train-sample_index.npy":             "f9e356ce48ccce1963bdb4df82f505b0",
-		"11ee66898d37660cbba784b0bdc1acc8-GPTDataset-train-shuffle_index.npy":            "a17dddf6f11d0a6d16d3b85a05a1c208",
-		"f94a98c76b76328c9e7b19cbbaeb93e9-GPTDataset-train-document_index.npy":           "48706ce1eb3635fcf11624f4d4af5d02",
-		"f94a98c76b76328c9e7b19cbbaeb93e9-GPTDataset-train-sample_index.npy":             "f6b52841b8e0722740b2b69f51a5a566",
-		"f94a98c76b76328c9e7b19cbbaeb93e9-GPTDataset-train-shuffle_index.npy":            "b5a1926c6b0e695764f740e808fda9c7",
-		"2919b6575c2ab8302aed2016a1b7193c-BlendedDataset-train-dataset_index.npy":        "73786489c5c6a3a94a039429ae01f3f4",
-		"2919b6575c2ab8302aed2016a1b7193c-BlendedDataset-train-dataset_sample_index.npy": "ab260c40f8bd3ec480c61a78b3d95ad9",
+	for _, file := range [][2]string{
+		{"9550917d92b5853d13ed9a169d7581ef-GPTDataset-train-document_index.npy",
+			"b03c739533e202f9e037a58d7e4cf7e9"},
+		{"9550917d92b5853d13ed9a169d7581ef-GPTDataset-train-sample_index.npy",
+			"9cb564b7dc6a3353b559cc849d450f46"},
+		{"9550917d92b5853d13ed9a169d7581ef-GPTDataset-train-shuffle_index.npy",
+			"d47194f6177051f7b04bb6cb8af57692"},
+		{"11ee66898d37660cbba784b0bdc1acc8-GPTDataset-train-document_index.npy",
+			"e1847ccc81a590530aeae10f4efc3d2e"},
+		{"11ee66898d37660cbba784b0bdc1acc8-GPTDataset-train-sample_index.npy",
+			"f9e356ce48ccce1963bdb4df82f505b0"},
+		{"11ee66898d37660cbba784b0bdc1acc8-GPTDataset-train-shuffle_index.npy",
+			"a17dddf6f11d0a6d16d3b85a05a1c208"},
+		{"f94a98c76b76328c9e7b19cbbaeb93e9-GPTDataset-train-document_index.npy",
+			"48706ce1eb3635fcf11624f4d4af5d02"},
+		{"f94a98c76b76328c9e7b19cbbaeb93e9-GPTDataset-train-sample_index.npy",
+			"f6b52841b8e0722740b2b69f51a5a566"},
+		{"f94a98c76b76328c9e7b19cbbaeb93e9-GPTDataset-train-shuffle_index.npy",
+			"b5a1926c6b0e695764f740e808fda9c7"},
+		{"2919b6575c2ab8302aed2016a1b7193c-BlendedDataset-train-dataset_index.npy",
+			"73786489c5c6a3a94a039429ae01f3f4"},
+		{"2919b6575c2ab8302aed2016a1b7193c-BlendedDataset-train-dataset_sample_index.npy",
+			"ab260c40f8bd3ec480c61a78b3d95ad9"},
 	} {
+		name, want := file[0], file[1]
 		if got := fileMD5(t, filepath.Join(c.Cache, name)); got != want {
 			t.Errorf("%s has the MD5 %s, want %s", name, got, want)
 		}

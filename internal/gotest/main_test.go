@@ -91,11 +91,13 @@ func TestSummary(t *testing.T) {
 			"skipped: no test for want of a library; 1 test for other reasons, which go test -v names"},
 		{skip("no OpenCL device: opencl: the loader libOpenCL.so.1 knows no driver") + skip("opencl: no loader") +
 			skip("onednn: no oneDNN library was found"),
-			"skipped: 3 tests for want of a library; to run all (Debian, Ubuntu): apt-get install pocl-opencl-icd ocl-icd-libopencl1 libdnnl2"},
+			"skipped: 3 tests for want of a library; to run all (Debian, Ubuntu): apt-get install pocl-opencl-icd " +
+				"ocl-icd-libopencl1 libdnnl2"},
 		{skip("Intel's OpenCL driver is not installed (Debian: intel-opencl-icd)"),
 			"skipped: 1 test for want of a library; to run all (Debian, Ubuntu): apt-get install intel-opencl-icd"},
 		{pass("no mpiexec.mpich on this machine (apt-get install mpich openmpi-bin)") + pass("OpenCL is there"),
-			"skipped: 0 tests for want of a library, and part of 1 test; to run all (Debian, Ubuntu): apt-get install mpich openmpi-bin"},
+			"skipped: 0 tests for want of a library, and part of 1 test; to run all (Debian, Ubuntu): apt-get " +
+				"install mpich openmpi-bin"},
 	} {
 		var r report
 		if err := r.read(strings.NewReader(c.events), new(strings.Builder)); err != nil {

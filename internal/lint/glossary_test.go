@@ -45,10 +45,7 @@ func needsGlossary(page string) string {
 
 // Every page that uses a term of the glossary links to the glossary.
 func TestGlossaryLinks(t *testing.T) {
-	root, _, err := moduleRoot()
-	if err != nil {
-		t.Fatal(err)
-	}
+	root := thisModule(t).root
 	glossary := filepath.Join(root, "docs", "glossary.md")
 	check := func(name string) {
 		text, err := os.ReadFile(name)
@@ -67,7 +64,7 @@ func TestGlossaryLinks(t *testing.T) {
 	for _, name := range []string{"README.md", "ARCHITECTURE.md", "benchmarks/README.md", "clients/python/README.md"} {
 		check(filepath.Join(root, name))
 	}
-	err = filepath.WalkDir(filepath.Join(root, "docs"), func(name string, entry fs.DirEntry, err error) error {
+	err := filepath.WalkDir(filepath.Join(root, "docs"), func(name string, entry fs.DirEntry, err error) error {
 		if err == nil && !entry.IsDir() && filepath.Ext(name) == ".md" {
 			check(name)
 		}

@@ -1,14 +1,12 @@
-// Package lint holds the rules of the house that the compiler does not know: which package may
-// import which, and who may print. It is tests only.
+// Package lint checks the rules of this repository that the compiler does not check: allowed
+// imports, printing, the language of the prose, the width of lines, and generated files. It has
+// tests only.
 package lint
 
 import (
-	"errors"
 	"fmt"
 	"go/ast"
-	"go/parser"
 	"go/token"
-	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
@@ -18,9 +16,8 @@ import (
 	"testing"
 )
 
-// height orders the packages directly below the module: a package imports lower ones only.
-// Sub-packages are as high as the package they belong to, and those of one package may import each
-// other.
+// height orders the top-level packages. A package imports only lower packages. A sub-package has
+// the height of its top-level package. Sub-packages of one package may import each other.
 var height = map[string]int{
 	"conformance": 7, // tests of the command
 	"cli":         6,
@@ -36,32 +33,17 @@ var height = map[string]int{
 	"internal":    0,
 }
 
-// aside are packages beside the house: they may import all of it but cli, and only tests, and they
-// themselves, import them.
+// aside lists packages that are not part of the program. They may import every package except cli.
+// Only tests and aside packages import them.
 var aside = []string{"fixtures", "benchmarks"}
 
-// onInternal are the packages that import none of ours but internal, although others would be below
-// them.
+// onInternal lists the packages that import only internal, although other packages are lower.
 var onInternal = []string{"xpu", "shards"}
 
-// vague are names that say nothing about what is inside.
+// vague lists package and file names that do not describe the content.
 var vague = []string{"util", "utils", "common", "helper", "helpers"}
 
-// A goFile is what the rules look at. Its path is relative to the module, with slashes.
-type goFile struct {
-	path   string
-	syntax *ast.File
-	set    *token.FileSet
-}
-
-func (f *goFile) test() bool { return strings.HasSuffix(f.path, "_test.go") }
-
-func (f *goFile) top() string {
-	top, _, _ := strings.Cut(f.path, "/")
-	return top
-}
-
-// breaches lists what a file of the module does against the rules, each with its line.
+// breaches lists the violations of the rules in a file, each with its line.
 func breaches(module string, f *goFile) []string {
 	var out []string
 	report := func(at token.Pos, format string, args ...any) {
@@ -74,13 +56,13 @@ func breaches(module string, f *goFile) []string {
 	names := strings.Split(strings.TrimSuffix(strings.TrimSuffix(f.path, ".go"), "_test"), "/")
 	for _, name := range append(names, strings.TrimSuffix(f.syntax.Name.Name, "_test")) {
 		if slices.Contains(vague, name) {
-			report(f.syntax.Package, "the name %q says nothing about what is inside", name)
+			report(f.syntax.Package, "the name %q does not describe the content", name)
 		}
 	}
 	_, known := height[f.top()]
 	if !known && !slices.Contains(aside, f.top()) {
 		report(f.syntax.Package,
-			"package %q has no place in the import rule: give it one in internal/lint, and in ARCHITECTURE.md",
+			"package %q is missing in the import rule: add it to internal/lint and to ARCHITECTURE.md",
 			path.Dir(f.path))
 		return out
 	}
@@ -108,8 +90,8 @@ func breaches(module string, f *goFile) []string {
 	return out
 }
 
-// refuse says why a file may not import the package of ours at a path relative to the module; it is
-// empty if it may.
+// refuse returns the reason why a file may not import a package of this module, or "". The path of
+// the package is relative to the module.
 func refuse(f *goFile, imported string) string {
 	top, _, _ := strings.Cut(imported, "/")
 	from := f.top()
@@ -117,7 +99,7 @@ func refuse(f *goFile, imported string) string {
 	case top == from:
 		return ""
 	case top == "cli" && from != "conformance":
-		return "nobody imports cli but the tests of the command as a whole"
+		return "only the conformance tests import cli"
 	case slices.Contains(aside, top):
 		if f.test() {
 			return ""
@@ -129,19 +111,19 @@ func refuse(f *goFile, imported string) string {
 	to, known := height[top]
 	switch {
 	case !known:
-		return "it has no place in the import rule"
+		return "the import rule does not list it"
 	case from == "internal":
-		return "internal imports none of ours but internal"
+		return "internal imports only internal"
 	case slices.Contains(onInternal, from) && top != "internal":
-		return from + " imports none of ours but internal"
+		return from + " imports only internal"
 	case to >= height[from]:
-		return "imports run downwards: cli → doctor → {train, serve} → {moe, blend} → {index, tokenize, xpu} → shards → internal"
+		return "imports run downwards: cli → doctor → {train, serve} → {moe, blend} → {index, tokenize, xpu} → " +
+			"shards → internal"
 	}
 	return ""
 }
 
-// printers are the names, by import path, through which a package below cli would speak to the user
-// or end the process by itself. "*" stands for every name.
+// printers lists, by import path, the names that print or end the process. "*" means every name.
 var printers = map[string][]string{
 	"os":  {"Stdout", "Stderr", "Exit"},
 	"fmt": {"Print", "Printf", "Println"},
@@ -188,95 +170,24 @@ func prints(f *goFile, report func(token.Pos, string, ...any)) {
 	})
 }
 
-// moduleFiles parses every Go file of the module at root, whatever its build constraints. Modules
-// nested in it are others' houses.
-func moduleFiles(root string) ([]*goFile, error) {
-	var files []*goFile
-	err := filepath.WalkDir(root, func(name string, entry fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		base := entry.Name()
-		if entry.IsDir() {
-			if name == root {
-				return nil
-			}
-			if base == "testdata" || base == "vendor" || strings.HasPrefix(base, ".") || strings.HasPrefix(base, "_") {
-				return fs.SkipDir
-			}
-			if _, err := os.Stat(filepath.Join(name, "go.mod")); err == nil {
-				return fs.SkipDir
-			}
-			return nil
-		}
-		if filepath.Ext(base) != ".go" || strings.HasPrefix(base, ".") || strings.HasPrefix(base, "_") {
-			return nil
-		}
-		rel, err := filepath.Rel(root, name)
-		if err != nil {
-			return err
-		}
-		f := &goFile{path: filepath.ToSlash(rel), set: token.NewFileSet()}
-		if f.syntax, err = parser.ParseFile(f.set, name, nil, parser.SkipObjectResolution|parser.ParseComments); err != nil {
-			return err
-		}
-		files = append(files, f)
-		return nil
-	})
-	return files, err
-}
-
-// moduleRoot finds the module that the test is in, and its path.
-func moduleRoot() (root, module string, err error) {
-	dir, err := os.Getwd()
-	if err != nil {
-		return "", "", err
-	}
-	for {
-		text, err := os.ReadFile(filepath.Join(dir, "go.mod"))
-		if err == nil {
-			for line := range strings.Lines(string(text)) {
-				if fields := strings.Fields(line); len(fields) >= 2 && fields[0] == "module" {
-					return dir, fields[1], nil
-				}
-			}
-			return "", "", fmt.Errorf("%s/go.mod names no module", dir)
-		}
-		if !errors.Is(err, fs.ErrNotExist) {
-			return "", "", err
-		}
-		if filepath.Dir(dir) == dir {
-			return "", "", errors.New("the test is not in a module")
-		}
-		dir = filepath.Dir(dir)
-	}
-}
-
-// The module keeps its rules.
+// Every file of the module follows the rules.
 func TestModule(t *testing.T) {
-	root, module, err := moduleRoot()
-	if err != nil {
-		t.Fatal(err)
-	}
-	files, err := moduleFiles(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := thisModule(t)
 	seen := make(map[string]bool)
-	for _, f := range files {
+	for _, f := range m.files {
 		seen[f.path] = true
-		for _, b := range breaches(module, f) {
+		for _, b := range breaches(m.path, f) {
 			t.Error(b)
 		}
 	}
 	for _, name := range []string{"internal/lint/imports_test.go", "internal/atomicfile/atomicfile.go"} {
 		if !seen[name] {
-			t.Errorf("%s was not looked at", name)
+			t.Errorf("%s was not examined", name)
 		}
 	}
 }
 
-// The rules are able to say no, and say it for the right reason.
+// Each rule reports a violation, with the right reason.
 func TestBreaches(t *testing.T) {
 	for _, test := range []struct {
 		path, text string
@@ -298,13 +209,13 @@ func TestBreaches(t *testing.T) {
 		{"shards/other.go", `package shards; import "mulatto/cli"`, nil}, // another module's package
 		// Upwards and sideways.
 		{"train/loop.go", `package train; import "mula/cli"`,
-			[]string{"train/loop.go:1: imports cli: nobody imports cli"}},
+			[]string{"train/loop.go:1: imports cli: only the conformance tests import cli"}},
 		{"train/loop_test.go", `package train; import "mula/cli"`,
-			[]string{"nobody imports cli but the tests of the command as a whole"}},
+			[]string{"only the conformance tests import cli"}},
 		{"fixtures/x.go", `package fixtures; import "mula/cli/table"`,
-			[]string{"imports cli/table: nobody imports cli"}},
+			[]string{"imports cli/table: only the conformance tests import cli"}},
 		{"benchmarks/x.go", `package benchmarks; import "mula/cli"`,
-			[]string{"nobody imports cli but the tests of the command as a whole"}},
+			[]string{"only the conformance tests import cli"}},
 		{"blend/plan.go", "package blend\n\nimport (\n\t\"fmt\"\n\t\"mula/train\"\n)",
 			[]string{"blend/plan.go:5: imports train: imports run downwards"}},
 		{"blend/plan.go", `package blend; import "mula/moe"`, []string{"imports moe: imports run downwards"}},
@@ -315,30 +226,30 @@ func TestBreaches(t *testing.T) {
 			[]string{"imports blend: imports run downwards"}},
 		{"index/order_test.go", `package index; import "mula/blend"`, []string{"imports blend: imports run downwards"}},
 		{"train/report/report.go", `package report; import "mula/cli"`,
-			[]string{"nobody imports cli but the tests of the command as a whole"}},
+			[]string{"only the conformance tests import cli"}},
 		{"xpu/device.go", `package xpu; import "mula/shards"`,
-			[]string{"imports shards: xpu imports none of ours but internal"}},
-		{"xpu/cpu/device.go", `package cpu; import "mula/moe"`, []string{"xpu imports none of ours but internal"}},
-		{"shards/read.go", `package shards; import "mula/index"`, []string{"shards imports none of ours but internal"}},
+			[]string{"imports shards: xpu imports only internal"}},
+		{"xpu/cpu/device.go", `package cpu; import "mula/moe"`, []string{"xpu imports only internal"}},
+		{"shards/read.go", `package shards; import "mula/index"`, []string{"shards imports only internal"}},
 		{"internal/a/a.go", `package a; import ("mula/internal/b"; "mula/shards")`,
-			[]string{"imports shards: internal imports none of ours but internal"}},
+			[]string{"imports shards: internal imports only internal"}},
 		{"internal/a/a_test.go", `package a; import "mula/xpu"`,
-			[]string{"internal imports none of ours but internal"}},
+			[]string{"internal imports only internal"}},
 		{"shards/read.go", `package shards; import "mula/fixtures"`, []string{"only tests import fixtures"}},
 		{"blend/read.go", `package blend; import "mula/benchmarks"`, []string{"only tests import benchmarks"}},
-		{"shards/read.go", `package shards; import "mula"`, []string{"it has no place in the import rule"}},
+		{"shards/read.go", `package shards; import "mula"`, []string{"the import rule does not list it"}},
 		{"blend/read.go", `package blend; import "mula/stream"`,
-			[]string{"imports stream: it has no place in the import rule"}},
-		{"stream/read.go", `package stream`, []string{`package "stream" has no place in the import rule`}},
-		{"main.go", `package main`, []string{`package "." has no place in the import rule`}},
+			[]string{"imports stream: the import rule does not list it"}},
+		{"stream/read.go", `package stream`, []string{`package "stream" is missing in the import rule`}},
+		{"main.go", `package main`, []string{`package "." is missing in the import rule`}},
 		{"blend/read.go", `package blend; import . "mula/shards"`, []string{`import of "mula/shards" with a dot`}},
 		// Names.
 		{"internal/util/x.go", `package util`, []string{`"util"`, `"util"`}}, // the directory and the package
-		{"shards/helpers.go", `package shards`, []string{`the name "helpers" says nothing`}},
-		{"shards/helpers_test.go", `package shards`, []string{`the name "helpers" says nothing`}},
-		{"shards/x.go", `package common`, []string{`the name "common" says nothing`}},
-		{"shards/x_test.go", `package common_test`, []string{`the name "common" says nothing`}},
-		{"shards/common/x.go", `package x`, []string{`the name "common" says nothing`}},
+		{"shards/helpers.go", `package shards`, []string{`the name "helpers" does not describe`}},
+		{"shards/helpers_test.go", `package shards`, []string{`the name "helpers" does not describe`}},
+		{"shards/x.go", `package common`, []string{`the name "common" does not describe`}},
+		{"shards/x_test.go", `package common_test`, []string{`the name "common" does not describe`}},
+		{"shards/common/x.go", `package x`, []string{`the name "common" does not describe`}},
 		{"shards/commonmark.go", `package shards`, nil},
 		// Printing.
 		{"cli/out.go", `package cli; import ("fmt"; "os"); func f() { fmt.Println(os.Stdout); os.Exit(1) }`, nil},
@@ -362,8 +273,7 @@ func TestBreaches(t *testing.T) {
 		{"fixtures/x/x.go", `package x; import "fmt"; func f() { fmt.Print(1) }`, []string{"fmt.Print"}},
 	} {
 		f := &goFile{path: test.path, set: token.NewFileSet()}
-		var err error
-		if f.syntax, err = parser.ParseFile(f.set, test.path, test.text, parser.SkipObjectResolution|parser.ParseComments); err != nil {
+		if err := f.parse([]byte(test.text)); err != nil {
 			t.Fatal(err)
 		}
 		got := breaches("mula", f)
@@ -377,8 +287,8 @@ func TestBreaches(t *testing.T) {
 	}
 }
 
-// Files are found in every directory that belongs to the module, and nowhere else.
-func TestModuleFiles(t *testing.T) {
+// parseModule finds the files in every directory of the module and in no other directory.
+func TestParseModule(t *testing.T) {
 	root := t.TempDir()
 	for name, text := range map[string]string{
 		"a/a.go": "package a", "a/b/b_windows.go": "package b", "a/b/b_test.go": "package b",
@@ -395,7 +305,7 @@ func TestModuleFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	files, err := moduleFiles(root)
+	files, err := parseModule(root)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -409,7 +319,7 @@ func TestModuleFiles(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(root, "a", "broken.go"), []byte("package a\nfunc {"), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := moduleFiles(root); err == nil || !strings.Contains(err.Error(), "broken.go:2:") {
+	if _, err := parseModule(root); err == nil || !strings.Contains(err.Error(), "broken.go:2:") {
 		t.Errorf("a file that cannot be parsed: %v", err)
 	}
 }

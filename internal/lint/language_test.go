@@ -264,18 +264,15 @@ func lintPython(text string) []remark {
 }
 
 // languageRemarks collects the remarks on every file that users or Go programmers read, by path.
-func languageRemarks(root string) (map[string][]remark, error) {
+func languageRemarks(m *module) (map[string][]remark, error) {
 	out := make(map[string][]remark)
-	files, err := moduleFiles(root)
-	if err != nil {
-		return nil, err
-	}
-	for _, f := range files {
+	root := m.root
+	for _, f := range m.files {
 		if !f.test() {
 			out[f.path] = lintGo(f)
 		}
 	}
-	err = filepath.WalkDir(root, func(name string, entry fs.DirEntry, err error) error {
+	err := filepath.WalkDir(root, func(name string, entry fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -334,11 +331,7 @@ func readExceptions(text string) (map[string]int, error) {
 // Everything that users read follows the rules of the language. Files from before the rules have a
 // number of exceptions, which only falls.
 func TestLanguage(t *testing.T) {
-	root, _, err := moduleRoot()
-	if err != nil {
-		t.Fatal(err)
-	}
-	all, err := languageRemarks(root)
+	all, err := languageRemarks(thisModule(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -438,7 +431,8 @@ func TestLanguageRules(t *testing.T) {
 			t.Errorf("%q: remarks on lines %v, want %v", test.text, lines, test.want)
 		}
 	}
-	if got := lintPython("x = 1  # that of\nthat_of = 'that of'\n\"\"\"A.\nthat of\n\"\"\"\ny = 'that of'"); len(got) != 2 || got[0].line != 1 || got[1].line != 4 {
+	if got := lintPython("x = 1  # that of\nthat_of = 'that of'\n\"\"\"A.\nthat of\n\"\"\"\ny = 'that " +
+		"of'"); len(got) != 2 || got[0].line != 1 || got[1].line != 4 {
 		t.Errorf("Python: %v", got)
 	}
 }

@@ -51,7 +51,8 @@ func TestGroups(t *testing.T) {
 		"version 1": {map[string]string{
 			"proc/self/cgroup": "4:memory:/a\n3:cpu,cpuacct:/b\n2:pids:/\n1:name=systemd:/\n",
 			"proc/self/mountinfo": "31 30 0:27 / /cg/memory rw - cgroup cgroup rw,memory\n" +
-				"32 30 0:28 / /cg/cpu rw - cgroup cgroup rw,cpu,cpuacct\n33 30 0:29 / /cg/pids rw - cgroup cgroup rw,pids\n",
+				"32 30 0:28 / /cg/cpu rw - cgroup cgroup rw,cpu,cpuacct\n33 30 0:29 / /cg/pids rw - cgroup cgroup " +
+				"rw,pids\n",
 			"cg/memory/memory.limit_in_bytes":   "9223372036854771712\n",
 			"cg/memory/a/memory.limit_in_bytes": "1000\n",
 			"cg/memory/a/memory.usage_in_bytes": "1200\n",

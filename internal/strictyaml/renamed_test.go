@@ -48,8 +48,10 @@ func TestRenamed(t *testing.T) {
 
 func TestRenamedMistakes(t *testing.T) {
 	for text, want := range map[string]string{
-		"list: []\nitems: []\n":         "f.yaml:2: list and items are the same field: items is the old name of list; remove it",
-		"items: []\nlist: []\n":         "f.yaml:2: items and list are the same field: items is the old name of list; remove it",
+		"list: []\nitems: []\n": "f.yaml:2: list and items are the same field: items is the old name of " +
+			"list; remove it",
+		"items: []\nlist: []\n": "f.yaml:2: items and list are the same field: items is the old name of " +
+			"list; remove it",
 		"list: [{speed: 1, pace: 2}]\n": "are the same field",
 		"items: [{speed: x}]\n":         "f.yaml:1: list[0].rate is \"x\"; it must be a number",
 		"item: []\n":                    `unknown field "item"; known are list, choice`,

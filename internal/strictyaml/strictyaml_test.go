@@ -51,7 +51,8 @@ func decode(text string) (outer, error) {
 }
 
 func TestDecode(t *testing.T) {
-	v, err := decode("# comment\nname: x\nschedule: {rate: 0.5}\nsources:\n  - rate: 2\n    warmup_steps: 7\nword: yes\n")
+	v, err := decode("# comment\nname: x\nschedule: {rate: 0.5}\n" +
+		"sources:\n  - rate: 2\n    warmup_steps: 7\nword: yes\n")
 	if err != nil || v.Name != "x" || v.Schedule.Rate != 0.5 || v.Sources[0].Steps != 7 || v.Word != "yes" {
 		t.Errorf("%+v, %v", v, err)
 	}
@@ -188,7 +189,8 @@ func TestFields(t *testing.T) {
 }
 
 func TestDecodeValues(t *testing.T) {
-	v, err := decode("name: 12\nschedule: &a {rate: 5e-05, warmup_steps: 1e3}\nsources: [*a, {<<: *a, rate: -0.5}]\nwidth: 18446744073709551615\n" +
+	v, err := decode("name: 12\nschedule: &a {rate: 5e-05, warmup_steps: 1e3}\nsources: [*a, {<<: *a, rate: " +
+		"-0.5}]\nwidth: 18446744073709551615\n" +
 		"length: 1.5M\nfiles: one\non: false\nby_name: {\"a b\": *a}\nsmall: -128\n")
 	if err != nil {
 		t.Fatal(err)
@@ -207,7 +209,8 @@ func TestDecodeValues(t *testing.T) {
 
 // All problems of a file are reported, each with its line, and what could be read is there.
 func TestAllProblems(t *testing.T) {
-	text := "nane: x\nschedule:\n  rate: fast\n  warmup_steps: 3\nsources:\n  - {rate: 1, rte: 2}\n  - {warmup_steps: 010}\nwidth: 1_0\n"
+	text := "nane: x\nschedule:\n  rate: fast\n  warmup_steps: 3\nsources:\n  - {rate: 1, rte: 2}\n  - " +
+		"{warmup_steps: 010}\nwidth: 1_0\n"
 	v, err := decode(text)
 	want := `f.yaml:1: unknown field "nane"; did you mean "name"?
 f.yaml:3: schedule.rate is "fast"; it must be a number

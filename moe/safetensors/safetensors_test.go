@@ -176,7 +176,8 @@ func TestFloat32Refuses(t *testing.T) {
 		name     string
 		n, first int
 		want     string
-	}{{"a", 1, 0, "type I64"}, {"c", 1, 0, "no tensor"}, {"b", 3, 0, "2 elements"}, {"b", 2, 1, "2 elements"}, {"b", 0, 3, "2 elements"}, {"b", 1, -1, "2 elements"}} {
+	}{{"a", 1, 0, "type I64"}, {"c", 1, 0, "no tensor"}, {"b", 3, 0, "2 elements"}, {"b", 2, 1, "2 elements"},
+		{"b", 0, 3, "2 elements"}, {"b", 1, -1, "2 elements"}} {
 		if err := f.Float32(make([]float32, test.n), test.name, int64(test.first)); err == nil ||
 			!strings.Contains(err.Error(), test.want) {
 			t.Errorf("%d of %s from %d: error %v, want one with %q", test.n, test.name, test.first, err, test.want)

@@ -118,7 +118,8 @@ func (s *served) read(ctx context.Context, t testing.TB, ticket string) (rows ma
 	for ; r.Next(); records++ {
 		record := r.RecordBatch()
 		position := record.Column(record.Schema().FieldIndices("position")[0]).(*array.Int64)
-		tokens := record.Column(record.Schema().FieldIndices("tokens")[0]).(*array.FixedSizeList).ListValues().(*array.Uint16).Values()
+		lists := record.Column(record.Schema().FieldIndices("tokens")[0]).(*array.FixedSizeList)
+		tokens := lists.ListValues().(*array.Uint16).Values()
 		for i := range position.Len() {
 			rows[position.Value(i)] = append([]uint16(nil), tokens[i*17:(i+1)*17]...)
 		}

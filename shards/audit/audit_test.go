@@ -141,17 +141,20 @@ func TestFindings(t *testing.T) {
 	foreign("foreign")
 	check(t, dir, Options{}, []string{
 		noManifest("foreign.bin"),
-		"note separator foreign.bin: nothing says which id ends documents; id 50279 ends 4 of them and stands inside 0 times: it is probably the separator",
+		"note separator foreign.bin: nothing says which id ends documents; id 50279 ends 4 of them and stands " +
+			"inside 0 times: it is probably the separator",
 	}, "foreign.bin")
 	check(t, dir, Options{EOD: pointer(eod), Vocabulary: vocabulary}, []string{noManifest("foreign.idx")},
 		"foreign.idx")
 	check(t, dir, Options{EOD: pointer(0)}, []string{
 		noManifest("foreign"),
-		"error separator foreign: id 0, which should end every document, ends none of 4; id 50279 ends 4 of them and stands inside 0 times: that is the separator of these data, say so wherever the id is configured",
+		"error separator foreign: id 0, which should end every document, ends none of 4; id 50279 ends 4 of them " +
+			"and stands inside 0 times: that is the separator of these data, say so wherever the id is configured",
 	}, "foreign")
 	check(t, dir, Options{EOD: pointer(0)}, []string{ // of one with a manifest
 		"warning separator good: by its manifest documents end with id 50279 (-1: with none); 0 was given",
-		"error separator good: id 0, which should end every document, ends none of 4; id 50279 ends 4 of them and stands inside 0 times: that is the separator of these data, say so wherever the id is configured",
+		"error separator good: id 0, which should end every document, ends none of 4; id 50279 ends 4 of them and " +
+			"stands inside 0 times: that is the separator of these data, say so wherever the id is configured",
 	}, "good")
 
 	docs := good(21)
@@ -159,8 +162,10 @@ func TestFindings(t *testing.T) {
 	docs[2][100], docs[2][101], docs[3][0] = eod, eod, eod
 	write(t, shards.Megatron, at("separators"), info, docs...)
 	r := check(t, dir, Options{}, []string{
-		"warning separator separators document 1: 1 of 4 documents do not end with id 50279, the first of them number 1: they run into the next one where documents are packed",
-		"warning separator separators document 2: id 50279, which ends documents, occurs 3 times inside 2 of them, first in number 2: readers that find borders by it cut them there",
+		"warning separator separators document 1: 1 of 4 documents do not end with id 50279, the first of them " +
+			"number 1: they run into the next one where documents are packed",
+		"warning separator separators document 2: id 50279, which ends documents, occurs 3 times inside 2 of them, " +
+			"first in number 2: readers that find borders by it cut them there",
 	}, "separators")
 	if diff := cmp.Diff(Separator{ID: eod, Documents: 4, Endings: 3, FirstWithout: 1, Inside: 3, InsideDocuments: 2,
 		FirstInside: 2, LikelyID: -1}, r.Shards[0].Separator); diff != "" {
@@ -176,7 +181,8 @@ func TestFindings(t *testing.T) {
 			"ids below 100: the shard is damaged, or another tokenizer made it", text(1, 30, 5)[0]),
 		"note dtype mixed: its ids have four bytes, two would do (the largest is " +
 			fmt.Sprint(slices.Max(slices.Concat(text(1, 30, 5), text(2, 30, 6), text(3, 30, 7)))) + ")",
-		"warning separator mixed document 1: 2 of 3 documents do not end with id 5, the first of them number 1: they run into the next one where documents are packed",
+		"warning separator mixed document 1: 2 of 3 documents do not end with id 5, the first of them number 1: " +
+			"they run into the next one where documents are packed",
 		fmt.Sprintf("error vocabulary mixed: 87 tokens have ids that the tokenizer does not (it has 100; the "+
 			"largest found is %d): it is damaged, or another tokenizer made it",
 			slices.Max(slices.Concat(text(1, 30, 5), text(2, 30, 6), text(3, 30, 7)))),
@@ -188,7 +194,8 @@ func TestFindings(t *testing.T) {
 		"note documents sizes: 2 of 5 documents are empty",
 		"note documents sizes document 2: 2 documents have 1,000 tokens or more; the longest is number 2 with 5,000",
 		"note tail sizes: its 6,021 tokens are too few for a window of 10,001: it is never read",
-		"note tail sizes: 100 % of its tokens, at the ends of shards, are in no window: fewer and longer shards lose less",
+		"note tail sizes: 100 % of its tokens, at the ends of shards, are in no window: fewer and longer shards " +
+			"lose less",
 	}, "sizes")
 	if s := r.Shards[0]; s.Tail != 6021 || s.Windows != 0 || s.EmptyDocuments != 2 || s.LongDocuments != 2 ||
 		s.Longest != 5000 || s.LongestNumber != 2 || s.Documents != 5 {
@@ -200,7 +207,9 @@ func TestFindings(t *testing.T) {
 	docs[2] = slices.Concat(slices.Repeat([]uint32{9}, 31), text(2, 50, eod)) // once too few
 	write(t, shards.Megatron, at("repeats"), info, docs...)
 	r = check(t, dir, Options{}, []string{
-		"note repeats repeats document 0: 1 of 4 documents, with 62 % of the tokens, repeat 13 tokens or fewer 32 times or more; the longest stretch is in number 0: the same 3 for 120 tokens from its token 50 on. OLMoE's filter leaves such texts out",
+		"note repeats repeats document 0: 1 of 4 documents, with 62 % of the tokens, repeat 13 tokens or fewer 32 " +
+			"times or more; the longest stretch is in number 0: the same 3 for 120 tokens from its token 50 on. " +
+			"OLMoE's filter leaves such texts out",
 	}, "repeats")
 	if got := r.Shards[0].Repeats; got != (Repeats{Documents: 1, Tokens: 220, ByPeriod: [13]int64{2: 1},
 		Worst: Repeat{0, 50, 120, 3}}) {
@@ -226,7 +235,8 @@ func TestFindings(t *testing.T) {
 		fmt.Sprintf("error dtype wide: every second id, from the second on, is at most 0, the others reach %d: "+
 			"these are ids of four bytes read as two; give the type that they were written with",
 			slices.Max(slices.Concat(text(1, 100, eod), text(2, 60, eod)))),
-		"warning separator wide: id 50279, which should end every document, ends none of 2, and no other id ends most of them: they were written without a separator, or their borders are wrong",
+		"warning separator wide: id 50279, which should end every document, ends none of 2, and no other id ends " +
+			"most of them: they were written without a separator, or their borders are wrong",
 	}, "wide")
 
 	// The other way round.
@@ -267,14 +277,17 @@ func TestFindings(t *testing.T) {
 	flip("index.idx", 34+4*1) // a length
 	check(t, dir, Options{EOD: pointer(eod)}, []string{
 		noManifest("index"),
-		"error structure index: index.idx: sequence 2 starts at byte 680, by the lengths before it at byte 682: corrupt shard",
-		"error structure index: index.idx: document 1 has the tokens 300 to 340, by the lengths of its sequences 41: corrupt shard",
+		"error structure index: index.idx: sequence 2 starts at byte 680, by the lengths before it at byte 682: " +
+			"corrupt shard",
+		"error structure index: index.idx: document 1 has the tokens 300 to 340, by the lengths of its sequences " +
+			"41: corrupt shard",
 	}, "index")
 	flip("index.idx", 34+4*1)
 	flip("index.idx", 34+4*4+8*2) // a start
 	check(t, dir, Options{EOD: pointer(eod)}, []string{
 		noManifest("index"),
-		"error structure index: index.idx: sequence 2 starts at byte 681, by the lengths before it at byte 680: corrupt shard",
+		"error structure index: index.idx: sequence 2 starts at byte 681, by the lengths before it at byte 680: " +
+			"corrupt shard",
 		"error structure index: index.idx: sequence 2 starts at byte 681 of 2104: corrupt shard",
 	}, "index")
 
@@ -291,7 +304,8 @@ func TestFindings(t *testing.T) {
 	}, "good", "good.idx", "copy", "third.npy")
 
 	check(t, dir, Options{},
-		[]string{"error structure nothing: no shard at nothing: looked for nothing.idx, nothing.npy, nothing.ds, nothing.arrow, nothing/index.json"}, "nothing")
+		[]string{"error structure nothing: no shard at nothing: looked for nothing.idx, nothing.npy, nothing.ds, " +
+			"nothing.arrow, nothing/index.json"}, "nothing")
 }
 
 // A shard of any layout gives the same counts, and its files are compared with its manifest.

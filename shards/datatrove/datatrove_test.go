@@ -93,7 +93,8 @@ func TestReads(t *testing.T) {
 		"half of them": {ends(4), "-", layout.Hints{VocabSize: 100278, EOD: -1},
 			"x.ds has 8 bytes, but 4 ids of type uint32 have 16: it was cut short"},
 		"undecided": {ends(4), "-", layout.NoHints,
-			"x.ds has 8 bytes for 4 ids: ids of 2 bytes, or wider ones of which a part is missing; give --vocab-size or --dtype"},
+			"x.ds has 8 bytes for 4 ids: ids of 2 bytes, or wider ones of which a part is missing; give " +
+				"--vocab-size or --dtype"},
 		"contradiction": {ends(4), "name|2", layout.Hints{VocabSize: 100278, EOD: -1},
 			"which a vocabulary of 100278 ids does not fit"},
 		"old metadata": {ends(3, 4), "name\n4\n4.00 T", layout.Hints{VocabSize: 50257, EOD: -1}, "[[1 2 9] [3]]"},

@@ -96,13 +96,15 @@ func TestReads(t *testing.T) {
 		"no array":   {"0,5\n", layout.NoHints, "x.npy has 12 bytes, which are no array of 5 ids"},
 		"vocabulary": {"0,6\n", layout.Hints{VocabSize: 257, EOD: -1}, "[[1 2 9 3 9 4]]"},
 		"of bytes": {"0,6\n", layout.Hints{VocabSize: 256, EOD: -1},
-			"6 ids of type uint8 have 6: it was cut short, or is of another type; if its ids are not uint8, the type for a vocabulary of 256 ids, give --dtype"},
+			"6 ids of type uint8 have 6: it was cut short, or is of another type; if its ids are not uint8, the " +
+				"type for a vocabulary of 256 ids, give --dtype"},
 		"half of uint16": {"0,12\n", two,
 			"x.npy has 12 bytes, but 12 ids of type uint16 have 24: it was cut short"},
 		"half of uint32": {"0,6\n", layout.Hints{VocabSize: 100278, EOD: -1},
 			"x.npy has 12 bytes, but 6 ids of type uint32 have 24: it was cut short"},
 		"one byte, undecided": {"0,12\n", layout.NoHints,
-			"x.npy has 12 bytes for 12 ids: ids of 1 bytes, or wider ones of which a part is missing; give --vocab-size or --dtype"},
+			"x.npy has 12 bytes for 12 ids: ids of 1 bytes, or wider ones of which a part is missing; give " +
+				"--vocab-size or --dtype"},
 		"two, undecided": {"0,6\n", layout.NoHints, "give --vocab-size or --dtype"},
 		"four bytes":     {"0,3\n", layout.NoHints, "[[131073 196617 262153]]"},
 		"contradiction": {"0,12\n", layout.Hints{DType: "uint8", VocabSize: 257, EOD: -1},

@@ -11,7 +11,8 @@ import (
 
 // benchmarkLines are files of about 64 MB with 4 kB of text a line.
 func benchmarkLines() map[string]string {
-	english := strings.Repeat("It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of a wife. ", 34)
+	english := strings.Repeat("It is a truth universally acknowledged, that a single man in possession of a good "+
+		"fortune, must be in want of a wife. ", 34)
 	lines := map[string]string{
 		"ascii":    english,
 		"newlines": strings.ReplaceAll(english, ", ", `,\n`),

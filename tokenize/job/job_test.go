@@ -947,7 +947,8 @@ func TestStdin(t *testing.T) {
 	} else {
 		if d, err := s.DocumentIDs(t.Context()); err != nil {
 			t.Error(err)
-		} else if origin, err := d.Origin(1); err != nil || origin != (shards.DocumentOrigin{ID: "-:2", File: "-", Line: 2}) {
+		} else if origin, err := d.Origin(1); err != nil || origin != (shards.DocumentOrigin{ID: "-:2", File: "-",
+			Line: 2}) {
 			t.Error(origin, err)
 		}
 		s.Close()

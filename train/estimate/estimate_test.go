@@ -263,7 +263,8 @@ func TestSchemes(t *testing.T) {
 				r.MFU > machine.ComputeEfficiency.Value*1.000001 {
 				t.Fatalf("step of %g s at an MFU of %g", r.StepTime, r.MFU)
 			}
-			if tokens := r.TokensPerSecond * r.StepTime; math.Abs(tokens/float64(l.BatchSize*l.SequenceLength)-1) > 1e-9 {
+			tokens := r.TokensPerSecond * r.StepTime
+			if math.Abs(tokens/float64(l.BatchSize*l.SequenceLength)-1) > 1e-9 {
 				t.Fatalf("%g tokens in a step", tokens)
 			}
 		}

@@ -230,7 +230,8 @@ func TestRun(t *testing.T) {
 		{name: "wrong configuration of one rank", scripts: []script{func(r *scripted) {
 			r.exits <- Exit{Rank: 1, Host: "a", Code: 1}
 			r.exits <- Exit{Rank: 3, Host: "b", Code: 2}
-		}}, outcome: Configuration, code: ExitConfiguration, hosts: "aabb", reason: "rank 3 on b left with exit code 2"},
+		}}, outcome: Configuration, code: ExitConfiguration, hosts: "aabb", reason: "rank 3 on b left with exit " +
+			"code 2"},
 		{name: "no first step, twice", scripts: []script{setupFails(ExitFailed)}, outcome: Failed, code: ExitFailed,
 			hosts: "aabb aabb", reason: "second attempt in a row", seconds: 1 + 5 + 1},
 		{name: "no first step, but not in a row", scripts: []script{setupFails(ExitFailed),
@@ -248,7 +249,8 @@ func TestRun(t *testing.T) {
 			code: ExitDone, hosts: "aa bb cc", lost: "a b"},
 		{name: "too few hosts", scripts: []script{unreachable("a"), unreachable("b")}, outcome: HostLost,
 			code: ExitFailed, hosts: "aabb bbcc", lost: "a b",
-			reason: "4 ranks do not fit on the hosts that are left, which have room for 2: a is out of use (host a cannot be reached), b is"},
+			reason: "4 ranks do not fit on the hosts that are left, which have room for 2: a is out of use (host a " +
+				"cannot be reached), b is"},
 		{name: "fewer ranks", scripts: []script{unreachable("a"), unreachable("b"), done(0, 5)},
 			change: func(o *Options) {
 				o.Shrink = func(room int) (int, []string, error) {
@@ -259,7 +261,8 @@ func TestRun(t *testing.T) {
 		{name: "fewer ranks are not possible", scripts: []script{unreachable("a"), unreachable("b")},
 			change: func(o *Options) {
 				o.Shrink = func(int) (int, []string, error) { return 0, nil, errors.New("batch_size is 7") }
-			}, outcome: HostLost, code: ExitFailed, hosts: "aabb bbcc", lost: "a b", reason: "cannot continue with fewer ranks: batch_size is 7"},
+			}, outcome: HostLost, code: ExitFailed, hosts: "aabb bbcc", lost: "a b", reason: "cannot continue with " +
+				"fewer ranks: batch_size is 7"},
 		{name: "not finite on one host", scripts: []script{poisoned(0, 7, 3, "not_finite"), done(5, 10)}, outcome: Done,
 			code: ExitDone, hosts: "aabb aacc", lost: "b"},
 		{name: "another replica on one host", scripts: []script{poisoned(0, 7, 1, "replica_differs"), done(5, 10)},
@@ -272,8 +275,9 @@ func TestRun(t *testing.T) {
 			hosts: "aabb aacc", lost: "b c", reason: "4 ranks do not fit"},
 		{name: "the run diverges, twice", scripts: []script{poisoned(0, 7, -1, "diverged"),
 			poisoned(5, 7, -1, "diverged")}, outcome: Failed, code: ExitFailed,
-			hosts:  "aabb aabb",
-			reason: "the run diverged at step 7: values are not finite, and no single host is their source; so it was in an earlier attempt. The learning rate is too high"},
+			hosts: "aabb aabb",
+			reason: "the run diverged at step 7: values are not finite, and no single host is their source; so it " +
+				"was in an earlier attempt. The learning rate is too high"},
 		{name: "the run diverges, and then at another step", scripts: []script{poisoned(0, 7, -1, "diverged"),
 			poisoned(5, 9, -1, "diverged"), done(8, 20)}, outcome: Done, code: ExitDone,
 			hosts: "aabb aabb aabb"},
@@ -835,7 +839,8 @@ func TestInterval(t *testing.T) {
 		}
 	}
 	a := advise(2, 3600, 0.5)
-	if want := "a checkpoint takes 2 s and a failure came every 1h0m0s: saving every 240 steps (checkpoint.every) would lose the least time"; a.String() != want {
+	if want := "a checkpoint takes 2 s and a failure came every 1h0m0s: saving every 240 steps (checkpoint.every) " +
+		"would lose the least time"; a.String() != want {
 		t.Errorf("%q, want %q", a, want)
 	}
 	if advise(0, 3600, 1) != nil || advise(1, 0, 1) != nil || advise(1, 1, 0) != nil {

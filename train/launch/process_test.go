@@ -48,7 +48,7 @@ func TestMain(m *testing.M) {
 //	say TEXT      on standard output; "complain" on standard error
 //	beat SECTION STEP
 //	exit CODE
-//	wait          for SIGTERM or SIGUSR1; then it leaves with 3, as a run that has saved, and as rank 0 says so
+//	wait          for SIGTERM or SIGUSR1, then exits with 3 like a saved run; rank 0 reports it
 //	deaf          for ever, whatever signal
 //	on RANK …     what follows, as far as the next "on", is for that rank
 //	meet DIR N    waits until N ranks are here
@@ -219,7 +219,8 @@ func processes(command []string, out Output) Starter {
 func remotes(t *testing.T) func(command []string, out Output) Starter {
 	shell := filepath.Join(t.TempDir(), "shell")
 	if err := os.WriteFile(shell,
-		[]byte("#!/bin/sh\nif [ \"$1\" = unreachable ]; then echo no route >&2; exit 255; fi\nif [ \"$1\" = silent ]; then exec sleep 3600; fi\nshift\nexec sh -c \"$*\"\n"), 0o755); err != nil {
+		[]byte("#!/bin/sh\nif [ \"$1\" = unreachable ]; then echo no route >&2; exit 255; fi\nif [ \"$1\" = silent "+
+			"]; then exec sleep 3600; fi\nshift\nexec sh -c \"$*\"\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	return func(command []string, out Output) Starter {
@@ -572,16 +573,19 @@ func TestSlurmSays(t *testing.T) {
 	}{
 		{"srun: error: nid002: task 3: Killed\nsrun: error: nid001: task 0: Exited with exit code 1\n", 137,
 			"rank 3 on nid002 was ended by signal 9 (killed)"},
-		{"srun: error: nid001: task 0: Exited with exit code 1\nsrun: error: nid002: task 3: Killed\nsrun: error: nid002: task 2: Terminated\n", 1, "rank 3 on nid002 was ended by signal 9 (killed)"},
+		{"srun: error: nid001: task 0: Exited with exit code 1\nsrun: error: nid002: task 3: Killed\nsrun: error: " +
+			"nid002: task 2: Terminated\n", 1, "rank 3 on nid002 was ended by signal 9 (killed)"},
 		{"srun: error: nid001: tasks 1,0: Exited with exit code 2\n", 2, "rank 1 on nid001 left with exit code 2"},
 		{"srun: error: nid002: task 2: Segmentation fault (core dumped)\n", 139,
 			"rank 2 on nid002 was ended by signal 11 (segmentation fault)"},
 		{"srun: error: nid002: task 2: Out Of Memory\n", 137,
 			"rank 2 on nid002 was ended by signal 9 (killed): out of memory, as Slurm says"},
-		{"slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0. Some of your processes may have been killed by the cgroup out-of-memory handler.\n" +
+		{"slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0. Some of your processes may have been " +
+			"killed by the cgroup out-of-memory handler.\n" +
 			"srun: error: nid002: task 2: Killed\n", 137,
 			"rank 2 on nid002 was ended by signal 9 (killed): out of memory, as Slurm says"},
-		{"slurmstepd-nid001: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.\n", 137,
+		{"slurmstepd-nid001: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM " +
+			"Killed.\n", 137,
 			"a rank was ended by signal 9 (killed): out of memory, as Slurm says"},
 		{"slurmstepd: error: Exceeded step memory limit at some point.\n", 1,
 			"a rank left with exit code 1: out of memory, as Slurm says"},

@@ -232,10 +232,14 @@ func TestDifferences(t *testing.T) {
 		}
 		return &Run{Config: c}
 	}
-	a := config("output: .\nseed: 1\nschedule:\n  learning_rate: 0.0004\n  name: cosine\noptimizer: {betas: [0.9, 0.95], eps: 1e-8}\n")
-	b := config("output: ..\nseed: 1\nschedule:\n  learning_rate: 0.001\n  name: cosine\noptimizer: {betas: [0.9, 0.99], eps: 1e-8, groups: [{weight_decay: 0, match: [norms, router]}]}\nz_loss: {coefficient: 0}\n")
+	a := config("output: .\nseed: 1\nschedule:\n  learning_rate: 0.0004\n  name: cosine\noptimizer: {betas: [0.9, " +
+		"0.95], eps: 1e-8}\n")
+	b := config("output: ..\nseed: 1\nschedule:\n  learning_rate: 0.001\n  name: cosine\noptimizer: {betas: [0.9, " +
+		"0.99], eps: 1e-8, groups: [{weight_decay: 0, match: [norms, router]}]}\nz_loss: {coefficient: 0}\n")
 	got := fmt.Sprint(differences([]string{"a", "b", "c"}, []*Run{a, b, {}}).Rows)
-	if want := "[{optimizer.betas [{[0.9, 0.95] } {[0.9, 0.99] } {– }]} {optimizer.groups [{– } {[{match: [norms, router], weight_decay: 0}] } {– }]} {schedule.learning_rate [{0.0004 } {0.001 } {– }]} {z_loss.coefficient [{– } {0 } {– }]}]"; got != want {
+	if want := "[{optimizer.betas [{[0.9, 0.95] } {[0.9, 0.99] } {– }]} {optimizer.groups [{– } {[{match: [norms, " +
+		"router], weight_decay: 0}] } {– }]} {schedule.learning_rate [{0.0004 } {0.001 } {– }]} {z_loss.coefficient " +
+		"[{– } {0 } {– }]}]"; got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
 	if same := differences([]string{"a", "a"}, []*Run{a, a}); same == nil || len(same.Rows) != 0 {

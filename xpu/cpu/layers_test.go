@@ -20,7 +20,8 @@ func TestDevice(t *testing.T) {
 	for _, c := range []struct {
 		set, vectors *kernelSet
 		tolerance    float64
-	}{{sets[0], sets[0], 1e-5}, {sets[len(sets)-1], sets[len(sets)-1], 1e-5}, {kernelsFor(xpu.BF16)[0], sets[0], 1e-2}} {
+	}{{sets[0], sets[0], 1e-5}, {sets[len(sets)-1], sets[len(sets)-1], 1e-5}, {kernelsFor(xpu.BF16)[0], sets[0],
+		1e-2}} {
 		t.Run(fmt.Sprintf("%s %s", c.set.name, c.set.precision), func(t *testing.T) {
 			vectorSet = c.vectors
 			d := newDevice(c.set, 2)

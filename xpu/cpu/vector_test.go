@@ -165,7 +165,8 @@ func TestVectorValues(t *testing.T) {
 						"rotated": {p*b - q*c, q*b + p*c}, "rotatedBack": {p*b + q*c, q*b - p*c},
 					} {
 						for j, w := range want {
-							if got := float64(res[name][i+j*half]); !(math.Abs(got-scale*w) <= 4e-7*(math.Abs(p)+math.Abs(q))*(math.Abs(b)+math.Abs(c))) {
+							most := 4e-7 * (math.Abs(p) + math.Abs(q)) * (math.Abs(b) + math.Abs(c))
+							if got := float64(res[name][i+j*half]); !(math.Abs(got-scale*w) <= most) {
 								t.Errorf("n %d: %s[%d] = %v, want %v", n, name, i+j*half, got, scale*w)
 							}
 						}
@@ -182,7 +183,8 @@ func TestVectorValues(t *testing.T) {
 					"adamwFirst": m, "adamwSecond": v,
 					"adamwWeight": a*(1-1e-3) - 1e-2/(1-0.9*0.9*0.9)*m/(math.Sqrt(v)/math.Sqrt(1-0.95*0.95*0.95)+1e-8),
 				} {
-					if got := float64(res[name][i]); !(math.Abs(got-want) <= 4e-7*(math.Abs(want)+math.Abs(a)+math.Abs(b)+math.Abs(c))) {
+					most := 4e-7 * (math.Abs(want) + math.Abs(a) + math.Abs(b) + math.Abs(c))
+					if got := float64(res[name][i]); !(math.Abs(got-want) <= most) {
 						t.Errorf("n %d: %s[%d] = %v, want %v", n, name, i, got, want)
 					}
 				}

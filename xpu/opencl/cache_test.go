@@ -65,7 +65,8 @@ func TestCache(t *testing.T) {
 		source Source
 		cached bool
 		files  int
-	}{{one, false, 1}, {one, true, 1}, {two, false, 2}, {two, true, 2}, {one, true, 2}, {Source{"g.cl", smallText, "-DVALUE=1"}, true, 2}, {Source{"f.cl", smallText + "\n", "-DVALUE=1"}, false, 3}} {
+	}{{one, false, 1}, {one, true, 1}, {two, false, 2}, {two, true, 2}, {one, true, 2},
+		{Source{"g.cl", smallText, "-DVALUE=1"}, true, 2}, {Source{"f.cl", smallText + "\n", "-DVALUE=1"}, false, 3}} {
 		cached, err := build(test.source, cache)
 		if files := cache.files(t); err != nil || cached != test.cached || len(files) != test.files {
 			t.Errorf("build %d: cached %v, %d files, %v; want %v, %d", i, cached, len(files), err, test.cached,

@@ -244,7 +244,8 @@ func TestFromEnvironment(t *testing.T) {
 		}
 		if c.says != "" {
 			wants(t, strings.Join(c.values, " "), err, c.says)
-		} else if err != nil || o.Secret != c.values[3] || o.Address != c.values[2] || o.Listen != c.values[4] || o.Announce != c.values[5] || o.Limit != limit {
+		} else if err != nil || o.Secret != c.values[3] || o.Address != c.values[2] || o.Listen != c.values[4] ||
+			o.Announce != c.values[5] || o.Limit != limit {
 			t.Errorf("%q: %+v, %v", c.values, o, err)
 		}
 	}
