@@ -38,6 +38,7 @@ func estimateCommand() *cli.Command {
 			&cli.StringFlag{Name: "model", Usage: "use the preset `NAME`, as in train.yaml's model.preset"},
 			&cli.StringFlag{Name: "config",
 				Usage: "read model, layout, batch and plan from the train.yaml `FILE`; other flags override its values"},
+			setFlag(),
 			&cli.StringFlag{Name: "layout", Usage: "sizes of the axes that are not 1, as `dp=256,ep=12,pp=4`"},
 			&cli.StringFlag{Name: "optimizer",
 				Usage: "scheme that divides the weight updates between ranks: epso, so or unsharded",
@@ -157,7 +158,7 @@ func estimateInput(c *cli.Context) (estimate.Input, error) {
 		if c.IsSet("model") || c.IsSet("sequence-length") {
 			return in, usagef("--config names the model and the plan; remove --model and --sequence-length")
 		}
-		config, err := train.LoadConfig(path)
+		config, err := train.LoadConfig(path, settings(c)...)
 		if err != nil {
 			return in, err
 		}
@@ -170,6 +171,9 @@ func estimateInput(c *cli.Context) (estimate.Input, error) {
 			return in, config.Locate(err)
 		}
 	} else {
+		if c.IsSet("set") {
+			return in, usagef("--set replaces values of a train.yaml; add --config")
+		}
 		if err := needFlags(c, "model"); err != nil {
 			return in, err
 		}
@@ -408,7 +412,7 @@ func (e *estimateReport) write(w io.Writer) {
 }
 
 func printPublished(c *cli.Context) error {
-	for _, name := range []string{"model", "config", "layout", "machine", "scaling", "compare", "plot", "collectives"} {
+	for _, name := range []string{"model", "config", "set", "layout", "machine", "scaling", "compare", "plot", "collectives"} {
 		if c.IsSet(name) {
 			return usagef("--published compares the Mula runs on Aurora as they were; remove --%s", name)
 		}

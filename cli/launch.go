@@ -196,11 +196,11 @@ func launchedTrain(c *cli.Context) ([]string, train.Config, error) {
 		return nil, config, err
 	}
 	// The library reads the flags: what it would run says which file they name.
-	path := ""
+	path, set := "", []string(nil)
 	for _, command := range app.Commands {
 		if command.Name == "train" {
 			command.Action = func(c *cli.Context) error {
-				path = c.String("config")
+				path, set = c.String("config"), settings(c)
 				return noOperands(c)
 			}
 		}
@@ -211,7 +211,7 @@ func launchedTrain(c *cli.Context) ([]string, train.Config, error) {
 	if path == "" {
 		return nil, config, usagef("`mula %s` only prints help and cannot be launched", strings.Join(args, " "))
 	}
-	config, err = train.LoadConfig(path)
+	config, err = train.LoadConfig(path, set...)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, config, usagef("%v; name the run's configuration with --config (docs/formats/config.md lists "+
 			"its fields)", err)

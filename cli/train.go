@@ -39,6 +39,7 @@ func trainCommand() *cli.Command {
 			"Example: mula train --config train.yaml",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "config", Usage: "read the run's configuration from `FILE`", Value: "train.yaml"},
+			setFlag(),
 			&cli.BoolFlag{Name: "stop-is-success",
 				Usage: "exit with 0 instead of 3 when a signal stops the run before the last step"},
 			&cli.BoolFlag{Name: "dry-run",
@@ -48,6 +49,22 @@ func trainCommand() *cli.Command {
 		Action: runTrain,
 	}
 }
+
+// setFlag is the flag --set of commands that read a train.yaml. It is not a StringSliceFlag, which
+// would split a value at its commas.
+func setFlag() cli.Flag {
+	return &cli.GenericFlag{Name: "set", Value: &settingList{},
+		Usage: "replace the value of a field of train.yaml: `FIELD=VALUE`, as in schedule.learning_rate=3e-4; may be repeated"}
+}
+
+// A settingList has the values of --set, in their order.
+type settingList []string
+
+func (s *settingList) Set(text string) error { *s = append(*s, text); return nil }
+func (s *settingList) String() string        { return strings.Join(*s, " ") }
+
+// settings returns the values of --set.
+func settings(c *cli.Context) []string { return *c.Generic("set").(*settingList) }
 
 func runTrain(c *cli.Context) error {
 	if err := noOperands(c); err != nil {
@@ -59,7 +76,7 @@ func runTrain(c *cli.Context) error {
 	if c.Bool("dry-run") && c.Bool("json") {
 		return usagef("--dry-run prints a summary and has no --json; remove one of them")
 	}
-	config, err := train.LoadConfig(c.String("config"))
+	config, err := train.LoadConfig(c.String("config"), settings(c)...)
 	if errors.Is(err, fs.ErrNotExist) {
 		return usagef("%v; name the run's configuration with --config (docs/formats/config.md lists its fields)", err)
 	}

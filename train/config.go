@@ -427,13 +427,15 @@ func (m *ModelConfig) usePreset(name string) error {
 	return nil
 }
 
-// LoadConfig reads a train.yaml. Errors name file and line.
-func LoadConfig(path string) (Config, error) {
+// LoadConfig reads a train.yaml. Each setting, such as "optimizer.clip=0.5", replaces the file's
+// value of a field. Relative paths are relative to the file's directory, also in settings. Errors
+// name file and line, or the setting.
+func LoadConfig(path string, settings ...string) (Config, error) {
 	file, err := strictyaml.Read(path)
 	if err != nil {
 		return Config{}, err
 	}
-	c, err := parseConfig(file, path)
+	c, err := parseConfig(file, path, settings)
 	if err != nil {
 		return Config{}, err
 	}
@@ -456,11 +458,12 @@ func ParseConfig(data []byte, name string) (Config, error) {
 	if err != nil {
 		return Config{}, err
 	}
-	return parseConfig(file, name)
+	return parseConfig(file, name, nil)
 }
 
-func parseConfig(file *strictyaml.File, name string) (Config, error) {
-	if file.Empty() {
+func parseConfig(file *strictyaml.File, name string, settings []string) (Config, error) {
+	overridden := file.Override(&Config{}, "--set", settings)
+	if file.Empty() && overridden == nil {
 		return Config{}, fmt.Errorf("%s: the file is empty; at least name the plan, as in plan: plan.json",
 			name)
 	}
@@ -481,7 +484,7 @@ func parseConfig(file *strictyaml.File, name string) (Config, error) {
 	for _, name := range []string{"vocab_size", "pad_token_id", "bos_token_id", "eos_token_id"} {
 		c.Model.given[name] = file.Has("$.model." + name)
 	}
-	if err := strictyaml.All([]error{decoded, unknownPreset, c.Locate(c.Validate())}); err != nil {
+	if err := strictyaml.All([]error{overridden, decoded, unknownPreset, c.Locate(c.Validate())}); err != nil {
 		return Config{}, err
 	}
 	return c, nil

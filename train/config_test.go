@@ -194,6 +194,54 @@ func TestLoadConfigPaths(t *testing.T) {
 	}
 }
 
+// A setting has the effect of the same value in the file, whatever the file has.
+func TestLoadConfigSettings(t *testing.T) {
+	dir := t.TempDir()
+	load := func(text string, settings ...string) (Config, error) {
+		t.Helper()
+		path := filepath.Join(dir, "train.yaml")
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return LoadConfig(path, settings...)
+	}
+	for _, test := range []struct {
+		file     string
+		settings []string
+		same     string
+	}{
+		{"", []string{"plan=p.json"}, "plan: p.json\n"},
+		{"steps: 5\n", []string{"steps=7", "schedule.learning_rate=3e-4"}, "steps: 7\nschedule: {learning_rate: 3e-4}\n"},
+		{"model: {preset: mula-1b, hidden_size: 512}\n", []string{"model.preset=mula-nano"},
+			"model: {preset: mula-nano, hidden_size: 512}\n"},
+		{"model: {preset: mula-1b, hidden_size: 512}\n", []string{"model={preset: mula-nano}"},
+			"model: {preset: mula-nano}\n"},
+		{"plan: p\n", []string{"model.vocab_size=512", "verify=reads"}, "plan: p\nmodel: {vocab_size: 512}\nverify: on-read\n"},
+		{"optimizer: {groups: [{match: [norms], weight_decay: 0}]}\n", []string{"optimizer.groups=[{match: [head]}]"},
+			"optimizer: {groups: [{match: [head]}]}\n"},
+		{"layout: {ep: 3}\n", []string{"layout.ep=2"}, "layout: {ep: 2}\n"}, // 3 is an error
+	} {
+		got, err := load(test.file, test.settings...)
+		if err != nil {
+			t.Errorf("%q %q: %v", test.file, test.settings, err)
+		}
+		want, err := load(test.same)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(Config{}, "file"), cmp.AllowUnexported(ModelConfig{})); diff != "" {
+			t.Errorf("%q %q (-file +settings):\n%s", test.file, test.settings, diff)
+		}
+	}
+	_, err := load("batch_size: 5\nprecision: fp8\n", "layout.ep=2", "spikes.window=1", "stepz=4")
+	want := filepath.Join(dir, "train.yaml") + ":1: batch_size is 5; must be a multiple of layout.dp · layout.ep = 1 · 2 = 2, " +
+		"the number of data ranks\n" + filepath.Join(dir, "train.yaml") + ":2: precision is \"fp8\"; allowed: fp32, bf16\n" +
+		"--set stepz: unknown field \"stepz\"; did you mean \"steps\"?\n--set spikes.window: spikes.window is 1; must be from 2 to 65536"
+	if err == nil || err.Error() != want {
+		t.Errorf("error %q, want %q", err, want)
+	}
+}
+
 func FuzzParseConfig(f *testing.F) {
 	for _, seed := range []string{"", "steps: 5", "model: {preset: mula-nano, hidden_size: 8}", "a: &x 1\nb: *x",
 		"optimizer: {clip: .nan}", "? [", "steps: 0x"} {

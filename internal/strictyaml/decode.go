@@ -42,15 +42,16 @@ func (f *File) Decode(v any) error {
 	if f.Empty() {
 		return nil
 	}
-	d := decoder{file: f, anchors: map[string][]*ast.AnchorNode{}, active: map[*ast.AnchorNode]bool{}}
+	d := decoder{top: f, file: f, base: "$", anchors: map[string][]*ast.AnchorNode{}, active: map[*ast.AnchorNode]bool{}}
+	body := f.body()
 	ast.Walk(visitor(func(n ast.Node) {
 		if a, ok := n.(*ast.AnchorNode); ok {
 			name := a.Name.GetToken().Value
 			d.anchors[name] = append(d.anchors[name], a)
 		}
-	}), f.tree.Docs[0])
+	}), body)
 	d.root = reflect.TypeOf(v).Elem()
-	d.value(reflect.ValueOf(v).Elem(), f.tree.Docs[0].Body, "$", "")
+	d.value(reflect.ValueOf(v).Elem(), body, "$", "")
 	return All(d.problems)
 }
 
@@ -61,7 +62,9 @@ const (
 )
 
 type decoder struct {
-	file     *File
+	top      *File
+	file     *File  // that has the value that is read now: top, or the value of one of its overrides
+	base     string // path of that file's root
 	root     reflect.Type
 	anchors  map[string][]*ast.AnchorNode // by name, in the order of the file
 	active   map[*ast.AnchorNode]bool     // those that are being read
@@ -77,7 +80,11 @@ func (d *decoder) fail(n ast.Node, path, format string, args ...any) {
 	if d.alias != nil {
 		n, err = d.alias, fmt.Errorf("%w (through the alias *%s)", err, d.alias.Value.GetToken().Value)
 	}
-	d.problems = append(d.problems, &Error{file: d.file.name, Line: line(n), Path: path, decoding: true, err: err})
+	e := &Error{file: d.file.name, Path: path, decoding: true, err: err}
+	if !d.file.setting {
+		e.Line = line(n)
+	}
+	d.problems = append(d.problems, e)
 }
 
 // wrong notes that a value is not what its field needs.
@@ -105,6 +112,9 @@ func (d *decoder) value(dst reflect.Value, n ast.Node, path string, tag reflect.
 	}
 	switch n := n.(type) {
 	case nil, *ast.NullNode:
+		if _, below := d.top.override(path); below {
+			break
+		}
 		if dst.Kind() == reflect.Pointer {
 			dst.SetZero()
 		}
@@ -260,7 +270,11 @@ func join(path, key string) string {
 var plainKey = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
 func (d *decoder) structure(dst reflect.Value, n ast.Node, path string) {
-	list, ok := d.entries(n, path)
+	var list []entry
+	ok := n == nil || n.Type() == ast.NullType // only overrides have values
+	if !ok {
+		list, ok = d.entries(n, path)
+	}
 	if !ok {
 		example := ""
 		if t := n.GetToken(); path != "$" && isScalar(n) {
@@ -274,6 +288,7 @@ func (d *decoder) structure(dst reflect.Value, n ast.Node, path string) {
 		return
 	}
 	names := map[string]string{} // in the file, by the name of the field
+	defer d.overrides(dst, path, names)
 	for _, e := range list {
 		f, field, ok := structField(dst, e.key)
 		if !ok {
@@ -292,9 +307,33 @@ func (d *decoder) structure(dst reflect.Value, n ast.Node, path string) {
 		}
 		names[name] = e.key
 		if e.key != name {
-			d.file.renamed(e.at, join(path, name), e.key)
+			d.file.renamed(e.at, "$"+join(path, name)[len(d.base):], e.key)
 		}
-		d.value(f, e.value, join(path, name), field.Tag)
+		if exact, _ := d.top.override(join(path, name)); exact == nil {
+			d.value(f, e.value, join(path, name), field.Tag)
+		}
+	}
+}
+
+// overrides reads the fields of the struct at path that are overridden, or have overridden fields
+// while the file does not name them. named has the fields that the file names.
+func (d *decoder) overrides(dst reflect.Value, path string, named map[string]string) {
+	for _, name := range fields(dst.Type()) {
+		at := join(path, name)
+		exact, below := d.top.override(at)
+		_, done := named[name]
+		if exact == nil && (!below || done) {
+			continue
+		}
+		f, field, _ := structField(dst, name)
+		if exact == nil {
+			d.value(f, nil, at, field.Tag)
+			continue
+		}
+		file, base, alias := d.file, d.base, d.alias
+		d.file, d.base, d.alias = exact.value, at, nil
+		d.value(f, exact.value.body(), at, field.Tag)
+		d.file, d.base, d.alias = file, base, alias
 	}
 }
 

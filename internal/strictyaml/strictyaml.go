@@ -22,12 +22,14 @@ import (
 
 // A File is a parsed YAML file.
 type File struct {
-	name string
-	data []byte
-	tree *ast.File
+	name    string
+	data    []byte
+	tree    *ast.File
+	setting bool // the value of a command-line setting, which messages name without a line
 
-	oldNames map[string]string // of fields, by the path with the new names
-	warnings []warning
+	oldNames  map[string]string // of fields, by the path with the new names
+	warnings  []warning
+	overrides []*override // at most one for each path
 }
 
 // A warning is a remark about a line of a file that is nevertheless read.
@@ -58,11 +60,15 @@ func Read(path string) (*File, error) {
 }
 
 // Parse parses a file of one YAML document, or none. name stands for the file in messages.
-func Parse(data []byte, name string) (*File, error) {
+func Parse(data []byte, name string) (*File, error) { return parse(data, name, false) }
+
+func parse(data []byte, name string, setting bool) (*File, error) {
+	f := &File{name: name, data: data, setting: setting}
 	if len(data) > maxSize {
 		return nil, fmt.Errorf("%s: larger than %d MiB, which no configuration is", name, maxSize>>20)
 	}
 	data = bytes.TrimPrefix(data, []byte("\ufeff"))
+	f.data = data
 	if !utf8.Valid(data) {
 		return nil, fmt.Errorf("%s: not UTF-8 text", name)
 	}
@@ -75,24 +81,34 @@ func Parse(data []byte, name string) (*File, error) {
 			depth = max(0, depth-1)
 		}
 		if depth > maxDepth {
-			return nil, fmt.Errorf("%s:%d: brackets are nested more than %d deep", name,
-				1+bytes.Count(data[:i], []byte("\n")), maxDepth)
+			return nil, fmt.Errorf("%s: brackets are nested more than %d deep",
+				f.position(1+bytes.Count(data[:i], []byte("\n"))), maxDepth)
 		}
 	}
-	f := &File{name: name, data: data}
 	tree, err := parser.ParseBytes(data, 0)
 	if err != nil {
 		return nil, f.explain(err)
 	}
 	if len(tree.Docs) > 1 {
-		return nil, fmt.Errorf("%s:%d: a second YAML document begins; want one", name, line(tree.Docs[1]))
+		return nil, fmt.Errorf("%s: a second YAML document begins; want one", f.position(line(tree.Docs[1])))
 	}
 	f.tree = tree
 	return f, nil
 }
 
-// Empty says whether the file has nothing but comments and white space.
-func (f *File) Empty() bool {
+// position returns the name of the file with a line, as messages begin.
+func (f *File) position(line int) string {
+	if f.setting || line == 0 {
+		return f.name
+	}
+	return fmt.Sprintf("%s:%d", f.name, line)
+}
+
+// Empty reports whether the file has only comments and white space, and no overridden values.
+func (f *File) Empty() bool { return len(f.overrides) == 0 && f.blank() }
+
+// blank reports whether the file itself has only comments and white space.
+func (f *File) blank() bool {
 	return len(f.tree.Docs) == 0 || f.tree.Docs[0].Body == nil || f.tree.Docs[0].Body.Type() == ast.NullType
 }
 
@@ -100,7 +116,7 @@ func (f *File) Empty() bool {
 // a map[string]any again.
 func (f *File) Fields() (map[string]any, error) {
 	var fields map[string]any
-	if f.Empty() {
+	if f.blank() {
 		return nil, nil
 	}
 	if err := yaml.Unmarshal(f.data, &fields); err != nil {
@@ -118,7 +134,10 @@ func (f *File) Warnings() []string {
 	var out []string
 	slices.SortStableFunc(f.warnings, func(a, b warning) int { return a.line - b.line })
 	for _, w := range f.warnings {
-		out = append(out, fmt.Sprintf("%s:%d: %s", f.name, w.line, w.text))
+		out = append(out, fmt.Sprintf("%s: %s", f.position(w.line), w.text))
+	}
+	for _, o := range f.overrides {
+		out = append(out, o.value.Warnings()...)
 	}
 	return slices.Compact(out)
 }
@@ -133,7 +152,8 @@ func (f *File) Warnf(path, format string, args ...any) {
 	if n := f.at(path); n != nil {
 		w.line = line(n)
 	}
-	f.warnings = append(f.warnings, w)
+	from, _ := f.source(path)
+	from.warnings = append(from.warnings, w)
 }
 
 // renamed notes that the field at a path has an old name in the file.
@@ -184,7 +204,11 @@ func (f *File) Errorf(path, format string, args ...any) error {
 	if f == nil {
 		return err
 	}
-	e := &Error{file: f.name, Path: path, err: err}
+	from, _ := f.source(path)
+	e := &Error{file: from.name, Path: path, err: err}
+	if from.setting {
+		return e
+	}
 	for at := path; at != "$"; at = at[:max(1, strings.LastIndexAny(at, ".["))] {
 		if n := f.at(at); n != nil {
 			e.Line = line(n)
@@ -196,7 +220,10 @@ func (f *File) Errorf(path, format string, args ...any) error {
 
 // at is the node at a path, nil if there is none.
 func (f *File) at(path string) ast.Node {
-	if f == nil || f.Empty() {
+	if f == nil {
+		return nil
+	}
+	if f, path = f.source(path); f.blank() {
 		return nil
 	}
 	p, err := yaml.PathString(f.written(path))
@@ -250,7 +277,7 @@ func (f *File) explain(err error) error {
 	if len(message) > 200 { // it may quote the file
 		message = append(message[:200:200], '…')
 	}
-	return fmt.Errorf("%s:%d: %s", f.name, located.GetToken().Position.Line, string(message))
+	return fmt.Errorf("%s: %s", f.position(located.GetToken().Position.Line), string(message))
 }
 
 // knownFields says which field an unknown one may have been meant to be: one of the struct here, or
