@@ -43,15 +43,24 @@ var oldVerify = map[string]string{"reads": "on-read", "behind": "background", "f
 // unchanged.
 func CurrentVerify(name string) string { return cmp.Or(oldVerify[name], name) }
 
+const (
+	verifyOnRead     = "on-read"
+	verifyBackground = "background"
+	verifyUpfront    = "upfront"
+)
+
+// VerifyNames lists the names that [ParseVerify] accepts.
+func VerifyNames() []string { return []string{verifyOnRead, verifyBackground, verifyUpfront} }
+
 // ParseVerify returns the options for "on-read" (nil, the default of [Open]), "background" or
 // "upfront" ([VerifyOptions.First]).
 func ParseVerify(name string) (*VerifyOptions, error) {
 	switch CurrentVerify(name) {
-	case "on-read":
+	case verifyOnRead:
 		return nil, nil
-	case "background":
+	case verifyBackground:
 		return &VerifyOptions{}, nil
-	case "upfront":
+	case verifyUpfront:
 		return &VerifyOptions{First: true}, nil
 	}
 	return nil, fmt.Errorf("must be on-read (blocks that have sums), background (also complete files, in the "+

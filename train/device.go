@@ -31,9 +31,13 @@ const (
 	DeviceAuto = "auto"
 )
 
+// Devices lists the names of devices. The name of an OpenCL device may follow [DeviceOpenCL] and a
+// colon.
+func Devices() []string { return []string{DeviceCPU, DeviceOneDNN, DeviceOpenCL, DeviceAuto} }
+
 // CheckDevice returns an error if name is not the name of a device.
 func CheckDevice(name string) error {
-	if _, _, ok := parseOpenCL(name); ok || name == DeviceCPU || name == DeviceOneDNN || name == DeviceAuto {
+	if _, _, ok := parseOpenCL(name); ok || slices.Contains(Devices(), name) {
 		return nil
 	}
 	return &fieldError{field: "device", message: fmt.Sprintf(" is %q; allowed: %s, %s, %s, %s:NAME, %s:NAME#2, %s",

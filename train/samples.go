@@ -15,6 +15,9 @@ const (
 	DocumentAttention Attention = "documents" // preceding tokens of its own document, and itself; default for packed plans
 )
 
+// Attentions lists the kinds of attention.
+func Attentions() []string { return []string{string(WindowAttention), string(DocumentAttention)} }
+
 // attentionOf is the default for a plan.
 func attentionOf(p *blend.Plan) Attention {
 	if p.Packing != nil {

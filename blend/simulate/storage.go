@@ -36,15 +36,22 @@ var Kinds = []Storage{
 		Cache: 64 << 30},
 }
 
+// KindNames lists the names of [Kinds].
+func KindNames() (names []string) {
+	for _, k := range Kinds {
+		names = append(names, k.Name)
+	}
+	return names
+}
+
 // StorageByName gives one of [Kinds].
 func StorageByName(name string) (Storage, error) {
-	var names []string
 	for _, k := range Kinds {
 		if k.Name == name {
 			return k, nil
 		}
-		names = append(names, k.Name)
 	}
+	names := KindNames()
 	if near := suggest.Nearest(name, names); near != "" {
 		return Storage{}, fmt.Errorf("unknown kind of storage %q; did you mean %q?", name, near)
 	}

@@ -47,6 +47,9 @@ const (
 	Fused
 )
 
+// Arithmetics lists the names that [ParseArithmetic] reads.
+func Arithmetics() []string { return []string{Separate.String(), Fused.String()} }
+
 // ParseArithmetic reads the name of an arithmetic, "separate" or "fused".
 func ParseArithmetic(name string) (Arithmetic, error) {
 	for _, a := range []Arithmetic{Separate, Fused} {

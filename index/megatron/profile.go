@@ -2,6 +2,7 @@ package megatron
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"mula/index/gpt"
@@ -49,21 +50,27 @@ var profiles = [...]Profile{
 // Profiles lists all profiles, the oldest first.
 func Profiles() []Profile { return append([]Profile(nil), profiles[:]...) }
 
+// names lists the names of the profile's releases.
+func (p Profile) names() []string { return append([]string{p.name}, strings.Fields(p.others)...) }
+
+// ProfileNames lists the names that [ProfileNamed] accepts, the oldest release first.
+func ProfileNames() (names []string) {
+	for _, p := range profiles {
+		names = append(names, p.names()...)
+	}
+	return names
+}
+
 // ProfileNamed finds a profile by the name of any of its releases, "core-0.4" to "core-0.19", or
 // "core-main" for Megatron's main branch.
 func ProfileNamed(name string) (Profile, error) {
-	var names []string
 	for _, p := range profiles {
-		all := append([]string{p.name}, strings.Fields(p.others)...)
-		for _, known := range all {
-			if known == name {
-				return p, nil
-			}
+		if slices.Contains(p.names(), name) {
+			return p, nil
 		}
-		names = append(names, all...)
 	}
 	return Profile{}, fmt.Errorf("profile %q is not known; give the release of megatron-core that will read the "+
-		"cache, one of %s", name, strings.Join(names, ", "))
+		"cache, one of %s", name, strings.Join(ProfileNames(), ", "))
 }
 
 // Name is the name of the profile's first release.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"sort"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sync/errgroup"
 )
@@ -24,6 +25,11 @@ const (
 	Uint32 DType = "uint32"
 	Uint64 DType = "uint64"
 )
+
+// DTypes lists the element types that OLMo-core reads.
+func DTypes() []string {
+	return []string{string(Uint8), string(Uint16), string(Uint32), string(Uint64)}
+}
 
 // Size is the number of bytes of a token, 0 for an unknown type.
 func (d DType) Size() int64 {
@@ -106,7 +112,7 @@ type Dataset struct {
 // Check says what is wrong with a data set, if anything.
 func (d *Dataset) Check() error {
 	if d.DType.Size() == 0 {
-		return fmt.Errorf("element type %q; OLMo-core reads uint8, uint16, uint32 and uint64", d.DType)
+		return fmt.Errorf("element type %q; OLMo-core reads %s", d.DType, strings.Join(DTypes(), ", "))
 	}
 	if d.SequenceLength < 1 {
 		return fmt.Errorf("a sequence length of %d", d.SequenceLength)

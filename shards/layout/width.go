@@ -9,6 +9,7 @@ import (
 	"io"
 	"math"
 	"slices"
+	"strings"
 )
 
 // Width is the element type of an array of ids: unsigned little-endian integers of 1, 2 or 4 bytes.
@@ -23,6 +24,9 @@ func (w Width) Valid() bool { return w == 1 || w == 2 || w == 4 }
 // IDs is the number of ids that the type can hold.
 func (w Width) IDs() int64 { return 1 << (8 * w) }
 
+// DTypes lists the names that [ParseWidth] accepts.
+func DTypes() []string { return []string{"uint8", "uint16", "uint32", "int32"} }
+
 // ParseWidth is the width of a type by its name in numpy. int32 counts as uint32: no id is
 // negative.
 func ParseWidth(dtype string) (Width, error) {
@@ -34,7 +38,7 @@ func ParseWidth(dtype string) (Width, error) {
 	case "uint32", "int32":
 		return 4, nil
 	}
-	return 0, fmt.Errorf("ids cannot be %q; element types are uint8, uint16, uint32 and int32", dtype)
+	return 0, fmt.Errorf("ids cannot be %q; element types are %s", dtype, strings.Join(DTypes(), ", "))
 }
 
 // Append adds the ids' bytes to dst. Each must be below w.IDs().

@@ -11,6 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strings"
 
 	"github.com/klauspost/compress/zstd"
 
@@ -26,6 +28,9 @@ const (
 	// [shards.ReadManifest] reads.
 	maxFiles = 6000
 )
+
+// Compressions lists the compressions of files. "" also works and means no compression.
+func Compressions() []string { return []string{"zstd"} }
 
 // NoEmpty is why a document must have tokens.
 const NoEmpty = "MosaicML's arrays have at least one element"
@@ -62,9 +67,9 @@ func Create(folder string, info shards.TokenizerInfo, o Options) (shards.Documen
 	case o.SizeLimit < 1<<10 || o.SizeLimit > maxSizeLimit:
 		return nil, fmt.Errorf("creating shard %s: a size limit of %d bytes; it may be from %d to %d", folder,
 			o.SizeLimit, 1<<10, maxSizeLimit)
-	case o.Compression != "" && o.Compression != "zstd":
-		return nil, fmt.Errorf("creating shard %s: the compression %q is not known; there is zstd", folder,
-			o.Compression)
+	case o.Compression != "" && !slices.Contains(Compressions(), o.Compression):
+		return nil, fmt.Errorf("creating shard %s: unknown compression %q; allowed: %s", folder,
+			o.Compression, strings.Join(Compressions(), ", "))
 	}
 	if err := replaceable(folder); err != nil {
 		return nil, err

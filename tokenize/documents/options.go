@@ -3,6 +3,7 @@ package documents
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
@@ -39,6 +40,9 @@ func (f Format) String() string {
 	return fmt.Sprintf("Format(%d)", uint8(f))
 }
 
+// Formats lists the names that [ParseFormat] accepts.
+func Formats() []string { return slices.Clone(formatNames[:]) }
+
 // ParseFormat returns the format with this name: auto, jsonl, json, text, parquet or arrow.
 func ParseFormat(name string) (Format, error) {
 	for i, n := range formatNames {
@@ -66,6 +70,9 @@ func (u Unit) String() string {
 	}
 	return fmt.Sprintf("Unit(%d)", uint8(u))
 }
+
+// Units lists the names that [ParseUnit] accepts.
+func Units() []string { return slices.Clone(unitNames[:]) }
 
 // ParseUnit returns the unit with this name: file or line.
 func ParseUnit(name string) (Unit, error) {
