@@ -30,7 +30,7 @@ func blendCommand() *cli.Command {
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the plan to `FILE`",
 				Value: "plan.json"},
 			&cli.StringFlag{Name: "pad",
-				Usage:       "with packing: fill samples with the token `ID`, or with eod, the end-of-document id",
+				Usage:       "with packing: fill samples with the token `ID`, or with " + padEOD + ", the end-of-document id",
 				DefaultText: "pad of the configuration, else eod"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "print the plan's summary and write nothing"},
 			&cli.StringFlag{Name: "amend", Category: "Amending",
@@ -122,14 +122,17 @@ func printSurvey(c *cli.Context, summary *blend.Summary) error {
 	return nil
 }
 
+// padEOD is the value of --pad for the end-of-document id.
+const padEOD = "eod"
+
 // padOf reads --pad: an id, or eod, which is nil.
 func padOf(text string) (*int64, error) {
-	if text == "eod" {
+	if text == padEOD {
 		return nil, nil
 	}
 	id, err := strconv.ParseInt(text, 10, 32)
 	if err != nil || id < 0 {
-		return nil, usagef("--pad is %q; it must be a token id, or eod", text)
+		return nil, usagef("--pad is %q; it must be a token id, or %s", text, padEOD)
 	}
 	return &id, nil
 }

@@ -271,6 +271,7 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
 		}
 	}
 	finish(app.Commands)
+	checkValues(app.Commands)
 	refuseURLs(app.Commands)
 	obeyQuiet(app.Commands)
 	return app

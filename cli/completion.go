@@ -8,13 +8,6 @@ import (
 	"strings"
 
 	"github.com/urfave/cli/v2"
-
-	"mula/blend/simulate"
-	"mula/moe"
-	"mula/shards/formats"
-	"mula/train"
-	"mula/train/estimate"
-	"mula/xpu"
 )
 
 // The library completes commands and flags, and neither values nor files, each shell in another
@@ -63,33 +56,6 @@ func completionCommand() *cli.Command {
 	}
 	return c
 }
-
-// flagValues are the values of the flags that have a fixed set of them, by the flag's name, or by
-// the command and the flag where a name has several meanings.
-var flagValues = map[string]func() []string{
-	"to": formats.Names,
-	"device": func() []string {
-		return []string{train.DeviceCPU, train.DeviceOneDNN, train.DeviceOpenCL, train.DeviceAuto}
-	},
-	"precision":             xpu.Precisions,
-	"mula estimate model":   moe.Presets,
-	"mula estimate machine": func() []string { return []string{estimate.Aurora.Name, estimate.LocalName} },
-	"optimizer":             estimate.Schemes,
-	"dispatch":              moe.Dispatches,
-	"recompute":             moe.Recomputes,
-	"collectives":           func() []string { return []string{twoLevel, flat} },
-	"with":                  func() []string { return startWays },
-	"storage": func() []string {
-		var names []string
-		for _, k := range simulate.Kinds {
-			names = append(names, k.Name)
-		}
-		return names
-	},
-}
-
-// orFile are the flags of flagValues that may also be a file.
-var orFile = []string{"mula estimate machine", "storage"}
 
 // A completer collects the candidates of a word.
 type completer struct {
@@ -191,21 +157,19 @@ func (c *completer) values(command *cli.Command, path, name string) {
 		if !slices.Contains(f.Names(), name) {
 			continue
 		}
-		name = f.Names()[0]
-		key := path + " " + name
-		if flagValues[key] == nil {
-			key = name
-		}
-		if values := flagValues[key]; values != nil {
-			for _, v := range values() {
+		if set, ok := valuesOf(path, f); ok {
+			if i := strings.LastIndex(c.word, ","); i >= 0 && set.list {
+				c.word, c.whole = c.word[i+1:], c.whole+c.word[:i+1]
+			}
+			for _, v := range set.names() {
 				c.add(v, "")
 			}
-			c.files = slices.Contains(orFile, key)
+			c.files = set.file
 			return
 		}
 		switch f.(type) {
 		case *cli.StringFlag, *cli.StringSliceFlag:
-			c.files = !notPaths[name]
+			c.files = !notPaths[f.Names()[0]]
 		}
 		return
 	}

@@ -12,6 +12,8 @@ import (
 	"mula/internal/quantity"
 	"mula/shards"
 	"mula/shards/formats"
+	"mula/shards/layout"
+	"mula/shards/mds"
 )
 
 func convertCommand() *cli.Command {
@@ -32,7 +34,7 @@ func convertCommand() *cli.Command {
 			"shards; the bytes are the same.\n\n" +
 			"Example: mula convert --to dolma --output olmo/wiki shards/wiki-*.idx",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "to", Usage: "write the layout `LAYOUT`: " + strings.Join(formats.Names(), ", ") +
+			&cli.StringFlag{Name: "to", Usage: "write the layout `LAYOUT`: " + anyOf(formats.Names()) +
 				" (required)"},
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"},
 				Usage: "write the shard's files at `PREFIX`; mds: into the folder PREFIX (required)"},
@@ -46,14 +48,14 @@ func convertCommand() *cli.Command {
 				Usage: "split inputs without document boundaries after each token `ID`", Value: -1,
 				DefaultText: "none"},
 			&cli.StringFlag{Name: "dtype",
-				Usage:       "read inputs without a type as the numpy `TYPE`",
+				Usage:       "read inputs without a type as the numpy `TYPE`: " + anyOf(layout.DTypes()),
 				DefaultText: "by --vocab-size"},
 			&cli.IntFlag{Name: "vocab-size",
 				Usage: "all ids are below `N`, for inputs without a manifest; determines the element type of bare arrays and of the output", DefaultText: "unknown"},
 			&cli.StringFlag{Name: "tokenizer-name",
 				Usage: "datatrove: write the tokenizer `NAME` to PREFIX.ds.metadata, for nanotron"},
 			&cli.StringFlag{Name: "mds-size-limit", Usage: "mds: start a new file at `BYTES`", Value: "64Mi"},
-			&cli.StringFlag{Name: "mds-compression", Usage: "mds: compress files with `NAME` (zstd)",
+			&cli.StringFlag{Name: "mds-compression", Usage: "mds: compress files with `NAME`: " + anyOf(mds.Compressions()),
 				DefaultText: "no compression"},
 			jsonFlag,
 		},

@@ -3,7 +3,6 @@ package cli
 import (
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -38,14 +37,7 @@ type doctorReport struct {
 }
 
 func runDoctor(c *cli.Context) error {
-	o := doctor.Options{Folders: c.Args().Slice()}
-	for _, name := range strings.FieldsFunc(c.String("require"), func(r rune) bool { return r == ',' }) {
-		if !slices.Contains(doctor.Libraries, name) {
-			return usagef("--require: unknown library %q; it must be one of %s", name,
-				strings.Join(doctor.Libraries, ", "))
-		}
-		o.Require = append(o.Require, name)
-	}
+	o := doctor.Options{Folders: c.Args().Slice(), Require: splitList(c.String("require"))}
 	var report doctorReport
 	err := doctor.Run(c.Context, doctor.System(), o, func(g doctor.Group) {
 		report.Groups = append(report.Groups, g)

@@ -35,25 +35,24 @@ func estimateCommand() *cli.Command {
 			"Example: mula estimate --model mula-20b-a2b --layout dp=256,ep=12 --machine aurora \\\n" +
 			"             --scaling 384:12288 --compare so,epso --plot scaling.svg",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "model", Usage: "use the preset `NAME`, as in train.yaml's model.preset"},
+			&cli.StringFlag{Name: "model", Usage: "use the preset `NAME`, as model.preset in train.yaml: " + anyOf(moe.Presets())},
 			&cli.StringFlag{Name: "config",
 				Usage: "read model, layout, batch and plan from the train.yaml `FILE`; other flags override its values"},
 			setFlag(),
 			&cli.StringFlag{Name: "layout", Usage: "sizes of the axes that are not 1, as `dp=256,ep=12,pp=4`"},
 			&cli.StringFlag{Name: "optimizer",
-				Usage: "scheme that divides the weight updates between ranks: epso, so or unsharded",
+				Usage: "scheme that divides the weight updates between ranks: " + anyOf(estimate.Schemes()),
 				Value: string(estimate.EPSO)},
 			&cli.StringFlag{Name: "dispatch",
-				Usage: "exchange that sends tokens to their experts: alltoall or allgather",
+				Usage: "exchange that sends tokens to their experts: " + anyOf(moe.Dispatches()),
 				Value: string(moe.AllToAll)},
 			&cli.IntFlag{Name: "batch-size", Usage: "sequences per step (0: one micro-batch per rank)"},
 			&cli.IntFlag{Name: "micro-batch-size", Usage: "sequences that a rank computes at once", Value: 1},
 			&cli.IntFlag{Name: "sequence-length", Usage: "tokens per sequence; with --config the plan's", Value: 2048},
 			&cli.StringFlag{Name: "recompute",
-				Usage: "activations that the backward pass recomputes: none, experts or layers",
+				Usage: "activations that the backward pass recomputes: " + anyOf(moe.Recomputes()),
 				Value: string(moe.RecomputeNone)},
-			&cli.StringFlag{Name: "precision", Usage: "operands of matrix products: fp32 or bf16",
-				Value: string(xpu.BF16)},
+			&cli.StringFlag{Name: "precision", Usage: precisionFlag.Usage, Value: string(xpu.BF16)},
 			&cli.StringFlag{Name: "trainer",
 				Usage: "byte sizes of this trainer: mula has fp32 weights, gradients and traffic; optimus, which trained the Mula models, has bf16 ones and an fp32 master copy", Value: estimate.Mula.Name},
 			&cli.StringFlag{Name: "collectives",
@@ -65,7 +64,7 @@ func estimateCommand() *cli.Command {
 				Usage: "double dp from the first number of ranks to the second, as `384:12288`"},
 			&cli.BoolFlag{Name: "strong",
 				Usage: "with --scaling: keep the batch size constant (strong scaling) instead of growing it with the ranks"},
-			&cli.StringFlag{Name: "compare", Usage: "estimate several optimizer schemes, as `so,epso`"},
+			&cli.StringFlag{Name: "compare", Usage: "estimate several optimizer schemes, as `so,epso`: " + anyOf(estimate.Schemes())},
 			&cli.StringFlag{Name: "plot", Usage: "draw the step times, and the scaling, into the SVG `FILE`"},
 			&cli.BoolFlag{Name: "published",
 				Usage: "compare published figures of the Mula runs on Aurora with estimates, and explain the differences"},
@@ -95,8 +94,8 @@ func runEstimate(c *cli.Context) error {
 	schemes := []estimate.Scheme{in.Layout.Optimizer}
 	if c.IsSet("compare") {
 		schemes = nil
-		for _, name := range strings.Split(c.String("compare"), ",") {
-			if s := estimate.Scheme(strings.TrimSpace(name)); !slices.Contains(schemes, s) {
+		for _, name := range splitList(c.String("compare")) {
+			if s := estimate.Scheme(name); !slices.Contains(schemes, s) {
 				schemes = append(schemes, s)
 			}
 		}
@@ -222,8 +221,6 @@ func estimateInput(c *cli.Context) (estimate.Input, error) {
 		in.Trainer = trainer
 	}
 	switch kind := c.String("collectives"); {
-	case kind != flat && kind != twoLevel:
-		return in, usagef("--collectives: unknown kind %q; allowed: %s, %s", kind, twoLevel, flat)
 	case kind == flat && !in.Trainer.Own:
 		return in, usagef("--collectives flat needs --trainer %s", estimate.Mula.Name)
 	default:

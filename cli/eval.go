@@ -52,10 +52,6 @@ func runEval(c *cli.Context) error {
 		return usagef("--samples must not be negative, and --batch-size must be from 1 to 65,536")
 	}
 	attention := train.Attention(c.String("attention"))
-	if attention != "" && attention != train.WindowAttention && attention != train.DocumentAttention {
-		return usagef("--attention: unknown value %q; allowed: %s, %s", attention, train.WindowAttention,
-			train.DocumentAttention)
-	}
 	data, err := openPlan(c)
 	if err != nil {
 		return err

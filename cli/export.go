@@ -28,7 +28,7 @@ func exportCommand() *cli.Command {
 		Flags: []cli.Flag{
 			modelFlag,
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the new folder `DIR` (required)"},
-			&cli.StringFlag{Name: "dtype", Usage: "element type of the weights: fp32, bf16 or fp16", Value: "fp32"},
+			&cli.StringFlag{Name: "dtype", Usage: "element type of the weights: " + anyOf(weightTypes.names()), Value: "fp32"},
 			shardSizeFlag,
 			jsonFlag,
 		},
@@ -39,8 +39,9 @@ func exportCommand() *cli.Command {
 var shardSizeFlag = &cli.StringFlag{Name: "shard-size",
 	Usage: "limit the weights in one file to `SIZE`, as in 500M or 5G (0: a single file)", Value: "5G"}
 
-// dtypes are the element types of weights by their names in flags.
-var dtypes = map[string]safetensors.DType{"fp32": safetensors.F32, "bf16": safetensors.BF16, "fp16": safetensors.F16}
+// weightTypes are the element types of weights by their names in flags.
+var weightTypes = choices[safetensors.DType]{{"fp32", safetensors.F32}, {"bf16", safetensors.BF16},
+	{"fp16", safetensors.F16}}
 
 func runExport(c *cli.Context) error {
 	options, err := convertOptions(c)
@@ -70,11 +71,7 @@ func convertOptions(c *cli.Context) (o train.ConvertOptions, err error) {
 		return o, err
 	}
 	if name := c.String("dtype"); name != "" {
-		dtype, ok := dtypes[name]
-		if !ok {
-			return o, usagef("--dtype: unknown type %q; allowed: fp32, bf16, fp16", name)
-		}
-		o.DType = dtype
+		o.DType = weightTypes.value(name)
 	}
 	o.ShardSize, err = parseSize(c.String("shard-size"))
 	if err != nil {

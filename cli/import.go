@@ -27,7 +27,7 @@ func importCommand() *cli.Command {
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"},
 				Usage: "write the new folder `DIR` (default: only check the model)"},
 			&cli.StringFlag{Name: "dtype",
-				Usage: "element type of the weights: fp32, bf16 or fp16 (default: unchanged)"},
+				Usage: "element type of the weights: " + anyOf(weightTypes.names()) + " (default: unchanged)"},
 			shardSizeFlag,
 			jsonFlag,
 		},

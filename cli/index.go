@@ -14,8 +14,8 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"mula/index/cache"
+	"mula/index/olmo"
 	"mula/internal/quantity"
-	"mula/internal/suggest"
 )
 
 // The frameworks that `mula index` writes for.
@@ -60,7 +60,7 @@ func indexCommand() *cli.Command {
 			"         mula index verify cache",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "for",
-				Usage: "build for `FRAMEWORK`: megatron, megatron-deepspeed, blendcorpus or olmo (required)"},
+				Usage: "build for `FRAMEWORK`: " + anyOf(frameworks) + " (required)"},
 			&cli.StringFlag{Name: "cache",
 				Usage: "write the files to `DIR` (--data-cache-path; work_dir of OLMo-core)"},
 			&cli.StringSliceFlag{Name: "workers",
@@ -120,7 +120,7 @@ func indexCommand() *cli.Command {
 			&cli.StringSliceFlag{Name: "paths", Category: "OLMo-core",
 				Usage: "write OLMo-core's own order of the token `FILE`s, in the given sequence; may be repeated"},
 			&cli.StringFlag{Name: "dtype", Category: "OLMo-core",
-				Usage: "type of the token files: uint8, uint16, uint32 or uint64", Value: "uint16"},
+				Usage: "type of the token files: " + anyOf(olmo.DTypes()), Value: "uint16"},
 			&cli.Int64Flag{Name: "max-target-sequence-length", Category: "OLMo-core",
 				Usage: "max_target_sequence_length", DefaultText: "the sequence length"},
 			&cli.Int64Flag{Name: "source-permutation-seed", Category: "OLMo-core", Usage: "source_permutation_seed",
@@ -155,16 +155,10 @@ func indexCommand() *cli.Command {
 
 func runIndex(c *cli.Context) error {
 	target := c.String("for")
-	own, ok := indexTargets[target]
-	if !ok {
-		if target == "" {
-			return usagef("--for is required: %s", strings.Join(frameworks, ", "))
-		}
-		if best := suggest.Nearest(target, frameworks); best != "" {
-			return usagef("--for is %q; did you mean %s?", target, best)
-		}
-		return usagef("--for is %q; it must be one of %s", target, strings.Join(frameworks, ", "))
+	if target == "" {
+		return usagef("--for is required: %s", strings.Join(frameworks, ", "))
 	}
+	own := indexTargets[target]
 	if err := atMost(c, maxThreads, "threads"); err != nil {
 		return err
 	}

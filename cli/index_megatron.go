@@ -299,9 +299,12 @@ func wanted(config *megatron.Config, i int) bool {
 	return true
 }
 
+// noSamples is the value of --train-samples and its siblings for one epoch of all data.
+const noSamples = "none"
+
 func sizeFlag(c *cli.Context, name string) (megatron.Size, error) {
 	text := c.String(name)
-	if text == "none" {
+	if text == noSamples {
 		return megatron.Size{}, nil
 	}
 	n, err := strconv.ParseInt(text, 10, 64)
@@ -318,7 +321,7 @@ func (m *megatronBuild) entries(ctx context.Context) ([]indexEntry, error) {
 	}
 	entries := make([]indexEntry, len(found))
 	for i, e := range found {
-		samples := "none"
+		samples := noSamples
 		if e.Samples.Given {
 			samples = strconv.FormatInt(e.Samples.N, 10)
 		}
@@ -431,7 +434,7 @@ func givenFlags(c *cli.Context) []string {
 			flags = append(flags, fmt.Sprintf("--%s %d", name, c.Int64(name)))
 		}
 	}
-	if c.IsSet("train-samples") && c.String("train-samples") != "none" {
+	if c.IsSet("train-samples") && c.String("train-samples") != noSamples {
 		flags = append(flags, "--train-samples "+c.String("train-samples"))
 	}
 	if path := c.String("tokenizer-path"); path != "" {

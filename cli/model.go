@@ -23,7 +23,7 @@ var (
 		Usage: "threads to compute with (0: all cores); the result does not depend on the number"}
 	deviceFlag = &cli.StringFlag{Name: "device",
 		Usage: "compute device: cpu, onednn if that library is installed, opencl, opencl:NAME or opencl:NAME#2 (see mula devices), or auto (a GPU if there is one)", Value: train.DeviceCPU}
-	precisionFlag = &cli.StringFlag{Name: "precision", Usage: "operands of matrix products: fp32 or bf16",
+	precisionFlag = &cli.StringFlag{Name: "precision", Usage: "operands of matrix products: " + anyOf(xpu.Precisions()),
 		Value: string(xpu.FP32)}
 )
 
@@ -81,13 +81,10 @@ func sayCompiling(ctx context.Context, p *progress) context.Context {
 	})
 }
 
-// checkComputing refuses values of --device, --threads and --precision.
+// checkComputing checks --device and --threads.
 func checkComputing(c *cli.Context) error {
 	if err := train.CheckDevice(c.String("device")); err != nil {
 		return usagef("--%v", err)
-	}
-	if p := xpu.Precision(c.String("precision")); p != xpu.FP32 && p != xpu.BF16 {
-		return usagef("--precision: unknown value %q; allowed: %s, %s", p, xpu.FP32, xpu.BF16)
 	}
 	return atMost(c, maxThreads, "threads")
 }

@@ -35,7 +35,7 @@ func tokenizeCommand() *cli.Command {
 			&cli.StringFlag{Name: "tokenizer", Usage: "use the Hugging Face tokenizer.json in `FILE` (required)"},
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"},
 				Usage: "write shards to `PREFIX`.bin, .idx and so on (required)"},
-			&cli.StringFlag{Name: "to", Usage: "write shards in the layout `NAME`: " + strings.Join(formats.Names(), ", "),
+			&cli.StringFlag{Name: "to", Usage: "write shards in the layout `NAME`: " + anyOf(formats.Names()),
 				Value: "megatron"},
 			&cli.StringFlag{Name: "shard-tokens",
 				Usage: "write shards PREFIX-00000, PREFIX-00001, … of at most `N` tokens (2G, 500M), except for single larger documents", DefaultText: "one shard, PREFIX"},
@@ -73,11 +73,16 @@ func tokenizeCommand() *cli.Command {
 	}
 }
 
+var (
+	specials = choices[tokenize.Specials]{{"text", tokenize.SpecialsAsText}, {"tokens", tokenize.SpecialsAsTokens}}
+	onErrors = choices[job.OnError]{{"fail", job.Fail}, {"skip", job.Skip}}
+)
+
 // readFlags say how documents are read, with [readOptions].
 func readFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "input-format",
-			Usage: "read all inputs, and all files in folders, as `NAME`: auto, jsonl, json, text, parquet, arrow",
+			Usage: "read all inputs, and all files in folders, as `NAME`: " + anyOf(documents.Formats()),
 			Value: "auto"},
 		&cli.StringSliceFlag{Name: "glob",
 			Usage: "in folders, read the files that match `PATTERN`, with any extension: *.md by name, web/**/*.md by path in the folder; may be repeated"},
@@ -87,7 +92,7 @@ func readFlags() []cli.Flag {
 		&cli.StringFlag{Name: "id-field",
 			Usage:       "read document ids from the field or column `NAME`; every Parquet and Arrow file must have it",
 			DefaultText: "id, if it exists"},
-		&cli.StringFlag{Name: "text-unit", Usage: "treat each `UNIT` of plain text as a document: file or line", Value: "file"},
+		&cli.StringFlag{Name: "text-unit", Usage: "treat each `UNIT` of plain text as a document: " + anyOf(documents.Units()), Value: "file"},
 	}
 }
 
@@ -192,24 +197,16 @@ func runTokenize(c *cli.Context) error {
 		return usagef("--sample is %v; it must be above 0 and at most 1", s)
 	}
 	options.AddSpecialTokens = c.Bool("add-special-tokens")
-	switch c.String("specials") {
-	case "text":
-		options.Specials = tokenize.SpecialsAsText
-	case "tokens":
-		options.Specials = tokenize.SpecialsAsTokens
-	default:
-		return usagef("--specials is %q; allowed: text, tokens", c.String("specials"))
-	}
-	switch c.String("on-error") {
-	case "fail":
+	options.Specials = specials.value(c.String("specials"))
+	switch options.OnError = onErrors.value(c.String("on-error")); options.OnError {
+	case job.Fail:
 		if c.IsSet("rejects") {
 			return usagef("--rejects requires --on-error skip")
 		}
 		if c.IsSet("max-rejects") {
 			return usagef("--max-rejects requires --on-error skip")
 		}
-	case "skip":
-		options.OnError = job.Skip
+	case job.Skip:
 		if options.MaxRejects, err = rejectLimit(c.String("max-rejects")); err != nil {
 			return err
 		}
@@ -226,8 +223,6 @@ func runTokenize(c *cli.Context) error {
 		if err := refuse(options.Rejects, rejectsKind); err != nil {
 			return err
 		}
-	default:
-		return usagef("--on-error is %q; allowed: fail, skip", c.String("on-error"))
 	}
 	load := tokenize.LoadOptions{IgnoreTruncationAndPadding: c.Bool("ignore-truncation-and-padding")}
 	if options.Tokenizer, err = tokenize.LoadWith(c.String("tokenizer"), load); err != nil {

@@ -34,7 +34,7 @@ func tokenizerCommand() *cli.Command {
 				&cli.StringSliceFlag{Name: "special",
 					Usage: "reserve an id for the special `TOKEN`, from 0; may be repeated",
 					Value: cli.NewStringSlice(defaultEOD, "<|padding|>")},
-				&cli.StringFlag{Name: "pattern", Usage: "split text into words by the rule `NAME`: gpt2 or cl100k",
+				&cli.StringFlag{Name: "pattern", Usage: "split text into words by the rule `NAME`: " + anyOf(patterns.names()),
 					Value: "gpt2"},
 				&cli.IntFlag{Name: "min-frequency", Usage: "merge only pairs that occur at least `N` times", Value: 2},
 				&cli.Int64Flag{Name: "max-bytes", Usage: "read at most `N` bytes of text; 0: all"},
@@ -45,6 +45,8 @@ func tokenizerCommand() *cli.Command {
 }
 
 const defaultEOD = "<|endoftext|>"
+
+var patterns = choices[tokenize.Pattern]{{"gpt2", tokenize.GPT2}, {"cl100k", tokenize.CL100K}}
 
 var workersFlag = &cli.IntFlag{Name: "workers",
 	Usage: "use `N` parallel workers; 0: all cores. The output does not depend on it"}
@@ -78,15 +80,6 @@ func tokenizerTrain(c *cli.Context) error {
 		return usagef("--vocab-size is %d; it must be at least the 256 bytes and the special tokens",
 			c.Int("vocab-size"))
 	}
-	var pattern tokenize.Pattern
-	switch c.String("pattern") {
-	case "gpt2":
-		pattern = tokenize.GPT2
-	case "cl100k":
-		pattern = tokenize.CL100K
-	default:
-		return usagef("--pattern is %q; allowed: gpt2, cl100k", c.String("pattern"))
-	}
 	start := time.Now()
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
@@ -94,7 +87,7 @@ func tokenizerTrain(c *cli.Context) error {
 	data, err := tokenize.Train(c.Context, documents.ReadDocuments(c.Context, inputs, read), tokenize.TrainOptions{
 		VocabSize:     c.Int("vocab-size"),
 		SpecialTokens: c.StringSlice("special"),
-		Pattern:       pattern,
+		Pattern:       patterns.value(c.String("pattern")),
 		MinFrequency:  c.Int("min-frequency"),
 		Workers:       c.Int("workers"),
 		MaxBytes:      c.Int64("max-bytes"),
