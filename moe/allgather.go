@@ -7,13 +7,13 @@ import (
 	"mula/xpu"
 )
 
-// A gatherCourier gives all tokens to all ranks: [AllGather].
+// A gatherCourier sends all tokens to all ranks: [AllGather].
 type gatherCourier struct {
 	comm   *xpu.Comm
 	counts []int32 // [n] tokens of each rank
 	ones   []int   // [n+1] 0, 1, …, n
-	tokens []int   // [n+1] all tokens of the pass: those of rank r begin at tokens[r]
-	bounds []int   // [n+1] of elements, for the exchange at hand
+	tokens []int   // [n+1] offsets into all tokens of the pass: rank r's tokens start at tokens[r]
+	bounds []int   // [n+1] element offsets of the current exchange
 }
 
 func newGatherCourier(comm *xpu.Comm) *gatherCourier {
@@ -29,7 +29,7 @@ func newGatherCourier(comm *xpu.Comm) *gatherCourier {
 func (g *gatherCourier) begin(ctx context.Context, tokens int) error {
 	g.counts[g.comm.Rank()] = int32(tokens)
 	if err := xpu.AllGather(ctx, g.comm, g.counts, g.ones); err != nil {
-		return fmt.Errorf("telling the number of tokens: %w", err)
+		return fmt.Errorf("exchanging token counts: %w", err)
 	}
 	for r, n := range g.counts {
 		if n < 0 {

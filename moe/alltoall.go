@@ -8,16 +8,16 @@ import (
 	"mula/xpu/cpu"
 )
 
-// A directCourier sends a token to the ranks that hold one of its experts, once to each:
+// A directCourier sends a token to each rank that holds at least one of its experts, once per rank:
 // [AllToAll]. S is the number of rows that it sends.
 type directCourier struct {
 	comm    *xpu.Comm
-	experts int // of a rank
+	experts int // per rank
 
-	counts         []int32   // [2, n] numbers of tokens for and from each rank
-	sent, received []int     // [n+1] bounds of elements, for the exchange at hand
+	counts         []int32   // [2, n] number of tokens to and from each rank
+	sent, received []int     // [n+1] element offsets of the current exchange
 	ones           []int     // [n+1] 0, 1, …, n
-	sentRows       []float32 // [S, H] what goes to the experts; [S, H+K] what has come back
+	sentRows       []float32 // [S, H] rows sent to the experts; [S, H+K] rows returned by them
 	sentChoices    []int32   // [S, 2K]
 }
 

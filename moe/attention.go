@@ -2,25 +2,25 @@ package moe
 
 import "mula/xpu"
 
-// A kvTarget is where keys and values of a pass go: head g of row r has its position p at element
-// ((r·G+g)·capacity + first + p)·D.
+// A kvTarget is the destination of a pass's keys and values: position p of head g of row r is at
+// element ((r·G+g)·capacity + first + p)·D.
 type kvTarget struct {
 	k, v     []float32
 	capacity int
 	first    int // position of the pass's first token
 }
 
-// ownKeys is the place of keys and values of a pass that begins at position 0.
+// ownKeys is the destination for a pass that starts at position 0.
 func (w *workspace) ownKeys() kvTarget { return kvTarget{k: w.k, v: w.v, capacity: w.shape.s} }
 
-// heads is the shape of the attention of the pass at hand.
+// heads returns the attention shape of the current pass.
 func (m *Model) heads() xpu.Heads {
 	c, shape := &m.cfg, &m.ws.shape
 	return xpu.Heads{Rows: shape.rows, Length: shape.s, Heads: c.Heads, KVHeads: c.KVHeads, Size: c.HeadDim()}
 }
 
-// projections are those of a layer and the heads made of them. They are known from the second time
-// on that heads are made of them.
+// projections returns a layer's q, k and v projections with the heads computed from them. known
+// means that RQ and RK were computed before and are read, not written.
 func (m *Model) projections(l *layer, st *saved, to kvTarget, known bool) xpu.Projections {
 	return xpu.Projections{Heads: m.heads(), QKV: st.qkv, QWeight: l.qNorm.w, KWeight: l.kNorm.w,
 		Epsilon: m.cfg.NormEps, RQ: st.rq, RK: st.rk,
@@ -28,7 +28,7 @@ func (m *Model) projections(l *layer, st *saved, to kvTarget, known bool) xpu.Pr
 		Q: m.ws.q, K: to.k, V: to.v}
 }
 
-// attention is that of a layer over its heads.
+// attention returns the attention operands of a layer.
 func (m *Model) attention(st *saved, to kvTarget) xpu.Attention {
 	return xpu.Attention{Heads: m.heads(), Q: m.ws.q, K: to.k, V: to.v, First: to.first, Capacity: to.capacity,
 		Begin: m.ws.begin, Context: st.ctx, LSE: st.lse}
@@ -46,9 +46,9 @@ func (m *Model) attend(l *layer, st *saved, to kvTarget) {
 	m.dev.MatMul(false, true, t, h, h, st.ctx, h, l.out.w, h, st.x1, h, true)
 }
 
-// attendGrad takes the gradient of x1 in ws.dx to the gradient of x0, and adds to the gradients of
-// the layer's weights. With fresh, the layer was the last to go through attend, and its queries,
-// keys and values are still there.
+// attendGrad turns the gradient of x1 in ws.dx into the gradient of x0, and adds to the gradients
+// of the layer's weights. fresh means that the layer was the last to run attend, so that its
+// queries, keys and values are still in the workspace.
 func (m *Model) attendGrad(l *layer, st *saved, fresh bool) {
 	c, w := &m.cfg, &m.ws
 	h, width, t := c.HiddenSize, c.qkvWidth(), w.shape.tokens()

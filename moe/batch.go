@@ -2,27 +2,28 @@ package moe
 
 import "fmt"
 
-// A Batch is a number of windows of text: each row has SequenceLength inputs and, shifted by one,
-// as many targets.
+// A Batch is a number of windows of text. Each row has SequenceLength inputs and SequenceLength
+// targets: the same tokens shifted by one.
 type Batch struct {
 	Tokens         []uint32 // Rows × (SequenceLength+1), row by row
 	Rows           int
 	SequenceLength int
 
-	// Begin, unless empty, keeps attention within the documents of a row: for each input the place
-	// in its row of the first input that it attends to, Rows × SequenceLength. It is at most the
-	// input's own, and never falls within a row. Rotary positions are those of the row all the
-	// same; as rotations are relative, a document computes what it would alone, up to rounding.
+	// Begin, Rows × SequenceLength, restricts attention to the documents of a row; empty means no
+	// restriction. For each input it is the index, within the row, of the first input that it
+	// attends to. It must not exceed the input's own index and must not decrease along a row.
+	// Rotary positions still count from the start of the row. Rotations are relative, so a document
+	// computes the same values as it would alone, up to rounding.
 	Begin []int32
 
-	// Counted, unless empty, says which targets count, Rows × SequenceLength. The loss of the
-	// others is 0, and nothing is learned from them. As inputs all tokens are alike: routers choose
-	// experts for each, and their losses are over all.
+	// Counted, Rows × SequenceLength, marks the targets that count; empty means all. The other
+	// targets have loss 0 and no gradient. Their tokens are still inputs: routers choose experts
+	// for them, and the router losses include them.
 	Counted []bool
 }
 
-// check refuses a batch that a model of configuration c cannot take. With other ranks a batch may
-// have no rows.
+// check returns an error if a model of configuration c cannot process the batch. With expert
+// parallelism a batch may have no rows.
 func (b Batch) check(c Config, p Parallel) error {
 	least := 1
 	if p.ranks() > 1 {
@@ -47,10 +48,11 @@ func (b Batch) check(c Config, p Parallel) error {
 	}
 	inputs := b.Rows * b.SequenceLength
 	if n := len(b.Begin); n > 0 && n != inputs {
-		return fmt.Errorf("batch of %d rows of %d tokens says of %d where their documents begin; it must be all or none", b.Rows, b.SequenceLength, n)
+		return fmt.Errorf("batch of %d rows of %d tokens has %d document starts; set one for each token or none",
+			b.Rows, b.SequenceLength, n)
 	}
 	if n := len(b.Counted); n > 0 && n != inputs {
-		return fmt.Errorf("batch of %d rows of %d tokens says of %d targets whether they count; it must be all or none",
+		return fmt.Errorf("batch of %d rows of %d tokens has %d Counted values; set one for each target or none",
 			b.Rows, b.SequenceLength, n)
 	}
 	for i, begin := range b.Begin {
@@ -59,15 +61,15 @@ func (b Batch) check(c Config, p Parallel) error {
 			before = b.Begin[i-1]
 		}
 		if begin < before || int(begin) > place {
-			return fmt.Errorf("batch row %d, token %d: its document begins at %d; that must be between %d, where "+
-				"that of the token before does, and its own place",
+			return fmt.Errorf("batch row %d, token %d: document start %d; it must be between %d, the document "+
+				"start of the previous token, and the token's own index",
 				i/b.SequenceLength, place, begin, before)
 		}
 	}
 	return nil
 }
 
-// targets is the number of targets that count.
+// targets returns the number of targets that count.
 func (b Batch) targets() int {
 	if len(b.Counted) == 0 {
 		return b.Rows * b.SequenceLength
@@ -81,8 +83,8 @@ func (b Batch) targets() int {
 	return n
 }
 
-// input is the t-th token that the model reads, and target the one that follows it, or -1 if that
-// does not count.
+// input returns the t-th input token, and target the token after it, or -1 if that target does not
+// count.
 func (b Batch) input(t int) uint32 {
 	return b.Tokens[t/b.SequenceLength*(b.SequenceLength+1)+t%b.SequenceLength]
 }
@@ -93,54 +95,56 @@ func (b Batch) target(t int) int32 {
 	return int32(b.Tokens[t/b.SequenceLength*(b.SequenceLength+1)+t%b.SequenceLength+1])
 }
 
-// Stats is what a pass over a batch measured, complete when the pass returns. Its slices are the
-// model's and hold until its next pass: copy what is to stay.
+// Stats are the measurements of a pass over a batch, complete when the pass returns. The model
+// reuses the slices in its next pass; copy them to keep them.
 type Stats struct {
 	Loss         float64   // sum of the cross entropies of the targets that count, in nats
 	Tokens       int       // number of inputs, Rows × SequenceLength
 	Targets      int       // number of targets that count
 	RowLoss      []float64 // sum of the cross entropies of each row
-	Aux          float64   // load-balancing loss without its coefficient, in the form asked for; 0 for a dense model
+	Aux          float64   // load-balancing loss without its coefficient, in the requested form; 0 for a dense model
 	Z            float64   // router z-loss without its coefficient
 	ExpertCounts [][]int64 // tokens sent to each expert, [layer][expert]; nil for a dense model
-	// of each layer, the mean over tokens of -Σ p·ln p of the router's distribution, in nats; nil
+	// mean over tokens of the entropy -Σ p·ln p of each layer's router distribution, in nats; nil
 	// for a dense model
 	RouterEntropy []float64
 }
 
-// BackwardOptions are the choices of one call of [Model.Backward].
+// BackwardOptions are the options of one call of [Model.Backward].
 type BackwardOptions struct {
-	// Targets is the number of targets that count of the whole step, over all micro-batches and
-	// ranks, 1 if there is none; the cross-entropy is divided by it, so that the gradients of
-	// micro-batches add up to those of one large batch. 0 means that this batch is the whole step.
+	// Targets is the number of counted targets in the whole step, over all micro-batches and ranks;
+	// set 1 if no target counts. The cross entropy is divided by it, so that the gradients of
+	// micro-batches sum to the gradient of one large batch. 0 means that this batch is the whole
+	// step.
 	Targets int64
 
-	// Tokens is the number of inputs of the whole step. 0 means as many as Targets: all targets
+	// Tokens is the number of inputs of the whole step. 0 means the same as Targets: all targets
 	// count.
 	//
-	// The load-balancing and z-losses are computed on this batch alone and weighted by its share of
-	// Tokens: with several micro-batches the step's auxiliary loss is the mean of theirs, weighted
-	// by size. That is not the loss of the joined batch, because the load-balancing loss is not
-	// linear in the batch; both published trainings do the same.
+	// The load-balancing loss and the z-loss are computed on this batch alone and weighted by its
+	// share of Tokens. With several micro-batches, the step's auxiliary loss is therefore their
+	// mean, weighted by size. It differs from the loss of the joined batch, because the
+	// load-balancing loss is not linear in the batch. Both published trainings do the same.
 	Tokens int64
 	Loss   LossOptions
 
 	// SampleTargets draws the targets of the cross entropy from the model's own distribution at
-	// each position, in place of the batch's: the square of such a gradient, times the number of
-	// targets, is the Gauss-Newton-Bartlett estimator of the Hessian's diagonal (Liu et al. 2023,
-	// arXiv 2305.14342, algorithm 2). The losses in Stats are then those of the drawn targets.
+	// each position instead of using the batch's targets. The square of such a gradient, times the
+	// number of targets, is the Gauss-Newton-Bartlett estimator of the Hessian's diagonal (Liu et
+	// al. 2023, arXiv 2305.14342, algorithm 2). The losses in Stats are then the losses of the
+	// drawn targets.
 	//
-	// The target of position i of the batch follows from the logits there, SampleSeed and
-	// FirstTarget+i alone. With FirstTarget the number of inputs in the micro-batches before this
-	// one, the step draws the same targets however it is cut. Where the batch's target does not
-	// count, none is drawn.
+	// The drawn target of position i depends only on its logits, SampleSeed and FirstTarget+i. Set
+	// FirstTarget to the number of inputs in the preceding micro-batches; the step then draws the
+	// same targets for every division into micro-batches. No target is drawn where the batch's
+	// target does not count.
 	SampleTargets bool
 	SampleSeed    uint64
 	FirstTarget   int64
 
-	// Done, unless nil, is called from within Backward as soon as the commands are given that
-	// complete what this pass adds to the gradients of a bucket: with 0, 1, … len(Buckets)-1. What
-	// it does with them may go on while Backward works on those that follow; who reads them in Go
-	// calls ToHost of the device before, which waits for these commands.
+	// Done, unless nil, is called by Backward with 0, 1, … len(Buckets)-1, once the commands that
+	// complete a bucket's gradients are enqueued. Work that it starts on them may run while
+	// Backward computes the following buckets. To read the gradients in Go, call the device's
+	// ToHost first; it waits for these commands.
 	Done func(bucket int)
 }

@@ -18,16 +18,16 @@ import (
 // configName is the file of a Hugging Face model directory that describes the model.
 const configName = "config.json"
 
-// SaveOptions say how [Model.Save] writes weights.
+// SaveOptions are the options of [Model.Save].
 type SaveOptions struct {
 	DType     safetensors.DType // element type of the weights; empty means F32
-	ShardSize int64             // bytes of weights in one file at most, several tensors permitting; 0 means one file
+	ShardSize int64             // maximum bytes of weights in a file (a larger tensor gets its own file); 0 means one file
 }
 
 // Save writes the model as a Hugging Face directory: weights in safetensors files under the names
-// of [Model.Parameters], and config.json, which comes last. dir must exist and hold no model. Files
-// appear whole or not at all; a directory without config.json is not complete. A model that holds a
-// part of the experts is refused.
+// of [Model.Parameters], then config.json. dir must exist and contain no model. Every file is
+// written atomically; a directory without config.json is incomplete. Save fails if the model holds
+// only a part of the experts or layers.
 func (m *Model) Save(ctx context.Context, dir string, opts SaveOptions) error {
 	if err := m.whole("saving"); err != nil {
 		return err
@@ -41,8 +41,8 @@ func (m *Model) Save(ctx context.Context, dir string, opts SaveOptions) error {
 	})
 }
 
-// saveDirectory writes a model whose i-th tensor, in the order of c.Tensors, fill gives to write,
-// in pieces if it likes.
+// saveDirectory writes a model to dir. fill passes the i-th tensor, in the order of c.Tensors, to
+// write, in one or more chunks.
 func saveDirectory(dir string, c Config, opts SaveOptions,
 	fill func(i int, write func([]float32) error) error) (err error) {
 	defer func() {
@@ -59,7 +59,7 @@ func saveDirectory(dir string, c Config, opts SaveOptions,
 	for _, name := range []string{configName, safetensors.SingleName, safetensors.IndexName} {
 		if _, err := os.Lstat(filepath.Join(dir, name)); !errors.Is(err, fs.ErrNotExist) {
 			if err == nil {
-				err = fmt.Errorf("it holds %s already; save into an empty directory", name)
+				err = fmt.Errorf("%s already exists; save into an empty directory", name)
 			}
 			return err
 		}
@@ -103,8 +103,8 @@ func saveDirectory(dir string, c Config, opts SaveOptions,
 	return atomicfile.WriteFile(filepath.Join(dir, configName), []byte(config.String()))
 }
 
-// Tensors lists the weights of a whole model of this configuration as files have them, in the order
-// of [Model.Parameters], with elements of F32. [Parameter.Index] is a place in this list.
+// Tensors lists the weights of a complete model of this configuration as stored in files, in the
+// order of [Model.Parameters], with element type F32. [Parameter.Index] is an index into this list.
 func (c Config) Tensors() []safetensors.Tensor {
 	var list []safetensors.Tensor
 	add := func(name string, shape ...int) {
@@ -150,13 +150,13 @@ func (c Config) Tensors() []safetensors.Tensor {
 	return list
 }
 
-// Names of the tensors that are one if TieEmbeddings is set.
+// Names of the tensors that are one and the same if TieEmbeddings is set.
 const (
 	embeddingName = "model.embed_tokens.weight"
 	headName      = "lm_head.weight"
 )
 
-// shardTensors divides tensors into runs that fit into files of the size asked for.
+// shardTensors divides the tensors among files of at most opts.ShardSize bytes.
 func shardTensors(tensors []safetensors.Tensor, opts SaveOptions) [][]safetensors.Tensor {
 	var shards [][]safetensors.Tensor
 	size := int64(0)
@@ -193,7 +193,7 @@ func writeShard(path string, tensors []safetensors.Tensor, fill func(i int, writ
 	return file.Publish()
 }
 
-// Open makes a model from a Hugging Face directory: its config.json and its weights.
+// Open creates a model from a Hugging Face directory: its config.json and its weights.
 func Open(dir string, dev xpu.Device) (*Model, error) {
 	s, err := OpenStored(dir)
 	if err != nil {
@@ -214,10 +214,10 @@ func Open(dir string, dev xpu.Device) (*Model, error) {
 // Load reads the weights of a Hugging Face directory, in one file or several, of element type F32,
 // F16 or BF16. Experts may be stored one by one, as transformers saves them, or fused as
 // mlp.experts.gate_up_proj [E, 2I, H] and mlp.experts.down_proj [E, H, I], as transformers 5 holds
-// them. Every weight of the model must be there with its shape, and nothing else but, where the
-// head is tied, a copy of the embedding as lm_head.weight; names and shapes are checked before the
-// first weight is read. A model that holds a part of the experts reads those alone. After an error
-// in reading, the weights are a mixture of old and new.
+// them. The directory must contain exactly the weights of the model, with their shapes; if the head
+// is tied, a copy of the embedding as lm_head.weight is allowed. Load checks names and shapes
+// before it reads the first weight. A model that holds a part of the experts reads only its part.
+// After a read error, the weights are a mixture of old and new.
 func (m *Model) Load(dir string) error {
 	s, err := openStored(dir, m.cfg)
 	if err != nil {

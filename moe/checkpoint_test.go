@@ -148,7 +148,7 @@ func TestSaveRefusesDirectoryInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := m.Save(t.Context(), dir, SaveOptions{}); err == nil ||
-		!strings.Contains(err.Error(), "holds config.json already") {
+		!strings.Contains(err.Error(), "config.json already exists") {
 		t.Errorf("second Save into the same directory: %v", err)
 	}
 }
@@ -220,7 +220,7 @@ func TestLoadRefuses(t *testing.T) {
 		}, "model.layers.0.mlp.experts.down_proj (shape [8 32 64], want [8 64 32])"},
 		{"fused and single", func(e []entry) []entry {
 			return append(e, entry{"model.layers.0.mlp.experts.down_proj", []int{8, 64, 32}})
-		}, "model.layers.0.mlp.experts.0.down_proj.weight (given by"},
+		}, "model.layers.0.mlp.experts.0.down_proj.weight (stored in"},
 		{"layer beyond", func(e []entry) []entry {
 			return append(e, entry{"model.layers.2.mlp.experts.down_proj", []int{8, 64, 32}})
 		}, "tensors unexpected: model.layers.2.mlp.experts.down_proj"},

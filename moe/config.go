@@ -17,8 +17,9 @@ const (
 // NoToken is the value of a token id of [Config] that is not set.
 const NoToken = -1
 
-// Config describes a model. Field names in YAML are those of a Hugging Face config.json. Start from
-// a [Preset], or from a Config whose token ids are [NoToken]; the zero Config is not valid.
+// Config describes a model. Its YAML field names are the field names of a Hugging Face config.json.
+// Start from a [Preset], or from a Config whose token ids are [NoToken]; the zero Config is not
+// valid.
 type Config struct {
 	Architecture     Architecture `yaml:"model_type"`
 	VocabSize        int          `yaml:"vocab_size"`
@@ -32,27 +33,27 @@ type Config struct {
 	ExpertsPerToken int     `yaml:"num_experts_per_tok"` // 0 for the dense architecture
 	MaxPositions    int     `yaml:"max_position_embeddings"`
 	RopeTheta       float64 `yaml:"rope_theta"`
-	NormEps         float64 `yaml:"rms_norm_eps"` // 1e-5 for the dense architecture, which has it fixed
+	NormEps         float64 `yaml:"rms_norm_eps"` // fixed at 1e-5 for the dense architecture
 	ClipQKV         float64 `yaml:"clip_qkv"`     // q, k and v are clipped to ±ClipQKV; 0 = not clipped
 	TieEmbeddings   bool    `yaml:"tie_word_embeddings"`
 
-	// PadTokenID has the meaning of padding_idx in PyTorch's Embedding: its embedding starts at
-	// zero and a look-up of it gives no gradient.
+	// PadTokenID is padding_idx of PyTorch's Embedding: its embedding is initialized to zero and
+	// gets no gradient.
 	PadTokenID int `yaml:"pad_token_id"`
 	BOSTokenID int `yaml:"bos_token_id"`
 	EOSTokenID int `yaml:"eos_token_id"`
 
-	// RouterAuxLossCoef is carried for config.json only; the loss of a training step takes its
+	// RouterAuxLossCoef is only read from and written to config.json; a training step takes its
 	// coefficients from [LossOptions].
 	RouterAuxLossCoef float64 `yaml:"router_aux_loss_coef"`
 
 	InitStd float64 `yaml:"initializer_range"`
-	// weights are redrawn beyond this many InitStd (OLMoE: 3); 0 = plain normal (Mula)
+	// weights beyond this many InitStd are redrawn (OLMoE: 3); 0 = plain normal (Mula)
 	InitCutoff float64 `yaml:"initializer_cutoff"`
 }
 
-// Upper bounds of sizes in a Config. They are far above any model of today; they keep every product
-// of sizes within an int64, so that a config.json with absurd numbers ends in an error.
+// Upper bounds of sizes in a Config. They are far above any current model. They keep every product
+// of sizes within an int64, so that a config.json with absurd numbers causes an error.
 const (
 	maxWidth   = 1 << 18
 	maxVocab   = 1 << 24
@@ -60,21 +61,21 @@ const (
 	maxExperts = 1 << 12
 )
 
-// A FieldError is about the value of one field of a [Config], under its name in config.json.
+// A FieldError describes an invalid field of a [Config] by its name in config.json.
 type FieldError struct {
 	Field   string
-	Problem string // what is wrong, to follow the name
+	Problem string // reads as a sentence after the field name
 }
 
 func (e *FieldError) Error() string { return e.Field + " " + e.Problem }
 
-// Validate says what is wrong with c as a [FieldError], or returns nil.
+// Validate returns a [FieldError] for the first invalid field of c, or nil.
 func (c Config) Validate() error {
 	bad := func(field, format string, args ...any) error {
 		return &FieldError{field, fmt.Sprintf(format, args...)}
 	}
 	if c.Architecture != OLMoE && c.Architecture != OLMo {
-		return bad("model_type", "is %q; known are %q and %q", c.Architecture, OLMoE, OLMo)
+		return bad("model_type", "is %q; it must be %q or %q", c.Architecture, OLMoE, OLMo)
 	}
 	for _, s := range []struct {
 		field    string
@@ -89,7 +90,7 @@ func (c Config) Validate() error {
 		{"max_position_embeddings", c.MaxPositions, 1 << 30},
 	} {
 		if s.v < 1 || s.v > s.limit {
-			return bad(s.field, "is %d; it must lie between 1 and %d", s.v, s.limit)
+			return bad(s.field, "is %d; it must be between 1 and %d", s.v, s.limit)
 		}
 	}
 	if c.HiddenSize%c.Heads != 0 {
@@ -105,14 +106,14 @@ func (c Config) Validate() error {
 	switch c.Architecture {
 	case OLMoE:
 		if c.Experts < 1 || c.Experts > maxExperts {
-			return bad("num_experts", "is %d; it must lie between 1 and %d", c.Experts, maxExperts)
+			return bad("num_experts", "is %d; it must be between 1 and %d", c.Experts, maxExperts)
 		}
 		if c.ExpertsPerToken < 1 || c.ExpertsPerToken > c.Experts {
-			return bad("num_experts_per_tok", "is %d; it must lie between 1 and num_experts %d", c.ExpertsPerToken,
+			return bad("num_experts_per_tok", "is %d; it must be between 1 and num_experts %d", c.ExpertsPerToken,
 				c.Experts)
 		}
 		if !(c.NormEps > 0 && c.NormEps < 1) {
-			return bad("rms_norm_eps", "is %g; it must lie between 0 and 1", c.NormEps)
+			return bad("rms_norm_eps", "is %g; it must be between 0 and 1", c.NormEps)
 		}
 	case OLMo:
 		if c.Experts != 0 || c.ExpertsPerToken != 0 {
@@ -120,7 +121,7 @@ func (c Config) Validate() error {
 				c.Experts, c.ExpertsPerToken)
 		}
 		if c.NormEps != 1e-5 {
-			return bad("rms_norm_eps", "is %g; the LayerNorm of %q has 1e-5 fixed", c.NormEps, OLMo)
+			return bad("rms_norm_eps", "is %g; it must be 1e-5, the fixed value of the LayerNorm of %q", c.NormEps, OLMo)
 		}
 	}
 	if !(c.RopeTheta > 0) || math.IsInf(c.RopeTheta, 0) {
@@ -137,37 +138,38 @@ func (c Config) Validate() error {
 			c.InitCutoff)
 	}
 	if !(c.RouterAuxLossCoef >= 0) || math.IsInf(c.RouterAuxLossCoef, 0) {
-		return bad("router_aux_loss_coef", "is %g; it must be a number that is not negative", c.RouterAuxLossCoef)
+		return bad("router_aux_loss_coef", "is %g; it must be a finite number that is not negative", c.RouterAuxLossCoef)
 	}
 	for _, id := range []struct {
 		field string
 		v     int
 	}{{"pad_token_id", c.PadTokenID}, {"bos_token_id", c.BOSTokenID}, {"eos_token_id", c.EOSTokenID}} {
 		if id.v < NoToken || id.v >= c.VocabSize {
-			return bad(id.field, "is %d; it must lie below vocab_size %d, or be %d for none", id.v, c.VocabSize,
+			return bad(id.field, "is %d; it must be below vocab_size %d, or %d for none", id.v, c.VocabSize,
 				NoToken)
 		}
 	}
 	return nil
 }
 
-// HeadDim is the size of one attention head.
+// HeadDim returns the size of one attention head.
 func (c Config) HeadDim() int { return c.HiddenSize / c.Heads }
 
 func (c Config) kvWidth() int  { return c.KVHeads * c.HeadDim() }
 func (c Config) qkvWidth() int { return c.HiddenSize + 2*c.kvWidth() }
 func (c Config) moe() bool     { return c.Architecture == OLMoE }
 
-// TotalParameters is the number of weights of the model.
+// TotalParameters returns the number of weights of the model.
 func (c Config) TotalParameters() int64 { return c.parameters(c.Experts) }
 
-// ActiveParameters is the number of weights that one token meets, embeddings included: of the
-// experts only those chosen for it count.
+// ActiveParameters returns the number of weights used for one token, including the embeddings. Of
+// the experts, only the ExpertsPerToken chosen ones count.
 func (c Config) ActiveParameters() int64 { return c.parameters(c.ExpertsPerToken) }
 
 func (c Config) parameters(experts int) int64 { return stageOf(c, 0, 1).parameters(c, experts) }
 
-// parameters is the number of weights of a stage that holds so many experts of each of its layers.
+// parameters returns the number of weights of a stage with the given number of experts in each
+// layer.
 func (s stage) parameters(c Config, experts int) int64 {
 	h, kv, ffn := int64(c.HiddenSize), int64(c.kvWidth()), int64(c.IntermediateSize)
 	layer := 2*h*h + 2*h*kv // q, o and k, v
@@ -192,9 +194,9 @@ func (s stage) parameters(c Config, experts int) int64 {
 	return total + int64(s.layers)*layer
 }
 
-// FLOPsPerToken is the work of one token in a training step, forward and backward, in
-// floating-point operations: matrix products only, attention counted in full (not halved for
-// causality), without router, norms and the embedding look-up, as Optimus counts it:
+// FLOPsPerToken returns the floating-point operations of one token in a training step, forward and
+// backward. It counts matrix products only, with full attention (not halved for causality), and
+// without router, norms and the embedding look-up. Optimus counts in the same way:
 //
 //	L·(12·H² + 12·H·G·D + 12·S·H + 18·K·H·I) + 6·V·H
 func (c Config) FLOPsPerToken(sequenceLength int) float64 {

@@ -2,11 +2,11 @@ package moe
 
 import "context"
 
-// feedForward computes out = x1 + experts(norm(x1)) for layer number; out may be the memory of x0.
+// feedForward computes out = x1 + experts(norm(x1)) for layer number; out may alias x0.
 //
 // The rows of the expert products are the (token, expert) pairs in expert order. A row's routing
-// weight is multiplied into the input of the down projection, which is linear: the sum over a
-// token's experts is then a plain one, and the backward pass needs no outputs of experts.
+// weight is multiplied into the input of the down projection. As that projection is linear, the sum
+// over a token's experts needs no weights, and the backward pass needs no expert outputs.
 func (m *Model) feedForward(ctx context.Context, l *layer, st *saved, number int, out []float32) error {
 	c, w := &m.cfg, &m.ws
 	h, ffn := c.HiddenSize, c.IntermediateSize
@@ -41,17 +41,17 @@ func (m *Model) expand(l *layer, st *saved, x []float32) {
 	m.dev.GroupedMatMul(r.Counts, len(r.TokenOf), true, 2*ffn, h, w.gathered, l.gateUp.w, st.gateUp, false)
 }
 
-// contract computes the outputs of the experts, times their routing weights, in ws.expert.
+// contract computes the outputs of the experts, multiplied by their routing weights, in ws.expert.
 func (m *Model) contract(l *layer, st *saved) {
 	w, r, h, ffn := &m.ws, &st.routing, m.cfg.HiddenSize, m.cfg.IntermediateSize
 	m.dev.SwiGLU(w.act, st.gateUp, r.Weight, ffn)
 	m.dev.GroupedMatMul(r.Counts, len(r.TokenOf), true, h, ffn, w.act, l.down.w, w.expert, false)
 }
 
-// feedForwardGrad takes the gradient of the output of layer number in ws.dx to the gradient of x1,
-// and adds to the gradients of the weights. ws.h holds the input of the experts, ws.slopes those of
-// the load-balancing loss; zFactor is the derivative of the weighted z-loss by half the squared
-// logsumexp.
+// feedForwardGrad turns the gradient of the output of layer number in ws.dx into the gradient of
+// x1, and adds to the gradients of the weights. ws.h holds the input of the experts, ws.slopes the
+// slopes of the load-balancing loss. zFactor is the derivative of the weighted z-loss by half the
+// squared logsumexp.
 func (m *Model) feedForwardGrad(ctx context.Context, l *layer, st *saved, number int, zFactor float64) error {
 	c, w := &m.cfg, &m.ws
 	h, ffn, t := c.HiddenSize, c.IntermediateSize, w.shape.tokens()
@@ -77,10 +77,10 @@ func (m *Model) feedForwardGrad(ctx context.Context, l *layer, st *saved, number
 	return nil
 }
 
-// contractGrad takes the gradient dy of the layer's output to those of the routing weights, in
-// ws.dweight, and of the inputs of the experts, in ws.gathered. It leaves for expertsGrad the rows
+// contractGrad computes, from the gradient dy of the layer's output, the gradients of the routing
+// weights in ws.dweight and of the expert inputs in ws.gathered. For expertsGrad it leaves the rows
 // of dy in ws.expert, the inputs of the down projection in ws.act, and the gradients of gate and up
-// in their place.
+// in st.gateUp.
 func (m *Model) contractGrad(l *layer, st *saved, dy []float32) {
 	w, r, h, ffn := &m.ws, &st.routing, m.cfg.HiddenSize, m.cfg.IntermediateSize
 	m.dev.GatherRows(w.expert, dy, r.TokenOf, h)
@@ -89,8 +89,8 @@ func (m *Model) contractGrad(l *layer, st *saved, dy []float32) {
 	m.dev.GroupedMatMul(r.Counts, len(r.TokenOf), false, h, 2*ffn, st.gateUp, l.gateUp.w, w.gathered, false)
 }
 
-// expertsGrad adds to the gradients of the weights of the experts, from their input x and what
-// contractGrad has left.
+// expertsGrad adds to the gradients of the expert weights, from the expert input x and the buffers
+// that contractGrad filled.
 func (m *Model) expertsGrad(l *layer, st *saved, x []float32) {
 	w, r, h, ffn := &m.ws, &st.routing, m.cfg.HiddenSize, m.cfg.IntermediateSize
 	m.dev.GroupedWeightGrad(r.Counts, len(r.TokenOf), h, ffn, w.expert, w.act, l.down.g, true)

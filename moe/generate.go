@@ -9,7 +9,7 @@ import (
 	"slices"
 )
 
-// Logits returns the logits [len(tokens), V] that the model gives after each token of a sequence.
+// Logits returns the model's logits [len(tokens), V] after each token of a sequence.
 func (m *Model) Logits(ctx context.Context, tokens []uint32) ([]float32, error) {
 	d, err := m.newDecoder(len(tokens), len(tokens))
 	if err != nil {
@@ -23,18 +23,18 @@ func (m *Model) Logits(ctx context.Context, tokens []uint32) ([]float32, error) 
 	return slices.Clone(logits), err
 }
 
-// GenerateOptions say how [Model.Generate] chooses tokens.
+// GenerateOptions are the options of [Model.Generate].
 type GenerateOptions struct {
-	MaxTokens   int      // number of tokens at most
+	MaxTokens   int      // maximum number of tokens
 	Temperature float64  // divides the logits; 0 always takes the most likely token
-	TopK        int      // sample among so many of the most likely tokens only; 0 = all
+	TopK        int      // sample only among the TopK most likely tokens; 0 = all
 	TopP        float64  // sample among the fewest tokens whose probabilities reach this sum; 0 = all
-	Seed        uint64   // of the random choices
-	Vocabulary  int      // only ids below it are chosen; 0 = the model's
-	Stop        []uint32 // tokens that end the text; they are given to yield too
+	Seed        uint64   // seed of the random choices
+	Vocabulary  int      // only ids below this are chosen; 0 = VocabSize
+	Stop        []uint32 // tokens that end the text; yield gets them too
 }
 
-// Validate says what is wrong with o, or returns nil.
+// Validate returns an error if an option is out of range.
 func (o GenerateOptions) Validate() error {
 	switch {
 	case o.MaxTokens < 0:
@@ -44,16 +44,16 @@ func (o GenerateOptions) Validate() error {
 	case o.TopK < 0:
 		return fmt.Errorf("top-k %d must not be negative", o.TopK)
 	case !(o.TopP >= 0 && o.TopP <= 1):
-		return fmt.Errorf("top-p %g must lie between 0 and 1", o.TopP)
+		return fmt.Errorf("top-p %g must be between 0 and 1", o.TopP)
 	case o.Vocabulary < 0:
 		return fmt.Errorf("vocabulary %d is negative", o.Vocabulary)
 	}
 	return nil
 }
 
-// Generate continues a prompt, which must hold at least one token, and gives each new token to
-// yield, until MaxTokens have been made, a stop token came, yield returns false or ctx ends. Prompt
-// and new tokens together must fit into max_position_embeddings.
+// Generate continues a prompt of at least one token and passes each new token to yield. It stops
+// after MaxTokens tokens, after a stop token, when yield returns false or when ctx ends. Prompt and
+// new tokens together must not exceed max_position_embeddings.
 func (m *Model) Generate(ctx context.Context, prompt []uint32, o GenerateOptions, yield func(token uint32) bool) error {
 	if err := o.Validate(); err != nil {
 		return err
@@ -95,19 +95,19 @@ func (m *Model) Generate(ctx context.Context, prompt []uint32, o GenerateOptions
 	return nil
 }
 
-// A decoder reads one sequence piece by piece and keeps the keys and values of what it has read.
+// A decoder reads one sequence chunk by chunk and keeps the keys and values of the tokens read.
 type decoder struct {
 	m        *Model
 	capacity int
 	length   int
 	k, v     [][]float32 // of each layer, [G, capacity, D]
-	last     []float32   // [rows, V] room for logits
+	last     []float32   // [rows, V] buffer for logits
 }
 
-// newDecoder makes a decoder for a sequence of at most so many tokens, and for the logits of so
-// many at once.
+// newDecoder makes a decoder for a sequence of at most capacity tokens that returns the logits of
+// at most rows tokens at a time.
 func (m *Model) newDecoder(capacity, rows int) (*decoder, error) {
-	if err := m.whole("reading a text"); err != nil {
+	if err := m.whole("running the model"); err != nil {
 		return nil, err
 	}
 	c := &m.cfg
@@ -135,7 +135,7 @@ func (m *Model) newDecoder(capacity, rows int) (*decoder, error) {
 	return d, nil
 }
 
-// close gives the decoder's memory back.
+// close releases the decoder's memory.
 func (d *decoder) close() {
 	for l := range d.k {
 		freeMemory(d.m.dev, d.k[l])
@@ -144,15 +144,14 @@ func (d *decoder) close() {
 	freeMemory(d.m.dev, d.last)
 }
 
-// append reads tokens. Their final hidden states are in ws.h afterwards, until the model is used
-// again.
+// append reads tokens. It leaves their final hidden states in ws.h until the model's next use.
 func (d *decoder) append(ctx context.Context, tokens []uint32) error {
 	m, c := d.m, d.m.cfg
 	if len(tokens) == 0 {
 		return fmt.Errorf("an empty sequence has no next token; give at least one token")
 	}
 	if len(tokens) > d.capacity-d.length {
-		return fmt.Errorf("%d tokens after %d exceed the room for %d", len(tokens), d.length, d.capacity)
+		return fmt.Errorf("%d tokens after %d exceed the decoder's capacity of %d", len(tokens), d.length, d.capacity)
 	}
 	for i, id := range tokens {
 		if int64(id) >= int64(c.VocabSize) {
@@ -181,14 +180,14 @@ func (d *decoder) append(ctx context.Context, tokens []uint32) error {
 	return nil
 }
 
-// logits returns the logits [rows, V] after so many of the tokens read last; they are valid until
-// the next call.
+// logits returns the logits [rows, V] after the last rows tokens read. They are valid until the
+// next call.
 func (d *decoder) logits(ctx context.Context, rows int) ([]float32, error) {
 	m, h, v := d.m, d.m.cfg.HiddenSize, d.m.cfg.VocabSize
 	logits := d.last[:rows*v]
 	m.dev.MatMul(false, true, rows, v, h, m.ws.h[len(m.ws.h)-rows*h:], h, m.head.w, h, logits, v, false)
 	if err := m.dev.ToHost(ctx, logits); err != nil {
-		return nil, fmt.Errorf("reading a text: %w", err)
+		return nil, fmt.Errorf("computing logits: %w", err)
 	}
 	return logits, nil
 }
@@ -227,9 +226,9 @@ func (s *sampler) token(logits []float32) (uint32, error) {
 	return kept[len(kept)-1].token, nil
 }
 
-// keep returns the tokens that are chosen among, the likeliest first, and the sum of their weights.
-// Temperature comes first, then top-k, then top-p, as transformers orders them. Of equal logits the
-// lower id is the likelier; transformers keeps all that equal the last of top-k.
+// keep returns the tokens to draw from, the likeliest first, and the sum of their weights. It
+// applies temperature, then top-k, then top-p, in the order of transformers. Of equal logits the
+// lower id comes first; transformers keeps all tokens whose logit equals the last of top-k.
 func (s *sampler) keep(logits []float32) (kept []candidate, sum float64, err error) {
 	best := 0
 	for i, x := range logits {
@@ -260,12 +259,12 @@ func (s *sampler) keep(logits []float32) (kept []candidate, sum float64, err err
 	return kept, sum, nil
 }
 
-// byWeight puts the likelier candidate first.
+// byWeight orders the likelier candidate first.
 func byWeight(a, b candidate) int {
 	return cmp.Or(cmp.Compare(b.weight, a.weight), cmp.Compare(a.token, b.token))
 }
 
-// likeliest returns the top-k tokens with their logits, all of them without top-k, the likeliest
+// likeliest returns the top-k tokens, or all tokens without top-k, with their logits, the likeliest
 // first.
 func (s *sampler) likeliest(logits []float32) []candidate {
 	c := s.candidates[:0]
@@ -274,7 +273,7 @@ func (s *sampler) likeliest(logits []float32) []candidate {
 		k = len(logits)
 	}
 	for i, x := range logits {
-		// Twice k are collected before the worse half goes, so that most tokens of a large
+		// Collecting 2k candidates before dropping the worse half makes most tokens of a large
 		// vocabulary cost one comparison.
 		if len(c) >= k && float64(x) <= c[k-1].weight {
 			continue

@@ -15,10 +15,9 @@ import (
 	"mula/moe/safetensors"
 )
 
-// The values that transformers' OlmoeConfig and OlmoConfig give to a field that config.json leaves
-// out. Sizes are not among them: a config.json without its sizes is refused, because the class
-// defaults are those of another model than one would think (OlmoeConfig's intermediate_size is
-// 2048, OLMoE's own is 1024).
+// The defaults that transformers' OlmoeConfig and OlmoConfig use for a field missing from
+// config.json. Sizes are not among them: a config.json without sizes is an error, because the class
+// defaults surprise (intermediate_size is 2048 in OlmoeConfig and 1024 in OLMoE itself).
 const (
 	hfPadTokenID = 1
 	hfEOSTokenID = 50279
@@ -41,8 +40,7 @@ var torchDTypes = map[safetensors.DType]string{
 	safetensors.F32: "float32", safetensors.F16: "float16", safetensors.BF16: "bfloat16",
 }
 
-// A fraction is a number that Python reads as a float: transformers 5 refuses an integer where it
-// wants one.
+// A fraction is a number that Python must read as a float: transformers 5 refuses an integer there.
 type fraction float64
 
 // MarshalJSON writes the number with a point or an exponent.
@@ -54,9 +52,9 @@ func (x fraction) MarshalJSON() ([]byte, error) {
 	return text, err
 }
 
-// WriteConfigJSON writes c as the config.json of a Hugging Face model whose weights have the given
-// element type. It holds the fields of transformers 4 (rope_theta, torch_dtype) and of transformers
-// 5 (rope_parameters, dtype). InitCutoff has no field there.
+// WriteConfigJSON writes c as the config.json of a Hugging Face model whose weights have element
+// type dtype. The file has the fields of transformers 4 (rope_theta, torch_dtype) and of
+// transformers 5 (rope_parameters, dtype). It has no field for InitCutoff.
 func WriteConfigJSON(w io.Writer, c Config, dtype safetensors.DType) error {
 	if err := c.Validate(); err != nil {
 		return err
@@ -101,20 +99,20 @@ func WriteConfigJSON(w io.Writer, c Config, dtype safetensors.DType) error {
 	return nil
 }
 
-// maxConfig bounds the config.json that is read.
+// maxConfig is the maximum size of a config.json, in bytes.
 const maxConfig = 1 << 20
 
-// ReadConfigJSON reads a config.json of transformers 4 or 5; name stands for the file in errors.
-// Fields that it leaves out have the values that transformers gives them, except sizes, which must
-// be there. A field or value with which this package would not compute what transformers does is an
-// error, and so is a field that it does not know. The error names all of them.
+// ReadConfigJSON reads a config.json of transformers 4 or 5; name is the file name in errors.
+// Missing fields get the defaults of transformers, but sizes are required. A field or value that
+// makes transformers compute something that this package does not support is an error, and so is an
+// unknown field. The error lists all of them.
 func ReadConfigJSON(r io.Reader, name string) (Config, error) {
 	text, err := io.ReadAll(io.LimitReader(r, maxConfig+1))
 	if err != nil {
 		return Config{}, fmt.Errorf("reading %s: %w", name, err)
 	}
 	if len(text) > maxConfig {
-		return Config{}, fmt.Errorf("%s: more than %d bytes, which no config.json has", name, maxConfig)
+		return Config{}, fmt.Errorf("%s: larger than %d bytes, the limit for a config.json", name, maxConfig)
 	}
 	var fields map[string]json.RawMessage
 	if err := strictjson.DecodeLoosely(text, &fields); err != nil {
@@ -136,9 +134,9 @@ func ReadConfigJSON(r io.Reader, name string) (Config, error) {
 	return c, nil
 }
 
-// hfIgnored are the fields that this package accepts with any value. They say where a model came
-// from, how transformers returns its outputs or generates text, or what another task's head does.
-// None of them changes a logit of these models.
+// hfIgnored are the fields that this package accepts with any value. They record where a model came
+// from, how transformers returns outputs or generates text, or the head of another task. None of
+// them changes a logit of these models.
 var hfIgnored = []string{
 	"_name_or_path", "name_or_path", "_commit_hash", "transformers_version",
 	"return_dict", "output_attentions", "output_hidden_states", "output_router_logits", "tie_last_hidden_states",
@@ -170,7 +168,7 @@ const (
 )
 
 // hfFixed are the fields of which this package supports only the listed values. null is listed
-// where it means the default to transformers. For is_causal it does not: there null means that
+// where transformers reads it as the default. It is not listed for is_causal, where null means that
 // tokens attend both ways.
 var hfFixed = map[string]string{
 	"is_causal": `[true]`, "hidden_act": `["silu"]`, "attention_bias": `[false]`, "attention_dropout": `[0]`,
@@ -189,10 +187,10 @@ var hfFixed = map[string]string{
 	"_experts_implementation_internal": hfExperts,
 }
 
-// hfFields reads fields of a config.json and remembers all errors.
+// hfFields reads fields of a config.json and collects all errors.
 type hfFields struct {
 	fields   map[string]json.RawMessage
-	known    map[string]bool // the fields that were asked for
+	known    map[string]bool // the fields that were read
 	problems []error
 }
 
@@ -200,15 +198,15 @@ func (f *hfFields) fail(format string, args ...any) {
 	f.problems = append(f.problems, fmt.Errorf(format, args...))
 }
 
-// set says whether a field is there and not null.
+// set reports whether a field exists and is not null.
 func (f *hfFields) set(name string) bool {
 	f.known[name] = true
 	raw, ok := f.fields[name]
 	return ok && string(raw) != "null"
 }
 
-// read stores a field in v if it is there. null is an error: transformers either fails on it or
-// takes it for something else than the default.
+// read stores a field in v if it exists. null is an error: transformers either fails on it or reads
+// it as something other than the default.
 func (f *hfFields) read(name string, v any) {
 	f.known[name] = true
 	raw, ok := f.fields[name]
@@ -222,7 +220,7 @@ func (f *hfFields) read(name string, v any) {
 	}
 }
 
-// optional is read, but null leaves v as it is.
+// optional is read, but null leaves v unchanged.
 func (f *hfFields) optional(name string, v any) {
 	if f.set(name) {
 		f.read(name, v)
@@ -255,7 +253,7 @@ func (f *hfFields) fixed(name, list string) {
 	f.fail("%s is %s; %s", name, shown(raw), one)
 }
 
-// shown is a value for an error message.
+// shown formats a value for an error message.
 func shown(raw json.RawMessage) string {
 	var b bytes.Buffer
 	if err := json.Compact(&b, raw); err != nil {
@@ -267,7 +265,7 @@ func shown(raw json.RawMessage) string {
 	return b.String()
 }
 
-// size reads a whole number that must be there.
+// size reads a required whole number under the first of the names that is set.
 func (f *hfFields) size(names ...string) (n int) {
 	for _, name := range names {
 		if f.set(name) {
@@ -289,7 +287,7 @@ func (f *hfFields) bool(name string) (b bool) {
 	return b
 }
 
-// token reads a token id, of which null means none.
+// token reads a token id; null means none.
 func (f *hfFields) token(name string, absent int) int {
 	if _, ok := f.fields[name]; !ok {
 		f.known[name] = true
@@ -303,7 +301,7 @@ func (f *hfFields) token(name string, absent int) int {
 		var list []int
 		f.read(name, &list)
 		if len(list) != 1 {
-			f.fail("%s is %s; one id or null is supported", name, shown(raw))
+			f.fail("%s is %s; only one id or null is supported", name, shown(raw))
 			return NoToken
 		}
 		id = list[0]
@@ -311,8 +309,8 @@ func (f *hfFields) token(name string, absent int) int {
 		f.read(name, &id)
 	}
 	if id < 0 {
-		// Some configurations write -1 for none. PyTorch counts a negative padding_idx from the end
-		// of the embedding.
+		// Some configurations write -1 for none, but PyTorch counts a negative padding_idx from the
+		// end of the embedding.
 		if name == "pad_token_id" {
 			f.fail("%s is %d, which PyTorch counts from the end of the embedding; write null for none, or the id itself", name, id)
 		}
@@ -321,8 +319,8 @@ func (f *hfFields) token(name string, absent int) int {
 	return id
 }
 
-// config makes a Config of the fields. It finds all problems, of which none may be left for the
-// Config to be valid.
+// config converts the fields to a Config and collects all problems. The Config is valid only if
+// there are none.
 func (f *hfFields) config() (c Config) {
 	f.read("model_type", (*string)(&c.Architecture))
 	class, ok := hfClass[c.Architecture]
@@ -346,7 +344,7 @@ func (f *hfFields) config() (c Config) {
 		c.Experts = f.size("num_experts", "num_local_experts")
 		if n := c.Experts; f.set("num_local_experts") {
 			if f.read("num_local_experts", &n); n != c.Experts {
-				f.fail("num_experts is %d and num_local_experts %d, which is another name for it; remove one",
+				f.fail("num_experts is %d and num_local_experts %d, two names of the same field; remove one",
 					c.Experts, n)
 			}
 		}
@@ -376,7 +374,7 @@ func (f *hfFields) config() (c Config) {
 	return c
 }
 
-// layerTypes checks that every layer attends to all positions before it.
+// layerTypes checks that every layer attends to all preceding positions.
 func (f *hfFields) layerTypes(layers int) {
 	var types []string
 	if f.optional("layer_types", &types); !f.set("layer_types") {
@@ -393,8 +391,8 @@ func (f *hfFields) layerTypes(layers int) {
 	}
 }
 
-// others checks the fields that have no place in a [Config]. Fields that are in no list are
-// refused: transformers keeps every field, and may compute something else because of it.
+// others checks the fields that [Config] does not have. Fields that are in no list are refused,
+// because transformers keeps every field and may compute something else because of it.
 func (f *hfFields) others() {
 	for _, name := range slices.Sorted(maps.Keys(f.fields)) {
 		list, fixed := hfFixed[name]
@@ -439,7 +437,7 @@ func (f *hfFields) rope() float64 {
 			}
 			theta = base
 		}
-		if len(inner.problems) == 0 { // other kinds of scaling have parameters of their own
+		if len(inner.problems) == 0 { // other scaling types have further parameters
 			for _, key := range slices.Sorted(maps.Keys(inner.fields)) {
 				if !inner.known[key] {
 					inner.fail("%s is %s, but only rope_type and rope_theta are supported", key,

@@ -7,13 +7,12 @@ import (
 	"strings"
 )
 
-// Init gives every weight its initial value: matrices are drawn from a normal distribution of
+// Init sets every weight to its initial value: matrices are drawn from a normal distribution of
 // standard deviation InitStd, redrawn beyond InitCutoff standard deviations if that is set; norm
 // weights are 1, the embedding of the padding token 0.
 //
-// The values of a tensor depend on seed, its name and its size only, not on its place in memory, on
-// the other tensors or on threads: its generator is math/rand/v2's PCG, seeded by the SHA-256 of
-// seed and name.
+// The values of a tensor depend only on seed, its name and its size, not on its address, other
+// tensors or threads: its generator is math/rand/v2's PCG, seeded by the SHA-256 of seed and name.
 func (m *Model) Init(seed uint64) {
 	m.dev.Parallel(len(m.params), func(i int) {
 		p := m.params[i]

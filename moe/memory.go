@@ -2,7 +2,7 @@ package moe
 
 import "mula/xpu"
 
-// newMemory asks the device for memory for n elements, and freeMemory gives it back.
+// newMemory allocates n elements of device memory, and freeMemory releases them.
 func newMemory[E float32 | int32](dev xpu.Memory, n int) (x []E, err error) {
 	switch x := any(&x).(type) {
 	case *[]float32:
@@ -25,13 +25,13 @@ func freeMemory[E float32 | int32](dev xpu.Memory, x []E) {
 	}
 }
 
-// A stock is memory of the device that grows to the largest piece asked of it.
+// A stock is device memory that grows to the largest size requested.
 type stock[E float32 | int32] struct{ whole []E }
 
-// take returns the first n elements. What they held is lost if the stock has to grow.
+// take returns the first n elements. Their contents are lost if the stock has to grow.
 func (s *stock[E]) take(dev xpu.Memory, n int) (x []E, err error) {
 	if n > len(s.whole) {
-		s.free(dev) // first, so that there is room for the new one
+		s.free(dev) // before the allocation, to lower the peak
 		if s.whole, err = newMemory[E](dev, n); err != nil {
 			return nil, err
 		}
@@ -44,13 +44,13 @@ func (s *stock[E]) free(dev xpu.Memory) {
 	s.whole = nil
 }
 
-// blockElements bounds the blocks of memory that an arena asks of a device, save where one buffer
-// is larger: 1 GiB. A driver has its own bound on one piece of memory, often a quarter of the
-// device's, or 4 GiB. Tests set another.
+// blockElements is the maximum size of an arena's memory blocks, 1 GiB; a larger buffer gets its
+// own block. Drivers limit the size of one allocation, often to a quarter of the device's memory or
+// 4 GiB. Tests set another value.
 var blockElements = 1 << 28
 
-// An arena hands out pieces of memory that it keeps: of the device, and doubles of the host. One
-// without memory only counts what is asked for.
+// An arena allocates buffers from blocks that it keeps: float32 and int32 on the device, float64 on
+// the host. An arena without memory only counts the requests.
 type arena struct {
 	floats   blocks[float32]
 	int32s   blocks[int32]
@@ -62,7 +62,7 @@ func (a *arena) reset() {
 	a.floats.used, a.int32s.used, a.nDoubles = a.floats.used[:0], a.int32s.used[:0], 0
 }
 
-// grow gives a at least the memory that need has counted. What it held before is lost.
+// grow gives a at least the memory that need has counted. The old contents are lost.
 func (a *arena) grow(dev xpu.Memory, need *arena) error {
 	if need.nDoubles > len(a.doubles) {
 		a.doubles = make([]float64, need.nDoubles)
@@ -78,7 +78,7 @@ func (a *arena) free(dev xpu.Memory) {
 	a.int32s.free(dev)
 }
 
-// bytes is the size of what has been handed out.
+// bytes returns the total size of the buffers allocated from the arena.
 func (a *arena) bytes() int64 {
 	return 4*(a.floats.elements()+a.int32s.elements()) + 8*int64(a.nDoubles)
 }
@@ -87,14 +87,14 @@ func (a *arena) f32(n int) []float32 { return a.floats.cut(n) }
 func (a *arena) i32(n int) []int32   { return a.int32s.cut(n) }
 func (a *arena) f64(n int) []float64 { return cutFrom(a.doubles, &a.nDoubles, n) }
 
-// blocks are the memory of an arena of one kind.
+// blocks are an arena's memory of one element type.
 type blocks[E float32 | int32] struct {
 	memory []stock[E]
-	used   []int // elements of each
+	used   []int // elements used of each
 }
 
-// cut takes the next n elements from the last block, or from a new one where they would exceed the
-// bound. That follows from what is asked for alone, so that pieces lie where they were counted.
+// cut takes the next n elements from the last block, or from a new block if they would exceed the
+// bound. This depends on the requested sizes alone, so that buffers are where they were counted.
 func (b *blocks[E]) cut(n int) []E {
 	last := len(b.used) - 1
 	if last < 0 || b.used[last] > 0 && b.used[last]+n > blockElements {
@@ -133,8 +133,8 @@ func (b *blocks[E]) elements() (n int64) {
 	return n
 }
 
-// cutFrom takes the next n elements of memory. They start on a cache line if memory does, so that
-// no two buffers share one.
+// cutFrom takes the next n elements of memory. If memory starts on a cache line, so do they, so
+// that two buffers never share a cache line.
 func cutFrom[E any](memory []E, used *int, n int) []E {
 	lo := *used
 	*used += (n + 15) &^ 15

@@ -248,13 +248,13 @@ func TestRefusedBatches(t *testing.T) {
 			"sequence length 17 is beyond the model's max_position_embeddings 16"},
 		{func(b *Batch) { b.Tokens = b.Tokens[1:] }, "holds 33 tokens, want 17 a row"},
 		{func(b *Batch) { b.Rows = math.MaxInt/17 + 3 }, "want 17 a row"},
-		{func(b *Batch) { b.Begin = make([]int32, 31) }, "of 31 where their documents begin"},
-		{func(b *Batch) { b.Counted = make([]bool, 33) }, "of 33 targets whether they count"},
+		{func(b *Batch) { b.Begin = make([]int32, 31) }, "has 31 document starts"},
+		{func(b *Batch) { b.Counted = make([]bool, 33) }, "has 33 Counted values"},
 		{func(b *Batch) { b.Begin = slices.Repeat([]int32{1}, 32) },
-			"row 0, token 0: its document begins at 1; that must be between 0,"},
+			"row 0, token 0: document start 1; it must be between 0,"},
 		{func(b *Batch) { *b = inDocuments(*b, 9, 8); b.Begin[30] = 8 },
-			"row 1, token 14: its document begins at 8; that must be between 9,"},
-		{func(b *Batch) { b.Begin = slices.Repeat([]int32{-1}, 32) }, "begins at -1"},
+			"row 1, token 14: document start 8; it must be between 9,"},
+		{func(b *Batch) { b.Begin = slices.Repeat([]int32{-1}, 32) }, "document start -1"},
 	} {
 		b := good
 		b.Tokens = slices.Clone(good.Tokens)
@@ -277,7 +277,7 @@ func TestRefusedBatches(t *testing.T) {
 	}
 	m.SetRecompute("all")
 	if _, err := m.Backward(t.Context(), good, BackwardOptions{}); err == nil ||
-		!strings.Contains(err.Error(), `recompute "all" is unknown; known are "none", "experts" and "layers"`) {
+		!strings.Contains(err.Error(), `unknown recompute level "all"; the choices are "none", "experts" and "layers"`) {
 		t.Errorf("recompute all: %v", err)
 	}
 	if slices.ContainsFunc(grads(t, m), func(g float32) bool { return g != 0 }) {

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// preset is one row of the table of presets: the sizes that differ.
+// preset is one row of the table of presets: the sizes that differ between them.
 type preset struct {
 	name             string
 	arch             Architecture
@@ -17,9 +17,9 @@ type preset struct {
 }
 
 // The models of the Mula paper (https://arxiv.org/abs/2604.00785; sizes from
-// https://github.com/IntelLabs/Optimus-LM), and three small ones of the same shape for tests and
-// benchmarks. The tokenizer of the small vocabularies is the user's own, so no id of theirs is
-// special.
+// https://github.com/IntelLabs/Optimus-LM), and three small models of the same shape for tests and
+// benchmarks. The small vocabularies belong to the user's own tokenizer, so they have no special
+// ids.
 var presets = []preset{
 	{name: "mula-nano", arch: OLMoE, v: 512, h: 64, a: 4, l: 2, experts: 8, topK: 2, i: 32, positions: 4096},
 	{name: "mula-tiny", arch: OLMoE, v: 4096, h: 256, a: 4, l: 4, experts: 16, topK: 4, i: 128, positions: 4096},
@@ -36,7 +36,7 @@ var presets = []preset{
 		positions: 4096, dolma: true},
 }
 
-// Presets lists the names that [Preset] knows, from the smallest model to the largest.
+// Presets lists the names that [Preset] accepts, from the smallest model to the largest.
 func Presets() []string {
 	names := make([]string, len(presets))
 	for i, p := range presets {
@@ -49,7 +49,7 @@ func Presets() []string {
 func Preset(name string) (Config, error) {
 	i := slices.IndexFunc(presets, func(p preset) bool { return p.name == name })
 	if i < 0 {
-		return Config{}, fmt.Errorf("no preset is named %q; known are %s", name, strings.Join(Presets(), ", "))
+		return Config{}, fmt.Errorf("unknown preset %q; the choices are %s", name, strings.Join(Presets(), ", "))
 	}
 	p := presets[i]
 	c := Config{
