@@ -9,47 +9,44 @@ import (
 	"mula/xpu/cpu"
 )
 
-// A dispatch computes the experts of a layer where ranks share them. Each rank has tokens, its own,
-// and experts, which tokens of all ranks have chosen; it receives those. N is the number of tokens
-// that it has received, R that of their choices among its experts.
+// A dispatch computes the experts of a layer if ranks share them. Each rank has its own tokens and
+// a part of the experts, and receives the tokens of all ranks that chose those experts. N is the
+// number of tokens that the rank received, R the number of their choices among its experts.
 //
-// The rows of the expert products are ordered by expert, within an expert by the rank that the
-// token came from, and then by token. A rank gives back one row for each token that it has
-// received: the sum over those of the token's experts that it holds, in the order of the token's
-// choices. The token's own rank adds these up in ascending order of the ranks. Both couriers keep
-// to that, so they give the same bits.
+// The rows of the expert products are ordered by expert, then by the token's rank, then by token. A
+// rank returns one row for each token that it received: the sum over the token's experts on this
+// rank, in the order of the token's choices. The token's own rank adds these rows in ascending
+// order of the ranks. Both couriers keep this order, so they produce the same bits.
 //
-// In the backward pass the gradients of the layer's output take the way of the tokens, and those of
-// the inputs of the experts the way of their results, each with the gradients of the token's
-// routing weights behind it. The choice of experts is made once, in the forward pass.
+// In the backward pass, the gradients of the layer's output are sent like the tokens, and the
+// gradients of the expert inputs like the results, each row followed by the gradients of the
+// token's routing weights. Experts are chosen once, in the forward pass.
 //
-// Ranks exchange what is on the host. So the inputs of the experts, and what they give, go through
-// the host: what the couriers read is brought there before, and what they have written goes to the
-// device after.
+// Ranks exchange host memory. The inputs and outputs of the experts are therefore copied to the
+// host before a courier reads them, and to the device after a courier has written them.
 type dispatch struct {
 	c       Config
 	dev     xpu.Device
 	comm    *xpu.Comm
 	courier courier
-	experts int // held here, from number first on
+	experts int // number of experts on this rank, from expert first on
 	first   int
-	from    int // number of the first layer held here
+	from    int // number of this rank's first layer
 
-	memory layerMemory // where experts are recomputed: of all layers and flights
+	memory layerMemory // if experts are recomputed: shared by all layers and flights
 
-	// [N, 2K] on the host: experts and, as bits of a float32, weights of the tokens that this rank
-	// has received
+	// [N, 2K] on the host: experts of the tokens that this rank received, then their weights as
+	// bits of a float32
 	choices []int32
-	back    stock[float32] // [N, H+K] what goes back, or comes in the backward pass
+	back    stock[float32] // [N, H+K] rows to return; in the backward pass also rows received
 
-	// Those of the workspace whose size is the number of expert rows.
+	// The workspace's buffers whose size depends on the number of expert rows.
 	gathered, expert, act, dact, dweight stock[float32]
 
 	tokenWeights stock[float32] // [T, K] gradients of the routing weights of this rank's tokens
 }
 
-// layerMemory is what takes most of the memory of what a layer's forward pass leaves for its
-// backward pass.
+// layerMemory holds the largest buffers that a layer's forward pass keeps for its backward pass.
 type layerMemory struct {
 	x      stock[float32] // [N, H] normalised inputs of the experts
 	gateUp stock[float32] // [R, 2I]
@@ -60,17 +57,16 @@ func (l *layerMemory) free(dev xpu.Memory) {
 	l.gateUp.free(dev)
 }
 
-// ways are the ways that the tokens of one layer go, and the rows that come of it.
+// ways describe how the tokens of one layer travel, and the expert rows that result.
 type ways struct {
-	received []int   // [n+1] tokens received[r] to received[r+1] of those that this rank has received are rank r's
-	sent     []int   // [n+1] of AllToAll: rows sent[r] to sent[r+1] of what is sent are for rank r
-	place    []int32 // [T, n] of AllToAll: where in what is sent a token's row for a rank is, or -1
-	// [N, K] rows of a token that this rank has received, in the order of its choices; -1 for those
-	// of experts held elsewhere
+	received []int   // [n+1] received tokens received[r] to received[r+1] belong to rank r
+	sent     []int   // [n+1] of AllToAll: sent rows sent[r] to sent[r+1] are for rank r
+	place    []int32 // [T, n] of AllToAll: index among the sent rows of a token's row for a rank, or -1
+	// [N, K] rows of a received token, in the order of its choices; -1 for experts of other ranks
 	rowOf []int32
 
-	// gateUp and routing of the rows of the experts held here, as far as the experts' products need
-	// it; their tokens are those that this rank has received.
+	// gateUp and routing of the rows of this rank's experts, as far as the expert products need
+	// them; their tokens are the received tokens.
 	own             saved
 	counts, tokenOf stock[int32]
 	weight          stock[float32]
@@ -82,29 +78,29 @@ func (way *ways) free(dev xpu.Memory) {
 	way.weight.free(dev)
 }
 
-// tokens is the number of tokens that this rank has received.
+// tokens returns the number of tokens that this rank received.
 func (way *ways) tokens() int { return way.received[len(way.received)-1] }
 
-// A courier takes rows from the ranks of their tokens to the ranks of their experts, and back, all
-// on the host.
+// A courier moves rows from the ranks of their tokens to the ranks of their experts, and back, all
+// in host memory.
 type courier interface {
-	// begin tells the others how many tokens this rank has in a pass.
+	// begin tells the other ranks how many tokens this rank has in a pass.
 	begin(ctx context.Context, tokens int) error
 
-	// address finds the ways of a layer's tokens from what the router has chosen, and takes their
+	// address computes the ways of a layer's tokens from the router's choices, and sends the
 	// choices to the ranks of the experts.
 	address(ctx context.Context, m *Model, st *saved, way *ways, choices *[]int32) error
 
-	// deliver takes the rows of x [T, H] to the ranks of the experts, as rows of received [N, H].
+	// deliver sends the rows of x [T, H] to the ranks of the experts, as rows of received [N, H].
 	deliver(ctx context.Context, m *Model, way *ways, received, x []float32) error
 
-	// giveBack takes rows of the given width, of all tokens received, back to the ranks of the
-	// tokens. It may spoil them. It uses the group alone, and nothing of the model that another
-	// goroutine may be using meanwhile.
+	// giveBack returns one row of the given width for each received token to the token's rank. It
+	// may overwrite the rows. It uses only the group, and nothing of the model that another
+	// goroutine may be using.
 	giveBack(ctx context.Context, way *ways, rows []float32, width int) error
 
-	// add sets dst [T, H] to the sum over the ranks of what giveBack has brought, and more [T,
-	// width-H] to that of what is behind.
+	// add sets dst [T, H] to the sum over ranks of the first H columns of the rows that giveBack
+	// received, and more [T, width-H] to the sum of the other columns.
 	add(m *Model, way *ways, rows []float32, width int, dst, more []float32)
 }
 
@@ -120,7 +116,7 @@ func newDispatch(c Config, dev xpu.Device, p Parallel) *dispatch {
 	return d
 }
 
-// ways makes those of a flight through so many layers.
+// ways allocates the ways of a flight through the given number of layers.
 func (d *dispatch) ways(layers int) []ways {
 	all, n := make([]ways, layers), d.comm.Size()
 	for i := range all {
@@ -129,7 +125,7 @@ func (d *dispatch) ways(layers int) []ways {
 	return all
 }
 
-// free gives the memory back that is not a flight's.
+// free releases the memory that does not belong to a flight.
 func (d *dispatch) free() {
 	d.memory.free(d.dev)
 	for _, s := range []*stock[float32]{&d.back, &d.gathered, &d.expert, &d.act, &d.dact, &d.dweight, &d.tokenWeights} {
@@ -137,7 +133,7 @@ func (d *dispatch) free() {
 	}
 }
 
-// begin starts a pass over so many tokens.
+// begin starts a pass over the given number of tokens.
 func (d *dispatch) begin(ctx context.Context, tokens int) error {
 	if err := d.courier.begin(ctx, tokens); err != nil {
 		return fmt.Errorf("rank %d of %d that share the experts: %w", d.comm.Rank(), d.comm.Size(), err)
@@ -145,17 +141,17 @@ func (d *dispatch) begin(ctx context.Context, tokens int) error {
 	return nil
 }
 
-// failed says where an exchange went wrong.
+// failed adds the layer, the rank and the operation to an error.
 func (d *dispatch) failed(number int, doing string, err error) error {
 	return fmt.Errorf("layer %d, rank %d of %d that share the experts, %s: %w", d.from+number, d.comm.Rank(),
 		d.comm.Size(), doing, err)
 }
 
-// forward is feedForward behind the router.
+// forward is feedForward after the router.
 func (d *dispatch) forward(ctx context.Context, m *Model, l *layer, st *saved, number int, out []float32) error {
 	way, h, r := &m.ws.ways[number], d.c.HiddenSize, &st.routing
 	for pair := range r.RowOf {
-		r.RowOf[pair] = int32(pair) // of ws.dweight, which will be this rank's tokenWeights
+		r.RowOf[pair] = int32(pair) // index into ws.dweight, which will be this rank's tokenWeights
 	}
 	d.dev.IntsToDevice(r.RowOf)
 	if err := d.address(ctx, m, st, way); err != nil {
@@ -181,7 +177,7 @@ func (d *dispatch) forward(ctx context.Context, m *Model, l *layer, st *saved, n
 	return nil
 }
 
-// address finds the ways of a layer's tokens.
+// address computes the ways of a layer's tokens.
 func (d *dispatch) address(ctx context.Context, m *Model, st *saved, way *ways) error {
 	if err := d.dev.IntsToHost(ctx, st.routing.Chosen); err != nil {
 		return err
@@ -192,7 +188,7 @@ func (d *dispatch) address(ctx context.Context, m *Model, st *saved, way *ways) 
 	return d.courier.address(ctx, m, st, way, &d.choices)
 }
 
-// deliver takes the rows of x [T, H] to the ranks of the experts, as rows of received [N, H].
+// deliver sends the rows of x [T, H] to the ranks of the experts, as rows of received [N, H].
 func (d *dispatch) deliver(ctx context.Context, m *Model, way *ways, received, x []float32) error {
 	if err := d.dev.ToHost(ctx, x); err != nil {
 		return err
@@ -205,7 +201,7 @@ func (d *dispatch) deliver(ctx context.Context, m *Model, way *ways, received, x
 }
 
 // expand delivers the normalised inputs in ws.h and computes the gate and up projections. The
-// backward pass calls it again if what it reads was not kept.
+// backward pass calls it again if their results were not kept.
 func (d *dispatch) expand(ctx context.Context, m *Model, l *layer, number int) error {
 	way := &m.ws.ways[number]
 	x, err := d.use(m, number)
@@ -219,18 +215,18 @@ func (d *dispatch) expand(ctx context.Context, m *Model, l *layer, number int) e
 	return nil
 }
 
-// grad takes the gradient of the layer's output in ws.dx to that of the normalised inputs, without
-// the router's, in ws.dh, and to those of the routing weights of this rank's tokens in ws.dweight,
-// and adds to the gradients of the experts held here.
+// grad computes, from the gradient of the layer's output in ws.dx, the gradient of the normalised
+// inputs in ws.dh, without the router's part, and the gradients of the routing weights of this
+// rank's tokens in ws.dweight. It adds to the gradients of this rank's experts.
 func (d *dispatch) grad(ctx context.Context, m *Model, l *layer, number int) error {
 	way, h, k := &m.ws.ways[number], d.c.HiddenSize, d.c.ExpertsPerToken
 	x, err := d.use(m, number)
 	if err != nil {
-		return d.failed(number, "making room", err)
+		return d.failed(number, "allocating buffers", err)
 	}
-	back, err := d.back.take(d.dev, way.tokens()*(h+k)) // first the gradients of outputs, then what goes back
+	back, err := d.back.take(d.dev, way.tokens()*(h+k)) // first the gradients of outputs, then the rows to return
 	if err != nil {
-		return d.failed(number, "making room", err)
+		return d.failed(number, "allocating buffers", err)
 	}
 	dy := back[:way.tokens()*h]
 	if err := d.deliver(ctx, m, way, dy, m.ws.dx); err != nil {
@@ -246,7 +242,7 @@ func (d *dispatch) grad(ctx context.Context, m *Model, l *layer, number int) err
 		return d.failed(number, "sending gradients of inputs back", err)
 	}
 	if m.ws.dweight, err = d.tokenWeights.take(d.dev, m.ws.shape.tokens()*k); err != nil {
-		return d.failed(number, "making room", err)
+		return d.failed(number, "allocating buffers", err)
 	}
 	d.courier.add(m, way, back, h+k, m.ws.dh, m.ws.dweight)
 	d.dev.ToDevice(m.ws.dh)
@@ -254,7 +250,7 @@ func (d *dispatch) grad(ctx context.Context, m *Model, l *layer, number int) err
 	return nil
 }
 
-// sort numbers the choices of experts held here by expert and, within an expert, by token.
+// sort orders the choices of this rank's experts by expert and, within an expert, by token.
 func (d *dispatch) sort(way *ways) (err error) {
 	n, k, own := way.tokens(), d.c.ExpertsPerToken, &way.own.routing
 	if own.Counts, err = way.counts.take(d.dev, d.experts); err != nil {
@@ -298,8 +294,8 @@ func (d *dispatch) sort(way *ways) (err error) {
 	return nil
 }
 
-// use points the buffers whose sizes depend on the routing to their memory, and returns the one for
-// the inputs of the experts.
+// use points the buffers whose sizes depend on the routing to their memory, and returns the buffer
+// for the expert inputs.
 func (d *dispatch) use(m *Model, number int) (x []float32, err error) {
 	w, way, memory := &m.ws, &m.ws.ways[number], &d.memory
 	switch {
@@ -325,10 +321,10 @@ func (d *dispatch) use(m *Model, number int) (x []float32, err error) {
 	return x, err
 }
 
-// sumRows returns, for each token that this rank has received, the sum of its rows of y [R, H], in
-// the order of its choices. With a width of H+K the gradients of its routing weights are behind:
-// those of experts held elsewhere are zero. A sum starts from zero, so that none is the negative
-// zero, and a rank that has none for a token changes no bit.
+// sumRows returns, for each received token, the sum of its rows of y [R, H], in the order of its
+// choices. With a width of H+K, the gradients of its routing weights follow; they are zero for
+// experts of other ranks. Sums start from zero. A sum is therefore never negative zero, and a rank
+// without rows for a token changes no bit of the total.
 func (d *dispatch) sumRows(ctx context.Context, m *Model, way *ways, width int, y []float32) ([]float32, error) {
 	n := way.tokens()
 	back, err := d.back.take(d.dev, n*width)
@@ -362,18 +358,18 @@ func (d *dispatch) sumRows(ctx context.Context, m *Model, way *ways, width int, 
 	return back, nil
 }
 
-// room makes *memory, which is the host's, n elements long, and returns it. What it held is lost if
-// it has to grow.
+// room sets the length of *memory, in host memory, to n and returns it. Its contents are lost if it
+// has to grow.
 func room[E any](memory *[]E, n int) []E {
 	if n > cap(*memory) {
-		*memory = nil // so that the collector may take it before the new one is made
+		*memory = nil // so that it can be collected before the new allocation
 		*memory = make([]E, n)
 	}
 	*memory = (*memory)[:n]
 	return *memory
 }
 
-// encode writes the choices of a token as the ranks of the experts get them: experts, then weights.
+// encode writes the choices of a token in the format that is sent: K experts, then K weights.
 func encode(dst []int32, st *saved, t, k int) {
 	r := &st.routing
 	copy(dst[:k], r.Chosen[t*k:])
@@ -382,7 +378,7 @@ func encode(dst []int32, st *saved, t, k int) {
 	}
 }
 
-// scale multiplies bounds of rows by their width.
+// scale multiplies row bounds by the row width.
 func scale(dst, bounds []int, width int) []int {
 	for i, b := range bounds {
 		dst[i] = b * width

@@ -9,31 +9,31 @@ import (
 	"mula/xpu"
 )
 
-// OrderOfSums numbers the ways in which this package has put operations in order: with one device,
-// versions with the same number give the same bits. It goes up when a change of the forward or
+// OrderOfSums is the version of the order of operations in this package: on one device, versions of
+// mula with the same number compute the same bits. It increases when a change of the forward or
 // backward pass changes a last bit.
 const OrderOfSums = 2
 
-// A Parameter is one weight tensor under its Hugging Face name. Weight and Grad are parts of its
-// bucket's, memory of the model's device: who reads them in Go calls its ToHost before, who writes
-// them ToDevice after.
+// A Parameter is one weight tensor under its Hugging Face name. Weight and Grad are ranges of its
+// bucket's memory on the model's device: call the device's ToHost before reading them in Go, and
+// ToDevice after writing them.
 type Parameter struct {
 	Name   string
 	Shape  []int // linear weights are [out, in]
 	Weight []float32
 	Grad   []float32
 
-	Index   int  // place in the list of the whole model's tensors, [Config.Tensors]
-	Divided bool // it belongs to an expert, and ranks that share the experts hold different ones
+	Index   int  // index in the list of the complete model's tensors, [Config.Tensors]
+	Divided bool // it belongs to an expert, so that ranks that share the experts hold different ones
 }
 
-// A Bucket is a contiguous stretch of the model's memory whose gradients are complete at the same
-// time. Weight and Grad are memory of the device, each as its Floats gave it.
+// A Bucket is a contiguous range of the model's memory whose gradients are complete at the same
+// time. Weight and Grad are device memory, each one allocation of the device's Floats.
 type Bucket struct {
-	Divided    bool // as its parameters are
+	Divided    bool // the Divided of its parameters
 	Weight     []float32
 	Grad       []float32
-	Parameters []*Parameter // in the order in which they lie in Weight and Grad, without gaps
+	Parameters []*Parameter // in their order in Weight and Grad, without gaps
 }
 
 // A Model holds the weights and gradients of a configuration, and the buffers of a pass.
@@ -41,7 +41,7 @@ type Model struct {
 	cfg      Config
 	dev      xpu.Device
 	parallel Parallel
-	dispatch *dispatch // nil if no others share the experts
+	dispatch *dispatch // nil if the experts are not shared with other ranks
 	stage    stage
 
 	params  []*Parameter
@@ -54,15 +54,15 @@ type Model struct {
 	rope      ropeTable
 	ws        workspace
 	loop      loop
-	flights   []*flight // by slot; a whole model uses the first
+	flights   []*flight // by slot; without pipeline stages only the first is used
 }
 
-// A tensor is a piece of the weights and the same piece of the gradients.
+// A tensor is a range of the weights and the same range of the gradients.
 type tensor struct{ w, g []float32 }
 
-// A layer holds the tensors of one decoder layer as the products want them: q, k and v are one
-// matrix, and so are gate and up of an expert, which lie gate first like gate_up_proj of
-// transformers v5. Norms are empty in the dense architecture, the router too.
+// A layer holds the tensors of one decoder layer in the form that the products need: q, k and v are
+// one matrix, and so are gate and up of an expert, gate first, like gate_up_proj of transformers
+// v5. In the dense architecture the norms and the router are empty.
 type layer struct {
 	norm1, norm2 tensor // [H]
 	qkv          tensor // [H+2GD, H]
@@ -72,11 +72,11 @@ type layer struct {
 	gateUp, down tensor // [E, 2I, H], [E, H, I]; without the first dimension if dense
 }
 
-// New makes a whole model with all weights zero; [Model.Init] or [Model.Load] gives them values. On
-// the CPU memory for gradients is reserved but not touched before the first [Model.Backward].
+// New creates a complete model with all weights zero; [Model.Init] or [Model.Load] sets them. On
+// the CPU, memory for gradients is reserved, but not touched before the first [Model.Backward].
 func New(cfg Config, dev xpu.Device) (*Model, error) { return NewParallel(cfg, dev, Parallel{}) }
 
-// NewParallel makes a model as [New] does, of whose experts it may hold a part.
+// NewParallel creates a model like [New] that may hold only a part of the experts or layers.
 func NewParallel(cfg Config, dev xpu.Device, p Parallel) (*Model, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -87,15 +87,15 @@ func NewParallel(cfg Config, dev xpu.Device, p Parallel) (*Model, error) {
 	if dev == nil {
 		return nil, errors.New("a model needs a device")
 	}
-	// so that weights and gradients have an address, of which common processors offer 2⁴⁷
+	// so that weights and gradients fit the address space, which is 2⁴⁷ bytes on common processors
 	const most = min(math.MaxInt/8, 1<<44)
 	here := stageOf(cfg, p.Stage, p.Stages)
 	n := here.parameters(cfg, cfg.Experts/p.ranks())
 	if n > most {
-		return nil, fmt.Errorf("%d parameters do not fit into this machine's address space; make the model smaller", n)
+		return nil, fmt.Errorf("%d parameters exceed this machine's address space; make the model smaller", n)
 	}
 	m := &Model{cfg: cfg, dev: dev, parallel: p, stage: here}
-	m.loop.run = m.runPiece // kept, because a method value made for each loop would be an allocation
+	m.loop.run = m.runPiece // stored once, because a method value for each loop would be an allocation
 	if p.ranks() > 1 {
 		m.dispatch = newDispatch(cfg, dev, p)
 	}
@@ -106,8 +106,8 @@ func NewParallel(cfg Config, dev xpu.Device, p Parallel) (*Model, error) {
 	return m, nil
 }
 
-// Close gives the memory of the model back to its device, which must be still open. The model must
-// not be used afterwards. A device that is closed takes back what its models have.
+// Close releases the model's device memory; the device must still be open. The model must not be
+// used afterwards. Closing a device also releases the memory of its models.
 func (m *Model) Close() {
 	for _, b := range m.buckets {
 		freeMemory(m.dev, b.Weight)
@@ -129,18 +129,20 @@ func (m *Model) Close() {
 	}
 }
 
-// Config returns the configuration that the model was made with.
+// Config returns the model's configuration.
 func (m *Model) Config() Config { return m.cfg }
 
 // Parameters lists the weight tensors, always in the same order: embedding, layer by layer, final
 // norm, head. A tied head is the embedding and not listed again. A model that holds a part of the
-// experts lists those alone, in the order and under the names of the whole model.
+// experts or layers lists only its own parameters, in the order and under the names of the complete
+// model.
 func (m *Model) Parameters() []*Parameter { return m.params }
 
-// Buckets divides all parameters into stretches of memory, in the order in which [Model.Backward]
-// completes their gradients: final norm and head, then layer by layer from the last to the first
-// the experts and the rest, then the embedding; of a stage those that it holds. Where embedding and
-// head are tied, the final norm is in the bucket of the embedding. A dense layer is one bucket.
+// Buckets divides all parameters into ranges of memory, in the order in which [Model.Backward]
+// completes their gradients: final norm and head; for each layer, from the last to the first, the
+// experts and then the rest; the embedding. A pipeline stage lists only its own buckets. If
+// embedding and head are tied, the final norm is in the bucket of the embedding. A dense layer is
+// one bucket.
 func (m *Model) Buckets() []Bucket { return m.buckets }
 
 // ZeroGradients sets all gradients to zero.
@@ -150,9 +152,8 @@ func (m *Model) ZeroGradients() {
 	}
 }
 
-// bind makes memory for the weights and gradients, a piece of either for each bucket, cuts it into
-// tensors, and makes parameters of them, which take their names and shapes from the list of
-// [Config.Tensors].
+// bind allocates the weights and gradients, one range of each per bucket, cuts them into tensors,
+// and creates the parameters, with names and shapes from [Config.Tensors].
 func (m *Model) bind() error {
 	c := m.cfg
 	h, kv, ffn := c.HiddenSize, c.kvWidth(), c.IntermediateSize
@@ -165,7 +166,7 @@ func (m *Model) bind() error {
 		*tensor
 		n int
 	}
-	bucket := func(divided bool, tensors ...sized) (err error) { // makes its memory
+	bucket := func(divided bool, tensors ...sized) (err error) { // allocates its memory
 		n := 0
 		for _, t := range tensors {
 			n += t.n
@@ -203,7 +204,7 @@ func (m *Model) bind() error {
 		m.params = append(m.params, made...)
 		return made
 	}
-	hold := func(held ...*Parameter) { // by the last bucket
+	hold := func(held ...*Parameter) { // adds them to the last bucket
 		b := &m.buckets[len(m.buckets)-1]
 		b.Parameters = append(b.Parameters, held...)
 	}
@@ -240,7 +241,7 @@ func (m *Model) bind() error {
 				return err
 			}
 		}
-		var downs []*Parameter // they lie behind all gates and ups
+		var downs []*Parameter // they follow all gates and ups
 		next += 3 * firstExpert
 		for e := range experts {
 			hold(parameters(c.moe(), l.gateUp.rows(2*e*ffn, ffn, h), l.gateUp.rows((2*e+1)*ffn, ffn, h))...)
@@ -262,8 +263,7 @@ func (m *Model) bind() error {
 	return nil
 }
 
-// rows is the piece of a matrix with the given number of columns that starts at row first and has n
-// rows.
+// rows returns n rows, from row first, of a matrix with the given number of columns.
 func (t tensor) rows(first, n, columns int) tensor {
 	lo, hi := first*columns, (first+n)*columns
 	return tensor{t.w[lo:hi:hi], t.g[lo:hi:hi]}

@@ -2,9 +2,9 @@ package moe
 
 import "mula/xpu"
 
-// The three norms of the residual stream: of a layer before its attention and before its experts,
-// and of the model's end. They are RMSNorm with weights in a mixture of experts, and LayerNorm
-// without any in a dense model.
+// The three norms of the residual stream: before a layer's attention, before its experts, and after
+// the last layer. In a mixture of experts they are RMSNorm with weights, in a dense model LayerNorm
+// without weights.
 
 func (m *Model) norm1(l *layer, st *saved) xpu.Norm {
 	return m.residualNorm(l.norm1, st.mean1, st.rstd1)

@@ -728,10 +728,10 @@ func TestRefusedParallel(t *testing.T) {
 		p    Parallel
 		want string
 	}{
-		{nano, 3, Parallel{}, "3 ranks cannot share num_experts 8 evenly; possible are 1, 2, 4, 8"},
-		{nano, 16, Parallel{}, "possible are 1, 2, 4, 8"},
-		{dense, 2, Parallel{}, `model_type "olmo" has none`},
-		{nano, 2, Parallel{Dispatch: "post"}, `dispatch "post" is unknown; known are "alltoall" and "allgather"`},
+		{nano, 3, Parallel{}, "3 ranks cannot share num_experts 8 evenly; the choices are 1, 2, 4, 8"},
+		{nano, 16, Parallel{}, "the choices are 1, 2, 4, 8"},
+		{dense, 2, Parallel{}, `model_type "olmo" has no experts`},
+		{nano, 2, Parallel{Dispatch: "post"}, `unknown dispatch "post"; the choices are "alltoall" and "allgather"`},
 	} {
 		test.p.Experts = xpu.NewComm(local.New(test.n)[0])
 		if _, err := NewParallel(test.cfg, dev, test.p); err == nil || !strings.Contains(err.Error(), test.want) {

@@ -8,8 +8,8 @@ import (
 	"mula/xpu"
 )
 
-// Forward computes the loss of a batch. Aux is in the form [AuxHF]. The context ends waiting for
-// the device, and for the ranks that share the experts, with which their group ends.
+// Forward computes the loss of a batch. Aux is in the form [AuxHF]. When ctx ends, Forward stops
+// waiting for the device and for the ranks that share the experts; their group is then unusable.
 func (m *Model) Forward(ctx context.Context, batch Batch) (Stats, error) {
 	if err := m.oneStage(); err != nil {
 		return Stats{}, err
@@ -21,14 +21,14 @@ func (m *Model) Forward(ctx context.Context, batch Batch) (Stats, error) {
 //
 //	Σ cross entropies / Targets + share·(AuxCoefficient·Aux + ZCoefficient·Z)
 //
-// to the gradients of all parameters, where share is the batch's part of opts.Tokens (see
-// [BackwardOptions]). An expert's gradients get what the batches of all ranks add to them, those of
-// the other parameters what this rank's batch adds: the sum over all ranks that hold a parameter is
-// the gradient of the whole step, for both, without a factor. The context is that of
-// [Model.Forward]. After an error the gradients are a part of what they should be.
+// to the gradients of all parameters, where share is the batch's fraction of opts.Tokens (see
+// [BackwardOptions]). An expert's gradients include the batches of all ranks; the other gradients
+// include this rank's batch only. For both, the sum over all ranks that hold a parameter is the
+// gradient of the whole step, without a factor. ctx works as in [Model.Forward]. After an error the
+// gradients are incomplete.
 //
-// The device may be at the gradients still when Backward returns; what it is asked after that comes
-// after them, and ToHost waits for them.
+// The device may still be computing the gradients when Backward returns. Commands enqueued later
+// run after them, and ToHost waits for them.
 func (m *Model) Backward(ctx context.Context, batch Batch, opts BackwardOptions) (Stats, error) {
 	if err := m.oneStage(); err != nil {
 		return Stats{}, err
@@ -52,7 +52,8 @@ func (m *Model) Backward(ctx context.Context, batch Batch, opts BackwardOptions)
 // A stepSize is the size of the step that a batch belongs to.
 type stepSize struct{ targets, tokens int64 }
 
-// stepSize is that of the step that a batch belongs to, of which opts must hold for it.
+// stepSize returns the size of the step that a batch belongs to, or an error if opts contradicts
+// the batch.
 func (m *Model) stepSize(batch Batch, opts BackwardOptions) (stepSize, error) {
 	if err := opts.Loss.Validate(); err != nil {
 		return stepSize{}, err
@@ -64,7 +65,7 @@ func (m *Model) stepSize(batch Batch, opts BackwardOptions) (stepSize, error) {
 	}
 	switch {
 	case opts.Targets == 0 && m.parallel.ranks() > 1:
-		return stepSize{}, errors.New("a batch of one rank does not know the number of targets of the whole step; " +
+		return stepSize{}, errors.New("the number of targets of the whole step is unknown when ranks share the experts; " +
 			"set Targets")
 	case opts.Targets == 0:
 		return stepSize{max(1, own.targets), own.tokens}, nil
@@ -78,13 +79,14 @@ func (m *Model) stepSize(batch Batch, opts BackwardOptions) (stepSize, error) {
 	return step, nil
 }
 
-// backward is the backward pass of the flight at hand, of a step of that size. in is what comes
-// from the stage behind, nil on the last; out is for the stage before, nil on the first.
+// backward is the backward pass of the current flight, which belongs to a step of the given size.
+// in is the next stage's gradient, nil on the last stage; out is for the previous stage, nil on the
+// first.
 func (m *Model) backward(ctx context.Context, opts BackwardOptions, size stepSize, in, out *Relay) (Stats, error) {
 	c, w := &m.cfg, &m.ws
 	share := float64(w.shape.tokens()) / float64(size.tokens)
-	fresh := w.latest == w.flight // what flights share is still this one's
-	w.latest = nil                // and is no more, once this pass is over
+	fresh := w.latest == w.flight // the buffers that flights share still hold this flight's values
+	w.latest = nil                // this pass overwrites them
 	done := progress{opts.Done, 0}
 	if in == nil {
 		if !fresh {
@@ -111,7 +113,7 @@ func (m *Model) backward(ctx context.Context, opts BackwardOptions, size stepSiz
 		c.ExpertsPerToken)))
 	for i := len(m.layers) - 1; i >= 0; i-- {
 		l, st := &m.layers[i], &w.saved[i]
-		last := fresh && i == len(m.layers)-1 // what layers share is still the last layer's
+		last := fresh && i == len(m.layers)-1 // the buffers that layers share still hold the last layer's values
 		if err := m.restore(ctx, l, st, i, last); err != nil {
 			return Stats{}, err
 		}
@@ -134,7 +136,7 @@ func (m *Model) backward(ctx context.Context, opts BackwardOptions, size stepSiz
 	return stats, nil
 }
 
-// A progress tells [BackwardOptions.Done] which buckets are complete.
+// A progress calls [BackwardOptions.Done] for each complete bucket.
 type progress struct {
 	done   func(bucket int)
 	bucket int
@@ -147,7 +149,8 @@ func (p *progress) next() {
 	p.bucket++
 }
 
-// take plans a pass over a batch and takes the flight of a slot at hand. Its forward pass follows.
+// take plans a pass over a batch and makes the slot's flight the current one. Its forward pass
+// follows.
 func (m *Model) take(slot int, batch Batch, train bool) error {
 	shape := passShape{rows: batch.Rows, s: batch.SequenceLength, train: train,
 		logits: m.stage.last, layers: len(m.layers), last: m.stage.last, elsewhere: m.dispatch != nil,
@@ -166,7 +169,7 @@ func (m *Model) take(slot int, batch Batch, train bool) error {
 	return m.ws.plan(m.dev, m.cfg, f, shape)
 }
 
-// flight returns that of a slot, which must be free.
+// flight returns the flight of a slot, which must be free.
 func (m *Model) flight(slot int) (*flight, error) {
 	for slot >= len(m.flights) {
 		f := newFlight(m.cfg, len(m.layers))
@@ -177,14 +180,14 @@ func (m *Model) flight(slot int) (*flight, error) {
 	}
 	f := m.flights[slot]
 	if f.waits {
-		return nil, fmt.Errorf("slot %d has a batch under way; StageBackward comes first", slot)
+		return nil, fmt.Errorf("slot %d has a batch under way; call StageBackward first", slot)
 	}
 	return f, nil
 }
 
-// forward runs the batch of the flight at hand through the layers held here, and then through the
-// final norm, whose output is in ws.h. in is what comes from the stage before, nil on the first;
-// out is for the stage behind, nil on the last.
+// forward runs the current flight's batch through this stage's layers, and on the last stage
+// through the final norm, whose output is in ws.h. in is the previous stage's output, nil on the
+// first stage; out is for the next stage, nil on the last.
 func (m *Model) forward(ctx context.Context, in, out *Relay) error {
 	w := &m.ws
 	if m.dispatch != nil {
@@ -226,7 +229,7 @@ func (m *Model) forward(ctx context.Context, in, out *Relay) error {
 	return nil
 }
 
-// stats are those of the flight at hand, which has settled.
+// stats returns the statistics of the current flight after settle.
 func (m *Model) stats(aux AuxForm) Stats {
 	w := &m.ws
 	s := Stats{Tokens: w.shape.tokens(), Targets: w.batch.targets(), RowLoss: w.rowLoss}
@@ -249,7 +252,7 @@ func (m *Model) stats(aux AuxForm) Stats {
 	return s
 }
 
-// embedTokens looks up the tokens of the planned pass, of which token(i) is the i-th.
+// embedTokens looks up the tokens of the planned pass; token(i) returns the i-th.
 func (m *Model) embedTokens(token func(i int) uint32) {
 	w := &m.ws
 	for i := range w.ids {
@@ -259,8 +262,8 @@ func (m *Model) embedTokens(token func(i int) uint32) {
 	m.dev.Embed(w.saved[0].x0, m.embed.w, w.ids, m.cfg.HiddenSize)
 }
 
-// decode runs the layers on the input of the first, whose output of the last goes to end. Keys and
-// values of layer l go to target(l).
+// decode runs the layers. The output of the last layer is written to end, keys and values of layer
+// l to target(l).
 func (m *Model) decode(ctx context.Context, end []float32, target func(l int) kvTarget) error {
 	w := &m.ws
 	for i := range m.layers {
@@ -282,10 +285,10 @@ func (m *Model) decode(ctx context.Context, end []float32, target func(l int) kv
 	return nil
 }
 
-// crossEntropy computes the losses of the batch at hand from the final hidden states in ws.h, a
-// block of tokens at a time; they are in ws.ce after a wait. With a scale other than 0 it also
-// computes the gradient of scale·loss: that of the hidden states goes to ws.dh, that of the head is
-// added to its gradient.
+// crossEntropy computes the losses of the current batch from the final hidden states in ws.h, a
+// block of tokens at a time; after a wait they are in ws.ce. With a scale other than 0 it also
+// computes the gradient of scale·loss: the gradient of the hidden states in ws.dh, and an addition
+// to the head's gradient.
 func (m *Model) crossEntropy(opts BackwardOptions, scale float64) {
 	w, h, v := &m.ws, m.cfg.HiddenSize, m.cfg.VocabSize
 	for t := range w.targets {

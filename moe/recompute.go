@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// Recompute says what of a layer's forward pass the backward pass computes again, so that it need
-// not be kept: less memory for more work. The choice of experts is always kept.
+// Recompute names the results of a layer's forward pass that the backward pass computes again
+// instead of keeping them: less memory for more work. The choice of experts is always kept.
 type Recompute string
 
 // The levels of recomputation. Each keeps less than the one before.
@@ -14,13 +14,11 @@ const (
 	// RecomputeNone keeps everything that the backward pass reads.
 	RecomputeNone Recompute = "none"
 
-	// RecomputeExperts computes the gate and up projections of the experts, or of the one
-	// feed-forward block of a dense layer, again. Where ranks share the experts, they send the
-	// inputs once more.
+	// RecomputeExperts recomputes the gate and up projections of the experts, or of the
+	// feed-forward block of a dense layer. Ranks that share the experts send the inputs again.
 	RecomputeExperts Recompute = "experts"
 
-	// RecomputeLayers computes the attention again, too: of a layer only its input and its routing
-	// are kept.
+	// RecomputeLayers also recomputes the attention: only a layer's input and its routing are kept.
 	RecomputeLayers Recompute = "layers"
 )
 
@@ -29,25 +27,25 @@ func Recomputes() []string {
 	return []string{string(RecomputeNone), string(RecomputeExperts), string(RecomputeLayers)}
 }
 
-// attention says whether the attention is computed again, and experts whether the experts are.
+// attention reports whether the attention is recomputed, and experts whether the experts are.
 func (r Recompute) attention() bool { return r == RecomputeLayers }
 func (r Recompute) experts() bool   { return r == RecomputeExperts || r == RecomputeLayers }
 
 func (r Recompute) validate() error {
 	if r != "" && r != RecomputeNone && !r.experts() {
-		return fmt.Errorf("recompute %q is unknown; known are %q, %q and %q", r, RecomputeNone, RecomputeExperts,
+		return fmt.Errorf("unknown recompute level %q; the choices are %q, %q and %q", r, RecomputeNone, RecomputeExperts,
 			RecomputeLayers)
 	}
 	return nil
 }
 
-// SetRecompute chooses what the backward passes that follow compute again; before the first call it
-// is nothing. The gradients are the same bits. A level that is not known makes them fail.
+// SetRecompute sets the level of the following backward passes; the default is [RecomputeNone]. The
+// level does not change a bit of the gradients. An unknown level makes the passes fail.
 func (m *Model) SetRecompute(r Recompute) { m.recompute = r }
 
-// restore computes what the backward pass reads of layer number and the forward pass has not kept,
-// with the input of the experts in ws.h. With fresh, the layer was the last to go through the
-// forward pass, and what layers share is still its.
+// restore recomputes the values that the backward pass of layer number reads and the forward pass
+// did not keep, with the input of the experts in ws.h. fresh means that the layer was the last in
+// the forward pass, so that the buffers shared by the layers still hold its values.
 func (m *Model) restore(ctx context.Context, l *layer, st *saved, number int, fresh bool) error {
 	w := &m.ws
 	if !fresh && w.shape.recompute.attention() {

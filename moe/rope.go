@@ -7,15 +7,15 @@ import (
 	"mula/xpu"
 )
 
-// ropeTable holds the rotations of the first positions: cosine and sine of position·θ^(-2j/D), j <
-// D/2.
+// ropeTable holds the rotations of the first positions: cosine and sine of position·θ^(-2j/D) for j
+// < D/2.
 type ropeTable struct {
 	cos, sin []float32 // [positions, D/2]
 }
 
-// extend makes the table cover so many positions. It rounds where transformers does: the frequency
-// and its product with the position are float32, which matters to far positions more than the
-// precision of the cosine.
+// extend makes the table cover the given number of positions. It rounds where transformers does:
+// the frequency and its product with the position are float32. For far positions this matters more
+// than the precision of the cosine.
 func (r *ropeTable) extend(dev xpu.Memory, c Config, positions int) (err error) {
 	half := c.HeadDim() / 2
 	have := len(r.cos) / half

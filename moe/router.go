@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// route computes the router's distribution for the tokens of ws.h and chooses their experts. number
-// is the layer's.
+// route computes the router's distribution for the tokens in ws.h and chooses their experts. number
+// is the layer's index.
 func (m *Model) route(l *layer, st *saved, number int) {
 	c, w := &m.cfg, &m.ws
 	e, h := c.Experts, c.HiddenSize
@@ -14,8 +14,8 @@ func (m *Model) route(l *layer, st *saved, number int) {
 	m.dev.Route(st.routing, w.router, m.parallel.UniformRouting, &w.routers[number])
 }
 
-// settle waits for the commands given, and adds up what the routers of the flight at hand have
-// measured.
+// settle waits for the commands given so far, and adds up the router measurements of the current
+// flight.
 func (m *Model) settle(ctx context.Context) error {
 	if err := m.dev.Wait(ctx); err != nil {
 		return fmt.Errorf("a pass over %d rows of %d tokens: %w", m.ws.shape.rows, m.ws.shape.s, err)
@@ -30,17 +30,17 @@ func (m *Model) settle(ctx context.Context) error {
 	return nil
 }
 
-// tokens is the number of tokens that means are taken over. Without any the sums are zero, and so
-// are the means.
+// tokens returns the number of tokens for means, at least 1: without tokens, sums and means are
+// zero.
 func (w *workspace) tokens() int { return max(1, w.shape.tokens()) }
 
-// routerSums are what the losses of the router need of all layers up to one, added up layer by
-// layer: for each expert the number of tokens that chose it, [E], and the sum over tokens of its
-// probability, [E]; then the sum over layers of Σ_e c_le · (Σ_t p_le / T), and the sum over layers
-// and tokens of the squared logsumexp.
+// routerSums are the sums over layers that the router losses need, added layer by layer: for each
+// expert the number of tokens that chose it, [E], and the sum over tokens of its probability, [E];
+// then the sum over layers of Σ_e c_le · (Σ_t p_le / T), and the sum over layers and tokens of the
+// squared logsumexp.
 type routerSums []float64 // [2E+2]
 
-// routerSums is the number of sums.
+// routerSums returns the number of sums.
 func (m *Model) routerSums() int {
 	if !m.cfg.moe() {
 		return 0
@@ -48,7 +48,7 @@ func (m *Model) routerSums() int {
 	return 2*m.cfg.Experts + 2
 }
 
-// add adds layer number of the pass at hand.
+// add adds layer number of the current pass.
 func (r routerSums) add(w *workspace, number int) {
 	e, t, layer := len(r)/2-1, float64(w.tokens()), &w.routers[number]
 	for i, p := range layer.Probs {
@@ -60,8 +60,8 @@ func (r routerSums) add(w *workspace, number int) {
 	r[2*e+1] += layer.LSE2
 }
 
-// auxLoss is the load-balancing loss of the pass, without its coefficient, from the sums over all
-// layers.
+// auxLoss returns the load-balancing loss of the pass, without its coefficient, from the sums over
+// all layers.
 func (m *Model) auxLoss(form AuxForm) float64 {
 	c, sums := m.cfg, m.ws.sums
 	e, layers, t, k := c.Experts, float64(c.Layers), float64(m.ws.tokens()), float64(c.ExpertsPerToken)
@@ -78,13 +78,14 @@ func (m *Model) auxLoss(form AuxForm) float64 {
 	return 0
 }
 
-// zLoss is the router z-loss of the pass, without its coefficient, from the sum over all layers.
+// zLoss returns the router z-loss of the pass, without its coefficient, from the sum over all
+// layers.
 func (m *Model) zLoss() float64 {
 	return m.ws.sums[2*m.cfg.Experts+1] / float64(m.cfg.Layers*m.ws.tokens()*m.cfg.ExpertsPerToken)
 }
 
 // auxSlopes sets ws.slopes to the derivatives of the weighted load-balancing loss by the
-// probabilities of a token of each layer. The counts of chosen experts are constants to it.
+// probabilities of a token of each layer. It treats the counts of chosen experts as constants.
 func (m *Model) auxSlopes(o LossOptions, share float64) {
 	c, w := &m.cfg, &m.ws
 	layers, t := float64(c.Layers), float64(w.tokens())
@@ -106,9 +107,9 @@ func (m *Model) auxSlopes(o LossOptions, share float64) {
 	m.dev.ToDevice(w.slopes)
 }
 
-// routeGrad turns the gradients of the routing weights, ws.dweight, and of the router's losses into
-// the gradient of the logits of layer number, ws.router, and from there adds to the gradients of
-// its weights and of its input, ws.dh.
+// routeGrad turns the gradients of the routing weights, ws.dweight, and of the router losses into
+// the gradient of the logits of layer number, ws.router. With that it adds to the gradients of the
+// router's weights and of its input, ws.dh.
 func (m *Model) routeGrad(l *layer, st *saved, number int, zFactor float64) {
 	c, w := &m.cfg, &m.ws
 	e, h, t := c.Experts, c.HiddenSize, w.shape.tokens()

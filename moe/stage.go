@@ -6,16 +6,17 @@ import (
 	"fmt"
 )
 
-// A Relay is what one stage of a pipeline gives to the next: forwards the residual stream,
-// backwards its gradient, and beside either the sums over layers that the losses of the router
-// need. Hidden is memory of the model's device: who sends it to another rank calls ToHost before,
-// who has received it ToDevice after.
+// A Relay is the data that one pipeline stage sends to the next: in the forward pass the residual
+// stream, in the backward pass its gradient. Both come with the sums over layers that the router
+// losses need. Hidden is memory of the model's device: call ToHost before sending it to another
+// rank, and ToDevice after receiving it.
 type Relay struct {
 	Hidden []float32 // [T, H]
 	Router []float64 // [2E+2]; empty in a dense model
 }
 
-// NewRelay makes one for batches of the given shape. Hidden is as Floats of the device gave it.
+// NewRelay allocates a Relay for batches of the given shape. Hidden is one allocation of the
+// device's Floats.
 func (m *Model) NewRelay(rows, sequenceLength int) (*Relay, error) {
 	hidden, err := m.dev.Floats(rows * sequenceLength * m.cfg.HiddenSize)
 	if err != nil {
@@ -24,15 +25,15 @@ func (m *Model) NewRelay(rows, sequenceLength int) (*Relay, error) {
 	return &Relay{hidden, make([]float64, m.routerSums())}, nil
 }
 
-// StageForward runs a batch through the layers of this stage, and leaves in slot number slot what
-// [Model.StageBackward] wants. in is the stage before's result, nil on the first stage; the stage's
-// own result goes to out, which is nil on the last. Several batches may be under way at once, each
-// in its own slot; slots are small numbers from 0, and each that was used keeps its memory. The
-// batch must not change before StageBackward.
+// StageForward runs a batch through this stage's layers and keeps the activations for
+// [Model.StageBackward] in the given slot. in is the previous stage's output, nil on the first
+// stage; out receives this stage's output and is nil on the last stage. Several batches may be
+// under way, each in its own slot. Slots are small numbers from 0, and a slot keeps its memory once
+// it was used. The batch must not change before StageBackward.
 //
-// For every batch all stages call both, with the same options, and each for its batches in any
-// order. The gradients and the statistics are those of [Model.Backward] of the whole model, to the
-// bit, if the batches come to StageBackward in the same order as there.
+// Every stage must call both methods for every batch, with the same options; each stage may choose
+// its own order of batches. Gradients and statistics have the same bits as with [Model.Backward] of
+// the complete model, if StageBackward processes the batches in the same order.
 func (m *Model) StageForward(ctx context.Context, slot int, batch Batch, in, out *Relay) error {
 	if err := batch.check(m.cfg, m.parallel); err != nil {
 		return err
@@ -53,9 +54,8 @@ func (m *Model) StageForward(ctx context.Context, slot int, batch Batch, in, out
 	return nil
 }
 
-// StageLoss runs a batch through the layers of this stage without a backward pass to come; in and
-// out are those of [Model.StageForward]. The last stage knows its loss, as [Model.Forward] gives
-// it. No batch may be under way in slot 0.
+// StageLoss runs a batch through this stage's layers without a backward pass; in and out are as in
+// [Model.StageForward]. The last stage returns the loss, like [Model.Forward]. Slot 0 must be free.
 func (m *Model) StageLoss(ctx context.Context, batch Batch, in, out *Relay) (Stats, error) {
 	if err := batch.check(m.cfg, m.parallel); err != nil {
 		return Stats{}, err
@@ -78,17 +78,15 @@ func (m *Model) StageLoss(ctx context.Context, batch Batch, in, out *Relay) (Sta
 	return m.stats(AuxHF), nil
 }
 
-// StageBackward runs the batch that is under way in a slot back through the layers of this stage,
-// and adds to the gradients of their weights, as [Model.Backward] does. in is the result of the
-// stage behind, nil on the last stage; the stage's own result goes to out, which is nil on the
-// first. The slot is free afterwards.
+// StageBackward runs the batch of a slot back through this stage's layers and adds to the gradients
+// of their weights, like [Model.Backward]. in is the next stage's result, nil on the last stage;
+// out receives this stage's result and is nil on the first stage. The slot is free afterwards.
 //
-// Loss, RowLoss, Aux and Z are known to the last stage; ExpertCounts and RouterEntropy are those of
-// the layers held here. With SetRecompute between the two calls of a batch, it is the first call's
-// that counts.
+// The last stage returns Loss, RowLoss, Aux and Z; ExpertCounts and RouterEntropy cover this
+// stage's layers. A SetRecompute between StageForward and StageBackward has no effect on the batch.
 func (m *Model) StageBackward(ctx context.Context, slot int, opts BackwardOptions, in, out *Relay) (Stats, error) {
 	if slot < 0 || slot >= len(m.flights) || !m.flights[slot].waits {
-		return Stats{}, fmt.Errorf("slot %d has no batch under way; StageForward comes first", slot)
+		return Stats{}, fmt.Errorf("slot %d has no batch under way; call StageForward first", slot)
 	}
 	f := m.flights[slot]
 	size, err := m.stepSize(f.batch, opts)
@@ -105,13 +103,12 @@ func (m *Model) StageBackward(ctx context.Context, slot int, opts BackwardOption
 	return m.backward(ctx, opts, size, in, out)
 }
 
-// checkRelays says what is wrong with what is given to or taken from the stages before and behind
-// this one.
+// checkRelays checks the relays of the previous and the next stage.
 func (m *Model) checkRelays(batch Batch, before, behind *Relay) error {
 	check := func(r *Relay, none bool, name string) error {
 		switch hidden, router := batch.Rows*batch.SequenceLength*m.cfg.HiddenSize, m.routerSums(); {
 		case r == nil != none && none:
-			return fmt.Errorf("stage %d of %d has no stage %s it; give nil", m.parallel.Stage,
+			return fmt.Errorf("stage %d of %d has no stage %s it; pass nil", m.parallel.Stage,
 				max(1, m.parallel.Stages), name)
 		case r == nil != none:
 			return fmt.Errorf("stage %d of %d needs a relay for the stage %s it", m.parallel.Stage, m.parallel.Stages,
@@ -126,7 +123,7 @@ func (m *Model) checkRelays(batch Batch, before, behind *Relay) error {
 	return errors.Join(check(before, m.stage.first, "before"), check(behind, m.stage.last, "behind"))
 }
 
-// oneStage refuses a whole pass on a stage of a pipeline.
+// oneStage returns an error if the model is one of several pipeline stages.
 func (m *Model) oneStage() error {
 	if n := m.parallel.Stages; n > 1 {
 		return fmt.Errorf("this is stage %d of %d; use StageForward and StageBackward", m.parallel.Stage, n)

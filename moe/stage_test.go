@@ -413,9 +413,9 @@ func TestRefusedStages(t *testing.T) {
 		p    Parallel
 		want string
 	}{
-		{nano, Parallel{Stages: 3}, "3 stages are more than the 2 of num_hidden_layers"},
-		{nano, Parallel{Stage: 2, Stages: 2}, "stage 2 of 2 is none"},
-		{nano, Parallel{Stage: -1, Stages: 2}, "stage -1 of 2 is none"},
+		{nano, Parallel{Stages: 3}, "3 stages exceed num_hidden_layers 2"},
+		{nano, Parallel{Stage: 2, Stages: 2}, "stage index 2 is out of range"},
+		{nano, Parallel{Stage: -1, Stages: 2}, "stage index -1 is out of range"},
 		{tied, Parallel{Stages: 2}, "tie_word_embeddings"},
 	} {
 		if _, err := NewParallel(test.cfg, dev, test.p); err == nil || !strings.Contains(err.Error(), test.want) {

@@ -12,28 +12,27 @@ import (
 	"mula/moe/safetensors"
 )
 
-// A Stored is a model in the files of a Hugging Face directory, whose tensors are those that its
-// config.json asks for. It is read piece by piece, so that a model may be checked and converted in
-// a few megabytes of memory.
+// A Stored is a model stored in a Hugging Face directory whose tensors match its config.json. It is
+// read in chunks, so that checking and converting a model takes only a few megabytes of memory.
 type Stored struct {
 	dir     string
 	config  Config
 	files   *safetensors.Directory
-	tensors []safetensors.Tensor // as Config.Tensors has them
-	sources []source             // of each of tensors
+	tensors []safetensors.Tensor // from Config.Tensors
+	sources []source             // of each tensor
 	types   []safetensors.DType
 	fused   bool
-	head    bool // the head is tied, and stored nevertheless
+	head    bool // the head is tied, but stored too
 }
 
-// A source says where a tensor of the model is stored: from element first of a tensor of the files.
+// A source is the location of a model tensor: it starts at element first of a stored tensor.
 type source struct {
 	tensor string
 	first  int64
 }
 
-// OpenStored opens the model of a Hugging Face directory and compares names and shapes of its
-// tensors with its config.json; it reads what [Model.Load] reads. Errors name every tensor that is
+// OpenStored opens the model of a Hugging Face directory and compares its tensor names and shapes
+// with config.json; it accepts what [Model.Load] accepts. The error lists every tensor that is
 // missing, wrong or unknown.
 func OpenStored(dir string) (*Stored, error) {
 	c, err := ReadConfig(dir)
@@ -43,7 +42,7 @@ func OpenStored(dir string) (*Stored, error) {
 	return openStored(dir, c)
 }
 
-// ReadConfig reads the config.json of a Hugging Face directory, as [ReadConfigJSON] does.
+// ReadConfig reads the config.json of a Hugging Face directory like [ReadConfigJSON].
 func ReadConfig(dir string) (Config, error) {
 	path := filepath.Join(dir, configName)
 	f, err := os.Open(path)
@@ -72,17 +71,17 @@ func openStored(dir string, c Config) (*Stored, error) {
 	return s, nil
 }
 
-// match finds every tensor of the model in the files, or says what is wrong.
+// match finds every tensor of the model in the files, or returns an error that lists the problems.
 func (s *Stored) match() error {
 	stored := s.files.Tensors()
-	// No memory is asked for on the word of a config.json alone.
+	// Do not allocate memory just because config.json asks for it.
 	elements := int64(0)
 	for _, t := range stored {
 		elements += t.Elements()
 	}
-	const most = 1 << 12 // tensors that are named without a look at how many weights there are
+	const most = 1 << 12 // up to this many tensors are listed without this check
 	if n := s.config.TotalParameters(); elements < n && int64(s.config.Layers)*int64(1+s.config.Experts) > most {
-		return fmt.Errorf("%s describes a model of %d weights, and the files beside it hold %d; complete them, or "+
+		return fmt.Errorf("%s describes a model of %d weights, but the weight files have %d; complete them, or "+
 			"use the config.json that belongs to them",
 			filepath.Join(s.dir, configName), n, elements)
 	}
@@ -121,13 +120,13 @@ func (s *Stored) match() error {
 			case !known:
 				unexpected = append(unexpected, t.Name)
 			case s.sources[i].tensor != "":
-				wrong = append(wrong, fmt.Sprintf("%s (given by %s and by %s)", piece.name, s.sources[i].tensor,
+				wrong = append(wrong, fmt.Sprintf("%s (stored in %s and in %s)", piece.name, s.sources[i].tensor,
 					t.Name))
 			case !slices.Equal(piece.shape, s.tensors[i].Shape):
 				wrong = append(wrong, fmt.Sprintf("%s (shape %v, want %v)", t.Name, piece.shape, s.tensors[i].Shape))
 				s.sources[i].tensor = t.Name // it is not missing
 			case t.DType != safetensors.F32 && t.DType != safetensors.F16 && t.DType != safetensors.BF16:
-				wrong = append(wrong, fmt.Sprintf("%s (elements of type %s; F32, F16 and BF16 are read)", t.Name,
+				wrong = append(wrong, fmt.Sprintf("%s (elements of type %s; only F32, F16 and BF16 are supported)", t.Name,
 					t.DType))
 				s.sources[i].tensor = t.Name
 			default:
@@ -150,7 +149,7 @@ func (s *Stored) match() error {
 			missing), some("tensors unexpected", unexpected)))
 }
 
-// some is an error that names the first few of a list, nil if there are none.
+// some returns an error that lists the first few names, or nil if there are none.
 func some(what string, names []string) error {
 	const most = 5
 	switch {
@@ -162,15 +161,15 @@ func some(what string, names []string) error {
 	return fmt.Errorf("%s: %s", what, strings.Join(names, ", "))
 }
 
-// A piece is the part of a stored tensor, from element first, that is one parameter.
+// A piece is the range of a stored tensor, from element first, that holds one parameter.
 type piece struct {
 	name  string
 	shape []int
 	first int64
 }
 
-// unfuse divides a tensor of fused experts into its parameters and says what shape it must have;
-// for any other tensor want is nil.
+// unfuse divides a tensor of fused experts into its parameters and returns its expected shape; for
+// any other tensor want is nil.
 func (c Config) unfuse(t safetensors.Tensor) (pieces []piece, want []int) {
 	h, ffn, e := c.HiddenSize, c.IntermediateSize, c.Experts
 	prefix, last, _ := strings.Cut(t.Name, "mlp.experts.")
@@ -193,22 +192,22 @@ func (c Config) unfuse(t safetensors.Tensor) (pieces []piece, want []int) {
 	return pieces, want
 }
 
-// Config is what config.json says.
+// Config returns the configuration in config.json.
 func (s *Stored) Config() Config { return s.config }
 
-// Types lists the element types of the weights, each once.
+// Types lists the distinct element types of the weights.
 func (s *Stored) Types() []safetensors.DType { return s.types }
 
-// Fused says whether the experts of a layer are stored as one tensor.
+// Fused reports whether the experts of a layer are stored as one tensor.
 func (s *Stored) Fused() bool { return s.fused }
 
 // Close closes the files.
 func (s *Stored) Close() error { return s.files.Close() }
 
-// pieceElements is the number of elements that are in memory at once where a model is not.
+// pieceElements is the size of a chunk, in elements, when a stored model is read.
 const pieceElements = 1 << 18
 
-// each reads the i-th tensor and gives it to visit, in pieces of the size of buffer.
+// each reads the i-th tensor and passes it to visit in chunks of the size of buffer.
 func (s *Stored) each(i int, buffer []float32, visit func([]float32) error) error {
 	t, from := s.tensors[i], s.sources[i]
 	var head []float32
@@ -227,7 +226,7 @@ func (s *Stored) each(i int, buffer []float32, visit func([]float32) error) erro
 				return fmt.Errorf("loading weights: %w", err)
 			}
 			if !slices.Equal(copied, piece[first:first+len(copied)]) {
-				return fmt.Errorf("loading weights from %s: tie_word_embeddings is true, yet %s differs from %s; "+
+				return fmt.Errorf("loading weights from %s: tie_word_embeddings is true, but %s differs from %s; "+
 					"set it to false, or remove the head",
 					s.dir, headName, embeddingName)
 			}
@@ -240,8 +239,8 @@ func (s *Stored) each(i int, buffer []float32, visit func([]float32) error) erro
 	return nil
 }
 
-// Each reads all weights, tensor by tensor in the order of [Model.Parameters], and gives them to
-// visit as float32, piece by piece. A piece is valid until visit returns.
+// Each reads all weights, tensor by tensor in the order of [Model.Parameters], and passes them to
+// visit as float32, in chunks. A chunk is valid until visit returns.
 func (s *Stored) Each(ctx context.Context, visit func(tensor string, piece []float32) error) error {
 	buffer := make([]float32, pieceElements)
 	for i, t := range s.tensors {
@@ -255,8 +254,8 @@ func (s *Stored) Each(ctx context.Context, visit func(tensor string, piece []flo
 	return nil
 }
 
-// Save writes the model into dir as [Model.Save] does, experts one by one, and gives every piece of
-// the weights, as it is read, to visit.
+// Save writes the model to dir like [Model.Save], one tensor per expert matrix, and passes every
+// chunk of weights that it reads to visit.
 func (s *Stored) Save(ctx context.Context, dir string, opts SaveOptions,
 	visit func(tensor string, piece []float32) error) error {
 	buffer := make([]float32, pieceElements)

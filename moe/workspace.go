@@ -6,45 +6,46 @@ import (
 	"mula/xpu"
 )
 
-// A pass over tokens needs two kinds of buffers: what the backward pass reads of each layer's
-// forward pass (saved), and room for the layer at hand, shared by all layers. The first are a
-// flight's, the others the workspace's. They are cut from arenas that grow to the largest pass seen
-// and serve every later one. All is memory of the device, save what is said to be on the host.
+// A pass over tokens needs two kinds of buffers: the values of each layer's forward pass that the
+// backward pass reads (saved), and working memory for the current layer, shared by all layers. The
+// former belong to a flight, the latter to the workspace. They are allocated from arenas that grow
+// to the largest pass so far and serve all later passes. All buffers are device memory unless their
+// comment says that they are on the host.
 
-// logitsFloats bounds the buffer of logits: as many tokens are taken at a time as fit, and at least
+// logitsFloats limits the buffer of logits: each block has as many tokens as fit, and at least
 // logitsTokens.
 const (
 	logitsFloats = 1 << 22
 	logitsTokens = 256
 )
 
-// passShape says which buffers a pass needs.
+// passShape determines the buffers that a pass needs.
 type passShape struct {
 	rows, s   int
 	train     bool      // backward follows: every layer is saved
 	recompute Recompute // with train; RecomputeNone without
 	logits    bool      // logits are computed block by block
-	layers    int       // that this model holds
-	last      bool      // the final norm and the head are here
-	elsewhere bool      // the rows of experts are not this rank's tokens: a dispatch has the buffers for them
+	layers    int       // number of layers in this model
+	last      bool      // this stage has the final norm and the head
+	elsewhere bool      // expert rows are not this rank's tokens: a dispatch has their buffers
 	documents bool      // attention stays within documents
 }
 
-// saved is what the backward pass reads of one layer. Without a backward pass all layers share one.
-// What recomputation gives again, they and all flights share. The routing is always kept: the
-// choice of experts is never made twice. A dense layer has none.
+// saved holds the values of one layer that the backward pass reads. Without a backward pass all
+// layers share one. Recomputed values are shared by all layers and flights. The routing is always
+// kept, because experts are chosen only once. A dense layer has no routing.
 type saved struct {
 	x0       []float32 // [T, H] input of the layer
-	attended           // of RecomputeLayers
-	// [R, 2I], of RecomputeExperts and RecomputeLayers; the backward pass puts the gradient in its
-	// place
+	attended           // shared with RecomputeLayers
+	// [R, 2I], shared with RecomputeExperts and RecomputeLayers; the backward pass overwrites it
+	// with the gradient
 	gateUp  []float32
 	routing xpu.Routing
 }
 
-// attended is what the attention leaves, and the statistics of the norm behind it.
+// attended holds the results of the attention, and the statistics of the norm after it.
 type attended struct {
-	mean1, rstd1 []float32 // [T] of the first norm; means are those of LayerNorm
+	mean1, rstd1 []float32 // [T] of the first norm; means with LayerNorm only
 	qkv          []float32 // [T, H+2GD] projections, before norm, clip and rotation
 	rq, rk       []float32 // [T] of the q and k norms
 	ctx          []float32 // [T, H] result of the attention, before its output projection
@@ -53,18 +54,17 @@ type attended struct {
 	mean2, rstd2 []float32 // [T] of the second norm
 }
 
-// A flight is a batch under way: what its forward pass leaves for its backward pass. Where layers
-// are stages of a pipeline, several are under way at once. L is the number of layers that this
-// model holds.
+// A flight is a batch under way: the results of its forward pass that its backward pass needs. A
+// pipeline stage has several flights. L is the number of layers in this model.
 type flight struct {
 	shape passShape
 	arena arena
 	batch Batch
-	waits bool // StageForward is over, and StageBackward is to come
+	waits bool // between StageForward and StageBackward
 
 	saved []saved   // [L], or one without a backward pass
 	ids   []int32   // [T] input tokens
-	begin []int32   // [T] that of the batch; empty if attention does not stay within documents
+	begin []int32   // [T] Batch.Begin; empty if attention is not restricted to documents
 	xL    []float32 // [T, H] output of the last layer
 	meanL []float32 // [T]
 	rstdL []float32 // [T]
@@ -72,21 +72,21 @@ type flight struct {
 	// Of a mixture of experts, on the host.
 	routers []xpu.RouterStats // [L]
 	entropy []float64         // [L] mean over tokens of the entropy of the router's distribution
-	counts  [][]int64         // [L][E] those of routers, for Stats
+	counts  [][]int64         // [L][E] the counts of routers, for Stats
 	sums    routerSums
 
 	ways   []ways        // [L] of a dispatch
-	memory []layerMemory // of each layer; without a backward pass the first is of all
+	memory []layerMemory // of each layer; without a backward pass all layers use the first
 }
 
 type workspace struct {
 	shape passShape
 	arena arena
-	need  arena // counts what a pass needs
+	need  arena // counts the memory of a pass
 
-	*flight         // the one at hand
-	latest  *flight // the one whose forward pass was the last
-	common  saved   // what of saved is shared by all layers and flights
+	*flight         // the current flight
+	latest  *flight // the flight of the latest forward pass
+	common  saved   // the buffers of saved that all layers and flights share
 
 	targets []int32   // [T] target tokens
 	ce      []float64 // [T] cross entropy of each target, on the host
@@ -98,7 +98,7 @@ type workspace struct {
 	router   []float32 // [T, E] the router's logits; in the backward pass their gradient
 	gathered []float32 // [R, H] inputs of the experts
 	act      []float32 // [R, I]
-	expert   []float32 // [R, H] outputs of the experts; in the backward pass gradients of and by them
+	expert   []float32 // [R, H] outputs of the experts; in the backward pass their gradients
 	logits   []float32 // [logitsRows, V]
 
 	dx      []float32 // [T, H] gradient of the residual stream
@@ -112,12 +112,12 @@ type workspace struct {
 	logitsRows int
 }
 
-// plan makes the buffers for a pass of the given shape and takes f at hand. What a flight holds
-// stays while its shape does; the contents of all else are undefined.
+// plan allocates the buffers for a pass of the given shape and makes f the current flight. The
+// contents of f are kept as long as its shape does not change; all other contents are undefined.
 func (w *workspace) plan(dev xpu.Device, c Config, f *flight, shape passShape) error {
 	if w.shape != shape {
 		w.cut(c, shape, &w.need)
-		w.shape, w.latest = passShape{}, nil // what is cut from the arena is not there any more
+		w.shape, w.latest = passShape{}, nil // the buffers from the arena are no longer valid
 		if err := w.arena.grow(dev, &w.need); err != nil {
 			return fmt.Errorf("%d bytes of buffers for a pass over %d rows of %d tokens: %w", w.need.bytes(),
 				shape.rows, shape.s, err)
@@ -148,7 +148,7 @@ func (w *workspace) plan(dev xpu.Device, c Config, f *flight, shape passShape) e
 	return nil
 }
 
-// newFlight makes one through so many layers, without memory.
+// newFlight makes a flight through the given number of layers, without memory.
 func newFlight(c Config, layers int) *flight {
 	f := &flight{}
 	if c.moe() {
@@ -161,10 +161,10 @@ func newFlight(c Config, layers int) *flight {
 	return f
 }
 
-// tokens is the number of tokens of a pass, T.
+// tokens returns the number of tokens of a pass, T.
 func (p passShape) tokens() int { return p.rows * p.s }
 
-// expertRows is the number of rows of the feed-forward products.
+// expertRows returns the number of rows of the feed-forward products.
 func (p passShape) expertRows(c Config) int {
 	switch {
 	case p.elsewhere:
@@ -175,7 +175,7 @@ func (p passShape) expertRows(c Config) int {
 	return p.tokens()
 }
 
-// cut takes all buffers of a flight from a.
+// cut allocates all buffers of a flight from a.
 func (f *flight) cut(c Config, p passShape, a *arena) {
 	a.reset()
 	t, r, pairs, h := p.tokens(), p.expertRows(c), p.tokens()*c.ExpertsPerToken, c.HiddenSize
@@ -221,12 +221,12 @@ func (f *flight) cut(c Config, p passShape, a *arena) {
 	}
 }
 
-// gateUp takes the buffer of that name from a.
+// gateUp allocates the buffer of that name from a.
 func (p passShape) gateUp(c Config, a *arena) []float32 {
 	return a.f32(p.expertRows(c) * 2 * c.IntermediateSize)
 }
 
-// cut takes the buffers from a.
+// cut allocates the buffers from a.
 func (k *attended) cut(c Config, p passShape, a *arena) {
 	t, h := p.tokens(), c.HiddenSize
 	*k = attended{
@@ -241,7 +241,7 @@ func (k *attended) cut(c Config, p passShape, a *arena) {
 	}
 }
 
-// cut takes the buffers that all flights share from a.
+// cut allocates the buffers that all flights share from a.
 func (w *workspace) cut(c Config, p passShape, a *arena) {
 	a.reset()
 	w.common = saved{}
@@ -274,37 +274,37 @@ func (w *workspace) cut(c Config, p passShape, a *arena) {
 	}
 }
 
-// Memory is the number of bytes that a model of a configuration occupies, by use.
+// Memory is the number of bytes that a model needs, by use.
 type Memory struct {
 	Weights   int64
 	Gradients int64
 	Buffers   int64 // activations and working memory of one pass
 }
 
-// Total is the sum of all.
+// Total returns the sum of all fields.
 func (m Memory) Total() int64 { return m.Weights + m.Gradients + m.Buffers }
 
-// A Pass is a call of [Model.Backward], or of both halves of one on a stage of a pipeline, as far
-// as memory depends on it.
+// A Pass describes a call of [Model.Backward], or of StageForward and StageBackward on a pipeline
+// stage, as far as its memory depends on it.
 type Pass struct {
 	Rows           int
 	SequenceLength int
 	Recompute      Recompute // empty means RecomputeNone
-	Documents      bool      // attention stays within documents; see [Batch]
+	Documents      bool      // attention is restricted to documents; see [Batch]
 
-	ExpertRanks int // ranks that share the experts; 0 and 1 are the whole model
+	ExpertRanks int // ranks that share the experts; 0 and 1: not shared
 	Dispatch    Dispatch
 
 	Stage, Stages int // see [Parallel]
-	InFlight      int // batches under way at once at most; 0 means 1
+	InFlight      int // maximum number of batches under way; 0 means 1
 }
 
-// Memory says what [Model.Backward] needs. Where ranks share the experts, it counts on balanced
-// routing: each rank gets as many tokens as [Config.ExpectedCopies] says, and T·K rows for its
-// experts. What a rank has got of a layer it keeps for the backward pass, or with recomputation
-// gets again. The buffers grow with the largest number that is seen. All but a few numbers of it is
-// memory of the device. The state of an optimizer comes on top, and the scratch of the device: see
-// [mula/xpu/cpu.Device].
+// Memory returns the memory that [Model.Backward] needs. If ranks share the experts, it assumes
+// balanced routing: each rank receives the number of tokens given by [Config.ExpectedCopies], and
+// T·K rows for its experts. A rank keeps the tokens received in a layer for the backward pass, or
+// with recomputation receives them again. The buffers grow with the largest number of tokens
+// received. Almost all memory is device memory. The state of an optimizer and the device's scratch
+// memory are not included: see [mula/xpu/cpu.Device].
 func (c Config) Memory(p Pass) Memory {
 	stage := stageOf(c, p.Stage, p.Stages)
 	shape := passShape{rows: p.Rows, s: p.SequenceLength, train: true, recompute: p.Recompute, logits: stage.last,

@@ -5,8 +5,7 @@ import (
 	"math"
 )
 
-// decode converts elements of type d to float32. Every F16 and BF16 number is a float32 number, so
-// nothing is lost.
+// decode converts elements of type d to float32. The conversion is exact.
 func decode(dst []float32, src []byte, d DType) {
 	switch d {
 	case F32:
@@ -42,14 +41,14 @@ func encode(dst []byte, src []float32, d DType) {
 	}
 }
 
-// beyond is the first finite number that rounds to an infinity of type d, or -1.
+// beyond returns the index of the first finite number that rounds to an infinity of type d, or -1.
 func beyond(src []float32, d DType) int {
 	var limit float32
 	switch d {
 	case BF16:
 		limit = 0x1.ffp+127 // half a unit beyond the largest number, 0x1.fep+127
 	case F16:
-		limit = 65520 // the same of 65504
+		limit = 65520 // half a unit beyond the largest number, 65504
 	default:
 		return -1
 	}
@@ -64,7 +63,7 @@ func beyond(src []float32, d DType) int {
 func toBF16(v float32) uint16 {
 	bits := math.Float32bits(v)
 	if v != v {
-		return uint16(bits>>16) | 0x40 // rounding could turn a NaN into an infinity: keep it, made quiet
+		return uint16(bits>>16) | 0x40 // rounding could turn a NaN into an infinity: make it a quiet NaN instead
 	}
 	return uint16((bits + 0x7fff + bits>>16&1) >> 16)
 }
@@ -88,7 +87,7 @@ func toHalf(v float32) uint16 {
 	sign := uint16(bits >> 31 << 15)
 	magnitude := bits & (1<<31 - 1)
 	switch {
-	case magnitude > 0xff<<23: // NaN: keep what fits of its payload, made quiet
+	case magnitude > 0xff<<23: // NaN: a quiet NaN with the payload bits that fit
 		return sign | 0x7e00 | uint16(magnitude>>13&0x3ff)
 	case magnitude >= 0x477ff000: // 65520 and above round to infinity
 		return sign | 0x7c00

@@ -12,32 +12,32 @@ import (
 	"slices"
 )
 
-// Names of the files in which transformers looks for weights.
+// Names of the weight files that transformers looks for.
 const (
 	SingleName = "model.safetensors"
 	IndexName  = "model.safetensors.index.json"
 )
 
-// ShardName is the name of file k of n, from 1, of a set of weights.
+// ShardName returns the name of weight file k of n, counted from 1.
 func ShardName(k, n int) string { return fmt.Sprintf("model-%05d-of-%05d.safetensors", k, n) }
 
-// An Index is the content of model.safetensors.index.json: which file holds which tensor.
+// An Index is the content of model.safetensors.index.json: the file of each tensor.
 type Index struct {
 	Metadata  map[string]any    `json:"metadata"`
 	WeightMap map[string]string `json:"weight_map"`
 }
 
-// maxIndex bounds the index file that is read: it has less text a tensor than a header has.
+// maxIndex is the maximum size of the index file: it has less text per tensor than a header.
 const maxIndex = maxHeader
 
-// A Directory is the set of weights of a model directory, in one file or several.
+// A Directory is the weights of a model directory, in one file or several.
 type Directory struct {
 	files []*File
 	where map[string]*File
 }
 
-// OpenDirectory opens model.safetensors in dir, or the files that model.safetensors.index.json
-// names. Like transformers it prefers the single file.
+// OpenDirectory opens model.safetensors in dir, or the files named by model.safetensors.index.json.
+// Like transformers, it prefers the single file.
 func OpenDirectory(dir string) (*Directory, error) {
 	d := &Directory{where: map[string]*File{}}
 	file, err := Open(filepath.Join(dir, SingleName))
@@ -82,7 +82,7 @@ func readIndex(path string) (Index, error) {
 	return index, nil
 }
 
-// parseIndex reads an index and refuses file names that are not names of files beside it.
+// parseIndex reads an index and refuses names that are not plain file names.
 func parseIndex(text []byte) (Index, error) {
 	var index Index
 	if err := json.Unmarshal(text, &index); err != nil {
@@ -109,7 +109,7 @@ func (d *Directory) openAll(dir string, index Index) error {
 		d.files = append(d.files, file)
 		for _, t := range file.tensors {
 			if want, ok := index.WeightMap[t.Name]; !ok || want != name {
-				return fmt.Errorf("%s: %w: it holds tensor %q, which %s does not place there", file.name, ErrCorrupt,
+				return fmt.Errorf("%s: %w: contains tensor %q, which %s does not place there", file.name, ErrCorrupt,
 					t.Name, IndexName)
 			}
 			d.where[t.Name] = file
@@ -131,7 +131,7 @@ func (d *Directory) add(f *File) {
 	}
 }
 
-// Tensors lists all tensors, file by file.
+// Tensors lists the tensors of all files, file by file.
 func (d *Directory) Tensors() []Tensor {
 	var all []Tensor
 	for _, f := range d.files {
@@ -140,7 +140,7 @@ func (d *Directory) Tensors() []Tensor {
 	return all
 }
 
-// Float32 reads elements of a tensor, like [File.Float32].
+// Float32 reads elements of a tensor like [File.Float32].
 func (d *Directory) Float32(dst []float32, name string, first int64) error {
 	f := d.where[name]
 	if f == nil {

@@ -11,11 +11,10 @@ import (
 	"slices"
 )
 
-// maxHeader is the longest header that the reference implementation reads.
+// maxHeader is the longest header that the reference implementation reads, in bytes.
 const maxHeader = 100_000_000
 
-// A File is an open safetensors file. Its methods may be called by several goroutines at once,
-// until Close.
+// A File is an open safetensors file. Its methods, except Close, may be called concurrently.
 type File struct {
 	name     string
 	r        io.ReaderAt
@@ -26,7 +25,7 @@ type File struct {
 	metadata map[string]string
 }
 
-// Open opens a file and checks its header against its size.
+// Open opens a file and checks its header against the file size.
 func Open(path string) (*File, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -46,7 +45,7 @@ func Open(path string) (*File, error) {
 	return file, nil
 }
 
-// Read reads the header of a file of size bytes; name stands for the file in errors. r must stay
+// Read reads the header of a file of size bytes; name is the file name in errors. r must stay
 // readable as long as the File is used.
 func Read(r io.ReaderAt, size int64, name string) (*File, error) {
 	f := &File{name: name, r: r, close: func() error { return nil }}
@@ -73,7 +72,7 @@ func (f *File) readHeader(size int64) error {
 		return corrupt("header of %d bytes; at most %d are allowed", n, maxHeader)
 	}
 	if int64(n) > size-8 {
-		return corrupt("header of %d bytes in a file of %d: the file is cut short, or no safetensors file", n, size)
+		return corrupt("header of %d bytes in a file of %d: the file is cut short or not a safetensors file", n, size)
 	}
 	header := make([]byte, n)
 	if err := f.readAt(header, 8); err != nil {
@@ -86,7 +85,7 @@ func (f *File) readHeader(size int64) error {
 	return f.checkOffsets(size - f.data)
 }
 
-// readAt fills p. An io.ReaderAt may report the end of the file together with its last bytes.
+// readAt fills p. An io.ReaderAt may return io.EOF together with the last bytes of the file.
 func (f *File) readAt(p []byte, off int64) error {
 	n, err := f.r.ReadAt(p, off)
 	if n == len(p) {
@@ -95,7 +94,7 @@ func (f *File) readAt(p []byte, off int64) error {
 	return err
 }
 
-// parseHeader reads the JSON entry by entry, because a map would keep only one of two tensors of
+// parseHeader reads the JSON entry by entry, because a map would keep only one of two tensors with
 // the same name.
 func (f *File) parseHeader(header []byte) error {
 	if len(header) == 0 || header[0] != '{' {
@@ -151,8 +150,8 @@ func (f *File) parseHeader(header []byte) error {
 	return nil
 }
 
-// checkOffsets demands that the tensors cover the data without gap or overlap, and that each has
-// the bytes that its shape asks for.
+// checkOffsets checks that the tensors cover the data without gap or overlap, and that each tensor
+// has the size of its shape.
 func (f *File) checkOffsets(size int64) error {
 	slices.SortFunc(f.tensors, func(a, b Tensor) int {
 		return cmp.Or(cmp.Compare(a.begin, b.begin), cmp.Compare(a.end, b.end), cmp.Compare(a.Name, b.Name))
@@ -169,7 +168,7 @@ func (f *File) checkOffsets(size int64) error {
 				t.begin, at)
 		}
 		if t.end < t.begin || t.end > size {
-			return corrupt("tensor %q ends at byte %d of %d bytes of data: the file is cut short or its header damaged",
+			return corrupt("tensor %q ends at byte %d of %d bytes of data: the file is cut short or its header is damaged",
 				t.Name, t.end, size)
 		}
 		if t.end-t.begin != want {
@@ -184,13 +183,13 @@ func (f *File) checkOffsets(size int64) error {
 	return nil
 }
 
-// Name is the name that the file was opened under.
+// Name returns the name that the file was opened under.
 func (f *File) Name() string { return f.name }
 
 // Tensors lists the tensors in the order of their data.
 func (f *File) Tensors() []Tensor { return slices.Clone(f.tensors) }
 
-// Tensor returns the entry of a tensor.
+// Tensor returns the header entry of the named tensor.
 func (f *File) Tensor(name string) (Tensor, bool) {
 	i, ok := f.byName[name]
 	if !ok {
@@ -199,7 +198,7 @@ func (f *File) Tensor(name string) (Tensor, bool) {
 	return f.tensors[i], true
 }
 
-// Metadata returns the strings of __metadata__; the map must not be changed.
+// Metadata returns the strings of __metadata__; do not modify the map.
 func (f *File) Metadata() map[string]string { return f.metadata }
 
 // Float32 reads len(dst) elements of a tensor of type F32, F16 or BF16, starting at element first.
@@ -209,7 +208,7 @@ func (f *File) Float32(dst []float32, name string, first int64) error {
 		return fmt.Errorf("%s: no tensor is named %q", f.name, name)
 	}
 	if t.DType != F32 && t.DType != F16 && t.DType != BF16 {
-		return fmt.Errorf("%s: tensor %q has elements of type %s; only F32, F16 and BF16 are read", f.name, name,
+		return fmt.Errorf("%s: tensor %q has elements of type %s; only F32, F16 and BF16 are supported", f.name, name,
 			t.DType)
 	}
 	if n := t.Elements(); first < 0 || first > n || int64(len(dst)) > n-first {

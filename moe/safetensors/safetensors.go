@@ -1,15 +1,15 @@
-// Package safetensors reads and writes Hugging Face's container of tensors.
+// Package safetensors reads and writes Hugging Face's tensor files.
 //
-// A file is
+// A file contains
 //
 //	8 bytes  little-endian length n of the header
 //	n bytes  JSON: {"__metadata__": {"format": "pt", …}, "name": {"dtype": "F32", "shape": […], "data_offsets": [begin, end]}, …},
 //	         padded with spaces
 //	         the tensors' data, row-major and little-endian, without gaps; offsets count from here
 //
-// as https://github.com/huggingface/safetensors defines it. The reader accepts what that library
-// accepts: every byte of the data belongs to exactly one tensor, and a header is at most 100 MB.
-// The package assumes nothing about the byte order of the machine.
+// as defined by https://github.com/huggingface/safetensors. The reader accepts what that library
+// accepts: every byte of the data belongs to exactly one tensor, and a header has at most 100 MB.
+// The package works on machines of either byte order.
 package safetensors
 
 import (
@@ -18,10 +18,10 @@ import (
 	"math"
 )
 
-// ErrCorrupt is wrapped by every error about a file whose content contradicts the format or itself.
+// ErrCorrupt is wrapped by every error about a file that is inconsistent or violates the format.
 var ErrCorrupt = errors.New("corrupt safetensors file")
 
-// DType names an element type as the header does.
+// DType names an element type as in the header.
 type DType string
 
 // The element types that this package converts from and to float32.
@@ -31,14 +31,14 @@ const (
 	BF16 DType = "BF16"
 )
 
-// sizes holds the bytes of an element of every type whose elements are whole bytes. Tensors of
-// other types than the three above are listed, but not read.
+// sizes holds the element size, in bytes, of every type with whole-byte elements. Tensors of types
+// other than the three above are listed, but cannot be read.
 var sizes = map[DType]int{
 	F32: 4, F16: 2, BF16: 2, "F64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "BOOL": 1,
 	"U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8,
 }
 
-// Size is the number of bytes of an element, 0 for an unknown type.
+// Size returns the number of bytes of an element, 0 for an unknown type.
 func (d DType) Size() int { return sizes[d] }
 
 // A Tensor is one entry of a header.
@@ -50,7 +50,7 @@ type Tensor struct {
 	begin, end int64 // offsets of its data
 }
 
-// Elements is the number of elements.
+// Elements returns the number of elements.
 func (t Tensor) Elements() int64 {
 	n := int64(1)
 	for _, d := range t.Shape {
@@ -59,11 +59,11 @@ func (t Tensor) Elements() int64 {
 	return n
 }
 
-// bytes is the size of the tensor's data, or an error if the header entry makes no sense.
+// bytes returns the size of the tensor's data, or an error if the header entry is invalid.
 func (t Tensor) bytes() (int64, error) {
 	size := t.DType.Size()
 	if size == 0 {
-		return 0, fmt.Errorf("tensor %q: element type %q is unknown", t.Name, t.DType)
+		return 0, fmt.Errorf("tensor %q: unknown element type %q", t.Name, t.DType)
 	}
 	n := int64(size)
 	for _, d := range t.Shape {

@@ -155,7 +155,7 @@ func TestCorruptFiles(t *testing.T) {
 		{"negative shape", file(`{"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}}`, 8), "negative size"},
 		{"fraction", file(`{"a":{"dtype":"F32","shape":[2.5],"data_offsets":[0,8]}}`, 8), `tensor "a"`},
 		{"unknown type", file(`{"a":{"dtype":"F128","shape":[1],"data_offsets":[0,8]}}`, 8),
-			`element type "F128" is unknown`},
+			`unknown element type "F128"`},
 		{"one offset", file(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[8]}}`, 8), "two data_offsets"},
 		{"no shape", file(`{"a":{"dtype":"F32","data_offsets":[0,8]}}`, 8), "needs dtype, shape"},
 	} {

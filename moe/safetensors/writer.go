@@ -13,12 +13,12 @@ type Writer struct {
 	w       io.Writer
 	tensors []Tensor
 	next    int   // tensor that is being written
-	done    int64 // elements of it that are written
+	done    int64 // elements of that tensor that are written
 	buffer  []byte
 }
 
 // NewWriter writes the header of a file that will hold the given tensors, in that order. metadata
-// is added to the "format": "pt" that transformers asks for; it may be nil.
+// is added to the "format": "pt" that transformers requires; it may be nil.
 func NewWriter(w io.Writer, tensors []Tensor, metadata map[string]string) (*Writer, error) {
 	header, err := header(tensors, metadata)
 	if err != nil {
@@ -43,11 +43,11 @@ func header(tensors []Tensor, metadata map[string]string) ([]byte, error) {
 	seen := make(map[string]bool, len(tensors))
 	for _, t := range tensors {
 		if seen[t.Name] || t.Name == "__metadata__" {
-			return nil, fmt.Errorf("tensor name %q is taken", t.Name)
+			return nil, fmt.Errorf("duplicate tensor name %q", t.Name)
 		}
 		seen[t.Name] = true
 		if t.DType != F32 && t.DType != F16 && t.DType != BF16 {
-			return nil, fmt.Errorf("tensor %q: elements of type %q are not written; F32, F16 and BF16 are", t.Name,
+			return nil, fmt.Errorf("tensor %q: element type %q is not supported; use F32, F16 or BF16", t.Name,
 				t.DType)
 		}
 		n, err := t.bytes()
@@ -84,17 +84,17 @@ func header(tensors []Tensor, metadata map[string]string) ([]byte, error) {
 	return b, nil
 }
 
-// Float32 writes the next elements of the tensor named, converting them to its element type (to
-// nearest, ties to even). A tensor may come in pieces, one after the other; tensors come in the
-// order in which they were announced. A finite number that the element type cannot hold is an error
-// that names tensor and element.
+// Float32 writes the next elements of the named tensor, converted to its element type (to nearest,
+// ties to even). Tensors must be written in the order given to NewWriter. A tensor may be written
+// in several consecutive calls. A finite number beyond the range of the element type is an error
+// that names the tensor and the element.
 func (w *Writer) Float32(name string, data []float32) error {
 	if w.next == len(w.tensors) {
-		return fmt.Errorf("tensor %q was not announced", name)
+		return fmt.Errorf("tensor %q follows the last tensor of the header", name)
 	}
 	t := w.tensors[w.next]
 	if t.Name != name || int64(len(data)) > t.Elements()-w.done {
-		return fmt.Errorf("tensor %q with %d elements comes where %d of %q were announced", name, len(data),
+		return fmt.Errorf("tensor %q: %d elements, but the header expects %d of tensor %q next", name, len(data),
 			t.Elements()-w.done, t.Name)
 	}
 	size := t.DType.Size()
@@ -104,7 +104,7 @@ func (w *Writer) Float32(name string, data []float32) error {
 	for len(data) > 0 {
 		n := min(len(data), len(w.buffer)/size)
 		if i := beyond(data[:n], t.DType); i >= 0 {
-			return fmt.Errorf("tensor %q: element %d is %g, beyond what %s can hold; choose another element type", name,
+			return fmt.Errorf("tensor %q: element %d is %g, beyond the range of %s; choose another element type", name,
 				w.done+int64(i), data[i], t.DType)
 		}
 		encode(w.buffer[:n*size], data[:n], t.DType)
@@ -119,11 +119,10 @@ func (w *Writer) Float32(name string, data []float32) error {
 	return nil
 }
 
-// Close says whether all announced tensors have been written. It does not close the underlying
-// writer.
+// Close returns an error unless all tensors are complete. It does not close the underlying writer.
 func (w *Writer) Close() error {
 	if w.next < len(w.tensors) {
-		return fmt.Errorf("tensor %q was announced and not written, or not to its end", w.tensors[w.next].Name)
+		return fmt.Errorf("tensor %q is missing or incomplete", w.tensors[w.next].Name)
 	}
 	return nil
 }
