@@ -398,8 +398,8 @@ func TestDirectoryInTheWay(t *testing.T) {
 		t.Skip("this user may write everywhere")
 	}
 	_, err := Run(t.Context(), dir, testUnits(1, "x", nil), Options{Threads: 1, Resume: true})
-	if !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), state+", where locks and records are "+
-		"kept, cannot be written to") || strings.Contains(err.Error(), atomicfile.TempSuffix) {
+	if !errors.Is(err, fs.ErrPermission) || !strings.Contains(err.Error(), "cannot write to "+
+		state) || strings.Contains(err.Error(), atomicfile.TempSuffix) {
 		t.Errorf("a state directory that is not to be written to: %v", err)
 	}
 }
@@ -573,7 +573,7 @@ func TestErrors(t *testing.T) {
 				_, err := files[0].WriteAt(make([]byte, 2), int64(len(content("x", 7, 0)))-1)
 				return err
 			}
-		}, "end behind its"},
+		}, "exceed the file size"},
 		"common file":   {func(u *Unit) { u.Files[1] = "u3-1.npy" }, "u3-1.npy belongs to unit 3"},
 		"common marker": {func(u *Unit) { u.Marker = "u3-description.txt" }, "belongs to unit 3"},
 		"path":          {func(u *Unit) { u.Files[1] = "../x" }, "no name for a file"},

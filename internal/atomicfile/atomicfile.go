@@ -1,13 +1,14 @@
-// Package atomicfile writes files that appear under their final name whole or not at all.
+// Package atomicfile writes files atomically: a file appears under its final name complete or not
+// at all.
 //
 // A file is written under a temporary name in the directory of its final name, so that the rename
-// that publishes it stays within one file system. Before the rename its bytes are on disk (fsync),
-// after it the directory entry is (fsync of the directory). A process that dies on the way leaves a
-// file whose name starts with a dot and ends in [TempSuffix]; no command of mula reads such a file,
-// and [Clean] removes it.
+// that publishes it stays within one file system. The file is synced (fsync) before the rename, and
+// its directory after the rename. A process that dies before the rename leaves a file whose name
+// starts with a dot and ends in [TempSuffix]. No command of mula reads such a file, and [Clean]
+// removes it.
 //
-// Files that belong together are sealed first and published in order, the one that readers look for
-// last:
+// Files that belong together are sealed first and then published in order. The file that readers
+// look for is published last:
 //
 //	data.Seal(); index.Seal(); data.Publish(); index.Publish()
 package atomicfile
@@ -26,8 +27,7 @@ const TempSuffix = ".tmp"
 // Op names a file operation in [Fault].
 type Op string
 
-// The operations that [Fault] is asked about; the first five in the order in which a file goes
-// through them.
+// The operations that [Fault] is called for. A file goes through the first five in this order.
 const (
 	OpCreate  Op = "create"
 	OpWrite   Op = "write"
@@ -37,14 +37,14 @@ const (
 	OpRemove  Op = "remove"
 )
 
-// Fault, when a test sets it, is asked before every operation; what it returns stands for the error
-// that the operating system would have given, and the operation is not carried out. path is the
-// final name of the file. It is nil outside tests.
+// Fault, if a test sets it, is called before every operation. If it returns an error, the operation
+// is skipped and fails with that error. path is the final name of the file. Fault is nil outside
+// tests.
 var Fault func(op Op, path string) error
 
-// SkipSync, when a test sets it, leaves files and directories to the operating system instead of
-// waiting for the disk. A process that is killed loses nothing by that, only a machine that
-// crashes. [Fault] is asked as ever. It is false outside tests.
+// SkipSync, if a test sets it, skips fsync of files and directories. A killed process loses nothing
+// without fsync; a machine that crashes may lose data. [Fault] is called as usual. SkipSync is
+// false outside tests.
 var SkipSync bool
 
 func toDisk(f *os.File) error {
@@ -64,24 +64,24 @@ func fault(op Op, path string) error {
 	return nil
 }
 
-// A pending file is on its way to its final name. What [File] and [Image] have in common.
+// A pending file does not have its final name yet. It is the common part of [File] and [Image].
 type pending struct {
 	path   string // the final name
 	f      *os.File
-	direct *os.File // a second descriptor that goes past the page cache, or nil
+	direct *os.File // a second descriptor that bypasses the page cache (O_DIRECT), or nil
 	sealed bool
 	done   bool // published or aborted
 }
 
-// File is a file on its way to its final name, written from its beginning to its end. It is not
-// safe for use by several goroutines.
+// File is a file that is written sequentially and then renamed to its final name. It is not safe
+// for concurrent use.
 type File struct{ pending }
 
-// Create starts a file that is to appear at path. The directory must exist.
+// Create creates a file that will be published at path. The directory must exist.
 func Create(path string) (*File, error) { return CreateAs(path, filepath.Base(path)) }
 
-// CreateAs is [Create] with a temporary name made of name instead of the final one, for a folder
-// whose readers look for a part of the final name.
+// CreateAs is [Create] with a temporary name made from name instead of the final name. Use it in a
+// folder whose readers match a part of the final name.
 func CreateAs(path, name string) (*File, error) {
 	p, err := create(path, name)
 	if err != nil {
@@ -95,11 +95,11 @@ func create(path, name string) (pending, error) {
 		return pending{}, err
 	}
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
-		// To rename over a device or a pipe would put a file in its place.
-		return pending{}, fmt.Errorf("creating %s: it is %s; name another output", path, kind(info.Mode()))
+		// A rename over a device or a pipe would replace it by a regular file.
+		return pending{}, fmt.Errorf("creating %s: the path is %s; name another output", path, kind(info.Mode()))
 	}
-	// Not os.CreateTemp, whose files only their owner can read: a published file has the
-	// permissions that the user's umask gives.
+	// os.CreateTemp is not used because only the owner can read its files. A published file has the
+	// permissions that follow from the user's umask.
 	for {
 		f, err := os.OpenFile(TempName(filepath.Join(filepath.Dir(path), name)), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
 		if errors.Is(err, fs.ErrExist) {
@@ -112,7 +112,7 @@ func create(path, name string) (pending, error) {
 	}
 }
 
-// kind names what is no regular file.
+// kind names the type of a file that is not a regular file.
 func kind(mode fs.FileMode) string {
 	switch {
 	case mode.IsDir():
@@ -122,11 +122,11 @@ func kind(mode fs.FileMode) string {
 	case mode&fs.ModeDevice != 0:
 		return "a device"
 	}
-	return "no regular file"
+	return "not a regular file"
 }
 
-// cause is the error of the operating system without the temporary name, which tells the user
-// nothing.
+// cause returns the error of the operating system without the temporary name, which is useless to
+// the user.
 func cause(err error) error {
 	var path *fs.PathError
 	if errors.As(err, &path) {
@@ -139,7 +139,7 @@ func cause(err error) error {
 	return err
 }
 
-// Path is the final name of the file.
+// Path returns the final name of the file.
 func (p *pending) Path() string { return p.path }
 
 // Write appends p to the file.
@@ -154,8 +154,8 @@ func (f *File) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// Seal brings the bytes to disk and closes the file, which stays under its temporary name until
-// Rename or Publish.
+// Seal syncs the file to disk and closes it. The file keeps its temporary name until Rename or
+// Publish.
 func (p *pending) Seal() error {
 	if p.sealed || p.done {
 		return nil
@@ -173,12 +173,12 @@ func (p *pending) Seal() error {
 	return nil
 }
 
-// Rename seals the file if that has not been done, and gives it its final name, replacing what
-// stood there. The new name survives a crash of the machine only after [SyncDir] of its directory:
-// for many files of one directory, one call serves them all.
+// Rename seals the file if necessary and renames it to its final name, replacing an existing file.
+// The new name survives a crash of the machine only after [SyncDir] of the directory. One call of
+// SyncDir is enough for many files of one directory.
 func (p *pending) Rename() error {
 	if p.done {
-		return errors.New("atomicfile: " + p.path + " was published or aborted before")
+		return errors.New("atomicfile: " + p.path + " has already been published or aborted")
 	}
 	if err := p.Seal(); err != nil {
 		return err
@@ -193,7 +193,7 @@ func (p *pending) Rename() error {
 	return nil
 }
 
-// Publish is Rename and [SyncDir] of the file's directory.
+// Publish renames the file as Rename does and then syncs its directory with [SyncDir].
 func (p *pending) Publish() error {
 	if err := p.Rename(); err != nil {
 		return err
@@ -201,7 +201,7 @@ func (p *pending) Publish() error {
 	return SyncDir(filepath.Dir(p.path))
 }
 
-// Abort removes the temporary file. After Rename or Publish it does nothing, so it can be deferred
+// Abort removes the temporary file. It does nothing after Rename or Publish, so it can be deferred
 // right after the file is created.
 func (p *pending) Abort() {
 	if p.done {
@@ -225,7 +225,7 @@ func (p *pending) close() error {
 	return first
 }
 
-// WriteFile makes data the content of path, in one step for every reader.
+// WriteFile atomically writes data to the file at path.
 func WriteFile(path string, data []byte) error {
 	f, err := Create(path)
 	if err != nil {
@@ -238,8 +238,8 @@ func WriteFile(path string, data []byte) error {
 	return f.Publish()
 }
 
-// Remove removes the file at path; that there is none is no error. The removal survives a crash of
-// the machine after [SyncDir].
+// Remove removes the file at path. It returns nil if the file does not exist. The removal survives
+// a crash of the machine only after [SyncDir].
 func Remove(path string) error {
 	if err := fault(OpRemove, path); err != nil {
 		return err
@@ -250,8 +250,8 @@ func Remove(path string) error {
 	return nil
 }
 
-// SyncDir brings the entries of a directory to disk: renames and removals in it survive a crash of
-// the machine after it returns.
+// SyncDir syncs the entries of a directory to disk. Renames and removals in it survive a crash of
+// the machine after SyncDir returns.
 func SyncDir(dir string) error {
 	if err := fault(OpSyncDir, dir); err != nil {
 		return err

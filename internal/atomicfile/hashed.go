@@ -8,19 +8,19 @@ import (
 	"sync"
 )
 
-// Hashed is a file that is hashed while it is written, through Buffer: a part of it in the
-// background while the next is made.
+// Hashed is a file whose SHA-256 is computed while it is written through Buffer. A background
+// goroutine hashes one part while the caller produces the next.
 type Hashed struct {
 	File   *File
 	Buffer *bufio.Writer
 
-	hash   hash.Hash // of another goroutine until hashing is done
-	part   []byte    // what that one reads
+	hash   hash.Hash // used by the background goroutine until hashed.Wait returns
+	part   []byte    // the bytes that the background goroutine hashes
 	hashed sync.WaitGroup
 	bytes  int64
 }
 
-// CreateHashed is [Create] for a file that is to be hashed.
+// CreateHashed is [Create] for a file that is hashed while it is written.
 func CreateHashed(path string) (*Hashed, error) {
 	file, err := Create(path)
 	if err != nil {
@@ -31,8 +31,8 @@ func CreateHashed(path string) (*Hashed, error) {
 	return h, nil
 }
 
-// Finish brings the file to disk under its temporary name and returns its SHA-256, in hexadecimal.
-// What is left to do is to publish File.
+// Finish syncs the file to disk under its temporary name and returns its SHA-256 in hexadecimal.
+// The caller then publishes File.
 func (h *Hashed) Finish() (sha256 string, err error) {
 	if err := h.Buffer.Flush(); err != nil {
 		return "", err
@@ -44,16 +44,16 @@ func (h *Hashed) Finish() (sha256 string, err error) {
 	return hex.EncodeToString(h.hash.Sum(nil)), nil
 }
 
-// Bytes is the size of the file after [Hashed.Finish].
+// Bytes returns the size of the file. It is valid after [Hashed.Finish].
 func (h *Hashed) Bytes() int64 { return h.bytes }
 
-// toHashed is what Buffer writes to.
+// toHashed is the destination of Buffer.
 type toHashed struct{ *Hashed }
 
 func (w toHashed) Write(p []byte) (int, error) {
 	n, err := w.File.Write(p)
 	w.bytes += int64(n)
-	w.hashed.Wait() // one goroutine at a time, which ends by itself whatever becomes of the file
+	w.hashed.Wait() // one goroutine at a time; it ends on its own, also if the file is aborted
 	w.part = append(w.part[:0], p[:n]...)
 	w.hashed.Go(func() { w.hash.Write(w.part) })
 	return n, err

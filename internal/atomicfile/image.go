@@ -12,38 +12,40 @@ import (
 )
 
 const (
-	// directAlign is what a piece's offset, length and memory must be multiples of to go past the
-	// page cache. Common disks want 512 or 4096.
+	// directAlign is the alignment of offset, length and memory address that a direct write
+	// (O_DIRECT) needs. Common disks need 512 or 4096.
 	directAlign = 4096
 
-	// directFrom is the size of the smallest file whose pieces go past the page cache. A smaller
-	// one reaches the disk in one go when it is sealed, which takes fewer round trips.
+	// directFrom is the size in bytes of the smallest file that uses direct writes. A smaller file
+	// is written to disk in one go when it is sealed, which needs fewer round trips.
 	directFrom = 1 << 20
 )
 
-// Image is a file of known size on its way to its final name, written in pieces in any order.
+// Image is a file of known size that is written in chunks in any order and then renamed to its
+// final name.
 //
-// A piece whose offset and memory are multiples of 4096 bytes goes straight to the disk as far as
-// its length is one too, where the file system can do that: for gigabytes written once this is
-// several times faster than the page cache, and leaves that to others. All other bytes, in
-// particular those after the last multiple of 4096, go through the page cache.
+// A chunk bypasses the page cache (O_DIRECT) if its offset and memory address are multiples of 4096
+// bytes and the file system supports direct writes. The last len % 4096 bytes of a chunk, and all
+// other chunks, go through the page cache. For gigabytes that are written once, direct writes are
+// several times faster and leave the page cache to other programs.
 type Image struct {
 	pending
 	size     int64
 	written  atomic.Int64
-	indirect atomic.Bool // the file system took the descriptor for direct writing, but not the writes
+	indirect atomic.Bool // the file system opened the descriptor for direct writing, but refused a write
 
-	// Linux keeps the two ways coherent as long as they do not run at the same time on one page,
-	// and a page may be larger than a block. So direct writes share this lock, and those through
-	// the page cache exclude them.
+	// Linux keeps direct and cached writes coherent only if they do not access the same page at the
+	// same time, and a page may be larger than a block. So direct writes share this lock, and a
+	// write through the page cache holds it exclusively.
 	ways sync.RWMutex
 }
 
-// CreateImage starts a file of size bytes that is to appear at path. The space is taken at once
-// where the file system can do that, so that a full disk shows here. The directory must exist.
+// CreateImage creates a file of size bytes that will be published at path. The space is allocated
+// at once if the file system supports that, so that a full disk is reported here. The directory
+// must exist.
 func CreateImage(path string, size int64) (*Image, error) {
 	if size < 0 {
-		return nil, fmt.Errorf("creating %s: a size of %d bytes", path, size)
+		return nil, fmt.Errorf("creating %s: negative size %d", path, size)
 	}
 	p, err := create(path, filepath.Base(path))
 	if err != nil {
@@ -52,7 +54,7 @@ func CreateImage(path string, size int64) (*Image, error) {
 	m := &Image{pending: p, size: size}
 	if err := allocate(p.f, size); err != nil {
 		m.Abort()
-		return nil, fmt.Errorf("taking %d bytes for %s: %w", size, path, cause(err))
+		return nil, fmt.Errorf("allocating %d bytes for %s: %w", size, path, cause(err))
 	}
 	if size >= directFrom {
 		m.direct = openDirect(p.f.Name())
@@ -60,14 +62,14 @@ func CreateImage(path string, size int64) (*Image, error) {
 	return m, nil
 }
 
-// Size is the size given to [CreateImage].
+// Size returns the size that [CreateImage] was called with.
 func (m *Image) Size() int64 { return m.size }
 
-// WriteAt writes p at byte off. Several goroutines may write at once, pieces that do not overlap; p
-// is not kept.
+// WriteAt writes p at byte off. Several goroutines may write ranges that do not overlap at the same
+// time. WriteAt does not retain p.
 func (m *Image) WriteAt(p []byte, off int64) (int, error) {
 	if off < 0 || int64(len(p)) > m.size-off {
-		return 0, fmt.Errorf("writing %s: %d bytes at %d end behind its %d bytes", m.path, len(p), off, m.size)
+		return 0, fmt.Errorf("writing %s: %d bytes at offset %d exceed the file size of %d bytes", m.path, len(p), off, m.size)
 	}
 	if err := fault(OpWrite, m.path); err != nil {
 		return 0, err
@@ -89,8 +91,7 @@ func (m *Image) WriteAt(p []byte, off int64) (int, error) {
 	return n, nil
 }
 
-// writeDirect writes the beginning of p, as much of it as may go past the page cache, and returns
-// how much that was.
+// writeDirect writes the longest prefix of p that can bypass the page cache and returns its length.
 func (m *Image) writeDirect(p []byte, off int64) (int, error) {
 	if m.direct == nil || m.indirect.Load() || off%directAlign != 0 {
 		return 0, nil
@@ -103,14 +104,14 @@ func (m *Image) writeDirect(p []byte, off int64) (int, error) {
 	defer m.ways.RUnlock()
 	n, err := m.direct.WriteAt(p, off)
 	if errors.Is(err, syscall.EINVAL) {
-		m.indirect.Store(true) // a disk that wants larger blocks, or none at all: the rest goes the other way
+		m.indirect.Store(true) // larger blocks needed, or not supported: use the page cache
 		return n, nil
 	}
 	return n, err
 }
 
-// Seal brings the bytes to disk and closes the file, which stays under its temporary name until
-// Rename or Publish. It fails if fewer bytes were written than the file has.
+// Seal syncs the file to disk and closes it. The file keeps its temporary name until Rename or
+// Publish. It fails if fewer bytes than the file's size were written.
 func (m *Image) Seal() error {
 	if err := m.whole(); err != nil {
 		return err
@@ -118,7 +119,7 @@ func (m *Image) Seal() error {
 	return m.pending.Seal()
 }
 
-// Rename seals the file if that has not been done, and gives it its final name, as [File] does.
+// Rename seals the file if necessary and renames it to its final name, as Rename of [File] does.
 func (m *Image) Rename() error {
 	if err := m.whole(); err != nil {
 		return err
@@ -126,7 +127,7 @@ func (m *Image) Rename() error {
 	return m.pending.Rename()
 }
 
-// Publish is Rename and [SyncDir] of the file's directory.
+// Publish renames the file as Rename does and then syncs its directory with [SyncDir].
 func (m *Image) Publish() error {
 	if err := m.whole(); err != nil {
 		return err
@@ -141,5 +142,5 @@ func (m *Image) whole() error {
 	return nil
 }
 
-// extend gives the file its size without taking the space.
+// extend sets the size of the file without allocating space.
 func extend(f *os.File, size int64) error { return f.Truncate(size) }

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// allocate takes the space of the whole file, or, where the file system cannot, only gives the file
-// its size.
+// allocate allocates the space of the whole file. If the file system cannot do that, it only sets
+// the size.
 func allocate(f *os.File, size int64) error {
 	if size == 0 {
 		return nil
@@ -24,14 +24,15 @@ func allocate(f *os.File, size int64) error {
 	}
 }
 
-// openDirect opens a file for writing past the page cache; nil if its file system cannot do that in
-// blocks of directAlign.
+// openDirect opens a file for writing past the page cache. It returns nil if the file system cannot
+// write in blocks of directAlign.
 func openDirect(name string) *os.File {
 	f, err := os.OpenFile(name, os.O_WRONLY|unix.O_DIRECT, 0)
 	if err != nil {
 		return nil
 	}
-	// Asked where the kernel tells (6.1 and newer); elsewhere the first write shows it.
+	// Linux 6.1 and newer report the alignment. On older kernels the first write shows whether
+	// direct writes work.
 	var st unix.Statx_t
 	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st); err == nil &&
 		st.Mask&unix.STATX_DIOALIGN != 0 {

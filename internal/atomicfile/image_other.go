@@ -4,8 +4,8 @@ package atomicfile
 
 import "os"
 
-// allocate gives the file its size.
+// allocate sets the size of the file.
 func allocate(f *os.File, size int64) error { return extend(f, size) }
 
-// openDirect has no way past the page cache here.
+// openDirect returns nil: direct writes are not supported on this system.
 func openDirect(string) *os.File { return nil }

@@ -15,16 +15,16 @@ import (
 	"time"
 )
 
-// An Owner names a process so that other processes, which may be on other machines, can tell
-// whether it can still write.
+// An Owner identifies a process, so that other processes, also on other machines, can decide
+// whether it may still write.
 type Owner struct {
 	Host    string `json:"host"`    // the name of the machine, for messages
-	Machine string `json:"machine"` // 16 hexadecimal digits; owners that agree here have process ids that mean the same
+	Machine string `json:"machine"` // 16 hexadecimal digits; process ids are comparable if Machine is equal
 	PID     int    `json:"pid"`
-	Started int64  `json:"started"` // when the process started, in the system's own unit; 0 where that is not known
+	Started int64  `json:"started"` // start time of the process in the system's unit; 0 if not known
 }
 
-// Self is the owner that this process is.
+// Self returns the owner for this process.
 func Self() Owner { return self() }
 
 var self = sync.OnceValue(func() Owner {
@@ -36,16 +36,16 @@ var self = sync.OnceValue(func() Owner {
 	return Owner{Host: host, Machine: machine(host, realm()), PID: os.Getpid(), Started: started}
 })
 
-// machine is Owner.Machine. A cluster has so few machines, boots and containers that no two agree
-// in 64 bits.
+// machine returns Owner.Machine. 64 bits are enough to avoid collisions among the machines, boots
+// and containers of a cluster.
 func machine(host, realm string) string {
 	h := fnv.New64a()
 	fmt.Fprintf(h, "%s\n%s", host, realm)
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// Gone reports whether the process is known to have ended. False means only that nothing is known:
-// it may run, or belong to another machine or container.
+// Gone reports whether the process has certainly ended. If Gone returns false, the process may run,
+// or belong to another machine or container.
 func (o Owner) Gone() bool {
 	self := Self()
 	if o.Machine != self.Machine || o.PID <= 0 {
@@ -63,12 +63,12 @@ func (o Owner) String() string { return fmt.Sprintf("process %d on %s", o.PID, o
 // machineDigits is the length of Owner.Machine.
 const machineDigits = 16
 
-// maxTempBase is how much of the final name a temporary name repeats, so that it stays below the
-// 255 bytes of common file systems.
+// maxTempBase is the number of bytes of the final name that a temporary name repeats. It keeps
+// temporary names below the limit of 255 bytes of common file systems.
 const maxTempBase = 150
 
-// TempName makes a temporary name, not used before, beside path. It says which process made it,
-// which is how [Clean] knows it:
+// TempName returns a new unique temporary name in the directory of path. The name identifies the
+// process that created it, for [Clean]:
 //
 //	.<name>.<machine>-<pid>-<started>-<random>.tmp
 func TempName(path string) string {
@@ -81,7 +81,7 @@ func TempName(path string) string {
 		strconv.FormatInt(self.Started, 36), strconv.FormatUint(uint64(rand.Uint32()), 36), TempSuffix))
 }
 
-// tempOwner is the owner that a temporary name tells. ok is false for names that [TempName] did not
+// tempOwner parses the owner from a temporary name. ok is false for names that [TempName] did not
 // make.
 func tempOwner(name string) (o Owner, ok bool) {
 	name, ok = strings.CutPrefix(name, ".")
@@ -112,14 +112,15 @@ func tempOwner(name string) (o Owner, ok bool) {
 	return Owner{Machine: parts[0], PID: pid, Started: started}, true
 }
 
-// AbandonedAfter is the age at which [Clean] removes a temporary file of another machine. No file is
-// written for this long without a change of its modification time.
+// AbandonedAfter is the age at which [Clean] removes a temporary file of a process that it cannot
+// look up, such as a process on another machine. The modification time of a file that is being
+// written is always more recent.
 const AbandonedAfter = 24 * time.Hour
 
-// Clean removes the temporary files in dir that nobody will finish: those of processes of this
-// machine that have ended, and those of processes of which nothing is known that nobody has touched
-// for a day. What the user may not remove, which is another's, stays. It returns how many it
-// removed.
+// Clean removes abandoned temporary files in dir and returns how many it removed. A file is
+// abandoned if its process ran on this machine and has ended. If the state of the process is
+// unknown, the file is abandoned after [AbandonedAfter] without a modification. Files that the user
+// may not remove stay.
 func Clean(dir string) (int, error) {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -139,7 +140,7 @@ func Clean(dir string) (int, error) {
 		path := filepath.Join(dir, name)
 		info, err := os.Lstat(path)
 		if err != nil || !info.Mode().IsRegular() {
-			continue // somebody else's, or removed meanwhile
+			continue // owned by another user, or removed meanwhile
 		}
 		if !owner.Gone() && (owner.Machine == self.Machine || time.Since(info.ModTime()) < AbandonedAfter) {
 			continue

@@ -8,17 +8,17 @@ import (
 	"syscall"
 )
 
-// realm tells boots and process id namespaces (containers) apart: within one, a process id means
-// one process at a time.
+// realm identifies the boot and the process id namespace (container). Within a realm, a process id
+// identifies at most one process at a time.
 func realm() string {
 	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	space, _ := os.Readlink("/proc/self/ns/pid")
 	return string(bytes.TrimSpace(boot)) + " " + space
 }
 
-// processStart is the time at which a process started, in clock ticks since the machine did, 0 if
-// unknown, and whether the process is there at all. One that has ended but whose parent has not
-// asked for its status yet (a zombie) is not there: it cannot write.
+// processStart returns the start time of a process in clock ticks since boot, 0 if unknown, and
+// whether the process is alive. A zombie, which has ended but whose parent has not waited for it,
+// is not alive: it cannot write.
 func processStart(pid int) (started int64, alive bool) {
 	if err := syscall.Kill(pid, 0); err == syscall.ESRCH {
 		return 0, false
@@ -27,8 +27,8 @@ func processStart(pid int) (started int64, alive bool) {
 	if err != nil {
 		return 0, true // hidden, or no /proc
 	}
-	// The second field, the name in parentheses, may hold anything; the state is the third, the
-	// start time the 22nd (proc(5)).
+	// The second field, the name in parentheses, may contain any character. The state is field 3
+	// and the start time field 22 (proc(5)).
 	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
 	if len(fields) < 20 {
 		return 0, true

@@ -2,9 +2,9 @@
 
 package atomicfile
 
-// realm is empty: on these systems the host's name is all that tells one machine from another.
+// realm is empty. Machines are told apart only by the host name on these systems.
 func realm() string { return "" }
 
-// processStart takes every process for a running one: what it left is abandoned after a while, not
-// at once.
+// processStart reports every process as alive. The process's files are removed after
+// AbandonedAfter.
 func processStart(int) (started int64, alive bool) { return 0, true }

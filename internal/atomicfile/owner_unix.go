@@ -4,10 +4,10 @@ package atomicfile
 
 import "syscall"
 
-// realm is empty: on these systems the host's name is all that tells one machine from another.
+// realm is empty. Machines are told apart only by the host name on these systems.
 func realm() string { return "" }
 
-// processStart tells only whether the process is there.
+// processStart reports only whether the process is alive.
 func processStart(pid int) (started int64, alive bool) {
 	return 0, syscall.Kill(pid, 0) != syscall.ESRCH
 }

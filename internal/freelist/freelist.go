@@ -1,17 +1,17 @@
-// Package freelist keeps things that are expensive to make for their next user.
+// Package freelist keeps unused objects that are expensive to allocate, so that they can be reused.
 package freelist
 
 import "sync"
 
-// A List holds things that are not in use. Unlike a sync.Pool it holds on to them, so that a
-// training step in its steady state allocates nothing; it grows to the largest number in use at
-// once. The zero List is empty and ready for use by several goroutines.
+// A List holds objects that are not in use. Unlike sync.Pool it never drops them, so that a
+// training step allocates nothing after warm-up. The list grows to the largest number of objects in
+// use at once. The zero List is empty and ready for concurrent use.
 type List[T any] struct {
 	mu    sync.Mutex
 	items []*T
 }
 
-// Get returns a thing that was put back, or a zero one.
+// Get returns an object that was put back, or a new zero object.
 func (l *List[T]) Get() *T {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -23,7 +23,7 @@ func (l *List[T]) Get() *T {
 	return new(T)
 }
 
-// Put gives a thing back.
+// Put returns an object to the list.
 func (l *List[T]) Put(x *T) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

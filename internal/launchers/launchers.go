@@ -1,5 +1,5 @@
-// Package launchers reads from the environment which rank of a job this process is, as mpiexec,
-// srun, torchrun and mula launch set it.
+// Package launchers reads the rank of this process in its job from the environment variables that
+// mpiexec, srun, torchrun and mula launch set.
 package launchers
 
 import (
@@ -15,7 +15,7 @@ type Launcher struct {
 	Rank string
 	Size string // "" for a launcher that does not set the number of processes
 	Here string // number of processes on this machine; "" for a launcher that does not set it
-	only string // variable that is set as well; without it the others are not the launcher's
+	only string // variable that the launcher always sets; if it is unset, the others do not count
 }
 
 // All are the launchers that mula knows. A process may have the variables of several, such as srun
@@ -43,8 +43,8 @@ type Process struct {
 	Here     int // processes on this machine; 1 if the launcher does not set it
 }
 
-// Find returns the place of this process in its job. It returns false for a process that no known
-// launcher has started.
+// Find returns the rank of this process and the size of its job. It returns false if no known
+// launcher started the process.
 func Find() (Process, bool) { return FindIn(os.Getenv) }
 
 // FindIn is Find with another environment. A launcher that does not set the number of processes

@@ -1,6 +1,5 @@
-// Package localpath refuses URLs where mula takes paths. mula reads and writes files of the local
-// file system only. A URL that is taken for a path would name a folder "s3:" in the working
-// directory.
+// Package localpath rejects URLs where mula expects paths. mula reads and writes files of the local
+// file system only. Without the check, a URL would become a folder "s3:" in the working directory.
 package localpath
 
 import (
@@ -19,7 +18,7 @@ var readers = map[string]string{
 	"hdfs": "hdfs dfs -cat %s",
 }
 
-// Check returns an error that says what to do if path is a URL.
+// Check returns an error if path is a URL. The error suggests what to do.
 func Check(path string) error {
 	if !url.MatchString(path) {
 		return nil
@@ -34,7 +33,8 @@ func Check(path string) error {
 		path, path)
 }
 
-// Pipe is a shell command that pipes the documents at a URL to mula tokenize, "" if none is known.
+// Pipe returns a shell command that pipes the documents at a URL to mula tokenize, or "" for a URL
+// with another scheme.
 func Pipe(url string) string {
 	scheme, _, _ := strings.Cut(url, ":")
 	if reader, ok := readers[strings.ToLower(scheme)]; ok {
@@ -43,8 +43,8 @@ func Pipe(url string) string {
 	return ""
 }
 
-// CheckWords checks the words of a text that may have several paths, with blanks, commas or equals
-// signs between them.
+// CheckWords checks every word of text, which may contain several paths separated by white space,
+// commas or equals signs.
 func CheckWords(text string) error {
 	if err := Check(text); err != nil {
 		return err

@@ -6,16 +6,17 @@ import (
 	"os"
 )
 
-// ErrHeld is that another process holds a [File].
+// ErrHeld is the error of [Hold] if another process has locked the file.
 var ErrHeld = errors.New("locked by another process")
 
-// A File is an open file that this process alone holds. Unlike a [Lock] it is of one machine, and
-// goes with the process at once, however it ends; the file itself stays and keeps nobody away.
+// A File is an open file that only this process has locked. Unlike a [Lock] it works on one machine
+// only, and the system releases it as soon as the process ends. The file itself stays and blocks no
+// process.
 type File struct{ *os.File }
 
-// Hold opens a file for reading and writing, makes it if need be, and locks it until Close. The
-// error wraps [ErrHeld] if another process holds it, and [errors.ErrUnsupported] where files cannot
-// be locked.
+// Hold opens a file for reading and writing, creates it if necessary, and locks it until Close. The
+// error wraps [ErrHeld] if another process has locked the file, and [errors.ErrUnsupported] if the
+// system cannot lock files.
 func Hold(path string) (*File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
@@ -28,7 +29,7 @@ func Hold(path string) (*File, error) {
 	return &File{f}, nil
 }
 
-// Close gives the file back.
+// Close unlocks and closes the file.
 func (f *File) Close() error {
 	unlock(f.File)
 	return f.File.Close()

@@ -9,20 +9,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Alone waits until no other process of this machine is between Alone and the function it returned,
-// for the same directory. The system ends that for a process that dies. Where the file system does
-// not offer it, it does nothing.
+// Alone waits until no other process of this machine holds Alone's lock on the same directory, and
+// locks it until the caller calls done. The system unlocks the directory if the process dies. Alone
+// does nothing if the file system does not support flock.
 func Alone(dir string) (done func()) {
 	d, err := os.Open(dir)
 	if err != nil {
 		return func() {}
 	}
-	// In bursts of a few microseconds: nobody holds it while doing anything else.
+	// This does not wait long: every process holds the lock for a few microseconds only.
 	_ = flock(d, unix.LOCK_EX)
 	return func() { unlock(d); d.Close() }
 }
 
-// hold takes the lock of an open file, or returns [ErrHeld] if another process has it.
+// hold locks an open file. It returns [ErrHeld] if another process has locked it.
 func hold(f *os.File) error {
 	err := flock(f, unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
@@ -31,9 +31,8 @@ func hold(f *os.File) error {
 	return err
 }
 
-// unlock gives the lock of an open file back. To close the file is not enough: a child process that
-// was started this moment has the file open, too, until it becomes another program, and the lock
-// goes with the last of them.
+// unlock unlocks an open file. Closing the file is not enough: a child process that was just forked
+// shares the open file until exec, and the lock lasts until the last descriptor is closed.
 func unlock(f *os.File) { _ = flock(f, unix.LOCK_UN) }
 
 func flock(f *os.File, how int) error {

@@ -1,18 +1,19 @@
 // Package locks lets processes that share a directory, on one machine or several, divide work
-// without a server: a lock is a file that only one of them can create.
+// without a server. A lock is a file that only one process can create.
 //
-// Who makes a lock, where none may be before, has it. It says who that is, and its time of change
-// moves while the holder lives. A lock is stale at once when its holder ran on this machine and has
-// ended, and otherwise when its time of change has not moved while this process watched it for a
-// minute: no clocks of different machines are compared.
+// The process that creates a lock holds it. The lock file names its holder, and the holder updates
+// the file's modification time as long as it lives. A lock is stale as soon as its holder, if that
+// ran on this machine, has ended. A lock of another machine is stale when this process has seen no
+// change of the modification time for a minute. Clocks of different machines are not compared.
 //
-// A lock is made as a further name (a hard link) of a file in which its text already stands, so
-// that a kill leaves no lock that does not say whose it is; where there are no hard links it is
-// created exclusively and then written.
+// A lock is created as a hard link to a file that already has the lock's text, so that a killed
+// process leaves no lock without a holder's name. Without hard links, the file is created
+// exclusively (O_EXCL) and then written.
 //
-// Locks spare work and must not be needed for right bytes. Where they can fail (a process stopped
-// for minutes comes back; a file system that creates exclusively in name only), the holder looks
-// before each step that readers can see whether the lock still says its name ([Lock.Ours]).
+// Locks save work. Correct output must not depend on them, because they can fail: a process may be
+// stopped for minutes and then continue, and some file systems do not implement exclusive creation.
+// So the holder checks with [Lock.Ours] that it still holds the lock before each step that readers
+// can see.
 package locks
 
 import (
@@ -32,43 +33,43 @@ import (
 	"mula/internal/atomicfile"
 )
 
-// Timing is how often signs of life are given and looked for.
+// Timing sets the intervals of heartbeats.
 type Timing struct {
-	Beat  time.Duration // between signs of life
-	Stale time.Duration // without one: the holder is given up
+	Beat  time.Duration // between two heartbeats
+	Stale time.Duration // without a heartbeat: the lock is stale
 }
 
-// DefaultTiming is for work of seconds to hours on file systems that may answer slowly.
+// DefaultTiming is for work of seconds to hours on file systems with high latency.
 var DefaultTiming = Timing{Beat: 10 * time.Second, Stale: time.Minute}
 
 // Suffix ends the name of a lock.
 const Suffix = ".lock"
 
-// text is what a lock holds.
+// text is the content of a lock file.
 type text struct {
 	atomicfile.Owner
-	Nonce uint64 `json:"nonce"` // tells the runs of one process apart
+	Nonce uint64 `json:"nonce"` // distinguishes several Sets of one process
 }
 
-// A Set is the locks that one run takes in a directory. It is safe for use by several goroutines.
+// A Set holds the locks that one run acquires in a directory. It is safe for concurrent use.
 type Set struct {
 	dir    string
 	timing Timing
-	text   []byte // of all of them
-	source string // the file that the locks are further names of
+	text   []byte // the content of the lock files
+	source string // the file that the locks are hard links to
 
 	mu   sync.Mutex
 	held map[*Lock]bool
 	seen map[string]sighting // locks of others, by path
 }
 
-// A Lock is one that this run holds.
+// A Lock is a lock that this run holds.
 type Lock struct {
 	path string
 	all  *Set
 }
 
-// Open makes ready for taking locks in dir, which must exist.
+// Open prepares dir, which must exist, for locks.
 func Open(dir string, timing Timing) (*Set, error) {
 	ls := &Set{dir: dir, timing: timing, held: make(map[*Lock]bool), seen: make(map[string]sighting)}
 	var err error
@@ -76,7 +77,7 @@ func Open(dir string, timing Timing) (*Set, error) {
 		return nil, err
 	}
 	ls.source = atomicfile.TempName(filepath.Join(ls.dir, runName))
-	// A Watch must not see the file before it has its text, so it appears by a rename.
+	// The file appears by a rename, so that a Watch cannot see it before its text is written.
 	draft := atomicfile.TempName(filepath.Join(ls.dir, "start"))
 	err = os.WriteFile(draft, ls.text, 0o666)
 	if err == nil {
@@ -86,29 +87,31 @@ func Open(dir string, timing Timing) (*Set, error) {
 		os.Remove(draft)
 		var at *fs.PathError
 		var link *os.LinkError
-		switch { // the temporary names mean nothing to the user
+		switch { // the user does not know the temporary names
 		case errors.As(err, &at):
 			err = at.Err
 		case errors.As(err, &link):
 			err = link.Err
 		}
-		return nil, fmt.Errorf("%s, where locks and records are kept, cannot be written to: %w", ls.dir, err)
+		return nil, fmt.Errorf("cannot write to %s, the folder of locks and records: %w", ls.dir, err)
 	}
 	return ls, nil
 }
 
-// Close removes what Open made. All locks must have been released by then.
+// Close removes the file that Open created. All locks must have been released before.
 func (ls *Set) Close() { os.Remove(ls.source) }
 
-// A sighting is a state of another's lock and since when it was seen so.
+// A sighting is the state of another process's lock, and the time since which it has had that
+// state.
 type sighting struct {
 	text    string
-	changed time.Time // the file's
-	since   time.Time // ours, monotonic
+	changed time.Time // modification time of the file
+	since   time.Time // this process's monotonic clock
 }
 
-// Acquire takes the lock at path, a file in the directory whose name ends in [Suffix]. It returns
-// nil, and the holder for a message, if another has it; a stale one is taken over.
+// Acquire acquires the lock at path, a file in the directory whose name ends in [Suffix]. If
+// another process holds the lock, it returns nil and a description of the holder. It replaces a
+// stale lock.
 func (ls *Set) Acquire(path string) (l *Lock, holder string, err error) {
 	for {
 		err := put(ls.source, path, ls.text)
@@ -120,11 +123,11 @@ func (ls *Set) Acquire(path string) (l *Lock, holder string, err error) {
 			return l, "", nil
 		}
 		if !errors.Is(err, fs.ErrExist) {
-			return nil, "", fmt.Errorf("taking the lock: %w", err)
+			return nil, "", fmt.Errorf("acquiring the lock: %w", err)
 		}
 		other, stale, err := ls.look(path)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // given back this moment
+			continue // released meanwhile
 		}
 		if err != nil {
 			return nil, "", fmt.Errorf("reading a lock: %w", err)
@@ -138,8 +141,8 @@ func (ls *Set) Acquire(path string) (l *Lock, holder string, err error) {
 	}
 }
 
-// Wait is [Set.Acquire] for who needs the lock whoever has it: it looks again after pause, and less
-// and less often down to once a second, until ctx is done.
+// Wait is like [Set.Acquire], but waits for a lock that another process holds, until ctx is done.
+// It tries again after pause and doubles the pause up to one second.
 func (ls *Set) Wait(ctx context.Context, path string, pause time.Duration) (*Lock, error) {
 	for {
 		l, holder, err := ls.Acquire(path)
@@ -155,8 +158,8 @@ func (ls *Set) Wait(ctx context.Context, path string, pause time.Duration) (*Loc
 	}
 }
 
-// put makes the file at path with the given text, which is also that of the file from; the error is
-// [fs.ErrExist] if there is one.
+// put creates the file at path with the given content, which is also the content of the file from.
+// The error is [fs.ErrExist] if path exists.
 func put(from, path string, content []byte) error {
 	err := os.Link(from, path)
 	if err == nil || errors.Is(err, fs.ErrExist) {
@@ -176,7 +179,7 @@ func put(from, path string, content []byte) error {
 	return err
 }
 
-// holderOf says who wrote a lock.
+// holderOf describes the holder of a lock with that content.
 func holderOf(content []byte) string {
 	var t text
 	if json.Unmarshal(content, &t) != nil || t.PID == 0 {
@@ -185,17 +188,17 @@ func holderOf(content []byte) string {
 	return t.Owner.String()
 }
 
-// maxLock is far above the size of a lock.
+// maxLock is far above the size of a lock file in bytes.
 const maxLock = 4096
 
-// look reads the lock at path and judges whether its holder is gone.
+// look reads the lock at path and decides whether it is stale.
 func (ls *Set) look(path string) (content []byte, stale bool, err error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, false, err
 	}
 	if info.Size() > maxLock {
-		return nil, false, fmt.Errorf("%s is no lock; remove it", path)
+		return nil, false, fmt.Errorf("%s is not a lock file; remove it", path)
 	}
 	if content, err = os.ReadFile(path); err != nil {
 		return nil, false, err
@@ -215,17 +218,18 @@ func (ls *Set) look(path string) (content []byte, stale bool, err error) {
 	return content, now.Sub(s.since) > ls.timing.Stale, nil
 }
 
-// breakLock removes a stale lock. Those who try at once on one machine do it one after the other
-// ([Alone]), and look again whether it still is the stale one. Where that cannot be had, each
-// renames a file away under a name of its own and looks at what it got: if that is not the stale
-// lock but a new one, taken between looking and renaming, it goes back, unless yet another has been
-// taken meanwhile. Then the holder of the lost one finds that out by itself.
+// breakLock removes a stale lock. Processes on one machine do this one at a time ([Alone]) and
+// check again that the lock is still the stale one. If Alone is not supported, each process renames
+// the lock to a unique name and reads it there. If the renamed lock is not the stale lock, another
+// process acquired it between the check and the rename. breakLock then puts it back, unless a third
+// process has acquired the lock meanwhile. In that case the holder of the lost lock finds out with
+// [Lock.Ours].
 func (ls *Set) breakLock(path string, stale []byte) error {
 	done := Alone(ls.dir)
 	defer done()
 	now, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // whatever comes to stand there is another's
+		return nil // a lock that appears later belongs to another process
 	}
 	if err != nil {
 		return fmt.Errorf("breaking a stale lock: %w", err)
@@ -249,18 +253,18 @@ func (ls *Set) breakLock(path string, stale []byte) error {
 		return nil
 	}
 	if err := put(away, path, got); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("giving back a lock: %w", err)
+		return fmt.Errorf("restoring a lock: %w", err)
 	}
 	return nil
 }
 
-// Ours reports whether the lock still is this run's.
+// Ours reports whether this run still holds the lock.
 func (l *Lock) Ours() bool {
 	content, err := os.ReadFile(l.path)
 	return err == nil && bytes.Equal(content, l.all.text)
 }
 
-// Release gives the lock back. A second call does nothing.
+// Release releases the lock. A second call does nothing.
 func (l *Lock) Release() {
 	l.all.mu.Lock()
 	held := l.all.held[l]
@@ -271,7 +275,7 @@ func (l *Lock) Release() {
 	}
 }
 
-// Beat gives signs of life for the set and all locks that are held, until ctx is done.
+// Beat sends heartbeats for the set and all held locks until ctx is done.
 func (ls *Set) Beat(ctx context.Context) {
 	tick := time.NewTicker(ls.timing.Beat)
 	defer tick.Stop()
@@ -288,15 +292,15 @@ func (ls *Set) Beat(ctx context.Context) {
 			ls.mu.Unlock()
 			_ = os.Chtimes(ls.source, time.Time{}, now)
 			for _, l := range held {
-				// A lock that is gone is noticed before publishing.
+				// The holder notices that its lock is gone before it publishes.
 				_ = os.Chtimes(l.path, time.Time{}, now)
 			}
 		}
 	}
 }
 
-// Clean removes the locks in dir of processes that are known to be gone, whatever they are for.
-// Those that it may not read or remove stay: taking them says so.
+// Clean removes all locks in dir whose processes have certainly ended. Locks that it may not read
+// or remove stay; acquiring such a lock returns the error.
 func Clean(dir string) error {
 	ls := &Set{dir: dir, timing: DefaultTiming, seen: make(map[string]sighting)}
 	entries, err := os.ReadDir(dir)

@@ -11,22 +11,22 @@ import (
 	"mula/internal/atomicfile"
 )
 
-// runName is what the name of a [Set]'s file is made of.
+// runName is the base of the name of a [Set]'s file.
 const runName = "run"
 
-// A Watch looks at who works in a directory, for one that takes no locks there. It may be used for
-// directories that cannot be written to.
+// A Watch lists the processes that work in a directory. It acquires no locks, and the directory may
+// be read-only.
 type Watch struct{ set *Set }
 
-// NewWatch is a Watch on dir, which need not exist yet.
+// NewWatch returns a Watch on dir, which need not exist yet.
 func NewWatch(dir string, timing Timing) *Watch {
 	return &Watch{&Set{dir: dir, timing: timing, seen: make(map[string]sighting)}}
 }
 
-// Processes names those that have a [Set] of the directory open, whether they hold a lock at the
-// moment or not, each once, in order. That one on another machine gives no sign of life any more is
-// known only after calls over some time. The error wraps [fs.ErrNotExist] where there is no such
-// directory.
+// Processes returns the sorted names of all processes that have a [Set] of the directory open, even
+// if they hold no lock at the moment. A process on another machine whose heartbeats stop is dropped
+// only after calls over [Timing].Stale. The error wraps [fs.ErrNotExist] if the directory does not
+// exist.
 func (w *Watch) Processes() ([]string, error) {
 	entries, err := os.ReadDir(w.set.dir)
 	if err != nil {
@@ -39,7 +39,7 @@ func (w *Watch) Processes() ([]string, error) {
 		}
 		content, stale, err := w.set.look(filepath.Join(w.set.dir, e.Name()))
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // it ended this moment
+			continue // the process ended meanwhile
 		}
 		if err != nil {
 			return nil, err
