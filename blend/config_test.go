@@ -131,14 +131,14 @@ func TestConfigErrors(t *testing.T) {
 			`blend.yaml:6: sources[0].weight: "50%" is a percentage; write 0.5`},
 		"percent 2": {head + a + "    weight: 12.5 %\n", `"12.5 %" is a percentage; write 0.125`},
 		"octal weight": {head + a + "    weight: 010\n",
-			`blend.yaml:6: sources[0].weight: 010 begins with 0, which may mean an octal number; write 10`},
-		"octal fraction":    {head + a + "    weight: 1/010\n", `sources[0].weight: 010 begins with 0`},
+			`blend.yaml:6: sources[0].weight: 010 starts with 0, which may mean an octal number; write 10`},
+		"octal fraction":    {head + a + "    weight: 1/010\n", `sources[0].weight: 010 starts with 0`},
 		"underscore weight": {head + a + "    weight: 1_0\n", `sources[0].weight: 1_0 has underscores; write 10`},
 		"hex weight": {head + a + "    weight: 0x10\n",
 			`sources[0].weight: 0x10 is not written in decimal; write 16`},
-		"octal samples": {head + a + "samples: 010\n", `blend.yaml:6: samples: 010 begins with 0`},
+		"octal samples": {head + a + "samples: 010\n", `blend.yaml:6: samples: 010 starts with 0`},
 		"octal stage": {head + a + "stages:\n  - samples: 010\n",
-			`blend.yaml:7: stages[0].samples: 010 begins with 0, which may mean an octal number; write 10`},
+			`blend.yaml:7: stages[0].samples: 010 starts with 0, which may mean an octal number; write 10`},
 		"stage underscore": {head + a + "stages:\n  - samples: 1_0\n",
 			`blend.yaml:7: stages[0].samples: 1_0 has underscores; write 10`},
 		"seed": {"seed: 18446744073709551616\n",
@@ -154,7 +154,7 @@ func TestConfigErrors(t *testing.T) {
 			`blend.yaml:7: stage 1 has both samples and tokens; remove one`},
 		"stage no tokens": {head + a + "stages:\n  - {tokens: 0}\n",
 			`blend.yaml:7: tokens of stage 1 is 0; it must be at least 1`},
-		"two documents": {head + a + "---\nseed: 3\n", "a second YAML document"},
+		"two documents": {head + a + "---\nseed: 3\n", "second YAML document"},
 	} {
 		_, err := ParseConfig([]byte(v.text), "blend.yaml", ".")
 		if err == nil || !strings.Contains(err.Error(), v.want) {

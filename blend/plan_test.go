@@ -279,7 +279,7 @@ func TestReadPlanRefuses(t *testing.T) {
 		"a blend.yaml": {string(good), "sequence_length: 16\nsources:\n",
 			"this is not a plan.json, nor JSON at all: `mula blend` makes one"},
 		"other JSON":     {string(good), "{}\n", "`mula blend` makes a plan.json"},
-		"no text":        {string(good), "", "byte 0: the file ends"},
+		"no text":        {string(good), "", "byte 0: unexpected end of file"},
 		"length":         {`"sequence_length": 16`, `"sequence_length": 0`, "sequence length 0"},
 		"huge tokens":    {`"tokens": 3,`, `"tokens": 9223372036854775807,`, "tokens"},
 		"negative":       {`"tokens": 3,`, `"tokens": -3,`, "-3 tokens"},
@@ -289,7 +289,7 @@ func TestReadPlanRefuses(t *testing.T) {
 		"samples":        {`"samples": 200`, `"samples": -200`, "stage 1"},
 		"too many":       {`"samples": 200`, `"samples": 4611686018427387904`, "stage 1"},
 		"validation":     {`"validation_windows": `, `"validation_windows": 99`, "held out"},
-		"trailing":       {"\n}\n", "\n}\n{}", "something follows the end"},
+		"trailing":       {"\n}\n", "\n}\n{}", "unexpected data after the JSON value"},
 		"path too many":  {`"wiki/a"`, `"wiki/a", "wiki/b"`, "paths"},
 		"no fingerprint": {`"fingerprint": "`, `"fingerprint": "0`, "fingerprint"},
 	} {

@@ -24,13 +24,13 @@ func TestNumbersOfFlags(t *testing.T) {
 		want string
 	}{
 		{[]string{"stream", "--batch-size", "010"},
-			"--batch-size: 010 begins with 0, which may mean an octal number; write 10"},
+			"--batch-size: 010 starts with 0, which may mean an octal number; write 10"},
 		{[]string{"stream", "--batch-size=0o10"}, "--batch-size: 0o10 is not written in decimal; write 8"},
 		{[]string{"stream", "-B", "0x10"}, "--B: 0x10 is not written in decimal; write 16"},
 		{[]string{"stream", "--from", "1_0"}, "--from: 1_0 has underscores; write 10"},
 		{[]string{"generate", "--seed", "18446744073709551616"},
 			`--seed is "18446744073709551616"; it must be a whole number from 0 to 2^64-1`},
-		{[]string{"generate", "--seed", "010"}, "--seed: 010 begins with 0"},
+		{[]string{"generate", "--seed", "010"}, "--seed: 010 starts with 0"},
 		{[]string{"generate", "--temperature", "inf"}, `--temperature is "inf"; it must be a finite number in decimal`},
 		{[]string{"generate", "--temperature", "0x1p3"},
 			`--temperature is "0x1p3"; it must be a finite number in decimal`},
@@ -38,7 +38,7 @@ func TestNumbersOfFlags(t *testing.T) {
 		{[]string{"stream", "--batch-size", "9223372036854775808"},
 			`--batch-size is "9223372036854775808"; it must be a whole number`},
 		{[]string{"tokenize", "--tokenizer", "t", "--output", "o", "--shard-tokens", "010", "numbers_test.go"},
-			"--shard-tokens: 010 begins with 0"},
+			"--shard-tokens: 010 starts with 0"},
 		{[]string{"tokenize", "--tokenizer", "t", "--output", "o", "--shard-tokens", "1_0K", "numbers_test.go"},
 			"--shard-tokens: 1_0 has underscores; write 10"},
 		{[]string{"tokenize", "--tokenizer", "t", "--output", "o", "--shard-tokens", "10000000T", "numbers_test.go"},
@@ -66,7 +66,7 @@ func TestTrainMessages(t *testing.T) {
 		{"seed: 18446744073709551616\n",
 			"train.yaml:1: seed is 18446744073709551616; it must be between 0 and 18446744073709551615"},
 		{"steps: 010\nmodel: mula-nano\n",
-			"train.yaml:1: steps: 010 begins with 0, which may mean an octal number; write 10\n" + path +
+			"train.yaml:1: steps: 010 starts with 0, which may mean an octal number; write 10\n" + path +
 				":2: model is \"mula-nano\"; it must be a mapping, such as model: {preset: mula-nano}"},
 	} {
 		if err := os.WriteFile(path, []byte(test.yaml), 0o644); err != nil {

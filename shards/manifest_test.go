@@ -45,7 +45,7 @@ func TestManifestFields(t *testing.T) {
 		{`"vocab_size"`, `"Vocab_Size"`, `unknown field "Vocab_Size"`},
 		{`    "vocab_size": 300,` + "\n", ``, `tokenizer has no "vocab_size"`},
 		{`"vocab_size": 300`, `"vocab_size": null`, `tokenizer has no "vocab_size"`},
-		{`"vocab_size": 300`, `"vocab_size": 300, "vocab_size": 200`, `the field "vocab_size" is there twice`},
+		{`"vocab_size": 300`, `"vocab_size": 300, "vocab_size": 200`, `duplicate field "vocab_size"`},
 		{`"vocab_size": 300`, `"vocab_size": 65537`, `tokenizer.vocab_size: 65537 must be from 0 to 65536`},
 		{`"vocab_size": 300`, `"vocab_size": -1`, `tokenizer.vocab_size: -1 must be from 0`},
 		{`"eod": 299`, `"eod": -7`, `tokenizer.eod: -7 is no id`},

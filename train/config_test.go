@@ -100,7 +100,7 @@ func TestParseConfigErrors(t *testing.T) {
 			[]string{"train.yaml:1: seed is 18446744073709551616; it must be between 0 and 18446744073709551615"}},
 		{"seed: 1.8446744073709551616e19\n",
 			[]string{"train.yaml:1: seed is 1.8446744073709551616e19; it must be between 0 and 18446744073709551615"}},
-		{"steps: 010\n", []string{"train.yaml:1: steps: 010 begins with 0, which may mean an octal number; write 10"}},
+		{"steps: 010\n", []string{"train.yaml:1: steps: 010 starts with 0, which may mean an octal number; write 10"}},
 		{"steps: 0o10\n", []string{"steps: 0o10 is not written in decimal; write 8"}},
 		{"steps: 0x10\n", []string{"steps: 0x10 is not written in decimal; write 16"}},
 		{"steps: 1_0\n", []string{"steps: 1_0 has underscores; write 10"}},

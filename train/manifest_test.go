@@ -16,7 +16,7 @@ func TestManifestFields(t *testing.T) {
 	for content, want := range map[string]string{
 		`{"format": 2, "step": 0, "files": {}, "note": 1}`:    `unknown field "note"`,
 		`{"format": 2, "Step": 0, "files": {}}`:               `unknown field "Step"`,
-		`{"format": 2, "step": 0, "step": 1, "files": {}}`:    `the field "step" is there twice`,
+		`{"format": 2, "step": 0, "step": 1, "files": {}}`:    `duplicate field "step"`,
 		`{"format": 2, "step": 0, "files": {"a\": {}}`:        "byte ",
 		`{"format": 3, "stages": 7}`:                          "has format 3, written by a newer version of mula",
 		`{"format": 2, "step": 0, "files": {}}`:               "does not list state.json",
@@ -53,7 +53,7 @@ func TestDamagedCheckpointMessages(t *testing.T) {
 		{stateFile, []byte("{}"), []string{stateFile + " has 2 bytes, but manifest.json says",
 			"one of the two files was changed"}},
 		{manifestFile, append(bytes.Clone(manifest), 0), []string{manifestFile + ": byte ",
-			"something follows the end of the JSON value"}},
+			"unexpected data after the JSON value"}},
 		{manifestFile, regexp.MustCompile(`"sha256": *"[0-9a-f]{4}`).ReplaceAll(manifest, []byte(`"sha256": "0000`)),
 			[]string{"has SHA-256", "but manifest.json says 0000", "one of the two files was changed"}},
 	} {

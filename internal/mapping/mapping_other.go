@@ -7,22 +7,22 @@ import (
 	"io/fs"
 )
 
-// Open fails: systems other than Unix have no mapping here yet.
+// Open fails: mapping is implemented for Unix systems only.
 func Open(path string) (File, error) {
 	return File{}, &fs.PathError{Op: "map", Path: path, Err: errors.ErrUnsupported}
 }
 
-// Scattered says that Data will be read here and there.
+// Scattered announces random access to Data.
 func (f *File) Scattered() {}
 
-// Usual takes back what Scattered and InSequence said.
+// Usual revokes Scattered and InSequence.
 func (f *File) Usual() {}
 
-// InSequence says that a part of Data will be read from its beginning to its end.
+// InSequence announces a sequential read of a part of Data.
 func (f *File) InSequence([]byte) {}
 
-// Forget gives back the memory of a part of Data.
+// Forget releases the memory of a part of Data.
 func (f *File) Forget([]byte) {}
 
-// Close ends the mapping.
+// Close unmaps the file.
 func (f *File) Close() error { return nil }

@@ -12,27 +12,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Open maps a regular file. The mapping outlives the file's name.
+// Open maps a regular file. The mapping stays valid if the file is renamed or removed.
 func Open(path string) (File, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return File{}, err
 	}
-	defer f.Close() // the mapping outlives the descriptor
+	defer f.Close() // the mapping does not need the descriptor
 	info, err := f.Stat()
 	if err != nil {
 		return File{}, err
 	}
 	if !info.Mode().IsRegular() {
-		return File{}, &fs.PathError{Op: "map", Path: path, Err: errors.New("it is not a regular file")}
+		return File{}, &fs.PathError{Op: "map", Path: path, Err: errors.New("not a regular file")}
 	}
 	size := info.Size()
 	if size == 0 {
-		return File{Info: info, path: path}, nil // it cannot be mapped
+		return File{Info: info, path: path}, nil // an empty file cannot be mapped
 	}
 	if int64(int(size)) != size {
 		return File{}, &fs.PathError{Op: "map", Path: path,
-			Err: fmt.Errorf("%d bytes do not fit this machine's address space", size)}
+			Err: fmt.Errorf("%d bytes do not fit the address space of this machine", size)}
 	}
 	data, err := unix.Mmap(int(f.Fd()), 0, int(size), unix.PROT_READ, unix.MAP_SHARED)
 	if errors.Is(err, unix.ENOMEM) {
@@ -47,21 +47,21 @@ func Open(path string) (File, error) {
 	return opened, nil
 }
 
-// Scattered says that Data will be read here and there: a look at one entry of a large file is not
-// to read megabytes around it.
+// Scattered announces random access to Data. It disables readahead, so that a read of one entry of
+// a large file does not read megabytes around it.
 func (f *File) Scattered() { advise(f.Data, unix.MADV_RANDOM) }
 
-// Usual takes back what Scattered and InSequence said.
+// Usual revokes Scattered and InSequence.
 func (f *File) Usual() { advise(f.Data, unix.MADV_NORMAL) }
 
-// InSequence says that a part of Data will be read from its beginning to its end.
+// InSequence announces a sequential read of a part of Data.
 func (f *File) InSequence(part []byte) { advise(part, unix.MADV_SEQUENTIAL) }
 
-// Forget gives back the memory of a part of Data; reading it again reads the file again.
+// Forget releases the memory of a part of Data. A later access reads the file again.
 func (f *File) Forget(part []byte) { advise(part, unix.MADV_DONTNEED) }
 
-// advise is about the pages that hold part of a mapping. It is advice: where the system does not
-// take it, reading is only slower.
+// advise calls madvise for the pages that hold part of a mapping. If the system ignores the advice,
+// reads are slower but correct.
 func advise(part []byte, advice int) {
 	if len(part) == 0 {
 		return
@@ -73,7 +73,7 @@ func advise(part []byte, advice int) {
 		len(part)+int(ahead)), advice)
 }
 
-// Close ends the mapping: Data must not be read afterwards. A second call does nothing.
+// Close unmaps the file. Data must not be read afterwards. A second call does nothing.
 func (f *File) Close() error {
 	if f.Data == nil {
 		return nil

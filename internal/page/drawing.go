@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// Colours is the number of colours that a reader can tell apart, also one who sees red and green,
-// or blue and yellow, alike (after M. Okabe and K. Ito, "Color Universal Design", 2008), darker on
-// white and lighter on black so that all of them stand out. Number k is the custom property --ck;
-// it is the stroke of class sk, and the fill and background of class fk.
+// Colours is the number of distinct colours of a chart. They are also distinct with red-green or
+// blue-yellow colour blindness (after M. Okabe and K. Ito, "Color Universal Design", 2008), and are
+// darker on white and lighter on black for contrast. Number k is the custom property --ck. Class sk
+// uses it as stroke, class fk as fill and background.
 const Colours = 8
 
 var (
@@ -19,8 +19,8 @@ var (
 		"#b3a0f0"}
 )
 
-// The ends of the scale of heat maps, and its middle, which is near the page's background. Number k
-// is the fill and background of class hk.
+// The ends of the scale of heat maps, and the middle, which is close to the page's background.
+// Number k is the fill and background of class hk.
 var (
 	heatLight = [3]rgb{{0x1f, 0x5f, 0xa8}, {0xf2, 0xf2, 0xf0}, {0xb3, 0x4a, 0x00}}
 	heatDark  = [3]rgb{{0x62, 0xb0, 0xff}, {0x2e, 0x30, 0x33}, {0xff, 0x93, 0x3d}}
@@ -36,7 +36,7 @@ func (a rgb) mix(b rgb, t float64) string {
 	return fmt.Sprintf("#%02x%02x%02x", c[0], c[1], c[2])
 }
 
-// colours is the style that defines the colours, in both modes, and the classes that use them.
+// colours returns the CSS that defines the colours in both modes and the classes that use them.
 func colours(heatSteps int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, ":root{%s}\n@media screen and (prefers-color-scheme:dark){:root{%s}}\n",
@@ -65,8 +65,8 @@ func properties(colours [Colours]string, heat [3]rgb, heatSteps int) string {
 	return b.String()
 }
 
-// Ticks are the multiples in [lo, hi] of 1, 2 or 5 times a power of ten: at most about n of them,
-// and two at least.
+// Ticks returns the multiples in [lo, hi] of 1, 2 or 5 times a power of ten: about n of them at
+// most, and at least two.
 func Ticks(lo, hi float64, n int) []float64 {
 	raw := (hi - lo) / float64(n)
 	power := math.Pow(10, math.Floor(math.Log10(raw)))
@@ -82,7 +82,7 @@ func Ticks(lo, hi float64, n int) []float64 {
 	return ticks
 }
 
-// multiples of step in [lo, hi], up to rounding.
+// multiples returns the multiples of step in [lo, hi], up to rounding.
 func multiples(step, lo, hi float64) []float64 {
 	const slack = 1e-9
 	var out []float64

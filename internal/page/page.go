@@ -1,6 +1,6 @@
-// Package page makes HTML pages that need nothing beside them: styles, charts (SVG) and the script,
-// if there is one, are inside, and a content security policy forbids the rest. They follow the
-// reader's light or dark setting, and print. The same content gives the same bytes.
+// Package page writes self-contained HTML pages: styles, charts (SVG) and the optional script are
+// inline, and a content security policy forbids everything else. Pages follow the browser's light
+// or dark setting and can be printed. The same content produces the same bytes.
 package page
 
 import (
@@ -20,18 +20,18 @@ var (
 	style string
 )
 
-// A Layout is what all pages of one command have.
+// A Layout is the common part of all pages of one command.
 type Layout struct {
-	Command string // the command, as in "mula check"; with --json it has what a page leaves out
-	// template of what is below the heading; it may use "findings", "table", "figures" and
-	// "figure", of the types of this package
+	Command string // the command, as in "mula check"; its --json output has the rows that a page omits
+	// template of the content below the heading; it may use the templates "findings", "table",
+	// "figures" and "figure" with the types of this package
 	Body      string
-	Style     string // after that of all pages and the colours
-	Script    string // empty: none
-	HeatSteps int    // colours of heat maps on each side of the neutral one: classes h0 to h(2·HeatSteps); 0: none
+	Style     string // CSS that follows the common style and the colours
+	Script    string // "" for no script
+	HeatSteps int    // heat map colours on each side of the neutral colour: classes h0 to h(2·HeatSteps); 0: none
 }
 
-// A Template makes pages of one layout.
+// A Template writes pages of one layout.
 type Template struct {
 	style  template.CSS
 	script template.JS
@@ -39,7 +39,8 @@ type Template struct {
 	frame  *template.Template
 }
 
-// New reads a layout. It panics if the body is no template: layouts are part of the program.
+// New parses a layout. It panics if the body is not a valid template, because layouts are part of
+// the program.
 func New(l Layout) *Template {
 	t := &Template{style: template.CSS(colours(l.HeatSteps) + style + l.Style), script: template.JS(l.Script)}
 	if l.Script != "" {
@@ -51,13 +52,13 @@ func New(l Layout) *Template {
 	return t
 }
 
-// A Head is what a page says of itself.
+// A Head has the metadata of a page.
 type Head struct {
-	Title  string // and heading
-	Reload int    // seconds after which a browser loads the page again; 0: never
+	Title  string // also the heading
+	Reload int    // seconds after which the browser reloads the page; 0: never
 }
 
-// Write writes a page with that content of its body.
+// Write writes a page whose body template receives body.
 func (t *Template) Write(w io.Writer, h Head, body any) error {
 	var out bytes.Buffer
 	err := t.frame.Execute(&out, struct {
@@ -76,40 +77,41 @@ func (t *Template) Write(w io.Writer, h Head, body any) error {
 	return nil
 }
 
-// Findings are what "findings" shows.
+// Findings is the argument of the template "findings".
 type Findings struct {
 	List []Finding
-	More int // left out
+	More int // number of omitted findings
 }
 
-// A Finding is a sentence about what was found.
+// A Finding is one problem or remark.
 type Finding struct {
 	Level   string // error, warning or note
 	Where   string // a source or a file; may be empty
 	Message string
 }
 
-// A Table is text in rows, whose first cells name them: what "table" shows.
+// A Table is the argument of the template "table": rows of text. The first cell of a row is its
+// name.
 type Table struct {
 	Heading []string
 	Rows    [][]string
-	More    int // rows left out
+	More    int // number of omitted rows
 }
 
-// Cut leaves out rows beyond the first most.
+// Cut omits all rows after the first most.
 func (t Table) Cut(most int) Table {
 	more := max(0, len(t.Rows)-most)
 	t.Rows, t.More = t.Rows[:len(t.Rows)-more], t.More+more
 	return t
 }
 
-// A Figure is a chart with its heading and a sentence on what it shows: what "figure" shows, and
-// "figures" several of; these leave out those without a chart.
+// A Figure is a chart with a heading and an explanation. It is the argument of the template
+// "figure". The template "figures" receives several figures and omits those without a chart.
 type Figure struct {
 	Title, Text string
 	Keys        []Key
 	Chart       template.HTML
 }
 
-// A Key says what a colour stands for.
+// A Key is a legend entry: the class of a colour and the name of the series.
 type Key struct{ Class, Name string }

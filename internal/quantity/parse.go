@@ -15,21 +15,21 @@ var (
 	prefixed = regexp.MustCompile(`^[+-]?0[xXoObB][0-9a-fA-F_]+$`)
 )
 
-// Limits of a number's text. They are far beyond the range of float64, and keep its exact value
+// Limits of a number's text. They are far beyond the range of float64 and keep the exact value
 // small.
 const (
 	maxText     = 400
 	maxExponent = 400
 )
 
-// Errors that others wrap.
+// Errors that the errors of this package wrap.
 var (
 	ErrForm  = errors.New("not a decimal number") // the text is not a number at all
 	ErrRange = errors.New("out of range")
 )
 
-// Decimal reads a decimal number exactly, such as 12, -0.5 or 1e-3. Other ways to write a number
-// are errors that say what to write: readers of YAML disagree about 010, which some take for 8.
+// Decimal parses a decimal number exactly, such as 12, -0.5 or 1e-3. Other notations are errors
+// that suggest the decimal notation: YAML parsers disagree about 010, which some parse as octal 8.
 func Decimal(text string) (*big.Rat, error) {
 	m := decimal.FindStringSubmatch(text)
 	if m == nil {
@@ -53,7 +53,7 @@ func Decimal(text string) (*big.Rat, error) {
 		if short == "" || short[0] < '0' || short[0] > '9' {
 			short = "0" + short
 		}
-		return nil, fmt.Errorf("%s begins with 0, which may mean an octal number; write %s", text,
+		return nil, fmt.Errorf("%s starts with 0, which may mean an octal number; write %s", text,
 			text[:len(text)-len(digits)]+short)
 	}
 	if m[1] != "" {
@@ -68,12 +68,12 @@ func Decimal(text string) (*big.Rat, error) {
 	return value, nil
 }
 
-// suffixes are the powers of ten that a count may end with. G and B both are a thousand millions.
+// suffixes are the powers of ten that a count may end with. G and B both mean 10⁹.
 var suffixes = map[byte]int64{'k': 1e3, 'K': 1e3, 'M': 1e6, 'G': 1e9, 'B': 1e9, 'T': 1e12}
 
-// Count reads a whole number that may end with a suffix: k or K, M, G or B, and T are powers of
-// 1000, Ki, Mi, Gi and Ti of 1024. So 20k is 20000 and 1.5B is 1500000000. A number that is not
-// whole, or beyond an int64, is an error.
+// Count parses a whole number with an optional suffix: k or K, M, G or B, and T are powers of 1000;
+// Ki, Mi, Gi and Ti are powers of 1024. So 20k is 20000 and 1.5B is 1500000000. It returns an error
+// if the number is not whole or does not fit an int64.
 func Count(text string) (int64, error) {
 	number, unit := text, int64(1)
 	if n := len(text); n > 2 && text[n-1] == 'i' && strings.IndexByte("KMGT", text[n-2]) >= 0 {

@@ -18,7 +18,7 @@ func TestDecimal(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]string{
-		"010":                    "010 begins with 0, which may mean an octal number; write 10",
+		"010":                    "010 starts with 0, which may mean an octal number; write 10",
 		"-007":                   "write -7",
 		"00":                     "write 0",
 		"00.5":                   "write 0.5",

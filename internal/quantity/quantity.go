@@ -1,4 +1,4 @@
-// Package quantity writes numbers for people.
+// Package quantity formats and parses numbers for people.
 package quantity
 
 import (
@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Grouped writes a whole number with commas between the thousands.
+// Grouped formats a whole number with commas between the thousands.
 func Grouped[T int | int64](n T) string {
 	text := strconv.FormatInt(int64(n), 10)
 	for at := len(text) - 3; at > 0 && text[at-1] != '-'; at -= 3 {
@@ -17,7 +17,7 @@ func Grouped[T int | int64](n T) string {
 	return text
 }
 
-// Bytes writes the size of a file or of many: "812 bytes", "34.4 GB".
+// Bytes formats a number of bytes: "812 bytes", "34.4 GB".
 func Bytes(n int64) string {
 	switch {
 	case n < 1e6:
@@ -28,8 +28,8 @@ func Bytes(n int64) string {
 	return fmt.Sprintf("%.1f GB", float64(n)/1e9)
 }
 
-// Percent writes a share in percent to so many significant digits, without an exponent: "48.2 %",
-// "0.000052 %".
+// Percent formats a fraction as a percentage with at most digits significant digits and without an
+// exponent: "48.2 %", "0.000052 %".
 func Percent(share float64, digits int) string {
 	v := 100 * share
 	if math.Abs(v) < 1e-9 {

@@ -4,12 +4,13 @@ package sharedlib
 
 import "github.com/ebitengine/purego"
 
-// Call calls the function at an address, and returns its result, and the C variable errno.
+// Call calls the function at address and returns its results and the C variable errno.
 //
 //go:uintptrescapes
 func Call(address uintptr, args ...uintptr) (result, second, errno uintptr) {
 	return purego.SyscallN(address, args...)
 }
 
-// Register makes the Go function variable that f points to call the function at an address.
+// Register sets the Go function variable that f points to, so that it calls the function at
+// address.
 func Register(f any, address uintptr) { purego.RegisterFunc(f, address) }

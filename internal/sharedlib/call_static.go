@@ -2,8 +2,8 @@
 
 package sharedlib
 
-// Builds with the tag static do not link to the C library. No library opens, so there is no address
-// that can be called.
+// Builds with the tag static are not linked to the C library and cannot open libraries, so there is
+// no address to call.
 
 func Call(uintptr, ...uintptr) (result, second, errno uintptr) {
 	panic("sharedlib: call in a static build")

@@ -1,6 +1,5 @@
-// Package sharedlib opens shared libraries of C at run time, so that mula is built and started
-// without them. Which libraries these are, what is needed of them, and what a user is told who
-// lacks them, say the packages that call them.
+// Package sharedlib opens C shared libraries at run time, so that mula builds and starts without
+// them. The calling packages choose the libraries and explain to the user what to install.
 package sharedlib
 
 import (
@@ -11,14 +10,14 @@ import (
 	"strings"
 )
 
-// A Search says where a library is looked for.
+// A Search describes where to look for a library.
 type Search struct {
-	Variable string   // environment variable that names the library's file; where it is set, nothing else is tried
-	Names    []string // names that the system's loader looks up, in the order in which they are tried
-	Global   bool     // the library's symbols are seen by what it loads itself; otherwise by nobody but the [Library]
+	Variable string   // environment variable with the path of the library; if it is set, nothing else is tried
+	Names    []string // names for the dynamic loader, in the order in which they are tried
+	Global   bool     // use RTLD_GLOBAL: libraries that are loaded later see its symbols
 }
 
-// Candidates are the names that [Search.Open] tries.
+// Candidates returns the names that [Search.Open] tries.
 func (s Search) Candidates() []string {
 	if named := os.Getenv(s.Variable); named != "" {
 		return []string{named}
@@ -26,7 +25,8 @@ func (s Search) Candidates() []string {
 	return s.Names
 }
 
-// Open opens the first candidate that can be opened. The error has the system's reason for each.
+// Open opens the first candidate that can be opened. The error has the loader's reason for each
+// candidate.
 func (s Search) Open() (*Library, error) {
 	var reasons failure
 	for _, name := range s.Candidates() {
@@ -42,11 +42,11 @@ func (s Search) Open() (*Library, error) {
 	return nil, reasons
 }
 
-// ErrMissing is in the error of [Search.Open] if no candidate exists. Without it, a library exists
-// and cannot be loaded.
+// ErrMissing matches the error of [Search.Open] if no candidate exists. If the error does not
+// match, a library exists but cannot be loaded.
 var ErrMissing = errors.New("the library is not installed")
 
-// A failure is why no candidate could be opened.
+// A failure lists the reasons why no candidate could be opened.
 type failure []error
 
 func (f failure) Error() string {
@@ -67,7 +67,7 @@ func (f failure) Unwrap() []error {
 	return out
 }
 
-// A missingError is the system's reason for a candidate that does not exist.
+// A missingError is the loader's reason for a candidate that does not exist.
 type missingError struct{ error }
 
 func (e missingError) Unwrap() error { return e.error }
@@ -78,27 +78,27 @@ func (f failure) Is(target error) bool {
 	return target == ErrMissing && !slices.ContainsFunc(f, func(err error) bool { return !errors.Is(err, ErrMissing) })
 }
 
-// missing reports whether a reason says that the candidate does not exist. A reason that names
-// another file is about a library that the candidate needs.
+// missing reports whether a reason means that the candidate does not exist. If the reason names
+// another file, a library that the candidate needs is missing.
 func missing(candidate, reason string) bool {
 	return strings.Contains(reason, candidate) && strings.Contains(strings.ToLower(reason), "no such file")
 }
 
-// A Library is open, and stays so as long as the process lives: libraries have threads of their
-// own.
+// A Library is an open library. It stays open until the process ends, because libraries have
+// threads of their own.
 type Library struct {
 	Name   string // the candidate that was opened
 	handle uintptr
 }
 
-// Loaded stands for all libraries that the process has loaded by now, the one of C among them.
+// Loaded has the symbols of all libraries that the process has loaded, including the C library.
 var Loaded = &Library{"the process", everything}
 
-// Symbol is the address of a function or variable. The error names the library and the symbol.
+// Symbol returns the address of a function or variable. The error names the library and the symbol.
 func (l *Library) Symbol(name string) (uintptr, error) {
 	address, err := symbol(l.handle, name)
 	if err == nil && address == 0 {
-		err = fmt.Errorf("%s has no %s", l.Name, name)
+		err = fmt.Errorf("%s has no symbol %s", l.Name, name)
 	}
 	return address, err
 }

@@ -93,7 +93,7 @@ func TestSymbols(t *testing.T) {
 			t.Errorf("%s: abs(-7) is %d", l.Name, int32(seven))
 		}
 		if address, err := l.Symbol("mula_none"); address != 0 || err == nil ||
-			err.Error() != l.Name+" has no mula_none" {
+			err.Error() != l.Name+" has no symbol mula_none" {
 			t.Errorf("%#x, %v", address, err)
 		}
 	}

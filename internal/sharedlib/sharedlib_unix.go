@@ -16,12 +16,12 @@ func open(name string, global bool) (uintptr, error) {
 	if global {
 		mode = purego.RTLD_NOW | purego.RTLD_GLOBAL
 	}
-	runtime.LockOSThread() // the system keeps the reason of a failure for the thread that met it
+	runtime.LockOSThread() // dlerror is per thread
 	defer runtime.UnlockOSThread()
 	return purego.Dlopen(name, mode)
 }
 
-// symbol is 0 where the library has none of that name; the system has no other reason.
+// symbol returns 0 if the library does not define the name.
 func symbol(library uintptr, name string) (uintptr, error) {
 	address, _ := purego.Dlsym(library, name)
 	return address, nil

@@ -1,6 +1,6 @@
-// Package signals keeps the handlers of signals that are Go's, where C libraries take them over:
-// MPI libraries and what they load (UCX) those of faults, to print where a program has crashed; the
-// LLVM in OpenCL drivers those that end a program, to remove its files, and SIGUSR1, which is then
-// lost. In Go they are panics and requests to stop, and belong to its runtime. On systems where no
-// library is opened there is nothing to do.
+// Package signals restores Go's signal handlers after C libraries have replaced them. MPI libraries
+// and UCX replace the handlers of faults, to print a backtrace. The LLVM in OpenCL drivers replaces
+// the handlers of terminating signals, to remove its files, and of SIGUSR1, which is then lost. In
+// Go, faults are panics and the terminating signals are requests to stop, so the Go runtime must
+// handle them. The package does nothing on systems where mula opens no libraries.
 package signals

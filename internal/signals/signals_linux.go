@@ -7,14 +7,14 @@ import (
 	"unsafe"
 )
 
-// count is the number of signals that are not real-time; they begin with 1.
+// count is the number of signals that are not real-time signals. Signal numbers start at 1.
 const count = 31
 
-// An action is the kernel's description of what is done at a signal. Its first word is the
-// handler's address: 0 is what the kernel does by itself, 1 is nothing.
+// An action is the kernel's struct sigaction. Its first word is the handler's address: 0 is the
+// default action (SIG_DFL), 1 ignores the signal (SIG_IGN).
 type action [8]uint64
 
-// setBytes is the size of the kernel's set of signals.
+// setBytes is the size of the kernel's signal set in bytes.
 const setBytes = 8
 
 func getAction(signal syscall.Signal, a *action) {
@@ -25,10 +25,10 @@ func setAction(signal syscall.Signal, a *action) {
 	syscall.RawSyscall6(syscall.SYS_RT_SIGACTION, uintptr(signal), uintptr(unsafe.Pointer(a)), 0, setBytes, 0, 0)
 }
 
-// Handlers are what is done at each signal, as it was at some time.
+// Handlers are the actions of all signals at one time.
 type Handlers struct{ kept [count + 1]action }
 
-// Keep notes what is done at each signal now: before a library is opened.
+// Keep saves the current action of each signal. Call it before a library is opened.
 func Keep() *Handlers {
 	h := new(Handlers)
 	for s := 1; s <= count; s++ {
@@ -37,8 +37,8 @@ func Keep() *Handlers {
 	return h
 }
 
-// Taken lists the signals that had Go's handler and have another's now. What Go itself has changed
-// meanwhile is not among them: it has one handler, or none.
+// Taken lists the signals whose handler was Go's at [Keep] and is a handler of C code now. Changes
+// by Go itself do not count: Go sets only its own handler, the default or ignore.
 func (h *Handlers) Taken() (taken []syscall.Signal) {
 	goHandler := h.kept[syscall.SIGSEGV][0]
 	for s := 1; s <= count; s++ {
@@ -51,15 +51,15 @@ func (h *Handlers) Taken() (taken []syscall.Signal) {
 	return taken
 }
 
-// Restore puts Go's handlers back at the signals taken.
+// Restore restores Go's handlers of the signals that [Handlers.Taken] lists.
 func (h *Handlers) Restore() {
 	for _, s := range h.Taken() {
 		setAction(s, &h.kept[s])
 	}
 }
 
-// RestoreIfFaults does so if SIGSEGV has been taken: libraries take what they take together, and
-// one question costs little.
+// RestoreIfFaults calls [Handlers.Restore] if the handler of SIGSEGV has changed. A library usually
+// replaces all handlers of faults together, and checking one signal is cheap.
 func (h *Handlers) RestoreIfFaults() {
 	var now action
 	if getAction(syscall.SIGSEGV, &now); now[0] != h.kept[syscall.SIGSEGV][0] {

@@ -4,13 +4,13 @@ package signals
 
 import "syscall"
 
-// Handlers are nothing here.
+// Handlers is empty on this system.
 type Handlers struct{}
 
-// Keep notes nothing.
+// Keep returns empty Handlers.
 func Keep() *Handlers { return new(Handlers) }
 
-// Taken lists no signals.
+// Taken returns nil.
 func (h *Handlers) Taken() []syscall.Signal { return nil }
 
 // Restore does nothing.

@@ -10,9 +10,9 @@ import (
 	"unicode/utf8"
 )
 
-// A members checks what [encoding/json] lets pass in JSON text that it has decoded: members of an
-// object that are there twice, names that differ from those of the fields in case, and bytes that
-// are not UTF-8.
+// A members checks JSON text that [encoding/json] has decoded for errors that it accepts: duplicate
+// members of an object, names that differ from a field's name only in case, and strings that are
+// not UTF-8.
 type members struct {
 	text []byte
 	at   int
@@ -23,9 +23,8 @@ var (
 	textUnmarshaler = reflect.TypeFor[encoding.TextUnmarshaler]()
 )
 
-// value checks the value that begins at m.at, of Go's type t, and goes behind it. A type with an
-// UnmarshalJSON method has its own rules for the names of members, and so has nil: then only bytes
-// are checked.
+// value checks the value that starts at m.at, of the Go type t, and moves m.at past it. If t is nil
+// or has an UnmarshalJSON method, which has its own rules for names, only strings are checked.
 func (m *members) value(t reflect.Type) error {
 	for t != nil && t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -76,13 +75,13 @@ func (m *members) object(t reflect.Type) error {
 			return err
 		}
 		if seen[name] && unique {
-			return fmt.Errorf("byte %d: the field %q is there twice", start, name)
+			return fmt.Errorf("byte %d: duplicate field %q", start, name)
 		}
 		seen[name] = true
 		of := element
 		if fields != nil {
 			known := false
-			if of, known = fields[name]; !known { // the decoder takes it for the field of another case
+			if of, known = fields[name]; !known { // the decoder ignores case
 				return fmt.Errorf("byte %d: unknown field %q", start, name)
 			}
 		}
@@ -119,7 +118,7 @@ func (m *members) string() (string, error) {
 	m.at++
 	text := m.text[start:m.at]
 	if !utf8.Valid(text) {
-		return "", fmt.Errorf("byte %d: the string that begins here is not UTF-8: %s", start,
+		return "", fmt.Errorf("byte %d: the string is not valid UTF-8: %s", start,
 			strconv.QuoteToASCII(string(text[:min(len(text), 40)])))
 	}
 	if !escaped {
@@ -136,7 +135,7 @@ func (m *members) space() {
 	}
 }
 
-// fieldsOf gives the types of a struct's fields by their names in JSON.
+// fieldsOf returns the types of a struct's fields by JSON name.
 func fieldsOf(t reflect.Type) map[string]reflect.Type {
 	fields := map[string]reflect.Type{}
 	for _, f := range reflect.VisibleFields(t) {

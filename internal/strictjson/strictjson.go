@@ -1,5 +1,5 @@
-// Package strictjson reads files of one JSON value, with messages that name the byte and need no
-// knowledge of Go.
+// Package strictjson decodes files of one JSON value. Its errors name the byte offset and do not
+// mention Go types.
 package strictjson
 
 import (
@@ -12,12 +12,12 @@ import (
 	"strings"
 )
 
-// Decode reads the one JSON value that data holds into v. Errors are: fields that v does not have,
-// also ones that differ in case alone; fields that are there twice; strings that are not UTF-8;
-// anything after the value. What an UnmarshalJSON method reads is that method's to check.
+// Decode decodes data, which must contain exactly one JSON value, into v. It returns an error for
+// unknown fields (names are case-sensitive), duplicate fields, strings that are not UTF-8, and data
+// after the value. These checks do not apply to values that an UnmarshalJSON method reads.
 func Decode(data []byte, v any) error { return decode(data, v, true) }
 
-// DecodeLoosely is Decode, but passes over fields that v does not have.
+// DecodeLoosely is like Decode, but ignores unknown fields.
 func DecodeLoosely(data []byte, v any) error { return decode(data, v, false) }
 
 func decode(data []byte, v any, strict bool) error {
@@ -28,7 +28,7 @@ func decode(data []byte, v any, strict bool) error {
 	err := d.Decode(v)
 	if err == nil {
 		if _, err := d.Token(); !errors.Is(err, io.EOF) {
-			return fmt.Errorf("byte %d: something follows the end of the JSON value", d.InputOffset())
+			return fmt.Errorf("byte %d: unexpected data after the JSON value", d.InputOffset())
 		}
 		if strict {
 			m := members{text: data}
@@ -44,14 +44,14 @@ func decode(data []byte, v any, strict bool) error {
 	case errors.As(err, &mismatch):
 		return fmt.Errorf("byte %d: %s", mismatch.Offset, words(mismatch))
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return fmt.Errorf("byte %d: the file ends before the JSON value does", len(data))
+		return fmt.Errorf("byte %d: unexpected end of file", len(data))
 	}
 	// an unknown field, or the error of an UnmarshalJSON method
 	return errors.New(strings.TrimPrefix(err.Error(), "json: "))
 }
 
-// Value reads one JSON value into v, such as a field that was kept as a [json.RawMessage]. Its
-// error says which kind of value v needs.
+// Value decodes one JSON value into v, such as a field that was kept as a [json.RawMessage]. If the
+// value has the wrong type, the error names the type that v needs.
 func Value(raw json.RawMessage, v any) error {
 	err := json.Unmarshal(raw, v)
 	var mismatch *json.UnmarshalTypeError
@@ -61,7 +61,7 @@ func Value(raw json.RawMessage, v any) error {
 	return err
 }
 
-// words says what is of another type than it must be.
+// words describes a type mismatch.
 func words(e *json.UnmarshalTypeError) string {
 	if e.Field == "" {
 		return fmt.Sprintf("want %s, found %s", want(e), e.Value)
@@ -69,7 +69,7 @@ func words(e *json.UnmarshalTypeError) string {
 	return fmt.Sprintf("%s: want %s, found %s", e.Field, want(e), e.Value)
 }
 
-// want says which kind of value was expected.
+// want describes the type of value that was expected.
 func want(e *json.UnmarshalTypeError) string {
 	want := "an object"
 	number, isNumber := strings.CutPrefix(e.Value, "number ")

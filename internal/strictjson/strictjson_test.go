@@ -33,10 +33,10 @@ func TestDecode(t *testing.T) {
 		t.Errorf("%+v, %v", v, err)
 	}
 	for text, want := range map[string]string{
-		``:                                `byte 0: the file ends before`,
-		`{"seed": 7`:                      `byte 10: the file ends before`,
+		``:                                `byte 0: unexpected end of file`,
+		`{"seed": 7`:                      `byte 10: unexpected end of file`,
 		`{"seed": 7} x`:                   `byte 12: `,
-		`{"seed": 7} {}`:                  `something follows the end`,
+		`{"seed": 7} {}`:                  `unexpected data after the JSON value`,
 		`{"seed" 7}`:                      `byte 9: `,
 		`{"seed": -1}`:                    `byte 11: seed: want a whole number of 0 or more, found number -1`,
 		`{"seed": 18446744073709551616}`:  `seed: want a whole number from 0 to 18446744073709551615, found number 18446744073709551616`,
@@ -57,13 +57,13 @@ func TestDecode(t *testing.T) {
 		`[]`:                              `want an object, found array`,
 		`{"sed": 1}`:                      `unknown field "sed"`,
 		`{"Seed": 1}`:                     `byte 1: unknown field "Seed"`,
-		`{"seed": 1, "seed": 1}`:          `byte 12: the field "seed" is there twice`,
-		`{"seed":1,"s\u0065ed":2}`:        `byte 10: the field "seed" is there twice`,
-		"{\"name\": \"a\xff\"}":           `byte 9: the string that begins here is not UTF-8: "\"a\xff\""`,
+		`{"seed": 1, "seed": 1}`:          `byte 12: duplicate field "seed"`,
+		`{"seed":1,"s\u0065ed":2}`:        `byte 10: duplicate field "seed"`,
+		"{\"name\": \"a\xff\"}":           `byte 9: the string is not valid UTF-8: "\"a\xff\""`,
 		"{\"na\xffme\": \"a\"}":           `unknown field "na`,
 		`{"inner": {"ON": true}}`:         `byte 11: unknown field "ON"`,
-		`{"all": [{"on": true}, {"on": true, "on": true}]}`: `byte 36: the field "on" is there twice`,
-		`{"by": {"a": 1, "b": 2, "a": 3}}`:                  `byte 24: the field "a" is there twice`,
+		`{"all": [{"on": true}, {"on": true, "on": true}]}`: `byte 36: duplicate field "on"`,
+		`{"by": {"a": 1, "b": 2, "a": 3}}`:                  `byte 24: duplicate field "a"`,
 	} {
 		if err := Decode([]byte(text), &value{}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", text, err, want)

@@ -18,26 +18,25 @@ import (
 	"mula/internal/quantity"
 )
 
-// An Unmarshaler is a type that reads itself from a scalar. Anchors and aliases have been resolved
-// before. The error says what is wrong with the value; the decoder puts file, line and field in
-// front.
+// An Unmarshaler is a type that decodes itself from a scalar node. Anchors and aliases are resolved
+// before the call. The error describes the problem with the value; the decoder adds file, line and
+// field.
 type Unmarshaler interface {
 	UnmarshalYAML(n ast.Node) error
 }
 
-// Decode reads the file into v, a pointer to a struct with yaml tags. A field that the file does
-// not have, or has with null, keeps its value. A field that the struct does not have is an error
-// that names the nearest one. Numbers are decimal. A whole number whose field has the tag
-// count:"suffix" may end with a suffix of [quantity.Count]. A list of texts may be given as one
-// text. A text that is a URL is refused, since most texts are paths; the tag url:"ok" of a field
-// allows it.
+// Decode decodes the file into v, a pointer to a struct with yaml tags. A field that is missing in
+// the file or null keeps its value. An unknown field is an error that suggests the nearest known
+// name. Numbers are decimal. A whole number whose field has the tag count:"suffix" may end with a
+// suffix of [quantity.Count]. A list of texts may be written as a single text. A text that is a URL
+// is an error, since most texts are paths, unless the field has the tag url:"ok".
 //
-// A field that was renamed has its old names, separated by commas, in the tag was:"old". A file may
-// use an old name; [File.Warnings] then has a warning. [File.Has] and [File.Errorf] expect the new
-// name in either case. A file that has both names is an error.
+// The tag was:"old" of a renamed field lists its old names, separated by commas. A file may use an
+// old name; Decode then adds a warning to [File.Warnings]. [File.Has] and [File.Errorf] expect the
+// new name in either case. A file that uses both names is an error.
 //
-// The error is an [Errors] with all problems of the file. Fields without a problem are set
-// nevertheless.
+// The error is an [Errors] with all problems of the file. Fields without a problem are set even if
+// there is an error.
 func (f *File) Decode(v any) error {
 	if f.Empty() {
 		return nil
@@ -55,7 +54,7 @@ func (f *File) Decode(v any) error {
 	return All(d.problems)
 }
 
-// Bounds of what aliases may stand for: values, and mappings that << merges.
+// Limits of alias expansion: values, and mappings that << merges.
 const (
 	maxAliased = 1_000_000
 	maxMerges  = 10_000
@@ -67,9 +66,9 @@ type decoder struct {
 	base     string // path of that file's root
 	root     reflect.Type
 	anchors  map[string][]*ast.AnchorNode // by name, in the order of the file
-	active   map[*ast.AnchorNode]bool     // those that are being read
-	alias    *ast.AliasNode               // through which what is read now was reached, the outermost; nil for none
-	aliased  int                          // values that were read through it and others
+	active   map[*ast.AnchorNode]bool     // anchors that are being read
+	alias    *ast.AliasNode               // the outermost alias through which the current value was reached, or nil
+	aliased  int                          // number of values that were read through aliases
 	merges   int
 	problems []error
 }
@@ -105,7 +104,7 @@ func (d *decoder) value(dst reflect.Value, n ast.Node, path string, tag reflect.
 	if d.alias != nil {
 		if d.aliased++; d.aliased > maxAliased {
 			if d.aliased == maxAliased+1 {
-				d.fail(n, path, "aliases stand for more than %d values; use fewer", maxAliased)
+				d.fail(n, path, "aliases expand to more than %d values; use fewer aliases", maxAliased)
 			}
 			return
 		}
@@ -212,7 +211,7 @@ func (d *decoder) entries(n ast.Node, path string) (list []entry, ok bool) {
 			continue
 		}
 		if first, twice := seen[key]; twice {
-			d.fail(i.Key(), join(path, key), "%q is given twice, first in line %d; remove one", key, line(first))
+			d.fail(i.Key(), join(path, key), "duplicate field %q, first set on line %d; remove one", key, line(first))
 			continue
 		}
 		seen[key] = i.Key()
@@ -254,12 +253,12 @@ func (d *decoder) merge(n ast.Node, path string) []entry {
 	}
 	list, ok := d.entries(n, path)
 	if !ok {
-		d.fail(n, path, "<< merges mappings, but here is %s", nodeName(n))
+		d.fail(n, path, "<< merges mappings, but the value is %s", nodeName(n))
 	}
 	return list
 }
 
-// join is the path of a key of a mapping.
+// join returns the path of a key of a mapping.
 func join(path, key string) string {
 	if plainKey.MatchString(key) {
 		return path + "." + key
@@ -475,8 +474,8 @@ func (d *decoder) number(dst reflect.Value, n ast.Node, path string, tag reflect
 	bits := dst.Type().Bits()
 	if dst.CanFloat() {
 		v, err := strconv.ParseFloat(text, bits)
-		if err != nil || v == 0 && exact.Sign() != 0 { // too large, or so small that it is 0
-			d.fail(n, path, "%s%s, which is out of the range of numbers", subject(path), text)
+		if err != nil || v == 0 && exact.Sign() != 0 { // overflow, or underflow to 0
+			d.fail(n, path, "%s%s, which is out of range", subject(path), text)
 			return
 		}
 		dst.SetFloat(v)
@@ -502,7 +501,7 @@ func (d *decoder) number(dst reflect.Value, n ast.Node, path string, tag reflect
 	outside(0, new(big.Int).Sub(new(big.Int).Lsh(big.NewInt(1), uint(bits)), big.NewInt(1)))
 }
 
-// scalarText is a scalar as it is in the file, without quotation marks.
+// scalarText returns a scalar as written in the file, without quotation marks.
 func scalarText(n ast.Node) string {
 	switch n := n.(type) {
 	case *ast.StringNode:
@@ -513,8 +512,8 @@ func scalarText(n ast.Node) string {
 	return n.GetToken().Value
 }
 
-// textOf is a scalar that is to be a text. YAML has several ways to write one number, so a number
-// is a text only as it is usually written: 1 may be a text, 01 and 1.0 may not.
+// textOf returns the text of a scalar. YAML has several notations for a number, so a number is
+// accepted as text only in its usual notation: 1 may be a text, 01 and 1.0 may not.
 func textOf(n ast.Node) (string, error) {
 	text := scalarText(n)
 	switch n := n.(type) {
@@ -533,7 +532,7 @@ func textOf(n ast.Node) (string, error) {
 	return "", fmt.Errorf("it is not a text in YAML; write %q in quotation marks", text)
 }
 
-// nodeName is a value in words of the user's.
+// nodeName describes a value for the user.
 func nodeName(n ast.Node) string {
 	switch n := n.(type) {
 	case ast.MapNode:

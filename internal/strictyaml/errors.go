@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// An Error is a problem of a file.
+// An Error is a problem in a file.
 type Error struct {
-	Line int    // from 1; 0 if it is about something that the file does not have
+	Line int    // from 1; 0 for a value that is missing in the file
 	Path string // of the value, such as "$.sources[0].weight"
 
 	file     string
@@ -26,7 +26,7 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.err }
 
-// Errors are the problems of a file, sorted by line. Each is on a line of its own.
+// Errors are the problems of a file, sorted by line. Error prints each on its own line.
 type Errors []error
 
 func (e Errors) Error() string {
@@ -40,9 +40,9 @@ func (e Errors) Error() string {
 // Unwrap returns the problems.
 func (e Errors) Unwrap() []error { return e }
 
-// All joins problems of a file into one error, or returns nil if there are none. A problem with a
-// value that could not be read is left out, as is one with what contains it: it follows from the
-// first.
+// All joins the problems of a file into one error, or returns nil if there are none. If a value
+// could not be read, All drops other problems with that value, with its parts, and with the values
+// that contain it, because they follow from the first problem.
 func All(problems ...[]error) error {
 	var all []error
 	for _, list := range problems {
@@ -72,7 +72,7 @@ func All(problems ...[]error) error {
 		if e, ok := err.(*Error); ok && e.Line > 0 {
 			return e.Line
 		}
-		return 1 << 30 // what is missing comes last
+		return 1 << 30 // missing values are last
 	}
 	slices.SortStableFunc(all, func(a, b error) int { return line(a) - line(b) })
 	switch len(all) {
@@ -84,13 +84,13 @@ func All(problems ...[]error) error {
 	return Errors(all)
 }
 
-// within says whether a path is that of a value, or of something in it.
+// within reports whether path is the path of value or of a part of it.
 func within(path, value string) bool {
 	rest, ok := strings.CutPrefix(path, value)
 	return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
 }
 
-// Unread says whether an error of [File.Decode] is about the value at a path, or about something in
+// Unread reports whether err, an error of [File.Decode], concerns the value at path or a part of
 // it.
 func Unread(err error, path string) bool {
 	list := []error{err}

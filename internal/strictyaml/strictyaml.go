@@ -1,5 +1,5 @@
-// Package strictyaml reads configuration files: every field must be known, and every message names
-// file and line.
+// Package strictyaml reads configuration files. Unknown fields are errors, and every message has
+// the file and the line.
 package strictyaml
 
 import (
@@ -32,17 +32,18 @@ type File struct {
 	overrides []*override // at most one for each path
 }
 
-// A warning is a remark about a line of a file that is nevertheless read.
+// A warning is a remark about a line of a file. The file is valid nevertheless.
 type warning struct {
 	line int
 	text string
 }
 
-// maxSize bounds a configuration file. Two thousand sources take a few hundred kilobytes.
+// maxSize is the maximum size of a configuration file in bytes. Two thousand sources need a few
+// hundred kilobytes.
 const maxSize = 64 << 20
 
-// maxDepth bounds how deep brackets are nested. The YAML library takes time that grows with the
-// square of it.
+// maxDepth is the maximum nesting depth of brackets. The YAML library needs time quadratic in the
+// depth.
 const maxDepth = 100
 
 // Read reads and parses the file at path.
@@ -59,13 +60,13 @@ func Read(path string) (*File, error) {
 	return Parse(data, path)
 }
 
-// Parse parses a file of one YAML document, or none. name stands for the file in messages.
+// Parse parses a file with at most one YAML document. name is the file's name in messages.
 func Parse(data []byte, name string) (*File, error) { return parse(data, name, false) }
 
 func parse(data []byte, name string, setting bool) (*File, error) {
 	f := &File{name: name, data: data, setting: setting}
 	if len(data) > maxSize {
-		return nil, fmt.Errorf("%s: larger than %d MiB, which no configuration is", name, maxSize>>20)
+		return nil, fmt.Errorf("%s: larger than %d MiB; a configuration file must be smaller", name, maxSize>>20)
 	}
 	data = bytes.TrimPrefix(data, []byte("\ufeff"))
 	f.data = data
@@ -90,7 +91,7 @@ func parse(data []byte, name string, setting bool) (*File, error) {
 		return nil, f.explain(err)
 	}
 	if len(tree.Docs) > 1 {
-		return nil, fmt.Errorf("%s: a second YAML document begins; want one", f.position(line(tree.Docs[1])))
+		return nil, fmt.Errorf("%s: second YAML document; a configuration must have one", f.position(line(tree.Docs[1])))
 	}
 	f.tree = tree
 	return f, nil
@@ -112,8 +113,7 @@ func (f *File) blank() bool {
 	return len(f.tree.Docs) == 0 || f.tree.Docs[0].Body == nil || f.tree.Docs[0].Body.Type() == ast.NullType
 }
 
-// Fields reads the fields of the file into a map, whatever they are called: those of a mapping are
-// a map[string]any again.
+// Fields returns all fields of the file, known or not. A nested mapping is a map[string]any, too.
 func (f *File) Fields() (map[string]any, error) {
 	var fields map[string]any
 	if f.blank() {
@@ -125,8 +125,8 @@ func (f *File) Fields() (map[string]any, error) {
 	return fields, nil
 }
 
-// Warnings returns what the user should change in the file although it was read: file, line and
-// text, in the order of the lines. A nil File has no warnings.
+// Warnings returns the warnings about a file that was read, each with file, line and text, sorted
+// by line. A nil File has no warnings.
 func (f *File) Warnings() []string {
 	if f == nil {
 		return nil
@@ -142,8 +142,8 @@ func (f *File) Warnings() []string {
 	return slices.Compact(out)
 }
 
-// Warnf adds a warning about the value at a path, such as an old name of a choice. A nil File
-// ignores it.
+// Warnf adds a warning about the value at path, such as an old name of a choice. A nil File ignores
+// it.
 func (f *File) Warnf(path, format string, args ...any) {
 	if f == nil {
 		return
@@ -156,7 +156,7 @@ func (f *File) Warnf(path, format string, args ...any) {
 	from.warnings = append(from.warnings, w)
 }
 
-// renamed notes that the field at a path has an old name in the file.
+// renamed records that the file uses an old name of the field at path.
 func (f *File) renamed(key ast.Node, path, old string) {
 	if f.oldNames == nil {
 		f.oldNames = map[string]string{}
@@ -166,7 +166,7 @@ func (f *File) renamed(key ast.Node, path, old string) {
 	f.warnings = append(f.warnings, warning{line(key), fmt.Sprintf("field %s is now called %s", old, name)})
 }
 
-// written returns a path with the names that the file uses.
+// written returns path with the names that the file uses.
 func (f *File) written(path string) string {
 	if len(f.oldNames) == 0 {
 		return path
@@ -181,7 +181,7 @@ func (f *File) written(path string) string {
 	return path
 }
 
-// Text is the text at a path, "" if there is none.
+// Text returns the text at path, "" if the file has no text there.
 func (f *File) Text(path string) string {
 	if n, ok := f.at(path).(*ast.StringNode); ok {
 		return n.Value
@@ -189,16 +189,16 @@ func (f *File) Text(path string) string {
 	return ""
 }
 
-// Has says whether the file gives a value other than null at a path such as "$.sources[0].weight".
-// A nil File gives none.
+// Has reports whether the file has a value other than null at path, such as "$.sources[0].weight".
+// A nil File has no values.
 func (f *File) Has(path string) bool {
 	n := f.at(path)
 	return n != nil && n.Type() != ast.NullType
 }
 
-// Errorf makes an error about the value at a path, with its line if the file has that value, or
-// else with the line of what contains it. Of a nil File, which stands for a configuration that
-// comes from no file, it is the message alone.
+// Errorf returns an error about the value at path. The error has the line of that value, or of the
+// closest containing value if the file does not have it. A nil File is a configuration without a
+// file, and the error is the message alone.
 func (f *File) Errorf(path, format string, args ...any) error {
 	err := fmt.Errorf(format, args...)
 	if f == nil {
@@ -218,7 +218,7 @@ func (f *File) Errorf(path, format string, args ...any) error {
 	return e
 }
 
-// at is the node at a path, nil if there is none.
+// at returns the node at path, nil if the file does not have it.
 func (f *File) at(path string) ast.Node {
 	if f == nil {
 		return nil
@@ -237,8 +237,8 @@ func (f *File) at(path string) ast.Node {
 	return n
 }
 
-// DidYouMean ends a message about an unknown word with the nearest known one, or with all of them
-// if they are few.
+// DidYouMean returns the end of a message about an unknown word: the nearest known word, or else
+// all known words if there are few.
 func DidYouMean(word string, known []string) string {
 	if near := suggest.Nearest(word, known); near != "" {
 		return fmt.Sprintf("; did you mean %q?", near)
@@ -249,7 +249,7 @@ func DidYouMean(word string, known []string) string {
 	return ""
 }
 
-// line is the line on which a node begins, from 1.
+// line returns the line on which a node starts, from 1.
 func line(n ast.Node) int {
 	switch m := n.(type) {
 	case *ast.MappingNode:
@@ -267,7 +267,7 @@ func line(n ast.Node) int {
 	return 1
 }
 
-// explain puts file and line in front of an error of the YAML library.
+// explain adds file and line to an error of the YAML library.
 func (f *File) explain(err error) error {
 	var located yaml.Error
 	if !errors.As(err, &located) || located.GetToken() == nil || located.GetToken().Position == nil {
@@ -280,8 +280,8 @@ func (f *File) explain(err error) error {
 	return fmt.Errorf("%s: %s", f.position(located.GetToken().Position.Line), string(message))
 }
 
-// knownFields says which field an unknown one may have been meant to be: one of the struct here, or
-// else one that belongs elsewhere in the file, by its full name.
+// knownFields suggests a field for an unknown name: a field of the struct here, or else a field
+// elsewhere in the file, by its full name.
 func knownFields(name string, here, root reflect.Type) string {
 	known := fields(here)
 	if suggest.Nearest(name, known) == "" {
@@ -322,7 +322,7 @@ func fieldType(t reflect.Type, name string) reflect.Type {
 	return nil
 }
 
-// fields are the names of the fields of a struct.
+// fields returns the names of the fields of a struct.
 func fields(t reflect.Type) []string {
 	for t != nil && t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -343,7 +343,7 @@ func fields(t reflect.Type) []string {
 	return names
 }
 
-// fullNames are the names of all fields of a struct and of the structs in it.
+// fullNames returns the names of all fields of a struct and of its nested structs.
 func fullNames(t reflect.Type, prefix string) []string {
 	var names []string
 	for _, name := range fields(t) {

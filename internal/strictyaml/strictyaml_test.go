@@ -81,7 +81,7 @@ func TestMessages(t *testing.T) {
 		"name: x\nsources: " + strings.Repeat("[", 10000):  `f.yaml:2: brackets are nested more than 100 deep`,
 		"name: x\non: 7\n":                                 `f.yaml:2: on is 7; it must be true or false`,
 		"name: x\n\nword: no\n":                            `f.yaml:3: word: want "yes"`,
-		"name: x\n---\nname: y\n":                          `f.yaml:2: a second YAML document begins; want one`,
+		"name: x\n---\nname: y\n":                          `f.yaml:2: second YAML document; a configuration must have one`,
 		"name: [unclosed\n":                                `f.yaml:1: `,
 		"name: a\nname: b\n":                               `f.yaml:2: `,
 		"just text\n":                                      `f.yaml:1: the file is "just text"; it must be a mapping`,
@@ -103,7 +103,7 @@ func TestMessages(t *testing.T) {
 		"name: True\n": `f.yaml:1: name is True: it is not a text in YAML`,
 		"name: .inf\n": `f.yaml:1: name is .inf: it is not a text in YAML`,
 		// Numbers are decimal and within their range.
-		"width: 010\n":                         `f.yaml:1: width: 010 begins with 0, which may mean an octal number; write 10`,
+		"width: 010\n":                         `f.yaml:1: width: 010 starts with 0, which may mean an octal number; write 10`,
 		"width: 0o10\n":                        `f.yaml:1: width: 0o10 is not written in decimal; write 8`,
 		"width: 0x10\n":                        `f.yaml:1: width: 0x10 is not written in decimal; write 16`,
 		"width: 0b10\n":                        `f.yaml:1: width: 0b10 is not written in decimal; write 2`,
@@ -116,8 +116,8 @@ func TestMessages(t *testing.T) {
 		"small: 256\n":                         `f.yaml:1: small is 256; it must be between -128 and 127`,
 		"schedule: {rate: .inf}\n":             `f.yaml:1: schedule.rate is .inf; it must be a finite number`,
 		"schedule: {rate: .nan}\n":             `f.yaml:1: schedule.rate is .nan; it must be a finite number`,
-		"schedule: {rate: 1e399}\n":            `f.yaml:1: schedule.rate is 1e399, which is out of the range of numbers`,
-		"schedule: {rate: 1e-399}\n":           `f.yaml:1: schedule.rate is 1e-399, which is out of the range of numbers`,
+		"schedule: {rate: 1e399}\n":            `f.yaml:1: schedule.rate is 1e399, which is out of range`,
+		"schedule: {rate: 1e-399}\n":           `f.yaml:1: schedule.rate is 1e-399, which is out of range`,
 		"schedule: {rate: 0x1p3}\n":            `f.yaml:1: schedule.rate is "0x1p3"; it must be a number`,
 		"schedule: {rate: 0.0_1}\n":            `f.yaml:1: schedule.rate: 0.0_1 has underscores; write 0.01`,
 		"length: 20x\n":                        `f.yaml:1: length is "20x"; it must be a whole number, which may end with k, M, G, B or T`,
@@ -129,7 +129,7 @@ func TestMessages(t *testing.T) {
 		"schedule: &a {rate: 1}\nby_name: *a\n":                      `f.yaml:2: by_name.rate is 1; it must be a mapping, such as rate: {rate: 1} (through the alias *a)`,
 		"name: *a\nschedule: &a {rate: 1}\n":                         `f.yaml:1: the alias *a has no anchor &a before it`,
 		"by_name: &a\n  x: *a\n":                                     `f.yaml:2: the alias *a is within its own anchor`,
-		"schedule:\n  <<: 3\n":                                       `f.yaml:2: << merges mappings, but here is 3`,
+		"schedule:\n  <<: 3\n":                                       `f.yaml:2: << merges mappings, but the value is 3`,
 		"schedule:\n  <<: *a\n":                                      `f.yaml:2: the alias *a has no anchor &a before it`,
 	} {
 		_, err := decode(text)
@@ -215,7 +215,7 @@ func TestAllProblems(t *testing.T) {
 	want := `f.yaml:1: unknown field "nane"; did you mean "name"?
 f.yaml:3: schedule.rate is "fast"; it must be a number
 f.yaml:6: unknown field "rte"; did you mean "rate"?
-f.yaml:7: sources[1].warmup_steps: 010 begins with 0, which may mean an octal number; write 10
+f.yaml:7: sources[1].warmup_steps: 010 starts with 0, which may mean an octal number; write 10
 f.yaml:8: width: 1_0 has underscores; write 10`
 	if err == nil || err.Error() != want {
 		t.Errorf("%v\nwant\n%s", err, want)

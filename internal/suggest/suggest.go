@@ -1,11 +1,11 @@
-// Package suggest finds the known name that somebody who typed an unknown one may have meant.
+// Package suggest finds the known name that is closest to a misspelt name.
 package suggest
 
 import "math"
 
-// Nearest returns the known name that needs the fewest changed letters to become name, the first of
-// equals, or "" when none is alike: when more than two letters and more than a third of them would
-// have to change, or more than half of them.
+// Nearest returns the known name with the smallest edit distance to name, the first of equals. It
+// returns "" if every known name differs too much: by more than two bytes and more than a third of
+// name, or by more than half of the longer name.
 func Nearest(name string, known []string) string {
 	if len(name) > 100 {
 		return ""
@@ -19,8 +19,8 @@ func Nearest(name string, known []string) string {
 	return best
 }
 
-// editDistance is Levenshtein's: how many bytes must be inserted, deleted or replaced to turn a
-// into b.
+// editDistance returns the Levenshtein distance: the number of bytes to insert, delete or replace
+// to turn a into b.
 func editDistance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

@@ -28,7 +28,7 @@ func TestShardCutMeanwhile(t *testing.T) {
 			t.Fatal(err)
 		}
 		found := strings.Join(findings(r, filepath.Dir(prefix)), "\n")
-		if !strings.Contains(found, "x"+ending+": it was cut short while it was in use") || r.Shards[0].Verified {
+		if !strings.Contains(found, "x"+ending+": the file was cut short while in use") || r.Shards[0].Verified {
 			t.Errorf("%s cut: %s", ending, found)
 		}
 	}

@@ -197,7 +197,7 @@ func TestNoLoader(t *testing.T) {
 			LibraryVariable + " names it"}},
 		{text, []string{"no OpenCL loader", "text.so"}},
 		{folder, []string{"no OpenCL loader"}},
-		{"libc.so.6", []string{"libc.so.6 has no clGetPlatformIDs", "no OpenCL loader of version 1.2"}},
+		{"libc.so.6", []string{"libc.so.6 has no symbol clGetPlatformIDs", "no OpenCL loader of version 1.2"}},
 	} {
 		t.Setenv(LibraryVariable, test.name)
 		devices, err := Devices()
