@@ -98,7 +98,7 @@ func TestOverrideMessages(t *testing.T) {
 		{"=1", `--set "=1": must be FIELD=VALUE, such as steps=100`},
 		{"steps=*a", `--set steps: anchors and aliases cannot be used here; write the value itself`},
 		{"inner={rate: &a 1}", `--set inner: anchors and aliases cannot be used here; write the value itself`},
-		{"name=a\n---\nb", `--set name: a second YAML document begins; want one`},
+		{"name=a\n---\nb", `--set name: second YAML document; only one is allowed`},
 		{"name=s3://b/x", `--set name: `},
 		{"steps=\xff", `--set steps: not UTF-8 text`},
 	} {

@@ -91,7 +91,7 @@ func parse(data []byte, name string, setting bool) (*File, error) {
 		return nil, f.explain(err)
 	}
 	if len(tree.Docs) > 1 {
-		return nil, fmt.Errorf("%s: second YAML document; a configuration must have one", f.position(line(tree.Docs[1])))
+		return nil, fmt.Errorf("%s: second YAML document; only one is allowed", f.position(line(tree.Docs[1])))
 	}
 	f.tree = tree
 	return f, nil

@@ -81,7 +81,7 @@ func TestMessages(t *testing.T) {
 		"name: x\nsources: " + strings.Repeat("[", 10000):  `f.yaml:2: brackets are nested more than 100 deep`,
 		"name: x\non: 7\n":                                 `f.yaml:2: on is 7; it must be true or false`,
 		"name: x\n\nword: no\n":                            `f.yaml:3: word: want "yes"`,
-		"name: x\n---\nname: y\n":                          `f.yaml:2: second YAML document; a configuration must have one`,
+		"name: x\n---\nname: y\n":                          `f.yaml:2: second YAML document; only one is allowed`,
 		"name: [unclosed\n":                                `f.yaml:1: `,
 		"name: a\nname: b\n":                               `f.yaml:2: `,
 		"just text\n":                                      `f.yaml:1: the file is "just text"; it must be a mapping`,
