@@ -1,6 +1,8 @@
 # Needs Go, git and make. `make quickstart` runs the main job on real text, `make test` runs the tests; `make help` lists the rest.
 export CGO_ENABLED ?= 0
 GO       ?= go
+# One setting for all builds, so that `make build`, `make test` and `make lint` share the build cache.
+export GOFLAGS := $(shell $(GO) env GOFLAGS) -trimpath
 FUZZTIME ?= 20s
 # Where the Python environments of the originals are made, about 8 GB; see conformance/environments.sh.
 ENVIRONMENTS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mula/conformance
@@ -14,11 +16,11 @@ help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 26
 
 build: ## build bin/mula
-	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/mula ./cli/mula
+	$(GO) build -ldflags '$(LDFLAGS)' -o bin/mula ./cli/mula
 
 man: ## write the man pages to dist/man
 	rm -rf dist/man
-	$(GO) run -trimpath -ldflags '$(LDFLAGS)' ./cli/manpages -output dist/man -date '$(shell git log -1 --format=%cs 2>/dev/null)'
+	$(GO) run -ldflags '$(LDFLAGS)' ./cli/manpages -output dist/man -date '$(shell git log -1 --format=%cs 2>/dev/null)'
 
 # The property tests (rapid) of `make test` and `make check` draw the same cases in every run. `make test-long` draws new
 # cases, 20 times as many. A failing test prints the seed, and RAPID_SEED=N repeats it. With -short rapid draws a fifth of

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"mula/internal/testwait"
 )
 
 // growingHead and growingStep are the beginning of a metrics.jsonl, and one step of it.
@@ -35,7 +37,7 @@ func TestReportWatch(t *testing.T) {
 	}
 	first, second := growingStep("0"), growingStep("1")
 	write(growingHead + first + second[:20])
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	ctx, cancel := context.WithCancel(testwait.Context(t))
 	defer cancel()
 	done := make(chan error)
 	watch := func(ctx context.Context, seconds string) {

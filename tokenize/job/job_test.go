@@ -27,6 +27,7 @@ import (
 
 	"mula/internal/atomicfile"
 	"mula/internal/locks"
+	"mula/internal/testwait"
 	"mula/shards"
 	"mula/tokenize/documents"
 )
@@ -715,8 +716,7 @@ func TestFinishesForAnother(t *testing.T) {
 	}
 	defer f.close()
 	p := newProcess(f, time.Now())
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
+	ctx := testwait.Context(t)
 	if err := p.board.settle(ctx); err != nil {
 		t.Fatal(err)
 	}
