@@ -15,39 +15,39 @@ import (
 	"mula/index/numpy"
 )
 
-// A blend is a corpus, whose parts are token files, or the blend of all corpora; or, in a flat
-// blend, of all files.
+// A blend mixes the token files of one corpus, or all corpora. In a flat blend, its parts are all
+// files.
 type blend struct {
-	name    string // for people: of a corpus "corpus web", else "blend"
+	name    string // for people; of a corpus "corpus web", otherwise "blend"
 	splits  []Split
 	parts   []part
 	size    int64
-	concat  bool // one part after the other
+	concat  bool // the parts one after the other
 	text    string
-	lenient bool // parts may be asked for more than they have
+	lenient bool // samples may be requested beyond the end of a part
 	weights []float64
 	fused   bool
 }
 
-// A part of a blend: what it is called, how many samples it was asked for, and how many it has.
+// A part of a blend: its name, the number of samples requested from it, and the number it has.
 type part struct {
 	name        string
 	asked, have int64
 }
 
-// hash names the files.
+// hash returns the hash that names the files.
 func (b *blend) hash() string { return hash(b.text) }
 
-// files are the names of the data files.
+// files returns the names of the data files.
 func (b *blend) files() []string { return named(b.hash(), blendEnds[:]) }
 
-// sizes are the sizes of the data files in bytes.
+// sizes returns the sizes of the data files in bytes.
 func (b *blend) sizes() []int64 {
 	n := numpy.HeaderSize + 8*b.size
 	return []int64{n, n}
 }
 
-// title is what the blend is called in messages.
+// title returns the name of the blend in messages.
 func (b *blend) title() string {
 	names := make([]string, len(b.splits))
 	for i, s := range b.splits {
@@ -56,19 +56,20 @@ func (b *blend) title() string {
 	return b.name + ", " + strings.Join(names, " and ")
 }
 
-// settings are all that the contents depend on. The description of a corpus says little of it.
+// settings returns everything that the contents depend on. The description of a corpus contains
+// only a fraction of the settings.
 func (b *blend) settings() (json.RawMessage, error) {
 	s := blendSettings{Weights: b.weights, Concat: b.concat, Fused: b.fused && !b.concat}
 	for _, p := range b.parts {
 		s.Parts, s.Samples = append(s.Parts, p.name), append(s.Samples, p.asked)
 	}
 	if b.concat || b.size == 0 {
-		s.Weights = nil // not used, and perhaps no numbers
+		s.Weights = nil // not used, and possibly NaN or infinite
 	}
 	return json.Marshal(s)
 }
 
-// blendSettings is the form of a blend's settings in the cache.
+// blendSettings are the settings of a blend as the cache stores them.
 type blendSettings struct {
 	Parts   []string  `json:"parts"`
 	Samples []int64   `json:"samples"`
@@ -77,7 +78,7 @@ type blendSettings struct {
 	Fused   bool      `json:"fused"`
 }
 
-// corpusText is the description of a corpus.
+// corpusText returns the description of a corpus.
 func corpusText(p Profile, name string, size int64, blended, shuffled bool) string {
 	text := fmt.Sprintf("%s\n %d", name, size)
 	if p == BlendCorpus {
@@ -94,7 +95,7 @@ func pythonBool(v bool) string {
 	return "False"
 }
 
-// corpusEntry is what the description of a blend says of a corpus.
+// corpusEntry returns the text about a corpus in the description of a blend.
 func corpusEntry(prefixes []string, size, sequenceLength int64, seed uint32) string {
 	var text strings.Builder
 	text.WriteString("CorpusDataset:")
@@ -105,7 +106,8 @@ func corpusEntry(prefixes []string, size, sequenceLength int64, seed uint32) str
 	return text.String()
 }
 
-// blendText is the description of a blend, of which only eight digits of each weight are hashed.
+// blendText returns the description of a blend. Only eight digits of each weight are in it, and
+// therefore hashed.
 func blendText(entries []string, weights []float64, size int64) string {
 	var text strings.Builder
 	text.WriteString("Blendable dataset\n\nDatasets:\n")
@@ -116,7 +118,7 @@ func blendText(entries []string, weights []float64, size int64) string {
 	return text.String()
 }
 
-// write computes the blend and writes its two files; one that is nil is not wanted.
+// write computes the blend and writes its two files. A nil file is skipped.
 func (b *blend) write(ctx context.Context, files []io.WriterAt, pool *semaphore.Weighted, threads int) error {
 	dataset, sample := numpy.NewWriter[int64](files[0], b.size), numpy.NewWriter[int64](files[1], b.size)
 	defer dataset.Release()
@@ -129,7 +131,7 @@ func (b *blend) write(ctx context.Context, files []io.WriterAt, pool *semaphore.
 			counts[i] = p.asked
 		}
 		err = b.concatenate(ctx, dataset, sample)
-	case b.size > 0: // of a corpus without samples the weights are no numbers
+	case b.size > 0: // in a corpus without samples the weights are NaN
 		counts, err = greedy.Weighted(ctx, greedy.Rule{Weights: b.weights, Fused: b.fused}, b.size, pool, threads,
 			func(_ int64, d []int16, s []int64) error {
 				return errors.Join(appendWide(dataset, d), sample.Append(s))
@@ -144,9 +146,9 @@ func (b *blend) write(ctx context.Context, files []io.WriterAt, pool *semaphore.
 	return errors.Join(dataset.Flush(), sample.Flush())
 }
 
-// appendWide appends the numbers of datasets to a file of int64.
+// appendWide appends dataset numbers to a file of int64.
 func appendWide(w *numpy.Writer[int64], v []int16) error {
-	var wide [2048]int64 // in the cache
+	var wide [2048]int64 // fits the processor's cache
 	for len(v) > 0 {
 		n := min(len(v), len(wide))
 		for i, x := range v[:n] {
@@ -184,15 +186,16 @@ func (b *blend) concatenate(ctx context.Context, dataset, sample *numpy.Writer[i
 	return nil
 }
 
-// readable refuses a blend that takes more of a part than there is.
+// readable returns an error if the blend takes more samples of a part than the part has.
 func (b *blend) readable(counts []int64) error {
 	if b.lenient {
 		return nil
 	}
 	for i, p := range b.parts {
 		if counts[i] > p.have {
-			return fmt.Errorf("the blend takes %d samples of %s, which has %d, and training would stop at one of them: "+
-				"change the weight of %s or the number of samples asked for, or leave it out", counts[i], p.name,
+			return fmt.Errorf("the blend takes %d samples of %s, which has %d, and training would stop at the first "+
+				"missing sample; change the weight of %s or the number of samples requested, or remove the file or "+
+				"corpus from the blend", counts[i], p.name,
 				p.have, p.name)
 		}
 	}

@@ -18,23 +18,23 @@ import (
 	"mula/index/gpt"
 )
 
-// BuildOptions are the choices of [Index.Build].
+// BuildOptions are the options of [Index.Build].
 type BuildOptions struct {
-	Threads int  // how many goroutines compute at once; at least 1
-	Resume  bool // keep what is complete in the directory; else all is built anew
-	// other processes do the same at the same time, as ranks of one job: see
+	Threads int  // number of goroutines that compute; at least 1
+	Resume  bool // keep complete files in the directory; otherwise everything is rebuilt
+	// other processes, such as the ranks of a job, build the same files at the same time: see
 	// [cache.Options.Together]
 	Together bool
-	Progress func(cache.Event) // told what happens, if not nil; calls do not overlap
+	Progress func(cache.Event) // receives events, if not nil; calls do not overlap
 }
 
 // Build writes the files of all datasets and blends into the cache directory, the data of each
-// before its description. Without a cache directory it writes those of the datasets into the
-// directories named index-cache beside the token files, and no blends.
+// before its description. Without a cache directory, Build writes the datasets into the directories
+// named index-cache next to the token files, and writes no blends.
 //
-// With Resume, files that another program left are kept if they have the right sizes, except for
-// blends: their names do not tell what is in them, so they are computed and compared, and a
-// difference is an error.
+// With Resume, Build keeps files from another program if they have the right sizes, except for
+// blends. The name of a blend does not determine its contents, so Build computes the blend and
+// compares. A difference is an error.
 func (x *Index) Build(ctx context.Context, o BuildOptions) (cache.Summary, error) {
 	o.Threads = max(1, o.Threads)
 	w := &works{x, gpt.NewWorkshop(o.Threads)}
@@ -49,7 +49,7 @@ func (x *Index) Build(ctx context.Context, o BuildOptions) (cache.Summary, error
 			return cache.Summary{}, err
 		}
 		return cache.Run(ctx, x.config.Cache, units, cache.Options{
-			// a blend waits for the processor elsewhere
+			// a blend waits for the processor in its build function
 			Threads: w.workshop.Places() + len(x.blends), Resume: o.Resume, Together: o.Together, Progress: o.Progress,
 		})
 	}
@@ -79,7 +79,7 @@ func (x *Index) Build(ctx context.Context, o BuildOptions) (cache.Summary, error
 	return total, nil
 }
 
-// works is what the units of one build share.
+// works holds the state that the units of one build share.
 type works struct {
 	x        *Index
 	workshop *gpt.Workshop
@@ -128,7 +128,7 @@ func (w *works) units(blends []*blend, datasets []*dataset, together bool) ([]ca
 	return units, nil
 }
 
-// doubt compares the blends that another program left in the directory with what they must be.
+// doubt compares the blends that another program left in the directory with the expected contents.
 func (w *works) doubt(ctx context.Context, dir string) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for _, b := range w.x.blends {
@@ -137,7 +137,7 @@ func (w *works) doubt(ctx context.Context, dir string) error {
 		if err != nil {
 			return err
 		}
-		// A record says that the blend is ours, and its settings say what is in it.
+		// With a record, mula built the blend, and the record's settings describe the contents.
 		if _, err := os.Stat(filepath.Join(dir, cache.StateDir, marker+".json")); err == nil || !foreign {
 			continue
 		} else if !errors.Is(err, fs.ErrNotExist) {
@@ -156,9 +156,9 @@ func (w *works) doubt(ctx context.Context, dir string) error {
 				return err
 			}
 			if at := files.difference(); at != nil {
-				return fmt.Errorf("%s: another program left %s in %s, and it is another's: it differs at byte %d. "+
-					"The name of a corpus does not tell which files it is made of: "+
-					"use a cache directory for this blend alone, or delete %s and what begins with %s", b.title(),
+				return fmt.Errorf("%s: %s in %s was written by another program for a different blend: it differs at "+
+					"byte %d. The name of a corpus does not show which files it contains; use a separate cache "+
+					"directory for this blend, or delete %s and the files whose names start with %s", b.title(),
 					at.File, dir, at.Offset, marker, b.hash())
 			}
 			return nil
@@ -167,13 +167,13 @@ func (w *works) doubt(ctx context.Context, dir string) error {
 	return g.Wait()
 }
 
-// there reports whether the files exist and have these sizes. Otherwise they would be built anew,
-// right or not.
+// there reports whether the files exist and have these sizes. Other files are rebuilt, right or
+// wrong.
 func there(dir string, names []string, sizes []int64) (bool, error) {
 	for i, name := range names {
 		info, err := os.Stat(filepath.Join(dir, name))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
-			// a dir that is a file is refused later
+			// if dir is a file, a later check fails
 			return false, err
 		}
 		if err != nil || info.Size() != sizes[i] {

@@ -8,13 +8,14 @@ import (
 	"mula/internal/mapping"
 )
 
-// A Difference is the first byte at which a file is not what it should be.
+// A Difference is the first byte at which a file differs from the expected contents.
 type Difference struct {
 	File   string // its name in the directory
-	Offset int64  // where a file that is cut off ends, or one that goes on too long should
+	Offset int64  // where a truncated file ends, or where a too long file should end
 }
 
-// A comparison takes what should be in files and looks for differences, in place of writing.
+// A comparison receives the expected contents of files and looks for differences instead of
+// writing.
 type comparison []*compared
 
 // A compared file.
@@ -25,7 +26,7 @@ type compared struct {
 	file mapping.File
 }
 
-// compare opens the files of the given names and of the sizes that they should have.
+// compare opens the files with the given names and expected sizes.
 func compare(dir string, names []string, sizes []int64) (comparison, error) {
 	var c comparison
 	for i, name := range names {
@@ -45,7 +46,7 @@ func (c comparison) close() {
 	}
 }
 
-// cut is the error about a file that was cut short while it was compared.
+// cut returns an error if a file was truncated during the comparison.
 func (c comparison) cut() error {
 	for _, f := range c {
 		if err := f.file.Cut(); err != nil {
@@ -55,7 +56,7 @@ func (c comparison) cut() error {
 	return nil
 }
 
-// writers are the files as something to write to.
+// writers returns the files as writers.
 func (c comparison) writers() []io.WriterAt {
 	w := make([]io.WriterAt, len(c))
 	for i, f := range c {
@@ -64,8 +65,8 @@ func (c comparison) writers() []io.WriterAt {
 	return w
 }
 
-// difference is the first difference in the first file that has one, nil if all are as they should
-// be.
+// difference returns the first difference in the first file that has one, nil if there is no
+// difference.
 func (c comparison) difference() *Difference {
 	for _, f := range c {
 		f.End(f.want)

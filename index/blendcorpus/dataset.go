@@ -12,7 +12,7 @@ import (
 	"mula/shards"
 )
 
-// The ends of the names of files.
+// The suffixes of file names.
 const descriptionEnd = ".dsc"
 
 var (
@@ -31,7 +31,7 @@ type dataset struct {
 	epochs int64
 }
 
-// A request is what the description of a dataset says, but for the number of epochs.
+// A request is the contents of the description of a dataset, except the number of epochs.
 type request struct {
 	prefix         string
 	split          Split
@@ -41,14 +41,14 @@ type request struct {
 	splitText      string
 }
 
-// text is the description.
+// text returns the description.
 func (r *request) text(epochs int64) string {
 	return fmt.Sprintf("GPT Dataset\n\nData prefix %s\nDataset name %s\nNumber of samples %d\nNumber of epochs "+
 		"%d\nSequence length %d\nRandom seed %d\nSplit %s\n",
 		r.prefix, r.split, r.samples, epochs, r.sequenceLength, r.seed, r.splitText)
 }
 
-// over is the request as a dataset of package gpt: the sequences first to end-1 of a file.
+// over returns the request as a dataset of package gpt: sequences first to end-1 of a file.
 func (r *request) over(file *shards.Index, first, end, epochs int64) gpt.Dataset {
 	return gpt.Dataset{
 		Lengths: file.Lengths(), Guard: file.Guard, First: first, End: end,
@@ -57,7 +57,7 @@ func (r *request) over(file *shards.Index, first, end, epochs int64) gpt.Dataset
 	}
 }
 
-// measure counts the tokens, on which the name depends by way of the number of epochs.
+// measure counts the tokens. The name depends on the count through the number of epochs.
 func (d *dataset) measure() (err error) {
 	d.file.ReadAhead()
 	if d.layout, err = d.gpt.Layout(); err != nil {
@@ -68,26 +68,26 @@ func (d *dataset) measure() (err error) {
 	return nil
 }
 
-// files are the names of the data files.
+// files returns the names of the data files.
 func (d *dataset) files() []string { return named(d.hash, datasetEnds[:]) }
 
-// sizes are the sizes of the data files in bytes.
+// sizes returns the sizes of the data files in bytes.
 func (d *dataset) sizes() []int64 { return d.layout.Sizes() }
 
-// settings are what the contents depend on although the description does not say it: the token
+// settings returns the settings that affect the contents but are not in the description: the token
 // file.
 func (d *dataset) settings() (json.RawMessage, error) {
 	return json.Marshal(gpt.SourceOf(d.file))
 }
 
-// besides is the directory beside the token file in which the programs look before they look in the
-// cache directory.
+// besides returns the directory next to the token file, where the programs look before they look in
+// the cache directory.
 func (d *dataset) besides(root string) string {
 	return filepath.Join(filepath.Dir(gpt.Locate(root, d.prefix)), "index-cache")
 }
 
-// shadowed says whether the programs would take the files beside the token file: they need the
-// description and all data files there.
+// shadowed reports whether the programs would use the files next to the token file. They do if the
+// description and all data files are there.
 func (d *dataset) shadowed(root string) bool {
 	dir := d.besides(root)
 	for _, name := range append(d.files(), d.hash+descriptionEnd) {
@@ -98,7 +98,7 @@ func (d *dataset) shadowed(root string) bool {
 	return true
 }
 
-// hash is the MD5 of a description, which names its files.
+// hash returns the MD5 of a description, which is the stem of its file names.
 func hash(text string) string {
 	sum := md5.Sum([]byte(text))
 	return hex.EncodeToString(sum[:])

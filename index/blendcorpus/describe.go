@@ -5,36 +5,36 @@ import (
 	"path/filepath"
 )
 
-// The classes of an [Entry], named as in the originals.
+// The classes of an [Entry], with the names of the original programs.
 const (
 	ClassDataset = "GPTDataset"
 	ClassCorpus  = "CorpusDataset"
 	ClassBlend   = "BlendableDataset"
 )
 
-// An Entry is one dataset, corpus or blend of a configuration: what the program will look for, and
-// where.
+// An Entry is one dataset, corpus or blend of a configuration: the files that the program will look
+// for, and where.
 type Entry struct {
 	Class    string
 	Name     string   // for people
-	Splits   []Split  // several, if splits of the same size share it
-	Prefixes []string // of its token files; of a blend of corpora, these
-	Samples  int64    // asked for: N of a dataset, the size of a blend
+	Splits   []Split  // several if splits of the same size share the entry
+	Prefixes []string // of the token files; of a blend of corpora, the names of the corpora
+	Samples  int64    // requested: N of a dataset, the size of a blend
 	Hash     string
 
-	// Dir is the directory that the files belong in. It is empty for a blend where no cache
-	// directory is configured: the program then computes the blend at every start and keeps
-	// nothing.
+	// Dir is the directory of the files. It is empty for a blend if no cache directory is
+	// configured: the program then computes the blend at every start and does not store it.
 	Dir         string
-	Description string   // the name of the file with Text
-	Files       []string // the names of the others
+	Description string   // the name of the file that holds Text
+	Files       []string // the names of the data files
 	Text        string   // the description
 
-	Length int64   // samples that there are
-	Sizes  []int64 // of Files in bytes, in that order
+	Length int64   // number of samples
+	Sizes  []int64 // sizes of Files in bytes, in that order
 
-	// Shadow is a directory other than Dir that has files of this name, in which the program looks
-	// before Dir: it will take those, right or not. Empty if there is none.
+	// Shadow is a directory other than Dir that has files with these names and that the program
+	// searches before Dir. The program uses those files whether or not they are correct. Empty if
+	// there is no such directory.
 	Shadow string
 }
 
@@ -73,7 +73,7 @@ func (x *Index) Describe() []Entry {
 	return entries
 }
 
-// title names a dataset in messages and progress.
+// title returns the name of a dataset in messages and progress.
 func (d *dataset) title() string {
 	return fmt.Sprintf("%s %s for %d samples", d.split, filepath.Base(d.prefix), d.samples)
 }

@@ -24,8 +24,8 @@ func TestParseFileList(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                  "the file list is empty",
 		"\n \n":             "the file list is empty",
-		"1 a web\n\n1 b\n":  "line 3 of the file list: this line and the first differ",
-		"1 a web\nb 1 web":  `line 2 of the file list: the weight "b" is not a number`,
+		"1 a web\n\n1 b\n":  "line 3 of the file list: only some lines have a corpus",
+		"1 a web\nb 1 web":  `line 2 of the file list: invalid weight "b"`,
 		"1 a web extra":     "line 1 of the file list: 4 words",
 		"# comment":         "line 1 of the file list",
 		"1 a web\n-1 b web": "line 2 of the file list: the weight of b is -1.0",
