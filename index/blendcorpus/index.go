@@ -17,19 +17,21 @@ import (
 )
 
 // An Index is an opened configuration: its token files, and the names of everything that the
-// program would make of them. It is safe for concurrent use until [Index.Close].
+// program would build from them. It is safe for concurrent use until [Index.Close].
 type Index struct {
 	config    Config
 	fractions [3]float64
 	files     map[string]*shards.Index // by prefix
-	datasets  []*dataset               // each name once, by splits and then in the order of the list
+	datasets  []*dataset               // each name once, by split and then in list order
 	named     map[string]*dataset      // by hash
-	blends    []*blend                 // each name once: of every split the corpora, then the blend of them
+	// each name once: for every split the corpora, then their blend
+	blends []*blend
 }
 
-// New opens a configuration: it opens the .idx files and counts the tokens of every split, for
-// which all lengths are read, because names depend on the number of epochs. It refuses what the
-// program would refuse, never finish, or, unless that is allowed, fail to read.
+// New opens a configuration: it opens the .idx files and counts the tokens of every split. It reads
+// all lengths, because names depend on the number of epochs. New returns an error for a
+// configuration that the program would reject or never finish building, and, unless allowed by
+// [Config.AllowUnreadable], for one whose files it would fail to read.
 func New(ctx context.Context, c Config) (_ *Index, err error) {
 	if err := c.check(); err != nil {
 		return nil, err
@@ -49,7 +51,7 @@ func New(ctx context.Context, c Config) (_ *Index, err error) {
 		}
 	}()
 	var plans []*plan
-	var train int64 // samples of the train split, whether it is built or not
+	var train int64 // samples of the train split, even if the split is not built
 	for s := range c.Samples {
 		p, err := x.plan(Split(s), weights)
 		if err != nil {
@@ -78,15 +80,15 @@ func New(ctx context.Context, c Config) (_ *Index, err error) {
 	return x, nil
 }
 
-// A plan is what one split asks of the files, in their order.
+// A plan is what one split requests from the files, in their order.
 type plan struct {
 	split    Split
 	samples  []int64
 	total    int64
-	datasets []*dataset // nil for a file that has no document in the split
+	datasets []*dataset // nil for a file without a document in the split
 }
 
-// plan divides the samples asked for between the files.
+// plan divides the requested samples between the files.
 func (x *Index) plan(s Split, weights []float64) (*plan, error) {
 	c := &x.config
 	p := &plan{split: s, samples: make([]int64, len(c.Files))}
@@ -99,7 +101,7 @@ func (x *Index) plan(s Split, weights []float64) (*plan, error) {
 			p.samples[i] = c.Samples[s]
 		}
 		if p.total += p.samples[i]; p.total >= 1<<53 {
-			return nil, fmt.Errorf("%d samples are more than can be blended exactly", p.total)
+			return nil, fmt.Errorf("%d samples cannot be blended exactly; request fewer samples", p.total)
 		}
 	}
 	return p, nil
@@ -124,8 +126,8 @@ func (x *Index) open(p *plan) error {
 		first, end := edges[p.split], edges[p.split+1]
 		if first < end {
 			if first < 0 {
-				return fmt.Errorf("%s, %s split: by the rounding of split %q it begins at sequence %d, where the "+
-					"program stops: change the split a little",
+				return fmt.Errorf("%s, %s split: rounding of split %q gives first sequence %d, where the program "+
+					"stops; change the split slightly",
 					file.Path(), p.split, c.Split, first)
 			}
 			epochs := int64(0)
@@ -147,9 +149,9 @@ func (x *Index) open(p *plan) error {
 		}
 		empty++
 		if !c.flat() && !c.AllowUnreadable {
-			return fmt.Errorf("%s, %s split: of its %d sequences split %q gives it none, although %d samples are "+
-				"asked of it, and training would stop at the first of them: "+
-				"leave the split out (0), give it more, or merge the file with another", file.Path(), p.split,
+			return fmt.Errorf("%s, %s split: none of its %d sequences are in split %q, although %d samples are "+
+				"requested from them, and training would stop at the first such sample; set the split to 0, give it "+
+				"a larger share, or merge the file with another", file.Path(), p.split,
 				sequences, c.Split, p.samples[i])
 		}
 	}
@@ -160,12 +162,12 @@ func (x *Index) open(p *plan) error {
 		p.datasets = nil // nothing of this split is built
 		return nil
 	}
-	return fmt.Errorf("%s split: split %q gives %d of the %d files no document, and the program stops there (fewer "+
-		"data sets than weights): leave the split out (0), give it more, or merge files",
+	return fmt.Errorf("%s split: split %q leaves %d of the %d files without a document, and the program stops there "+
+		"(fewer data sets than weights); set the split to 0, give it a larger share, or merge files",
 		p.split, c.Split, empty, len(c.Files))
 }
 
-// measure counts the tokens of all datasets, threads at a time; 0 is GOMAXPROCS.
+// measure counts the tokens of all datasets with the given number of threads; 0 is GOMAXPROCS.
 func measure(ctx context.Context, plans []*plan, threads int) error {
 	if threads < 1 {
 		threads = runtime.GOMAXPROCS(0)
@@ -188,8 +190,8 @@ func measure(ctx context.Context, plans []*plan, threads int) error {
 	return g.Wait()
 }
 
-// assemble makes the datasets and blends of a split. train is the number of samples of the train
-// split's blend.
+// assemble creates the datasets and blends of a split. train is the number of samples in the blend
+// of the train split.
 func (x *Index) assemble(p *plan, weights []float64, train int64) error {
 	c := &x.config
 	if p.datasets == nil {
@@ -218,8 +220,8 @@ func (x *Index) assemble(p *plan, weights []float64, train int64) error {
 func (x *Index) assembleFlat(p *plan, weights []float64) error {
 	c := &x.config
 	if p.total == 0 {
-		return fmt.Errorf("no samples are asked for, and the program stops at an empty blend: ask for some, or give "+
-			"the split 0 of %q", c.Split)
+		return fmt.Errorf("no samples are requested, and the program stops at an empty blend; request samples, or "+
+			"set the split to 0 in %q", c.Split)
 	}
 	b := &blend{name: "blend", splits: []Split{p.split}, size: p.total, lenient: c.AllowUnreadable,
 		weights: numpy.Normalize(weights), fused: c.Fused}
@@ -242,7 +244,7 @@ func (x *Index) assembleCorpora(p *plan, train int64) error {
 		}
 		members[f.Corpus] = append(members[f.Corpus], i)
 	}
-	slices.Sort(names) // Python sorts by code points, which is the order of UTF-8's bytes
+	slices.Sort(names) // Python sorts by code point, which is the byte order of UTF-8
 
 	top := &blend{name: "blend", splits: []Split{p.split}, size: p.total, lenient: c.AllowUnreadable, fused: c.Fused}
 	var entries []string
@@ -272,15 +274,15 @@ func (x *Index) assembleCorpora(p *plan, train int64) error {
 	top.weights = corpusWeights(c.Profile, top.parts, p.total, train)
 	if slices.ContainsFunc(top.weights, math.IsNaN) ||
 		slices.ContainsFunc(top.weights, func(w float64) bool { return math.IsInf(w, 0) }) {
-		return errors.New("Megatron-DeepSpeed divides by the number of samples of train, which is 0, and stops " +
-			"there: ask for some, or leave this split out too")
+		return errors.New("Megatron-DeepSpeed divides by the number of train samples, which is 0, and stops there; " +
+			"request train samples, or set this split to 0 too")
 	}
 	top.text = blendText(entries, top.weights, top.size)
 	return x.addBlend(top)
 }
 
-// corpusWeights are the weights of corpora. Megatron-DeepSpeed divides the samples of all splits by
-// those of train, which is undone at once, up to rounding.
+// corpusWeights returns the weights of corpora. Megatron-DeepSpeed divides the samples of all
+// splits by the train samples and then normalizes, which cancels the division up to rounding.
 func corpusWeights(profile Profile, corpora []part, total, train int64) []float64 {
 	divisor := total
 	if profile == MegatronDeepSpeed {
@@ -293,10 +295,10 @@ func corpusWeights(profile Profile, corpora []part, total, train int64) []float6
 	return numpy.Normalize(weights)
 }
 
-// addBlend keeps a blend unless it is there under its name: splits of one size share their corpora.
+// addBlend adds a blend unless its name exists: splits of the same size share their corpora.
 func (x *Index) addBlend(b *blend) error {
 	if !b.concat && len(b.parts) > greedy.MaxDatasets {
-		return fmt.Errorf("%s has %d parts; at most %d can be blended: merge some", b.name, len(b.parts),
+		return fmt.Errorf("%s has %d parts; at most %d can be blended; merge some of them", b.name, len(b.parts),
 			greedy.MaxDatasets)
 	}
 	for _, known := range x.blends {
@@ -304,12 +306,12 @@ func (x *Index) addBlend(b *blend) error {
 			continue
 		}
 		if !known.alike(b) {
-			return fmt.Errorf("%s and %s have one name, %s, and different contents, so that the program would read "+
-				"one for the other: ask for another number of samples",
+			return fmt.Errorf("%s and %s have the same name, %s, but different contents, so the program would read "+
+				"the wrong file; request a different number of samples",
 				known.title(), b.title(), b.hash())
 		}
 		known.splits = append(known.splits, b.splits...)
-		// Of a part that is shared, the split that has less of it says how much may be taken.
+		// Of a shared part, the split with fewer samples limits how many may be taken.
 		for i := range known.parts {
 			known.parts[i].have = min(known.parts[i].have, b.parts[i].have)
 		}
@@ -319,7 +321,7 @@ func (x *Index) addBlend(b *blend) error {
 	return nil
 }
 
-// Close releases the token files. Nothing of the Index may be used afterwards.
+// Close releases the token files. The Index must not be used afterwards.
 func (x *Index) Close() error {
 	var errs []error
 	for _, file := range x.files {

@@ -23,42 +23,42 @@ import (
 	"mula/shards"
 )
 
-// VerifyOptions are the choices of [Verify].
+// VerifyOptions are the options of [Verify].
 type VerifyOptions struct {
-	Root     string         // where relative prefixes are looked for, "" being the working directory
-	Threads  int            // how many goroutines compute at once; at least 1
-	Progress func(Verified) // told of each description as it is done, if not nil
+	Root     string         // the base directory of relative prefixes; "" is the working directory
+	Threads  int            // number of goroutines that compute; at least 1
+	Progress func(Verified) // receives each description when it is done, if not nil
 }
 
-// A Report is what [Verify] found, one entry for each description, in the order of their names.
+// A Report is the result of [Verify]: one entry for each description, ordered by name.
 type Report struct {
 	Descriptions []Verified
 }
 
-// A Verified description. Exactly one of How, Difference and Problem is set.
+// A Verified is the result for one description. Exactly one of How, Difference and Problem is set.
 type Verified struct {
-	Description string // the name of the file
-	Class       string // ClassDataset, ClassCorpus or ClassBlend; "" for a text of none
+	Description string // the file name
+	Class       string // ClassDataset, ClassCorpus or ClassBlend; "" for any other text
 	What        string // prefix and split, or the name of the corpus
 
-	How        string      // the files are as they should be: by which reading of the description
-	Difference *Difference // the first file that is not as it should be
-	Problem    string      // why nothing can be said, or which file is missing
+	How        string      // the files are correct: how the description was interpreted
+	Difference *Difference // the first file that differs
+	Problem    string      // why the files cannot be checked, or which file is missing
 }
 
-// OK reports whether all files of all descriptions are as they should be.
+// OK reports whether all files of all descriptions are correct.
 func (r Report) OK() bool {
 	return !slices.ContainsFunc(r.Descriptions, func(v Verified) bool { return v.How == "" })
 }
 
-// maxDescription bounds what is read of a description: one of a flat blend has some 200 bytes a
-// file.
+// maxDescription bounds the size of a description that is read. A flat blend has about 200 bytes
+// per file.
 const maxDescription = 64 << 20
 
-// Verify computes what the descriptions in a directory say, and compares it with the data files.
-// Both arithmetics and, where the description leaves it open, all else that the contents may depend
-// on are tried. The members of a corpus are found through the descriptions of the blend that has it
-// and of its token files, which must therefore be in the same directory.
+// Verify computes the files that the descriptions in a directory specify, and compares them with
+// the data files. Verify tries both arithmetics and, where the description is ambiguous, every
+// other setting that affects the contents. It finds the members of a corpus through the
+// descriptions of the corpus's blend and token files, which must be in the same directory.
 func Verify(ctx context.Context, dir string, o VerifyOptions) (Report, error) {
 	o.Threads = max(1, o.Threads)
 	v := &verifier{dir: dir, o: o, pool: semaphore.NewWeighted(int64(o.Threads)), files: map[string]*shards.Index{}}
@@ -67,8 +67,8 @@ func Verify(ctx context.Context, dir string, o VerifyOptions) (Report, error) {
 		return Report{}, err
 	}
 	if len(v.descriptions) == 0 {
-		return Report{}, fmt.Errorf("%s holds no index that BlendCorpus or Megatron-DeepSpeed would look for: no "+
-			"file ends with %s", dir, descriptionEnd)
+		return Report{}, fmt.Errorf("%s holds no index of BlendCorpus or Megatron-DeepSpeed: no file name ends with "+
+			"%s; name another directory", dir, descriptionEnd)
 	}
 	var r Report
 	for _, d := range v.descriptions {
@@ -84,7 +84,7 @@ func Verify(ctx context.Context, dir string, o VerifyOptions) (Report, error) {
 	return r, nil
 }
 
-// A verifier holds what all descriptions of a directory say.
+// A verifier holds the contents of all descriptions in a directory.
 type verifier struct {
 	dir          string
 	o            VerifyOptions
@@ -94,7 +94,7 @@ type verifier struct {
 	descriptions []*description
 }
 
-// A description that was read.
+// A description is a parsed description.
 type description struct {
 	hash, text string
 	class      string
@@ -107,8 +107,8 @@ type description struct {
 	weights    string  // of a blend, as numpy writes them
 }
 
-// An entry is a corpus in the description of a blend: its prefixes, size, and sequence length and
-// seed without anything between them.
+// An entry is a corpus in the description of a blend: its prefixes, its size, and then sequence
+// length and seed with nothing between them.
 type entry struct {
 	prefixes []string
 	size     int64
@@ -139,7 +139,7 @@ func (v *verifier) read() error {
 			return err
 		}
 		if !info.Mode().IsRegular() || info.Size() > maxDescription {
-			return fmt.Errorf("%s is no description: %d bytes", name, info.Size())
+			return fmt.Errorf("%s is not a description: %d bytes", name, info.Size())
 		}
 		text, err := os.ReadFile(name)
 		if err != nil {
@@ -160,7 +160,8 @@ var (
 	entryForm  = regexp.MustCompile(`^CorpusDataset:(.*),-(\d+)-(\d+)$`)
 )
 
-// parseDescription reads a description of any class; its class is "" if it has none.
+// parseDescription parses a description of any class. The class is "" if the text is not a
+// description.
 func parseDescription(text string) *description {
 	d := &description{text: text}
 	ok := true
@@ -206,15 +207,15 @@ func parseDescription(text string) *description {
 	return d
 }
 
-// verify looks at one description and its data files.
+// verify checks one description and its data files.
 func (v *verifier) verify(ctx context.Context, d *description) (Verified, error) {
 	out := Verified{Description: d.hash + descriptionEnd, Class: d.class}
 	if d.class == "" {
-		out.Problem = "the text is no description of a data set, corpus or blend"
+		out.Problem = "the text is not a description of a data set, corpus or blend"
 		return out, nil
 	}
 	if want := hash(d.text); want != d.hash {
-		out.Problem = "the name does not belong to the text, which asks for " + want + descriptionEnd
+		out.Problem = "the file name does not match the text, whose name is " + want + descriptionEnd
 		return out, nil
 	}
 	ends := blendEnds[:]
@@ -237,7 +238,7 @@ func (v *verifier) verify(ctx context.Context, d *description) (Verified, error)
 	case ClassCorpus:
 		out.What = "corpus " + d.corpus
 		err = v.blend(ctx, d, v.corpora(d),
-			"which files it is made of is not known: the descriptions of its blend and of its token files are not here",
+			"its files are unknown: the descriptions of its blend and of its token files are not in this directory",
 			&out)
 	default:
 		out.What = fmt.Sprintf("blend of %d samples", d.size)
@@ -246,14 +247,14 @@ func (v *verifier) verify(ctx context.Context, d *description) (Verified, error)
 	return out, err
 }
 
-// dataset verifies the files of a dataset, once for the documents that the split string gives it,
-// and once for all documents of the file, which it has if each split has files of its own.
+// dataset verifies the files of a dataset twice: with the documents that the split string selects,
+// and with all documents of the file, for the case that each split has its own files.
 func (v *verifier) dataset(ctx context.Context, d *description, out *Verified) error {
 	file := v.files[d.prefix]
 	if file == nil {
 		var err error
 		if file, err = gpt.OpenTokens(v.o.Root, d.prefix); err != nil {
-			out.Problem = "its token file cannot be read: " + err.Error()
+			out.Problem = "cannot read its token file: " + err.Error()
 			return nil
 		}
 		v.files[d.prefix] = file
@@ -311,14 +312,14 @@ func (v *verifier) dataset(ctx context.Context, d *description, out *Verified) e
 		}
 	}
 	if out.Difference == nil {
-		out.Problem = "it cannot be built: " + problem
+		out.Problem = "cannot build it: " + problem
 	}
 	return nil
 }
 
-// implausible says why files cannot be those of the given sizes, "" if they may be. Where far
-// larger ones are described than are there, the description is not theirs, and to build them could
-// take more time and memory than there is.
+// implausible returns why the files cannot have the given sizes, "" if they can. If the described
+// files are far larger than the existing files, the description does not belong to them, and
+// building could take more time and memory than the machine has.
 func (v *verifier) implausible(names []string, sizes []int64) (problem string, err error) {
 	var want, have int64
 	for i, name := range names {
@@ -329,20 +330,20 @@ func (v *verifier) implausible(names []string, sizes []int64) (problem string, e
 		want += sizes[i]
 		have += info.Size()
 	}
-	if want/4 > 1<<28+have { // of nearly 2^63 bytes, four times anything would overflow
-		return fmt.Sprintf("the description asks for files of %d bytes together, and those here have %d", want,
+	if want/4 > 1<<28+have { // near 2^63 bytes, four times a size would overflow
+		return fmt.Sprintf("the description requires %d bytes in total, but the files have %d", want,
 			have), nil
 	}
 	return "", nil
 }
 
-// A candidate is a blend that may be the one described.
+// A candidate is a blend that the description may refer to.
 type candidate struct {
 	how string
 	blend
 }
 
-// blend verifies the files of a corpus or blend: they must be those of one of the candidates.
+// blend verifies the files of a corpus or blend, which must match one of the candidates.
 func (v *verifier) blend(ctx context.Context, d *description, candidates []candidate, none string,
 	out *Verified) error {
 	if len(candidates) == 0 {
@@ -364,7 +365,7 @@ func (v *verifier) blend(ctx context.Context, d *description, candidates []candi
 				return err
 			}
 			if problem != "" {
-				out.Problem = problem // of all candidates: they have one size
+				out.Problem = problem // for all candidates, which have the same size
 				return nil
 			}
 			files, err := compare(v.dir, named(d.hash, blendEnds[:]), c.sizes())
@@ -384,12 +385,12 @@ func (v *verifier) blend(ctx context.Context, d *description, candidates []candi
 				out.Problem, out.Difference = err.Error(), nil
 				return nil
 			case err != nil:
-				out.Problem, out.Difference = "it cannot be built: "+err.Error(), nil
+				out.Problem, out.Difference = "cannot build it: "+err.Error(), nil
 				return nil
 			case difference == nil:
 				out.How, out.Difference = how, nil
 				return nil
-			// The candidate that agrees longest is the one to compare with.
+			// Report the candidate that agrees longest.
 			case out.Difference == nil || difference.Offset > out.Difference.Offset &&
 				difference.File == out.Difference.File:
 				out.Difference = difference
@@ -402,8 +403,8 @@ func (v *verifier) blend(ctx context.Context, d *description, candidates []candi
 	return nil
 }
 
-// tops are the blends that a blend's description may mean: of corpora, whose sizes it says, and of
-// files, whose weights are known if this package has built the blend.
+// tops returns the blends that a blend's description may refer to: of corpora, whose sizes the
+// description contains, and of files, whose weights are known if this package built the blend.
 func (v *verifier) tops(d *description) []candidate {
 	if d.entries == nil {
 		s, err := v.recorded(d)
@@ -422,7 +423,7 @@ func (v *verifier) tops(d *description) []candidate {
 	}
 	candidates := []candidate{{how: BlendCorpus.String(), blend: blend{size: d.size, parts: parts,
 		weights: corpusWeights(BlendCorpus, parts, d.size, 0)}}}
-	for _, o := range v.descriptions { // any of them may be the one of train
+	for _, o := range v.descriptions { // any of them may be the train blend
 		if o.class == ClassBlend && o.entries != nil && o.size > 0 && o.size != d.size {
 			candidates = append(candidates, candidate{how: MegatronDeepSpeed.String(),
 				blend: blend{size: d.size, parts: parts, weights: corpusWeights(MegatronDeepSpeed, parts, d.size,
@@ -432,7 +433,7 @@ func (v *verifier) tops(d *description) []candidate {
 	return slices.DeleteFunc(candidates, func(c candidate) bool { return numpy.ArrayString(c.weights) != d.weights })
 }
 
-// recorded are the settings that this package has kept of a blend.
+// recorded returns the settings that this package recorded for a blend.
 func (v *verifier) recorded(d *description) (blendSettings, error) {
 	var record struct{ Settings blendSettings }
 	name := filepath.Join(v.dir, cache.StateDir, d.hash+descriptionEnd+".json")
@@ -451,12 +452,12 @@ func (v *verifier) recorded(d *description) (blendSettings, error) {
 	return record.Settings, err
 }
 
-// maxCorpora bounds how many readings of one corpus are tried.
+// maxCorpora bounds how many interpretations of a corpus are tried.
 const maxCorpora = 64
 
-// corpora are the corpora that a description may mean. A blend in the directory says which files
-// belong to a corpus of this size; their descriptions say how many samples each was built for, in
-// one run, which is one split, sequence length, seed and split string.
+// corpora returns the corpora that a description may refer to. A blend in the directory names the
+// files of a corpus of this size. The files' descriptions contain the number of samples that each
+// was built for in one run, that is, for one split, sequence length, seed and split string.
 func (v *verifier) corpora(d *description) []candidate {
 	type run struct {
 		split  Split
@@ -511,9 +512,9 @@ func (v *verifier) corpora(d *description) []candidate {
 	return candidates
 }
 
-// divisions are the ways in which the members can have been asked for samples that add up to the
-// size of their corpus: each for a number that a description says. One member may lack a
-// description, because it has no document in the split: it has the rest.
+// divisions returns the possible sample requests of the members that add up to the size of their
+// corpus, each a number from a description. One member may have no description, because it has no
+// document in the split: it gets the remainder.
 func divisions(prefixes []string, samples map[string][]int64, size int64) [][]part {
 	var out [][]part
 	steps := 0

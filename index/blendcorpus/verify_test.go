@@ -94,9 +94,9 @@ func TestVerifyFindsFaults(t *testing.T) {
 		{"missing", file + "_shuffle_idx.npy", nil, file, Difference{}, "_shuffle_idx.npy is missing"},
 		{"another text", file + ".dsc",
 			func(b []byte) []byte { return []byte(strings.Replace(string(b), "1234", "1235", 1)) }, file, Difference{},
-			"does not belong to the text"},
+			"does not match the text"},
 		{"no description", web + ".dsc", func(b []byte) []byte { return []byte("hello") }, web, Difference{},
-			"no description"},
+			"not a description"},
 	} {
 		name := filepath.Join(c.Cache, test.file)
 		before, err := os.ReadFile(name)
@@ -154,7 +154,7 @@ func TestVerifyFindsFaults(t *testing.T) {
 		}
 	}
 	if r := verify(t, alone, c.Root); len(r.Descriptions) != 1 || !strings.Contains(r.Descriptions[0].Problem,
-		"is not known") {
+		"are unknown") {
 		t.Errorf("a corpus alone: %+v", r)
 	}
 }
