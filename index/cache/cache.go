@@ -1,11 +1,11 @@
-// Package cache builds a directory of files that are made in units: the files of one data set, and
-// a marker that says they are there.
+// Package cache builds a directory of files in units. A unit is the files of one data set and a
+// marker file that shows that they are complete.
 //
-// Several processes, on one machine or on several that share the directory, may build one directory
-// at once and share the work by units. Locks ([locks]) only spare work: should one fail, two
-// processes write the same bytes under temporary names and rename them, one after the other. A
-// reader may use a unit as soon as its marker is there. What a kill leaves, and what the next run
-// makes of it, is written down in publish.go.
+// Several processes, on one machine or on several machines that share the directory, can build a
+// directory at once and divide the units between them. Locks ([locks]) only avoid duplicate work:
+// if a lock fails, two processes write the same bytes under temporary names, and rename them one
+// after the other. A reader may use a unit as soon as its marker exists. publish.go documents which
+// files remain after a kill, and what the next run does with them.
 package cache
 
 import (
@@ -31,98 +31,101 @@ import (
 	"mula/internal/quantity"
 )
 
-// StateDir is the folder inside the built directory that holds locks, and for each unit its
-// settings and sizes. The trainers that read the directory do not look there.
+// StateDir is the subdirectory that holds the locks, and the settings and sizes of each unit.
+// Trainers that read the directory ignore it.
 const StateDir = ".mula"
 
 const (
-	// publishers is how many finished units may be on their way to the disk at once. Each waits for
-	// several fsyncs in a row, which file systems with a journal carry out for all that wait at the
-	// same moment; and each holds a handful of open files.
+	// publishers is how many finished units may be synced to disk at once. Each waits for several
+	// fsyncs in a row, and journaling file systems combine the fsyncs that wait at the same moment.
+	// Each unit has a few open files.
 	publishers = 64
 
-	// checkers is how many units are looked at at once before the work starts: on a network file
-	// system every look is a round trip.
+	// checkers is how many units are checked at once before the work starts: on a network file
+	// system every check is a round trip.
 	checkers = 16
 
-	// chunkEvents is how much may be written to a unit's files between two events.
+	// chunkEvents is how many bytes are written to a unit's files between two events.
 	chunkEvents = 64 << 20
 )
 
-// Unit is a set of files that become usable together.
+// A Unit is a set of files that become usable together.
 type Unit struct {
-	Name   string   // for progress and messages
-	Files  []string // the names of the data files in the directory, in the order in which they get them
-	Marker string   // the name of the file that appears after them, by which readers know that they are there
+	Name string // for progress and messages
+	// the names of the data files in the directory, in the order in which they are published
+	Files []string
+	// the name of the file that is published last; its presence shows readers that the unit is
+	// complete
+	Marker string
 
-	MarkerText []byte // what is in the marker
+	MarkerText []byte // the contents of the marker
 
-	// Settings is JSON: what the contents of the files depend on although their names do not tell.
-	// A unit that was built with other settings is built anew.
+	// Settings is JSON. It holds everything that affects the contents of the files but not their
+	// names. A unit that was built with other settings is rebuilt.
 	Settings json.RawMessage
 
-	// Expect is about how many bytes the files will have, for the total of progress until Sizes was
-	// asked; 0 if unknown.
+	// Expect is the approximate total size of the files in bytes, which progress uses until Sizes
+	// is called; 0 if unknown.
 	Expect int64
 
-	// Sizes returns the exact size of each of Files. It may be costly: it is asked only for units
-	// that are built, or that another program seems to have built.
+	// Sizes returns the exact size of each of Files. The call may be expensive. It is made only for
+	// units that are built, or that another program seems to have built.
 	Sizes func(ctx context.Context) ([]int64, error)
 
-	// Parts, if not nil, are the files that are computed together, as places in Files; every file
-	// is in one part. A unit of several parts may be built by several processes at once, a part
-	// each. One process builds its parts one after the other, in order.
+	// Parts, if not nil, divides Files into groups that are computed together. The numbers are
+	// indices of Files, and every file is in exactly one part. Several processes can build the
+	// parts of a unit at once. One process builds its parts one after the other, in order.
 	Parts [][]int
 
-	// Build writes the files: every byte of each, in any order, from any number of goroutines, all
-	// of which have ended when it returns. files[i] is nil when the file is there already, and for
-	// all files of other parts than the one to be built. Different units are built at the same
-	// time.
+	// Build writes every byte of each file, in any order and from any number of goroutines, all of
+	// which must have ended when Build returns. files[i] is nil if the file exists already or
+	// belongs to another part than the one to build. Different units are built at the same time.
 	Build func(ctx context.Context, files []io.WriterAt) error
 }
 
-// Options are the choices of [Run].
+// Options are the options of [Run].
 type Options struct {
-	// Threads is how many units are built at once; at least 1. A Build that itself takes part in
-	// bounding the processor's load waits there, not here.
+	// Threads is how many units are built at once; at least 1. A Build function may limit the
+	// processor load further by waiting.
 	Threads int
 
-	// Resume keeps what is complete. Otherwise all is built anew, except for what another process
-	// finishes while this one runs.
+	// Resume keeps complete units. Without it, everything is rebuilt, except units that another
+	// process completes during this run.
 	Resume bool
 
-	// Together says that this process is one of a group that was started to build the same units:
-	// the ranks of a job. The first error of any of them, other than that it was told to stop, then
-	// ends all of them, with an error that says whose it was.
+	// Together means that this process is one of a group that builds the same units, such as the
+	// ranks of a job. If a process of the group fails for any reason except cancellation, all
+	// processes of the group stop with an error that names the failed process.
 	Together bool
 
-	// Progress, if not nil, is told what happens. Calls do not overlap; a slow one holds up the
-	// work.
+	// Progress, if not nil, receives events. Calls do not overlap. A slow call delays the work.
 	Progress func(Event)
 
 	timing *timing // for tests; nil = defaultTiming
 }
 
-// timing is how often things are looked at.
+// timing holds the polling intervals.
 type timing struct {
 	locks.Timing
-	poll, maxPoll time.Duration // between looks at what others hold: at first, at most
-	watch         time.Duration // between looks at what others have completed, and at whether they have failed
+	// between checks of units that other processes hold: initial and maximum
+	poll, maxPoll time.Duration
+	// between checks for units that other processes completed, and for their failures
+	watch time.Duration
 }
 
 var defaultTiming = timing{locks.DefaultTiming, 50 * time.Millisecond, 2 * time.Second, time.Second}
 
-// Stage is what has become of a unit.
+// Stage is the state of a unit.
 type Stage int
 
 // The stages of a unit. Done, Kept and Foreign are final.
 const (
-	Waiting    Stage = iota // another process holds it: Event.Holder
+	Waiting    Stage = iota // another process holds the unit: Event.Holder
 	Building                // its files are being computed and written
-	Publishing              // they are brought to disk and get their names
-	Done                    // it was built by this run
-	Kept                    // it was complete, or another process has completed it
-	Foreign                 // it was complete, and made by another program
+	Publishing              // its files are being synced and renamed
+	Done                    // this run built the unit
+	Kept                    // the unit was complete, or another process completed it
+	Foreign                 // the unit was complete, and another program built it
 )
 
 var stageNames = [...]string{"waiting", "building", "publishing", "done", "kept", "foreign"}
@@ -134,28 +137,28 @@ func (s Stage) String() string {
 	return stageNames[s]
 }
 
-// Event is a step of a unit, and where the whole run is.
+// Event reports a stage of a unit and the progress of the whole run.
 type Event struct {
 	Unit   string // Unit.Name
 	Stage  Stage
-	Holder string // at Waiting: who has it, for a message
+	Holder string // at Waiting: the process that holds the unit, for a message
 
-	Finished, Units int // units at a final stage, and all
-	// bytes of data files written or found complete, and of all; Total is exact once all sizes are
-	// known
+	Finished, Units int // units at a final stage, and all units
+	// bytes of data files written or found complete, and of all data files; Total is exact once all
+	// sizes are known
 	Bytes, Total int64
 }
 
-// Summary counts units by what became of them, and what was written.
+// Summary counts units by their final stage, and the bytes written.
 type Summary struct {
-	Built   int   // by this run
-	Kept    int   // complete before
-	Shared  int   // completed by another process while this run was on
-	Foreign int   // complete, and not made by mula
+	Built   int   // built by this run
+	Kept    int   // complete before this run
+	Shared  int   // completed by another process during this run
+	Foreign int   // complete, and not built by mula
 	Bytes   int64 // written to data files
 }
 
-// Add adds what another run did.
+// Add adds the counts of another run.
 func (s *Summary) Add(o Summary) {
 	s.Built += o.Built
 	s.Kept += o.Kept
@@ -164,14 +167,14 @@ func (s *Summary) Add(o Summary) {
 	s.Bytes += o.Bytes
 }
 
-// Run builds units in dir, which is made if need be, except those that are complete: the marker
-// holds its text, each file has its exact size, and the settings kept from building it are the
-// unit's. Where no settings were kept, another program made the unit: it is kept too and counted as
-// Foreign.
+// Run creates dir if necessary and builds the units that are not complete. A unit is complete if
+// the marker holds its text, each file has its exact size, and the recorded settings are the
+// unit's. A unit with no recorded settings was built by another program: Run keeps it too and
+// counts it as Foreign.
 //
-// The first error ends the run and is returned with the name of its unit; units complete by then
-// stay. ctx ends it as well. Two units with a file in common are refused. That another process has
-// meanwhile built one of the units with other settings is an error.
+// Run stops at the first error, which it returns with the name of the unit, or when ctx is done.
+// Units that are complete by then are kept. Run returns an error if two units have a file in
+// common, or if another process has meanwhile built one of the units with other settings.
 func Run(ctx context.Context, dir string, units []Unit, o Options) (Summary, error) {
 	r, err := newRun(dir, units, o)
 	if err != nil {
@@ -179,11 +182,12 @@ func Run(ctx context.Context, dir string, units []Unit, o Options) (Summary, err
 	}
 	err = r.run(ctx)
 	if full := errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT); full && r.total > 0 {
-		err = fmt.Errorf("%w; all files of this build in %s take about %s", err, dir, quantity.Bytes(r.total))
+		err = fmt.Errorf("%w; all files of this build in %s need about %s", err, dir, quantity.Bytes(r.total))
 	}
-	if n := r.summary.Built; err != nil && n > 0 { // they stay: another process may use them by now
-		err = fmt.Errorf("%w; %d of %d sets were finished before and remain in %s, where the next build with their "+
-			"settings keeps them", err, n, len(units), dir)
+	// they are kept: another process may already use them
+	if n := r.summary.Built; err != nil && n > 0 {
+		err = fmt.Errorf("%w; %d of %d sets were finished before and remain in %s, where the next build with the "+
+			"same settings keeps them", err, n, len(units), dir)
 	}
 	return r.summary, err
 }
@@ -197,27 +201,28 @@ type run struct {
 	dirSync    syncer // of dir
 	stateSync  syncer // of state
 	locks      *locks.Set
-	met        atomic.Bool // another process at work on one of the units
+	met        atomic.Bool // another process works on one of the units
 
-	mu       sync.Mutex // guards what follows, and calls of o.Progress
+	mu       sync.Mutex // guards the following fields, and calls of o.Progress
 	summary  Summary
 	finished int
 	bytes    int64
 	total    int64
 }
 
-// A unit with what a run knows of it.
+// A unit is a Unit with the state of a run.
 type unit struct {
 	Unit
-	before  os.FileInfo    // its record when the run began, nil if it had none
-	total   int64          // its share of run.total
-	jobs    atomic.Int64   // of this run, from before they are built until what has become of them is counted
+	before os.FileInfo // its record when the run started, nil if it had none
+	total  int64       // its share of run.total
+	// jobs of this run, counted from before the build until the result is recorded
+	jobs    atomic.Int64
 	written []atomic.Int64 // by file
 	counted int64          // its share of run.bytes; guarded by run.mu
-	ended   bool           // it has come to a final stage; guarded by run.mu
-	first   bool           // it was not looked at before
-	waits   bool           // the last event said that it waits
-	since   time.Time      // of which on it waits; zero if it does not
+	ended   bool           // it has reached a final stage; guarded by run.mu
+	first   bool           // it was not checked before
+	waits   bool           // the last event was Waiting
+	since   time.Time      // when the wait started; zero if it does not wait
 }
 
 func newRun(dir string, units []Unit, o Options) (*run, error) {
@@ -226,7 +231,7 @@ func newRun(dir string, units []Unit, o Options) (*run, error) {
 		r.timing = *o.timing
 	}
 	if r.o.Threads < 1 {
-		return nil, fmt.Errorf("building %s: %d threads; at least 1 is needed", dir, o.Threads)
+		return nil, fmt.Errorf("cannot build %s with %d threads; at least 1 is needed", dir, o.Threads)
 	}
 	taken := make(map[string]string)
 	for i := range units {
@@ -234,7 +239,7 @@ func newRun(dir string, units []Unit, o Options) (*run, error) {
 			len(units[i].Files))}
 		for _, name := range append([]string{u.Marker}, u.Files...) {
 			if name == "" || name != filepath.Base(name) || strings.HasPrefix(name, ".") {
-				return nil, fmt.Errorf("%s: %q is no name for a file in %s", u.Name, name, dir)
+				return nil, fmt.Errorf("%s: invalid file name %q in %s", u.Name, name, dir)
 			}
 			if other, ok := taken[name]; ok {
 				return nil, fmt.Errorf("%s: its file %s belongs to %s too; name every unit once", u.Name, name, other)
@@ -255,8 +260,8 @@ func newRun(dir string, units []Unit, o Options) (*run, error) {
 	return r, nil
 }
 
-// checkParts makes the one part of a unit that has none, and refuses parts that are no division of
-// the files.
+// checkParts creates the single part of a unit without parts, and returns an error if the parts do
+// not divide the files.
 func (u *unit) checkParts() error {
 	if len(u.Parts) < 2 {
 		u.Parts = [][]int{nil}
@@ -279,7 +284,7 @@ func (u *unit) checkParts() error {
 	return nil
 }
 
-// compact removes the blanks of a JSON text; nothing at all becomes null.
+// compact removes the blanks of a JSON text. An empty text becomes null.
 func compact(text json.RawMessage) (json.RawMessage, error) {
 	if len(text) == 0 {
 		return json.RawMessage("null"), nil
@@ -291,7 +296,7 @@ func compact(text json.RawMessage) (json.RawMessage, error) {
 
 func (r *run) run(ctx context.Context) error {
 	if info, err := os.Stat(r.dir); err == nil && !info.IsDir() {
-		return fmt.Errorf("%s is a file and cannot be the directory of the cache: name another", r.dir)
+		return fmt.Errorf("%s is a file, not a cache directory; name another directory", r.dir)
 	}
 	left, err := r.survey(ctx)
 	if err != nil {
@@ -320,7 +325,7 @@ func (r *run) run(ctx context.Context) error {
 	if err := r.rounds(ctx, left); err != nil {
 		var other *FailedError
 		if errors.As(context.Cause(ctx), &other) && (errors.Is(err, other) || errors.Is(err, context.Canceled)) {
-			return other // else this process has failed by itself, at the same moment
+			return other // otherwise this process itself failed at the same moment
 		}
 		if r.o.Together && told.Err() == nil {
 			r.noteFailure(err)
@@ -328,14 +333,15 @@ func (r *run) run(ctx context.Context) error {
 		return err
 	}
 	if r.o.Together {
-		_ = os.Remove(r.failurePath()) // of a group before; one that is left is older than whoever comes to look
+		// of an earlier group; a remaining file is older than any process that checks it
+		_ = os.Remove(r.failurePath())
 	}
 	return nil
 }
 
-// rounds builds what is left.
+// rounds builds the remaining units.
 func (r *run) rounds(ctx context.Context, left []*unit) (err error) {
-	// One round goes over what is left and does what no other process has in hand.
+	// A round does the remaining work that no other process holds.
 	pause := r.timing.poll
 	for {
 		before := len(left)
@@ -357,10 +363,10 @@ func (r *run) rounds(ctx context.Context, left []*unit) (err error) {
 	}
 }
 
-// undisturbed makes sure at the end that no unit was built anew with other settings after this run
-// was done with it. Of two processes that are told different things about one directory, each
-// builds what the other has built; without this look both would end well, with a directory of which
-// one part was built so and one part otherwise. As it is, the one that ends last finds out.
+// undisturbed checks at the end that no unit was rebuilt with other settings after this run
+// finished it. If two processes build the same directory with different settings, each rebuilds the
+// other's units. Without this check both would succeed and leave a directory of mixed settings.
+// With it, the process that ends last fails.
 func (r *run) undisturbed(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(checkers)
@@ -371,9 +377,9 @@ func (r *run) undisturbed(ctx context.Context) error {
 			}
 			rec, info, err := r.readRecord(u)
 			if err == nil && info != nil && (rec == nil || !rec.of(u)) {
-				err = fmt.Errorf("another process has built it with other settings in the meantime, so that %s is "+
-					"of no use to either: "+
-					"give each a directory of its own, or run this again when the other has ended", r.dir)
+				err = fmt.Errorf("another process has built this unit with other settings in the meantime, so %s is "+
+					"useless to both; use a separate directory for each, or run this again when the other process "+
+					"has ended", r.dir)
 			}
 			return unitError(u, err)
 		})
@@ -381,7 +387,7 @@ func (r *run) undisturbed(ctx context.Context) error {
 	return g.Wait()
 }
 
-// survey looks at all units before anything is written, and returns those that are not complete.
+// survey checks all units before anything is written, and returns the incomplete ones.
 func (r *run) survey(ctx context.Context) ([]*unit, error) {
 	complete := make([]bool, len(r.units))
 	g, ctx := errgroup.WithContext(ctx)
@@ -413,19 +419,19 @@ func (r *run) survey(ctx context.Context) ([]*unit, error) {
 	return left, nil
 }
 
-// prepare makes the directories.
+// prepare creates the directories.
 func (r *run) prepare() error {
 	if err := os.MkdirAll(r.state, 0o777); err != nil {
 		return fmt.Errorf("making the directory: %w", err)
 	}
-	// What is in the state directory must not vanish with its own entry in a crash.
+	// The entry of the state directory must survive a crash, or its contents are lost.
 	if err := r.dirSync.sync(); err != nil {
 		return err
 	}
 	return r.clean()
 }
 
-// clean removes what killed processes left.
+// clean removes temporary files of killed processes.
 func (r *run) clean() error {
 	for _, dir := range []string{r.dir, r.state} {
 		if _, err := atomicfile.Clean(dir); err != nil {
@@ -435,10 +441,10 @@ func (r *run) clean() error {
 	return locks.Clean(r.state)
 }
 
-// round tries each unit once. It returns those that other processes hold, and those that were lost
-// to another process on the way.
+// round tries each unit once. It returns the units that other processes hold, and the units that it
+// lost to another process while building.
 func (r *run) round(ctx context.Context, units []*unit) (left []*unit, err error) {
-	// Buffered for all: nobody waits to send.
+	// Buffered for all units, so that no send blocks.
 	again := make(chan *unit, len(units))
 	g, ctx := errgroup.WithContext(ctx)
 	slots := make(chan struct{}, publishers)
@@ -490,14 +496,14 @@ func unitError(u *unit, err error) error {
 	return fmt.Errorf("%s: %w", u.Name, err)
 }
 
-// skip reports whether a unit needs no work, and counts it if so, or leaves that to the job of this
-// run that may have completed it; otherwise it says what there is.
+// skip reports whether a unit needs no work. If so, it counts the unit, unless a job of this run
+// may have completed it, and the job will count it. Otherwise it returns the findings.
 func (r *run) skip(ctx context.Context, u *unit) (bool, findings, error) {
 	f, err := r.inspect(ctx, u)
 	if err != nil || !f.complete {
 		return false, f, err
 	}
-	if u.jobs.Load() > 0 { // it may be this run that has completed it: the end of the job tells
+	if u.jobs.Load() > 0 { // this run may have completed it: the job counts it at its end
 		return true, f, nil
 	}
 	stage := Kept
@@ -521,8 +527,8 @@ func (r *run) skip(ctx context.Context, u *unit) (bool, findings, error) {
 	return true, f, nil
 }
 
-// lockPath is that of the lock of a unit's part. That of the unit is held while something of it is
-// published; a unit of one part needs no other.
+// lockPath returns the path of the lock of a unit's part. The unit's own lock is held while a part
+// of it is published; a unit of one part needs no other lock.
 func (r *run) lockPath(u *unit, part int) string {
 	name := u.Marker
 	if len(u.Parts) > 1 {
@@ -531,8 +537,9 @@ func (r *run) lockPath(u *unit, part int) string {
 	return filepath.Join(r.state, name+locks.Suffix)
 }
 
-// try builds the parts of a unit that are neither complete nor held by another process, and gives
-// each to publish. Unless the unit is complete, or its one part is with publish, it goes to again.
+// try builds the parts of a unit that are neither complete nor held by another process, and passes
+// each to publish. The unit is sent to again, unless it is complete or its only part is being
+// published.
 func (r *run) try(ctx context.Context, u *unit, again chan<- *unit, publish func(*job) error) error {
 	if r.hasEnded(u) {
 		return nil
@@ -544,18 +551,17 @@ func (r *run) try(ctx context.Context, u *unit, again chan<- *unit, publish func
 		}
 		if l == nil {
 			r.met.Store(true)
-			// The holder gives it back last: a complete unit needs no waiting for that.
+			// The holder releases this lock last: a complete unit needs no waiting.
 			if ok, _, err := r.skip(ctx, u); err != nil {
 				return err
 			} else if ok {
-				break // unless it has not been counted, there is nothing left to do
+				break // unless it has not been counted, no work is left
 			}
 			now := time.Now()
 			if u.since.IsZero() {
 				u.since = now
 			}
-			// Where work is shared, somebody holds something at any time: only a long wait is worth
-			// a word.
+			// In shared work, some process always holds a unit: report only a long wait.
 			if !u.waits && now.Sub(u.since) > r.timing.Beat/5 {
 				u.waits = true
 				r.event(u, Waiting, holder)
@@ -563,7 +569,7 @@ func (r *run) try(ctx context.Context, u *unit, again chan<- *unit, publish func
 			continue
 		}
 		u.waits, u.since = false, time.Time{}
-		ok, f, err := r.skip(ctx, u) // once more, now that nobody changes it any more
+		ok, f, err := r.skip(ctx, u) // check again under the lock
 		if err != nil || ok {
 			l.Release()
 			if err == nil && !r.hasEnded(u) {
@@ -572,7 +578,7 @@ func (r *run) try(ctx context.Context, u *unit, again chan<- *unit, publish func
 			return err
 		}
 		if f.has(u.Parts[part]) && !f.has(u.all()) {
-			l.Release() // another part is what the unit waits for
+			l.Release() // the unit waits for another part
 			continue
 		}
 		j, err := r.build(ctx, u, part, f, l)
@@ -584,11 +590,11 @@ func (r *run) try(ctx context.Context, u *unit, again chan<- *unit, publish func
 			return err
 		}
 	}
-	again <- u // for a look at whether it is complete; not if it has ended by then
+	again <- u // to check whether it is complete; not if it has ended by then
 	return nil
 }
 
-// all are the places of a unit's files.
+// all returns the indices of a unit's files.
 func (u *unit) all() (list []int) {
 	for _, part := range u.Parts {
 		list = append(list, part...)
@@ -596,14 +602,14 @@ func (u *unit) all() (list []int) {
 	return list
 }
 
-// hasEnded says whether nothing is left to be done about a unit.
+// hasEnded reports whether the unit needs no more work.
 func (r *run) hasEnded(u *unit) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return u.ended
 }
 
-// build computes the files of a part that are missing, under temporary names.
+// build computes the missing files of a part under temporary names.
 func (r *run) build(ctx context.Context, u *unit, part int, f findings, l *locks.Lock) (*job, error) {
 	j := &job{unit: u, lock: l, findings: f, images: make([]*atomicfile.Image, len(u.Files))}
 	if j.sizes == nil {
@@ -647,7 +653,7 @@ func (r *run) build(ctx context.Context, u *unit, part int, f findings, l *locks
 	return j, nil
 }
 
-// sizes asks a unit for the sizes of its files.
+// sizes returns the sizes of a unit's files.
 func (r *run) sizes(ctx context.Context, u *unit) ([]int64, error) {
 	sizes, err := u.Sizes(ctx)
 	if err == nil && len(sizes) != len(u.Files) {
@@ -656,7 +662,7 @@ func (r *run) sizes(ctx context.Context, u *unit) ([]int64, error) {
 	return sizes, err
 }
 
-// finish publishes a part of a unit, or gives it up if another process has taken it over.
+// finish publishes a part of a unit, or abandons it if another process has taken it over.
 func (r *run) finish(ctx context.Context, j *job) error {
 	defer j.abort()
 	r.event(j.unit, Publishing, "")
@@ -683,7 +689,7 @@ func (r *run) finish(ctx context.Context, j *job) error {
 	return nil
 }
 
-// resize replaces what was expected of a unit's size.
+// resize replaces the expected size of a unit.
 func (r *run) resize(u *unit, sizes []int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -695,8 +701,8 @@ func (r *run) resize(u *unit, sizes []int64) {
 	r.total += u.total
 }
 
-// end says that a unit has come to a final stage, unless that has been said; count enters it in the
-// summary.
+// end reports that a unit has reached a final stage, unless that was reported before; count adds it
+// to the summary.
 func (r *run) end(u *unit, s Stage, count func(*Summary)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -709,14 +715,14 @@ func (r *run) end(u *unit, s Stage, count func(*Summary)) {
 	r.tell(u, s, "")
 }
 
-// event brings the counts up to date and tells Progress.
+// event updates the counts and calls Progress.
 func (r *run) event(u *unit, s Stage, holder string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.tell(u, s, holder)
 }
 
-// tell is event for who has locked r.mu.
+// tell is event for callers that hold r.mu.
 func (r *run) tell(u *unit, s Stage, holder string) {
 	var n int64
 	for i := range u.written {
@@ -736,7 +742,7 @@ type counted struct {
 	image *atomicfile.Image
 	r     *run
 	u     *unit
-	file  int // place in the unit's files
+	file  int // index in the unit's files
 }
 
 func (c *counted) WriteAt(p []byte, off int64) (int, error) {

@@ -503,7 +503,7 @@ func TestDiskStaysFull(t *testing.T) {
 		if err == nil {
 			break
 		}
-		if want := fmt.Sprintf("; all files of this build in %s take about %s", dir,
+		if want := fmt.Sprintf("; all files of this build in %s need about %s", dir,
 			quantity.Bytes(unitBytes(n,
 				"new"))); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v; want %q at its end", err, want)
@@ -576,8 +576,8 @@ func TestErrors(t *testing.T) {
 		}, "exceed the file size"},
 		"common file":   {func(u *Unit) { u.Files[1] = "u3-1.npy" }, "u3-1.npy belongs to unit 3"},
 		"common marker": {func(u *Unit) { u.Marker = "u3-description.txt" }, "belongs to unit 3"},
-		"path":          {func(u *Unit) { u.Files[1] = "../x" }, "no name for a file"},
-		"hidden":        {func(u *Unit) { u.Marker = StateDir }, "no name for a file"},
+		"path":          {func(u *Unit) { u.Files[1] = "../x" }, "invalid file name"},
+		"hidden":        {func(u *Unit) { u.Marker = StateDir }, "invalid file name"},
 		"no JSON":       {func(u *Unit) { u.Settings = json.RawMessage("{") }, "unit 7: settings: "},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -8,16 +8,17 @@ import (
 	"mula/internal/mapping"
 )
 
-// ErrDiffers is the error of a [Comparer] that was told to stop.
+// ErrDiffers is the error of a [Comparer] with Stop that found a difference.
 var ErrDiffers = errors.New("the files differ")
 
-// A Comparer stands for a file in [Unit.Build] and compares what is written to it with the file
-// that is there. It is not copied after the first write.
+// A Comparer replaces a file in [Unit.Build]: it compares the written bytes with the existing file.
+// It must not be copied after the first write.
 type Comparer struct {
-	Data  []byte // the bytes of the file, which may be mapped
-	Row   int    // bytes that belong together in it, counted from its beginning; 0 for 1
-	Stop  bool   // fail with [ErrDiffers] at the first difference met, which need not be the first in the file
-	Count bool   // count all bytes that differ, also behind the first
+	Data []byte // the bytes of the file, which may be mapped
+	Row  int    // bytes per row, counted from the start of the file; 0 means 1
+	// fail with [ErrDiffers] at the first difference found, which need not be the first in the file
+	Stop  bool
+	Count bool // count all bytes that differ, also after the first difference
 
 	mu        sync.Mutex
 	met       bool
@@ -27,8 +28,8 @@ type Comparer struct {
 	rowAt     int64
 }
 
-// WriteAt compares p with the bytes at off. Bytes behind the end of the file differ. It fails where
-// a mapped file was cut short ([mapping.Guard]).
+// WriteAt compares p with the bytes at off. Bytes after the end of the file differ. It fails if a
+// mapped file was truncated ([mapping.Guard]).
 func (c *Comparer) WriteAt(p []byte, off int64) (int, error) {
 	same := false
 	err := mapping.Guard(func() error {
@@ -44,7 +45,7 @@ func (c *Comparer) WriteAt(p []byte, off int64) (int, error) {
 	return len(p), nil
 }
 
-// compare says whether p is what the file has at off. Without Count it may say so too where an
+// compare reports whether p equals the file at off. Without Count, it may also return true if an
 // earlier byte is known to differ.
 func (c *Comparer) compare(p []byte, off int64) bool {
 	if at, met := c.First(); met && at <= off && !c.Count && !c.Stop {
@@ -80,7 +81,7 @@ func (c *Comparer) compare(p []byte, off int64) bool {
 	return false
 }
 
-// End says that the file should have size bytes; what it has behind them differs.
+// End declares that the file should have size bytes; any bytes after them differ.
 func (c *Comparer) End(size int64) {
 	surplus := int64(len(c.Data)) - size
 	if surplus <= 0 {
@@ -94,21 +95,23 @@ func (c *Comparer) End(size int64) {
 	}
 }
 
-// First is the first byte that differs, of those that were compared; met is false if none does.
+// First returns the offset of the first differing byte among the compared bytes; met is false if no
+// byte differs.
 func (c *Comparer) First() (at int64, met bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.first, c.met
 }
 
-// Different is how many bytes differ, with Count.
+// Different returns the number of differing bytes, if Count is set.
 func (c *Comparer) Different() int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.different
 }
 
-// Want is what was written for the row of the first difference, from byte at of the file on.
+// Want returns the bytes that were written for the row of the first difference, which starts at
+// byte at of the file.
 func (c *Comparer) Want() (row []byte, at int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -11,52 +11,60 @@ import (
 	"mula/internal/locks"
 )
 
-// How a unit gets its names, and what a kill leaves.
+// How a unit is published, and what remains after a kill.
 //
-// A reader goes by the marker, and a later run of this package by marker, record (settings and
-// sizes) and data files. They keep two promises at every moment, also when the machine loses power
-// between two system calls:
+// Readers use the marker. Later runs of this package use the marker, the record (settings and
+// sizes) and the data files. These keep two invariants at every moment, even if the machine loses
+// power between two system calls:
 //
-//	A. If the marker is there, each data file is there and whole, and all were built with the same settings.
-//	B. If the record is there, each data file that is there was built with the settings of the record, and is whole.
+//	A. If the marker exists, every data file exists and is complete, and all were built with
+//	   the same settings.
+//	B. If the record exists, every existing data file is complete and was built with the
+//	   record's settings.
 //
-// From B it follows that a run that finds the record of its own settings may keep any data file of
-// the right size; from A and B, that it may keep the unit if there is a marker besides. Without a
-// record the data files say nothing about how they were made, so they are built anew, unless there
-// is a marker (then another program vouches for them).
+// By B, a run that finds a record with its own settings may keep any data file of the right size.
+// By A and B, it may keep the whole unit if there is also a marker. Without a record, the origin of
+// the data files is unknown and they are rebuilt, unless there is a marker. Then another program
+// built the unit.
 //
-// The order that keeps them, each step on disk before the next is taken (in brackets what is found
-// after a kill behind it, and what the next run does):
+// A unit of several parts is published one part after the other, under the unit's lock. Each part
+// executes those of the steps below that are still needed: the first part writes the record, and
+// the part that finds all other files complete writes the marker.
 //
-// The parts of a unit of several are published one after the other, under the unit's lock, each by
-// the steps below as what the part before has left asks for: the first writes the record, and the
-// one that finds all other files there the marker.
+// Each step is on disk before the next begins. In brackets: the state after a kill following the
+// step, and what the next run does.
 //
-//  1. All files, record and marker are written under temporary names and synced. [The unit as it was before; temporary files, which are
-//     removed as soon as their process is known to be gone, or are a day old.]
-//  2. If there is a marker, it is removed. [B holds: the run with the old settings keeps the data files, one with new settings goes on.]
-//  3. If data files cannot be kept, they are removed. [Record of the old settings, some data files of the old settings.]
-//  4. The record gets its name, unless the right one is there. [Record of the new settings, no data file, or only those kept. If the
-//     record came after the data files instead, a kill between them would leave data files without a record, and in step 3's case the
-//     old record with new data files, against B. If it came before step 3, the new record with old data files.]
-//  5. The data files get their names. [Record, some data files: the next run builds the others, and does not touch these.]
-//  6. The marker gets its name. [Complete.]
+// 1. All files, record and marker are written under temporary names and synced. [The unit is
+//    unchanged. Temporary files are removed once their process is known to be dead, or after
+//    a day.]
+// 2. An existing marker is removed. [B holds: a run with the old settings keeps the data
+//    files, a run with new settings continues.]
+// 3. Data files that cannot be kept are removed. [The record of the old settings, and some
+//    data files of the old settings.]
+// 4. The record is renamed into place, unless the right record exists. [The record of the new
+//    settings, and no data files except kept ones. If the record followed the data files
+//    instead, a kill between them would leave data files without a record, and after step 3
+//    the old record with new data files, which violates B. If it preceded step 3, the new
+//    record would exist with old data files.]
+// 5. The data files are renamed into place. [The record and some data files: the next run
+//    builds the others and does not touch these.]
+// 6. The marker is renamed into place. [Complete.]
 //
-// Steps 2 and 3 apply only when something is built anew; readers that look between 2 and 6 find no
-// unit, and those that had opened the old files go on reading them.
+// Steps 2 and 3 happen only when something is rebuilt. Readers that look between steps 2 and 6 find
+// no unit. Readers that opened the old files before can continue to read them.
 
-// errLost says that another process has taken the unit over, believing this one dead.
+// errLost means that another process assumed that this process was dead and took the unit over.
 var errLost = errors.New("another process has taken the unit over")
 
-// A job is a unit that was built and is to be published.
+// A job is a built unit that is being published.
 type job struct {
 	*unit
 	findings
 	lock   *locks.Lock         // of the part
-	images []*atomicfile.Image // nil: the file is there
+	images []*atomicfile.Image // nil: the file exists already
 }
 
-// abort ends the job: it removes the temporary files that were not renamed and gives back the lock.
+// abort ends the job: it removes the temporary files that were not renamed and releases the lock.
 func (j *job) abort() {
 	j.jobs.Add(-1)
 	for _, m := range j.images {
@@ -67,7 +75,7 @@ func (j *job) abort() {
 	j.lock.Release()
 }
 
-// publish carries out the steps above, and says whether the unit is complete.
+// publish carries out the steps above, and reports whether the unit is complete.
 func (r *run) publish(ctx context.Context, j *job) (complete bool, err error) {
 	for _, m := range j.images {
 		if m == nil {
@@ -185,8 +193,8 @@ func sealed(path string, text []byte) (*atomicfile.File, error) {
 	return f, nil
 }
 
-// A syncer brings the entries of a directory to disk for many goroutines with few calls: all that
-// ask while one call runs are served by the next.
+// A syncer syncs the entries of a directory for many goroutines with few calls: the next call
+// serves all requests that arrive while one call runs.
 type syncer struct {
 	dir string
 
@@ -194,10 +202,10 @@ type syncer struct {
 	turn          *sync.Cond
 	begun, served int64 // calls
 	running       bool
-	err           error // the first; the run ends with it
+	err           error // the first error; the run ends with it
 }
 
-// sync returns when a call that began after sync was called has ended.
+// sync returns when a call that started after sync was called has ended.
 func (s *syncer) sync() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

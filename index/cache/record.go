@@ -12,7 +12,7 @@ import (
 	"slices"
 )
 
-// A record is what is kept of a unit that this package built, in <marker>.json in the state
+// A record describes a unit that this package built. It is stored as <marker>.json in the state
 // directory.
 type record struct {
 	Format   int             `json:"format"` // 1
@@ -32,7 +32,7 @@ const (
 
 func (r *run) recordPath(u *unit) string { return filepath.Join(r.state, u.Marker+".json") }
 
-// recordText is the record of a unit with files of these sizes.
+// recordText returns the record of a unit with files of these sizes.
 func recordText(u *unit, sizes []int64) ([]byte, error) {
 	rec := record{Format: recordFormat, Settings: u.Settings}
 	for i, name := range u.Files {
@@ -42,23 +42,23 @@ func recordText(u *unit, sizes []int64) ([]byte, error) {
 	return append(text, '\n'), err
 }
 
-// findings are what there is of a unit.
+// findings describes the existing files of a unit.
 type findings struct {
 	complete bool
-	foreign  bool    // complete, and there is no record
-	stale    bool    // what there is of data files must not be kept
-	sizes    []int64 // of the data files, nil if they have not been asked for
+	foreign  bool    // complete, without a record
+	stale    bool    // existing data files must not be kept
+	sizes    []int64 // of the data files; nil if not known yet
 	have     []bool  // data files that are complete
-	recorded bool    // the record is there and agrees
-	marker   bool    // there is a marker, right or wrong
+	recorded bool    // the record exists and matches
+	marker   bool    // a marker exists, right or wrong
 }
 
-// has says whether these data files are complete.
+// has reports whether these data files are complete.
 func (f *findings) has(files []int) bool {
 	return !slices.ContainsFunc(files, func(i int) bool { return !f.have[i] })
 }
 
-// inspect finds out what there is of a unit.
+// inspect finds the existing files of a unit.
 func (r *run) inspect(ctx context.Context, u *unit) (findings, error) {
 	f := findings{have: make([]bool, len(u.Files))}
 	text, err := readFile(filepath.Join(r.dir, u.Marker), int64(len(u.MarkerText)))
@@ -76,8 +76,8 @@ func (r *run) inspect(ctx context.Context, u *unit) (findings, error) {
 		!info.ModTime().Equal(u.before.ModTime()))
 	switch {
 	case rec == nil && info == nil: // no record
-		// A marker without a record: another program's unit, if it is whole. Without a marker
-		// nobody knows how its files came about.
+		// A marker without a record: the unit is another program's, if it is complete. Without a
+		// marker, the origin of the files is unknown.
 		if !marked || !fresh {
 			f.stale = true
 			return f, nil
@@ -111,7 +111,7 @@ func (r *run) inspect(ctx context.Context, u *unit) (findings, error) {
 	return f, nil
 }
 
-// of reports whether the record is one of the unit as it is to be.
+// of reports whether the record describes the unit.
 func (rec *record) of(u *unit) bool {
 	settings, err := compact(rec.Settings)
 	if err != nil || rec.Format != recordFormat || !bytes.Equal(settings, u.Settings) ||
@@ -126,8 +126,8 @@ func (rec *record) of(u *unit) bool {
 	return true
 }
 
-// readRecord reads the record of a unit. info is nil if there is none, and rec if it is none that
-// can be read.
+// readRecord reads the record of a unit. info is nil if the record does not exist, rec is nil if it
+// is not valid.
 func (r *run) readRecord(u *unit) (rec *record, info os.FileInfo, err error) {
 	path := r.recordPath(u)
 	info, err = os.Stat(path)
@@ -151,14 +151,14 @@ func (r *run) readRecord(u *unit) (rec *record, info os.FileInfo, err error) {
 	return rec, info, nil
 }
 
-// readFile reads a file; of one that is longer than limit, nothing.
+// readFile reads a file, or nothing if the file is longer than limit.
 func readFile(path string, limit int64) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is no regular file; remove it", path)
+		return nil, fmt.Errorf("%s is not a regular file; remove it", path)
 	}
 	if info.Size() > limit {
 		return nil, nil

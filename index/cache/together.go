@@ -16,26 +16,26 @@ import (
 	"mula/internal/locks"
 )
 
-// A FailedError is the error of a process of a group ([Options.Together]) that ended because
-// another one had failed.
+// A FailedError is the error of a process of a group ([Options.Together]) that stopped because
+// another process of the group failed.
 type FailedError struct {
-	Owner string // the other one, in words
+	Owner string // description of the failed process
 	Text  string // its error
 }
 
 func (e *FailedError) Error() string {
-	return fmt.Sprintf("stopped because %s, which was building the same files, has failed: %s", e.Owner, e.Text)
+	return fmt.Sprintf("stopped because %s, which was building the same files, failed: %s", e.Owner, e.Text)
 }
 
-// A failure is the note that a process of a group leaves for the others when it fails. It stays for
-// nobody else: a process looks only for what came after its own beginning.
+// A failure is the note that a failing process of a group writes for the other processes. A process
+// ignores notes from before its own start.
 type failure struct {
 	atomicfile.Owner
 	Text string `json:"error"`
 }
 
-// failurePath is that of the note. Groups that build other units, or these with other settings, do
-// not share it.
+// failurePath returns the path of the note. Groups that build other units, or the same units with
+// other settings, use another path.
 func (r *run) failurePath() string {
 	h := sha256.New()
 	for _, u := range r.units {
@@ -44,8 +44,7 @@ func (r *run) failurePath() string {
 	return filepath.Join(r.state, "failed-"+hex.EncodeToString(h.Sum(nil)[:8])+".json")
 }
 
-// noteFailure leaves the note. That it cannot be left is no further error: this process ends with
-// its own.
+// noteFailure writes the note. It ignores its own errors: this process fails with err anyway.
 func (r *run) noteFailure(err error) {
 	var other *FailedError
 	if errors.As(err, &other) {
@@ -56,7 +55,7 @@ func (r *run) noteFailure(err error) {
 	}
 }
 
-// readFailure reads the note, if it is another than the one that before is about.
+// readFailure reads the note, unless the note is still the file described by before.
 func readFailure(path string, before os.FileInfo) *FailedError {
 	info, err := os.Stat(path)
 	if err != nil || before != nil && os.SameFile(info, before) && info.ModTime().Equal(before.ModTime()) {
@@ -70,8 +69,8 @@ func readFailure(path string, before os.FileInfo) *FailedError {
 	return &FailedError{f.Owner.String(), f.Text}
 }
 
-// watch counts what other processes complete, as soon as it can be seen, and in a group stops the
-// run when another process has failed. It returns when ctx is done.
+// watch counts the units that other processes complete as soon as they are visible. In a group, it
+// also stops the run when another process has failed. It returns when ctx is done.
 func (r *run) watch(ctx context.Context, stop context.CancelCauseFunc) {
 	path := r.failurePath()
 	before, _ := os.Stat(path)
@@ -95,12 +94,11 @@ func (r *run) watch(ctx context.Context, stop context.CancelCauseFunc) {
 	}
 }
 
-// countComplete looks for the markers of units that are not at an end, with one look at the
-// directory for all.
+// countComplete looks for the markers of unfinished units with a single listing of the directory.
 func (r *run) countComplete(ctx context.Context) {
 	names, err := listNames(r.dir)
 	if err != nil {
-		return // whoever needs the directory says what is wrong with it
+		return // the code that needs the directory reports the error
 	}
 	there := make(map[string]bool, len(names))
 	for _, name := range names {
@@ -111,7 +109,7 @@ func (r *run) countComplete(ctx context.Context) {
 			return
 		}
 		if there[u.Marker] && !r.hasEnded(u) {
-			_, _, _ = r.skip(ctx, u) // an error comes again to who builds it
+			_, _, _ = r.skip(ctx, u) // the code that builds the unit meets the error again
 		}
 	}
 }
@@ -125,10 +123,10 @@ func listNames(dir string) ([]string, error) {
 	return d.Readdirnames(-1)
 }
 
-// Await tries what open does until it does not miss a file any more, as long as other processes are
-// building dir. It is for who needs some units of a directory and not all of them. told is called,
-// with one of those that are building, when it is clear that there is something to wait for, and
-// whenever it is another. The error is that of open, or of ctx.
+// Await calls open until it no longer fails with [fs.ErrNotExist], as long as other processes are
+// building dir. It is for readers that need only some units of a directory. Await calls told with
+// the name of a building process when it starts to wait, and again whenever that name changes.
+// Await returns the error of open or of ctx.
 func Await(ctx context.Context, dir string, told func(builder string), open func() error) error {
 	return await(ctx, dir, defaultTiming, told, open)
 }
@@ -137,7 +135,8 @@ func await(ctx context.Context, dir string, t timing, told func(builder string),
 	watched := locks.NewWatch(filepath.Join(dir, StateDir), t.Timing)
 	last, pause := "", t.poll
 	for {
-		// Looked for before open tries: who ends in between has written what open then finds.
+		// List the builders before open: a process that ends in between has written the files that
+		// open finds.
 		others, err := builders(watched)
 		if err != nil {
 			return err
@@ -159,7 +158,7 @@ func await(ctx context.Context, dir string, t timing, told func(builder string),
 	}
 }
 
-// Builders names the processes that are building dir, which need not exist.
+// Builders returns the names of the processes that are building dir. dir need not exist.
 func Builders(dir string) ([]string, error) {
 	return builders(locks.NewWatch(filepath.Join(dir, StateDir), defaultTiming.Timing))
 }
