@@ -14,18 +14,19 @@ import (
 	"mula/internal/machine"
 )
 
-// Files are where the three files of a dataset go, each from byte 0 with its header. One that is
-// nil is not wanted, because it is complete already.
+// Files are the writers of the three files of a dataset. Each file starts at byte 0 with its
+// header. A nil writer is skipped, because its file is already complete.
 //
-// Each byte is written once, in any order, in pieces whose offset is a multiple of 8 MiB and whose
-// memory begins at a multiple of 4096 bytes. A piece is 8 MiB long, except the last of the file.
-// Calls follow each other, from another goroutine than Build's.
+// Each byte is written once, in any order. Files are written in chunks of 8 MiB, the last of which
+// may be shorter. The offset of a chunk is a multiple of 8 MiB, and its memory address is a
+// multiple of 4096. Calls do not overlap, and are made on another goroutine than Build's.
 type Files struct{ Documents, Samples, Shuffle io.WriterAt }
 
-// Builder builds the indexes of datasets, one after the other, and keeps its memory between them:
-// [Layout.Memory] of the largest, and up to 64 MiB of chunks on their way to the disk.
+// Builder builds the indexes of datasets, one after the other. It keeps its memory between them:
+// [Layout.Memory] of the largest dataset, and up to 64 MiB of chunks that wait to be written.
 //
-// The zero value is ready. A Builder is not for concurrent use; several of them may share a pool.
+// The zero value is ready to use. A Builder is not safe for concurrent use; several Builders may
+// share a pool.
 type Builder struct {
 	shuffler numpy.Shuffler
 	chunks   chunkPool
@@ -37,13 +38,13 @@ type Builder struct {
 	large      int64 // 0: the constant of that name
 }
 
-// pastCaches is the number of pairs from which on they are written past the caches.
+// pastCaches is the number of pairs from which they are written with non-temporal stores.
 const pastCaches = 12 << 20
 
-// large is the number of entries from which one dataset is worth several threads.
+// large is the number of entries from which a dataset uses several threads.
 const large = 20 << 20
 
-// Release gives the builder's memory back. The builder can be used again.
+// Release frees the builder's memory. The builder can be used again.
 func (b *Builder) Release() {
 	b.shuffler.Release()
 	b.chunks.drop()
@@ -53,13 +54,13 @@ func (b *Builder) Release() {
 	b.memory, b.release, b.reserved = nil, nil, 0
 }
 
-// Build writes the index of d, whose layout is l, to f. While it computes, it holds one of pool
-// (which may be nil), or several for a large dataset if they are free; while it waits for the
-// writes, none.
+// Build writes the index of d, whose layout is l, to f. While it computes, it holds one slot of
+// pool (which may be nil), or several for a large dataset if they are free. While it waits for
+// writes, it holds none.
 //
-// It fails if a write fails, if ctx is done, if the lengths have changed since l was made, if the
-// machine lacks the memory, and for a kept partial sample that begins before its document
-// (Megatron-LM crashes there). What was written then is not to be used.
+// Build fails if a write fails, if ctx is done, if the lengths have changed since l was computed,
+// if the machine has too little memory, or if a kept partial sample starts before its document
+// (Megatron-LM crashes there). After an error, the files must not be used.
 func (b *Builder) Build(ctx context.Context, d *Dataset, l Layout, f Files, pool *semaphore.Weighted) error {
 	if err := d.check(); err != nil {
 		return err
@@ -85,7 +86,7 @@ func (b *Builder) Build(ctx context.Context, d *Dataset, l Layout, f Files, pool
 	err := b.compute(out, d, l, f)
 	share.end()
 	if err = out.finish(err); err != nil {
-		b.chunks.drop() // some are still in the hands of the files that broke off
+		b.chunks.drop() // the files of the failed build still use some of them
 	}
 	return err
 }
@@ -111,8 +112,8 @@ func (b *Builder) compute(out *output, d *Dataset, l Layout, f Files) error {
 	return nil
 }
 
-// threads says how many threads shuffle so many elements, for which the shares are taken that are
-// free. They are given back by done.
+// threads returns the number of threads to shuffle the given number of elements, and acquires that
+// many of the free pool slots. done releases them.
 func (b *Builder) threads(out *output, elements int64) (threads int, done func()) {
 	threshold := int64(large)
 	if b.large > 0 {
@@ -125,7 +126,7 @@ func (b *Builder) threads(out *output, elements int64) (threads int, done func()
 	return 1 + extra, func() { out.lease.less(extra) }
 }
 
-// documents writes a part of the document index and of the sample index.
+// documents writes one part of the document index and of the sample index.
 func (b *Builder) documents(e *emission, p part, d *Dataset, l Layout, random *numpy.RandomState) error {
 	if err := context.Cause(e.out.ctx); err != nil {
 		return err
@@ -147,19 +148,20 @@ func (b *Builder) documents(e *emission, p part, d *Dataset, l Layout, random *n
 	return nil
 }
 
-// pairs fills dst with id | length<<32 of the split's documents, over and over, and checks that
-// they still have so many tokens.
+// pairs fills dst with id | length<<32 of the split's documents, repeated for each epoch, and
+// checks that they still have the given number of tokens.
 func (d *Dataset) pairs(dst []uint64, tokens int64, threads int) error {
 	n := d.End - d.First
 	lengths := d.Lengths[4*d.First : 4*d.End]
-	// By the time a large array is read, the caches would not hold it any more.
+	// A large array would be evicted from the caches before it is read.
 	past := len(dst) >= pastCaches
 	sums := make([]int64, threads)
 	negative := make([]bool, threads)
 	var group errgroup.Group
 	for t := range threads {
 		group.Go(func() error {
-			from, to := n*int64(t)/int64(threads)&^7, n*int64(t+1)/int64(threads)&^7 // whole lines of the cache
+			// whole cache lines
+			from, to := n*int64(t)/int64(threads)&^7, n*int64(t+1)/int64(threads)&^7
 			if t == threads-1 {
 				to = n
 			}
@@ -183,13 +185,13 @@ func (d *Dataset) pairs(dst []uint64, tokens int64, threads int) error {
 		}
 	}
 	if tokens != 0 {
-		return errors.New("the lengths of the sequences changed during the build: build the index again when the " +
+		return errors.New("the lengths of the sequences changed during the build; build the index again when the " +
 			".idx file is complete")
 	}
 	return nil
 }
 
-// shuffle makes the shuffle index, the whole file, in the builder's memory.
+// shuffle computes the whole shuffle index file in the builder's memory.
 func (b *Builder) shuffle(out *output, l Layout, random *numpy.RandomState) ([]byte, error) {
 	n := l.shuffleEntries()
 	threads, done := b.threads(out, n)
@@ -224,7 +226,7 @@ func (b *Builder) shuffle(out *output, l Layout, random *numpy.RandomState) ([]b
 	return image, nil
 }
 
-// shuffleLong is numpy.Shuffle for more than 2³² elements, with an eye on ctx.
+// shuffleLong is numpy.Shuffle for more than 2³² elements; it stops when ctx is done.
 func shuffleLong(ctx context.Context, random *numpy.RandomState, a []uint64) error {
 	for i := len(a) - 1; i > 0; i-- {
 		j := random.Interval(uint64(i))
@@ -236,27 +238,28 @@ func shuffleLong(ctx context.Context, random *numpy.RandomState, a []uint64) err
 	return nil
 }
 
-// bytes is n bytes of the builder's memory, with arbitrary contents, in place of what it held.
+// bytes returns n bytes of the builder's memory with arbitrary contents. It replaces the previous
+// array.
 func (b *Builder) bytes(n int64) []byte {
 	if int64(len(b.memory)) < n {
 		if b.release != nil {
 			b.release()
 		}
-		b.memory, b.release = numpy.Aligned(int(n + n/4)) // pages that are not used take no memory
+		b.memory, b.release = numpy.Aligned(int(n + n/4)) // unused pages take no memory
 	}
 	return b.memory[:n]
 }
 
-// room refuses a dataset that needs more memory than the machine has left.
+// room returns an error if the dataset needs more memory than the machine has left.
 func (b *Builder) room(l Layout) error {
 	need := l.Memory()
 	if need <= b.reserved {
 		return nil
 	}
 	if available := machine.AvailableMemory(); available > 0 && need-b.reserved > available {
-		return fmt.Errorf("a dataset of %d document entries and %d samples takes %.3g GB of memory to shuffle, and "+
-			"this machine has %.3g GB left: "+
-			"divide the file, ask for fewer epochs, build fewer datasets at once or use a larger machine",
+		return fmt.Errorf("shuffling a dataset of %d document entries and %d samples takes %.3g GB of memory, and "+
+			"this machine has %.3g GB left; divide the file, use fewer epochs, build fewer datasets at once or use a "+
+			"larger machine",
 			l.DocumentEntries, l.Samples, float64(need)/1e9, float64(available+b.reserved)/1e9)
 	}
 	b.reserved = need

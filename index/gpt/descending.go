@@ -3,16 +3,16 @@ package gpt
 import "io"
 
 // descending is a file that is filled from its end to its beginning, chunk by chunk. It may be
-// filled in two parts, the lower one first; the chunk that both touch is held in memory between
-// them.
+// filled in two parts, the lower part first. The chunk that both parts share stays in memory
+// between them.
 type descending struct {
 	out    *output
 	file   io.WriterAt
 	header [headerBytes]byte
 	size   int64
 
-	top   int64  // the part in hand ends here; the second part where the file does
-	base  int64  // offset of the chunk in hand, a multiple of the chunk's size
+	top   int64  // the current part ends here; the second part ends at the end of the file
+	base  int64  // offset of the current chunk, a multiple of the chunk size
 	chunk []byte // its memory
 
 	held     []byte
@@ -42,13 +42,14 @@ func (f *descending) open(base int64) error {
 	return nil
 }
 
-// next leaves the chunk in hand, which has been filled down to its base, for the one below.
+// next moves to the chunk below. The current chunk has been filled down to its base.
 func (f *descending) next() error {
 	f.end()
 	return f.open(f.base - int64(f.out.memory.size))
 }
 
-// end leaves the chunk in hand, which has been filled down to its base or to where the part begins.
+// end finishes the current chunk, which has been filled down to its base or to the start of the
+// part.
 func (f *descending) end() {
 	end := min(f.base+int64(f.out.memory.size), f.size)
 	if end > f.top {
@@ -59,12 +60,13 @@ func (f *descending) end() {
 	f.chunk = nil
 }
 
-// low is the first element, of the given size, that begins in the chunk in hand or above.
+// low is the first element, of the given size, that starts in the current chunk or above.
 func (f *descending) low(size int64) int64 {
-	return max(0, f.base-headerBytes) / size // a chunk other than the first begins with a whole element
+	// every chunk but the first starts with a whole element
+	return max(0, f.base-headerBytes) / size
 }
 
-// at is the memory of the chunk in hand from the element i on.
+// at returns the memory of the current chunk from element i on.
 func (f *descending) at(i, size int64) []byte {
 	return f.chunk[headerBytes+i*size-f.base:]
 }

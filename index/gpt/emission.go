@@ -9,8 +9,7 @@ import (
 	"mula/index/numpy"
 )
 
-// part is a stretch of the documents that is shuffled as a whole, and the rows of the sample index
-// in it.
+// part is a range of documents that is shuffled as a whole, with its rows of the sample index.
 type part struct {
 	first, end      int64 // entries of the document index
 	tokens          int64 // up to the part's end
@@ -18,10 +17,11 @@ type part struct {
 	surplus         int64 // rows after those, which repeat the end of the last document
 }
 
-// empty tells whether no row belongs to the part.
+// empty reports whether the part has no rows.
 func (p *part) empty() bool { return p.lowRow > p.highRow+p.surplus }
 
-// parts divides d into what is shuffled as a whole: one part, or two with a separate final epoch.
+// parts divides d into ranges that are shuffled as a whole: one part, or two with a separate final
+// epoch.
 func (d *Dataset) parts(l Layout) []part {
 	epochs, documents := l.Epochs, l.DocumentEntries
 	if l.Separate {
@@ -40,7 +40,7 @@ func (d *Dataset) parts(l Layout) []part {
 	return parts
 }
 
-// emission writes the document and sample index of shuffled documents, which come from the last to
+// emission writes the document and sample index of shuffled documents, from the last document to
 // the first.
 type emission struct {
 	out                *output
@@ -92,11 +92,10 @@ func (e *emission) begin(p part) error {
 	return nil
 }
 
-// batch is how many documents pass through both indexes at a time, so that they stay in the cache
-// between.
+// batch is how many documents pass through both indexes at a time, so that they stay in the cache.
 const batch = 4096
 
-// block takes the documents part.first+first, …
+// block processes the documents part.first+first, …
 func (e *emission) block(first int, pairs []uint64) error {
 	if err := context.Cause(e.out.ctx); err != nil {
 		return err
@@ -163,9 +162,8 @@ func (e *emission) sampleRows(pairs []uint64) error {
 	return nil
 }
 
-// surplus writes the rows for which there is no token: the end of the part's last document, which
-// has the given length. If that is 0, and there is an extra token, the offset is -1, as upstream
-// has it.
+// surplus writes the rows without a token: the end of the part's last document, which has the given
+// length. If the length is 0 and there is an extra token, the offset is -1, as in Megatron-LM.
 func (e *emission) surplus(length int64) error {
 	f, p := e.samples, e.part
 	if p.surplus == 0 {
@@ -174,8 +172,8 @@ func (e *emission) surplus(length int64) error {
 	offset := length - e.rows.extra
 	if offset < 0 && e.checked {
 		return errors.New("the last partial sample of the valid split would end one token before its last document, " +
-			"which is empty " +
-			"(Megatron-LM core 0.10 and later stop at an assertion): choose another seed, or drop the partial sample")
+			"which is empty (Megatron-LM core 0.10 and later fail an assertion); choose another seed, or drop the " +
+			"partial sample")
 	}
 	for row := p.highRow + p.surplus; row > p.highRow; row-- {
 		if row < f.low(e.width()) {
@@ -199,7 +197,7 @@ func (e *emission) put(row, position, offset int64) {
 	}
 }
 
-// end leaves the part, whose documents have all been seen.
+// end finishes the part after its last document.
 func (e *emission) end() {
 	if e.documents != nil {
 		e.documents.end()
@@ -208,13 +206,12 @@ func (e *emission) end() {
 		return
 	}
 	if e.part.lowRow == 0 {
-		e.put(0, 0, 0) // in the chunk in hand, since row 1 lies in the first one too
+		e.put(0, 0, 0) // in the current chunk, since row 1 is in the first chunk too
 	}
 	e.samples.end()
 }
 
-// The memory of files, seen as numbers. It is aligned to their size, and the machine is
-// little-endian.
+// The memory of files as numbers. It is aligned to their size, and the machine is little-endian.
 
 func uint32s(b []byte) []uint32 {
 	return unsafe.Slice((*uint32)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/4)

@@ -8,13 +8,13 @@ import (
 	"golang.org/x/sys/cpu"
 )
 
-// haveAVX512 tells whether the machine can run the kernels of this file.
+// haveAVX512 reports whether the machine can run the kernels of this file.
 var haveAVX512 = cpu.X86.HasAVX512F && cpu.X86.HasAVX512BW && cpu.X86.HasAVX512DQ && cpu.X86.HasBMI2
 
-// atOnce is how many lengths a kernel takes in one call, which cannot be interrupted.
+// atOnce is how many lengths a kernel processes in one call, which cannot be interrupted.
 const atOnce = 1 << 20
 
-// sumLengths adds up little-endian int32, and tells whether one of them is negative.
+// sumLengths adds up little-endian int32, and reports whether one of them is negative.
 func sumLengths(lengths []byte) (sum int64, negative bool) {
 	for haveAVX512 && len(lengths) >= 64 {
 		n := min(len(lengths)/64*16, atOnce)
@@ -27,8 +27,8 @@ func sumLengths(lengths []byte) (sum int64, negative bool) {
 	return sum + s, negative || neg
 }
 
-// fillPairs sets dst[i] to first+i | length<<32, past the caches if so wanted, and adds up the
-// lengths as sumLengths does.
+// fillPairs sets dst[i] to first+i | length<<32, with non-temporal stores if past is set, and adds
+// up the lengths like sumLengths.
 func fillPairs(dst []uint64, lengths []byte, first uint32, past bool) (sum int64, negative bool) {
 	lengths = lengths[:4*len(dst)]
 	for haveAVX512 && len(dst) >= 8 {
@@ -70,7 +70,8 @@ func (r *rows) fill32(dst []uint64, low int64, documents []uint64) (left int) {
 			r.passed(len(documents) - n)
 			documents = documents[:n]
 		}
-		if n := len(documents); n >= 8 { // a group with too many rows, with one below low, or above the last row of all
+		// a group with too many rows, with a row below low, or above the last row of all
+		if n := len(documents); n >= 8 {
 			if left := r.fill32Go(dst, low, documents[n-8:]); left > 0 {
 				return n - 8 + left
 			}
@@ -99,10 +100,10 @@ func (r *rows) fill64(dst [][2]int64, low int64, documents []uint64) (left int) 
 	return r.fill64Go(dst, low, documents)
 }
 
-// inGroups tells whether the documents that come next can be taken in groups.
+// inGroups reports whether the next documents can be processed in groups.
 func (r *rows) inGroups(low int64) bool { return r.row >= low && r.bound < 1<<50 }
 
-// passed brings up to date what the kernels leave, after so many documents.
+// passed updates the state that the kernels leave unchanged, after the given number of documents.
 func (r *rows) passed(documents int) {
 	r.position -= int64(documents)
 	r.target = r.row * r.sequence

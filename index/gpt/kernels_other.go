@@ -2,7 +2,7 @@
 
 package gpt
 
-// haveAVX512 tells whether there are kernels beside those in Go.
+// haveAVX512 reports whether there are kernels other than the Go ones.
 const haveAVX512 = false
 
 func sumLengths(lengths []byte) (sum int64, negative bool) { return sumLengthsGo(lengths) }

@@ -2,12 +2,12 @@ package gpt
 
 import "encoding/binary"
 
-// lengthAt is number i of an array of little-endian int32.
+// lengthAt returns element i of an array of little-endian int32.
 func lengthAt(lengths []byte, i int64) int32 {
 	return int32(binary.LittleEndian.Uint32(lengths[4*i:]))
 }
 
-// sumLengthsGo adds up little-endian int32, and tells whether one of them is negative.
+// sumLengthsGo adds up little-endian int32, and reports whether one of them is negative.
 func sumLengthsGo(lengths []byte) (sum int64, negative bool) {
 	var signs uint32
 	for ; len(lengths) >= 4; lengths = lengths[4:] {
@@ -18,7 +18,7 @@ func sumLengthsGo(lengths []byte) (sum int64, negative bool) {
 	return sum, signs>>31 != 0
 }
 
-// fillPairsGo sets dst[i] to first+i | length<<32, and adds up the lengths as sumLengthsGo does.
+// fillPairsGo sets dst[i] to first+i | length<<32, and adds up the lengths like sumLengthsGo.
 func fillPairsGo(dst []uint64, lengths []byte, first uint32) (sum int64, negative bool) {
 	var signs uint32
 	for i := range dst {

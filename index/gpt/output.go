@@ -10,14 +10,15 @@ import (
 )
 
 const (
-	chunkBytes = 8 << 20 // a write: large enough for direct I/O to reach the speed of the disk
-	chunkAlign = 4096    // what direct I/O asks of addresses, offsets and sizes
-	// chunks a builder keeps: up to four being filled or held, the others on their way to the disk
+	// bytes per write: large enough for direct I/O to reach the speed of the disk
+	chunkBytes = 8 << 20
+	chunkAlign = 4096 // alignment that direct I/O requires of addresses, offsets and sizes
+	// chunks that a builder keeps: up to four being filled or held, the others being written
 	chunkMemory = 8
 )
 
-// output writes chunks of files in a goroutine of its own, while its owner fills others. The first
-// error ends the work: it is the cause of the cancelled context.
+// output writes chunks of files in its own goroutine, while its owner fills others. The first error
+// is the cause of the canceled context.
 type output struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -31,10 +32,10 @@ type job struct {
 	file   io.WriterAt
 	offset int64
 	data   []byte
-	chunk  []byte // the memory to give back afterwards; nil for memory that is not the pool's
+	chunk  []byte // the memory to release afterwards; nil for memory that is not the pool's
 }
 
-// chunkPool is the memory of the chunks. It outlives the output.
+// chunkPool is the memory of the chunks. It is reused by later outputs.
 type chunkPool struct {
 	size    int // of a chunk
 	free    chan []byte
@@ -60,8 +61,8 @@ func startOutput(ctx context.Context, lease *lease, memory *chunkPool) *output {
 	return o
 }
 
-// take returns the memory of a chunk, with arbitrary contents. While all of it is on its way to the
-// disk, take waits, and somebody else may compute.
+// take returns the memory of a chunk, with arbitrary contents. While all chunks are being written,
+// take waits and releases the pool slots, so that other builders can compute.
 func (o *output) take() ([]byte, error) {
 	m := o.memory
 	select {
@@ -96,7 +97,7 @@ func (o *output) write(j job) {
 	o.lease.begin(o.ctx)
 }
 
-// writeImage queues a whole file that lies in memory, which must stay as it is until finish.
+// writeImage queues a whole file that is in memory, which must not change until finish.
 func (o *output) writeImage(file io.WriterAt, image []byte) {
 	for at := 0; at < len(image); at += o.memory.size {
 		o.write(job{file: file, offset: int64(at), data: image[at:min(at+o.memory.size, len(image))]})
@@ -122,13 +123,13 @@ func (p *chunkPool) drop() {
 	p.release, p.free = nil, nil
 }
 
-// lease is a builder's share of a pool that says how many goroutines may compute at once.
+// lease is a builder's share of a pool that limits how many goroutines compute at once.
 type lease struct {
 	pool *semaphore.Weighted // nil: no limit
 	held bool
 }
 
-// begin waits for the share. It returns without it when ctx is done, which ends the work soon.
+// begin waits for a slot. If ctx is done, it returns without a slot, and the work ends soon.
 func (l *lease) begin(ctx context.Context) {
 	if l.pool != nil && !l.held {
 		l.held = l.pool.Acquire(ctx, 1) == nil
@@ -142,7 +143,7 @@ func (l *lease) end() {
 	}
 }
 
-// more takes up to n further shares without waiting, and returns how many.
+// more acquires up to n further slots without waiting, and returns how many it acquired.
 func (l *lease) more(n int) int {
 	if l.pool == nil {
 		return n

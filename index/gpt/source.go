@@ -13,21 +13,22 @@ import (
 	"mula/shards"
 )
 
-// A Source tells token files apart whose datasets have one name, by what a look at the .idx file
-// shows. Where the file lies is not in it: the nodes of a cluster may see it in different places.
+// A Source distinguishes token files whose datasets have the same name, by properties of the .idx
+// file. The path is not included: nodes of a cluster may mount the file at different paths.
 type Source struct {
 	FileSize int64  `json:"file_size"` // of the .idx file in bytes
-	FileTime string `json:"file_time"` // when it was last changed
-	Elements int64  `json:"elements"`  // tokens; an .idx file of other lengths may have the same size
+	FileTime string `json:"file_time"` // its modification time
+	// number of tokens; an .idx file with other lengths may have the same size
+	Elements int64 `json:"elements"`
 }
 
-// SourceOf is the source that an open .idx file is.
+// SourceOf returns the Source of an open .idx file.
 func SourceOf(x *shards.Index) Source {
 	return Source{x.Size(), x.ModTime().UTC().Format(time.RFC3339Nano), x.Elements()}
 }
 
-// Locate is the path on this machine of a token file's prefix. A relative one is looked for in
-// root, "" being the working directory.
+// Locate returns the path of a token file's prefix on this machine. Relative prefixes are relative
+// to root; "" is the working directory.
 func Locate(root, prefix string) string {
 	if filepath.IsAbs(prefix) || root == "" {
 		return prefix
@@ -35,14 +36,14 @@ func Locate(root, prefix string) string {
 	return filepath.Join(root, prefix)
 }
 
-// OpenTokens opens the .idx file of a prefix; the error says what else may be wrong where there is
-// none. A .bin file beside it must have the size that follows from it, so that a damaged or wrong
-// .idx does not pass for an index of terabytes; if there is none, the .idx is taken as it is.
+// OpenTokens opens the .idx file of a prefix. If the file does not exist, the error suggests the
+// cause. If a .bin file exists, its size must match the .idx, so that a damaged or wrong .idx
+// cannot cause an index of terabytes. If it does not exist, the .idx is not checked.
 func OpenTokens(root, prefix string) (*shards.Index, error) {
 	for _, ending := range []string{".idx", ".bin"} {
 		if strings.HasSuffix(prefix, ending) {
-			return nil, fmt.Errorf("%s: give the prefix without %s: the frameworks add the endings, and the prefix "+
-				"is in the hash of the names", prefix, ending)
+			return nil, fmt.Errorf("%s: remove %s from the prefix; the frameworks append the extension, and the "+
+				"prefix is part of the hash in the file names", prefix, ending)
 		}
 	}
 	if err := localpath.Check(prefix); err != nil {
@@ -62,9 +63,9 @@ func OpenTokens(root, prefix string) (*shards.Index, error) {
 	case !errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("%s: %w", prefix, err)
 	case filepath.IsAbs(prefix):
-		return nil, fmt.Errorf("%s: %w: is the prefix right?", prefix, err)
+		return nil, fmt.Errorf("%s: %w; check the prefix", prefix, err)
 	case root == "":
 		root = "the working directory"
 	}
-	return nil, fmt.Errorf("%s: %w: the prefix is relative, and was looked for in %s (--root)", prefix, err, root)
+	return nil, fmt.Errorf("%s: %w; the prefix is relative to %s (--root)", prefix, err, root)
 }

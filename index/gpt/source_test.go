@@ -36,9 +36,9 @@ func TestOpenTokens(t *testing.T) {
 	}
 	for prefix, want := range map[string]string{
 		"c":     "expected 24 bytes",
-		"a.idx": "without .idx",
-		"b.bin": "without .bin",
-		"d":     "looked for in " + dir,
+		"a.idx": "remove .idx",
+		"b.bin": "remove .bin",
+		"d":     "is relative to " + dir,
 		// Prefixes come from files, too, which the command does not look into.
 		"s3://b/x": "s3://b/x is a URL",
 	} {

@@ -2,11 +2,11 @@ package gpt
 
 import "mula/index/python"
 
-// SplitEdges divides the documents of a file between train, valid and test by rounded widths, as
-// Megatron-LM did up to core 0.4 and what was made of it since then does: split k has the documents
-// from edge k up to edge k+1. Each width is rounded, half to even, and what the widths have too
-// much, or too little, is taken off all edges but the first. So an edge may be below 0, and a split
-// may have no documents.
+// SplitEdges divides the documents of a file into train, valid and test by rounded widths, like
+// Megatron-LM up to core 0.4 and programs derived from it: split k has the documents from edge k to
+// edge k+1. Each width is rounded half to even, and the excess or deficit of the widths is
+// subtracted from all edges except the first. Edges can therefore be below 0, and a split can have
+// no documents.
 func SplitEdges(fractions [3]float64, documents int64) [4]int64 {
 	var edges [4]int64
 	for i, f := range fractions {

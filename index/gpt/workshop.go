@@ -7,28 +7,29 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// workshopMemory bounds the memory of the datasets that a [Workshop] builds at once; one that needs
-// more is built alone.
+// workshopMemory bounds the memory of the datasets that a [Workshop] builds at once. A dataset that
+// needs more is built alone.
 const workshopMemory = 4 << 30
 
-// idleBuilders are as many builders as a [Workshop] has beyond its threads: while one waits for the
-// disk, another computes in its place.
+// idleBuilders is how many builders a [Workshop] has in addition to its threads: while one waits
+// for the disk, another computes.
 const idleBuilders = 6
 
-// A Workshop builds several datasets at once, within bounds of processor and memory.
+// A Workshop builds several datasets at once, within limits of processor and memory use.
 type Workshop struct {
-	// Pool is of what computes, one share a thread. Whatever else computes beside the datasets
-	// takes its shares from it too.
+	// Pool has one slot per computing thread. Other computations that run next to the datasets use
+	// it too.
 	Pool *semaphore.Weighted
 
 	threads int
 	memory  *semaphore.Weighted // in bytes
-	// bytes that a builder may keep between datasets: all of them together as much as memory
+	// bytes that a builder may keep between datasets; all builders together may keep as much as
+	// memory
 	keep     int64
-	builders chan *Builder // that are free, each with the memory that it has gathered
+	builders chan *Builder // free builders, each with the memory that it keeps
 }
 
-// NewWorkshop is a workshop that computes on so many threads, at least one.
+// NewWorkshop returns a workshop that computes on the given number of threads, at least one.
 func NewWorkshop(threads int) *Workshop {
 	threads = max(1, threads)
 	w := &Workshop{
@@ -42,14 +43,14 @@ func NewWorkshop(threads int) *Workshop {
 	return w
 }
 
-// Threads is how many threads compute.
+// Threads returns the number of computing threads.
 func (w *Workshop) Threads() int { return w.threads }
 
-// Places is how many datasets are built at once; more calls of Build wait.
+// Places returns how many datasets are built at once; more calls of Build wait.
 func (w *Workshop) Places() int { return cap(w.builders) }
 
 // Build writes the document, sample and shuffle index of d, whose layout is l, into files, in that
-// order; one that is nil is not wanted. It waits until there is a place, and memory.
+// order. A nil file is skipped. Build waits for a free builder and for memory.
 func (w *Workshop) Build(ctx context.Context, d *Dataset, l Layout, files []io.WriterAt) error {
 	need := min(l.Memory(), workshopMemory)
 	if err := w.memory.Acquire(ctx, need); err != nil {
@@ -64,7 +65,7 @@ func (w *Workshop) Build(ctx context.Context, d *Dataset, l Layout, files []io.W
 	}
 	defer func() {
 		if need > w.keep {
-			b.Release() // before the memory is anybody's again
+			b.Release() // before another builder can acquire the memory
 		}
 		w.builders <- b
 	}()

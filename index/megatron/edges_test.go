@@ -74,7 +74,7 @@ func TestRefused(t *testing.T) {
 		{"no file", func(c *Config) { c.Blend = mustBlend(t, "1 f0 1 absent") }, []string{"absent.idx", "relative",
 			root}},
 		{"no absolute file", func(c *Config) { c.Blend = mustBlend(t, "1 f0 1 /absent/file") },
-			[]string{"/absent/file.idx", "is the prefix right?"}},
+			[]string{"/absent/file.idx", "check the prefix"}},
 		{"odd words", func(c *Config) { c.Blend = mustBlend(t, "0.5 f0 f1") },
 			[]string{"0.5.idx", "looks like a weight", "odd number of words"}},
 		{"empty split", func(c *Config) { c.Blend, c.Split = mustBlend(t, "1 f0 1 small"), "969,30,1" },
