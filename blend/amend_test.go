@@ -405,7 +405,7 @@ func TestAmendRefuses(t *testing.T) {
 		"all held out":    {p, 200, "sources: [{name: web, shards: [one]}]", nil, "all 1 windows"},
 		"too many epochs": {p, 200, "samples: 40000", nil, "samples would fit"},
 		"epochs before": {p, 200, "sources: [{name: web, max_epochs: 0.5}]", nil,
-			"no plan with these weights would fit: lower the weights of these sources, raise max_epochs, or add data; samples drawn before position 200 cannot change"},
+			"no plan with these weights would fit; lower the weights of these sources, raise max_epochs, or add data; samples drawn before position 200 cannot change"},
 		"backwards": {grown, 200, "sources: [{name: web, shards: [part-4]}]", nil,
 			"already grows at its sample 180"},
 		"skips before": {p, 200, "", []Range{{100, 210}}, "starts before position 200"},
@@ -440,7 +440,7 @@ func TestAmendRefuses(t *testing.T) {
 	}
 }
 
-// A shard that has changed since the parent was sealed must not get into the amended plan
+// A shard that has changed since the parent was built must not get into the amended plan
 // unnoticed, with a manifest or without.
 func TestAmendNoticesChanges(t *testing.T) {
 	for _, manifest := range []bool{true, false} {
@@ -455,7 +455,7 @@ func TestAmendNoticesChanges(t *testing.T) {
 			c.foreign("part-1")
 		}
 		if _, err := Amend(t.Context(), p, &Amendment{Skips: []Range{{1, 2}}}, SealOptions{}); err == nil ||
-			!strings.Contains(err.Error(), "has changed since the plan was sealed") {
+			!strings.Contains(err.Error(), "has changed since the plan was built") {
 			t.Errorf("manifest %v: %v", manifest, err)
 		}
 	}

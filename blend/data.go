@@ -15,15 +15,14 @@ import (
 	"mula/shards"
 )
 
-// Data is a plan with its shards, open for reading. It is safe for concurrent use until Close.
+// Data is a plan with its open shards. It is safe for concurrent use until Close.
 //
-// A shard is mapped into memory when it is first used. If one is cut short while it is open, what
-// reads samples of it fails; the rest goes on. Once it has been restored it is read again, as far
-// as [Open] would: its counts and the hashes in its manifest must be those that were found, and its
-// blocks are compared with their sums. One without sums is then believed, or, where whole files are
-// verified, not read again. A file that takes the name of a sound one is not looked at: what was
-// opened is read. However many a plan has, they are never all open: beyond some 16,000 those that
-// were not used lately are closed again.
+// A shard is mapped into memory when it is first used. If a shard is truncated while it is open,
+// reads of its samples fail, and reads of other shards continue. A restored shard is opened again.
+// Its counts and manifest hashes must be unchanged, and its blocks are compared with their sums. A
+// restored shard without sums is trusted, or not read again if complete files are verified. If an
+// undamaged file is replaced, Data continues to read the file that it opened. At most about 16,000
+// shards are open at a time; beyond that, the least recently used shards are closed.
 type Data struct {
 	*Plan
 	facts    [][]facts // by source and shard
@@ -32,38 +31,38 @@ type Data struct {
 	reverify time.Duration
 }
 
-// DefaultReverify is [OpenOptions.Reverify] unless it is given.
+// DefaultReverify is the default of [OpenOptions.Reverify].
 const DefaultReverify = 10 * time.Minute
 
 // OpenOptions are the options of [Open].
 type OpenOptions struct {
-	Base string // directory that the plan's relative paths start from, instead of the plan's own; "" for that
-	// do not compare the tokens of samples: for [Data.Check], which reads all and says more of what
-	// is wrong
+	Base string // directory for the plan's relative paths; "": the plan's own directory
+	// skip the comparison of sample tokens; for [Data.Check], which reads everything and reports
+	// more about each problem
 	Unread bool
 
 	// Reverify is the time after which a block of a shard with sums is compared again when it is
-	// read ([shards.Shard.Reverify]): 0 is [DefaultReverify], a negative time is never.
+	// read ([shards.Shard.Reverify]). 0 is [DefaultReverify]; a negative time disables the
+	// comparison.
 	Reverify time.Duration
 
-	// Verify, if not nil, has whole files verified while samples are read; without it Open compares
-	// what is said above, and nothing else is.
+	// Verify, if not nil, verifies complete files while samples are read. If it is nil, only the
+	// comparisons of [Open] are made.
 	Verify *VerifyOptions
 
-	// Waiting, if not nil, lets Open wait while another process builds index files of the cache
-	// that the plan's order is read from and that are not there yet. It is called with a message,
-	// again when there is another process to wait for. Other files of that cache are not waited
-	// for.
+	// Waiting, if not nil, makes Open wait while another process builds missing index files of the
+	// cache that the plan's order is read from. Waiting is called with a message, again for each
+	// process that Open waits for. Open does not wait for other files of the cache.
 	Waiting func(message string)
 }
 
-// Open verifies that the shards of a plan are the ones it was sealed with: sizes, element types,
-// counts, the hashes in their manifests, and the tokens of 16 samples. Whether every byte is the
-// same only [Data.Check] can tell.
+// Open opens the shards of a plan and verifies that they match the plan: file sizes, element types,
+// counts, the hashes in their manifests, and the tokens of 16 samples. Only [Data.Check] verifies
+// every byte.
 //
-// What was found out about a shard is kept in the user's cache directory and used again while size,
-// time of change and inode of its files are the same, so that opening a plan over thousands of
-// shards a second time opens those of the 16 samples alone.
+// Open stores its findings about a shard in the user's cache directory, and reuses them while size,
+// modification time and inode of the shard's files are unchanged. A second Open of a plan with
+// thousands of shards therefore opens only the shards of the 16 samples.
 func Open(ctx context.Context, p *Plan, opts OpenOptions) (*Data, error) {
 	if opts.Base != "" {
 		moved := *p
@@ -114,7 +113,7 @@ func Open(ctx context.Context, p *Plan, opts OpenOptions) (*Data, error) {
 	return d, nil
 }
 
-// newData finds the shards of a plan.
+// newData looks up the shards of a plan.
 func newData(ctx context.Context, p *Plan, l *ledger) (*Data, error) {
 	found, err := l.survey(ctx, p)
 	if err != nil {
@@ -125,28 +124,28 @@ func newData(ctx context.Context, p *Plan, l *ledger) (*Data, error) {
 	return d, nil
 }
 
-// open opens a shard, which must still be the one that was found at first.
+// open opens a shard and verifies that it has not been replaced since the plan was opened.
 func (d *Data) open(source, shard int) (*shards.Shard, error) {
 	s, err := shards.Open(d.ShardPath(source, shard))
 	if err != nil {
 		return nil, fmt.Errorf("source %q: %w", d.Sources[source].Name, err)
 	}
 	was, is := d.facts[source][shard], factsOf(s)
-	if !is.manifest { // then nobody has read it again
+	if !is.manifest { // hashes are known only from reading the files
 		is.bin, is.index = was.bin, was.index
 	}
 	s.Reverify(d.reverify)
 	if is != was {
 		s.Close()
-		return nil, fmt.Errorf("source %q: shard %s was replaced since the plan was opened: start again, and it is "+
-			"compared with the plan",
+		return nil, fmt.Errorf("source %q: shard %s was replaced since the plan was opened; restart the program, "+
+			"so that the new file is compared with the plan",
 			d.Sources[source].Name, d.ShardPath(source, shard))
 	}
 	return s, nil
 }
 
-// Files lists the files that samples of the plan are read from, those of its shards that may be
-// missing included, and of its order. None is looked at.
+// Files lists the files that samples of the plan are read from: the files of its shards, including
+// optional files that may not exist, and of its order. Files does not access the file system.
 func (p *Plan) Files() (paths []string) {
 	for i := range p.Sources {
 		for k := range p.Sources[i].Shards {
@@ -159,7 +158,7 @@ func (p *Plan) Files() (paths []string) {
 	return paths
 }
 
-// Close closes the shards. Nothing may be reading from them.
+// Close closes the shards. No read may be in progress.
 func (d *Data) Close() error {
 	if d.verifier != nil {
 		d.verifier.stop()
@@ -167,7 +166,7 @@ func (d *Data) Close() error {
 	return errors.Join(d.shelf.close(), d.closeOrder())
 }
 
-// closeOrder closes the files that the order of an open plan is read from.
+// closeOrder closes the index files of an open plan's order.
 func (p *Plan) closeOrder() error {
 	err := closePackings(p.packings)
 	p.packings = nil
@@ -177,33 +176,33 @@ func (p *Plan) closeOrder() error {
 	return err
 }
 
-// changed is the error about a shard that is not the one that the plan was sealed with.
+// changed returns the error about a shard that differs from the plan.
 func (d *Data) changed(source, shard int, format string, args ...any) error {
-	return fmt.Errorf("shard %s of source %q has changed since the plan was sealed: %s; restore it, or blend again",
+	return fmt.Errorf("shard %s of source %q has changed since the plan was built: %s; restore it, or build a new plan",
 		d.ShardPath(source, shard), d.Sources[source].Name, fmt.Sprintf(format, args...))
 }
 
-// verify compares the shards with the plan, and unless told not to, the tokens of some samples.
+// verify compares the shards with the plan, and, unless unread is set, the tokens of some samples.
 func (d *Data) verify(ctx context.Context, unread bool) error {
 	for i := range d.Sources {
 		for k, is := range d.facts[i] {
 			want := d.Sources[i].Shards[k]
 			switch {
 			case is.dtype.String() != want.DType:
-				return d.changed(i, k, "its elements are %s, were %s", is.dtype, want.DType)
-			case is.tokens != want.Tokens: // with the element type that is the size of .bin
-				return d.changed(i, k, "it has %d tokens, had %d", is.tokens, want.Tokens)
+				return d.changed(i, k, "element type is %s, was %s", is.dtype, want.DType)
+			case is.tokens != want.Tokens: // this also compares the size of .bin
+				return d.changed(i, k, "it has %d tokens, previously %d", is.tokens, want.Tokens)
 			case is.documents != want.Documents:
-				return d.changed(i, k, "it has %d documents, had %d", is.documents, want.Documents)
+				return d.changed(i, k, "it has %d documents, previously %d", is.documents, want.Documents)
 			case is.manifest && is.bin != want.Bin:
-				return d.changed(i, k, "by its manifest the .bin file has SHA-256 %.16s…, had %.16s…", is.bin, want.Bin)
+				return d.changed(i, k, "SHA-256 of .bin in its manifest is %.16s…, was %.16s…", is.bin, want.Bin)
 			case is.manifest && is.index != want.Index:
-				return d.changed(i, k, "by its manifest the .idx file has SHA-256 %.16s…, had %.16s…", is.index,
+				return d.changed(i, k, "SHA-256 of .idx in its manifest is %.16s…, was %.16s…", is.index,
 					want.Index)
 			}
 		}
 	}
-	if d.Megatron != nil { // of the native order ReadPlan has compared them
+	if d.Megatron != nil { // ReadPlan has compared the pairs of other orders
 		if err := d.verifyPairs(); err != nil {
 			return err
 		}
@@ -222,19 +221,19 @@ func (d *Data) verify(ctx context.Context, unread bool) error {
 		}
 		if h := SampleHash(tokens); hex.EncodeToString(h[:]) != c.Hash {
 			return d.changed(s.Source, s.Shard,
-				"the sample at position %d (window %d, tokens %d to %d of the shard) has hash %x, had %s",
+				"the sample at position %d (window %d, tokens %d to %d of the shard) has hash %x, was %s",
 				c.Position, s.Window, s.Token, s.Token+int64(d.SequenceLength), h, c.Hash)
 		}
 	}
 	return nil
 }
 
-// Tokens reads the tokens of a sample into dst, which must have L+1 elements. It fails if one is
-// not an id of the plan's tokenizer.
+// Tokens reads the tokens of a sample into dst, which must have L+1 elements. It fails if a token
+// is not an id of the plan's tokenizer.
 func (d *Data) Tokens(dst []uint32, s Sample) error { return d.tokens(context.Background(), dst, s) }
 
-// Reread is [Data.Tokens], but compares the blocks of the sample that have sums with these first,
-// whenever that was last done.
+// Reread does what [Data.Tokens] does, but first compares the sample's blocks with their sums, even
+// if they were compared recently.
 func (d *Data) Reread(ctx context.Context, dst []uint32, s Sample) error {
 	_, err := d.stretches(ctx, len(dst), s, func(shard *shards.Shard, _ int, g segment) error {
 		if err := shard.Recheck(ctx, g.token, g.token+g.length); err != nil {
@@ -248,7 +247,7 @@ func (d *Data) Reread(ctx context.Context, dst []uint32, s Sample) error {
 	return d.tokens(ctx, dst, s)
 }
 
-// tokens is Tokens, where ctx ends a wait for the verification of the shard.
+// tokens implements Tokens. ctx cancels a wait for the verification of the shard.
 func (d *Data) tokens(ctx context.Context, dst []uint32, s Sample) error {
 	n, err := d.stretches(ctx, len(dst), s, func(shard *shards.Shard, at int, g segment) error {
 		return d.read4(dst[at:][:g.length], s.Source, shard, g)
@@ -259,14 +258,14 @@ func (d *Data) tokens(ctx context.Context, dst []uint32, s Sample) error {
 	return err
 }
 
-// pad fills the places behind the last document of a sample.
+// pad fills the elements after the last document of a sample.
 func pad[T uint16 | uint32](dst []T, id uint32) {
 	for i := range dst {
 		dst[i] = T(id)
 	}
 }
 
-// read4 reads the tokens of a stretch of a shard of a source.
+// read4 reads the tokens of a segment.
 func (d *Data) read4(dst []uint32, source int, shard *shards.Shard, g segment) error {
 	if err := shard.Read(dst, g.token); err != nil {
 		return fmt.Errorf("source %q: %w", d.Sources[source].Name, err)
@@ -280,7 +279,7 @@ func (d *Data) read4(dst []uint32, source int, shard *shards.Shard, g segment) e
 	return nil
 }
 
-// read2 is read4 of a shard whose elements are uint16, without taking them apart.
+// read2 does what read4 does for a shard of uint16 elements, by copying its bytes.
 func (d *Data) read2(dst []uint16, source int, shard *shards.Shard, g segment) error {
 	encoded, err := shard.Encoded(g.token, g.token+g.length)
 	if err != nil {
@@ -297,13 +296,14 @@ func (d *Data) read2(dst []uint16, source int, shard *shards.Shard, g segment) e
 	return nil
 }
 
-// reaches says whether one of these little-endian uint16 is limit, from 1 to 2^16-1, or above. It
-// looks at four at a time: with K = 2^15 - limit modulo 2^15, the low 15 bits of an id and K add up
-// to 2^15 or more where they are those of limit or above; the highest bits decide the rest.
+// reaches reports whether any of the little-endian uint16 ids is at least limit, which is 1 to
+// 2^16-1. It tests four at a time: with K = 2^15 - limit modulo 2^15, the low 15 bits of an id and
+// K add up to 2^15 or more if they are at least the low bits of limit. The highest bits decide the
+// rest.
 func reaches(ids []byte, limit uint32) bool {
 	const lanes, high = 0x0001000100010001, 0x8000800080008000
 	k := uint64(1<<15-limit&(1<<15-1)) * lanes
-	var low, found uint64 // a limit above 2^15 wants both the highest bit and the sum's, one below it either of them
+	var low, found uint64 // limit ≥ 2^15: both the id's highest bit and the sum's must be set; below: either
 	if limit < 1<<15 {
 		low = high
 	}
@@ -320,13 +320,13 @@ func reaches(ids []byte, limit uint32) bool {
 	return found&high != 0
 }
 
-// stretches calls read with the shard and the stretches of a sample of length tokens, each with its
-// place in the sample. It gives the number of tokens that they have: length, unless the sample is
-// padded.
+// stretches calls read with each segment of a sample, its shard, and its offset in the sample.
+// length is the capacity for tokens. stretches returns the number of tokens read: length, unless
+// the sample is padded.
 func (d *Data) stretches(ctx context.Context, length int, s Sample, read func(shard *shards.Shard, at int,
 	g segment) error) (n int, err error) {
 	if length != d.SequenceLength+1 {
-		return 0, fmt.Errorf("a sample has %d tokens, room for %d was given", d.SequenceLength+1, length)
+		return 0, fmt.Errorf("a sample has %d tokens, but the buffer has %d elements", d.SequenceLength+1, length)
 	}
 	var buffer [16]segment
 	segments, err := d.segments(buffer[:0], s)
@@ -334,8 +334,8 @@ func (d *Data) stretches(ctx context.Context, length int, s Sample, read func(sh
 		return 0, err
 	}
 	if n := lengthOf(segments); n != int64(length) && d.Packing == nil {
-		return 0, fmt.Errorf("source %q: sample %d has %d tokens of %d: the last of a validation set may be short, "+
-			"and Megatron then fills it up",
+		return 0, fmt.Errorf("source %q: sample %d has only %d of %d tokens; mula cannot read the last, short sample "+
+			"of a validation set, which Megatron pads",
 			d.Sources[s.Source].Name, s.Window, n, length)
 	}
 	err = d.over(s.Source, segments, func(shard *shards.Shard, g segment) error {
@@ -351,7 +351,7 @@ func (d *Data) stretches(ctx context.Context, length int, s Sample, read func(sh
 	return n, err
 }
 
-// over calls f with each of a source's segments, and its shard.
+// over calls f with each of a source's segments and its shard.
 func (d *Data) over(source int, segments []segment, f func(shard *shards.Shard, g segment) error) error {
 	for len(segments) > 0 {
 		k := segments[0].shard
@@ -377,10 +377,9 @@ func (d *Data) over(source int, segments []segment, f func(shard *shards.Shard, 
 	return nil
 }
 
-// outlived says whether a shard is of no use any more, after a read of it that ended with err,
-// while the one that has its name now may be: bytes of its files are gone, or they are damaged and
-// others have taken their place. One without sums whose files are verified whole is used to its
-// end: what was verified is not what has its name now.
+// outlived reports whether a shard must be opened again after a read that returned err: bytes of
+// its files are gone, or its files are damaged and have been replaced. A shard without sums whose
+// complete files are verified is never opened again, because only the opened files were verified.
 func (d *Data) outlived(shard *shards.Shard, err error) bool {
 	if err == nil || d.verifier != nil && !shard.Summed() {
 		return false
@@ -388,15 +387,14 @@ func (d *Data) outlived(shard *shards.Shard, err error) bool {
 	return errors.Is(err, mapping.ErrUnreadable) || errors.Is(err, shards.ErrCorrupt) && shard.Replaced()
 }
 
-// Probe says why a shard cannot be read: its files are not there, are others than those that were
-// sealed, or have lost bytes at their ends. It reads a few bytes. One that could not be read, and
-// was restored, is open again afterwards.
+// Probe reports why a shard cannot be read: its files are missing, do not match the plan, or were
+// truncated. It reads a few bytes. If the shard was restored, Probe opens it again.
 func (d *Data) Probe(source, shard int) error {
 	at := segment{shard: shard}
 	return d.over(source, []segment{at}, func(*shards.Shard, segment) error { return nil })
 }
 
-// segments appends the stretches of the source's shards that are a sample.
+// segments appends the segments of a sample.
 func (d *Data) segments(dst []segment, s Sample) ([]segment, error) {
 	switch {
 	case d.order != nil:
@@ -407,8 +405,8 @@ func (d *Data) segments(dst []segment, s Sample) ([]segment, error) {
 	return append(dst, segment{shard: s.Shard, token: s.Token, length: int64(d.SequenceLength) + 1}), nil
 }
 
-// idLimit is above every id that may occur: the vocabulary where it is known, else what the
-// stream's int32 can hold.
+// idLimit returns the vocabulary size if it is known, else the number of ids that the stream's
+// int32 can represent.
 func (d *Data) idLimit() uint32 {
 	if d.Tokenizer == nil || d.Tokenizer.Vocabulary == 0 || d.Tokenizer.Vocabulary > math.MaxInt32 {
 		return math.MaxInt32 + 1
@@ -417,8 +415,8 @@ func (d *Data) idLimit() uint32 {
 }
 
 func (d *Data) idError(source, shard int, token int64, id uint32) error {
-	return fmt.Errorf("source %q: %s.bin: token %d (byte %d) has id %d, but the tokenizer has ids below %d: the "+
-		"shard is damaged, or another tokenizer made it",
+	return fmt.Errorf("source %q: %s.bin: token %d (byte %d) has id %d, but the tokenizer has ids below %d; restore "+
+		"the shard, or tokenize again with the plan's tokenizer",
 		d.Sources[source].Name, d.ShardPath(source,
 			shard), token, token*tokenBytes(d.Sources[source].Shards[shard].DType), id, d.idLimit())
 }

@@ -9,33 +9,33 @@ import (
 	"mula/index/megatron"
 )
 
-// ForMegatron says a blend in the words of Megatron-LM: for one that is given a blend.yaml, and is
-// to train with Megatron-LM's own order of the same shards. It sets the blend, the split, the
-// numbers of samples, the sequence length and the seed; the rest is as base has it.
+// ForMegatron converts a blend.yaml to a Megatron-LM configuration, to train with Megatron-LM's own
+// order of the same shards. It sets the blend, the split, the numbers of samples, the sequence
+// length and the seed. The other fields come from base.
 //
-// Every shard becomes a token file of its own, whose weight is its share of the tokens of its
-// source times the weight of the source. Megatron-LM has one stage, skips nothing and does not
-// limit epochs: a blend that has more than that is refused. What is held out becomes the validation
-// split; it asks for as many samples as it has windows here.
+// Every shard becomes a token file. Its weight is the weight of its source times the shard's share
+// of the source's tokens. ForMegatron fails if the blend has several stages, skips or epoch limits,
+// because Megatron-LM has none. Held-out windows become the validation split, with one sample for
+// each held-out window.
 func ForMegatron(ctx context.Context, c *Config, base megatron.Config) (megatron.Config, error) {
 	if c.Order == orderMegatron {
 		return base, c.file.Errorf("$.order",
-			"the order is %s already: its index files are there, and `mula index verify` compares them", c.Order)
+			"the order is already %s; to compare its index files, run `mula index verify`", c.Order)
 	}
 	if c.Packing != "" {
-		return base, c.file.Errorf("$.packing", "Megatron-LM does not pack documents; leave packing out")
+		return base, c.file.Errorf("$.packing", "Megatron-LM does not pack documents; remove packing")
 	}
 	if len(c.Skips) > 0 {
-		return base, c.file.Errorf("$.skips", "Megatron-LM cannot skip positions; leave skips out")
+		return base, c.file.Errorf("$.skips", "Megatron-LM cannot skip positions; remove skips")
 	}
 	for i, s := range c.Sources {
 		if s.MaxEpochs.IsSet() {
 			return base, c.file.Errorf(fmt.Sprintf("$.sources[%d].max_epochs", i),
-				"Megatron-LM does not limit epochs; leave max_epochs of %q out", s.Name)
+				"Megatron-LM does not limit epochs; remove max_epochs of %q", s.Name)
 		}
 	}
 	if c.Seed > 1<<32-1 {
-		return base, c.file.Errorf("$.seed", "seed is %d; Megatron-LM's is at most 2^32-1", c.Seed)
+		return base, c.file.Errorf("$.seed", "seed is %d; Megatron-LM accepts at most 2^32-1", c.Seed)
 	}
 	l := openLedger()
 	defer l.close()
@@ -46,7 +46,7 @@ func ForMegatron(ctx context.Context, c *Config, base megatron.Config) (megatron
 	defer d.Close()
 	p := d.Plan
 	if len(p.Stages) != 1 {
-		return base, c.file.Errorf("$.stages", "Megatron-LM has one stage, this blend %d; make an index for each",
+		return base, c.file.Errorf("$.stages", "Megatron-LM has one stage, this blend has %d; build an index for each",
 			len(p.Stages))
 	}
 	blend := megatron.Blend{Weights: []float64{}}
@@ -59,7 +59,7 @@ func ForMegatron(ctx context.Context, c *Config, base megatron.Config) (megatron
 		for j := range s.Shards {
 			w := new(big.Rat).SetUint64(p.Stages[0].Weights[i])
 			if w.Sign() == 0 || s.Shards[j].Tokens == 0 {
-				continue // Megatron-LM draws samples even where the weight is 0
+				continue // Megatron-LM draws samples even if the weight is 0
 			}
 			w.Mul(w, big.NewRat(s.Shards[j].Tokens, tokens))
 			f, _ := w.Float64()
@@ -80,5 +80,5 @@ func ForMegatron(ctx context.Context, c *Config, base megatron.Config) (megatron
 	return base, nil
 }
 
-// decimal writes a share without an exponent, which Megatron-LM's reading of a split does not know.
+// decimal formats a fraction without an exponent, because Megatron-LM's split has no exponents.
 func decimal(share float64) string { return strconv.FormatFloat(share, 'f', -1, 64) }

@@ -7,57 +7,57 @@ import (
 	"strings"
 )
 
-// A Relation is how two plans come from each other.
+// A Relation describes whether one plan amends another.
 type Relation string
 
 // The relations of a first and a second plan.
 const (
 	SamePlan       Relation = "same"
-	SecondAmends   Relation = "second_amends_first" // the second names the first among its parents
+	SecondAmends   Relation = "second_amends_first" // the first plan is a parent of the second
 	FirstAmends    Relation = "first_amends_second"
-	CommonAncestor Relation = "common_ancestor" // both name a plan that neither of them is
+	CommonAncestor Relation = "common_ancestor" // both amend a third plan
 	Unrelated      Relation = "none"
 )
 
-// A Difference is what [Diff] found.
+// A Difference is the result of [Diff].
 type Difference struct {
-	// Same is a number of positions, from the first on, at which both plans have the same samples
-	// and skip the same. It follows from what the plans say of shards, stages, skips and growth; no
-	// parent is believed. Beyond it the plans differ, but for samples that are equal by chance.
+	// Same is the number of leading positions at which both plans have the same samples and skips.
+	// It is computed from shards, stages, skips and growth, not from the list of parents. After
+	// these positions the plans differ, except for samples that are equal by chance.
 	Same     int64    `json:"same"`
 	Relation Relation `json:"relation"`
-	Ancestor string   `json:"ancestor,omitempty"` // fingerprint of the youngest plan that both come from, or are
-	First    []Parent `json:"first_amendments"`   // that lead from it to the first plan, the oldest first
+	Ancestor string   `json:"ancestor,omitempty"` // fingerprint of the youngest common ancestor; may be a plan itself
+	First    []Parent `json:"first_amendments"`   // from the ancestor to the first plan, oldest first
 	Second   []Parent `json:"second_amendments"`
-	Changes  []Change `json:"changes"` // from the first plan to the second, by their positions
+	Changes  []Change `json:"changes"` // from the first plan to the second, by position
 
-	Sources []SourceDifference `json:"sources"` // those of the first plan, then those of the second alone
+	Sources []SourceDifference `json:"sources"` // sources of the first plan, then sources of the second alone
 }
 
-// A Change is one thing that differs.
+// A Change is one difference.
 type Change struct {
-	From int64 `json:"from"` // the first position where it is felt; -1 if it changes no sample
+	From int64 `json:"from"` // the first position that it affects; -1 if it changes no sample
 	// order, cache, padding, sequence_length, seed, tokenizer, sources, stages, skips or length
 	What string `json:"what"`
 	Text string `json:"text"`
 }
 
-// A SourceDifference is what two plans draw of a source at the positions from Difference.Same on,
-// skipped ones included, so that all sources add up to these positions; of plans that read their
-// order, at all positions.
+// A SourceDifference compares the samples that two plans draw from a source. It counts positions
+// from Difference.Same on, including skipped positions. For plans that read their order from files,
+// it counts all positions.
 type SourceDifference struct {
 	Name   string  `json:"name"`
 	First  Drawing `json:"first"`
 	Second Drawing `json:"second"`
 }
 
-// A Drawing is a number of positions, and its share of all of them, from 0 to 1.
+// A Drawing is a number of positions, and its fraction of all positions, from 0 to 1.
 type Drawing struct {
 	Samples int64   `json:"samples"`
 	Share   float64 `json:"share"`
 }
 
-// Diff says in what two plans differ, and from which position on.
+// Diff lists the differences between two plans, and the first position of each.
 func Diff(a, b *Plan) *Difference {
 	d := &Difference{Changes: []Change{}}
 	d.relate(a, b)
@@ -68,16 +68,16 @@ func Diff(a, b *Plan) *Difference {
 	native := a.Megatron == nil && b.Megatron == nil
 	switch {
 	case (a.Megatron == nil) != (b.Megatron == nil) || (a.Packing == nil) != (b.Packing == nil):
-		add(0, "order", "the order is of version %s, was of %s", b.OrderVersion(), a.OrderVersion())
+		add(0, "order", "the order has version %s, had %s", b.OrderVersion(), a.OrderVersion())
 	case !native && (a.Megatron.Name != b.Megatron.Name || a.Megatron.ExtraToken != b.Megatron.ExtraToken ||
 		!slices.Equal(a.Megatron.Files, b.Megatron.Files)):
 		add(0, "cache", "the order is read from other index files")
 	}
 	if s, t := a.Packing, b.Packing; s != nil && t != nil && s.Padding != t.Padding {
-		add(0, "padding", "samples are padded with id %d, were with %d", t.Padding, s.Padding)
+		add(0, "padding", "samples are padded with id %d, were padded with %d", t.Padding, s.Padding)
 	}
 	if a.SequenceLength != b.SequenceLength {
-		add(0, "sequence_length", "samples train on %d tokens, were %d", b.SequenceLength, a.SequenceLength)
+		add(0, "sequence_length", "sequence length is %d, was %d", b.SequenceLength, a.SequenceLength)
 	}
 	if native && a.Seed != b.Seed {
 		add(0, "seed", "the seed is %d, was %d", b.Seed, a.Seed)
@@ -115,7 +115,7 @@ func Diff(a, b *Plan) *Difference {
 	return d
 }
 
-// String is the tokenizer in words.
+// String describes the tokenizer.
 func (t *Tokenizer) String() string {
 	if t == nil {
 		return "not known"
@@ -123,7 +123,7 @@ func (t *Tokenizer) String() string {
 	return fmt.Sprintf("%.12s… (%d ids, end of document %d)", t.SHA256, t.Vocabulary, t.EOD)
 }
 
-// relate finds the youngest plan that both come from.
+// relate finds the youngest common ancestor.
 func (d *Difference) relate(a, b *Plan) {
 	d.Relation, d.First, d.Second = Unrelated, []Parent{}, []Parent{}
 	line := func(p *Plan) []string { // from the oldest to the plan itself
@@ -155,7 +155,7 @@ func (d *Difference) relate(a, b *Plan) {
 	}
 }
 
-// compareSources notes new, missing and changed sources.
+// compareSources adds new, missing and changed sources.
 func (d *Difference) compareSources(a, b *Plan, native bool) {
 	index := func(p *Plan) map[string]int {
 		m := map[string]int{}
@@ -177,13 +177,13 @@ func (d *Difference) compareSources(a, b *Plan, native bool) {
 	for i, s := range a.Sources {
 		j, ok := second[s.Name]
 		if !ok {
-			d.Changes = append(d.Changes, Change{at(a, i, 0), "sources", fmt.Sprintf("source %s is gone", s.Name)})
+			d.Changes = append(d.Changes, Change{at(a, i, 0), "sources", fmt.Sprintf("source %s was removed", s.Name)})
 			continue
 		}
 		for _, c := range a.Sources[i].compare(&b.Sources[j]) {
-			// Growth is felt where the plan that has it draws its first sample with the new windows
-			// in sight. The other plan may draw the sample of this number elsewhere, but only where
-			// the stages differ before.
+			// Growth takes effect at the first sample that the plan draws with the new windows. The
+			// other plan may draw the sample with this number elsewhere, but only if the stages
+			// differ before.
 			from := int64(0)
 			switch c.in {
 			case inFirst:
@@ -207,7 +207,7 @@ func (d *Difference) compareSources(a, b *Plan, native bool) {
 	}
 }
 
-// A sourceChange is one thing in which two sources differ, from a sample on.
+// A sourceChange is one difference between two sources, from a sample on.
 type sourceChange struct {
 	sample int64
 	in     int // the source that has it: inFirst, inSecond or inBoth
@@ -220,11 +220,11 @@ const (
 	inBoth
 )
 
-// compare says how a source differs from this one: in what both began with, or in what either has
-// got since.
+// compare lists the differences between two versions of a source: in the original shards, or in
+// their growth.
 func (s *Source) compare(t *Source) (list []sourceChange) {
 	if (s.Packed == nil) != (t.Packed == nil) || s.Packed != nil && s.Packed.SHA256 != t.Packed.SHA256 {
-		return []sourceChange{{0, inBoth, "is packed otherwise"}}
+		return []sourceChange{{0, inBoth, "is packed differently"}}
 	}
 	was, is := s.pieces(), t.pieces()
 	same := 0
@@ -232,8 +232,8 @@ func (s *Source) compare(t *Source) (list []sourceChange) {
 		same++
 	}
 	if same == 0 {
-		return []sourceChange{{0, inBoth, fmt.Sprintf("has other shards, or other windows held out: %s, %d windows "+
-			"of them held out; were %s, %d held out",
+		return []sourceChange{{0, inBoth, fmt.Sprintf("has other shards or other held-out windows: %s, %d of them "+
+			"held out; had %s, %d held out",
 			sizeText(len(t.Shards), t.Windows()), t.Validation, sizeText(len(s.Shards), s.Windows()), s.Validation)}}
 	}
 	for _, p := range was[same:] {
@@ -245,7 +245,7 @@ func (s *Source) compare(t *Source) (list []sourceChange) {
 	return list
 }
 
-// sizeText is a number of shards and of their windows.
+// sizeText describes a number of shards and their windows.
 func sizeText(shards int, windows int64) string {
 	if shards == 1 {
 		return fmt.Sprintf("1 shard of %d windows", windows)
@@ -253,14 +253,14 @@ func sizeText(shards int, windows int64) string {
 	return fmt.Sprintf("%d shards of %d windows", shards, windows)
 }
 
-// A piece is what a source got at one time.
+// A piece is the original shards of a source, or the shards that one amendment added.
 type piece struct {
 	sample, held int64
 	first        int // number of its first shard in the source
 	shards       []Shard
 }
 
-// text says that a source has as much more or less as the source s got.
+// text describes a piece that source s has and the other plan's source does not.
 func (p piece) text(s *Source, more string) string {
 	var windows int64
 	for k := range p.shards {
@@ -275,12 +275,12 @@ func (p piece) text(s *Source, more string) string {
 
 func (p piece) equal(q piece) bool {
 	return p.sample == q.sample && p.held == q.held && slices.EqualFunc(p.shards, q.shards, func(a, b Shard) bool {
-		a.Path, b.Path = "", "" // where it lies is no difference
+		a.Path, b.Path = "", "" // the location is not compared
 		return a == b
 	})
 }
 
-// pieces lists what the source got, one time after the other.
+// pieces lists the pieces of the source, in order.
 func (s *Source) pieces() []piece {
 	first, held := len(s.Shards), s.Validation
 	for _, g := range s.Growth {
@@ -294,8 +294,8 @@ func (s *Source) pieces() []piece {
 	return list
 }
 
-// compareStages gives the first position at which the stages share positions out otherwise, and
-// how; the shorter plan's length if they do not before.
+// compareStages returns the first position at which the stages distribute positions differently,
+// and a description. Without a difference, it returns the shorter plan's length.
 func compareStages(a, b *Plan) (from int64, text string) {
 	weights := func(p *Plan, j int) (list []weighted) {
 		for i, w := range p.Stages[j].Weights {
@@ -314,13 +314,13 @@ func compareStages(a, b *Plan) (from int64, text string) {
 		if from += min(n, m); n == m {
 			continue
 		}
-		// The longer one goes on; the other has another stage there, or ends.
+		// The longer stage continues; the other plan has another stage there, or ends.
 		switch {
 		case n < m && j+1 < len(a.Stages):
-			return from, fmt.Sprintf("weights stay %s for %d positions; a stage with %s followed", weightsText(is), m-n,
-				weightsText(weights(a, j+1)))
+			return from, fmt.Sprintf("weights stay %s for %d positions; previously a stage with %s followed",
+				weightsText(is), m-n, weightsText(weights(a, j+1)))
 		case m < n && j+1 < len(b.Stages):
-			return from, fmt.Sprintf("weights are %s; the stage with %s went on for %d positions",
+			return from, fmt.Sprintf("weights are %s; previously the stage with %s continued for %d positions",
 				weightsText(weights(b, j+1)), weightsText(was), n-m)
 		}
 		return from, ""
@@ -333,7 +333,7 @@ type weighted struct {
 	weight uint64
 }
 
-// weightsText is the weights as shares.
+// weightsText formats weights as percentages.
 func weightsText(list []weighted) string {
 	const most = 8
 	var sum float64
@@ -351,7 +351,7 @@ func weightsText(list []weighted) string {
 	return strings.Join(texts, ", ")
 }
 
-// areText begins a sentence about a range of positions.
+// areText returns the start of a sentence about a range of positions.
 func areText(r Range) string {
 	if r.To == r.From+1 {
 		return fmt.Sprintf("position %d is", r.From)
@@ -359,8 +359,8 @@ func areText(r Range) string {
 	return fmt.Sprintf("positions %d to %d are", r.From, r.To-1)
 }
 
-// subtract gives what of the ranges of a list, in order and apart from each other, is in none of
-// another such list.
+// subtract returns the parts of the ranges in list that no range in other covers. Both lists are
+// sorted and disjoint.
 func subtract(list, other []Range) []Range {
 	var left []Range
 	for _, r := range list {
@@ -383,7 +383,7 @@ func subtract(list, other []Range) []Range {
 	return left
 }
 
-// share counts what both plans draw of each source.
+// share counts the samples that both plans draw from each source.
 func (d *Difference) share(a, b *Plan, native bool) {
 	parts := func(p *Plan) map[string]Drawing {
 		m, all := map[string]Drawing{}, float64(p.length-d.Same)

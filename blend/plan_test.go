@@ -332,7 +332,7 @@ func TestReadPlanRefuses(t *testing.T) {
 	}
 }
 
-// A shard that is not what the plan was sealed with is named when the plan is opened.
+// Opening a plan fails and names the shard that has changed since the plan was built.
 func TestOpenNoticesChanges(t *testing.T) {
 	for name, v := range map[string]struct {
 		change  func(c corpus)
@@ -360,7 +360,7 @@ func TestOpenNoticesChanges(t *testing.T) {
 			t.Errorf("%s: not noticed", name)
 			continue
 		}
-		for _, want := range []string{filepath.Join("wiki", "a"), `"wiki"`, v.message, "blend again"} {
+		for _, want := range []string{filepath.Join("wiki", "a"), `"wiki"`, v.message, "build a new plan"} {
 			if !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: %v; want %q in it", name, err, want)
 			}

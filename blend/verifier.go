@@ -377,7 +377,7 @@ func (v *verifier) verify(c *checked) error {
 				return fmt.Errorf("source %q: %w", v.d.Sources[c.source].Name, err)
 			}
 		}
-		return v.d.changed(c.source, c.shard, "its %s file has SHA-256 %.16s…, had %.16s…", f.ending, hash, f.hash)
+		return v.d.changed(c.source, c.shard, "SHA-256 of its %s file is %.16s…, was %.16s…", f.ending, hash, f.hash)
 	}
 	return nil
 }

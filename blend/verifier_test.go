@@ -151,7 +151,7 @@ func TestVerifyChangedInPlace(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := d.Tokens(make([]uint32, 17), s); err == nil || !strings.Contains(err.Error(),
-		"has changed since the plan was sealed: its .bin file has SHA-256") {
+		"has changed since the plan was built: SHA-256 of its .bin file is") {
 		t.Errorf("%v", err)
 	}
 }

@@ -129,7 +129,7 @@ func TestVerifyClientLogs(t *testing.T) {
 		t.Fatal(err)
 	}
 	if code, says, _ := verify(); code != exitFailed ||
-		!strings.Contains(says, "of the 2 ranks that started at position 0, 1 have a log") {
+		!strings.Contains(says, "only 1 of the 2 ranks that started at position 0 have a log") {
 		t.Errorf("a rank without a log: exit %d, %q", code, says)
 	}
 }
