@@ -348,7 +348,7 @@ sources:
   source  windows  samples  epochs  max_epochs  excess samples
        a      100      150   1.500           2               0
        b       10       50   5.000        3.55              15
-a plan of 140 samples would fit; else lower the weights of these sources, raise max_epochs, or add data`
+a plan of 140 samples would fit; or lower the weights of these sources, raise max_epochs, or add data`
 	if err.Error() != wantText {
 		t.Errorf("got\n%s\nwant\n%s", err, wantText)
 	}

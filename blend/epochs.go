@@ -8,23 +8,23 @@ import (
 	"text/tabwriter"
 )
 
-// An EpochsError says that a plan would repeat sources more often than their max_epochs allow.
+// An EpochsError reports that a plan would repeat sources more often than their max_epochs allow.
 type EpochsError struct {
 	Rows []EpochsRow
-	Fits int64 // the largest number of samples, with the same stages and weights, that keeps every limit
+	Fits int64 // the largest length, with the same stages and weights, that meets every limit
 }
 
-// An EpochsRow is what a plan asks of one source with a limit.
+// An EpochsRow compares the samples that a plan draws from one source with the source's limit.
 type EpochsRow struct {
 	Source  string
 	Windows int64   // training windows: samples of an epoch
-	Samples int64   // that the plan draws, skipped ones included
-	Epochs  float64 // Samples / Windows; of a source that has grown, epochs and the part of the last one
+	Samples int64   // that the plan draws, including skipped positions
+	Epochs  float64 // Samples / Windows; if the source has grown, epochs plus the fraction of the last epoch
 	Limit   string  // max_epochs as written
-	Excess  int64   // samples beyond the limit; 0 if it is kept
+	Excess  int64   // samples beyond the limit; 0 if the limit is met
 }
 
-// Error is a message with a table of all sources that have a limit.
+// Error returns a message with a table of all sources that have a limit.
 func (e *EpochsError) Error() string {
 	var b strings.Builder
 	b.WriteString("the plan repeats sources more often than max_epochs allows:\n")
@@ -36,17 +36,17 @@ func (e *EpochsError) Error() string {
 	t.Flush()
 	if e.Fits > 0 {
 		fmt.Fprintf(&b,
-			"a plan of %d samples would fit; else lower the weights of these sources, raise max_epochs, or add data",
+			"a plan of %d samples would fit; or lower the weights of these sources, raise max_epochs, or add data",
 			e.Fits)
 	} else {
-		b.WriteString("no plan with these weights would fit: lower the weights of these sources, raise max_epochs, " +
+		b.WriteString("no plan with these weights would fit; lower the weights of these sources, raise max_epochs, " +
 			"or add data")
 	}
 	return b.String()
 }
 
-// checkEpochs compares what each source has to give with its limit. With an error it gives the
-// first source whose limit is broken. The plan must be compiled.
+// checkEpochs compares the samples drawn from each source with its limit. With an error it returns
+// the first source that exceeds its limit. The plan must be compiled.
 func (p *Plan) checkEpochs(limits []Number) (source int, err error) {
 	e := &EpochsError{Fits: p.length}
 	source = -1
@@ -62,8 +62,7 @@ func (p *Plan) checkEpochs(limits []Number) (source int, err error) {
 				source = i
 			}
 			row.Excess = row.Samples - allowed
-			// The position of the first sample too many is the length of the longest plan without
-			// it.
+			// The position of the first excess sample is the length of the longest plan without it.
 			if position, ok := p.position(i, allowed); ok {
 				e.Fits = min(e.Fits, position)
 			}
@@ -76,15 +75,15 @@ func (p *Plan) checkEpochs(limits []Number) (source int, err error) {
 	return source, e
 }
 
-// epochs is how many epochs the first n samples of the source are.
+// epochs returns the number of epochs that the first n samples of the source span.
 func (s *Source) epochs(n int64) float64 {
 	epoch := s.order.EpochOf(n)
 	first, length := s.order.Span(epoch)
 	return float64(epoch) + float64(n-first)/float64(length)
 }
 
-// within is the number of the source's samples that keep to a limit of epochs; ok is false for more
-// than there are numbers.
+// within returns the number of the source's samples within a limit of epochs; ok is false if the
+// number overflows.
 func (s *Source) within(limit Number) (samples int64, ok bool) {
 	whole, ok := limit.floorTimes(1)
 	if !ok {
@@ -96,8 +95,9 @@ func (s *Source) within(limit Number) (samples int64, ok bool) {
 	return first + rest, first <= math.MaxInt64-rest && first < math.MaxInt64
 }
 
-// distinct is how many windows of the source its first n samples have. In an epoch that a growth
-// fell into, and that is not over, its new windows are counted as if they came evenly.
+// distinct returns the number of different windows among the source's first n samples. If the last
+// epoch contains a growth and is incomplete, distinct assumes that the new windows are evenly
+// spread.
 func (s *Source) distinct(n int64) int64 {
 	epoch := s.order.EpochOf(n)
 	first, length := s.order.Span(epoch)

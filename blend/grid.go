@@ -22,12 +22,14 @@ func (p *Plan) Grid(batchSize int) (Grid, error) {
 
 // Check verifies the positions [from, to) of a stream. This is the rule of every reader of a plan:
 //
-//   - from is a multiple of the batch size, or the plan's end. The plan's end is the state of a finished run, for which nothing is left to read.
-//   - to is a multiple of the batch size, or the plan's end, so that no other step than the plan's last is short.
+//   - from is a multiple of the batch size, or the plan's end, which is the state of a finished
+//     run.
+//   - to is a multiple of the batch size, or the plan's end, so that only the plan's last step
+//     may be short.
 func (g Grid) Check(from, to int64) error {
 	switch {
 	case from < 0 || from > g.length || to > g.length:
-		return fmt.Errorf("positions [%d, %d) are not all in the plan, which has %d", from, to, g.length)
+		return fmt.Errorf("positions [%d, %d) are not all in the plan, which has %d positions", from, to, g.length)
 	case to < from:
 		return fmt.Errorf("the end %d is before the start %d", to, from)
 	case from%g.batch != 0 && from != g.length:
@@ -41,8 +43,8 @@ func (g Grid) Check(from, to int64) error {
 	return nil
 }
 
-// around names the multiples of the batch size, and the plan's end, that are next to a position and
-// within [least, most].
+// around names the multiples of the batch size next to a position, or the plan's end, within
+// [least, most].
 func (g Grid) around(position, least, most int64) string {
 	before := position - position%g.batch
 	after := min(before+g.batch, g.length)
@@ -55,9 +57,9 @@ func (g Grid) around(position, least, most int64) string {
 	return fmt.Sprintf("%d or %d", before, after)
 }
 
-// RecordRows returns the rows of a record of one rank: microBatch, or the rank's whole part of a
-// step if microBatch is 0. It fails if world does not divide the batch size or microBatch does not
-// divide the rank's part.
+// RecordRows returns the number of rows in each record of a rank: microBatch, or the rank's whole
+// part of a step if microBatch is 0. It fails if world does not divide the batch size, or if
+// microBatch does not divide the rank's part.
 func RecordRows(batchSize, rank, world, microBatch int) (int, error) {
 	switch {
 	case batchSize < 1:

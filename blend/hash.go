@@ -13,17 +13,17 @@ import (
 // SampleHash is the hash of a sample: the first 16 bytes of the SHA-256 of its token ids as
 // little-endian uint32.
 func SampleHash(tokens []uint32) [16]byte {
-	// On the little-endian machines that mula runs on, the ids in memory are those bytes.
+	// mula runs on little-endian machines, so the ids in memory are these bytes.
 	sum := sha256.Sum256(unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(tokens))), 4*len(tokens)))
 	return [16]byte(sum[:16])
 }
 
 // A SetHash is the sum of sample hashes as little-endian 128-bit numbers, modulo 2^128. It does not
-// depend on their order, and the sum of the SetHashes of the ranks is that of the step. Its text
-// form is 32 hexadecimal digits, first byte first.
+// depend on the order of the samples. The sum of the ranks' SetHashes is the step's SetHash. Its
+// text form is 32 hexadecimal digits, first byte first.
 type SetHash [16]byte
 
-// Add adds another hash: of a sample, or of the samples of another rank.
+// Add adds the hash of a sample, or the SetHash of another rank.
 func (h *SetHash) Add(o [16]byte) {
 	low, carry := bits.Add64(binary.LittleEndian.Uint64(h[:8]), binary.LittleEndian.Uint64(o[:8]), 0)
 	high, _ := bits.Add64(binary.LittleEndian.Uint64(h[8:]), binary.LittleEndian.Uint64(o[8:]), carry)
@@ -31,20 +31,20 @@ func (h *SetHash) Add(o [16]byte) {
 	binary.LittleEndian.PutUint64(h[8:], high)
 }
 
-// MarshalText gives the text form.
+// MarshalText returns the text form.
 func (h SetHash) MarshalText() ([]byte, error) { return hex.AppendEncode(nil, h[:]), nil }
 
-// UnmarshalText reads the text form.
+// UnmarshalText parses the text form.
 func (h *SetHash) UnmarshalText(text []byte) error { return decodeHash(h[:], text) }
 
 // An OrderHash is the SHA-256 over the sample hashes of a step in the order of their positions. Its
 // text form is 64 hexadecimal digits.
 type OrderHash [32]byte
 
-// MarshalText gives the text form.
+// MarshalText returns the text form.
 func (h OrderHash) MarshalText() ([]byte, error) { return hex.AppendEncode(nil, h[:]), nil }
 
-// UnmarshalText reads the text form.
+// UnmarshalText parses the text form.
 func (h *OrderHash) UnmarshalText(text []byte) error { return decodeHash(h[:], text) }
 
 func decodeHash(dst, text []byte) error {
@@ -58,15 +58,14 @@ func decodeHash(dst, text []byte) error {
 // A StepHash is the fingerprint of one step: a line of a fingerprint log.
 type StepHash struct {
 	Step    int64 `json:"step"`    // number of the step, from 0
-	First   int64 `json:"first"`   // position at which the step begins
-	Samples int64 `json:"samples"` // in the step, or this rank's part of it; skipped positions are none
-	// nil where it is not known, as for a step put together from the logs of ranks
+	First   int64 `json:"first"`   // first position of the step
+	Samples int64 `json:"samples"` // number in the step, or in this rank's part, without skipped positions
+	// nil if unknown, as in a step combined from the logs of several ranks
 	Order *OrderHash `json:"order,omitempty"`
 	Set   SetHash    `json:"set"`
 }
 
-// A StepHasher computes the StepHash of one step after the other. The zero StepHasher is ready for
-// use.
+// A StepHasher computes the StepHash of consecutive steps. The zero StepHasher is ready for use.
 type StepHasher struct {
 	order   hash.Hash
 	set     SetHash
@@ -76,7 +75,7 @@ type StepHasher struct {
 // Add adds the next sample of the step.
 func (h *StepHasher) Add(tokens []uint32) { h.AddHash(SampleHash(tokens)) }
 
-// AddHash adds the next sample of the step, which another rank may have seen, by its SampleHash.
+// AddHash adds the next sample of the step by its SampleHash, for samples that another rank read.
 func (h *StepHasher) AddHash(sum [16]byte) {
 	if h.order == nil {
 		h.order = sha256.New()
@@ -86,7 +85,7 @@ func (h *StepHasher) AddHash(sum [16]byte) {
 	h.samples++
 }
 
-// Step ends a step, gives its hashes, and makes the hasher ready for the next one.
+// Step ends a step, returns its hashes, and resets the hasher for the next step.
 func (h *StepHasher) Step(step, first int64) StepHash {
 	if h.order == nil {
 		h.order = sha256.New()

@@ -238,7 +238,7 @@ func TestCompare(t *testing.T) {
 			"rank 0 of 1, the other from rank 1 of 2"},
 		"disjoint":  {strings.Join(lines[:21], ""), lines[0] + strings.Join(lines[21:], ""), "no step in common"},
 		"empty":     {log, lines[0], "no step in common"},
-		"truncated": {log, log[:len(log)-5], "b.jsonl:61: the line is cut off"},
+		"truncated": {log, log[:len(log)-5], "b.jsonl:61: the line is incomplete"},
 		"late":      {log, log[:len(log)-5] + "\n", "b.jsonl:61: "},
 	} {
 		if _, err := compareLogs(t, v.a, v.b); err == nil || !strings.Contains(err.Error(), v.want) {
@@ -256,7 +256,7 @@ func TestLogErrors(t *testing.T) {
 	}
 	for name, v := range map[string]struct{ text, want string }{
 		"empty":         {"", "log: the file is empty"},
-		"no line end":   {strings.TrimSuffix(header, "\n"), "log:1: the line is cut off"},
+		"no line end":   {strings.TrimSuffix(header, "\n"), "log:1: the line is incomplete"},
 		"other file":    {"{}\n", "log:1: not the first line"},
 		"not json":      {"step 1\n", "log:1: not the first line"},
 		"rank":          {`{"plan":"p","sequence_length":4,"batch_size":2,"rank":3,"world":2}` + "\n", "log:1: "},
@@ -266,8 +266,8 @@ func TestLogErrors(t *testing.T) {
 		"negative":      {header + strings.Replace(line(1), `"first":0`, `"first":-1`, 1), "log:2: "},
 		"digits":        {header + strings.Replace(line(1), "000", "00", 1), "log:2: "},
 		"not hex":       {header + strings.Replace(line(1), "000", "0x0", 1), "log:2: "},
-		"cut":           {header + line(0) + line(1)[:30], "log:3: the line is cut off"},
-		"long":          {header + line(0) + strings.Repeat(" ", maxLogLine+5000), "log:3: the line is longer"},
+		"cut":           {header + line(0) + line(1)[:30], "log:3: the line is incomplete"},
+		"long":          {header + line(0) + strings.Repeat(" ", maxLogLine+5000), "log:3: the line has more than"},
 		"blank":         {header + "\n" + line(0), "log:2: not a line"},
 		"no set": {header + `{"step":0,"first":0,"samples":1}` + "\n",
 			"log:2: not a line of a fingerprint log, which has"},

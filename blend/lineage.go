@@ -11,36 +11,36 @@ import (
 	"mula/internal/strictjson"
 )
 
-// A Parent is a plan that another comes from by [Amend].
+// A Parent is a plan that was amended to this plan by [Amend].
 type Parent struct {
-	Fingerprint string `json:"fingerprint"` // of the plan that was amended
-	At          int64  `json:"at"`          // the samples at the positions before are those of that plan
-	Reason      string `json:"reason"`      // why, in the words of who did it; may be empty
+	Fingerprint string `json:"fingerprint"` // of the amended plan
+	At          int64  `json:"at"`          // samples before this position are the samples of the amended plan
+	Reason      string `json:"reason"`      // why the plan was amended; may be empty
 }
 
-// A Growth is what an amendment has added to a source: shards behind those that it had.
+// A Growth is the list of shards that an amendment appended to a source.
 type Growth struct {
-	// number of the first of the source's samples that is drawn with the new windows in sight
+	// number of the source's first sample that may use the new windows
 	Sample     int64 `json:"sample"`
-	Shards     int   `json:"shards"`             // how many
-	Validation int64 `json:"validation_windows"` // the last of their windows, which are held out
+	Shards     int   `json:"shards"`             // number of new shards
+	Validation int64 `json:"validation_windows"` // number of held-out windows, the last of the new windows
 }
 
-// Limits of what amendments add up to, and of the text of a reason, in bytes.
+// Limits of the number of amendments, and of a reason in bytes.
 const (
 	maxParents = 4096
 	maxReason  = 1000
 )
 
-// A part is what of a source came at one time: with the plan, or with a growth. Its first `count`
-// windows are trained on, the others held out.
+// A part is the windows that a source got from the original plan or from one growth. Its first
+// `count` windows are training windows; the others are held out.
 type part struct {
 	window   int64 // number of its first window among all windows of the source
-	training int64 // the number of that window among the training windows
+	training int64 // training number of that window
 	count    int64
 }
 
-// window is the number among all windows of the source of its training window number t.
+// window returns the window number of the source's training window t.
 func (s *Source) window(t int64) int64 {
 	if s.parts == nil {
 		return t
@@ -49,8 +49,8 @@ func (s *Source) window(t int64) int64 {
 	return p.window + t - p.training
 }
 
-// trainingWindow is the inverse of window. ok is false for windows that are held out, and for
-// numbers of none.
+// trainingWindow is the inverse of window. ok is false for held-out windows and for numbers out of
+// range.
 func (s *Source) trainingWindow(window int64) (t int64, ok bool) {
 	if s.parts == nil {
 		return window, window >= 0 && window < s.training
@@ -76,23 +76,23 @@ func (s *Source) heldOut() []Range {
 	return list
 }
 
-// compileGrowth prepares the order of a source that has grown, whose windows are numbered.
+// compileGrowth prepares the order of a source that has grown. Its windows must be numbered.
 func (s *Source) compileGrowth(seed uint64) error {
 	if len(s.Growth) > maxParents {
-		return fmt.Errorf("it has grown %d times; more than %d are too many", len(s.Growth), maxParents)
+		return fmt.Errorf("the source has grown %d times; the limit is %d", len(s.Growth), maxParents)
 	}
 	shards, held := len(s.Shards), s.Validation
 	for i, g := range s.Growth {
 		if g.Shards < 1 || g.Shards >= shards {
-			return fmt.Errorf("growth %d: %d shards, with %d left for it and what was before", i+1, g.Shards, shards)
+			return fmt.Errorf("growth %d has %d shards, but only %d shards remain", i+1, g.Shards, shards)
 		}
 		if g.Validation < 0 || g.Validation > held || g.Sample > maxLength {
-			return fmt.Errorf("growth %d: %d windows held out at sample %d", i+1, g.Validation, g.Sample)
+			return fmt.Errorf("growth %d is invalid: %d windows held out at sample %d", i+1, g.Validation, g.Sample)
 		}
 		shards -= g.Shards
 		held -= g.Validation
 	}
-	// shards and held are now those of the first part.
+	// shards and held now describe the first part.
 	s.parts = nil
 	var windows, training int64
 	next := 0
@@ -114,7 +114,7 @@ func (s *Source) compileGrowth(seed uint64) error {
 		return err
 	}
 	if first == 0 {
-		return errors.New("it had no training windows before it grew")
+		return errors.New("the source had no training windows before it grew")
 	}
 	var growths []index.Growth
 	for i, g := range s.Growth {
@@ -128,14 +128,15 @@ func (s *Source) compileGrowth(seed uint64) error {
 	return err
 }
 
-// checkParents checks what the plan says of where it comes from.
+// checkParents validates the parents.
 func (p *Plan) checkParents() error {
 	if len(p.Parents) > maxParents {
-		return fmt.Errorf("the plan names %d parents; more than %d are too many", len(p.Parents), maxParents)
+		return fmt.Errorf("the plan has %d parents; the limit is %d", len(p.Parents), maxParents)
 	}
 	for i, from := range p.Parents {
 		if !isHex(from.Fingerprint, 64) || from.At < 0 || from.At > maxLength {
-			return fmt.Errorf("parent %d is plan %.64q, amended at position %d", i+1, from.Fingerprint, from.At)
+			return fmt.Errorf("parent %d is invalid: plan %.64q, amended at position %d", i+1, from.Fingerprint,
+				from.At)
 		}
 		if err := validateReason(from.Reason); err != nil {
 			return fmt.Errorf("parent %d: %w", i+1, err)
@@ -144,43 +145,43 @@ func (p *Plan) checkParents() error {
 	if len(p.Parents) == 0 {
 		for _, s := range p.Sources {
 			if len(s.Growth) > 0 {
-				return fmt.Errorf("source %q has grown, but the plan names no parent", s.Name)
+				return fmt.Errorf("source %q has grown, but the plan has no parent", s.Name)
 			}
 		}
 	}
 	return nil
 }
 
-// validateReason refuses texts that the canonical form of a plan could not hold as they are.
+// validateReason refuses texts that the canonical form of a plan cannot hold without escapes.
 func validateReason(reason string) error {
 	if reason == "" {
 		return nil
 	}
 	if len(reason) > maxReason {
-		return fmt.Errorf("the reason has %d bytes; at most %d are kept", len(reason), maxReason)
+		return fmt.Errorf("the reason has %d bytes; the limit is %d", len(reason), maxReason)
 	}
 	if !isPlainText(reason) {
-		return fmt.Errorf("the reason %.80q has a quotation mark, backslash or control character in it, or is not UTF-8", reason)
+		return fmt.Errorf("the reason %.80q contains a quotation mark, backslash or control character, or is not UTF-8",
+			reason)
 	}
 	return nil
 }
 
-// validateNewReason is validateReason for a reason that no plan has yet, in which nothing invisible
-// may stand either: what people read must be what is there. Plans that have such a reason stay
-// readable.
+// validateNewReason validates the reason of a new amendment. It also refuses invisible characters,
+// so that readers see the whole text. Existing plans with such a reason stay readable.
 func validateNewReason(reason string) error {
 	if err := validateReason(reason); err != nil {
 		return err
 	}
 	for _, r := range reason {
 		if unicode.In(r, unicode.Cc, unicode.Cf) {
-			return fmt.Errorf("the reason %.80q has the invisible character U+%04X in it: leave it out", reason, r)
+			return fmt.Errorf("the reason %.80q contains the invisible character U+%04X; remove it", reason, r)
 		}
 	}
 	return nil
 }
 
-// OrderVersion is the version of the plan's order as plan.json has it: "1", "2" for a plan that
+// OrderVersion returns the version of the plan's order as in plan.json: "1", "2" for a plan that
 // amends another, [MegatronOrder] or [PackedOrder].
 func (p *Plan) OrderVersion() string {
 	switch {
@@ -194,9 +195,9 @@ func (p *Plan) OrderVersion() string {
 	return strconv.Itoa(OrderVersion)
 }
 
-// Shared gives how many positions, from the first on, have the samples that the plan with a
-// fingerprint has there: all for its own fingerprint, those before every amendment that leads from
-// a parent here. ok is false for a plan that this one does not come from.
+// Shared returns the number of leading positions whose samples are the same in the plan with the
+// given fingerprint. For the plan's own fingerprint these are all positions. For a parent, they are
+// the positions before every amendment since. ok is false for other plans.
 func (p *Plan) Shared(fingerprint string) (positions int64, ok bool) {
 	positions = p.length
 	if fingerprint == p.fingerprint {
@@ -211,7 +212,7 @@ func (p *Plan) Shared(fingerprint string) (positions int64, ok bool) {
 	return 0, false
 }
 
-// sealedAmended stands for sealedPlan in a plan that amends another: order version 2.
+// sealedAmended replaces sealedPlan in a plan that amends another: order version 2.
 type sealedAmended struct {
 	Order          int           `json:"order"`
 	Parents        []Parent      `json:"parents"`

@@ -10,8 +10,8 @@ import (
 	"io"
 )
 
-// A LogHeader is the first line of a fingerprint log. Rank and World are those of the run whose
-// samples are in the log: 0 and 0 for a log of whole steps.
+// A LogHeader is the first line of a fingerprint log. Rank and World describe the process whose
+// samples are in the log. Both are 0 in a log of complete steps.
 type LogHeader struct {
 	Plan           string `json:"plan"` // fingerprint
 	SequenceLength int    `json:"sequence_length"`
@@ -20,23 +20,23 @@ type LogHeader struct {
 	World          int    `json:"world,omitempty"`
 }
 
-// A LogWriter writes a fingerprint log: JSON lines, the header and then one for each step
+// A LogWriter writes a fingerprint log: JSON lines, first the header, then one line for each step
 // (docs/formats/fingerprints.md).
 type LogWriter struct {
 	w    io.Writer
-	last int64 // number of the step written last, -1 for none
+	last int64 // number of the last written step, -1 if none
 }
 
-// NewLogWriter begins a log with its header.
+// NewLogWriter starts a log with its header.
 func NewLogWriter(w io.Writer, header LogHeader) (*LogWriter, error) {
 	l := ResumeLog(w)
 	return l, l.line(header)
 }
 
-// ResumeLog goes on with a log that has its header already.
+// ResumeLog continues a log that already has its header.
 func ResumeLog(w io.Writer) *LogWriter { return &LogWriter{w, -1} }
 
-// Write appends a step. Steps must come in rising order.
+// Write appends a step. Steps must be in ascending order.
 func (l *LogWriter) Write(s StepHash) error {
 	if s.Step <= l.last {
 		return fmt.Errorf("fingerprint log: step %d after step %d", s.Step, l.last)
@@ -45,8 +45,8 @@ func (l *LogWriter) Write(s StepHash) error {
 	return l.line(s)
 }
 
-// line writes one line in one piece, so that a log that several lines are lost from ends between
-// two of them.
+// line writes one line with one Write call, so that a log that lost its last lines still ends with
+// a complete line.
 func (l *LogWriter) line(v any) error {
 	text, err := json.Marshal(v)
 	if err != nil {
@@ -58,25 +58,25 @@ func (l *LogWriter) line(v any) error {
 	return nil
 }
 
-// maxLogLine bounds the length of a line of a log, of which less than 300 bytes are ours.
+// maxLogLine limits the length of a line. mula's own lines have fewer than 300 bytes.
 const maxLogLine = 1 << 20
 
-// A LogReader reads a fingerprint log. A line that is not whole, the last one too, is an error that
-// names it.
+// A LogReader reads a fingerprint log. An incomplete line, including the last line, is an error
+// that names the line.
 type LogReader struct {
 	Header LogHeader
 	name   string
 	r      *bufio.Reader
-	number int // of the line read last, from 1
+	number int // of the last line read, from 1
 	last   int64
 }
 
-// NewLogReader begins to read a log. name stands for the file in messages.
+// NewLogReader reads the header of a log. Messages use name as the file's name.
 func NewLogReader(r io.Reader, name string) (*LogReader, error) {
 	l := &LogReader{name: name, r: bufio.NewReader(r), last: -1}
 	line, err := l.line()
 	if errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("%s: the file is empty: not a fingerprint log", name)
+		return nil, fmt.Errorf("%s: the file is empty, so it is not a fingerprint log", name)
 	}
 	if err != nil {
 		return nil, err
@@ -91,7 +91,7 @@ func NewLogReader(r io.Reader, name string) (*LogReader, error) {
 	return l, nil
 }
 
-// Next gives the next step, or io.EOF after the last.
+// Next returns the next step, or io.EOF after the last.
 func (l *LogReader) Next() (StepHash, error) {
 	text, err := l.line()
 	if err != nil {
@@ -105,14 +105,14 @@ func (l *LogReader) Next() (StepHash, error) {
 	case step.Step <= l.last:
 		return StepHash{}, l.errorf("step %d comes after step %d", step.Step, l.last)
 	case step.First < 0 || step.Samples < 0 || step.Samples > int64(l.Header.BatchSize):
-		return StepHash{}, l.errorf("%d samples from position %d on, in batches of %d", step.Samples, step.First,
+		return StepHash{}, l.errorf("%d samples from position %d, with batch size %d", step.Samples, step.First,
 			l.Header.BatchSize)
 	}
 	l.last = step.Step
 	return step, nil
 }
 
-// parseStep reads a line of a log after the first.
+// parseStep parses a line after the header.
 func parseStep(text []byte) (StepHash, error) {
 	var s struct {
 		StepHash
@@ -130,7 +130,7 @@ func parseStep(text []byte) (StepHash, error) {
 	return StepHash{*s.Step, *s.First, *s.Samples, s.Order, *s.Set}, nil
 }
 
-// line reads one line without its end.
+// line reads one line, without its newline.
 func (l *LogReader) line() ([]byte, error) {
 	l.number++
 	var line []byte
@@ -143,12 +143,12 @@ func (l *LogReader) line() ([]byte, error) {
 		case errors.Is(err, io.EOF) && len(line) == 0:
 			return nil, io.EOF
 		case errors.Is(err, io.EOF):
-			return nil, l.errorf("the line is cut off: the writer was stopped in the middle of it; remove it to " +
-				"compare the rest")
+			return nil, l.errorf("the line is incomplete, because the writer was stopped; remove the line to " +
+				"compare the others")
 		case !errors.Is(err, bufio.ErrBufferFull):
 			return nil, l.errorf("%w", err)
 		case len(line) > maxLogLine:
-			return nil, l.errorf("the line is longer than %d bytes: not a fingerprint log", maxLogLine)
+			return nil, l.errorf("the line has more than %d bytes, so this is not a fingerprint log", maxLogLine)
 		}
 	}
 }
@@ -157,23 +157,24 @@ func (l *LogReader) errorf(format string, args ...any) error {
 	return fmt.Errorf("%s:%d: %w", l.name, l.number, fmt.Errorf(format, args...))
 }
 
-// HashOptions say which steps [Data.Hash] hashes: the steps of batches of BatchSize from position 0
-// on, in the half-open range [From, To).
+// HashOptions are the options of [Data.Hash]: which steps to hash, as a half-open range [From, To)
+// of steps of BatchSize samples, counted from position 0.
 type HashOptions struct {
-	From, To    int64 // steps; To 0 is the end of the plan
+	From, To    int64 // steps; To 0: the end of the plan
 	BatchSize   int
-	Rank, World int // hash only this rank's share of each step; World 0 is all
+	Rank, World int // hash only this rank's part of each step; World 0: the whole step
 	Prefetch    int // see [StreamOptions]
 }
 
-// Steps is the number of steps that the plan has with a batch size of at least 1, the last of which
-// may be shorter.
+// Steps returns the number of steps of the plan. batchSize must be at least 1. The last step may be
+// shorter.
 func (p *Plan) Steps(batchSize int) int64 {
 	b := int64(batchSize)
 	return (p.length-1)/b + 1
 }
 
-// Hash hashes steps as a run would read them, and gives them to yield in order, until that fails.
+// Hash hashes steps as a run would read them, and calls yield for each, in order, until yield
+// fails.
 func (d *Data) Hash(ctx context.Context, o HashOptions, yield func(StepHash) error) error {
 	if _, err := d.Grid(o.BatchSize); err != nil {
 		return err

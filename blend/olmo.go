@@ -8,31 +8,31 @@ import (
 	"mula/index/olmo"
 )
 
-// An OLMoOrder is a plan in the terms of OLMo-core: the shards are its token files, in the sequence
-// of the plan, and every window is the instance of the same tokens, of which OLMo-core reads the
-// first SequenceLength. So OLMo-core trains on the plan's samples, with the plan's proportions and
-// repeats, when it is given the plan's order as the order of its instances.
+// An OLMoOrder maps a plan to OLMo-core's terms. The shards are its token files, in the plan's
+// order. Each window is the instance with the same tokens; OLMo-core reads its first SequenceLength
+// tokens. OLMo-core trains on the plan's samples, with the plan's proportions and repetitions, if
+// its instances are ordered as Fill says.
 type OLMoOrder struct {
 	Dataset olmo.Dataset
 
 	plan  *Plan
-	first [][]int64 // of each source and shard: the number of its first instance
+	first [][]int64 // number of the first instance, by source and shard
 }
 
-// NewOLMoOrder puts a plan in the terms of OLMo-core. It refuses plans that skip positions, since
-// OLMo-core has a sample at every position, plans of another order than mula's, and shards of
-// several types.
+// NewOLMoOrder maps a plan to OLMo-core's terms. It fails if the plan skips positions, because
+// OLMo-core has a sample at every position, if the plan's order is not mula's native order, or if
+// the shards have different element types.
 func NewOLMoOrder(p *Plan) (*OLMoOrder, error) {
 	switch {
 	case p.Megatron != nil:
-		return nil, errors.New("the plan's order is Megatron-LM's, whose samples are not windows of the shards; " +
-			"OLMo-core cannot read it")
+		return nil, errors.New("OLMo-core cannot read the order of Megatron-LM, because its samples are not windows " +
+			"of the shards; use a plan with mula's native order")
 	case p.Packing != nil:
-		return nil, errors.New("the plan's samples are packed documents, not windows of the shards: OLMo-core " +
-			"cannot read its order")
+		return nil, errors.New("OLMo-core cannot read a packed plan, because its samples are not windows of the " +
+			"shards; build a plan without packing")
 	case len(p.Skips) > 0:
-		return nil, fmt.Errorf("the plan skips positions, the first from %d on; OLMo-core has a sample at every "+
-			"position: seal the plan without skips", p.Skips[0].From)
+		return nil, fmt.Errorf("the plan skips positions from %d on, but OLMo-core has a sample at every position; "+
+			"build the plan without skips", p.Skips[0].From)
 	}
 	o := &OLMoOrder{plan: p, Dataset: olmo.Dataset{SequenceLength: int64(p.SequenceLength)}}
 	next := int64(0)
@@ -44,7 +44,7 @@ func NewOLMoOrder(p *Plan) (*OLMoOrder, error) {
 				dtype = olmo.Uint32
 			}
 			if o.Dataset.DType != "" && o.Dataset.DType != dtype {
-				return nil, fmt.Errorf("%s holds %s and shards before it %s tokens: OLMo-core reads files of one type",
+				return nil, fmt.Errorf("%s has %s tokens, but earlier shards have %s; OLMo-core needs one type",
 					p.ShardPath(i, j), dtype, o.Dataset.DType)
 			}
 			o.Dataset.DType = dtype
