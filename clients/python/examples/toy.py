@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Trains a small torch model on a plan, and goes on where it was stopped: on another number of ranks, with another batch size.
+"""Trains a small torch model on a plan, and resumes with other numbers of ranks and batch sizes.
 
-    torchrun --nproc-per-node 4 examples/toy.py plan.json --batch-size 16 --checkpoint toy.pt --log toy.fingerprints
-    torchrun --nproc-per-node 2 examples/toy.py plan.json --batch-size 32 --checkpoint toy.pt --log toy.fingerprints
+    export ARGS='plan.json --checkpoint toy.pt --log toy.fingerprints'
+    torchrun --nproc-per-node 4 examples/toy.py $ARGS --batch-size 16
+    torchrun --nproc-per-node 2 examples/toy.py $ARGS --batch-size 32
     python -c 'import mula; print(mula.verify("plan.json", "toy.fingerprints"))'
 
-The data are the three lines with "data" in them; the rest is the model, and what any training does with several ranks.
+Only the lines with "data" use mula. The rest is the model and ordinary distributed training.
 """
 
 import argparse
@@ -47,7 +48,7 @@ def main() -> None:
     model = Toy(o.vocabulary, o.width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
-    data = mula.Stream(o.plan, o.batch_size, log=o.log)  # rank and world are those of torch.distributed
+    data = mula.Stream(o.plan, o.batch_size, log=o.log)  # rank and world come from torch.distributed
     if os.path.exists(o.checkpoint):
         saved = torch.load(o.checkpoint)
         model.load_state_dict(saved["model"])

@@ -1,4 +1,7 @@
-"""Reads the samples of a mula plan: one exact order, resumable on any number of ranks. docs/guides/python.md is a tour."""
+"""Reads the samples of a mula plan: one exact order, resumable on any number of ranks.
+
+docs/guides/python.md is a tour.
+"""
 
 from mula.batch import Batch
 from mula.errors import Error

@@ -12,22 +12,25 @@ import pyarrow as pa
 
 from mula.errors import Error
 
-Array = TypeVar("Array")  # numpy.ndarray or torch.Tensor, as the stream's `arrays` says
+Array = TypeVar("Array")  # numpy.ndarray or torch.Tensor, set by the stream's `arrays`
 
 
 class Batch(Generic[Array]):
-    """Samples of one step: this rank's share of it, or `micro_batch` rows of that.
+    """Samples of one step: all samples of this rank, or `micro_batch` of them.
 
-    Arrays are torch tensors if the stream gives torch, else numpy arrays; they share the memory that was received, which is kept as long as one of them is.
-    A batch can be pickled. The copy has memory of its own.
+    Arrays are torch tensors or numpy arrays, as the stream's `arrays` selects. They alias the
+    received memory, which lives as long as any of them. A batch can be pickled. The copy has its
+    own memory.
     """
 
-    first: int  #: position at which the step begins
+    first: int  #: first position of the step, over all ranks
     step: int  #: number of the step: first // batch_size
-    last: bool  #: whether the step is complete with this record
+    last: bool  #: whether this is the rank's last batch of the step
     sequence_length: int  #: L
-    state: dict[str, Any]  #: the state of a stream that has given the batches up to this one: see Stream.state_dict
-    tokens: Array  #: [rows, L+1], uint16 or int32: inputs are [:, :-1], targets [:, 1:]; `.long()` makes the ids that an embedding wants
+    state: dict[str, Any]  #: the stream's state after this batch: see Stream.state_dict
+    #: [rows, L+1], uint16 or int32: inputs are [:, :-1], targets [:, 1:]. An embedding needs
+    #: `tokens.long()`.
+    tokens: Array
 
     def __init__(
         self,
@@ -51,9 +54,10 @@ class Batch(Generic[Array]):
         return f"mula.Batch(step={self.step}, first={self.first}, rows={len(self)}, last={self.last})"
 
     def __getstate__(self) -> dict[str, Any]:
-        # Tensors are pickled as tensors, which torch's worker processes pass through shared memory. The tokens are not sent twice.
+        # Tensors are pickled as tensors, which torch's worker processes pass through shared memory.
+        # The tokens are not sent twice.
         names = [n for n in self.record.schema.names if n != "tokens"]
-        schema = self.record.schema.serialize().to_pybytes()  # pickle would lose that list items are not null
+        schema = self.record.schema.serialize().to_pybytes()  # pickle loses that items are not null
         return {
             "members": (self.first, self.step, self.last, self.sequence_length, self.state),
             "tokens": self.tokens,
@@ -71,7 +75,7 @@ class Batch(Generic[Array]):
 
     @cached_property
     def record(self) -> pa.RecordBatch:
-        """The columns as Arrow has them."""
+        """The columns as an Arrow record batch."""
         return self._record()
 
     def _give(self, array: np.ndarray[Any, Any]) -> Any:
@@ -80,17 +84,17 @@ class Batch(Generic[Array]):
     def _column(self, name: str) -> pa.Array:
         i = self.record.schema.get_field_index(name)
         if i < 0:
-            raise Error(f"the stream has no column {name}: name it in columns=")
+            raise Error(f"the stream has no column {name}; add it to columns=")
         return self.record.column(i)
 
     @cached_property
     def position(self) -> Array:
-        """[rows] int64: places in the order, ascending."""
+        """[rows] int64: positions in the plan, ascending."""
         return self._give(numbers(self._column("position")).copy())
 
     @cached_property
     def source(self) -> Array:
-        """[rows] int32: numbers of the sources; `source_names` has their names."""
+        """[rows] int32: source numbers, which index `source_names`."""
         return self._give(numbers(self._column("source").indices).copy())
 
     @cached_property
@@ -105,50 +109,53 @@ class Batch(Generic[Array]):
 
     @cached_property
     def window(self) -> Array:
-        """[rows] int64: numbers among the windows of the source."""
+        """[rows] int64: window numbers within the source."""
         return self._give(numbers(self._column("window")).copy())
 
     @cached_property
     def shard(self) -> Array:
-        """[rows] int32: numbers of the shards in their sources."""
+        """[rows] int32: shard numbers within the source."""
         return self._give(numbers(self._column("shard")).copy())
 
     @cached_property
     def offset(self) -> Array:
-        """[rows] int64: tokens of the shards at which the windows begin."""
+        """[rows] int64: first token of each window, as an index into its shard."""
         return self._give(numbers(self._column("offset")).copy())
 
     @cached_property
     def document_starts(self) -> list[np.ndarray]:
-        """For each row, the places in its window at which documents begin: numpy arrays of int32."""
+        """For each row, a numpy array of int32: indices in its window at which documents start."""
         column = self._column("document_starts")
         values, offsets = numbers(column.values), numbers(column.offsets)
         return [values[a:b] for a, b in zip(offsets[:-1], offsets[1:])]
 
     @property
     def packed(self) -> bool:
-        """Whether rows are whole documents and padding (docs/formats/packing.md) instead of windows."""
+        """Whether rows are complete documents and padding instead of windows.
+
+        docs/formats/packing.md describes packed rows.
+        """
         return self.record.schema.get_field_index("lengths") >= 0
 
     @cached_property
     def lengths(self) -> Array:
-        """[rows] int32, of packed plans: tokens of the row before its padding."""
+        """[rows] int32, only in packed plans: tokens of the row before its padding."""
         return self._give(numbers(self._column("lengths")).copy())
 
     def _starts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Row and place in it of all beginnings of documents: int64."""
+        """Row and index in the row of each document start: int64."""
         column = self._column("document_starts")
         offsets = numbers(column.offsets).astype(np.int64)
         places = numbers(column.values).astype(np.int64)[offsets[0] : offsets[-1]]
         return np.repeat(np.arange(len(self)), np.diff(offsets)), places
 
     def _bounds(self) -> np.ndarray:
-        """Places in the inputs, laid end to end, at which a row, a document or padding begins, and their end: int64."""
+        """Starts of rows, documents and padding in the concatenated inputs, and their end: int64.
+        """
         length = self.sequence_length
         rows, places = self._starts()
-        inside = (places > 0) & (
-            places < length
-        )  # 0 is the row's own beginning, L a document of which only a target is seen
+        # 0 is the start of the row. At L the document's first token is only a target.
+        inside = (places > 0) & (places < length)
         bounds = [rows[inside] * length + places[inside], np.arange(len(self) + 1) * length]
         if self.packed:
             ends = numbers(self._column("lengths")).astype(np.int64)
@@ -156,18 +163,21 @@ class Batch(Generic[Array]):
         return np.sort(np.concatenate(bounds))
 
     def cu_seqlens(self) -> Array:
-        """int32: 0, and the ends of the stretches of one document in one row, over the inputs laid end to end ([rows · L]): what attention that must
-        not cross documents takes (flash_attn_varlen_func, Transformer Engine). Padding is a stretch of its own."""
+        """Cumulative sequence lengths: int32, from 0 to rows · L, over the concatenated inputs.
+
+        A sequence is the part of one document in one row. Padding is a separate sequence.
+        flash_attn_varlen_func and Transformer Engine use them to keep attention within documents.
+        """
         return self._give(self._bounds().astype(np.int32))
 
     def position_ids(self) -> Array:
-        """[rows, L] int64: places of the inputs in their stretch of one document in one row, from 0."""
+        """[rows, L] int64: index of each input in its sequence (see cu_seqlens), from 0."""
         bounds = self._bounds()
         ids = np.arange(bounds[-1]) - np.repeat(bounds[:-1], np.diff(bounds))
         return self._give(ids.reshape(len(self), self.sequence_length))
 
     def loss_mask(self) -> Array:
-        """[rows, L] bool: whether the target stands in the same document as its input, and is no padding."""
+        """[rows, L] bool: whether the target is in the document of its input and is not padding."""
         mask = np.ones((len(self), self.sequence_length), bool)
         rows, places = self._starts()
         mask[rows[places > 0], places[places > 0] - 1] = False
@@ -177,7 +187,7 @@ class Batch(Generic[Array]):
 
 
 def joined(serialized: bytes, columns: dict[str, pa.Array], tokens: np.ndarray[Any, Any]) -> pa.RecordBatch:
-    """Returns the record of a pickled batch: its other columns and its tokens."""
+    """Returns the record of a pickled batch, from its tokens and its other columns."""
     schema = pa.ipc.read_schema(pa.py_buffer(serialized))
     kind = schema.field("tokens").type
     values = pa.array(np.ascontiguousarray(tokens).reshape(-1), kind.value_type)
@@ -186,7 +196,10 @@ def joined(serialized: bytes, columns: dict[str, pa.Array], tokens: np.ndarray[A
 
 
 def numbers(array: pa.Array) -> np.ndarray:
-    """The numbers of an Arrow array, of which none is null, in its memory. Arrow's own to_numpy imports pandas first, where that is installed, which takes a second."""
+    """Returns the values of an Arrow array without nulls as a view of its memory.
+
+    Arrow's to_numpy imports pandas if it is installed, which takes a second.
+    """
     dtype, buffer = np.dtype(array.type.to_pandas_dtype()), array.buffers()[1]
     if not len(array) or buffer is None:
         return np.empty(0, dtype)
@@ -194,8 +207,10 @@ def numbers(array: pa.Array) -> np.ndarray:
 
 
 def writable(values: pa.Array, slab: np.ndarray | None) -> np.ndarray:
-    """The numbers of an Arrow array, as a part of the slab that they were received into: an array that torch takes without a word, which one of Arrow's,
-    not being writable, is not."""
+    """Returns the values of an Arrow array as a view of the slab that received them.
+
+    Arrow's own arrays are read-only, and torch warns about read-only arrays.
+    """
     dtype = np.dtype(values.type.to_pandas_dtype())
     if slab is not None and len(values):
         buffer = values.buffers()[1]
@@ -203,4 +218,4 @@ def writable(values: pa.Array, slab: np.ndarray | None) -> np.ndarray:
         end = start + len(values) * dtype.itemsize
         if start >= 0 and end <= slab.nbytes:
             return slab[start:end].view(dtype)
-    return numbers(values).copy()  # it came in a small message
+    return numbers(values).copy()  # a small message, which is received without a slab

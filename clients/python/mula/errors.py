@@ -1,4 +1,4 @@
-"""The one exception of the package."""
+"""The exceptions of the package. Only Error is public."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from typing import Any
 
 
 class Error(Exception):
-    """What went wrong, and what can be done about it, in one sentence."""
+    """An error. Its message is one sentence with the problem and the remedy."""
 
 
 class Broken(Exception):
-    """A connection that ended before its time, or could not be made: it is worth another try."""
+    """A connection that failed or ended early. The request can be retried."""
 
 
 def whole(name: str, value: Any) -> int:
-    """Returns an argument as an int. Integers of numpy and torch are accepted; text, fractions and truth values are an Error."""
+    """Returns an argument as an int.
+
+    Integers of numpy and torch are accepted. Text, fractions and booleans raise an Error.
+    """
     try:
         if isinstance(value, bool):
             raise TypeError

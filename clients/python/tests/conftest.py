@@ -1,4 +1,4 @@
-"""What the tests share: the program mula, which MULA names or which is built, and small plans."""
+"""Fixtures: the program mula, from the variable MULA or built here, and small plans."""
 
 import json
 import os
@@ -15,11 +15,12 @@ import pytest
 
 CLIENT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(CLIENT))
-MINUTE = 60 * 5  # a generous one: the machine may be busy
+MINUTE = 60 * 5  # longer, because the machine may be busy
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    """Says in one line which packages are missing, and how many tests, or files of tests, were skipped for each."""
+    """Prints one line with the missing packages and the number of skipped tests or files for each.
+    """
     missing: dict[str, int] = {}
     for report in terminalreporter.stats.get("skipped", []):
         reason = str(report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr)
@@ -33,7 +34,7 @@ def pytest_terminal_summary(terminalreporter) -> None:
 
 @pytest.fixture(scope="session")
 def program(tmp_path_factory) -> str:
-    """The program mula; the client finds it by the variable MULA."""
+    """The program mula. The client finds it by the variable MULA."""
     if "MULA" not in os.environ:
         if shutil.which("go") is None:
             pytest.fail("set MULA to the program, or install Go to have it built")
@@ -44,7 +45,7 @@ def program(tmp_path_factory) -> str:
 
 
 def write_shard(prefix: Path, documents: list[np.ndarray]) -> None:
-    """Writes documents as Megatron-LM does: docs/formats/shard.md."""
+    """Writes documents in the format of Megatron-LM: docs/formats/shard.md."""
     code = {2: 8, 4: 4}[documents[0].dtype.itemsize]
     lengths = np.array([len(d) for d in documents], np.int32)
     offsets = np.concatenate([[0], np.cumsum(lengths[:-1], dtype=np.int64)]) * documents[0].dtype.itemsize
@@ -56,7 +57,7 @@ def write_shard(prefix: Path, documents: list[np.ndarray]) -> None:
 
 
 class Made:
-    """A plan of the sources web (weight 3) and code (weight 1), and what is in its shards."""
+    """A plan of the sources web (weight 3) and code (weight 1), and the tokens of its shards."""
 
     def __init__(
         self,
@@ -74,7 +75,7 @@ class Made:
         self.documents: dict[tuple[str, int], list[int]] = {}
         for source, shards in (("web", 2), ("code", 1)):
             for shard in range(shards):
-                # Tokens follow one another by a rule, so that a model can learn something.
+                # Each token depends on the previous one, so that a model can learn something.
                 documents = []
                 total = 0
                 while total < length * samples // 2:
@@ -86,7 +87,8 @@ class Made:
                 self.documents[source, shard] = [0, *np.cumsum([len(d) for d in documents])]
         (folder / "blend.yaml").write_text(
             f"sequence_length: {length}\nseed: 5\nsamples: {samples}\n{more}"
-            "sources:\n- {name: web, shards: [web0.idx, web1.idx], weight: 3}\n- {name: code, shards: [code0.idx], weight: 1}\n"
+            "sources:\n- {name: web, shards: [web0.idx, web1.idx], weight: 3}\n"
+            "- {name: code, shards: [code0.idx], weight: 1}\n"
         )
         self.path = folder / "plan.json"
         subprocess.run(
@@ -96,7 +98,7 @@ class Made:
         )
 
     def peek(self, position: int, program: str) -> dict:
-        """What `mula peek` says of a position."""
+        """The output of `mula peek` for a position."""
         return json.loads(
             subprocess.run(
                 [program, "peek", "--plan", self.path, "--position", str(position), "--json"],
@@ -121,13 +123,13 @@ def wide(program, tmp_path_factory) -> Made:
 
 @pytest.fixture(scope="session")
 def packed(program, tmp_path_factory) -> Made:
-    """Whole documents and padding."""
+    """Complete documents and padding."""
     return Made(tmp_path_factory.mktemp("packed"), program, samples=400, more="packing: best_fit\npad: 999\n")
 
 
 @pytest.fixture(params=["shared memory", "socket"])
 def way(request, monkeypatch) -> str:
-    """How records come: what a test says of a stream holds both ways. Without Linux the first is the second."""
+    """How records are transferred. A test runs with both. Only Linux has shared memory."""
     import mula
 
     monkeypatch.setattr(
@@ -137,7 +139,7 @@ def way(request, monkeypatch) -> str:
 
 
 class Running:
-    """A `mula serve` of the test's own, at a socket and at a port, which the test may stop and start again."""
+    """A `mula serve` on a socket and a port. The test may stop and restart it."""
 
     def __init__(self, program: str, plan: Path, socket: Path, *flags: str):
         self._command = [program, "serve", "--plan", plan, "--listen", "127.0.0.1:0", "--socket", socket, *flags]

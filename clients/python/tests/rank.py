@@ -1,4 +1,7 @@
-"""One rank of a run without torch: reads batches, and writes its state after each 256 positions. For test_resume.py."""
+"""One rank of a run without torch, for test_resume.py.
+
+It reads batches, and writes its state after each 256 positions.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""Runs a recipe of docs/guides/python-trainers.md, and kills its process with SIGKILL after it has printed a number of lines; 0 is never. For test_recipes.py."""
+"""Runs a recipe of docs/guides/python-trainers.md, for test_recipes.py.
+
+It kills the recipe's process with SIGKILL after a number of printed lines. 0 means never.
+"""
 
 import builtins
 import io
@@ -17,7 +20,7 @@ def count(*words, **options):
     global printed
     line = io.StringIO()
     original(*words, file=line)
-    os.write(1, line.getvalue().encode())  # in one piece: several processes write
+    os.write(1, line.getvalue().encode())  # one write, because several processes write
     printed += line.getvalue().startswith("rank ")
     if printed == lines:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,7 @@
-"""What users of data systems complain of most, and is not tested elsewhere. docs/reference/comparison.md has the list, and which test each has."""
+"""Tests of frequent complaints about data systems that no other file tests.
+
+docs/reference/comparison.md lists the complaints and their tests.
+"""
 
 import itertools
 import os
@@ -15,7 +18,7 @@ import mula
 
 
 def rows(stream: mula.Stream) -> list[tuple[int, int, int]]:
-    """Position, source and window of what a stream gives."""
+    """Position, source and window of each row of a stream."""
     out = []
     with stream as data:
         for batch in data:
@@ -24,7 +27,10 @@ def rows(stream: mula.Stream) -> list[tuple[int, int, int]]:
 
 
 def test_mixture_changes_mid_run_without_loss_or_repeat(program, tmp_path):
-    """Complaint 2: after 1,000 of 3,000 samples a running plan is amended from 3:1 to 1:1. What was seen stays, and nothing is seen again before its source's epoch ends."""
+    """Complaint 2: after 1,000 of 3,000 samples, a plan is amended from weights 3:1 to 1:1.
+
+    The first samples do not change, and no sample is repeated before its source's epoch ends.
+    """
     made = Made(tmp_path, program)
     (tmp_path / "amend.yaml").write_text("weights: {web: 1, code: 1}\n")
     subprocess.run(
@@ -61,7 +67,10 @@ def test_mixture_changes_mid_run_without_loss_or_repeat(program, tmp_path):
 
 
 def test_start_needs_no_index_and_leaves_no_file(made):
-    """Complaint 3: no index to build, no cache to race for: eight ranks start at once on what was never opened, and nothing lies there afterwards."""
+    """Complaint 3: no index to build and no shared cache.
+
+    Eight ranks start at once on new shards, and leave no file.
+    """
     there = sorted(os.listdir(made.folder))
     first = [None] * 8
 
@@ -79,7 +88,7 @@ def test_start_needs_no_index_and_leaves_no_file(made):
 
 
 def test_what_was_in_that_batch(made, program):
-    """Complaint 4: a batch says where each row is from, and `mula peek` says the same of the position, with the documents."""
+    """Complaint 4: a batch has the origin of each row, and `mula peek` prints the same origin."""
     with mula.Stream(made.path, 16, position=1600, arrays="numpy") as data:
         batch = next(data)
         for row in range(0, 16, 5):
@@ -93,7 +102,8 @@ def test_what_was_in_that_batch(made, program):
 
 
 def test_spikes_are_skipped_by_position(wide):
-    """Complaint 4: what is skipped is left out on every number of ranks, and all else keeps its place."""
+    """Complaint 4: skipping positions works on any number of ranks and does not move other samples.
+    """
     seen = sorted(p for rank in range(4) for p, _, _ in rows(mula.Stream(wide.path, 20, rank, 4, arrays="numpy")))
     assert seen == [p for p in range(200) if not 64 <= p < 100]
 
@@ -148,7 +158,8 @@ def test_positions_beyond_32_bits(program, tmp_path):
 
 
 def test_order_depends_on_nothing_but_the_plan(made, serve, monkeypatch):
-    """Complaint 9: not on workers, ranks, micro-batches, columns, transport, or how many read."""
+    """Complaint 9: workers, ranks, micro-batches, columns and transports do not change the order.
+    """
 
     def by_position(*streams: mula.Stream) -> np.ndarray:
         out = {}
@@ -178,7 +189,11 @@ def test_order_depends_on_nothing_but_the_plan(made, serve, monkeypatch):
 
 
 def test_validation_windows_are_never_given(program, tmp_path):
-    """Complaint 10: with a tenth of each source held out, ten times as many samples as there are windows give all but the last tenth of each source."""
+    """Complaint 10: with a tenth of each source held out, its last tenth of windows is never
+    returned.
+
+    The plan has ten times as many samples as windows.
+    """
     made = Made(tmp_path, program, samples=300, more="validation: 0.1\n")
     config = tmp_path / "blend.yaml"
     config.write_text(config.read_text().replace("samples: 300\n", "samples: 3000\n"))
@@ -195,7 +210,8 @@ def test_validation_windows_are_never_given(program, tmp_path):
 
 
 def test_a_loader_stops_where_it_is_told(made):
-    """Complaint 9: no row is given twice to fill up a batch, and none is dropped: the last step is short."""
+    """Complaint 9: no row is repeated to fill a batch or dropped: the last step has fewer samples.
+    """
     sizes = [len(b) for b in mula.Stream(made.path, 1024, arrays="numpy")]
     assert sizes == [1024, 1024, 952]
     per_rank = [[len(b) for b in mula.Stream(made.path, 1024, r, 4, arrays="numpy")] for r in range(4)]
@@ -204,7 +220,7 @@ def test_a_loader_stops_where_it_is_told(made):
 
 
 def test_each_complaint_has_a_test():
-    """docs/reference/comparison.md names a test for each of the ten, and all that it names are there."""
+    """docs/reference/comparison.md names existing tests for each of the ten complaints."""
     text = (CLIENT.parent.parent / "docs" / "reference" / "comparison.md").read_text()
     lines = [line for line in text.splitlines() if re.match(r"\| \d+ \|", line)]
     there = "".join(file.read_text() for file in (CLIENT / "tests").glob("test_*.py"))

@@ -9,7 +9,10 @@ from mula.server import program
 
 
 def test_scripts_folder(monkeypatch, tmp_path):
-    """Without MULA and PATH, the program of the environment is used. A named program is never replaced by it."""
+    """Without MULA and PATH, the environment's program is used.
+
+    It never replaces a named program.
+    """
     script = tmp_path / "mula"
     script.write_text("#!/bin/sh\n")
     script.chmod(0o755)

@@ -1,4 +1,7 @@
-"""The recipes of docs/guides/python-trainers.md, as they stand there, by two processes: killed with SIGKILL at step 12, started again, and each sample given once."""
+"""Runs the recipes of docs/guides/python-trainers.md in two processes.
+
+Each run is killed with SIGKILL at step 12 and restarted. Each sample is returned once.
+"""
 
 import os
 import re
@@ -15,7 +18,9 @@ import mula
 RECIPES = {
     name: text
     for text, name in re.findall(
-        r"```python\n(# recipe: (\w+)\n.*?)```", (CLIENT.parent.parent / "docs" / "guides" / "python-trainers.md").read_text(), re.DOTALL
+        r"```python\n(# recipe: (\w+)\n.*?)```",
+        (CLIENT.parent.parent / "docs" / "guides" / "python-trainers.md").read_text(),
+        re.DOTALL,
     )
 }
 PACKAGES = {
@@ -35,7 +40,10 @@ def free_port() -> int:
 
 
 def start(folder, recipe: str, killed: int) -> list[str]:
-    """Runs a recipe by two processes, and returns what they print. With `killed` each of them ends at so many steps."""
+    """Runs a recipe in two processes and returns their output.
+
+    With `killed`, each process is killed after this number of steps.
+    """
     script = folder / f"recipe_{recipe}.py"
     script.write_text(RECIPES[recipe])
     command = [CLIENT / "tests" / "recipe.py", script, str(killed)]
@@ -82,7 +90,10 @@ def start(folder, recipe: str, killed: int) -> list[str]:
 
 @pytest.mark.parametrize("recipe", sorted(PACKAGES))
 def test_recipe(recipe, made, tmp_path):
-    """Both processes take the plan's steps in order; after the kill they go on where the checkpoint is, and the logs prove that no sample is missing or came twice."""
+    """Both processes read the plan's steps in order, and resume from the checkpoint after the kill.
+
+    The logs prove that no sample is missing or repeated.
+    """
     for package in PACKAGES[recipe]:
         pytest.importorskip(package)
     folder = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""URLs are refused where a local folder is meant."""
+"""A URL is refused as a local folder."""
 
 import pytest
 
