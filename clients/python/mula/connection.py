@@ -1,4 +1,4 @@
-"""The wire: requests to `mula serve` over TCP, TLS or a unix socket, and the bytes of a stream received into memory that is used again."""
+"""Requests to `mula serve` over TCP, TLS or a unix socket."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import numpy as np
 from mula.errors import Broken, Error
 
 HEADER_LIMIT = 64 << 10  # bytes of an answer's header
-ANSWER_LIMIT = 64 << 20  # bytes of an answer that is no stream
-SMALL = 4096  # a read of less is not worth a slab
-ALIGNMENT = 64  # of what is received, in memory
-SLABS = 8  # slabs that are kept for use again
+ANSWER_LIMIT = 64 << 20  # bytes of an answer other than a stream
+SMALL = 4096  # bytes; smaller reads do not use a slab
+ALIGNMENT = 64  # bytes, of received data in memory
+SLABS = 8  # most slabs that are kept
 
 
 class Address:
@@ -35,7 +35,7 @@ class Address:
             if self.path.startswith("//"):
                 self.path = self.path[2:]
             if not self.path.startswith("/"):
-                raise Error(f"{text}: want unix: and an absolute path, as unix:/tmp/mula.sock")
+                raise Error(f"{text}: want unix: and an absolute path, for example unix:/tmp/mula.sock")
             return
         try:
             url = urllib.parse.urlsplit(text)
@@ -53,7 +53,7 @@ class Address:
             raise Error(f"{text}: want http://HOST:PORT, https://HOST:PORT or unix:/PATH")
 
     def connect(self, timeout: float, certificates: str | None) -> socket.socket:
-        """A connection; Broken if there is none now."""
+        """Returns a connection. It raises Broken if the server cannot be reached."""
         try:
             if self.path:
                 s = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -68,28 +68,33 @@ class Address:
                 s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self.tls:
                 return ssl.create_default_context(cafile=certificates).wrap_socket(s, server_hostname=self.host)
-            # A timeout of Python's makes the socket a non-blocking one, which gives a record in many small parts; the kernel's does not.
+            # A timeout of Python's makes the socket non-blocking, and a record then arrives in many
+            # small reads. A timeout of the kernel leaves the socket blocking.
             s.settimeout(None)
             s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(timeout), int(timeout % 1 * 1e6)))
             return s
         except ssl.SSLCertVerificationError as e:
             raise Error(
-                f"{self.text}: the server's certificate is not trusted ({e.verify_message}): name its authority by certificates="
+                f"{self.text}: the server's certificate is not trusted: {e.verify_message}; "
+                "pass the file of its authority as certificates="
             ) from None
         except OSError as e:
             raise Broken(f"{self.text}: {e.strerror or e}") from None
 
 
 class Slabs:
-    """Memory for records. A slab is used again when nothing refers to it any more: no array, no tensor, no Arrow buffer. New memory for each record
-    would cost more than what is received into it, as the kernel has to clear every page."""
+    """Memory for records.
+
+    A slab is reused when no array, tensor or Arrow buffer refers to it. New memory for each record
+    would cost more than receiving the record, because the kernel clears every page.
+    """
 
     def __init__(self) -> None:
         self._slabs: list[np.ndarray] = [np.empty(0, np.uint8)]
-        self._idle = sys.getrefcount(self._slabs[0])  # of a slab to which only the list refers
+        self._idle = sys.getrefcount(self._slabs[0])  # references of an unused slab
 
     def take(self, size: int) -> np.ndarray:
-        """A slab of `size` bytes or more."""
+        """Returns a slab of at least `size` bytes."""
         for i in range(len(self._slabs)):
             if sys.getrefcount(self._slabs[i]) == self._idle:
                 if self._slabs[i].nbytes >= size:
@@ -103,7 +108,11 @@ class Slabs:
 
 
 class Connection:
-    """One request and its answer. Its `read` is what pyarrow reads a stream from: it gives all bytes that are asked for, none at the end, or Broken."""
+    """One request and its answer.
+
+    pyarrow reads the stream through `read`, which returns all requested bytes, or none at the end
+    of the stream, or raises Broken.
+    """
 
     def __init__(
         self,
@@ -119,10 +128,10 @@ class Connection:
         self._flags = 0 if address.tls else socket.MSG_WAITALL
         self._socket = address.connect(timeout, certificates)
         self.closed = False
-        self._rest = b""  # that was received with the answer's head
-        self.limit = ANSWER_LIMIT  # bytes of one read
-        self.slab: np.ndarray | None = None  # that the last read of many bytes went to
-        self.descriptor: int | None = None  # of memory that the server shares
+        self._rest = b""  # bytes that were received with the header
+        self.limit = ANSWER_LIMIT  # most bytes of one read
+        self.slab: np.ndarray | None = None  # slab of the last large read
+        self.descriptor: int | None = None  # of the server's shared memory
         self._owner = os.getpid()
         try:
             host = (
@@ -132,8 +141,8 @@ class Connection:
             )
             bearer = f"Authorization: Bearer {token}\r\n" if token else ""
             try:
-                # HTTP/1.0, whose answers are not cut into chunks: what follows the header is the stream itself.
-                # A server that shares no memory, or knows nothing of it, answers with a plain stream.
+                # HTTP/1.0 has no chunked answers: the stream follows the header directly. A server
+                # without shared memory ignores Mula-Memory and sends the records in the stream.
                 memory = "Mula-Memory: shared\r\n" if share else ""
                 self._socket.sendall(f"GET {path} HTTP/1.0\r\nHost: {host}\r\n{bearer}{memory}\r\n".encode())
             except OSError as e:
@@ -143,14 +152,14 @@ class Connection:
                 part = self.receive(4096, descriptor=share)
                 head += part
                 if not part:
-                    raise Broken(f"{address.text}: the connection ended before there was an answer")
+                    raise Broken(f"{address.text}: the connection ended before the server answered")
                 if len(head) > HEADER_LIMIT or not head.startswith(b"HTTP/"[: len(head)]):
-                    raise Error(f"{address.text}: what answers there is no mula serve")
+                    raise Error(f"{address.text}: the server is not mula serve")
             head, _, self._rest = head.partition(b"\r\n\r\n")
             first, *fields = head.decode("latin-1").split("\r\n")
             words = first.split(" ", 2)
             if len(words) < 2 or not words[1].isdigit():
-                raise Error(f"{address.text}: what answers there is no mula serve")
+                raise Error(f"{address.text}: the server is not mula serve")
             self.status = int(words[1])
             self.header = {name.strip().lower(): value.strip() for name, _, value in (f.partition(":") for f in fields)}
         except BaseException:
@@ -159,11 +168,11 @@ class Connection:
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """Makes Broken of what the socket says."""
+        """Converts errors of the socket to Broken."""
         try:
             yield
         except (BlockingIOError, TimeoutError):
-            raise Broken(f"{self.address.text}: nothing came for {self._timeout:g} s") from None
+            raise Broken(f"{self.address.text}: the server sent nothing for {self._timeout:g} s") from None
         except OSError as e:
             raise Broken(f"{self.address.text}: {e.strerror or e}") from None
 
@@ -172,7 +181,10 @@ class Connection:
             return self._socket.recv_into(view, 0, flags)
 
     def receive(self, size: int, descriptor: bool = False) -> bytes:
-        """Bytes that have come, `size` at most, or none at the end; with them a descriptor, if one may come."""
+        """Waits for bytes and returns at most `size` of them, or none at the end of the stream.
+
+        If `descriptor` is true, a file descriptor that arrives with them is stored.
+        """
         if self._rest:
             part, self._rest = self._rest[:size], self._rest[size:]
             return part
@@ -187,7 +199,7 @@ class Connection:
         return part
 
     def received(self, size: int) -> bytes:
-        """Bytes that have come already, `size` at most; none if there are none, or at the end."""
+        """Returns at most `size` bytes that have arrived already, without waiting."""
         if self._rest:
             return self.receive(size)
         with self._told():
@@ -197,15 +209,16 @@ class Connection:
                 return b""
 
     def send(self, data: bytes | bytearray) -> None:
-        """Sends bytes."""
+        """Sends all bytes."""
         with self._told():
             self._socket.sendall(data)
 
     def read(self, size: int = -1) -> bytes | memoryview:
-        """`size` bytes, or none if the stream has ended there."""
+        """Returns `size` bytes, or none at the end of the stream."""
         if size < 0 or size > self.limit:
             raise Error(
-                f"{self.address.text}: a message of {size} bytes is announced, and what was asked for has {self.limit} at most: that is no mula serve"
+                f"{self.address.text}: the server announces a message of {size} bytes, and the limit is "
+                f"{self.limit}; the server is not mula serve"
             )
         if size < SMALL or self._slabs is None:
             view = memoryview(bytearray(size))
@@ -220,12 +233,15 @@ class Connection:
             if n == 0:
                 if have == 0:
                     return b""
-                raise Broken(f"{self.address.text}: the stream broke off within a record")
+                raise Broken(f"{self.address.text}: the stream ended within a record")
             have += n
         return view
 
     def json(self) -> Any:
-        """The answer as JSON, or its error as an Error; as Broken if the server says that it is busy."""
+        """Returns the answer as JSON.
+
+        It raises Broken if the server is busy, and Error if the server reports another problem.
+        """
         size = int(self.header.get("content-length", "0"))
         text = bytes(self.read(size))
         try:
@@ -234,7 +250,10 @@ class Connection:
                 return answer
             sentence = answer["error"]
         except (ValueError, KeyError, TypeError):
-            raise Error(f"{self.address.text}: the answer with status {self.status} is none of mula serve") from None
+            raise Error(
+                f"{self.address.text}: the answer with status {self.status} has no error message; "
+                "the server is not mula serve"
+            ) from None
         raise (Broken if self.status in (429, 503) else Error)(f"{self.address.text}: {sentence}")
 
     def readable(self) -> bool:
@@ -245,7 +264,7 @@ class Connection:
         if self.descriptor is not None:
             os.close(self.descriptor)
             self.descriptor = None
-        if os.getpid() == self._owner:  # a process that was forked from this one may still have the socket open
+        if os.getpid() == self._owner:  # a forked process must not shut down its parent's connection
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

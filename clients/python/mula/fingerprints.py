@@ -1,4 +1,7 @@
-"""Fingerprint logs of what a stream gave (docs/formats/fingerprints.md), and the comparison of a run's logs with its plan."""
+"""Writes fingerprint logs of the batches that a stream returned, and compares them with the plan.
+
+docs/formats/fingerprints.md describes the logs.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +21,28 @@ import numpy as np
 from mula.errors import Error
 from mula.server import program
 
-# A run leaves one log for each rank and each start: its first position, batch size, rank and number of ranks.
+# A run has one log for each start and each rank. The file name has the first position, the batch
+# size, the rank and the number of ranks.
 NAME = re.compile(r"(\d+)-batch(\d+)-rank(\d+)of(\d+)\.jsonl")
 
 
 class Log:
-    """The log of one rank, from its start at a position on. A start takes back what the logs of the folder have from its position on: steps that were
-    given after the checkpoint at which the run goes on.
+    """The log of one rank, from one start at a position.
 
-    The file is locked until `close`, so that a second live process cannot write it. The lock ends with the process."""
+    Starting at position P deletes the entries at or after P from all logs of the folder: these
+    steps followed the checkpoint from which the run resumes.
+
+    The file is locked until `close`, so that a second live process cannot write to it. The lock
+    ends with the process.
+    """
 
     def __init__(
         self, folder: str, plan: str, sequence_length: int, batch_size: int, rank: int, world: int, position: int
     ):
-        if "://" in folder:  # it would be taken for a folder in the working directory
+        if "://" in folder:  # os.path would treat the URL as a folder of the working directory
             raise Error(
-                f"log={folder!r} is a URL, and logs are written to local folders: mount the store, or copy the folder after the run"
+                f"log={folder!r} is a URL, and logs are written to local folders; mount the store, or copy the "
+                "folder after the run"
             )
         self._batch_size = batch_size
         self._begin_step()
@@ -49,36 +58,37 @@ class Log:
             lock(self._file, self._path, shared=False)
             for first, size, other, ranks in logs(folder):
                 if (first, size, ranks) == (position, batch_size, world):
-                    continue  # of this start: each rank begins its own anew
-                # Every rank does this, and they may do it at the same time: it comes to the same.
+                    continue  # of this start: each rank overwrites its own log
+                # Every rank does this, perhaps at the same time. The result is the same.
                 cut(os.path.join(folder, file_name(first, size, other, ranks)), position)
             os.ftruncate(self._file, 0)
             self._size = 0
             self._line(header)
         except OSError as e:
-            raise Error(f"the fingerprint log in {folder}: {e.strerror}") from None
+            raise Error(f"{folder}: cannot write the fingerprint log: {e.strerror}") from None
 
     def _begin_step(self) -> None:
         self._order, self._set, self._samples = hashlib.sha256(), 0, 0
 
     def _line(self, members: dict[str, object]) -> None:
         line = (json.dumps(members, separators=(",", ":")) + "\n").encode()
-        os.write(self._file, line)  # in one piece: a kill leaves whole lines
+        os.write(self._file, line)  # one write: if the process is killed, lines are complete
         self._size += len(line)
-        # Locks do not work on every file system. What another process has written or taken away shows in the file's size and number of links.
+        # Not every file system has locks. A changed size or a link count of 0 shows that another
+        # process has written, cut or removed the file.
         found = os.fstat(self._file)
         if found.st_size != self._size or found.st_nlink == 0:
             raise Error(f"{self._path}: {TWICE}")
 
     def add(self, hashes: bytes) -> None:
-        """Adds samples of the step, by their hashes."""
+        """Adds the hashes of samples to the step."""
         self._order.update(hashes)
         for at in range(0, len(hashes), SAMPLE):
             self._set += int.from_bytes(hashes[at : at + SAMPLE], "little")
         self._samples += len(hashes) // SAMPLE
 
     def end_step(self, first: int) -> None:
-        """Writes the line of the step that begins at position `first`."""
+        """Writes the line of the step whose first position is `first`."""
         self._line(
             {
                 "step": first // self._batch_size,
@@ -91,16 +101,17 @@ class Log:
         self._begin_step()
 
     def close(self) -> None:
-        """Ends the log, and its lock."""
+        """Closes the log and releases its lock."""
         self._close()
 
 
-# Logs that this process writes. A forked process closes its copies of their files, which would keep the locks after the end of the process that writes.
+# Open logs of this process. A forked process closes its copies of the files: otherwise they would
+# hold the locks after the writer has ended.
 OPEN: weakref.WeakSet[Log] = weakref.WeakSet()
 
 
 def forked() -> None:
-    """Closes the logs of the process that this one was forked from."""
+    """Closes this process's copies of its parent's logs."""
     for log in list(OPEN):
         log.close()
 
@@ -109,23 +120,27 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=forked)
 
 TWICE = (
-    "another process that is still running writes this log; two processes that read the same samples cannot share a folder of logs: give each its rank, "
-    "or leave log= out of all but one"
+    "another running process writes this log, and two processes that read the same samples cannot share a folder "
+    "of logs; pass each its rank, or pass log= to only one of them"
 )
 
 
 def lock(file: int, path: str, shared: bool) -> None:
-    """Locks a log until its file is closed: for a writer, or shared by those that take steps back. It is an Error if a live process holds the other lock."""
+    """Locks a log until its file is closed.
+
+    Writers lock it exclusively. Processes that delete its last steps share a lock. It raises an
+    Error if a live process holds a conflicting lock.
+    """
     try:
         import fcntl
-    except ImportError:  # not on this system
+    except ImportError:  # Windows
         return
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         raise Error(f"{path}: {TWICE}") from None
     except OSError as e:
-        if e.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL):  # this file system has no locks
+        if e.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL):  # a file system without locks
             raise
 
 
@@ -133,23 +148,26 @@ SAMPLE = 16  # bytes of a sample's hash
 
 
 def hashed(tokens: np.ndarray[Any, Any]) -> bytes:
-    """Returns the hashes of samples, one behind the other: [rows, L+1]."""
+    """Returns the concatenated hashes of samples [rows, L+1]."""
     return b"".join(hashlib.sha256(row).digest()[:SAMPLE] for row in np.ascontiguousarray(tokens, "<u4"))
 
 
 def file_name(first: int, batch_size: int, rank: int, world: int) -> str:
-    """The name of a log in its folder."""
+    """Returns the name of a log in its folder."""
     return f"{first:016d}-batch{batch_size}-rank{rank}of{world}.jsonl"
 
 
 def logs(folder: str | os.PathLike[str]) -> list[tuple[int, int, int, int]]:
-    """First position, batch size, rank and number of ranks of the logs of a folder, in this order."""
+    """Returns the first position, batch size, rank and number of ranks of each log, sorted."""
     found = (NAME.fullmatch(entry) for entry in os.listdir(folder))
     return sorted((int(m[1]), int(m[2]), int(m[3]), int(m[4])) for m in found if m)
 
 
 def steps(path: str | os.PathLike[str]) -> list[tuple[int, int]]:
-    """Position at which each whole line's step begins, and the byte at which the line ends; the first line's is -1."""
+    """Returns each complete line's first position, and the byte offset of the line's end.
+
+    The position of the first line, which is a header, is -1.
+    """
     at, out = 0, list[tuple[int, int]]()
     for line in Path(path).read_bytes().splitlines(keepends=True):
         at += len(line)
@@ -157,16 +175,19 @@ def steps(path: str | os.PathLike[str]) -> list[tuple[int, int]]:
             try:
                 out.append((int(json.loads(line)["first"]) if out else -1, at))
             except (ValueError, KeyError, TypeError):
-                raise Error(f"{path}: line {len(out) + 1} is none of a fingerprint log") from None
+                raise Error(f"{path}:{len(out) + 1}: not a line of a fingerprint log") from None
     return out
 
 
 def cut(path: str, position: int) -> None:
-    """Takes the steps from a position on from a log, and a line that a kill has cut off. A log without steps before the position is removed."""
+    """Deletes the steps at or after a position from a log, and an incomplete last line.
+
+    A log without steps before the position is removed.
+    """
     try:
         file = os.open(path, os.O_RDWR)
     except FileNotFoundError:
-        return  # another rank has taken it away
+        return  # another rank has removed it
     try:
         lock(file, path, shared=True)
         first = int(os.path.basename(path).split("-")[0])
@@ -191,9 +212,12 @@ def verify(
     shards: str | os.PathLike[str] | None = None,
     mula: str | os.PathLike[str] | None = None,
 ) -> int:
-    """Proves that a run, over all its starts and whatever their numbers of ranks and batch sizes, was given each sample of the positions [position, end)
-    of the plan once: none is missing, none came twice. Compares the logs of each start with `mula hash` by `mula verify`. Gives `end`; without it
-    it is the end of the last step that all ranks of the last start were given. An Error names what is wrong. `shards` is a folder of shards, as in Stream.
+    """Proves that a run consumed each sample of the positions [position, end) exactly once.
+
+    It runs `mula hash` on the plan and compares the logs of each start with the result by
+    `mula verify`. The starts may have different numbers of ranks and batch sizes. It returns `end`;
+    the default is the end of the last step that all ranks of the last start have logged. A missing,
+    repeated or changed sample raises an Error. `shards` is a folder of shards, as in Stream.
     """
     name = program(mula)
     starts: dict[tuple[int, int, int], list[str]] = {}
@@ -204,14 +228,15 @@ def verify(
         files = starts[first, size, ranks]
         if len(files) != ranks:
             raise Error(
-                f"of the {ranks} ranks that started at position {first}, {len(files)} have a log in {os.fspath(folder)}: bring them all together"
+                f"{os.fspath(folder)}: of the {ranks} ranks that started at position {first}, {len(files)} have a "
+                "log here; copy the logs of all ranks into one folder"
             )
         if first != at:
-            raise Error(f"the logs in {os.fspath(folder)} reach position {at}, and the next start is at {first}")
-        # A rank may be ahead of another by some steps when a run is killed; one may not have come to write its first line.
+            raise Error(f"{os.fspath(folder)}: the logs reach position {at}, and the next start is at {first}")
+        # When a run is killed, a rank may be some steps ahead of another, and a log may be empty.
         last = min(max((step for step, _ in steps(file)), default=-1) for file in files)
         if last < 0:
-            continue  # nothing was given
+            continue  # no step is complete
         with tempfile.TemporaryDirectory() as scratch:
             cuts = []
             for k, file in enumerate(files):
@@ -235,23 +260,27 @@ def verify(
             verdict = json.loads(run(name, "verify", "--json", expected, ",".join(cuts)))
         if not verdict["same_batches"]:
             raise Error(
-                f"step {verdict['step']} of the run that started at position {first} with batches of {size} differs from the plan: {verdict['difference']}"
+                f"{os.fspath(folder)}: step {verdict['step']} of the start at position {first} with batch size "
+                f"{size} differs from the plan: {verdict['difference']}"
             )
         if verdict["equal_steps"] != last // size + 1 - first // size:
             raise Error(
-                f"the logs of the start at position {first} have {verdict['equal_steps']} of the steps {first // size} to {last // size}"
+                f"{os.fspath(folder)}: the logs of the start at position {first} have {verdict['equal_steps']} of "
+                f"the steps {first // size} to {last // size}"
             )
         at = last + size
-    at = min(
-        at, json.loads(run(name, "plan", "show", "--json", os.fspath(plan)))["summary"]["length"]
-    )  # the last step may be a short one
+    # The last step of a plan may have fewer samples.
+    at = min(at, json.loads(run(name, "plan", "show", "--json", os.fspath(plan)))["summary"]["length"])
     if end is not None and at < end:
-        raise Error(f"the logs in {os.fspath(folder)} reach position {at} of {end}")
+        raise Error(f"{os.fspath(folder)}: the logs reach position {at} of {end}")
     return at if end is None else end
 
 
 def run(*command: str) -> str:
-    """The output of mula, or its message as an Error; `mula verify` exits with 1 where logs differ."""
+    """Returns the output of mula, or raises its message as an Error.
+
+    `mula verify` exits with 1 if logs differ, which is not an error here.
+    """
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0 and not (done.returncode == 1 and command[1] == "verify" and done.stdout):
         raise Error(f"`{' '.join(command[:2])}` failed: {done.stderr.strip()}")

@@ -1,4 +1,4 @@
-"""Finds the rank of this process and the number of processes, from torch.distributed or from the variables of a launcher."""
+"""Finds this process's rank and the number of ranks, from torch.distributed or the launcher."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Mapping
 
 from mula.errors import Error
 
-# Launchers and their variables, the innermost first: srun may start one torchrun on each node, which starts the ranks.
-# A Slurm batch script has SLURM_PROCID but no SLURM_STEP_NUM_TASKS: it is one process, whatever the size of the job.
+# Launchers and their environment variables, the innermost first: srun may start one torchrun on
+# each node, which starts the ranks. A Slurm batch script has SLURM_PROCID but no
+# SLURM_STEP_NUM_TASKS: it is one process, whatever the size of the job.
 LAUNCHERS = (
     ("torchrun", "RANK", "WORLD_SIZE"),
     ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -30,7 +31,10 @@ def number(variable: str, environment: Mapping[str, str]) -> int | None:
 
 
 def launched(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
-    """Returns the launcher, rank and world of this process, or None if no launcher started it. Values that contradict each other are an Error."""
+    """Returns the launcher, rank and world of this process, or None if no launcher started it.
+
+    Inconsistent values raise an Error.
+    """
     found: list[tuple[str, int, int]] = []
     for launcher, rank_name, world_name in LAUNCHERS:
         rank, world = number(rank_name, environment), number(world_name, environment)
@@ -41,29 +45,36 @@ def launched(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
         if rank is None or world is None:
             there, missing = (rank_name, world_name) if world is None else (world_name, rank_name)
             raise Error(
-                f"the variable {there} is {environment[there]}, but {missing} is not set, so the rank of this process is not known; {REMEDY}"
+                f"the variable {there} is {environment[there]}, but {missing} is not set, so the rank of this process "
+                f"is unknown; {REMEDY}"
             )
         if not rank < world:
-            raise Error(f"{rank_name} is {rank} and {world_name} is {world}: ranks count from 0; {REMEDY}")
+            raise Error(f"{rank_name} is {rank} and {world_name} is {world}, but ranks count from 0; {REMEDY}")
         found.append((launcher, rank, world))
     if not found:
         if environment.get("PALS_RANKID"):
             raise Error(
-                f"PALS started this process as rank {environment['PALS_RANKID']}, but no variable has the number of processes; {REMEDY}"
+                f"PALS started this process as rank {environment['PALS_RANKID']}, but no variable has the number of "
+                f"processes; {REMEDY}"
             )
         return None
-    # An outer launcher may start fewer processes, each of which starts several. It cannot start more.
+    # An outer launcher may start fewer processes, and each of these starts several. It cannot start
+    # more.
     inner = found[0]
     for outer in found[1:]:
         if outer[2] > inner[2] or outer[2] == inner[2] and outer[1] != inner[1]:
             raise Error(
-                f"{inner[0]} says rank {inner[1]} of {inner[2]} and {outer[0]} says rank {outer[1]} of {outer[2]}; unset the variables that are wrong, or {REMEDY}"
+                f"{inner[0]} sets rank {inner[1]} of {inner[2]} and {outer[0]} sets rank {outer[1]} of {outer[2]}; "
+                f"unset the wrong variables, or {REMEDY}"
             )
     return inner
 
 
 def distributed() -> tuple[str, int, int] | None:
-    """Returns rank and world of torch.distributed if this process has initialized it. Imports nothing."""
+    """Returns the rank and world of torch.distributed if this process has initialized it.
+
+    It imports nothing.
+    """
     torch = sys.modules.get("torch.distributed")
     if torch is None or not torch.is_available() or not torch.is_initialized():
         return None
@@ -71,10 +82,11 @@ def distributed() -> tuple[str, int, int] | None:
 
 
 def choose(rank: int | None, world: int | None, replicate: bool) -> tuple[int, int]:
-    """Returns the rank and world of a stream: those that were passed, or those of this process."""
+    """Returns the rank and world of a stream: the arguments, or else this process's own."""
     if (rank is None) != (world is None):
         raise Error(
-            "rank and world are passed together or not at all; without them they come from torch.distributed or the launcher's variables"
+            "only one of rank and world is set; pass both, or neither to read them from torch.distributed or the "
+            "launcher's variables"
         )
     if rank is None or world is None:
         if replicate:
@@ -84,21 +96,24 @@ def choose(rank: int | None, world: int | None, replicate: bool) -> tuple[int, i
     if world == 1 and not replicate:
         try:
             found = distributed() or launched(os.environ)
-        except Error:  # the caller has said what the variables do not
+        except Error:  # the arguments replace inconsistent variables
             found = None
         if found is not None and found[2] > 1:
             raise Error(
-                f"rank {rank} of {world} in each of the {found[2]} processes of {found[0]} gives every process all samples; "
-                "leave rank and world out, or pass replicate=True if all processes are to read the same"
+                f"with rank {rank} of {world}, each of the {found[2]} processes of {found[0]} reads all samples; "
+                "omit rank and world, or pass replicate=True if every process must read all samples"
             )
     return rank, world
 
 
 def recheck(rank: int, world: int) -> None:
-    """Refuses a rank that was chosen before torch.distributed was initialized, if torch.distributed has another."""
+    """Raises an Error if the rank differs from the rank of torch.distributed.
+
+    This happens if the stream was created before torch.distributed was initialized.
+    """
     found = distributed()
     if found is not None and found[1:] != (rank, world):
         raise Error(
-            f"this stream reads as rank {rank} of {world}, and torch.distributed has rank {found[1]} of {found[2]}; make the stream after "
-            "init_process_group (in Lightning: in train_dataloader), or pass rank= and world="
+            f"this stream reads as rank {rank} of {world}, and torch.distributed has rank {found[1]} of {found[2]}; "
+            "create the stream after init_process_group (in Lightning: in train_dataloader), or pass rank= and world="
         )

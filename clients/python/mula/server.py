@@ -1,4 +1,4 @@
-"""Starts `mula serve` on a unix socket, for as long as this process lives."""
+"""Starts `mula serve` on a unix socket, and stops it when this process ends."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from pathlib import Path
 
 from mula.errors import Error
 
-# The shell waits for the end of its input, a pipe of which this process has the other end, and then stops the server: it ends with this process
-# however that ends, SIGKILL included, and leaves nothing behind. The server's first line goes to descriptor 3, of which nobody else keeps a copy, so
-# that a server which ends without a word is seen to. It is killed, as it has nothing to finish: its only client is here, and does not read any more.
+# The shell reads from a pipe until this process closes the other end, and then stops the server and
+# removes its files. So the server ends with this process, even if the process is killed by SIGKILL.
+# The server writes its first line to descriptor 3. No other process has a copy of this descriptor,
+# so this process sees the end of file if the server ends without a message. SIGKILL is safe for the
+# server: its only client is this process, which no longer reads.
 KEEPER = """
 exec 3>&1 1>/dev/null
 folder=$1
@@ -35,7 +37,11 @@ LONGEST_SOCKET = 100  # bytes of a path; Linux takes 107, macOS 103
 
 
 def program(mula: str | os.PathLike[str] | None) -> str:
-    """The path of the program mula: the argument, the variable MULA, the PATH, or the environment's scripts."""
+    """Returns the path of the program mula.
+
+    It looks at the argument, the variable MULA, the PATH, and the Python environment's scripts, in
+    this order.
+    """
     named = os.fspath(mula) if mula else os.environ.get("MULA")
     name = named or "mula"
     found = shutil.which(name)
@@ -43,13 +49,18 @@ def program(mula: str | os.PathLike[str] | None) -> str:
         found = shutil.which(name, path=sysconfig.get_path("scripts"))  # of an environment that is not activated
     if found is None:
         raise Error(
-            f"there is no program {name}: build it (make build), and put it on the PATH or name it in the variable MULA"
+            f"there is no program {name}; build it (make build), and add it to the PATH or set the variable MULA to "
+            "its path"
         )
     return os.path.abspath(found)
 
 
 class Server:
-    """A running `mula serve` of one plan. It ends with `close`, with the last reference, or with this process."""
+    """A running `mula serve` of one plan.
+
+    `close` stops the server. It also ends with the last reference to this object, and with this
+    process.
+    """
 
     def __init__(
         self,
@@ -84,10 +95,14 @@ class Server:
             self.plan: str = json.loads(line)["plan"]
         except (ValueError, KeyError, TypeError):
             self._end()
-            raise Error(f"`mula serve --plan {os.fspath(plan)}` did not start: {said or 'it said nothing'}") from None
+            raise Error(f"`mula serve --plan {os.fspath(plan)}` did not start: {said or 'no error message'}") from None
 
     def ended(self) -> bool:
-        """Whether the server has ended by itself: it says nothing after its first line, so that only the end of its output can be read."""
+        """Reports whether the server has ended without `close`.
+
+        The server writes only one line. If its output is readable after it, the end of file is
+        there.
+        """
         return (
             self._process.stdout is None
             or self._process.stdout.closed
@@ -99,12 +114,13 @@ class Server:
         self._end()
 
 
-# Servers of this process. A forked process closes its copies of their pipes: the server would wait for their end, and `close` for the server.
+# Servers of this process. A forked process closes its copies of their pipes. Otherwise the server
+# would wait for the forked process to end, and `close` would wait for the server.
 RUNNING: weakref.WeakSet[Server] = weakref.WeakSet()
 
 
 def forked() -> None:
-    """Closes the pipes of servers of the process that this one was forked from."""
+    """Closes this process's copies of the pipes of its parent's servers."""
     for server in list(RUNNING):
         for pipe in (server._process.stdin, server._process.stdout):
             if pipe:
@@ -116,7 +132,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def stop(process: subprocess.Popen[bytes], owner: int) -> None:
-    """Ends the server, if it is this process's and not one that it was forked from."""
+    """Stops the server, unless it belongs to the process from which this one was forked."""
     if os.getpid() != owner:
         return
     for pipe in (process.stdin, process.stdout):

@@ -29,34 +29,39 @@ from mula.slots import Slots, columns, place
 if TYPE_CHECKING:
     import torch
 
-MESSAGE = (
-    1 << 20
-)  # bytes of a record beside its tokens and document starts: its header, alignment, the names of the sources
+# Most bytes of a record without its tokens, document starts and source names: header and alignment.
+MESSAGE = 1 << 20
 
 
 class Stream(Generic[Array]):
     """The samples of a plan, in its order, from `position` to `end`.
 
-    plan         path of a plan, for which `mula serve` is started on a unix socket; or the address of one that runs: "unix:/PATH", "http://HOST:PORT", "https://…"
-    batch_size   positions of a step, over all ranks
-    rank, world  this rank takes the rank-th of `world` equal blocks of each step (default: as torch.distributed or the launcher of this process says)
-    micro_batch  rows of a batch that is given, at most; without it a batch is this rank's whole share of the step
-    position     first position: a multiple of batch_size, or the end of the plan, where nothing is left
-    end          position after the last: a multiple of batch_size, or the end of the plan, which is the default
-    columns      names of the columns that are wanted beside position and tokens (default: all)
-    arrays       "torch" (default where torch is installed) or "numpy"
-    log          folder for the fingerprints of what was given, one file for each rank and start: see mula.verify
-    shards       folder from which the plan's shards are looked for, if the plan was moved (default: the plan's own)
-    replicate    allow rank 0 of 1 in several processes: each reads all samples
-    by_worker    whether a worker process of torch's DataLoader takes only its part of the batches (default: yes)
-    token        bearer token of the server;  certificates: file of authorities (PEM) that sign its certificate
-    patience     seconds for which a server that cannot be reached, is busy or gives nothing is tried again
-    share        whether records lie in memory that the server shares, where it can: on a unix socket, with Linux. `transport` says whether they do
-    mula         the program, if it is not on the PATH; the variable MULA names it, too
+    plan          path of a plan, for which the stream starts `mula serve` on a unix socket; or the
+                  address of a running server: "unix:/PATH", "http://HOST:PORT", "https://…"
+    batch_size    positions of a step, over all ranks
+    rank, world   this rank reads block number `rank` of `world` equal blocks of each step (default:
+                  from torch.distributed or the launcher of this process)
+    micro_batch   most rows of a batch (default: all samples of this rank in the step)
+    position      first position: a multiple of batch_size, or the end of the plan
+    end           position after the last: a multiple of batch_size, or the end of the plan (default)
+    columns       names of the columns in addition to position and tokens (default: all)
+    arrays        "torch" (default if torch is installed) or "numpy"
+    log           folder for fingerprint logs, one file for each rank and start: see mula.verify
+    shards        folder for the plan's relative shard paths, if the plan was moved (default: the
+                  plan's folder)
+    replicate     allow rank 0 of 1 in several processes: each reads all samples
+    by_worker     whether a DataLoader's worker process reads only its part of the batches
+    token         bearer token of the server
+    certificates  file of authorities (PEM) that sign the server's certificate
+    patience      seconds for which requests to an unreachable, busy or silent server are retried
+    share         whether to use the server's shared memory where possible: on a unix socket, on Linux.
+                  `transport` shows whether it is used
+    mula          path of the program, if it is not on the PATH (default: the variable MULA)
 
-    Iterating gives a Batch for each record, and goes on where it was left. It can be left at any time; `state_dict` is the whole state.
-    `len` is the number of batches from the `position` passed here to `end`, and does not change.
-    What is wrong is a mula.Error. A stream is used by one thread.
+    Iterating returns a Batch for each record. A loop may stop at any time, and the next loop
+    continues there. `state_dict` is the complete state. `len` is the number of batches from the
+    `position` passed here to `end`, and does not change. Errors are mula.Error. Only one thread may
+    use a stream.
     """
 
     @overload
@@ -140,18 +145,20 @@ class Stream(Generic[Array]):
         )
         if batch_size < 1 or world < 1 or not 0 <= rank < world or batch_size % world != 0:
             raise Error(
-                f"rank {rank} of {world} and batch size {batch_size}: ranks count from 0, and the batch size is a multiple of their number"
+                f"rank {rank} of {world} and batch size {batch_size}: want ranks from 0, and a batch size that is a "
+                "multiple of the number of ranks"
             )
         if micro_batch is not None and (micro_batch < 1 or batch_size // world % micro_batch != 0):
             raise Error(
-                f"micro-batch {micro_batch} does not divide the {batch_size // world} samples of a rank: choose a divisor"
+                f"micro-batch {micro_batch} does not divide the {batch_size // world} samples of a rank; choose a "
+                "divisor"
             )
         if arrays not in (None, "torch", "numpy"):
             raise Error(f"arrays={arrays!r}: want torch or numpy")
         if isinstance(columns, str):
             raise Error(f"columns={columns!r}: want a list of names")
         self.batch_size, self.rank, self.world, self.micro_batch = batch_size, rank, world, micro_batch
-        self._rows = micro_batch or batch_size // world  # of a record
+        self._rows = micro_batch or batch_size // world  # most rows of a record
         self._records_of_step = batch_size // world // self._rows
         self._arrays = arrays or ("torch" if importlib.util.find_spec("torch") else "numpy")
         self._columns, self._token, self._certificates, self._patience, self._program = (
@@ -163,28 +170,29 @@ class Stream(Generic[Array]):
         )
         self._share = share and sys.platform == "linux"
         self._by_worker = by_worker
-        self.transport: Literal["shared memory", "socket"] | None = None  #: how records come; None before the first
+        #: how records are transferred; None before the first
+        self.transport: Literal["shared memory", "socket"] | None = None
         self._source = os.fspath(plan)
         self._shards = None if shards is None else os.path.abspath(shards)
         self._begin()
         self._copies = copies()
-        self.plan: dict[str, Any] = self._ask(
-            "/v1/plan"
-        )  #: what /v1/plan says: fingerprint, sequence_length, positions, sources, stages, …
+        #: the answer of /v1/plan: fingerprint, sequence_length, positions, sources, stages, …
+        self.plan: dict[str, Any] = self._ask("/v1/plan")
         try:
             self.fingerprint: str = self.plan["fingerprint"]
             self.sequence_length, self.length = int(self.plan["sequence_length"]), int(self.plan["positions"])
         except (KeyError, TypeError, ValueError):
-            raise Error(f"{self._address.text}: what answers there is no mula serve") from None
+            raise Error(f"{self._address.text}: the server is not mula serve") from None
         self.end = self.length if end is None else end
         self._folder = None if log is None else os.fspath(log)
         if self.end % batch_size != 0 and self.end != self.length:
             raise Error(
-                f"end={self.end}: no step of {batch_size} positions ends there; want a multiple of it, or the end of the plan, which is {self.length}"
+                f"end={self.end}: no step of {batch_size} positions ends there; want a multiple of {batch_size}, or "
+                f"the end of the plan, which is {self.length}"
             )
         self._move(position)
         self._start_position = position
-        if columns and position < self.end:  # the server knows which columns there are
+        if columns and position < self.end:  # the server checks the names of the columns
             self._ask(
                 "/v1/stream?"
                 + urlencode({"batch_size": 1, "from": position, "to": position + 1, "columns": self._wanted()})
@@ -195,12 +203,18 @@ class Stream(Generic[Array]):
 
     def __repr__(self) -> str:
         micro = "" if self.micro_batch is None else f", micro_batch={self.micro_batch}"
-        return f"mula.Stream({self._source!r}, batch_size={self.batch_size}, rank={self.rank}, world={self.world}{micro}, position={self._position}, end={self.end})"
+        return (
+            f"mula.Stream({self._source!r}, batch_size={self.batch_size}, rank={self.rank}, world={self.world}{micro}, "
+            f"position={self._position}, end={self.end})"
+        )
 
     # ---- the server
 
     def _begin(self) -> None:
-        """What a process has of its own; the copy of a stream in another process begins anew with it."""
+        """Sets up the resources of this process.
+
+        A copy of the stream in another process has its own.
+        """
         self._pid = os.getpid()
         self._server: Server | None = None
         self._reader: Generator[Batch[Array], None, None] | None = None
@@ -225,7 +239,7 @@ class Stream(Generic[Array]):
                 connection = Connection(self._address, path, self._token, self._patience, self._certificates)
                 try:
                     if connection.header.get("mula-plan") and connection.status == 200:
-                        return None  # a stream, of which only the header was asked for
+                        return None  # a stream, for which the header is enough
                     return connection.json()
                 finally:
                     connection.close()
@@ -234,7 +248,7 @@ class Stream(Generic[Array]):
                 self._revive()
 
     def _revive(self) -> None:
-        """Starts the stream's own server again if it has ended."""
+        """Restarts the stream's own server if it has ended."""
         if self._server is not None and self._server.ended():
             self._server.close()
             self._start()
@@ -242,26 +256,33 @@ class Stream(Generic[Array]):
     # ---- the state
 
     def _move(self, position: int, record: int = 0) -> None:
-        """Goes to a record of the step that begins at a position. The rule for starts is that of blend.Grid: docs/formats/serve.md."""
+        """Moves to a record of the step whose first position is `position`.
+
+        The positions at which a stream may start are as in blend.Grid: docs/formats/serve.md.
+        """
         if not 0 <= position <= self.end <= self.length:
-            raise Error(f"positions [{position}, {self.end}) are not all in the plan, which has {self.length}")
+            raise Error(
+                f"positions [{position}, {self.end}) are not in the plan, which has {self.length}; choose positions "
+                "from 0 to its end"
+            )
         if position % self.batch_size != 0 and position != self.length:
             before = position - position % self.batch_size
+            after = min(before + self.batch_size, self.length)
             raise Error(
-                f"no step of {self.batch_size} positions begins at {position}: the nearest begin at {before} and {min(before + self.batch_size, self.length)}; "
-                "choose a batch size that divides the position"
+                f"no step of {self.batch_size} positions starts at {position}, the nearest start at {before} and "
+                f"{after}; choose a batch size that divides the position"
             )
         self._end_reading()
         self._position = position
-        self._given = record  # records of the step at the position that were given
-        self._stride: int | None = (
-            None  # from each batch that is given to the next: more than 1 in a DataLoader's worker; None until reading begins
-        )
+        self._given = record  # returned records of the step at the position
+        # The distance between returned records: more than 1 in a DataLoader's worker, and None
+        # before the first.
+        self._stride: int | None = None
         if worker() is None:
             self._copies[0] = 0
 
     def _advance(self, records: int) -> None:
-        """Goes so many records on."""
+        """Moves forward by a number of records."""
         step, self._given = divmod(
             self._position // self.batch_size * self._records_of_step + self._given + records, self._records_of_step
         )
@@ -270,15 +291,22 @@ class Stream(Generic[Array]):
             self._position, self._given = self.end, 0
 
     def _choose_stride(self) -> None:
-        """In worker i of n of a DataLoader, which asks its workers for a batch in turn, takes every n-th batch from the i-th on."""
+        """Sets the distance between records: worker i of n of a DataLoader reads i, i+n, i+2n and
+        so on.
+
+        The DataLoader requests batches from its workers in rotation.
+        """
         if self._stride is None:
             i, self._stride = self._by_worker and worker() or (0, 1)
             if self._position < self.end:
                 self._advance(i)
 
     def state_dict(self) -> dict[str, Any]:
-        """The fingerprint of the plan, and the position after the last step that was given whole: the same on every rank. In a DataLoader's worker the
-        state is that of this worker, and also has its record in the step and its number."""
+        """Returns the plan's fingerprint and the position after the last complete step.
+
+        The state is the same on every rank. In a DataLoader's worker, it is the worker's own state,
+        with the record in the step, the worker's number and the number of workers.
+        """
         here = worker() if self._by_worker else None
         if here is not None:
             self._renew()
@@ -293,14 +321,19 @@ class Stream(Generic[Array]):
             }
         if self._copies[0]:
             raise Error(
-                "worker processes read copies of this stream, so it does not know what was given: use mula.torch.Loader and its state_dict, or the state of "
-                "the last batch, batch.state"
+                "worker processes read copies of this stream, so its own state does not advance; use the state_dict "
+                "of a mula.torch.Loader, or the state of the last batch, batch.state"
             )
         return {"plan": self.fingerprint, "position": self._position}
 
     def load_state_dict(self, state: dict[str, Any], *, plan_change: Literal["refuse", "accept"] = "refuse") -> None:
-        """Resumes from a state, of any number of ranks and any batch size of which the position is a multiple. The state of another plan is refused, unless this
-        one is an amendment of it that has the same samples up to the position, or with plan_change="accept", which resumes at the same position of this one."""
+        """Resumes from a state.
+
+        The number of ranks and the batch size may change, but the position must be a multiple of
+        the batch size. The state of another plan raises an Error, with two exceptions. The stream's
+        plan may be an amendment of the state's plan with the same samples up to the position. And
+        plan_change="accept" resumes at the same position of the stream's plan.
+        """
         try:
             plan, position, record = (
                 str(state["plan"]),
@@ -308,26 +341,27 @@ class Stream(Generic[Array]):
                 whole("record", state.get("record", 0)),
             )
         except (KeyError, TypeError, AttributeError, Error):
-            raise Error(f"not the state of a stream, which has plan and position: {state!r:.200}") from None
+            raise Error(f"not the state of a stream: {state!r:.200}; want a dict with plan and position") from None
         parents = self.plan.get("parents", [])  # oldest first, each with the position from which its child differs
         shared = {self.fingerprint: self.length} | {
             p["fingerprint"]: min(q["at"] for q in parents[i:]) for i, p in enumerate(parents)
         }
         if plan_change != "accept" and position > shared.get(plan, -1):
             raise Error(
-                f"the state is of plan {plan}, and this stream of plan {self.fingerprint}: open the plan of the state, "
-                "or go on at the same position of this one with plan_change=\"accept\""
+                f"the state belongs to plan {plan}, and this stream reads plan {self.fingerprint}; open the state's "
+                'plan, or pass plan_change="accept" to resume at the same position of this plan'
             )
         if "records" in state and (
             state["records"] != self._records_of_step or not 0 <= record < self._records_of_step
         ):
             raise Error(
-                f"the state is at batch {record} of the {state['records']} of a step, and a step of this stream has {self._records_of_step}: choose the same "
-                "batch size, world and micro-batch"
+                f"the state is at batch {record} of {state['records']} of a step, and a step of this stream has "
+                f"{self._records_of_step} batches; use the same batch size, world and micro-batch"
             )
         if "workers" in state and (state.get("worker"), state["workers"]) != worker():
             raise Error(
-                f"the state is that of worker {state.get('worker')} of the {state['workers']} of a DataLoader: load it with as many workers"
+                f"the state belongs to worker {state.get('worker')} of {state['workers']} of a DataLoader; load it "
+                "with the same number of workers"
             )
         self._renew()
         self._move(position, record)
@@ -339,7 +373,8 @@ class Stream(Generic[Array]):
     def __iter__(self) -> Iterator[Batch[Array]]:
         if self._position == self.end and self._stride in (None, 1):
             warnings.warn(
-                f"the stream is at its end, position {self.end}, and gives nothing more; load an earlier state to read again",
+                f"the stream is at its end, position {self.end}, and has no more batches; load an earlier state to "
+                "read again",
                 stacklevel=2,
             )
         return self
@@ -355,10 +390,12 @@ class Stream(Generic[Array]):
             raise
 
     def _renew(self) -> None:
-        """In a process that was forked, the connection, the log and the server are the parent's: begins anew."""
+        """Replaces the connection, the log and the server in a forked process: they are the
+        parent's.
+        """
         if os.getpid() != self._pid:
             if worker() is not None:
-                self._copies[0] = 1  # which the parent sees
+                self._copies[0] = 1  # the parent sees it
             self._begin()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -383,7 +420,7 @@ class Stream(Generic[Array]):
         self.close()
 
     def close(self) -> None:
-        """Ends the connection, the log, and the server if this stream started it."""
+        """Closes the connection and the log, and stops the server if this stream started it."""
         self._end_reading()
         if self._server is not None:
             self._server.close()
@@ -397,14 +434,19 @@ class Stream(Generic[Array]):
             self._log = None
 
     def _read(self) -> Generator[Batch[Array], None, None]:
-        """Batches from the position on. A connection that breaks is made anew, at the first record that was not given."""
+        """Returns the batches from the position to the end.
+
+        A broken connection is replaced by a new one, which starts at the first record that was not
+        returned yet.
+        """
         if self._ranks_found and worker() is None:
             ranks.recheck(self.rank, self.world)
         refuse_dispatch(self.world)
         self._choose_stride()
         if self._folder is not None and worker() is not None:
             raise Error(
-                "log= cannot be written in a DataLoader's workers, which read ahead of the training: use mula.torch.Loader, which writes what the training was given"
+                "log= cannot be written in a DataLoader's workers, which read ahead of the training; use "
+                "mula.torch.Loader, which logs only the batches that the training receives"
             )
         torch = importlib.import_module("torch") if self._arrays == "torch" else None
         if self._folder is not None and self._log is None and self._position < self.end:
@@ -423,13 +465,13 @@ class Stream(Generic[Array]):
                 for tokens, record in self._records():
                     patience.renew()
                     yield self._give(tokens, record, torch)
-                    del tokens, record  # so that the memory can be used again
+                    del tokens, record  # so that the memory can be reused
             except Broken as e:
                 patience.spend(e)
                 self._revive()
 
     def _give(self, tokens: np.ndarray[Any, Any], record: Callable[[], pa.RecordBatch], torch: Any) -> Batch[Array]:
-        """The batch of a record; from here on it counts as given."""
+        """Returns the batch of a record, logs it, and advances the state."""
         first, last = self._position, self._given + 1 == self._records_of_step
         state = {"plan": self.fingerprint, "position": min(first + self.batch_size, self.end) if last else first}
         batch: Batch[Array] = Batch(
@@ -444,12 +486,16 @@ class Stream(Generic[Array]):
         return batch
 
     def _wanted(self) -> str:
-        """The columns that are asked of the server."""
+        """Returns the names of the requested columns, with position and tokens."""
         assert self._columns is not None
         return ",".join([c for c in ("position", "tokens") if c not in self._columns] + self._columns)
 
     def _records(self) -> Iterator[tuple[np.ndarray[Any, Any], Callable[[], pa.RecordBatch]]]:
-        """Tokens and columns of the records of one connection, from the first on that was not given; Broken if it breaks."""
+        """Returns the tokens and columns of the records of one connection.
+
+        It starts at the first record that was not returned yet, and raises Broken if the connection
+        fails.
+        """
         rows, share, skip = self._rows, self.batch_size // self.world, self._given
         asked: dict[str, Any] = {
             "batch_size": self.batch_size,
@@ -472,13 +518,14 @@ class Stream(Generic[Array]):
         )
         slots = None
         try:
-            # What was right to ask of one plan may be wrong to ask of another.
+            # An error in the request may only mean that the server has another plan now.
             plan = (
                 connection.header.get("mula-plan") if connection.status == 200 else self._ask("/v1/plan")["fingerprint"]
             )
             if plan != self.fingerprint:
                 raise Error(
-                    f"{self._address.text}: the server now has plan {plan}, and this stream is of {self.fingerprint}"
+                    f"{self._address.text}: the server now has plan {plan}, and this stream reads plan "
+                    f"{self.fingerprint}; open a new stream"
                 )
             if connection.status != 200:
                 connection.json()
@@ -506,18 +553,11 @@ class Stream(Generic[Array]):
                     del tokens, record, places
                     skip = (self._stride or 1) - 1  # records of other workers
             except StopIteration:
-                raise Broken(f"{self._address.text}: the stream broke off") from None
-            except (
-                pa.ArrowException,
-                ValueError,
-                TypeError,
-                KeyError,
-                OSError,
-                MemoryError,
-            ) as e:  # what pyarrow says of what is no stream
-                raise Error(
-                    f"{self._address.text}: what came is no stream of mula serve: {str(e).splitlines()[0]}"
-                ) from None
+                raise Broken(f"{self._address.text}: the stream ended early") from None
+            # pyarrow raises all of these for an invalid stream.
+            except (pa.ArrowException, ValueError, TypeError, KeyError, OSError, MemoryError) as e:
+                problem = str(e).splitlines()[0]
+                raise Error(f"{self._address.text}: the server sent an invalid stream: {problem}") from None
         finally:
             if slots is not None:
                 slots.keep()
@@ -525,20 +565,28 @@ class Stream(Generic[Array]):
 
 
 def copies() -> mmap.mmap:
-    """A byte that processes forked from this one see: whether workers of a DataLoader read copies of a stream."""
+    """Returns a byte shared with forked processes: whether DataLoader workers read copies of a
+    stream.
+    """
     return mmap.mmap(-1, 1)
 
 
 def worker() -> tuple[int, int] | None:
-    """Number of this process among the workers of torch's DataLoader, and their number; None elsewhere. Imports nothing."""
+    """Returns this process's number among the workers of torch's DataLoader, and their number.
+
+    It returns None in other processes, and imports nothing.
+    """
     data = sys.modules.get("torch.utils.data")
     info = data.get_worker_info() if data is not None else None
     return None if info is None else (info.id, info.num_workers)
 
 
 def refuse_dispatch(world: int) -> None:
-    """Refuses to be read by Accelerate's DataLoaderDispatcher or IterableDatasetShard, which deal the batches of one process out to all: those of the
-    other ranks would be lost. They are looked for among the callers, as nothing else says who reads."""
+    """Raises an Error if the caller is Accelerate's DataLoaderDispatcher or IterableDatasetShard.
+
+    They distribute the batches of one process to all, so the batches of the other ranks would be
+    lost. Only the call stack shows the caller.
+    """
     if world == 1 or "accelerate.data_loader" not in sys.modules:
         return
     frame = sys._getframe()
@@ -549,8 +597,9 @@ def refuse_dispatch(world: int) -> None:
             "IterableDatasetShard",
         ):
             raise Error(
-                f"accelerator.prepare made this DataLoader read for all {world} processes, although each reads its own part of every step, so that samples "
-                "would be lost: do not prepare it, or use mula.torch.Loader, which prepare leaves as it is"
+                f"accelerator.prepare made this DataLoader read for all {world} processes, but each process reads only "
+                "its own part of every step, so samples would be lost; do not prepare it, or use mula.torch.Loader, "
+                "which prepare does not change"
             )
         frame = frame.f_back  # type: ignore[assignment]
 
@@ -559,7 +608,7 @@ Record = tuple[np.ndarray, Callable[[], pa.RecordBatch], np.ndarray]  # tokens, 
 
 
 def received(connection: Connection, reader: pa.RecordBatchReader, sequence_length: int) -> Iterator[Record]:
-    """Records that come over the socket."""
+    """Returns the records that arrive over the socket."""
     while True:
         connection.slab = None
         try:
@@ -580,7 +629,7 @@ def same(record: pa.RecordBatch) -> pa.RecordBatch:
 def shared(
     connection: Connection, reader: pa.RecordBatchReader, slots: Slots, rows: int, sequence_length: int
 ) -> Iterator[Record]:
-    """Records that lie in shared memory. The Arrow stream before them is one of no rows."""
+    """Returns the records in shared memory. An Arrow stream without rows precedes them."""
     empty = reader.read_next_batch()
     if empty.num_rows or next(reader, None) is not None:
         raise ValueError("the Arrow stream before records in shared memory has rows")
@@ -601,7 +650,7 @@ def shared(
             or frame[position + 1] != n * 8
             or max(at + n * width, where + n * 8) > len(slab)
         ):
-            raise ValueError(f"a record of {n} rows does not lie in its slot")
+            raise ValueError(f"a record of {n} rows exceeds its slot")
         yield (
             slab[at : at + n * width].view(dtype).reshape(shape),
             partial(columns, empty, slab, frame),
@@ -611,10 +660,10 @@ def shared(
 
 
 def check_schema(schema: pa.Schema, sequence_length: int) -> None:
-    """Compares the columns of a stream with what was asked for: a ValueError says what they are not."""
+    """Raises a ValueError if the columns of a stream differ from the request."""
     for name in ("position", "tokens"):
         if schema.get_field_index(name) < 0:
-            raise ValueError(f"it has no column {name}")
+            raise ValueError(f"the stream has no column {name}")
     tokens, position = schema.field("tokens").type, schema.field("position").type
     if (
         not pa.types.is_fixed_size_list(tokens)
@@ -627,31 +676,34 @@ def check_schema(schema: pa.Schema, sequence_length: int) -> None:
 
 
 def check(places: np.ndarray, first: int, end: int) -> None:
-    """Compares the positions of a record with those that were asked for: a ValueError says which there are."""
+    """Raises a ValueError if a record has other positions than requested.
+
+    Skipped ones may be missing.
+    """
     if places.tolist() == list(range(first, end)):
-        return  # none is skipped
+        return
     if len(places) and (places[0] < first or places[-1] >= end or (places[1:] <= places[:-1]).any()):
-        raise ValueError(f"positions {places[0]} to {places[-1]} came where [{first}, {end}) were asked for")
+        raise ValueError(f"the record has positions {places[0]} to {places[-1]}, but [{first}, {end}) were requested")
 
 
 class Patience:
-    """How long what breaks is tried again."""
+    """Limits how long a broken connection is retried."""
 
     def __init__(self, seconds: float):
         self._seconds = seconds
         self.renew()
 
     def renew(self) -> None:
-        """Something came: the time begins anew."""
+        """Restarts the time limit, after data has arrived."""
         self._since: float | None = None
         self._wait = 0.02
 
     def spend(self, why: Broken) -> None:
-        """Waits for the next try, longer each time, or gives up with an Error."""
+        """Waits before the next attempt, longer each time, or raises an Error at the time limit."""
         now = time.monotonic()
         if self._since is None:
             self._since = now
         if now + self._wait - self._since > self._seconds:
-            raise Error(f"{why} (tried again for {self._seconds:g} s)") from None
+            raise Error(f"{why} (retried for {self._seconds:g} s)") from None
         time.sleep(self._wait)
         self._wait = min(2 * self._wait, 2)

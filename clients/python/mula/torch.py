@@ -1,4 +1,7 @@
-"""A dataset for torch's DataLoader, and a loader that counts what the training was given. docs/guides/python-trainers.md has recipes for the frameworks."""
+"""A dataset for torch's DataLoader, and a loader whose state counts only delivered batches.
+
+docs/guides/python-trainers.md has recipes for the frameworks.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,12 @@ from mula.stream import Stream
 
 
 class Dataset(torch.utils.data.IterableDataset[Any]):
-    """The batches of a stream for a DataLoader with batch_size=None, or for torchdata's StatefulDataLoader, with any number of workers.
+    """The batches of a stream for a DataLoader with batch_size=None, or a StatefulDataLoader.
 
-    Workers share the batches out so that the DataLoader gives them in the order of the plan. `transform` converts each Batch to the item that is given.
-    The state is that of the process in which it is asked for: StatefulDataLoader collects those of its workers.
+    The number of workers is free. Workers divide the batches so that the DataLoader returns them in
+    the plan's order. `transform` converts each Batch to the item that the loader returns. The state
+    belongs to the process that reads it: torchdata's StatefulDataLoader collects its workers'
+    states.
     """
 
     def __init__(self, stream: Stream[Any], transform: Callable[[Batch[Any]], Any] | None = None):
@@ -32,17 +37,21 @@ class Dataset(torch.utils.data.IterableDataset[Any]):
         return len(self.stream)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the stream. Within a step it resumes at the next micro-batch, with the same ranks and micro-batches."""
+        """Returns the state of the stream.
+
+        A state within a step resumes at the next micro-batch. It needs the same ranks and
+        micro-batches.
+        """
         state, stream = self.stream.state_dict(), self.stream
         return state if stream._given == 0 else state | {"record": stream._given, "records": stream._records_of_step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resumes from a state of this class, of a Stream or of a Loader."""
+        """Resumes from a state of a Dataset, a Stream or a Loader."""
         self.stream.load_state_dict(state)
 
 
 class Feed(Dataset):
-    """What a Loader reads: the hashes of the batch's samples, if they are logged, and the item."""
+    """The dataset of a Loader: pairs of the samples' hashes, empty without a log, and the item."""
 
     logs = False
 
@@ -63,13 +72,17 @@ def same(item: Any) -> Any:
 
 
 class Loader:
-    """The batches of a stream for a training loop, read by `num_workers` processes, or by this one if there are none.
+    """The batches of a stream for a training loop.
 
-    `state_dict` is the state after the last batch that was given, whatever the workers have read ahead. A loop that fetches the next batch before it has
-    finished the current one calls `consumed` after each: from then on the state is that of the consumed batches. A second loop continues where the first stopped.
-    `len` is the number of batches of the whole stream, and does not change. Lightning, Accelerate and HF Trainer leave a loader of this class as it is.
+    `num_workers` processes read the batches, or this process if `num_workers` is 0. `state_dict` is
+    the state after the last batch that the loop received, however far the workers have read ahead.
+    If a loop fetches the next batch before it has finished the current one, it must call `consumed`
+    after each: the state then counts only consumed batches. A second loop continues where the first
+    stopped. `len` is the number of batches of the entire stream, and does not change. Lightning,
+    Accelerate and HF Trainer use a loader of this class unchanged.
 
-    The stream belongs to the loader: its log is written here, for the batches that are given. The other arguments are those of torch's DataLoader.
+    The loader owns the stream and writes its log, for the batches that the loop receives. The other
+    arguments have the same names and meanings as in torch's DataLoader.
     """
 
     def __init__(
@@ -99,12 +112,11 @@ class Loader:
         self._move()
 
     def _move(self) -> None:
-        """Begins where the stream is."""
+        """Moves to the stream's position."""
         self._end_loop()
         self._end_log()
-        self._given = (
-            self._record(self.stream._position) + self.stream._given
-        )  # records of the plan before the next one to be given
+        # records of the plan before the next one to return
+        self._given = self._record(self.stream._position) + self.stream._given
         self._started = self._given
         self._consumed: int | None = None
 
@@ -118,7 +130,8 @@ class Loader:
         self._end_loop()
         if self._given >= self._record(self.stream.end):
             warnings.warn(
-                f"the loader is at its end, position {self.stream.end}, and gives nothing more; load an earlier state to read again",
+                f"the loader is at its end, position {self.stream.end}, and has no more batches; load an earlier state "
+                "to read again",
                 stacklevel=2,
             )
         self._loop = self._batches()
@@ -128,7 +141,8 @@ class Loader:
         stream, feed = self.stream, self._feed
         step, record = divmod(self._given, stream._records_of_step)
         stream._move(min(step * stream.batch_size, stream.end), record)
-        # Workers get their seeds from a generator of their own, so that reading does not change torch's random numbers.
+        # The workers' seeds come from a separate generator, so that reading does not change torch's
+        # random numbers.
         loader = torch.utils.data.DataLoader(
             feed, batch_size=None, generator=torch.Generator(), collate_fn=same, **self._options
         )
@@ -157,27 +171,39 @@ class Loader:
             self._log.end_step(first)
 
     def consumed(self, batches: int = 1) -> None:
-        """Says that the loop has finished so many more batches: the state is then that of the consumed batches, and not of those that were given."""
+        """Reports that the loop has finished `batches` more batches.
+
+        From then on the state counts consumed batches instead of received batches.
+        """
         self._consumed = (self._started if self._consumed is None else self._consumed) + batches
         if self._consumed > self._given:
-            raise Error(f"{self._consumed - self._given} batches more were consumed than given")
+            raise Error(f"{self._consumed - self._given} more batches were consumed than received")
 
     def state_dict(self) -> dict[str, Any]:
-        """The fingerprint of the plan, and the position after the last step of which all batches were given, or consumed: the same on every rank."""
+        """Returns the plan's fingerprint and the position after the last complete step.
+
+        A step is complete when all its batches were received, or consumed if `consumed` is used.
+        The state is the same on every rank.
+        """
         step = (self._given if self._consumed is None else self._consumed) // self.stream._records_of_step
         return {"plan": self.stream.fingerprint, "position": min(step * self.stream.batch_size, self.stream.end)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resumes from a state of a loader, a stream or a batch, of any number of ranks, workers and micro-batches."""
+        """Resumes from a state of a loader, a stream or a batch.
+
+        The numbers of ranks, workers and micro-batches may change.
+        """
         self._end_loop()
         self.stream.load_state_dict(state)
         self._move()
 
     @property
     def dataset(self) -> Any:
-        # Trainer's skip_first_batches would read the dataset from the start; Accelerate and Lightning ask whether there is one.
+        # Trainer's skip_first_batches would read the dataset from the start. Accelerate and
+        # Lightning check whether the attribute exists.
         raise AttributeError(
-            "a mula.torch.Loader has no dataset to skip batches of: in HF Trainer set ignore_data_skip=True, and load the loader's state (docs/guides/python.md)"
+            "a mula.torch.Loader has no dataset from which batches can be skipped; in HF Trainer set "
+            "ignore_data_skip=True, and load the loader's state (docs/guides/python.md)"
         )
 
     def __enter__(self) -> Loader:
@@ -197,7 +223,7 @@ class Loader:
             self._log = None
 
     def close(self) -> None:
-        """Ends the workers, the log and the stream."""
+        """Stops the workers and closes the log and the stream."""
         self._end_loop()
         self._end_log()
         self.stream.close()

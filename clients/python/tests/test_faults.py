@@ -1,4 +1,7 @@
-"""Servers that end, lie, stand still or are busy, and connections that are cut: the stream goes on where it was, or ends with one sentence."""
+"""Servers that stop, hang, are busy or send invalid data, and connections that break.
+
+The stream resumes at its position, or ends with an error of one sentence.
+"""
 
 import gc
 import itertools
@@ -66,7 +69,7 @@ def test_a_server_that_is_gone_is_one_sentence(made, serve):
         step = next(data).step
         server.stop()
         with pytest.raises(
-            mula.Error, match=r"^unix:.*(No such file|Connection refused|broke off).* \(tried again for 0.2 s\)$"
+            mula.Error, match=r"^unix:.*(No such file|Connection refused|ended early).* \(retried for 0.2 s\)$"
         ):
             for batch in data:
                 step = batch.step  # the connection holds some
@@ -83,7 +86,8 @@ def test_another_plan_behind_the_address_is_refused_by_name(made, wide, serve):
         server._command[3] = wide.path
         server.start()
         with pytest.raises(
-            mula.Error, match=f"the server now has plan {server.said['plan']}, and this stream is of {fingerprint}"
+            mula.Error,
+            match=f"the server now has plan {server.said['plan']}, and this stream reads plan {fingerprint}",
         ):
             list(data)
 
@@ -172,16 +176,16 @@ time.sleep(3600)
     client.wait(MINUTE)
     client.stdout.close()
     deadline = time.monotonic() + MINUTE
-    while os.path.exists(os.path.dirname(path)):  # which the server's keeper takes away after the server has ended
+    while os.path.exists(os.path.dirname(path)):  # the keeper removes it after the server has ended
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
-# ---- servers that are none
+# ---- other servers than mula serve
 
 
 class Fake:
-    """Answers each connection with what a function writes to it."""
+    """Answers each connection with the bytes that a function writes."""
 
     def __init__(self, path, answer):
         self._socket = socket.socket(socket.AF_UNIX)
@@ -213,7 +217,10 @@ class Fake:
         self._socket.close()
 
 
-PLAN = b'{"fingerprint":"f00","order_version":"1","sequence_length":4,"positions":1000,"token_type":"uint16","sources":[{"name":"a","windows":1000}]}'
+PLAN = (
+    b'{"fingerprint":"f00","order_version":"1","sequence_length":4,"positions":1000,"token_type":"uint16",'
+    b'"sources":[{"name":"a","windows":1000}]}'
+)
 JSON = b"HTTP/1.0 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(PLAN), PLAN)
 HEAD = b"HTTP/1.0 200 OK\r\nContent-Type: application/vnd.apache.arrow.stream\r\nMula-Plan: f00\r\n\r\n"
 
@@ -221,7 +228,7 @@ HEAD = b"HTTP/1.0 200 OK\r\nContent-Type: application/vnd.apache.arrow.stream\r\
 def arrow(
     records: int, first: int = 0, rows: int = 10, length: int = 4, tokens=pa.uint16(), names=("position", "tokens")
 ) -> bytes:
-    """A stream as of batch size 10, without its end."""
+    """A stream of batch size 10, without its end."""
     schema = pa.schema(
         [
             pa.field(names[0], pa.int64(), False),
@@ -245,7 +252,7 @@ def arrow(
 
 
 def body_size(stream: bytes) -> int:
-    """Bytes of the body of the last record, as its message says it."""
+    """Bytes of the body of the last record, from its message header."""
     return max(m.body.size for m in pa.ipc.MessageReader.open_stream(stream) if m.body is not None)
 
 
@@ -287,7 +294,10 @@ def test_a_server_that_lies_is_one_sentence(lie, tmp_path, monkeypatch):
 
 
 def test_random_damage_never_gives_other_rows(tmp_path):
-    """Bytes of a stream are changed at random: what is given has the shape and the positions that were asked for, all else is an Error."""
+    """Bytes of a stream are changed at random.
+
+    Returned batches have the requested shape and positions. All other results are an Error.
+    """
     true = bytearray(arrow(3))
     draw = np.random.default_rng(1)
     damaged = [b""]
@@ -314,7 +324,7 @@ def test_random_damage_never_gives_other_rows(tmp_path):
 
 
 def test_a_connection_cut_at_any_byte_is_gone_on_with(tmp_path):
-    """Each connection ends some bytes later than the one before; the batches are those of a whole stream, each once."""
+    """Each connection breaks some bytes later than the previous. Each batch is returned once."""
     cuts = itertools.count(0, 197)
 
     def answer(connection, request):
@@ -346,7 +356,7 @@ def test_a_server_that_stands_still_is_given_up(tmp_path):
     fake = Fake(tmp_path / "s", answer)
     try:
         with mula.Stream(fake.address, 10, arrays="numpy", patience=0.2) as data:
-            with pytest.raises(mula.Error, match=r"nothing came for 0.2 s \(tried again for 0.2 s\)"):
+            with pytest.raises(mula.Error, match=r"the server sent nothing for 0.2 s \(retried for 0.2 s\)"):
                 next(data)
     finally:
         stop.set()
@@ -354,7 +364,7 @@ def test_a_server_that_stands_still_is_given_up(tmp_path):
 
 
 def test_a_slow_reader_needs_no_more_memory(made):
-    """The stream waits in the server; what is read ahead is bounded by the connection, or by the slots, beside which nothing is taken."""
+    """The server waits for a slow reader. Read-ahead is bounded by the connection or the slots."""
     with mula.Stream(made.path, 300, arrays="numpy") as data:
         for batch in data:
             time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Which part of the data a process takes, and who may write its log."""
+"""Which samples a process reads, and which process may write its log."""
 
 import os
 import shutil
@@ -62,9 +62,9 @@ def test_ranks_of_launchers(variables, expected):
         ("RANK=-1 WORLD_SIZE=2", "RANK is '-1'"),
         (
             "RANK=0 WORLD_SIZE=1 OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2",
-            "torchrun says rank 0 of 1 and Open MPI says rank 1 of 2",
+            "torchrun sets rank 0 of 1 and Open MPI sets rank 1 of 2",
         ),
-        ("RANK=0 WORLD_SIZE=2 PMI_RANK=1 PMI_SIZE=2", "torchrun says rank 0 of 2 and MPICH says rank 1 of 2"),
+        ("RANK=0 WORLD_SIZE=2 PMI_RANK=1 PMI_SIZE=2", "torchrun sets rank 0 of 2 and MPICH sets rank 1 of 2"),
         ("PALS_RANKID=3", "PALS started this process as rank 3, but no variable has the number of processes"),
     ],
 )
@@ -78,14 +78,13 @@ def test_a_stream_takes_the_ranks_of_its_process(made, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with mula.Stream(made.path, 32, arrays="numpy") as data:
         assert (data.rank, data.world) == (1, 2) and next(data).position.tolist() == list(range(16, 32))
-    with mula.Stream(
-        made.path, 32, 0, 4, arrays="numpy"
-    ) as data:  # as passed: ranks of data parallelism are fewer than processes
+    # The arguments win: with model parallelism, data-parallel ranks are fewer than processes.
+    with mula.Stream(made.path, 32, 0, 4, arrays="numpy") as data:
         assert (data.rank, data.world) == (0, 4)
     for options, message in (
-        ({"rank": 0, "world": 1}, "gives every process all samples; .* replicate=True"),
-        ({"rank": 1}, "passed together or not at all"),
-        ({"world": 2}, "passed together or not at all"),
+        ({"rank": 0, "world": 1}, "each of the 2 processes of torchrun reads all samples; .* replicate=True"),
+        ({"rank": 1}, "only one of rank and world is set"),
+        ({"world": 2}, "only one of rank and world is set"),
     ):
         with pytest.raises(mula.Error, match=message):
             mula.Stream(made.path, 32, arrays="numpy", **options)
@@ -119,13 +118,16 @@ def reader(made, folder, **variables) -> subprocess.Popen:
 
 
 def test_two_live_processes_cannot_write_one_log(made, tmp_path):
-    """Two processes that do not know of each other, as of a launcher without variables: the second is refused, a killed one makes room for the next."""
+    """Two processes without ranks, as from a launcher without variables: the second is refused.
+
+    After the first is killed, the next may write the log.
+    """
     first = reader(made, tmp_path)
     assert first.stdout.readline() == "reads\n"
     second = reader(made, tmp_path)
     _, errors = second.communicate(timeout=MINUTE)
-    assert second.returncode == 1 and "another process that is still running writes this log" in errors
-    other = reader(made, tmp_path)  # of another start: it would take back what the first is still writing
+    assert second.returncode == 1 and "another running process writes this log" in errors
+    other = reader(made, tmp_path)  # of another start: it would cut the log that the first still writes
     _, errors = other.communicate(timeout=MINUTE)
     assert other.returncode == 1
     first.kill()
@@ -142,7 +144,7 @@ def test_a_start_cannot_take_back_the_log_of_a_live_process(made, tmp_path):
         mula.Stream(made.path, 64, log=tmp_path, arrays="numpy") as other,
     ):
         next(data)
-        with pytest.raises(mula.Error, match="another process that is still running writes this log"):
+        with pytest.raises(mula.Error, match="another running process writes this log"):
             next(other)
         next(data)
         data.close()
@@ -150,13 +152,13 @@ def test_a_start_cannot_take_back_the_log_of_a_live_process(made, tmp_path):
 
 
 def test_a_log_that_two_write_is_seen_without_locks(made, tmp_path, monkeypatch):
-    """On a file system without locks, by what the other process wrote."""
+    """Without file locks, the second writer shows in the size of the file."""
     monkeypatch.setattr("mula.fingerprints.lock", lambda *_, **__: None)
     with (
         mula.Stream(made.path, 32, log=tmp_path, arrays="numpy") as data,
         mula.Stream(made.path, 32, log=tmp_path, arrays="numpy") as other,
     ):
-        with pytest.raises(mula.Error, match="another process"):
+        with pytest.raises(mula.Error, match="another running process"):
             for _ in range(2):
                 next(data)
                 next(other)
@@ -183,11 +185,12 @@ def test_a_forked_process_does_not_keep_the_lock(made, tmp_path):
 
 
 def test_torchrun_without_rank_and_world(made, tmp_path):
-    """Each of two processes that torchrun started is given its half, and mula.verify proves that."""
+    """Each of two processes of torchrun reads its half, and mula.verify proves it."""
     pytest.importorskip("torch")
     script = tmp_path / "train.py"
     script.write_text(
-        "import sys, mula\nfor batch in mula.Stream(sys.argv[1], 32, log=sys.argv[2]): print(batch.position.tolist(), flush=True)\n"
+        "import sys, mula\n"
+        "for batch in mula.Stream(sys.argv[1], 32, log=sys.argv[2]): print(batch.position.tolist(), flush=True)\n"
     )
     done = subprocess.run(
         [
@@ -213,7 +216,10 @@ def test_torchrun_without_rank_and_world(made, tmp_path):
 
 
 def test_ranks_that_torch_knows(made, tmp_path):
-    """torch.distributed goes before variables; a stream made before init_process_group is refused if it has other ranks."""
+    """torch.distributed has precedence over environment variables.
+
+    A stream from before init_process_group is refused if its ranks differ.
+    """
     pytest.importorskip("torch")
     code = """
 import sys, mula, torch.distributed as dist
@@ -238,12 +244,13 @@ dist.destroy_process_group()
         said = p.communicate(timeout=MINUTE)[0].splitlines()
         assert said[0] == f"{r} 2 {list(range(16 * r, 16 * r + 16))}"
         assert said[1].startswith(
-            f"this stream reads as rank 0 of 1, and torch.distributed has rank {r} of 2; make the stream after init_process_group"
+            f"this stream reads as rank 0 of 1, and torch.distributed has rank {r} of 2; "
+            "create the stream after init_process_group"
         )
 
 
 def test_a_moved_plan(made, tmp_path):
-    """shards= names the folder that the shards stayed in."""
+    """shards= is the folder of the shards of a moved plan."""
     plan = tmp_path / "elsewhere" / "plan.json"
     plan.parent.mkdir()
     shutil.copy(made.path, plan)

@@ -1,4 +1,4 @@
-"""Resuming: the first complaint about data systems, and the proof of what a run was given."""
+"""Resuming: the first complaint about data systems, and the proof of the samples a run consumed."""
 
 import itertools
 import json
@@ -28,7 +28,10 @@ def wait_for(what, processes: list[subprocess.Popen]) -> None:
 
 
 def test_exact_resume_on_another_number_of_ranks(made, tmp_path):
-    """Complaint 1: killed with SIGKILL twice, on 4 ranks of 32, then 2 of 64, then 1 of 8; each sample of the plan is given once."""
+    """Complaint 1: killed with SIGKILL twice, on 4 ranks of 32, then 2 of 64, then 1 of 8.
+
+    Each sample of the plan is returned once.
+    """
     with mula.Stream(made.path, 32, arrays="numpy") as data:
         state = data.state_dict()
     for world, batch, stop in ((4, 32, 512), (2, 64, 1536), (1, 8, None)):
@@ -74,7 +77,7 @@ def test_exact_resume_on_another_number_of_ranks(made, tmp_path):
 
 
 def test_toy_trains_is_killed_and_resumes_on_half_the_ranks_with_twice_the_batch(made, tmp_path):
-    """The example of the documentation, run by four torch ranks, and then by two."""
+    """The example of the documentation, on four torch ranks, and then on two."""
     pytest.importorskip("torch")
     checkpoint, printed = tmp_path / "toy.pt", tmp_path / "out"
     losses = {}
@@ -130,7 +133,7 @@ def test_toy_trains_is_killed_and_resumes_on_half_the_ranks_with_twice_the_batch
 
 
 def test_state_is_one_position_and_a_fingerprint(made):
-    """Complaint 1: "state too big"; one integer, as the plan says all else."""
+    """Complaint 1: "state too big". The state is one integer, and the plan has everything else."""
     with mula.Stream(made.path, 30, arrays="numpy") as data:
         sizes = set()
         for batch in data:
@@ -141,7 +144,10 @@ def test_state_is_one_position_and_a_fingerprint(made):
 
 
 def test_state_goes_on_with_any_batch_size_that_begins_there(made):
-    """Complaint 1: "cursor restored, permutation not". Random changes of ranks, batch size and micro-batch give the order of one rank."""
+    """Complaint 1: "cursor restored, permutation not".
+
+    Random changes of ranks, batch size and micro-batch do not change the order.
+    """
     with mula.Stream(made.path, 600, arrays="numpy") as data:
         whole = np.concatenate([batch.tokens for batch in data])
     draw = random.Random(3)
@@ -177,9 +183,9 @@ def test_a_change_that_breaks_a_step_is_refused_before_the_first_batch(made):
         next(data)
         state = data.state_dict()
     with mula.Stream(made.path, 32, arrays="numpy") as data:
-        with pytest.raises(mula.Error, match="no step of 32 positions begins at 24: the nearest begin at 0 and 32"):
+        with pytest.raises(mula.Error, match="no step of 32 positions starts at 24, the nearest start at 0 and 32"):
             data.load_state_dict(state)
-    with pytest.raises(mula.Error, match="no step of 7 positions begins at 24"):
+    with pytest.raises(mula.Error, match="no step of 7 positions starts at 24"):
         mula.Stream(made.path, 7, position=24)
     for wrong in (
         {"rank": 2, "world": 2},
@@ -195,13 +201,14 @@ def test_a_change_that_breaks_a_step_is_refused_before_the_first_batch(made):
 
 
 def test_starts_and_ends_begin_a_step(made):
-    """One rule with `mula stream` and `mula serve`: starts and ends are multiples of the batch size, or the plan's end. At its end nothing is left."""
+    """Starts and ends are multiples of the batch size or the plan's end, as in `mula serve`."""
     assert made.samples % 32 != 0 and made.samples % 24 == 0
-    with pytest.raises(mula.Error, match="no step of 32 positions begins at 2990: the nearest begin at 2976 and 3000"):
+    with pytest.raises(mula.Error, match="no step of 32 positions starts at 2990, the nearest start at 2976 and 3000"):
         mula.Stream(made.path, 32, position=2990)
     with pytest.raises(
         mula.Error,
-        match="end=100: no step of 32 positions ends there; want a multiple of it, or the end of the plan, which is 3000",
+        match="end=100: no step of 32 positions ends there; want a multiple of 32, or the end of the plan, which "
+        "is 3000",
     ):
         mula.Stream(made.path, 32, end=100)
     for batch in (24, 32):
@@ -219,11 +226,11 @@ def test_starts_and_ends_begin_a_step(made):
         data.load_state_dict(state)
         with pytest.warns(UserWarning, match="at its end"):
             assert list(data) == [] and data.state_dict() == state
-        with pytest.raises(mula.Error, match="no step of 32 positions begins at 2999"):
+        with pytest.raises(mula.Error, match="no step of 32 positions starts at 2999"):
             data.load_state_dict(state | {"position": 2999})
     with (
         mula.Stream(made.path, 32, end=64, arrays="numpy") as data,
-        pytest.raises(mula.Error, match="not all in the plan"),
+        pytest.raises(mula.Error, match="not in the plan"),
     ):
         data.load_state_dict(state)
 
@@ -232,7 +239,7 @@ def test_a_state_of_another_plan_is_refused_by_name(made, wide):
     with mula.Stream(made.path, 8, arrays="numpy") as data, mula.Stream(wide.path, 8, arrays="numpy") as other:
         next(data)
         with pytest.raises(
-            mula.Error, match=f"of plan {data.fingerprint}, and this stream of plan {other.fingerprint}"
+            mula.Error, match=f"to plan {data.fingerprint}, and this stream reads plan {other.fingerprint}"
         ):
             other.load_state_dict(data.state_dict())
         other.load_state_dict(data.state_dict(), plan_change="accept")
@@ -249,7 +256,9 @@ def test_a_state_of_another_plan_is_refused_by_name(made, wide):
 
 
 def test_an_amendment_takes_the_state_of_its_parent_up_to_where_it_changes_it(made):
-    """By the parents that /v1/plan names: oldest first, each with the position from which its child differs."""
+    """/v1/plan lists the parents, oldest first, each with the first position that its child
+    changes.
+    """
     with mula.Stream(made.path, 10, arrays="numpy") as data:
         data.plan["parents"] = [
             {"fingerprint": "oldest", "at": 200, "reason": ""},
@@ -259,7 +268,7 @@ def test_an_amendment_takes_the_state_of_its_parent_up_to_where_it_changes_it(ma
         for plan, shared in (("oldest", 100), ("older", 100), ("old", 300)):
             data.load_state_dict({"plan": plan, "position": shared})
             assert next(data).first == shared
-            with pytest.raises(mula.Error, match=f"the state is of plan {plan}"):
+            with pytest.raises(mula.Error, match=f"the state belongs to plan {plan}"):
                 data.load_state_dict({"plan": plan, "position": shared + 10})
 
 
@@ -299,7 +308,7 @@ def test_verify_sees_what_is_missing_or_other(made, wide, tmp_path):
     next((tmp_path / "rank").glob("*rank1of2*")).unlink()
     with pytest.raises(mula.Error, match="of the 2 ranks that started at position 0, 1 have a log"):
         mula.verify(made.path, tmp_path / "rank")
-    for pattern, match in ((r'"set":"0', '"set":"1'), (r'"set":"1', '"set":"2')):  # one digit of a sum that is there
+    for pattern, match in ((r'"set":"0', '"set":"1'), (r'"set":"1', '"set":"2')):  # one digit of a sum
         changed = tmp_path / f"changed{match[-1]}"
         shutil.copytree(tmp_path / "a", changed)
         file = next(changed.glob("*batch40*"))
@@ -319,7 +328,7 @@ def test_verify_sees_what_is_missing_or_other(made, wide, tmp_path):
 
 
 def test_verify_ends_with_the_plan(made, tmp_path):
-    """Whose last step is a short one here."""
+    """The last step has fewer samples."""
     give(made, tmp_path, 64, 1, 2944, 1)
     assert mula.verify(made.path, tmp_path, position=2944) == made.samples
     with pytest.raises(mula.Error, match="reach position 3000 of 3008"):
@@ -339,7 +348,7 @@ def test_a_start_takes_back_what_came_after_its_checkpoint(made, tmp_path):
     for file in tmp_path.glob("*.jsonl"):  # killed in the middle of a line
         with open(file, "a") as f:
             f.write('{"step":10,"fi')
-    give(made, tmp_path, 40, 1, 80, 3)  # goes on at a checkpoint
+    give(made, tmp_path, 40, 1, 80, 3)  # resumes from a checkpoint
     assert mula.verify(made.path, tmp_path) == 200
     give(made, tmp_path, 20, 1, 40, 8)  # and again at an earlier one
     assert mula.verify(made.path, tmp_path) == 200 and [first for first, *_ in logs(tmp_path)] == [0, 0, 40]

@@ -1,4 +1,8 @@
-"""Records in memory that the server shares: they are those of the socket, what is held stays as it is, and a server that lies is one sentence."""
+"""Records in the server's shared memory.
+
+They equal the records of the socket, kept batches do not change, and an invalid server causes an
+error of one sentence.
+"""
 
 import array
 import gc
@@ -53,7 +57,10 @@ def test_both_ways_are_equal(fixture, micro, request):
 
 
 def test_what_is_held_stays_as_it_is(made, serve):
-    """However many batches are kept, and whatever of them, the stream goes on and they do not change: not with the server's end either, nor with the stream's."""
+    """Keeping batches, or parts of them, does not block the stream, and they do not change.
+
+    The end of the server or of the stream does not change them either.
+    """
     server = serve(made.path)
     expected = np.concatenate([b.tokens for b in mula.Stream(server.address, 25, arrays="numpy", share=False)])
     data = mula.Stream(server.address, 25, arrays="numpy")
@@ -76,7 +83,7 @@ def test_what_is_held_stays_as_it_is(made, serve):
     data.close()
     check()
     server.stop(signal.SIGKILL)
-    for k in keep[::2]:  # what is let go takes nothing from the others
+    for k in keep[::2]:  # releasing some batches does not affect the others
         del position[id(k)]
     keep = keep[1::2]
     gc.collect()
@@ -92,7 +99,7 @@ def test_a_server_that_is_killed_takes_nothing_away(made, serve):
         assert (batch.tokens == before).all() and (
             batch.record.column("tokens").values.to_numpy(zero_copy_only=False).reshape(before.shape) == before
         ).all()
-        with pytest.raises(mula.Error, match="tried again"):
+        with pytest.raises(mula.Error, match="retried"):
             list(data)
         assert (batch.tokens == before).all()
 
@@ -110,7 +117,7 @@ def test_own_writes_are_seen_by_nobody_else(made, serve):
 
 
 def test_the_memory_is_given_back_whoever_dies(made, serve):
-    """A client that is killed while it holds batches, and one that ends, leave nothing that is counted."""
+    """The server frees the memory of a client that ends, and of a client that is killed."""
     server = serve(made.path)
     code = f"""
 import mula, time
@@ -137,7 +144,7 @@ time.sleep(3600)
 
 
 def reserved(server) -> int:
-    """Bytes of memory that are counted for records on their way."""
+    """Bytes of memory that the server counts for records in transit."""
     with urllib.request.urlopen(server.said["http"] + "/metrics") as answer:
         return next(
             int(line.split()[1])
@@ -156,7 +163,7 @@ def test_other_connections_are_sockets(made, serve):
         assert len(next(data)) == 600 and data.transport == "socket"
 
 
-# ---- servers that lie
+# ---- servers that send invalid frames
 
 SIZE = 1 << 16
 
@@ -259,7 +266,7 @@ def test_a_server_that_lies_of_memory_is_one_sentence(lie, tmp_path):
             with pytest.raises(mula.Error) as e:
                 next(data)
             assert "\n" not in str(e.value) and str(e.value).startswith("unix:")
-        del e  # and with it all that its traceback refers to
+        del e  # which also releases the variables of its traceback
         gc.collect()
         assert len(os.listdir("/proc/self/fd")) <= before + 2, (
             "descriptors are closed"
@@ -269,7 +276,8 @@ def test_a_server_that_lies_of_memory_is_one_sentence(lie, tmp_path):
 
 
 def test_columns_that_lie_are_errors(tmp_path):
-    """Frames of random places: tokens and positions are looked at at once, other columns when they are asked for."""
+    """Frames with random offsets: tokens and positions are checked at once, other columns on use.
+    """
     draw = np.random.default_rng(2)
     schema = pa.schema(
         [

@@ -1,4 +1,4 @@
-"""What a stream gives, against the shards themselves and `mula peek`."""
+"""Compares the batches of a stream with the shards and with `mula peek`."""
 
 import gc
 import os
@@ -87,12 +87,12 @@ def test_document_masks(made):
             assert batch.cu_seqlens().tolist() == ends and batch.cu_seqlens().dtype == np.int32
             same = (
                 np.array(ids).reshape(-1, length)[:, 1:] != 0
-            )  # a target is in its input's document unless a document begins with it
+            )  # a target is in its input's document unless it is the first token of a document
             assert not batch.packed and (batch.loss_mask()[:, :-1] == same).all()
 
 
 def test_masks_of_packed_rows(packed):
-    """By the formulas of docs/formats/packing.md, row by row; and each piece is a stretch of one document of the shards."""
+    """Compares each row with docs/formats/packing.md, and each part of a row with its document."""
     length = packed.length
     text = {
         source: np.concatenate([packed.tokens[s, k] for s, k in packed.tokens if s == source]).tobytes()
@@ -123,7 +123,10 @@ def test_masks_of_packed_rows(packed):
 
 
 def test_arrays_outlive_their_batch_and_memory_is_used_again(made, way):
-    """What is held stays as it is; what is let go is used again, so that a stream needs a few records of memory however long it is."""
+    """Kept batches do not change.
+
+    Released memory is reused: a stream needs memory for few records.
+    """
     with mula.Stream(made.path, 500, arrays="numpy") as data:
         held = [batch.tokens for batch in data]
         assert len({t.__array_interface__["data"][0] for t in held}) == len(held)
@@ -143,7 +146,7 @@ def test_a_second_loop_goes_on(made):
             if batch.step == 4:
                 break
         assert [batch.step for batch in data] == list(range(5, 30))
-        with pytest.warns(UserWarning, match="the stream is at its end, position 3000, and gives nothing more"):
+        with pytest.warns(UserWarning, match="the stream is at its end, position 3000, and has no more batches"):
             assert list(data) == []
 
 
@@ -234,7 +237,7 @@ def test_torch_shares_the_memory(made):
 
 
 def test_under_a_dataloader(made):
-    """The lines of docs/guides/python.md."""
+    """Runs the code of docs/guides/python.md."""
     torch = pytest.importorskip("torch")
 
     class Batches(torch.utils.data.IterableDataset):
@@ -265,7 +268,7 @@ def test_a_server_that_cannot_start_says_why(made, tmp_path, monkeypatch):
     with pytest.raises(mula.Error, match="did not start: .*nowhere.json"):
         mula.Stream(tmp_path / "nowhere.json", 10)
     monkeypatch.setenv("MULA", str(tmp_path / "no-such-program"))
-    with pytest.raises(mula.Error, match="there is no program .*no-such-program: build it"):
+    with pytest.raises(mula.Error, match="there is no program .*no-such-program; build it"):
         Server(made.path)
 
 

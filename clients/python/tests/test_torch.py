@@ -1,4 +1,4 @@
-"""Under torch's DataLoader and its relatives: the order, each batch once, and a state that is what the training was given."""
+"""Order, completeness and state under torch's DataLoader and similar loaders."""
 
 import itertools
 import pickle
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "i
 
 
 class Batches(torch.utils.data.IterableDataset):
-    """What users write around a stream."""
+    """A dataset around a stream, as users write it."""
 
     def __init__(self, stream):
         self.stream = stream
@@ -29,7 +29,9 @@ def places(batches) -> list[int]:
 
 
 def check(batches, made, micro=None) -> None:
-    """The batches are those of the plan from the start on: in order, with their tokens and states."""
+    """Checks that the batches are the plan's from its start, in order, with their tokens and
+    states.
+    """
     assert places(batches) == list(range(len(places(batches))))
     with mula.Stream(made.path, 120, micro_batch=micro) as data:
         for batch, expected in zip(batches, data):
@@ -46,7 +48,7 @@ def check(batches, made, micro=None) -> None:
     [(0, None, None), (1, "fork", None), (2, "fork", None), (3, "fork", 40), (2, "fork", 60), (2, "spawn", 40)],
 )
 def test_workers_share_the_batches_out(workers, context, micro, made):
-    """Each batch once, in the plan's order, however many workers there are. 25 steps do not divide by the workers."""
+    """Each batch is returned once, in the plan's order. 25 steps are no multiple of the workers."""
     with mula.Stream(made.path, 120, micro_batch=micro) as data:
         loader = torch.utils.data.DataLoader(
             Batches(data), batch_size=None, num_workers=workers, multiprocessing_context=context
@@ -74,7 +76,7 @@ def test_workers_that_begin_anywhere(made):
 
 
 def test_workers_can_be_left_alone(made):
-    """With by_worker=False a stream in a worker gives what it gives elsewhere: for those who share it out themselves."""
+    """With by_worker=False a stream in a worker returns all batches. The user divides them."""
     with mula.Stream(made.path, 120, by_worker=False, end=240) as data:
         got = list(torch.utils.data.DataLoader(Batches(data), batch_size=None, num_workers=2))
         assert [b.first for b in got] == [0, 0, 120, 120]
@@ -88,7 +90,10 @@ def test_workers_write_no_log(made, tmp_path):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_counts_what_was_given(workers, made, tmp_path):
-    """Not what its workers read ahead; a second loop goes on; the log has what was given; the state loads with other workers and micro-batches."""
+    """The state and the log do not count read-ahead.
+
+    A second loop continues, and the state loads with other numbers of workers and micro-batches.
+    """
     loader = mula.torch.Loader(mula.Stream(made.path, 120, micro_batch=40, log=tmp_path), num_workers=workers)
     assert len(loader) == 75 and loader.state_dict()["position"] == 0
     got = []
@@ -112,7 +117,7 @@ def test_a_loader_counts_what_was_given(workers, made, tmp_path):
 
 
 def test_a_loop_that_looks_ahead_says_what_it_consumed(made):
-    """As of frameworks that fetch a batch before they train on the one before, to know which is the last."""
+    """Some frameworks fetch a batch before they train on the previous one, to detect the last."""
     with mula.torch.Loader(mula.Stream(made.path, 120), num_workers=2) as loader:
         batches = iter(loader)
         ahead = next(batches)
@@ -120,7 +125,7 @@ def test_a_loop_that_looks_ahead_says_what_it_consumed(made):
             batch, ahead = ahead, next(batches)
             loader.consumed()
             assert loader.state_dict() == batch.state != ahead.state
-        with pytest.raises(mula.Error, match="3 batches more were consumed than given"):
+        with pytest.raises(mula.Error, match="3 more batches were consumed than received"):
             loader.consumed(4)
         loader.load_state_dict(batch.state)
         assert next(iter(loader)).first == ahead.first and loader.state_dict() == ahead.state
@@ -150,7 +155,7 @@ def test_a_loader_leaves_random_numbers_alone(made):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stateful_dataloader_goes_on_after_any_batch(workers, made):
-    """In the middle of a step, too: 3 micro-batches a step, and a state after each of some batches."""
+    """The state also works in the middle of a step: a step has 3 micro-batches."""
     data = pytest.importorskip("torchdata.stateful_dataloader")
 
     def loader():
@@ -176,16 +181,16 @@ def test_a_stateful_dataloader_goes_on_after_any_batch(workers, made):
 def test_a_state_of_workers_wants_as_many(made):
     with mula.Stream(made.path, 120, micro_batch=40) as data:
         state = {"plan": data.fingerprint, "position": 120}
-        with pytest.raises(mula.Error, match="worker 0 of the 2 of a DataLoader: load it with as many"):
+        with pytest.raises(mula.Error, match="worker 0 of 2 of a DataLoader; load it with the same"):
             data.load_state_dict(state | {"record": 1, "records": 3, "worker": 0, "workers": 2})
-        with pytest.raises(mula.Error, match="batch 1 of the 2 of a step, and a step of this stream has 3"):
+        with pytest.raises(mula.Error, match="batch 1 of 2 of a step, and a step of this stream has 3"):
             data.load_state_dict(state | {"record": 1, "records": 2})
         data.load_state_dict(state | {"record": 1, "records": 3})
         assert next(data).position[0] == 160
 
 
 def test_accelerate_cannot_deal_one_ranks_part_out_to_all(made):
-    """Its dispatcher would read rank 0's part only. A mula.torch.Loader passes through prepare."""
+    """Accelerate's dispatcher would read only rank 0's part. prepare keeps a mula.torch.Loader."""
     accelerate = pytest.importorskip("accelerate")
     accelerator = accelerate.Accelerator(cpu=True)
     with mula.Stream(made.path, 120, 0, 2) as data:
