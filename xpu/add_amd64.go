@@ -7,7 +7,7 @@ import "golang.org/x/sys/cpu"
 //go:noescape
 func addAVX(dst, src *float32, n int64)
 
-// addMany adds as many elements as it can at a time, and returns how many it has added.
+// addMany adds as many elements as the vector kernel handles, and returns their number.
 func addMany(dst, src []float32) int {
 	n := len(dst) &^ 31
 	if n == 0 || !cpu.X86.HasAVX {

@@ -2,10 +2,10 @@ package xpu
 
 import "fmt"
 
-// The functions below are for implementations of [Device]: they panic on what the caller of a
-// method did wrong, with a message that names the method and the operand.
+// The functions below are for implementations of [Device]. They panic if the caller of a method
+// made a mistake, with a message that names the method and the operand.
 
-// CheckMatMul panics unless the arguments of [Products.MatMul] are right.
+// CheckMatMul panics unless the arguments of [Products.MatMul] are valid.
 func CheckMatMul(transA, transB bool, m, n, k int, a []float32, lda int, b []float32, ldb int, c []float32, ldc int) {
 	if m < 0 || n < 0 || k < 0 {
 		panic(fmt.Sprintf("xpu: MatMul: m=%d n=%d k=%d: a size is negative", m, n, k))
@@ -15,8 +15,8 @@ func CheckMatMul(transA, transB bool, m, n, k int, a []float32, lda int, b []flo
 	checkMatrix("MatMul: c", c, m, n, ldc, false)
 }
 
-// CheckGroupedMatMul panics unless the arguments of [Products.GroupedMatMul] are right, but for
-// what counts hold.
+// CheckGroupedMatMul panics unless the arguments of [Products.GroupedMatMul] are valid. It does not
+// check the contents of counts.
 func CheckGroupedMatMul(counts []int32, rows int, transB bool, n, k int, a, b, c []float32) {
 	checkGroups("GroupedMatMul", rows, n, k)
 	checkMatrix("GroupedMatMul: a", a, rows, k, k, false)
@@ -24,8 +24,8 @@ func CheckGroupedMatMul(counts []int32, rows int, transB bool, n, k int, a, b, c
 	checkStack("GroupedMatMul: b", b, len(counts), k, n)
 }
 
-// CheckGroupedWeightGrad panics unless the arguments of [Products.GroupedWeightGrad] are right, but
-// for what counts hold.
+// CheckGroupedWeightGrad panics unless the arguments of [Products.GroupedWeightGrad] are valid. It
+// does not check the contents of counts.
 func CheckGroupedWeightGrad(counts []int32, rows, m, n int, a, dc, db []float32) {
 	checkGroups("GroupedWeightGrad", rows, m, n)
 	checkMatrix("GroupedWeightGrad: a", a, rows, m, m, false)
@@ -33,7 +33,7 @@ func CheckGroupedWeightGrad(counts []int32, rows, m, n int, a, dc, db []float32)
 	checkStack("GroupedWeightGrad: db", db, len(counts), m, n)
 }
 
-// CheckCounts panics unless counts are not negative and add up to rows.
+// CheckCounts panics if a count is negative or the counts do not add up to rows.
 func CheckCounts(name string, counts []int32, rows int) {
 	sum := 0
 	for g, c := range counts {
@@ -42,17 +42,17 @@ func CheckCounts(name string, counts []int32, rows int) {
 		}
 	}
 	if sum != rows {
-		panic(fmt.Sprintf("xpu: %s: groups of %d rows in all, but %d rows are given", name, sum, rows))
+		panic(fmt.Sprintf("xpu: %s: the counts add up to %d, but there are %d rows", name, sum, rows))
 	}
 }
 
-// checkMatrix panics unless x holds a rows × columns matrix (its transpose with trans).
+// checkMatrix panics unless x holds a rows × columns matrix, or its transpose with trans.
 func checkMatrix(name string, x []float32, rows, columns, ld int, trans bool) {
 	if trans {
 		rows, columns = columns, rows
 	}
 	if ld < columns {
-		panic(fmt.Sprintf("xpu: %s: leading dimension %d of rows of %d", name, ld, columns))
+		panic(fmt.Sprintf("xpu: %s: leading dimension %d is less than the row length %d", name, ld, columns))
 	}
 	if rows == 0 || columns == 0 {
 		return
@@ -71,7 +71,8 @@ func checkGroups(name string, rows, n, k int) {
 	}
 }
 
-// checkStack panics unless x holds so many matrices of rows × columns, one after the other.
+// checkStack panics unless x holds the given number of rows × columns matrices, one after the
+// other.
 func checkStack(name string, x []float32, matrices, rows, columns int) {
 	// matrices·rows·columns ≤ len(x), written so that nothing overflows
 	if matrices > 0 && columns > 0 && rows > len(x)/columns/matrices {
@@ -81,14 +82,14 @@ func checkStack(name string, x []float32, matrices, rows, columns int) {
 }
 
 // CheckRows panics unless the arguments of [Layers.Embed], [Layers.EmbedGrad] or
-// [Layers.GatherRows] are right, but for what ids hold: rows are the dst or dx of the method, one
-// for each of ids.
+// [Layers.GatherRows] are valid. rows is the method's dst or dx, with one row for each id. It does
+// not check the ids.
 func CheckRows(name string, rows []float32, ids []int32, width int) {
 	positive(name, "width", width)
-	need(name, "the matrix with a row for each number", len(rows), len(ids)*width)
+	need(name, "the matrix with a row for each id", len(rows), len(ids)*width)
 }
 
-// CheckNormalize panics unless the arguments of [Layers.Normalize] are right, and returns the
+// CheckNormalize panics unless the arguments of [Layers.Normalize] are valid, and returns the
 // number of tokens.
 func CheckNormalize(h, x []float32, n Norm) (tokens int) {
 	tokens = n.check("Normalize", x)
@@ -96,7 +97,7 @@ func CheckNormalize(h, x []float32, n Norm) (tokens int) {
 	return tokens
 }
 
-// CheckNormGrad panics unless the arguments of [Layers.NormGrad] are right, and returns the number
+// CheckNormGrad panics unless the arguments of [Layers.NormGrad] are valid, and returns the number
 // of tokens.
 func CheckNormGrad(dx, dh, x []float32, n Norm, dweight []float32) (tokens int) {
 	tokens = n.check("NormGrad", x)
@@ -108,7 +109,7 @@ func CheckNormGrad(dx, dh, x []float32, n Norm, dweight []float32) (tokens int) 
 	return tokens
 }
 
-// check panics unless n is a norm for the rows of x, and returns their number.
+// check panics unless n fits the rows of x, and returns their number.
 func (n Norm) check(name string, x []float32) (tokens int) {
 	positive(name, "Width", n.Width)
 	if tokens = len(x) / n.Width; len(x)%n.Width != 0 {
@@ -123,19 +124,19 @@ func (n Norm) check(name string, x []float32) (tokens int) {
 	return tokens
 }
 
-// check panics unless h is the shape of an attention over keys up to position first + Length, of
-// which there is room for so many.
+// check panics unless h is a valid shape of an attention over the keys up to position first +
+// Length, with capacity for that many positions.
 func (h Heads) check(name string, first, capacity int) {
 	if h.Rows < 0 || h.Length < 0 || h.Heads < 1 || h.KVHeads < 1 || h.Size < 2 || h.Heads%h.KVHeads != 0 ||
 		h.Size%2 != 0 {
 		panic(fmt.Sprintf("xpu: %s: %d rows of %d tokens with %d heads of queries and %d of keys and values, of size %d", name, h.Rows, h.Length, h.Heads, h.KVHeads, h.Size))
 	}
 	if first < 0 || first > capacity-h.Length {
-		panic(fmt.Sprintf("xpu: %s: %d positions from %d on, but room for %d", name, h.Length, first, capacity))
+		panic(fmt.Sprintf("xpu: %s: %d positions from %d on exceed the capacity of %d", name, h.Length, first, capacity))
 	}
 }
 
-// CheckSplitHeads panics unless the arguments of [Layers.SplitHeads] are right.
+// CheckSplitHeads panics unless the arguments of [Layers.SplitHeads] are valid.
 func CheckSplitHeads(p Projections) {
 	p.check("SplitHeads", p.First, p.Capacity)
 	tokens := p.Rows * p.Length
@@ -162,11 +163,11 @@ func (p Projections) checkProjections(name string) {
 	}
 }
 
-// CheckJoinHeads panics unless the arguments of [Layers.JoinHeads] are right.
+// CheckJoinHeads panics unless the arguments of [Layers.JoinHeads] are valid.
 func CheckJoinHeads(p Projections, dqkv, dk, dv, dqWeight, dkWeight []float32) {
 	p.check("JoinHeads", p.First, p.First+p.Length)
 	if p.First != 0 {
-		panic(fmt.Sprintf("xpu: JoinHeads: queries from position %d on; there is a gradient of whole sequences only",
+		panic(fmt.Sprintf("xpu: JoinHeads: queries start at position %d; gradients need complete sequences, from position 0",
 			p.First))
 	}
 	tokens := p.Rows * p.Length
@@ -182,7 +183,7 @@ func CheckJoinHeads(p Projections, dqkv, dk, dv, dqWeight, dkWeight []float32) {
 	}
 }
 
-// CheckAttend panics unless the arguments of [Layers.Attend] are right.
+// CheckAttend panics unless the arguments of [Layers.Attend] are valid.
 func CheckAttend(a Attention) { a.checkAttention("Attend") }
 
 func (a Attention) checkAttention(name string) {
@@ -198,12 +199,12 @@ func (a Attention) checkAttention(name string) {
 	}
 }
 
-// CheckAttendGrad panics unless the arguments of [Layers.AttendGrad] are right.
+// CheckAttendGrad panics unless the arguments of [Layers.AttendGrad] are valid.
 func CheckAttendGrad(a Attention, dcontext, dqkv, dk, dv []float32) {
 	a.checkAttention("AttendGrad")
 	if a.First != 0 || a.Capacity != a.Length {
-		panic(fmt.Sprintf("xpu: AttendGrad: queries from position %d on and room for %d keys where there are %d "+
-			"queries; there is a gradient of whole sequences only",
+		panic(fmt.Sprintf("xpu: AttendGrad: queries start at position %d, and the capacity is %d for %d queries; "+
+			"gradients need complete sequences, from position 0",
 			a.First, a.Capacity, a.Length))
 	}
 	tokens := a.Rows * a.Length
@@ -213,7 +214,7 @@ func CheckAttendGrad(a Attention, dcontext, dqkv, dk, dv []float32) {
 	need("AttendGrad", "dv", len(dv), tokens*a.KVHeads*a.Size)
 }
 
-// check panics unless r can hold the choices of len(r.LSE) tokens, and returns their number.
+// check panics unless r can hold the choices of the given number of tokens.
 func (r Routing) check(name string, tokens int) {
 	if r.Experts < 1 || r.PerToken < 1 || r.PerToken > r.Experts {
 		panic(fmt.Sprintf("xpu: %s: %d of %d experts for each token", name, r.PerToken, r.Experts))
@@ -222,7 +223,7 @@ func (r Routing) check(name string, tokens int) {
 	need(name, "Chosen", len(r.Chosen), tokens*r.PerToken)
 }
 
-// CheckRoute panics unless the arguments of [Layers.Route] are right, and returns the number of
+// CheckRoute panics unless the arguments of [Layers.Route] are valid, and returns the number of
 // tokens.
 func CheckRoute(r Routing, logits []float32, stats *RouterStats) (tokens int) {
 	tokens = len(r.LSE)
@@ -234,7 +235,7 @@ func CheckRoute(r Routing, logits []float32, stats *RouterStats) (tokens int) {
 	return tokens
 }
 
-// CheckSortRows panics unless the arguments of [Layers.SortRows] are right, and returns the number
+// CheckSortRows panics unless the arguments of [Layers.SortRows] are valid, and returns the number
 // of tokens.
 func CheckSortRows(r Routing) (tokens int) {
 	positive("SortRows", "the number of experts of a token", r.PerToken)
@@ -248,8 +249,8 @@ func CheckSortRows(r Routing) (tokens int) {
 	return tokens
 }
 
-// CheckRouteGrad panics unless the arguments of [Layers.RouteGrad] are right, but for what RowOf
-// holds, and returns the number of tokens.
+// CheckRouteGrad panics unless the arguments of [Layers.RouteGrad] are valid, and returns the
+// number of tokens. It does not check the contents of RowOf.
 func CheckRouteGrad(r Routing, dlogits, slope, dweight []float32) (tokens int) {
 	tokens = len(r.LSE)
 	r.check("RouteGrad", tokens)
@@ -260,13 +261,13 @@ func CheckRouteGrad(r Routing, dlogits, slope, dweight []float32) (tokens int) {
 	return tokens
 }
 
-// CheckSumRows panics unless the arguments of [Layers.SumRows] are right, but for what rowOf holds,
-// and returns the number of tokens.
+// CheckSumRows panics unless the arguments of [Layers.SumRows] are valid, and returns the number of
+// tokens. It does not check the contents of rowOf.
 func CheckSumRows(dst, x []float32, rowOf []int32, perToken, width int) (tokens int) {
 	positive("SumRows", "the number of rows of a token", perToken)
 	positive("SumRows", "width", width)
 	if tokens = len(rowOf) / perToken; len(rowOf)%perToken != 0 {
-		panic(fmt.Sprintf("xpu: SumRows: %d rows are not %d of each token", len(rowOf), perToken))
+		panic(fmt.Sprintf("xpu: SumRows: %d rows are not a multiple of %d rows per token", len(rowOf), perToken))
 	}
 	need("SumRows", "dst", len(dst), tokens*width)
 	if len(x) > 0 {
@@ -275,7 +276,7 @@ func CheckSumRows(dst, x []float32, rowOf []int32, perToken, width int) (tokens 
 	return tokens
 }
 
-// CheckSwiGLU panics unless the arguments of [Layers.SwiGLU] are right, and returns the number of
+// CheckSwiGLU panics unless the arguments of [Layers.SwiGLU] are valid, and returns the number of
 // rows.
 func CheckSwiGLU(act, gateUp, weight []float32, width int) (rows int) {
 	return checkSwiGLU("SwiGLU", act, gateUp, weight, width)
@@ -293,7 +294,7 @@ func checkSwiGLU(name string, act, gateUp, weight []float32, width int) (rows in
 	return rows
 }
 
-// CheckSwiGLUGrad panics unless the arguments of [Layers.SwiGLUGrad] are right, and returns the
+// CheckSwiGLUGrad panics unless the arguments of [Layers.SwiGLUGrad] are valid, and returns the
 // number of rows.
 func CheckSwiGLUGrad(gateUp, act, dact, weight, dweight []float32, width int) (rows int) {
 	rows = checkSwiGLU("SwiGLUGrad", act, gateUp, weight, width)
@@ -304,8 +305,8 @@ func CheckSwiGLUGrad(gateUp, act, dact, weight, dweight []float32, width int) (r
 	return rows
 }
 
-// CheckCrossEntropy panics unless the argument of [Layers.CrossEntropy] is right, but for what
-// Targets hold, and returns the number of targets.
+// CheckCrossEntropy panics unless the argument of [Layers.CrossEntropy] is valid, and returns the
+// number of targets. It does not check the contents of Targets.
 func CheckCrossEntropy(c CrossEntropy) (targets int) {
 	positive("CrossEntropy", "width", c.Width)
 	targets = len(c.Targets)
@@ -314,7 +315,7 @@ func CheckCrossEntropy(c CrossEntropy) (targets int) {
 	return targets
 }
 
-// CheckSumSquares panics unless the arguments of [Layers.SumSquares] are right, and returns the
+// CheckSumSquares panics unless the arguments of [Layers.SumSquares] are valid, and returns the
 // number of blocks.
 func CheckSumSquares(stretches [][]float32, sums []float64) (blocks int) {
 	blocks = Blocks(stretches)
@@ -322,7 +323,7 @@ func CheckSumSquares(stretches [][]float32, sums []float64) (blocks int) {
 	return blocks
 }
 
-// CheckChecksums panics unless the arguments of [Layers.Checksums] are right, and returns the
+// CheckChecksums panics unless the arguments of [Layers.Checksums] are valid, and returns the
 // number of blocks.
 func CheckChecksums(stretches [][]float32, sums []uint64) (blocks int) {
 	blocks = Blocks(stretches)
@@ -330,7 +331,7 @@ func CheckChecksums(stretches [][]float32, sums []uint64) (blocks int) {
 	return blocks
 }
 
-// CheckAdamW panics unless the arguments of [Layers.AdamW] are right, and returns the number of
+// CheckAdamW panics unless the arguments of [Layers.AdamW] are valid, and returns the number of
 // blocks.
 func CheckAdamW(stretches []Moments, before, change []float64) (blocks int) {
 	for i, s := range stretches {
@@ -347,7 +348,8 @@ func CheckAdamW(stretches []Moments, before, change []float64) (blocks int) {
 	return blocks
 }
 
-// CheckElements panics unless an operand of [Layers.Copy] or [Layers.Add] is as long as the result.
+// CheckElements panics unless all operands of [Layers.Copy] or [Layers.Add] have the result's
+// length.
 func CheckElements(name string, dst []float32, operands ...[]float32) {
 	for _, x := range operands {
 		if len(x) != len(dst) {
@@ -356,16 +358,16 @@ func CheckElements(name string, dst []float32, operands ...[]float32) {
 	}
 }
 
-// positive panics unless a size is.
+// positive panics unless a size is positive.
 func positive(name, what string, size int) {
 	if size < 1 {
 		panic(fmt.Sprintf("xpu: %s: %s is %d", name, what, size))
 	}
 }
 
-// need panics unless an operand has as many elements as the sizes ask for.
+// need panics if an operand has fewer elements than the sizes require.
 func need(name, operand string, have, want int) {
 	if have < want {
-		panic(fmt.Sprintf("xpu: %s: %s has %d elements, and the sizes ask for %d", name, operand, have, want))
+		panic(fmt.Sprintf("xpu: %s: %s has %d elements, but the sizes require %d", name, operand, have, want))
 	}
 }

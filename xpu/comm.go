@@ -8,34 +8,36 @@ import (
 	"unsafe"
 )
 
-// An Element is what a [Comm] moves. All ranks of a group have the same byte order.
+// An Element is an element type that a [Comm] can send. All ranks of a group have the same byte
+// order.
 type Element interface {
 	~uint8 | ~uint16 | ~int32 | ~uint32 | ~int64 | ~uint64 | ~float32 | ~float64
 }
 
-// A Number is what a [Comm] adds up.
+// A Number is an element type that a [Comm] can sum.
 type Number interface {
 	~int64 | ~float32 | ~float64
 }
 
-// A Comm is a group of ranks that compute together: it adds up, gathers and exchanges numbers over
-// a [Link], and counts what this rank sends. The functions of this package that take a Comm are
-// called by all its ranks in the same order, as the methods of a Link are.
+// A Comm is a group of ranks that compute together: it sums, gathers and exchanges numbers over a
+// [Link], and counts the bytes that this rank sends. All ranks must call the functions of this
+// package that have a Comm parameter in the same order, like the methods of a Link.
 //
 // # The order of sums
 //
-// The sum of one element over the ranks is formed in its own type in ascending order of the ranks,
-// and with [Comm.SetInner] of n in two stages: over each n consecutive ranks, and then over those
-// sums. It depends on nothing else: not on the link, nor on which ranks own which part of a vector,
-// nor on timing. With [Comm.SetFast] it is left to a link that is a [Summer], in float32 only.
+// Each element is summed over the ranks in its own type, in ascending order of the ranks. With
+// [Comm.SetInner](n) there are two stages: first the sum over each n consecutive ranks, then the
+// sum of these sums. The result depends on nothing else: not on the link, on the division of a
+// vector among ranks or on timing. With [Comm.SetFast], a link that is a [Summer] chooses the order
+// of float32 sums.
 type Comm struct {
 	link  Link
 	inner int
 	fast  Summer // nil: sums in the fixed order
 
 	send, recv [][]byte
-	even       []int     // bounds of an even split; of AllReduce
-	scratch    []float64 // of reductions: as bytes, aligned for every Number
+	even       []int     // bounds of an even split, for AllReduce
+	scratch    []float64 // for reductions: bytes, aligned for every Number
 	traffic    [operations]traffic
 
 	mu     sync.Mutex
@@ -62,10 +64,10 @@ func (o Operation) String() string {
 	return [...]string{"all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast", "send"}[o]
 }
 
-// Traffic is what a rank has sent to other ranks of a group; what a rank sends to itself does not
-// count. A broadcast counts its root's bytes once for every other rank, whatever way they take. A
-// reduction of n ranks that splits z bytes evenly counts z·(n-1)/n, and twice that if all ranks get
-// the result: what algorithms that waste nothing send.
+// Traffic counts the bytes that a rank sent to the other ranks of a group. A broadcast counts the
+// root's bytes once for every other rank, whatever their route. A reduction of z bytes, evenly
+// split over n ranks, counts z·(n-1)/n, and twice that if all ranks get the result: the minimum
+// that an algorithm can send.
 type Traffic struct {
 	Operation Operation
 	Calls     int64
@@ -74,31 +76,32 @@ type Traffic struct {
 
 type traffic struct{ calls, bytes atomic.Int64 }
 
-// NewComm returns the group of a link, which it closes.
+// NewComm returns a group that uses the link; Close closes the link.
 func NewComm(link Link) *Comm {
 	n := link.Size()
 	return &Comm{link: link, inner: 1, send: make([][]byte, n), recv: make([][]byte, n), even: make([]int, n+1)}
 }
 
-// Name says what carries the bytes; see [Link].
+// Name returns the name of the transport; see [Link].
 func (c *Comm) Name() string { return c.link.Name() }
 
-// Rank is this rank's number in the group, from 0.
+// Rank returns this rank's index in the group, from 0.
 func (c *Comm) Rank() int { return c.link.Rank() }
 
-// Size is the number of ranks.
+// Size returns the number of ranks.
 func (c *Comm) Size() int { return c.link.Size() }
 
-// SetInner makes the sums of this group two-staged; n divides the size. See the order of sums.
+// SetInner sets the size n of the inner stage of sums; n must divide the number of ranks. See the
+// order of sums.
 func (c *Comm) SetInner(n int) {
 	if n < 1 || c.Size()%n != 0 {
-		panic(fmt.Sprintf("xpu: sums in stages of %d among %d ranks", n, c.Size()))
+		panic(fmt.Sprintf("xpu: an inner stage of %d ranks does not divide %d ranks", n, c.Size()))
 	}
 	c.inner = n
 }
 
-// SetFast leaves the order of sums of float32 to the link, if it can add up by itself; otherwise
-// nothing changes.
+// SetFast lets the link choose the order of float32 sums, if it is a [Summer]; otherwise it has no
+// effect.
 func (c *Comm) SetFast(fast bool) {
 	c.fast = nil
 	if fast {
@@ -106,8 +109,8 @@ func (c *Comm) SetFast(fast bool) {
 	}
 }
 
-// Split makes groups as [Link.Split] does. The new group has no inner stage, and is fast if this
-// one is. With a color below 0 it is nil.
+// Split creates groups like [Link.Split]. The new group has no inner stage, and is fast if this
+// group is. With a negative color the result is nil.
 func (c *Comm) Split(ctx context.Context, color, key int) (*Comm, error) {
 	link, err := c.link.Split(ctx, color, key)
 	if err != nil || link == nil {
@@ -121,9 +124,8 @@ func (c *Comm) Split(ctx context.Context, color, key int) (*Comm, error) {
 // Barrier returns when all ranks have called it.
 func (c *Comm) Barrier(ctx context.Context) error { return c.link.Barrier(ctx) }
 
-// Close leaves the group, and all that were split off from it. What was started and has not ended
-// gets an error; when Close returns, nothing of it is running. It may be called again, and of a nil
-// Comm.
+// Close leaves this group and all groups split off from it. Started operations that have not ended
+// get an error; none is running when Close returns. Close may be called again, and on a nil Comm.
 func (c *Comm) Close() error {
 	if c == nil {
 		return nil
@@ -142,7 +144,7 @@ func (c *Comm) Close() error {
 	return err
 }
 
-// Traffic lists what this rank has sent since the group was made or ResetTraffic was called, by
+// Traffic lists what this rank sent since the group was created or ResetTraffic was called, by
 // operation.
 func (c *Comm) Traffic() []Traffic {
 	all := make([]Traffic, operations)
@@ -166,8 +168,8 @@ func (c *Comm) count(o Operation, bytes int) {
 }
 
 // AllToAll sends send[sendBounds[r]:sendBounds[r+1]] to every rank r, and fills
-// recv[recvBounds[r]:recvBounds[r+1]] with what rank r sends. Both bounds have an entry more than
-// there are ranks.
+// recv[recvBounds[r]:recvBounds[r+1]] with the elements that rank r sends. Both bounds have one
+// entry more than there are ranks.
 func AllToAll[E Element](ctx context.Context, c *Comm, send []E, sendBounds []int, recv []E, recvBounds []int) error {
 	checkBounds(c, len(send), sendBounds)
 	checkBounds(c, len(recv), recvBounds)
@@ -178,7 +180,7 @@ func AllToAll[E Element](ctx context.Context, c *Comm, send []E, sendBounds []in
 	return c.link.AllToAll(ctx, c.send, c.recv)
 }
 
-// AllGather fills x everywhere with what each rank r has at x[bounds[r]:bounds[r+1]].
+// AllGather copies each rank r's x[bounds[r]:bounds[r+1]] to the same range of x on all ranks.
 func AllGather[E Element](ctx context.Context, c *Comm, x []E, bounds []int) error {
 	c.count(OpAllGather, (bounds[c.Rank()+1]-bounds[c.Rank()])*(c.Size()-1)*size[E]())
 	return allGather(ctx, c, x, bounds)
@@ -192,22 +194,23 @@ func allGather[E Element](ctx context.Context, c *Comm, x []E, bounds []int) err
 	return c.link.AllGather(ctx, c.recv[c.Rank()], c.recv)
 }
 
-// ReduceScatter replaces this rank's part of x, x[bounds[Rank()]:bounds[Rank()+1]], by its sum over
-// all ranks. What the rest of x holds afterwards is not defined.
+// ReduceScatter replaces this rank's part of x, x[bounds[Rank()]:bounds[Rank()+1]], with its sum
+// over all ranks. The rest of x is undefined afterwards.
 func ReduceScatter[N Number](ctx context.Context, c *Comm, x []N, bounds []int) error {
 	c.count(OpReduceScatter, others(c, bounds)*size[N]())
 	return reduceScatter(ctx, c, x, bounds)
 }
 
-// SumMemory is the number of bytes that this rank keeps for sums of the group; see [SumMemory].
+// SumMemory returns the number of bytes that this rank keeps for sums of the group; see
+// [SumMemory].
 func (c *Comm) SumMemory() int64 { return 8 * int64(len(c.scratch)) }
 
-// segment is how many bytes of a sum two ranks exchange at a time: few enough to be added up while
-// they are in a cache, enough to make little of the time that an exchange of nothing takes.
+// segment is the number of bytes of a sum that two ranks exchange at a time: few enough to add them
+// while they are in a cache, and enough to make the latency of an exchange negligible.
 const segment = 1 << 20
 
-// SumMemory is the number of bytes that a rank of a group of so many keeps for sums, of whose
-// elements, which have the given size, its own part is at most so many.
+// SumMemory returns the number of bytes that a rank of a group of the given number of ranks keeps
+// for sums, if its own part has at most `part` elements of `size` bytes.
 func SumMemory(ranks, part, size int) int64 {
 	return (int64(ranks)*int64(min(segment/size, part)*size) + 7) &^ 7
 }
@@ -221,7 +224,7 @@ func reduceScatter[N Number](ctx context.Context, c *Comm, x []N, bounds []int) 
 	if floats, ok := any(x).([]float32); ok && c.fast != nil {
 		return c.fast.Sum(ctx, floats[bounds[0]:bounds[n]])
 	}
-	longest := 0 // of the ranks' parts
+	longest := 0 // of the ranks' parts, in elements
 	for r := range n {
 		longest = max(longest, bounds[r+1]-bounds[r])
 	}
@@ -239,7 +242,7 @@ func reduceScatter[N Number](ctx context.Context, c *Comm, x []N, bounds []int) 
 			c.send[r] = bytesOf(part(r))
 			c.recv[r] = bytesOf(parts[r*len(own) : (r+1)*len(own)])
 		}
-		// The own part is added up from where it is.
+		// This rank's own part is added directly from x.
 		c.send[rank], c.recv[rank] = nil, nil
 		if err := c.link.AllToAll(ctx, c.send, c.recv); err != nil {
 			return err
@@ -249,7 +252,7 @@ func reduceScatter[N Number](ctx context.Context, c *Comm, x []N, bounds []int) 
 	return nil
 }
 
-// AllReduce replaces x everywhere by its sum over all ranks.
+// AllReduce replaces x on all ranks with its sum over all ranks.
 func AllReduce[N Number](ctx context.Context, c *Comm, x []N) error {
 	n, rank, bounds := c.Size(), c.Rank(), c.even
 	for r := range bounds {
@@ -261,12 +264,12 @@ func AllReduce[N Number](ctx context.Context, c *Comm, x []N) error {
 		return err
 	}
 	if _, ok := any(x).([]float32); ok && c.fast != nil {
-		return nil // the link has summed up everything
+		return nil // the link has summed all of x
 	}
 	return allGather(ctx, c, x, bounds)
 }
 
-// Broadcast fills x everywhere with that of the root.
+// Broadcast copies the root's x to all ranks.
 func Broadcast[E Element](ctx context.Context, c *Comm, root int, x []E) error {
 	if c.Rank() == root {
 		c.count(OpBroadcast, len(x)*(c.Size()-1)*size[E]())
@@ -276,14 +279,15 @@ func Broadcast[E Element](ctx context.Context, c *Comm, root int, x []E) error {
 	return c.link.Broadcast(ctx, root, bytesOf(x))
 }
 
-// Send gives x to another rank, which calls [Recv] for as many elements. It does not wait for that.
+// Send sends x to another rank, which must call [Recv] for len(x) elements. It does not wait for
+// Recv.
 func Send[E Element](ctx context.Context, c *Comm, to int, x []E) error {
 	checkPeer(c, to)
 	c.count(OpSend, len(x)*size[E]())
 	return c.link.Send(ctx, to, bytesOf(x))
 }
 
-// Recv fills x with what another rank sends.
+// Recv fills x with the elements that another rank sends with [Send].
 func Recv[E Element](ctx context.Context, c *Comm, from int, x []E) error {
 	checkPeer(c, from)
 	return c.link.Recv(ctx, from, bytesOf(x))
@@ -296,14 +300,14 @@ type Pending struct {
 	err  error
 }
 
-// Start runs f, which uses this group, in the background, after all that was started before. Until
-// the last of them has ended, nothing else may use the group.
+// Start runs f, which uses this group, in the background, after all operations started before.
+// Nothing else may use the group until the last of them has ended.
 func (c *Comm) Start(f func() error) *Pending {
 	p := &Pending{f: f, done: make(chan struct{})}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
-		p.err = fmt.Errorf("an operation is started on a group that rank %d has left", c.Rank())
+		p.err = fmt.Errorf("an operation was started on a group that rank %d has left", c.Rank())
 		close(p.done)
 		return p
 	}
@@ -328,10 +332,10 @@ func (p *Pending) Wait() error {
 	return p.err
 }
 
-// addUp replaces own by its sum over all ranks in the order of sums. The terms of the other ranks
-// lie in parts, by rank; what they hold afterwards is not defined.
+// addUp replaces own with its sum over all ranks in the order of sums. parts holds the terms of the
+// other ranks, by rank; its contents are undefined afterwards.
 func addUp[N Number](c *Comm, own, parts []N) {
-	const block = 2048 // so that sums are still in the nearest cache when the next rank is added
+	const block = 2048 // so that sums are still in the first-level cache when the next rank is added
 	n, rank := c.Size(), c.Rank()
 	for lo := 0; lo < len(own); lo += block {
 		hi := min(lo+block, len(own))
@@ -360,7 +364,7 @@ func addUp[N Number](c *Comm, own, parts []N) {
 // add adds src to dst, element by element.
 func add[N Number](dst, src []N) {
 	src = src[:len(dst)]
-	if floats, ok := any(dst).([]float32); ok { // most of what is added: gradients
+	if floats, ok := any(dst).([]float32); ok { // the most frequent case: gradients
 		n := addMany(floats, any(src).([]float32))
 		dst, src = dst[n:], src[n:]
 	}
@@ -375,12 +379,12 @@ func bytesOf[E Element](x []E) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), len(x)*size[E]())
 }
 
-// piece is the part of x between the bounds of rank r, as bytes.
+// piece returns the part of x between the bounds of rank r, as bytes.
 func piece[E Element](x []E, bounds []int, r int) []byte {
 	return bytesOf(x[bounds[r]:bounds[r+1]])
 }
 
-// others is how many elements lie between the bounds of all ranks but this one.
+// others returns the number of elements between the bounds of all ranks but this one.
 func others(c *Comm, bounds []int) int {
 	n, rank := c.Size(), c.Rank()
 	return bounds[n] - bounds[0] - (bounds[rank+1] - bounds[rank])
@@ -392,12 +396,12 @@ func checkBounds(c *Comm, n int, bounds []int) {
 		ok = bounds[r] <= bounds[r+1]
 	}
 	if !ok {
-		panic(fmt.Sprintf("xpu: bounds %v for %d elements and %d ranks", bounds, n, c.Size()))
+		panic(fmt.Sprintf("xpu: bounds %v do not fit %d elements and %d ranks", bounds, n, c.Size()))
 	}
 }
 
 func checkPeer(c *Comm, r int) {
 	if r < 0 || r >= c.Size() || r == c.Rank() {
-		panic(fmt.Sprintf("xpu: a message between ranks %d and %d of %d", c.Rank(), r, c.Size()))
+		panic(fmt.Sprintf("xpu: invalid message between ranks %d and %d of %d", c.Rank(), r, c.Size()))
 	}
 }
