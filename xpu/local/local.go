@@ -12,11 +12,11 @@ import (
 	"mula/xpu"
 )
 
-// New returns the links of a group of the given size, one for each rank. Each is for a goroutine of
-// its own.
+// New returns the links of a group of the given size, one for each rank. Each link is for one
+// goroutine.
 func New(size int) []xpu.Link {
 	if size < 1 {
-		panic(fmt.Sprintf("local: a group of %d ranks", size))
+		panic(fmt.Sprintf("local: invalid group size %d", size))
 	}
 	g := newGroup(size)
 	links := make([]xpu.Link, size)
@@ -26,46 +26,47 @@ func New(size int) []xpu.Link {
 	return links
 }
 
-// A group is what its ranks share: a gate at which they meet, and what each has brought there.
+// A group is the state that its ranks share: a gate at which they meet, and the data that each
+// offers.
 type group struct {
 	size int
 
 	mu      sync.Mutex
 	arrived int             // at the gate
-	open    []chan struct{} // one for each rank: gets a token when all have arrived
+	open    []chan struct{} // one for each rank: receives a token when all have arrived
 	gone    chan struct{}   // closed with err
-	err     error           // why not all will arrive any more
-	failed  chan struct{}   // closed when a rank got an error: not even two of them will work together
+	err     error           // why some ranks will not arrive
+	failed  chan struct{}   // closed when a rank got an error: no two ranks can communicate any more
 	broken  bool            // failed is closed
 	parts   []*group        // split off
 
-	brought []offer // one for each rank; its owner shows it before the gate, others look at it behind
+	brought []offer // one for each rank; the owner sets it before the gate, others read it after
 	boxes   []box   // [from·size + to]
 }
 
-// An offer is what a rank shows the others, in memory that is its caller's. Those that look hold
-// the lock for reading as long as they copy. A rank that gives up in the middle of an exchange
-// takes its offer back before it returns, since its caller may write to that memory then.
+// An offer is the data that a rank offers to the others, in memory of its caller. Readers hold the
+// read lock while they copy. A rank that gives up during an exchange withdraws its offer before it
+// returns, since its caller may then write to that memory.
 type offer struct {
 	mu sync.RWMutex
 	content
 }
 
-// content is what is in an offer.
+// content is the content of an offer.
 type content struct {
 	pieces     [][]byte
 	own        []byte // instead of pieces: the same for all
 	color, key int
-	part       *group // of Split: made by the lowest rank of a color
+	part       *group // for Split: created by the lowest rank of a color
 	withdrawn  bool
 }
 
-// A box holds what one rank has sent to another, which has not taken it.
+// A box holds the data that one rank sent to another and that was not yet received.
 type box struct {
 	mu      sync.Mutex
 	letters [][]byte
 	closed  bool          // nothing more will come
-	changed chan struct{} // gets a token when there is something new
+	changed chan struct{} // receives a token on every change
 }
 
 func newGroup(size int) *group {
@@ -83,9 +84,8 @@ func newGroup(size int) *group {
 	return g
 }
 
-// end makes the group, and all that were split off, unable to meet again. Its error is the first
-// one's. After a failure, rather than a rank that just leaves, nobody receives anything any more,
-// either.
+// end prevents the group, and all groups split off from it, from meeting again; the first error is
+// kept. After a failure, unlike after a rank that just leaves, no rank receives anything any more.
 func (g *group) end(err error, failure bool) error {
 	g.mu.Lock()
 	if g.err == nil {
@@ -108,7 +108,7 @@ type link struct {
 	*group
 	rank  int
 	left  chan struct{} // closed by Close
-	mine  []*link       // split off; under mu
+	mine  []*link       // groups split off; guarded by mu
 	leave sync.Once
 }
 
@@ -153,7 +153,7 @@ func (l *link) meet(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	select {
-	case <-l.open[l.rank]: // both: all had arrived
+	case <-l.open[l.rank]: // both are ready: all had arrived
 		return nil
 	default:
 	}
@@ -165,8 +165,7 @@ func (l *link) meet(ctx context.Context) error {
 	}
 }
 
-// show makes c what this rank offers. It waits for those that still copy from what it offered
-// before.
+// show sets this rank's offer to c. It waits for ranks that still copy from the previous offer.
 func (l *link) show(c content) {
 	o := &l.brought[l.rank]
 	o.mu.Lock()
@@ -174,8 +173,8 @@ func (l *link) show(c content) {
 	o.content = c
 }
 
-// look lets take see what a rank offers, behind the gate. It is an error if that rank has given up
-// since.
+// look calls take with a rank's offer, after the gate. It returns an error if that rank has given
+// up since.
 func (l *link) look(from int, take func(c *content) error) error {
 	o := &l.brought[from]
 	o.mu.RLock()
@@ -186,8 +185,8 @@ func (l *link) look(from int, take func(c *content) error) error {
 	return take(&o.content)
 }
 
-// exchange shows the others what this rank has brought, runs take when all can be seen, and returns
-// when all have taken, or when none will look any more.
+// exchange offers c to the other ranks, calls take for every rank once all offers are visible, and
+// returns when all ranks have finished taking, or no rank will read any more.
 func (l *link) exchange(ctx context.Context, c content, take func(from int, c *content) error) (err error) {
 	l.show(c)
 	defer func() {
@@ -251,7 +250,7 @@ func (l *link) copy(dst, src []byte, from int) error {
 		return fmt.Errorf("local: rank %d sends %d bytes to rank %d, which expects %d", from, len(src), l.rank,
 			len(dst))
 	}
-	if unsafe.SliceData(dst) != unsafe.SliceData(src) { // else others may be reading it
+	if unsafe.SliceData(dst) != unsafe.SliceData(src) { // otherwise other ranks may be reading it
 		copy(dst, src)
 	}
 	return nil
@@ -259,7 +258,7 @@ func (l *link) copy(dst, src []byte, from int) error {
 
 func (l *link) Barrier(ctx context.Context) error { return l.meet(ctx) }
 
-// known returns the error of a group that has failed, or that this rank has left.
+// known returns the error of a group that failed or that this rank left.
 func (l *link) known() error {
 	select {
 	case <-l.failed:
@@ -319,7 +318,7 @@ func (l *link) Recv(ctx context.Context, from int, data []byte) error {
 		case <-l.left:
 			return l.err
 		case <-ctx.Done():
-			if err := l.known(); err != nil { // both
+			if err := l.known(); err != nil { // both are ready
 				return err
 			}
 			return l.giveUp(ctx)

@@ -13,19 +13,19 @@ import (
 	"mula/internal/signals"
 )
 
-// A handle is an MPI object: in Open MPI a pointer, in the ABI of MPICH a number of 32 bits.
+// A handle is an MPI object: a pointer in Open MPI, a 32-bit number in the ABI of MPICH.
 type handle uintptr
 
-// Numbers that the two ABIs share.
+// Constants that the two ABIs share.
 const (
 	threadMultiple = 3
-	undefined      = -32766 // of MPI_Testsome: no request was active
-	maxText        = 8192   // most bytes of MPI_Get_library_version and MPI_Error_string
+	undefined      = -32766 // result of MPI_Testsome: no request was active
+	maxText        = 8192   // maximum length of MPI_Get_library_version and MPI_Error_string
 )
 
-// A library is an opened MPI library: its functions, and what differs between the ABIs. Everything
-// that the library is given an address of is an uintptr: MPI uses small numbers in the place of
-// addresses, which Go may not hold in a pointer.
+// A library is an opened MPI library: its functions, and the differences between the ABIs. All
+// addresses passed to the library are uintptr: MPI uses small numbers in place of some addresses,
+// which Go may not hold in a pointer.
 type library struct {
 	path        string
 	openMPI     bool
@@ -36,8 +36,8 @@ type library struct {
 	inPlace     uintptr
 	ignore      uintptr // MPI_STATUS_IGNORE
 	anySource   int32
-	handleBytes int // of a handle in an array
-	statusBytes int // of an MPI_Status
+	handleBytes int // size of a handle in an array
+	statusBytes int // size of an MPI_Status
 
 	errorsReturn handle
 
@@ -59,17 +59,17 @@ type library struct {
 	cancel           func(request uintptr) int32
 	iprobe           func(from, tag int32, comm handle, flag, status uintptr) int32
 	getCount         func(status uintptr, datatype handle, count uintptr) int32
-	statusSourceByte int // where MPI_SOURCE is in an MPI_Status
-	statusErrorByte  int // where MPI_ERROR is
+	statusSourceByte int // offset of MPI_SOURCE in an MPI_Status
+	statusErrorByte  int // offset of MPI_ERROR
 }
 
-// open finds and opens the library. Its symbols are global, because what it loads itself (of Open
-// MPI, its components) looks for them.
+// open finds and opens the library. Its symbols are global, because libraries that it loads itself,
+// such as Open MPI's components, look them up.
 func open() (*library, error) {
 	return openFor(os.Getenv, true)
 }
 
-// openFor opens the library that a process with an environment uses.
+// openFor opens the library that a process with the given environment uses.
 func openFor(getenv func(string) string, global bool) (*library, error) {
 	names := []string{"libmpi.so.12", "libmpich.so.12", "libmpi.so.40", "libmpi.so"}
 	if getenv("OMPI_COMM_WORLD_SIZE") != "" {
@@ -79,17 +79,17 @@ func openFor(getenv func(string) string, global bool) (*library, error) {
 	}
 	file, err := sharedlib.Search{Variable: LibraryVariable, Names: names, Global: global}.Open()
 	if err != nil {
-		return nil, fmt.Errorf("mpi: no MPI library; install one, or name it in %s (%w)", LibraryVariable, err)
+		return nil, fmt.Errorf("mpi: no MPI library found; install one, or set %s to its path (%w)", LibraryVariable, err)
 	}
 	l, err := bind(file)
 	if err != nil {
-		return nil, fmt.Errorf("mpi: %w: not an MPI library that mula knows", err)
+		return nil, fmt.Errorf("mpi: %w: mula does not support this MPI library", err)
 	}
 	return l, nil
 }
 
-// Find opens the library that [Init] would open under a launcher, and reads its version. It does not
-// start MPI. The error is [sharedlib.ErrMissing] if there is no library.
+// Find opens the library that [Init] would open under a launcher, and reads its version. It does
+// not initialize MPI. The error is [sharedlib.ErrMissing] if there is no library.
 func Find(under Family) (Library, error) {
 	handlers := signals.Keep()
 	defer handlers.Restore()
@@ -113,7 +113,7 @@ func Find(under Family) (Library, error) {
 	return found, err
 }
 
-// bind looks up what is needed of a library.
+// bind looks up the library's functions and constants.
 func bind(file *sharedlib.Library) (*library, error) {
 	l := &library{path: file.Name}
 	_, err := file.Symbol("ompi_mpi_comm_world")
@@ -167,7 +167,7 @@ func bind(file *sharedlib.Library) (*library, error) {
 	return l, nil
 }
 
-// check turns what a function returns into an error.
+// check converts the result of a function to an error.
 func (l *library) check(code int32, what string) error {
 	if code == 0 {
 		return nil
@@ -179,7 +179,7 @@ func (l *library) check(code int32, what string) error {
 	return fmt.Errorf("mpi: %s: %s", what, strings.TrimSpace(r.string()))
 }
 
-// version is what the library calls itself, as in "Open MPI 4.1.4".
+// version returns the library's name and version, as in "Open MPI 4.1.4".
 func (l *library) version() (string, error) {
 	r := newResults()
 	if err := l.check(l.libraryVersion(r.address(&r.text[0]), r.address(&r.number)),
@@ -187,7 +187,7 @@ func (l *library) version() (string, error) {
 		return "", err
 	}
 	line, _, _ := strings.Cut(r.string(), "\n")
-	line, _, _ = strings.Cut(line, ",") // Open MPI goes on with who built it
+	line, _, _ = strings.Cut(line, ",") // in Open MPI the builder follows
 	words := strings.Fields(strings.ReplaceAll(line, "Version:", ""))
 	for i, word := range words {
 		if len(word) > 1 && word[0] == 'v' && word[1] >= '0' && word[1] <= '9' {
@@ -195,13 +195,13 @@ func (l *library) version() (string, error) {
 		}
 	}
 	if len(words) == 0 {
-		return "", errors.New("mpi: the library does not say its version")
+		return "", errors.New("mpi: the library does not report its version")
 	}
 	return strings.Join(words, " "), nil
 }
 
-// Results is memory that the library writes to. It is not on a stack, which may move while the
-// library has its address.
+// results is memory that the library writes to. It must not be on a stack, which may move while the
+// library uses its address.
 type results struct {
 	text   [maxText]byte
 	number int32
@@ -211,7 +211,7 @@ type results struct {
 //go:noinline
 func newResults() *results { return new(results) }
 
-// address is where a part of the results is; they live as long as they are used afterwards.
+// address returns the address of a field of the results; the caller must keep the results alive.
 func (*results) address(part any) uintptr {
 	switch p := part.(type) {
 	case *byte:
@@ -222,7 +222,7 @@ func (*results) address(part any) uintptr {
 	return uintptr(unsafe.Pointer(part.(*uint64)))
 }
 
-// string is the text that was written, of number bytes.
+// string returns the text of number bytes that was written.
 func (r *results) string() string { return string(r.text[:min(max(r.number, 0), maxText)]) }
 
 func addressOf(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }

@@ -21,18 +21,18 @@ import (
 )
 
 const (
-	maxCount = 1 << 30 // bytes of one MPI message; a piece of more goes in several
+	maxCount = 1 << 30 // bytes of one MPI message; larger pieces are sent in several
 
 	tagData   = 1
 	tagNotice = 2
 
-	// farewellTime is how long the end of MPI waits for what nobody waits for, and an abandoned
-	// call for its operations.
+	// farewellTime limits the wait at the end of MPI for sends without a waiting call, and the wait
+	// of an abandoned call for its operations.
 	farewellTime = 5 * time.Second
 )
 
-// A notice tells another rank that this one is no longer with it, and on leaving how many messages
-// the two have had.
+// A notice tells another rank that this rank has left or failed. On leaving it contains the number
+// of messages that the two exchanged.
 //
 //	kind uint8 | 7 zeros | sent uint64 | pulled uint64 | sums uint64 | text
 const (
@@ -55,9 +55,9 @@ type link struct {
 	pieces   []piece
 	active   int
 	pin      runtime.Pinner
-	first    error // of Push and Pull
+	first    error // first error of Push and Pull
 
-	// What the library writes to.
+	// Memory that the library writes to.
 	done     int32
 	flag     int32
 	indices  []int32
@@ -66,22 +66,22 @@ type link struct {
 	notice   [noticeBytes]byte
 
 	sent, pulled []uint64 // messages to and from each rank
-	sums         uint64   // of Sum
+	sums         uint64   // number of sums
 	left         []*departure
 
 	mu     sync.Mutex
 	parts  []*link
-	ending atomic.Pointer[error] // why the group is of no more use; once set, it stays
+	ending atomic.Pointer[error] // why the group is unusable; never reset
 	told   sync.Once
 	shut   sync.Once
 }
 
 type piece struct {
 	kind int
-	peer int // of a message
+	peer int // the other rank of a message
 	data []byte
-	nth  uint64 // of this kind, to or from the peer
-	live bool   // it has not ended
+	nth  uint64 // index among the messages of this kind to or from the peer
+	live bool   // not yet ended
 }
 
 // Kinds of pieces.
@@ -91,8 +91,8 @@ const (
 	summing
 )
 
-// A departure is what a rank has said on leaving: how many messages it has sent to this rank, and
-// taken from it, and how many sums it has taken part in.
+// A departure is the content of a rank's notice on leaving: the number of messages that it sent to
+// this rank and received from it, and the number of sums that it took part in.
 type departure struct{ sent, pulled, sums uint64 }
 
 func newLink(p *process, comm handle, rank, size int) *link {
@@ -104,13 +104,14 @@ func newLink(p *process, comm handle, rank, size int) *link {
 
 func (l *link) Name() string { return l.process.name }
 
-// end sets why the group is of no more use, unless it is already, and returns it.
+// end sets the reason why the group is unusable, unless it is set already, and returns it.
 func (l *link) end(err error) error {
 	l.ending.CompareAndSwap(nil, &err)
 	return *l.ending.Load()
 }
 
-// fail ends the group, and all that were split off, with an error, and tells the others.
+// fail ends this group and all groups split off from it with an error, and notifies the other
+// ranks.
 func (l *link) fail(err error) error {
 	err = l.end(err)
 	l.told.Do(func() {
@@ -142,10 +143,10 @@ func (l *link) tell(to int, kind byte, text string) {
 		binary.LittleEndian.PutUint64(b[24:], l.sums)
 	}
 	copy(b[noticeHead:], text)
-	l.process.post(l.comm, to, tagNotice, b) // that it cannot be sent says nothing that the others will not find out
+	l.process.post(l.comm, to, tagNotice, b) // if it cannot be sent, the others find out anyway
 }
 
-// post sends data, which is nobody else's, without waiting for its end.
+// post sends data, which nothing else may use, without waiting for completion.
 func (p *process) post(comm handle, to, tag int, data []byte) error {
 	s := &single{process: p, data: data}
 	s.pin.Pin(s)
@@ -170,7 +171,7 @@ func (p *process) post(comm handle, to, tag int, data []byte) error {
 	return nil
 }
 
-// A single is one operation that nobody waits for.
+// A single is one operation without a waiting call.
 type single struct {
 	process *process
 	data    []byte
@@ -181,7 +182,7 @@ type single struct {
 	status  [64]byte
 }
 
-// test says whether it has ended, whatever the end.
+// test reports whether the operation has ended, successfully or not.
 func (s *single) test() bool {
 	at := func(p *int32) uintptr { return uintptr(unsafe.Pointer(p)) }
 	code := s.process.testSome(1, uintptr(unsafe.Pointer(&s.request)), at(&s.done), at(&s.index),
@@ -193,7 +194,7 @@ func (s *single) test() bool {
 	return true
 }
 
-// Begin, Push, Pull and Wait are what the group's exchanges are made of.
+// Begin, Push, Pull and Wait implement [pairwise.Messages].
 func (l *link) Begin(ctx context.Context) error {
 	l.calling.Lock()
 	if err := l.ending.Load(); err != nil {
@@ -218,7 +219,7 @@ func (l *link) Push(to int, _ pairwise.Operation, data []byte) { l.message(sendi
 
 func (l *link) Pull(from int, _ pairwise.Operation, data []byte) { l.message(receiving, from, data) }
 
-// message begins to send or to receive data, in one message or several.
+// message starts to send or receive data, in one message or several.
 func (l *link) message(kind, peer int, data []byte) {
 	p, nth, what := l.process, &l.sent[peer], "MPI_Isend"
 	if kind == receiving {
@@ -237,7 +238,7 @@ func (l *link) message(kind, peer int, data []byte) {
 	}
 }
 
-// start begins an operation of the call in progress.
+// start starts an operation of the call in progress.
 func (l *link) start(m piece, what string, begin func(data, request uintptr) int32) {
 	if l.first != nil {
 		return
@@ -257,7 +258,7 @@ func (l *link) start(m piece, what string, begin func(data, request uintptr) int
 	l.active++
 }
 
-// Wait asks for the end of all messages until they have ended, or it is seen that they never will.
+// Wait polls all messages until they have ended or will never end.
 func (l *link) Wait(ctx context.Context) error {
 	defer l.calling.Unlock()
 	err := l.first
@@ -270,7 +271,7 @@ func (l *link) Wait(ctx context.Context) error {
 		}
 		if ended := l.ending.Load(); ended != nil {
 			err = *ended
-		} else if err = l.listen(); err == nil { // else another rank's notice is there, whatever the context says
+		} else if err = l.listen(); err == nil { // otherwise a notice of another rank has priority over the context
 			err = ctx.Err()
 		}
 	}
@@ -285,7 +286,7 @@ func (l *link) Wait(ctx context.Context) error {
 	return l.fail(err)
 }
 
-// test notes which messages have ended.
+// test records which messages have ended.
 func (l *link) test() error {
 	p, n := l.process, len(l.pieces)
 	if len(l.indices) < n {
@@ -310,7 +311,7 @@ func (l *link) test() error {
 		if err == nil && m.kind == receiving {
 			if err = p.check(p.getCount(addressOf(status), p.bytes, uintptr(unsafe.Pointer(&l.flag))),
 				"MPI_Get_count"); err == nil && int(l.flag) != len(m.data) {
-				err = fmt.Errorf("%d bytes come", l.flag)
+				err = fmt.Errorf("%d bytes arrived", l.flag)
 			}
 		}
 		switch {
@@ -328,7 +329,7 @@ func (l *link) test() error {
 	return first
 }
 
-// listen hears notices of other ranks.
+// listen receives notices of other ranks.
 func (l *link) listen() error {
 	p := l.process
 	for {
@@ -351,7 +352,8 @@ func (l *link) listen() error {
 		number := func(at int) uint64 { return binary.LittleEndian.Uint64(l.notice[at:]) }
 		l.left[from] = &departure{number(8), number(16), number(24)}
 	}
-	// What a rank has sent before it left still comes, and what it has taken still goes.
+	// Messages that a rank sent before it left still arrive, and messages that it received are
+	// complete.
 	for r, d := range l.left {
 		for _, m := range l.pieces {
 			if d != nil && m.live && (m.kind == summing && m.nth > d.sums || m.peer == r &&
@@ -363,8 +365,9 @@ func (l *link) listen() error {
 	return nil
 }
 
-// abandon ends what can be ended of the call in progress. The library may still read and write the
-// rest, which stays pinned, and MPI cannot be ended in order any more.
+// abandon ends the operations of the call in progress as far as possible. The library may still
+// read and write the memory of the others, which stays pinned, and MPI cannot be finalized any
+// more.
 func (l *link) abandon() {
 	p := l.process
 	for i, m := range l.pieces {
@@ -390,7 +393,7 @@ func (l *link) abandon() {
 	l.pin.Unpin()
 }
 
-// lost are calls that will never end. The library may still use their memory.
+// lost holds calls that will never end. The library may still use their memory.
 var lost struct {
 	sync.Mutex
 	calls []call
@@ -442,8 +445,8 @@ func (l *link) Split(ctx context.Context, color, key int) (xpu.Link, error) {
 	if err != nil {
 		return nil, err
 	}
-	// MPI's own call cannot be ended, but now all ranks are on their way to it. Their colors and
-	// keys may be larger than MPI's.
+	// MPI's own call cannot be cancelled, but now all ranks will make it. Colors and keys may
+	// exceed the range of MPI's.
 	var members []int
 	for r := range colors {
 		if colors[r] == color {
@@ -473,7 +476,7 @@ func (l *link) Split(ctx context.Context, color, key int) (xpu.Link, error) {
 	l.mu.Lock()
 	l.parts = append(l.parts, part)
 	l.mu.Unlock()
-	if ended := l.ending.Load(); ended != nil { // too late for fail to have seen the part
+	if ended := l.ending.Load(); ended != nil { // fail ran before the part was added
 		part.fail(*ended)
 	}
 	return part, nil
@@ -489,7 +492,7 @@ func (l *link) Close() error {
 		if !failed {
 			l.end(errLeft)
 		}
-		l.calling.Lock() // the call in progress has seen it
+		l.calling.Lock() // wait until the call in progress has ended
 		defer l.calling.Unlock()
 		l.told.Do(func() {
 			for r := range l.Size() {
@@ -508,8 +511,8 @@ func (l *link) Close() error {
 	return err
 }
 
-// farewell takes the last notices of the other ranks, in all groups, before MPI is ended: UCX warns
-// of every message that is left over then.
+// farewell receives the last notices of the other ranks, in all groups, before MPI is finalized:
+// UCX warns about every unreceived message.
 func (l *link) farewell() {
 	missing := func() bool {
 		for r, d := range l.left {
@@ -524,14 +527,14 @@ func (l *link) farewell() {
 			break
 		}
 	}
-	for _, part := range l.children() { // which are closed: nobody is in a call of theirs
+	for _, part := range l.children() { // they are closed, so no call is in progress
 		part.clear()
 	}
 }
 
-// clear takes the notices that have come, in this group and those split off from it.
+// clear receives the pending notices in this group and the groups split off from it.
 func (l *link) clear() {
-	for range l.Size() { // a failure ends listen
+	for range l.Size() { // listen fails if the group has failed
 		_ = l.listen()
 	}
 	for _, part := range l.children() {
@@ -539,8 +542,7 @@ func (l *link) clear() {
 	}
 }
 
-// A pause is what lies between two questions for the end of something: at first nothing, then the
-// processor for those who want it, then sleep.
+// A pause is the time between two polls: first nothing, then a yield of the processor, then sleep.
 type pause struct {
 	n     int
 	since time.Time
@@ -548,8 +550,8 @@ type pause struct {
 }
 
 const (
-	spins     = 50  // questions without a pause
-	yields    = 200 // questions after which others may use the processor
+	spins     = 50  // polls without a pause
+	yields    = 200 // polls followed by a yield of the processor
 	sleepMin  = 20 * time.Microsecond
 	sleepMost = time.Millisecond
 )
@@ -569,10 +571,10 @@ func (p *pause) wait() {
 	}
 }
 
-// due says whether it is time to look for other things than the end.
+// due reports whether it is time to look for other events than completion.
 func (p *pause) due() bool { return p.n >= spins && (p.n >= spins+yields || p.n%64 == 0) }
 
-// longerThan says whether a time has gone by.
+// longerThan reports whether more than d has passed.
 func (p *pause) longerThan(d time.Duration) bool {
 	if p.since.IsZero() {
 		p.since = time.Now()

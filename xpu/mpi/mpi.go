@@ -1,10 +1,10 @@
-// Package mpi links ranks by the MPI library of the machine. It is opened when it is needed, at run
-// time: one program works with Open MPI and with all libraries that have the ABI of MPICH (Intel
-// MPI, those of Cray and of Aurora), and without any.
+// Package mpi links ranks with the machine's MPI library, which it opens at run time, when needed.
+// One program works with Open MPI, with all libraries that have the ABI of MPICH (Intel MPI, the
+// libraries of Cray and of Aurora), and without an MPI library.
 //
-// Every exchange is made of non-blocking messages between two ranks, which are asked for their end
-// until they are done, at first without a pause and then with longer and longer ones: many ranks
-// can share few cores, and a done context ends a wait.
+// Every exchange consists of non-blocking messages between two ranks, which are polled until they
+// are complete, first without and then with growing pauses. Many ranks can therefore share few
+// cores, and a done context ends a wait.
 package mpi
 
 import (
@@ -13,8 +13,7 @@ import (
 	"mula/internal/launchers"
 )
 
-// LibraryVariable is the environment variable that names the MPI library, if it is not found by
-// itself.
+// LibraryVariable is the environment variable that names the MPI library if mula does not find it.
 const LibraryVariable = "MULA_MPI_LIB"
 
 // A Family is a group of MPI libraries and launchers that work together.
@@ -32,8 +31,8 @@ type Library struct {
 	Family        Family
 }
 
-// Launched says whether this process was started by an mpiexec, srun or the like, judging by its
-// environment.
+// Launched reports whether this process was started by mpiexec, srun or another MPI launcher,
+// according to its environment.
 func Launched() bool {
 	for _, l := range launchers.All {
 		if l.MPI && os.Getenv(l.Rank) != "" {

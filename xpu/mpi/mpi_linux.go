@@ -16,20 +16,20 @@ import (
 	"mula/xpu"
 )
 
-// A process is this process as MPI sees it: MPI is begun and ended once.
+// A process is this process in MPI. MPI is initialized and finalized once.
 type process struct {
 	*library
 	name     string
-	finalize chan chan error // to the thread that has begun MPI
-	sending  atomic.Int64    // sends that nobody waits for
+	finalize chan chan error // to the thread that initialized MPI
+	sending  atomic.Int64    // sends without a waiting call
 	dirty    atomic.Bool     // some operation will never end
 }
 
 var begun atomic.Bool
 
-// Init returns the link of this process in the world of its mpiexec. It can be called once. Closing
-// the link ends MPI, and returns when all ranks do so; a rank that ends without it ends the whole
-// job. A done ctx ends it before MPI is begun, not while MPI waits for other ranks.
+// Init returns this process's link in the world of its mpiexec. It can be called once. Closing the
+// link finalizes MPI, and returns when all ranks do so; a rank that exits without it ends the whole
+// job. A done ctx stops Init before MPI is initialized, but not while MPI waits for other ranks.
 func Init(ctx context.Context) (xpu.Link, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -50,7 +50,7 @@ func Init(ctx context.Context) (xpu.Link, error) {
 	p := &process{library: lib, name: "mpi, " + version, finalize: make(chan chan error)}
 	started := make(chan error)
 	go func() {
-		runtime.LockOSThread() // MPI is to be ended by the thread that has begun it
+		runtime.LockOSThread() // MPI must be finalized by the thread that initialized it
 		if err := p.begin(); err != nil {
 			started <- err
 			return
@@ -65,15 +65,15 @@ func Init(ctx context.Context) (xpu.Link, error) {
 	return p.link(p.world)
 }
 
-// begin begins MPI and checks that it is of use.
+// begin initializes MPI and checks that it is usable.
 func (p *process) begin() error {
 	r := newResults()
 	if err := p.check(p.initThread(0, 0, threadMultiple, r.address(&r.number)), "MPI_Init_thread"); err != nil {
 		return err
 	}
 	if r.number < threadMultiple {
-		return fmt.Errorf("mpi: %s (%s) grants thread level %d, not MPI_THREAD_MULTIPLE: it was built or is set up "+
-			"without threads", p.name, p.path, r.number)
+		return fmt.Errorf("mpi: %s (%s) supports thread level %d, but mula needs MPI_THREAD_MULTIPLE; build or "+
+			"configure it with threads", p.name, p.path, r.number)
 	}
 	if err := p.check(p.setErrorHandler(p.world, p.errorsReturn), "MPI_Comm_set_errhandler"); err != nil {
 		return err
@@ -86,12 +86,12 @@ func (p *process) begin() error {
 			continue
 		}
 		if n, err := strconv.Atoi(os.Getenv(l.Size)); l.Size != "" && err == nil && n != int(r.number) {
-			return fmt.Errorf("mpi: this is one of %d processes (%s), but %s (%s) sees a world of %d: name the "+
-				"library of this mpiexec in %s",
+			return fmt.Errorf("mpi: this is one of %d processes (%s), but %s (%s) sees a world of %d; set %s to the "+
+				"library of this mpiexec",
 				n, l.Size, p.name, p.path, r.number, LibraryVariable)
 		}
 		if n, err := strconv.Atoi(os.Getenv(l.Rank)); err == nil && n > 0 && r.number == 1 {
-			return fmt.Errorf("mpi: %s has started this process as rank %d (%s), but %s (%s) sees a world of 1: "+
+			return fmt.Errorf("mpi: %s has started this process as rank %d (%s), but %s (%s) sees a world of 1; "+
 				"name the MPI library of %s in %s",
 				l.Name, n, l.Rank, p.name, p.path, l.Name, LibraryVariable)
 		}
@@ -101,13 +101,13 @@ func (p *process) begin() error {
 
 var errLeft = fmt.Errorf("mpi: this rank has left the group: %w", xpu.ErrPeerLost)
 
-// end ends MPI, unless operations are under way that will never end.
+// end finalizes MPI, unless an operation will never end.
 func (p *process) end(failed bool) error {
 	for pause := newPause(); p.sending.Load() > 0 && !pause.longerThan(farewellTime); {
 		pause.wait()
 	}
 	if failed || p.dirty.Load() || p.sending.Load() > 0 {
-		return nil // MPI would wait for ever; the end of the process without MPI_Finalize ends the others
+		return nil // MPI would wait forever; exiting without MPI_Finalize ends the other ranks
 	}
 	done := make(chan error)
 	p.finalize <- done

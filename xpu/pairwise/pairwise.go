@@ -1,9 +1,9 @@
-// Package pairwise makes the exchanges of a group out of messages between two ranks, for links that
-// have nothing better.
+// Package pairwise implements the collective operations of a link with messages between two ranks,
+// for transports without collective operations.
 //
-// A piece goes from its sender to its receiver directly, so that a rank sends no more bytes than it
-// must. All messages of a call are on their way at the same time; each rank begins with its next
-// neighbour, so that not all send to the same one.
+// Each piece is sent directly from its sender to its receiver, so that a rank sends the minimum
+// number of bytes. All messages of a call are in transit at the same time. Each rank starts with
+// its next neighbour, so that the ranks do not all send to the same rank.
 package pairwise
 
 import (
@@ -12,8 +12,8 @@ import (
 	"fmt"
 )
 
-// Messages carries messages between this rank and others. The messages between two ranks arrive in
-// the order in which they were sent. Errors show in Wait.
+// Messages sends and receives messages between this rank and others. Messages between two ranks
+// arrive in the order in which they were sent. Wait reports errors.
 type Messages interface {
 	// Begin starts a call, which Wait ends.
 	Begin(ctx context.Context) error
@@ -21,12 +21,12 @@ type Messages interface {
 	Push(to int, op Operation, data []byte)
 	// Pull receives data from another rank, as part of an operation.
 	Pull(from int, op Operation, data []byte)
-	// Wait returns when what was pushed and pulled since Begin has gone and come, or never will;
-	// nobody touches data any more then.
+	// Wait returns when all messages pushed and pulled since Begin are complete, or never will be.
+	// The data slices are not used after that.
 	Wait(ctx context.Context) error
 }
 
-// An Operation is what a message is part of.
+// An Operation names the operation that a message belongs to.
 type Operation uint8
 
 // The operations.
@@ -48,27 +48,26 @@ func (o Operation) String() string {
 	return fmt.Sprintf("operation %d", uint8(o))
 }
 
-// A Group is this rank's place among those that exchange messages. Its methods are those of
-// [mula/xpu.Link] of the same names.
+// A Group implements the methods of [mula/xpu.Link] with the same names for this rank.
 type Group struct {
 	messages   Messages
-	name       string // of the link, in messages
+	name       string // name of the link, for error messages
 	rank, size int
 }
 
-// NewGroup returns the group of a link of the given name.
+// NewGroup returns the group of a link with the given name.
 func NewGroup(name string, rank, size int, m Messages) Group { return Group{m, name, rank, size} }
 
-// Rank is this rank's number.
+// Rank returns this rank's index.
 func (g *Group) Rank() int { return g.rank }
 
-// Size is the number of ranks.
+// Size returns the number of ranks.
 func (g *Group) Size() int { return g.size }
 
 // AllToAll sends send[r] to each rank r and receives recv[r] from it.
 func (g *Group) AllToAll(ctx context.Context, send, recv [][]byte) error {
 	if len(send) != g.size || len(recv) != g.size {
-		return fmt.Errorf("%s: an all-to-all of %d and %d pieces among %d ranks", g.name, len(send), len(recv), g.size)
+		return fmt.Errorf("%s: an all-to-all of %d and %d pieces does not match %d ranks", g.name, len(send), len(recv), g.size)
 	}
 	if err := g.keep(recv[g.rank], send[g.rank]); err != nil {
 		return err
@@ -92,7 +91,7 @@ func (g *Group) AllToAll(ctx context.Context, send, recv [][]byte) error {
 // AllGather sends own to all ranks and receives all[r] from each rank r.
 func (g *Group) AllGather(ctx context.Context, own []byte, all [][]byte) error {
 	if len(all) != g.size {
-		return fmt.Errorf("%s: an all-gather of %d pieces among %d ranks", g.name, len(all), g.size)
+		return fmt.Errorf("%s: an all-gather of %d pieces does not match %d ranks", g.name, len(all), g.size)
 	}
 	return g.gather(ctx, AllGather, own, all)
 }
@@ -115,17 +114,17 @@ func (g *Group) gather(ctx context.Context, op Operation, own []byte, all [][]by
 	return g.messages.Wait(ctx)
 }
 
-// keep does what a rank sends to itself.
+// keep copies the data that a rank sends to itself.
 func (g *Group) keep(dst, src []byte) error {
 	if len(dst) != len(src) {
-		return fmt.Errorf("%s: rank %d sends %d bytes to itself, and expects %d", g.name, g.rank, len(src), len(dst))
+		return fmt.Errorf("%s: rank %d sends %d bytes to itself, but expects %d", g.name, g.rank, len(src), len(dst))
 	}
 	copy(dst, src)
 	return nil
 }
 
-// Broadcast fills data with that of the root. The ranks form a tree: each passes data on to those
-// as far from it as powers of two below its own distance from the root.
+// Broadcast fills data with the root's data. The ranks form a tree: each rank sends data to the
+// ranks whose distance from it is a power of two below its own distance from the root.
 func (g *Group) Broadcast(ctx context.Context, root int, data []byte) error {
 	if len(data) == 0 {
 		return g.nothing(ctx)
@@ -154,7 +153,7 @@ func (g *Group) Broadcast(ctx context.Context, root int, data []byte) error {
 	return g.messages.Wait(ctx)
 }
 
-// nothing only sees whether the group still is of use.
+// nothing only checks that the group is still usable.
 func (g *Group) nothing(ctx context.Context) error {
 	if err := g.messages.Begin(ctx); err != nil {
 		return err
@@ -162,8 +161,8 @@ func (g *Group) nothing(ctx context.Context) error {
 	return g.messages.Wait(ctx)
 }
 
-// Barrier returns when all ranks have called it. In round i a rank hears from the one 2^i below it,
-// which by then has heard from 2^i.
+// Barrier returns when all ranks have called it. In round i a rank hears from the rank 2^i below
+// it, which has then heard from 2^i ranks.
 func (g *Group) Barrier(ctx context.Context) error {
 	if g.size == 1 {
 		return g.nothing(ctx)
@@ -181,7 +180,7 @@ func (g *Group) Barrier(ctx context.Context) error {
 	return nil
 }
 
-// Recv receives data that another rank sends to this one by itself.
+// Recv receives data that another rank sends to this rank with Send.
 func (g *Group) Recv(ctx context.Context, from int, data []byte) error {
 	if err := g.messages.Begin(ctx); err != nil {
 		return err
@@ -190,7 +189,7 @@ func (g *Group) Recv(ctx context.Context, from int, data []byte) error {
 	return g.messages.Wait(ctx)
 }
 
-// Votes tells all ranks the color and key of each, as Split needs them.
+// Votes sends the color and key of each rank to all ranks, as Split needs them.
 func (g *Group) Votes(ctx context.Context, color, key int) (colors, keys []int, err error) {
 	own := binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, uint64(color)), uint64(key))
 	all := make([][]byte, g.size)
