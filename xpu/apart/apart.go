@@ -1,13 +1,13 @@
-// Package apart is an [xpu.Device] for tests: its memory has two sides that are truly two, as those
-// of a GPU are, and another device, one with the host, computes on the device's side. What is
-// computed on it has the bits of that device exactly if every reading of the host has a ToHost
-// before it and every writing a ToDevice behind it, and host results are read after Wait. Where one
-// is missing, numbers turn to NaN or far below zero:
+// Package apart is an [xpu.Device] for tests. Like a GPU, it has separate host and device memory;
+// another device, which shares memory with the host, computes on the device's side. Results have
+// the right bits only if the host calls ToHost before every read and ToDevice after every write,
+// and reads host results after Wait. If a call is missing, numbers become NaN or very small:
 //
-//   - whatever a command writes on the device's side becomes NaN, or the least int32, on the host's side, until ToHost;
+//   - memory that a command writes on the device's side becomes NaN, or the least int32, on the
+//     host's side, until ToHost;
 //   - host results are NaN, or the least int64, until Wait or ToHost;
-//   - memory that is given back becomes the same, on the host's side;
-//   - a command that is given memory of the host panics, and so does any after Close.
+//   - freed memory becomes NaN, or the least int32, on the host's side;
+//   - a command panics if it gets memory of the host, or after Close.
 package apart
 
 import (
@@ -22,40 +22,39 @@ import (
 	"mula/xpu"
 )
 
-// Device is a device whose memory is apart from the host's. It is safe for use by several
+// Device is a device whose memory is separate from the host's. It is safe for use by several
 // goroutines at once.
 type Device struct {
 	inner xpu.Device
 
 	mu       sync.Mutex
-	made     []allocation // by address of the host's side
-	bytes    int64        // of all
+	made     []allocation // sorted by address of the host's side
+	bytes    int64        // total size
 	capacity int64
-	results  []func() // that bring host results
+	results  []func() // functions that set host results
 	failed   error
 	closed   bool
 }
 
 var _ xpu.Device = (*Device)(nil)
 
-// An allocation is memory with its two sides.
+// An allocation is a piece of memory with its two sides.
 type allocation struct {
-	begin, end uintptr // of the host's side
+	begin, end uintptr // addresses of the host's side
 	floats     sides[float32]
 	ints       sides[int32]
 }
 
 type sides[E float32 | int32] struct{ host, device []E }
 
-// New returns a device whose commands are carried out by inner, which must be one with the host and
-// goes with it: Close closes it, too.
+// New returns a device whose commands are executed by inner, which must share memory with the host.
+// Close closes inner too.
 func New(inner xpu.Device) *Device { return &Device{inner: inner, capacity: 1 << 40} }
 
-// SetCapacity bounds the number of bytes that Floats and Ints give, all together. Without it, that
-// is a tebibyte.
+// SetCapacity limits the total number of bytes of Floats and Ints. The default is 1 TiB.
 func (d *Device) SetCapacity(bytes int64) { d.capacity = bytes }
 
-// Fail makes the device fail from now on with an error, as one whose driver has lost it.
+// Fail makes all later commands of the device fail with an error, as if its driver had lost it.
 func (d *Device) Fail(err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -64,29 +63,29 @@ func (d *Device) Fail(err error) {
 	}
 }
 
-// InUse is the number of bytes of memory that has not been given back.
+// InUse returns the number of bytes that have not been freed.
 func (d *Device) InUse() int64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.bytes
 }
 
-// Name is that of the device inside, behind "apart".
+// Name returns "apart" and the name of the inner device.
 func (d *Device) Name() string { return "apart " + d.inner.Name() }
 
-// Precision is that of the device inside.
+// Precision returns the inner device's precision.
 func (d *Device) Precision() xpu.Precision { return d.inner.Precision() }
 
-// Arithmetic is that of the device inside: the bits are the same.
+// Arithmetic returns the inner device's arithmetic, because the bits are the same.
 func (d *Device) Arithmetic() string { return d.inner.Arithmetic() }
 
-// Threads is that of the device inside.
+// Threads returns the inner device's number of threads.
 func (d *Device) Threads() int { return d.inner.Threads() }
 
-// Parallel is that of the device inside.
+// Parallel calls the inner device's Parallel.
 func (d *Device) Parallel(n int, f func(i int)) { d.inner.Parallel(n, f) }
 
-// Close closes the device inside.
+// Close closes the inner device.
 func (d *Device) Close() {
 	d.mu.Lock()
 	d.closed = true
@@ -94,22 +93,22 @@ func (d *Device) Close() {
 	d.inner.Close()
 }
 
-// open panics after Close. The caller has locked.
+// open panics after Close. The caller holds the lock.
 func (d *Device) open() {
 	if d.closed {
 		panic("apart: the device was used after Close")
 	}
 }
 
-// Floats makes memory for n numbers; see [xpu.Memory].
+// Floats allocates memory for n numbers; see [xpu.Memory].
 func (d *Device) Floats(n int) ([]float32, error) { return allocate(d, n, d.inner.Floats) }
 
-// Ints makes memory for n whole numbers; see [xpu.Memory].
+// Ints allocates memory for n whole numbers; see [xpu.Memory].
 func (d *Device) Ints(n int) ([]int32, error) { return allocate(d, n, d.inner.Ints) }
 
 func allocate[E float32 | int32](d *Device, n int, inner func(int) ([]E, error)) ([]E, error) {
 	if n < 0 {
-		panic(fmt.Sprintf("apart: memory of %d elements", n))
+		panic(fmt.Sprintf("apart: cannot allocate %d elements", n))
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -118,7 +117,7 @@ func allocate[E float32 | int32](d *Device, n int, inner func(int) ([]E, error))
 		return nil, d.failed
 	}
 	if int64(n) > (d.capacity-d.bytes)/4 {
-		return nil, fmt.Errorf("apart: no room for %d numbers: %d of %d bytes are taken", n, d.bytes, d.capacity)
+		return nil, fmt.Errorf("apart: out of memory for %d numbers: %d of %d bytes are in use", n, d.bytes, d.capacity)
 	}
 	twin, err := inner(n)
 	if err != nil || n == 0 {
@@ -143,7 +142,7 @@ func byAddress(a allocation, begin uintptr) int { return cmp.Compare(a.begin, be
 
 func address[E float32 | int32](x []E) uintptr { return uintptr(unsafe.Pointer(&x[0])) }
 
-// Free gives memory back; see [xpu.Memory].
+// Free releases memory; see [xpu.Memory].
 func (d *Device) Free(floats []float32) {
 	if len(floats) > 0 {
 		d.inner.Free(d.remove(address(floats), len(floats)).floats.device)
@@ -151,7 +150,7 @@ func (d *Device) Free(floats []float32) {
 	}
 }
 
-// FreeInts gives memory back; see [xpu.Memory].
+// FreeInts releases memory; see [xpu.Memory].
 func (d *Device) FreeInts(ints []int32) {
 	if len(ints) > 0 {
 		d.inner.FreeInts(d.remove(address(ints), len(ints)).ints.device)
@@ -159,14 +158,13 @@ func (d *Device) FreeInts(ints []int32) {
 	}
 }
 
-// remove takes an allocation of n elements off the list.
+// remove removes an allocation of n elements from the list.
 func (d *Device) remove(begin uintptr, n int) allocation {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	i, found := slices.BinarySearchFunc(d.made, begin, byAddress)
 	if !found || d.made[i].end != begin+uintptr(4*n) {
-		panic(fmt.Sprintf("apart: %d elements are given back that are not memory of this device, whole and not yet "+
-			"given back", n))
+		panic(fmt.Sprintf("apart: freeing %d elements that are not a complete, allocated slice of this device", n))
 	}
 	a := d.made[i]
 	d.made = slices.Delete(d.made, i, i+1)
@@ -174,7 +172,7 @@ func (d *Device) remove(begin uintptr, n int) allocation {
 	return a
 }
 
-// find returns the allocation that x is a part of, and the number of its first element there.
+// find returns the allocation that contains x, and the index of x's first element in it.
 func (d *Device) find(begin uintptr, n int) (allocation, int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -183,12 +181,12 @@ func (d *Device) find(begin uintptr, n int) (allocation, int) {
 		i--
 	}
 	if i < 0 || begin+uintptr(4*n) > d.made[i].end {
-		panic(fmt.Sprintf("apart: a command was given %d elements that are not memory of this device", n))
+		panic(fmt.Sprintf("apart: a command got %d elements that are not memory of this device", n))
 	}
 	return d.made[i], int(begin-d.made[i].begin) / 4
 }
 
-// floats is the device's side of x.
+// floats returns the device's side of x.
 func (d *Device) floats(x []float32) []float32 {
 	if len(x) == 0 {
 		return nil
@@ -197,7 +195,7 @@ func (d *Device) floats(x []float32) []float32 {
 	return a.floats.device[at:][:len(x):len(x)]
 }
 
-// ints is the device's side of x.
+// ints returns the device's side of x.
 func (d *Device) ints(x []int32) []int32 {
 	if len(x) == 0 {
 		return nil
@@ -236,7 +234,7 @@ func (d *Device) IntsToDevice(x []int32) {
 	}
 }
 
-// ToHost copies slices to the host's side, and brings host results.
+// ToHost copies slices to the host's side, and sets host results.
 func (d *Device) ToHost(ctx context.Context, x ...[]float32) error {
 	if err := d.Wait(ctx); err != nil {
 		return err
@@ -247,7 +245,7 @@ func (d *Device) ToHost(ctx context.Context, x ...[]float32) error {
 	return nil
 }
 
-// IntsToHost copies slices to the host's side, and brings host results.
+// IntsToHost copies slices to the host's side, and sets host results.
 func (d *Device) IntsToHost(ctx context.Context, x ...[]int32) error {
 	if err := d.Wait(ctx); err != nil {
 		return err
@@ -258,8 +256,8 @@ func (d *Device) IntsToHost(ctx context.Context, x ...[]int32) error {
 	return nil
 }
 
-// Wait brings host results, or says why the device failed. With a context that is done it brings
-// nothing, as if it had to wait longer than that.
+// Wait sets host results, or returns the error of a failed device. With a done context it sets
+// nothing, as if the wait took longer.
 func (d *Device) Wait(ctx context.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -277,10 +275,10 @@ func (d *Device) Wait(ctx context.Context) error {
 	return nil
 }
 
-// Capacity is what SetCapacity was given.
+// Capacity returns the limit set with SetCapacity.
 func (d *Device) Capacity() int64 { return d.capacity }
 
-// works says whether commands are carried out.
+// works reports whether commands are executed.
 func (d *Device) works() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -288,16 +286,16 @@ func (d *Device) works() bool {
 	return d.failed == nil
 }
 
-// later has host results brought by the next Wait.
+// later makes the next Wait call bring, which sets host results.
 func (d *Device) later(bring func()) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.results = append(d.results, bring)
 }
 
-// result is memory for host results in place of x. With computed, which is called when they are
-// there, x is poisoned until the next Wait. Another goroutine may wait while the command is at it,
-// and is to bring nothing.
+// result returns memory for host results in place of x. computed must be called when they are
+// complete; x is poisoned from then until the next Wait. Another goroutine may wait during the
+// command; that Wait does not set these results.
 func (d *Device) result(x []float64) (y []float64, computed func()) {
 	y = make([]float64, len(x))
 	return y, func() {

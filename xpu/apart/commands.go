@@ -7,10 +7,11 @@ import (
 	"mula/xpu"
 )
 
-// Each command below is given to the device inside with the device's sides of its operands. Then
-// the host's side of what it has written is poisoned, no more and no less.
+// Each command below calls the inner device with the device's sides of its operands. Then it
+// poisons the host's side of everything that it wrote, and nothing else.
 
-// poisonRows poisons the given number of rows of n elements on the host's side of x, ld apart.
+// poisonRows poisons n elements of each of the given number of rows on the host's side of x; the
+// rows are ld elements apart.
 func poisonRows(x []float32, rows, n, ld int) {
 	for i := 0; i < rows && n > 0; i++ {
 		poison(x[i*ld:][:n])
@@ -39,7 +40,7 @@ func (d *Device) GroupedWeightGrad(counts []int32, rows, m, n int, a, dc, db []f
 	if counts, a, dc, db := d.ints(counts), d.floats(a), d.floats(dc), d.floats(db); d.works() {
 		d.inner.GroupedWeightGrad(counts, rows, m, n, a, dc, db, accumulate)
 	}
-	poison(db[:len(counts)*m*n]) // also of groups without rows: which those are the host cannot know
+	poison(db[:len(counts)*m*n]) // including groups without rows, which the host cannot know
 }
 
 // Zero sets x to zero.
@@ -66,7 +67,7 @@ func (d *Device) Add(dst, x, y []float32) {
 	poison(dst)
 }
 
-// Embed looks rows of a table up; see [xpu.Layers].
+// Embed looks up rows of a table; see [xpu.Layers].
 func (d *Device) Embed(dst, table []float32, ids []int32, width int) {
 	if dst, table, ids := d.floats(dst), d.floats(table), d.ints(ids); d.works() {
 		d.inner.Embed(dst, table, ids, width)
@@ -74,8 +75,7 @@ func (d *Device) Embed(dst, table []float32, ids []int32, width int) {
 	poison(dst[:len(ids)*width])
 }
 
-// EmbedGrad is the gradient of Embed; see [xpu.Layers]. It panics if the host's side of ids is not
-// the same.
+// EmbedGrad is the gradient of Embed; see [xpu.Layers]. It panics if the two sides of ids differ.
 func (d *Device) EmbedGrad(dtable, dx []float32, ids []int32, width int, skip int32) {
 	twins := d.ints(ids)
 	for i, id := range twins {
@@ -94,13 +94,13 @@ func (d *Device) EmbedGrad(dtable, dx []float32, ids []int32, width int, skip in
 	}
 }
 
-// norm is n on the device's side.
+// norm returns n on the device's side.
 func (d *Device) norm(n xpu.Norm) xpu.Norm {
 	n.Weight, n.Mean, n.RStd = d.floats(n.Weight), d.floats(n.Mean), d.floats(n.RStd)
 	return n
 }
 
-// Normalize writes the norm of rows; see [xpu.Layers].
+// Normalize computes the norm of rows; see [xpu.Layers].
 func (d *Device) Normalize(h, x []float32, n xpu.Norm, known bool) {
 	if h, x, n := d.floats(h), d.floats(x), d.norm(n); d.works() {
 		d.inner.Normalize(h, x, n, known)
@@ -114,7 +114,7 @@ func (d *Device) Normalize(h, x []float32, n xpu.Norm, known bool) {
 	}
 }
 
-// NormGrad takes a gradient through a norm; see [xpu.Layers].
+// NormGrad computes the gradient of a norm; see [xpu.Layers].
 func (d *Device) NormGrad(dx, dh, x []float32, n xpu.Norm, dweight []float32) {
 	if dx, dh, x, n, dweight := d.floats(dx), d.floats(dh), d.floats(x), d.norm(n), d.floats(dweight); d.works() {
 		d.inner.NormGrad(dx, dh, x, n, dweight)
@@ -122,7 +122,7 @@ func (d *Device) NormGrad(dx, dh, x []float32, n xpu.Norm, dweight []float32) {
 	poison(dx[:len(x)], dh[:len(x)], dweight)
 }
 
-// projections is p on the device's side.
+// projections returns p on the device's side.
 func (d *Device) projections(p xpu.Projections) xpu.Projections {
 	for _, x := range []*[]float32{&p.QKV, &p.QWeight, &p.KWeight, &p.RQ, &p.RK, &p.Cos, &p.Sin, &p.Q, &p.K, &p.V} {
 		*x = d.floats(*x)
@@ -130,7 +130,7 @@ func (d *Device) projections(p xpu.Projections) xpu.Projections {
 	return p
 }
 
-// SplitHeads takes projections apart into heads; see [xpu.Layers].
+// SplitHeads splits projections into heads; see [xpu.Layers].
 func (d *Device) SplitHeads(p xpu.Projections) {
 	if p := d.projections(p); d.works() {
 		d.inner.SplitHeads(p)
@@ -149,7 +149,7 @@ func (d *Device) SplitHeads(p xpu.Projections) {
 	}
 }
 
-// JoinHeads takes the gradients of heads back to the projections; see [xpu.Layers].
+// JoinHeads computes the gradients of projections from the gradients of heads; see [xpu.Layers].
 func (d *Device) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight []float32) {
 	if p, dqkv, dk, dv, dqWeight, dkWeight := d.projections(p), d.floats(dqkv), d.floats(dk), d.floats(dv),
 		d.floats(dqWeight), d.floats(dkWeight); d.works() {
@@ -158,7 +158,7 @@ func (d *Device) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight [
 	poison(dqkv[:p.Rows*p.Length*p.Width()], dqWeight, dkWeight)
 }
 
-// attention is a on the device's side.
+// attention returns a on the device's side.
 func (d *Device) attention(a xpu.Attention) xpu.Attention {
 	a.Q, a.K, a.V, a.Context, a.LSE, a.Begin = d.floats(a.Q), d.floats(a.K), d.floats(a.V), d.floats(a.Context),
 		d.floats(a.LSE), d.ints(a.Begin)
@@ -185,7 +185,7 @@ func (d *Device) AttendGrad(a xpu.Attention, dcontext, dqkv, dk, dv []float32) {
 	poison(dk[:tokens*a.KVHeads*a.Size], dv[:tokens*a.KVHeads*a.Size])
 }
 
-// routing is r on the device's side.
+// routing returns r on the device's side.
 func (d *Device) routing(r xpu.Routing) xpu.Routing {
 	r.Probs, r.LSE, r.Weight = d.floats(r.Probs), d.floats(r.LSE), d.floats(r.Weight)
 	r.Chosen, r.Counts, r.RowOf, r.TokenOf = d.ints(r.Chosen), d.ints(r.Counts), d.ints(r.RowOf), d.ints(r.TokenOf)
@@ -215,7 +215,7 @@ func (d *Device) Route(r xpu.Routing, logits []float32, uniform bool, stats *xpu
 	poisonInts(r.Chosen, r.Counts)
 }
 
-// SortRows numbers choices; see [xpu.Layers].
+// SortRows orders choices by expert; see [xpu.Layers].
 func (d *Device) SortRows(r xpu.Routing) {
 	if r := d.routing(r); d.works() {
 		d.inner.SortRows(r)
@@ -240,7 +240,7 @@ func (d *Device) GatherRows(dst, x []float32, tokenOf []int32, width int) {
 	poison(dst[:len(tokenOf)*width])
 }
 
-// SumRows adds up the rows of each token; see [xpu.Layers].
+// SumRows adds the rows of each token; see [xpu.Layers].
 func (d *Device) SumRows(dst, x, y []float32, rowOf []int32, perToken, width int) {
 	if dst, x, y, rowOf := d.floats(dst), d.floats(x), d.floats(y), d.ints(rowOf); d.works() {
 		d.inner.SumRows(dst, x, y, rowOf, perToken, width)

@@ -11,10 +11,10 @@ import (
 	"mula/xpu"
 )
 
-// Sizes are the numbers of bytes for which sums are timed.
+// Sizes are the sizes, in bytes, for which sums are timed.
 var Sizes = []int{1 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20}
 
-// SizeName is a size as it is written in names of benchmarks.
+// SizeName formats a size for the name of a benchmark.
 func SizeName(bytes int) string {
 	if bytes >= 1<<20 {
 		return fmt.Sprintf("%dMB", bytes>>20)
@@ -22,7 +22,7 @@ func SizeName(bytes int) string {
 	return fmt.Sprintf("%dKB", bytes>>10)
 }
 
-// Benchmark times all-reduces of float32 among links that are used by goroutines of this process.
+// Benchmark times all-reduces of float32 between links used by goroutines of this process.
 func Benchmark(b *testing.B, links []xpu.Link) {
 	for _, size := range Sizes {
 		b.Run(SizeName(size), func(b *testing.B) {
@@ -34,7 +34,7 @@ func Benchmark(b *testing.B, links []xpu.Link) {
 					c, x := xpu.NewComm(link), make([]float32, size/4)
 					for i := range 1 + b.N {
 						if i == 1 && link.Rank() == 0 {
-							b.ResetTimer() // scratch is there now
+							b.ResetTimer() // scratch memory is allocated now
 						}
 						if err := xpu.AllReduce(context.Background(), c, x); err != nil {
 							b.Error(err)
@@ -48,7 +48,8 @@ func Benchmark(b *testing.B, links []xpu.Link) {
 	}
 }
 
-// Measure returns the median time of an all-reduce of float32, as one rank of a world of processes.
+// Measure returns the median time of an all-reduce of float32; this process is one rank of the
+// group.
 func Measure(ctx context.Context, link xpu.Link, bytes int, fast bool) (time.Duration, error) {
 	part, err := link.Split(ctx, 0, link.Rank())
 	if err != nil {
@@ -68,7 +69,7 @@ func Measure(ctx context.Context, link xpu.Link, bytes int, fast bool) (time.Dur
 				return 0, err
 			}
 		}
-		if round > 0 { // the first makes scratch
+		if round > 0 { // the first round allocates scratch memory
 			times = append(times, time.Since(start)/time.Duration(inner))
 		}
 	}

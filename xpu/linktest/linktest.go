@@ -1,5 +1,5 @@
-// Package linktest checks implementations of [xpu.Link]: every method, and what the reductions on
-// top of them give.
+// Package linktest tests implementations of [xpu.Link]: every method, and the results of the
+// reductions that use them.
 package linktest
 
 import (
@@ -22,7 +22,7 @@ import (
 	"mula/xpu"
 )
 
-// A check is run by all ranks of a group, which it may leave broken.
+// A check is run by all ranks of a group, and may leave the group unusable.
 type check struct {
 	name string
 	run  func(ctx context.Context, link xpu.Link) error
@@ -53,7 +53,7 @@ var checks = []check{
 }
 
 // Together runs all checks on a group whose links are used by goroutines of this process, and
-// closes them.
+// closes the links.
 func Together(t *testing.T, links []xpu.Link) {
 	t.Helper()
 	folder := t.TempDir()
@@ -68,8 +68,8 @@ func Together(t *testing.T, links []xpu.Link) {
 	ranks.Wait()
 }
 
-// Each runs all checks as one rank of a world, which it closes, and reports those that fail. The
-// folder is empty and seen by all ranks.
+// Each runs all checks as one rank of a world, closes it, and reports the failed checks. The folder
+// must be empty and shared by all ranks.
 func Each(world xpu.Link, folder string, report func(name string, err error)) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
@@ -107,14 +107,14 @@ func Each(world xpu.Link, folder string, report func(name string, err error)) {
 	}
 }
 
-// barrier looks at files, which no link carries: behind a barrier, all others have done what they
-// do before it.
+// barrier checks a barrier with files, which no link transports: after the barrier, the files that
+// all other ranks created before it must exist.
 func barrier(ctx context.Context, link xpu.Link, folder string) error {
 	for round := range 10 {
 		name := func(rank int) string { return filepath.Join(folder, fmt.Sprintf("%d-%d", round, rank)) }
 		if link.Rank() == round%link.Size() {
 			for range 100 {
-				runtime.Gosched() // the others are there first
+				runtime.Gosched() // let the others arrive first
 			}
 		}
 		if err := os.WriteFile(name(link.Rank()), nil, 0o644); err != nil {
@@ -125,14 +125,14 @@ func barrier(ctx context.Context, link xpu.Link, folder string) error {
 		}
 		for r := range link.Size() {
 			if _, err := os.Stat(name(r)); err != nil {
-				return fmt.Errorf("behind the barrier rank %d has not been there: %w", r, err)
+				return fmt.Errorf("after the barrier, rank %d had not arrived: %w", r, err)
 			}
 		}
 	}
 	return nil
 }
 
-// pattern is n bytes that depend on all its arguments.
+// pattern returns n bytes that depend on all its arguments.
 func pattern(n int, tags ...int) []byte {
 	v := uint64(n)
 	for _, tag := range tags {
@@ -158,7 +158,7 @@ func equal(what string, got, want []byte) error {
 	return fmt.Errorf("%s: %d bytes, not %d", what, len(got), len(want))
 }
 
-// exchange is an all-to-all in which rank a sends length(a, b) bytes to b.
+// exchange is an all-to-all in which rank a sends length(a, b) bytes to rank b.
 func exchange(ctx context.Context, link xpu.Link, tag int, length func(from, to int) int) error {
 	n, rank := link.Size(), link.Rank()
 	send, recv := make([][]byte, n), make([][]byte, n)
@@ -251,7 +251,7 @@ func sendReceive(ctx context.Context, link xpu.Link) error {
 	if n == 1 {
 		return nil
 	}
-	// Around the ring, many in a row, with exchanges of all between them.
+	// A ring with many messages in a row, and exchanges among all ranks between them.
 	for round, length := range []int{0, 1, 40_000, 300_000, 3} {
 		const messages = 8
 		for i := range messages {
@@ -274,7 +274,7 @@ func sendReceive(ctx context.Context, link xpu.Link) error {
 			return err
 		}
 	}
-	// Only some call.
+	// Only two ranks call.
 	if rank < 2 {
 		data := pattern(10, 7)
 		if rank == 1 {
@@ -292,7 +292,7 @@ func sendReceive(ctx context.Context, link xpu.Link) error {
 func crossingSends(ctx context.Context, link xpu.Link) error {
 	length := 500_000
 	if link.Size() == 2 {
-		length = 12 << 20 // more than any buffer on the way
+		length = 12 << 20 // more than any buffer of the transport
 	}
 	for r := range link.Size() {
 		if r != link.Rank() {
@@ -300,7 +300,7 @@ func crossingSends(ctx context.Context, link xpu.Link) error {
 			if err := link.Send(ctx, r, data); err != nil {
 				return err
 			}
-			clear(data) // it has been taken
+			clear(data) // Send has copied it
 		}
 	}
 	for r := range link.Size() {
@@ -317,7 +317,7 @@ func crossingSends(ctx context.Context, link xpu.Link) error {
 	return nil
 }
 
-// members checks that a group has the given ranks of its parent, in this order.
+// members checks that a group consists of the given ranks of its parent, in this order.
 func members(ctx context.Context, parent, part xpu.Link, want []int) error {
 	if part.Size() != len(want) || want[part.Rank()] != parent.Rank() {
 		return fmt.Errorf("rank %d is %d of %d in the group %v", parent.Rank(), part.Rank(), part.Size(), want)
@@ -345,7 +345,7 @@ func split(ctx context.Context, link xpu.Link) error {
 		backwards = append(backwards, n-1-r)
 	}
 	low = every[:(n+1)/2]
-	same, err := link.Split(ctx, 5, 0) // equal keys: by rank
+	same, err := link.Split(ctx, 5, 0) // equal keys: ordered by rank
 	if err != nil {
 		return err
 	}
@@ -374,7 +374,7 @@ func split(ctx context.Context, link xpu.Link) error {
 		if err := members(ctx, link, some, low); err != nil {
 			return err
 		}
-		// A group of a group, of the odd and of the even ranks.
+		// Groups of a group: the odd and the even ranks.
 		part, err := some.Split(ctx, rank%2, 0)
 		if err != nil {
 			return err
@@ -392,7 +392,7 @@ func split(ctx context.Context, link xpu.Link) error {
 	if err := same.Close(); err != nil {
 		return err
 	}
-	return turned.Barrier(ctx) // which is another group
+	return turned.Barrier(ctx) // turned is another group
 }
 
 func groupsAtOnce(ctx context.Context, link xpu.Link) error {
@@ -450,7 +450,7 @@ func elementTypes(ctx context.Context, link xpu.Link) error {
 func elements[E xpu.Element](ctx context.Context, c *xpu.Comm) error {
 	n, rank := c.Size(), c.Rank()
 	value := func(from, to, i int) E { return E(1 + 50*from + 10*to + i) }
-	bounds, back := []int{0}, []int{0} // what this rank sends, and receives
+	bounds, back := []int{0}, []int{0} // bounds of the elements that this rank sends, and receives
 	for r := range n {
 		bounds, back = append(bounds, bounds[r]+1+r), append(back, back[r]+1+rank)
 	}
@@ -523,8 +523,8 @@ func numbers[N xpu.Number](ctx context.Context, c *xpu.Comm) error {
 	return nil
 }
 
-// terms is what a rank adds: numbers of very different sizes, so that every order of additions has
-// its own bits.
+// terms returns the numbers that a rank adds: their sizes differ so much that every order of
+// additions has its own bits.
 func terms(rank, n int) []float32 {
 	random := rand.New(rand.NewPCG(uint64(rank), 3))
 	x := make([]float32, n)
@@ -535,7 +535,7 @@ func terms(rank, n int) []float32 {
 	return x
 }
 
-// sums adds up element by element, in stages of inner ranks.
+// sums adds the terms element by element, in stages of inner ranks.
 func sums(size, inner, n int) []float32 {
 	all := make([][]float32, size)
 	for r := range all {
@@ -577,7 +577,7 @@ func orderOfSums(ctx context.Context, link xpu.Link) error {
 		}
 		c.SetInner(inner)
 		for round, n := range []int{0, 1, size - 1, 5000, 600_014} {
-			if n > 5000 && (size != 2 || inner > 1) { // with two ranks a part does not go in one piece
+			if n > 5000 && (size != 2 || inner > 1) { // with two ranks a part is sent in several pieces
 				continue
 			}
 			want := sums(size, inner, n)
@@ -589,7 +589,7 @@ func orderOfSums(ctx context.Context, link xpu.Link) error {
 			if err := sameBits(what+": all-reduce", x, want); err != nil {
 				return err
 			}
-			// Parts of any length, some of none, and something before and after them.
+			// Parts of any length, some of them empty, with elements before and after them.
 			random := rand.New(rand.NewPCG(uint64(round), 4))
 			bounds := make([]int, size+1)
 			for r := range bounds {
@@ -739,7 +739,7 @@ func traffic(ctx context.Context, link xpu.Link) error {
 	return nil
 }
 
-// lost checks that an error says that a rank is gone.
+// lost checks that an error reports a lost rank.
 func lost(err error) error {
 	if !errors.Is(err, xpu.ErrPeerLost) {
 		return fmt.Errorf("instead of a lost peer: %w", cmpNil(err))
@@ -754,8 +754,8 @@ func cmpNil(err error) error {
 	return err
 }
 
-// leaves: the last rank leaves; all others wait for it and hear so, also in groups that were split
-// off, and whenever they ask again.
+// leaves: the last rank leaves. All others wait for it and get an error, also in groups that were
+// split off, and in every later call.
 func leaves(ctx context.Context, link xpu.Link) error {
 	n, rank := link.Size(), link.Rank()
 	part, err := link.Split(ctx, 0, 0)
@@ -763,8 +763,8 @@ func leaves(ctx context.Context, link xpu.Link) error {
 		return err
 	}
 	if rank == n-1 {
-		// Not before the others have their groups: the first who hears of the leaving ends the
-		// group for all.
+		// Leave only when the others have their groups: the first rank that notices ends the group
+		// for all.
 		for r := range n - 1 {
 			if err := link.Recv(ctx, r, make([]byte, 1)); err != nil {
 				return err
@@ -808,8 +808,8 @@ func leavesAfterSend(ctx context.Context, link xpu.Link) error {
 			return err
 		}
 	}
-	// The first who hears of the leaving ends the group for all: not before the others have what
-	// was sent.
+	// The first rank that notices ends the group for all. Leave only when the others have received
+	// the messages.
 	if rank > 0 {
 		return link.Send(ctx, 0, make([]byte, 1))
 	}
@@ -821,7 +821,7 @@ func leavesAfterSend(ctx context.Context, link xpu.Link) error {
 	return lost(link.Recv(ctx, n-1, make([]byte, 1)))
 }
 
-// leavesEarly: who has done its part may leave while others are still at theirs.
+// leavesEarly: a rank that has done its part may leave while others are still working.
 func leavesEarly(ctx context.Context, link xpu.Link) error {
 	for round := range 20 {
 		part, err := link.Split(ctx, 0, round*link.Rank())
@@ -838,7 +838,7 @@ func leavesEarly(ctx context.Context, link xpu.Link) error {
 	return nil
 }
 
-// givesUp: rank 0 stays away until the others have given up.
+// givesUp: rank 0 does not call until the others have given up.
 func givesUp(ctx context.Context, link xpu.Link) error {
 	n, rank := link.Size(), link.Rank()
 	if n == 1 {
@@ -853,7 +853,7 @@ func givesUp(ctx context.Context, link xpu.Link) error {
 	if rank > 0 {
 		buffer := make([]byte, 1000)
 		go func() {
-			time.Sleep(time.Duration(rank) * 10 * time.Millisecond) // most likely it waits by then; it may not
+			time.Sleep(time.Duration(rank) * 10 * time.Millisecond) // by then it is probably waiting, but need not be
 			cancel()
 		}()
 		err := group.Recv(short, 0, buffer)
@@ -881,13 +881,13 @@ func doneBeforehand(ctx context.Context, link xpu.Link) error {
 		return fmt.Errorf("a done context gives %w", cmpNil(err))
 	}
 	if err := link.Barrier(ctx); err == nil {
-		return errors.New("the group is still of use")
+		return errors.New("the group is still usable")
 	}
 	return nil
 }
 
-// doneAfterFailure: a rank that knows why the group has failed says so, even if its context is
-// done, too.
+// doneAfterFailure: a rank that knows the cause of the group's failure reports it, even if its
+// context is done too.
 func doneAfterFailure(ctx context.Context, link xpu.Link) error {
 	n, rank := link.Size(), link.Rank()
 	if n == 1 {
@@ -904,7 +904,7 @@ func doneAfterFailure(ctx context.Context, link xpu.Link) error {
 	if err := lost(link.Barrier(ctx)); err != nil {
 		return err
 	}
-	for range 20 { // a choice between the two by chance would show
+	for range 20 { // a random choice between the two would fail
 		for name, err := range map[string]error{
 			"barrier": link.Barrier(done), "receive": link.Recv(done, n-1, make([]byte, 1)), "send": link.Send(done,
 				n-1, make([]byte, 1)),
@@ -917,7 +917,7 @@ func doneAfterFailure(ctx context.Context, link xpu.Link) error {
 	return nil
 }
 
-// wrongLengths: rank 0 sends to rank 1 another length than that expects, more or less.
+// wrongLengths: rank 0 sends rank 1 fewer or more bytes than it expects.
 func wrongLengths(ctx context.Context, link xpu.Link) error {
 	if link.Size() == 1 {
 		return nil
@@ -940,7 +940,7 @@ func wrongLengths(ctx context.Context, link xpu.Link) error {
 			return err
 		}
 		if err := group.Barrier(ctx); err == nil {
-			return fmt.Errorf("after a message of %d bytes that should have 10 the group is still of use", length)
+			return fmt.Errorf("after a message of %d bytes instead of 10 the group is still usable", length)
 		}
 		if err := link.Barrier(ctx); err != nil {
 			return err
@@ -949,7 +949,7 @@ func wrongLengths(ctx context.Context, link xpu.Link) error {
 	return nil
 }
 
-// closing: Close ends what this rank has started; behind it nothing is running any more.
+// closing: Close ends the operations that this rank started; nothing is running after it.
 func closing(ctx context.Context, link xpu.Link) error {
 	if link.Size() == 1 {
 		return nil
@@ -967,7 +967,7 @@ func closing(ctx context.Context, link xpu.Link) error {
 			running.Add(1)
 			defer running.Add(-1)
 			close(begun)
-			return xpu.Recv(ctx, c, 1, make([]float32, 100)) // of what nobody sends
+			return xpu.Recv(ctx, c, 1, make([]float32, 100)) // no rank sends this
 		})
 		<-begun
 	}

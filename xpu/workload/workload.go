@@ -1,5 +1,5 @@
-// Package workload gives every command of an [xpu.Device] at the sizes of mula-mini, for
-// measurements of devices.
+// Package workload runs every command of an [xpu.Device] at the sizes of mula-mini, to measure
+// devices.
 package workload
 
 import (
@@ -13,9 +13,9 @@ import (
 // Experts is the number of experts of mula-mini.
 const Experts = 64
 
-// Its other sizes.
+// The other sizes of mula-mini.
 const (
-	length     = 512 // tokens of a row
+	length     = 512 // tokens per row
 	heads      = 8
 	headSize   = 64
 	width      = heads * headSize
@@ -28,37 +28,37 @@ const (
 // lossBlock is the number of tokens whose logits are in memory at a time.
 const lossBlock = 256
 
-// A Command is a command with its operands. It may be given any number of times, in any order with
-// the others.
+// A Command is a command with its operands. It may be run any number of times, in any order with
+// other commands.
 type Command struct {
 	Name     string
-	Elements int // that it reads and writes at least
-	// multiplications and additions of products; of attention, those of the keys that a query may
-	// see. 0 of other commands
+	Elements int // minimum number of elements read and written
+	// multiplications and additions of products; of attention, only for the keys that a query may
+	// see. 0 for other commands
 	FLOPs   int
-	Grouped string // the command that does the same at once, if this one multiplies for each expert by itself
+	Grouped string // the command that does the same in one call, if this one multiplies per expert
 	Give    func()
 }
 
-// A maker makes memory until it fails.
+// A maker allocates memory until an allocation fails.
 type maker struct {
 	d      xpu.Device
 	source *rand.Rand
 	err    error
 }
 
-// zeros is memory of n zeros.
+// zeros allocates n zeros.
 func (m *maker) zeros(n int) (x []float32) {
 	if m.err != nil {
 		return nil
 	}
 	if x, m.err = m.d.Floats(n); m.err == nil {
-		clear(x) // by writing them: an operating system may have given one page of zeros for all
+		clear(x) // written, because the operating system may map all pages to one page of zeros
 	}
 	return x
 }
 
-// floats is memory of n numbers in ±0.5.
+// floats allocates n numbers in ±0.5.
 func (m *maker) floats(n int) []float32 {
 	x := m.zeros(n)
 	for i := range x {
@@ -70,7 +70,7 @@ func (m *maker) floats(n int) []float32 {
 	return x
 }
 
-// ints is memory of n whole numbers from 0 to below.
+// ints allocates n whole numbers in [0, below).
 func (m *maker) ints(n, below int) (x []int32) {
 	if m.err != nil {
 		return nil
@@ -85,11 +85,12 @@ func (m *maker) ints(n, below int) (x []int32) {
 	return x
 }
 
-// Commands are all commands with operands, for so many rows of 512 tokens. Their memory goes with
-// the device. It takes some 600 MB and, for each row, 50.
+// Commands returns all commands with operands for the given number of rows of 512 tokens. Their
+// memory is freed with the device: about 600 MB, and 50 MB for each row.
 //
-// What a command adds to is no other's operand, and what it spoils is its own and zero: numbers
-// that grow would become infinite, and numbers that shrink denormal, which is slow on some devices.
+// No command reads a buffer that another command adds to, and a command overwrites only its own
+// zero buffers. Growing numbers would become infinite, and shrinking numbers denormal, which is
+// slow on some devices.
 func Commands(ctx context.Context, d xpu.Device, rows int) ([]Command, error) {
 	m := &maker{d: d, source: rand.New(rand.NewPCG(1, 1))}
 	var all []Command
@@ -163,7 +164,7 @@ func Commands(ctx context.Context, d xpu.Device, rows int) ([]Command, error) {
 	up, down := m.floats(experts*2*inner*width), m.floats(experts*width*inner)
 	dup, ddown, first, second := m.zeros(len(up)), m.zeros(len(down)), m.zeros(len(up)), m.zeros(len(up))
 
-	// What follows takes the choices as they are.
+	// The following commands use these choices.
 	if m.err != nil {
 		return nil, fmt.Errorf("workload of %d tokens: %w", tokens, m.err)
 	}
