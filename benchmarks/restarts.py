@@ -2,7 +2,7 @@
 """What failures cost: a run under `mula launch` whose ranks are all killed every so many seconds, beside the same run without kills, in turns.
 
     make build
-    python3 benchmarks/restarts.py [--rounds 2] [--steps 3000] [--kill-every 30] [--save-every 100] [--back-off 5s] [--layout dp=2,ep=2] [--preset mula-nano] [--work DIR]
+    python3 benchmarks/restarts.py [--rounds 2] [--steps 3000] [--kill-every 30] [--save-every 100] [--back-off 5s] [--layout expert_dp=2,ep=2] [--preset mula-nano] [--work DIR]
 
 This is the experiment that ezpz reports (24 ranks, 3,000 steps, SIGKILL of all ranks every 90 s, a checkpoint every 100 steps): 5.81 min become 8.04 (+38 %), a restart takes 10.4
 to 11.1 s, 57 to 71 steps are lost each time.
@@ -104,7 +104,7 @@ def main():
     p.add_argument("--kill-every", type=float, default=30, help="seconds from kill to kill")
     p.add_argument("--save-every", type=int, default=100)
     p.add_argument("--back-off", default="5s")
-    p.add_argument("--layout", default="", help="as dp=2,ep=2; each rank is a process")
+    p.add_argument("--layout", default="", help="as expert_dp=2,ep=2; each rank is a process")
     p.add_argument("--preset", default="mula-nano")
     p.add_argument("--batch-size", type=int, default=8)
     p.add_argument("--documents", type=int, default=4000)

@@ -32,14 +32,14 @@ func estimateCommand() *cli.Command {
 		Description: "Bytes and numbers of weights are exact. Times come from a model of the machine. The output lists the\n" +
 			"model's assumed figures, and the step time if each of them is 20 % off. docs/reference/estimate.md has the\n" +
 			"formulas, the machines and the format of a machine file.\n\n" +
-			"Example: mula estimate --model mula-20b-a2b --layout dp=256,ep=12 --machine aurora \\\n" +
+			"Example: mula estimate --model mula-20b-a2b --layout expert_dp=256,ep=12 --machine aurora \\\n" +
 			"             --scaling 384:12288 --compare so,epso --plot scaling.svg",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "model", Usage: "use the preset `NAME`, as model.preset in train.yaml: " + anyOf(moe.Presets())},
 			&cli.StringFlag{Name: "config",
 				Usage: "read model, layout, batch and plan from the train.yaml `FILE`; other flags override its values"},
 			setFlag(),
-			&cli.StringFlag{Name: "layout", Usage: "sizes of the axes that are not 1, as `dp=256,ep=12,pp=4`"},
+			&cli.StringFlag{Name: "layout", Usage: "sizes of the axes that are not 1, as `expert_dp=256,ep=12,pp=4`"},
 			&cli.StringFlag{Name: "optimizer",
 				Usage: "scheme that divides the weight updates between ranks: " + anyOf(estimate.Schemes()),
 				Value: string(estimate.EPSO)},
@@ -61,7 +61,7 @@ func estimateCommand() *cli.Command {
 				Usage: "aurora, local (this machine, measured now), or a `FILE` that ends in .yaml",
 				Value: estimate.Aurora.Name},
 			&cli.StringFlag{Name: "scaling",
-				Usage: "double dp from the first number of ranks to the second, as `384:12288`"},
+				Usage: "double expert_dp from the first number of ranks to the second, as `384:12288`"},
 			&cli.BoolFlag{Name: "strong",
 				Usage: "with --scaling: keep the batch size constant (strong scaling) instead of growing it with the ranks"},
 			&cli.StringFlag{Name: "compare", Usage: "estimate several optimizer schemes, as `so,epso`: " + anyOf(estimate.Schemes())},
@@ -185,9 +185,11 @@ func estimateInput(c *cli.Context) (estimate.Input, error) {
 	l := &in.Layout
 	given := func(name string) bool { return c.IsSet(name) || c.String("config") == "" }
 	if given("layout") {
-		if err := parseLayout(c.String("layout"), l); err != nil {
+		warnings, err := parseLayout(c.String("layout"), l)
+		if err != nil {
 			return in, err
 		}
+		printWarnings(c.App.ErrWriter, warnings)
 	}
 	if given("optimizer") {
 		l.Optimizer = estimate.Scheme(c.String("optimizer"))
@@ -229,24 +231,27 @@ func estimateInput(c *cli.Context) (estimate.Input, error) {
 	return in, nil
 }
 
-// parseLayout reads dp=256,ep=12 into a layout.
-func parseLayout(text string, l *estimate.Layout) error {
+// parseLayout reads expert_dp=256,ep=12 into a layout. It returns a warning for an old name.
+func parseLayout(text string, l *estimate.Layout) (warnings []string, err error) {
 	if text == "" {
-		return nil
+		return nil, nil
 	}
-	axes := map[string]*int{"dp": &l.DP, "ep": &l.EP, "pp": &l.PP}
+	axes := map[string]*int{"expert_dp": &l.DP, "ep": &l.EP, "pp": &l.PP}
 	for _, part := range strings.Split(text, ",") {
 		name, value, ok := strings.Cut(strings.TrimSpace(part), "=")
+		if name == "dp" {
+			name, warnings = "expert_dp", []string{"dp in --layout is now called expert_dp"}
+		}
 		axis := axes[name]
 		n, err := strconv.Atoi(value)
 		if !ok || axis == nil || err != nil || n < 1 || n > 1<<24 {
-			return usagef("--layout: must be like dp=256,ep=12,pp=4, with whole numbers from 1 and each axis "+
+			return nil, usagef("--layout: must be like expert_dp=256,ep=12,pp=4, with whole numbers from 1 and each axis "+
 				"at most once, got %q", text)
 		}
 		delete(axes, name)
 		*axis = n
 	}
-	return nil
+	return warnings, nil
 }
 
 // rankRange reads 384:12288.
@@ -287,7 +292,7 @@ type estimateReport struct {
 func (e *estimateReport) write(w io.Writer) {
 	r := e.Results[0]
 	l := r.Layout
-	fmt.Fprintf(w, "%s on %s: %s parameters, %s active; dp %d × ep %d × pp %d = %s\n", r.Model, r.Machine.Name,
+	fmt.Fprintf(w, "%s on %s: %s parameters, %s active; expert_dp %d × ep %d × pp %d = %s\n", r.Model, r.Machine.Name,
 		tokensText(r.Parameters), tokensText(r.Active),
 		l.DP, l.EP, l.PP, plural(int64(l.Ranks()), "rank"))
 	fmt.Fprintf(w,
@@ -369,7 +374,7 @@ func (e *estimateReport) write(w io.Writer) {
 
 	for _, curve := range e.Scaling {
 		fmt.Fprintf(w, "\nScaling with %s\n", curve.Scheme)
-		scaling := newTable("ranks", "dp", "sequences", "seconds", "tokens/s", "tokens/s per rank", "MFU",
+		scaling := newTable("ranks", "expert_dp", "sequences", "seconds", "tokens/s", "tokens/s per rank", "MFU",
 			"efficiency")
 		for _, p := range curve.Points {
 			scaling.row(p.Ranks, p.DP, p.BatchSize, p.StepTime, tokensText(int64(p.TokensPerSecond)),

@@ -11,11 +11,11 @@ func TestEstimateWrongUsage(t *testing.T) {
 		{"--model mula-2b", "mula-7b-a1b"},
 		{"--model mula-tiny --machine auror", `did you mean "aurora"`},
 		{"--model mula-tiny --machine polaris", `known are "aurora" and "local"`},
-		{"--model mula-tiny --layout dp=2,dp=4", "each axis at most once"},
+		{"--model mula-tiny --layout expert_dp=2,dp=4", "each axis at most once"},
 		{"--model mula-tiny --plot step.png", "use a name that ends in .svg"},
 		{"--model mula-tiny --layout ep=5", "possible are 1, 2, 4, 8, 16"},
 		{"--model mula-1b --layout ep=2", "no experts to divide"},
-		{"--model mula-tiny --layout dp=4 --batch-size 6", "multiple of 4"},
+		{"--model mula-tiny --layout expert_dp=4 --batch-size 6", "multiple of 4"},
 		{"--model mula-tiny --layout ep=4 --scaling 2:8", "multiples of ep·pp = 4"},
 		{"--model mula-tiny --batch-size -1", "--batch-size is -1"},
 		{"--model mula-tiny --sequence-length 100000", "max_position_embeddings, 4096"},
@@ -40,9 +40,9 @@ func TestEstimateSaysWhatIsMissing(t *testing.T) {
 		missing bool
 		votes   string
 	}{
-		{"--layout dp=128,ep=12,pp=8", true, "37.2 MB"},
-		{"--layout dp=128,ep=12,pp=8 --collectives flat", false, "37.2 MB"},
-		{"--layout dp=128,ep=12,pp=8 --trainer optimus", false, "0 B"},
+		{"--layout expert_dp=128,ep=12,pp=8", true, "37.2 MB"},
+		{"--layout expert_dp=128,ep=12,pp=8 --collectives flat", false, "37.2 MB"},
+		{"--layout expert_dp=128,ep=12,pp=8 --trainer optimus", false, "0 B"},
 		{"", false, "0 B"}, // one rank
 	} {
 		code, stdout, stderr := call(t, append([]string{"estimate", "--model", "mula-220b-a10b"},

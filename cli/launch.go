@@ -49,7 +49,7 @@ func launchCommand() *cli.Command {
 			"         mula launch --with srun --spares 2 --walltime-margin 10m -- train     (in a Slurm job)",
 		Flags: []cli.Flag{
 			&cli.IntFlag{Name: "ranks", Usage: "start this many `PROCESSES`",
-				DefaultText: "layout.dp · layout.pp · layout.ep, or 1 with layout.links: local"},
+				DefaultText: "layout.expert_dp · layout.pp · layout.ep, or 1 with layout.transport: local"},
 			&cli.StringFlag{Name: "hosts",
 				Usage:       "run on `HOSTS`, such as a,b:4,c, or a file with one host per line; :4 is the host's number of ranks",
 				DefaultText: "the scheduler's hosts, or this machine"},
@@ -68,7 +68,7 @@ func launchCommand() *cli.Command {
 			&cli.BoolFlag{Name: "local-hosts",
 				Usage: "run the ranks of all hosts on this machine (for trials)"},
 			&cli.BoolFlag{Name: "elastic",
-				Usage: "when hosts fail and no spare is left, continue with a smaller layout.dp"},
+				Usage: "when hosts fail and no spare is left, continue with a smaller layout.expert_dp"},
 			&cli.IntFlag{Name: "retries", Usage: "give up after `N` consecutive retries without progress", Value: 10},
 			&cli.Int64Flag{Name: "progress-steps", Usage: "count `STEPS` new steps as progress",
 				Value: 1},
@@ -285,15 +285,15 @@ func launchOptions(c *cli.Context, config train.Config, command []string) (launc
 	if ranks := config.Layout.Ranks(); ranks == 1 && o.Ranks != 1 {
 		return o, usagef("--ranks: must be 1, because the configuration has a layout of one rank, got %d", o.Ranks)
 	} else if o.Ranks != 1 && o.Ranks != ranks {
-		return o, usagef("--ranks is %d; it must be %d (dp · pp · ep of the configuration's layout), or 1 "+
+		return o, usagef("--ranks is %d; it must be %d (expert_dp · pp · ep of the configuration's layout), or 1 "+
 			"for one process with all ranks", o.Ranks, ranks)
 	}
 	switch links := config.Layout.Links; {
 	case links == train.MPILinks && with == withTCP:
-		return o, usagef("layout.links is mpi, but --with is tcp; use --with mpiexec, srun or pbs, or set " +
-			"layout.links to auto")
+		return o, usagef("layout.transport is mpi, but --with is tcp; use --with mpiexec, srun or pbs, or set " +
+			"layout.transport to auto")
 	case links == train.TCPLinks && with != withTCP && with != withSRun:
-		return o, usagef("layout.links is tcp, but --with is %s; use --with tcp, or set layout.links to auto",
+		return o, usagef("layout.transport is tcp, but --with is %s; use --with tcp, or set layout.transport to auto",
 			with)
 	}
 	if o.Hosts, err = launchHosts(c, with); err != nil {
@@ -396,8 +396,8 @@ func starter(c *cli.Context, with string, links train.LinkKind, command []string
 		m.TCP = launch.SlurmMPI(c.Context, program, os.Getenv) == "none"
 	}
 	if m.TCP && links == train.MPILinks {
-		return nil, usagef("layout.links is mpi, but srun starts tasks without MPI here (--mpi=none); choose a " +
-			"type from `srun --mpi=list`, as in --srun 'srun --mpi=pmi2', or set layout.links to auto")
+		return nil, usagef("layout.transport is mpi, but srun starts tasks without MPI here (--mpi=none); choose a " +
+			"type from `srun --mpi=list`, as in --srun 'srun --mpi=pmi2', or set layout.transport to auto")
 	}
 	return m, err
 }
@@ -434,7 +434,7 @@ func readWaits(text string) ([]time.Duration, error) {
 	return waits, nil
 }
 
-// shrink finds the largest layout.dp with which a run has room for its ranks, and says so in their
+// shrink finds the largest layout.expert_dp with which a run has room for its ranks, and says so in their
 // environment.
 func shrink(config train.Config, room int) (int, []string, error) {
 	each := config.Layout.Ranks() / config.Layout.DP
@@ -450,5 +450,5 @@ func shrink(config train.Config, room int) (int, []string, error) {
 		config.BatchSize)
 }
 
-// dpVariable is the environment variable that stands for layout.dp, for a run that has lost hosts.
-const dpVariable = "MULA_DP"
+// dpVariable is the environment variable that stands for layout.expert_dp, for a run that has lost hosts.
+const dpVariable = "MULA_EXPERT_DP"

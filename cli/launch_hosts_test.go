@@ -123,7 +123,7 @@ func TestLaunchHosts(t *testing.T) {
 			os.DirFS(filepath.Join(l.run, "checkpoints/step-00000010"))); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile(filepath.Join(dir, "two.yaml"), []byte(config("two", "layout: {dp: 1, ep: 2}\n")),
+		if err := os.WriteFile(filepath.Join(dir, "two.yaml"), []byte(config("two", "layout: {expert_dp: 1, ep: 2}\n")),
 			0o644); err != nil {
 			t.Fatal(err)
 		}

@@ -330,7 +330,7 @@ func launchTwice(t *testing.T, dir string, _ map[string]string) {
 
 // Four ranks, with fewer steps.
 const (
-	fourRanks      = "layout: {dp: 2, ep: 2}\n"
+	fourRanks      = "layout: {expert_dp: 2, ep: 2}\n"
 	fourRanksSteps = 30
 )
 
@@ -387,7 +387,7 @@ func mpiexecFlags() map[string][]string {
 func launchStoppedMPI(t *testing.T, dir string, _ map[string]string) {
 	for name, flags := range mpiexecFlags() {
 		name = "stopped-" + name
-		l := start(t, dir, name, launchConfig(name, launchSteps, "layout: {dp: 1, ep: 2}\n"), flags...)
+		l := start(t, dir, name, launchConfig(name, launchSteps, "layout: {expert_dp: 1, ep: 2}\n"), flags...)
 		l.reaches(1, 3)
 		if err := l.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
@@ -492,7 +492,7 @@ func TestLaunchSlurm(t *testing.T) {
 		t.Errorf("%+v\n%s", attempts, l.output())
 	}
 
-	l = start(t, dir, "mpi", launchConfig("mpi", fourRanksSteps, "layout: {dp: 2, links: mpi}\n"))
+	l = start(t, dir, "mpi", launchConfig("mpi", fourRanksSteps, "layout: {expert_dp: 2, transport: mpi}\n"))
 	l.ends(exitUsage)
 	if !strings.Contains(l.output(), "choose a type from `srun --mpi=list`") {
 		t.Errorf("%s", l.output())
@@ -521,8 +521,8 @@ func TestLaunchWrong(t *testing.T) {
 		{"no configuration", "launch -- train --config none.yaml", "", exitUsage, "none.yaml: no such file", 0},
 		{"wrong field", "launch -- train", "stepps: 3\n", exitUsage, "stepps", 0},
 		{"number of ranks", "launch --ranks 3 -- train", "", exitUsage, "--ranks: must be 1, .* got 3", 0},
-		{"links and tcp", "launch -- train", "layout: {dp: 2, links: mpi}\n", exitUsage, "use --with mpiexec", 0},
-		{"links and mpiexec", "launch --with mpiexec -- train", "layout: {dp: 2, links: tcp}\n", exitUsage,
+		{"links and tcp", "launch -- train", "layout: {expert_dp: 2, transport: mpi}\n", exitUsage, "use --with mpiexec", 0},
+		{"links and mpiexec", "launch --with mpiexec -- train", "layout: {expert_dp: 2, transport: tcp}\n", exitUsage,
 			"use --with tcp", 0},
 		{"section", "launch --section-timeout save=3m -- train", "", exitUsage, `unknown section "save"`, 0},
 		{"limit", "launch --section-timeout step=soon -- train", "", exitUsage, "limit of step", 0},

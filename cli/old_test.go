@@ -92,6 +92,11 @@ func TestOldFiles(t *testing.T) {
 	run("2cae8fc4832a2895113b1f8d3e6626ba2b64aea38304a90b49bfe197726a0da7", "blend", "--config", "killed.yaml",
 		"--output", "killed.json")
 
+	// The train.yaml of the run has old names of fields, and so has the checkpoint.
+	run("run/train.yaml:60: field dp is now called expert_dp", "train", "--dry-run", "--config", "run/train.yaml")
+	run("run/train.yaml:80: field leave_out is now called skip_steps", "train", "--dry-run", "--config", "run/train.yaml")
+	run("done       all steps are in", "train", "--dry-run", "--config", "run/train.yaml")
+
 	// The run goes on from its checkpoint.
 	config = strings.Replace(string(text("train.yaml")), "steps: 2\n", "steps: 4\n", 1)
 	if err := os.WriteFile("train.yaml", []byte(config), 0o644); err != nil {

@@ -85,7 +85,7 @@ func runTrain(c *cli.Context) error {
 	}
 	if n := os.Getenv(dpVariable); n != "" { // mula launch --elastic: as many as there are hosts for
 		if config.Layout.DP, err = strconv.Atoi(n); err != nil {
-			return usagef("environment variable %s: must be a whole number, as in layout.dp, got %q", dpVariable,
+			return usagef("environment variable %s: must be a whole number, as in layout.expert_dp, got %q", dpVariable,
 				n)
 		}
 	}

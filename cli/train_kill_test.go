@@ -72,7 +72,7 @@ func TestKilledSpikes(t *testing.T) {
 	longtest.SkipIfShort(t)
 	for seed, test := range []struct{ name, spikes string }{
 		{"skip", "{action: skip, sigma: 1.5, window: 4, max_skips: 40}"},
-		{"rollback", "{action: rollback, sigma: 2, window: 4, leave_out: 3, max_rollbacks: 40}"},
+		{"rollback", "{action: rollback, sigma: 2, window: 4, skip_steps: 3, max_rollbacks: 40}"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()

@@ -113,7 +113,7 @@ func (s rankStarter) run(t *testing.T, dir string, ranks int, args ...string) (s
 func TestTrainMissingRank(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir() // ranks meet before they open the plan
-	config := "output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 20\nlayout: {dp: 2, ep: 1}\n"
+	config := "output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 20\nlayout: {expert_dp: 2, ep: 1}\n"
 	if err := os.WriteFile(filepath.Join(dir, "train.yaml"), []byte(config), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -181,11 +181,11 @@ func TestTrainLinks(t *testing.T) {
 		layout string
 		once   string
 	}{
-		{2, "{dp: 1, ep: 2}", "layout     2 ranks"},
-		{4, "{dp: 2, ep: 2, optimizer: so}", "layout     4 ranks"},
-		{2, "{dp: 1, pp: 2}",
+		{2, "{expert_dp: 1, ep: 2}", "layout     2 ranks"},
+		{4, "{expert_dp: 2, ep: 2, optimizer: so}", "layout     4 ranks"},
+		{2, "{expert_dp: 1, pp: 2}",
 			"pipeline   2 stages, micro-batches per step: 1; stages are idle 50 % of the time: fewer"},
-		{4, "{dp: 2, pp: 2}\nattention: documents", "attention  within documents"},
+		{4, "{expert_dp: 2, pp: 2}\nattention: documents", "attention  within documents"},
 	} {
 		ranks, layout := test.ranks, test.layout
 		config := fmt.Sprintf("output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 20\ncheckpoint: "+
@@ -240,10 +240,10 @@ func TestTrainLinksErrors(t *testing.T) {
 		config, want string
 		code         int
 	}{
-		{"layout: {dp: 4}\n",
-			"layout is dp · ep = 4 · 1 = 4 ranks, but 2 were started; possible: {dp: 2, ep: 1}, {dp: 1, ep: 2}", 2},
-		{"layout: {dp: 2}\nsteps: 1000000\n", "train.yaml:5: steps is 1000000, but the plan has", 2},
-		{"layout: {dp: 2}\ninitialize_from: shards\n", "initialize_from: ", 1},
+		{"layout: {expert_dp: 4}\n",
+			"layout is expert_dp · ep = 4 · 1 = 4 ranks, but 2 were started; possible: {expert_dp: 2, ep: 1}, {expert_dp: 1, ep: 2}", 2},
+		{"layout: {expert_dp: 2}\nsteps: 1000000\n", "train.yaml:5: steps is 1000000, but the plan has", 2},
+		{"layout: {expert_dp: 2}\ninitialize_from: shards\n", "initialize_from: ", 1},
 	} {
 		config := "output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\n" + test.config
 		if err := os.WriteFile(filepath.Join(dir, "train.yaml"), []byte(config), 0o644); err != nil {
@@ -271,7 +271,7 @@ func TestTrainRankSignals(t *testing.T) {
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
 	config := "output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 200\ncheckpoint: {every: " +
-		"0}\nevaluate: {every: 0}\nlayout: {dp: 2, ep: 2}\nthreads: 1\n"
+		"0}\nevaluate: {every: 0}\nlayout: {expert_dp: 2, ep: 2}\nthreads: 1\n"
 	if err := os.WriteFile(filepath.Join(dir, "train.yaml"), []byte(config), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -338,23 +338,23 @@ func TestTrainStartedApart(t *testing.T) {
 	for _, test := range []struct {
 		name, config, environment, want string
 	}{
-		{"srun without PMI", "layout: {dp: 2}\n", "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2",
+		{"srun without PMI", "layout: {expert_dp: 2}\n", "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2",
 			"srun has started 2 processes (SLURM_STEP_NUM_TASKS), but without PMI for MPI"},
-		{"srun without PMI, the other task", "layout: {dp: 2}\n", "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2",
+		{"srun without PMI, the other task", "layout: {expert_dp: 2}\n", "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2",
 			"srun --mpi=pmi2 or --mpi=pmix"},
-		{"a run of one rank", "", "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2", "set layout.links to local"},
-		{"links mpi", "layout: {dp: 2, links: mpi}\n", "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2",
+		{"a run of one rank", "", "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2", "set layout.transport to local"},
+		{"links mpi", "layout: {expert_dp: 2, transport: mpi}\n", "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=2",
 			"but without PMI for MPI"},
-		{"torchrun", "layout: {dp: 2}\n", "TORCHELASTIC_RUN_ID=x RANK=1 WORLD_SIZE=2",
+		{"torchrun", "layout: {expert_dp: 2}\n", "TORCHELASTIC_RUN_ID=x RANK=1 WORLD_SIZE=2",
 			"torchrun has started 2 processes (WORLD_SIZE)"},
-		{"another world", "layout: {dp: 2, links: local}\n", "MULA_WORLD=2",
+		{"another world", "layout: {expert_dp: 2, transport: local}\n", "MULA_WORLD=2",
 			"mula launch has started 2 ranks (MULA_WORLD), but this rank is in a world of size 1"},
 		// From here on the process may train. It fails because there is no plan.
-		{"a run for each task", "layout: {links: local}\n", "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2", "plan.json"},
-		{"one task", "layout: {dp: 2}\n", "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1", "plan.json"},
-		{"a batch script", "layout: {dp: 2}\n", "SLURM_PROCID=0 SLURM_NTASKS=8", "plan.json"},
-		{"a training cluster that is not torchrun", "layout: {dp: 2}\n", "RANK=1 WORLD_SIZE=2", "plan.json"},
-		{"launched as the only process", "layout: {dp: 2}\n", "MULA_WORLD=1 PMI_RANK=0 PMI_SIZE=1", "plan.json"},
+		{"a run for each task", "layout: {transport: local}\n", "SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2", "plan.json"},
+		{"one task", "layout: {expert_dp: 2}\n", "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1", "plan.json"},
+		{"a batch script", "layout: {expert_dp: 2}\n", "SLURM_PROCID=0 SLURM_NTASKS=8", "plan.json"},
+		{"a training cluster that is not torchrun", "layout: {expert_dp: 2}\n", "RANK=1 WORLD_SIZE=2", "plan.json"},
+		{"launched as the only process", "layout: {expert_dp: 2}\n", "MULA_WORLD=1 PMI_RANK=0 PMI_SIZE=1", "plan.json"},
 	} {
 		name := strings.ReplaceAll(test.name, " ", "-") + ".yaml"
 		writeFile(t, "output: "+test.name+"\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 2\n"+test.config, dir,
@@ -379,7 +379,7 @@ func TestTrainForeignLauncher(t *testing.T) {
 		t.Skip("no mpiexec.mpich on this machine (apt-get install mpich)")
 	}
 	dir := prepared(t)
-	writeFile(t, "output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 2\nlayout: {dp: 2}\n", dir,
+	writeFile(t, "output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 2\nlayout: {expert_dp: 2}\n", dir,
 		"train.yaml")
 	for _, test := range []struct {
 		environment, want string

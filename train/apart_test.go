@@ -51,17 +51,17 @@ func TestRunApart(t *testing.T) {
 			often + "precision: bf16\nmicro_batch_size: 3\nrecompute: layers\noptimizer: {decay: optimus}\n"},
 		"groups": {plan, crashConfig + often +
 			"optimizer: {groups: [{match: [norms, embedding], weight_decay: 0}, {match: [experts], " +
-			"learning_rate_scale: 0.5}]}\nlayout: {dp: 2, ep: 2}\n"},
+			"learning_rate_scale: 0.5}]}\nlayout: {expert_dp: 2, ep: 2}\n"},
 		"check replicas": {plan, crashConfig + often +
-			"layout: {dp: 4, check_replicas_every: 1, optimizer: unsharded}\n"},
+			"layout: {expert_dp: 4, check_replicas_every: 1, optimizer: unsharded}\n"},
 		"shared experts": {plan, crashConfig + often +
-			"layout: {dp: 1, ep: 2, dispatch: allgather}\nmicro_batch_size: 2\n"},
-		"stages":             {uneven, pipelineModel + often + "layout: {dp: 1, pp: 3}\nmicro_batch_size: 2\n"},
-		"stages and experts": {uneven, pipelineModel + often + "layout: {dp: 1, pp: 2, ep: 2}\nmicro_batch_size: 2\n"},
+			"layout: {expert_dp: 1, ep: 2, dispatch: allgather}\nmicro_batch_size: 2\n"},
+		"stages":             {uneven, pipelineModel + often + "layout: {expert_dp: 1, pp: 3}\nmicro_batch_size: 2\n"},
+		"stages and experts": {uneven, pipelineModel + often + "layout: {expert_dp: 1, pp: 2, ep: 2}\nmicro_batch_size: 2\n"},
 		"skip":               {spiky, spikyConfig + spikes("skip")},
 		"rollback":           {spiky, spikyConfig + spikes("rollback")},
 		"rollback to 0":      {spiky, strings.Replace(spikyConfig, "{every: 5}", "{every: 0}", 1) + spikes("rollback")},
-		"rollback, 4 ranks":  {spiky, spikyConfig + spikes("rollback") + "layout: {dp: 2, ep: 2}\n"},
+		"rollback, 4 ranks":  {spiky, spikyConfig + spikes("rollback") + "layout: {expert_dp: 2, ep: 2}\n"},
 	}
 	for name := range optimizerDefaults {
 		yaml := optimizerYAML(name)
@@ -71,7 +71,7 @@ func TestRunApart(t *testing.T) {
 				continue
 			}
 			cases[fmt.Sprintf("%s %s", name, scheme)] = struct{ plan, config string }{plan, crashConfig + often + yaml +
-				fmt.Sprintf("layout: {dp: 2, ep: 2, optimizer: %s}\n", scheme)}
+				fmt.Sprintf("layout: {expert_dp: 2, ep: 2, optimizer: %s}\n", scheme)}
 		}
 	}
 	for name, test := range cases {
@@ -96,7 +96,7 @@ func TestResumeApart(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for name := range optimizerDefaults {
-		for _, layout := range []string{"", "layout: {dp: 2, ep: 2}\n"} {
+		for _, layout := range []string{"", "layout: {expert_dp: 2, ep: 2}\n"} {
 			c := testConfig(t, plan, crashConfig+optimizerYAML(name)+layout)
 			mustRun(t, c, Options{})
 			other := c
@@ -148,7 +148,7 @@ func TestInitializeApart(t *testing.T) {
 // The tensor whose gradient is not finite is named.
 func TestNotFiniteApart(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	for _, layout := range []string{"", "layout: {dp: 2}\n"} {
+	for _, layout := range []string{"", "layout: {expert_dp: 2}\n"} {
 		var errs []string
 		for _, o := range []Options{{}, onApart(Options{}, nil)} {
 			c := testConfig(t, plan, "z_loss: {coefficient: 1e300}\nspikes: {action: none}\n"+layout)
@@ -205,7 +205,7 @@ func TestApartFails(t *testing.T) {
 	// The moments of other optimizers are the host's.
 	lion := testConfig(t, plan, "optimizer: {name: lion}\nsteps: 2\n")
 	mustRun(t, lion, onApart(Options{}, func(_ int, d *devapart.Device) { d.SetCapacity(need.Total() - need.Moments) }))
-	_, err = Run(context.Background(), testConfig(t, plan, "steps: 2\nlayout: {dp: 2}\n"),
+	_, err = Run(context.Background(), testConfig(t, plan, "steps: 2\nlayout: {expert_dp: 2}\n"),
 		onApart(Options{}, func(_ int, d *devapart.Device) { d.SetCapacity(need.Total() * 5 / 4) }))
 	if err == nil || !strings.Contains(err.Error(), "for 2 ranks") || !Shared(err) {
 		t.Errorf("too small a device for two ranks: %v", err)
@@ -229,7 +229,7 @@ func TestApartFails(t *testing.T) {
 // A device of one of several ranks that fails ends them all.
 func TestApartFailsOnRank(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	for _, layout := range []string{"layout: {dp: 2, ep: 2}\n", "layout: {dp: 2, pp: 2}\n"} {
+	for _, layout := range []string{"layout: {expert_dp: 2, ep: 2}\n", "layout: {expert_dp: 2, pp: 2}\n"} {
 		c := testConfig(t, plan, "model: {preset: mula-nano, num_hidden_layers: 2}\nmicro_batch_size: 1\n"+layout)
 		lost := errors.New("the driver has lost it")
 		var devices [4]*devapart.Device
@@ -250,7 +250,7 @@ func TestApartFailsOnRank(t *testing.T) {
 // that ends the process.
 func TestApartClosesLast(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	c := testConfig(t, plan, "model: {preset: mula-nano, num_hidden_layers: 2}\nmicro_batch_size: 1\nlayout: {dp: 2}\n")
+	c := testConfig(t, plan, "model: {preset: mula-nano, num_hidden_layers: 2}\nmicro_batch_size: 1\nlayout: {expert_dp: 2}\n")
 	var devices [2]*devapart.Device
 	o := onApart(Options{}, func(rank int, d *devapart.Device) { devices[rank] = d })
 	failed, sums := errors.New("no sum"), 0

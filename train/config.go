@@ -255,15 +255,15 @@ type ZLossConfig struct {
 // Every data rank reads its own samples: rank dp·EP + ep reads that block of each step. The stages
 // of a pipeline are one data rank.
 type LayoutConfig struct {
-	DP int `yaml:"dp"` // expert data parallelism: replicas of every expert; default 1
-	EP int `yaml:"ep"` // expert parallelism: ranks that share the experts of a layer; default 1
-	PP int `yaml:"pp"` // pipeline parallelism: stages that share the layers; default 1
-	TP int `yaml:"tp"` // tensor parallelism; must be 1
+	DP int `yaml:"expert_dp" was:"dp"` // expert data parallelism: replicas of every expert; default 1
+	EP int `yaml:"ep"`                 // expert parallelism: ranks that share the experts of a layer; default 1
+	PP int `yaml:"pp"`                 // pipeline parallelism: stages that share the layers; default 1
+	TP int `yaml:"tp"`                 // tensor parallelism; must be 1
 
-	Optimizer Scheme       `yaml:"optimizer"` // default "epso"; results do not depend on it
-	Dispatch  moe.Dispatch `yaml:"dispatch"`  // exchange that sends tokens to their experts; default "alltoall"
-	Sums      Sums         `yaml:"sums"`      // order of the sums of gradients over ranks; default "exact"
-	Links     LinkKind     `yaml:"links"`     // transport between ranks; default "auto"; results do not depend on it
+	Optimizer Scheme       `yaml:"optimizer"`             // default "epso"; results do not depend on it
+	Dispatch  moe.Dispatch `yaml:"dispatch"`              // exchange that sends tokens to their experts; default "alltoall"
+	Sums      Sums         `yaml:"sums"`                  // order of the sums of gradients over ranks; default "exact"
+	Links     LinkKind     `yaml:"transport" was:"links"` // between ranks; default "auto"; results do not depend on it
 
 	// UniformRouting sends tokens to experts in rotation and ignores the router. It is for
 	// measurements, not for training.
@@ -285,12 +285,12 @@ func (l LayoutConfig) place(rank int) (dp, pp, ep int) {
 
 func (l LayoutConfig) rankAt(dp, pp, ep int) int { return (dp*l.PP+pp)*l.EP + ep }
 
-// String describes the layout of several ranks, as in "dp 2, ep 4, optimizer epso, dispatch
+// String describes the layout of several ranks, as in "expert_dp 2, ep 4, optimizer epso, dispatch
 // alltoall".
 func (l LayoutConfig) String() string {
-	text := fmt.Sprintf("dp %d, ep %d, optimizer %s", l.DP, l.EP, l.Optimizer)
+	text := fmt.Sprintf("expert_dp %d, ep %d, optimizer %s", l.DP, l.EP, l.Optimizer)
 	if l.PP > 1 {
-		text = fmt.Sprintf("dp %d, pp %d, ep %d, optimizer %s", l.DP, l.PP, l.EP, l.Optimizer)
+		text = fmt.Sprintf("expert_dp %d, pp %d, ep %d, optimizer %s", l.DP, l.PP, l.EP, l.Optimizer)
 	}
 	if l.EP > 1 {
 		text += ", dispatch " + string(l.Dispatch)
@@ -356,7 +356,7 @@ type SpikesConfig struct {
 	Sigma  float64 `yaml:"sigma"`
 	Window int     `yaml:"window"` // number of past updates in the mean and deviation; default 128
 	// rollback: number of steps whose data is skipped, up to and including the spike; default 100
-	LeaveOut int64 `yaml:"leave_out"`
+	LeaveOut int64 `yaml:"skip_steps" was:"leave_out"`
 	// consecutive skipped steps after which the run fails; default 16
 	MaxSkips     int `yaml:"max_skips"`
 	MaxRollbacks int `yaml:"max_rollbacks"` // rollbacks of the whole run after which it fails; default 10
@@ -656,13 +656,13 @@ func (c Config) Validate() error {
 		CheckDevice(c.Device),
 		within("threads", float64(c.Threads), 0, 4096),
 		oneOf("recompute", c.Recompute, moe.Recomputes()...),
-		within("layout.dp", float64(c.Layout.DP), 1, 1<<20),
+		within("layout.expert_dp", float64(c.Layout.DP), 1, 1<<20),
 		within("layout.ep", float64(c.Layout.EP), 1, 1<<12),
 		within("layout.pp", float64(c.Layout.PP), 1, 1<<10),
 		oneOf("layout.optimizer", c.Layout.Optimizer, string(EPSO), string(SO), string(Unsharded)),
 		oneOf("layout.dispatch", c.Layout.Dispatch, moe.Dispatches()...),
 		oneOf("layout.sums", c.Layout.Sums, string(ExactSums), string(FastSums)),
-		oneOf("layout.links", c.Layout.Links, string(AutoLinks), string(LocalLinks), string(TCPLinks),
+		oneOf("layout.transport", c.Layout.Links, string(AutoLinks), string(LocalLinks), string(TCPLinks),
 			string(MPILinks)),
 		within("layout.check_replicas_every", float64(c.Layout.CheckReplicasEvery), 0, maxSteps),
 		optional("checkpoint.every", c.Checkpoint.Every),
@@ -672,7 +672,7 @@ func (c Config) Validate() error {
 		oneOf("spikes.action", c.Spikes.Action, string(SpikeNone), string(SpikeSkip), string(SpikeRollback)),
 		within("spikes.sigma", c.Spikes.Sigma, 1, finite),
 		within("spikes.window", float64(c.Spikes.Window), 2, 1<<16),
-		within("spikes.leave_out", float64(c.Spikes.LeaveOut), 1, 1<<20),
+		within("spikes.skip_steps", float64(c.Spikes.LeaveOut), 1, 1<<20),
 		within("spikes.max_skips", float64(c.Spikes.MaxSkips), 0, 1<<20),
 		within("spikes.max_rollbacks", float64(c.Spikes.MaxRollbacks), 0, 1<<20),
 		within("log.update_ratio_every", float64(c.Log.UpdateRatioEvery), 0, maxSteps),
@@ -700,7 +700,7 @@ func (c Config) Validate() error {
 	if ranks := c.Layout.DP * c.Layout.EP; ranks > 1 && c.BatchSize%ranks != 0 {
 		errs = append(errs,
 			bad("batch_size",
-				"is %d; must be a multiple of layout.dp · layout.ep = %d · %d = %d, the number of data ranks",
+				"is %d; must be a multiple of layout.expert_dp · layout.ep = %d · %d = %d, the number of data ranks",
 				c.BatchSize, c.Layout.DP, c.Layout.EP, ranks))
 	}
 	if c.Layout.UniformRouting && c.Model.Architecture == moe.OLMo {

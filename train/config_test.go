@@ -4,6 +4,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -152,7 +153,7 @@ func TestParseConfigErrors(t *testing.T) {
 		{"spikes: {action: ignore}\n", []string{"train.yaml:1:", `spikes.action is "ignore"`, "none, skip, rollback"}},
 		{"spikes: {sigma: 0.5}\n", []string{"spikes.sigma is 0.5", "1 or more"}},
 		{"spikes: {window: 1}\n", []string{"spikes.window is 1", "from 2 to 65536"}},
-		{"spikes: {leave_out: 0}\n", []string{"spikes.leave_out is 0", "from 1 to"}},
+		{"spikes: {skip_steps: 0}\n", []string{"spikes.skip_steps is 0", "from 1 to"}},
 		{"log: {update_ratio_every: -1}\n", []string{"log.update_ratio_every is -1"}},
 		{"metrics_listen: localhost\n", []string{"train.yaml:1:", `metrics_listen is "localhost"`, "127.0.0.1:9400"}},
 		{"device: gpu\n", []string{"train.yaml:1:", `device is "gpu"`, "cpu"}},
@@ -191,6 +192,36 @@ func TestLoadConfigPaths(t *testing.T) {
 	}
 	if _, err := LoadConfig(path + "x"); !os.IsNotExist(err) {
 		t.Errorf("missing file: %v", err)
+	}
+}
+
+// Old names of fields are read, with a warning, and are the same fields in messages.
+func TestParseConfigOldNames(t *testing.T) {
+	old, err := ParseConfig([]byte("layout: {dp: 2, links: local}\nspikes:\n  leave_out: 7\n"), "train.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	now, err := ParseConfig([]byte("layout: {expert_dp: 2, transport: local}\nspikes: {skip_steps: 7}\n"), "train.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(now, old, cmpopts.IgnoreUnexported(Config{}, ModelConfig{})); diff != "" {
+		t.Errorf("(-new +old):\n%s", diff)
+	}
+	want := []string{"train.yaml:1: field dp is now called expert_dp", "train.yaml:1: field links is now called transport",
+		"train.yaml:3: field leave_out is now called skip_steps"}
+	if !slices.Equal(old.Warnings(), want) || now.Warnings() != nil {
+		t.Errorf("warnings %q and %q, want %q and none", old.Warnings(), now.Warnings(), want)
+	}
+	for text, want := range map[string]string{
+		"steps: 1\nlayout: {dp: 0}\n":                 "train.yaml:2: layout.expert_dp is 0; must be from 1 to 1048576",
+		"layout: {dp: 1, expert_dp: 1}\n":             "train.yaml:1: dp and expert_dp are the same field: dp is the old name of expert_dp; remove it",
+		"spikes: {leave_out: 0}\n":                    "train.yaml:1: spikes.skip_steps is 0; must be from 1 to 1048576",
+		"layout:\n  ep: 1\n  links: carrier pigeon\n": `train.yaml:3: layout.transport is "carrier pigeon"; allowed: auto, local, tcp, mpi`,
+	} {
+		if _, err := ParseConfig([]byte(text), "train.yaml"); err == nil || err.Error() != want {
+			t.Errorf("%q: %v, want %s", text, err, want)
+		}
 	}
 }
 
@@ -234,7 +265,7 @@ func TestLoadConfigSettings(t *testing.T) {
 		}
 	}
 	_, err := load("batch_size: 5\nprecision: fp8\n", "layout.ep=2", "spikes.window=1", "stepz=4")
-	want := filepath.Join(dir, "train.yaml") + ":1: batch_size is 5; must be a multiple of layout.dp · layout.ep = 1 · 2 = 2, " +
+	want := filepath.Join(dir, "train.yaml") + ":1: batch_size is 5; must be a multiple of layout.expert_dp · layout.ep = 1 · 2 = 2, " +
 		"the number of data ranks\n" + filepath.Join(dir, "train.yaml") + ":2: precision is \"fp8\"; allowed: fp32, bf16\n" +
 		"--set stepz: unknown field \"stepz\"; did you mean \"steps\"?\n--set spikes.window: spikes.window is 1; must be from 2 to 65536"
 	if err == nil || err.Error() != want {

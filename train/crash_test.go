@@ -44,7 +44,7 @@ func TestKill(t *testing.T) {
 	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	for name, layout := range map[string]string{"one rank": "", "four ranks": "layout: {dp: 2, ep: 2}\n"} {
+	for name, layout := range map[string]string{"one rank": "", "four ranks": "layout: {expert_dp: 2, ep: 2}\n"} {
 		t.Run(name, func(t *testing.T) {
 			killAndResume(t, plan,
 				crashConfig+"checkpoint: {every: 2, keep: 2}\nevaluate: {every: 3, samples: 2}\n"+layout)

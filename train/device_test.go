@@ -272,7 +272,7 @@ func TestTakeOpenCL(t *testing.T) {
 func TestRunAuto(t *testing.T) {
 	t.Setenv(opencl.LibraryVariable, filepath.Join(t.TempDir(), "none.so"))
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	for _, layout := range []string{"", "layout: {dp: 2}\n"} {
+	for _, layout := range []string{"", "layout: {expert_dp: 2}\n"} {
 		c := testConfig(t, plan, crashConfig+"steps: 2\ndevice: auto\n"+layout)
 		var summary Summary
 		mustRun(t, c, Options{Report: func(s Summary) { summary = s }})

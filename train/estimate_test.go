@@ -17,7 +17,7 @@ import (
 func TestEstimateInput(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	c := testConfig(t, plan,
-		"layout: {dp: 2, ep: 4, optimizer: so, dispatch: allgather}\nrecompute: layers\nprecision: bf16\noptimizer: "+
+		"layout: {expert_dp: 2, ep: 4, optimizer: so, dispatch: allgather}\nrecompute: layers\nprecision: bf16\noptimizer: "+
 			"{name: lion}\n")
 	in, err := c.EstimateInput(mustPlan(t, plan), estimate.Aurora)
 	if err != nil {
@@ -200,8 +200,8 @@ func TestSumBytesAreTheCommunicators(t *testing.T) {
 func TestSummaryMemoryIsTheEstimates(t *testing.T) {
 	plan := mustPlan(t, makePlan(t, t.TempDir(), "plan.json", ""))
 	for _, preset := range []string{"mula-tiny", "mula-7b-a1b", "mula-20b-a2b"} {
-		for _, layout := range []string{"{}", "{dp: 2}", "{dp: 2, ep: 4}", "{ep: 2, dispatch: allgather}",
-			"{dp: 4, optimizer: so}", "{dp: 2, ep: 2, optimizer: unsharded}", "{dp: 2, pp: 2, ep: 2}", "{pp: 4}"} {
+		for _, layout := range []string{"{}", "{expert_dp: 2}", "{expert_dp: 2, ep: 4}", "{ep: 2, dispatch: allgather}",
+			"{expert_dp: 4, optimizer: so}", "{expert_dp: 2, ep: 2, optimizer: unsharded}", "{expert_dp: 2, pp: 2, ep: 2}", "{pp: 4}"} {
 			c := testConfig(t, "plan.json", "layout: "+layout+"\nmodel: {preset: "+preset+"}\n")
 			c, err := c.resolve(plan)
 			if err != nil {
@@ -220,7 +220,7 @@ func TestSummaryMemoryIsTheEstimates(t *testing.T) {
 				got.Buffers != want.Activations+want.Exchange || math.Abs(float64(got.Moments-want.Optimizer)) > 64 {
 				t.Errorf("%s, layout %s: the summary has %+v, the estimate %+v", preset, layout, got, want)
 			}
-			if preset == "mula-7b-a1b" && layout == "{dp: 2}" && want.Exchange != 4<<20 {
+			if preset == "mula-7b-a1b" && layout == "{expert_dp: 2}" && want.Exchange != 4<<20 {
 				t.Errorf("%s, layout %s: %d bytes for sums, want 4 MiB", preset, layout, want.Exchange)
 			}
 		}

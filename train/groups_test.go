@@ -184,8 +184,8 @@ func TestGroupsResume(t *testing.T) {
 	for _, name := range []OptimizerName{AdamW, Muon} {
 		more := crashConfig + strings.Replace(groupsYAML, "optimizer:", fmt.Sprintf("optimizer:\n  name: %s", name),
 			1) + "evaluate: {every: 0}\ncheckpoint: {every: 0}\n"
-		want := mustRun(t, testConfig(t, plan, more+"layout: {dp: 2}\n"), Options{})
-		c := testConfig(t, plan, more+"layout: {dp: 2}\n")
+		want := mustRun(t, testConfig(t, plan, more+"layout: {expert_dp: 2}\n"), Options{})
+		c := testConfig(t, plan, more+"layout: {expert_dp: 2}\n")
 		mustRun(t, c, stopAfter(3))
 		written, err := LoadConfig(c.Output + "/" + configFile)
 		if err != nil || len(written.Optimizer.Groups) != 3 || *written.Optimizer.Groups[2].WeightDecay != 0.5 ||

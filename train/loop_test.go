@@ -1028,6 +1028,17 @@ func TestIdentity(t *testing.T) {
 	if err := compareIdentity(older, identity, 4); err != nil {
 		t.Errorf("checkpoint of an older version: %v", err)
 	}
+	renamed := maps.Clone(identity) // a checkpoint with the old name of a field
+	renamed["spikes.leave_out"] = renamed["spikes.skip_steps"]
+	delete(renamed, "spikes.skip_steps")
+	if err := compareIdentity(renamed, identity, 4); err != nil {
+		t.Errorf("checkpoint with an old name: %v", err)
+	}
+	renamed["spikes.leave_out"] = "7"
+	if err := compareIdentity(renamed, identity, 4); err == nil ||
+		!strings.Contains(err.Error(), "spikes.skip_steps was 7 and is now 100;") {
+		t.Errorf("another value under an old name: %v", err)
+	}
 	skipping := maps.Clone(identity)
 	skipping["spikes.action"] = `"skip"`
 	if err := compareIdentity(older, skipping, 4); err == nil ||

@@ -438,7 +438,7 @@ func TestOptimizersKill(t *testing.T) {
 	eachOptimizer(t, func(t *testing.T, _ OptimizerName, yaml string) {
 		unbroken := testConfig(t, plan, crashConfig+strings.Replace(yaml, "3e-3", "2e-2",
 			1)+"steps: 16\nmicro_batch_size: 3\ncheckpoint: {every: 8}\nprecision: bf16\nrecompute: layers\n"+
-			"spikes: {action: rollback, window: 4, sigma: 4, leave_out: 2}\n")
+			"spikes: {action: rollback, window: 4, sigma: 4, skip_steps: 2}\n")
 		mustRun(t, unbroken, Options{})
 		if len(linesWith(t, unbroken.Output, "rollback")) == 0 {
 			t.Error("no spike")

@@ -19,7 +19,7 @@ import (
 )
 
 // Join connects to the other processes of a run, which mpiexec or mula launch has started;
-// layout.links selects the transport. It returns nil if the run has one process, whose ranks are
+// layout.transport selects the transport. It returns nil if the run has one process, whose ranks are
 // goroutines. While ranks with the tcp transport are missing, Join calls waiting from time to time
 // with a text that names them. The caller closes the group after [Run] has returned.
 func Join(ctx context.Context, config Config, waiting func(text string)) (*xpu.Comm, error) {
@@ -40,7 +40,7 @@ func Join(ctx context.Context, config Config, waiting func(text string)) (*xpu.C
 	case err != nil:
 		return nil, err
 	case !launched:
-		return nil, &fieldError{field: "layout.links", message: " is \"tcp\", but mula launch did not start this " +
+		return nil, &fieldError{field: "layout.transport", message: " is \"tcp\", but mula launch did not start this " +
 			"process; start the run with mula launch"}
 	default:
 		options.Waiting = waiting
@@ -61,7 +61,7 @@ func Join(ctx context.Context, config Config, waiting func(text string)) (*xpu.C
 	return world, nil
 }
 
-// linksOf returns the kind of links of this process: layout.links, or for auto the kind that the
+// linksOf returns the kind of links of this process: layout.transport, or for auto the kind that the
 // environment names. It refuses to train in one of several processes that cannot find each other:
 // each of them would run the whole job.
 func linksOf(kind LinkKind) (LinkKind, error) {
@@ -95,8 +95,8 @@ func separateProcesses(p launchers.Process) error {
 	} else {
 		pmi = "start the run with mula launch or mpiexec"
 	}
-	return &fieldError{field: "layout.links", message: fmt.Sprintf(": %s has started %d processes (%s), but without "+
-		"PMI for MPI, so each process would train the whole run; %s. If each process is a separate run with its own output, set layout.links to local", p.Launcher.Name, p.Size,
+	return &fieldError{field: "layout.transport", message: fmt.Sprintf(": %s has started %d processes (%s), but without "+
+		"PMI for MPI, so each process would train the whole run; %s. If each process is a separate run with its own output, set layout.transport to local", p.Launcher.Name, p.Size,
 		p.Launcher.Size, pmi)}
 }
 
@@ -106,7 +106,7 @@ func startedWith(size int) error {
 	if n, err := strconv.Atoi(text); text == "" || err == nil && n == size {
 		return nil
 	}
-	return &fieldError{field: "layout.links", message: fmt.Sprintf(": mula launch has started %s ranks (%s), but "+
+	return &fieldError{field: "layout.transport", message: fmt.Sprintf(": mula launch has started %s ranks (%s), but "+
 		"this rank is in a world of size %d; use the mpiexec or srun of the same MPI library, or mula launch --with tcp", text, tcp.SizeVariable, size)}
 }
 
@@ -114,7 +114,7 @@ func startedWith(size int) error {
 // has several ranks.
 func loneRank(library string) error {
 	p, _ := launchers.Find()
-	return &fieldError{field: "layout.links", message: fmt.Sprintf(": %s has started this process (%s), but %s sees "+
+	return &fieldError{field: "layout.transport", message: fmt.Sprintf(": %s has started this process (%s), but %s sees "+
 		"no other process; name the MPI library of %s in %s, or start the run with mula launch --with tcp",
 		p.Launcher.Name, p.Launcher.Rank, library, p.Launcher.Name, mpi.LibraryVariable)}
 }
@@ -125,9 +125,9 @@ func (c Config) fitsWorld(ranks int) error {
 	if l.Ranks() == ranks {
 		return nil
 	}
-	what, stages := fmt.Sprintf("dp · ep = %d · %d", l.DP, l.EP), ""
+	what, stages := fmt.Sprintf("expert_dp · ep = %d · %d", l.DP, l.EP), ""
 	if l.PP > 1 {
-		what = fmt.Sprintf("dp · pp · ep = %d · %d · %d", l.DP, l.PP, l.EP)
+		what = fmt.Sprintf("expert_dp · pp · ep = %d · %d · %d", l.DP, l.PP, l.EP)
 	}
 	readers := ranks
 	if ranks%l.PP == 0 && l.PP > 1 {
@@ -138,7 +138,7 @@ func (c Config) fitsWorld(ranks int) error {
 	var possible []string
 	for _, ep := range divisors(readers) {
 		if ep == 1 || c.Model.Experts > 0 && c.Model.Experts%ep == 0 {
-			possible = append(possible, fmt.Sprintf("{dp: %d, %sep: %d}", readers/ep, stages, ep))
+			possible = append(possible, fmt.Sprintf("{expert_dp: %d, %sep: %d}", readers/ep, stages, ep))
 		}
 	}
 	text := "possible: " + strings.Join(possible, ", ")

@@ -454,7 +454,7 @@ func TestRanksRollback(t *testing.T) {
 	mustRun(t, base, Options{})
 	skips := makePlan(t, dir, "skips.json", "skips:\n- {from: 32, to: 48}\n")
 	for _, every := range []int{3, 0} {
-		more := fmt.Sprintf("initialize_from: %s\nspikes: {action: rollback, leave_out: 2}\ncheckpoint: {every: %d}\n",
+		more := fmt.Sprintf("initialize_from: %s\nspikes: {action: rollback, skip_steps: 2}\ncheckpoint: {every: %d}\n",
 			base.Output, every)
 		want := mustRun(t, ranksConfig(t, skips, layouts[1], more), Options{})
 		c := ranksConfig(t, plan, layouts[1], more)
@@ -595,7 +595,7 @@ func TestRanksEndAlike(t *testing.T) {
 		rank       json.Number
 	}{
 		{"spikes: {action: skip, max_skips: 1}\n", "spikes.max_skips (1)", poison(gradient, 2), failureNotFinite, "2"},
-		{"spikes: {action: rollback, leave_out: 1, max_rollbacks: 1}\n", "spikes.max_rollbacks (1)",
+		{"spikes: {action: rollback, skip_steps: 1, max_rollbacks: 1}\n", "spikes.max_rollbacks (1)",
 			poison(gradient, 2), failureNotFinite, "2"},
 		{"evaluate: {every: 6}\n", "validation loss of source", poison(weight, -1), failureDiverged, "-1"},
 	} {
@@ -649,16 +649,16 @@ func TestLayoutRefused(t *testing.T) {
 			"only 2 layers",
 		"layout: {pp: 2}\nmodel: {preset: mula-1b, tie_word_embeddings: true}": "layout.pp is 2, but " +
 			"model.tie_word_embeddings",
-		"layout: {tp: 8}": "layout.tp is 8, but this version has no tensor parallelism",
-		"layout: {dp: 0}": "layout.dp is 0; must be from 1 to ",
+		"layout: {tp: 8}":        "layout.tp is 8, but this version has no tensor parallelism",
+		"layout: {expert_dp: 0}": "layout.expert_dp is 0; must be from 1 to ",
 		"layout: {ep: 3}\nmodel: {preset: mula-nano}": "layout.ep is 3, which does not divide the 8 experts of a " +
 			"layer; possible: 1, 2, 4, 8",
 		"layout: {ep: 2}\nmodel: {preset: mula-1b}": "layout.ep is 2, but a dense model has no experts",
-		"layout: {dp: 3}":           "batch_size is 32; must be a multiple of layout.dp · layout.ep = 3 · 1 = 3",
-		"layout: {optimizer: zero}": `layout.optimizer is "zero"; allowed: epso, so, unsharded`,
-		"layout: {links: nccl}":     `layout.links is "nccl"; allowed: auto, local, tcp, mpi`,
-		"layout: {sums: quick}":     `layout.sums is "quick"; allowed: exact, fast`,
-		"layout: {dispatch: ring}":  `layout.dispatch is "ring"; allowed: alltoall, allgather`,
+		"layout: {expert_dp: 3}":                    "batch_size is 32; must be a multiple of layout.expert_dp · layout.ep = 3 · 1 = 3",
+		"layout: {optimizer: zero}":                 `layout.optimizer is "zero"; allowed: epso, so, unsharded`,
+		"layout: {transport: nccl}":                 `layout.transport is "nccl"; allowed: auto, local, tcp, mpi`,
+		"layout: {sums: quick}":                     `layout.sums is "quick"; allowed: exact, fast`,
+		"layout: {dispatch: ring}":                  `layout.dispatch is "ring"; allowed: alltoall, allgather`,
 		"layout: {uniform_routing: true}\nmodel: {preset: mula-1b}": "layout.uniform_routing is true, but a dense " +
 			"model has no router",
 	} {
@@ -667,13 +667,13 @@ func TestLayoutRefused(t *testing.T) {
 		}
 	}
 	c := DefaultConfig()
-	if err := c.fitsWorld(4); err == nil || err.Error() != "layout is dp · ep = 1 · 1 = 1 ranks, but 4 were "+
-		"started; possible: {dp: 4, ep: 1}, {dp: 2, ep: 2}, {dp: 1, ep: 4}" || !Misconfigured(err) {
+	if err := c.fitsWorld(4); err == nil || err.Error() != "layout is expert_dp · ep = 1 · 1 = 1 ranks, but 4 were "+
+		"started; possible: {expert_dp: 4, ep: 1}, {expert_dp: 2, ep: 2}, {expert_dp: 1, ep: 4}" || !Misconfigured(err) {
 		t.Error(err)
 	}
 	c.Layout.PP = 2
-	if err := c.fitsWorld(4); err == nil || err.Error() != "layout is dp · pp · ep = 1 · 2 · 1 = 2 ranks, but 4 "+
-		"were started; possible: {dp: 2, pp: 2, ep: 1}, {dp: 1, pp: 2, ep: 2}" {
+	if err := c.fitsWorld(4); err == nil || err.Error() != "layout is expert_dp · pp · ep = 1 · 2 · 1 = 2 ranks, but 4 "+
+		"were started; possible: {expert_dp: 2, pp: 2, ep: 1}, {expert_dp: 1, pp: 2, ep: 2}" {
 		t.Error(err)
 	}
 	c.Layout.PP = 1

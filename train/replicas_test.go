@@ -140,7 +140,7 @@ func TestReplicasApart(t *testing.T) {
 	for _, scheme := range schemes {
 		for _, divided := range []bool{false, true} {
 			c := testConfig(t, plan,
-				crashConfig+fmt.Sprintf("layout: {dp: 4, optimizer: %s, check_replicas_every: 2}\n", scheme))
+				crashConfig+fmt.Sprintf("layout: {expert_dp: 4, optimizer: %s, check_replicas_every: 2}\n", scheme))
 			o := onApart(Options{}, func(int, *devapart.Device) {})
 			o.atStep = func(r *run) {
 				if r.ranks.rank() == 2 && r.state.Step == 2 {

@@ -124,10 +124,10 @@ func TestInitializeFromManyRanks(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	const config = "model: {preset: mula-nano, num_hidden_layers: 1, hidden_size: 16, intermediate_size: 8, " +
 		"num_experts: 4, num_experts_per_tok: 2}\nevaluate: {every: 0}\n"
-	first := testConfig(t, plan, config+"steps: 2\nlayout: {dp: 2, ep: 2}\n")
+	first := testConfig(t, plan, config+"steps: 2\nlayout: {expert_dp: 2, ep: 2}\n")
 	mustRun(t, first, Options{})
 	var all []float64
-	for _, layout := range []string{"dp: 1, ep: 1", "dp: 1, ep: 4", "dp: 2, ep: 1"} {
+	for _, layout := range []string{"expert_dp: 1, ep: 1", "expert_dp: 1, ep: 4", "expert_dp: 2, ep: 1"} {
 		c := testConfig(t, plan,
 			config+"steps: 1\nschedule: {warmup_steps: 0}\nspikes: {action: rollback}\nlayout: {"+layout+"}\n")
 		c.InitializeFrom = first.Output
@@ -163,12 +163,12 @@ func TestResumeAtAnyLayout(t *testing.T) {
 		from      string
 		to        []string
 	}{
-		{"adamw", "dp: 4, ep: 1", []string{"dp: 4, ep: 1, optimizer: so", "dp: 2, ep: 2", "dp: 1, ep: 4",
-			"dp: 2, ep: 1, optimizer: unsharded", "dp: 1, ep: 1"}},
-		{"adamw", "dp: 1, ep: 1", []string{"dp: 2, ep: 2"}},
-		{"muon", "dp: 2, ep: 2, optimizer: so", []string{"dp: 1, ep: 4", "dp: 1, ep: 1"}},
-		{"schedule_free_adamw", "dp: 2, ep: 2", []string{"dp: 4, ep: 1", "dp: 1, ep: 2, optimizer: unsharded",
-			"dp: 1, ep: 1"}},
+		{"adamw", "expert_dp: 4, ep: 1", []string{"expert_dp: 4, ep: 1, optimizer: so", "expert_dp: 2, ep: 2", "expert_dp: 1, ep: 4",
+			"expert_dp: 2, ep: 1, optimizer: unsharded", "expert_dp: 1, ep: 1"}},
+		{"adamw", "expert_dp: 1, ep: 1", []string{"expert_dp: 2, ep: 2"}},
+		{"muon", "expert_dp: 2, ep: 2, optimizer: so", []string{"expert_dp: 1, ep: 4", "expert_dp: 1, ep: 1"}},
+		{"schedule_free_adamw", "expert_dp: 2, ep: 2", []string{"expert_dp: 4, ep: 1", "expert_dp: 1, ep: 2, optimizer: unsharded",
+			"expert_dp: 1, ep: 1"}},
 	} {
 		more := config
 		if test.optimizer != "adamw" {

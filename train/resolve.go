@@ -8,11 +8,13 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/goccy/go-yaml"
 
 	"mula/blend"
 	"mula/internal/atomicfile"
+	"mula/internal/strictyaml"
 	"mula/moe"
 )
 
@@ -251,13 +253,13 @@ var free = []string{"plan", "output", "tokenizer", "initialize_from", "model.pre
 	"metrics_listen", "plan_change", "verify", "reverify_seconds",
 	// These decide where something is computed, and in which order it is added up: the last bits at
 	// most, of which State.Arithmetic tells.
-	"layout.dp", "layout.ep", "layout.pp", "layout.tp", "layout.optimizer", "layout.dispatch", "layout.sums",
-	"layout.links", "layout.check_replicas_every"}
+	"layout.expert_dp", "layout.ep", "layout.pp", "layout.tp", "layout.optimizer", "layout.dispatch", "layout.sums",
+	"layout.transport", "layout.check_replicas_every"}
 
 // before holds, for fields that checkpoints of older versions do not name, the value that runs had
 // then, as JSON text.
 var before = map[string]string{"spikes.action": `"none"`, "spikes.sigma": "6", "spikes.window": "128",
-	"spikes.leave_out":       "100",
+	"spikes.skip_steps":      "100",
 	"layout.uniform_routing": "false", "attention": `"window"`}
 
 // identity returns the fields of a resolved configuration that decide the outcome of training, as
@@ -292,6 +294,21 @@ func collect(v reflect.Value, prefix string, fields map[string]string) {
 	}
 }
 
+// currentFields returns fields by their current full names, such as "layout.expert_dp" for
+// "layout.dp".
+func currentFields(fields map[string]string) map[string]string {
+	current := make(map[string]string, len(fields))
+	for name, value := range fields {
+		if now, ok := oldFields()[name]; ok {
+			name = now
+		}
+		current[name] = value
+	}
+	return current
+}
+
+var oldFields = sync.OnceValue(func() map[string]string { return strictyaml.OldNames(&Config{}) })
+
 // ofDecay are the fields of a schedule that may change when a run is resumed if that leaves the
 // learning rates of the steps done as they are; see [Schedule.agrees].
 var ofDecay = []string{"schedule.decay_steps", "schedule.cooldown_steps", "schedule.cooldown",
@@ -318,6 +335,7 @@ func scheduleOf(identity map[string]string) (s Schedule, ok bool) {
 // compareIdentity says which fields differ between a checkpoint of so many steps and the
 // configuration that is to go on with it, or returns nil.
 func compareIdentity(checkpoint, now map[string]string, steps int64) error {
+	checkpoint = currentFields(checkpoint)
 	old, oldOK := scheduleOf(checkpoint)
 	schedule, ok := scheduleOf(now)
 	agrees := oldOK && ok && old.agrees(schedule, steps)

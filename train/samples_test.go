@@ -384,7 +384,7 @@ func TestDocumentsResume(t *testing.T) {
 	plan := packedPlan(t, dir, "plan.json", "")
 	for name, test := range map[string]struct{ plan, more string }{
 		"packed":        {plan, ""},
-		"packed, ranks": {plan, "layout: {dp: 2, pp: 2}\n"},
+		"packed, ranks": {plan, "layout: {expert_dp: 2, pp: 2}\n"},
 		"windows":       {windowsPlan(t, dir, "windows.json", ""), "attention: documents\n"},
 	} {
 		c := testConfig(t, test.plan, test.more+"evaluate: {every: 3, samples: 3}\nmicro_batch_size: 2\n")
@@ -460,7 +460,7 @@ func TestNothingCounts(t *testing.T) {
 	plan := plantest.Seal(t, dir, "plan.json",
 		sources+"samples: 24\nstages:\n- {samples: 8, weights: {ones: 1, more: 1}}\n- {samples: 8, weights: {ones: "+
 			"1}}\n- {samples: 8, weights: {more: 1}}\n")
-	for _, more := range []string{"", "layout: {dp: 2}\n", "layout: {dp: 2, ep: 2}\n", "layout: {dp: 2, pp: 2}\n",
+	for _, more := range []string{"", "layout: {expert_dp: 2}\n", "layout: {expert_dp: 2, ep: 2}\n", "layout: {expert_dp: 2, pp: 2}\n",
 		"optimizer: {name: sophiag, hessian_every: 1}\n"} {
 		c := testConfig(t, plan,
 			more+"steps: 6\nbatch_size: 4\nmicro_batch_size: 1\ncheckpoint: {every: 1, keep: 9}\nevaluate: {every: "+
@@ -519,7 +519,7 @@ func TestNothingCounts(t *testing.T) {
 func TestDocumentsApart(t *testing.T) {
 	plan := packedPlan(t, t.TempDir(), "plan.json", packedSkips)
 	for name, more := range map[string]string{"one rank": "recompute: layers\nmicro_batch_size: 3\n",
-		"stages and experts": pipelineModel + "layout: {dp: 1, pp: 2, ep: 2}\nmicro_batch_size: 2\n",
+		"stages and experts": pipelineModel + "layout: {expert_dp: 1, pp: 2, ep: 2}\nmicro_batch_size: 2\n",
 		"sophiag":            "optimizer: {name: sophiag, hessian_every: 2}\n"} {
 		c := testConfig(t, plan, more+"steps: 6\nevaluate: {every: 3, samples: 3}\n")
 		mustRun(t, c, Options{})

@@ -184,7 +184,7 @@ func (r *run) skip(spike *Spike) error {
 }
 
 // rollBack returns to the newest checkpoint from before the data that is left out: that of the last
-// spikes.leave_out steps up to the one at hand. The steps from there to that data are done again,
+// spikes.skip_steps steps up to the one at hand. The steps from there to that data are done again,
 // and are the same; those of the data become steps without samples. So the run is that along a plan
 // with these skips, whichever checkpoint it goes back to, and one that is killed anywhere in
 // between meets the spike again and does the same.

@@ -158,7 +158,7 @@ const spikyConfig = crashConfig +
 	"5}\nlog: {update_ratio_every: 3}\n"
 
 func spikes(action string) string {
-	return fmt.Sprintf("spikes: {action: %s, window: 8, leave_out: 4}\n", action)
+	return fmt.Sprintf("spikes: {action: %s, window: 8, skip_steps: 4}\n", action)
 }
 
 // linesWith returns the lines of metrics.jsonl that have a member.
@@ -299,11 +299,11 @@ func TestSpikeRollback(t *testing.T) {
 	sameTraining(t, "rollback", c.Output, planned.Output)
 
 	// With the step that spiked alone left out, going back is the same as not making its update.
-	more := "spikes: {action: %s, window: 8, leave_out: 1}\n"
+	more := "spikes: {action: %s, window: 8, skip_steps: 1}\n"
 	skip, back := testConfig(t, c.Plan, spikyConfig+fmt.Sprintf(more, "skip")), testConfig(t, c.Plan,
 		spikyConfig+fmt.Sprintf(more, "rollback"))
 	if a, b := mustRun(t, skip, Options{}), mustRun(t, back, Options{}); a.Weights != b.Weights {
-		t.Error("leave_out: 1 is not skip")
+		t.Error("skip_steps: 1 is not skip")
 	}
 
 	// The result does not depend on where checkpoints are, nor on how many are kept, nor on stops.
@@ -551,7 +551,7 @@ func TestSpikePlanChange(t *testing.T) {
 func TestSpikeRollbackFaults(t *testing.T) {
 	plan := spikyPlan(t, t.TempDir(), "plan.json", nil, 12)
 	more := strings.NewReplacer("steps: 40", "steps: 13", "{every: 5}", "{every: 6}").Replace(spikyConfig) +
-		"spikes: {action: rollback, window: 4, sigma: 4, leave_out: 2}\n"
+		"spikes: {action: rollback, window: 4, sigma: 4, skip_steps: 2}\n"
 	begun := testConfig(t, plan, more)
 	mustRun(t, begun, stopAfter(5))
 	again := func() Config {

@@ -17,7 +17,7 @@ func TestWouldFit(t *testing.T) {
 	plan := mustPlan(t, makePlan(t, t.TempDir(), "plan.json", ""))
 	option := regexp.MustCompile(`(?:recompute: (\w+))?(?: with )?(?:micro_batch_size: ([0-9]+))? \(([0-9.e+-]+) GB`)
 	kinds := map[string]int{}
-	for _, layout := range []string{"{}", "{dp: 2, ep: 2}", "{pp: 2}"} {
+	for _, layout := range []string{"{}", "{expert_dp: 2, ep: 2}", "{pp: 2}"} {
 		for _, level := range []moe.Recompute{moe.RecomputeNone, moe.RecomputeExperts, moe.RecomputeLayers} {
 			c := testConfig(t, "plan.json",
 				"batch_size: 32\nsteps: 8\nmicro_batch_size: 12\nlayout: "+layout+"\nrecompute: "+string(level)+"\n")

@@ -1,6 +1,7 @@
 package strictyaml
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -64,5 +65,15 @@ func TestRenamedMistakes(t *testing.T) {
 		if err := f.Decode(&v); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %s", text, err, want)
 		}
+	}
+}
+
+func TestOldNames(t *testing.T) {
+	want := map[string]string{"within": "inner", "inner.speed": "inner.rate", "within.rate": "inner.rate",
+		"within.speed": "inner.rate", "within.deep": "inner.deep", "inner.below": "inner.deep", "within.below": "inner.deep",
+		"within.deep.on": "inner.deep.on", "inner.below.on": "inner.deep.on", "within.below.on": "inner.deep.on",
+		"within.deep.text": "inner.deep.text", "inner.below.text": "inner.deep.text", "within.below.text": "inner.deep.text"}
+	if got := OldNames(&overridden{}); !maps.Equal(got, want) {
+		t.Errorf("old names %v, want %v", got, want)
 	}
 }

@@ -355,6 +355,46 @@ func fullNames(t reflect.Type, prefix string) []string {
 	return names
 }
 
+// OldNames returns the full names that fields of a struct had before, such as "layout.dp", with
+// their current full names. v is a pointer to the struct. Fields in lists are not among them.
+func OldNames(v any) map[string]string {
+	names := map[string]string{}
+	oldNames(reflect.TypeOf(v).Elem(), []string{""}, "", names)
+	return names
+}
+
+// oldNames adds the names of the fields of t. prefixes are the current prefix and prefixes with old
+// names.
+func oldNames(t reflect.Type, prefixes []string, current string, names map[string]string) {
+	for i := range t.NumField() {
+		f := t.Field(i)
+		tag, options, _ := strings.Cut(f.Tag.Get("yaml"), ",")
+		if options == "inline" {
+			oldNames(f.Type, prefixes, current, names)
+			continue
+		}
+		if tag == "" || tag == "-" {
+			continue
+		}
+		own := []string{tag}
+		if was := f.Tag.Get("was"); was != "" {
+			own = append(own, strings.Split(was, ",")...)
+		}
+		var all []string
+		for _, prefix := range prefixes {
+			for _, name := range own {
+				all = append(all, prefix+name+".")
+				if prefix+name != current+tag {
+					names[prefix+name] = current + tag
+				}
+			}
+		}
+		if f.Type.Kind() == reflect.Struct {
+			oldNames(f.Type, all, current+tag+".", names)
+		}
+	}
+}
+
 func kindName(t reflect.Type) string {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()

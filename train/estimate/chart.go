@@ -160,7 +160,7 @@ func (d *svg) steps(results []*Result, y, left, right float64) float64 {
 		longest = max(longest, r.StepTime)
 	}
 	ranks := results[0].Layout.Ranks()
-	d.text(14, y, "start", "head", fmt.Sprintf("Seconds of a step at %s ranks (dp %d)", quantity.Grouped(ranks),
+	d.text(14, y, "start", "head", fmt.Sprintf("Seconds of a step at %s ranks (expert_dp %d)", quantity.Grouped(ranks),
 		results[0].Layout.DP))
 	y += 14
 	x := left

@@ -324,7 +324,7 @@ func TestRefusals(t *testing.T) {
 			"possible are 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 96"},
 		{func(in *Input) { in.Layout.PP = 33 }, "pp is 33, but the model has 32 layers"},
 		{func(in *Input) { in.Layout.BatchSize = 3073 }, "multiple of 3072"},
-		{func(in *Input) { in.Layout.DP = 0 }, "dp is 0"},
+		{func(in *Input) { in.Layout.DP = 0 }, "expert_dp is 0"},
 		{func(in *Input) { in.Layout.BatchSize = 3072 << 18 }, "at most 68719476736"},
 		{func(in *Input) { in.Layout.Optimizer = "zero" }, "allowed: epso, so, unsharded"},
 		{func(in *Input) { in.Layout.Dispatch = "" }, `dispatch is ""; allowed: alltoall, allgather`},

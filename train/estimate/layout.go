@@ -59,7 +59,7 @@ func (l Layout) check(c moe.Config) error {
 		name     string
 		v, limit int
 	}{
-		{"dp", l.DP, 1 << 24}, {"ep", l.EP, 1 << 12}, {"pp", l.PP, 1 << 10}, {"batch size", l.BatchSize, 1 << 30},
+		{"expert_dp", l.DP, 1 << 24}, {"ep", l.EP, 1 << 12}, {"pp", l.PP, 1 << 10}, {"batch size", l.BatchSize, 1 << 30},
 		{"micro-batch size", l.MicroBatchSize, 1 << 20}, {"sequence length", l.SequenceLength, 1 << 28},
 	} {
 		if f.v < 1 || f.v > f.limit {
@@ -82,7 +82,7 @@ func (l Layout) check(c moe.Config) error {
 			c.Layers)
 	}
 	if l.BatchSize%l.DataRanks() != 0 {
-		return fmt.Errorf("the batch has %d sequences, which %d data ranks (dp·ep) cannot share evenly; make it a "+
+		return fmt.Errorf("the batch has %d sequences, which %d data ranks (expert_dp·ep) cannot share evenly; make it a "+
 			"multiple of %d", l.BatchSize, l.DataRanks(), l.DataRanks())
 	}
 	for _, f := range []struct {

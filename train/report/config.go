@@ -13,7 +13,7 @@ import (
 )
 
 // readConfig reads the fields of a train.yaml by full name, as text, as "schedule.learning_rate":
-// "0.0004". Without the file it returns nil.
+// "0.0004". Old names of fields are replaced by the current names. Without the file it returns nil.
 func readConfig(path string) (map[string]string, error) {
 	file, err := strictyaml.Read(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -31,12 +31,22 @@ func readConfig(path string) (map[string]string, error) {
 	return config, nil
 }
 
+// renamed has the current full names of fields by their old names. A run directory of an older
+// version of mula has the old names. Package train, which has them as tags, imports this package in
+// its tests.
+var renamed = map[string]string{"layout.dp": "layout.expert_dp", "layout.links": "layout.transport",
+	"spikes.leave_out": "spikes.skip_steps"}
+
 func flatten(fields map[string]any, prefix string, into map[string]string) {
 	for name, v := range fields {
 		if inner, ok := v.(map[string]any); ok {
 			flatten(inner, prefix+name+".", into)
 		} else {
-			into[prefix+name] = valueText(v)
+			full := prefix + name
+			if current, ok := renamed[full]; ok {
+				full = current
+			}
+			into[full] = valueText(v)
 		}
 	}
 }
