@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"runtime"
 	"slices"
 	"strconv"
@@ -63,8 +64,6 @@ func indexCommand() *cli.Command {
 				Usage: "build for `FRAMEWORK`: " + anyOf(frameworks) + " (required)"},
 			&cli.StringFlag{Name: "cache",
 				Usage: "write the files to `DIR` (--data-cache-path; work_dir of OLMo-core)"},
-			&cli.StringSliceFlag{Name: "workers",
-				Usage: "share the work with `mula index serve` at `HOST:PORT,…`; all need the same folder --cache"},
 			&cli.IntFlag{Name: "threads", Usage: "compute on `N` cores; 0: all"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "print names, sizes and the estimated time, and write nothing"},
 			&cli.BoolFlag{Name: "resume",
@@ -149,7 +148,7 @@ func indexCommand() *cli.Command {
 			&cli.StringFlag{Name: "root", Usage: "resolve relative prefixes from `DIR`; names and hashes do not change"},
 		},
 		Action:      runIndex,
-		Subcommands: []*cli.Command{indexVerifyCommand(), indexServeCommand()},
+		Subcommands: []*cli.Command{indexVerifyCommand()},
 	}
 }
 
@@ -166,7 +165,7 @@ func runIndex(c *cli.Context) error {
 		return err
 	}
 	for _, name := range c.LocalFlagNames() {
-		if slices.Contains([]string{"for", "cache", "workers", "threads", "dry-run", "resume", "json"}, name) ||
+		if slices.Contains([]string{"for", "cache", "threads", "dry-run", "resume", "json"}, name) ||
 			slices.Contains(own, name) {
 			continue
 		}
@@ -181,14 +180,11 @@ func runIndex(c *cli.Context) error {
 				target)
 		}
 	}
-	j := standingOf(c.Context)
+	j := standingIn(os.Getenv)
 	if j.quiet(c); j.rank > 0 && (target == forOLMo || c.Bool("dry-run")) {
 		return nil // the first rank does it: an order of OLMo-core's is one shuffle, of one file
 	}
 	if target == forOLMo {
-		if c.IsSet("workers") {
-			return usagef("--workers is not supported with --for olmo, because the order is one shuffle; remove it")
-		}
 		return runIndexOLMo(c)
 	}
 	var x foreignIndex
@@ -323,13 +319,7 @@ func buildIndex(c *cli.Context, x foreignIndex, j standing) error {
 	defer p.end()
 	began := time.Now()
 	waiting := map[string]bool{}
-	ctx, stop := context.WithCancelCause(c.Context)
-	defer stop(nil)
-	helpers, err := askWorkers(c, stop)
-	if err != nil {
-		return err
-	}
-	o := buildOptions{threads: threadsOf(c, j), resume: c.Bool("resume"), together: j.size > 1 || helpers != nil}
+	o := buildOptions{threads: threadsOf(c, j), resume: c.Bool("resume"), together: j.size > 1}
 	o.progress = func(e cache.Event) {
 		if e.Stage == cache.Waiting && !waiting[e.Holder] {
 			waiting[e.Holder] = true
@@ -341,16 +331,7 @@ func buildIndex(c *cli.Context, x foreignIndex, j standing) error {
 			bytesText(int64(rate)), e.Finished, e.Units),
 			float64(e.Bytes), float64(e.Total))
 	}
-	summary, err := x.build(ctx, o)
-	if helpers != nil {
-		if cause := context.Cause(ctx); err != nil && cause != nil && c.Context.Err() == nil {
-			err = cause // of a worker
-		}
-		var lost []string
-		if lost, err = helpers.wait(err); len(lost) > 0 {
-			p.line("workers %s disconnected; their work was reassigned", strings.Join(lost, ", "))
-		}
-	}
+	summary, err := x.build(c.Context, o)
 	if other := new(cache.FailedError); j.rank > 0 && errors.As(err, &other) {
 		return exitCode(exitFailed) // that one has told the user
 	}

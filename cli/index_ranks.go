@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"context"
 	"io"
 	"os"
 	"runtime"
@@ -13,25 +12,15 @@ import (
 	"mula/internal/launchers"
 )
 
-// A standing is where this process stands among those that it was started with: the ranks of a job.
-// Who shares the building of indexes with them needs no more of them than the folder that all see.
+// A standing is the rank of this process in its job. Ranks share a build of index files through the
+// folder of the cache, so they need no messages.
 type standing struct {
 	rank, size int
 	local      int // ranks on this machine
 }
 
-type standingKey struct{}
-
-// standingOf is the standing of this process: by the context where another process of mula has
-// asked for the work, else by the environment. A process that nobody started as a rank is rank 0 of
-// 1.
-func standingOf(ctx context.Context) standing {
-	if j, ok := ctx.Value(standingKey{}).(standing); ok {
-		return j
-	}
-	return standingIn(os.Getenv)
-}
-
+// standingIn reads the standing from the variables of the launcher. A process without a launcher is
+// rank 0 of 1.
 func standingIn(getenv func(string) string) standing {
 	if p, ok := launchers.FindIn(getenv); ok && p.Size > 0 {
 		return standing{rank: p.Rank, size: p.Size, local: p.Here}

@@ -1,14 +1,11 @@
 package cli
 
 import (
-	"bufio"
 	"bytes"
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,8 +15,6 @@ import (
 
 	"mula/fixtures/vectors"
 	"mula/internal/longtest"
-	"mula/internal/testwait"
-	"mula/internal/version"
 )
 
 func TestStanding(t *testing.T) {
@@ -174,165 +169,6 @@ func TestIndexUnderMPI(t *testing.T) {
 			if err := os.RemoveAll(filepath.Join(dir, "shared")); err != nil {
 				t.Fatal(err)
 			}
-		}
-	}
-}
-
-const testSecret = "a secret of tests"
-
-// startWorker starts a worker, and gives its address and a way to end it.
-func startWorker(t *testing.T) (address string, c *exec.Cmd) {
-	t.Helper()
-	c = mula(t.TempDir(), "index", "serve", "127.0.0.1:0")
-	c.Env = append(os.Environ(), secretVariable+"="+testSecret)
-	pipe, err := c.StderrPipe()
-	if err == nil {
-		err = c.Start()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	lines := bufio.NewScanner(pipe)
-	if !lines.Scan() {
-		t.Fatal("the worker says nothing")
-	}
-	address = strings.TrimPrefix(lines.Text(), "waiting for builds at ")
-	drained := make(chan struct{})
-	go func() {
-		defer close(drained)
-		for lines.Scan() {
-			t.Logf("worker %s: %s", address, lines.Text())
-		}
-	}()
-	t.Cleanup(func() {
-		c.Process.Signal(os.Interrupt)
-		<-drained
-		if err := c.Wait(); err != nil && c.ProcessState.ExitCode() >= 0 { // unless it was killed
-			t.Errorf("the worker ends with %v", err)
-		}
-	})
-	return address, c
-}
-
-// Workers share a build with who asks them; one that is killed is no loss.
-func TestIndexWorkers(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	words := tokenFiles(t, dir, 12, 6000)
-	k := newKiller(7, func() { mustRun(t, dir, indexArguments(words, "whole")...) })
-	whole := indexFiles(t, filepath.Join(dir, "whole"))
-	a, _ := startWorker(t)
-	for round, kill := range []bool{false, true} {
-		b, second := startWorker(t)
-		cache := fmt.Sprint("shared", round)
-		c := mula(dir, append(indexArguments(words, cache), "--workers", a+","+b)...)
-		c.Env = append(os.Environ(), secretVariable+"="+testSecret)
-		var out bytes.Buffer
-		c.Stdout, c.Stderr = &out, &out
-		if err := c.Start(); err != nil {
-			t.Fatal(err)
-		}
-		if kill {
-			// Not before it has begun, which is to be told from the proof that it has seen.
-			testwait.Until(t, "the workers have begun",
-				func() bool { return exists(filepath.Join(dir, cache, ".mula")) })
-			time.Sleep(time.Duration(k.random.Float64() * float64(k.span)))
-			second.Process.Kill()
-		}
-		if err := c.Wait(); err != nil && !strings.Contains(out.String(), "worker "+b) {
-			// it was killed before it had begun
-			t.Errorf("round %d: %v\n%s", round, err, out.String())
-		} else if err != nil {
-			mustRun(t, dir, indexArguments(words, cache)...)
-		}
-		sameFiles(t, indexFiles(t, filepath.Join(dir, cache)), whole)
-	}
-}
-
-func TestIndexWorkersRefuse(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	words := tokenFiles(t, dir, 2, 500)
-	address, _ := startWorker(t)
-	for _, test := range []struct {
-		secret, want string
-		args         []string
-		code         int
-	}{
-		{"another secret of tests", "check that MULA_SECRET is the same", []string{"--workers", address}, 1},
-		{"short", "at least 16 characters", []string{"--workers", address}, 2},
-		{testSecret, "worker 127.0.0.1:1", []string{"--workers", "127.0.0.1:1"}, 1},
-		{testSecret, "--seq-length", []string{"--workers", address, "--seq-length", "0"}, 2},
-	} {
-		c := mula(dir, append(indexArguments(words, "cache"), test.args...)...)
-		c.Env = append(os.Environ(), secretVariable+"="+test.secret)
-		out, err := c.CombinedOutput()
-		if code := c.ProcessState.ExitCode(); err == nil || code != test.code ||
-			!strings.Contains(string(out), test.want) {
-			t.Errorf("%v with %q: exit %d, %s", test.args, test.secret, code, out)
-		}
-	}
-	for _, address := range []string{"127.0.0.1:0", ":0"} {
-		c := mula(dir, "index", "serve", address)
-		c.Env = append(os.Environ(), secretVariable+"=")
-		if out, err := c.CombinedOutput(); err == nil || c.ProcessState.ExitCode() != 2 ||
-			!strings.Contains(string(out), secretVariable) {
-			t.Errorf("serving at %s without a secret: %v, %s", address, err, out)
-		}
-	}
-}
-
-// talk lets a request meet a worker, with changes to what is sent.
-func talk(t *testing.T, secret string, req workerRequest) error {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, stop := context.WithCancel(t.Context())
-	s := &workerServer{secret: []byte(testSecret), told: func(string, ...any) {}, places: make(chan struct{}, 1)}
-	ended := make(chan error, 1)
-	go func() { ended <- s.serve(ctx, l) }()
-	conn, _, err := askWorker(t.Context(), l.Addr().String(), []byte(secret), req)
-	if err == nil {
-		conn.Close()
-	}
-	stop()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
-	return err
-}
-
-// A worker refuses what is not of its version, or about a folder that it does not see as the caller
-// does, and says so.
-func TestWorkerChecks(t *testing.T) {
-	dir := t.TempDir()
-	proof := filepath.Join(dir, "cache", ".mula", "proof")
-	if err := errors.Join(os.MkdirAll(filepath.Dir(proof), 0o755), os.WriteFile(proof, []byte("text"),
-		0o644)); err != nil {
-		t.Fatal(err)
-	}
-	good := workerRequest{Version: version.String(), Dir: dir, Rank: 1, Size: 2, Proof: proof, Text: "text"}
-	for _, test := range []struct {
-		want   string
-		secret string
-		change func(*workerRequest)
-	}{
-		{"", testSecret, func(*workerRequest) {}},
-		{"use one version", testSecret, func(r *workerRequest) { r.Version = "0.0.1" }},
-		{"cannot open the working directory", testSecret,
-			func(r *workerRequest) { r.Dir = filepath.Join(dir, "missing") }},
-		{"does not see the same " + filepath.Join(dir, "cache"), testSecret,
-			func(r *workerRequest) { r.Text = "other" }},
-		{"does not see the same", testSecret, func(r *workerRequest) { r.Proof += "x" }},
-		{secretVariable, testSecret + "x", func(*workerRequest) {}},
-	} {
-		req := good
-		test.change(&req)
-		if err := talk(t, test.secret, req); (err == nil) != (test.want == "") || err != nil &&
-			!strings.Contains(err.Error(), test.want) {
-			t.Errorf("%q: %v", test.want, err)
 		}
 	}
 }

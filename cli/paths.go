@@ -11,13 +11,13 @@ import (
 var notPaths = map[string]bool{
 	// texts
 	"document": true, "eod": true, "id-field": true, "reason": true, "special": true, "text-field": true, "title": true,
-	"flight": true, "listen": true, "workers": true, // addresses
+	"flight": true, "listen": true, // addresses
 	"mpiexec": true, "remote-shell": true, // commands
 	"tokenizer-name": true, "tokenizer-path": true, // names that are written down and not opened
 }
 
 // notOperands are the commands whose operands are no paths.
-var notOperands = map[string]bool{"mula generate": true, "mula index serve": true}
+var notOperands = map[string]bool{"mula generate": true}
 
 // refuseURLs makes every command refuse URLs in place of paths before it does anything.
 func refuseURLs(commands []*cli.Command) {
