@@ -271,5 +271,5 @@ type AdamW struct {
 	DecayAfter float64
 }
 
-// Moments are a stretch of weights with its gradients and AdamW state, all of the same length.
+// Moments are a range of weights with its gradients and AdamW state, all of the same length.
 type Moments struct{ Weight, Grad, M, V []float32 }

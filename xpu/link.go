@@ -20,7 +20,7 @@ var ErrPeerLost = errors.New("a rank of the group is lost")
 // returns, the caller may reuse its buffers. After an error the group is unusable: every rank that
 // waits, now or later, gets an error too. If the context is done, a call fails with the context's
 // error, and the group becomes unusable. Lengths that differ between ranks are an error of the
-// caller; an implementation reports those that it detects.
+// caller; an implementation reports the differences that it detects.
 type Link interface {
 	// Name names the transport, as in "local", "tcp" or "mpi, Open MPI 4.1.4".
 	Name() string

@@ -5234,7 +5234,7 @@ panel:
 	VZEROUPPER
 	RET
 
-// Two runs of 16 words in turn, the second in the lower halves.
+// Two interleaved runs of 16 words, the second in the lower halves.
 DATA order32<>+0(SB)/4, $0x00100000
 DATA order32<>+4(SB)/4, $0x00110001
 DATA order32<>+8(SB)/4, $0x00120002
@@ -5326,7 +5326,7 @@ done:
 	VZEROUPPER
 	RET
 
-// Two runs of 16 words in turn, the second in the lower halves.
+// Two interleaved runs of 16 words, the second in the lower halves.
 DATA order14<>+0(SB)/4, $0x00100000
 DATA order14<>+4(SB)/4, $0x00110001
 DATA order14<>+8(SB)/4, $0x00120002

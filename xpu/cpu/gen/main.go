@@ -1,5 +1,5 @@
-// Gen writes the assembly of package cpu. Both instruction sets are written by the same functions,
-// because they must give the same bits.
+// Gen generates the assembly of package cpu. The same functions write both instruction sets,
+// because both must compute the same bits.
 //
 //	go generate ./xpu/cpu
 package main
@@ -11,7 +11,7 @@ import (
 	"os"
 )
 
-// files are those that the package writes.
+// files are the generated files.
 var files = map[string]func() []byte{
 	"optimizer_amd64.s": optimizerAssembly,
 	"product_amd64.s":   productAssembly,
@@ -27,7 +27,7 @@ func main() {
 	}
 }
 
-// isa is an instruction set's vector registers.
+// isa describes the vector registers of an instruction set.
 type isa struct {
 	reg   string // prefix of a register's name
 	bytes int    // in a register
@@ -41,7 +41,7 @@ var (
 
 func (v isa) r(i int) string { return fmt.Sprintf("%s%d", v.reg, i) }
 
-// source is assembly being written.
+// source is assembly text being written.
 type source struct{ bytes.Buffer }
 
 // file starts a file.
@@ -52,7 +52,7 @@ func file() *source {
 	return s
 }
 
-// fn starts a function, whose parameters take so many bytes, with its comment.
+// fn starts a function with its comment; its parameters occupy argumentBytes bytes.
 func (s *source) fn(name string, argumentBytes int, comment string) {
 	fmt.Fprintf(s, "\n// %s\nTEXT ·%s(SB), NOSPLIT, $0-%d\n", comment, name, argumentBytes)
 }

@@ -2,9 +2,9 @@ package main
 
 import "fmt"
 
-// updateKernels are the updates of optimizers, by name. A body handles one register of elements at
-// offset at: w is at DI, grad at SI, and the two tensors of the optimizer's state at DX and BX. It
-// may use registers 0 to 5; constant i of updateConstants is in register 6+i.
+// updateKernels are the optimizer updates, by name. A body processes one register of elements at
+// offset at: w is at DI, grad at SI, and the optimizer's two state tensors at DX and BX. It may use
+// registers 0 to 5; constant i of updateConstants is in register 6+i.
 var updateKernels = []struct {
 	name string
 	body func(e elements)
@@ -93,9 +93,9 @@ var updateKernels = []struct {
 	}},
 }
 
-// optimizerAssembly is optimizer_amd64.s. Denormal numbers count as zero and become zero: the
-// moments of a weight that gets no more gradients would otherwise shrink to denormals and stay
-// there, each costing a hundred times an ordinary update.
+// optimizerAssembly returns optimizer_amd64.s. Denormal numbers are read and written as zero: the
+// moments of a weight without gradients would otherwise become denormal and remain so, and each
+// would cost a hundred times an ordinary update.
 func optimizerAssembly() []byte {
 	s := file()
 	for _, v := range []isa{avx512, avx2} {
@@ -138,7 +138,7 @@ type elements struct {
 	at int // bytes
 }
 
-// k is the register of constant i.
+// k returns the register of constant i.
 func (e elements) k(i int) string { return e.r(6 + i) }
 
 func (e elements) load(register int, pointer string) {
@@ -149,7 +149,7 @@ func (e elements) store(register int, pointer string) {
 	e.i("VMOVUPS %s, %d(%s)(AX*4)", e.r(register), e.at, pointer)
 }
 
-// gradient loads the gradient, multiplied with constant 0, into register 0.
+// gradient loads the gradient, multiplied by constant 0, into register 0.
 func (e elements) gradient() int {
 	e.i("VMULPS %d(SI)(AX*4), %s, %s", e.at, e.k(0), e.r(0))
 	return 0
@@ -168,14 +168,14 @@ func (e elements) averageSquare(dst, x, old, decay, rest int) {
 	e.i("VFMADD231PS %s, %s, %s", e.r(old), e.k(decay), e.r(dst))
 }
 
-// clamp puts x between constants 9 and 8. NaN passes through: see expBody.
+// clamp limits x to the range of constants 9 and 8. NaN passes through: see expBody.
 func (e elements) clamp(x int) {
 	e.i("VMINPS %s, %s, %s", e.r(x), e.k(8), e.r(x))
 	e.i("VMAXPS %s, %s, %s", e.r(x), e.k(9), e.r(x))
 }
 
-// moments updates the moments of AdamW and LAMB. Register u has the first, and q the root of the
-// second times k[8], plus k[7].
+// moments updates the moments of AdamW and LAMB. Register u holds the first moment, and q the root
+// of the second, times k[8], plus k[7].
 func (e elements) moments() (u, q int) {
 	g, m, v := e.gradient(), 1, 2
 	u, q = 3, 4

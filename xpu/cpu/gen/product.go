@@ -2,7 +2,7 @@ package main
 
 import "fmt"
 
-// productAssembly is product_amd64.s: tiles and packs for products of matrices.
+// productAssembly returns product_amd64.s: tiles and packs for matrix products.
 func productAssembly() []byte {
 	s := file()
 	tile(s, avx512, "tileAVX512", 14, false)
@@ -24,8 +24,8 @@ func productAssembly() []byte {
 	return s.Bytes()
 }
 
-// Instructions of AVX512_BF16, which Go's assembler does not know. All are of the map 0F38 with W =
-// 0 and 512 bits; operands stand as in Go's syntax, the result last.
+// Instructions of AVX512_BF16, which Go's assembler does not support. All are in the map 0F38 with
+// W = 0 and 512 bits. Operands are in the order of Go's syntax, the result last.
 
 // dotPairs is VDPBF16PS: 32-bit element i of c becomes the sum of it and the products of the
 // bfloat16 elements 2i+1, then 2i, of a and b. Both steps are fused multiply-adds that round to
@@ -33,7 +33,7 @@ func productAssembly() []byte {
 func dotPairs(s *source, a, b, c int) { s.evex("VDPBF16PS", 2, 0x52, a, b, c) }
 
 // toBF16 is VCVTNE2PS2BF16: the lower half of dst becomes the 16 float32 elements of low rounded to
-// bfloat16 as [mula/xpu.BF16] says, the upper half those of high.
+// bfloat16 as defined by [mula/xpu.BF16], the upper half the elements of high.
 func toBF16(s *source, low, high, dst int) { s.evex("VCVTNE2PS2BF16", 3, 0x72, low, high, dst) }
 
 // evex writes an instruction of three ZMM registers: Intel's modrm.rm, vvvv and modrm.reg. pp is 2
@@ -52,10 +52,10 @@ func (s *source) evex(name string, pp, opcode, rm, vvvv, reg int) {
 		append(code, rm, vvvv, reg)...)
 }
 
-// tile writes kernelSet.tile for two registers of columns: mr rows at a time, a panel of a after
-// the other, and what is left at the end. Registers: two accumulators a row from 0 on, then the row
-// of b in two, then two that take the elements of a in turn. With pairs the elements of a and b are
-// pairs of bfloat16.
+// tile writes kernelSet.tile for two registers of columns: mr rows at a time, one panel of a after
+// the other, and then the remaining rows. Registers: two accumulators per row from 0 on, then two
+// for the row of b, then two that alternate for the elements of a. With pairs the elements of a and
+// b are pairs of bfloat16.
 func tile(s *source, v isa, name string, mr int, pairs bool) {
 	s.fn(name, 64, "func "+name+"(rows, kc int64, a, b *float32, ldb int64, c *float32, ldc, mode int64)")
 	s.i("MOVQ rows+0(FP), DX")
@@ -95,10 +95,10 @@ func tile(s *source, v isa, name string, mr int, pairs bool) {
 	}
 }
 
-// The bits of a tile's mode, as in package cpu.
+// The mode bits of a tile, as in package cpu.
 const tileAdd, tileFlush = 1, 2
 
-// tileRows writes the part of a tile for so many rows.
+// tileRows writes the part of a tile for the given number of rows.
 func tileRows(s *source, v isa, mr, rows int, pairs bool) {
 	b0, b1 := v.r(2*mr), v.r(2*mr+1)
 	s.label("rows%d", rows)
@@ -131,7 +131,7 @@ func tileRows(s *source, v isa, mr, rows int, pairs bool) {
 			s.i("VFMADD231PS %s, %s, %s", b1, a, v.r(2*i+1))
 		}
 	}
-	// Only the full tile is worth unrolling: the others wait for the latency of their
+	// Only the full tile is worth unrolling: the others are limited by the latency of their
 	// multiply-adds.
 	if rows == mr {
 		s.i("SUBQ $4, CX")
@@ -183,10 +183,10 @@ func tileRows(s *source, v isa, mr, rows int, pairs bool) {
 
 // packRows writes the transposing pack of width lines, kc ≥ 4 and a multiple of 4.
 //
-// Lane l of register r takes 4 elements of line 4l+r, so that a transpose of 4×4 within lanes, of 4
-// registers, gives 4 registers of elements of all lines in order. Lines are read a cache line at a
-// time (half of one with AVX2), for lines a power of two apart share few places in the first cache,
-// too few to keep them all until their next 16 bytes are wanted.
+// Lane l of register r loads 4 elements of line 4l+r, so that a 4×4 transpose within the lanes of 4
+// registers results in 4 registers of elements of all lines in order. Lines are read one cache line
+// at a time (half of one with AVX2): lines a power of two apart map to few sets of the first-level
+// cache, too few to keep all of them until their next 16 bytes are read.
 func packRows(s *source, v isa, name string, width int) {
 	per := 4 * v.lanes // lines in a group
 	s.fn(name, 32, "func "+name+"(dst, src *float32, kc, ld int64)")
@@ -237,7 +237,7 @@ func packRows(s *source, v isa, name string, width int) {
 	s.ret()
 }
 
-// packStep transposes 4·quads elements of a group of lines and moves on to the next.
+// packStep transposes 4·quads elements of a group of lines and advances to the next.
 func packStep(s *source, v isa, width, quads int, lane []string) {
 	lines := min(width, 4*v.lanes)
 	at := func(line int) string { // address of a line, without the displacement
@@ -263,7 +263,8 @@ func packStep(s *source, v isa, width, quads int, lane []string) {
 		}
 	}
 	if quads > 1 {
-		// The same lines of the next panel, too far away for the processor to foresee.
+		// Prefetch the same lines of the next panel, which are too far away for the hardware
+		// prefetcher.
 		for l := range v.lanes {
 			if 4*l < lines {
 				s.i("LEAQ (%s)(R14*1), AX", lane[l])
@@ -309,7 +310,7 @@ func packStep(s *source, v isa, width, quads int, lane []string) {
 }
 
 // packColumns writes the pack that copies panels·width elements of each of kc ≥ 1 lines, width to a
-// panel. It goes along the lines, because that is how they come from memory fastest.
+// panel. It follows the lines, because that is the fastest order to read memory.
 func packColumns(s *source, v isa, name string, width int) {
 	s.fn(name, 40, "func "+name+"(dst, src *float32, kc, ld, panels int64)")
 	s.i("MOVQ dst+0(FP), DI")
@@ -359,10 +360,10 @@ func packColumns(s *source, v isa, name string, width int) {
 }
 
 // packPairColumns writes the pack of bfloat16 pairs that copies panels·width elements of each of kc
-// ≥ 1 lines: two lines become one of pairs, the first in their upper halves. An odd last line is
-// paired with zeros, negative ones in panels of op(B).
+// ≥ 1 lines: two lines become one line of pairs, the first in their upper halves. An odd last line
+// is paired with zeros, negative zeros in panels of op(B).
 func packPairColumns(s *source, name string, width int) {
-	fmt.Fprintf(s, "\n// Two runs of 16 words in turn, the second in the lower halves.\n")
+	fmt.Fprintf(s, "\n// Two interleaved runs of 16 words, the second in the lower halves.\n")
 	order := "order" + fmt.Sprint(width)
 	for i := range 16 {
 		fmt.Fprintf(s, "DATA %s<>+%d(SB)/4, $%#08x\n", order, 4*i, i|(16+i)<<16)
@@ -388,7 +389,7 @@ func packPairColumns(s *source, name string, width int) {
 		s.i("MOVL $0x80000000, AX")
 		s.i("VPBROADCASTD AX, Z7")
 	}
-	// One line of pairs of all panels, from one line of src or from two.
+	// One line of pairs of all panels, from one or two lines of src.
 	line := func(label string, lines int) {
 		s.i("MOVQ SI, R10")
 		s.i("LEAQ (SI)(DX*1), R13")
@@ -444,9 +445,9 @@ func packPairColumns(s *source, name string, width int) {
 	s.ret()
 }
 
-// pairLines writes the function that makes lines of bfloat16 pairs of lines of kc ≥ 1 elements, the
-// first of a pair in its upper half. What is missing of 32 elements becomes the float32 with the
-// bits of pad.
+// pairLines writes the function that converts lines of kc ≥ 1 elements to lines of bfloat16 pairs,
+// the first of a pair in its upper half. Elements missing to a multiple of 32 become the float32
+// with the bits of pad.
 func pairLines(s *source) {
 	s.fn("pairLines", 48, "func pairLines(dst, src *float32, kc, ld, lines, pad int64)")
 	s.i("MOVQ dst+0(FP), DI")
@@ -531,8 +532,8 @@ func roundPanels(s *source) {
 	s.ret()
 }
 
-// halves writes the function that rounds n elements, a multiple of 32, to bfloat16 as such, two
-// bytes each.
+// halves writes the function that rounds n elements, a multiple of 32, to bfloat16 with two bytes
+// each.
 func halves(s *source) {
 	s.fn("halvesAVX512", 24, "func halvesAVX512(dst *uint16, src *float32, n int64)")
 	s.i("MOVQ dst+0(FP), DI")

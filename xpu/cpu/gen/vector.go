@@ -5,7 +5,7 @@ import (
 	"math"
 )
 
-// The constants of the exponential, which package cpu states again for its Go form.
+// The constants of the exponential, which package cpu repeats for its Go version.
 var expConstants = []struct {
 	name  string
 	value float32
@@ -20,8 +20,8 @@ var expConstants = []struct {
 	{"lowest", -87.336544}, // ln 2^-126
 }
 
-// vectorAssembly is vector_amd64.s: the functions on vectors. Each works on 16 or 32 elements at a
-// time, in registers enough for that many, so that both instruction sets add up the same lanes.
+// vectorAssembly returns vector_amd64.s: the functions on vectors. Each works on 16 or 32 elements
+// at a time, in enough registers for them, so that both instruction sets add the same lanes.
 func vectorAssembly() []byte {
 	s := file()
 	s.WriteString("\n// Constants, each in a full register.\n")
@@ -55,7 +55,7 @@ func (v isa) suffix() string {
 	return "AVX2"
 }
 
-// floats in a register.
+// floats returns the number of float32 in a register.
 func (v isa) floats() int { return v.bytes / 4 }
 
 // vectorFn starts a function on vectors.
@@ -73,7 +73,8 @@ func (s *source) zero(v isa, r int) {
 	}
 }
 
-// loop repeats body, which handles so many elements at (pointer)(AX*4), until n (in CX) are done.
+// loop repeats body, which processes the given number of elements at (pointer)(AX*4), until n (in
+// CX) are done.
 func (s *source) loop(elements int, body func()) {
 	s.i("XORQ AX, AX")
 	s.i("PCALIGN $32")
@@ -84,7 +85,7 @@ func (s *source) loop(elements int, body func()) {
 	s.i("JLT loop")
 }
 
-// Registers of expBody's constants.
+// Registers of two constants of expBody.
 const highest, lowest = 14, 15
 
 func (s *source) expSetup(v isa) {
@@ -92,7 +93,7 @@ func (s *source) expSetup(v isa) {
 	s.i("VMOVUPS lowest<>(SB), %s", v.r(lowest))
 }
 
-// expBody turns register t into its exponential, using registers u, n and p.
+// expBody replaces register t with its exponential, using registers u, n and p.
 //
 // exp(t) = 2ⁿ·exp(r) with n = round(t/ln 2) and |r| ≤ ln 2 / 2; exp(r) = 1 + r + r²·P(r), P of
 // degree 4 fitted to the least relative error (Lawson's iteration at 4001 Chebyshev points; 0.06
@@ -183,7 +184,8 @@ func swiglu(s *source, v isa) {
 }
 
 // swigluGrad, with s = 1/(1+exp(-gate)): dUp = dOut·(gate·s) and dGate = (dOut·up)·(gate·s·(1-s) +
-// s). All of an element is read before it is written, for the results may be the operands.
+// s). It reads all operands of an element before it writes, because the results may be the
+// operands.
 func swigluGrad(s *source, v isa) {
 	s.vectorFn(v, "swigluGrad", 48, "dGate, dUp, gate, up, dOut *float32, n int64")
 	s.i("MOVQ dGate+0(FP), DI")
@@ -330,7 +332,7 @@ func softmaxGrad(s *source, v isa) {
 	s.ret()
 }
 
-// rotate turns the pairs (x[j], x[half+j]), j < n: with c = scale·cos and s = turn·sin, dst[j] =
+// rotate rotates the pairs (x[j], x[half+j]), j < n: with c = scale·cos and s = turn·sin, dst[j] =
 // x[j]·c - x[half+j]·s and dst[half+j] = x[half+j]·c + x[j]·s.
 func rotate(s *source, v isa) {
 	s.vectorFn(v, "rotate", 56, "dst, x, cos, sin *float32, n, half int64, scale, turn float32")
