@@ -7,20 +7,20 @@ import (
 	"mula/xpu"
 )
 
-// Attention is cut into groups, one for each row of the batch and key head, that have nothing to do
-// with each other: each takes its blocks of queries one after the other, in each the heads that
-// read its keys, and the scores of a block never leave the cache. Of the scores only the logsumexp
-// of each query is kept; the gradient computes them again from it. The products of a group are
-// given from within the loop over groups: where there are groups for all workers, each product is
-// one worker's.
+// Attention is divided into independent groups, one for each row of the batch and key head. A group
+// processes its blocks of queries one after the other, and in each block the heads that read its
+// keys, so that the scores of a block never leave the cache. Only the logsumexp of each query's
+// scores is kept; the gradient recomputes the scores from it. The products of a group are called
+// within the loop over groups: if there are groups for all workers, each product runs on one
+// worker.
 
-// queryBlock is the number of queries whose attention scores a group holds at a time. It decides
-// the order in which the gradients of keys and values are summed, so the last bits of a result
-// depend on it.
+// queryBlock is the number of queries whose attention scores a group holds at a time. It determines
+// the order in which the gradients of keys and values are summed, and therefore the last bits of a
+// result.
 const queryBlock = 64
 
-// A scoreStack is memory for scores: pieces of the same size, of which each worker takes one while
-// it is at a group.
+// A scoreStack is memory for scores: buffers of the same size, of which each worker uses one while
+// it works on a group.
 type scoreStack struct {
 	mu     sync.Mutex
 	memory []float32
@@ -28,7 +28,7 @@ type scoreStack struct {
 	size   int
 }
 
-// reset makes n pieces of the given size.
+// reset allocates n buffers of the given size.
 func (s *scoreStack) reset(n, size int) {
 	s.size = size
 	room(&s.memory, n*size)
@@ -52,7 +52,7 @@ func (s *scoreStack) put(i int) {
 	s.free = append(s.free, i)
 }
 
-// at is piece i.
+// at returns buffer i.
 func (s *scoreStack) at(i int) []float32 { return s.memory[i*s.size:][:s.size] }
 
 // Attend computes causal attention; see [xpu.Layers].
@@ -88,21 +88,21 @@ func (h *Host) AttendGrad(a xpu.Attention, dcontext, dqkv, dk, dv []float32) {
 	})
 }
 
-// A scoreBlock is the scores of some queries of one head, for the keys from the first that one of
-// them sees up to the last query's own.
+// A scoreBlock is the scores of some queries of one head, for the keys from the first key that one
+// of them sees up to the last query's own key.
 type scoreBlock struct {
 	row, head int
-	first, n  int     // queries: position of the first in the pass, how many
-	begins    []int32 // [n] of the attention, or empty
+	first, n  int     // queries: position of the first in the pass, and their number
+	begins    []int32 // [n] part of the attention's Begin, or empty
 	begin     int     // position of the first key
-	past      int     // keys of the block before the first query's own
+	past      int     // number of keys in the block before the first query's own key
 	keys      int     // past + n
 	q         []float32
 	k, v      []float32
 }
 
-// visible are the keys of the block that query i may read, from the first to before the second: its
-// own and those before it, as far as it sees.
+// visible returns the range of keys, [from, to), that query i may read: its own key and the keys
+// before it, from its Begin on.
 func (b *scoreBlock) visible(i int) (from, to int) {
 	if len(b.begins) > 0 {
 		from = int(b.begins[i]) - b.begin
@@ -110,7 +110,7 @@ func (b *scoreBlock) visible(i int) (from, to int) {
 	return from, b.past + i + 1
 }
 
-// block is the scores of the queries from position first on, of one head of a group.
+// block returns the scores of the queries from position first on, for one head of a group.
 func (t *task) block(group, head, first int) scoreBlock {
 	a := &t.attention
 	d, s, heads := a.Size, a.Length, a.Heads.Heads
@@ -159,9 +159,9 @@ func (t *task) attendGroup(group int, scores []float32) {
 	}
 }
 
-// attendGroupGrad takes the gradient of Context to those of the group's queries, keys and values.
-// The last block reads all keys, so its dK and dV start the sums; where queries do not see all keys
-// before them, zeros do.
+// attendGroupGrad computes the gradients of the group's queries, keys and values from the gradient
+// of Context. The last block reads all keys, so its dK and dV start the sums; if queries do not see
+// all keys before them, the sums start from zero.
 func (t *task) attendGroupGrad(group int, scores, dscores []float32) {
 	a, m := &t.attention, t.host.multiplier
 	d, s, heads, width := a.Size, a.Length, a.Heads.Heads, a.Width()

@@ -2,11 +2,11 @@ package cpu
 
 import "mula/xpu"
 
-// measureSize is the number of elements whose old weights are kept at a time where changes are
-// measured. It divides [xpu.BlockSize].
+// measureSize is the number of elements whose old weights are kept at a time to measure changes. It
+// divides [xpu.BlockSize].
 const measureSize = 1 << 12
 
-// A block is some elements of a stretch.
+// A block is a range of elements of a stretch.
 type block struct{ stretch, begin, end int }
 
 // addBlocks cuts a stretch of n elements into blocks.
@@ -78,7 +78,7 @@ func (h *Host) AdamW(rule xpu.AdamW, stretches []xpu.Moments, before, change []f
 	})
 }
 
-// adamw updates elements begin to end.
+// adamw updates the elements from begin to end.
 func (t *task) adamw(s *xpu.Moments, begin, end int) {
 	update(adamwUpdate, s.Weight[begin:end], s.Grad[begin:end], s.M[begin:end], s.V[begin:end], &t.rule)
 	if t.keep != 1 {

@@ -2,8 +2,8 @@ package cpu
 
 import "mula/xpu"
 
-// leastElements is the least number of elements that a worker is given of a loop that only moves or
-// adds up memory.
+// leastElements is the minimum number of elements per worker in a loop that only moves or adds
+// memory.
 const leastElements = 1 << 14
 
 // Zero sets x to zero.
@@ -26,7 +26,7 @@ func (h *Host) Add(dst, x, y []float32) {
 	})
 }
 
-// elements is a command of one loop over the elements of o.dst.
+// elements runs a command that is one loop over the elements of o.dst.
 func (h *Host) elements(o operands, body func(t *task, part, lo, hi int)) {
 	n := len(o.dst)
 	t := h.begin(o)

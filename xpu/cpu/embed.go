@@ -2,7 +2,7 @@ package cpu
 
 import "mula/xpu"
 
-// Embed looks rows of a table up; see [xpu.Layers].
+// Embed looks up rows of a table; see [xpu.Layers].
 func (h *Host) Embed(dst, table []float32, ids []int32, width int) {
 	xpu.CheckRows("Embed", dst, ids, width)
 	h.gather(dst, table, ids, width)
@@ -23,8 +23,8 @@ func (h *Host) gather(dst, x []float32, numbers []int32, width int) {
 	})
 }
 
-// EmbedGrad is the gradient of [Host.Embed], a stripe of columns at a time: two tokens can be the
-// same.
+// EmbedGrad is the gradient of [Host.Embed]. Workers divide the columns, because two tokens can
+// have the same id.
 func (h *Host) EmbedGrad(dtable, dx []float32, ids []int32, width int, skip int32) {
 	xpu.CheckRows("EmbedGrad", dx, ids, width)
 	const stripe = 64

@@ -2,7 +2,7 @@ package cpu
 
 import "mula/xpu"
 
-// SumRows adds up the rows of each token; see [xpu.Layers].
+// SumRows adds the rows of each token; see [xpu.Layers].
 func (h *Host) SumRows(dst, x, y []float32, rowOf []int32, perToken, width int) {
 	h.split(xpu.CheckSumRows(dst, x, rowOf, perToken, width), operands{dst: dst, x: x, y: y, ids: rowOf,
 		perToken: perToken, width: width}, func(t *task, _, lo, hi int) {
@@ -36,7 +36,7 @@ func (h *Host) SwiGLU(act, gateUp, weight []float32, width int) {
 		})
 }
 
-// SwiGLUGrad takes gradients through [Host.SwiGLU]; see [xpu.Layers].
+// SwiGLUGrad computes the gradients of [Host.SwiGLU]; see [xpu.Layers].
 func (h *Host) SwiGLUGrad(gateUp, act, dact, weight, dweight []float32, width int) {
 	h.split(xpu.CheckSwiGLUGrad(gateUp, act, dact, weight, dweight, width), operands{x: gateUp, dst: act, y: dact,
 		w: weight, z: dweight, width: width}, func(t *task, _, lo, hi int) {

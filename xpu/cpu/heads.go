@@ -6,7 +6,7 @@ import (
 	"mula/xpu"
 )
 
-// SplitHeads takes projections apart into heads; see [xpu.Layers].
+// SplitHeads splits projections into heads; see [xpu.Layers].
 func (h *Host) SplitHeads(p xpu.Projections) {
 	xpu.CheckSplitHeads(p)
 	h.split(p.Rows*p.Length, operands{projections: p}, func(t *task, _, lo, hi int) {
@@ -46,15 +46,15 @@ func (h *Host) SplitHeads(p xpu.Projections) {
 	})
 }
 
-// rotation is that of a position.
+// rotation returns the rotation of a position.
 func rotation(p *xpu.Projections, position int) (cos, sin []float32) {
 	half := p.Size / 2
 	return p.Cos[position*half:][:half], p.Sin[position*half:][:half]
 }
 
 // writeHead writes one head of a projection x to dst after norm, clipping and rotation, times
-// scale. The head starts at element `at` of the projection, whose norm has the weights w, if any,
-// and whose inverse root mean square is inv.
+// scale. The head starts at element `at` of the projection. The projection's norm has the weights
+// w, if any, and the inverse root mean square inv.
 func writeHead(dst, x, w []float32, at int, inv float32, bound float64, cos, sin []float32, scale float32) {
 	if len(w) > 0 {
 		MulScaled(dst, w[at:][:len(dst)], inv, x)
@@ -68,7 +68,7 @@ func writeHead(dst, x, w []float32, at int, inv float32, bound float64, cos, sin
 	Rotate(dst, x, cos, sin, scale)
 }
 
-// clip limits x to ±bound; 0 is no bound.
+// clip limits x to ±bound; 0 means no limit.
 func clip(x []float32, bound float64) {
 	if bound == 0 {
 		return
@@ -79,7 +79,7 @@ func clip(x []float32, bound float64) {
 	}
 }
 
-// JoinHeads takes the gradients of heads back to the projections; see [xpu.Layers].
+// JoinHeads computes the gradients of projections from the gradients of heads; see [xpu.Layers].
 func (h *Host) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight []float32) {
 	xpu.CheckJoinHeads(p, dqkv, dk, dv, dqWeight, dkWeight)
 	q, kv, n := p.Heads.Heads*p.Size, p.KVHeads*p.Size, p.Rows*p.Length
@@ -118,9 +118,9 @@ func (h *Host) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight []f
 	}
 }
 
-// projectionGrad turns dy, the gradient of a clipped projection of token i, or with the weights w
-// of a clipped norm of it, into the gradient of the projection x, in place. inverse has the inverse
-// roots of the norm.
+// projectionGrad turns dy into the gradient of the projection x of token i, in place. dy is the
+// gradient of the clipped projection, or with weights w the gradient of its clipped norm. inverse
+// holds the inverse roots of the norm.
 func projectionGrad(dy, x, w, dw, inverse []float32, i int, bound float64) {
 	if len(w) == 0 {
 		clipGrad(dy, x, nil, 1, bound)
@@ -133,8 +133,8 @@ func projectionGrad(dy, x, w, dw, inverse []float32, i int, bound float64) {
 	Axpy(dy, -b, x)
 }
 
-// clipGrad clears the gradient where clipping took effect: where w·x·r, or x·r without w, lies
-// beyond the bound.
+// clipGrad clears the gradient where clipping took effect: where w·x·r, or x·r without w, is beyond
+// the bound.
 func clipGrad(dy, x, w []float32, r float32, bound float64) {
 	if bound == 0 {
 		return

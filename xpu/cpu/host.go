@@ -12,27 +12,27 @@ import (
 	"mula/xpu"
 )
 
-// Host is what devices that compute on the processor have in common: all but products. It has the
-// workers, which live until [Host.Close], memory that is the host's, and the layers, whose loops
-// are spread over the workers in pieces that do not depend on their number.
+// Host is the common part of devices that compute on the processor: everything but products. It has
+// the workers, which run until [Host.Close], memory shared with the host, and the layers. The loops
+// of the layers are divided among the workers in chunks that do not depend on the number of
+// workers.
 //
-// It keeps its scratch memory: for each command under way at the same time that has partial sums
-// over tokens 256 bytes for each column, and for an attention, for each worker, the scores of 64
-// queries of one head, 256 bytes for each key (twice that for its gradient).
+// It keeps its scratch memory: for each concurrent command with partial sums over tokens, 256 bytes
+// for each column; for an attention, per worker, the scores of 64 queries of one head, 256 bytes
+// for each key (512 for its gradient).
 type Host struct {
 	multiplier xpu.Products
 	pool       *pool
 	tasks      freelist.List[task]
 
 	mu sync.Mutex
-	// number of elements of what Floats and Ints have made, by address, which keeps nothing from
-	// the collector
+	// number of elements of each allocation of Floats and Ints, by address, which keeps nothing
+	// from the garbage collector
 	made map[uintptr]int
 }
 
-// NewHost returns a host with that many workers, the caller's own thread included; 0 stands for
-// runtime.GOMAXPROCS(0). Attention multiplies by the products of the device that the host is a part
-// of.
+// NewHost returns a host with the given number of workers, including the caller's thread; 0 means
+// runtime.GOMAXPROCS(0). Attention uses the products of device, the device that contains the host.
 func NewHost(threads int, device xpu.Products) *Host {
 	if threads == 0 {
 		threads = runtime.GOMAXPROCS(0)
@@ -40,35 +40,35 @@ func NewHost(threads int, device xpu.Products) *Host {
 	return &Host{multiplier: device, pool: newPool(threads - 1), made: map[uintptr]int{}}
 }
 
-// Close stops the workers after what they are at. A method called after Close panics.
+// Close stops the workers after their current work. A method called after Close panics.
 func (h *Host) Close() { h.pool.close() }
 
-// Threads is the number of workers, the caller of a method included.
+// Threads returns the number of workers, including the caller of a method.
 func (h *Host) Threads() int { return h.pool.size + 1 }
 
 // Parallel calls f(0), …, f(n-1) on the workers and the calling goroutine; see [xpu.Device]. If a
-// call on the calling goroutine panics, the panic goes on after the other calls under way have
-// returned, and no further calls are made; on a worker it ends the program.
+// call on the calling goroutine panics, no further calls start, and the panic continues after the
+// running calls have returned. A panic on a worker ends the program.
 func (h *Host) Parallel(n int, f func(i int)) { h.pool.run(n, f) }
 
-// Floats makes memory for n numbers; see [xpu.Memory].
+// Floats allocates memory for n numbers; see [xpu.Memory].
 func (h *Host) Floats(n int) ([]float32, error) { return allocate[float32](h, n) }
 
-// Ints makes memory for n whole numbers; see [xpu.Memory].
+// Ints allocates memory for n whole numbers; see [xpu.Memory].
 func (h *Host) Ints(n int) ([]int32, error) { return allocate[int32](h, n) }
 
-// Free gives memory back; see [xpu.Memory].
+// Free releases memory; see [xpu.Memory].
 func (h *Host) Free(floats []float32) { free(h, floats) }
 
-// FreeInts gives memory back; see [xpu.Memory].
+// FreeInts releases memory; see [xpu.Memory].
 func (h *Host) FreeInts(ints []int32) { free(h, ints) }
 
 func allocate[E float32 | int32](h *Host, n int) ([]E, error) {
 	if n < 0 {
-		panic(fmt.Sprintf("cpu: memory of %d elements", n))
+		panic(fmt.Sprintf("cpu: cannot allocate %d elements", n))
 	}
 	if n > math.MaxInt/64 || uint64(n) > 1<<45 {
-		return nil, fmt.Errorf("cpu: memory for %d numbers is more than a process can have", n)
+		return nil, fmt.Errorf("cpu: memory for %d numbers exceeds the limit of a process", n)
 	}
 	x := make([]E, n)
 	if n > 0 {
@@ -87,19 +87,18 @@ func free[E float32 | int32](h *Host, x []E) {
 	defer h.mu.Unlock()
 	at := uintptr(unsafe.Pointer(&x[0]))
 	if n, ok := h.made[at]; !ok || n != len(x) {
-		panic(fmt.Sprintf("cpu: %d elements are given back that are not memory of this device, whole and not yet "+
-			"given back", len(x)))
+		panic(fmt.Sprintf("cpu: freeing %d elements that are not a complete, allocated slice of this device", len(x)))
 	}
 	delete(h.made, at)
 }
 
-// ToDevice does nothing: host and device are one.
+// ToDevice does nothing: host and device share memory.
 func (h *Host) ToDevice([]float32) {}
 
 // IntsToDevice does nothing.
 func (h *Host) IntsToDevice([]int32) {}
 
-// ToHost does nothing: every command is done when it returns.
+// ToHost does nothing: every command is complete when it returns.
 func (h *Host) ToHost(context.Context, ...[]float32) error { return nil }
 
 // IntsToHost does nothing.
@@ -108,5 +107,5 @@ func (h *Host) IntsToHost(context.Context, ...[]int32) error { return nil }
 // Wait does nothing.
 func (h *Host) Wait(context.Context) error { return nil }
 
-// Capacity is 0: the host's memory is the limit.
+// Capacity returns 0: the only limit is the host's memory.
 func (h *Host) Capacity() int64 { return 0 }

@@ -7,51 +7,52 @@ import (
 	"mula/xpu"
 )
 
-// kernelSet is the innermost work of a product for one instruction set. Operands come as panels: a
-// panel of op(A) holds mr rows, element (i, k) at k*mr+i; a panel of op(B) nr columns, element (k,
-// j) at k*nr+j. With pairs an element of a panel is a word of two terms in bfloat16, the first in
-// its upper half: element (i, k) has the terms 2k and 2k+1. If that is one too many, it is 0 in
-// op(A) and -0 in op(B), whose product changes no sum, not even one of -0.
+// kernelSet is the innermost loop of a product for one instruction set. Operands are packed into
+// panels: a panel of op(A) holds mr rows, with element (i, k) at k*mr+i; a panel of op(B) holds nr
+// columns, with element (k, j) at k*nr+j. With pairs, an element of a panel is a word of two
+// bfloat16 terms, the first in its upper half: element (i, k) has the terms 2k and 2k+1. If the
+// number of terms is odd, the last one is padded with 0 in op(A) and -0 in op(B); their product
+// changes no sum, not even a sum of -0.
 type kernelSet struct {
 	name       string
 	precision  xpu.Precision
-	arithmetic string // sets with the same one give the same bits
+	arithmetic string // sets with the same value compute the same bits
 	mr, nr     int
-	blockK     int // terms of a block; see product.go
+	blockK     int // number of terms in a block; see product.go
 
-	// tile computes rows × nr elements of C, rows ≥ 1, from kc ≥ 1 elements of panels each: chains
-	// of multiply-adds that start from zero, stored in c or with the mode tileAdd added to it. a is
-	// ⌈rows/mr⌉ panels, one after the other; row k of b starts at k*ldb, so that b is a panel with
-	// ldb = nr, or a matrix itself. Nil in the set go, which has no assembly.
+	// tile computes rows × nr elements of C, rows ≥ 1, from kc ≥ 1 elements of each panel: chains
+	// of multiply-adds that start from zero, stored in c, or added to it with the mode tileAdd. a
+	// consists of ⌈rows/mr⌉ consecutive panels. Row k of b starts at k*ldb, so that b is a panel
+	// with ldb = nr, or a stored matrix. Nil in the set go, which has no assembly.
 	tile func(rows, kc int64, a, b *float32, ldb int64, c *float32, ldc, mode int64)
-	mode int64 // of all tiles, tileFlush or nothing
+	mode int64 // mode of all tiles, tileFlush or 0
 
-	// The packs make panels of full width. packRows: of op(A) or the transpose of op(B) as stored,
-	// line i at src[i*ld:], kc a multiple of 4. packColumns: the reverse, line k at src[k*ld:], any
-	// kc, and several panels side by side, one after the other in dst. Nil where there are none.
-	// With pairs packRows takes lines of words, which pairLines has made, packColumns lines of kc
-	// float32.
+	// The pack functions create panels of full width. packRows packs op(A) or the transpose of
+	// op(B) as stored: line i is at src[i*ld:], and kc is a multiple of 4. packColumns packs the
+	// reverse: line k is at src[k*ld:], kc is arbitrary, and several adjacent panels are stored one
+	// after the other in dst. Nil where not available. With pairs, packRows reads lines of words
+	// from pairLines, and packColumns lines of kc float32.
 	packRowsA, packRowsB       func(dst, src *float32, kc, ld int64)
 	packColumnsA, packColumnsB func(dst, src *float32, kc, ld, panels int64)
 
-	// pairLines makes lines of pairs, ⌈kc/32⌉·16 words each, of lines of kc elements; the bits of
-	// pad stand for what is missing at the end. Nil in sets without pairs.
+	// pairLines converts lines of kc elements to lines of pairs, ⌈kc/32⌉·16 words each; missing
+	// elements at the end have the bits of pad. Nil in sets without pairs.
 	pairLines func(dst, src *float32, kc, ld, lines, pad int64)
 
-	round func(panels []float32) // rounds panels of float32 to bfloat16; nil where they are right as packed
+	round func(panels []float32) // rounds panels of float32 to bfloat16; nil if packing does so
 }
 
 func (s *kernelSet) pairs() bool { return s.pairLines != nil }
 
-// Modes of a tile, to be added up.
+// Modes of a tile; they can be added.
 const (
 	tileAdd = 1 // C += instead of C =
-	// a multiply-add that has a denormal result gives zero, as those of pairs do; not so the
+	// a multiply-add with a denormal result returns zero, as with pairs; this does not apply to the
 	// addition to C
 	tileFlush = 2
 )
 
-// elements is the number of elements of a panel that so many terms take.
+// elements returns the number of panel elements for kc terms.
 func (s *kernelSet) elements(kc int) int {
 	if s.pairs() {
 		return (kc + 1) / 2
@@ -62,9 +63,9 @@ func (s *kernelSet) elements(kc int) int {
 var goKernels = kernelSet{name: "go", precision: xpu.FP32, arithmetic: "go " + runtime.GOARCH, mr: 4, nr: 4,
 	blockK: blockK}
 
-// kernelsFor lists the sets of this machine for a precision, the best first. Every set of fp32 has
-// a twin for bf16, which rounds the panels once they are packed and gives the bits that pairs give,
-// because a chain of these, too, is one of fused multiply-adds in ascending order.
+// kernelsFor lists the sets of this machine for a precision, the best first. Every fp32 set has a
+// counterpart for bf16, which rounds the packed panels. It computes the same bits as pairs, because
+// both are chains of fused multiply-adds in ascending order.
 func kernelsFor(precision xpu.Precision) []*kernelSet {
 	if precision == xpu.FP32 {
 		return kernelSets()
@@ -83,7 +84,7 @@ func kernelsFor(precision xpu.Precision) []*kernelSet {
 // [Device.Name].
 func Kernels(precision xpu.Precision) string { return kernelsFor(precision)[0].name }
 
-// RoundBF16 rounds every x[i] to bfloat16, as products of [xpu.BF16] do with their operands.
+// RoundBF16 rounds every x[i] to bfloat16, like products of [xpu.BF16] round their operands.
 func RoundBF16(x []float32) { roundBF16(x) }
 
 // BF16 sets dst[i] to the bits of x[i] rounded as by [RoundBF16]: the upper half of a float32. dst
@@ -115,11 +116,11 @@ func roundBF16Go(x []float32) {
 	}
 }
 
-// maxMR and maxNR are the largest tile of any set.
+// maxMR and maxNR are the size of the largest tile of any set.
 const maxMR, maxNR = 14, 32
 
-// multiply is tile behind a check of all that it will touch. kc counts elements of panels. len(b)
-// and len(c) may exceed what is used.
+// multiply calls tile after checking the bounds of everything it accesses. kc counts elements of
+// panels. len(b) and len(c) may exceed the elements used.
 func (s *kernelSet) multiply(rows, kc int, a, b []float32, ldb int, c []float32, ldc int, add bool) {
 	_, _, _ = a[kc*((rows+s.mr-1)/s.mr*s.mr)-1], b[(kc-1)*ldb+s.nr-1], c[(rows-1)*ldc+s.nr-1]
 	if s.tile == nil {
@@ -135,8 +136,8 @@ func (s *kernelSet) multiply(rows, kc int, a, b []float32, ldb int, c []float32,
 	s.tile(int64(rows), int64(kc), &a[0], &b[0], int64(ldb), &c[0], int64(ldc), mode)
 }
 
-// multiplyGo is the tile of the set go. Products are rounded by conversion before they are added,
-// because a compiler may fuse them otherwise, on some architectures and in some places only.
+// multiplyGo is the tile of the set go. Products are rounded by a conversion before they are added,
+// because a compiler may otherwise fuse them, on some architectures and in some places only.
 func multiplyGo(rows, kc int, a, b []float32, ldb int, c []float32, ldc int, add bool) {
 	for i := 0; i < rows; i += 2 { // an odd last row is computed with the padding of the panel below it
 		var s00, s01, s02, s03, s10, s11, s12, s13 float32
@@ -166,8 +167,7 @@ func storeGo(c []float32, s0, s1, s2, s3 float32, add bool) {
 	c[0], c[1], c[2], c[3] = s0, s1, s2, s3
 }
 
-// packA makes panels of rows row0… (n of them, any number) and terms k0… (kc of them) of op(A), one
-// after the other in dst.
+// packA packs n rows, from row0, and kc terms, from k0, of op(A) into consecutive panels in dst.
 func (s *kernelSet) packA(dst, a []float32, lda int, trans bool, row0, n, k0, kc int, edge []float32) {
 	if trans {
 		s.packColumns(s.packColumnsA, dst, a[k0*lda+row0:], lda, s.mr, n, kc, edge)
@@ -176,8 +176,8 @@ func (s *kernelSet) packA(dst, a []float32, lda int, trans bool, row0, n, k0, kc
 	}
 }
 
-// packB makes panels of columns column0… (n of them, any number) and terms k0… (kc of them) of
-// op(B), one after the other in dst.
+// packB packs n columns, from column0, and kc terms, from k0, of op(B) into consecutive panels in
+// dst.
 func (s *kernelSet) packB(dst, b []float32, ldb int, trans bool, column0, n, k0, kc int, edge []float32) {
 	if !trans {
 		s.packColumns(s.packColumnsB, dst, b[k0*ldb+column0:], ldb, s.nr, n, kc, edge)
@@ -186,8 +186,8 @@ func (s *kernelSet) packB(dst, b []float32, ldb int, trans bool, column0, n, k0,
 	}
 }
 
-// packColumns copies n elements of kc lines to panels of the given width; what the last has too
-// much of becomes zero. edge has room for width*kc elements.
+// packColumns copies n elements of kc lines to panels of the given width and fills the last panel
+// with zeros. edge has space for width*kc elements.
 func (s *kernelSet) packColumns(fast func(dst, src *float32, kc, ld, panels int64), dst, src []float32, ld, width, n,
 	kc int, edge []float32) {
 	done, size := 0, s.elements(kc)
@@ -199,7 +199,7 @@ func (s *kernelSet) packColumns(fast func(dst, src *float32, kc, ld, panels int6
 	for ; done < n; done += width {
 		panel, m := dst[done*size:][:size*width], min(width, n-done)
 		lines := panel
-		if s.pairs() { // only the assembly makes them, of whole lines
+		if s.pairs() { // only the assembly creates pairs, from complete lines
 			lines = edge[:kc*width]
 		}
 		for k := range kc {
@@ -215,9 +215,9 @@ func (s *kernelSet) packColumns(fast func(dst, src *float32, kc, ld, panels int6
 	}
 }
 
-// packRows transposes n lines of kc elements to panels of the given width; what stands in the rest
-// of the last is undefined (no element of C that is kept comes from it). pad has the bits of the
-// term that makes a last pair whole. edge has room for width lines of kc elements, 32 at least.
+// packRows transposes n lines of kc elements to panels of the given width. The rest of the last
+// panel is undefined (no element of C that is kept depends on it). pad is the bits of the term that
+// completes the last pair. edge has space for width lines of kc elements, at least 32.
 func (s *kernelSet) packRows(fast func(dst, src *float32, kc, ld int64), dst, src []float32, ld, width, n, kc int,
 	pad int64, edge []float32) {
 	size := s.elements(kc)
@@ -229,7 +229,7 @@ func (s *kernelSet) packRows(fast func(dst, src *float32, kc, ld int64), dst, sr
 			_ = src[(i+lines-1)*ld+kc-1]
 			s.pairLines(&words[0], &src[i*ld], int64(kc), int64(ld), int64(lines), pad)
 			if lines > 1 {
-				lines = width // all are there, the last ones left over from other panels
+				lines = width // all lines exist; the last ones contain old data of other panels
 			}
 			packPanel(fast, panel, words, stride, width, lines, size, nil)
 		} else {
@@ -245,7 +245,7 @@ func (s *kernelSet) packRows(fast func(dst, src *float32, kc, ld int64), dst, sr
 func packPanel(fast func(dst, src *float32, kc, ld int64), dst, src []float32, ld, width, n, kc int, edge []float32) {
 	done := 0
 	if fast != nil && kc >= 4 {
-		if n < width && n > 1 { // the assembly wants all lines
+		if n < width && n > 1 { // the assembly needs all lines
 			edge = edge[:width*kc]
 			for i := range n {
 				copy(edge[i*kc:][:kc], src[i*ld:])

@@ -27,7 +27,7 @@ var pairKernels = kernelSet{
 	packRowsA: packRows14, packRowsB: packRows32, packColumnsA: packPairColumns14, packColumnsB: packPairColumns32,
 }
 
-// kernelSets lists the sets of fp32 that this machine can run, the best first.
+// kernelSets lists the fp32 sets that this machine supports, the best first.
 func kernelSets() []*kernelSet {
 	var sets []*kernelSet
 	if cpu.X86.HasAVX2 && cpu.X86.HasFMA {
@@ -39,7 +39,7 @@ func kernelSets() []*kernelSet {
 	return append(sets, &goKernels)
 }
 
-// pairSets lists the sets of pairs that this machine can run.
+// pairSets lists the sets with pairs that this machine supports.
 func pairSets() []*kernelSet {
 	if x := cpu.X86; x.HasAVX512BF16 && x.HasAVX512F && x.HasAVX512BW && x.HasAVX2 && x.HasFMA {
 		return []*kernelSet{&pairKernels}
@@ -47,8 +47,8 @@ func pairSets() []*kernelSet {
 	return nil
 }
 
-// Lacks returns the processor features that the fastest kernel set of a precision needs and that this
-// machine does not have.
+// Lacks lists the processor features that this machine lacks for the fastest kernel set of a
+// precision.
 func Lacks(precision xpu.Precision) []string {
 	type feature struct {
 		name string
@@ -121,7 +121,7 @@ func pairLines(dst, src *float32, kc, ld, lines, pad int64)
 
 var hasPairs = len(pairSets()) > 0
 
-// halves rounds the first elements of src to bfloat16 and returns how many.
+// halves rounds the first elements of src to bfloat16 and returns their number.
 func halves(dst []uint16, src []float32) int {
 	n := len(src) &^ 31
 	if n == 0 || !hasPairs {

@@ -7,10 +7,10 @@ import "mula/xpu"
 // Lacks returns nil: this build has no assembly kernels.
 func Lacks(xpu.Precision) []string { return nil }
 
-// kernelSets lists the sets of fp32 that this machine can run, the best first.
+// kernelSets lists the fp32 sets that this machine supports, the best first.
 func kernelSets() []*kernelSet { return []*kernelSet{&goKernels} }
 
-// pairSets lists the sets of pairs that this machine can run.
+// pairSets lists the sets with pairs that this machine supports.
 func pairSets() []*kernelSet { return nil }
 
 func roundBF16(x []float32) { roundBF16Go(x) }

@@ -39,12 +39,11 @@ func (h *Host) CrossEntropy(c xpu.CrossEntropy) {
 	})
 }
 
-// drawTarget draws an index with probability proportional to weights, by the inverse of their
-// cumulative distribution: the first index at which the sum of the weights, added up in order in
-// float64, exceeds a uniform share of the whole. The share is a function of seed and number: output
-// number of the generator SplitMix64 (Steele, Lea and Flood 2014) whose state is the finalised
-// seed. If the weights have no sum, which only weights that are not numbers lack, the draw is the
-// last of a positive weight, or 0.
+// drawTarget draws an index with probability proportional to weights, by inverting the cumulative
+// distribution: it returns the first index at which the sum of the weights, added in order in
+// float64, exceeds a uniform fraction of the total. The fraction is output `number` of the
+// generator SplitMix64 (Steele, Lea and Flood 2014) whose state is the finalised seed. If the total
+// is NaN, because a weight is, the draw is the last index with a positive weight, or 0.
 func drawTarget(weights []float32, seed, number uint64) int {
 	whole := 0.0
 	for _, x := range weights {

@@ -6,13 +6,13 @@ import (
 	"mula/xpu"
 )
 
-// rmsInverse is (mean x² + eps)^(-1/2).
+// rmsInverse returns (mean x² + eps)^(-1/2).
 func rmsInverse(x []float32, eps float64) float32 {
 	return float32(1 / math.Sqrt(SumSquares(x)/float64(len(x))+eps))
 }
 
 // Normalize writes the norm of the rows of x to y; see [xpu.Layers]. Like the original, RMSNorm
-// multiplies by the inverse first and by the weight then.
+// multiplies by the inverse first and then by the weight.
 func (h *Host) Normalize(y, x []float32, n xpu.Norm, known bool) {
 	h.split(xpu.CheckNormalize(y, x, n), operands{dst: y, x: x, norm: n, known: known}, func(t *task, _, lo, hi int) {
 		n := &t.norm
@@ -38,7 +38,7 @@ func (h *Host) Normalize(y, x []float32, n xpu.Norm, known bool) {
 	})
 }
 
-// layerStatistics is the mean of x and (variance + eps)^(-1/2).
+// layerStatistics returns the mean of x and (variance + eps)^(-1/2).
 func layerStatistics(x []float32, eps float64) (mean, rstd float32) {
 	sum := 0.0
 	for _, v := range x {
@@ -53,7 +53,7 @@ func layerStatistics(x []float32, eps float64) (mean, rstd float32) {
 	return float32(mu), float32(1 / math.Sqrt(squares/float64(len(x))+eps))
 }
 
-// NormGrad takes a gradient through a norm; see [xpu.Layers].
+// NormGrad computes the gradient of a norm; see [xpu.Layers].
 func (h *Host) NormGrad(dx, dh, x []float32, n xpu.Norm, dweight []float32) {
 	width, rows := n.Width, xpu.CheckNormGrad(dx, dh, x, n, dweight)
 	t := h.begin(operands{dst: dx, y: dh, x: x, norm: n})
@@ -83,7 +83,7 @@ func (h *Host) NormGrad(dx, dh, x []float32, n xpu.Norm, dweight []float32) {
 	t.addPartials(dweight[:width], width, 0, rows)
 }
 
-// rmsNormGrad adds a row's share to the gradient of the weights, dw, multiplies dy by the weights,
+// rmsNormGrad adds a row's part to the gradient of the weights, dw, multiplies dy by the weights,
 // and returns the factors of the gradient of its input, dx = a·(w·dy) - b·x.
 func rmsNormGrad(dy, x, w, dw []float32, r float32) (a, b float32) {
 	AddProduct(dw, r, dy, x)

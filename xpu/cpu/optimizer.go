@@ -6,16 +6,15 @@ import (
 	"mula/xpu"
 )
 
-// The updates below work on one goroutine, element by element, and use the best kernel set of the
-// machine. All slices of a call must have the length of the first, or it panics; they must not
-// overlap. GradScale multiplies the gradient first: it is 1, or what clipping its norm asks for.
-// What is below 2^-126 in magnitude becomes 0.
+// The updates below run on one goroutine, element by element, and use the best kernel set of the
+// machine. All slices of a call must have the same length, or it panics; they must not overlap. The
+// gradient is first multiplied by GradScale: 1, or the factor of norm clipping. Results below
+// 2^-126 in magnitude become 0.
 
-// updateConstants is what an update needs for all elements, in the order in which the assembly
-// reads it.
+// updateConstants are the constants of an update, in the order in which the assembly reads them.
 type updateConstants [10]float32
 
-// update runs a kernel over vectors of any length. b is nil for kernels that have no use for it.
+// update runs a kernel on vectors of any length. b is nil for kernels that do not use it.
 func update(which updateKernel, w, grad, a, b []float32, k *updateConstants) {
 	n := len(w) &^ 15
 	second := b
@@ -42,8 +41,8 @@ func update(which updateKernel, w, grad, a, b []float32, k *updateConstants) {
 	}
 }
 
-// An updateKernel is one of the functions of gen/optimizer.go. Their Go forms do the operations of
-// the assembly, each rounded by itself.
+// An updateKernel is one of the functions in gen/optimizer.go. The Go versions do the operations of
+// the assembly and round each of them.
 type updateKernel int
 
 const (
@@ -78,7 +77,7 @@ func updateGo(which updateKernel, w, grad, a, b []float32, k *updateConstants) {
 	}
 }
 
-// clamp is x within ±limit.
+// clamp returns x limited to ±limit.
 func clamp(x, limit float32) float32 {
 	if x > limit {
 		return limit
@@ -89,10 +88,10 @@ func clamp(x, limit float32) float32 {
 	return x
 }
 
-// squareRoot is the root of x, rounded once.
+// squareRoot returns the root of x, rounded once.
 func squareRoot(x float32) float32 { return float32(math.Sqrt(float64(x))) }
 
-// normal is x, or 0 if x is too small for a normal number.
+// normal returns x, or 0 if x is denormal.
 func normal(x float32) float32 {
 	if x > -0x1p-126 && x < 0x1p-126 {
 		return 0
@@ -100,7 +99,7 @@ func normal(x float32) float32 {
 	return x
 }
 
-// adamwConstants are those of the kernel for an update by AdamW, which computes
+// adamwConstants returns the constants of the kernel for an AdamW update, which computes
 //
 //	g = GradScale·grad
 //	m = β1·m + (1-β1)·g
@@ -134,7 +133,7 @@ type Lion struct {
 	GradScale    float64
 }
 
-// Update carries out the step on weights w with gradient grad and momentum m:
+// Update performs the step on weights w with gradient grad and momentum m:
 //
 //	g = GradScale·grad
 //	w = (1-LearningRate·WeightDecay)·w - LearningRate·sign(β1·m + (1-β1)·g)
@@ -153,7 +152,7 @@ func lionGo(w, grad, m []float32, k *updateConstants) {
 		g = float32(g * k[0])
 		u := float32(k[2]*g) + float32(k[1]*m[i])
 		m[i] = normal(float32(k[4]*g) + float32(k[3]*m[i]))
-		w[i] = normal(float32(k[5]*w[i]) - float32(k[6]*clamp(u*k[7], 1))) // clamp gives the sign of every normal u
+		w[i] = normal(float32(k[5]*w[i]) - float32(k[6]*clamp(u*k[7], 1))) // clamp returns the sign of every normal u
 	}
 }
 
@@ -166,8 +165,8 @@ type Sophia struct {
 	GradScale    float64
 }
 
-// Update carries out the step on weights w with gradient grad; m is the momentum and h the estimate
-// of the Hessian's diagonal, which [AverageSquares] updates:
+// Update performs the step on weights w with gradient grad; m is the momentum and h the estimate of
+// the Hessian's diagonal, which [AverageSquares] updates:
 //
 //	g = GradScale·grad
 //	m = β1·m + (1-β1)·g
@@ -203,8 +202,8 @@ func averageSquaresGo(grad, v []float32, k *updateConstants) {
 	}
 }
 
-// ADOPT holds the constants of one step of ADOPT (Taniguchi et al. 2024, arXiv 2411.02853) after
-// the first.
+// ADOPT holds the constants of a step of ADOPT (Taniguchi et al. 2024, arXiv 2411.02853) other than
+// the first step.
 type ADOPT struct {
 	LearningRate float64
 	Beta1, Beta2 float64
@@ -214,7 +213,7 @@ type ADOPT struct {
 	GradScale    float64
 }
 
-// Update carries out the step on weights w with gradient grad; m and v are their first and second
+// Update performs the step on weights w with gradient grad; m and v are their first and second
 // moments:
 //
 //	g = GradScale·grad
@@ -246,12 +245,12 @@ type Lamb struct {
 	Beta1, Beta2 float64
 	Epsilon      float64
 	WeightDecay  float64
-	Step         int64 // the number of this update, from 1: it corrects the bias of the moments
+	Step         int64 // the number of this update, from 1, for the bias correction of the moments
 	GradScale    float64
 }
 
-// Update updates the moments m and v of weights w, and replaces the gradient by the direction of
-// the step, whose length depends on all of a tensor:
+// Update updates the moments m and v of weights w, and replaces the gradient with the direction of
+// the step; its length depends on the entire tensor:
 //
 //	g = GradScale·grad
 //	m = β1·m + (1-β1)·g
@@ -285,7 +284,7 @@ type Muon struct {
 	GradScale float64
 }
 
-// Update updates the momentum m, and replaces the gradient by what is to be orthogonalized:
+// Update updates the momentum m, and replaces the gradient with the matrix to orthogonalize:
 //
 //	g = GradScale·grad
 //	m = μ·m + (1-μ)·g
@@ -316,13 +315,13 @@ type ScheduleFreeAdamW struct {
 	Beta1, Beta2 float64
 	Epsilon      float64
 	WeightDecay  float64
-	Step         int64   // the number of this update, from 1: it corrects the bias of the moment
-	Share        float64 // of z in the new average
+	Step         int64   // the number of this update, from 1, for the bias correction of the moment
+	Share        float64 // share of z in the new average
 	GradScale    float64
 }
 
-// Update carries out the step on weights y, at which the gradient was computed, and z; v is the
-// second moment:
+// Update performs the step on weights y, at which the gradient was computed, and z; v is the second
+// moment:
 //
 //	g = GradScale·grad
 //	v = β2·v + (1-β2)·g²

@@ -2,8 +2,8 @@
 
 package cpu
 
-// updateSixteens runs a kernel over vectors of a multiple of 16 elements. It calls the assembly by
-// name: see vectorSet.
+// updateSixteens runs a kernel on vectors of a multiple of 16 elements. It calls the assembly by
+// name; see vectorSet.
 func updateSixteens(which updateKernel, w, grad, a, b []float32, k *updateConstants) {
 	n := int64(len(w))
 	switch vectorSet {

@@ -7,16 +7,16 @@ import (
 	"mula/internal/freelist"
 )
 
-// pool is a fixed number of goroutines that help others with their loops. Whoever has a loop works
-// on it himself until all its calls are handed out, and then waits only for calls that are being
-// carried out: so loops within loops cannot wait for each other in a circle.
+// pool is a fixed number of goroutines that help others with their loops. The owner of a loop works
+// on it until all its calls are started, and then waits only for running calls. Nested loops
+// therefore cannot deadlock.
 type pool struct {
-	size    int // workers
+	size    int // number of workers
 	workers sync.WaitGroup
 
 	mu     sync.Mutex
 	wake   sync.Cond // a loop was opened, or closed was set
-	open   []*loop   // those that may have calls left
+	open   []*loop   // loops that may have calls left
 	free   freelist.List[loop]
 	closed bool
 }
@@ -25,8 +25,8 @@ type pool struct {
 type loop struct {
 	f       func(int)
 	n       int64
-	next    atomic.Int64 // the call to hand out next
-	helpers int          // workers in it, under pool.mu
+	next    atomic.Int64 // the next call to start
+	helpers int          // number of workers in the loop, guarded by pool.mu
 	left    sync.Cond    // the last helper has left
 }
 
@@ -72,7 +72,7 @@ func (p *pool) run(n int, f func(int)) {
 	for range min(n-1, p.size) {
 		p.wake.Signal()
 	}
-	defer p.finish(l) // also when f panics: others may be in the loop
+	defer p.finish(l) // also if f panics: workers may be in the loop
 	l.carryOut()
 }
 
@@ -106,7 +106,7 @@ func (l *loop) carryOut() {
 	}
 }
 
-// work is the life of a worker.
+// work is the main loop of a worker.
 func (p *pool) work() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -129,14 +129,15 @@ func (p *pool) work() {
 	}
 }
 
-// busy says whether a loop has calls left to hand out: then there is work for every worker.
+// busy reports whether a loop has calls left to start: then every worker has work.
 func (p *pool) busy() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.unfinished() != nil
 }
 
-// unfinished is an open loop with calls left, the youngest first: it may be a part of an older one.
+// unfinished returns an open loop with calls left, the youngest first, because it may be part of an
+// older one.
 func (p *pool) unfinished() *loop {
 	for i := len(p.open) - 1; i >= 0; i-- {
 		if l := p.open[i]; l.next.Load() < l.n {

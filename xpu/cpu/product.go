@@ -9,27 +9,26 @@ import (
 
 const (
 	// blockK and blockKBF16 are the numbers of terms that are summed in registers before they are
-	// added to C. They decide the bits of every product: they are the same for all kernel sets of a
-	// precision and must never change.
+	// added to C. They determine the bits of every product: they are the same for all kernel sets
+	// of a precision and must never change.
 	blockK, blockKBF16 = 256, 512
-	// blockPanels is the number of panels of op(A) that a worker packs at once, of depth blocks of
-	// terms, which are all added to a tile of C before the next one: at most 12·14 rows, 336 KiB,
-	// which stay in its second cache (twice that where bf16 is rounded in float32).
+	// blockPanels is the number of panels of op(A) that a worker packs at once, each with depth
+	// blocks of terms, which are all added to a tile of C before the next tile: at most 12·14 rows,
+	// 336 KiB, which fit its second-level cache (twice that if bf16 is rounded in float32).
 	blockPanels, depth = 12, 2
-	// packPanels is the number of panels of op(B) that are packed at once: long pieces of lines
-	// come from memory faster.
+	// packPanels is the number of panels of op(B) that are packed at once: long pieces of lines are
+	// read from memory faster.
 	packPanels = 4
-	// packedElements bounds the shared copy of op(B), in elements (16 MiB), unless a single panel
+	// packedElements limits the shared copy of op(B), in elements (16 MiB), unless a single panel
 	// is larger.
 	packedElements = 4 << 20
 	// smallWork is the number of multiply-adds below which waking a worker costs more than it
-	// brings.
+	// saves.
 	smallWork = 1 << 19
 )
 
-// product carries out one call of a method: independent products of matrices, cut into spans of
-// columns and those into pieces, each of which goes to one worker as a whole. A product is kept for
-// reuse with its memory.
+// product executes one call of a method: independent matrix products, divided into spans of
+// columns, and those into pieces that each run on one worker. A product is reused with its memory.
 type product struct {
 	dev      *Device
 	problems []problem
@@ -37,7 +36,7 @@ type product struct {
 	packs    []packing
 	pieces   []piece
 	packed   []float32
-	// packs[i]; kept here, as compute, because a method value made for each call would be an
+	// packs[i]; stored here, like compute, because a method value for each call would be an
 	// allocation
 	pack    func(int)
 	compute func(int) // pieces[i]
@@ -52,22 +51,22 @@ type problem struct {
 	add            bool
 }
 
-// span is panels first… of op(B) of one problem. Where more than one block of rows will need them
-// they are packed beforehand, at offset in product.packed: for each block of K, panel after panel.
-// Otherwise offset is -1, and a piece packs what it needs itself.
+// span is a range of panels, from first on, of op(B) of one problem. If more than one block of rows
+// needs the panels, they are packed in advance at offset in product.packed: for each block of K,
+// panel after panel. Otherwise offset is -1, and each piece packs the panels that it needs.
 type span struct {
 	problem       int
 	first, panels int
 	offset        int
 }
 
-// packing is some panels of a span over one block of K, k0 its first term.
+// packing is a range of panels of a span over one block of K that starts at term k0.
 type packing struct{ span, first, panels, k0 int }
 
-// piece is rows × panels of the C of a span.
+// piece is rows × panels of a span's C.
 type piece struct{ span, row, rows, first, panels int }
 
-// scratch is what one worker needs for a piece.
+// scratch is the memory that one worker needs for a piece.
 type scratch struct {
 	a    [blockPanels * maxMR * depth * blockKBF16]float32
 	b    [maxNR * blockKBF16]float32
@@ -84,7 +83,7 @@ func (d *Device) MatMul(transA, transB bool, m, n, k int, a []float32, lda int, 
 	p.run()
 }
 
-// GroupedMatMul multiplies groups of rows by a matrix each; see [xpu.Products].
+// GroupedMatMul multiplies each group of rows by its matrix; see [xpu.Products].
 func (d *Device) GroupedMatMul(counts []int32, rows int, transB bool, n, k int, a, b, c []float32, accumulate bool) {
 	xpu.CheckGroupedMatMul(counts, rows, transB, n, k, a, b, c)
 	xpu.CheckCounts("GroupedMatMul", counts, rows)
@@ -130,7 +129,7 @@ func (d *Device) product() *product {
 	return p
 }
 
-// run carries out the problems and puts p back.
+// run solves the problems and returns p for reuse.
 func (p *product) run() {
 	next, panel := 0, 0
 	for next < len(p.problems) {
@@ -139,13 +138,13 @@ func (p *product) run() {
 		p.dev.pool.run(len(p.packs), p.pack)
 		p.dev.pool.run(len(p.pieces), p.compute)
 	}
-	clear(p.problems) // let go of the caller's memory
+	clear(p.problems) // release the caller's memory
 	p.problems = p.problems[:0]
 	p.dev.products.Put(p)
 }
 
-// fill makes spans from the given panel of the given problem on, as many as the shared copy of
-// op(B) has room for, and returns where the next ones start.
+// fill creates spans from the given panel of the given problem on, up to the capacity of the shared
+// copy of op(B), and returns where the next ones start.
 func (p *product) fill(next, panel int) (int, int) {
 	mr, nr := p.dev.kernels.mr, p.dev.kernels.nr
 	p.spans, p.packs = p.spans[:0], p.packs[:0]
@@ -163,7 +162,7 @@ func (p *product) fill(next, panel int) (int, int) {
 				if used > 0 {
 					break
 				}
-				s.panels = 1 // one panel exceeds the bound by itself
+				s.panels = 1 // even one panel exceeds the limit
 			}
 			s.offset = used
 			used += s.panels * terms * nr
@@ -184,8 +183,8 @@ func (p *product) fill(next, panel int) (int, int) {
 	return next, panel
 }
 
-// cut makes pieces of the spans: blocks of rows, and ranges of panels where that leaves too few to
-// keep all threads busy to the end.
+// cut divides the spans into pieces: blocks of rows, and ranges of panels if there are too few
+// blocks to keep all threads busy to the end.
 func (p *product) cut() {
 	mr, nr, threads := p.dev.kernels.mr, p.dev.kernels.nr, p.dev.Threads()
 	work, blocks := 0, 0
@@ -196,7 +195,7 @@ func (p *product) cut() {
 		blocks += (q.m + blockPanels*mr - 1) / (blockPanels * mr)
 	}
 	split := 1
-	if work < smallWork || p.dev.pool.busy() { // busy: a product within a loop, as of attention
+	if work < smallWork || p.dev.pool.busy() { // busy: a product within a loop, as in attention
 		threads = 1
 	}
 	if threads > 1 && blocks > 0 {
@@ -219,7 +218,7 @@ func (p *product) cut() {
 			}
 		}
 	}
-	// The largest first, so that no worker is left with a large one when the others have finished.
+	// The largest first, so that no worker still has a large piece when the others have finished.
 	if threads > 1 {
 		slices.SortStableFunc(p.pieces, func(x, y piece) int { return cmp.Compare(y.rows*y.panels, x.rows*x.panels) })
 	}
@@ -271,7 +270,7 @@ func (p *product) computeOne(i int) {
 	}
 }
 
-// multiply computes terms k0… (kc of them) of panel j of piece t, whose panels of op(A) are a.
+// multiply computes kc terms, from k0, of panel j of piece t, whose panels of op(A) are a.
 func (p *product) multiply(t piece, j, k0, kc int, work *scratch, a []float32) {
 	s := p.spans[t.span]
 	q := &p.problems[s.problem]

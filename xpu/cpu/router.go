@@ -54,8 +54,8 @@ func (h *Host) Route(r xpu.Routing, logits []float32, uniform bool, stats *xpu.R
 	}
 }
 
-// topK fills chosen with the indices of the largest elements of p, largest first; of equal ones the
-// lower index comes first.
+// topK fills chosen with the indices of the largest elements of p, the largest first. Of equal
+// elements the lower index is first.
 func topK(chosen []int32, p []float32) {
 	n := 0
 	for j, v := range p {
@@ -74,14 +74,14 @@ func topK(chosen []int32, p []float32) {
 	}
 }
 
-// inTurn fills chosen with the experts that a token gets whatever the router says.
+// inTurn fills chosen with a token's experts under uniform routing.
 func inTurn(chosen []int32, token, experts int) {
 	for j := range chosen {
 		chosen[j] = int32((token*len(chosen) + j) % experts)
 	}
 }
 
-// SortRows numbers the choices by expert and, within an expert, by token; see [xpu.Layers].
+// SortRows orders the choices by expert and, within an expert, by token; see [xpu.Layers].
 func (h *Host) SortRows(r xpu.Routing) {
 	xpu.CheckSortRows(r)
 	t := h.begin(operands{})
@@ -100,8 +100,8 @@ func (h *Host) SortRows(r xpu.Routing) {
 	}
 }
 
-// RouteGrad computes the gradient of the router's logits; see [xpu.Layers]. The softmax comes
-// before the choice, so it reaches all experts.
+// RouteGrad computes the gradient of the router's logits; see [xpu.Layers]. The softmax precedes
+// the choice, so the gradient reaches all experts.
 func (h *Host) RouteGrad(r xpu.Routing, dlogits, slope, dweight []float32, zFactor float64) {
 	h.split(xpu.CheckRouteGrad(r, dlogits, slope, dweight), operands{routing: r, dst: dlogits, x: slope, y: dweight,
 		factor: zFactor}, func(t *task, _, lo, hi int) {

@@ -2,13 +2,13 @@ package cpu
 
 import "mula/xpu"
 
-// parts is the number of pieces that loops over tokens are cut into, and of partial sums over
-// tokens. It does not follow the number of workers, or the sums would.
+// parts is the maximum number of chunks of a loop over tokens, and of partial sums over tokens. It
+// does not depend on the number of workers, because the bits of sums depend on it.
 const parts = 64
 
-// A task is a command under way: its operands, the loop over things that it is at, and scratch
-// memory. It is kept for reuse, and the bodies of loops are functions that capture nothing, because
-// a closure made for each loop would be an allocation, and a training step has hundreds of loops.
+// A task is a running command: its operands, its current loop, and scratch memory. Tasks are
+// reused, and the bodies of loops are functions that capture nothing: a closure for each loop would
+// be an allocation, and a training step has hundreds of loops.
 type task struct {
 	host *Host
 	operands
@@ -16,22 +16,22 @@ type task struct {
 	body      func(t *task, part, lo, hi int)
 	run       func(piece int)
 
-	partial []float32 // partial sums, those of a part after those of another
-	sums    []float64 // the same
+	partial []float32 // partial sums, one part after the other
+	sums    []float64 // partial sums in float64
 	starts  []int32
 	blocks  []block
 	scores  scoreStack
 }
 
-// operands are what the loops of a command work on; each command sets those that it uses.
+// operands are the operands of a command's loops; each command sets the fields that it uses.
 type operands struct {
 	dst, x, y, z, w []float32
 	ids             []int32
 	width, perToken int
 	skip            int32
 	factor          float64
-	known           bool // of a norm
-	uniform         bool // of a router
+	known           bool // of Normalize
+	uniform         bool // of Route
 	results         []float64
 	checksums       []uint64
 	change          []float64
@@ -46,7 +46,7 @@ type operands struct {
 	moments         []xpu.Moments
 }
 
-// begin takes a task for a command.
+// begin returns a task for a command.
 func (h *Host) begin(o operands) *task {
 	t := h.tasks.Get()
 	if t.host == nil {
@@ -56,14 +56,14 @@ func (h *Host) begin(o operands) *task {
 	return t
 }
 
-// end gives the task back.
+// end releases the task.
 func (t *task) end() {
-	t.operands, t.body = operands{}, nil // let go of the caller's memory
+	t.operands, t.body = operands{}, nil // release the caller's memory
 	t.host.tasks.Put(t)
 }
 
-// split calls body for the pieces [lo, hi) of n things, at once on the workers. part numbers the
-// pieces from 0; there are min(n, parts) of them, whatever the number of workers.
+// split calls body for the chunks [lo, hi) of n items, in parallel on the workers. part is the
+// chunk's index; there are min(n, parts) chunks, for every number of workers.
 func (t *task) split(n int, body func(t *task, part, lo, hi int)) {
 	t.cut(n, min(n, parts), body)
 }
@@ -75,25 +75,25 @@ func (t *task) cut(n, pieces int, body func(t *task, part, lo, hi int)) {
 
 func (t *task) runPiece(i int) { t.body(t, i, t.n*i/t.pieces, t.n*(i+1)/t.pieces) }
 
-// split is a command of one loop.
+// split runs a command that is one loop.
 func (h *Host) split(n int, o operands, body func(t *task, part, lo, hi int)) {
 	t := h.begin(o)
 	t.split(n, body)
 	t.end()
 }
 
-// room makes *memory n elements long, and returns it. Its contents are undefined.
+// room sets the length of *memory to n and returns it. Its contents are undefined.
 func room[E any](memory *[]E, n int) []E {
 	if n > cap(*memory) {
-		*memory = nil // so that the collector may take it before the new one is made
+		*memory = nil // so that it can be collected before the new allocation
 		*memory = make([]E, n)
 	}
 	*memory = (*memory)[:n]
 	return *memory
 }
 
-// addPartials adds to dst the columns [first, first+len(dst)) of the partial sums that a split over
-// n things left in rows of the given width.
+// addPartials adds to dst the columns [first, first+len(dst)) of the partial sums of a split over n
+// items, whose rows have the given width.
 func (t *task) addPartials(dst []float32, width, first, n int) {
 	for part := range min(n, parts) {
 		Axpy(dst, 1, t.partial[part*width+first:][:len(dst)])

@@ -5,15 +5,15 @@ import (
 	"math"
 )
 
-// The functions below work on one goroutine; a caller spreads rows over [Device.Parallel]. They use
-// the best kernel set of the machine, as [New] does. All slices of a call must have the length of
-// the first, or it panics. A result may be the memory of an operand (dst == x), but must not
+// The functions below run on one goroutine; a caller can divide rows with [Device.Parallel]. Like
+// [New], they use the best kernel set of the machine. All slices of a call must have the same
+// length, or it panics. A result may be the same slice as an operand (dst == x), but must not
 // overlap one otherwise.
 //
-// What they add up goes into a fixed number of lanes, element i into lane i modulo that number, and
-// the lanes are then added in pairs, so that the bits of a result depend on its operands alone.
+// Sums use a fixed number of lanes: element i is added to lane i modulo that number, and then the
+// lanes are added in pairs, so that the bits of a result depend on its operands alone.
 
-// Max is the largest element of x, or -Inf if there is none. NaN is passed over.
+// Max returns the largest element of x, or -Inf if x is empty. It ignores NaN.
 func Max(x []float32) float32 {
 	var lanes [32]float32
 	for i := range lanes {
@@ -38,9 +38,9 @@ func Max(x []float32) float32 {
 }
 
 // ExpSum sets dst[i] = exp(x[i]-shift) and returns the sum of dst. With the largest element as
-// shift, dst divided by the sum is the softmax of x. The exponential is within 1.1 units in the
-// last place of the true one of the rounded difference; above 88.72283 it is +Inf, and below
-// -87.33654, where float32 is no longer normal, it is 0.
+// shift, dst divided by the sum is the softmax of x. The error of the exponential of the rounded
+// difference is at most 1.1 units in the last place. Above 88.72283 the result is +Inf; below
+// -87.33654, where float32 would be denormal, it is 0.
 func ExpSum(dst, x []float32, shift float32) float32 {
 	sameLength(len(dst), len(x))
 	var lanes [16]float32
@@ -77,7 +77,7 @@ func SwiGLU(dst, gate, up []float32) {
 
 // SwiGLUGrad is the gradient of [SwiGLU]: from the gradient dOut of its result it sets dGate[i] =
 // dOut[i]·up[i]·SiLU'(gate[i]) and dUp[i] = dOut[i]·SiLU(gate[i]), where SiLU'(g) =
-// σ(g)·(1+g·(1-σ(g))). dGate and dUp may be the memory of any of the operands.
+// σ(g)·(1+g·(1-σ(g))). dGate and dUp may be the same slices as operands.
 func SwiGLUGrad(dGate, dUp, gate, up, dOut []float32) {
 	sameLength(len(dGate), len(dUp), len(gate), len(up), len(dOut))
 	n := len(dGate) &^ 15
@@ -95,7 +95,7 @@ func SwiGLUGrad(dGate, dUp, gate, up, dOut []float32) {
 	}
 }
 
-// Dot is the sum of x[i]·y[i].
+// Dot returns the sum of x[i]·y[i].
 func Dot(x, y []float32) float32 {
 	sameLength(len(x), len(y))
 	var lanes [32]float32
@@ -173,8 +173,8 @@ func AddProduct(dst []float32, a float32, x, y []float32) {
 	}
 }
 
-// SoftmaxGrad sets dx[i] = y[i]·(dy[i] - shift). With y a softmax, dy the gradient of it and shift
-// the sum of y[i]·dy[i], dx is the gradient of what the softmax was taken of.
+// SoftmaxGrad sets dx[i] = y[i]·(dy[i] - shift). If y is a softmax, dy its gradient and shift the
+// sum of y[i]·dy[i], then dx is the gradient of the softmax's input.
 func SoftmaxGrad(dx, y, dy []float32, shift float32) {
 	sameLength(len(dx), len(y), len(dy))
 	n := len(dx) &^ 15
@@ -190,11 +190,11 @@ func SoftmaxGrad(dx, y, dy []float32, shift float32) {
 	}
 }
 
-// Rotate turns the pairs (x[j], x[n+j]) by angles of which cos and sin, each of length n, hold
-// cosine and sine, multiplies them by scale and writes them to dst. x and dst have the length 2n.
+// Rotate rotates the pairs (x[j], x[n+j]) by the angles whose cosines and sines are in cos and sin,
+// each of length n, multiplies them by scale and writes them to dst. x and dst have the length 2n.
 func Rotate(dst, x, cos, sin []float32, scale float32) { rotate(dst, x, cos, sin, scale, scale) }
 
-// RotateBack is [Rotate] by the negative angles, its transpose.
+// RotateBack is [Rotate] with negated angles, its transpose.
 func RotateBack(dst, x, cos, sin []float32, scale float32) { rotate(dst, x, cos, sin, scale, -scale) }
 
 func rotate(dst, x, cos, sin []float32, scale, turn float32) {
@@ -218,7 +218,7 @@ func rotate(dst, x, cos, sin []float32, scale, turn float32) {
 	}
 }
 
-// SumSquares is the sum of x[i]², added up in float64. Its bits are the same on every machine.
+// SumSquares returns the sum of x[i]² in float64. Its bits are the same on every machine.
 func SumSquares(x []float32) float64 {
 	var lanes [16]float64
 	n := len(x) &^ 15
@@ -241,19 +241,19 @@ func addLanes[T float32 | float64](lanes []T) T {
 	return lanes[0]
 }
 
-// sameLength panics unless all lengths are the first.
+// sameLength panics unless all lengths equal the first.
 func sameLength(first int, others ...int) {
 	for _, n := range others {
 		if n != first {
-			panic(fmt.Sprintf("cpu: vectors of %d and %d elements", first, n))
+			panic(fmt.Sprintf("cpu: vectors of different lengths, %d and %d", first, n))
 		}
 	}
 }
 
-// The Go forms of the kernels do the operations of the assembly, each rounded by itself (see
+// The Go versions of the kernels do the operations of the assembly and round each of them (see
 // multiplyGo for the conversions).
 
-// expGo is exp(t) as expBody of package gen has it.
+// expGo returns exp(t), computed like expBody of package gen.
 func expGo(t float32) float32 {
 	const (
 		highest, lowest = 88.72283, -87.336544

@@ -3,7 +3,7 @@
 package cpu
 
 // vectorSet is the kernel set of the functions on vectors. They call the assembly by name, not
-// through variables, so that buffers on the stack may stay there.
+// through variables, so that buffers can stay on the stack.
 var vectorSet = kernelSets()[0]
 
 func expSum(lanes *[16]float32, dst, x []float32, shift float32) {
