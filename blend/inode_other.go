@@ -4,5 +4,5 @@ package blend
 
 import "io/fs"
 
-// inode is the number of a file in its file system, 0 where there are none.
+// inode returns 0, because the system has no inode numbers.
 func inode(fs.FileInfo) uint64 { return 0 }

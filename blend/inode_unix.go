@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// inode is the number of a file in its file system, 0 if it is not known.
+// inode returns the inode number of a file, 0 if it is unknown.
 func inode(info fs.FileInfo) uint64 {
 	if s, ok := info.Sys().(*syscall.Stat_t); ok {
 		return uint64(s.Ino)

@@ -24,16 +24,16 @@ import (
 	"mula/shards"
 )
 
-// facts are what a plan needs to know of a shard.
+// facts describe a shard, as far as a plan needs it.
 type facts struct {
 	dtype             shards.DType
 	tokens, documents int64
-	manifest          bool      // it has one
-	tokenizer         Tokenizer // by the manifest; without a hash if there is none or it names none
-	bin, index        string    // SHA-256, by the manifest or by reading the files; "" if nobody has read them
+	manifest          bool      // the shard has a manifest
+	tokenizer         Tokenizer // from the manifest; without a hash if the manifest is missing or names none
+	bin, index        string    // SHA-256, from the manifest or by reading the files; "" if unknown
 }
 
-// factsOf looks into an open shard.
+// factsOf returns the facts of an open shard.
 func factsOf(s *shards.Shard) facts {
 	f := facts{dtype: s.DType(), tokens: s.Tokens(), documents: s.Documents()}
 	if m := s.Manifest(); m != nil {
@@ -44,18 +44,18 @@ func factsOf(s *shards.Shard) facts {
 	return f
 }
 
-// A stamp is what tells a file from the one that was there before, without reading it. The zero
-// stamp is that of no file.
+// A stamp identifies a file's content without reading the file. The zero stamp means that the file
+// does not exist.
 type stamp struct {
 	size, changed int64 // bytes; nanoseconds since 1970
 	inode         uint64
 }
 
-// stamps are those of .bin, .idx and .json.
+// stamps are the stamps of .bin, .idx and .json.
 type stamps [3]stamp
 
-// Settled is the age from which the modification time of a shard identifies its content. A file that
-// changes twice within the resolution of the file system's clock may keep its time.
+// Settled is the age from which the modification time of a shard identifies its content. A file
+// that changes twice within the resolution of the file system's clock may keep its time.
 const Settled = 2 * time.Second
 
 func stampOf(info fs.FileInfo) (s stamp, ok bool) {
@@ -81,16 +81,16 @@ func stampsOf(prefix string) (s stamps, ok bool) {
 	return s, true
 }
 
-// A ledger keeps the facts of shards between runs, so that a plan over thousands of them opens
-// without opening any: a page, which is a file in the user's cache directory, for each directory of
-// shards. It is only ever a help: where it cannot be read, written or believed, the shards are
-// looked at instead. A fact is believed while the stamps of the shard's files are those that it was
-// noted with. Processes that note things at the same time keep what the others have noted.
+// A ledger caches the facts of shards between runs, so that a plan over thousands of shards opens
+// without opening each shard. It has one page, a file in the user's cache directory, for each
+// directory of shards. The ledger is only a cache: if it cannot be read, written or trusted, the
+// shards are opened instead. A fact is valid while the stamps of the shard's files are unchanged.
+// Concurrent processes merge their entries.
 //
-// It also says when files were last verified. A file that is no shard's is in it for that alone,
+// It also records when files were last verified. A file that is not part of a shard has an entry
 // with one stamp and no facts.
 type ledger struct {
-	root string // directory of the pages; "" to keep nothing
+	root string // directory of the pages; "" disables the cache
 
 	mu    sync.Mutex
 	pages map[string]*page // by directory
@@ -99,24 +99,24 @@ type ledger struct {
 type page struct {
 	entries map[string]entry // by the base name of the prefix
 	used    map[string]bool  // in this run
-	noted   map[string]bool  // in this run, and not yet written
+	noted   map[string]bool  // in this run, not yet written
 }
 
 type entry struct {
 	stamps
-	verified int64 // when all bytes were last found to be those of the hashes, in nanoseconds since 1970; 0: never
+	verified int64 // when all bytes last matched the hashes, in nanoseconds since 1970; 0: never
 	facts
-	indexed bool // the .idx was found to have the manifest's hash
+	indexed bool // the .idx matched the manifest's hash
 }
 
 // Limits of the ledger on disk.
 const (
 	maxPageEntries = 1 << 16
 	maxPageBytes   = 64 << 20
-	maxLedgerBytes = 256 << 20 // beyond it the pages written longest ago go
+	maxLedgerBytes = 256 << 20 // beyond it, the oldest pages are removed
 )
 
-// pageMagic begins a page, with the version of its layout.
+// pageMagic starts a page, and contains the version of its layout.
 const pageMagic = "mula shards 2\n"
 
 func openLedger() *ledger {
@@ -127,7 +127,7 @@ func openLedger() *ledger {
 	return l
 }
 
-// page gives the page of a directory. The ledger must be locked.
+// page returns the page of a directory. The ledger must be locked.
 func (l *ledger) page(dir string) *page {
 	if p := l.pages[dir]; p != nil {
 		return p
@@ -160,14 +160,14 @@ func readBounded(path string, limit int64) ([]byte, error) {
 	return data, err
 }
 
-// path is that of the page of a directory.
+// path returns the path of a directory's page.
 func (l *ledger) path(dir string) string {
 	sum := sha256.Sum256([]byte(dir))
 	return filepath.Join(l.root, hex.EncodeToString(sum[:16]))
 }
 
-// find gives the facts of a shard if they are known for the files that are there now. Else it gives
-// their stamps, for note.
+// find returns the facts of a shard if they are valid for its current files. Otherwise it returns
+// the stamps of the files, for note.
 func (l *ledger) find(prefix string) (f facts, s stamps, ok bool) {
 	s, trusted := stampsOf(prefix)
 	if !trusted {
@@ -185,8 +185,7 @@ func (l *ledger) find(prefix string) (f facts, s stamps, ok bool) {
 	return e.facts, s, true
 }
 
-// note keeps the facts of a shard that were found out after its stamps were taken, if these are
-// still the same.
+// note stores facts that were found after the stamps were taken, if the stamps are unchanged.
 func (l *ledger) note(prefix string, f facts, before stamps) {
 	if now, ok := stampsOf(prefix); !ok || now != before {
 		return
@@ -203,7 +202,7 @@ func (p *page) note(name string, e entry) {
 	p.entries[name], p.used[name], p.noted[name] = e, true, true
 }
 
-// since is when the file with these stamps was verified.
+// since returns when the file with these stamps was verified.
 func (e entry) since(s stamps) int64 {
 	if e.stamps != s {
 		return 0
@@ -211,8 +210,8 @@ func (e entry) since(s stamps) int64 {
 	return e.verified
 }
 
-// verifiedAt says whether a shard, by its prefix, or another file, by its path, was verified not
-// too long ago. s are its stamps.
+// verifiedAt reports whether a shard (by its prefix) or another file (by its path) was verified
+// recently. s are its stamps.
 func (l *ledger) verifiedAt(path string, s stamps) bool {
 	dir, name := filepath.Split(path)
 	l.mu.Lock()
@@ -226,7 +225,7 @@ func (l *ledger) verifiedAt(path string, s stamps) bool {
 	return true
 }
 
-// noteVerified keeps that a shard, or another file, with these stamps and facts has been verified.
+// noteVerified records that a shard or another file with these stamps and facts has been verified.
 func (l *ledger) noteVerified(path string, s stamps, f facts) {
 	dir, name := filepath.Split(path)
 	l.mu.Lock()
@@ -234,8 +233,7 @@ func (l *ledger) noteVerified(path string, s stamps, f facts) {
 	l.page(dir).note(name, entry{s, time.Now().UnixNano(), f, f.manifest})
 }
 
-// indexVerified says whether the .idx of a shard with these stamps was found to have the manifest's
-// hash.
+// indexVerified reports whether the .idx of a shard with these stamps matched the manifest's hash.
 func (l *ledger) indexVerified(prefix string, s stamps) bool {
 	dir, name := filepath.Split(prefix)
 	l.mu.Lock()
@@ -244,8 +242,8 @@ func (l *ledger) indexVerified(prefix string, s stamps) bool {
 	return e.indexed && e.stamps == s
 }
 
-// noteIndex keeps that the .idx of a shard, whose stamps were taken before it was read, has the
-// manifest's hash.
+// noteIndex records that the .idx of a shard matches the manifest's hash. The stamps must have been
+// taken before the .idx was read.
 func (l *ledger) noteIndex(prefix string, f facts, before stamps) {
 	if now, ok := stampsOf(prefix); !ok || now != before {
 		return
@@ -257,8 +255,8 @@ func (l *ledger) noteIndex(prefix string, f facts, before stamps) {
 	p.note(name, entry{before, p.entries[name].since(before), f, true})
 }
 
-// close writes what has been noted, into the pages as they are by then. What cannot be written is
-// found out again next time.
+// close merges the new entries into the pages and writes them. Entries that cannot be written are
+// lost, and are found again next time.
 func (l *ledger) close() {
 	if l.root == "" {
 		return
@@ -280,7 +278,7 @@ func (l *ledger) close() {
 		if data, err := readBounded(l.path(dir), maxPageBytes); err == nil {
 			p.merge(data, dir)
 		}
-		_ = replaceFile(l.path(dir), p.text(dir)) // a disk without room is no reason to fail
+		_ = replaceFile(l.path(dir), p.text(dir)) // a full disk must not fail the command
 		clear(p.noted)
 	}
 	if done != nil {
@@ -288,7 +286,7 @@ func (l *ledger) close() {
 	}
 }
 
-// merge takes what others have written since the page was read, except for what has been noted
+// merge adds the entries that other processes have written, except for entries that were noted
 // here.
 func (p *page) merge(data []byte, dir string) {
 	others := &page{entries: map[string]entry{}}
@@ -304,8 +302,8 @@ func (p *page) merge(data []byte, dir string) {
 	}
 }
 
-// replaceFile writes a file and gives it its name. Nothing waits for the disk, unlike in
-// atomicfile: a page that a crash leaves in pieces does not have its checksum.
+// replaceFile replaces a file without waiting for the disk, unlike atomicfile. The checksum of a
+// page detects a partial write after a crash.
 func replaceFile(path string, data []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(path), ".page-*.tmp")
 	if err != nil {
@@ -321,7 +319,7 @@ func replaceFile(path string, data []byte) error {
 	return err
 }
 
-// prune keeps the ledger within its size.
+// prune removes the oldest pages if the ledger is too large.
 func (l *ledger) prune() {
 	list, err := os.ReadDir(l.root)
 	if err != nil {
@@ -346,16 +344,16 @@ func (l *ledger) prune() {
 	}
 }
 
-// A page is: pageMagic; the directory, with its length before it (u16); the number of entries
-// (u32); each entry; the CRC-32 (IEEE) of all that. An entry is: the name, with its length before
-// it (u16); of each of the three files size, time of change (i64) and inode (u64); when it was
-// verified (i64); tokens, documents (i64); element type, flags (u8); what the flags say is there.
-// Numbers are little-endian.
+// The layout of a page: pageMagic; the directory, after its length (u16); the number of entries
+// (u32); the entries; the CRC-32 (IEEE) of everything before. The layout of an entry: the name,
+// after its length (u16); size, modification time (i64) and inode (u64) of each of the three files;
+// time of verification (i64); tokens, documents (i64); element type, flags (u8); the fields that
+// the flags announce. Numbers are little-endian.
 const (
 	hasManifest  = 1 << iota
 	hasTokenizer // SHA-256 (32 bytes), highest id + 1, end-of-document id (i64)
 	hasHashes    // SHA-256 of .bin and .idx, 32 bytes each
-	hasIndex     // the .idx was found to have the manifest's hash; nothing follows
+	hasIndex     // the .idx matched the manifest's hash; has no field
 )
 
 func (p *page) text(dir string) []byte {
@@ -401,8 +399,8 @@ func (p *page) text(dir string) []byte {
 	return le.AppendUint32(b, crc32.ChecksumIEEE(b))
 }
 
-// parse takes the entries of a page. Of one that is damaged, or of another directory, it takes
-// none.
+// parse adds the entries of a page. It adds none if the page is damaged or belongs to another
+// directory.
 func (p *page) parse(data []byte, dir string) {
 	le := binary.LittleEndian
 	if len(data) < 4 || crc32.ChecksumIEEE(data[:len(data)-4]) != le.Uint32(data[len(data)-4:]) {
@@ -457,18 +455,18 @@ func (p *page) parse(data []byte, dir string) {
 			e.bin, e.index = hex.EncodeToString(take(32)), hex.EncodeToString(take(32))
 		}
 		if data == nil || name == "" {
-			return // it was cut off, though its checksum is right: another version's
+			return // truncated despite a valid checksum: written by another version
 		}
 		p.entries[name] = e
 	}
 }
 
-// lookers is how many shards are looked at at a time. Most of the time goes by waiting for the file
-// system, which may be far away.
+// lookers is the number of shards that are examined concurrently. Most of the time is spent waiting
+// for the file system, which may be remote.
 const lookers = 32
 
-// survey finds out the facts of all shards of a plan, from the ledger or by opening them. Of
-// several that cannot be opened the error is about the first in the order of the plan.
+// survey returns the facts of all shards of a plan, from the ledger or by opening them. If several
+// shards cannot be opened, the error is about the first in the plan's order.
 func (l *ledger) survey(ctx context.Context, p *Plan) ([][]facts, error) {
 	type task struct{ source, shard int }
 	var tasks []task
@@ -482,7 +480,7 @@ func (l *ledger) survey(ctx context.Context, p *Plan) ([][]facts, error) {
 	}
 	const batch = 16 // shards for one goroutine
 	var mu sync.Mutex
-	failed := false // then no further batch is begun; all before it have been
+	failed := false // start no further batch; earlier batches have all started
 	var g errgroup.Group
 	g.SetLimit(lookers)
 	for part := range slices.Chunk(tasks, batch) {
@@ -525,7 +523,7 @@ func (l *ledger) survey(ctx context.Context, p *Plan) ([][]facts, error) {
 	return found, nil
 }
 
-// look gives the facts of one shard.
+// look returns the facts of one shard.
 func (l *ledger) look(prefix string) (facts, error) {
 	f, before, ok := l.find(prefix)
 	if ok {

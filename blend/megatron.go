@@ -25,31 +25,31 @@ const (
 	orderMegatron = "megatron"
 )
 
-// MegatronOrder is the name and version, in plan.json, of an order that is read from the index
-// cache of Megatron-LM.
+// MegatronOrder is the order version in plan.json for an order that is read from an index cache of
+// Megatron-LM.
 const MegatronOrder = "megatron 1"
 
-// A MegatronConfig is the entry megatron in blend.yaml: which order of which cache to read.
+// A MegatronConfig is the entry megatron in blend.yaml. It selects an order of an index cache.
 type MegatronConfig struct {
 	Cache string `yaml:"cache"` // directory of the index files
-	// hash of a blend or dataset, or a file whose name begins with it; "" for the only one of the
-	// split
+	// hash of a blend or dataset, or a file whose name starts with the hash; "": the only order of
+	// the split
 	Name       string `yaml:"name"`
-	Split      string `yaml:"split"`      // "" is train
-	Validation string `yaml:"validation"` // like Name, what to evaluate on; "" for nothing
-	// where relative prefixes of token files are looked for; "" is the configuration's directory
+	Split      string `yaml:"split"`      // "": train
+	Validation string `yaml:"validation"` // like Name, for the validation split; "": none
+	// directory for relative prefixes of token files; "": the configuration's directory
 	Root string `yaml:"root"`
 }
 
-// A Megatron is what a plan knows of the cache that it reads its order from.
+// A Megatron describes the index cache that a plan's order is read from.
 type Megatron struct {
-	Name       string `json:"name"`       // the hash of the blend or dataset: the MD5 of its description
-	Validation string `json:"validation"` // the same of what is held out; "" for nothing
-	// a sample has a token more than Megatron's sequence length, as its default is
+	Name       string `json:"name"`       // hash of the blend or dataset: the MD5 of its description
+	Validation string `json:"validation"` // hash of the validation blend or dataset; "" for none
+	// a sample has one token more than Megatron's sequence length, as is Megatron's default
 	ExtraToken bool        `json:"extra_token"`
-	Files      []CacheFile `json:"files"` // all that the order depends on, by name
+	Files      []CacheFile `json:"files"` // all files that the order depends on, by name
 
-	directory, root string // of the files; that relative prefixes start from
+	directory, root string // of the files; for relative prefixes
 }
 
 // A CacheFile is a file of an index cache.
@@ -59,25 +59,24 @@ type CacheFile struct {
 	SHA256 string `json:"sha256"`
 }
 
-// A segment is a stretch of a sample's tokens that lie one after the other in a shard. A window of
-// the native order is one; a sample of Megatron's, and one that is packed, has one for each
-// document in it.
+// A segment is a range of consecutive tokens of a sample within a shard. A window of the native
+// order is one segment. A Megatron sample or a packed sample has a segment for each document.
 type segment struct {
 	token, length int64
-	begins        bool // a document begins here, wherever the shard has documents begin
+	begins        bool // a document starts here, even if the shard's index has none here
 	shard         int
 }
 
-// A cacheOrder is an order that is read from open caches.
+// A cacheOrder reads an order from open caches.
 type cacheOrder struct {
 	plan    *Plan
 	train   *megatron.Cache
 	valid   *megatron.Cache // nil without validation
 	indexes []*shards.Index // by source
-	held    []int           // of each source: its number among the datasets of valid, -1 for none
+	held    []int           // by source: index of its dataset in valid, -1 if none
 }
 
-// openOrder opens the caches of a plan, and the .idx files of its shards, which must be known.
+// openOrder opens the caches of a plan. It does not open the plan's shards.
 func openOrder(p *Plan) (_ *cacheOrder, err error) {
 	m := p.Megatron
 	o := &cacheOrder{plan: p}
@@ -97,8 +96,8 @@ func openOrder(p *Plan) (_ *cacheOrder, err error) {
 	return o, nil
 }
 
-// awaitOrder is openOrder, which waits while other processes build what is missing, if waiting is
-// not nil.
+// awaitOrder calls openOrder. If waiting is not nil, it waits while other processes build missing
+// files.
 func awaitOrder(ctx context.Context, p *Plan, waiting func(string)) (o *cacheOrder, err error) {
 	err = awaitCache(ctx, p.path(p.Megatron.directory), waiting, func() (err error) {
 		o, err = openOrder(p)
@@ -107,8 +106,8 @@ func awaitOrder(ctx context.Context, p *Plan, waiting func(string)) (o *cacheOrd
 	return o, err
 }
 
-// awaitCache does what open does, until it misses no file that other processes may be building;
-// only once, if waiting is nil.
+// awaitCache calls open until no file is missing that another process is building. If waiting is
+// nil, it calls open once.
 func awaitCache(ctx context.Context, dir string, waiting func(string), open func() error) error {
 	if waiting == nil {
 		return open()
@@ -117,7 +116,7 @@ func awaitCache(ctx context.Context, dir string, waiting func(string), open func
 		func(builder string) { waiting(fmt.Sprintf("waiting for %s, which is building %s", builder, dir)) }, open)
 }
 
-// bind relates the datasets of the caches to the sources of the plan.
+// bind maps the datasets of the caches to the sources of the plan.
 func (o *cacheOrder) bind() error {
 	o.held = make([]int, len(o.plan.Sources))
 	for i := range o.plan.Sources {
@@ -142,15 +141,15 @@ func (o *cacheOrder) bind() error {
 			i++
 		}
 		if i == len(train) {
-			return fmt.Errorf("the validation blend has a dataset %s that training does not have: leave "+
-				"megatron.validation out, and evaluate on a plan of its own", dataset.Prefix)
+			return fmt.Errorf("the validation blend has dataset %s, but training does not; remove "+
+				"megatron.validation, and evaluate on another plan", dataset.Prefix)
 		}
 		o.held[i] = v
 	}
 	return nil
 }
 
-// path is a path of the plan, which is relative to its directory, for this machine.
+// path resolves a path of the plan file, which may be relative to the plan's directory.
 func (p *Plan) path(written string) string {
 	path := filepath.FromSlash(written)
 	if filepath.IsAbs(path) {
@@ -172,7 +171,7 @@ func (o *cacheOrder) close() error {
 	return errors.Join(errs...)
 }
 
-// locate computes what stands at a position.
+// locate returns the sample at a position.
 func (o *cacheOrder) locate(position int64) (Sample, error) {
 	s := Sample{Position: position, Epoch: -1, Skipped: o.plan.skipped(position)}
 	err := mapping.Guard(func() (err error) {
@@ -186,7 +185,7 @@ func (o *cacheOrder) locate(position int64) (Sample, error) {
 	return s, err
 }
 
-// begin notes the first token of a sample.
+// begin sets the first token of a sample.
 func (o *cacheOrder) begin(s *Sample) error {
 	var buffer [16]segment
 	segments, err := o.segments(buffer[:0], *s)
@@ -223,8 +222,8 @@ func (o *cacheOrder) segments(dst []segment, s Sample) ([]segment, error) {
 	return dst, err
 }
 
-// whole says whether a sample has all of its tokens. The last of a validation set may be short, and
-// Megatron then fills it up.
+// whole reports whether a sample has all of its tokens. The last sample of a validation set may be
+// short; Megatron then pads it.
 func (o *cacheOrder) whole(segments []segment) bool {
 	return lengthOf(segments) == int64(o.plan.SequenceLength)+1
 }
@@ -236,8 +235,8 @@ func lengthOf(segments []segment) (n int64) {
 	return n
 }
 
-// validation lists the validation samples of a source: those that the validation blend draws,
-// without the one that is short, if there is such a one.
+// validation lists the validation samples of a source: the samples that the validation blend draws,
+// without the short one.
 func (o *cacheOrder) validation(source int) iter.Seq[Sample] {
 	return func(yield func(Sample) bool) {
 		src := &o.plan.Sources[source]
@@ -246,8 +245,8 @@ func (o *cacheOrder) validation(source int) iter.Seq[Sample] {
 		for number := src.training; left > 0; number++ {
 			s := Sample{Position: -1, Source: source, Epoch: -1, Window: number}
 			var err error
-			// Of a damaged cache they were counted otherwise; a sample that cannot be read says so
-			// when it is.
+			// In a damaged cache the counts may differ. A sample that cannot be read reports an
+			// error when it is read.
 			if segments, err = o.segments(segments[:0], s); err == nil && !o.whole(segments) {
 				continue
 			}
@@ -262,8 +261,8 @@ func (o *cacheOrder) validation(source int) iter.Seq[Sample] {
 	}
 }
 
-// position finds where a sample of a source is drawn. There is no arithmetic for it: it goes
-// through the order, as far as that can be read.
+// position finds the position of a source's sample. It searches the order, until an error, because
+// there is no formula.
 func (o *cacheOrder) position(source int, window int64) (int64, bool) {
 	for b, err := range o.plan.Positions(context.Background(), 0, o.plan.length) {
 		if err != nil {
@@ -292,8 +291,8 @@ func (o *cacheOrder) positions(b *Block) error {
 	})
 }
 
-// occurrences lists the places of a document: first it looks for the samples that hold it, then for
-// the positions of these.
+// occurrences lists the occurrences of a document. It first finds the samples that hold the
+// document, then the positions of these samples.
 func (o *cacheOrder) occurrences(ctx context.Context, doc Document) iter.Seq2[Occurrence, error] {
 	return func(yield func(Occurrence, error) bool) {
 		src := &o.plan.Sources[doc.Source]
@@ -306,7 +305,7 @@ func (o *cacheOrder) occurrences(ctx context.Context, doc Document) iter.Seq2[Oc
 			Occurrence
 			drawn []int64 // positions
 		}
-		found := map[int64][]int{} // sample → its places
+		found := map[int64][]int{} // sample → indices in places
 		var places []place
 		var segments []segment
 		for w := range samples {
@@ -377,8 +376,8 @@ func (o *cacheOrder) occurrences(ctx context.Context, doc Document) iter.Seq2[Oc
 	}
 }
 
-// surveyMegatron gives the plan of a configuration that reads a cache, without hashes and check
-// values, and its open data.
+// surveyMegatron returns the open data of a plan that reads a cache. The plan has no hashes and no
+// check values yet.
 func surveyMegatron(ctx context.Context, c *Config, l *ledger, waiting func(string)) (_ *Data, err error) {
 	at := func(field string, err error) error {
 		return c.file.Errorf("$.megatron"+field, "order megatron: %w", err)
@@ -416,7 +415,7 @@ func surveyMegatron(ctx context.Context, c *Config, l *ledger, waiting func(stri
 	}()
 	train := p.order.train
 	if split := c.Megatron.Split; split != "" && split != train.Split().String() {
-		return nil, at(".split", fmt.Errorf("%s is of the split %s, not %s", m.Name, train.Split(), split))
+		return nil, at(".split", fmt.Errorf("%s belongs to the split %s, not %s", m.Name, train.Split(), split))
 	}
 	m.ExtraToken = train.ExtraToken()
 	length := int(min(train.SequenceLength(), math.MaxInt32))
@@ -429,10 +428,10 @@ func surveyMegatron(ctx context.Context, c *Config, l *ledger, waiting func(stri
 	if p.SequenceLength != length {
 		extra := ""
 		if !m.ExtraToken {
-			extra = ": without the extra token it is one less than Megatron's"
+			extra = " (one less than Megatron's, because there is no extra token)"
 		}
 		return nil, c.file.Errorf("$.sequence_length",
-			"sequence_length is %d, but the samples of the cache train on %d tokens%s; write that, or leave it out",
+			"sequence_length is %d, but the samples of the cache train on %d tokens%s; set that value, or remove it",
 			p.SequenceLength, length, extra)
 	}
 	if p.length = train.Len(); p.length == 0 {
@@ -472,7 +471,7 @@ func surveyMegatron(ctx context.Context, c *Config, l *ledger, waiting func(stri
 	if p.Tokenizer, err = d.tokenizer(); err != nil {
 		return nil, err
 	}
-	p.Stages = nil // compile makes the one stage
+	p.Stages = nil // compile adds the only stage
 	if err := p.resolveSkips(c, p.length); err != nil {
 		return nil, err
 	}
@@ -482,7 +481,7 @@ func surveyMegatron(ctx context.Context, c *Config, l *ledger, waiting func(stri
 	return d, nil
 }
 
-// hashOf is what a file's name begins with, up to its first hyphen.
+// hashOf returns the part of a file name before its first hyphen.
 func hashOf(name string) string {
 	if name == "" {
 		return ""
@@ -491,7 +490,7 @@ func hashOf(name string) string {
 	return hash
 }
 
-// check reads the caches whole, so that no plan is made over a damaged one.
+// check reads the complete caches, so that no plan is built from a damaged cache.
 func (o *cacheOrder) check(ctx context.Context) error {
 	if err := o.train.Check(ctx); err != nil {
 		return err
@@ -505,7 +504,7 @@ func (o *cacheOrder) check(ctx context.Context) error {
 	return nil
 }
 
-// count notes how many samples of each source the order draws, and how many are held out.
+// count counts the samples of each source that the order draws and that are held out.
 func (o *cacheOrder) count(ctx context.Context) error {
 	p := o.plan
 	p.totals = make([]int64, len(p.Sources))
@@ -552,7 +551,7 @@ func (o *cacheOrder) count(ctx context.Context) error {
 	return nil
 }
 
-// describedOrders are the blends and the datasets that a cache describes for a split, by hash.
+// describedOrders lists the hashes of the blends and datasets that a cache describes for a split.
 func describedOrders(dir, split string) (blends, datasets []string, err error) {
 	list, err := os.ReadDir(dir)
 	if err != nil {
@@ -578,14 +577,14 @@ func describedOrders(dir, split string) (blends, datasets []string, err error) {
 	return blends, datasets, nil
 }
 
-// unready is an error about what is not there, or not yet.
+// unready is an error about a missing file that another process may be building.
 type unready string
 
 func (e unready) Error() string { return string(e) }
 
 func (unready) Is(target error) bool { return target == fs.ErrNotExist }
 
-// onlyOrder is the only blend of a split in a cache, or its only dataset if there is no blend.
+// onlyOrder returns the only blend of a split in a cache, or its only dataset if there is no blend.
 func onlyOrder(dir, split string) (string, error) {
 	blends, datasets, err := describedOrders(dir, split)
 	if err != nil {
@@ -595,21 +594,22 @@ func onlyOrder(dir, split string) (string, error) {
 	if len(found) == 0 {
 		found, what = datasets, "datasets"
 		if builders, err := cache.Builders(dir); err != nil || len(builders) > 0 {
-			// a blend of the datasets may be on its way
-			return "", errors.Join(unready(fmt.Sprintf("%s describes no blend of the split %s yet", dir, split)), err)
+			// another process may be building a blend of the datasets
+			return "", errors.Join(unready(fmt.Sprintf("%s does not describe a blend of the split %s yet", dir, split)),
+				err)
 		}
 	}
 	switch len(found) {
 	case 1:
 		return found[0], nil
 	case 0:
-		return "", unready(fmt.Sprintf("%s describes no blend and no dataset of the split %s", dir, split))
+		return "", unready(fmt.Sprintf("%s describes neither a blend nor a dataset of the split %s", dir, split))
 	}
-	return "", fmt.Errorf("%s has %d %s of the split %s, such as %s and %s: say which one with name", dir, len(found),
+	return "", fmt.Errorf("%s has %d %s of the split %s, such as %s and %s; select one with name", dir, len(found),
 		what, split, found[0], found[1])
 }
 
-// files lists the files that the order and what is held out are read from, with their sizes.
+// files lists the files of the order and of the validation split, with their sizes.
 func (o *cacheOrder) files() ([]CacheFile, error) {
 	names := o.train.Files()
 	if o.valid != nil {
@@ -627,31 +627,32 @@ func (o *cacheOrder) files() ([]CacheFile, error) {
 	return files, nil
 }
 
-// compileMegatron is [Plan.compile] for an order that is read.
+// compileMegatron does what [Plan.compile] does, for an order that is read from a cache.
 func (p *Plan) compileMegatron() error {
 	m := p.Megatron
 	if !isHex(m.Name, 32) || m.Validation != "" && !isHex(m.Validation, 32) {
-		return errors.New("the order or its validation is not named by a hash of 32 digits")
+		return errors.New("name and validation of the cache must be hashes of 32 hexadecimal digits")
 	}
 	if p.length < 1 || p.length > maxLength || len(p.totals) != len(p.Sources) {
-		return fmt.Errorf("%d samples; a plan has at most 2^60", p.length)
+		return fmt.Errorf("the plan has %d samples, but the limits are 1 and 2^60", p.length)
 	}
 	var drawn int64
 	weights := make([]uint64, len(p.Sources))
 	for i := range p.Sources {
 		s := &p.Sources[i]
 		if len(s.Shards) != 1 {
-			return fmt.Errorf("source %q has %d shards; a dataset of Megatron's has one", s.Name, len(s.Shards))
+			return fmt.Errorf("source %q has %d shards; a Megatron dataset has one", s.Name, len(s.Shards))
 		}
 		if s.training < 0 || s.training > maxLength || s.Validation < 0 || s.Validation > maxLength ||
 			p.totals[i] < 0 || p.totals[i] > p.length-drawn {
-			return fmt.Errorf("source %q: %d of %d samples, %d held out", s.Name, p.totals[i], s.training, s.Validation)
+			return fmt.Errorf("source %q has invalid counts: %d of %d samples drawn, %d held out", s.Name, p.totals[i],
+				s.training, s.Validation)
 		}
 		drawn += p.totals[i]
 		weights[i] = uint64(p.totals[i])
 	}
 	if drawn != p.length {
-		return fmt.Errorf("the sources give %d samples, the plan has %d", drawn, p.length)
+		return fmt.Errorf("the sources have %d samples in total, but the plan has %d", drawn, p.length)
 	}
 	p.Stages = []Stage{{Samples: p.length, Weights: weights, Written: make([]string, len(weights))}}
 	last := ""
@@ -665,12 +666,11 @@ func (p *Plan) compileMegatron() error {
 	return nil
 }
 
-// verifyCache compares the open cache with what the plan was sealed with, as far as that takes no
-// reading.
+// verifyCache compares the open cache with the plan, without reading complete files.
 func (o *cacheOrder) verifyCache() error {
 	p, m := o.plan, o.plan.Megatron
 	changed := func(format string, args ...any) error {
-		return fmt.Errorf("the cache %s has changed since the plan was sealed: %s; restore it, or blend again",
+		return fmt.Errorf("the cache %s has changed since the plan was built: %s; restore it, or build a new plan",
 			p.path(m.directory), fmt.Sprintf(format, args...))
 	}
 	for _, f := range m.Files {
@@ -679,7 +679,7 @@ func (o *cacheOrder) verifyCache() error {
 			return changed("%v", err)
 		}
 		if info.Size() != f.Bytes {
-			return changed("%s has %d bytes, had %d", f.Name, info.Size(), f.Bytes)
+			return changed("%s has %d bytes, previously %d", f.Name, info.Size(), f.Bytes)
 		}
 	}
 	length := o.train.SequenceLength()
@@ -689,19 +689,20 @@ func (o *cacheOrder) verifyCache() error {
 	datasets := o.train.Datasets()
 	switch {
 	case o.train.Len() != p.length:
-		return changed("it has %d samples, had %d", o.train.Len(), p.length)
+		return changed("it has %d samples, previously %d", o.train.Len(), p.length)
 	case o.train.ExtraToken() != m.ExtraToken || length != int64(p.SequenceLength):
 		return changed("its samples have another length")
 	case len(datasets) != len(p.Sources):
-		return changed("it has %d datasets, had %d", len(datasets), len(p.Sources))
+		return changed("it has %d datasets, previously %d", len(datasets), len(p.Sources))
 	}
 	for i, dataset := range datasets {
 		if dataset.Samples != p.Sources[i].training {
-			return changed("dataset %s has %d samples, had %d", dataset.Prefix, dataset.Samples, p.Sources[i].training)
+			return changed("dataset %s has %d samples, previously %d", dataset.Prefix, dataset.Samples,
+				p.Sources[i].training)
 		}
 		if v := o.held[i]; p.Sources[i].Validation > 0 &&
 			(v < 0 || o.valid.Datasets()[v].Samples < p.Sources[i].Validation) {
-			return changed("dataset %s has fewer validation samples than %d", dataset.Prefix, p.Sources[i].Validation)
+			return changed("dataset %s has fewer than %d validation samples", dataset.Prefix, p.Sources[i].Validation)
 		}
 	}
 	return nil

@@ -330,9 +330,9 @@ func TestMegatronChanges(t *testing.T) {
 			"cut off"},
 		"no file": {os.Remove, blendIndex, "no such file"},
 		"another order at a check value": {func(path string) error { flip(t, path, 128+8); return nil }, blendIndex,
-			"position 1 holds"},
+			"position 1 has"},
 		"a longer file": {func(path string) error { return os.Truncate(path, 128+8*300+1) },
-			blendIndex, "bytes, had"},
+			blendIndex, "bytes, previously"},
 		"tokens": {func(path string) error {
 			for at := range 200 {
 				flip(t, path, at*10)
@@ -527,13 +527,13 @@ func TestMegatronConfig(t *testing.T) {
 			"the samples of the cache train on 64 tokens",
 		head + "skips: [{from: 0, to: 301}]\n":                         "beyond the plan's 300 positions",
 		"order: megatron\nmegatron: {cache: nowhere}\n":                "no such file",
-		"order: megatron\nmegatron: {cache: .}\n":                      "describes no blend",
+		"order: megatron\nmegatron: {cache: .}\n":                      "describes neither a blend nor a dataset",
 		"order: megatron\nmegatron: {cache: cache, name: \"0123\"}\n":  "names nothing",
 		"order: megatron\nmegatron: {cache: cache, name: 0123}\n":      `megatron.name is 0123: it is not a text in YAML; write "0123" in quotation marks`,
 		head + "tokens: 5k\n":                                          "blend.yaml:3: tokens cannot be set with",
 		"order: megatron\nmegatron: {cache: cache, root: elsewhere}\n": "elsewhere",
 		"order: megatron\nmegatron: {cache: cache, split: valid, name: " + golden.TrainHash +
-			"}\n": "is of the split train, not valid",
+			"}\n": "belongs to the split train, not valid",
 		"order: megatron\nmegatron: {cache: cache, validation: \"" + strings.Repeat("0", 32) +
 			"\"}\n": "no description of",
 	} {

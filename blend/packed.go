@@ -23,22 +23,21 @@ import (
 // packingBestFit is the name of the packing in blend.yaml.
 const packingBestFit = "best_fit"
 
-// PackedOrder is the name and version, in plan.json, of the order of a plan whose samples are
-// packed.
+// PackedOrder is the order version in plan.json for a plan with packed samples.
 const PackedOrder = "packed 1"
 
-// A Packing is set in a plan whose samples are whole documents, packed by [mula/index/packing],
-// instead of windows. What is called a window elsewhere is then a sample of the source, the
-// held-out ones behind the others; its shard, and the token where it begins, are those of its first
-// document. They are in index files, one for each source: without them, which only the plan of a
-// [Data] has open, they are −1.
+// A Packing describes a plan whose samples are whole documents, packed by [mula/index/packing],
+// instead of windows. Each packed sample has a window number of its source; the held-out samples
+// come last. Its shard and first token are the shard and first token of its first document. They
+// are stored in one index file per source, so only the plan of a [Data] knows them. In other plans
+// they are −1.
 type Packing struct {
-	Padding uint32 // the id behind the last document of a sample, up to L+1 tokens
+	Padding uint32 // token id after the last document of a sample, up to L+1 tokens
 
 	directory string // of the index files
 }
 
-// A PackedSource is what a plan knows of the packing of a source.
+// A PackedSource describes the packing of a source.
 type PackedSource struct {
 	File   string `json:"file"` // name of the index file
 	Bytes  int64  `json:"bytes"`
@@ -46,7 +45,7 @@ type PackedSource struct {
 	packing.Statistics
 }
 
-// sealedPacked stands for sealedPlan in a plan whose samples are packed.
+// sealedPacked replaces sealedPlan in a plan with packed samples.
 type sealedPacked struct {
 	Order          string             `json:"order"`
 	Seed           uint64             `json:"seed"`
@@ -82,7 +81,7 @@ func parsePacked(data []byte) (*Plan, string, error) {
 		return nil, "", err
 	}
 	if f.Written.Packings == "" {
-		return nil, "", errors.New("the plan is packed, but does not say where its packing indexes are")
+		return nil, "", errors.New("the plan is packed, but does not name the directory of its packing indexes")
 	}
 	p := &Plan{Seed: f.Plan.Seed, SequenceLength: f.Plan.SequenceLength, Tokenizer: f.Plan.Tokenizer,
 		Stages: f.Plan.Stages,
@@ -94,11 +93,11 @@ func parsePacked(data []byte) (*Plan, string, error) {
 	return p, f.Fingerprint, p.takeWritten(f.Written)
 }
 
-// compilePacked is compile for a source that is packed.
+// compilePacked does what compile does, for a packed source.
 func (s *Source) compilePacked(seed uint64, sequenceLength int) error {
 	k := s.Packed
 	if k == nil {
-		return errors.New("it has no packing, but the plan is packed")
+		return errors.New("the source has no packing, but the plan is packed")
 	}
 	s.firsts = make([]int64, len(s.Shards))
 	var total int64
@@ -108,22 +107,22 @@ func (s *Source) compilePacked(seed uint64, sequenceLength int) error {
 	}
 	switch {
 	case !k.Valid(sequenceLength+1) || k.Tokens != total:
-		return fmt.Errorf("its packing has %d tokens in %d samples of %d tokens, its shards have %d", k.Tokens,
-			k.Samples, sequenceLength+1, total)
+		return fmt.Errorf("the packing has %d tokens in %d samples of %d tokens, but the shards have %d tokens",
+			k.Tokens, k.Samples, sequenceLength+1, total)
 	case k.Bytes < 0 || !isHex(k.SHA256, 64) || filepath.Base(k.File) != k.File || strings.ContainsAny(k.File, `/\`) ||
 		validateName(k.File) != nil:
-		return fmt.Errorf("its packing index %.80q has an invalid description", k.File)
+		return fmt.Errorf("the packing index %.80q has an invalid description", k.File)
 	case k.Samples == 0:
-		return errors.New("no shard has a token: give it some text")
+		return errors.New("no shard has a token; add text")
 	case k.Samples == k.HeldOut:
-		return errors.New("all its documents are held out for validation: give it more documents, or lower validation")
+		return errors.New("all documents are held out for validation; add documents, or lower validation")
 	}
 	s.windows, s.Validation, s.training = nil, k.HeldOut, k.Samples-k.HeldOut
 	s.order = index.NewOrder(seed, s.Name, s.training)
 	return nil
 }
 
-// checkPadding checks the id of the padding.
+// checkPadding validates the padding id.
 func (p *Plan) checkPadding() error {
 	limit := (&Data{Plan: p}).idLimit()
 	for _, s := range p.Sources {
@@ -134,18 +133,18 @@ func (p *Plan) checkPadding() error {
 		}
 	}
 	if p.Packing.Padding >= limit {
-		return fmt.Errorf("the padding is id %d, but the shards have ids below %d: choose another with pad, or --pad",
+		return fmt.Errorf("the padding id is %d, but the shards have ids below %d; set another with pad, or --pad",
 			p.Packing.Padding, limit)
 	}
 	return nil
 }
 
-// pieces appends the pieces of a sample of an open plan, each of which is part of one document.
+// pieces appends the pieces of a sample of an open plan. Each piece is part of one document.
 func (p *Plan) pieces(dst []segment, s *Sample) ([]segment, error) {
 	var buffer [32]packing.Piece
 	list, err := p.packings[s.Source].Sample(buffer[:0], s.Window)
 	if err != nil {
-		return dst, fmt.Errorf("source %q: %w; restore the file, or blend again", p.Sources[s.Source].Name, err)
+		return dst, fmt.Errorf("source %q: %w; restore the file, or build a new plan", p.Sources[s.Source].Name, err)
 	}
 	for _, piece := range list {
 		dst = append(dst, p.Sources[s.Source].segment(piece))
@@ -153,13 +152,13 @@ func (p *Plan) pieces(dst []segment, s *Sample) ([]segment, error) {
 	return dst, nil
 }
 
-// segment says where the tokens of a piece lie. They are all in one shard, as documents are.
+// segment locates a piece. A piece is in one shard, because documents are.
 func (s *Source) segment(piece packing.Piece) segment {
 	shard := sort.Search(len(s.firsts)-1, func(i int) bool { return s.firsts[i+1] > piece.Token })
 	return segment{shard: shard, token: piece.Token - s.firsts[shard], length: int64(piece.Length), begins: true}
 }
 
-// beginPacked notes where a packed sample begins.
+// beginPacked sets the shard and the first token of a packed sample.
 func (p *Plan) beginPacked(s *Sample) error {
 	if p.packings == nil {
 		s.Shard, s.Token = -1, -1
@@ -174,8 +173,8 @@ func (p *Plan) beginPacked(s *Sample) error {
 	return nil
 }
 
-// packedValidation is [Plan.Validation] of a packed plan. A sample that cannot be read says so when
-// it is.
+// packedValidation is [Plan.Validation] for a packed plan. A sample that cannot be read reports an
+// error when it is read.
 func (p *Plan) packedValidation(source int) iter.Seq[Sample] {
 	return func(yield func(Sample) bool) {
 		s := &p.Sources[source]
@@ -191,8 +190,8 @@ func (p *Plan) packedValidation(source int) iter.Seq[Sample] {
 	}
 }
 
-// packedPlaces gives the samples that hold a document, each with the part that it holds. There is
-// no arithmetic for it: it goes through the index.
+// packedPlaces lists the samples that hold a document, each with the part that it holds. It reads
+// the whole index, because there is no formula.
 func (d *Data) packedPlaces(ctx context.Context, doc Document) iter.Seq2[Occurrence, error] {
 	return func(yield func(Occurrence, error) bool) {
 		src := &d.Sources[doc.Source]
@@ -224,8 +223,8 @@ func (d *Data) packedPlaces(ctx context.Context, doc Document) iter.Seq2[Occurre
 	}
 }
 
-// openPackings opens the index files of a packed plan, and compares them with it as far as that
-// takes no reading.
+// openPackings opens the index files of a packed plan, and compares them with the plan without
+// reading complete files.
 func openPackings(p *Plan) (_ []*packing.Index, err error) {
 	var open []*packing.Index
 	defer func() {
@@ -237,19 +236,19 @@ func openPackings(p *Plan) (_ []*packing.Index, err error) {
 		s := &p.Sources[i]
 		x, err := packing.Open(p.packingPath(i))
 		if err != nil {
-			return nil, fmt.Errorf("source %q: %w; restore the file, or blend again", s.Name, err)
+			return nil, fmt.Errorf("source %q: %w; restore the file, or build a new plan", s.Name, err)
 		}
 		open = append(open, x)
 		if x.Capacity() != p.SequenceLength+1 || x.Statistics != s.Packed.Statistics || x.Size() != s.Packed.Bytes {
-			return nil, fmt.Errorf("source %q: %s is not the packing index that the plan was sealed with: it has %d "+
-				"samples in %d bytes, had %d in %d; restore it, or blend again",
+			return nil, fmt.Errorf("source %q: the packing index %s has changed since the plan was built: %d samples "+
+				"in %d bytes, previously %d in %d; restore it, or build a new plan",
 				s.Name, p.packingPath(i), x.Samples, x.Size(), s.Packed.Samples, s.Packed.Bytes)
 		}
 	}
 	return open, nil
 }
 
-// packingPath is the path of the packing index of a source.
+// packingPath returns the path of the packing index of a source.
 func (p *Plan) packingPath(source int) string {
 	return filepath.Join(p.Packing.directory, p.Sources[source].Packed.File)
 }
@@ -263,8 +262,8 @@ func closePackings(open []*packing.Index) error {
 	return errors.Join(errs...)
 }
 
-// pack packs the sources of a plan, whose shards are described. With options it builds the index
-// files, or finds them, for which the shards are hashed; with nil it only counts.
+// pack packs the sources of a plan. Their shards must have been described. With options, pack
+// hashes the shards, and builds or reuses the index files. Without options, it only counts.
 func (d *Data) pack(ctx context.Context, c *Config, l *ledger, opts *SealOptions) error {
 	p := d.Plan
 	p.Packing = new(Packing)
@@ -314,8 +313,8 @@ func (d *Data) pack(ctx context.Context, c *Config, l *ledger, opts *SealOptions
 	return err
 }
 
-// packProgress gives a function that is told of tokens whose documents have been gone through, and
-// tells of them who wants to know.
+// packProgress returns a function that adds processed tokens and reports the progress to
+// opts.Packing.
 func (d *Data) packProgress(opts *SealOptions) func(source int, tokens int64) {
 	if opts == nil || opts.Packing == nil {
 		return func(int, int64) {}
@@ -324,7 +323,7 @@ func (d *Data) packProgress(opts *SealOptions) func(source int, tokens int64) {
 	var done, total int64
 	for _, s := range d.Sources {
 		for _, sh := range s.Shards {
-			total += 2 * sh.Tokens // as often as a file is built from them
+			total += 2 * sh.Tokens // building a file reads the documents twice
 		}
 	}
 	return func(source int, tokens int64) {
@@ -335,7 +334,7 @@ func (d *Data) packProgress(opts *SealOptions) func(source int, tokens int64) {
 	}
 }
 
-// packSource packs one source. It tells read of the tokens whose documents it has gone through.
+// packSource packs one source. It reports the tokens of processed documents to read.
 func (d *Data) packSource(ctx context.Context, c *Config, source int, build bool,
 	read func(source int, tokens int64)) error {
 	s := &d.Sources[source]
@@ -345,7 +344,7 @@ func (d *Data) packSource(ctx context.Context, c *Config, source int, build bool
 		from.HeldOut += sh.Tokens
 	}
 	if c.Validation.IsSet() {
-		held, _ := c.Validation.ceilTimes(from.HeldOut) // at most as many, as the share is below 1
+		held, _ := c.Validation.ceilTimes(from.HeldOut) // at most HeldOut, because validation is below 1
 		var err error
 		if from.HeldOut, err = d.documentBefore(source, from.HeldOut-held); err != nil {
 			return err
@@ -365,8 +364,8 @@ func (d *Data) packSource(ctx context.Context, c *Config, source int, build bool
 	return nil
 }
 
-// documentLengths gives the number of tokens of each document of a source, in order. It tells read
-// of them now and then.
+// documentLengths lists the number of tokens of each document of a source, in order. It reports
+// processed tokens to read at intervals.
 func (d *Data) documentLengths(source int, read func(source int, tokens int64)) iter.Seq2[int64, error] {
 	const often = 1 << 16 // documents
 	return func(yield func(int64, error) bool) {
@@ -393,8 +392,8 @@ func (d *Data) documentLengths(source int, read func(source int, tokens int64)) 
 	}
 }
 
-// documentBefore is the first token of the document that holds a token of all shards of a source;
-// of the end it is the end.
+// documentBefore returns the first token of the document that holds a token. Tokens are numbered
+// through all shards of the source. At the end of the source it returns the end.
 func (d *Data) documentBefore(source int, token int64) (int64, error) {
 	before := int64(0)
 	for k, sh := range d.Sources[source].Shards {
@@ -421,15 +420,15 @@ func (d *Data) documentBefore(source int, token int64) (int64, error) {
 	return before, nil
 }
 
-// An orderFile is a file that a plan reads its order from.
+// An orderFile is an index file of a plan's order.
 type orderFile struct {
 	path   string
-	of     string // what it is part of, for messages
+	of     string // the cache or packing that the file belongs to, for messages
 	bytes  int64
 	sha256 string
 }
 
-// orderFiles lists the files that the order is read from: none for the native order of windows.
+// orderFiles lists the index files of the order. The native order of windows has none.
 func (p *Plan) orderFiles() []orderFile {
 	var files []orderFile
 	if m := p.Megatron; m != nil {

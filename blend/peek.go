@@ -11,24 +11,24 @@ import (
 
 // A Document is one document of a plan's shards.
 type Document struct {
-	Source, Shard int    // index in the plan, in the source
+	Source, Shard int    // index of the source in the plan, of the shard in the source
 	Number        int64  // in the shard, from 0
 	First         int64  // its first token in the shard
-	Tokens        int64  // how many it has, the end-of-document token included
-	ID            string // empty, as File is, where the shard has no record of its documents' origins
+	Tokens        int64  // number of tokens, including the end-of-document token
+	ID            string // empty, like File, if the shard has no record of its documents' origins
 	File          string // input file
-	Line          int64  // there, from 1; 0 if it is not known
+	Line          int64  // line in File, from 1; 0 if unknown
 }
 
 // A Part is the part of a document that a window holds.
 type Part struct {
 	Document
-	From, To int // tokens [From, To) of the window, which has L+1
+	From, To int // tokens [From, To) of the window, which has L+1 tokens
 }
 
-// Peek says what is at a position: the sample, and the parts of documents in its window, in order.
-// For a skipped position it says what would be there. The first look at a shard reads the whole
-// list of where its documents come from; see [shards.Shard.DocumentIDs].
+// Peek returns the sample at a position and the parts of documents in its window, in order. For a
+// skipped position, it returns the sample that would be there. The first Peek into a shard reads
+// the complete list of document origins; see [shards.Shard.DocumentIDs].
 func (d *Data) Peek(ctx context.Context, position int64) (Sample, []Part, error) {
 	s, err := d.Locate(position)
 	if err != nil {
@@ -38,7 +38,7 @@ func (d *Data) Peek(ctx context.Context, position int64) (Sample, []Part, error)
 	return s, parts, err
 }
 
-// Parts lists the parts of documents in a sample's window. Empty documents are in no window.
+// Parts lists the parts of documents in a sample's window. Empty documents are not in any window.
 func (d *Data) Parts(ctx context.Context, s Sample) ([]Part, error) {
 	segments, err := d.segments(nil, s)
 	if err != nil {
@@ -68,7 +68,7 @@ func (d *Data) Parts(ctx context.Context, s Sample) ([]Part, error) {
 	return parts, nil
 }
 
-// document says where a document comes from.
+// document looks up the origin of a document.
 func (d *Data) document(ctx context.Context, s *shards.Shard, source, shard int, span shards.Span) (Document, error) {
 	doc := Document{Source: source, Shard: shard, Number: span.Document, First: span.First,
 		Tokens: span.End - span.First}
@@ -87,12 +87,16 @@ func (d *Data) document(ctx context.Context, s *shards.Shard, source, shard int,
 	return doc, nil
 }
 
-// A Use is how a plan uses a window.
+// A Use describes how a plan uses a window.
 type Use int
 
-// The uses of a window: drawn at a position; left out by a skip there; held out for validation;
-// never drawn, because the plan ends before. NoWindow is for a document that no window holds, as it
-// is empty, or at the end of a shard, behind the last whole window.
+// The uses of a window.
+//   - Drawn: at a position.
+//   - SkippedOver: at a position that the plan skips.
+//   - HeldOut: for validation.
+//   - NotReached: the plan ends before it draws the window.
+//   - NoWindow: the document is in no window, because it is empty or after the last complete window
+//     of its shard.
 const (
 	Drawn Use = iota
 	SkippedOver
@@ -101,7 +105,7 @@ const (
 	NoWindow
 )
 
-// String is the use in words.
+// String describes the use.
 func (u Use) String() string {
 	switch u {
 	case Drawn:
@@ -118,19 +122,19 @@ func (u Use) String() string {
 	return fmt.Sprintf("Use(%d)", int(u))
 }
 
-// An Occurrence is a place where a plan's windows hold a document.
+// An Occurrence is the part of a document in one window, and the window's use.
 type Occurrence struct {
-	Part   // of the document in the window; From and To are 0 with NoWindow
+	Part   // From and To are 0 with NoWindow
 	Use    Use
-	Sample Sample // its position is -1 unless Use is Drawn or SkippedOver
+	Sample Sample // Position is -1 unless Use is Drawn or SkippedOver
 }
 
-// Where finds every position of the plan that reads a token of a document with this id. The
-// occurrences of each such document are given one window after the other in stored order, and for
-// each window in the order of epochs, which is that of positions. A window that the plan never
-// draws gives one occurrence that says why, and so does a document in no window: nothing at all
-// means that no shard has the id. Shards without a record of their documents' ids cannot be
-// searched; if no other has the id, the error says so.
+// Where finds every position of the plan that reads a token of a document with this id. For each
+// such document, occurrences are ordered by window in stored order, then by epoch, which is also
+// the order of positions. A window that the plan never draws has one occurrence, whose Use says
+// why. A document in no window has one occurrence, too. No occurrence therefore means that no shard
+// has the id. Shards without a record of document ids cannot be searched. If none of the other
+// shards has the id, Where fails and counts the shards that could not be searched.
 func (d *Data) Where(ctx context.Context, id string) iter.Seq2[Occurrence, error] {
 	return func(yield func(Occurrence, error) bool) {
 		found := false
@@ -159,13 +163,13 @@ func (d *Data) Where(ctx context.Context, id string) iter.Seq2[Occurrence, error
 			}
 		}
 		if !found && unsearched > 0 {
-			yield(Occurrence{}, fmt.Errorf("no shard is known to have a document %q, but %d shards, the first %s, "+
-				"have no .docs.arrow with the ids of their documents", id, unsearched, first))
+			yield(Occurrence{}, fmt.Errorf("document %q was not found, but %d shards cannot be searched, because they "+
+				"have no .docs.arrow with document ids; the first is %s", id, unsearched, first))
 		}
 	}
 }
 
-// find gives the documents of a shard that have an id.
+// find lists the documents of a shard that have an id.
 func (d *Data) find(ctx context.Context, source, shard int, id string) ([]Document, error) {
 	s, err := d.shelf.take(source, shard)
 	if err != nil {
@@ -199,7 +203,7 @@ func (d *Data) find(ctx context.Context, source, shard int, id string) ([]Docume
 	return found, nil
 }
 
-// occurrences lists the places of one document.
+// occurrences lists the occurrences of one document.
 func (d *Data) occurrences(ctx context.Context, doc Document) iter.Seq2[Occurrence, error] {
 	if d.order != nil {
 		return d.order.occurrences(ctx, doc)
@@ -233,7 +237,7 @@ func (d *Data) occurrences(ctx context.Context, doc Document) iter.Seq2[Occurren
 	}
 }
 
-// windowPlaces gives the windows that hold a document, each with the part that it holds.
+// windowPlaces lists the windows that hold a document, each with the part that it holds.
 func (d *Data) windowPlaces(_ context.Context, doc Document) iter.Seq2[Occurrence, error] {
 	return func(yield func(Occurrence, error) bool) {
 		windows := d.Sources[doc.Source].windows
@@ -252,7 +256,7 @@ func (d *Data) windowPlaces(_ context.Context, doc Document) iter.Seq2[Occurrenc
 	}
 }
 
-// uses gives the uses of the window of an occurrence, until yield says that it is enough.
+// uses yields an occurrence for each use of its window. It returns false if yield does.
 func (d *Data) uses(o Occurrence, yield func(Occurrence) bool) bool {
 	src := &d.Sources[o.Sample.Source]
 	training, ok := src.trainingWindow(o.Sample.Window)
@@ -260,7 +264,7 @@ func (d *Data) uses(o Occurrence, yield func(Occurrence) bool) bool {
 		o.Use = HeldOut
 		return yield(o)
 	}
-	first := src.order.FirstEpoch(training) // a window that an amendment has added is in none before
+	first := src.order.FirstEpoch(training) // earlier epochs do not have a window that an amendment added
 	for epoch := first; ; epoch++ {
 		position, ok := d.Position(o.Sample.Source, epoch, o.Sample.Window)
 		if !ok {

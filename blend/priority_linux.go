@@ -4,9 +4,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lowestPriority lets everything else go before this thread: nice 19, and the idle class of those
-// schedulers of disks that have classes (ioprio_set(2)). That it is refused is no reason to do
-// nothing.
+// lowestPriority gives this thread the lowest priority: nice 19, and the idle class of disk
+// schedulers that support classes (ioprio_set(2)). Errors are ignored.
 func lowestPriority() {
 	const processes, idle = 1, 3 << 13             // IOPRIO_WHO_PROCESS; IOPRIO_CLASS_IDLE, above the bits of the level
 	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, 19) // 0 is the calling thread

@@ -2,5 +2,5 @@
 
 package blend
 
-// lowestPriority does nothing where a thread has no priority of its own.
+// lowestPriority does nothing, because threads of this system have no priority of their own.
 func lowestPriority() {}

@@ -9,32 +9,32 @@ import (
 	"mula/shards"
 )
 
-// maxMapped is the number of shards that a shelf keeps open, more or less. Each has three mappings
-// of the 65,530 that Linux allows a process unless vm.max_map_count says otherwise.
+// maxMapped is the approximate number of shards that a shelf keeps open. Each shard has three
+// mappings; Linux allows 65,530 per process by default (vm.max_map_count).
 const maxMapped = 1 << 14
 
-// A shelf opens the shards of a plan when they are first used, and closes some that are not in use
-// when it has too many open. It is safe for concurrent use.
+// A shelf opens the shards of a plan on first use, and closes unused shards if too many are open.
+// It is safe for concurrent use.
 type shelf struct {
 	slots  [][]slot // by source
-	all    []*slot  // the same in one row
+	all    []*slot  // the same slots in one list
 	open   func(source, shard int) (*shards.Shard, error)
 	limit  int64
 	mapped atomic.Int64
-	hand   atomic.Int64 // where the search for a shard to close goes on
+	hand   atomic.Int64 // index of the slot where the search for a shard to close continues
 }
 
-// A slot is the place of one shard.
+// A slot holds one shard.
 type slot struct {
 	mu     sync.Mutex
 	shard  *shards.Shard // nil while it is not open
 	users  int
-	fresh  bool            // used since the hand was here last
-	failed []*shards.Shard // given out before, and perhaps still in use; never again
-	why    error           // why the last of them was given up, until another is open
+	fresh  bool            // used since the hand last passed
+	failed []*shards.Shard // failed shards that may still be in use; closed when users is 0
+	why    error           // why the last of failed was replaced, until another is open
 }
 
-// newShelf is an empty shelf for the shards of a plan.
+// newShelf returns an empty shelf for the shards of a plan.
 func newShelf(p *Plan, open func(source, shard int) (*shards.Shard, error)) *shelf {
 	s := &shelf{slots: make([][]slot, len(p.Sources)), open: open, limit: maxMapped}
 	for i := range p.Sources {
@@ -46,7 +46,7 @@ func newShelf(p *Plan, open func(source, shard int) (*shards.Shard, error)) *she
 	return s
 }
 
-// take gives a shard for use until it is put back.
+// take returns a shard for use until put is called.
 func (s *shelf) take(source, shard int) (*shards.Shard, error) {
 	t := &s.slots[source][shard]
 	t.mu.Lock()
@@ -61,7 +61,7 @@ func (s *shelf) take(source, shard int) (*shards.Shard, error) {
 		}
 		t.shard, t.why = opened, nil
 		if s.mapped.Add(1) > s.limit {
-			s.closeOne() // passes this slot over, which is locked
+			s.closeOne() // skips this slot, which is locked
 		}
 	}
 	t.users++
@@ -69,7 +69,7 @@ func (s *shelf) take(source, shard int) (*shards.Shard, error) {
 	return t.shard, nil
 }
 
-// put says that one user of a shard has finished.
+// put ends one use of a shard.
 func (s *shelf) put(source, shard int) {
 	t := &s.slots[source][shard]
 	t.mu.Lock()
@@ -84,19 +84,19 @@ func (s *shelf) put(source, shard int) {
 	t.failed = nil
 }
 
-// renew has a shard that was given out, and that could not be read, opened anew when it is next
-// taken. It is still to be put back.
+// renew marks a shard as failed, so that the next take opens it again. The caller must still call
+// put.
 func (s *shelf) renew(source, shard int, failed *shards.Shard, why error) {
 	t := &s.slots[source][shard]
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.shard == failed { // else another user was faster
+	if t.shard == failed { // else another user has already renewed it
 		t.shard, t.failed, t.why = nil, append(t.failed, failed), why
 	}
 }
 
-// closeOne closes a shard that nobody uses, rather one that was not used lately. If all are in use
-// it closes none.
+// closeOne closes an unused shard, preferably one that was not used lately. If all shards are in
+// use, it closes none.
 func (s *shelf) closeOne() {
 	for range 2 * len(s.all) {
 		t := s.all[s.hand.Add(1)%int64(len(s.all))]
@@ -106,7 +106,7 @@ func (s *shelf) closeOne() {
 		closed := false
 		if t.shard != nil && t.users == 0 {
 			if closed = !t.fresh; closed {
-				t.shard.Close() // unmapping what was mapped; nothing is left to be lost
+				t.shard.Close() // unmaps files that were only read; no data can be lost
 				t.shard = nil
 			}
 			t.fresh = false
