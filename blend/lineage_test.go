@@ -87,7 +87,7 @@ func TestReadAmendedPlanRefuses(t *testing.T) {
 		"all shards":      {`"shards": 2`, `"shards": 6`, "growth 2"},
 		"held out":        {`"validation_windows": 7`, `"validation_windows": 2`, "held out"},
 		"more held out":   {`"validation_windows": 7`, `"validation_windows": 99`, "held out"},
-		"changed":         {`"sample": 60`, `"sample": 61`, "changed after it was sealed"},
+		"changed":         {`"sample": 60`, `"sample": 61`, "changed after it was built"},
 		"no growth":       {`"order": 2`, `"order": 1`, "unknown field"},
 		"a later version": {`"order": 2`, `"order": 3`, "order version 3"},
 	} {

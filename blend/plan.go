@@ -14,8 +14,9 @@ import (
 	"mula/shards"
 )
 
-// OrderVersion is the version of the native order of plans that amend no other, and AmendedVersion
-// that of plans which do: it has the same arithmetic where no source has grown.
+// OrderVersion is the version of the native order of plans that do not amend another plan.
+// AmendedVersion is the version of plans that do. Both give the same samples if no source has
+// grown.
 const (
 	OrderVersion   = 1
 	AmendedVersion = 2
@@ -31,65 +32,65 @@ const (
 
 var one = big.NewRat(1, 1)
 
-// A Plan fixes the order of all samples of a run. [Seal] and [ReadPlan] make plans; they are not to
-// be changed afterwards, and are safe for concurrent use.
+// A Plan fixes the order of all samples of a run. [Seal] and [ReadPlan] return plans. A plan must
+// not be changed, and is safe for concurrent use.
 type Plan struct {
 	Seed           uint64
 	SequenceLength int        // L; a sample has L+1 tokens
-	Tokenizer      *Tokenizer // what made the ids; nil if no shard's manifest says
+	Tokenizer      *Tokenizer // of the shards; nil if no manifest names one
 	Sources        []Source
 	Stages         []Stage
-	Skips          []Range // in order, apart from each other
-	Checks         []Check // what stands at some positions, to notice an implementation or shards that have changed
-	HeldOut        string  // the share of the windows that is held out for validation, as written; "" for none
+	Skips          []Range // in ascending order, neither overlapping nor adjacent
+	Checks         []Check // samples at some positions, to detect changed shards or another implementation
+	HeldOut        string  // fraction of the windows that is held out for validation, as written; "" for none
 
-	// Megatron is set in a plan whose order is read from an index cache of Megatron-LM. Only an
-	// open plan, the one of a [Data], then knows what stands where. Its sources are the datasets,
-	// of one shard each; what is called a window elsewhere is a sample of the dataset, and its
-	// place in the shard, where its tokens lie in several stretches, is that of the first. There
-	// are no epochs: Megatron shuffles the documents of all epochs together. Sample.Epoch is -1.
+	// Megatron is set in a plan whose order is read from an index cache of Megatron-LM. Samples can
+	// then be located only in an open plan, the plan of a [Data]. The sources are the datasets,
+	// with one shard each. A window is a sample of the dataset; its shard and token are those of
+	// its first segment. There are no epochs, because Megatron shuffles the documents of all epochs
+	// together: Sample.Epoch is -1.
 	Megatron *Megatron
 
-	// Packing is set in a plan whose samples are packed documents, not windows.
+	// Packing is set in a plan whose samples are packed documents instead of windows.
 	Packing *Packing
 
-	// Parents are the plans that this one comes from by [Amend], the oldest first; none for a plan
-	// that amends no other.
+	// Parents are the plans that were amended to this plan by [Amend], oldest first. It is empty if
+	// the plan does not amend another.
 	Parents []Parent
 
 	fingerprint string
 	base        string     // directory that paths of shards are relative to
-	schedule    []schedule // one a stage
-	totals      []int64    // samples of each source in the whole plan
+	schedule    []schedule // by stage
+	totals      []int64    // by source: samples in the whole plan
 	length      int64
 	order       *cacheOrder      // the open cache of a plan with Megatron set
 	packings    []*packing.Index // by source, of an open plan with Packing set
 }
 
-// A Tokenizer is what the plan knows of the tokenizer that made its shards.
+// A Tokenizer identifies the tokenizer of a plan's shards.
 type Tokenizer struct {
 	SHA256     string `json:"sha256"`     // of tokenizer.json, in hexadecimal
-	Vocabulary int    `json:"vocabulary"` // highest id + 1; 0 if it is not known
-	EOD        int64  `json:"eod"`        // the id that ends documents, -1 if there is none
+	Vocabulary int    `json:"vocabulary"` // highest id + 1; 0 if unknown
+	EOD        int64  `json:"eod"`        // end-of-document id, -1 without one
 }
 
 // A Source is a named list of shards.
 type Source struct {
 	Name       string
 	MaxEpochs  string // the limit as written; "" for none
-	Validation int64  // windows held out: the last ones, of the first shards and of what each growth has added
+	Validation int64  // number of held-out windows: the last of the original shards and of each growth
 	Shards     []Shard
 	Packed     *PackedSource // nil unless the plan is packed
-	Growth     []Growth      // what amendments have added to the shards, in order; nil for nothing
+	Growth     []Growth      // shards that amendments added, in order; nil if none
 
 	windows  *index.Windows
 	order    *index.Order
 	training int64
-	firsts   []int64 // number of the first token of each shard among those of all, if the source is packed
-	parts    []part  // of a source that has grown, else nil
+	firsts   []int64 // by shard, if the source is packed: number of its first token in the source
+	parts    []part  // nil unless the source has grown
 }
 
-// A Shard is what the plan knows of one shard. The plan's fingerprint covers all but the path.
+// A Shard describes one shard of a plan. The plan's fingerprint covers all fields except the path.
 type Shard struct {
 	Path      string `json:"-"` // prefix of the files
 	DType     string `json:"dtype"`
@@ -99,14 +100,14 @@ type Shard struct {
 	Index     string `json:"idx"` // SHA-256 of the .idx file
 }
 
-// A Stage is a stretch of the plan with its own weights.
+// A Stage is a range of positions with its own weights.
 type Stage struct {
 	Samples int64    `json:"samples"`
-	Weights []uint64 `json:"weights"` // by source, in lowest terms; 0 for a source that rests
-	Written []string `json:"-"`       // the weights as they were written, "" for a source that rests
+	Weights []uint64 `json:"weights"` // by source, in lowest terms; 0 if the stage does not draw from the source
+	Written []string `json:"-"`       // the weights as written, "" for weight 0
 }
 
-// A Check is what stood at a position when the plan was sealed.
+// A Check is the sample at a position when the plan was built.
 type Check struct {
 	Position int64  `json:"position"`
 	Source   int    `json:"source"`
@@ -114,39 +115,39 @@ type Check struct {
 	Hash     string `json:"sample"` // SampleHash of the window's tokens, in hexadecimal
 }
 
-// A Sample is a window at a place in the order.
+// A Sample is a window at a position.
 type Sample struct {
-	Position int64 // in the order; -1 for a held-out window
+	Position int64 // in the plan; -1 for a held-out window
 	Source   int   // index in Plan.Sources
 	Epoch    int64 // of the source, from 0; -1 for a held-out window
-	Window   int64 // among all windows of the source
+	Window   int64 // number among all windows of the source
 	Shard    int   // index in Source.Shards
-	Token    int64 // of the shard, at which the window begins
-	Skipped  bool  // the plan leaves the position out
+	Token    int64 // first token of the window in the shard
+	Skipped  bool  // the plan skips the position
 }
 
-// schedule is the arithmetic of one stage.
+// schedule has the precomputed values of one stage.
 type schedule struct {
 	start int64 // first position
 	tree  *Tree
-	base  []int64 // samples of each source in the stages before
+	base  []int64 // by source: samples in earlier stages
 }
 
-// Windows is the number of windows of the source, held-out ones included.
+// Windows returns the number of windows of the source, including held-out windows.
 func (s *Source) Windows() int64 { return s.training + s.Validation }
 
-// Training is the number of windows that an epoch has: all but the held-out ones. Where the source
-// has grown, earlier epochs have fewer.
+// Training returns the number of training windows, which is the length of an epoch. If the source
+// has grown, earlier epochs are shorter.
 func (s *Source) Training() int64 { return s.training }
 
-// Windowed says whether samples are windows: L+1 consecutive tokens of a shard, whose places follow
-// from the plan alone. Those of packed plans, and of plans whose order is read, are in files of
-// their own.
+// Windowed reports whether samples are windows: L+1 consecutive tokens of a shard, whose location
+// follows from the plan alone. The samples of packed plans and of Megatron orders are located by
+// index files.
 func (p *Plan) Windowed() bool { return p.Megatron == nil && p.Packing == nil }
 
-// compile checks the parts of a plan against each other and prepares the arithmetic. Nothing is
-// allocated beyond a few words for what the plan lists, so that a hostile plan cannot ask for more
-// memory than its file had bytes, times a constant.
+// compile validates the plan and computes its derived fields. It allocates only a few words for
+// each entry of the plan, so that the memory for a hostile plan is at most a multiple of its file
+// size.
 func (p *Plan) compile() error {
 	if p.SequenceLength < 1 || p.SequenceLength > maxSequenceLength {
 		return fmt.Errorf("sequence length %d is not between 1 and %d", p.SequenceLength, maxSequenceLength)
@@ -198,12 +199,12 @@ func (p *Plan) compile() error {
 			return fmt.Errorf("skip %d: [%d, %d) is empty, out of order or beyond the plan's %d positions", i+1, r.From,
 				r.To, p.length)
 		}
-		end = r.To // the next must not even touch, so that one set of positions has one form
+		end = r.To // adjacent ranges are refused, so that a set of positions has one representation
 	}
 	return nil
 }
 
-// compileStages prepares what shares the positions out among the sources.
+// compileStages computes the distribution of positions among the sources.
 func (p *Plan) compileStages() error {
 	if p.Megatron != nil {
 		return p.compileMegatron()
@@ -216,10 +217,10 @@ func (p *Plan) compileStages() error {
 	p.length = 0
 	for j, st := range p.Stages {
 		if st.Samples < 1 || st.Samples > maxLength-p.length {
-			return fmt.Errorf("stage %d: %d samples; a plan has at most 2^60", j+1, st.Samples)
+			return fmt.Errorf("stage %d has %d samples; the limits are 1 and 2^60 in all stages", j+1, st.Samples)
 		}
 		if len(st.Weights) != len(p.Sources) || st.Written != nil && len(st.Written) != len(p.Sources) {
-			return fmt.Errorf("stage %d: %d weights for %d sources", j+1, len(st.Weights), len(p.Sources))
+			return fmt.Errorf("stage %d has %d weights for %d sources", j+1, len(st.Weights), len(p.Sources))
 		}
 		tree, err := NewTree(st.Weights)
 		if err != nil {
@@ -235,7 +236,7 @@ func (p *Plan) compileStages() error {
 	return nil
 }
 
-// checkShards checks what the plan knows of the source's shards.
+// checkShards validates the descriptions of the source's shards.
 func (s *Source) checkShards() error {
 	if len(s.Shards) == 0 {
 		return errors.New("no shards")
@@ -243,20 +244,20 @@ func (s *Source) checkShards() error {
 	var total int64
 	for i, sh := range s.Shards {
 		if sh.DType != shards.UInt16.String() && sh.DType != shards.Int32.String() {
-			return fmt.Errorf("shard %d has elements of type %.20q; known are uint16 and int32", i+1, sh.DType)
+			return fmt.Errorf("shard %d has elements of type %.20q; supported are uint16 and int32", i+1, sh.DType)
 		}
 		if sh.Tokens < 0 || sh.Tokens > maxTokens-total || sh.Documents < 0 {
-			return fmt.Errorf("shard %d: %d tokens, %d documents", i+1, sh.Tokens, sh.Documents)
+			return fmt.Errorf("shard %d has invalid counts: %d tokens, %d documents", i+1, sh.Tokens, sh.Documents)
 		}
 		if !isHex(sh.Bin, 64) || !isHex(sh.Index, 64) {
-			return fmt.Errorf("shard %d has no SHA-256 of its files", i+1)
+			return fmt.Errorf("shard %d has no valid SHA-256 of its files", i+1)
 		}
 		total += sh.Tokens
 	}
 	return nil
 }
 
-// compile prepares the order within the source, whose shards have been checked.
+// compile prepares the order within the source. Its shards must have been checked.
 func (s *Source) compile(seed uint64, sequenceLength int) error {
 	counts := make([]int64, len(s.Shards))
 	for i, sh := range s.Shards {
@@ -271,10 +272,10 @@ func (s *Source) compile(seed uint64, sequenceLength int) error {
 	}
 	if s.training = s.windows.Count() - s.Validation; s.training == 0 {
 		if s.windows.Count() == 0 {
-			return fmt.Errorf("no shard has the %d tokens of a window: give it more text, or shorten sequence_length",
+			return fmt.Errorf("no shard has the %d tokens of a window; add text, or lower sequence_length",
 				sequenceLength+1)
 		}
-		return fmt.Errorf("all %d windows are held out for validation: give it more text, or lower validation",
+		return fmt.Errorf("all %d windows are held out for validation; add text, or lower validation",
 			s.windows.Count())
 	}
 	if len(s.Growth) > 0 {
@@ -284,24 +285,23 @@ func (s *Source) compile(seed uint64, sequenceLength int) error {
 	return nil
 }
 
-// Length is the number of positions, skipped ones included.
+// Length returns the number of positions, including skipped positions.
 func (p *Plan) Length() int64 { return p.length }
 
-// ShardPath is the prefix of a shard's files.
+// ShardPath returns the prefix of a shard's files.
 func (p *Plan) ShardPath(source, shard int) string {
 	return p.path(p.Sources[source].Shards[shard].Path)
 }
 
-// Locate computes what stands at a position, in [0, Length). Of a packed plan that is not open it
-// knows neither shard nor token: both are −1. It fails, too, where index files that the order is
-// read from cannot be read.
+// Locate computes the sample at a position in [0, Length). In a packed plan that is not open, Shard
+// and Token are −1. Locate fails if the index files of the order cannot be read.
 func (p *Plan) Locate(position int64) (Sample, error) {
 	if position < 0 || position >= p.length {
 		return Sample{}, fmt.Errorf("position %d is not in the plan, which has positions 0 to %d", position, p.length-1)
 	}
 	if p.Megatron != nil {
 		if p.order == nil {
-			return Sample{}, errors.New("the order is in the files of a Megatron cache: open the plan to read it")
+			return Sample{}, errors.New("the order is in the files of a Megatron cache; open the plan to read it")
 		}
 		return p.order.locate(position)
 	}
@@ -319,16 +319,16 @@ func (p *Plan) Locate(position int64) (Sample, error) {
 	return s, nil
 }
 
-// skipped says whether a position is in one of the skips.
+// skipped reports whether a position is in one of the skips.
 func (p *Plan) skipped(position int64) bool {
 	i := sort.Search(len(p.Skips), func(i int) bool { return p.Skips[i].To > position })
 	return i < len(p.Skips) && p.Skips[i].From <= position
 }
 
-// Position is the inverse of [Plan.Locate]: the position at which a source's window is drawn in an
-// epoch. ok is false if the plan ends before, or if the window is held out. With [Plan.Megatron]
-// set there is no formula for it and the whole order is looked through, in the open plan of a
-// [Data]; the epoch is then -1.
+// Position is the inverse of [Plan.Locate]: it returns the position that draws a source's window in
+// an epoch. ok is false if the plan ends before that position, or if the window is held out. With
+// [Plan.Megatron] set, the plan must be open, epoch must be -1, and Position searches the whole
+// order.
 func (p *Plan) Position(source int, epoch, window int64) (position int64, ok bool) {
 	s := &p.Sources[source]
 	if p.Megatron != nil {
@@ -347,20 +347,20 @@ func (p *Plan) Position(source int, epoch, window int64) (position int64, ok boo
 	return p.position(source, s.order.Inverse(epoch, training))
 }
 
-// position is the position of a source's sample number k.
+// position returns the position of a source's sample number k.
 func (p *Plan) position(source int, k int64) (int64, bool) {
 	if k < 0 || k >= p.totals[source] {
 		return 0, false
 	}
-	// The last stage before which the source has had at most k samples is the one that has it.
+	// The last stage before which the source has at most k samples has sample k.
 	j := sort.Search(len(p.schedule)-1, func(j int) bool { return p.schedule[j+1].base[source] > k })
 	st := &p.schedule[j]
 	y, ok := st.tree.Inverse(source, k-st.base[source])
 	return st.start + y, ok
 }
 
-// Validation lists the held-out windows of a source in their stored order. They have no position
-// and no epoch.
+// Validation lists the held-out windows of a source in stored order. They have no position and no
+// epoch.
 func (p *Plan) Validation(source int) iter.Seq[Sample] {
 	return func(yield func(Sample) bool) {
 		s := &p.Sources[source]
@@ -369,7 +369,7 @@ func (p *Plan) Validation(source int) iter.Seq[Sample] {
 			return
 		}
 		if p.Megatron != nil {
-			return // nothing is known of them before the plan is open
+			return // unknown until the plan is open
 		}
 		if p.Packing != nil {
 			p.packedValidation(source)(yield)
@@ -386,8 +386,8 @@ func (p *Plan) Validation(source int) iter.Seq[Sample] {
 	}
 }
 
-// checkPositions are the positions that a plan of this length is checked at: the first 8, and 8
-// spread over the order, in order and without repetition.
+// checkPositions lists the positions of the check values for a plan of this length: the first 8,
+// and 8 that are evenly spread, in ascending order and without repetition.
 func checkPositions(length int64) []int64 {
 	var list []int64
 	for i := range min(8, length) {
@@ -402,7 +402,7 @@ func checkPositions(length int64) []int64 {
 	return list
 }
 
-// verifyPositions checks that the check values are about the positions that they should be about.
+// verifyPositions verifies that the check values have the right positions.
 func (p *Plan) verifyPositions() error {
 	positions := checkPositions(p.length)
 	if len(p.Checks) != len(positions) {
@@ -410,14 +410,14 @@ func (p *Plan) verifyPositions() error {
 	}
 	for i, c := range p.Checks {
 		if c.Position != positions[i] || !isHex(c.Hash, 32) {
-			return fmt.Errorf("check value %d is about position %d, want %d with the hash of a sample", i+1, c.Position,
+			return fmt.Errorf("check value %d has position %d or an invalid hash; want position %d", i+1, c.Position,
 				positions[i])
 		}
 	}
 	return nil
 }
 
-// verifyPairs compares the check values with what the order gives.
+// verifyPairs compares the check values with the samples that the order yields.
 func (p *Plan) verifyPairs() error {
 	if err := p.verifyPositions(); err != nil {
 		return err
@@ -428,17 +428,17 @@ func (p *Plan) verifyPairs() error {
 			return err
 		}
 		if s.Source != c.Source || s.Window != c.Window {
-			return fmt.Errorf("position %d holds window %d of source %d, but the plan was sealed with window %d of "+
-				"source %d there: "+
-				"it was made by an implementation of the order that differs, or was changed by hand; seal it again",
+			return fmt.Errorf("position %d has window %d of source %d, but the plan was built with window %d of "+
+				"source %d: the plan was changed by hand, or built with another implementation of the order; "+
+				"build a new plan",
 				c.Position, s.Window, s.Source, c.Window, c.Source)
 		}
 	}
 	return nil
 }
 
-// validateName refuses names that a message, a table or the canonical form of a plan could not hold
-// as they are.
+// validateName refuses names that a message, a table or the canonical form of a plan cannot hold
+// without escapes.
 func validateName(name string) error {
 	switch {
 	case name == "":
@@ -449,13 +449,13 @@ func validateName(name string) error {
 		return fmt.Errorf("the name %q is not UTF-8", name)
 	}
 	if !isPlainText(name) {
-		return fmt.Errorf("the name %q has a quotation mark, backslash or control character in it", name)
+		return fmt.Errorf("the name %q contains a quotation mark, backslash or control character", name)
 	}
 	return nil
 }
 
-// isPlainText says whether JSON holds a text without escapes: it is UTF-8 without quotation marks,
-// backslashes, and control characters.
+// isPlainText reports whether JSON represents the text without escapes: it is UTF-8 without
+// quotation marks, backslashes and control characters.
 func isPlainText(text string) bool {
 	return utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool {
 		return r < 0x20 || r == 0x7f || strings.ContainsRune("\"\\\u2028\u2029", r)

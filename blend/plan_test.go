@@ -262,7 +262,7 @@ func TestReadPlanRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, v := range map[string]struct{ old, new, message string }{
-		"seed":          {`"seed": 6198`, `"seed": 6199`, "changed after it was sealed"},
+		"seed":          {`"seed": 6198`, `"seed": 6199`, "changed after it was built"},
 		"format":        {`"format": 1`, `"format": 7`, "format version 7"},
 		"order":         {`"order": 1`, `"order": 2`, "order version 2"},
 		"no format":     {`"format": 1,`, ``, "no format version"},
@@ -277,8 +277,8 @@ func TestReadPlanRefuses(t *testing.T) {
 		"list type":    {`"wiki/a"`, `["wiki/a"]`, "written.sources.paths: want a string, found array"},
 		"an array":     {string(good), "[]", "byte 1: want an object, found array"},
 		"a blend.yaml": {string(good), "sequence_length: 16\nsources:\n",
-			"this is not a plan.json, nor JSON at all: `mula blend` makes one"},
-		"other JSON":     {string(good), "{}\n", "`mula blend` makes a plan.json"},
+			"this is not a plan.json, because it is not JSON; to build a plan, run `mula blend`"},
+		"other JSON":     {string(good), "{}\n", "to build a plan, run `mula blend`"},
 		"no text":        {string(good), "", "byte 0: unexpected end of file"},
 		"length":         {`"sequence_length": 16`, `"sequence_length": 0`, "sequence length 0"},
 		"huge tokens":    {`"tokens": 3,`, `"tokens": 9223372036854775807,`, "tokens"},
@@ -327,7 +327,7 @@ func TestReadPlanRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := ReadPlan(path); err == nil ||
-		!strings.Contains(err.Error(), "implementation of the order that differs") {
+		!strings.Contains(err.Error(), "another implementation of the order") {
 		t.Errorf("a plan with other check values: %v", err)
 	}
 }

@@ -19,10 +19,10 @@ import (
 // planFormat is the version of the layout of plan.json.
 const planFormat = 1
 
-// maxPlanFile bounds the size of a plan.json. A shard takes about 300 bytes.
+// maxPlanFile limits the size of a plan.json. A shard takes about 300 bytes.
 const maxPlanFile = 512 << 20
 
-// planFile is plan.json; Plan is a sealedPlan, or what stands for it in plans of other orders.
+// planFile is plan.json. Plan is a sealedPlan, or its replacement in plans of other orders.
 type planFile[P any] struct {
 	Format      int         `json:"format"`
 	Fingerprint string      `json:"fingerprint"`
@@ -30,9 +30,8 @@ type planFile[P any] struct {
 	Written     writtenPlan `json:"written"`
 }
 
-// sealedPlan is the part of plan.json that decides what the plan means. Its JSON text with the
-// fields in this order and without white space is the canonical form, whose SHA-256 is the plan's
-// fingerprint.
+// sealedPlan is the meaning of a plan. Its JSON text with the fields in this order and without
+// white space is the canonical form. The SHA-256 of this text is the plan's fingerprint.
 type sealedPlan struct {
 	Order          int            `json:"order"`
 	Seed           uint64         `json:"seed"`
@@ -44,7 +43,7 @@ type sealedPlan struct {
 	Checks         []Check        `json:"checks"`
 }
 
-// sealedMegatron stands for sealedPlan in a plan whose order is read from a Megatron cache.
+// sealedMegatron replaces sealedPlan in a plan whose order is read from a Megatron cache.
 type sealedMegatron struct {
 	Order          string          `json:"order"`
 	SequenceLength int             `json:"sequence_length"`
@@ -70,31 +69,30 @@ type sealedSource struct {
 	Shards     []Shard `json:"shards"`
 }
 
-// writtenPlan is the rest: what the user wrote, and where the files lie.
+// writtenPlan is the rest of plan.json: values as the user wrote them, and the paths of the files.
 type writtenPlan struct {
 	Validation string          `json:"validation"`
 	Sources    []writtenSource `json:"sources"`
-	Stages     [][]string      `json:"stages"` // weights, by stage and source; none with order megatron
+	Stages     [][]string      `json:"stages"` // weights, by stage and source; empty with order megatron
 	Cache      *writtenCache   `json:"cache,omitempty"`
-	Packings   string          `json:"packings,omitempty"` // directory of the packing indexes, as paths are
+	Packings   string          `json:"packings,omitempty"` // directory of the packing indexes, written like paths
 }
 
 type writtenCache struct {
-	Directory string `json:"directory"` // of the index files, as paths are
-	Root      string `json:"root"`      // that relative prefixes start from
+	Directory string `json:"directory"` // of the index files, written like paths
+	Root      string `json:"root"`      // directory for relative prefixes
 }
 
 type writtenSource struct {
 	MaxEpochs string   `json:"max_epochs"`
-	Paths     []string `json:"paths"` // relative to the plan's directory where they can be, with slashes
+	Paths     []string `json:"paths"` // with slashes; relative to the plan's directory if possible
 }
 
-// Fingerprint identifies the plan by what it means: the SHA-256, in hexadecimal, of its canonical
-// form (docs/formats/plan.md). Where the files lie, and how weights were written, is not part of
-// it.
+// Fingerprint returns the SHA-256, in hexadecimal, of the plan's canonical form
+// (docs/formats/plan.md). The paths of files and the spelling of weights are not part of it.
 func (p *Plan) Fingerprint() string { return p.fingerprint }
 
-// seal computes the fingerprint.
+// seal computes and sets the fingerprint.
 func (p *Plan) seal() error {
 	text, err := p.canonical()
 	if err != nil {
@@ -107,7 +105,7 @@ func (p *Plan) seal() error {
 
 func (p *Plan) canonical() ([]byte, error) { return encodeJSON(p.sealed(), "") }
 
-// sealed is the sealedPlan, or what stands for it in plans of other orders.
+// sealed returns the sealedPlan, or its replacement in plans of other orders.
 func (p *Plan) sealed() any {
 	if p.Megatron != nil {
 		return p.sealedMegatron()
@@ -126,7 +124,7 @@ func (p *Plan) sealed() any {
 	return f
 }
 
-// sealedSkips are the skips, never null.
+// sealedSkips returns the skips, never nil.
 func (p *Plan) sealedSkips() []Range {
 	if p.Skips == nil {
 		return []Range{}
@@ -144,7 +142,7 @@ func (p *Plan) sealedMegatron() sealedMegatron {
 	return f
 }
 
-// encodeJSON is the JSON text of v, with characters as they are.
+// encodeJSON returns the JSON text of v, without HTML escapes.
 func encodeJSON(v any, indent string) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -156,8 +154,8 @@ func encodeJSON(v any, indent string) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
 }
 
-// Write writes the plan to a file, which appears whole or not at all. Shards are noted relative to
-// the file's directory, so that plan and shards can be moved together.
+// Write writes the plan to a file atomically. Paths of shards are relative to the file's directory,
+// so that plan and shards can be moved together.
 func (p *Plan) Write(path string) error {
 	dir, err := absolutePath(filepath.Dir(path))
 	if err != nil {
@@ -208,8 +206,8 @@ func (p *Plan) Write(path string) error {
 	return atomicfile.WriteFile(path, append(text, '\n'))
 }
 
-// absolutePath is filepath.Abs with the real path of the working directory: a shell may have come
-// there by a link, and then ".." in a path means something else than ".." in $PWD.
+// absolutePath does what filepath.Abs does, with the real path of the working directory. $PWD may
+// contain symbolic links, after which ".." would lead to another directory.
 func absolutePath(path string) (string, error) {
 	if filepath.IsAbs(path) {
 		return filepath.Clean(path), nil
@@ -224,8 +222,7 @@ func absolutePath(path string) (string, error) {
 	return filepath.Join(wd, path), nil
 }
 
-// realDir is a directory without links on the way there, as ".." in a path that starts from it
-// leads to the real parent.
+// realDir resolves symbolic links in a directory, so that ".." after it leads to the real parent.
 func realDir(dir string) string {
 	if real, err := filepath.EvalSymlinks(dir); err == nil {
 		return real
@@ -233,8 +230,8 @@ func realDir(dir string) string {
 	return dir
 }
 
-// relativePath gives the way from a plan's directory to a shard, both absolute. It holds from the
-// real directory, where [Plan.ShardPath] starts.
+// relativePath returns the path from a plan's directory to a shard, both absolute. The result is
+// relative to the real directory, as [Plan.ShardPath] expects.
 func relativePath(dir, shard string) string {
 	way, err := filepath.Rel(dir, shard)
 	if err != nil || !filepath.IsLocal(way) {
@@ -246,9 +243,8 @@ func relativePath(dir, shard string) string {
 	return way
 }
 
-// ReadPlan reads a plan.json and checks all of it that can be checked without the shards: its
-// structure, its fingerprint, and that the order still gives the (source, window) pairs it was
-// sealed with.
+// ReadPlan reads a plan.json and verifies everything that does not need the shards: its structure,
+// its fingerprint, and that the order still yields the (source, window) pairs of its check values.
 func ReadPlan(path string) (*Plan, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -264,7 +260,7 @@ func ReadPlan(path string) (*Plan, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	p.base = realDir(filepath.Dir(path))
-	if p.Packing != nil { // these are looked for beside the plan also where shards are not
+	if p.Packing != nil { // packing indexes are relative to the plan, even if OpenOptions.Base is set
 		p.Packing.directory = p.path(p.Packing.directory)
 	}
 	return p, nil
@@ -272,9 +268,9 @@ func ReadPlan(path string) (*Plan, error) {
 
 func parsePlan(data []byte) (*Plan, error) {
 	if len(data) > maxPlanFile {
-		return nil, fmt.Errorf("larger than %d bytes: not a plan", maxPlanFile)
+		return nil, fmt.Errorf("the file has more than %d bytes, so it is not a plan", maxPlanFile)
 	}
-	// The versions come first: another layout would be misread as a damaged one of this.
+	// Versions are checked first; otherwise another version would be reported as a damaged file.
 	var versions struct {
 		Format *int `json:"format"`
 		Plan   struct {
@@ -282,16 +278,17 @@ func parsePlan(data []byte) (*Plan, error) {
 		} `json:"plan"`
 	}
 	if text := bytes.TrimLeft(data, " \t\r\n"); len(text) > 0 && text[0] != '{' && text[0] != '[' {
-		return nil, errors.New("this is not a plan.json, nor JSON at all: `mula blend` makes one from a blend.yaml")
+		return nil, errors.New("this is not a plan.json, because it is not JSON; to build a plan, run `mula blend`")
 	}
 	if err := strictjson.DecodeLoosely(data, &versions); err != nil {
 		return nil, err
 	}
 	switch {
 	case versions.Format == nil:
-		return nil, errors.New("not a plan: it has no format version; `mula blend` makes a plan.json")
+		return nil, errors.New("this is not a plan, because it has no format version; to build a plan, run " +
+			"`mula blend`")
 	case *versions.Format != planFormat:
-		return nil, fmt.Errorf("format version %d is not known; this program reads version %d", *versions.Format,
+		return nil, fmt.Errorf("format version %d is not supported; this program reads version %d", *versions.Format,
 			planFormat)
 	case versions.Plan.Order == nil:
 		return nil, errors.New("the plan has no order version")
@@ -309,8 +306,8 @@ func parsePlan(data []byte) (*Plan, error) {
 	case strconv.Quote(PackedOrder):
 		p, fingerprint, err = parsePacked(data)
 	default:
-		return nil, fmt.Errorf("order version %.40s is not known; this program knows versions %d, %d, %q and %q", order,
-			OrderVersion, AmendedVersion, MegatronOrder, PackedOrder)
+		return nil, fmt.Errorf("order version %.40s is not supported; this program reads versions %d, %d, %q and %q",
+			order, OrderVersion, AmendedVersion, MegatronOrder, PackedOrder)
 	}
 	if err != nil {
 		return nil, err
@@ -322,17 +319,17 @@ func parsePlan(data []byte) (*Plan, error) {
 		return nil, err
 	}
 	if p.fingerprint != fingerprint {
-		return nil, fmt.Errorf("the plan was changed after it was sealed: its fingerprint is %s, not %.64q; restore "+
-			"it, or blend again", p.fingerprint, fingerprint)
+		return nil, fmt.Errorf("the plan was changed after it was built: its fingerprint is %s, not %.64q; restore "+
+			"it, or build a new plan", p.fingerprint, fingerprint)
 	}
-	if p.Megatron != nil { // what the order gives is known when the cache is open
+	if p.Megatron != nil { // the pairs can be verified only with an open cache
 		return p, p.verifyPositions()
 	}
 	return p, p.verifyPairs()
 }
 
-// parseNative reads a plan of the native order, without any check, and the fingerprint that it
-// should have.
+// parseNative parses a plan of the native order. It does not validate it. It also returns the
+// fingerprint that the file claims.
 func parseNative(data []byte) (*Plan, string, error) {
 	var f planFile[sealedPlan]
 	if err := strictjson.Decode(data, &f); err != nil {
@@ -347,10 +344,10 @@ func parseNative(data []byte) (*Plan, string, error) {
 	return p, f.Fingerprint, p.takeWritten(f.Written)
 }
 
-// takeWritten gives a plan with stages what does not change its meaning.
+// takeWritten sets the fields that do not change the plan's meaning.
 func (p *Plan) takeWritten(w writtenPlan) error {
 	if len(w.Sources) != len(p.Sources) || len(w.Stages) != len(p.Stages) {
-		return fmt.Errorf("%d sources and %d stages, but what was written is about %d and %d", len(p.Sources),
+		return fmt.Errorf("`plan` has %d sources and %d stages, but `written` has %d and %d", len(p.Sources),
 			len(p.Stages), len(w.Sources), len(w.Stages))
 	}
 	p.HeldOut = w.Validation
@@ -374,8 +371,8 @@ func parseMegatron(data []byte) (*Plan, string, error) {
 		return nil, "", err
 	}
 	if len(f.Written.Sources) != len(f.Plan.Sources) || f.Plan.Cache == nil || f.Written.Cache == nil {
-		return nil, "", fmt.Errorf("%d sources and a cache, but what was written is about %d, or about no cache",
-			len(f.Plan.Sources), len(f.Written.Sources))
+		return nil, "", fmt.Errorf("`plan` has %d sources and needs a cache, but `written` has %d sources, or `cache` "+
+			"is missing", len(f.Plan.Sources), len(f.Written.Sources))
 	}
 	p := &Plan{SequenceLength: f.Plan.SequenceLength, Tokenizer: f.Plan.Tokenizer, Skips: f.Plan.Skips,
 		Checks: f.Plan.Checks, Megatron: f.Plan.Cache,
@@ -392,7 +389,7 @@ func parseMegatron(data []byte) (*Plan, string, error) {
 	return p, f.Fingerprint, nil
 }
 
-// placeShards says where shards lie.
+// placeShards sets the paths of shards.
 func placeShards(source string, list []Shard, paths []string) error {
 	if len(paths) != len(list) {
 		return fmt.Errorf("source %q has %d shards and %d paths", source, len(list), len(paths))

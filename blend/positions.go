@@ -8,26 +8,26 @@ import (
 	"sort"
 )
 
-// A Block is what stands at consecutive positions. Its slices are good until the next Block is
-// asked for.
+// A Block has the samples at consecutive positions. Its slices are valid until the next Block.
 type Block struct {
-	First   int64   // position of the first
-	Sources []int32 // index in Plan.Sources, for each position
-	Windows []int64 // among all windows of the source, for each position
+	First   int64   // first position
+	Sources []int32 // by position: index in Plan.Sources
+	Windows []int64 // by position: number among all windows of the source
 }
 
-// blockLength is the greatest number of positions in a Block. With a block's arrays in the
-// second-level cache, it is still several for each of 2,000 sources.
+// blockLength is the maximum number of positions in a Block. The arrays of a Block fit in the
+// second-level cache, and each of 2,000 sources still has several positions.
 const blockLength = 1 << 16
 
-// Positions lists the order: what stands at the positions [from, to), in blocks, skipped positions
-// included (Plan.Skips has them). It gives what [Plan.Locate] gives, at a fraction of the cost: a
-// block goes down the tree of the sources as a whole, and each source gives the windows of its part
-// in one go. It ends with an error if the positions are not in the plan, or when ctx ends.
+// Positions lists the samples at positions [from, to) in blocks. It includes skipped positions;
+// Plan.Skips lists them. The samples are the same as from [Plan.Locate], at a fraction of the cost:
+// the tree distributes a whole block at once, and each source computes its windows in one call. It
+// ends with an error if the positions are not in the plan, or if ctx is cancelled.
 func (p *Plan) Positions(ctx context.Context, from, to int64) iter.Seq2[Block, error] {
 	return func(yield func(Block, error) bool) {
 		if from < 0 || to < from || to > p.length {
-			yield(Block{}, fmt.Errorf("positions [%d, %d) are not all in the plan, which has %d", from, to, p.length))
+			yield(Block{}, fmt.Errorf("positions [%d, %d) are not all in the plan, which has %d positions", from, to,
+				p.length))
 			return
 		}
 		if p.Megatron != nil {
@@ -53,7 +53,7 @@ func (p *Plan) Positions(ctx context.Context, from, to int64) iter.Seq2[Block, e
 	}
 }
 
-// readPositions is Positions for an order that is read.
+// readPositions is Positions for an order that is read from index files.
 func (p *Plan) readPositions(ctx context.Context, from, to int64, yield func(Block, error) bool) {
 	if p.order == nil && from < to {
 		_, err := p.Locate(from)
@@ -79,18 +79,18 @@ func (p *Plan) readPositions(ctx context.Context, from, to int64, yield func(Blo
 	}
 }
 
-// A lister makes blocks in the same memory.
+// A lister computes blocks. It reuses their memory.
 type lister struct {
 	plan    *Plan
 	sources []int32
 	windows []int64
 	drawn   []int64 // the windows of one source, in its order
-	// Places in the block, by node of the tree: a node's are a stretch of one of the two, its
-	// children's the same stretch of the other.
+	// Indices in the block, by node of the tree. The positions of a node are a range of one of the
+	// two lists; the positions of its children are the same range of the other.
 	places [2][]uint16
 }
 
-// list makes the block of n positions from first on, all in one stage.
+// list computes the block of n positions from first on, all in one stage.
 func (l *lister) list(st *schedule, first int64, n int) Block {
 	if cap(l.sources) < n {
 		l.sources, l.windows, l.drawn = make([]int32, n), make([]int64, n), make([]int64, n)
@@ -106,7 +106,7 @@ func (l *lister) list(st *schedule, first int64, n int) Block {
 	return Block{first, l.sources, l.windows}
 }
 
-// descend shares the places [from, to) of places[side] out below a node, to which they come as its
+// descend distributes the indices [from, to) of places[side] below a node. They are the node's
 // positions y, y+1, ….
 func (l *lister) descend(st *schedule, id int32, y uint64, from, to, side int) {
 	if from == to {
@@ -126,7 +126,7 @@ func (l *lister) descend(st *schedule, id int32, y uint64, from, to, side int) {
 		}
 		return
 	}
-	// Which way they go is told by the remainder of y·a/s, to which each position adds a.
+	// The remainder of y·a/s decides between left and right. Each position adds a to it.
 	e := &st.tree.nodes[id]
 	hi, lo := bits.Mul64(y, e.left)
 	q, rest := bits.Div64(hi, lo, e.sum)
@@ -135,11 +135,11 @@ func (l *lister) descend(st *schedule, id int32, y uint64, from, to, side int) {
 	middle := from + int(end-q)
 	in, out := l.places[side][from:to], l.places[1-side]
 	left, right := out[from:middle], out[middle:to]
-	// Nothing branches on the way that a position takes, so each is written to both sides, and one
-	// of the two is written over.
+	// There is no branch on the direction of a position: each is written to both sides, and one of
+	// the two is overwritten.
 	need, nl, nr := e.sum-e.left, 0, 0
 	for _, place := range in {
-		less, borrow := bits.Sub64(rest, need, 0) // borrow is 1 for those that go right
+		less, borrow := bits.Sub64(rest, need, 0) // borrow is 1 for positions that go right
 		rest = less + e.sum&-borrow
 		if nl < len(left) {
 			left[nl] = place

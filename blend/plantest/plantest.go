@@ -1,4 +1,4 @@
-// Package plantest makes shards and plans for the tests of what reads plans.
+// Package plantest builds shards and plans for tests of packages that read plans.
 package plantest
 
 import (
@@ -15,12 +15,11 @@ import (
 	"mula/shards"
 )
 
-// Main runs the tests of a package and ends the process; TestMain calls it. What is found out about
-// shards goes to a cache that is removed at the end, and not to the user's. Goroutines that are
-// left fail the tests.
+// Main runs the tests of a package and ends the process. TestMain calls it. The tests use a
+// temporary cache of shard facts instead of the user's. Leaked goroutines fail the tests.
 func Main(m *testing.M) { goleak.VerifyTestMain(withCache{m}) }
 
-// withCache are tests with a cache of their own.
+// withCache runs tests with a temporary cache.
 type withCache struct{ tests *testing.M }
 
 func (m withCache) Run() int {
@@ -35,7 +34,7 @@ func (m withCache) Run() int {
 	return m.tests.Run()
 }
 
-// Shard writes a shard of documents, which are given by their ids below vocabulary.
+// Shard writes a shard. Each document is a list of token ids below vocabulary.
 func Shard(t testing.TB, prefix string, dtype shards.DType, vocabulary int, documents [][]uint32) {
 	t.Helper()
 	w, err := shards.Create(prefix, dtype, shards.TokenizerInfo{SHA256: strings.Repeat("ab", 32), VocabSize: vocabulary,
@@ -56,8 +55,8 @@ func Shard(t testing.TB, prefix string, dtype shards.DType, vocabulary int, docu
 	}
 }
 
-// Seal seals the plan of a blend.yaml of that text in dir, writes it there to a file of that name
-// and returns its path.
+// Seal builds the plan of the given blend.yaml text in dir, writes it to the file dir/name, and
+// returns its path.
 func Seal(t testing.TB, dir, name, config string) string {
 	t.Helper()
 	c, err := blend.ParseConfig([]byte(config), "blend.yaml", dir)
@@ -75,7 +74,7 @@ func Seal(t testing.TB, dir, name, config string) string {
 	return path
 }
 
-// Open opens the plan of a file. The caller closes it.
+// Open opens the plan at path. The caller must close it.
 func Open(t testing.TB, path string) *blend.Data {
 	t.Helper()
 	plan, err := blend.ReadPlan(path)
