@@ -1,11 +1,11 @@
-// Pvccheck compiles all kernels of package gpu for Intel's Data Center GPU Max (Ponte Vecchio) by
-// Intel's offline compiler, ocloc, and looks into the machine code. It fails if a kernel does not
-// compile, or if a matrix kernel is not what it must be: no dpas, registers spilled, fewer dpas
-// among the instructions of its inner loop than stated. No such GPU is needed.
+// Pvccheck compiles all kernels of package gpu for Intel's Data Center GPU Max (Ponte Vecchio) with
+// Intel's offline compiler, ocloc, and inspects the machine code. It fails if a kernel does not
+// compile, or if a matrix kernel has no dpas, spills registers, or has too small a share of dpas
+// among the instructions of its inner loop. It does not need such a GPU.
 //
 //	go run ./xpu/gpu/pvccheck [-table FILE] [-ocloc PROGRAM]
 //
-// With -table the file's part between two marks is replaced by a table of all kernels.
+// With -table it replaces the part of the file between two marks with a table of all kernels.
 package main
 
 import (
@@ -31,11 +31,11 @@ import (
 func main() {
 	log.SetFlags(0)
 	log.SetPrefix("pvccheck: ")
-	table := flag.String("table", "", "the file whose table is replaced")
-	ocloc := flag.String("ocloc", "ocloc", "Intel's offline compiler; Debian's package intel-opencl-icd has it")
+	table := flag.String("table", "", "replace the table in `FILE`")
+	ocloc := flag.String("ocloc", "ocloc", "run `PROGRAM` as Intel's offline compiler (Debian package intel-opencl-icd)")
 	flag.Parse()
 	if flag.NArg() > 0 {
-		log.Fatalf("%q is no flag", flag.Arg(0))
+		log.Fatalf("unexpected argument %q", flag.Arg(0))
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
@@ -52,17 +52,17 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Printf("%d kernels; %d of them multiply by dpas\n", len(kernels), len(matrixKernels))
+	fmt.Printf("%d kernels; %d of them multiply with dpas\n", len(kernels), len(matrixKernels))
 }
 
-// pvc is the device as its driver describes it, as far as kernels depend on that.
+// pvc describes the device as its driver does, as far as kernels depend on it.
 var pvc = &opencl.Device{
 	Name: "Ponte Vecchio", Type: opencl.GPU, MaxWorkGroup: 512, LocalMemory: 128 << 10,
 	Extensions: []string{"cl_khr_fp16", "cl_khr_fp64", "cl_intel_subgroups", "cl_intel_subgroups_short",
 		"cl_intel_required_subgroup_size", "cl_intel_subgroup_matrix_multiply_accumulate"},
 }
 
-// compileAll compiles the programs of both precisions. A kernel that comes out alike in both is
+// compileAll compiles the programs in both precisions. A kernel whose code is the same in both is
 // listed once.
 func compileAll(ctx context.Context, ocloc string) ([]kernel, error) {
 	var all []kernel
@@ -94,7 +94,7 @@ func compileAll(ctx context.Context, ocloc string) ([]kernel, error) {
 	return all, errors.Join(failed...)
 }
 
-// compile gives the binary that ocloc makes of a source.
+// compile returns the binary that ocloc creates from a source.
 func compile(ctx context.Context, ocloc string, s opencl.Source) ([]byte, error) {
 	dir, err := os.MkdirTemp("", "pvccheck")
 	if err != nil {
@@ -104,7 +104,7 @@ func compile(ctx context.Context, ocloc string, s opencl.Source) ([]byte, error)
 	if err := os.WriteFile(filepath.Join(dir, "kernels.cl"), []byte(s.Text), 0o600); err != nil {
 		return nil, err
 	}
-	// Without the internal option the old compiler writes a format of its own, which is no ELF.
+	// Without the internal option, the old compiler writes its own format, which is not ELF.
 	c := exec.CommandContext(ctx, ocloc, "compile", "-file", "kernels.cl", "-device", "pvc", "-output", "binary",
 		"-output_no_suffix", "-out_dir", "out",
 		"-options", s.Options, "-internal_options", "-cl-intel-allow-zebin")
@@ -114,46 +114,47 @@ func compile(ctx context.Context, ocloc string, s opencl.Source) ([]byte, error)
 	}
 	binary, err := os.ReadFile(filepath.Join(dir, "out", "binary"))
 	if errors.Is(err, fs.ErrNotExist) {
-		binary, err = os.ReadFile(filepath.Join(dir, "out", "binary.bin")) // as later versions call it
+		binary, err = os.ReadFile(filepath.Join(dir, "out", "binary.bin")) // the name in later versions
 	}
 	return binary, err
 }
 
-// A matrixKernel is what a kernel that multiplies by dpas must be.
+// A matrixKernel is the requirements for a kernel that multiplies with dpas.
 type matrixKernel struct {
 	name  string
-	dpas  int     // in the inner loop
-	ratio float64 // of dpas among the instructions of that loop, at least
+	dpas  int     // number in the inner loop
+	ratio float64 // minimum share of dpas among the instructions of that loop
 	// A sub-group's tile of C, and the work-group's.
 	rows, columns, groupRows, groupColumns int
 }
 
-// Two steps are 32 dpas, 24 loads of 256 bytes, and what counts and computes addresses: 91
-// instructions. With loads of 2 KiB, of later compilers, they are 68.
+// Two steps are 32 dpas, 24 loads of 256 bytes, and the instructions for counters and addresses: 91
+// instructions. With loads of 2 KiB, in later compilers, there are 68.
 var matrixKernels = []matrixKernel{
 	{"pvc_product", 32, 0.33, 32, 64, 128, 256},
 	{"pvc_weight_grad", 32, 0.33, 32, 64, 128, 256},
 }
 
-// bytesPerFLOP is what a tile of C reads of bfloat16 operands for a multiplication and an addition.
+// bytesPerFLOP returns the bytes of bfloat16 operands that a tile of C reads per multiplication and
+// addition.
 func bytesPerFLOP(rows, columns int) float64 {
 	return 2 * float64(rows+columns) / float64(2*rows*columns)
 }
 
-// verdict says what is wrong with the matrix kernels.
+// verdict returns the problems of the matrix kernels.
 func verdict(kernels []kernel) error {
 	var wrong []error
 	for _, want := range matrixKernels {
 		i := slices.IndexFunc(kernels, func(k kernel) bool { return k.Name == want.name })
 		if i < 0 {
-			wrong = append(wrong, fmt.Errorf("%s: there is no such kernel", want.name))
+			wrong = append(wrong, fmt.Errorf("%s: kernel not found", want.name))
 			continue
 		}
 		if k := kernels[i]; k.Lanes != 16 {
-			wrong = append(wrong, fmt.Errorf("%s: %d lanes; dpas wants 16", k.Name, k.Lanes))
+			wrong = append(wrong, fmt.Errorf("%s: %d lanes; dpas needs 16", k.Name, k.Lanes))
 		} else if k.Scratch > 0 {
 			wrong = append(wrong, fmt.Errorf("%s: %d bytes of scratch memory: registers are spilled, or an array "+
-				"does not fit in them", k.Name, k.Scratch))
+				"does not fit into registers", k.Name, k.Scratch))
 		} else if k.LoopDPAS < want.dpas {
 			wrong = append(wrong, fmt.Errorf("%s: %d dpas in its inner loop, of %d in all; it must have %d", k.Name,
 				k.LoopDPAS, k.DPAS, want.dpas))
@@ -165,10 +166,10 @@ func verdict(kernels []kernel) error {
 	return errors.Join(wrong...)
 }
 
-// The marks between which the table stands.
+// The marks around the table.
 const tableBegin, tableEnd = "<!-- make pvc writes this table -->\n", "<!-- up to here -->\n"
 
-// replaceTable writes the table into its place in the file.
+// replaceTable replaces the table in the file.
 func replaceTable(path string, kernels []kernel) error {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -177,7 +178,7 @@ func replaceTable(path string, kernels []kernel) error {
 	before, rest, ok := strings.Cut(string(data), tableBegin)
 	_, after, closed := strings.Cut(rest, tableEnd)
 	if !ok || !closed {
-		return fmt.Errorf("%s has no place for the table, between the lines %q and %q", path,
+		return fmt.Errorf("%s: no table marks; add the lines %q and %q", path,
 			strings.TrimSpace(tableBegin), strings.TrimSpace(tableEnd))
 	}
 	var b strings.Builder

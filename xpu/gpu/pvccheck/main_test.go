@@ -31,7 +31,7 @@ func TestVerdict(t *testing.T) {
 		change func(k *kernel)
 		want   string
 	}{
-		{"another name", func(k *kernel) { k.Name = "other" }, "there is no such kernel"},
+		{"another name", func(k *kernel) { k.Name = "other" }, "kernel not found"},
 		{"32 lanes", func(k *kernel) { k.Lanes = 32 }, "32 lanes"},
 		{"scratch", func(k *kernel) { k.Scratch = 64 }, "64 bytes of scratch"},
 		{"no dpas", func(k *kernel) { k.code = code{Instructions: 1000} }, "0 dpas in its inner loop, of 0 in all"},

@@ -10,23 +10,23 @@ import (
 	"github.com/goccy/go-yaml"
 )
 
-// A kernel is what the compiler has made of one.
+// A kernel is the compiled form of a kernel.
 type kernel struct {
 	file      string
-	precision string // or several
+	precision string // one or several
 
 	Name      string
-	Lanes     int // of a sub-group
-	Registers int // of a thread, 64 bytes each
-	Scratch   int // bytes of memory that a thread has for what does not fit in registers
+	Lanes     int // work-items of a sub-group
+	Registers int // registers of a thread, 64 bytes each
+	Scratch   int // bytes of a thread's memory for data that does not fit into registers
 
 	code
 }
 
-// code is what is counted in machine code.
+// code counts machine instructions.
 type code struct {
 	Instructions, DPAS         int
-	LoopInstructions, LoopDPAS int // of the loop with the most dpas, the smallest of those
+	LoopInstructions, LoopDPAS int // of the loop with the most dpas, the smallest such loop
 }
 
 func (c code) ratio() float64 {
@@ -46,8 +46,8 @@ func (k kernel) String() string {
 	return s
 }
 
-// inspect reads a binary of Intel's compiler, in the format that it calls zebin: an ELF file whose
-// sections .text.NAME are the code of kernels, and whose section .ze_info describes them in YAML. A
+// inspect reads a binary of Intel's compiler, in its zebin format: an ELF file whose sections
+// .text.NAME contain the code of kernels, and whose section .ze_info describes them in YAML. A
 // program may have no kernels for this device.
 func inspect(data []byte) ([]kernel, error) {
 	f, err := elf.NewFile(bytes.NewReader(data))
@@ -94,10 +94,10 @@ func inspect(data []byte) ([]kernel, error) {
 	return kernels, nil
 }
 
-// symbolTable is no kernel: the compiler makes it for programs with functions.
+// symbolTable is not a kernel: the compiler creates it for programs with functions.
 const symbolTable = "Intel_Symbol_Table_Void_Program"
 
-// parseInfo reads what .ze_info says of kernels.
+// parseInfo reads the descriptions of kernels in .ze_info.
 func parseInfo(text []byte) ([]kernel, error) {
 	var info struct {
 		Kernels []struct {
@@ -132,22 +132,22 @@ func parseInfo(text []byte) ([]kernel, error) {
 	return kernels, nil
 }
 
-// The encoding of instructions, as far as it is needed here: 16 bytes, or 8 if bit 29 is set; the
-// opcode is in the lowest 7 bits; bytes 12 to 15 of a jump are its distance from itself. Found by
+// The encoding of instructions, as far as needed here: 16 bytes, or 8 if bit 29 is set; the opcode
+// is in the lowest 7 bits; bytes 12 to 15 of a jump are its distance from itself. Determined by
 // comparison with the disassembler iga64 (Debian's libigc-tools).
 const (
-	compacted                    = 1 << 5 // of byte 3
+	compacted                    = 1 << 5 // in byte 3
 	opJump, opWhile, opGoto      = 0x20, 0x27, 0x2e
 	opDPAS, opDPASW, opcodeMask  = 0x59, 0x5a, 0x7f
 	shortInstruction, fullLength = 8, 16
 )
 
-// count counts instructions. Behind the last one the compiler leaves zeros, opcode 0, which do
+// count counts instructions. After the last one the compiler adds zeros, opcode 0, which do
 // nothing.
 func count(text []byte) (code, error) {
 	var c code
-	dpas := map[int]bool{} // by place
-	at := map[int]int{}    // number of the instruction at a place
+	dpas := map[int]bool{} // by position
+	at := map[int]int{}    // index of the instruction at a position
 	type loop struct{ begin, end int }
 	var loops []loop
 	for p := 0; p < len(text); {
@@ -159,7 +159,7 @@ func count(text []byte) (code, error) {
 			length = shortInstruction
 		}
 		if len(text)-p < length {
-			break // of the zeros at the end
+			break // the zeros at the end
 		}
 		op := text[p] & opcodeMask
 		if op != 0 {
@@ -180,7 +180,7 @@ func count(text []byte) (code, error) {
 	for _, l := range loops {
 		begin, ok := at[l.begin]
 		if !ok {
-			return code{}, fmt.Errorf("a jump at byte %d leads to byte %d, where no instruction begins", l.end, l.begin)
+			return code{}, fmt.Errorf("a jump at byte %d leads to byte %d, where no instruction starts", l.end, l.begin)
 		}
 		n, of := 0, at[l.end]-begin+1
 		for p := range dpas {

@@ -61,7 +61,7 @@ func TestCount(t *testing.T) {
 			t.Errorf("%s: %+v, %v; want %+v", test.name, got, err, test.want)
 		}
 	}
-	if _, err := count(assemble(t, "X d <4")); err == nil || !strings.Contains(err.Error(), "no instruction begins") {
+	if _, err := count(assemble(t, "X d <4")); err == nil || !strings.Contains(err.Error(), "no instruction starts") {
 		t.Errorf("a jump into an instruction: %v", err)
 	}
 	if _, err := count([]byte{0x61, 0, 0, 0}); err == nil || !strings.Contains(err.Error(), "ends within") {
