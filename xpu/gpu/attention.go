@@ -4,15 +4,16 @@ import "mula/xpu"
 
 // Sizes of attention.cl.
 const (
-	attendOwn   = 16              // queries or keys of a work-item on a processor: OWN
-	attendTile  = 32              // of the others at a time there: TILE
-	attendSide  = 64              // of both on a GPU: SIDE
-	attendItems = 256             // work-items of a group there
-	attendShare = 2*16*68 + 64*68 // numbers in local memory of a group there: chunk and weight
+	attendOwn   = 16              // queries or keys per work-item on a CPU: OWN
+	attendTile  = 32              // the other operand's keys or queries at a time on a CPU: TILE
+	attendSide  = 64              // queries and keys per work-group on a GPU: SIDE
+	attendItems = 256             // work-items per group on a GPU
+	attendShare = 2*16*68 + 64*68 // numbers in a group's local memory on a GPU: chunk and weight
 )
 
-// attendOptions are those of attention.cl on a GPU for heads of that size. Where they are known, it
-// asks for 256 registers, as the sums of both keys and values do not fit into 128.
+// attendOptions returns the options of attention.cl on a GPU for heads of the given size. On GPUs
+// with matrix instructions it requests 256 registers, as the sums of keys and values do not fit
+// into 128.
 func (d *Device) attendOptions(size int) string {
 	options := "-DPANELS=1"
 	if size > attendSide {
@@ -24,9 +25,8 @@ func (d *Device) attendOptions(size int) string {
 	return options
 }
 
-// attend gives a kernel of attention, with its memory for each group: on a processor so many
-// vectors for an element of a head and so many tiles' worth of weights, a vector for each of the
-// others.
+// attend launches an attention kernel with its local memory for each group. On a CPU each query or
+// key of a work-item has the given numbers of vectors of a head's size and of tiles of weights.
 func (c *command) attend(kernel string, h xpu.Heads, heads, vectors, weights int, args ...argument) {
 	if c.d.shape.processor {
 		args = append(args, local((vectors*h.Size+weights*attendTile)*attendOwn))
@@ -56,8 +56,8 @@ func (d *Device) Attend(a xpu.Attention) {
 		integer(a.Capacity))
 }
 
-// AttendGrad computes the gradients of an attention. Those of queries come first: on the way their
-// kernel leaves Σ dO·O of each query.
+// AttendGrad computes the gradients of an attention. The gradients of queries are computed first,
+// because their kernel also stores Σ dO·O of each query.
 func (d *Device) AttendGrad(a xpu.Attention, dcontext, dqkv, dk, dv []float32) {
 	xpu.CheckAttendGrad(a, dcontext, dqkv, dk, dv)
 	if a.Rows*a.Length == 0 {

@@ -2,14 +2,14 @@ package gpu
 
 import "mula/xpu"
 
-// Embed looks rows of a table up; see [xpu.Layers].
+// Embed looks up rows of a table; see [xpu.Layers].
 func (d *Device) Embed(dst, table []float32, ids []int32, width int) {
 	xpu.CheckRows("Embed", dst, ids, width)
 	d.gatherRows(dst, table, ids, width)
 }
 
-// EmbedGrad is the gradient of [Device.Embed]; see [xpu.Layers]. The tokens are sorted by their
-// ids, by comparing each with all: for 32,768 of them that is a billion comparisons, some tenths of
+// EmbedGrad is the gradient of [Device.Embed]; see [xpu.Layers]. It sorts the tokens by their ids
+// by comparing each token with all others: for 32,768 tokens a billion comparisons, a few tenths of
 // a millisecond on a GPU.
 func (d *Device) EmbedGrad(dtable, dx []float32, ids []int32, width int, skip int32) {
 	xpu.CheckRows("EmbedGrad", dx, ids, width)
@@ -17,7 +17,7 @@ func (d *Device) EmbedGrad(dtable, dx []float32, ids []int32, width int, skip in
 	if tokens == 0 {
 		return
 	}
-	columns := d.shape.group // of a part; with many parts, a frequent token has many groups at work
+	columns := d.shape.group // per part; with many parts, many groups work on a frequent token
 	if d.shape.processor {
 		columns = 256
 	}

@@ -15,7 +15,7 @@ func (d *Device) gatherRows(dst, x []float32, numbers []int32, width int) {
 	c.launch("gather_rows", c.rows(len(numbers)), c.writes(dst), c.reads(x), c.readsInts(numbers), integer(width))
 }
 
-// SumRows adds up the rows of each token; see [xpu.Layers].
+// SumRows adds the rows of each token; see [xpu.Layers].
 func (d *Device) SumRows(dst, x, y []float32, rowOf []int32, perToken, width int) {
 	tokens := xpu.CheckSumRows(dst, x, rowOf, perToken, width)
 	c := d.begin()
@@ -32,7 +32,7 @@ func (d *Device) SwiGLU(act, gateUp, weight []float32, width int) {
 	c.launch("swiglu", c.rows(rows), c.writes(act), c.reads(gateUp), c.reads(weight), integer(width))
 }
 
-// SwiGLUGrad takes gradients through [Device.SwiGLU]; see [xpu.Layers].
+// SwiGLUGrad computes the gradients of [Device.SwiGLU]; see [xpu.Layers].
 func (d *Device) SwiGLUGrad(gateUp, act, dact, weight, dweight []float32, width int) {
 	rows := xpu.CheckSwiGLUGrad(gateUp, act, dact, weight, dweight, width)
 	c := d.begin()

@@ -1,24 +1,24 @@
-// Package gpu is the [xpu.Device] on any OpenCL device: memory of its own, and kernels for all that
-// a step of training needs.
+// Package gpu implements [xpu.Device] on any OpenCL device, with device memory and kernels for all
+// operations of a training step.
 //
 // # Kernels
 //
-// The kernels are OpenCL C 1.2, in the files *.cl beside the Go files of the same name. Each file
-// is a program of its own, with base.cl before it; programs are compiled when a device is made, or
-// taken from a cache. There is one text for all devices, and two shapes of code in it: on a GPU the
-// work-items of a group share a row or a tile, on a processor (PoCL) one work-item has it alone.
-// What is computed is the same but for the order of sums.
+// The kernels are OpenCL C 1.2, in *.cl files named like the Go files. Each file is a separate
+// program, preceded by base.cl. Programs are compiled when a device is created, or loaded from a
+// cache. All devices use the same text, in one of two shapes: on a GPU the work-items of a group
+// share a row or a tile, on a CPU (PoCL) one work-item computes it alone. The results differ only
+// in the order of sums.
 //
 // # Commands
 //
-// Methods of [xpu.Products] and [xpu.Layers] give commands to one queue, in whose order the device
-// carries them out. They return before that. After an error of the driver nothing is given to the
-// queue any more; Wait and ToHost return that error.
+// Methods of [xpu.Products] and [xpu.Layers] enqueue commands in one queue, which the device
+// executes in order, and return before they are done. After a driver error nothing more is
+// enqueued; Wait and ToHost return the error.
 //
 // # Bits
 //
-// Sums are taken in an order that follows from sizes alone; nothing is added atomically. So the
-// same device with the same driver gives the same bits. [Device.Arithmetic] names both.
+// The order of sums depends on sizes alone; there are no atomic additions. The same device with the
+// same driver therefore computes the same bits. [Device.Arithmetic] names both.
 package gpu
 
 import (
@@ -41,10 +41,10 @@ import (
 
 // Options of a device. The zero value is fp32 with as many threads as GOMAXPROCS, without a cache.
 type Options struct {
-	Precision xpu.Precision // of the operands of products; empty for FP32
-	Threads   int           // of Parallel, on the host, the caller's included; 0 for runtime.GOMAXPROCS(0)
-	Cache     *opencl.Cache // of compiled programs; nil for none
-	Profile   bool          // keep the times of kernels; see Device.Profile
+	Precision xpu.Precision // precision of the operands of products; empty for FP32
+	Threads   int           // host threads of Parallel, including the caller; 0 for runtime.GOMAXPROCS(0)
+	Cache     *opencl.Cache // cache of compiled programs; nil for none
+	Profile   bool          // record the times of kernels; see Device.Profile
 }
 
 // A Device computes on an OpenCL device. It is safe for use by several goroutines at once.
@@ -54,8 +54,8 @@ type Device struct {
 	queue     *opencl.Queue
 	cache     *opencl.Cache
 	kernels   map[string]*opencl.Kernel
-	variants  map[variant]*opencl.Kernel // under mu
-	nothing   *opencl.Buffer             // stands for memory that is not given
+	variants  map[variant]*opencl.Kernel // guarded by mu
+	nothing   *opencl.Buffer             // placeholder for omitted memory arguments
 	threads   *cpu.Device                // for Parallel
 	precision xpu.Precision
 	shape     shape
@@ -65,7 +65,7 @@ type Device struct {
 
 	mu      sync.Mutex // one command at a time
 	command command
-	err     error // the first
+	err     error // the first error
 	closed  bool
 	packed  packedOperands
 	events  []event
@@ -74,12 +74,12 @@ type Device struct {
 
 var _ xpu.Device = (*Device)(nil)
 
-// A shape is that of the kernels' code.
+// A shape is the shape of the kernels' code.
 type shape struct {
-	processor bool   // a work-item does alone what is shared by a group on a GPU
-	group     int    // work-items that share a row, GROUP in kernels; a power of two
-	options   string // for tests: of the compiler
-	emulate   string // for tests: definitions of pvc.cl that take the path of matrix instructions on any device
+	processor bool   // one work-item does the work of a group on a GPU
+	group     int    // number of work-items that share a row, GROUP in kernels; a power of two
+	options   string // for tests: compiler options
+	emulate   string // for tests: definitions for pvc.cl that emulate matrix instructions on any device
 }
 
 var (
@@ -87,13 +87,13 @@ var (
 	gpuShape       = shape{group: 128}
 )
 
-// New makes the device. The error says what is missing: memory for a queue, or a kernel that the
-// driver's compiler does not take.
+// New creates the device. It fails if there is no memory for a queue, or if the driver's compiler
+// rejects a kernel.
 func New(ctx context.Context, device *opencl.Device, options Options) (*Device, error) {
 	return newDevice(ctx, device, options, shapeOf(device))
 }
 
-// shapeOf is the shape of the kernels for a device.
+// shapeOf returns the shape of the kernels for a device.
 func shapeOf(device *opencl.Device) shape {
 	if device.Type == opencl.CPU {
 		return processorShape
@@ -106,18 +106,18 @@ func newDevice(ctx context.Context, device *opencl.Device, options Options, s sh
 		options.Precision = xpu.FP32
 	}
 	if options.Precision != xpu.FP32 && options.Precision != xpu.BF16 {
-		return nil, fmt.Errorf("gpu: precision %q; there are %s and %s", options.Precision, xpu.FP32, xpu.BF16)
+		return nil, fmt.Errorf("gpu: unknown precision %q; use %s or %s", options.Precision, xpu.FP32, xpu.BF16)
 	}
 	if options.Threads < 0 {
-		return nil, fmt.Errorf("gpu: %d threads", options.Threads)
+		return nil, fmt.Errorf("gpu: invalid number of threads %d", options.Threads)
 	}
 	largest := s.group
 	if !s.processor {
 		largest = max(largest, attendItems)
 	}
 	if largest > device.MaxWorkGroup {
-		return nil, fmt.Errorf("gpu: %s: groups of %d work-items; the kernels need %d", device, device.MaxWorkGroup,
-			largest)
+		return nil, fmt.Errorf("gpu: %s: the maximum work-group size is %d, but the kernels need %d", device,
+			device.MaxWorkGroup, largest)
 	}
 	d := &Device{device: device, precision: options.Precision, shape: s, profile: options.Profile, cache: options.Cache,
 		times: map[string]*KernelTime{}}
@@ -148,7 +148,7 @@ func newDevice(ctx context.Context, device *opencl.Device, options Options, s sh
 //go:embed *.cl
 var texts embed.FS
 
-// baseFile stands before all other files of kernels.
+// baseFile precedes all other kernel files.
 const baseFile = "base.cl"
 
 // A program is a file of kernels.
@@ -159,11 +159,11 @@ type program struct {
 
 var kernelName = regexp.MustCompile(`\bkernel\b[^{};]*?\bvoid\s+(\w+)\s*\(`)
 
-// programs are the sources for a device of that shape.
+// programs returns the sources for a device of this shape.
 func (d *Device) programs() []program {
 	entries, err := texts.ReadDir(".")
 	if err != nil {
-		panic(err) // they are in the binary
+		panic(err) // the files are embedded
 	}
 	var all []program
 	for _, e := range entries {
@@ -177,18 +177,18 @@ func (d *Device) programs() []program {
 	return all
 }
 
-// program is a file of kernels, with options beside those of all files.
+// program returns the program of a kernel file, with additional compiler options.
 func (d *Device) program(file, options string) program {
 	base, err1 := texts.ReadFile(baseFile)
 	text, err2 := texts.ReadFile(file)
 	if err := errors.Join(err1, err2); err != nil {
-		panic(err) // they are in the binary
+		panic(err) // the files are embedded
 	}
 	all := []string{"-cl-std=CL1.2", fmt.Sprintf("-DGROUP=%d", d.shape.group)}
 	if d.shape.processor {
 		all = append(all, "-DPROCESSOR")
 	}
-	// What does not need these is one program in all precisions.
+	// A program that does not use these definitions is the same in all precisions.
 	if d.device.Has("cl_khr_fp64") && bytes.Contains(text, []byte("FP64")) {
 		all = append(all, "-DFP64")
 	}
@@ -203,19 +203,19 @@ func (d *Device) program(file, options string) program {
 	p := program{source: opencl.Source{Name: file, Text: fmt.Sprintf("%s#line 1 %q\n%s", base, file, text),
 		Options: strings.Join(all, " ")}}
 	for _, match := range kernelName.FindAllSubmatch(text, -1) {
-		if name := string(match[1]); !slices.Contains(p.kernels, name) { // once for each shape, perhaps
+		if name := string(match[1]); !slices.Contains(p.kernels, name) { // a kernel may appear once for each shape
 			p.kernels = append(p.kernels, name)
 		}
 	}
 	return p
 }
 
-// matrixPrefix begins the names of files for devices with matrix instructions, which are compiled
-// with options of their own.
+// matrixPrefix starts the names of files for devices with matrix instructions, which are compiled
+// with additional options.
 const matrixPrefix = "pvc"
 
-// build compiles programs, as many at a time as the host has processors, and gives their kernels,
-// by name.
+// build compiles programs, one per processor of the host at a time, and returns their kernels by
+// name.
 func (d *Device) build(ctx context.Context, all ...program) (map[string]*opencl.Kernel, error) {
 	errs := make([]error, len(all))
 	built := make([]*opencl.Program, len(all))
@@ -240,7 +240,7 @@ func (d *Device) build(ctx context.Context, all ...program) (map[string]*opencl.
 			}
 			k, err := p.Kernel(name)
 			if answer := new(opencl.Error); errors.As(err, &answer) && answer.Name() == "CL_INVALID_KERNEL_NAME" {
-				continue // a kernel for other devices, which #if has left out
+				continue // a kernel for other devices, excluded by #if
 			}
 			if err != nil {
 				errs[i] = err
@@ -260,7 +260,7 @@ func (d *Device) build(ctx context.Context, all ...program) (map[string]*opencl.
 	return kernels, nil
 }
 
-// Name is for instance "opencl NVIDIA H100 80GB HBM3, bf16, 2 threads".
+// Name returns for example "opencl NVIDIA H100 80GB HBM3, bf16, 2 threads".
 func (d *Device) Name() string {
 	name := "opencl " + d.device.Name
 	if d.precision != xpu.FP32 {
@@ -272,11 +272,11 @@ func (d *Device) Name() string {
 	return fmt.Sprintf("%s, %d threads", name, d.Threads())
 }
 
-// Precision is that of the options.
+// Precision returns the precision in the options.
 func (d *Device) Precision() xpu.Precision { return d.precision }
 
-// Arithmetic is for instance "opencl NVIDIA H100 80GB HBM3 driver 550.54": with another driver the
-// compiler may choose other instructions. Of [xpu.BF16] " bf16" follows.
+// Arithmetic returns for example "opencl NVIDIA H100 80GB HBM3 driver 550.54": with another driver
+// the compiler may choose other instructions. [xpu.BF16] adds the suffix " bf16".
 func (d *Device) Arithmetic() string {
 	name := fmt.Sprintf("opencl %s driver %s", d.device.Name, d.device.DriverVersion)
 	if d.precision != xpu.FP32 {
@@ -285,14 +285,14 @@ func (d *Device) Arithmetic() string {
 	return name
 }
 
-// Threads is the number of threads of the host.
+// Threads returns the number of host threads.
 func (d *Device) Threads() int { return d.threads.Threads() }
 
-// Parallel calls f(0), …, f(n-1) on threads of the host; see [cpu.Device.Parallel].
+// Parallel calls f(0), …, f(n-1) on host threads; see [cpu.Device.Parallel].
 func (d *Device) Parallel(n int, f func(i int)) { d.threads.Parallel(n, f) }
 
-// Close waits for what was given to the queue, and gives everything back. A method called after
-// Close panics.
+// Close waits for the enqueued commands and releases all memory. A method called after Close
+// panics.
 func (d *Device) Close() {
 	d.mu.Lock()
 	closed := d.closed
@@ -301,12 +301,12 @@ func (d *Device) Close() {
 	if closed {
 		return
 	}
-	_ = d.queue.Finish(context.Background()) // what fails now has nobody to hear of it
+	_ = d.queue.Finish(context.Background()) // no caller can receive an error now
 	d.release()
 	d.threads.Close()
 }
 
-// release gives back what a device has, or what there is of it.
+// release releases everything that the device has allocated; it may be incomplete.
 func (d *Device) release() {
 	for _, e := range d.events {
 		e.event.Release()
@@ -332,15 +332,15 @@ func (d *Device) release() {
 	}
 }
 
-// A KernelTime is what the launches of a kernel took on the device.
+// A KernelTime is the total time of a kernel's launches on the device.
 type KernelTime struct {
 	Kernel   string
 	Launches int
 	Time     time.Duration
 }
 
-// Profile gives the times of all kernels up to the last Wait or ToHost, the longest first. It is
-// empty without that option.
+// Profile returns the times of all kernels up to the last Wait or ToHost, the longest first. It is
+// empty without Options.Profile.
 func (d *Device) Profile() []KernelTime {
 	d.mu.Lock()
 	defer d.mu.Unlock()

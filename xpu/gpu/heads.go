@@ -6,7 +6,7 @@ import (
 	"mula/xpu"
 )
 
-// SplitHeads takes projections apart into heads; see [mula/xpu.Layers].
+// SplitHeads splits projections into heads; see [mula/xpu.Layers].
 func (d *Device) SplitHeads(p xpu.Projections) {
 	xpu.CheckSplitHeads(p)
 	if p.Rows*p.Length == 0 {
@@ -21,10 +21,10 @@ func (d *Device) SplitHeads(p xpu.Projections) {
 		integer(p.First), integer(p.Capacity), number(p.Epsilon), flag(p.Known), number(p.Clip), queryScale(p.Size))
 }
 
-// queryScale is what queries are multiplied by.
+// queryScale returns the factor of queries.
 func queryScale(size int) argument { return number(1 / math.Sqrt(float64(size))) }
 
-// JoinHeads takes gradients of heads back to projections.
+// JoinHeads computes the gradients of projections from the gradients of heads.
 func (d *Device) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight []float32) {
 	xpu.CheckJoinHeads(p, dqkv, dk, dv, dqWeight, dkWeight)
 	tokens := p.Rows * p.Length

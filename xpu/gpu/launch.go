@@ -8,8 +8,8 @@ import (
 	"mula/xpu/opencl"
 )
 
-// A command is a method of the device under way: it gives kernels to the queue, all of them
-// together, and has scratch memory of the device until it ends. There is one at a time.
+// A command is one method of the device in progress: it enqueues all its kernels together, and owns
+// scratch memory of the device until it ends. There is one command at a time.
 //
 //	c := d.begin()
 //	defer c.end()
@@ -17,13 +17,13 @@ import (
 type command struct {
 	d       *Device
 	scratch scratch
-	given   int // launches since the queue was flushed
+	given   int // number of launches since the last flush
 
 	args          [64]opencl.Argument
 	global, local [3]int
 }
 
-// begin begins a command.
+// begin starts a command.
 func (d *Device) begin() *command {
 	d.mu.Lock()
 	if d.closed {
@@ -33,7 +33,7 @@ func (d *Device) begin() *command {
 	return &d.command
 }
 
-// end ends it.
+// end ends a command.
 func (c *command) end() {
 	s := &c.scratch
 	for _, b := range s.retired {
@@ -43,49 +43,49 @@ func (c *command) end() {
 	c.d.mu.Unlock()
 }
 
-// fail notes the first error of the device.
+// fail records the first error of the device.
 func (c *command) fail(err error) {
 	if c.d.err == nil {
 		c.d.err = fmt.Errorf("gpu: %w", err)
 	}
 }
 
-// A grid is the work-items of a launch: so many groups of so many items in up to three dimensions.
+// A grid is the work-items of a launch: number and size of the groups in up to three dimensions.
 type grid struct{ groups, size [3]int }
 
-// itemsGroup is the size of groups whose work-items have nothing to do with each other.
+// itemsGroup is the size of groups of independent work-items.
 const itemsGroup = 64
 
-// items are n work-items or up to 63 more, which the kernel must leave out: if (get_global_id(0) >=
-// n) return.
+// items returns a grid of n work-items and up to 63 more, which the kernel must skip: if
+// (get_global_id(0) >= n) return.
 func items(n int) grid {
 	return grid{[3]int{over(n, itemsGroup), 1, 1}, [3]int{itemsGroup, 1, 1}}
 }
 
-// rows are n groups that each share a row: GROUP work-items on a GPU, one on a processor.
+// rows returns a grid of n groups that each share a row: GROUP work-items on a GPU, one on a CPU.
 func (c *command) rows(n int) grid { return groups(c.d.shape.group, n, 1, 1) }
 
-// over is the number of pieces of so many that n are cut into, the last of which may be smaller.
+// over returns the number of pieces of size by that n is divided into; the last may be smaller.
 func over(n, by int) int { return (n + by - 1) / by }
 
-// groups are x × y × z groups of so many work-items in a row.
+// groups returns a grid of x × y × z groups of the given size.
 func groups(size, x, y, z int) grid { return grid{[3]int{x, y, z}, [3]int{size, 1, 1}} }
 
-// An argument of a kernel: memory, which is two of OpenCL's (the buffer, and the element at which
-// it begins, MEMORY in kernels), or a number.
+// An argument is a kernel argument: a number, or memory, which is two arguments in OpenCL (the
+// buffer, and the index of its first element; MEMORY in kernels).
 type argument struct {
 	buffer *opencl.Buffer
 	at     uint64
 	number opencl.Argument
 }
 
-// none is the place of memory that is not given; NONE in kernels.
+// none is the index for omitted memory; NONE in kernels.
 const none = ^uint64(0)
 
-// integer, long and number are a kernel's int, long and float.
+// integer, long and number are arguments of type int, long and float.
 func integer(n int) argument {
 	if int(int32(n)) != n {
-		panic(fmt.Sprintf("gpu: %d is beyond the numbers of a kernel", n))
+		panic(fmt.Sprintf("gpu: %d is out of range for a kernel's int", n))
 	}
 	return argument{number: opencl.Scalar(int32(n))}
 }
@@ -93,10 +93,10 @@ func long(n int) argument        { return argument{number: opencl.Scalar(int64(n
 func unsigned(n uint64) argument { return argument{number: opencl.Scalar(n)} } // ulong
 func number(x float64) argument  { return argument{number: opencl.Scalar(float32(x))} }
 
-// local is local memory of n numbers as an argument.
+// local is an argument of local memory for n numbers.
 func local(n int) argument { return argument{number: opencl.Local(4 * n)} }
 
-// flag is a kernel's int that is 1 or 0.
+// flag is an int argument, 1 or 0.
 func flag(is bool) argument {
 	if is {
 		return integer(1)
@@ -104,8 +104,8 @@ func flag(is bool) argument {
 	return integer(0)
 }
 
-// reads and writes are memory of the device as an argument, of which the kernel changes nothing, or
-// some of it. Empty memory is not given: the kernel asks GIVEN. Memory of another device panics.
+// reads and writes are arguments of device memory that the kernel does not change, or changes.
+// Empty memory is omitted: the kernel checks GIVEN. Memory of another device panics.
 func (c *command) reads(x []float32) argument    { return c.find(unsafe.SliceData(x), len(x), false) }
 func (c *command) writes(x []float32) argument   { return c.find(unsafe.SliceData(x), len(x), true) }
 func (c *command) readsInts(x []int32) argument  { return c.find(floatsOf(x), len(x), false) }
@@ -124,19 +124,19 @@ func (c *command) find(x *float32, n int, write bool) argument {
 	return argument{buffer: a.buffer, at: uint64(at)}
 }
 
-// launch gives the queue a kernel. A grid without work-items is nothing.
+// launch enqueues a kernel. A grid without work-items does nothing.
 func (c *command) launch(kernel string, g grid, args ...argument) {
 	k := c.d.kernels[kernel]
 	if k == nil {
-		panic("gpu: there is no kernel " + kernel)
+		panic("gpu: unknown kernel " + kernel)
 	}
 	c.give(kernel, k, g, args)
 }
 
-// A variant is a kernel of a file that is compiled with options beside those of all files.
+// A variant is a kernel of a file that is compiled with additional options.
 type variant struct{ file, options, kernel string }
 
-// launchVariant is launch for a kernel of a variant. It is compiled at its first launch.
+// launchVariant is launch for a kernel of a variant, which is compiled at its first launch.
 func (c *command) launchVariant(v variant, g grid, args ...argument) {
 	d := c.d
 	if d.err != nil {
@@ -157,7 +157,7 @@ func (c *command) launchVariant(v variant, g grid, args ...argument) {
 	}
 	k := d.variants[v]
 	if k == nil {
-		panic("gpu: there is no kernel " + v.kernel)
+		panic("gpu: unknown kernel " + v.kernel)
 	}
 	c.give(v.kernel, k, g, args)
 }
@@ -201,17 +201,17 @@ func (c *command) give(kernel string, k *opencl.Kernel, g grid, args []argument)
 	}
 }
 
-// flushAfter is the number of launches after which a driver is told to begin with them, if it has
-// not.
+// flushAfter is the number of launches after which the queue is flushed, so that the driver starts
+// them.
 const flushAfter = 16
 
-// An event is the launch of a kernel whose time is kept.
+// An event is a kernel launch whose time is recorded.
 type event struct {
 	kernel string
 	event  *opencl.Event
 }
 
-// keepTimes adds up the times of what has ended. The caller has begun a command.
+// keepTimes adds up the times of completed launches. The caller has started a command.
 func (d *Device) keepTimes() {
 	left := d.events[:0]
 	for _, e := range d.events {
@@ -232,15 +232,15 @@ func (d *Device) keepTimes() {
 	d.events = left
 }
 
-// A scratch is memory of the device that a command has until its end.
+// A scratch is device memory that a command owns until it ends.
 type scratch struct {
 	buffer  *opencl.Buffer
-	used    int64 // elements
+	used    int64 // in elements
 	retired []*opencl.Buffer
 }
 
-// take gives n elements of scratch memory, whose content is not defined: float or int, as the
-// kernel takes them.
+// take returns n elements of scratch memory with undefined contents: float or int, as the kernel
+// declares.
 func (c *command) take(n int) argument {
 	const align = 32 // elements: 128 bytes
 	s, need := &c.scratch, (int64(max(n, 1))+align-1)/align*align
@@ -268,7 +268,7 @@ func (c *command) take(n int) argument {
 	return argument{buffer: s.buffer, at: uint64(at)}
 }
 
-// plus is scratch memory from a later element on.
+// plus returns scratch memory that starts n elements later.
 func (a argument) plus(n int) argument {
 	a.at += uint64(n)
 	return a

@@ -6,8 +6,8 @@ import (
 	"mula/xpu"
 )
 
-// CrossEntropy computes cross entropies of targets and their gradient; see [xpu.Layers]. Losses are
-// computed in float32.
+// CrossEntropy computes cross entropies of targets and their gradient; see [xpu.Layers]. It
+// computes losses in float32.
 func (d *Device) CrossEntropy(x xpu.CrossEntropy) {
 	n := xpu.CheckCrossEntropy(x)
 	if n == 0 {

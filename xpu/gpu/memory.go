@@ -14,34 +14,34 @@ import (
 	"mula/xpu/opencl"
 )
 
-// memory is what the device has given out. That with a side on the host is found by the host's
+// memory lists the device's allocations. Allocations with a host side are found by the host's
 // address.
 type memory struct {
-	table atomic.Pointer[[]*allocation] // by address; replaced, never changed
+	table atomic.Pointer[[]*allocation] // sorted by address; replaced, never changed
 
-	mu    sync.Mutex // of those who make and free
-	bytes int64      // of all buffers, scratch memory included
+	mu    sync.Mutex // held while allocating and freeing
+	bytes int64      // size of all buffers, including scratch memory
 
-	versions uint64 // given so far; under Device.mu
+	versions uint64 // assigned so far; guarded by Device.mu
 }
 
-// An allocation is what Floats or Ints gave.
+// An allocation is memory returned by Floats or Ints.
 type allocation struct {
 	host    *float32 // or the first int32
 	n       int
 	buffer  *opencl.Buffer
-	version uint64 // of what the device's side holds; no two are the same; under Device.mu
+	version uint64 // unique version of the device side's contents; guarded by Device.mu
 }
 
 func (a *allocation) address() uintptr { return uintptr(unsafe.Pointer(a.host)) }
 
-// wrote gives an allocation a new version: a command writes to it.
+// wrote assigns an allocation a new version, because a command writes to it.
 func (d *Device) wrote(a *allocation) {
 	d.memory.versions++
 	a.version = d.memory.versions
 }
 
-// find gives the allocation of a slice of the host, and the place of its first element.
+// find returns the allocation of a slice of the host, and the index of its first element.
 func (m *memory) find(x *float32, n int) (*allocation, int64) {
 	table, address := *m.table.Load(), uintptr(unsafe.Pointer(x))
 	i := sort.Search(len(table), func(i int) bool { return table[i].address() > address }) - 1
@@ -50,12 +50,13 @@ func (m *memory) find(x *float32, n int) (*allocation, int64) {
 			return table[i], at
 		}
 	}
-	panic(fmt.Sprintf("gpu: %d elements are not memory of this device: Floats and Ints did not make them, or they "+
-		"were freed", n))
+	panic(fmt.Sprintf("gpu: %d elements are not memory of this device: Floats and Ints did not allocate them, or "+
+		"they were freed", n))
 }
 
-// reserve makes a buffer, if the device has room for it or packed weights can go. A driver might
-// promise more than there is, and fail in the middle of a step. The caller has begun a command.
+// reserve allocates a buffer, if the device has enough memory or packed weights can be dropped.
+// Some drivers promise more memory than there is and fail in the middle of a step. The caller has
+// started a command.
 func (d *Device) reserve(bytes int64) (*opencl.Buffer, error) {
 	b, err := d.tryReserve(bytes)
 	if err != nil && d.packed.drop(d) {
@@ -69,8 +70,8 @@ func (d *Device) tryReserve(bytes int64) (*opencl.Buffer, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if room := d.Capacity() - m.bytes; bytes > room {
-		return nil, fmt.Errorf("%s: no room for %d bytes: of %d there are %d left", d.device.Name, bytes, d.Capacity(),
-			room)
+		return nil, fmt.Errorf("%s: out of memory: %d bytes requested, of %d bytes %d are available", d.device.Name, bytes,
+			d.Capacity(), room)
 	}
 	b, err := d.context.NewBuffer(bytes)
 	if err == nil {
@@ -79,7 +80,7 @@ func (d *Device) tryReserve(bytes int64) (*opencl.Buffer, error) {
 	return b, err
 }
 
-// unreserve gives a buffer back. It goes when the commands given before have ended.
+// unreserve releases a buffer. The driver frees it when the preceding commands have ended.
 func (d *Device) unreserve(b *opencl.Buffer) {
 	d.memory.mu.Lock()
 	d.memory.bytes -= b.Bytes()
@@ -87,24 +88,24 @@ func (d *Device) unreserve(b *opencl.Buffer) {
 	b.Release()
 }
 
-// release gives everything back.
+// release releases all memory.
 func (m *memory) release() {
 	for _, a := range *m.table.Load() {
 		a.buffer.Release()
 	}
 }
 
-// Floats makes memory for n numbers; see [mula/xpu.Memory].
+// Floats allocates memory for n numbers; see [mula/xpu.Memory].
 func (d *Device) Floats(n int) ([]float32, error) {
 	return allocate(d, n, func(x []float32) *float32 { return unsafe.SliceData(x) })
 }
 
-// Ints makes memory for n whole numbers.
+// Ints allocates memory for n whole numbers.
 func (d *Device) Ints(n int) ([]int32, error) { return allocate(d, n, floatsOf) }
 
 func allocate[T float32 | int32](d *Device, n int, address func(x []T) *float32) ([]T, error) {
 	if n < 0 {
-		panic(fmt.Sprintf("gpu: memory of %d elements", n))
+		panic(fmt.Sprintf("gpu: cannot allocate %d elements", n))
 	}
 	c := d.begin()
 	defer c.end()
@@ -129,7 +130,7 @@ func allocate[T float32 | int32](d *Device, n int, address func(x []T) *float32)
 	return x, nil
 }
 
-// change replaces the table by a changed copy.
+// change replaces the table with a changed copy.
 func (m *memory) change(f func(table []*allocation) []*allocation) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -137,10 +138,10 @@ func (m *memory) change(f func(table []*allocation) []*allocation) {
 	m.table.Store(&table)
 }
 
-// Free gives memory of Floats back.
+// Free releases memory of Floats.
 func (d *Device) Free(x []float32) { d.free(unsafe.SliceData(x), len(x)) }
 
-// FreeInts gives memory of Ints back.
+// FreeInts releases memory of Ints.
 func (d *Device) FreeInts(x []int32) { d.free(floatsOf(x), len(x)) }
 
 func (d *Device) free(x *float32, n int) {
@@ -151,7 +152,7 @@ func (d *Device) free(x *float32, n int) {
 	}
 	a, at := d.memory.find(x, n)
 	if at != 0 || n != a.n {
-		panic(fmt.Sprintf("gpu: Free of %d elements from element %d on; Floats or Ints gave %d", n, at, a.n))
+		panic(fmt.Sprintf("gpu: Free of %d elements from element %d on; the allocation has %d elements", n, at, a.n))
 	}
 	d.memory.change(func(table []*allocation) []*allocation {
 		return slices.DeleteFunc(table, func(other *allocation) bool { return other == a })
@@ -160,10 +161,10 @@ func (d *Device) free(x *float32, n int) {
 	d.unreserve(a.buffer)
 }
 
-// Capacity is what the driver says that the device has.
+// Capacity returns the memory size that the driver reports.
 func (d *Device) Capacity() int64 { return d.device.Memory }
 
-// ToDevice brings what the host has written to the device; see [mula/xpu.Memory].
+// ToDevice copies the host's side to the device; see [mula/xpu.Memory].
 func (d *Device) ToDevice(x []float32) { toDevice(d, x, unsafe.SliceData(x)) }
 
 // IntsToDevice does the same.
@@ -185,7 +186,7 @@ func toDevice[T float32 | int32](d *Device, x []T, address *float32) {
 	}
 }
 
-// ToHost waits for all commands, and brings what the device has to the host.
+// ToHost waits for all commands, and copies the device's side to the host.
 func (d *Device) ToHost(ctx context.Context, x ...[]float32) error {
 	return toHost(ctx, d, x, func(x []float32) *float32 { return unsafe.SliceData(x) })
 }
@@ -201,7 +202,7 @@ func toHost[T float32 | int32](ctx context.Context, d *Device, all [][]T, addres
 		at int64
 	}
 	parts := make([]part, len(all))
-	for i, x := range all { // what is no memory of the device panics before anything is written
+	for i, x := range all { // memory of another device panics before anything is written
 		if len(x) > 0 {
 			parts[i].a, parts[i].at = d.memory.find(address(x), len(x))
 		}
@@ -220,7 +221,7 @@ func toHost[T float32 | int32](ctx context.Context, d *Device, all [][]T, addres
 	return nil
 }
 
-// broken keeps an error of the device, and passes one of ctx on.
+// broken records an error of the device, and returns an error of ctx unchanged.
 func (d *Device) broken(ctx context.Context, err error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -239,7 +240,8 @@ func (d *Device) Zero(x []float32) {
 	c.launch("zero", c.rows(parts), c.writes(x), long(len(x)), integer(each))
 }
 
-// stretch cuts n elements into parts for the groups of a kernel that does little with each.
+// stretch divides n elements into parts for the groups of a kernel that does little work per
+// element.
 func (c *command) stretch(n int) (each, parts int) {
 	each = 8 * c.d.shape.group
 	if c.d.shape.processor {

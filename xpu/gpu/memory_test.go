@@ -190,7 +190,7 @@ func TestRoom(t *testing.T) {
 	small.Memory = 1 << 20
 	d.device = &small
 	if x, err := d.Floats(1 << 20); err == nil ||
-		!strings.Contains(err.Error(), "no room for 4194304 bytes: of 1048576 there are") {
+		!strings.Contains(err.Error(), "out of memory: 4194304 bytes requested, of 1048576 bytes") {
 		t.Errorf("%d elements, %v", len(x), err)
 	}
 	// A command without room for its scratch memory breaks the device.

@@ -15,7 +15,7 @@ func (d *Device) Normalize(h, x []float32, n xpu.Norm, known bool) {
 		flag(known))
 }
 
-// NormGrad computes the gradient of a norm. It leaves dh as it is.
+// NormGrad computes the gradient of a norm. It does not change dh.
 func (d *Device) NormGrad(dx, dh, x []float32, n xpu.Norm, dweight []float32) {
 	rows := xpu.CheckNormGrad(dx, dh, x, n, dweight)
 	if rows == 0 {
@@ -31,8 +31,8 @@ func (d *Device) NormGrad(dx, dh, x []float32, n xpu.Norm, dweight []float32) {
 	c.addPartial(dweight[:len(n.Weight)], partial, parts, n.Width)
 }
 
-// partialRows cuts rows into parts of `each` rows after each other, whose sums are partial sums: as
-// many as keep the device busy.
+// partialRows divides rows into parts of `each` consecutive rows, whose sums are partial sums:
+// enough parts to keep the device busy.
 func (c *command) partialRows(rows int) (each, parts int) {
 	most := 1024
 	if c.d.shape.processor {
@@ -42,7 +42,7 @@ func (c *command) partialRows(rows int) (each, parts int) {
 	return each, over(rows, each)
 }
 
-// addPartial adds the sum of so many rows of partial, stride elements apart, to dst.
+// addPartial adds the sum of the given number of rows of partial, stride elements apart, to dst.
 func (c *command) addPartial(dst []float32, partial argument, rows, stride int) {
 	const columns = 16
 	c.launch("add_partial", c.rows(over(len(dst), columns)), c.writes(dst), partial, integer(rows), integer(stride),

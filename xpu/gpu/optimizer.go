@@ -6,22 +6,22 @@ import (
 	"mula/xpu"
 )
 
-// squaresLength is the number of elements whose squares a group of work-items adds up; it divides
-// [xpu.BlockSize]. The host adds up the sums of a block.
+// squaresLength is the number of elements whose squares one group of work-items sums; it divides
+// [xpu.BlockSize]. The host adds the sums of a block.
 const squaresLength = 1 << 14
 
-// updateLength is the number of weights that a group updates where nothing is added up.
+// updateLength is the number of weights that a group updates if nothing is summed.
 const updateLength = 1 << 11
 
-// squareGroups is the number of groups that add up the squares of a stretch.
+// squareGroups returns the number of groups that sum the squares of a stretch.
 func squareGroups(n int) int { return over(n, squaresLength) }
 
-// A squareSums takes the sums of groups to those of blocks.
-type squareSums struct{ lengths []int } // of the stretches
+// A squareSums converts the sums of groups to sums of blocks.
+type squareSums struct{ lengths []int } // lengths of the stretches
 
 func (s *squareSums) add(n int) { s.lengths = append(s.lengths, n) }
 
-// words is the number of words that groups have for the host.
+// words returns the number of words that the groups return to the host.
 func (s *squareSums) words() (n int) {
 	for _, length := range s.lengths {
 		n += 3 * squareGroups(length)
@@ -31,7 +31,7 @@ func (s *squareSums) words() (n int) {
 
 // give sets the sums of blocks.
 func (s *squareSums) give(sums []float64, words []uint32) {
-	const scale = 0x1p160 // the square of that of large numbers
+	const scale = 0x1p160 // the square of the scale of large numbers
 	next := func() float64 {
 		v := math.Float32frombits(words[0])
 		words = words[1:]
@@ -51,7 +51,7 @@ func (s *squareSums) give(sums []float64, words []uint32) {
 	}
 }
 
-// SumSquares adds up squares; see [xpu.Layers].
+// SumSquares sums squares; see [xpu.Layers].
 func (d *Device) SumSquares(stretches [][]float32, sums []float64) {
 	xpu.CheckSumSquares(stretches, sums)
 	var s squareSums

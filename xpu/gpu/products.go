@@ -9,28 +9,28 @@ const (
 	tileSide                   = 64    // SIDE
 )
 
-// Groups of rows with at most so many terms are multiplied by a panel in local memory, so many rows
-// at a time.
+// Groups of rows with at most groupTerms terms are multiplied by a panel in local memory, groupBand
+// rows at a time.
 const groupTerms, groupBand = 2048, 2048
 
-// packedElements bounds the copy of op(B) of one launch, on a processor.
+// packedElements limits the copy of op(B) of one launch, on a CPU.
 const packedElements = 16 << 20
 
-// A product is one of the three: whole, by groups of rows of C, or by groups of terms. Element (i,
-// j) of op(A) is a[i·aRows + j·aColumns].
+// A product is one of the three products: of complete matrices, by groups of rows of C, or by
+// groups of terms. Element (i, j) of op(A) is a[i·aRows + j·aColumns].
 type product struct {
 	m, n, k             int
 	a, b, c             []float32
 	aRows, aColumns     int
 	bRows, bColumns     int
-	stack               int // elements between the matrices B of groups of rows
+	stack               int // distance in elements between the matrices B of groups of rows
 	ldc                 int
 	accumulate          bool
 	counts              []int32
-	groupRows, groupSum bool // groups of rows; groups of terms, with a matrix C each
+	groupRows, groupSum bool // groups of rows; groups of terms with one matrix C each
 }
 
-// strides are those of op of a stored matrix.
+// strides returns the strides of op of a stored matrix.
 func strides(trans bool, ld int) (rows, columns int) {
 	if trans {
 		return 1, ld
@@ -48,7 +48,7 @@ func (d *Device) MatMul(transA, transB bool, m, n, k int, a []float32, lda int, 
 	d.multiply(p)
 }
 
-// GroupedMatMul multiplies groups of rows, each by its own matrix.
+// GroupedMatMul multiplies each group of rows by its own matrix.
 func (d *Device) GroupedMatMul(counts []int32, rows int, transB bool, n, k int, a, b, c []float32, accumulate bool) {
 	xpu.CheckGroupedMatMul(counts, rows, transB, n, k, a, b, c)
 	p := product{m: rows, n: n, k: k, a: a, b: b, c: c, aRows: k, aColumns: 1, stack: k * n, ldc: n,
@@ -91,15 +91,14 @@ func (d *Device) multiply(p product) {
 		}
 	}
 	accumulate := flag(p.accumulate)
-	panel := panelColumns * (p.k + stripTerms) // to whole strips
-	// The tiles, or where the groups begin, are found on the device: the host does not know the
-	// counts.
+	panel := panelColumns * (p.k + stripTerms) // rounded up to complete strips
+	// The device computes the tiles, or where the groups start: the host does not know the counts.
 	tiles, starts := c.reads(nil), c.reads(nil)
 	down, matrices := over(p.m, height), 1
 	switch {
 	case p.groupRows && d.shape.processor && p.k <= groupTerms && 4*int64(panel) <= d.device.LocalMemory:
-		// Bands come first: those beyond a group's rows have no work, and PoCL gives each thread a
-		// stretch of work-groups.
+		// Bands are the first dimension: bands beyond a group's rows have no work, and PoCL assigns
+		// each thread a range of work-groups.
 		c.launch("multiply_groups", groups(1, over(p.m, groupBand), over(p.n, panelColumns), parts), to, a, b,
 			c.starts(p), integer(groupBand),
 			integer(p.n), integer(p.k), long(aRows), long(p.bRows), long(p.bColumns), long(p.stack), long(p.ldc),
@@ -141,7 +140,7 @@ func (d *Device) multiply(p product) {
 	}
 }
 
-// starts finds where groups begin, and the last one ends.
+// starts computes where groups start, and where the last one ends.
 func (c *command) starts(p product) argument {
 	parts, most := len(p.counts), p.k
 	if p.groupRows {
@@ -152,9 +151,8 @@ func (c *command) starts(p product) argument {
 	return starts
 }
 
-// straight makes a rounded copy of op(A) whose rows lie in one piece each, and gives its leading
-// dimension: an odd number of lines of a cache, so that the rows of a tile do not take each other's
-// places there.
+// straight makes a rounded copy of op(A) with contiguous rows, and returns its leading dimension:
+// an odd number of cache lines, so that the rows of a tile do not evict each other.
 func (c *command) straight(p product) (argument, int) {
 	const line = 16
 	ld := line * (over(p.k, line) | 1)

@@ -8,21 +8,20 @@ import (
 	"mula/xpu/opencl"
 )
 
-// Products by matrix instructions, in [xpu.BF16]: operands are rounded and packed by kernels, and
-// multiplied by others; see pvc.cl. A packed operand takes half of its memory again. Those of
-// weights, the B of products whose A is not transposed, are kept while there is room, and packed
-// again only when the weights have changed: once in a step of an optimizer, however many passes it
-// has.
+// Products with matrix instructions, in [xpu.BF16]: some kernels round and pack operands, and
+// others multiply them; see pvc.cl. A packed operand needs half the memory of the original. Packed
+// weights, the B of products whose A is not transposed, are kept while there is memory, and packed
+// again only when the weights have changed: once per optimizer step, for any number of passes.
 
 // Sizes of pvc.cl.
 const (
-	matrixRows, matrixColumns = 32, 64 // of a sub-group's tile
+	matrixRows, matrixColumns = 32, 64 // size of a sub-group's tile
 	matrixStep                = 16     // terms of a sum at a time
 	matrixSide                = 4      // a work-group is 4 × 4 sub-groups
 )
 
-// matrixLanes is the number of work-items of a sub-group that multiplies matrices: 1 where that is
-// emulated, 0 if the device has no such path.
+// matrixLanes returns the number of work-items of a sub-group that multiplies matrices: 1 if the
+// instructions are emulated, 0 if the device cannot use this path.
 func (d *Device) matrixLanes() int {
 	switch {
 	case d.precision != xpu.BF16:
@@ -35,7 +34,7 @@ func (d *Device) matrixLanes() int {
 	return 0
 }
 
-// matrixProgram is pvc.cl. The matrix kernels have all registers of two threads each.
+// matrixProgram returns pvc.cl. Each thread of its kernels has the registers of two threads.
 func (d *Device) matrixProgram() program {
 	if d.shape.emulate != "" {
 		return d.program("pvc.cl", d.shape.emulate)
@@ -43,8 +42,8 @@ func (d *Device) matrixProgram() program {
 	return d.program("pvc.cl", "-cl-intel-256-GRF-per-thread")
 }
 
-// Sources are the programs that a device compiles, those of first use included. The device need not
-// be there: its type and its extensions decide.
+// Sources returns the programs that a device compiles, including the programs compiled at first
+// use. The device need not be present: its type and its extensions determine the programs.
 func Sources(device *opencl.Device, precision xpu.Precision) []opencl.Source {
 	d := &Device{device: device, precision: precision, shape: shapeOf(device)}
 	all := d.programs()
@@ -63,7 +62,7 @@ func Sources(device *opencl.Device, precision xpu.Precision) []opencl.Source {
 	return sources
 }
 
-// multiplyMatrix computes a product by matrix instructions.
+// multiplyMatrix computes a product with matrix instructions.
 func (c *command) multiplyMatrix(p product) {
 	a, b := operand{p.a, p.aColumns, p.aRows}, operand{p.b, p.bRows, p.bColumns}
 	switch {
@@ -76,8 +75,8 @@ func (c *command) multiplyMatrix(p product) {
 	}
 }
 
-// An operand is memory in which element (t, i), t the term of the sum and i the row of A or the
-// column of B, is at t*term + i*index.
+// An operand is memory whose element (t, i) is at t*term + i*index, where t is the term of the sum
+// and i the row of A or the column of B.
 type operand struct {
 	x           []float32
 	term, index int
@@ -90,11 +89,12 @@ func (c *command) plan(counts []int32, groups, rows int) argument {
 	return plan
 }
 
-// pieces is a bound of the number of pieces, of so many rows each, that groups are cut into.
+// pieces returns an upper bound of the number of pieces of the given size in the rows of all
+// groups.
 func pieces(groups, rows, size int) int { return min(rows, rows/size+groups) }
 
-// multiplyRows multiplies groups of rows of A, each by its matrix B. weights says that B is one of
-// weights.
+// multiplyRows multiplies groups of rows of A, each by its matrix B. weights means that B is a
+// matrix of weights.
 func (c *command) multiplyRows(p product, groups int, a, b operand, weights bool) {
 	steps, panels, across := 2*over(p.k, 2*matrixStep), pieces(groups, p.m, matrixRows), over(p.n, matrixColumns)
 	plan := c.plan(p.counts, groups, p.m)
@@ -128,18 +128,18 @@ func (c *command) sumRows(p product, a, b operand) {
 		integer(steps), flag(p.accumulate))
 }
 
-// matrixGrid is so many work-groups of 4 × 4 sub-groups.
+// matrixGrid returns a grid of work-groups of 4 × 4 sub-groups.
 func (c *command) matrixGrid(x, y, z int) grid {
 	return groups(matrixSide*matrixSide*c.d.matrixLanes(), x, y, z)
 }
 
-// packedOperands are those that are kept, under Device.mu. They are dropped when the device needs
-// their room.
+// packedOperands are the packed operands that are kept, guarded by Device.mu. They are dropped when
+// the device needs their memory.
 type packedOperands struct {
 	of map[packedKey]*packedOperand
 }
 
-// A packedKey says what was packed, and how.
+// A packedKey identifies what was packed, and how.
 type packedKey struct {
 	allocation                *allocation
 	at                        int64
@@ -148,11 +148,11 @@ type packedKey struct {
 
 type packedOperand struct {
 	buffer  *opencl.Buffer
-	version uint64 // of the allocation when it was packed
+	version uint64 // version of the allocation when it was packed
 }
 
-// packedWeights gives memory for an operand packed, that is kept if keep says so, and whether the
-// operand is there already, as it is now.
+// packedWeights returns memory for a packed operand, which is kept if keep is set, and reports
+// whether it already holds the current operand.
 func (c *command) packedWeights(keep bool, key packedKey, x []float32, elements int) (memory argument, packed bool) {
 	d := c.d
 	if !keep || elements == 0 || d.err != nil {
@@ -165,7 +165,7 @@ func (c *command) packedWeights(keep bool, key packedKey, x []float32, elements 
 		return argument{buffer: p.buffer}, true
 	}
 	if p == nil {
-		buffer, err := d.tryReserve(4 * int64(elements)) // others that are kept stay where they are
+		buffer, err := d.tryReserve(4 * int64(elements)) // do not drop other kept operands
 		if err != nil {
 			return c.take(elements), false
 		}
@@ -179,7 +179,7 @@ func (c *command) packedWeights(keep bool, key packedKey, x []float32, elements 
 	return argument{buffer: p.buffer}, false
 }
 
-// forget drops what was packed of memory that is freed.
+// forget drops the packed operands of memory that is freed.
 func (w *packedOperands) forget(d *Device, a *allocation) {
 	maps.DeleteFunc(w.of, func(key packedKey, p *packedOperand) bool {
 		if key.allocation != a {
@@ -190,7 +190,7 @@ func (w *packedOperands) forget(d *Device, a *allocation) {
 	})
 }
 
-// drop makes room. It says whether there is more now.
+// drop frees memory of packed operands and reports whether it freed any.
 func (w *packedOperands) drop(d *Device) bool {
 	if len(w.of) == 0 {
 		return false
@@ -202,7 +202,7 @@ func (w *packedOperands) drop(d *Device) bool {
 	return true
 }
 
-// release gives the buffers back.
+// release releases the buffers.
 func (w *packedOperands) release() {
 	for _, p := range w.of {
 		p.buffer.Release()

@@ -8,19 +8,19 @@ import (
 	"mula/xpu/opencl"
 )
 
-// results are numbers that commands have for the host: the device writes them to buffers of its
-// own, which Wait reads and hands out.
+// results are numbers that commands return to the host: the device writes them to separate buffers,
+// and Wait reads and delivers them.
 type results struct {
-	turn chan struct{} // holds one who waits
+	turn chan struct{} // held by the waiting goroutine
 
-	// under Device.mu
+	// Guarded by Device.mu:
 	pending []delivery
-	buffer  *opencl.Buffer // the one that is being filled
-	used    int            // elements of it
+	buffer  *opencl.Buffer // the buffer being filled
+	used    int            // used elements of buffer
 	spare   *opencl.Buffer
 }
 
-// A delivery hands out the results of a command.
+// A delivery delivers the results of a command.
 type delivery struct {
 	buffer *opencl.Buffer
 	at, n  int
@@ -30,8 +30,8 @@ type delivery struct {
 // resultsBytes is the size of a buffer of results.
 const resultsBytes = 1 << 20
 
-// result gives memory for n numbers that the command has for the host. give is called with them
-// once the command has ended, by Wait or ToHost; it must not use the device. The numbers are float
+// result returns memory for n numbers that the command returns to the host. Once the command has
+// ended, Wait or ToHost calls give with them; give must not use the device. The numbers are float
 // or int, as the kernel writes them: math.Float32frombits, or int32.
 func (c *command) result(n int, give func(words []uint32)) argument {
 	d, r := c.d, &c.d.results
@@ -48,7 +48,7 @@ func (c *command) result(n int, give func(words []uint32)) argument {
 				c.fail(fmt.Errorf("results of %d numbers: %w", n, err))
 				return nothing
 			}
-			r.buffer = b // that before goes with its last delivery
+			r.buffer = b // the previous buffer is released with its last delivery
 		}
 		r.used = 0
 	}
@@ -58,10 +58,11 @@ func (c *command) result(n int, give func(words []uint32)) argument {
 	return argument{buffer: r.buffer, at: uint64(at)}
 }
 
-// Wait waits for all commands given before, and hands out their host results.
+// Wait waits for all preceding commands, and delivers their host results.
 func (d *Device) Wait(ctx context.Context) error {
 	r := &d.results
-	// One waits at a time: who returns must have seen the results that another was handing out.
+	// One goroutine waits at a time: when Wait returns, results delivered by another must be
+	// visible.
 	select {
 	case r.turn <- struct{}{}:
 		defer func() { <-r.turn }()
@@ -83,12 +84,12 @@ func (d *Device) Wait(ctx context.Context) error {
 	}
 	c = d.begin()
 	defer c.end()
-	r.pending = slices.Concat(pending, r.pending) // for the next Wait; of a broken device they go with Close
+	r.pending = slices.Concat(pending, r.pending) // for the next Wait; on a broken device Close releases them
 	d.keepTimes()
 	return err
 }
 
-// deliver hands out the results in the first of the buffers, and returns the others.
+// deliver delivers the results in the first buffer, and returns the other deliveries.
 func (d *Device) deliver(ctx context.Context, pending []delivery) ([]delivery, error) {
 	b, n, begin := pending[0].buffer, 1, pending[0].at
 	for n < len(pending) && pending[n].buffer == b {
@@ -111,7 +112,7 @@ func (d *Device) deliver(ctx context.Context, pending []delivery) ([]delivery, e
 	return pending[n:], nil
 }
 
-// release gives the buffers back.
+// release releases the buffers.
 func (r *results) release() {
 	last := r.buffer
 	if last != nil {
@@ -120,7 +121,7 @@ func (r *results) release() {
 	for _, p := range r.pending {
 		if p.buffer != last {
 			last = p.buffer
-			last.Release() // again, perhaps
+			last.Release() // may be a repeated call
 		}
 	}
 	if r.spare != nil {

@@ -6,11 +6,12 @@ import (
 	"mula/xpu"
 )
 
-// routeBlock is the number of tokens whose choices a group of work-items counts and sorts; TOKENS
+// routeBlock is the number of tokens whose choices one group of work-items counts and sorts; TOKENS
 // in router.cl.
 const routeBlock = 64
 
-// routeBlocks is the number of blocks. It is not 0, as sums of nothing are zero and not nothing.
+// routeBlocks returns the number of blocks, at least 1, because sums over no tokens must be set to
+// zero.
 func routeBlocks(tokens int) int { return max(1, over(tokens, routeBlock)) }
 
 // Route computes the router's distribution and chooses experts; see [xpu.Layers].
@@ -38,7 +39,7 @@ func (d *Device) Route(r xpu.Routing, logits []float32, uniform bool, stats *xpu
 		integer(experts))
 }
 
-// SortRows numbers the choices by expert and, within an expert, by token; see [xpu.Layers].
+// SortRows orders the choices by expert and, within an expert, by token; see [xpu.Layers].
 func (d *Device) SortRows(r xpu.Routing) {
 	tokens := xpu.CheckSortRows(r)
 	if tokens == 0 {
@@ -56,8 +57,8 @@ func (d *Device) SortRows(r xpu.Routing) {
 		integer(tokens), integer(r.PerToken), integer(r.Experts), local(r.Experts*routeBlock/32))
 }
 
-// RouteGrad computes the gradient of the router's logits; see [xpu.Layers]. The softmax comes
-// before the choice, so it reaches all experts.
+// RouteGrad computes the gradient of the router's logits; see [xpu.Layers]. The softmax precedes
+// the choice, so the gradient reaches all experts.
 func (d *Device) RouteGrad(r xpu.Routing, dlogits, slope, dweight []float32, zFactor float64) {
 	tokens := xpu.CheckRouteGrad(r, dlogits, slope, dweight)
 	c := d.begin()
