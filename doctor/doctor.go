@@ -46,6 +46,14 @@ type Options struct {
 	Require []string // libraries that must be installed: mpi, opencl, onednn, python
 }
 
+const (
+	// folderLimit is longer than a check of a folder takes on a slow disk. Then the file system does
+	// not respond.
+	folderLimit = 20 * time.Second
+	// otherLimit is longer than the programs that checks start may run.
+	otherLimit = pythonTime + 10*time.Second
+)
+
 // Libraries are the names of [Options.Require].
 var Libraries = []string{"mpi", "opencl", "onednn", "python"}
 
@@ -78,6 +86,9 @@ func failure(remedy, format string, args ...any) Result {
 
 // Run checks everything, and calls report with each group when the group is complete. It removes its
 // temporary folders, also if the context ends. It returns the context's error.
+//
+// A check that does not end, because a file system hangs, is an error. It continues in its own goroutine, which removes
+// the temporary folder if the check ever ends.
 func Run(ctx context.Context, e *Environment, o Options, report func(Group)) error {
 	started, ticks := e.Clock.Wall(), e.Clock.Monotonic()
 	cache, cacheErr := e.CacheFolder()
@@ -95,26 +106,45 @@ func Run(ctx context.Context, e *Environment, o Options, report func(Group)) err
 	jobs := []job{{"Processor", "", "", processorChecks}, {"Memory", "", "", memoryChecks}}
 	seen := map[uint64]string{}
 	for _, f := range folders {
-		if len(o.Folders) == 0 {
-			f = e.existing(f) // mula creates the cache folder when there is something to keep
+		type place struct {
+			path string
+			u    Usage
+			err  error
 		}
-		if absolute, err := filepath.Abs(f); err == nil {
-			f = absolute
+		at, ended, err := within(ctx, e.After(folderLimit), func(context.Context) (at place) {
+			at.path = f
+			if len(o.Folders) == 0 {
+				at.path = e.existing(f) // mula creates the cache folder when there is something to keep
+			}
+			if absolute, err := filepath.Abs(at.path); err == nil {
+				at.path = absolute
+			}
+			at.u, at.err = e.Files.Usage(at.path)
+			return at
+		}, func(place) {})
+		if err != nil {
+			return err
 		}
-		u, err := e.Files.Usage(f)
-		if same, ok := seen[u.Device]; ok && err == nil {
+		if !ended {
+			noAnswer := func(context.Context, *probe) Result { return hung(folderLimit) }
+			jobs = append(jobs, job{"Folder " + f, f, "", []check{{"access", "all outputs", noAnswer, true}}})
+			continue
+		}
+		f = at.path
+		if same, ok := seen[at.u.Device]; ok && at.err == nil {
 			jobs = append(jobs, job{"Folder " + f, f, same, sameFolderChecks})
 			continue
 		}
-		if err == nil {
-			seen[u.Device] = f
+		if at.err == nil {
+			seen[at.u.Device] = f
 		}
 		jobs = append(jobs, job{"Folder " + f, f, "", folderChecks})
 	}
 	jobs = append(jobs, job{"Libraries", "", "", libraryChecks}, job{"Clock", "", "", clockChecks},
 		job{"Cache", "", "", cacheChecks}, job{"Job", "", "", jobChecks})
 	for _, j := range jobs {
-		p := &probe{Environment: e, folder: j.folder, same: j.same, require: o.Require, started: started, ticks: ticks}
+		p := &probe{Environment: e, folder: j.folder, same: j.same, require: o.Require,
+			started: started, ticks: ticks}
 		g, err := p.group(ctx, j.title, j.checks)
 		if err != nil {
 			return err
@@ -125,23 +155,91 @@ func Run(ctx context.Context, e *Environment, o Options, report func(Group)) err
 }
 
 func (p *probe) group(ctx context.Context, title string, checks []check) (Group, error) {
-	defer func() {
-		if p.temp != "" {
-			p.Files.RemoveAll(p.temp)
-		}
-	}()
 	g := Group{Title: title}
+	// the goroutine of the check that hangs removes the temporary folder
+	remove := func(context.Context) struct{} { p.remove(); return struct{}{} }
+	defer func() { within(context.Background(), p.After(folderLimit), remove, func(struct{}) {}) }()
 	for _, c := range checks {
 		if err := ctx.Err(); err != nil {
 			return g, err
 		}
-		r := c.run(ctx, p)
-		g.Lines = append(g.Lines, Line{c.name, c.needed, r})
-		if r.Status == Error && c.stop {
+		limit := otherLimit
+		if p.folder != "" {
+			limit = folderLimit
+		}
+		type outcome struct {
+			r    Result
+			temp string
+		}
+		own := *p // a check that hangs shares nothing with the following checks
+		done, ended, err := within(ctx, p.After(limit), func(ctx context.Context) outcome {
+			r := c.run(ctx, &own)
+			return outcome{r, own.temp}
+		}, func(outcome) { own.remove() })
+		if !ended {
+			p.temp = ""
+		}
+		if err != nil {
+			return g, err
+		}
+		if !ended {
+			g.Lines = append(g.Lines, Line{c.name, c.needed, hung(limit)})
+			if p.folder != "" {
+				break
+			}
+			continue
+		}
+		p.temp = done.temp
+		g.Lines = append(g.Lines, Line{c.name, c.needed, done.r})
+		if done.r.Status == Error && c.stop {
 			break
 		}
 	}
 	return g, ctx.Err()
+}
+
+// remove removes the temporary folder.
+func (p *probe) remove() {
+	if p.temp != "" {
+		p.Files.RemoveAll(p.temp)
+	}
+}
+
+// hung is the result of a check that exceeded its limit.
+func hung(limit time.Duration) Result {
+	return failure("check the mount and its file server, or use another folder", "no answer within %v", limit)
+}
+
+// stopTime is the time in which a check ends after the context has ended.
+const stopTime = time.Second
+
+// within calls f in a goroutine and waits until f returns, the limit is reached, or the context ends.
+// If f does not return in time, ended is false, and late is called when f returns.
+func within[T any](ctx context.Context, limit <-chan time.Time, f func(context.Context) T, late func(T)) (result T,
+	ended bool, err error) {
+	done, abandoned := make(chan T), make(chan struct{})
+	go func() {
+		result := f(ctx)
+		select {
+		case done <- result:
+		case <-abandoned:
+			late(result)
+		}
+	}()
+	select {
+	case result = <-done:
+		return result, true, nil
+	case <-limit:
+	case <-ctx.Done():
+		select {
+		case result = <-done:
+			return result, true, nil
+		case <-time.After(stopTime):
+			err = ctx.Err()
+		}
+	}
+	close(abandoned)
+	return result, false, err
 }
 
 func (p *probe) required(library string) bool { return slices.Contains(p.require, library) }

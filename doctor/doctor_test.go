@@ -10,12 +10,14 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"mula/internal/machine"
 	"mula/internal/sharedlib"
+	"mula/internal/testwait"
 	"mula/train/launch"
 	"mula/xpu"
 	"mula/xpu/mpi"
@@ -172,7 +174,7 @@ func healthy(t *testing.T) (*Environment, *faults) {
 		GroupThreads: machine.Unlimited}
 	cache := t.TempDir()
 	return &Environment{
-		Files: f, Clock: clock,
+		Files: f, Clock: clock, After: func(time.Duration) <-chan time.Time { return nil },
 		Getenv:       func(string) string { return "" },
 		LookPath:     func(string) (string, error) { return "", exec.ErrNotFound },
 		Kernels:      func(xpu.Precision) (string, []string) { return "avx512", nil },
@@ -425,4 +427,95 @@ func TestDefaultFolders(t *testing.T) {
 	if err != nil || len(sizes) != 2 || sizes[0] != len(folderChecks) || sizes[1] != len(sameFolderChecks) {
 		t.Errorf("%v, %v", sizes, err)
 	}
+}
+
+// A file system that does not respond is an error, and Run ends.
+func TestHung(t *testing.T) {
+	for operation, name := range map[string]string{"usage": "access", "mkdir": "write",
+		"exclusive": "exclusive create", "remove": "", "cache": "cache folder"} {
+		t.Run(operation, func(t *testing.T) {
+			e, _ := healthy(t)
+			expired, server := make(chan time.Time), make(chan struct{})
+			e.After = func(time.Duration) <-chan time.Time { return expired }
+			var once sync.Once
+			block := func() { once.Do(func() { expired <- time.Time{}; <-server }) }
+			folder := t.TempDir()
+			e.Files = hungFiles{e.Files, block, operation, folder}
+			if operation == "cache" {
+				e.CacheSize = func(string) (int64, error) { block(); return 0, nil }
+			}
+			var lines []Line
+			err := Run(context.Background(), e, Options{Folders: []string{folder}}, func(g Group) {
+				lines = append(lines, g.Lines...)
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			found := name == ""
+			for _, l := range lines {
+				failed := l.Status == Error && strings.HasPrefix(l.Finding, "no answer within ") && l.Remedy != ""
+				if failed != (l.Name == name) {
+					t.Errorf("%+v, want an error in %q", l, name)
+				}
+				found = found || failed
+			}
+			if !found || lines[len(lines)-1].Name != "launcher" {
+				t.Errorf("no line %q in %+v", name, lines)
+			}
+			close(server) // the file system recovers
+			testwait.Until(t, "the folder is empty", func() bool {
+				left, err := os.ReadDir(folder)
+				return err == nil && len(left) == 0
+			})
+		})
+	}
+}
+
+// The end of the context ends a check that hangs.
+func TestHungStop(t *testing.T) {
+	e, _ := healthy(t)
+	ctx, stop := context.WithCancel(context.Background())
+	server, folder := make(chan struct{}), t.TempDir()
+	defer close(server)
+	e.Files = hungFiles{e.Files, func() { stop(); <-server }, "mkdir", folder}
+	err := Run(ctx, e, Options{Folders: []string{folder}}, func(Group) {})
+	if !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+// hungFiles block in one operation.
+type hungFiles struct {
+	Files
+	block  func()
+	in     string // the operation, or the name of the file that is created
+	folder string
+}
+
+func (f hungFiles) Usage(path string) (Usage, error) {
+	if f.in == "usage" && path == f.folder {
+		f.block()
+	}
+	return f.Files.Usage(path)
+}
+
+func (f hungFiles) MkdirTemp(dir string) (string, error) {
+	if f.in == "mkdir" && dir == f.folder {
+		f.block()
+	}
+	return f.Files.MkdirTemp(dir)
+}
+
+func (f hungFiles) Create(path string) (File, error) {
+	if f.in == filepath.Base(path) {
+		f.block()
+	}
+	return f.Files.Create(path)
+}
+
+func (f hungFiles) RemoveAll(path string) error {
+	if f.in == "remove" && filepath.Dir(path) == f.folder {
+		f.block()
+	}
+	return f.Files.RemoveAll(path)
 }

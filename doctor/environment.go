@@ -68,6 +68,7 @@ type Files interface {
 type Environment struct {
 	Files        Files
 	Clock        Clock
+	After        func(time.Duration) <-chan time.Time // for time limits
 	Getenv       func(string) string
 	LookPath     func(string) (string, error)
 	Kernels      func(xpu.Precision) (name string, lacks []string)
@@ -90,7 +91,8 @@ type Environment struct {
 // System is the environment of this process.
 func System() *Environment {
 	return &Environment{
-		Files: osFiles{}, Clock: systemClock{time.Now()}, Getenv: os.Getenv, LookPath: exec.LookPath,
+		Files: osFiles{}, Clock: systemClock{time.Now()}, After: time.After, Getenv: os.Getenv,
+		LookPath:     exec.LookPath,
 		Kernels:      func(p xpu.Precision) (string, []string) { return cpu.Kernels(p), cpu.Lacks(p) },
 		Threads:      func() (int, int) { return runtime.GOMAXPROCS(0), runtime.NumCPU() },
 		Memory:       func() (int64, int64) { return machine.TotalMemory(), machine.AvailableMemory() },
