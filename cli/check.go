@@ -194,6 +194,6 @@ func printCheck(w io.Writer, r *audit.Report) {
 		if where == "" {
 			where = filepath.ToSlash(f.Source)
 		}
-		fmt.Fprintf(w, "%s: %s: %s\n", f.Level, where, f.Message)
+		fmt.Fprintf(w, "%s: %s: %s\n", statusText(string(f.Level), hasColour(w)), where, f.Message)
 	}
 }

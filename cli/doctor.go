@@ -52,7 +52,7 @@ func runDoctor(c *cli.Context) error {
 			}
 		}
 		if !c.Bool("json") {
-			writeGroup(c.App.Writer, g)
+			writeGroup(c.App.Writer, g, hasColour(c.App.Writer))
 		}
 	})
 	if err != nil {
@@ -79,11 +79,12 @@ const (
 	doctorFinding = 46
 )
 
-func writeGroup(w io.Writer, g doctor.Group) {
+func writeGroup(w io.Writer, g doctor.Group, colour bool) {
 	fmt.Fprintln(w, printable(g.Title))
 	for _, l := range g.Lines {
 		finding := strings.ReplaceAll(printable(l.Finding), "\n", " ")
-		line := fmt.Sprintf("  %-*s%-*s%s", doctorStatus, l.Status, doctorName, l.Name, finding)
+		status := statusText(string(l.Status), colour) + strings.Repeat(" ", max(1, doctorStatus-len(l.Status)))
+		line := fmt.Sprintf("  %s%-*s%s", status, doctorName, l.Name, finding)
 		if l.Needed != "" {
 			line += strings.Repeat(" ", max(2, doctorFinding-utf8.RuneCountInString(finding))) + "for " + l.Needed
 		}

@@ -9,30 +9,46 @@ import (
 	"github.com/urfave/cli/v2"
 )
 
-// messages is standard error. It is the only owner of -q and of colour. A write that begins with
-// one of the kinds is a warning or an error; every other write is a note or a progress line.
+// messages is standard error. It alone obeys -q. A write that starts with one of the kinds is a
+// warning or an error. Every other write is a note or a progress line.
 type messages struct {
 	w      io.Writer
 	quiet  bool // skip notes and progress lines
 	colour bool
 }
 
-// messageKinds are the beginnings of warnings and errors, with their colours in the notation of
-// terminals.
-var messageKinds = []struct{ prefix, colour string }{
-	{"warning:", "\x1b[33m"}, // yellow
-	{"mula:", "\x1b[31m"},    // red
+// Colours as escape sequences of terminals.
+const (
+	red      = "\x1b[31m"
+	green    = "\x1b[32m"
+	yellow   = "\x1b[33m"
+	noColour = "\x1b[0m"
+)
+
+// messageKinds are the first words of warnings and errors, with their colours.
+var messageKinds = []struct{ prefix, colour string }{{"warning:", yellow}, {"mula:", red}}
+
+// statusColours are the colours of the results of checks.
+var statusColours = map[string]string{"ok": green, "warning": yellow, "error": red}
+
+// hasColour reports whether w is a terminal on which the user wants colours.
+func hasColour(w io.Writer) bool { return isTerminal(w) && os.Getenv("NO_COLOR") == "" }
+
+// statusText returns the result of a check in its colour.
+func statusText(status string, colour bool) string {
+	if code := statusColours[status]; code != "" && colour {
+		return code + status + noColour
+	}
+	return status
 }
 
-func newMessages(w io.Writer) *messages {
-	return &messages{w: w, colour: isTerminal(w) && os.Getenv("NO_COLOR") == ""}
-}
+func newMessages(w io.Writer) *messages { return &messages{w: w, colour: hasColour(w)} }
 
 func (m *messages) Write(p []byte) (int, error) {
 	for _, kind := range messageKinds {
 		if rest, ok := bytes.CutPrefix(p, []byte(kind.prefix)); ok {
 			if m.colour {
-				text := slices.Concat([]byte(kind.colour), []byte(kind.prefix), []byte("\x1b[0m"), rest)
+				text := slices.Concat([]byte(kind.colour), []byte(kind.prefix), []byte(noColour), rest)
 				if _, err := m.w.Write(text); err != nil {
 					return 0, err
 				}

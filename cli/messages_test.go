@@ -53,7 +53,7 @@ func TestMessages(t *testing.T) {
 	}
 }
 
-// Errors are coloured on a terminal only, and neither with NO_COLOR nor with TERM=dumb.
+// Errors and the results of checks are coloured on a terminal only, and neither with NO_COLOR nor with TERM=dumb.
 func TestColour(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
@@ -63,30 +63,46 @@ func TestColour(t *testing.T) {
 	if err := os.Symlink(self, mula); err != nil {
 		t.Skipf("no symbolic links here: %v", err)
 	}
-	run := func(terminal bool, env ...string) string {
-		c := exec.Command(mula, "xyzzy")
-		if terminal {
-			c = exec.Command("script", "-qec", mula+" xyzzy", os.DevNull)
-		}
-		c.Env = append(append(os.Environ(), "TERM=xterm", "NO_COLOR="), env...)
-		out, _ := c.CombinedOutput() // it fails: there is no such command
-		if !strings.Contains(string(out), "has no command") {
-			t.Errorf("terminal %v, %q: %s", terminal, env, out)
-		}
-		return string(out)
+	shard := filepath.Join(t.TempDir(), "x.npy")
+	if err := os.WriteFile(shard, make([]byte, 8), 0o644); err != nil {
+		t.Fatal(err)
 	}
-	if out := run(false); strings.Contains(out, "\x1b") {
-		t.Errorf("without a terminal: %q", out)
+	calls := []struct{ args, says, coloured string }{
+		{"xyzzy", "has no command", "\x1b[31mmula:\x1b[0m "},
+		{"doctor " + t.TempDir(), "kernels", "\n  \x1b[32mok\x1b[0m       cores "},
+		{"doctor nowhere", "not a folder", "\n  \x1b[31merror\x1b[0m    write "},
+		{"check --dtype uint16 --vocab-size 5 --eod 1 " + shard, shard, "\n\x1b[33mwarning\x1b[0m: "},
+	}
+	run := func(call int, terminal bool, env ...string) string {
+		args := calls[call].args
+		c := exec.Command(mula, strings.Fields(args)...)
+		if terminal {
+			c = exec.Command("script", "-qec", mula+" "+args, os.DevNull)
+		}
+		c.Env = append(append(os.Environ(), "TERM=xterm", "NO_COLOR=", "XDG_CACHE_HOME="+t.TempDir()), env...)
+		out, _ := c.CombinedOutput() // some of the calls fail
+		text := strings.ReplaceAll(string(out), "\r", "")
+		if !strings.Contains(text, calls[call].says) {
+			t.Errorf("mula %s: terminal %v, %q: %s", args, terminal, env, out)
+		}
+		return text
+	}
+	for i, c := range calls {
+		if out := run(i, false); strings.Contains(out, "\x1b") {
+			t.Errorf("mula %s without a terminal: %q", c.args, out)
+		}
 	}
 	if _, err := exec.LookPath("script"); err != nil {
 		t.Skip("no program script, which makes a terminal, on this machine")
 	}
-	if out := run(true); !strings.Contains(out, "\x1b[31mmula:\x1b[0m") {
-		t.Errorf("on a terminal: %q", out)
-	}
-	for _, env := range []string{"NO_COLOR=1", "TERM=dumb"} {
-		if out := run(true, env); strings.Contains(out, "\x1b") {
-			t.Errorf("%s: %q", env, out)
+	for i, c := range calls {
+		if out := run(i, true); !strings.Contains(out, c.coloured) {
+			t.Errorf("mula %s on a terminal: %q", c.args, out)
+		}
+		for _, env := range []string{"NO_COLOR=1", "TERM=dumb"} {
+			if out := run(i, true, env); strings.Contains(out, "\x1b") {
+				t.Errorf("mula %s, %s: %q", c.args, env, out)
+			}
 		}
 	}
 }

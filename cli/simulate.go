@@ -181,9 +181,9 @@ func printSimulation(w io.Writer, r *simulate.Report) {
 	}
 	for _, f := range r.Findings {
 		if f.Source != "" {
-			fmt.Fprintf(w, "%s: %s: %s\n", f.Level, f.Source, f.Message)
+			fmt.Fprintf(w, "%s: %s: %s\n", statusText(string(f.Level), hasColour(w)), f.Source, f.Message)
 		} else {
-			fmt.Fprintf(w, "%s: %s\n", f.Level, f.Message)
+			fmt.Fprintf(w, "%s: %s\n", statusText(string(f.Level), hasColour(w)), f.Message)
 		}
 	}
 }
