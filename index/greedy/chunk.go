@@ -9,28 +9,28 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// The number of samples of a piece: so many that what is done once per lane, above all guessing and
-// comparing states, which takes time in proportion to the number of groups, is little beside the
-// rest; and few enough to stay in a core's cache if there are few groups.
+// The number of samples of a piece. Pieces are long, so that the work done once per lane is a small
+// fraction of the total. That work is mainly guessing and comparing states, and takes time in
+// proportion to the number of groups. For few groups, a piece also fits a core's cache.
 const (
 	chunkSteps      = 1 << 20
 	chunkStepsFew   = 1 << 18 // of blends of fewer than crowd groups
 	chunkStepsLeast = 1 << 14 // of short blends, to have work for every thread
 )
 
-// patience is how often join searches all groups before it gives a guess up.
+// patience is how many searches of all groups join makes before it abandons a guess.
 const patience = 1 << 12
 
-// A chunk is a stretch of a blend that is computed from a guess.
+// A chunk is a range of a blend that is computed from a guess.
 type chunk struct {
 	t       int64 // its first step
 	dataset []int16
 	sample  []int64
-	first   *state // what it was begun from
-	last    *state // what it came to
+	first   *state // the state that it started from
+	last    *state // the state that it ended in
 }
 
-// An engine computes chunks, several lanes at a time. It is for one goroutine.
+// An engine computes chunks, several lanes at a time. It is not safe for concurrent use.
 type engine struct {
 	g     *groups
 	heats *[lanes]heat
@@ -103,15 +103,15 @@ func (e *engine) advance(n int) {
 	}
 }
 
-// join makes a stretch of the blend that was computed from the guess first and came to last that of
-// the true state before it. It leaves the true state after the stretch in true state. The step is a
-// function of t and the state: once true and guessed states agree, they agree until the end, and so
-// do the samples.
+// join corrects a range of the blend that was computed from a guessed state first and ended in
+// last. now is the true state before the range; join changes it to the true state after the range.
+// A step is a function of t and the state: once the true and the guessed state agree, they and the
+// samples agree until the end.
 //
-// Until then most groups have equal counts in both: the guessed blend's winner, if it is such a
-// one, wins against all such in the true blend too, and need only be compared with the groups that
-// differ. Those are few, but may be so for long: a group of tiny weight that the guess has wrong
-// stays wrong until it is drawn.
+// Until then most groups have equal counts in both. If the guessed blend's winner is such a group,
+// it also wins against all such groups in the true blend, and is compared only with the groups that
+// differ. Those are few, but may persist: a group of tiny weight with a wrong guess stays wrong
+// until it is drawn.
 func (e *engine) join(now, first, last *state, t int64, dataset []int16, sample []int64) {
 	g := e.g
 	equal := func(i int) bool { return now.c[i] == first.c[i] && now.turn[i] == first.turn[i] }
@@ -193,8 +193,8 @@ func (p *problem) run(ctx context.Context, n int64, pool *semaphore.Weighted, th
 	threads = int(min(int64(threads), count))
 
 	group, ctx := errgroup.WithContext(ctx)
-	// Chunks are begun in order, each with a free buffer, and handed over through the channel of
-	// their turn: there are as many turns as buffers, so that no two chunks meet in one.
+	// Chunks start in order, each with a free buffer, and are passed on through the channel of
+	// their slot. There are as many slots as buffers, so no two chunks share a slot.
 	buffers := int64(threads + 2)
 	free := make(chan *chunk, buffers)
 	turns := make([]chan *chunk, buffers)
@@ -205,7 +205,7 @@ func (p *problem) run(ctx context.Context, n int64, pool *semaphore.Weighted, th
 	}
 	var (
 		mu   sync.Mutex
-		next int64 // chunk to begin
+		next int64 // next chunk to start
 	)
 	begin := func() (*chunk, int64, error) {
 		mu.Lock()
@@ -276,7 +276,7 @@ func (p *problem) run(ctx context.Context, n int64, pool *semaphore.Weighted, th
 	return g.counts(now), nil
 }
 
-// runPlain computes n steps by the rule itself.
+// runPlain computes n steps directly by the rule.
 func (p *problem) runPlain(ctx context.Context, n int64, pool *semaphore.Weighted, emit Emit) ([]int64, error) {
 	counts := make([]float64, len(p.weights))
 	const steps = 1 << 14

@@ -375,8 +375,8 @@ func TestRefusals(t *testing.T) {
 		err  error
 		want string
 	}{
-		{weighted(-1, 1), "-1 samples"},
-		{weighted(1<<51, 1), "samples"},
+		{weighted(-1, 1), "blend size -1"},
+		{weighted(1<<51, 1), "blend size"},
 		{weighted(1), "no datasets"},
 		{weighted(1, 1, math.NaN()), "dataset 1 "},
 		{weighted(1, math.Inf(1)), "dataset 0 "},

@@ -2,20 +2,21 @@ package greedy
 
 import "math"
 
-// groups are the datasets of a blend, those of bitwise equal weight and equal limit together if
-// that pays. The members of a group take turns in their order: of two with equal weight the one
-// with the smaller count has the larger error, or, with equal counts, the same error and the lower
-// number. (Errors of counts that differ by 1 are different floats while they are below 2^52, and
-// they stay far below: see steady.) So a group is one count, its next member's, and a place among
-// its members; and it competes with its next member's error.
+// groups are the datasets of a blend. Datasets of bitwise equal weight and equal limit share a
+// group if that is faster. The members of a group alternate in their order: of two with equal
+// weight, the one with the smaller count has the larger error, or, with equal counts, the same
+// error and the lower number. (Errors of counts that differ by 1 are different floats while they
+// are below 2^52, and they stay far below: see steady.) So the state of a group is one count, its
+// next member's, and an index of its members. It competes with its next member's error.
 type groups struct {
-	fused  bool
-	apart  bool // if fused, group 0, which is dataset 0 then, is not
-	n      int  // number of groups
-	padded int  // n rounded up to whole vectors; what follows the groups has weight 0 and count gone, and never wins
+	fused bool
+	apart bool // if fused, group 0, which is then dataset 0, is not fused
+	n     int  // number of groups
+	// n rounded up to whole vectors; padding has weight 0 and count gone, and never wins
+	padded int
 
 	weights []float64 // padded
-	limits  []float64 // the count at which a group leaves; +Inf if it does not
+	limits  []float64 // the count at which a group leaves; +Inf if it never leaves
 
 	start   []int32 // group g has members[start[g]:start[g+1]]
 	members []int16 // ascending within a group
@@ -23,8 +24,8 @@ type groups struct {
 	multi   bool    // some group has several members
 }
 
-// group makes the groups of a problem. Turns pay if groups are large; otherwise each dataset is a
-// group of its own.
+// group returns the groups of a problem. Sharing is faster if groups are large; otherwise each
+// dataset is a group.
 func (p *problem) group() *groups {
 	if g := p.groupBy(true); len(p.weights) > few && g.n <= len(p.weights)/2 {
 		return g
@@ -77,11 +78,11 @@ func (p *problem) groupBy(shared bool) *groups {
 	return g
 }
 
-// size is the number of members of group i.
+// size returns the number of members of group i.
 func (g *groups) size(i int) int32 { return g.start[i+1] - g.start[i] }
 
-// A state is how far the groups of a blend have come: the next member of group i is number turn[i]
-// of its members, with count c[i].
+// A state is the progress of the groups of a blend: the next member of group i is number turn[i] of
+// its members, with count c[i].
 type state struct {
 	c    []float64 // padded with gone
 	turn []int32
@@ -100,7 +101,7 @@ func (s *state) copyFrom(o *state) {
 	copy(s.turn, o.turn)
 }
 
-// next is the dataset that group i would give.
+// next returns the dataset of group i's next sample.
 func (g *groups) next(s *state, i int) int16 { return g.members[g.start[i]+s.turn[i]] }
 
 // take counts a sample of group i.
@@ -116,7 +117,7 @@ func (g *groups) take(s *state, i int) {
 	}
 }
 
-// pick is the exact choice at x: the group whose next member the rule takes, and its error.
+// pick returns the exact choice at x: the group whose next member the rule takes, and its error.
 func (g *groups) pick(s *state, x float64) (int, float64) {
 	best, at, equal := g.largest(g.weights, s.c, x)
 	if equal > 1 {
@@ -132,7 +133,7 @@ func (g *groups) pick(s *state, x float64) (int, float64) {
 	return at, best
 }
 
-// errorOf is the error of group i.
+// errorOf returns the error of group i.
 func (g *groups) errorOf(i int, x, c float64) float64 {
 	return errorOf(g.weights[i], x, c, g.fused && !(g.apart && i == 0))
 }
@@ -156,7 +157,7 @@ func (g *groups) largest(w, c []float64, x float64) (best float64, at, equal int
 	return best, at, equal
 }
 
-// counts are the counts of the datasets.
+// counts returns the counts of the datasets.
 func (g *groups) counts(s *state) []int64 {
 	counts := make([]int64, len(g.of))
 	for i := range g.n {

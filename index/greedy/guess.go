@@ -2,9 +2,9 @@ package greedy
 
 import "math"
 
-// guess sets s to a state in which the blend probably is before step t: counts such that all errors
-// are below one level, after t samples. Groups at that level make up what is missing, those with
-// the largest errors first. Nothing relies on the guess.
+// guess sets s to the probable state of a blend before step t: counts such that all errors are
+// below one level, after t samples. Groups at that level supply the missing samples, in descending
+// order of error. Correctness does not depend on the guess.
 func (g *groups) guess(s *state, t int64) {
 	clear(s.turn)
 	x := stepX(t)
@@ -49,8 +49,8 @@ func (g *groups) guess(s *state, t int64) {
 	}
 }
 
-// steady reports whether errors stay near 0, as they do when weights sum to 1: only then guesses
-// are good, and groups safe.
+// steady reports whether errors stay near 0, as they do when weights sum to 1. Only then are
+// guesses good and groups safe.
 func (p *problem) steady() bool {
 	var sum float64
 	for _, w := range p.weights {

@@ -6,26 +6,27 @@ import (
 )
 
 const (
-	slots = 32 // groups that compete within a slice
-	usual = 26 // groups that should: room for some more, and enough that a winner is among them
+	slots = 32 // maximum number of groups that compete within a slice
+	// desired number: leaves capacity for a few more, and makes it likely that a winner is included
+	usual = 26
 	slice = 16 // steps for which the competitors are chosen at once
 	lanes = 4  // chunks that one goroutine computes side by side
-	spare = 8  // elements of a vector: what kernels may write behind the end
+	spare = 8  // elements of a vector, which kernels may write past the end
 )
 
-// A heat is one slice of one lane: the competitors in, who won each step out. Its layout is known
-// to the assembly.
+// A heat is one slice of one lane: input is the competitors, output the winner of each step. The
+// assembly depends on its layout.
 type heat struct {
 	w, c  [slots + spare]float64 // competitors; empty slots have count gone
 	best  [slice]float64         // the largest error of each step
-	won   [slice]uint32          // the slots that have it, one bit each
+	won   [slice]uint32          // the slots with that error, one bit each
 	x     float64                // of the first step; it grows by 1 a step
 	_     [7]float64
-	place [slots + spare]int32 // where each competitor came from
+	place [slots + spare]int32 // the index of each competitor among the candidates
 	_     [32]byte
 
-	// If groups have several members: how many of a competitor have its count, and how many there
-	// are.
+	// For groups with several members: how many members of a competitor have its count, and how
+	// many members it has.
 	left, size [slots + spare]float64
 
 	used int // slots from here on have count gone
@@ -40,9 +41,9 @@ func newHeats() *[lanes]heat {
 	return heats
 }
 
-// raceGo runs all heats. The slot that wins, or the first of several, goes on with a count larger
-// by 1. If turns, that is so only when no member is left, and all of several that tie go on: what
-// follows is void then. If apart, slot 0 is not fused.
+// raceGo runs all heats. The count of the winning slot, or of the first of several, grows by 1. If
+// turns, it grows only if no member is left, and it grows for all slots that tie: the following
+// steps are then invalid. If apart, slot 0 is not fused.
 func raceGo(heats *[lanes]heat, fused, apart, turns bool) {
 	for l := range heats {
 		h := &heats[l]
@@ -80,8 +81,8 @@ func raceGo(heats *[lanes]heat, fused, apart, turns bool) {
 	}
 }
 
-// enter fills the slots with the groups whose error at x is above tau and returns how many they
-// are; more than slots are too many. If apart, the first group always gets slot 0.
+// enter fills the slots with the groups whose error at x is above tau and returns their number,
+// which may exceed slots. If apart, the first group always gets slot 0.
 func (h *heat) enter(w, c []float64, x, tau float64, fused, apart bool) int {
 	n := sift(h.w[:], h.c[:], h.place[:], slots, w, c, x, tau, fused, apart)
 	for i := n; i < h.used; i++ {
@@ -91,9 +92,9 @@ func (h *heat) enter(w, c []float64, x, tau float64, fused, apart bool) int {
 	return n
 }
 
-// siftGo copies the groups whose error at x is above tau, and, if apart, the first one, to toW and
-// toC, and where they came from to place. It returns how many they are, and gives up above room.
-// What it writes may be followed by up to two vectors of others; the first vector has count gone.
+// siftGo copies the groups whose error at x is above tau, and, if apart, the first group, to toW
+// and toC, and their indices to place. It returns their number, and stops above room. It may write
+// up to two further vectors of arbitrary groups; the first vector after the groups has count gone.
 // len(w) is a multiple of 8.
 func siftGo(toW, toC []float64, place []int32, room int, w, c []float64, x, tau float64, fused, apart bool) int {
 	n := 0

@@ -4,7 +4,7 @@ package greedy
 
 import "golang.org/x/sys/cpu"
 
-// vectors says that this processor runs the assembly of this package.
+// vectors reports whether this processor runs the assembly of this package.
 var vectors = cpu.X86.HasAVX512F && cpu.X86.HasAVX512DQ && cpu.X86.HasAVX512VL && cpu.X86.HasAVX512BW &&
 	cpu.X86.HasBMI1 && cpu.X86.HasPOPCNT
 
@@ -35,7 +35,7 @@ func sift(toW, toC []float64, place []int32, room int, w, c []float64, x, tau fl
 	if !vectors {
 		return siftGo(toW, toC, place, room, w, c, x, tau, fused, apart)
 	}
-	// The kernel writes a vector behind room.
+	// The kernel writes a vector past room.
 	_, _, _ = toW[room+spare-1], toC[room+spare-1], place[room+spare-1]
 	if fused {
 		return int(siftFused(&toW[0], &toC[0], &place[0], int64(room), &w[0], &c[0], int64(len(w)), x, tau,
@@ -58,7 +58,7 @@ func argmax(w, c []float64, x float64, fused bool) (best float64, at, equal int)
 }
 
 func descend(v *vertical, dataset []int16, sample []int64, stride, rows int, fused, apart bool) {
-	// The kernel writes rows·8 elements from each of the columns' beginnings.
+	// The kernel writes rows·8 elements from the start of each column.
 	last := (columns-1)*stride + rows*rowSteps - 1
 	_, _ = dataset[last], sample[last]
 	switch {

@@ -5,27 +5,27 @@ import (
 	"math/bits"
 )
 
-// A lane computes a stretch of a blend. Lanes advance in slices of 16 steps; in a slice only the
-// competitors in its heat are looked at.
+// A lane computes a range of a blend. Lanes advance in slices of 16 steps. A slice considers only
+// the competitors in its heat.
 //
-// Why the others can neither win nor tie: a group stays out of a slice if its error at the slice's
-// last x is at most tau. Errors do not decrease as x grows (errorOf) and only fall when the group
-// is taken, so it is at most tau at each step of the slice. A step counts only if its winner's
-// error is above tau; otherwise the lane forgets the rest of the slice and makes the step by an
-// exact search. The same holds for groups that are not on the shortlist, with theta <= tau in the
-// place of tau. So tau, theta and everything that chooses them are guesses that cost time when they
-// are bad, and nothing else.
+// The other groups can neither win nor tie: a group is excluded from a slice if its error at the
+// slice's last x is at most tau. Errors do not decrease as x grows (errorOf) and fall only when the
+// group is taken, so the error is at most tau at each step of the slice. A step counts only if its
+// winner's error is above tau; otherwise the lane discards the rest of the slice and makes the step
+// by an exact search. The same holds for groups that are not on the shortlist, with theta <= tau in
+// place of tau. So tau, theta and everything that chooses them are guesses. Bad guesses cost time,
+// but never change the result.
 type lane struct {
 	g       *groups
 	s       *state
 	t, end  int64   // the next step, and the one after the last
-	dataset []int16 // of the stretch
+	dataset []int16 // of the range
 	sample  []int64
-	done    int // steps of the stretch that are done
+	done    int // finished steps of the range
 
 	tau  float64 // of the current slice
-	aim  float64 // what tau should be
-	unit float64 // about the distance of the errors of two groups
+	aim  float64 // the desired tau
+	unit float64 // approximate distance between the errors of two groups
 
 	list *shortlist // nil if there are few groups
 }
@@ -49,8 +49,8 @@ func (l *lane) begin(s *state, t int64, dataset []int16, sample []int64) {
 	}
 }
 
-// candidates are the weights and counts of the groups that the next slice is about, and the error
-// that no other exceeds in it.
+// candidates returns the weights and counts of the groups for the next slice, and an upper bound of
+// all other errors in it.
 func (l *lane) candidates() (w, c []float64, theta float64) {
 	if l.list == nil {
 		return l.g.weights, l.s.c, math.Inf(-1)
@@ -58,7 +58,7 @@ func (l *lane) candidates() (w, c []float64, theta float64) {
 	return l.list.w[:l.list.n], l.list.c[:l.list.n], l.list.theta
 }
 
-// groupAt is the group at a place among the candidates.
+// groupAt returns the group at an index of the candidates.
 func (l *lane) groupAt(place int) int {
 	if l.list != nil {
 		return int(l.list.group[place])
@@ -84,8 +84,8 @@ func (l *lane) enter(h *heat) bool {
 			if n == 0 {
 				break
 			}
-			// A slice takes 16 groups away and brings about as many. So with another tau there
-			// would have been the right number, and there will be.
+			// A slice removes 16 groups and adds about as many. So a different tau would have
+			// selected the right number, and will next time.
 			l.aim = l.tau + 0.8*float64(n-usual)*l.unit
 			h.x = stepX(l.t)
 			if l.g.multi {
@@ -98,7 +98,7 @@ func (l *lane) enter(h *heat) bool {
 	return false
 }
 
-// leave takes the results of a heat as far as they are proven.
+// leave takes the proven results of a heat.
 func (l *lane) leave(h *heat) {
 	n := int(min(slice, l.end-l.t))
 	if l.t == 0 {
@@ -121,9 +121,9 @@ func (l *lane) leave(h *heat) {
 	}
 }
 
-// leaveSingles takes up to n proven steps if every group is one dataset, and returns how many: it
-// stops after a dataset that leaves, because the kernel has it compete on. Of several that tie the
-// first slot has the lowest dataset, and that is the one that the kernel counts.
+// leaveSingles takes up to n proven steps if every group is one dataset, and returns how many it
+// took. It stops after a dataset that leaves, because the kernel continues to let it compete. If
+// several slots tie, the first slot has the lowest dataset, and the kernel counts that slot.
 func (l *lane) leaveSingles(h *heat, n int) int {
 	c, limits := l.s.c, l.g.limits
 	dataset, sample := l.dataset[l.done:][:n], l.sample[l.done:][:n]
@@ -154,7 +154,7 @@ func (l *lane) leaveSingles(h *heat, n int) int {
 	return n
 }
 
-// turns says how far the groups of the n slots are.
+// turns sets the progress of the groups of the n slots.
 func (l *lane) turns(h *heat, n int) {
 	for i, place := range h.place[:n] {
 		g := l.groupAt(int(place))
@@ -163,8 +163,8 @@ func (l *lane) turns(h *heat, n int) {
 	}
 }
 
-// leaveGroups takes up to n proven steps, and returns how many: it stops after a group that leaves,
-// and after a tie, because the kernel has counted otherwise.
+// leaveGroups takes up to n proven steps, and returns how many it took. It stops after a group that
+// leaves, and after a tie, because the kernel has counted differently.
 func (l *lane) leaveGroups(h *heat, n int) int {
 	c := l.s.c
 	for k, won := range h.won[:n] {
@@ -186,7 +186,7 @@ func (l *lane) leaveGroups(h *heat, n int) int {
 	return n
 }
 
-// tied returns the place of the group with the lowest next member of those that won.
+// tied returns the index of the winning group with the lowest next member.
 func (l *lane) tied(h *heat, won uint32) int {
 	at, lowest := 0, int16(math.MaxInt16)
 	for ; won != 0; won &= won - 1 {
@@ -237,7 +237,7 @@ func (l *lane) exact() {
 // missed lowers the aim after a step whose winner's error was below it.
 func (l *lane) missed(best float64) { l.aim = min(l.aim, best-10*l.unit) }
 
-// take gives a sample of the group at a place among the candidates.
+// take emits a sample of the group at an index of the candidates.
 func (l *lane) take(place int) {
 	g := l.groupAt(place)
 	l.emit(g)
@@ -246,7 +246,7 @@ func (l *lane) take(place int) {
 	}
 }
 
-// emit gives a sample of group g.
+// emit emits a sample of group g.
 func (l *lane) emit(g int) {
 	l.dataset[l.done], l.sample[l.done] = l.g.next(l.s, g), int64(l.s.c[g])
 	l.g.take(l.s, g)

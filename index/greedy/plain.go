@@ -6,13 +6,12 @@ import "math"
 // since no error is below -2^51.
 const gone = 1e300
 
-// A problem is what a blend is determined by. The state of a blend before step t is t and its
-// counts.
+// A problem is the input of a blend. The state of a blend before step t is t and its counts.
 type problem struct {
 	weights []float64
 	limits  []float64 // the count at which a dataset leaves; nil if none does
 	fused   bool
-	apart   bool  // if fused, dataset 0 is not
+	apart   bool  // if fused, dataset 0 is not fused
 	steps   int64 // samples in a piece; 0 means chunkSteps, or fewer when there are several threads and few samples
 }
 
@@ -27,9 +26,9 @@ func newProblem(weights []float64, sizes []int64, fused bool) *problem {
 	return p
 }
 
-// errorOf is the error of a dataset of weight w and count c at x = max(t, 1). It never decreases
-// when x grows, and never grows when c does: products, differences and the fused form of both are
-// monotonic in real numbers, and so is rounding.
+// errorOf returns the error of a dataset of weight w and count c at x = max(t, 1). It never
+// decreases when x grows, and never grows when c does: products, differences and the fused form of
+// both are monotonic in real numbers, and so is rounding.
 func errorOf(w, x, c float64, fused bool) float64 {
 	if fused {
 		return math.FMA(w, x, -c)
@@ -40,8 +39,8 @@ func errorOf(w, x, c float64, fused bool) float64 {
 // stepX is the x of step t.
 func stepX(t int64) float64 { return float64(max(t, 1)) }
 
-// plain runs the blend from step t, with counts c, for len(dataset) steps, exactly as the rule is
-// written. It is what the rest of the package is compared with.
+// plain runs the blend from step t, with counts c, for len(dataset) steps, exactly by the rule. The
+// rest of the package is tested against it.
 func (p *problem) plain(c []float64, t int64, dataset []int16, sample []int64) {
 	for k := range dataset {
 		x := stepX(t + int64(k))

@@ -2,33 +2,34 @@ package greedy
 
 import "math"
 
-const crowd = 256 // groups from which on a shortlist pays
+const crowd = 256 // number of groups from which a shortlist is faster
 
-// A shortlist holds the groups that may compete within the next steps, so that a lane need not look
-// at all of them every 16 steps. It is to all groups what a heat is to the shortlist: those left
-// out have errors of at most theta at the last step that it is for.
+// A shortlist holds the groups that may compete within the next steps, so that a lane need not
+// check all groups every 16 steps. It relates to all groups as a heat relates to the shortlist:
+// excluded groups have errors of at most theta at the last step of its span.
 type shortlist struct {
 	g     *groups
-	w, c  []float64 // of those on the list, padded with gone to whole vectors
+	w, c  []float64 // of the groups on the list, padded with gone to whole vectors
 	group []int32   // their numbers
 	n     int       // padded
 
 	theta float64
 	depth float64 // how far theta is below the tau of its first slice
-	span  int64   // steps for which it is made
-	until int64   // the step before which it must be made anew
+	span  int64   // number of steps that it covers
+	until int64   // the first step that needs a new list
 }
 
 func newShortlist(g *groups) *shortlist {
-	// With K groups and span s, the work per step is about K/s for the list and s/16 for the heats:
-	// least at s = 4·√K.
+	// With K groups and span s, the work per step is about K/s for the list and s/16 for the heats,
+	// which is least at s = 4·√K.
 	span := int64(4*math.Sqrt(float64(g.n))) &^ (slice - 1)
 	room := g.padded + 2*spare
 	return &shortlist{g: g, w: make([]float64, room), c: make([]float64, room), group: make([]int32, room),
 		depth: 20 / float64(g.n), span: span}
 }
 
-// refresh makes the list for the steps from t on, unless it holds for the 16 steps from t on.
+// refresh computes the list for the steps from t on, unless it is still valid for the 16 steps from
+// t on.
 func (k *shortlist) refresh(s *state, t int64, tau float64) {
 	if t+slice <= k.until {
 		return
@@ -40,7 +41,7 @@ func (k *shortlist) refresh(s *state, t int64, tau float64) {
 	k.depth *= 0.99
 }
 
-// missed says that at some step nobody on the list had an error above theta.
+// missed reports a step at which no group on the list had an error above theta.
 func (k *shortlist) missed() {
 	k.until = 0
 	k.depth *= 1.2

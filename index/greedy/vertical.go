@@ -2,23 +2,23 @@ package greedy
 
 const (
 	few      = 8   // groups that fit the registers of the vertical kernel
-	columns  = 8   // chunks that it computes side by side
-	stretch  = 512 // steps between two looks at whether someone leaves
+	columns  = 8   // chunks that the kernel computes side by side
+	stretch  = 512 // steps between two checks for datasets that leave
 	rowSteps = 8   // steps of a row: lengths are multiples of it
 )
 
-// A vertical is the state of eight chunks of a blend of at most eight datasets. Its layout is known
-// to the assembly.
+// A vertical is the state of eight chunks of a blend of at most eight datasets. The assembly
+// depends on its layout.
 //
-// Element j of every vector belongs to chunk j, and the datasets follow each other in instructions:
-// no maximum is sought across a vector, and the first of equal errors wins by order, so that every
-// step is exact as it is.
+// Element j of every vector belongs to chunk j, and the datasets are processed one after the other.
+// There is no maximum across a vector, and the first of equal errors wins by order, so every step
+// is exact.
 type vertical struct {
 	c     [few][columns]float64
 	w     [few]float64
 	t     [columns]float64         // next step
 	index [few]int64               // 0, 1, …, 7
-	turn  [64]uint16               // where element k of the transposed rows is
+	turn  [64]uint16               // the position of element k of the transposed rows
 	_     [rowSteps][columns]int64 // rows of samples, for the assembly
 	_     [rowSteps][columns]int16 // rows of datasets
 }
@@ -61,7 +61,7 @@ func descendGo(v *vertical, dataset []int16, sample []int64, stride, rows int, f
 	}
 }
 
-// leaves reports whether a dataset of column j has given all its samples.
+// leaves reports whether all samples of a dataset of column j have been taken.
 func (v *vertical) leaves(g *groups, j int) bool {
 	for i, limit := range g.limits {
 		if v.c[i][j] >= limit && v.c[i][j] != gone {
@@ -76,8 +76,8 @@ func (e *engine) vertically(c *chunk) {
 	g, v := e.g, e.vertical
 	stride := len(c.dataset) / columns &^ (rowSteps - 1)
 	if stride > 4096 {
-		// keeps the columns from beginning at the same place of their pages, which share few places
-		// in the cache
+		// Keeps the columns from starting at the same page offset, where they would compete for few
+		// cache lines.
 		stride -= 5 * rowSteps
 	}
 	for j := range columns {
@@ -94,7 +94,7 @@ func (e *engine) vertically(c *chunk) {
 		descend(v, c.dataset[done:], c.sample[done:], stride, n/rowSteps, g.fused, g.apart)
 		for j := range columns {
 			if v.leaves(g, j) {
-				// The kernel has it compete on.
+				// The kernel continues to let it compete.
 				now, at := e.now[j], j*stride+done
 				for i := range g.n {
 					now.c[i] = before[i][j]
@@ -125,7 +125,7 @@ func (e *engine) vertically(c *chunk) {
 	}
 }
 
-// alone goes on from a state with one lane.
+// alone continues from a state with a single lane.
 func (e *engine) alone(s *state, t int64, dataset []int16, sample []int64) {
 	if len(dataset) == 0 {
 		return
