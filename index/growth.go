@@ -8,23 +8,22 @@ import (
 	"sync"
 )
 
-// A Growth is what a source gains while it is drawn from.
+// A Growth is an extension of a source by new training windows while samples are drawn from it.
 type Growth struct {
-	Sample  int64 // number of the first sample that is drawn with the new windows in sight
-	Windows int64 // training windows that are new; they are numbered on from those before
+	Sample  int64 // number of the first sample that is drawn with the new windows available
+	Windows int64 // number of new training windows; their numbers follow the existing windows
 }
 
-// An era is a stretch of epochs of equal length. Within it only the first epoch may be one in which
-// the source has grown.
+// An era is a range of epochs of equal length. Only its first epoch can contain growths.
 type era struct {
-	start, epoch int64     // its first sample, and the number of the epoch that begins there
-	regular      *Order    // of all its epochs but a first one with mixes
-	base         *Order    // of what the first epoch began with; nil without mixes
-	mixes        []*mixing // the growths that fell into the first epoch, in order
+	start, epoch int64     // its first sample, and the number of its first epoch
+	regular      *Order    // of all its epochs, except a first epoch with mixes
+	base         *Order    // of the start of the first epoch; nil without mixes
+	mixes        []*mixing // the growths within the first epoch, in order
 }
 
 // A mixing is a growth within an epoch. The sequence of the epoch, which had `before` windows, is
-// extended by the new ones, and its places from `at` on, none of which has been drawn, are
+// extended by the new windows, and its elements from `at` on, none of which has been drawn, are
 // permuted.
 type mixing struct {
 	at, before int64
@@ -39,18 +38,18 @@ func (m *mixing) permutation() *Permutation {
 	return m.lazy
 }
 
-// GrowthKey is the key of the permutation that mixes the windows of a source's growth number n,
-// from 0, with those that its epoch has left: as [Key], with the bytes "mula growth 2" and n in the
-// place of the epoch.
+// GrowthKey returns the key of the permutation that mixes the windows of growth n of a source (from
+// 0) with the undrawn windows of its epoch. It is computed like [Key], with the bytes "mula growth
+// 2" and with n instead of the epoch.
 func GrowthKey(seed uint64, source string, n int64) uint64 {
 	return labelledKey("mula growth 2", seed, source, n)
 }
 
-// NewGrowingOrder returns the order, version 2, of a source that begins with a number of training
-// windows, at least 1, and has grown. The samples before a growth are those of the order without
-// it. The epoch that is under way then goes on with what it has left and the new windows, mixed, so
-// that each window is still drawn once in it; epochs of all windows follow. Growths that do not
-// follow each other are an error.
+// NewGrowingOrder returns the order, version 2, of a source that starts with the given number of
+// training windows, at least 1, and grows. Samples before a growth are the same as without the
+// growth. The current epoch then continues with its undrawn windows and the new windows, mixed, so
+// that it still draws each window once. Epochs of all windows follow. It is an error if growths are
+// not consecutive.
 func NewGrowingOrder(seed uint64, source string, windows int64, growths []Growth) (*Order, error) {
 	if len(growths) == 0 {
 		return NewOrder(seed, source, windows), nil
@@ -59,7 +58,8 @@ func NewGrowingOrder(seed uint64, source string, windows int64, growths []Growth
 	last := int64(0)
 	for n, g := range growths {
 		if g.Sample < last || g.Windows < 0 || g.Windows > math.MaxInt64-windows {
-			return nil, fmt.Errorf("growth %d of %d windows at sample %d, after one at sample %d", n+1, g.Windows,
+			return nil, fmt.Errorf("growth %d (%d windows, sample %d) is invalid; the previous growth is at sample %d", n+1,
+				g.Windows,
 				g.Sample, last)
 		}
 		last = g.Sample
@@ -82,7 +82,7 @@ func NewGrowingOrder(seed uint64, source string, windows int64, growths []Growth
 	return o, nil
 }
 
-// EpochOf is the epoch of sample number k.
+// EpochOf returns the epoch of sample k.
 func (o *Order) EpochOf(k int64) int64 {
 	if o.eras == nil {
 		return k / o.windows
@@ -91,9 +91,8 @@ func (o *Order) EpochOf(k int64) int64 {
 	return e.epoch + (k-e.start)/e.regular.windows
 }
 
-// Span gives the number of an epoch's first sample, and its length: the number of windows that it
-// draws, which are those below. An epoch that begins beyond all numbers has the first sample
-// 2^63−1.
+// Span returns the number of an epoch's first sample, and the epoch's length, which is its number
+// of windows. If the epoch starts beyond the largest sample number, first is 2^63−1.
 func (o *Order) Span(epoch int64) (first, length int64) {
 	e := &era{regular: o}
 	if o.eras != nil {
@@ -106,7 +105,7 @@ func (o *Order) Span(epoch int64) (first, length int64) {
 	return e.start + int64(lo), e.regular.windows
 }
 
-// FirstEpoch is the first epoch that draws a training window.
+// FirstEpoch returns the first epoch that draws a training window.
 func (o *Order) FirstEpoch(window int64) int64 {
 	for i := range o.eras {
 		if e := &o.eras[i]; window < e.regular.windows {
@@ -161,7 +160,7 @@ func (o *Order) grownInverse(epoch, window int64) int64 {
 	return e.start + (epoch-e.epoch)*e.regular.windows + int64(e.regular.permutation(epoch).Inverse(uint64(window)))
 }
 
-// mixed is the window at place i of the era's first epoch, which has mixes.
+// mixed returns the window at index i of the era's first epoch, which has mixes.
 func (e *era) mixed(i int64) int64 {
 	for g := len(e.mixes) - 1; g >= 0; g-- {
 		m := e.mixes[g]
@@ -169,7 +168,7 @@ func (e *era) mixed(i int64) int64 {
 			continue
 		}
 		if i = m.at + int64(m.permutation().At(uint64(i-m.at))); i >= m.before {
-			return i // the extension has the new windows in their order, and is numbered as they are
+			return i // the extension has the new windows in ascending order
 		}
 	}
 	return int64(e.base.permutation(e.epoch).At(uint64(i)))
