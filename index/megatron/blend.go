@@ -11,28 +11,28 @@ import (
 	"mula/index/python"
 )
 
-// maxDatasets is how many datasets a blend may have: Megatron keeps their numbers in 16 bits and
-// refuses 32,767.
+// maxDatasets is the maximum number of datasets in a blend: Megatron numbers them with 16 bits and
+// rejects 32,767.
 const maxDatasets = 32766
 
-// A Blend lists token files by prefix, the name without .bin and .idx, and how much of each is
-// wanted. Weights need not sum to 1. Without weights (nil) files are blended in proportion to their
+// A Blend lists token files by prefix, which is the path without .bin and .idx, and their weights.
+// Weights need not sum to 1. Without weights (nil), files are blended in proportion to their
 // samples.
 type Blend struct {
 	Prefixes []string
 	Weights  []float64
 }
 
-// ParseBlend reads the words of --data-path, or of the file that --data-args-path names, as
-// Megatron's get_blend_from_list does: pairs of weight and prefix, or prefixes only. A weight is
-// what Python's float reads, so 1_0, inf and nan are weights.
+// ParseBlend reads the words of --data-path, or of the file that --data-args-path names, like
+// Megatron's get_blend_from_list: pairs of weight and prefix, or prefixes only. Weights are parsed
+// like Python's float, so 1_0, inf and nan are weights.
 //
-// An odd number of words is a list of prefixes, whatever they look like. Of an even number,
-// Megatron silently takes all words as prefixes if the first of a pair is a number in the beginning
-// of the list and stops being one later; that list is refused here.
+// An odd number of words is always a list of prefixes. An even number of words whose first weights
+// are numbers and whose later weights are not is an error; Megatron silently treats all its words
+// as prefixes.
 func ParseBlend(words []string) (Blend, error) {
 	if len(words) == 0 {
-		return Blend{}, errors.New("the list of token files is empty: give prefixes (names without .bin and .idx), " +
+		return Blend{}, errors.New("the list of token files is empty; give prefixes (paths without .bin and .idx), " +
 			"or pairs of weight and prefix")
 	}
 	weights, err := pairWeights(words)
@@ -44,7 +44,7 @@ func ParseBlend(words []string) (Blend, error) {
 		if weights == nil || i%2 == 1 {
 			prefix := strip(word)
 			if prefix == "" {
-				return Blend{}, fmt.Errorf("word %d of the list of token files is blank; it should be a prefix", i+1)
+				return Blend{}, fmt.Errorf("word %d of the list of token files is blank; write a prefix there", i+1)
 			}
 			b.Prefixes = append(b.Prefixes, prefix)
 		}
@@ -52,19 +52,19 @@ func ParseBlend(words []string) (Blend, error) {
 	return b, nil
 }
 
-// pairWeights are the weights of a list of pairs, nil if the list is one of prefixes only.
+// pairWeights returns the weights of a list of pairs, nil if the list has only prefixes.
 func pairWeights(words []string) ([]float64, error) {
 	if len(words)%2 == 1 {
 		return nil, nil
 	}
 	weights := make([]float64, 0, len(words)/2)
-	other := -1 // the first word that should be a weight and is none
+	other := -1 // the first word that should be a weight but is not
 	for i := 0; i < len(words); i += 2 {
 		w, ok := python.ParseFloat(words[i])
 		switch {
 		case ok && other >= 0:
-			return nil, fmt.Errorf("word %d of the list of token files, %q, is a weight, but word %d, %q, is none: "+
-				"give every prefix a weight or none (Megatron stops at an assertion)",
+			return nil, fmt.Errorf("word %d of the list of token files, %q, is a weight, but word %d, %q, is not; "+
+				"give every prefix a weight, or no prefix (Megatron fails an assertion)",
 				i+1, words[i], other+1, words[other])
 		case ok:
 			weights = append(weights, w)
@@ -78,33 +78,35 @@ func pairWeights(words []string) ([]float64, error) {
 	case len(weights) == 0:
 		return nil, nil
 	}
-	return nil, fmt.Errorf("word %d of the list of token files, %q, is no weight, although word 1, %q, is one: give "+
-		"every prefix a weight or none "+
-		"(Megatron would silently take all %d words as prefixes, the weights too, and look for a file %s.idx)",
+	return nil, fmt.Errorf("word %d of the list of token files, %q, is not a weight, although word 1, %q, is; give "+
+		"every prefix a weight, or no prefix (Megatron would silently treat all %d words as prefixes, including the "+
+		"weights, and look for a file %s.idx)",
 		other+1, words[other], words[0], len(words), strip(words[0]))
 }
 
-// strip is Python's str.strip.
+// strip implements Python's str.strip.
 func strip(s string) string {
 	return strings.TrimFunc(s, func(r rune) bool { return unicode.IsSpace(r) || 0x1c <= r && r <= 0x1f })
 }
 
-// empty says that nothing was given.
+// empty reports whether there are neither prefixes nor weights.
 func (b Blend) empty() bool { return len(b.Prefixes) == 0 && len(b.Weights) == 0 }
 
-// check refuses what no release of Megatron can blend. where names the blend for messages.
+// check returns an error for a blend that no release of Megatron can build. where names the blend
+// in messages.
 func (b Blend) check(p Profile, where string) error {
 	switch {
 	case len(b.Prefixes) == 0:
-		return fmt.Errorf("%s: no prefixes are given", where)
+		return fmt.Errorf("%s: no prefixes; give at least one", where)
 	case b.Weights != nil && len(b.Weights) != len(b.Prefixes):
-		return fmt.Errorf("%s: %d weights for %d prefixes", where, len(b.Weights), len(b.Prefixes))
+		return fmt.Errorf("%s: %d weights for %d prefixes; give every prefix a weight", where, len(b.Weights),
+			len(b.Prefixes))
 	case len(b.Prefixes) > maxDatasets:
-		return fmt.Errorf("%s: %d token files, but Megatron numbers them in 16 bits and blends at most %d: merge "+
+		return fmt.Errorf("%s: %d token files, but Megatron numbers them with 16 bits and blends at most %d; merge "+
 			"some of them", where, len(b.Prefixes), maxDatasets)
 	case p.bareNames && b.Weights == nil && len(b.Prefixes) > 1:
 		return fmt.Errorf("%s: Megatron core %s needs a weight before each of several prefixes; lists without "+
-			"weights came with 0.7", where, p.tags)
+			"weights are supported from 0.7", where, p.tags)
 	}
 	for i, prefix := range b.Prefixes {
 		if prefix == "" {
@@ -117,27 +119,28 @@ func (b Blend) check(p Profile, where string) error {
 	for i, w := range b.Weights {
 		switch {
 		case math.IsNaN(w) || math.IsInf(w, 0):
-			return fmt.Errorf("%s: the weight of %s is %s; weights are finite numbers", where, b.Prefixes[i],
+			return fmt.Errorf("%s: the weight of %s is %s; use a finite number", where, b.Prefixes[i],
 				python.Float(w))
 		case w < 0:
-			return fmt.Errorf("%s: the weight of %s is %s; weights are not negative", where, b.Prefixes[i],
+			return fmt.Errorf("%s: the weight of %s is %s; use a number of 0 or more", where, b.Prefixes[i],
 				python.Float(w))
 		}
 	}
 	if sum := numpy.Sum(b.Weights); sum == 0 || math.IsInf(sum, 0) {
-		return fmt.Errorf("%s: the weights sum to %s, so they cannot be divided by it", where, python.Float(sum))
+		return fmt.Errorf("%s: the weights sum to %s; use weights with a positive, finite sum", where,
+			python.Float(sum))
 	}
 	for i, w := range b.normalized() {
 		if w == 0 && p.positive {
-			return fmt.Errorf("%s: the weight of %s is %s, or as good as that beside the others: leave the file out "+
-				"(Megatron stops at an assertion)",
+			return fmt.Errorf("%s: the weight of %s is %s, or negligible compared to the other weights; remove the "+
+				"file (Megatron fails an assertion)",
 				where, b.Prefixes[i], python.Float(b.Weights[i]))
 		}
 	}
 	return nil
 }
 
-// normalized are the weights divided by their sum, as numpy does both.
+// normalized returns the weights divided by their sum, both computed like numpy.
 func (b Blend) normalized() []float64 {
 	if b.Weights == nil {
 		return nil
@@ -145,15 +148,16 @@ func (b Blend) normalized() []float64 {
 	return numpy.Normalize(b.Weights)
 }
 
-// A share is what the blend of one split asks of its datasets: how many samples each is built with,
-// and how long the blend is.
+// A share is what the blend of one split requests from its datasets: the number of samples that
+// each is built with, and the length of the blend.
 type share struct {
 	samples []int64
 	size    int64
 }
 
-// shares divides n samples by normalized weights. Core 0.10 and older round once and blend all they
-// build; later ones round for the blend and again for the surplus. All products are of doubles.
+// shares divides n samples by normalized weights. Core 0.10 and older round once and blend all
+// built samples. Later releases round for the blend and again for the surplus. All products are
+// float64.
 func (c *Config) shares(weights []float64, n int64) (share, error) {
 	s := share{samples: make([]int64, len(weights))}
 	surplus := c.Surplus
@@ -167,13 +171,14 @@ func (c *Config) shares(weights []float64, n int64) (share, error) {
 			drawn = built
 		} else {
 			part := math.Ceil(float64(n) * w)
-			drawn = part // times (1 + 0), rounded up: the same whole number
+			drawn = part // times (1 + 0), rounded up: the same integer
 			built = math.Ceil(part * (1 + surplus))
 		}
-		// What is beyond 2^53 is no sample count but a slip, and would need Python's long integers
-		// to agree with Megatron.
+		// More than 2^53 samples can only be a mistake, and agreement with Megatron would need
+		// Python's big integers.
 		if !(built >= 0 && built < 1<<53 && drawn >= 0 && drawn < 1<<53) {
-			return share{}, fmt.Errorf("%d samples times the weight %s is more than can be counted exactly", n,
+			return share{}, fmt.Errorf("%d samples times the weight %s cannot be counted exactly; request fewer "+
+				"samples", n,
 				python.Float(w))
 		}
 		s.samples[i] = int64(built)

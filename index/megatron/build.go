@@ -15,30 +15,30 @@ import (
 	"mula/index/numpy"
 )
 
-// BuildOptions are the choices of [Index.Build].
+// BuildOptions are the options of [Index.Build].
 type BuildOptions struct {
-	Threads int  // how many goroutines compute at once; at least 1
-	Resume  bool // keep what is complete in the directory; else all is built anew
-	// other processes do the same at the same time, as ranks of one job: see
+	Threads int  // number of goroutines that compute; at least 1
+	Resume  bool // keep complete files in the directory; otherwise everything is rebuilt
+	// other processes, such as the ranks of a job, build the same files at the same time: see
 	// [cache.Options.Together]
 	Together bool
-	Progress func(cache.Event) // told what happens, if not nil; calls do not overlap
+	Progress func(cache.Event) // receives events, if not nil; calls do not overlap
 }
 
 // Build writes the files of all datasets and blends into the cache directory, the data of each
-// before its description. A blend that would draw more samples from a dataset than that has is
-// refused before anything of it can be seen.
+// before its description. If a blend would draw more samples from a dataset than it has, Build
+// fails before the blend's files become visible.
 func (x *Index) Build(ctx context.Context, o BuildOptions) (cache.Summary, error) {
 	o.Threads = max(1, o.Threads)
 	w := gpt.NewWorkshop(o.Threads)
 	if x.config.Cache != "" {
 		return cache.Run(ctx, x.config.Cache, x.units(w, x.blends, x.datasets, o.Together), cache.Options{
-			// a blend waits for its datasets' turn on the processor, not here
+			// a blend waits in the workshop, where datasets have priority
 			Threads: w.Places() + len(x.blends), Resume: o.Resume, Together: o.Together, Progress: o.Progress,
 		})
 	}
 
-	// Every token file has a directory of its own, and a blend none.
+	// Every token file has its own directory, and blends have none.
 	var dirs []string
 	members := map[string][]*dataset{}
 	for _, d := range x.datasets {
@@ -60,8 +60,8 @@ func (x *Index) Build(ctx context.Context, o BuildOptions) (cache.Summary, error
 	return total, nil
 }
 
-// buildBlend writes the files of a blend, those that are not nil, and says how many samples each
-// dataset gives.
+// buildBlend writes the files of a blend, skipping nil files, and returns the number of samples of
+// each dataset.
 func buildBlend(ctx context.Context, w *gpt.Workshop, b *blend, a Arithmetic, files []io.WriterAt) (counts []int64,
 	err error) {
 	n := b.length()
@@ -83,8 +83,8 @@ func buildBlend(ctx context.Context, w *gpt.Workshop, b *blend, a Arithmetic, fi
 	return counts, err
 }
 
-// units are the units of blends and datasets: blends first, because they take longest, then
-// datasets by size. Together with other processes, a large dataset is divided.
+// units returns the units of blends and datasets: blends first, because they take longest, then
+// datasets by size. With together, large datasets are divided between processes.
 func (x *Index) units(w *gpt.Workshop, blends []*blend, datasets []*dataset, together bool) []cache.Unit {
 	var units []cache.Unit
 	for _, d := range datasets {
@@ -102,7 +102,7 @@ func (x *Index) units(w *gpt.Workshop, blends []*blend, datasets []*dataset, tog
 	return append(first, units...)
 }
 
-// datasetSettings is what a dataset's contents depend on and its name does not tell.
+// datasetSettings holds the settings that affect a dataset's contents but not its name.
 type datasetSettings struct {
 	ExtraToken  bool   `json:"extra_token"`
 	KeepPartial bool   `json:"keep_partial"`
@@ -110,7 +110,7 @@ type datasetSettings struct {
 	gpt.Source
 }
 
-// blendSettings is the same of a blend.
+// blendSettings holds the settings that affect a blend's contents but not its name.
 type blendSettings struct {
 	Arithmetic string `json:"arithmetic"`
 }
@@ -157,7 +157,7 @@ func (x *Index) blendUnit(w *gpt.Workshop, b *blend) cache.Unit {
 		Expect:   sizes[0] + sizes[1],
 		Sizes:    func(context.Context) ([]int64, error) { return sizes, nil },
 		Build: func(ctx context.Context, files []io.WriterAt) error {
-			// The check comes last, and its error keeps the files from being published.
+			// The check is last, and its error keeps the files from being published.
 			counts, err := buildBlend(ctx, w, b, x.config.Arithmetic, files)
 			if err != nil {
 				return err
@@ -171,14 +171,14 @@ func (x *Index) blendUnit(w *gpt.Workshop, b *blend) cache.Unit {
 	return u
 }
 
-// settings is a struct of plain fields as JSON.
+// settings returns a struct of plain fields as JSON.
 func settings(v any) json.RawMessage {
 	text, _ := json.Marshal(v) // cannot fail: strings, numbers and booleans only
 	return text
 }
 
-// check refuses a blend that draws more from a dataset than there is. Only a dataset of which more
-// is drawn than was asked for can be short.
+// check returns an error if a blend draws more samples from a dataset than it has. That is possible
+// only if it draws more than the dataset was requested with.
 func (b *blend) check(ctx context.Context, counts []int64, p Profile, threads int) error {
 	var doubtful []*dataset
 	for i, d := range b.members {
@@ -196,12 +196,12 @@ func (b *blend) check(ctx context.Context, counts []int64, p Profile, threads in
 		if l, err := d.measured(); err != nil || counts[i] <= l.Samples {
 			continue
 		}
-		advice := "raise the surplus (--mid-level-dataset-surplus), two- or tenfold, here and for Megatron"
+		advice := "raise the surplus (--mid-level-dataset-surplus) by a factor of 2 to 10, here and in Megatron"
 		if p.fixedSurplus || b.counts != nil {
-			advice = "ask for another number of samples, or leave the file out"
+			advice = "request a different number of samples, or remove the file"
 		}
 		return fmt.Errorf("%d samples are drawn from %s, which has only %d, and Megatron would stop with an "+
-			"IndexError, at the latest when training comes to one that is missing: %s",
+			"IndexError, at the latest at the first missing sample; %s",
 			counts[i], d.prefix, d.layout.Samples, advice)
 	}
 	return nil

@@ -26,8 +26,8 @@ import (
 var ErrCorrupt = errors.New("corrupt index cache")
 
 // A Cache is an open dataset or blend of a cache directory: the order in which Megatron would train
-// on it. Its files are mapped, so it costs little memory of its own; every value that is read from
-// them is checked before it is used. It is safe for concurrent use until [Cache.Close].
+// on it. Its files are mapped, so it needs little memory. Every value from the files is checked
+// before it is used. A Cache is safe for concurrent use until [Cache.Close].
 type Cache struct {
 	split          Split
 	sequenceLength int64
@@ -36,7 +36,7 @@ type Cache struct {
 
 	datasets  []*readDataset
 	which     column // of a blend: int16, the dataset of each sample
-	whichOne  column // of a blend: int64, its number there
+	whichOne  column // of a blend: int64, the number of each sample in its dataset
 	unmap     []func() error
 	blendFile string // for messages
 }
@@ -48,17 +48,17 @@ type readDataset struct {
 	documents column // int32
 	rows      column // pairs
 	shuffle   column
-	base      string // path without the end of the name, for messages
+	base      string // path without the suffix of the name, for messages
 }
 
 // A Source is one GPT dataset of an open cache: the token file that it reads.
 type Source struct {
-	Prefix  string // as the description has it
+	Prefix  string // the prefix in the description
 	Path    string // the prefix on this machine
-	Samples int64  // how many there are, which may be more than are drawn
+	Samples int64  // number of samples, which may be more than are drawn
 }
 
-// A Segment is a stretch of tokens of one sequence of a token file. Megatron calls a sequence a
+// A Segment is a range of tokens of one sequence of a token file. Megatron calls a sequence a
 // document.
 type Segment struct {
 	Document       int64 // the sequence's number in the file
@@ -74,7 +74,7 @@ type column struct {
 	n     int64 // numbers
 }
 
-// at reads number i, which must exist.
+// at returns number i, which must exist.
 func (c *column) at(i int64) int64 {
 	p := c.data[i*int64(c.width):]
 	switch {
@@ -88,15 +88,15 @@ func (c *column) at(i int64) int64 {
 	return int64(int32(binary.LittleEndian.Uint32(p)))
 }
 
-// intact is [mapping.File.Intact] once numbers up to i have been read.
+// intact calls [mapping.File.Intact] for the numbers up to i.
 func (c *column) intact(i int64) error {
 	return c.file.Intact(c.data[i*int64(c.width):][:c.width])
 }
 
 // OpenCache opens a dataset or a blend of the cache directory dir. name is the hash in its files'
-// names, or the name of one of its files; root is where relative prefixes are looked for. The .npy
-// files must have the types and, as far as they are related, the lengths that Megatron gives them.
-// The tokens themselves are not looked at, nor are .bin files needed.
+// names, or the name of one of its files. root is the base directory of relative prefixes. The .npy
+// files must have the types that Megatron uses, and consistent lengths. OpenCache does not read
+// tokens, and .bin files are not needed.
 func OpenCache(dir, name, root string) (_ *Cache, err error) {
 	d, bare, err := findDescription(dir, name)
 	if err != nil {
@@ -132,11 +132,11 @@ func OpenCache(dir, name, root string) (_ *Cache, err error) {
 	return c, nil
 }
 
-// maxMapped is how many different datasets are opened at once. Each takes four mappings, and Linux
-// allows a process 65,530 in all, without which Go's own memory cannot grow either.
+// maxMapped is how many different datasets can be open at once. Each needs four mappings, and Linux
+// allows 65,530 per process, which Go's memory allocator needs too.
 const maxMapped = 12000
 
-// openDatasets opens the members of a blend, each once however often it is listed.
+// openDatasets opens the members of a blend, each once even if it is listed several times.
 func (c *Cache) openDatasets(dir string, members []*description, bare bool, root string) error {
 	number := map[string]int{}
 	var different []*description
@@ -147,7 +147,8 @@ func (c *Cache) openDatasets(dir string, members []*description, bare bool, root
 		}
 	}
 	if len(different) > maxMapped {
-		return fmt.Errorf("%s: the blend has %d datasets, and no more than %d can be mapped into memory at once", dir,
+		return fmt.Errorf("%s: the blend has %d datasets, and at most %d can be mapped into memory at once; merge "+
+			"some of them", dir,
 			len(different), maxMapped)
 	}
 	opened := make([]*readDataset, len(different))
@@ -168,13 +169,13 @@ func (c *Cache) openDatasets(dir string, members []*description, bare bool, root
 	return err
 }
 
-// findDescription reads the description that a name in a cache directory stands for, and says
-// whether its files are named without a split.
+// findDescription reads the description that a name in a cache directory refers to. bare means that
+// its files are named without a split.
 func findDescription(dir, name string) (d *description, bare bool, err error) {
 	hash, _, _ := strings.Cut(filepath.Base(name), "-")
 	if len(hash) != 32 || strings.Trim(hash, "0123456789abcdef") != "" {
-		return nil, false, fmt.Errorf("%q names nothing in an index cache: give the 32 digits that the name of a "+
-			"description.txt begins with", name)
+		return nil, false, fmt.Errorf("%q is not a name in an index cache; give the 32 digits at the start of the "+
+			"name of a description.txt", name)
 	}
 	base := filepath.Base(name)
 	if !strings.HasSuffix(base, descriptionEnd) {
@@ -191,26 +192,27 @@ func findDescription(dir, name string) (d *description, bare bool, err error) {
 		return nil, false, fmt.Errorf("%s: %w", path, err)
 	}
 	if sum := hashed(string(text)); sum != hash {
-		return nil, false, fmt.Errorf("%s: its text has the hash %s, which is not the one in its name; it was "+
-			"changed or cut short: %w", path, sum, ErrCorrupt)
+		return nil, false, fmt.Errorf("%s: its text has the hash %s, which differs from the hash in its name; it was "+
+			"changed or truncated: %w", path, sum, ErrCorrupt)
 	}
 	for _, bare := range []bool{true, false} {
 		if base == (Profile{bareNames: bare}).fileName(hash, d.class, d.split)+descriptionEnd {
 			return d, bare, nil
 		}
 	}
-	return nil, false, fmt.Errorf("%s describes a %s of the split %s, which is not what its name says: %w", path,
+	return nil, false, fmt.Errorf("%s describes a %s of the split %s, which does not match its name: %w", path,
 		d.class, d.split, ErrCorrupt)
 }
 
-// descriptionOf is the name of the description that goes with a file, or with a hash alone.
+// descriptionOf returns the name of the description for a file name or a hash.
 func descriptionOf(dir, name, hash string) (string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return "", fmt.Errorf("opening index cache: %w", err)
 	}
 	found, longest := "", -1
-	for _, e := range entries { // there are two where a release before 0.7 and a later one share the directory
+	// a directory used by both a release before 0.7 and a later release has two
+	for _, e := range entries {
 		stem, ok := strings.CutSuffix(e.Name(), descriptionEnd)
 		if !ok || !strings.HasPrefix(stem, hash+"-") {
 			continue
@@ -229,7 +231,7 @@ func descriptionOf(dir, name, hash string) (string, error) {
 	return found, nil
 }
 
-// maxDescription bounds the size of a description: a blend of 32,766 datasets has some 50 MB.
+// maxDescription bounds the size of a description: a blend of 32,766 datasets has about 50 MB.
 const maxDescription = 1 << 28
 
 // readDescription reads a description file.
@@ -239,7 +241,7 @@ func readDescription(path string) ([]byte, error) {
 		return nil, fmt.Errorf("reading description: %w", err)
 	}
 	if !info.Mode().IsRegular() || info.Size() > maxDescription {
-		return nil, fmt.Errorf("%s cannot be a description: it is no regular file, or has more than %d bytes", path,
+		return nil, fmt.Errorf("%s is not a description: it is not a regular file, or has more than %d bytes", path,
 			maxDescription)
 	}
 	text, err := os.ReadFile(path)
@@ -275,7 +277,7 @@ func readColumn(data []byte, cols int64, types []string) (column, error) {
 		return column{}, err
 	}
 	if !slices.Contains(types, header.Descr) {
-		return column{}, fmt.Errorf("its type is %q and should be one of %q: %w", header.Descr, types, ErrCorrupt)
+		return column{}, fmt.Errorf("its type is %q, want one of %q: %w", header.Descr, types, ErrCorrupt)
 	}
 	c := column{width: int(header.Item()), uint: header.Descr == "<u4"}
 	switch {
@@ -286,7 +288,8 @@ func readColumn(data []byte, cols int64, types []string) (column, error) {
 	default:
 		return column{}, fmt.Errorf("its shape is %v: %w", header.Shape, ErrCorrupt)
 	}
-	c.data = data[header.Offset : header.Offset+c.n*int64(c.width)] // it is all there, or ReadHeader would have said so
+	// complete, or ReadHeader would have failed
+	c.data = data[header.Offset : header.Offset+c.n*int64(c.width)]
 	return c, nil
 }
 
@@ -308,7 +311,7 @@ func (c *Cache) openBlend(dir string, d *description, bare bool) error {
 		}
 	}
 	if c.which.n != want || c.whichOne.n != want {
-		return fmt.Errorf("%s*: the description says %d samples, the files have %d and %d: %w", c.blendFile, want,
+		return fmt.Errorf("%s*: the description has %d samples, the files have %d and %d: %w", c.blendFile, want,
 			c.which.n, c.whichOne.n, ErrCorrupt)
 	}
 	c.length = want
@@ -340,7 +343,7 @@ func openDataset(dir string, m *description, bare bool, root string) (_ *readDat
 		*open.to, unmap = opened, append(unmap, u)
 	}
 	if r.rows.n/2 != r.shuffle.n+1 {
-		return nil, unmap, fmt.Errorf("%s*: the sample index has %d rows and should have one more than the shuffle "+
+		return nil, unmap, fmt.Errorf("%s*: the sample index has %d rows, but needs one row more than the shuffle "+
 			"index, which has %d: %w",
 			r.base, r.rows.n/2, r.shuffle.n, ErrCorrupt)
 	}
@@ -349,25 +352,26 @@ func openDataset(dir string, m *description, bare bool, root string) (_ *readDat
 		return nil, unmap, fmt.Errorf("%s: %w", r.base, err)
 	}
 	if first < 0 || end > r.file.Sequences() || first >= end || r.documents.n%(end-first) != 0 {
-		return nil, unmap, fmt.Errorf("%s*: the document index has %d entries, which is no number of epochs of the "+
-			"%d sequences that %s has for the split: was the token file replaced?: %w",
+		return nil, unmap, fmt.Errorf("%s*: the document index has %d entries, which is not a multiple of the %d "+
+			"sequences that %s has for the split; the token file may have been replaced: %w",
 			r.base, r.documents.n, max(0, end-first), r.file.Path(), ErrCorrupt)
 	}
 	r.source.Samples = r.shuffle.n
 	return r, unmap, nil
 }
 
-// findExtra decides whether samples have an extra token, which no description says. mula keeps a
-// record of it. In a cache of Megatron's own, a sample that begins with a document tells: it begins
-// at offset 0 with the extra token, and at the end of the document before without. Where no sample
-// does, both settings give the same files, and Megatron's default is assumed.
+// findExtra determines whether samples have an extra token, which descriptions do not contain. If
+// mula built the cache, its record has the setting. In a cache that Megatron built, a sample that
+// begins with a document shows it: with the extra token the sample begins at offset 0, without it
+// at the end of the previous document. If there is no such sample, both settings result in the same
+// files, and Megatron's default is assumed.
 func (c *Cache) findExtra() (bool, error) {
 	for _, d := range c.datasets {
 		if s, ok := recordedSettings(d.base + descriptionEnd); ok {
 			return s.ExtraToken, nil
 		}
 	}
-	left := int64(1 << 20) // rows to look at
+	left := int64(1 << 20) // rows to check
 	for _, d := range c.datasets {
 		for k := int64(1); k < d.rows.n/2 && left > 0; k++ {
 			left--
@@ -387,7 +391,7 @@ func (c *Cache) findExtra() (bool, error) {
 	return true, nil
 }
 
-// recordedSettings are the settings that mula recorded when it built the dataset with this
+// recordedSettings returns the settings that mula recorded when it built the dataset with this
 // description.
 func recordedSettings(description string) (s datasetSettings, ok bool) {
 	dir, name := filepath.Split(description)
@@ -402,7 +406,7 @@ func recordedSettings(description string) (s datasetSettings, ok bool) {
 	return *record.Settings, true
 }
 
-// lengthAt is the length of the document at a position of the document index.
+// lengthAt returns the length of the document at a position of the document index.
 func (d *readDataset) lengthAt(at int64) (int64, error) {
 	if at < 0 || at >= d.documents.n {
 		return 0, fmt.Errorf("%s: position %d in a document index of %d entries: %w", d.base+gptEnds[1], at,
@@ -420,21 +424,21 @@ func (d *readDataset) lengthAt(at int64) (int64, error) {
 	return length, err
 }
 
-// Split is the split that the cache is of.
+// Split returns the split of the cache.
 func (c *Cache) Split() Split { return c.split }
 
-// SequenceLength is the number of tokens of a sample, the extra one not counted.
+// SequenceLength returns the number of tokens of a sample, without the extra token.
 func (c *Cache) SequenceLength() int64 { return c.sequenceLength }
 
-// ExtraToken says whether samples have one token more than the sequence length, as is Megatron's
-// default. It is known where mula built the cache, or where a sample begins with a document; else
-// the default is assumed.
+// ExtraToken reports whether samples have one token more than the sequence length, which is
+// Megatron's default. The setting is known if mula built the cache, or if a sample begins with a
+// document. Otherwise the default is assumed.
 func (c *Cache) ExtraToken() bool { return c.extra }
 
-// Len is the number of samples of the order.
+// Len returns the number of samples.
 func (c *Cache) Len() int64 { return c.length }
 
-// Datasets are the GPT datasets of the cache, in the order of the blend.
+// Datasets returns the GPT datasets of the cache, in the order of the blend.
 func (c *Cache) Datasets() []Source {
 	sources := make([]Source, len(c.datasets))
 	for i, d := range c.datasets {
@@ -443,9 +447,9 @@ func (c *Cache) Datasets() []Source {
 	return sources
 }
 
-// Files are the names of the files that the order depends on, in order: the description, and the
-// index files of the blend and of its datasets. The descriptions of these are not among them, since
-// that of the blend says the same.
+// Files returns the paths of the files that the order depends on: the description, and the index
+// files of the blend and of its datasets. The datasets' descriptions are not included, because the
+// blend's description contains them.
 func (c *Cache) Files() []string {
 	var paths []string
 	for _, d := range c.datasets {
@@ -468,11 +472,11 @@ func (c *Cache) Files() []string {
 	return slices.Compact(paths) // a blend may list a dataset twice
 }
 
-// Sample is the sample at position k of the order, 0 <= k < Len: its dataset, and its number there.
-// It is to be guarded ([mapping.Guard]).
+// Sample returns the sample at position k of the order, 0 <= k < Len: its dataset, and its number
+// in the dataset. Callers must use [mapping.Guard].
 func (c *Cache) Sample(k int64) (dataset int, sample int64, err error) {
 	if k < 0 || k >= c.length {
-		return 0, 0, fmt.Errorf("position %d of an order of %d samples", k, c.length)
+		return 0, 0, fmt.Errorf("position %d is outside an order of %d samples", k, c.length)
 	}
 	if c.blendFile == "" {
 		return 0, k, nil
@@ -495,17 +499,17 @@ func (c *Cache) Sample(k int64) (dataset int, sample int64, err error) {
 	return int(which), sample, nil
 }
 
-// Segments appends to dst the stretches of tokens that make a sample of a dataset, in order; empty
-// ones are left out. They have SequenceLength tokens together, one more with the extra token, and
-// fewer only in the partial sample that ends a validation set, which Megatron fills up with
-// padding. It is to be guarded ([mapping.Guard]).
+// Segments appends the token ranges of a dataset's sample to dst, in order and without empty
+// ranges. Together they have SequenceLength tokens, plus the extra token if there is one. Only the
+// partial sample at the end of a validation set has fewer, and Megatron pads it. Callers must use
+// [mapping.Guard].
 func (c *Cache) Segments(dst []Segment, dataset int, sample int64) ([]Segment, error) {
 	if dataset < 0 || dataset >= len(c.datasets) {
-		return dst, fmt.Errorf("dataset %d of %d", dataset, len(c.datasets))
+		return dst, fmt.Errorf("dataset %d is outside a cache of %d datasets", dataset, len(c.datasets))
 	}
 	d := c.datasets[dataset]
 	if sample < 0 || sample >= d.shuffle.n {
-		return dst, fmt.Errorf("%s: sample %d of %d", d.source.Prefix, sample, d.shuffle.n)
+		return dst, fmt.Errorf("%s: sample %d is outside a dataset of %d samples", d.source.Prefix, sample, d.shuffle.n)
 	}
 	j := d.shuffle.at(sample)
 	if err := d.shuffle.intact(sample); err != nil {
@@ -543,7 +547,7 @@ func (c *Cache) Segments(dst []Segment, dataset int, sample int64) ([]Segment, e
 			end = stop
 		}
 		if offset > end || end > length {
-			return wrong(fmt.Sprintf("lie outside a document of %d tokens", length))
+			return wrong(fmt.Sprintf("are outside a document of %d tokens", length))
 		}
 		if total += end - offset; total > most {
 			return wrong(fmt.Sprintf("are more than %d tokens apart", most))
@@ -559,7 +563,7 @@ func (c *Cache) Segments(dst []Segment, dataset int, sample int64) ([]Segment, e
 	return dst, nil
 }
 
-// Close ends the mappings.
+// Close unmaps the files.
 func (c *Cache) Close() error {
 	var errs []error
 	for _, unmap := range c.unmap {

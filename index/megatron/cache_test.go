@@ -167,7 +167,7 @@ func TestOpenCacheErrors(t *testing.T) {
 		name, want string
 		change     func(dir string)
 	}{
-		{"nonsense", "names nothing", nil},
+		{"nonsense", "is not a name", nil},
 		{strings.Repeat("0", 32), "no description", nil},
 		{e.Description, "", nil},
 		{e.Files[0], "", nil},

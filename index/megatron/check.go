@@ -13,18 +13,21 @@ import (
 	"mula/internal/mapping"
 )
 
-// Check reads the whole cache once, on all processors, and returns an error that wraps [ErrCorrupt]
-// and names file and row where it contradicts itself or the .idx files of its datasets:
+// Check reads the whole cache once, on all processors. If the cache contradicts itself or the .idx
+// files of its datasets, Check returns an error that wraps [ErrCorrupt] and names file and row. The
+// following must hold:
 //
-//   - each row of a sample index must lie one sequence length of tokens after the row before it, as the document index and the lengths of the
-//     sequences have it, or at the end, where a validation set may have a partial sample and rows that repeat the last;
-//   - a document index must hold existing documents, and its sum must be that of whole epochs of those from its least to its greatest;
-//   - a shuffle index must hold numbers of samples, and its sum must be that of each once;
-//   - a blend must draw the samples of each of its datasets one after the other.
+//   - Each row of a sample index is one sequence length of tokens after the previous row,
+//     according to the document index and the lengths of the sequences. At the end of a
+//     validation set there may be a partial sample, and rows that repeat the last row.
+//   - A document index holds existing documents, and its sum equals the sum of whole epochs of
+//     all documents from its least to its greatest.
+//   - A shuffle index holds sample numbers, and its sum equals the sum of all numbers.
+//   - A blend draws the samples of each dataset in ascending order, without gaps.
 //
-// This finds any single damaged entry, but for one in the last draws of a blend that happens to
-// agree. It does not find documents or samples that have changed places, nor does it know what the
-// seed gives: that is the work of [Verify].
+// This finds any single damaged entry, except an entry in the last draws of a blend that is valid
+// by chance. It does not find documents or samples that were exchanged, and does not check the
+// shuffles against the seed. [Verify] does both.
 func (c *Cache) Check(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(runtime.GOMAXPROCS(0))
@@ -34,7 +37,7 @@ func (c *Cache) Check(ctx context.Context) error {
 	}
 	seen := map[*readDataset]bool{}
 	for _, d := range c.datasets {
-		if seen[d] { // listed more than once
+		if seen[d] { // listed several times
 			continue
 		}
 		seen[d] = true
@@ -52,14 +55,13 @@ func (c *Cache) Check(ctx context.Context) error {
 	}
 	err := g.Wait()
 	if errors.Is(err, ErrCorrupt) {
-		return fmt.Errorf("%w; `mula index verify %s` compares the files with what they should be, and what is "+
-			"damaged must be built again",
+		return fmt.Errorf("%w; run `mula index verify %s` to find the damaged files, and rebuild them",
 			err, filepath.Dir(c.datasets[0].base))
 	}
 	return err
 }
 
-// checkInterval is how many entries are read between looks at the context.
+// checkInterval is how many entries are read between checks of the context.
 const checkInterval = 1 << 20
 
 // checkBlend reads the files of a blend.
@@ -74,7 +76,7 @@ func (c *Cache) checkBlend(ctx context.Context) error {
 			return err
 		}
 		if sample != drawn[dataset] {
-			return fmt.Errorf("%s*: entry %d is sample %d of dataset %d, but the next one to be drawn of it is %d: %w",
+			return fmt.Errorf("%s*: entry %d is sample %d of dataset %d, but its next sample is %d: %w",
 				c.blendFile, k, sample, dataset, drawn[dataset], ErrCorrupt)
 		}
 		drawn[dataset]++
@@ -96,7 +98,7 @@ func (d *readDataset) checkDocuments(ctx context.Context) error {
 			d.file.Sequences(), ErrCorrupt)
 	case n > 0 && (n%(high-low+1) != 0 || 2*sum != uint64(n)*uint64(low+high)): // both sides modulo 2^64
 		return fmt.Errorf("%s: its %d entries, rows 0 to %d, are not whole epochs of the documents %d to %d, which "+
-			"are the least and the greatest: %w",
+			"are the least and the greatest entry: %w",
 			path, n, n-1, low, high, ErrCorrupt)
 	}
 	return nil
@@ -113,15 +115,15 @@ func (d *readDataset) checkShuffle(ctx context.Context) error {
 	case outside:
 		return fmt.Errorf("%s: entry %d is sample %d of %d: %w", path, low, high, n, ErrCorrupt)
 	case n > 0 && 2*sum != uint64(n)*uint64(n-1): // both sides modulo 2^64
-		return fmt.Errorf("%s: its entries, rows 0 to %d, are not the samples 0 to %d, each once: %w", path, n-1, n-1,
+		return fmt.Errorf("%s: its entries, rows 0 to %d, are not a permutation of 0 to %d: %w", path, n-1, n-1,
 			ErrCorrupt)
 	}
 	return nil
 }
 
-// tally gives the least, the greatest and the sum modulo 2^64 of the numbers of a column, which
-// must lie in [0, end). Of a column with a number outside it gives the place of the first such, and
-// the number.
+// tally returns the least number of a column, the greatest, and the sum modulo 2^64. All must be in
+// [0, end). If a number is not, outside is true, and tally returns the index of the first such
+// number, and the number.
 func (c *column) tally(ctx context.Context, end int64) (low, high int64, sum uint64, outside bool, err error) {
 	for i := range c.n {
 		if i%checkInterval == 0 && ctx.Err() != nil {
@@ -140,16 +142,16 @@ func (c *column) tally(ctx context.Context, end int64) (low, high int64, sum uin
 	return low, high, sum, false, nil
 }
 
-// checkRows compares rows first+1 to last of the sample index with where the documents say that
-// they lie, each seen from the row before it.
+// checkRows compares rows first+1 to last of the sample index with the position that follows from
+// the previous row and the documents.
 func (d *readDataset) checkRows(first, last, sequence int64, extra bool) error {
 	path := d.base + gptEnds[1]
 	at, offset := d.rows.at(2*first), d.rows.at(2*first+1)
 	if first == 0 && (at != 0 || offset != 0) {
 		return fmt.Errorf("%s: row 0 is (%d, %d), not (0, 0): %w", path, at, offset, ErrCorrupt)
 	}
-	// A row is where its token k·sequence lies, with the extra token, and else where the token
-	// before it does.
+	// A row is the position of its token k·sequence with the extra token, and of the previous token
+	// otherwise.
 	shift := int64(1)
 	if extra {
 		shift = 0
@@ -163,7 +165,8 @@ func (d *readDataset) checkRows(first, last, sequence int64, extra bool) error {
 				ErrCorrupt)
 		}
 		length := int64(0)
-		for offset += sequence - shift; at < end; at++ { // offset of the token that decides
+		// offset of the token that determines the row
+		for offset += sequence - shift; at < end; at++ {
 			if at >= to {
 				from, to = at, min(at+int64(len(lengths)), end)
 				if err := d.lengthsAt(lengths[:to-from], from); err != nil {
@@ -176,20 +179,20 @@ func (d *readDataset) checkRows(first, last, sequence int64, extra bool) error {
 			offset -= length
 		}
 		offset += shift
-		if at == end { // no such token: the end of a validation set that keeps its partial sample
+		if at == end { // no such token: the end of a validation set with a partial sample
 			at, offset = end-1, length-1+shift
 		}
 		if a, o := d.rows.at(2*k+2), d.rows.at(2*k+3); a != at || o != offset {
-			return fmt.Errorf("%s: row %d is (%d, %d), but %d tokens after row %d, which is (%d, %d), comes (%d, "+
-				"%d): %w", path, k+1, a, o,
+			return fmt.Errorf("%s: row %d is (%d, %d), but %d tokens after row %d, which is (%d, %d), it must be "+
+				"(%d, %d): %w", path, k+1, a, o,
 				sequence, k, d.rows.at(2*k), d.rows.at(2*k+1), at, offset, ErrCorrupt)
 		}
 	}
 	return nil
 }
 
-// lengthsAt fills dst with the lengths of the documents at the positions from first on. They lie
-// all over memory: read together, they are waited for together.
+// lengthsAt fills dst with the lengths of the documents at the positions from first on. They are
+// scattered over memory: batched reads overlap their cache misses.
 func (d *readDataset) lengthsAt(dst []int32, first int64) error {
 	lengths, sequences := d.file.Lengths(), uint64(d.file.Sequences())
 	documents := d.documents.data[4*first:]

@@ -8,28 +8,29 @@ import (
 	"mula/index/numpy"
 )
 
-// An Entry is one dataset or blend of a configuration: what Megatron will ask for, and where.
+// An Entry is one dataset or blend of a configuration: the files that Megatron will look for, and
+// where.
 type Entry struct {
 	Class    string // "GPTDataset" or "BlendedDataset"
 	Split    Split
-	Prefixes []string // of the token files; one, if it is a dataset
-	Samples  Size     // asked for: N of a dataset, the size of a blend
+	Prefixes []string // of the token files; a dataset has one
+	Samples  Size     // requested: N of a dataset, the size of a blend
 	Hash     string
 
-	// Dir is the directory that the files belong in. It is empty for a blend where no cache
-	// directory is configured: Megatron then computes the blend at every start and keeps nothing.
+	// Dir is the directory of the files. It is empty for a blend if no cache directory is
+	// configured: Megatron then computes the blend at every start and does not store it.
 	Dir         string
-	Description string   // the name of the file with Text
-	Files       []string // the names of the others
+	Description string   // the name of the file that holds Text
+	Files       []string // the names of the data files
 	Text        string   // the description
 
-	Length int64   // samples that there are; for datasets only if asked for, else -1
-	Sizes  []int64 // of Files in bytes, in that order; only if asked for
+	Length int64   // number of samples; for datasets only with counted, otherwise -1
+	Sizes  []int64 // sizes of Files in bytes, in that order; only with counted
 }
 
 // Describe lists all datasets and blends of the configuration, blends first, each once. With
-// counted it also says how many samples each has and how large its files are, for which the lengths
-// of all token files are read.
+// counted it also returns the number of samples and the file sizes of each, and reads the lengths
+// of all token files for that.
 func (x *Index) Describe(ctx context.Context, counted bool) ([]Entry, error) {
 	if counted {
 		if err := measure(ctx, x.datasets, x.config.Threads); err != nil {
@@ -76,7 +77,7 @@ func (x *Index) Describe(ctx context.Context, counted bool) ([]Entry, error) {
 	return entries, nil
 }
 
-// length is the number of samples of the blend.
+// length returns the number of samples of the blend.
 func (b *blend) length() int64 {
 	if b.size.Given {
 		return b.size.N
@@ -88,15 +89,15 @@ func (b *blend) length() int64 {
 	return n
 }
 
-// sizes are the sizes of the blend's files: int16 and int64.
+// sizes returns the sizes of the blend's files: int16 and int64.
 func (b *blend) sizes() []int64 {
 	return []int64{numpy.HeaderSize + 2*b.length(), numpy.HeaderSize + 8*b.length()}
 }
 
-// title names a blend in messages and progress.
+// title returns the name of a blend in messages and progress.
 func (b *blend) title() string { return fmt.Sprintf("%s blend of %d", b.split, len(b.members)) }
 
-// title names a dataset in messages and progress.
+// title returns the name of a dataset in messages and progress.
 func (d *dataset) title() string {
 	if d.samples.Given {
 		return fmt.Sprintf("%s %s for %d samples", d.split, filepath.Base(d.prefix), d.samples.N)
