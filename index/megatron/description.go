@@ -10,51 +10,50 @@ import (
 	"mula/index/python"
 )
 
-// A description is what a description.txt says.
+// A description is a parsed description.txt.
 type description struct {
 	class string
 	split Split
-	named bool // the text says the split; a blend's before core 0.7 leaves that to its datasets
+	named bool // the text contains the split; before core 0.7, only the datasets of a blend do
 	text  string
 
 	// Of a GPT dataset.
 	object         python.Object
-	pathPrefix     bool // as core 0.4 writes it
+	pathPrefix     bool // in the format of core 0.4
 	prefix         string
 	samples        Size
 	seed           uint32
 	sequenceLength int64
-	splitString    string // "" where the description has null: the split has files of its own
+	splitString    string // "" for null: the split has its own files
 	matrix         [3]stretch
 	tokenizer      python.Value // nil in core 0.4
 
 	// Of a blend.
 	members     []*description
 	weights     []float64 // if size is given
-	counts      []int64   // if not
+	counts      []int64   // if size is not given
 	size        Size
 	renormalize bool // it has the key renormalize_blend_weights
 }
 
-// parseDescription reads a description. It must be as Python's json.dumps(indent=4) writes it: the
-// hash is of the text.
+// parseDescription parses a description. It must be formatted like Python's json.dumps(indent=4),
+// because the hash covers the text.
 func parseDescription(text []byte) (*description, error) {
 	v, err := python.Parse(text)
 	if err != nil {
-		return nil, fmt.Errorf("not a description of Megatron's: %w", err)
+		return nil, fmt.Errorf("not a Megatron description: %w", err)
 	}
 	if python.Dumps(v) != string(text) {
-		return nil, errors.New("not a description of Megatron's: the JSON is not laid out as Python writes it with " +
-			"indent=4")
+		return nil, errors.New("not a Megatron description: the JSON is not formatted as Python does with indent=4")
 	}
 	return describe(v)
 }
 
-// describe reads the object of a description.
+// describe parses the object of a description.
 func describe(v python.Value) (*description, error) {
 	o, ok := v.(python.Object)
 	if !ok {
-		return nil, errors.New("not a description of Megatron's: it should be an object with a class")
+		return nil, errors.New("not a Megatron description: want an object with a class")
 	}
 	class, _ := o.Get("class").(python.String)
 	switch class {
@@ -63,10 +62,10 @@ func describe(v python.Value) (*description, error) {
 	case blendClass:
 		return describeBlend(o)
 	}
-	return nil, fmt.Errorf("class %q: only GPTDataset and BlendedDataset are known", string(class))
+	return nil, fmt.Errorf("unknown class %q; use GPTDataset or BlendedDataset", string(class))
 }
 
-// keys says whether an object has just these keys, in order.
+// keys reports whether an object has exactly these keys, in order.
 func keys(o python.Object, want ...string) bool {
 	return slices.EqualFunc(o, want, func(m python.Member, key string) bool { return m.Key == key })
 }
@@ -80,7 +79,7 @@ func describeGPT(o python.Object) (*description, error) {
 	case keys(o, "class", "path_prefix", "num_samples", "index_split", "split", "random_seed", "sequence_length"):
 		path, d.pathPrefix = "path_prefix", true
 	default:
-		return nil, errors.New("GPTDataset: its keys are those of no known release of Megatron")
+		return nil, errors.New("GPTDataset: its keys do not match any known release of Megatron")
 	}
 	r := reader{o: o, class: gptClass}
 	d.prefix = r.text(path)
@@ -105,7 +104,7 @@ func describeGPT(o python.Object) (*description, error) {
 		_, none := o.Get("split_matrix").(python.Null)
 		switch {
 		case none != (d.splitString == ""):
-			r.bad("split_matrix", "null just where split is")
+			r.bad("split_matrix", "null if and only if split is null")
 		case !none:
 			d.matrix = r.matrix("split_matrix")
 		}
@@ -125,7 +124,7 @@ func describeBlend(o python.Object) (*description, error) {
 	case keys(o, "class", "datasets", "split", "weights", "size", "renormalize_blend_weights"):
 		d.named, d.renormalize = true, true
 	default:
-		return nil, errors.New("BlendedDataset: its keys are those of no known release of Megatron")
+		return nil, errors.New("BlendedDataset: its keys do not match any known release of Megatron")
 	}
 	r := reader{o: o, class: blendClass}
 	members, _ := o.Get("datasets").(python.List)
@@ -134,7 +133,7 @@ func describeBlend(o python.Object) (*description, error) {
 	case len(members) == 0 || len(members) > maxDatasets:
 		r.bad("datasets", fmt.Sprintf("a list of 1 to %d datasets", maxDatasets))
 	case len(weights) != len(members):
-		r.bad("weights", "as many numbers as there are datasets")
+		r.bad("weights", "one number per dataset")
 	}
 	if d.size = r.size("size"); r.err != nil {
 		return nil, r.err
@@ -145,7 +144,7 @@ func describeBlend(o python.Object) (*description, error) {
 			return nil, fmt.Errorf("dataset %d: %w", i+1, err)
 		}
 		if m.class != gptClass {
-			return nil, fmt.Errorf("dataset %d of the blend is a %s; only GPTDatasets are known there", i+1, m.class)
+			return nil, fmt.Errorf("dataset %d of the blend is a %s; only GPTDatasets are supported", i+1, m.class)
 		}
 		if first := d.members; len(first) > 0 && (m.split != first[0].split ||
 			m.sequenceLength != first[0].sequenceLength || m.pathPrefix != first[0].pathPrefix) {
@@ -162,12 +161,12 @@ func describeBlend(o python.Object) (*description, error) {
 		switch w := v.(type) {
 		case python.Number:
 			if !(w >= 0 && w <= 1) || !d.size.Given {
-				r.bad("weights", "fractions where there is a size, else whole numbers")
+				r.bad("weights", "fractions if there is a size, otherwise integers")
 			}
 			d.weights = append(d.weights, float64(w))
 		case python.Int:
 			if w <= 0 || d.size.Given || int64(w) > math.MaxInt64/maxDatasets {
-				r.bad("weights", "fractions where there is a size, else whole numbers above 0")
+				r.bad("weights", "fractions if there is a size, otherwise integers above 0")
 			}
 			d.counts = append(d.counts, int64(w))
 		default:
@@ -177,7 +176,7 @@ func describeBlend(o python.Object) (*description, error) {
 	return d, r.err
 }
 
-// A reader takes values out of an object and keeps the first thing that is wrong.
+// A reader reads values of an object and keeps the first error.
 type reader struct {
 	o     python.Object
 	class string
@@ -186,7 +185,7 @@ type reader struct {
 
 func (r *reader) bad(key, want string) {
 	if r.err == nil {
-		r.err = fmt.Errorf("%s: %s should be %s", r.class, key, want)
+		r.err = fmt.Errorf("%s: %s must be %s", r.class, key, want)
 	}
 }
 
@@ -201,7 +200,7 @@ func (r *reader) text(key string) string {
 func (r *reader) number(key string, most int64) int64 {
 	n, ok := r.o.Get(key).(python.Int)
 	if !ok || n < 0 || int64(n) > most {
-		r.bad(key, fmt.Sprintf("a whole number up to %d", most))
+		r.bad(key, fmt.Sprintf("an integer up to %d", most))
 		return 0
 	}
 	return int64(n)
@@ -211,7 +210,7 @@ func (r *reader) size(key string) Size {
 	if _, null := r.o.Get(key).(python.Null); null {
 		return Size{}
 	}
-	return SizeOf(r.number(key, 1<<53)) // more than any index has samples
+	return SizeOf(r.number(key, 1<<53)) // more samples than any index has
 }
 
 func (r *reader) split(key string) Split {
@@ -240,7 +239,7 @@ func (r *reader) matrix(key string) [3]stretch {
 		}
 		left, right := fraction(pair[0]), fraction(pair[1])
 		if !(left >= 0 && left < right && right < 1.5) {
-			r.bad(key, "a list of pairs of fractions, the first the smaller one")
+			r.bad(key, "a list of pairs of fractions in ascending order")
 			return m
 		}
 		m[i] = stretch{left, right, true}
@@ -248,7 +247,7 @@ func (r *reader) matrix(key string) [3]stretch {
 	return m
 }
 
-// fraction is a number, or NaN.
+// fraction returns a number, or NaN.
 func fraction(v python.Value) float64 {
 	switch v := v.(type) {
 	case python.Int:
@@ -259,7 +258,7 @@ func fraction(v python.Value) float64 {
 	return math.NaN()
 }
 
-// documents are the sequences of a file of ns that belong to a described dataset.
+// documents returns the range of sequences, in a file of ns, that belong to a described dataset.
 func (d *description) documents(ns int64) (first, end int64, err error) {
 	switch {
 	case d.splitString == "":
@@ -276,8 +275,8 @@ func (d *description) documents(ns int64) (first, end int64, err error) {
 	return first, end, nil
 }
 
-// profiles are those that write such a description under such a name: bare is a file name without a
-// split.
+// profiles returns the profiles that write such a description under such a name. bare means a file
+// name without a split.
 func (d *description) profiles(bare bool) []Profile {
 	gpt := d
 	if d.class == blendClass {
@@ -296,22 +295,24 @@ func (d *description) profiles(bare bool) []Profile {
 	return found
 }
 
-// A Like is what a description.txt of another dataset says about the training that it was made for.
+// A Like holds the contents of another dataset's description.txt that apply to the whole training.
 type Like struct {
-	Tokenizer      python.Value // nil if the description has none, which is how core 0.4 writes it
+	Tokenizer      python.Value // nil if the description has no tokenizer, as in core 0.4
 	SequenceLength int64
 	Seed           uint32
-	Split          string    // "" if each split had token files of its own (--train-data-path and its like)
-	Profiles       []Profile // that write such descriptions, the oldest first; the newest is the best guess
+	// "" if each split had its own token files (--train-data-path and similar options)
+	Split string
+	// that write such descriptions, oldest first; the newest is the best guess
+	Profiles []Profile
 
-	// What the described dataset or blend itself was, as an example.
+	// Properties of the described dataset or blend, as an example.
 	Class    string // "GPTDataset" or "BlendedDataset"
 	Prefixes []string
-	Samples  Size // asked for
+	Samples  Size // requested
 	Of       Split
 }
 
-// ReadLike is [LikeDescription] of a description.txt.
+// ReadLike calls [LikeDescription] for a description.txt.
 func ReadLike(path string) (Like, error) {
 	text, err := readDescription(path)
 	if err != nil {
@@ -324,8 +325,8 @@ func ReadLike(path string) (Like, error) {
 	return l, nil
 }
 
-// LikeDescription lifts from the text of a description what another index of the same training
-// needs, above all the tokenizer's object.
+// LikeDescription extracts from the text of a description everything that another index of the same
+// training needs, above all the tokenizer's object.
 func LikeDescription(text []byte) (Like, error) {
 	d, err := parseDescription(text)
 	if err != nil {

@@ -39,8 +39,8 @@ func TestLikeDescription(t *testing.T) {
 func TestLikeDescriptionErrors(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                                    "not a description",
-		"[]":                                  "should be an object",
-		`{"class": "GPTDataset"}`:             "not laid out",
+		"[]":                                  "want an object",
+		`{"class": "GPTDataset"}`:             "not formatted",
 		"{\n    \"class\": \"Nothing\"\n}":    `class "Nothing"`,
 		"{\n    \"class\": \"GPTDataset\"\n}": "keys",
 		"{\n    \"class\": \"BlendedDataset\"\n}": "keys",

@@ -21,11 +21,11 @@ import (
 )
 
 // An Index is an opened configuration: its token files, and the names of everything that Megatron
-// would make of them. It is safe for concurrent use until [Index.Close].
+// would build from them. It is safe for concurrent use until [Index.Close].
 type Index struct {
 	config   Config
 	files    map[string]*shards.Index // by prefix
-	datasets []*dataset               // each name once, in the order of splits and prefixes
+	datasets []*dataset               // each name once, by split and then by prefix
 	blends   []*blend
 	named    map[string]*dataset // by file name
 
@@ -50,12 +50,11 @@ type dataset struct {
 	err    error
 }
 
-// A blend is a BlendedDataset. Its weights are doubles, or, for a blend of all samples, their
-// numbers.
+// A blend is a BlendedDataset. It has weights, or, if it blends all samples, their counts.
 type blend struct {
 	split   Split
-	members []*dataset // one may be there more than once
-	weights []float64  // what the loop is run with, if size is given
+	members []*dataset // a member may occur several times
+	weights []float64  // the weights of the blend loop, if size is given
 	counts  []int64    // samples of each member, if size is not given
 	size    Size
 
@@ -63,9 +62,9 @@ type blend struct {
 	hash string
 }
 
-// New opens a configuration. It opens the .idx files and refuses what Megatron would refuse, or
-// never finish. For blends without weights it counts tokens, because their names depend on them; it
-// reads the lengths of all files then.
+// New opens a configuration. It opens the .idx files, and returns an error for a configuration that
+// Megatron would reject or never finish building. The names of blends without weights depend on
+// token counts, so for those New reads the lengths of all files.
 func New(ctx context.Context, c Config) (_ *Index, err error) {
 	if err := c.check(); err != nil {
 		return nil, err
@@ -95,53 +94,55 @@ func New(ctx context.Context, c Config) (_ *Index, err error) {
 	return x, nil
 }
 
-// check refuses what does not depend on the files.
+// check validates everything that does not depend on the files.
 func (c *Config) check() error {
 	p := c.Profile
 	if p.name == "" {
-		return errors.New("no profile is given; see ProfileNamed")
+		return errors.New("no profile; see ProfileNamed")
 	}
 	if c.Arithmetic > Fused {
-		return fmt.Errorf("%s is not known", c.Arithmetic)
+		return fmt.Errorf("%s is unknown", c.Arithmetic)
 	}
 	if c.SequenceLength < 1 || c.SequenceLength > math.MaxInt32 {
-		return fmt.Errorf("the sequence length is %d; it should be the number of tokens of a sample, as --seq-length",
+		return fmt.Errorf("sequence length %d is invalid; give the number of tokens of a sample, as --seq-length",
 			c.SequenceLength)
 	}
 	for s, size := range c.Samples {
 		switch {
 		case size.Given && size.N < 0:
-			return fmt.Errorf("%s: %d samples are asked for", Split(s), size.N)
+			return fmt.Errorf("%s: invalid number of samples %d; use 0 or more", Split(s), size.N)
 		case size.Given && size.N > (math.MaxInt64-1)/c.SequenceLength/2:
-			return fmt.Errorf("%s: %d samples of %d tokens are more tokens than can be counted", Split(s), size.N,
+			return fmt.Errorf("%s: %d samples of %d tokens are out of range; request fewer samples", Split(s), size.N,
 				c.SequenceLength)
 		}
 	}
 	if !p.fixedSurplus && !(c.Surplus >= 0 && c.Surplus <= 1000) {
-		return fmt.Errorf("the surplus is %s; it should be a small fraction like 0.005", python.Float(c.Surplus))
+		return fmt.Errorf("the surplus is %s; use a small fraction like 0.005", python.Float(c.Surplus))
 	}
 	if p.bareNames && !c.ExtraToken {
-		return fmt.Errorf("samples of Megatron core %s always have the extra token; the option came with 0.7", p.tags)
+		return fmt.Errorf("samples of Megatron core %s always have the extra token; the option is supported from 0.7",
+			p.tags)
 	}
 	if p.bareNames && c.KeepPartialValidation {
-		return fmt.Errorf("a partial validation sample is always dropped by Megatron core %s; the option came with 0.7",
+		return fmt.Errorf("Megatron core %s always drops a partial validation sample; the option is supported from 0.7",
 			p.tags)
 	}
 	if c.RenormalizeBlendWeights && !p.renormalize {
-		return fmt.Errorf("renormalize_blend_weights is an option of Megatron core 0.9 and 0.10; %s does not have it",
+		return fmt.Errorf("renormalize_blend_weights is an option of Megatron core 0.9 and 0.10; %s does not support "+
+			"it",
 			p.tags)
 	}
 	if p.pathPrefix != (c.Tokenizer == nil) {
 		if p.pathPrefix {
-			return fmt.Errorf("descriptions of Megatron core %s have no tokenizer; give none", p.tags)
+			return fmt.Errorf("descriptions of Megatron core %s have no tokenizer; remove it", p.tags)
 		}
-		return errors.New("the tokenizer's object is missing, without which the names cannot be known: " +
-			"take it from a description.txt that Megatron wrote for this tokenizer, or give it as JSON")
+		return errors.New("the tokenizer's object is missing, and the file names depend on it; take it from a " +
+			"description.txt that Megatron wrote for this tokenizer, or give it as JSON")
 	}
 	return c.checkBlends()
 }
 
-// checkBlends refuses combinations of blends, split and sizes.
+// checkBlends rejects invalid combinations of blends, split and sizes.
 func (c *Config) checkBlends() error {
 	perSplit := false
 	for s, b := range c.PerSplit {
@@ -155,14 +156,14 @@ func (c *Config) checkBlends() error {
 	}
 	switch {
 	case perSplit && !c.Blend.empty():
-		return errors.New("there is a blend for all splits and one for a single split; give one kind")
+		return errors.New("there is a blend for all splits and a blend for a single split; give only one kind")
 	case perSplit && c.Split != "":
-		return fmt.Errorf("a split string (%q) divides files between splits, but each split has files of its own; "+
-			"leave it out", c.Split)
+		return fmt.Errorf("a split string (%q) divides files between splits, but each split has its own files; "+
+			"remove the split string", c.Split)
 	case !perSplit && c.Blend.empty():
-		return errors.New("no token files are given")
+		return errors.New("no token files; give at least one")
 	case !perSplit && c.Split == "":
-		return fmt.Errorf("the split string is missing; Megatron's own default is %q", DefaultSplit)
+		return fmt.Errorf("the split string is missing; Megatron's default is %q", DefaultSplit)
 	}
 	if !perSplit {
 		if err := c.Blend.check(c.Profile, "the blend"); err != nil {
@@ -174,17 +175,17 @@ func (c *Config) checkBlends() error {
 		if perSplit {
 			b = c.PerSplit[s]
 		}
-		// Megatron looks at splits that are left out too, and at a weight that it will not use.
+		// Megatron also checks skipped splits, and weights that it will not use.
 		if b != nil && b.Weights != nil && !size.Given {
-			return fmt.Errorf("%s: weights divide a number of samples, but none is given: give the number, or leave "+
-				"the weights out to blend all samples", Split(s))
+			return fmt.Errorf("%s: weights divide a number of samples, but there is none; give the number, or remove "+
+				"the weights to blend all samples", Split(s))
 		}
 	}
 	return nil
 }
 
-// divide finds out which part of every file belongs to each split, and returns how descriptions say
-// that.
+// divide computes which part of every file belongs to each split, and returns that part of the
+// descriptions.
 func (x *Index) divide() (attributes python.Object, err error) {
 	c := &x.config
 	x.stretches = [3]stretch{{0, 1, true}, {0, 1, true}, {0, 1, true}}
@@ -203,8 +204,8 @@ func (x *Index) divide() (attributes python.Object, err error) {
 	return c.attributes(python.String(c.Split), matrixValue(x.stretches)), nil
 }
 
-// attributes are the members of a GPT dataset's description that all datasets of a configuration
-// share, at its end.
+// attributes returns the members at the end of a GPT dataset's description, which all datasets of a
+// configuration share.
 func (c *Config) attributes(split, matrix python.Value) python.Object {
 	seed := python.Member{Key: "random_seed", Value: python.Int(c.Seed)}
 	length := python.Member{Key: "sequence_length", Value: python.Int(c.SequenceLength)}
@@ -215,7 +216,7 @@ func (c *Config) attributes(split, matrix python.Value) python.Object {
 		{Key: "tokenizer", Value: c.Tokenizer}}
 }
 
-// documents are the sequences of a file of ns that belong to a split.
+// documents returns the range of sequences, in a file of ns, that belong to a split.
 func (x *Index) documents(s Split, ns int64) (first, end int64) {
 	if x.config.Split != "" && x.config.Profile.pathPrefix {
 		edges := gpt.SplitEdges(x.fractions, ns)
@@ -224,13 +225,13 @@ func (x *Index) documents(s Split, ns int64) (first, end int64) {
 	return x.stretches[s].documents(ns)
 }
 
-// add makes the datasets of one split, and their blend if Megatron makes one.
+// add creates the datasets of one split, and their blend if Megatron creates one.
 func (x *Index) add(ctx context.Context, s Split, b *Blend, attributes python.Object) error {
 	c := &x.config
 	n := c.Samples[s]
 	perSplit := c.PerSplit[s] != nil
-	// One prefix is no blend; with a weight it is one under --data-path and, before 0.7, in a
-	// split's own list.
+	// A single prefix is not a blend. With a weight, it is a blend under --data-path and, before
+	// 0.7, in a split's own list.
 	if len(b.Prefixes) == 1 && (b.Weights == nil || perSplit && !c.Profile.bareNames) {
 		if c.Profile.bareNames && !n.Given || c.Profile.pathPrefix && n.N == 0 {
 			return c.needsSize(s)
@@ -257,7 +258,7 @@ func (x *Index) add(ctx context.Context, s Split, b *Blend, attributes python.Ob
 	}
 	if c.RenormalizeBlendWeights {
 		if parts.size == 0 {
-			return fmt.Errorf("%s: weights cannot be renormalized over 0 samples", s)
+			return fmt.Errorf("%s: weights cannot be renormalized over 0 samples; request samples", s)
 		}
 		for i, part := range parts.samples {
 			weights[i] = float64(part) / float64(parts.size)
@@ -267,8 +268,8 @@ func (x *Index) add(ctx context.Context, s Split, b *Blend, attributes python.Ob
 }
 
 func (c *Config) needsSize(s Split) error {
-	return fmt.Errorf("%s: Megatron core %s needs a number of samples above 0 (sizes left open came with 0.7): give "+
-		"one, or leave the split out", s, c.Profile.tags)
+	return fmt.Errorf("%s: Megatron core %s needs a number of samples above 0 (open sizes are supported from 0.7); "+
+		"give a number, or skip the split", s, c.Profile.tags)
 }
 
 // unweighted blends whole epochs, in proportion to their samples.
@@ -288,8 +289,8 @@ func (x *Index) unweighted(ctx context.Context, s Split, b *Blend, n Size, attri
 	var total int64
 	for i, d := range members {
 		if d.layout.Samples == 0 {
-			return fmt.Errorf("%s, %s split: its %d tokens give no sample of %d, and Megatron cannot blend such a "+
-				"file without weights: leave it out, or merge it with another",
+			return fmt.Errorf("%s, %s split: its %d tokens are less than a sample of %d, and Megatron cannot blend "+
+				"such a file without weights; remove it, or merge it with another",
 				d.file.Path(), s, d.layout.TokensPerEpoch, x.config.SequenceLength)
 		}
 		made.counts[i] = d.layout.Samples
@@ -303,7 +304,7 @@ func (x *Index) unweighted(ctx context.Context, s Split, b *Blend, n Size, attri
 	return x.blend(made)
 }
 
-// dataset names a GPT dataset; asked twice for one name it gives the same.
+// dataset returns the GPT dataset of a name. Two calls for the same name return the same dataset.
 func (x *Index) dataset(s Split, prefix string, n Size, attributes python.Object) (*dataset, error) {
 	c := &x.config
 	d := &dataset{split: s, prefix: prefix, samples: n}
@@ -332,15 +333,15 @@ func (x *Index) dataset(s Split, prefix string, n Size, attributes python.Object
 	first, end := x.documents(s, ns)
 	switch {
 	case ns > 1<<31:
-		return nil, fmt.Errorf("%s has %d sequences; Megatron numbers them in 32 bits and would go wrong without a "+
-			"word beyond 2147483648: divide the file", file.Path(), ns)
+		return nil, fmt.Errorf("%s has %d sequences; Megatron numbers them with 32 bits and silently fails beyond "+
+			"2147483648; divide the file", file.Path(), ns)
 	case first < 0 || end > ns:
-		return nil, fmt.Errorf("%s, %s split: split %q gives it the sequences %d to %d of %d by the rounding of "+
-			"this profile: change the split a little",
+		return nil, fmt.Errorf("%s, %s split: split %q selects sequences %d to %d of %d by the rounding of this "+
+			"profile; change the split slightly",
 			file.Path(), s, c.Split, first, end, ns)
 	case first > end, first == end && n.Given && (n.N > 0 || c.ExtraToken):
-		return nil, fmt.Errorf("%s, %s split: of its %d sequences split %q gives it none, with which most releases "+
-			"of Megatron never finish: leave the split out (0), give it more, or merge the file with another",
+		return nil, fmt.Errorf("%s, %s split: none of its %d sequences are in split %q, with which most releases of "+
+			"Megatron never finish; set the split to 0, give it a larger share, or merge the file with another",
 			file.Path(), s, ns, c.Split)
 	}
 	tokens, err := file.SequenceTokens(first, end)
@@ -378,13 +379,13 @@ func (x *Index) open(prefix string) (*shards.Index, error) {
 func openIndex(root, prefix string) (*shards.Index, error) {
 	file, err := gpt.OpenTokens(root, prefix)
 	if _, number := python.ParseFloat(prefix); number && errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w; it looks like a weight: in a list of an odd number of words all are prefixes, "+
-			"as in Megatron; give every prefix a weight or none", err)
+		return nil, fmt.Errorf("%w; it looks like a weight: in a list of an odd number of words all are prefixes, as "+
+			"in Megatron; give every prefix a weight, or no prefix", err)
 	}
 	return file, err
 }
 
-// blend names a blend.
+// blend computes the name of a blend.
 func (x *Index) blend(b *blend) error {
 	c := &x.config
 	datasets := make(python.List, len(b.members))
@@ -414,19 +415,19 @@ func (x *Index) blend(b *blend) error {
 	return nil
 }
 
-// named is a description's text and the hash that names its files.
+// named returns a description's text and the hash that names its files.
 func named(o python.Object) (text, hash string) {
 	text = python.Dumps(o)
 	return text, hashed(text)
 }
 
-// hashed is what Megatron names files by: the MD5 of a description, in lower case.
+// hashed returns the hash in Megatron's file names: the MD5 of a description, in lower case.
 func hashed(text string) string {
 	sum := md5.Sum([]byte(text))
 	return hex.EncodeToString(sum[:])
 }
 
-// measure computes the layouts of datasets, threads at a time; 0 is GOMAXPROCS.
+// measure computes the layouts of datasets with the given number of threads; 0 is GOMAXPROCS.
 func measure(ctx context.Context, datasets []*dataset, threads int) error {
 	g, ctx := errgroup.WithContext(ctx)
 	if threads < 1 {
@@ -445,7 +446,7 @@ func measure(ctx context.Context, datasets []*dataset, threads int) error {
 	return g.Wait()
 }
 
-// measured is the dataset's layout, for which its lengths are read once.
+// measured returns the dataset's layout. It reads the lengths once.
 func (d *dataset) measured() (gpt.Layout, error) {
 	d.once.Do(func() {
 		d.file.ReadAhead()
@@ -456,8 +457,8 @@ func (d *dataset) measured() (gpt.Layout, error) {
 	return d.layout, d.err
 }
 
-// directory is where a dataset's files belong. Megatron's default is a directory that is named like
-// the prefix.
+// directory returns the directory of a dataset's files. Megatron's default is a directory that is
+// named like the prefix.
 func (x *Index) directory(d *dataset) string {
 	if x.config.Cache != "" {
 		return x.config.Cache
@@ -465,7 +466,7 @@ func (x *Index) directory(d *dataset) string {
 	return filepath.Join(gpt.Locate(x.config.Root, d.prefix), "cache", gptClass+"_indices")
 }
 
-// Close releases the token files. Nothing of the Index may be used afterwards.
+// Close releases the token files. The Index must not be used afterwards.
 func (x *Index) Close() error {
 	var errs []error
 	for _, file := range x.files {
