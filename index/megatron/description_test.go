@@ -38,7 +38,7 @@ func TestLikeDescription(t *testing.T) {
 
 func TestLikeDescriptionErrors(t *testing.T) {
 	for text, want := range map[string]string{
-		"":                                    "not a description",
+		"":                                    "not a Megatron description",
 		"[]":                                  "want an object",
 		`{"class": "GPTDataset"}`:             "not formatted",
 		"{\n    \"class\": \"Nothing\"\n}":    `class "Nothing"`,

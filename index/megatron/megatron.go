@@ -1,6 +1,6 @@
-// Package megatron names, builds, verifies and reads the index caches of Megatron-LM: the files
-// that its GPTDataset and BlendedDataset would have written, to the byte, under the names that they
-// will ask for.
+// Package megatron names, builds, verifies and reads the index caches of Megatron-LM. The files are
+// byte-identical to the files that GPTDataset and BlendedDataset write, and have the names that
+// Megatron looks for.
 //
 // A cache is a directory of files. A GPT dataset is one split of one token file, and has
 //
@@ -12,21 +12,20 @@
 // and a blend of such datasets has
 //
 //	<hash>-BlendedDataset-<split>-description.txt
-//	<hash>-BlendedDataset-<split>-dataset_index.npy         int16: which dataset each sample comes from
-//	<hash>-BlendedDataset-<split>-dataset_sample_index.npy  int64: and which of its samples that is
+//	<hash>-BlendedDataset-<split>-dataset_index.npy         int16: the dataset of each sample
+//	<hash>-BlendedDataset-<split>-dataset_sample_index.npy  int64: the number of the sample in its dataset
 //
-// The description says what was asked for, so names follow from a [Config] alone; what it does not
-// say, although the contents depend on it, are the token file itself, whether samples have an extra
-// token, whether a partial validation sample is kept, and the release of Megatron. Releases differ
-// in names and contents; a [Profile] stands for those that agree.
+// The description contains the request, so names depend only on the [Config]. The contents also
+// depend on settings that are not in the description: the token file itself, whether samples have
+// an extra token, whether a partial validation sample is kept, and the release of Megatron.
+// Releases differ in names and contents. A [Profile] is a group of releases that agree.
 //
-// [New] opens a configuration: it computes all names, and [Index.Describe] and [Index.Build] do the
-// rest. [Verify] rebuilds what the descriptions in a directory say and compares. [OpenCache] reads
-// a cache as an order of samples.
+// [New] opens a configuration and computes all names. [Index.Describe] lists them and [Index.Build]
+// builds the files. [Verify] rebuilds the files that the descriptions in a directory specify, and
+// compares. [OpenCache] reads a cache as an order of samples.
 //
-// The rules are those of NVIDIA/Megatron-LM, megatron/core/datasets:
-// blended_megatron_dataset_builder.py, blended_dataset.py, gpt_dataset.py and helpers.cpp, at the
-// releases that the profiles name.
+// The rules follow NVIDIA/Megatron-LM, megatron/core/datasets: blended_megatron_dataset_builder.py,
+// blended_dataset.py, gpt_dataset.py and helpers.cpp, at the releases of the profiles.
 package megatron
 
 import (
@@ -36,32 +35,32 @@ import (
 )
 
 // Arithmetic is the rounding of the errors that the blend loop compares. Megatron's C++ helper
-// leaves it to the compiler.
+// leaves the choice to the compiler.
 type Arithmetic uint8
 
 const (
 	// Separate rounds the product and the difference: x86-64 as g++ compiles it without -march.
 	Separate Arithmetic = iota
-	// Fused rounds once: aarch64 (GH200, GB200, Grace), and x86-64 where the helper was built for
+	// Fused rounds once: aarch64 (GH200, GB200, Grace), and x86-64 if the helper was built for
 	// x86-64-v3 or newer.
 	Fused
 )
 
-// Arithmetics lists the names that [ParseArithmetic] reads.
+// Arithmetics lists the names that [ParseArithmetic] accepts.
 func Arithmetics() []string { return []string{Separate.String(), Fused.String()} }
 
-// ParseArithmetic reads the name of an arithmetic, "separate" or "fused".
+// ParseArithmetic parses the name of an arithmetic, "separate" or "fused".
 func ParseArithmetic(name string) (Arithmetic, error) {
 	for _, a := range []Arithmetic{Separate, Fused} {
 		if name == a.String() {
 			return a, nil
 		}
 	}
-	return 0, fmt.Errorf("arithmetic %q is not known: give separate (Megatron's helper built for plain x86-64) or "+
-		"fused (built for aarch64, or with -march=x86-64-v3 and the like)", name)
+	return 0, fmt.Errorf("unknown arithmetic %q; use separate (Megatron's helper built for plain x86-64) or fused "+
+		"(built for aarch64, or with -march=x86-64-v3 or newer)", name)
 }
 
-// String is the name that [ParseArithmetic] reads.
+// String returns the name that [ParseArithmetic] accepts.
 func (a Arithmetic) String() string {
 	switch a {
 	case Separate:
@@ -72,17 +71,17 @@ func (a Arithmetic) String() string {
 	return fmt.Sprintf("arithmetic(%d)", uint8(a))
 }
 
-// Split numbers the three splits in Megatron's order.
+// Split identifies a split. The splits are in Megatron's order.
 type Split uint8
 
-// The splits, which are also the places in [Config.PerSplit] and [Config.Samples].
+// The splits. Their values are indices of [Config.PerSplit] and [Config.Samples].
 const (
 	Train Split = iota
 	Valid
 	Test
 )
 
-// String is the name of the split in descriptions and file names.
+// String returns the name of the split in descriptions and file names.
 func (s Split) String() string {
 	if int(s) < len(splitNames) {
 		return splitNames[s]
@@ -101,17 +100,17 @@ func splitNamed(name string) (Split, bool) {
 	return 0, false
 }
 
-// Size is a number of samples asked for, or none: then a dataset is one epoch, and a blend all that
-// its datasets have. The zero Size is none.
+// Size is a number of requested samples, or open. With an open size, a dataset is one epoch, and a
+// blend has all samples of its datasets. The zero Size is open.
 type Size struct {
 	N     int64
 	Given bool
 }
 
-// SizeOf is the size of n samples.
+// SizeOf returns the size of n samples.
 func SizeOf(n int64) Size { return Size{N: n, Given: true} }
 
-// String is the number, or "all".
+// String returns the number, or "all".
 func (s Size) String() string {
 	if s.Given {
 		return fmt.Sprint(s.N)
@@ -119,7 +118,7 @@ func (s Size) String() string {
 	return "all"
 }
 
-// value is the size as descriptions have it, a number or null.
+// value returns the size as in descriptions, a number or null.
 func (s Size) value() python.Value {
 	if s.Given {
 		return python.Int(s.N)
@@ -127,25 +126,24 @@ func (s Size) value() python.Value {
 	return python.Null{}
 }
 
-// Megatron's defaults, where a configuration has to say something.
+// Megatron's defaults for required settings.
 const (
-	DefaultSplit   = "969, 30, 1" // --split, blanks included; hashed as it stands
+	DefaultSplit   = "969, 30, 1" // --split; hashed unchanged, blanks included
 	DefaultSurplus = 0.005        // --mid-level-dataset-surplus
 	DefaultSeed    = 1234         // --seed
 )
 
-// Config is what Megatron would be told. Where a field is hashed, that is said; everything else
-// changes contents only.
+// Config is the configuration of Megatron. Hashed fields say so; all other fields affect only the
+// contents.
 type Config struct {
-	Profile    Profile    // which releases of Megatron; see [ProfileNamed]
+	Profile    Profile    // the releases of Megatron; see [ProfileNamed]
 	Arithmetic Arithmetic // of the blends; not hashed
 
-	Blend Blend // --data-path; its prefixes are hashed as they stand
-	// --train-data-path, --valid-data-path, --test-data-path, instead of Blend; nil leaves a split
-	// out
+	Blend Blend // --data-path; its prefixes are hashed unchanged
+	// --train-data-path, --valid-data-path, --test-data-path, instead of Blend; nil skips a split
 	PerSplit [3]*Blend
-	Split    string  // --split, hashed as it stands; required with Blend, forbidden with PerSplit
-	Samples  [3]Size // how many samples to ask for of each split, hashed; see [Schedule.Samples]
+	Split    string  // --split, hashed unchanged; required with Blend, forbidden with PerSplit
+	Samples  [3]Size // number of samples requested from each split, hashed; see [Schedule.Samples]
 
 	SequenceLength int64  // --seq-length, hashed
 	Seed           uint32 // --seed, hashed
@@ -153,26 +151,26 @@ type Config struct {
 	ExtraToken              bool // add_extra_token_to_sequence, Megatron's default
 	KeepPartialValidation   bool // drop_last_partial_validation_sequence=False
 	RenormalizeBlendWeights bool // core 0.9 and 0.10 only: renormalize_blend_weights, hashed
-	// --mid-level-dataset-surplus, core 0.13 and newer; older ones have 0.005. It changes the
+	// --mid-level-dataset-surplus, core 0.13 and newer; older releases use 0.005. It affects the
 	// hashed number of samples
 	Surplus float64
 
 	// the tokenizer's object in the description, hashed; see [LikeDescription] and
-	// [HuggingFaceTokenizer]; core 0.4 has none
+	// [HuggingFaceTokenizer]; not in core 0.4
 	Tokenizer python.Value
 
-	// the directory of the cache, --data-cache-path; "" is Megatron's default, a directory beside
-	// each token file
+	// the cache directory, --data-cache-path; "" is Megatron's default, a directory next to each
+	// token file
 	Cache string
-	// where relative prefixes are looked for, "" being the working directory; the text that is
-	// hashed does not change
+	// the base directory of relative prefixes; "" is the working directory. Does not change the
+	// text that is hashed.
 	Root string
 
-	Threads int // how many goroutines read lengths at once, in New and Describe; 0: GOMAXPROCS
+	Threads int // goroutines that read lengths in New and Describe; 0: GOMAXPROCS
 }
 
-// NewConfig is a configuration with Megatron's defaults: the newest profile, seed 1234, split "969,
-// 30, 1", the extra token, surplus 0.005.
+// NewConfig returns a configuration with Megatron's defaults: the newest profile, seed 1234, split
+// "969, 30, 1", the extra token, surplus 0.005.
 func NewConfig() Config {
 	all := Profiles()
 	return Config{Profile: all[len(all)-1], Split: DefaultSplit, Seed: DefaultSeed, ExtraToken: true,

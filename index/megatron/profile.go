@@ -8,27 +8,27 @@ import (
 	"mula/index/gpt"
 )
 
-// A Profile stands for the releases of Megatron core that write the same names and bytes. Its zero
-// value is none; get one from [ProfileNamed].
+// A Profile is a group of releases of Megatron core that write the same names and bytes. The zero
+// value is invalid; use [ProfileNamed].
 type Profile struct {
-	name   string // of its first release
-	tags   string // all its releases, for people
-	others string // the names of the others, blank-separated
+	name   string // of the group's first release
+	tags   string // all releases of the group, for people
+	others string // the names of the other releases, separated by blanks
 
 	pathPrefix bool // core 0.4: key path_prefix, no split_matrix, no tokenizer, bounds by rounded widths
-	// no split in file names and in the blend's description; weighted blends and given sizes only;
+	// no split in file names or in the blend's description; only weighted blends and given sizes;
 	// no options
 	bareNames    bool
 	renormalize  bool // key renormalize_blend_weights at the end of a blend's description, and the option
 	oneCeil      bool // N = ceil(N*w*1.005), and the blend as long as the sum
 	fixedSurplus bool // the surplus cannot be configured
-	positive     bool // weights must be above 0; in 0.4 because numbers of samples must
-	checkOffsets bool // an int32 sample index that ends with the offset -1 is refused
+	positive     bool // weights must be above 0; in 0.4 because sample counts must be
+	checkOffsets bool // an int32 sample index that ends with offset -1 is rejected
 	sampleType   gpt.SampleType
 }
 
-// profiles lists the releases of Megatron core at which index files changed: the table "Releases" of
-// docs/formats/index-files.md.
+// profiles lists the releases of Megatron core at which index files changed: the table "Releases"
+// of docs/formats/index-files.md.
 var profiles = [...]Profile{
 	{name: "core-0.4", tags: "0.4", pathPrefix: true, bareNames: true, oneCeil: true, fixedSurplus: true,
 		positive: true, sampleType: gpt.Int32},
@@ -47,7 +47,7 @@ var profiles = [...]Profile{
 		positive: true, checkOffsets: true, sampleType: gpt.Auto},
 }
 
-// Profiles lists all profiles, the oldest first.
+// Profiles returns all profiles, oldest first.
 func Profiles() []Profile { return append([]Profile(nil), profiles[:]...) }
 
 // names lists the names of the profile's releases.
@@ -61,31 +61,31 @@ func ProfileNames() (names []string) {
 	return names
 }
 
-// ProfileNamed finds a profile by the name of any of its releases, "core-0.4" to "core-0.19", or
-// "core-main" for Megatron's main branch.
+// ProfileNamed returns the profile of a release, "core-0.4" to "core-0.19", or "core-main" for
+// Megatron's main branch.
 func ProfileNamed(name string) (Profile, error) {
 	for _, p := range profiles {
 		if slices.Contains(p.names(), name) {
 			return p, nil
 		}
 	}
-	return Profile{}, fmt.Errorf("profile %q is not known; give the release of megatron-core that will read the "+
-		"cache, one of %s", name, strings.Join(ProfileNames(), ", "))
+	return Profile{}, fmt.Errorf("unknown profile %q; give the release of megatron-core that will read the cache, "+
+		"one of %s", name, strings.Join(ProfileNames(), ", "))
 }
 
-// Name is the name of the profile's first release.
+// Name returns the name of the profile's first release.
 func (p Profile) Name() string { return p.name }
 
-// Releases says in words which releases of Megatron core the profile stands for.
+// Releases describes the releases of Megatron core in the profile, for people.
 func (p Profile) Releases() string { return p.tags }
 
-// String is the profile's name.
+// String returns the profile's name.
 func (p Profile) String() string { return p.name }
 
-// gptName is the beginning of the names of a GPT dataset's files.
+// gptName returns the prefix of the file names of a GPT dataset.
 func (p Profile) gptName(hash string, s Split) string { return p.fileName(hash, gptClass, s) }
 
-// blendName is the beginning of the names of a blend's files.
+// blendName returns the prefix of the file names of a blend.
 func (p Profile) blendName(hash string, s Split) string { return p.fileName(hash, blendClass, s) }
 
 func (p Profile) fileName(hash, class string, s Split) string {
@@ -95,7 +95,7 @@ func (p Profile) fileName(hash, class string, s Split) string {
 	return hash + "-" + class + "-" + s.String() + "-"
 }
 
-// The classes, and the ends of the names of their files.
+// The classes, and the suffixes of their file names.
 const (
 	gptClass   = "GPTDataset"
 	blendClass = "BlendedDataset"

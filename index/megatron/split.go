@@ -9,43 +9,42 @@ import (
 	"mula/index/python"
 )
 
-// numbers finds the numbers of a split string as Megatron does.
+// numbers matches the numbers of a split string like Megatron.
 var numbers = regexp.MustCompile(`[.0-9]+`)
 
-// parseSplit reads a split string: the fractions of train, valid and test, normalized.
+// parseSplit parses a split string: the fractions of train, valid and test, normalized.
 func parseSplit(text string) ([3]float64, error) {
 	var v [3]float64
 	found := numbers.FindAllString(text, -1)
 	if len(found) > len(v) {
-		return v, fmt.Errorf("split %q has %d numbers, of which %q is the fourth: give at most three, for train, "+
-			"valid and test (signs and exponents are not read)",
+		return v, fmt.Errorf("split %q has %d numbers, and %q is the fourth; give at most three, for train, valid "+
+			"and test (signs and exponents are ignored)",
 			text, len(found), found[3])
 	}
 	for i, word := range found {
 		number, ok := python.ParseFloat(word)
 		if !ok {
-			return v, fmt.Errorf("split %q: %q is not a number; write it like 969,30,1", text, word)
+			return v, fmt.Errorf("split %q: invalid number %q; write it like 969,30,1", text, word)
 		}
 		v[i] = number
 	}
 	sum := numpy.Sum(v[:])
 	if !(sum > 0) || math.IsInf(sum, 0) {
-		return v, fmt.Errorf("split %q sums to %s, so there is nothing to divide; write it like 969,30,1", text,
+		return v, fmt.Errorf("split %q sums to %s, so no split has samples; write it like 969,30,1", text,
 			python.Float(sum))
 	}
 	copy(v[:], numpy.Normalize(v[:]))
 	return v, nil
 }
 
-// A stretch is one split's part of every file, as fractions of its sequences; present is false for
-// a split that is left out.
+// A stretch is one split's range of every file, as fractions of its sequences; present is false for
+// a skipped split.
 type stretch struct {
 	left, right float64
 	present     bool
 }
 
-// splitMatrix adds the fractions up. An edge is the sum of what lies before it, so the last one
-// need not be 1.
+// splitMatrix computes the cumulative sums of the fractions. The last edge need not be 1.
 func splitMatrix(v [3]float64) [3]stretch {
 	var m [3]stretch
 	left := 0.0
@@ -57,8 +56,8 @@ func splitMatrix(v [3]float64) [3]stretch {
 	return m
 }
 
-// matrixValue is the split matrix as descriptions have it: pairs or null. The very first edge is an
-// int in Megatron, all others floats.
+// matrixValue returns the split matrix as in descriptions: pairs or null. The first edge is an int
+// in Megatron, all others are floats.
 func matrixValue(m [3]stretch) python.Value {
 	list := make(python.List, len(m))
 	for i, s := range m {
@@ -74,7 +73,7 @@ func matrixValue(m [3]stretch) python.Value {
 	return list
 }
 
-// documents are the sequences of a file of ns that belong to the stretch.
+// documents returns the range of sequences, in a file of ns, that belong to the stretch.
 func (s stretch) documents(ns int64) (first, end int64) {
 	return python.RoundHalfEven(s.left * float64(ns)), python.RoundHalfEven(s.right * float64(ns))
 }

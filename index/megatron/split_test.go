@@ -35,8 +35,8 @@ func TestSplitMatrix(t *testing.T) {
 		{"0,0,0", "sums to 0.0"},
 		{"", "sums to 0.0"},
 		{"train", "sums to 0.0"},
-		{"1.2.3,4", `"1.2.3" is not a number`},
-		{".,1", `"." is not a number`},
+		{"1.2.3,4", `invalid number "1.2.3"`},
+		{".,1", `invalid number "."`},
 		{strings.Repeat("9", 400), "sums to inf"},
 	} {
 		if _, err := parseSplit(c.split); err == nil || !strings.Contains(err.Error(), c.want) {

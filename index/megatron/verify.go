@@ -22,64 +22,65 @@ import (
 	"mula/internal/mapping"
 )
 
-// VerifyOptions are the choices of [Verify].
+// VerifyOptions are the options of [Verify].
 type VerifyOptions struct {
-	// where relative prefixes are looked for, "" being the working directory
-	Root     string
-	Threads  int                                   // how many goroutines compute at once; at least 1
-	Progress func(finished, all int, u UnitReport) // told of every unit, if not nil; calls do not overlap
+	// the base directory of relative prefixes; "" is the working directory
+	Root    string
+	Threads int // number of goroutines that compute; at least 1
+	// receives every unit, if not nil; calls do not overlap
+	Progress func(finished, all int, u UnitReport)
 }
 
-// A Report says how a cache directory compares with what its descriptions say.
+// A Report compares a cache directory with its descriptions.
 type Report struct {
 	Units   []UnitReport // one for each description, sorted by name
 	Orphans []string     // index files without a description: Megatron does not use them
 }
 
-// A UnitReport is the verdict on one dataset or blend.
+// A UnitReport is the result for one dataset or blend.
 type UnitReport struct {
-	Description string // the name of its file
+	Description string // the file name
 	Class       string // "GPTDataset", "BlendedDataset" or "" if it could not be read
 	Split       Split
-	Prefixes    []string // of its token files
+	Prefixes    []string // of the token files
 
-	// Problem says why the unit could not be computed; then nothing below is set.
+	// Problem is the reason why the unit could not be computed. If set, the fields below are not.
 	Problem error
 
 	OK    bool
 	Files []FileReport
 
-	// What made the files, if OK; else what comes closest.
+	// The settings that produced the files, if OK; otherwise the settings with the best match.
 	ExtraToken bool // of a dataset
-	// of a dataset: with and without the extra token its files are the same, because no sample
+	// of a dataset: the files are the same with and without the extra token, because no sample
 	// begins with a document
 	EitherToken bool
 	KeepPartial bool       // of a dataset of the validation split
 	Arithmetic  Arithmetic // of a blend
-	Profiles    []Profile  // all that write these names and bytes
+	Profiles    []Profile  // all profiles that write these names and bytes
 
-	// Absent are the descriptions of a blend's datasets that the directory does not have, though
-	// Megatron will look for them there.
+	// Absent lists the descriptions of a blend's datasets that are missing in the directory, where
+	// Megatron will look for them.
 	Absent []string
 }
 
-// A FileReport is the verdict on one file.
+// A FileReport is the result for one file.
 type FileReport struct {
 	Name    string
 	Missing bool
 	Size    int64 // of the file
-	Want    int64 // what it should be
+	Want    int64 // the expected size
 
-	// The first byte that differs, or -1, and what it means: "sample_index row 17, offset: 12,
-	// should be 13".
+	// The first byte that differs, or -1, and its meaning: "sample_index row 17, offset: 12, should
+	// be 13".
 	Byte    int64
 	Meaning string
 }
 
-// OK says that the file is as it should be.
+// OK reports whether the file is correct.
 func (f FileReport) OK() bool { return !f.Missing && f.Byte < 0 }
 
-// Profiles are those that could have made all units that are right.
+// Profiles returns the profiles that could have produced all correct units.
 func (r Report) Profiles() []Profile {
 	found := Profiles()
 	for _, u := range r.Units {
@@ -90,10 +91,11 @@ func (r Report) Profiles() []Profile {
 	return found
 }
 
-// Verify computes again what the descriptions in a directory say and compares it with the files
-// there, which Megatron or mula may have written. What descriptions leave open is tried: the extra
-// token, the partial validation sample, the release, the arithmetic of blends. Nothing is written.
-// The error is about the directory or ctx; what is wrong with the cache is in the report.
+// Verify recomputes the files that the descriptions in a directory specify, and compares them with
+// the existing files, which Megatron or mula may have written. Verify tries all values of settings
+// that are not in the descriptions: the extra token, the partial validation sample, the release,
+// the arithmetic of blends. It writes nothing. The error concerns the directory or ctx; faults of
+// the cache are in the report.
 func Verify(ctx context.Context, dir string, o VerifyOptions) (Report, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -142,7 +144,7 @@ func Verify(ctx context.Context, dir string, o VerifyOptions) (Report, error) {
 	return r, g.Wait()
 }
 
-// verifier is what the units of one Verify share.
+// verifier holds the state that the units of one Verify share.
 type verifier struct {
 	dir, root string
 	workshop  *gpt.Workshop
@@ -176,19 +178,19 @@ func (v *verifier) unit(ctx context.Context, u *UnitReport) error {
 	return v.blend(ctx, u, d, base, bare)
 }
 
-// A candidate is one way in which a unit may have been made.
+// A candidate is a combination of settings that may have produced a unit.
 type candidate struct {
 	extra bool
 	files []wanted
 	build func(ctx context.Context, files []io.WriterAt) error
-	found func(u *UnitReport) // says so in the report
+	found func(u *UnitReport) // sets the settings in the report
 }
 
-// wanted is what is expected of a file.
+// wanted describes the expected contents of a file.
 type wanted struct {
-	name  string // end of the name
+	name  string // suffix of the name
 	descr string
-	cols  int64 // numbers to a row; 0: one-dimensional
+	cols  int64 // numbers per row; 0: one-dimensional
 	rows  int64
 }
 
@@ -215,7 +217,7 @@ func (v *verifier) dataset(ctx context.Context, u *UnitReport, d *description, b
 		return err
 	}
 	if first < 0 || end > file.Sequences() || first > end {
-		return fmt.Errorf("%s has %d sequences, of which the description gives %d to %d to the %s split", file.Path(),
+		return fmt.Errorf("%s has %d sequences, but the description assigns %d to %d to the %s split", file.Path(),
 			file.Sequences(), first, end, d.split)
 	}
 	var candidates []candidate
@@ -300,8 +302,8 @@ func (v *verifier) blend(ctx context.Context, u *UnitReport, d *description, bas
 	return v.compare(ctx, u, base, candidates)
 }
 
-// compare finds the candidate that made the files, or, if there is none, the first byte that
-// differs in each from the candidate that comes closest.
+// compare finds the candidate that produced the files. If there is none, it reports the first byte
+// of each file that differs from the best match.
 func (v *verifier) compare(ctx context.Context, u *UnitReport, base string, candidates []candidate) error {
 	unknown, files := *u, make([]*found, len(candidates[0].files))
 	for i, w := range candidates[0].files {
@@ -315,7 +317,7 @@ func (v *verifier) compare(ctx context.Context, u *UnitReport, base string, cand
 	err := mapping.Guard(func() error { return v.match(ctx, u, base, candidates, files) })
 	for _, f := range files {
 		if err == nil && !f.missing {
-			err = f.cut() // of the end of a mapping zeros may have been read
+			err = f.cut() // the end of a truncated mapping may have been read as zeros
 		}
 	}
 	if errors.Is(err, mapping.ErrUnreadable) {
@@ -324,10 +326,10 @@ func (v *verifier) compare(ctx context.Context, u *UnitReport, base string, cand
 	return err
 }
 
-// match is compare with open files. It is to be guarded.
+// match is compare with open files. The caller must use [mapping.Guard].
 func (v *verifier) match(ctx context.Context, u *UnitReport, base string, candidates []candidate,
 	files []*found) error {
-	// Candidates whose headers are those of the files come first; only they can be right.
+	// Candidates whose headers match the files are first; only they can be right.
 	likeness := func(c candidate) (alike int) {
 		for i, w := range c.files {
 			header := w.header()
@@ -350,7 +352,8 @@ func (v *verifier) match(ctx context.Context, u *UnitReport, base string, candid
 			return err
 		}
 		if err != nil {
-			continue // Megatron cannot have made the files in a way that has no result
+			// without a result, Megatron cannot have produced the files with this candidate
+			continue
 		}
 		if !slices.ContainsFunc(comparers, func(c *cache.Comparer) bool { _, differs := c.First(); return differs }) {
 			u.OK = true
@@ -402,8 +405,8 @@ func (v *verifier) match(ctx context.Context, u *UnitReport, base string, candid
 	return nil
 }
 
-// beginsWithDocument says whether a sample but the first begins at the first token of a document,
-// in a sample index that has an extra token.
+// beginsWithDocument reports whether a sample other than the first begins at the first token of a
+// document, in a sample index with an extra token.
 func beginsWithDocument(data []byte, w wanted) bool {
 	rows := column{data: data[numpy.HeaderSize:], width: int(w.width())}
 	for k := int64(1); k < w.rows; k++ {
@@ -414,7 +417,7 @@ func beginsWithDocument(data []byte, w wanted) bool {
 	return false
 }
 
-// endsBackwards says whether a sample index ends with the offset -1, which newer releases refuse.
+// endsBackwards reports whether a sample index ends with offset -1, which newer releases reject.
 func endsBackwards(data []byte, w wanted) bool {
 	rows := column{data: data[numpy.HeaderSize:], width: int(w.width())}
 	return rows.at(2*w.rows-1) < 0
@@ -427,8 +430,8 @@ type found struct {
 	cut     func() error // [mapping.File.Cut]
 }
 
-// run builds a candidate against the files. With stop it ends at the first difference that it
-// meets, which need not be the first in a file.
+// run builds a candidate and compares it with the files. With stop it ends at the first difference
+// found, which need not be the first in a file.
 func (v *verifier) run(ctx context.Context, c candidate, files []*found, stop bool) ([]*cache.Comparer, error) {
 	comparers := make([]*cache.Comparer, len(files))
 	to := make([]io.WriterAt, len(files))
@@ -450,7 +453,8 @@ func (v *verifier) run(ctx context.Context, c candidate, files []*found, stop bo
 				for _, part := range []struct {
 					p  []byte
 					at int64
-				}{{header[:], 0}, {[]byte{0}, int64(len(files[i].data))}} { // what is missing begins there
+					// missing bytes start there
+				}{{header[:], 0}, {[]byte{0}, int64(len(files[i].data))}} {
 					if _, err := to[i].WriteAt(part.p, part.at); err != nil && !errors.Is(err, cache.ErrDiffers) {
 						return nil, err
 					}
@@ -464,9 +468,9 @@ func (v *verifier) run(ctx context.Context, c candidate, files []*found, stop bo
 	return comparers, nil
 }
 
-// plausible says whether the files that a candidate makes are about as large as those that are
-// there. Where they are far larger, the description is not theirs, and to build them could take
-// more memory than there is; their headers show the difference.
+// plausible reports whether a candidate's files are about as large as the existing files. If they
+// are far larger, the description does not belong to the files, and building could need more memory
+// than the machine has. The headers then show the difference.
 func plausible(c candidate, files []*found) bool {
 	var want, have int64
 	for i, w := range c.files {
@@ -479,7 +483,7 @@ func plausible(c candidate, files []*found) bool {
 	return want <= 1<<30+4*have
 }
 
-// report fills in what was found out about a candidate.
+// report fills in the results of a candidate.
 func (u *UnitReport) report(base string, c candidate, files []*found, comparers []*cache.Comparer) {
 	c.found(u)
 	for i, w := range c.files {
@@ -494,12 +498,12 @@ func (u *UnitReport) report(base string, c candidate, files []*found, comparers 
 	}
 }
 
-// meaning says in words what the first different byte is, which is at the given place.
+// meaning describes the first differing byte, which is at the given offset.
 func (w wanted) meaning(data []byte, at int64, c *cache.Comparer) string {
 	name := strings.TrimSuffix(w.name, ".npy")
 	switch {
 	case at >= w.size():
-		return fmt.Sprintf("%s: %d bytes follow its end", name, int64(len(data))-w.size())
+		return fmt.Sprintf("%s: %d bytes after its end", name, int64(len(data))-w.size())
 	case at < numpy.HeaderSize:
 		want := fmt.Sprintf("%s of shape %s", w.descr, shape(w.rows, w.cols))
 		got, err := numpy.ReadHeader(bytes.NewReader(data), int64(len(data)))
@@ -508,7 +512,7 @@ func (w wanted) meaning(data []byte, at int64, c *cache.Comparer) string {
 		}
 		return fmt.Sprintf("%s header: %s of shape %s, should be %s", name, got.Descr, shape(got.Shape...), want)
 	case at >= int64(len(data)):
-		return fmt.Sprintf("%s: it ends after %d of %d bytes", name, len(data), w.size())
+		return fmt.Sprintf("%s: truncated after %d of %d bytes", name, len(data), w.size())
 	}
 	width := w.width()
 	number := (at - numpy.HeaderSize) / width
@@ -518,13 +522,13 @@ func (w wanted) meaning(data []byte, at int64, c *cache.Comparer) string {
 	}
 	begin := numpy.HeaderSize + number*width
 	if begin+width > int64(len(data)) {
-		return fmt.Sprintf("%s %s: it ends within it", name, place)
+		return fmt.Sprintf("%s %s: truncated", name, place)
 	}
 	row, rowAt := c.Want()
 	return fmt.Sprintf("%s %s: %s, should be %s", name, place, w.number(data[begin:]), w.number(row[begin-rowAt:]))
 }
 
-// number reads one number of the file's type.
+// number formats one number of the file's type.
 func (w wanted) number(p []byte) string {
 	switch w.descr {
 	case "<i2":
@@ -537,7 +541,7 @@ func (w wanted) number(p []byte) string {
 	return fmt.Sprint(int64(binary.LittleEndian.Uint64(p)))
 }
 
-// shape is a shape as Python writes it.
+// shape formats a shape like Python.
 func shape(n ...int64) string {
 	if len(n) == 2 && n[1] != 0 {
 		return fmt.Sprintf("(%d, %d)", n[0], n[1])
