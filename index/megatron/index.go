@@ -177,7 +177,7 @@ func (c *Config) checkBlends() error {
 		}
 		// Megatron also checks skipped splits, and weights that it will not use.
 		if b != nil && b.Weights != nil && !size.Given {
-			return fmt.Errorf("%s: weights divide a number of samples, but there is none; give the number, or remove "+
+			return fmt.Errorf("%s: weights divide a number of samples, but no number is given; give one, or remove "+
 				"the weights to blend all samples", Split(s))
 		}
 	}
