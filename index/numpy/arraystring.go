@@ -6,16 +6,16 @@ import (
 	"strings"
 )
 
-// What numpy.set_printoptions holds unless somebody changes it.
+// The defaults of numpy.set_printoptions.
 const (
 	printPrecision = 8    // digits after the point
 	printLimit     = 1000 // longer vectors are shortened …
-	printEdge      = 3    // … to so many elements at either end
-	printColumns   = 74   // of a line's 75, one is kept for the closing bracket
+	printEdge      = 3    // … to this many elements at either end
+	printColumns   = 74   // of a line's 75, one column is reserved for the closing bracket
 )
 
-// ArrayString is numpy's str of a one-dimensional array of doubles with the default print options,
-// in numpy 1.14 and newer. BlendCorpus hashes it.
+// ArrayString returns numpy's str of a one-dimensional float64 array with the default print
+// options, as in numpy 1.14 and newer. BlendCorpus hashes it.
 func ArrayString(a []float64) string {
 	if len(a) == 0 {
 		return "[]"
@@ -50,7 +50,7 @@ func ArrayString(a []float64) string {
 	return "[" + text.String()[1:] + "]"
 }
 
-// arrayWords formats the elements that are shown, all to one width.
+// arrayWords formats the printed elements, all to the same width.
 func arrayWords(shown []float64) []string {
 	var finite []float64
 	largest, smallest := 0.0, math.Inf(1)
@@ -103,9 +103,9 @@ func arrayWords(shown []float64) []string {
 	return words
 }
 
-// shortest is the shortest decimal that reads back as v, or, where that has more than
-// printPrecision digits after the point, v rounded to as many, half to even, without zeros at the
-// end. The point is always there.
+// shortest returns the shortest decimal that parses to v. If that has more than printPrecision
+// digits after the point, it returns v rounded to printPrecision digits, half to even, without
+// trailing zeros. The result always has a point.
 func shortest(v float64, scientific bool) string {
 	form := byte('f')
 	if scientific {
@@ -127,8 +127,8 @@ func shortest(v float64, scientific bool) string {
 	return mantissa
 }
 
-// padExponent puts the point into a scientific number without one, and zeros before the exponent's
-// digits.
+// padExponent inserts a point into a scientific number that has none, and zeros before the
+// exponent's digits.
 func padExponent(text string, digits int) string {
 	mantissa, power, _ := strings.Cut(text, "e")
 	if !strings.Contains(mantissa, ".") {

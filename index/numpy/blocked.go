@@ -7,52 +7,53 @@ import (
 	"unsafe"
 )
 
-// The blocked shuffle exchanges random access to an array for streams. The array is cut into blocks
-// that fit the second-level cache. The swap of position i with a position j of another block
-// becomes a message to that block: "put this value at j, what was there belongs to i". Position i,
-// which no later step touches, remembers to which block it was sent.
+// The blocked shuffle replaces random access to an array by sequential access. The array is cut
+// into blocks that fit the second-level cache. The swap of position i with a position j of another
+// block becomes a message to that block: "store this value at j, and send the old value to i".
+// Position i, which no later step changes, stores the block that it sent the message to.
 //
-//   - A block's messages wait in its queue, in the order of the steps. They are delivered, all at once, before the block's own steps: every
-//     message to a block comes from a higher position, hence from an earlier step, so the block then holds what it would have held.
-//     A delivered message carries the value that its sender is to get.
-//   - A position's value is fetched when all messages have been delivered. Queue and positions being in the same order, descending, the next
-//     message of the queue that position i remembers is i's.
+//  - A block's messages wait in its queue, in the order of the steps. All are delivered at once,
+//    before the block's own steps. Every message to a block comes from a higher position, and
+//    therefore from an earlier step, so the block then has the same contents as in the plain
+//    loop. A delivered message holds the value for its sender.
+//  - A position's value is fetched when all messages have been delivered. Queue and positions are
+//    both in descending order, so the next message of the queue that position i stores is i's.
 //
-// A swap within a block is done at once; its result goes through the queue too, already delivered,
-// so that every position has something to fetch and any content can be shuffled.
+// A swap within a block is executed at once. Its result goes through the queue too, already
+// delivered, so that every position has a value to fetch and any content can be shuffled.
 //
-// The blocks are worked on in windows, from the last to the first. After a window's own steps its
-// messages to lower blocks are delivered and its values fetched, so that queues hold the messages
-// of one window only: one for each of its positions.
+// The blocks are processed in windows, from the last to the first. After a window's own steps, its
+// messages to lower blocks are delivered and its values are fetched. So queues hold only the
+// messages of one window: one for each of its positions.
 //
-// Own steps follow each other, but while one thread does a block's, another can deliver to the next
-// block what has been sent to it so far. Two threads therefore take turns: each delivers to a
-// block, waits until the one above is done, delivers the few messages that have come since, does
-// the block's own steps, and passes the turn on.
+// Own steps are sequential, but while one thread executes a block's steps, another can deliver the
+// messages for the next block that have been sent so far. Two threads therefore alternate: each
+// delivers to a block, waits until the block above is done, delivers the few new messages, executes
+// the block's own steps, and signals the other thread.
 
-// A group is 16 messages. Groups are written past the caches, whole.
+// A group is 16 messages. Whole groups are written with non-temporal stores.
 type group[T element] struct {
 	at    [groupMessages]uint32 // position in the block
 	value [groupMessages]T
 }
 
-// A queue is a list of chunks. They are taken from a common store: there are never more full ones
-// than the window's messages fill, plus an unfinished one for each queue, so that no queue can
-// overflow, whatever is drawn.
+// A queue is a list of chunks from a common store. There are never more full chunks than the
+// window's messages fill, plus one partial chunk for each queue, so no queue can overflow, whatever
+// is drawn.
 const (
 	groupMessages = 16
 	chunkGroups   = 64
 	chunkMessages = groupMessages * chunkGroups
 )
 
-// queues holds the messages of one window, by block. A message's number is its place in the store.
+// queues holds the messages of one window, by block. A message's number is its index in the store.
 type queues[T element] struct {
 	groups  []group[T] // the store
 	link    []uint32   // the chunk that follows a full one
 	tail    []uint64   // by block: the number of its next message
-	done    []uint64   // by block: the number of the next message to be delivered
-	fresh   uint64     // the first chunk not yet taken
-	staging []group[T] // by block: its group that is being filled
+	done    []uint64   // by block: the number of the next message to deliver
+	fresh   uint64     // the first free chunk
+	staging []group[T] // by block: the group that is being filled
 }
 
 // clear empties the queues and gives each block its first chunk.
@@ -64,29 +65,29 @@ func (q *queues[T]) clear(blocks int) {
 	}
 }
 
-// store copies a block's unfinished group from the staging to its place.
+// store copies a block's partial group from the staging area to the store.
 func (q *queues[T]) store(b int) {
 	if t := q.tail[b]; t%groupMessages != 0 {
 		q.groups[t/groupMessages] = q.staging[b]
 	}
 }
 
-// unstore is the opposite.
+// unstore copies a block's partial group back to the staging area.
 func (q *queues[T]) unstore(b int) {
 	if t := q.tail[b]; t%groupMessages != 0 {
 		q.staging[b] = q.groups[t/groupMessages]
 	}
 }
 
-// deliver delivers all messages to block b, which begins at a[0].
+// deliver delivers all messages to block b, which starts at a[0].
 func (q *queues[T]) deliver(a []T, b int) {
 	q.store(b)
 	q.deliverTo(a, b, q.tail[b])
 	q.unstore(b)
 }
 
-// deliverTo delivers those before number end, which belong to whole groups unless the last one is
-// stored.
+// deliverTo delivers the messages before number end. Their groups are full, except that the last
+// group may be a stored partial group.
 func (q *queues[T]) deliverTo(a []T, b int, end uint64) {
 	for at := q.done[b]; at != end; {
 		chunk := at / chunkMessages
@@ -102,8 +103,8 @@ func (q *queues[T]) deliverTo(a []T, b int, end uint64) {
 	q.done[b] = end
 }
 
-// sendGo does the steps of positions i, i-1, … of a block with these partners, except that it
-// leaves swaps with other blocks to messages.
+// sendGo executes the steps of positions i, i-1, … of a block with these partners, and sends
+// messages for swaps with other blocks.
 func sendGo[T element](q *queues[T], a []T, i int, partners []uint32, block int, shift uint) {
 	mask := uint32(1)<<shift - 1
 	for _, j := range partners {
@@ -143,8 +144,8 @@ func deliverGo[T element](block []T, groups []group[T], count int) {
 	}
 }
 
-// fetchGo replaces what the elements remember by their values, from the last to the first. head
-// has, by block, the number of the next message to be fetched.
+// fetchGo replaces the queue numbers in the elements by their values, from the last to the first.
+// head holds, by block, the number of the next message to fetch.
 func fetchGo[T element](q *queues[T], head []uint64, a []T) {
 	for i := len(a) - 1; i >= 0; i-- {
 		from := a[i]
@@ -157,30 +158,30 @@ func fetchGo[T element](q *queues[T], head []uint64, a []T) {
 	}
 }
 
-// A plan is how a blocked shuffle is cut.
+// A plan is how a blocked shuffle is divided.
 type plan struct {
 	shift   uint // a block has 1<<shift elements
 	window  int  // blocks in a window
 	threads int
 }
 
-// blocks is a blocked shuffle under way.
+// blocks is the state of a blocked shuffle.
 type blocks[T element] struct {
 	plan
 	a      []T
 	src    Source
 	queues queues[T]
 	batch  [partnerBatch]uint32
-	drawn  []uint32 // partners of the next positions, from the batch
+	drawn  []uint32 // partners of the next positions, drawn in a batch
 
-	// heads has what is to be fetched first from each queue, for each of the parts, one a thread,
-	// into which the blocks of a window are divided for fetching: how far the queue was when the
+	// For fetching, the blocks of a window are divided into parts, one per thread. heads holds, for
+	// each part, the position in each queue where fetching starts: the length of the queue when the
 	// block above the part was done.
 	heads [][]uint64
 }
 
-// shuffleBlocked is Shuffle for up to 2³² elements, in blocks. It ends with emit, if that is not
-// nil.
+// shuffleBlocked is Shuffle for up to 2³² elements, in blocks. If emit is not nil, it passes the
+// result to emit at the end.
 func shuffleBlocked[T element](ctx context.Context, src Source, a []T, p plan, memory *scratch,
 	emit func(first int, block []T) error) error {
 	count := (len(a) + 1<<p.shift - 1) >> p.shift
@@ -195,7 +196,7 @@ func shuffleBlocked[T element](ctx context.Context, src Source, a []T, p plan, m
 		s.queues.clear(high)
 		s.steps(ctx, low, high)
 		s.deliver(ctx, low)
-		// Whatever ctx has left undone is not looked at.
+		// If ctx is done, the array is incomplete and is not emitted.
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -211,10 +212,10 @@ func shuffleBlocked[T element](ctx context.Context, src Source, a []T, p plan, m
 	return nil
 }
 
-// first is the first position of block b.
+// first returns the first position of block b.
 func (s *blocks[T]) first(b int) int { return min(b<<s.shift, len(s.a)) }
 
-// part is the first block of a thread's part of blocks [low, high).
+// part returns the first block of a thread's part of blocks [low, high).
 func (s *blocks[T]) part(thread, low, high int) int { return low + (high-low)*thread/s.threads }
 
 // parallel runs f(0) … f(threads-1) at once.
@@ -227,7 +228,7 @@ func (s *blocks[T]) parallel(f func(thread int)) {
 	others.Wait()
 }
 
-// steps does the steps of blocks [low, high), unless ctx is done.
+// steps executes the steps of blocks [low, high), unless ctx is done.
 func (s *blocks[T]) steps(ctx context.Context, low, high int) {
 	q := &s.queues
 	copy(s.heads[s.threads-1], q.tail[:high])
@@ -237,8 +238,8 @@ func (s *blocks[T]) steps(ctx context.Context, low, high int) {
 	}
 	turns[0] <- struct{}{}
 	s.parallel(func(thread int) {
-		// to the thread's next block, when its last one was done; whole groups only: others still
-		// fill the last one
+		// messages to the thread's next block when its last block was done; whole groups only,
+		// because other blocks still fill the last group
 		var sent uint64
 		for b := high - 1 - thread; b >= low; b -= s.threads {
 			if b+s.threads < high {
@@ -261,7 +262,7 @@ func (s *blocks[T]) steps(ctx context.Context, low, high int) {
 	})
 }
 
-// own does the steps of block b.
+// own executes the steps of block b.
 func (s *blocks[T]) own(b int) {
 	q, first := &s.queues, s.first(b)
 	q.deliver(s.a[first:], b)
@@ -299,8 +300,7 @@ func (s *blocks[T]) fetch(ctx context.Context, low, high int) {
 	})
 }
 
-// piece fetches the values of the last piece of positions [bottom, end), and returns where it
-// begins.
+// piece fetches the values of the last piece of positions [bottom, end), and returns its start.
 func (s *blocks[T]) piece(head []uint64, bottom, end int) int {
 	begin := max(end-pieceElements, bottom)
 	fetch(&s.queues, head, s.a[max(begin, 1):end]) // position 0 has no step
@@ -311,7 +311,7 @@ func (s *blocks[T]) piece(head []uint64, bottom, end int) int {
 // than one.
 func (s *blocks[T]) emit(ctx context.Context, low, high int, emit func(first int, block []T) error) error {
 	head, bottom, top := s.heads[s.threads-1], s.first(low), s.first(high)
-	var fetched chan int // the beginnings of pieces
+	var fetched chan int // the starts of pieces
 	var failed atomic.Bool
 	if s.threads > 1 {
 		fetched = make(chan int, 8)
@@ -347,7 +347,7 @@ func (s *blocks[T]) emit(ctx context.Context, low, high int, emit func(first int
 	return nil
 }
 
-// newQueues makes queues for so many blocks, with so many chunks, in memory.
+// newQueues creates queues in memory for the given numbers of blocks and chunks.
 func newQueues[T element](memory *scratch, blocks, chunks int) queues[T] {
 	n := blocks + chunks*chunkGroups
 	all := memory.bytes(n * int(unsafe.Sizeof(group[T]{})))
@@ -361,13 +361,13 @@ func newQueues[T element](memory *scratch, blocks, chunks int) queues[T] {
 	}
 }
 
-// scratch is memory that stays between shuffles.
+// scratch is memory that is kept between shuffles.
 type scratch struct {
 	memory  []byte
 	release func()
 }
 
-// bytes is memory of so many bytes, with any content.
+// bytes returns n bytes of memory with arbitrary contents.
 func (s *scratch) bytes(n int) []byte {
 	if n > len(s.memory) {
 		s.free()

@@ -5,8 +5,8 @@ import (
 	"unsafe"
 )
 
-// SeedSequence is numpy.random.SeedSequence(entropy).generate_state(n, uint64) for an entropy of up
-// to 64 bits (O'Neill's seed_seq_fe).
+// SeedSequence returns numpy.random.SeedSequence(entropy).generate_state(n, uint64) for an entropy
+// of up to 64 bits (O'Neill's seed_seq_fe).
 func SeedSequence(entropy uint64, n int) []uint64 {
 	const (
 		multA, multB       = 0x931e8875, 0x58f38ded
@@ -57,22 +57,23 @@ func (x uint128) times(y uint128) uint128 {
 	return uint128{high + x.high*y.low + x.low*y.high, low}
 }
 
-// pcgMultiplier is the multiplier of PCG64's linear congruential generator.
+// pcgMultiplier returns the multiplier of PCG64's linear congruential generator.
 func pcgMultiplier() uint128 { return uint128{0x2360ed051fc65da4, 0x4385df649fccf645} }
 
 // Generator is numpy.random.Generator(numpy.random.PCG64(seed)): the permuted congruential
-// generator XSL-RR 128/64 (O'Neill, 2014), seeded through [SeedSequence]. It is not for concurrent
-// use. Copying the value copies the generator.
+// generator XSL-RR 128/64 (O'Neill, 2014), seeded through [SeedSequence]. It is not safe for
+// concurrent use. Copying the value copies the generator.
 type Generator struct {
-	state     uint128 // behind the block
+	state     uint128 // after the block
 	increment uint128
 	block     [blockWords / 4][2]uint64 // outputs
-	next      int                       // the first of them not yet used
-	half      uint32                    // the high half of the last one of which Uint32 used the low half
-	halved    bool                      // half is not yet used
+	next      int                       // the first unused output
+	// the high half of the last output whose low half Uint32 returned
+	half   uint32
+	halved bool // half is not yet used
 }
 
-// NewGenerator is Generator(PCG64(seed)) with the sequence at its beginning.
+// NewGenerator returns Generator(PCG64(seed)) at the start of its sequence.
 func NewGenerator(seed uint64) *Generator {
 	w := SeedSequence(seed, 4)
 	g := &Generator{increment: uint128{w[2]<<1 | w[3]>>63, w[3]<<1 | 1}}
@@ -81,9 +82,8 @@ func NewGenerator(seed uint64) *Generator {
 	return g
 }
 
-// refill computes the next block of outputs: those with even and those with odd numbers as two
-// independent sequences of steps twice as wide, for which a processor needs less than twice the
-// time of one.
+// refill computes the next block of outputs: the even-numbered and the odd-numbered outputs as two
+// independent sequences with double steps, which a processor partly overlaps.
 func (g *Generator) refill() {
 	m := pcgMultiplier()
 	wide, increment := m.times(m), g.increment.times(m).plus(g.increment)
@@ -98,11 +98,11 @@ func (g *Generator) refill() {
 	g.next = 0
 }
 
-// output is XSL-RR: the halves xored, rotated by the upper six bits.
+// output is XSL-RR: the xor of the halves, rotated by the upper six bits.
 func (x uint128) output() uint64 { return bits.RotateLeft64(x.high^x.low, -int(x.high>>58)) }
 
-// Uint64 is the next 64 bits of the sequence. A half that [Generator.Uint32] has left over stays
-// for its next call.
+// Uint64 returns the next 64 bits of the sequence. A half that [Generator.Uint32] has not returned
+// yet stays for its next call.
 func (g *Generator) Uint64() uint64 {
 	if g.next == 2*len(g.block) {
 		g.refill()
@@ -111,7 +111,7 @@ func (g *Generator) Uint64() uint64 {
 	return g.block[(g.next-1)/2][(g.next-1)%2]
 }
 
-// Uint32 is the next 32 bits: the low half of the next 64, then their high half.
+// Uint32 returns the next 32 bits: the low half of the next 64, then their high half.
 func (g *Generator) Uint32() uint32 {
 	if g.halved {
 		g.halved = false
@@ -122,10 +122,10 @@ func (g *Generator) Uint32() uint32 {
 	return uint32(v)
 }
 
-// Interval draws a number between 0 and max, both included, by the rule of [RandomState.Interval].
+// Interval draws a number between 0 and max, both included, like [RandomState.Interval].
 func (g *Generator) Interval(max uint64) uint64 { return interval(g, max) }
 
-// Skip leaves the generator as a shuffle of n elements would.
+// Skip advances the generator by the draws of a shuffle of n elements.
 func (g *Generator) Skip(n int64) { skip(g, n) }
 
 func (g *Generator) partners(dst []uint32, i uint32) int {
@@ -140,7 +140,7 @@ func (g *Generator) partners(dst []uint32, i uint32) int {
 		if g.next == 2*len(g.block) {
 			g.refill()
 		}
-		// On a little-endian machine the block is, as it lies, the sequence of halves.
+		// On a little-endian machine, the memory of the block is the sequence of halves.
 		words := (*[blockWords]uint32)(unsafe.Pointer(&g.block))
 		used, n := draw(words[2*g.next:], dst[done:], i)
 		g.next += (used + 1) / 2

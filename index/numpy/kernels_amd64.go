@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/cpu"
 )
 
-// vectors says whether this machine can run the assembly.
+// vectors reports whether this machine can run the assembly.
 var vectors = cpu.X86.HasAVX512F && cpu.X86.HasBMI1 && cpu.X86.HasBMI2 && cpu.X86.HasPOPCNT
 
 func twist(state *[blockWords + 16]uint32, block *[blockWords]uint32) {

@@ -11,12 +11,12 @@ import (
 	"strings"
 )
 
-// HeaderSize is the length in bytes of the headers that [Header] makes.
+// HeaderSize is the length in bytes of the headers that [Header] returns.
 const HeaderSize = 128
 
-// Header is what numpy.save writes before the data of an array in C order, in numpy 1.14 and newer:
-// the .npy format, version 1.0. The descr is one of "<i2", "<i4", "<i8", "<u4" and the like; the
-// shape has one or two numbers, both below 2^63, so that 128 bytes always suffice.
+// Header returns the header that numpy.save writes for an array in C order, in numpy 1.14 and
+// newer: the .npy format, version 1.0. The descr is a type such as "<i2", "<i4", "<i8" or "<u4".
+// The shape has one or two numbers, both below 2^63, so that 128 bytes always suffice.
 func Header(descr string, shape ...int64) [HeaderSize]byte {
 	dims := make([]string, len(shape))
 	for i, n := range shape {
@@ -37,26 +37,26 @@ func Header(descr string, shape ...int64) [HeaderSize]byte {
 	return h
 }
 
-// An NPY is what the header of a .npy file says.
+// An NPY is a parsed header of a .npy file.
 type NPY struct {
 	Descr  string  // the element type, as "<i4"
-	Shape  []int64 // none for a single value
+	Shape  []int64 // empty for a single value
 	Offset int64   // of the first element in the file
 }
 
-// Item is the size of an element in bytes.
+// Item returns the size of an element in bytes.
 func (h NPY) Item() int64 {
 	n, _ := itemSize(h.Descr)
 	return n
 }
 
-// maxHeader bounds what ReadHeader reads. The headers of plain arrays are a few hundred bytes.
+// maxHeader bounds the size of headers. The headers of plain arrays are a few hundred bytes.
 const maxHeader = 1 << 16
 
-// ReadHeader reads the header of a .npy file of the given size in bytes, of version 1.0, 2.0 or
-// 3.0. It takes plain little-endian elements ("<i4", "|u1", …) in C order and refuses everything
-// else that the format can hold, and files shorter than their header promises. Bytes after the data
-// are passed over, as numpy does.
+// ReadHeader reads the header of a .npy file of version 1.0, 2.0 or 3.0. size is the size of the
+// file in bytes. ReadHeader supports plain little-endian elements ("<i4", "|u1", …) in C order, and
+// rejects all other types and orders, and truncated files. Like numpy, it ignores bytes after the
+// data.
 func ReadHeader(r io.ReaderAt, size int64) (NPY, error) {
 	var start [12]byte
 	n := min(int64(len(start)), max(size, 0))
@@ -64,7 +64,7 @@ func ReadHeader(r io.ReaderAt, size int64) (NPY, error) {
 		return NPY{}, fmt.Errorf("read the .npy header: %w", err)
 	}
 	if n < 10 || string(start[:6]) != "\x93NUMPY" {
-		return NPY{}, errors.New("not a .npy file: it does not begin with \\x93NUMPY")
+		return NPY{}, errors.New("not a .npy file: it does not start with \\x93NUMPY")
 	}
 	var offset, length int64
 	switch start[6] {
@@ -73,13 +73,14 @@ func ReadHeader(r io.ReaderAt, size int64) (NPY, error) {
 	case 2, 3:
 		offset, length = 12, int64(binary.LittleEndian.Uint32(start[8:]))
 	default:
-		return NPY{}, fmt.Errorf("byte 6: .npy version %d.%d; versions 1.0 to 3.0 can be read", start[6], start[7])
+		return NPY{}, fmt.Errorf("byte 6: .npy version %d.%d is not supported; use version 1.0 to 3.0", start[6],
+			start[7])
 	}
 	if length > maxHeader {
-		return NPY{}, fmt.Errorf("byte 8: a header of %d bytes; at most %d can be read", length, maxHeader)
+		return NPY{}, fmt.Errorf("byte 8: the header has %d bytes; at most %d are supported", length, maxHeader)
 	}
 	if offset+length > size {
-		return NPY{}, fmt.Errorf("the file ends within its .npy header: it has %d bytes, the header %d", size,
+		return NPY{}, fmt.Errorf("the file is truncated in its .npy header: it has %d bytes, the header %d", size,
 			offset+length)
 	}
 	text := make([]byte, length)
@@ -99,18 +100,18 @@ func ReadHeader(r io.ReaderAt, size int64) (NPY, error) {
 	need := item
 	for _, d := range h.Shape {
 		if d != 0 && need > (math.MaxInt64-h.Offset)/d {
-			return NPY{}, fmt.Errorf("the shape %v has more bytes than a file can", h.Shape)
+			return NPY{}, fmt.Errorf("the shape %v exceeds the largest file size", h.Shape)
 		}
 		need *= d
 	}
 	if h.Offset+need > size {
-		return NPY{}, fmt.Errorf("the file is cut off: its header promises %d bytes, it has %d; delete it and build "+
-			"it again", h.Offset+need, size)
+		return NPY{}, fmt.Errorf("the file is truncated: its header requires %d bytes, but it has %d; delete it and "+
+			"build it again", h.Offset+need, size)
 	}
 	return h, nil
 }
 
-// itemSize reads the size of an element off its type.
+// itemSize returns the size of an element from its type.
 func itemSize(descr string) (int64, error) {
 	if len(descr) == 3 && strings.IndexByte("biuf", descr[1]) >= 0 {
 		switch n := descr[2]; {
@@ -120,16 +121,17 @@ func itemSize(descr string) (int64, error) {
 			return int64(n - '0'), nil
 		}
 	}
-	return 0, fmt.Errorf("elements of type %q: want little-endian integers or floats, such as <i4", descr)
+	return 0, fmt.Errorf("elements of type %q are not supported; use little-endian integers or floats, such as <i4",
+		descr)
 }
 
-// A dictReader reads the literal of a Python dict that a .npy header is.
+// A dictReader parses the literal of a Python dict in a .npy header.
 type dictReader struct {
 	text []byte
 	at   int
 }
 
-// next passes over blanks and then over s, if it is there.
+// next skips blanks and then s, if it follows.
 func (d *dictReader) next(s string) bool {
 	for d.at < len(d.text) && strings.IndexByte(" \t\r\n", d.text[d.at]) >= 0 {
 		d.at++
@@ -159,7 +161,7 @@ func (d *dictReader) header() (NPY, error) {
 			return h, err
 		}
 		if seen[key] {
-			return h, fmt.Errorf("%q is there twice", key)
+			return h, fmt.Errorf("%q is duplicate", key)
 		}
 		seen[key] = true
 		if !d.next(":") {
@@ -170,12 +172,12 @@ func (d *dictReader) header() (NPY, error) {
 			h.Descr, err = d.str()
 		case "fortran_order":
 			if !d.next("False") {
-				err = errors.New("want False: only arrays in C order can be read")
+				err = errors.New("want False: only arrays in C order are supported")
 			}
 		case "shape":
 			h.Shape, err = d.tuple()
 		default:
-			err = fmt.Errorf("%q does not belong in a .npy header", key)
+			err = fmt.Errorf("%q is not a key of a .npy header", key)
 		}
 		if err != nil {
 			return h, err
@@ -183,7 +185,7 @@ func (d *dictReader) header() (NPY, error) {
 	}
 	d.next("")
 	if d.at < len(d.text) {
-		return h, errors.New("something follows the dict")
+		return h, errors.New("text after the dict")
 	}
 	for _, key := range []string{"descr", "fortran_order", "shape"} {
 		if !seen[key] {
@@ -210,7 +212,7 @@ func (d *dictReader) str() (string, error) {
 	return "", errors.New("want a string in quotes")
 }
 
-// tuple reads the shape. Python 2 wrote an L behind long numbers.
+// tuple reads the shape. Python 2 wrote an L after long numbers.
 func (d *dictReader) tuple() ([]int64, error) {
 	if !d.next("(") {
 		return nil, errors.New("want ( before the shape")
@@ -231,7 +233,7 @@ func (d *dictReader) tuple() ([]int64, error) {
 		n, err := strconv.ParseInt(string(d.text[from:d.at]), 10, 64)
 		if err != nil {
 			d.at = from
-			return nil, errors.New("want a whole number below 2^63 in the shape")
+			return nil, errors.New("want an integer below 2^63 in the shape")
 		}
 		if d.at < len(d.text) && d.text[d.at] == 'L' {
 			d.at++
@@ -240,7 +242,7 @@ func (d *dictReader) tuple() ([]int64, error) {
 		comma = d.next(",")
 	}
 	if len(shape) == 1 && !comma {
-		return nil, errors.New("want a comma after the only number of the shape")
+		return nil, errors.New("want a comma after the single number of the shape")
 	}
 	return shape, nil
 }

@@ -6,16 +6,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Aligned is zeroed memory of so many bytes outside Go's heap. It begins at a multiple of 2 MiB and
-// asks for pages of that size, with which random access to large arrays is faster. release gives it
-// back; the memory must not be used afterwards.
+// Aligned allocates zeroed memory of the given size outside Go's heap. The memory is aligned to 2
+// MiB and uses huge pages if possible, which speeds up random access to large arrays. release frees
+// the memory, which must not be used afterwards.
 func Aligned(bytes int) (memory []byte, release func()) {
 	const page = 2 << 20
 	size := (max(bytes, 1) + page - 1) &^ (page - 1)
 	base, err := unix.MmapPtr(-1, 0, nil, uintptr(size+page), unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
-		m := make([]byte, size+page) // out of address space or of mappings: Go's heap says so, or has room
+		// out of address space or of mappings: the Go heap either reports the error or has memory
+		m := make([]byte, size+page)
 		skip := -int(uintptr(unsafe.Pointer(&m[0]))) & (page - 1)
 		return m[skip : skip+bytes : skip+bytes], func() {}
 	}

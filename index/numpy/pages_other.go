@@ -4,8 +4,8 @@ package numpy
 
 import "unsafe"
 
-// Aligned is zeroed memory of so many bytes that begins at a multiple of 4096. release gives it
-// back; the memory must not be used afterwards.
+// Aligned allocates zeroed memory of the given size, aligned to 4096 bytes. release frees the
+// memory, which must not be used afterwards.
 func Aligned(bytes int) (memory []byte, release func()) {
 	const page = 4096
 	m := make([]byte, bytes+page)

@@ -1,14 +1,14 @@
 package numpy
 
 // RandomState is numpy.random.RandomState(seed): the Mersenne Twister MT19937 (Matsumoto and
-// Nishimura, 1998), seeded by init_genrand. It is not for concurrent use. Copying the value copies
-// the generator.
+// Nishimura, 1998), seeded by init_genrand. It is not safe for concurrent use. Copying the value
+// copies the generator.
 type RandomState struct {
-	// state is the twister's, followed by a copy of its first vector of 16 words, so that the
+	// state is the twister's state, followed by a copy of its first vector of 16 words, so that the
 	// recurrence reads ahead without wrapping.
 	state [blockWords + 16]uint32
 	block [blockWords]uint32 // the outputs of this state
-	next  int                // the first output not yet used
+	next  int                // the first unused output
 }
 
 // The parameters of MT19937.
@@ -19,7 +19,7 @@ const (
 	twistBits  = 0x9908b0df
 )
 
-// NewRandomState is RandomState(seed) with the sequence at its beginning.
+// NewRandomState returns RandomState(seed) at the start of its sequence.
 func NewRandomState(seed uint32) *RandomState {
 	r := &RandomState{next: blockWords}
 	for i := range r.state[:blockWords] {
@@ -29,7 +29,7 @@ func NewRandomState(seed uint32) *RandomState {
 	return r
 }
 
-// Uint32 is the next 32 bits of the sequence.
+// Uint32 returns the next 32 bits of the sequence.
 func (r *RandomState) Uint32() uint32 {
 	if r.next == blockWords {
 		r.refill()
@@ -38,18 +38,18 @@ func (r *RandomState) Uint32() uint32 {
 	return r.block[r.next-1]
 }
 
-// Uint64 is the next 64 bits: two draws of 32, the high half first.
+// Uint64 returns the next 64 bits: two draws of 32, the high half first.
 func (r *RandomState) Uint64() uint64 {
 	high := r.Uint32()
 	return uint64(high)<<32 | uint64(r.Uint32())
 }
 
-// Interval draws a number between 0 and max, both included, as numpy's random_interval does: the
-// draw is cut to the bits of max and repeated until it does not exceed max. A draw has 32 bits, or
-// 64 if max is above 2³²-1. For max = 0 nothing is drawn.
+// Interval draws a number between 0 and max, both included, like numpy's random_interval: the draw
+// is masked to the bits of max and repeated until it does not exceed max. A draw has 32 bits, or 64
+// if max is above 2³²-1. For max = 0 nothing is drawn.
 func (r *RandomState) Interval(max uint64) uint64 { return interval(r, max) }
 
-// Skip leaves the generator as a shuffle of n elements would.
+// Skip advances the generator by the draws of a shuffle of n elements.
 func (r *RandomState) Skip(n int64) { skip(r, n) }
 
 // refill computes the next block of outputs.
@@ -72,7 +72,7 @@ func (r *RandomState) partners(dst []uint32, i uint32) int {
 	return done
 }
 
-// twistGo replaces the state by the next one and writes its outputs, tempered.
+// twistGo computes the next state and writes its tempered outputs.
 func twistGo(state *[blockWords + 16]uint32, block *[blockWords]uint32) {
 	next := func(a, b, shifted uint32) uint32 {
 		y := a&upperBit | b&^upperBit

@@ -5,9 +5,9 @@ import (
 	"math"
 )
 
-// Shuffle shuffles a as RandomState.shuffle and Generator.shuffle do with a one-dimensional array:
-// for i from the last position down to 1, elements i and [Source].Interval(i) are swapped. What is
-// drawn depends on len(a) only.
+// Shuffle shuffles a like RandomState.shuffle and Generator.shuffle shuffle a one-dimensional array:
+// for i from the last position down to 1, it swaps elements i and [Source].Interval(i). The draws
+// depend only on src and len(a).
 func Shuffle[T any](src Source, a []T) {
 	i := len(a) - 1
 	for ; i > math.MaxUint32; i-- {
@@ -23,17 +23,17 @@ func Shuffle[T any](src Source, a []T) {
 	}
 }
 
-// element is what a Shuffler moves.
+// element is the type of elements that a Shuffler moves.
 type element interface{ uint32 | uint64 }
 
-// swapAhead is the number of swaps between touching an element and moving it: enough to hide what
-// memory takes to answer.
+// swapAhead is the number of swaps between prefetching an element and moving it: enough to hide the
+// memory latency.
 const swapAhead = 64
 
-// shuffleAhead is Shuffle for up to 2³² elements; it touches them some swaps ahead.
+// shuffleAhead is Shuffle for up to 2³² elements. It prefetches elements several swaps ahead.
 func shuffleAhead[T element](ctx context.Context, src Source, a []T) error {
 	var batch [partnerBatch]uint32
-	drawn, i := 0, len(a)-1 // partners in the batch, of positions i and below
+	drawn, i := 0, len(a)-1 // partners in the batch, for positions i and below
 	for i > 0 {
 		if err := ctx.Err(); err != nil {
 			return err

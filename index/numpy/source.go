@@ -5,7 +5,7 @@ import (
 	"math/bits"
 )
 
-// Source is a generator that can shuffle: [RandomState] or [Generator].
+// Source is a generator for shuffles: [RandomState] or [Generator].
 type Source interface {
 	Uint32() uint32
 	Uint64() uint64
@@ -13,7 +13,7 @@ type Source interface {
 
 	// partners draws the positions with which a shuffle swaps positions i, i-1, … down to 1, and
 	// returns how many it wrote: at least one if i > 0 and len(dst) >= drawRoom, at most len(dst).
-	// Exactly the draws for these are used up.
+	// It consumes exactly the draws for these.
 	partners(dst []uint32, i uint32) int
 }
 
@@ -50,18 +50,18 @@ func skip(src Source, n int64) {
 
 const (
 	partnerBatch = 4096 // partners drawn at a time
-	drawRoom     = 16   // the least room for partners that draw makes use of
+	drawRoom     = 16   // the minimum free space in dst that draw uses
 )
 
 // draw turns 32-bit draws into the partners of positions i, i-1, … down to 1, i > 0. It returns how
 // many draws it has used, and how many partners it wrote. It stops when the draws are used up, or
-// less than drawRoom of dst is left.
+// when less than drawRoom of dst is free.
 func draw(words, dst []uint32, i uint32) (used, done int) {
 	for used < len(words) && i > 0 && len(dst)-done >= drawRoom {
 		mask := uint32(1)<<bits.Len32(i) - 1
 		least := mask>>1 + 1 // the last position with this mask
-		// In bulk, as long as the mask stays. The more steps at a time and the fewer positions, the
-		// more words are doubtful.
+		// In bulk, while the mask is the same. More steps at a time, or fewer positions, make more
+		// words ambiguous.
 		n := min(len(words)-used, len(dst)-done, int(i-least), max(64, int(min(mask>>6, blockWords)))) &^ 15
 		if n > 0 {
 			k := accept(words[used:used+n], dst[done:], mask, i)
@@ -86,16 +86,17 @@ func draw(words, dst []uint32, i uint32) (used, done int) {
 	return used, done
 }
 
-// acceptGo writes those of the words, cut by mask, that are accepted as partners of positions i,
-// i-1, …, and returns how many. It needs i >= len(words), room for as many in dst, and the mask
-// must be that of all these positions. len(words) is a multiple of 16.
+// acceptGo writes the words, masked, that are accepted as partners of positions i, i-1, …, and
+// returns their number. It requires i >= len(words), len(dst) >= len(words), and a mask that
+// applies to all these positions. len(words) is a multiple of 16.
 func acceptGo(words, dst []uint32, mask, i uint32) int {
 	dst = dst[:len(words)]
 	n, above := 0, uint64(i)+1
 	for _, w := range words {
 		v := w & mask
 		dst[n] = v
-		accepted := (uint64(v) - above) >> 63 // without a branch: no processor could predict it
+		// branch-free, because the branch would be unpredictable
+		accepted := (uint64(v) - above) >> 63
 		n += int(accepted)
 		above -= accepted
 	}

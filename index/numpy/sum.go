@@ -1,8 +1,8 @@
 package numpy
 
-// Sum is numpy.sum of a contiguous vector of doubles: pairwise summation, in blocks of up to 128
-// elements with eight running sums, as numpy does it since 1.9
-// (numpy/_core/src/umath/loops_utils.h.src). The order of the additions decides the last bits of
+// Sum returns numpy.sum of a contiguous float64 vector: pairwise summation, in blocks of up to 128
+// elements with eight running sums, as in numpy since 1.9
+// (numpy/_core/src/umath/loops_utils.h.src). The order of the additions determines the last bits of
 // the result.
 func Sum(a []float64) float64 {
 	n := len(a)
@@ -34,7 +34,7 @@ func Sum(a []float64) float64 {
 	return Sum(a[:half]) + Sum(a[half:])
 }
 
-// Normalize divides every weight by their [Sum], as Megatron-LM's normalize does.
+// Normalize divides every weight by the [Sum] of the weights, like Megatron-LM's normalize.
 func Normalize(w []float64) []float64 {
 	out := make([]float64, len(w))
 	sum := Sum(w)

@@ -5,22 +5,22 @@ import (
 	"unsafe"
 )
 
-// pieceBytes is the size of the pieces in which a Writer writes.
+// pieceBytes is the size of the writes of a Writer.
 const pieceBytes = 4 << 20
 
-// A Writer writes a .npy file of one dimension from its beginning to its end, for an io.WriterAt
-// that takes bytes past the page cache: in pieces of 4 MiB, except for the last, at offsets that
-// are multiples of that, from memory that begins at a page.
+// A Writer writes a one-dimensional .npy file sequentially to an io.WriterAt that may use direct
+// I/O: in pieces of 4 MiB (the last may be shorter), at offsets that are multiples of 4 MiB, from
+// page-aligned memory.
 type Writer[T int16 | int64] struct {
-	to      io.WriterAt // nil if the file is not wanted
+	to      io.WriterAt // nil to discard the file
 	piece   []byte
 	fill    int
 	at      int64 // of the piece in the file
 	release func()
 }
 
-// NewWriter begins a file of n numbers. Where to is nil the Writer takes everything and writes
-// nothing. [Writer.Release] must be called when it is not used any more.
+// NewWriter starts a file of n numbers. If to is nil, the Writer discards everything.
+// [Writer.Release] must be called after use.
 func NewWriter[T int16 | int64](to io.WriterAt, n int64) *Writer[T] {
 	w := &Writer[T]{to: to, release: func() {}}
 	if to == nil {
@@ -36,12 +36,12 @@ func NewWriter[T int16 | int64](to io.WriterAt, n int64) *Writer[T] {
 	return w
 }
 
-// Append appends numbers. The error is that of the file.
+// Append appends numbers. It returns the first write error.
 func (w *Writer[T]) Append(v []T) error {
 	if w.to == nil || len(v) == 0 {
 		return nil
 	}
-	// As they lie in memory, which is little-endian as the files are.
+	// The memory is little-endian, like the files.
 	p := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(v))), len(v)*int(unsafe.Sizeof(v[0])))
 	for len(p) > 0 {
 		if w.fill == len(w.piece) {
@@ -56,8 +56,8 @@ func (w *Writer[T]) Append(v []T) error {
 	return nil
 }
 
-// Flush writes what has been appended. It is called after the last number; in between it would make
-// a shorter piece.
+// Flush writes the appended numbers. It must be called only after the last number, because it
+// writes a shorter piece.
 func (w *Writer[T]) Flush() error {
 	if w.to == nil || w.fill == 0 {
 		return nil
@@ -70,7 +70,7 @@ func (w *Writer[T]) Flush() error {
 	return nil
 }
 
-// Release gives the memory back, written or not. A second call does nothing.
+// Release frees the memory, written or not. A second call does nothing.
 func (w *Writer[T]) Release() {
 	w.release()
 	w.to, w.piece, w.release = nil, nil, func() {}
