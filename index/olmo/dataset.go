@@ -15,10 +15,10 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// DType is the element type of token files, by its name in numpy.
+// DType is the element type of token files, by its numpy name.
 type DType string
 
-// The element types that OLMo-core reads.
+// The element types that OLMo-core supports.
 const (
 	Uint8  DType = "uint8"
 	Uint16 DType = "uint16"
@@ -26,12 +26,12 @@ const (
 	Uint64 DType = "uint64"
 )
 
-// DTypes lists the element types that OLMo-core reads.
+// DTypes lists the element types that OLMo-core supports.
 func DTypes() []string {
 	return []string{string(Uint8), string(Uint16), string(Uint32), string(Uint64)}
 }
 
-// Size is the number of bytes of a token, 0 for an unknown type.
+// Size returns the number of bytes of a token, 0 for an unknown type.
 func (d DType) Size() int64 {
 	switch d {
 	case Uint8:
@@ -46,8 +46,8 @@ func (d DType) Size() int64 {
 	return 0
 }
 
-// SmallestDType is the type that OLMo-core takes for a vocabulary when none is configured: the
-// smallest that holds its last id.
+// SmallestDType returns OLMo-core's default type for a vocabulary: the smallest type that holds its
+// last id.
 func SmallestDType(vocabulary int64) DType {
 	switch {
 	case vocabulary-1 <= math.MaxUint8:
@@ -60,16 +60,16 @@ func SmallestDType(vocabulary int64) DType {
 	return Uint64
 }
 
-// File is a token file: elements back to back, without a header.
+// File is a token file: concatenated elements, without a header.
 type File struct {
 	Path  string
 	Bytes int64
 }
 
-// statters is how many files are asked for their size at once.
+// statters is how many files are checked for their size at once.
 const statters = 16
 
-// Stat finds the sizes of files.
+// Stat returns the files with their sizes.
 func Stat(ctx context.Context, paths []string) ([]File, error) {
 	files := make([]File, len(paths))
 	g, ctx := errgroup.WithContext(ctx)
@@ -84,7 +84,7 @@ func Stat(ctx context.Context, paths []string) ([]File, error) {
 				return err
 			}
 			if !info.Mode().IsRegular() {
-				return fmt.Errorf("%s is no regular file", path)
+				return fmt.Errorf("%s is not a regular file", path)
 			}
 			files[i] = File{path, info.Size()}
 			return nil
@@ -97,51 +97,52 @@ func Stat(ctx context.Context, paths []string) ([]File, error) {
 }
 
 // Dataset is OLMo-core's NumpyFSLDataset: instances of SequenceLength consecutive tokens of one
-// file. The rest of each file is dropped.
+// file. The remainder of each file is dropped.
 type Dataset struct {
-	Files          []File // in the order of OLMo-core's paths, after [Permute] where source_permutation_seed is set
+	// in the order of OLMo-core's paths, after [Permute] if source_permutation_seed is set
+	Files          []File
 	DType          DType
 	SequenceLength int64
 
-	// MaxTargetSequenceLength, a multiple of SequenceLength, or 0 for none: files are cut as if
-	// instances had this length, so that the order of the tokens stays the same while
+	// MaxTargetSequenceLength is a multiple of SequenceLength, or 0. If it is not 0, files are cut
+	// as if instances had this length, so that the order of the tokens stays the same while
 	// SequenceLength grows up to it.
 	MaxTargetSequenceLength int64
 }
 
-// Check says what is wrong with a data set, if anything.
+// Check returns an error if the data set is invalid.
 func (d *Dataset) Check() error {
 	if d.DType.Size() == 0 {
-		return fmt.Errorf("element type %q; OLMo-core reads %s", d.DType, strings.Join(DTypes(), ", "))
+		return fmt.Errorf("unknown element type %q; OLMo-core supports %s", d.DType, strings.Join(DTypes(), ", "))
 	}
 	if d.SequenceLength < 1 {
-		return fmt.Errorf("a sequence length of %d", d.SequenceLength)
+		return fmt.Errorf("invalid sequence length %d", d.SequenceLength)
 	}
 	if m := d.MaxTargetSequenceLength; m < 0 || m%d.SequenceLength != 0 {
-		return fmt.Errorf("a maximum target sequence length of %d, which is no multiple of the sequence length, %d", m,
+		return fmt.Errorf("the maximum target sequence length %d is not a multiple of the sequence length, %d", m,
 			d.SequenceLength)
 	}
 	for _, f := range d.Files {
 		if f.Bytes < 0 || f.Bytes%d.DType.Size() != 0 {
-			return fmt.Errorf("%s has %d bytes, which is no whole number of %s tokens; was it written with another "+
-				"element type?", f.Path, f.Bytes, d.DType)
+			return fmt.Errorf("%s has %d bytes, which is not a whole number of %s tokens; was it written with "+
+				"another element type?", f.Path, f.Bytes, d.DType)
 		}
 	}
 	return nil
 }
 
-// chunk is how many instances stay together.
+// chunk returns how many instances stay together.
 func (d *Dataset) chunk() int64 {
 	return max(d.MaxTargetSequenceLength, d.SequenceLength) / d.SequenceLength
 }
 
-// FileInstances is the number of instances of file i.
+// FileInstances returns the number of instances of file i.
 func (d *Dataset) FileInstances(i int) int64 {
 	tokens := d.Files[i].Bytes / d.DType.Size()
 	return tokens / (d.SequenceLength * d.chunk()) * d.chunk()
 }
 
-// Order is the order of an epoch, shuffled, of a data set that passes [Dataset.Check].
+// Order returns the shuffled order of an epoch. The data set must pass [Dataset.Check].
 func (d *Dataset) Order(seed, epoch int64) Order {
 	o := Order{Chunk: d.chunk(), Shuffle: true, Seed: seed, Epoch: epoch}
 	for i := range d.Files {
@@ -150,7 +151,7 @@ func (d *Dataset) Order(seed, epoch int64) Order {
 	return o
 }
 
-// Places finds the tokens of instances.
+// Places returns an index from instances to tokens.
 func (d *Dataset) Places() *Places {
 	p := &Places{length: d.SequenceLength, ends: make([]int64, len(d.Files))}
 	var sum int64
@@ -161,14 +162,14 @@ func (d *Dataset) Places() *Places {
 	return p
 }
 
-// Places is where the instances of a data set are.
+// Places maps the instances of a data set to tokens and back.
 type Places struct {
 	length int64
 	ends   []int64 // of each file, one past its last instance
 }
 
-// Of returns the file of an instance and its first token there. The instance must be one of the
-// data set's.
+// Of returns the file of an instance and the position of its first token there. The instance must
+// belong to the data set.
 func (p *Places) Of(instance int64) (file int, token int64) {
 	file = sort.Search(len(p.ends), func(i int) bool { return p.ends[i] > instance })
 	if file > 0 {
@@ -177,7 +178,8 @@ func (p *Places) Of(instance int64) (file int, token int64) {
 	return file, instance * p.length
 }
 
-// Instance returns the instance that begins at a token of a file, ok if there is one.
+// Instance returns the instance whose first token is the given token of a file; ok is false if
+// there is no such instance.
 func (p *Places) Instance(file int, token int64) (instance int64, ok bool) {
 	var first int64
 	if file > 0 {
@@ -187,15 +189,16 @@ func (p *Places) Instance(file int, token int64) (instance int64, ok bool) {
 	return instance, token >= 0 && token%p.length == 0 && instance < p.ends[file]
 }
 
-// Vocabulary are the token ids that OLMo-core's tokenizer configuration names; nil is None.
+// Vocabulary holds the token ids of OLMo-core's tokenizer configuration; a nil id is Python's None
+// value.
 type Vocabulary struct {
 	Size, Pad, EOS int64
 	BOS            *int64
 }
 
-// Fingerprint is OLMo-core's dataset_fingerprint, version v2.0: SHA-256 of the class, its settings,
-// and the base name and size of each file. Neither the folders nor the contents of the files are in
-// it, nor is the sequence length.
+// Fingerprint returns OLMo-core's dataset_fingerprint, version v2.0: the SHA-256 of the class, its
+// settings, and the base name and size of each file. It does not cover the directories and contents
+// of the files, or the sequence length.
 func (d *Dataset) Fingerprint(v Vocabulary) string {
 	none := func(n int64, ok bool) string {
 		if !ok {

@@ -1,10 +1,10 @@
-// Package olmo makes what OLMo-core derives from a list of token files: the order of their
-// instances, the file it keeps the order in, the fingerprint of its data sets, and how many tokens
-// its source mixtures take from which file.
+// Package olmo computes everything that OLMo-core derives from a list of token files: the order of
+// their instances, the file of the order, the fingerprint of its data sets, and how many tokens its
+// source mixtures take from each file.
 //
-// OLMo-core looks for the order of an epoch under a name made of five numbers ([Order.Name]) in its
-// work directory and uses what it finds there. So it trains on an order that another program wrote,
-// on every node that can read the file, without a change.
+// OLMo-core looks in its work directory for the order of an epoch, under a name made of five
+// numbers ([Order.Name]), and uses an existing file. So it trains in an order that another program
+// wrote, unmodified, on every node that can read the file.
 package olmo
 
 import (
@@ -26,45 +26,47 @@ import (
 	"mula/internal/atomicfile"
 )
 
-// Order is what decides OLMo-core's order of one epoch (NumpyFSLDataLoader).
+// Order holds the parameters of OLMo-core's order of one epoch (NumpyFSLDataLoader).
 type Order struct {
 	Instances int64 // of the data set; less than 2^32-1
-	// consecutive instances that stay together: maximum target sequence length / sequence length,
-	// normally 1
+	// number of consecutive instances that stay together: maximum target sequence length / sequence
+	// length, normally 1
 	Chunk   int64
-	Shuffle bool  // otherwise the instances come in the order of the files, and Seed and Epoch mean nothing
+	Shuffle bool  // otherwise the instances are in file order, and Seed and Epoch are ignored
 	Seed    int64 // 0 or more
 	Epoch   int64 // OLMo-core counts from 1
 }
 
-// maxInstances is where OLMo-core refuses a data set: at the largest u32.
+// maxInstances is OLMo-core's limit on the instances of a data set.
 const maxInstances = math.MaxUint32 - 1
 
-// chunkBytes is what is written or compared at a time.
+// chunkBytes is how many bytes are written or compared at a time.
 const chunkBytes = 8 << 20
 
-// Check says what is wrong with an order, if anything.
+// Check returns an error if the order is invalid.
 func (o Order) Check() error {
 	switch {
 	case o.Instances < 1:
-		return fmt.Errorf("%d instances: every file is shorter than one; give longer files or a shorter sequence length", o.Instances)
+		return fmt.Errorf("%d instances: every file is shorter than an instance; use longer files or a shorter "+
+			"sequence length", o.Instances)
 	case o.Instances > maxInstances:
-		return fmt.Errorf("%d instances: OLMo-core numbers them with 32 bits and takes at most %d; use a longer "+
+		return fmt.Errorf("%d instances: OLMo-core numbers them with 32 bits and supports at most %d; use a longer "+
 			"sequence length or fewer files", o.Instances, int64(maxInstances))
 	case o.Chunk < 1:
-		return fmt.Errorf("chunks of %d instances; at least 1 is needed", o.Chunk)
+		return fmt.Errorf("invalid chunk of %d instances; at least 1 is needed", o.Chunk)
 	case o.Entries() == 0:
 		return fmt.Errorf("%d instances do not fill one chunk of %d", o.Instances, o.Chunk)
 	case o.Shuffle && (o.Seed < 0 || o.Epoch < 0 || o.Seed > math.MaxInt64-o.Epoch):
-		return fmt.Errorf("seed %d and epoch %d: neither may be negative, nor may their sum pass 2^63", o.Seed, o.Epoch)
+		return fmt.Errorf("invalid seed %d or epoch %d: both must be 0 or more, and their sum below 2^63", o.Seed,
+			o.Epoch)
 	}
 	return nil
 }
 
-// Entries is how many instances the order holds: all that belong to whole chunks.
+// Entries returns the number of instances in the order: all instances of complete chunks.
 func (o Order) Entries() int64 { return o.Instances / o.Chunk * o.Chunk }
 
-// Name is the name of the file in OLMo-core's work directory.
+// Name returns the name of the file in OLMo-core's work directory.
 func (o Order) Name() string {
 	var b strings.Builder
 	b.WriteString("global_indices")
@@ -79,8 +81,7 @@ func (o Order) Name() string {
 	return b.String()
 }
 
-// ParseName is the order that a file of this name should hold; the folder before the name does not
-// matter.
+// ParseName returns the order that a file of this name should hold. The directory is ignored.
 func ParseName(path string) (Order, error) {
 	name := filepath.Base(path)
 	o := Order{Chunk: 1}
@@ -104,16 +105,16 @@ func ParseName(path string) (Order, error) {
 	if o.Shuffle {
 		o.Seed, _ = number("seed")
 	}
-	// Name is the judge: it refuses leading zeros and fields in another order.
+	// Comparing with Name rejects leading zeros and fields in another order.
 	if !ok || rest != "_v1.npy" || o.Chunk < 1 || o.Name() != name {
-		return Order{}, fmt.Errorf("%q is no name of an order file of OLMo-core, such as %s", name,
+		return Order{}, fmt.Errorf("%q is not the name of an OLMo-core order file, such as %s", name,
 			Order{Instances: 1000, Chunk: 1, Shuffle: true, Seed: 34521, Epoch: 1}.Name())
 	}
 	return o, o.Check()
 }
 
-// indices are the numbers of the chunks in their order: numpy.random.Generator(PCG64(seed +
-// epoch)).shuffle of 0, 1, 2, …; release gives their memory back.
+// indices returns the shuffled chunk numbers: numpy.random.Generator(PCG64(seed + epoch)).shuffle
+// of 0, 1, 2, …. release frees their memory.
 func (o Order) indices(ctx context.Context, threads int) (a []uint32, release func(), err error) {
 	if err := o.Check(); err != nil {
 		return nil, nil, err
@@ -147,8 +148,8 @@ func (o Order) expand(dst, indices []uint32, first int64) {
 	}
 }
 
-// Write writes the order to dir under its name, replacing what is there, and returns the path. It
-// takes 4 bytes of memory an instance while it runs, and the shuffle's scratch memory.
+// Write writes the order to dir under its name, replacing an existing file, and returns the path.
+// It needs 4 bytes of memory per instance and the shuffle's scratch memory.
 func (o Order) Write(ctx context.Context, dir string, threads int) (string, error) {
 	indices, release, err := o.indices(ctx, threads)
 	if err != nil {
@@ -158,7 +159,7 @@ func (o Order) Write(ctx context.Context, dir string, threads int) (string, erro
 	return o.WriteFunc(ctx, dir, threads, o.Entries(), o.fill(indices))
 }
 
-// fill is the order as [Order.WriteFunc] takes it.
+// fill returns the order as a fill function for [Order.WriteFunc].
 func (o Order) fill(indices []uint32) func(ctx context.Context, first int64, ids []uint32) error {
 	return func(_ context.Context, first int64, ids []uint32) error {
 		if o.Chunk == 1 {
@@ -170,18 +171,18 @@ func (o Order) fill(indices []uint32) func(ctx context.Context, first int64, ids
 	}
 }
 
-// WriteFunc writes any order of the instances, repetitions and omissions included, under the name
-// of o, for OLMo-core to use in its place: fill sets ids to the instances at positions first,
-// first+1, …. It is called by up to threads goroutines at once, in any order of positions, each
-// once. entries is the number of positions; OLMo-core needs one for each instance of each of its
-// batches, by convention as many as there are instances.
+// WriteFunc writes any order of the instances, including repetitions and omissions, under the name
+// of o, for OLMo-core to use instead of o. fill sets ids to the instances at positions first,
+// first+1, …. Up to threads goroutines call it at once, once for every range, in any order. entries
+// is the number of positions. OLMo-core needs a position for each instance of each of its batches;
+// by convention, entries is the number of instances.
 func (o Order) WriteFunc(ctx context.Context, dir string, threads int, entries int64, fill func(ctx context.Context,
 	first int64, ids []uint32) error) (string, error) {
 	if err := o.Check(); err != nil {
 		return "", err
 	}
 	if entries < 1 || entries > math.MaxInt64/4 {
-		return "", fmt.Errorf("an order of %d entries", entries)
+		return "", fmt.Errorf("invalid order of %d entries", entries)
 	}
 	path := filepath.Join(dir, o.Name())
 	file, err := atomicfile.CreateImage(path, entries*4)
@@ -227,7 +228,7 @@ func (o Order) WriteFunc(ctx context.Context, dir string, threads int, entries i
 	return path, file.Publish()
 }
 
-// A Difference is where a file first differs from the order it should hold.
+// A Difference is the first position at which a file differs from the expected order.
 type Difference struct {
 	Path      string
 	Position  int64  // in the order
@@ -235,12 +236,12 @@ type Difference struct {
 }
 
 func (d *Difference) Error() string {
-	return fmt.Sprintf("%s: position %d (byte %d) is instance %d; the order has %d there", d.Path, d.Position,
+	return fmt.Sprintf("%s: position %d (byte %d) is instance %d, but the order has %d", d.Path, d.Position,
 		d.Position*4, d.Got, d.Want)
 }
 
-// Verify computes the order and compares the file at path with it. The error is a [*Difference] if
-// it has the right size and other contents.
+// Verify computes the order and compares the file at path with it. If the file has the right size
+// and different contents, the error is a [*Difference].
 func (o Order) Verify(ctx context.Context, path string, threads int) error {
 	if err := o.Check(); err != nil {
 		return err
@@ -258,8 +259,8 @@ func (o Order) Verify(ctx context.Context, path string, threads int) error {
 	return compare(ctx, f, o.Entries(), o.fill(indices))
 }
 
-// VerifyFunc is [Order.Verify] for a file that [Order.WriteFunc] wrote. fill is called for one
-// stretch of positions after the other.
+// VerifyFunc is [Order.Verify] for a file that [Order.WriteFunc] wrote. fill is called for
+// consecutive ranges of positions.
 func VerifyFunc(ctx context.Context, path string, entries int64, fill func(ctx context.Context, first int64,
 	ids []uint32) error) error {
 	f, err := openOrder(path, entries)
@@ -270,7 +271,7 @@ func VerifyFunc(ctx context.Context, path string, entries int64, fill func(ctx c
 	return compare(ctx, f, entries, fill)
 }
 
-// openOrder opens a file that should have so many entries.
+// openOrder opens a file that should have the given number of entries.
 func openOrder(path string, entries int64) (*os.File, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -278,7 +279,7 @@ func openOrder(path string, entries int64) (*os.File, error) {
 	}
 	info, err := f.Stat()
 	if want := entries * 4; err == nil && info.Size() != want {
-		err = fmt.Errorf("%s has %d bytes; an order of %d entries has %d", path, info.Size(), entries, want)
+		err = fmt.Errorf("%s has %d bytes, but an order of %d entries has %d", path, info.Size(), entries, want)
 	}
 	if err != nil {
 		f.Close()
@@ -287,7 +288,7 @@ func openOrder(path string, entries int64) (*os.File, error) {
 	return f, nil
 }
 
-// compare finds the first entry of a file that is not what fill says.
+// compare finds the first entry of a file that differs from fill.
 func compare(ctx context.Context, f *os.File, entries int64, fill func(ctx context.Context, first int64,
 	ids []uint32) error) error {
 	const per = chunkBytes / 4

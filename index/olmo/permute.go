@@ -2,8 +2,8 @@ package olmo
 
 import "math/bits"
 
-// Permute is the order in which OLMo-core takes n paths when source_permutation_seed is set: what
-// Python's random.Random(seed).shuffle makes of 0, 1, …, n-1.
+// Permute returns the order of n paths that OLMo-core uses if source_permutation_seed is set:
+// Python's random.Random(seed).shuffle of 0, 1, …, n-1.
 func Permute(seed int64, n int) []int {
 	a := make([]int, n)
 	for i := range a {
@@ -24,8 +24,8 @@ type pythonRandom struct {
 	next  int
 }
 
-// newPythonRandom is random.Random(seed): the key is the seed's absolute value in words of 32 bits,
-// the lowest first.
+// newPythonRandom returns random.Random(seed): the key is the seed's absolute value in words of 32
+// bits, the lowest first.
 func newPythonRandom(seed int64) *pythonRandom {
 	u := uint64(seed)
 	if seed < 0 {
@@ -77,8 +77,8 @@ func (r *pythonRandom) uint32() uint32 {
 	return y ^ y>>18
 }
 
-// below is uniform over 0 … n-1: as many high bits of a word as n has, drawn until they are below
-// n.
+// below draws a uniform number from 0 … n-1: it takes as many high bits of a word as n has, until
+// they are below n.
 func (r *pythonRandom) below(n uint32) uint32 {
 	shift := 32 - bits.Len32(n)
 	for {
