@@ -18,28 +18,27 @@ import (
 // The layout of an index file.
 const (
 	magic      = "mula packing 1\n\x00"
-	rowSize    = 12 // of a piece
-	entrySize  = 16 // of a sample
+	rowSize    = 12 // per piece, in bytes
+	entrySize  = 16 // per sample, in bytes
 	footerSize = 92
 )
 
-// ErrDamaged is wrapped by errors about an index file whose content contradicts itself.
+// ErrDamaged is wrapped by errors about an index file whose contents are inconsistent.
 var ErrDamaged = errors.New("damaged packing index")
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// A File is an index file that was built, or found.
+// A File is an index file that was built or found.
 type File struct {
-	Name   string // in its directory
+	Name   string // its file name
 	Bytes  int64
 	SHA256 string // in hexadecimal
 	Statistics
 }
 
-// Build makes the index file of a source in dir, unless the directory has it: one that is there is
-// read whole, and built anew if it is damaged. It packs twice, once for the pieces and once for the
-// table of the samples behind them, so that it keeps neither in memory. The file appears whole or
-// not at all.
+// Build creates the index file of a source in dir, unless it exists. An existing file is read
+// completely, and rebuilt if it is damaged. Build packs twice, once for the pieces and once for the
+// table of samples after them, so that it keeps neither in memory. The file is created atomically.
 func Build(ctx context.Context, dir string, s *Source) (*File, error) {
 	path := filepath.Join(dir, s.Name())
 	if f, err := find(ctx, path, s); err == nil || ctx.Err() != nil {
@@ -50,7 +49,7 @@ func Build(ctx context.Context, dir string, s *Source) (*File, error) {
 		return nil, err
 	}
 	defer h.File.Abort()
-	h.Buffer.WriteString(magic) // errors of a bufio.Writer stay until Finish
+	h.Buffer.WriteString(magic) // errors of a bufio.Writer persist until Finish
 	var row [rowSize]byte
 	first, err := s.pack(ctx, func(_ int64, pieces []Piece) error {
 		for _, piece := range pieces {
@@ -98,7 +97,7 @@ func Build(ctx context.Context, dir string, s *Source) (*File, error) {
 	return &File{s.Name(), h.Bytes(), sum, first}, nil
 }
 
-// find gives the file that is there, if it is whole and of this source.
+// find returns the existing file, if it is complete and belongs to this source.
 func find(ctx context.Context, path string, s *Source) (*File, error) {
 	x, err := Open(path)
 	if err != nil {
@@ -123,7 +122,7 @@ func putRow(to []byte, p Piece) {
 	binary.LittleEndian.PutUint32(to[8:], uint32(p.Length))
 }
 
-// checksum is that of a sample: of its number, the beginning of its entry in the table, and its
+// checksum returns a sample's checksum: of its number, the start of its entry in the table, and its
 // rows.
 func checksum(sample int64, entry, rows []byte) uint32 {
 	var number [8]byte
@@ -133,7 +132,7 @@ func checksum(sample int64, entry, rows []byte) uint32 {
 	return crc32.Update(sum, castagnoli, rows)
 }
 
-// footer is the end of the file.
+// footer returns the end of the file.
 func footer(capacity int, s Statistics, key [32]byte) []byte {
 	b := make([]byte, 0, footerSize)
 	for _, v := range []int64{int64(capacity) - 1, s.Samples, s.HeldOut, s.Documents, s.Cut, s.Pieces, s.Tokens} {
@@ -153,8 +152,8 @@ type Index struct {
 	rows, table []byte
 }
 
-// Open opens an index file. It looks at its ends only; a sample is compared with its checksum
-// whenever it is asked for.
+// Open opens an index file. It checks only the start and the end. Each sample is verified against
+// its checksum when it is read.
 func Open(path string) (_ *Index, err error) {
 	x := &Index{path: path}
 	if x.file, err = mapping.Open(path); err != nil {
@@ -175,14 +174,14 @@ func (x *Index) damaged(format string, args ...any) error {
 func (x *Index) parse() error {
 	b := x.file.Data
 	if len(b) < len(magic) || string(b[:len(magic)]) != magic {
-		return x.damaged("it does not begin as one of version 1 does")
+		return x.damaged("it does not start like version 1")
 	}
 	if len(b) < len(magic)+footerSize {
-		return x.damaged("it has %d bytes and was cut short", len(b))
+		return x.damaged("it has %d bytes and is truncated", len(b))
 	}
 	end := b[len(b)-footerSize:]
 	if crc32.Checksum(end[:footerSize-4], castagnoli) != binary.LittleEndian.Uint32(end[footerSize-4:]) {
-		return x.damaged("its last %d bytes do not agree with their checksum; it was cut short, or changed", footerSize)
+		return x.damaged("its last %d bytes do not match their checksum; it is truncated or was changed", footerSize)
 	}
 	var v [7]int64
 	for i := range v {
@@ -192,24 +191,24 @@ func (x *Index) parse() error {
 	x.Statistics = Statistics{Samples: v[1], HeldOut: v[2], Documents: v[3], Cut: v[4], Pieces: v[5], Tokens: v[6]}
 	x.key = bytes.Clone(end[56:88])
 	if v[0] < 1 || x.capacity > MaxCapacity || !x.Statistics.Valid(int(x.capacity)) {
-		return x.damaged("its counts cannot be")
+		return x.damaged("its counts are invalid")
 	}
 	body := b[len(magic) : len(b)-footerSize]
 	if int64(len(body)) != x.Pieces*rowSize+x.Samples*entrySize { // both factors are at most 2^56
-		return x.damaged("%d samples of %d pieces do not fit its %d bytes", x.Samples, x.Pieces, len(b))
+		return x.damaged("%d samples of %d pieces do not match its %d bytes", x.Samples, x.Pieces, len(b))
 	}
 	x.rows, x.table = body[:x.Pieces*rowSize], body[x.Pieces*rowSize:]
 	return nil
 }
 
-// Capacity is the number of tokens of a sample, padding included.
+// Capacity returns the number of tokens of a sample, padding included.
 func (x *Index) Capacity() int { return int(x.capacity) }
 
-// Sample appends the pieces of a sample, in the order of their tokens. The error wraps [ErrDamaged]
-// where the file is not what it was, and is that of [mapping.Guard] where it was cut short.
+// Sample appends the pieces of a sample, in token order. The error wraps [ErrDamaged] if the file
+// was changed, and is the error of [mapping.Guard] if it was truncated.
 func (x *Index) Sample(dst []Piece, sample int64) ([]Piece, error) {
 	if sample < 0 || sample >= x.Samples {
-		return dst, fmt.Errorf("%s: sample %d was asked for, it has %d", x.path, sample, x.Samples)
+		return dst, fmt.Errorf("%s: sample %d does not exist; the file has %d", x.path, sample, x.Samples)
 	}
 	err := mapping.Guard(func() (err error) {
 		dst, err = x.sample(dst, sample)
@@ -218,16 +217,16 @@ func (x *Index) Sample(dst []Piece, sample int64) ([]Piece, error) {
 	return dst, err
 }
 
-// sample is Sample of one that the file has.
+// sample is Sample without the range check.
 func (x *Index) sample(dst []Piece, sample int64) ([]Piece, error) {
 	entry := x.table[sample*entrySize:][:entrySize]
 	first, n := binary.LittleEndian.Uint64(entry), uint64(binary.LittleEndian.Uint32(entry[8:]))
 	if n == 0 || n > uint64(x.Pieces) || first > uint64(x.Pieces)-n {
-		return dst, x.damaged("sample %d has the rows from %d on, %d of them", sample, first, n)
+		return dst, x.damaged("sample %d has rows from %d on, %d of them", sample, first, n)
 	}
 	rows := x.rows[first*rowSize:][:n*rowSize]
 	if checksum(sample, entry[:12], rows) != binary.LittleEndian.Uint32(entry[12:]) {
-		return dst, x.damaged("sample %d does not agree with its checksum", sample)
+		return dst, x.damaged("sample %d does not match its checksum", sample)
 	}
 	room := x.capacity
 	for ; len(rows) > 0; rows = rows[rowSize:] {
@@ -241,8 +240,8 @@ func (x *Index) sample(dst []Piece, sample int64) ([]Piece, error) {
 	return dst, nil
 }
 
-// All gives the pieces of every sample, one sample after the other. They are good until the next
-// are given. An error, about the file or because ctx has ended, ends it.
+// All iterates over the pieces of every sample. The pieces are valid until the next iteration. An
+// error, from the file or ctx, ends the iteration.
 func (x *Index) All(ctx context.Context) iter.Seq2[[]Piece, error] {
 	return func(yield func([]Piece, error) bool) {
 		var pieces []Piece
@@ -276,14 +275,15 @@ func (x *Index) Check(ctx context.Context) error {
 		}
 	}
 	if pieces != x.Pieces || tokens != x.Tokens {
-		return x.damaged("its samples have %d pieces and %d tokens, it says %d and %d", pieces, tokens, x.Pieces,
+		return x.damaged("its samples have %d pieces and %d tokens, but its footer has %d and %d", pieces, tokens,
+			x.Pieces,
 			x.Tokens)
 	}
 	return nil
 }
 
-// Close ends the mapping. Nothing may be reading.
+// Close unmaps the file. No other call may be in progress.
 func (x *Index) Close() error { return x.file.Close() }
 
-// Size is the number of bytes of the file.
+// Size returns the size of the file in bytes.
 func (x *Index) Size() int64 { return int64(len(x.file.Data)) }

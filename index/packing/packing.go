@@ -1,6 +1,6 @@
-// Package packing puts the documents of a source into samples of a fixed number of tokens without
-// cutting them, best fit first, and keeps what it did in an index file, in which every sample is
-// found at once. docs/formats/packing.md has the algorithm and the file to the letter.
+// Package packing packs the documents of a source into samples of a fixed number of tokens without
+// cutting them, by best fit. It writes an index file that gives direct access to every sample.
+// docs/formats/packing.md specifies the algorithm and the file.
 package packing
 
 import (
@@ -13,56 +13,56 @@ import (
 	"iter"
 )
 
-// Limits of the algorithm, which are part of what a packing is: another number would be another
-// version of it.
+// Limits of the algorithm. They determine the result: other values would be another version of the
+// algorithm.
 const (
-	maxOpen   = 1 << 10 // samples that are open at a time
-	maxPieces = 1 << 18 // pieces in them
+	maxOpen   = 1 << 10 // samples that are open at the same time
+	maxPieces = 1 << 18 // pieces in open samples
 )
 
 // MaxCapacity is the largest number of tokens of a sample.
 const MaxCapacity = 1<<28 + 1
 
-// A Source is what is to be packed.
+// A Source is the input of a packing.
 type Source struct {
 	Capacity int // tokens of a sample: L+1
-	// the token of the source at which a document begins that is held out, as all after it are; the
-	// number of tokens if none is
+	// the source's token at which the first held-out document starts; all later documents are held
+	// out too. If no document is held out, the number of tokens.
 	HeldOut int64
 	Shards  []Shard
 
-	// Documents gives the number of tokens of every document of all shards, in order, empty ones
-	// included. It is gone through more than once.
+	// Documents iterates over the number of tokens of every document of all shards, in order,
+	// including empty documents. It is iterated more than once.
 	Documents iter.Seq2[int64, error]
 }
 
-// A Shard is what a packing knows of a shard.
+// A Shard holds the properties of a shard that a packing depends on.
 type Shard struct {
 	Tokens int64
 	Index  string // SHA-256 of the .idx file, in hexadecimal
 }
 
-// A Piece is a document in a sample, or a part of one that is longer than a sample. Its tokens are
-// those from Token on of all shards of the source, one shard after the other.
+// A Piece is a document in a sample, or a range of a document that is longer than a sample. Its
+// tokens start at Token, counted over the concatenated shards of the source.
 type Piece struct {
 	Token  int64
 	Length int32
 }
 
-// Statistics are what came of a packing.
+// Statistics describe the result of a packing.
 type Statistics struct {
-	Samples   int64 `json:"samples"`            // all, held-out ones included
-	HeldOut   int64 `json:"validation_samples"` // the last ones
-	Documents int64 `json:"documents"`          // that have tokens
-	Cut       int64 `json:"cut_documents"`      // longer than a sample
+	Samples   int64 `json:"samples"`            // all samples, including held-out ones
+	HeldOut   int64 `json:"validation_samples"` // held-out samples, which are the last ones
+	Documents int64 `json:"documents"`          // documents that have tokens
+	Cut       int64 `json:"cut_documents"`      // documents longer than a sample
 	Pieces    int64 `json:"pieces"`
 	Tokens    int64 `json:"tokens"`
 }
 
-// Padding is the number of places in all samples, each of this capacity, that no token fills.
+// Padding returns the number of padding tokens in all samples, for the given capacity.
 func (s Statistics) Padding(capacity int) int64 { return s.Samples*int64(capacity) - s.Tokens }
 
-// Valid says whether these can be the statistics of a packing of that capacity.
+// Valid reports whether the statistics are possible for a packing of the given capacity.
 func (s Statistics) Valid(capacity int) bool {
 	return s.Samples >= 0 && s.HeldOut >= 0 && s.HeldOut <= s.Samples && s.Cut >= 0 && s.Cut <= s.Documents &&
 		s.Documents <= s.Pieces &&
@@ -73,7 +73,7 @@ func (s Statistics) Valid(capacity int) bool {
 // maxTokens bounds a source, so that no sum of tokens and no offset in a file overflows.
 const maxTokens = 1 << 56
 
-// key identifies a packing by all that decides it.
+// key identifies a packing by all its inputs.
 func (s *Source) key() [32]byte {
 	b := []byte("mula packing 1")
 	for _, v := range []int64{int64(s.Capacity) - 1, s.HeldOut, int64(len(s.Shards))} {
@@ -86,23 +86,23 @@ func (s *Source) key() [32]byte {
 	return sha256.Sum256(b)
 }
 
-// Name is the name of the source's index file. It depends on the content of the .idx files and the
-// settings, not on where they lie.
+// Name returns the name of the source's index file. It depends on the contents of the .idx files
+// and the settings, but not on paths.
 func (s *Source) Name() string {
 	key := s.key()
 	return hex.EncodeToString(key[:16]) + ".packing"
 }
 
-// Count packs the source and says what came of it, but keeps nothing.
+// Count packs the source and returns the statistics without writing a file.
 func Count(ctx context.Context, s *Source) (Statistics, error) {
 	return s.pack(ctx, func(int64, []Piece) error { return nil })
 }
 
-// pack packs the source and gives emit the pieces of each sample, with its number. They are good
-// until emit returns.
+// pack packs the source and calls emit with the number and the pieces of each sample. The pieces
+// are valid until emit returns.
 func (s *Source) pack(ctx context.Context, emit func(sample int64, pieces []Piece) error) (Statistics, error) {
 	if s.Capacity < 2 || s.Capacity > MaxCapacity {
-		return Statistics{}, fmt.Errorf("packing: samples of %d tokens; they have between 2 and 2^28 + 1", s.Capacity)
+		return Statistics{}, fmt.Errorf("packing: invalid sample length of %d tokens; use 2 to 2^28 + 1", s.Capacity)
 	}
 	total := int64(0)
 	for _, shard := range s.Shards {
@@ -120,7 +120,7 @@ func (s *Source) pack(ctx context.Context, emit func(sample int64, pieces []Piec
 		p.Pieces += int64(len(pieces))
 		return emit(p.Samples-1, pieces)
 	}
-	training := int64(-1) // samples that are not held out, once they are known
+	training := int64(-1) // samples that are not held out, or -1 until known
 	documents := 0
 	for n, err := range s.Documents {
 		if documents++; err == nil && documents%(1<<12) == 0 && ctx.Err() != nil {
@@ -147,7 +147,8 @@ func (s *Source) pack(ctx context.Context, emit func(sample int64, pieces []Piec
 		return Statistics{}, err
 	}
 	if p.Tokens != total {
-		return Statistics{}, fmt.Errorf("packing: the documents have %d tokens, their shards %d", p.Tokens, total)
+		return Statistics{}, fmt.Errorf("packing: the documents have %d tokens, but their shards have %d", p.Tokens,
+			total)
 	}
 	if training >= 0 {
 		p.HeldOut = p.Samples - training
@@ -158,26 +159,26 @@ func (s *Source) pack(ctx context.Context, emit func(sample int64, pieces []Piec
 // none is no node.
 const none = -1
 
-// A packer is the bounded best fit. What it keeps is bounded by maxOpen and maxPieces, whatever the
-// number of documents.
+// A packer implements bounded best fit. Its memory is bounded by maxOpen and maxPieces, independent
+// of the number of documents.
 type packer struct {
 	Statistics
 	capacity int64
 	emit     func(pieces []Piece) error
 
-	open   []openSample // by room, and of equal room the oldest first
+	open   []openSample // by free capacity, oldest first for equal capacity
 	opened int64
 	nodes  []node // the pieces of open samples
-	used   int    // nodes that hold one
-	free   int32  // the first node that holds none
+	used   int    // nodes in use
+	free   int32  // the first free node
 	pieces []Piece
 }
 
-// An openSample may still get pieces.
+// An openSample can receive more pieces.
 type openSample struct {
-	room        int32 // tokens that fit in
+	room        int32 // free capacity in tokens
 	first, last int32 // nodes
-	number      int64 // as it was opened, from 0
+	number      int64 // in the order of opening, from 0
 }
 
 // A node is a piece of an open sample.
@@ -210,9 +211,9 @@ func (p *packer) add(n int64) error {
 	return p.put(piece)
 }
 
-// put finds a place for a piece that is shorter than a sample.
+// put adds a piece that is shorter than a sample.
 func (p *packer) put(piece Piece) error {
-	at := p.search(piece.Length, -1) // the least room that the piece fits into, of equal ones the oldest
+	at := p.search(piece.Length, -1) // the least capacity that the piece fits into, oldest first
 	if at == len(p.open) {
 		p.open = append(p.open, openSample{int32(p.capacity), none, none, p.opened})
 		p.opened++
@@ -226,17 +227,17 @@ func (p *packer) put(piece Piece) error {
 		p.nodes[s.last].next = i
 	}
 	s.last = i
-	to := p.search(s.room, s.number) // not behind at, as there is less room now
+	to := p.search(s.room, s.number) // not after at, as there is less capacity now
 	copy(p.open[to+1:at+1], p.open[to:at])
 	p.open[to] = s
 	if s.room == 0 || len(p.open) > maxOpen || p.used > maxPieces {
-		return p.close(0) // that of least room, which a full one is
+		return p.close(0) // the sample with the least capacity, which may be full
 	}
 	return nil
 }
 
-// search gives the place in open of the first sample that has more than this room, or as much and a
-// number of at least this.
+// search returns the index in open of the first sample with more than this capacity, or with equal
+// capacity and at least this number.
 func (p *packer) search(room int32, number int64) int {
 	low, high := 0, len(p.open)
 	for low < high {
@@ -250,7 +251,7 @@ func (p *packer) search(room int32, number int64) int {
 	return low
 }
 
-// keep puts a piece into a node.
+// keep stores a piece in a node.
 func (p *packer) keep(piece Piece) int32 {
 	p.used++
 	i := p.free
@@ -263,7 +264,7 @@ func (p *packer) keep(piece Piece) int32 {
 	return i
 }
 
-// close gives away the open sample at a place.
+// close emits and removes the open sample at an index.
 func (p *packer) close(at int) error {
 	s := p.open[at]
 	p.pieces = p.pieces[:0]
@@ -277,7 +278,7 @@ func (p *packer) close(at int) error {
 	return p.emit(p.pieces)
 }
 
-// closeAll gives away all open samples, the oldest first.
+// closeAll emits all open samples, oldest first.
 func (p *packer) closeAll() error {
 	for len(p.open) > 0 {
 		oldest := 0

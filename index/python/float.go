@@ -8,9 +8,9 @@ import (
 	"unicode/utf8"
 )
 
-// Float is Python's repr of a float, which is also how json.dumps writes one but for NaN and the
-// infinities: the shortest decimal that reads back as v, in fixed notation with a decimal point if
-// its decimal exponent is in [-4, 16), else as d.ddde±XX with at least two digits in the exponent.
+// Float returns Python's repr of a float, which json.dumps also writes except for NaN and the
+// infinities. It is the shortest decimal that parses to v, in fixed notation with a decimal point
+// if its decimal exponent is in [-4, 16), otherwise as d.ddde±XX with at least two exponent digits.
 // Non-finite values are nan, inf and -inf.
 func Float(v float64) string {
 	switch {
@@ -33,13 +33,13 @@ func Float(v float64) string {
 	return text
 }
 
-// RoundHalfEven is Python's int(round(v)): the nearest whole number, of two equally near ones the
-// even one. It is meant for values that fit an int64.
+// RoundHalfEven returns Python's int(round(v)): the nearest integer, and the even integer for ties.
+// v must fit an int64.
 func RoundHalfEven(v float64) int64 { return int64(math.RoundToEven(v)) }
 
-// ParseFloat is Python's float(s): blanks around the number, single underscores between digits,
-// inf, infinity and nan in any case, and the decimal digits of all scripts are allowed; a number
-// beyond the range of doubles is an infinity. It reports whether s is such a number.
+// ParseFloat implements Python's float(s): it accepts blanks around the number, single underscores
+// between digits, inf, infinity and nan in any case, and the decimal digits of all scripts. A
+// number beyond the float64 range is an infinity. ParseFloat reports whether s is such a number.
 func ParseFloat(s string) (float64, bool) {
 	s = strings.TrimSpace(s)
 	plain := make([]byte, 0, len(s))
@@ -75,15 +75,16 @@ func ParseFloat(s string) (float64, bool) {
 	if !ok || !decimalNumber(number) {
 		return 0, false
 	}
-	v, _ := strconv.ParseFloat(string(number), 64) // the form is right; out of range gives ±Inf or 0, as in Python
+	// the syntax is valid; out of range is ±Inf or 0, as in Python
+	v, _ := strconv.ParseFloat(string(number), 64)
 	if negative {
 		v = -v
 	}
 	return v, true
 }
 
-// decimal is the value of a decimal digit of any script. Unicode keeps the ten digits of a script
-// together and in order, and so every range of the category Nd is a whole number of runs from 0 to
+// decimal returns the value of a decimal digit of any script. Unicode stores the ten digits of a
+// script consecutively and in order, so every range of the category Nd consists of runs from 0 to
 // 9.
 func decimal(r rune) (byte, bool) {
 	for _, in := range unicode.Nd.R16 {
@@ -99,7 +100,7 @@ func decimal(r rune) (byte, bool) {
 	return 0, false
 }
 
-// withoutUnderscores removes underscores, each of which must stand between two digits.
+// withoutUnderscores removes underscores, which must be between two digits.
 func withoutUnderscores(s []byte) ([]byte, bool) {
 	out := make([]byte, 0, len(s))
 	for i, c := range s {
@@ -114,8 +115,8 @@ func withoutUnderscores(s []byte) ([]byte, bool) {
 
 func digit(c byte) bool { return '0' <= c && c <= '9' }
 
-// decimalNumber checks the form digits[.digits][e[sign]digits], in which the digits before or after
-// the point may be missing.
+// decimalNumber reports whether s has the form digits[.digits][e[sign]digits], where the digits
+// before or after the point may be missing.
 func decimalNumber(s []byte) bool {
 	digits := func() int {
 		n := 0

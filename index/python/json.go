@@ -1,6 +1,6 @@
-// Package python writes and reads text exactly as Python does, for the descriptions whose hashes
-// name the index files of Megatron-LM and its relatives: floats as repr writes them, and JSON as
-// json.dumps(indent=4) does.
+// Package python formats and parses text exactly like Python, for the descriptions whose hashes
+// name the index files of Megatron-LM and related programs: floats like repr, and JSON like
+// json.dumps(indent=4).
 package python
 
 import (
@@ -13,9 +13,9 @@ import (
 	"unicode/utf8"
 )
 
-// A Value is what JSON can say: [Null], [Bool], [Int], [Number], [String], [List] or [Object].
+// A Value is a JSON value: [Null], [Bool], [Int], [Number], [String], [List] or [Object].
 type Value interface {
-	// dump appends the value as json.dumps(indent=4) writes it at a depth of nesting.
+	// dump appends the value in the format of json.dumps(indent=4) at a nesting depth.
 	dump(text []byte, depth int) []byte
 }
 
@@ -25,21 +25,21 @@ type Null struct{}
 // Bool is True or False.
 type Bool bool
 
-// Int is a whole number written without a point: 1.
+// Int is an integer, written without a point: 1.
 type Int int64
 
 // Number is a float, always written with a point or an exponent: 1.0.
 type Number float64
 
-// String is text. Bytes that are no UTF-8 are what Python's surrogateescape makes of them, as in
-// file names: 0xff is \udcff. A lone surrogate, which JSON can say and UTF-8 cannot, is kept in the
-// three bytes that UTF-8 would give it.
+// String is text. Bytes that are not UTF-8 are encoded like Python's surrogateescape, as in file
+// names: 0xff is \udcff. A lone surrogate, which JSON can represent and UTF-8 cannot, is stored in
+// the three bytes of its generalized UTF-8 encoding.
 type String string
 
 // List is a list or a tuple.
 type List []Value
 
-// Object is a dict, in its order.
+// Object is a dict, in insertion order.
 type Object []Member
 
 // A Member is one entry of an [Object].
@@ -48,7 +48,7 @@ type Member struct {
 	Value Value
 }
 
-// Get finds the value of a key; it is nil if there is none.
+// Get returns the value of a key, or nil if the key does not exist.
 func (o Object) Get(key string) Value {
 	for _, m := range o {
 		if m.Key == key {
@@ -58,8 +58,8 @@ func (o Object) Get(key string) Value {
 	return nil
 }
 
-// Dumps writes a value as Python's json.dumps(v, indent=4) does: each member on a line of its own,
-// all of it ASCII, no newline at the end. A nil Value is null.
+// Dumps formats a value like Python's json.dumps(v, indent=4): each member on its own line, ASCII
+// only, no newline at the end. A nil Value is null.
 func Dumps(v Value) string { return string(dump(nil, v, 0)) }
 
 func dump(text []byte, v Value, depth int) []byte {
@@ -115,7 +115,7 @@ func (o Object) dump(text []byte, depth int) []byte {
 	return append(newLine(text, 0, depth), '}')
 }
 
-// newLine begins the line of the i-th member, after a comma if it is not the first.
+// newLine starts the line of the i-th member, after a comma if it is not the first.
 func newLine(text []byte, i, depth int) []byte {
 	if i > 0 {
 		text = append(text, ',')
@@ -127,8 +127,8 @@ func newLine(text []byte, i, depth int) []byte {
 	return text
 }
 
-// quote writes a string with everything outside the printable ASCII escaped, as
-// json.dumps(ensure_ascii=True) does.
+// quote appends a string and escapes everything outside printable ASCII, like
+// json.dumps(ensure_ascii=True).
 func quote(text []byte, s string) []byte {
 	text = append(text, '"')
 	for i := 0; i < len(s); {
@@ -166,7 +166,7 @@ func quote(text []byte, s string) []byte {
 	return append(text, '"')
 }
 
-// surrogate decodes a surrogate in the three bytes that UTF-8's rule would give it.
+// surrogate decodes a surrogate in its generalized three-byte UTF-8 encoding.
 func surrogate(s string) (rune, bool) {
 	if len(s) < 3 || s[0] != 0xed || s[1] < 0xa0 || s[1] > 0xbf || s[2]&0xc0 != 0x80 {
 		return 0, false
@@ -174,14 +174,14 @@ func surrogate(s string) (rune, bool) {
 	return 0xd000 | rune(s[1]&0x3f)<<6 | rune(s[2]&0x3f), true
 }
 
-// maxDepth bounds the nesting that Parse follows; Python's own reader gives up at about as much.
+// maxDepth bounds the nesting that Parse accepts; Python's parser has a similar limit.
 const maxDepth = 900
 
-// Parse reads one JSON value as Python's json.loads does: NaN, Infinity and -Infinity are numbers,
-// lone surrogates are allowed, a number without point and exponent is an [Int] and any other one a
-// [Number], and of members of one name the last value is kept at the place of the first. Whole
-// numbers beyond 64 bits are refused. Errors name the byte, from 1. For a text that [Dumps] made,
-// Dumps(Parse(text)) is that text.
+// Parse parses one JSON value like Python's json.loads. NaN, Infinity and -Infinity are numbers.
+// Lone surrogates are allowed. A number without point and exponent is an [Int], and any other
+// number is a [Number]. For duplicate member names, the last value is kept at the position of the
+// first. Integers beyond 64 bits are an error. Errors name the byte, from 1. If [Dumps] produced
+// the text, Dumps(Parse(text)) returns it unchanged.
 func Parse(text []byte) (Value, error) {
 	if !utf8.Valid(text) {
 		return nil, errors.New("the JSON text is not UTF-8")
@@ -191,7 +191,7 @@ func Parse(text []byte) (Value, error) {
 	if err == nil {
 		p.blanks()
 		if p.at < len(text) {
-			err = errors.New("something follows the end of the JSON value")
+			err = errors.New("text after the end of the JSON value")
 		}
 	}
 	if err != nil {
@@ -200,7 +200,7 @@ func Parse(text []byte) (Value, error) {
 	return v, nil
 }
 
-// A parser reads text from the byte numbered at on. After an error, at is the byte to name.
+// A parser parses text from byte at. After an error, at is the byte for the message.
 type parser struct {
 	text []byte
 	at   int
@@ -217,7 +217,7 @@ func (p *parser) blanks() {
 	}
 }
 
-// peek is the next byte, 0 at the end; a 0 in the text is an error wherever peek is used.
+// peek returns the next byte, 0 at the end; a 0 in the text is an error wherever peek is used.
 func (p *parser) peek() byte {
 	if p.at < len(p.text) {
 		return p.text[p.at]
@@ -236,11 +236,11 @@ func (p *parser) literal(s string) bool {
 func (p *parser) value(depth int) (Value, error) {
 	p.blanks()
 	if depth > maxDepth {
-		return nil, fmt.Errorf("nested more than %d deep", maxDepth)
+		return nil, fmt.Errorf("nested more than %d levels deep", maxDepth)
 	}
 	switch c := p.peek(); {
 	case p.at == len(p.text):
-		return nil, errors.New("the text ends where a value must begin")
+		return nil, errors.New("the text ends where a value should start")
 	case c == '{':
 		return p.object(depth)
 	case c == '[':
@@ -368,19 +368,20 @@ func (p *parser) number() (Value, error) {
 		i, err := strconv.ParseInt(text, 10, 64)
 		if err != nil {
 			p.at = start
-			return nil, errors.New("the whole number does not fit 64 bits")
+			return nil, errors.New("the integer does not fit 64 bits")
 		}
 		return Int(i), nil
 	}
-	v, _ := strconv.ParseFloat(text, 64) // the form is right; out of range gives ±Inf or 0, as in Python
+	// the syntax is valid; out of range is ±Inf or 0, as in Python
+	v, _ := strconv.ParseFloat(text, 64)
 	return Number(v), nil
 }
 
-// str reads a string from its opening quote on.
+// str parses a string from its opening quote.
 func (p *parser) str() (string, error) {
 	p.at++
 	var s []byte
-	var high rune // a high surrogate that may yet find its low one; 0 if there is none
+	var high rune // a high surrogate that may be followed by its low surrogate; otherwise 0
 	flush := func() {
 		if high != 0 {
 			s = appendSurrogate(s, high)
@@ -426,7 +427,7 @@ func (p *parser) str() (string, error) {
 	}
 }
 
-// escape reads an escape sequence from its backslash on.
+// escape parses an escape sequence from its backslash.
 func (p *parser) escape() (rune, error) {
 	p.at++
 	const plain, means = `"\/bfnrt`, "\"\\/\b\f\n\r\t"
@@ -436,7 +437,7 @@ func (p *parser) escape() (rune, error) {
 		return rune(means[i]), nil
 	}
 	if c != 'u' {
-		return 0, errors.New(`no such escape: want one of \" \\ \/ \b \f \n \r \t \uXXXX`)
+		return 0, errors.New(`unknown escape; want one of \" \\ \/ \b \f \n \r \t \uXXXX`)
 	}
 	p.at++
 	var r rune

@@ -41,9 +41,9 @@ func TestParseErrors(t *testing.T) {
 	for _, test := range []struct{ text, want string }{
 		{"[1, 2,]", "byte 7: want a value"},
 		{"{\"a\": 1,\n 'b'}", "byte 11: want the name of a member in quotes"},
-		{"[9223372036854775808]", "byte 2: the whole number does not fit 64 bits"},
+		{"[9223372036854775808]", "byte 2: the integer does not fit 64 bits"},
 		{"\"\xff\"", "not UTF-8"},
-		{"{} {}", "byte 4: something follows"},
+		{"{} {}", "byte 4: text after the end"},
 		{strings.Repeat("[", 100000), "nested more than"},
 	} {
 		if _, err := Parse([]byte(test.text)); err == nil || !strings.Contains(err.Error(), test.want) {
