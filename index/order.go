@@ -7,17 +7,17 @@ import (
 )
 
 // An Order is the sequence in which training draws the windows of one source: epoch after epoch,
-// each a permutation of all of them. It is safe for concurrent use.
+// each a permutation of all windows. It is safe for concurrent use.
 //
-// It keeps the permutations of two epochs, an even and an odd one, which is what a run that reads
-// in order needs at the turn of an epoch too. That is at most 256 KiB a source (512 KiB where
-// Inverse is used), and only for sources of fewer than 65,536 windows.
+// It keeps the permutations of two epochs, an even and an odd epoch, so a sequential read across an
+// epoch boundary recomputes nothing. The memory is at most 256 KiB per source (512 KiB if Inverse
+// is used), and only for sources of fewer than 65,536 windows.
 type Order struct {
 	seed    uint64
 	source  string
 	windows int64
 	recent  [2]atomic.Pointer[epochPermutation]
-	eras    []era // of a source that has grown, else none
+	eras    []era // of a source that has grown, otherwise empty
 }
 
 type epochPermutation struct {
@@ -25,20 +25,20 @@ type epochPermutation struct {
 	Permutation
 }
 
-// NewOrder returns the order, version 1, of a source with this name and number of training windows
-// under a plan's seed.
+// NewOrder returns the order, version 1, of a source with this name and number of training windows,
+// for a plan's seed.
 func NewOrder(seed uint64, source string, windows int64) *Order {
 	return &Order{seed: seed, source: source, windows: windows}
 }
 
-// Key is the key of the permutation of one epoch in order version 1: the first 8 bytes, as a
+// Key returns the key of the permutation of one epoch in order version 1: the first 8 bytes, as a
 // little-endian number, of the SHA-256 of the bytes "mula order 1", seed, length of the name, name,
 // epoch, each number as 8 little-endian bytes.
 func Key(seed uint64, source string, epoch int64) uint64 {
 	return labelledKey("mula order 1", seed, source, epoch)
 }
 
-// labelledKey is the key for a purpose, which the label names, and a number there.
+// labelledKey returns the key for a label and a number.
 func labelledKey(label string, seed uint64, source string, number int64) uint64 {
 	b := make([]byte, 0, 64+len(source))
 	b = append(b, label...)
@@ -50,12 +50,12 @@ func labelledKey(label string, seed uint64, source string, number int64) uint64 
 	return binary.LittleEndian.Uint64(sum[:])
 }
 
-// Windows is the number of training windows: the length of an epoch, of the last ones where the
-// source has grown.
+// Windows returns the number of training windows, which is the length of an epoch. For a source
+// that has grown, it is the length of the last epochs.
 func (o *Order) Windows() int64 { return o.windows }
 
-// At gives the epoch and the window of the source's sample number k, counted from 0. The source
-// must have windows.
+// At returns the epoch and the window of the source's sample k, counted from 0. The source must
+// have windows.
 func (o *Order) At(k int64) (epoch, window int64) {
 	if o.eras != nil {
 		return o.grownAt(k)
@@ -66,8 +66,8 @@ func (o *Order) At(k int64) (epoch, window int64) {
 	return epoch, int64(o.permutation(epoch).At(uint64(k - epoch*o.windows)))
 }
 
-// Fill sets dst to the windows of consecutive samples, of which the first has number k: what At
-// gives for each, several times as fast.
+// Fill sets dst to the windows of consecutive samples, starting with sample k. The windows equal
+// At's, but Fill is several times faster.
 func (o *Order) Fill(dst []int64, k int64) {
 	if o.eras != nil {
 		o.grownFill(dst, k)
@@ -82,7 +82,7 @@ func (o *Order) Fill(dst []int64, k int64) {
 	}
 }
 
-// Inverse gives the number of the sample that is this window in this epoch. The window must be
+// Inverse returns the number of the sample that is this window in this epoch. The window must be
 // below the epoch's length: see [Order.Span].
 func (o *Order) Inverse(epoch, window int64) (k int64) {
 	if o.eras != nil {
@@ -91,8 +91,8 @@ func (o *Order) Inverse(epoch, window int64) (k int64) {
 	return epoch*o.windows + int64(o.permutation(epoch).Inverse(uint64(window)))
 }
 
-// permutation finds the permutation of an epoch among the recent ones, or makes it. Two goroutines
-// that miss at the same moment both make it; they make the same.
+// permutation returns the permutation of an epoch from the recent ones, or computes it. Two
+// goroutines that miss at the same moment both compute it, with the same result.
 func (o *Order) permutation(epoch int64) *Permutation {
 	slot := &o.recent[epoch&1]
 	if e := slot.Load(); e != nil && e.epoch == epoch {

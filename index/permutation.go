@@ -5,13 +5,13 @@ import (
 	"sync"
 )
 
-// smallest is the number of indices from which a permutation is computed index by index. Below it a
-// Feistel network has too few bits a half to mix well (on five indices it misses the uniform
-// distribution over their 120 orders by far), and a table is small.
+// smallest is the number of indices from which a permutation is computed index by index. For fewer
+// indices, a Feistel network has too few bits per half to mix well (on five indices it is far from
+// uniform over their 120 orders), and a table is small.
 const smallest = 1 << 16
 
-// The constants of order version 1. They are part of the format: a plan means something else with
-// any other value.
+// The constants of order version 1. They are part of the format: any other value changes the order
+// of all plans.
 const (
 	// 2^64 divided by the golden ratio: the step of splitmix64, and the first multiplier of the
 	// round function
@@ -20,8 +20,8 @@ const (
 	rounds = 6
 )
 
-// splitmix64 steps the state and gives the next value of the generator of Steele, Lea and Flood
-// ("Fast splittable pseudorandom number generators", OOPSLA 2014), with the constants of its
+// splitmix64 advances the state and returns the next value of the generator of Steele, Lea and
+// Flood ("Fast splittable pseudorandom number generators", OOPSLA 2014), with the constants of its
 // public-domain C version.
 func splitmix64(state *uint64) uint64 {
 	*state += golden
@@ -31,14 +31,14 @@ func splitmix64(state *uint64) uint64 {
 	return z ^ z>>31
 }
 
-// A Permutation is a keyed bijection on [0, n), invertible, the same on every machine. It is safe
-// for concurrent use.
+// A Permutation is a keyed bijection on [0, n). It is invertible, the same on every machine, and
+// safe for concurrent use.
 //
-// From 65,536 indices on it is a balanced Feistel network with cycle walking, of which nothing is
-// stored but six round keys. Below, it is a Fisher–Yates shuffle held as a table of 2 bytes an
-// index (and as much again once [Permutation.Inverse] is used).
+// From 65,536 indices on, it is a balanced Feistel network with cycle walking, which stores only
+// six round keys. Below, it is a Fisher–Yates shuffle, stored as a table of 2 bytes per index (and
+// 2 more once [Permutation.Inverse] is used).
 //
-// It shuffles well; it hides nothing. Do not use it as a cipher.
+// It is a shuffle, not a cipher: it hides nothing.
 type Permutation struct {
 	n uint64
 
@@ -75,8 +75,8 @@ func (p *Permutation) init(n, key uint64) {
 	}
 }
 
-// network sets up the Feistel network for [0, n), n at least 1. Half an index has half of the bits
-// that n − 1 needs, rounded up.
+// network sets up the Feistel network for [0, n), n at least 1. A half has half of the bits that n
+// − 1 needs, rounded up.
 func (p *Permutation) network(n, key uint64) {
 	p.n, p.half = n, (uint(max(2, bits.Len64(n-1)))+1)/2
 	state := key ^ n*second
@@ -85,9 +85,9 @@ func (p *Permutation) network(n, key uint64) {
 	}
 }
 
-// draw gives a number of [0, last], each as likely as any other: the low bits of the generator,
-// drawn again while they exceed last. Fewer than two draws are needed on average, and no product
-// wider than a word, which a port to another language may lack.
+// draw returns a uniform number of [0, last]: the low bits of the generator, drawn again while they
+// exceed last. It needs fewer than two draws on average, and no product wider than a word, which
+// other languages may not support.
 func draw(state *uint64, last uint64) uint64 {
 	mask := uint64(1)<<bits.Len64(last) - 1
 	for {
@@ -97,10 +97,10 @@ func draw(state *uint64, last uint64) uint64 {
 	}
 }
 
-// Len is n, the number of indices.
+// Len returns n, the number of indices.
 func (p *Permutation) Len() uint64 { return p.n }
 
-// At is the image of i, which must be below n.
+// At returns the image of i, which must be below n.
 func (p *Permutation) At(i uint64) uint64 {
 	if p.n < smallest {
 		return uint64(p.table[i])
@@ -108,11 +108,11 @@ func (p *Permutation) At(i uint64) uint64 {
 	return p.walk(i)
 }
 
-// walk sends an index through the network until its image is below n.
+// walk applies the network to an index until its image is below n.
 func (p *Permutation) walk(i uint64) uint64 {
-	// Half the bits rounded up can number up to 4n indices. An image at or beyond n is sent through
-	// the network again: following the cycle of a bijection from inside [0, n) leads back there,
-	// after fewer than 4 steps on average.
+	// Half the bits, rounded up, can number up to 4n indices. The network is applied again to an
+	// image at or beyond n. Following the cycle of a bijection from inside [0, n) leads back to [0,
+	// n), after fewer than 4 steps on average.
 	for {
 		if i = p.pass(i); i < p.n {
 			return i
@@ -120,7 +120,7 @@ func (p *Permutation) walk(i uint64) uint64 {
 	}
 }
 
-// fill sets dst to the images of consecutive indices, of which the first is i.
+// fill sets dst to the images of consecutive indices, starting with i.
 func (p *Permutation) fill(dst []int64, i uint64) {
 	if p.n < smallest {
 		for j, image := range p.table[i:][:len(dst)] {
@@ -128,9 +128,9 @@ func (p *Permutation) fill(dst []int64, i uint64) {
 		}
 		return
 	}
-	// An index sent through the network once, and again if need be, would keep the processor from
-	// overlapping it with the next: whether there is an again is a matter of chance. So all go
-	// through once, then those that must, until none is left.
+	// Applying the network until each index is done would keep the processor from overlapping
+	// indices, because the number of passes is unpredictable. So one pass is applied to all
+	// indices, then another to the remaining ones, until none is left.
 	var again [64]uint8
 	for len(dst) > 0 {
 		part := dst[:min(len(dst), len(again))]
@@ -155,7 +155,7 @@ func (p *Permutation) fill(dst []int64, i uint64) {
 	}
 }
 
-// pass sends an index through the network once.
+// pass applies the network once to an index.
 func (p *Permutation) pass(i uint64) uint64 {
 	mask := uint64(1)<<(p.half&63) - 1
 	l, r := i>>(p.half&63), i&mask
@@ -166,7 +166,7 @@ func (p *Permutation) pass(i uint64) uint64 {
 	return l<<(p.half&63) | r
 }
 
-// Inverse is the index whose image is j, which must be below n.
+// Inverse returns the index whose image is j, which must be below n.
 func (p *Permutation) Inverse(j uint64) uint64 {
 	if p.n < smallest {
 		p.inverseOnce.Do(func() {
@@ -194,7 +194,7 @@ func (p *Permutation) walkBack(j uint64) uint64 {
 	}
 }
 
-// round is the round function: half bits out of half bits and a key, from the top of a product,
+// round is the round function: it maps half bits and a key to half bits, from the top of a product,
 // where multiplication mixes best.
 func (p *Permutation) round(r, k uint64) uint64 { return mix(r^k) >> (64 - p.half) }
 
