@@ -195,11 +195,7 @@ func printSummary(w io.Writer, s *blend.Summary) {
 	if packed {
 		windows = "packed"
 	}
-	samples := "samples" // or else positions, skipped ones among them, so that the columns add up to what the note says
-	if s.Skipped > 0 {
-		samples = "positions"
-	}
-	t := newTable("source", "shards", "documents", "tokens", windows, "validation", samples, "epochs", "repeats",
+	t := newTable("source", "shards", "documents", "tokens", windows, "validation", "positions", "epochs", "repeats",
 		"max epochs")
 	for _, source := range s.Sources {
 		limit := source.MaxEpochs
@@ -222,7 +218,7 @@ func printSummary(w io.Writer, s *blend.Summary) {
 	for i, stage := range s.Stages {
 		fmt.Fprintf(w, "\nstage %d: %s\n", i+1,
 			numbered("position", blend.Range{From: stage.First, To: stage.First + stage.Samples}))
-		t := newTable("source", "weight", "share", samples, "epochs", "repeats")
+		t := newTable("source", "weight", "share", "positions", "epochs", "repeats")
 		for _, source := range s.Sources {
 			take := source.Stages[i]
 			if take.Share == 0 {
@@ -242,8 +238,8 @@ func printSummary(w io.Writer, s *blend.Summary) {
 		}
 	}
 	if s.Skipped > 0 {
-		notes = append(notes, fmt.Sprintf("the tables count positions: %s in all, %s of them skipped",
-			quantity.Grouped(s.Length), quantity.Grouped(s.Skipped)))
+		notes = append(notes, fmt.Sprintf("%s of the %s positions are skipped",
+			quantity.Grouped(s.Skipped), quantity.Grouped(s.Length)))
 	}
 	if len(notes) > 0 {
 		fmt.Fprintf(w, "\nnote: %s\n", strings.Join(notes, "; "))

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/urfave/cli/v2"
+
+	"mula/train"
 )
 
 // The library completes commands and flags, and neither values nor files, each shell in another
@@ -170,6 +172,10 @@ func (c *completer) values(command *cli.Command, path, name string) {
 		switch f.(type) {
 		case *cli.StringFlag, *cli.StringSliceFlag:
 			c.files = !notPaths[f.Names()[0]]
+		case *cli.GenericFlag: // --set
+			for _, field := range train.ConfigFields() {
+				c.add(field+"=", "")
+			}
 		}
 		return
 	}

@@ -52,6 +52,9 @@ func TestComplete(t *testing.T) {
 			t.Errorf("%q: %q in %q", c.words, c.not, got)
 		}
 	}
+	if _, stdout, _ := call(t, completeWord, "train", "--set", "layout.e"); stdout != "words\nlayout.expert_dp=\t\nlayout.ep=\t\n" {
+		t.Errorf("%q", stdout)
+	}
 	if _, stdout, _ := call(t, completeWord, "convert", "--to=me"); stdout != "words\n--to=megatron\t\n" {
 		t.Errorf("%q", stdout)
 	}

@@ -24,7 +24,7 @@ func generateCommand() *cli.Command {
 		ArgsUsage: "[PROMPT]",
 		Description: "The prompt - means standard input, unchanged, up to its end. Without a prompt the text starts like a\n" +
 			"document: after the end-of-document token. Generation also stops at that token. Temperature is\n" +
-			"applied before top-k, and top-k before top-p, as in transformers. Sample i of several, from 0, uses\n" +
+			"applied before top-k, and top-k before top-p, as in transformers. Text i of several, from 0, uses\n" +
 			"the seed --seed + i.\n\n" +
 			"Ids at or above the tokenizer's size are never generated. A model's vocabulary is often larger than\n" +
 			"the tokenizer, because its size is rounded up, and transformers may generate such ids. Bytes that are\n" +
@@ -41,7 +41,7 @@ func generateCommand() *cli.Command {
 			&cli.Float64Flag{Name: "top-p",
 				Usage: "choose among the fewest tokens whose probabilities add up to this sum (0: all)"},
 			&cli.Uint64Flag{Name: "seed", Usage: "seed of the random choices; the same seed gives the same text"},
-			&cli.IntFlag{Name: "samples", Usage: "generate `N` texts", Value: 1},
+			&cli.IntFlag{Name: "texts", Usage: "generate `N` texts", Value: 1},
 			deviceFlag, precisionFlag, threadsFlag, jsonFlag,
 		},
 		Action: runGenerate,
@@ -64,8 +64,8 @@ func runGenerate(c *cli.Context) error {
 	if c.Int("max-tokens") < 1 {
 		return usagef("--max-tokens: must be at least 1, got %d", c.Int("max-tokens"))
 	}
-	if c.Int("samples") < 1 {
-		return usagef("--samples: must be at least 1, got %d", c.Int("samples"))
+	if c.Int("texts") < 1 {
+		return usagef("--texts: must be at least 1, got %d", c.Int("texts"))
 	}
 	options := moe.GenerateOptions{MaxTokens: c.Int("max-tokens"), Temperature: c.Float64("temperature"),
 		TopK: c.Int("top-k"),
@@ -131,11 +131,11 @@ func runGenerate(c *cli.Context) error {
 	if c.Bool("json") {
 		w = io.Discard
 	}
-	samples := make([]generated, c.Int("samples"))
+	samples := make([]generated, c.Int("texts"))
 	tokens, start := 0, time.Now()
 	for i := range samples {
 		if len(samples) > 1 {
-			fmt.Fprintf(w, "%s=== sample %d, seed %d\n", map[bool]string{true: "\n"}[i > 0], i, options.Seed)
+			fmt.Fprintf(w, "%s=== text %d, seed %d\n", map[bool]string{true: "\n"}[i > 0], i, options.Seed)
 		}
 		if samples[i], err = generate(c.Context, w, m, tokenizer, text, prompt, options); err != nil {
 			return fmt.Errorf("generating: %w", err)

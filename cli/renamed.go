@@ -13,6 +13,10 @@ import (
 // rewritten before the commands read it, so help, completion and suggestions have no old names.
 // Fields of configuration files have the tag was:"old" instead.
 var renames = renameTable{
+	flags: []renamedFlag{
+		{"generate", "samples", "texts"},
+		{"tokenize", "sample", "fraction"},
+	},
 	values: []renamedValue{
 		{"stream", "verify", "reads", "on-read"},
 		{"stream", "verify", "behind", "background"},

@@ -41,8 +41,8 @@ func tokenizeCommand() *cli.Command {
 				Usage: "write shards PREFIX-00000, PREFIX-00001, … of at most `N` tokens (2G, 500M), except for single larger documents", DefaultText: "one shard, PREFIX"},
 			&cli.Uint64Flag{Name: "shuffle-seed", Usage: "shuffle all documents with seed `N`",
 				DefaultText: "not shuffled"},
-			&cli.Float64Flag{Name: "sample",
-				Usage: "keep a random `SHARE` of the documents, above 0 and at most 1; a smaller sample is a subset of a larger one", DefaultText: "all"},
+			&cli.Float64Flag{Name: "fraction",
+				Usage: "keep a random `FRACTION` of the documents, above 0 and at most 1; a smaller fraction keeps a subset of a larger one", DefaultText: "all"},
 			&cli.StringFlag{Name: "max-documents", Usage: "stop after `N` documents in the order of the inputs",
 				DefaultText: "all"},
 		}, readFlags(), []cli.Flag{
@@ -178,7 +178,7 @@ func runTokenize(c *cli.Context) error {
 	}
 	options := job.Options{Inputs: found.Inputs, Names: found.Names, Read: read, Output: output,
 		Workers: c.Int("workers"), AppendEOD: !c.Bool("no-eod"), Overwrite: c.Bool("overwrite"),
-		Shuffle: c.IsSet("shuffle-seed"), ShuffleSeed: c.Uint64("shuffle-seed"), Sample: c.Float64("sample")}
+		Shuffle: c.IsSet("shuffle-seed"), ShuffleSeed: c.Uint64("shuffle-seed"), Sample: c.Float64("fraction")}
 	if options.Layout, err = formats.ParseLayout(c.String("to")); err != nil {
 		return usagef("--to: %v", err)
 	}
@@ -193,8 +193,8 @@ func runTokenize(c *cli.Context) error {
 	if n := options.PieceBytes; n > 0 && n < minPieceSize {
 		return usagef("--piece-size is %s; it must be at least %d", c.String("piece-size"), minPieceSize)
 	}
-	if s := options.Sample; c.IsSet("sample") && !(s > 0 && s <= 1) {
-		return usagef("--sample is %v; it must be above 0 and at most 1", s)
+	if s := options.Sample; c.IsSet("fraction") && !(s > 0 && s <= 1) {
+		return usagef("--fraction is %v; it must be above 0 and at most 1", s)
 	}
 	options.AddSpecialTokens = c.Bool("add-special-tokens")
 	options.Specials = specials.value(c.String("specials"))

@@ -243,7 +243,7 @@ func printResult(c *cli.Context, config train.Config, result train.Result, evalu
 	fmt.Fprintf(w, "%s: %s, first loss %.4f, last loss %.4f\n", state, plural(result.Steps, "step"),
 		result.FirstLoss, result.LastLoss)
 	if result.LeftOut > 0 {
-		fmt.Fprintf(w, "skipped    %s because of spikes; %s lists them\n", plural(result.LeftOut, "sample"),
+		fmt.Fprintf(w, "skipped    %s because of spikes; %s lists them\n", plural(result.LeftOut, "position"),
 			filepath.ToSlash(filepath.Join(config.Output, "skips.yaml")))
 	}
 	fmt.Fprintf(w, "checkpoint %s\nweights    sha256 %s\n", filepath.ToSlash(result.Checkpoint), result.Weights)

@@ -27,7 +27,7 @@ var freeFlags = strings.Fields(`
 	data-args-path file-list tokenizer-json tokenizer-path like paths plot log from
 
 	data-path train-data-path valid-data-path test-data-path split steps skip reason title document special glob
-	text-field id-field tokenizer-name workers listen flight hosts mpiexec srun remote-shell layout scaling
+	text-field id-field tokenizer-name listen flight hosts mpiexec srun remote-shell layout scaling
 
 	eod shard-tokens mds-size-limit shard-size memory max-documents max-rejects piece-size back-off section-timeout`)
 
@@ -91,7 +91,9 @@ func TestFlagValues(t *testing.T) {
 				case *cli.StringSliceFlag:
 					check(path, f, f.Usage)
 				case *cli.GenericFlag:
-					t.Errorf("%s --%s: say how the values of this kind of flag are completed", path, f.Name)
+					if _, ok := f.Value.(*settingList); !ok {
+						t.Errorf("%s --%s: say how the values of this kind of flag are completed", path, f.Name)
+					}
 				}
 			}
 		}

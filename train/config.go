@@ -448,6 +448,9 @@ func LoadConfig(path string, settings ...string) (Config, error) {
 	return c, nil
 }
 
+// ConfigFields returns the full names of the fields of a train.yaml, such as "layout.ep".
+func ConfigFields() []string { return strictyaml.Names(&Config{}) }
+
 // Warnings returns remarks about the file, such as old names of fields, with file and line.
 func (c Config) Warnings() []string { return c.file.Warnings() }
 

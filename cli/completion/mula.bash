@@ -10,6 +10,9 @@ _mula() {
 			COMPREPLY+=("${line%%$'\t'*}")
 		fi
 	done < <("${COMP_WORDS[0]}" __complete "${COMP_WORDS[@]:1:COMP_CWORD}" 2>/dev/null)
+	if [ "${COMPREPLY[0]: -1}" = = ]; then # of mula train --set
+		compopt -o nospace 2>/dev/null
+	fi
 	if [ "$mode" = files ]; then
 		compopt -o filenames 2>/dev/null
 		while IFS= read -r line; do

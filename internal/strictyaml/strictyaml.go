@@ -355,6 +355,19 @@ func fullNames(t reflect.Type, prefix string) []string {
 	return names
 }
 
+// Names returns the full names of all fields of a struct, such as "layout.ep". v is a pointer to the
+// struct. Fields in lists are not among them.
+func Names(v any) []string {
+	t := reflect.TypeOf(v).Elem()
+	return slices.DeleteFunc(fullNames(t, ""), func(name string) bool {
+		here := t
+		for part := range strings.SplitSeq(name, ".") {
+			here = fieldType(here, part)
+		}
+		return here.Kind() == reflect.Struct
+	})
+}
+
 // OldNames returns the full names that fields of a struct had before, such as "layout.dp", with
 // their current full names. v is a pointer to the struct. Fields in lists are not among them.
 func OldNames(v any) map[string]string {

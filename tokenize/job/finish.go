@@ -210,8 +210,8 @@ func (p *process) skipped(ctx context.Context, done *finished) (_ *atomicfile.Fi
 		return nil, first // another process was told to skip
 	case done.Documents == 0 && p.f.d.Settings.Sample > 0:
 		p.f.worthless = true
-		return nil, fmt.Errorf("the sample of %v keeps no document of %s, so there is nothing to write; give a "+
-			"larger --sample, or leave it out", p.f.d.Settings.Sample, p.f.d.names())
+		return nil, fmt.Errorf("the fraction %v keeps no document of %s; raise --fraction, "+
+			"or remove it", p.f.d.Settings.Sample, p.f.d.names())
 	case first != nil && done.Documents == 0:
 		p.f.worthless = true
 		return nil, fmt.Errorf("all %d documents were bad, so there is nothing to write; the first: %w", total, first)

@@ -417,7 +417,7 @@ func TestRunRefuses(t *testing.T) {
 		"no documents": {Options{Inputs: []string{put(t, "a", ""), put(t, "b", "\n\n")}},
 			"there is no document in "},
 		"none sampled": {Options{Inputs: []string{good}, Sample: 1e-12},
-			"the sample of 1e-12 keeps no document of "},
+			"the fraction 1e-12 keeps no document of "},
 		"bad documents": {Options{Inputs: []string{put(t, "a.jsonl", "x\n"), put(t, "b.jsonl", `{"text":""}`)},
 			OnError: Skip}, "all 2 documents were bad, so there is nothing to write; the first: "},
 		"cut short": {Options{Inputs: []string{put(t, "x.zst", zstded(`{"text":"a"}` + "\n")[:12])},
