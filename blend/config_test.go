@@ -286,11 +286,11 @@ func TestSealErrors(t *testing.T) {
 		"torn":         {head + "  - name: a\n    shards: [torn]\n", "torn.bin"},
 		"unfinished":   {head + "  - name: a\n    shards: [unfinished/*]\n", "x.idx"},
 		"nothing left": {head + a + "stages:\n  - samples: 15\n  - samples: rest\n",
-			`blend.yaml:7: nothing is left for stage 2: the stages before have 15 samples, the plan 15`},
+			`blend.yaml:7: no samples remain for stage 2: earlier stages have 15 samples, the plan has 15`},
 		"sum": {head + a + "samples: 10\nstages:\n  - samples: 15\n",
 			`blend.yaml:5: samples is 10, but the stages add up to 15`},
 		"skip": {head + a + "skips:\n  - {from: 3, to: 16}\n",
-			`blend.yaml:6: skip 1: [3, 16) goes beyond the plan's 15 positions`},
+			`blend.yaml:6: skip 1: [3, 16) extends beyond the plan's 15 positions`},
 		"all skipped": {head + a + "skips:\n  - {from: 3, to: 15}\n  - {from: 0, to: 4}\n",
 			`blend.yaml:6: the skips cover all 15 positions of the plan`},
 		"never used": {head +
@@ -388,7 +388,7 @@ func TestConfigWithoutFile(t *testing.T) {
 		{Config{SequenceLength: 16, Sources: []SourceConfig{{Name: "a", Shards: []string{filepath.Join(c.dir, "b")}}}},
 			"matches no shard"},
 		{Config{SequenceLength: 16, Sources: []SourceConfig{source}, Skips: []Range{{5, 11}}},
-			"goes beyond the plan's 10"},
+			"extends beyond the plan's 10"},
 		{Config{SequenceLength: 16, Sources: []SourceConfig{limited}, Samples: &samples}, "the plan repeats sources"},
 	} {
 		p, err := Seal(context.Background(), &v.config, SealOptions{})

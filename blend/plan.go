@@ -46,7 +46,7 @@ type Plan struct {
 
 	// Megatron is set in a plan whose order is read from an index cache of Megatron-LM. Samples can
 	// then be located only in an open plan, the plan of a [Data]. The sources are the datasets,
-	// with one shard each. A window is a sample of the dataset; its shard and token are those of
+	// with one shard each. A window is a sample of the dataset; its shard and token locate
 	// its first segment. There are no epochs, because Megatron shuffles the documents of all epochs
 	// together: Sample.Epoch is -1.
 	Megatron *Megatron

@@ -25,45 +25,44 @@ type SealOptions struct {
 	// called, from one goroutine at a time, while files without a manifest are hashed; may be nil
 	Progress func(HashProgress)
 
-	// Waiting, if not nil, lets Seal wait while another process builds the index files of an order
-	// that is read: see [OpenOptions.Waiting].
+	// Waiting, if not nil, makes Seal wait while another process builds the index files that an
+	// order is read from: see [OpenOptions.Waiting].
 	Waiting func(message string)
 
 	Packing func(PackProgress) // called, from one goroutine at a time, while documents are packed; may be nil
 
-	// Packings is the directory for the index files of a packed plan: that of its plan.json. One
-	// that is there already is used. "" is the directory of the configuration.
+	// Packings is the directory for the index files of a packed plan, normally the directory of its
+	// plan.json. Existing index files are reused. "" is the configuration's directory.
 	Packings string
 }
 
-// PackProgress is how far the packing of documents has come.
+// PackProgress is the progress of packing documents.
 type PackProgress struct {
-	Source string // that was packed last
-	// whose documents have been gone through; each source is gone through twice where its index
-	// file is not there yet
+	Source string // the source that was packed last
+	// number of tokens in processed documents. A source is processed twice if its index file does
+	// not exist yet
 	Tokens int64
-	Total  int64 // to go through
+	Total  int64 // number of tokens to process
 }
 
-// HashProgress is how far the hashing of files has come.
+// HashProgress is the progress of hashing files.
 type HashProgress struct {
-	Path  string // of the file that was read last
-	Bytes int64  // read
-	Total int64  // to read
+	Path  string // the file that was read last
+	Bytes int64  // bytes read so far
+	Total int64  // bytes to read
 }
 
-// Seal makes the plan of a configuration: it finds the shards, counts their windows, resolves
-// weights and stages, refuses what cannot be kept, and notes the hashes of the shards and check
-// values. Hashes come from the shards' manifests; a shard without one is read in full. An index
-// cache that is to be the order is read in full as well, and refused if it contradicts itself: see
+// Seal builds the plan of a configuration. It finds the shards, counts their windows, resolves
+// weights and stages, validates limits, and stores hashes of the shards and check values. Hashes
+// come from the shards' manifests; a shard without a manifest is read completely. An index cache
+// for the order is also read completely, and refused if it is inconsistent: see
 // [megatron.Cache.Check].
 //
 // An entry of shards in the configuration is the path of a shard (with or without .idx or .bin), or
-// a pattern as filepath.Match has it, relative to the configuration's directory. What a pattern
-// matches is taken in the order of its bytes. A pattern without a match, and a shard that is listed
-// twice, in one source or in two, are errors: what is to be seen more often gets a larger weight. A
-// plan without a position that is not skipped is refused. An error that wraps an *[EpochsError]
-// says that max_epochs would be broken.
+// a pattern of filepath.Match, relative to the configuration's directory. Matches are sorted by
+// bytes. A pattern without a match is an error. A shard that is listed twice, in one source or in
+// two, is an error, too: a larger weight repeats a source more often. A plan that skips all
+// positions is refused. If max_epochs would be exceeded, the error wraps an *[EpochsError].
 func Seal(ctx context.Context, c *Config, opts SealOptions) (*Plan, error) {
 	l := openLedger()
 	defer l.close()
@@ -73,7 +72,7 @@ func Seal(ctx context.Context, c *Config, opts SealOptions) (*Plan, error) {
 	}
 	defer d.Close()
 	p := d.Plan
-	if p.Packing == nil { // of whose shards they are known already
+	if p.Packing == nil { // pack has hashed the shards of a packed plan
 		if err := d.hashFiles(ctx, l, opts.Progress); err != nil {
 			return nil, err
 		}
@@ -84,7 +83,7 @@ func Seal(ctx context.Context, c *Config, opts SealOptions) (*Plan, error) {
 	return p, p.seal()
 }
 
-// noteChecks notes in the plan what stands at the positions that it is checked at.
+// noteChecks stores the check values in the plan.
 func (d *Data) noteChecks() error {
 	tokens := make([]uint32, d.SequenceLength+1)
 	for _, position := range checkPositions(d.length) {
@@ -101,9 +100,9 @@ func (d *Data) noteChecks() error {
 	return nil
 }
 
-// Survey is the first part of [Seal], without the hashes: it finds and opens the shards, makes
-// every check that a plan must pass, and says what the plan would be. It reads no token, and writes
-// nothing. Of an index cache it reads every entry.
+// Survey does what [Seal] does, but without hashes. It finds and opens the shards, makes every
+// check that a plan must pass, and returns a summary of the plan. It reads no token and writes
+// nothing. It reads every entry of an index cache.
 func Survey(ctx context.Context, c *Config) (*Summary, error) {
 	l := openLedger()
 	defer l.close()
@@ -115,13 +114,13 @@ func Survey(ctx context.Context, c *Config) (*Summary, error) {
 	return d.Summary(), nil
 }
 
-// unhashed stands for the hash of a file until the hash is known.
+// unhashed is the placeholder for an unknown hash of a file.
 var unhashed = strings.Repeat("0", 64)
 
-// survey gives the plan of a configuration, without check values, and its open shards. Without
-// options it writes nothing. There are no hashes, unless the plan is packed and there are options.
+// survey returns the open shards and the plan of a configuration, without check values. If opts is
+// nil, it writes nothing. The plan has hashes only if it is packed and opts is not nil.
 func survey(ctx context.Context, c *Config, l *ledger, opts *SealOptions) (_ *Data, err error) {
-	if err := c.validate(); err != nil { // it may come from no file, or have been changed since
+	if err := c.validate(); err != nil { // c may be built in code, or changed after loading
 		return nil, err
 	}
 	if c.Order == orderMegatron {
@@ -172,7 +171,7 @@ func survey(ctx context.Context, c *Config, l *ledger, opts *SealOptions) (_ *Da
 			err = s.compilePacked(p.Seed, p.SequenceLength)
 		} else if err = s.compile(p.Seed, p.SequenceLength); s.windows != nil {
 			if c.Validation.IsSet() {
-				s.Validation, _ = c.Validation.ceilTimes(s.windows.Count()) // at most Count, as the share is below 1
+				s.Validation, _ = c.Validation.ceilTimes(s.windows.Count()) // at most Count: validation is below 1
 			}
 			err = s.compile(p.Seed, p.SequenceLength)
 		}
@@ -201,7 +200,7 @@ func survey(ctx context.Context, c *Config, l *ledger, opts *SealOptions) (_ *Da
 		limits[i] = s.MaxEpochs
 		if used := slices.ContainsFunc(p.Stages, func(st Stage) bool { return st.Weights[i] > 0 }); !used {
 			return nil, c.file.Errorf(fmt.Sprintf("$.sources[%d]", i),
-				"source %q has a weight in no stage: give it one, or leave it out", s.Name)
+				"source %q has a weight in no stage; add a weight, or remove the source", s.Name)
 		}
 	}
 	if source, err := p.checkEpochs(limits); err != nil {
@@ -210,16 +209,16 @@ func survey(ctx context.Context, c *Config, l *ledger, opts *SealOptions) (_ *Da
 	return d, nil
 }
 
-// A shardList finds the shards that a configuration names, each once.
+// A shardList finds the shards that a configuration names, each only once.
 type shardList struct {
-	dir    string            // that patterns start from
+	dir    string            // directory for relative patterns
 	listed map[string]string // real path of a shard → its source
 	links  realPaths
 
-	planned map[string]string // the same, of shards that the plan which is amended has
+	planned map[string]string // likewise for shards of the plan that is amended
 }
 
-// find gives the shards that an entry of a source names, without hashes.
+// find returns the shards that an entry of a source names, without hashes.
 func (l *shardList) find(source, pattern string) ([]Shard, error) {
 	paths, err := expand(l.dir, pattern)
 	if err != nil {
@@ -233,17 +232,17 @@ func (l *shardList) find(source, pattern string) ([]Shard, error) {
 		}
 		real := l.links.of(absolute)
 		if other, ok := l.planned[real]; ok {
-			return nil, fmt.Errorf("shard %s is in the plan already, in source %q: name the new shards alone", path,
+			return nil, fmt.Errorf("shard %s is already in the plan, in source %q; list only new shards", path,
 				other)
 		}
 		switch other, ok := l.listed[real]; {
 		case ok && other == source:
-			return nil, fmt.Errorf("shard %s is listed twice in source %q: a shard can be used once; give a source "+
-				"a larger weight to see it more often", path, source)
+			return nil, fmt.Errorf("shard %s is listed twice in source %q; remove one entry, or repeat the source "+
+				"more often with a larger weight", path, source)
 		case ok:
 			return nil,
-				fmt.Errorf("shard %s is listed twice, in source %q and in source %q: a shard can be used once; "+
-					"give a source a larger weight to see it more often", path, other, source)
+				fmt.Errorf("shard %s is listed twice, in source %q and in source %q; remove one entry, or repeat the "+
+					"source more often with a larger weight", path, other, source)
 		}
 		l.listed[real] = source
 		found = append(found, Shard{Path: absolute, Bin: unhashed, Index: unhashed})
@@ -251,7 +250,7 @@ func (l *shardList) find(source, pattern string) ([]Shard, error) {
 	return found, nil
 }
 
-// describeShards notes in the plan what was found out about its shards.
+// describeShards copies the facts of the shards to the plan.
 func (d *Data) describeShards() {
 	for i := range d.Sources {
 		for k, f := range d.facts[i] {
@@ -261,13 +260,13 @@ func (d *Data) describeShards() {
 	}
 }
 
-// resolveStages gives every stage its length and integer weights. available is the number of
+// resolveStages sets the length and integer weights of each stage. available is the number of
 // training windows of all sources.
 func (p *Plan) resolveStages(c *Config, available int64) error {
 	defaults := make([]Number, len(c.Sources))
 	for i, s := range c.Sources {
 		defaults[i] = s.Weight
-		if !s.Weight.IsSet() { // then none is
+		if !s.Weight.IsSet() { // then no source has a weight
 			defaults[i] = integer(p.Sources[i].Training())
 		}
 	}
@@ -284,13 +283,13 @@ func (p *Plan) resolveStages(c *Config, available int64) error {
 	if err == nil && given != nil && reached != end {
 		field, text := lengthText(end, c.Tokens)
 		err = c.file.Errorf("$."+field,
-			"%s, but the stages add up to %d: leave %s out, or make the last stage \"samples: rest\"", text, reached,
+			"%s, but the stages add up to %d; remove %s, or set \"samples: rest\" in the last stage", text, reached,
 			field)
 	}
 	return err
 }
 
-// lengthText is the field that says how long a plan is, and what it says.
+// lengthText returns the field that sets the length of a plan, and its value in words.
 func lengthText(samples int64, tokens *int64) (field, text string) {
 	if tokens != nil {
 		return "tokens", fmt.Sprintf("tokens is %d, which is %d samples", *tokens, samples)
@@ -298,9 +297,9 @@ func lengthText(samples int64, tokens *int64) (field, text string) {
 	return "samples", fmt.Sprintf("samples is %d", samples)
 }
 
-// addStages adds the stages of a file to those that the plan has, from a position on, and returns
-// the position at which they end. "samples: rest" reaches to length; defaults are the weights of
-// stages that have none of their own.
+// addStages adds the stages of a file to the plan's stages, from position at, and returns the
+// position after them. "samples: rest" fills up to length. defaults are the weights of stages
+// without weights.
 func (p *Plan) addStages(file *strictyaml.File, stages []StageConfig, at, length int64, defaults []Number) (end int64,
 	err error) {
 	end = at
@@ -309,11 +308,11 @@ func (p *Plan) addStages(file *strictyaml.File, stages []StageConfig, at, length
 		where := fmt.Sprintf("$.stages[%d]", j)
 		if sc.Samples.Rest {
 			if st.Samples = length - end; st.Samples < 1 && len(p.Parents) > 0 {
-				return end, file.Errorf(where, "nothing is left for what follows position %d: the plan has %d "+
-					"positions (set samples to make it longer)", end, length)
+				return end, file.Errorf(where, "no samples remain after position %d, because the plan has %d positions; "+
+					"set samples to a larger number", end, length)
 			} else if st.Samples < 1 {
-				return end, file.Errorf(where, "nothing is left for stage %d: the stages before have %d samples, "+
-					"the plan %d (set samples to make it longer)", j+1, end, length)
+				return end, file.Errorf(where, "no samples remain for stage %d: earlier stages have %d samples, the plan "+
+					"has %d; set samples to a larger number", j+1, end, length)
 			}
 		}
 		if st.Samples > maxLength-end {
@@ -335,7 +334,7 @@ func (p *Plan) addStages(file *strictyaml.File, stages []StageConfig, at, length
 	return end, nil
 }
 
-// weigh gives the stage the weights of the sources.
+// weigh sets the weights of the stage.
 func (s *Stage) weigh(weights []Number) (err error) {
 	for _, w := range weights {
 		s.Written = append(s.Written, w.String())
@@ -344,12 +343,12 @@ func (s *Stage) weigh(weights []Number) (err error) {
 	return err
 }
 
-// resolveSkips brings the skips into their one form: sorted, joined where they overlap or touch.
+// resolveSkips sorts the skips and joins ranges that overlap or touch.
 func (p *Plan) resolveSkips(c *Config, length int64) error {
 	for i, r := range c.Skips {
 		if r.To > length {
-			return c.file.Errorf(fmt.Sprintf("$.skips[%d]", i), "skip %d: [%d, %d) goes beyond the plan's %d positions",
-				i+1, r.From, r.To, length)
+			return c.file.Errorf(fmt.Sprintf("$.skips[%d]", i), "skip %d: [%d, %d) extends beyond the plan's %d "+
+				"positions", i+1, r.From, r.To, length)
 		}
 	}
 	sorted := slices.Clone(c.Skips)
@@ -368,24 +367,24 @@ func (p *Plan) resolveSkips(c *Config, length int64) error {
 	return nil
 }
 
-// expand lists the prefixes of the shards that an entry of the configuration names, each once, in
-// the order of their bytes.
+// expand lists the prefixes of the shards that an entry of the configuration names, each once,
+// sorted by bytes.
 func expand(dir, pattern string) ([]string, error) {
 	stem := strings.TrimSuffix(strings.TrimSuffix(pattern, ".idx"), ".bin")
 	if stem == "" {
 		return nil, fmt.Errorf("%q names no shard", pattern)
 	}
 	if !filepath.IsAbs(stem) {
-		// A directory with a bracket in its name is not part of the pattern.
+		// Brackets in the name of a directory are not part of the pattern.
 		stem = filepath.Join(escapePattern(dir), filepath.FromSlash(stem))
 	}
-	// An .idx says that a shard is whole. A .bin alone is listed too, so that opening it says what
-	// is wrong instead of passing it over.
+	// A complete shard has an .idx. A shard with only a .bin is listed as well, so that opening it
+	// reports the problem.
 	found := map[string]bool{}
-	_, err := filepath.Match(stem, "") // alone: what is added to it could close a bracket
+	_, err := filepath.Match(stem, "") // without the suffix below, which could close a bracket
 	var matches []string
 	if err == nil {
-		matches, err = filepath.Glob(stem + ".[ib][di][xn]") // one look at the directory for both
+		matches, err = filepath.Glob(stem + ".[ib][di][xn]") // .idx and .bin with one directory listing
 	}
 	if err != nil {
 		return nil, fmt.Errorf("the pattern %q is malformed: %w", pattern, err)
@@ -407,10 +406,10 @@ func escapePattern(path string) string {
 	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
 }
 
-// realPaths follows links, once for each directory.
+// realPaths caches the resolved path of each directory.
 type realPaths map[string]string
 
-// of gives the real path of a shard's .bin file where it is there to be found.
+// of returns the real path of a shard's .bin file, if it exists.
 func (r realPaths) of(prefix string) string {
 	dir, name := filepath.Split(prefix + ".bin")
 	real, ok := r[dir]
@@ -428,7 +427,7 @@ func (r realPaths) of(prefix string) string {
 	return path
 }
 
-// tokenizer is the tokenizer of all shards that name one.
+// tokenizer returns the tokenizer of the shards whose manifests name one. It fails if they differ.
 func (d *Data) tokenizer() (*Tokenizer, error) {
 	var t *Tokenizer
 	var first string
@@ -436,7 +435,7 @@ func (d *Data) tokenizer() (*Tokenizer, error) {
 		for k := range d.facts[i] {
 			u := &d.facts[i][k].tokenizer
 			switch {
-			case u.SHA256 == "": // no manifest, or made from ids, by no tokenizer that is known
+			case u.SHA256 == "": // no manifest, or written from ids without a known tokenizer
 			case t == nil:
 				t, first = u, d.ShardPath(i, k)
 			case t.SHA256 != u.SHA256 || t.Vocabulary != u.Vocabulary:
@@ -453,10 +452,9 @@ func (d *Data) tokenizer() (*Tokenizer, error) {
 	return t, nil
 }
 
-// hashFiles notes the hashes of all shards in the plan, from their manifests, from the ledger, or
-// by reading the files, which are then checked as well, and those of the files of the order, if it
-// is read. The .idx of a shard with a manifest is read, too, and compared with the manifest, unless
-// the ledger says that it was.
+// hashFiles sets the hashes of all shards in the plan. They come from manifests, from the ledger,
+// or from reading and checking the files. It also hashes the index files of the order. The .idx of
+// a shard with a manifest is compared with the manifest, unless the ledger says that it was.
 func (d *Data) hashFiles(ctx context.Context, l *ledger, progress func(HashProgress)) error {
 	type place struct {
 		path          string
@@ -551,7 +549,7 @@ func (d *Data) hashFiles(ctx context.Context, l *ledger, progress func(HashProgr
 	return g.Wait()
 }
 
-// integer is a whole number as if it had been written.
+// integer returns a whole number as a Number.
 func integer(n int64) Number {
 	v, err := ParseNumber(fmt.Sprint(n))
 	if err != nil {

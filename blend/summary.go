@@ -1,7 +1,7 @@
 package blend
 
-// A Summary is what a plan is made of, for people: how much each source has, and how much the plan
-// takes of it.
+// A Summary describes a plan for people: the size of each source, and the samples that the plan
+// draws from it.
 type Summary struct {
 	Length         int64           `json:"length"`  // positions
 	Skipped        int64           `json:"skipped"` // positions that yield no sample
@@ -10,14 +10,14 @@ type Summary struct {
 	Sources        []SourceSummary `json:"sources"`
 }
 
-// A StageSummary is one stage.
+// A StageSummary describes one stage.
 type StageSummary struct {
 	First   int64   `json:"first"` // position
 	Samples int64   `json:"samples"`
 	Bound   float64 `json:"bound"` // see [Tree.Bound]
 }
 
-// A SourceSummary is one source.
+// A SourceSummary describes one source.
 type SourceSummary struct {
 	Name       string `json:"name"`
 	Shards     int    `json:"shards"`
@@ -27,45 +27,45 @@ type SourceSummary struct {
 	Windows    int64  `json:"windows"`
 	Validation int64  `json:"validation_windows"`
 	MaxEpochs  string `json:"max_epochs,omitempty"`
-	// in the whole plan, skipped positions included: all sources add up to its Length
+	// in the whole plan, including skipped positions; the sum over all sources is the plan's Length
 	Samples int64 `json:"samples"`
-	// Samples per training window; with order megatron, their targets per token of the shard
+	// Samples per training window; with order megatron, target tokens per token of the shard
 	Epochs float64 `json:"epochs"`
-	// samples whose window the plan has drawn before; with order megatron it draws each once.
-	// Estimated where an epoch in which the source has grown is not over
+	// samples whose window an earlier position of the plan has drawn; with order megatron, each
+	// window is drawn once. Estimated if the source has grown in an incomplete epoch
 	Repeats int64         `json:"repeats"`
 	Stages  []SourceStage `json:"stages"`
 
 	Packing *PackingSummary `json:"packing,omitempty"` // of a packed plan
 }
 
-// A PackingSummary is what came of the packing of one source. Its samples are the source's windows.
+// A PackingSummary describes the packing of one source. Its samples are the source's windows.
 type PackingSummary struct {
-	Documents int64   `json:"documents"`     // that have tokens
-	Cut       int64   `json:"cut_documents"` // longer than a sample
+	Documents int64   `json:"documents"`     // non-empty documents
+	Cut       int64   `json:"cut_documents"` // documents longer than a sample
 	Pieces    int64   `json:"pieces"`
-	Padding   int64   `json:"padding"`       // tokens of all samples
-	Share     float64 `json:"padding_share"` // of the tokens of all samples
+	Padding   int64   `json:"padding"`       // padding tokens in all samples
+	Share     float64 `json:"padding_share"` // padding tokens per token of all samples
 }
 
-// A SourceStage is what one stage takes of one source.
+// A SourceStage describes the samples that one stage draws from one source.
 type SourceStage struct {
-	Weight  string  `json:"weight"` // as written; "" if the source rests
-	Share   float64 `json:"share"`  // of the stage's samples that the weights ask for
+	Weight  string  `json:"weight"` // as written; "" if the stage does not draw from the source
+	Share   float64 `json:"share"`  // the source's weight / all weights
 	Samples int64   `json:"samples"`
 	Epochs  float64 `json:"epochs"`  // Samples per training window
 	Repeats int64   `json:"repeats"` // samples whose window an earlier position of the plan has drawn
 }
 
-// shardWindows is the number of windows of one of the source's shards.
+// shardWindows returns the number of windows of one of the source's shards.
 func (s *Source) shardWindows(shard int) int64 {
-	if s.windows == nil { // then it has but one
+	if s.windows == nil { // packed or Megatron
 		return s.Windows()
 	}
 	return s.windows.ShardCount(shard)
 }
 
-// Summary says what the plan is made of.
+// Summary describes the plan.
 func (p *Plan) Summary() *Summary {
 	r := &Summary{Length: p.length, SequenceLength: p.SequenceLength}
 	for _, skip := range p.Skips {
@@ -85,15 +85,15 @@ func (p *Plan) Summary() *Summary {
 	for i := range p.Sources {
 		s := &p.Sources[i]
 		training := s.Training()
-		// Of Megatron's samples a file has as many as were asked for, over however many epochs:
-		// these are counted in tokens.
+		// Megatron draws samples of a file over any number of epochs, so its epochs are counted in
+		// tokens.
 		epochs := func(n int64) float64 {
 			if p.Megatron != nil {
 				return float64(n) * float64(p.SequenceLength) / float64(max(1, s.Shards[0].Tokens))
 			}
 			return float64(n) / float64(training)
 		}
-		// Of a source's first n samples, all beyond the first epoch are repeats.
+		// Of a source's first n samples, all samples after the first epoch are repeats.
 		repeats := func(n int64) int64 { return max(0, n-training) }
 		if s.parts != nil {
 			epochs, repeats = s.epochs, func(n int64) int64 { return n - s.distinct(n) }
