@@ -20,73 +20,73 @@ import (
 	"mula/shards"
 )
 
-// StreamOptions say which part of the order to read, and how.
+// StreamOptions select the positions and columns of a [Stream].
 type StreamOptions struct {
-	From, To  int64 // positions [From, To), as [Grid.Check] allows them; To 0 is the end of the plan
+	From, To  int64 // positions [From, To), see [Grid.Check]; To 0: the end of the plan
 	BatchSize int   // positions of a step, over all ranks
-	Rank      int   // this rank takes positions [first + Rank·B/World, first + (Rank+1)·B/World) of each step
-	World     int   // number of ranks, which must divide BatchSize; 0 is 1
-	Prefetch  int   // records that are read ahead, at most, up to 4096; 0 reads each when it is asked for
+	Rank      int   // this rank reads positions [first + Rank·B/World, first + (Rank+1)·B/World) of each step
+	World     int   // number of ranks, which must divide BatchSize; 0: 1
+	Prefetch  int   // maximum number of records that are read ahead, up to 4096; 0: none
 
-	// rows of a record, at most; divides B/World, which is what 0 stands for: more of them are more
-	// records a step
+	// maximum number of rows of a record; must divide B/World. 0: B/World, which is one record a
+	// step
 	MicroBatch int
-	Columns    []string // of the records, in this order, of [Data.Columns]; nil for those that [Stream] lists
+	Columns    []string // of the records, in this order, from [Data.Columns]; nil: the default columns of [Stream]
 
-	Allocator memory.Allocator // of the records; nil for Go's memory
+	Allocator memory.Allocator // for the records; nil: Go's memory
 }
 
-// workers bounds the goroutines of a stream. They copy from mapped files; a few keep several reads
-// of a disk in flight.
+// workers limits the goroutines of a stream. They copy from mapped files; several of them keep
+// several reads of a disk in progress.
 const workers = 4
 
-// maxWorkers bounds what a caller may ask to be done at a time. A number beyond it is a mistake,
-// which would end in a lack of memory.
+// maxWorkers limits the concurrency that a caller may request. A larger number is a mistake that
+// would exhaust the memory.
 const maxWorkers = 4096
 
-// A Stream gives one record for each step, this rank's share of it, or several of
-// [StreamOptions.MicroBatch] rows. The last step may be shorter, and skipped positions leave a
-// record short or empty; every rank gets the same number of records. Each sample is a row:
+// A Stream yields one record for each step, with this rank's samples, or several records of
+// [StreamOptions.MicroBatch] rows. The last step may be shorter. Skipped positions make a record
+// shorter or empty. Every rank gets the same number of records. Each sample is a row:
 //
-//	position         int64                            in the order
+//	position         int64                            in the plan
 //	source           dictionary<int32, utf8>          index and name of the source
 //	epoch            int32                            of the source
-//	window           int64                            among the source's windows
+//	window           int64                            number among the source's windows
 //	tokens           fixed_size_list<uint16>[L+1]     int32 unless every shard is uint16
-//	document_starts  list<int32>                      offsets in the window at which documents begin
-//	lengths          int32                            of a packed plan only: tokens that are not padding
+//	document_starts  list<int32>                      offsets in the window of document starts
+//	lengths          int32                            packed plans only: tokens before the padding
 //
-// Only where they are named in the options, there are also
+// These columns are present only if [StreamOptions.Columns] names them:
 //
 //	shard            int32                            number of the shard in its source
-//	offset           int64                            token of the shard at which the window begins
+//	offset           int64                            first token of the window in the shard
 //
-// A row of a packed plan is made of pieces: whole documents, and parts of those that are longer
-// than a row. document_starts then has where each piece begins, the first at 0, and the metadata
-// mula.padding the id behind the last.
+// A row of a packed plan consists of pieces: whole documents, and parts of documents that are
+// longer than a row. document_starts then has the start of each piece, the first at 0. The metadata
+// mula.padding is the padding id.
 //
-// No column has nulls. The metadata of the schema names the plan's fingerprint, L, and the options:
+// No column has nulls. The metadata of the schema has the plan's fingerprint, L, and the options:
 // mula.plan, mula.sequence_length, mula.batch_size, mula.from, mula.to, mula.rank and mula.world.
-// [NewBatch] gives a typed view on a record.
+// [NewBatch] returns a typed view of a record.
 //
-// A Stream is used by one goroutine. It must be closed, whether or not it was read to its end.
+// A Stream must be used by one goroutine at a time. It must be closed, even after its end.
 type Stream struct {
 	d       *Data
 	o       StreamOptions
 	schema  *arrow.Schema
-	columns []int       // which column each field of the schema is
+	columns []int       // by field of the schema: its column
 	names   arrow.Array // the dictionary of sources
 	width   int         // bytes of a token
-	next    place       // of the record that is to be read next
-	err     error       // what Next gives from now on
+	next    place       // of the next record to read
+	err     error       // result of all later calls of Next
 	ctx     context.Context
 	cancel  context.CancelFunc
-	queue   chan chan built // records in order, each when it is ready; nil without prefetch
-	room    chan struct{}   // holds one element for each record that is read ahead
+	queue   chan chan built // records in order; nil without prefetch
+	room    chan struct{}   // one element for each record that is read ahead
 	group   *errgroup.Group
 }
 
-// place is that of a record: the first position of its step, and its number in it.
+// place identifies a record: the first position of its step, and its number in the step.
 type place struct {
 	first int64
 	part  int
@@ -97,7 +97,7 @@ type built struct {
 	err    error
 }
 
-// Stream starts to read. The context ends it early: Next then gives the context's error.
+// Stream starts a stream. If ctx is cancelled, Next returns the context's error.
 func (d *Data) Stream(ctx context.Context, o StreamOptions) (*Stream, error) {
 	if err := d.complete(&o); err != nil {
 		return nil, err
@@ -118,7 +118,7 @@ func (d *Data) Stream(ctx context.Context, o StreamOptions) (*Stream, error) {
 	return s, nil
 }
 
-// complete fills in the defaults of the options and checks them.
+// complete sets the defaults of the options and validates them.
 func (d *Data) complete(o *StreamOptions) error {
 	if o.World == 0 {
 		o.World = 1
@@ -143,8 +143,8 @@ func (d *Data) complete(o *StreamOptions) error {
 		return fmt.Errorf("prefetch %d is not between 0 and %d", o.Prefetch, maxWorkers)
 	}
 	if o.MicroBatch > math.MaxInt32/(d.SequenceLength+1) {
-		return fmt.Errorf("%d samples of %d tokens are more than the 2^31 tokens that a record can hold: use more "+
-			"ranks or a smaller batch",
+		return fmt.Errorf("%d samples of %d tokens exceed the limit of 2^31 tokens in a record; use more ranks or a "+
+			"smaller batch",
 			o.MicroBatch, d.SequenceLength+1)
 	}
 	return nil
@@ -158,13 +158,13 @@ const (
 	columnWindow
 	columnTokens
 	columnDocumentStarts
-	columnLengths // only of a packed plan
-	columnShard   // this and the next where they are named
+	columnLengths // only in a packed plan
+	columnShard   // columnShard and columnOffset are optional
 	columnOffset
-	columns // their number
+	columns // number of columns
 )
 
-// fields are the columns, by number.
+// fields returns the fields of all columns, by column number.
 func (d *Data) fields() [columns]arrow.Field {
 	var element arrow.DataType = arrow.PrimitiveTypes.Int32
 	if d.tokenWidth() == 2 {
@@ -184,8 +184,8 @@ func (d *Data) fields() [columns]arrow.Field {
 	}
 }
 
-// Columns names the columns that a stream of the plan may have. Those of one without
-// [StreamOptions.Columns] are the first of them.
+// Columns names the columns that a stream of the plan can have. A stream without
+// [StreamOptions.Columns] has all except the last two, shard and offset.
 func (d *Data) Columns() (names []string) {
 	for i, f := range d.fields() {
 		if i != columnLengths || d.Packing != nil {
@@ -195,7 +195,7 @@ func (d *Data) Columns() (names []string) {
 	return names
 }
 
-// schema is the schema of a stream with complete options, and which column each of its fields is.
+// schema returns the schema of a stream with complete options, and the column of each field.
 func (d *Data) schema(o StreamOptions) (*arrow.Schema, []int, error) {
 	said := map[string]string{
 		"mula.plan":            d.fingerprint,
@@ -219,7 +219,7 @@ func (d *Data) schema(o StreamOptions) (*arrow.Schema, []int, error) {
 	for _, name := range o.Columns {
 		i := slices.IndexFunc(all[:], func(f arrow.Field) bool { return f.Name == name })
 		if i < 0 || !slices.Contains(known, name) || slices.Contains(list, i) {
-			return nil, nil, fmt.Errorf("columns %s: each is to be named once, and to be one of %s",
+			return nil, nil, fmt.Errorf("columns %s: unknown or duplicate name; available are %s",
 				strings.Join(o.Columns, ", "), strings.Join(known, ", "))
 		}
 		fields, list = append(fields, all[i]), append(list, i)
@@ -230,7 +230,7 @@ func (d *Data) schema(o StreamOptions) (*arrow.Schema, []int, error) {
 
 var sourceType = &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: arrow.BinaryTypes.String}
 
-// tokenWidth is the number of bytes of a token in the stream: 2 if every shard of the plan is
+// tokenWidth returns the number of bytes of a token in the stream: 2 if every shard of the plan is
 // uint16, else 4.
 func (d *Data) tokenWidth() int {
 	for _, s := range d.Sources {
@@ -252,10 +252,10 @@ func sourceNames(p *Plan, alloc memory.Allocator) arrow.Array {
 	return b.NewArray()
 }
 
-// Schema is that of the records.
+// Schema returns the schema of the records.
 func (s *Stream) Schema() *arrow.Schema { return s.schema }
 
-// Next gives the next record, which the caller must release, or io.EOF after the last.
+// Next returns the next record, which the caller must release, or io.EOF after the last.
 func (s *Stream) Next() (arrow.RecordBatch, error) {
 	if s.err != nil {
 		return nil, s.err
@@ -289,12 +289,12 @@ func (s *Stream) take() (arrow.RecordBatch, error) {
 	select {
 	case slot, ok := <-s.queue:
 		if !ok {
-			if err := context.Cause(s.ctx); err != nil { // the producer gave up
+			if err := context.Cause(s.ctx); err != nil { // the producer was cancelled
 				return nil, err
 			}
 			return nil, io.EOF
 		}
-		b := <-slot // comes soon: a worker that is cancelled gives an error
+		b := <-slot // does not block long: a cancelled worker returns an error
 		<-s.room
 		return b.record, b.err
 	case <-s.ctx.Done():
@@ -302,7 +302,7 @@ func (s *Stream) take() (arrow.RecordBatch, error) {
 	}
 }
 
-// after is the place of the record after the one at p.
+// after returns the place of the record after p.
 func (s *Stream) after(p place) place {
 	if p.part++; p.part < s.o.BatchSize/s.o.World/s.o.MicroBatch {
 		return p
@@ -310,7 +310,7 @@ func (s *Stream) after(p place) place {
 	return place{first: p.first + min(int64(s.o.BatchSize), s.o.To-p.first)}
 }
 
-// Close ends the stream and gives back what was read ahead.
+// Close ends the stream and releases records that were read ahead.
 func (s *Stream) Close() {
 	s.cancel()
 	if s.err == nil {
@@ -332,9 +332,9 @@ func (s *Stream) Close() {
 	}
 }
 
-// produce reads ahead: it puts a slot for each record into the queue, in order, and has workers
-// fill them. An element of room stands for a record from before it is read until it is taken, so
-// that there are never more than Prefetch of them.
+// produce reads ahead. It puts a slot for each record into the queue, in order, and starts workers
+// that fill the slots. room has an element for each record from the start of its read until Next
+// returns it, so there are at most Prefetch of them.
 func (s *Stream) produce() error {
 	defer close(s.queue)
 	var fill errgroup.Group
@@ -347,7 +347,7 @@ func (s *Stream) produce() error {
 			return nil
 		}
 		slot := make(chan built, 1)
-		s.queue <- slot // never blocks: it has as much room as room
+		s.queue <- slot // never blocks: queue and room have the same capacity
 		fill.Go(func() error {
 			record, err := s.build(s.ctx, at)
 			slot <- built{record, err}
@@ -358,11 +358,11 @@ func (s *Stream) produce() error {
 	return nil
 }
 
-// build reads the record at p.
+// build reads the record at place p.
 func (s *Stream) build(ctx context.Context, p place) (arrow.RecordBatch, error) {
 	share, rows := int64(s.o.BatchSize/s.o.World), int64(s.o.MicroBatch)
-	// From here on positions may exceed the end of the part, so the sums stay in range: both are
-	// below 2^61.
+	// Positions may exceed the end of the range here. The sums cannot overflow, because both terms
+	// are below 2^61.
 	from := min(p.first+int64(s.o.Rank)*share+int64(p.part)*rows, s.o.To)
 	to := min(from+rows, s.o.To)
 	samples := make([]Sample, 0, to-from)
@@ -388,26 +388,26 @@ func (s *Stream) build(ctx context.Context, p place) (arrow.RecordBatch, error) 
 	return b.record(), nil
 }
 
-// A recordBuilder lays the columns of a record out in buffers of their final size; only that of the
-// document starts is not known before.
+// A recordBuilder writes the columns of a record into buffers of their final size. Only the size of
+// the document starts is not known in advance.
 type recordBuilder struct {
 	ctx    context.Context
 	s      *Stream
 	rows   int
 	length int // tokens of a sample
-	// by column, nil for one that is not wanted; of the document starts these are the offsets
+	// by column, nil for a column that is not requested; for document starts, the offsets
 	buffers [columns]*memory.Buffer
 	values  *memory.Buffer // of the document starts
 
-	// The same buffers as numbers; of the tokens one of the two.
+	// The same buffers as numbers. Only one of tokens2 and tokens4 is set.
 	position, window, offset              []int64
 	source, epoch, starts, lengths, shard []int32
 	tokens2                               []uint16
 	tokens4                               []uint32
 
-	row    int     // that is being read
-	sample *Sample // of the row
-	begun  []int32 // the document starts of the rows so far
+	row    int     // the current row
+	sample *Sample // of the current row
+	begun  []int32 // the document starts of all rows so far
 	read   func(*shards.Shard, int, segment) error
 }
 
@@ -448,7 +448,7 @@ func (b *recordBuilder) buffer(bytes int) *memory.Buffer {
 	return m
 }
 
-// view is a buffer as a slice of numbers; nil where there is none.
+// view returns a buffer as a slice of numbers, nil if b is nil.
 func view[T int64 | int32 | uint32 | uint16](b *memory.Buffer) []T {
 	if b == nil {
 		return nil
@@ -458,7 +458,7 @@ func view[T int64 | int32 | uint32 | uint16](b *memory.Buffer) []T {
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(bytes))), len(bytes)/int(unsafe.Sizeof(element)))
 }
 
-// release gives back the builder's references; a record has its own.
+// release releases the builder's references; a record has its own.
 func (b *recordBuilder) release() {
 	for _, m := range append(b.buffers[:], b.values) {
 		if m != nil {
@@ -467,10 +467,10 @@ func (b *recordBuilder) release() {
 	}
 }
 
-// add fills in one row.
+// add writes one row.
 func (b *recordBuilder) add(row int, sample *Sample) error {
 	if sample.Epoch > math.MaxInt32 {
-		return fmt.Errorf("epoch %d of source %q is more than a stream can say: set max_epochs", sample.Epoch,
+		return fmt.Errorf("epoch %d of source %q exceeds the limit of 2^31-1; set max_epochs", sample.Epoch,
 			b.s.d.Sources[sample.Source].Name)
 	}
 	put(b.position, row, sample.Position)
@@ -493,20 +493,20 @@ func (b *recordBuilder) add(row int, sample *Sample) error {
 	}
 	put(b.lengths, row, int32(n))
 	if len(b.begun) > math.MaxInt32 {
-		return errors.New("a record would have more than 2^31 document starts: use a smaller batch")
+		return errors.New("a record would have more than 2^31 document starts; use a smaller batch")
 	}
 	put(b.starts, row+1, int32(len(b.begun)))
 	return nil
 }
 
-// put sets a number of a column that is wanted.
+// put sets a value of a column, if the column is requested.
 func put[T int64 | int32](column []T, row int, value T) {
 	if column != nil {
 		column[row] = value
 	}
 }
 
-// readStretch reads a stretch of the row that is being read, at its place in it.
+// readStretch reads a segment of the current row, at offset `at`.
 func (b *recordBuilder) readStretch(shard *shards.Shard, at int, g segment) (err error) {
 	from := b.row*b.length + at
 	switch {
@@ -521,8 +521,9 @@ func (b *recordBuilder) readStretch(shard *shards.Shard, at int, g segment) (err
 	return err
 }
 
-// DocumentStarts appends the offsets in a sample at which documents that are not empty begin, in
-// order, and gives the number of its tokens that are not padding, L+1 unless the plan is packed.
+// DocumentStarts appends the offsets in a sample at which non-empty documents start, in ascending
+// order. It returns the number of the sample's tokens that are not padding: L+1 unless the plan is
+// packed.
 func (d *Data) DocumentStarts(dst []int32, s Sample) (starts []int32, length int, err error) {
 	length, err = d.stretches(context.Background(), d.SequenceLength+1, s, func(shard *shards.Shard, at int,
 		g segment) (err error) {
@@ -532,13 +533,13 @@ func (d *Data) DocumentStarts(dst []int32, s Sample) (starts []int32, length int
 	return dst, length, err
 }
 
-// appendStarts appends the offsets in a sample at which documents that are not empty begin in a
-// stretch of it.
+// appendStarts appends the offsets in a sample at which non-empty documents start within one
+// segment.
 func (d *Data) appendStarts(dst []int32, source int, shard *shards.Shard, at int, g segment) ([]int32, error) {
 	if g.begins {
 		dst = append(dst, int32(at))
 	}
-	if d.Packing != nil { // a stretch is of one document
+	if d.Packing != nil { // a segment is part of one document
 		return dst, nil
 	}
 	for span, err := range shard.Spans(g.token, g.token+g.length) {
@@ -552,7 +553,7 @@ func (d *Data) appendStarts(dst []int32, source int, shard *shards.Shard, at int
 	return dst, nil
 }
 
-// record makes the record. The builder is not to be used again but for release.
+// record returns the record. After that, only release may be called.
 func (b *recordBuilder) record() arrow.RecordBatch {
 	var data []arrow.ArrayData
 	made := func(t arrow.DataType, n int, buffers []*memory.Buffer, children ...arrow.ArrayData) arrow.ArrayData {
@@ -590,7 +591,7 @@ func (b *recordBuilder) record() arrow.RecordBatch {
 	return record
 }
 
-// WriteIPC writes a stream in Arrow's IPC streaming format, for any Arrow library to read.
+// WriteIPC writes a stream in Arrow's IPC streaming format, which any Arrow library can read.
 func (d *Data) WriteIPC(ctx context.Context, w io.Writer, o StreamOptions) (err error) {
 	s, err := d.Stream(ctx, o)
 	if err != nil {

@@ -8,42 +8,42 @@ import (
 	"slices"
 )
 
-// A Tree shares positions out among sources in proportion to integer weights, so evenly that after
-// any number of positions each source has had its share to within [Tree.Bound]. It answers both
-// ways by integer arithmetic, without a table of positions.
+// A Tree distributes positions among sources in proportion to integer weights. After any number of
+// positions, the count of each source deviates from its share by at most [Tree.Bound]. A Tree maps
+// a position to a source and back with integer arithmetic, without a table of positions.
 //
 // It is a Huffman tree over the weights. Of the first y positions that reach a node of weight s
 // whose left child has weight a, floor(y·a/s) go left and the others right. Position y therefore
-// goes left if floor((y+1)·a/s) is more than floor(y·a/s); it is then number floor(y·a/s) of the
-// left child, else number y − floor(y·a/s) of the right one. A leaf is a source. A Tree does not
-// change.
+// goes left if floor((y+1)·a/s) is more than floor(y·a/s). It is then number floor(y·a/s) of the
+// left child, else number y − floor(y·a/s) of the right child. A leaf is a source. A Tree is
+// immutable.
 //
-// The tree is part of order version 1: among nodes of equal weight leaves come first, in the order
-// of their sources, then inner nodes, in the order in which they were made; of the two nodes that
-// are joined, the one taken first is the right child.
+// The tree is part of order version 1. Among nodes of equal weight, leaves come first, in the order
+// of their sources, then inner nodes, in the order of their creation. Of two nodes that are joined,
+// the node that was removed first is the right child.
 type Tree struct {
 	nodes   []node
-	steps   []step // of the same nodes, for At
+	steps   []step // for At, by node
 	root    int32
-	parents []int32 // of source i: the node above it; none for a source that rests, and for the only one
+	parents []int32 // by source: the node above it; none if the weight is 0 or the source is the only one
 	sources []uint64
 }
 
-// A node's children are nodes, or sources written as ^source.
+// A node's children are nodes, or sources encoded as ^source.
 type node struct {
 	left, sum           uint64 // weights: of the left child, of the node, in lowest terms
 	leftNode, rightNode int32
 	parent              int32
 }
 
-// A step is what At needs of a node. It multiplies where the definition divides: with m =
-// ceil(2^64·a/s), the product y·m is 2^64·y·a/s and at most y more. Its upper half is therefore
+// A step is the precomputed form of a node for At. It multiplies where the definition divides: with
+// m = ceil(2^64·a/s), the product y·m exceeds 2^64·y·a/s by at most y. Its upper half is therefore
 // floor(y·a/s) if the lower half is at least y, or if y·s ≤ 2^64: then a fraction, which is at most
 // 1 − 1/s, cannot be lifted to 1 (Granlund and Montgomery, "Division by invariant integers using
 // multiplication", PLDI 1994).
 type step struct {
 	factor      uint64 // m
-	exact       uint64 // a y below it always gives the right quotient, and y+1 too
+	exact       uint64 // for y below it, the quotients of y and y+1 are always right
 	left, right int32
 }
 
@@ -57,15 +57,15 @@ func newStep(n *node) step {
 
 const none = -1
 
-// NewTree builds the tree of sources with these weights, of which those with weight 0 rest. The sum
-// may be at most 2^62.
+// NewTree builds the tree of sources with these weights. Sources with weight 0 get no position. The
+// sum may be at most 2^62.
 func NewTree(weights []uint64) (*Tree, error) {
 	type item struct {
 		weight uint64
 		id     int32
 	}
 	t := &Tree{parents: make([]int32, len(weights)), sources: slices.Clone(weights)}
-	var leaves, inner []item // both sorted by weight at all times: what is joined only grows
+	var leaves, inner []item // both stay sorted by weight, because weights of joined nodes only grow
 	var sum uint64
 	for i, w := range weights {
 		t.parents[i] = none
@@ -73,7 +73,7 @@ func NewTree(weights []uint64) (*Tree, error) {
 			continue
 		}
 		if w > maxWeight || sum+w > maxWeight {
-			return nil, fmt.Errorf("the weights add up to more than 2^62")
+			return nil, fmt.Errorf("the weights add up to more than 2^62; use smaller weights")
 		}
 		sum += w
 		leaves = append(leaves, item{w, ^int32(i)})
@@ -122,8 +122,8 @@ func NewTree(weights []uint64) (*Tree, error) {
 	return t, nil
 }
 
-// At gives the source of position y, and how many of the positions before y are the same source's.
-// y must be below 2^63.
+// At returns the source of position y, and the number of earlier positions with the same source. y
+// must be below 2^63.
 func (t *Tree) At(y int64) (source int, k int64) {
 	n, v := t.root, uint64(y)
 	for n >= 0 {
@@ -133,14 +133,14 @@ func (t *Tree) At(y int64) (source int, k int64) {
 		if v >= e.exact && (low < v || next <= v) {
 			q, left = t.nodes[n].divide(v)
 		}
-		// Which child it is cannot be foreseen, so nothing branches on it.
+		// The direction cannot be predicted, so there is no branch on it.
 		n = e.right ^ (e.right^e.left)&-int32(left)
 		v = q&-left | (v-q)&(left-1)
 	}
 	return int(^n), int64(v)
 }
 
-// divide gives floor(v·a/s), and 1 if floor((v+1)·a/s) is more, else 0.
+// divide returns floor(v·a/s), and 1 if floor((v+1)·a/s) is more, else 0.
 func (e *node) divide(v uint64) (q, left uint64) {
 	hi, lo := bits.Mul64(v, e.left)
 	q, rest := bits.Div64(hi, lo, e.sum) // hi < sum because v < 2^64
@@ -150,8 +150,8 @@ func (e *node) divide(v uint64) (q, left uint64) {
 	return q, left
 }
 
-// Inverse gives the position at which a source has its sample number k, the other way round than
-// At; ok is false if the source rests, or if that position is beyond 2^62.
+// Inverse is the inverse of At: it returns the position of a source's sample number k. ok is false
+// if the source has weight 0, or if that position is beyond 2^62.
 func (t *Tree) Inverse(source int, k int64) (y int64, ok bool) {
 	if t.sources[source] == 0 || k < 0 || k >= maxWeight {
 		return 0, false
@@ -180,8 +180,8 @@ func (t *Tree) Inverse(source int, k int64) (y int64, ok bool) {
 	return int64(v), true
 }
 
-// Counts gives how many of the first n positions each source has, in time proportional to the
-// number of sources. n must be below 2^63.
+// Counts returns the number of the first n positions that each source has. It takes time
+// proportional to the number of sources. n must be below 2^63.
 func (t *Tree) Counts(n int64) []int64 {
 	counts := make([]int64, len(t.sources))
 	if t.root < 0 {
@@ -207,13 +207,12 @@ func (t *Tree) Counts(n int64) []int64 {
 	return counts
 }
 
-// Bound is a number that the deviation of this tree never exceeds: after n positions, for any n,
-// the number that a source has had differs from n·weight/sum by at most Bound. It is below 3.36 for
-// every tree.
+// Bound returns an upper bound of this tree's deviation: after any number n of positions, the count
+// of a source differs from n·weight/sum by at most Bound. It is below 3.36 for every tree.
 //
-// A node passes its own deviation on in proportion, and adds less than one by rounding: downwards
-// to the left, upwards to the right. In a Huffman tree a child that has much of its parent's weight
-// is below a node that has little of its own, so the sum stays small.
+// A node passes its own deviation to its children in proportion, and adds less than one by
+// rounding: downwards to the left, upwards to the right. In a Huffman tree, a child with a large
+// part of its parent's weight is below a node with a small part of its own, so the sum stays small.
 func (t *Tree) Bound() float64 {
 	if t.root < 0 {
 		return 0
@@ -224,7 +223,7 @@ func (t *Tree) Bound() float64 {
 	for i := len(t.nodes) - 1; i >= 0; i-- {
 		e := &t.nodes[i]
 		p := float64(e.left) / float64(e.sum)
-		// What floor(y·a/s) cuts off is a multiple of 1/s below 1.
+		// floor(y·a/s) cuts off a multiple of 1/s below 1.
 		most := 1 - 1/float64(e.sum)
 		left := interval{float64(at[i].low*p) - most, at[i].high * p}
 		right := interval{at[i].low * (1 - p), float64(at[i].high*(1-p)) + most}
@@ -239,7 +238,7 @@ func (t *Tree) Bound() float64 {
 			}
 		}
 	}
-	return bound * (1 + 1e-12) // more than the roundings of at most 100 levels
+	return bound * (1 + 1e-12) // allows for the rounding errors of at most 100 levels
 }
 
 func gcd(a, b uint64) uint64 {

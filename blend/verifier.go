@@ -15,28 +15,27 @@ import (
 	"mula/shards"
 )
 
-// VerifyOptions say how whole files are compared with the hashes that a plan was sealed with, while
-// samples are read.
+// VerifyOptions are the options of the verification of complete files: in the background, they are
+// compared with the hashes in the plan while samples are read.
 //
-// It goes on behind the reading, on one thread of the lowest priority for processor and disk that
-// the system offers, and ends with [Data.Close]. What was verified is kept in the user's cache
-// directory and not done again for a week, as long as the files do not change. One that changes in
-// place, by its size or time of change, is verified again within about [OpenOptions.Reverify].
+// The verification runs on one thread with the lowest priority for processor and disk, and ends
+// with [Data.Close]. Its results are stored in the user's cache directory. An unchanged file is not
+// verified again for a week. A file that changes in place, by size or modification time, is
+// verified again within about [OpenOptions.Reverify].
 //
-// What is found damaged is reported by the next [Stream.Next], and by [Data.Tokens] of that shard,
-// with an error that names file, bytes and documents. Where a shard has sums of blocks (x.sums), no
-// damaged token is ever given out, since blocks are compared when they are first read: the
-// verification finds the damage before the run comes to it. A file without sums is believed until
-// it has been verified, or with First not used before.
+// The next [Stream.Next], and [Data.Tokens] for the damaged shard, return an error that names file,
+// bytes and documents. If a shard has sums of blocks (x.sums), no damaged token is ever returned,
+// because blocks are compared when they are first read; the verification finds the damage before
+// the run reads it. A file without sums is trusted until it has been verified. With First, it is
+// not used before.
 type VerifyOptions struct {
-	Rank, World int   // of the processes that read the same files, this one verifies the Rank-th share; World 0 is 1
-	Rate        int64 // bytes read a second, at most; 0 is 256 MiB, below 0 is no limit
-	// verify what has no sums, shards and index files of an order that is read, before it is first
-	// used
+	Rank, World int   // of the processes that read the same files, this one verifies part Rank; World 0: 1
+	Rate        int64 // maximum bytes read per second; 0: 256 MiB, below 0: no limit
+	// verify shards and index files without sums before their first use
 	First bool
 }
 
-// oldVerify are the old names of the words of [ParseVerify].
+// oldVerify maps old words of [ParseVerify] to the current words.
 var oldVerify = map[string]string{"reads": "on-read", "behind": "background", "first": "upfront"}
 
 // CurrentVerify returns the current name of an old word for [ParseVerify], and all other words
@@ -69,9 +68,9 @@ func ParseVerify(name string) (*VerifyOptions, error) {
 
 // VerifyProgress is the progress of the verification of complete files.
 type VerifyProgress struct {
-	Files, OfFiles int   // shards and index files; of this process's share, and those that readers waited for
-	Bytes, Total   int64 // read; of those not known to be right before
-	Err            error // what was found damaged first
+	Files, OfFiles int   // shards and index files: this process's part, and files that readers waited for
+	Bytes, Total   int64 // read, and to read; without files that were verified recently
+	Err            error // the first damage
 }
 
 const (
@@ -80,14 +79,14 @@ const (
 	verifyWrites = 30 * time.Second // between writes of the ledger
 )
 
-// The states of what is verified.
+// The states of a verified file.
 const (
 	unverified int32 = iota
 	verified
 	damaged
 )
 
-// A verifier compares whole files with their hashes in the background.
+// A verifier compares complete files with their hashes in the background.
 type verifier struct {
 	d      *Data
 	o      VerifyOptions
@@ -100,30 +99,31 @@ type verifier struct {
 	order   []*checked   // index files
 	files   []orderFile  // the same files
 	damage  atomic.Pointer[error]
-	awaited chan *checked // by readers
+	awaited chan *checked // sent by readers
 
 	mu       sync.Mutex
 	progress VerifyProgress
 }
 
-// A checked file, or shard, with what is known of it.
+// A checked is a file, or a shard, and the state of its verification.
 type checked struct {
 	source, shard int // -1: file
-	file          int // of the order
+	file          int // index in files
 	state         atomic.Int32
-	known         chan struct{} // closed when state is not unverified any more
-	err           error         // valid when it is damaged
-	stamps        stamps        // that it was verified with; the verifier's alone
+	known         chan struct{} // closed when state is no longer unverified
+	err           error         // set if state is damaged
+	stamps        stamps        // when it was verified; used only by the verifier's goroutine
 	counted       bool
 }
 
-// startVerifier begins the verification of d.
+// startVerifier starts the verification of d.
 func startVerifier(d *Data, o VerifyOptions) (*verifier, error) {
 	if o.World == 0 {
 		o.World = 1
 	}
 	if o.World < 0 || o.Rank < 0 || o.Rank >= o.World {
-		return nil, fmt.Errorf("verifying as rank %d of %d: ranks count from 0", o.Rank, o.World)
+		return nil, fmt.Errorf("cannot verify as rank %d of %d; rank must be at least 0 and below world", o.Rank,
+			o.World)
 	}
 	if o.Rate == 0 {
 		o.Rate = verifyRate
@@ -153,20 +153,20 @@ func (v *verifier) add(source, shard, file int) *checked {
 	return c
 }
 
-// stop ends the verification, where it is, and waits for that.
+// stop cancels the verification and waits for its goroutine.
 func (v *verifier) stop() {
 	v.cancel()
 	<-v.ended
 }
 
-// run verifies: first what a reader waits for, then this process's share.
+// run verifies files: first the files that readers wait for, then this process's part.
 func (v *verifier) run() {
-	runtime.LockOSThread() // and never unlocked: the thread ends with its priority
+	runtime.LockOSThread() // never unlocked: the thread, with its low priority, ends with the goroutine
 	lowestPriority()
 	l := openLedger()
 	defer l.close()
 	written := time.Now()
-	var share, mine []*checked // of this process; of these, what is not verified yet
+	var share, mine []*checked // this process's part; the files in it that are not verified yet
 	var again <-chan time.Time
 	if v.d.reverify > 0 {
 		ticker := time.NewTicker(v.d.reverify)
@@ -233,9 +233,9 @@ func (v *verifier) run() {
 	}
 }
 
-// verifyChanged reads again the files that were found right and have changed in place since, by
-// their size or time of change. It looks at no content otherwise. Files that have been replaced are
-// left alone: what was opened is read on.
+// verifyChanged verifies files again that have changed in place, by their size or modification
+// time. It reads no other file. Replaced files are ignored, because reads continue from the opened
+// files.
 func (v *verifier) verifyChanged(share []*checked) {
 	for _, c := range share {
 		if c.state.Load() != verified || c.stamps == (stamps{}) {
@@ -260,7 +260,7 @@ func (v *verifier) verifyChanged(share []*checked) {
 	}
 }
 
-// inPlaceOf says whether the files are the same, though perhaps with other content.
+// inPlaceOf reports whether the stamps belong to the same files, possibly with changed content.
 func (s stamps) inPlaceOf(other stamps) bool {
 	for i := range s {
 		if s[i].inode != other[i].inode {
@@ -270,7 +270,7 @@ func (s stamps) inPlaceOf(other stamps) bool {
 	return true
 }
 
-// count adds a file to what there is to do.
+// count adds a file to the work of the progress.
 func (v *verifier) count(c *checked) {
 	if c.counted {
 		return
@@ -282,7 +282,7 @@ func (v *verifier) count(c *checked) {
 	v.progress.Total += v.bytes(c)
 }
 
-// bytes is about how much there is to be read of a file.
+// bytes returns the approximate number of bytes to read.
 func (v *verifier) bytes(c *checked) int64 {
 	if c.file >= 0 {
 		return v.files[c.file].bytes
@@ -291,7 +291,7 @@ func (v *verifier) bytes(c *checked) int64 {
 	return sh.Tokens*tokenBytes(sh.DType) + 20*sh.Documents // and the ends of the .idx
 }
 
-// settle makes known what a file is.
+// settle sets the result of a file.
 func (v *verifier) settle(c *checked, err error) {
 	state := verified
 	if err != nil {
@@ -307,7 +307,7 @@ func (v *verifier) settle(c *checked, err error) {
 	close(c.known)
 }
 
-// path is what the ledger knows a file by: the prefix of a shard, the path of another.
+// path returns the file's key in the ledger: the prefix of a shard, or the path of another file.
 func (v *verifier) path(c *checked) string {
 	path := ""
 	if c.file >= 0 {
@@ -321,7 +321,7 @@ func (v *verifier) path(c *checked) string {
 	return path
 }
 
-// stamps are those of a file as it is now.
+// stamps returns the current stamps of a file.
 func (v *verifier) stamps(c *checked) (s stamps, trusted bool) {
 	if c.file < 0 {
 		return stampsOf(v.path(c))
@@ -334,7 +334,7 @@ func (v *verifier) stamps(c *checked) (s stamps, trusted bool) {
 	return s, trusted
 }
 
-// factsOf are what is known of a file that has been verified.
+// factsOf returns the facts of a verified file.
 func (v *verifier) factsOf(c *checked) facts {
 	if c.file >= 0 {
 		return facts{}
@@ -345,20 +345,20 @@ func (v *verifier) factsOf(c *checked) facts {
 }
 
 // verify reads a file, or the files of a shard. It uses reads instead of a mapping, so that a slow
-// disk holds up nothing but this goroutine.
+// disk blocks only this goroutine.
 func (v *verifier) verify(c *checked) error {
 	pace := v.pace()
 	if c.file >= 0 {
 		f := v.files[c.file]
 		hash, _, err := shards.HashFile(v.ctx, v.path(c), pace)
 		if err == nil && hash != f.sha256 {
-			err = fmt.Errorf("%s has changed since the plan was sealed: %s has SHA-256 %.16s…, had %.16s…; restore "+
-				"it, or blend again",
+			err = fmt.Errorf("%s has changed since the plan was built: SHA-256 of %s is %.16s…, was %.16s…; restore "+
+				"it, or build a new plan",
 				f.of, filepath.Base(f.path), hash, f.sha256)
 		}
 		return err
 	}
-	s, err := v.d.open(c.source, c.shard) // anew: the shelf may close its own at any time
+	s, err := v.d.open(c.source, c.shard) // opened again, because the shelf may close its own at any time
 	if err != nil {
 		return err
 	}
@@ -373,7 +373,7 @@ func (v *verifier) verify(c *checked) error {
 			continue
 		}
 		if s.Manifest() != nil {
-			if err := s.Verify(v.ctx, pace); err != nil { // which says what is damaged
+			if err := s.Verify(v.ctx, pace); err != nil { // names the damaged bytes
 				return fmt.Errorf("source %q: %w", v.d.Sources[c.source].Name, err)
 			}
 		}
@@ -382,7 +382,7 @@ func (v *verifier) verify(c *checked) error {
 	return nil
 }
 
-// pace counts bytes read, and sleeps where they come faster than the rate allows.
+// pace returns a function that counts bytes read, and sleeps to limit the rate.
 func (v *verifier) pace() func(int64) {
 	began, read := time.Now(), int64(0)
 	return func(n int64) {
@@ -403,7 +403,7 @@ func (v *verifier) pace() func(int64) {
 	}
 }
 
-// admit says whether a shard, which has sums or not, may be read from.
+// admit waits, if necessary, until a shard may be read. sums tells whether the shard has sums.
 func (v *verifier) admit(ctx context.Context, source, shard int, sums bool) error {
 	if v.o.First {
 		for _, c := range v.order {
@@ -421,7 +421,7 @@ func (v *verifier) admit(ctx context.Context, source, shard int, sums bool) erro
 	return nil
 }
 
-// await returns when it is known what a file is.
+// await waits for the result of a file.
 func (v *verifier) await(ctx context.Context, c *checked) error {
 	awaited := v.awaited
 	for {
@@ -432,7 +432,7 @@ func (v *verifier) await(ctx context.Context, c *checked) error {
 			return c.err
 		}
 		select {
-		case awaited <- c: // it is next
+		case awaited <- c: // the verifier verifies it next
 			awaited = nil
 		case <-c.known:
 		case <-ctx.Done():
@@ -443,9 +443,9 @@ func (v *verifier) await(ctx context.Context, c *checked) error {
 	}
 }
 
-var errClosed = errors.New("the data are closed")
+var errClosed = errors.New("the plan's data was closed")
 
-// damage is what the verification has found first, or nil.
+// damage returns the first damage that the verification has found, or nil.
 func (d *Data) damage() error {
 	if d.verifier == nil {
 		return nil
@@ -456,8 +456,8 @@ func (d *Data) damage() error {
 	return nil
 }
 
-// Verification says how far the verification of whole files has come, where [OpenOptions.Verify]
-// asked for it.
+// Verification returns the progress of the verification of complete files, if [OpenOptions.Verify]
+// is set.
 func (d *Data) Verification() VerifyProgress {
 	if d.verifier == nil {
 		return VerifyProgress{}

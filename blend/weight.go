@@ -14,15 +14,14 @@ import (
 	"mula/internal/quantity"
 )
 
-// A Number is a non-negative rational number kept exactly, as it was written: "2", "0.948",
-// "9.5e-4" or "1/3". The zero Number was not written at all. It never passes through floating
-// point.
+// A Number is a non-negative rational number, stored exactly and with its original text: "2",
+// "0.948", "9.5e-4" or "1/3". The zero Number is not set. It is never converted to floating point.
 type Number struct {
 	text string
 	rat  *big.Rat
 }
 
-// Limits on how a number is written, so that the integers made of it stay small.
+// Limits on the text of a number, so that the integers computed from it stay small.
 const (
 	maxDigits   = 64
 	maxExponent = 64
@@ -30,14 +29,14 @@ const (
 
 var numberPattern = regexp.MustCompile(`^(?:([0-9]+)(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]+))?|([0-9]+)/([0-9]+))$`)
 
-// ParseNumber reads a decimal ("0.948", "2", "1e-3") or a fraction of integers ("1/3").
+// ParseNumber parses a decimal ("0.948", "2", "1e-3") or a fraction of integers ("1/3").
 func ParseNumber(text string) (Number, error) {
 	m := numberPattern.FindStringSubmatch(text)
 	switch {
 	case m == nil && len(text) > 1 && text[0] == '-':
 		return Number{}, fmt.Errorf("%q is negative", text)
 	case m == nil:
-		return Number{}, fmt.Errorf("%.80q is not a number: write a decimal such as 0.948 or a fraction such as 1/3",
+		return Number{}, fmt.Errorf("%.80q is not a number; write a decimal such as 0.948 or a fraction such as 1/3",
 			text)
 	case len(text) > maxDigits:
 		return Number{}, fmt.Errorf("%.80q… has more than %d characters", text[:16], maxDigits)
@@ -47,20 +46,20 @@ func ParseNumber(text string) (Number, error) {
 			return Number{}, fmt.Errorf("the exponent of %q is not between -%d and %d", text, maxExponent, maxExponent)
 		}
 	}
-	rat, ok := new(big.Rat).SetString(text) // refuses a zero denominator
+	rat, ok := new(big.Rat).SetString(text) // fails for a zero denominator
 	if !ok {
 		return Number{}, fmt.Errorf("%q divides by zero", text)
 	}
 	return Number{text, rat}, nil
 }
 
-// String is the number as it was written, or "" if it was not.
+// String returns the original text, or "" if the number is not set.
 func (n Number) String() string { return n.text }
 
-// IsSet says whether the number was written.
+// IsSet reports whether the number is set.
 func (n Number) IsSet() bool { return n.rat != nil }
 
-// sign is -1, 0 or 1, and 0 for a number that was not written.
+// sign returns -1, 0 or 1, and 0 for a number that is not set.
 func (n Number) sign() int {
 	if n.rat == nil {
 		return 0
@@ -68,7 +67,7 @@ func (n Number) sign() int {
 	return n.rat.Sign()
 }
 
-// UnmarshalYAML takes the number from the text of the file.
+// UnmarshalYAML parses the number from the text of the file.
 func (n *Number) UnmarshalYAML(node ast.Node) error {
 	var text string
 	switch node := node.(type) {
@@ -103,8 +102,8 @@ func (n *Number) UnmarshalYAML(node ast.Node) error {
 	return nil
 }
 
-// ceilTimes is ceil(n·count), and floorTimes its floor: how many of count a share is. count is not
-// negative.
+// ceilTimes returns ceil(n·count), and floorTimes returns floor(n·count). count must not be
+// negative. ok is false if the result overflows.
 func (n Number) ceilTimes(count int64) (int64, bool) {
 	p := new(big.Rat).Mul(n.rat, new(big.Rat).SetInt64(count))
 	q, r := new(big.Int).QuoRem(p.Num(), p.Denom(), new(big.Int))
@@ -124,11 +123,11 @@ func (n Number) floorTimes(count int64) (int64, bool) {
 // fits 128 bits and a sum of two 64.
 const maxWeight = 1 << 62
 
-// integers scales weights to the smallest integers with the same ratios: times the least common
-// multiple of the denominators, divided by the greatest common divisor. A Number that is not set
-// stays 0. At least one must be set, and those that are must be positive.
+// integers scales weights to the smallest integers with the same ratios. It multiplies by the least
+// common multiple of the denominators and divides by the greatest common divisor. A Number that is
+// not set stays 0. At least one must be set, and set numbers must be positive.
 func integers(weights []Number) ([]uint64, error) {
-	errTooLarge := fmt.Errorf("the weights need integers with a sum beyond 2^62 to be exact: write them with fewer " +
+	errTooLarge := fmt.Errorf("exact integer weights would add up to more than 2^62; write the weights with fewer " +
 		"digits")
 	multiple := big.NewInt(1)
 	for _, w := range weights {
