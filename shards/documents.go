@@ -17,27 +17,27 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 )
 
-// ErrNoDocuments is wrapped by [Shard.DocumentIDs] for a shard without x.docs.arrow, such as one
-// that Megatron wrote.
-var ErrNoDocuments = errors.New("the shard does not say where its documents come from")
+// ErrNoDocuments is wrapped by [Shard.DocumentIDs] for a shard without x.docs.arrow, such as a
+// shard that Megatron wrote.
+var ErrNoDocuments = errors.New("the shard has no origins of its documents")
 
-// MaxOriginLength is the greatest length of an id and of a file name in x.docs.arrow, in bytes.
-// With it a batch of the file stays within what Arrow's 32-bit offsets reach.
+// MaxOriginLength is the maximum length in bytes of an id and of a file name in x.docs.arrow. It
+// keeps a batch of the file within the range of Arrow's 32-bit offsets.
 const MaxOriginLength = 4096
 
-// DocumentOrigin says where a document was read from.
+// DocumentOrigin is the source of a document: its id, file and line.
 type DocumentOrigin struct {
 	ID   string
 	File string
 	Line int64 // from 1
 }
 
-// Check refuses what the columns of x.docs.arrow cannot hold: more than [MaxOriginLength] bytes,
-// and text that is not UTF-8.
+// Check returns an error if x.docs.arrow cannot hold the origin: a text has more than
+// [MaxOriginLength] bytes or is not UTF-8.
 func (o DocumentOrigin) Check() error {
 	for _, f := range []struct{ name, value string }{{"id", o.ID}, {"file name", o.File}} {
 		if len(f.value) > MaxOriginLength {
-			return fmt.Errorf("the %s of the document has %d bytes, a shard keeps at most %d", f.name, len(f.value),
+			return fmt.Errorf("the %s of the document has %d bytes; a shard can store at most %d", f.name, len(f.value),
 				MaxOriginLength)
 		}
 		if !utf8.ValidString(f.value) {
@@ -47,8 +47,8 @@ func (o DocumentOrigin) Check() error {
 	return nil
 }
 
-// documentBatch is the number of documents in each record batch of x.docs.arrow but the last. It is
-// part of the format: document d is row d mod documentBatch of batch d div documentBatch.
+// documentBatch is the number of documents in each record batch of x.docs.arrow except the last. It
+// is part of the format: document d is row d mod documentBatch of batch d div documentBatch.
 const documentBatch = 1 << 16
 
 // documentSchema is the schema of x.docs.arrow.
@@ -58,11 +58,11 @@ var documentSchema = arrow.NewSchema([]arrow.Field{
 	{Name: "line", Type: arrow.PrimitiveTypes.Int64},
 }, nil)
 
-// maxBatchBytes bounds the size of a record batch in the file; one of the longest ids and names
-// stays well below it.
+// maxBatchBytes is the maximum size of a record batch in the file. A batch with the longest ids and
+// names is well below it.
 const maxBatchBytes = 1 << 30
 
-// An OriginWriter writes x.docs.arrow, for writers of any layout.
+// An OriginWriter writes x.docs.arrow for a shard of any layout.
 type OriginWriter struct {
 	file    *ipc.FileWriter
 	mem     memory.Allocator
@@ -70,7 +70,7 @@ type OriginWriter struct {
 	rows    int
 }
 
-// NewOriginWriter starts the file, which goes to w. The memory of one batch is mem's until
+// NewOriginWriter starts the file on w. It allocates the memory of one batch from mem until
 // [OriginWriter.Release].
 func NewOriginWriter(w io.Writer, mem memory.Allocator) (*OriginWriter, error) {
 	file, err := ipc.NewFileWriter(w, ipc.WithSchema(documentSchema), ipc.WithZstd(), ipc.WithAllocator(mem))
@@ -80,7 +80,7 @@ func NewOriginWriter(w io.Writer, mem memory.Allocator) (*OriginWriter, error) {
 	return &OriginWriter{file: file, mem: mem, builder: array.NewRecordBuilder(mem, documentSchema)}, nil
 }
 
-// Append adds the origin of the next document, which [DocumentOrigin.Check] has passed.
+// Append adds the origin of the next document. The origin must have passed [DocumentOrigin.Check].
 func (w *OriginWriter) Append(o DocumentOrigin) error {
 	w.builder.Field(0).(*array.StringBuilder).Append(o.ID)
 	w.builder.Field(1).(*array.StringBuilder).Append(o.File)
@@ -101,31 +101,31 @@ func (w *OriginWriter) flush() error {
 	return w.file.Write(batch)
 }
 
-// Close writes what is left and the footer.
+// Close writes the last batch and the footer.
 func (w *OriginWriter) Close() error {
 	return errors.Join(w.flush(), w.file.Close())
 }
 
-// Release gives the memory back.
+// Release frees the memory.
 func (w *OriginWriter) Release() { w.builder.Release() }
 
-// Documents is x.docs.arrow: where each document of a shard was read from. It is safe for
-// concurrent use until its shard is closed.
+// Documents reads x.docs.arrow, the origins of a shard's documents. It is safe for concurrent use
+// until its shard is closed.
 type Documents struct {
 	path string
 	rows int64
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	file   *os.File
 	reader *ipc.FileReader
-	batch  arrow.RecordBatch // the one used last
-	number int               // of batch
+	batch  arrow.RecordBatch // the batch that was used last
+	number int               // index of batch
 }
 
-// DocumentIDs opens x.docs.arrow, once; the shard closes it. The file is hashed first and must be
-// the one that the manifest lists: a damaged length in an Arrow file can ask for more memory than
-// there is, so nothing is read of one that is not known to be whole. That takes a second or two a
-// gigabyte, and ends early when ctx does. Without the file the error wraps [ErrNoDocuments].
+// DocumentIDs opens x.docs.arrow once; the shard closes it. DocumentIDs first hashes the file and
+// compares it with the manifest, because a damaged length in an Arrow file can request more memory
+// than exists. This takes a second or two per gigabyte, and stops if ctx is done. If the file does
+// not exist, the error wraps [ErrNoDocuments].
 func (s *Shard) DocumentIDs(ctx context.Context) (*Documents, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,7 +135,8 @@ func (s *Shard) DocumentIDs(ctx context.Context) (*Documents, error) {
 	path := s.prefix + docsExt
 	if s.manifest == nil {
 		if _, err := os.Stat(path); err == nil {
-			return nil, fmt.Errorf("%s cannot be trusted without the manifest %s, which has its hash: restore it", path,
+			return nil, fmt.Errorf("%s cannot be verified without the manifest %s, which has its hash; restore it",
+				path,
 				s.prefix+manifestExt)
 		}
 	}
@@ -151,9 +152,9 @@ func (s *Shard) DocumentIDs(ctx context.Context) (*Documents, error) {
 	return d, nil
 }
 
-// OpenDocuments opens the x.docs.arrow of a shard of any layout with so many documents. want is
-// what the shard's manifest says of the file; otherwise it is as [Shard.DocumentIDs]. The caller
-// closes it.
+// OpenDocuments opens the x.docs.arrow of a shard of any layout with the given number of documents.
+// want is the file's entry in the shard's manifest. Otherwise it works like [Shard.DocumentIDs].
+// The caller closes the result.
 func OpenDocuments(ctx context.Context, path string, want FileInfo, documents int64) (*Documents, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -181,9 +182,9 @@ func (d *Documents) open(mem memory.Allocator) (err error) {
 		return d.corrupt("%w", err)
 	}
 	if !r.Schema().Equal(documentSchema) {
-		err = d.corrupt("its columns are %v, not id, file and line", r.Schema().Fields())
+		err = d.corrupt("the columns are %v, want id, file and line", r.Schema().Fields())
 	} else if want := (d.rows + documentBatch - 1) / documentBatch; int64(r.NumRecords()) != want {
-		err = d.corrupt("it has %d batches; the shard's %d documents need %d", r.NumRecords(), d.rows, want)
+		err = d.corrupt("%d batches, but the shard's %d documents need %d", r.NumRecords(), d.rows, want)
 	}
 	if err != nil {
 		r.Close()
@@ -193,10 +194,10 @@ func (d *Documents) open(mem memory.Allocator) (err error) {
 	return nil
 }
 
-// Origin says where document doc, counted from 0, was read from.
+// Origin returns the origin of document doc, counted from 0.
 func (d *Documents) Origin(doc int64) (_ DocumentOrigin, err error) {
 	if doc < 0 || doc >= d.rows {
-		return DocumentOrigin{}, fmt.Errorf("%s: document %d was asked for, it has %d", d.path, doc, d.rows)
+		return DocumentOrigin{}, fmt.Errorf("%s: document %d is out of range [0, %d)", d.path, doc, d.rows)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -213,14 +214,14 @@ func (d *Documents) Origin(doc int64) (_ DocumentOrigin, err error) {
 	}
 	row := int(doc % documentBatch)
 	return DocumentOrigin{
-		// The batch's memory goes with the batch.
+		// Clone: the strings must not refer to the memory of the batch.
 		ID:   strings.Clone(d.batch.Column(0).(*array.String).Value(row)),
 		File: strings.Clone(d.batch.Column(1).(*array.String).Value(row)),
 		Line: d.batch.Column(2).(*array.Int64).Value(row),
 	}, nil
 }
 
-// Find gives every document with the given id, in ascending order. It reads the whole file.
+// Find returns all documents with the given id, in ascending order. It reads the whole file.
 func (d *Documents) Find(ctx context.Context, id string) (docs []int64, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -244,7 +245,7 @@ func (d *Documents) Find(ctx context.Context, id string) (docs []int64, err erro
 	return docs, nil
 }
 
-// load reads batch n and checks that it has the rows it must have.
+// load reads batch n and checks its number of rows.
 func (d *Documents) load(n int) (arrow.RecordBatch, error) {
 	batch, err := d.reader.RecordBatchAt(n)
 	if err != nil {
@@ -253,7 +254,8 @@ func (d *Documents) load(n int) (arrow.RecordBatch, error) {
 	want := min(d.rows-int64(n)*documentBatch, documentBatch)
 	for _, column := range batch.Columns() {
 		if int64(column.Len()) != want || column.NullN() != 0 {
-			err = d.corrupt("batch %d has %d rows with %d nulls, not %d", n, column.Len(), column.NullN(), want)
+			err = d.corrupt("batch %d has %d rows with %d nulls, want %d rows without nulls", n, column.Len(),
+				column.NullN(), want)
 		}
 	}
 	if err != nil {
@@ -267,15 +269,15 @@ func (d *Documents) corrupt(format string, args ...any) error {
 	return fmt.Errorf("%s: %w: %w", d.path, fmt.Errorf(format, args...), ErrCorrupt)
 }
 
-// recovered turns a panic into an error: Arrow's reader does not check every offset that it
+// recovered converts a panic into an error. Arrow's reader does not check every offset that it
 // follows.
 func (d *Documents) recovered(err *error) {
 	if p := recover(); p != nil {
-		*err = d.corrupt("its inner offsets lead astray: %v", p)
+		*err = d.corrupt("invalid internal offsets: %v", p)
 	}
 }
 
-// Close closes the file. No other method may be running or be called afterwards.
+// Close closes the file. No other method may run during or after Close.
 func (d *Documents) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

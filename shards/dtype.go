@@ -2,9 +2,9 @@ package shards
 
 import "fmt"
 
-// DType is the element type of a .bin file, by its code in the .idx header (megatron-core,
-// indexed_dataset.DType). Of the eight codes only the two that Megatron's preprocessing writes for
-// text are token ids here: a [Shard] of another type is refused by name, an [Index] may have any.
+// DType is the element type of a .bin file: its code in the .idx header (megatron-core,
+// indexed_dataset.DType). A [Shard] accepts only the two of the eight types that Megatron's
+// preprocessing writes for text. An [Index] may have any of them.
 type DType uint8
 
 // The element types of token files.
@@ -13,13 +13,13 @@ const (
 	UInt16 DType = 8
 )
 
-// dtypes are the names in numpy and the sizes in bytes, by code.
+// dtypes are the numpy names and the sizes in bytes, by code.
 var dtypes = [...]struct {
 	name string
 	size int
 }{1: {"uint8", 1}, 2: {"int8", 1}, 3: {"int16", 2}, Int32: {"int32", 4}, 5: {"int64", 8}, 6: {"float64", 8}, 7: {"float32", 4}, UInt16: {"uint16", 2}}
 
-// Size is the number of bytes of one element, and 0 for a code that is none of the eight.
+// Size returns the number of bytes of an element, 0 for an unknown code.
 func (t DType) Size() int {
 	if int(t) < len(dtypes) {
 		return dtypes[t].size
@@ -27,7 +27,7 @@ func (t DType) Size() int {
 	return 0
 }
 
-// String is the type's name in numpy, such as "uint16" or "int32".
+// String returns the numpy name of the type, such as "uint16" or "int32".
 func (t DType) String() string {
 	if t.Size() > 0 {
 		return dtypes[t].name
@@ -37,7 +37,7 @@ func (t DType) String() string {
 
 func (t DType) valid() bool { return t == Int32 || t == UInt16 }
 
-// limit is the number of ids that the type can hold.
+// limit returns the number of ids that the type can hold.
 func (t DType) limit() int64 {
 	if t == UInt16 {
 		return 1 << 16
@@ -45,8 +45,8 @@ func (t DType) limit() int64 {
 	return 1 << 31
 }
 
-// DTypeFor is the type that Megatron's preprocessing chooses for a vocabulary: uint16 below 65,500
-// ids, else int32 (megatron-core, DType.optimal_dtype).
+// DTypeFor returns the type that Megatron's preprocessing chooses for a vocabulary: uint16 below
+// 65,500 ids, else int32 (megatron-core, DType.optimal_dtype).
 func DTypeFor(vocabSize int) DType {
 	if vocabSize < 65500 {
 		return UInt16

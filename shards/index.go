@@ -12,24 +12,24 @@ import (
 	"mula/internal/mapping"
 )
 
-// The layout of an .idx file; all of it is fixed by the format.
+// The layout of an .idx file. The format fixes all of it.
 const (
 	idxMagic      = "MMIDIDX\x00\x00"
 	idxVersion    = 1
 	idxHeaderSize = 34
 )
 
-// An Index is an open x.idx file: how long the sequences of a shard are and which of them make a
-// document. It needs no x.bin. It is safe for concurrent use until [Index.Close].
+// An Index is an open x.idx file: the lengths of a shard's sequences, and the sequences of each
+// document. It does not need x.bin. It is safe for concurrent use until [Index.Close].
 //
-// Only its first and last entries are known to be right; what reads others meets every value with
-// doubt, and [Index.Check] looks at all.
+// Open checks only the first and last entries. Other entries are checked when they are used, and
+// [Index.Check] checks all of them.
 type Index struct {
 	path      string
 	dtype     DType
 	sequences int64
 	documents int64
-	elements  int64 // in x.bin, by the last sequence
+	elements  int64 // in x.bin, according to the last sequence
 
 	file    mapping.File
 	lengths []byte // sequences × i32
@@ -37,11 +37,10 @@ type Index struct {
 	ends    []byte // (documents+1) × i64, the document array
 }
 
-// OpenIndex opens the .idx file of the given path, which may also be the prefix of the shard. It
-// reads the header, compares the counts with the size of the file, and looks at the first and the
-// last entry of each array: as much for a file of a billion sequences as for one of ten. Every
-// element type of megatron-core is accepted, and so are multimodal files, whose modes are not
-// looked at.
+// OpenIndex opens the .idx file at path, which may also be the prefix of the shard. It takes
+// constant time: it reads the header, compares the counts with the size of the file, and checks the
+// first and last entry of each array. It accepts every element type of megatron-core, and
+// multimodal files, whose modes it ignores.
 func OpenIndex(path string) (*Index, error) {
 	path = strings.TrimSuffix(strings.TrimSuffix(path, idxExt), binExt) + idxExt
 	file, err := mapping.Open(path)
@@ -68,26 +67,26 @@ func (x *Index) parse() error {
 		return fmt.Errorf("%s is not an MMIDIDX index: its first %d bytes are %q", x.path, len(start), start)
 	}
 	if len(idx) < idxHeaderSize {
-		return x.corrupt("it has %d bytes, fewer than the %d of its header; it was cut short", len(idx), idxHeaderSize)
+		return x.corrupt("%d bytes, but the header has %d; the file was cut short", len(idx), idxHeaderSize)
 	}
 	if v := binary.LittleEndian.Uint64(idx[9:]); v != idxVersion {
-		return fmt.Errorf("%s: MMIDIDX version %d (byte 9), only version 1 is known", x.path, v)
+		return fmt.Errorf("%s: MMIDIDX version %d (byte 9) is not supported; want version 1", x.path, v)
 	}
 	x.dtype = DType(idx[17])
 	if x.dtype.Size() == 0 {
-		return fmt.Errorf("%s: tokens are %s (byte 17), which the format does not have", x.path, x.dtype)
+		return fmt.Errorf("%s: unknown type of tokens: %s (byte 17)", x.path, x.dtype)
 	}
 	ns, nd := binary.LittleEndian.Uint64(idx[18:]), binary.LittleEndian.Uint64(idx[26:])
 	body := uint64(len(idx) - idxHeaderSize)
 	if ns > body/12 || nd > body/8 || 12*ns+8*nd > body {
 		return x.corrupt("%d sequences and %d document entries (bytes 18 and 26) need more than the file's %d "+
-			"bytes; it was cut short", ns, nd, len(idx))
+			"bytes; the file was cut short", ns, nd, len(idx))
 	}
 	switch rest := body - 12*ns - 8*nd; {
-	case rest != 0 && rest != ns: // of a multimodal file the modes follow, a byte a sequence
+	case rest != 0 && rest != ns: // a multimodal file ends with one byte of mode for each sequence
 		return x.corrupt("%d bytes follow the document array", rest)
 	case nd == 0:
-		return x.corrupt("the document array is empty, it must at least hold a 0")
+		return x.corrupt("the document array is empty; the first entry must be 0")
 	}
 	x.sequences, x.documents = int64(ns), int64(nd)-1
 	x.lengths = idx[idxHeaderSize : idxHeaderSize+4*ns]
@@ -110,14 +109,15 @@ func (x *Index) parse() error {
 	case length < 0:
 		return x.corrupt("sequence %d has the length %d", x.sequences-1, length)
 	case start < 0 || start%size != 0 || start > math.MaxInt64-length*size:
-		return x.corrupt("sequence %d starts at byte %d, where no element of %d bytes can", x.sequences-1, start, size)
+		return x.corrupt("sequence %d starts at byte %d, not a valid offset of a %d-byte element", x.sequences-1, start,
+			size)
 	default:
 		x.elements = start/size + length
 	}
 	return nil
 }
 
-// The entries of the arrays, whose index must be in range. That is all that is known of them.
+// The entries of the arrays. The index must be in range. The values are unchecked.
 
 func (x *Index) length(sequence int64) int64 {
 	return int64(int32(binary.LittleEndian.Uint32(x.lengths[4*sequence:])))
@@ -131,30 +131,31 @@ func (x *Index) end(document int64) int64 {
 	return int64(binary.LittleEndian.Uint64(x.ends[8*document:]))
 }
 
-// Path is the path of the file.
+// Path returns the path of the file.
 func (x *Index) Path() string { return x.path }
 
-// Size is the size of the file in bytes.
+// Size returns the size of the file in bytes.
 func (x *Index) Size() int64 { return x.file.Info.Size() }
 
-// ModTime is when the file was last changed, as it was when the index was opened.
+// ModTime returns the modification time of the file when the index was opened.
 func (x *Index) ModTime() time.Time { return x.file.Info.ModTime() }
 
-// DType is the element type of x.bin.
+// DType returns the element type of x.bin.
 func (x *Index) DType() DType { return x.dtype }
 
-// Sequences is the number of sequences.
+// Sequences returns the number of sequences.
 func (x *Index) Sequences() int64 { return x.sequences }
 
-// Documents is the number of documents: runs of sequences, each of one where the file was written
-// by [Writer] or by Megatron's usual preprocessing.
+// Documents returns the number of documents. A document is a run of sequences. In files of [Writer]
+// or of Megatron's usual preprocessing each document is one sequence.
 func (x *Index) Documents() int64 { return x.documents }
 
-// Elements is the number of elements that x.bin must have: where the last sequence ends.
+// Elements returns the number of elements of x.bin according to the last sequence.
 func (x *Index) Elements() int64 { return x.elements }
 
-// Guard is [Shard.Guard] for what uses the index alone. Where bytes are missing only in the last
-// page of memory, of which a read gives zeros, it asks the system, which takes about a microsecond.
+// Guard is like [Shard.Guard], but for reads of the index only. If the file was truncated within
+// its last page, which then reads as zeros, Guard needs a system call, which takes about a
+// microsecond.
 func (x *Index) Guard(read func() error) error {
 	return mapping.Guard(func() error {
 		if err := read(); err != nil {
@@ -165,28 +166,26 @@ func (x *Index) Guard(read func() error) error {
 	})
 }
 
-// Lengths is the number of elements of each sequence, as little-endian int32 back to back, as they
-// lie in the file: not aligned, and nothing to write to. It may be read until Close. Reading it is
-// to be guarded, see [Index.Guard].
+// Lengths returns the number of elements of each sequence as stored in the file: unaligned
+// little-endian int32, back to back. The slice is read-only and valid until Close. Read it inside
+// [Index.Guard].
 func (x *Index) Lengths() []byte { return x.lengths }
 
-// ReadAhead tells the system that Lengths will be read from the beginning to the end, so that it
-// reads ahead.
+// ReadAhead announces a sequential read of Lengths to the system, so that it reads ahead.
 func (x *Index) ReadAhead() { x.file.InSequence(x.lengths) }
 
-// Forget gives back the memory that holds Lengths, for one who has read them. They can be read
-// again.
+// Forget releases the memory of Lengths after they were read. They can be read again.
 func (x *Index) Forget() { x.file.Forget(x.lengths) }
 
-// Multimodal says whether the file has a mode for each sequence after the document array.
+// Multimodal reports whether the file has a mode for each sequence after the document array.
 func (x *Index) Multimodal() bool {
 	return int64(len(x.file.Data)) > idxHeaderSize+12*x.sequences+8*(x.documents+1)
 }
 
-// SequenceStart is the first element of a sequence, counted from 0; the number of sequences gives
-// [Index.Elements]. The error wraps [ErrCorrupt] where the file has a value that cannot be, or
-// where the start and the length of the sequence do not lead to the start of the next. It is to be
-// guarded ([mapping.Guard]); of a file that was cut short it tells itself.
+// SequenceStart returns the first element of a sequence, counted from 0. If sequence is the number
+// of sequences, it returns [Index.Elements]. The error wraps [ErrCorrupt] if the file has an
+// impossible value, or if the start and the length of the sequence do not add up to the start of
+// the next. Call it inside [mapping.Guard]. It detects by itself a truncation that raises no fault.
 func (x *Index) SequenceStart(sequence int64) (int64, error) {
 	start, err := x.sequenceStart(sequence)
 	if err == nil && sequence < x.sequences {
@@ -197,8 +196,8 @@ func (x *Index) SequenceStart(sequence int64) (int64, error) {
 	return start, err
 }
 
-// SequenceTokens is the number of elements of the sequences [first, end) by their starts, with the
-// errors of SequenceStart. It need not be guarded.
+// SequenceTokens returns the number of elements of the sequences [first, end), computed from their
+// starts. Errors are as for SequenceStart. It needs no guard.
 func (x *Index) SequenceTokens(first, end int64) (n int64, err error) {
 	err = x.Guard(func() error {
 		from, err := x.SequenceStart(first)
@@ -212,11 +211,11 @@ func (x *Index) SequenceTokens(first, end int64) (n int64, err error) {
 	return n, err
 }
 
-// SequenceLength is the number of elements of a sequence, with the errors and the guard of
+// SequenceLength returns the number of elements of a sequence. Errors and guard are as for
 // SequenceStart.
 func (x *Index) SequenceLength(sequence int64) (int64, error) {
 	if sequence < 0 || sequence >= x.sequences {
-		return 0, fmt.Errorf("%s: sequence %d was asked for, it has %d", x.path, sequence, x.sequences)
+		return 0, fmt.Errorf("%s: sequence %d is out of range [0, %d)", x.path, sequence, x.sequences)
 	}
 	length := x.length(sequence)
 	if err := x.file.Intact(x.lengths[4*sequence:][:4]); err != nil {
@@ -230,7 +229,7 @@ func (x *Index) SequenceLength(sequence int64) (int64, error) {
 
 func (x *Index) sequenceStart(sequence int64) (int64, error) {
 	if sequence < 0 || sequence > x.sequences {
-		return 0, fmt.Errorf("%s: sequence %d was asked for, it has %d", x.path, sequence, x.sequences)
+		return 0, fmt.Errorf("%s: sequence %d is out of range [0, %d)", x.path, sequence, x.sequences)
 	}
 	if sequence == x.sequences {
 		return x.elements, nil
@@ -242,8 +241,8 @@ func (x *Index) sequenceStart(sequence int64) (int64, error) {
 	return start / size, nil
 }
 
-// follows reports an error unless the sequence ends where the next one starts, or at the end of
-// x.bin. It finds a damaged start or length of the sequence, and a damaged start of the next.
+// follows returns an error unless the sequence ends where the next sequence starts, or at the end
+// of x.bin. It detects a damaged start or length of the sequence, and a damaged start of the next.
 func (x *Index) follows(sequence int64) error {
 	start, err := x.sequenceStart(sequence)
 	if err != nil {
@@ -259,9 +258,9 @@ func (x *Index) follows(sequence int64) error {
 	return nil
 }
 
-// document gives the elements [first, end) of a document, which must agree with the lengths of its
-// sequences. Of a document of one sequence, the usual case, it reads one entry of each array and
-// the next of two.
+// document returns the elements [first, end) of a document, which must match the lengths of its
+// sequences. For a document of one sequence, the usual case, it reads one entry of each array and
+// the next entry of two arrays.
 func (x *Index) document(d int64) (first, end int64, err error) {
 	if first, err = x.documentStart(d); err != nil {
 		return 0, 0, err
@@ -282,16 +281,17 @@ func (x *Index) document(d int64) (first, end int64, err error) {
 		n += length
 	}
 	if end-first != n {
-		return 0, 0, x.corrupt("document %d has the tokens %d to %d, by the lengths of its sequences %d", d, first, end,
+		return 0, 0, x.corrupt("document %d has the tokens %d to %d, but the lengths of its sequences add up to %d", d,
+			first, end,
 			n)
 	}
 	return first, end, nil
 }
 
-// documentStart is the first element of a document, in [0, Documents()].
+// documentStart returns the first element of a document in [0, Documents()].
 func (x *Index) documentStart(document int64) (int64, error) {
 	if document < 0 || document > x.documents {
-		return 0, fmt.Errorf("%s: document %d was asked for, it has %d", x.path, document, x.documents)
+		return 0, fmt.Errorf("%s: document %d is out of range [0, %d)", x.path, document, x.documents)
 	}
 	sequence := x.end(document)
 	if sequence < 0 || sequence > x.sequences {
@@ -300,9 +300,9 @@ func (x *Index) documentStart(document int64) (int64, error) {
 	return x.sequenceStart(sequence)
 }
 
-// DocumentLengths gives the number of elements of every document, in order. It reads the file from
-// its beginning to its end, and compares where a document starts and ends with the lengths of its
-// sequences. An error, which wraps [ErrCorrupt], ends it.
+// DocumentLengths yields the number of elements of every document, in order. It reads the file
+// sequentially and compares the start and end of each document with the lengths of its sequences.
+// An error ends the iteration and wraps [ErrCorrupt].
 func (x *Index) DocumentLengths() iter.Seq2[int64, error] {
 	return func(yield func(int64, error) bool) {
 		x.file.InSequence(x.file.Data)
@@ -321,9 +321,9 @@ func (x *Index) DocumentLengths() iter.Seq2[int64, error] {
 	}
 }
 
-// Check reads the whole file and compares it with itself: every start must follow from the lengths
-// before it, and the document array must rise from 0 to the number of sequences. It ends early when
-// ctx does.
+// Check reads the whole file and checks that it is consistent: every start must follow from the
+// lengths before it, and the document array must not decrease from 0 to the number of sequences. It
+// stops if ctx is done.
 func (x *Index) Check(ctx context.Context) error {
 	return mapping.Guard(func() error { return x.check(ctx) })
 }
@@ -331,7 +331,7 @@ func (x *Index) Check(ctx context.Context) error {
 func (x *Index) check(ctx context.Context) error {
 	x.file.InSequence(x.file.Data)
 	defer x.file.Scattered()
-	const block = 1 << 16 // entries between two looks at ctx
+	const block = 1 << 16 // entries between two checks of ctx
 	size, next := int64(x.dtype.Size()), int64(0)
 	for i := range x.sequences {
 		if i%block == 0 && ctx.Err() != nil {
@@ -341,7 +341,7 @@ func (x *Index) check(ctx context.Context) error {
 		case length < 0:
 			return x.corrupt("sequence %d has the length %d", i, length)
 		case start != next:
-			return x.corrupt("sequence %d starts at byte %d, by the lengths before it at byte %d", i, start, next)
+			return x.corrupt("sequence %d starts at byte %d, but by the lengths before it at byte %d", i, start, next)
 		case length > (math.MaxInt64-next)/size:
 			return x.corrupt("the lengths up to sequence %d add up to more than 2^63 bytes", i)
 		default:
@@ -362,7 +362,7 @@ func (x *Index) check(ctx context.Context) error {
 	return x.file.Cut()
 }
 
-// Close ends the mapping of the file. No method may be running or be called afterwards.
+// Close unmaps the file. No method may run during or after Close.
 func (x *Index) Close() error {
 	x.lengths, x.starts, x.ends = nil, nil, nil
 	return x.file.Close()

@@ -5,9 +5,9 @@ import (
 	"iter"
 )
 
-// Layout names whose files a shard consists of. Megatron's is mula's own: blends are made of such
-// shards; the others are written for, and read from, other frameworks. The packages below shards
-// implement them, shards/formats chooses.
+// A Layout names the files of a shard. Blends need shards in mula's own layout, Megatron. The other
+// layouts are written for, and read from, other frameworks. The packages below shards implement
+// them, and shards/formats chooses one.
 type Layout string
 
 // The layouts.
@@ -15,43 +15,45 @@ const (
 	Megatron  Layout = ""          // x.bin, x.idx: Megatron-LM, NeMo, BlendCorpus
 	Dolma     Layout = "dolma"     // x.npy, x.csv.gz: dolma, OLMo, OLMo-core
 	Datatrove Layout = "datatrove" // x.ds, x.ds.index, x.ds.metadata: datatrove, nanotron
-	MDS       Layout = "mds"       // a folder with index.json and shard.00000.mds, …: MosaicML Streaming
-	FMS       Layout = "fms"       // x.arrow, a record batch a document: fms-fsdp
+	MDS       Layout = "mds"       // folder with index.json and shard.00000.mds, …: MosaicML Streaming
+	FMS       Layout = "fms"       // x.arrow, one record batch per document: fms-fsdp
 )
 
-// A DocumentWriter makes one shard of any layout from documents in their order. Until Close has
-// succeeded nothing stands under a final name. It is not safe for use by several goroutines.
+// A DocumentWriter writes one shard of any layout. Documents are appended in order. No file has its
+// final name before Close has succeeded. It is not safe for concurrent use.
 type DocumentWriter interface {
-	// Append adds a document. A document that the layout cannot hold is refused, and the shard is
-	// as it was before; after any other error it can only be aborted. It keeps nothing of tokens.
+	// Append adds a document. If the layout cannot hold the document, Append returns an error and
+	// the shard is unchanged. After any other error, the writer can only be aborted. Append does
+	// not retain tokens.
 	Append(tokens []uint32, origin DocumentOrigin) error
-	// Close finishes and publishes the shard, its manifest included, and whatever makes readers
-	// take it for complete last.
+	// Close finishes and publishes the shard with its manifest. The file that marks the shard as
+	// complete is published last.
 	Close() error
-	// Abort gives the shard up and removes what was written. After Close it does nothing.
+	// Abort discards the shard and removes its files. It does nothing after Close.
 	Abort()
-	// Manifest is the manifest after Close has succeeded, and nil before.
+	// Manifest returns the manifest after Close has succeeded, and nil before.
 	Manifest() *Manifest
 }
 
-// A TokenDocument is a document as a shard holds it.
+// A TokenDocument is one document of a shard.
 type TokenDocument struct {
 	Tokens []uint32
-	Origin DocumentOrigin // zero where the layout keeps none
+	Origin DocumentOrigin // zero if the layout has no origins
 }
 
 // A DocumentReader reads one shard of any layout.
 type DocumentReader interface {
-	// Manifest is what stands beside the files, or nil.
+	// Manifest returns the shard's manifest, or nil if it has none.
 	Manifest() *Manifest
-	// Documents is how many there are, -1 if that is known only at the end; Tokens likewise.
+	// Documents returns the number of documents, -1 if it is known only after iteration. Tokens
+	// does the same for tokens.
 	Documents() int64
 	Tokens() int64
-	// DType is the element type of the ids on disk, by its name in numpy; "" if it is known only at
-	// the end.
+	// DType returns the numpy name of the element type of the ids on disk, "" if it is known only
+	// after iteration.
 	DType() string
-	// All yields the documents in order. Tokens are valid until the next iteration. After an error
-	// iteration ends.
+	// All yields the documents in order. Tokens are valid until the next iteration. An error ends
+	// the iteration.
 	All(ctx context.Context) iter.Seq2[TokenDocument, error]
 	Close() error
 }

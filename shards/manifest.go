@@ -22,44 +22,44 @@ import (
 	"mula/internal/strictjson"
 )
 
-// manifestFormat is the version of the manifest that this package writes. It reads version 1, too,
+// manifestFormat is the version of the manifest that this package writes. It also reads version 1,
 // which has no checksum.
 const manifestFormat = 2
 
-// maxManifest bounds the size of a manifest in bytes; one that mula writes has less than a
-// thousand.
+// maxManifest is the maximum size of a manifest in bytes. A manifest that mula writes has less than
+// a thousand.
 const maxManifest = 1 << 20
 
-// Manifest is x.json, written beside a shard: what the shard holds, what made it, and the hashes of
-// its files.
+// Manifest is the content of x.json, a file of the shard: its contents, its tokenizer, and the
+// hashes of its files.
 type Manifest struct {
-	Format int    `json:"format"`           // 2, or 1 of an older version
-	Layout Layout `json:"layout,omitempty"` // whose files they are; left out for Megatron
-	// of the ids on disk: "uint16", "int32" or, of other layouts than Megatron, "uint32"
+	Format int    `json:"format"`           // 2, or 1 in older files
+	Layout Layout `json:"layout,omitempty"` // omitted for Megatron
+	// type of the ids on disk: "uint16" or "int32", in layouts other than Megatron's also "uint32"
 	DType     string        `json:"dtype"`
 	Tokens    int64         `json:"tokens"`
 	Documents int64         `json:"documents"`
 	Tokenizer TokenizerInfo `json:"tokenizer"`
-	// by "bin", "idx", "docs" and "sums"; other layouts have other files
+	// keys "bin", "idx", "docs" and "sums"; other layouts have other keys
 	Files    map[string]FileInfo `json:"files"`
-	Checksum string              `json:"checksum,omitempty"` // of the manifest itself, see [sumOf]; none in format 1
+	Checksum string              `json:"checksum,omitempty"` // of the manifest itself, see [sumOf]; absent in format 1
 }
 
-// TokenizerInfo says how text became the ids of a shard: two shards with the same TokenizerInfo may
-// be blended.
+// TokenizerInfo identifies how text was converted to the ids of a shard. Two shards may be blended
+// if their TokenizerInfo is equal.
 type TokenizerInfo struct {
 	SHA256     string `json:"sha256"`      // of tokenizer.json
-	VocabSize  int    `json:"vocab_size"`  // every id of the shard is below it
-	EOD        int64  `json:"eod"`         // the id after each document, -1 if there is none
-	ClassTable string `json:"class_table"` // the Unicode tables by which text was split
-	Specials   string `json:"specials"`    // special tokens spelt out in the text were taken as "text" or as "tokens"
+	VocabSize  int    `json:"vocab_size"`  // every id of the shard is smaller
+	EOD        int64  `json:"eod"`         // the id after each document, -1 for no such id
+	ClassTable string `json:"class_table"` // the Unicode tables that were used to split text
+	Specials   string `json:"specials"`    // how special tokens in the text were encoded: as "text" or as "tokens"
 
-	// AddSpecialTokens says that each document has around it the ids that the tokenizer's
-	// post-processor adds, such as one for its beginning.
+	// AddSpecialTokens reports that the ids that the tokenizer's post-processor adds, such as a
+	// start token, surround each document.
 	AddSpecialTokens bool `json:"add_special_tokens,omitempty"`
 
-	// TruncationAndPaddingIgnored says that the tokenizer.json sets truncation or padding, and that
-	// documents were neither cut nor padded.
+	// TruncationAndPaddingIgnored reports that the tokenizer.json sets truncation or padding, but
+	// documents were neither truncated nor padded.
 	TruncationAndPaddingIgnored bool `json:"truncation_and_padding_ignored,omitempty"`
 }
 
@@ -74,12 +74,13 @@ type manifestFile struct {
 	optional  bool
 }
 
-// manifestFiles gives the names in Manifest.Files and the endings they stand for, in the order in
-// which they are verified. Shards from before there were sums have no "sums".
+// manifestFiles lists the names in Manifest.Files and the suffixes of the files, in the order in
+// which they are verified. Older shards have no "sums".
 var manifestFiles = []manifestFile{{"idx", idxExt, false}, {"bin", binExt, false}, {"sums", sumsExt, true},
 	{"docs", docsExt, false}}
 
-// ReadManifest reads a manifest, of any layout; without a file it returns nil and no error.
+// ReadManifest reads the manifest of a shard of any layout. If the file does not exist, it returns
+// nil and no error.
 func ReadManifest(path string) (*Manifest, error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -98,17 +99,16 @@ func ReadManifest(path string) (*Manifest, error) {
 		return nil, fmt.Errorf("%s: %w; restore it or write the shard again", path, err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s is not the manifest of a shard; if it belongs to something else, move it or the "+
+		return nil, fmt.Errorf("%s is not the manifest of a shard; if it belongs to other data, move it or the "+
 			"shard: %w", path, err)
 	}
 	return m, nil
 }
 
-// parseManifest reads the text of a manifest. An error about one that is damaged wraps
-// [ErrCorrupt].
+// parseManifest parses a manifest. The error about a damaged manifest wraps [ErrCorrupt].
 func parseManifest(data []byte) (*Manifest, error) {
 	if len(data) > maxManifest {
-		return nil, fmt.Errorf("it has more than %d bytes", maxManifest)
+		return nil, fmt.Errorf("the file has more than %d bytes", maxManifest)
 	}
 	var version struct {
 		Format int `json:"format"`
@@ -117,7 +117,7 @@ func parseManifest(data []byte) (*Manifest, error) {
 		return nil, err
 	}
 	if version.Format != manifestFormat && version.Format != 1 {
-		return nil, fmt.Errorf("its format is %d, this program knows 1 to %d", version.Format, manifestFormat)
+		return nil, fmt.Errorf("format %d is not supported; want 1 to %d", version.Format, manifestFormat)
 	}
 	m := new(Manifest)
 	err := strictjson.Decode(data, m)
@@ -136,8 +136,8 @@ func parseManifest(data []byte) (*Manifest, error) {
 	return m, nil
 }
 
-// complete reports fields that are missing in the text of a manifest: the decoder would read them
-// as zeros.
+// complete returns an error about fields that are missing in the text of a manifest. The decoder
+// would set them to zero.
 func complete(data []byte) error {
 	var m struct {
 		DType, Tokens, Documents any
@@ -148,29 +148,29 @@ func complete(data []byte) error {
 	}
 	for name, value := range map[string]any{"dtype": m.DType, "tokens": m.Tokens, "documents": m.Documents} {
 		if value == nil {
-			return fmt.Errorf("it has no %q", name)
+			return fmt.Errorf("missing field %q", name)
 		}
 	}
 	for _, name := range []string{"sha256", "vocab_size", "eod", "class_table", "specials"} {
 		if m.Tokenizer[name] == nil {
-			return fmt.Errorf("tokenizer has no %q", name)
+			return fmt.Errorf("missing field tokenizer.%s", name)
 		}
 	}
 	for name, value := range m.Files {
 		if file, ok := value.(map[string]any); !ok || file["bytes"] == nil || file["sha256"] == nil {
-			return fmt.Errorf("files.%s has no bytes or no sha256", name)
+			return fmt.Errorf("files.%s: missing field bytes or sha256", name)
 		}
 	}
 	return nil
 }
 
-// check reports a field whose value is out of range.
+// check returns an error about a field whose value is out of range.
 func (m *Manifest) check() error {
 	ids := map[string]int64{"uint8": 1 << 8, "uint16": 1 << 16, "int32": 1 << 31, "uint32": 1 << 32}[m.DType]
 	t := &m.Tokenizer
 	switch {
 	case m.Layout != Megatron && m.Layout != Dolma && m.Layout != Datatrove && m.Layout != MDS && m.Layout != FMS:
-		return fmt.Errorf("layout: %q is not known", m.Layout)
+		return fmt.Errorf("layout: unknown layout %q", m.Layout)
 	case ids == 0:
 		return fmt.Errorf("dtype: %q is not a type of ids", m.DType)
 	case m.Tokens < 0 || m.Documents < 0:
@@ -181,11 +181,11 @@ func (m *Manifest) check() error {
 		return fmt.Errorf("tokenizer.vocab_size: %d must be from 0 to %d, for ids of type %s", t.VocabSize, ids,
 			m.DType)
 	case t.EOD < -1 || t.EOD > math.MaxUint32:
-		return fmt.Errorf("tokenizer.eod: %d is no id, nor -1", t.EOD)
+		return fmt.Errorf("tokenizer.eod: %d is neither an id nor -1", t.EOD)
 	case t.Specials != "" && t.Specials != "text" && t.Specials != "tokens":
 		return fmt.Errorf("tokenizer.specials: %.80q must be \"text\" or \"tokens\"", t.Specials)
 	case m.Format == 1 && m.Checksum != "":
-		return errors.New("checksum: format 1 has none")
+		return errors.New("checksum: not allowed in format 1")
 	case m.Format > 1 && !isSHA256(m.Checksum):
 		return fmt.Errorf("checksum: %.80q is not 64 hexadecimal digits", m.Checksum)
 	}
@@ -204,20 +204,20 @@ func (m *Manifest) check() error {
 	return nil
 }
 
-// isSHA256 says whether a text is a SHA-256 as this package writes it.
+// isSHA256 reports whether a text is a SHA-256 as this package writes it.
 func isSHA256(text string) bool {
 	sum, err := hex.DecodeString(text)
 	return err == nil && len(sum) == sha256.Size && hex.EncodeToString(sum) == text
 }
 
-// noSum stands for the checksum of a manifest in the bytes that are hashed for it.
+// noSum replaces the checksum in the bytes of a manifest when they are hashed.
 var noSum = strings.Repeat("0", hex.EncodedLen(sha256.Size))
 
 // lastMember is the end of a manifest: the checksum is the last member of the object.
 var lastMember = regexp.MustCompile(`"checksum"\s*:\s*"([0-9a-f]{64})"\s*\}\s*$`)
 
-// sumOf is the checksum of a manifest: the SHA-256 of the bytes of the file with the 64 digits of
-// the checksum, which begin at byte at, replaced by zeros.
+// sumOf returns the checksum of a manifest: the SHA-256 of the file's bytes, with the 64 digits of
+// the checksum, which start at byte at, replaced by zeros.
 func sumOf(data []byte, at int) string {
 	h := sha256.New()
 	h.Write(data[:at])
@@ -230,17 +230,18 @@ func sumOf(data []byte, at int) string {
 func checkSum(data []byte, sum string) error {
 	at := lastMember.FindSubmatchIndex(data)
 	if at == nil {
-		return errors.New("the checksum is not its last field")
+		return errors.New("the checksum must be the last field")
 	}
 	if found := sumOf(data, at[2]); found != sum {
-		return fmt.Errorf("it has the checksum %s, but its bytes have %s: it was changed after it was written", sum,
+		return fmt.Errorf("the checksum is %s, but the SHA-256 of its bytes is %s: it was changed after it was written",
+			sum,
 			found)
 	}
 	return nil
 }
 
-// Seal writes the manifest, with the format that this package knows, up to its renaming. The caller
-// publishes it. What [ReadManifest] would not read is refused.
+// Seal writes the manifest, in the format version of this package, under a temporary name. The
+// caller publishes it. Seal returns an error if [ReadManifest] could not read the manifest.
 func (m *Manifest) Seal(path string) (*atomicfile.File, error) {
 	m.Format, m.Checksum = manifestFormat, noSum
 	if err := m.check(); err != nil {
@@ -255,8 +256,8 @@ func (m *Manifest) Seal(path string) (*atomicfile.File, error) {
 	m.Checksum = sumOf(data, at)
 	copy(data[at:], m.Checksum)
 	if len(data) > maxManifest {
-		return nil, fmt.Errorf("writing %s: a manifest of %d files has %d bytes, it may have %d: divide the data "+
-			"over several shards",
+		return nil, fmt.Errorf("writing %s: a manifest of %d files has %d bytes, more than %d; divide the data "+
+			"into several shards",
 			path, len(m.Files), len(data), maxManifest)
 	}
 	f, err := atomicfile.Create(path)
@@ -273,16 +274,16 @@ func (m *Manifest) Seal(path string) (*atomicfile.File, error) {
 	return f, nil
 }
 
-// checkManifest holds the manifest against what the files say without hashing them.
+// checkManifest compares the manifest with the files without hashing them.
 func (s *Shard) checkManifest() error {
 	m := s.manifest
 	differs := func(what string, manifest, found any) error {
-		return fmt.Errorf("%s says %s %v, %s has %v; they are of different shards: %w",
+		return fmt.Errorf("%s has %s %v, but %s has %v; they belong to different shards: %w",
 			s.prefix+manifestExt, what, manifest, s.prefix, found, ErrCorrupt)
 	}
 	for _, f := range manifestFiles {
 		if _, ok := m.Files[f.name]; !ok && !f.optional {
-			return fmt.Errorf("%s has no SHA-256 of %s: restore it or write the shard again: %w", s.prefix+manifestExt,
+			return fmt.Errorf("%s has no SHA-256 of %s; restore it or write the shard again: %w", s.prefix+manifestExt,
 				s.prefix+f.ext, ErrCorrupt)
 		}
 	}
@@ -303,32 +304,32 @@ func (s *Shard) checkManifest() error {
 	return nil
 }
 
-// Verify reads every file of the shard and compares it with the manifest, and .idx with itself. The
-// error names each file that is wrong, what was expected and what was found; where x.bin has sums
-// it holds a [DamageError] that names the documents as well. progress, which may be nil, is called
-// with the number of bytes read since its last call.
+// Verify reads every file of the shard and compares it with the manifest. It also checks that .idx
+// is consistent. The error names each wrong file with the expected and the found value. If x.bin
+// has sums, the error contains a [DamageError] that names the documents. progress, which may be
+// nil, is called with the number of bytes read since its last call.
 func (s *Shard) Verify(ctx context.Context, progress func(bytes int64)) error {
 	if s.manifest == nil {
-		return fmt.Errorf("%s has no manifest %s to verify it against", s.prefix, s.prefix+manifestExt)
+		return fmt.Errorf("cannot verify %s: it has no manifest %s", s.prefix, s.prefix+manifestExt)
 	}
 	_, err := s.VerifyTokens(ctx, progress, nil)
 	return errors.Join(err, s.VerifyRest(ctx, progress))
 }
 
-// VerifyIndex reads x.idx and compares it with the manifest; without a manifest it compares x.idx
-// with itself. progress is as for [Shard.Verify].
+// VerifyIndex reads x.idx and compares it with the manifest. Without a manifest it only checks that
+// x.idx is consistent. progress is as in [Shard.Verify].
 func (s *Shard) VerifyIndex(ctx context.Context, progress func(bytes int64)) error {
 	if s.manifest == nil {
 		return s.Check(ctx)
 	}
 	err := s.verifyFile(ctx, idxExt, s.manifest.Files["idx"], progress)
 	if err != nil && ctx.Err() == nil {
-		err = errors.Join(err, s.Check(ctx)) // which says where
+		err = errors.Join(err, s.Check(ctx)) // names the position
 	}
 	return err
 }
 
-// verifyFile compares the file with the given ending with what is expected.
+// verifyFile compares the file with the given suffix with its entry in the manifest.
 func (s *Shard) verifyFile(ctx context.Context, ext string, want FileInfo, progress func(bytes int64)) error {
 	file, err := os.Open(s.prefix + ext)
 	if err != nil {
@@ -338,8 +339,8 @@ func (s *Shard) verifyFile(ctx context.Context, ext string, want FileInfo, progr
 	return verifyFile(ctx, file, want, progress)
 }
 
-// VerifyRest is [Shard.Verify] of all but x.bin. Without a manifest it only compares .idx with
-// itself.
+// VerifyRest verifies all files except x.bin as [Shard.Verify] does. Without a manifest it only
+// checks that .idx is consistent.
 func (s *Shard) VerifyRest(ctx context.Context, progress func(bytes int64)) error {
 	var errs []error
 	for _, f := range manifestFiles {
@@ -358,14 +359,14 @@ func (s *Shard) VerifyRest(ctx context.Context, progress func(bytes int64)) erro
 	return errors.Join(append(errs, s.Check(ctx))...)
 }
 
-// readAtOnce is the number of tokens that VerifyTokens gives at a time, at most.
+// readAtOnce is the maximum number of tokens in a call of visit in VerifyTokens.
 const readAtOnce = 1 << 16
 
-// VerifyTokens reads x.bin once, from its beginning to its end, gives its ids to visit, in order,
-// and its SHA-256 in hexadecimal. With a manifest it is compared with that, after the last visit.
-// ids are those of the file, whatever they are: negative ones have the highest bit. They are valid
-// until visit returns; visit may be nil. An error of visit ends it. progress is as for
-// [Shard.Verify].
+// VerifyTokens reads x.bin once from start to end, passes its ids to visit in order, and returns
+// its SHA-256 in hexadecimal. If the shard has a manifest, VerifyTokens compares the hash with it
+// after the last visit. Ids are not checked; negative ids have the highest bit set. The slice ids
+// is valid until visit returns. visit may be nil. An error of visit ends the read. progress is as
+// in [Shard.Verify].
 func (s *Shard) VerifyTokens(ctx context.Context, progress func(bytes int64),
 	visit func(ids []uint32) error) (sha256hex string, err error) {
 	err = s.Guard(func() (err error) {
@@ -400,7 +401,7 @@ func (s *Shard) verifyTokens(ctx context.Context, progress func(bytes int64),
 			progress(int64(len(part)))
 		}
 	}
-	if err := s.bin.Cut(); err != nil { // zeros may have been read in place of the end
+	if err := s.bin.Cut(); err != nil { // the end of a truncated file may have been read as zeros
 		return "", err
 	}
 	sum := hex.EncodeToString(hash.Sum(nil))
@@ -408,7 +409,7 @@ func (s *Shard) verifyTokens(ctx context.Context, progress func(bytes int64),
 		return sum, nil
 	}
 	if want := s.manifest.Files["bin"]; sum != want.SHA256 {
-		err = fmt.Errorf("%s: expected %d bytes with SHA-256 %s, found %d bytes with %s: restore it or write the "+
+		err = fmt.Errorf("%s: expected %d bytes with SHA-256 %s, found %d bytes with %s; restore it or write the "+
 			"shard again: %w",
 			s.prefix+binExt, want.Bytes, want.SHA256, len(s.bin.Data), sum, ErrCorrupt)
 		return sum, s.locateDamage(ctx, err)
@@ -416,8 +417,7 @@ func (s *Shard) verifyTokens(ctx context.Context, progress func(bytes int64),
 	return sum, nil
 }
 
-// locateDamage makes an error that names blocks and documents of one that says that x.bin is not
-// the manifest's.
+// locateDamage adds blocks and documents to an error that x.bin does not match the manifest.
 func (s *Shard) locateDamage(ctx context.Context, err error) error {
 	if s.sums == nil {
 		return err
@@ -431,24 +431,24 @@ func (s *Shard) locateDamage(ctx context.Context, err error) error {
 			blocks = append(blocks, b)
 		}
 	}
-	if len(blocks) == 0 { // the file was replaced, or the sums are as wrong
+	if len(blocks) == 0 { // the file was replaced, or the sums are wrong, too
 		return err
 	}
-	return s.damage(ctx, "its SHA-256 is not the manifest's; ", blocks)
+	return s.damage(ctx, "the SHA-256 differs from the manifest; ", blocks)
 }
 
-// verifyFile hashes a file from its beginning and compares it with what is expected.
+// verifyFile hashes a file from its start and compares it with want.
 func verifyFile(ctx context.Context, f *os.File, want FileInfo, progress func(bytes int64)) error {
 	found, err := hashFile(ctx, f, progress)
 	if err == nil && found != want {
-		err = fmt.Errorf("%s: expected %d bytes with SHA-256 %s, found %d bytes with %s: restore it or write the "+
+		err = fmt.Errorf("%s: expected %d bytes with SHA-256 %s, found %d bytes with %s; restore it or write the "+
 			"shard again: %w",
 			f.Name(), want.Bytes, want.SHA256, found.Bytes, found.SHA256, ErrCorrupt)
 	}
 	return err
 }
 
-// HashFile gives the SHA-256 of a file in hexadecimal and its size. progress is as for
+// HashFile returns the SHA-256 of a file in hexadecimal and its size. progress is as in
 // [Shard.Verify].
 func HashFile(ctx context.Context, path string, progress func(bytes int64)) (sha256hex string, bytes int64, err error) {
 	f, err := os.Open(path)

@@ -46,7 +46,7 @@ func TestOpenWhileReplaced(t *testing.T) {
 		if err == nil {
 			s.Close()
 		}
-		if replaced != (err != nil && strings.Contains(err.Error(), "was replaced in the meantime")) {
+		if replaced != (err != nil && strings.Contains(err.Error(), "was replaced while it was opened")) {
 			t.Errorf("replaced %v: %v", replaced, err)
 		}
 	}

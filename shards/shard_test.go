@@ -188,14 +188,15 @@ func TestOpenRefuses(t *testing.T) {
 		{"empty idx", func(idx, bin []byte) ([]byte, []byte) { return nil, bin }, "x.idx is not an MMIDIDX index",
 			false, inOpen},
 		{"short header", func(idx, bin []byte) ([]byte, []byte) { return idx[:33], bin },
-			"it has 33 bytes, fewer than the 34 of its header", true, inOpen},
+			"33 bytes, but the header has 34", true, inOpen},
 		{"magic", func(idx, bin []byte) ([]byte, []byte) { idx[7] = 1; return idx, bin }, `"MMIDIDX\x01\x00"`, false,
 			inOpen},
 		{"version", func(idx, bin []byte) ([]byte, []byte) { idx[9] = 2; return idx, bin }, "version 2 (byte 9)", false,
 			inOpen},
-		{"float32", func(idx, bin []byte) ([]byte, []byte) { idx[17] = 7; return idx, bin }, "tokens are float32",
+		{"float32", func(idx, bin []byte) ([]byte, []byte) { idx[17] = 7; return idx, bin }, "tokens have type float32",
 			false, inOpen},
-		{"int64", func(idx, bin []byte) ([]byte, []byte) { idx[17] = 5; return idx, bin }, "tokens are int64", false,
+		{"int64", func(idx, bin []byte) ([]byte, []byte) { idx[17] = 5; return idx, bin }, "tokens have type int64",
+			false,
 			inOpen},
 		{"unknown type", func(idx, bin []byte) ([]byte, []byte) { idx[17] = 99; return idx, bin }, "element type 99",
 			false, inOpen},
@@ -224,7 +225,7 @@ func TestOpenRefuses(t *testing.T) {
 			le.PutUint32(idx[lengths:], 4)
 			return idx,
 				bin
-		}, "sequence 1 starts at byte 6, by the lengths before it at byte 8", true, inCheck},
+		}, "sequence 1 starts at byte 6, but by the lengths before it at byte 8", true, inCheck},
 		{"pointer", func(idx, bin []byte) ([]byte, []byte) { idx[starts+16]++; return idx, bin },
 			"sequence 2 starts at byte 7", true, inCheck},
 		{"negative pointer", func(idx, bin []byte) ([]byte, []byte) {
@@ -246,12 +247,12 @@ func TestOpenRefuses(t *testing.T) {
 				bin
 		}, "sequence 3 has the length -1", true, inOpen},
 		{"last pointer", func(idx, bin []byte) ([]byte, []byte) { idx[starts+24]++; return idx, bin },
-			"sequence 3 starts at byte 9, where no element", true, inOpen},
+			"sequence 3 starts at byte 9, not a valid offset", true, inOpen},
 		{"last pointer far", func(idx, bin []byte) ([]byte, []byte) {
 			le.PutUint64(idx[starts+24:],
 				1<<63-2)
 			return idx, bin
-		}, "where no element", true, inOpen},
+		}, "not a valid offset", true, inOpen},
 		{"lengths beyond 2^63", func(idx, bin []byte) ([]byte, []byte) {
 			le.PutUint64(idx[starts+16:],
 				1<<63-2)

@@ -22,19 +22,19 @@ import (
 	"mula/internal/mapping"
 )
 
-// The layout of x.sums: the header, a sum for each block of x.bin, and the sum of all bytes before.
-// Sums are CRC-32C (Castagnoli), which find every error within 32 bits and all but one in 2^32 of
-// the others.
+// The layout of x.sums: the header, a sum for each block of x.bin, and a sum of all preceding
+// bytes. Sums are CRC-32C (Castagnoli). They detect every error burst of up to 32 bits, and all but
+// one in 2^32 of other errors.
 const (
 	sumsMagic      = "MULASUMS"
 	sumsVersion    = 1
 	sumsHeaderSize = 24
-	sumsBlock      = 1 << 14 // bytes of x.bin with a sum of their own; the last block has the rest
+	sumsBlock      = 1 << 14 // bytes of x.bin in a block; the last block may be shorter
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// encodeSums gives the bytes of x.sums for an x.bin of so many bytes.
+// encodeSums returns the bytes of x.sums for an x.bin of binBytes bytes.
 func encodeSums(binBytes int64, sums []uint32) []byte {
 	le := binary.LittleEndian
 	out := make([]byte, 0, sumsHeaderSize+4*len(sums)+4)
@@ -48,31 +48,30 @@ func encodeSums(binBytes int64, sums []uint32) []byte {
 	return le.AppendUint32(out, crc32.Checksum(out, castagnoli))
 }
 
-// blockSums are the sums of a file of ids, x.bin or another layout's, and what is known of its
-// blocks. It is safe for concurrent use.
+// blockSums are the sums of a file of ids, which is x.bin or a file of another layout, and the
+// state of its blocks. It is safe for concurrent use.
 type blockSums struct {
 	path  string // of the file of sums
 	file  mapping.File
-	part  []byte // of file that is about this file of ids, from the header to the sum of all before
+	part  []byte // the part of file for this file of ids, from the header to the final sum
 	sums  []byte // u32 each
 	block int64  // bytes
 
-	// a block that was compared so long ago is compared again when it is read; 0: never; below 0:
-	// always
+	// a block is compared again if its comparison is older than this; 0: never; below 0: always
 	again time.Duration
 	now   func() time.Time               // for tests; nil is time.Now
-	known atomic.Pointer[comparedBlocks] // nil before something is read
+	known atomic.Pointer[comparedBlocks] // nil before the first read
 }
 
-// comparedBlocks are the blocks that were found to have their sums in a period.
+// comparedBlocks are the blocks that matched their sums in a period.
 type comparedBlocks struct {
 	since time.Time
-	good  []atomic.Uint64 // a bit a block
+	good  []atomic.Uint64 // one bit for each block
 }
 
-// openSums maps a file of sums, that of files of ids with so many bytes each; without the file it
-// gives nil. It looks at the headers only: the sums themselves are doubted when one differs. It is
-// to be guarded.
+// openSums maps a file with the sums of one or more files of ids, whose sizes are idBytes. It
+// returns nil if the file does not exist. It checks only the headers: the sums themselves are
+// checked when one differs. Call it inside [mapping.Guard].
 func openSums(path string, idBytes ...int64) (all []*blockSums, err error) {
 	file, err := mapping.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -91,36 +90,36 @@ func openSums(path string, idBytes ...int64) (all []*blockSums, err error) {
 		all = append(all, c)
 	}
 	if size := int64(len(file.Data)); err == nil && size != at {
-		err = fmt.Errorf("it has %d bytes, not the %d that the sums of the ids take", size, at)
+		err = fmt.Errorf("file has %d bytes, but the sums of the ids need %d", size, at)
 	}
 	if err != nil {
 		file.Close()
-		return nil, fmt.Errorf("%s: %w: restore it, or remove it: tokens are then not compared with sums when they "+
-			"are read: %w", path, err, ErrCorrupt)
+		return nil, fmt.Errorf("%s: %w; restore it, or remove it to read tokens without checking their sums: %w",
+			path, err, ErrCorrupt)
 	}
 	file.Scattered()
 	return all, nil
 }
 
-// parse finds the part about a file of ids, which begins at byte at, and looks at its header.
+// parse finds the part for a file of ids, which starts at byte at, and checks its header.
 func (c *blockSums) parse(at, idBytes int64) error {
 	le, data := binary.LittleEndian, c.file.Data[at:]
 	if len(data) < sumsHeaderSize+4 || !bytes.HasPrefix(data, []byte(sumsMagic)) {
-		return fmt.Errorf("its %d bytes from byte %d on do not begin with the header of sums", len(data), at)
+		return fmt.Errorf("no header of sums at byte %[2]d (%[1]d bytes are left)", len(data), at)
 	}
 	if v := le.Uint32(data[8:]); v != sumsVersion {
-		return fmt.Errorf("version %d (byte %d), only version %d is known", v, at+8, sumsVersion)
+		return fmt.Errorf("version %d (byte %d) is not supported; want version %d", v, at+8, sumsVersion)
 	}
 	c.block = int64(le.Uint32(data[12:]))
 	if bits.OnesCount64(uint64(c.block)) != 1 || c.block < 1<<9 {
-		return fmt.Errorf("blocks of %d bytes (byte %d), not of a power of two from 512 on", c.block, at+12)
+		return fmt.Errorf("block size %d (byte %d) must be a power of two of at least 512", c.block, at+12)
 	}
 	if of := le.Uint64(data[16:]); of != uint64(idBytes) {
-		return fmt.Errorf("it has the sums of %d bytes (byte %d), the file of ids has %d", of, at+16, idBytes)
+		return fmt.Errorf("sums are for %d bytes (byte %d), but the file of ids has %d", of, at+16, idBytes)
 	}
 	want := sumsHeaderSize + 4*c.blocks(idBytes) + 4
 	if want > int64(len(data)) {
-		return fmt.Errorf("it has %d bytes, not the %d that the sums up to those of %d bytes take", len(c.file.Data),
+		return fmt.Errorf("file has %d bytes, but %d are needed for the sums of %d bytes of ids", len(c.file.Data),
 			at+want, idBytes)
 	}
 	c.part = data[:want]
@@ -128,11 +127,11 @@ func (c *blockSums) parse(at, idBytes int64) error {
 	return nil
 }
 
-// blocks is the number of blocks of so many bytes.
+// blocks returns the number of blocks of binBytes bytes.
 func (c *blockSums) blocks(binBytes int64) int64 { return (binBytes + c.block - 1) / c.block }
 
-// check compares the blocks that hold the bytes [from, end) of bin with their sums, those that have
-// not been found right lately, and gives the first that differs, or -1.
+// check compares the blocks of the bytes [from, end) of bin with their sums, except blocks that
+// were compared recently. It returns the first block that differs, or -1.
 func (c *blockSums) check(bin []byte, from, end int64) int64 {
 	good := c.compared(int64(len(bin))).good
 	for b := from / c.block; b*c.block < end; b++ {
@@ -148,8 +147,8 @@ func (c *blockSums) check(bin []byte, from, end int64) int64 {
 	return -1
 }
 
-// compared gives the blocks that need not be compared again. They are forgotten together, at the
-// end of a period: so a block is compared at most once in each, and no time is kept for each.
+// compared returns the blocks that need not be compared again. They are all forgotten at the end of
+// a period, so that no time is stored for each block.
 func (c *blockSums) compared(binBytes int64) *comparedBlocks {
 	known := c.known.Load()
 	if known != nil && c.again <= 0 {
@@ -170,23 +169,24 @@ func (c *blockSums) compared(binBytes int64) *comparedBlocks {
 	return next
 }
 
-// right says whether a block has its sum.
+// right reports whether a block matches its sum.
 func (c *blockSums) right(bin []byte, block int64) bool {
 	start := block * c.block
 	return crc32.Checksum(bin[start:min(start+c.block, int64(len(bin)))],
 		castagnoli) == binary.LittleEndian.Uint32(c.sums[4*block:])
 }
 
-// doubt says why the sums are not to be believed, if they are not: they are not those that were
-// written, or not the manifest's.
+// doubt returns an error if the sums themselves are damaged or do not match the manifest.
 func (c *blockSums) doubt(want FileInfo) error {
 	last := len(c.part) - 4
 	if crc32.Checksum(c.part[:last], castagnoli) != binary.LittleEndian.Uint32(c.part[last:]) {
-		return fmt.Errorf("%s is damaged itself: restore it, or remove it: tokens are then not compared with sums "+
-			"when they are read: %w", c.path, ErrCorrupt)
+		return fmt.Errorf("%s is damaged itself; restore it, or remove it to read tokens without checking their "+
+			"sums: %w",
+			c.path, ErrCorrupt)
 	}
 	if sum := sha256.Sum256(c.file.Data); hex.EncodeToString(sum[:]) != want.SHA256 {
-		return fmt.Errorf("%s has SHA-256 %x, by the manifest %s: restore the shard or write it again: %w", c.path, sum,
+		return fmt.Errorf("%s has SHA-256 %x, but the manifest has %s; restore the shard or write it again: %w", c.path,
+			sum,
 			want.SHA256, ErrCorrupt)
 	}
 	return nil
@@ -197,24 +197,24 @@ func (c *blockSums) close() error {
 	return c.file.Close()
 }
 
-// A DamageError says which bytes of a file of ids, x.bin or that of another layout, are not those
-// that were written, and which documents have bytes there. It wraps [ErrCorrupt].
+// A DamageError lists the damaged blocks of a file of ids (x.bin, or a file of another layout) and
+// the documents that have bytes in them. It wraps [ErrCorrupt].
 type DamageError struct {
 	Path      string     // of the file of ids
-	Blocks    []ByteSpan // that do not have their sums, neighbours joined, in order
-	Documents []int64    // numbers of those that have bytes in Blocks, in order, the first 1,000 of them
-	More      int64      // how many there are beyond Documents
+	Blocks    []ByteSpan // blocks that differ from their sums, in order; adjacent blocks are joined
+	Documents []int64    // numbers of the first 1,000 documents with bytes in Blocks, in order
+	More      int64      // number of further documents
 
-	why string // what was found out, for the message
-	ids string // the first documents with what is known of them
+	why string // the start of the message
+	ids string // the first documents, with ids and origins
 }
 
-// A ByteSpan is the bytes [First, End) of a file.
+// A ByteSpan is the byte range [First, End) of a file.
 type ByteSpan struct{ First, End int64 }
 
 const (
 	maxDamaged = 1000 // documents in DamageError.Documents
-	maxNamed   = 8    // documents and byte spans in its message
+	maxNamed   = 8    // documents and byte spans in the message
 )
 
 func (e *DamageError) Unwrap() error { return ErrCorrupt }
@@ -225,13 +225,13 @@ func (e *DamageError) Error() string {
 		spans = append(spans, fmt.Sprintf("%d to %d", b.First, b.End-1))
 	}
 	if more := len(e.Blocks) - len(spans); more > 0 {
-		spans = append(spans, fmt.Sprintf("%d more places", more))
+		spans = append(spans, fmt.Sprintf("%d more ranges", more))
 	}
-	return fmt.Sprintf("%s: %sbytes %s are damaged, in %s: restore the file or write the shard again: %v",
+	return fmt.Sprintf("%s: %sbytes %s are damaged, in %s; restore the file or write the shard again: %v",
 		e.Path, e.why, strings.Join(spans, ", "), e.ids, ErrCorrupt)
 }
 
-// damage makes the error about blocks, in order, that do not have their sums.
+// damage returns the error about blocks, in order, that differ from their sums.
 func (s *Shard) damage(ctx context.Context, why string, blocks []int64) error {
 	if err := s.sums.doubt(s.manifest.Files["sums"]); err != nil {
 		return err
@@ -243,7 +243,7 @@ func (s *Shard) damage(ctx context.Context, why string, blocks []int64) error {
 		e.addBlock(span)
 		for doc, err := range s.Spans(span.First/size, span.End/size) {
 			if err != nil { // then x.idx is damaged as well
-				e.ids = fmt.Sprintf("documents that cannot be told: %v", err)
+				e.ids = fmt.Sprintf("unknown documents: %v", err)
 				return e
 			}
 			if doc.Document == last {
@@ -258,7 +258,7 @@ func (s *Shard) damage(ctx context.Context, why string, blocks []int64) error {
 	for _, d := range e.Documents[:min(len(e.Documents), maxNamed)] {
 		var o DocumentOrigin
 		if err == nil {
-			o, _ = origins.Origin(d) // without it the number is the name
+			o, _ = origins.Origin(d) // without an origin, the message has only the number
 		}
 		names = append(names, nameDocument(d, o))
 	}
@@ -266,7 +266,7 @@ func (s *Shard) damage(ctx context.Context, why string, blocks []int64) error {
 	return e
 }
 
-// addBlock takes up a block behind those before.
+// addBlock adds a block that follows the blocks before.
 func (e *DamageError) addBlock(span ByteSpan) {
 	if n := len(e.Blocks); n > 0 && e.Blocks[n-1].End == span.First {
 		e.Blocks[n-1].End = span.End
@@ -275,7 +275,7 @@ func (e *DamageError) addBlock(span ByteSpan) {
 	}
 }
 
-// addDocument takes up a document behind those before.
+// addDocument adds a document that follows the documents before.
 func (e *DamageError) addDocument(number int64) {
 	if len(e.Documents) < maxDamaged {
 		e.Documents = append(e.Documents, number)
@@ -284,23 +284,22 @@ func (e *DamageError) addDocument(number int64) {
 	}
 }
 
-// nameDocument is a document in a message: its number and, where they are known, its id and place
-// of origin.
+// nameDocument formats a document for a message: its number and, if known, its id and origin.
 func nameDocument(number int64, o DocumentOrigin) string {
 	if o == (DocumentOrigin{}) {
-		return fmt.Sprintf("number %d", number)
+		return fmt.Sprintf("%d", number)
 	}
-	return fmt.Sprintf("number %d (%q, %s:%d)", number, o.ID, o.File, o.Line)
+	return fmt.Sprintf("%d (%q, %s:%d)", number, o.ID, o.File, o.Line)
 }
 
-// listDocuments lists the damaged documents for a message. names are those of the first; the last
-// of all is number last.
+// listDocuments lists the damaged documents for a message. names are the names of the first
+// documents; last is the number of the last document.
 func (e *DamageError) listDocuments(names []string, last int64) string {
 	if len(names) == 0 {
 		return "no document"
 	}
 	if rest := int64(len(e.Documents)-len(names)) + e.More; rest > 0 {
-		names = append(names, fmt.Sprintf("%d more up to number %d", rest, last))
+		names = append(names, fmt.Sprintf("%d more up to document %d", rest, last))
 	}
 	what := "document "
 	if len(names) > 1 {
@@ -309,14 +308,14 @@ func (e *DamageError) listDocuments(names []string, last int64) string {
 	return what + strings.Join(names, ", ")
 }
 
-// sums32 makes the sums of x.bin while it is written.
+// sums32 computes the sums of x.bin while it is written.
 type sums32 struct {
 	block []byte // bytes of the block that is not full yet
 	sums  []uint32
 }
 
-// end takes the block up, full or the last one, and gives its bytes, which are to be written before
-// the next are added.
+// end adds the block, full or the last one, and returns its bytes. The caller must write them
+// before it adds the next bytes.
 func (c *sums32) end() []byte {
 	if len(c.block) == 0 {
 		return nil
@@ -327,15 +326,15 @@ func (c *sums32) end() []byte {
 	return done
 }
 
-// A SumsWriter makes the file of sums, as x.sums is for x.bin, of the ids that are written to it
-// too.
+// A SumsWriter computes the file of sums (as x.sums is for x.bin) of the ids that are written to
+// it.
 type SumsWriter struct {
 	bytes int64
-	sum   uint32 // of the block that is not full yet
+	sum   uint32 // of the incomplete block
 	sums  []uint32
 }
 
-// Write takes up bytes of the file of ids. It does not fail.
+// Write adds bytes of the file of ids. It never fails.
 func (w *SumsWriter) Write(p []byte) (int, error) {
 	for rest := p; len(rest) > 0; {
 		part := rest[:min(int64(len(rest)), sumsBlock-w.bytes%sumsBlock)]
@@ -348,8 +347,8 @@ func (w *SumsWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// File gives the bytes of the file of sums, or of the part of it that is about this file of ids.
-// What is written afterwards is another file of ids.
+// File returns the bytes of the file of sums, or of the part for this file of ids. Later writes
+// start another file of ids.
 func (w *SumsWriter) File() []byte {
 	if w.bytes%sumsBlock != 0 {
 		w.sums = append(w.sums, w.sum)
@@ -359,16 +358,16 @@ func (w *SumsWriter) File() []byte {
 	return out
 }
 
-// Sums are those of the files of ids of a shard in another layout than Megatron's. They are
-// numbered from 0; most layouts have one.
+// Sums are the block sums of the files of ids of a shard in a layout other than Megatron's. The
+// files are numbered from 0; most layouts have one.
 type Sums struct {
 	files []*blockSums
 	want  FileInfo
 }
 
-// OpenSums opens the file of sums that m lists under a name, of files of ids that have so many
-// bytes each. It gives nil where m is nil or lists none, or where the file is not there: ids are
-// then read as they are.
+// OpenSums opens the file of sums that m lists under name, for files of ids whose sizes are
+// idBytes. It returns nil if m is nil or does not list the file, or if the file does not exist: ids
+// are then not checked.
 func OpenSums(path string, m *Manifest, name string, idBytes ...int64) (*Sums, error) {
 	if m == nil || m.Files[name].SHA256 == "" || len(idBytes) == 0 {
 		return nil, nil
@@ -384,19 +383,18 @@ func OpenSums(path string, m *Manifest, name string, idBytes ...int64) (*Sums, e
 	return &Sums{files, m.Files[name]}, nil
 }
 
-// Close ends the mapping of the file. No reader of [Sums.Reader] may be used afterwards.
-func (s *Sums) Close() error { return s.files[0].close() } // they share one
+// Close unmaps the file. No reader from [Sums.Reader] may be used afterwards.
+func (s *Sums) Close() error { return s.files[0].close() } // all files share one mapping
 
-// Reader reads a file of ids from its beginning. It gives the bytes of no block that does not have
-// its sum, but an error for [Sums.Damage]. It reads and compares as many blocks at a time as it is
-// asked for.
+// Reader returns a reader of a file of ids from its start. For a damaged block it returns an error
+// for [Sums.Damage] instead of the bytes. Each Read reads and compares as many blocks as fit.
 func (s *Sums) Reader(file int, ids io.ReaderAt, idBytes int64) io.Reader {
 	return &summedReader{sums: s.files[file], ids: ids, size: idBytes}
 }
 
-// Check compares the blocks that hold the bytes [from, end) of a file of ids, which may be mapped,
-// with their sums, those that it has not found right before. Where one differs it gives an error
-// for [Sums.Damage]. On nil it does nothing.
+// Check compares the blocks of the bytes [from, end) of a file of ids, which may be mapped, with
+// their sums, except blocks that matched before. If a block differs, it returns an error for
+// [Sums.Damage]. A nil Sums checks nothing.
 func (s *Sums) Check(file int, ids []byte, from, end int64) error {
 	if s == nil {
 		return nil
@@ -421,13 +419,12 @@ type summedReader struct {
 	sums  *blockSums
 	ids   io.ReaderAt
 	size  int64
-	block int64  // that follows
-	whole []byte // a block, where less was asked for
-	left  []byte // of whole
+	block int64  // the next block
+	whole []byte // a buffer of one block, for a Read of less than a block
+	left  []byte // the unread rest of whole
 }
 
-// A blockError says that a block does not have its sum. Those that the reader has passed have
-// theirs.
+// A blockError reports that a block differs from its sum. All blocks before it match.
 type blockError struct {
 	*summedReader
 	bad int64
@@ -476,8 +473,8 @@ func (r *summedReader) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// next reads the blocks that fit into to and passes those before the first that does not have its
-// sum. It gives their bytes. It is to be guarded.
+// next reads the blocks that fit into to and advances past the blocks before the first damaged
+// block. It returns the length of their bytes. Call it inside [mapping.Guard].
 func (r *summedReader) next(to []byte) (right int, err error) {
 	first, block := r.block*r.sums.block, r.sums.block
 	if rest := r.size - first; rest <= int64(len(to)) {
@@ -499,18 +496,18 @@ func (r *summedReader) next(to []byte) (right int, err error) {
 	return right, nil
 }
 
-// DocumentBytes are bytes of a file of ids that a document needs: its ids, or where a table says
-// where these are.
+// DocumentBytes are bytes of a file of ids that a document needs: its ids, or the entry of a table
+// that locates them.
 type DocumentBytes struct {
 	Document int64 // its number in the shard
 	Bytes    ByteSpan
 }
 
-// Damage makes a [DamageError] about the file of ids at path of an error that came of [Sums.Reader]
-// or [Sums.Check]; others it gives back. What the reader has not read of the file is read for more
-// damage. documents are the bytes of the file that documents need, in the order of documents; what
-// stands in a damaged block need not be believed, as long as the documents that it is about have
-// bytes there. origin gives that of the document given last.
+// Damage converts an error of [Sums.Reader] or [Sums.Check] into a [DamageError] about the file of
+// ids at path. It returns other errors unchanged. It searches the rest of the file for more damage.
+// documents yields the bytes of the file that each document needs, in the order of documents. Data
+// in a damaged block may be wrong, as long as its documents have bytes in that block. origin
+// returns the origin of the document that was yielded last.
 func (s *Sums) Damage(ctx context.Context, err error, path string, documents iter.Seq2[DocumentBytes, error],
 	origin func(number int64) (DocumentOrigin, error)) error {
 	var first *blockError
@@ -520,7 +517,7 @@ func (s *Sums) Damage(ctx context.Context, err error, path string, documents ite
 	return mapping.Guard(func() error { return s.locate(ctx, first.summedReader, path, documents, origin) })
 }
 
-// locate is Damage of what a reader has met.
+// locate implements Damage for the reader that found a damaged block.
 func (s *Sums) locate(ctx context.Context, r *summedReader, path string, documents iter.Seq2[DocumentBytes, error],
 	origin func(number int64) (DocumentOrigin, error)) error {
 	e := &DamageError{Path: path}
@@ -544,7 +541,7 @@ func (s *Sums) locate(ctx context.Context, r *summedReader, path string, documen
 	last := int64(-1)
 	for d, err := range documents {
 		if err != nil {
-			e.ids = fmt.Sprintf("documents that cannot be told: %v", err)
+			e.ids = fmt.Sprintf("unknown documents: %v", err)
 			return e
 		}
 		if d.Document == last || !e.hits(d.Bytes) {
@@ -553,7 +550,7 @@ func (s *Sums) locate(ctx context.Context, r *summedReader, path string, documen
 		last = d.Document
 		e.addDocument(last)
 		if len(names) < maxNamed {
-			o, _ := origin(last) // without it the number is the name
+			o, _ := origin(last) // without an origin, the message has only the number
 			names = append(names, nameDocument(last, o))
 		}
 	}
@@ -561,7 +558,7 @@ func (s *Sums) locate(ctx context.Context, r *summedReader, path string, documen
 	return e
 }
 
-// hits says whether bytes of the span are damaged.
+// hits reports whether bytes of the span are damaged.
 func (e *DamageError) hits(span ByteSpan) bool {
 	i, _ := slices.BinarySearchFunc(e.Blocks, span.First, func(b ByteSpan, at int64) int {
 		return cmp.Compare(b.End-1,

@@ -128,7 +128,7 @@ func TestEveryBitIsFound(t *testing.T) {
 			}
 			if o := origin(want[0]); !strings.Contains(err.Error(),
 				fmt.Sprintf("bytes %d to %d are damaged, in document", first, end-1)) ||
-				!strings.Contains(err.Error(), fmt.Sprintf("number %d (%q, %s:%d)", want[0], o.ID, o.File, o.Line)) {
+				!strings.Contains(err.Error(), fmt.Sprintf(" %d (%q, %s:%d)", want[0], o.ID, o.File, o.Line)) {
 				rt.Fatalf("%s: %v", what, err)
 			}
 		}
@@ -172,8 +172,9 @@ func TestDamageOfMany(t *testing.T) {
 		e.Documents[999] != 5095 || e.More != 4096*2+3616-1000 {
 		t.Errorf("blocks %v, documents up to %d and %d more", e.Blocks, e.Documents[len(e.Documents)-1], e.More)
 	}
-	for _, want := range []string{"its SHA-256 is not the manifest's; bytes 16384 to 49151, 65536 to 79999 are damaged",
-		`in documents number 4096 ("dok-4096-`, ", 11800 more"} {
+	for _, want := range []string{"the SHA-256 differs from the manifest; bytes 16384 to 49151, 65536 to 79999 are " +
+		"damaged",
+		`in documents 4096 ("dok-4096-`, ", 11800 more"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q does not say %q", err, want)
 		}
@@ -231,7 +232,8 @@ func TestDamagedSums(t *testing.T) {
 		}
 	}
 	set(".sums", whole[:len(whole)-1])
-	if err := read(); !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), "it has 39 bytes, not the 40") {
+	if err := read(); !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(),
+		"file has 39 bytes, but 40 are needed") {
 		t.Errorf("cut: %v", err)
 	}
 	set(".sums", encodeSums(int64(len(bin)), []uint32{1, 2, 3}))
@@ -249,7 +251,7 @@ func TestDamagedSums(t *testing.T) {
 	if err := os.Remove(prefix + ".docs.arrow"); err != nil {
 		t.Fatal(err)
 	}
-	if err := read(); err == nil || !strings.Contains(err.Error(), "in document number 0: restore") {
+	if err := read(); err == nil || !strings.Contains(err.Error(), "in document 0; restore") {
 		t.Errorf("without origins: %v", err)
 	}
 	if err := os.Remove(prefix + ".sums"); err != nil {

@@ -15,21 +15,21 @@ import (
 	"mula/internal/atomicfile"
 )
 
-// lengthChunk is the number of document lengths in one piece of Writer.lengths, so that the list
-// grows without being copied.
+// lengthChunk is the number of document lengths in one chunk of Writer.lengths. Chunks let the list
+// grow without copying.
 const lengthChunk = 1 << 16
 
-// A Writer makes a shard: x.bin, x.docs.arrow, x.sums, x.json and x.idx. Until [Writer.Close] has
-// succeeded nothing of it stands under a final name. It is not safe for use by several goroutines.
+// A Writer writes a shard: x.bin, x.docs.arrow, x.sums, x.json and x.idx. No file has its final
+// name before [Writer.Close] has succeeded. It is not safe for concurrent use.
 //
-// A Writer streams; in memory it holds four bytes a document, for the .idx file, four bytes a block
-// of 16 KiB of x.bin, for its sum, and one batch of x.docs.arrow. Corpora beyond some 10^9
-// documents are better split into several shards for that reason.
+// A Writer streams. In memory it holds four bytes per document for the .idx file, four bytes per
+// block of 16 KiB of x.bin for the sums, and one batch of x.docs.arrow. Split a corpus of more than
+// about 10^9 documents into several shards.
 type Writer struct {
 	prefix string
 	dtype  DType
 	info   TokenizerInfo
-	ids    int64 // every id is below it
+	ids    int64 // every id is smaller
 
 	bin, idx, docs, sums *atomicfile.Hashed
 	origins              *OriginWriter
@@ -39,22 +39,22 @@ type Writer struct {
 	documents int64
 	tokens    int64
 
-	err      error // the first failure; nothing is written after it
+	err      error // the first error; nothing is written after it
 	done     bool
 	manifest *Manifest
 }
 
-// Create starts a shard whose files will have the given prefix, which ends like none of them; their
-// directory must exist. An older shard of that prefix is replaced by [Writer.Close]; a file x.json
-// that is no manifest is not, but refused. info goes into the manifest; if its VocabSize is not 0,
-// ids at and beyond it are refused.
+// Create creates a shard whose files have the given prefix. The prefix must not end in a suffix of
+// a shard's file, and its directory must exist. [Writer.Close] replaces an existing shard with that
+// prefix, but Create returns an error if x.json exists and is not a manifest. info goes into the
+// manifest. If info.VocabSize is not 0, ids at or above it are errors.
 func Create(prefix string, dtype DType, info TokenizerInfo) (*Writer, error) {
 	return create(prefix, dtype, info, memory.NewGoAllocator())
 }
 
 func create(prefix string, dtype DType, info TokenizerInfo, mem memory.Allocator) (_ *Writer, err error) {
 	if !dtype.valid() {
-		return nil, fmt.Errorf("creating shard %s: tokens cannot be %s, only uint16 or int32", prefix, dtype)
+		return nil, fmt.Errorf("creating shard %s: tokens cannot have type %s; use uint16 or int32", prefix, dtype)
 	}
 	if info.VocabSize < 0 || int64(info.VocabSize) > dtype.limit() {
 		return nil, fmt.Errorf("creating shard %s: a vocabulary of %d ids does not fit %s", prefix, info.VocabSize,
@@ -66,11 +66,11 @@ func create(prefix string, dtype DType, info TokenizerInfo, mem memory.Allocator
 	}
 	for _, ext := range []string{binExt, idxExt, docsExt, sumsExt, manifestExt} {
 		if strings.HasSuffix(prefix, ext) {
-			return nil, fmt.Errorf("creating shard: %s ends like one of the files of a shard; give the prefix of "+
+			return nil, fmt.Errorf("creating shard: %s ends like one of the files of a shard; use the prefix of "+
 				"all of them, without %s", prefix, ext)
 		}
 	}
-	// x.json may well be documents, from which this shard is to be made.
+	// x.json may well be the documents for this shard.
 	if _, err := ReadManifest(prefix + manifestExt); err != nil {
 		return nil, fmt.Errorf("creating shard %s would replace a file of another kind: %w", prefix, err)
 	}
@@ -96,17 +96,18 @@ func create(prefix string, dtype DType, info TokenizerInfo, mem memory.Allocator
 	return w, nil
 }
 
-// Append adds a document, as one sequence. An id beyond the vocabulary or an origin that cannot be
-// kept is refused, and the shard is as it was before; after any other error it can only be aborted.
+// Append adds a document as one sequence. If an id is outside the vocabulary or the origin cannot
+// be stored, Append returns an error and the shard is unchanged. After any other error, the writer
+// can only be aborted.
 func (w *Writer) Append(tokens []uint32, origin DocumentOrigin) error {
 	if w.err != nil {
 		return w.err
 	}
 	if w.done {
-		return fmt.Errorf("writing %s: the shard was closed before", w.prefix)
+		return fmt.Errorf("writing %s: the shard is already closed", w.prefix)
 	}
 	if len(tokens) > math.MaxInt32 {
-		return fmt.Errorf("writing %s: a document of %d tokens, an MMIDIDX index holds at most 2^31-1", w.prefix,
+		return fmt.Errorf("writing %s: a document has %d tokens; an MMIDIDX index holds at most 2^31-1", w.prefix,
 			len(tokens))
 	}
 	if err := origin.Check(); err != nil {
@@ -114,7 +115,8 @@ func (w *Writer) Append(tokens []uint32, origin DocumentOrigin) error {
 	}
 	if largest(tokens) >= w.ids {
 		i := slices.IndexFunc(tokens, func(id uint32) bool { return int64(id) >= w.ids })
-		return fmt.Errorf("writing %s: token %d of the document is %d, ids end at %d", w.prefix, i, tokens[i], w.ids-1)
+		return fmt.Errorf("writing %s: token %d of the document is %d; the largest id is %d", w.prefix, i, tokens[i],
+			w.ids-1)
 	}
 	w.err = w.append(tokens, origin)
 	return w.err
@@ -147,12 +149,12 @@ func (w *Writer) append(tokens []uint32, origin DocumentOrigin) error {
 	return nil
 }
 
-// largest is the largest of ids, and -1 if there are none.
+// largest returns the largest of ids, -1 for no ids.
 func largest(ids []uint32) int64 {
 	if len(ids) == 0 {
 		return -1
 	}
-	var a, b, c, d uint32 // four of them, so that one comparison need not wait for the one before
+	var a, b, c, d uint32 // four maxima, so that comparisons do not depend on each other
 	for ; len(ids) >= 4; ids = ids[4:] {
 		a, b, c, d = max(a, ids[0]), max(b, ids[1]), max(c, ids[2]), max(d, ids[3])
 	}
@@ -162,11 +164,11 @@ func largest(ids []uint32) int64 {
 	return int64(max(a, b, c, d))
 }
 
-// encode writes ids as they lie in x.bin. dst has the bytes that they take.
+// encode writes ids to dst as x.bin stores them. dst must have their size in bytes.
 func encode(dst []byte, ids []uint32, dtype DType) {
 	le := binary.LittleEndian
 	if dtype == UInt16 {
-		for ; len(ids) >= 4 && len(dst) >= 8; ids, dst = ids[4:], dst[8:] { // in one store
+		for ; len(ids) >= 4 && len(dst) >= 8; ids, dst = ids[4:], dst[8:] { // four ids per store
 			le.PutUint64(dst,
 				uint64(uint16(ids[0]))|uint64(uint16(ids[1]))<<16|uint64(uint16(ids[2]))<<32|uint64(uint16(ids[3]))<<48)
 		}
@@ -183,15 +185,15 @@ func encode(dst []byte, ids []uint32, dtype DType) {
 	}
 }
 
-// Close finishes the shard. All files are on disk under temporary names before the first gets its
-// own; then an older x.idx is removed, .bin, .docs.arrow, .sums and .json are published, and .idx
-// last: [Open] wants it, so it never sees parts of two shards. If Close fails, a shard that stood
-// there before is either untouched or without its .idx.
+// Close finishes the shard. All files are synced under temporary names before the first is renamed.
+// Then Close removes an older x.idx, publishes .bin, .docs.arrow, .sums and .json, and publishes
+// .idx last. [Open] needs .idx, so it never sees parts of two shards. If Close fails, an older
+// shard under that prefix is either unchanged or has lost its .idx.
 func (w *Writer) Close() error {
 	if w.done {
-		return fmt.Errorf("writing %s: the shard was closed before", w.prefix)
+		return fmt.Errorf("writing %s: the shard is already closed", w.prefix)
 	}
-	defer w.Abort() // whatever is still under a temporary name
+	defer w.Abort() // removes files that still have temporary names
 	if w.err != nil {
 		return w.err
 	}
@@ -206,7 +208,7 @@ func (w *Writer) Close() error {
 	return nil
 }
 
-// Manifest is the manifest of the shard after [Writer.Close] has succeeded, and nil before.
+// Manifest returns the manifest of the shard after [Writer.Close] has succeeded, and nil before.
 func (w *Writer) Manifest() *Manifest { return w.manifest }
 
 // sealedManifest is x.json under its temporary name.
@@ -215,7 +217,7 @@ type sealedManifest struct {
 	content *Manifest
 }
 
-// finish completes the files and brings them to disk.
+// finish completes the files and syncs them to disk.
 func (w *Writer) finish() (_ *sealedManifest, err error) {
 	if err := w.origins.Close(); err != nil {
 		return nil, fmt.Errorf("writing %s: %w", w.prefix+docsExt, err)
@@ -298,28 +300,29 @@ func (w *Writer) writeIndex(b *bufio.Writer) error {
 	return nil
 }
 
-// publish gives the sealed files their names.
+// publish renames the sealed files to their final names.
 func (w *Writer) publish(manifest *sealedManifest) (err error) {
 	defer manifest.file.Abort()
 	dir := filepath.Dir(w.prefix)
 	if err := atomicfile.Remove(w.prefix + idxExt); err != nil {
 		return fmt.Errorf("replacing shard: %w", err)
 	}
-	// Even if there was none: a killed process may have removed it without coming to this.
+	// Sync even if no x.idx was removed: a process that was killed before this sync may have
+	// removed it.
 	if err := atomicfile.SyncDir(dir); err != nil {
 		return err
 	}
 	files := []*atomicfile.File{w.bin.File, w.docs.File, w.sums.File, manifest.file, w.idx.File}
 	renamed := 0
 	defer func() {
-		if err != nil { // without its .idx the rest is of no use to anybody
+		if err != nil { // without .idx the other files are useless
 			for _, f := range files[:renamed] {
 				os.Remove(f.Path())
 			}
 		}
 	}()
 	for _, f := range files {
-		if f == w.idx.File { // the others are on disk under their names before it
+		if f == w.idx.File { // the other files are on disk under their final names first
 			if err := atomicfile.SyncDir(dir); err != nil {
 				return err
 			}
@@ -332,8 +335,8 @@ func (w *Writer) publish(manifest *sealedManifest) (err error) {
 	return atomicfile.SyncDir(dir)
 }
 
-// Abort gives the shard up and removes what was written. After [Writer.Close] it does nothing, so
-// it can be deferred right after [Create].
+// Abort discards the shard and removes its files. It does nothing after [Writer.Close], so it can
+// be deferred right after [Create].
 func (w *Writer) Abort() {
 	if w.done {
 		return

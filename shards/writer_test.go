@@ -218,15 +218,15 @@ func TestWriterRefuses(t *testing.T) {
 		}
 	}
 	add("", origin(0), 1, 99)
-	add("token 1 of the document is 100, ids end at 99", origin(1), 1, 100)
+	add("token 1 of the document is 100; the largest id is 99", origin(1), 1, 100)
 	add("token 0 of the document is 70000", origin(1), 70000)
-	add("keeps at most 4096", DocumentOrigin{ID: strings.Repeat("x", 4097)}, 1)
+	add("can store at most 4096", DocumentOrigin{ID: strings.Repeat("x", 4097)}, 1)
 	add("is not UTF-8", DocumentOrigin{File: "\xff"}, 1)
 	add("", origin(1), 5)
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
-	add("closed before", origin(2), 1)
+	add("already closed", origin(2), 1)
 	if err := w.Close(); err == nil {
 		t.Error("closed twice")
 	}
@@ -487,11 +487,12 @@ func TestManifestOfAnother(t *testing.T) {
 	if err := os.Rename(b+".json", a+".json"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(a); !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), "a.json says tokens 78, ") {
+	if _, err := Open(a); !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), "a.json has tokens 78, ") {
 		t.Errorf("another shard's manifest: %v", err)
 	}
 	for content, want := range map[string]string{
-		`{"format": 3}`: "its format is 3", `[`: "is not the manifest", "{}": "its format is 0", strings.Repeat(" ",
+		`{"format": 3}`: "format 3 is not supported", `[`: "is not the manifest", "{}": "format 0 is not",
+		strings.Repeat(" ",
 			maxManifest+1): "more than",
 	} {
 		if err := os.WriteFile(a+".json", []byte(content), 0o644); err != nil {

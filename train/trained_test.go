@@ -15,7 +15,7 @@ import (
 // written: by the sums of its blocks, and where it has none by the samples that were trained on.
 func TestDamageDuringRunEndsIt(t *testing.T) {
 	for name, want := range map[string]string{
-		"with sums":    "go.bin: bytes 0 to 12119 are damaged, in documents number 0 ",
+		"with sums":    "go.bin: bytes 0 to 12119 are damaged, in documents 0 ",
 		"without sums": "trained on a sample at position ",
 	} {
 		dir := t.TempDir()

@@ -638,7 +638,7 @@ func verifyFiles(ctx context.Context, prefix string, m *shards.Manifest, sh *Sha
 		if err != nil {
 			message = err.Error()
 		} else if sum != want.SHA256 || bytes != want.Bytes {
-			message = fmt.Sprintf("%s: expected %d bytes with SHA-256 %s, found %d bytes with %s: restore it or "+
+			message = fmt.Sprintf("%s: expected %d bytes with SHA-256 %s, found %d bytes with %s; restore it or "+
 				"write the shard again",
 				file, want.Bytes, want.SHA256, bytes, sum)
 		}

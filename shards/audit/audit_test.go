@@ -269,7 +269,7 @@ func TestFindings(t *testing.T) {
 	if f := r.Findings[0]; f.Kind != "hash" || f.Level != Error || f.Byte != 16384 || f.Document != 30 ||
 		r.Shards[0].Verified ||
 		!strings.Contains(f.Message,
-			`bytes 16384 to 32767 are damaged, in documents number 30 ("doc-30", in.jsonl:31)`) {
+			`bytes 16384 to 32767 are damaged, in documents 30 ("doc-30", in.jsonl:31)`) {
 		t.Errorf("%+v", f)
 	}
 	write(t, shards.Megatron, at("index"), info, good(51)...)
@@ -277,16 +277,17 @@ func TestFindings(t *testing.T) {
 	flip("index.idx", 34+4*1) // a length
 	check(t, dir, Options{EOD: pointer(eod)}, []string{
 		noManifest("index"),
-		"error structure index: index.idx: sequence 2 starts at byte 680, by the lengths before it at byte 682: " +
+		"error structure index: index.idx: sequence 2 starts at byte 680, but by the lengths before it at byte 682: " +
 			"corrupt shard",
-		"error structure index: index.idx: document 1 has the tokens 300 to 340, by the lengths of its sequences " +
+		"error structure index: index.idx: document 1 has the tokens 300 to 340, but the lengths of its sequences " +
+			"add up to " +
 			"41: corrupt shard",
 	}, "index")
 	flip("index.idx", 34+4*1)
 	flip("index.idx", 34+4*4+8*2) // a start
 	check(t, dir, Options{EOD: pointer(eod)}, []string{
 		noManifest("index"),
-		"error structure index: index.idx: sequence 2 starts at byte 681, by the lengths before it at byte 680: " +
+		"error structure index: index.idx: sequence 2 starts at byte 681, but by the lengths before it at byte 680: " +
 			"corrupt shard",
 		"error structure index: index.idx: sequence 2 starts at byte 681 of 2104: corrupt shard",
 	}, "index")
@@ -366,8 +367,8 @@ func TestLayouts(t *testing.T) {
 		}
 		if !slices.ContainsFunc(r.Findings, func(f Finding) bool {
 			return f.Kind == "hash" && f.Document == 0 && f.Byte == 0 && strings.Contains(f.Message, largest+": ") &&
-				strings.Contains(f.Message, "are damaged, in documents number 0 (") &&
-				strings.Contains(f.Message, ", number 4 (")
+				strings.Contains(f.Message, "are damaged, in documents 0 (") &&
+				strings.Contains(f.Message, ", 4 (")
 		}) {
 			t.Errorf("%s: the documents were not named: %q", name, findings(r, dir))
 		}

@@ -231,7 +231,7 @@ func TestFlippedBitNamesDocuments(t *testing.T) {
 							t.Errorf("%s, flipped %v: %d documents were read, the first damaged one is number %d", file,
 								flips, n, want[0])
 						}
-						if want := fmt.Sprintf(`number %d ("dok-%d", f:%d)`, want[0], want[0],
+						if want := fmt.Sprintf(` %d ("dok-%d", f:%d)`, want[0], want[0],
 							want[0]+1); !strings.Contains(failed.Error(), want) {
 							t.Errorf("%v does not say %s", failed, want)
 						}
@@ -303,7 +303,7 @@ func TestDamagedSums(t *testing.T) {
 				t.Fatal(err)
 			}
 			if _, err := read(prefix); !errors.As(err, &e) || len(e.Documents) > 0 ||
-				!strings.Contains(err.Error(), " are damaged, in documents that cannot be told") {
+				!strings.Contains(err.Error(), "are damaged, in unknown documents") {
 				t.Errorf("%s: without the list: %v", l.name, err)
 			}
 			if err := os.WriteFile(prefix+l.list, list, 0o644); err != nil {

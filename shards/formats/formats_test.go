@@ -252,9 +252,9 @@ func TestRefusals(t *testing.T) {
 		if err := w.Append([]uint32{1, 2}, shards.DocumentOrigin{ID: "first"}); err != nil {
 			t.Fatal(err)
 		}
-		refused("token 1 of the document is 50280, ids end at 50279", w.Append([]uint32{1, 50280},
+		refused("token 1 of the document is 50280; the largest id is 50279", w.Append([]uint32{1, 50280},
 			shards.DocumentOrigin{}))
-		refused("keeps at most 4096", w.Append([]uint32{1}, shards.DocumentOrigin{ID: strings.Repeat("x", 4097)}))
+		refused("can store at most 4096", w.Append([]uint32{1}, shards.DocumentOrigin{ID: strings.Repeat("x", 4097)}))
 		refused("is not UTF-8", w.Append([]uint32{1}, shards.DocumentOrigin{File: "\xff"}))
 		empty := w.Append(nil, shards.DocumentOrigin{ID: "none", File: "f", Line: 7})
 		if holdsEmpty(l) != (NoEmpty(l) == "") {
@@ -268,8 +268,8 @@ func TestRefusals(t *testing.T) {
 		if err := w.Close(); err != nil {
 			t.Fatal(err)
 		}
-		refused("closed before", w.Append([]uint32{1}, shards.DocumentOrigin{}))
-		refused("closed before", w.Close())
+		refused("already closed", w.Append([]uint32{1}, shards.DocumentOrigin{}))
+		refused("already closed", w.Close())
 		docs, err := read(prefix) // what was refused left no trace
 		if err != nil || !slices.Equal(docs[0].Tokens, []uint32{1, 2}) || holdsEmpty(l) != (len(docs) == 2) {
 			t.Errorf("%s: %v, %v", Name(l), docs, err)
@@ -301,7 +301,7 @@ func TestRefusals(t *testing.T) {
 	_, err := Create("tfrecord", filepath.Join(dir, "y"), testInfo, Options{})
 	refused("no layout", err)
 	_, err = Create(shards.MDS, filepath.Join(dir, "y"), testInfo, Options{Compression: "br"})
-	refused("there is zstd", err)
+	refused("allowed: zstd", err)
 	_, err = Create(shards.MDS, filepath.Join(dir, "y"), testInfo, Options{SizeLimit: 10})
 	refused("size limit", err)
 	_, err = Create(shards.Datatrove, filepath.Join(dir, "y"), testInfo, Options{TokenizerName: "a|b"})

@@ -68,7 +68,7 @@ func TestPeersHashesAreCompared(t *testing.T) {
 		if len(s.Hashes) == 0 { // datatrove: it notes the number of tokens alone
 			put("x.ds.metadata", []byte(strings.Replace(string(whole["x.ds.metadata"]), "\n12\n", "\n11\n", 1)))
 			if _, err := documents(); !errors.Is(err, shards.ErrCorrupt) ||
-				!strings.Contains(err.Error(), "x.ds.metadata says tokens 11, found 12") {
+				!strings.Contains(err.Error(), "x.ds.metadata has tokens 11, but found 12") {
 				t.Errorf("%s: another number of tokens: %v", s.Writer, err)
 			}
 			continue

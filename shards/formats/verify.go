@@ -47,7 +47,7 @@ func differs(path string, want, found shards.FileInfo) error {
 	if found == want {
 		return nil
 	}
-	return fmt.Errorf("%s: expected %d bytes with SHA-256 %s, found %d bytes with %s: restore it or write the shard "+
+	return fmt.Errorf("%s: expected %d bytes with SHA-256 %s, found %d bytes with %s; restore it or write the shard "+
 		"again: %w",
 		path, want.Bytes, want.SHA256, found.Bytes, found.SHA256, shards.ErrCorrupt)
 }

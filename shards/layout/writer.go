@@ -16,52 +16,52 @@ import (
 	"mula/shards"
 )
 
-// An Encoder writes the documents of one layout into [Files]. Documents that reach it were checked.
+// An Encoder writes the documents of one layout into [Files]. The documents have been checked.
 type Encoder interface {
 	// Append writes a document.
 	Append(tokens []uint32, origin shards.DocumentOrigin) error
-	// Finish writes what comes after the last document. Files that it has not finished are finished
-	// after it.
+	// Finish writes the data after the last document. The caller finishes all files that Finish has
+	// not finished.
 	Finish() error
 }
 
-// Description is what [NewWriter] has to know of a layout and a shard.
+// Description describes a layout and a shard for [NewWriter].
 type Description struct {
 	Layout   shards.Layout
 	Prefix   string
 	Width    Width
 	Info     shards.TokenizerInfo
-	Name     func(prefix, name string) string // of a file by its name in the manifest
-	Folder   string                           // that the files are in, if it is to be made; "" if it must exist
+	Name     func(prefix, name string) string // path of a file by its name in the manifest
+	Folder   string                           // folder of the files, which is created; "" if the folder must exist
 	Manifest string                           // path of the manifest
-	// the file that is published last: without it nobody takes the shard for complete
+	// the marker: the file that is published last. Readers treat a shard without it as incomplete
 	Marker string
-	// the file like x.docs.arrow, or "" if the layout has another place for all of an origin
+	// the file like x.docs.arrow, or "" if the layout stores complete origins itself
 	Origins string
-	Sums    string                   // the file of sums of what [Files.CreateIDs] begins; "" is [SumsName]
-	NoEmpty string                   // why a document must have tokens, or "" if it need not
+	Sums    string                   // the file with the sums of the files of [Files.CreateIDs]; "" is [SumsName]
+	NoEmpty string                   // why a document must have tokens, or "" if it may be empty
 	Stale   func() ([]string, error) // files of an older shard that the new one does not replace; may be nil
 }
 
-// A Writer is the [shards.DocumentWriter] of all layouts but Megatron's.
+// A Writer is the [shards.DocumentWriter] of all layouts except Megatron's.
 type Writer struct {
 	d       Description
 	encoder Encoder
-	ids     int64 // every id is below it
+	ids     int64 // every id is smaller
 	files   Files
 	origins *shards.OriginWriter
 
 	documents, tokens int64
-	err               error // the first failure; nothing is written after it
+	err               error // the first error; nothing is written after it
 	done              bool
 	madeFolder        bool
 	manifest          *shards.Manifest
 }
 
-// NewWriter starts a shard. begin makes the encoder; it begins the layout's files.
+// NewWriter creates a shard. begin creates the encoder, which creates the layout's files.
 func NewWriter(d Description, begin func(*Files) (Encoder, error)) (_ shards.DocumentWriter, err error) {
 	if !d.Width.Valid() {
-		return nil, fmt.Errorf("creating shard %s: ids of %d bytes; they have 1, 2 or 4", d.Prefix, d.Width)
+		return nil, fmt.Errorf("creating shard %s: ids cannot have %d bytes; use 1, 2 or 4", d.Prefix, d.Width)
 	}
 	if d.Info.VocabSize < 0 || int64(d.Info.VocabSize) > d.Width.IDs() {
 		return nil, fmt.Errorf("creating shard %s: a vocabulary of %d ids does not fit %s", d.Prefix, d.Info.VocabSize,
@@ -73,7 +73,7 @@ func NewWriter(d Description, begin func(*Files) (Encoder, error)) (_ shards.Doc
 	}
 	if m != nil && m.Layout != d.Layout {
 		return nil, fmt.Errorf("creating shard %s: %s belongs to a shard of another layout, which it would replace "+
-			"in part: choose another prefix, or remove that shard", d.Prefix, d.Manifest)
+			"in part; choose another prefix, or remove that shard", d.Prefix, d.Manifest)
 	}
 	w := &Writer{d: d, ids: d.Width.IDs()}
 	if d.Info.VocabSize > 0 {
@@ -109,8 +109,8 @@ func NewWriter(d Description, begin func(*Files) (Encoder, error)) (_ shards.Doc
 	return w, nil
 }
 
-// CheckPrefix refuses what cannot be the beginning of the names of files, and what ends like one of
-// them.
+// CheckPrefix returns an error if prefix cannot start the names of files, or ends like one of the
+// shard's files.
 func CheckPrefix(prefix string, endings ...string) error {
 	if base := filepath.Base(prefix); prefix == "" || base == "." || base == ".." ||
 		os.IsPathSeparator(prefix[len(prefix)-1]) {
@@ -118,27 +118,27 @@ func CheckPrefix(prefix string, endings ...string) error {
 	}
 	for _, ending := range endings {
 		if strings.HasSuffix(prefix, ending) {
-			return fmt.Errorf("creating shard: %s ends like one of the files of a shard; give the prefix of all of "+
+			return fmt.Errorf("creating shard: %s ends like one of the files of a shard; use the prefix of all of "+
 				"them, without %s", prefix, ending)
 		}
 	}
 	return nil
 }
 
-// Append is as [shards.DocumentWriter] says.
+// Append implements [shards.DocumentWriter].
 func (w *Writer) Append(tokens []uint32, origin shards.DocumentOrigin) error {
 	if w.err != nil {
 		return w.err
 	}
 	if w.done {
-		return fmt.Errorf("writing %s: the shard was closed before", w.d.Prefix)
+		return fmt.Errorf("writing %s: the shard is already closed", w.d.Prefix)
 	}
 	if len(tokens) > math.MaxInt32 {
-		return fmt.Errorf("writing %s: a document of %d tokens, a shard holds at most 2^31-1 each", w.d.Prefix,
+		return fmt.Errorf("writing %s: a document has %d tokens; at most 2^31-1 are supported", w.d.Prefix,
 			len(tokens))
 	}
 	if len(tokens) == 0 && w.d.NoEmpty != "" {
-		return fmt.Errorf("writing %s: document %q (%s:%d) has no tokens: %s; leave such documents out", w.d.Prefix,
+		return fmt.Errorf("writing %s: document %q (%s:%d) has no tokens: %s; remove empty documents", w.d.Prefix,
 			origin.ID, origin.File, origin.Line, w.d.NoEmpty)
 	}
 	if err := origin.Check(); err != nil {
@@ -146,7 +146,8 @@ func (w *Writer) Append(tokens []uint32, origin shards.DocumentOrigin) error {
 	}
 	for i, id := range tokens {
 		if int64(id) >= w.ids {
-			return fmt.Errorf("writing %s: token %d of the document is %d, ids end at %d", w.d.Prefix, i, id, w.ids-1)
+			return fmt.Errorf("writing %s: token %d of the document is %d; the largest id is %d", w.d.Prefix, i, id,
+				w.ids-1)
 		}
 	}
 	w.err = w.append(tokens, origin)
@@ -167,13 +168,13 @@ func (w *Writer) append(tokens []uint32, origin shards.DocumentOrigin) error {
 	return nil
 }
 
-// Close brings all files to disk under temporary names, removes an older marker, and publishes the
-// marker last. If it fails, a shard that stood there before is untouched or without its marker.
+// Close syncs all files under temporary names, removes an older marker, and publishes the new
+// marker last. If Close fails, an older shard is either unchanged or has lost its marker.
 func (w *Writer) Close() error {
 	if w.done {
-		return fmt.Errorf("writing %s: the shard was closed before", w.d.Prefix)
+		return fmt.Errorf("writing %s: the shard is already closed", w.d.Prefix)
 	}
-	defer w.Abort() // whatever is still under a temporary name
+	defer w.Abort() // removes files that still have temporary names
 	if w.err != nil {
 		return w.err
 	}
@@ -220,10 +221,10 @@ func (w *Writer) Close() error {
 	return nil
 }
 
-// Manifest is the manifest after [Writer.Close] has succeeded, and nil before.
+// Manifest returns the manifest after [Writer.Close] has succeeded, and nil before.
 func (w *Writer) Manifest() *shards.Manifest { return w.manifest }
 
-// Abort gives the shard up and removes what was written. After [Writer.Close] it does nothing.
+// Abort discards the shard and removes its files. It does nothing after [Writer.Close].
 func (w *Writer) Abort() {
 	if w.done {
 		return
@@ -231,7 +232,7 @@ func (w *Writer) Abort() {
 	w.done = true
 	w.files.abort()
 	if w.madeFolder {
-		os.Remove(w.d.Folder) // if nothing is in it
+		os.Remove(w.d.Folder) // only if it is empty
 	}
 	if w.origins != nil {
 		w.origins.Release()

@@ -95,7 +95,7 @@ func (r *Reader) verify(ctx context.Context, data *os.File, want *contents) erro
 	}
 	for _, name := range slices.Sorted(maps.Keys(hashes)) {
 		if found := hex.EncodeToString(hashes[name].Sum(nil)); found != want.Hashes[name] {
-			return fmt.Errorf("%s: expected %s %s by %s, found %s: restore it or write the data set again: %w",
+			return fmt.Errorf("%s: expected %s %s by %s, found %s; restore it or write the data set again: %w",
 				data.Name(), name, want.Hashes[name], r.mark.Name(), found, shards.ErrCorrupt)
 		}
 	}
