@@ -93,27 +93,27 @@ func TestReads(t *testing.T) {
 		"half of them": {ends(4), "-", layout.Hints{VocabSize: 100278, EOD: -1},
 			"x.ds has 8 bytes, but 4 ids of type uint32 have 16: it was cut short"},
 		"undecided": {ends(4), "-", layout.NoHints,
-			"x.ds has 8 bytes for 4 ids: ids of 2 bytes, or wider ones of which a part is missing; give " +
+			"x.ds has 8 bytes for 4 ids: either ids of 2 bytes, or a truncated array of wider ids; give " +
 				"--vocab-size or --dtype"},
 		"contradiction": {ends(4), "name|2", layout.Hints{VocabSize: 100278, EOD: -1},
-			"which a vocabulary of 100278 ids does not fit"},
+			"too few for a vocabulary of 100278 ids"},
 		"old metadata": {ends(3, 4), "name\n4\n4.00 T", layout.Hints{VocabSize: 50257, EOD: -1}, "[[1 2 9] [3]]"},
 		"no index":     {nil, "name|2\n4", layout.Hints{EOD: 9}, "[[1 2 9] [3]]"},
 		"only ids":     {nil, "-", layout.Hints{EOD: 9, DType: "uint16"}, "[[1 2 9] [3]]"},
-		"no id":        {nil, "name|2\n4", layout.NoHints, "give the id that ends documents"},
-		"no type":      {nil, "-", layout.Hints{EOD: 9}, "nothing says of what type"},
+		"no id":        {nil, "name|2\n4", layout.NoHints, "give the end-of-document id"},
+		"no type":      {nil, "-", layout.Hints{EOD: 9}, "the type of its ids is unknown"},
 		"another count": {ends(3, 4), "name|2\n5\n5.00 T", layout.NoHints,
-			"x.ds.metadata says tokens 5, found 4; they are of different shards"},
+			"x.ds.metadata has tokens 5, but found 4; they belong to different shards"},
 		"no count": {ends(3, 4), "name|2\nfour\n4.00 T", layout.NoHints,
-			`x.ds.metadata: "four" is no number of tokens (line 2)`},
-		"odd size": {ends(3, 4), "name|3\n4", layout.NoHints, `ids of "3" bytes (line 1)`},
+			`x.ds.metadata:2: invalid number of tokens "four"`},
+		"odd size": {ends(3, 4), "name|3\n4", layout.NoHints, `x.ds.metadata:1: ids of "3" bytes`},
 		"backwards": {ends(3, 2, 4), "-", layout.Hints{VocabSize: 50257, EOD: -1},
-			"x.ds.index: document 1 (byte 8) ends at token 2; the one before ends at 3"},
+			"x.ds.index: document 1 (byte 8) ends at token 2, but the previous document ends at 3"},
 		"beyond": {ends(3, 1<<63), "name|2", layout.NoHints, "(byte 8) ends at token 9223372036854775808, "},
 		"beyond, before": {ends(1<<40, 4), "name|2", layout.NoHints,
 			"document 0 (byte 0) ends at token 1099511627776"},
 		"short of the end": {ends(3), "name|2", layout.NoHints, "ends at token 3, "},
-		"cut index":        {ends(3, 4)[:15], "name|2", layout.NoHints, "15 bytes are no array of uint64"},
+		"cut index":        {ends(3, 4)[:15], "name|2", layout.NoHints, "15 bytes are not a multiple of 8"},
 	} {
 		docs, err := read(put(t, t.TempDir(), ids, c.index, c.metadata), c.hints)
 		got := fmt.Sprint(docs)
@@ -129,7 +129,7 @@ func TestReads(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := read(prefix, layout.NoHints); err == nil ||
-		!strings.Contains(err.Error(), "x.ds.loss says which tokens not to train on") {
+		!strings.Contains(err.Error(), "x.ds.loss is a loss mask") {
 		t.Errorf("a shard with a mask: %v", err)
 	}
 }

@@ -17,14 +17,14 @@ import (
 	"mula/shards/layout"
 )
 
-// maxMetadata bounds the size of x.ds.metadata in bytes.
+// maxMetadata is the maximum size of x.ds.metadata in bytes.
 const maxMetadata = 1 << 16
 
 // A Reader reads one shard. It implements [shards.DocumentReader].
 type Reader struct {
 	prefix    string
 	ds        *layout.Marked
-	index     *os.File // nil if there is none
+	index     *os.File // nil if the shard has no index
 	manifest  *shards.Manifest
 	width     layout.Width
 	tokens    int64
@@ -32,11 +32,11 @@ type Reader struct {
 	eod       int64
 }
 
-// Open opens the shard with the given prefix. The element type is what the manifest, x.ds.metadata
-// or the hints ([layout.Hints.Width]) say. Without x.ds.index documents end with the
-// end-of-document id, of the manifest or the hints; ids behind the last one are a document of their
-// own. A shard with x.ds.loss is refused: it says which tokens not to train on, which would be
-// lost.
+// Open opens the shard with the given prefix. The element type is determined by the manifest, by
+// x.ds.metadata, or by the hints ([layout.Hints.Width]). Without x.ds.index, documents end with the
+// end-of-document id of the manifest or the hints, and ids after the last end form a document. A
+// shard with x.ds.loss is an error: the file masks tokens in training, and mula would lose that
+// mask.
 func Open(prefix string, h layout.Hints) (_ *Reader, err error) {
 	r := &Reader{prefix: prefix, documents: -1, eod: h.EOD}
 	if r.ds, err = layout.OpenMarked(prefix + dsExt); err != nil {
@@ -48,8 +48,8 @@ func Open(prefix string, h layout.Hints) (_ *Reader, err error) {
 		}
 	}()
 	if _, err := os.Lstat(prefix + lossExt); err == nil {
-		return nil, fmt.Errorf("%s says which tokens not to train on, and nothing here keeps that: move it away to "+
-			"read the tokens as they are", prefix+lossExt)
+		return nil, fmt.Errorf("%s is a loss mask, which mula does not support; move the file away to read all "+
+			"tokens", prefix+lossExt)
 	}
 	if r.index, err = os.Open(prefix + indexExt); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("opening shard: %w", err)
@@ -84,18 +84,18 @@ func Open(prefix string, h layout.Hints) (_ *Reader, err error) {
 		}
 		r.documents = m.Documents
 	}
-	if sumsErr != nil { // what is wrong with the ids themselves says more
+	if sumsErr != nil { // reported last: errors about the ids are more helpful
 		return nil, sumsErr
 	}
 	if r.index == nil && r.eod < 0 && r.tokens > 0 {
-		return nil, fmt.Errorf("%s stands without %s, which says where documents end: restore it, or give the id "+
-			"that ends documents", r.ds.Name(), prefix+indexExt)
+		return nil, fmt.Errorf("%s has no %s with the ends of its documents; restore it, or give the "+
+			"end-of-document id", r.ds.Name(), prefix+indexExt)
 	}
 	return r, nil
 }
 
-// measureIndex counts the documents of x.ds.index and gives the end of the last, in tokens; -1
-// without the file.
+// measureIndex counts the documents of x.ds.index and returns the end of the last document, in
+// tokens; -1 without the file.
 func (r *Reader) measureIndex() (int64, error) {
 	if r.index == nil {
 		return -1, nil
@@ -105,7 +105,7 @@ func (r *Reader) measureIndex() (int64, error) {
 		return 0, fmt.Errorf("opening shard: %w", err)
 	}
 	if info.Size()%8 != 0 {
-		return 0, r.corrupt("%d bytes are no array of uint64", info.Size())
+		return 0, r.corrupt("%d bytes are not a multiple of 8", info.Size())
 	}
 	r.documents = info.Size() / 8
 	if r.documents == 0 {
@@ -117,14 +117,14 @@ func (r *Reader) measureIndex() (int64, error) {
 	}
 	end := binary.LittleEndian.Uint64(last[:])
 	if end > uint64(r.ds.Size) {
-		return 0, r.corrupt("the last document (byte %d) ends at token %d, %s has %d bytes", info.Size()-8, end,
+		return 0, r.corrupt("the last document (byte %d) ends at token %d, but %s has %d bytes", info.Size()-8, end,
 			r.ds.Name(), r.ds.Size)
 	}
 	return int64(end), nil
 }
 
-// measure finds the element type and the number of ids. noted and count are the width and the
-// number of ids that x.ds.metadata has, or 0 and -1; end is the index's, or -1.
+// measure determines the element type and the number of ids. noted and count are the width and the
+// number of ids from x.ds.metadata, or 0 and -1. end is the end from the index, or -1.
 func (r *Reader) measure(noted layout.Width, end, count int64, h layout.Hints) (err error) {
 	switch {
 	case r.manifest != nil:
@@ -142,15 +142,18 @@ func (r *Reader) measure(noted layout.Width, end, count int64, h layout.Hints) (
 		}
 	}
 	if r.manifest == nil && int64(h.VocabSize) > r.width.IDs() {
-		return fmt.Errorf("%s: by %s ids have %d bytes, which a vocabulary of %d ids does not fit; correct --vocab-size", r.ds.Name(), r.prefix+metadataExt, r.width, h.VocabSize)
+		return fmt.Errorf("%s: ids have %[3]d bytes according to %[2]s, too few for a vocabulary of %[4]d ids; "+
+			"correct --vocab-size", r.ds.Name(), r.prefix+metadataExt, r.width, h.VocabSize)
 	}
 	if r.width == 1 || r.ds.Size%int64(r.width) != 0 {
-		return fmt.Errorf("%s has %d bytes, which are no array of %s: it was cut short, or is of another type: %w",
+		return fmt.Errorf("%s has %d bytes, not a multiple of the size of %s: it was cut short, or has another "+
+			"type: %w",
 			r.ds.Name(), r.ds.Size, r.width, shards.ErrCorrupt)
 	}
 	r.tokens = r.ds.Size / int64(r.width)
 	if end >= 0 && end != r.tokens {
-		return r.corrupt("the last document ends at token %d, %s has %d of %s", end, r.ds.Name(), r.tokens, r.width)
+		return r.corrupt("the last document ends at token %d, but %s has %d of type %s", end, r.ds.Name(), r.tokens,
+			r.width)
 	}
 	if count >= 0 && count != r.tokens {
 		return layout.Differs(r.prefix+metadataExt, "tokens", count, r.tokens)
@@ -158,8 +161,8 @@ func (r *Reader) measure(noted layout.Width, end, count int64, h layout.Hints) (
 	return nil
 }
 
-// readMetadata gives the width of ids by the first line of x.ds.metadata, "name|2", or 0 if it does
-// not say, and the number of ids by the second, or -1.
+// readMetadata returns the width of ids from the first line of x.ds.metadata, "name|2", or 0 if the
+// line has none, and the number of ids from the second line, or -1.
 func readMetadata(path string) (width layout.Width, tokens int64, err error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -177,35 +180,35 @@ func readMetadata(path string) (width layout.Width, tokens int64, err error) {
 	tokens = -1
 	if len(lines) > 1 && strings.TrimSpace(lines[1]) != "" {
 		if tokens, err = strconv.ParseInt(strings.TrimSpace(lines[1]), 10, 64); err != nil || tokens < 0 {
-			return 0, -1, fmt.Errorf("%s: %.40q is no number of tokens (line 2): %w", path, lines[1], shards.ErrCorrupt)
+			return 0, -1, fmt.Errorf("%s:2: invalid number of tokens %.40q: %w", path, lines[1], shards.ErrCorrupt)
 		}
 	}
 	bar := strings.LastIndexByte(lines[0], '|')
 	switch size := strings.TrimSpace(lines[0][bar+1:]); {
-	case bar < 0: // of a version that did not write the size
+	case bar < 0: // written by a version without the size
 		return 0, tokens, nil
 	case size == "2":
 		return 2, tokens, nil
 	case size == "4":
 		return 4, tokens, nil
 	default:
-		return 0, -1, fmt.Errorf("%s: ids of %q bytes (line 1); they have 2 or 4: %w", path, size, shards.ErrCorrupt)
+		return 0, -1, fmt.Errorf("%s:1: ids of %q bytes; want 2 or 4: %w", path, size, shards.ErrCorrupt)
 	}
 }
 
-// Manifest is x.json, or nil.
+// Manifest returns the content of x.json, or nil.
 func (r *Reader) Manifest() *shards.Manifest { return r.manifest }
 
-// Summed says whether ids are compared with sums when they are read.
+// Summed reports whether ids are checked with sums when they are read.
 func (r *Reader) Summed() bool { return r.ds.Summed() }
 
-// DType is the element type of x.ds.
+// DType returns the element type of x.ds.
 func (r *Reader) DType() string { return r.width.String() }
 
-// Documents is their number, -1 if there is neither x.ds.index nor a manifest.
+// Documents returns the number of documents, -1 without x.ds.index and manifest.
 func (r *Reader) Documents() int64 { return r.documents }
 
-// Tokens is the number of ids in x.ds.
+// Tokens returns the number of ids in x.ds.
 func (r *Reader) Tokens() int64 { return r.tokens }
 
 // Close closes the files.
@@ -217,7 +220,7 @@ func (r *Reader) Close() error {
 	return err
 }
 
-// All is as [shards.DocumentReader] says.
+// All implements [shards.DocumentReader].
 func (r *Reader) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error] {
 	return func(yield func(shards.TokenDocument, error) bool) {
 		if err := r.all(ctx, func(doc shards.TokenDocument) bool { return yield(doc, nil) }); err != nil {
@@ -226,7 +229,7 @@ func (r *Reader) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error]
 	}
 }
 
-// all gives the documents to yield until it has had enough.
+// all passes documents to yield until it returns false.
 func (r *Reader) all(ctx context.Context, yield func(shards.TokenDocument) bool) (err error) {
 	origins, err := layout.OpenOrigins(ctx, r.prefix+docsExt, "docs.arrow", r.manifest)
 	if err != nil {
@@ -252,7 +255,8 @@ func (r *Reader) all(ctx context.Context, yield func(shards.TokenDocument) bool)
 			}
 			to := binary.LittleEndian.Uint64(end[:])
 			if to < uint64(ids.Next()) || to > uint64(r.tokens) {
-				return r.corrupt("document %d (byte %d) ends at token %d; the one before ends at %d, %s has %d", n, 8*n,
+				return r.corrupt("document %d (byte %d) ends at token %d, but the previous document ends at %d, "+
+					"and %s has %d", n, 8*n,
 					to, ids.Next(), r.ds.Name(), r.tokens)
 			}
 			doc.Tokens, err = ids.Append(doc.Tokens[:0], int64(to)-ids.Next())
@@ -268,16 +272,16 @@ func (r *Reader) all(ctx context.Context, yield func(shards.TokenDocument) bool)
 		}
 	}
 	if ids.Left() > 0 {
-		return r.corrupt("documents end at token %d, %s has %d", ids.Next(), r.ds.Name(), r.tokens)
+		return r.corrupt("documents end at token %d, but %s has %d", ids.Next(), r.ds.Name(), r.tokens)
 	}
 	return nil
 }
 
-// damaged names the documents in an error about damaged ids.
+// damaged adds the names of documents to an error about damaged ids.
 func (r *Reader) damaged(ctx context.Context, err error, origins *layout.Origins) error {
 	return r.ds.Damage(ctx, err, r.width, func(yield func(int64, error) bool) {
 		if r.index == nil {
-			yield(0, fmt.Errorf("there is no %s", r.prefix+indexExt))
+			yield(0, fmt.Errorf("%s does not exist", r.prefix+indexExt))
 			return
 		}
 		index := bufio.NewReaderSize(io.NewSectionReader(r.index, 0, 8*r.documents), 1<<16)

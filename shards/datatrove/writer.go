@@ -1,6 +1,6 @@
-// Package datatrove writes and reads the token files of datatrove and nanotron: x.ds, an array of
-// ids without a header, x.ds.index, where each document ends, and x.ds.metadata, three lines for
-// people and programs. docs/formats/layouts.md has every byte.
+// Package datatrove writes and reads the token files of datatrove and nanotron: x.ds is an array of
+// ids without a header, x.ds.index has the end of each document, and x.ds.metadata has three lines
+// of text. docs/formats/layouts.md describes every byte.
 package datatrove
 
 import (
@@ -17,7 +17,7 @@ import (
 	"mula/shards/layout"
 )
 
-// Endings of a shard's files.
+// Suffixes of a shard's files.
 const (
 	dsExt       = ".ds"
 	indexExt    = ".ds.index"
@@ -28,11 +28,11 @@ const (
 	manifestExt = ".json"
 )
 
-// NoEmpty is why a document must have tokens.
-const NoEmpty = "datatrove's reader counts positions wrongly after one without any"
+// NoEmpty is the reason why a document must have tokens.
+const NoEmpty = "datatrove's reader miscounts positions after an empty document"
 
-// WidthFor is the element type that datatrove takes for a vocabulary: uint16 up to 65,536 ids, else
-// uint32, also for one that is not known, 0.
+// WidthFor returns the element type that datatrove uses for a vocabulary: uint16 up to 65,536 ids,
+// else uint32. It returns uint32 for an unknown size, 0.
 func WidthFor(vocabSize int) layout.Width {
 	if vocabSize <= 0 || vocabSize > 1<<16 {
 		return 4
@@ -40,13 +40,13 @@ func WidthFor(vocabSize int) layout.Width {
 	return 2
 }
 
-// FileName is the path of a file by its name in the manifest: "ds", "ds.index", "ds.metadata",
+// FileName returns the path of a file by its name in the manifest: "ds", "ds.index", "ds.metadata",
 // "docs.arrow" or "sums".
 func FileName(prefix, name string) string { return prefix + "." + name }
 
-// Create starts the shard x.ds, x.ds.index, x.ds.metadata, x.docs.arrow, x.sums, x.json. A width of
-// 0 is [WidthFor]. tokenizer is what x.ds.metadata names as the tokenizer, which nanotron loads by
-// it; "" is its SHA-256.
+// Create creates the shard x.ds, x.ds.index, x.ds.metadata, x.docs.arrow, x.sums, x.json. A width
+// of 0 means [WidthFor]. tokenizer is the tokenizer's name in x.ds.metadata, with which nanotron
+// loads it; "" means its SHA-256.
 func Create(prefix string, info shards.TokenizerInfo, width layout.Width, tokenizer string) (shards.DocumentWriter,
 	error) {
 	if err := layout.CheckPrefix(prefix, dsExt, indexExt, metadataExt, docsExt, sumsExt, manifestExt); err != nil {
@@ -56,7 +56,7 @@ func Create(prefix string, info shards.TokenizerInfo, width layout.Width, tokeni
 		width = WidthFor(info.VocabSize)
 	}
 	if width == 1 {
-		return nil, errors.New("datatrove's ids have 2 or 4 bytes, not 1")
+		return nil, errors.New("ids of datatrove cannot have 1 byte; use 2 or 4")
 	}
 	if tokenizer == "" {
 		tokenizer = "unknown"
@@ -108,8 +108,8 @@ func (e *encoder) Finish() error {
 	return err
 }
 
-// metric writes a number of tokens to three digits with the prefix of a thousand, as the function
-// metric of Python's humanize does with the unit T.
+// metric formats a number of tokens with three digits and a metric prefix, as metric of Python's
+// humanize does with the unit T.
 func metric(n int64) string {
 	digits := len(strconv.FormatInt(n, 10))
 	bucket := (digits - 1) / 3

@@ -17,17 +17,17 @@ import (
 	"mula/shards/layout"
 )
 
-// npyMagic begins an array file of numpy's own. Those of dolma have no header.
+// npyMagic starts a file of numpy.save. The files of dolma have no header.
 const npyMagic = "\x93NUMPY"
 
-// maxRow bounds a line of x.csv.gz in bytes.
+// maxRow is the maximum length of a line of x.csv.gz in bytes.
 const maxRow = 1 << 20
 
 // A Reader reads one shard. It implements [shards.DocumentReader].
 type Reader struct {
 	npy       *layout.Marked
 	csvPath   string
-	csv       *os.File // nil if there is none
+	csv       *os.File // nil if the shard has no list of documents
 	manifest  *shards.Manifest
 	width     layout.Width
 	tokens    int64
@@ -35,10 +35,10 @@ type Reader struct {
 	eod       int64
 }
 
-// Open opens the shard with the given prefix. The element type is the manifest's, else the hints'
-// ([layout.Hints.Width]), with which the size of x.npy and the last line of x.csv.gz must agree.
-// Without x.csv.gz documents end with the end-of-document id, of the manifest or the hints; ids
-// behind the last one are a document of their own.
+// Open opens the shard with the given prefix. The element type is determined by the manifest, else
+// by the hints ([layout.Hints.Width]), and must match the size of x.npy and the last line of
+// x.csv.gz. Without x.csv.gz, documents end with the end-of-document id of the manifest or the
+// hints, and ids after the last end form a document.
 func Open(prefix string, h layout.Hints) (_ *Reader, err error) {
 	r := &Reader{csvPath: prefix + csvExt, documents: -1, eod: h.EOD}
 	if r.npy, err = layout.OpenMarked(prefix + npyExt); err != nil {
@@ -61,23 +61,23 @@ func Open(prefix string, h layout.Hints) (_ *Reader, err error) {
 	}
 	magic := make([]byte, len(npyMagic))
 	if _, err := r.npy.ReadAt(magic, 0); err == nil && string(magic) == npyMagic {
-		return nil, fmt.Errorf("%s begins with the header of numpy.save; the files of dolma have none: write the "+
+		return nil, fmt.Errorf("%s starts with the header of numpy.save, which files of dolma do not have; write the "+
 			"array with its method tofile", r.npy.Name())
 	}
 	if err := r.measure(prefix, h); err != nil {
 		return nil, err
 	}
-	if sumsErr != nil { // what is wrong with the ids themselves says more
+	if sumsErr != nil { // reported last: errors about the ids are more helpful
 		return nil, sumsErr
 	}
 	if r.csv == nil && r.eod < 0 && r.tokens > 0 {
-		return nil, fmt.Errorf("%s stands without %s, which says where documents end: restore it, or give the id "+
-			"that ends documents", r.npy.Name(), r.csvPath)
+		return nil, fmt.Errorf("%s has no %s with the ends of its documents; restore it, or give the "+
+			"end-of-document id", r.npy.Name(), r.csvPath)
 	}
 	return r, nil
 }
 
-// measure finds the element type and with it the number of ids.
+// measure determines the element type and the number of ids.
 func (r *Reader) measure(prefix string, h layout.Hints) (err error) {
 	switch m := r.manifest; {
 	case m != nil:
@@ -107,26 +107,27 @@ func (r *Reader) measure(prefix string, h layout.Hints) (err error) {
 		}
 	}
 	if r.npy.Size%int64(r.width) != 0 {
-		return fmt.Errorf("%s has %d bytes, which are no array of %s: it was cut short, or is of another type: %w",
+		return fmt.Errorf("%s has %d bytes, not a multiple of the size of %s: it was cut short, or has another "+
+			"type: %w",
 			r.npy.Name(), r.npy.Size, r.width, shards.ErrCorrupt)
 	}
 	r.tokens = r.npy.Size / int64(r.width)
 	return nil
 }
 
-// Manifest is x.json, or nil.
+// Manifest returns the content of x.json, or nil.
 func (r *Reader) Manifest() *shards.Manifest { return r.manifest }
 
-// Summed says whether ids are compared with sums when they are read.
+// Summed reports whether ids are checked with sums when they are read.
 func (r *Reader) Summed() bool { return r.npy.Summed() }
 
-// DType is the element type of x.npy.
+// DType returns the element type of x.npy.
 func (r *Reader) DType() string { return r.width.String() }
 
-// Documents is their number by the manifest, -1 without one.
+// Documents returns the number of documents from the manifest, -1 without a manifest.
 func (r *Reader) Documents() int64 { return r.documents }
 
-// Tokens is the number of ids in x.npy.
+// Tokens returns the number of ids in x.npy.
 func (r *Reader) Tokens() int64 { return r.tokens }
 
 // Close closes the files.
@@ -138,7 +139,7 @@ func (r *Reader) Close() error {
 	return err
 }
 
-// All is as [shards.DocumentReader] says.
+// All implements [shards.DocumentReader].
 func (r *Reader) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error] {
 	return func(yield func(shards.TokenDocument, error) bool) {
 		each := r.listed
@@ -151,12 +152,12 @@ func (r *Reader) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error]
 	}
 }
 
-// damaged names the documents in an error about damaged ids.
+// damaged adds the names of documents to an error about damaged ids.
 func (r *Reader) damaged(ctx context.Context, err error) error {
 	var last row
 	return r.npy.Damage(ctx, err, r.width, func(yield func(int64, error) bool) {
 		if r.csv == nil {
-			yield(0, fmt.Errorf("there is no %s", r.csvPath))
+			yield(0, fmt.Errorf("%s does not exist", r.csvPath))
 			return
 		}
 		for row, err := range r.rows(ctx) {
@@ -167,7 +168,7 @@ func (r *Reader) damaged(ctx context.Context, err error) error {
 	}, func(int64) (shards.DocumentOrigin, error) { return last.origin, nil })
 }
 
-// listed gives the documents of x.csv.gz to yield until it has had enough.
+// listed passes the documents of x.csv.gz to yield until it returns false.
 func (r *Reader) listed(ctx context.Context, yield func(shards.TokenDocument) bool) error {
 	ids := layout.NewIDs(r.npy, r.width, r.tokens)
 	var doc shards.TokenDocument
@@ -177,11 +178,12 @@ func (r *Reader) listed(ctx context.Context, yield func(shards.TokenDocument) bo
 			return err
 		}
 		if row.start != ids.Next() || row.end < row.start {
-			return r.corrupt("document %d (line %d) has the tokens %d to %d; the one before ends at %d", n, n+1,
+			return r.corrupt("document %d (line %d) has the tokens %d to %d, but the previous document ends at %d", n,
+				n+1,
 				row.start, row.end, ids.Next())
 		}
 		if row.end > r.tokens {
-			return r.corrupt("document %d (line %d) ends at token %d, %s has %d", n, n+1, row.end, r.npy.Name(),
+			return r.corrupt("document %d (line %d) ends at token %d, but %s has %d", n, n+1, row.end, r.npy.Name(),
 				r.tokens)
 		}
 		doc.Origin = row.origin
@@ -194,16 +196,16 @@ func (r *Reader) listed(ctx context.Context, yield func(shards.TokenDocument) bo
 		}
 	}
 	if ids.Left() > 0 {
-		return r.corrupt("its documents end at token %d, %s has %d; without the list, documents end with the "+
+		return r.corrupt("documents end at token %d, but %s has %d; without this file, documents end with the "+
 			"end-of-document id", ids.Next(), r.npy.Name(), r.tokens)
 	}
 	if r.documents >= 0 && r.documents != n {
-		return r.corrupt("it has %d documents, by the manifest %d", n, r.documents)
+		return r.corrupt("%d documents, but the manifest has %d", n, r.documents)
 	}
 	return nil
 }
 
-// unlisted finds the ends of documents by their last id.
+// unlisted finds documents by their end-of-document ids.
 func (r *Reader) unlisted(ctx context.Context, yield func(shards.TokenDocument) bool) (err error) {
 	ids := layout.NewIDs(r.npy, r.width, r.tokens)
 	var doc shards.TokenDocument
@@ -231,7 +233,7 @@ type row struct {
 	origin     shards.DocumentOrigin
 }
 
-// rows reads x.csv.gz from its beginning: start, end and, where they are, id, file and line.
+// rows yields the rows of x.csv.gz: start, end and, if present, id, file and line.
 func (r *Reader) rows(ctx context.Context) iter.Seq2[row, error] {
 	return func(yield func(row, error) bool) {
 		z, err := gzip.NewReader(bufio.NewReaderSize(io.NewSectionReader(r.csv, 0, 1<<62), 1<<16))
@@ -240,7 +242,7 @@ func (r *Reader) rows(ctx context.Context) iter.Seq2[row, error] {
 			return
 		}
 		in := bufio.NewReaderSize(z, 1<<16)
-		var text []byte // of the row: fields one after the other
+		var text []byte // the fields of the row, concatenated
 		var ends []int
 		for n := int64(1); ; n++ {
 			if n&1023 == 0 && ctx.Err() != nil {
@@ -267,7 +269,7 @@ func (r *Reader) rows(ctx context.Context) iter.Seq2[row, error] {
 	}
 }
 
-// parseRow takes the fields of a row, field i ending at ends[i] of text.
+// parseRow parses the fields of a row. Field i ends at ends[i] of text.
 func parseRow(text []byte, ends []int) (row, error) {
 	field := func(i int) []byte {
 		start := 0
@@ -277,26 +279,26 @@ func parseRow(text []byte, ends []int) (row, error) {
 		return text[start:ends[i]]
 	}
 	if len(ends) != 2 && len(ends) != 5 {
-		return row{}, fmt.Errorf("%d fields; start and end were expected, and perhaps id, file and line", len(ends))
+		return row{}, fmt.Errorf("%d fields; want start and end, and optionally id, file and line", len(ends))
 	}
 	var out row
 	for i, to := range []*int64{&out.start, &out.end} {
 		v, err := strconv.ParseInt(string(field(i)), 10, 64)
 		if err != nil || v < 0 {
-			return row{}, fmt.Errorf("%q is no number of a token", field(i))
+			return row{}, fmt.Errorf("invalid token offset %q", field(i))
 		}
 		*to = v
 	}
 	if len(ends) == 5 {
 		out.origin.ID, out.origin.File = string(field(2)), string(field(3))
-		// 0 for what other programs may have written there
+		// 0 if another program wrote something else
 		out.origin.Line, _ = strconv.ParseInt(string(field(4)), 10, 64)
 	}
 	return out, nil
 }
 
-// readRow reads a row of csv in the dialect that Python's module has by default: the fields' text
-// goes to text, one after the other, their ends to ends. Rows end with \r, \n or both.
+// readRow reads a row of CSV in the default dialect of Python's csv module. It appends the
+// concatenated text of the fields to text and their ends to ends. Rows end with \r, \n or both.
 func readRow(in *bufio.Reader, text []byte, ends []int) ([]byte, []int, error) {
 	quoted, read, fieldStart := false, false, true
 	for {
@@ -337,7 +339,7 @@ func readRow(in *bufio.Reader, text []byte, ends []int) ([]byte, []int, error) {
 			fieldStart = false
 		}
 		if len(text) > maxRow || len(ends) > 16 {
-			return text, ends, fmt.Errorf("it has more than %d bytes or 16 fields", maxRow)
+			return text, ends, fmt.Errorf("row has more than %d bytes or 16 fields", maxRow)
 		}
 	}
 }

@@ -1,6 +1,6 @@
-// Package dolma writes and reads the token files of dolma, OLMo and OLMo-core: x.npy, which in
-// spite of its name is an array without a header, and x.csv.gz, a line a document.
-// docs/formats/layouts.md has every byte.
+// Package dolma writes and reads the token files of dolma, OLMo and OLMo-core: x.npy, which is an
+// array without a numpy header in spite of its name, and x.csv.gz, with one line per document.
+// docs/formats/layouts.md describes every byte.
 package dolma
 
 import (
@@ -16,7 +16,7 @@ import (
 	"mula/shards/layout"
 )
 
-// Endings of a shard's files.
+// Suffixes of a shard's files.
 const (
 	npyExt      = ".npy"
 	csvExt      = ".csv.gz"
@@ -24,9 +24,9 @@ const (
 	manifestExt = ".json"
 )
 
-// WidthFor is the element type that OLMo-core takes for a vocabulary: the smallest that holds its
-// largest id (numpy.min_scalar_type of the size - 1). For a vocabulary that is not known, 0, it is
-// uint32.
+// WidthFor returns the element type that OLMo-core uses for a vocabulary: the smallest type that
+// holds the largest id (numpy.min_scalar_type of the size - 1). It returns uint32 for an unknown
+// size, 0.
 func WidthFor(vocabSize int) layout.Width {
 	switch {
 	case vocabSize <= 0 || vocabSize > 1<<16:
@@ -37,10 +37,10 @@ func WidthFor(vocabSize int) layout.Width {
 	return 1
 }
 
-// FileName is the path of a file by its name in the manifest, "npy", "csv.gz" or "sums".
+// FileName returns the path of a file by its name in the manifest: "npy", "csv.gz" or "sums".
 func FileName(prefix, name string) string { return prefix + "." + name }
 
-// Create starts the shard x.npy, x.csv.gz, x.sums, x.json. A width of 0 is [WidthFor].
+// Create creates the shard x.npy, x.csv.gz, x.sums, x.json. A width of 0 means [WidthFor].
 func Create(prefix string, info shards.TokenizerInfo, width layout.Width) (shards.DocumentWriter, error) {
 	if err := layout.CheckPrefix(prefix, npyExt, csvExt, sumsExt, manifestExt); err != nil {
 		return nil, err
@@ -95,10 +95,10 @@ func (e *encoder) Append(tokens []uint32, origin shards.DocumentOrigin) error {
 	return err
 }
 
-// appendField adds a field as Python's csv module writes it with its defaults: in quotes if it has
-// a comma or a quote, quotes doubled. Python would keep a line break within quotes; OLMo-core reads
-// the file by lines, without regard to quotes, and would end at such a one. So line breaks are
-// written as \r and \n, two characters each.
+// appendField appends a field as Python's csv module writes it by default: in quotes if it contains
+// a comma or a quote, with quotes doubled. Python would write a line break within quotes, but
+// OLMo-core reads the file line by line and ignores quotes. So line breaks are written as \r and
+// \n, two characters each.
 func appendField(row []byte, field string) []byte {
 	if !strings.ContainsAny(field, ",\"\r\n") {
 		return append(row, field...)

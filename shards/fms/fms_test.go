@@ -181,11 +181,14 @@ func TestRefuses(t *testing.T) {
 		return arrow.NewSchema([]arrow.Field{{Name: name, Type: of, Nullable: true}}, nil)
 	}
 	for want, path := range map[string]func() string{
-		"a negative number":             func() string { return put(column("tokens", arrow.PrimitiveTypes.Int32)) },
-		"4294967296, ids end at 2^32-1": func() string { return put(column("tokens", arrow.PrimitiveTypes.Uint64)) },
-		"1 ids with 1 nulls":            func() string { return put(column("tokens", arrow.PrimitiveTypes.Uint16)) },
-		"is not one of whole numbers":   func() string { return put(column("tokens", arrow.PrimitiveTypes.Float32)) },
-		`no column "tokens"`:            func() string { return put(column("ids", arrow.PrimitiveTypes.Uint32)) },
+		"a negative number": func() string { return put(column("tokens", arrow.PrimitiveTypes.Int32)) },
+		"4294967296 is not an id; the largest is 2^32-1": func() string {
+			return put(column("tokens",
+				arrow.PrimitiveTypes.Uint64))
+		},
+		"1 ids with 1 nulls":          func() string { return put(column("tokens", arrow.PrimitiveTypes.Uint16)) },
+		"is not one of whole numbers": func() string { return put(column("tokens", arrow.PrimitiveTypes.Float32)) },
+		`no column "tokens"`:          func() string { return put(column("ids", arrow.PrimitiveTypes.Uint32)) },
 		"buffers are compressed": func() string {
 			return put(column("tokens", arrow.PrimitiveTypes.Uint32),
 				ipc.WithZstd())

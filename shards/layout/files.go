@@ -10,16 +10,17 @@ import (
 	"mula/shards"
 )
 
-// Files are the files of one shard on their way to their names, all in one folder.
+// Files are the unpublished files of one shard. All are in one folder.
 type Files struct {
-	path     func(name string) string // of a file by its name in the manifest
+	path     func(name string) string // path of a file by its name in the manifest
 	list     []*pendingFile
-	sumsName string             // of the file of sums
-	sums     shards.SumsWriter  // of the file of ids that is written
+	sumsName string             // name of the file of sums
+	sums     shards.SumsWriter  // sums of the current file of ids
 	to       *atomicfile.Hashed // the file of sums, nil before the first file of ids
 }
 
-// SumsName is the name in the manifest of the file of sums, unless [Description.Sums] is another.
+// SumsName is the name of the file of sums in the manifest, unless [Description.Sums] sets another
+// name.
 const SumsName = "sums"
 
 type pendingFile struct {
@@ -29,7 +30,7 @@ type pendingFile struct {
 	info shards.FileInfo
 }
 
-// Create starts the file with the given name.
+// Create creates the file with the given name.
 func (f *Files) Create(name string) (*atomicfile.Hashed, error) {
 	h, err := atomicfile.CreateHashed(f.path(name))
 	if err != nil {
@@ -39,9 +40,9 @@ func (f *Files) Create(name string) (*atomicfile.Hashed, error) {
 	return h, nil
 }
 
-// CreateIDs starts the file with the given name for ids, whose sums go to the file of sums. A file
-// of ids that was started before is complete: the file of sums has what is said about the one
-// behind what is said about the other.
+// CreateIDs creates the file with the given name for ids, whose sums are added to the file of sums.
+// It completes the previous file of ids. The file of sums has the sums of the files of ids in the
+// order of their creation.
 func (f *Files) CreateIDs(name string) (io.Writer, error) {
 	h, err := f.Create(name)
 	if err != nil {
@@ -58,7 +59,7 @@ func (f *Files) CreateIDs(name string) (io.Writer, error) {
 	return io.MultiWriter(h.Buffer, &f.sums), nil
 }
 
-// finishSums writes the sums of a file of ids that is complete.
+// finishSums writes the sums of a completed file of ids.
 func (f *Files) finishSums() error {
 	if f.to == nil {
 		return nil
@@ -67,7 +68,7 @@ func (f *Files) finishSums() error {
 	return err
 }
 
-// Finish brings a file to disk, under its temporary name.
+// Finish syncs a file to disk under its temporary name.
 func (f *Files) Finish(name string) (shards.FileInfo, error) {
 	for _, p := range f.list {
 		if p.name == name {
@@ -75,7 +76,7 @@ func (f *Files) Finish(name string) (shards.FileInfo, error) {
 			return p.info, err
 		}
 	}
-	return shards.FileInfo{}, fmt.Errorf("finishing %s, which was never begun", f.path(name))
+	return shards.FileInfo{}, fmt.Errorf("finishing %s, which was never created", f.path(name))
 }
 
 func (p *pendingFile) finish() error {
@@ -87,20 +88,22 @@ func (p *pendingFile) finish() error {
 		return err
 	}
 	p.info = shards.FileInfo{Bytes: p.open.Bytes(), SHA256: sum}
-	p.open = nil // and its buffer
+	p.open = nil // free its buffer
 	return nil
 }
 
-// publish gives the files their names: an older marker is removed, then what the new shard does not
-// replace, the files and the manifest are renamed, and the marker last. If that fails, there is no
-// marker, unless nothing was touched. That holds for a machine that loses power too: the removal of
-// the marker is on disk before anything else is touched, and everything else before the new marker.
+// publish renames the files to their final names. It removes an older marker and the stale files of
+// the older shard, then renames the files and the manifest, and renames the new marker last. If
+// publish fails after the first removal, there is no marker. This also holds after a power failure:
+// the removal of the old marker is synced before other files change, and all other files are synced
+// before the new marker appears.
 func (f *Files) publish(marker string, stale []string, manifest *atomicfile.File) (err error) {
 	dir := filepath.Dir(f.path(marker))
 	if err := atomicfile.Remove(f.path(marker)); err != nil {
 		return fmt.Errorf("replacing shard: %w", err)
 	}
-	// Even if there was none: a killed process may have removed it without coming to this.
+	// Sync even if no marker was removed: a process that was killed before this sync may have
+	// removed it.
 	if err := atomicfile.SyncDir(dir); err != nil {
 		return err
 	}
@@ -112,8 +115,8 @@ func (f *Files) publish(marker string, stale []string, manifest *atomicfile.File
 	var renamed []string
 	defer func() {
 		if err != nil {
-			// of no use to anybody without the marker, which may have got its name before its
-			// folder could not be synced
+			// The files are useless without the marker. The marker may have its final name already
+			// if syncing its folder failed.
 			os.Remove(f.path(marker))
 			for _, path := range renamed {
 				os.Remove(path)

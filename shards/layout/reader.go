@@ -15,27 +15,27 @@ import (
 	"mula/shards"
 )
 
-// MaxUnmarked is the greatest number of tokens that are searched for the end of a document where
-// nothing but an end-of-document id says it.
+// MaxUnmarked is the maximum number of tokens that are searched for the end of a document if only
+// an end-of-document id marks it.
 const MaxUnmarked = 1 << 28
 
-// searchChunk is how many ids are decoded at a time where the end of a document is searched: those
-// behind it are decoded again.
+// searchChunk is the number of ids that are decoded at a time in a search for the end of a
+// document. The ids after the end are decoded again.
 const searchChunk = 1 << 9
 
-// Hints say what the files of a shard without a manifest may leave open.
+// Hints describe the files of a shard without a manifest.
 type Hints struct {
-	DType string // element type of ids in a bare array, by its name in numpy: "uint16"; "" if not known
-	// every id is below it; 0 if not known. It decides the element type of a bare array where DType
-	// does not
+	DType string // numpy name of the element type of ids in a bare array, such as "uint16"; "" if not known
+	// the size of the vocabulary; 0 if not known. It determines the element type of a bare array if
+	// DType is not set
 	VocabSize int
-	EOD       int64 // the id that ends each document, where nothing else says where documents end; -1 if there is none
+	EOD       int64 // the id that ends each document, used if no file has the ends; -1 for no such id
 }
 
-// Width is the element type of a bare array: by h.DType, else what the layout's framework chooses
-// for the vocabulary. The array is the file at path with so many bytes; ids is how many ids it has,
-// or -1 if nothing says it. Its size alone decides only where it has four bytes an id: one with
-// fewer may be an array of a wider type that was cut short.
+// Width returns the element type of a bare array: h.DType, else the type that the layout's
+// framework chooses for the vocabulary. path and bytes are the name and size of the array's file.
+// ids is its number of ids, or -1 if not known. The file size alone determines the type only at
+// four bytes per id: a smaller array might be a truncated array of a wider type.
 func (h Hints) Width(path string, bytes, ids int64, forVocabulary func(vocabSize int) Width) (w Width, err error) {
 	switch {
 	case h.DType != "":
@@ -53,14 +53,14 @@ func (h Hints) Width(path string, bytes, ids int64, forVocabulary func(vocabSize
 	case ids > 0 && bytes == 4*ids:
 		return 4, nil
 	case ids > 0 && (bytes == 2*ids || bytes == ids):
-		return 0, fmt.Errorf("%s has %d bytes for %d ids: ids of %d bytes, or wider ones of which a part is "+
-			"missing; give --vocab-size or --dtype",
+		return 0, fmt.Errorf("%s has %d bytes for %d ids: either ids of %d bytes, or a truncated array of wider ids; "+
+			"give --vocab-size or --dtype",
 			path, bytes, ids, bytes/ids)
 	case ids >= 0:
-		return 0, fmt.Errorf("%s has %d bytes, which are no array of %d ids: it was cut short, or belongs to "+
+		return 0, fmt.Errorf("%s has %d bytes, which do not fit %d ids: it was cut short, or belongs to "+
 			"another list of documents: %w", path, bytes, ids, shards.ErrCorrupt)
 	default:
-		return 0, fmt.Errorf("nothing says of what type the ids in %s are; give --dtype or --vocab-size", path)
+		return 0, fmt.Errorf("%s: the type of its ids is unknown; give --dtype or --vocab-size", path)
 	}
 	if ids >= 0 && bytes != ids*int64(w) {
 		hint := ""
@@ -75,18 +75,20 @@ func (h Hints) Width(path string, bytes, ids int64, forVocabulary func(vocabSize
 	return w, nil
 }
 
-// NoHints are hints that say nothing.
+// NoHints are empty hints.
 var NoHints = Hints{EOD: -1}
 
-// A Marked file is open, and was there when the files beside it were looked at.
+// A Marked file is the open marker file of a shard. It existed when the shard's other files were
+// opened.
 type Marked struct {
 	*os.File
 	Size int64
 	info fs.FileInfo
-	sums *shards.Sums // nil where there are none
+	sums *shards.Sums // nil if the shard has no sums
 }
 
-// OpenMarked opens the file without which a shard is not complete, before any other of its files.
+// OpenMarked opens the marker file, without which a shard is incomplete. Call it before opening the
+// shard's other files.
 func OpenMarked(path string) (*Marked, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -94,7 +96,7 @@ func OpenMarked(path string) (*Marked, error) {
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = errors.New("it is no regular file")
+		err = errors.New("not a regular file")
 	}
 	if err != nil {
 		f.Close()
@@ -103,31 +105,32 @@ func OpenMarked(path string) (*Marked, error) {
 	return &Marked{File: f, Size: info.Size(), info: info}, nil
 }
 
-// Unchanged says whether the file still stands under its name. A writer removes it before it
-// replaces the others: if it does, those that were opened in between belong to it.
+// Unchanged returns an error if the path no longer names the open file. A writer removes the marker
+// before it replaces other files. So if the marker is unchanged, all files that were opened since
+// belong to it.
 func (m *Marked) Unchanged() error { return Unchanged(m.Name(), m.info) }
 
-// Unchanged is [Marked.Unchanged] for a file that was opened otherwise.
+// Unchanged is like [Marked.Unchanged] for a file that was not opened with [OpenMarked].
 func Unchanged(path string, opened fs.FileInfo) error {
 	if now, err := os.Stat(path); err != nil || !os.SameFile(now, opened) {
-		return fmt.Errorf("opening shard: %s was replaced in the meantime; try again when its writer has finished",
+		return fmt.Errorf("opening shard: %s was replaced while it was opened; try again when its writer has finished",
 			path)
 	}
 	return nil
 }
 
-// OpenSums opens the sums of the file, if the manifest lists them: [NewIDs] then compares the ids
-// with them.
+// OpenSums opens the sums of the file if the manifest lists them. [NewIDs] then checks the ids with
+// them.
 func (m *Marked) OpenSums(path string, manifest *shards.Manifest) (err error) {
 	m.sums, err = shards.OpenSums(path, manifest, SumsName, m.Size)
 	return err
 }
 
-// Summed says whether the ids of the file are compared with sums when they are read.
+// Summed reports whether the ids of the file are checked with sums when they are read.
 func (m *Marked) Summed() bool { return m.sums != nil }
 
-// Damage is [shards.Sums.Damage] for a file of ids of the given width and nothing else. ends are
-// the ends of all documents in ids, which follow each other from the beginning.
+// Damage is [shards.Sums.Damage] for a file that contains only ids of the given width. ends yields
+// the ends of all documents, in ids. Documents follow each other from the start of the file.
 func (m *Marked) Damage(ctx context.Context, err error, w Width, ends iter.Seq2[int64, error],
 	origin func(int64) (shards.DocumentOrigin, error)) error {
 	return m.sums.Damage(ctx, err, m.Name(), func(yield func(shards.DocumentBytes, error) bool) {
@@ -142,7 +145,7 @@ func (m *Marked) Damage(ctx context.Context, err error, w Width, ends iter.Seq2[
 	}, origin)
 }
 
-// Close closes the file and that of its sums.
+// Close closes the file and its sums.
 func (m *Marked) Close() error {
 	err := m.File.Close()
 	if m.sums != nil {
@@ -151,7 +154,8 @@ func (m *Marked) Close() error {
 	return err
 }
 
-// ReadManifest reads the manifest of a shard of one layout. For a shard without one it is nil.
+// ReadManifest reads the manifest of a shard of layout l. It returns nil for a shard without a
+// manifest.
 func ReadManifest(path string, l shards.Layout) (*shards.Manifest, error) {
 	m, err := shards.ReadManifest(path)
 	if err == nil && m != nil && m.Layout != l {
@@ -161,13 +165,13 @@ func ReadManifest(path string, l shards.Layout) (*shards.Manifest, error) {
 	return m, err
 }
 
-// Differs is the error about a manifest that is not that of the files beside it.
+// Differs returns the error about a manifest that does not match the shard's files.
 func Differs(manifest, what string, says, found any) error {
-	return fmt.Errorf("%s says %s %v, found %v; they are of different shards: %w", manifest, what, says, found,
+	return fmt.Errorf("%s has %s %v, but found %v; they belong to different shards: %w", manifest, what, says, found,
 		shards.ErrCorrupt)
 }
 
-// IDs reads the ids of a bare array from its beginning.
+// IDs reads the ids of a bare array sequentially.
 type IDs struct {
 	path  string
 	width Width
@@ -176,8 +180,8 @@ type IDs struct {
 	next  int64
 }
 
-// NewIDs reads total ids of a file that has that many. An error about a block that does not have
-// its sum is one for [Marked.Damage].
+// NewIDs returns a reader of a file with total ids. An error about a damaged block can be passed to
+// [Marked.Damage].
 func NewIDs(f *Marked, w Width, total int64) *IDs {
 	var from io.Reader = io.NewSectionReader(f, 0, f.Size)
 	if f.sums != nil {
@@ -186,16 +190,16 @@ func NewIDs(f *Marked, w Width, total int64) *IDs {
 	return &IDs{path: f.Name(), width: w, r: bufio.NewReaderSize(from, 1<<18), total: total}
 }
 
-// Next is the number of ids passed.
+// Next returns the number of ids read so far.
 func (x *IDs) Next() int64 { return x.next }
 
-// Left is the number of ids that follow.
+// Left returns the number of remaining ids.
 func (x *IDs) Left() int64 { return x.total - x.next }
 
-// Append adds the next n ids to dst; there must be as many.
+// Append appends the next n ids to dst. n must be at most Left.
 func (x *IDs) Append(dst []uint32, n int64) ([]uint32, error) {
 	if n < 0 || n > x.Left() {
-		return dst, fmt.Errorf("%s: %d ids were asked for at %d, it has %d", x.path, n, x.next, x.total)
+		return dst, fmt.Errorf("%s: %d ids from position %d exceed its %d ids", x.path, n, x.next, x.total)
 	}
 	dst = slices.Grow(dst, int(n))
 	for n > 0 {
@@ -209,8 +213,8 @@ func (x *IDs) Append(dst []uint32, n int64) ([]uint32, error) {
 	return dst, nil
 }
 
-// peek gives the bytes of up to n ids that follow, those that are at hand: the file is read when
-// there is none, a buffer full at a time.
+// peek returns the bytes of at most n following ids that are buffered. It fills the buffer from the
+// file if the buffer is empty.
 func (x *IDs) peek(n int64) ([]byte, error) {
 	width := int(x.width)
 	if x.r.Buffered() < width {
@@ -221,14 +225,15 @@ func (x *IDs) peek(n int64) ([]byte, error) {
 	return x.r.Peek(int(min(n, int64(x.r.Buffered()/width))) * width)
 }
 
-// pass goes on behind n ids that are at hand.
+// pass advances past n buffered ids.
 func (x *IDs) pass(n int) int64 {
 	x.r.Discard(n * int(x.width))
 	x.next += int64(n)
 	return int64(n)
 }
 
-// AppendUntil adds ids to dst up to and with the first that is end, or up to the end of the file.
+// AppendUntil appends ids to dst until the first id equal to end, inclusive, or until the end of
+// the file.
 func (x *IDs) AppendUntil(dst []uint32, end int64) ([]uint32, error) {
 	start := x.next
 	for x.Left() > 0 {
@@ -239,7 +244,7 @@ func (x *IDs) AppendUntil(dst []uint32, end int64) ([]uint32, error) {
 		from, k := len(dst), len(src)/int(x.width)
 		dst = x.width.AppendIDs(dst, src)
 		i := -1
-		if end <= math.MaxUint32 { // otherwise it is no id
+		if end <= math.MaxUint32 { // otherwise end is not an id
 			i = slices.Index(dst[from:], uint32(end))
 		}
 		if i >= 0 {
@@ -250,22 +255,22 @@ func (x *IDs) AppendUntil(dst []uint32, end int64) ([]uint32, error) {
 			break
 		}
 		if x.next-start > MaxUnmarked {
-			return dst, fmt.Errorf("%s: the id %d, which ends documents, is not among the %d from %d on (byte %d); "+
-				"name the right one",
+			return dst, fmt.Errorf("%s: the end-of-document id %d is not among the %d ids from position %d (byte %d); "+
+				"give the right id",
 				x.path, end, x.next-start, start, start*int64(x.width))
 		}
 	}
 	return dst, nil
 }
 
-// Origins gives the origins of a shard's documents in their order, out of a file like x.docs.arrow.
+// Origins yields the origins of a shard's documents in order. It reads a file like x.docs.arrow.
 type Origins struct {
 	file *shards.Documents
 	next int64
 }
 
-// OpenOrigins opens the file that m names so. Without a manifest, or if it names no such file,
-// origins are empty. The file is hashed first, as [shards.OpenDocuments] says.
+// OpenOrigins opens the file of origins that m lists under name. Without a manifest, or if m does
+// not list the file, all origins are empty. The file is hashed first, as in [shards.OpenDocuments].
 func OpenOrigins(ctx context.Context, path, name string, m *shards.Manifest) (*Origins, error) {
 	if m == nil {
 		return new(Origins), nil
@@ -278,7 +283,7 @@ func OpenOrigins(ctx context.Context, path, name string, m *shards.Manifest) (*O
 	return &Origins{file: file}, err
 }
 
-// Next is the origin of the next document.
+// Next returns the origin of the next document.
 func (o *Origins) Next() (shards.DocumentOrigin, error) {
 	if o.file == nil {
 		return shards.DocumentOrigin{}, nil
@@ -287,7 +292,7 @@ func (o *Origins) Next() (shards.DocumentOrigin, error) {
 	return o.file.Origin(o.next - 1)
 }
 
-// Of is the origin of the document with a number, from 0.
+// Of returns the origin of the document with a number, counted from 0.
 func (o *Origins) Of(number int64) (shards.DocumentOrigin, error) {
 	if o.file == nil {
 		return shards.DocumentOrigin{}, nil

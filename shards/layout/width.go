@@ -1,5 +1,5 @@
-// Package layout is what the layouts below shards have in common: ids in arrays without a header,
-// and the files of one shard, which are written together and published in order.
+// Package layout has the common code of the layout packages below shards: ids in arrays without a
+// header, and the files of one shard, which are written together and published in order.
 package layout
 
 import (
@@ -15,20 +15,20 @@ import (
 // Width is the element type of an array of ids: unsigned little-endian integers of 1, 2 or 4 bytes.
 type Width int
 
-// String is the type's name in numpy.
+// String returns the numpy name of the type.
 func (w Width) String() string { return fmt.Sprintf("uint%d", 8*w) }
 
-// Valid says whether w is one of the three.
+// Valid reports whether w is 1, 2 or 4.
 func (w Width) Valid() bool { return w == 1 || w == 2 || w == 4 }
 
-// IDs is the number of ids that the type can hold.
+// IDs returns the number of ids that the type can hold.
 func (w Width) IDs() int64 { return 1 << (8 * w) }
 
 // DTypes lists the names that [ParseWidth] accepts.
 func DTypes() []string { return []string{"uint8", "uint16", "uint32", "int32"} }
 
-// ParseWidth is the width of a type by its name in numpy. int32 counts as uint32: no id is
-// negative.
+// ParseWidth returns the width of a type from its numpy name. int32 is accepted as uint32, because
+// ids are never negative.
 func ParseWidth(dtype string) (Width, error) {
 	switch dtype {
 	case "uint8":
@@ -41,7 +41,7 @@ func ParseWidth(dtype string) (Width, error) {
 	return 0, fmt.Errorf("ids cannot be %q; element types are %s", dtype, strings.Join(DTypes(), ", "))
 }
 
-// Append adds the ids' bytes to dst. Each must be below w.IDs().
+// Append appends the bytes of ids to dst. Each id must be below w.IDs().
 func (w Width) Append(dst []byte, ids []uint32) []byte {
 	switch w {
 	case 1:
@@ -60,7 +60,7 @@ func (w Width) Append(dst []byte, ids []uint32) []byte {
 	return dst
 }
 
-// AppendIDs adds the ids whose bytes are src, a multiple of w long.
+// AppendIDs appends the ids encoded in src to dst. The length of src must be a multiple of w.
 func (w Width) AppendIDs(dst []uint32, src []byte) []uint32 {
 	switch w {
 	case 1:
@@ -79,8 +79,8 @@ func (w Width) AppendIDs(dst []uint32, src []byte) []uint32 {
 	return dst
 }
 
-// AppendNumbers adds the whole numbers whose bytes are src, each of 1, 2, 4 or 8, to dst, up to the
-// first that is no id: the error is about that one.
+// AppendNumbers appends the whole numbers encoded in src, of size 1, 2, 4 or 8 bytes each, to dst.
+// It stops at the first number that is not a valid id and returns an error about it.
 func AppendNumbers(dst []uint32, src []byte, size int, signed bool) ([]uint32, error) {
 	dst = slices.Grow(dst, len(src)/size)
 	for ; len(src) >= size; src = src[size:] {
@@ -96,18 +96,18 @@ func AppendNumbers(dst []uint32, src []byte, size int, signed bool) ([]uint32, e
 			v = binary.LittleEndian.Uint64(src)
 		}
 		if signed && v>>(8*size-1) != 0 {
-			return dst, errors.New("a negative number, ids are not")
+			return dst, errors.New("a negative number is not an id")
 		}
 		if v > math.MaxUint32 {
-			return dst, fmt.Errorf("%d, ids end at 2^32-1", v)
+			return dst, fmt.Errorf("%d is not an id; the largest is 2^32-1", v)
 		}
 		dst = append(dst, uint32(v))
 	}
 	return dst, nil
 }
 
-// Write writes the ids' bytes, a few thousand at a time. *scratch is memory that is kept between
-// calls.
+// Write writes the bytes of ids, a few thousand at a time. *scratch is a buffer that is reused
+// between calls.
 func (w Width) Write(to io.Writer, ids []uint32, scratch *[]byte) error {
 	for len(ids) > 0 {
 		part := ids[:min(len(ids), 1<<13)]
