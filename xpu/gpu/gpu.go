@@ -55,7 +55,7 @@ type Device struct {
 	cache     *opencl.Cache
 	kernels   map[string]*opencl.Kernel
 	variants  map[variant]*opencl.Kernel // guarded by mu
-	nothing   *opencl.Buffer             // placeholder for omitted memory arguments
+	nothing   *opencl.Buffer             // passed in place of omitted memory arguments
 	threads   *cpu.Device                // for Parallel
 	precision xpu.Precision
 	shape     shape

@@ -160,7 +160,7 @@ func TestWrongOptions(t *testing.T) {
 	// enough for all kernels but those of attention, which are compiled at their first launch
 	small.MaxWorkGroup = attendItems / 2
 	if _, err := newDevice(t.Context(), &small, Options{}, shapes["gpu"]); err == nil ||
-		!strings.Contains(err.Error(), "groups of 128 work-items") {
+		!strings.Contains(err.Error(), "the maximum work-group size is 128") {
 		t.Errorf("a device of small groups: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
