@@ -12,7 +12,7 @@ import (
 	"mula/internal/sharedlib"
 )
 
-// Numbers of the library's C interface, the same in versions 2 and 3 (dnnl_types.h).
+// Constants of the library's C interface, the same in versions 2 and 3 (dnnl_types.h).
 const (
 	engineCPU, streamDefault                      = 1, 1
 	typeBF16, typeF32                             = 2, 3
@@ -22,18 +22,18 @@ const (
 	argSource, argDestination, argWeights, argPad = 1, 17, 33, 80
 	runtimeSequential, runtimeOpenMP              = 1, 2
 
-	descriptorBytes = 4096 // room for those of version 2, which are structures of the caller, 696 and 2,800 bytes long
+	descriptorBytes = 4096 // space for the descriptors of version 2, which the caller allocates: 696 and 2,800 bytes
 )
 
 // LibraryVariable is the environment variable that names the library file.
 const LibraryVariable = "MULA_ONEDNN_LIB"
 
-// library is an opened oneDNN with its tiles. It is shared by all devices of a process and is never
+// library is an opened oneDNN with its tiles. All devices of a process share it, and it is never
 // closed.
 type library struct {
 	version string
 	major   int
-	isa     uint32 // instruction set, as dnnl_cpu_isa_t numbers them
+	isa     uint32 // instruction set, a dnnl_cpu_isa_t
 	engine  uintptr
 	symbols map[string]uintptr
 	sum     func(postOps uintptr, scale float32, zeroPoint, dataType int32) int32 // version 2 has the first two
@@ -41,11 +41,11 @@ type library struct {
 	handle  uintptr // dnnl_memory_set_data_handle
 
 	mu         sync.RWMutex
-	primitives map[shape]*primitive // nil where the tile does not keep the promise
+	primitives map[shape]*primitive // nil if the tile's order of sums differs
 	references map[reference][probes][probes]float32
 }
 
-// functions are those that both versions have; the others are of one of them.
+// functions lists the functions of both versions (0), and of one version (2 or 3).
 var functions = map[int][]string{
 	0: {"dnnl_engine_create", "dnnl_stream_create", "dnnl_primitive_attr_create", "dnnl_primitive_attr_destroy",
 		"dnnl_primitive_attr_set_post_ops",
@@ -59,13 +59,13 @@ var functions = map[int][]string{
 	3: {"dnnl_memory_desc_create_with_strides", "dnnl_matmul_primitive_desc_create"},
 }
 
-// opened are the libraries of this process, by the variable that named them.
+// opened are the libraries of this process, by the value of the environment variable.
 var (
 	openedMu sync.Mutex
 	opened   = map[string]*library{}
 )
 
-// search is where the library is looked for.
+// search returns where the library is looked up.
 func search() sharedlib.Search {
 	names := []string{"libdnnl.so.3", "libdnnl.so.2"}
 	if runtime.GOOS == "darwin" {
@@ -87,9 +87,9 @@ func open() (*library, error) {
 	}
 	file, err := search().Open()
 	if err != nil {
-		where := LibraryVariable + " names it"
+		where := LibraryVariable + " is set to it"
 		if named == "" {
-			where = "name its file in " + LibraryVariable + ", or install it (Debian and Ubuntu: libdnnl2 or libdnnl3)"
+			where = "install it (Debian and Ubuntu: libdnnl2 or libdnnl3), or set " + LibraryVariable + " to its path"
 		}
 		return nil, fmt.Errorf("onednn: no oneDNN library was found: %s could not be opened (%w); %s. The device "+
 			"cpu needs no library",
@@ -103,8 +103,8 @@ func open() (*library, error) {
 	return l, nil
 }
 
-// oneThread sets the number of threads that OpenMP reads from the environment when it is loaded.
-// Go's own environment is not the one that C sees.
+// oneThread sets the number of threads that OpenMP reads from the environment when it is loaded. C
+// libraries do not see changes of Go's own copy of the environment.
 func oneThread() error {
 	setenv, err := sharedlib.Loaded.Symbol("setenv")
 	if err != nil {
@@ -115,8 +115,7 @@ func oneThread() error {
 	return nil
 }
 
-// load looks up what is needed, and refuses libraries whose work cannot be kept to the calling
-// thread.
+// load looks up the functions, and rejects libraries that cannot be limited to the calling thread.
 func load(file *sharedlib.Library) (*library, error) {
 	l := &library{symbols: map[string]uintptr{}, primitives: map[shape]*primitive{},
 		references: map[reference][probes][probes]float32{}}
@@ -124,7 +123,7 @@ func load(file *sharedlib.Library) (*library, error) {
 		for _, name := range names {
 			address, err := file.Symbol(name)
 			if err != nil {
-				return fmt.Errorf("it lacks %s; versions 2 and 3 of oneDNN have it", name)
+				return fmt.Errorf("symbol %s is missing; versions 2 and 3 of oneDNN have it", name)
 			}
 			l.symbols[name] = address
 		}
@@ -142,7 +141,7 @@ func load(file *sharedlib.Library) (*library, error) {
 	l.major = int(version.major)
 	l.version = fmt.Sprintf("%d.%d.%d", version.major, version.minor, version.patch)
 	if l.major != 2 && l.major != 3 {
-		return nil, fmt.Errorf("it is version %s; versions 2 and 3 are known", l.version)
+		return nil, fmt.Errorf("unsupported version %s; use version 2 or 3", l.version)
 	}
 	if err := errors.Join(lookUp(functions[0]...), lookUp(functions[l.major]...)); err != nil {
 		return nil, err
@@ -150,16 +149,16 @@ func load(file *sharedlib.Library) (*library, error) {
 	switch version.cpuRuntime {
 	case runtimeSequential:
 	case runtimeOpenMP:
-		// A thread of OpenMP of its own for each of the device's would make them many too many.
+		// If each of the device's threads had its own OpenMP threads, there would be far too many.
 		if threads, err := file.Symbol("omp_get_max_threads"); err == nil {
 			if n, _, _ := sharedlib.Call(threads); int32(n) != 1 {
-				return nil, fmt.Errorf("OpenMP was loaded before it and has %d threads; start mula with "+
+				return nil, fmt.Errorf("OpenMP was loaded earlier and has %d threads; start mula with "+
 					"OMP_NUM_THREADS=1", int32(n))
 			}
 		}
 	default:
-		return nil, fmt.Errorf("version %s was built for another kind of threads (cpu_runtime %d) than mula can "+
-			"hold to one; a build for OpenMP or for one thread is needed",
+		return nil, fmt.Errorf("version %s was built for a threading runtime (cpu_runtime %d) that mula cannot "+
+			"limit to one thread; use a build for OpenMP or for one thread",
 			l.version, version.cpuRuntime)
 	}
 	sharedlib.Register(&l.sum, l.symbols["dnnl_post_ops_append_sum"])
@@ -172,7 +171,7 @@ func load(file *sharedlib.Library) (*library, error) {
 	return l, nil
 }
 
-// A statusError is what a function of the library answered.
+// A statusError is the error status of a library function.
 type statusError struct {
 	function string
 	status   int32

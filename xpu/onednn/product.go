@@ -9,27 +9,27 @@ import (
 )
 
 const (
-	// tileRows, tileColumns and blockK bound the tiles that the library is given. blockK and
-	// termStep, to multiples of which the last terms are filled up, decide the bits of every
-	// product and must never change.
+	// tileRows, tileColumns and blockK limit the tiles passed to the library. blockK, and termStep,
+	// to whose multiples the last terms are padded, determine the bits of every product and must
+	// never change.
 	tileRows, tileColumns, blockK, termStep = 256, 256, 256, 32
-	// leastRows is the least number of rows that a tile is cut to so that all threads have work.
+	// leastRows is the smallest number of rows of a tile that is divided to give all threads work.
 	leastRows = 32
 	// smallWork is the number of multiply-adds below which waking a thread costs more than it
-	// brings.
+	// saves.
 	smallWork = 1 << 19
 )
 
-// product carries out one call of a method: independent products of matrices, in rounds whose
-// copies of operands have room. It is kept for reuse with its memory.
+// product executes one call of a method: independent matrix products, in rounds that have space for
+// the copies of their operands. It is reused with its memory.
 type product struct {
 	dev      *Device
 	problems []problem
-	tiles    []operand // of the problems of a round
-	copies   []int     // those of tiles that are copied
+	tiles    []operand // tiles of the problems of a round
+	copies   []int     // indices of the tiles that are copied
 	pieces   []piece
 	space    []float32
-	// copies[i]; kept here, as compute, because a method value made for each call would be an
+	// copies[i]; stored here, like compute, because a method value for each call would be an
 	// allocation
 	copyTile func(int)
 	compute  func(int) // pieces[i]
@@ -43,23 +43,23 @@ type problem struct {
 	transA, transB bool
 	add            bool
 
-	rows       int // of its tiles
-	atA, atB   int // where its tiles of op(A), row after row, and of op(B), column after column, begin in product.tiles
-	kb, mb, nb int // blocks of terms, of rows, of columns
+	rows       int // rows of its tiles
+	atA, atB   int // start in product.tiles of its tiles of op(A), row by row, and of op(B), column by column
+	kb, mb, nb int // number of blocks of terms, rows and columns
 }
 
-// operand is a tile of op(A) or op(B) as it is stored, in its place or copied to product.space,
-// where it is filled up with zeros.
+// operand is a tile of op(A) or op(B) as stored, either in its place or copied to product.space and
+// padded with zeros.
 type operand struct {
 	src           []float32
 	ld            int
 	lines, length int // as stored
-	padded        int // length of a copied line; 0 where the tile is used in its place
+	padded        int // length of a copied line; 0 if the tile is used in its place
 	paddedLines   int
-	offset        int // in product.space, in bytes
+	offset        int // offset in product.space, in bytes
 }
 
-// piece is some tiles of a row of tiles of a problem's C.
+// piece is some tiles of one row of tiles of a problem's C.
 type piece struct{ problem, row, first, count int }
 
 // MatMul computes C = op(A)·op(B), or C += op(A)·op(B); see [xpu.Products].
@@ -72,7 +72,7 @@ func (d *Device) MatMul(transA, transB bool, m, n, k int, a []float32, lda int, 
 	p.run()
 }
 
-// GroupedMatMul multiplies groups of rows by a matrix each; see [xpu.Products].
+// GroupedMatMul multiplies each group of rows by its matrix; see [xpu.Products].
 func (d *Device) GroupedMatMul(counts []int32, rows int, transB bool, n, k int, a, b, c []float32, accumulate bool) {
 	xpu.CheckGroupedMatMul(counts, rows, transB, n, k, a, b, c)
 	xpu.CheckCounts("GroupedMatMul", counts, rows)
@@ -118,7 +118,7 @@ func (d *Device) product() *product {
 	return p
 }
 
-// add adds a problem, cut into several whose copies of operands are small enough for a round.
+// add adds a problem, divided into several if the copies of its operands are too large for a round.
 func (p *product) add(q problem) {
 	if q.m == 0 || q.n == 0 {
 		return
@@ -142,7 +142,7 @@ func (p *product) add(q problem) {
 	}
 }
 
-// place is where element (i, j) of op(x) stands in x.
+// place returns the index in x of element (i, j) of op(x).
 func place(trans bool, i, j, ld int) int {
 	if trans {
 		i, j = j, i
@@ -150,12 +150,12 @@ func place(trans bool, i, j, ld int) int {
 	return i*ld + j
 }
 
-// pad is the next multiple of step.
+// pad returns the next multiple of step.
 func pad(n, step int) int { return (n + step - 1) / step * step }
 
-// size is the number of rows or columns of the tile that holds so many: few different ones, so that
-// the library makes few kernels, and not very few, for which it has kernels that add up in another
-// order.
+// size returns the number of rows or columns of the tile that holds n. It has few different values,
+// so that the library makes few kernels, and no very small ones, for which the library has kernels
+// that add in another order.
 func size(n int) int {
 	if n <= 8 {
 		return 8
@@ -163,7 +163,7 @@ func size(n int) int {
 	return pad(n, 16)
 }
 
-// run carries out the problems and puts p back.
+// run solves the problems and returns p for reuse.
 func (p *product) run() {
 	for next := 0; next < len(p.problems); {
 		first := next
@@ -181,13 +181,13 @@ func (p *product) run() {
 		p.dev.Parallel(len(p.copies), p.copyTile)
 		p.dev.Parallel(len(p.pieces), p.compute)
 	}
-	clear(p.problems) // let go of the caller's memory
+	clear(p.problems) // release the caller's memory
 	clear(p.tiles)
 	p.problems = p.problems[:0]
 	p.dev.products.Put(p)
 }
 
-// lay lists the tiles of a problem's operands. Copies go behind the first used bytes of p.space; it
+// lay lists the tiles of a problem's operands. Copies follow the first used bytes of p.space; it
 // returns where they end.
 func (p *product) lay(q *problem, used int) int {
 	q.rows = tileRows
@@ -213,8 +213,8 @@ func (p *product) lay(q *problem, used int) int {
 	return used
 }
 
-// layTile adds a tile of n rows of op(A), or columns of op(B), and so many terms; trans says that a
-// line of it as stored is of one term.
+// layTile adds a tile of n rows of op(A), or columns of op(B), and the given number of terms. trans
+// means that each stored line belongs to one term.
 func (p *product) layTile(src []float32, ld int, trans bool, n, terms, used int) int {
 	t := operand{src: src, ld: ld, lines: n, length: terms, paddedLines: size(n), padded: pad(terms, termStep)}
 	if trans {
@@ -238,13 +238,13 @@ func (d *Device) elementBytes() int {
 	return 4
 }
 
-// cut makes pieces of problems, some for each thread.
+// cut divides problems into pieces, several for each thread.
 func (p *product) cut(first, end, work int) {
 	tiles := 0
 	for _, q := range p.problems[first:end] {
 		tiles += q.mb * q.nb
 	}
-	most := tiles // in a piece
+	most := tiles // maximum number in a piece
 	if threads := p.dev.Threads(); threads > 1 && work >= smallWork {
 		most = max(1, tiles/(4*threads))
 	}
@@ -259,14 +259,13 @@ func (p *product) cut(first, end, work int) {
 	}
 }
 
-// address is where the bytes behind an offset of p.space stand.
+// address returns the address of an offset in p.space.
 func (p *product) address(offset int) unsafe.Pointer {
 	base := unsafe.Pointer(&p.space[0])
 	return unsafe.Add(base, int(-uintptr(base)&63)+offset)
 }
 
-// copyOne copies a tile to p.space, rounded where the precision says so, and fills it up with
-// zeros.
+// copyOne copies a tile to p.space, rounded if the precision requires it, and pads it with zeros.
 func (p *product) copyOne(i int) {
 	t := &p.tiles[p.copies[i]]
 	if p.dev.dataType == typeBF16 {
@@ -307,7 +306,7 @@ func (p *product) computeOne(i int) {
 	runtime.KeepAlive(p)
 }
 
-// multiply adds the terms of block k to a tile of C, or sets it to them.
+// multiply adds the terms of block k to a tile of C, or sets the tile to them.
 func (p *product) multiply(q *problem, row, column, k int, w *worker) {
 	l := p.dev.library
 	a, b := &p.tiles[q.atA+row*q.kb+k], &p.tiles[q.atB+column*q.kb+k]
@@ -342,7 +341,7 @@ func (p *product) multiply(q *problem, row, column, k int, w *worker) {
 	}
 }
 
-// leading is the leading dimension of a tile where it is used.
+// leading returns the leading dimension of the tile that the library reads.
 func (t *operand) leading() int {
 	if t.padded > 0 {
 		return t.padded
@@ -350,7 +349,7 @@ func (t *operand) leading() int {
 	return t.ld
 }
 
-// start is where a tile begins that the library is to read.
+// start returns the address of the tile that the library reads.
 func (p *product) start(t *operand) uintptr {
 	if t.padded > 0 {
 		return uintptr(p.address(t.offset))
@@ -358,8 +357,8 @@ func (p *product) start(t *operand) uintptr {
 	return uintptr(unsafe.Pointer(&t.src[0]))
 }
 
-// spread copies the operands of a shape that may not be used to those of a whole tile, and returns
-// its shape and where they are.
+// spread copies the operands of a shape that must not be used to the operands of a full tile, and
+// returns its shape and their addresses.
 func (p *product) spread(s shape, a, b *operand, w *worker) (whole shape, x, y uintptr) {
 	whole = full(s.dataType, s.k)
 	if w.a == nil {
@@ -370,8 +369,8 @@ func (p *product) spread(s shape, a, b *operand, w *worker) (whole shape, x, y u
 	return whole, uintptr(unsafe.Pointer(&w.a[0])), uintptr(unsafe.Pointer(&w.b[0]))
 }
 
-// spreadOne copies a tile to memory where its rows (columns, of op(B)) are so many elements apart,
-// and its terms so many; the rest is zero. trans says that a line of it as stored is of one term.
+// spreadOne copies a tile to memory with the given distances between its rows (columns, for op(B))
+// and between its terms; the rest is zero. trans means that each stored line belongs to one term.
 func (p *product) spreadOne(dst []float32, row, term int, t *operand, trans bool) {
 	clear(dst)
 	if trans {

@@ -15,22 +15,22 @@ import (
 )
 
 // A shape is a product of the library, C = op(A)·op(B), or with add C += op(A)·op(B), of matrices
-// stored as for [xpu.Device.MatMul].
+// stored as in [xpu.Device.MatMul].
 type shape struct {
-	dataType       int // of A and B; C is float32
+	dataType       int // type of A and B; C is float32
 	transA, transB bool
 	m, n, k        int
 	lda, ldb, ldc  int
 	add            bool
 }
 
-// A primitive is what the library made of a shape. Its scratchpad belongs to the caller, because
-// the library's own is one for all primitives of the thread that made them.
+// A primitive is the library's primitive for a shape. The caller provides its scratchpad, because
+// all primitives created by a thread share the library's own.
 type primitive struct {
 	handle     uintptr
 	matrices   [3]descriptor
 	scratchpad uintptr // descriptor
-	bytes      int     // of the scratchpad
+	bytes      int     // size of the scratchpad
 	name       string
 	free       freelist.List[execution]
 }
@@ -38,29 +38,29 @@ type primitive struct {
 // A descriptor describes a matrix to the library.
 type descriptor struct {
 	address uintptr
-	memory  []uint64 // of version 2, what stands at the address
+	memory  []uint64 // in version 2, the memory at the address
 }
 
-// An execution is what one call of a primitive needs: memory objects, which say where its matrices
-// are.
+// An execution is the state for calls of a primitive: memory objects that contain the addresses of
+// its matrices.
 type execution struct {
-	places    [4]uintptr // of the matrices of the last call
+	places    [4]uintptr // addresses of the matrices of the last call
 	arguments [4]struct {
 		kind   int32
 		memory uintptr
 	}
 }
 
-// A worker is what a thread needs to call primitives, one after the other.
+// A worker is the state that a thread needs to call primitives, one after the other.
 type worker struct {
 	stream     uintptr
 	scratchpad []uint64
-	tile       []float32 // of C, where the place of the result is too narrow
-	a, b       []float32 // operands of a whole tile
+	tile       []float32 // tile of C, if the place of the result is too narrow
+	a, b       []float32 // operands of a full tile
 	call       [4]uintptr
 }
 
-// primitive returns what computes a shape, or nil where that does not agree with the reference.
+// primitive returns the primitive for a shape, or nil if it does not agree with the reference.
 func (l *library) primitive(s shape, w *worker) *primitive {
 	l.mu.RLock()
 	p, known := l.primitives[s]
@@ -82,7 +82,7 @@ func (l *library) primitive(s shape, w *worker) *primitive {
 	return p
 }
 
-// make makes the primitive of a shape.
+// make creates the primitive of a shape.
 func (l *library) make(s shape) (_ *primitive, err error) {
 	p := &primitive{}
 	for i, x := range [3]struct {
@@ -99,7 +99,7 @@ func (l *library) make(s shape) (_ *primitive, err error) {
 		return nil, err
 	}
 	defer l.call("dnnl_primitive_attr_destroy", attributes)
-	var description uintptr // is kept: that of the scratchpad is a part of it
+	var description uintptr // kept, because it contains the scratchpad's
 	a, b, c := p.matrices[0].address, p.matrices[1].address, p.matrices[2].address
 	if l.major == 2 {
 		operation := make([]uint64, descriptorBytes/8)
@@ -132,7 +132,7 @@ func (l *library) make(s shape) (_ *primitive, err error) {
 	return p, nil
 }
 
-// describe describes a matrix, or the transpose of a stored one.
+// describe creates the descriptor of a matrix, or of the transpose of a stored one.
 func (l *library) describe(trans bool, rows, columns, ld, dataType int) (d descriptor, err error) {
 	sizes, strides := [2]int64{int64(rows), int64(columns)}, [2]int64{int64(ld), 1}
 	if trans {
@@ -149,8 +149,8 @@ func (l *library) describe(trans bool, rows, columns, ld, dataType int) (d descr
 		uintptr(unsafe.Pointer(&strides[0])))
 }
 
-// attributes says that the scratchpad is the caller's, and with add that the result is added to
-// what stands in its place.
+// attributes returns attributes with a scratchpad of the caller, and with add an addition of the
+// result to C.
 func (l *library) attributes(add bool) (attributes uintptr, err error) {
 	if err := l.call("dnnl_primitive_attr_create", uintptr(unsafe.Pointer(&attributes))); err != nil {
 		return 0, err
@@ -169,11 +169,11 @@ func (l *library) attributes(add bool) (attributes uintptr, err error) {
 	return attributes, l.call("dnnl_primitive_attr_set_post_ops", attributes, after)
 }
 
-// run computes the product of matrices at these addresses. What stands there must be alive until it
-// returns.
+// run computes the product of the matrices at these addresses. The matrices must stay alive until
+// it returns.
 func (l *library) run(p *primitive, w *worker, a, b, c uintptr) {
 	if err := l.tryRun(p, w, a, b, c); err != nil {
-		// all arguments were right when the primitive was checked: no memory is left
+		// all arguments were valid when the primitive was checked: out of memory
 		panic(fmt.Sprintf("onednn: %v", err))
 	}
 }
@@ -221,7 +221,7 @@ func (l *library) tryRun(p *primitive, w *worker, a, b, c uintptr) error {
 			return &statusError{"dnnl_memory_set_data_handle", int32(status)}
 		}
 	}
-	// arguments in a slice are no allocation
+	// arguments in a slice do not cause an allocation
 	w.call = [4]uintptr{p.handle, w.stream, uintptr(count), uintptr(unsafe.Pointer(&x.arguments[0]))}
 	status, _, _ := sharedlib.Call(l.execute, w.call[:]...)
 	runtime.KeepAlive(w.scratchpad)
@@ -231,50 +231,50 @@ func (l *library) tryRun(p *primitive, w *worker, a, b, c uintptr) error {
 	return nil
 }
 
-// aligned is the first address in memory that is a multiple of 64 bytes.
+// aligned returns the first address in memory that is a multiple of 64 bytes.
 func aligned[T any](memory []T) uintptr {
 	return (uintptr(unsafe.Pointer(&memory[0])) + 63) &^ 63
 }
 
-// probes is the number of different rows of A and columns of B with which a primitive is tried.
+// probes is the number of different rows of A and columns of B with which a primitive is checked.
 const probes = 7
 
-// reference names the numbers that all primitives of a data type must give for the probes of so
-// many terms.
+// reference identifies the results that all primitives of a data type must have for the probes of k
+// terms.
 type reference struct{ dataType, k int }
 
-// errPlace says that an element's bits depend on its place.
+// errPlace reports that an element's bits depend on its position.
 var errPlace = errors.New("the bits of an element depend on its place in the product")
 
-// full is the shape of a whole tile of so many terms, which gives the reference.
+// full returns the shape of a full tile of k terms, which computes the reference.
 func full(dataType, k int) shape {
 	return shape{dataType: dataType, m: tileRows, n: tileColumns, k: k, lda: k, ldb: tileColumns, ldc: tileColumns}
 }
 
-// start is what stands in C before a primitive is tried.
+// start returns the contents of C before a primitive is checked.
 func start(i, j int) float32 { return 1000 * (float32(i%probes) - float32(j%probes)/3) }
 
-// agree multiplies matrices of a few different rows and columns, again and again in all places, and
-// compares every element with the reference: so it finds a kernel that adds up in another order in
-// some places, or another kernel than that of other shapes.
+// agree multiplies matrices of a few different rows and columns, repeated at all positions, and
+// compares every element with the reference. This finds kernels that add in another order at some
+// positions, or in another order than other shapes.
 func (l *library) agree(s shape, p *primitive, w *worker) error {
 	var rows, columns [probes][blockK]float32
 	random := rand.New(rand.NewPCG(uint64(s.k), 1))
 	for k := range s.k {
 		for i := range probes {
-			// Numbers of many sizes, so that nearly every addition rounds and another order shows,
-			// in bfloat16 too.
+			// Numbers of many sizes, so that nearly every addition rounds and another order changes
+			// bits, in bfloat16 too.
 			rows[i][k] = float32(math.Ldexp(random.Float64()-.5, random.IntN(12)))
 			columns[i][k] = float32(math.Ldexp(random.Float64()-.5, random.IntN(12)))
 		}
 	}
-	memory := func(size int) []float32 { // in bfloat16 half of it is used
+	memory := func(size int) []float32 { // bfloat16 uses half of this
 		x := make([]float32, size+16)
 		return x[(aligned(x)-uintptr(unsafe.Pointer(&x[0])))/4:]
 	}
 	c := memory(s.m * s.ldc)
-	// Where a tile has fewer rows than there are probes, each has its turn in each place, and so
-	// with columns.
+	// If a tile has fewer rows than there are probes, each probe is used at each position; the same
+	// applies to columns.
 	for first := 0; first < probes; first += max(1, s.m) {
 		a := memory(operandSize(s.transA, s.m, s.k, s.lda))
 		fill(a, &rows, first, s.transA, s.m, s.k, s.lda, s.dataType)
@@ -300,7 +300,7 @@ func (l *library) agree(s shape, p *primitive, w *worker) error {
 	return nil
 }
 
-// operandSize is the number of elements that n rows or columns of so many terms take.
+// operandSize returns the number of elements of n rows or columns with the given number of terms.
 func operandSize(trans bool, n, terms, ld int) int {
 	if trans {
 		return terms * ld
@@ -308,8 +308,8 @@ func operandSize(trans bool, n, terms, ld int) int {
 	return n * ld
 }
 
-// fill writes the probes from the given one on to n rows or columns of an operand; trans says that
-// a line of it as stored is of one term.
+// fill writes the probes, from the given one on, to n rows or columns of an operand. trans means
+// that each stored line belongs to one term.
 func fill(x []float32, values *[probes][blockK]float32, first int, trans bool, n, terms, ld, dataType int) {
 	bits := unsafe.Slice((*uint16)(unsafe.Pointer(&x[0])), 2*len(x))
 	for i := range n {
@@ -317,14 +317,14 @@ func fill(x []float32, values *[probes][blockK]float32, first int, trans bool, n
 			if at := place(trans, i, k, ld); dataType == typeF32 {
 				x[at] = v
 			} else {
-				bits[at] = uint16(math.Float32bits(v) >> 16) // any bfloat16 will do
+				bits[at] = uint16(math.Float32bits(v) >> 16) // any bfloat16 works
 			}
 		}
 	}
 }
 
-// compare compares the elements of c with the reference, which is the result of the first shape of
-// so many terms.
+// compare compares the elements of c with the reference, which is the result of the first shape
+// with the same number of terms.
 func (l *library) compare(s shape, c []float32, first, second int) error {
 	r := reference{s.dataType, s.k}
 	want, known := l.references[r]
@@ -348,8 +348,8 @@ func (l *library) compare(s shape, c []float32, first, second int) error {
 	return nil
 }
 
-// prepare makes the references of a data type: whole tiles of all numbers of terms. It says what
-// implements them.
+// prepare computes the references of a data type: full tiles of all numbers of terms. It returns
+// the name of their implementation.
 func (l *library) prepare(dataType int) (name string, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -371,7 +371,7 @@ func (l *library) prepare(dataType int) (name string, err error) {
 	return name, nil
 }
 
-// text is a string of C.
+// text converts a C string.
 func text(address uintptr) string {
 	bytes := unsafe.Slice(*(**byte)(unsafe.Pointer(&address)), 256)
 	end := slices.Index(bytes, 0)
