@@ -89,7 +89,7 @@ func TestSummary(t *testing.T) {
 		{"", "skipped: no test for want of a library"},
 		{skip("this user may write everywhere"),
 			"skipped: no test for want of a library; 1 test for other reasons, which go test -v names"},
-		{skip("no OpenCL device: opencl: the loader libOpenCL.so.1 knows no driver") + skip("opencl: no loader") +
+		{skip("no OpenCL device: opencl: the loader libOpenCL.so.1 found no driver") + skip("opencl: no loader") +
 			skip("onednn: no oneDNN library was found"),
 			"skipped: 3 tests for want of a library; to run all (Debian, Ubuntu): apt-get install pocl-opencl-icd " +
 				"ocl-icd-libopencl1 libdnnl2"},

@@ -13,13 +13,13 @@ import (
 	"mula/internal/usercache"
 )
 
-// A Cache is a folder of compiled programs, a file each, which processes may share. A file is named
-// after the SHA-256 of all that its content depends on: source and options, device, driver,
-// platform, and the versions of these. It has
+// A Cache is a folder of compiled programs, one file each, which processes may share. A file name
+// is the SHA-256 of everything that its content depends on: source and options, device, driver,
+// platform, and their versions. A file contains
 //
 //	"mula opencl 1\n" | that SHA-256 | SHA-256 of the rest | the driver's binary
 //
-// and is written whole or not at all. A file that is not so is as good as none.
+// and is written atomically. Any other file is ignored.
 type Cache struct{ folder string }
 
 const (
@@ -30,20 +30,20 @@ const (
 
 type cacheKey [sha256.Size]byte
 
-// NewCache is the cache in a folder, which is made when there is something to keep.
+// NewCache returns the cache in a folder, which is created when the first program is stored.
 func NewCache(folder string) *Cache { return &Cache{folder} }
 
-// UserCache is the cache of the user, mula/opencl in the user's folder for caches (XDG_CACHE_HOME,
-// or .cache in HOME). The error says why there is none.
+// UserCache returns the user's cache, mula/opencl in the user's cache folder (XDG_CACHE_HOME, or
+// .cache in HOME). It fails if there is no such folder.
 func UserCache() (*Cache, error) {
 	folder, err := usercache.Folder("opencl")
 	if err != nil {
-		return nil, fmt.Errorf("opencl: no folder to keep programs in: %w", err)
+		return nil, fmt.Errorf("opencl: no cache folder for compiled programs: %w", err)
 	}
 	return NewCache(folder), nil
 }
 
-// cacheKey names a program on the device.
+// cacheKey returns the key of a program on the device.
 func (d *Device) cacheKey(s Source) cacheKey {
 	h := sha256.New()
 	for _, text := range []string{cacheMagic, d.Platform, d.platformVersion, d.Name, d.Vendor, d.Version,
@@ -60,7 +60,7 @@ func (c *Cache) path(key cacheKey) string {
 	return filepath.Join(c.folder, hex.EncodeToString(key[:])+cacheSuffix)
 }
 
-// load gives what store has kept, or nil.
+// load returns the stored binary, or nil.
 func (c *Cache) load(key cacheKey) []byte {
 	f, err := os.Open(c.path(key))
 	if err != nil {
@@ -81,11 +81,11 @@ func (c *Cache) load(key cacheKey) []byte {
 	return content
 }
 
-// store keeps a program, in the place of what was there.
+// store stores a binary and replaces an existing one.
 func (c *Cache) store(key cacheKey, content []byte) (err error) {
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("opencl: a compiled program could not be kept: %w", err)
+			err = fmt.Errorf("opencl: cannot cache a compiled program: %w", err)
 		}
 	}()
 	if err := os.MkdirAll(c.folder, 0o700); err != nil {

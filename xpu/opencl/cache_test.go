@@ -203,7 +203,7 @@ func TestCacheFaults(t *testing.T) {
 			return nil
 		}
 		cached, err := build(source, cache)
-		if cached || !errors.Is(err, broken) || !strings.Contains(err.Error(), "could not be kept") {
+		if cached || !errors.Is(err, broken) || !strings.Contains(err.Error(), "cannot cache") {
 			t.Errorf("%s: cached %v, %v", op, cached, err)
 		}
 		atomicfile.Fault = nil

@@ -10,13 +10,13 @@ import (
 	"unsafe"
 )
 
-// A Context is what memory and programs on one device belong to.
+// A Context owns the memory and programs on one device.
 type Context struct {
 	object
 	device *Device
 }
 
-// NewContext makes a context on a device.
+// NewContext creates a context on a device.
 func NewContext(d *Device) (*Context, error) {
 	id, code := d.id, new(int32)
 	handle := d.library.CreateContext(nil, 1, &id, 0, 0, code)
@@ -28,21 +28,21 @@ func NewContext(d *Device) (*Context, error) {
 	return c, nil
 }
 
-// created turns what a function that makes something returned into an error.
+// created converts the result of a function that creates an object to an error.
 func created(call string, handle uintptr, code int32) error {
 	if err := check(call, code); err != nil {
 		return err
 	}
 	if handle == 0 {
-		return fmt.Errorf("%s: nothing was made", call)
+		return fmt.Errorf("%s: no object was created", call)
 	}
 	return nil
 }
 
-// Device is that of the context.
+// Device returns the context's device.
 func (c *Context) Device() *Device { return c.device }
 
-// fail says what could not be done, on which device.
+// fail adds the operation and the device to an error.
 func (c *Context) fail(err error, format string, args ...any) error {
 	return fmt.Errorf("opencl: %s: %s: %w", c.device.Name, fmt.Sprintf(format, args...), err)
 }
@@ -54,10 +54,10 @@ type Buffer struct {
 	bytes   int64
 }
 
-// NewBuffer makes a buffer of so many bytes, at least 1, whose content is not defined.
+// NewBuffer allocates a buffer of the given number of bytes, at least 1, with undefined contents.
 func (c *Context) NewBuffer(bytes int64) (*Buffer, error) {
 	if bytes < 1 || bytes > c.device.MaxAllocation {
-		return nil, fmt.Errorf("opencl: %s: a buffer of %d bytes; it must have from 1 to %d", c.device.Name, bytes,
+		return nil, fmt.Errorf("opencl: %s: invalid buffer size of %d bytes; it must be from 1 to %d", c.device.Name, bytes,
 			c.device.MaxAllocation)
 	}
 	parent, err := c.hold()
@@ -68,7 +68,7 @@ func (c *Context) NewBuffer(bytes int64) (*Buffer, error) {
 	l, code := c.device.library, new(int32)
 	handle := l.CreateBuffer(parent, memoryReadWrite, uintptr(bytes), 0, code)
 	if err := created("clCreateBuffer", handle, *code); err != nil {
-		return nil, c.fail(err, "a buffer of %d bytes, of %d bytes of memory", bytes, c.device.Memory)
+		return nil, c.fail(err, "a buffer of %d bytes on a device with %d bytes of memory", bytes, c.device.Memory)
 	}
 	b := &Buffer{context: c, bytes: bytes}
 	live.bytes.Add(bytes)
@@ -79,16 +79,16 @@ func (c *Context) NewBuffer(bytes int64) (*Buffer, error) {
 	return b, nil
 }
 
-// Bytes is the size of the buffer.
+// Bytes returns the size of the buffer.
 func (b *Buffer) Bytes() int64 { return b.bytes }
 
-// A Queue takes commands, which the device carries out one after the other, in order.
+// A Queue holds commands, which the device executes in order.
 type Queue struct {
 	object
 	context *Context
 }
 
-// NewQueue makes a queue. With times those of its commands are kept; see [Event.Times].
+// NewQueue creates a queue. With times it records the times of its commands; see [Event.Times].
 func (c *Context) NewQueue(times bool) (*Queue, error) {
 	parent, err := c.hold()
 	if err != nil {
@@ -109,21 +109,21 @@ func (c *Context) NewQueue(times bool) (*Queue, error) {
 	return q, nil
 }
 
-// Number is what buffers are made of.
+// Number is an element type of a buffer.
 type Number interface {
 	uint8 | uint16 | int32 | uint32 | int64 | uint64 | float32
 }
 
-// Write copies from into the buffer, from its element first on, after all commands before it, and
-// returns when that is done. If ctx ends before, from may still be read, up to the end of the
-// command.
+// Write copies from to the buffer, starting at its element first, after all preceding commands, and
+// waits for the end of the copy. If ctx ends earlier, from may still be read until the command
+// ends.
 func Write[T Number](ctx context.Context, q *Queue, b *Buffer, first int64, from []T) error {
 	return transfer(ctx, q, b, first, from, "clEnqueueWriteBuffer", q.context.device.library.EnqueueWriteBuffer)
 }
 
-// Read copies the buffer, from its element first on, into to, after all commands before it, and
-// returns when that is done. If ctx ends before, to may still be written to, up to the end of the
-// command.
+// Read copies the buffer, starting at its element first, to to, after all preceding commands, and
+// waits for the end of the copy. If ctx ends earlier, to may still be written until the command
+// ends.
 func Read[T Number](ctx context.Context, q *Queue, b *Buffer, first int64, to []T) error {
 	return transfer(ctx, q, b, first, to, "clEnqueueReadBuffer", q.context.device.library.EnqueueReadBuffer)
 }
@@ -134,7 +134,7 @@ func transfer[T Number](ctx context.Context, q *Queue, b *Buffer, first int64, d
 	var element T
 	size := int64(unsafe.Sizeof(element))
 	if n := int64(len(data)); first < 0 || first > b.bytes/size || n > b.bytes/size-first {
-		return fmt.Errorf("opencl: %s: %d elements of %d bytes from element %d on, of a buffer of %d bytes", call, n,
+		return fmt.Errorf("opencl: %s: %d elements of %d bytes from element %d on exceed a buffer of %d bytes", call, n,
 			size, first, b.bytes)
 	}
 	if b.context != q.context {
@@ -150,7 +150,7 @@ func transfer[T Number](ctx context.Context, q *Queue, b *Buffer, first int64, d
 	if err != nil {
 		return fmt.Errorf("opencl: %s: the buffer: %w", call, err)
 	}
-	defer b.drop() // the command holds it
+	defer b.drop() // the command keeps its own reference
 	pin := new(runtime.Pinner)
 	pin.Pin(&data[0])
 	e, err := q.enqueue(call, func(queue uintptr, event *uintptr) int32 {
@@ -173,8 +173,8 @@ func transfer[T Number](ctx context.Context, q *Queue, b *Buffer, first int64, d
 	})
 }
 
-// Zero sets bytes of the buffer to zero, from one on, after all commands before. It does not wait.
-// All are multiples of 4.
+// Zero sets bytes of the buffer to zero, starting at byte first, after all preceding commands. It
+// does not wait. first and bytes must be multiples of 4.
 func (q *Queue) Zero(b *Buffer, first, bytes int64) error {
 	const call = "clEnqueueFillBuffer"
 	if err := q.takes(call, b, first, bytes); err != nil || bytes == 0 {
@@ -192,8 +192,8 @@ func (q *Queue) Zero(b *Buffer, first, bytes int64) error {
 	})
 }
 
-// Copy copies bytes from one place of a buffer to another, or of another, after all commands
-// before. It does not wait. The places must not overlap; all are multiples of 4.
+// Copy copies bytes within a buffer or from one buffer to another, after all preceding commands. It
+// does not wait. The ranges must not overlap; offsets and sizes must be multiples of 4.
 func (q *Queue) Copy(to *Buffer, toFirst int64, from *Buffer, fromFirst, bytes int64) error {
 	const call = "clEnqueueCopyBuffer"
 	err1, err2 := q.takes(call, to, toFirst, bytes), q.takes(call, from, fromFirst, bytes)
@@ -220,14 +220,14 @@ func (q *Queue) Copy(to *Buffer, toFirst int64, from *Buffer, fromFirst, bytes i
 	})
 }
 
-// Flush tells the driver to begin with what the queue has been given, if it has not. It does not
-// wait.
+// Flush makes the driver start the enqueued commands, if it has not. It does not wait.
 func (q *Queue) Flush() error { return q.give("clFlush", q.context.device.library.Flush) }
 
-// takes says what is wrong with a place in a buffer.
+// takes checks a range of bytes in a buffer.
 func (q *Queue) takes(call string, b *Buffer, first, bytes int64) error {
 	if first < 0 || bytes < 0 || first > b.bytes || bytes > b.bytes-first || first%4 != 0 || bytes%4 != 0 {
-		return fmt.Errorf("opencl: %s: %d bytes from byte %d on, of a buffer of %d bytes", call, bytes, first, b.bytes)
+		return fmt.Errorf("opencl: %s: %d bytes from byte %d on exceed a buffer of %d bytes or are not multiples of 4",
+			call, bytes, first, b.bytes)
 	}
 	if b.context != q.context {
 		return fmt.Errorf("opencl: %s: the buffer and the queue have different contexts", call)
@@ -235,13 +235,13 @@ func (q *Queue) takes(call string, b *Buffer, first, bytes int64) error {
 	return nil
 }
 
-// lost is memory of commands of whose end nothing will be known. The library may still use it.
+// lost is the memory of commands whose end will never be known. The library may still use it.
 var lost struct {
 	sync.Mutex
 	pins []*runtime.Pinner
 }
 
-// give gives the queue a command for whose end nobody will ask.
+// give enqueues a command without an event.
 func (q *Queue) give(call string, give func(queue uintptr) int32) error {
 	queue, err := q.hold()
 	if err != nil {
@@ -256,7 +256,7 @@ func (q *Queue) give(call string, give func(queue uintptr) int32) error {
 	return nil
 }
 
-// enqueue gives the queue a command, and returns its event.
+// enqueue enqueues a command, and returns its event.
 func (q *Queue) enqueue(call string, give func(queue uintptr, event *uintptr) int32) (*Event, error) {
 	queue, err := q.hold()
 	if err != nil {
@@ -274,8 +274,8 @@ func (q *Queue) enqueue(call string, give func(queue uintptr, event *uintptr) in
 	return e, nil
 }
 
-// Finish returns when all commands given to the queue before have ended. That one of them has
-// failed is for its own event to say.
+// Finish returns when all preceding commands of the queue have ended. It does not report their
+// errors; their own events do.
 func (q *Queue) Finish(ctx context.Context) error {
 	l := q.context.device.library
 	e, err := q.enqueue("clEnqueueMarkerWithWaitList", func(queue uintptr, event *uintptr) int32 {
@@ -288,18 +288,18 @@ func (q *Queue) Finish(ctx context.Context) error {
 	return e.Wait(ctx)
 }
 
-// An Event is a command that was given to a queue.
+// An Event is the state of an enqueued command.
 type Event struct {
 	object
 	library *library
 	call    string
 }
 
-// Wait returns when the command has ended, with an error if it has failed.
+// Wait returns when the command has ended, with an error if it failed.
 func (e *Event) Wait(ctx context.Context) error { return e.wait(ctx, func(bool) {}) }
 
-// wait waits for the end of the command. done is called once, when the command has ended, also if
-// ctx is done long before; or with false when the library will not say any more whether it has.
+// wait waits for the end of the command. It calls done once: with true when the command has ended,
+// even if ctx ended long before, or with false if the library can no longer report the end.
 func (e *Event) wait(ctx context.Context, done func(ended bool)) error {
 	handle, err := e.hold()
 	if err != nil {
@@ -322,8 +322,8 @@ func (e *Event) wait(ctx context.Context, done func(ended bool)) error {
 	return fmt.Errorf("opencl: waiting for %s: %w", e.call, ctx.Err())
 }
 
-// await returns what comes over a channel, or false if ctx ends before. What is there is returned
-// even if ctx has ended, too.
+// await returns a value received from c, or false if ctx ends first. An available value is returned
+// even if ctx has ended too.
 func await[T any](ctx context.Context, c <-chan T) (v T, ok bool) {
 	select {
 	case v = <-c:
@@ -338,31 +338,31 @@ func await[T any](ctx context.Context, c <-chan T) (v T, ok bool) {
 	}
 }
 
-// outcome waits for the end of the command, however long that takes, and says whether it has come,
-// and whether the command has failed.
+// outcome waits for the end of the command without a limit, and reports whether it ended and its
+// error.
 func (e *Event) outcome(handle uintptr) (ended bool, err error) {
 	err = check("clWaitForEvents", e.library.WaitForEvents(1, &handle))
-	handlers().RestoreIfFaults() // a kernel may be compiled when it runs first
+	handlers().RestoreIfFaults() // a kernel may be compiled at its first run
 	if err == nil {
 		return true, nil
 	}
 	status, asked := askNumber[int32]("clGetEventInfo", func(size uintptr, value unsafe.Pointer, bytes *uintptr) int32 {
 		return e.library.GetEventInfo(handle, eventStatus, size, value, bytes)
 	})
-	ended = asked == nil && status <= 0 // CL_COMPLETE, or what went wrong
+	ended = asked == nil && status <= 0 // CL_COMPLETE, or an error code
 	if ended && status < 0 {
 		err = check(e.call, status)
 	}
 	return ended, fmt.Errorf("opencl: waiting for %s: %w", e.call, err)
 }
 
-// Times are moments of a command on the device's clock, which begins anywhere.
+// Times are moments of a command on the device's clock, whose origin is arbitrary.
 type Times struct{ Queued, Submitted, Started, Ended time.Duration }
 
-// Ran is how long the command ran on the device.
+// Ran returns how long the command ran on the device.
 func (t Times) Ran() time.Duration { return t.Ended - t.Started }
 
-// Times are those of a command that has ended; before, it is an error.
+// Times returns the times of a command that has ended; before the end it fails.
 func (e *Event) Times() (Times, error) {
 	var t Times
 	handle, err := e.hold()

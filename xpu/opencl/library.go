@@ -13,18 +13,18 @@ import (
 	"mula/internal/signals"
 )
 
-// LibraryVariable is the environment variable that names the OpenCL loader, if it is not found by
-// itself.
+// LibraryVariable is the environment variable that names the OpenCL loader if mula does not find
+// it.
 const LibraryVariable = "MULA_OPENCL_LIB"
 
-// search is where the loader is looked for.
+// search defines where the loader is looked up.
 var search = sharedlib.Search{Variable: LibraryVariable, Names: []string{"libOpenCL.so.1"}}
 
-// supported says whether the loader is opened on this system: where package signals puts back the
-// handlers that drivers take.
+// supported reports whether mula opens the loader on this system: package signals must be able to
+// restore signal handlers that drivers replace.
 const supported = runtime.GOOS == "linux" && (runtime.GOARCH == "amd64" || runtime.GOARCH == "arm64")
 
-// Numbers of the C interface (CL/cl.h, CL/cl_ext.h).
+// Constants of the C interface (CL/cl.h, CL/cl_ext.h).
 const (
 	platformVersion, platformName = 0x0901, 0x0902
 
@@ -46,9 +46,9 @@ const (
 	codeDeviceNotFound, codePlatformNotFound               = -1, -1001
 )
 
-// Calls are the functions of the loader, all of OpenCL 1.2; a field F is the function clF. A
-// pointer that a function keeps beyond its return must be pinned until then; the others are on the
-// heap, because these are function values, and are kept for the call.
+// calls are the functions of the loader, all of OpenCL 1.2; a field F is the function clF. A
+// pointer that a function keeps after its return must be pinned until then. Other pointers are on
+// the heap, because these are function values, and stay alive during the call.
 type calls struct {
 	GetPlatformIDs  func(size uint32, platforms *uintptr, count *uint32) int32
 	GetPlatformInfo func(platform uintptr, what uint32, size uintptr, value unsafe.Pointer,
@@ -100,20 +100,20 @@ type calls struct {
 	ReleaseEvent              func(event uintptr) int32
 }
 
-// A library is an opened loader. It is never closed: drivers have threads.
+// A library is an opened loader. It is never closed, because drivers have threads.
 type library struct {
 	name string
 	calls
 }
 
-// opened are the libraries of this process, by the value of the variable that named them.
+// opened are the libraries of this process, by the value of the environment variable.
 var (
 	openedMu sync.Mutex
 	opened   = map[string]*library{}
 )
 
-// handlers are those of signals before the first driver was loaded. With PoCL 3.1 they are taken
-// over when devices are listed first; drivers may do so whenever they compile.
+// handlers are the signal handlers from before the first driver was loaded. PoCL 3.1 replaces them
+// when devices are first listed; drivers may replace them whenever they compile.
 var handlers = sync.OnceValue(signals.Keep)
 
 // open finds and opens the loader.
@@ -124,12 +124,12 @@ func open() (*library, error) {
 	if l := opened[named]; l != nil {
 		return l, nil
 	}
-	where := LibraryVariable + " names it"
+	where := LibraryVariable + " is set to it"
 	if named == "" {
-		where = "install it (Debian and Ubuntu: ocl-icd-libopencl1), or name its file in " + LibraryVariable
+		where = "install it (Debian and Ubuntu: ocl-icd-libopencl1), or set " + LibraryVariable + " to its path"
 	}
 	if !supported {
-		return nil, fmt.Errorf("opencl: no OpenCL loader: libraries are not opened on %s/%s, only on Linux with "+
+		return nil, fmt.Errorf("opencl: no OpenCL loader: %s/%s is not supported, only Linux with "+
 			"amd64 or arm64; %s", runtime.GOOS, runtime.GOARCH, where)
 	}
 	handlers()
@@ -143,7 +143,7 @@ func open() (*library, error) {
 		function := "cl" + functions.Type().Field(i).Name
 		address, err := file.Symbol(function)
 		if err != nil {
-			return nil, fmt.Errorf("opencl: %w: it is no OpenCL loader of version 1.2 or later", err)
+			return nil, fmt.Errorf("opencl: %w; install an OpenCL loader of version 1.2 or later", err)
 		}
 		switch function {
 		case "clSetKernelArg":
@@ -158,8 +158,8 @@ func open() (*library, error) {
 	return l, nil
 }
 
-// A launch calls two functions, one of them for each argument. By reflection, as
-// [sharedlib.Register] does it, that would cost more than some kernels.
+// A launch calls two functions, one of them for each argument. Calling them by reflection, like
+// [sharedlib.Register], would cost more than some kernels.
 
 func fastSetKernelArg(function uintptr) func(kernel uintptr, index uint32, size uintptr, value unsafe.Pointer) int32 {
 	return func(kernel uintptr, index uint32, size uintptr, value unsafe.Pointer) int32 {
@@ -180,17 +180,16 @@ func fastEnqueueNDRangeKernel(function uintptr) func(queue, kernel uintptr, dime
 	}
 }
 
-// An Error is what a function of OpenCL answered.
+// An Error is the error code of an OpenCL function.
 type Error struct {
-	Call string // for instance clCreateBuffer
+	Call string // for example clCreateBuffer
 	Code int32  // below 0
 }
 
-// Error is for instance "clCreateBuffer: CL_OUT_OF_RESOURCES (-5)".
+// Error returns for example "clCreateBuffer: CL_OUT_OF_RESOURCES (-5)".
 func (e *Error) Error() string { return fmt.Sprintf("%s: %s (%d)", e.Call, e.Name(), e.Code) }
 
-// Name is the code's name in CL/cl.h, for instance CL_OUT_OF_RESOURCES; of a code that is not
-// there, "unknown error".
+// Name returns the code's name in CL/cl.h, for example CL_OUT_OF_RESOURCES, or "unknown error".
 func (e *Error) Name() string {
 	if name := codeNames[e.Code]; name != "" {
 		return name
@@ -226,7 +225,7 @@ var codeNames = map[int32]string{
 	-1001: "CL_PLATFORM_NOT_FOUND_KHR",
 }
 
-// check turns what a function returned into an error.
+// check converts the result of a function to an error.
 func check(call string, code int32) error {
 	if code == 0 {
 		return nil
@@ -234,18 +233,18 @@ func check(call string, code int32) error {
 	return &Error{call, code}
 }
 
-// maxAnswer bounds what a driver may answer to a question, so that a broken one does not fill the
-// memory.
+// maxAnswer limits the size of a value returned by a driver, so that a broken driver does not fill
+// the memory.
 const maxAnswer = 1 << 30
 
-// ask asks a clGet…Info function for a value of any size.
+// ask gets a value of any size from a clGet…Info function.
 func ask(call string, get func(size uintptr, value unsafe.Pointer, bytes *uintptr) int32) ([]byte, error) {
 	var n uintptr
 	if err := check(call, get(0, nil, &n)); err != nil {
 		return nil, err
 	}
 	if n > maxAnswer {
-		return nil, fmt.Errorf("%s: an answer of %d bytes", call, n)
+		return nil, fmt.Errorf("%s: value of %d bytes is too large", call, n)
 	}
 	if n == 0 {
 		return nil, nil
@@ -254,7 +253,7 @@ func ask(call string, get func(size uintptr, value unsafe.Pointer, bytes *uintpt
 	return value, check(call, get(n, unsafe.Pointer(&value[0]), nil))
 }
 
-// askNumber asks for a value that has the size of a T.
+// askNumber gets a value of the size of a T.
 func askNumber[T int32 | uint32 | uint64 | uintptr](call string, get func(size uintptr, value unsafe.Pointer,
 	bytes *uintptr) int32) (T, error) {
 	value := new(T)
@@ -262,7 +261,7 @@ func askNumber[T int32 | uint32 | uint64 | uintptr](call string, get func(size u
 	return *value, err
 }
 
-// isCode says whether err is that answer of OpenCL.
+// isCode reports whether err has the given OpenCL code.
 func isCode(err error, code int32) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Code == code

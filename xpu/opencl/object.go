@@ -6,28 +6,28 @@ import (
 	"sync/atomic"
 )
 
-// ErrReleased is the error of a call that was given something that was released before.
-var ErrReleased = errors.New("it was released before")
+// ErrReleased is the error of a call with an object that was released before.
+var ErrReleased = errors.New("the object was released before")
 
-// Counts are numbers of what is there.
+// Counts are numbers of live objects.
 type Counts struct {
 	Contexts, Queues, Buffers, Programs, Kernels, Events int64
-	Bytes                                                int64 // of buffers
+	Bytes                                                int64 // total size of the buffers
 }
 
 var live struct{ contexts, queues, buffers, programs, kernels, events, bytes atomic.Int64 }
 
-// Live counts what this process has made and the library has not been told to release.
+// Live returns the number of objects that this process has created and not released.
 func Live() Counts {
 	return Counts{live.contexts.Load(), live.queues.Load(), live.buffers.Load(), live.programs.Load(),
 		live.kernels.Load(), live.events.Load(), live.bytes.Load()}
 }
 
-// An object is a handle of the library with those who use it: calls under way, and objects made of
-// it. It is released when its owner does not want it any more and the last of them has ended.
+// An object is a reference-counted handle of the library. Running calls and dependent objects hold
+// references. It is released when its owner has released it and the last reference is dropped.
 type object struct {
 	release func(handle uintptr) int32
-	parent  *object // which it holds, or nil
+	parent  *object // referenced by this object, or nil
 	count   *atomic.Int64
 
 	mu     sync.Mutex
@@ -36,8 +36,8 @@ type object struct {
 	gone   bool // its owner has released it
 }
 
-// start makes an object of a new handle, which the caller owns. The parent must be held by the
-// caller.
+// start initializes an object with a new handle, which the caller owns. The caller must hold a
+// reference to the parent.
 func (o *object) start(handle uintptr, release func(uintptr) int32, count *atomic.Int64, parent *object) {
 	o.handle, o.release, o.count, o.parent = handle, release, count, parent
 	count.Add(1)
@@ -48,7 +48,7 @@ func (o *object) start(handle uintptr, release func(uintptr) int32, count *atomi
 	}
 }
 
-// hold keeps the handle valid until drop.
+// hold keeps the handle valid until drop is called.
 func (o *object) hold() (uintptr, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -65,14 +65,14 @@ func (o *object) drop() {
 	o.end()
 }
 
-// Release ends it, as soon as nothing uses it any more.
+// Release releases the object as soon as nothing uses it.
 func (o *object) Release() {
 	o.mu.Lock()
 	o.gone = true
 	o.end()
 }
 
-// end releases the handle if its time has come, and unlocks.
+// end releases the handle if there are no references, and unlocks.
 func (o *object) end() {
 	handle := o.handle
 	if !o.gone || o.users > 0 || handle == 0 {
@@ -81,7 +81,7 @@ func (o *object) end() {
 	}
 	o.handle = 0
 	o.mu.Unlock()
-	o.release(handle) // fails only for what is no handle
+	o.release(handle) // fails only for an invalid handle
 	o.count.Add(-1)
 	if o.parent != nil {
 		o.parent.drop()

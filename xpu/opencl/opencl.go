@@ -1,20 +1,20 @@
-// Package opencl is what mula needs of OpenCL: devices, and programs, memory and queues on them;
-// [mula/xpu/gpu] makes a [mula/xpu.Device] of it. The loader, libOpenCL.so.1, is opened at run time
-// and needed for nothing else; the environment variable MULA_OPENCL_LIB names another file. Only
-// what OpenCL 1.2 has is called.
+// Package opencl is a binding of OpenCL: devices, and programs, memory and queues on them.
+// [mula/xpu/gpu] implements a [mula/xpu.Device] with it. The loader, libOpenCL.so.1, is opened at
+// run time, when needed; the environment variable MULA_OPENCL_LIB names another file. The package
+// calls only functions of OpenCL 1.2.
 //
 // # Lifetimes
 //
-// A [Context], [Queue], [Buffer], [Program], [Kernel] or [Event] belongs to its maker, who calls
-// Release once it is of no more use. The order does not matter, and what is still in use, by a call
-// or by a command under way, goes when that has ended. Release may be called again. A method of
-// what was released returns [ErrReleased]. Nothing is released by the garbage collector; [Live]
-// counts what is there.
+// The creator of a [Context], [Queue], [Buffer], [Program], [Kernel] or [Event] must call Release
+// when it is no longer needed. The order does not matter: an object that a call or a running
+// command uses is released when that has ended. Release may be called again. A method of a released
+// object returns [ErrReleased]. The garbage collector releases nothing; [Live] counts the existing
+// objects.
 //
 // # Memory
 //
-// Go's memory that the library reads or writes is pinned until the command that does so has ended,
-// also where nobody waits for it any more.
+// Go memory that the library reads or writes is pinned until the command has ended, even if no call
+// waits for it any more.
 //
 // # Goroutines
 //
@@ -23,8 +23,8 @@
 //
 // # Waiting
 //
-// What waits takes a context. When that is done, the call returns its error at once; the command,
-// which OpenCL cannot take back, still runs.
+// Methods that wait have a context. When it is done, the call returns its error immediately; the
+// command, which OpenCL cannot cancel, continues.
 package opencl
 
 import (
@@ -51,22 +51,22 @@ const (
 
 var typeOrder = []Type{GPU, Accelerator, CPU, Other}
 
-// A Device is what an OpenCL driver offers, as it describes itself. Sizes are in bytes.
+// A Device is a device of an OpenCL driver, as it describes itself. Sizes are in bytes.
 type Device struct {
 	Name, Vendor  string
 	Type          Type
-	Version       string // of OpenCL, as in "OpenCL 3.0 NEO"
+	Version       string // OpenCL version, as in "OpenCL 3.0 NEO"
 	DriverVersion string
 	Platform      string // the driver's name
 	Extensions    []string
 
 	ComputeUnits  int
-	Clock         int // MHz; 0 where the driver does not know
+	Clock         int // MHz; 0 if the driver does not report it
 	Memory        int64
-	MaxAllocation int64 // of one buffer
+	MaxAllocation int64 // maximum size of one buffer
 	LocalMemory   int64
-	MaxWorkGroup  int   // work-items
-	SubGroupSizes []int // empty where a kernel may not choose; see SubGroups
+	MaxWorkGroup  int   // number of work-items
+	SubGroupSizes []int // empty if a kernel cannot choose; see SubGroups
 
 	library         *library
 	id              uintptr
@@ -74,34 +74,35 @@ type Device struct {
 	maxSubGroups    int
 }
 
-// Has says whether the device has an extension, as in cl_khr_fp16.
+// Has reports whether the device has an extension, such as cl_khr_fp16.
 func (d *Device) Has(extension string) bool { return slices.Contains(d.Extensions, extension) }
 
-// SubGroups says whether work-items of a sub-group can exchange values.
+// SubGroups reports whether work-items of a sub-group can exchange values.
 func (d *Device) SubGroups() bool {
 	return d.maxSubGroups > 0 || d.Has("cl_khr_subgroups") || d.Has("cl_intel_subgroups")
 }
 
-// MatrixInstructions says whether sub-groups multiply matrices of bfloat16 by instructions of their
-// own (cl_intel_subgroup_matrix_multiply_accumulate).
+// MatrixInstructions reports whether sub-groups have instructions to multiply bfloat16 matrices
+// (cl_intel_subgroup_matrix_multiply_accumulate).
 func (d *Device) MatrixInstructions() bool {
 	return d.Has("cl_intel_subgroup_matrix_multiply_accumulate")
 }
 
-// FP16 says whether kernels compute with half precision (cl_khr_fp16).
+// FP16 reports whether kernels can compute in half precision (cl_khr_fp16).
 func (d *Device) FP16() bool { return d.Has("cl_khr_fp16") }
 
-// BF16 says whether the device has instructions that convert to bfloat16 and back, or multiply it.
+// BF16 reports whether the device has instructions that convert to and from bfloat16, or multiply
+// it.
 func (d *Device) BF16() bool {
 	return d.Has("cl_intel_bfloat16_conversions") || d.MatrixInstructions()
 }
 
-// String is for instance "Intel(R) Data Center GPU Max 1550 (gpu, Intel(R) OpenCL Graphics)".
+// String returns for example "Intel(R) Data Center GPU Max 1550 (gpu, Intel(R) OpenCL Graphics)".
 func (d *Device) String() string { return fmt.Sprintf("%s (%s, %s)", d.Name, d.Type, d.Platform) }
 
-// Devices lists the devices of all drivers. Without a loader, a driver or a device the error says
-// which, and what to do. A driver or a device that cannot be asked is left out of the list; the
-// error names it beside the others' list.
+// Devices lists the devices of all drivers. If a loader, a driver or a device is missing, the error
+// says what to do. A driver or a device that fails is not listed; the error then names it and is
+// returned together with the list.
 func Devices() ([]*Device, error) {
 	l, err := open()
 	if err != nil {
@@ -113,8 +114,8 @@ func Devices() ([]*Device, error) {
 	return l.devices()
 }
 
-// asking keeps goroutines from asking for devices at once: PoCL 3.1 crashes where the first two
-// questions meet while it makes itself ready.
+// asking prevents concurrent queries for devices: PoCL 3.1 crashes if the first two queries run
+// while it initializes.
 var asking sync.Mutex
 
 func (l *library) devices() ([]*Device, error) {
@@ -123,8 +124,8 @@ func (l *library) devices() ([]*Device, error) {
 		return nil, fmt.Errorf("opencl: %w", err)
 	}
 	if len(platforms) == 0 {
-		return nil, fmt.Errorf("opencl: the loader %s knows no driver; install the one of the device (a .icd file "+
-			"in /etc/OpenCL/vendors names it; OCL_ICD_VENDORS names another folder)", l.name)
+		return nil, fmt.Errorf("opencl: the loader %s found no driver; install the driver of the device (it needs a .icd "+
+			"file in /etc/OpenCL/vendors or in the folder OCL_ICD_VENDORS)", l.name)
 	}
 	var devices []*Device
 	var failed []error
@@ -158,23 +159,23 @@ func (l *library) devices() ([]*Device, error) {
 		}
 	}
 	if len(devices) == 0 && len(failed) == 0 {
-		failed = append(failed, fmt.Errorf("opencl: no device: the driver %s has none; may this user open it "+
-			"(/dev/dri, /dev/nvidia*)?", strings.Join(names, " and that of ")))
+		failed = append(failed, fmt.Errorf("opencl: no device in the drivers %s; check this user's access to the device "+
+			"(/dev/dri, /dev/nvidia*)", strings.Join(names, " and ")))
 	}
 	return devices, errors.Join(failed...)
 }
 
-// maxIdentifiers bounds the number of platforms, and of devices of one.
+// maxIdentifiers limits the number of platforms, and of devices of one platform.
 const maxIdentifiers = 1 << 12
 
-// identifiers asks for a list of handles.
+// identifiers gets a list of handles.
 func identifiers(call string, get func(size uint32, out *uintptr, count *uint32) int32) ([]uintptr, error) {
 	var n uint32
 	if err := check(call, get(0, nil, &n)); err != nil {
 		return nil, err
 	}
 	if n > maxIdentifiers {
-		return nil, fmt.Errorf("%s: it gives %d", call, n)
+		return nil, fmt.Errorf("%s: invalid number of objects %d", call, n)
 	}
 	if n == 0 {
 		return nil, nil
@@ -189,7 +190,7 @@ func askText(call string, get func(size uintptr, value unsafe.Pointer, bytes *ui
 	return strings.TrimSpace(text), err
 }
 
-// describe asks the device what it is.
+// describe queries the properties of the device.
 func (d *Device) describe() error {
 	const call = "clGetDeviceInfo"
 	info := func(what uint32) func(size uintptr, value unsafe.Pointer, bytes *uintptr) int32 {
@@ -244,7 +245,7 @@ func (d *Device) describe() error {
 			}
 		}
 	}
-	// What OpenCL 1.2 does not know, and an extension's.
+	// Properties of an extension and of later versions than OpenCL 1.2.
 	if n, err := askNumber[uint32](call, info(deviceMaxSubGroups)); err == nil {
 		d.maxSubGroups = int(n)
 	}
@@ -258,18 +259,18 @@ func (d *Device) describe() error {
 	return first
 }
 
-// A Choice says which device is wanted. What is empty does not matter.
+// A Choice selects a device. Empty fields match every device.
 type Choice struct {
-	// a part of the device's or of its driver's name, in any case; with "#2" at the end the second
-	// device of that name
+	// a part of the device's or its driver's name, in upper or lower case; the suffix "#2" selects
+	// the second device of that name
 	Name       string
 	Type       Type
-	Extensions []string // all of which it must have
+	Extensions []string // required extensions
 }
 
-// Choose gives the first of the devices that is as wanted: a GPU before an accelerator, that before
-// a CPU, that before another. Where a machine has several of one name, "#1" is the first of them
-// and "#2" the second, in the order of the list. The error lists the devices, and what each lacks.
+// Choose returns the first device that matches: a GPU before an accelerator, then a CPU, then other
+// types. If several devices have the same name, "#1" is the first and "#2" the second, in the order
+// of the list. The error lists the devices and the reason why each does not match.
 func Choose(devices []*Device, want Choice) (*Device, error) {
 	name, number := strings.ToLower(want.Name), 1
 	if before, after, found := strings.Cut(name, "#"); found {
@@ -295,7 +296,7 @@ func Choose(devices []*Device, want Choice) (*Device, error) {
 			there = append(there, fmt.Sprintf("%s: %s", d, strings.Join(lacks, ", ")))
 			continue
 		}
-		if !named { // which its name says
+		if !named { // its name shows the reason
 			there = append(there, d.String())
 			continue
 		}
@@ -307,7 +308,7 @@ func Choose(devices []*Device, want Choice) (*Device, error) {
 	if best != nil {
 		same := slices.DeleteFunc(fit, func(d *Device) bool { return d.Name != best.Name || d.Type != best.Type })
 		if number > len(same) {
-			return nil, fmt.Errorf("opencl: no device %q: of %s there is only number %d", want.Name, best, len(same))
+			return nil, fmt.Errorf("opencl: no device %q: the last number of %s is %d", want.Name, best, len(same))
 		}
 		return same[number-1], nil
 	}
@@ -322,7 +323,7 @@ func Choose(devices []*Device, want Choice) (*Device, error) {
 		wanted += " with " + strings.Join(want.Extensions, " and ")
 	}
 	if len(there) == 0 {
-		return nil, fmt.Errorf("opencl: %s; there are no devices at all", wanted)
+		return nil, fmt.Errorf("opencl: %s; this machine has no OpenCL devices", wanted)
 	}
-	return nil, fmt.Errorf("opencl: %s; there are: %s", wanted, strings.Join(there, "; "))
+	return nil, fmt.Errorf("opencl: %s; available: %s", wanted, strings.Join(there, "; "))
 }

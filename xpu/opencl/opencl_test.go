@@ -194,10 +194,10 @@ func TestNoLoader(t *testing.T) {
 		want []string
 	}{
 		{filepath.Join(folder, "missing.so"), []string{"no OpenCL loader", "missing.so",
-			LibraryVariable + " names it"}},
+			LibraryVariable + " is set to it"}},
 		{text, []string{"no OpenCL loader", "text.so"}},
 		{folder, []string{"no OpenCL loader"}},
-		{"libc.so.6", []string{"libc.so.6 has no symbol clGetPlatformIDs", "no OpenCL loader of version 1.2"}},
+		{"libc.so.6", []string{"libc.so.6 has no symbol clGetPlatformIDs", "install an OpenCL loader of version 1.2"}},
 	} {
 		t.Setenv(LibraryVariable, test.name)
 		devices, err := Devices()
@@ -213,7 +213,7 @@ func TestNoDriver(t *testing.T) {
 		t.Skip(err)
 	}
 	out := start(t, "devices", "", "OCL_ICD_VENDORS="+t.TempDir())()
-	if !strings.Contains(out, "knows no driver") || !strings.Contains(out, "/etc/OpenCL/vendors") {
+	if !strings.Contains(out, "found no driver") || !strings.Contains(out, "/etc/OpenCL/vendors") {
 		t.Errorf("without a driver: %s", out)
 	}
 }
@@ -237,13 +237,13 @@ func TestDevicesOfBrokenDrivers(t *testing.T) {
 		device    int32 // code of clGetDeviceInfo
 		want      string
 	}{
-		{"no platform", codePlatformNotFound, 0, 0, 0, "knows no driver"},
-		{"zero platforms", 0, 0, 0, 0, "knows no driver"},
+		{"no platform", codePlatformNotFound, 0, 0, 0, "found no driver"},
+		{"zero platforms", 0, 0, 0, 0, "found no driver"},
 		{"platforms fail", -6, 0, 0, 0, "clGetPlatformIDs: CL_OUT_OF_HOST_MEMORY (-6)"},
-		{"no devices", 1, codeDeviceNotFound, 0, 0, `the driver "Broken" has none`},
-		{"zero devices", 2, 0, 0, 0, `the driver "Broken" and that of "Broken" has none`},
+		{"no devices", 1, codeDeviceNotFound, 0, 0, `no device in the drivers "Broken"`},
+		{"zero devices", 2, 0, 0, 0, `no device in the drivers "Broken" and "Broken"`},
 		{"devices fail", 1, -32, 0, 0, `driver "Broken": clGetDeviceIDs: CL_INVALID_PLATFORM (-32)`},
-		{"too many devices", 1, 1 << 20, 0, 0, "clGetDeviceIDs: it gives 1048576"},
+		{"too many devices", 1, 1 << 20, 0, 0, "clGetDeviceIDs: invalid number of objects 1048576"},
 		{"platform fails", 1, 1, -30, 0, "clGetPlatformInfo: CL_INVALID_VALUE (-30)"},
 		{"device fails", 1, 1, 0, -2, `a device of driver "Broken": clGetDeviceInfo: CL_DEVICE_NOT_AVAILABLE (-2)`},
 		{"device is not there", 1, 1, 0, 0, "it has no compiler|it is not available|big-endian"},
@@ -308,10 +308,10 @@ func TestChoose(t *testing.T) {
 		{Choice{Name: "pocl"}, "EPYC"},
 		{Choice{Extensions: []string{"cl_khr_fp16", matrices}}, "Max 1550"},
 		{Choice{Name: "epyc", Type: GPU},
-			`no device whose name has "epyc" of type gpu; there are: EPYC (cpu, PoCL): another type; FPGA`},
+			`no device whose name has "epyc" of type gpu; available: EPYC (cpu, PoCL): another type; FPGA`},
 		{Choice{Name: "arc", Extensions: []string{matrices}}, "Arc (gpu, Intel): no " + matrices},
 		{Choice{Name: "h100"},
-			`no device whose name has "h100"; there are: EPYC (cpu, PoCL); FPGA (accelerator, Maker); Arc (gpu, Intel); Max 1550 (gpu, Intel)`},
+			`no device whose name has "h100"; available: EPYC (cpu, PoCL); FPGA (accelerator, Maker); Arc (gpu, Intel); Max 1550 (gpu, Intel)`},
 	} {
 		d, err := Choose(devices, test.want)
 		if err == nil && d.Name != test.is || err != nil && !strings.Contains(err.Error(), test.is) {
@@ -319,7 +319,7 @@ func TestChoose(t *testing.T) {
 		}
 	}
 	_, err := Choose(nil, Choice{})
-	wants(t, err, "there are no devices at all")
+	wants(t, err, "this machine has no OpenCL devices")
 
 	// Of equal names the number tells which.
 	devices = append(devices, &Device{Name: "Max 1550", Platform: "Intel", Type: GPU, Version: "second"},
@@ -333,7 +333,7 @@ func TestChoose(t *testing.T) {
 		}
 	}
 	_, err = Choose(devices, Choice{Name: "max#4"})
-	wants(t, err, `no device "max#4": of Max 1550 (gpu, Intel) there is only number 3`)
+	wants(t, err, `no device "max#4": the last number of Max 1550 (gpu, Intel) is 3`)
 	_, err = Choose(devices, Choice{Name: "max#0"})
 	wants(t, err, `no device whose name has "max#0"`)
 }
@@ -370,7 +370,7 @@ func TestTransfers(t *testing.T) {
 	})
 	for _, bytes := range []int64{-1, 0, b.Device().MaxAllocation + 1} {
 		_, err := b.NewBuffer(bytes)
-		wants(t, err, fmt.Sprintf("a buffer of %d bytes; it must have from 1 to", bytes))
+		wants(t, err, fmt.Sprintf("invalid buffer size of %d bytes; it must be from 1 to", bytes))
 	}
 }
 
@@ -518,7 +518,7 @@ func TestWrongLaunches(t *testing.T) {
 		args          []Argument
 		want          string
 	}{
-		{b.axpy, []int{64}, []int{8}, []Argument{global, global, a}, "3 arguments; it takes 4"},
+		{b.axpy, []int{64}, []int{8}, []Argument{global, global, a}, "3 arguments; the kernel has 4"},
 		{b.axpy, []int{64}, []int{8}, []Argument{global, global, n, n}, "argument 2 is int; it must be float"},
 		{b.axpy, []int{64}, []int{8}, []Argument{global, global, a, Scalar(int64(64))},
 			"argument 3 is long; it must be int"},
@@ -527,22 +527,22 @@ func TestWrongLaunches(t *testing.T) {
 		{b.axpy, []int{64}, []int{8}, []Argument{a, global, a, n}, "argument 0 is float; it must be global float*"},
 		{b.axpy, []int{64}, []int{8}, []Argument{global, Local(8), a, n},
 			"argument 1 is local memory; it must be global float*"},
-		{b.axpy, []int{64}, []int{8}, []Argument{global, {}, a, n}, "argument 1 is nothing"},
-		{b.axpy, []int{64}, []int{8}, []Argument{global, Global(nil), a, n}, "argument 1 is nothing"},
+		{b.axpy, []int{64}, []int{8}, []Argument{global, {}, a, n}, "argument 1 is empty"},
+		{b.axpy, []int{64}, []int{8}, []Argument{global, Global(nil), a, n}, "argument 1 is empty"},
 		{b.axpy, []int{64}, []int{8}, []Argument{global, Global(foreign), a, n},
 			"argument 1 is a buffer of another context"},
 		{b.sums, []int{64}, []int{8}, []Argument{global, global, Local(0)}, "argument 2 is 0 bytes of local memory"},
 		{b.sums, []int{64}, []int{8}, []Argument{global, global, Local(1 << 40)},
-			"bytes of local memory; there are from 1 to"},
+			"bytes of local memory; the limit is 1 to"},
 		{b.sums, []int{64}, []int{8}, []Argument{global, global, global},
 			"argument 2 is global memory; it must be local float*"},
-		{b.axpy, []int{64}, []int{7}, []Argument{global, global, a, n}, "a size must be a multiple of its group's"},
+		{b.axpy, []int{64}, []int{7}, []Argument{global, global, a, n}, "a size must be a positive multiple of its group size"},
 		{b.axpy, []int{0}, []int{8}, []Argument{global, global, a, n},
-			"a size must be a multiple of its group's, from 1 on"},
+			"a size must be a positive multiple of its group size"},
 		{b.axpy, []int{64, 64}, []int{8}, []Argument{global, global, a, n}, "the same 1 to 3 dimensions"},
 		{b.axpy, nil, nil, []Argument{global, global, a, n}, "the same 1 to 3 dimensions"},
 		{b.axpy, []int{1 << 30, 1 << 30, 1 << 30}, []int{1 << 30, 1 << 30, 1 << 30}, []Argument{global, global, a, n},
-			"work-items in one"},
+			"work-items per group"},
 		{other.axpy, []int{64}, []int{8}, []Argument{global, global, a, n}, "different contexts"},
 	} {
 		wants(t, b.queue.Launch(test.kernel, test.sizes, test.groups, test.args...), "kernel "+test.kernel.name,

@@ -10,17 +10,17 @@ import (
 //go:embed probe.cl
 var probeText string
 
-// Rates are what kernels of mula's reach on a device: fp32 in plain OpenCL C, without instructions
-// of the maker's. Its best is above them.
+// Rates are the rates of mula's kernels on a device: fp32 in plain OpenCL C, without
+// vendor-specific instructions. The device's peak rates are higher.
 type Rates struct {
-	Copy    float64 // bytes read and written in a second
-	Product float64 // FLOPs of a product of matrices in a second
-	Kernel  string  // the faster one for products: product_registers or product_shared
+	Copy    float64 // bytes read and written per second
+	Product float64 // FLOPs of a matrix product per second
+	Kernel  string  // the faster kernel for products: product_registers or product_shared
 }
 
-// Probe measures the device, by the times of its own clock, for about so long; compiling and one
-// run of each kernel come on top. What the kernels compute is checked. A device that computes
-// something else, or does not answer before ctx ends, is an error.
+// Probe measures the device with its own clock, for about the given time, plus the time to compile
+// and run each kernel once. It checks the results. Wrong results, or no result before ctx ends, are
+// an error.
 func (d *Device) Probe(ctx context.Context, limit time.Duration, cache *Cache) (Rates, error) {
 	rates, err := d.probe(ctx, limit, cache)
 	if err != nil {
@@ -29,7 +29,7 @@ func (d *Device) Probe(ctx context.Context, limit time.Duration, cache *Cache) (
 	return rates, nil
 }
 
-// A prober has what a probe works with.
+// A prober is the state of a probe.
 type prober struct {
 	ctx     context.Context
 	context *Context
@@ -68,14 +68,14 @@ func (d *Device) probe(ctx context.Context, limit time.Duration, cache *Cache) (
 	}
 	for _, product := range []struct {
 		kernel        string
-		rows, columns int // of C, that a work-item has
+		rows, columns int // elements of C per work-item
 		local         []int
 	}{
 		{"product_registers", 8, 16, []int{8, 8}},
 		{"product_shared", 4, 4, []int{16, 16}},
 	} {
 		if product.local[0]*product.local[1] > p.kernels[product.kernel].limit {
-			continue // the other one can do with less
+			continue // the other kernel needs less
 		}
 		rate, err := p.products(limit*3/8, product.kernel, product.rows, product.columns, product.local)
 		if err != nil {
@@ -88,7 +88,7 @@ func (d *Device) probe(ctx context.Context, limit time.Duration, cache *Cache) (
 	return rates, nil
 }
 
-// run runs a kernel, and returns how long that took.
+// run runs a kernel, and returns its running time.
 func (p *prober) run(kernel string, global, local []int, args ...Argument) (time.Duration, error) {
 	e, err := p.queue.LaunchEvent(p.kernels[kernel], global, local, args...)
 	if err != nil {
@@ -100,12 +100,12 @@ func (p *prober) run(kernel string, global, local []int, args ...Argument) (time
 	}
 	times, err := e.Times()
 	if err == nil && times.Ran() < 1 {
-		err = fmt.Errorf("opencl: kernel %s: the device says that it took %v", kernel, times.Ran())
+		err = fmt.Errorf("opencl: kernel %s: the device reports a running time of %v", kernel, times.Ran())
 	}
 	return times.Ran(), err
 }
 
-// numbers makes a buffer of n numbers, a multiple of 64: i modulo period, less offset.
+// numbers creates a buffer of n numbers, a multiple of 64: i modulo period, minus offset.
 func (p *prober) numbers(n int, period uint32, offset float32) (*Buffer, error) {
 	b, err := p.context.NewBuffer(4 * int64(n))
 	if err != nil {
@@ -118,7 +118,7 @@ func (p *prober) numbers(n int, period uint32, offset float32) (*Buffer, error) 
 	return b, nil
 }
 
-// copies measures the bytes that are read and written in a second.
+// copies measures the bytes read and written per second.
 func (p *prober) copies(limit time.Duration) (float64, error) {
 	const period, offset = 1021, 510
 	bytes := int64(64 << 20)
@@ -160,8 +160,8 @@ func (p *prober) copies(limit time.Duration) (float64, error) {
 	return best, nil
 }
 
-// products measures the FLOPs of products of square matrices in a second: the best of some sizes,
-// each twice as large as the one before, as far as they fit into the time.
+// products measures the FLOPs per second of products of square matrices: the best of some sizes,
+// each twice as large as the previous one, as far as the time permits.
 func (p *prober) products(limit time.Duration, kernel string, rows, columns int, local []int) (float64, error) {
 	const smallest, largest = 256, 4096
 	var best float64
@@ -180,8 +180,8 @@ func (p *prober) products(limit time.Duration, kernel string, rows, columns int,
 	return best, nil
 }
 
-// product gives the best time of some products of n×n matrices. With check, the first and the last
-// row are compared.
+// product returns the best time of some products of n×n matrices. With check, it compares the first
+// and the last row.
 func (p *prober) product(n int, check bool, kernel string, global, local []int) (time.Duration, error) {
 	left, err := p.numbers(n*n, 7, 3)
 	if err != nil {

@@ -11,12 +11,12 @@ import (
 
 // A Source is the text of a program in OpenCL C.
 type Source struct {
-	Name    string // for messages, as in probe.cl
+	Name    string // for messages, such as probe.cl
 	Text    string
-	Options string // of the compiler, as in "-cl-std=CL2.0 -DROWS=8"
+	Options string // compiler options, such as "-cl-std=CL2.0 -DROWS=8"
 }
 
-// argumentInfo is an option of all builds: kernels then know the types of their arguments.
+// argumentInfo is an option of all builds: it preserves the types of kernel arguments.
 const argumentInfo = "-cl-kernel-arg-info"
 
 // A Program is a compiled source.
@@ -29,27 +29,27 @@ type Program struct {
 	cacheErr error
 }
 
-// A BuildError is a source that does not compile.
+// A BuildError reports a source that does not compile.
 type BuildError struct {
-	Source string // its name
+	Source string // name of the source
 	Device string
-	Log    string // of the compiler
+	Log    string // compiler output
 	Err    error
 }
 
 func (e *BuildError) Error() string {
 	text := fmt.Sprintf("opencl: %s does not compile for %s: %v", e.Source, e.Device, e.Err)
 	if e.Log == "" {
-		return text + "; the compiler does not say why"
+		return text + "; the compiler reports no reason"
 	}
 	return text + "\n" + e.Log
 }
 
 func (e *BuildError) Unwrap() error { return e.Err }
 
-// Build compiles a source, or takes the result of an earlier build from the cache, if there is a
-// cache. What the cache has but the driver does not take is compiled anew. That a result cannot be
-// kept is no error; see [Program.CacheError].
+// Build compiles a source, or loads the result of an earlier build from cache, unless cache is nil.
+// If the driver rejects a cached result, the source is compiled again. A result that cannot be
+// cached is not an error; see [Program.CacheError].
 func (c *Context) Build(ctx context.Context, s Source, cache *Cache) (*Program, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, c.fail(err, "compiling %s", s.Name)
@@ -75,7 +75,7 @@ func (c *Context) Build(ctx context.Context, s Source, cache *Cache) (*Program, 
 	if r, ok := await(ctx, done); ok {
 		return r.program, r.err
 	}
-	go func() { // a compiler cannot be stopped
+	go func() { // a compilation cannot be cancelled
 		if r := <-done; r.program != nil {
 			r.program.Release()
 		}
@@ -85,9 +85,9 @@ func (c *Context) Build(ctx context.Context, s Source, cache *Cache) (*Program, 
 
 type compilingKey struct{}
 
-// WithCompiling gives a context with which [Context.Build] calls f before a compiler is given a
-// source, which may take a minute. What the cache has is not compiled. Several goroutines may call
-// f at a time, and a Build that its context has ended may call f after it.
+// WithCompiling returns a context with which [Context.Build] calls f before it compiles a source,
+// which may take a minute. A cached program is not compiled. Several goroutines may call f at a
+// time, and a Build that its context has ended may still call f.
 func WithCompiling(ctx context.Context, f func(d *Device)) context.Context {
 	return context.WithValue(ctx, compilingKey{}, f)
 }
@@ -110,7 +110,7 @@ func (c *Context) build(ctx context.Context, parent uintptr, s Source, cache *Ca
 		compiling(c.device)
 	}
 	p, err := c.compile(s, func(code *int32) (string, uintptr) {
-		text := []byte(s.Text + "\x00") // some drivers want a source that is not empty
+		text := []byte(s.Text + "\x00") // some drivers reject an empty source
 		return "clCreateProgramWithSource", withPinned(text, func(inner **byte) uintptr {
 			length := uintptr(len(text) - 1)
 			return c.device.library.CreateProgramWithSource(parent, 1, inner, &length, code)
@@ -139,7 +139,7 @@ func (c *Context) withBinary(parent uintptr, data []byte, code *int32) uintptr {
 	})
 }
 
-// withPinned calls f with the address of a pointer to data, which stays where it is meanwhile.
+// withPinned calls f with the address of a pointer to data, and pins data during the call.
 func withPinned[T any](data []byte, f func(inner **byte) T) T {
 	var pin runtime.Pinner
 	defer pin.Unpin()
@@ -148,7 +148,7 @@ func withPinned[T any](data []byte, f func(inner **byte) T) T {
 	return f(&inner)
 }
 
-// compile makes a program and builds it.
+// compile creates a program and builds it.
 func (c *Context) compile(s Source, create func(code *int32) (call string, handle uintptr)) (*Program, error) {
 	l, code := c.device.library, new(int32)
 	call, handle := create(code)
@@ -173,16 +173,16 @@ func (c *Context) compile(s Source, create func(code *int32) (call string, handl
 	return p, nil
 }
 
-// Log is what the compiler said, warnings for instance.
+// Log returns the compiler output, for example warnings.
 func (p *Program) Log() string { return p.log }
 
-// Cached says whether the program was taken from the cache.
+// Cached reports whether the program was loaded from the cache.
 func (p *Program) Cached() bool { return p.cached }
 
-// CacheError says why the program could not be kept in the cache, or is nil.
+// CacheError returns the error of caching the program, or nil.
 func (p *Program) CacheError() error { return p.cacheErr }
 
-// binary is the program as the driver can read it again.
+// binary returns the program in the driver's binary format.
 func (p *Program) binary() ([]byte, error) {
 	handle, err := p.hold()
 	if err != nil {
@@ -215,16 +215,16 @@ type Kernel struct {
 	context    *Context
 	name       string
 	parameters []parameter
-	limit      int // of the work-items of a group
+	limit      int // maximum work-items of a group
 
-	launching     sync.Mutex // arguments are a state of the library's kernel
-	value         uint64     // what the library reads, as the sizes
+	launching     sync.Mutex // arguments are state of the library's kernel
+	value         uint64     // read by the library, like the sizes
 	global, local [3]uintptr
 }
 
-// A parameter is what a kernel takes. Its words are empty where the driver does not tell.
+// A parameter is a parameter of a kernel. Its strings are empty if the driver does not report them.
 type parameter struct {
-	space    string // global, local, or empty of a scalar
+	space    string // global, local, or empty for a scalar
 	typeName string
 	known    bool
 }
@@ -236,7 +236,7 @@ func (p parameter) String() string {
 	return p.typeName
 }
 
-// Kernel gives the kernel of that name.
+// Kernel returns the kernel with the given name.
 func (p *Program) Kernel(name string) (*Kernel, error) {
 	if strings.ContainsRune(name, 0) {
 		return nil, fmt.Errorf("opencl: %s: a kernel's name must not have zero bytes", p.name)
@@ -290,7 +290,7 @@ func (k *Kernel) describe(handle uintptr) error {
 		space, err1 := askNumber[uint32]("clGetKernelArgInfo", info(argumentAddress))
 		name, err2 := askText("clGetKernelArgInfo", info(argumentTypeName))
 		if err1 != nil || err2 != nil {
-			continue // a driver may have forgotten them; then it checks sizes itself
+			continue // a driver may not report them; then it checks sizes itself
 		}
 		p := parameter{typeName: name, known: true}
 		switch space {
@@ -304,10 +304,10 @@ func (k *Kernel) describe(handle uintptr) error {
 	return nil
 }
 
-// An Argument is what a kernel is called with.
+// An Argument is an argument of a kernel.
 type Argument struct {
-	space    string // as a parameter's
-	typeName string // of a scalar
+	space    string // like a parameter's
+	typeName string // type of a scalar
 	buffer   *Buffer
 	bytes    int
 	bits     uint64
@@ -320,15 +320,15 @@ func (a Argument) String() string {
 	return a.typeName
 }
 
-// Global is a buffer as an argument.
+// Global is a buffer argument.
 func Global(b *Buffer) Argument {
 	return Argument{space: "global", buffer: b, bytes: int(unsafe.Sizeof(uintptr(0)))}
 }
 
-// Local is local memory of so many bytes for each work-group.
+// Local is an argument of local memory: the given number of bytes for each work-group.
 func Local(bytes int) Argument { return Argument{space: "local", bytes: bytes} }
 
-// Scalar is a number as an argument: in OpenCL C int, uint, long, ulong or float.
+// Scalar is a number argument: in OpenCL C int, uint, long, ulong or float.
 func Scalar[T int32 | uint32 | int64 | uint64 | float32](v T) Argument {
 	a := Argument{bytes: int(unsafe.Sizeof(v))}
 	switch any(v).(type) {
@@ -347,41 +347,41 @@ func Scalar[T int32 | uint32 | int64 | uint64 | float32](v T) Argument {
 	return a
 }
 
-// fits says what is wrong with the arguments and sizes of a launch, before the library is asked.
+// fits checks the arguments and sizes of a launch, without the library.
 func (k *Kernel) fits(q *Queue, global, local []int, args []Argument) error {
 	if k.context != q.context {
 		return fmt.Errorf("the kernel and the queue have different contexts")
 	}
 	if len(global) < 1 || len(global) > 3 || len(local) != len(global) {
-		return fmt.Errorf("sizes %v in groups of %v; both must have the same 1 to 3 dimensions", global, local)
+		return fmt.Errorf("sizes %v and group sizes %v; both must have the same 1 to 3 dimensions", global, local)
 	}
 	items := 1
 	for i, n := range local {
 		if n < 1 || global[i] < 1 || global[i]%n != 0 {
-			return fmt.Errorf("sizes %v in groups of %v; a size must be a multiple of its group's, from 1 on", global,
+			return fmt.Errorf("sizes %v and group sizes %v; a size must be a positive multiple of its group size", global,
 				local)
 		}
 		if n > k.limit/items {
-			return fmt.Errorf("groups of %v; the kernel can have %d work-items in one", local, k.limit)
+			return fmt.Errorf("group sizes %v; the kernel supports %d work-items per group", local, k.limit)
 		}
 		items *= n
 	}
 	if len(args) != len(k.parameters) {
-		return fmt.Errorf("%d arguments; it takes %d", len(args), len(k.parameters))
+		return fmt.Errorf("%d arguments; the kernel has %d", len(args), len(k.parameters))
 	}
 	inGroup := int64(0)
 	for i, a := range args {
 		p := k.parameters[i]
 		switch {
 		case a.space == "" && a.typeName == "", a.space == "global" && a.buffer == nil:
-			return fmt.Errorf("argument %d is nothing", i)
+			return fmt.Errorf("argument %d is empty", i)
 		case p.known && a.space != p.space, p.known && p.space == "" && a.typeName != p.typeName:
 			return fmt.Errorf("argument %d is %s; it must be %s", i, a, p)
 		case a.space == "global" && a.buffer.context != q.context:
 			return fmt.Errorf("argument %d is a buffer of another context", i)
 		case a.space == "local":
 			if inGroup += int64(a.bytes); a.bytes < 1 || inGroup > k.context.device.LocalMemory {
-				return fmt.Errorf("argument %d is %d bytes of local memory; there are from 1 to %d, for all "+
+				return fmt.Errorf("argument %d is %d bytes of local memory; the limit is 1 to %d bytes for all "+
 					"arguments together", i, a.bytes, k.context.device.LocalMemory)
 			}
 		}
@@ -389,16 +389,16 @@ func (k *Kernel) fits(q *Queue, global, local []int, args []Argument) error {
 	return nil
 }
 
-// Launch gives the queue a kernel to run on so many work-items, in groups of so many, which must
-// divide the sizes. Number, kind and type of the arguments are checked before. Launch does not
-// wait.
+// Launch enqueues a kernel with the given number of work-items and work-group size in each
+// dimension. The group sizes must divide the numbers. Launch checks number, kind and type of the
+// arguments. It does not wait.
 func (q *Queue) Launch(k *Kernel, global, local []int, args ...Argument) error {
 	return q.launch(k, global, local, args, func(enqueue func(queue uintptr, event *uintptr) int32) error {
 		return q.give(launchCall, func(queue uintptr) int32 { return enqueue(queue, nil) })
 	})
 }
 
-// LaunchEvent is Launch for those who want to know when it ran. The event must be released.
+// LaunchEvent is Launch with an event, which shows when the kernel ran. The event must be released.
 func (q *Queue) LaunchEvent(k *Kernel, global, local []int, args ...Argument) (e *Event, err error) {
 	err = q.launch(k, global, local, args, func(enqueue func(queue uintptr, event *uintptr) int32) error {
 		e, err = q.enqueue(launchCall, enqueue)
@@ -409,7 +409,7 @@ func (q *Queue) LaunchEvent(k *Kernel, global, local []int, args ...Argument) (e
 
 const launchCall = "clEnqueueNDRangeKernel"
 
-// launch checks and sets the arguments, and has the kernel given to the queue.
+// launch checks and sets the arguments, and calls give to enqueue the kernel.
 func (q *Queue) launch(k *Kernel, global, local []int, args []Argument,
 	give func(enqueue func(queue uintptr, event *uintptr) int32) error) error {
 	if err := k.fits(q, global, local, args); err != nil {
