@@ -8,7 +8,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"sort"
 	"strconv"
 	"strings"
 
@@ -149,44 +148,6 @@ func (d *Dataset) Order(seed, epoch int64) Order {
 		o.Instances += d.FileInstances(i)
 	}
 	return o
-}
-
-// Places returns an index from instances to tokens.
-func (d *Dataset) Places() *Places {
-	p := &Places{length: d.SequenceLength, ends: make([]int64, len(d.Files))}
-	var sum int64
-	for i := range d.Files {
-		sum += d.FileInstances(i)
-		p.ends[i] = sum
-	}
-	return p
-}
-
-// Places maps the instances of a data set to tokens and back.
-type Places struct {
-	length int64
-	ends   []int64 // of each file, one past its last instance
-}
-
-// Of returns the file of an instance and the position of its first token there. The instance must
-// belong to the data set.
-func (p *Places) Of(instance int64) (file int, token int64) {
-	file = sort.Search(len(p.ends), func(i int) bool { return p.ends[i] > instance })
-	if file > 0 {
-		instance -= p.ends[file-1]
-	}
-	return file, instance * p.length
-}
-
-// Instance returns the instance whose first token is the given token of a file; ok is false if
-// there is no such instance.
-func (p *Places) Instance(file int, token int64) (instance int64, ok bool) {
-	var first int64
-	if file > 0 {
-		first = p.ends[file-1]
-	}
-	instance = first + token/p.length
-	return instance, token >= 0 && token%p.length == 0 && instance < p.ends[file]
 }
 
 // Vocabulary holds the token ids of OLMo-core's tokenizer configuration; a nil id is Python's None

@@ -8,10 +8,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -53,28 +51,6 @@ type golden struct {
 		Version     string `json:"fingerprint_version"`
 		Name, MD5   string
 		First       []uint32
-	}
-	Mixtures []struct {
-		Sources []struct {
-			Name                        string
-			Ratio, Fraction, Repetition float64
-			Tokens                      []int64
-		}
-		Requested, Batch, Length int64
-		Parts                    [][3]int64
-	}
-	SampleSizes []struct {
-		Sources []struct {
-			Tokens            int64
-			Ratio, Repetition float64
-		}
-		Target int64
-		Sizes  []int64
-	} `json:"sample_sizes"`
-	Samples []struct {
-		Instances, Length, Tokens, Seed, Sampled int64
-		MD5                                      string
-		First                                    []uint32
 	}
 }
 
@@ -130,23 +106,9 @@ func TestDatasets(t *testing.T) {
 		if got := d.Fingerprint(v); got != c.Fingerprint || c.Version != "v2.0" {
 			t.Errorf("data set %d: fingerprint %s, want %s (%s)", k, got, c.Fingerprint, c.Version)
 		}
-		places := d.Places()
 		for i, at := range c.Offsets {
 			if n := d.FileInstances(i); n != at[1]-at[0] {
 				t.Errorf("data set %d: file %d has %d instances, want %d", k, i, n, at[1]-at[0])
-			}
-			for id := at[0]; id < at[1]; id++ {
-				file, token := places.Of(id)
-				back, ok := places.Instance(file, token)
-				if file != i || token != (id-at[0])*c.Length || back != id || !ok {
-					t.Fatalf("data set %d: instance %d is at token %d of file %d, and back it is %d, %v", k, id, token,
-						file, back, ok)
-				}
-			}
-			for _, token := range []int64{-c.Length, 1, (at[1] - at[0]) * c.Length} {
-				if id, ok := places.Instance(i, token); ok && c.Length > 1 {
-					t.Errorf("data set %d: token %d of file %d is instance %d", k, token, i, id)
-				}
 			}
 		}
 		o := d.Order(c.Seed, c.Epoch)
@@ -168,62 +130,6 @@ func TestDatasets(t *testing.T) {
 		}
 		if err := o.Verify(t.Context(), path, 1); err != nil {
 			t.Error(err)
-		}
-	}
-}
-
-func TestMixtures(t *testing.T) {
-	refused := 0
-	for k, c := range readGolden(t).Mixtures {
-		var sources []MixtureSource
-		for _, s := range c.Sources {
-			sources = append(sources, MixtureSource{s.Name, s.Ratio, s.Fraction, s.Repetition, s.Tokens})
-		}
-		parts, err := Mix(sources, c.Requested, c.Batch, c.Length)
-		if c.Parts == nil {
-			refused++
-			if err == nil {
-				t.Errorf("mixture %d was accepted; OLMo-core refuses it", k)
-			}
-			continue
-		}
-		var got [][3]int64
-		for _, p := range parts {
-			got = append(got, [3]int64{int64(p.Source), int64(p.File), p.Tokens})
-		}
-		if err != nil || !reflect.DeepEqual(got, c.Parts) {
-			t.Errorf("mixture %d: %v, %v\nwant %v", k, got, err, c.Parts)
-		}
-	}
-	t.Logf("%d refused", refused)
-}
-
-func TestSampleSizes(t *testing.T) {
-	refused := 0
-	for k, c := range readGolden(t).SampleSizes {
-		var sources []SampledSource
-		for _, s := range c.Sources {
-			sources = append(sources, SampledSource{s.Tokens, s.Ratio, s.Repetition})
-		}
-		got, err := SampleSizes(sources, c.Target)
-		if c.Sizes == nil {
-			refused++
-			if err == nil {
-				t.Errorf("mixture %d was accepted; OLMo-core refuses it", k)
-			}
-		} else if err != nil || !slices.Equal(got, c.Sizes) {
-			t.Errorf("mixture %d: %v, %v, want %v", k, got, err, c.Sizes)
-		}
-	}
-	t.Logf("%d refused", refused)
-}
-
-func TestSample(t *testing.T) {
-	for _, c := range readGolden(t).Samples {
-		ids, err := Sample(t.Context(), c.Instances, c.Seed, c.Tokens/c.Length)
-		if err != nil || int64(len(ids)) != c.Sampled || sum(bytesOf(ids)) != c.MD5 ||
-			!slices.Equal(ids[:min(8, len(ids))], c.First) {
-			t.Errorf("%+v: %d instances, %v", c, len(ids), err)
 		}
 	}
 }
@@ -502,75 +408,6 @@ func TestStat(t *testing.T) {
 	for _, path := range []string{dir, filepath.Join(dir, "none")} {
 		if _, err := Stat(t.Context(), []string{paths[0], path}); err == nil || !strings.Contains(err.Error(), path) {
 			t.Errorf("%s: %v", path, err)
-		}
-	}
-}
-
-func TestMixtureRefusals(t *testing.T) {
-	good := func() []MixtureSource {
-		return []MixtureSource{{"a", 0.5, 1, 1, []int64{100}}, {"b", 0.5, 1, 1, []int64{100}}}
-	}
-	if _, err := Mix(good(), 100, 10, 10); err != nil {
-		t.Fatal(err)
-	}
-	nan := 0.0
-	nan /= nan
-	for name, change := range map[string]func(s []MixtureSource) []MixtureSource{
-		"none":       func(s []MixtureSource) []MixtureSource { return nil },
-		"twice":      func(s []MixtureSource) []MixtureSource { s[1].Name = "a"; return s },
-		"ratio":      func(s []MixtureSource) []MixtureSource { s[1].Ratio = 0; return s },
-		"nan":        func(s []MixtureSource) []MixtureSource { s[1].Ratio = nan; return s },
-		"sum":        func(s []MixtureSource) []MixtureSource { s[1].Ratio = 0.4; return s },
-		"fraction":   func(s []MixtureSource) []MixtureSource { s[1].MaxSourceFraction = 1.5; return s },
-		"repetition": func(s []MixtureSource) []MixtureSource { s[1].MaxRepetitionRatio = 0.5; return s },
-		"no files":   func(s []MixtureSource) []MixtureSource { s[1].Tokens = nil; return s },
-		"negative":   func(s []MixtureSource) []MixtureSource { s[1].Tokens[0] = -1; return s },
-		"huge":       func(s []MixtureSource) []MixtureSource { s[1].Tokens[0] = 1 << 60; return s },
-		"too few":    func(s []MixtureSource) []MixtureSource { s[1].Tokens[0] = 10; return s },
-		"no tokens":  func(s []MixtureSource) []MixtureSource { s[1].Tokens[0] = 0; return s },
-	} {
-		if parts, err := Mix(change(good()), 100, 10, 10); err == nil {
-			t.Errorf("%s: %v", name, parts)
-		}
-	}
-	for _, c := range [][3]int64{{0, 10, 10}, {100, 15, 10}, {100, 0, 10}, {100, 10, 0}, {1 << 60, 10, 10}} {
-		if parts, err := Mix(good(), c[0], c[1], c[2]); err == nil {
-			t.Errorf("%v: %v", c, parts)
-		}
-	}
-	for _, s := range [][]SampledSource{nil, {{0, 1, 1}}, {{10, 0, 1}}, {{10, nan, 1}}, {{10, 1, 0.5}}, {{10, 1, nan}},
-		{{1 << 60, 1, 1}}} {
-		if sizes, err := SampleSizes(s, 0); err == nil {
-			t.Errorf("%+v: %v", s, sizes)
-		}
-	}
-	if _, err := SampleSizes([]SampledSource{{10, 1, 1}}, -1); err == nil {
-		t.Error("a negative target was accepted")
-	}
-}
-
-// No mixture of valid numbers takes more than a file has, or panics.
-func TestMixtureBounds(t *testing.T) {
-	rng := rand.New(rand.NewPCG(1, 2))
-	for range 300 {
-		var sources []MixtureSource
-		n := 1 + rng.IntN(5)
-		for i := range n {
-			s := MixtureSource{fmt.Sprint(i), 1 / float64(n), 1, 1 + 20*rng.Float64(), nil}
-			for range 1 + rng.IntN(6) {
-				s.Tokens = append(s.Tokens, rng.Int64N(3000))
-			}
-			sources = append(sources, s)
-		}
-		length := 1 + rng.Int64N(60)
-		parts, err := Mix(sources, 1+rng.Int64N(30000), length*(1+rng.Int64N(9)), length)
-		if err != nil {
-			continue
-		}
-		for _, p := range parts {
-			if p.Tokens < 0 || p.Tokens%length != 0 || p.Tokens > sources[p.Source].Tokens[p.File] {
-				t.Fatalf("%+v of a file of %d tokens, length %d", p, sources[p.Source].Tokens[p.File], length)
-			}
 		}
 	}
 }

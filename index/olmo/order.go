@@ -1,10 +1,9 @@
-// Package olmo computes everything that OLMo-core derives from a list of token files: the order of
-// their instances, the file of the order, the fingerprint of its data sets, and how many tokens its
-// source mixtures take from each file.
+// Package olmo computes the values that OLMo-core derives from a list of token files: the order of
+// the instances, the file of the order, and the fingerprint of the data set.
 //
-// OLMo-core looks in its work directory for the order of an epoch, under a name made of five
-// numbers ([Order.Name]), and uses an existing file. So it trains in an order that another program
-// wrote, unmodified, on every node that can read the file.
+// OLMo-core looks for the order of an epoch in its work directory, under a name of five numbers
+// ([Order.Name]), and uses the file if it exists. So an unmodified OLMo-core trains on an order that
+// another program wrote.
 package olmo
 
 import (
