@@ -131,7 +131,7 @@ func TestIndexRanksFail(t *testing.T) {
 		if err := c.Wait(); !errors.As(err, &exit) || exit.ExitCode() != 1 {
 			t.Errorf("rank %d: %v", r, err)
 		}
-		if strings.Contains(outs[r].String(), "sequence 4 has the length -") {
+		if strings.Contains(outs[r].String(), "sequence 4 has length -") {
 			said++
 		}
 	}
