@@ -55,8 +55,12 @@ func (b *build) archive(p platform) (file, error) {
 	if err != nil {
 		return file{}, err
 	}
+	licenses, err := b.thirdParty(p, false)
+	if err != nil {
+		return file{}, err
+	}
 	folder := fmt.Sprintf("mula_%s_%s", b.version.semver, p)
-	files := []file{{"mula", 0o755, program}, {"LICENSE", 0o644, b.license}, {"README.md", 0o644, b.readme},
+	files := []file{{"mula", 0o755, program}, {"LICENSE", 0o644, b.license}, licenses, {"README.md", 0o644, b.readme},
 		{"CHANGELOG.md", 0o644, b.changelog}}
 	for _, f := range b.man {
 		files = append(files, file{"man/" + f.name, f.mode, f.data})

@@ -53,13 +53,23 @@ func (b *build) compileOne(p platform, static bool) error {
 	set := fmt.Sprintf("-s -w -X %s.number=%s -X %s.commit=%s -X %s.date=%s", pkg, b.version.semver, pkg, b.commit, pkg,
 		b.time.Format(time.RFC3339))
 	args := []string{"build", "-trimpath", "-buildvcs=false", "-ldflags", set, "-o", b.binary(p, static)}
-	if static {
-		args = append(args, "-tags", "static")
-	}
-	env := []string{"CGO_ENABLED=0", "GOOS=" + p.os, "GOARCH=" + p.arch, "GOFLAGS=", "GOAMD64=v1", "GOARM64=v8.0",
-		"GOEXPERIMENT=", "GOWORK=off"}
-	_, err := command(b.root, env, "go", append(args, "./cli/mula")...)
+	args = append(args, tags(static)...)
+	_, err := command(b.root, goEnvironment(p), "go", append(args, "./cli/mula")...)
 	return err
+}
+
+// goEnvironment returns the variables of the go command that decide which code is in a program.
+func goEnvironment(p platform) []string {
+	return []string{"CGO_ENABLED=0", "GOOS=" + p.os, "GOARCH=" + p.arch, "GOFLAGS=", "GOAMD64=v1", "GOARM64=v8.0",
+		"GOEXPERIMENT=", "GOWORK=off"}
+}
+
+// tags returns the build tags of the static or the usual program.
+func tags(static bool) []string {
+	if static {
+		return []string{"-tags", "static"}
+	}
+	return nil
 }
 
 // documents reads the texts of the repository, and asks the program for man pages and completions.

@@ -69,13 +69,20 @@ func (b *build) labels() map[string]string {
 		prefix + "created": b.time.Format(time.RFC3339)}
 }
 
-// image returns the image of one platform: the static program, an empty /tmp, and a user.
+// image returns the image of one platform: the static program, its licences, an empty /tmp, and a user.
 func (b *build) image(p platform) (v1.Image, error) {
 	program, err := os.ReadFile(b.binary(p, true))
 	if err != nil {
 		return nil, err
 	}
+	licenses, err := b.thirdParty(p, true)
+	if err != nil {
+		return nil, err
+	}
 	data, err := packTar([]file{{"etc/", 0o755, nil}, {"usr/", 0o755, nil}, {"usr/bin/", 0o755, nil},
+		{"usr/share/", 0o755, nil}, {"usr/share/doc/", 0o755, nil}, {"usr/share/doc/mula/", 0o755, nil},
+		{"usr/share/doc/mula/LICENSE", 0o644, b.license},
+		{"usr/share/doc/mula/" + licenses.name, 0o644, licenses.data},
 		{"etc/passwd", 0o644, []byte("root:x:0:0:root:/:/sbin/nologin\nmula:x:65532:65532:mula:/work:/sbin/nologin\n")},
 		{"etc/group", 0o644, []byte("root:x:0:\nmula:x:65532:\n")},
 		{"tmp/", 0o1777, nil}, {"work/", 0o1777, nil}, {"usr/bin/mula", 0o755, program}}, b.time)

@@ -45,6 +45,10 @@ func (b *build) linuxPackage(p platform, format string) (file, error) {
 	if err != nil {
 		return file{}, err
 	}
+	licenses, err := b.thirdParty(p, false)
+	if err != nil {
+		return file{}, err
+	}
 	contents := []file{{"/usr/bin/mula", 0o755, program}}
 	var failed error
 	gzipped := func(name string, data []byte) {
@@ -66,9 +70,11 @@ func (b *build) linuxPackage(p platform, format string) (file, error) {
 			b.version.linux, b.version.semver, maintainer, b.time.Format(time.RFC1123Z))
 		gzipped("/usr/share/doc/mula/changelog.Debian", []byte(entry))
 		contents = append(contents, file{"/usr/share/doc/mula/copyright", 0o644, []byte(copyrightHead)},
+			file{"/usr/share/doc/mula/" + licenses.name, 0o644, licenses.data},
 			file{"/usr/share/lintian/overrides/mula", 0o644, []byte(overrides)})
 	} else {
-		contents = append(contents, file{"/usr/share/licenses/mula/LICENSE", 0o644, b.license})
+		contents = append(contents, file{"/usr/share/licenses/mula/LICENSE", 0o644, b.license},
+			file{"/usr/share/licenses/mula/" + licenses.name, 0o644, licenses.data})
 	}
 	if failed != nil {
 		return file{}, failed

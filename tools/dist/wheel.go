@@ -61,6 +61,10 @@ func (b *build) wheel(p platform) (file, error) {
 	if err != nil {
 		return file{}, err
 	}
+	licenses, err := b.thirdParty(p, false)
+	if err != nil {
+		return file{}, err
+	}
 	stem := strings.ReplaceAll(project.Project.Name, "-", "_") + "-" + b.version.wheel
 	info := stem + ".dist-info/"
 	var tags strings.Builder
@@ -72,7 +76,8 @@ func (b *build) wheel(p platform) (file, error) {
 		file{info + "METADATA", 0o644, metadata(project, b.version.wheel, readme)},
 		file{info + "WHEEL", 0o644, []byte("Wheel-Version: 1.0\nGenerator: mula tools/dist\nRoot-Is-Purelib: false\n" +
 			tags.String())},
-		file{info + "licenses/LICENSE", 0o644, b.license})
+		file{info + "licenses/LICENSE", 0o644, b.license},
+		file{info + "licenses/" + licenses.name, 0o644, licenses.data})
 	slices.SortFunc(files, byName)
 	files = append(files, record(files, info+"RECORD"))
 	data, err := zipped(files, b.time)
@@ -113,8 +118,8 @@ func clientFiles(dir, version string) ([]file, error) {
 func metadata(p pyproject, version string, readme []byte) []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, "Metadata-Version: 2.4\nName: %s\nVersion: %s\nSummary: %s\nLicense-Expression: Apache-2.0\n"+
-		"License-File: LICENSE\nRequires-Python: %s\n", p.Project.Name, version, p.Project.Description,
-		p.Project.RequiresPython)
+		"License-File: LICENSE\nLicense-File: %s\nRequires-Python: %s\n", p.Project.Name, version,
+		p.Project.Description, thirdPartyName, p.Project.RequiresPython)
 	for _, d := range p.Project.Dependencies {
 		fmt.Fprintf(&b, "Requires-Dist: %s\n", d)
 	}
