@@ -2,6 +2,8 @@ package main
 
 import (
 	"fmt"
+	"net/mail"
+	"net/url"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -13,12 +15,36 @@ import (
 // A build has the parts of release files: binaries in a staging folder, and documents.
 type build struct {
 	source
+	contact
 	staging     string
 	man         []file // mula.1, mula-blend.1, …
 	completions []file // mula.bash, mula.zsh, mula.fish
 	license     []byte
 	readme      []byte
 	changelog   []byte
+}
+
+// A contact is optional. Packages without it lack the fields, except for the maintainer of a .deb.
+type contact struct {
+	maintainer string // "Name <address>"
+	homepage   string // a URL
+}
+
+// newContact checks a contact: packages have one field in one line for each part.
+func newContact(maintainer, homepage string) (contact, error) {
+	if maintainer != "" {
+		parsed, err := mail.ParseAddress(maintainer)
+		if err != nil || parsed.Name == "" || strings.ContainsAny(maintainer, "\r\n") {
+			return contact{}, fmt.Errorf("-maintainer: must look like \"Name <address>\", got %q", maintainer)
+		}
+	}
+	if homepage != "" {
+		parsed, err := url.Parse(homepage) // which refuses control characters
+		if err != nil || parsed.Scheme != "https" && parsed.Scheme != "http" || parsed.Host == "" {
+			return contact{}, fmt.Errorf("-homepage: must be an http or https URL, got %q", homepage)
+		}
+	}
+	return contact{maintainer, homepage}, nil
 }
 
 // binary is the path of the program for a platform. The static one, for images, needs no C library

@@ -64,9 +64,16 @@ func (b *build) images() ([]file, error) {
 // labels describe the image.
 func (b *build) labels() map[string]string {
 	const prefix = "org.opencontainers.image."
-	return map[string]string{prefix + "title": "mula", prefix + "description": summary, prefix + "licenses": "Apache-2.0",
-		prefix + "version": b.version.semver, prefix + "revision": b.commit,
+	out := map[string]string{prefix + "title": "mula", prefix + "description": summary,
+		prefix + "licenses": "Apache-2.0", prefix + "version": b.version.semver, prefix + "revision": b.commit,
 		prefix + "created": b.time.Format(time.RFC3339)}
+	if b.maintainer != "" {
+		out[prefix+"authors"] = b.maintainer
+	}
+	if b.homepage != "" {
+		out[prefix+"url"] = b.homepage
+	}
+	return out
 }
 
 // image returns the image of one platform: the static program, its licences, an empty /tmp, and a user.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"os"
 	"path"
@@ -16,9 +17,9 @@ import (
 )
 
 const (
-	homepage   = "https://mula.invalid/"
-	maintainer = "The mula authors <mula@mula.invalid>"
-	summary    = "pretraining data and mixture-of-experts training"
+	summary = "pretraining data and mixture-of-experts training"
+	// noMaintainer is in .deb packages without -maintainer, because Debian requires the field.
+	noMaintainer = "maintainer not set <nobody@not-set.invalid>"
 )
 
 // overrides are lintian's tags that are accepted, each with its reason.
@@ -29,15 +30,29 @@ mula: hardening-no-relro
 mula: initial-upload-closes-no-bugs
 `
 
-const copyrightHead = `Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
+// copyrightFormat is the file copyright of .deb packages, without its years.
+const copyrightFormat = `Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
 Upstream-Name: mula
+Comment:
+ The program contains Go modules of other authors. Their copyright notices and
+ licenses are in the file THIRD-PARTY-LICENSES in this folder.
 
 Files: *
-Copyright: The mula authors
+Copyright: %s The mula authors
 License: Apache-2.0
  On Debian systems, the full text of the Apache License 2.0 is in
  /usr/share/common-licenses/Apache-2.0.
 `
+
+// debianDocuments returns the files that Debian's policy asks for.
+func (b *build) debianDocuments(maintainer string) ([]file, error) {
+	entry, err := compress(fmt.Appendf(nil,
+		"mula (%s-1) unstable; urgency=medium\n\n  * Version %s; see changelog.gz.\n\n -- %s  %s\n",
+		b.version.linux, b.version.semver, maintainer, b.time.Format(time.RFC1123Z)))
+	return []file{{"/usr/share/doc/mula/changelog.Debian.gz", 0o644, entry},
+		{"/usr/share/doc/mula/copyright", 0o644, fmt.Appendf(nil, copyrightFormat, b.years())},
+		{"/usr/share/lintian/overrides/mula", 0o644, []byte(overrides)}}, err
+}
 
 // linuxPackage returns the .deb or .rpm package for a platform.
 func (b *build) linuxPackage(p platform, format string) (file, error) {
@@ -62,17 +77,20 @@ func (b *build) linuxPackage(p platform, format string) (file, error) {
 		gzipped("/usr/share/man/man1/"+m.name, m.data)
 	}
 	gzipped("/usr/share/doc/mula/changelog", b.changelog)
+	license, maintainer := "", b.maintainer
 	targets := map[string]string{"mula.bash": "bash-completion/completions/mula",
 		"mula.zsh": "zsh/site-functions/_mula", "mula.fish": "fish/vendor_completions.d/mula.fish"}
 	if format == "deb" {
 		targets["mula.zsh"] = "zsh/vendor-completions/_mula"
-		entry := fmt.Sprintf("mula (%s-1) unstable; urgency=medium\n\n  * Version %s; see changelog.gz.\n\n -- %s  %s\n",
-			b.version.linux, b.version.semver, maintainer, b.time.Format(time.RFC1123Z))
-		gzipped("/usr/share/doc/mula/changelog.Debian", []byte(entry))
-		contents = append(contents, file{"/usr/share/doc/mula/copyright", 0o644, []byte(copyrightHead)},
-			file{"/usr/share/doc/mula/" + licenses.name, 0o644, licenses.data},
-			file{"/usr/share/lintian/overrides/mula", 0o644, []byte(overrides)})
+		maintainer = cmp.Or(maintainer, noMaintainer)
+		documents, err := b.debianDocuments(maintainer)
+		if err != nil {
+			return file{}, err
+		}
+		contents = append(append(contents, documents...),
+			file{"/usr/share/doc/mula/" + licenses.name, 0o644, licenses.data})
 	} else {
+		license = "Apache-2.0" // Debian's control files have no such field
 		contents = append(contents, file{"/usr/share/licenses/mula/LICENSE", 0o644, b.license},
 			file{"/usr/share/licenses/mula/" + licenses.name, 0o644, licenses.data})
 	}
@@ -83,8 +101,8 @@ func (b *build) linuxPackage(p platform, format string) (file, error) {
 		contents = append(contents, file{"/usr/share/" + targets[c.name], 0o644, c.data})
 	}
 	info := &nfpm.Info{Name: "mula", Arch: p.arch, Platform: "linux", Version: b.version.linux, VersionSchema: "none",
-		Release: "1", Section: "science", Priority: "optional", Maintainer: maintainer, Homepage: homepage,
-		License: "Apache-2.0", MTime: b.time, Description: summary + "\n" +
+		Release: "1", Section: "science", Priority: "optional", Maintainer: maintainer, Homepage: b.homepage,
+		License: license, MTime: b.time, Description: summary + "\n" +
 			"mula tokenizes documents, blends token shards into one exact and resumable\n" +
 			"order of samples, streams it to any trainer, and proves which samples a run\n" +
 			"consumed."}

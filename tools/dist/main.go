@@ -22,14 +22,20 @@ func main() {
 	output := flag.String("output", "dist", "write the files to `FOLDER`; release files already there are removed")
 	allowDirty := flag.Bool("allow-dirty", false, "build although files differ from the commit")
 	root := flag.String("root", "..", "read the sources from `FOLDER`")
+	maintainer := flag.String("maintainer", "", "name the maintainer of the packages, as `\"NAME <ADDRESS>\"`")
+	homepage := flag.String("homepage", "", "name the home page of mula in the packages, a `URL`")
 	flag.Parse()
-	if err := run(*root, *output, *allowDirty); err != nil {
+	who, err := newContact(*maintainer, *homepage)
+	if err == nil {
+		err = run(*root, *output, *allowDirty, who)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "dist:", err)
 		os.Exit(1)
 	}
 }
 
-func run(root, output string, allowDirty bool) error {
+func run(root, output string, allowDirty bool, who contact) error {
 	root, err := filepath.Abs(root)
 	if err != nil {
 		return err
@@ -49,7 +55,7 @@ func run(root, output string, allowDirty bool) error {
 		return err
 	}
 	defer os.RemoveAll(staging)
-	b := &build{source: src, staging: staging}
+	b := &build{source: src, contact: who, staging: staging}
 	if err := b.compile(); err != nil {
 		return err
 	}

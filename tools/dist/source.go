@@ -14,6 +14,7 @@ type source struct {
 	root    string
 	version version
 	commit  string
+	first   time.Time // of the first commit
 	time    time.Time // of the commit; every file of a release has this time
 	dirty   bool
 }
@@ -30,6 +31,7 @@ func readSource(root string) (source, error) {
 	shallow := git("rev-parse", "--is-shallow-repository")
 	s.commit = git("rev-parse", "HEAD")
 	seconds := git("log", "-1", "--format=%ct")
+	roots := git("log", "--max-parents=0", "--format=%ct", "HEAD")
 	count := git("rev-list", "--count", "HEAD")
 	// A fixed length: git's default depends on the number of objects, which differs between clones.
 	describe := git("describe", "--tags", "--match", "v[0-9]*", "--always", "--abbrev=12")
@@ -43,17 +45,42 @@ func readSource(root string) (source, error) {
 	if s.dirty {
 		describe += "-dirty"
 	}
-	unix, err := strconv.ParseInt(seconds, 10, 64)
-	if err != nil {
-		return s, fmt.Errorf("time of the commit: %w", err)
+	var err error
+	if s.time, err = parseTime(seconds); err != nil {
+		return s, err
 	}
-	s.time = time.Unix(unix, 0).UTC()
+	s.first = s.time
+	for _, text := range strings.Fields(roots) {
+		at, err := parseTime(text)
+		if err != nil {
+			return s, err
+		}
+		if at.Before(s.first) {
+			s.first = at
+		}
+	}
 	commits, err := strconv.Atoi(count)
 	if err != nil {
 		return s, fmt.Errorf("number of commits: %w", err)
 	}
 	s.version, err = newVersion(describe, commits)
 	return s, err
+}
+
+func parseTime(seconds string) (time.Time, error) {
+	unix, err := strconv.ParseInt(seconds, 10, 64)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("time of a commit: %w", err)
+	}
+	return time.Unix(unix, 0).UTC(), nil
+}
+
+// years returns the years of the first and the last commit, for copyright notices.
+func (s source) years() string {
+	if first, last := s.first.Year(), s.time.Year(); first < last {
+		return fmt.Sprintf("%d-%d", first, last)
+	}
+	return strconv.Itoa(s.time.Year())
 }
 
 // command runs a program in a folder and returns its standard output.

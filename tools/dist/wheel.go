@@ -73,7 +73,7 @@ func (b *build) wheel(p platform) (file, error) {
 	}
 	files = append(files,
 		file{stem + ".data/scripts/mula", 0o755, program},
-		file{info + "METADATA", 0o644, metadata(project, b.version.wheel, readme)},
+		file{info + "METADATA", 0o644, metadata(project, b.version.wheel, b.contact, readme)},
 		file{info + "WHEEL", 0o644, []byte("Wheel-Version: 1.0\nGenerator: mula tools/dist\nRoot-Is-Purelib: false\n" +
 			tags.String())},
 		file{info + "licenses/LICENSE", 0o644, b.license},
@@ -115,11 +115,17 @@ func clientFiles(dir, version string) ([]file, error) {
 }
 
 // metadata returns the METADATA file, in version 2.4 of the format.
-func metadata(p pyproject, version string, readme []byte) []byte {
+func metadata(p pyproject, version string, who contact, readme []byte) []byte {
 	var b strings.Builder
 	fmt.Fprintf(&b, "Metadata-Version: 2.4\nName: %s\nVersion: %s\nSummary: %s\nLicense-Expression: Apache-2.0\n"+
 		"License-File: LICENSE\nLicense-File: %s\nRequires-Python: %s\n", p.Project.Name, version,
 		p.Project.Description, thirdPartyName, p.Project.RequiresPython)
+	if who.maintainer != "" {
+		fmt.Fprintf(&b, "Maintainer-email: %s\n", who.maintainer)
+	}
+	if who.homepage != "" {
+		fmt.Fprintf(&b, "Project-URL: Homepage, %s\n", who.homepage)
+	}
 	for _, d := range p.Project.Dependencies {
 		fmt.Fprintf(&b, "Requires-Dist: %s\n", d)
 	}
