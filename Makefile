@@ -127,7 +127,7 @@ screenshots: build ## take the screenshots of docs/images from the data of `make
 	./fixtures/screenshots.sh quickstart
 
 dist: ## build all release files in dist/ (ARGS=-allow-dirty builds files that differ from the commit)
-	$(GO) -C tools run ./dist -root $(CURDIR) -output $(CURDIR)/dist $(ARGS)
+	$(GO) -C tools run ./dist -root '$(CURDIR)' -output '$(CURDIR)/dist' $(ARGS)
 
 clean: ## remove what build and quickstart made
 	rm -rf bin quickstart site
