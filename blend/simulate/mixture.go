@@ -2,44 +2,43 @@ package simulate
 
 import "math"
 
-// Mixture is what share each source has along the range, counted in intervals of steps, skipped
-// positions included.
+// Mixture is the share of each source along the range, counted in intervals of steps. Skipped
+// positions are included.
 type Mixture struct {
-	StepsOfInterval int64           `json:"steps_of_interval"` // from the begin of one to that of the next
-	StepsCounted    int64           `json:"steps_counted"`     // of each interval, the first ones
+	StepsOfInterval int64           `json:"steps_of_interval"` // from the start of an interval to the next start
+	StepsCounted    int64           `json:"steps_counted"`     // number of counted steps at the start of each interval
 	Intervals       []Interval      `json:"intervals"`
 	Sources         []SourceMixture `json:"sources"`
 }
 
-// An Interval is some steps.
+// An Interval is a range of steps.
 type Interval struct {
-	Step     int64     `json:"step"`     // number of the first, in the plan
-	Counts   []int64   `json:"counts"`   // positions of each source
-	Expected []float64 `json:"expected"` // that its weight asks for
-	Bound    float64   `json:"bound"`    // that the order keeps to, either way; 0 for an order that gives none
+	Step     int64     `json:"step"`     // number of the first step, in the plan
+	Counts   []int64   `json:"counts"`   // by source: positions
+	Expected []float64 `json:"expected"` // by source: positions according to the weights
+	Bound    float64   `json:"bound"`    // the order's guarantee for |count − expected|; 0 if it has none
 }
 
-// SourceMixture is how the counts of a source compare with what the plan's weights ask for, over
-// all intervals.
+// SourceMixture compares the counts of a source with the plan's weights, over all intervals.
 type SourceMixture struct {
 	Name      string  `json:"name"`
-	Planned   float64 `json:"planned_share"` // of the positions counted
-	Share     float64 `json:"share"`         // counted
-	Least     float64 `json:"least_share"`   // of an interval
-	Most      float64 `json:"most_share"`
-	Deviation float64 `json:"deviation"` // largest of an interval, in samples
-	// that the plan's order keeps to, in samples of that interval; 0 for an order that gives none
+	Planned   float64 `json:"planned_share"` // of the counted positions, according to the weights
+	Share     float64 `json:"share"`         // of the counted positions
+	Least     float64 `json:"least_share"`   // minimum of the intervals
+	Most      float64 `json:"most_share"`    // maximum of the intervals
+	Deviation float64 `json:"deviation"`     // maximum of the intervals, in samples
+	// the order's guarantee for that interval, in samples; 0 if the order has none
 	Bound   float64 `json:"bound"`
-	Random  float64 `json:"random"`  // standard deviation of independent draws, in samples of that interval
-	Outside int     `json:"outside"` // intervals beyond their bound
+	Random  float64 `json:"random"`  // standard deviation of independent draws in that interval, in samples
+	Outside int     `json:"outside"` // number of intervals beyond their bound
 
-	// The source's training windows, in stored order, cut into parts of the same size, and the
-	// draws of each interval counted by part.
-	Parts [][]int64 `json:"parts"` // by interval and part; null for a source of which that would say nothing
-	// Unevenness is the sum over intervals and parts of (count − expected)²/expected, less what
-	// draws by chance would give, in its standard deviations: about 0 or below where the order is
-	// shuffled well, great where parts of the source come together. Cells, of which there are too
-	// few with 0, is the number of terms.
+	// The source's training windows, in stored order, are divided into parts of equal size. The
+	// draws of each interval are counted by part.
+	Parts [][]int64 `json:"parts"` // by interval and part; null if window numbers are not locations in the source
+	// Unevenness is the sum over intervals and parts of (count − expected)²/expected, minus its
+	// mean for random draws, in standard deviations. It is about 0 or less if the order is well
+	// shuffled, and large if parts of the source cluster. Cells is the number of terms; 0 means too
+	// few samples.
 	Unevenness float64 `json:"unevenness"`
 	Cells      int64   `json:"cells"`
 }
@@ -48,13 +47,14 @@ const (
 	intervalSteps = 1000
 	minIntervals  = 10
 	maxIntervals  = 200
-	countedFactor = 64 // positions that are counted, in units of Options.Samples
+	countedFactor = 64 // maximum number of counted positions, in units of Options.Samples
 	parts         = 16
-	leastExpected = 5 // in a part of an interval, for a term of Unevenness
+	leastExpected = 5 // minimum expected count of a part in an interval, for a term of Unevenness
 )
 
-// intervals says how steps are cut into intervals, and how many of each are counted: 1,000, or less
-// where the range is short, and more where it is long; the drawing would show no more.
+// intervals returns the length of an interval in steps, the number of counted steps in each, and
+// the number of intervals. An interval has 1,000 steps, fewer in a short range and more in a long
+// one, because the chart has a limited width.
 func (s *simulation) intervals() (every, counted, n int64) {
 	steps := (s.To - s.From + int64(s.BatchSize) - 1) / int64(s.BatchSize)
 	every = intervalSteps
@@ -116,7 +116,7 @@ func (s *simulation) mixture() (Mixture, error) {
 			for k, source := range block.Sources {
 				v.Counts[source]++
 				if t := &sources[source]; t.parts {
-					if w := block.Windows[k]; w < t.training { // else it is of an order that numbers otherwise
+					if w := block.Windows[k]; w < t.training { // else the order numbers windows differently
 						byPart[source][partOf(w, t.training)]++
 					} else {
 						t.parts = false
@@ -137,7 +137,7 @@ func (s *simulation) mixture() (Mixture, error) {
 				p := expected[j] / float64(to-from)
 				out.Deviation, out.Bound, out.Random = deviation, bound, math.Sqrt(float64(to-from)*p*(1-p))
 			}
-			if s.plan.Megatron == nil && deviation > bound+1e-3 { // less is rounding
+			if s.plan.Megatron == nil && deviation > bound+1e-3 { // smaller differences are rounding
 				out.Outside++
 			}
 			if !sources[j].parts {
@@ -156,7 +156,7 @@ func (s *simulation) mixture() (Mixture, error) {
 		}
 		positions += to - from
 		m.Intervals = append(m.Intervals, v)
-		s.Progress("shares of the sources", i+1, n)
+		s.Progress("counting sources", i+1, n)
 	}
 	for j := range m.Sources {
 		out := &m.Sources[j]
@@ -172,7 +172,7 @@ func (s *simulation) mixture() (Mixture, error) {
 	return m, nil
 }
 
-// partOf is the part of a window, and partFrom the first window of a part, of so many.
+// partOf returns the part of a window, and partFrom the first window of a part.
 func partOf(window, training int64) int64 {
 	part := int64(float64(window) / float64(training) * parts)
 	for part > 0 && window < partFrom(part, training) {
@@ -188,10 +188,11 @@ func partFrom(part, training int64) int64 {
 	return training/parts*part + training%parts*part/parts
 }
 
-// expected, with the bounds of the stages' trees, is what the weights of the stages ask of each
-// source at the positions [from, to), and how far the order may be from it. A count up to a
-// position is at most the tree's bound off, so that between two positions at most twice that. It is
-// 0 for an order that has no tree.
+// expected returns the number of samples that the stages' weights assign to each source at
+// positions [from, to), and the maximum deviation of the order from it. bounds are the bounds of
+// the stages' trees. A count up to a position deviates by at most the tree's bound, so a count
+// between two positions deviates by at most twice the bound. bound is 0 for an order without a
+// tree.
 func (s *simulation) expected(bounds []float64, from, to int64) (counts []float64, bound float64) {
 	counts = make([]float64, len(s.plan.Sources))
 	first := int64(0)

@@ -10,53 +10,53 @@ import (
 	"mula/shards"
 )
 
-// Reading is what one node, the first, reads, and how long that takes by the model.
+// Reading describes the reads of one node, the first, and the time they take in the model.
 type Reading struct {
 	Storage      Storage `json:"storage"`
 	Nodes        int     `json:"nodes"`
 	RanksPerNode int     `json:"ranks_per_node"`
 	StepTime     float64 `json:"step_time"` // seconds; 0: not known
-	Steps        int64   `json:"steps"`     // that were looked at, the first ones
+	Steps        int64   `json:"steps"`     // number of simulated steps, from the start of the range
 
-	// Of a step, mean of those looked at. Tokens are what the samples have, Wanted what is asked of
-	// the cache, Read what the storage gives.
+	// Means per simulated step. Tokens are the tokens of the samples, Wanted the requests to the
+	// cache, Read the reads from storage.
 	TokenBytes  float64 `json:"token_bytes"`
 	WantedBytes float64 `json:"wanted_bytes"`
 	Wanted      float64 `json:"wanted_requests"`
 	Bytes       float64 `json:"read_bytes"`
 	Requests    float64 `json:"read_requests"`
 	ReadTime    float64 `json:"read_time"` // seconds
-	// of all nodes over all steps of the range, if they are as those looked at
+	// of all nodes over all steps of the range, if these are like the simulated steps
 	AllRequests float64 `json:"requests_of_the_range"`
 
-	Bandwidth float64 `json:"node_bandwidth"`   // bytes/s that storage can give a node when all read
-	Busy      Busy    `json:"busy"`             // the steps that storage is judged by
-	Needed    float64 `json:"needed_bandwidth"` // bytes/s that a node needs in these; 0 without a step time
-	Got       float64 `json:"got_bandwidth"`    // bytes/s that it can get in these, by requests and bytes
-	// these do not take longer to read than to compute; false without a step time
+	Bandwidth float64 `json:"node_bandwidth"`   // bytes/s that storage can give a node if all nodes read
+	Busy      Busy    `json:"busy"`             // the slowest steps
+	Needed    float64 `json:"needed_bandwidth"` // bytes/s that a node needs in the slowest steps; 0 without a step time
+	Got       float64 `json:"got_bandwidth"`    // bytes/s that a node gets in the slowest steps
+	// reading the slowest steps takes at most the step time; false without a step time
 	KeepsUp bool `json:"keeps_up"`
-	// seconds of a step, mean, that its data is late, with four steps read ahead
+	// mean wait for data per step, in seconds, with four steps read ahead
 	Waited float64 `json:"waited"`
-	// the most nodes that storage keeps up with; -1: any number, 0: none
+	// the largest number of nodes that storage keeps up with; -1: any number, 0: none
 	NodesKept int64 `json:"nodes_kept"`
-	// seconds to the first batch, what is known of shards being in the user's cache folder
+	// seconds to the first batch, if the facts of shards are in the user's cache folder
 	FirstWarm float64 `json:"first_batch_warm"`
-	FirstCold float64 `json:"first_batch_cold"` // the same where nothing is known
-	// of the blocks that hold any training window of a source that the plan draws from
+	FirstCold float64 `json:"first_batch_cold"` // seconds to the first batch with an empty cache folder
+	// bytes of the blocks with training windows, of the sources that the plan draws from
 	DrawnBytes int64 `json:"drawn_bytes"`
-	// of the blocks of the sources that the plan repeats: a cache that holds them makes all later
-	// epochs local
+	// bytes of the blocks of the sources that the plan repeats: a cache of this size makes all
+	// later epochs local
 	RepeatSize int64 `json:"cache_for_next_epochs"`
 
-	Scaling []ScalingPoint `json:"scaling"` // what a node could get among more or fewer
-	// how much of what was wanted in the steps looked at a cache of the node would have had
+	Scaling []ScalingPoint `json:"scaling"` // available bandwidth of a node, by number of nodes
+	// hit rate of a node's cache in the simulated steps, by size
 	Cache []CachePoint `json:"cache"`
 
-	sampleBytes float64 // mean bytes of the tokens of a sample, of those looked at
+	sampleBytes float64 // mean bytes of the tokens of a simulated sample
 }
 
-// Busy is the mean of the tenth of the steps that take longest to read, among them those before a
-// cache is warm.
+// Busy is the mean of the slowest tenth of the steps by read time. These include the steps before
+// the cache is warm.
 type Busy struct {
 	Steps    int64   `json:"steps"`
 	Bytes    float64 `json:"read_bytes"`
@@ -64,37 +64,37 @@ type Busy struct {
 	ReadTime float64 `json:"read_time"` // seconds
 }
 
-// A ScalingPoint is what a node of so many could get, if each read what the first one does here.
+// A ScalingPoint is the bandwidth of each of Nodes nodes, if each reads as much as the first.
 type ScalingPoint struct {
 	Nodes int64   `json:"nodes"`
 	Got   float64 `json:"got_bandwidth"` // bytes/s
 }
 
-// A CachePoint is what a cache of a size is good for: it keeps the blocks that were used last.
+// A CachePoint is the hit rate of a least-recently-used cache of one size.
 type CachePoint struct {
 	Size int64   `json:"size"`  // bytes
-	Hits float64 `json:"share"` // of the requests that it answers
+	Hits float64 `json:"share"` // fraction of the requests that it answers
 }
 
 const (
-	// bytes of a .bin file with a sum of their own, which are read as a whole to be compared
+	// bytes of a .bin file with a common sum, which are always read together
 	// (docs/formats/shard.md)
 	sumBlock      = 16 << 10
 	stepsAhead    = 4 // records that a stream reads ahead
-	openRequests  = 4 // of a shard: both ends of .idx, the manifest, the header of the sums
+	openRequests  = 4 // per shard: both ends of .idx, the manifest, the header of the sums
 	cachePoints   = 40
-	samplesOfPlan = 16 // that are compared when a plan is opened, one after the other
+	samplesOfPlan = 16 // that are compared in sequence when a plan is opened
 )
 
-// A stretch is consecutive tokens of a shard.
+// A stretch is a range of consecutive tokens of a shard.
 type stretch struct {
 	source, shard int
 	token, count  int64
 }
 
-// stretches gives the tokens of a sample as they lie in shards. Those of an order without windows
-// are known from the open shards: the first begins where the sample does, the others where their
-// document does, which is not so for a later part of a document longer than a sample.
+// stretches appends the token ranges of a sample. For an order without windows, it uses the open
+// shards: the first range starts where the sample starts, the others where their document starts.
+// This is wrong for a later part of a document that is longer than a sample.
 func (s *simulation) stretches(dst []stretch, at blend.Sample) ([]stretch, error) {
 	whole := int64(s.plan.SequenceLength) + 1
 	if s.plan.Windowed() {
@@ -114,16 +114,16 @@ func (s *simulation) stretches(dst []stretch, at blend.Sample) ([]stretch, error
 	return dst, nil
 }
 
-// A blockKey names a block of a file that one request brings.
+// A blockKey identifies a block of a file, which one request reads.
 type blockKey struct {
 	file  int32
 	block int64
 }
 
-// A layout gives the blocks of the .bin files.
+// A layout divides the .bin files into blocks.
 type layout struct {
 	request int64
-	first   []int32 // number of the first shard of each source
+	first   []int32 // by source: number of its first shard among all shards
 	size    []int64 // bytes of each file
 	width   []int64 // bytes of a token
 }
@@ -143,8 +143,8 @@ func newLayout(p *blend.Plan, request int64) *layout {
 	return l
 }
 
-// blocks gives the first and one past the last block that reading a stretch touches: its bytes,
-// widened to whole blocks with a sum.
+// blocks returns the first block that reading a stretch touches, and the block after the last. The
+// stretch is extended to complete blocks with a sum.
 func (l *layout) blocks(t stretch) (file int32, from, to int64) {
 	file = l.first[t.source] + int32(t.shard)
 	a, b := t.token*l.width[file], (t.token+t.count)*l.width[file]
@@ -152,10 +152,10 @@ func (l *layout) blocks(t stretch) (file int32, from, to int64) {
 	return file, a / l.request, (b + l.request - 1) / l.request
 }
 
-// bytes of a block; the last of a file is shorter.
+// bytes returns the size of a block. The last block of a file may be shorter.
 func (l *layout) bytes(k blockKey) int64 { return min(l.request, l.size[k.file]-k.block*l.request) }
 
-// reading follows the first node through the first steps.
+// reading simulates the first node in the first steps.
 func (s *simulation) reading() (Reading, error) {
 	st := &s.Storage
 	r := Reading{Storage: *st, Nodes: s.Nodes, RanksPerNode: s.RanksPerNode, StepTime: s.StepTime,
@@ -173,7 +173,7 @@ func (s *simulation) reading() (Reading, error) {
 	var samples int64
 	for step := range r.Steps {
 		var n, bytes int64
-		var alone struct{ n, bytes int64 } // what is read without a cache
+		var alone struct{ n, bytes int64 } // requests without a cache
 		start := s.From + step*int64(s.BatchSize)
 		for p := start; p < min(start+share, s.To); p++ {
 			at, err := s.locate(p)
@@ -198,7 +198,7 @@ func (s *simulation) reading() (Reading, error) {
 					size := l.bytes(key)
 					alone.n++
 					alone.bytes += size
-					if stack.use(key, size) > st.Cache { // which holds for a block not used before, too
+					if stack.use(key, size) > st.Cache { // also true for a block's first use
 						n++
 						bytes += size
 					}
@@ -212,7 +212,7 @@ func (s *simulation) reading() (Reading, error) {
 		each = append(each, Busy{Bytes: float64(bytes), Requests: float64(n), ReadTime: t})
 		r.ReadTime += t
 		if step&15 == 0 || step == r.Steps-1 {
-			s.Progress("what a node reads", (step+1)*share, r.Steps*share)
+			s.Progress("simulating reads", (step+1)*share, r.Steps*share)
 		}
 	}
 	r.sampleBytes = r.TokenBytes / float64(max(1, samples))
@@ -229,7 +229,7 @@ func (s *simulation) reading() (Reading, error) {
 		r.Needed = busy.Bytes / s.StepTime
 		r.KeepsUp = busy.ReadTime <= s.StepTime
 		r.NodesKept = st.nodesKept(busy.Requests, busy.Bytes, k, s.StepTime)
-		switch { // requests that are a mean do not round as those of each step do
+		switch { // mean requests do not round up as the requests of each step do
 		case r.KeepsUp && r.NodesKept >= 0:
 			r.NodesKept = max(r.NodesKept, int64(s.Nodes))
 		case !r.KeepsUp:
@@ -250,7 +250,7 @@ func (s *simulation) reading() (Reading, error) {
 	return r, nil
 }
 
-// busiest is the mean of the slowest tenth of the steps, of one at least.
+// busiest returns the mean of the slowest tenth of the steps, at least one.
 func busiest(steps []Busy) Busy {
 	slices.SortStableFunc(steps, func(a, b Busy) int { return cmp.Compare(b.ReadTime, a.ReadTime) })
 	var sum Busy
@@ -262,8 +262,8 @@ func busiest(steps []Busy) Busy {
 	return Busy{int64(len(tenth)), sum.Bytes / n, sum.Requests / n, sum.ReadTime / n}
 }
 
-// firstBatch is the time from the start of the program to the first step's data: shards are opened,
-// several at a time, the samples of the plan are compared one after the other, and the first step
+// firstBatch computes the time from program start to the data of the first step: the shards are
+// opened, several at a time, the plan's check samples are compared in sequence, and the first step
 // is read.
 func (s *simulation) firstBatch(r *Reading, l *layout, opened map[int32]bool, first float64, samples int64) error {
 	st := &s.Storage
@@ -287,14 +287,14 @@ func (s *simulation) firstBatch(r *Reading, l *layout, opened map[int32]bool, fi
 	return nil
 }
 
-// cacheSizes adds up the blocks of whole sources.
+// cacheSizes adds up the blocks of complete sources.
 func (s *simulation) cacheSizes(r *Reading, l *layout) {
 	for i, sum := range s.plan.Summary().Sources {
 		if sum.Samples == 0 {
 			continue
 		}
 		src := &s.plan.Sources[i]
-		left := src.Training() // the held-out windows are the last, unless the source has grown
+		left := src.Training() // held-out windows are the last, unless the source has grown
 		if len(src.Growth) > 0 {
 			left = src.Windows()
 		}
@@ -320,27 +320,28 @@ func (s *simulation) cacheSizes(r *Reading, l *layout) {
 	}
 }
 
-// A stack knows for each use of a block how many bytes of different blocks were used since its last
-// use, its own included: the least size of a cache that keeps what was used last and would still
-// have it (R. L. Mattson and others, "Evaluation techniques for storage hierarchies", 1970).
+// A stack computes, for each use of a block, how many bytes of different blocks were used since its
+// last use, including its own bytes. This is the smallest size of a least-recently-used cache that
+// would still hold it (R. L. Mattson and others, "Evaluation techniques for storage hierarchies",
+// 1970).
 type stack struct {
 	last  map[blockKey]int // number of the last use
 	tree  []int64          // Fenwick tree over the uses: bytes of the block, at its last use only
-	found []int64          // what use has given, without never
+	found []int64          // results of use, without never
 	total int64            // bytes of different blocks
 }
 
-// never is more than any cache holds.
+// never is larger than any cache.
 const never = math.MaxInt64
 
 func newStack() *stack { return &stack{last: make(map[blockKey]int)} }
 
-// use notes the use of a block and gives the size of a cache that would have it.
+// use records the use of a block and returns the size of a cache that would hold it.
 func (s *stack) use(key blockKey, size int64) int64 {
 	i := len(s.tree)
 	distance := int64(never)
 	if j, ok := s.last[key]; ok {
-		distance = s.total - s.sum(j) + size // of the blocks used after it, and its own
+		distance = s.total - s.sum(j) + size // blocks used after it, and its own size
 		s.add(j, -size)
 		s.total -= size
 		s.found = append(s.found, distance)
@@ -352,7 +353,7 @@ func (s *stack) use(key blockKey, size int64) int64 {
 	return distance
 }
 
-// grow gives the tree the node of the newest use: the sum of the uses that it stands for.
+// grow appends the tree's node of the newest use: the sum of the uses that the node covers.
 func (s *stack) grow() {
 	n := len(s.tree) + 1 // counted from 1
 	var sum int64
@@ -369,7 +370,7 @@ func (s *stack) add(i int, bytes int64) {
 	}
 }
 
-// sum is that of the uses up to i.
+// sum returns the bytes of the uses up to i.
 func (s *stack) sum(i int) (sum int64) {
 	for j := i + 1; j > 0; j -= j & -j {
 		sum += s.tree[j-1]
@@ -377,7 +378,7 @@ func (s *stack) sum(i int) (sum int64) {
 	return sum
 }
 
-// curve gives the share of uses that caches of sizes up to all bytes would have answered.
+// curve returns the hit rates of caches of sizes from 0 to all bytes.
 func (s *stack) curve() []CachePoint {
 	if len(s.tree) == 0 {
 		return nil

@@ -1,9 +1,10 @@
-// Package simulate says before a run what its plan asks of storage, and what its order looks like.
+// Package simulate estimates, before a run, the storage load of a plan, and computes statistics of
+// its order.
 //
-// Two kinds of results must not be mixed up. What is said of the order is counted: which windows of
-// which shards stand at which positions is computed from the plan, and compared with the plan's own
-// bounds and with what draws by chance would give. What is said of seconds comes from a small model
-// of storage whose figures are assumptions. docs/reference/simulate.md has every formula.
+// The results are of two kinds. Statistics of the order are counted: the package computes the
+// windows and shards at each position from the plan, and compares them with the plan's own bounds
+// and with random draws. Times are estimates: they come from a simple model of storage, whose
+// figures are assumptions. docs/reference/simulate.md has every formula.
 package simulate
 
 import (
@@ -17,27 +18,27 @@ import (
 	"mula/index"
 )
 
-// Options of [Run].
+// Options are the options of [Run].
 type Options struct {
-	BatchSize    int // samples of a step, over all ranks; must divide among the ranks
-	Nodes        int // that read, each its share of every step
-	RanksPerNode int // 0 is 1
-	// seconds that a step computes; 0 if it is not known: then nothing is said of whether storage
+	BatchSize    int // samples of a step, over all ranks; must be divisible by the number of ranks
+	Nodes        int // number of nodes; each reads an equal part of every step
+	RanksPerNode int // 0: 1
+	// compute time of a step in seconds; 0 if unknown, then Run does not report whether storage
 	// keeps up
 	StepTime float64
 	Storage  Storage
-	From, To int64 // positions [From, To); From must be where a step begins; To 0 is the end of the plan
-	Samples  int64 // positions that are looked at one by one, at most; 0 is DefaultSamples
+	From, To int64 // positions [From, To), see [blend.Grid.Check]; To 0: the end of the plan
+	Samples  int64 // maximum number of positions to examine one by one; 0: DefaultSamples
 
-	// Data, if not nil, is the plan with its shards, open: then something is said of documents.
-	// Run's plan may be nil. Orders that are in files of their own need it.
+	// Data, if not nil, is the open plan. Run then computes document statistics, and the plan
+	// passed to Run may be nil. Orders that are read from index files need Data.
 	Data *blend.Data
 
 	Progress func(what string, done, total int64) // may be nil; done and total count positions
 }
 
-// DefaultSamples is the number of positions that are looked at one by one. They take some 100 bytes
-// of memory each.
+// DefaultSamples is the default of [Options.Samples]. Each position needs about 100 bytes of
+// memory.
 const DefaultSamples = 1 << 20
 
 // Limits of options.
@@ -47,7 +48,7 @@ const (
 	maxBatch   = 1 << 30
 )
 
-// A Report is what [Run] has found.
+// A Report is the result of [Run].
 type Report struct {
 	Plan           string    `json:"plan"` // fingerprint
 	Order          string    `json:"order_version"`
@@ -59,32 +60,31 @@ type Report struct {
 	Reading        Reading   `json:"reading"`
 	Mixture        Mixture   `json:"mixture"`
 	Shuffle        Shuffle   `json:"shuffle"`
-	Sources        []Source  `json:"sources"` // what of the plan's shards no sample has
+	Sources        []Source  `json:"sources"`
 	Findings       []Finding `json:"findings"`
 }
 
-// A Source is what a source has, how often the plan draws it, and what its shards have that is in
-// no window.
+// A Source describes a source: its size, how often the plan draws from it, and its tokens outside
+// all windows.
 type Source struct {
 	Name    string  `json:"name"`
 	Shards  int     `json:"shards"`
 	Tokens  int64   `json:"tokens"`
-	Windows int64   `json:"windows"` // held-out ones included
-	Samples int64   `json:"samples"` // in the whole plan
+	Windows int64   `json:"windows"` // including held-out windows
+	Samples int64   `json:"samples"` // number in the whole plan
 	Epochs  float64 `json:"epochs"`  // Samples per training window
-	Repeats int64   `json:"repeats"` // samples whose window the plan has drawn before
-	// Tail is the tokens at the ends of shards that no window has: T − (w·L + 1) of a shard of T
-	// tokens with w windows, T where w is 0. It is -1 for orders that do not cut shards into
-	// windows.
+	Repeats int64   `json:"repeats"` // samples whose window an earlier position of the plan has drawn
+	// Tail is the number of tokens at the ends of shards that are in no window: T − (w·L + 1) for a
+	// shard of T tokens with w windows, T if w is 0. It is -1 for orders that do not cut shards
+	// into windows.
 	Tail    int64                 `json:"tail_tokens"`
-	Packing *blend.PackingSummary `json:"packing,omitempty"` // of a source whose documents are packed: its padding
+	Packing *blend.PackingSummary `json:"packing,omitempty"` // of a packed source, with its padding
 }
 
-// A Level says how a finding is meant.
+// A Level is the severity of a finding.
 type Level string
 
-// The levels of findings: Warning is something that a run would suffer from, Note something to
-// know.
+// The levels of findings. A Warning is a problem for a run; a Note is information.
 const (
 	Warning Level = "warning"
 	Note    Level = "note"
@@ -97,13 +97,13 @@ type Finding struct {
 	Message string `json:"message"`
 }
 
-// An order says what stands at positions. A [blend.Plan] is one; tests have others.
+// An order yields the samples at positions. A [blend.Plan] implements it; tests have others.
 type order interface {
 	Locate(position int64) (blend.Sample, error)
 	Positions(ctx context.Context, from, to int64) iter.Seq2[blend.Block, error]
 }
 
-// A simulation is what all parts of Run share.
+// A simulation holds the common inputs of all parts of Run.
 type simulation struct {
 	Options
 	plan  *blend.Plan
@@ -125,7 +125,8 @@ func run(ctx context.Context, p *blend.Plan, order order, o Options) (*Report, e
 	}
 	s := &simulation{Options: o, plan: p, order: order, ctx: ctx}
 	if !s.plan.Windowed() && o.Data == nil {
-		return nil, fmt.Errorf("the order %q is in files beside the plan, which must be open", p.OrderVersion())
+		return nil, fmt.Errorf("the order %q is read from index files; set Options.Data to the open plan",
+			p.OrderVersion())
 	}
 	r := &Report{Plan: p.Fingerprint(), Order: p.OrderVersion(), SequenceLength: p.SequenceLength,
 		BatchSize: o.BatchSize, From: o.From, To: o.To,
@@ -145,7 +146,7 @@ func run(ctx context.Context, p *blend.Plan, order order, o Options) (*Report, e
 	return r, nil
 }
 
-// complete fills in the defaults of the options and checks them.
+// complete sets the defaults of the options and validates them.
 func (o *Options) complete(p *blend.Plan) error {
 	o.RanksPerNode = cmp.Or(o.RanksPerNode, 1)
 	o.Samples = cmp.Or(o.Samples, DefaultSamples)
@@ -155,16 +156,16 @@ func (o *Options) complete(p *blend.Plan) error {
 	}
 	switch {
 	case o.Nodes < 1 || o.RanksPerNode < 1 || o.Nodes > maxRanks/o.RanksPerNode:
-		return fmt.Errorf("%d nodes of %d ranks: each must be at least 1, and the ranks at most %d", o.Nodes,
-			o.RanksPerNode, maxRanks)
+		return fmt.Errorf("%d nodes with %d ranks each: use at least 1 of each, and at most %d ranks in total",
+			o.Nodes, o.RanksPerNode, maxRanks)
 	case o.BatchSize < 1 || o.BatchSize > maxBatch:
-		return fmt.Errorf("batch size %d is not between 1 and %d", o.BatchSize, maxBatch)
+		return fmt.Errorf("batch size %d: must be between 1 and %d", o.BatchSize, maxBatch)
 	case o.To == o.From:
 		return fmt.Errorf("no position to read: the start and the end are both %d", o.From)
 	case o.Samples < 1 || o.Samples > maxSamples:
-		return fmt.Errorf("%d samples to look at; it must be from 1 to %d", o.Samples, maxSamples)
+		return fmt.Errorf("number of samples %d: must be between 1 and %d", o.Samples, maxSamples)
 	case !(o.StepTime >= 0) || math.IsInf(o.StepTime, 0):
-		return fmt.Errorf("a step of %g seconds", o.StepTime)
+		return fmt.Errorf("step time %g s: must be a finite number of at least 0", o.StepTime)
 	}
 	if _, err := blend.RecordRows(o.BatchSize, 0, o.Nodes*o.RanksPerNode, 0); err != nil {
 		return err
@@ -180,14 +181,14 @@ func (o *Options) complete(p *blend.Plan) error {
 	return err
 }
 
-// numbered says whether the numbers of a source's windows are places in it that an epoch draws all
-// alike. Those of a source that has grown are drawn from the growth on, and Megatron's samples are
-// numbered as they come after its shuffles.
+// numbered reports whether a source's window numbers are locations in the source that each epoch
+// draws uniformly. A source that has grown draws its new windows only after the growth. Samples of
+// Megatron are numbered after its shuffle.
 func (s *simulation) numbered(source int) bool {
 	return s.plan.Megatron == nil && len(s.plan.Sources[source].Growth) == 0
 }
 
-// locate is what stands at a position. It says so where an order needs its files.
+// locate returns the sample at a position. It fails if ctx is cancelled.
 func (s *simulation) locate(position int64) (blend.Sample, error) {
 	if position&1023 == 0 {
 		if err := context.Cause(s.ctx); err != nil {

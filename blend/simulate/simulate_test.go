@@ -677,17 +677,17 @@ func TestRefused(t *testing.T) {
 	d := seal(t, 1, "samples: 100\n")
 	good := Options{BatchSize: 10, Nodes: 1, Storage: Kinds[0], Data: d}
 	for want, change := range map[string]func(o *Options){
-		"0 nodes":                  func(o *Options) { o.Nodes = 0 },
-		"cannot be divided":        func(o *Options) { o.Nodes = 3 },
-		"batch size -1":            func(o *Options) { o.BatchSize = -1 },
-		"not the start of a step":  func(o *Options) { o.From = 5 },
-		"are not all in the plan":  func(o *Options) { o.To = 101 },
-		"both 100":                 func(o *Options) { o.From = 100 },
-		"a step of NaN":            func(o *Options) { o.StepTime = math.NaN() },
-		"samples to look at":       func(o *Options) { o.Samples = -1 },
-		"node_bandwidth is 0":      func(o *Options) { o.Storage.NodeBandwidth = 0 },
-		"name the storage":         func(o *Options) { o.Storage = Storage{} },
-		"and the ranks at most 16": func(o *Options) { o.RanksPerNode = math.MaxInt },
+		"0 nodes":                 func(o *Options) { o.Nodes = 0 },
+		"cannot be divided":       func(o *Options) { o.Nodes = 3 },
+		"batch size -1":           func(o *Options) { o.BatchSize = -1 },
+		"not the start of a step": func(o *Options) { o.From = 5 },
+		"are not all in the plan": func(o *Options) { o.To = 101 },
+		"both 100":                func(o *Options) { o.From = 100 },
+		"step time NaN":           func(o *Options) { o.StepTime = math.NaN() },
+		"number of samples":      func(o *Options) { o.Samples = -1 },
+		"node_bandwidth is 0":     func(o *Options) { o.Storage.NodeBandwidth = 0 },
+		"name the storage":        func(o *Options) { o.Storage = Storage{} },
+		"and at most 16":          func(o *Options) { o.RanksPerNode = math.MaxInt },
 	} {
 		o := good
 		change(&o)

@@ -10,24 +10,24 @@ import (
 	"mula/internal/suggest"
 )
 
-// A Storage is what the model knows of the place that shards are read from. Each kind that the
-// package knows is an assumption about what is usual, measured nowhere; docs/reference/simulate.md
-// has the file that describes another.
+// A Storage describes the storage of shards for the model. The values of [Kinds] are assumptions
+// about typical storage, not measurements. docs/reference/simulate.md describes the file format for
+// other storage.
 type Storage struct {
 	Name          string  `yaml:"name" json:"name"`
 	Latency       float64 `yaml:"latency" json:"latency"`               // seconds from a request to its first byte
 	NodeBandwidth float64 `yaml:"node_bandwidth" json:"node_bandwidth"` // bytes/s that one node can get
-	// bytes/s of all nodes together; 0: no limit, each has its own
+	// bytes/s of all nodes together; 0: no common limit
 	TotalBandwidth float64 `yaml:"total_bandwidth" json:"total_bandwidth"`
-	// bytes: a request brings a whole block of a file of this size, aligned to it
+	// bytes: each request reads one block of this size, aligned to this size
 	RequestSize int64 `yaml:"request_size" json:"request_size"`
-	// bytes of a node's own copy of what it has read, 0 for none
+	// bytes of a cache on each node, 0 for none
 	Cache int64 `yaml:"cache" json:"cache"`
 
 	file *strictyaml.File
 }
 
-// Kinds are the kinds of storage that the package knows.
+// Kinds are the predefined kinds of storage.
 var Kinds = []Storage{
 	{Name: "local-nvme", Latency: 100e-6, NodeBandwidth: 3e9, RequestSize: 16 << 10},
 	{Name: "parallel-fs", Latency: 1e-3, NodeBandwidth: 2e9, TotalBandwidth: 200e9, RequestSize: 1 << 20,
@@ -44,7 +44,7 @@ func KindNames() (names []string) {
 	return names
 }
 
-// StorageByName gives one of [Kinds].
+// StorageByName returns the entry of [Kinds] with this name.
 func StorageByName(name string) (Storage, error) {
 	for _, k := range Kinds {
 		if k.Name == name {
@@ -68,10 +68,10 @@ func LoadStorage(path string) (Storage, error) {
 	return parseStorage(file)
 }
 
-// Warnings returns remarks about the file, such as old names of fields, with file and line.
+// Warnings returns warnings about the file, such as deprecated field names, with file and line.
 func (s Storage) Warnings() []string { return s.file.Warnings() }
 
-// ParseStorage reads the content of a storage's file; name stands for the file in errors.
+// ParseStorage parses the text of a storage file. Messages use name as the file's name.
 func ParseStorage(data []byte, name string) (Storage, error) {
 	file, err := strictyaml.Parse(data, name)
 	if err != nil {
@@ -97,7 +97,7 @@ func parseStorage(file *strictyaml.File) (Storage, error) {
 	return s, nil
 }
 
-// check says which figure is out of bounds, and how.
+// check validates the figures. It returns the name of the first that is out of bounds.
 func (s *Storage) check() (name string, err error) {
 	if s.Name == "" {
 		return "name", fmt.Errorf("name is empty; name the storage")
@@ -133,7 +133,7 @@ func (s *Storage) check() (name string, err error) {
 	return "", nil
 }
 
-// bandwidth is what a node gets when so many read at once.
+// bandwidth returns the bandwidth of a node if this many nodes read at once.
 func (s *Storage) bandwidth(nodes int) float64 {
 	if s.TotalBandwidth > 0 {
 		return min(s.NodeBandwidth, s.TotalBandwidth/float64(nodes))
@@ -141,13 +141,13 @@ func (s *Storage) bandwidth(nodes int) float64 {
 	return s.NodeBandwidth
 }
 
-// readersOfARank is how many goroutines of a stream read samples at a time: each waits for one
-// request.
+// readersOfARank is the number of goroutines of a stream that read samples concurrently. Each waits
+// for one request at a time.
 const readersOfARank = 4
 
-// seconds is how long a node takes for so many requests of so many bytes together, with k of them
-// under way at a time: the longer of what k readers take that wait for one request after the other,
-// and of what the bytes take on the way.
+// seconds returns the time that a node needs for n requests of this many bytes in total, with k
+// concurrent requests. It is the longer of two times: the time of k readers that make requests in
+// sequence, and the transfer time of all bytes.
 //
 //	max(⌈n/k⌉ · (latency + bytes/n/bandwidth), latency + bytes/bandwidth)
 func (s *Storage) seconds(n, bytes float64, k int, bandwidth float64) float64 {
@@ -157,8 +157,9 @@ func (s *Storage) seconds(n, bytes float64, k int, bandwidth float64) float64 {
 	return max(math.Ceil(n/float64(k))*(s.Latency+bytes/n/bandwidth), s.Latency+bytes/bandwidth)
 }
 
-// nodesKept is the greatest number of nodes that storage keeps up with, where each reads n requests
-// of so many bytes a step: 0 for none, -1 for any number. It is seconds, solved for the bandwidth.
+// nodesKept returns the largest number of nodes that storage keeps up with, if each makes n
+// requests of this many bytes in total per step: 0 for none, -1 for any number. It solves seconds
+// for the bandwidth.
 func (s *Storage) nodesKept(n, bytes float64, k int, stepTime float64) int64 {
 	if n <= 0 {
 		return -1
@@ -178,13 +179,14 @@ func (s *Storage) nodesKept(n, bytes float64, k int, stepTime float64) int64 {
 	return int64(min(s.TotalBandwidth/needed, 1e18))
 }
 
-// waits is how long a trainer waits for its data in steps that take so many seconds to read, one
-// after the other, and computes each for stepTime: reading may be so many steps ahead. The time
-// until the first step's data is there does not count.
+// waits returns how long a trainer waits for its data in total. reads are the read times of the
+// steps, which are read in sequence; each step computes for stepTime. Reading may be `ahead` steps
+// ahead. The time to read the first step does not count.
 //
-//	read(s) begins at max(end of read(s−1), begin of compute(s−ahead)); compute(s) begins at max(end of read(s), end of compute(s−1))
+//	read(s) starts at max(end of read(s−1), start of compute(s−ahead))
+//	compute(s) starts at max(end of read(s), end of compute(s−1))
 func waits(reads []float64, stepTime float64, ahead int) float64 {
-	begins := make([]float64, len(reads)) // of the computing
+	begins := make([]float64, len(reads)) // start of each step's computation
 	read, compute, waited := 0.0, 0.0, 0.0
 	for s, t := range reads {
 		if s >= ahead {

@@ -8,13 +8,13 @@ import (
 	"mula/internal/quantity"
 )
 
-// bytesText writes a number of bytes with the decimal prefix that fits.
+// bytesText formats a number of bytes with a decimal prefix.
 func bytesText(n int64) string { return scaled(float64(n)) + "B" }
 
-// perSecond writes a bandwidth.
+// perSecond formats a bandwidth.
 func perSecond(v float64) string { return scaled(v) + "B/s" }
 
-// scaled writes a number to three digits, a space, and the decimal prefix that fits.
+// scaled formats a number with three digits, a space, and a decimal prefix.
 func scaled(v float64) string {
 	prefixes := []string{"", "k", "M", "G", "T", "P", "E"}
 	i := 0
@@ -24,7 +24,7 @@ func scaled(v float64) string {
 	return fmt.Sprintf("%.3g %s", v, prefixes[i])
 }
 
-// seconds writes a duration to three digits.
+// seconds formats a duration with three digits.
 func seconds(s float64) string {
 	switch {
 	case s == 0:
@@ -41,7 +41,7 @@ func seconds(s float64) string {
 	return fmt.Sprintf("%.3g h", s/3600)
 }
 
-// share writes a share in per cent.
+// share formats a fraction in per cent.
 func share(v float64) string {
 	switch {
 	case math.Abs(v) >= 0.1 || v == 0:
@@ -52,7 +52,7 @@ func share(v float64) string {
 	return quantity.Percent(v, 2)
 }
 
-// expectation writes what a count should be.
+// expectation formats an expected count.
 func (c Count) expectation() string {
 	if c.Expected < 0 {
 		return "-"
@@ -63,8 +63,8 @@ func (c Count) expectation() string {
 	return fmt.Sprintf("%.3g", c.Expected)
 }
 
-// scaledShort writes a number of an axis with its decimal prefix, short one without, perCent a
-// share.
+// scaledShort formats a number on an axis with a decimal prefix, short without a prefix, and
+// perCent as a percentage.
 func scaledShort(v float64) string { return strings.ReplaceAll(scaled(v), " ", "") }
 
 func short(v float64) string { return fmt.Sprintf("%.3g", v) }
