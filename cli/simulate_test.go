@@ -9,7 +9,7 @@ import (
 func TestSimulateWrongUsage(t *testing.T) {
 	for _, c := range []struct{ args, says string }{
 		{"--nodes 0", "--nodes is 0"},
-		{"--nodes 3000000 --ranks-per-node 3000000", "and at most 16777216 ranks in total"},
+		{"--nodes 3000000 --ranks-per-node 3000000", "the ranks at most"},
 		{"--nodes 3 --batch-size 8", "must be a multiple of the 3 ranks"},
 		{"--batch-size 0", "--batch-size is 0"},
 		{"--samples 0", "--samples is 0"},

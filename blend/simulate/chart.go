@@ -9,7 +9,7 @@ import (
 	"mula/internal/page"
 )
 
-// Sizes of a chart in units of the drawing, which is scaled to the width of its place. Text is 12
+// Sizes of a chart in units of the drawing, which is scaled to the available width. Text is 12
 // units high.
 const (
 	chartWidth, chartHeight = 560.0, 230.0
@@ -18,26 +18,26 @@ const (
 	chartRight              = 14.0
 )
 
-// A curve is one line of a chart, with the class of its colour.
+// A curve is one line of a chart. class sets its colour.
 type curve struct {
 	name, class string
 	x, y        []float64
 }
 
-// A chart has linear axes, or x by powers of two, whose ticks are written by functions.
+// A chart has linear axes, or a logarithmic x axis with base 2.
 type chart struct {
-	label          string // what it shows, for readers that cannot see it
+	label          string // description for screen readers
 	xLabel, yLabel string
 	xText, yText   func(float64) string
-	log            bool      // x
+	log            bool      // logarithmic x axis
 	band           *[2]curve // the area between two curves
-	bars           []float64 // shares from x = 0 to 1, of the same width
+	bars           []float64 // heights of bars of equal width from x = 0 to 1
 	curves         []curve   // drawn in order
 	marks          []float64 // vertical lines
 	fromZero       bool
 }
 
-// A drawing is a chart under way: its bytes, and where values are.
+// A drawing is a chart in progress: its text and the ranges of its axes.
 type drawing struct {
 	strings.Builder
 	x0, x1, y0, y1 float64
@@ -57,7 +57,7 @@ func (d *drawing) y(v float64) float64 {
 	return base - (v-d.y0)/(d.y1-d.y0)*(base-chartTop)
 }
 
-// svg draws the chart; it is empty if there is nothing to draw.
+// svg draws the chart. It returns "" if there is nothing to draw.
 func (c *chart) svg() template.HTML {
 	d := &drawing{x0: math.Inf(1), x1: math.Inf(-1), y0: math.Inf(1), y1: math.Inf(-1), log: c.log}
 	all := c.curves
@@ -146,7 +146,7 @@ func (c *chart) svg() template.HTML {
 			fmt.Fprintf(&b, "%s%.1f %.1f", move(i), d.x(x), d.y(l.y[i]))
 		}
 		if len(l.x) == 1 {
-			b.WriteString("h4") // a point of its own
+			b.WriteString("h4") // make a single point visible
 		}
 		fmt.Fprintf(d, `<path class="curve %s" d="%s"><title>%s</title></path>`, l.class, b.String(),
 			template.HTMLEscapeString(l.name))
@@ -162,15 +162,15 @@ func move(i int) string {
 	return "L"
 }
 
-// heatSteps is the number of colours on each side of the neutral one; a colour is one standard
-// deviation of draws by chance.
+// heatSteps is the number of colours on each side of neutral. Each colour is one standard deviation
+// of random draws.
 const heatSteps = 4
 
-// heatColumns is the greatest number of columns; intervals are added up beyond it.
+// heatColumns is the maximum number of columns; with more intervals, several are added up.
 const heatColumns = 100
 
-// heat draws how often each part of a source was drawn in each interval: x is the interval, y the
-// part, the first windows at the top.
+// heat draws how often each part of a source was drawn in each interval. x is the interval, y the
+// part, with the first windows at the top.
 func heat(name string, counts [][]int64) template.HTML {
 	if len(counts) == 0 {
 		return ""

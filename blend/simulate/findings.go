@@ -7,25 +7,25 @@ import (
 	"mula/internal/quantity"
 )
 
-// Where a finding begins. Of a right order none is made in a million runs: see
-// docs/reference/simulate.md.
+// Thresholds of findings. For a correct order, the probability of a warning is less than one in a
+// million: see docs/reference/simulate.md.
 const (
 	manyDeviations = 6    // standard deviations
-	leastDistance  = 0.01 // difference of the mean distance that is worth a word
+	leastDistance  = 0.01 // smallest reported difference of the mean distance
 	leastParity    = 0.02
-	leastTail      = 0.05 // share of a source's tokens in no window
-	// from which on repeated data is known to help less (N. Muennighoff and others, 2023,
+	leastTail      = 0.05 // fraction of a source's tokens in no window
+	// number of epochs from which repeated data helps less (N. Muennighoff and others, 2023,
 	// arXiv:2305.16264)
 	manyEpochs = 4
-	muchMore   = 4 // bytes moved for a byte of tokens
+	muchMore   = 4 // bytes read per byte of tokens
 )
 
-// above says whether something was seen much more often than expected.
+// above reports whether Seen is much larger than Expected.
 func (c Count) above() bool {
 	return c.Expected >= 0 && float64(c.Seen) > c.Expected+manyDeviations*math.Sqrt(c.Expected)+manyDeviations
 }
 
-// findings are the sentences that follow from the figures.
+// findings returns the findings that follow from the figures.
 func (r *Report) findings() []Finding {
 	list := []Finding{}
 	add := func(level Level, source, format string, args ...any) {
@@ -41,7 +41,8 @@ func (r *Report) findings() []Finding {
 					"other steps are faster", stepsAhead)
 			}
 			add(Warning, "",
-				"%s does not keep up: in the slowest 10 %% of the steps, reading takes %s and computing %s; a node needs %s and gets %s; %s", rd.Storage.Name,
+				"%s does not keep up: in the slowest 10 %% of the steps, reading takes %s and computing %s; "+
+					"a node needs %s and gets %s; %s", rd.Storage.Name,
 				seconds(rd.Busy.ReadTime), seconds(rd.StepTime), perSecond(rd.Needed), perSecond(rd.Got), late)
 		case rd.NodesKept > 0:
 			add(Note, "", "%s keeps up with at most %s nodes",
@@ -53,7 +54,8 @@ func (r *Report) findings() []Finding {
 			add(Note, "",
 				"fewer nodes would not help: one node reads too much, or makes too many requests in sequence")
 		} else if !rd.KeepsUp {
-			add(Note, "", "it would keep up with %s nodes that read the same amount each", quantity.Grouped(rd.NodesKept))
+			add(Note, "", "it would keep up with %s nodes that read the same amount each",
+				quantity.Grouped(rd.NodesKept))
 		}
 	}
 	if rd.TokenBytes > 0 && rd.WantedBytes > muchMore*rd.TokenBytes {
@@ -63,19 +65,22 @@ func (r *Report) findings() []Finding {
 	}
 	if rd.RepeatSize > rd.Storage.Cache {
 		add(Note, "",
-			"later epochs are read from storage again, unless each node has a cache of %s for all repeated sources; the assumed cache has %s, and after an epoch "+
+			"later epochs are read from storage again, unless each node has a cache of %s for all repeated sources; "+
+				"the assumed cache has %s, and after an epoch "+
 				"a node has read 1/%d of them itself", bytesText(rd.RepeatSize), bytesText(rd.Storage.Cache), rd.Nodes)
 	}
 	for i := range r.Mixture.Sources {
 		m := &r.Mixture.Sources[i]
 		if m.Outside > 0 {
 			add(Warning, m.Name,
-				"the share deviates from the weights: %d of %d intervals exceed the bound, by at most %.4g samples where %.3g are allowed",
+				"the share deviates from the weights: %d of %d intervals exceed the bound; the largest deviation is "+
+					"%.4g samples where %.3g are allowed",
 				m.Outside, len(r.Mixture.Intervals), m.Deviation, m.Bound)
 		}
 		if m.Cells > 0 && m.Unevenness > manyDeviations {
 			add(Warning, m.Name,
-				"the windows are not drawn evenly: ranges of the source cluster (%.3g standard deviations above chance)", m.Unevenness)
+				"the windows are not drawn evenly: ranges of the source cluster (%.3g standard deviations above chance)",
+				m.Unevenness)
 		}
 	}
 	for i := range r.Shuffle.Sources {
@@ -90,7 +95,8 @@ func (r *Report) findings() []Finding {
 		}
 		if math.Abs(s.ParityOff) > manyDeviations && math.Abs(s.Parity-0.5) > leastParity {
 			add(Warning, s.Name,
-				"%.3g %% of consecutive samples change between even and odd windows; a shuffle gives 50 %%", 100*s.Parity)
+				"%.3g %% of consecutive samples change between even and odd windows; a shuffle gives 50 %%",
+				100*s.Parity)
 		}
 		for _, c := range []struct {
 			Count

@@ -22,7 +22,7 @@ var (
 	pages = page.New(page.Layout{Command: "mula simulate", Body: pageHTML, Style: pageCSS, HeatSteps: heatSteps})
 )
 
-// What a page shows at most, so that its size does not grow with the plan.
+// Limits of a page, so that its size does not grow with the plan.
 const (
 	maxFindings = 200
 	maxRows     = 500
@@ -30,7 +30,7 @@ const (
 	maxSources  = 12
 )
 
-// A document is what the template shows.
+// A document is the input of the template.
 type document struct {
 	Sum, Plan, Order, Assumptions                      string
 	Findings                                           page.Findings
@@ -41,7 +41,7 @@ type document struct {
 	MoreSources                                        int
 }
 
-// A section is the figures of one source.
+// A section has the figures of one source.
 type section struct {
 	Title   string
 	Figures []page.Figure
@@ -83,7 +83,8 @@ func (r *Report) WritePage(w io.Writer, title string) error {
 	if !r.Shuffle.Whole {
 		doc.RepeatsText += ", which are a part of the range"
 	}
-	doc.RepeatsText += ". A document is read once by each sample that has one of its tokens, for each window. The tail is the tokens at the ends of shards outside all windows; packed samples have padding instead."
+	doc.RepeatsText += ". The reads of a document are the samples with one of its tokens, divided by the windows " +
+		"with one. The tail is the tokens at the ends of shards outside all windows; packed samples have padding instead."
 	doc.Repeats = r.RepeatsTable().Cut(maxRows)
 	doc.ReadingFigures = rd.figures()
 	largest := make([]int, len(r.Mixture.Sources)) // sources, most samples first
@@ -102,7 +103,7 @@ func (r *Report) WritePage(w io.Writer, title string) error {
 	return pages.Write(w, page.Head{Title: title}, doc)
 }
 
-// figures says what is assumed of the storage.
+// figures describes the assumptions about the storage.
 func (s *Storage) figures() string {
 	total := "no limit for all nodes together"
 	if s.TotalBandwidth > 0 {
@@ -113,7 +114,7 @@ func (s *Storage) figures() string {
 		bytesText(s.RequestSize), bytesText(s.Cache))
 }
 
-// ReadingTable is the figures of storage, one a row.
+// ReadingTable has the figures of storage, one per row.
 func (r *Report) ReadingTable() page.Table {
 	rd := &r.Reading
 	t := page.Table{Heading: []string{"one step of one node", "value"}}
@@ -180,7 +181,7 @@ func (r *Report) ShuffleTable() page.Table {
 		if r.Shuffle.Documents {
 			document = []string{count(s.SameDocument), count(s.BatchDocument)}
 		}
-		apart := []string{"-", "-", "-", "-"} // of numbers that are no places, or without a pair
+		apart := []string{"-", "-", "-", "-"} // if window numbers are not locations, or without a pair
 		if len(s.Distances) > 0 {
 			apart = []string{fmt.Sprintf("%.4f", s.Distance), "-", share(s.Parity), count(s.Adjacent)}
 		}
@@ -228,8 +229,9 @@ func (r *Report) RepeatsTable() page.Table {
 }
 
 func (rd *Reading) figures() []page.Figure {
-	nodes := chart{label: "bandwidth of a node, by number of nodes", xLabel: "nodes (log scale)", yLabel: "bytes per second",
-		log: true, fromZero: true,
+	nodes := chart{label: "bandwidth of a node, by number of nodes", xLabel: "nodes (log scale)",
+		yLabel: "bytes per second",
+		log:    true, fromZero: true,
 		xText: scaledShort, yText: scaledShort, marks: []float64{float64(rd.Nodes)}}
 	got := curve{name: "available per node", class: "s0"}
 	needed := curve{name: "required per node", class: "s1 dash"}
@@ -281,8 +283,8 @@ func (r *Report) mixtureFigures(sources []int) []page.Figure {
 	return []page.Figure{f}
 }
 
-// sourceFigures are the pictures of one source: how far its share is from the plan, how its parts
-// are drawn, how far neighbours are apart.
+// sourceFigures returns the charts of one source: the deviation of its share, the draws of its
+// parts, and the distances of consecutive samples.
 func (r *Report) sourceFigures(i int) []page.Figure {
 	m, s := &r.Mixture.Sources[i], &r.Shuffle.Sources[i]
 	off := chart{label: "samples of " + m.Name + " above the planned number", xLabel: "step",
@@ -321,7 +323,8 @@ func (r *Report) sourceFigures(i int) []page.Figure {
 		{Title: "Share", Text: "deviation from the planned number, by interval", Chart: off.svg(),
 			Keys: []page.Key{{Class: "f0", Name: "counted"}, {Class: "band", Name: "bound"},
 				{Class: "f1", Name: "random draws, ±2 deviations"}}},
-		{Title: "Parts", Text: "ranges of the source in stored order; one column per interval", Chart: heat(m.Name, m.Parts),
+		{Title: "Parts", Text: "ranges of the source in stored order; one column per interval",
+			Chart: heat(m.Name, m.Parts),
 			Keys: []page.Key{{Class: "h0", Name: "fewer samples"}, {Class: "h4", Name: "as expected"},
 				{Class: "h8", Name: "more samples, 4 deviations"}}},
 		{Title: "Neighbours", Text: "distance between consecutive samples", Chart: near.svg(),

@@ -11,86 +11,87 @@ import (
 	"mula/shards"
 )
 
-// Shuffle is what samples that follow each other have to do with each other, over the steps that
-// were looked at one by one, without skipped positions.
+// Shuffle describes how consecutive samples are related, in the steps that were examined one by
+// one. Skipped positions are excluded.
 type Shuffle struct {
-	Steps     int64           `json:"steps"`   // looked at: all of the range, or stretches of steps spread over it
-	Samples   int64           `json:"samples"` // in them
-	Whole     bool            `json:"whole"`   // all of the range
+	Steps     int64           `json:"steps"`   // number examined: all of the range, or evenly spaced parts of it
+	Samples   int64           `json:"samples"` // number in the examined steps
+	Whole     bool            `json:"whole"`   // the complete range was examined
 	Documents bool            `json:"documents"`
 	Sources   []SourceShuffle `json:"sources"`
 }
 
-// A Count is how often something was seen, and how often it would be if each epoch were a uniform
+// A Count is how often something occurred, and its expected number if each epoch were a uniform
 // permutation of the training windows.
 type Count struct {
 	Seen     int64   `json:"seen"`
-	Expected float64 `json:"expected"` // -1: it is not known
+	Expected float64 `json:"expected"` // -1: unknown
 }
 
-// SourceShuffle is about the samples of one source. A pair is two of its samples that follow each
-// other in the source's order.
+// SourceShuffle describes the samples of one source. A pair is two samples that are consecutive in
+// the source's order.
 type SourceShuffle struct {
 	Name    string `json:"name"`
 	Samples int64  `json:"samples"`
 	Pairs   int64  `json:"pairs"`
 
-	// mean |difference| of the window numbers of a pair, in training windows; uniform: 1/3
+	// mean |difference| of the window numbers of a pair, divided by the number of training windows;
+	// uniform: 1/3
 	Distance    float64 `json:"distance"`
-	DistanceOff float64 `json:"distance_off"` // how far the mean is from that, in standard deviations
-	// share of the pairs by distance, in parts of the same width from 0 to 1
+	DistanceOff float64 `json:"distance_off"` // deviation of the mean from uniform, in standard deviations
+	// fraction of the pairs by distance, in bins of equal width from 0 to 1
 	Distances []float64 `json:"distances"`
 	Uniform   []float64 `json:"distances_uniform"`
-	Adjacent  Count     `json:"adjacent"` // pairs of windows side by side
-	// share of the pairs whose window numbers are one even, one odd; uniform: 1/2
+	Adjacent  Count     `json:"adjacent"` // pairs of adjacent windows
+	// fraction of the pairs with one even and one odd window number; uniform: 1/2
 	Parity    float64 `json:"parity_changes"`
 	ParityOff float64 `json:"parity_off"`
 	SameShard Count   `json:"same_shard"` // pairs
-	// SameDocument are pairs whose windows hold tokens of one document, BatchDocument two samples
-	// of one step for which that is so.
+	// SameDocument counts pairs whose windows have tokens of a common document. BatchDocument
+	// counts any two such samples of one step.
 	SameDocument  Count `json:"same_document"`
 	BatchDocument Count `json:"batch_document"`
-	// samples of a step whose window the step has already, as may be where an epoch begins
+	// samples whose window occurs earlier in the same step, as is possible at the start of an epoch
 	BatchWindow Count `json:"batch_window"`
-	// samples whose window their epoch has had already: never, in a right order
+	// samples whose window occurs earlier in the same epoch: always 0 in a correct order
 	EpochWindow int64 `json:"epoch_window"`
 
-	Windows   []Times    `json:"window_repeats"`   // how many windows were drawn so often, in the steps looked at
-	Documents []Passes   `json:"document_repeats"` // how many documents were read so often
+	Windows   []Times    `json:"window_repeats"`   // windows by number of draws, in the examined steps
+	Documents []Passes   `json:"document_repeats"` // documents by number of reads
 	Most      MostlyRead `json:"most_read_document"`
 }
 
-// Times is how many windows were drawn so many times.
+// Times is the number of windows that were drawn Times times.
 type Times struct {
 	Times   int64 `json:"times"`
 	Windows int64 `json:"windows"`
 }
 
-// Passes is how many documents were read so often: samples that hold a token of the document, for
-// each window that does.
+// Passes is the number of documents in one class of reads. The number of reads of a document is the
+// number of samples with one of its tokens, divided by the number of windows with one.
 type Passes struct {
 	Passes    string `json:"passes"`
 	Documents int64  `json:"documents"`
 }
 
-// MostlyRead is the document that most samples hold a token of, the first of several.
+// MostlyRead is the document with the most samples that have one of its tokens.
 type MostlyRead struct {
 	Shard    int   `json:"shard"` // in the source
 	Document int64 `json:"document"`
 	Tokens   int64 `json:"tokens"`
-	Samples  int64 `json:"samples"` // 0: none was looked at
+	Samples  int64 `json:"samples"` // 0: no document was examined
 }
 
 const (
 	distanceBins = 20
-	minStretches = 16 // that are looked at where not all of the range is
-	maxTimes     = 64 // lines of Windows
+	minStretches = 16 // number of parts, if the range is not examined completely
+	maxTimes     = 64 // maximum of Times.Times; larger numbers are added to it
 )
 
 // passClasses are the classes of Passes, in order.
 var passClasses = []string{"less than 1", "1", "above 1 to 2", "above 2 to 4", "above 4 to 8", "above 8"}
 
-// passClass is the class of a document that so many samples hold, which has so many windows.
+// passClass returns the class of a document by its numbers of samples and windows.
 func passClass(samples, windows int64) int {
 	switch {
 	case samples < windows:
@@ -107,20 +108,20 @@ func passClass(samples, windows int64) int {
 	return 5
 }
 
-// A look is one sample that was looked at.
+// A look is one examined sample.
 type look struct {
 	step        int64
 	window      int64
 	token       int64
 	epoch       int64
-	first, last int64 // numbers of its first and last document in the shard; with s.Data only
-	reach       int64 // windows behind it that hold a token of its last document
+	first, last int64 // numbers of its first and last document in the shard; only with s.Data
+	reach       int64 // number of later windows with a token of its last document
 	shard       int32
-	begins      bool // the source's first in a stretch of steps: it makes no pair
+	begins      bool // the source's first sample in a part of the range, which forms no pair
 }
 
-// stretchesOfSteps are the steps to look at, [from, to): the whole range, or stretches of it of the
-// same length, from its begin to its end.
+// stretchesOfSteps returns the ranges of steps [from, to) to examine: the complete range, or parts
+// of equal length that are evenly spaced from its start to its end.
 func (s *simulation) stretchesOfSteps() [][2]int64 {
 	batch := int64(s.BatchSize)
 	first, steps := s.From/batch, (s.To-s.From+batch-1)/batch
@@ -173,7 +174,7 @@ func (s *simulation) shuffle() (Shuffle, error) {
 				epoch: at.Epoch, shard: int32(at.Shard), begins: t.last < 0})
 			t.pair(at.Window)
 			if len(looks)&0xffff == 0 {
-				s.Progress("neighbours", int64(len(looks)), total)
+				s.Progress("examining samples", int64(len(looks)), total)
 			}
 		}
 	}
@@ -184,23 +185,23 @@ func (s *simulation) shuffle() (Shuffle, error) {
 			return out, err
 		}
 		out.Sources = append(out.Sources, src)
-		s.Progress("repeats and documents", int64(i+1), int64(len(sources)))
+		s.Progress("counting repeats and documents", int64(i+1), int64(len(sources)))
 	}
 	return out, nil
 }
 
-// A sourceTally counts the pairs of one source as they come.
+// A sourceTally counts the pairs of one source.
 type sourceTally struct {
 	training  int64
-	known     bool  // its windows are all drawn from alike, so that what a uniform permutation gives can be said
-	last      int64 // window of the sample before, -1 for none
+	known     bool  // windows are drawn uniformly, so expected values are known
+	last      int64 // window of the previous sample, -1 for none
 	pairs     int64
 	distance  float64
 	distances [distanceBins]int64
 	adjacent  int64
 	parity    int64
-	looks     []int32 // its samples, in order
-	byWindow  []int32 // the same by window, those of one window in order
+	looks     []int32 // indices of its samples, in order
+	byWindow  []int32 // the same, sorted by window, then by order
 }
 
 func (t *sourceTally) begin(s *blend.Source, numbered bool) {
@@ -224,17 +225,17 @@ func (t *sourceTally) pair(window int64) {
 	t.last = window
 }
 
-// uniform gives the shares of distances that two windows of n, drawn without replacement, have: 2(n
-// − d)/(n(n − 1)) of d, added up over the parts.
+// uniform returns the fractions of distances between two windows of n, drawn without replacement.
+// Distance d has probability 2(n − d)/(n(n − 1)); uniform adds up the probabilities in each bin.
 func uniform(n int64) []float64 {
-	below := func(d float64) float64 { // share of the distances from 1 to d
+	below := func(d float64) float64 { // fraction of the distances from 1 to d
 		d = min(d, float64(n-1))
 		return d * (2*float64(n) - d - 1) / (float64(n) * float64(n-1))
 	}
 	var shares []float64
 	before := 0.0
 	for i := 1; i <= distanceBins; i++ {
-		end := math.Ceil(float64(n)*float64(i)/distanceBins) - 1 // the last distance below this part's end
+		end := math.Ceil(float64(n)*float64(i)/distanceBins) - 1 // the largest distance in this bin
 		if i == distanceBins {
 			end = float64(n)
 		}
@@ -245,7 +246,7 @@ func uniform(n int64) []float64 {
 	return shares
 }
 
-// sourceShuffle is what the samples of source i come to.
+// sourceShuffle computes the statistics of source i.
 func (s *simulation) sourceShuffle(i int, t *sourceTally, looks []look, documents bool) (SourceShuffle, error) {
 	src := &s.plan.Sources[i]
 	out := SourceShuffle{Name: src.Name, Samples: int64(len(t.looks)), Pairs: t.pairs,
@@ -261,8 +262,8 @@ func (s *simulation) sourceShuffle(i int, t *sourceTally, looks []look, document
 	}
 	if t.known && t.pairs > 0 {
 		out.Uniform = uniform(t.training)
-		// Of three windows in a row the two distances belong together, so that the mean of m has
-		// variance 1/18m + 2/180m = 1/15m.
+		// The two distances of three consecutive windows are correlated, so the mean of m distances
+		// has variance 1/18m + 2/180m = 1/15m.
 		out.DistanceOff = (out.Distance - (n+1)/3/n) * math.Sqrt(15*pairs)
 		odd := math.Floor(n / 2)
 		out.ParityOff = (out.Parity - 2*odd*(n-odd)/(n*(n-1))) * 2 * math.Sqrt(pairs)
@@ -303,8 +304,8 @@ func (s *simulation) sourceShuffle(i int, t *sourceTally, looks []look, document
 		}
 		out.SameShard.Expected = pairs * chance
 		if documents && len(t.looks) > 0 {
-			// Of the n(n − 1)/2 pairs of windows, n · mean(reach) share a document; the windows
-			// looked at stand for all.
+			// Of the n(n − 1)/2 pairs of windows, n · mean(reach) share a document. The mean is
+			// estimated from the examined windows.
 			chance := 2 * reach / float64(len(t.looks)) / (n - 1)
 			out.SameDocument.Expected, out.BatchDocument.Expected = pairs*chance, sameStep*chance
 		}
@@ -316,17 +317,17 @@ func (s *simulation) sourceShuffle(i int, t *sourceTally, looks []look, document
 	return out, nil
 }
 
-// shares says whether two different windows of a shard hold tokens of one document.
+// shares reports whether two different windows of a shard have tokens of a common document.
 func (a *look) shares(b *look) bool {
 	return a.window != b.window && max(a.first, b.first) <= min(a.last, b.last)
 }
 
-// steps counts the pairs of samples of the source that are in one step, those of them that are of
-// two epochs, and those that share a document.
+// steps counts the pairs of the source's samples within a step, the pairs among them of different
+// epochs, and the pairs that share a document.
 func (s *simulation) steps(t *sourceTally, looks []look, documents bool) (pairs, turns float64, sharing int64) {
 	var step []int32
 	for from := 0; from < len(t.looks); {
-		to, epoch := from, from // the first of the step, and of the newest epoch in it
+		to, epoch := from, from // the first sample of the step, and of the newest epoch in it
 		for ; to < len(t.looks) && looks[t.looks[to]].step == looks[t.looks[from]].step; to++ {
 			if looks[t.looks[to]].epoch != looks[t.looks[epoch]].epoch {
 				epoch = to
@@ -378,11 +379,11 @@ func (s *simulation) repeats(out *SourceShuffle, t *sourceTally, looks []look) {
 	slices.SortFunc(out.Windows, func(a, b Times) int { return cmp.Compare(a.Times, b.Times) })
 }
 
-// eachShard calls f with each shard that samples of the source are of, open, and its samples in
-// stored order.
+// eachShard opens each shard with samples of the source, and calls f with the shard and its samples
+// in stored order.
 func (s *simulation) eachShard(source int, t *sourceTally, looks []look,
 	f func(shard *shards.Shard, list []int32) error) error {
-	list := t.byWindow // so shard after shard, as windows are numbered
+	list := t.byWindow // also sorted by shard, because windows are numbered through the shards
 	for from := 0; from < len(list); {
 		k := looks[list[from]].shard
 		to := from
@@ -402,7 +403,8 @@ func (s *simulation) eachShard(source int, t *sourceTally, looks []look,
 	return nil
 }
 
-// findDocuments finds the first and last document of each sample, and how far the last one reaches.
+// findDocuments sets the first and last document of each sample, and the reach of the last
+// document.
 func (s *simulation) findDocuments(source int, t *sourceTally, looks []look) error {
 	length := int64(s.plan.SequenceLength)
 	return s.eachShard(source, t, looks, func(shard *shards.Shard, list []int32) error {
@@ -421,7 +423,7 @@ func (s *simulation) findDocuments(source int, t *sourceTally, looks []look) err
 				return err
 			}
 			l.reach = max(0, min((span.End-1)/length, windows-1)-l.token/length)
-			if t.known { // the windows behind the last training window are held out
+			if t.known { // windows after the last training window are held out
 				l.reach = min(l.reach, t.training-1-l.window)
 			}
 		}
@@ -429,14 +431,14 @@ func (s *simulation) findDocuments(source int, t *sourceTally, looks []look) err
 	})
 }
 
-// passes counts how often documents were read. As samples in stored order have documents in order,
-// a sweep over where they begin and end is enough.
+// passes counts how often documents were read. Samples in stored order have documents in stored
+// order, so one sweep over the starts and ends of samples is enough.
 func (s *simulation) passes(out *SourceShuffle, source int, t *sourceTally, looks []look) error {
 	classes := make([]int64, len(passClasses))
 	length := int64(s.plan.SequenceLength)
 	err := s.eachShard(source, t, looks, func(shard *shards.Shard, list []int32) error {
 		windows := index.ShardWindows(s.plan.SequenceLength, shard.Tokens())
-		begun, ended := 0, 0 // samples whose first document is at or before d, whose last is before d
+		begun, ended := 0, 0 // samples whose first document is at most d, and whose last document is before d
 		for d := int64(0); ended < len(list); d++ {
 			if begun == ended { // between samples
 				d = max(d, looks[list[begun]].first)

@@ -684,7 +684,7 @@ func TestRefused(t *testing.T) {
 		"are not all in the plan": func(o *Options) { o.To = 101 },
 		"both 100":                func(o *Options) { o.From = 100 },
 		"step time NaN":           func(o *Options) { o.StepTime = math.NaN() },
-		"number of samples":      func(o *Options) { o.Samples = -1 },
+		"number of samples":       func(o *Options) { o.Samples = -1 },
 		"node_bandwidth is 0":     func(o *Options) { o.Storage.NodeBandwidth = 0 },
 		"name the storage":        func(o *Options) { o.Storage = Storage{} },
 		"and at most 16":          func(o *Options) { o.RanksPerNode = math.MaxInt },
