@@ -28,12 +28,12 @@ type link struct {
 	world   []*peer   // all connections of the process, if this is the world; closed with it
 	running sync.WaitGroup
 
-	pending atomic.Int64  // messages of the call in progress, and 1 while it is being made
-	ready   chan struct{} // gets a token when nothing is pending
+	pending atomic.Int64  // messages of the call in progress, plus 1 while the call is set up
+	ready   chan struct{} // receives a token when nothing is pending
 	splits  uint64
 
 	mu    sync.Mutex
-	parts []*link // split off
+	parts []*link // groups split off
 
 	end   sync.Once
 	ended chan struct{} // closed with err
@@ -41,7 +41,7 @@ type link struct {
 	shut  sync.Once
 }
 
-// newWorld returns the world's link, over connections to all ranks but this one.
+// newWorld returns the world's link, which uses connections to all other ranks.
 func newWorld(rank int, conns []net.Conn) *link {
 	peers := make([]*peer, len(conns))
 	for r, conn := range conns {
@@ -65,14 +65,14 @@ func newWorld(rank int, conns []net.Conn) *link {
 		l.running.Go(func() {
 			if p.write() == nil {
 				p.conn.Close()
-			} // else the reader sees the end of the connection, too, after what the peer has still sent
+			} // otherwise the reader sees the end of the connection too, after the peer's last data
 		})
 	}
 	return l
 }
 
-// open returns the link of a channel to the peers given, by rank in the group, nil for this rank
-// itself.
+// open returns the link of a channel to the given peers, by rank in the group; the entry of this
+// rank is nil.
 func open(id uint64, rank int, peers []*peer) *link {
 	l := &link{id: id, streams: make([]*stream, len(peers)), ready: make(chan struct{}, 1), ended: make(chan struct{})}
 	l.Group = pairwise.NewGroup("tcp", rank, len(peers), l)
@@ -102,14 +102,14 @@ func open(id uint64, rank int, peers []*peer) *link {
 
 func (l *link) Name() string { return "tcp" }
 
-// done notes that a message has been sent or received.
+// done records that a message has been sent or received.
 func (l *link) done() {
 	if l.pending.Add(-1) == 0 {
 		l.ready <- struct{}{}
 	}
 }
 
-// Begin, Push, Pull and Wait are what the group's exchanges are made of.
+// Begin, Push, Pull and Wait implement [pairwise.Messages].
 func (l *link) Begin(ctx context.Context) error {
 	select {
 	case <-l.ended:
@@ -160,7 +160,7 @@ func (l *link) Wait(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	select {
-	case <-l.ready: // both
+	case <-l.ready: // both are ready
 		return nil
 	case <-l.ended:
 		return l.err
@@ -175,7 +175,8 @@ func (l *link) giveUp(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// fail ends the group, and all that were split off, with an error, and tells the others.
+// fail ends this group and all groups split off from it with an error, and notifies the other
+// ranks.
 func (l *link) fail(err error) {
 	l.stop(err, func(s *stream) {
 		text := strings.TrimSuffix(err.Error(), ": "+xpu.ErrPeerLost.Error())
@@ -194,8 +195,8 @@ func (l *link) children() []*link {
 	return l.parts
 }
 
-// stop ends the group at this rank, once. When it returns, nobody touches data of a call in
-// progress. last adds to each stream what is still to be sent.
+// stop ends the group on this rank, once. When it returns, the data of a call in progress is no
+// longer used. last adds the final frames to each stream.
 func (l *link) stop(err error, last func(*stream)) {
 	l.end.Do(func() {
 		l.err = err
@@ -237,8 +238,8 @@ func (l *link) Split(ctx context.Context, color, key int) (xpu.Link, error) {
 			members = append(members, r)
 		}
 	}
-	// No two groups that share a rank have the same id, and all members find the same one without
-	// asking.
+	// No two groups that share a rank have the same id, and all members compute the same id without
+	// communication.
 	sum := sha256.Sum256(fmt.Appendf(nil, "%d/%d/%d", l.id, l.splits, members[0]))
 	id := binary.LittleEndian.Uint64(sum[:]) | 1
 	slices.SortStableFunc(members, func(a, b int) int { return cmp.Compare(keys[a], keys[b]) })
@@ -256,7 +257,7 @@ func (l *link) Split(ctx context.Context, color, key int) (xpu.Link, error) {
 	l.parts = append(l.parts, part)
 	l.mu.Unlock()
 	select {
-	case <-l.ended: // too late for fail to have seen the part
+	case <-l.ended: // fail ran before the part was added
 		part.fail(l.err)
 	default:
 	}
@@ -271,7 +272,7 @@ func (l *link) Close() error {
 		orderly := false
 		l.stop(fmt.Errorf("tcp: rank %d has left the group: %w", l.Rank(), xpu.ErrPeerLost), func(s *stream) {
 			orderly = true
-			// What was sent by Send still goes; what the call in progress was sending does not.
+			// Data of Send is still sent; data of the call in progress is not.
 			kept := s.queue[:0]
 			for _, m := range s.queue[s.next:] {
 				if m.link != nil {
@@ -288,8 +289,9 @@ func (l *link) Close() error {
 	return nil
 }
 
-// leave ends the connections of the process when the others have what they were sent. If the group
-// has failed, orderly is false, and they have not been told yet that this rank leaves.
+// leave ends the connections of the process when the other ranks have received the data sent to
+// them. If the group has failed, orderly is false, and the other ranks do not know yet that this
+// rank leaves.
 func (l *link) leave(orderly bool) {
 	limit, late := time.NewTimer(farewellTime), false
 	defer limit.Stop()

@@ -14,51 +14,50 @@ import (
 	"mula/xpu/pairwise"
 )
 
-// What goes over a connection: frames of a header and, for some kinds, as many bytes as it says.
+// The protocol of a connection: frames of a header and, for some kinds, length bytes.
 //
 //	channel uint64 | kind uint8 | 0, 0, 0 | length uint32
 //
-// A channel is the part of a group in a connection. Its data frames form a stream of messages, each
+// A channel is a group's part of a connection. Its data frames form a stream of messages, each
 // preceded by 16 bytes: operation uint8, seven zeros, length uint64. A sender is at most window
-// bytes ahead of what the receiver has taken, who says by credit frames how much that is; so
-// neither a slow receiver nor a hostile sender fills the memory, and no channel stands in the way
-// of another.
+// bytes ahead of the receiver, which sends credit frames for the bytes that it consumed. Neither a
+// slow receiver nor a hostile sender can therefore fill the memory, and no channel blocks another.
 const (
 	frameData     = iota // the next bytes of the channel's stream
 	frameCredit          // length more bytes may be sent; no bytes follow
 	frameLeave           // the sender has left the group: the last frame of the channel
-	frameFailure         // the group is of no more use to the sender; why, as text
-	frameFarewell        // the receiver of the world's frameLeave has all that was sent
+	frameFailure         // the group is unusable at the sender; the reason follows as text
+	frameFarewell        // the sender has received everything up to the world's frameLeave
 	frames
 
 	frameBytes   = 16
 	messageBytes = 16
-	chunk        = 128 << 10 // most bytes of a data frame
+	chunk        = 128 << 10 // maximum bytes of a data frame
 	window       = 512 << 10
 	maxUnopened  = 64 // channels that a peer may use before this rank does
 )
 
-// farewellTime is how long the end of the world waits for the others to take what they were sent.
+// farewellTime limits the wait for the other ranks to receive their data when the world ends.
 const farewellTime = 5 * time.Second
 
-// A peer is the connection to another rank of the world. One goroutine reads and never waits for
-// anything else, so that both sides of a connection can always write; another writes.
+// A peer is the connection to another rank of the world. One goroutine only reads and never waits
+// for anything else, so that both sides of a connection can always write; another goroutine writes.
 type peer struct {
 	rank int // in the world
 	conn net.Conn
 
 	mu      sync.Mutex
-	work    sync.Cond // of the writer
+	work    sync.Cond // wakes the writer
 	streams map[uint64]*stream
 	foreign int       // streams that this rank does not use yet
-	control []byte    // frames that wait for nothing
-	owing   []*stream // with credit to be given
-	ready   []*stream // with something to send, and credit for it
-	err     error     // why nothing more comes
-	closed  bool      // when all is written the connection may end
+	control []byte    // frames that need no credit
+	owing   []*stream // streams whose peer is owed credit
+	ready   []*stream // streams with data to send, and credit
+	err     error     // reason why nothing more is received
+	closed  bool      // the connection may end when everything is written
 	parted  bool      // the peer has left the world
 	heard   chan struct{}
-	hear    sync.Once // closes heard: the peer has all, or is gone
+	hear    sync.Once // closes heard: the peer has received everything, or is lost
 }
 
 // A stream is one channel of a connection, in both directions.
@@ -68,34 +67,34 @@ type stream struct {
 	link *link // nil until this rank uses the channel
 	dead bool  // this rank has left the group, or it has failed
 
-	// Inwards.
-	buffer   []byte // what came before anybody wanted it; it stays for the next time
-	from     int    // in buffer: what is before has been taken
+	// Incoming.
+	buffer   []byte // data received before a call needed it; reused
+	from     int    // start in buffer of the data not yet consumed
 	head     [messageBytes]byte
 	headed   int
-	wanted   bool // somebody waits for a message
+	wanted   bool // a call waits for a message
 	op       pairwise.Operation
 	dst      []byte
-	taken    int // bytes of dst
-	consumed int // bytes for which no credit has been given
+	taken    int // number of bytes received in dst
+	consumed int // consumed bytes without credit sent
 	owed     bool
 	left     bool  // the peer has left the group
 	failure  error // the group has failed at the peer
 
-	// Outwards.
+	// Outgoing.
 	queue  []message
-	next   int // in queue
+	next   int // index in queue
 	credit int
 	queued bool // in ready
 }
 
-// A message is what one rank sends another in one call.
+// A message is the data that one rank sends to another in one call.
 type message struct {
 	head [messageBytes]byte
 	data []byte
-	sent int   // of head and data
-	link *link // which waits until data is free; nil if nobody does
-	last bool  // no message, but the end of the stream
+	sent int   // bytes sent of head and data
+	link *link // waits until data may be reused; nil if no call waits
+	last bool  // not a message, but the end of the stream
 }
 
 func newPeer(rank int, conn net.Conn) *peer {
@@ -108,7 +107,7 @@ func (p *peer) String() string {
 	return fmt.Sprintf("rank %d (%s)", p.rank, p.conn.RemoteAddr())
 }
 
-// stream returns the stream of a channel. p.mu is held.
+// stream returns the stream of a channel. The caller holds p.mu.
 func (p *peer) stream(id uint64) *stream {
 	s := p.streams[id]
 	if s == nil {
@@ -124,7 +123,8 @@ func appendFrame(b []byte, id uint64, kind uint8, length int) []byte {
 	return binary.LittleEndian.AppendUint32(append(b, kind, 0, 0, 0), uint32(length))
 }
 
-// push queues a message. It says whether the stream can still carry it. p.mu is held.
+// push queues a message, or returns the error of a stream that cannot send it. The caller holds
+// p.mu.
 func (s *stream) push(m message) error {
 	switch {
 	case s.dead:
@@ -139,8 +139,7 @@ func (s *stream) push(m message) error {
 	return nil
 }
 
-// schedule puts the stream where the writer finds it, if there is something it can send. p.mu is
-// held.
+// schedule puts the stream in the writer's list, if it can send something. The caller holds p.mu.
 func (s *stream) schedule() {
 	if !s.queued && s.next < len(s.queue) && (s.credit > 0 || s.queue[s.next].last) {
 		s.queued = true
@@ -149,7 +148,7 @@ func (s *stream) schedule() {
 	}
 }
 
-// pull says where the next message goes. p.mu is held.
+// pull sets the destination of the next message. The caller holds p.mu.
 func (s *stream) pull(op pairwise.Operation, dst []byte) error {
 	if s.dead {
 		return nil
@@ -165,7 +164,7 @@ func (s *stream) pull(op pairwise.Operation, dst []byte) error {
 	return s.stuck()
 }
 
-// stuck is an error if somebody waits for what will not happen. p.mu is held.
+// stuck returns an error if a call waits for something that will not happen. The caller holds p.mu.
 func (s *stream) stuck() error {
 	waits := s.wanted
 	for _, m := range s.queue[s.next:] {
@@ -186,8 +185,8 @@ func (s *stream) gone() error {
 	return fmt.Errorf("tcp: %v has left: %w", s.peer, xpu.ErrPeerLost)
 }
 
-// take gives the message that is wanted what it still needs of b, and returns the rest. p.mu is
-// held.
+// take copies bytes of b to the message that is waited for, and returns the rest. The caller holds
+// p.mu.
 func (s *stream) take(b []byte) ([]byte, error) {
 	before := len(b)
 	for s.wanted && len(b) > 0 {
@@ -200,10 +199,10 @@ func (s *stream) take(b []byte) ([]byte, error) {
 			}
 			op, length := pairwise.Operation(s.head[0]), binary.LittleEndian.Uint64(s.head[8:])
 			if op != s.op {
-				return nil, fmt.Errorf("tcp: %v does %v where this rank does %v", s.peer, op, s.op)
+				return nil, fmt.Errorf("tcp: %v runs %v, but this rank runs %v", s.peer, op, s.op)
 			}
 			if length != uint64(len(s.dst)) {
-				return nil, fmt.Errorf("tcp: %v sends %d bytes in %v where this rank expects %d", s.peer, length, op,
+				return nil, fmt.Errorf("tcp: %v sends %d bytes in %v, but this rank expects %d", s.peer, length, op,
 					len(s.dst))
 			}
 		}
@@ -223,10 +222,10 @@ func (s *stream) take(b []byte) ([]byte, error) {
 	return b, nil
 }
 
-// arrive takes bytes of a data frame. p.mu is held.
+// arrive processes bytes of a data frame. The caller holds p.mu.
 func (s *stream) arrive(b []byte) error {
 	if s.dead {
-		return nil // nobody will take it; the peer will hear, or has heard, that the group has ended
+		return nil // not needed any more; the peer is notified that the group has ended
 	}
 	b, err := s.take(b)
 	if err != nil {
@@ -239,10 +238,10 @@ func (s *stream) arrive(b []byte) error {
 	return nil
 }
 
-// maxLength is the largest length that a frame may have, by kind.
+// maxLength is the maximum length of a frame, by kind.
 var maxLength = [frames]int{frameData: chunk, frameCredit: window, frameFailure: maxText}
 
-// A frameError is a breach of the protocol: the connection is of no more use.
+// A frameError is a violation of the protocol: the connection is unusable.
 type frameError struct{ error }
 
 // read handles what the peer sends until the connection ends.
@@ -258,10 +257,10 @@ func (p *peer) read(r *bufio.Reader) error {
 		id, kind, length := binary.LittleEndian.Uint64(head), head[8], int(binary.LittleEndian.Uint32(head[12:]))
 		r.Discard(frameBytes)
 		if kind >= frames {
-			return frameError{fmt.Errorf("a frame of kind %d", kind)}
+			return frameError{fmt.Errorf("unknown frame kind %d", kind)}
 		}
 		if length > maxLength[kind] {
-			return frameError{fmt.Errorf("a frame of kind %d with length %d", kind, length)}
+			return frameError{fmt.Errorf("frame of kind %d with invalid length %d", kind, length)}
 		}
 		p.mu.Lock()
 		if p.foreign >= maxUnopened && p.streams[id] == nil {
@@ -269,24 +268,24 @@ func (p *peer) read(r *bufio.Reader) error {
 			return frameError{fmt.Errorf("more than %d unknown channels", maxUnopened)}
 		}
 		s := p.stream(id)
-		var broken error // of the group
+		var broken error // error of the group
 		switch kind {
 		case frameData:
 			if len(s.buffer)-s.from+length > window {
 				p.mu.Unlock()
-				return frameError{fmt.Errorf("more than %d bytes ahead", window)}
+				return frameError{fmt.Errorf("the peer sent more than %d bytes ahead", window)}
 			}
 		case frameCredit:
 			if s.credit+length > window {
 				p.mu.Unlock()
-				return frameError{fmt.Errorf("a credit of %d bytes after one of %d", length, s.credit)}
+				return frameError{fmt.Errorf("invalid credit of %d bytes on top of %d", length, s.credit)}
 			}
 			s.credit += length
 			s.schedule()
 		case frameLeave:
 			if s.left {
 				p.mu.Unlock()
-				return frameError{errors.New("a second leave")}
+				return frameError{errors.New("a second leave frame")}
 			}
 			s.left = true
 			broken = s.stuck()
@@ -339,7 +338,7 @@ func (p *peer) read(r *bufio.Reader) error {
 	}
 }
 
-// unexpected is the error of a connection that ends within a frame.
+// unexpected converts the end of a connection within a frame to io.ErrUnexpectedEOF.
 func unexpected(err error) error {
 	if err == io.EOF {
 		return io.ErrUnexpectedEOF
@@ -347,7 +346,7 @@ func unexpected(err error) error {
 	return err
 }
 
-// lost ends all that goes over the connection.
+// lost ends all streams of the connection.
 func (p *peer) lost(err error) {
 	var breach frameError
 	p.mu.Lock()
@@ -356,7 +355,7 @@ func (p *peer) lost(err error) {
 		case p.parted:
 			p.err = fmt.Errorf("tcp: %v has left: %w", p, xpu.ErrPeerLost)
 		case errors.As(err, &breach):
-			p.err = fmt.Errorf("tcp: %v does not keep to the protocol between ranks: %w: %w", p, err, xpu.ErrPeerLost)
+			p.err = fmt.Errorf("tcp: %v violates the protocol between ranks: %w: %w", p, err, xpu.ErrPeerLost)
 		default:
 			p.err = fmt.Errorf("tcp: the connection to %v has ended: %w: %w", p, err, xpu.ErrPeerLost)
 		}
@@ -378,8 +377,8 @@ func (p *peer) lost(err error) {
 	}
 }
 
-// fill puts the next frames into b, as much as fits, and says whether the connection is done. It
-// waits until there is something. p.mu is held.
+// fill appends the next frames to b, as far as they fit, and reports whether the connection is
+// done. It waits for data. The caller holds p.mu.
 func (p *peer) fill(b []byte) ([]byte, bool) {
 	for len(p.control) == 0 && len(p.owing) == 0 && len(p.ready) == 0 {
 		if p.closed {
@@ -404,7 +403,7 @@ func (p *peer) fill(b []byte) ([]byte, bool) {
 	return b, false
 }
 
-// fill appends a frame with what is next of the stream, as much as there is room. p.mu is held.
+// fill appends a frame with the next data of the stream, up to room bytes. The caller holds p.mu.
 func (s *stream) fill(b []byte, room int) []byte {
 	start := len(b)
 	b = appendFrame(b, s.id, frameData, 0)
@@ -448,7 +447,7 @@ func (s *stream) fill(b []byte, room int) []byte {
 	return b
 }
 
-// write sends what is queued until the connection may end, or does.
+// write sends queued frames until the connection may end, or ends.
 func (p *peer) write() error {
 	b := make([]byte, 0, chunk+4096)
 	for {

@@ -75,8 +75,8 @@ func TestMessages(t *testing.T) {
 		says string // of the group's error; empty if there is none
 	}{
 		{"whole", messageOf(pairwise.Send, "hello"), ""},
-		{"other operation", messageOf(pairwise.AllToAll, "hello"), "an all-to-all where this rank does a send"},
-		{"shorter", messageOf(pairwise.Send, "hell"), "4 bytes in a send where this rank expects 5"},
+		{"other operation", messageOf(pairwise.AllToAll, "hello"), "an all-to-all, but this rank runs a send"},
+		{"shorter", messageOf(pairwise.Send, "hell"), "4 bytes in a send, but this rank expects 5"},
 		{"enormous", messageOf(pairwise.Send, "hello")[:8] + strings.Repeat("\xff", 8), "18446744073709551615 bytes"},
 		{"unknown operation", messageOf(99, "hello"), "operation 99"},
 	} {
@@ -135,7 +135,7 @@ func FuzzPeer(f *testing.F) {
 		}
 		p.lost(err)
 		if err := l.Wait(t.Context()); err != nil && !errors.Is(err, xpu.ErrPeerLost) && !strings.Contains(err.Error(),
-			"where this rank") {
+			"but this rank") {
 			t.Errorf("the group's error: %v", err)
 		}
 		if err := l.Barrier(t.Context()); err == nil {

@@ -16,43 +16,43 @@ import (
 	"time"
 )
 
-// How ranks find each other. Every rank but 0 dials rank 0, and says where it listens itself. When
-// all have come, rank 0 sends each the list of these addresses, and each rank dials those between 0
-// and itself. On every connection the two sides greet first:
+// How ranks connect. Every rank but 0 dials rank 0, and sends the address at which it listens. When
+// all ranks have connected, rank 0 sends the list of these addresses to each rank, and each rank
+// dials the ranks between 0 and itself. On every connection the two sides first exchange greetings:
 //
 //	acceptor → dialer: magic, version, nonce
 //	dialer → acceptor: magic, version, rank, size, port, run, nonce, length of host, host, proof
-//	acceptor → dialer: accepted, run, proof; or refused and why
+//	acceptor → dialer: accepted, run, proof; or refused and the reason
 //
-// A rank that has all its connections says so to rank 0, which lets all go when it has heard all:
-// if one dies before that, nobody waits for it.
+// A rank that has all its connections notifies rank 0, which releases all ranks when all are ready.
+// If a rank dies before that, no rank waits for it.
 //
-// A proof is an HMAC-SHA256, keyed by the secret, of the other side's nonce and of what this side
-// says.
+// A proof is an HMAC-SHA256, keyed by the secret, of the other side's nonce and this side's
+// message.
 const (
 	magic   = "mula/tcp"
 	version = 2
 
 	greetingBytes = 8 + 4 + 32
-	helloBytes    = 8 + 4 + 4 + 4 + 4 + 16 + 32 + 2 // before the host
+	helloBytes    = 8 + 4 + 4 + 4 + 4 + 16 + 32 + 2 // bytes before the host
 	proofBytes    = sha256.Size
 	answerBytes   = 2 + 16 + 32 // length of the reason for a refusal, or 0; run; proof
-	maxHost       = 255         // of the host in a hello
-	maxText       = 512         // of reasons and addresses
+	maxHost       = 255         // maximum bytes of the host in a hello
+	maxText       = 512         // maximum bytes of reasons and addresses
 
-	greetTime = time.Minute // within which the other side must answer a greeting
+	greetTime = time.Minute // time limit for the answer to a greeting
 )
 
 type hello struct {
 	rank, size uint32
-	port       uint32 // at which others reach the dialer
+	port       uint32 // port at which other ranks reach the dialer
 	run        [16]byte
-	host       string // at which others reach the dialer; "" is the one that the acceptor sees
+	host       string // host at which other ranks reach the dialer; "" is the host that the acceptor sees
 }
 
-// errSilent is the error of a greeting when the other side has said nothing: it may be about to
-// end, and its successor not yet there.
-var errSilent = errors.New("nobody answers")
+// errSilent is the error of a greeting if the other side has sent nothing: it may be about to exit,
+// and its successor has not started yet.
+var errSilent = errors.New("no answer")
 
 func proof(secret, side string, parts ...[]byte) []byte {
 	mac := hmac.New(sha256.New, []byte(secret))
@@ -74,7 +74,7 @@ func appendHello(b []byte, h hello, nonce []byte) []byte {
 	return append(b, h.host...)
 }
 
-// greet is the dialer's side; it returns the run's id.
+// greet runs the dialer's side; it returns the run's id.
 func greet(conn net.Conn, secret string, h hello) ([16]byte, error) {
 	var run [16]byte
 	greeting := make([]byte, greetingBytes)
@@ -82,11 +82,11 @@ func greet(conn net.Conn, secret string, h hello) ([16]byte, error) {
 		return run, fmt.Errorf("%w: %w", errSilent, err)
 	}
 	if string(greeting[:8]) != magic {
-		return run, errors.New("what answers there is not mula")
+		return run, errors.New("the program that answers there is not mula")
 	}
 	if v := binary.LittleEndian.Uint32(greeting[8:]); v != version {
-		return run, fmt.Errorf("it speaks version %d of the protocol between ranks, this program version %d: start "+
-			"the same mula everywhere", v, version)
+		return run, fmt.Errorf("it uses version %d of the protocol between ranks, this program version %d; start "+
+			"the same version of mula on all hosts", v, version)
 	}
 	if _, err := io.ReadFull(conn, greeting[12:]); err != nil {
 		return run, err
@@ -114,12 +114,12 @@ func greet(conn net.Conn, secret string, h hello) ([16]byte, error) {
 	}
 	copy(run[:], answer[2:18])
 	if !hmac.Equal(answer[18:], proof(secret, "acceptor", nonce, run[:])) {
-		return run, fmt.Errorf("it does not know this rank's secret (%s)", SecretVariable)
+		return run, fmt.Errorf("its secret differs from this rank's; set the same %s on all ranks", SecretVariable)
 	}
 	return run, nil
 }
 
-// admit is the acceptor's side. check says why the dialer cannot be taken, or nothing.
+// admit runs the acceptor's side. check returns the reason to refuse the dialer, or "".
 func admit(conn net.Conn, secret string, run [16]byte, check func(hello) string) (hello, error) {
 	var h hello
 	nonce := make([]byte, 32)
@@ -137,18 +137,18 @@ func admit(conn net.Conn, secret string, run [16]byte, check func(hello) string)
 		return h, errors.New(reason)
 	}
 	if string(said[:8]) != magic {
-		return h, errors.New("it is not mula")
+		return h, errors.New("the dialer is not mula")
 	}
 	if v := binary.LittleEndian.Uint32(said[8:]); v != version {
-		return refuse(fmt.Sprintf("it speaks version %d of the protocol between ranks, the other side version %d: "+
-			"start the same mula everywhere", v, version))
+		return refuse(fmt.Sprintf("it uses version %d of the protocol between ranks, the other side version %d; "+
+			"start the same version of mula on all hosts", v, version))
 	}
 	if _, err := io.ReadFull(conn, said[12:]); err != nil {
 		return h, err
 	}
 	length := int(binary.LittleEndian.Uint16(said[helloBytes-2:]))
 	if length > maxHost {
-		return refuse(fmt.Sprintf("it names a host of %d bytes; mula's have at most %d", length, maxHost))
+		return refuse(fmt.Sprintf("its host name has %d bytes; the limit is %d", length, maxHost))
 	}
 	said = said[:helloBytes+length+proofBytes]
 	if _, err := io.ReadFull(conn, said[helloBytes:]); err != nil {
@@ -156,7 +156,7 @@ func admit(conn net.Conn, secret string, run [16]byte, check func(hello) string)
 	}
 	body := said[:helloBytes+length]
 	if !hmac.Equal(said[len(body):], proof(secret, "dialer", nonce, body)) {
-		return refuse(fmt.Sprintf("its secret (%s) is another one", SecretVariable))
+		return refuse(fmt.Sprintf("its secret differs; set the same %s on all ranks", SecretVariable))
 	}
 	h.rank, h.size, h.port = binary.LittleEndian.Uint32(said[12:]), binary.LittleEndian.Uint32(said[16:]),
 		binary.LittleEndian.Uint32(said[20:])
@@ -170,7 +170,7 @@ func admit(conn net.Conn, secret string, run [16]byte, check func(hello) string)
 	return h, err
 }
 
-// waiting is what a rank waits for, in words for its user.
+// waiting describes for the user what a rank waits for.
 type waiting struct {
 	mu   sync.Mutex
 	text func() string // called with mu held
@@ -195,7 +195,7 @@ func (w *waiting) now() string {
 	return w.text()
 }
 
-// report calls o.Waiting with what is waited for, until the function that it returns is called.
+// report passes the description to o.Waiting now and then, until the returned function is called.
 func (w *waiting) report(o Options) (stop func()) {
 	if o.Waiting == nil {
 		return func() {}
@@ -224,8 +224,8 @@ func (w *waiting) report(o Options) (stop func()) {
 	return func() { close(ended); <-done }
 }
 
-// missing names the ranks above low that have no connection, with their addresses in list if there
-// is one.
+// missing names the ranks above low that have no connection, with their addresses if list is not
+// nil.
 func missing(conns []net.Conn, low int, list []string) string {
 	var names []string
 	for r := low + 1; r < len(conns); r++ {
@@ -241,7 +241,7 @@ func missing(conns []net.Conn, low int, list []string) string {
 	return someRanks(names)
 }
 
-// someRanks is "rank 1", or "ranks 1, 2 and 5 more".
+// someRanks formats names as "rank 1", or "ranks 1, 2 and 5 more".
 func someRanks(names []string) string {
 	if len(names) == 1 {
 		return "rank " + names[0]
@@ -254,7 +254,7 @@ func someRanks(names []string) string {
 	return "ranks " + strings.Join(names, ", ") + more
 }
 
-// rendezvous fills in the connections to all other ranks. On an error some may be open.
+// rendezvous sets the connections to all other ranks. After an error some may be open.
 func rendezvous(ctx context.Context, o Options, w *waiting, listener net.Listener, conns []net.Conn) error {
 	defer listener.Close()
 	if o.Rank == 0 {
@@ -269,8 +269,8 @@ func rendezvous(ctx context.Context, o Options, w *waiting, listener net.Listene
 		}
 		return release(ctx, o, w, conns)
 	}
-	// The others reach this rank under the address that it announces, or under the one that rank 0
-	// sees.
+	// The other ranks reach this rank at the address that it announces, or at the address that rank
+	// 0 sees.
 	bound := listener.Addr().(*net.TCPAddr)
 	announced, port, err := o.announced(uint32(bound.Port))
 	if err != nil {
@@ -283,10 +283,10 @@ func rendezvous(ctx context.Context, o Options, w *waiting, listener net.Listene
 	at := fmt.Sprintf("rank 0 at %s (%s)", o.Address, AddressVariable)
 	conn, run, err := dial(ctx, o, w, at, o.Address, h)
 	if err != nil {
-		return fmt.Errorf("tcp: rank %d of %d does not reach %s: %w", o.Rank, o.Size, at, err)
+		return fmt.Errorf("tcp: rank %d of %d cannot reach %s: %w", o.Rank, o.Size, at, err)
 	}
 	conns[0] = conn
-	others := fmt.Sprintf("rank %d of %d has reached %s and waits for the other ranks, which rank 0 names", o.Rank,
+	others := fmt.Sprintf("rank %d of %d has reached %s and waits for the other ranks; see the message of rank 0", o.Rank,
 		o.Size, at)
 	w.set(func() string { return others })
 	list, err := within(ctx, conn, 0, func() ([]string, error) { return readList(conn, o.Size) })
@@ -299,7 +299,7 @@ func rendezvous(ctx context.Context, o Options, w *waiting, listener net.Listene
 			list[r] = net.JoinHostPort(host, port)
 		}
 	}
-	// Rank 0 lets this rank go, or its end says that somebody will never come.
+	// Rank 0 releases this rank, or closes the connection if some rank will not connect.
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
 	released := make(chan error, 1)
@@ -315,8 +315,8 @@ func rendezvous(ctx context.Context, o Options, w *waiting, listener net.Listene
 	err = meet(ctx, o, w, listener, h, run, list, conns)
 	if err == nil {
 		w.set(func() string {
-			return fmt.Sprintf("rank %d of %d waits until all ranks are connected to each other; rank 0 names those "+
-				"that are not", o.Rank, o.Size)
+			return fmt.Sprintf("rank %d of %d waits until all ranks are connected to each other; see the message "+
+				"of rank 0", o.Rank, o.Size)
 		})
 		_, err = conn.Write([]byte{1})
 	}
@@ -328,12 +328,12 @@ func rendezvous(ctx context.Context, o Options, w *waiting, listener net.Listene
 	return <-released
 }
 
-// meet fills in the connections to the ranks above 0, which listen at the addresses in list.
+// meet sets the connections to the ranks above 0, which listen at the addresses in list.
 func meet(ctx context.Context, o Options, w *waiting, listener net.Listener, h hello, run [16]byte, list []string,
 	conns []net.Conn) error {
 	accepted := make(chan error, 1)
 	above := make([]net.Conn, o.Size)
-	dialed := newWaiting(o) // what accept waits for is of interest when this rank has dialed all that it dials
+	dialed := newWaiting(o) // shown when this rank has finished dialing
 	go func() {
 		_, err := accept(ctx, o, dialed, listener, run, above, list)
 		accepted <- err
@@ -343,7 +343,7 @@ func meet(ctx context.Context, o Options, w *waiting, listener net.Listener, h h
 	for r := 1; r < o.Rank && err == nil; r++ {
 		at := fmt.Sprintf("rank %d at %s", r, list[r])
 		if conns[r], _, err = dial(ctx, o, w, at, list[r], h); err != nil {
-			err = fmt.Errorf("tcp: rank %d of %d does not reach %s: %w", o.Rank, o.Size, at, err)
+			err = fmt.Errorf("tcp: rank %d of %d cannot reach %s: %w", o.Rank, o.Size, at, err)
 		}
 	}
 	w.set(dialed.now)
@@ -357,17 +357,17 @@ func meet(ctx context.Context, o Options, w *waiting, listener net.Listener, h h
 	return err
 }
 
-// release waits until all ranks have their connections, and tells them so.
+// release waits until all ranks have their connections, and notifies them.
 func release(ctx context.Context, o Options, w *waiting, conns []net.Conn) error {
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
-	ready := make([]net.Conn, len(conns)) // those that have all their connections
+	ready := make([]net.Conn, len(conns)) // connections to ranks that have all their connections
 	list := make([]string, len(conns))
 	for r, conn := range conns[1:] {
 		list[r+1] = conn.RemoteAddr().String()
 	}
 	w.set(func() string {
-		return fmt.Sprintf("all %d ranks have come; rank 0 waits for %s to connect to the others", o.Size,
+		return fmt.Sprintf("all %d ranks have reached rank 0; rank 0 waits for %s to connect to the others", o.Size,
 			missing(ready, 0, list))
 	})
 	errs := make(chan error)
@@ -396,7 +396,7 @@ func release(ctx context.Context, o Options, w *waiting, conns []net.Conn) error
 	}
 	for r, conn := range conns[1:] {
 		if _, err := conn.Write([]byte{1}); err != nil {
-			return fmt.Errorf("tcp: rank 0 lets rank %d (%s) go: %w", r+1, conn.RemoteAddr(), err)
+			return fmt.Errorf("tcp: rank 0 cannot release rank %d (%s): %w", r+1, conn.RemoteAddr(), err)
 		}
 	}
 	return nil
@@ -407,8 +407,8 @@ func isLoopback(host string) bool {
 	return host == "" || host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// within runs f, which uses the connection, until f returns, ctx is done, or the limit is over if
-// it is not 0. An error that f has found out is returned even if ctx ends at the same moment.
+// within runs f, which uses the connection, until f returns, ctx is done, or the limit, if not 0,
+// has passed. An error of f itself is returned even if ctx ends at the same moment.
 func within[T any](ctx context.Context, conn net.Conn, limit time.Duration, f func() (T, error)) (T, error) {
 	if limit > 0 {
 		conn.SetDeadline(time.Now().Add(limit))
@@ -417,8 +417,7 @@ func within[T any](ctx context.Context, conn net.Conn, limit time.Duration, f fu
 	v, err := f()
 	ended := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 	if !stop() {
-		// The deadline is set, so the connection cannot be used any more, and an error of the
-		// connection says nothing new.
+		// The deadline is set, so the connection is unusable, and its error has no new information.
 		var network net.Error
 		if err == nil || ended || errors.As(err, &network) {
 			err = context.Cause(ctx)
@@ -427,15 +426,15 @@ func within[T any](ctx context.Context, conn net.Conn, limit time.Duration, f fu
 	}
 	conn.SetDeadline(time.Time{})
 	if ended && !errors.Is(err, errSilent) {
-		err = errors.New("it closed the connection; its own messages say why")
+		err = errors.New("it closed the connection; see its own messages")
 	}
 	return v, err
 }
 
-// dial connects and greets. While nobody answers it tries again, until ctx is done. at says in
-// words who is dialed.
+// dial connects and greets. It retries while there is no answer, until ctx is done. at describes
+// the dialed rank.
 func dial(ctx context.Context, o Options, w *waiting, at, address string, h hello) (net.Conn, [16]byte, error) {
-	var last error // why the last try failed that ctx did not end
+	var last error // error of the last attempt that ctx did not end
 	w.set(func() string {
 		why := ""
 		if last != nil {
@@ -472,9 +471,9 @@ func dial(ctx context.Context, o Options, w *waiting, at, address string, h hell
 	}
 }
 
-// accept fills in the connections to all higher ranks, and returns the addresses at which they say
-// that they listen; without a host if it is the one of rank 0. It closes the listener. list has
-// addresses of all ranks, or is nil if they are not known.
+// accept sets the connections to all higher ranks, and returns the addresses at which they listen,
+// without a host if it is the host of rank 0. It closes the listener. list has the addresses of all
+// ranks, or is nil if they are not known.
 func accept(ctx context.Context, o Options, w *waiting, listener net.Listener, run [16]byte, conns []net.Conn,
 	list []string) ([]string, error) {
 	type guest struct {
@@ -489,18 +488,18 @@ func accept(ctx context.Context, o Options, w *waiting, listener net.Listener, r
 	check := func(h hello) string {
 		switch {
 		case h.size != uint32(o.Size):
-			return fmt.Sprintf("it is of a world of %d ranks, rank %d of one of %d (%s)", h.size, o.Rank, o.Size,
+			return fmt.Sprintf("it belongs to a world of %d ranks, rank %d to a world of %d (%s)", h.size, o.Rank, o.Size,
 				SizeVariable)
 		case h.rank >= h.size || int(h.rank) <= o.Rank:
-			return fmt.Sprintf("rank %d has no business with rank %d", h.rank, o.Rank)
+			return fmt.Sprintf("rank %d must not dial rank %d", h.rank, o.Rank)
 		case o.Rank > 0 && h.run != run:
-			return "it is of another run"
+			return "it belongs to another run"
 		case h.port > 65535:
-			return fmt.Sprintf("it listens at port %d", h.port)
+			return fmt.Sprintf("it listens at invalid port %d", h.port)
 		}
 		return ""
 	}
-	var busy sync.WaitGroup // goroutines that may have a guest to show
+	var busy sync.WaitGroup // goroutines that may send a guest
 	busy.Go(func() {
 		for {
 			conn, err := listener.Accept()
@@ -525,7 +524,7 @@ func accept(ctx context.Context, o Options, w *waiting, listener net.Listener, r
 		}
 	})
 	addresses := make([]string, o.Size)
-	var refused string // the last one
+	var refused string // the last refusal
 	text := func() string {
 		text := fmt.Sprintf("rank %d of %d, which listens at %s, waits for %s", o.Rank, o.Size, listener.Addr(),
 			missing(conns, o.Rank, list))
@@ -563,10 +562,10 @@ func accept(ctx context.Context, o Options, w *waiting, listener net.Listener, r
 			case g.err != nil:
 				refuse(g)
 			case conns[g.h.rank] != nil:
-				// It has been let in, and finds the connection closed. Which of the two is right
-				// cannot be known here.
+				// The new process was accepted and finds the connection closed. Which of the two is
+				// right cannot be determined here.
 				g.conn.Close()
-				return nil, fmt.Errorf("tcp: two processes, at %s and %s, say that they are rank %d (%s)",
+				return nil, fmt.Errorf("tcp: two processes, at %s and %s, both have rank %d (%s)",
 					conns[g.h.rank].RemoteAddr(), g.conn.RemoteAddr(), g.h.rank, RankVariable)
 			default:
 				address, err := g.h.address(g.conn)
@@ -584,9 +583,9 @@ func accept(ctx context.Context, o Options, w *waiting, listener net.Listener, r
 	return addresses, nil
 }
 
-// address is where others reach the rank that said hello over the connection. It has no host if the
-// rank is on this machine and did not name one: then the others use the name of rank 0, because the
-// address that is seen here may be good on this machine only.
+// address returns the address at which other ranks reach the rank that sent hello over the
+// connection. It has no host if the rank is on this machine and did not name one. The other ranks
+// then use the name of rank 0, because the address seen here may be valid on this machine only.
 func (h hello) address(conn net.Conn) (string, error) {
 	host := h.host
 	if host == "" {
@@ -601,7 +600,7 @@ func (h hello) address(conn net.Conn) (string, error) {
 	return net.JoinHostPort(host, fmt.Sprint(h.port)), nil
 }
 
-// sendList tells all ranks where the others listen.
+// sendList sends the list of addresses to all ranks.
 func sendList(ctx context.Context, conns []net.Conn, addresses []string) error {
 	var list []byte
 	for _, address := range addresses {
@@ -610,7 +609,7 @@ func sendList(ctx context.Context, conns []net.Conn, addresses []string) error {
 	}
 	for r, conn := range conns[1:] {
 		if _, err := within(ctx, conn, greetTime, func() (int, error) { return conn.Write(list) }); err != nil {
-			return fmt.Errorf("tcp: rank 0 tells rank %d, %s, where the others are: %w", r+1, conn.RemoteAddr(), err)
+			return fmt.Errorf("tcp: rank 0 cannot send the addresses to rank %d (%s): %w", r+1, conn.RemoteAddr(), err)
 		}
 	}
 	return nil
@@ -625,7 +624,7 @@ func readList(r io.Reader, size int) ([]string, error) {
 		}
 		n := int(binary.LittleEndian.Uint16(b[:]))
 		if n > maxText {
-			return nil, fmt.Errorf("it sends an address of %d bytes; mula's have at most %d", n, maxText)
+			return nil, fmt.Errorf("it sent an address of %d bytes; the limit is %d", n, maxText)
 		}
 		if _, err := io.ReadFull(r, b[:n]); err != nil {
 			return nil, err

@@ -337,7 +337,7 @@ func TestMissingRanksAreNamed(t *testing.T) {
 	untilZero("rank 0 of 5", listener.Addr().String(), "waits for ranks 1, 2, 3, 4 ", "at most 1h")
 	two, untilTwo := told()
 	start(2, two)
-	untilTwo("rank 2 of 5", "has reached rank 0", AddressVariable, "rank 0 names")
+	untilTwo("rank 2 of 5", "has reached rank 0", AddressVariable, "see the message of rank 0")
 	untilZero("waits for ranks 1, 3, 4 ")
 	for _, rank := range []int{1, 3, 4} {
 		start(rank, nil)

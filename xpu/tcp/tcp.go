@@ -1,4 +1,4 @@
-// Package tcp links ranks that are processes, on one machine or on many, by a connection between
+// Package tcp links ranks that are processes, on one or more machines, with a connection between
 // each two of them.
 package tcp
 
@@ -16,54 +16,54 @@ import (
 	"mula/xpu"
 )
 
-// Options say which rank this process is, and where the others are found.
+// Options describe this process's rank, and how to find the other ranks.
 type Options struct {
-	Address string // host:port under which the other ranks reach rank 0; the host is known to all ranks by this name
+	Address string // host:port at which the other ranks reach rank 0; all ranks must resolve this host name
 	Rank    int
-	Size    int // ranks in all
-	// the same on all ranks; who does not know it may not join. It is never sent. What ranks send
-	// is not encrypted.
+	Size    int // total number of ranks
+	// must be the same on all ranks; a rank with another secret cannot join. The secret is never
+	// sent. The traffic between ranks is not encrypted.
 	Secret string
 
-	// host:port that this rank binds; "" is Address for rank 0, and a free port of all interfaces
-	// for the others
+	// host:port that this rank binds; "" is Address for rank 0, and a free port on all interfaces
+	// for the other ranks
 	Listen string
-	// host or host:port under which others reach this rank; "" is the address that rank 0 sees.
-	// Rank 0 has Address instead.
+	// host or host:port at which the other ranks reach this rank; "" is the address that rank 0
+	// sees. Not used by rank 0, which has Address.
 	Announce string
 
-	Limit time.Duration // how long Join waits for the other ranks; 0 is without limit
-	// if not nil, Join calls it now and then with a text that names the ranks that are missing
+	Limit time.Duration // time limit for Join; 0 is no limit
+	// if not nil, Join calls it now and then with a text that names the missing ranks
 	Waiting func(text string)
 
 	interval time.Duration // between calls of Waiting; 0 is waitingInterval. For tests.
 }
 
-// DefaultLimit is how long a rank waits for the others unless JoinTimeoutVariable has another time.
+// DefaultLimit is the time limit for joining unless JoinTimeoutVariable is set.
 const DefaultLimit = 10 * time.Minute
 
 // waitingInterval is the time before the first call of Options.Waiting. It doubles with every call,
 // up to a minute.
 const waitingInterval = 10 * time.Second
 
-// The environment of a rank, as mula launch sets it.
+// The environment variables of a rank, which mula launch sets.
 const (
 	RankVariable    = "MULA_RANK"
 	SizeVariable    = "MULA_WORLD"
 	AddressVariable = "MULA_ADDRESS"
 	SecretVariable  = "MULA_SECRET"
 
-	// These may be set by the user.
+	// The user may set these.
 	ListenVariable      = "MULA_LISTEN"
 	AnnounceVariable    = "MULA_ANNOUNCE"
 	JoinTimeoutVariable = "MULA_JOIN_TIMEOUT"
 )
 
-// maxSize limits the number of ranks: each holds a connection to every other.
+// maxSize limits the number of ranks: each rank has a connection to every other rank.
 const maxSize = 1 << 14
 
-// FromEnvironment reads the options from the environment. It is false if MULA_RANK is not set: this
-// process is no rank.
+// FromEnvironment reads the options from the environment. It returns false if MULA_RANK is not set:
+// this process is not a rank.
 func FromEnvironment() (Options, bool, error) {
 	if _, ok := os.LookupEnv(RankVariable); !ok {
 		return Options{}, false, nil
@@ -84,7 +84,7 @@ func FromEnvironment() (Options, bool, error) {
 	if text := os.Getenv(JoinTimeoutVariable); text != "" {
 		var err error
 		if o.Limit, err = time.ParseDuration(text); err != nil || o.Limit < 0 {
-			return Options{}, true, fmt.Errorf("tcp: environment variable %s is %q; it must be a time such as 90s "+
+			return Options{}, true, fmt.Errorf("tcp: environment variable %s is %q; it must be a duration such as 90s "+
 				"or 10m, or 0 for no limit", JoinTimeoutVariable, text)
 		}
 	}
@@ -93,10 +93,10 @@ func FromEnvironment() (Options, bool, error) {
 
 func (o Options) check() error {
 	if o.Size < 1 || o.Size > maxSize {
-		return fmt.Errorf("tcp: a world of %d ranks (%s); it may have 1 to %d", o.Size, SizeVariable, maxSize)
+		return fmt.Errorf("tcp: invalid number of ranks %d (%s); it must be from 1 to %d", o.Size, SizeVariable, maxSize)
 	}
 	if o.Rank < 0 || o.Rank >= o.Size {
-		return fmt.Errorf("tcp: rank %d (%s) of a world of %d (%s); ranks go from 0 to %d", o.Rank, RankVariable,
+		return fmt.Errorf("tcp: invalid rank %d (%s) of %d (%s); ranks are numbered from 0 to %d", o.Rank, RankVariable,
 			o.Size, SizeVariable, o.Size-1)
 	}
 	if o.Size == 1 {
@@ -120,14 +120,14 @@ func (o Options) check() error {
 	return nil
 }
 
-// announced returns the host and port under which the others reach this rank, which listens at a
-// port. The host is "" if rank 0 is to take the one that it sees.
+// announced returns the host and port at which the other ranks reach this rank, which listens at
+// port. The host is "" if rank 0 is to use the host that it sees.
 func (o Options) announced(port uint32) (string, uint32, error) {
 	if o.Announce == "" {
 		return "", port, nil
 	}
 	host, text, err := net.SplitHostPort(o.Announce)
-	if err != nil { // a host alone
+	if err != nil { // a host without a port
 		if host = strings.Trim(o.Announce, "[]"); strings.ContainsAny(host, "[] ") || strings.Contains(host, ":") &&
 			net.ParseIP(host) == nil {
 			host = ""
@@ -138,14 +138,14 @@ func (o Options) announced(port uint32) (string, uint32, error) {
 		port = uint32(n)
 	}
 	if host == "" || len(host) > maxHost {
-		return "", 0, fmt.Errorf("tcp: the address to announce (%s) is %q; it must be host or host:port, as the "+
-			"other ranks reach this one", AnnounceVariable, o.Announce)
+		return "", 0, fmt.Errorf("tcp: the address to announce (%s) is %q; it must be the host or host:port at which "+
+			"the other ranks reach this rank", AnnounceVariable, o.Announce)
 	}
 	return host, port, nil
 }
 
-// Join returns the link of this rank in the world when all ranks have come. Rank 0 listens; the
-// others dial it until it is there. A wait for a rank that does not come ends with ctx or after
+// Join returns this rank's link in the world when all ranks have joined. Rank 0 listens; the other
+// ranks dial it until it answers. If a rank does not join, Join fails when ctx ends or after
 // Options.Limit, with an error that names the rank.
 func Join(ctx context.Context, o Options) (xpu.Link, error) {
 	if err := o.check(); err != nil {
@@ -161,13 +161,14 @@ func Join(ctx context.Context, o Options) (xpu.Link, error) {
 	return join(ctx, o, listener)
 }
 
-// listen binds the port at which this rank waits for others.
+// listen binds the port at which this rank waits for other ranks.
 func (o Options) listen(ctx context.Context) (net.Listener, error) {
 	address, variable := o.Listen, ListenVariable
 	if address == "" && o.Rank == 0 {
 		address, variable = o.Address, AddressVariable
 	} else if address == "" {
-		// If rank 0 is on this machine, the others may reach this rank on this machine only.
+		// If rank 0 is on this machine, the other ranks may be able to reach this rank on this
+		// machine only.
 		host, _, _ := net.SplitHostPort(o.Address)
 		if !isLoopback(host) {
 			host = ""
@@ -193,7 +194,7 @@ func (o Options) listen(ctx context.Context) (net.Listener, error) {
 func join(ctx context.Context, o Options, listener net.Listener) (xpu.Link, error) {
 	if o.Limit > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, o.Limit, fmt.Errorf("not all ranks have come within %v (%s)",
+		ctx, cancel = context.WithTimeoutCause(ctx, o.Limit, fmt.Errorf("not all ranks joined within %v (%s)",
 			o.Limit, JoinTimeoutVariable))
 		defer cancel()
 	}
