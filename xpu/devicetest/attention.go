@@ -16,8 +16,8 @@ import (
 type attentionShape struct {
 	xpu.Heads
 	first, capacity int
-	spread          float64 // of the scores; 0 is 1
-	document        int     // mean length of documents, whose tokens see no others; 0: queries see all before them
+	spread          float64 // spread of the scores; 0 means 1
+	document        int     // mean length of documents, to which attention is restricted; 0: no restriction
 }
 
 func (s attentionShape) String() string {
@@ -77,8 +77,8 @@ func attentionFamily(t *testing.T, d xpu.Device, tolerance float64) {
 	t.Run("no bias", func(t *testing.T) { attentionBias(t, d, tolerance) })
 }
 
-// attentionCase compares an attention, and its gradients if it begins at position 0 and fills the
-// room, with the reference.
+// attentionCase compares an attention with the reference, and its gradients if it starts at
+// position 0 and uses the full capacity.
 func attentionCase(t tester, d xpu.Device, tolerance float64, s attentionShape, seed uint64) {
 	t.Helper()
 	r := rand.New(rand.NewPCG(seed, 1))
@@ -101,7 +101,7 @@ func attentionCase(t tester, d xpu.Device, tolerance float64, s attentionShape, 
 		return
 	}
 
-	// The gradients of queries take the place of the queries alone.
+	// The gradients of queries overwrite the columns of the queries only.
 	dcontext := upload(t, d, in.dcontext)
 	dqkv, dk, dv := poison(tokens*s.Width()), upload(t, d, poison(len(in.k))), upload(t, d, poison(len(in.v)))
 	for i := range tokens {
@@ -125,7 +125,7 @@ func attentionCase(t tester, d xpu.Device, tolerance float64, s attentionShape, 
 	compare(t, "gradient of keys", dk, want.dk.sum, want.dk.scale, tolerance)
 	compare(t, "gradient of values", dv, want.dv.sum, want.dv.scale, tolerance)
 
-	// The same again gives the same bits.
+	// The same command again computes the same bits.
 	again := [][]float32{upload(t, d, poison(len(dqkv))), upload(t, d, poison(len(dk))), upload(t, d, poison(len(dv)))}
 	d.AttendGrad(a, dcontext, again[0], again[1], again[2])
 	download(t, d, again...)
@@ -139,7 +139,7 @@ func attentionCase(t tester, d xpu.Device, tolerance float64, s attentionShape, 
 	}
 }
 
-// attentionBias checks that rounding errors of contexts, all of one sign, have a mean near zero.
+// attentionBias checks that the rounding errors of contexts with one sign have a mean near zero.
 func attentionBias(t *testing.T, d xpu.Device, tolerance float64) {
 	s := attentionShape{Heads: xpu.Heads{Rows: 2, Length: 150, Heads: 2, KVHeads: 1, Size: 32}, capacity: 150}
 	in := newAttentionInput(rand.New(rand.NewPCG(9, 9)), s)
@@ -162,11 +162,11 @@ func attentionBias(t *testing.T, d xpu.Device, tolerance float64) {
 	}
 }
 
-// poison is n NaNs: what nobody has written.
+// poison returns n NaNs, for memory that was not written.
 func poison(n int) []float32 { return slices.Repeat([]float32{float32(math.NaN())}, n) }
 
-// attentionInput is what an attention and its gradient read. Places of keys and values that nobody
-// may read hold NaN.
+// attentionInput is the input of an attention and its gradient. Keys and values that must not be
+// read are NaN.
 type attentionInput struct {
 	q, k, v, dcontext []float32
 	begin             []int32
@@ -190,7 +190,7 @@ func newAttentionInput(r *rand.Rand, s attentionShape) attentionInput {
 		}
 	}
 	for range s.Rows * min(1, s.document) {
-		begin := s.first // the first document begins before the first query, or with it
+		begin := s.first // the first document starts at or before the first query
 		if begin > 0 {
 			begin = r.IntN(begin)
 		}
@@ -204,12 +204,12 @@ func newAttentionInput(r *rand.Rand, s attentionShape) attentionInput {
 	return in
 }
 
-// sums are sums with those of the absolute values of their terms.
+// sums are sums, with the sums of the absolute values of their terms.
 type sums struct{ sum, scale []float64 }
 
 func newSums(n int) sums { return sums{make([]float64, n), make([]float64, n)} }
 
-// add adds a term to sum i, the size of whose factors is bound.
+// add adds a term to sum i; bound limits the size of its factors.
 func (s sums) add(i int, term, bound float64) {
 	s.sum[i] += term
 	s.scale[i] += math.Abs(bound) + 1e-30 // numbers near the smallest may be zero
@@ -217,7 +217,7 @@ func (s sums) add(i int, term, bound float64) {
 
 type attentionResult struct{ context, lse, dq, dk, dv sums }
 
-// reference is attention by its formulas, a query at a time, with all scores of a query at hand.
+// reference computes attention by its formulas, one query at a time, with all scores of the query.
 func (in attentionInput) reference(s attentionShape) attentionResult {
 	heads, d, width := s.Heads.Heads, s.Size, s.Heads.Heads*s.Size
 	out := attentionResult{newSums(len(in.dcontext)), newSums(s.Rows * heads * s.Length), newSums(len(in.q)),
@@ -228,7 +228,7 @@ func (in attentionInput) reference(s attentionShape) attentionResult {
 			group := row*s.KVHeads + head/(heads/s.KVHeads)
 			for i := range s.Length {
 				q := ((row*heads+head)*s.Length + i) * d
-				token := (row*s.Length+i)*width + head*d // in the context, and in gradients of queries
+				token := (row*s.Length+i)*width + head*d // index in the context, and in the gradients of queries
 				begin, keys := 0, s.first+i+1
 				if len(in.begin) > 0 {
 					begin = int(in.begin[row*s.Length+i])
@@ -236,7 +236,7 @@ func (in attentionInput) reference(s attentionShape) attentionResult {
 				key := func(p int) int { return (group*s.capacity + begin + p) * d }
 
 				score, top := make([]float64, keys-begin), math.Inf(-1)
-				size := 0.0 // of the terms of a score, the largest
+				size := 0.0 // the largest sum of absolute terms of a score
 				for p := range score {
 					terms := 0.0
 					for j := range d {
@@ -252,7 +252,7 @@ func (in attentionInput) reference(s attentionShape) attentionResult {
 				}
 				lse := top + math.Log(total)
 				out.lse.add((row*heads+head)*s.Length+i, lse, 1+size)
-				// the error of a score, which grows with its terms, is the relative one of its
+				// the error of a score, which grows with its terms, is the relative error of its
 				// probability
 				prob, unsure := score, 1+size/2
 				for p, v := range score {

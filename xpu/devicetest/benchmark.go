@@ -7,10 +7,10 @@ import (
 	"mula/xpu/workload"
 )
 
-// Benchmark measures every command at the sizes of mula-mini, for so many rows of 512 tokens. It
-// reports what has to be read and written at least, in GB/s, and of products the rate in GFLOP/s;
-// see [workload.Command]. Behind the products of experts it measures the same by a product for each
-// expert ("one by one"). The device must be closed after the benchmark only.
+// Benchmark measures every command at the sizes of mula-mini, for the given number of rows of 512
+// tokens. It reports the minimum bytes read and written, in GB/s, and for products the rate in
+// GFLOP/s; see [workload.Command]. After the products of experts it measures the same with one
+// product for each expert ("one by one"). Close the device after the benchmark only.
 func Benchmark(b *testing.B, d xpu.Device, rows int) {
 	commands, err := workload.Commands(b.Context(), d, rows)
 	if err != nil {

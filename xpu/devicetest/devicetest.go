@@ -1,4 +1,4 @@
-// Package devicetest checks implementations of [xpu.Device] against plain Go in float64.
+// Package devicetest tests implementations of [xpu.Device] against plain Go in float64.
 package devicetest
 
 import (
@@ -13,7 +13,7 @@ import (
 	"mula/xpu"
 )
 
-// families are the parts of what a device does, each with its checks.
+// families are the groups of checks.
 var families = []struct {
 	name  string
 	check func(t *testing.T, d xpu.Device, tolerance float64)
@@ -31,23 +31,24 @@ var families = []struct {
 	{"mistakes", mistakesFamily},
 }
 
-// Run checks all that a device does. A number may be off by tolerance times the scale of its sum,
-// the sum of the absolute values of its terms: 1e-5 for fp32, 1e-2 for bf16 and what comes of it.
+// Run checks all operations of a device. The error of a number may be tolerance times the scale of
+// its sum, the sum of the absolute values of its terms: 1e-5 for fp32, 1e-2 for bf16 and results
+// computed from it.
 func Run(t *testing.T, d xpu.Device, tolerance float64) {
 	for _, f := range families {
 		t.Run(f.name, func(t *testing.T) { f.check(t, d, tolerance) })
 	}
 }
 
-// A tester is a test, or a try of a property.
+// A tester is a test, or one attempt of a property test.
 type tester interface {
 	rapid.TB
 	Cleanup(func())
 	Context() context.Context
 }
 
-// upload makes memory of the device with these numbers on both sides, until the test ends. What
-// lies before and behind must be the same then: a device writes to nothing but what it is given.
+// upload allocates device memory with these numbers on both sides, until the test ends. It checks
+// that the memory before and after is unchanged then: a device must write only to its operands.
 func upload(t tester, d xpu.Device, x []float32) []float32 {
 	t.Helper()
 	return fenced(t, x, d.Floats, d.Free, d.ToDevice, func(x []float32) error {
@@ -64,8 +65,7 @@ func uploadInts(t tester, d xpu.Device, x []int32) []int32 {
 		func(x int32) uint32 { return uint32(x) }, fence)
 }
 
-// A fence is before and behind memory; as a float32 it is not a number, so that what a device reads
-// there shows, too.
+// A fence surrounds memory. As float32 it is NaN, so that a device that reads it is detected too.
 const fence, fenceBefore, fenceBehind = 0x7fc0fe9c, 19, 32
 
 func fenced[E float32 | int32](t tester, x []E, memory func(int) ([]E, error), free, toDevice func([]E),
@@ -79,7 +79,7 @@ func fenced[E float32 | int32](t tester, x []E, memory func(int) ([]E, error), f
 	t.Cleanup(func() {
 		defer free(all)
 		if err := errors.Join(toHost(all[:fenceBefore]), toHost(all[end:])); err != nil {
-			t.Errorf("what lies around %d elements: %v", len(x), err)
+			t.Errorf("the memory around %d elements: %v", len(x), err)
 			return
 		}
 		for i, v := range all {
@@ -98,7 +98,7 @@ func fenced[E float32 | int32](t tester, x []E, memory func(int) ([]E, error), f
 	return all[fenceBefore:end:end]
 }
 
-// download waits for the device, and brings these to the host.
+// download waits for the device, and copies these slices to the host.
 func download(t tester, d xpu.Device, x ...[]float32) {
 	t.Helper()
 	if err := d.ToHost(t.Context(), x...); err != nil {
@@ -123,8 +123,8 @@ func random(r *rand.Rand, n int) []float32 {
 	return x
 }
 
-// compare fails the test where a number is further off than tolerance times its scale. Without
-// scales it is the largest of what is wanted.
+// compare fails the test if an error exceeds tolerance times the number's scale. Without scales the
+// scale is the largest wanted number.
 func compare(t tester, what string, got []float32, want, scale []float64, tolerance float64) {
 	t.Helper()
 	if len(got) != len(want) {

@@ -29,8 +29,8 @@ func embedFamily(t *testing.T, d xpu.Device, _ float64) {
 	})
 }
 
-// embed checks Embed and EmbedGrad. The order of the sums of EmbedGrad is promised, so bits are
-// compared.
+// embed checks Embed and EmbedGrad. The order of EmbedGrad's sums is specified, so it compares
+// bits.
 func embed(t tester, d xpu.Device, source *rand.Rand, tokens, vocabulary, width int, skip int32) {
 	table, dx, ids := random(source, vocabulary*width), random(source, tokens*width), make([]int32, tokens)
 	want, dtable := []float32(nil), random(source, vocabulary*width)

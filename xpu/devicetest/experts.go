@@ -52,7 +52,7 @@ func gatherRows(t tester, d xpu.Device, source *rand.Rand, tokens, rows, width i
 	}
 }
 
-// sumRows compares bits: the order of the sums is promised.
+// sumRows compares bits: the order of the sums is specified.
 func sumRows(t tester, d xpu.Device, source *rand.Rand, tokens, perToken, width int) {
 	x, y, rowOf := random(source, tokens*width), random(source, tokens*perToken*width), make([]int32, tokens*perToken)
 	for i, r := range source.Perm(len(rowOf)) {
@@ -135,8 +135,8 @@ func swiGLU(t tester, d xpu.Device, source *rand.Rand, rows, width int, weighted
 	compare(t, "the gradient of the weights", deviceDWeight, dWeight, dWeightSize, tolerance)
 }
 
-// largeGates checks that the limits of SwiGLU and its gradient are numbers: silu is 0 at one end
-// and the identity at the other.
+// largeGates checks that the limits of SwiGLU and its gradient are finite: silu is 0 at one end and
+// the identity at the other.
 func largeGates(t tester, d xpu.Device) {
 	for _, test := range []struct{ gate, act, dGate, dUp float32 }{{-1000, 0, 0, 0}, {1000, 2000, 2, 1000},
 		{0, 0, 1, 0}} {

@@ -12,7 +12,7 @@ import (
 	"mula/xpu"
 )
 
-// A headsCase is projections and what becomes of them.
+// A headsCase is a case of projections and their heads.
 type headsCase struct {
 	xpu.Heads
 	first, capacity int
@@ -27,7 +27,7 @@ func (c headsCase) String() string {
 }
 
 func headsFamily(t *testing.T, d xpu.Device, tolerance float64) {
-	tolerance = min(tolerance, 1e-5) // there is no product whose operands would be rounded
+	tolerance = min(tolerance, 1e-5) // no product whose operands would be rounded
 	for i, c := range []headsCase{
 		{xpu.Heads{Rows: 1, Length: 1, Heads: 1, KVHeads: 1, Size: 2}, 0, 1, true, false, 0},
 		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 2, Size: 6}, 0, 5, true, false, 0.8},
@@ -62,15 +62,15 @@ func headsFamily(t *testing.T, d xpu.Device, tolerance float64) {
 	})
 }
 
-// A side is queries, keys or values of tokens: where they begin in a projection, their heads, and
-// how they are normed.
+// A side is queries, keys or values of tokens: their offset in a projection, their heads and their
+// norm.
 type side struct {
 	at, heads int
 	weight    []float32 // nil without norm
 	r         []float64 // [T]
 }
 
-// normed is element j of the side of a projection, before clipping.
+// normed returns element j of the side of a projection, before clipping.
 func (s side) normed(x []float32, token, j int) float64 {
 	v := float64(x[s.at+j])
 	if s.weight != nil {
@@ -79,8 +79,8 @@ func (s side) normed(x []float32, token, j int) float64 {
 	return v
 }
 
-// check compares heads, and the way back from them if they begin at position 0 and fill the room,
-// with the formulas.
+// check compares heads with the formulas, and the gradients if the heads start at position 0 and
+// use the full capacity.
 func (c headsCase) check(t tester, d xpu.Device, tolerance float64, seed uint64) {
 	t.Helper()
 	r := rand.New(rand.NewPCG(seed, 3))
@@ -110,9 +110,9 @@ func (c headsCase) check(t tester, d xpu.Device, tolerance float64, seed uint64)
 		cos[i], sin[i] = float32(c), float32(s)
 	}
 
-	// Heads: what nobody writes stays.
+	// Heads: other memory is unchanged.
 	const untouched = 7
-	place := func(i, head, token int) int { // of a head in the memory of that side
+	place := func(i, head, token int) int { // index of a head in the memory of that side
 		row, position := token/c.Length, token%c.Length
 		if i == 0 {
 			return ((row*c.Heads.Heads+head)*c.Length + position) * size
@@ -176,8 +176,8 @@ func (c headsCase) check(t tester, d xpu.Device, tolerance float64, seed uint64)
 		return
 	}
 
-	// The way back. Gradients of keys and values are in memory of their own, what stands in their
-	// place in dqkv is nothing.
+	// The gradients. Gradients of keys and values have their own memory; their columns in dqkv are
+	// not read.
 	dqkv, dk, dv := poison(tokens*width), random(r, tokens*keys), random(r, tokens*keys)
 	for token := range tokens {
 		copy(dqkv[token*width:][:queries], random(r, queries))
@@ -253,8 +253,8 @@ func (c headsCase) check(t tester, d xpu.Device, tolerance float64, seed uint64)
 	}
 }
 
-// settle computes inverse roots that are not known, and moves elements away from the bound of
-// clipping, where rounding would decide.
+// settle computes inverse roots that are not known, and moves elements away from the clipping
+// bound, where the result would depend on rounding.
 func (c headsCase) settle(qkv []float32, sides []side) {
 	width := c.Width()
 	for token := range len(qkv) / width {

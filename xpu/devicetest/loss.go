@@ -35,7 +35,7 @@ func lossFamily(t *testing.T, d xpu.Device, tolerance float64) {
 					"width"), spread: rapid.Float32Range(0, 60).Draw(t, "spread"),
 				scale: rapid.SampledFrom([]float64{0, 1, 1e-3}).Draw(t, "scale"), sample: rapid.Bool().Draw(t,
 					"sample"),
-				left: rapid.Bool().Draw(t, "targets are left out"),
+				left: rapid.Bool().Draw(t, "negative targets"),
 			}
 			crossEntropy(t, d, c, rand.New(rand.NewPCG(32, rapid.Uint64().Draw(t, "seed"))), tolerance)
 		})
@@ -46,14 +46,14 @@ func lossFamily(t *testing.T, d xpu.Device, tolerance float64) {
 
 type lossCase struct {
 	rows, width int
-	spread      float32 // of the logits
+	spread      float32 // spread of the logits
 	scale       float64
 	sample      bool
-	left        bool // every third target is left out
+	left        bool // every third target is negative
 }
 
 func (c lossCase) String() string {
-	return fmt.Sprintf("%d rows of %d, spread %g, scale %g, sampled %v, left out %v", c.rows, c.width, c.spread,
+	return fmt.Sprintf("%d rows of %d, spread %g, scale %g, sampled %v, negative targets %v", c.rows, c.width, c.spread,
 		c.scale, c.sample, c.left)
 }
 
@@ -74,7 +74,7 @@ func crossEntropy(t tester, d xpu.Device, c lossCase, source *rand.Rand, toleran
 		Seed:   source.Uint64(), First: uint64(source.IntN(1000)),
 	}
 	if c.rows > 0 && !c.sample {
-		// the first target's logit is the largest by far: the loss is almost nothing
+		// the first target's logit is by far the largest: the loss is nearly zero
 		x.Logits[targets[0]], logits[targets[0]] = 90, 90
 		d.ToDevice(x.Logits)
 	}
@@ -88,13 +88,13 @@ func crossEntropy(t tester, d xpu.Device, c lossCase, source *rand.Rand, toleran
 	gradient, gradientSize := make([]float64, len(logits)), make([]float64, len(logits))
 	for i := range c.rows {
 		z, target := logits[i*c.width:][:c.width], int(x.Targets[i])
-		if targets[i] < 0 { // nothing is computed of it
+		if targets[i] < 0 { // it must have no loss
 			if got[i], size[i] = float32(losses[i]), 1; losses[i] != 0 || target != int(targets[i]) {
 				t.Fatalf("row %d: loss %v of target %d, which was %d", i, losses[i], target, targets[i])
 			}
 			if at := slices.IndexFunc(x.Logits[i*c.width:][:c.width],
 				func(v float32) bool { return v != 0 }); c.scale != 0 && at >= 0 {
-				t.Fatalf("row %d is left out, and its gradient has %v at %d", i, x.Logits[i*c.width+at], at)
+				t.Fatalf("row %d has a negative target, but its gradient is %v at %d", i, x.Logits[i*c.width+at], at)
 			}
 			for j := range z {
 				gradientSize[i*c.width+j] = 1
@@ -122,7 +122,7 @@ func crossEntropy(t tester, d xpu.Device, c lossCase, source *rand.Rand, toleran
 		for j, v := range z {
 			p := math.Exp(float64(v)-top) / sum
 			at := i*c.width + j
-			// what is not normal may be 0
+			// denormal numbers may be 0
 			gradient[at], gradientSize[at] = c.scale*p, c.scale*p*(1+top-float64(v))+2*0x1p-126/tolerance
 			if j == target {
 				gradient[at], gradientSize[at] = gradient[at]-c.scale, gradientSize[at]+c.scale
@@ -135,8 +135,8 @@ func crossEntropy(t tester, d xpu.Device, c lossCase, source *rand.Rand, toleran
 	}
 }
 
-// draw is the share of the whole that a target is drawn by: output number of the generator
-// SplitMix64 (Steele, Lea and Flood 2014), whose state is the finalised seed, from [0, 1).
+// draw returns the number in [0, 1) by which a target is drawn: output number of the generator
+// SplitMix64 (Steele, Lea and Flood 2014), whose state is the finalised seed.
 func draw(seed, number uint64) float64 {
 	finalise := func(z uint64) uint64 {
 		z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
@@ -146,8 +146,8 @@ func draw(seed, number uint64) float64 {
 	return float64(finalise(finalise(seed)+(number+1)*0x9e3779b97f4a7c15)>>11) / (1 << 53)
 }
 
-// drawn checks that a target follows from its logits, the seed and its number alone, and that often
-// drawn it comes as often as it should.
+// drawn checks that a target depends only on its logits, the seed and its number, and that the
+// frequencies of many draws match the probabilities.
 func drawn(t tester, d xpu.Device) {
 	const rows = 4000
 	shares := []float64{0.5, 0, 0.25, 0.0625, 0.1875}
@@ -181,8 +181,8 @@ func drawn(t tester, d xpu.Device) {
 	}
 }
 
-// lossNaN checks that the loss of a row that is not finite is not, that its target exists, and that
-// no other row is the worse for it.
+// lossNaN checks that the loss of a row that is not finite is not finite, that its target exists,
+// and that no other row is affected.
 func lossNaN(t tester, d xpu.Device) {
 	const rows, width = 4, 300
 	for _, sample := range []bool{false, true} {

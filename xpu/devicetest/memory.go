@@ -45,8 +45,8 @@ func zeroAtFirst(t *testing.T, d xpu.Device) {
 	}
 }
 
-// Commands on parts of memory, given in any order, leave what they would in Go; what neither side
-// has written to is as before.
+// Commands on parts of memory, in any order, have the same results as in Go; memory that neither
+// side wrote is unchanged.
 func parts(t *rapid.T, d xpu.Device) {
 	memory, model := make([][]float32, 3), make([][]float32, 3)
 	for i := range memory {
@@ -73,7 +73,7 @@ func parts(t *rapid.T, d xpu.Device) {
 				next++
 			}
 			d.ToDevice(dst)
-			clear(dst) // the host may write to it again; the device has the numbers
+			clear(dst) // the host may overwrite it, as the device has the numbers
 			if d.Capacity() == 0 {
 				copy(dst, want)
 			}
@@ -88,7 +88,7 @@ func parts(t *rapid.T, d xpu.Device) {
 		default:
 			x, xAt := part("from", n)
 			y, yAt := part("and", n)
-			if x == i || y == i { // a result overlaps no operand, or is one
+			if x == i || y == i { // a result must not overlap an operand, but may be one
 				continue
 			}
 			switch command {
@@ -129,7 +129,7 @@ func wholeNumbers(t *testing.T, d xpu.Device) {
 	}
 }
 
-// Several goroutines use a device at once, each its own memory.
+// Several goroutines use a device at once, each with its own memory.
 func goroutines(t *testing.T, d xpu.Device) {
 	const n, rounds = 500, 20
 	errs := make([]error, 4)
@@ -153,8 +153,8 @@ func goroutines(t *testing.T, d xpu.Device) {
 					return
 				}
 				d.Copy(other, x)
-				d.Add(x, x, other) // twice as much each time, up to 2^20
-				d.Free(other)      // while the command may be under way
+				d.Add(x, x, other) // doubles each time, up to 2^20
+				d.Free(other)      // while the command may be running
 				if round%5 == 4 {
 					if errs[g] = d.ToHost(context.Background(), x); errs[g] != nil {
 						return
@@ -175,7 +175,7 @@ func goroutines(t *testing.T, d xpu.Device) {
 	}
 }
 
-// panics says whether f does.
+// panics reports whether f panics.
 func panics(f func()) (did bool) {
 	defer func() { did = recover() != nil }()
 	f()
@@ -201,7 +201,7 @@ func freed(t *testing.T, d xpu.Device) {
 	d.Free(x)
 	d.FreeInts(y)
 	if !panics(func() { d.Free(x) }) || !panics(func() { d.FreeInts(y) }) {
-		t.Error("Free of what was freed does not panic")
+		t.Error("a second Free does not panic")
 	}
 }
 
@@ -222,7 +222,7 @@ func doneContext(t *testing.T, d xpu.Device) {
 	}
 }
 
-// What the device has no room for is an error, and leaves it as it was.
+// Running out of memory is an error, and does not affect the device.
 func room(t *testing.T, d xpu.Device) {
 	capacity := d.Capacity()
 	if capacity == 0 || capacity > 1<<50 {

@@ -9,8 +9,8 @@ import (
 	"mula/xpu"
 )
 
-// mistakesFamily gives each command its operands whole, and then one of them too short by one
-// element: that must be refused, and nothing written.
+// mistakesFamily runs each command with valid operands, and then with one operand too short by one
+// element: the command must panic and write nothing.
 func mistakesFamily(t *testing.T, d xpu.Device, _ float64) {
 	const rows, length, heads, kv, size, experts, perToken, inner, vocabulary, capacity, first = 2, 3, 2, 1, 4, 3, 2, 5,
 		7, 9, 4
@@ -40,8 +40,8 @@ func mistakesFamily(t *testing.T, d xpu.Device, _ float64) {
 		ints              [][]int32
 		host              []int
 		run               func(o operands)
-		fixed, fixedWhole int  // so many of the first operands decide the sizes: shorter ones are no mistake
-		wrong             bool // the operands are long enough, but the sizes are a mistake
+		fixed, fixedWhole int  // number of leading operands that determine the sizes: they may be shorter
+		wrong             bool // the operands are long enough, but the sizes are invalid
 	}{
 		{name: "MatMul", floats: []int{3 * 5, 5 * 4, 3 * 4},
 			run: func(o operands) { d.MatMul(false, false, 3, 4, 5, o.x[0], 5, o.x[1], 4, o.x[2], 4, false) }},

@@ -24,7 +24,7 @@ func (c normCase) String() string {
 }
 
 func normFamily(t *testing.T, d xpu.Device, tolerance float64) {
-	tolerance = min(tolerance, 1e-5) // there is no product whose operands would be rounded
+	tolerance = min(tolerance, 1e-5) // no product whose operands would be rounded
 	for i, size := range [][2]int{{1, 1}, {3, 2}, {65, 7}, {2, 16}, {4, 63}, {5, 64}, {3, 65}, {130, 128}, {2, 130},
 		{7, 512}, {1, 2050}, {1100, 6}, {0, 8}} {
 		for variant := range 4 {
@@ -68,7 +68,7 @@ func (c normCase) check(t tester, d xpu.Device, tolerance float64, seed uint64) 
 	}
 	dx, dh, dweight := random(r, len(x)), random(r, len(x)), random(r, len(weight))
 
-	// The reference. Of a statistic that is known the formulas take what is there.
+	// The reference. If a statistic is known, the formulas use the existing value.
 	size := len(x)
 	wantMean, wantRStd, wantH, wantDX, wantDWeight := newSums(c.tokens), newSums(c.tokens), newSums(size),
 		newSums(size), newSums(len(weight))
@@ -95,7 +95,7 @@ func (c normCase) check(t tester, d xpu.Device, tolerance float64, seed uint64) 
 			m = 0
 		}
 		wantMean.add(row, m, 3)
-		wantRStd.add(row, s, s*(1+9*s*s*math.Abs(m))) // a small variance beside a large mean is less certain
+		wantRStd.add(row, s, s*(1+9*s*s*math.Abs(m))) // a small variance with a large mean is less accurate
 		y, down, along, downSize, alongSize := make([]float64, c.width), 0.0, 0.0, 0.0, 0.0
 		for j := range c.width {
 			v, g := (float64(x[at+j])-m)*s, float64(dh[at+j])

@@ -16,7 +16,7 @@ import (
 func optimizerFamily(t *testing.T, d xpu.Device, tolerance float64) {
 	const block = xpu.BlockSize
 	for i, lengths := range [][]int{{}, {1}, {0, 5, 0}, {block}, {block + 1, 3, block - 1}, {4097, 2*block + 100}} {
-		t.Run(fmt.Sprintf("stretches of %d", lengths), func(t *testing.T) {
+		t.Run(fmt.Sprintf("lengths %d", lengths), func(t *testing.T) {
 			source := rand.New(rand.NewPCG(41, uint64(i)))
 			sumSquares(t, d, source, lengths, tolerance)
 			checksums(t, d, source, lengths)
@@ -62,7 +62,7 @@ func sumSquares(t tester, d xpu.Device, source *rand.Rand, lengths []int, tolera
 	compareSums(t, "the sum of squares", got, want, tolerance)
 }
 
-// squares are the sums of squares of blocks.
+// squares returns the sums of squares of blocks.
 func squares(x []float32) (sums []float64) {
 	for block := range slices.Chunk(x, xpu.BlockSize) {
 		sum := 0.0
@@ -74,15 +74,15 @@ func squares(x []float32) (sums []float64) {
 	return sums
 }
 
-// checksums compares those of a device with a plain reading of the definition, for numbers with any
-// bits.
+// checksums compares a device's checksums with a direct implementation of the definition, for
+// numbers with arbitrary bits.
 func checksums(t tester, d xpu.Device, source *rand.Rand, lengths []int) {
 	var stretches [][]float32
 	var want []uint64
 	for _, n := range lengths {
 		x := make([]float32, n)
 		for i := range x {
-			// no NaN: its bits may change on the way to a device
+			// no NaN: its bits may change during the transfer to a device
 			x[i] = math.Float32frombits(source.Uint32() &^ (1 << 23))
 		}
 		stretches = append(stretches, upload(t, d, x))
@@ -108,7 +108,7 @@ func checksums(t tester, d xpu.Device, source *rand.Rand, lengths []int) {
 		t.Fatal(err)
 	}
 	if !slices.Equal(got, want) {
-		t.Fatalf("checksums of stretches of %d are %x, want %x", lengths, got, want)
+		t.Fatalf("checksums of lengths %d are %x, want %x", lengths, got, want)
 	}
 }
 
@@ -140,7 +140,7 @@ func adamW(t tester, d xpu.Device, rule xpu.AdamW, source *rand.Rand, lengths []
 			a, q := first+(1-rule.Beta1)*g, second+(1-rule.Beta2)*g*g
 			step := rule.LearningRate / correction1 / (math.Sqrt(q/correction2) + rule.Epsilon)
 			want[0][i], want[1][i], want[2][i] = (p-step*a)*(1-rule.DecayAfter), a, q
-			const smallest = 2 * 0x1p-126 // what is not normal may be 0
+			const smallest = 2 * 0x1p-126 // denormal numbers may be 0
 			size[1][i], size[2][i] = math.Abs(first)+math.Abs((1-rule.Beta1)*g)+smallest/tolerance, q+smallest/tolerance
 			size[0][i] = math.Abs(float64(weight[i])) + step*size[1][i]
 		}
@@ -187,8 +187,8 @@ func adamW(t tester, d xpu.Device, rule xpu.AdamW, source *rand.Rand, lengths []
 	}
 }
 
-// farNumbers checks that sums of squares are those of numbers whose squares are no float32, and
-// that they are finite exactly if the numbers are.
+// farNumbers checks the sums of squares of numbers whose squares are beyond the range of float32,
+// and that the sums are finite exactly if the numbers are.
 func farNumbers(t tester, d xpu.Device, tolerance float64) {
 	for _, test := range []struct {
 		numbers []float32

@@ -13,8 +13,8 @@ import (
 	"mula/xpu"
 )
 
-// sumTolerance is that of products whose operands are rounded already: the sums are of float32 in
-// every precision.
+// sumTolerance is the tolerance of products whose operands are already rounded: the sums are
+// float32 in every precision.
 const sumTolerance = 1e-5
 
 func productsFamily(t *testing.T, d xpu.Device, tolerance float64) {
@@ -31,14 +31,14 @@ func productsFamily(t *testing.T, d xpu.Device, tolerance float64) {
 	t.Run("mistakes", func(t *testing.T) { wrongProducts(t, d) })
 }
 
-// An operand is a stored matrix, of which a product takes op.
+// An operand is a stored matrix; a product uses op of it.
 type operand struct {
 	x     []float32
 	ld    int
 	trans bool
 }
 
-// newOperand makes op of rows × columns, with a gap between stored rows.
+// newOperand creates op of rows × columns, with a gap between stored rows.
 func newOperand(r *rand.Rand, rows, columns, gap int, trans bool) operand {
 	if trans {
 		rows, columns = columns, rows
@@ -47,7 +47,7 @@ func newOperand(r *rand.Rand, rows, columns, gap int, trans bool) operand {
 	return operand{random(r, max(0, (rows-1)*ld+columns)), ld, trans}
 }
 
-// at is element (i, j) of op, rounded as the precision wants it.
+// at returns element (i, j) of op, rounded as the precision requires.
 func (o operand) at(precision xpu.Precision, i, j int) float64 {
 	if o.trans {
 		i, j = j, i
@@ -59,7 +59,7 @@ func (o operand) at(precision xpu.Precision, i, j int) float64 {
 	return float64(x)
 }
 
-// roundBF16 is the definition of [xpu.BF16] by numbers of 8 bits.
+// roundBF16 implements the definition of [xpu.BF16] with 8-bit numbers.
 func roundBF16(x float32) float32 {
 	switch {
 	case x != x || math.IsInf(float64(x), 0):
@@ -71,7 +71,7 @@ func roundBF16(x float32) float32 {
 	return y
 }
 
-// A want is what a product should give: c, and the sums of the absolute values of its terms.
+// A want is the expected result of a product: c, and the sums of the absolute values of its terms.
 type want struct{ c, scale []float64 }
 
 func newWant(c []float32) want {
@@ -82,8 +82,8 @@ func newWant(c []float32) want {
 	return w
 }
 
-// multiply sets the m × n elements of c from an element on to op(a)·op(b), or adds that. Terms
-// begin with the given ones.
+// multiply sets m × n elements of c, from the given element on, to op(a)·op(b), or adds it. The
+// given terms are added first.
 func (w want) multiply(precision xpu.Precision, m, n, k int, a, b operand, at, ldc int, accumulate bool) {
 	right := make([]float64, k*n)
 	for t := range k {
@@ -107,7 +107,7 @@ func (w want) multiply(precision xpu.Precision, m, n, k int, a, b operand, at, l
 	}
 }
 
-// matMul checks one product. Between the rows of C nothing may be written.
+// matMul checks one product. Gaps between the rows of C must not be written.
 func matMul(t tester, d xpu.Device, r *rand.Rand, transA, transB bool, m, n, k, gapA, gapB, gapC int, accumulate bool) {
 	t.Helper()
 	a, b, c := newOperand(r, m, k, gapA, transA), newOperand(r, k, n, gapB, transB), newOperand(r, m, n, gapC, false)
@@ -136,7 +136,7 @@ func wholeProducts(t *testing.T, d xpu.Device) {
 	}
 }
 
-// grouped checks GroupedMatMul and GroupedWeightGrad of groups of that many rows.
+// grouped checks GroupedMatMul and GroupedWeightGrad for the given group sizes.
 func grouped(t tester, d xpu.Device, r *rand.Rand, counts []int32, n, k int) {
 	t.Helper()
 	rows := 0
@@ -198,7 +198,7 @@ func groupedProducts(t *testing.T, d xpu.Device) {
 		{[]int32{64}, 64, 64},
 		{[]int32{65, 63}, 65, 15},
 		{[]int32{7, 8, 9, 0, 0, 16}, 100, 30},
-		{slices.Repeat([]int32{3, 0}, 40), 8, 16}, // more groups than work-items of a group
+		{slices.Repeat([]int32{3, 0}, 40), 8, 16}, // more groups than work-items in a work-group
 		{[]int32{3, 0, 17}, 5, 2500},              // too many terms, or rows, for one piece of some kernels
 		{[]int32{2, 2100}, 3, 20},
 		{[]int32{5, 6}, 0, 7},
@@ -221,7 +221,7 @@ func anyProduct(t *rapid.T, d xpu.Device) {
 	grouped(t, d, r, counts, rapid.IntRange(1, 70).Draw(t, "columns"), rapid.IntRange(1, 40).Draw(t, "terms"))
 }
 
-// What is no number, infinite, denormal or at the edge of bfloat16 is multiplied by one.
+// NaN, infinite and denormal numbers and limits of bfloat16 are multiplied by one.
 func specialNumbers(t *testing.T, d xpu.Device) {
 	inf := float32(math.Inf(1))
 	x := []float32{0, 1, 0x1.01p0, 0x1.03p0, 0x1.010002p0, 0x1.fep127, 0x1.fefffep127, math.MaxFloat32, inf, 0x1p-126,
@@ -244,7 +244,7 @@ func specialNumbers(t *testing.T, d xpu.Device) {
 				w = roundBF16(v)
 			}
 			if g := got[i]; g != w && (g == g || w == w) && math.Abs(float64(w)) >= 0x1p-126 {
-				// a device may take what is denormal for zero
+				// a device may treat denormal numbers as zero
 				t.Errorf("%s: %x times 1 is %x, want %x", side, v, g, w)
 			}
 		}
@@ -277,13 +277,12 @@ func sameBits(t *rapid.T, d xpu.Device) {
 	}
 }
 
-// Rounding has no direction: the errors of many elements, in parts of their scale, are about zero
-// on the average.
+// Rounding has no bias: the mean error of many elements, relative to their scale, is near zero.
 func noBias(t *testing.T, d xpu.Device, tolerance float64) {
 	const m, n, k = 96, 80, 120
 	r := rand.New(rand.NewPCG(5, 1))
 	a, b := newOperand(r, m, k, 0, false), newOperand(r, k, n, 0, false)
-	for i := range a.x { // of one sign: a direction would add up
+	for i := range a.x { // of one sign: a bias would add up
 		a.x[i] = float32(math.Abs(float64(a.x[i])))
 	}
 	for i := range b.x {

@@ -12,12 +12,12 @@ import (
 	"mula/xpu"
 )
 
-// A routingCase is a number of tokens and what a router does with them.
+// A routingCase is a number of tokens and the options of their routing.
 type routingCase struct {
 	tokens, experts, perToken int
 	uniform                   bool
-	levels                    int     // number of different logits, so that probabilities are equal; 0 for any
-	spread                    float32 // of the logits
+	levels                    int     // number of different logits, so that some probabilities are equal; 0 for any
+	spread                    float32 // spread of the logits
 }
 
 func (c routingCase) String() string {
@@ -35,7 +35,7 @@ func (c routingCase) logits(source *rand.Rand) []float32 {
 	return z
 }
 
-// routing is memory of the device for the case, all of it wrong.
+// routing allocates device memory for the case, filled with wrong values.
 func (c routingCase) routing(t tester, d xpu.Device) xpu.Routing {
 	wrong := func(n int) []float32 { return upload(t, d, slices.Repeat([]float32{-7}, n)) }
 	wrongInts := func(n int) []int32 { return uploadInts(t, d, slices.Repeat([]int32{-7}, n)) }
@@ -81,7 +81,7 @@ func routerFamily(t *testing.T, d xpu.Device, tolerance float64) {
 	t.Run("not a number", func(t *testing.T) { routeNaN(t, d) })
 }
 
-// route checks Route, SortRows and RouteGrad, each by what the ones before it gave.
+// route checks Route, SortRows and RouteGrad, each with the results of the preceding ones.
 func route(t tester, d xpu.Device, c routingCase, source *rand.Rand, tolerance float64) {
 	tokens, experts, k := c.tokens, c.experts, c.perToken
 	z := c.logits(source)
@@ -92,7 +92,7 @@ func route(t tester, d xpu.Device, c routingCase, source *rand.Rand, tolerance f
 	download(t, d, r.Probs, r.LSE)
 	downloadInts(t, d, r.Chosen, r.Counts)
 
-	// the distribution, and sums of it
+	// the distribution, and its sums
 	probs, lse := make([]float64, tokens*experts), make([]float64, tokens)
 	size, sumSize := make([]float64, tokens*experts), make([]float64, tokens)
 	sums, lse2, entropy, entropySize := make([]float64, experts), 0.0, 0.0, 0.0
@@ -135,7 +135,7 @@ func route(t tester, d xpu.Device, c routingCase, source *rand.Rand, tolerance f
 		t.Fatalf("entropy: %v, want %v", stats.Entropy, entropy)
 	}
 
-	// the choice, by the probabilities that the device has: those of equal logits are equal
+	// the choice, by the device's probabilities: probabilities of equal logits are equal
 	counts := make([]int32, experts)
 	for i := range tokens {
 		row, p, chosen := z[i*experts:][:experts], r.Probs[i*experts:][:experts], r.Chosen[i*k:][:k]
@@ -200,8 +200,8 @@ func route(t tester, d xpu.Device, c routingCase, source *rand.Rand, tolerance f
 	routeGrad(t, d, c, r, source, tolerance)
 }
 
-// routeGrad checks RouteGrad. With uniform it gives it what ranks that share the experts have: rows
-// in the order of choices, nothing else.
+// routeGrad checks RouteGrad. With uniform it uses the input of ranks that share the experts: only
+// rows in the order of choices.
 func routeGrad(t tester, d xpu.Device, c routingCase, r xpu.Routing, source *rand.Rand, tolerance float64) {
 	tokens, experts, k := c.tokens, c.experts, c.perToken
 	slope, dweight := random(source, experts), random(source, tokens*k)
@@ -238,8 +238,8 @@ func routeGrad(t tester, d xpu.Device, c routingCase, r xpu.Routing, source *ran
 	compare(t, "the logits' gradient", got, want, size, tolerance)
 }
 
-// routeNaN checks that a token whose logits are not numbers chooses different experts that exist,
-// and that no other token is the worse for it.
+// routeNaN checks that a token with NaN logits chooses different, existing experts, and that no
+// other token is affected.
 func routeNaN(t tester, d xpu.Device) {
 	c := routingCase{tokens: 5, experts: 70, perToken: 6, spread: 3}
 	z := c.logits(rand.New(rand.NewPCG(3, 0)))

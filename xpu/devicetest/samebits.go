@@ -9,9 +9,10 @@ import (
 	"mula/xpu"
 )
 
-// SameBits checks that two devices give the same bits: each command is given to both with the same
-// numbers. It is for devices of one arithmetic that differ otherwise, as in threads, and for one
-// device twice, whose results must not depend on what its workers happen to do at the same time.
+// SameBits checks that two devices compute the same bits: it runs each command on both with the
+// same numbers. It is for devices with the same Arithmetic that differ otherwise, for example in
+// threads, and for one device twice, to check that its results do not depend on the timing of its
+// workers.
 func SameBits(t *testing.T, one, other xpu.Device) {
 	for _, s := range []step{
 		{rows: 1, length: 1, heads: 1, kvHeads: 1, size: 2, experts: 1, perToken: 1, inner: 1, vocabulary: 2},
@@ -40,25 +41,25 @@ func SameBits(t *testing.T, one, other xpu.Device) {
 	}
 }
 
-// A step is sizes and options for one run of all commands.
+// A step is the sizes and options of one run of all commands.
 type step struct {
 	rows, length, heads, kvHeads, size   int
 	experts, perToken, inner, vocabulary int
 	first                                int // position of the first token, for Attend
-	// length of documents whose tokens see no others, and of which the last target is left out; 0:
-	// no such
+	// length of documents to which attention is restricted, and whose last target is negative; 0:
+	// no documents
 	document              int
 	clip, zFactor         float64
 	norm, uniform, sample bool
 }
 
-// bits are a result, whatever its type.
+// bits are a result of any type.
 type bits struct {
 	name string
 	bits []uint64
 }
 
-// A recorder gives commands to a device and keeps their results.
+// A recorder runs commands on a device and keeps their results.
 type recorder struct {
 	t       *testing.T
 	d       xpu.Device
@@ -66,7 +67,7 @@ type recorder struct {
 	results []bits
 }
 
-// room is memory for n numbers in ±1, or zero where they are for the device to write.
+// room allocates memory for n numbers in ±1, or zeros if the device writes them.
 func (r *recorder) room(n int, zero bool) []float32 {
 	x := make([]float32, n)
 	for i := range x {
@@ -88,7 +89,7 @@ func (r *recorder) ints(n, below int) []int32 {
 	return uploadInts(r.t, r.d, x)
 }
 
-// keep keeps what the device has in x now.
+// keep records the device's current contents of x.
 func (r *recorder) keep(name string, x ...[]float32) {
 	r.t.Helper()
 	download(r.t, r.d, x...)
@@ -113,7 +114,7 @@ func (r *recorder) keepInts(name string, x ...[]int32) {
 	}
 }
 
-// keepHost keeps host results.
+// keepHost records host results.
 func (r *recorder) keepHost(name string, x ...[]float64) {
 	r.t.Helper()
 	if err := r.d.Wait(r.t.Context()); err != nil {
@@ -128,7 +129,7 @@ func (r *recorder) keepHost(name string, x ...[]float64) {
 	}
 }
 
-// run gives all commands to a device.
+// run runs all commands on a device.
 func (s step) run(t *testing.T, d xpu.Device) []bits {
 	r := &recorder{t: t, d: d, source: rand.New(rand.NewPCG(7, uint64(s.length)))}
 	s.elements(r)
@@ -209,7 +210,7 @@ func (s step) attention(r *recorder) {
 	r.keep("JoinHeads", dqkv, dq, dk)
 }
 
-// routing goes through a layer of experts, forward and back.
+// routing runs a layer of experts, forward and backward.
 func (s step) routing(r *recorder) {
 	t, rows, width := s.tokens(), s.tokens()*s.perToken, s.width()
 	logits := r.floats(t * s.experts)
@@ -252,7 +253,7 @@ func (s step) routing(r *recorder) {
 	r.d.RouteGrad(route, dlogits, slope, dweight, s.zFactor)
 	r.keep("gradients of experts", gateUp, act, dweight, dup, ddown, gathered, y, dlogits)
 
-	// Without weights, as of a layer that is dense.
+	// Without weights, as in a dense layer.
 	r.d.MatMul(false, true, t, 2*s.inner, width, x, width, up[:2*s.inner*width], width, gateUp[:t*2*s.inner], 2*s.inner,
 		true)
 	r.d.SwiGLU(act[:t*s.inner], gateUp[:t*2*s.inner], nil, s.inner)
