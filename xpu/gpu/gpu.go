@@ -87,7 +87,7 @@ var (
 	gpuShape       = shape{group: 128}
 )
 
-// New creates the device. It fails if there is no memory for a queue, or if the driver's compiler
+// New creates the device. It fails if it cannot create a queue, or if the driver's compiler
 // rejects a kernel.
 func New(ctx context.Context, device *opencl.Device, options Options) (*Device, error) {
 	return newDevice(ctx, device, options, shapeOf(device))

@@ -101,7 +101,7 @@ func (d *Device) BF16() bool {
 func (d *Device) String() string { return fmt.Sprintf("%s (%s, %s)", d.Name, d.Type, d.Platform) }
 
 // Devices lists the devices of all drivers. If a loader, a driver or a device is missing, the error
-// says what to do. A driver or a device that fails is not listed; the error then names it and is
+// names the remedy. A driver or a device that fails is not listed; the error then names it and is
 // returned together with the list.
 func Devices() ([]*Device, error) {
 	l, err := open()
