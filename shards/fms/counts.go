@@ -22,18 +22,18 @@ import (
 	"mula/shards"
 )
 
-// countsName is the file of counts that is made where there is none. fms-fsdp takes the one file in
-// the folder meta that has "counts" and "csv" in its name.
+// countsName is the name of a new file of counts. fms-fsdp reads the only file in the folder meta
+// with "counts" and "csv" in its name.
 const countsName = "combined_counts.csv"
 
 var countsHeader = []string{"dataset/filename", "documents", "tokens"}
 
-// WriteCounts brings the file of counts up to date by which fms-fsdp knows how many documents each
-// file of a data set has: for the folder root/wiki that is root/meta/combined_counts.csv, or the
-// file of counts that meta has already. It has a line for each .arrow file in the folder and those
-// below it, "/wiki/x.arrow,documents,tokens", in the order of their names; lines about other
-// folders stay. It gives the path of the file. Whoever has published a shard calls it. Of several
-// processes that do so at the same time, for any folders of one root, one waits for the other.
+// WriteCounts updates the file of counts, from which fms-fsdp reads the number of documents of each
+// file of a data set, and returns its path. For the folder root/wiki the file is
+// root/meta/combined_counts.csv, or the existing file of counts in meta. It has a line
+// "/wiki/x.arrow,documents,tokens" for each .arrow file in the folder and its subfolders, sorted by
+// name. Lines about other folders are kept. Call WriteCounts after publishing a shard. Processes
+// that call it at the same time, for any folders of one root, wait for each other.
 func WriteCounts(ctx context.Context, folder string) (path string, err error) {
 	if folder, err = filepath.Abs(folder); err == nil {
 		err = alone(ctx, filepath.Join(filepath.Dir(folder), "meta"), func() error {
@@ -47,8 +47,8 @@ func WriteCounts(ctx context.Context, folder string) (path string, err error) {
 	return path, nil
 }
 
-// alone makes the folder meta and runs do in it while no other process runs alone there. No name
-// that it uses is one that fms-fsdp, or [findCounts], would take for a file of counts.
+// alone creates the folder meta and runs do while no other process runs alone there. fms-fsdp and
+// [findCounts] ignore the names of alone's files.
 func alone(ctx context.Context, meta string, do func() error) error {
 	if err := os.MkdirAll(meta, 0o777); err != nil {
 		return err
@@ -56,7 +56,7 @@ func alone(ctx context.Context, meta string, do func() error) error {
 	if err := atomicfile.SyncDir(filepath.Dir(meta)); err != nil {
 		return err
 	}
-	if _, err := atomicfile.Clean(meta); err != nil { // what a killed process left
+	if _, err := atomicfile.Clean(meta); err != nil { // remove files of a killed process
 		return err
 	}
 	all, err := locks.Open(meta, locks.DefaultTiming)
@@ -101,13 +101,13 @@ func writeCounts(ctx context.Context, folder string) (path string, err error) {
 		case d.IsDir() || hidden || !strings.HasSuffix(name, arrowExt):
 			return nil
 		case strings.HasSuffix(name, ".docs"+arrowExt):
-			return fmt.Errorf("%s has the origins of the documents of another shard, and fms-fsdp would take it for "+
-				"one of tokens: give the data set a folder of its own", file)
+			return fmt.Errorf("%s describes the documents of another shard, and fms-fsdp would read it as a "+
+				"shard; write fms shards into a separate folder", file)
 		}
 		documents, tokens, err := count(ctx, strings.TrimSuffix(file, arrowExt))
 		if err != nil {
-			return fmt.Errorf("%w (fms-fsdp takes every .arrow file in the folder for one of tokens: give it a "+
-				"folder of its own)", err)
+			return fmt.Errorf("%w (fms-fsdp reads every .arrow file in the folder as a shard; write fms "+
+				"shards into a separate folder)", err)
 		}
 		counts["/"+filepath.ToSlash(name)] = [2]int64{documents, tokens}
 		return nil
@@ -133,7 +133,7 @@ func writeCounts(ctx context.Context, folder string) (path string, err error) {
 	return path, f.Publish()
 }
 
-// findCounts gives the path of the file of counts in the folder meta.
+// findCounts returns the path of the file of counts in the folder meta.
 func findCounts(meta string) (string, error) {
 	entries, err := os.ReadDir(meta)
 	if err != nil {
@@ -149,14 +149,14 @@ func findCounts(meta string) (string, error) {
 		}
 	}
 	if len(found) > 1 {
-		return "", fmt.Errorf("%s has several files of counts (%s), of which fms-fsdp would take any one: leave one",
+		return "", fmt.Errorf("%s has several files of counts (%s), and fms-fsdp would read any of them; keep only one",
 			meta, strings.Join(found, ", "))
 	}
 	return path, nil
 }
 
-// readCounts reads a file of counts: documents and tokens by "/dataset/filename". Without the file
-// it is empty.
+// readCounts reads a file of counts: documents and tokens by "/dataset/filename". It returns an
+// empty map if the file does not exist.
 func readCounts(path string) (map[string][2]int64, error) {
 	counts := make(map[string][2]int64)
 	f, err := os.Open(path)
@@ -184,13 +184,13 @@ func readCounts(path string) (map[string][2]int64, error) {
 		tokens, err2 := strconv.ParseInt(record[2], 10, 64)
 		if n == 0 || err1 != nil || err2 != nil {
 			line, _ := r.FieldPos(0)
-			return nil, fmt.Errorf("%s:%d: %q are no counts, with the heading %q", path, line, record, countsHeader)
+			return nil, fmt.Errorf("%s:%d: invalid counts %q for the heading %q", path, line, record, countsHeader)
 		}
 		counts["/"+strings.TrimPrefix(record[0], "/")] = [2]int64{documents, tokens}
 	}
 }
 
-// count gives the numbers of documents and tokens of a shard.
+// count returns the numbers of documents and tokens of a shard.
 func count(ctx context.Context, prefix string) (documents, tokens int64, err error) {
 	r, err := Open(prefix)
 	if err != nil {
@@ -200,16 +200,16 @@ func count(ctx context.Context, prefix string) (documents, tokens int64, err err
 	if r.Tokens() >= 0 {
 		return r.Documents(), r.Tokens(), nil
 	}
-	err = r.all(ctx, func(doc shards.TokenDocument) bool { // All would compare them with the counts of before
+	err = r.all(ctx, func(doc shards.TokenDocument) bool { // All would compare them with the old counts
 		tokens += int64(len(doc.Tokens))
 		return true
 	})
 	return r.Documents(), tokens, err
 }
 
-// compareCounts compares the numbers of documents and tokens of a shard with what the file of
-// counts beside its data set says of it. Where there is no such file, several, or one without the
-// shard, there is nothing to compare.
+// compareCounts compares the numbers of documents and tokens of a shard with the file of counts of
+// its data set. It returns nil if that file does not exist, if there are several, or if it does not
+// list the shard.
 func compareCounts(prefix string, documents, tokens int64) error {
 	file, err := filepath.Abs(prefix + arrowExt)
 	if err != nil {
@@ -225,11 +225,11 @@ func compareCounts(prefix string, documents, tokens int64) error {
 		return nil
 	}
 	counts, err := readCounts(path)
-	if err != nil { // a file of another kind has such a name
+	if err != nil { // a file of another kind with such a name
 		return nil
 	}
 	if want, ok := counts["/"+filepath.ToSlash(name)]; ok && want != [2]int64{documents, tokens} {
-		return fmt.Errorf("%s: by %s it has %d documents and %d tokens, found %d and %d: restore the shard, or "+
+		return fmt.Errorf("%s: %s lists %d documents and %d tokens, but found %d and %d; restore the shard, or "+
 			"correct the counts: %w",
 			prefix+arrowExt, path, want[0], want[1], documents, tokens, shards.ErrCorrupt)
 	}

@@ -5,18 +5,18 @@ import (
 	"errors"
 )
 
-// errOutside is the error about an offset in a flatbuffer that leads out of it.
-var errOutside = errors.New("an offset in its metadata leads outside of it")
+// errOutside is the error about an offset in a flatbuffer that points outside of it.
+var errOutside = errors.New("an offset in the metadata is out of range")
 
-// A table is a table of a flatbuffer, the form of Arrow's metadata (flatbuffers.dev, "Internals"):
-// at its position stands how far before it its list of fields begins, and that list has, from byte
-// 4 on, how far behind the position each field is, 0 for one that is left out.
+// A table is a table of a flatbuffer, the encoding of Arrow's metadata (flatbuffers.dev,
+// "Internals"). Its first word is the distance back to its vtable. From byte 4 on, the vtable has
+// the offset of each field from the table, 0 for an absent field.
 type table struct {
 	data []byte
 	at   uint32
 }
 
-// root is the table that a flatbuffer begins with.
+// root returns the root table of a flatbuffer.
 func root(data []byte) (table, error) {
 	at, err := u32At(data, 0)
 	return table{data, at}, err
@@ -29,7 +29,7 @@ func u32At(data []byte, at uint32) (uint32, error) {
 	return binary.LittleEndian.Uint32(data[at:]), nil
 }
 
-// field is where field n is in t.data, 0 if it is left out.
+// field returns the position of field n in t.data, 0 if the field is absent.
 func (t table) field(n uint32) (uint32, error) {
 	back, err := u32At(t.data, t.at)
 	if err != nil {
@@ -56,7 +56,7 @@ func (t table) field(n uint32) (uint32, error) {
 	return t.at + offset, nil
 }
 
-// number is field n, an unsigned number of size bytes; one that is left out is absent.
+// number returns field n, an unsigned number of size bytes, or absent if the field is absent.
 func (t table) number(n uint32, size uint32, absent uint64) (uint64, error) {
 	at, err := t.field(n)
 	if err != nil || at == 0 {
@@ -70,7 +70,7 @@ func (t table) number(n uint32, size uint32, absent uint64) (uint64, error) {
 	return binary.LittleEndian.Uint64(b[:]), nil
 }
 
-// child is field n, a table. ok is false if it is left out.
+// child returns field n, a table. ok is false if the field is absent.
 func (t table) child(n uint32) (c table, ok bool, err error) {
 	at, err := t.field(n)
 	if err != nil || at == 0 {
@@ -80,7 +80,7 @@ func (t table) child(n uint32) (c table, ok bool, err error) {
 	return table{t.data, at}, err == nil, err
 }
 
-// follow gives where the offset at a position leads.
+// follow returns the target of the offset at a position.
 func (t table) follow(at uint32) (uint32, error) {
 	offset, err := u32At(t.data, at)
 	if err == nil && uint64(at)+uint64(offset)+4 > uint64(len(t.data)) {
@@ -89,8 +89,8 @@ func (t table) follow(at uint32) (uint32, error) {
 	return at + offset, err
 }
 
-// vector is field n, a vector of elements of size bytes each: the position of the first, and how
-// many there are.
+// vector returns the position of the first element and the number of elements of field n, a vector
+// of elements of size bytes each.
 func (t table) vector(n uint32, size uint32) (first, count uint32, err error) {
 	at, err := t.field(n)
 	if err != nil || at == 0 {
@@ -108,7 +108,7 @@ func (t table) vector(n uint32, size uint32) (first, count uint32, err error) {
 	return at + 4, count, nil
 }
 
-// text is field n, a string.
+// text returns field n, a string.
 func (t table) text(n uint32) (string, error) {
 	first, count, err := t.vector(n, 1)
 	if err != nil || first == 0 {

@@ -187,13 +187,13 @@ func TestRefuses(t *testing.T) {
 				arrow.PrimitiveTypes.Uint64))
 		},
 		"1 ids with 1 nulls":          func() string { return put(column("tokens", arrow.PrimitiveTypes.Uint16)) },
-		"is not one of whole numbers": func() string { return put(column("tokens", arrow.PrimitiveTypes.Float32)) },
+		"must have one integer per row": func() string { return put(column("tokens", arrow.PrimitiveTypes.Float32)) },
 		`no column "tokens"`:          func() string { return put(column("ids", arrow.PrimitiveTypes.Uint32)) },
 		"buffers are compressed": func() string {
 			return put(column("tokens", arrow.PrimitiveTypes.Uint32),
 				ipc.WithZstd())
 		},
-		"it does not end as an Arrow fil": func() string {
+		"file does not end as an Arrow file": func() string {
 			os.WriteFile(filepath.Join(dir, "x.arrow"), make([]byte, 100), 0o644)
 			return filepath.Join(dir, "x")
 		},
@@ -309,7 +309,7 @@ func TestCounts(t *testing.T) {
 		t.Errorf("written to %s", path)
 	}
 	for want, prepare := range map[string]func(){
-		"a folder of its own": func() {
+		"a separate folder": func() {
 			os.WriteFile(filepath.Join(root, "wiki", "x.docs.arrow"), make([]byte, 100),
 				0o644)
 		},

@@ -13,8 +13,8 @@ import (
 	"mula/shards/layout"
 )
 
-// Numbers of fields in Arrow's metadata (format/File.fbs, Schema.fbs, Message.fbs of Apache Arrow),
-// and of types.
+// Field numbers in Arrow's metadata (format/File.fbs, Schema.fbs, Message.fbs of Apache Arrow), and
+// type numbers.
 const (
 	footerSchema, footerBatches                                = 1, 3
 	schemaEndianness, schemaFields                             = 0, 1
@@ -33,8 +33,8 @@ const (
 const (
 	arrowMagic = "ARROW1"
 	tailSize   = 4 + len(arrowMagic)
-	// of a record batch in the footer: its position, the size of its metadata, padding, the size of
-	// its body
+	// size of a record batch's entry in the footer: position, size of the metadata, padding, size
+	// of the body
 	blockSize = 24
 	maxDepth  = 16
 )
@@ -42,21 +42,21 @@ const (
 // A Reader reads one shard. It implements [shards.DocumentReader].
 type Reader struct {
 	prefix   string
-	path     string // of x.arrow
+	path     string // path of x.arrow
 	file     mapping.File
 	manifest *shards.Manifest
-	sums     *shards.Sums // nil where there are none
-	blocks   []byte       // of the record batches, blockSize bytes each
-	count    int64        // of record batches
-	bits     int          // of an id
+	sums     *shards.Sums // nil if the shard has no sums
+	blocks   []byte       // footer entries of the record batches, blockSize bytes each
+	count    int64        // number of record batches
+	bits     int          // bits of an id
 	signed   bool
-	node     uint32 // number of the column tokens among the nodes of a batch
-	buffer   uint32 // number of its first buffer
+	node     uint32 // index of the column tokens among the nodes of a batch
+	buffer   uint32 // index of its first buffer
 	dtype    string
 }
 
-// Open opens the shard with the given prefix, an Arrow file whose record batches are documents. Ids
-// are read from the column tokens, whole numbers of 8 to 64 bits.
+// Open opens the shard with the given prefix, an Arrow file in which each record batch is a
+// document. It reads ids from the column tokens, integers of 8 to 64 bits.
 func Open(prefix string) (_ *Reader, err error) {
 	r := &Reader{prefix: prefix, path: prefix + arrowExt}
 	if r.file, err = mapping.Open(r.path); err != nil {
@@ -81,7 +81,7 @@ func Open(prefix string) (_ *Reader, err error) {
 	if err := mapping.Guard(r.readFooter); err != nil {
 		return nil, err
 	}
-	if sumsErr != nil { // what is wrong with the file itself says more
+	if sumsErr != nil { // reported last: errors about the file are more helpful
 		return nil, sumsErr
 	}
 	if m := r.manifest; m != nil && m.Documents != r.Documents() {
@@ -94,9 +94,9 @@ func (r *Reader) corrupt(at int64, format string, args ...any) error {
 	return fmt.Errorf("%s: byte %d: %w: %w", r.path, at, fmt.Errorf(format, args...), shards.ErrCorrupt)
 }
 
-// footerBlocks is where the record batches are listed in a file that mula wrote: the last of all
-// but the size of the footer and the magic. It is negative if the manifest has more documents than
-// the file can list.
+// footerBlocks returns the position of the list of record batches in a file that mula wrote. Only
+// the size of the footer and the magic follow the list. The position is negative if the manifest
+// has more documents than the file can list.
 func (r *Reader) footerBlocks() int64 {
 	if r.manifest.Documents > maxDocuments {
 		return -1
@@ -104,7 +104,7 @@ func (r *Reader) footerBlocks() int64 {
 	return int64(len(r.file.Data)) - int64(tailSize) - blockSize*r.manifest.Documents
 }
 
-// checkFooter compares the blocks that hold the footer with their sums.
+// checkFooter compares the blocks that contain the footer with their sums.
 func (r *Reader) checkFooter() error {
 	if r.sums == nil {
 		return nil
@@ -114,22 +114,22 @@ func (r *Reader) checkFooter() error {
 	if err == nil {
 		return nil
 	}
-	ctx := context.Background() // naming the documents may take as long as reading the shard once
+	ctx := context.Background() // finding the documents may take as long as reading the shard once
 	origins, originsErr := layout.OpenOrigins(ctx, r.prefix+docsExt, docsName, r.manifest)
-	if originsErr != nil { // then their numbers are all that is known of them
+	if originsErr != nil { // without origins, the message has only the numbers
 		origins = new(layout.Origins)
 	}
 	defer origins.Close()
 	return r.damaged(ctx, err, origins)
 }
 
-// damaged names the documents in an error about damage. A document needs its record batch, and its
-// place in the footer.
+// damaged adds the documents to an error about damage. A document needs its record batch and its
+// entry in the footer.
 func (r *Reader) damaged(ctx context.Context, err error, origins *layout.Origins) error {
 	return r.sums.Damage(ctx, err, r.path, func(yield func(shards.DocumentBytes, error) bool) {
 		size, list := int64(len(r.file.Data)), r.footerBlocks()
 		if list < 0 {
-			yield(shards.DocumentBytes{}, fmt.Errorf("%s says that there are %d, too many for %d bytes",
+			yield(shards.DocumentBytes{}, fmt.Errorf("%s has %d documents, too many for %d bytes",
 				r.prefix+manifestExt, r.manifest.Documents, size))
 			return
 		}
@@ -148,34 +148,35 @@ func (r *Reader) damaged(ctx context.Context, err error, origins *layout.Origins
 	}, origins.Of)
 }
 
-// batchAt decodes what the footer says of a record batch: where it begins, and the bytes of its
-// metadata and its body.
+// batchAt decodes the footer entry of a record batch: its start, and the sizes of its metadata and
+// body in bytes.
 func batchAt(block []byte) (start, meta, body int64) {
 	le := binary.LittleEndian
 	return int64(le.Uint64(block)), int64(int32(le.Uint32(block[8:]))), int64(le.Uint64(block[16:]))
 }
 
-// within says whether a record batch may be there, in a file of so many bytes.
+// within reports whether a record batch can be at this position in a file of size bytes.
 func within(start, meta, body, size int64) bool {
 	return start >= 0 && meta >= 8 && body >= 0 && start <= size-meta && body <= size-meta-start
 }
 
-// readFooter finds the record batches and the column.
+// readFooter locates the record batches and the column.
 func (r *Reader) readFooter() error {
 	data := r.file.Data
 	size := int64(len(data))
 	if len(data) < len(arrowMagic)+2+tailSize {
-		return r.corrupt(0, "%d bytes are no Arrow file", size)
+		return r.corrupt(0, "a file of %d bytes is too small for an Arrow file", size)
 	}
 	tail := data[len(data)-tailSize:]
 	if string(tail[4:]) != arrowMagic {
-		return r.corrupt(size-int64(len(arrowMagic)), "it does not end as an Arrow file does: it was cut short, or "+
-			"is of another kind (a stream of Arrow is not read)")
+		return r.corrupt(size-int64(len(arrowMagic)), "the file does not end as an Arrow file does: it was cut "+
+			"short, or "+
+			"has another format (Arrow streams are not supported)")
 	}
 	length := int64(binary.LittleEndian.Uint32(tail))
 	start := size - int64(tailSize) - length
 	if start < int64(len(arrowMagic)) {
-		return r.corrupt(size-int64(tailSize), "a footer of %d bytes in a file of %d", length, size)
+		return r.corrupt(size-int64(tailSize), "a footer of %d bytes does not fit a file of %d", length, size)
 	}
 	footer := data[start : start+length]
 	t, err := root(footer)
@@ -189,7 +190,7 @@ func (r *Reader) readFooter() error {
 	r.blocks, r.count = footer[first:first+count*blockSize], int64(count)
 	schema, ok, err := t.child(footerSchema)
 	if err == nil && !ok {
-		err = errors.New("it has no schema")
+		err = errors.New("no schema")
 	}
 	if err == nil {
 		err = r.readSchema(schema)
@@ -200,16 +201,16 @@ func (r *Reader) readFooter() error {
 	return nil
 }
 
-// readSchema finds the column tokens.
+// readSchema locates the column tokens.
 func (r *Reader) readSchema(schema table) error {
 	if endianness, err := schema.number(schemaEndianness, 2, 0); err != nil || endianness != 0 {
-		return errors.Join(errors.New("its numbers are big-endian"), err)
+		return errors.Join(errors.New("big-endian numbers are not supported"), err)
 	}
 	first, count, err := schema.vector(schemaFields, 4)
 	if err != nil {
 		return err
 	}
-	budget := 1 << 12 // fields in all
+	budget := 1 << 12 // maximum number of fields
 	for i := range count {
 		at, err := schema.follow(first + 4*i)
 		if err != nil {
@@ -230,10 +231,10 @@ func (r *Reader) readSchema(schema table) error {
 		r.node += nodes
 		r.buffer += buffers
 	}
-	return fmt.Errorf("it has no column %q", tokensColumn)
+	return fmt.Errorf("no column %q", tokensColumn)
 }
 
-// readType takes the type of the column tokens.
+// readType reads the type of the column tokens.
 func (r *Reader) readType(field table) error {
 	kind, err := field.number(fieldTypeType, 1, 0)
 	if err != nil {
@@ -244,7 +245,7 @@ func (r *Reader) readType(field table) error {
 		return err
 	}
 	if _, dictionary, err := field.child(fieldDictionary); err != nil || dictionary || kind != typeInt || !ok {
-		return errors.Join(fmt.Errorf("the column %q is not one of whole numbers, one a row", tokensColumn), err)
+		return errors.Join(fmt.Errorf("the column %q must have one integer per row", tokensColumn), err)
 	}
 	bits, err1 := of.number(intBits, 4, 0)
 	signed, err2 := of.number(intSigned, 1, 0)
@@ -252,7 +253,7 @@ func (r *Reader) readType(field table) error {
 		return err
 	}
 	if bits != 8 && bits != 16 && bits != 32 && bits != 64 {
-		return fmt.Errorf("the column %q has numbers of %d bits", tokensColumn, bits)
+		return fmt.Errorf("the column %q has integers of %d bits; want 8, 16, 32 or 64", tokensColumn, bits)
 	}
 	r.bits, r.signed = int(bits), signed != 0
 	r.dtype = fmt.Sprintf("uint%d", bits)
@@ -262,10 +263,10 @@ func (r *Reader) readType(field table) error {
 	return nil
 }
 
-// extent is how many nodes and buffers a column takes in a record batch.
+// extent returns the number of nodes and buffers that a column has in a record batch.
 func extent(field table, depth int, budget *int) (nodes, buffers uint32, err error) {
 	if *budget--; depth == 0 || *budget < 0 {
-		return 0, 0, errors.New("fields within fields without end")
+		return 0, 0, errors.New("fields are nested too deeply")
 	}
 	kind, err := field.number(fieldTypeType, 1, 0)
 	if err != nil {
@@ -285,7 +286,8 @@ func extent(field table, depth int, budget *int) (nodes, buffers uint32, err err
 	case typeBinary, typeUtf8, typeLargeBinary, typeLargeUtf8:
 		buffers = 3
 	default:
-		return 0, 0, fmt.Errorf("type %d is not known; put the column behind %q", kind, tokensColumn)
+		return 0, 0, fmt.Errorf("type %d is not supported before the column %[2]q; move its column after %[2]q", kind,
+			tokensColumn)
 	}
 	first, count, err := field.vector(fieldChildren, 4)
 	if err != nil {
@@ -305,19 +307,19 @@ func extent(field table, depth int, budget *int) (nodes, buffers uint32, err err
 	return nodes, buffers, nil
 }
 
-// Manifest is x.json, or nil.
+// Manifest returns the content of x.json, or nil.
 func (r *Reader) Manifest() *shards.Manifest { return r.manifest }
 
-// Summed says whether ids are compared with sums when they are read.
+// Summed reports whether ids are checked with sums when they are read.
 func (r *Reader) Summed() bool { return r.sums != nil }
 
-// DType is the type of the column, by its name in numpy.
+// DType returns the numpy name of the column's type.
 func (r *Reader) DType() string { return r.dtype }
 
-// Documents is the number of record batches.
+// Documents returns the number of record batches.
 func (r *Reader) Documents() int64 { return r.count }
 
-// Tokens is their number by the manifest, -1 without one.
+// Tokens returns the number of tokens from the manifest, -1 without a manifest.
 func (r *Reader) Tokens() int64 {
 	if r.manifest == nil {
 		return -1
@@ -334,8 +336,8 @@ func (r *Reader) Close() error {
 	return err
 }
 
-// All is as [shards.DocumentReader] says. At the end it compares the numbers of documents and
-// tokens with the file of counts that fms-fsdp reads, if there is one that has the shard.
+// All implements [shards.DocumentReader]. At the end it compares the numbers of documents and
+// tokens with the file of counts that fms-fsdp reads, if that file lists the shard.
 func (r *Reader) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error] {
 	return func(yield func(shards.TokenDocument, error) bool) {
 		tokens, ended := int64(0), false
@@ -353,7 +355,7 @@ func (r *Reader) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error]
 	}
 }
 
-// all gives the documents to yield until it has had enough.
+// all passes documents to yield until it returns false.
 func (r *Reader) all(ctx context.Context, yield func(shards.TokenDocument) bool) error {
 	origins, err := layout.OpenOrigins(ctx, r.prefix+docsExt, docsName, r.manifest)
 	if err != nil {
@@ -392,7 +394,8 @@ func (r *Reader) all(ctx context.Context, yield func(shards.TokenDocument) bool)
 func (r *Reader) document(ctx context.Context, dst []uint32, n int64, origins *layout.Origins) ([]uint32, error) {
 	start, meta, body := batchAt(r.blocks[n*blockSize:])
 	if size := int64(len(r.file.Data)); !within(start, meta, body, size) {
-		return dst, r.corrupt(start, "document %d is said to be there, with %d and %d bytes, in a file of %d", n, meta,
+		return dst, r.corrupt(start, "document %d, with %d bytes of metadata and %d of body, does not fit a file "+
+			"of %d bytes", n, meta,
 			body, size)
 	}
 	if err := r.sums.Check(0, r.file.Data, start, start+meta+body); err != nil {
@@ -405,10 +408,11 @@ func (r *Reader) document(ctx context.Context, dst []uint32, n int64, origins *l
 	return r.ids(dst, start+meta+first, rows)
 }
 
-// column finds the ids of a record batch by its metadata: the byte of the body at which they begin,
-// and how many there are.
+// column locates the ids of a record batch from its metadata. It returns the offset of the first id
+// in the body and the number of ids.
 func (r *Reader) column(metadata []byte, body int64) (first, rows int64, err error) {
-	// Four bytes of ones and the size, in files from before version 0.15 the size alone.
+	// The message starts with four bytes of ones and the size; in files from before version 0.15,
+	// with the size alone.
 	head := metadata[4:]
 	if binary.LittleEndian.Uint32(metadata) == math.MaxUint32 {
 		head = metadata[8:]
@@ -426,10 +430,10 @@ func (r *Reader) column(metadata []byte, body int64) (first, rows int64, err err
 		return 0, 0, err
 	}
 	if kind != headerRecordBatch || !ok {
-		return 0, 0, fmt.Errorf("a message of kind %d where a record batch was expected", kind)
+		return 0, 0, fmt.Errorf("a message of kind %d; want a record batch", kind)
 	}
 	if _, compressed, err := batch.child(batchCompression); err != nil || compressed {
-		return 0, 0, errors.Join(errors.New("its buffers are compressed, which fms-fsdp's are not; write the file "+
+		return 0, 0, errors.Join(errors.New("buffers are compressed, which fms-fsdp does not support; write the file "+
 			"without compression"), err)
 	}
 	nodes, count, err := batch.vector(batchNodes, 16)
@@ -437,7 +441,7 @@ func (r *Reader) column(metadata []byte, body int64) (first, rows int64, err err
 		return 0, 0, err
 	}
 	if r.node >= count {
-		return 0, 0, fmt.Errorf("it has %d columns", count)
+		return 0, 0, fmt.Errorf("the record batch has %d columns, fewer than the schema", count)
 	}
 	node := batch.data[nodes+16*r.node:]
 	length, nulls := int64(binary.LittleEndian.Uint64(node)), int64(binary.LittleEndian.Uint64(node[8:]))
@@ -446,20 +450,21 @@ func (r *Reader) column(metadata []byte, body int64) (first, rows int64, err err
 		return 0, 0, err
 	}
 	if r.buffer+1 >= count {
-		return 0, 0, fmt.Errorf("it has %d buffers", count)
+		return 0, 0, fmt.Errorf("the record batch has %d buffers, fewer than the schema", count)
 	}
 	values := batch.data[buffers+16*(r.buffer+1):]
 	offset, size := int64(binary.LittleEndian.Uint64(values)), int64(binary.LittleEndian.Uint64(values[8:]))
 	width := int64(r.bits / 8)
 	if nulls != 0 || length < 0 || offset < 0 || size < 0 || offset > body || size > body-offset ||
 		length > size/width {
-		return 0, 0, fmt.Errorf("%d ids with %d nulls in %d bytes from %d on of a body of %d", length, nulls, size,
+		return 0, 0, fmt.Errorf("invalid column: %d ids with %d nulls in %d bytes at offset %d of a body of %d bytes",
+			length, nulls, size,
 			offset, body)
 	}
 	return offset, length, nil
 }
 
-// ids adds the numbers from byte at of the file on to dst; they are all there.
+// ids appends count numbers that start at byte at of the file to dst. The file must have them all.
 func (r *Reader) ids(dst []uint32, at, count int64) ([]uint32, error) {
 	width, before := int64(r.bits/8), len(dst)
 	dst, err := layout.AppendNumbers(dst, r.file.Data[at:at+count*width], int(width), r.signed)

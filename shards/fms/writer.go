@@ -1,7 +1,8 @@
-// Package fms writes and reads the token files of fms-fsdp: x.arrow, an Arrow file with a record
-// batch for each document. Arrow's metadata is written and read here without a library: a batch's
-// is always the same but for four numbers, so that a document costs no allocation, and what leads
-// astray in a damaged file is an error. docs/formats/layouts.md has every byte.
+// Package fms writes and reads the token files of fms-fsdp: x.arrow is an Arrow file with one
+// record batch per document. The package encodes and decodes Arrow's metadata without a library.
+// The metadata of all batches is equal except for four numbers, so that writing a document
+// allocates nothing, and invalid offsets in a damaged file are errors. docs/formats/layouts.md
+// describes every byte.
 package fms
 
 import (
@@ -15,8 +16,8 @@ import (
 	"mula/shards/layout"
 )
 
-// Endings of a shard's files. fms-fsdp takes every file with "arrow" in its name's ending for one
-// of tokens, so the origins have another.
+// Suffixes of a shard's files. fms-fsdp reads every file whose suffix contains "arrow" as a file of
+// tokens, so the file of origins has another suffix.
 const (
 	arrowExt    = ".arrow"
 	docsName    = "docs.feather"
@@ -25,18 +26,19 @@ const (
 	manifestExt = ".json"
 )
 
-// tokensColumn is the one column.
+// tokensColumn is the name of the only column.
 const tokensColumn = "tokens"
 
-// maxDocuments bounds the documents of a file: the footer has 24 bytes of each, and its size is a
-// signed 32-bit number.
+// maxDocuments is the maximum number of documents of a file: the footer has 24 bytes for each
+// document, and its size is a signed 32-bit number.
 const maxDocuments = (1<<31 - 1 - 1024) / blockSize
 
-// FileName is the path of a file by its name in the manifest: "arrow", "docs.feather" or "sums".
+// FileName returns the path of a file by its name in the manifest: "arrow", "docs.feather" or
+// "sums".
 func FileName(prefix, name string) string { return prefix + "." + name }
 
-// Create starts the shard x.arrow, x.docs.feather, x.sums, x.json. In memory it holds four bytes a
-// document, for the end of x.arrow.
+// Create creates the shard x.arrow, x.docs.feather, x.sums, x.json. In memory it holds four bytes
+// per document, for the footer of x.arrow.
 func Create(prefix string, info shards.TokenizerInfo) (shards.DocumentWriter, error) {
 	if err := layout.CheckPrefix(prefix, arrowExt, docsExt, sumsExt, manifestExt); err != nil {
 		return nil, err
@@ -54,9 +56,9 @@ func Create(prefix string, info shards.TokenizerInfo) (shards.DocumentWriter, er
 	})
 }
 
-// The pieces of Arrow's metadata, as flatbuffers; see [table]. Positions are those in the
-// flatbuffer that they are part of, where each begins at byte 36. Values of zero that are set for
-// each document are marked.
+// Parts of Arrow's metadata as flatbuffers; see [table]. Positions are relative to the flatbuffer,
+// in which each part starts at byte 36. Values that are 0 here and set for each document are marked
+// with (set).
 var (
 	// schema has one field, tokens: uint32. Its table is at byte 44.
 	schema = slices.Concat(
@@ -86,8 +88,8 @@ var (
 	)
 )
 
-// Where a message begins with four bytes of ones and its size, the numbers that are set for each
-// document.
+// Offsets of the numbers that are set for each document, from the start of the message (four bytes
+// of ones and the size).
 const (
 	setBody   = 8 + 24  // u64, size of the body
 	setLength = 8 + 56  // u64
@@ -100,9 +102,9 @@ const (
 	metadataVersion = 4 // version 5 of Arrow's metadata
 )
 
-// appendMessage adds a message to dst: four bytes of ones, the size of the flatbuffer, the
-// flatbuffer, whose root is the table of the message. header is how far behind byte 20 the table of
-// content is.
+// appendMessage appends a message to dst: four bytes of ones, the size of the flatbuffer, and the
+// flatbuffer, whose root is the table of the message. header is the distance of the table of
+// content from byte 20.
 func appendMessage(dst []byte, kind byte, header uint32, content []byte) []byte {
 	dst = append(dst, u32s(math.MaxUint32, uint32(36+len(content)))...)
 	dst = append(dst, u32s(16)...) // 0: the root
@@ -113,8 +115,7 @@ func appendMessage(dst []byte, kind byte, header uint32, content []byte) []byte 
 	return append(dst, content...)
 }
 
-// appendFooter adds the flatbuffer of the footer up to the list of record batches, whose number is
-// count.
+// appendFooter appends the flatbuffer of the footer up to the list of count record batches.
 func appendFooter(dst []byte, count uint32) []byte {
 	dst = append(dst, u32s(16)...) // 0: the root
 	// 4: list of fields of a footer: …, version, schema, dictionaries (left out), record batches
@@ -139,13 +140,13 @@ func u32s(list ...uint32) (out []byte) {
 	return out
 }
 
-// lengthChunk is the number of lengths in one piece of encoder.lengths, so that the list grows
-// without being copied.
+// lengthChunk is the number of lengths in one chunk of encoder.lengths. Chunks let the list grow
+// without copying.
 const lengthChunk = 1 << 16
 
 type encoder struct {
-	out     io.Writer // whose errors stay
-	message []byte    // of a record batch
+	out     io.Writer // keeps its first error
+	message []byte    // the message of a record batch
 	lengths [][]uint32
 	scratch []byte
 }
@@ -153,8 +154,8 @@ type encoder struct {
 func (e *encoder) Append(tokens []uint32, _ shards.DocumentOrigin) error {
 	last := len(e.lengths) - 1
 	if last >= 0 && last*lengthChunk+len(e.lengths[last]) == maxDocuments {
-		return fmt.Errorf("an Arrow file of more than %d documents, whose footer could not be read: divide them "+
-			"over several shards", maxDocuments)
+		return fmt.Errorf("more than %d documents need a footer that Arrow cannot read; divide them "+
+			"into several shards", maxDocuments)
 	}
 	if last < 0 || len(e.lengths[last]) == lengthChunk {
 		e.lengths = append(e.lengths, make([]uint32, 0, lengthChunk))
@@ -181,7 +182,7 @@ func (e *encoder) Append(tokens []uint32, _ shards.DocumentOrigin) error {
 
 var padding = make([]byte, 4)
 
-// bodySize is the size of the body of a record batch of n ids, which is a multiple of 8.
+// bodySize returns the size in bytes of the body of a record batch of n ids, a multiple of 8.
 func bodySize(n uint32) int64 { return (4*int64(n) + 7) &^ 7 }
 
 func (e *encoder) Finish() error {
@@ -205,6 +206,6 @@ func (e *encoder) Finish() error {
 		}
 	}
 	b.Write(u32s(uint32(len(footer)) + blockSize*count))
-	_, err := io.WriteString(b, arrowMagic) // an error of the ones before stays
+	_, err := io.WriteString(b, arrowMagic) // b keeps the error of an earlier write
 	return err
 }

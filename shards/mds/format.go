@@ -1,6 +1,6 @@
 // Package mds writes and reads folders of MosaicML Streaming: index.json and files of samples,
-// shard.00000.mds and so on. A sample is a document; its ids are the column tokens.
-// docs/formats/layouts.md has every byte.
+// shard.00000.mds and so on. A sample is a document, and its ids are the column tokens.
+// docs/formats/layouts.md describes every byte.
 package mds
 
 import (
@@ -21,18 +21,18 @@ const (
 	sumsName     = "mula.sums"
 )
 
-// The columns that are read, and written.
+// The columns that mula reads and writes.
 const (
 	tokensColumn = "tokens"
 	idColumn     = "id"
 )
 
-// config is what index.json says of a file of samples besides its name, size and hashes; it also
-// stands in the file itself, as JSON.
+// config is the entry of a file of samples in index.json, without its name, size and hashes. The
+// file itself also contains it as JSON.
 type config struct {
 	ColumnEncodings []string `json:"column_encodings"`
 	ColumnNames     []string `json:"column_names"`
-	ColumnSizes     []*int   `json:"column_sizes"` // in bytes, nil where it varies
+	ColumnSizes     []*int   `json:"column_sizes"` // in bytes, nil for a variable size
 	Compression     *string  `json:"compression"`
 	Format          string   `json:"format"`
 	Hashes          []string `json:"hashes"`
@@ -55,14 +55,14 @@ type contents struct {
 	Hashes   map[string]string `json:"hashes"`
 }
 
-// members gives c as the members of a JSON object in the order and the form that Python's
-// json.dumps gives with sort_keys, split where index.json has others in between: those before
-// "raw_data", "size_limit" and what follows it.
+// members returns c as the members of a JSON object, in the order and notation of Python's
+// json.dumps with sort_keys. They are split because index.json has other members in between: first
+// has the members before "raw_data", last has "size_limit" and the members after it.
 func (c *config) members() (first, last string) {
 	texts := func(list []string) string {
 		quoted := make([]string, len(list))
 		for i, s := range list {
-			quoted[i] = strconv.QuoteToASCII(s) // of names of columns and types, which are the same in JSON
+			quoted[i] = strconv.QuoteToASCII(s) // the same as JSON for the names of columns and types
 		}
 		return "[" + strings.Join(quoted, ", ") + "]"
 	}
@@ -86,20 +86,20 @@ func (c *config) members() (first, last string) {
 	return first, fmt.Sprintf(`"size_limit": %s, "version": %d`, limit, c.Version)
 }
 
-// text is the JSON text that stands in each file of samples.
+// text returns the JSON text that each file of samples contains.
 func (c *config) text() string {
 	first, last := c.members()
 	return "{" + first + ", " + last + "}"
 }
 
-// text is the JSON text of a file in index.json.
+// text returns the JSON text of a file in index.json.
 func (f *file) text() string {
 	first, last := f.members()
 	zip := "null"
 	if f.ZipData != nil {
 		zip = f.ZipData.text()
 	}
-	// "raw_data" and "samples" sort between "hashes" and "size_limit", "zip_data" behind "version".
+	// "raw_data" and "samples" sort between "hashes" and "size_limit", "zip_data" after "version".
 	return fmt.Sprintf(`{%s, "raw_data": %s, "samples": %d, %s, "zip_data": %s}`, first, f.RawData.text(), f.Samples,
 		last, zip)
 }
@@ -113,20 +113,20 @@ func (c *contents) text() string {
 	return fmt.Sprintf(`{"basename": %q, "bytes": %d, "hashes": {%s}}`, c.Basename, c.Bytes, strings.Join(hashes, ", "))
 }
 
-// samples are the samples of one file while it is made.
+// samples are the samples of one file while it is written.
 type samples struct {
-	config string   // as [config.text] gives it
-	ends   []uint32 // of each sample, from the first one's beginning
+	config string   // the result of [config.text]
+	ends   []uint32 // end of each sample, from the start of the first
 	data   []byte
 }
 
-// size is the size of the file if a sample of so many bytes is added.
+// size returns the size of the file after a sample of more bytes is added.
 func (s *samples) size(more int64) int64 {
 	return int64(4+4+len(s.config)+4*(len(s.ends)+1)+len(s.data)) + more
 }
 
-// head gives the bytes of the file before its samples: their number, where each begins and the last
-// ends, and the configuration.
+// head returns the bytes of the file before its samples: their number, the start of each, the end
+// of the last, and the configuration.
 func (s *samples) head() []byte {
 	n := len(s.ends)
 	out := make([]byte, 0, 8+4*n+len(s.config))
@@ -139,10 +139,10 @@ func (s *samples) head() []byte {
 	return append(out, s.config...)
 }
 
-// A valueType is the element type of an array of numbers, by its name in numpy.
+// A valueType is the element type of an array of numbers, by its numpy name.
 type valueType struct {
 	name   string
-	code   byte // in an ndarray whose type is not in the name of its encoding
+	code   byte // code in an ndarray whose encoding name has no type
 	size   int
 	signed bool
 }
@@ -161,10 +161,10 @@ func typeNamed(name string) (valueType, error) {
 	return valueType{}, fmt.Errorf("ids cannot be %q; element types are uint8 to uint64 and int8 to int64", name)
 }
 
-// appendIDs adds the numbers whose bytes are src to dst.
+// appendIDs appends the numbers encoded in src to dst.
 func (t valueType) appendIDs(dst []uint32, src []byte) ([]uint32, error) {
 	if len(src)%t.size != 0 {
-		return dst, fmt.Errorf("%d bytes are no array of %s", len(src), t.name)
+		return dst, fmt.Errorf("%d bytes are not a multiple of the size of %s", len(src), t.name)
 	}
 	before := len(dst)
 	dst, err := layout.AppendNumbers(dst, src, t.size, t.signed)
@@ -174,21 +174,22 @@ func (t valueType) appendIDs(dst []uint32, src []byte) ([]uint32, error) {
 	return dst, nil
 }
 
-// An encoding is how the values of a column are stored, as far as it is read here.
+// An encoding describes how the values of a column are stored, as far as mula reads them.
 type encoding struct {
 	array    bool
-	value    valueType // of an array or of bytes; its size is 0 where each value says it
-	elements int       // of an array whose shape is in the name of its encoding, -1 where each value has its shape
+	value    valueType // element type; its size is 0 if each value has its own type
+	elements int       // from the shape in the encoding name, -1 if each value has its own shape
 }
 
-// parseTokens takes the encoding of the column of ids. bytesOf is the element type of bytes, or "".
+// parseTokens parses the encoding of the column of ids. bytesOf is the element type for the
+// encoding bytes, or "".
 func parseTokens(text, bytesOf string) (e encoding, err error) {
 	e.elements = -1
 	parts := strings.Split(text, ":")
 	switch {
 	case text == "bytes":
 		if bytesOf == "" {
-			return e, fmt.Errorf("the column %q is of bytes, and nothing says of what type the ids in them are: "+
+			return e, fmt.Errorf("the column %q contains bytes, and the type of the ids in them is unknown; "+
 				"give the type (llm-foundry writes int64)", tokensColumn)
 		}
 		e.value, err = typeNamed(bytesOf)
@@ -202,19 +203,19 @@ func parseTokens(text, bytesOf string) (e encoding, err error) {
 			for _, dim := range strings.Split(parts[2], ",") {
 				d, err := strconv.Atoi(dim)
 				if err != nil || d < 1 || e.elements > (1<<31)/d {
-					return e, fmt.Errorf("the column %q has the encoding %q, whose shape cannot be", tokensColumn, text)
+					return e, fmt.Errorf("the column %q has the encoding %q with an invalid shape", tokensColumn, text)
 				}
 				e.elements *= d
 			}
 		}
 	default:
-		return e, fmt.Errorf("the column %q has the encoding %q; ids are read from bytes and ndarray", tokensColumn,
+		return e, fmt.Errorf("the column %q has the encoding %q; want bytes or ndarray", tokensColumn,
 			text)
 	}
 	return e, err
 }
 
-// appendIDs adds the ids of a value to dst.
+// appendIDs appends the ids of a value to dst.
 func (e encoding) appendIDs(dst []uint32, src []byte) (_ []uint32, err error) {
 	t := e.value
 	if e.array && t.size == 0 {
@@ -223,7 +224,7 @@ func (e encoding) appendIDs(dst []uint32, src []byte) (_ []uint32, err error) {
 		}
 		i := slices.IndexFunc(valueTypes, func(t valueType) bool { return t.code == src[0] })
 		if i < 0 {
-			return dst, fmt.Errorf("an array of elements of type %d, which ids cannot be", src[0])
+			return dst, fmt.Errorf("an array with element type %d, which is not a type of ids", src[0])
 		}
 		t, src = valueTypes[i], src[1:]
 	}
@@ -234,7 +235,7 @@ func (e encoding) appendIDs(dst []uint32, src []byte) (_ []uint32, err error) {
 		}
 		dims, size := int(src[0]>>2), 1<<(src[0]&3)
 		if len(src) < 1+dims*size {
-			return dst, fmt.Errorf("an array of %d dimensions in %d bytes", dims, len(src))
+			return dst, fmt.Errorf("an array of %d dimensions does not fit %d bytes", dims, len(src))
 		}
 		shape := src[1 : 1+dims*size]
 		src = src[1+dims*size:]
@@ -248,20 +249,20 @@ func (e encoding) appendIDs(dst []uint32, src []byte) (_ []uint32, err error) {
 				product = uint64(len(src)) + 1
 			}
 			if product > uint64(len(src)) {
-				return dst, fmt.Errorf("a shape of more elements than its %d bytes hold", len(src))
+				return dst, fmt.Errorf("the shape has more elements than the %d bytes hold", len(src))
 			}
 		}
 		elements = int(product)
 	}
 	if e.array && len(src) != elements*t.size {
-		return dst, fmt.Errorf("an array of %d %s in %d bytes", elements, t.name, len(src))
+		return dst, fmt.Errorf("an array of %d %s does not match %d bytes", elements, t.name, len(src))
 	}
 	return t.appendIDs(dst, src)
 }
 
-// appendArrayHead adds a value of the encoding ndarray:TYPE, whose type is in its name, to dst, up
-// to its elements: the number of dimensions and the bytes of one of their lengths in one byte, then
-// the length, in as few bytes as hold it.
+// appendArrayHead appends the start of a value with the encoding ndarray:TYPE to dst, up to its
+// elements: one byte with the number of dimensions and the size of a length, then the length in the
+// fewest possible bytes.
 func appendArrayHead(dst []byte, elements int) []byte {
 	n := uint64(elements)
 	switch {

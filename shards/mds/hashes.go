@@ -24,9 +24,9 @@ import (
 	"mula/shards"
 )
 
-// newHash makes the hash that streaming calls so: the names are those of Python's modules hashlib
-// and xxhash. Of one that is not known it is nil; of those that streaming offers these are blake2b
-// and blake2s.
+// newHash returns the hash with a name of streaming, which are the names of Python's modules
+// hashlib and xxhash. It returns nil for an unknown name; of the names that streaming offers, only
+// blake2b and blake2s are unknown.
 func newHash(name string) hash.Hash {
 	switch name {
 	case "md5":
@@ -61,7 +61,7 @@ func newHash(name string) hash.Hash {
 	return nil
 }
 
-// xxh3128 is XXH3 of 128 bits.
+// xxh3128 is XXH3 with 128 bits.
 type xxh3128 struct{ *xxh3.Hasher }
 
 func (h xxh3128) Sum(b []byte) []byte {
@@ -69,9 +69,8 @@ func (h xxh3128) Sum(b []byte) []byte {
 	return append(b, sum[:]...)
 }
 
-// verify compares a file of samples with the hashes that index.json has of it, all that are known
-// of them. A file without a hash passes. The file is read from its beginning to its end, and its
-// offset put back to the beginning.
+// verify compares a file of samples with all its hashes in index.json that mula can compute. A file
+// without hashes passes. verify reads the whole file and seeks back to its start.
 func (r *Reader) verify(ctx context.Context, data *os.File, want *contents) error {
 	hashes := map[string]hash.Hash{}
 	var all []io.Writer
@@ -82,7 +81,7 @@ func (r *Reader) verify(ctx context.Context, data *os.File, want *contents) erro
 		}
 	}
 	if len(all) == 0 && len(want.Hashes) > 0 {
-		return fmt.Errorf("%s has only hashes of %s that are not known: %s; write the data set with one of sha256, "+
+		return fmt.Errorf("%s has only unknown hashes of %s: %s; write the data set with one of sha256, "+
 			"sha1, xxh64, or remove these hashes",
 			r.mark.Name(), want.Basename, strings.Join(slices.Sorted(maps.Keys(want.Hashes)), ", "))
 	}
@@ -95,7 +94,8 @@ func (r *Reader) verify(ctx context.Context, data *os.File, want *contents) erro
 	}
 	for _, name := range slices.Sorted(maps.Keys(hashes)) {
 		if found := hex.EncodeToString(hashes[name].Sum(nil)); found != want.Hashes[name] {
-			return fmt.Errorf("%s: expected %s %s by %s, found %s; restore it or write the data set again: %w",
+			return fmt.Errorf("%s: expected %s %s according to %s, found %s; restore it or write the data set "+
+				"again: %w",
 				data.Name(), name, want.Hashes[name], r.mark.Name(), found, shards.ErrCorrupt)
 		}
 	}
@@ -103,7 +103,7 @@ func (r *Reader) verify(ctx context.Context, data *os.File, want *contents) erro
 	return err
 }
 
-// untilDone reads until ctx ends.
+// untilDone is a reader that stops when ctx is done.
 type untilDone struct {
 	ctx context.Context
 	io.Reader
@@ -116,7 +116,7 @@ func (u untilDone) Read(p []byte) (int, error) {
 	return u.Reader.Read(p)
 }
 
-// xxh32 is xxHash of 32 bits with the seed 0, of all that was written.
+// xxh32 is xxHash with 32 bits and the seed 0.
 type xxh32 struct {
 	lanes [4]uint32
 	total uint64

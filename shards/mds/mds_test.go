@@ -74,9 +74,9 @@ func TestReads(t *testing.T) {
 		want     string
 	}{
 		"bytes":         {"bytes", []string{"\x05\x00\x00\x00\x00\x00\x00\x00", ""}, int64s, "[d0[5] d1[]]"},
-		"bytes of what": {"bytes", []string{"\x05\x00"}, layout.NoHints, "of what type the ids in them are"},
+		"bytes of what": {"bytes", []string{"\x05\x00"}, layout.NoHints, "the type of the ids in them is unknown"},
 		"half a number": {"bytes", []string{"\x05\x00\x00"}, int64s,
-			"byte 204: sample 0: the column \"tokens\": 3 bytes are no array of int64"},
+			"byte 204: sample 0: the column \"tokens\": 3 bytes are not a multiple of the size of int64"},
 		"negative": {"bytes", []string{strings.Repeat("\xff", 8)}, int64s, "element 0 is a negative number"},
 		"large":    {"bytes", []string{"\x00\x00\x00\x00\x01\x00\x00\x00"}, int64s, "element 0 is 4294967296"},
 		"dynamic": {"ndarray", []string{"\x10\x04\x02\x01\x00\x02\x00", "\x21\x05\x01\x00\x07\x00\x00\x00"},
@@ -85,16 +85,16 @@ func TestReads(t *testing.T) {
 			"[d0[97 98 99 100 101 102]]"},
 		"shape": {"ndarray:uint16:2", []string{"\x01\x00\x02\x00"}, layout.NoHints, "[d0[1 2]]"},
 		"wrong shape": {"ndarray:uint16:2", []string{"\x01\x00"}, layout.NoHints,
-			"an array of 2 uint16 in 2 bytes"},
+			"an array of 2 uint16 does not match 2 bytes"},
 		"short": {"ndarray:uint16", []string{"\x04\x03\x01\x00"}, layout.NoHints,
-			"a shape of more elements than its 2 bytes hold"},
+			"the shape has more elements than the 2 bytes hold"},
 		"no shape": {"ndarray:uint16", []string{""}, layout.NoHints, "an array without a shape"},
 		"dimensions": {"ndarray:uint16", []string{"\xff"}, layout.NoHints,
-			"an array of 63 dimensions in 1 bytes"},
+			"an array of 63 dimensions does not fit 1 bytes"},
 		"floats":           {"ndarray:float32", []string{""}, layout.NoHints, `ids cannot be "float32"`},
-		"dynamic floats":   {"ndarray", []string{"\x22\x04\x01abcd"}, layout.NoHints, "elements of type 34"},
+		"dynamic floats":   {"ndarray", []string{"\x22\x04\x01abcd"}, layout.NoHints, "element type 34"},
 		"text":             {"str", []string{"x"}, layout.NoHints, `has the encoding "str"`},
-		"impossible shape": {"ndarray:uint16:0", []string{""}, layout.NoHints, "whose shape cannot be"},
+		"impossible shape": {"ndarray:uint16:0", []string{""}, layout.NoHints, "with an invalid shape"},
 	} {
 		dir := t.TempDir()
 		index, data := fileOf(c.encoding, c.values...)
@@ -115,12 +115,12 @@ func TestDamaged(t *testing.T) {
 	for want, change := range map[string]func(index string, data []byte) (string, []byte){
 		"bytes, ":           func(i string, d []byte) (string, []byte) { return i, d[:len(d)-1] },
 		"byte 4: 3 samples": func(i string, d []byte) (string, []byte) { d[0] = 3; return i, d },
-		"sample 1 is said to begin at byte 0": func(i string, d []byte) (string, []byte) {
+		"sample 1 has the invalid start 0": func(i string, d []byte) (string, []byte) {
 			clear(d[8:12])
 			return i,
 				d
 		},
-		"sample 0 is said to begin at byte 1": func(i string, d []byte) (string,
+		"sample 0 has the invalid start 1": func(i string, d []byte) (string,
 			[]byte) {
 			copy(d[4:], "\x01\x00\x00\x00")
 			return i, d
@@ -130,19 +130,19 @@ func TestDamaged(t *testing.T) {
 			d[int(binary.LittleEndian.Uint32(d[4:]))+4] = 255
 			return i, d
 		},
-		"1 bytes follow its last column": func(string, []byte) (string, []byte) {
+		"1 bytes follow the last column": func(string, []byte) (string, []byte) {
 			i, d := fileOf("ndarray:uint16", "\x04\x01a\x00z")
 			d[int(binary.LittleEndian.Uint32(d[4:]))+4]--
 			return i, d
 		},
-		"leads out of the folder": func(i string, d []byte) (string, []byte) {
+		"is outside the folder": func(i string, d []byte) (string, []byte) {
 			return strings.Replace(i, "shard.00000", "../shard.00000", 1), d
 		},
 		`no column "tokens"`: func(i string, d []byte) (string, []byte) {
 			return strings.Replace(i, `"tokens"]`,
 				`"ids"]`, 1), d
 		},
-		"only version 2": func(i string, d []byte) (string, []byte) {
+		"want version 2": func(i string, d []byte) (string, []byte) {
 			return strings.Replace(i, `], "version": 2}`, `], "version": 3}`, 1), d
 		},
 		"index.json: byte ": func(i string, d []byte) (string, []byte) { return i[:len(i)-1], d },
@@ -150,7 +150,7 @@ func TestDamaged(t *testing.T) {
 			return strings.Replace(i, "[null, null]",
 				"[null]", 1), d
 		},
-		"only mds of version 2": func(i string, d []byte) (string, []byte) {
+		"want mds of version 2": func(i string, d []byte) (string, []byte) {
 			return strings.Replace(i, `"mds"`,
 				`"jsonl"`, 1), d
 		},

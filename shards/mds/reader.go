@@ -24,7 +24,8 @@ import (
 	"mula/shards/layout"
 )
 
-// maxIndex bounds the size of index.json in bytes; a file of samples takes some 600 there.
+// maxIndex is the maximum size of index.json in bytes. A file of samples needs about 600 bytes
+// there.
 const maxIndex = 1 << 30
 
 // A Reader reads one folder. It implements [shards.DocumentReader].
@@ -32,13 +33,13 @@ type Reader struct {
 	folder    string
 	mark      *layout.Marked // index.json
 	manifest  *shards.Manifest
-	sums      *shards.Sums // of the files as they were written; nil where there are none
+	sums      *shards.Sums // sums of the files as written; nil if the folder has none
 	files     []fileColumns
 	documents int64
 	tokens    int64
 }
 
-// fileColumns is a file of samples and where in its samples the ids are.
+// fileColumns is a file of samples with the columns of its ids.
 type fileColumns struct {
 	file
 	tokens   int // column numbers
@@ -47,8 +48,8 @@ type fileColumns struct {
 	encoding encoding
 }
 
-// Open opens the folder. Ids are read from the column tokens, of the encodings bytes and ndarray;
-// of bytes the hints must say the element type. Files may be compressed with zstd or gzip.
+// Open opens the folder. It reads ids from the column tokens with the encoding bytes or ndarray.
+// For bytes, the hints must contain the element type. Files may be compressed with zstd or gzip.
 func Open(folder string, h layout.Hints) (_ *Reader, err error) {
 	r := &Reader{folder: folder, tokens: -1}
 	if r.mark, err = layout.OpenMarked(filepath.Join(folder, indexName)); err != nil {
@@ -80,7 +81,7 @@ func Open(folder string, h layout.Hints) (_ *Reader, err error) {
 	}
 	var sumsErr error
 	r.sums, sumsErr = shards.OpenSums(filepath.Join(folder, sumsName), r.manifest, sumsName, sizes...)
-	if err := r.mark.Unchanged(); err != nil { // otherwise they may be those of another data set
+	if err := r.mark.Unchanged(); err != nil { // otherwise the files may belong to another data set
 		return nil, err
 	}
 	if sumsErr != nil {
@@ -89,15 +90,15 @@ func Open(folder string, h layout.Hints) (_ *Reader, err error) {
 	return r, nil
 }
 
-// readIndex reads index.json, a file of samples at a time, so that what is no index takes no
-// memory.
+// readIndex reads index.json, one file of samples at a time, so that a large file that is not an
+// index needs little memory.
 func (r *Reader) readIndex(h layout.Hints) error {
 	d := json.NewDecoder(io.NewSectionReader(r.mark, 0, maxIndex))
 	fail := func(err error) error { return r.corrupt("byte %d: %w", d.InputOffset(), err) }
 	delim := func(want json.Delim) error {
 		t, err := d.Token()
 		if err == nil && t != want {
-			err = fmt.Errorf("%v where %v was expected", t, want)
+			err = fmt.Errorf("%v; want %v", t, want)
 		}
 		return err
 	}
@@ -140,12 +141,12 @@ func (r *Reader) readIndex(h layout.Hints) error {
 		return fail(err)
 	}
 	if version != 2 {
-		return fmt.Errorf("%s: version %d, only version 2 is known", r.mark.Name(), version)
+		return fmt.Errorf("%s: version %d is not supported; want version 2", r.mark.Name(), version)
 	}
 	return nil
 }
 
-// columns checks what index.json says of a file.
+// columns checks the entry of a file in index.json.
 func columns(f *file, bytesOf string) (c fileColumns, err error) {
 	c.file, c.id = *f, -1
 	wrong := func(format string, args ...any) (fileColumns, error) {
@@ -153,18 +154,18 @@ func columns(f *file, bytesOf string) (c fileColumns, err error) {
 	}
 	n := len(f.ColumnNames)
 	if f.Format != "mds" || f.Version != 2 {
-		return c, fmt.Errorf("format %q of version %d, only mds of version 2 is known", f.Format, f.Version)
+		return c, fmt.Errorf("format %q of version %d is not supported; want mds of version 2", f.Format, f.Version)
 	}
 	if len(f.ColumnEncodings) != n || len(f.ColumnSizes) != n {
 		return wrong("%d column_names, %d column_encodings, %d column_sizes", n, len(f.ColumnEncodings),
 			len(f.ColumnSizes))
 	}
 	if f.Samples < 0 || f.Samples > 1<<30 || f.RawData.Bytes < 0 || f.RawData.Bytes > 1<<32 {
-		return wrong("%d samples in %d bytes", f.Samples, f.RawData.Bytes)
+		return wrong("%d samples do not fit %d bytes", f.Samples, f.RawData.Bytes)
 	}
 	for _, size := range f.ColumnSizes {
 		if size != nil && (*size < 0 || *size > 1<<31) {
-			return wrong("a column of %d bytes", *size)
+			return wrong("invalid column size %d", *size)
 		}
 	}
 	names := []string{f.RawData.Basename}
@@ -173,7 +174,7 @@ func columns(f *file, bytesOf string) (c fileColumns, err error) {
 	}
 	for _, name := range names {
 		if !filepath.IsLocal(filepath.FromSlash(name)) {
-			return wrong("the name %q leads out of the folder", name)
+			return wrong("the path %q is outside the folder", name)
 		}
 	}
 	if c.tokens = slices.Index(f.ColumnNames, tokensColumn); c.tokens < 0 {
@@ -194,13 +195,13 @@ func columns(f *file, bytesOf string) (c fileColumns, err error) {
 	return c, nil
 }
 
-// Manifest is mula.json, or nil.
+// Manifest returns the content of mula.json, or nil.
 func (r *Reader) Manifest() *shards.Manifest { return r.manifest }
 
-// Summed says whether ids are compared with sums when they are read.
+// Summed reports whether ids are checked with sums when they are read.
 func (r *Reader) Summed() bool { return r.sums != nil }
 
-// DType is the element type of the ids.
+// DType returns the element type of the ids.
 func (r *Reader) DType() string {
 	if len(r.files) == 0 || r.files[0].encoding.value.size == 0 {
 		return ""
@@ -208,13 +209,13 @@ func (r *Reader) DType() string {
 	return r.files[0].encoding.value.name
 }
 
-// Documents is the number of samples.
+// Documents returns the number of samples.
 func (r *Reader) Documents() int64 { return r.documents }
 
-// Tokens is their number by the manifest, -1 without one.
+// Tokens returns the number of tokens from the manifest, -1 without a manifest.
 func (r *Reader) Tokens() int64 { return r.tokens }
 
-// Close closes index.json and mula.sums. The files of samples are opened and closed by All.
+// Close closes index.json and mula.sums. All opens and closes the files of samples.
 func (r *Reader) Close() error {
 	err := r.mark.Close()
 	if r.sums != nil {
@@ -227,7 +228,7 @@ func (r *Reader) corrupt(format string, args ...any) error {
 	return fmt.Errorf("%s: %w: %w", r.mark.Name(), fmt.Errorf(format, args...), shards.ErrCorrupt)
 }
 
-// All is as [shards.DocumentReader] says.
+// All implements [shards.DocumentReader].
 func (r *Reader) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error] {
 	return func(yield func(shards.TokenDocument, error) bool) {
 		if err := r.all(ctx, func(doc shards.TokenDocument) bool { return yield(doc, nil) }); err != nil {
@@ -236,7 +237,7 @@ func (r *Reader) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error]
 	}
 }
 
-// all gives the documents to yield until it has had enough.
+// all passes documents to yield until it returns false.
 func (r *Reader) all(ctx context.Context, yield func(shards.TokenDocument) bool) error {
 	origins, err := layout.OpenOrigins(ctx, filepath.Join(r.folder, originsName), originsName, r.manifest)
 	if err != nil {
@@ -253,17 +254,17 @@ func (r *Reader) all(ctx context.Context, yield func(shards.TokenDocument) bool)
 	return nil
 }
 
-// damaged names the documents in an error about a damaged file of samples, of which so many
-// documents of the folder were read before.
+// damaged adds the documents to an error about a damaged file of samples. read is the number of
+// documents of the folder that were read before.
 func (r *Reader) damaged(ctx context.Context, err error, file int, read int64, origins *layout.Origins) error {
 	f := &r.files[file]
 	path := filepath.Join(r.folder, filepath.FromSlash(f.written().Basename))
-	first := int64(0) // document of the file
+	first := int64(0) // first document of the file
 	for _, before := range r.files[:file] {
 		first += before.Samples
 	}
 	return r.sums.Damage(ctx, err, path, func(yield func(shards.DocumentBytes, error) bool) {
-		if f.ZipData != nil { // nothing behind the damage can be decompressed
+		if f.ZipData != nil { // data after the damage cannot be decompressed
 			for number := read; number < first+f.Samples; number++ {
 				if !yield(shards.DocumentBytes{Document: number, Bytes: shards.ByteSpan{First: 0,
 					End: f.ZipData.Bytes}}, nil) {
@@ -300,17 +301,17 @@ func (r *Reader) damaged(ctx context.Context, err error, file int, read int64, o
 	}, origins.Of)
 }
 
-// buffers are what the files of a folder are read with, one after the other.
+// buffers are reused for all files of a folder.
 type buffers struct {
 	offsets []uint32
 	sample  bytes.Buffer
 	sizes   []int
 	doc     shards.TokenDocument
 
-	documents int64 // read so far, of all files
+	documents int64 // number of documents read so far, from all files
 }
 
-// read gives the documents of one file. more is false when yield has had enough.
+// read passes the documents of one file to yield. more is false if yield has returned false.
 func (r *Reader) read(ctx context.Context, file int, b *buffers, origins *layout.Origins,
 	yield func(shards.TokenDocument) bool) (more bool, err error) {
 	f := &r.files[file]
@@ -324,11 +325,11 @@ func (r *Reader) read(ctx context.Context, file int, b *buffers, origins *layout
 			err = r.damaged(ctx, err, file, b.documents, origins)
 		}
 	}()
-	at := int64(0) // byte of the file, decompressed
+	at := int64(0) // position in the decompressed file
 	fail := func(format string, args ...any) (bool, error) {
 		err := fmt.Errorf(format, args...)
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			err = fmt.Errorf("it ends there, before all of its %d samples", f.Samples)
+			err = fmt.Errorf("the file ends before its %d samples do", f.Samples)
 		}
 		return false, fmt.Errorf("%s: byte %d: %w: %w", path, at, err, shards.ErrCorrupt)
 	}
@@ -343,9 +344,9 @@ func (r *Reader) read(ctx context.Context, file int, b *buffers, origins *layout
 		return fail("%w", err)
 	}
 	if int64(n) != f.Samples {
-		return fail("%d samples, %s has %d", n, r.mark.Name(), f.Samples)
+		return fail("%d samples, but %s has %d", n, r.mark.Name(), f.Samples)
 	}
-	b.offsets = b.offsets[:0] // grows with what is really there
+	b.offsets = b.offsets[:0] // grows only with the data that exists
 	for range int64(n) + 1 {
 		offset, err := next()
 		if err != nil {
@@ -353,12 +354,12 @@ func (r *Reader) read(ctx context.Context, file int, b *buffers, origins *layout
 		}
 		if k := len(b.offsets); k > 0 && offset < b.offsets[k-1] || k == 0 && int64(offset) < 4+4*(int64(n)+1) ||
 			int64(offset) > f.RawData.Bytes {
-			return fail("sample %d is said to begin at byte %d, which it cannot", k, offset)
+			return fail("sample %d has the invalid start %d", k, offset)
 		}
 		b.offsets = append(b.offsets, offset)
 	}
 	if end := b.offsets[n]; int64(end) != f.RawData.Bytes {
-		return fail("the samples end at byte %d, %s says that the file has %d", end, r.mark.Name(), f.RawData.Bytes)
+		return fail("the samples end at byte %d, but %s has a file size of %d", end, r.mark.Name(), f.RawData.Bytes)
 	}
 	skipped, err := io.CopyN(io.Discard, in, int64(b.offsets[0])-at)
 	if at += skipped; err != nil {
@@ -388,16 +389,16 @@ func (r *Reader) read(ctx context.Context, file int, b *buffers, origins *layout
 	}
 	if _, err := in.ReadByte(); err != io.EOF {
 		if err == nil {
-			err = errors.New("it goes on behind its last sample")
+			err = errors.New("unexpected data after the last sample")
 		}
 		return fail("%w", err)
 	}
 	return true, nil
 }
 
-// open opens a file of samples. If both are there it takes the one that is not compressed, or of
-// which there are sums. A file of which there are no sums is compared with its hashes in index.json
-// first.
+// open opens a file of samples. If both the compressed and the uncompressed file exist, it opens
+// the one with sums, or else the uncompressed one. It first compares a file without sums with its
+// hashes in index.json.
 func (r *Reader) open(ctx context.Context, file int) (in *bufio.Reader, path string, close func(), err error) {
 	f := &r.files[file]
 	want, other := &f.RawData, f.ZipData
@@ -427,7 +428,7 @@ func (r *Reader) open(ctx context.Context, file int) (in *bufio.Reader, path str
 	switch {
 	case err != nil:
 	case info.Size() != want.Bytes:
-		err = fmt.Errorf("%s has %d bytes, %s says %d: %w", path, info.Size(), r.mark.Name(), want.Bytes,
+		err = fmt.Errorf("%s has %d bytes, but %s has %d: %w", path, info.Size(), r.mark.Name(), want.Bytes,
 			shards.ErrCorrupt)
 	case !summed:
 		err = r.verify(ctx, data, want)
@@ -437,7 +438,7 @@ func (r *Reader) open(ctx context.Context, file int) (in *bufio.Reader, path str
 	case want == &f.RawData:
 		return bufio.NewReaderSize(from, 1<<18), path, close, nil
 	case f.Compression == nil:
-		err = fmt.Errorf("%s: compressed, by %s with nothing: %w", path, r.mark.Name(), shards.ErrCorrupt)
+		err = fmt.Errorf("%s is compressed, but %s names no compression: %w", path, r.mark.Name(), shards.ErrCorrupt)
 	default:
 		algorithm, _, _ := strings.Cut(*f.Compression, ":")
 		switch algorithm {
@@ -453,7 +454,7 @@ func (r *Reader) open(ctx context.Context, file int) (in *bufio.Reader, path str
 				return bufio.NewReaderSize(z, 1<<18), path, close, nil
 			}
 		default:
-			err = fmt.Errorf("compressed with %q; zstd and gz are read", *f.Compression)
+			err = fmt.Errorf("compression %q is not supported; want zstd or gz", *f.Compression)
 		}
 		err = fmt.Errorf("%s: %w", path, err)
 	}
@@ -461,8 +462,8 @@ func (r *Reader) open(ctx context.Context, file int) (in *bufio.Reader, path str
 	return nil, "", nil, err
 }
 
-// decode takes the document out of a sample: the sizes of the columns whose size varies, then the
-// values of all.
+// decode decodes the document of a sample: the sizes of the variable-size columns, followed by the
+// values of all columns.
 func (b *buffers) decode(f *fileColumns, data []byte) error {
 	b.sizes = b.sizes[:0]
 	for i, fixed := range f.ColumnSizes {
@@ -471,7 +472,7 @@ func (b *buffers) decode(f *fileColumns, data []byte) error {
 			continue
 		}
 		if len(data) < 4 {
-			return fmt.Errorf("it ends within the size of the column %q", f.ColumnNames[i])
+			return fmt.Errorf("the sample ends within the size of the column %q", f.ColumnNames[i])
 		}
 		b.sizes = append(b.sizes, int(binary.LittleEndian.Uint32(data)))
 		data = data[4:]
@@ -479,7 +480,8 @@ func (b *buffers) decode(f *fileColumns, data []byte) error {
 	b.doc.Origin = shards.DocumentOrigin{}
 	for i, size := range b.sizes {
 		if size > len(data) {
-			return fmt.Errorf("the column %q has %d bytes, the sample only %d more", f.ColumnNames[i], size, len(data))
+			return fmt.Errorf("the column %q has %d bytes, but the sample has only %d left", f.ColumnNames[i], size,
+				len(data))
 		}
 		value := data[:size]
 		data = data[size:]
@@ -496,7 +498,7 @@ func (b *buffers) decode(f *fileColumns, data []byte) error {
 		}
 	}
 	if len(data) > 0 {
-		return fmt.Errorf("%d bytes follow its last column", len(data))
+		return fmt.Errorf("%d bytes follow the last column", len(data))
 	}
 	return nil
 }

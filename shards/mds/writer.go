@@ -22,36 +22,37 @@ import (
 
 const (
 	defaultSizeLimit = 1 << 26
-	maxSizeLimit     = 1 << 31 // offsets have 32 bits, and a sample goes beyond the limit only if it is alone
+	maxSizeLimit     = 1 << 31 // offsets have 32 bits; only a single sample can exceed the limit
 
-	// maxFiles bounds the files of a folder, so that the manifest stays within what
-	// [shards.ReadManifest] reads.
+	// maxFiles is the maximum number of files of a folder. It keeps the manifest within the limit
+	// of [shards.ReadManifest].
 	maxFiles = 6000
 )
 
-// Compressions lists the compressions of files. "" also works and means no compression.
+// Compressions lists the compressions of files. "" is also valid and means no compression.
 func Compressions() []string { return []string{"zstd"} }
 
-// NoEmpty is why a document must have tokens.
+// NoEmpty is the reason why a document must have tokens.
 const NoEmpty = "MosaicML's arrays have at least one element"
 
-// Options are what a folder may be made with.
+// Options are the settings of a folder.
 type Options struct {
 	Width       layout.Width // bytes of an id, 2 or 4; 0: 2 for up to 65,536 ids, else 4
-	SizeLimit   int64        // greatest size of a file of samples; 0: 64 MiB
+	SizeLimit   int64        // maximum size of a file of samples in bytes; 0: 64 MiB
 	Compression string       // "" or "zstd"
 }
 
-// FileName is the path of a file by its name in the manifest, which is its name in the folder.
+// FileName returns the path of a file by its name in the manifest, which is also its name in the
+// folder.
 func FileName(folder, name string) string { return filepath.Join(folder, name) }
 
-// Create starts the folder, which may exist. A sample has two columns: id, of the encoding str, and
-// tokens, ndarray:uint16 or ndarray:uint32, which StreamingDataset gives as an array. Besides
-// index.json and shard.*.mds there are mula.json, mula.docs.arrow and mula.sums. Hashes are
-// SHA-256.
+// Create creates the folder, which may exist. A sample has two columns: id with the encoding str,
+// and tokens with the encoding ndarray:uint16 or ndarray:uint32, which StreamingDataset returns as
+// an array. In addition to index.json and shard.*.mds, the folder has mula.json, mula.docs.arrow
+// and mula.sums. Hashes are SHA-256.
 func Create(folder string, info shards.TokenizerInfo, o Options) (shards.DocumentWriter, error) {
 	if folder = filepath.Clean(folder); folder == "." || folder == ".." {
-		return nil, errors.New("creating shard: name a folder for it")
+		return nil, errors.New("creating shard: no folder; name one")
 	}
 	if o.Width == 0 {
 		if o.Width = 4; info.VocabSize > 0 && info.VocabSize <= 1<<16 {
@@ -63,9 +64,9 @@ func Create(folder string, info shards.TokenizerInfo, o Options) (shards.Documen
 	}
 	switch {
 	case o.Width == 1:
-		return nil, fmt.Errorf("creating shard %s: ids have 2 or 4 bytes, not 1", folder)
+		return nil, fmt.Errorf("creating shard %s: ids cannot have 1 byte; use 2 or 4", folder)
 	case o.SizeLimit < 1<<10 || o.SizeLimit > maxSizeLimit:
-		return nil, fmt.Errorf("creating shard %s: a size limit of %d bytes; it may be from %d to %d", folder,
+		return nil, fmt.Errorf("creating shard %s: the size limit of %d bytes must be from %d to %d", folder,
 			o.SizeLimit, 1<<10, maxSizeLimit)
 	case o.Compression != "" && !slices.Contains(Compressions(), o.Compression):
 		return nil, fmt.Errorf("creating shard %s: unknown compression %q; allowed: %s", folder,
@@ -98,14 +99,14 @@ func Create(folder string, info shards.TokenizerInfo, o Options) (shards.Documen
 	})
 }
 
-// replaceable refuses a folder with a data set that mula did not write.
+// replaceable returns an error if the folder has a data set that another program wrote.
 func replaceable(folder string) error {
 	if _, err := os.Lstat(filepath.Join(folder, indexName)); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	m, err := shards.ReadManifest(filepath.Join(folder, manifestName))
 	if err == nil && m == nil {
-		err = fmt.Errorf("%s has a data set that another program wrote: choose another folder, or remove it", folder)
+		err = fmt.Errorf("%s has a data set that another program wrote; choose another folder, or remove it", folder)
 	}
 	if err != nil {
 		return fmt.Errorf("creating shard: %w", err)
@@ -113,10 +114,10 @@ func replaceable(folder string) error {
 	return nil
 }
 
-// sampleFile is what the writer calls files of samples.
+// sampleFile matches the writer's names of files of samples.
 var sampleFile = regexp.MustCompile(`^shard\.[0-9]{5}\.mds(\.zstd)?$`)
 
-// stale gives the files of samples in the folder that e does not write anew.
+// stale returns the files of samples in the folder that e does not replace.
 func stale(folder string, e *encoder) ([]string, error) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
@@ -135,7 +136,7 @@ func stale(folder string, e *encoder) ([]string, error) {
 	return out, nil
 }
 
-// written is the file that its writer leaves on disk.
+// written returns the file that the writer leaves on disk.
 func (f *file) written() *contents {
 	if f.ZipData != nil {
 		return f.ZipData
@@ -179,7 +180,8 @@ func (e *encoder) Append(tokens []uint32, origin shards.DocumentOrigin) error {
 func (e *encoder) flush() error {
 	s := &e.samples
 	if len(e.list) == maxFiles {
-		return fmt.Errorf("a folder of more than %d files: allow larger ones, or divide the data over several folders",
+		return fmt.Errorf("more than %d files in a folder; increase the size limit, or divide the data into "+
+			"several folders",
 			maxFiles)
 	}
 	f := file{config: e.config, RawData: contents{Basename: fmt.Sprintf("shard.%05d.mds", len(e.list))},
@@ -236,6 +238,6 @@ func (e *encoder) Finish() error {
 		out.Buffer.WriteString(separator + f.text())
 		separator = ", "
 	}
-	_, err = out.Buffer.WriteString(`], "version": 2}`) // an error of the ones before stays in the buffer
+	_, err = out.Buffer.WriteString(`], "version": 2}`) // the buffer keeps the error of an earlier write
 	return err
 }
