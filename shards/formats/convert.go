@@ -17,26 +17,27 @@ import (
 // A Conversion reads shards of any layout and writes their documents, in order, to shards of one
 // layout.
 type Conversion struct {
-	Inputs      []string // shards as [Open] takes them
-	Hints       Hints    // for those without a manifest
+	Inputs      []string // shards, as [Open] accepts them
+	Hints       Hints    // for inputs without a manifest
 	Layout      shards.Layout
-	Output      string  // prefix of the shard, or with ShardTokens of PREFIX-00000, PREFIX-00001 and so on
-	Options     Options // of [Create]
-	ShardTokens int64   // a document that would take a shard beyond so many tokens begins the next; 0: one shard
-	DropEmpty   bool    // leave documents without tokens out
+	Output      string  // prefix of the shard; with ShardTokens, shards are called PREFIX-00000, PREFIX-00001, …
+	Options     Options // for [Create]
+	ShardTokens int64   // maximum number of tokens of a shard with several documents; 0: one shard
+	DropEmpty   bool    // skip documents without tokens
 
-	// Progress, if not nil, is called now and then with the documents and tokens read so far.
+	// Progress, if not nil, is called from time to time with the numbers of documents and tokens
+	// read so far.
 	Progress func(documents, tokens int64)
 }
 
-// Converted says what a [Conversion] has done.
+// Converted is the result of a [Conversion].
 type Converted struct {
 	Documents int64          `json:"documents"` // written
 	Tokens    int64          `json:"tokens"`
-	Dropped   int64          `json:"dropped"` // documents without tokens
+	Dropped   int64          `json:"dropped"` // skipped documents without tokens
 	Shards    []WrittenShard `json:"shards"`
-	Counts    string         `json:"counts,omitempty"` // fms: the file of counts that was brought up to date
-	// a shard behind the last, which an earlier conversion to the same prefix must have left
+	Counts    string         `json:"counts,omitempty"` // fms: the file of counts that was updated
+	// a shard numbered after the last one, which an earlier conversion to the same prefix has left
 	Left string `json:"left,omitempty"`
 }
 
@@ -46,13 +47,13 @@ type WrittenShard struct {
 	DType     string `json:"dtype"`
 	Documents int64  `json:"documents"`
 	Tokens    int64  `json:"tokens"`
-	Bytes     int64  `json:"bytes"` // of all files but the manifest
+	Bytes     int64  `json:"bytes"` // of all files except the manifest
 }
 
-// Run does the conversion. All inputs are opened, and their tokenizers compared, before anything is
-// written; of inputs with a manifest, the files that say where documents are must have the hashes
-// in it ([Verify]); where nothing else says that every id fits, all ids are read first. Each shard
-// appears whole or not at all. The same inputs and settings give the same bytes.
+// Run runs the conversion. Before it writes, it opens all inputs and compares their tokenizers. Of
+// inputs with a manifest, it verifies the hashes of the files that locate documents ([Verify]). If
+// it is not known whether all ids fit, it reads all ids first. Each shard appears complete or not
+// at all. The same inputs and settings produce the same bytes.
 func (c *Conversion) Run(ctx context.Context) (*Converted, error) {
 	info, width, err := c.prepare(ctx)
 	if err != nil {
@@ -61,7 +62,7 @@ func (c *Conversion) Run(ctx context.Context) (*Converted, error) {
 	if c.Options.Width == 0 && info.VocabSize == 0 {
 		c.Options.Width = width
 	}
-	if _, err := atomicfile.Clean(filepath.Dir(c.Output)); err != nil { // what a killed conversion left
+	if _, err := atomicfile.Clean(filepath.Dir(c.Output)); err != nil { // remove files of a killed conversion
 		return nil, err
 	}
 	out := &rolling{c: c, info: info, result: new(Converted)}
@@ -71,7 +72,7 @@ func (c *Conversion) Run(ctx context.Context) (*Converted, error) {
 			return nil, fmt.Errorf("converting %s: %w", input, err)
 		}
 	}
-	if out.w == nil && len(out.result.Shards) == 0 { // no documents at all
+	if out.w == nil && len(out.result.Shards) == 0 { // no documents
 		if err := out.begin(); err != nil {
 			return nil, err
 		}
@@ -93,8 +94,8 @@ func (c *Conversion) Run(ctx context.Context) (*Converted, error) {
 	return out.result, nil
 }
 
-// prepare opens all inputs. It gives what they say of the tokenizer, on which all must agree, and
-// the bytes of an id that hold all of theirs.
+// prepare opens all inputs. It returns the tokenizer, which must be the same for all inputs, and
+// the width in bytes that holds the ids of all inputs.
 func (c *Conversion) prepare(ctx context.Context) (info shards.TokenizerInfo, width int, err error) {
 	if len(c.Inputs) == 0 {
 		return info, 0, errors.New("converting: no input")
@@ -102,7 +103,7 @@ func (c *Conversion) prepare(ctx context.Context) (info shards.TokenizerInfo, wi
 	if c.ShardTokens < 0 || c.Hints.VocabSize < 0 {
 		return info, 0, errors.New("converting: a negative number of tokens or ids")
 	}
-	var scan []string // inputs of which nothing says that their ids fit
+	var scan []string // inputs whose ids must be read to know whether they fit
 	for i, input := range c.Inputs {
 		l, prefix, err := Detect(input)
 		if err != nil {
@@ -132,8 +133,8 @@ func (c *Conversion) prepare(ctx context.Context) (info shards.TokenizerInfo, wi
 		case i == 0:
 			info = own
 		case own != info:
-			return info, 0, fmt.Errorf("%s and %s were made with different tokenizers or settings, by their "+
-				"manifests: convert them apart", c.Inputs[0], input)
+			return info, 0, fmt.Errorf("%s and %s have different tokenizers or tokenizer settings in their "+
+				"manifests; convert them separately", c.Inputs[0], input)
 		}
 		width = max(width, bytesOf(dtype))
 		if m == nil && c.limit(own) < idsOf(dtype) {
@@ -154,7 +155,7 @@ func (c *Conversion) prepare(ctx context.Context) (info shards.TokenizerInfo, wi
 	return info, width, nil
 }
 
-// limit is what ids must be below.
+// limit returns the exclusive upper bound of ids.
 func (c *Conversion) limit(info shards.TokenizerInfo) int64 {
 	switch {
 	case info.VocabSize > 0:
@@ -165,7 +166,7 @@ func (c *Conversion) limit(info shards.TokenizerInfo) int64 {
 	return 1 << 32
 }
 
-// idsOf is what ids of a type are below.
+// idsOf returns the number of ids that a type can hold.
 func idsOf(dtype string) int64 {
 	if dtype == "int32" {
 		return 1 << 31
@@ -173,7 +174,7 @@ func idsOf(dtype string) int64 {
 	return layout.Width(bytesOf(dtype)).IDs()
 }
 
-// bytesOf is how many bytes ids of a type need here: those of 64 bits must fit 32.
+// bytesOf returns the width in bytes that ids of a type need here. Ids of 64 bits must fit 32 bits.
 func bytesOf(dtype string) int {
 	if w, err := layout.ParseWidth("u" + strings.TrimPrefix(dtype, "u")); err == nil {
 		return int(w)
@@ -181,12 +182,12 @@ func bytesOf(dtype string) int {
 	return 4
 }
 
-// checkIDs says whether all ids of a shard are below limit.
+// checkIDs returns an error unless all ids of a shard are below limit.
 func checkIDs(ctx context.Context, input string, h Hints, limit int64) error {
 	return each(ctx, input, h, func(n int64, doc shards.TokenDocument) error {
 		for i, id := range doc.Tokens {
 			if int64(id) >= limit {
-				return fmt.Errorf("%s: token %d of document %d (from 0) is %d, but ids are to be below %d; nothing "+
+				return fmt.Errorf("%s: token %d of document %d (from 0) is %d, but ids must be below %d; nothing "+
 					"was written", input, i, n, id, limit)
 			}
 		}
@@ -194,7 +195,8 @@ func checkIDs(ctx context.Context, input string, h Hints, limit int64) error {
 	})
 }
 
-// each calls do with every document of a shard, numbered from 0, up to its first error.
+// each calls do with every document of a shard and its number, counted from 0. It stops at the
+// first error.
 func each(ctx context.Context, input string, h Hints, do func(n int64, doc shards.TokenDocument) error) error {
 	r, err := Open(input, h)
 	if err != nil {
@@ -214,7 +216,7 @@ func each(ctx context.Context, input string, h Hints, do func(n int64, doc shard
 	return nil
 }
 
-// notOutput refuses an input that would be replaced, by whatever link.
+// notOutput returns an error if the output would replace an input, also through links.
 func (c *Conversion) notOutput(input, prefix string) error {
 	path, err := realPrefix(prefix)
 	if err != nil {
@@ -231,25 +233,25 @@ func (c *Conversion) notOutput(input, prefix string) error {
 		same = false
 	}
 	if same {
-		return fmt.Errorf("%s is an input and would be replaced by the output: choose another prefix", input)
+		return fmt.Errorf("%s is an input and would be replaced by the output; choose another prefix", input)
 	}
 	return nil
 }
 
-// realPrefix is a prefix from the root on, without links among its folders.
+// realPrefix returns the absolute path of a prefix with the links of its folders resolved.
 func realPrefix(prefix string) (string, error) {
 	path, err := filepath.Abs(prefix)
 	if err != nil {
 		return "", err
 	}
 	folder, err := filepath.EvalSymlinks(filepath.Dir(path))
-	if errors.Is(err, fs.ErrNotExist) { // nothing is there to be replaced
+	if errors.Is(err, fs.ErrNotExist) { // no file can be replaced
 		return path, nil
 	}
 	return filepath.Join(folder, filepath.Base(path)), err
 }
 
-// convert adds the documents of an input.
+// convert appends the documents of an input to the output.
 func (c *Conversion) convert(ctx context.Context, input string, out *rolling) error {
 	return each(ctx, input, c.Hints, func(n int64, doc shards.TokenDocument) error {
 		out.read++
@@ -260,7 +262,7 @@ func (c *Conversion) convert(ctx context.Context, input string, out *rolling) er
 			out.result.Dropped++
 			return nil
 		}
-		if doc.Origin == (shards.DocumentOrigin{}) { // as a document without an id, called after its place
+		if doc.Origin == (shards.DocumentOrigin{}) { // name a document without an id after its position
 			doc.Origin = shards.DocumentOrigin{ID: fmt.Sprintf("%s:%d", input, n+1), File: input, Line: n + 1}
 		}
 		return out.append(doc)
@@ -277,7 +279,7 @@ type rolling struct {
 	result *Converted
 }
 
-// prefix is the prefix of shard n.
+// prefix returns the prefix of shard n.
 func (o *rolling) prefix(n int) string {
 	if o.c.ShardTokens == 0 {
 		return o.c.Output

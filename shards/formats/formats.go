@@ -1,5 +1,5 @@
-// Package formats writes and reads shards of any layout: it knows which package implements which,
-// and tells what lies at a path. docs/formats/layouts.md describes the files.
+// Package formats writes and reads shards of any layout. It maps layouts to their packages and
+// detects the layout of the shard at a path. docs/formats/layouts.md describes the files.
 package formats
 
 import (
@@ -18,26 +18,27 @@ import (
 	"mula/shards/mds"
 )
 
-// Options are settings of some layouts. The zero value is what their frameworks do by default.
+// Options are settings of some layouts. The zero value has the defaults of the layouts' frameworks.
 type Options struct {
-	// Width is the bytes of an id on disk, 2 or 4 (dolma: or 1). 0 is what the framework chooses
-	// for the vocabulary, and 4 if that is not known. For fms it is always 4.
+	// Width is the size of an id on disk in bytes: 2 or 4, for dolma also 1. 0 means the
+	// framework's choice for the vocabulary, or 4 for an unknown vocabulary. For fms it is always
+	// 4.
 	Width         int
-	SizeLimit     int64  // MDS: greatest size of a file in bytes; 0: 64 MiB
+	SizeLimit     int64  // MDS: maximum size of a file in bytes; 0: 64 MiB
 	Compression   string // MDS: "" or "zstd"
-	TokenizerName string // datatrove: name or path of the tokenizer, for x.ds.metadata; "": its SHA-256
+	TokenizerName string // datatrove: name or path of the tokenizer in x.ds.metadata; "": its SHA-256
 }
 
-// Hints say what the files of a shard without a manifest may leave open.
+// Hints describe the files of a shard without a manifest.
 type Hints = layout.Hints
 
-// layouts are all there are, with their names and the ending of the file without which there is no
-// shard. That of MDS is in a folder.
+// layouts lists all layouts with their names and the suffix of the marker file, without which a
+// shard is incomplete. The marker of MDS is in a folder.
 var layouts = []struct {
 	layout  shards.Layout
 	name    string
 	marker  string
-	endings []string // of the other files
+	endings []string // suffixes of the other files
 }{
 	{shards.Megatron, "megatron", ".idx", []string{".bin"}},
 	{shards.Dolma, "dolma", ".npy", []string{".csv.gz"}},
@@ -46,21 +47,21 @@ var layouts = []struct {
 	{shards.MDS, "mds", "/index.json", []string{"/mula.json"}},
 }
 
-// ParseLayout gives the layout with the given name: megatron, dolma, datatrove, fms or mds.
+// ParseLayout returns the layout with the given name: megatron, dolma, datatrove, fms or mds.
 func ParseLayout(name string) (shards.Layout, error) {
 	for _, l := range layouts {
 		if l.name == name {
 			return l.layout, nil
 		}
 	}
-	text := fmt.Sprintf("there is no layout %q; there are %s", name, strings.Join(Names(), ", "))
+	text := fmt.Sprintf("unknown layout %q; allowed: %s", name, strings.Join(Names(), ", "))
 	if best := suggest.Nearest(name, Names()); best != "" {
 		text += fmt.Sprintf("; did you mean %q?", best)
 	}
 	return "", fmt.Errorf("%s", text)
 }
 
-// Names are the names of all layouts.
+// Names returns the names of all layouts.
 func Names() []string {
 	var names []string
 	for _, l := range layouts {
@@ -69,7 +70,7 @@ func Names() []string {
 	return names
 }
 
-// Name is the name by which [ParseLayout] knows a layout.
+// Name returns the name of a layout for [ParseLayout].
 func Name(l shards.Layout) string {
 	for _, known := range layouts {
 		if known.layout == l {
@@ -79,8 +80,8 @@ func Name(l shards.Layout) string {
 	return string(l)
 }
 
-// Width is the bytes of an id that a layout's framework chooses for a vocabulary of so many ids, 0
-// for one that is not known.
+// Width returns the size of an id in bytes that the layout's framework chooses for a vocabulary of
+// vocabSize ids. A vocabSize of 0 means unknown.
 func Width(l shards.Layout, vocabSize int) int {
 	switch {
 	case l == shards.FMS:
@@ -90,10 +91,10 @@ func Width(l shards.Layout, vocabSize int) int {
 	case l == shards.Megatron && vocabSize > 0:
 		return shards.DTypeFor(vocabSize).Size()
 	}
-	return int(datatrove.WidthFor(vocabSize)) // the usual rule
+	return int(datatrove.WidthFor(vocabSize)) // the default of the other layouts
 }
 
-// NoEmpty is why a document of a layout must have tokens, or "" if it need not.
+// NoEmpty returns the reason why a document of a layout must have tokens, or "" if it may be empty.
 func NoEmpty(l shards.Layout) string {
 	switch l {
 	case shards.Datatrove:
@@ -104,15 +105,15 @@ func NoEmpty(l shards.Layout) string {
 	return ""
 }
 
-// Create starts a shard. prefix is the beginning of its files' names, for MDS the folder that they
-// will be in, which is made; the folder that this is in must exist. An older shard of the layout is
-// replaced by Close; where one of another layout has the prefix, it is refused.
+// Create creates a shard. prefix starts the names of its files; for MDS it is their folder, which
+// Create creates in an existing folder. Close replaces an existing shard of the same layout. A
+// shard of another layout with the same prefix is an error.
 func Create(l shards.Layout, prefix string, info shards.TokenizerInfo, o Options) (shards.DocumentWriter, error) {
 	if l != shards.MDS {
-		for _, other := range layouts[:len(layouts)-1] { // they share the manifest
+		for _, other := range layouts[:len(layouts)-1] { // these layouts share the manifest
 			if _, err := os.Lstat(prefix + other.marker); other.layout != l && err == nil {
-				return nil, fmt.Errorf("creating shard %s: %s is of a shard of the layout %s, whose manifest would "+
-					"be replaced: choose another prefix, or remove that shard",
+				return nil, fmt.Errorf("creating shard %s: %s belongs to a shard of layout %s, whose manifest would "+
+					"be replaced; choose another prefix, or remove that shard",
 					prefix, prefix+other.marker, other.name)
 			}
 		}
@@ -125,7 +126,7 @@ func Create(l shards.Layout, prefix string, info shards.TokenizerInfo, o Options
 		return made(datatrove.Create(prefix, info, width, o.TokenizerName))
 	case shards.FMS:
 		if width != 0 && width != 4 {
-			return nil, fmt.Errorf("creating shard %s: ids have 4 bytes in the layout fms, not %d", prefix, width)
+			return nil, fmt.Errorf("creating shard %s: ids of layout fms have 4 bytes, not %d", prefix, width)
 		}
 		return made(fms.Create(prefix, info))
 	case shards.MDS:
@@ -137,15 +138,16 @@ func Create(l shards.Layout, prefix string, info shards.TokenizerInfo, o Options
 		}
 		dtype, ok := map[layout.Width]shards.DType{2: shards.UInt16, 4: shards.Int32}[width]
 		if !ok {
-			return nil, fmt.Errorf("creating shard %s: ids have 2 or 4 bytes in the layout megatron, not %d", prefix,
+			return nil, fmt.Errorf("creating shard %s: ids of layout megatron have 2 or 4 bytes, not %d", prefix,
 				width)
 		}
 		return made(shards.Create(prefix, dtype, info))
 	}
-	return nil, fmt.Errorf("creating shard %s: there is no layout %q", prefix, string(l))
+	return nil, fmt.Errorf("creating shard %s: unknown layout %q", prefix, string(l))
 }
 
-// made is the result of Create: after an error a nil interface, not one that holds a nil pointer.
+// made returns the result of Create. After an error it returns a nil interface, not an interface
+// that holds a nil pointer.
 func made[W shards.DocumentWriter](w W, err error) (shards.DocumentWriter, error) {
 	if err != nil {
 		return nil, err
@@ -153,8 +155,8 @@ func made[W shards.DocumentWriter](w W, err error) (shards.DocumentWriter, error
 	return w, nil
 }
 
-// Open opens the shard at path: a prefix, one of its files, or a folder of MDS. It tells the layout
-// from what lies there.
+// Open opens the shard at path, which is a prefix, one of its files, or a folder of MDS. It detects
+// the layout from the files.
 func Open(path string, h Hints) (shards.DocumentReader, error) {
 	l, prefix, err := Detect(path)
 	if err != nil {
@@ -174,12 +176,13 @@ func Open(path string, h Hints) (shards.DocumentReader, error) {
 		r, err = openMegatron(prefix)
 	}
 	if err != nil {
-		return nil, err // not r, which holds a nil pointer
+		return nil, err // r would be an interface that holds a nil pointer
 	}
 	return r, nil
 }
 
-// FilePath is the path of a file by its name in the manifest of the shard with the given prefix.
+// FilePath returns the path of a file by its name in the manifest of the shard with the given
+// prefix.
 func FilePath(l shards.Layout, prefix, name string) string {
 	switch {
 	case l == shards.MDS:
@@ -190,7 +193,8 @@ func FilePath(l shards.Layout, prefix, name string) string {
 	return prefix + "." + name
 }
 
-// Detect tells the layout and the prefix of the shard at path, as [Open] takes it.
+// Detect returns the layout and the prefix of the shard at path, which may have any form that
+// [Open] accepts.
 func Detect(path string) (shards.Layout, string, error) {
 	info, err := os.Stat(path)
 	isFile := err == nil && !info.IsDir()
@@ -214,20 +218,20 @@ func Detect(path string) (shards.Layout, string, error) {
 	}
 	switch len(found) {
 	case 0:
-		if l, prefix, ok := byName(path); ok { // which is not there: its own error says what is missing
+		if l, prefix, ok := byName(path); ok { // the file does not exist: opening it returns a better error
 			return l, prefix, nil
 		}
 		for _, l := range layouts {
 			for _, ending := range l.endings {
 				if _, err := os.Stat(path + filepath.FromSlash(ending)); err == nil {
-					return "", "", fmt.Errorf("%s stands without %s, which is written last: the shard was never "+
-						"finished, write it again",
+					return "", "", fmt.Errorf("%s has no %s, which is written last: the shard was never finished; "+
+						"write it again",
 						path+filepath.FromSlash(ending), path+filepath.FromSlash(l.marker))
 				}
 			}
 		}
 		if inside := shardsIn(path); len(inside) > 0 {
-			return "", "", fmt.Errorf("no shard at %s, which is a folder: name the shards in it, %s", path,
+			return "", "", fmt.Errorf("no shard at %s, which is a folder; name the shards in it: %s", path,
 				strings.Join(inside, ", "))
 		}
 		return "", "", fmt.Errorf("no shard at %s: looked for %s", path, strings.Join(looked, ", "))
@@ -238,16 +242,16 @@ func Detect(path string) (shards.Layout, string, error) {
 	for _, i := range found {
 		names = append(names, path+filepath.FromSlash(layouts[i].marker))
 	}
-	return "", "", fmt.Errorf("%s is the prefix of several shards; name the file that is meant: %s", path,
+	return "", "", fmt.Errorf("%s is the prefix of several shards; name one of their files: %s", path,
 		strings.Join(names, ", "))
 }
 
-// shardsIn are the files and folders by which the shards in a folder can be named, the first of
-// them where there are many.
+// shardsIn returns the files and folders that name the shards in a folder, or the first of them if
+// there are many.
 func shardsIn(folder string) []string {
 	const most = 5
 	var found []string
-	entries, _ := os.ReadDir(folder) // one that cannot be read has none to name
+	entries, _ := os.ReadDir(folder) // an unreadable folder has no shards to name
 	for _, e := range entries {
 		path := filepath.Join(folder, e.Name())
 		for _, l := range layouts {
@@ -268,7 +272,7 @@ func shardsIn(folder string) []string {
 	return found
 }
 
-// byName tells layout and prefix from the name of one of a shard's files.
+// byName returns layout and prefix for the name of one of a shard's files.
 func byName(path string) (shards.Layout, string, bool) {
 	for _, l := range layouts {
 		for _, ending := range slices.Concat([]string{l.marker}, l.endings) {

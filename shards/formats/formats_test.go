@@ -299,7 +299,7 @@ func TestRefusals(t *testing.T) {
 		}
 	}
 	_, err := Create("tfrecord", filepath.Join(dir, "y"), testInfo, Options{})
-	refused("no layout", err)
+	refused("unknown layout", err)
 	_, err = Create(shards.MDS, filepath.Join(dir, "y"), testInfo, Options{Compression: "br"})
 	refused("allowed: zstd", err)
 	_, err = Create(shards.MDS, filepath.Join(dir, "y"), testInfo, Options{SizeLimit: 10})

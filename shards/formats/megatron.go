@@ -21,10 +21,10 @@ func openMegatron(prefix string) (shards.DocumentReader, error) {
 	return megatron{s}, nil
 }
 
-// DType is the element type of x.bin.
+// DType returns the element type of x.bin.
 func (m megatron) DType() string { return m.Shard.DType().String() }
 
-// All is as [shards.DocumentReader] says.
+// All implements [shards.DocumentReader].
 func (m megatron) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error] {
 	return func(yield func(shards.TokenDocument, error) bool) {
 		if err := m.all(ctx, func(doc shards.TokenDocument) bool { return yield(doc, nil) }); err != nil {
@@ -33,7 +33,7 @@ func (m megatron) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error
 	}
 }
 
-// all gives the documents to yield until it has had enough.
+// all passes documents to yield until it returns false.
 func (m megatron) all(ctx context.Context, yield func(shards.TokenDocument) bool) error {
 	var origins *shards.Documents
 	if m.Manifest() != nil {
@@ -57,7 +57,8 @@ func (m megatron) all(ctx context.Context, yield func(shards.TokenDocument) bool
 			return err
 		}
 		if span.First != next || span.End > m.Tokens() {
-			return fmt.Errorf("%s.idx: document %d has the tokens %d to %d of %d; the one before ends at %d: %w",
+			return fmt.Errorf("%s.idx: document %d has the tokens %d to %d of %d, but the previous document ends "+
+				"at %d: %w",
 				m.Prefix(), d, span.First, span.End, m.Tokens(), next, shards.ErrCorrupt)
 		}
 		next = span.End

@@ -11,10 +11,10 @@ import (
 	"mula/shards"
 )
 
-// Verify compares files of a shard that r has open with the hashes in its manifest: those that say
-// where documents are, and the files of ids unless they have sums, with which reading compares
-// them. It skips the files that their readers hash themselves: the origins of documents and the
-// sums. The error wraps [shards.ErrCorrupt].
+// Verify compares files of a shard that r has open with the hashes in its manifest: the files that
+// locate documents, and the files of ids unless they have sums, which are checked when the ids are
+// read. It skips files that their readers hash: the origins of documents and the sums. The error
+// wraps [shards.ErrCorrupt].
 func Verify(ctx context.Context, r shards.DocumentReader, prefix string) error {
 	m := r.Manifest()
 	s, ok := r.(interface{ Summed() bool })
@@ -25,7 +25,7 @@ func Verify(ctx context.Context, r shards.DocumentReader, prefix string) error {
 			continue
 		}
 		if s, ok := r.(megatron); ok && name == "idx" {
-			errs = append(errs, s.VerifyIndex(ctx, nil)) // which says more than the hash
+			errs = append(errs, s.VerifyIndex(ctx, nil)) // more specific than the hash
 			continue
 		}
 		path, want := FilePath(m.Layout, prefix, name), m.Files[name]
@@ -41,8 +41,7 @@ func Verify(ctx context.Context, r shards.DocumentReader, prefix string) error {
 	return errors.Join(errs...)
 }
 
-// differs is the error about a file that is not the one that its shard's manifest lists, or nil if
-// it is.
+// differs returns an error if a file differs from its entry in the shard's manifest.
 func differs(path string, want, found shards.FileInfo) error {
 	if found == want {
 		return nil
@@ -52,13 +51,13 @@ func differs(path string, want, found shards.FileInfo) error {
 		path, want.Bytes, want.SHA256, found.Bytes, found.SHA256, shards.ErrCorrupt)
 }
 
-// skipped says whether the reader of a file in a manifest hashes it itself.
+// skipped reports whether the reader of a file hashes the file itself.
 func skipped(name string) bool {
 	return name == "sums" || name == "mula.sums" || name == "docs" || strings.HasPrefix(name, "docs.") ||
 		strings.Contains(name, ".docs.")
 }
 
-// isIDs says whether a file in a manifest has ids.
+// isIDs reports whether a file in a manifest contains ids.
 func isIDs(l shards.Layout, name string) bool {
 	switch l {
 	case shards.Megatron:
