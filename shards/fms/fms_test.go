@@ -186,9 +186,9 @@ func TestRefuses(t *testing.T) {
 			return put(column("tokens",
 				arrow.PrimitiveTypes.Uint64))
 		},
-		"1 ids with 1 nulls":          func() string { return put(column("tokens", arrow.PrimitiveTypes.Uint16)) },
+		"1 ids with 1 nulls":            func() string { return put(column("tokens", arrow.PrimitiveTypes.Uint16)) },
 		"must have one integer per row": func() string { return put(column("tokens", arrow.PrimitiveTypes.Float32)) },
-		`no column "tokens"`:          func() string { return put(column("ids", arrow.PrimitiveTypes.Uint32)) },
+		`no column "tokens"`:            func() string { return put(column("ids", arrow.PrimitiveTypes.Uint32)) },
 		"buffers are compressed": func() string {
 			return put(column("tokens", arrow.PrimitiveTypes.Uint32),
 				ipc.WithZstd())
