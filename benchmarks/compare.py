@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Compares mula with its peers on this machine: the same work, in turns, in one run. Prints the best and the median of each and their ratio.
+"""Compares mula with its peers on this machine: the same work, alternately, in one run.
 
-    make build && make quickstart            # the corpus and tokenizer that are measured on
+Prints the best and the median of each and their ratio.
+
+    make build && make quickstart            # makes the corpus and the tokenizer
     pip install tokenizers zstandard
     python benchmarks/compare.py quickstart [--rounds 5]
 
-tokenize   the quickstart's documents -> ids, decompression and JSON included on both sides; one thread each
+tokenize   the quickstart's documents -> ids, with decompression and JSON, one thread each
            mula tokenize --workers 1                     (also writes the shard and its hashes)
            Hugging Face tokenizers, encode_batch_fast    (ids stay in memory)
 
@@ -33,7 +35,7 @@ def documents():
 
 
 def report(name, unit, mine, theirs, peer):
-    """mine and theirs: units per second, one number a round; more is better."""
+    """Prints mine and theirs: units per second, one number a round. Higher is better."""
     print(f"{name:10} {'best':>10} {'median':>10}")
     for label, runs in (("mula", mine), (peer, theirs)):
         print(f"  {label:40} {max(runs):10.2f} {statistics.median(runs):10.2f} {unit}")

@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
-"""Compares the speed of mula's encoder with other tokenizer libraries: the same documents, in turns, in one run. Prints Markdown tables.
+"""Compares the speed of mula's encoder with other tokenizer libraries.
+
+All encode the same documents, alternately, in one run. Prints Markdown tables.
 
     conformance/environments.sh DIR tokenizers-0.23.3 encoders
-    DIR/encoders/bin/python benchmarks/encoding.py --tokenizers tokenizer.json... --python DIR/encoders/bin/python DIR/tokenizers-0.23.3/bin/python
+    DIR/encoders/bin/python benchmarks/encoding.py --tokenizers tokenizer.json...
+        --python DIR/encoders/bin/python DIR/tokenizers-0.23.3/bin/python
         [--corpus FOLDER] [--rounds 3] [--megabytes 4] [--threads 1 2] [--texts NAME...]
 
 Texts: English (the corpus's wiki, pes2o and open-web-math; without a corpus the comments of Go's
-sources), the corpus whole, and a mix of 24 languages, code and HTML, with its Japanese and Chinese,
-its Go sources and its HTML also alone. Each text is cut to --megabytes, and encoded both in
-documents of 4 kB and in whole documents.
+sources), the complete corpus, and a mix of 24 languages, code and HTML. The mix's Japanese and
+Chinese, its Go sources and its HTML are also measured separately. Each text is cut to --megabytes,
+and encoded both in documents of 4 kB and in complete documents.
 
-The libraries are those that the interpreters of --python have installed. Each is called through its
-fastest call for bulk encoding:
+The script measures all libraries that the interpreters of --python have installed, each with its
+fastest function for bulk encoding:
 
 mula        benchmarks/encodeloop, a Go program: one encoder a thread, one output slice per encoder
 tokenizers  encode_batch_fast of 0.23.3, encode_batch of 1.0, 1,000 documents a call
@@ -19,24 +22,27 @@ fastokens   encode_batch_flat, all documents in one call
 gigatoken   encode_batch, all documents in one call
 tiktoken    encode_ordinary_batch, for a vocabulary whose pattern is cl100k's
 
-Every side runs in a process of its own with empty caches, on as many cores as threads (the process
-is bound to them). Loading and reading are not timed. A run has two passes over the documents: the
-first starts with empty caches, the second is "warm". The ids of all sides are hashed and compared,
-but tiktoken's, which matches no added tokens. MB are 10^6 bytes.
+Every side runs in a separate process with empty caches. The process is bound to as many cores as it
+has threads. Loading and reading are not timed. A run has two passes over the documents: the first
+starts with empty caches, the second is "warm". The ids of all sides are hashed and compared, except
+tiktoken's, which does not match added tokens. MB are 10^6 bytes.
 
---pipeline FILE... instead compares whole commands, decompression and JSON included: `mula tokenize`
+--pipeline FILE... compares complete commands instead, with decompression and JSON: `mula tokenize`
 (writes and hashes a shard), `dolma tokens` and datatrove's DocumentTokenizer on the same files,
---threads processes each. --python then names the interpreters of the environments `layouts` and
+--threads processes each. --python then lists the interpreters of the environments `layouts` and
 `dolma-1.2.1`.
 """
 
 import argparse, hashlib, json, os, pathlib, statistics, struct, subprocess, sys, tempfile, time
 
 here = pathlib.Path(__file__).resolve().parent
-CL100K = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+CL100K = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
 
 
-# ---- the other libraries, each in a process of its own: --inside LIBRARY TOKENIZER DOCUMENTS THREADS
+# ---- the other libraries, each in a separate process: --inside LIBRARY TOKENIZER DOCUMENTS THREADS
 
 
 def read(path):
@@ -49,7 +55,8 @@ def read(path):
 
 
 def encoder(library, tokenizer, documents, threads):
-    """A function that encodes the documents, and one that lists the ids of its result as arrays."""
+    """Returns a function that encodes the documents, and a function that lists its ids as arrays.
+    """
     import numpy
 
     if library == "tiktoken":
@@ -82,7 +89,9 @@ def encoder(library, tokenizer, documents, threads):
 
 
 def inside(library, tokenizer, path, threads):
-    """Prints the seconds of each pass, then the number of ids and their SHA-256 as little-endian uint32."""
+    """Prints the seconds of each pass, the number of ids, and their SHA-256 as little-endian
+    uint32.
+    """
     import numpy
 
     documents = read(path)
@@ -100,7 +109,7 @@ def inside(library, tokenizer, path, threads):
 
 
 def tiktoken_of(path):
-    """The tiktoken encoding with the vocabulary of a byte-level tokenizer.json: its ids are ranks."""
+    """The tiktoken encoding of a byte-level tokenizer.json, whose ids are ranks."""
     import tiktoken
 
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -123,7 +132,10 @@ LIBRARIES = ("tokenizers", "fastokens", "gigatoken", "tiktoken")
 
 
 def installed(pythons):
-    """The libraries of the interpreters: {"tokenizers 0.23.3": interpreter, …}. Of equal versions the first counts."""
+    """The libraries of the interpreters: {"tokenizers 0.23.3": interpreter, …}.
+
+    Of equal versions, the first is used.
+    """
     find = f"""
 import importlib.metadata as m
 for p in {LIBRARIES}:
@@ -141,7 +153,7 @@ for p in {LIBRARIES}:
 
 
 def measure(line, path, threads):
-    """Seconds of the first and the second pass, the number of ids, and their hash."""
+    """Returns the seconds of the first and the second pass, the number of ids, and their hash."""
     env = {
         **os.environ,
         "RAYON_NUM_THREADS": str(threads),
@@ -183,12 +195,14 @@ def encoding(args, tmp):
     found["Go sources"] = go
     found["HTML"] = texts.html(size * 2)
     if unknown := [t for t in args.texts or () if t not in found]:
-        sys.exit(f"--texts: unknown {', '.join(unknown)}; there are {', '.join(found)}")
+        sys.exit(f"--texts: unknown text: {', '.join(unknown)}; choose from {', '.join(found)}")
     print(
-        f"MB/s of the first pass; of the second in brackets. Medians of {args.rounds} rounds in turns; the range of the first pass after it.\n"
+        f"MB/s of the first pass; of the second in brackets. Medians of {args.rounds} alternating rounds; the range of "
+        "the first pass after it.\n"
     )
     print(
-        f"| tokenizer | texts | MB | documents | threads | mula | {' | '.join(libraries)} | mula / fastest, first | second |"
+        f"| tokenizer | texts | MB | documents | threads | mula | {' | '.join(libraries)} | mula / fastest, first | "
+        "second |"
     )
     print("|---|---|---|---|---|---|" + "---|" * (len(libraries) + 2), flush=True)
     for tokenizer in args.tokenizers:
@@ -246,11 +260,13 @@ def encoding(args, tmp):
                             return ""
                         firsts = [r[0] for r in runs[side]]
                         mark = " **other ids**" if any(d.startswith(side) for d in different) else ""
-                        return f"{median[side][0]:.1f} ({median[side][1]:.1f}), {min(firsts):.1f} to {max(firsts):.1f}{mark}"
+                        first, second = median[side]
+                        return f"{first:.1f} ({second:.1f}), {min(firsts):.1f} to {max(firsts):.1f}{mark}"
 
                     ratio = lambda i: f"{median['mula'][i] / max(median[o][i] for o in others):.2f}" if others else ""
                     print(
-                        f"| {pathlib.Path(tokenizer).stem} | {name} | {megabytes:.1f} | {form} | {threads} | {cell('mula')} | "
+                        f"| {pathlib.Path(tokenizer).stem} | {name} | {megabytes:.1f} | {form} | {threads} | "
+                        f"{cell('mula')} | "
                         f"{' | '.join(cell(side) for side in libraries)} | {ratio(0)} | {ratio(1)} |",
                         flush=True,
                     )
@@ -266,8 +282,9 @@ from datatrove.pipeline.readers import JsonlReader
 from datatrove.pipeline.tokens import DocumentTokenizer
 if __name__ == "__main__":
     folder, out, tokenizer, workers = sys.argv[1:]
-    LocalPipelineExecutor([JsonlReader(folder), DocumentTokenizer(out, tokenizer_name_or_path=tokenizer, eos_token="<|endoftext|>", shuffle_documents=False)],
-                          tasks=int(workers), workers=int(workers), logging_dir=out + "/logs").run()
+    write = DocumentTokenizer(out, tokenizer_name_or_path=tokenizer, eos_token="<|endoftext|>", shuffle_documents=False)
+    LocalPipelineExecutor([JsonlReader(folder), write], tasks=int(workers), workers=int(workers),
+                          logging_dir=out + "/logs").run()
 """
 
 
@@ -288,7 +305,7 @@ def pipeline(args, tmp):
     eos = next(a["id"] for a in file["added_tokens"] if a["content"] == "<|endoftext|>")
     dtype = (
         "uint16" if len(file["model"]["vocab"]) < 1 << 16 else "uint32"
-    )  # as all three choose it; dolma wants to be told
+    )  # the choice of all three; dolma needs it as a flag
     have = lambda packages: next(
         (
             str(p)
@@ -298,7 +315,8 @@ def pipeline(args, tmp):
         None,
     )
     print(
-        f"Files to shards, {len(inputs)} files, {bytes_of_text / 1e6:.1f} MB of text; seconds, medians of {args.rounds} rounds in turns.\n"
+        f"Files to shards, {len(inputs)} files, {bytes_of_text / 1e6:.1f} MB of text; seconds, medians of "
+        f"{args.rounds} alternating rounds.\n"
     )
     print("| threads | mula tokenize | dolma tokens | datatrove | mula / best |\n|---|---|---|---|---|", flush=True)
     for threads in args.threads:
@@ -382,7 +400,7 @@ def main():
         nargs="+",
         type=pathlib.Path,
         default=[pathlib.Path(sys.executable)],
-        help="interpreters whose libraries take part",
+        help="interpreters whose libraries are measured",
     )
     args = ap.parse_args()
     with tempfile.TemporaryDirectory() as tmp:

@@ -1,20 +1,27 @@
 #!/usr/bin/env python3
-"""Compares `mula index` with Megatron core building the same index files: the same token files, in turns, in one run, outputs compared byte for byte.
+"""Compares `mula index` with Megatron core: both build the same index files from the same tokens.
 
-    make bench-index                                  # the environments of `make conformance`, then
-    benchmarks/index.py --environments DIR [--scale 1] [--rounds 3] [--only file many blend] [--work DIR]
+They run alternately, in one run, and the outputs are compared byte for byte.
+
+    make bench-index                       # makes the environments of `make conformance`, then runs
+    benchmarks/index.py --environments DIR [--scale 1] [--rounds 3] [--only file many blend]
+        [--work DIR]
 
 file    one file of 10M and of 100M documents, one epoch
 many    100, 1,000 and 2,000 files of OLMoE-mix-0924's shape, 30M samples, weights by tokens
-blend   the blend loop alone: 7, 100, 1,000, 2,000 datasets of lognormal weights, 100M samples, both arrays in memory, none written
+blend   the blend loop alone: 7, 100, 1,000, 2,000 datasets of lognormal weights, 100M samples, both
+        arrays in memory, not written
 
-Sequences are of 4,096 tokens; inputs are made by fixtures/mix. The original is megatron-core as published, with its compiled helpers: the time of its builder or
-helper, without Python's imports. mula's is that of the whole command. The first is measured with 1 and 2 dataset builder threads, mula with 1 and 2 threads. A blend that
-would take the original longer than --patience seconds is cut for it: both are measured on so many samples as it can do in that time, which the table says; mula's time for
-all samples stands beside it, and no ratio is formed with it.
+Sequences have 4,096 tokens, and fixtures/mix makes the inputs. The original is megatron-core as
+published, with its compiled helpers. Its time is the time of its builder or helper, without
+Python's imports. mula's time is the time of the complete command. The original runs with 1 and 2
+dataset builder threads, mula with 1 and 2 threads. If the original would need more than --patience
+seconds for a blend, both are measured on the number of samples that it can process in this time,
+and the table has this number. The table also has mula's time for all samples, without a ratio.
 
-The floor of a figure is the bytes that have to be moved over the bandwidth measured here: lengths read and index files written over that of new files; for the blend
-loop the time that filling the arrays with zeros takes.
+The floor of a figure is the number of bytes that have to be moved, divided by the bandwidth
+measured here: lengths read and index files written, at the bandwidth of new files. For the blend
+loop it is the time to fill the arrays with zeros.
 
 --scale 0.01 makes everything a hundredth as large, to try the script.
 """
@@ -37,7 +44,7 @@ ap.add_argument(
     "--patience",
     type=float,
     default=60,
-    help="longest that one run of the original's blend loop may take, seconds, by what a tenth second of it predicts",
+    help="limit of one run of the original's blend loop, in seconds, as predicted from a tenth of a second",
 )
 ap.add_argument(
     "--work", type=pathlib.Path, help="folder on the file system to measure on (default: the temporary folder)"
@@ -49,7 +56,7 @@ LENGTH = 4096
 
 
 def inside(job, result):
-    """Runs Megatron core on one job; this is what its environment's Python is started for."""
+    """Runs Megatron core on one job, in its environment's Python."""
     import numpy
     import original
     from megatron.core.datasets import helpers
@@ -77,7 +84,7 @@ def inside(job, result):
 
 
 def bandwidth(directory, size):
-    """Bytes a second written to a new file, the better of page cache and direct, the best of three."""
+    """Measures bytes a second written to a new file: the best of three, cached or direct."""
     import mmap
 
     piece = 8 << 20
@@ -110,7 +117,7 @@ class Bench:
         root = here.parent
         subprocess.run(["go", "build", "-o", f"{tmp}/mix", "./fixtures/mix"], cwd=root, check=True)
         subprocess.run(["go", "build", "-o", self.blendloop, "./benchmarks/blendloop"], cwd=root, check=True)
-        # In a process of its own: the peak memory of a process begins with that of the one that starts it.
+        # In a separate process: a process inherits the peak memory of its parent.
         line = [sys.executable, __file__, "--bandwidth", tmp, str(int(max(64, 2048 * min(1, args.scale * 4))) << 20)]
         self.written = float(subprocess.run(line, check=True, stdout=subprocess.PIPE).stdout)
         print(f"bandwidth: {self.written / 1e9:.2f} GB/s written to new files in {tmp}\n")
@@ -126,7 +133,9 @@ class Bench:
         return json.loads(pathlib.Path(f"{self.tmp}/result").read_text())
 
     def command(self, line):
-        """Runs a command; seconds by the clock, processor seconds, peak memory in MB, output."""
+        """Runs a command and returns wall seconds, processor seconds, peak memory in MB, and
+        output.
+        """
         began = time.perf_counter()
         process = subprocess.Popen([str(word) for word in line], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         output = process.stdout.read()
@@ -146,7 +155,8 @@ class Bench:
         best = min(r["seconds"] for r in runs)
         ratio = "" if base is None else f"{base / best:8.1f}x"
         print(
-            f"    {label:44} {best:9.3f} {statistics.median(r['seconds'] for r in runs):9.3f} s {max(r['megabytes'] for r in runs):8.0f} MB {ratio:>9}  {100 * floor / best:5.1f} %"
+            f"    {label:44} {best:9.3f} {statistics.median(r['seconds'] for r in runs):9.3f} s "
+            f"{max(r['megabytes'] for r in runs):8.0f} MB {ratio:>9}  {100 * floor / best:5.1f} %"
         )
         return best
 
@@ -155,7 +165,11 @@ class Bench:
         print(f"    {'':44} {'best':>9} {'median':>9}   {'peak':>8}    {'ratio':>9}  floor")
 
     def build(self, title, mix, words, samples):
-        """One build, by both: mix are the arguments that make the inputs, words(root) the blend, samples(sizes) how many to ask for."""
+        """Measures one build by both.
+
+        mix has the arguments that make the inputs, words(root) returns the blend, and
+        samples(sizes) the number of samples.
+        """
         self.roots += 1
         root = f"{self.tmp}/data-{self.roots}"
         subprocess.run([f"{self.tmp}/mix", "-bin", "-output", root, *mix], check=True, stdout=subprocess.DEVNULL)
@@ -167,8 +181,8 @@ class Bench:
         for _ in range(self.args.rounds):
             for who in ("megatron-core", "mula"):
                 for threads in self.args.threads:
-                    # Caches are deleted at the very end: ext4 does not give out inodes that were freed a moment ago again, and looking past
-                    # thousands of them would be the next run's time.
+                    # Caches are deleted only at the end: ext4 does not reuse recently freed inodes,
+                    # and skipping thousands of them would cost the next run time.
                     self.caches += 1
                     cache = caches[who] = f"{self.tmp}/cache-{self.caches}"
                     os.sync()
@@ -188,7 +202,8 @@ class Bench:
         moved = 4 * sizes["documents"] + sum(os.path.getsize(f"{caches['mula']}/{name}") for name in names)
         floor = moved / self.written
         self.head(
-            f"{title}: {sizes['documents']:,} documents, {sizes['tokens'] / 1e9:.1f}G tokens, {case['sizes'][0]:,} samples, {len(names)} files, equal bytes",
+            f"{title}: {sizes['documents']:,} documents, {sizes['tokens'] / 1e9:.1f}G tokens, {case['sizes'][0]:,} "
+            f"samples, {len(names)} files, equal bytes",
             moved,
             floor,
             f"{self.written / 1e9:.2f} GB/s",
@@ -251,7 +266,9 @@ class Bench:
             sys.exit(f"blend of {datasets}: other arrays")
         floor = min(r["floor"] for r in runs["mula", self.args.threads[0]])
         self.head(
-            f"blend of {datasets:,} datasets, {cut:,} samples{f', of {samples:,} for which the original would take longer than --patience' if cut < samples else ''}; equal arrays",
+            f"blend of {datasets:,} datasets, {cut:,} samples"
+            f"{f', of {samples:,} for which the original would take longer than --patience' if cut < samples else ''}"
+            "; equal arrays",
             10 * cut,
             floor,
             f"{10 * cut / floor / 1e9:.1f} GB/s of memory",
@@ -285,7 +302,7 @@ def main():
             samples = int(30e6 * args.scale)
             fraction = (
                 samples * LENGTH / 4.0682e12 * 1.02
-            )  # so much more than one epoch needs that surplus and rounding make no second one
+            )  # fewer than one epoch has, so that surplus and rounding do not start a second
             for files in args.files:
                 bench.build(
                     f"{files:,} files",

@@ -1,59 +1,75 @@
 #!/usr/bin/env python3
-"""Compares loaders of training samples: mula's client and the frameworks' own, on the same tokens, in turns, in one run, on one core. Prints Markdown tables.
+"""Compares loaders of training samples: mula's client and the frameworks' own.
+
+They read the same tokens, alternately, in one run, on one core. Prints Markdown tables.
 
     conformance/environments.sh DIR loaders && make build
-    DIR/loaders/bin/python benchmarks/loaders.py [--megabytes 300] [--length 4096] [--batch-size 64] [--rounds 3] [--seconds 5] [--minutes 18] [--only mula grain …] [--work DIR]
+    DIR/loaders/bin/python benchmarks/loaders.py [--megabytes 300] [--length 4096]
+        [--batch-size 64] [--rounds 3] [--seconds 5] [--minutes 18] [--only mula grain …]
+        [--work DIR]
 
-The tokens are random documents of uint16 ids with lognormal lengths (about 1,300 on average), so many megabytes of them; every side reads them in the layout that
-its own tools write, made anew in --work if they are not there: twice the megabytes, on the file system to measure on. A sample is a window of L or L + 1 tokens, in a
-shuffled order over all of them; a batch is --batch-size of them in one tensor of torch.
+The tokens are --megabytes of random documents of uint16 ids with lognormal lengths (about 1,300 on
+average). Every side reads them in the layout of its own tools. The script writes missing layouts to
+--work: twice the megabytes, on the measured file system. A sample is a window of L or L + 1 tokens,
+in a shuffled order over all windows. A batch is one torch tensor of --batch-size samples.
 
-pipe         `mula stream` into a pipe whose bytes are read and not looked at: what mula costs without a client
-mula         clients/python over a unix socket, with `mula serve` that it starts itself, all columns: documents, places and sources of the samples beside their tokens
-mula-lean    the same with positions and tokens alone, which is what the others give
+pipe         `mula stream` into a pipe whose bytes are read and discarded: mula without a client
+mula         clients/python over a unix socket, with the `mula serve` that it starts, and all
+             columns: document starts, offsets and sources of the samples in addition to tokens
+mula-lean    the same with only positions and tokens, which the other loaders return
 mosaicml     StreamingDataset of fixed-length samples in MDS (uint16) under its StreamingDataLoader
 grain        a MapDataset over a memory-mapped array of the windows, which it stacks to batches
-grain-gather a MapDataset of numbers alone, shuffled and batched, and numpy gathers the rows of the mapped array by them: Grain's order, numpy's loader
-megatron     Megatron-Core's GPTDataset (built by its own builder, mapped files, no attention mask) under a torch DataLoader with a sampler that goes on at consumed samples, as
-             Megatron-LM's does; it gives labels, loss mask and position ids, too
-datatrove    DatatroveFolderDataset, which nanotron trains on, under a torch DataLoader with a shuffled sampler
+grain-gather a MapDataset of window numbers, shuffled and batched; numpy gathers the rows of the
+             mapped array: Grain's order, numpy's loader
+megatron     Megatron-Core's GPTDataset (built by its own builder, mapped files, no attention mask)
+             under a torch DataLoader with a sampler that resumes at consumed samples, as in
+             Megatron-LM; it also returns labels, loss mask and position ids
+datatrove    nanotron's DatatroveFolderDataset under a torch DataLoader with a shuffled sampler
 olmo         OLMo-core's NumpyFSLDataset under its NumpyDataLoader
 
-Each measurement is of a fresh process, which is held to --core with all that it starts, with one thread of torch. Time begins after the imports of Python's packages, with
-programs and libraries in the page cache. Figures:
+Each measurement uses a new process with one torch thread. The process and its children are bound
+to --core. Timing starts after the imports of Python's packages, with programs and libraries in the
+page cache. Figures:
 
-delivered    samples/s of batches as the loader gives them, in torch; of wall time on the core, and of processor time of all processes, which a busy machine changes less;
-             over --seconds, from the second batch on
-int64        the same with .long() where the loader does not give int64, which is what an embedding takes: here every side has read all tokens and written them
-cold         milliseconds to the first batch without index files, and with the tokens not in the page cache. mula has its plan, which is made once; below the tables
-             stands how long `mula blend` takes to make it, reading and hashing all tokens
-warm         the same with both
-resume       the same, warm, going on at the middle of the epoch from the loader's saved state
-memory       anonymous and shared memory of all processes at the end, beyond what there was after the imports; pages that several have count once (proportional set size)
-mapped       the same of mapped files, which are page cache that the kernel can take back
-resident     all that is resident, with Python, torch, what else the loader imports, and mapped files
+delivered    samples/s of batches as the loader returns them, in torch, over --seconds, from the
+             second batch on: by wall time on the core, and by processor time of all processes,
+             which a busy machine affects less
+int64        the same after .long() where the loader does not return int64, which an embedding
+             needs: every side has then read and written all tokens
+cold         milliseconds to the first batch without index files, and with no tokens in the page
+             cache. mula has its plan, which is made once; the time that `mula blend` needs to make
+             it, reading and hashing all tokens, is below the tables
+warm         the same with index files and page cache
+resume       the same, warm, resuming at the middle of the epoch from the loader's saved state
+memory       anonymous and shared memory of all processes at the end, minus the memory after the
+             imports; pages of several processes count once (proportional set size)
+mapped       the same for mapped files, which are page cache that the kernel can reclaim
+resident     all resident memory, with Python, torch, the loader's other imports, and mapped files
 cursor       bytes of the state, as JSON
 
-Of samples/s the best of the rounds is given and the median; of the rest the median. --workers: numbers of worker processes that the first round tries (mosaicml, megatron,
-datatrove, olmo; of Grain's read threads 16 each), of which the fastest is kept. A new round begins only if it will end within --minutes of the start.
+samples/s have the best of the rounds and the median, the other figures only the median. The first
+round tries the numbers of worker processes in --workers (mosaicml, megatron, datatrove, olmo; for
+Grain 16 read threads each). The fastest is used. A new round starts only if it will end within
+--minutes of the start.
 """
 
-import argparse, contextlib, importlib.metadata, json, os, pathlib, platform, shutil, signal, statistics, struct, subprocess, sys, time
+import argparse, contextlib, importlib.metadata, json, os, pathlib, platform, shutil, signal, statistics, struct
+import subprocess, sys, time
 
 here = pathlib.Path(__file__).resolve().parent
 SIDES = ["pipe", "mula", "mula-lean", "mosaicml", "grain", "grain-gather", "megatron", "datatrove", "olmo"]
 OURS = SIDES[:3]
 VOCABULARY = 50280
 EOD = VOCABULARY - 1
-EPOCHS = 1000  # of mula's plan: more than is read
-STARTING = 5  # seconds that a process takes to start and import, for the estimate
+EPOCHS = 1000  # of mula's plan: more than any side reads
+STARTING = 5  # seconds for a process to start and import, for the estimate
 
 
 # ---- the tokens, in every layout
 
 
 def make(o):
-    """Writes what is missing of the layouts; the last file says that all is there."""
+    """Writes the missing layouts. made.json is written last and marks them as complete."""
     import numpy as np
 
     done = o.work / "made.json"
@@ -81,13 +97,15 @@ def make(o):
         f.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, len(lengths), len(lengths) + 1))
         for array in (lengths, (ends - lengths) * 2, np.arange(len(lengths) + 1, dtype=np.int64)):
             f.write(array.tobytes())
-    # mula and Megatron read these two files; windows of mula share their last token with the next, those of the other layouts do not. What OLMo-core and datatrove
-    # read of their layouts is the same bytes under another name.
+    # mula and Megatron read these two files. Windows of mula share their last token with the next,
+    # windows of the other layouts do not. OLMo-core and datatrove read the same bytes under another
+    # name.
     for name in ("dolma/tokens.npy", "datatrove/tokens.ds"):
         (o.work / name).parent.mkdir()
         os.link(o.work / "tokens.bin", o.work / name)
     (o.work / "blend.yaml").write_text(
-        f"sequence_length: {o.length}\nseed: 1\nsamples: {(count - 1) // o.length * EPOCHS}\nsources:\n- {{name: tokens, shards: [tokens.idx]}}\n"
+        f"sequence_length: {o.length}\nseed: 1\nsamples: {(count - 1) // o.length * EPOCHS}\nsources:\n"
+        "- {name: tokens, shards: [tokens.idx]}\n"
     )
     if "mosaicml" in o.only:
         from streaming import MDSWriter
@@ -100,7 +118,7 @@ def make(o):
 
 
 def seal(o):
-    """Makes mula's plan, and gives the seconds that it took."""
+    """Makes mula's plan, and returns the seconds."""
     began = time.perf_counter()
     subprocess.run(
         [o.mula, "blend", "--config", "blend.yaml", "--output", "plan.json"],
@@ -113,7 +131,7 @@ def seal(o):
 
 
 def forget(o):
-    """Takes index files away, and the tokens out of the page cache."""
+    """Removes index files, and drops the tokens from the page cache."""
     for name in ("megatron-cache", "olmo-work"):
         shutil.rmtree(o.work / name, ignore_errors=True)
     for file in o.work.rglob("*"):
@@ -124,7 +142,7 @@ def forget(o):
 
 
 def warm(o, side):
-    """Reads what the side reads, so that it is in the page cache."""
+    """Reads the side's files into the page cache."""
     for file in (o.work / "mds").rglob("*") if side == "mosaicml" else o.work.glob("tokens.*"):
         if file.is_file():
             with open(file, "rb", buffering=0) as f:
@@ -132,8 +150,9 @@ def warm(o, side):
                     pass
 
 
-# ---- the sides, each in a process of its own: a function that imports what it needs and gives open(state), which gives an endless iterator of (tensor, rows), and
-# cursor(), the state at the middle of the epoch.
+# ---- the sides, each in a separate process. Each function imports its packages and returns
+# open(state), which returns an endless iterator of (tensor, rows), and cursor(), which returns the
+# state at the middle of the epoch.
 
 
 def side_pipe(o):
@@ -188,7 +207,7 @@ def side_mosaicml(o):
     import streaming
     from streaming import StreamingDataLoader, StreamingDataset
 
-    streaming.base.util.clean_stale_shared_memory()  # of the process before, which did not end by itself
+    streaming.base.util.clean_stale_shared_memory()  # of the previous process, which was killed
     made = []
 
     def open_(state):
@@ -248,7 +267,7 @@ def side_grain(o, gather=False):
         for batch in batches:
             yield torch.from_numpy(batch), len(batch)
 
-    def cursor(middle):  # there is no state of a position that was not read
+    def cursor(middle):  # a state exists only for a position that was read
         probe = data()
         next(probe)
 
@@ -264,7 +283,10 @@ def side_grain(o, gather=False):
 
 
 class Sequential:
-    """The batches of a torch DataLoader, from the samples consumed on: those of an order (of all there are), or as they are."""
+    """Returns the batches of a torch DataLoader after the consumed samples.
+
+    They follow an order over all samples, or the dataset's own order.
+    """
 
     def __init__(self, o, total, state, order=None):
         self.size, self.total, self.consumed, self.order = (
@@ -385,7 +407,7 @@ def side_olmo(o):
 
 
 def tree():
-    """This process and all that descend from it."""
+    """Returns this process and all its descendants."""
     out, todo = [], [os.getpid()]
     while todo:
         pid = todo.pop()
@@ -397,7 +419,7 @@ def tree():
 
 
 def processor():
-    """Seconds of processor time of all of them."""
+    """Returns the seconds of processor time of the process tree."""
     ticks = 0
     for pid in tree():
         with contextlib.suppress(OSError):
@@ -407,7 +429,10 @@ def processor():
 
 
 def memory():
-    """Bytes of all of them: of anonymous and shared memory, and of mapped files. A page that n processes have counts 1/n in each."""
+    """Returns the bytes of anonymous and shared memory and of mapped files of the process tree.
+
+    A page of n processes counts 1/n in each.
+    """
     bytes_ = {"Pss_Anon:": 0, "Pss_Shmem:": 0, "Pss_File:": 0}
     for pid in tree():
         with contextlib.suppress(OSError):
@@ -454,7 +479,7 @@ def inside(o):
         "bytes" if first is None else f"{str(first.dtype).removeprefix('torch.')} [{', '.join(map(str, first.shape))}]"
     )
     if first is not None and (first.shape[0] != o.batch_size or first.shape[1] not in (o.length, o.length + 1)):
-        raise SystemExit(f"{o.inside} gives {out['gives']}, which are not {o.batch_size} windows of {o.length} tokens")
+        raise SystemExit(f"{o.inside} returns {out['gives']}, want {o.batch_size} windows of {o.length} tokens")
     if o.measure:
         for kind in ("delivered", "int64"):
             if kind == "int64" and (first is None or out["gives"].startswith("int64")):
@@ -479,8 +504,8 @@ def inside(o):
         out["state"] = cursor(o.middle)
     print("RESULT " + json.dumps(out), flush=True)
     if o.inside.startswith("mula"):
-        batches.close()  # takes the server's files away
-    for pid in tree()[1:]:  # threads and processes of loaders that do not end
+        batches.close()  # removes the server's files
+    for pid in tree()[1:]:  # processes of loaders that do not end
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
     os._exit(0)
@@ -528,7 +553,7 @@ def measure(o, side, workers, *more):
     except subprocess.TimeoutExpired as e:
         os.killpg(p.pid, signal.SIGKILL)
         p.communicate()
-        raise Failed(f"no end after {e.timeout:.0f} s") from None
+        raise Failed(f"still running after {e.timeout:.0f} s") from None
     except BaseException:
         os.killpg(p.pid, signal.SIGKILL)
         raise
@@ -539,7 +564,7 @@ def measure(o, side, workers, *more):
 
 
 def turn(o, side, tried):
-    """A turn of one side: the fastest number of workers of those tried, and all figures with it."""
+    """Measures one side: tries the numbers of workers, and returns all figures of the fastest."""
     forget(o)
     cold = measure(o, side, tried[0])
     warm(o, side)
@@ -577,7 +602,10 @@ def machine(o):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions.append(f"{package} {importlib.metadata.version(package)}")
     gigabytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9
-    return f"{os.cpu_count()} cores of {cpu}, {gigabytes:.0f} GB, Linux {platform.release()}, Python {platform.python_version()}; {', '.join(versions)}"
+    return (
+        f"{os.cpu_count()} cores of {cpu}, {gigabytes:.0f} GB, Linux {platform.release()}, "
+        f"Python {platform.python_version()}; {', '.join(versions)}"
+    )
 
 
 SPEEDS = [("delivered", "wall"), ("delivered", "cpu"), ("int64", "wall"), ("int64", "cpu")]
@@ -593,7 +621,7 @@ COSTS = [
 
 
 def tables(o, results, chosen):
-    """Both tables, each with mula's quotients by the best of the others in every column."""
+    """Prints both tables, with mula's ratio to the best of the others in every column."""
 
     def speed(side, kind, of):
         return [r[kind][of] for r in results[side] if r[kind]]
@@ -605,7 +633,8 @@ def tables(o, results, chosen):
     peers = [s for s in sides if s not in OURS]
     ours = [s for s in ("mula", "mula-lean") if s in sides] if peers else []
     print(
-        "| loader | workers | a batch | samples/s, delivered | for a second of CPU | samples/s, int64 | for a second of CPU |\n|---|---|---|---|---|---|---|"
+        "| loader | workers | a batch | samples/s, delivered | for a second of CPU | samples/s, int64 | for a second "
+        "of CPU |\n|---|---|---|---|---|---|---|"
     )
     for side in sides:
         cells = [
@@ -617,7 +646,8 @@ def tables(o, results, chosen):
         cells = [f"**{statistics.median(speed(side, *column)) / b:.2f}** ({p})" for column, (b, p) in zip(SPEEDS, best)]
         print(f"| **{side} / best peer** | | | {' | '.join(cells)} |")
     print(
-        "\n| loader | first batch, cold, ms | warm, ms | resume, ms | memory, MB | mapped, MB | resident, MB | cursor, bytes |\n|---|---|---|---|---|---|---|---|"
+        "\n| loader | first batch, cold, ms | warm, ms | resume, ms | memory, MB | mapped, MB | resident, MB | cursor, "
+        "bytes |\n|---|---|---|---|---|---|---|---|"
     )
     for side in sides:
         print(f"| {side} | {' | '.join(f'{cost(side, key) * scale:,.0f}' for key, scale in COSTS)} |")
@@ -655,7 +685,7 @@ def main():
         o.workers = o.workers[0]
         inside(o)
     if o.megabytes * 500_000 < 4 * o.batch_size * (o.length + 1):
-        ap.error(f"{o.megabytes} MB are not four batches: choose more --megabytes")
+        ap.error(f"{o.megabytes} MB are less than four batches; choose more --megabytes")
     tried = {side: [0] if side in OURS else o.workers for side in o.only}
     one = sum(
         3 * STARTING + (2 if side in ("mosaicml", "grain", "grain-gather", *OURS) else 1) * o.seconds for side in o.only
@@ -666,7 +696,7 @@ def main():
         file=sys.stderr,
         flush=True,
     )
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what is being measured ends with this process
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the measured process ends with this process
     began, loads = time.monotonic(), [load()]
     make(o)
     forget(o)
@@ -693,19 +723,22 @@ def main():
             print(line[:300], file=sys.stderr, flush=True)
         now = time.monotonic()
         if now + now - started > began + o.minutes * 60 and round_ + 1 < o.rounds:
-            print(f"after {round_ + 1} rounds another would not end within {o.minutes:g} minutes", file=sys.stderr)
+            print(f"stopping after round {round_ + 1}: another would exceed {o.minutes:g} minutes", file=sys.stderr)
             break
     loads.append(load())
     print(
-        f"{o.megabytes} MB of tokens, {windows:,} windows of {o.length + 1}, batches of {o.batch_size}, {max(map(len, results.values()))} rounds of {o.seconds:g} s; "
-        f"{machine(o)}; {time.strftime('%Y-%m-%d')}, load {loads[0]} at the start, {loads[1]} at the end, one of it this run's.\n"
+        f"{o.megabytes} MB of tokens, {windows:,} windows of {o.length + 1}, batches of {o.batch_size}, "
+        f"{max(map(len, results.values()))} rounds of {o.seconds:g} s; "
+        f"{machine(o)}; {time.strftime('%Y-%m-%d')}, load {loads[0]} at the start, {loads[1]} at the end, one of it "
+        "this run's.\n"
     )
     tables(o, results, chosen)
     print(
-        f"\n`mula blend`, once for a plan, reading and hashing all tokens from disk: {sealed:.2f} s. samples/s: the best round, in brackets the median."
+        f"\n`mula blend`, once for a plan, reading and hashing all tokens from disk: {sealed:.2f} s. samples/s: the "
+        "best round, in brackets the median."
     )
     for side, message in failures.items():
-        print(f"\n{side} failed: {message.strip().splitlines()[-1] if message.strip() else 'without a word'}")
+        print(f"\n{side} failed: {message.strip().splitlines()[-1] if message.strip() else 'no message'}")
     sys.exit(1 if failures else 0)
 
 

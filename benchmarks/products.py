@@ -1,18 +1,25 @@
 #!/usr/bin/env python3
-"""Compares matrix products of mula's CPU device with OpenBLAS (numpy) and torch.mm: the same shapes, in turns, in one run. Prints Markdown tables.
+"""Compares matrix products of mula's CPU device with OpenBLAS (numpy) and torch.mm.
 
-    python benchmarks/products.py [--precision fp32 bf16] [--threads 1 2] [--forms NN NT TN] [--shapes a c ...] [--rounds 5] [--seconds 0.1] [--without torch onednn]
+All compute the same shapes, alternately, in one run. Prints Markdown tables.
 
-The interpreter needs numpy with OpenBLAS, torch and oneDNN unless they are left out. Every library and number of threads is a process of its own, which waits while
-another one's turn is. A turn repeats a product for --seconds. A figure is GFLOP per second of processor time, times threads: the median of the rounds. In
-brackets is that of the fastest product by the clock. A ratio is the median of the rounds' ratios.
+    python benchmarks/products.py [--precision fp32 bf16] [--threads 1 2] [--forms NN NT TN]
+        [--shapes a c ...] [--rounds 5] [--seconds 0.1] [--without torch onednn]
+
+The interpreter needs numpy with OpenBLAS, torch and oneDNN, except for --without. Every library and
+number of threads has a separate process, which waits while another is measured. A measurement
+repeats a product for --seconds. A figure is GFLOP per second of processor time, times threads: the
+median of the rounds. The number in brackets is the fastest product by wall time. A ratio is the
+median of the rounds' ratios.
 
 mula      benchmarks/productloop
-onednn    the same with mula's device onednn, whose library MULA_ONEDNN_LIB may name
-openblas  numpy.matmul; there is no bf16. Groups are a loop over products
-torch     torch.mm into an output (MKL or oneDNN). bf16 has operands and results in bf16; mula's are fp32 in memory
+onednn    the same with mula's device onednn; MULA_ONEDNN_LIB sets the path of its library
+openblas  numpy.matmul, without bf16. Groups are a loop over products
+torch     torch.mm into an output (MKL or oneDNN). For bf16, operands and results are bf16; mula's
+          are fp32 in memory
 
-Shapes, rows × N × K: NN is C[rows, N] = A[rows, K] B[K, N]; NT has B[N, K]; TN is C[K, N] = A[rows, K]' B[rows, N].
+Shapes, rows × N × K: NN is C[rows, N] = A[rows, K] B[K, N]; NT has B[N, K]; TN is C[K, N] = A[rows,
+K]' B[rows, N].
 """
 
 import argparse, json, os, pathlib, statistics, subprocess, sys, tempfile, time
@@ -36,7 +43,7 @@ SHAPES = {  # rows (of each group), N, K
 }
 
 
-# ---- the other libraries, each in a process of its own: answers requests as productloop does
+# ---- the other libraries, each in a separate process: answers requests like productloop
 
 
 def serve(library):
@@ -89,7 +96,7 @@ def serve(library):
         print(f"{flops / best / 1e9:.3f} {flops / used / 1e9:.3f} {count}", flush=True)
 
 
-# ---- turns
+# ---- measurements
 
 
 class Side:
@@ -101,7 +108,7 @@ class Side:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
 
     def ask(self, *request):
-        time.sleep(0.03)  # until the threads of the side before have stopped to wait for work
+        time.sleep(0.03)  # until the previous side's threads no longer poll for work
         print(*request, file=self.process.stdin, flush=True)
         answer = self.process.stdout.readline().split()
         if not answer:

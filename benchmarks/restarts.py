@@ -1,19 +1,25 @@
 #!/usr/bin/env python3
-"""What failures cost: a run under `mula launch` whose ranks are all killed every so many seconds, beside the same run without kills, in turns.
+"""Measures the cost of failures under `mula launch`.
+
+A run whose ranks are all killed every --kill-every seconds alternates with the same run without
+kills.
 
     make build
-    python3 benchmarks/restarts.py [--rounds 2] [--steps 3000] [--kill-every 30] [--save-every 100] [--back-off 5s] [--layout expert_dp=2,ep=2] [--preset mula-nano] [--work DIR]
+    python3 benchmarks/restarts.py [--rounds 2] [--steps 3000] [--kill-every 30] [--save-every 100]
+        [--back-off 5s] [--layout expert_dp=2,ep=2] [--preset mula-nano] [--work DIR]
 
-This is the experiment that ezpz reports (24 ranks, 3,000 steps, SIGKILL of all ranks every 90 s, a checkpoint every 100 steps): 5.81 min become 8.04 (+38 %), a restart takes 10.4
-to 11.1 s, 57 to 71 steps are lost each time.
+ezpz reports the same experiment (24 ranks, 3,000 steps, SIGKILL of all ranks every 90 s, a
+checkpoint every 100 steps): 5.81 min become 8.04 (+38 %), a restart takes 10.4 to 11.1 s, 57 to 71
+steps are lost each time.
 
-overhead  wall time of the whole command with kills over that without, less 1
-restart   from the end of the ranks that were killed to the first step of those that follow: the launcher's wait (--back-off) and the setup (starting, verifying and reading the
-          checkpoint, measuring the machine's peak)
-lost      steps that had been done and were done again
-advice    what the launcher says about checkpoint.every
+overhead  wall time of the command with kills, divided by its time without, minus 1
+restart   from the end of the killed ranks to the first step of the new ranks: the launcher's wait
+          (--back-off) and the setup (starting, verifying and reading the checkpoint, measuring the
+          machine's peak)
+lost      steps that were repeated
+advice    the launcher's recommendation for checkpoint.every
 
-At the end the weights of both runs are compared: they are equal to the bit, or the script fails.
+At the end the weights of both runs are compared. They are bit-identical, or the script fails.
 """
 
 import argparse, datetime, json, os, pathlib, random, shutil, signal, statistics, subprocess, sys, tempfile, time
@@ -22,7 +28,7 @@ here = pathlib.Path(__file__).resolve().parent
 
 
 def prepare(a, work):
-    """Documents, a tokenizer, a shard, a plan and a configuration in the folder."""
+    """Writes documents, a tokenizer, a shard, a plan and a configuration to the folder."""
     rng, words = random.Random(1), []
     for n in range(3000):
         words.append("".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(rng.randint(2, 9))))
@@ -62,7 +68,7 @@ def children(pid):
 
 
 def run(a, work, kill_every):
-    """Wall seconds, the result of the launcher, and the number of kills."""
+    """Returns wall seconds, the result of the launcher, and the number of kills."""
     shutil.rmtree(work / "run", ignore_errors=True)
     began, kills = time.monotonic(), 0
     with open(work / "log", "w") as log:
@@ -104,7 +110,7 @@ def main():
     p.add_argument("--kill-every", type=float, default=30, help="seconds from kill to kill")
     p.add_argument("--save-every", type=int, default=100)
     p.add_argument("--back-off", default="5s")
-    p.add_argument("--layout", default="", help="as expert_dp=2,ep=2; each rank is a process")
+    p.add_argument("--layout", default="", help="for example expert_dp=2,ep=2; each rank is a process")
     p.add_argument("--preset", default="mula-nano")
     p.add_argument("--batch-size", type=int, default=8)
     p.add_argument("--documents", type=int, default=4000)
@@ -129,21 +135,24 @@ def main():
                 lost.append(one["step"] - two["from"])
             advice = result.get("checkpoint_advice")
             if weights(a, work) != want:
-                sys.exit("the weights of the run with kills are not those of the run without")
+                sys.exit("the weights of the runs with and without kills differ")
             print(
-                f"round {n + 1}: {whole[-1]:.1f} s without, {killed[-1]:.1f} s with {kills} kills ({len(attempts)} attempts); the same weights",
+                f"round {n + 1}: {whole[-1]:.1f} s without, {killed[-1]:.1f} s with {kills} kills ({len(attempts)} "
+                "attempts); the same weights",
                 flush=True,
             )
         base, broken = statistics.median(whole), statistics.median(killed)
         print(f"overhead  {100 * (broken / base - 1):.0f} % ({base:.1f} s -> {broken:.1f} s, medians of {a.rounds})")
         if restarts:
             print(
-                f"restart   {min(restarts):.1f} to {max(restarts):.1f} s, median {statistics.median(restarts):.1f}, of which setup {statistics.median(setups):.2f}"
+                f"restart   {min(restarts):.1f} to {max(restarts):.1f} s, median {statistics.median(restarts):.1f}, of "
+                f"which setup {statistics.median(setups):.2f}"
             )
             print(f"lost      {min(lost)} to {max(lost)} steps each time, median {statistics.median(lost):.0f}")
         if advice:
             print(
-                f"advice    a save takes {advice['save_seconds']:.3f} s and a step {advice['step_seconds']:.4f} s: checkpoint.every {advice['checkpoint_every']}"
+                f"advice    a save takes {advice['save_seconds']:.3f} s and a step {advice['step_seconds']:.4f} s: "
+                f"checkpoint.every {advice['checkpoint_every']}"
             )
 
 

@@ -1,22 +1,32 @@
 #!/usr/bin/env python3
-"""Trains the same models by mula and by PyTorch + transformers: from the same weights, on the same batches, in turns, in one run.
+"""Trains the same models by mula and by PyTorch + transformers.
+
+Both start from the same weights and use the same batches, alternately, in one run.
 
     conformance/environments.sh DIR transformers-5.23.0 && make build
-    DIR/transformers-5.23.0/bin/python benchmarks/training.py [--quick] [--models tiny] [--precisions fp32] [--threads 2] [--rounds 3] [--work DIR]
+    DIR/transformers-5.23.0/bin/python benchmarks/training.py [--quick] [--models tiny]
+        [--precisions fp32] [--threads 2] [--rounds 3] [--work DIR]
 
 tiny    mula-tiny, 8 x 256 tokens a step
-mid     an OLMoE of 59M active parameters of 153M: vocabulary 16,384, width 512, 8 heads, 10 layers, 8 of 32 experts of width 256; 2 x 1,024 tokens a step
+mid     an OLMoE of 59M active parameters of 153M: vocabulary 16,384, width 512, 8 heads, 10 layers,
+        8 of 32 experts of width 256; 2 x 1,024 tokens a step
 
-A step is the forward and backward pass with the load-balancing loss of transformers, clipping, AdamW. mula is the command `mula train`, timed by the seconds of its
-metrics.jsonl. PyTorch has transformers' OlmoeForCausalLM with attention sdpa, torch's fused AdamW, and of these what a first round finds to be the fastest for the model,
-the precision and the number of threads: the experts' implementations that transformers has for a CPU (eager, grouped_mm), torch.compile or not, and for bf16
-torch.autocast or weights of bfloat16 with a master copy of float32. Every run is a process of its own, bound to as many cores as it has threads. The first steps of a run
-are not counted: --warm of them. Ids are drawn by frequency from a made-up distribution; the speed of neither side depends on them beyond how even the routing is.
+A step is the forward and backward pass with the load-balancing loss of transformers, clipping and
+AdamW. mula is the command `mula train`, timed by the seconds in its metrics.jsonl. PyTorch uses
+transformers' OlmoeForCausalLM with attention sdpa and torch's fused AdamW. A first round finds the
+fastest variant for the model, the precision and the number of threads: transformers' CPU
+implementations of experts (eager, grouped_mm), with or without torch.compile, and for bf16
+torch.autocast or bfloat16 weights with a float32 master copy. Every run is a separate process,
+bound to as many cores as it has threads. The first --warm steps of a run are not counted. Ids are
+drawn by frequency from an artificial distribution. They affect the speed of both sides only through
+the balance of the routing.
 
-A figure of a round is the median of its steps; columns are the median and the best of the rounds. CPU seconds are those of the counted steps, for 1,000 tokens. Memory is
-the most that was resident in the steps. FLOPs are those of moe.Config.FLOPsPerToken: matrix products alone, attention not halved. The peak that they are compared with is
-the fastest product of 2048 x 2048 matrices found here, of numpy's OpenBLAS and torch's MKL or oneDNN; no training reaches it. The losses of both sides stand below each
-table; in fp32 they agree, see conformance/training.py.
+A figure of a round is the median of its steps. Columns are the median and the best of the rounds.
+CPU seconds are for the counted steps, per 1,000 tokens. Memory is the peak resident memory in the
+steps. FLOPs are computed by moe.Config.FLOPsPerToken: matrix products alone, attention not halved.
+They are compared with the fastest product of 2048 x 2048 matrices found here, by numpy's OpenBLAS
+or torch's MKL or oneDNN. No training reaches this peak. The losses of both sides follow each table.
+In fp32 they agree, see conformance/training.py.
 """
 
 import argparse, json, os, pathlib, statistics, subprocess, sys, tempfile, time
@@ -42,7 +52,7 @@ MID = dict(
     num_experts=32,
     num_experts_per_tok=8,
 )
-# fields of the model, rows and tokens of a step, steps of a round that are counted
+# fields of the model, rows and tokens of a step, counted steps of a round
 MODELS = {"tiny": (TINY, 8, 256, 12), "mid": (MID, 2, 1024, 3)}
 VARIANTS = {
     "fp32": [dict(experts="eager"), dict(experts="grouped_mm"), dict(experts="grouped_mm", compile=True)],
@@ -61,19 +71,19 @@ def parameters(m, experts):
 
 
 def flops(m, length):
-    """Of a token, forward and backward; as moe.Config.FLOPsPerToken."""
+    """FLOPs of a token, forward and backward, as in moe.Config.FLOPsPerToken."""
     h = m["hidden_size"]
     layer = 24 * h * h + 12 * length * h + 18 * m["num_experts_per_tok"] * h * m["intermediate_size"]
     return m["num_hidden_layers"] * layer + 6 * m["vocab_size"] * h
 
 
 def resident(pid="self"):
-    """The most memory that a process has had, in GB."""
+    """Returns the peak memory of a process, in GB."""
     with open(f"/proc/{pid}/status") as f:
         return next(int(line.split()[1]) for line in f if line.startswith("VmHWM")) * 1024 / 1e9
 
 
-# What follows runs in a process of its own.
+# The next functions run in a separate process.
 
 
 def peak(job):
@@ -155,7 +165,7 @@ def torch_steps(job):
 
 
 def save_batches(job):
-    """Writes what mula stream sends as one array [step][row][token]."""
+    """Writes the output of mula stream as one array [step][row][token]."""
     import numpy, pyarrow
 
     stream = pyarrow.ipc.open_stream(sys.stdin.buffer)
@@ -166,7 +176,7 @@ def save_batches(job):
 
 
 def make_shard(job):
-    """Ids by frequency as Megatron-LM's .bin and .idx."""
+    """Writes ids by frequency as Megatron-LM's .bin and .idx."""
     import numpy
 
     documents, length, vocabulary = job["documents"], job["length"], job["vocabulary"]
@@ -188,11 +198,11 @@ def make_shard(job):
 JOBS = {"peak": peak, "torch": torch_steps, "batches": save_batches, "shard": make_shard}
 
 
-# What follows runs in the process that was started; it imports nothing large.
+# The next functions run in the main process, which imports nothing large.
 
 
 def bound(threads):
-    """Binds the process that is about to start to so many cores."""
+    """Binds the process that is about to start to a number of cores."""
     return lambda: os.sched_setaffinity(0, CORES[:threads])
 
 
@@ -223,7 +233,11 @@ def ticks(pid):
 
 
 def mula_steps(mula, work, config, threads, warm):
-    """Training steps by mula train. CPU seconds and memory are read when the lines of the last step before those that count and of the last step appear."""
+    """Training steps by mula train.
+
+    CPU seconds and memory are read when the line of the last warm-up step appears, and when the
+    line of the last step appears.
+    """
     (work / "train.yaml").write_text(json.dumps({**config, "output": "run", "threads": threads}))
     log, steps, lines, cpu, memory = work / "run" / "metrics.jsonl", config["steps"], 0, {}, 0
     with tempfile.TemporaryFile("w+") as errors:
@@ -268,7 +282,8 @@ def measure(args, work, name):
     steps += warm
     tokens = rows * length
     print(
-        f"\n## {name}: {parameters(fields, fields['num_experts']):,} parameters, {parameters(fields, fields['num_experts_per_tok']):,} active; {rows} x {length} tokens a step, "
+        f"\n## {name}: {parameters(fields, fields['num_experts']):,} parameters, "
+        f"{parameters(fields, fields['num_experts_per_tok']):,} active; {rows} x {length} tokens a step, "
         f"{flops(fields, length) / 1e6:.1f} MFLOP a token; {steps - warm} steps a round after {warm}",
         flush=True,
     )
@@ -293,7 +308,7 @@ def measure(args, work, name):
         "schedule": {"learning_rate": rate, "min_learning_rate": rate, "warmup_steps": 0},
         "checkpoint": {"every": 0},
     }
-    # A step with such a learning rate leaves the initial weights as they are.
+    # A step with such a learning rate does not change the initial weights.
     (work / "start.yaml").write_text(
         json.dumps(
             {
@@ -322,20 +337,23 @@ def measure(args, work, name):
             best = inside("peak", threads, precision=precision, times=5 if args.quick else 20)
             top = max(best.values())
             print(
-                f"\n{name}, {precision}, {threads} thread{'s' * (threads > 1)}; peak {top:.0f} GFLOP/s ({', '.join(f'{k} {v:.0f}' for k, v in best.items())})"
+                f"\n{name}, {precision}, {threads} thread{'s' * (threads > 1)}; peak {top:.0f} GFLOP/s "
+                f"({', '.join(f'{k} {v:.0f}' for k, v in best.items())})"
             )
             found = []
             for variant in VARIANTS[precision]:
                 out = inside("torch", threads, **common, **variant)
                 found.append((statistics.median(out["seconds"]), variant))
                 print(
-                    f"  first round: {title(variant):34} {tokens / found[-1][0]:9,.0f} tokens/s, losses {out['losses'][0]:.5f} … {out['losses'][-1]:.5f}",
+                    f"  first round: {title(variant):34} {tokens / found[-1][0]:9,.0f} tokens/s, losses "
+                    f"{out['losses'][0]:.5f} … {out['losses'][-1]:.5f}",
                     flush=True,
                 )
             variant = min(found, key=lambda f: f[0])[1]
             seconds = args.rounds * steps * 1.6 * min(found, key=lambda f: f[0])[0]  # mula's share is guessed
             print(
-                f"  {args.rounds} rounds of both sides: some {seconds / 60:.1f} minutes and what the processes take to start and to end"
+                f"  {args.rounds} rounds of both sides: about {seconds / 60:.1f} minutes, plus starting "
+                "and stopping the processes"
             )
             sides = {
                 "mula": lambda: round_of_mula(precision, threads),
@@ -354,15 +372,18 @@ def measure(args, work, name):
                     statistics.median(r["cpu"] for r in rs) / (tokens * (steps - warm)) * 1000,
                 )
                 print(
-                    f"  {label:66} {median:9,.0f} {max(speed[side]):9,.0f} {cpu:11.3f} {max(r['memory'] for r in rs):6.2f} "
+                    f"  {label:66} {median:9,.0f} {max(speed[side]):9,.0f} {cpu:11.3f} "
+                    f"{max(r['memory'] for r in rs):6.2f} "
                     f"{median * flops(fields, length) / 1e9:8.1f} {median * flops(fields, length) / 1e9 / top:8.0%}"
                 )
             print(
-                f"  {'ratio':66} {statistics.median(speed['mula']) / statistics.median(speed['torch']):9.2f} {max(speed['mula']) / max(speed['torch']):9.2f}"
+                f"  {'ratio':66} {statistics.median(speed['mula']) / statistics.median(speed['torch']):9.2f} "
+                f"{max(speed['mula']) / max(speed['torch']):9.2f}"
             )
             for side, rs in runs.items():
                 print(
-                    f"  losses, {side:58} {' '.join(f'{loss:.5f}' for loss in rs[0]['losses'][:2])} … {rs[0]['losses'][-1]:.5f}",
+                    f"  losses, {side:58} {' '.join(f'{loss:.5f}' for loss in rs[0]['losses'][:2])} … "
+                    f"{rs[0]['losses'][-1]:.5f}",
                     flush=True,
                 )
             if args.profile:
