@@ -1,27 +1,28 @@
-"""The configurations that originals and mula are compared on, and their inputs, both by formula.
+"""The configurations on which originals and mula are compared, and the formulas of their inputs.
 
-A case is a dictionary that JSON can hold:
+A case is a dictionary that JSON can represent:
 
-    name         what the table calls it
-    files        {prefix: shape}; lengths(shape) gives the tokens of each document
+    name         name in the table
+    files        {prefix: shape}; lengths(shape) returns the tokens of each document
     data_path    words of --data-path, or None; else per_split: three lists of words or None
     split        --split, None with per_split
-    sizes        samples asked for in train, valid and test, None for one epoch
+    sizes        requested samples in train, valid and test, None for one epoch
     sequence_length, seed, extra_token, keep_partial, surplus, renormalize
-    tokenizer    what is to stand under "tokenizer" in the descriptions
-    choice       why mula refuses what the original builds, if it does
-    seconds      processor time that the original may take, if it is more than usual
+    tokenizer    value of "tokenizer" in the descriptions
+    choice       why mula refuses a case that the original builds, if it does
+    seconds      processor time limit of the original, if it is above the default
 
-A shape: documents, number (of the file, enters the formula), modulus, divisor, zero ([every, at] or None), type (code of the element type),
-        sequences (sequences a document, 1 if absent), lengths (an explicit list instead of the formula).
+A shape has documents, number (of the file, used in the formula), modulus, divisor, zero ([every,
+at] or None), type (code of the element type), sequences (sequences a document, 1 if absent) and
+lengths (an explicit list instead of the formula).
 """
 
 import os, platform, random, struct
 
 ITEM = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 8, 7: 4, 8: 2}  # bytes of an element by type code
 
-# The releases of megatron-core whose environments are made by default, and the profile of mula that stands for each. "-fma": its helpers compiled to
-# round once where others round twice.
+# The releases of megatron-core whose environments are made by default, and mula's profile of each.
+# "-fma": its helpers are compiled with fused multiply-add, which rounds once instead of twice.
 PROFILES = {
     "0.4.0": "core-0.4",
     "0.5.0": "core-0.5",
@@ -61,7 +62,10 @@ def lengths(shape):
 
 
 def write_idx(prefix, shape):
-    """Writes prefix.idx; the layout is Megatron-LM's (MMIDIDX version 1). Returns the number of bytes that prefix.bin must have."""
+    """Writes prefix.idx in Megatron-LM's layout (MMIDIDX version 1).
+
+    Returns the number of bytes that prefix.bin must have.
+    """
     sizes = lengths(shape)
     item = ITEM[shape.get("type", 8)]
     at, offsets = 0, []
@@ -80,7 +84,10 @@ def write_idx(prefix, shape):
 
 
 def write_inputs(case, root, tokens=False):
-    """Writes the case's files below root. The .bin files have the right size; their ids are only written if tokens are asked for."""
+    """Writes the case's files below root.
+
+    The .bin files have the right size. Their ids are only written if tokens is true.
+    """
     for prefix, shape in case["files"].items():
         path = os.path.join(root, prefix)
         size = write_idx(path, shape)
@@ -91,7 +98,7 @@ def write_inputs(case, root, tokens=False):
                 assert shape.get("type", 8) == 8
                 k = numpy.arange(size // 2, dtype=numpy.uint64)
                 f.write((((k * 2654435761 + shape["number"] * 40503) >> 13) % 50257).astype("<u2").tobytes())
-            f.truncate(max(size, 1))  # an empty file cannot be mapped by the original
+            f.truncate(max(size, 1))  # the original cannot map an empty file
 
 
 # Tokenizer objects: old and new classes, and texts whose JSON needs escapes.
@@ -138,7 +145,10 @@ SPLITS = [
 
 
 def tokens_of_splits(case):
-    """Tokens of each split of each file, None where a split is not built: to keep random cases away from upstream's endless loop most of the time."""
+    """Returns the tokens of each split of each file, None if the split is not built.
+
+    With them, most random cases avoid upstream's endless loop.
+    """
     import re
 
     values = [float(v) for v in re.findall(r"[.0-9]+", case["split"])]
@@ -212,9 +222,10 @@ def blend_words(r, prefixes, weighted):
 
 
 def random_case(number, version):
-    """Configuration number of the random ones, of those settings that this release of Megatron core has."""
+    """Returns a random configuration with the settings that this release of Megatron core has."""
     at = release(version)
-    # Every case has a generator of its own, so that a release that cannot have a setting does not change the other cases.
+    # Every case has its own generator, so that a setting missing in a release does not change the
+    # other cases.
     r = random.Random(f"mula conformance {number}")
     while True:
         count = r.choice([1, 1, 2, 3, 3, 4, 5, 7, 8, 12, 20, 40]) if number % 40 else 150
@@ -292,13 +303,14 @@ def random_case(number, version):
 
 
 def restrict(case, version):
-    """The case without the settings that a release does not have."""
+    """Returns the case without the settings that a release does not have."""
     at = release(version)
     case = dict(case)
     if at < (0, 7):
-        # These releases read the last sample of a blend after building it, with an attention mask of sequence_length² numbers.
+        # These releases read the last sample of a blend after building it, with an attention mask
+        # of sequence_length² numbers.
         case.update(extra_token=True, keep_partial=False, sequence_length=min(case["sequence_length"], 1024))
-        if case["name"].startswith("random"):  # they cannot do without a size, nor with the size 0
+        if case["name"].startswith("random"):  # they need a size, and it must not be 0
             case["sizes"] = [n or 20 for n in case["sizes"]]
         pairs = lambda words: (
             words
@@ -323,12 +335,12 @@ def is_weighted(words):
 
 
 def standard():
-    """The inputs of the format's description: three files of 40, 25 and 60 documents."""
+    """Returns the inputs in docs/formats: three files of 40, 25 and 60 documents."""
     return {"f0": shape(0, 40), "f1": shape(1, 25), "f2": shape(2, 60)}
 
 
 def edge_cases():
-    """The cases that are easy to get wrong, those where originals crash or never end among them."""
+    """Returns edge cases, including cases in which originals crash or never end."""
     three = ["0.5", "f0", "0.2", "f1", "0.3", "f2"]
     out = []
 
@@ -572,7 +584,8 @@ def edge_cases():
     add("renormalized weights", data_path=three, renormalize=True)
     add("surplus 0", data_path=three, surplus=0.0)
     add("surplus 1", data_path=three, surplus=1.0)
-    # Single precision in the number of samples of a kept partial validation sequence: a multiple of 4 away from 2^25, rounded to even.
+    # Single precision in the number of samples of a kept partial validation sequence: a multiple of
+    # 4 away from 2^25, rounded to even.
     for name, more in (("too few", 3), ("too many", 7)):
         add(
             f"single precision counts {name} samples",
@@ -583,7 +596,8 @@ def edge_cases():
             keep_partial=True,
             files={"f0": {"number": 0, "documents": 3, "lengths": [2**24, 2**24, more], "type": 8}},
         )
-    # The same, with an empty document at the end for one of the seeds: two rows with the offset -1 up to 0.9.
+    # The same, with an empty document at the end for one of the seeds: up to 0.9, two rows have the
+    # offset -1.
     for seed in range(3):
         add(
             f"single precision counts too many, an empty document, seed {seed}",
@@ -599,7 +613,7 @@ def edge_cases():
 
 
 def large_cases():
-    """Cases of millions of documents and samples, for what happens only beyond caches and chunks."""
+    """Returns cases of millions of documents and samples, larger than caches and chunks."""
     big = lambda number, documents: shape(number, documents, 251, 4, (10, 3))
     one, more = {"f0": big(0, 3_000_000)}, {"f0": big(0, 1_500_000), "f1": big(1, 400_000), "f2": big(2, 900_000)}
     weighted = ["0.5", "f0", "0.2", "f1", "0.3", "f2"]
@@ -657,7 +671,7 @@ def large_cases():
 
 
 def cases(version, count=200, large=False):
-    """All cases that a release of Megatron core is asked, random ones first."""
+    """Returns all cases for a release of Megatron core, random cases first."""
     return [random_case(i, version) for i in range(count)] + [
         restrict(c, version) for c in edge_cases() + (large_cases() if large else [])
     ]

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Builds every case of cases.py with Megatron core's own code and with mula, and compares the names and the bytes of all files.
+"""Builds every case of cases.py with Megatron core and with mula, and compares all files.
 
-    make conformance                                                     # this, and the rest of this folder
-    DIR/torch/bin/python conformance/compare.py --environments DIR [--versions 0.16.1 0.9.0] [--count 200] [--only TEXT] [--threads N] [--keep DIR]
+    make conformance                                    # this, and the other scripts of this folder
+    DIR/torch/bin/python conformance/compare.py --environments DIR [--versions 0.16.1 0.9.0]
+        [--count 200] [--only TEXT] [--threads N] [--keep DIR]
 
-Where the original refuses, crashes or never ends, mula has to refuse. Where it wrote a blend that asks for more samples than a file has, as releases up to 0.6 do
-without a word, mula may refuse. What the original wrote is also given to `mula index verify`. Prints each case in
-which anything else happened than equal bytes, and ends with 1 if one of them is a difference.
+Names and bytes must be equal. If the original refuses, crashes or never ends, mula has to refuse.
+Releases up to 0.6 silently write a blend with more samples than a file has; mula may refuse it.
+`mula index verify` also checks the original's files. The script prints each case without equal
+bytes, and exits with 1 if a case fails.
 """
 
 import argparse, collections, filecmp, hashlib, json, os, pathlib, shutil, subprocess, sys, tempfile
@@ -21,16 +23,16 @@ ap.add_argument("--mula", type=pathlib.Path, default=here.parent / "bin" / "mula
 ap.add_argument("--versions", nargs="+", default=list(cases.PROFILES))
 ap.add_argument("--count", type=int, default=200, help="random configurations a version")
 ap.add_argument(
-    "--large", action="store_true", help="with cases of millions of documents, too (a few GB in the temporary folder)"
+    "--large", action="store_true", help="add cases of millions of documents (a few GB in the temporary folder)"
 )
 ap.add_argument("--only", default="", help="only cases with this text in their name")
 ap.add_argument("--threads", type=int, default=2, help="of mula")
-ap.add_argument("--keep", type=pathlib.Path, help="leave inputs and caches of cases that differ in this folder")
-ap.add_argument("--no-verify", action="store_true", help="leave out `mula index verify`")
+ap.add_argument("--keep", type=pathlib.Path, help="keep inputs and caches of cases that differ in this folder")
+ap.add_argument("--no-verify", action="store_true", help="skip `mula index verify`")
 
 
 def command(mula, case, version, root, cache, threads):
-    """The command line by which mula writes the case's cache."""
+    """Returns the command line with which mula writes the case's cache."""
     line = [
         mula,
         "index",
@@ -74,12 +76,12 @@ def command(mula, case, version, root, cache, threads):
 
 
 def data(cache):
-    """Names of a cache's files; mula's notes about its work are none of them."""
+    """Returns the names of a cache's files, without mula's own files."""
     return sorted(name for name in os.listdir(cache) if not name.startswith(".")) if os.path.isdir(cache) else []
 
 
 def differences(theirs, mine):
-    """What is different between two caches, in words; empty if nothing is."""
+    """Describes the difference between two caches; empty if they are equal."""
     a, b = data(theirs), data(mine)
     if a != b:
         missing, more = sorted(set(a) - set(b)), sorted(set(b) - set(a))
@@ -89,7 +91,10 @@ def differences(theirs, mine):
 
 
 def oversamples(cache):
-    """Whether a blend in a cache draws more samples from a dataset than that has: read from the files of the original, so that mula's word is not taken for it."""
+    """Reports whether a blend draws more samples from a dataset than the dataset has.
+
+    It reads the original's files, and does not rely on mula.
+    """
     import numpy
 
     names = data(cache)
@@ -106,7 +111,10 @@ def oversamples(cache):
 
 
 def run_mula(line):
-    """Runs mula; returns its exit code and the last line that it wrote to the error output. A crash of mula is never a refusal."""
+    """Runs mula and returns its exit code and the last line of its error output.
+
+    A crash of mula does not count as a refusal.
+    """
     done = subprocess.run(line, capture_output=True, text=True, timeout=600)
     if done.returncode < 0 or "goroutine " in done.stderr:
         sys.exit(f"mula crashed:\n{' '.join(line)}\n{done.stderr}")
@@ -138,7 +146,7 @@ def original(environments, version, jobs, tmp, seconds=6):
 
 
 def judge(case, theirs, cache, code, message, mine):
-    """The outcome of a case: a word for the count, whether that is right, and a sentence for the table."""
+    """Returns a case's outcome: a class for the count, whether it is correct, and a sentence."""
     ran = theirs["status"] == "wrote"
     said = f"original: {theirs['status']}, {theirs['message'].splitlines()[0] if theirs['message'] else ''}"
     if ran and code == 0:
@@ -190,7 +198,8 @@ def compare(version, args):
                 (kept / "case.json").write_text(json.dumps(case, indent=1))
             shutil.rmtree(f"{tmp}/{i}")
     print(
-        f"megatron-core {version} (numpy {ran['versions']['numpy']}), profile {cases.PROFILES[version]}: {len(chosen)} configurations, "
+        f"megatron-core {version} (numpy {ran['versions']['numpy']}), profile {cases.PROFILES[version]}: {len(chosen)} "
+        "configurations, "
         f"{files} files equal: " + ", ".join(f"{n} {word}" for word, n in counts.most_common())
     )
     for ok, word, name, sentence in table:

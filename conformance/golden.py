@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
-"""Makes golden/megatron-*.json and golden/olmo.json: what the originals write for a few small cases, as MD5s, for the tests of this folder.
+"""Makes golden/megatron-*.json and golden/olmo.json for the tests of this folder.
+
+They have the MD5s of the originals' files for a few small cases.
 
     conformance/golden.py --environments DIR
 
-A file of Megatron core's holds the versions that made it and a list of {case, files}: for each beginning of a file name the MD5s of its data files in
-alphabetical order of their names. The description's text is in the name, by its hash. Where the original raises, never ends or dies, files is null.
+A file for Megatron core has the versions that made it and a list of {case, files}. files maps each
+prefix of file names to the MD5s of its data files, in alphabetical order of their names. The name
+of a file has the hash of its description. If the original raises, never ends or dies, files is
+null.
 """
 
 import argparse, collections, hashlib, json, os, pathlib, sys, tempfile
@@ -13,7 +17,8 @@ here = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(here))
 import cases, compare, olmo
 
-# Of the newest release, and of 0.16.1, more; of each other one a little of everything that it may do in its own way.
+# The newest release and 0.16.1 have more cases. Every other release has a few cases of each feature
+# in which releases may differ.
 NEWEST = [
     "A:",
     "B:",
@@ -63,12 +68,13 @@ def chosen(version):
 
 
 def digests(cache):
-    """The MD5s of a cache's data files by the beginning of their names."""
+    """Returns the MD5s of a cache's data files by the prefix of their names."""
     out = collections.defaultdict(list)
     for name in compare.data(cache):
         text = pathlib.Path(cache, name).read_bytes()
         md5 = hashlib.md5(text).hexdigest()
-        # Releases up to 0.6 wrote no split into names: what is before the last "-" is the beginning in all of them.
+        # Releases up to 0.6 have no split in the names. In all releases the prefix ends at the last
+        # "-".
         beginning, kind = name.rsplit("-", 1)
         if kind == "description.txt":
             assert name.startswith(md5), name
@@ -91,7 +97,8 @@ def main():
                 cases.write_inputs(case, root)
                 jobs.append({"case": case, "root": root, "cache": f"{tmp}/{i}/cache"})
             ran = compare.original(args.environments, version, jobs, tmp)
-            # Releases 0.7 to 0.10 refuse some blends after having written them whole: of random cases, only those that are written.
+            # Releases 0.7 to 0.10 refuse some blends after writing all files. Random cases are only
+            # used if the original succeeds.
             lines = [
                 json.dumps(
                     {"case": job["case"], "files": digests(job["cache"]) if result["status"] == "wrote" else None},

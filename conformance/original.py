@@ -1,20 +1,22 @@
-"""Runs Megatron core's own dataset code, as it was published, on cases; started by the Python of that release's environment.
+"""Runs Megatron core's published dataset code on cases, in the Python of the release's environment.
 
     original.py JOBS RESULTS [SECONDS]
 
-JOBS is a JSON list of {case, root, cache}; RESULTS gets a JSON list of {status, message, seconds}, status one of
+JOBS is a JSON list of {case, root, cache}; RESULTS gets a JSON list of {status, message, seconds},
+status one of
 
-    wrote     the original's builder came back
+    wrote     the original's builder returned
     refused   it raised an exception: the message
-    endless   it was still running after SECONDS of processor time, 6 unless given, or what the case asks for
-    died      the process ended by a signal or of its own will
+    endless   it was still running after SECONDS of processor time, 6 by default, or the case's
+              limit
+    died      the process ended by a signal or exited
 """
 
 import dataclasses, importlib.metadata, json, os, resource, signal, sys, time, warnings
 
 
 class Tokenizer:
-    """What a description is asked to say about the tokenizer; the original reads no other part of it here."""
+    """The tokenizer's part of a description. The original does not read other parts here."""
 
     vocab_size, eod, pad, eos = 50304, 0, -1, 0
 
@@ -27,12 +29,12 @@ class Tokenizer:
 
 
 def settings(cls, **values):
-    """An instance of a configuration class, of those of the values that this release has."""
+    """Returns an instance of a configuration class, with the values that this release has."""
     return cls(**{f.name: values[f.name] for f in dataclasses.fields(cls) if f.init and f.name in values})
 
 
 def builder(case, cache, **more):
-    """The original's builder for a case. Prefixes are relative to the working directory."""
+    """Returns the original's builder for a case. Prefixes are relative to the working directory."""
     import torch
     from megatron.core.datasets import gpt_dataset, utils
     from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
@@ -71,7 +73,7 @@ def builder(case, cache, **more):
 
 
 def run(job, seconds):
-    """Runs one job in a process of its own."""
+    """Runs one job in a separate process."""
     began = time.time()
     seconds = max(seconds, job["case"].get("seconds", 0))
     read, write = os.pipe()

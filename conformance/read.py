@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Has Megatron core load caches that mula wrote, and proves that it trains on what mula says.
+"""Loads caches of mula in Megatron core, and proves that both have the same samples.
 
     DIR/torch/bin/python conformance/read.py --environments DIR [--versions 0.16.1 …]
 
-For each case mula writes the cache, and Megatron core's builder is pointed at it with every function that builds or saves an index made to raise. No file
-may be written again. The first 1,000 training samples are hashed by the fifteen lines of docs/formats/fingerprints.md into a log, and `mula verify` compares
-it with the log that `mula hash` makes of the same cache under `order: megatron`.
+For each case mula writes the cache, and Megatron core's builder reads it. Every function that
+builds or saves an index is patched to raise, and no file may be written again. The fifteen lines of
+docs/formats/fingerprints.md hash the first 1,000 training samples into a log. `mula verify`
+compares it with the log that `mula hash` makes of the same cache under `order: megatron`.
 """
 
 import argparse, json, os, pathlib, re, subprocess, sys, tempfile
@@ -52,7 +53,7 @@ def listing(cache):
 
 
 def inside(jobs, results):
-    """Loads the caches with Megatron core; this is what the environment's Python is started for."""
+    """Loads the caches with Megatron core, in the environment's Python."""
     import warnings
 
     warnings.simplefilter("ignore")
@@ -61,7 +62,7 @@ def inside(jobs, results):
     from megatron.core.datasets import gpt_dataset, helpers
 
     def refuse(*args, **kwargs):
-        raise AssertionError("Megatron core builds or saves an index although there is one")
+        raise AssertionError("Megatron core builds or saves an index although one exists")
 
     modules = [gpt_dataset, helpers]
     try:
@@ -83,7 +84,7 @@ def inside(jobs, results):
         os.chdir(jobs[0]["root"])
         original.builder(jobs[0]["case"], jobs[0]["cache"] + "-empty").build()
     except AssertionError as e:
-        assert str(e) == "Megatron core builds or saves an index although there is one", e
+        assert str(e) == "Megatron core builds or saves an index although one exists", e
     else:
         raise AssertionError("Megatron core built an index in spite of the patches")
     for job in jobs:
@@ -137,10 +138,11 @@ def read(version, args):
             text=True,
         )
         if done.returncode != 0:
-            sys.exit(f"megatron-core {version} cannot load what mula wrote:\n{done.stderr}")
+            sys.exit(f"megatron-core {version} cannot load mula's cache:\n{done.stderr}")
         ran = json.loads(pathlib.Path(f"{tmp}/results").read_text())
         print(
-            f"megatron-core {version} loads what mula wrote; {ran['refused']} functions that build or save made to raise"
+            f"megatron-core {version} loads mula's cache; {ran['refused']} functions that build or save patched to "
+            "raise"
         )
         for i, (job, result) in enumerate(zip(jobs, ran["results"])):
             pathlib.Path(f"{tmp}/{i}/blend.yaml").write_text(
@@ -167,14 +169,15 @@ def read(version, args):
                     verdict = f"mula {line[0]}: {(done.stderr + done.stdout).strip()}"
                     break
             else:
-                # `verify` passes over what only one of the logs has, so that both must be whole.
+                # `verify` skips steps that only one of the logs has, so both must be complete.
                 whole = [sum(1 for _ in open(log)) for log in (job["log"], f"{tmp}/{i}/mula.jsonl")]
                 if whole != [1 + SAMPLES // BATCH] * 2:
                     verdict = f"the logs have {whole} lines"
             if result["written"]:
                 verdict = f"{verdict} written again: {' '.join(result['written'])}"
             print(
-                f"  {'WRONG ' if verdict else ''}{job['case']['name']}: {result['class']} of {result['samples']} samples: {verdict or f'same {SAMPLES} samples'}"
+                f"  {'WRONG ' if verdict else ''}{job['case']['name']}: {result['class']} of {result['samples']} "
+                f"samples: {verdict or f'same {SAMPLES} samples'}"
             )
             right = right and not verdict
     sys.stdout.flush()

