@@ -43,7 +43,7 @@ class Stream(Generic[Array]):
                   from torch.distributed or the launcher of this process)
     micro_batch   most rows of a batch (default: all samples of this rank in the step)
     position      first position: a multiple of batch_size, or the end of the plan
-    end           position after the last: a multiple of batch_size, or the end of the plan (default)
+    end           position after the last: a multiple of batch_size, or the plan's end (default)
     columns       names of the columns in addition to position and tokens (default: all)
     arrays        "torch" (default if torch is installed) or "numpy"
     log           folder for fingerprint logs, one file for each rank and start: see mula.verify
@@ -54,8 +54,8 @@ class Stream(Generic[Array]):
     token         bearer token of the server
     certificates  file of authorities (PEM) that sign the server's certificate
     patience      seconds for which requests to an unreachable, busy or silent server are retried
-    share         whether to use the server's shared memory where possible: on a unix socket, on Linux.
-                  `transport` shows whether it is used
+    share         whether to use the server's shared memory where possible: on Linux, with a unix
+                  socket. `transport` shows whether it is used
     mula          path of the program, if it is not on the PATH (default: the variable MULA)
 
     Iterating returns a Batch for each record. A loop may stop at any time, and the next loop

@@ -74,7 +74,7 @@ def test_a_server_that_is_gone_is_one_sentence(made, serve):
             for batch in data:
                 step = batch.step  # the connection holds some
         server.start()
-        assert [b.step for b in data] == list(range(step + 1, 100)), "after an error the stream goes on where it was"
+        assert [b.step for b in data] == list(range(step + 1, 100)), "after an error the stream resumes"
 
 
 def test_another_plan_behind_the_address_is_refused_by_name(made, wide, serve):
@@ -260,7 +260,7 @@ LIES = {
     "not HTTP": b"SSH-2.0-OpenSSH_9.6\r\n\r\n",
     "endless header": b"HTTP/1.0 200 OK\r\nX: " + b"x" * 100_000,
     "no status": b"HTTP/1.0\r\n\r\n",
-    "error that is none": b"HTTP/1.0 400 Bad\r\nContent-Length: 5\r\n\r\nhello",
+    "error without JSON": b"HTTP/1.0 400 Bad\r\nContent-Length: 5\r\n\r\nhello",
     "error without size": b"HTTP/1.0 500 Bad\r\n\r\n",
     "garbage": HEAD + bytes(range(256)) * 20,
     "huge metadata": HEAD + struct.pack("<II", 0xFFFFFFFF, 0x7FFFFFF0),

@@ -68,9 +68,7 @@ def test_exact_resume_on_another_number_of_ranks(made, tmp_path):
         for p in ranks:
             p.kill()
             p.wait(MINUTE)
-        state = min(
-            states(world), key=lambda s: s["position"]
-        )  # what all ranks have reached is what a checkpoint would have
+        state = min(states(world), key=lambda s: s["position"])  # the state in a checkpoint
     assert mula.verify(made.path, tmp_path / "log", end=made.samples) == made.samples
     starts = {(b, w): first for first, b, _, w in logs(tmp_path / "log")}
     assert set(starts) == {(32, 4), (64, 2), (8, 1)} and starts[64, 2] >= 512 and starts[8, 1] >= 1536

@@ -48,7 +48,7 @@ def check(batches, made, micro=None) -> None:
     [(0, None, None), (1, "fork", None), (2, "fork", None), (3, "fork", 40), (2, "fork", 60), (2, "spawn", 40)],
 )
 def test_workers_share_the_batches_out(workers, context, micro, made):
-    """Each batch is returned once, in the plan's order. 25 steps are no multiple of the workers."""
+    """Each batch is returned once, in the plan's order. 25 does not divide by the workers."""
     with mula.Stream(made.path, 120, micro_batch=micro) as data:
         loader = torch.utils.data.DataLoader(
             Batches(data), batch_size=None, num_workers=workers, multiprocessing_context=context
