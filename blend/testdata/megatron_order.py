@@ -1,10 +1,13 @@
-"""Writes megatron_order.json: what Megatron-LM trains on, for TestMegatronGolden.
+"""Writes megatron_order.json: the samples of Megatron-LM, for TestMegatronGolden.
 
-    python megatron_order.py > megatron_order.json          (megatron-core and what it needs; the versions used are in the file)
+    python megatron_order.py > megatron_order.json
 
-Three token files f0, f1, f2 are made by formula, megatron-core builds an index cache of each configuration, and its datasets give every
-sample of the train and valid splits. Kept are the MD5s of the index files, and the fingerprints of docs/formats/fingerprints.md: the steps of the
-training samples in batches of 8, and the sample hashes of the validation set, by dataset, padded samples left out.
+The script needs megatron-core and its dependencies. The file has the versions that were used. Three
+token files f0, f1, f2 are made by formula. megatron-core builds an index cache of each
+configuration, and its datasets return every sample of the train and valid splits. The file has the
+MD5s of the index files, and the fingerprints of docs/formats/fingerprints.md: the steps of the
+training samples in batches of 8, and the sample hashes of the validation set, by dataset, without
+padded samples.
 """
 
 import hashlib
@@ -39,7 +42,7 @@ def write_file(f, documents):
 
 
 def sample(dataset, k):
-    """The tokens of a sample, before Megatron divides them into inputs and labels, or None for one that was filled up."""
+    """Returns a sample's tokens, before the division into inputs and labels; None if padded."""
     number = 0
     if isinstance(dataset, BlendedDataset):
         number, k = int(dataset.dataset_index[k]), int(dataset.dataset_sample_index[k])
@@ -62,7 +65,7 @@ def steps(dataset):
 
 
 def held_out(dataset):
-    """Sample hashes by dataset, in the order of the samples' numbers there."""
+    """Returns the sample hashes by dataset, in the order of the dataset's sample numbers."""
     found = {}
     for k in range(len(dataset)):
         number, tokens = sample(dataset, k)

@@ -1,6 +1,9 @@
-"""The order of packed plans, written from docs/formats/packing.md and plan.md without a look at the Go code.
+"""The order of packed plans, written from docs/formats/packing.md and plan.md, not from the Go
+code.
 
-python3 packed_v1.py packed.json > packed_order.json      what stands at every position of a packed plan
+This writes every position of a packed plan:
+
+    python3 packed_v1.py packed.json > packed_order.json
 """
 
 import hashlib
@@ -17,7 +20,7 @@ def main():
     assert plan["order"] == "packed 1"
     canonical = json.dumps(plan, ensure_ascii=False, separators=(",", ":")).encode()
     assert hashlib.sha256(canonical).hexdigest() == file["fingerprint"]
-    # A plan of windows with as many of them as there are samples has the same order.
+    # A plan of windows has the same order if it has as many windows as this plan has samples.
     length = plan["sequence_length"]
     windows = [
         {

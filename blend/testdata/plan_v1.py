@@ -1,7 +1,10 @@
-"""Plans and order version 1, written from docs/formats/plan.md without a look at the Go code.
+"""Plans and order version 1, written from docs/formats/plan.md, not from the Go code.
 
-python3 plan_v1.py order plan.json > order.json      what stands at every position of a plan
-python3 plan_v1.py make > large.json                 a plan of sources with up to 10^9 windows and no files, check values and all
+The first command writes every position of a plan. The second writes a plan with check values, of
+sources with up to 10^9 windows and no files:
+
+    python3 plan_v1.py order plan.json > order.json
+    python3 plan_v1.py make > large.json
 """
 
 import bisect
@@ -40,7 +43,7 @@ class Tree:
         return node, y
 
     def counts(self, n, node=None):
-        """How many of the first n positions each source has."""
+        """Returns the number of positions of each source among the first n."""
         todo, result = [(self.root, n)], {}
         while todo:
             node, n = todo.pop()

@@ -1,6 +1,10 @@
-"""Order version 2, written from docs/formats/plan.md without a look at the Go code: sources that have grown, as the lists that the page describes.
+"""Order version 2 of sources that have grown, written from docs/formats/plan.md, not from the Go
+code.
 
-python3 plan_v2.py > amended.json      plans that amend another, check values and all, and what stands at their positions
+It uses the lists that the page describes. This writes plans that amend another, with check values
+and positions:
+
+    python3 plan_v2.py > amended.json
 """
 
 import hashlib
@@ -23,7 +27,7 @@ def growth_key(seed, name, number):
 
 
 class Source:
-    """What a source draws, sample after sample, for sources small enough to be listed."""
+    """The samples of a source in order, for sources that are small enough for a list."""
 
     def __init__(self, seed, length, source):
         windows = [max(0, shard["tokens"] - 1) // length for shard in source["shards"]]
@@ -37,7 +41,7 @@ class Source:
             self.numbers += range(number, number + count - held)
             self.training.append(len(self.numbers))
             number, at = number + count, at + shards
-        self.samples, self.epochs, self.known = [], 0, 0  # (epoch, window) of each sample; growths that have come
+        self.samples, self.epochs, self.known = [], 0, 0  # (epoch, window) of each sample; past growths
 
     def epoch(self):
         start, m = len(self.samples), self.training[self.known]
@@ -114,7 +118,7 @@ def make(seed, length, sources, stages, parents):
             "stages": [[""] * len(sources)] * len(stages),
         },
     }
-    if len(rows) > 2000:  # a source of more than 65,535 windows is a network: a part of its positions shows it
+    if len(rows) > 2000:  # above 65,535 windows a source uses a network; some positions are enough
         rows = rows[:: len(rows) // 500]
     return {"file": file, "rows": rows}
 
@@ -122,7 +126,8 @@ def make(seed, length, sources, stages, parents):
 if __name__ == "__main__":
     parent = [{"fingerprint": "ab" * 32, "at": 0, "reason": "größere Quelle"}]
     plans = {
-        # A growth in the first epoch; a second one into what is left of it; one at the end of an epoch; one before the first sample of another source.
+        # A growth in the first epoch; a second growth in the rest of it; a growth at the end of an
+        # epoch; a growth before the first sample of another source.
         "several growths": make(
             6198,
             16,
@@ -134,7 +139,8 @@ if __name__ == "__main__":
             [(100, [7, 0, 3]), (500, [5, 2, 2])],
             parent * 3,
         ),
-        # Growths far beyond the first epoch, two at the same sample, and one without a training window.
+        # Growths far beyond the first epoch, two at the same sample, and one without a training
+        # window.
         "later epochs": make(
             2**64 - 1,
             8,

@@ -1,6 +1,8 @@
-"""Order version 1 of one source, written from docs/formats/plan.md without a look at the Go code.
+"""Order version 1 of one source, written from docs/formats/plan.md, not from the Go code.
 
-Prints vectors as JSON, which index/testdata/order_v1.json holds: python3 order_v1.py > order_v1.json
+Prints the vectors of index/testdata/order_v1.json as JSON:
+
+    python3 order_v1.py > order_v1.json
 """
 
 import hashlib

@@ -1,5 +1,7 @@
-"""Writes into configs.json what save_pretrained of the installed transformers writes as config.json for the supported models, with and
-without the fields that have their default values. Run it once with each version:
+"""Adds the config.json files of the installed transformers' save_pretrained to configs.json.
+
+It covers the supported models, with and without fields that have default values. Run it once with
+each version:
 
     python configs.py
 """

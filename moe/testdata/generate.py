@@ -1,5 +1,8 @@
-"""Makes generate.json with Hugging Face transformers: what generate gives for the hf-* directories here, and which tokens are left to choose
-among by temperature, top-k and top-p. Run in this directory; needs torch, transformers, safetensors."""
+"""Makes generate.json with Hugging Face transformers.
+
+It has the results of generate for the hf-* directories here, and the tokens that remain after
+temperature, top-k and top-p. Run in this directory; needs torch, transformers, safetensors.
+"""
 
 import json
 import torch
@@ -17,7 +20,7 @@ PROMPT = [3, 1, 4, 1, 5, 9, 26]
 greedy = {}
 for name in ("hf-single", "hf-sharded", "hf-fused", "hf-olmo-bf16"):
     model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32).eval()
-    model.generation_config.eos_token_id = None  # go on to the end
+    model.generation_config.eos_token_id = None  # do not stop early
     out = model.generate(
         torch.tensor([PROMPT]),
         attention_mask=torch.ones(1, len(PROMPT), dtype=torch.long),
@@ -40,7 +43,7 @@ filters = []
 for temperature in (0.3, 0.8, 1.0, 2.5):
     for k in (0, 1, 2, 7, 50, 60, 1000):
         for p in (0.0, 0.001, 0.35, 0.9, 0.999, 1.0):
-            steps = LogitsProcessorList()  # as GenerationMixin puts them together
+            steps = LogitsProcessorList()  # composed as in GenerationMixin
             if temperature != 1:
                 steps.append(TemperatureLogitsWarper(temperature))
             if k > 0:

@@ -1,14 +1,19 @@
-"""Makes the golden files of package moe with Hugging Face transformers. Run in this directory; needs torch, transformers, safetensors.
+"""Makes the golden files of package moe with Hugging Face transformers.
 
-Weights of the cases come from a formula that the Go tests share (formula below, and in golden_test.go), so only results are stored:
+Run in this directory; needs torch, transformers, safetensors.
 
-  <case>.safetensors   ids, logits at every fourth position, losses, and for each gradient a summary: norm, four dot products with vectors
-                       of the formula, and up to 64 elements; the configuration is in the metadata
-  olmoe-documents.safetensors
-                       the same of one batch whose rows are documents and padding: attention stays within each, by a mask that is block-diagonal
-                       and causal, and a target counts (is not -100) if it is of the same document as its input; document has the number of
-                       that of each token, -1 for padding
-  hf-*/                small model directories as transformers (or its state_dict) writes them, with expected logits beside them
+A formula (below, and in golden_test.go) makes the weights of the cases, so only results are stored:
+
+<case>.safetensors
+    Ids, logits at every fourth position, losses, and a summary of each gradient: norm, four dot
+    products with vectors of the formula, and up to 64 elements. The configuration is in the
+    metadata.
+olmoe-documents.safetensors
+    The same for one batch whose rows are documents and padding. A block-diagonal causal mask keeps
+    attention within documents. A target counts (is not -100) if it is in the document of its input.
+    `document` has the document number of each token, -1 for padding.
+hf-*/
+    Small model directories as transformers (or its state_dict) writes them, with expected logits.
 """
 
 import json, os, shutil, sys
@@ -25,11 +30,11 @@ VERSIONS = {
     "python": sys.version.split()[0],
 }
 ROWS, LENGTH = 2, 80
-PACKED = [[30, 40, 1, 10], [66, 5]]  # lengths of documents: a row without padding, and one with 10 tokens of it
+PACKED = [[30, 40, 1, 10], [66, 5]]  # lengths of documents: a row without padding, a row with 10 padding tokens
 
 
 def mix(x):
-    """32-bit finaliser of MurmurHash3 on an array of uint32."""
+    """Applies the 32-bit finaliser of MurmurHash3 to an array of uint32."""
     x = x.copy()
     x ^= x >> np.uint32(16)
     x *= np.uint32(0x85EBCA6B)
@@ -40,7 +45,7 @@ def mix(x):
 
 
 def uniform(name, n):
-    """n numbers in [-0.5, 0.5) with 24 bits, a function of the name."""
+    """Returns n numbers in [-0.5, 0.5) with 24 bits, which depend only on the name."""
     h = 0x811C9DC5
     for b in name.encode():
         h = (h ^ b) * 0x01000193 & 0xFFFFFFFF
@@ -51,7 +56,10 @@ def uniform(name, n):
 
 
 def formula(name, shape):
-    """The weight of that name: matrices in [-0.2, 0.2), norms around 1, routers wider so that choices are clear."""
+    """Returns the weight of a name.
+
+    Matrices are in [-0.2, 0.2) and norms around 1. Routers are wider, so that choices are clear.
+    """
     u = uniform(name, int(np.prod(shape)))
     if len(shape) == 1:
         v = np.float32(1) + np.float32(0.5) * u
@@ -63,7 +71,7 @@ def formula(name, shape):
 
 
 def views(model):
-    """Per-expert names, as files have them -> (parameter, index) of the model in memory."""
+    """Maps the per-expert names in files to (parameter, index) of the model in memory."""
     out = {}
     for name, p in model.named_parameters():
         if name.endswith("experts.gate_up_proj"):
@@ -151,8 +159,11 @@ def case(file, config, cls):
 
 
 def documents(file, config, lengths):
-    """A batch of packed rows. The mask has four dimensions, which the model takes as it is; its own load-balancing loss does not, so that is computed from the
-    routers' logits here. All tokens are routed alike, padding too."""
+    """A batch of packed rows.
+
+    The model accepts the four-dimensional mask, but its load-balancing loss does not. So the loss
+    is computed here from the routers' logits. Padding is routed like all other tokens.
+    """
     model = OlmoeForCausalLM(config).eval()
     fill(model)
     v, width = config.vocab_size, LENGTH + 1
@@ -207,7 +218,7 @@ def directory(name, config, cls, write):
     write(model, name)
     if name.endswith(
         "16"
-    ):  # Module.to would round the rotary frequencies too: compute with what a reader of the files has
+    ):  # Module.to would also round the rotary frequencies, which a reader of the files does not do
         model = cls.from_pretrained(name, dtype=torch.float32).eval()
     ids = torch.arange(1, 21) * 7 % config.vocab_size
     logits = model(input_ids=ids[None], use_cache=False).logits[0].detach().float()
@@ -312,7 +323,10 @@ def main():
 
 
 def main4():
-    """The directory of transformers 4, made with a release of it: config.json as it was, experts one by one in memory as well."""
+    """Makes the directory of transformers 4 with one of its releases.
+
+    config.json is unchanged, and experts are separate parameters in memory as well.
+    """
     small = dict(
         vocab_size=40,
         hidden_size=16,

@@ -1,7 +1,10 @@
-"""Loads with transformers what Model.Save wrote and records that weights and logits are right, in loaded.json. From the package's directory:
+"""Loads the files of Model.Save with transformers, checks weights and logits, and writes
+loaded.json.
 
-MULA_EXPORT=$DIR go test -run TestSavedDirectoryIsTheOneTransformersLoaded .
-cd testdata && python loaded.py $DIR
+Run in the package's directory:
+
+    MULA_EXPORT=$DIR go test -run TestSavedDirectoryIsTheOneTransformersLoaded .
+    cd testdata && python loaded.py $DIR
 """
 
 import hashlib, json, os, sys

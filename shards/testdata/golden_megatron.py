@@ -1,13 +1,17 @@
-"""Golden files for package shards, made by the programs that it claims to agree with.
+"""Golden files for package shards, made by megatron-core and pyarrow.
 
-    python golden_megatron.py write DIR     megatron-core's IndexedDatasetBuilder writes shards and cases.json (what it was given) to DIR
-    python golden_megatron.py read DIR      megatron-core's IndexedDataset and pyarrow read the shards that mula wrote to DIR;
-                                     prints as JSON what they saw
+python golden_megatron.py write DIR
+    megatron-core's IndexedDatasetBuilder writes shards to DIR, and its input to DIR/cases.json.
+python golden_megatron.py read DIR
+    megatron-core's IndexedDataset and pyarrow read mula's shards in DIR. Prints their content as
+    JSON.
 
-How the files beside this one were made (numpy, torch, megatron-core and pyarrow at the versions that they name):
+The files in this folder have the versions of numpy, torch, megatron-core and pyarrow. They were
+made with:
 
     python testdata/golden_megatron.py write testdata/builder
-    go test -run TestMegatronReads -megatron /tmp/shards . && python testdata/golden_megatron.py read /tmp/shards > testdata/seen.json
+    go test -run TestMegatronReads -megatron /tmp/shards .
+    python testdata/golden_megatron.py read /tmp/shards > testdata/seen.json
 """
 
 import glob
@@ -25,7 +29,8 @@ from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, Indexe
 VERSIONS = {name: importlib.metadata.version(name) for name in ("megatron-core", "numpy", "torch", "pyarrow")}
 VERSIONS["python"] = platform.python_version()
 
-# Each case is a list of documents, each document a list of sequences. Ids come from numpy's generator, so that bytes take all values.
+# A case is a list of documents, and a document is a list of sequences. Ids come from numpy's
+# generator, so that bytes have all values.
 random = numpy.random.default_rng(2)
 
 
@@ -38,7 +43,8 @@ CASES = {
     "uint16-one": (65499, [[[65498, 0, 1, 32768]]]),
     "int32-many": (100278, [ids(100278, n) for n in (0, 19, 1, 0, 50, 3)]),
     "int32-one": (65500, [ids(65500, 12)]),
-    # Several sequences a document, as preprocessing with --split-sentences writes; mula reads it and does not write it.
+    # Several sequences a document, as written by preprocessing with --split-sentences. mula reads
+    # such files but does not write them.
     "uint16-sentences": (50280, [ids(50280, 5, 3), [], ids(50280, 0, 4, 0), ids(50280, 9)]),
 }
 

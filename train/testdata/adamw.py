@@ -1,5 +1,8 @@
-"""Writes adamw.json: what torch.optim.AdamW does to three small tensors in ten steps, gradients of very different sizes and a changing
-learning rate included. Run: python adamw.py > adamw.json"""
+"""Writes adamw.json: three small tensors after each of ten steps of torch.optim.AdamW.
+
+Gradients have very different sizes, and the learning rate changes. Run: python adamw.py >
+adamw.json
+"""
 
 import json
 import sys

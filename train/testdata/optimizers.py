@@ -1,12 +1,18 @@
-"""Writes optimizers.json: what the reference implementations of the optimizers do to six small tensors in 20 steps, with gradients of very
-different sizes, weights and gradients of zero, a changing learning rate and weight decay.
+"""Writes optimizers.json: six small tensors after 20 steps of each reference implementation.
 
-torch.optim.Muon orthogonalizes in bfloat16; here it is made to take float32 by giving torch.bfloat16 that meaning while it runs.
+Gradients have very different sizes. Some weights and gradients are zero. The learning rate and the
+weight decay change.
 
-With the argument groups it writes groups.json: the same in four parameter groups with weight decays and learning rates of their own.
+torch.optim.Muon orthogonalizes in bfloat16. Here it uses float32, because torch.bfloat16 is set to
+torch.float32 while it runs.
 
-Needs torch 2.15.0, timm 1.0.31, sophia-opt 0.2.2, torch-adopt 0.1.0, lion-pytorch 0.2.5, schedulefree 1.4.1. Run: python optimizers.py >
-optimizers.json; python optimizers.py groups > groups.json"""
+With the argument groups it writes groups.json: the same in four parameter groups, each with its own
+weight decay and learning rate.
+
+Needs torch 2.15.0, timm 1.0.31, sophia-opt 0.2.2, torch-adopt 0.1.0, lion-pytorch 0.2.5,
+schedulefree 1.4.1. Run: python optimizers.py > optimizers.json; python optimizers.py groups >
+groups.json
+"""
 
 import importlib.metadata
 import json
@@ -29,8 +35,8 @@ SHAPES = {
     "model.layers.0.mlp.experts.1.down_proj.weight": (
         4,
         2,
-    ),  # begins as zero, without a gradient in the first five steps
-    "model.norm.weight": (3,),  # without a gradient in any
+    ),  # initially zero, without a gradient in the first five steps
+    "model.norm.weight": (3,),  # without a gradient in all steps
 }
 torch.manual_seed(1)
 initial = [torch.zeros(s) if "experts.1" in n else torch.randn(s) for n, s in SHAPES.items()]
@@ -52,11 +58,11 @@ rates = [1e-2 * (1 + step % 3) for step in range(STEPS)]
 
 
 def flat(tensors):
-    """The numbers of tensors; each has few digits, and reads back to the same float32."""
+    """Returns the numbers of tensors, with few digits that parse to the same float32."""
     return [[float(str(numpy.float32(x))) for x in t.detach().flatten().tolist()] for t in tensors]
 
 
-# As train.yaml has them: the first group that matches a parameter has it.
+# As in train.yaml: a parameter belongs to the first group that matches.
 GROUPS = (
     [
         {"match": ["norms", "embedding"], "weight_decay": 0},
@@ -74,7 +80,7 @@ MEMBERS = [
 
 
 def grouped(params, names):
-    """The parameters in groups of PyTorch, those of no group first."""
+    """Returns PyTorch's parameter groups, starting with the parameters that match no group."""
     if not GROUPS:
         return params
     named = dict(zip(names, params))

@@ -1,5 +1,9 @@
-"""Writes schedules.json: the learning rates of the schedules of transformers, step by step from 0 to the end of the decay, beside the fields of
-train.Schedule that mean the same. Needs torch 2.15.0, transformers 5.23.0. Run: python schedules.py > schedules.json"""
+"""Writes schedules.json: learning rates of transformers' schedules, and equal train.Schedule
+fields.
+
+The rates are for each step from 0 to the end of the decay. Needs torch 2.15.0, transformers 5.23.0.
+Run: python schedules.py > schedules.json
+"""
 
 import importlib.metadata
 import json

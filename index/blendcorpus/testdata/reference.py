@@ -1,6 +1,8 @@
-"""What numpy makes of the rules of BlendCorpus and Megatron-DeepSpeed, in plain Python without a look at the Go code: random
-configurations, with the manifest of the cache (md5sum * | md5sum) that each gives. Prints reference.json:
-python3 reference.py > reference.json
+"""The rules of BlendCorpus and Megatron-DeepSpeed in numpy and Python, written without the Go code.
+
+Prints random configurations, each with the manifest of its cache (md5sum * | md5sum):
+
+    python3 reference.py > reference.json
 """
 
 import hashlib
@@ -69,7 +71,7 @@ def file_text(c, prefix, name, n, epochs):
 
 
 def add_file(cache, c, prefix, name, lengths, first, end, n):
-    """One split of one token file. Returns its description and how many samples it has."""
+    """Builds one split of one token file. Returns its description and its number of samples."""
     S, T = c["seq"], sum(lengths[first:end])
     if T == 0:
         raise Refused  # the original never ends
@@ -144,7 +146,7 @@ def blend_parts(weights, size):
 
 
 class Refused(Exception):
-    """The original stops or hangs, or training would."""
+    """The original, or training with its cache, stops or hangs."""
 
 
 def manifest(c, lenient=False):

@@ -1,4 +1,4 @@
-"""Writes golden.json: MD5 sums of the files that Megatron-LM's own GPTDataset writes for made-up lengths.
+"""Writes golden.json: MD5 sums of the files of Megatron-LM's GPTDataset for artificial lengths.
 
 Run with megatron-core, numpy and torch installed:  python3 golden.py > golden.json
 The last case needs 1 GB of disk in the directory for temporary files and 2 GB of memory.
@@ -14,7 +14,10 @@ from megatron.core.datasets.utils import Split
 
 
 def lengths(n, seed, modulus, zeros):
-    """Length i from a 31-bit hash of i: the hash modulo `modulus`, or 0 where the hash modulo 16 is below `zeros`."""
+    """Returns length i from a 31-bit hash of i.
+
+    It is the hash modulo `modulus`, or 0 if the hash modulo 16 is below `zeros`.
+    """
     h = (
         numpy.arange(1, n + 1, dtype=numpy.uint64) * numpy.uint64(0x9E3779B97F4A7C15) + numpy.uint64(seed)
     ) >> numpy.uint64(33)
@@ -129,9 +132,9 @@ def cases():
             if count - -(-tokens // s) == wanted:
                 yield n, seed, 1 << 31, 0, 0, n, s, x, True, None, k
                 break
-    # Long documents, with samples too short to be taken in groups.
+    # Long documents, with samples too short for processing in groups.
     yield 9, 4, 100000, 0, 0, 9, 3, False, False, None, 4
-    # Enough for every way to shuffle.
+    # Enough samples for every shuffle algorithm.
     yield 13000000, 6, 2500, 1, 0, 13000000, 4096, True, False, None, 1234
     yield 6000000, 7, 2500, 1, 0, 6000000, 4096, True, False, 4300000, 1234
 

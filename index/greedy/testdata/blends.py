@@ -1,7 +1,8 @@
-"""Makes blends.json: what Megatron-LM's own helper answers for a number of blends, as MD5 of its arrays.
+"""Makes blends.json: the MD5s of the arrays that Megatron-LM's own helper returns for some blends.
 
-Run with a Python that has megatron-core and pybind11, and a C++ compiler: python blends.py. The separate arithmetic is that of the helper
-as it was compiled when megatron-core was installed; for the fused one its source is compiled again, with its flags and FMA allowed.
+Run with a Python that has megatron-core and pybind11, and a C++ compiler: python blends.py. The
+separate arithmetic uses the helper as compiled with the installation of megatron-core. For the
+fused arithmetic, the script compiles the helper's source again, with its flags and FMA.
 """
 
 import hashlib
@@ -49,7 +50,7 @@ def fused_helper():
 
 
 def raw(kind, n):
-    """n numbers of a kind; greedy_golden_test.go makes the same."""
+    """Returns n numbers of a kind, the same as greedy_golden_test.go."""
     out, state = [], 12345
     for i in range(n):
         state = (state * 6364136223846793005 + 1442695040888963407) % 2**64

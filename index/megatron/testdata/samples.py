@@ -1,11 +1,12 @@
-"""Writes samples.json: what the GPTDataset and BlendedDataset of megatron-core give as samples, for the files f0, f1 and f2 of the tests.
+"""Writes samples.json: the samples of megatron-core's GPTDataset and BlendedDataset.
 
-Run in an environment with megatron-core; the versions used are recorded in the file:
+Their inputs are the files f0, f1 and f2 of the tests. Run in an environment with megatron-core. The
+file has the versions that were used:
 
     python samples.py > samples.json
 
-Token number i of a file has the value i, so a sample shows where its tokens lie. It is written as a list of [first, count], the padding as
-[-1, count].
+Token number i of a file has the value i, so a sample shows the positions of its tokens. It is
+written as a list of [first, count], with padding as [-1, count].
 """
 
 import json

@@ -1,6 +1,6 @@
-"""Writes shuffles.json: what numpy's generators give, for the tests of package numpy.
+"""Writes shuffles.json: results of numpy's generators, for the tests of package numpy.
 
-python shuffles.py > shuffles.json
+    python shuffles.py > shuffles.json
 """
 
 import hashlib
@@ -14,13 +14,16 @@ def generator(kind, seed):
 
 
 def masked(kind, seed):
-    """A generator whose randint for 64-bit types draws by mask and rejection: numpy's bounded_masked_uint64, and below 2**32
-    buffered_bounded_masked_uint32, which do what its random_interval does."""
+    """Returns a generator whose randint for 64-bit types draws by mask and rejection.
+
+    randint then uses numpy's bounded_masked_uint64, and below 2**32 buffered_bounded_masked_uint32,
+    which return the same numbers as its random_interval.
+    """
     return np.random.RandomState(seed) if kind == "RandomState" else np.random.RandomState(np.random.PCG64(seed))
 
 
 def words(kind, state):
-    """The next raw 32-bit draws."""
+    """Returns the next raw 32-bit draws."""
     if kind == "RandomState":
         return [int(state.randint(0, 2**32, dtype=np.uint64)) for _ in range(3)]
     return [int(v) for v in state.integers(0, 2**32, size=3, dtype=np.uint32)]
@@ -29,7 +32,8 @@ def words(kind, state):
 shuffles = []
 for kind in ("RandomState", "Generator"):
     for dtype in ("<u4", "<u8"):
-        # One generator shuffles arrays of all sizes of a range, one after the other; the hash is that of all results.
+        # One generator shuffles arrays of all sizes of a range in sequence. The hash covers all
+        # results.
         for first in range(0, 3001, 200):
             last = min(first + 199, 3000)
             state, md5 = generator(kind, first + 1), hashlib.md5()

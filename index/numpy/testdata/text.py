@@ -1,6 +1,9 @@
-"""What numpy itself says: sums, the text of arrays, .npy headers. Prints text.json: python3 text.py > text.json
+"""Prints text.json, results of numpy: sums, the text of arrays, .npy headers.
 
-Vectors are made from splitmix64 by rules that the Go test repeats, and their results are condensed to checksums.
+    python3 text.py > text.json
+
+Rules that the Go test repeats make the vectors from splitmix64. Their results are stored as
+checksums.
 """
 
 import io

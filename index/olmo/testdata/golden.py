@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes golden.json: what ai2-olmo-core itself computes, for the tests of this package.
+"""Makes golden.json: results of ai2-olmo-core, for the tests of this package.
 
 Needs ai2-olmo-core, torch and numpy; run as  golden.py > golden.json
 """
@@ -26,7 +26,7 @@ def permutations():
 
 
 def empty_file(path, size):
-    """A file of so many bytes that takes no space."""
+    """Makes a sparse file of a size."""
     with open(path, "wb") as f:
         f.truncate(size)
     return str(path)
@@ -74,7 +74,7 @@ def datasets(folder):
         )
         loader.reshuffle(epoch=epoch)
         (order,) = work.glob("global_indices*")
-        # The instances at the beginning of each file, as the data set itself counts them.
+        # The first instance of each file, as the dataset counts them.
         out.append(
             dict(
                 dtype=dtype,

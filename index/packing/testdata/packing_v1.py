@@ -1,6 +1,6 @@
-"""The packing of docs/formats/packing.md, written from that page without a look at the Go code.
+"""The packing of docs/formats/packing.md, written from that page, not from the Go code.
 
-python3 packing_v1.py > vectors.json
+    python3 packing_v1.py > vectors.json
 """
 
 import hashlib
@@ -20,7 +20,7 @@ def pieces_of(start, n, c):
 
 
 def pack(documents, c):
-    """Samples, each a list of (token, tokens); documents are (token, tokens)."""
+    """Returns samples, each a list of (token, tokens); documents are (token, tokens)."""
     done, opened, held = [], [], 0  # opened: [room, pieces] in the order of their opening; held: pieces in them
     for start, length in documents:
         for token, n in pieces_of(start, length, c):
@@ -57,7 +57,7 @@ def crc32c(data):
 
 
 def index_file(shards, length, held_token):
-    """Name and bytes of the file; shards are (hash, [tokens of documents])."""
+    """Returns the name and bytes of the file; shards are (hash, [tokens of documents])."""
     c, documents, at = length + 1, [], 0
     for _, lengths in shards:
         for n in lengths:
@@ -89,7 +89,7 @@ def index_file(shards, length, held_token):
 
 
 def lengths(count, seed, most, shape):
-    """Numbers that both sides make: a generator of 31 bits."""
+    """A generator of 31-bit numbers, which the Go test repeats."""
     out, state = [], seed
     for _ in range(count):
         state = (state * 1103515245 + 12345) % 2**31

@@ -1,6 +1,9 @@
-"""What Python itself says: repr and float of numbers, json.dumps(indent=4), json.loads. Prints text.json: python3 text.py > text.json
+"""Prints text.json, results of Python: repr, float, json.dumps(indent=4), json.loads.
 
-Numbers and strings are made from splitmix64 by rules that the Go test repeats, and their results are condensed to hashes.
+    python3 text.py > text.json
+
+Rules that the Go test repeats make the numbers and strings from splitmix64. Their results are
+stored as hashes.
 """
 
 import hashlib
@@ -33,7 +36,10 @@ def bits(v):
 
 
 def number(i):
-    """Doubles of all magnitudes, powers of two and of ten and their neighbours, short decimals, whole numbers."""
+    """Returns doubles of all magnitudes.
+
+    They include powers of two and of ten and their neighbours, short decimals and whole numbers.
+    """
     d = Draws(i)
     u = d.u64()
     kind = i % 6

@@ -1,11 +1,11 @@
-"""Writes repeats.json: token sequences and the repetitions that OLMo-core's instance filter finds in them.
+"""Writes repeats.json: token sequences with the repetitions found by OLMo-core's instance filter.
 
 Made with ai2-olmo-core 3.0.0, numpy 2.4 and torch (which that module imports):
     pip install ai2-olmo-core==3.0.0 torch
     python golden_repeats.py > repeats.json
 
-A document is hit if find_periodic_sequences, with periods 1 to 13, finds something 32 times or more, as
-olmo_core.data.numpy_dataset.NumpyFSLDatasetBase._validate_instance asks of instances.
+A document matches if find_periodic_sequences, with periods 1 to 13, finds a sequence 32 times or
+more. olmo_core.data.numpy_dataset.NumpyFSLDatasetBase._validate_instance has the same condition.
 Sequences are written as runs: [times, [tokens]].
 """
 
@@ -40,7 +40,7 @@ for period in range(1, 15):
             runs.append([1, [7777]])
             runs.append(noise(random.randrange(0, 20), 50))
             cases.append(runs)
-for _ in range(70):  # few ids, so that chance makes repetitions too
+for _ in range(70):  # few ids, so that random sequences also repeat
     runs = []
     for _ in range(random.randrange(1, 6)):
         if random.random() < 0.5:

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Writes peers.json: small files of the writers of MosaicML Streaming and datatrove, with all that they say of their own content.
+"""Writes peers.json: small files written by MosaicML Streaming and datatrove, with all metadata.
 
     python3 -m venv peers && peers/bin/pip install mosaicml-streaming==0.13.0 datatrove==0.9.0
     peers/bin/python shards/formats/testdata/peers.py
 
-The files of MDS have a hash of every algorithm that the package offers, but for those of OpenSSL that Python 3.11 has not everywhere.
+The MDS files have a hash of every algorithm that the package supports, except algorithms of OpenSSL
+that are missing in some builds of Python 3.11.
 """
 
 import importlib.metadata, json, pathlib, tempfile

@@ -1,6 +1,9 @@
-"""Reads an event file with TensorBoard's own code and prints its scalars. Run: python read.py golden.tfevents
+"""Reads an event file with TensorBoard's own code and prints its scalars.
 
-What it printed for golden.tfevents is in read.txt."""
+Run: python read.py golden.tfevents
+
+read.txt is its output for golden.tfevents.
+"""
 
 import sys
 
