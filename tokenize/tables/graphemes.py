@@ -1,12 +1,13 @@
-"""Writes graphemes.tsv of package tokenize by asking Hugging Face tokenizers where it cuts text into grapheme clusters.
+"""Writes graphemes.tsv: where Hugging Face tokenizers cuts text into grapheme clusters.
 
     pip install tokenizers==0.23.3
-    python graphemes.py            # writes the table beside this script, in a minute
-    python graphemes.py --check    # fails when the library answers otherwise than the table says
+    python graphemes.py            # writes the table into this folder, in a minute
+    python graphemes.py --check    # fails if the library's results differ from the table
 
-Only the Precompiled normalizer knows grapheme clusters (the crate unicode-segmentation, for Unicode Standard Annex 29). It looks a cluster of less than
-6 bytes up as a whole, and what it finds, which may be just its beginning, takes the place of all of it; of a longer cluster it looks up each character.
-With a map of all characters to "!" the number of these tells where clusters end.
+Only the Precompiled normalizer uses grapheme clusters (the crate unicode-segmentation, for Unicode
+Standard Annex 29). It looks up a cluster of less than 6 bytes as a unit. The result replaces the
+complete cluster, even if only a prefix matches. Of a longer cluster it looks up each character. If
+a map replaces all characters by "!", the number of "!" shows where clusters end.
 """
 
 import array
@@ -23,7 +24,10 @@ KA, VIRAMA, ACUTE, ZWJ = "\u0915", "\u094d", "\u0301", "\u200d"
 
 
 def charsmap(mapping):
-    """The precompiled charsmap of SentencePiece for a dict of texts: a double-array trie, then the texts that it leads to, each ended by a zero byte."""
+    """Returns SentencePiece's precompiled charsmap for a dict of texts.
+
+    It is a double-array trie, then the replacements, each with a zero byte at its end.
+    """
     trie, texts, places = {}, bytearray(), {}
     for key, value in mapping.items():
         if value not in places:
@@ -33,7 +37,8 @@ def charsmap(mapping):
         for byte in key.encode():
             node = node.setdefault(byte, {})
         node[-1] = places[value]
-    # The children of a node have a block of 256 units of their own; nodes that only have a value share a block for each value.
+    # The children of a node have their own block of 256 units. Nodes with only a value share a
+    # block for each value.
     units, leaves = array.array("I", [0] * 256), {}
     todo = [(trie, 0, 0)]
     while todo:
@@ -51,7 +56,7 @@ def charsmap(mapping):
         offset = at ^ block
         if offset >= 1 << 21:
             assert offset % 256 == 0
-            offset = (offset >> 8) | 1 << 21  # the flag at bit 9 comes before the offset
+            offset = (offset >> 8) | 1 << 21  # bit 9 is the flag, the bits above are the offset
             units[at] = (offset & ~(1 << 21)) << 10 | 1 << 9
         else:
             units[at] = offset << 10
@@ -62,7 +67,7 @@ def charsmap(mapping):
 
 
 def lines(name, points):
-    """The code points as ranges, in lines of some length."""
+    """Returns the code points as ranges, in lines of limited length."""
     runs = []
     for c in points:
         if runs and runs[-1][1] == c - 1:
@@ -91,7 +96,7 @@ def probe():
         for point in points:
             c = chr(point)
             if normalize("b" + c) == "!":
-                # Both go with what is before them; in emoji sequences just one kind does.
+                # Both kinds join the previous character. In emoji sequences only "extend" does.
                 found[
                     "extend" if normalize("\u00a9" + c + ZWJ + "\u2600" + ACUTE).count("!") == 5 else "spacing"
                 ].append(point)

@@ -1,26 +1,33 @@
 """Writes the Unicode tables of package tokenize by asking Hugging Face tokenizers.
 
     pip install tokenizers==0.23.3
-    python probe.py            # writes the three tables beside this script, in some minutes
-    python probe.py --check    # fails when the library answers otherwise than the tables say
+    python probe.py            # writes the three tables into this folder, in some minutes
+    python probe.py --check    # fails if the library's results differ from the tables
 
-The library does not publish the tables that it was built with, so each fact is drawn from its behaviour:
+The library does not publish the tables that it was built with, so the script derives each fact from
+its behaviour:
 
-oniguruma.tsv    What the regular expressions of Split and Replace see, which are Oniguruma's. A property holds for the code
-                 points that \\p{..} matches in a text of all of them (scripts: of all assigned ones; the unassigned are tried
-                 together). A character has others of its case when a class of all code points but itself matches it without
-                 regard to case; which ones is asked of all such characters. What stands for several characters is Python's
-                 full case folding, confirmed by a match.
+oniguruma.tsv
+    The tables of the regular expressions of Split and Replace, which are Oniguruma's. A property
+    has the code points that \\p{..} matches in a text of all code points (for scripts: of all
+    assigned code points; the unassigned are tried together). A character has case variants if a
+    case-insensitive class of all other code points matches it. All such characters are then
+    compared with each other. Characters that match several characters come from Python's full case
+    folding, confirmed by a match.
 
-rust.tsv         What the other normalizers and pre-tokenizers see, which is Rust's standard library and several crates. The
-                 pre-tokenizers cut a text of all code points; the normalizers are asked for each code point.
+rust.tsv
+    The tables of the other normalizers and pre-tokenizers, from Rust's standard library and several
+    crates. The pre-tokenizers cut a text of all code points. The normalizers process each code
+    point separately.
 
-normalforms.tsv  The decompositions of c are the answers of the NFD and NFKD normalizers. c has a non-zero combining class exactly
-                 when it changes places with a mark of class 1 before it is compared with one of class 240; its number is Python's,
-                 and is compared with every other class by whether marks change places. A pair composes when the NFC normalizer
-                 joins it; candidates are the characters that NFC leaves alone and NFD takes apart. Hangul is arithmetic and
-                 left out. Every code point is then tried before every second half of a pair, and a sample of first halves
-                 before every code point, to see that no pair is missing.
+normalforms.tsv
+    The decompositions of c are the results of the NFD and NFKD normalizers. c has a non-zero
+    combining class exactly if it swaps with a preceding mark of class 240 or a following mark of
+    class 1. The class's number is Python's, and is compared with every other class by the same
+    test. A pair composes if the NFC normalizer joins it. Candidates are the characters that NFC
+    keeps and NFD decomposes. Hangul is computed and not in the table. To find missing pairs, every
+    code point is tried before every second half of a pair, and a sample of first halves before
+    every code point.
 """
 
 import argparse
@@ -36,26 +43,39 @@ HERE = pathlib.Path(__file__).parent
 CODE_POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 HANGUL = range(0xAC00, 0xAC00 + 11172)
 
-# Cn is what is in none of them.
+# Code points without a category here are Cn.
 CATEGORIES = "Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp Cc Cf Co".split()
-PROPERTIES = "White_Space Alphabetic Lowercase Uppercase Alnum Word PosixPunct Ideographic Emoji Emoji_Presentation Extended_Pictographic".split()
+PROPERTIES = (
+    "White_Space Alphabetic Lowercase Uppercase Alnum Word PosixPunct Ideographic Emoji Emoji_Presentation "
+    "Extended_Pictographic"
+).split()
 SCRIPTS = (
-    "Adlam Ahom Anatolian_Hieroglyphs Arabic Armenian Avestan Balinese Bamum Bassa_Vah Batak Bengali Bhaiksuki Bopomofo Brahmi Braille Buginese Buhid "
-    "Canadian_Aboriginal Carian Caucasian_Albanian Chakma Cham Cherokee Chorasmian Common Coptic Cuneiform Cypriot Cypro_Minoan Cyrillic Deseret Devanagari "
-    "Dives_Akuru Dogra Duployan Egyptian_Hieroglyphs Elbasan Elymaic Ethiopic Garay Georgian Glagolitic Gothic Grantha Greek Gujarati Gunjala_Gondi Gurmukhi "
-    "Gurung_Khema Han Hangul Hanifi_Rohingya Hanunoo Hatran Hebrew Hiragana Imperial_Aramaic Inherited Inscriptional_Pahlavi Inscriptional_Parthian Javanese "
-    "Kaithi Kannada Katakana Kawi Kayah_Li Kharoshthi Khitan_Small_Script Khmer Khojki Khudawadi Kirat_Rai Lao Latin Lepcha Limbu Linear_A Linear_B Lisu Lycian "
-    "Lydian Mahajani Makasar Malayalam Mandaic Manichaean Marchen Masaram_Gondi Medefaidrin Meetei_Mayek Mende_Kikakui Meroitic_Cursive Meroitic_Hieroglyphs "
-    "Miao Modi Mongolian Mro Multani Myanmar Nabataean Nag_Mundari Nandinagari New_Tai_Lue Newa Nko Nushu Nyiakeng_Puachue_Hmong Ogham Ol_Chiki Ol_Onal "
-    "Old_Hungarian Old_Italic Old_North_Arabian Old_Permic Old_Persian Old_Sogdian Old_South_Arabian Old_Turkic Old_Uyghur Oriya Osage Osmanya Pahawh_Hmong "
-    "Palmyrene Pau_Cin_Hau Phags_Pa Phoenician Psalter_Pahlavi Rejang Runic Samaritan Saurashtra Sharada Shavian Siddham SignWriting Sinhala Sogdian "
-    "Sora_Sompeng Soyombo Sundanese Sunuwar Syloti_Nagri Syriac Tagalog Tagbanwa Tai_Le Tai_Tham Tai_Viet Takri Tamil Tangsa Tangut Telugu Thaana Thai Tibetan "
+    "Adlam Ahom Anatolian_Hieroglyphs Arabic Armenian Avestan Balinese Bamum Bassa_Vah Batak Bengali Bhaiksuki "
+    "Bopomofo Brahmi Braille Buginese Buhid "
+    "Canadian_Aboriginal Carian Caucasian_Albanian Chakma Cham Cherokee Chorasmian Common Coptic Cuneiform Cypriot "
+    "Cypro_Minoan Cyrillic Deseret Devanagari "
+    "Dives_Akuru Dogra Duployan Egyptian_Hieroglyphs Elbasan Elymaic Ethiopic Garay Georgian Glagolitic Gothic Grantha "
+    "Greek Gujarati Gunjala_Gondi Gurmukhi "
+    "Gurung_Khema Han Hangul Hanifi_Rohingya Hanunoo Hatran Hebrew Hiragana Imperial_Aramaic Inherited "
+    "Inscriptional_Pahlavi Inscriptional_Parthian Javanese "
+    "Kaithi Kannada Katakana Kawi Kayah_Li Kharoshthi Khitan_Small_Script Khmer Khojki Khudawadi Kirat_Rai Lao Latin "
+    "Lepcha Limbu Linear_A Linear_B Lisu Lycian "
+    "Lydian Mahajani Makasar Malayalam Mandaic Manichaean Marchen Masaram_Gondi Medefaidrin Meetei_Mayek Mende_Kikakui "
+    "Meroitic_Cursive Meroitic_Hieroglyphs "
+    "Miao Modi Mongolian Mro Multani Myanmar Nabataean Nag_Mundari Nandinagari New_Tai_Lue Newa Nko Nushu "
+    "Nyiakeng_Puachue_Hmong Ogham Ol_Chiki Ol_Onal "
+    "Old_Hungarian Old_Italic Old_North_Arabian Old_Permic Old_Persian Old_Sogdian Old_South_Arabian Old_Turkic "
+    "Old_Uyghur Oriya Osage Osmanya Pahawh_Hmong "
+    "Palmyrene Pau_Cin_Hau Phags_Pa Phoenician Psalter_Pahlavi Rejang Runic Samaritan Saurashtra Sharada Shavian "
+    "Siddham SignWriting Sinhala Sogdian "
+    "Sora_Sompeng Soyombo Sundanese Sunuwar Syloti_Nagri Syriac Tagalog Tagbanwa Tai_Le Tai_Tham Tai_Viet Takri Tamil "
+    "Tangsa Tangut Telugu Thaana Thai Tibetan "
     "Tifinagh Tirhuta Todhri Toto Tulu_Tigalari Ugaritic Vai Vithkuqi Wancho Warang_Citi Yezidi Yi Zanabazar_Square"
 ).split()
 
 
 def ranges(points):
-    """First and last of the runs in ascending code points."""
+    """Returns the first and the last code point of each run in ascending code points."""
     out = []
     for c in points:
         if out and out[-1][1] == c - 1:
@@ -66,7 +86,7 @@ def ranges(points):
 
 
 def lines(name, points):
-    """Lines of a name and ranges, of some 120 characters."""
+    """Returns lines of a name and ranges, of at most about 140 characters."""
     out, line = [], name
     for first, last in ranges(points):
         item = "%X" % first if first == last else "%X-%X" % (first, last)
@@ -79,7 +99,10 @@ def lines(name, points):
 
 
 def matched(regex, points):
-    """Those of the ascending code points that the regex, which matches runs of characters, matches in a text of all of them."""
+    """Returns the ascending code points that a regex matches in a text of all of them.
+
+    The regex must match runs of characters.
+    """
     pieces = pre_tokenizers.Split(Regex(regex), behavior="removed", invert=True).pre_tokenize_str(
         "".join(map(chr, points))
     )
@@ -88,7 +111,8 @@ def matched(regex, points):
 
 def oniguruma():
     out = [
-        "# What Oniguruma in tokenizers %s knows of characters, written by probe.py: the name of a general category, property or\n"
+        "# What Oniguruma in tokenizers %s knows of characters, written by probe.py: the name of a general category, "
+        "property or\n"
         "# script, and code points and ranges that have it, over several lines.\n"
         "# fold: characters that match each other without regard to case\n"
         "# many: a character, and the several characters that match it so\n" % VERSION
@@ -107,14 +131,17 @@ def oniguruma():
         ), group
     for name in PROPERTIES:
         out.append(lines(name, matched(r"\p{%s}+" % name, CODE_POINTS)))
-    # \\w has some fractions and superscripts, but not in brackets.
+    # \\w matches some fractions and superscripts, but not in brackets.
     word = set(matched(r"[\w]+", CODE_POINTS))
     assert word <= set(matched(r"\w+", CODE_POINTS))
     out.append(lines("Word_But_Not_In_Brackets", [c for c in matched(r"\w+", CODE_POINTS) if c not in word]))
     for regex, name in (
-        (r"\w+", "Word"), (r"\d+", "Nd"), (r"\s+", "White_Space"), (r"\p{Space}+", "White_Space"), (r"\p{Alpha}+", "Alphabetic"), (r"\p{Lower}+", "Lowercase"),
-        (r"\p{Upper}+", "Uppercase"), (r"\p{Digit}+", "Nd"), (r"\p{Punct}+", "P"), (r"\p{Cntrl}+", "Cc"), (r"[[:alpha:]]+", "Alphabetic"), (r"[[:alnum:]]+", "Alnum"),
-        (r"[[:space:]]+", "White_Space"), (r"[[:punct:]]+", "PosixPunct"), (r"[[:lower:]]+", "Lowercase"), (r"[[:upper:]]+", "Uppercase"),
+        (r"\w+", "Word"), (r"\d+", "Nd"), (r"\s+", "White_Space"), (r"\p{Space}+", "White_Space"), (r"\p{Alpha}+",
+        "Alphabetic"), (r"\p{Lower}+", "Lowercase"),
+        (r"\p{Upper}+", "Uppercase"), (r"\p{Digit}+", "Nd"), (r"\p{Punct}+", "P"), (r"\p{Cntrl}+", "Cc"),
+        (r"[[:alpha:]]+", "Alphabetic"), (r"[[:alnum:]]+", "Alnum"),
+        (r"[[:space:]]+", "White_Space"), (r"[[:punct:]]+", "PosixPunct"), (r"[[:lower:]]+", "Lowercase"),
+        (r"[[:upper:]]+", "Uppercase"),
         (r"[[:digit:]]+", "Nd"), (r"[[:cntrl:]]+", "Cc"),
     ):  # fmt: skip
         assert matched(regex, CODE_POINTS) == matched(r"\p{%s}+" % name, CODE_POINTS), regex
@@ -124,7 +151,8 @@ def oniguruma():
     for name in SCRIPTS:
         out.append(lines(name, matched(r"\p{%s}+" % name, assigned)))
 
-    # Letters with case and marks are asked one by one; the others, all at once, whether one of those is the same letter.
+    # Letters with case and marks are tested one by one. For all others, a single test checks
+    # whether one of the letters matches.
     candidates = sorted(set(matched(r"[\p{Lowercase}\p{Uppercase}\p{Lt}\p{M}]+", CODE_POINTS)))
     cased = [c for c in candidates if has_case(c)]
     rest = sorted(set(CODE_POINTS) - set(candidates))
@@ -171,7 +199,8 @@ def rust():
         return [c for _, (a, b) in pre_tokenizer.pre_tokenize_str(text) for c in CODE_POINTS[a:b]]
 
     out = [
-        "# What the parts of tokenizers %s that do not use Oniguruma know of characters, written by probe.py: a name, and code points and ranges.\n"
+        "# What the parts of tokenizers %s that do not use Oniguruma know of characters, written by probe.py: a name, "
+        "and code points and ranges.\n"
         "# lower: a character and its lower case\n"
         "# script: code points of one script as UnicodeScripts cuts; the first line is what it never cuts at\n"
         % VERSION
@@ -291,7 +320,8 @@ def normal_forms():
         assert nfkc(chr(c)) == nfc(nfkd(chr(c))), hex(c)
 
     out = [
-        "# Data of the normal forms as in tokenizers %s, which is that of Unicode 9, written by probe.py. Hangul is left out.\n"
+        "# Data of the normal forms as in tokenizers %s, which is that of Unicode 9, written by probe.py. Hangul is "
+        "left out.\n"
         "# class: first and last code point of a range, combining class; all numbers are hexadecimal\n"
         "# decomposition: code point, full canonical decomposition\n"
         "# compatible: code point, full compatibility decomposition where it is another\n"
@@ -314,7 +344,7 @@ def normal_forms():
 
 
 def complete(nfc, decompositions, pairs):
-    """Fails when the normalizer joins a pair that is not in pairs and not Hangul's."""
+    """Fails if the normalizer joins a pair that is neither in pairs nor Hangul."""
 
     def expected(a, b):
         if a + b in pairs:
@@ -331,7 +361,7 @@ def complete(nfc, decompositions, pairs):
         got = nfc("\n".join(a + b for a, b in candidates)).split("\n")
         for (a, b), g in zip(candidates, got, strict=True):
             want = expected(a, b)
-            if g != want and g != b + a:  # b + a: two marks that changed places
+            if g != want and g != b + a:  # b + a: two marks were swapped
                 sys.exit("U+%04X U+%04X: %r, not %r" % (ord(a), ord(b), g, want))
 
     everything = [chr(c) for c in CODE_POINTS if c != 10]
@@ -365,7 +395,7 @@ def main():
         if not args.check:
             path.write_text(text, encoding="ascii")
         elif path.read_text(encoding="ascii") != text:
-            sys.exit("%s: tokenizers %s answers otherwise" % (name, tokenizers.__version__))
+            sys.exit("%s: the results of tokenizers %s differ" % (name, tokenizers.__version__))
         print(
             name,
             len(text),

@@ -3,14 +3,15 @@
     pip install tokenizers==0.23.3
     python golden.py
 
-text.txt       a text made here by a small random generator: what the tokenizers are trained on
-gpt2.json      a tokenizer that the library trains on it: GPT-2's pattern
+text.txt       a text from a small random generator, on which the tokenizers are trained
+gpt2.json      a tokenizer that the library trains on it, with GPT-2's pattern
 cl100k.json    the same with cl100k's pattern
-olmo.json      in the shape of OLMo v1.5's: NFC, white space and other added tokens, merges as strings, ByteLevel post-processor
-golden.json    versions; documents and the ids that the library gives them with special tokens as text and as tokens (null where
-               that makes no difference); texts and their NFC; and hashes over
-               all code points (one in 251 from U+33000 on, where next to nothing is assigned) of NFC and of the words that the
-               patterns cut, in the contexts that nfc_contexts and word_contexts list
+olmo.json      like OLMo v1.5: NFC, white space and other added tokens, merges as strings, ByteLevel
+               post-processor
+golden.json    versions; documents with the library's ids, with special tokens as text and as tokens
+               (null if equal); texts and their NFC; and hashes of NFC and of the words of the
+               patterns. The hashes cover all code points (one in 251 from U+33000 on, where almost
+               none is assigned), in the contexts nfc_contexts and word_contexts
 """
 
 import hashlib
@@ -28,7 +29,10 @@ sys.path.append(str(HERE.parents[1] / "conformance"))
 from texts import MARKS, PIECES, nasty  # noqa: E402
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-CL100K = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+CL100K = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
 SPECIALS = ["<|endoftext|>", "<|padding|>"]
 
 SENTENCES = [
@@ -117,7 +121,7 @@ def word_contexts(c):
     ]
 
 
-# Changing what is hashed here means changing hashAll in normalform_test.go.
+# hashAll in normalform_test.go must hash the same texts.
 def hash_all(contexts, function):
     h = hashlib.sha256()
     for c in range(0x110000):

@@ -1,14 +1,21 @@
-"""Writes pipelines.json of package tokenize's tests with Hugging Face tokenizers: tokenizers of every kind, and what they make of some documents.
+"""Writes pipelines.json: tokenizers of every kind and their results for some documents.
+
+Package tokenize's tests compare with these results of Hugging Face tokenizers.
 
     pip install tokenizers==0.23.3
     python pipelines.py
-    python pipelines.py --files DIR   # writes the tokenizer.json of each case there, for conformance/ids.py to compare on more texts
+    python pipelines.py --files DIR   # writes each case's tokenizer.json to DIR
 
-The models are trained by the library on text.txt, a few hundred tokens each. A case is a model, which several cases share, with the other parts of a
-tokenizer.json. For each case pipelines.json has the ids of the documents with special tokens as text and nothing around them, those with special tokens
-as tokens and what the post-processor puts around them (null where that makes no difference), and what the library decodes the latter to (null where that
-is the document). Further there are numbers as the library reads them for scores, texts through a Precompiled normalizer with grapheme clusters of all
-sorts, and bytes as the library makes text of them.
+conformance/ids.py compares the files of --files on more texts. The library trains the models on
+text.txt, with a few hundred tokens each. A case is a model, which several cases share, with the
+other parts of a tokenizer.json. For each case pipelines.json has:
+
+- the ids of the documents with special tokens as text and without the post-processor's tokens
+- the ids with special tokens as tokens and the post-processor's tokens (null if equal)
+- the text that the library decodes from the latter (null if it is the document)
+
+It also has numbers as the library parses scores, results of a Precompiled normalizer for many kinds
+of grapheme clusters, and the text that the library decodes from bytes.
 """
 
 import argparse
@@ -27,17 +34,22 @@ from texts import PIECES, nasty  # noqa: E402
 
 VERSION = "0.23.3"
 BYTES = ["<0x%02X>" % b for b in range(256)]
-LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
 QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 DEEPSEEK = [
     r"\p{N}{1,3}",
     r"[一-龥぀-ゟ゠-ヿ]+",
-    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| "
+    r"?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 ]
 CLIP = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
-# Like the map that SentencePiece calls nmt_nfkc, in small: compatibility forms, blanks, what is removed, and a mark that joins a letter.
+# A small version of SentencePiece's map nmt_nfkc: compatibility forms, blanks, removed characters,
+# and a mark that joins a letter.
 CHARSMAP = {
     "\u0001": "",
     "\t": " ",
@@ -101,7 +113,7 @@ def make_models(texts):
         pre_tokenizers.ByteLevel(add_prefix_space=False),
     )
     m["bytes"]["merges"] = [" ".join(x) for x in m["bytes"]["merges"]]
-    # Tokens that merging does not give, so that ignore_merges shows.
+    # Tokens that merging does not produce, which test ignore_merges.
     whole = m["ignore"] = json.loads(json.dumps(m["bytes"]))
     for word in (
         "\u0120formula",
@@ -182,7 +194,7 @@ def make_models(texts):
 
 
 def make_cases(m):
-    """name: model, added tokens, and the other parts"""
+    """Returns the cases by name: model, added tokens, and the other parts."""
     cases = {}
     n = {name: len(model["vocab"]) for name, model in m.items()}
 
@@ -589,7 +601,8 @@ EXTRA = [
     "\u2460\u0301\u24601 \ufb01ne \uff21\u0327 \u00bd",
     "\u1100\u1161\u11a8 \u0915\u094d\u0937\u0301 \u0915\u0301",
     "\u00a9\u200d\u2603\u0301 \u00a9\u200d \u00a9\u0301x \u2122\u200d\u2122",
-    "\u4f60\u597d, world! \u3053\u3093\u306b\u3061\u306f\u30fc \u041f\u0440\u0438\u0432\u0435\u0442 \u0645\u0631\u062d\u0628\u0627",
+    "\u4f60\u597d, world! \u3053\u3093\u306b\u3061\u306f\u30fc \u041f\u0440\u0438\u0432\u0435\u0442 "
+    "\u0645\u0631\u062d\u0628\u0627",
     "1234567 \u0661\u0662\u0663 \u00bd\u00be \u2167",
     "\u2581the\u2581\u2581 cat\u2581",
     "<0x41><0x0A> [UNK] <unk><unk>x",
@@ -618,7 +631,7 @@ def documents(r, texts, count):
 
 
 def make_scores(r):
-    """Numbers and what the library reads them as: some are not the nearest float."""
+    """Returns numbers and the library's parsed values: some are not the nearest float."""
     texts = [
         "0",
         "-0.0",
@@ -646,8 +659,11 @@ def make_scores(r):
 
 
 def make_clusters(r):
-    """A charsmap, and texts of characters that grapheme clusters are made of before and after it."""
-    parts = "a e\u00e9\r\n\t\u0301\u0300\u0600\u06dd\u0903\u0915\u094d\u0937\u093c\u1100\u1161\u11a8\uac00\uac01\u00a9\u2603\u200d\u200c\u00ad\u200b\U0001f468\U0001f1e9\ufe0f\u0e33\u1b44\u1b13\U000110bd\U00011f02\0"
+    """Returns a charsmap, and texts of grapheme clusters before and after it."""
+    parts = (
+        "a e\u00e9\r\n\t\u0301\u0300\u0600\u06dd\u0903\u0915\u094d\u0937\u093c"
+        "\u1100\u1161\u11a8\uac00\uac01\u00a9\u2603\u200d\u200c\u00ad\u200b\U0001f468\U0001f1e9\ufe0f\u0e33\u1b44\u1b13\U000110bd\U00011f02\0"
+    )
     m = charsmap(
         {c: "!" for c in parts if c not in "a\0"}
         | {"e\u0301": "E", "a\u0301": "A", "\r\n": "N", "\u00a9\u200d": "", "\u06dd": ""}

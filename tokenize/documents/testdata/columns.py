@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes columns.json: small Parquet and Arrow files as pyarrow 26.0.1 writes them, in base64, and the documents that are in them.
+"""Writes columns.json: small Parquet and Arrow files of pyarrow 26.0.1 in base64, with their
+documents.
 
 Run in this folder: python3 columns.py
 """
