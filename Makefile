@@ -1,12 +1,14 @@
-# Needs Go, git and make. `make quickstart` runs the main job on real text, `make test` runs the tests; `make help` lists the rest.
+# Needs Go, git and make. `make quickstart` runs the main job on real text, `make test` runs the
+# tests, and `make help` lists all targets.
 export CGO_ENABLED ?= 0
 GO       ?= go
-# One setting for all builds, so that `make build`, `make test` and `make lint` share the build cache.
+# One setting for all builds, so that `make build`, `make test` and `make lint` share the cache.
 export GOFLAGS := $(shell $(GO) env GOFLAGS) -trimpath
 FUZZTIME ?= 20s
-# Where the Python environments of the originals are made, about 8 GB; see conformance/environments.sh.
+# The folder of the originals' Python environments, about 8 GB; see conformance/environments.sh.
 ENVIRONMENTS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mula/conformance
-# The version is the newest tag of git, as in 1.2.3-4-gabc; without a tag it comes from the go command, which uses the commit.
+# The version is the newest tag of git, as in 1.2.3-4-gabc. Without a tag the go command sets it
+# from the commit.
 VERSION ?= $(patsubst v%,%,$(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null))
 LDFLAGS = $(if $(VERSION),-X mula/internal/version.number=$(VERSION))
 
@@ -22,9 +24,10 @@ man: ## write the man pages to dist/man
 	rm -rf dist/man
 	$(GO) run -ldflags '$(LDFLAGS)' ./cli/manpages -output dist/man -date '$(shell git log -1 --format=%cs 2>/dev/null)'
 
-# The property tests (rapid) of `make test` and `make check` draw the same cases in every run. `make test-long` draws new
-# cases, 20 times as many. A failing test prints the seed, and RAPID_SEED=N repeats it. With -short rapid draws a fifth of
-# RAPID_CHECKS (100 unless it is set): `make check` and `make test-long` use -short.
+# The property tests (rapid) of `make test` and `make check` draw the same cases in every run.
+# `make test-long` draws 20 times as many new cases. A failing test prints the seed, and
+# RAPID_SEED=N repeats it. With -short, rapid draws a fifth of RAPID_CHECKS (default: 100). `make
+# check` and `make test-long` use -short.
 PROPERTIES = $(GO) list -f '{{.ImportPath}} {{.TestImports}} {{.XTestImports}}' ./... | grep pgregory.net/rapid | cut -d ' ' -f 1
 
 test: export RAPID_SEED ?= 1
@@ -88,17 +91,17 @@ bench-products: ## matrix products: OpenBLAS, torch and mula side by side (ARGS=
 	conformance/environments.sh $(ENVIRONMENTS) transformers-5.23.0
 	$(ENVIRONMENTS)/transformers-5.23.0/bin/python benchmarks/products.py $(ARGS)
 
-bench-loaders: build ## loaders: mula, Grain, MosaicML Streaming, Megatron core, datatrove, OLMo-core side by side (a quarter of an hour; ARGS='--megabytes 2000 --rounds 1')
+bench-loaders: build ## loaders: mula, Grain, MosaicML Streaming, Megatron core, datatrove, OLMo-core side by side (15 minutes; ARGS='--megabytes 2000 --rounds 1')
 	conformance/environments.sh $(ENVIRONMENTS) loaders
 	$(ENVIRONMENTS)/loaders/bin/python benchmarks/loaders.py $(ARGS)
 
 bench-kernels: ## every command of the device at mula-mini's sizes: processor, OpenCL and floor; writes the tables of benchmarks/kernels.md (ARGS='-rows 4 -precision bf16')
 	$(GO) run ./benchmarks/kernels -table benchmarks/kernels.md $(ARGS)
 
-pvc: ## compile all kernels for Intel's Ponte Vecchio, look into the machine code, write the table of benchmarks/pvc.md (needs ocloc)
+pvc: ## compile all kernels for Intel's Ponte Vecchio, check the machine code, write the table of benchmarks/pvc.md (needs ocloc)
 	$(GO) run ./xpu/gpu/pvccheck -table benchmarks/pvc.md
 
-conformance: build ## compare index files with those of Megatron core and OLMo-core, from PyPI, run beside mula (needs python3.11)
+conformance: build ## compare index files of mula, Megatron core and OLMo-core, from PyPI (needs python3.11)
 	conformance/environments.sh $(ENVIRONMENTS)
 	$(ENVIRONMENTS)/torch/bin/python conformance/compare.py --environments $(ENVIRONMENTS) --versions 0.19.2 0.16.1 0.9.0 --count 250 --large
 	$(ENVIRONMENTS)/torch/bin/python conformance/compare.py --environments $(ENVIRONMENTS) --versions 0.4.0 0.5.0 0.6.0 0.7.0 0.8.0 0.10.0 0.11.0 0.12.3 0.13.1 0.16.1-fma 0.17.1 0.18.2 --count 60
@@ -106,16 +109,16 @@ conformance: build ## compare index files with those of Megatron core and OLMo-c
 	$(ENVIRONMENTS)/torch/bin/python conformance/mix.py --environments $(ENVIRONMENTS)
 	$(ENVIRONMENTS)/torch/bin/python conformance/olmo.py --environments $(ENVIRONMENTS)
 
-conformance-ids: ## compare ids with those of Hugging Face tokenizers, with published vocabularies (ARGS='--corpus DIR --scale 0.1')
+conformance-ids: ## compare ids of mula and Hugging Face tokenizers, with published vocabularies (ARGS='--corpus DIR --scale 0.1')
 	conformance/environments.sh $(ENVIRONMENTS) tokenizers-0.23.3
 	$(ENVIRONMENTS)/tokenizers-0.23.3/bin/python conformance/vocabularies.py $(ENVIRONMENTS)/vocabularies
 	$(ENVIRONMENTS)/tokenizers-0.23.3/bin/python conformance/ids.py --environments $(ENVIRONMENTS) --tokenizers $(ENVIRONMENTS)/vocabularies/*.json $(ARGS)
 
-conformance-layouts: build ## compare shards with those of dolma, OLMo-core, datatrove, MosaicML Streaming, Megatron core, in both directions
+conformance-layouts: build ## compare shards of mula, dolma, OLMo-core, datatrove, MosaicML Streaming, Megatron core, in both directions
 	conformance/environments.sh $(ENVIRONMENTS) layouts dolma-1.2.1
 	$(ENVIRONMENTS)/layouts/bin/python conformance/layouts.py --frameworks $(ENVIRONMENTS)/layouts/bin/python --dolma $(ENVIRONMENTS)/dolma-1.2.1/bin/python $(ARGS)
 
-conformance-huggingface: build ## compare logits, gradients, weights and tokens with transformers, models going both ways (ARGS='--count 100 --seed 2')
+conformance-huggingface: build ## compare logits, gradients, weights and tokens with transformers, in both directions (ARGS='--count 100 --seed 2')
 	conformance/environments.sh $(ENVIRONMENTS) transformers-5.23.0 transformers-4.57.6
 	$(ENVIRONMENTS)/transformers-5.23.0/bin/python conformance/huggingface.py $(ARGS)
 	$(ENVIRONMENTS)/transformers-4.57.6/bin/python conformance/huggingface.py $(ARGS)

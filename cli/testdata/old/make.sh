@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# make.sh MULA writes the files beside it with MULA, which is the program built at commit 6cbb29a:
+# make.sh MULA writes the files of this folder with MULA, the program built at commit 6cbb29a:
 #
 #     git worktree add /tmp/old 6cbb29a && (cd /tmp/old && go build -o /tmp/old-mula ./cli/mula)
 #     cli/testdata/old/make.sh /tmp/old-mula
 #
-# cli/old_test.go reads them with the program of today.
+# cli/old_test.go reads them with the current program.
 set -euo pipefail
 mula=$(realpath "$1")
 cd "$(dirname "$0")"
