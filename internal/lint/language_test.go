@@ -244,20 +244,72 @@ func lintGo(f *goFile) []remark {
 	return out
 }
 
-// lintPython looks at comments and docstrings.
+// maxCode is the longest line of Python code, in characters. Comments and docstrings end at
+// maxProse.
+const maxCode = 120
+
+// lintColumns reports a line that is longer than most columns, unless it is a single word or string
+// without a space: no line break could shorten it.
+func lintColumns(line int, text string, most int, kind string) []remark {
+	n := utf8.RuneCountInString(strings.ReplaceAll(text, "\t", "    "))
+	if n <= most || !strings.Contains(strings.TrimLeft(text, " \t#:-*"), " ") {
+		return nil
+	}
+	return []remark{{line, fmt.Sprintf("%d columns of %s: wrap at %d", n, kind, most)}}
+}
+
+var (
+	pythonDocstring = regexp.MustCompile(`^\s*r?"""`)
+	pythonString    = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'`)
+	pythonComment   = regexp.MustCompile(`(?:^|\s)(#.*)`)
+	shellComment    = regexp.MustCompile(`(?:^|\s)(#[^!].*)`)
+)
+
+// lintPython looks at comments, docstrings and strings with a space. Other strings in triple quotes
+// are programs and data: only the length of their lines is checked.
 func lintPython(text string) []remark {
 	var out []remark
-	inside := false
+	isDocstring, isData := false, false
 	for i, l := range strings.Split(text, "\n") {
-		if strings.Count(l, `"""`)%2 == 1 {
-			inside = !inside
-			out = append(out, lintText(i+1, l)...)
-			continue
+		line := i + 1
+		quotes := strings.Count(l, `"""`)
+		switch {
+		case isData:
+			isData = quotes%2 == 0
+			out = append(out, lintColumns(line, l, maxCode, "code")...)
+		case isDocstring || pythonDocstring.MatchString(l):
+			isDocstring = isDocstring != (quotes%2 == 1)
+			out = append(out, lintText(line, l)...)
+			out = append(out, lintColumns(line, l, maxProse, "docstring")...)
+		case strings.HasPrefix(strings.TrimSpace(l), "#"):
+			out = append(out, lintText(line, l)...)
+			out = append(out, lintColumns(line, l, maxProse, "comment")...)
+		default:
+			isData = quotes%2 == 1
+			for _, s := range pythonString.FindAllString(l, -1) {
+				if strings.Contains(s, " ") {
+					out = append(out, lintText(line, s)...)
+				}
+			}
+			code := pythonString.ReplaceAllString(l, `""`)
+			if comment := pythonComment.FindStringSubmatch(code); comment != nil {
+				out = append(out, lintText(line, comment[1])...)
+			}
+			out = append(out, lintColumns(line, l, maxCode, "code")...)
 		}
-		if at := strings.Index(l, "#"); inside || strings.Contains(l, `"""`) {
-			out = append(out, lintText(i+1, l)...)
-		} else if at >= 0 {
-			out = append(out, lintText(i+1, l[at:])...)
+	}
+	return out
+}
+
+// lintShell looks at the comments of shell scripts and of the Makefile.
+func lintShell(text string) []remark {
+	var out []remark
+	for i, l := range strings.Split(text, "\n") {
+		if comment := shellComment.FindStringSubmatch(l); comment != nil {
+			out = append(out, lintText(i+1, comment[1])...)
+			if strings.HasPrefix(strings.TrimSpace(l), "#") {
+				out = append(out, lintColumns(i+1, l, maxProse, "comment")...)
+			}
 		}
 	}
 	return out
@@ -278,7 +330,7 @@ func languageRemarks(m *module) (map[string][]remark, error) {
 		}
 		base := entry.Name()
 		if entry.IsDir() {
-			if name != root && (base == "testdata" || base == "quickstart" || strings.HasPrefix(base, ".")) {
+			if name != root && base != ".ci" && (base == "quickstart" || strings.HasPrefix(base, ".")) {
 				return fs.SkipDir
 			}
 			return nil
@@ -288,19 +340,22 @@ func languageRemarks(m *module) (map[string][]remark, error) {
 			return err
 		}
 		rel = filepath.ToSlash(rel)
-		isClient := strings.HasPrefix(rel, "clients/python/mula/") || strings.HasPrefix(rel, "clients/python/examples/")
+		var lint func(string) []remark
 		switch ext := path.Ext(rel); {
-		case ext == ".md", ext == ".py" && isClient:
-			text, err := os.ReadFile(name)
-			if err != nil {
-				return err
-			}
-			if ext == ".md" {
-				out[rel] = lintMarkdown(string(text))
-			} else {
-				out[rel] = lintPython(string(text))
-			}
+		case ext == ".md" && !strings.Contains(rel, "testdata/"):
+			lint = lintMarkdown
+		case ext == ".py":
+			lint = lintPython
+		case ext == ".sh", rel == ".ci/run", rel == "Makefile":
+			lint = lintShell
+		default:
+			return nil
 		}
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		out[rel] = lint(string(text))
 		return nil
 	})
 	return out, err
@@ -431,8 +486,28 @@ func TestLanguageRules(t *testing.T) {
 			t.Errorf("%q: remarks on lines %v, want %v", test.text, lines, test.want)
 		}
 	}
-	if got := lintPython("x = 1  # that of\nthat_of = 'that of'\n\"\"\"A.\nthat of\n\"\"\"\ny = 'that " +
-		"of'"); len(got) != 2 || got[0].line != 1 || got[1].line != 4 {
-		t.Errorf("Python: %v", got)
+	long = strings.Repeat("a ", 70)
+	for _, test := range []struct {
+		lint func(string) []remark
+		text string
+		want []int // lines
+	}{
+		{lintPython, "x = 1  # that of\nthat_of = f(that, of)\n\"\"\"A.\nthat of\n\"\"\"", []int{1, 4}},
+		{lintPython, "raise Error(f\"that of {x}\")\nx = 'that of'\ny = '#', that, of", []int{1, 2}},
+		{lintPython, "x = \"\"\"\nthat of\n\"\"\"\ndef f():\n    \"\"\"that of\"\"\"\n# that of", []int{5, 6}},
+		{lintPython, "# " + long[:98] + "\n# " + long[:100] + "\n", []int{2}},
+		{lintPython, "\"\"\"" + long[:100] + "\n" + long[:100] + "b\n\"\"\"\nx = 1\n", []int{1, 2}},
+		{lintPython, "x = [" + long[:114] + "]\ny = [" + long[:116] + "]", []int{2}},
+		{lintPython, "x = \"\"\"\n" + long + "\n\"\"\"\n# " + strings.Repeat("a", 120), []int{2}},
+		{lintPython, "    \"" + strings.Repeat("a", 120) + "\"\nx = \"" + strings.Repeat("a", 120) + "\"", []int{2}},
+		{lintShell, "#!/bin/sh\n# that of\nthat of\nx=1 # that of\ny=${x#that of}\n# " + long, []int{2, 4, 6}},
+	} {
+		var lines []int
+		for _, r := range test.lint(test.text) {
+			lines = append(lines, r.line)
+		}
+		if !slices.Equal(lines, test.want) {
+			t.Errorf("%q: remarks on lines %v, want %v", test.text, lines, test.want)
+		}
 	}
 }
