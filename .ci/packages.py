@@ -1,9 +1,13 @@
 """Checks parts of release files for .ci/packages:
 
-packages.py sbom SBOM PROGRAM MODULES      the SBOM names the program and all modules of `go version -m`, and no others
-packages.py licences TEXT MODULES          the text has a licence of each module
-packages.py client VERSION PLAN SAMPLES    the installed client has the version and reads the plan
-packages.py image OCI DOCKER ARCH VERSION FOLDER    both archives have one valid image; its layers are unpacked
+packages.py sbom SBOM PROGRAM MODULES
+    the SBOM has the program and all modules of `go version -m`, and no others
+packages.py licences TEXT MODULES
+    the text has a licence of each module
+packages.py client VERSION PLAN SAMPLES
+    the installed client has the version and reads the plan
+packages.py image OCI DOCKER ARCH VERSION FOLDER
+    both archives have one valid image; its layers are unpacked
 """
 
 import hashlib
@@ -21,7 +25,9 @@ def check(ok, message):
 
 
 def modules(listing):
-    """Returns the version of Go and the pairs of module and version in the output of `go version -m`."""
+    """Returns the version of Go and the pairs of module and version in the output of `go version
+    -m`.
+    """
     with open(listing) as f:
         lines = f.read().splitlines()
     found = []
@@ -59,9 +65,14 @@ def licences(name, listing):
     go, expected = modules(listing)
     for module, version in [("Go's standard library and runtime", go)] + expected:
         files = [f for head, f in heads if head == f"{module} {version}"]
-        check(any("licen" in f.lower() or "copying" in f.lower() for f in files), f"{name}: no licence of {module} {version}")
+        check(
+            any("licen" in f.lower() or "copying" in f.lower() for f in files),
+            f"{name}: no licence of {module} {version}",
+        )
     check(all(len("".join(body)) > 100 for body in sections[1::2]), f"{name}: an empty licence")
-    check(len({head for head, _ in heads}) == len(expected) + 1, f"{name}: a licence of a module that the program lacks")
+    check(
+        len({head for head, _ in heads}) == len(expected) + 1, f"{name}: a licence of a module that the program lacks"
+    )
 
 
 def client(version, plan, samples):
@@ -87,7 +98,10 @@ def image(oci, docker, arch, version, folder):
     def blob(descriptor):
         algorithm, digest = descriptor["digest"].split(":")
         data = members[f"blobs/{algorithm}/{digest}"]
-        check(hashlib.new(algorithm, data).hexdigest() == digest and len(data) == descriptor["size"], f"{oci}: damaged blob {digest}")
+        check(
+            hashlib.new(algorithm, data).hexdigest() == digest and len(data) == descriptor["size"],
+            f"{oci}: damaged blob {digest}",
+        )
         return data
 
     (outer,) = json.loads(members["index.json"])["manifests"]
@@ -98,7 +112,12 @@ def image(oci, docker, arch, version, folder):
         config = json.loads(blob(manifest["config"]))
         check((config["os"], config["architecture"]) == ("linux", name), f"{oci}: platform of the config for {name}")
         settings = config["config"]
-        want = {"Entrypoint": ["/usr/bin/mula"], "User": "65532:65532", "WorkingDir": "/work", "Env": ["PATH=/usr/bin", "HOME=/tmp"]}
+        want = {
+            "Entrypoint": ["/usr/bin/mula"],
+            "User": "65532:65532",
+            "WorkingDir": "/work",
+            "Env": ["PATH=/usr/bin", "HOME=/tmp"],
+        }
         got = {key: settings.get(key) for key in want}
         check(got == want, f"{oci}: config for {name} {got}, want {want}")
         label = settings["Labels"]["org.opencontainers.image.version"]
@@ -112,7 +131,10 @@ def image(oci, docker, arch, version, folder):
     with tarfile.open(docker) as f:
         (loaded,) = json.load(f.extractfile("manifest.json"))
         config = f.extractfile(loaded["Config"]).read()
-        check("sha256:" + hashlib.sha256(config).hexdigest() == chosen["config"]["digest"], f"{docker}: another config than {oci}")
+        check(
+            "sha256:" + hashlib.sha256(config).hexdigest() == chosen["config"]["digest"],
+            f"{docker}: another config than {oci}",
+        )
         digests = ["sha256:" + hashlib.sha256(f.extractfile(layer).read()).hexdigest() for layer in loaded["Layers"]]
         check(digests == [layer["digest"] for layer in chosen["layers"]], f"{docker}: other layers than {oci}")
     check(loaded["RepoTags"] == ["mula:" + version.replace("+", "_")], f"{docker}: tags {loaded['RepoTags']}")
