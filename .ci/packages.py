@@ -25,9 +25,7 @@ def check(ok, message):
 
 
 def modules(listing):
-    """Returns the version of Go and the pairs of module and version in the output of `go version
-    -m`.
-    """
+    """Returns Go's version and the pairs of module and version of `go version -m`."""
     with open(listing) as f:
         lines = f.read().splitlines()
     found = []
