@@ -159,7 +159,7 @@ func TestLaunchDiverged(t *testing.T) {
 		l.ends(exitFailed)
 		attempts := l.attempts()
 		if len(attempts) != 2 || attempts[0].Blamed != "" ||
-			!strings.Contains(l.output(), "The learning rate is too high, or it is the data") {
+			!strings.Contains(l.output(), "The learning rate is too high, or the data is at fault") {
 			t.Errorf("%s: %+v\n%s", test.name, attempts, l.output())
 		}
 		l = start(t, dir, test.name, config, test.flags...)

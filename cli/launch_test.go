@@ -532,12 +532,12 @@ func TestLaunchWrong(t *testing.T) {
 		{"with", "launch --with ssh -- train", "", exitUsage, "allowed: auto, tcp, mpiexec, srun, pbs", 0},
 		{"pbs", "launch --with pbs -- train", "", exitUsage, "PBS_NODEFILE", 0},
 		{"hosts", "launch --hosts a,-b -- train", "", exitUsage, "not the name of a host", 0},
-		{"spares", "launch --hosts a,b --spares 2 -- train", "", exitUsage, "at least one host must be left", 0},
+		{"spares", "launch --hosts a,b --spares 2 -- train", "", exitUsage, "at least one host must not be a spare", 0},
 		{"spares without hosts", "launch --spares 2 -- train", "", exitUsage, "no hosts are named", 0},
 		{"mpiexec", "launch --with mpiexec --mpiexec nowhere/mpiexec -- train", "", exitFailed, "nowhere/mpiexec", 0},
 		{"no plan", "launch --back-off 0s -- train", "plan: none.json\n", exitUsage, "none.json", 1},
 		{"a model that is none", "launch --back-off 0s -- train", "initialize_from: shards\n", exitFailed,
-			"(?s)initialize_from.*second attempt in a row that ended before its first step", 2},
+			"(?s)initialize_from.*two attempts in a row ended before their first step", 2},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if err := os.RemoveAll(filepath.Join(dir, "run")); err != nil {

@@ -13,18 +13,19 @@ import (
 	"syscall"
 )
 
-// An agentOrder is what an agent is told first, on a line of its own: what it runs. The environment
-// has the run's secret, which is why it comes this way and not on a command line that everybody on
-// the host can read. Later lines are numbers of signals.
+// An agentOrder is the first line that an agent reads: the command to run. The environment contains
+// the run's secret, so it is not on a command line, which all users of the host can read. Later
+// lines are numbers of signals.
 type agentOrder struct {
 	Dir         string   `json:"dir"`
 	Command     []string `json:"command"`
 	Environment []string `json:"environment"`
 }
 
-// Agent runs a rank for a launcher on another host, which has started it by a remote shell and
-// speaks to it on orders. It returns the rank's exit code, or 128 and the number of the signal that
-// ended it. When orders ends, the launcher or the way to it is gone, and the rank is killed.
+// Agent runs a rank for a launcher on another host, which starts the agent with a remote shell and
+// writes to orders. Agent returns the rank's exit code, or 128 plus the number of the signal that
+// ended the rank. At the end of orders, the launcher or the connection is lost, and Agent kills the
+// rank.
 func Agent(orders io.Reader, stdout, stderr io.Writer) (int, error) {
 	in := bufio.NewReader(orders)
 	line, err := in.ReadBytes('\n')
@@ -33,7 +34,7 @@ func Agent(orders io.Reader, stdout, stderr io.Writer) (int, error) {
 	}
 	var order agentOrder
 	if err := json.Unmarshal(line, &order); err != nil || len(order.Command) == 0 {
-		return ExitFailed, errors.New("the launcher's order is not one: is mula the same version on all hosts?")
+		return ExitFailed, errors.New("the launcher's order cannot be read; install the same version of mula on all hosts")
 	}
 	cmd := exec.Command(order.Command[0], order.Command[1:]...)
 	cmd.Dir, cmd.Env = order.Dir, append(os.Environ(), order.Environment...)
@@ -54,7 +55,7 @@ func Agent(orders io.Reader, stdout, stderr io.Writer) (int, error) {
 			}
 		}
 	}()
-	_ = cmd.Wait() // its error is in the state
+	_ = cmd.Wait() // the state has the error
 	e := exitOf(Exit{}, cmd.ProcessState, false)
 	if e.Signal != 0 {
 		return 128 + int(e.Signal), nil

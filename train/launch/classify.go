@@ -8,22 +8,22 @@ import (
 	"mula/train"
 )
 
-// An Exit is the end of a rank, or of a program that stands for all of them, such as mpiexec.
+// An Exit is the end of a rank, or of a program that runs all ranks, such as mpiexec.
 type Exit struct {
-	Rank        int            // -1 if it is not known which
-	Host        string         // "" if it is not known which
-	Code        int            // exit code, if Signal is 0
-	Signal      syscall.Signal // that ended it; 0 for none
-	Shell       bool           // it is the remote shell to the host that has ended, on this machine
-	Note        string         // what else is known about the cause; "" for nothing
-	Unreachable bool           // the rank could not be started, or was lost, because its host does not answer
+	Rank        int            // -1 if unknown
+	Host        string         // "" if unknown
+	Code        int            // exit code if Signal is 0
+	Signal      syscall.Signal // that ended the process; 0 for none
+	Shell       bool           // the process was the remote shell to the host, on this machine
+	Note        string         // more about the cause; "" for nothing
+	Unreachable bool           // the host of the rank does not answer
 }
 
 func (e Exit) fine() bool {
 	return !e.Unreachable && e.Signal == 0 && (e.Code == ExitDone || e.Code == ExitStopped)
 }
 
-// String is the sentence about it.
+// String describes the exit.
 func (e Exit) String() string {
 	who := "a rank"
 	if e.Rank >= 0 {
@@ -38,9 +38,9 @@ func (e Exit) String() string {
 	case e.Shell:
 		who = fmt.Sprintf("the remote shell to %s, on this machine,", e.Host)
 	}
-	text := fmt.Sprintf("%s left with exit code %d", who, e.Code)
+	text := fmt.Sprintf("%s exited with code %d", who, e.Code)
 	if e.Signal != 0 {
-		text = fmt.Sprintf("%s was ended by signal %d (%v)", who, int(e.Signal), e.Signal)
+		text = fmt.Sprintf("%s was killed by signal %d (%v)", who, int(e.Signal), e.Signal)
 	}
 	if e.Note != "" {
 		text += ": " + e.Note
@@ -48,16 +48,16 @@ func (e Exit) String() string {
 	return text
 }
 
-// weight orders exits by how much they say about the cause of a failure: those of less weight
-// follow from others. A rank whose peer has died leaves with an error, often before it is seen that
-// the peer is dead, and an mpiexec ends the other ranks with SIGTERM.
+// weight orders exits by how likely they caused a failure. A rank whose peer died exits with an
+// error, often before the launcher sees the peer's exit, and mpiexec ends the other ranks with
+// SIGTERM.
 func (e Exit) weight() int {
 	switch {
 	case e.fine():
 		return 0
 	case e.Unreachable:
 		return 5
-	case e.Shell: // whatever ended it: the rank follows
+	case e.Shell: // the rank ends because of it
 		return 4
 	case slices.Contains([]syscall.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT, syscall.SIGPIPE}, e.Signal):
 		return 1
@@ -69,8 +69,8 @@ func (e Exit) weight() int {
 	return 2
 }
 
-// cause is the exit that the others follow from: the first of those with the greatest weight. It is
-// nil if there is none.
+// cause returns the exit that caused the others: the first with the greatest weight. It returns nil
+// without exits.
 func cause(exits []Exit) *Exit {
 	var first *Exit
 	for i, e := range exits {
@@ -81,30 +81,29 @@ func cause(exits []Exit) *Exit {
 	return first
 }
 
-// classify says how an attempt ended, whose fault it was, and keeps it in mind for the hosts' next
-// use.
+// classify records how an attempt ended and which host to blame.
 func (s *supervisor) classify(a *Attempt, w *attemptWatch) {
 	failures := s.failures.read()
 	first := cause(w.exits)
 	switch {
 	case s.killed:
 		a.Outcome, a.Reason = Stopped, "killed by a second signal"
-	case w.last.Ended == train.EndedDone: // whatever ranks do that are taking leave
+	case w.last.Ended == train.EndedDone: // the exit codes of ranks that are done do not matter
 		a.Outcome, a.Reason = Done, "all steps are done"
 	case s.stopping && (w.last.Ended == train.EndedStopped || w.last.Ended == train.EndedTerminated):
 		a.Outcome, a.Reason = Stopped, "stopped after a checkpoint"
-	case w.hang != nil: // although ranks that were ended for it may have saved and left as stopped ones do
+	case w.hang != nil: // ranks that were told to end may have saved and exited like stopped ranks
 		a.Outcome, a.Reason = Hang, w.hang.String()
 	case w.last.Ended == train.EndedStopped && !w.ended:
 		a.Outcome, a.Reason = Stopped, "a signal to the ranks stopped the run after a checkpoint"
 	case first == nil:
-		a.Outcome, a.Reason = Failed, "the ranks left without a word"
+		a.Outcome, a.Reason = Failed, "the ranks exited without a message"
 	case !first.fine():
 		s.blame(a, *first, failures)
 	case w.last.Ended == train.EndedTerminated ||
 		slices.ContainsFunc(w.exits, func(e Exit) bool { return e.Code == ExitStopped }):
 		a.Outcome, a.Reason = Evicted,
-			"a rank got a SIGTERM that is not the launcher's, and the run stopped after a checkpoint"
+			"a rank got a SIGTERM from another process, and the run stopped after a checkpoint"
 		if s.stopping {
 			a.Outcome, a.Reason = Stopped, "stopped after a checkpoint"
 		}
@@ -116,7 +115,7 @@ func (s *supervisor) classify(a *Attempt, w *attemptWatch) {
 	}
 }
 
-// blame completes an attempt that a rank has ended.
+// blame completes an attempt that the exit of a rank ended.
 func (s *supervisor) blame(a *Attempt, e Exit, failures []Failure) {
 	a.Reason, a.Rank = e.String(), &e.Rank
 	if f := firstWrong(failures); f != nil {
@@ -128,7 +127,7 @@ func (s *supervisor) blame(a *Attempt, e Exit, failures []Failure) {
 		a.Outcome, a.Blamed = HostLost, e.Host
 		a.unreachable = true
 		s.hosts.lose(e.Host, e.String())
-	case e.Signal == syscall.SIGABRT || e.Shell: // a program's own decision, or this machine's
+	case e.Signal == syscall.SIGABRT || e.Shell: // caused by the program, or by this machine
 		a.Outcome = Failed
 	case e.Signal != 0:
 		a.Outcome, a.Blamed = HostLost, e.Host
@@ -137,7 +136,7 @@ func (s *supervisor) blame(a *Attempt, e Exit, failures []Failure) {
 		a.Outcome = Configuration
 	default:
 		a.Outcome = Failed
-		if len(failures) > 0 { // a rank has said what was wrong, and the others may have followed it
+		if len(failures) > 0 { // a rank has recorded the cause
 			f := failures[0]
 			a.Reason, a.Rank, a.Blamed = f.String(), &f.Rank, f.Host
 			s.hosts.suspect(f.Host)
@@ -145,40 +144,40 @@ func (s *supervisor) blame(a *Attempt, e Exit, failures []Failure) {
 	}
 }
 
-// blameFor completes an attempt that wrong values have ended. A failure that comes again at the
-// same step is the run's own: the bits of a run do not depend on the host.
+// blameFor completes an attempt that wrong values ended. A failure that repeats at the same step is
+// caused by the run, because its values do not depend on the host.
 func (s *supervisor) blameFor(a *Attempt, f Failure) {
 	a.Outcome, a.Reason, a.Rank = Failed, f.String(), &f.Rank
-	advice := "The learning rate is too high, or it is the data"
+	advice := "The learning rate is too high, or the data is at fault"
 	if f.Kind == kindReplica {
-		advice = "It is the machine, or an error in mula"
+		advice = "The machine is at fault, or mula has a bug"
 	}
 	before := s.wrong
 	if before != nil && f.repeats(*before) {
 		a.genuine = advice
 		switch {
 		case f.damning() && f.Host != before.Host:
-			a.Reason += fmt.Sprintf("; so it was on %s: it is not the hosts", before.Host)
+			a.Reason += fmt.Sprintf("; %s had the same failure, so the hosts are not the cause", before.Host)
 			for _, host := range []string{before.Host, f.Host} {
 				s.hosts.forgive(host)
 				if err := forgive(s.failures.path, host, "the same failure on two hosts"); err != nil {
-					s.Notice(fmt.Sprintf("host %s stays blamed: %v", host, err))
+					s.Notice(fmt.Sprintf("host %s stays out of use: %v", host, err))
 				}
 			}
 		default:
-			a.Reason += "; so it was in an earlier attempt"
+			a.Reason += "; an earlier attempt had the same failure"
 		}
 		return
 	}
 	if !f.damning() {
-		s.hosts.suspect(f.Host) // of a run of one rank: another host may do better
+		s.hosts.suspect(f.Host) // a run of one rank may succeed on another host
 		return
 	}
 	a.Outcome, a.Blamed = HostLost, f.Host
 	s.hosts.lose(f.Host, f.String())
 }
 
-// firstWrong is the first failure about wrong values.
+// firstWrong returns the first failure with wrong values.
 func firstWrong(failures []Failure) *Failure {
 	for _, f := range failures {
 		if f.damning() || f.Kind == kindDiverged {
@@ -188,7 +187,7 @@ func firstWrong(failures []Failure) *Failure {
 	return nil
 }
 
-// judge counts an attempt, and returns the end of the run if there is no other attempt.
+// judge counts an attempt. It returns a result if the run has no further attempt.
 func (s *supervisor) judge(a Attempt) *Result {
 	end := func(code int, format string, args ...any) *Result {
 		return &Result{Outcome: a.Outcome, Code: code, Reason: fmt.Sprintf(format, args...)}
@@ -214,29 +213,29 @@ func (s *supervisor) judge(a Attempt) *Result {
 			a.Reason)
 	}
 	if a.genuine != "" {
-		return end(code, "%s. %s: see what the rank printed, in %s", a.Reason, a.genuine, s.Log)
+		return end(code, "%s. %s; see the rank's output in %s", a.Reason, a.genuine, s.Log)
 	}
 	switch {
 	case a.Steps > 0:
 		s.stuck = 0
-	case !a.unreachable && a.Outcome != Evicted: // these say nothing about the run
+	case !a.unreachable && a.Outcome != Evicted: // the run is not the cause
 		s.stuck++
 	}
 	if s.stuck >= 2 {
-		return end(code, "%s; that is the second attempt in a row that ended before its first step was done, so "+
-			"another one would, too: see what the ranks printed, in %s", a.Reason, s.Log)
+		return end(code, "%s; two attempts in a row ended before their first step was done, so mula launch does not try "+
+			"again; see the ranks' output in %s", a.Reason, s.Log)
 	}
 	s.furthest = max(s.furthest, a.Step)
 	if s.furthest-s.counted >= max(s.Progress, 1) {
 		s.counted, s.failed = s.furthest, 0
 	}
 	if s.failed++; s.failed > s.Retries {
-		return end(code, "%s; that is failure %d without progress, and --retries is %d", a.Reason, s.failed, s.Retries)
+		return end(code, "%s; this was failure %d without progress, and --retries is %d", a.Reason, s.failed, s.Retries)
 	}
 	return nil
 }
 
-// beat takes what the heartbeat says into the record of the attempt.
+// beat copies the heartbeat into the record of the attempt.
 func (a *Attempt) beat(h train.Heartbeat) {
 	if h.Section == "" || h.Section == train.SectionSetup {
 		return

@@ -9,12 +9,12 @@ import (
 	"syscall"
 )
 
-// endWithParent lets a process have a SIGTERM when the launcher dies, however it dies: ranks save
-// and leave, and keep the run directory from nobody.
+// endWithParent makes the kernel send a SIGTERM to a process when the launcher dies for any reason.
+// The ranks then save, exit and release the run directory.
 func endWithParent(attributes *syscall.SysProcAttr) { attributes.Pdeathsig = syscall.SIGTERM }
 
-// descendants are the processes that a process has started, and those that these have. An mpiexec
-// gives its ranks groups of their own, in which they would survive it.
+// descendants returns the children of a process, their children, and so on. mpiexec starts its
+// ranks in their own process groups, which survive a kill of the group of mpiexec.
 func descendants(pid int) []int {
 	paths, _ := filepath.Glob("/proc/[0-9]*/stat")
 	children := map[int][]int{}
@@ -23,7 +23,7 @@ func descendants(pid int) []int {
 		if err != nil {
 			continue // it has just ended
 		}
-		// After the name in parentheses, which may hold anything: the state and the parent.
+		// After the name in parentheses, which may contain any character: the state and the parent.
 		fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
 		if len(fields) < 2 {
 			continue

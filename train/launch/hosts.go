@@ -13,14 +13,14 @@ import (
 // A Host is a machine that ranks can run on.
 type Host struct {
 	Name  string
-	Slots int // ranks that it has room for; 0: not said
+	Slots int // ranks that fit on the host; 0: not specified
 }
 
 // maxSlots is more ranks than a host can have.
 const maxSlots = 1 << 16
 
-// ParseHosts reads a list as in "a,b:4,c": names, with the number of ranks that each has room for.
-// A name that comes again adds to its room.
+// ParseHosts reads a list such as "a,b:4,c": names with numbers of slots. The slots of a repeated
+// name are added.
 func ParseHosts(text string) ([]Host, error) {
 	var hosts []Host
 	for _, item := range strings.Split(text, ",") {
@@ -29,7 +29,7 @@ func ParseHosts(text string) ([]Host, error) {
 		if said {
 			var err error
 			if slots, err = strconv.Atoi(number); err != nil || slots < 1 || slots > maxSlots {
-				return nil, fmt.Errorf("host %q: what follows the colon must be a number of ranks, from 1 to %d", item,
+				return nil, fmt.Errorf("host %q: the text after the colon must be a number of ranks from 1 to %d", item,
 					maxSlots)
 			}
 		}
@@ -41,9 +41,9 @@ func ParseHosts(text string) ([]Host, error) {
 	return hosts, nil
 }
 
-// ReadHosts reads a file with a host a line: "a", "a:4" or "a slots=4", as hostfiles of Open MPI
-// and MPICH and nodefiles of PBS have them. A name that comes again has room for one more rank.
-// What follows a # is a comment.
+// ReadHosts reads a file with one host per line: "a", "a:4" or "a slots=4", as in hostfiles of Open
+// MPI and MPICH and in nodefiles of PBS. Each repetition of a name adds a slot. A # starts a
+// comment.
 func ReadHosts(path string) ([]Host, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -66,31 +66,31 @@ func ReadHosts(path string) ([]Host, error) {
 		n := 0
 		if said || slots != "" {
 			if n, err = strconv.Atoi(slots); err != nil || n < 1 || n > maxSlots {
-				return nil, fmt.Errorf("%s, line %d: %q is not a number of ranks, from 1 to %d", path, number, slots,
+				return nil, fmt.Errorf("%s:%d: %q is not a number of ranks from 1 to %d", path, number, slots,
 					maxSlots)
 			}
 		}
 		if hosts, err = addHost(hosts, name, n); err != nil {
-			return nil, fmt.Errorf("%s, line %d: %w", path, number, err)
+			return nil, fmt.Errorf("%s:%d: %w", path, number, err)
 		}
 	}
 	if err := lines.Err(); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	if len(hosts) == 0 {
-		return nil, fmt.Errorf("%s names no host", path)
+		return nil, fmt.Errorf("%s: the file names no host", path)
 	}
 	return hosts, nil
 }
 
-// addHost adds a host to a list, or room to one that is there.
+// addHost adds a host to a list, or slots to a host in the list.
 func addHost(hosts []Host, name string, slots int) ([]Host, error) {
-	// A name goes into the command lines of ssh and mpiexec, where one that begins with a dash
-	// would be an option.
+	// ssh and mpiexec would read a name that starts with a dash as an option.
 	if name == "" || strings.HasPrefix(name, "-") || strings.ContainsFunc(name, func(r rune) bool {
 		return !strings.ContainsRune("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._@", r)
 	}) {
-		return nil, fmt.Errorf("%q is not the name of a host: letters, digits, dots, dashes, not a dash first", name)
+		return nil, fmt.Errorf("%q is not the name of a host; use letters, digits, dots and dashes, "+
+			"and do not start with a dash", name)
 	}
 	i := slices.IndexFunc(hosts, func(h Host) bool { return h.Name == name })
 	if i < 0 {
@@ -100,7 +100,7 @@ func addHost(hosts []Host, name string, slots int) ([]Host, error) {
 	return hosts, nil
 }
 
-// ParseNodeList reads a list of nodes in Slurm's form, as in "nid[001-003,007],login1".
+// ParseNodeList reads a list of nodes in Slurm's form, such as "nid[001-003,007],login1".
 func ParseNodeList(text string) ([]Host, error) {
 	var hosts []Host
 	for rest := text; rest != ""; {
@@ -133,7 +133,8 @@ func ParseNodeList(text string) ([]Host, error) {
 	return hosts, nil
 }
 
-// expand writes out the ranges in brackets of a name, the first of them slowest.
+// expand returns the names for the ranges in the brackets of a name. The first range varies
+// slowest.
 func expand(item string) ([]string, error) {
 	open := strings.IndexByte(item, '[')
 	if open < 0 {
@@ -141,7 +142,7 @@ func expand(item string) ([]string, error) {
 	}
 	length := strings.IndexByte(item[open:], ']')
 	if length < 0 {
-		return nil, fmt.Errorf("%q has a bracket that is not closed", item)
+		return nil, fmt.Errorf("%q has an unclosed bracket", item)
 	}
 	tails, err := expand(item[open+length+1:])
 	if err != nil {
@@ -167,12 +168,13 @@ func expand(item string) ([]string, error) {
 	return names, nil
 }
 
-// Distribute completes a list of hosts, of which the last are to be spares: those that do not say
-// how many ranks they have room for get as many as ranks needs on the hosts before the spares, all
-// alike. Ranks 0 stands for as many as the hosts before the spares have room for.
+// Distribute sets the slots of hosts that have none. The last hosts of the list are spares. Hosts
+// without slots get equal numbers, so that the hosts before the spares have enough for all ranks.
+// If ranks is 0, Distribute uses all slots of the hosts before the spares. It returns the hosts and
+// the number of ranks.
 func Distribute(hosts []Host, spares, ranks int) ([]Host, int, error) {
 	if spares < 0 || spares >= len(hosts) {
-		return nil, 0, fmt.Errorf("%d spares of %d hosts; at least one host must be left to run on", spares, len(hosts))
+		return nil, 0, fmt.Errorf("%d of %d hosts are spares; at least one host must not be a spare", spares, len(hosts))
 	}
 	used := len(hosts) - spares
 	unsaid, room := 0, 0
@@ -197,26 +199,25 @@ func Distribute(hosts []Host, spares, ranks int) ([]Host, int, error) {
 		ranks = room
 	}
 	if ranks > room {
-		return nil, 0, fmt.Errorf("%d ranks do not fit on %d hosts with room for %d and %d spares", ranks, used, room,
+		return nil, 0, fmt.Errorf("%d ranks do not fit on %d hosts with %d slots and %d spares", ranks, used, room,
 			spares)
 	}
 	return hosts, ranks, nil
 }
 
-// A pool is the hosts of a run, and what is held against them.
+// A pool is the hosts of a run and their failures.
 type pool struct {
 	hosts []Host
-	// hosts on which a rank was killed, from the first to the last: they are used when no other is
-	// left
+	// hosts on which a rank was killed, the oldest failure first; used when no other host is left
 	suspects []string
-	lost     map[string]string // why a host is not used any more
+	lost     map[string]string // why a host is out of use
 }
 
 func newPool(hosts []Host) *pool { return &pool{hosts: hosts, lost: map[string]string{}} }
 
-// place gives each rank a host: the hosts in their order, suspects after all others, and of them
-// the one whose last death is longest ago first. Without a list of hosts, all ranks run here. If
-// there is not enough room it returns nil and the room that there is.
+// place assigns a host to each rank: the hosts in their order, then suspects, the oldest failure
+// first. Without a list of hosts, all ranks run here. If slots are missing, place returns nil and
+// the number of slots.
 func (p *pool) place(ranks int) (hosts []string, room int) {
 	if len(p.hosts) == 0 {
 		return slices.Repeat([]string{"localhost"}, ranks), ranks
@@ -238,7 +239,7 @@ func (p *pool) place(ranks int) (hosts []string, room int) {
 	return hosts, room
 }
 
-// suspect notes that a rank died on a host, which may have been the host's fault.
+// suspect records that a rank died on a host. The host may be the cause.
 func (p *pool) suspect(host string) {
 	if !p.has(host) {
 		return
@@ -255,14 +256,14 @@ func (p *pool) lose(host, why string) bool {
 	return true
 }
 
-// forgive takes a host into use again.
+// forgive uses a host again.
 func (p *pool) forgive(host string) { delete(p.lost, host) }
 
 func (p *pool) has(host string) bool {
 	return slices.ContainsFunc(p.hosts, func(h Host) bool { return h.Name == host })
 }
 
-// lostNames are the hosts that are not used any more, in their order.
+// lostNames returns the hosts that are out of use, in their order.
 func (p *pool) lostNames() []string {
 	names := []string{}
 	for _, h := range p.hosts {
@@ -273,7 +274,7 @@ func (p *pool) lostNames() []string {
 	return names
 }
 
-// lostText says why hosts are not used any more.
+// lostText describes why hosts are out of use.
 func (p *pool) lostText() string {
 	var parts []string
 	for _, name := range p.lostNames() {

@@ -38,14 +38,14 @@ func TestReadingHosts(t *testing.T) {
 		{ParseHosts, "a:0", "must be a number of ranks"},
 		{file, "# nodes\nn1\n\nn2:3 # three\nn3 slots=4 max_slots=8\n", "n1:0 n2:3 n3:4"},
 		{file, "x1\nx1\nx2\nx2\n", "x1:2 x2:2"},
-		{file, "a\nb slots=many\n", `line 2: "many" is not a number of ranks`},
-		{file, "a\n$b\n", "line 2"},
-		{file, "output: run\n", `line 1: "" is not a number of ranks`}, // not a file of hosts
+		{file, "a\nb slots=many\n", `:2: "many" is not a number of ranks`},
+		{file, "a\n$b\n", ":2: "},
+		{file, "output: run\n", `:1: "" is not a number of ranks`}, // not a file of hosts
 		{file, "# none\n", "names no host"},
 		{ParseNodeList, "nid[001-003,007],login1", "nid001:0 nid002:0 nid003:0 nid007:0 login1:0"},
 		{ParseNodeList, "r[1-2]n[09-10]", "r1n09:0 r1n10:0 r2n09:0 r2n10:0"},
 		{ParseNodeList, "a,b", "a:0 b:0"},
-		{ParseNodeList, "a[1-", "bracket that is not closed"},
+		{ParseNodeList, "a[1-", "unclosed bracket"},
 		{ParseNodeList, "a[5-1]", "is not a range"},
 		{ParseNodeList, "a[0-99999999]", "is not a range"},
 	} {
@@ -72,8 +72,8 @@ func TestDistribute(t *testing.T) {
 		{"a:4,b:4,c:4", 1, 0, "8 on a:4 b:4 c:4"},
 		{"a:4,b:4,c:4", 0, 6, "6 on a:4 b:4 c:4"},
 		{"a:4,b,c", 1, 6, "6 on a:4 b:2 c:2"},
-		{"a:4,b:4,c:4", 1, 9, "9 ranks do not fit on 2 hosts with room for 8 and 1 spares"},
-		{"a,b", 2, 0, "2 spares of 2 hosts"},
+		{"a:4,b:4,c:4", 1, 9, "9 ranks do not fit on 2 hosts with 8 slots and 1 spares"},
+		{"a,b", 2, 0, "2 of 2 hosts are spares"},
 	} {
 		hosts, err := ParseHosts(test.hosts)
 		if err != nil {
@@ -120,7 +120,7 @@ func TestDeadlineOfScheduler(t *testing.T) {
 		{"SLURM_JOB_ID=12", squeue("echo 2:00:01"), 1_007_201, ""},
 		{"SLURM_JOB_ID=12", squeue("echo 1-00:00:10"), 1_086_410, ""},
 		{"SLURM_JOB_ID=12", squeue("echo UNLIMITED"), 0, ""},
-		{"SLURM_JOB_ID=12", squeue("echo INVALID"), 0, `squeue says "INVALID"`},
+		{"SLURM_JOB_ID=12", squeue("echo INVALID"), 0, `squeue printed "INVALID"`},
 		{"SLURM_JOB_ID=12", squeue("echo no connection >&2; exit 1"), 0, "set --walltime"},
 		{"SLURM_JOB_ID=12", "", 0, "set --walltime"},
 		{"PBS_JOBID=3", "", 0, "only Torque sets PBS_WALLTIME"},

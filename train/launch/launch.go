@@ -1,15 +1,14 @@
-// Package launch supervises the ranks of a training run: it starts them, sees that they make
-// progress, and brings the run back when one of them dies, hangs or is found to compute wrongly, on
-// the same hosts or on spare ones.
+// Package launch supervises the ranks of a training run. It starts the ranks and watches their
+// progress. When a rank dies, hangs or computes wrong values, it restarts the run on the same hosts
+// or on spare hosts.
 //
-// [Run] is the whole of it: attempt after attempt, each of which a [Starter] starts, until the run
-// is done, is stopped, or goes on failing. What is done about a failure depends on what it is
-// ([Outcome]); most failures of large runs are of a kind that another host would not have avoided,
-// and are not blamed on one. Retries are counted since the last progress, so that a run of months
-// is not ended by its tenth failure.
+// [Run] makes attempts, which a [Starter] starts, until the run is done, is stopped, or fails
+// repeatedly. The reaction to a failure depends on its [Outcome]. Most failures of large runs would
+// also occur on another host, and Run blames no host for them. Retries are counted since the last
+// progress, so a run of months does not end at its tenth failure.
 //
-// docs/guides/launch.md describes the behaviour, docs/formats/run.md the files: the record
-// launch.jsonl, and the heartbeat by which rank 0 says what it is doing.
+// docs/guides/launch.md describes the behaviour. docs/formats/run.md describes the files: the
+// record launch.jsonl, and the heartbeat with which rank 0 reports what it is doing.
 package launch
 
 import (
@@ -27,39 +26,39 @@ import (
 
 // Options describe a supervised run.
 type Options struct {
-	Output string  // run directory: what is locked, and where launch.jsonl and failures.jsonl are
-	Log    string  // folder of the output of ranks; "" = Output/launch
+	Output string  // run directory, which is locked; it has launch.jsonl and failures.jsonl
+	Log    string  // folder for the output of ranks; "" = Output/launch
 	Start  Starter // starts the ranks of an attempt
 	Ranks  int
-	// in order of preference; those that Ranks does not need are spares. None: this machine,
-	// whatever happens to it
+	// in order of preference; hosts that Ranks does not need are spares. None: this machine, also
+	// after failures
 	Hosts []Host
 
-	// Shrink is asked when the hosts that are left have room for so many ranks only. It returns
-	// with how many the run can go on, and what the environment of the ranks must have for that.
-	// Nil: the run does not go on with fewer.
+	// Shrink is called if the remaining hosts have slots for fewer ranks only. It returns the
+	// number of ranks with which the run can continue, and variables for their environment. Nil:
+	// the run does not continue with fewer ranks.
 	Shrink func(room int) (ranks int, environment []string, err error)
 
 	Limits   Limits
-	Retries  int   // attempts that may fail one after the other without progress
-	Progress int64 // steps beyond those ever reached that count as progress; at least 1
-	// wait before the first retry without progress, the second, …; the last stands for all later
-	// ones. None: no wait
+	Retries  int   // attempts in a row that may fail without progress
+	Progress int64 // steps beyond the furthest step so far that count as progress; at least 1
+	// wait before the first retry without progress, the second, …; the last value is for all later
+	// retries. None: no wait
 	BackOff []time.Duration
-	Grace   time.Duration // from SIGTERM to SIGKILL, for ranks that are to end
+	Grace   time.Duration // time between the SIGTERM and the SIGKILL for a rank
 
-	BlameExpiry time.Duration // failures.jsonl keeps a host out of use for so long; 0 is for ever
-	ForgetBlame bool          // use all hosts again, whatever failures.jsonl says
+	BlameExpiry time.Duration // time for which failures.jsonl keeps a host out of use; 0: forever
+	ForgetBlame bool          // use all hosts, also hosts that failures.jsonl blames
 
-	Deadline time.Time // when the machine is taken away; zero: never
-	// so long before the Deadline the run is stopped, but at most half the time until then; longer
-	// if its checkpoints take longer
+	Deadline time.Time // when the scheduler ends the job; zero: never
+	// time between the stop of the run and the Deadline, at most half the time until the Deadline;
+	// longer if the checkpoints take longer
 	Margin time.Duration
 
-	// of the user or the scheduler: the first stops the run after a checkpoint; a second SIGINT or
-	// SIGTERM kills it
+	// signals of the user or the scheduler: the first stops the run after a checkpoint; a second
+	// SIGINT or SIGTERM kills it
 	Signals <-chan os.Signal
-	Notice  func(text string) // called with what people should know at once, from the goroutine of Run
+	Notice  func(text string) // called with messages for the user, from the goroutine of Run
 }
 
 // Outcome is how an attempt ended.
@@ -67,18 +66,18 @@ type Outcome string
 
 // The outcomes.
 const (
-	Done          Outcome = "done"          // all ranks left with 0
-	Stopped       Outcome = "stopped"       // by a signal or ahead of the deadline; saved, and not tried again
-	Configuration Outcome = "configuration" // the ranks refuse what they were asked for (exit code 2): not tried again
-	// a rank was killed by somebody else, its host could not be reached, or failures.jsonl names it
+	Done          Outcome = "done"          // all ranks exited with 0
+	Stopped       Outcome = "stopped"       // by a signal or before the deadline; saved, and not retried
+	Configuration Outcome = "configuration" // the ranks reject the configuration or the flags (exit code 2); not retried
+	// another process killed a rank, its host could not be reached, or failures.jsonl names it
 	HostLost Outcome = "host"
 	Hang     Outcome = "hang" // no progress within the limit of a section
-	// a rank got a SIGTERM from elsewhere; all ranks have saved, and the run is tried again
+	// another process sent a SIGTERM to a rank; all ranks have saved, and the run is retried
 	Evicted Outcome = "evicted"
-	Failed  Outcome = "failed" // anything else
+	Failed  Outcome = "failed" // any other failure
 )
 
-// Exit codes of a supervised run, those of mula train among them.
+// Exit codes of a supervised run. They include the exit codes of mula train.
 const (
 	ExitDone          = 0
 	ExitFailed        = 1
@@ -87,31 +86,31 @@ const (
 	ExitHang          = 124 // as timeout(1)
 )
 
-// Result is how a supervised run ended.
+// Result describes the end of a supervised run.
 type Result struct {
 	Outcome  Outcome   `json:"outcome"`
 	Code     int       `json:"code"` // exit code
 	Reason   string    `json:"reason"`
 	Attempts []Attempt `json:"attempts"` // of this call
-	Excluded []string  `json:"excluded"` // hosts that are not used any more
+	Excluded []string  `json:"excluded"` // hosts that are out of use
 	Advice   *Advice   `json:"checkpoint_advice,omitempty"`
 }
 
 // Intervals of the supervisor.
 const (
-	lookEvery   = 500 * time.Millisecond // at the heartbeat
-	cascadeWait = 5 * time.Second        // for the other ranks to leave by themselves after one has died
+	lookEvery   = 500 * time.Millisecond // between two reads of the heartbeat
+	cascadeWait = 5 * time.Second        // for the other ranks to exit on their own after one has died
 )
 
-// Run supervises a run until it is done, is stopped, or cannot go on; Result.Reason says why. An
-// error is returned if there was nothing to supervise: the run directory is another launcher's, a
-// file cannot be written, or a starter cannot start anything.
+// Run supervises a run until it is done, is stopped, or cannot continue. Result.Reason has the
+// reason. Run returns an error if another launcher has the run directory, if a file cannot be
+// written, or if the starter cannot start the ranks.
 func Run(ctx context.Context, o Options) (Result, error) {
 	if o.Log == "" {
 		o.Log = filepath.Join(o.Output, "launch")
 	}
 	if o.Ranks < 1 {
-		return Result{}, fmt.Errorf("%d ranks; there must be at least 1", o.Ranks)
+		return Result{}, fmt.Errorf("%d ranks; at least 1 is required", o.Ranks)
 	}
 	lock, err := lockRun(o.Output)
 	if err != nil {
@@ -140,26 +139,26 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	return result, err
 }
 
-// A supervisor is a supervised run under way.
+// A supervisor is a supervised run in progress.
 type supervisor struct {
 	Options
 	hosts    *pool
 	watch    *watch
 	failures *failureLog
 	record   *os.File
-	number   int // of the last attempt, over all launchers of the run
+	number   int // of the last attempt, counted over all launchers of the run
 	attempts []Attempt
 
 	stopping    bool      // the run was asked to stop
 	interrupted bool      // by SIGINT or SIGTERM
-	killed      bool      // by these twice
+	killed      bool      // by a second SIGINT or SIGTERM
 	environment []string  // of the ranks, from Shrink
-	furthest    int64     // steps done by the attempt that came furthest
-	counted     int64     // furthest when the failures were last set to 0
-	failed      int       // attempts in a row, without progress
+	furthest    int64     // largest number of steps done by an attempt
+	counted     int64     // furthest when failed was last set to 0
+	failed      int       // attempts in a row without progress
 	stuck       int       // attempts in a row that ended before their first step was done
-	wrong       *Failure  // the newest failure about wrong values: of one host, or of the run
-	deadline    time.Time // zero for none, or if it has brought about the stop already
+	wrong       *Failure  // the newest failure with wrong values: of one host, or of the run
+	deadline    time.Time // zero for none, or if the run is already stopped for it
 }
 
 // run does the attempts.
@@ -188,25 +187,25 @@ func (s *supervisor) run(ctx context.Context) (Result, error) {
 			return *end, nil
 		}
 		wait := s.backOff()
-		s.Notice(fmt.Sprintf("attempt %d: %s; the next one begins in %s", attempt.Number, attempt.Reason, wait))
+		s.Notice(fmt.Sprintf("attempt %d: %s; the next attempt starts in %s", attempt.Number, attempt.Reason, wait))
 		if err := s.wait(ctx, wait); err != nil {
 			return Result{}, err
 		}
 		if s.stopping {
 			return Result{Outcome: Stopped, Code: ExitStopped, Reason: "stopped while waiting for the next attempt; " +
-				"run the " +
-				"same command to resume from the newest checkpoint"}, nil
+				"run the same command to resume from the newest checkpoint"}, nil
 		}
 	}
 }
 
-// place says on which host each rank runs next; with fewer ranks, if that is needed and possible.
+// place chooses the host of each rank of the next attempt. It reduces the number of ranks if that
+// is necessary and possible.
 func (s *supervisor) place() ([]string, error) {
 	hosts, room := s.hosts.place(s.Ranks)
 	if hosts != nil {
 		return hosts, nil
 	}
-	lost := fmt.Sprintf("%d ranks do not fit on the hosts that are left, which have room for %d: %s", s.Ranks, room,
+	lost := fmt.Sprintf("%d ranks do not fit on the remaining hosts, which have slots for %d: %s", s.Ranks, room,
 		s.hosts.lostText())
 	if s.Shrink == nil {
 		return nil, fmt.Errorf("%s. Name more hosts, repair these hosts and use them again with --forget-blame, or "+
@@ -226,7 +225,7 @@ func (s *supervisor) place() ([]string, error) {
 	return hosts, nil
 }
 
-// attempt starts the ranks and watches them until the last has left.
+// attempt starts the ranks and watches them until the last rank exits.
 func (s *supervisor) attempt(ctx context.Context, hosts []string) (Attempt, error) {
 	dir, err := s.makeFolder()
 	if err != nil {
@@ -239,8 +238,8 @@ func (s *supervisor) attempt(ctx context.Context, hosts []string) (Attempt, erro
 	}
 	environment := append([]string{train.HeartbeatVariable + "=" + beats}, s.environment...)
 	if os.Getenv("GOTRACEBACK") == "" {
-		// A Go program that panics leaves with 2, the code of a wrong configuration; so it aborts
-		// instead.
+		// A Go program that panics exits with 2, the code for a wrong configuration. This makes it
+		// abort instead.
 		environment = append(environment, "GOTRACEBACK=crash")
 	}
 	job, err := s.Start.Start(ctx, Ranks{Hosts: hosts, Dir: dir, Environment: environment})
@@ -258,9 +257,8 @@ func (s *supervisor) attempt(ctx context.Context, hosts []string) (Attempt, erro
 	return a, nil
 }
 
-// makeFolder makes the folder of the next attempt. That of an attempt that is not in the record,
-// because its launcher was killed, has a heartbeat that says nothing about this one, and its ranks
-// may still be writing it: its number is left out.
+// makeFolder makes the folder of the next attempt. It skips the number of an attempt that is not in
+// the record because its launcher was killed: its ranks may still be writing the heartbeat.
 func (s *supervisor) makeFolder() (string, error) {
 	if err := os.MkdirAll(s.Log, 0o755); err != nil {
 		return "", err
@@ -274,20 +272,20 @@ func (s *supervisor) makeFolder() (string, error) {
 	}
 }
 
-// An attemptWatch is what is seen of the ranks of an attempt.
+// An attemptWatch is the state of the ranks of an attempt.
 type attemptWatch struct {
 	s   *supervisor
 	job Job
 
 	last      train.Heartbeat
-	exits     []Exit    // before the launcher ended anything
+	exits     []Exit    // before the launcher ended any rank
 	ended     bool      // the launcher has told the ranks to end, or has killed them
 	hang      *overdue  // why, if they hung
 	firstDied time.Time // when the first rank failed
-	killAt    time.Time // when those that are left are killed; zero for never
+	killAt    time.Time // when the remaining ranks are killed; zero for never
 }
 
-// run returns when all ranks have left.
+// run returns when all ranks have exited.
 func (w *attemptWatch) run(ctx context.Context, beats string) error {
 	s := w.s
 	tick := time.NewTicker(lookEvery)
@@ -331,15 +329,14 @@ func (w *attemptWatch) look(beats string, now time.Time) {
 	}
 }
 
-// act does what is due at a moment.
+// act does the actions that are due.
 func (w *attemptWatch) act(now time.Time) {
 	s := w.s
 	switch {
 	case !w.killAt.IsZero():
 		if !now.Before(w.killAt) {
 			w.job.Kill()
-			// once more, for those that were just being started or are behind a remote shell that
-			// has lost its host
+			// again, for ranks that were being started, or whose remote shell has lost its host
 			w.killAt = now.Add(s.Grace)
 		}
 	case !w.firstDied.IsZero():
@@ -348,12 +345,12 @@ func (w *attemptWatch) act(now time.Time) {
 		}
 	case s.watch.overdue(now) != nil:
 		w.hang = s.watch.overdue(now)
-		s.Notice(w.hang.String() + ": all ranks are ended")
+		s.Notice(w.hang.String() + "; ending all ranks")
 		w.end(now)
 	case !s.deadline.IsZero() && !now.Before(s.stopTime()):
 		s.deadline = time.Time{}
 		if !s.stopping {
-			s.Notice(fmt.Sprintf("the time on this machine ends at %s: the run is stopped",
+			s.Notice(fmt.Sprintf("the job ends at %s; stopping the run",
 				s.Deadline.Format(time.TimeOnly)))
 			s.stopping = true
 			w.job.Stop()
@@ -361,23 +358,23 @@ func (w *attemptWatch) act(now time.Time) {
 	}
 }
 
-// end ends the ranks that are left, by SIGTERM and after a while by SIGKILL.
+// end ends the remaining ranks with SIGTERM, and later with SIGKILL.
 func (w *attemptWatch) end(now time.Time) {
 	w.ended = true
 	w.job.End()
 	w.killAt = now.Add(w.s.Grace)
 }
 
-// stopTime is when a run with a deadline is stopped: so that a step and twice the longest save fit
-// in.
+// stopTime returns the time at which a run with a deadline is stopped. A step and twice the longest
+// save fit between the stop and the deadline.
 func (s *supervisor) stopTime() time.Time {
 	margin := max(s.Margin, 2*s.watch.longest[train.SectionCheckpoint]+s.watch.longest[train.SectionStep])
 	return s.Deadline.Add(-margin)
 }
 
-// signalled handles a signal to the launcher. w is nil between attempts. Ranks are killed by the
-// second SIGINT or SIGTERM alone: schedulers send SIGUSR1 some time before they send SIGTERM, and
-// the ranks may still be saving then.
+// signalled handles a signal to the launcher. w is nil between attempts. Only a second SIGINT or
+// SIGTERM kills ranks: schedulers send SIGUSR1 some time before SIGTERM, and the ranks may still be
+// saving then.
 func (s *supervisor) signalled(w *attemptWatch, signal os.Signal) {
 	first, again := !s.stopping, s.interrupted
 	s.stopping = true
@@ -422,7 +419,7 @@ func (s *supervisor) backOff() time.Duration {
 	return s.BackOff[max(min(s.failed, len(s.BackOff))-1, 0)]
 }
 
-// exclude takes hosts out of use that failures.jsonl blames from earlier launches.
+// exclude takes hosts out of use that failures.jsonl blames for failures of earlier launches.
 func (s *supervisor) exclude() error {
 	since := time.Time{}
 	if s.BlameExpiry > 0 {
@@ -442,8 +439,7 @@ func (s *supervisor) exclude() error {
 	return nil
 }
 
-// advice is what the durations seen say about the interval of checkpoints; nil if they do not say
-// enough.
+// advice returns the advice for the interval of checkpoints, or nil without enough measurements.
 func (s *supervisor) advice() *Advice {
 	var seconds float64
 	failures := 0

@@ -226,14 +226,14 @@ func TestRun(t *testing.T) {
 			change: func(o *Options) { o.Hosts = nil }, outcome: Done, code: ExitDone,
 			hosts: strings.Repeat("localhost", 4) + " " + strings.Repeat("localhost", 4)},
 		{name: "wrong configuration", scripts: []script{setupFails(ExitConfiguration)}, outcome: Configuration,
-			code: ExitConfiguration, hosts: "aabb", reason: "exit code 2"},
+			code: ExitConfiguration, hosts: "aabb", reason: "exited with code 2"},
 		{name: "wrong configuration of one rank", scripts: []script{func(r *scripted) {
 			r.exits <- Exit{Rank: 1, Host: "a", Code: 1}
 			r.exits <- Exit{Rank: 3, Host: "b", Code: 2}
-		}}, outcome: Configuration, code: ExitConfiguration, hosts: "aabb", reason: "rank 3 on b left with exit " +
+		}}, outcome: Configuration, code: ExitConfiguration, hosts: "aabb", reason: "rank 3 on b exited with " +
 			"code 2"},
 		{name: "no first step, twice", scripts: []script{setupFails(ExitFailed)}, outcome: Failed, code: ExitFailed,
-			hosts: "aabb aabb", reason: "second attempt in a row", seconds: 1 + 5 + 1},
+			hosts: "aabb aabb", reason: "two attempts in a row ended before", seconds: 1 + 5 + 1},
 		{name: "no first step, but not in a row", scripts: []script{setupFails(ExitFailed),
 			dies(0, 3, 1, syscall.SIGKILL), setupFails(ExitFailed), done(2, 4)}, outcome: Done,
 			code: ExitDone, hosts: "aabb aabb bbcc bbcc"},
@@ -249,7 +249,7 @@ func TestRun(t *testing.T) {
 			code: ExitDone, hosts: "aa bb cc", lost: "a b"},
 		{name: "too few hosts", scripts: []script{unreachable("a"), unreachable("b")}, outcome: HostLost,
 			code: ExitFailed, hosts: "aabb bbcc", lost: "a b",
-			reason: "4 ranks do not fit on the hosts that are left, which have room for 2: a is out of use (host a " +
+			reason: "4 ranks do not fit on the remaining hosts, which have slots for 2: a is out of use (host a " +
 				"cannot be reached), b is"},
 		{name: "fewer ranks", scripts: []script{unreachable("a"), unreachable("b"), done(0, 5)},
 			change: func(o *Options) {
@@ -269,15 +269,15 @@ func TestRun(t *testing.T) {
 			outcome: Done, code: ExitDone, hosts: "aabb bbcc", lost: "a"},
 		{name: "not finite on two hosts at one step", scripts: []script{poisoned(0, 7, 3, "not_finite"),
 			poisoned(5, 7, 3, "not_finite")}, outcome: Failed, code: ExitFailed,
-			hosts: "aabb aacc", reason: "so it was on b: it is not the hosts"},
+			hosts: "aabb aacc", reason: "b had the same failure, so the hosts are not the cause"},
 		{name: "not finite on two hosts at two steps", scripts: []script{poisoned(0, 7, 3, "not_finite"),
 			poisoned(5, 9, 3, "not_finite")}, outcome: HostLost, code: ExitFailed,
 			hosts: "aabb aacc", lost: "b c", reason: "4 ranks do not fit"},
 		{name: "the run diverges, twice", scripts: []script{poisoned(0, 7, -1, "diverged"),
 			poisoned(5, 7, -1, "diverged")}, outcome: Failed, code: ExitFailed,
 			hosts: "aabb aabb",
-			reason: "the run diverged at step 7: values are not finite, and no single host is their source; so it " +
-				"was in an earlier attempt. The learning rate is too high"},
+			reason: "the run diverged at step 7: values are not finite, and no single host is their source; an earlier " +
+				"attempt had the same failure. The learning rate is too high"},
 		{name: "the run diverges, and then at another step", scripts: []script{poisoned(0, 7, -1, "diverged"),
 			poisoned(5, 9, -1, "diverged"), done(8, 20)}, outcome: Done, code: ExitDone,
 			hosts: "aabb aabb aabb"},
@@ -287,11 +287,11 @@ func TestRun(t *testing.T) {
 		{name: "not finite twice on the only host", scripts: []script{poisoned(0, 7, 3, "not_finite"),
 			poisoned(5, 7, 3, "not_finite")}, change: func(o *Options) { o.Hosts = nil },
 			outcome: Failed, code: ExitFailed, hosts: strings.Repeat("localhost", 4) + " " + strings.Repeat("localhost",
-				4), reason: "so it was in an earlier attempt"},
+				4), reason: "an earlier attempt had the same failure"},
 		{name: "another replica twice on the only host", scripts: []script{poisoned(0, 7, 3, "replica_differs"),
 			poisoned(5, 7, 3, "replica_differs")}, change: func(o *Options) { o.Hosts = nil },
 			outcome: Failed, code: ExitFailed, hosts: strings.Repeat("localhost", 4) + " " + strings.Repeat("localhost",
-				4), reason: "It is the machine"},
+				4), reason: "The machine is at fault"},
 		{name: "an error of one rank", scripts: []script{poisoned(0, 7, 3, "error"), done(5, 10)}, outcome: Done,
 			code: ExitDone, hosts: "aabb aacc"},
 		{name: "a rank that dies when all is done", scripts: []script{func(r *scripted) {
@@ -839,7 +839,7 @@ func TestInterval(t *testing.T) {
 		}
 	}
 	a := advise(2, 3600, 0.5)
-	if want := "a checkpoint takes 2 s and a failure came every 1h0m0s: saving every 240 steps (checkpoint.every) " +
+	if want := "a checkpoint takes 2 s, and the mean time between failures is 1h0m0s; saving every 240 steps (checkpoint.every) " +
 		"would lose the least time"; a.String() != want {
 		t.Errorf("%q, want %q", a, want)
 	}

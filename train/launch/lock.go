@@ -13,10 +13,10 @@ import (
 )
 
 // lockFile is the name of the file in a run directory that the launcher of the run has locked. It
-// says who that is.
+// names the launcher's process.
 const lockFile = ".launch.lock"
 
-// lockRun makes the run directory if need be and locks it for this launcher, until the file is
+// lockRun creates the run directory if necessary and locks it for this launcher until the file is
 // closed or the process ends.
 func lockRun(dir string) (*locks.File, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -25,7 +25,7 @@ func lockRun(dir string) (*locks.File, error) {
 	path := filepath.Join(dir, lockFile)
 	f, err := locks.Hold(path)
 	if errors.Is(err, locks.ErrHeld) {
-		return nil, fmt.Errorf("%s launches %s already; wait for it, stop it, or choose another output", holder(path),
+		return nil, fmt.Errorf("%s already launches %s; wait for it, stop it, or choose another output", holder(path),
 			dir)
 	}
 	if err != nil {
@@ -45,7 +45,7 @@ func lockRun(dir string) (*locks.File, error) {
 	return f, nil
 }
 
-// holder says whose a lock is.
+// holder describes the process that has a lock.
 func holder(path string) string {
 	if f, err := os.Open(path); err == nil {
 		defer f.Close()

@@ -28,7 +28,7 @@ const (
 	Slurm   Kind = "Slurm"
 )
 
-// DetectMPI asks an mpiexec, a program and arguments, which MPI it belongs to.
+// DetectMPI runs mpiexec, a program with its arguments, to find out which MPI it belongs to.
 func DetectMPI(ctx context.Context, mpiexec []string) (Kind, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
@@ -43,24 +43,24 @@ func DetectMPI(ctx context.Context, mpiexec []string) (Kind, error) {
 		return "", fmt.Errorf("%s --version: %w", mpiexec[0], err)
 	}
 	line, _, _ := strings.Cut(strings.TrimSpace(text), "\n")
-	return "", fmt.Errorf("%s is neither from Open MPI nor from MPICH's Hydra, and mula launch can use no "+
-		"other: its --version is %q. Name one of these with --mpiexec, start the ranks "+
+	return "", fmt.Errorf("%s is neither from Open MPI nor from MPICH's Hydra, and mula launch supports no "+
+		"other: its --version is %q. Name another program with --mpiexec, start the ranks "+
 		"over ssh with --with tcp --hosts HOSTS (in a PBS job: --hosts $PBS_NODEFILE), or start them without mula launch: %s -n RANKS mula train", mpiexec[0], line, mpiexec[0])
 }
 
-// MPI is a [Starter] that has an mpiexec or srun start the ranks. Which rank died it reads in what
-// that program says.
+// MPI is a [Starter] that starts the ranks with mpiexec or srun. It reads in the output of that
+// program which rank died.
 type MPI struct {
 	Kind     Kind
-	TCP      bool     // of Slurm: the ranks speak TCP, and need no PMI
-	Port     int      // at which rank 0 listens then; 0 = one that is free
-	Program  []string // mpiexec or srun, and arguments that come first
+	TCP      bool     // Slurm: the ranks use TCP and need no PMI
+	Port     int      // with TCP, the port at which rank 0 listens; 0 = a free port
+	Program  []string // mpiexec or srun, and its first arguments
 	Command  []string // program and arguments of a rank
-	AllLocal bool     // whatever a host is called, it is this machine: for tests
+	AllLocal bool     // all hosts are this machine, for tests
 	Output   Output
 }
 
-// Name is that of the kind.
+// Name returns the kind, and ", tcp" if the ranks use TCP.
 func (m *MPI) Name() string {
 	if m.TCP {
 		return string(m.Kind) + ", tcp"
@@ -73,8 +73,8 @@ func (m *MPI) Start(_ context.Context, r Ranks) (Job, error) {
 	r.Environment = append(slices.Clone(r.Environment), tcp.SizeVariable+"="+strconv.Itoa(len(r.Hosts)))
 	if m.TCP && len(r.Hosts) > 1 {
 		if r.Hosts[0] == localhost {
-			return nil, errors.New("srun without MPI needs the names of the nodes, which a job of Slurm has " +
-				"(SLURM_JOB_NODELIST); start the run in sbatch or salloc")
+			return nil, errors.New("srun without MPI needs the names of the nodes (SLURM_JOB_NODELIST); " +
+				"start the run in sbatch or salloc")
 		}
 		meeting, err := meetingPoint(r.Hosts[0], m.Port, false)
 		if err != nil {
@@ -102,7 +102,7 @@ func (m *MPI) Start(_ context.Context, r Ranks) (Job, error) {
 	}
 	j := &programJob{cmd: cmd, stop: m.Kind.stopSignal(), exits: make(chan Exit, 1)}
 	go func() {
-		_ = cmd.Wait() // its error is in the state
+		_ = cmd.Wait() // the state has the error
 		j.mu.Lock()
 		j.ended = true
 		j.mu.Unlock()
@@ -123,8 +123,8 @@ type hostRanks struct {
 	ranks int
 }
 
-// arguments are those of the program for an attempt: how many ranks, on which hosts, with what
-// environment, and the command.
+// arguments returns the arguments of the program for an attempt: the number of ranks, their hosts,
+// their environment, and the command.
 func (m *MPI) arguments(r Ranks) ([]string, error) {
 	var hosts []hostRanks
 	for _, h := range r.Hosts {
@@ -135,7 +135,7 @@ func (m *MPI) arguments(r Ranks) ([]string, error) {
 		hosts = append(hosts, hostRanks{h, 1})
 	}
 	here := hosts[0].host == localhost && len(hosts) == 1
-	if m.AllLocal && !here { // a part of the command for each host, which tells the ranks what it is called
+	if m.AllLocal && !here { // a part of the command for each host, which passes the name of the host to the ranks
 		var arguments []string
 		for i, h := range hosts {
 			if i > 0 {
@@ -158,7 +158,7 @@ func (m *MPI) arguments(r Ranks) ([]string, error) {
 		arguments = append(arguments, "--host", strings.Join(rooms, ","))
 	case m.Kind == MPICH:
 		arguments = append(arguments, "-hosts", strings.Join(rooms, ","))
-	default: // the name of a node for each of its ranks, in this order, whatever the order of Slurm is
+	default: // the name of a node for each of its ranks; Slurm may use another order
 		arguments = append(arguments, "--nodes="+strconv.Itoa(len(hosts)), "--distribution=arbitrary",
 			"--nodelist="+strings.Join(r.Hosts, ","))
 	}
@@ -168,9 +168,9 @@ func (m *MPI) arguments(r Ranks) ([]string, error) {
 	return append(append(arguments, m.export(r.Environment)...), m.Command...), nil
 }
 
-// slurmArguments are the arguments of srun that do not depend on hosts, and the command. A shell on
-// the node passes on what only srun knows: which rank this is, and what Slurm calls the node. The
-// user's own options go first and are not repeated.
+// slurmArguments returns the arguments of srun that do not depend on hosts, and the command. A
+// shell on the node passes on the rank and Slurm's name of the node, which only srun has. The
+// user's own options come first and are not repeated.
 func (m *MPI) slurmArguments() []string {
 	arguments := []string{"--kill-on-bad-exit=1"}
 	if option(m.Program, "--export") == "" {
@@ -187,8 +187,8 @@ func (m *MPI) slurmArguments() []string {
 	return append(append(arguments, "sh", "-c", set+`; exec "$@"`, "sh"), m.Command...)
 }
 
-// export are the arguments by which the program hands variables of its own environment to ranks on
-// other hosts. MPICH and Slurm hand on all.
+// export returns the arguments that make the program pass variables of its environment to ranks on
+// other hosts. MPICH and Slurm pass all variables.
 func (m *MPI) export(environment []string) []string {
 	var arguments []string
 	if m.Kind == OpenMPI {
@@ -200,8 +200,8 @@ func (m *MPI) export(environment []string) []string {
 	return arguments
 }
 
-// What the programs say of the rank that made them end the others: Open MPI 4.1, MPICH 4.0 (Hydra),
-// Slurm 23.
+// Messages of the programs about the rank whose failure made them end the others: Open MPI 4.1,
+// MPICH 4.0 (Hydra), Slurm 23.
 var (
 	openMPISignal = regexp.MustCompile(`process\s+rank\s+(\d+)\s+with\s+PID\s+\d+\s+on\s+node\s+(\S+)\s+exited\s+on\s+signal\s+(\d+)`)
 	openMPICode   = regexp.MustCompile(`Process name: \[\[\d+,\d+\],(\d+)\]\s+Exit code:\s+(\d+)`)
@@ -215,8 +215,8 @@ var slurmSignals = map[string]syscall.Signal{"Out Of Memory": syscall.SIGKILL, "
 	"Terminated": syscall.SIGTERM, "Aborted": syscall.SIGABRT,
 	"Segmentation fault": syscall.SIGSEGV, "Bus error": syscall.SIGBUS}
 
-// cause completes the exit of the program by what it said about its ranks, which run on these
-// hosts.
+// cause completes the exit of the program with its messages about the ranks. hosts are the hosts of
+// the ranks.
 func (m *MPI) cause(e *Exit, said string, hosts []string) {
 	number := func(text string) int { n, _ := strconv.Atoi(text); return n } // of digits
 	if e.Signal == 0 && e.Code > 128 && e.Code < 128+65 {
@@ -247,11 +247,11 @@ func (m *MPI) cause(e *Exit, said string, hosts []string) {
 			*e = *first
 		}
 		if slurmMemory.MatchString(said) {
-			e.Note = "out of memory, as Slurm says"
+			e.Note = "out of memory, according to Slurm"
 		}
 	}
 	if e.Rank >= 0 && e.Rank < len(hosts) {
-		e.Host = hosts[e.Rank] // under the name that it has in our list
+		e.Host = hosts[e.Rank] // the name in our list
 	}
 }
 
@@ -280,7 +280,7 @@ func (t *tail) String() string {
 	return string(t.text)
 }
 
-// A programJob is a program that stands for all ranks.
+// A programJob is a program that runs all ranks.
 type programJob struct {
 	cmd   *exec.Cmd
 	stop  syscall.Signal // which it passes on to the ranks
@@ -302,8 +302,8 @@ func (j *programJob) signal(s syscall.Signal) {
 	}
 }
 
-// Kill kills the program, and the ranks that it has started on this machine. Those on other hosts
-// are killed by its daemons there, when they miss it.
+// Kill kills the program and the ranks that it has started on this machine. On other hosts, the
+// program's daemons kill the ranks when they lose the program.
 func (j *programJob) Kill() {
 	j.mu.Lock()
 	defer j.mu.Unlock()

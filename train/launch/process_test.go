@@ -367,7 +367,7 @@ func TestKilledShell(t *testing.T) {
 	a := result.Attempts[0]
 	if result.Code != ExitDone || len(result.Attempts) != 2 || a.Outcome != Failed || a.Blamed != "" ||
 		strings.Join(result.Attempts[1].Hosts, "") != "aab" ||
-		!strings.Contains(a.Reason, "the remote shell to b, on this machine, was ended by signal 9") {
+		!strings.Contains(a.Reason, "the remote shell to b, on this machine, was killed by signal 9") {
 		t.Errorf("%+v", result)
 	}
 }
@@ -401,7 +401,7 @@ func TestLocalhostAmongHosts(t *testing.T) {
 	p := newPlay(t, "exit 0", remotes(t))
 	p.Hosts = []Host{{"localhost", 2}, {"b", 1}}
 	if _, err := Run(t.Context(), p.Options); err == nil ||
-		!strings.Contains(err.Error(), "name this one as the others know it") {
+		!strings.Contains(err.Error(), "use a name of this machine that the other hosts can resolve") {
 		t.Errorf("%v", err)
 	}
 }
@@ -572,29 +572,29 @@ func TestSlurmSays(t *testing.T) {
 		want string
 	}{
 		{"srun: error: nid002: task 3: Killed\nsrun: error: nid001: task 0: Exited with exit code 1\n", 137,
-			"rank 3 on nid002 was ended by signal 9 (killed)"},
+			"rank 3 on nid002 was killed by signal 9 (killed)"},
 		{"srun: error: nid001: task 0: Exited with exit code 1\nsrun: error: nid002: task 3: Killed\nsrun: error: " +
-			"nid002: task 2: Terminated\n", 1, "rank 3 on nid002 was ended by signal 9 (killed)"},
-		{"srun: error: nid001: tasks 1,0: Exited with exit code 2\n", 2, "rank 1 on nid001 left with exit code 2"},
+			"nid002: task 2: Terminated\n", 1, "rank 3 on nid002 was killed by signal 9 (killed)"},
+		{"srun: error: nid001: tasks 1,0: Exited with exit code 2\n", 2, "rank 1 on nid001 exited with code 2"},
 		{"srun: error: nid002: task 2: Segmentation fault (core dumped)\n", 139,
-			"rank 2 on nid002 was ended by signal 11 (segmentation fault)"},
+			"rank 2 on nid002 was killed by signal 11 (segmentation fault)"},
 		{"srun: error: nid002: task 2: Out Of Memory\n", 137,
-			"rank 2 on nid002 was ended by signal 9 (killed): out of memory, as Slurm says"},
+			"rank 2 on nid002 was killed by signal 9 (killed): out of memory, according to Slurm"},
 		{"slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0. Some of your processes may have been " +
 			"killed by the cgroup out-of-memory handler.\n" +
 			"srun: error: nid002: task 2: Killed\n", 137,
-			"rank 2 on nid002 was ended by signal 9 (killed): out of memory, as Slurm says"},
+			"rank 2 on nid002 was killed by signal 9 (killed): out of memory, according to Slurm"},
 		{"slurmstepd-nid001: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM " +
 			"Killed.\n", 137,
-			"a rank was ended by signal 9 (killed): out of memory, as Slurm says"},
+			"a rank was killed by signal 9 (killed): out of memory, according to Slurm"},
 		{"slurmstepd: error: Exceeded step memory limit at some point.\n", 1,
-			"a rank left with exit code 1: out of memory, as Slurm says"},
+			"a rank exited with code 1: out of memory, according to Slurm"},
 		{"slurmstepd: error: StepId=7.0 exceeded memory limit (9000 > 8000), being killed\n", 137,
-			"a rank was ended by signal 9 (killed): out of memory, as Slurm says"},
+			"a rank was killed by signal 9 (killed): out of memory, according to Slurm"},
 		{"mula: the device is out of memory\nsrun: error: nid002: task 2: Exited with exit code 1\n", 1,
-			"rank 2 on nid002 left with exit code 1"},
-		{"", 137, "a rank was ended by signal 9 (killed)"},
-		{"", 1, "a rank left with exit code 1"},
+			"rank 2 on nid002 exited with code 1"},
+		{"", 137, "a rank was killed by signal 9 (killed)"},
+		{"", 1, "a rank exited with code 1"},
 	} {
 		e := Exit{Rank: -1, Code: test.code}
 		(&MPI{Kind: Slurm}).cause(&e, test.said, hosts)

@@ -16,8 +16,8 @@ import (
 // RecordFile is the name of the record of attempts in a run directory.
 const RecordFile = "launch.jsonl"
 
-// failuresFile is the name of the file in a run directory to which a rank that finds its values
-// wrong appends a line before it leaves.
+// failuresFile is the name of the file in a run directory to which a rank with wrong values appends
+// a line before it exits.
 const failuresFile = "failures.jsonl"
 
 // An Attempt is a line of launch.jsonl.
@@ -30,18 +30,18 @@ type Attempt struct {
 	Outcome Outcome   `json:"outcome"`
 	Reason  string    `json:"reason"`
 	Blamed  string    `json:"blamed,omitempty"` // host
-	Rank    *int      `json:"rank,omitempty"`   // that failed first; -1 if it is not known which
-	From    int64     `json:"from"`             // steps done when the attempt began
-	Step    int64     `json:"step"`             // steps done when it ended, those lost with it among them
+	Rank    *int      `json:"rank,omitempty"`   // that failed first; -1 if unknown
+	From    int64     `json:"from"`             // steps done at the start
+	Step    int64     `json:"step"`             // steps done at the end, including steps after the last checkpoint
 	Steps   int64     `json:"steps"`            // done in between
-	Setup   float64   `json:"setup_seconds"`    // from the start of rank 0 to its first step; 0 if it never came there
+	Setup   float64   `json:"setup_seconds"`    // from the start of rank 0 to its first step; 0 if it did no step
 
 	unreachable bool   // a host did not answer
-	genuine     string // what to do about a failure that came again; "" for a failure that may be a host's
+	genuine     string // remedy for a repeated failure; "" for a failure that a host may have caused
 }
 
-// openRecord opens launch.jsonl for more attempts and returns the number of the last one in it. A
-// last line that is not whole is cut off.
+// openRecord opens launch.jsonl for appending and returns the number of its last attempt. It cuts
+// off an incomplete last line.
 func openRecord(path string) (f *os.File, last int, err error) {
 	if f, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644); err != nil {
 		return nil, 0, err
@@ -69,7 +69,7 @@ func openRecord(path string) (f *os.File, last int, err error) {
 	return f, last, err
 }
 
-// appendRecord writes an attempt, and brings it to disk.
+// appendRecord writes an attempt and syncs the file.
 func appendRecord(f *os.File, a Attempt) error {
 	line, err := json.Marshal(a)
 	if err != nil {
@@ -81,7 +81,7 @@ func appendRecord(f *os.File, a Attempt) error {
 	return f.Sync()
 }
 
-// readLines gives each whole line to take, and returns the number of bytes in them.
+// readLines calls take with each complete line, and returns the number of bytes in these lines.
 func readLines(r io.Reader, path string, take func(line []byte) error) (int64, error) {
 	in, whole := bufio.NewReader(r), int64(0)
 	for number := 1; ; number++ {
@@ -94,7 +94,7 @@ func readLines(r io.Reader, path string, take func(line []byte) error) (int64, e
 		}
 		if text := bytes.TrimSpace(line); len(text) > 0 {
 			if err := take(text); err != nil {
-				return whole, fmt.Errorf("%s, line %d: %w", path, number, err)
+				return whole, fmt.Errorf("%s:%d: %w", path, number, err)
 			}
 		}
 		whole += int64(len(line))
@@ -111,17 +111,17 @@ type Failure struct {
 	Error string `json:"error"`
 }
 
-// The kinds of failures. All but kindForgiven are the ranks'.
+// The kinds of failures. Ranks write all of them but kindForgiven.
 const (
 	kindNotFinite = "not_finite"
 	kindReplica   = "replica_differs"
 	kindDiverged  = "diverged"
-	// the launcher uses the host again, or all hosts if none is named: failures before this line do
+	// the launcher uses the host again, or all hosts if Host is ""; failures before this line do
 	// not count
 	kindForgiven = "forgiven"
 )
 
-// damning reports whether a failure speaks against its host: the host computed something wrong.
+// damning reports whether a host computed wrong values.
 func (f Failure) damning() bool { return f.Kind == kindNotFinite || f.Kind == kindReplica }
 
 // repeats reports whether a failure is the same as an earlier one, perhaps on another host.
@@ -179,11 +179,11 @@ func forgive(path, host, why string) error {
 	return errors.Join(err, f.Close())
 }
 
-// A failureLog reads what ranks append to failures.jsonl.
+// A failureLog reads the lines that ranks append to failures.jsonl.
 type failureLog struct {
 	path string
-	old  []Failure // that were there before
-	at   int64     // what has been read
+	old  []Failure // before this launch
+	at   int64     // bytes that have been read
 }
 
 func openFailures(path string) (*failureLog, error) {
@@ -193,8 +193,8 @@ func openFailures(path string) (*failureLog, error) {
 	return l, err
 }
 
-// read returns the failures since the last call. One that cannot be read is none: the ranks' exits
-// say enough.
+// read returns the failures since the last call. It skips lines that cannot be read: the exits of
+// the ranks are enough.
 func (l *failureLog) read() []Failure {
 	failures, _ := l.next()
 	return failures
@@ -215,7 +215,7 @@ func (l *failureLog) next() (failures []Failure, err error) {
 	whole, err := readLines(f, l.path, func(line []byte) error {
 		var failure Failure
 		if json.Unmarshal(line, &failure) == nil {
-			// else a rank was killed while it wrote, and another went on in its line
+			// else a rank was killed while it wrote, and another rank continued its line
 			failures = append(failures, failure)
 		}
 		return nil

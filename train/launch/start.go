@@ -26,46 +26,47 @@ import (
 
 // A Starter starts the ranks of an attempt.
 type Starter interface {
-	Name() string // for records, such as "tcp"
+	Name() string // in records, such as "tcp"
 	Start(ctx context.Context, r Ranks) (Job, error)
 }
 
-// Ranks are what an attempt starts.
+// Ranks are the ranks of an attempt.
 type Ranks struct {
 	Hosts       []string // of each rank
-	Environment []string // of every rank, NAME=value, beyond that of the launcher
-	Dir         string   // folder for what they print
+	Environment []string // of every rank, NAME=value, in addition to the environment of the launcher
+	Dir         string   // folder for their output
 }
 
-// A Job is ranks that run. Its methods return at once.
+// A Job is the running ranks of an attempt. Its methods do not wait.
 type Job interface {
-	Exits() <-chan Exit // closed after the last
-	Stop()              // asks the ranks to finish their step, save and leave
-	End()               // tells them to leave now
-	Kill()              // kills them
+	Exits() <-chan Exit // closed after the last exit
+	Stop()              // asks the ranks to finish their step, save and exit
+	End()               // asks the ranks to exit now
+	Kill()              // kills the ranks
 }
 
-// hostVariable tells a rank what its host is called in the launcher's list: the name under which
-// its failures are recorded.
+// hostVariable names the environment variable with the name of a rank's host in the launcher's
+// list. Failures are recorded under that name.
 const hostVariable = "MULA_HOST"
 
-// Output is where the output of ranks goes, beside the files in the folder of the attempt.
+// Output has the writers for the output of ranks. The output is also written to files in the folder
+// of the attempt.
 type Output struct{ Stdout, Stderr io.Writer }
 
-// Processes is a [Starter] that starts every rank itself: as a child on this machine, by a remote
-// shell elsewhere. The ranks speak TCP.
+// Processes is a [Starter] that starts every rank itself: as a child process on this machine, and
+// with a remote shell on other hosts. The ranks use TCP.
 type Processes struct {
 	// program and arguments of a rank; the program's path must be absolute if there are remote
 	// hosts
 	Command     []string
 	RemoteShell []string // program and arguments, to which a host and a command are added, as in ssh -T HOST COMMAND
 	Agent       []string // program and arguments that run [Agent] on a remote host
-	AllLocal    bool     // whatever a host is called, it is this machine: for tests
-	Port        int      // at which rank 0 listens; 0 = one that is free
+	AllLocal    bool     // all hosts are this machine, for tests
+	Port        int      // at which rank 0 listens; 0 = a free port
 	Output      Output
 }
 
-// Name is "tcp".
+// Name returns "tcp".
 func (p *Processes) Name() string { return "tcp" }
 
 // Start starts the ranks. It fails if the program of a local rank, or the remote shell, cannot be
@@ -75,8 +76,8 @@ func (p *Processes) Start(_ context.Context, r Ranks) (Job, error) {
 	if len(r.Hosts) > 1 {
 		if first := r.Hosts[0]; !p.AllLocal && (first == localhost || first == "127.0.0.1") {
 			if i := slices.IndexFunc(r.Hosts, func(h string) bool { return !isLocal(h) }); i >= 0 {
-				return nil, fmt.Errorf("rank 0 is to run on %s, which is another machine to %s: name this one as "+
-					"the others know it", first, r.Hosts[i])
+				return nil, fmt.Errorf("rank 0 runs on %s, which is not this machine from %s; use a name of this machine that "+
+					"the other hosts can resolve", first, r.Hosts[i])
 			}
 		}
 		meeting, err := meetingPoint(r.Hosts[0], p.Port, p.AllLocal)
@@ -122,8 +123,8 @@ func (p *Processes) Start(_ context.Context, r Ranks) (Job, error) {
 	return j, nil
 }
 
-// meetingPoint is the environment by which ranks that speak TCP find each other: the address of
-// rank 0, which runs on a host, and a new secret.
+// meetingPoint returns the environment with which ranks find each other over TCP: the address of
+// rank 0, which runs on host, and a new secret.
 func meetingPoint(host string, port int, allLocal bool) ([]string, error) {
 	address, err := rankZero(host, port, allLocal)
 	if err != nil {
@@ -134,7 +135,7 @@ func meetingPoint(host string, port int, allLocal bool) ([]string, error) {
 	return []string{tcp.AddressVariable + "=" + address, tcp.SecretVariable + "=" + hex.EncodeToString(secret)}, nil
 }
 
-// rankZero is the address at which rank 0 listens on a host.
+// rankZero returns the address at which rank 0 listens on a host.
 func rankZero(host string, port int, allLocal bool) (string, error) {
 	local, name := allLocal || host == localhost, host
 	if local {
@@ -152,7 +153,7 @@ func rankZero(host string, port int, allLocal bool) (string, error) {
 		}
 		port = l.Addr().(*net.TCPAddr).Port
 		l.Close()
-	default: // one that is unlikely to be in use there; if it is, the next attempt has another one
+	default: // a port that is unlikely to be in use there; if it is, the next attempt uses another port
 		n, err := rand.Int(rand.Reader, big.NewInt(10000))
 		if err != nil {
 			return "", err
@@ -173,7 +174,7 @@ func loopback() string {
 	return fmt.Sprintf("127.%d.%d.%d", b[0], b[1], 1+b[2]%254)
 }
 
-// localhost is this machine, by the name under which no list of hosts has been given.
+// localhost is the name of this machine if no list of hosts is given.
 const localhost = "localhost"
 
 // isLocal reports whether a host is this machine.
@@ -189,7 +190,7 @@ func isLocal(host string) bool {
 	return host == name || host == short
 }
 
-// shellLine is a command as a shell reads it.
+// shellLine quotes a command for a shell.
 func shellLine(command []string) string {
 	quoted := make([]string, len(command))
 	for i, word := range command {
@@ -198,7 +199,7 @@ func shellLine(command []string) string {
 	return strings.Join(quoted, " ")
 }
 
-// A processJob is processes, each the leader of a group of its own.
+// A processJob is a set of processes. Each leads its own process group.
 type processJob struct {
 	exits chan Exit
 	wait  sync.WaitGroup
@@ -207,22 +208,22 @@ type processJob struct {
 	processes []*process
 }
 
-// A process is one of a job.
+// A process is a process of a job.
 type process struct {
 	cmd    *exec.Cmd
 	orders chan []byte // lines for an agent; nil for a local rank
-	pipe   io.Closer   // by which they go
+	pipe   io.Closer   // for orders
 	cut    bool        // the pipe is closed
 	ended  bool
 }
 
 func newProcessJob(ranks int) *processJob { return &processJob{exits: make(chan Exit, ranks)} }
 
-// start starts a process of the job. An agent gets its order on its standard input, which stays
-// open: its end would be the end of the rank.
+// start starts a process of the job. An agent reads its order from its standard input, which stays
+// open, because its end would end the rank.
 func (j *processJob) start(cmd *exec.Cmd, e Exit, out *rankOutput, remote bool, order agentOrder) error {
 	cmd.Stdout, cmd.Stderr = out.stdout, out.stderr
-	cmd.WaitDelay = 2 * time.Second // a process that the rank has left behind may hold its output open
+	cmd.WaitDelay = 2 * time.Second // a child process that survives the rank may keep its output open
 	leadGroup(cmd)
 	p := &process{cmd: cmd}
 	if remote {
@@ -238,7 +239,7 @@ func (j *processJob) start(cmd *exec.Cmd, e Exit, out *rankOutput, remote bool, 
 		p.orders <- line
 		go func() {
 			for line := range p.orders {
-				_, _ = pipe.Write(append(line, '\n')) // if the shell has died, its exit says so
+				_, _ = pipe.Write(append(line, '\n')) // if the shell has died, its exit is reported
 			}
 		}()
 	}
@@ -252,7 +253,7 @@ func (j *processJob) start(cmd *exec.Cmd, e Exit, out *rankOutput, remote bool, 
 	j.processes = append(j.processes, p)
 	j.mu.Unlock()
 	j.wait.Go(func() {
-		_ = cmd.Wait() // its error is in the state, or about the pipes of a process that has left
+		_ = cmd.Wait() // the state has the error, or it concerns the pipes of a process that has exited
 		j.mu.Lock()
 		p.ended = true
 		if p.orders != nil {
@@ -265,7 +266,7 @@ func (j *processJob) start(cmd *exec.Cmd, e Exit, out *rankOutput, remote bool, 
 	return nil
 }
 
-// all says that all processes have been started.
+// all records that all processes have been started.
 func (j *processJob) all() {
 	go func() {
 		j.wait.Wait()
@@ -273,12 +274,12 @@ func (j *processJob) all() {
 	}()
 }
 
-// remoteShellFailed is the exit code by which ssh says that it could not reach the host, or has
-// lost it.
+// remoteShellFailed is the exit code of ssh if it could not reach the host or has lost the
+// connection.
 const remoteShellFailed = 255
 
-// exitOf is how a process ended. An agent gives the signal that ended its rank as shells do, by 128
-// and its number.
+// exitOf returns how a process ended. An agent reports the signal that ended its rank as shells do:
+// 128 plus the number of the signal.
 func exitOf(e Exit, state *os.ProcessState, remote bool) Exit {
 	var status syscall.WaitStatus
 	ok := false
@@ -309,8 +310,8 @@ func (j *processJob) Stop()              { j.signal(syscall.SIGTERM) }
 func (j *processJob) End()               { j.signal(syscall.SIGTERM) }
 func (j *processJob) Kill()              { j.signal(syscall.SIGKILL) }
 
-// signal sends a signal to the groups of all processes that still run: of remote ranks, by their
-// agents.
+// signal sends a signal to the groups of all processes that still run. The agents forward it to
+// remote ranks.
 func (j *processJob) signal(s syscall.Signal) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -323,18 +324,19 @@ func (j *processJob) signal(s syscall.Signal) {
 			default: // the remote shell has stopped reading
 			}
 		case p.orders != nil && !p.cut:
-			p.pipe.Close() // by which the agent kills the rank
+			p.pipe.Close() // the agent then kills the rank
 			p.cut = true
 		default:
-			// a rank here; or a remote shell that has not ended since its pipe was closed: its host
-			// does not answer
+			// a local rank, or a remote shell that has not ended since its pipe was closed, because
+			// its host does not answer
 			signalGroup(p.cmd.Process.Pid, s)
 		}
 	}
 }
 
-// A rankOutput takes what a rank prints: into its file, and to the launcher's own output; there
-// rank 0 as it is, the others line by line after their number.
+// A rankOutput copies the output of a rank to the rank's file and to the launcher's output. In the
+// launcher's output, the output of rank 0 is unchanged, and each line of another rank follows the
+// number of the rank.
 type rankOutput struct {
 	file           *os.File
 	stdout, stderr io.Writer
@@ -365,8 +367,8 @@ func (o *rankOutput) close() {
 	o.file.Close()
 }
 
-// A tee writes to both, whatever becomes of the other: a full disk or a closed terminal must not
-// end a rank.
+// A tee writes to both writers, also if one fails: a full disk or a closed terminal must not end a
+// rank.
 type tee struct{ a, b io.Writer }
 
 func (t tee) Write(p []byte) (int, error) {
@@ -375,10 +377,10 @@ func (t tee) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// maxLine is the length at which a line without an end is written all the same.
+// maxLine is the number of bytes after which an incomplete line is written.
 const maxLine = 64 << 10
 
-// prefixed writes whole lines, each after a prefix.
+// prefixed writes complete lines, each after a prefix.
 type prefixed struct {
 	w      io.Writer
 	prefix string
@@ -402,7 +404,7 @@ func (p *prefixed) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// put writes the line in one piece, so that those of several ranks do not mix.
+// put writes the line in one call, so that the lines of several ranks do not mix.
 func (p *prefixed) put() {
 	text := append([]byte(p.prefix), p.line...)
 	if text[len(text)-1] != '\n' {

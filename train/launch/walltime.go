@@ -9,20 +9,20 @@ import (
 	"time"
 )
 
-// askLimit is how long a program of the scheduler may take to answer. The run starts without the
-// answer then.
+// askLimit is the time limit for a program of the scheduler. After it, the run starts without the
+// answer.
 const askLimit = 10 * time.Second
 
-// Deadline returns when the scheduler ends this job, as its environment or squeue says; zero if
-// there is no limit. In order: SLURM_JOB_END_TIME, in seconds since 1970; squeue, for versions of
-// Slurm without this variable (before 23.02); PBS_WALLTIME of Torque, in seconds from now, as if
-// the job had just begun. The warning says why the end of a job is not known; "" for none.
+// Deadline returns the time at which the scheduler ends this job, zero without a limit. It uses, in
+// this order: SLURM_JOB_END_TIME, in seconds since 1970; squeue, for versions of Slurm without this
+// variable (before 23.02); PBS_WALLTIME of Torque, in seconds from now, as if the job had just
+// started. warning is the reason if the end of a job is unknown, else "".
 func Deadline(ctx context.Context, getenv func(string) string, now time.Time) (at time.Time, warning string,
 	err error) {
 	seconds := func(name string, limit int64) (int64, error) {
 		n, err := strconv.ParseInt(getenv(name), 10, 64)
 		if err != nil || n < 0 {
-			return 0, fmt.Errorf("%s is %q, which is not a number of seconds; say when the run must be stopped with "+
+			return 0, fmt.Errorf("%s is %q, which is not a number of seconds; set the time limit of the run with "+
 				"--walltime", name, getenv(name))
 		}
 		return min(n, limit), nil
@@ -45,8 +45,8 @@ func Deadline(ctx context.Context, getenv func(string) string, now time.Time) (a
 			d, err = slurmDuration(left)
 		}
 		if err != nil {
-			return time.Time{}, fmt.Sprintf("Slurm does not say when job %s ends (%v); set --walltime, so that the "+
-				"run is stopped before", job, err), nil
+			return time.Time{}, fmt.Sprintf("the end of Slurm job %s is unknown (%v); set --walltime to stop the run "+
+				"before the job ends", job, err), nil
 		}
 		return now.Add(d), "", nil
 	case getenv("PBS_WALLTIME") != "":
@@ -56,16 +56,16 @@ func Deadline(ctx context.Context, getenv func(string) string, now time.Time) (a
 		}
 		return now.Add(time.Duration(n) * time.Second), "", nil
 	case getenv("PBS_JOBID") != "":
-		return time.Time{}, "PBS does not say when the job ends (only Torque sets PBS_WALLTIME); set --walltime, so " +
-			"that the run is stopped before", nil
+		return time.Time{}, "the end of the PBS job is unknown (only Torque sets PBS_WALLTIME); set --walltime to stop " +
+			"the run before the job ends", nil
 	}
 	return time.Time{}, "", nil
 }
 
-// slurmDuration reads a time as Slurm writes it: days-hours:minutes:seconds, of which the first two
-// may be missing.
+// slurmDuration reads a duration of Slurm: days-hours:minutes:seconds. Days and hours may be
+// missing.
 func slurmDuration(text string) (time.Duration, error) {
-	invalid := fmt.Errorf("squeue says %q", text)
+	invalid := fmt.Errorf("squeue printed %q", text)
 	days, clock, hasDays := strings.Cut(text, "-")
 	if !hasDays {
 		days, clock = "0", text
@@ -104,8 +104,9 @@ func ask(ctx context.Context, program string, arguments ...string) (string, erro
 	return strings.TrimSpace(string(out)), nil
 }
 
-// SlurmMPI returns the type of MPI with which an srun, a program and arguments, starts a step: that
-// of its option --mpi, else SLURM_MPI_TYPE, else Slurm's default. It is "none" if nothing says it.
+// SlurmMPI returns the MPI type with which srun, a program with its arguments, starts a step: the
+// value of its option --mpi, else SLURM_MPI_TYPE, else Slurm's default. It returns "none" if all of
+// these are missing.
 func SlurmMPI(ctx context.Context, srun []string, getenv func(string) string) string {
 	if mpi := option(srun, "--mpi"); mpi != "" {
 		return mpi
@@ -124,7 +125,7 @@ func SlurmMPI(ctx context.Context, srun []string, getenv func(string) string) st
 	return "none"
 }
 
-// option returns the value of an option in arguments, "" if it is not there.
+// option returns the value of an option in arguments, or "" if it is missing.
 func option(arguments []string, name string) string {
 	for i, argument := range arguments {
 		if value, ok := strings.CutPrefix(argument, name+"="); ok {

@@ -8,17 +8,16 @@ import (
 	"mula/train"
 )
 
-// Limits are how long a section of a run may last before the run counts as one that hangs. A
-// section that was seen may take Factor times as long as the longest that was seen, whatever
-// attempt that was in; no limit is below the section's floor.
+// Limits are the times after which a section of a run counts as hung. The limit of a section is
+// Factor times its longest duration in all attempts, and at least the section's floor.
 type Limits struct {
 	Floor  map[train.Section]time.Duration
-	First  time.Duration // limit of a section that was not seen yet, where the floor is not above it
+	First  time.Duration // limit of a section without a duration so far, if its floor is not larger
 	Factor float64
 }
 
-// DefaultLimits are for runs whose steps take up to a minute. The longest legitimate silence that
-// AuroraGPT reports is a save of 19 minutes.
+// DefaultLimits returns limits for runs whose steps take up to a minute. The longest save that
+// AuroraGPT reports took 19 minutes.
 func DefaultLimits() Limits {
 	return Limits{
 		Floor: map[train.Section]time.Duration{
@@ -30,22 +29,22 @@ func DefaultLimits() Limits {
 	}
 }
 
-// A watch sees from the heartbeat whether the run makes progress. It takes only what changes as
-// progress, by its own clock: those of hosts differ.
+// A watch checks the progress of a run from its heartbeat. It measures changes with its own clock,
+// because the clocks of hosts differ.
 type watch struct {
 	limits  Limits
 	longest map[train.Section]time.Duration
-	before  map[train.Section]train.Spent // by attempts before this one
+	before  map[train.Section]train.Spent // in earlier attempts
 
 	beat train.Heartbeat
-	seen time.Time // when the beat was first seen
+	seen time.Time // when the beat was first read
 }
 
 func newWatch(limits Limits) *watch {
 	return &watch{limits: limits, longest: map[train.Section]time.Duration{}, before: map[train.Section]train.Spent{}}
 }
 
-// begin begins an attempt: it is in its setup until it says otherwise.
+// begin starts an attempt. It is in its setup until the heartbeat names another section.
 func (w *watch) begin(now time.Time) {
 	for _, section := range train.Sections {
 		w.before[section] = w.spent(section)
@@ -53,7 +52,7 @@ func (w *watch) begin(now time.Time) {
 	w.beat, w.seen = train.Heartbeat{Section: train.SectionSetup}, now
 }
 
-// see takes a new beat.
+// see records a new beat.
 func (w *watch) see(beat train.Heartbeat, now time.Time) {
 	w.beat, w.seen = beat, now
 	for section, spent := range beat.Spent {
@@ -61,13 +60,13 @@ func (w *watch) see(beat train.Heartbeat, now time.Time) {
 	}
 }
 
-// spent is the time in a section over all attempts.
+// spent returns the time in a section over all attempts.
 func (w *watch) spent(section train.Section) train.Spent {
 	a, b := w.before[section], w.beat.Spent[section]
 	return train.Spent{Times: a.Times + b.Times, Seconds: a.Seconds + b.Seconds, Longest: max(a.Longest, b.Longest)}
 }
 
-// limit is how long a section may last.
+// limit returns the time limit of a section.
 func (w *watch) limit(section train.Section) time.Duration {
 	floor := w.limits.Floor[section]
 	longest, seen := w.longest[section]
@@ -77,7 +76,7 @@ func (w *watch) limit(section train.Section) time.Duration {
 	return max(floor, time.Duration(min(w.limits.Factor*float64(longest), math.MaxInt64/2)))
 }
 
-// An overdue is a section that lasts longer than it may.
+// An overdue is a section that exceeds its limit.
 type overdue struct {
 	section train.Section
 	step    int64
@@ -92,7 +91,7 @@ func (o overdue) String() string {
 		o.step)
 }
 
-// overdue is what is overdue at a moment, nil for nothing.
+// overdue returns the section that exceeds its limit, or nil.
 func (w *watch) overdue(now time.Time) *overdue {
 	if limit := w.limit(w.beat.Section); now.Sub(w.seen) > limit {
 		return &overdue{w.beat.Section, w.beat.Step, limit}
