@@ -62,7 +62,7 @@ func TestReportWatch(t *testing.T) {
 	}
 	waitFor("the first step and the broken line", func(p string) bool {
 		return strings.Contains(p, refresh) && strings.Contains(p, "<td>1 of 2</td>") &&
-			strings.Contains(p, "breaks off after 20 bytes")
+			strings.Contains(p, "is cut off after 20 bytes")
 	})
 	write("") // for a moment
 	write(growingHead + first + second)

@@ -8,7 +8,7 @@ import (
 	"mula/internal/page"
 )
 
-// An axis maps values to a coordinate of the drawing, linearly or by logarithm.
+// An axis maps values to a coordinate of the drawing, on a linear or a logarithmic scale.
 type axis struct {
 	lo, hi   float64 // the values at the ends
 	from, to float64 // their coordinates
@@ -17,8 +17,8 @@ type axis struct {
 	labels   []string
 }
 
-// newAxis chooses round ticks, about n of them, for values between lo and hi. An axis without
-// extent is given some.
+// newAxis chooses about n round ticks for values between lo and hi. If lo equals hi, the axis
+// extends beyond both.
 func newAxis(lo, hi, from, to float64, n int, log bool) *axis {
 	const huge, tiny = 1e300, 1e-280 // hi - lo stays finite, and its parts keep their digits
 	lo, hi = min(max(lo, -huge), huge), min(max(hi, -huge), huge)
@@ -32,7 +32,7 @@ func newAxis(lo, hi, from, to float64, n int, log bool) *axis {
 		}
 		a.ticks = logTicks(a.lo, a.hi)
 	} else {
-		// Differences below the 12th digit are rounding, and no ticks could tell them apart.
+		// Differences below the 12th digit are rounding errors. Tick labels could not show them.
 		if least := max(math.Abs(lo), math.Abs(hi)) * 1e-12; !(a.hi-a.lo > least) {
 			pad := max(math.Abs(lo)*0.1, least)
 			if lo == 0 && hi == 0 {
@@ -70,7 +70,7 @@ func (a *axis) at(v float64) float64 {
 	return a.from + (v-lo)/(hi-lo)*(a.to-a.from)
 }
 
-// logTicks are powers of ten, with their doubles and quintuples where there would be few.
+// logTicks returns powers of ten, and 2 and 5 times these powers if there would be few ticks.
 func logTicks(lo, hi float64) []float64 {
 	first, last := math.Floor(math.Log10(lo)), math.Ceil(math.Log10(hi))
 	multiples := []float64{1}
@@ -92,8 +92,8 @@ func logTicks(lo, hi float64) []float64 {
 	return ticks
 }
 
-// tickLabels writes ticks with as many decimals as tell them apart; thousands and more with a
-// letter, very small ones with an exponent.
+// tickLabels writes ticks with enough decimals to distinguish them. Thousands and larger values
+// have a letter, very small values an exponent.
 func tickLabels(ticks []float64, log bool) []string {
 	labels := make([]string, len(ticks))
 	if log || len(ticks) < 2 {
@@ -119,12 +119,12 @@ func tickLabels(ticks []float64, log bool) []string {
 	return labels
 }
 
-// magnitude is the unit in which an axis that reaches v counts, and its letter (SI, with B for 10⁹
-// as tokens and parameters are counted).
+// magnitude returns the unit of an axis that extends to v, and the letter of the unit: SI prefixes,
+// with B for 10⁹ as is usual for tokens and parameters.
 func magnitude(v float64) (unit float64, suffix string) {
 	switch {
 	case v >= 1e15:
-		return 1, "" // written with an exponent by short, or in full
+		return 1, "" // short writes it with an exponent or in full
 	case v >= 1e12:
 		return 1e12, "T"
 	case v >= 1e9:
@@ -137,7 +137,7 @@ func magnitude(v float64) (unit float64, suffix string) {
 	return 1, ""
 }
 
-// short writes a number with at most so many significant digits.
+// short writes a number with at most digits significant digits.
 func short(v float64, digits int) string {
 	s := exact(v, digits)
 	end := strings.IndexAny(s, "ekMBT")
@@ -151,8 +151,7 @@ func short(v float64, digits int) string {
 	return number + s[end:]
 }
 
-// exact writes a number with so many significant digits, so that the last one shows how far it is
-// known.
+// exact writes a number with exactly digits significant digits, also if the last digits are 0.
 func exact(v float64, digits int) string {
 	switch {
 	case math.IsNaN(v):

@@ -10,12 +10,11 @@ import (
 	"strings"
 )
 
-// Sizes in units of the drawing, which is scaled to the width of its place on the page. Text is 12
-// units high.
+// Sizes in units of the drawing, which is scaled to its width on the page. Text is 12 units high.
 const (
-	textWidth  = 6.7 // mean width of a character, on the safe side
+	textWidth  = 6.7 // upper estimate of the mean width of a character
 	lineHeight = 14
-	labelRunes = 22 // longer names are cut in labels; the tooltip has them whole
+	labelRunes = 22 // longer names are cut in labels; the tooltip has the full name
 	marginTop  = 18
 	marginFoot = 42
 )
@@ -26,9 +25,9 @@ type curveSeries struct {
 	points  []point
 	colour  int  // number in the palette
 	faint   bool // thin and pale, without label: raw values behind a smoothed line
-	planned bool // dashed, without label: what should be
+	planned bool // dashed, without label: a planned value
 	quiet   bool // without label
-	dots    bool // points are measurements far apart: marked
+	dots    bool // points are far apart and drawn as dots
 }
 
 // A mark is a vertical line at a step where something happened to the run.
@@ -38,7 +37,7 @@ type mark struct {
 	kind  markKind
 }
 
-// A markKind is what happened: the word beside the first mark of its kind.
+// A markKind is the kind of an event: the word next to the first mark of its kind.
 type markKind string
 
 const (
@@ -51,7 +50,7 @@ var markClass = map[markKind]string{resumed: "resume", skipped: "skip", rolledBa
 
 // A lineChart draws curves over steps.
 type lineChart struct {
-	label         string // what it shows, for readers that cannot see it
+	label         string // describes the chart for screen readers
 	width, height float64
 	xLabel        string // default: step
 	yLabel        string // quantity, with its unit
@@ -60,12 +59,12 @@ type lineChart struct {
 	percent       bool   // values are shares
 	series        []curveSeries
 	marks         []mark
-	from, until   float64 // the step axis starts at from, leaving out what comes before, and reaches at least until
+	from, until   float64 // the step axis starts at from, skips earlier steps, and extends to until or further
 }
 
 func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
 
-// svg draws the chart; it is empty if there is no value to draw.
+// svg draws the chart. It returns "" without values.
 func (c lineChart) svg() template.HTML {
 	x0, x1, y0, y1 := c.from, c.until, math.Inf(1), math.Inf(-1)
 	series := slices.Clone(c.series)
@@ -125,15 +124,15 @@ func (c lineChart) svg() template.HTML {
 	return d.end()
 }
 
-// wideSpread tells whether values from lo to hi span more than two orders of magnitude.
+// wideSpread reports whether values from lo to hi span more than two orders of magnitude.
 func wideSpread(lo, hi float64) bool { return lo > 0 && hi/lo > 100 }
 
-// endLabel names a curve at its end, where a legend would make the reader search.
+// endLabel names a curve at its end, which is easier to read than a legend.
 type endLabel struct {
 	text, name string
 	at         point // the end of the curve
 	colour     int
-	y          float64 // where the label stands
+	y          float64 // position of the label
 }
 
 func (c lineChart) labels() []endLabel {
@@ -156,7 +155,7 @@ func (c lineChart) labels() []endLabel {
 	return out
 }
 
-// percent writes a share; ticks, if given, tell how finely.
+// percent writes a share. The number of decimals depends on ticks, if any.
 func percent(v float64, ticks []float64) string {
 	decimals := 1
 	if len(ticks) > 1 {
@@ -204,8 +203,8 @@ func num(v float64) string {
 	return s
 }
 
-// yAxis draws grid lines as far as the right edge of the plot, their labels and the name of the
-// axis, and returns the plot's left edge.
+// yAxis draws grid lines up to the right edge of the plot, their labels and the name of the axis.
+// It returns the plot's left edge.
 func (d *drawing) yAxis(y *axis, label string, right float64) (left float64) {
 	widest := 0
 	for _, l := range y.labels {
@@ -236,7 +235,7 @@ func (d *drawing) xAxis(x *axis, label string) {
 		esc(label))
 }
 
-// hover writes what the script needs to turn coordinates back into values.
+// hover writes the attributes with which the script converts coordinates to values.
 func (d *drawing) hover(x, y *axis, percent bool) {
 	scale := "linear"
 	if y.log {
@@ -250,10 +249,9 @@ func (d *drawing) hover(x, y *axis, percent bool) {
 		x.lo, x.hi, num(x.from), num(x.to), y.lo, y.hi, num(y.from), num(y.to), scale, unit)
 }
 
-// marks draws the marks. The first of each kind has its word, if there is room: the others look the
-// same.
+// marks draws the marks. The first mark of each kind has its word if the word fits.
 func (d *drawing) marks(marks []mark, x *axis) {
-	const room = 70 // that a word takes
+	const room = 70 // width of a word
 	named := map[markKind]bool{}
 	var taken []float64
 	for _, m := range marks {
@@ -276,7 +274,7 @@ func (d *drawing) marks(marks []mark, x *axis) {
 
 func (d *drawing) curve(s *curveSeries, x, y *axis) {
 	var path strings.Builder
-	open, alone := false, false // in a stretch without gaps; with one point so far
+	open, alone := false, false // within a range without gaps; with one point so far
 	var last string
 	finish := func() {
 		if alone {
@@ -324,8 +322,8 @@ func (d *drawing) curve(s *curveSeries, x, y *axis) {
 	}
 }
 
-// endLabels writes the names of the curves beside their ends, moved apart where they would overlap,
-// with a line to the end that is meant.
+// endLabels writes the names of the curves next to their ends, with a line to the end. It moves
+// labels that would overlap.
 func (d *drawing) endLabels(labels []endLabel, x, y *axis) {
 	for i := range labels {
 		labels[i].y = y.at(labels[i].at.y)
@@ -334,7 +332,7 @@ func (d *drawing) endLabels(labels []endLabel, x, y *axis) {
 	for _, l := range labels {
 		fromX, fromY := x.at(l.at.x), y.at(l.at.y)
 		class := strokeClass(l.colour, false)
-		if fromX < x.to-40 { // the curve ends early: the line to it must not pass for one
+		if fromX < x.to-40 { // the curve ends early: the line must not look like a part of the curve
 			class += " far"
 		}
 		d.add(`<path class="leader %s" d="M%s %sL%s %s"/><text class="name" x="%s" y="%s">%s<title>%s</title></text>`,
@@ -342,8 +340,8 @@ func (d *drawing) endLabels(labels []endLabel, x, y *axis) {
 	}
 }
 
-// spread moves labels apart to at least a line's height, keeping their order and staying between
-// top and bottom.
+// spread moves labels apart to at least the height of a line. It keeps their order and stays
+// between top and bottom.
 func spread(labels []endLabel, top, bottom float64) {
 	sort.SliceStable(labels, func(i, j int) bool { return labels[i].y < labels[j].y })
 	for i := range labels {

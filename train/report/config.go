@@ -12,8 +12,9 @@ import (
 	"mula/internal/strictyaml"
 )
 
-// readConfig reads the fields of a train.yaml by full name, as text, as "schedule.learning_rate":
-// "0.0004". Old names of fields are replaced by the current names. Without the file it returns nil.
+// readConfig reads the fields of a train.yaml as text, by full name, such as
+// "schedule.learning_rate": "0.0004". It replaces old names of fields by the current names. Without
+// the file it returns nil.
 func readConfig(path string) (map[string]string, error) {
 	file, err := strictyaml.Read(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -51,8 +52,8 @@ func flatten(fields map[string]any, prefix string, into map[string]string) {
 	}
 }
 
-// valueText is a value as YAML has it. Numbers have the digits that people write: a tenth of 0.003
-// is 0.0003 here, as float64 has 15 digits for sure.
+// valueText writes a value as in YAML. Numbers are rounded to 15 digits, which float64 always
+// keeps, so a tenth of 0.003 is 0.0003.
 func valueText(v any) string {
 	switch v := v.(type) {
 	case float64:
@@ -73,8 +74,8 @@ func valueText(v any) string {
 	return fmt.Sprint(v)
 }
 
-// differences is the table of the fields of train.yaml in which runs differ; the directory of the
-// run is none of them. It is nil unless two runs have a configuration.
+// differences returns the table of the fields of train.yaml in which runs differ, except for the
+// run directory. It returns nil unless two runs have a configuration.
 func differences(names []string, runs []*Run) *summary {
 	all := map[string]bool{}
 	known := 0

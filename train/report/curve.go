@@ -5,8 +5,8 @@ import "math"
 // point is a value of a curve at a step. A curve breaks at a point whose y is NaN.
 type point struct{ x, y float64 }
 
-// envelope thins a curve to at most two points in each of n stretches, the lowest and the highest,
-// so that no spike is lost.
+// envelope thins a curve to at most two points in each of n ranges, the lowest and the highest, so
+// that all spikes remain.
 func envelope(curve []point, n int) []point {
 	if len(curve) <= 2*n {
 		return curve
@@ -38,8 +38,8 @@ func envelope(curve []point, n int) []point {
 	return out
 }
 
-// means thins a curve to n points, the means of as many stretches. The last point is kept, since
-// its value is what a curve is read for.
+// means thins a curve to n points, the means of n ranges. It keeps the last point, whose value
+// readers look for.
 func means(curve []point, n int) []point {
 	if len(curve) <= n {
 		return curve
@@ -58,15 +58,15 @@ func means(curve []point, n int) []point {
 				seen++
 			}
 		}
-		out = append(out, point{x / float64(len(part)), y / float64(seen)}) // 0/0, a gap, where nothing was seen
+		out = append(out, point{x / float64(len(part)), y / float64(seen)}) // 0/0 is a gap: the range has no value
 	}
 	return append(out, last)
 }
 
-// smooth averages y with the given weights (nil: all 1) over about span steps: a step counts the
-// less the further away it is, exponentially, before and after alike, so that the average neither
-// lags behind a steep curve nor ends early. Steps without a value or weight take the average of
-// those around them.
+// smooth averages y with the given weights (nil: all 1) over about span steps. The weight of a step
+// falls exponentially with its distance, in both directions, so the average does not lag behind a
+// steep curve or end early. Steps without a value or weight have the average of the steps around
+// them.
 func smooth(curve []point, weights []float64, span float64) []point {
 	// the ages of an exponential average with this factor are (span-1)/4 in the mean, on each side
 	keep := 1 - 4/(span+3)
@@ -91,7 +91,7 @@ func smooth(curve []point, weights []float64, span float64) []point {
 	out := make([]point, len(curve))
 	a = average{} // of the steps after this one
 	for i := len(curve) - 1; i >= 0; i-- {
-		// 0/0, a gap, far from any value
+		// 0/0 is a gap: no value is near
 		out[i] = point{curve[i].x, (before[i].sum + a.sum) / (before[i].total + a.total)}
 		o := own(i)
 		a = average{keep * (a.sum + o.sum), keep * (a.total + o.total)}
@@ -99,8 +99,8 @@ func smooth(curve []point, weights []float64, span float64) []point {
 	return out
 }
 
-// smoothSpan is the span for a run of n steps: a fiftieth of it, and none for a run so short that
-// every step can be seen.
+// smoothSpan returns the span for a run of n steps: n/50, or none for a run that is short enough to
+// show every step.
 func smoothSpan(n int) float64 {
 	return math.Round(min(max(float64(n)/50, 1), 1000))
 }

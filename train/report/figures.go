@@ -8,21 +8,21 @@ import (
 	"mula/internal/page"
 )
 
-// The widths and heights of drawings: over the whole page, and of those that stand side by side.
+// The widths and heights of drawings: over the full page, and in two columns.
 const (
 	wide, wideHeight = 1120, 380
 	half, halfHeight = 640, 310
 )
 
-// How many points or columns a curve or an area is thinned to.
+// Numbers of points or columns to which curves and areas are thinned.
 const (
 	curvePoints  = 400
 	shareColumns = 160
 	heatColumns  = 120
-	mostDots     = 60 // more would touch each other
+	mostDots     = 60 // more dots would touch
 )
 
-// marksOf are the resumes and rollbacks of a run.
+// marksOf returns marks for the resumes and rollbacks of a run.
 func marksOf(r *Run) []mark {
 	var marks []mark
 	for _, m := range r.Resumes {
@@ -36,7 +36,7 @@ func marksOf(r *Run) []mark {
 	return marks
 }
 
-// skipsOf are the steps of a run whose update was not made: marks, and the loss of each.
+// skipsOf returns the steps of a run whose update was skipped: marks, and the loss of each step.
 func skipsOf(r *Run) (marks []mark, losses []point) {
 	for _, s := range r.Steps {
 		if s.Skipped == nil {
@@ -44,12 +44,12 @@ func skipsOf(r *Run) (marks []mark, losses []point) {
 		}
 		at := float64(s.Step)
 		marks = append(marks, mark{at, fmt.Sprintf("step %d skipped: %s", s.Step, s.Skipped), skipped})
-		losses = append(losses, point{at, s.Loss}, point{at, math.NaN()}) // apart from each other
+		losses = append(losses, point{at, s.Loss}, point{at, math.NaN()}) // a gap after each point
 	}
 	return marks, losses
 }
 
-// stepsDone is the number of steps up to the run's last one; all charts of the run reach there.
+// stepsDone returns the number of steps done. All charts of the run extend to it.
 func stepsDone(r *Run) float64 {
 	if len(r.Steps) == 0 {
 		return 0
@@ -57,7 +57,7 @@ func stepsDone(r *Run) float64 {
 	return float64(r.Steps[len(r.Steps)-1].Step + 1)
 }
 
-// curveOf is one value of every step.
+// curveOf returns one value of every step.
 func curveOf(r *Run, value func(*Step) float64) []point {
 	curve := make([]point, len(r.Steps))
 	for i := range r.Steps {
@@ -70,7 +70,7 @@ func sourceCurve(r *Run, source int) []point {
 	return curveOf(r, func(s *Step) float64 { return s.SourceLoss[source] })
 }
 
-// sourceWeights are the samples that the losses of a source are means over.
+// sourceWeights returns the numbers of samples over which the losses of a source are means.
 func sourceWeights(r *Run, source int) []float64 {
 	weights := make([]float64, len(r.Steps))
 	for i, s := range r.Steps {
@@ -79,9 +79,9 @@ func sourceWeights(r *Run, source int) []float64 {
 	return weights
 }
 
-// rawAndSmooth are the two lines by which a noisy curve is shown. A run too short to be smoothed
-// has the second alone. With logIfWide, values that lineChart will draw on a logarithmic axis are
-// averaged as logarithms: one spike of a thousand would hide the hundred steps after it.
+// rawAndSmooth returns the two lines that show a noisy curve. A short run has only the second line.
+// With logIfWide, values that lineChart draws on a logarithmic axis are averaged as logarithms.
+// Otherwise a spike of 1,000 would hide the next hundred steps.
 func rawAndSmooth(name string, colour int, curve []point, logIfWide bool) []curveSeries {
 	span := smoothSpan(len(curve))
 	if span <= 1 {
@@ -119,8 +119,8 @@ func smoothText(n int) string {
 	return ""
 }
 
-// lossFigures overlay the loss of all runs, with their evaluations: whole, and the second half
-// alone where the first steps would press it flat.
+// lossFigures overlays the losses of all runs and their evaluations: over all steps, and over the
+// second half if the first steps would make the second half look flat.
 func lossFigures(names []string, runs []*Run) []page.Figure {
 	chart := lineChart{label: "loss over steps", width: wide, height: wideHeight, yLabel: "loss (nats per token)"}
 	evaluated, left, longest := false, false, 0
@@ -173,7 +173,7 @@ func lossFigures(names []string, runs []*Run) []page.Figure {
 	figures := []page.Figure{{Title: "Loss", Text: text, Chart: chart.svg()}}
 	if longest >= 100 {
 		chart.label, chart.from = "loss over the second half of the steps", math.Floor(chart.until/2)
-		figures = append(figures, page.Figure{Title: "Loss, second half", Text: "The same, closer.",
+		figures = append(figures, page.Figure{Title: "Loss, second half", Text: "The same losses, on a larger scale.",
 			Chart: chart.svg()})
 	}
 	return figures
@@ -187,11 +187,11 @@ func sectionOf(name string, r *Run) section {
 	}
 	for _, m := range r.Resumes {
 		if m.OldPlan != "" {
-			s.Notes = append(s.Notes, fmt.Sprintf("Before step %d the run changed its plan; until then it followed "+
+			s.Notes = append(s.Notes, fmt.Sprintf("Before step %d the run changed its plan; until then it used "+
 				"plan %s. Planned shares are from the first plan.", m.Step, m.OldPlan))
 		}
 		if len(m.Refused) > 0 {
-			s.Notes = append(s.Notes, fmt.Sprintf("Before step %d the run resumed from %s, since newer checkpoints "+
+			s.Notes = append(s.Notes, fmt.Sprintf("Before step %d the run resumed from %s, because newer checkpoints "+
 				"were damaged: %s.", m.Step, m.Checkpoint, strings.Join(m.Refused, ", ")))
 		}
 	}
@@ -221,17 +221,17 @@ func sectionOf(name string, r *Run) section {
 			func(s *Step) float64 { return s.LearningRate }),
 		updateRatioFigure(r),
 		stepFigure(r, "Auxiliary loss",
-			"Load balancing loss of the router, before its coefficient; the fewer experts are favoured, the lower.",
+			"Load balancing loss of the router, without its coefficient. Lower means a more even load.",
 			"auxiliary loss",
 			false, false, ifAny(r, func(s *Step) float64 { return s.AuxLoss })),
-		stepFigure(r, "Router z-loss", "Mean squared log-sum-exp of the router's logits, before its coefficient.",
+		stepFigure(r, "Router z-loss", "Mean squared log-sum-exp of the router's logits, without its coefficient.",
 			"z-loss",
 			false, true, ifAny(r, func(s *Step) float64 { return s.ZLoss })))
 	add("Experts", loadFigure(r), imbalanceFigure(r), balanceFigure(r), entropyFigure(r), routerEntropyFigure(r))
 	return s
 }
 
-// madeLoss is the loss of a step whose update was made.
+// madeLoss returns the loss of a step, or NaN if its update was skipped.
 func madeLoss(s *Step) float64 {
 	if s.Skipped != nil {
 		return math.NaN()
@@ -239,7 +239,7 @@ func madeLoss(s *Step) float64 {
 	return s.Loss
 }
 
-// emptyGap leaves a gap at steps that had no samples.
+// emptyGap returns v, or NaN at steps without samples.
 func emptyGap(s *Step, v float64) float64 {
 	if s.Samples == 0 {
 		return math.NaN()
@@ -247,7 +247,8 @@ func emptyGap(s *Step, v float64) float64 {
 	return v
 }
 
-// ifAny is value, or no value at all if it is 0 in every step: then the run does not use it.
+// ifAny returns value, or a function without values if value is 0 in every step, because then the
+// run does not use it.
 func ifAny(r *Run, value func(*Step) float64) func(*Step) float64 {
 	for i := range r.Steps {
 		if value(&r.Steps[i]) != 0 {
@@ -306,8 +307,7 @@ func evaluationFigure(r *Run) page.Figure {
 	return page.Figure{Title: "Evaluation", Text: "On held-out windows of each source.", Chart: chart.svg()}
 }
 
-// columns cuts n steps into at most most stretches: stretch i has the steps from edge i to before
-// edge i+1.
+// columns divides n steps into at most most ranges. Range i has the steps [edge i, edge i+1).
 func columns(n, most int) []int {
 	k := min(n, most)
 	edges := make([]int, k+1)
@@ -356,7 +356,7 @@ func drawnFigure(r *Run) page.Figure {
 		text += ", step by step."
 	}
 	if chart.planned != nil {
-		text += " Dashed: where the borders are by the plan's weights at step 0. Labels: the last stretch."
+		text += " Dashed: the borders by the plan's weights at step 0. Labels: the last range."
 	}
 	return page.Figure{Title: "As drawn", Text: text, Chart: chart.svg()}
 }
@@ -404,7 +404,7 @@ func cumulativeFigure(r *Run) page.Figure {
 	return page.Figure{Title: "Cumulative", Text: text, Chart: chart.svg()}
 }
 
-// loadFigure is the map of the load of every expert over the last steps.
+// loadFigure draws the load of every expert in the last steps.
 func loadFigure(r *Run) page.Figure {
 	if len(r.ExpertLoad) == 0 {
 		return page.Figure{}
@@ -418,37 +418,37 @@ func loadFigure(r *Run) page.Figure {
 			return page.Figure{}
 		}
 		var total float64
-		busiest, idlest := 0, 0
+		busiest, least := 0, 0
 		for e, n := range counts {
 			total += float64(n)
 			if n > counts[busiest] {
 				busiest = e
 			}
-			if n < counts[idlest] {
-				idlest = e
+			if n < counts[least] {
+				least = e
 			}
 		}
 		row := make([]float64, len(counts))
 		for e, n := range counts {
-			row[e] = float64(n) * float64(len(counts)) / total // 0/0, left blank, where nothing was routed
+			row[e] = float64(n) * float64(len(counts)) / total // 0/0 is drawn blank: no token was routed
 		}
 		b := balanceOf(counts)
 		m.values = append(m.values, row)
 		m.notes = append(m.notes, exact(b.MaxOverMean, 3)+"×, "+exact(b.Entropy, 3))
-		m.titles = append(m.titles, fmt.Sprintf("layer %d: busiest expert %d with %s × the mean, idlest expert %d "+
+		m.titles = append(m.titles, fmt.Sprintf("layer %d: busiest expert %d with %s × the mean, least busy expert %d "+
 			"with %s ×",
-			layer, busiest, exact(row[busiest], 3), idlest, exact(row[idlest], 3)))
+			layer, busiest, exact(row[busiest], 3), least, exact(row[least], 3)))
 	}
 	over := fmt.Sprintf("the last %d steps", r.LoadSteps)
 	if r.LoadSteps == 1 {
 		over = "the last step"
 	}
-	text := fmt.Sprintf("Tokens routed to each expert in %s, against the mean of its layer. "+
-		"Beside each layer: the busiest expert's load ÷ the mean (1 is even), and the entropy of the shares (1 is even, 0 is one expert alone).", over)
+	text := fmt.Sprintf("Tokens routed to each expert in %s, relative to the mean of its layer. "+
+		"At the end of each row: the busiest expert's load ÷ the mean (1 is even), and the entropy of the shares (1 is even, 0 is a single expert).", over)
 	return page.Figure{Title: "Load by layer and expert", Text: text, Chart: m.svg()}
 }
 
-// imbalanceFigure is the map of the busiest expert's load in every layer, over the whole run.
+// imbalanceFigure draws the load of the busiest expert in every layer, over the whole run.
 func imbalanceFigure(r *Run) page.Figure {
 	if len(r.ExpertLoad) == 0 || len(r.Steps) < 2 {
 		return page.Figure{}
@@ -473,11 +473,11 @@ func imbalanceFigure(r *Run) page.Figure {
 		}
 		m.values = append(m.values, row)
 	}
-	return page.Figure{Title: "Imbalance by layer over time", Text: "Load of the busiest expert ÷ mean load, of " +
-		"each step alone, averaged over ranges of steps.", Chart: m.svg()}
+	return page.Figure{Title: "Imbalance by layer over time", Text: "Load of the busiest expert ÷ mean load in " +
+		"each step, averaged over ranges of steps.", Chart: m.svg()}
 }
 
-// acrossLayers shows the mean over layers of a number, and its worst layer.
+// acrossLayers draws the mean of a number over the layers, and its worst layer.
 func acrossLayers(r *Run, title, text, yLabel string, value func(Balance) float64,
 	worse func(a, b float64) float64) page.Figure {
 	if len(r.ExpertLoad) == 0 {
@@ -511,18 +511,18 @@ func acrossLayers(r *Run, title, text, yLabel string, value func(Balance) float6
 }
 
 func balanceFigure(r *Run) page.Figure {
-	return acrossLayers(r, "Busiest expert ÷ mean", "Of each step alone; 1 is even.", "max load ÷ mean load",
+	return acrossLayers(r, "Busiest expert ÷ mean", "In each step; 1 is even.", "max load ÷ mean load",
 		func(b Balance) float64 { return b.MaxOverMean }, math.Max)
 }
 
 func entropyFigure(r *Run) page.Figure {
 	return acrossLayers(r, "Entropy of the load",
-		"Of the experts' shares in each step, divided by ln(experts): 1 is even, 0 is one expert alone.",
+		"Entropy of the experts' shares in each step, divided by ln(experts): 1 is even, 0 is a single expert.",
 		"entropy ÷ ln(experts)",
 		func(b Balance) float64 { return b.Entropy }, math.Min)
 }
 
-// mfuFigure shows the share of the machine's peak that the model's work takes.
+// mfuFigure draws the model's FLOP/s as a share of the machine's peak.
 func mfuFigure(r *Run) page.Figure {
 	chart := lineChart{
 		label: "model FLOPs utilization over steps", width: half, height: halfHeight,
@@ -530,14 +530,14 @@ func mfuFigure(r *Run) page.Figure {
 		series: rawAndSmooth("last", 0, curveOf(r, ifAny(r, func(s *Step) float64 { return s.MFU })),
 			false), marks: marksOf(r), until: stepsDone(r),
 	}
-	text := "Floating-point operations of the model (forward and backward, attention in full, nothing that is computed twice) per second, over the peak that was measured when the run started."
+	text := "Floating-point operations of the model per second, divided by the peak that was measured when the run started. They include the forward and the backward pass and full attention, without recomputation."
 	return page.Figure{Title: "Model FLOPs utilization", Text: text + smoothText(len(r.Steps)), Chart: chart.svg()}
 }
 
 // updateGroups are the groups of tensors in the order of their curves.
 var updateGroups = []string{"embedding", "attention", "router", "experts", "feed_forward", "norms", "head"}
 
-// updateRatioFigure shows how large updates are against the weights.
+// updateRatioFigure draws the size of updates relative to the weights.
 func updateRatioFigure(r *Run) page.Figure {
 	chart := lineChart{label: "update-to-weight ratio over steps", width: half, height: halfHeight,
 		yLabel: "‖update‖ ÷ ‖weights‖", logIfWide: true, marks: marksOf(r), until: stepsDone(r)}
@@ -552,10 +552,10 @@ func updateRatioFigure(r *Run) page.Figure {
 		chart.series = append(chart.series, s)
 	}
 	return page.Figure{Title: "Update-to-weight ratio", Text: "Norm of the change of all weights of a group in one " +
-		"step, over their norm before it.", Chart: chart.svg()}
+		"step, divided by their norm before the step.", Chart: chart.svg()}
 }
 
-// routerEntropyFigure shows how sure the router of each layer is.
+// routerEntropyFigure draws the entropy of the router of each layer.
 func routerEntropyFigure(r *Run) page.Figure {
 	const named = 8 // curves with a name
 	layers := 0
@@ -581,7 +581,7 @@ func routerEntropyFigure(r *Run) page.Figure {
 	}
 	text := "Mean over tokens of the entropy of the router's distribution over the experts"
 	if len(r.ExpertLoad) > 0 {
-		text += fmt.Sprintf(": at most ln %d = %s, where every expert is as likely; 0 where one is certain",
+		text += fmt.Sprintf(": at most ln %d = %s, if all experts are equally likely; 0 if a single expert is certain",
 			len(r.ExpertLoad[0]), exact(math.Log(float64(len(r.ExpertLoad[0]))), 3))
 	}
 	text += "."

@@ -7,19 +7,19 @@ import (
 	"strings"
 )
 
-// A heatMap draws numbers around 1 as colours: neutral at 1, one hue below, another above, on a
-// logarithmic scale from ¼ to 4, or from 1/16 to 16 where values need that.
+// A heatMap draws numbers around 1 as colours: neutral at 1, one hue below 1 and another above. The
+// scale is logarithmic, from ¼ to 4, or from 1/16 to 16 if values exceed this range.
 type heatMap struct {
 	label      string
 	width      float64
-	rowName    string      // what a row is: rows are named by it and their number
+	rowName    string      // what a row is; a row's name is this word and its number
 	values     [][]float64 // row × column; NaN is left blank
 	notes      []string    // one for each row, written at its end; nil: none
 	noteHead   string
 	titles     []string // tooltips of the rows
 	xLabel     string
 	xLo, xHi   float64 // numbers at the left edge of the first column and at the right edge of the last
-	overSteps  bool    // columns are stretches of steps, else things counted from 0
+	overSteps  bool    // columns are ranges of steps; otherwise columns are numbered from 0
 	scaleLabel string
 }
 
@@ -42,7 +42,7 @@ func (m *heatMap) svg() template.HTML {
 	octaves := m.octaves()
 	d.scale(left, octaves, m.scaleLabel)
 
-	every := max(1, int(math.Ceil(13/rowHeight))) // rows lower than text are named now and then
+	every := max(1, int(math.Ceil(13/rowHeight))) // some rows have names if rows are lower than text
 	for r := range m.values {
 		y := top + rowHeight*float64(r)
 		title := ""
@@ -72,7 +72,7 @@ func (m *heatMap) svg() template.HTML {
 	return d.end()
 }
 
-// row draws the cells of a row; neighbours of one colour are one rectangle.
+// row draws the cells of a row. Adjacent cells of the same colour are one rectangle.
 func (m *heatMap) row(r, octaves int, left, right, y, height float64) string {
 	var b strings.Builder
 	row := m.values[r]
@@ -92,7 +92,7 @@ func (m *heatMap) row(r, octaves int, left, right, y, height float64) string {
 	return b.String()
 }
 
-// columnNumbers writes the numbers of columns below their middles.
+// columnNumbers writes the numbers of columns below their centres.
 func (m *heatMap) columnNumbers(d *drawing, left, right float64) {
 	columns := len(m.values[0])
 	base := d.height - marginFoot
@@ -111,7 +111,7 @@ func (m *heatMap) columnNumbers(d *drawing, left, right float64) {
 		esc(m.xLabel))
 }
 
-// octaves is how far the scale reaches to each side.
+// octaves returns the extent of the scale to each side, in powers of 2.
 func (m *heatMap) octaves() int {
 	for _, row := range m.values {
 		for _, v := range row {
@@ -123,7 +123,7 @@ func (m *heatMap) octaves() int {
 	return 2
 }
 
-// heatClass is the number of a value's colour, or -1 for none.
+// heatClass returns the number of a value's colour, or -1 for none.
 func heatClass(v float64, octaves int) int {
 	if math.IsNaN(v) {
 		return -1

@@ -6,11 +6,11 @@ import (
 	"mula/internal/page"
 )
 
-// Curves beyond the last of [page.Colours] repeat them dashed, then dotted; every curve also
-// carries its name.
+// After the last of [page.Colours], curves repeat the colours dashed, then dotted. Every curve also
+// has its name.
 
-// strokeClass is the class of a line of the given number; only with dashes does it differ from that
-// of eight numbers before.
+// strokeClass returns the class of the line with the given number. Without dashes, the classes
+// repeat after eight numbers.
 func strokeClass(colour int, dashes bool) string {
 	class := fmt.Sprintf("s%d", colour%page.Colours)
 	if turn := colour / page.Colours; dashes && turn > 0 {
@@ -19,7 +19,7 @@ func strokeClass(colour int, dashes bool) string {
 	return class
 }
 
-// fillClass is the class of an area or dot of the given number; from the ninth on areas are paler.
+// fillClass returns the class of an area or dot. From the ninth on, areas are paler.
 func fillClass(colour int) string {
 	class := fmt.Sprintf("f%d", colour%page.Colours)
 	if colour >= page.Colours {

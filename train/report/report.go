@@ -1,12 +1,12 @@
 // Package report renders the metrics of training runs as one self-contained HTML page.
 //
-// The page asks nobody for anything: styles and charts (SVG) are inside it, and a content security
-// policy forbids the rest. It is read without JavaScript; the little there is shows values under
-// the pointer. It follows the reader's light or dark setting, and prints. The files read are those
-// that package train writes; the same runs and options give the same bytes.
+// The page loads no other files: it contains its styles and charts (SVG), and a content security
+// policy forbids everything else. JavaScript is optional and shows values at the pointer. The page
+// follows the browser's light or dark setting and can be printed. The input is the files that
+// package train writes. The same runs and options produce the same bytes.
 //
-// The size of the page does not grow with the length of a run: curves are thinned to what a screen
-// can show, raw values so that every spike stays.
+// The size of the page does not grow with the length of a run: curves are thinned to the resolution
+// of a screen, and thinned raw values keep every spike.
 package report
 
 import (
@@ -33,19 +33,19 @@ var (
 // Options of [Write].
 type Options struct {
 	Title  string // heading of the page; default: the names of the runs
-	Reload int    // seconds after which a browser loads the page again, as its file may be another by then; 0: never
+	Reload int    // seconds after which a browser reloads the page, whose file may have changed; 0: never
 }
 
-// document is what the template shows.
+// document is the data of the template.
 type document struct {
 	Summary summary
-	Configs *summary // what differs between the configurations; nil for a single run, or if they are not known
+	Configs *summary // differences of the configurations; nil for a single run, or without configurations
 	Loss    []page.Figure
-	Keys    []page.Key // which colour is which run, where there are several
+	Keys    []page.Key // the colours of runs, if there are several
 	Runs    []section
 }
 
-// A section is what the page shows of one run alone.
+// A section is the part of the page about one run.
 type section struct {
 	Name    string
 	Notes   []string
@@ -60,8 +60,8 @@ type group struct {
 	Figures []page.Figure
 }
 
-// Write renders the runs as one HTML page. The loss curves of all of them share a chart, the rest
-// is shown run by run.
+// Write renders the runs as one HTML page. The loss curves of all runs share a chart. Each run has
+// a section with the other charts.
 func Write(w io.Writer, opts Options, runs ...*Run) error {
 	if len(runs) == 0 {
 		return fmt.Errorf("report: no run given")
@@ -85,7 +85,7 @@ func Write(w io.Writer, opts Options, runs ...*Run) error {
 	return pages.Write(w, head, doc)
 }
 
-// distinctNames are the names of the runs, numbered where directories of the same name were given.
+// distinctNames returns the names of the runs, with numbers for directories of the same name.
 func distinctNames(runs []*Run) []string {
 	names := make([]string, len(runs))
 	taken := make(map[string]bool)

@@ -196,8 +196,8 @@ func TestWriteRuns(t *testing.T) {
 			t.Errorf("the page does not contain %s", want)
 		}
 	}
-	for _, want := range []string{"<h3>What differs in train.yaml</h3>",
-		"<p>Nothing but the directory of the run.</p>"} {
+	for _, want := range []string{"<h3>Differences in train.yaml</h3>",
+		"<p>Only the run directories differ.</p>"} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page does not contain %s", want)
 		}
@@ -287,7 +287,7 @@ func TestSummary(t *testing.T) {
 		got[row.Name] = row.Cells[0].Text
 	}
 	for name, want := range map[string]string{
-		"parameters": "10 (6 active for a token)", "steps": "3", "tokens seen": "64",
+		"parameters": "10 (6 active per token)", "steps": "3", "tokens seen": "64",
 		"loss, first → last": "5.500 → 4.500", "evaluation loss": "5.000",
 		"tokens/s, median": "64.00", "time in steps": "1.1 s", "resumes": "1 (before step 2)",
 		"started": "2026-09-01 08:00:00 +00:00", "plan": "ab",

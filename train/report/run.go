@@ -27,7 +27,7 @@ const (
 	loadWindow = 100
 )
 
-// A Run is what the metrics of one training run say.
+// A Run is the metrics of one training run.
 type Run struct {
 	Name        string // base name of the run directory
 	Info        Info
@@ -35,20 +35,19 @@ type Run struct {
 	Evaluations []Evaluation
 	Resumes     []Resume
 	Rollbacks   []Rollback
-	// ExpertLoad is, for each layer and expert, the number of tokens that the router sent there in
-	// the last LoadSteps steps that had any. It is empty for a dense model and for a run without
-	// steps.
+	// ExpertLoad is the number of tokens that the router sent to each expert of each layer in the
+	// last LoadSteps steps with tokens. It is empty for a dense model and for a run without steps.
 	ExpertLoad [][]int64
 	LoadSteps  int
 	// Config has the fields of the run's train.yaml by full name, as text; nil if the directory has
 	// none.
 	Config map[string]string
-	// Torn says where the last line breaks off, which is so while the run is writing it, or when
-	// the run was killed then. It is empty when the last line is whole.
+	// Torn is the position at which the last line is cut off, because the run is still writing the
+	// line or was killed while writing it. Torn is empty if the last line is complete.
 	Torn string
 }
 
-// Info is the first line of the metrics: what the run set out to do.
+// Info is the first line of the metrics: the settings of the run.
 type Info struct {
 	Format           int                `json:"format"`
 	Mula             string             `json:"mula"`
@@ -66,28 +65,27 @@ type Info struct {
 	Started          time.Time          `json:"started"`
 }
 
-// A Step is the record of one optimizer update, or of one that was not made.
+// A Step is the record of one optimizer update, or of a skipped update.
 type Step struct {
 	Step            int64
-	Samples, Tokens int64 // tokens that were trained on
-	// mean cross entropy in nats per target; NaN for a step without samples, or if it was not
-	// finite
+	Samples, Tokens int64 // tokens of the update
+	// mean cross entropy in nats per target; NaN for a step without samples, or if not finite
 	Loss            float64
 	AuxLoss, ZLoss  float64
 	GradNorm        float64
 	LearningRate    float64
 	Seconds         float64
 	TokensPerSecond float64
-	MFU             float64            // a share of 1; 0 in runs of older versions
+	MFU             float64            // from 0 to 1; 0 in runs of older versions
 	SourceLoss      []float64          // in the order of Info.Sources; NaN for a source that the step did not draw
-	SourceSamples   []int64            // in the order of Info.Sources, those trained on
+	SourceSamples   []int64            // samples of the update, in the order of Info.Sources
 	Balance         []Balance          // one for each layer with experts
-	RouterEntropy   []float64          // of each layer, nats; empty where it is not recorded
-	UpdateRatio     map[string]float64 // by group of tensors; nil where it was not measured
-	Skipped         *Spike             // why the update was not made; nil if it was
+	RouterEntropy   []float64          // of each layer, nats; empty if not recorded
+	UpdateRatio     map[string]float64 // by group of tensors; nil if not measured
+	Skipped         *Spike             // why the update was skipped; nil if it was made
 }
 
-// A Spike is a loss or gradient norm far beyond those before it.
+// A Spike is a loss or gradient norm far above the earlier values.
 type Spike struct {
 	What      string  `json:"what"` // "loss", "aux_loss" or "grad_norm"
 	NotFinite bool    `json:"not_finite"`
@@ -95,7 +93,7 @@ type Spike struct {
 	Limit     float64 `json:"limit"`
 }
 
-// String is the spike in words.
+// String describes the spike.
 func (s Spike) String() string {
 	what := strings.ReplaceAll(strings.ReplaceAll(s.What, "grad_norm", "gradient norm"), "aux_loss", "auxiliary loss")
 	if s.NotFinite {
@@ -104,17 +102,17 @@ func (s Spike) String() string {
 	return what + " " + exact(s.Value, 4) + " beyond " + exact(s.Limit, 4)
 }
 
-// A Rollback is a return of the run to a time before a spike. The steps that were undone are not on
-// record.
+// A Rollback is a return of the run to a checkpoint before a spike. The metrics do not contain the
+// steps that were undone.
 type Rollback struct {
-	Step     int64 // the first whose data was left out
-	Spiked   int64 // the last, which spiked
+	Step     int64 // the first step whose data was skipped
+	Spiked   int64 // the last step whose data was skipped, which had the spike
 	Spike    Spike
-	From, To int64 // positions left out
+	From, To int64 // skipped positions
 }
 
-// Balance says how evenly the router of one layer spread the tokens of one step over its experts.
-// Both numbers are NaN when it routed no token.
+// Balance measures how evenly the router of one layer distributed the tokens of one step over its
+// experts. Both numbers are NaN if the router had no token.
 type Balance struct {
 	MaxOverMean float64 // load of the busiest expert ÷ mean load: 1 is even, the number of experts is the worst
 	Entropy     float64 // −Σ p·ln p ÷ ln E of the shares p of the E experts: 1 is even, 0 is the worst
@@ -122,19 +120,19 @@ type Balance struct {
 
 // An Evaluation is the loss on the validation windows.
 type Evaluation struct {
-	Step          int64 // steps done before it
+	Step          int64 // steps done before the evaluation
 	Loss          float64
 	SourceLoss    []float64 // in the order of Info.Sources; NaN for a source that was not evaluated
 	SourceTargets []int64   // in the order of Info.Sources
 }
 
-// A Resume is a point at which the run went on from a checkpoint.
+// A Resume is a point at which the run resumed from a checkpoint.
 type Resume struct {
-	Step       int64 // the first step after it
+	Step       int64 // the first step after the resume
 	Checkpoint string
 	Time       time.Time
 	Refused    []string // newer checkpoints that were damaged
-	OldPlan    string   // fingerprint of the plan before it, if the run went on with another one
+	OldPlan    string   // fingerprint of the earlier plan, if the run continued with another plan
 }
 
 // Finished reports whether all steps are done.
@@ -142,8 +140,8 @@ func (r *Run) Finished() bool {
 	return len(r.Steps) > 0 && r.Steps[len(r.Steps)-1].Step+1 >= r.planned()
 }
 
-// planned is the number of steps of the whole run: as it is set now, or as it was when the run
-// began.
+// planned returns the number of steps of the whole run: the current setting, or the setting at the
+// start of the run.
 func (r *Run) planned() int64 {
 	if n, err := strconv.ParseInt(r.Config["steps"], 10, 64); err == nil && n > 0 {
 		return n
@@ -153,8 +151,8 @@ func (r *Run) planned() int64 {
 
 // Read reads the metrics of the run in a directory, and its configuration.
 //
-// A file that is damaged is refused with the name of the file and the line. Only the last line may
-// be incomplete, as it is while the run goes on: it is left out, and [Run.Torn] says so.
+// For a damaged file, Read returns an error with the file and the line. Only the last line may be
+// incomplete, because the run may still be writing it. Read skips such a line and sets [Run.Torn].
 func Read(runDir string) (*Run, error) {
 	dir, err := filepath.Abs(runDir)
 	if err != nil {
@@ -163,7 +161,7 @@ func Read(runDir string) (*Run, error) {
 	path := filepath.Join(runDir, metricsFile)
 	f, err := os.Open(path)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
-		return nil, fmt.Errorf("%s is no run directory: %w; name the directory that `mula train` wrote", runDir, err)
+		return nil, fmt.Errorf("%s is not a run directory: %w; name the directory that `mula train` wrote", runDir, err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("reading run %s: %w", runDir, err)
@@ -178,7 +176,7 @@ func Read(runDir string) (*Run, error) {
 	return run, err
 }
 
-// line is any line of the file; which of the pointers is set tells its kind.
+// line is a line of the file. One of the pointers is set, which is its kind.
 type line struct {
 	Run *Info `json:"run"`
 
@@ -226,14 +224,14 @@ type line struct {
 	} `json:"rollback"`
 }
 
-// parser holds what the lines read so far have established.
+// parser is the state of reading.
 type parser struct {
 	run     *Run
 	source  map[string]int // position in Info.Sources
-	newPlan bool           // the run has changed its plan, so that sources may come that the first line does not name
-	shape   []int          // experts of each layer, fixed by the first step that has samples; nil before
-	recent  [][][]int64    // expert counts of the last loadWindow steps that have them, a ring
-	loads   int            // number of steps that have them
+	newPlan bool           // the run has changed its plan; sources may be new
+	shape   []int          // experts of each layer, from the first step with samples; nil before
+	recent  [][][]int64    // expert counts of the last loadWindow steps with counts, as a ring
+	loads   int            // number of steps with expert counts
 }
 
 func parse(r io.Reader, path string) (*Run, error) {
@@ -254,14 +252,14 @@ func parse(r io.Reader, path string) (*Run, error) {
 		if err := json.Unmarshal(text, &l); err != nil {
 			var syntax *json.SyntaxError
 			if !whole && number > 1 && errors.As(err, &syntax) {
-				p.run.Torn = fmt.Sprintf("%s:%d breaks off after %d bytes", path, number, len(text))
+				p.run.Torn = fmt.Sprintf("%s:%d is cut off after %d bytes", path, number, len(text))
 				return p.finish(), nil
 			}
 			if !whole && number == 1 && errors.As(err, &syntax) {
-				return nil, fmt.Errorf("%s:1 breaks off after %d bytes: the run has not written its first line yet",
+				return nil, fmt.Errorf("%s:1 is cut off after %d bytes: the run has not written its first line yet",
 					path, len(text))
 			}
-			return nil, fmt.Errorf("%s:%d: no line of metrics: %w; restore the file, or delete the damaged line", path,
+			return nil, fmt.Errorf("%s:%d: not a line of metrics: %w; restore the file, or delete the damaged line", path,
 				number, err)
 		}
 		if err := p.add(&l, number == 1); err != nil {
@@ -270,13 +268,13 @@ func parse(r io.Reader, path string) (*Run, error) {
 	}
 }
 
-// readLine returns the next line without its end, and whether it had one. The end of the file is an
-// empty line without an end.
+// readLine returns the next line without its newline, and whether it had a newline. At the end of
+// the file it returns an empty line without a newline.
 func readLine(in *bufio.Reader) (text []byte, whole bool, err error) {
 	for {
 		part, err := in.ReadSlice('\n')
 		if len(text)+len(part) > maxLine {
-			return nil, false, fmt.Errorf("the line has more than %d MiB: this is no metrics file", maxLine>>20)
+			return nil, false, fmt.Errorf("the line has more than %d MiB; this is not a metrics file", maxLine>>20)
 		}
 		text = append(text, part...)
 		switch {
@@ -293,7 +291,7 @@ func readLine(in *bufio.Reader) (text []byte, whole bool, err error) {
 func (p *parser) add(l *line, first bool) error {
 	if first != (l.Run != nil) {
 		if first {
-			return errors.New(`the first line must be the run's ("run": {…}): this is no metrics file of mula, or its head is lost`)
+			return errors.New(`the first line must have "run": {…}; this is not a metrics file of mula, or its first lines are lost`)
 		}
 		return errors.New("a second run starts in the same file: one of two runs overwrote the other's directory")
 	}
@@ -301,7 +299,7 @@ func (p *parser) add(l *line, first bool) error {
 		return p.addInfo(l.Run)
 	}
 	if l.Step == nil || *l.Step < 0 {
-		return errors.New(`the line has no "step" of at least 0`)
+		return errors.New(`the line has no "step", or a negative step`)
 	}
 	switch {
 	case l.Eval != nil:
@@ -350,14 +348,14 @@ func (p *parser) addStep(l *line) error {
 		MFU: l.MFU, RouterEntropy: l.RouterEntropy, UpdateRatio: l.UpdateRatio, Skipped: l.Skipped,
 	}
 	if n := len(run.Steps); n > 0 && s.Step != run.Steps[n-1].Step+1 {
-		return fmt.Errorf("step %d follows step %d: lines are missing or doubled", s.Step, run.Steps[n-1].Step)
+		return fmt.Errorf("step %d follows step %d; lines are missing or repeated", s.Step, run.Steps[n-1].Step)
 	}
 	if s.Samples < 0 || s.Tokens < 0 {
 		return fmt.Errorf("step %d: negative number of samples or tokens", s.Step)
 	}
 	if s.Samples > 0 {
 		if l.Loss == nil {
-			return fmt.Errorf("step %d has samples and no loss", s.Step)
+			return fmt.Errorf("step %d has samples but no loss", s.Step)
 		}
 		s.Loss = *l.Loss
 	}
@@ -380,9 +378,9 @@ func (p *parser) addStep(l *line) error {
 		sum += n
 	}
 	if len(l.SourceSamples) > 0 && sum != s.Samples {
-		return fmt.Errorf("step %d: the sources' samples add up to %d, the step has %d", s.Step, sum, s.Samples)
+		return fmt.Errorf("step %d: the samples of the sources add up to %d, but the step has %d", s.Step, sum, s.Samples)
 	}
-	lost := s.Skipped != nil && s.Skipped.NotFinite // what the step computed has no value
+	lost := s.Skipped != nil && s.Skipped.NotFinite // the results of the step are not finite
 	if lost {
 		s.GradNorm = math.NaN()
 		if s.Skipped.What != "grad_norm" {
@@ -402,8 +400,8 @@ func (p *parser) addStep(l *line) error {
 	return nil
 }
 
-// addLoad checks one step's counts against the shape of the first step's, keeps them for the sum
-// over the last steps and returns their balance.
+// addLoad checks that one step's counts have the shape of the first step's counts, keeps them for
+// the sum over the last steps, and returns their balance.
 func (p *parser) addLoad(counts [][]int64) ([]Balance, error) {
 	if p.shape == nil {
 		p.shape = make([]int, len(counts))
@@ -412,12 +410,12 @@ func (p *parser) addLoad(counts [][]int64) ([]Balance, error) {
 		}
 	}
 	if len(counts) != len(p.shape) {
-		return nil, fmt.Errorf("%d layers, the first step has %d", len(counts), len(p.shape))
+		return nil, fmt.Errorf("%d layers, but the first step has %d", len(counts), len(p.shape))
 	}
 	balance := make([]Balance, len(counts))
 	for layer, row := range counts {
 		if len(row) != p.shape[layer] {
-			return nil, fmt.Errorf("layer %d has %d experts, in the first step it has %d", layer, len(row),
+			return nil, fmt.Errorf("layer %d has %d experts, but %d in the first step", layer, len(row),
 				p.shape[layer])
 		}
 		for expert, n := range row {
@@ -484,7 +482,7 @@ func (p *parser) addResume(l *line) {
 	p.run.Resumes = append(p.run.Resumes, r)
 }
 
-// finish brings the records to the final number of sources and sums the expert load over the last
+// finish extends the records to the final number of sources and sums the expert load over the last
 // steps.
 func (p *parser) finish() *Run {
 	run := p.run
@@ -525,7 +523,7 @@ func (p *parser) pad(losses []float64, counts []int64) ([]float64, []int64) {
 	return losses, counts
 }
 
-// bySource lays values out in the order of the sources; absent ones get the value given.
+// bySource returns values in the order of the sources, with absent for missing sources.
 func bySource[T int64 | float64](p *parser, values map[string]T, absent T) ([]T, error) {
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		if _, known := p.source[name]; known {

@@ -218,42 +218,42 @@ func TestParseDamage(t *testing.T) {
 		name, text, want string
 	}{
 		{"empty", "", "is empty"},
-		{"torn head", headLine[:40], ":1 breaks off after 40 bytes"},
-		{"no head", step0, ":1: the first line must be the run's"},
-		{"blank line", headLine + "\n" + step0, ":2: no line of metrics"},
+		{"torn head", headLine[:40], ":1 is cut off after 40 bytes"},
+		{"no head", step0, ":1: the first line must have \"run\""},
+		{"blank line", headLine + "\n" + step0, ":2: not a line of metrics"},
 		{"other format", replace(headLine, `"format":1`, `"format":2`), ":1: metrics format 2"},
 		{"doubled source", replace(headLine, `["go","docs"]`, `["go","go"]`), `:1: source "go" is listed twice`},
 		{"weight without source", replace(headLine, `{"go":0.75`, `{"tests":0.75`), `:1: the weights name "tests"`},
 		{"two heads", headLine + step0 + headLine, ":3: a second run"},
 		{"missing step", headLine + step0 + step2, ":3: step 2 follows step 0"},
 		{"doubled step", headLine + step0 + step0, ":3: step 0 follows step 0"},
-		{"garbage", headLine + step0 + "\x00\x00\x00\n" + step1, ":3: no line of metrics"},
-		{"torn in the middle", headLine + step0[:50] + "\n" + step1, ":2: no line of metrics"},
-		{"whole line of half an object", headLine + step0[:50] + "\n", ":2: no line of metrics"},
-		{"wrong type", headLine + replace(step0, `"tokens":32`, `"tokens":"32"`), ":2: no line of metrics"},
+		{"garbage", headLine + step0 + "\x00\x00\x00\n" + step1, ":3: not a line of metrics"},
+		{"torn in the middle", headLine + step0[:50] + "\n" + step1, ":2: not a line of metrics"},
+		{"whole line of half an object", headLine + step0[:50] + "\n", ":2: not a line of metrics"},
+		{"wrong type", headLine + replace(step0, `"tokens":32`, `"tokens":"32"`), ":2: not a line of metrics"},
 		{"wrong type in the last line without end", headLine + strings.TrimSpace(replace(step0, `"tokens":32`,
-			`"tokens":"32"`)), ":2: no line of metrics"},
-		{"too large", headLine + replace(step0, `"loss":5.5`, `"loss":1e999`), ":2: no line of metrics"},
+			`"tokens":"32"`)), ":2: not a line of metrics"},
+		{"too large", headLine + replace(step0, `"loss":5.5`, `"loss":1e999`), ":2: not a line of metrics"},
 		{"no step", headLine + `{"samples":1}` + "\n", `:2: the line has no "step"`},
 		{"negative step", headLine + `{"step":-1,"samples":1}` + "\n", `:2: the line has no "step"`},
 		{"no kind", headLine + `{"step":0}` + "\n", ":2: the line is neither"},
-		{"no loss", headLine + replace(step0, `"loss":5.5,`, ""), ":2: step 0 has samples and no loss"},
+		{"no loss", headLine + replace(step0, `"loss":5.5,`, ""), ":2: step 0 has samples but no loss"},
 		{"evaluation without loss", headLine + replace(evalLine, `"loss":5,`, ""), ":2: the evaluation has no loss"},
 		{"unknown source", headLine + replace(step0, `{"go":5`, `{"tests":5`),
 			`:2: step 0: source_loss: "tests" is not a source`},
 		{"unknown source evaluated", headLine + replace(evalLine, `{"docs":80}`, `{"tests":80}`),
 			`source_targets: "tests" is not a source`},
 		{"samples do not add up", headLine + replace(step0, `"go":3`, `"go":2`),
-			":2: step 0: the sources' samples add up to 3, the step has 4"},
+			":2: step 0: the samples of the sources add up to 3, but the step has 4"},
 		{"more samples than the step", headLine + replace(step0, `"go":3`, `"go":9`),
 			`:2: step 0: 9 samples of source "go" in a step of 4`},
 		{"negative samples", headLine + replace(step0, `"samples":4`, `"samples":-4`), ":2: step 0: negative"},
 		{"negative load", headLine + replace(step0, `[64,0`, `[64,-1`),
 			":2: step 0: expert_tokens: layer 1, expert 1: -1 tokens"},
 		{"layer lost", headLine + step0 + replace(step1, `[[0,0,0,0],`, `[`),
-			":3: step 1: expert_tokens: 2 layers, the first step has 3"},
+			":3: step 1: expert_tokens: 2 layers, but the first step has 3"},
 		{"expert lost", headLine + step0 + replace(step1, `[[0,0,0,0],`, `[[0,0,0],`),
-			":3: step 1: expert_tokens: layer 0 has 3 experts, in the first step it has 4"},
+			":3: step 1: expert_tokens: layer 0 has 3 experts, but 4 in the first step"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			_, err := parse(strings.NewReader(test.text), "metrics.jsonl")
@@ -278,7 +278,7 @@ func TestParseTorn(t *testing.T) {
 		if whole != (run.Torn == "") || whole != (len(run.Steps) == 2) {
 			t.Fatalf("cut after %d of %d bytes: %d steps, torn %q", cut, len(step1), len(run.Steps), run.Torn)
 		}
-		if !whole && run.Torn != "m:3 breaks off after "+strconv.Itoa(cut)+" bytes" {
+		if !whole && run.Torn != "m:3 is cut off after "+strconv.Itoa(cut)+" bytes" {
 			t.Fatalf("cut after %d bytes: torn %q", cut, run.Torn)
 		}
 	}
@@ -311,7 +311,7 @@ func TestRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := Read(dir); !errors.Is(err, fs.ErrNotExist) ||
-		!strings.Contains(err.Error(), "first-try is no run directory") {
+		!strings.Contains(err.Error(), "first-try is not a run directory") {
 		t.Errorf("got %v", err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, "metrics.jsonl"), []byte(headLine+step0), 0o666); err != nil {

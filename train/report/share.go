@@ -6,14 +6,13 @@ import (
 	"strings"
 )
 
-// A shareChart draws how much of every stretch of steps came from each source, as bands that add up
-// to the whole.
+// A shareChart draws the share of each source in every range of steps, as bands that add up to 1.
 type shareChart struct {
 	label         string
 	width, height float64
 	names         []string
-	edges         []float64   // the steps at which columns start, and the one at which the last ends
-	shares        [][]float64 // column × name, each column adding up to 1, or to 0 where nothing was drawn
+	edges         []float64   // the first steps of columns, and the end of the last column
+	shares        [][]float64 // column × name; a column adds up to 1, or to 0 without samples
 	planned       []float64   // by name; nil: none
 	marks         []mark
 }
@@ -22,7 +21,7 @@ func (c *shareChart) svg() template.HTML {
 	if len(c.shares) == 0 || len(c.names) == 0 {
 		return ""
 	}
-	// The label of a band stands beside the last column that has samples.
+	// The label of a band is next to the last column with samples.
 	last := c.shares[len(c.shares)-1]
 	for i := len(c.shares) - 1; i >= 0 && sum(last) == 0; i-- {
 		last = c.shares[i]
@@ -67,7 +66,7 @@ func (c *shareChart) svg() template.HTML {
 	return d.end()
 }
 
-// band outlines the area between two curves of steps: to the right along the top, back along the
+// band outlines the area between two step curves: to the right along the top, back along the
 // bottom.
 func (c *shareChart) band(bottom, top []float64, x, y *axis) string {
 	var b strings.Builder

@@ -12,7 +12,7 @@ import (
 	"mula/internal/quantity"
 )
 
-// A summary is the table at the top: a property a row, a run a column.
+// A summary is the table at the top, with a row for each property and a column for each run.
 type summary struct {
 	Names []string
 	Rows  []summaryRow
@@ -28,7 +28,7 @@ type cell struct {
 	Full string // shown as a tooltip when Text is cut
 }
 
-// summarise fills the table, leaving out rows that no run has anything for.
+// summarise fills the table. It skips rows without a value.
 func summarise(names []string, runs []*Run) summary {
 	s := summary{Names: names}
 	add := func(name string, value func(*Run) cell) {
@@ -51,7 +51,7 @@ func summarise(names []string, runs []*Run) summary {
 		}
 		t := quantity.Grouped(r.Info.Parameters)
 		if active := r.Info.ActiveParameters; active > 0 && active != r.Info.Parameters {
-			t += " (" + quantity.Grouped(active) + " active for a token)"
+			t += " (" + quantity.Grouped(active) + " active per token)"
 		}
 		return t
 	}))
@@ -154,7 +154,7 @@ func summarise(names []string, runs []*Run) summary {
 		if len(r.Rollbacks) == 0 {
 			return ""
 		}
-		var out, until int64 // positions left out, each once; the rollbacks go forward
+		var out, until int64 // skipped positions, each counted once; the rollbacks are in order
 		for _, b := range r.Rollbacks {
 			out += max(0, b.To-max(b.From, until))
 			until = max(until, b.To)
@@ -172,7 +172,7 @@ func summarise(names []string, runs []*Run) summary {
 	return s
 }
 
-// modelName describes the model by the fields of its configuration that people know it by.
+// modelName describes the model by the main fields of its configuration.
 func modelName(r *Run) string {
 	get := func(name string) (int64, bool) {
 		v, ok := r.Info.Model[name].(float64)
@@ -191,7 +191,7 @@ func modelName(r *Run) string {
 	if n, ok := get("num_experts"); ok {
 		experts := fmt.Sprintf("%d experts", n)
 		if k, ok := get("num_experts_per_tok"); ok {
-			experts += fmt.Sprintf(", %d for a token", k)
+			experts += fmt.Sprintf(", %d per token", k)
 		}
 		parts = append(parts, experts)
 	}
@@ -206,8 +206,8 @@ func tokensSeen(r *Run) float64 {
 	return n
 }
 
-// lossSpan is the first and the last loss; since single steps vary, also the mean over the last
-// steps of a longer run.
+// lossSpan returns the first and the last loss. Because single steps vary, it adds the mean over
+// the last steps of a longer run.
 func lossSpan(r *Run) string {
 	var losses []float64
 	for _, s := range r.Steps {
@@ -257,8 +257,7 @@ type sourceRow struct {
 	FirstLoss, LastLoss, Evaluation string
 }
 
-// sourceRows compares, for each source, what was drawn with what the plan's weights at step 0 ask
-// for.
+// sourceRows compares the drawn samples of each source with the plan's weights at step 0.
 func sourceRows(r *Run) []sourceRow {
 	drawn := make([]float64, len(r.Info.Sources))
 	var total float64
@@ -300,8 +299,8 @@ func sourceRows(r *Run) []sourceRow {
 	return rows
 }
 
-// sourceLossSpan is the loss of the first step that drew the source, and the smoothed one at the
-// end.
+// sourceLossSpan returns the loss of the first step with samples of the source, and the smoothed
+// loss at the end.
 func sourceLossSpan(r *Run, source int) (first, last string) {
 	curve := sourceCurve(r, source)
 	for _, p := range curve {
@@ -314,15 +313,15 @@ func sourceLossSpan(r *Run, source int) (first, last string) {
 		return "", ""
 	}
 	for _, p := range slices.Backward(smooth(curve, sourceWeights(r, source), smoothSpan(len(curve)))) {
-		if finite(p.y) { // in a short run, which is not smoothed, the last step may have none of the source
+		if finite(p.y) { // the last step of a short run, which is not smoothed, may have no sample of the source
 			return first, exact(p.y, 4)
 		}
 	}
 	return first, ""
 }
 
-// plannedShares are the weights in the order of the sources, scaled to add up to 1; nil if the run
-// names none.
+// plannedShares returns the weights in the order of the sources, scaled to add up to 1, or nil if
+// the run has no weights.
 func plannedShares(r *Run) []float64 {
 	shares := make([]float64, len(r.Info.Sources))
 	for i, name := range r.Info.Sources {
@@ -338,7 +337,7 @@ func plannedShares(r *Run) []float64 {
 	return shares
 }
 
-// A configRow is one field of the model's configuration.
+// A configRow is a field of the model's configuration.
 type configRow struct {
 	Name, Value string
 }

@@ -27,7 +27,7 @@ import (
 // A Scalar is one point of the curve named Tag; "loss/go" is drawn in the group "loss".
 type Scalar struct {
 	Tag   string
-	Value float64 // written as float32, the only precision the format has
+	Value float64 // written as float32, the only precision of the format
 }
 
 // A Writer appends to one event file. It is not safe for use by several goroutines.
@@ -36,10 +36,10 @@ type Writer struct {
 	buf []byte
 }
 
-// Create starts a new event file in dir, which is made if need be. TensorBoard reads all event
-// files of a directory as one run, in the order of their names, which is that of their start times.
-// Every point that other files of the directory hold at firstStep or later is discarded by its
-// readers, so a resumed run hides what was drawn after the checkpoint it starts from.
+// Create starts a new event file in dir and creates dir if necessary. TensorBoard reads all event
+// files of a directory as one run, in the order of their names, which is the order of their start
+// times. It discards all points of other files at firstStep or later, so a resumed run replaces the
+// points after its checkpoint.
 func Create(dir string, firstStep int64, now time.Time) (*Writer, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("tensorboard: %w", err)
@@ -48,7 +48,7 @@ func Create(dir string, firstStep int64, now time.Time) (*Writer, error) {
 	if err != nil {
 		host = "localhost"
 	}
-	// Seconds alone would put two quick restarts in the same file, or in the wrong order.
+	// With seconds alone, two quick restarts would share a file, or have the wrong order.
 	name := fmt.Sprintf("events.out.tfevents.%010d.%09d.%s.%d", now.Unix(), now.Nanosecond(), host, os.Getpid())
 	f, err := os.OpenFile(filepath.Join(dir, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
@@ -96,8 +96,8 @@ func (w *Writer) record(data []byte) {
 	w.buf = binary.LittleEndian.AppendUint32(w.buf, maskedCRC(data))
 }
 
-// flush hands whole records to the operating system, so that a killed process leaves a file that
-// ends at a record.
+// flush passes complete records to the operating system, so that the file of a killed process ends
+// after a record.
 func (w *Writer) flush() error {
 	_, err := w.f.Write(w.buf)
 	w.buf = w.buf[:0]
