@@ -30,7 +30,7 @@ type Parameter struct {
 // A Bucket is a contiguous range of the model's memory whose gradients are complete at the same
 // time. Weight and Grad are device memory, each one allocation of the device's Floats.
 type Bucket struct {
-	Divided    bool // the Divided of its parameters
+	Divided    bool // the value of its parameters' Divided
 	Weight     []float32
 	Grad       []float32
 	Parameters []*Parameter // in their order in Weight and Grad, without gaps

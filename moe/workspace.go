@@ -303,8 +303,8 @@ type Pass struct {
 // balanced routing: each rank receives the number of tokens given by [Config.ExpectedCopies], and
 // T·K rows for its experts. A rank keeps the tokens received in a layer for the backward pass, or
 // with recomputation receives them again. The buffers grow with the largest number of tokens
-// received. Almost all memory is device memory. The state of an optimizer and the device's scratch
-// memory are not included: see [mula/xpu/cpu.Device].
+// received. Almost all of these bytes are device memory. The state of an optimizer and the device's
+// scratch memory are not included: see [mula/xpu/cpu.Device].
 func (c Config) Memory(p Pass) Memory {
 	stage := stageOf(c, p.Stage, p.Stages)
 	shape := passShape{rows: p.Rows, s: p.SequenceLength, train: true, recompute: p.Recompute, logits: stage.last,

@@ -174,7 +174,7 @@ func tileRows(s *source, v isa, mr, rows int, pairs bool) {
 		s.i("VMOVUPS %s, %d(DI)", v.r(2*i+1), v.bytes)
 		s.i("ADDQ SI, DI")
 	}
-	if rows == mr { // AX and DI stand at the next panel
+	if rows == mr { // AX and DI point to the next panel
 		s.i("SUBQ $%d, DX", mr)
 		s.i("JNZ panel")
 	}
@@ -276,7 +276,7 @@ func packStep(s *source, v isa, width, quads int, lane []string) {
 			}
 		}
 	}
-	t := 4 * quads // four registers for what is half transposed
+	t := 4 * quads // four registers for half-transposed elements
 	for q := range quads {
 		a, b, c, d := v.r(in(q, 0)), v.r(in(q, 1)), v.r(in(q, 2)), v.r(in(q, 3))
 		t0, t1, t2, t3 := v.r(t), v.r(t+1), v.r(t+2), v.r(t+3)
