@@ -33,7 +33,7 @@ var lies = []struct {
 	path, says string
 	status     int
 }{
-	{"/v1/stream", "batch_size is needed", 400},
+	{"/v1/stream", "batch_size is required", 400},
 	{"/v1/stream?batch_size=0", "batch_size", 400},
 	{"/v1/stream?batch_size=-1", "batch_size", 400},
 	{"/v1/stream?batch_size=1048577", "from 1 to 1048576", 400},
@@ -53,27 +53,27 @@ var lies = []struct {
 	{"/v1/stream?batch_size=8&to=601", "from 1 to 600", 400},
 	{"/v1/stream?batch_size=8&from=16&to=8", "the end 8 is before the start 16", 400},
 	{"/v1/stream?batch_size=8&to=0", "to is", 400},
-	{"/v1/stream?batch_size=8&step=1&from=8", "exclude each other", 400},
+	{"/v1/stream?batch_size=8&step=1&from=8", "cannot both be set", 400},
 	{"/v1/stream?batch_size=8&step=1152921504606846976", "from 0 to 75", 400},
 	{"/v1/stream?batch_size=7&step=86", "from 0 to 85", 400},
 	{"/v1/stream?batch_size=8&step=99999999999999999999", "from 0 to 75", 400},
 	{"/v1/stream?batch_size=8&to=0", "from 1 to 600", 400},
-	{"/healthz?x=1", "has none", 400},
-	{"/v1/health?x=1", "has none", 400},
+	{"/healthz?x=1", "has no parameters", 400},
+	{"/v1/health?x=1", "has no parameters", 400},
 	{"/v1/stream?batch_size=1048576&step=1099511627776", "from 0 to 0", 400},
 	{"/v1/stream?batch_size=8&step=76", "from 0 to 75", 400},
 	{"/v1/stream?batch_size=8&micro_batch=3", "does not divide", 400},
 	{"/v1/stream?batch_size=8&micro_batch=0", "micro_batch", 400},
 	{"/v1/stream?batch_size=8&micro_batch=16", "does not divide", 400},
-	{"/v1/stream?batch_size=8&columns=tokens,secret", "no column \"secret\"", 400},
-	{"/v1/stream?batch_size=8&columns=", "columns has a name that is empty", 400},
-	{"/v1/stream?batch_size=8&columns=epoch,", "columns has a name that is empty", 400},
-	{"/v1/stream?batch_size=8&columns=epoch,epoch", "named twice", 400},
-	{"/v1/stream?batchsize=8", "batch_size may have been meant", 400},
-	{"/v1/stream?batch_size=8&%00=1", "no parameter", 400},
-	{"/v1/stream?batch_size=%zz", "cannot be read", 400},
-	{"/v1/stream?batch_size=8;rank=0", "cannot be read", 400},
-	{"/v1/plan?x=1", "has none", 400},
+	{"/v1/stream?batch_size=8&columns=tokens,secret", "unknown column \"secret\"", 400},
+	{"/v1/stream?batch_size=8&columns=", "columns has an empty name", 400},
+	{"/v1/stream?batch_size=8&columns=epoch,", "columns has an empty name", 400},
+	{"/v1/stream?batch_size=8&columns=epoch,epoch", "listed twice", 400},
+	{"/v1/stream?batchsize=8", "did you mean batch_size?", 400},
+	{"/v1/stream?batch_size=8&%00=1", "unknown parameter", 400},
+	{"/v1/stream?batch_size=%zz", "is malformed", 400},
+	{"/v1/stream?batch_size=8;rank=0", "is malformed", 400},
+	{"/v1/plan?x=1", "has no parameters", 400},
 	{"/v1/peek", "position is required", 400},
 	{"/v1/peek?position=600", "from 0 to 599", 400},
 	{"/v1/peek?position=x", "position", 400},
@@ -728,7 +728,7 @@ func TestListenUnix(t *testing.T) {
 	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ListenUnix(path); err == nil || !strings.Contains(err.Error(), "no socket") {
+	if _, err := ListenUnix(path); err == nil || !strings.Contains(err.Error(), "not a socket") {
 		t.Errorf("a file: %v", err)
 	}
 	if text, err := os.ReadFile(path); err != nil || string(text) != "precious" {
@@ -736,7 +736,7 @@ func TestListenUnix(t *testing.T) {
 	}
 	long := strings.Repeat("x", maxSocketPath+1)
 	if _, err := ListenUnix(long); err == nil ||
-		!strings.Contains(err.Error(), fmt.Sprintf("may have %d", maxSocketPath)) {
+		!strings.Contains(err.Error(), fmt.Sprintf("can have only %d", maxSocketPath)) {
 		t.Errorf("a path that is too long: %v", err)
 	}
 }
@@ -775,7 +775,7 @@ func TestListenUnixLeavesOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ListenUnix(datagrams); err == nil || !strings.Contains(err.Error(), "may be another program's") {
+	if _, err := ListenUnix(datagrams); err == nil || !strings.Contains(err.Error(), "may be in use by another program") {
 		t.Errorf("a socket of datagrams: %v", err)
 	}
 	if after, err := os.Lstat(datagrams); err != nil || !os.SameFile(before, after) {

@@ -17,19 +17,19 @@ import (
 
 // Limits of connections.
 const (
-	headerTime  = 10 * time.Second // for the request to come
+	headerTime  = 10 * time.Second // to receive a request
 	idleTime    = 2 * time.Minute  // between the requests of a connection
 	headerBytes = 2 * maxRequest
-	spare       = 64 // connections beside those of streams
+	spare       = 64 // connections in addition to those of streams
 )
 
-// ListenUnix listens on a unix socket that only this user may use. A socket that a server has left
-// behind is replaced; one that a program still has open, of whatever kind, is not. The listener
-// removes the socket when it is closed, unless another one is there by then.
+// ListenUnix listens on a unix socket that only this user may use. It replaces a stale socket of a
+// stopped server, but not a socket that any program still has open. Closing the listener removes
+// the socket, unless it has been replaced.
 func ListenUnix(path string) (net.Listener, error) {
 	if len(path) > maxSocketPath {
-		return nil, fmt.Errorf("socket: %s has %d bytes, and the path of a unix socket may have %d: name a shorter "+
-			"one, or one from the current folder",
+		return nil, fmt.Errorf("socket: %s has %d bytes, but the path of a unix socket can have only %d; use a "+
+			"shorter path, such as a relative path",
 			path, len(path), maxSocketPath)
 	}
 	info, err := os.Lstat(path)
@@ -38,17 +38,17 @@ func ListenUnix(path string) (net.Listener, error) {
 	case err != nil:
 		return nil, fmt.Errorf("socket: %w", err)
 	case info.Mode()&fs.ModeSocket == 0:
-		return nil, fmt.Errorf("socket: %s is there and is no socket; name another path", path)
+		return nil, fmt.Errorf("socket: %s exists and is not a socket; use another path", path)
 	default:
 		c, err := net.Dial("unix", path)
 		if err == nil {
 			c.Close()
-			return nil, fmt.Errorf("socket: another program listens at %s; name another path, or stop it", path)
+			return nil, fmt.Errorf("socket: another program listens at %s; use another path, or stop the program", path)
 		}
 		if !errors.Is(err, syscall.ECONNREFUSED) {
-			// as it is where nobody has it open; one of datagrams that is open gives EPROTOTYPE
-			return nil, fmt.Errorf("socket: %s may be another program's: name another path, or remove it: %w", path,
-				err)
+			// stale sockets give ECONNREFUSED; an open datagram socket gives EPROTOTYPE
+			return nil, fmt.Errorf("socket: %s may be in use by another program; use another path, or remove it: %w",
+				path, err)
 		}
 		if err := os.Remove(path); err != nil {
 			return nil, fmt.Errorf("socket: %w", err)
@@ -71,11 +71,11 @@ func ListenUnix(path string) (net.Listener, error) {
 	return &unixListener{Listener: l, path: path, made: made}, nil
 }
 
-// maxSocketPath is how many bytes the path of a unix socket may have: 107 with Linux, 103 with
+// maxSocketPath is the maximum length of the path of a unix socket in bytes: 107 on Linux, 103 on
 // macOS.
 const maxSocketPath = len(syscall.RawSockaddrUnix{}.Path) - 1
 
-// unixListener removes its socket, and no other.
+// unixListener removes its own socket when it is closed.
 type unixListener struct {
 	net.Listener
 	path string
@@ -84,7 +84,7 @@ type unixListener struct {
 }
 
 func (l *unixListener) Close() error {
-	l.once.Do(func() { // while the socket is open, no other file has its number
+	l.once.Do(func() { // while the socket is open, no other file can have its inode
 		if there, err := os.Lstat(l.path); err == nil && os.SameFile(there, l.made) {
 			os.Remove(l.path)
 		}
@@ -92,17 +92,17 @@ func (l *unixListener) Close() error {
 	return l.Listener.Close()
 }
 
-// Access says who is answered, and how.
+// Access configures authentication and encryption.
 type Access struct {
-	Token string      // what clients must name; "" asks for none
-	TLS   *tls.Config // nil for connections that are not encrypted
+	Token string      // bearer token that clients must send; "": no authentication
+	TLS   *tls.Config // nil: no encryption
 }
 
-// Serve answers HTTP requests that come to a listener, until the context ends. Then the service
-// stops, streams have [Options.Grace] to end, and connections are cut. It closes the listener.
+// Serve answers HTTP requests on a listener until ctx is cancelled. Then the service stops, streams
+// have [Options.Grace] to end, and the remaining connections are closed. Serve closes the listener.
 func (s *Service) Serve(ctx context.Context, l net.Listener, a Access) error {
 	protocols := new(http.Protocols)
-	protocols.SetHTTP1(true) // with a connection a stream, its back-pressure is the connection's
+	protocols.SetHTTP1(true) // one stream per connection, so that the connection's back-pressure applies to the stream
 	cutting, cut := context.WithCancel(context.WithoutCancel(ctx))
 	defer cut()
 	server := &http.Server{Handler: s.Handler(a.Token), Protocols: protocols, ReadHeaderTimeout: headerTime,
@@ -138,14 +138,14 @@ func (s *Service) Serve(ctx context.Context, l net.Listener, a Access) error {
 		cut()
 		<-shared
 	}
-	if err := <-ended; !errors.Is(err, http.ErrServerClosed) { // it failed at the moment at which the context ended
+	if err := <-ended; !errors.Is(err, http.ErrServerClosed) { // it failed just before ctx was cancelled
 		return fmt.Errorf("serving at %s: %w", l.Addr(), err)
 	}
 	return nil
 }
 
-// Limit makes a listener accept as many connections at a time as the service's streams, and a few
-// other requests, need. Who comes beyond them waits to be accepted.
+// Limit limits the number of open connections of a listener to [Options.MaxStreams] and a few more
+// for other requests. Further connections wait to be accepted.
 func (s *Service) Limit(l net.Listener) net.Listener {
 	return &limited{Listener: l, room: make(chan struct{}, s.o.MaxStreams+spare), closed: make(chan struct{})}
 }
@@ -176,7 +176,7 @@ func (l *limited) Close() error {
 	return l.Listener.Close()
 }
 
-// limitedConn makes room when it is closed.
+// limitedConn frees its place under the limit when it is closed.
 type limitedConn struct {
 	net.Conn
 	once sync.Once

@@ -6,19 +6,20 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 )
 
-// A recycler is the allocator of one stream. Its records have the same sizes, so that the buffers
-// of one are those of a later one: nothing is cleared that is written over, and the garbage
-// collector is left alone. It holds what the records that were alive at one time held.
+// A recycler is the allocator of one stream. Records of a stream have the same sizes, so the
+// buffers of a released record are reused for a later record. This saves clearing the memory and
+// work of the garbage collector. A recycler keeps as much memory as the live records had at one
+// time.
 type recycler struct {
 	fresh memory.Allocator
 	mu    sync.Mutex
 	free  [][]byte
 }
 
-// mostFree is more than the buffers of two records.
+// mostFree exceeds the number of buffers of two records.
 const mostFree = 64
 
-// Allocate gives size bytes, of any content.
+// Allocate returns size bytes with arbitrary content.
 func (r *recycler) Allocate(size int) []byte {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -38,7 +39,7 @@ func (r *recycler) Allocate(size int) []byte {
 	return b[:size]
 }
 
-// Reallocate gives size bytes that begin with those of b, which is not to be used again.
+// Reallocate returns size bytes that start with the bytes of b. b must not be used again.
 func (r *recycler) Reallocate(size int, b []byte) []byte {
 	if size <= cap(b) {
 		return b[:size]
@@ -49,7 +50,7 @@ func (r *recycler) Reallocate(size int, b []byte) []byte {
 	return bigger
 }
 
-// Free keeps b for a later use.
+// Free keeps b for reuse.
 func (r *recycler) Free(b []byte) {
 	if cap(b) == 0 {
 		return
@@ -61,7 +62,7 @@ func (r *recycler) Free(b []byte) {
 	}
 }
 
-// forget gives what is not in use to the garbage collector.
+// forget releases all unused buffers to the garbage collector.
 func (r *recycler) forget() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

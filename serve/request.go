@@ -16,30 +16,30 @@ import (
 	"mula/internal/suggest"
 )
 
-// Limits of what may be asked for.
+// Limits of requests.
 const (
 	maxBatchSize   = 1 << 20
 	maxWorld       = 1 << 20
 	maxRequest     = 16 << 10 // bytes of a request's parameters
-	maxQuotedValue = 40       // bytes of a value that a message repeats
+	maxQuotedValue = 40       // bytes of a value that are quoted in a message
 )
 
-// A Request is what a client asks of the order. [Service.ParseQuery] and [Service.ParseJSON] read
-// it.
+// A Request selects the positions and columns of a [Stream]. [Service.ParseQuery] and
+// [Service.ParseJSON] parse it.
 type Request struct {
 	BatchSize  int      // positions of a step, over all ranks
-	Rank       int      // takes the Rank-th of World equal blocks of each step
-	World      int      // divides BatchSize
-	From, To   int64    // positions [From, To), which begin a step; To 0 is the end of the plan
-	MicroBatch int      // most rows of a record; divides BatchSize/World, which is what 0 stands for
+	Rank       int      // reads part Rank of World equal parts of each step
+	World      int      // number of ranks; must divide BatchSize
+	From, To   int64    // positions [From, To), see [blend.Grid.Check]; To 0: the end of the plan
+	MicroBatch int      // maximum number of rows of a record; must divide BatchSize/World; 0: BatchSize/World
 	Columns    []string // in this order; nil for all
 }
 
-// streamParameters are the names of what a request for a stream may say.
+// streamParameters are the parameters of a request for a stream.
 var streamParameters = []string{"batch_size", "rank", "world", "from", "step", "to", "micro_batch", "columns"}
 
-// ParseQuery reads a request from the query of a URL, as batch_size=512&rank=3&world=8&step=100.
-// Every parameter is given once at most.
+// ParseQuery parses a request from the query of a URL, such as
+// batch_size=512&rank=3&world=8&step=100. Each parameter may occur once.
 func (s *Service) ParseQuery(query string) (Request, error) {
 	return parseQuery(query, s.data.Length())
 }
@@ -52,8 +52,8 @@ func parseQuery(query string, positions int64) (Request, error) {
 	return parseRequest(values, positions)
 }
 
-// ParseJSON reads a request from a JSON object of the same parameters, as {"batch_size": 512,
-// "columns": ["position", "tokens"]}. Numbers may be strings, and columns a string with commas.
+// ParseJSON parses a request from a JSON object of the same parameters, such as {"batch_size": 512,
+// "columns": ["position", "tokens"]}. Numbers may be strings. Columns may be a string with commas.
 func (s *Service) ParseJSON(text []byte) (Request, error) { return parseJSON(text, s.data.Length()) }
 
 func parseJSON(text []byte, positions int64) (Request, error) {
@@ -64,14 +64,14 @@ func parseJSON(text []byte, positions int64) (Request, error) {
 	return parseRequest(values, positions)
 }
 
-// queryValues reads the query of a URL that may have these parameters.
+// queryValues parses the query of a URL. known are the allowed parameters.
 func queryValues(query string, known []string) (map[string]string, error) {
 	if len(query) > maxRequest {
-		return nil, refusef(http.StatusBadRequest, "the query has %d bytes; it may have %d", len(query), maxRequest)
+		return nil, refusef(http.StatusBadRequest, "the query has %d bytes; the limit is %d", len(query), maxRequest)
 	}
 	parsed, err := url.ParseQuery(query)
 	if err != nil {
-		return nil, refusef(http.StatusBadRequest, "the query cannot be read: %s", printable(err.Error()))
+		return nil, refusef(http.StatusBadRequest, "the query is malformed: %s", printable(err.Error()))
 	}
 	values := make(map[string]string, len(parsed))
 	for _, name := range sortedKeys(parsed) {
@@ -79,7 +79,7 @@ func queryValues(query string, known []string) (map[string]string, error) {
 			return nil, err
 		}
 		if n := len(parsed[name]); n > 1 {
-			return nil, refusef(http.StatusBadRequest, "%s is given %d times", name, n)
+			return nil, refusef(http.StatusBadRequest, "%s is set %d times; set it once", name, n)
 		}
 		values[name] = parsed[name][0]
 	}
@@ -95,17 +95,17 @@ func sortedKeys(values url.Values) []string {
 	return keys
 }
 
-// jsonValues reads a flat JSON object whose names are those of streamParameters. The package json
-// would let the last of two equal names win.
+// jsonValues parses a flat JSON object with the names of streamParameters. Unlike the package json,
+// it refuses duplicate names.
 func jsonValues(text []byte) (map[string]string, error) {
 	if len(text) > maxRequest {
-		return nil, refusef(http.StatusBadRequest, "the request has %d bytes; it may have %d", len(text), maxRequest)
+		return nil, refusef(http.StatusBadRequest, "the request has %d bytes; the limit is %d", len(text), maxRequest)
 	}
 	bad := func(err error) error {
 		if errors.Is(err, io.EOF) {
 			err = io.ErrUnexpectedEOF
 		}
-		return refusef(http.StatusBadRequest, "the request is not a JSON object as {\"batch_size\": 512}: %s",
+		return refusef(http.StatusBadRequest, "the request is not a JSON object such as {\"batch_size\": 512}: %s",
 			printable(err.Error()))
 	}
 	d := json.NewDecoder(bytes.NewReader(text))
@@ -115,7 +115,7 @@ func jsonValues(text []byte) (map[string]string, error) {
 		return nil, bad(err)
 	}
 	if token != json.Delim('{') {
-		return nil, bad(errors.New("it is not a JSON object"))
+		return nil, bad(errors.New("want an object"))
 	}
 	values := make(map[string]string)
 	for d.More() {
@@ -123,12 +123,12 @@ func jsonValues(text []byte) (map[string]string, error) {
 		if err != nil {
 			return nil, bad(err)
 		}
-		name := token.(string) // the decoder gives nothing else at this place
+		name := token.(string) // the decoder returns only strings here
 		if err := checkName(name, streamParameters); err != nil {
 			return nil, err
 		}
 		if _, twice := values[name]; twice {
-			return nil, refusef(http.StatusBadRequest, "%s is given twice", name)
+			return nil, refusef(http.StatusBadRequest, "%s is set twice; set it once", name)
 		}
 		if values[name], err = jsonValue(d); err != nil {
 			return nil, bad(fmt.Errorf("%s: %w", name, err))
@@ -138,12 +138,12 @@ func jsonValues(text []byte) (map[string]string, error) {
 		return nil, bad(err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return nil, bad(errors.New("something follows it"))
+		return nil, bad(errors.New("unexpected text after the object"))
 	}
 	return values, nil
 }
 
-// jsonValue reads a number, a string, or a list of strings, which it joins with commas.
+// jsonValue reads a number, a string, or a list of strings, which are joined with commas.
 func jsonValue(d *json.Decoder) (string, error) {
 	token, err := d.Token()
 	if err != nil {
@@ -156,7 +156,7 @@ func jsonValue(d *json.Decoder) (string, error) {
 		return token, nil
 	}
 	if token != json.Delim('[') {
-		return "", errors.New("it must be a number, a string or a list of strings")
+		return "", errors.New("want a number, a string or a list of strings")
 	}
 	var list []string
 	for d.More() {
@@ -166,7 +166,7 @@ func jsonValue(d *json.Decoder) (string, error) {
 		}
 		element, ok := token.(string)
 		if !ok || strings.Contains(element, ",") {
-			return "", errors.New("the list must be of names")
+			return "", errors.New("want a list of column names")
 		}
 		list = append(list, element)
 	}
@@ -174,29 +174,30 @@ func jsonValue(d *json.Decoder) (string, error) {
 	return strings.Join(list, ","), err
 }
 
-// checkName refuses a parameter that is not known.
+// checkName refuses unknown parameters.
 func checkName(name string, known []string) error {
 	if slices.Contains(known, name) {
 		return nil
 	}
 	hint := ""
 	if near := suggest.Nearest(name, known); near != "" {
-		hint = fmt.Sprintf("; %s may have been meant", near)
+		hint = fmt.Sprintf(" (did you mean %s?)", near)
 	}
 	if len(known) == 0 {
-		return refusef(http.StatusBadRequest, "there is no parameter %.*q: this has none", maxQuotedValue, name)
+		return refusef(http.StatusBadRequest, "unknown parameter %.*q; this path has no parameters", maxQuotedValue,
+			name)
 	}
-	return refusef(http.StatusBadRequest, "there is no parameter %.*q%s: known are %s", maxQuotedValue, name, hint,
+	return refusef(http.StatusBadRequest, "unknown parameter %.*q%s; known are %s", maxQuotedValue, name, hint,
 		strings.Join(known, ", "))
 }
 
-// printable makes the text of another package one line that is safe to print.
+// printable converts the text of another package to one line that is safe to print.
 func printable(text string) string {
 	quoted := strconv.Quote(text)
 	return strings.ReplaceAll(quoted[1:len(quoted)-1], `\"`, `"`)
 }
 
-// number reads a parameter in [least, most]; a missing one is otherwise.
+// number parses a parameter in [least, most]. The default is otherwise.
 func number(values map[string]string, name string, least, most, otherwise int64) (int64, error) {
 	text, ok := values[name]
 	if !ok {
@@ -210,8 +211,7 @@ func number(values map[string]string, name string, least, most, otherwise int64)
 	return int64(n), nil
 }
 
-// parseRequest reads the parameters of a stream of a plan that has these positions, and checks
-// them.
+// parseRequest parses and validates the parameters of a stream. positions is the plan's length.
 func parseRequest(values map[string]string, positions int64) (Request, error) {
 	var r Request
 	for _, p := range []struct {
@@ -234,13 +234,13 @@ func parseRequest(values map[string]string, positions int64) (Request, error) {
 	}
 	if r.BatchSize == 0 {
 		return Request{}, refusef(http.StatusBadRequest,
-			"batch_size is needed: the number of samples of a step, over all ranks")
+			"batch_size is required: the number of samples of a step, over all ranks")
 	}
 	_, from := values["from"]
 	_, stepped := values["step"]
 	if from && stepped {
 		return Request{}, refusef(http.StatusBadRequest,
-			"from and step exclude each other: one is a position, the other the number of a step")
+			"from and step cannot both be set: from is a position, step is the number of a step; remove one")
 	}
 	if stepped {
 		step, err := number(values, "step", 0, positions/int64(r.BatchSize), 0)
@@ -256,7 +256,7 @@ func parseRequest(values map[string]string, positions int64) (Request, error) {
 	return r, err
 }
 
-// complete sets what may be left out, and checks that the parts fit together.
+// complete sets the defaults and validates the combination of parameters.
 func (r *Request) complete() error {
 	if r.World < 1 || r.Rank < 0 || r.From < 0 || r.To < 0 || r.MicroBatch < 0 || r.BatchSize < 1 ||
 		r.BatchSize > maxBatchSize {

@@ -1,11 +1,10 @@
-// Package serve gives the order of a plan to other programs: as Arrow IPC streams over HTTP, on TCP
-// and unix sockets, and, in its sub-package flight, over Arrow Flight.
+// Package serve streams the samples of a plan to other programs: as Arrow IPC streams over HTTP, on
+// TCP and unix sockets, and, in its sub-package flight, over Arrow Flight.
 //
-// A [Service] is one open plan. All its clients share the plan and the mappings of its shards; a
-// client costs the record that is on its way to it. What they may ask for is a [Request]; what they
-// get is a [Stream]: the records of [blend.Data.Stream], with the columns shard and offset added.
-// However many clients there are and however slowly they read, what streams hold stays within
-// [Options.Memory].
+// A [Service] is one open plan. All its clients share the plan and the mappings of its shards. Each
+// client only needs memory for its records in transit. A client sends a [Request] and gets a
+// [Stream]: the records of [blend.Data.Stream], with the columns shard and offset added. The memory
+// of all streams is limited by [Options.Memory], for any number of clients at any speed.
 //
 // docs/formats/serve.md specifies requests and answers.
 package serve
@@ -27,15 +26,15 @@ import (
 
 // Options are the limits of a [Service].
 type Options struct {
-	MaxStreams int           // at a time, those in line included; 0 is 4096
-	Memory     int64         // bytes that the records of all streams may take; 0 is 1 GiB
-	Wait       time.Duration // how long a stream waits in line for memory; 0 is 10 seconds
-	// how long streams have to end after their record when the service stops, before they are cut;
-	// 0 is 3 seconds
+	MaxStreams int           // maximum number of streams, including streams that wait for memory; 0: 4096
+	Memory     int64         // maximum memory for the records of all streams, in bytes; 0: 1 GiB
+	Wait       time.Duration // maximum time that a stream waits for memory; 0: 10 seconds
+	// when the service stops, streams have this time to send their current record before they are
+	// closed; 0: 3 seconds
 	Grace time.Duration
 
-	// Report, if it is set, is told what could not be read, in one line, when a shard is first
-	// found to be damaged, gone or replaced. It must be safe for concurrent use.
+	// Report, if not nil, is called with one line when a shard is first found to be damaged,
+	// missing or replaced. It must be safe for concurrent use.
 	Report func(text string)
 }
 
@@ -47,11 +46,11 @@ const (
 	defaultGrace   = 3 * time.Second
 )
 
-// overhead is counted for each stream beside its records: stacks, buffers of the connection, of the
-// encoder, of the request.
+// overhead is the memory that is counted for each stream in addition to its records: stacks, and
+// buffers of the connection, the encoder and the request.
 const overhead = 128 << 10
 
-// A Service is an open plan that clients read along. It is safe for concurrent use.
+// A Service is an open plan that clients can stream. It is safe for concurrent use.
 type Service struct {
 	data   *blend.Data
 	o      Options
@@ -61,30 +60,30 @@ type Service struct {
 	began  time.Time
 
 	streams *semaphore.Weighted // one for each stream
-	sending *semaphore.Weighted // bytes of the records that are being sent: three quarters of the memory
-	ahead   *semaphore.Weighted // bytes of the records that are read ahead: the rest
-	// those of sending that are in slots: half of it, so that there is room for streams which hold
-	// a record each
+	sending *semaphore.Weighted // bytes of records in transit: three quarters of the memory
+	ahead   *semaphore.Weighted // bytes of records that are read ahead: the rest
+	// bytes of sending that are in slots: half of sending, so that memory remains for streams that
+	// hold one record each
 	slots  *semaphore.Weighted
 	counts counts
 
 	failures failures
 
-	stopping context.Context // ends when no stream is to give another record
+	stopping context.Context // done when no stream may send another record
 	stop     context.CancelFunc
-	mu       sync.Mutex     // no use begins while or after stop is called
+	mu       sync.Mutex     // held to start a use, and to stop
 	uses     sync.WaitGroup // of data
-	sharing  sync.WaitGroup // streams in shared memory, whose connections the HTTP server does not know any more
+	sharing  sync.WaitGroup // streams in shared memory, whose connections the HTTP server no longer tracks
 }
 
-// counts are what the metrics tell.
+// counts are the values of the metrics.
 type counts struct {
-	streams, waiting, sendingBytes, aheadBytes                  atomic.Int64 // as it is now
+	streams, waiting, sendingBytes, aheadBytes                  atomic.Int64 // current values
 	opened, completed, refused, records, samples, bytes, errors atomic.Int64 // since the start
 	reading                                                     atomic.Int64 // nanoseconds, since the start
 }
 
-// New makes the service of an open plan, which must stay open until [Service.Close] has returned.
+// New returns the service of an open plan, which must stay open until [Service.Close] has returned.
 func New(ctx context.Context, data *blend.Data, o Options) (*Service, error) {
 	if o.MaxStreams == 0 {
 		o.MaxStreams = defaultStreams
@@ -99,7 +98,7 @@ func New(ctx context.Context, data *blend.Data, o Options) (*Service, error) {
 		o.Grace = defaultGrace
 	}
 	if o.MaxStreams < 1 || o.Memory < 4*overhead {
-		return nil, fmt.Errorf("%d streams in %d bytes of memory: there must be room for one, and %d bytes",
+		return nil, fmt.Errorf("%d streams with %d bytes of memory: use at least 1 stream and %d bytes",
 			o.MaxStreams, o.Memory, 4*overhead)
 	}
 	s := &Service{data: data, o: o, began: time.Now(),
@@ -107,7 +106,7 @@ func New(ctx context.Context, data *blend.Data, o Options) (*Service, error) {
 		ahead: semaphore.NewWeighted(o.Memory / 4),
 		slots: semaphore.NewWeighted((o.Memory - o.Memory/4) / 2)}
 	s.stopping, s.stop = context.WithCancel(context.Background())
-	// What columns there are, and what the metadata say, is for blend to decide.
+	// Package blend defines the columns and the metadata.
 	all, err := data.Stream(ctx, blend.StreamOptions{BatchSize: 1, To: 1, Columns: data.Columns()})
 	if err != nil {
 		return nil, err
@@ -124,19 +123,19 @@ func New(ctx context.Context, data *blend.Data, o Options) (*Service, error) {
 		}
 	}
 	if !ok {
-		return nil, fmt.Errorf("the stream's columns are not known: %s", schema)
+		return nil, fmt.Errorf("the stream has no column of tokens: %s", schema)
 	}
 	s.fields = schema.Fields()
 	return s, nil
 }
 
-// Grace is [Options.Grace].
+// Grace returns [Options.Grace].
 func (s *Service) Grace() time.Duration { return s.o.Grace }
 
-// Fingerprint is that of the plan.
+// Fingerprint returns the plan's fingerprint.
 func (s *Service) Fingerprint() string { return s.data.Fingerprint() }
 
-// Stop lets streams end after the record that they are sending, and refuses new ones. It does not
+// Stop ends each stream after the record that it is sending, and refuses new streams. It does not
 // wait.
 func (s *Service) Stop() {
 	s.mu.Lock()
@@ -144,14 +143,14 @@ func (s *Service) Stop() {
 	s.stop()
 }
 
-// Close stops, and waits until nothing reads from the plan any more. Whoever serves it has to cut
-// off clients that do not read.
+// Close calls Stop, and waits until no request reads from the plan. The caller must close the
+// connections of clients that do not read.
 func (s *Service) Close() {
 	s.Stop()
 	s.uses.Wait()
 }
 
-// use begins a use of the plan; the caller ends it with done.
+// use starts a use of the plan; the caller must call done at its end.
 func (s *Service) use() (done func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -162,7 +161,7 @@ func (s *Service) use() (done func(), err error) {
 	return s.uses.Done, nil
 }
 
-// An Error is why a request is refused, with the HTTP status that says of which kind it is.
+// An Error refuses a request. Status is the HTTP status of this kind of refusal.
 type Error struct {
 	Status int
 	Text   string
@@ -170,16 +169,16 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Text }
 
-// refusef makes an [Error].
+// refusef returns an [Error].
 func refusef(status int, format string, args ...any) error {
 	return &Error{status, fmt.Sprintf(format, args...)}
 }
 
-// errStopping ends streams, and refuses new ones, when the service stops.
+// errStopping ends streams and refuses new streams while the service stops.
 var errStopping error = &Error{http.StatusServiceUnavailable,
-	"the server is stopping: ask again when it has been started again"}
+	"the server is stopping; try again after it has restarted"}
 
-// StatusOf is the HTTP status that stands for an error: that of an [Error], else 500.
+// StatusOf returns the HTTP status of an error: the status of an [Error], else 500.
 func StatusOf(err error) int {
 	var refused *Error
 	if errors.As(err, &refused) {
@@ -188,8 +187,8 @@ func StatusOf(err error) int {
 	return http.StatusInternalServerError
 }
 
-// tooMany is the error of a request that would be one too many.
+// tooMany returns the error of a request beyond the maximum number of streams.
 func (s *Service) tooMany() error {
 	return refusef(http.StatusTooManyRequests,
-		"there are %d streams, which is all this server allows at a time (--max-streams)", s.o.MaxStreams)
+		"the server already has %d streams, which is its limit (--max-streams); try again later", s.o.MaxStreams)
 }

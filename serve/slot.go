@@ -10,23 +10,23 @@ import (
 	"github.com/apache/arrow-go/v18/arrow"
 )
 
-// Numbers of slots. A client that goes on while it holds the batch before needs two, and the server
-// two to read ahead; small records want more, so that few of the messages about them cost a switch
-// between the processes.
+// Limits of the number of slots. A client that keeps the previous batch while it processes the next
+// needs two slots, and the server needs two to read ahead. Small records need more, to save
+// switches between the processes.
 const (
 	leastSlots   = 6
 	mostSlots    = 64
-	smallRecords = 1 << 20 // bytes of records that may be in slots before leastSlots is enough
+	smallRecords = 1 << 20 // bytes of records in slots from which leastSlots is enough
 )
 
-// slotsOf is how many slots a stream has whose records have so many bytes.
+// slotsOf returns the number of slots of a stream, given the size of a record in bytes.
 func slotsOf(record int64) int64 { return min(max(smallRecords/record, leastSlots), mostSlots) }
 
-// errNoRoom says that there is no memory for slots now.
+// errNoRoom reports that there is currently no memory for slots.
 var errNoRoom = errors.New("no memory for slots")
 
-// A slot is memory that holds one record at a time, column behind column. It is the allocator of
-// that record, and moves on to other memory for the next.
+// A slot is memory that holds one record at a time, one column after the other. It is the allocator
+// of this record. The next record uses another part of the area.
 type slot struct {
 	area   *area // nil before the first record
 	number int
@@ -34,31 +34,31 @@ type slot struct {
 	used   int
 }
 
-// alignment is that of Arrow's buffers, of which a record has fewer than mostBuffers.
+// alignment is the alignment of Arrow's buffers. A record has fewer than mostBuffers buffers.
 const (
 	alignment   = 64
 	mostBuffers = 16
 )
 
-// laidOut gives the bytes of memory that a record of so many bytes takes in a slot.
+// laidOut returns the size of a slot for a record of the given size, in bytes.
 func laidOut(record int64) int64 { return pages(record + alignment*mostBuffers) }
 
-// pages rounds up to whole pages.
+// pages rounds up to complete pages.
 func pages(bytes int64) int64 {
 	page := int64(os.Getpagesize())
 	return (bytes + page - 1) / page * page
 }
 
-// use has the next record laid out in a slot of an area.
+// use sets the slot of an area that the next record is written to.
 func (s *slot) use(a *area, number int) {
 	s.area, s.number, s.memory, s.used = a, number, a.slot(number), 0
 }
 
-// taken is the number of bytes of the pages that the record lies in.
+// taken returns the number of bytes of the pages that the record occupies.
 func (s *slot) taken() int64 { return pages(int64(s.used)) }
 
-// Allocate gives the next bytes of the slot. Where it is full they are others, and place will say
-// so.
+// Allocate returns the next bytes of the slot. If the slot is full, it returns other memory, and
+// place then fails.
 func (s *slot) Allocate(size int) []byte {
 	start := (s.used + alignment - 1) / alignment * alignment
 	if size > len(s.memory)-start || s.area.back(s.number, start+size) != nil {
@@ -68,7 +68,7 @@ func (s *slot) Allocate(size int) []byte {
 	return s.memory[start:s.used:s.used]
 }
 
-// Reallocate gives size bytes that begin with those of b.
+// Reallocate returns size bytes that start with the bytes of b.
 func (s *slot) Reallocate(size int, b []byte) []byte {
 	if size <= len(b) {
 		return b[:size]
@@ -78,10 +78,10 @@ func (s *slot) Reallocate(size int, b []byte) []byte {
 	return bigger
 }
 
-// Free does nothing: the next record has the slot, or another one, to itself.
+// Free does nothing. The memory is reused when the whole slot is.
 func (s *slot) Free([]byte) {}
 
-// place appends where in the slot the buffers of a record lie: offset and length of each,
+// place appends the location in the slot of each buffer of a record: offset and length, as
 // little-endian uint64.
 func (s *slot) place(dst []byte, record arrow.RecordBatch) ([]byte, error) {
 	var err error

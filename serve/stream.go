@@ -18,18 +18,17 @@ import (
 	"mula/blend"
 )
 
-// The columns that every stream has, as blend calls them.
+// The columns that every stream has, with their names in package blend.
 const (
 	columnPosition = "position"
 	columnTokens   = "tokens"
 )
 
-// A Stream gives one record after the other of what a [Request] asks for. It is used by one
-// goroutine, which closes it.
+// A Stream yields the records that a [Request] selects, one after the other. It must be used, and
+// closed, by one goroutine.
 //
-// It holds memory for the record that it has given last; the next call of Next makes that record
-// the caller's no longer. Where the memory of the service has room, the record after it is read
-// meanwhile.
+// It reserves memory for the record that Next returned last. The next call of Next releases this
+// record. If the service has memory, the following record is read ahead.
 type Stream struct {
 	service *Service
 	ctx     context.Context
@@ -37,36 +36,36 @@ type Stream struct {
 	request Request
 	schema  *arrow.Schema
 	columns []string
-	source  *blend.Stream // nil if there is nothing to be read
-	alloc   *recycler     // of the records, unless they are laid out in a slot
-	slot    *slot         // nil unless they are
-	done    []func()      // what Close gives back, last first
+	source  *blend.Stream // nil if there is nothing to read
+	alloc   *recycler     // allocator of the records, unless they are written to slots
+	slot    *slot         // nil unless records are written to slots
+	done    []func()      // called by Close, last first
 
-	left   int64 // records that have not been asked for
-	size   int64 // bytes that a record is taken to have, times copies
-	held   int64 // bytes reserved for the record that is being sent
+	left   int64 // number of records that Next has not returned
+	size   int64 // bytes reserved for a record, times copies
+	held   int64 // bytes reserved for the record in transit
 	last   arrow.RecordBatch
-	ahead  chan read // of the record that is read ahead; nil if none is
-	saved  int64     // bytes reserved for that
-	copies int64     // of a record that the transport holds at a time, its own one included
+	ahead  chan read // the record that is read ahead, or nil
+	saved  int64     // bytes reserved for the record that is read ahead
+	copies int64     // number of records that the transport holds at a time
 }
 
-// read is a record that was read, or why it was not.
+// read is a record, or the error of reading it.
 type read struct {
 	record arrow.RecordBatch
 	err    error
 }
 
-// Open begins a stream, waiting in line where the memory is taken. Copies is how often the
-// transport holds a record at a time, its own one included. Errors are of type [*Error] where the
-// request is at fault or the service is busy.
+// Open starts a stream, and waits if the memory is in use. copies is the number of records that the
+// transport holds at a time, including the current one. The error is an [*Error] if the request is
+// invalid or the service is busy.
 func (s *Service) Open(ctx context.Context, r Request, copies int) (*Stream, error) {
 	return s.open(ctx, &Stream{service: s, request: r, copies: int64(copies),
 		alloc: &recycler{fresh: memory.NewGoAllocator()}})
 }
 
-// open begins a stream. The error of one whose records are laid out in slots is errNoRoom where
-// there is no memory for them now.
+// open starts a stream. If its records are written to slots, the error is errNoRoom if there is
+// currently no memory for slots.
 func (s *Service) open(ctx context.Context, st *Stream) (_ *Stream, err error) {
 	defer func() {
 		if err != nil {
@@ -108,8 +107,8 @@ func (s *Service) open(ctx context.Context, st *Stream) (_ *Stream, err error) {
 	return st, nil
 }
 
-// Look gives the schema of the stream that a request asks for, and the number of its samples,
-// skipped ones included, or the error that [Service.Open] would give for the request's sake.
+// Look validates a request without starting its stream. It returns the stream's schema and its
+// number of samples, including skipped positions.
 func (s *Service) Look(r Request, copies int) (schema *arrow.Schema, samples int64, err error) {
 	st := &Stream{service: s, request: r, copies: int64(copies)}
 	if err := st.check(); err != nil {
@@ -117,11 +116,11 @@ func (s *Service) Look(r Request, copies int) (schema *arrow.Schema, samples int
 	}
 	share, batch := int64(r.BatchSize/r.World), int64(r.BatchSize)
 	whole := (st.request.To - r.From) / batch
-	rest := st.request.To - r.From - whole*batch // of the last step, which is a short one
+	rest := st.request.To - r.From - whole*batch // positions of a short last step
 	return st.schema, whole*share + min(max(rest-int64(r.Rank)*share, 0), share), nil
 }
 
-// check compares the request with the plan, and completes it.
+// check validates the request for this plan, and sets its defaults.
 func (st *Stream) check() error {
 	r, d := &st.request, st.service.data
 	if err := r.complete(); err != nil {
@@ -145,7 +144,7 @@ func (st *Stream) check() error {
 	length := int64(d.SequenceLength + 1)
 	if int64(r.MicroBatch) > math.MaxInt32/length {
 		return refusef(http.StatusBadRequest,
-			"%d samples of %d tokens are more than the 2^31 tokens that a record can hold: use micro_batch",
+			"%d samples of %d tokens exceed the limit of 2^31 tokens in a record; set micro_batch",
 			r.MicroBatch, length)
 	}
 	st.size = int64(r.MicroBatch) * (length*int64(st.service.tokens.Bytes()) + 64)
@@ -159,13 +158,13 @@ func (st *Stream) check() error {
 			return errNoRoom
 		}
 		return refusef(http.StatusBadRequest,
-			"a record of %d samples takes %d bytes here, and one stream may take %d, a quarter of --memory: "+
-				"use micro_batch, or more ranks", r.MicroBatch, st.size+overhead, most)
+			"a record of %d samples needs %d bytes, but a stream may use at most %d, a quarter of --memory; "+
+				"set micro_batch, or use more ranks", r.MicroBatch, st.size+overhead, most)
 	}
 	return nil
 }
 
-// choose makes the schema.
+// choose sets the columns and the schema.
 func (st *Stream) choose() error {
 	r, s := &st.request, st.service
 	names := r.Columns
@@ -190,14 +189,14 @@ func (st *Stream) choose() error {
 			}
 			if name == "" {
 				return refusef(http.StatusBadRequest,
-					"columns has a name that is empty: leave columns out for all, or name some of %s",
+					"columns has an empty name; omit columns for all, or list some of %s",
 					strings.Join(known, ", "))
 			}
-			return refusef(http.StatusBadRequest, "there is no column %.*q: known are %s", maxQuotedValue, name,
+			return refusef(http.StatusBadRequest, "unknown column %.*q; known are %s", maxQuotedValue, name,
 				strings.Join(known, ", "))
 		}
 		if slices.Contains(names[:i], name) {
-			return refusef(http.StatusBadRequest, "column %s is named twice", name)
+			return refusef(http.StatusBadRequest, "column %s is listed twice; remove one", name)
 		}
 		fields[i] = s.fields[k]
 	}
@@ -215,7 +214,7 @@ func (st *Stream) choose() error {
 	return nil
 }
 
-// reserve waits for memory for the record that is sent. Slots are not worth a wait.
+// reserve reserves memory for the record in transit. It waits, except for slots.
 func (st *Stream) reserve(bytes int64) error {
 	s := st.service
 	if st.slot != nil && st.held == 0 {
@@ -243,7 +242,8 @@ func (st *Stream) reserve(bytes int64) error {
 			return errStopping
 		}
 		return refusef(http.StatusServiceUnavailable,
-			"the %d bytes of memory are taken by other streams (--memory), and none came free in %v: ask again later",
+			"all %d bytes of memory are in use by other streams (--memory), and none became free in %v; try again "+
+				"later",
 			s.o.Memory, s.o.Wait)
 	}
 	st.held += bytes
@@ -251,11 +251,11 @@ func (st *Stream) reserve(bytes int64) error {
 	return nil
 }
 
-// Schema is the schema of the records.
+// Schema returns the schema of the records.
 func (st *Stream) Schema() *arrow.Schema { return st.schema }
 
-// Next gives the next record, which is good until the next call of Next or Close, or io.EOF after
-// the last. When the service stops it gives an error instead of the next record.
+// Next returns the next record, which is valid until the next call of Next or Close, or io.EOF
+// after the last. While the service stops, it returns an error.
 func (st *Stream) Next() (arrow.RecordBatch, error) {
 	st.drop()
 	s := st.service
@@ -280,14 +280,14 @@ func (st *Stream) Next() (arrow.RecordBatch, error) {
 	if st.slot != nil {
 		bytes = st.slot.taken()
 	}
-	if held := bytes * st.copies; held > st.size { // there are many document starts
+	if held := bytes * st.copies; held > st.size { // more document starts than size allows for
 		if err := st.reserve(held - st.size); err != nil {
 			return nil, err
 		}
 		st.size = held
 	}
 	st.left--
-	if st.slot == nil { // a slot takes what is read ahead
+	if st.slot == nil { // slots serve as the read-ahead
 		st.readAhead()
 	}
 	s.counts.records.Add(1)
@@ -296,7 +296,7 @@ func (st *Stream) Next() (arrow.RecordBatch, error) {
 	return got.record, nil
 }
 
-// readAhead begins to read the next record, if there is one and memory for it.
+// readAhead starts to read the next record, if there is one and enough memory.
 func (st *Stream) readAhead() {
 	s := st.service
 	if st.left == 0 {
@@ -311,7 +311,7 @@ func (st *Stream) readAhead() {
 	go func(to chan<- read) { to <- st.read() }(st.ahead)
 }
 
-// await gives the record that is read ahead. It comes soon, also when the context has ended.
+// await returns the record that is read ahead. It does not wait long, even after ctx is cancelled.
 func (st *Stream) await() read {
 	got := <-st.ahead
 	st.ahead = nil
@@ -320,7 +320,7 @@ func (st *Stream) await() read {
 	return got
 }
 
-// drop gives back the record that was given last.
+// drop releases the record that Next returned last.
 func (st *Stream) drop() {
 	if st.last != nil {
 		st.last.Release()
@@ -328,7 +328,7 @@ func (st *Stream) drop() {
 	}
 }
 
-// Close ends the stream and gives back what it holds.
+// Close ends the stream and releases its memory.
 func (st *Stream) Close() {
 	st.drop()
 	if st.cancel != nil {
@@ -365,11 +365,11 @@ func (st *Stream) read() (got read) {
 		return read{nil, err}
 	}
 	defer record.Release()
-	// which says more than blend's schema
+	// the stream's schema has more metadata than blend's
 	return read{array.NewRecordBatch(st.schema, record.Columns(), record.NumRows()), nil}
 }
 
-// sizeOf is the number of bytes of a record's columns.
+// sizeOf returns the number of bytes of a record's columns.
 func sizeOf(record arrow.RecordBatch) (bytes int64) {
 	for _, c := range record.Columns() {
 		bytes += dataSize(c.Data())

@@ -140,7 +140,7 @@ def test_over_tls(made, serve, tmp_path):
 
 def test_what_the_server_refuses_is_its_sentence(made, serve):
     server = serve(made.path, "--memory", str(1 << 20))
-    with pytest.raises(mula.Error, match='there is no column "positions"'):
+    with pytest.raises(mula.Error, match='unknown column "positions"'):
         mula.Stream(server.address, 3000, arrays="numpy", columns=["positions"])
     for wrong in ("http://", "unix:relative", "ftp://x", "http://localhost:1/path", "http://host:port"):
         with pytest.raises(mula.Error, match="want "):

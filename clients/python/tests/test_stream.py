@@ -172,7 +172,7 @@ def test_what_a_stream_says_of_itself(made):
         ({"end": 8.5}, "end=8.5: want a whole number"),
         ({"micro_batch": "2"}, "micro_batch='2': want a whole number"),
         ({"rank": "0", "world": 1}, "rank='0': want a whole number"),
-        ({"columns": ["x"]}, 'there is no column "x"'),
+        ({"columns": ["x"]}, 'unknown column "x"'),
         ({"columns": "window"}, "columns='window': want a list of names"),
     ],
 )
