@@ -6,17 +6,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An area is memory of slots that another process can map, by its descriptor. It cannot be made
-// smaller or larger by anybody. What the other process writes there is never read here.
+// An area is memory of slots that another process can map by its descriptor. No process can change
+// its size. This process never reads what the other process writes there.
 type area struct {
 	descriptor int
 	memory     []byte
-	size       int   // bytes of a slot; those behind the usual size of a record are only there if they are needed
-	backed     []int // bytes of each slot for which there is memory
+	size       int   // bytes of a slot; bytes beyond the usual size of a record have no memory until needed
+	backed     []int // by slot: number of bytes that have memory
 }
 
-// newArea makes an area of slots of size bytes, which are whole pages. It fails where the system
-// has no such memory.
+// newArea allocates an area of slots of size bytes, a multiple of the page size. It fails if the
+// system does not provide such memory.
 func newArea(slots, size int) (_ *area, err error) {
 	a := &area{descriptor: -1, size: size, backed: make([]int, slots)}
 	defer func() {
@@ -40,8 +40,8 @@ func newArea(slots, size int) (_ *area, err error) {
 	return a, nil
 }
 
-// TrySharedMemory returns an error if the system does not provide the memory that the service shares
-// with clients over a unix socket.
+// TrySharedMemory returns an error if the system does not provide the memory that the service
+// shares with clients over a unix socket.
 func TrySharedMemory() error {
 	a, err := newArea(1, unix.Getpagesize())
 	if err != nil {
@@ -51,11 +51,10 @@ func TrySharedMemory() error {
 	return a.back(0, a.size)
 }
 
-// slot is the memory of one slot.
+// slot returns the memory of one slot.
 func (a *area) slot(number int) []byte { return a.memory[number*a.size:][:a.size:a.size] }
 
-// back makes sure that there is memory for the first bytes of a slot: where there is none, a write
-// would end the process.
+// back allocates memory for the first bytes of a slot. Without it, a write could end the process.
 func (a *area) back(number, bytes int) error {
 	if bytes <= a.backed[number] {
 		return nil
@@ -72,13 +71,13 @@ func (a *area) back(number, bytes int) error {
 	}
 }
 
-// empty gives the memory back to the system, though another process may still have it mapped: it
-// reads zeros then.
+// empty releases the memory to the system. Another process that still has it mapped then reads
+// zeros.
 func (a *area) empty() {
 	_ = unix.Fallocate(a.descriptor, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, int64(len(a.memory)))
 }
 
-// close ends this process's use of the area.
+// close unmaps and closes the area in this process.
 func (a *area) close() {
 	if a.memory != nil {
 		_ = unix.Munmap(a.memory)
@@ -90,5 +89,5 @@ func (a *area) close() {
 	}
 }
 
-// rights is the control message that gives the area's descriptor to who receives it.
+// rights returns the control message that passes the area's descriptor to another process.
 func (a *area) rights() []byte { return unix.UnixRights(a.descriptor) }

@@ -4,8 +4,8 @@ package serve
 
 import "errors"
 
-// An area is memory of slots that another process can map, which only Linux has in a form that a
-// client cannot take away.
+// An area is memory of slots that another process can map. It exists only on Linux, where the other
+// process cannot shrink it.
 type area struct{ size int }
 
 // TrySharedMemory returns [errors.ErrUnsupported]: batches are sent over the socket instead.

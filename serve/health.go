@@ -11,26 +11,26 @@ import (
 	"mula/internal/mapping"
 )
 
-// maxFailures is how many failures are kept and reported. A disk that is gone fails in as many ways
-// as there are shards.
+// maxFailures is the maximum number of failures that are kept and reported. A lost disk causes one
+// for every shard.
 const maxFailures = 1000
 
-// failures are what could not be read, one for each shard.
+// failures are read errors, one for each shard.
 type failures struct {
 	mu   sync.Mutex
-	list []failure // in the order in which they were met
+	list []failure // in order of occurrence
 }
 
-// A failure is the first error about a shard.
+// A failure is the first error of a shard.
 type failure struct {
-	key           string // the shard, or the text where it names none
+	key           string // the shard's path, or text if the error names no shard
 	text          string
 	source, shard int
-	lost          bool // bytes of the shard's files could not be read, which can come right again
+	lost          bool // bytes of the shard's files could not be read, which may be temporary
 }
 
-// failed counts an error that the data gave, and reports it where it is the first of its shard.
-// Refusals, and requests whose client has gone, are no errors of the data.
+// failed counts an error of the data, and reports it if it is the first of its shard. It ignores
+// refusals and cancelled requests.
 func (s *Service) failed(err error) {
 	var refused *Error
 	if err == nil || errors.As(err, &refused) || errors.Is(err, context.Canceled) ||
@@ -41,13 +41,13 @@ func (s *Service) failed(err error) {
 	s.report(err)
 }
 
-// report keeps the first error of each shard, and tells [Options.Report] of it.
+// report stores the first error of each shard, and calls [Options.Report].
 func (s *Service) report(err error) {
 	text := strings.ReplaceAll(err.Error(), "\n", " ")
 	met := failure{text: text}
 	for i := range s.data.Sources {
 		for k := range s.data.Sources[i].Shards {
-			// A path may be the end of another.
+			// A path may be a suffix of another.
 			if path := s.data.ShardPath(i, k) + "."; len(path) > len(met.key) && strings.Contains(text, path) {
 				met.key, met.source, met.shard = path, i, k
 			}
@@ -71,7 +71,7 @@ func (s *Service) report(err error) {
 	}
 }
 
-// left forgets the failures that have come right, and gives the texts of the others.
+// left removes the failures for which right returns true, and returns the texts of the others.
 func (f *failures) left(right func(failure) bool) []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -83,8 +83,8 @@ func (f *failures) left(right func(failure) bool) []string {
 	return texts
 }
 
-// health is how the service is, with the HTTP status that says so, and what was found damaged: by
-// streams, by other requests, and by the verification of the files.
+// health returns the service's health as HTTP status and name, and all damage that streams, other
+// requests and the verification of files have found.
 func (s *Service) health() (status int, name string, damage []string) {
 	if err := s.data.Verification().Err; err != nil {
 		s.report(err)
@@ -99,7 +99,7 @@ func (s *Service) health() (status int, name string, damage []string) {
 	return http.StatusOK, "ok", damage
 }
 
-// serveHealthz answers who has no token too: it says that something is wrong, and not what.
+// serveHealthz also answers without a token. It reports only whether the service is healthy.
 func (s *Service) serveHealthz(w http.ResponseWriter, r *http.Request) error {
 	if _, err := queryValues(r.URL.RawQuery, nil); err != nil {
 		return err
@@ -111,7 +111,7 @@ func (s *Service) serveHealthz(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// serveHealth says what is wrong.
+// serveHealth reports the damage.
 func (s *Service) serveHealth(w http.ResponseWriter, r *http.Request) error {
 	if _, err := queryValues(r.URL.RawQuery, nil); err != nil {
 		return err

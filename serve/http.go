@@ -18,16 +18,16 @@ import (
 	"mula/blend"
 )
 
-// contentType is that of Arrow's IPC streaming format.
+// contentType is the content type of Arrow's IPC streaming format.
 const contentType = "application/vnd.apache.arrow.stream"
 
 const (
 	streamPath  = "/v1/stream"
 	peekPath    = "/v1/peek"
-	oldPeekPath = "/v1/where" // the name of peekPath before
+	oldPeekPath = "/v1/where" // deprecated name of peekPath
 )
 
-// paths are what the service knows, each with what answers it.
+// paths maps each path to its handler.
 var paths = map[string]func(*Service, http.ResponseWriter, *http.Request) error{
 	"/v1/plan":   (*Service).servePlan,
 	streamPath:   (*Service).serveStream,
@@ -39,15 +39,15 @@ var paths = map[string]func(*Service, http.ResponseWriter, *http.Request) error{
 	"/healthz":   (*Service).serveHealthz,
 }
 
-// Handler answers the service's HTTP requests. If token is not empty, requests must have it as their
-// bearer token, except for /healthz, which reveals nothing about the data. A stream that fails is
-// cut off without its last chunk and without Arrow's end-of-stream marker.
+// Handler answers the service's HTTP requests. If token is not empty, requests must have it as
+// their bearer token, except for /healthz, which reveals nothing about the data. A stream that
+// fails is cut off without its last chunk and without Arrow's end-of-stream marker.
 func (s *Service) Handler(token string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := s.answer(w, r, token); err != nil {
 			var refused *Error
 			if !errors.As(err, &refused) && r.Context().Err() != nil {
-				panic(http.ErrAbortHandler) // nobody is there to be told
+				panic(http.ErrAbortHandler) // the client has disconnected
 			}
 			writeError(w, err)
 		}
@@ -57,7 +57,7 @@ func (s *Service) Handler(token string) http.Handler {
 func (s *Service) answer(w http.ResponseWriter, r *http.Request, token string) error {
 	answer, known := paths[r.URL.Path]
 	methods := []string{http.MethodGet, http.MethodHead}
-	if r.URL.Path == streamPath { // the server would compute the whole stream and send nothing of it
+	if r.URL.Path == streamPath { // HEAD would compute the whole stream and send none of it
 		methods = methods[:1]
 	}
 	switch {
@@ -91,9 +91,9 @@ func Bears(authorization, token string) bool {
 	return strings.EqualFold(scheme, "bearer") && subtle.ConstantTimeCompare(a[:], b[:]) == 1
 }
 
-// local says whether a request without a token may be one of this machine's programs. A page in a
-// browser could have had its own host's name lead here, and would then be allowed to read the
-// answers; the name gives it away.
+// local reports whether a request without a token may come from a program on this machine. A web
+// page could resolve its own host name to this address, and its browser would then let it read the
+// answers. Such requests have the page's host name.
 func local(r *http.Request, token string) bool {
 	address, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
 	if token != "" || !ok || !address.IP.IsLoopback() {
@@ -112,7 +112,7 @@ func writeError(w http.ResponseWriter, err error) {
 	}{err.Error()})
 }
 
-// writeJSON writes an answer. Who does not read it gets none.
+// writeJSON writes an answer. Write errors are ignored, because the client may have disconnected.
 func writeJSON(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
@@ -121,11 +121,11 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 	_ = e.Encode(v)
 }
 
-// flushed is how much of the small writes of a record is put together.
+// flushed is the size of the buffer that combines the small writes of a record.
 const flushed = 32 << 10
 
-// serveStream answers with an Arrow IPC stream. The first record is read before the answer begins,
-// so that what is wrong with it has a status.
+// serveStream answers with an Arrow IPC stream. The first record is read before the answer starts,
+// so that its errors have an HTTP status.
 func (s *Service) serveStream(w http.ResponseWriter, r *http.Request) error {
 	request, err := s.ParseQuery(r.URL.RawQuery)
 	if err != nil {
@@ -170,7 +170,7 @@ func (s *Service) serveStream(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	if err != nil {
-		panic(http.ErrAbortHandler) // the status has been sent; what is left to say is that this is not the end
+		panic(http.ErrAbortHandler) // the status has been sent; aborting shows that the stream is incomplete
 	}
 	return nil
 }
@@ -178,7 +178,7 @@ func (s *Service) serveStream(w http.ResponseWriter, r *http.Request) error {
 // PlanDescription is the answer to /v1/plan.
 type PlanDescription struct {
 	Fingerprint    string              `json:"fingerprint"`
-	OrderVersion   string              `json:"order_version"` // as plan.json has it
+	OrderVersion   string              `json:"order_version"` // as in plan.json
 	SequenceLength int                 `json:"sequence_length"`
 	Positions      int64               `json:"positions"`
 	TokenType      string              `json:"token_type"` // of the stream: uint16 or int32
@@ -234,25 +234,25 @@ func (s *Service) Describe() PlanDescription {
 // A place is the answer to /v1/peek: the sample at a position.
 type place struct {
 	Position  int64      `json:"position"`
-	Skipped   bool       `json:"skipped"` // the plan leaves the position out
+	Skipped   bool       `json:"skipped"` // the plan skips the position
 	Source    string     `json:"source"`
-	Epoch     *int64     `json:"epoch"` // null where the order has none
+	Epoch     *int64     `json:"epoch"` // null if the order has no epochs
 	Window    int64      `json:"window"`
 	Shard     int        `json:"shard"`
-	Path      string     `json:"path"` // of the shard's files, without their endings
+	Path      string     `json:"path"` // prefix of the shard's files
 	Offset    int64      `json:"offset"`
 	Documents []document `json:"documents"`
 }
 
-// A document is one that a window holds a part of: tokens [From, To) of the window.
+// A document is a document with tokens [From, To) of a window.
 type document struct {
 	Number int64  `json:"document"` // in the shard
-	ID     string `json:"id"`       // empty, as File is, where the shard does not record it
+	ID     string `json:"id"`       // empty, like File, if the shard has no record of origins
 	File   string `json:"file"`
 	Line   int64  `json:"line"`
 	From   int    `json:"from"`
 	To     int    `json:"to"`
-	Shard  int    `json:"shard"` // that of the sample, but in a packed plan
+	Shard  int    `json:"shard"` // the sample's shard, except in a packed plan
 }
 
 func (s *Service) servePeek(w http.ResponseWriter, r *http.Request) error {
@@ -293,7 +293,7 @@ func (s *Service) servePeek(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// visit is use for a request that reads without a stream; it counts as a stream.
+// visit starts a use for a request that reads without a stream; the use counts as a stream.
 func (s *Service) visit() (done func(), err error) {
 	used, err := s.use()
 	if err != nil {

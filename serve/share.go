@@ -16,21 +16,21 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/ipc"
 )
 
-// memoryHeader is the header by which a client asks for records in shared memory, and by which the
-// answer says whether they come there.
+// memoryHeader is the header with which a client requests records in shared memory, and with which
+// the answer confirms it.
 const memoryHeader = "Mula-Memory"
 
-// sharedType is the content type of an answer whose records lie in shared memory;
-// docs/formats/serve.md has its bytes.
+// sharedType is the content type of an answer with records in shared memory; docs/formats/serve.md
+// specifies it.
 const sharedType = "application/vnd.mula.slots"
 
-// frameDelay is how long a record may wait for the next ones, to be announced together with them.
+// frameDelay is how long a record may wait, to be announced together with later records.
 const frameDelay = 50 * time.Microsecond
 
 // connectionKey is the key of a request's connection in its context.
 type connectionKey struct{}
 
-// unixOf is the connection of a request that came over a unix socket, in clear, else nil.
+// unixOf returns the unencrypted unix connection of a request, nil for other connections.
 func unixOf(ctx context.Context) *net.UnixConn {
 	limited, ok := ctx.Value(connectionKey{}).(*limitedConn)
 	if !ok {
@@ -40,8 +40,8 @@ func unixOf(ctx context.Context) *net.UnixConn {
 	return c
 }
 
-// serveShared answers with records in shared memory. shared is false where that cannot be: the
-// connection is no unix socket, or there is no memory for it now. Nothing has been answered then.
+// serveShared answers with records in shared memory. If the connection is not a unix socket, or if
+// there is no memory, shared is false and nothing has been written.
 func (s *Service) serveShared(w http.ResponseWriter, r *http.Request, request Request) (shared bool, err error) {
 	c := unixOf(r.Context())
 	if c == nil {
@@ -58,15 +58,14 @@ func (s *Service) serveShared(w http.ResponseWriter, r *http.Request, request Re
 	defer st.Close()
 	count := int(st.copies)
 	rows, length, width := int64(st.request.MicroBatch), int64(s.data.SequenceLength+1), int64(s.tokens.Bytes())
-	area, err := newArea(count, int(laidOut(rows*(length*(width+4)+64)))) // a document may begin at every token
+	area, err := newArea(count, int(laidOut(rows*(length*(width+4)+64)))) // a document may start at every token
 	if err != nil {
 		return false, nil
 	}
 	defer area.close()
 	sh := &sharing{st: st, slot: slot, area: area, c: c, free: make(chan int, count), gone: make(chan struct{}),
 		lent: make([]atomic.Bool, count)}
-	// The first record is read before the answer begins, so that what is wrong with it has a
-	// status.
+	// The first record is read before the answer starts, so that its errors have an HTTP status.
 	first, err := sh.next(0)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return true, err
@@ -75,17 +74,17 @@ func (s *Service) serveShared(w http.ResponseWriter, r *http.Request, request Re
 	if err != nil {
 		return true, err
 	}
-	s.sharing.Add(1) // within a use of the plan, of which none begins any more when they are waited for
+	s.sharing.Add(1) // during a use of the plan; Stop refuses new uses before sharing.Wait is called
 	defer s.sharing.Done()
 	hijacked, rest, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		return true, err
 	}
 	defer hijacked.Close()
-	// it ends when the server cuts what goes on too long
+	// the server closes the connection after the grace period
 	defer context.AfterFunc(r.Context(), func() { hijacked.Close() })()
 	if rest.Reader.Buffered() > 0 {
-		return true, nil // it speaks before it is spoken to
+		return true, nil // the client has sent data before the answer
 	}
 	n, _, err := c.WriteMsgUnix(head, area.rights(), nil)
 	if err == nil && n < len(head) {
@@ -97,20 +96,20 @@ func (s *Service) serveShared(w http.ResponseWriter, r *http.Request, request Re
 	return true, nil
 }
 
-// sharing is a stream whose records lie in shared memory.
+// sharing is a stream with records in shared memory.
 type sharing struct {
 	st     *Stream
 	slot   *slot
 	area   *area
 	c      *net.UnixConn
-	free   chan int      // slots that the client does not have
-	gone   chan struct{} // closed when nothing more comes from the client
-	lent   []atomic.Bool // by slot: the client has it
-	frames []byte        // that have not been sent
-	since  time.Time     // when the first of them was begun
+	free   chan int      // slots that the client does not use
+	gone   chan struct{} // closed when the client has disconnected
+	lent   []atomic.Bool // by slot: the client uses it
+	frames []byte        // not yet sent
+	since  time.Time     // start of the first of frames
 }
 
-// next reads the next record into a slot, and makes a frame of it.
+// next reads the next record into a slot, and appends its frame.
 func (sh *sharing) next(number int) (arrow.RecordBatch, error) {
 	if len(sh.frames) == 0 {
 		sh.since = time.Now()
@@ -131,8 +130,8 @@ func (sh *sharing) next(number int) (arrow.RecordBatch, error) {
 	return record, nil
 }
 
-// head is the answer up to the first frame: the HTTP header, and an Arrow stream of no rows, which
-// has the schema and the names of the sources.
+// head returns the answer before the first frame: the HTTP header, and an Arrow stream without
+// rows, which has the schema and the names of the sources.
 func (sh *sharing) head(first arrow.RecordBatch) ([]byte, error) {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "HTTP/1.0 200 OK\r\nContent-Type: %s\r\nMula-Plan: %s\r\n%s: shared\r\nMula-Slots: "+
@@ -150,8 +149,8 @@ func (sh *sharing) head(first arrow.RecordBatch) ([]byte, error) {
 	return b.Bytes(), err
 }
 
-// send sends the frames of all records, the first of which may have been read, and waits until the
-// client has hung up.
+// send sends the frames of all records and waits until the client disconnects. read tells whether
+// the first record has been read.
 func (sh *sharing) send(read bool) {
 	go sh.receive()
 	from := 0
@@ -167,14 +166,14 @@ func (sh *sharing) send(read bool) {
 	} else {
 		_ = sh.c.Close()
 	}
-	<-sh.gone // the connection is cut when the server does not wait any longer
+	<-sh.gone // at the latest, when the server closes the connection
 	if sh.st.service.stopping.Err() == nil {
-		sh.area.empty() // also of a client that keeps the area mapped: one that hangs up has copied what it holds
+		sh.area.empty() // even if the client keeps the area mapped: clients copy their data before they disconnect
 	}
 }
 
-// records sends frames until there are no more records, or the server is stopping; ended is false
-// if the client is at fault.
+// records sends frames until there are no more records or the server stops. ended is false after an
+// error of the client.
 func (sh *sharing) records(read bool) (ended bool) {
 	if read && !sh.flush() {
 		return false
@@ -204,15 +203,15 @@ func (sh *sharing) records(read bool) (ended bool) {
 	}
 }
 
-// flush sends the frames that wait.
+// flush sends the waiting frames.
 func (sh *sharing) flush() bool {
 	_, err := sh.c.Write(sh.frames)
 	sh.frames = sh.frames[:0]
 	return err == nil
 }
 
-// receive takes the slots that the client gives back, a byte each, until it hangs up, or gives back
-// what it does not have.
+// receive receives the slots that the client returns, one byte each, until the client disconnects
+// or returns a slot that it does not have.
 func (sh *sharing) receive() {
 	defer close(sh.gone)
 	var given [mostSlots]byte
@@ -223,10 +222,10 @@ func (sh *sharing) receive() {
 				sh.st.cancel()
 				return
 			}
-			sh.free <- int(number) // there is room for all
+			sh.free <- int(number) // never blocks
 		}
 		if err != nil {
-			sh.st.cancel() // nobody is there any more, whatever is being waited for
+			sh.st.cancel() // the client has disconnected; cancel any wait
 			return
 		}
 	}

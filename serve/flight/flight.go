@@ -1,9 +1,9 @@
-// Package flight gives the streams of package serve over Arrow Flight. It is a package of its own
-// so that only those who want Flight link gRPC.
+// Package flight serves the streams of package serve over Arrow Flight. It is a separate package,
+// so that only programs with Flight link gRPC.
 //
 // The ticket of DoGet, and the command of the descriptor of GetFlightInfo and GetSchema, are a JSON
-// object of the parameters of a stream ([serve.Service.ParseJSON]). Flight holds several records on
-// their way, so that less of them fit into the memory than over HTTP.
+// object of the parameters of a stream ([serve.Service.ParseJSON]). Flight holds several records in
+// transit, so fewer streams fit into the memory than over HTTP.
 package flight
 
 import (
@@ -27,22 +27,22 @@ import (
 	"mula/serve"
 )
 
-// copies is how many records are held at a time: the one that was given last, and the two before
-// it, of which the transport may have some 64 KiB, or all but that, to send yet.
+// copies is the number of records held at a time: the current one, and the two before it, which the
+// transport may not have sent completely.
 const copies = 3
 
-// Limits of what clients send. Nothing they send is Arrow data.
+// Limits of client messages. Clients send no Arrow data.
 const (
 	maxMessage     = 64 << 10 // bytes
 	maxHeaders     = 16 << 10
-	maxCalls       = 256 // at a time, of one connection
+	maxCalls       = 256 // concurrent calls of one connection
 	connectTime    = 10 * time.Second
-	keepaliveTime  = 30 * time.Second // without a sign of a client before it is asked for one
-	keepaliveReply = 20 * time.Second // for its answer
+	keepaliveTime  = 30 * time.Second // of silence before the server pings a client
+	keepaliveReply = 20 * time.Second // to answer the ping
 )
 
-// Serve answers Flight calls that come to a listener, until the context ends. Then the service
-// stops, streams have [serve.Options.Grace] to end, and connections are cut. It closes the
+// Serve answers Flight calls on a listener until ctx is cancelled. Then the service stops, streams
+// have [serve.Options.Grace] to end, and the remaining connections are closed. Serve closes the
 // listener.
 func Serve(ctx context.Context, service *serve.Service, l net.Listener, a serve.Access) error {
 	guard := guard{token: a.Token}
@@ -71,13 +71,13 @@ func Serve(ctx context.Context, service *serve.Service, l net.Listener, a serve.
 	defer cut.Stop()
 	server.GracefulStop()
 	if err := <-ended; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
-		// it failed at the moment at which the context ended
+		// it failed just before ctx was cancelled
 		return fmt.Errorf("serving Flight at %s: %w", l.Addr(), err)
 	}
 	return nil
 }
 
-// guard asks for the token.
+// guard checks the token.
 type guard struct{ token string }
 
 func (g guard) admit(ctx context.Context) error {
@@ -91,7 +91,7 @@ func (g guard) admit(ctx context.Context) error {
 		}
 	}
 	return status.Error(codes.Unauthenticated,
-		"this server wants its token: send the header \"authorization: Bearer TOKEN\"")
+		"a token is required: send the header \"authorization: Bearer TOKEN\"")
 }
 
 func (g guard) unary(ctx context.Context, request any, _ *grpc.UnaryServerInfo, call grpc.UnaryHandler) (any, error) {
@@ -108,15 +108,15 @@ func (g guard) stream(srv any, s grpc.ServerStream, _ *grpc.StreamServerInfo, ca
 	return call(srv, s)
 }
 
-// calls are what Flight knows here; the calls of the embedded server are refused as not
+// calls implements the supported Flight calls. The embedded server refuses other calls as not
 // implemented.
 type calls struct {
 	flight.BaseFlightServer
 	service *serve.Service
 }
 
-// GetFlightInfo describes the stream that a descriptor's command asks for: its schema, its number
-// of samples, and the ticket for it.
+// GetFlightInfo describes the stream that a descriptor's command selects: its schema, its number of
+// samples, and its ticket.
 func (c *calls) GetFlightInfo(ctx context.Context, d *flight.FlightDescriptor) (*flight.FlightInfo, error) {
 	schema, samples, err := c.describe(d)
 	if err != nil {
@@ -132,7 +132,7 @@ func (c *calls) GetFlightInfo(ctx context.Context, d *flight.FlightDescriptor) (
 	}, nil
 }
 
-// GetSchema gives the schema of the stream that a descriptor's command asks for.
+// GetSchema returns the schema of the stream that a descriptor's command selects.
 func (c *calls) GetSchema(ctx context.Context, d *flight.FlightDescriptor) (*flight.SchemaResult, error) {
 	schema, _, err := c.describe(d)
 	if err != nil {
@@ -143,8 +143,8 @@ func (c *calls) GetSchema(ctx context.Context, d *flight.FlightDescriptor) (*fli
 
 func (c *calls) describe(d *flight.FlightDescriptor) (schema []byte, samples int64, err error) {
 	if d.GetType() != flight.DescriptorCMD {
-		return nil, 0, &serve.Error{Status: http.StatusBadRequest, Text: "the descriptor is no command: send one as " +
-			"{\"batch_size\": 512}"}
+		return nil, 0, &serve.Error{Status: http.StatusBadRequest, Text: "the descriptor is not a command; send a " +
+			"command such as {\"batch_size\": 512}"}
 	}
 	request, err := c.service.ParseJSON(d.GetCmd())
 	if err != nil {
@@ -157,7 +157,7 @@ func (c *calls) describe(d *flight.FlightDescriptor) (schema []byte, samples int
 	return flight.SerializeSchema(s, memory.DefaultAllocator), samples, nil
 }
 
-// DoGet streams what a ticket asks for.
+// DoGet sends the stream that a ticket selects.
 func (c *calls) DoGet(ticket *flight.Ticket, out flight.FlightService_DoGetServer) error {
 	ctx := out.Context()
 	return toStatus(ctx, c.get(ctx, ticket, out))
@@ -188,7 +188,7 @@ func (c *calls) get(ctx context.Context, ticket *flight.Ticket, out flight.Fligh
 	}
 }
 
-// toStatus is an error in gRPC's terms.
+// toStatus converts an error to a gRPC status.
 func toStatus(ctx context.Context, err error) error {
 	if err == nil {
 		return nil

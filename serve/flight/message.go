@@ -12,16 +12,16 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// Fields of FlightData (Flight.proto of Apache Arrow) as protobuf's wire format begins them: number
-// and kind, which is a length and as many bytes.
+// Tags of the fields of FlightData (Flight.proto of Apache Arrow) in protobuf's wire format: field
+// number and the wire type of length-delimited data.
 const (
 	fieldHeader = 2<<3 | 2    // data_header: the metadata of an Arrow message
 	fieldBody   = 1000<<3 | 2 // data_body: its body
 )
 
-// A writer sends the records of a stream as FlightData, each message the bytes that arrow-go's
-// flight.Writer would send. That one copies the columns into a body, and gRPC copies it into the
-// encoded message; here the encoded message is a list of the columns' own memory.
+// A writer sends the records of a stream as FlightData. The bytes of each message equal those of
+// arrow-go's flight.Writer, but without its two copies of the columns: the encoded message refers
+// to the memory of the columns.
 type writer struct {
 	ipc *ipc.Writer
 	to  sender
@@ -29,13 +29,13 @@ type writer struct {
 
 func newWriter(out grpc.ServerStream, schema *arrow.Schema) *writer {
 	w := &writer{to: sender{out: out}}
-	// What the writer allocates goes to the garbage collector, and so may be read for as long as
-	// the transport likes.
+	// The garbage collector frees what the writer allocates, so the transport may read it at any
+	// time.
 	w.ipc = ipc.NewWriterWithPayloadWriter(&w.to, ipc.WithSchema(schema))
 	return w
 }
 
-// Write sends a record. The record is retained until the transport needs it no more.
+// Write sends a record. The record is retained until the transport has sent it.
 func (w *writer) Write(record arrow.RecordBatch) error {
 	w.to.record = record
 	defer func() { w.to.record = nil }()
@@ -45,10 +45,10 @@ func (w *writer) Write(record arrow.RecordBatch) error {
 // Close sends the schema if no record was written. It does not end the call.
 func (w *writer) Close() error { return w.ipc.Close() }
 
-// A sender is where an [ipc.Writer] sends its messages.
+// A sender receives the messages of an [ipc.Writer].
 type sender struct {
 	out    grpc.ServerStream
-	record arrow.RecordBatch // that messages are of, nil for the schema alone
+	record arrow.RecordBatch // the record of the messages, nil for a schema
 }
 
 func (s *sender) Start() error { return nil }
@@ -72,8 +72,8 @@ func (s *sender) WritePayload(p ipc.Payload) error {
 	return s.out.SendMsg(&message{join(small, parts.list, s.record)})
 }
 
-// body takes the memory that the body of a message consists of. What is written is not copied: it
-// is that of columns, or of buffers that nobody writes to any more.
+// body collects the memory of a message's body without copying it. It is the memory of columns, or
+// of buffers that are no longer written.
 type body struct {
 	list [][]byte
 	size int
@@ -85,9 +85,8 @@ func (b *body) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// join makes the encoded message of its beginning and the parts of its body. Small parts are copied
-// together, which is quicker than to count who reads them. The record has the memory of all that
-// are not.
+// join returns the encoded message: its start, then the parts of its body. Small parts are copied,
+// which is faster than to count their references. The other parts are memory of the record.
 func join(small []byte, parts [][]byte, record arrow.RecordBatch) mem.BufferSlice {
 	var out mem.BufferSlice
 	var held *hold
@@ -113,13 +112,13 @@ func join(small []byte, parts [][]byte, record arrow.RecordBatch) mem.BufferSlic
 	return out
 }
 
-// A hold keeps a record until gRPC has freed all buffers of it. It is their pool.
+// A hold keeps a record until gRPC has freed all of its buffers. It is their pool.
 type hold struct {
 	record arrow.RecordBatch
 	users  atomic.Int64
 }
 
-// newHold retains a record, and is its own first user.
+// newHold retains a record, and counts as its first user.
 func newHold(record arrow.RecordBatch) *hold {
 	record.Retain()
 	h := &hold{record: record}
@@ -133,23 +132,23 @@ func (h *hold) buffer(p []byte) mem.Buffer {
 	return mem.NewBuffer(&p, h)
 }
 
-// Get is not called: gRPC takes no memory here.
+// Get is not called, because gRPC allocates no memory here.
 func (h *hold) Get(n int) *[]byte {
 	b := make([]byte, n)
 	return &b
 }
 
-// Put says that one user is done.
+// Put ends one use.
 func (h *hold) Put(*[]byte) {
 	if h.users.Add(-1) == 0 {
 		h.record.Release()
 	}
 }
 
-// A message is encoded already. Whom it is given to frees it.
+// A message is already encoded. gRPC frees it after sending.
 type message struct{ encoded mem.BufferSlice }
 
-// codec is gRPC's own for protobuf, which passes on what is encoded already.
+// codec is gRPC's codec for protobuf. It passes encoded messages on unchanged.
 type codec struct{ encoding.CodecV2 }
 
 func newCodec() codec { return codec{encoding.GetCodecV2(proto.Name)} }
