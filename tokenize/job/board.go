@@ -14,13 +14,13 @@ import (
 	"mula/tokenize/documents"
 )
 
-// A board is what a process knows of all units.
+// A board is a process's state of all units.
 type board struct {
 	f     *folder
-	limit int64 // documents that are wanted, 0: all
+	limit int64 // requested number of documents, 0: all
 
 	mu      sync.Mutex
-	news    chan struct{} // closed and made anew when something below changes
+	news    chan struct{} // closed and replaced when a field below changes
 	units   []unitState
 	prefix  int   // units before it are complete
 	counted int64 // documents of these
@@ -30,7 +30,7 @@ type board struct {
 	lines  [][]int64 // of each part of the units that have been complete
 	until  int       // units from here on are not needed
 	failed *failure
-	over   bool // the output is complete: no unit will have to be made again
+	over   bool // the output is complete: no unit will be encoded again
 	holder string
 	remade map[int]int
 }
@@ -46,12 +46,12 @@ type stage uint8
 
 const (
 	open   stage = iota
-	ours         // this process is at it
-	theirs       // another process has it
+	ours         // this process encodes the unit
+	theirs       // another process holds the unit
 	complete
 )
 
-// A failure is a document, or the end of a broken file, at which the job ends.
+// A failure is an unusable document, or the end of a broken file, that ends the job.
 type failure struct {
 	unit    int
 	ordinal int64 // documents of the unit before it
@@ -68,13 +68,13 @@ func newBoard(f *folder) *board {
 	}
 }
 
-// changed tells those that wait. mu is held.
+// changed wakes all waiting goroutines. The caller holds mu.
 func (b *board) changed() {
 	close(b.news)
 	b.news = make(chan struct{})
 }
 
-// survey finds the units that are complete, by one look at the folder.
+// survey finds the complete units by listing the folder once.
 func (b *board) survey() error {
 	entries, err := os.ReadDir(b.f.dir)
 	if err != nil {
@@ -110,7 +110,7 @@ func (b *board) check(u int) (bool, error) {
 	return true, nil
 }
 
-// complete notes that a unit is.
+// complete marks a unit as complete.
 func (b *board) complete(u int, record *unitRecord) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -127,7 +127,7 @@ func (b *board) complete(u int, record *unitRecord) {
 	b.changed()
 }
 
-// advance moves prefix on. mu is held.
+// advance moves prefix forward. The caller holds mu.
 func (b *board) advance() {
 	for b.prefix < b.until && b.units[b.prefix].stage == complete {
 		u := b.prefix
@@ -135,7 +135,8 @@ func (b *board) advance() {
 		b.counted += b.units[u].sum.Documents
 		b.prefix++
 		if x := b.failed; x != nil && x.unit == b.prefix && b.limit > 0 && b.counted+x.ordinal >= b.limit {
-			b.failed, b.until = nil, b.prefix+1 // what is wanted of the unit lies before its failure
+			// the requested documents of the unit are before its failure
+			b.failed, b.until = nil, b.prefix+1
 		}
 		if b.prefix < len(b.units) && len(b.before) == b.prefix {
 			b.before = append(b.before, b.linesBefore(u, len(r.Parts), b.f.d.Units[b.prefix][0].Input))
@@ -146,8 +147,8 @@ func (b *board) advance() {
 	}
 }
 
-// linesBefore counts the lines of an input in the parts of unit u before the given one, and in the
-// units before u. mu is held.
+// linesBefore counts the lines of an input in the parts of unit u before the given part, and in the
+// units before u. The caller holds mu.
 func (b *board) linesBefore(u, part, input int) (lines int64) {
 	parts := b.f.d.Units[u]
 	for p := part - 1; p >= 0; p-- {
@@ -162,15 +163,16 @@ func (b *board) linesBefore(u, part, input int) (lines int64) {
 	return lines
 }
 
-// base is how many lines the input of a part has before the part. The unit and all before it have
-// been complete. They may be incomplete again, because a damaged segment is encoded again.
+// base returns how many lines the input of a part has before the part. The unit and all units
+// before it have been complete. They may be incomplete again, because a damaged segment is encoded
+// again.
 func (b *board) base(u, part int) int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.linesBefore(u, part, b.f.d.Units[u][part].Input)
 }
 
-// stopAt says that units from u on are not needed. mu is held.
+// stopAt marks the units from u on as not needed. The caller holds mu.
 func (b *board) stopAt(u int) {
 	b.until = min(b.until, u)
 	for i := b.until; i < len(b.units); i++ {
@@ -181,9 +183,9 @@ func (b *board) stopAt(u int) {
 	b.changed()
 }
 
-// fail notes a failure. The job goes on with the units before it, since one of them may fail too,
-// or have all documents that are wanted: so what a job ends with does not depend on which of its
-// units were faster.
+// fail records a failure. The job continues with the units before it, because one of them may fail
+// too, or supply all requested documents. The result of a job therefore does not depend on which
+// units are faster.
 func (b *board) fail(x *failure) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -200,7 +202,7 @@ func (b *board) fail(x *failure) {
 	}
 }
 
-// wanted is how many documents of a unit are wanted at most, 0: all.
+// wanted returns the maximum number of documents requested from a unit, 0: all.
 func (b *board) wanted(u int) int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -210,9 +212,8 @@ func (b *board) wanted(u int) int64 {
 	return b.limit
 }
 
-// claim takes a unit for this process: the first that nobody has. It waits while there is none, and
-// gives -1 when there will be none. The context is the unit's, which ends when the unit is not
-// needed any more.
+// claim takes the first free unit for this process. It waits while no unit is free, and returns -1
+// when no unit will be. The returned context ends when the unit is no longer needed.
 func (b *board) claim(ctx context.Context) (u int, l *locks.Lock, unitCtx context.Context, err error) {
 	for {
 		u, over, news := b.next()
@@ -231,7 +232,7 @@ func (b *board) claim(ctx context.Context) (u int, l *locks.Lock, unitCtx contex
 		if err != nil {
 			return -1, nil, nil, err
 		}
-		// The holder writes the record before it gives the lock back.
+		// The holder writes the record before it releases the lock.
 		done, err := b.check(u)
 		if err != nil || done {
 			if l != nil {
@@ -248,7 +249,7 @@ func (b *board) claim(ctx context.Context) (u int, l *locks.Lock, unitCtx contex
 			b.mu.Unlock()
 			continue
 		}
-		// Whoever ends the job removes the records.
+		// The process that ends the job removes the records.
 		if done, err := readRecord[finished](b.f.path(doneName)); err != nil || done != nil {
 			l.Release()
 			return -1, nil, nil, errors.Join(err, errDone)
@@ -264,8 +265,8 @@ func (b *board) claim(ctx context.Context) (u int, l *locks.Lock, unitCtx contex
 	}
 }
 
-// next takes the first open unit, -1 if there is none now. It is ours until claim finds it is not.
-// over says that there will be none.
+// next takes the first open unit and marks it ours, or returns -1 if no unit is open now. over
+// means that no unit will be open again.
 func (b *board) next() (u int, over bool, news chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -281,8 +282,8 @@ func (b *board) next() (u int, over bool, news chan struct{}) {
 	return -1, false, b.news
 }
 
-// end says that no unit will have to be encoded any more, and ends what is in work: another process
-// has done it before.
+// end declares that no more units will be encoded, and cancels the work in progress: another
+// process has completed it.
 func (b *board) end() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -295,7 +296,7 @@ func (b *board) end() {
 	b.changed()
 }
 
-// putBack gives a unit back that was not completed.
+// putBack releases a unit that was not completed.
 func (b *board) putBack(u int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -308,8 +309,7 @@ func (b *board) putBack(u int) {
 	}
 }
 
-// watch looks again and again at units that other processes have, until ctx ends: they are
-// complete, or taken over.
+// watch polls the units of other processes until ctx ends: they become complete, or are taken over.
 func (b *board) watch(ctx context.Context) error {
 	pause := b.f.o.tuning.poll
 	for {
@@ -351,8 +351,8 @@ func (b *board) watch(ctx context.Context) error {
 	}
 }
 
-// unit gives the record of a unit when it and all before it are complete, and nil if it is not
-// needed.
+// unit returns the record of a unit once it and all units before it are complete, and nil if the
+// unit is not needed.
 func (b *board) unit(ctx context.Context, u int) (*unitRecord, error) {
 	for {
 		b.mu.Lock()
@@ -381,7 +381,7 @@ func (b *board) unit(ctx context.Context, u int) (*unitRecord, error) {
 	}
 }
 
-// documents is how many documents the output has. All units that are needed are complete.
+// documents returns the number of documents in the output. All needed units must be complete.
 func (b *board) documents() int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -391,7 +391,7 @@ func (b *board) documents() int64 {
 	return b.counted
 }
 
-// settle waits until all units that are needed are known to be complete.
+// settle waits until all needed units are known to be complete.
 func (b *board) settle(ctx context.Context) error {
 	if err := b.survey(); err != nil {
 		return err
@@ -404,15 +404,15 @@ func (b *board) settle(ctx context.Context) error {
 	return nil
 }
 
-// located is the error of a failure with lines counted from the start of the file. All units before
-// it are complete; mu is held.
+// located returns the error of a failure with lines counted from the start of the file. All units
+// before it must be complete; the caller holds mu.
 func (b *board) located(x *failure) error {
 	var bad *documents.DocumentError
 	if !errors.As(x.err, &bad) {
 		return x.err
 	}
 	at := *bad
-	if bad.Line == 0 { // the fault is of the whole file
+	if bad.Line == 0 { // the fault concerns the whole file
 		return bad
 	}
 	at.Line += x.lines
@@ -422,8 +422,8 @@ func (b *board) located(x *failure) error {
 	return &at
 }
 
-// remake has a unit made again of which a segment is damaged or missing, unless another process has
-// done that.
+// remake makes a unit with a damaged or missing segment open again, unless another process has
+// repaired it.
 func (b *board) remake(u, number int, cause error) error {
 	l, holder, err := b.f.locks.Acquire(b.f.unitLock(u))
 	if err != nil {
@@ -440,9 +440,9 @@ func (b *board) remake(u, number int, cause error) error {
 		often := b.remade[u] > maxRemade
 		b.mu.Unlock()
 		if often {
-			// no longer to be remade
-			return fmt.Errorf("made %d times, and again: %v; look whether the disk is whole, then give the same "+
-				"command again", maxRemade, cause)
+			// the unit is not remade again
+			return fmt.Errorf("the unit was encoded %d times and is damaged again: %v; check the disk, then repeat "+
+				"the command", maxRemade, cause)
 		}
 		if err := atomicfile.Remove(b.f.unitPath(u)); err != nil {
 			return err
@@ -456,8 +456,8 @@ func (b *board) remake(u, number int, cause error) error {
 	return nil
 }
 
-// reopen notes that a unit is no longer complete. What is known of its lines stays: the unit will
-// be encoded to the same bytes, and writers of later shards use the counts meanwhile.
+// reopen marks a unit as incomplete. Its line counts are kept: the unit will be encoded to the same
+// bytes, and writers of later shards use the counts meanwhile.
 func (b *board) reopen(u int, stage stage, holder string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -471,5 +471,5 @@ func (b *board) reopen(u int, stage stage, holder string) {
 	b.changed()
 }
 
-// maxRemade is how often a unit is made again before its disk is held for broken.
+// maxRemade is how often a unit is encoded again before the disk is assumed to be broken.
 const maxRemade = 3

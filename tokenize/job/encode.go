@@ -21,21 +21,21 @@ import (
 const (
 	batchBytes     = 256 << 10 // of text
 	batchDocuments = 1024
-	// What a byte of text takes on its way: itself and, at worst, an id of four bytes.
+	// Memory per byte of text: the byte and, at worst, a four-byte id.
 	bytesInFlight = 1 + 4
-	// Units that are read at once, beside the first, for each of so many workers: decompressing is
-	// faster than encoding by about as much.
+	// One additional unit is read at once for this number of workers: decompression is faster than
+	// encoding by about this factor.
 	workersPerReader = 4
 	maxReaders       = 16
 )
 
-// A batch is a run of documents on its way from the reader of a unit through a worker to the writer
-// of its segments.
+// A batch is a run of documents that passes from the reader of a unit through a worker to the
+// writer of its segments.
 type batch struct {
 	items  []item
 	tokens []uint32
 	bytes  int           // of text
-	weight int64         // of the memory it has been granted
+	weight int64         // of the reserved memory
 	done   chan struct{} // closed by the worker
 }
 
@@ -43,21 +43,21 @@ type batch struct {
 type item struct {
 	documents.Document
 	part  int
-	lines int64 // of the part that were passed, this one included
+	lines int64 // lines of the part up to and including this item
 	err   error
 	end   int   // of its ids in batch.tokens
-	read  int64 // bytes of the part, as it is compressed, that were read up to here
+	read  int64 // compressed bytes of the part that were read up to here
 
 	partEnds bool
 	sha256   string // of the part that ends
 }
 
-// refuse makes the document an error.
+// refuse turns the document into an error.
 func (i *item) refuse(kind documents.Kind, err error) {
 	i.err = &documents.DocumentError{File: i.File, Line: i.Line, Offset: i.Offset, ID: i.ID, Kind: kind, Err: err}
 }
 
-// batches keeps the memory of batches that have been written.
+// batches keeps the memory of written batches.
 var batches = sync.Pool{New: func() any { return new(batch) }}
 
 func newBatch() *batch {
@@ -69,12 +69,12 @@ func newBatch() *batch {
 func (b *batch) recycle() {
 	clear(b.items)
 	b.items, b.tokens, b.bytes = b.items[:0], b.tokens[:0], 0
-	if cap(b.tokens) <= 2*batchBytes { // not the one of a giant document
+	if cap(b.tokens) <= 2*batchBytes { // not the batch of a very large document
 		batches.Put(b)
 	}
 }
 
-// encode makes ids of the documents of b.
+// encode tokenizes the documents of b.
 func (b *batch) encode(encoder *tokenize.Encoder, o *Options, l *live) {
 	defer close(b.done)
 	for i := range b.items {
@@ -92,7 +92,7 @@ func (b *batch) encode(encoder *tokenize.Encoder, o *Options, l *live) {
 			} else if n := len(b.tokens); o.AppendEOD && !(o.AddSpecialTokens && n > before && b.tokens[n-1] == o.EOD) {
 				b.tokens = append(b.tokens, o.EOD)
 			} else if why := formats.NoEmpty(o.Layout); why != "" && n == before {
-				// told here, not when a shard is written, hours later
+				// report it here, not when a shard is written, hours later
 				d.refuse(documents.Empty, fmt.Errorf("its text has no tokens, and a document of the layout %s must "+
 					"have some: %s", formats.Name(o.Layout), why))
 			}
@@ -101,7 +101,7 @@ func (b *batch) encode(encoder *tokenize.Encoder, o *Options, l *live) {
 	}
 }
 
-// work encodes batches until ctx ends. What it has taken it finishes.
+// work encodes batches until ctx ends. It finishes the batch in progress.
 func (p *process) work(ctx context.Context) {
 	encoder := p.o.Tokenizer.NewEncoder(tokenize.EncodeOptions{Specials: p.o.Specials,
 		AddSpecialTokens: p.o.AddSpecialTokens})
@@ -133,7 +133,8 @@ func (p *process) encodeUnits(ctx context.Context) error {
 			p.board.fail(failed)
 		case ctx.Err() != nil:
 			err = context.Cause(ctx)
-		case errors.Is(err, errLost), unitCtx.Err() != nil: // another process has it, or nobody needs it
+		// another process has the unit, or the unit is not needed
+		case errors.Is(err, errLost), unitCtx.Err() != nil:
 			err = nil
 		}
 		if failed != nil {
@@ -145,31 +146,31 @@ func (p *process) encodeUnits(ctx context.Context) error {
 		}
 		l.Release()
 		if err != nil {
-			// the unit stays ours: nobody here begins it once more, and what it has come to says
-			// how much the job takes
+			// the unit stays ours: this process does not start it again, and its counts show the
+			// size of the job
 			return err
 		}
 	}
 }
 
-// errLost says that another process has taken the work over, believing this one dead.
+// errLost means that another process assumed that this process was dead and took the work over.
 var errLost = errors.New("another process has taken the work over")
 
 func (x *failure) Error() string { return x.err.Error() }
 
 func (x *failure) Unwrap() error { return x.err }
 
-// A unitEncoder makes the segments of one unit.
+// A unitEncoder writes the segments of one unit.
 type unitEncoder struct {
 	p    *process
 	u    int
 	lock *locks.Lock
 
-	segment *segmentWriter // in work; between segments, the one before
-	working bool           // it is in work
+	segment *segmentWriter // the current segment; between segments, the previous one
+	working bool           // segment is not finished
 	number  int            // of the segment
 	next    place
-	parts   []totals // up to the one in work
+	parts   []totals // up to the current part
 	done    int64    // documents
 	record  unitRecord
 	wanted  int64
@@ -177,7 +178,7 @@ type unitEncoder struct {
 	live    *liveUnit
 }
 
-// resume finds the segments that are there. It reports whether they are all of the unit.
+// resume finds the existing segments. It reports whether they cover the whole unit.
 func (e *unitEncoder) resume() (last bool, err error) {
 	for ; ; e.number++ {
 		s, err := openSegment(segmentName(e.p.f.dir, e.u, e.number))
@@ -205,13 +206,13 @@ func (e *unitEncoder) resume() (last bool, err error) {
 	return false, nil
 }
 
-// note takes a segment that is there into the record.
+// note adds an existing segment to the record.
 func (e *unitEncoder) note(f *footer) {
 	e.record.Segments = append(e.record.Segments, segmentRecord{f.Documents, f.Tokens,
 		footerRejects{f.Rejects, f.RejectsSum}})
 }
 
-// run encodes the unit, from where it was left, and writes its record.
+// run encodes the unit, from its current position, and writes its record.
 func (e *unitEncoder) run(ctx context.Context) error {
 	e.wanted = e.p.board.wanted(e.u)
 	last, err := e.resume()
@@ -246,19 +247,20 @@ func (e *unitEncoder) run(ctx context.Context) error {
 	return nil
 }
 
-// encode reads the rest of the unit. One goroutine reads, the workers encode, this one writes.
+// encode reads the rest of the unit. One goroutine reads, the workers encode, and this goroutine
+// writes.
 func (e *unitEncoder) encode(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	toWrite := make(chan *batch, 4*e.p.o.Workers)
 	group, readCtx := errgroup.WithContext(ctx)
-	from := e.next // which write moves on while the reader reads
+	from := e.next // write advances e.next while the reader reads
 	group.Go(func() error {
 		defer close(toWrite)
 		return e.read(readCtx, from, toWrite)
 	})
 	var err error
-	ended := false // as many documents as are wanted, or an error
+	ended := false // the requested number of documents was reached, or an error occurred
 	for b := range toWrite {
 		<-b.done
 		if !ended {
@@ -280,12 +282,12 @@ func (e *unitEncoder) encode(ctx context.Context) error {
 	return e.finish(true)
 }
 
-// read sends the documents of the unit, from a place on, in batches. It shares nothing with
-// [unitEncoder.write] but what it sends.
+// read sends the documents of the unit, from a position on, in batches. It shares no state with
+// [unitEncoder.write] except the batches.
 func (e *unitEncoder) read(ctx context.Context, from place, toWrite chan<- *batch) error {
 	b := newBatch()
 	send := func() error {
-		// A document larger than all memory goes alone.
+		// A document larger than all memory is sent alone.
 		b.weight = min(int64(b.bytes)*bytesInFlight+int64(len(b.items))*documentWeight, e.p.inFlight)
 		if err := e.p.memory.Acquire(ctx, b.weight); err != nil {
 			return context.Cause(ctx)
@@ -296,7 +298,7 @@ func (e *unitEncoder) read(ctx context.Context, from place, toWrite chan<- *batc
 			e.p.memory.Release(b.weight)
 			return context.Cause(ctx)
 		}
-		toWrite <- b // its reader reads to the end
+		toWrite <- b // the writer receives until the end
 		b = newBatch()
 		return nil
 	}
@@ -320,11 +322,10 @@ func (e *unitEncoder) read(ctx context.Context, from place, toWrite chan<- *batc
 	return send()
 }
 
-// errEnough ends reading at an error of the documents: what becomes of it is decided where they are
-// written.
+// errEnough ends reading after an error of a document: the writer decides how to handle it.
 var errEnough = errors.New("enough")
 
-// readPart sends the documents of part n, from a place on if that is within the part.
+// readPart sends the documents of part n, starting at from if from is in the part.
 func (e *unitEncoder) readPart(ctx context.Context, from place, n int, limit uint64, add func(item) error) error {
 	part := e.p.f.d.Units[e.u][n]
 	in := e.p.f.d.Inputs[part.Input]
@@ -377,21 +378,22 @@ func (e *unitEncoder) readPart(ctx context.Context, from place, n int, limit uin
 	}
 }
 
-// unmodified makes sure that an input is as it was when the job began.
+// unmodified returns an error if an input has changed since the start of the job.
 func unmodified(in input) error {
 	if in.Size < 0 {
 		return nil
 	}
 	now, err := look(in.Path)
 	if err == nil && now != in {
-		err = fmt.Errorf("the input %s has changed since the job began: it had %d bytes, last modified at %s, and "+
-			"has %d, of %s; give the same command again to go on "+
-			"with what it is now", in.Path, in.Size, stamp(in), now.Size, stamp(now))
+		err = fmt.Errorf("the input %s changed after the job started: it had %d bytes, last modified at %s, and has "+
+			"%d, modified at %s; repeat the command to continue with the new input", in.Path, in.Size, stamp(in),
+			now.Size, stamp(now))
 	}
 	return err
 }
 
-// write adds a batch to the segments. It reports whether the unit ends here, before its inputs do.
+// write adds a batch to the segments. It reports whether the unit ends here, before the end of its
+// inputs.
 func (e *unitEncoder) write(b *batch) (ended bool, err error) {
 	if n := len(b.items); n > 0 {
 		defer e.live.reached(&b.items[n-1])
@@ -450,7 +452,7 @@ func (e *unitEncoder) write(b *batch) (ended bool, err error) {
 	return false, nil
 }
 
-// reject leaves a document out if that is allowed; otherwise the unit ends.
+// reject skips a document if that is allowed; otherwise it ends the unit.
 func (e *unitEncoder) reject(d *item) error {
 	var bad *documents.DocumentError
 	if !errors.As(d.err, &bad) || bad.Kind == documents.BadStream || e.p.o.OnError == Fail {
@@ -476,7 +478,7 @@ func (e *unitEncoder) begin() error {
 	return err
 }
 
-// finish completes the segment; last says that the unit ends with it.
+// finish completes the segment; last means that the unit ends with it.
 func (e *unitEncoder) finish(last bool) error {
 	if !e.working {
 		if !last {
@@ -501,7 +503,7 @@ func (e *unitEncoder) finish(last bool) error {
 	return nil
 }
 
-// live is what the units in work of this process have come to, for progress.
+// live holds the counts of the units in progress in this process, for progress reports.
 type live struct {
 	mu    sync.Mutex
 	units map[int]*liveUnit
@@ -509,8 +511,8 @@ type live struct {
 	large, largeBytes atomic.Int64 // documents that are being encoded, see [Progress]
 }
 
-// begins notes a document that is to be encoded, and reports whether it is large, so that ends has
-// to follow.
+// begins records the start of encoding a document, and reports whether the document is large. After
+// a large document, ends must be called.
 func (l *live) begins(size int) (large bool) {
 	if size < largeDocument {
 		return false
@@ -530,7 +532,7 @@ type liveUnit struct {
 
 	mu   sync.Mutex
 	part int
-	read int64 // bytes of the part up to the last document that is counted, as they are compressed
+	read int64 // compressed bytes of the part up to the last counted document
 }
 
 func (l *live) begin(u, part int, t totals) *liveUnit {
@@ -553,7 +555,7 @@ func (l *live) drop(u int) {
 	delete(l.units, u)
 }
 
-// reached says how far a unit was read when its documents up to here were counted: the reader is
+// reached records how far the unit was read when its documents up to i were counted: the reader is
 // ahead of them.
 func (u *liveUnit) reached(i *item) {
 	u.mu.Lock()

@@ -27,27 +27,27 @@ type finished struct {
 
 const finishedFormat = 1
 
-// An inputSummary is what became of an input.
+// An inputSummary describes a processed input.
 type inputSummary struct {
 	Path      string         `json:"path"`
-	Bytes     int64          `json:"bytes"` // on disk, -1 if it was no regular file
+	Bytes     int64          `json:"bytes"` // on disk, -1 if it was not a regular file
 	Documents int64          `json:"documents"`
 	Tokens    int64          `json:"tokens"`
 	TextBytes int64          `json:"text_bytes"`
 	Pieces    []pieceSummary `json:"pieces"`
 }
 
-// A pieceSummary is a part of an input ([documents.Piece]) and its hash, "" if it was not read to
-// its end.
+// A pieceSummary is a part of an input ([documents.Piece]) and its hash, "" if it was not read
+// completely.
 type pieceSummary struct {
 	Start  int64  `json:"start"`
 	End    int64  `json:"end"`
 	SHA256 string `json:"sha256"`
 }
 
-// finish makes the job complete once all shards are: it publishes what was skipped, says so in
-// done.json, and removes what is no longer needed. Of several processes one does it, the others
-// wait.
+// finish completes the job once all shards are complete: it publishes the list of skipped
+// documents, writes done.json, and removes files that are no longer needed. One process does this,
+// the others wait.
 func (p *process) finish(ctx context.Context) (*finished, error) {
 	pause := p.o.tuning.poll
 	for {
@@ -81,7 +81,7 @@ func (p *process) finish(ctx context.Context) (*finished, error) {
 	}
 }
 
-// tidy removes what a job that is done does not need.
+// tidy removes files that a complete job does not need.
 func (f *folder) tidy() error {
 	if err := f.clear(false); err != nil {
 		return err
@@ -99,9 +99,10 @@ func (p *process) complete(ctx context.Context, l *locks.Lock) (*finished, error
 	done := &finished{Format: finishedFormat, Summary: Summary{Output: p.o.Output,
 		Skipped: make(map[documents.Kind]int64), Shards: []ShardFile{}}}
 	for k := 0; ; k++ {
-		r, err := readSealed[shardRecord](p.f.shardPath(k)) // one that is damaged is not the end of the shards
+		// a damaged record does not mean that there are no more shards
+		r, err := readSealed[shardRecord](p.f.shardPath(k))
 		if err != nil {
-			return nil, fmt.Errorf("%w; give the same command again: the shard is then written again", err)
+			return nil, fmt.Errorf("%w; repeat the command to write the shard again", err)
 		}
 		if r == nil {
 			break
@@ -143,8 +144,8 @@ func (p *process) complete(ctx context.Context, l *locks.Lock) (*finished, error
 	return done, p.f.write(p.f.path(doneName), done)
 }
 
-// skipped counts what was left out and lists it in a file that is still to be published, nil if
-// none is asked for.
+// skipped counts the skipped documents and lists them in an unpublished file, which is nil if no
+// list is requested.
 func (p *process) skipped(ctx context.Context, done *finished) (_ *atomicfile.File, err error) {
 	var file *atomicfile.File
 	var out *bufio.Writer
@@ -173,7 +174,7 @@ func (p *process) skipped(ctx context.Context, done *finished) (_ *atomicfile.Fi
 		for n, s := range record.Segments {
 			err := readRejects(rejectName(p.f.dir, u, n), s.footerRejects, func(bad *rejected) error {
 				if p.board.limit > 0 && bad.Ordinal >= left {
-					return nil // it comes after the last document that is wanted
+					return nil // it is after the last requested document
 				}
 				if bad.Part < 0 || bad.Part >= len(p.f.d.Units[u]) {
 					return fmt.Errorf("%s: %w: the unit has no part %d", rejectName(p.f.dir, u, n), errDamaged,
@@ -207,7 +208,7 @@ func (p *process) skipped(ctx context.Context, done *finished) (_ *atomicfile.Fi
 	}
 	switch {
 	case first != nil && p.o.OnError == Fail:
-		return nil, first // another process was told to skip
+		return nil, first // another process was started with Skip
 	case done.Documents == 0 && p.f.d.Settings.Sample > 0:
 		p.f.worthless = true
 		return nil, fmt.Errorf("the fraction %v keeps no document of %s; raise --fraction, "+
@@ -217,7 +218,7 @@ func (p *process) skipped(ctx context.Context, done *finished) (_ *atomicfile.Fi
 		return nil, fmt.Errorf("all %d documents were bad, so there is nothing to write; the first: %w", total, first)
 	case done.Documents == 0:
 		p.f.worthless = true
-		return nil, fmt.Errorf("there is no document in %s, so there is nothing to write", p.f.d.names())
+		return nil, fmt.Errorf("%s has no documents, so there is nothing to write", p.f.d.names())
 	}
 	if file == nil {
 		return nil, nil
@@ -228,8 +229,8 @@ func (p *process) skipped(ctx context.Context, done *finished) (_ *atomicfile.Fi
 	return file, file.Seal()
 }
 
-// inputs sums up what became of the inputs. Where a greatest number of documents cuts one off, what
-// it has given is what all have given less what the others have.
+// inputs sums up the results of the inputs. If MaxDocuments cuts an input off, its count is the
+// total minus the counts of the other inputs.
 func (p *process) inputs(done *finished) {
 	for _, in := range p.f.d.Inputs {
 		done.Inputs = append(done.Inputs, inputSummary{Path: in.Path, Bytes: in.Size, Pieces: []pieceSummary{}})
@@ -258,7 +259,7 @@ func (p *process) inputs(done *finished) {
 	}
 }
 
-// replace removes the files of shards of an earlier job here that this one has not written.
+// replace removes the shard files of an earlier job that this job has not written.
 func (f *folder) replace(done *finished) error {
 	if len(f.d.Replaces) == 0 {
 		return nil
@@ -271,5 +272,6 @@ func (f *folder) replace(done *finished) error {
 	if err := remove(stale); err != nil {
 		return err
 	}
-	return atomicfile.SyncDir(filepath.Dir(f.o.Output)) // before done.json, which forgets them
+	// before done.json, which does not list them
+	return atomicfile.SyncDir(filepath.Dir(f.o.Output))
 }

@@ -7,15 +7,15 @@ import (
 	"math"
 )
 
-// A cut is a place between two documents in the order of the output: before the document that it
-// names.
+// A cut is a position between two documents in the order of the output. It names the document after
+// it.
 type cut struct {
 	// Without shuffling: the document of a segment.
 	Unit     int `json:"unit"`
 	Segment  int `json:"segment"`
 	Document int `json:"document"`
 
-	// With shuffling: the document with this key, or the first behind it.
+	// With shuffling: the document with this key, or the first document after it.
 	Key    uint64 `json:"key,omitempty"`
 	Input  int    `json:"input,omitempty"`
 	Offset int64  `json:"offset,omitempty"`
@@ -24,23 +24,23 @@ type cut struct {
 	End       bool  `json:"end,omitempty"` // no document follows
 }
 
-// A spooled is a document as the order of the output yields it.
+// A spooled is a document in the order of the output.
 type spooled struct {
 	at     cut // before the document
 	unit   int
 	meta   meta
-	tokens []uint32 // nil where only lengths were asked for; valid until the next document
+	tokens []uint32 // nil if only lengths were requested; valid until the next document
 }
 
-// An order yields all documents of the output in their order, of which it waits for those that are
-// still being encoded.
+// An order yields all documents of the output in order. It waits for documents that are still being
+// encoded.
 type order interface {
-	// from yields the documents behind a cut. An error is the last thing it yields.
+	// from yields the documents after a cut. An error ends the iteration.
 	from(ctx context.Context, start cut, ids bool) iter.Seq2[*spooled, error]
 }
 
-// shardEnd finds the cut at which a shard that begins at start ends: before the document that would
-// bring it above size tokens. A shard has at least one document.
+// shardEnd returns the cut at the end of a shard that starts at start: before the first document
+// that exceeds size tokens. A shard has at least one document.
 func shardEnd(ctx context.Context, o order, start cut, size int64) (cut, error) {
 	var tokens, documents int64
 	for d, err := range o.from(ctx, start, false) {
@@ -55,13 +55,14 @@ func shardEnd(ctx context.Context, o order, start cut, size int64) (cut, error) 
 	return cut{Documents: start.Documents + documents, End: true}, nil
 }
 
-// fits reports whether a shard with so many tokens and documents takes one more document.
+// fits reports whether a shard with the given numbers of tokens and documents has space for another
+// document.
 func fits(tokens, documents, more, size int64) bool {
 	return size == 0 || documents == 0 || tokens <= size-more
 }
 
-// Keys. A document is known by the number of its input and its offset there; what is drawn for it
-// depends on these and a seed alone, so that neither workers nor pieces nor processes matter.
+// A document is identified by the number of its input and its offset there. Random numbers for a
+// document depend only on these and a seed, and not on workers, pieces or processes.
 
 // mix is the finalizer of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
 // Generators, OOPSLA 2014), a bijection in which every bit depends on all.
@@ -73,7 +74,7 @@ func mix(x uint64) uint64 {
 
 const golden = 0x9e3779b97f4a7c15 // 2^64 divided by the golden ratio, odd
 
-// draw is a number for a document, uniform in 64 bits.
+// draw returns a random number for a document, uniform in 64 bits.
 func draw(seed uint64, input int, offset int64) uint64 {
 	return mix(mix(mix(seed+golden)+uint64(input)+golden) + uint64(offset) + golden)
 }

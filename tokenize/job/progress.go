@@ -6,33 +6,33 @@ import (
 	"time"
 )
 
-// Progress is how far the job has come, by what all of its processes have completed and what this
-// one has in work.
+// Progress is the progress of the job: the work that all of its processes have completed, and the
+// work in progress in this process.
 type Progress struct {
 	Documents int64 // encoded
 	Skipped   int64 // by this process
 	Tokens    int64
 	TextBytes int64 // UTF-8 bytes of the documents
-	InputRead int64 // bytes read from the inputs, as they are compressed
-	InputKept int64 // of these, bytes that were done when this process began
+	InputRead int64 // compressed bytes read from the inputs
+	InputKept int64 // of these, bytes that were complete when this process started
 	InputSize int64 // of all inputs, or -1 if one of them is not a regular file
 
-	// Documents of [largeDocument] bytes or more that this process encodes at the moment, which
-	// count in the numbers above when they are done.
+	// Large is the number of documents of 4 MiB or more that this process is encoding. They are
+	// included in the numbers above when they are complete.
 	Large      int64
 	LargeBytes int64
 
-	Shards  int    // written by now
-	Waiting string // the process that is waited for, if this one has nothing to do
+	Shards  int    // number of written shards
+	Waiting string // the process that this process waits for, if it has no work
 }
 
-// largeDocument is the size from which on a document is told of while it is encoded, which takes a
+// largeDocument is the size from which a document is reported while it is encoded, which takes a
 // good part of a second.
 const largeDocument = 4 << 20
 
 const progressInterval = 250 * time.Millisecond
 
-// A meter tells Options.Progress.
+// A meter calls Options.Progress.
 type meter struct {
 	p      *process
 	mu     sync.Mutex // calls do not overlap
@@ -40,14 +40,14 @@ type meter struct {
 	holder string
 }
 
-// wait says that this process waits for another.
+// wait records that this process waits for another.
 func (m *meter) wait(holder string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.holder = holder
 }
 
-// run tells four times a second.
+// run reports four times a second.
 func (m *meter) run(ctx context.Context) {
 	tick := time.NewTicker(progressInterval)
 	defer tick.Stop()
@@ -75,7 +75,7 @@ func (m *meter) show() {
 	m.p.o.Progress(now)
 }
 
-// reckon adds up what is complete and what is in work.
+// reckon adds up the complete work and the work in progress.
 func (p *process) reckon() Progress {
 	s := Progress{InputSize: p.f.d.size(), Skipped: p.skips.Load(), Large: p.live.large.Load(),
 		LargeBytes: p.live.largeBytes.Load()}
@@ -84,9 +84,9 @@ func (p *process) reckon() Progress {
 	p.board.mu.Lock()
 	defer p.board.mu.Unlock()
 	idle := true
-	// A long line reaches over parts in which no line begins. They are complete at once, but count
-	// only when the part is in which the line begins.
-	reached := false // the part before is complete
+	// A long line can extend over parts in which no line starts. They are complete at once, but
+	// count only when the part in which the line starts is complete.
+	reached := false // the previous part is complete
 	for u := range p.board.units {
 		unit := &p.board.units[u]
 		parts := p.f.d.Units[u]
@@ -143,8 +143,8 @@ func (p *process) reckon() Progress {
 	return s
 }
 
-// share divides the inputs' sizes: for each unit the bytes of its parts. Pieces of one input are of
-// about one size.
+// share divides the inputs' sizes: for each unit the bytes of its parts. Pieces of an input have
+// about the same size.
 func share(d *description) [][]int64 {
 	pieces, number := make([]int64, len(d.Inputs)), make([]int64, len(d.Inputs))
 	for _, u := range d.Units {

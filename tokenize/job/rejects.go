@@ -8,15 +8,14 @@ import (
 	"mula/tokenize/documents"
 )
 
-// A RejectLimit is how many documents may be skipped: Documents of them, and Share of all documents
-// that were read.
+// A RejectLimit is the number of documents that may be skipped: Documents, plus Share of all
+// documents that were read.
 type RejectLimit struct {
 	Documents int64
 	Share     float64 // from 0 to 1
 }
 
-// exceeded is the error of a job that has skipped more than [Options.MaxRejects] allows, nil if it
-// has not.
+// exceeded returns an error if the job has skipped more documents than [Options.MaxRejects] allows.
 func (o *Options) exceeded(s *Summary) error {
 	limit := o.MaxRejects
 	if limit == nil {
@@ -53,8 +52,8 @@ func (o *Options) exceeded(s *Summary) error {
 		quantity.Grouped(skipped), about, quantity.Grouped(int64(all)), 100*float64(skipped)/all, allowed, listed)
 }
 
-// checkRejects waits until all units are encoded and fails if more documents were skipped than are
-// allowed. The file that lists them is then published, since the user needs it.
+// checkRejects waits until all units are encoded, and fails if too many documents were skipped. It
+// then publishes the list of them, because the user needs it.
 func (p *process) checkRejects(ctx context.Context) error {
 	if p.o.MaxRejects == nil {
 		return nil
