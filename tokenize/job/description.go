@@ -13,38 +13,38 @@ import (
 	"mula/tokenize/documents"
 )
 
-// A description is job.json: what decides the bytes of the output, and how the work is cut, which
-// does not.
+// A description is the contents of job.json: the settings that determine the bytes of the output,
+// and how the work is divided, which does not affect the output.
 type description struct {
 	Format   int      `json:"format"` // 1 or 2
 	Settings settings `json:"settings"`
 	Inputs   []input  `json:"inputs"`
-	// Names stand for the inputs in the ids of documents that have none. Format 1 has no names: it
-	// takes the base names of the files.
+	// Names are the names of the inputs in the ids of documents without ids. Format 1 has no names
+	// and uses the base names of the files.
 	Names []string `json:"names,omitempty"`
 
-	// Private says that an input can be read only once, as standard input: the job is one process's
-	// and cannot go on after it.
+	// Private means that an input can be read only once, such as standard input. The job belongs to
+	// one process and cannot be resumed.
 	Private bool `json:"private"`
 
-	// Units are what processes claim: one piece of a large input, or several small inputs one after
-	// the other.
+	// Units are the pieces of work that processes claim: one piece of a large input, or several
+	// consecutive small inputs.
 	Units []unit `json:"units"`
-	// SegmentBytes is the weight at which a segment is full. All processes must agree on it: one
-	// goes on where another was killed.
+	// SegmentBytes is the weight at which a segment is full. All processes must use the same value:
+	// a process continues the segments of a killed process.
 	SegmentBytes int64 `json:"segment_bytes"`
 
-	// Replaces are the files of the shards that a job before this one has made here; those that
-	// this one does not write are removed at its end.
+	// Replaces lists the files of the shards that an earlier job wrote here. At the end, the files
+	// that this job does not overwrite are removed.
 	Replaces []string `json:"replaces,omitempty"`
 }
 
-// descriptionFormat is the format of the jobs that this program begins. It goes on with jobs of
-// format 1, too, as the program that began them would: the ids of documents without ids have the
-// base names of the files, and byte order marks are not removed.
+// descriptionFormat is the format of the jobs that this program starts. It resumes jobs of format 1
+// too, with their original rules: the ids of documents without ids contain the base names of the
+// files, and byte order marks are not removed.
 const descriptionFormat = 2
 
-// name is what stands for an input in the ids of documents that have none.
+// name returns the name of an input in the ids of documents without ids.
 func (d *description) name(input int) string {
 	if d.Format == 1 {
 		return filepath.Base(d.Inputs[input].Path)
@@ -52,7 +52,7 @@ func (d *description) name(input int) string {
 	return d.Names[input]
 }
 
-// settings are the choices that decide bytes.
+// settings are the options that determine the bytes of the output.
 type settings struct {
 	Tokenizer    shards.TokenizerInfo `json:"tokenizer"`
 	Layout       shards.Layout        `json:"layout"`
@@ -68,17 +68,17 @@ type settings struct {
 	MaxDocuments int64                `json:"max_documents"`
 }
 
-// An input as it was when the job began.
+// An input is the state of an input at the start of the job.
 type input struct {
 	Path     string `json:"path"`
-	Size     int64  `json:"size"`     // in bytes, -1 if it is no regular file
+	Size     int64  `json:"size"`     // in bytes, -1 if it is not a regular file
 	Modified int64  `json:"modified"` // nanoseconds since 1970
 }
 
 // A unit is a run of parts that are read one after the other.
 type unit []part
 
-// A part is a piece of an input ([documents.Piece]) by the number of the input.
+// A part is a piece of an input ([documents.Piece]), with the index of the input.
 type part struct {
 	Input      int
 	Start, End int64
@@ -95,18 +95,19 @@ func (p *part) UnmarshalJSON(text []byte) error {
 	return err
 }
 
-// Sizes of the work.
+// Limits of the division into units.
 const (
 	maxUnitBytes = 256 << 20 // on disk
 	minUnitBytes = 8 << 20
-	manyUnits    = 256 // small inputs are cut so that there are about as many
+	manyUnits    = 256 // small inputs are cut into about this number of units
 	maxParts     = 1024
-	maxUnits     = 1 << 16 // about: each has a file or two in the folder, and a place in memory
+	// approximately: each unit has one or two files in the folder, and needs memory
+	maxUnits = 1 << 16
 
 	segmentBytes = 64 << 20
 )
 
-// describe says what the options ask for, all but the cut.
+// describe returns the description for the options, without the units.
 func describe(o *Options) (*description, error) {
 	d := &description{Format: descriptionFormat, Settings: settings{
 		Tokenizer: shards.TokenizerInfo{
@@ -136,7 +137,7 @@ func describe(o *Options) (*description, error) {
 	return d, nil
 }
 
-// look finds out what an input is.
+// look returns the current state of an input.
 func look(path string) (input, error) {
 	in := input{Path: path, Size: -1}
 	if path == "-" {
@@ -152,7 +153,7 @@ func look(path string) (input, error) {
 	return in, nil
 }
 
-// size is that of all inputs, -1 if it is not known.
+// size returns the size of all inputs, -1 if unknown.
 func (d *description) size() (size int64) {
 	for _, in := range d.Inputs {
 		if in.Size < 0 {
@@ -163,8 +164,8 @@ func (d *description) size() (size int64) {
 	return size
 }
 
-// cut cuts the inputs into units. target is the size of one on disk; 0 leaves it to the size of the
-// inputs.
+// cut divides the inputs into units. target is the size of a unit on disk; 0 derives it from the
+// size of the inputs.
 func (d *description) cut(ctx context.Context, o *Options, target int64) error {
 	if target <= 0 {
 		target = min(max(d.size()/manyUnits, minUnitBytes), maxUnitBytes)
@@ -183,7 +184,7 @@ func (d *description) cut(ctx context.Context, o *Options, target int64) error {
 	for i, p := range pieces {
 		n := number[p.File]
 		whole := (i == 0 || pieces[i-1].File != p.File) && (i+1 == len(pieces) || pieces[i+1].File != p.File)
-		bytes := target // of a piece of many
+		bytes := target // target, for a piece of a divided input
 		if whole {
 			bytes = max(d.Inputs[n].Size, 0)
 		}
@@ -198,7 +199,7 @@ func (d *description) cut(ctx context.Context, o *Options, target int64) error {
 	return nil
 }
 
-// width is the number of bytes of an id in the spool.
+// width returns the number of bytes of an id in the spool.
 func (d *description) width() int {
 	if d.Settings.Tokenizer.VocabSize <= 1<<16 {
 		return 2
@@ -206,8 +207,8 @@ func (d *description) width() int {
 	return 4
 }
 
-// difference says in words what of the settings or inputs, beside sizes and times, d has and other
-// has not; "" if they agree.
+// difference describes the first difference between the settings and inputs of d and other, apart
+// from sizes and times; "" if they agree.
 func (d *description) difference(other *description) string {
 	a, b := d.Settings, other.Settings
 	if other.Format == 1 && a.IDField == "" && b.IDField == "id" { // "id" was the default of the command
@@ -221,7 +222,7 @@ func (d *description) difference(other *description) string {
 		{"the size of the vocabulary", a.Tokenizer.VocabSize, b.Tokenizer.VocabSize},
 		{"the end-of-document id (-1: none)", a.Tokenizer.EOD, b.Tokenizer.EOD},
 		{"the table of character classes", a.Tokenizer.ClassTable, b.Tokenizer.ClassTable},
-		{"what special tokens in a text become", a.Tokenizer.Specials, b.Tokenizer.Specials},
+		{"the treatment of special tokens in a text", a.Tokenizer.Specials, b.Tokenizer.Specials},
 		{"whether special tokens are added", a.Tokenizer.AddSpecialTokens, b.Tokenizer.AddSpecialTokens},
 		{"the layout", formats.Name(a.Layout), formats.Name(b.Layout)},
 		{"the text field", a.TextField, b.TextField},
@@ -232,27 +233,27 @@ func (d *description) difference(other *description) string {
 		{"the tokens of a shard (0: one shard)", a.ShardTokens, b.ShardTokens},
 		{"shuffling", a.Shuffle, b.Shuffle},
 		{"the seed of shuffling", a.ShuffleSeed, b.ShuffleSeed},
-		{"the share that is sampled (0: all)", a.Sample, b.Sample},
-		{"the greatest number of documents (0: all)", a.MaxDocuments, b.MaxDocuments},
+		{"the sampled share (0: all)", a.Sample, b.Sample},
+		{"the maximum number of documents (0: all)", a.MaxDocuments, b.MaxDocuments},
 		{"the number of inputs", len(d.Inputs), len(other.Inputs)},
 	} {
 		if s.here != s.before {
-			return fmt.Sprintf("%s is %v, there it is %v", s.what, s.here, s.before)
+			return fmt.Sprintf("%s is %v, but was %v", s.what, s.here, s.before)
 		}
 	}
 	for i, in := range d.Inputs {
 		if in.Path != other.Inputs[i].Path {
-			return fmt.Sprintf("input %d is %s, there it is %s", i+1, in.Path, other.Inputs[i].Path)
+			return fmt.Sprintf("input %d is %s, but was %s", i+1, in.Path, other.Inputs[i].Path)
 		}
 		if other.Format > 1 && d.Names[i] != other.Names[i] {
-			return fmt.Sprintf("documents of %s without ids are called %s:LINE, there %s:LINE, since the file or "+
-				"its folder was named in another way", in.Path, d.Names[i], other.Names[i])
+			return fmt.Sprintf("documents of %s without ids would have ids %s:LINE, but had %s:LINE, because the "+
+				"file or its folder was named differently", in.Path, d.Names[i], other.Names[i])
 		}
 	}
 	return ""
 }
 
-// changed gives the numbers of the inputs whose size or time is not what it was.
+// changed returns the indices of the inputs whose size or time has changed.
 func (d *description) changed(now *description) (inputs []int) {
 	for i, in := range d.Inputs {
 		if now.Inputs[i] != in {
@@ -262,30 +263,30 @@ func (d *description) changed(now *description) (inputs []int) {
 	return inputs
 }
 
-// valid makes sure that numbers in a job.json can be followed.
+// valid checks that the numbers in a job.json are usable.
 func (d *description) valid() error {
 	next := 0
 	for _, u := range d.Units {
 		if len(u) == 0 || len(u) > maxParts {
-			return fmt.Errorf("it has a unit of %d parts", len(u))
+			return fmt.Errorf("job.json has a unit of %d parts", len(u))
 		}
 		for _, p := range u {
 			if p.Input < next || p.Input >= len(d.Inputs) || p.Start < 0 {
-				return fmt.Errorf("it has a part of input %d", p.Input)
+				return fmt.Errorf("job.json has an invalid part of input %d", p.Input)
 			}
 			next = p.Input
 		}
 	}
 	if d.Format > 1 && len(d.Names) != len(d.Inputs) {
-		return fmt.Errorf("it has %d inputs and %d names of inputs", len(d.Inputs), len(d.Names))
+		return fmt.Errorf("job.json has %d inputs and %d names of inputs", len(d.Inputs), len(d.Names))
 	}
 	if d.SegmentBytes <= 0 {
-		return fmt.Errorf("its segments have %d bytes", d.SegmentBytes)
+		return fmt.Errorf("job.json has segments of %d bytes", d.SegmentBytes)
 	}
 	return nil
 }
 
-// names lists inputs in words.
+// names lists the inputs for messages.
 func (d *description) names() string {
 	var names []string
 	for i, in := range d.Inputs {

@@ -24,26 +24,28 @@ import (
 	"mula/tokenize/documents"
 )
 
-// FolderSuffix ends the name of a job's folder, which begins with the prefix of the output.
+// FolderSuffix is the suffix of a job's folder name. The rest of the name is the prefix of the
+// output.
 const FolderSuffix = ".job"
 
-// What lies in the folder, beside segments and locks. What a record says is there was on disk
-// before it.
+// Files of the folder, in addition to segments and locks. A record is written after the files that
+// it describes are on disk.
 //
 //	job.json          the description
-//	unit-00012.json   the unit was encoded: all its segments are there, unless shards that are complete took all of their documents
+//	unit-00012.json   the unit is encoded: all its segments exist, unless complete shards contain
+//	                  all of their documents
 //	shard-00003.json  the shard is complete
-//	done.json         so is the output; nothing else but job.json is needed
+//	done.json         the output is complete; of the other files only job.json is needed
 const (
 	descriptionName = "job.json"
 	doneName        = "done.json"
 )
 
-// A unitRecord says that a unit was encoded.
+// A unitRecord is the record of an encoded unit.
 type unitRecord struct {
 	Parts    []totals        `json:"parts"`
 	Segments []segmentRecord `json:"segments"`
-	// it has as many documents as are wanted in all, and was not read further
+	// the unit has the last requested document, and was not read further
 	Cut bool `json:"cut,omitempty"`
 }
 
@@ -63,7 +65,7 @@ func (u *unitRecord) sum() (t totals) {
 	return t
 }
 
-// A shardRecord says that a shard is complete.
+// A shardRecord is the record of a complete shard.
 type shardRecord struct {
 	Start cut       `json:"start"`
 	End   cut       `json:"end"`
@@ -80,16 +82,16 @@ type ShardFile struct {
 	Files     map[string]shards.FileInfo `json:"files"` // as in [shards.Manifest]
 }
 
-// A folder is the folder of a job that this process takes part in.
+// A folder is the folder of a job in which this process takes part.
 type folder struct {
 	dir       string
 	o         *Options
 	d         *description
 	locks     *locks.Set
 	presence  *locks.Lock
-	presentAt string // where presence lies
+	presentAt string // path of the file that shows that this process takes part
 	stopBeat  func()
-	worthless bool // what was done has come to nothing
+	worthless bool // the job has no result
 }
 
 func (f *folder) path(name string) string { return filepath.Join(f.dir, name) }
@@ -100,7 +102,7 @@ func (f *folder) shardPath(k int) string { return f.path(fmt.Sprintf("shard-%05d
 func (f *folder) unitLock(u int) string  { return f.path(fmt.Sprintf("unit-%05d%s", u, locks.Suffix)) }
 func (f *folder) shardLock(k int) string { return f.path(fmt.Sprintf("shard-%05d%s", k, locks.Suffix)) }
 
-// prefix is that of shard k.
+// prefix returns the path prefix of shard k.
 func (f *folder) prefix(k int) string {
 	if f.d.Settings.ShardTokens == 0 {
 		return f.o.Output
@@ -108,8 +110,8 @@ func (f *folder) prefix(k int) string {
 	return fmt.Sprintf("%s-%05d", f.o.Output, k)
 }
 
-// openFolder joins the job that the options ask for, or begins it. done is its end if it has come
-// to one.
+// openFolder joins the job that the options specify, or starts it. done is not nil if the job is
+// complete.
 func openFolder(ctx context.Context, o *Options) (f *folder, done *finished, err error) {
 	want, err := describe(o)
 	if err != nil {
@@ -118,12 +120,12 @@ func openFolder(ctx context.Context, o *Options) (f *folder, done *finished, err
 	f = &folder{dir: o.Output + FolderSuffix, o: o}
 	for try := 0; ; try++ {
 		if err := os.MkdirAll(f.dir, 0o777); err != nil {
-			return nil, nil, fmt.Errorf("making the job's folder: %w", err)
+			return nil, nil, fmt.Errorf("creating the job's folder: %w", err)
 		}
 		if f.locks, err = locks.Open(f.dir, o.tuning.timing); err == nil {
 			break
 		}
-		// A process that gives its job up removes the folder.
+		// A process that abandons its job removes the folder.
 		if !errors.Is(err, fs.ErrNotExist) || try == 100 {
 			return nil, nil, err
 		}
@@ -149,7 +151,7 @@ func openFolder(ctx context.Context, o *Options) (f *folder, done *finished, err
 	return f, done, nil
 }
 
-// close ends taking part. A folder without any work in it is removed.
+// close ends the participation. It removes a folder without any work in it.
 func (f *folder) close() {
 	if f.presence != nil {
 		f.presence.Release()
@@ -157,7 +159,7 @@ func (f *folder) close() {
 	if f.locks == nil {
 		return
 	}
-	_ = f.alone(context.Background(), func() error { // no matter: what stays is harmless
+	_ = f.alone(context.Background(), func() error { // ignored: remaining files are harmless
 		if holder, err := f.others(); err != nil || holder != "" || f.worked() && !f.worthless || f.d == nil ||
 			len(f.d.Replaces) > 0 {
 			return err
@@ -169,7 +171,7 @@ func (f *folder) close() {
 	os.Remove(f.dir) // if it is empty
 }
 
-// alone runs do while no other process that runs alone does.
+// alone runs do under the lock that all such functions use.
 func (f *folder) alone(ctx context.Context, do func() error) error {
 	l, err := f.locks.Wait(ctx, f.path("job"+locks.Suffix), f.o.tuning.poll)
 	if err != nil {
@@ -179,7 +181,7 @@ func (f *folder) alone(ctx context.Context, do func() error) error {
 	return do()
 }
 
-// others names a process that takes part in the job, if there is another one.
+// others returns the name of another process that takes part in the job, "" if there is none.
 func (f *folder) others() (holder string, err error) {
 	names, err := filepath.Glob(f.path("process-*" + locks.Suffix))
 	if err != nil {
@@ -198,7 +200,7 @@ func (f *folder) others() (holder string, err error) {
 	return "", nil
 }
 
-// worked reports whether the folder has something that would be lost with it.
+// worked reports whether deleting the folder would lose work.
 func (f *folder) worked() bool {
 	entries, err := os.ReadDir(f.dir)
 	return err != nil || slices.ContainsFunc(entries, func(e fs.DirEntry) bool {
@@ -207,10 +209,11 @@ func (f *folder) worked() bool {
 	})
 }
 
-// spoolName are the names of what a job leaves to be done away with.
+// spoolName matches the names of a job's files that may be removed.
 var spoolName = regexp.MustCompile(`^(unit-\d{5,}(\.\d{4,}\.(segment|rejects)|\.json)|shard-\d{5,}\.json)$`)
 
-// clear removes what lies in the folder, but no locks. Without all, job.json and done.json stay.
+// clear removes the contents of the folder except locks. Without all, job.json and done.json are
+// kept.
 func (f *folder) clear(all bool) error {
 	entries, err := os.ReadDir(f.dir)
 	if err != nil {
@@ -218,7 +221,7 @@ func (f *folder) clear(all bool) error {
 	}
 	remove := func(name string) error { return atomicfile.Remove(f.path(name)) }
 	if all {
-		// First what says that something is there.
+		// Remove records before the files that they describe.
 		for _, name := range []string{doneName, descriptionName} {
 			if err := remove(name); err != nil {
 				return err
@@ -240,7 +243,7 @@ func (f *folder) clear(all bool) error {
 	return nil
 }
 
-// join decides what becomes of what lies in the folder. It runs alone.
+// join decides whether to resume the job in the folder or to start a job. It runs alone.
 func (f *folder) join(ctx context.Context, want *description) (*finished, error) {
 	if err := locks.Clean(f.dir); err != nil {
 		return nil, err
@@ -253,7 +256,8 @@ func (f *folder) join(ctx context.Context, want *description) (*finished, error)
 	old, err := readRecord[description](f.path(descriptionName))
 	if err == nil && old != nil {
 		if old.Format < 1 || old.Format > descriptionFormat {
-			err = fmt.Errorf("%s is of format %d, this program knows formats up to %d", f.path(descriptionName),
+			err = fmt.Errorf("%s has format %d, but this program supports formats up to %d; use a newer program",
+				f.path(descriptionName),
 				old.Format, descriptionFormat)
 		} else {
 			err = old.valid()
@@ -286,7 +290,7 @@ func (f *folder) join(ctx context.Context, want *description) (*finished, error)
 		return nil, err
 	} else if holder != "" {
 		if errors.Is(why, errAnew) {
-			why = errors.New("it cannot start anew meanwhile")
+			why = errors.New("it cannot be restarted meanwhile")
 			if old.Private || want.Private {
 				why = errors.New("a job that reads standard input or a pipe cannot be shared")
 			}
@@ -301,7 +305,7 @@ func (f *folder) join(ctx context.Context, want *description) (*finished, error)
 	want.SegmentBytes = f.o.segmentBytes()
 	var all bool
 	want.Replaces, all = f.outputs(old)
-	// What can fail, or takes long, comes before the older job is done away with.
+	// Steps that can fail or take long come before the older job is removed.
 	if err := want.cut(ctx, f.o, f.o.PieceBytes); err != nil {
 		return nil, err
 	}
@@ -310,14 +314,15 @@ func (f *folder) join(ctx context.Context, want *description) (*finished, error)
 			return nil, err
 		}
 	}
-	if old != nil && old.Settings.Layout != want.Settings.Layout { // one prefix cannot have shards of both
+	// a prefix cannot have shards of both layouts
+	if old != nil && old.Settings.Layout != want.Settings.Layout {
 		if err := remove(want.Replaces); err != nil {
 			return nil, err
 		}
 		want.Replaces = nil
 	}
 	if w, err := create(want.Settings, f.prefix(0)); err != nil {
-		// refuses what can be no shard before the work, not after it
+		// fails before the work if the settings do not allow a shard
 		return nil, err
 	} else {
 		w.Abort()
@@ -325,7 +330,7 @@ func (f *folder) join(ctx context.Context, want *description) (*finished, error)
 	if err := f.clear(true); err != nil {
 		return nil, err
 	}
-	if err := atomicfile.SyncDir(filepath.Dir(f.dir)); err != nil { // the folder itself
+	if err := atomicfile.SyncDir(filepath.Dir(f.dir)); err != nil { // syncs the folder's own entry
 		return nil, err
 	}
 	if err := f.write(f.path(descriptionName), want); err != nil {
@@ -334,15 +339,15 @@ func (f *folder) join(ctx context.Context, want *description) (*finished, error)
 	return nil, f.enter()
 }
 
-// anew adds to an error what helps against it.
+// anew adds the remedy to an error.
 func anew(err error) error {
-	return fmt.Errorf("%w; start the job anew with --overwrite, or name another output", err)
+	return fmt.Errorf("%w; restart the job with --overwrite, or name another output", err)
 }
 
-// errAnew is why a job that may not go on may start anew without a word.
-var errAnew = errors.New("starts anew")
+// errAnew is the reason for a silent restart of a job that cannot be resumed.
+var errAnew = errors.New("the job must restart")
 
-// refuses says why the job that old describes is not the one that is wanted.
+// refuses returns why the job that old describes cannot be resumed as the job want.
 func (f *folder) refuses(ctx context.Context, old, want *description) error {
 	if old == nil || f.o.Overwrite {
 		return errAnew
@@ -356,7 +361,7 @@ func (f *folder) refuses(ctx context.Context, old, want *description) error {
 	return f.reconcile(ctx, old, want)
 }
 
-// enter makes it known that this process takes part.
+// enter announces that this process takes part.
 func (f *folder) enter() error {
 	for {
 		path := f.path(fmt.Sprintf("process-%016x%s", rand.Uint64(), locks.Suffix))
@@ -371,8 +376,8 @@ func (f *folder) enter() error {
 	}
 }
 
-// reconcile looks at inputs whose size or time is not what it was. If what was read of them is
-// still there, the job goes on with what is there now.
+// reconcile checks inputs whose size or time has changed. If the part that was read is unchanged,
+// the job continues with the new input.
 func (f *folder) reconcile(ctx context.Context, old, want *description) error {
 	changed := want.changed(old)
 	if len(changed) == 0 {
@@ -393,14 +398,14 @@ func (f *folder) reconcile(ctx context.Context, old, want *description) error {
 			pieces[p.Input]++
 		}
 	}
-	var redo []int // units that were begun
+	var redo []int // units that were started
 	for n, u := range old.Units {
 		if !slices.ContainsFunc(u, func(p part) bool { return differs[p.Input] }) {
 			continue
 		}
 		record, err := readSealed[unitRecord](f.unitPath(n))
 		if err != nil {
-			return fmt.Errorf("the input %s has changed since the job began, and whether it was read is not known: %w",
+			return fmt.Errorf("the input %s changed after the job started, and it is unknown whether it was read: %w",
 				want.Inputs[changed[0]].Path, err)
 		}
 		if record == nil {
@@ -412,7 +417,7 @@ func (f *folder) reconcile(ctx context.Context, old, want *description) error {
 			}
 			was, now := old.Inputs[p.Input], want.Inputs[p.Input]
 			if pieces[p.Input] > 1 && was.Size != now.Size {
-				return fmt.Errorf("the input %s has changed since the job began: it had %d bytes and has %d", now.Path,
+				return fmt.Errorf("the input %s changed after the job started: it had %d bytes and has %d", now.Path,
 					was.Size, now.Size)
 			}
 			if record == nil {
@@ -425,8 +430,8 @@ func (f *folder) reconcile(ctx context.Context, old, want *description) error {
 				}
 			}
 			if sum == "" || sum != record.Parts[i].SHA256 {
-				return fmt.Errorf("the input %s has changed since the job began, which has read it: it was last "+
-					"modified at %s, and is now of %s",
+				return fmt.Errorf("the input %s changed after the job read it: it was last modified at %s, and is "+
+					"now from %s",
 					now.Path, stamp(was), stamp(now))
 			}
 		}
@@ -434,7 +439,7 @@ func (f *folder) reconcile(ctx context.Context, old, want *description) error {
 	if holder, err := f.others(); err != nil {
 		return err
 	} else if holder != "" && len(redo) > 0 {
-		return fmt.Errorf("the input %s has changed since the job began", want.Inputs[changed[0]].Path)
+		return fmt.Errorf("the input %s changed after the job started", want.Inputs[changed[0]].Path)
 	}
 	for _, n := range redo {
 		if err := f.removeSegments(n); err != nil {
@@ -445,18 +450,18 @@ func (f *folder) reconcile(ctx context.Context, old, want *description) error {
 	return f.write(f.path(descriptionName), old)
 }
 
-// reconcileDone is [folder.reconcile] for a job that is done: done.json has the hashes, the records
+// reconcileDone is [folder.reconcile] for a complete job: done.json has the hashes, and the records
 // of units are gone.
 func (f *folder) reconcileDone(ctx context.Context, old, want *description, done *finished) error {
 	if len(done.Inputs) != len(old.Inputs) {
-		return fmt.Errorf("%s is damaged: it has %d inputs, the job %d", f.path(doneName), len(done.Inputs),
+		return fmt.Errorf("%s is damaged: it has %d inputs, the job has %d", f.path(doneName), len(done.Inputs),
 			len(old.Inputs))
 	}
 	for _, i := range want.changed(old) {
 		was, now := old.Inputs[i], want.Inputs[i]
 		for _, p := range done.Inputs[i].Pieces {
 			if p.SHA256 == "" && done.Inputs[i].Documents == 0 {
-				continue // behind the last document that was wanted
+				continue // after the last requested document
 			}
 			sum := ""
 			if p.SHA256 != "" && was.Size == now.Size {
@@ -466,8 +471,8 @@ func (f *folder) reconcileDone(ctx context.Context, old, want *description, done
 				}
 			}
 			if sum == "" || sum != p.SHA256 {
-				return fmt.Errorf("the input %s has changed since the job has read it: it had %d bytes, last "+
-					"modified at %s, and has %d of %s",
+				return fmt.Errorf("the input %s changed after the job read it: it had %d bytes, last modified at %s, "+
+					"and has %d, modified at %s",
 					now.Path, was.Size, stamp(was), now.Size, stamp(now))
 			}
 		}
@@ -478,12 +483,12 @@ func (f *folder) reconcileDone(ctx context.Context, old, want *description, done
 
 func stamp(in input) string { return time.Unix(0, in.Modified).UTC().Format(time.RFC3339Nano) }
 
-// hashPart gives the SHA-256 of a part's bytes on disk by reading it.
+// hashPart returns the SHA-256 of a part's bytes on disk.
 func hashPart(ctx context.Context, o *Options, inputs []input, p part) (string, error) {
 	r, err := documents.Open(ctx, documents.Piece{File: inputs[p.Input].Path, Start: p.Start, End: p.End}, o.Read)
 	var bad *documents.DocumentError
 	if errors.As(err, &bad) {
-		return "", nil // broken: not what it was
+		return "", nil // broken: it has changed
 	} else if err != nil {
 		return "", err
 	}
@@ -503,7 +508,7 @@ func hashPart(ctx context.Context, o *Options, inputs []input, p part) (string, 
 	}
 }
 
-// removeSegments removes what was begun of a unit.
+// removeSegments removes the segments of a unit.
 func (f *folder) removeSegments(u int) error {
 	for _, kind := range []string{"segment", "rejects"} {
 		names, err := filepath.Glob(f.path(fmt.Sprintf("unit-%05d.*.%s", u, kind)))
@@ -519,8 +524,8 @@ func (f *folder) removeSegments(u int) error {
 	return nil
 }
 
-// outputs are the files of shards that a job has made or wanted to replace, by base name or below
-// it. all is false if there may be more of them.
+// outputs returns the files of shards that a job has written or wanted to replace, by base name or
+// below it. all is false if there may be more files.
 func (f *folder) outputs(d *description) (files []string, all bool) {
 	if d == nil {
 		return nil, false
@@ -547,8 +552,8 @@ func (f *folder) outputs(d *description) (files []string, all bool) {
 	return slices.Compact(files), all
 }
 
-// written are the shards that are complete by their records. all is false if there are records that
-// are damaged.
+// written returns the complete shards according to their records. all is false if some records are
+// damaged.
 func (f *folder) written() (written []ShardFile, all bool, err error) {
 	names, err := filepath.Glob(f.path("shard-*.json"))
 	if err != nil {
@@ -569,7 +574,7 @@ func (f *folder) written() (written []ShardFile, all bool, err error) {
 	return written, all, nil
 }
 
-// paths are the files of a shard, with their sizes; that of the manifest is not known and -1.
+// paths returns the files of a shard with their sizes. The manifest's size is unknown, -1.
 func (s *ShardFile) paths(l shards.Layout) map[string]int64 {
 	paths := map[string]int64{s.Prefix + ".json": -1}
 	if l == shards.MDS {
@@ -581,14 +586,14 @@ func (s *ShardFile) paths(l shards.Layout) map[string]int64 {
 	return paths
 }
 
-// foreign refuses an output that would take the place of a shard, or come to stand among numbered
-// ones, of which this job knows nothing. With Overwrite they are to be replaced.
+// foreign returns an error if the output would overwrite a shard of another origin, or be mixed
+// with such numbered shards. With Overwrite, they are replaced.
 func (f *folder) foreign() error {
 	if f.o.ShardTokens == 0 {
 		if l, _, err := formats.Detect(f.o.Output); err == nil && l == f.o.Layout && !f.o.Overwrite {
-			// one of another layout is refused by [create]
-			return fmt.Errorf("a shard %s is there, and is not known to come from this job: replace it with "+
-				"--overwrite, move it away, or name another output", f.o.Output)
+			// create rejects a shard of another layout
+			return fmt.Errorf("the shard %s exists and does not belong to this job; replace it with --overwrite, "+
+				"move it, or name another output", f.o.Output)
 		}
 		return nil
 	}
@@ -609,8 +614,7 @@ func (f *folder) foreign() error {
 			}
 			advice = "replace it with --overwrite, "
 		}
-		return fmt.Errorf("%s stands where the shards of this job are to be, and is not known to come from it: "+
-			"%smove it away, or name another output", path, advice)
+		return fmt.Errorf("%s exists and does not belong to this job: %smove it, or name another output", path, advice)
 	}
 	return nil
 }
@@ -619,14 +623,15 @@ func (f *folder) foreign() error {
 func remove(paths []string) error {
 	for _, path := range paths {
 		if err := atomicfile.Remove(path); err != nil {
-			return fmt.Errorf("removing what the output replaces: %w", err)
+			return fmt.Errorf("removing files that the output replaces: %w", err)
 		}
-		os.Remove(filepath.Dir(path)) // of a layout with a folder a shard, if it is empty
+		// for a layout with one folder per shard; fails if the folder is not empty
+		os.Remove(filepath.Dir(path))
 	}
 	return nil
 }
 
-// unchanged makes sure that shards that were written are still there.
+// unchanged returns an error if a written shard is missing or changed.
 func (f *folder) unchanged(written []ShardFile) error {
 	for _, s := range written {
 		for path, size := range s.paths(f.d.Settings.Layout) {
@@ -637,14 +642,14 @@ func (f *folder) unchanged(written []ShardFile) error {
 			if err == nil {
 				err = fmt.Errorf("%s has %d bytes, not %d", path, info.Size(), size)
 			}
-			return fmt.Errorf("the job %s has written the shard %s, but it is not what it was: %w; restore it, or "+
-				"make all anew with --overwrite", f.dir, s.Prefix, err)
+			return fmt.Errorf("the job %s wrote the shard %s, which has changed since: %w; restore it, or rebuild "+
+				"everything with --overwrite", f.dir, s.Prefix, err)
 		}
 	}
 	return nil
 }
 
-// write makes v the content of a record.
+// write writes v as a record.
 func (f *folder) write(path string, v any) error {
 	text, err := json.Marshal(v)
 	if err != nil {
@@ -653,7 +658,7 @@ func (f *folder) write(path string, v any) error {
 	return atomicfile.WriteFile(path, append(text, '\n'))
 }
 
-// readRecord reads a record, nil if there is none.
+// readRecord reads a record. The result is nil if the record does not exist.
 func readRecord[T any](path string) (*T, error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -669,14 +674,14 @@ func readRecord[T any](path string) (*T, error) {
 	return v, nil
 }
 
-// A sealedRecord is a record of a unit or a shard with its sum. What it says can be found out
-// again, so that one that is damaged counts as one that is not there.
+// A sealedRecord is the record of a unit or a shard with its checksum. Its contents can be
+// recomputed, so a damaged record is treated like a missing one.
 type sealedRecord struct {
 	Record json.RawMessage `json:"record"`
 	CRC32C uint32          `json:"crc32c"`
 }
 
-// writeSealed makes v the content of a sealed record.
+// writeSealed writes v as a sealed record.
 func (f *folder) writeSealed(path string, v any) error {
 	text, err := json.Marshal(v)
 	if err != nil {
@@ -685,8 +690,8 @@ func (f *folder) writeSealed(path string, v any) error {
 	return f.write(path, sealedRecord{text, crc32.Checksum(text, castagnoli)})
 }
 
-// readSealed reads a sealed record, nil if there is none. An error about its content wraps
-// errDamaged.
+// readSealed reads a sealed record. The result is nil if the record does not exist. Errors about
+// its contents wrap errDamaged.
 func readSealed[T any](path string) (*T, error) {
 	sealed, err := readRecord[sealedRecord](path)
 	if err != nil || sealed == nil {
@@ -694,7 +699,7 @@ func readSealed[T any](path string) (*T, error) {
 	}
 	v := new(T)
 	if crc32.Checksum(sealed.Record, castagnoli) != sealed.CRC32C {
-		err = errors.New("its sum is another")
+		err = errors.New("its checksum is wrong")
 	} else {
 		err = strictjson.Decode(sealed.Record, v)
 	}
@@ -704,7 +709,7 @@ func readSealed[T any](path string) (*T, error) {
 	return v, nil
 }
 
-// undamaged is r, or nil if it was found damaged.
+// undamaged returns r, or nil if r is damaged.
 func undamaged[T any](r *T, err error) (*T, error) {
 	if errors.Is(err, errDamaged) {
 		return nil, nil
@@ -712,18 +717,18 @@ func undamaged[T any](r *T, err error) (*T, error) {
 	return r, err
 }
 
-// readUnit reads the record of a unit, nil if there is none or it is damaged: the unit is then
-// encoded again, as far as its segments are not there.
+// readUnit reads the record of a unit, nil if it is missing or damaged. The unit's missing segments
+// are then encoded again.
 func (f *folder) readUnit(u int) (*unitRecord, error) {
 	r, err := undamaged(readSealed[unitRecord](f.unitPath(u)))
 	if r != nil && (len(r.Parts) != len(f.d.Units[u]) && !r.Cut || len(r.Parts) > len(f.d.Units[u])) {
-		return nil, nil // it is of another job
+		return nil, nil // it belongs to another job
 	}
 	return r, err
 }
 
-// readShard reads the record of a shard, nil if there is none or it is damaged: the shard is then
-// written again.
+// readShard reads the record of a shard, nil if it is missing or damaged. The shard is then written
+// again.
 func (f *folder) readShard(k int) (*shardRecord, error) {
 	return undamaged(readSealed[shardRecord](f.shardPath(k)))
 }

@@ -373,7 +373,7 @@ func TestResume(t *testing.T) {
 						}
 						break
 					}
-					if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "it goes on from here") {
+					if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "the job resumes from here") {
 						t.Fatalf("operation %d: %v", broken, err)
 					}
 					broken = broken*2 + 20 // then it goes on, and breaks again
@@ -580,9 +580,8 @@ func TestDamagedRecordOfChangedInput(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := Run(t.Context(), o); err == nil ||
-		!strings.Contains(err.Error(), c.inputs[0]+" has changed since the job began, and whether it was read is "+
-			"not known: "+names[0]+
-			": the file is damaged") || !strings.Contains(err.Error(), "start the job anew with --overwrite") {
+		!strings.Contains(err.Error(), c.inputs[0]+" changed after the job started, and it is unknown "+
+			"whether it was read: "+names[0]+": the file is damaged") || !strings.Contains(err.Error(), "restart the job with --overwrite") {
 		t.Error(err)
 	}
 }
@@ -613,16 +612,16 @@ func TestJoining(t *testing.T) {
 		t.Errorf("the second run's summary is %+v, the first's %+v", again, first)
 	}
 	for name, change := range map[string]func(*Options){
-		"the tokens of a shard (0: one shard) is 4000, there it is 3000": func(o *Options) { o.ShardTokens = 4000 },
-		"shuffling is true, there it is false":                           func(o *Options) { o.Shuffle = true },
-		"the end-of-document id (-1: none) is 3, there it is 256":        func(o *Options) { o.EOD = 3 },
-		"the number of inputs is 2, there it is 3":                       func(o *Options) { o.Inputs = o.Inputs[:2] },
+		"the tokens of a shard (0: one shard) is 4000, but was 3000": func(o *Options) { o.ShardTokens = 4000 },
+		"shuffling is true, but was false":                           func(o *Options) { o.Shuffle = true },
+		"the end-of-document id (-1: none) is 3, but was 256":        func(o *Options) { o.EOD = 3 },
+		"the number of inputs is 2, but was 3":                       func(o *Options) { o.Inputs = o.Inputs[:2] },
 		"input 1 is " +
 			c.inputs[1]: func(o *Options) { o.Inputs = []string{c.inputs[1], c.inputs[0], c.inputs[2]} },
-		"the share that is sampled (0: all) is 0.5, there it is 0":         func(o *Options) { o.Sample = 0.5 },
-		"the greatest number of documents (0: all) is 5, there it is 0":    func(o *Options) { o.MaxDocuments = 5 },
-		"the text field is content, there it is ":                          func(o *Options) { o.Read.Text = "content" },
-		"what special tokens in a text become is tokens, there it is text": func(o *Options) { o.Specials = 1 },
+		"the sampled share (0: all) is 0.5, but was 0":                      func(o *Options) { o.Sample = 0.5 },
+		"the maximum number of documents (0: all) is 5, but was 0":          func(o *Options) { o.MaxDocuments = 5 },
+		"the text field is content, but was ":                               func(o *Options) { o.Read.Text = "content" },
+		"the treatment of special tokens in a text is tokens, but was text": func(o *Options) { o.Specials = 1 },
 		"the tokenizer's SHA-256 is " + bytesTokenizer(t,
 			"Q").SHA256()[:60]: func(o *Options) { o.Tokenizer = bytesTokenizer(t, "Q") },
 	} {
@@ -682,7 +681,7 @@ func TestJoining(t *testing.T) {
 	if err := os.RemoveAll(filepath.Join(dir, "x.job")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Run(t.Context(), base); err == nil || !strings.Contains(err.Error(), "is not known to come from it") {
+	if _, err := Run(t.Context(), base); err == nil || !strings.Contains(err.Error(), "does not belong to this job") {
 		t.Error(err)
 	}
 }
@@ -799,14 +798,14 @@ func TestChangedInput(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := Run(t.Context(), o); err == nil ||
-		!strings.Contains(err.Error(), c.inputs[0]+" has changed since the job began, which has read it") {
+		!strings.Contains(err.Error(), c.inputs[0]+" changed after the job read it") {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(c.inputs[0], append(data, ' '), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Run(t.Context(), o); err == nil ||
-		!strings.Contains(err.Error(), c.inputs[0]+" has changed since the job began: it had") {
+		!strings.Contains(err.Error(), c.inputs[0]+" changed after the job started: it had") {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(c.inputs[0], data, 0o644); err != nil {
@@ -1057,7 +1056,7 @@ func TestChangedAfterDone(t *testing.T) {
 	other[len(other)/2] ^= 1
 	for _, changed := range [][]byte{other, append(slices.Clone(data), '\n'), data[:len(data)-1]} {
 		if s, err := run(changed, o); err == nil ||
-			!strings.Contains(err.Error(), c.inputs[last]+" has changed since the job has read it") ||
+			!strings.Contains(err.Error(), c.inputs[last]+" changed after the job read it") ||
 			!strings.Contains(err.Error(), "--overwrite") {
 			t.Errorf("%+v, %v", s, err)
 		}
@@ -1172,13 +1171,13 @@ func TestOverwriteUnknownShards(t *testing.T) {
 		}
 		one.Overwrite = false
 		if _, err := Run(t.Context(), one); err == nil || !strings.Contains(err.Error(),
-			"y is there, and is not known to come from this job: replace it with --overwrite") {
+			"y exists and does not belong to this job; replace it with --overwrite") {
 			t.Error(err)
 		}
 		one.Overwrite = true
 	}
 	o.Overwrite = true
-	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "x-00000.txt stands where") ||
+	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "x-00000.txt exists") ||
 		strings.Contains(err.Error(), "with --overwrite, ") {
 		t.Error(err)
 	}
@@ -1258,7 +1257,7 @@ func TestNamesOfInputs(t *testing.T) {
 
 	with(`"format":2`, `"format":3`)
 	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(),
-		"is of format 3, this program knows formats up to 2") {
+		"has format 3, but this program supports formats up to 2") {
 		t.Error(err)
 	}
 	with(`"names":["a/README.txt","b/README.txt"],`, "")
@@ -1270,7 +1269,7 @@ func TestNamesOfInputs(t *testing.T) {
 	o.Names = nil
 	if _, err := Run(t.Context(), o); err == nil ||
 		!strings.Contains(err.Error(),
-			"without ids are called "+filepath.ToSlash(inputs[0])+":LINE, there a/README.txt:LINE") {
+			"without ids would have ids "+filepath.ToSlash(inputs[0])+":LINE, but had a/README.txt:LINE") {
 		t.Error(err)
 	}
 }

@@ -1,15 +1,15 @@
-// Package job turns documents into shards: a job, whose work any number of processes share and
-// which survives any of them.
+// Package job tokenizes documents into shards. Any number of processes can work on a job together,
+// and the job survives the end of any of them.
 //
-// A job has a folder beside its output, PREFIX.job. Its inputs are cut into units, which processes
-// claim by locks (internal/locks), encode, and put down there as segments: ids and origins of
-// documents, in files that appear whole or not at all. As soon as the segments of a shard are
-// complete, a process claims and writes it. What is done is told by records in the folder, so that
-// a process that is killed costs the segments and the shard in its work, and nothing else.
+// A job has a folder next to its output, PREFIX.job. Its inputs are divided into units. Processes
+// claim units with locks (internal/locks), encode them, and write segments to the folder: files
+// with the ids and origins of documents, which are created atomically. As soon as the segments of a
+// shard are complete, a process claims and writes the shard. Records in the folder show which work
+// is complete, so a killed process loses only its current segments and shard.
 //
-// The bytes of the output depend on the inputs and on the settings that have to do with ids and
-// order: never on workers, memory, processes, the cut into units and segments, or time.
-// docs/formats/job.md describes the folder.
+// The bytes of the output depend only on the inputs and on the settings that affect ids and order.
+// They do not depend on the workers, memory, processes, the division into units and segments, or
+// time. docs/formats/job.md describes the folder.
 package job
 
 import (
@@ -39,98 +39,103 @@ import (
 	"mula/tokenize/documents"
 )
 
-// OnError is what [Run] does with a document that cannot be used.
+// OnError defines how [Run] handles a document that cannot be used.
 type OnError uint8
 
 const (
-	// Fail ends the job at the first one in the order of the inputs.
+	// Fail ends the job at the first such document in input order.
 	Fail OnError = iota
-	// Skip leaves it out, counts it and lists it in the rejects file.
+	// Skip skips the document, counts it and lists it in the rejects file.
 	Skip
 )
 
-// Options are the choices for [Run]. Those up to MaxDocuments decide the bytes of the output; a job
-// in the folder that has others of them is refused.
+// Options are the options of [Run]. The options up to MaxDocuments determine the bytes of the
+// output. A job in the folder with other values of them is not resumed.
 type Options struct {
 	Tokenizer *tokenize.Tokenizer
 	Specials  tokenize.Specials
-	// AddSpecialTokens puts around each document what the tokenizer's post-processor adds, such as
-	// an id for its beginning.
+	// AddSpecialTokens adds the tokens of the tokenizer's post-processor to each document, such as
+	// a beginning-of-text id.
 	AddSpecialTokens bool
-	AppendEOD        bool   // end each document with EOD, unless the post-processor already has
-	EOD              uint32 // an id of the vocabulary
+	// end each document with EOD, unless the post-processor already added it
+	AppendEOD bool
+	EOD       uint32 // an id of the vocabulary
 
 	Inputs []string // files, or "-" for standard input; each once
-	// of the inputs, for the ids of documents that have none, as [documents.Find] gives them; nil:
-	// [documents.BaseNames]
+	// names of the inputs, for the ids of documents without ids, as returned by [documents.Find];
+	// nil: [documents.BaseNames]
 	Names []string
 	Read  documents.Options
 
 	Output string // prefix of the shards' files; their directory must exist
 	Layout shards.Layout
 
-	// ShardTokens is the greatest number of tokens of a shard: it is closed before the document
-	// that would bring it above, and the shards are named PREFIX-00000, PREFIX-00001 and so on. A
-	// document is never split; one of more tokens has a shard of its own. 0 means one shard, named
+	// ShardTokens is the maximum number of tokens of a shard. A shard ends before the first
+	// document that would exceed it, and the shards are named PREFIX-00000, PREFIX-00001 and so on.
+	// Documents are never split: a longer document has its own shard. 0 means a single shard, named
 	// PREFIX.
 	ShardTokens int64
 	// Shuffle puts the documents into an order that depends on ShuffleSeed, the number of each
-	// one's input and its offset there.
+	// document's input, and its offset there.
 	Shuffle     bool
 	ShuffleSeed uint64
-	// Sample is the share of documents that are kept, from 0 to 1: those for which a number drawn
-	// by input and offset is small enough, so that a smaller sample is part of a larger one. 0
-	// means all. Documents that cannot be read are reported all the same.
+	// Sample is the share of documents that are kept, from 0 to 1. The selection compares a number
+	// drawn from input and offset with Sample, so a smaller sample is a subset of a larger one. 0
+	// means all. Unreadable documents are reported regardless of Sample.
 	Sample float64
-	// MaxDocuments is the number of documents after which the inputs are taken to end; 0 means all.
+	// MaxDocuments is the maximum number of documents; the rest of the inputs is ignored. 0 means
+	// all.
 	MaxDocuments int64
 
 	OnError OnError
-	Rejects string // with Skip, the file that lists what was skipped; "" for none
-	// MaxRejects is how many documents may be skipped; nil: any number. If there are more, the job
-	// fails before it writes a shard. Whether there are more is known when all inputs are encoded.
+	Rejects string // with Skip, the file that lists the skipped documents; "" for no file
+	// MaxRejects is how many documents may be skipped; nil: any number. If more are skipped, the
+	// job fails before it writes a shard. That is known only when all inputs are encoded.
 	MaxRejects *RejectLimit
 
-	// Overwrite starts the job anew whatever the folder holds, unless another process works there.
-	// Shards of the older job stay until they are replaced; what is left of them at the end is
-	// removed.
+	// Overwrite restarts the job regardless of the folder's contents, unless another process works
+	// there. Shards of the older job are kept until they are replaced. The rest of them are removed
+	// at the end.
 	Overwrite bool
 
-	// about how much of the inputs, on disk, a process claims at a time; 0: 8 to 256 MiB. The first
-	// process decides
+	// approximate bytes of the inputs, on disk, that a process claims at a time; 0: 8 to 256 MiB.
+	// The process that starts the job decides
 	PieceBytes int64
 	Workers    int // goroutines that encode, up to 4096; 0 means GOMAXPROCS
-	// Memory bounds the bytes of texts and ids in flight, beside the largest document; 0 means 256
-	// MiB. A shuffled output is gathered in that much at a time, with one read for each segment of
-	// an eighth of it: T bytes of ids take about 16 (T / Memory)^2 reads.
+	// Memory bounds the bytes of texts and ids in flight, in addition to the largest document; 0
+	// means 256 MiB. A shuffled output is gathered in portions of that size, with one read for each
+	// segment of an eighth of the size: T bytes of ids need about 16 (T / Memory)^2 reads.
 	Memory int64
 
-	// Progress, if not nil, is called four times a second at most, and once at the end, always from
-	// one goroutine at a time.
+	// Progress, if not nil, is called at most four times a second, and once at the end. Calls do
+	// not overlap.
 	Progress func(Progress)
 
 	tuning tuning
 }
 
-// tuning is what tests change.
+// tuning holds parameters that tests change.
 type tuning struct {
-	timing        locks.Timing
-	poll, maxPoll time.Duration // between looks at what others have in hand: at first, at most
-	segment       int64         // weight of a segment
-	memory        int64         // with which shuffled documents are gathered
+	timing locks.Timing
+	// between checks of units that other processes hold: initial and maximum
+	poll, maxPoll time.Duration
+	segment       int64 // weight of a segment
+	memory        int64 // for gathering shuffled documents
 }
 
-// Summary is what the job has done, all of its processes together.
+// Summary describes the result of the job, over all of its processes.
 type Summary struct {
 	Output    string                   `json:"output"`
 	Documents int64                    `json:"documents"`
 	Tokens    int64                    `json:"tokens"`
 	TextBytes int64                    `json:"text_bytes"`
 	Skipped   map[documents.Kind]int64 `json:"skipped"`
-	Rejects   string                   `json:"rejects,omitempty"` // the file that lists what was skipped
-	Seconds   float64                  `json:"seconds"`           // of the process that ended the job
-	Shards    []ShardFile              `json:"shards"`
-	Before    bool                     `json:"complete_before,omitempty"` // the job was complete before this call
+	// the file that lists the skipped documents
+	Rejects string `json:"rejects,omitempty"`
+	// of the process that ended the job
+	Seconds float64     `json:"seconds"`
+	Shards  []ShardFile `json:"shards"`
+	Before  bool        `json:"complete_before,omitempty"` // the job was complete before this call
 }
 
 const (
@@ -138,13 +143,13 @@ const (
 	minGathering  = 4 << 10 // for shuffled documents
 )
 
-// Run tokenizes documents into shards, joining or resuming the job of that output if there is one;
-// if it is complete, Run says so at once. It returns when the job is complete, whoever did the last
-// of it. A job that reads standard input, or another input that is no regular file, cannot be
-// shared and starts anew each time.
+// Run tokenizes documents into shards. It starts, joins or resumes the job of the output, and
+// returns when the job is complete, even if another process completes it. If the job is already
+// complete, Run returns at once. A job that reads standard input, or another input that is not a
+// regular file, cannot be shared and restarts each time.
 //
-// Until a shard is complete none of its files stands under its final name; an older shard of the
-// same name stays until then.
+// The files of a shard get their final names when the shard is complete. An older shard of the same
+// name is kept until then.
 func Run(ctx context.Context, opts Options) (Summary, error) {
 	start := time.Now()
 	o := &opts
@@ -168,7 +173,7 @@ func Run(ctx context.Context, opts Options) (Summary, error) {
 		p = newProcess(f, start)
 		p.board.remade = remade
 		done, err = p.run(ctx)
-		var m *missing // rejects that were damaged when all was done
+		var m *missing // rejects that were damaged at the end
 		if !errors.As(err, &m) {
 			break
 		}
@@ -176,24 +181,26 @@ func Run(ctx context.Context, opts Options) (Summary, error) {
 			break
 		}
 	}
-	if errors.Is(err, errDone) { // in the middle of what this process did
+	if errors.Is(err, errDone) { // another process completed the job during this process's work
 		done, err = readRecord[finished](f.path(doneName))
 		if err == nil && done != nil {
 			err = f.tidy()
 		} else if err == nil {
-			err = fmt.Errorf("the job %s was done and is gone: has another process started it anew?", f.dir)
+			err = fmt.Errorf("the job %s was complete, but its folder is gone; another process may have restarted it",
+				f.dir)
 		}
 	}
 	if err != nil {
 		return Summary{}, full(err, p)
 	}
-	if err := o.exceeded(&done.Summary); err != nil { // another process has ended the job, and may skip more
+	// another process ended the job, and may allow more skipped documents
+	if err := o.exceeded(&done.Summary); err != nil {
 		return Summary{}, err
 	}
 	return done.Summary, nil
 }
 
-// check completes the options and refuses those that cannot work before anything is written.
+// check completes the options and rejects invalid options before anything is written.
 func (o *Options) check() error {
 	if err := tokenize.CheckWorkers(o.Workers); err != nil {
 		return err
@@ -216,24 +223,24 @@ func (o *Options) check() error {
 	}
 	switch vocabulary := o.Tokenizer.VocabSize(); {
 	case o.AppendEOD && int64(o.EOD) >= int64(vocabulary):
-		return fmt.Errorf("the end-of-document id %d is beyond the vocabulary of %d ids", o.EOD, vocabulary)
+		return fmt.Errorf("the end-of-document id %d is outside the vocabulary of %d ids", o.EOD, vocabulary)
 	case o.Names != nil && len(o.Names) != len(o.Inputs):
 		return fmt.Errorf("there are %d inputs and %d names of inputs", len(o.Inputs), len(o.Names))
 	case len(o.Inputs) == 0:
 		return errors.New("there are no inputs to tokenize")
 	case o.Rejects != "" && o.OnError != Skip:
-		return errors.New("a rejects file needs documents to be skipped on errors; now the first bad document ends " +
+		return errors.New("a rejects file requires that bad documents are skipped, but the first bad document ends " +
 			"the run")
 	case o.ShardTokens < 0:
-		return fmt.Errorf("shards of %d tokens are not possible", o.ShardTokens)
+		return fmt.Errorf("invalid shard size of %d tokens; use 0 or more", o.ShardTokens)
 	case o.MaxDocuments < 0:
-		return fmt.Errorf("at most %d documents are not possible", o.MaxDocuments)
+		return fmt.Errorf("invalid maximum of %d documents; use 0 or more", o.MaxDocuments)
 	case math.IsNaN(o.Sample) || o.Sample < 0 || o.Sample > 1:
-		return fmt.Errorf("a sample of %v of the documents is not possible; it must be between 0 and 1", o.Sample)
+		return fmt.Errorf("invalid sample %v; it must be between 0 and 1", o.Sample)
 	}
 	if base := filepath.Base(o.Output); o.Output == "" || base == "." || base == ".." ||
 		os.IsPathSeparator(o.Output[len(o.Output)-1]) {
-		return fmt.Errorf("%q is not a prefix for the names of files", o.Output)
+		return fmt.Errorf("%q is not a prefix for file names; append a name to the folder", o.Output)
 	}
 	if info, err := os.Stat(filepath.Dir(o.Output)); err != nil {
 		return fmt.Errorf("the folder of the output %s: %w", o.Output, err)
@@ -249,21 +256,20 @@ func (o *Options) check() error {
 	return o.checkInputs()
 }
 
-// shardFile are the endings behind the prefix of the output that files of shards have, those of any
-// layout.
+// shardFile matches the suffixes of shard files, after the prefix of the output, for all layouts.
 var shardFile = regexp.MustCompile(`^(-\d{5,})?\.(bin|idx|json|sums|docs\.arrow|npy|csv\.gz|ds|ds\.index|ds\.metadata|arrow|docs\.feather)$`)
 
-// checkInputs refuses inputs that are there twice or would be written over.
+// checkInputs rejects inputs that are listed twice or would be overwritten.
 func (o *Options) checkInputs() error {
-	// Files that the run would write over.
+	// Files that the run would overwrite.
 	type target struct {
 		path string
 		info fs.FileInfo
 	}
-	var targets []target // those that exist
+	var targets []target // existing targets
 	if rest, ok := strings.CutPrefix(filepath.Clean(o.Rejects), filepath.Clean(o.Output)); ok &&
 		shardFile.MatchString(rest) {
-		return fmt.Errorf("the rejects file %s has the name of a file of a shard; give it another", o.Rejects)
+		return fmt.Errorf("the rejects file %s has the name of a shard file; choose another name", o.Rejects)
 	}
 	for _, path := range []string{o.Output + ".bin", o.Output + ".idx", o.Output + ".json", o.Output + ".docs.arrow",
 		o.Output + ".sums", o.Output + ".npy",
@@ -272,14 +278,14 @@ func (o *Options) checkInputs() error {
 		info, err := os.Stat(path)
 		for _, t := range targets {
 			if path == o.Rejects && err == nil && os.SameFile(t.info, info) {
-				return fmt.Errorf("the rejects file %s is also a file of the shard; give it another name", o.Rejects)
+				return fmt.Errorf("the rejects file %s is also a file of the shard; choose another name", o.Rejects)
 			}
 		}
 		if err == nil {
 			targets = append(targets, target{path, info})
 		}
 	}
-	// One file has one size and one time, whatever leads to it, so that few pairs are compared.
+	// Different paths of a file have the same size and time, so few pairs are compared.
 	type stamp struct{ size, modified int64 }
 	type listed struct {
 		input string
@@ -292,12 +298,13 @@ func (o *Options) checkInputs() error {
 			return fmt.Errorf("the name %q is not UTF-8, so a shard cannot refer to it; rename the file", input)
 		}
 		if len(input) > shards.MaxOriginLength {
-			return fmt.Errorf("the name %.40q… has %d bytes, a shard keeps at most %d", input, len(input),
+			return fmt.Errorf("the name %.40q… has %d bytes, but a shard stores at most %d; rename the file", input,
+				len(input),
 				shards.MaxOriginLength)
 		}
 		if input == "-" {
 			if stdin {
-				return errors.New("standard input, \"-\", is listed twice; it can be read once")
+				return errors.New("standard input, \"-\", is listed twice; list it once")
 			}
 			stdin = true
 			continue
@@ -316,11 +323,11 @@ func (o *Options) checkInputs() error {
 		for _, f := range files[at] {
 			if os.SameFile(f.info, info) {
 				if f.input == input {
-					return fmt.Errorf("the input %s is listed twice; leave it out once, or its documents would be "+
-						"there twice", input)
+					return fmt.Errorf("the input %s is listed twice; remove one, or its documents would be duplicated",
+						input)
 				}
-				return fmt.Errorf("the inputs %s and %s are the same file; leave one out, or its documents would be "+
-					"there twice", f.input, input)
+				return fmt.Errorf("the inputs %s and %s are the same file; remove one, or its documents would be "+
+					"duplicated", f.input, input)
 			}
 		}
 		files[at] = append(files[at], listed{input, info})
@@ -328,7 +335,7 @@ func (o *Options) checkInputs() error {
 	return nil
 }
 
-// segmentBytes is the weight of a segment of a job that these options begin. With shuffling a
+// segmentBytes returns the weight of a segment for jobs with these options. With shuffling, a
 // segment is sorted in memory.
 func (o *Options) segmentBytes() int64 {
 	switch {
@@ -340,7 +347,7 @@ func (o *Options) segmentBytes() int64 {
 	return segmentBytes
 }
 
-// A process is the part that this one takes in a job.
+// A process is this process's participation in a job.
 type process struct {
 	o     *Options
 	f     *folder
@@ -351,7 +358,7 @@ type process struct {
 	order    order
 	toEncode chan *batch
 	memory   *semaphore.Weighted // of texts and ids in flight
-	inFlight int64               // what memory has in all
+	inFlight int64               // total of memory
 	readers  int
 	writers  int
 
@@ -371,8 +378,8 @@ func newProcess(f *folder, start time.Time) *process {
 	p.writers = max(1, min(o.Workers/2, maxReaders))
 	p.order = sequence{p.board}
 	if f.d.Settings.Shuffle {
-		// Half of the memory is for segments that are being sorted, later for the documents that
-		// are gathered.
+		// Half of the memory is for segments that are being sorted, and later for gathered
+		// documents.
 		p.inFlight = max(o.Memory/4, 1)
 		p.readers = int(min(int64(p.readers), max(1, o.Memory/2/f.d.SegmentBytes)))
 		p.writers = min(p.writers, 4)
@@ -418,8 +425,8 @@ func (p *process) run(ctx context.Context) (*finished, error) {
 		if err := shardsGroup.Wait(); err != nil {
 			return err
 		}
-		// Another process may have written the last shard with units whose records were not seen
-		// here: finish needs them, when nobody looks any more.
+		// Another process may have written the last shard from units whose records this process has
+		// not seen. finish needs the records, after all polling has stopped.
 		if err := p.board.settle(groupCtx); err != nil {
 			return err
 		}
@@ -440,7 +447,7 @@ func (p *process) run(ctx context.Context) (*finished, error) {
 	return done, nil
 }
 
-// full says of an error of a full disk how much the job takes. p may be nil.
+// full adds the space requirement of the job to an error of a full disk. p may be nil.
 func full(err error, p *process) error {
 	if !errors.Is(err, syscall.ENOSPC) && !errors.Is(err, syscall.EDQUOT) {
 		return err
@@ -452,11 +459,10 @@ func full(err error, p *process) error {
 			need += fmt.Sprintf(", about %s", quantity.Bytes(int64(now*float64(s.InputSize)/float64(s.InputRead))))
 		}
 	}
-	return fmt.Errorf("%w; the job needs room for %s, and up to as much again in its folder until the shards are "+
-		"complete. Make room and give the same command again: "+
-		"it goes on from here", err, need)
+	return fmt.Errorf("%w; the job needs disk space for %s, and up to as much again in its folder until the shards "+
+		"are complete; free space and repeat the command: the job resumes from here", err, need)
 }
 
-// besideIDs is about how many bytes of files a document takes beside its ids: 20 in x.idx, the
-// others, compressed, in x.docs.arrow.
+// besideIDs is the approximate number of file bytes per document in addition to its ids: 20 in
+// x.idx, the others, compressed, in x.docs.arrow.
 const besideIDs = 32
