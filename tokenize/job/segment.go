@@ -18,31 +18,30 @@ import (
 	"mula/tokenize/documents"
 )
 
-// A segment is a file with the ids of a run of documents of one unit, and where they come from.
-// docs/formats/job.md has it to the byte.
+// A segment is a file with the ids of a run of documents of one unit, and their origins.
+// docs/formats/job.md specifies the format.
 //
-// Documents lie in blocks: first what is known of each, then the ids of all. The footer says where
-// the blocks are, their sums, and how far the unit was read, so that another process can go on
-// behind the segment. The documents are those of the unit in their order or, for a shuffled output,
-// sorted by their keys; which documents a segment has is the same in either case.
+// Documents are stored in blocks: first the metadata of all documents, then their ids. The footer
+// holds the positions of the blocks, their checksums, and how far the unit was read, so that
+// another process can continue after the segment. The documents are in unit order or, for a
+// shuffled output, sorted by their keys. Both orders have the same documents in a segment.
 
 const (
 	segmentMagic   = "MULASEG1"
 	segmentEnd     = "MULASEGE"
 	segmentTrailer = 4 + 4 + len(segmentEnd) // length of the footer, its sum
 	maxFooter      = 64 << 20
-	// what a document counts towards the size of a segment, beside its ids and its own id: what
-	// memory takes for it
+	// weight of a document in a segment in addition to its ids and its own id: its memory use
 	documentWeight  = 128
 	maxBlockIDs     = 1 << 20
-	maxBlocks       = 256 // of a segment of documents below the size of a block
+	maxBlocks       = 256 // of a segment whose documents are smaller than a block
 	blockDocuments  = 1 << 15
 	maxBlockContent = 8 << 30
 )
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// A meta is what is known of a document beside its ids.
+// A meta is the metadata of a document.
 type meta struct {
 	tokens  int64
 	part    int
@@ -69,9 +68,9 @@ func (m *meta) append(b []byte, shuffled bool) []byte {
 	return b
 }
 
-var errMeta = errors.New("what it says of a document is cut short or out of bounds")
+var errMeta = errors.New("the metadata of a document is truncated or out of bounds")
 
-// parse reads one document and returns the rest. m.id lies in b.
+// parse reads the metadata of one document and returns the rest. m.id is a slice of b.
 func (m *meta) parse(b []byte, shuffled bool) ([]byte, error) {
 	var v [7]uint64
 	for i := range v {
@@ -99,37 +98,38 @@ type block struct {
 	At        int64  `json:"at"` // of its first byte in the file
 	Documents int    `json:"documents"`
 	Tokens    int64  `json:"tokens"`
-	Meta      int64  `json:"meta"`     // bytes of what is known of the documents; the ids follow
+	Meta      int64  `json:"meta"`     // bytes of the documents' metadata; the ids follow
 	MetaSum   uint32 `json:"meta_sum"` // CRC-32C
 	IDSum     uint32 `json:"id_sum"`
 	Key       uint64 `json:"key,omitempty"` // of the first document, with shuffling
 }
 
-// A place says how far a unit was read.
+// A place is a reading position in a unit.
 type place struct {
 	Part   int   `json:"part"`
-	Within bool  `json:"within"` // the part was begun: Offset and Lines say how far
-	Offset int64 `json:"offset"` // of the last document that was passed
-	Lines  int64 `json:"lines"`  // that were passed in the part
+	Within bool  `json:"within"` // the part was started: Offset and Lines are valid
+	Offset int64 `json:"offset"` // of the last document that was read
+	Lines  int64 `json:"lines"`  // lines read in the part
 }
 
-// A totals is what was found in a part of a unit.
+// A totals holds the counts of a part of a unit.
 type totals struct {
-	Lines     int64  `json:"lines"`
-	Documents int64  `json:"documents"`
-	Tokens    int64  `json:"tokens"`
-	TextBytes int64  `json:"text_bytes"`
-	SHA256    string `json:"sha256"` // of the part's bytes on disk; "" if it was not read to its end
+	Lines     int64 `json:"lines"`
+	Documents int64 `json:"documents"`
+	Tokens    int64 `json:"tokens"`
+	TextBytes int64 `json:"text_bytes"`
+	// of the part's bytes on disk; "" if the part was not read completely
+	SHA256 string `json:"sha256"`
 }
 
-// A footer ends a segment.
+// A footer is the end of a segment.
 type footer struct {
 	Format    int   `json:"format"` // 1
 	Width     int   `json:"width"`  // bytes of an id: 2 or 4
 	Shuffled  bool  `json:"shuffled"`
 	Documents int64 `json:"documents"`
 	Tokens    int64 `json:"tokens"`
-	// lines of the file of rejects beside the segment, which is not there if it has none
+	// lines of the rejects file next to the segment, which does not exist if there are none
 	Rejects    int64    `json:"rejects"`
 	RejectsSum uint32   `json:"rejects_sum"` // its CRC-32C
 	Next       place    `json:"next"`
@@ -138,8 +138,8 @@ type footer struct {
 	Blocks     []block  `json:"blocks"`
 }
 
-// A segmentWriter makes a segment. What it writes depends on what it is given and the job's
-// settings only.
+// A segmentWriter writes a segment. Its output depends only on the documents and the job's
+// settings.
 type segmentWriter struct {
 	file  *atomicfile.File
 	limit int64 // weight at which the segment is full
@@ -154,14 +154,14 @@ type segmentWriter struct {
 	// With shuffling all documents are kept until the end.
 	kept    []keptDocument
 	keptIDs []byte
-	names   []byte // what the ids of documents lie in
+	names   []byte // memory of the documents' ids
 
 	rejects    *atomicfile.File
 	rejectsOut *bufio.Writer
 	rejectPath string
 }
 
-// A keptDocument waits for its place in the order of keys.
+// A keptDocument waits to be sorted by key.
 type keptDocument struct {
 	meta
 	at int // of its ids in keptIDs
@@ -175,8 +175,8 @@ func blockIDs(limit int64, shuffled bool) int {
 	return int(max(limit/maxBlocks, min(limit, 64<<10)))
 }
 
-// createSegment starts a segment. The memory of old, which may be nil and is done with, serves the
-// new one.
+// createSegment starts a segment. It reuses the memory of old, which may be nil and must not be
+// used afterwards.
 func createSegment(path, rejectPath string, width int, limit int64, shuffled bool, old *segmentWriter) (*segmentWriter,
 	error) {
 	f, err := atomicfile.Create(path)
@@ -196,17 +196,18 @@ func createSegment(path, rejectPath string, width int, limit int64, shuffled boo
 	return w, nil
 }
 
-// full reports whether the segment is to be finished.
+// full reports whether the segment is full.
 func (w *segmentWriter) full() bool { return w.weight >= w.limit }
 
-// add adds a document. Nothing of m or tokens is kept.
+// add adds a document. It keeps no reference to m or tokens.
 func (w *segmentWriter) add(m *meta, tokens []uint32) error {
 	m.tokens = int64(len(tokens))
 	w.weight += documentWeight + int64(len(m.id)) + int64(w.foot.Width)*m.tokens
 	if w.foot.Shuffled {
 		k := keptDocument{*m, len(w.keptIDs)}
 		w.names = append(w.names, m.id...)
-		k.id = w.names[len(w.names)-len(m.id):] // keeps the old memory when names moves, with the same bytes
+		// refers to the old memory when names moves, with the same bytes
+		k.id = w.names[len(w.names)-len(m.id):]
 		w.kept = append(w.kept, k)
 		w.keptIDs = appendIDs(w.keptIDs, tokens, w.foot.Width)
 		return nil
@@ -215,7 +216,7 @@ func (w *segmentWriter) add(m *meta, tokens []uint32) error {
 	return w.placed(m)
 }
 
-// placed notes a document whose ids were put into the block.
+// placed records a document whose ids were added to the block.
 func (w *segmentWriter) placed(m *meta) error {
 	if w.block.Documents == 0 {
 		w.block.Key = m.key
@@ -245,7 +246,7 @@ func appendIDs(dst []byte, tokens []uint32, width int) []byte {
 	return dst
 }
 
-// readIDs is the way back.
+// readIDs is the inverse.
 func readIDs(dst []uint32, ids []byte, width int) []uint32 {
 	n := len(ids) / width
 	dst = slices.Grow(dst[:0], n)[:n]
@@ -283,10 +284,10 @@ func (w *segmentWriter) flush() error {
 	return nil
 }
 
-// A rejected is a document that was left out, as the spool keeps it: a line of JSON.
+// A rejected is a skipped document, as the spool stores it: a line of JSON.
 type rejected struct {
 	Part    int            `json:"part"`
-	Ordinal int64          `json:"ordinal"` // of the document of the unit that would have come next
+	Ordinal int64          `json:"ordinal"` // of the document of the unit that would have been next
 	Line    int64          `json:"line"`    // in the part
 	Byte    int64          `json:"byte"`
 	ID      string         `json:"id,omitempty"`
@@ -294,7 +295,7 @@ type rejected struct {
 	Error   string         `json:"error"`
 }
 
-// reject notes a document that was left out.
+// reject records a skipped document.
 func (w *segmentWriter) reject(part int, ordinal int64, bad *documents.DocumentError) error {
 	if w.rejects == nil {
 		f, err := atomicfile.Create(w.rejectPath)
@@ -316,7 +317,8 @@ func (w *segmentWriter) reject(part int, ordinal int64, bad *documents.DocumentE
 
 // finish completes the segment under its temporary name.
 func (w *segmentWriter) finish(next place, parts []totals, last bool) error {
-	slices.SortFunc(w.kept, func(a, b keptDocument) int { // parts of a unit are in the order of their inputs
+	// parts of a unit are in the order of their inputs
+	slices.SortFunc(w.kept, func(a, b keptDocument) int {
 		return compareKeys(a.key, a.part, a.offset, b.key, b.part, b.offset)
 	})
 	for i := range w.kept {
@@ -352,7 +354,7 @@ func (w *segmentWriter) finish(next place, parts []totals, last bool) error {
 	return w.file.Seal()
 }
 
-// publish gives the files their names: the segment, by which the others are known, last.
+// publish renames the files. The segment is last, because its presence means that the others exist.
 func (w *segmentWriter) publish() error {
 	if w.rejects != nil {
 		if err := w.rejects.Rename(); err != nil {
@@ -369,10 +371,10 @@ func (w *segmentWriter) abort() {
 	}
 }
 
-// errDamaged is wrapped by every error about the content of a segment.
+// errDamaged is wrapped by every error about the contents of a segment.
 var errDamaged = errors.New("the file is damaged")
 
-// A segment that is read.
+// A segment is an open segment.
 type segment struct {
 	path string
 	file segmentFile
@@ -413,12 +415,12 @@ func newSegment(path string, f segmentFile, size int64) (*segment, error) {
 	return s, nil
 }
 
-// readFooter reads the footer of a segment of size bytes and makes sure that the blocks lie within
-// it.
+// readFooter reads the footer of a segment of size bytes and checks that the blocks are within the
+// segment.
 func readFooter(r io.ReaderAt, size int64) (f footer, err error) {
 	least := int64(len(segmentMagic) + segmentTrailer)
 	if size < least {
-		return f, errors.New("it is too short")
+		return f, errors.New("the file is too short")
 	}
 	var head [len(segmentMagic)]byte
 	var tail [segmentTrailer]byte
@@ -429,11 +431,11 @@ func readFooter(r io.ReaderAt, size int64) (f footer, err error) {
 		return f, err
 	}
 	if string(head[:]) != segmentMagic || string(tail[8:]) != segmentEnd {
-		return f, errors.New("it does not begin and end as a segment")
+		return f, errors.New("the file does not start and end like a segment")
 	}
 	n := int64(binary.LittleEndian.Uint32(tail[:]))
 	if n > maxFooter || n > size-least {
-		return f, errors.New("the length of its footer is wrong")
+		return f, errors.New("the length of the footer is wrong")
 	}
 	text := make([]byte, n)
 	end := size - int64(segmentTrailer) - n // of the blocks
@@ -441,13 +443,13 @@ func readFooter(r io.ReaderAt, size int64) (f footer, err error) {
 		return f, err
 	}
 	if crc32.Checksum(text, castagnoli) != binary.LittleEndian.Uint32(tail[4:]) {
-		return f, errors.New("the sum of its footer is wrong")
+		return f, errors.New("the checksum of the footer is wrong")
 	}
 	if err := json.Unmarshal(text, &f); err != nil {
 		return f, err
 	}
 	if f.Format != 1 || f.Width != 2 && f.Width != 4 || f.Next.Part < 0 || len(f.Parts) < f.Next.Part {
-		return f, errors.New("its footer is of another kind")
+		return f, errors.New("the footer has another format")
 	}
 	at := int64(len(segmentMagic))
 	var documents, tokens int64
@@ -461,17 +463,17 @@ func readFooter(r io.ReaderAt, size int64) (f footer, err error) {
 		tokens += b.Tokens
 	}
 	if at != end || documents != f.Documents || tokens != f.Tokens {
-		return f, errors.New("its blocks do not add up")
+		return f, errors.New("the sizes of the blocks do not add up")
 	}
 	return f, nil
 }
 
-// size is the number of bytes of a block.
+// size returns the number of bytes of a block.
 func (b *block) size(width int) int64 { return b.Meta + b.Tokens*int64(width) }
 
 func (s *segment) close() { s.file.Close() }
 
-// read reads a block into buf: what is known of the documents and, if asked for, the ids.
+// read reads a block into buf: the metadata of the documents and, if requested, the ids.
 func (s *segment) read(n int, buf []byte, ids bool) (metas, idBytes, newBuf []byte, err error) {
 	b := &s.foot.Blocks[n]
 	size := b.Meta
@@ -484,12 +486,13 @@ func (s *segment) read(n int, buf []byte, ids bool) (metas, idBytes, newBuf []by
 	}
 	metas, idBytes = buf[:b.Meta], buf[b.Meta:]
 	if crc32.Checksum(metas, castagnoli) != b.MetaSum || ids && crc32.Checksum(idBytes, castagnoli) != b.IDSum {
-		return nil, nil, buf, fmt.Errorf("%s: %w: the sum of the block at byte %d is wrong", s.path, errDamaged, b.At)
+		return nil, nil, buf, fmt.Errorf("%s: %w: the checksum of the block at byte %d is wrong", s.path, errDamaged,
+			b.At)
 	}
 	return metas, idBytes, buf, nil
 }
 
-// verifySegment reads a segment as a whole, and the rejects beside it.
+// verifySegment reads a whole segment and its rejects file.
 func (f *folder) verifySegment(u, number int, record *unitRecord) error {
 	if number >= len(record.Segments) {
 		return errDamaged
@@ -522,7 +525,7 @@ func (f *folder) verifySegment(u, number int, record *unitRecord) error {
 	return nil
 }
 
-// A blockReader goes through the documents of one block after another.
+// A blockReader iterates over the documents of consecutive blocks.
 type blockReader struct {
 	buf []byte
 
@@ -534,7 +537,7 @@ type blockReader struct {
 	current meta
 }
 
-// open begins a block.
+// open starts a block.
 func (r *blockReader) open(s *segment, n int, ids bool) (err error) {
 	r.seg, r.ids = s, ids
 	r.metas, r.rest, r.buf, err = s.read(n, r.buf, ids)
@@ -542,12 +545,12 @@ func (r *blockReader) open(s *segment, n int, ids bool) (err error) {
 	return err
 }
 
-// next goes on to the next document and reports whether there is one: r.current, whose ids are the
-// first of r.rest.
+// next advances to the next document and reports whether there is one. The document is r.current,
+// and its ids are the first of r.rest.
 func (r *blockReader) next() (bool, error) {
 	if r.left == 0 {
 		if len(r.metas) > 0 || r.ids && len(r.rest) > 0 {
-			return false, fmt.Errorf("%s: %w: a block has more than its documents", r.seg.path, errDamaged)
+			return false, fmt.Errorf("%s: %w: a block is longer than its documents", r.seg.path, errDamaged)
 		}
 		return false, nil
 	}
@@ -562,8 +565,8 @@ func (r *blockReader) next() (bool, error) {
 	return true, nil
 }
 
-// take takes the ids of r.current, as they are stored. It is to be called once for each document,
-// if ids were asked for.
+// take returns the ids of r.current, as they are stored. If ids were requested, it must be called
+// once for each document.
 func (r *blockReader) take() []byte {
 	n := r.current.tokens * int64(r.seg.foot.Width)
 	ids := r.rest[:n]
@@ -571,7 +574,7 @@ func (r *blockReader) take() []byte {
 	return ids
 }
 
-// readRejects yields what was left out in a segment.
+// readRejects yields the skipped documents of a segment.
 func readRejects(path string, want footerRejects, yield func(*rejected) error) error {
 	if want.Rejects == 0 {
 		return nil
@@ -616,18 +619,19 @@ func readRejects(path string, want footerRejects, yield func(*rejected) error) e
 		}
 	}
 	if n != want.Rejects || sum != want.RejectsSum {
-		return fmt.Errorf("%s: %w: it has %d lines and another sum than its segment says", path, errDamaged, n)
+		return fmt.Errorf("%s: %w: it has %d lines, or its checksum differs from the segment's footer", path,
+			errDamaged, n)
 	}
 	return nil
 }
 
-// footerRejects is what the footer of a segment says of the rejects beside it.
+// footerRejects holds the fields of a segment's footer about its rejects file.
 type footerRejects struct {
 	Rejects    int64  `json:"rejects,omitempty"`
 	RejectsSum uint32 `json:"rejects_sum,omitempty"`
 }
 
-// segmentName and rejectName are names in the job's folder.
+// segmentName and rejectName return file names in the job's folder.
 func segmentName(dir string, unit, number int) string {
 	return filepath.Join(dir, fmt.Sprintf("unit-%05d.%04d.segment", unit, number))
 }

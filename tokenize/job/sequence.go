@@ -8,7 +8,7 @@ import (
 	"iter"
 )
 
-// A sequence is the order of the inputs: that of units, segments and documents in them.
+// A sequence is the order of the inputs: of units, segments and documents in them.
 type sequence struct{ b *board }
 
 func (q sequence) from(ctx context.Context, start cut, ids bool) iter.Seq2[*spooled, error] {
@@ -24,12 +24,12 @@ func (q sequence) from(ctx context.Context, start cut, ids bool) iter.Seq2[*spoo
 type sequenceWalk struct {
 	sequence
 	ids    bool
-	d      spooled // d.at is where it begins, and then where it is
+	d      spooled // d.at is the start, and then the current position
 	reader blockReader
 	tokens []uint32
 }
 
-// walk reports whether to go on.
+// walk reports whether to continue.
 func (w *sequenceWalk) walk(ctx context.Context, yield func(*spooled, error) bool) (bool, error) {
 	for at := &w.d.at; ; at.Unit, at.Segment, at.Document = at.Unit+1, 0, 0 {
 		if at.Unit == len(w.b.units) {
@@ -50,7 +50,7 @@ func (w *sequenceWalk) walk(ctx context.Context, yield func(*spooled, error) boo
 	}
 }
 
-// segment goes through one segment from at.Document on.
+// segment iterates over one segment from at.Document on.
 func (w *sequenceWalk) segment(ctx context.Context, record segmentRecord, yield func(*spooled, error) bool) (bool,
 	error) {
 	at := &w.d.at
@@ -66,7 +66,7 @@ func (w *sequenceWalk) segment(ctx context.Context, record segmentRecord, yield 
 	}
 	defer s.close()
 	if s.foot.Documents != record.Documents || s.foot.Tokens != record.Tokens || s.foot.Shuffled {
-		return fail(fmt.Errorf("%s: %w: it has %d documents, its unit's record says %d", s.path, errDamaged,
+		return fail(fmt.Errorf("%s: %w: it has %d documents, but its unit's record has %d", s.path, errDamaged,
 			s.foot.Documents, record.Documents))
 	}
 	skip := at.Document
@@ -117,7 +117,7 @@ func (w *sequenceWalk) segment(ctx context.Context, record segmentRecord, yield 
 	return true, nil
 }
 
-// A missing is a segment that is not there or damaged.
+// A missing is the error of a missing or damaged segment.
 type missing struct {
 	unit, segment int
 	err           error

@@ -14,9 +14,9 @@ import (
 	"sync"
 )
 
-// A shuffle is the order of the documents' keys. Documents are gathered by stretches of keys that
-// fit the memory it may take: from each segment, in which they are sorted, those of the stretch. In
-// memory it has the blocks of all segments, at most some 256 each.
+// A shuffle is the order of the documents' keys. Documents are gathered by ranges of keys that fit
+// its memory: from each segment, which is sorted, the documents in the range. It keeps the block
+// lists of all segments in memory, at most about 256 blocks per segment.
 type shuffle struct {
 	b      *board
 	memory int64 // for the documents of one iteration
@@ -25,8 +25,8 @@ type shuffle struct {
 	loaded   bool
 	segments []sortedSegment
 	weight   int64 // of all segments together
-	units    int   // that are needed
-	rest     int64 // documents wanted of the last of them, 0: all
+	units    int   // number of needed units
+	rest     int64 // documents requested from the last of them, 0: all
 }
 
 type sortedSegment struct {
@@ -35,7 +35,7 @@ type sortedSegment struct {
 	width        int
 }
 
-// load waits until all units are complete and reads what blocks they have.
+// load waits until all units are complete and reads their block lists.
 func (s *shuffle) load(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -65,7 +65,7 @@ func (s *shuffle) load(ctx context.Context) error {
 			}
 			seg.close()
 			if seg.foot.Documents != r.Documents || seg.foot.Tokens != r.Tokens || !seg.foot.Shuffled {
-				return missed(u, n, fmt.Errorf("%s: %w: it has %d documents, its unit's record says %d", seg.path,
+				return missed(u, n, fmt.Errorf("%s: %w: it has %d documents, but its unit's record has %d", seg.path,
 					errDamaged, seg.foot.Documents, r.Documents))
 			}
 			s.segments = append(s.segments, sortedSegment{u, n, seg.foot.Blocks, seg.foot.Width})
@@ -76,7 +76,7 @@ func (s *shuffle) load(ctx context.Context) error {
 	return nil
 }
 
-// forget has the blocks read again, after a segment was made again.
+// forget makes load read the blocks again, after a segment was rewritten.
 func (s *shuffle) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -115,12 +115,13 @@ func (s *shuffle) from(ctx context.Context, start cut, ids bool) iter.Seq2[*spoo
 		}
 		var g gathering
 		if ids {
-			g.ids = make([]byte, 0, min(s.memory, s.weight)) // not in steps, which would leave as much garbage
+			// at once, because growing would leave as much garbage
+			g.ids = make([]byte, 0, min(s.memory, s.weight))
 		}
 		var tokens []uint32
 		d := spooled{at: start}
 		for low, step := start.Key, s.step(); ; {
-			high := low + step // the last key of the stretch
+			high := low + step // the last key of the range
 			if high < low {
 				high = math.MaxUint64
 			}
@@ -153,14 +154,14 @@ func (s *shuffle) from(ctx context.Context, start cut, ids bool) iter.Seq2[*spoo
 				return
 			}
 			low = high + 1
-			if s.used(&g) < s.memory/2 { // a stretch that was cut short for one large document
+			if s.used(&g) < s.memory/2 { // a range that was shortened because of one large document
 				step = min(s.step(), max(step, step<<1, 1))
 			}
 		}
 	}
 }
 
-// step is the length of a stretch of keys that is likely to fill three quarters of the memory.
+// step returns the length of a range of keys that probably fills three quarters of the memory.
 func (s *shuffle) step() uint64 {
 	want := max(s.memory/4*3, 1)
 	if s.weight <= want {
@@ -174,14 +175,14 @@ func (s *shuffle) used(g *gathering) int64 {
 	return int64(len(g.documents))*documentWeight + int64(len(g.ids)) + int64(len(g.names))
 }
 
-// gather takes the documents with keys from low to high, in their order. It gives up, and says so,
-// if they need more than the memory; of one key they may.
+// gather collects the documents with keys from low to high, in order. fits is false if they need
+// more than the memory; documents of a single key may.
 func (s *shuffle) gather(ctx context.Context, g *gathering, low, high uint64, ids bool) (fits bool, err error) {
 	g.documents, g.ids, g.names = g.documents[:0], g.ids[:0], g.names[:0]
 	parts := s.b.f.d.Units
 	for i := range s.segments {
 		seg := &s.segments[i]
-		// The first block that can have such a document: the last one that begins below low.
+		// The first block that can have such a document: the last block that starts below low.
 		first := max(sort.Search(len(seg.blocks), func(n int) bool { return seg.blocks[n].Key >= low })-1, 0)
 		if seg.blocks[first].Key > high {
 			continue
@@ -221,7 +222,7 @@ func (s *shuffle) gather(ctx context.Context, g *gathering, low, high uint64, id
 					}
 					d := gathered{*m, seg.unit, parts[seg.unit][m.part].Input, len(g.ids), seg.width}
 					g.names = append(g.names, m.id...)
-					// keeps the old memory when names moves, with the same bytes
+					// refers to the old memory when names moves, with the same bytes
 					d.id = g.names[len(g.names)-len(m.id):]
 					g.ids = append(g.ids, stored...)
 					g.documents = append(g.documents, d)

@@ -13,19 +13,19 @@ import (
 	"mula/tokenize/documents"
 )
 
-// A roll is what a process knows of the shards.
+// A roll is a process's state of the shards.
 type roll struct {
 	p *process
 
 	mu     sync.Mutex
-	news   chan struct{} // closed and made anew when something below changes
-	starts []cut         // of the shards that are known
-	ended  bool          // starts has all shards
+	news   chan struct{} // closed and replaced when a field below changes
+	starts []cut         // of the known shards
+	ended  bool          // starts is complete
 	stages []stage       // of the shards
 	holder string
 }
 
-// plan finds out where each shard begins, as soon as the units that decide it are complete.
+// plan finds the start of each shard, as soon as the units that determine it are complete.
 func (r *roll) plan(ctx context.Context) error {
 	start := cut{}
 	for k := 0; ; k++ {
@@ -45,7 +45,7 @@ func (r *roll) plan(ctx context.Context) error {
 	}
 }
 
-// end is where shard k ends.
+// end returns the end of shard k.
 func (r *roll) end(ctx context.Context, k int, start cut) (cut, error) {
 	for {
 		record, err := r.p.f.readShard(k)
@@ -62,14 +62,15 @@ func (r *roll) end(ctx context.Context, k int, start cut) (cut, error) {
 	}
 }
 
-// again reports whether to try once more, and repairs what kept a shard from being read.
+// again reports whether to retry, and repairs the cause of a read error of shard k.
 func (p *process) again(k int, err error) (bool, error) {
 	var m *missing
 	if !errors.As(err, &m) {
 		return false, err
 	}
 	if record, e := p.f.readShard(k); e != nil || record != nil {
-		return e == nil, e // another process has written the shard and removed what it no longer needed
+		// another process has written the shard and removed files that it no longer needed
+		return e == nil, e
 	}
 	if done, e := readRecord[finished](p.f.path(doneName)); e != nil || done != nil {
 		return false, errors.Join(e, errDone)
@@ -83,8 +84,8 @@ func (p *process) again(k int, err error) (bool, error) {
 	return true, nil
 }
 
-// errDone says that another process has ended the job.
-var errDone = errors.New("the job is done")
+// errDone means that another process has completed the job.
+var errDone = errors.New("the job is complete")
 
 func (r *roll) changed() {
 	close(r.news)
@@ -112,8 +113,8 @@ func (r *roll) set(k int, s stage, holder string) {
 	r.changed()
 }
 
-// next takes the first open shard; -1 if there is none now, and all reports whether all are
-// complete.
+// next takes the first open shard, or returns -1 if no shard is open now. all reports whether all
+// shards are complete.
 func (r *roll) next() (k int, start cut, all bool, news chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -154,7 +155,7 @@ func (r *roll) write(ctx context.Context) error {
 	}
 }
 
-// look has the shards of other processes tried again.
+// look makes the shards of other processes open again, so that they are retried.
 func (r *roll) look() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -188,7 +189,7 @@ func (r *roll) try(ctx context.Context, k int, start cut) error {
 			if done, err := readRecord[finished](f.path(doneName)); err != nil || done != nil {
 				return errors.Join(err, errDone)
 			}
-			r.mu.Lock() // no news: those that wait would look at once
+			r.mu.Lock() // no notification: waiting goroutines would retry at once
 			r.stages[k], r.holder = theirs, holder
 			r.mu.Unlock()
 			return nil
@@ -213,7 +214,7 @@ func (r *roll) try(ctx context.Context, k int, start cut) error {
 	}
 }
 
-// writeShard writes shard k and its record. Without any document there is neither.
+// writeShard writes shard k and its record. If the shard has no documents, it writes nothing.
 func (p *process) writeShard(ctx context.Context, k int, start cut, ours func() bool) (*shardRecord, error) {
 	prefix := p.f.prefix(k)
 	record := &shardRecord{Start: start, Shard: ShardFile{Prefix: prefix}}
@@ -276,14 +277,13 @@ func create(s settings, prefix string) (shards.DocumentWriter, error) {
 	return formats.Create(s.Layout, prefix, s.Tokenizer, formats.Options{})
 }
 
-// sweep removes the segments that only complete shards have needed, after shard k became complete.
-// In a shuffled output every shard needs all segments: they stay to the end.
+// sweep removes the segments that only complete shards need, after shard k became complete. In a
+// shuffled output every shard needs all segments, and they are kept to the end.
 func (p *process) sweep(k int, record *shardRecord) error {
 	if p.f.d.Settings.Shuffle {
 		return nil
 	}
-	// The stretch of complete shards around k, as far as it reaches into segments that k has a part
-	// of.
+	// The range of complete shards around k, within the segments that k shares with them.
 	start, end := record.Start, record.End
 	for n := k - 1; n >= 0 && start.Document > 0; n-- {
 		r, err := p.f.readShard(n)
@@ -309,7 +309,7 @@ func (p *process) sweep(k int, record *shardRecord) error {
 		}
 		first := end.Unit == r.End.Unit && end.Segment == r.End.Segment
 		end = r.End
-		if !first { // the segment in which k ends, ends in shard n
+		if !first { // the segment in which k ends also ends in shard n
 			break
 		}
 	}
@@ -319,7 +319,7 @@ func (p *process) sweep(k int, record *shardRecord) error {
 			return err
 		}
 		if record == nil {
-			break // not needed, or being made again
+			break // not needed, or being encoded again
 		}
 		for n := range record.Segments {
 			before := u == start.Unit && (n < start.Segment || n == start.Segment && start.Document > 0)
