@@ -233,7 +233,7 @@ func (d *description) difference(other *description) string {
 		{"the tokens of a shard (0: one shard)", a.ShardTokens, b.ShardTokens},
 		{"shuffling", a.Shuffle, b.Shuffle},
 		{"the seed of shuffling", a.ShuffleSeed, b.ShuffleSeed},
-		{"the sampled share (0: all)", a.Sample, b.Sample},
+		{"the fraction (0: all)", a.Sample, b.Sample},
 		{"the maximum number of documents (0: all)", a.MaxDocuments, b.MaxDocuments},
 		{"the number of inputs", len(d.Inputs), len(other.Inputs)},
 	} {

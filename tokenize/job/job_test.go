@@ -618,7 +618,7 @@ func TestJoining(t *testing.T) {
 		"the number of inputs is 2, but was 3":                       func(o *Options) { o.Inputs = o.Inputs[:2] },
 		"input 1 is " +
 			c.inputs[1]: func(o *Options) { o.Inputs = []string{c.inputs[1], c.inputs[0], c.inputs[2]} },
-		"the sampled share (0: all) is 0.5, but was 0":                      func(o *Options) { o.Sample = 0.5 },
+		"the fraction (0: all) is 0.5, but was 0":                           func(o *Options) { o.Sample = 0.5 },
 		"the maximum number of documents (0: all) is 5, but was 0":          func(o *Options) { o.MaxDocuments = 5 },
 		"the text field is content, but was ":                               func(o *Options) { o.Read.Text = "content" },
 		"the treatment of special tokens in a text is tokens, but was text": func(o *Options) { o.Specials = 1 },

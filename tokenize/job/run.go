@@ -79,7 +79,7 @@ type Options struct {
 	// document's input, and its offset there.
 	Shuffle     bool
 	ShuffleSeed uint64
-	// Sample is the share of documents that are kept, from 0 to 1. The selection compares a number
+	// Sample is the fraction of documents that are kept, from 0 to 1. The selection compares a number
 	// drawn from input and offset with Sample, so a smaller sample is a subset of a larger one. 0
 	// means all. Unreadable documents are reported regardless of Sample.
 	Sample float64
@@ -236,7 +236,7 @@ func (o *Options) check() error {
 	case o.MaxDocuments < 0:
 		return fmt.Errorf("invalid maximum of %d documents; use 0 or more", o.MaxDocuments)
 	case math.IsNaN(o.Sample) || o.Sample < 0 || o.Sample > 1:
-		return fmt.Errorf("invalid sample %v; it must be between 0 and 1", o.Sample)
+		return fmt.Errorf("invalid fraction %v; it must be between 0 and 1", o.Sample)
 	}
 	if base := filepath.Base(o.Output); o.Output == "" || base == "." || base == ".." ||
 		os.IsPathSeparator(o.Output[len(o.Output)-1]) {
