@@ -41,49 +41,21 @@ func update(which updateKernel, w, grad, a, b []float32, k *updateConstants) {
 	}
 }
 
-// An updateKernel is one of the functions in gen/optimizer.go. The Go versions do the operations of
-// the assembly and round each of them.
+// An updateKernel is the number of an update in xpu/cpu/gen/optimizer.go.
 type updateKernel int
 
-const (
-	adamwUpdate updateKernel = iota
-	lionUpdate
-	sophiaUpdate
-	adoptUpdate
-	lambUpdate
-	muonUpdate
-	scheduleFreeUpdate
-	averageSquares
-)
-
-func updateGo(which updateKernel, w, grad, a, b []float32, k *updateConstants) {
-	switch which {
-	case adamwUpdate:
-		adamwGo(w, grad, a, b, k)
-	case lionUpdate:
-		lionGo(w, grad, a, k)
-	case sophiaUpdate:
-		sophiaGo(w, grad, a, b, k)
-	case adoptUpdate:
-		adoptGo(w, grad, a, b, k)
-	case lambUpdate:
-		lambGo(w, grad, a, b, k)
-	case muonUpdate:
-		muonGo(grad, a, k)
-	case scheduleFreeUpdate:
-		scheduleFreeGo(w, grad, a, b, k)
-	case averageSquares:
-		averageSquaresGo(grad, a, k)
+// atMost returns the smaller of x and bound, or NaN if x is NaN.
+func atMost(x, bound float32) float32 {
+	if x > bound {
+		return bound
 	}
+	return x
 }
 
-// clamp returns x limited to ±limit.
-func clamp(x, limit float32) float32 {
-	if x > limit {
-		return limit
-	}
-	if x < -limit {
-		return -limit
+// atLeast returns the larger of x and bound, or NaN if x is NaN.
+func atLeast(x, bound float32) float32 {
+	if x < bound {
+		return bound
 	}
 	return x
 }
@@ -114,17 +86,6 @@ func adamwConstants(o xpu.AdamW) updateConstants {
 	}
 }
 
-func adamwGo(w, grad, m, v []float32, k *updateConstants) {
-	grad, m, v = grad[:len(w)], m[:len(w)], v[:len(w)]
-	for i, g := range grad {
-		g = float32(g * k[0])
-		a := normal(float32(k[2]*g) + float32(k[1]*m[i]))
-		q := normal(float32(k[4]*float32(g*g)) + float32(k[3]*v[i]))
-		m[i], v[i] = a, q
-		w[i] = normal(float32(k[5]*w[i]) - float32(k[6]*a)/(float32(k[8]*squareRoot(q))+k[7]))
-	}
-}
-
 // Lion holds the constants of one step of Lion (Chen et al. 2023, arXiv 2302.06675).
 type Lion struct {
 	LearningRate float64
@@ -144,16 +105,6 @@ func (o Lion) Update(w, grad, m []float32) {
 		float32(o.GradScale), float32(o.Beta1), float32(1 - o.Beta1), float32(o.Beta2), float32(1 - o.Beta2),
 		float32(1 - o.LearningRate*o.WeightDecay), float32(o.LearningRate), 0x1p127, 1, -1,
 	})
-}
-
-func lionGo(w, grad, m []float32, k *updateConstants) {
-	grad, m = grad[:len(w)], m[:len(w)]
-	for i, g := range grad {
-		g = float32(g * k[0])
-		u := float32(k[2]*g) + float32(k[1]*m[i])
-		m[i] = normal(float32(k[4]*g) + float32(k[3]*m[i]))
-		w[i] = normal(float32(k[5]*w[i]) - float32(k[6]*clamp(u*k[7], 1))) // clamp returns the sign of every normal u
-	}
 }
 
 // Sophia holds the constants of one step of Sophia (Liu et al. 2023, arXiv 2305.14342).
@@ -179,27 +130,10 @@ func (o Sophia) Update(w, grad, m, h []float32) {
 	})
 }
 
-func sophiaGo(w, grad, m, h []float32, k *updateConstants) {
-	grad, m, h = grad[:len(w)], m[:len(w)], h[:len(w)]
-	for i, g := range grad {
-		a := normal(float32(k[2]*float32(g*k[0])) + float32(k[1]*m[i]))
-		m[i] = a
-		w[i] = normal(float32(k[5]*w[i]) - float32(k[6]*clamp(a/(float32(k[3]*h[i])+k[4]), 1)))
-	}
-}
-
 // AverageSquares sets v[i] = decay·v[i] + rest·(scale·grad[i])².
 func AverageSquares(v []float32, decay, rest, scale float64, grad []float32) {
 	sameLength(len(v), len(grad))
-	update(averageSquares, v, grad, v, nil, &updateConstants{float32(scale), float32(decay), float32(rest)})
-}
-
-func averageSquaresGo(grad, v []float32, k *updateConstants) {
-	v = v[:len(grad)]
-	for i, g := range grad {
-		g = float32(g * k[0])
-		v[i] = normal(float32(k[2]*float32(g*g)) + float32(k[1]*v[i]))
-	}
+	update(averageSquaresUpdate, v, grad, v, nil, &updateConstants{float32(scale), float32(decay), float32(rest)})
 }
 
 // ADOPT holds the constants of a step of ADOPT (Taniguchi et al. 2024, arXiv 2411.02853) other than
@@ -229,17 +163,6 @@ func (o ADOPT) Update(w, grad, m, v []float32) {
 	})
 }
 
-func adoptGo(w, grad, m, v []float32, k *updateConstants) {
-	grad, m, v = grad[:len(w)], m[:len(w)], v[:len(w)]
-	for i, g := range grad {
-		g = float32(g * k[0])
-		a := normal(float32(k[2]*clamp(g/max(squareRoot(v[i]), k[7]), k[8])) + float32(k[1]*m[i]))
-		m[i] = a
-		v[i] = normal(float32(k[4]*float32(g*g)) + float32(k[3]*v[i]))
-		w[i] = normal(float32(k[5]*w[i]) - float32(k[6]*a))
-	}
-}
-
 // Lamb holds the constants of the first half of a step of LAMB (You et al. 2020, arXiv 1904.00962).
 type Lamb struct {
 	Beta1, Beta2 float64
@@ -266,17 +189,6 @@ func (o Lamb) Update(w, grad, m, v []float32) {
 	})
 }
 
-func lambGo(w, grad, m, v []float32, k *updateConstants) {
-	grad, m, v = grad[:len(w)], m[:len(w)], v[:len(w)]
-	for i, g := range grad {
-		g = float32(g * k[0])
-		a := normal(float32(k[2]*g) + float32(k[1]*m[i]))
-		q := normal(float32(k[4]*float32(g*g)) + float32(k[3]*v[i]))
-		m[i], v[i] = a, q
-		grad[i] = normal(float32(k[5]*w[i]) + float32(k[6]*a)/(float32(k[8]*squareRoot(q))+k[7]))
-	}
-}
-
 // Muon holds the constants of the momentum of Muon (Jordan et al. 2024).
 type Muon struct {
 	Momentum  float64 // μ
@@ -296,16 +208,6 @@ func (o Muon) Update(grad, m []float32) {
 		k[3], k[4] = k[1], k[2]
 	}
 	update(muonUpdate, grad, grad, m, nil, &k)
-}
-
-func muonGo(grad, m []float32, k *updateConstants) {
-	m = m[:len(grad)]
-	for i, g := range grad {
-		g = float32(g * k[0])
-		a := normal(float32(k[2]*g) + float32(k[1]*m[i]))
-		m[i] = a
-		grad[i] = normal(float32(k[4]*g) + float32(k[3]*a))
-	}
 }
 
 // ScheduleFreeAdamW holds the constants of one step of schedule-free AdamW (Defazio et al. 2024,
@@ -336,17 +238,4 @@ func (o ScheduleFreeAdamW) Update(y, grad, z, v []float32) {
 		float32(o.WeightDecay), float32(-o.LearningRate), float32(o.Epsilon),
 		float32(1 / math.Sqrt(1-math.Pow(o.Beta2, float64(o.Step)))),
 	})
-}
-
-func scheduleFreeGo(y, grad, z, v []float32, k *updateConstants) {
-	grad, z, v = grad[:len(y)], z[:len(y)], v[:len(y)]
-	for i, g := range grad {
-		g = float32(g * k[0])
-		q := normal(float32(k[4]*float32(g*g)) + float32(k[3]*v[i]))
-		v[i] = q
-		u := float32(k[5]*y[i]) + g/(float32(k[8]*squareRoot(q))+k[7])
-		a := float32(k[1]*(z[i]-y[i])) + y[i]
-		y[i] = normal(float32(k[2]*u) + a)
-		z[i] = normal(float32(k[6]*u) + z[i])
-	}
 }

@@ -1,5 +1,5 @@
-// Gen generates the assembly of package cpu. The same functions write both instruction sets,
-// because both must compute the same bits.
+// Gen generates the assembly of package cpu, and the Go forms of optimizer updates. The same
+// functions write all instruction sets, because all must compute the same bits.
 //
 //	go generate ./xpu/cpu
 package main
@@ -13,9 +13,11 @@ import (
 
 // files are the generated files.
 var files = map[string]func() []byte{
-	"optimizer_amd64.s": optimizerAssembly,
-	"product_amd64.s":   productAssembly,
-	"vector_amd64.s":    vectorAssembly,
+	"optimizer_amd64.go":   updateDispatch,
+	"optimizer_amd64.s":    updateAssembly,
+	"optimizer_kernels.go": updateGo,
+	"product_amd64.s":      productAssembly,
+	"vector_amd64.s":       vectorAssembly,
 }
 
 func main() {
