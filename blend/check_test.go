@@ -94,16 +94,16 @@ sources:
 	}
 	wantMessages := []string{
 		"a: 3 of 5 documents are empty",
-		"tiny: its 5 tokens are too few for a window of 17: it is never read",
-		"long: 1 documents have 1,048,576 tokens or more; the longest is number 0 with 1,048,579",
-		"foreign: it has no manifest, so what made it and where its documents come from is not known",
-		"foreign: its ids have four bytes, two would do (the largest is 999)",
-		"copy: its ids have four bytes, two would do (the largest is 999)",
-		"copy: its tokens are those of " + path("foreign") + ": the data is there twice",
-		".: 5.1 % of its tokens, at the ends of shards, are in no window: fewer and longer shards lose less",
-		".: 3.5 % of its tokens, at the ends of shards, are in no window: fewer and longer shards lose less",
-		"foreign: 14 % of the documents, with 0.019 % of the tokens, have the very tokens of another; number 0 of " +
-			"this shard, of 200 tokens, is there 2 times",
+		"tiny: its 5 tokens are too few for a window of 17: the shard is never read",
+		"long: 1 documents have 1,048,576 tokens or more; the longest is document 0 with 1,048,579",
+		"foreign: no manifest; its tokenizer and the origins of its documents are unknown",
+		"foreign: its ids have four bytes, but two are enough (the largest is 999)",
+		"copy: its ids have four bytes, but two are enough (the largest is 999)",
+		"copy: its tokens equal those in " + path("foreign") + ": the data is duplicated",
+		".: 5.1 % of its tokens, at the ends of shards, are in no window; use fewer and longer shards",
+		".: 3.5 % of its tokens, at the ends of shards, are in no window; use fewer and longer shards",
+		"foreign: 14 % of the documents, with 0.019 % of the tokens, are copies of others; document 0 of this " +
+			"shard, with 200 tokens, occurs 2 times",
 	}
 	if diff := cmp.Diff(wantMessages, messages); diff != "" || report.Failed() {
 		t.Errorf("(-want +got)\n%s", diff)

@@ -1,8 +1,8 @@
-// Package audit reads shards of any layout in full, once, and says what is wrong or odd about them:
-// bytes that are not the manifest's, ids that the tokenizer does not have or that were read as
-// another type, documents without their separator or with one inside, empty, huge, repetitive and
-// repeated documents, files that occur twice, tokens in no window. It also measures the lengths of
-// documents, source by source, and draws them.
+// Package audit reads shards of any layout once, in full, and reports problems: bytes that differ
+// from the manifest, ids outside the vocabulary or read with the wrong type, documents without
+// their separator or with a separator inside, empty, huge, repetitive and duplicate documents,
+// duplicate files, and tokens in no window. It also measures and draws the lengths of documents by
+// source.
 package audit
 
 import (
@@ -26,53 +26,51 @@ import (
 	"mula/shards/formats"
 )
 
-// HugeDocument is the number of tokens from which a document is reported unless [Options] say
-// otherwise: such texts are mostly logs, dumps or whole archives.
+// HugeDocument is the default number of tokens from which a document is reported as huge. Such
+// documents are mostly logs, dumps or archives.
 const HugeDocument = 1 << 20
 
-// maxWorkers bounds Options.Workers.
+// maxWorkers is the maximum of Options.Workers.
 const maxWorkers = 4096
 
 // Options are the options of [Run].
 type Options struct {
-	// ids at or above it are errors; 0: what the manifest says, and where that is missing nothing
-	// is said
+	// ids at or above it are errors; 0: the manifest's vocabulary, and no check without a manifest
 	Vocabulary     int64
-	EOD            *int64         // the id that should end each document, -1: none does; nil: what the manifest says
-	SequenceLength int            // L: tokens that no window of L+1 reaches are counted; 0: they are not
+	EOD            *int64         // the id that should end each document, -1: no such id; nil: the manifest's id
+	SequenceLength int            // L: tokens outside all windows of L+1 are counted; 0: not counted
 	Huge           int64          // tokens from which a document is huge; 0: HugeDocument
-	DType          string         // element type of shards that do not say it, by its name in numpy; "": by Vocabulary
-	Workers        int            // shards that are read at a time, up to 4096; 0: as many as there are processors
+	DType          string         // numpy name of the element type of shards that have none; "": from Vocabulary
+	Workers        int            // shards that are read at a time, up to 4096; 0: the number of processors
 	Progress       func(Progress) // called from one goroutine at a time; may be nil
 }
 
-// A Progress says how far a run is.
+// A Progress is the progress of a run.
 type Progress struct {
-	Path  string // of the shard that was read last
-	Bytes int64  // read so far, of all shards
-	Total int64  // in them
+	Path  string // the shard that was read last
+	Bytes int64  // bytes read so far, of all shards
+	Total int64  // bytes of all shards
 }
 
-// An Input is a shard to look at.
+// An Input is a shard to check.
 type Input struct {
-	Source string // shards of the same name are counted together
+	Source string // shards with the same name are counted together
 	Path   string
-	Open   func() (*shards.Shard, error) // of a shard in Megatron's layout; nil: Path is opened, whatever its layout
-	// what is wrong with a shard without a manifest by its hash; may be nil, and gives "" if
-	// nothing is
+	Open   func() (*shards.Shard, error) // opens a shard in Megatron's layout; nil: Path is opened, in any layout
+	// returns the problem with the hash of a shard without a manifest, or ""; may be nil
 	Check func(binSHA256 string) string
 }
 
-// A Report is what [Run] found.
+// A Report is the result of [Run].
 type Report struct {
-	SequenceLength int       `json:"sequence_length"` // for which windows were counted, 0 if they were not
+	SequenceLength int       `json:"sequence_length"` // used to count windows, 0 if not counted
 	Shards         []Shard   `json:"shards"`          // in the order of the inputs
 	Sources        []Source  `json:"sources"`         // in the order of their first shards
-	Copies         Copies    `json:"copies"`          // documents that are in the shards more than once
+	Copies         Copies    `json:"copies"`          // documents that occur more than once
 	Findings       []Finding `json:"findings"`        // shard by shard, in the order of the inputs
 }
 
-// A Source is what the shards of one name are made of.
+// A Source has the statistics of all shards of one source.
 type Source struct {
 	Name    string  `json:"source"`
 	Shards  int64   `json:"shards"`
@@ -81,54 +79,54 @@ type Source struct {
 	Repeats Repeats `json:"repeats"`
 }
 
-// A Shard is what one shard is made of. Where there was an error the counts end there.
+// A Shard has the statistics of one shard. After an error the counts are incomplete.
 type Shard struct {
 	Source         string    `json:"source"`
 	Path           string    `json:"path"`
 	Layout         string    `json:"layout"`
-	DType          string    `json:"dtype"` // "" if that is not known
+	DType          string    `json:"dtype"` // "" if not known
 	Manifest       string    `json:"manifest_sha256"`
-	Compared       bool      `json:"compared"` // there was a manifest, or a plan, to compare the files with
-	Verified       bool      `json:"verified"` // and every byte is what that says
+	Compared       bool      `json:"compared"` // the files were compared with a manifest or a plan
+	Verified       bool      `json:"verified"` // all compared bytes are equal
 	Tokens         int64     `json:"tokens"`
 	Documents      int64     `json:"documents"`
 	Windows        int64     `json:"windows"`
 	Tail           int64     `json:"tail_tokens"`     // at the end, in no window
-	EmptyDocuments int64     `json:"empty_documents"` // without a token other than the separator
-	LongDocuments  int64     `json:"long_documents"`  // of Options.Huge tokens or more
+	EmptyDocuments int64     `json:"empty_documents"` // no token except the separator
+	LongDocuments  int64     `json:"long_documents"`  // at least Options.Huge tokens
 	Longest        int64     `json:"longest_document"`
-	LongestNumber  int64     `json:"longest_document_number"` // -1 if there is none
-	BadIDs         int64     `json:"bad_ids"`                 // beyond the vocabulary
+	LongestNumber  int64     `json:"longest_document_number"` // -1 without documents
+	BadIDs         int64     `json:"bad_ids"`                 // outside the vocabulary
 	MaxID          uint32    `json:"max_id"`
-	DistinctIDs    int64     `json:"distinct_ids"` // below 2^20
+	DistinctIDs    int64     `json:"distinct_ids"` // only ids below 2^20
 	Separator      Separator `json:"separator"`
 	Repeats        Repeats   `json:"repeats"`
 	Lengths        Lengths   `json:"lengths"`
 
-	content uint64 // of the documents and their order; 0 if there is no token
+	content uint64 // hash of the documents in order; 0 without tokens
 }
 
-// A Separator says how the id that should end every document is used.
+// A Separator has statistics about the id that should end every document.
 type Separator struct {
-	ID              int64 `json:"id"`               // by the options or the manifest; -1 if neither says it
-	Documents       int64 `json:"documents"`        // with tokens
-	Endings         int64 `json:"endings"`          // of them end with ID
-	FirstWithout    int64 `json:"first_without"`    // the first that does not, -1
-	Inside          int64 `json:"inside"`           // how often ID occurs elsewhere in documents
-	InsideDocuments int64 `json:"inside_documents"` // in how many of them
-	FirstInside     int64 `json:"first_inside"`     // the first, -1
-	LikelyID        int64 `json:"likely_id"`        // what ends nine of ten documents, -1 if nothing does
+	ID              int64 `json:"id"`               // from the options or the manifest; -1 if neither has it
+	Documents       int64 `json:"documents"`        // documents with tokens
+	Endings         int64 `json:"endings"`          // documents that end with ID
+	FirstWithout    int64 `json:"first_without"`    // the first document that does not, or -1
+	Inside          int64 `json:"inside"`           // occurrences of ID inside documents
+	InsideDocuments int64 `json:"inside_documents"` // documents with ID inside
+	FirstInside     int64 `json:"first_inside"`     // the first of them, or -1
+	LikelyID        int64 `json:"likely_id"`        // the id that ends at least nine of ten documents, or -1
 	LikelyEndings   int64 `json:"likely_endings"`
 	LikelyInside    int64 `json:"likely_inside"`
 }
 
-// Repeats counts documents in which a few tokens are repeated over and over, as OLMoE's instance
-// filter finds them; that looks at windows where this looks at documents.
+// Repeats counts documents in which a few tokens are repeated many times. It uses the criterion of
+// OLMoE's instance filter, but that filter checks windows, and Repeats checks documents.
 type Repeats struct {
 	Documents int64            `json:"documents"`
-	Tokens    int64            `json:"tokens"`    // of these documents
-	ByPeriod  [maxPeriod]int64 `json:"by_period"` // documents by the smallest period found in them, from 1 on
-	Worst     Repeat           `json:"worst"`     // the longest; with none its document is -1
+	Tokens    int64            `json:"tokens"`    // tokens of these documents
+	ByPeriod  [maxPeriod]int64 `json:"by_period"` // documents by their smallest period, from 1
+	Worst     Repeat           `json:"worst"`     // the longest repetition; Document is -1 without repetitions
 }
 
 func (r *Repeats) add(other Repeats) {
@@ -139,7 +137,7 @@ func (r *Repeats) add(other Repeats) {
 	}
 }
 
-// Failed says whether any finding is an error.
+// Failed reports whether a finding is an error.
 func (r *Report) Failed() bool {
 	for _, f := range r.Findings {
 		if f.Level == Error {
@@ -149,17 +147,17 @@ func (r *Report) Failed() bool {
 	return false
 }
 
-// Run reads the inputs. What is wrong with them is in the report; the error is about what kept Run
-// from looking.
+// Run reads the inputs and returns a report of their problems. The error is not nil only if Run
+// could not complete the check.
 func Run(ctx context.Context, inputs []Input, o Options) (*Report, error) {
 	if o.Workers < 0 || o.Workers > maxWorkers {
-		return nil, fmt.Errorf("checking shards: %d workers: must be between 0, for the number of processors, and %d",
+		return nil, fmt.Errorf("checking shards: %d workers; want 0, for the number of processors, to %d",
 			o.Workers, maxWorkers)
 	}
 	if o.Vocabulary < 0 || o.Vocabulary > 1<<31 || o.EOD != nil && (*o.EOD < -1 || *o.EOD >= 1<<31) ||
 		o.SequenceLength < 0 || o.Huge < 0 {
-		return nil, errors.New("checking shards: a vocabulary, a separator, a sequence length or a length of " +
-			"documents that cannot be")
+		return nil, errors.New("checking shards: a vocabulary, separator, sequence length or document length " +
+			"is out of range")
 	}
 	if o.Workers == 0 {
 		o.Workers = runtime.GOMAXPROCS(0)
@@ -196,12 +194,11 @@ func Run(ctx context.Context, inputs []Input, o Options) (*Report, error) {
 			report.Shards[i] = report.Shards[f]
 			report.Shards[i].Source, report.Shards[i].Path = in.Source, in.Path
 			found[i] = []Finding{{Level: Warning, Kind: "copy", Document: -1, Byte: -1,
-				Message: "it is listed twice, first as " + inputs[f].Path +
-					": what is read by this list reads it twice"}}
+				Message: "it is listed twice, first as " + inputs[f].Path + ": its data is read twice"}}
 		} else if c := report.Shards[i].content; c != 0 {
 			if other, ok := content[c]; ok {
 				found[i] = append(found[i], Finding{Level: Warning, Kind: "copy", Document: -1, Byte: -1,
-					Message: "its tokens are those of " + other + ": the data is there twice"})
+					Message: "its tokens equal those in " + other + ": the data is duplicated"})
 			} else {
 				content[c] = in.Path
 			}
@@ -216,7 +213,7 @@ func Run(ctx context.Context, inputs []Input, o Options) (*Report, error) {
 	return report, nil
 }
 
-// addUp makes the sources, and the findings that are about several shards.
+// addUp computes the sources, and the findings about several shards.
 func (r *Report) addUp() {
 	place := map[string]int{}
 	for i := range r.Shards {
@@ -242,7 +239,7 @@ func (r *Report) addUp() {
 		if s.Tail*100 > s.Lengths.Tokens {
 			r.Findings = append(r.Findings, Finding{Level: Note, Kind: "tail", Source: s.Name, Path: "", Document: -1,
 				Byte: -1, Message: fmt.Sprintf(
-					"%s of its tokens, at the ends of shards, are in no window: fewer and longer shards lose less",
+					"%s of its tokens, at the ends of shards, are in no window; use fewer and longer shards",
 					share(s.Tail, s.Lengths.Tokens))})
 		}
 	}
@@ -254,13 +251,14 @@ func (r *Report) addUp() {
 		most := c.Most[0]
 		r.Findings = append(r.Findings, Finding{Level: Note, Kind: "copy", Path: most.Path, Document: most.Document,
 			Byte: -1, Message: fmt.Sprintf(
-				"%s%s of the documents, with %s%s of the tokens, have the very tokens of another; number %d of this shard, of %s tokens, is there %s times",
+				"%s%s of the documents, with %s%s of the tokens, are copies of others; document %d of this shard, "+
+					"with %s tokens, occurs %s times",
 				about, percent(c.Share), about, percent(c.TokenShare), most.Document, quantity.Grouped(most.Tokens),
 				quantity.Grouped(most.Times))})
 	}
 }
 
-// firsts gives for each input the number of the first that is the same files.
+// firsts returns for each input the index of the first input with the same files.
 func firsts(inputs []Input) []int {
 	first := make([]int, len(inputs))
 	place := map[string]int{}
@@ -285,8 +283,8 @@ func firsts(inputs []Input) []int {
 	return first
 }
 
-// detect tells the layout and the prefix of the shard at path. Of one prefix in two layouts it
-// takes Megatron's, which has no name of its own.
+// detect returns the layout and the prefix of the shard at path. If a prefix exists in two layouts,
+// it prefers Megatron's, because the path of a Megatron shard has no suffix.
 func detect(path string) (shards.Layout, string, error) {
 	prefix := strings.TrimSuffix(strings.TrimSuffix(path, ".idx"), ".bin")
 	if _, err := os.Stat(prefix + ".idx"); err == nil {
@@ -295,7 +293,7 @@ func detect(path string) (shards.Layout, string, error) {
 	return formats.Detect(path)
 }
 
-// sizeOf is the size of a shard's files of ids, 0 if they are not found.
+// sizeOf returns the size of a shard's files of ids, 0 if they do not exist.
 func sizeOf(path string) (bytes int64) {
 	l, prefix, err := detect(path)
 	if err != nil {
@@ -314,16 +312,16 @@ func sizeOf(path string) (bytes int64) {
 	return bytes
 }
 
-// A run is what the goroutines of [Run] share.
+// A run is the shared state of the goroutines of [Run].
 type run struct {
 	o Options
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	progress Progress
 	all      *sample
 }
 
-// read says that so many bytes of a shard were read.
+// read adds bytes of a shard to the progress.
 func (r *run) read(path string, bytes int64) {
 	if r.o.Progress == nil || bytes == 0 {
 		return
@@ -335,7 +333,7 @@ func (r *run) read(path string, bytes int64) {
 	r.o.Progress(r.progress)
 }
 
-// shard looks at one shard.
+// shard checks one shard.
 func (r *run) shard(ctx context.Context, in *Input, number int) (Shard, []Finding, error) {
 	sh := Shard{Source: in.Source, Path: in.Path, LongestNumber: -1,
 		Separator: Separator{ID: -1, FirstWithout: -1, FirstInside: -1,
@@ -348,7 +346,7 @@ func (r *run) shard(ctx context.Context, in *Input, number int) (Shard, []Findin
 				return strings.HasPrefix(err.Error(),
 					f.Message)
 			}) {
-				continue // the reader compares a file with the manifest too
+				continue // the reader has also compared the file with the manifest
 			}
 			f := Finding{Level: Error, Kind: "structure", Document: -1, Byte: -1, Message: err.Error()}
 			var d *shards.DamageError
@@ -403,7 +401,7 @@ func (r *run) shard(ctx context.Context, in *Input, number int) (Shard, []Findin
 	return sh, findings, err
 }
 
-// parts are the errors that were joined to one.
+// parts returns the errors that were joined into err.
 func parts(err error) []error {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok && strings.Contains(err.Error(), "\n") {
 		return joined.Unwrap()
@@ -411,7 +409,7 @@ func parts(err error) []error {
 	return []error{err}
 }
 
-// settings are what the options or the manifest say of the ids.
+// settings determines the vocabulary and the separator from the options or the manifest.
 func (r *run) settings(m *shards.Manifest, most int64, find func(Finding)) (limit, eod int64) {
 	limit, eod = most, -1
 	if m != nil {
@@ -421,7 +419,7 @@ func (r *run) settings(m *shards.Manifest, most int64, find func(Finding)) (limi
 		}
 	} else {
 		find(Finding{Level: Note, Kind: "hash", Document: -1, Byte: -1,
-			Message: "it has no manifest, so what made it and where its documents come from is not known"})
+			Message: "no manifest; its tokenizer and the origins of its documents are unknown"})
 	}
 	if r.o.Vocabulary > 0 {
 		limit = r.o.Vocabulary
@@ -429,14 +427,14 @@ func (r *run) settings(m *shards.Manifest, most int64, find func(Finding)) (limi
 	if r.o.EOD != nil {
 		if m != nil && *r.o.EOD != eod {
 			find(Finding{Level: Warning, Kind: "separator", Document: -1, Byte: -1, Message: fmt.Sprintf(
-				"by its manifest documents end with id %d (-1: with none); %d was given", eod, *r.o.EOD)})
+				"the end-of-document id is %d in its manifest (-1: none), but %d was given", eod, *r.o.EOD)})
 		}
 		eod = *r.o.EOD
 	}
 	return limit, eod
 }
 
-// finish takes up what is known when all is read.
+// finish completes the statistics after the last token.
 func (r *run) finish(s *scan) {
 	sh := s.shard
 	if length := int64(r.o.SequenceLength); length > 0 {
@@ -449,8 +447,8 @@ func (r *run) finish(s *scan) {
 	s.judge(&r.o)
 }
 
-// megatron looks at a shard in Megatron's layout, whose documents may be of any size: it is read in
-// parts.
+// megatron checks a shard in Megatron's layout. It reads the shard in chunks, because documents may
+// have any size.
 func (r *run) megatron(ctx context.Context, in *Input, number int, s *shards.Shard, sh *Shard, local *sample,
 	find func(Finding), bad func(error)) error {
 	sh.Layout, sh.DType, sh.Tokens, sh.Documents = "megatron", s.DType().String(), s.Tokens(), s.Documents()
@@ -504,25 +502,25 @@ func (r *run) megatron(ctx context.Context, in *Input, number int, s *shards.Sha
 	return nil
 }
 
-// documentsOf cuts the ids of a shard into its documents.
+// documentsOf splits the ids of a shard into documents.
 type documentsOf struct {
 	scan   *scan
 	shard  *shards.Shard
 	next   int64 // token
 	span   shards.Span
-	begun  bool     // span is the document of number scan.document
-	buffer []uint32 // the last ids of the document, before those of the part that is taken
-	err    error    // about .idx: nothing more is known of documents
+	begun  bool     // span is the document with number scan.document
+	buffer []uint32 // the last ids of the document before the current chunk
+	err    error    // about .idx: no further documents are known
 }
 
-// take takes the next ids.
+// take processes the next ids.
 func (d *documentsOf) take(ids []uint32) error {
 	for used := 0; used < len(ids); {
 		if d.err == nil && !d.begun {
 			d.err = d.begin()
 		}
 		if d.err != nil {
-			return nil // the hash is still wanted
+			return nil // continue: the caller still needs the hash
 		}
 		n := min(int64(len(ids)-used), d.span.End-d.next)
 		part := ids[used : used+int(n)]
@@ -540,7 +538,7 @@ func (d *documentsOf) take(ids []uint32) error {
 			d.scan.end()
 			d.begun = false
 			d.buffer = d.buffer[:0]
-		} else { // the part ends here
+		} else { // the chunk ends within the document
 			keep := ids[max(0, used-maxPeriod, used-int(d.next-d.span.First)):used]
 			d.buffer = append(d.buffer[:0], keep...)
 		}
@@ -548,7 +546,7 @@ func (d *documentsOf) take(ids []uint32) error {
 	return nil
 }
 
-// begin goes to the next document with tokens, if there is one.
+// begin starts the next document with tokens, if there is one.
 func (d *documentsOf) begin() error {
 	for d.scan.document < d.shard.Documents() {
 		span, err := d.shard.Span(d.scan.document)
@@ -556,7 +554,7 @@ func (d *documentsOf) begin() error {
 			return err
 		}
 		if span.First != d.next {
-			return fmt.Errorf("%s.idx: document %d begins with token %d, the one before ends at %d: %w",
+			return fmt.Errorf("%s.idx: document %d starts at token %d, but the previous document ends at %d: %w",
 				d.shard.Prefix(), span.Document, span.First, d.next, shards.ErrCorrupt)
 		}
 		if d.span = span; span.First < span.End {
@@ -566,7 +564,8 @@ func (d *documentsOf) begin() error {
 		d.scan.end()
 	}
 	if left := d.shard.Tokens() - d.next; left > 0 {
-		return fmt.Errorf("%s.idx: documents end at token %d, %d before the end: %w", d.shard.Prefix(), d.next, left,
+		return fmt.Errorf("%s.idx: documents end at token %d, but %d more tokens follow: %w", d.shard.Prefix(), d.next,
+			left,
 			shards.ErrCorrupt)
 	}
 	return nil
@@ -578,13 +577,14 @@ func (d *documentsOf) finish() error {
 		return err
 	}
 	if d.begun {
-		return fmt.Errorf("%s.idx: document %d has tokens behind the end: %w", d.shard.Prefix(), d.scan.document,
+		return fmt.Errorf("%s.idx: document %d has tokens after the end of the shard: %w", d.shard.Prefix(),
+			d.scan.document,
 			shards.ErrCorrupt)
 	}
 	return nil
 }
 
-// other looks at a shard of another layout.
+// other checks a shard of another layout.
 func (r *run) other(ctx context.Context, in *Input, number int, d shards.DocumentReader, prefix string, sh *Shard,
 	local *sample,
 	find func(Finding), bad func(error)) error {

@@ -131,7 +131,7 @@ func TestFindings(t *testing.T) {
 	}
 	noManifest := func(name string) string {
 		return "note hash " + name +
-			": it has no manifest, so what made it and where its documents come from is not known"
+			": no manifest; its tokenizer and the origins of its documents are unknown"
 	}
 
 	write(t, shards.Megatron, at("good"), info, good(1)...)
@@ -141,20 +141,20 @@ func TestFindings(t *testing.T) {
 	foreign("foreign")
 	check(t, dir, Options{}, []string{
 		noManifest("foreign.bin"),
-		"note separator foreign.bin: nothing says which id ends documents; id 50279 ends 4 of them and stands " +
+		"note separator foreign.bin: unknown end-of-document id; id 50279 ends 4 of them and occurs " +
 			"inside 0 times: it is probably the separator",
 	}, "foreign.bin")
 	check(t, dir, Options{EOD: pointer(eod), Vocabulary: vocabulary}, []string{noManifest("foreign.idx")},
 		"foreign.idx")
 	check(t, dir, Options{EOD: pointer(0)}, []string{
 		noManifest("foreign"),
-		"error separator foreign: id 0, which should end every document, ends none of 4; id 50279 ends 4 of them " +
-			"and stands inside 0 times: that is the separator of these data, say so wherever the id is configured",
+		"error separator foreign: end-of-document id 0 ends none of 4 documents; id 50279 ends 4 of them " +
+			"and occurs inside 0 times: that id is the separator of this data, configure it as such",
 	}, "foreign")
 	check(t, dir, Options{EOD: pointer(0)}, []string{ // of one with a manifest
-		"warning separator good: by its manifest documents end with id 50279 (-1: with none); 0 was given",
-		"error separator good: id 0, which should end every document, ends none of 4; id 50279 ends 4 of them and " +
-			"stands inside 0 times: that is the separator of these data, say so wherever the id is configured",
+		"warning separator good: the end-of-document id is 50279 in its manifest (-1: none), but 0 was given",
+		"error separator good: end-of-document id 0 ends none of 4 documents; id 50279 ends 4 of them and " +
+			"occurs inside 0 times: that id is the separator of this data, configure it as such",
 	}, "good")
 
 	docs := good(21)
@@ -162,10 +162,10 @@ func TestFindings(t *testing.T) {
 	docs[2][100], docs[2][101], docs[3][0] = eod, eod, eod
 	write(t, shards.Megatron, at("separators"), info, docs...)
 	r := check(t, dir, Options{}, []string{
-		"warning separator separators document 1: 1 of 4 documents do not end with id 50279, the first of them " +
-			"number 1: they run into the next one where documents are packed",
-		"warning separator separators document 2: id 50279, which ends documents, occurs 3 times inside 2 of them, " +
-			"first in number 2: readers that find borders by it cut them there",
+		"warning separator separators document 1: 1 of 4 documents do not end with id 50279, first " +
+			"document 1: packing joins them to the next document",
+		"warning separator separators document 2: end-of-document id 50279 occurs 3 times inside 2 documents, " +
+			"first in document 2: readers that split at this id cut them there",
 	}, "separators")
 	if diff := cmp.Diff(Separator{ID: eod, Documents: 4, Endings: 3, FirstWithout: 1, Inside: 3, InsideDocuments: 2,
 		FirstInside: 2, LikelyID: -1}, r.Shards[0].Separator); diff != "" {
@@ -176,15 +176,15 @@ func TestFindings(t *testing.T) {
 	none.EOD, none.VocabSize = -1, 0
 	write(t, shards.Megatron, at("mixed"), none, text(1, 30, 5), text(2, 30, 6), text(3, 30, 7))
 	check(t, dir, Options{Vocabulary: 100, EOD: pointer(5)}, []string{
-		"warning separator mixed: by its manifest documents end with id -1 (-1: with none); 5 was given",
+		"warning separator mixed: the end-of-document id is -1 in its manifest (-1: none), but 5 was given",
 		fmt.Sprintf("error vocabulary mixed document 0 byte 0: token 0 (byte 0) has id %d, but the tokenizer has "+
-			"ids below 100: the shard is damaged, or another tokenizer made it", text(1, 30, 5)[0]),
-		"note dtype mixed: its ids have four bytes, two would do (the largest is " +
+			"ids below 100: the shard is damaged, or was made with another tokenizer", text(1, 30, 5)[0]),
+		"note dtype mixed: its ids have four bytes, but two are enough (the largest is " +
 			fmt.Sprint(slices.Max(slices.Concat(text(1, 30, 5), text(2, 30, 6), text(3, 30, 7)))) + ")",
-		"warning separator mixed document 1: 2 of 3 documents do not end with id 5, the first of them number 1: " +
-			"they run into the next one where documents are packed",
-		fmt.Sprintf("error vocabulary mixed: 87 tokens have ids that the tokenizer does not (it has 100; the "+
-			"largest found is %d): it is damaged, or another tokenizer made it",
+		"warning separator mixed document 1: 2 of 3 documents do not end with id 5, first document 1: " +
+			"packing joins them to the next document",
+		fmt.Sprintf("error vocabulary mixed: 87 tokens have ids outside the vocabulary of 100 (the largest is "+
+			"%d): the shard is damaged, or was made with another tokenizer",
 			slices.Max(slices.Concat(text(1, 30, 5), text(2, 30, 6), text(3, 30, 7)))),
 	}, "mixed")
 
@@ -192,10 +192,10 @@ func TestFindings(t *testing.T) {
 		text(4, 1000, eod))
 	r = check(t, dir, Options{Huge: 1000, SequenceLength: 10000}, []string{
 		"note documents sizes: 2 of 5 documents are empty",
-		"note documents sizes document 2: 2 documents have 1,000 tokens or more; the longest is number 2 with 5,000",
-		"note tail sizes: its 6,021 tokens are too few for a window of 10,001: it is never read",
-		"note tail sizes: 100 % of its tokens, at the ends of shards, are in no window: fewer and longer shards " +
-			"lose less",
+		"note documents sizes document 2: 2 documents have 1,000 tokens or more; the longest is document 2 with 5,000",
+		"note tail sizes: its 6,021 tokens are too few for a window of 10,001: the shard is never read",
+		"note tail sizes: 100 % of its tokens, at the ends of shards, are in no window; use fewer and longer " +
+			"shards",
 	}, "sizes")
 	if s := r.Shards[0]; s.Tail != 6021 || s.Windows != 0 || s.EmptyDocuments != 2 || s.LongDocuments != 2 ||
 		s.Longest != 5000 || s.LongestNumber != 2 || s.Documents != 5 {
@@ -208,8 +208,8 @@ func TestFindings(t *testing.T) {
 	write(t, shards.Megatron, at("repeats"), info, docs...)
 	r = check(t, dir, Options{}, []string{
 		"note repeats repeats document 0: 1 of 4 documents, with 62 % of the tokens, repeat 13 tokens or fewer 32 " +
-			"times or more; the longest stretch is in number 0: the same 3 for 120 tokens from its token 50 on. " +
-			"OLMoE's filter leaves such texts out",
+			"times or more; the longest repetition is in document 0: period 3 for 120 tokens from token 50. " +
+			"OLMoE's filter removes such documents",
 	}, "repeats")
 	if got := r.Shards[0].Repeats; got != (Repeats{Documents: 1, Tokens: 220, ByPeriod: [13]int64{2: 1},
 		Worst: Repeat{0, 50, 120, 3}}) {
@@ -232,11 +232,11 @@ func TestFindings(t *testing.T) {
 	}
 	check(t, dir, Options{EOD: pointer(eod)}, []string{
 		noManifest("wide"),
-		fmt.Sprintf("error dtype wide: every second id, from the second on, is at most 0, the others reach %d: "+
-			"these are ids of four bytes read as two; give the type that they were written with",
+		fmt.Sprintf("error dtype wide: every second id is at most 0, and the other ids reach %d: "+
+			"ids of four bytes were read as two; give the type with which they were written",
 			slices.Max(slices.Concat(text(1, 100, eod), text(2, 60, eod)))),
-		"warning separator wide: id 50279, which should end every document, ends none of 2, and no other id ends " +
-			"most of them: they were written without a separator, or their borders are wrong",
+		"warning separator wide: end-of-document id 50279 ends none of 2 documents, and no other id ends " +
+			"most of them: they were written without a separator, or their boundaries are wrong",
 	}, "wide")
 
 	// The other way round.
@@ -254,7 +254,7 @@ func TestFindings(t *testing.T) {
 	r, err = Run(t.Context(), []Input{{Path: at("narrow")}}, Options{})
 	if err != nil || !slices.ContainsFunc(findings(r, dir), func(f string) bool {
 		return strings.HasPrefix(f, "error dtype narrow: 80 of 80 ids are 2097152 or more, which no tokenizer has: "+
-			"these are ids of two bytes read as four")
+			"ids of two bytes were read as four")
 	}) {
 		t.Errorf("%q, %v", findings(r, dir), err)
 	}
@@ -295,12 +295,12 @@ func TestFindings(t *testing.T) {
 	// The same twice.
 	write(t, shards.Megatron, at("copy"), info, good(1)...)
 	write(t, shards.Dolma, at("third"), info, good(1)...)
-	twice := fmt.Sprintf("note copy good document 0: 67 %% of the documents, with 67 %% of the tokens, have the "+
-		"very tokens of another; number 0 of this shard, of %d tokens, is there 3 times", 300)
+	twice := fmt.Sprintf("note copy good document 0: 67 %% of the documents, with 67 %% of the tokens, are "+
+		"copies of others; document 0 of this shard, with %d tokens, occurs 3 times", 300)
 	check(t, dir, Options{}, []string{
-		"warning copy good.idx: it is listed twice, first as good: what is read by this list reads it twice",
-		"warning copy copy: its tokens are those of good: the data is there twice",
-		"warning copy third.npy: its tokens are those of good: the data is there twice",
+		"warning copy good.idx: it is listed twice, first as good: its data is read twice",
+		"warning copy copy: its tokens equal those in good: the data is duplicated",
+		"warning copy third.npy: its tokens equal those in good: the data is duplicated",
 		twice,
 	}, "good", "good.idx", "copy", "third.npy")
 

@@ -6,32 +6,32 @@ import (
 	"slices"
 )
 
-// Copies says how many documents have the very tokens of another. It is exact where Share is of all
-// documents; with more different documents than fit in memory it is estimated from those whose hash
-// is a multiple of a power of two, all of each other's copies among them (P. Gibbons, "Distinct
-// Sampling for Highly-Accurate Answers to Distinct Values Queries", VLDB 2001).
+// Copies counts documents whose tokens equal the tokens of another document. It is exact if all
+// documents fit in memory. Otherwise it is estimated from the documents whose hash is a multiple of
+// a power of two, which include all copies of each other (P. Gibbons, "Distinct Sampling for
+// Highly-Accurate Answers to Distinct Values Queries", VLDB 2001).
 type Copies struct {
-	Sampled    int64    `json:"sampled_documents"` // that were compared, not the empty ones
-	Exact      bool     `json:"exact"`             // Sampled are all
-	Copies     int64    `json:"copies"`            // of Sampled, all but the first of each
-	Share      float64  `json:"share"`             // Copies of Sampled
-	TokenShare float64  `json:"token_share"`       // the same in tokens
-	Most       []Copied `json:"most"`              // those of the sampled documents that occur most often, at most five
+	Sampled    int64    `json:"sampled_documents"` // non-empty documents that were compared
+	Exact      bool     `json:"exact"`             // all documents were compared
+	Copies     int64    `json:"copies"`            // copies among Sampled, without the first of each
+	Share      float64  `json:"share"`             // Copies / Sampled
+	TokenShare float64  `json:"token_share"`       // share of the copies in tokens
+	Most       []Copied `json:"most"`              // the most frequent sampled documents, at most five
 }
 
 // A Copied is a document that occurs several times.
 type Copied struct {
-	Path     string `json:"path"` // where it occurs first
+	Path     string `json:"path"` // shard of its first occurrence
 	Document int64  `json:"document"`
 	Tokens   int64  `json:"tokens"`
 	Times    int64  `json:"times"`
 }
 
-// maxSampled is the number of different documents that a sample holds.
+// maxSampled is the maximum number of different documents in a sample.
 const maxSampled = 1 << 17
 
-// A sample holds the documents whose hash is a multiple of 2^shift, with the least shift by which
-// they are at most limit. What it holds in the end does not depend on the order in which they come.
+// A sample holds the documents whose hash is a multiple of 2^shift, for the smallest shift that
+// keeps their number within limit. The result does not depend on the order of documents.
 type sample struct {
 	limit int
 	shift uint
@@ -40,13 +40,13 @@ type sample struct {
 
 type sampled struct {
 	times, tokens int64
-	shard         int // where it occurs first
+	shard         int // of its first occurrence
 	document      int64
 }
 
 func newSample(limit int) *sample { return &sample{limit: limit, seen: map[uint64]sampled{}} }
 
-// add counts a document as often as it occurs.
+// add counts an occurrence of a document.
 func (s *sample) add(hash uint64, d sampled) {
 	if hash&(1<<s.shift-1) != 0 {
 		return
@@ -106,19 +106,20 @@ func (s *sample) copies(path func(shard int) string) Copies {
 	return c
 }
 
-// Odd numbers without a pattern: the fractions of the golden ratio and of the square root of 3.
+// Odd numbers without a pattern: the fractional parts of the golden ratio and of the square root of
+// 3.
 const (
 	hashA = 0x9e3779b97f4a7c15
 	hashB = 0xbb67ae8584caa73b
 )
 
-// A documentHash is a 64-bit hash of a document's tokens that are given in parts: four at a time go
-// into a product of 128 bits, whose halves are combined. It depends on the ids alone, not on their
-// type on disk nor on the parts.
+// A documentHash is a 64-bit hash of a document's tokens, which are added in chunks. Four tokens at
+// a time are multiplied to 128 bits, whose halves are combined. The hash depends only on the ids,
+// not on their type on disk or on the chunks.
 type documentHash struct {
 	state   uint64
 	tokens  uint64
-	waiting [4]uint32 // those that do not make four yet
+	waiting [4]uint32 // fewer than four tokens
 	n       int
 }
 
@@ -151,7 +152,7 @@ func mixFour(state uint64, a, b, c, d uint32) uint64 {
 	return high ^ low
 }
 
-// finish gives the hash and begins the next document.
+// finish returns the hash and starts the next document.
 func (h *documentHash) finish() uint64 {
 	tokens := h.tokens
 	for h.n > 0 {

@@ -10,28 +10,28 @@ import (
 	"mula/shards/formats"
 )
 
-// A Level says how much a finding matters.
+// A Level is the severity of a finding.
 type Level string
 
 // The levels.
 const (
-	Error   Level = "error"   // the data are not what they should be
-	Warning Level = "warning" // they are probably not what was meant
-	Note    Level = "note"    // good to know
+	Error   Level = "error"   // the data is wrong
+	Warning Level = "warning" // the data is probably not as intended
+	Note    Level = "note"    // information
 )
 
-// A Finding is something to look at.
+// A Finding is a problem or a remark.
 type Finding struct {
 	Level    Level  `json:"level"`
 	Kind     string `json:"kind"` // hash, structure, dtype, separator, vocabulary, documents, copy, tail, repeats
 	Source   string `json:"source"`
 	Path     string `json:"path"`
-	Document int64  `json:"document"` // its number, -1 where it is about no single one
-	Byte     int64  `json:"byte"`     // in the file of ids, -1 where it is about no place
-	Message  string `json:"message"`  // what is wrong and what to do
+	Document int64  `json:"document"` // its number, -1 if the finding is not about one document
+	Byte     int64  `json:"byte"`     // in the file of ids, -1 if the finding has no position
+	Message  string `json:"message"`  // the problem and the remedy
 }
 
-// judge adds the findings that follow from what was counted in a shard.
+// judge adds the findings that follow from the counts of a shard.
 func (s *scan) judge(o *Options) {
 	r := s.shard
 	r.MaxID = max(s.evens.most, s.odds.most)
@@ -46,8 +46,9 @@ func (s *scan) judge(o *Options) {
 	r.Repeats.Worst = s.worst
 	if r.BadIDs > 0 {
 		s.say(Error, "vocabulary",
-			"%s tokens have ids that the tokenizer does not (it has %d; the largest found is %d): "+
-				"it is damaged, or another tokenizer made it", quantity.Grouped(r.BadIDs), s.limit, r.MaxID)
+			"%s tokens have ids outside the vocabulary of %d (the largest is %d): "+
+				"the shard is damaged, or was made with another tokenizer", quantity.Grouped(r.BadIDs), s.limit,
+			r.MaxID)
 	}
 	if r.EmptyDocuments > 0 {
 		s.say(Note, "documents", "%s of %s documents are empty", quantity.Grouped(r.EmptyDocuments),
@@ -55,14 +56,16 @@ func (s *scan) judge(o *Options) {
 	}
 	if r.LongDocuments > 0 {
 		s.find(Finding{Level: Note, Kind: "documents", Document: r.LongestNumber, Byte: -1, Message: fmt.Sprintf(
-			"%s documents have %s tokens or more; the longest is number %d with %s", quantity.Grouped(r.LongDocuments),
+			"%s documents have %s tokens or more; the longest is document %d with %s",
+			quantity.Grouped(r.LongDocuments),
 			quantity.Grouped(s.huge), r.LongestNumber, quantity.Grouped(r.Longest))})
 	}
 	if n := r.Repeats.Documents; n > 0 {
 		w := r.Repeats.Worst
 		s.find(Finding{Level: Note, Kind: "repeats", Document: w.Document, Byte: -1, Message: fmt.Sprintf(
 			"%s of %s documents, with %s of the tokens, repeat %d tokens or fewer %d times or more; "+
-				"the longest stretch is in number %d: the same %d for %s tokens from its token %d on. OLMoE's filter leaves such texts out",
+				"the longest repetition is in document %d: period %d for %s tokens from token %d. OLMoE's filter "+
+				"removes such documents",
 			quantity.Grouped(n), quantity.Grouped(r.Documents), share(r.Repeats.Tokens, r.Tokens), maxPeriod,
 			minRepeats, w.Document, w.Period, quantity.Grouped(w.Tokens), w.First)})
 	}
@@ -70,7 +73,7 @@ func (s *scan) judge(o *Options) {
 		if r.Windows > 0 {
 			return
 		}
-		s.say(Note, "tail", "its %s tokens are too few for a window of %s: it is never read",
+		s.say(Note, "tail", "its %s tokens are too few for a window of %s: the shard is never read",
 			quantity.Grouped(r.Tokens), quantity.Grouped(int64(o.SequenceLength)+1))
 	}
 }
@@ -79,16 +82,16 @@ func (s *scan) say(level Level, kind, format string, args ...any) {
 	s.find(Finding{Level: level, Kind: kind, Document: -1, Byte: -1, Message: fmt.Sprintf(format, args...)})
 }
 
-// share writes a part of a whole in percent.
+// share formats part/whole as a percentage.
 func share(part, whole int64) string { return percent(float64(part) / float64(max(whole, 1))) }
 
-// percent writes a share in percent, to two digits.
+// percent formats a fraction as a percentage with two digits.
 func percent(share float64) string { return quantity.Percent(share, 2) }
 
-// fewTokens is the number of tokens below which nothing is said about their type.
+// fewTokens is the number of tokens below which their type is not checked.
 const fewTokens = 64
 
-// judgeType tells ids that were read as another type than they were written.
+// judgeType detects ids that were read with another type than they were written with.
 func (s *scan) judgeType() {
 	r := s.shard
 	if r.Tokens < fewTokens {
@@ -98,24 +101,24 @@ func (s *scan) judgeType() {
 	low, high := s.evens.most, s.odds.most
 	switch {
 	case s.width <= 2 && low >= 256 && high < 32 && low < 1<<16:
-		s.say(Error, "dtype", "every second id, from the second on, is at most %d, the others reach %d: these are "+
-			"ids of four bytes read as two; "+
-			"give the type that they were written with", high, low)
+		s.say(Error, "dtype", "every second id is at most %d, and the other ids reach %d: ids of four bytes were read "+
+			"as two; give the type with which they were written", high, low)
 	case s.wide*2 > r.Tokens:
-		s.say(Error, "dtype", "%s of %s ids are 2097152 or more, which no tokenizer has: these are ids of two bytes "+
-			"read as four, or no ids; "+
-			"give the type that they were written with", quantity.Grouped(s.wide), quantity.Grouped(r.Tokens))
+		s.say(Error, "dtype", "%s of %s ids are 2097152 or more, which no tokenizer has: ids of two bytes were "+
+			"read as four, or the data is not ids; give the type with which they were written",
+			quantity.Grouped(s.wide), quantity.Grouped(r.Tokens))
 	case s.width == 4 && r.MaxID < 1<<16 && r.Layout == "dolma" && s.limit <= 1<<16:
 		s.say(Warning, "dtype",
-			"its ids have four bytes, but OLMo reads files of a vocabulary of %d as uint16, every second id as 0: write them as uint16",
+			"its ids have four bytes, but OLMo reads them as uint16 for a vocabulary of %d, with every second id "+
+				"0; write them as uint16",
 			s.limit)
 	case s.width == 4 && r.MaxID < 1<<16 && s.narrower():
-		s.say(Note, "dtype", "its ids have four bytes, two would do (the largest is %d)", r.MaxID)
+		s.say(Note, "dtype", "its ids have four bytes, but two are enough (the largest is %d)", r.MaxID)
 	}
 }
 
-// narrower says whether the layout allows ids of fewer than four bytes for the vocabulary, or for
-// the ids that occur where that is not known.
+// narrower reports whether the layout allows ids of fewer than four bytes for the vocabulary, or,
+// if that is not known, for the ids in the shard.
 func (s *scan) narrower() bool {
 	l, err := formats.ParseLayout(s.shard.Layout)
 	vocabulary := int64(s.shard.MaxID) + 1
@@ -125,7 +128,7 @@ func (s *scan) narrower() bool {
 	return err == nil && formats.Width(l, int(vocabulary)) < 4
 }
 
-// judgeSeparator compares the separator that documents should have with what ends them.
+// judgeSeparator compares the expected separator with the ids that end documents.
 func (s *scan) judgeSeparator() {
 	r, x := s.shard, &s.shard.Separator
 	full := int64(0) // documents with tokens
@@ -149,31 +152,32 @@ func (s *scan) judgeSeparator() {
 			x.LikelyInside = max(0, s.counts[most[0].id]-most[0].n)
 		}
 	}
-	likely := fmt.Sprintf("id %d ends %s of them and stands inside %s times", x.LikelyID,
+	likely := fmt.Sprintf("id %d ends %s of them and occurs inside %s times", x.LikelyID,
 		quantity.Grouped(x.LikelyEndings), quantity.Grouped(x.LikelyInside))
 	switch {
 	case full == 0:
 	case s.eod >= 0 && x.Endings == 0 && x.LikelyID >= 0:
 		s.say(Error, "separator",
-			"id %d, which should end every document, ends none of %s; %s: that is the separator of these data, "+
-				"say so wherever the id is configured", s.eod, quantity.Grouped(full), likely)
+			"end-of-document id %d ends none of %s documents; %s: that id is the separator of this data, "+
+				"configure it as such", s.eod, quantity.Grouped(full), likely)
 	case s.eod >= 0 && x.Endings == 0:
 		s.say(Warning, "separator",
-			"id %d, which should end every document, ends none of %s, and no other id ends most of them: "+
-				"they were written without a separator, or their borders are wrong", s.eod, quantity.Grouped(full))
+			"end-of-document id %d ends none of %s documents, and no other id ends most of them: "+
+				"they were written without a separator, or their boundaries are wrong", s.eod, quantity.Grouped(full))
 	case s.eod >= 0 && x.Endings < full:
 		s.find(Finding{Level: Warning, Kind: "separator", Document: x.FirstWithout, Byte: -1, Message: fmt.Sprintf(
-			"%s of %s documents do not end with id %d, the first of them number %d: they run into the next one where documents are packed",
+			"%s of %s documents do not end with id %d, first document %d: packing joins them to the next document",
 			quantity.Grouped(full-x.Endings), quantity.Grouped(full), s.eod, x.FirstWithout)})
 	case s.eod < 0 && x.LikelyID >= 0:
-		s.say(Note, "separator", "nothing says which id ends documents; %s: it is probably the separator", likely)
+		s.say(Note, "separator", "unknown end-of-document id; %s: it is probably the separator", likely)
 	case s.eod < 0 && r.Manifest == "" && full >= 3:
 		s.say(Note, "separator",
-			"nothing says which id ends documents, and none ends most of them: they run into one another where documents are packed")
+			"unknown end-of-document id, and no id ends most documents: packing joins them without a separator")
 	}
 	if x.Inside > 0 && x.Endings > 0 {
 		s.find(Finding{Level: Warning, Kind: "separator", Document: x.FirstInside, Byte: -1, Message: fmt.Sprintf(
-			"id %d, which ends documents, occurs %s times inside %s of them, first in number %d: readers that find borders by it cut them there",
+			"end-of-document id %d occurs %s times inside %s documents, first in document %d: readers that split "+
+				"at this id cut them there",
 			s.eod, quantity.Grouped(x.Inside), quantity.Grouped(x.InsideDocuments), x.FirstInside)})
 	}
 }

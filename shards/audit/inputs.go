@@ -10,13 +10,13 @@ import (
 	"strings"
 )
 
-// endings are those of the files that stand for a shard: of each layout the one without which there
-// is none. Of folders of MDS it is index.json.
+// endings are the suffixes of the marker file of each layout, without which a shard is incomplete.
+// The marker of an MDS folder is index.json.
 var endings = []string{".idx", ".npy", ".ds", ".arrow"}
 
-// Inputs finds the shards that paths name: a prefix or one of a shard's files as they stand, a
-// folder with all shards in it and in the folders below, in the order of their names. The source of
-// a shard is its path without the number at the end: of shards/wiki-0000 it is shards/wiki.
+// Inputs finds the shards that paths name. A path is a prefix, a file of a shard, or a folder,
+// which means all shards in it and its subfolders, sorted by name. The source of a shard is its
+// path without the number at the end: the source of shards/wiki-0000 is shards/wiki.
 func Inputs(paths []string) ([]Input, error) {
 	var inputs []Input
 	for _, path := range paths {
@@ -30,7 +30,7 @@ func Inputs(paths []string) ([]Input, error) {
 			return nil, fmt.Errorf("looking for shards: %w", err)
 		}
 		if len(found) == 0 {
-			return nil, fmt.Errorf("%s: no shard is in this folder: none of %s, and no index.json of MDS", path,
+			return nil, fmt.Errorf("%s: no shard is in this folder: found no %s, and no index.json of MDS", path,
 				strings.Join(endings, ", "))
 		}
 		for _, p := range found {
@@ -40,7 +40,7 @@ func Inputs(paths []string) ([]Input, error) {
 	return inputs, nil
 }
 
-// below gives the prefixes of shards and the folders of MDS in a folder and those below it.
+// below returns the prefixes of shards and the folders of MDS in a folder and its subfolders.
 func below(folder string) (found []string, err error) {
 	err = filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil {
@@ -48,7 +48,7 @@ func below(folder string) (found []string, err error) {
 		}
 		name := entry.Name()
 		if entry.IsDir() {
-			if path != folder && (strings.HasPrefix(name, ".") || strings.HasSuffix(name, ".job")) { // of tokenize
+			if path != folder && (strings.HasPrefix(name, ".") || strings.HasSuffix(name, ".job")) { // work folder of mula tokenize
 				return filepath.SkipDir
 			}
 			if _, err := os.Stat(filepath.Join(path, "index.json")); err == nil {
@@ -72,8 +72,8 @@ func below(folder string) (found []string, err error) {
 	return slices.Compact(found), err
 }
 
-// shardPath is how a shard that was found is named: one of Megatron's by its prefix, as everywhere,
-// the others by their file.
+// shardPath returns the path that names a shard: the prefix of a Megatron shard, as everywhere, and
+// the marker file of other layouts.
 func shardPath(prefix, ending string) string {
 	if ending == ".idx" {
 		return prefix
@@ -83,7 +83,7 @@ func shardPath(prefix, ending string) string {
 
 var numberAtEnd = regexp.MustCompile(`([-_.]?[0-9]+)+$`)
 
-// sourceOf is the name of a shard without its number.
+// sourceOf returns the name of a shard without its number.
 func sourceOf(path string) string {
 	if _, prefix, err := detect(path); err == nil {
 		path = prefix

@@ -4,22 +4,23 @@ import (
 	"math/bits"
 )
 
-// Lengths says how long documents are, in tokens. Its counters take the same memory however many
-// there are: lengths below 256 are counted one by one, longer ones in 128 steps for each doubling,
-// so that a quantile is known to one part in 128.
+// Lengths has statistics of the lengths of documents, in tokens. Its memory does not depend on the
+// number of documents: lengths below 256 are counted individually, longer ones in 128 steps per
+// doubling. A quantile is therefore exact to one part in 128.
 type Lengths struct {
 	Documents int64     `json:"documents"`
 	Tokens    int64     `json:"tokens"`
 	Longest   int64     `json:"longest"`
 	Mean      float64   `json:"mean"`
 	Median    int64     `json:"median"`
-	P90       int64     `json:"p90"` // nine documents of ten have no more
+	P90       int64     `json:"p90"` // nine of ten documents are at most this long
 	P99       int64     `json:"p99"`
 	Octaves   []Octave  `json:"histogram"`
-	counts    []counter // by step
+	counts    []counter // indexed by step
 }
 
-// An Octave counts the documents of From to 2·From−1 tokens; the first has the empty ones.
+// An Octave counts the documents with From to 2·From−1 tokens. The first octave counts the empty
+// documents.
 type Octave struct {
 	From      int64 `json:"from"` // 0 or a power of two
 	Documents int64 `json:"documents"`
@@ -30,13 +31,13 @@ type counter struct{ documents, tokens int64 }
 
 const stepBits = 7 // 2^stepBits steps for each doubling
 
-// stepOf is the number of the step that holds a length.
+// stepOf returns the index of the step of a length.
 func stepOf(length int64) int {
 	shift := max(0, bits.Len64(uint64(length))-stepBits-1)
 	return shift<<stepBits + int(length>>shift)
 }
 
-// largestOf is the largest length in a step.
+// largestOf returns the largest length of a step.
 func largestOf(step int) int64 {
 	shift := max(0, step>>stepBits-1)
 	return (int64(step-shift<<stepBits)+1)<<shift - 1
@@ -54,7 +55,7 @@ func (l *Lengths) add(length int64) {
 	l.Longest = max(l.Longest, length)
 }
 
-// merge adds what another counted.
+// merge adds the counts of other.
 func (l *Lengths) merge(other *Lengths) {
 	for len(l.counts) < len(other.counts) {
 		l.counts = append(l.counts, counter{})
@@ -68,7 +69,7 @@ func (l *Lengths) merge(other *Lengths) {
 	l.Longest = max(l.Longest, other.Longest)
 }
 
-// finish computes what follows from the counters.
+// finish computes the statistics from the counters.
 func (l *Lengths) finish() {
 	l.Octaves = nil
 	if l.Documents == 0 {
@@ -93,8 +94,8 @@ func (l *Lengths) finish() {
 	}
 }
 
-// quantile is the least length that at least so many documents of a hundred do not exceed, rounded
-// up within its step.
+// quantile returns the smallest length that percent of the documents do not exceed, rounded up
+// within its step.
 func (l *Lengths) quantile(percent int64) int64 {
 	rank := l.Documents/100*percent + (l.Documents%100*percent+99)/100 // from 1
 	for step, c := range l.counts {

@@ -25,14 +25,14 @@ var (
 	pages = page.New(page.Layout{Command: "mula check", Body: pageHTML, Style: pageCSS})
 )
 
-// What a page shows at most, so that its size does not grow with the data.
+// Limits of a page, so that its size does not grow with the data.
 const (
 	maxFindings = 500
 	maxFigures  = 24
 	maxRows     = 1000
 )
 
-// A document is what the template shows.
+// A document is the data for the template.
 type document struct {
 	Sum             string
 	Findings        page.Findings
@@ -41,9 +41,9 @@ type document struct {
 	MoreFigures     int
 }
 
-// WritePage renders the report as one HTML page that needs nothing beside it: tables, findings, and
-// for each source the lengths of its documents on a logarithmic scale. It follows the reader's
-// light or dark setting. The same report gives the same bytes.
+// WritePage writes the report as a self-contained HTML page: tables, findings, and for each source
+// the lengths of its documents on a logarithmic scale. The page follows the browser's light or dark
+// setting. The same report produces the same bytes.
 func (r *Report) WritePage(w io.Writer, title string) error {
 	var doc document
 	levels := map[Level]int{}
@@ -111,7 +111,7 @@ func (r *Report) WritePage(w io.Writer, title string) error {
 	return pages.Write(w, page.Head{Title: title}, doc)
 }
 
-// Hashes says in a word what comparing the shard's files came to.
+// Hashes returns a word for the result of comparing the shard's files.
 func (s *Shard) Hashes() string {
 	switch {
 	case s.Verified:
@@ -122,17 +122,17 @@ func (s *Shard) Hashes() string {
 	return "none"
 }
 
-// column is the place of a length in the charts: 0 for none, then one for each octave.
+// column returns the column of a length in the charts: 0 for length 0, then one column per octave.
 func column(length int64) int { return bits.Len64(uint64(length)) }
 
-// Sizes of a chart in units of the drawing, which is scaled to the width of its place.
+// Sizes of a chart in SVG units. The chart is scaled to the available width.
 const (
 	chartWidth, chartHeight = 560.0, 210.0
 	chartLeft, chartTop     = 44.0, 8.0
 	chartFoot               = 40.0
 )
 
-// chart draws the shares of documents and tokens by octaves of length, up to column last.
+// chart draws the shares of documents and tokens by octave of length, up to column last.
 func (l *Lengths) chart(name string, last int) template.HTML {
 	most := 0.0
 	for _, o := range l.Octaves {
@@ -177,7 +177,7 @@ func (l *Lengths) chart(name string, last int) template.HTML {
 		}
 	}
 	fmt.Fprintf(&b,
-		`<text x="%.1f" y="%.1f" text-anchor="middle">tokens in a document, from this power of two on (log scale)</text>`,
+		`<text x="%.1f" y="%.1f" text-anchor="middle">tokens in a document, from this power of two (log scale)</text>`,
 		(chartLeft+chartWidth)/2, chartHeight-5)
 	for _, o := range l.Octaves {
 		c := float64(column(o.From))
@@ -214,7 +214,7 @@ func part(n, of int64) float64 {
 	return float64(n) / float64(of)
 }
 
-// powerOfTwo writes a power of two, or 0, briefly.
+// powerOfTwo formats a power of two, or 0, in short form.
 func powerOfTwo(n int64) string {
 	for _, u := range []struct {
 		size int64

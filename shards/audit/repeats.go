@@ -1,35 +1,35 @@
 package audit
 
-// What OLMoE's instance filter looks for: 1 to 13 tokens that are repeated 32 times or more, one
-// after the other (OLMo, configuration instance_filter with repetition_min_period 1,
+// The criterion of OLMoE's instance filter: 1 to 13 tokens that are repeated at least 32 times in
+// succession (OLMo, configuration instance_filter with repetition_min_period 1,
 // repetition_max_period 13, repetition_max_count 32; the data of OLMoE-mix-0924 was cleaned of
-// documents with them). Tokens are repeated k times with period p where they are a stretch of k·p,
-// or up to p−1 more, in each of which, but the first p, stands the token of p places before: a run
-// of at least (k−1)·p equalities.
+// documents with such repetitions). k repetitions with period p are a range of k·p to k·p+p−1
+// tokens in which every token, except the first p, equals the token p positions before: a run of at
+// least (k−1)·p equalities.
 const (
 	maxPeriod  = 13
 	minRepeats = 32
 )
 
-// A Repeat is a stretch of a document in which few tokens are repeated over and over.
+// A Repeat is a range of a document in which a few tokens are repeated many times.
 type Repeat struct {
 	Document int64 `json:"document"` // -1 for none
-	First    int64 `json:"first"`    // its first token, counted from the document's
+	First    int64 `json:"first"`    // position of its first token in the document
 	Tokens   int64 `json:"tokens"`   // its length
-	Period   int   `json:"period"`   // after how many tokens they come again
+	Period   int   `json:"period"`   // distance of the repetitions in tokens
 }
 
-// repeats finds the stretches of one document that is given in parts. It looks at few tokens: of a
-// run of 31·p equalities, one is at any place of those that are multiples of 31·p, whatever number
-// they are counted from; from there it is followed to both sides.
+// repeats finds the repetitions in one document, which is passed in chunks. It examines few tokens:
+// a run of 31·p equalities always includes a position that is a multiple of 31·p, from any origin.
+// From that position the run is followed in both directions.
 type repeats struct {
 	seen  int64                // tokens of the document so far
 	open  [maxPeriod + 1]int64 // by period: equalities in a row at the end of them
 	found func(Repeat)
 }
 
-// part takes the next tokens of the document, buffer[history:]; before them stand its last tokens
-// so far, all or at least maxPeriod.
+// part processes the next tokens of the document, buffer[history:]. buffer[:history] must have all
+// earlier tokens of the document, or at least the last maxPeriod of them.
 func (r *repeats) part(buffer []uint32, history int) {
 	for p := 1; p <= maxPeriod; p++ {
 		r.period(buffer, history, p)
@@ -37,12 +37,12 @@ func (r *repeats) part(buffer []uint32, history int) {
 	r.seen += int64(len(buffer) - history)
 }
 
-// period follows one period through a part. Places are those in the buffer; at place i stands an
-// equality if buffer[i] is buffer[i-p].
+// period follows one period through a chunk. Positions are indices of the buffer. Position i is an
+// equality if buffer[i] equals buffer[i-p].
 func (r *repeats) period(buffer []uint32, history, p int) {
 	stride := (minRepeats - 1) * p
 	n := len(buffer)
-	none := max(history, p) - 1 // the last place that is known to have no equality, or none of this part
+	none := max(history, p) - 1 // the last position known to be no equality, or before this chunk
 	if open := r.open[p]; open > 0 {
 		i := history
 		for i < n && buffer[i] == buffer[i-p] {
@@ -80,7 +80,7 @@ func (r *repeats) period(buffer []uint32, history, p int) {
 	r.open[p] = int64(n - last)
 }
 
-// end takes up a run of equalities that ends before place i of the buffer.
+// end records a run of equalities that ends before position i of the buffer.
 func (r *repeats) end(history, i int, length int64, p int) {
 	if length >= int64((minRepeats-1)*p) {
 		r.found(Repeat{Document: -1, First: r.seen + int64(i-history) - length - int64(p), Tokens: length + int64(p),
@@ -88,7 +88,7 @@ func (r *repeats) end(history, i int, length int64, p int) {
 	}
 }
 
-// finish takes up what is open at the end of the document, and begins the next.
+// finish records the open runs at the end of the document, and starts the next document.
 func (r *repeats) finish() {
 	for p := 1; p <= maxPeriod; p++ {
 		r.end(0, 0, r.open[p], p)

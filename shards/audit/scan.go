@@ -5,43 +5,43 @@ import (
 	"math/bits"
 )
 
-// maxCounted bounds the ids whose occurrences are counted one by one.
+// maxCounted is the number of ids whose occurrences are counted individually.
 const maxCounted = 1 << 20
 
-// maxEndings bounds the different last tokens of documents that are counted.
+// maxEndings is the maximum number of different last tokens of documents that are counted.
 const maxEndings = 1 << 16
 
-// A scan looks at the tokens of one shard, document after document, in constant memory.
+// A scan processes the tokens of one shard, document by document, in constant memory.
 type scan struct {
 	shard   *Shard
-	number  int // of the shard
+	number  int // index of the shard
 	limit   int64
 	eod     int64 // the id that should end each document, or -1
 	huge    int64
 	find    func(Finding) // adds the source and the path
 	sample  *sample
-	width   int64 // bytes of an id on disk, 0 if that is not known
+	width   int64 // bytes of an id on disk, 0 if not known
 	lengths *Lengths
 
-	token    int64            // number of the next in the shard
+	token    int64            // position of the next token in the shard
 	counts   []int64          // occurrences by id
 	endings  map[uint32]int64 // documents by their last id
-	evens    parity           // tokens with even and odd numbers
+	evens    parity           // tokens at even and odd positions
 	odds     parity
 	wide     int64 // tokens whose id needs more than 21 bits
 	repeats  repeats
-	worst    Repeat // the longest
-	repeated int    // smallest period found in the document, 0 if none
+	worst    Repeat // the longest repetition
+	repeated int    // smallest period in the document, 0 without repetitions
 
-	// Of the document that is being read.
+	// State of the current document.
 	document int64
 	hash     documentHash
 	read     int64
-	marks    int64 // how often the separator occurred
+	marks    int64 // occurrences of the separator
 	last     uint32
 }
 
-// parity is what is known of every second token.
+// parity has statistics of every second token.
 type parity struct {
 	tokens int64
 	most   uint32
@@ -63,8 +63,8 @@ func newScan(shard *Shard, number int, limit, eod, huge, width int64, sample *sa
 	return s
 }
 
-// part takes the next tokens of the document: buffer[history:], before which stand its last ones so
-// far, all or at least maxPeriod.
+// part processes the next tokens of the document, buffer[history:]. buffer[:history] must have all
+// earlier tokens of the document, or at least the last maxPeriod of them.
 func (s *scan) part(buffer []uint32, history int) {
 	ids := buffer[history:]
 	if len(ids) == 0 {
@@ -83,7 +83,7 @@ func (s *scan) part(buffer []uint32, history int) {
 	s.last = ids[len(ids)-1]
 }
 
-// look counts ids and notes the largest.
+// look counts ids and records the largest.
 func (s *scan) look(ids []uint32) {
 	first, second := &s.evens, &s.odds
 	if s.token%2 == 1 {
@@ -100,7 +100,7 @@ func (s *scan) look(ids []uint32) {
 		a = max(a, rest[0])
 	}
 	first.most, second.most = a, b
-	most := max(a, b) // of the shard so far, so that only those that have large ids are slow
+	most := max(a, b) // the largest id of the shard so far, so that only shards with large ids are slow
 	if int(most) >= len(s.counts) && len(s.counts) < maxCounted {
 		s.counts = append(s.counts, make([]int64, min(maxCounted, 1<<bits.Len32(most))-len(s.counts))...)
 	}
@@ -126,7 +126,8 @@ func (s *scan) look(ids []uint32) {
 				at := s.token + int64(i)
 				s.find(Finding{Level: Error, Kind: "vocabulary", Document: s.document, Byte: at * s.width,
 					Message: fmt.Sprintf(
-						"token %d%s has id %d, but the tokenizer has ids below %d: the shard is damaged, or another tokenizer made it",
+						"token %d%s has id %d, but the tokenizer has ids below %d: the shard is damaged, or was "+
+							"made with another tokenizer",
 						at, s.byteText(at), id, s.limit)})
 			}
 		}
@@ -140,7 +141,7 @@ func (s *scan) byteText(token int64) string {
 	return fmt.Sprintf(" (byte %d)", token*s.width)
 }
 
-// counted is how often an id has occurred, 0 for those that are not counted.
+// counted returns the number of occurrences of an id, 0 for ids that are not counted.
 func (s *scan) counted(id int64) int64 {
 	if id < 0 || id >= int64(len(s.counts)) {
 		return 0
@@ -148,7 +149,7 @@ func (s *scan) counted(id int64) int64 {
 	return s.counts[id]
 }
 
-// countOf is how often an id occurs.
+// countOf returns the number of occurrences of an id in ids.
 func countOf(ids []uint32, id uint32) (n int) {
 	for _, x := range ids {
 		if x == id {
@@ -186,8 +187,8 @@ func (s *scan) end() {
 		s.repeated = 0
 	}
 	if hash := s.hash.finish(); n > 0 {
-		// Each document is mixed into what came before, so that only the same documents in the same
-		// order give the same.
+		// Each document is mixed into the hash of the previous ones, so that only the same
+		// documents in the same order produce the same hash.
 		high, low := bits.Mul64(r.content^hashA, hash^hashB)
 		r.content = high ^ low
 		if !empty {
@@ -198,7 +199,7 @@ func (s *scan) end() {
 	s.document++
 }
 
-// separator says whether the document has the separator where it should, once.
+// separator counts whether the document ends with the separator, and the separators inside.
 func (s *scan) separator() {
 	if s.eod < 0 {
 		return
