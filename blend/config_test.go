@@ -85,7 +85,7 @@ func TestConfigErrors(t *testing.T) {
 		"length":        {"seed: 1\nsequence_length: 0\n", "blend.yaml:2: sequence_length is 0"},
 		"long":          {"sequence_length: 999999999999\n", "blend.yaml:1: sequence_length is 999999999999"},
 		"no sources":    {"sequence_length: 16\n", "no sources"},
-		"no name":       {head + "  - shards: [a]\n", "blend.yaml:4: source 1: it has no name"},
+		"no name":       {head + "  - shards: [a]\n", "blend.yaml:4: source 1: the name is empty"},
 		"bad name":      {head + "  - name: \"a\\nb\"\n    shards: [a]\n", "control character"},
 		"same name":     {head + a + a, `blend.yaml:6: sources 1 and 2 are both called "a"`},
 		"no shards":     {head + "  - name: a\n", `blend.yaml:4: source "a" has no shards`},

@@ -528,7 +528,7 @@ func TestMegatronConfig(t *testing.T) {
 		head + "skips: [{from: 0, to: 301}]\n":                         "beyond the plan's 300 positions",
 		"order: megatron\nmegatron: {cache: nowhere}\n":                "no such file",
 		"order: megatron\nmegatron: {cache: .}\n":                      "describes neither a blend nor a dataset",
-		"order: megatron\nmegatron: {cache: cache, name: \"0123\"}\n":  "names nothing",
+		"order: megatron\nmegatron: {cache: cache, name: \"0123\"}\n":  "is not a name in an index cache",
 		"order: megatron\nmegatron: {cache: cache, name: 0123}\n":      `megatron.name is 0123: it is not a text in YAML; write "0123" in quotation marks`,
 		head + "tokens: 5k\n":                                          "blend.yaml:3: tokens cannot be set with",
 		"order: megatron\nmegatron: {cache: cache, root: elsewhere}\n": "elsewhere",

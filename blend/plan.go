@@ -442,7 +442,7 @@ func (p *Plan) verifyPairs() error {
 func validateName(name string) error {
 	switch {
 	case name == "":
-		return errors.New("it has no name")
+		return errors.New("the name is empty")
 	case len(name) > maxNameLength:
 		return fmt.Errorf("the name %.20q… has more than %d bytes", name, maxNameLength)
 	case !utf8.ValidString(name):
