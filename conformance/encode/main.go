@@ -2,10 +2,10 @@
 //
 //	encode -tokenizer tokenizer.json -specials tokens < documents > ids
 //
-// Documents are a little-endian uint32 before the bytes of each. An answer is the number of ids and
-// the ids, all as such numbers; a text that cannot be encoded is answered by the number 2^32-1, the
-// length of the error's text and that text. It answers when it has no more input at hand, so that
-// both sides can work at once.
+// Each document has its length as a little-endian uint32 before its bytes. An answer is the number
+// of ids and the ids, also as little-endian uint32. For a text that cannot be encoded, the answer
+// is 2^32-1, the length of the error message and the message. Encode flushes its answers when it
+// has no more buffered input, so that both sides can work at the same time.
 package main
 
 import (
@@ -22,7 +22,7 @@ import (
 
 func main() {
 	file := flag.String("tokenizer", "", "the tokenizer.json")
-	specials := flag.String("specials", "tokens", "what special tokens in a text are: text or tokens")
+	specials := flag.String("specials", "tokens", "treat special tokens in a text as text or tokens")
 	flag.Parse()
 	if err := run(os.Stdin, os.Stdout, *file, *specials); err != nil {
 		fmt.Fprintf(os.Stderr, "encode: %v\n", err)

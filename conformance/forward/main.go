@@ -1,11 +1,11 @@
-// Forward computes what a model gives for one sequence, for conformance/huggingface.py:
+// Forward computes a model's results for one sequence, for conformance/huggingface.py:
 //
 //	forward -model DIR -ids 3,1,4,1,5 -output FILE [-generate N]
 //
-// DIR is a Hugging Face directory. FILE is a safetensors file with "logits" [n−1, V] after each of
-// the n ids but the last, "loss" [1], the mean cross entropy of the next ids in nats, "generated"
-// [N], the ids that greedy choice puts after them, and the gradient of the loss by every weight,
-// under the weight's name.
+// DIR is a Hugging Face directory. FILE is a safetensors file with "logits" [n−1, V] for all of the
+// n ids but the last, "loss" [1], the mean cross entropy of the next ids in nats, "generated" [N],
+// the ids of a greedy continuation, and the gradient of the loss by every weight, under the
+// weight's name.
 package main
 
 import (
@@ -25,9 +25,9 @@ import (
 
 func main() {
 	model := flag.String("model", "", "the model's directory")
-	ids := flag.String("ids", "", "the ids of the sequence, with commas")
+	ids := flag.String("ids", "", "comma-separated ids of the sequence")
 	output := flag.String("output", "", "the file to write")
-	generate := flag.Int("generate", 0, "how many ids to choose after the sequence")
+	generate := flag.Int("generate", 0, "number of ids to generate after the sequence")
 	flag.Parse()
 	if err := run(*model, *ids, *output, *generate); err != nil {
 		fmt.Fprintf(os.Stderr, "forward: %v\n", err)
