@@ -1,11 +1,11 @@
-// Blendloop runs mula's blend loop alone, for benchmarks/index.py, which runs Megatron core's
-// beside it:
+// Blendloop runs only mula's blend loop, for benchmarks/index.py, which compares it with Megatron
+// core's:
 //
 //	blendloop -samples N -threads T < weights
 //
-// The weights, one a line, are normalized already. As in Megatron core the result is one array of
-// int16 and one of int64 in memory. It prints the seconds that took, the seconds that filling two
-// such arrays with zeros takes, and the SHA-256 of both arrays.
+// The input has one normalized weight on each line. As in Megatron core, the result is an array of
+// int16 and an array of int64 in memory. Blendloop prints the seconds of the loop, the seconds to
+// fill two arrays of the same size with zeros, and the SHA-256 of both arrays.
 package main
 
 import (
@@ -26,8 +26,8 @@ import (
 )
 
 func main() {
-	samples := flag.Int64("samples", 0, "how many samples to draw")
-	threads := flag.Int("threads", 1, "how many goroutines compute at once")
+	samples := flag.Int64("samples", 0, "number of samples to draw")
+	threads := flag.Int("threads", 1, "number of goroutines")
 	flag.Parse()
 	if err := run(os.Stdin, os.Stdout, *samples, *threads); err != nil {
 		fmt.Fprintf(os.Stderr, "blendloop: %v\n", err)
@@ -75,8 +75,7 @@ func run(in io.Reader, out io.Writer, samples int64, threads int) error {
 	return err
 }
 
-// fill measures the memory: seconds to write new arrays of the result's size once, in chunks as the
-// loop does.
+// fill returns the seconds to write new arrays of the result's size once, in chunks like the loop.
 func fill(samples int64) float64 {
 	datasets, numbers := make([]int16, samples), make([]int64, samples)
 	var chunk [1 << 12]int64

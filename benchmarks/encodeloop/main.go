@@ -1,13 +1,13 @@
-// Encodeloop encodes documents by mula's encoder alone, for benchmarks/encoding.py, which runs
-// other libraries beside it:
+// Encodeloop encodes documents with only mula's encoder, for benchmarks/encoding.py, which compares
+// it with other libraries:
 //
 //	encodeloop -tokenizer tokenizer.json -workers N -rounds R < documents
 //
-// Documents are a little-endian uint32 before the bytes of each. All are in memory before the clock
-// starts. Special tokens are matched. Every worker takes the next document when it is done with
-// one, as the workers of a job do. It prints the seconds of each round, then the number of ids.
-// With -hash it also prints the SHA-256 of the ids of all documents, in order, as little-endian
-// uint32. The first round starts with empty caches.
+// Each document has its length as a little-endian uint32 before its bytes. All documents are in
+// memory before the timing starts. Special tokens are matched. Every worker encodes the next
+// document when it has finished one, like the workers of a job. Encodeloop prints the seconds of
+// each round, then the number of ids. With -hash it also prints the SHA-256 of the ids of all
+// documents, in order, as little-endian uint32. The first round starts with empty caches.
 package main
 
 import (
@@ -28,8 +28,8 @@ import (
 
 func main() {
 	file := flag.String("tokenizer", "", "the tokenizer.json")
-	workers := flag.Int("workers", 1, "how many goroutines encode at once")
-	rounds := flag.Int("rounds", 1, "how often to encode everything")
+	workers := flag.Int("workers", 1, "number of goroutines")
+	rounds := flag.Int("rounds", 1, "number of passes over all documents")
 	hash := flag.Bool("hash", false, "print the SHA-256 of the ids")
 	profile := flag.String("cpuprofile", "", "write a CPU profile to this file")
 	flag.Parse()

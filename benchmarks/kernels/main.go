@@ -1,12 +1,12 @@
-// Kernels measures every command of mula's device at the sizes of mula-mini, on the processor and
-// on an OpenCL device, in turns:
+// Kernels measures every command of mula's device at the sizes of mula-mini, alternately on the
+// processor and on an OpenCL device:
 //
 //	go run ./benchmarks/kernels [-rows N] [-rounds N] [-precision fp32|bf16] [-device NAME] [-only WORDS] [-table FILE]
 //
-// Beside each time stands the floor: what the same device takes, in the same round, to copy as many
-// bytes as the command has to read and write, or to multiply two matrices of 1024 × 1024 with as
-// many multiplications, whichever is longer. With -table the file's part between two marks is
-// replaced by the tables.
+// It compares each time with a floor. The floor is the time of the same device, in the same round,
+// for a copy of the bytes that the command has to read and write, or for products of 1024 × 1024
+// matrices with the command's number of multiplications, whichever is longer. With -table it
+// replaces the tables between two marks in the file.
 package main
 
 import (
@@ -39,14 +39,14 @@ func main() {
 	log.SetFlags(0)
 	log.SetPrefix("kernels: ")
 	rows := flag.Int("rows", 2, "rows of 512 tokens")
-	rounds := flag.Int("rounds", 9, "of each command; of the times the least is shown")
+	rounds := flag.Int("rounds", 9, "rounds of each command; the tables show the minimum")
 	precision := flag.String("precision", "fp32", "fp32 or bf16")
-	name := flag.String("device", "", "a part of the OpenCL device's name; empty for the fastest kind")
-	only := flag.String("only", "", "measure the commands whose names have these words in them")
-	table := flag.String("table", "", "the file whose tables are replaced")
+	name := flag.String("device", "", "part of the OpenCL device's name; empty for the fastest type")
+	only := flag.String("only", "", "measure only commands whose names contain these words")
+	table := flag.String("table", "", "file whose tables to replace")
 	flag.Parse()
 	if flag.NArg() > 0 {
-		log.Fatalf("%q is no flag", flag.Arg(0))
+		log.Fatalf("unexpected argument %q; see -help", flag.Arg(0))
 	}
 	text, err := measure(context.Background(), xpu.Precision(*precision), *name, *rows, *rounds, *only)
 	if err == nil && *table != "" {
@@ -61,15 +61,15 @@ func main() {
 // A side is a device with the commands on it.
 type side struct {
 	device   xpu.Device
-	clock    func() time.Duration // what the device's own clock says of all kernels so far; nil if it has none
+	clock    func() time.Duration // time of all kernels so far by the device's clock; nil if it has none
 	commands []workload.Command
-	from, to []float32 // of the copies that are a floor
-	a, b, c  []float32 // of the product that is one
+	from, to []float32 // of the copies for a floor
+	a, b, c  []float32 // of the product for a floor
 }
 
-// Sizes of what floors are measured by.
+// Sizes of the copies and products for floors.
 const (
-	copyElements = 16 << 20 // at most; more take as long for each
+	copyElements = 16 << 20 // at most; larger copies take the same time for each element
 	productSide  = 1024
 )
 
@@ -88,8 +88,8 @@ func newSide(ctx context.Context, d xpu.Device, rows int) (*side, error) {
 	return s, nil
 }
 
-// times are those of a command: by the clock on the wall, of this process's processors, and by the
-// device's own clock. In seconds.
+// times are the seconds of a command: wall time, processor time of this process, and time by the
+// device's clock.
 type times struct{ wall, processor, device float64 }
 
 func (t times) over(n float64) times { return times{t.wall / n, t.processor / n, t.device / n} }
@@ -100,10 +100,10 @@ func (t times) least(u times) times {
 
 var never = times{math.Inf(1), math.Inf(1), math.Inf(1)}
 
-// roundTime is how long a command is repeated in a round.
+// roundTime is the seconds for which a round repeats a command.
 const roundTime = 0.02
 
-// run gives a command n times, waits at the end, and gives the time of one.
+// run submits a command n times, waits at the end, and returns the time of one.
 func (s *side) run(ctx context.Context, n int, give func()) (times, error) {
 	var device time.Duration
 	if s.clock != nil {
@@ -121,7 +121,7 @@ func (s *side) run(ctx context.Context, n int, give func()) (times, error) {
 	return t.over(float64(n)), err
 }
 
-// repetitions is the number of times that a command is given in a round.
+// repetitions returns the number of times that a round submits a command.
 func (s *side) repetitions(ctx context.Context, give func()) (int, error) {
 	if _, err := s.run(ctx, 1, give); err != nil { // the kernels may not be compiled
 		return 0, err
@@ -130,7 +130,7 @@ func (s *side) repetitions(ctx context.Context, give func()) (int, error) {
 	return int(min(1000, max(1, roundTime/t.wall))), err
 }
 
-// floors gives the commands that bound c from below, and what their times are to be multiplied by.
+// floors returns the commands that bound c from below, and the factors of their times.
 func (s *side) floors(c workload.Command) (copying func(), copyFactor float64, product func(), productFactor float64) {
 	half := max(1, c.Elements/2)
 	n := min(half, copyElements)
@@ -167,7 +167,7 @@ func (s *side) round(ctx context.Context, c workload.Command, n int) (t, floor t
 	return t, floor, nil
 }
 
-// compare measures commands first to last, in turns on the sides and with their floors, and gives
+// compare measures commands first to last and their floors, alternately on both sides, and returns
 // the results of each side.
 func compare(ctx context.Context, sides [2]*side, first, last, rounds int) (results [2][]result, err error) {
 	var n [2][]int
@@ -236,24 +236,25 @@ func measure(ctx context.Context, precision xpu.Precision, name string, rows, ro
 		}
 	}
 
-	// Processors are shared with whatever runs beside; a GPU is not.
+	// Other programs share the processors, but not a GPU.
 	clock := func(t times) float64 { return t.wall }
 	if chosen.Type == opencl.CPU {
 		clock = func(t times) float64 { return t.processor }
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "\n%s, %s. %s and %s; OpenCL driver %s. %d tokens, %s, least of %d rounds. A command that does "+
-		"nothing, Zero of one number, takes %.4f ms and %.4f CPU-ms on the processor, %.4f and %.4f on OpenCL.\n\n",
-		time.Now().Format(time.DateOnly), runtime.GOARCH, host.Name(), apart.Name(),
-		chosen.DriverVersion, rows*512, precision, rounds,
+	fmt.Fprintf(&b, "\n%s, %s. %d tokens, %s, minimum of %d rounds.\n\n- %s\n- %s; OpenCL driver %s\n\n"+
+		"A minimal command, Zero of one number, takes %.4f ms and %.4f CPU-ms on the processor,\n"+
+		"%.4f and %.4f on OpenCL.\n\n",
+		time.Now().Format(time.DateOnly), runtime.GOARCH, rows*512, precision, rounds, host.Name(),
+		apart.Name(), chosen.DriverVersion,
 		1e3*launch[0].wall, 1e3*launch[0].processor, 1e3*launch[1].wall, 1e3*launch[1].processor)
-	b.WriteString("| command | MB | GFLOP | cpu: ms | CPU-ms | of floor | OpenCL: ms | by its clock | CPU-ms | GB/s " +
+	b.WriteString("| command | MB | GFLOP | cpu: ms | CPU-ms | of floor | OpenCL: ms | device clock | CPU-ms | GB/s " +
 		"| GFLOP/s | of floor | OpenCL/cpu: wall | CPU time |\n")
 	b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n")
 	var grouped strings.Builder
 	commands := sides[0].commands
 	for i := 0; i < len(commands); {
-		// A product of groups is measured together with the same one by one.
+		// A grouped product is measured together with the separate products of its groups.
 		first, c := i, commands[i]
 		for i++; i < len(commands) && commands[i].Grouped == c.Name; i++ {
 		}
@@ -281,16 +282,16 @@ func measure(ctx context.Context, precision xpu.Precision, name string, rows, ro
 			1e3*clock(o.least), 1e3*clock(apartOne), clock(apartOne)/clock(o.least), apartOne.wall/o.least.wall)
 	}
 	if grouped.Len() > 0 {
-		fmt.Fprintf(&b, "\nProducts of %d groups, against a product for each group:\n\n", workload.Experts)
-		b.WriteString("| product | cpu: CPU-ms at once | one by one | factor | OpenCL: ms at once | one by one | " +
-			"factor | on the wall |\n|---|---|---|---|---|---|---|---|\n")
+		fmt.Fprintf(&b, "\nGrouped products of %d groups, compared with a separate product for each group:\n\n", workload.Experts)
+		b.WriteString("| product | cpu: CPU-ms grouped | separate | factor | OpenCL: ms grouped | separate | " +
+			"factor | wall factor |\n|---|---|---|---|---|---|---|---|\n")
 		b.WriteString(grouped.String())
 	}
 	b.WriteString("\n")
 	return b.String(), nil
 }
 
-// some is x, or nothing if it is 0.
+// some formats x, or returns an empty text if it is 0.
 func some(x float64) string {
 	if x == 0 {
 		return ""
@@ -307,13 +308,13 @@ func replace(path, text string) error {
 	before, rest, ok := strings.Cut(string(data), tableBegin)
 	_, after, closed := strings.Cut(rest, tableEnd)
 	if !ok || !closed {
-		return fmt.Errorf("%s has no place for the tables, between the lines %q and %q", path,
+		return fmt.Errorf("%s: no table marks; add the lines %q and %q", path,
 			strings.TrimSpace(tableBegin), strings.TrimSpace(tableEnd))
 	}
 	return atomicfile.WriteFile(path, []byte(before+tableBegin+text+tableEnd+after))
 }
 
-// processorSeconds is the processor time of this process, that of a driver for processors included.
+// processorSeconds returns the processor time of this process, with the threads of a CPU driver.
 func processorSeconds() float64 {
 	var t unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_PROCESS_CPUTIME_ID, &t); err != nil {

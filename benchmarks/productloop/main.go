@@ -1,16 +1,16 @@
-// Productloop multiplies matrices on mula's device cpu, or on the one that its argument names, as
-// train.yaml does, for benchmarks/products.py, which runs other libraries beside it.
+// Productloop multiplies matrices on mula's device cpu, or on the device in its argument, as in
+// train.yaml. benchmarks/products.py compares it with other libraries.
 //
-// A request is a line of standard input, the answer a line of standard output:
+// A request is a line of standard input, and the answer is a line of standard output:
 //
 //	PRECISION THREADS FORM ROWS N K SECONDS
 //	GFLOP/S-BEST GFLOP/CPU-S PRODUCTS
 //
-// FORM is NN, NT or TN. ROWS is the number of rows of the result (of the terms in form TN, where
-// the result is K×N), or several with commas between: groups of rows with a matrix each. The
-// product is repeated for SECONDS. The answer is the rate of the fastest one by the clock, and that
-// of all by the processor time of the process, times the threads; that says nothing of a device
-// apart.
+// FORM is NN, NT or TN. ROWS is the number of rows of the result (in form TN, where the result is
+// K×N, the number of terms). A comma-separated list has a group of rows for each matrix. The
+// product is repeated for SECONDS. The answer has the rate of the fastest product by wall time, and
+// the rate of all products by the processor time of the process, times the threads. The second rate
+// does not apply to discrete devices.
 package main
 
 import (
@@ -52,7 +52,7 @@ func serve(ctx context.Context, in io.Reader, out io.Writer, kind string) error 
 			return fmt.Errorf("request %q: %w", lines.Text(), err)
 		}
 		if form != "NN" && form != "NT" && form != "TN" {
-			return fmt.Errorf("request %q: form %q is unknown; known are NN, NT and TN", lines.Text(), form)
+			return fmt.Errorf("request %q: unknown form %q; want NN, NT or TN", lines.Text(), form)
 		}
 		var counts []int32
 		for text := range strings.SplitSeq(groups, ",") {
