@@ -76,9 +76,12 @@ func (m *MPI) Start(_ context.Context, r Ranks) (Job, error) {
 			return nil, errors.New("srun without MPI needs the names of the nodes (SLURM_JOB_NODELIST); " +
 				"start the run in sbatch or salloc")
 		}
-		meeting, err := meetingPoint(r.Hosts[0], m.Port, false)
+		meeting, listener, err := meetingPoint(r.Hosts[0], m.Port, false)
 		if err != nil {
 			return nil, err
+		}
+		if listener != nil { // a task of Slurm cannot inherit it
+			listener.Close()
 		}
 		r.Environment = append(r.Environment, meeting...)
 	}

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"hash/crc32"
+	"net"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -23,6 +24,7 @@ import (
 
 	"mula/internal/longtest"
 	"mula/train"
+	"mula/xpu/tcp"
 )
 
 // actVariable makes the test binary one rank of a run, which does what the variable says, word by
@@ -55,6 +57,7 @@ func TestMain(m *testing.M) {
 //	once FILE …   what follows is for the first process that finds no FILE
 //	stop, kill    itself, by SIGSTOP or SIGKILL
 //	environment   prints MULA_… and its folder
+//	join          the other ranks over TCP; fails if the address of rank 0 is still free
 //	pid           prints its process id on standard error
 func act(words []string) {
 	rank := os.Getenv("MULA_RANK")
@@ -85,6 +88,10 @@ func act(words []string) {
 				dir, _ := os.Getwd()
 				fmt.Println("world", os.Getenv("MULA_WORLD"), "host", os.Getenv("MULA_HOST"), "address",
 					os.Getenv("MULA_ADDRESS"), "secret", len(os.Getenv("MULA_SECRET")), "in", dir)
+			}
+		case "join":
+			if mine {
+				joinOthers()
 			}
 		case "pid":
 			if mine {
@@ -146,6 +153,28 @@ func act(words []string) {
 		words = arguments
 	}
 	os.Exit(ExitDone)
+}
+
+// joinOthers joins the other ranks. Rank 0 must already have its port: nobody else can bind it.
+func joinOthers() {
+	fail := func(err error) {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(ExitFailed)
+	}
+	o, _, err := tcp.FromEnvironment()
+	if err != nil {
+		fail(err)
+	}
+	if l, err := net.Listen("tcp", o.Address); err == nil {
+		l.Close()
+		fail(fmt.Errorf("rank %d can bind %s", o.Rank, o.Address))
+	}
+	link, err := tcp.Join(context.Background(), o)
+	if err != nil {
+		fail(err)
+	}
+	fmt.Fprintf(os.Stdout, "rank %d of %d\n", link.Rank(), link.Size())
+	link.Close()
 }
 
 func writeBeat(beat train.Heartbeat) {
@@ -239,6 +268,24 @@ func (p *play) run(t *testing.T) Result {
 		t.Logf("attempt %d on %v: %s, %s", a.Number, a.Hosts, a.Outcome, a.Reason)
 	}
 	return result
+}
+
+// Many launches at the same time do not take each other's ports: rank 0 inherits the socket that the
+// launcher has bound.
+func TestManyLaunches(t *testing.T) {
+	for i := range 24 {
+		t.Run(strconv.Itoa(i), func(t *testing.T) {
+			p := newPlay(t, "join", processes)
+			p.Retries = 0
+			if result := p.run(t); result.Code != ExitDone || len(result.Attempts) != 1 {
+				t.Fatalf("%+v\n%s", result, p.stderr.String())
+			}
+			if out := p.stdout.String() + p.stderr.String(); !strings.Contains(out, "rank 0 of 3\n") ||
+				!strings.Contains(out, "[1] rank 1 of 3\n") || !strings.Contains(out, "[2] rank 2 of 3\n") {
+				t.Errorf("output %q", out)
+			}
+		})
+	}
 }
 
 // Ranks find each other by their environment; rank 0's output passes through, that of the others

@@ -72,6 +72,11 @@ func (p *Processes) Name() string { return "tcp" }
 // Start starts the ranks. It fails if the program of a local rank, or the remote shell, cannot be
 // started.
 func (p *Processes) Start(_ context.Context, r Ranks) (Job, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return nil, err
+	}
+	var listener *os.File // at the address of rank 0
 	common := append(slices.Clone(r.Environment), tcp.SizeVariable+"="+strconv.Itoa(len(r.Hosts)))
 	if len(r.Hosts) > 1 {
 		if first := r.Hosts[0]; !p.AllLocal && (first == localhost || first == "127.0.0.1") {
@@ -80,15 +85,24 @@ func (p *Processes) Start(_ context.Context, r Ranks) (Job, error) {
 					"the other hosts can resolve", first, r.Hosts[i])
 			}
 		}
-		meeting, err := meetingPoint(r.Hosts[0], p.Port, p.AllLocal)
+		meeting, l, err := meetingPoint(r.Hosts[0], p.Port, p.AllLocal)
 		if err != nil {
 			return nil, err
 		}
 		common = append(common, meeting...)
+		if l != nil && canPassFiles && os.Getenv(tcp.ListenVariable) == "" {
+			listener, err = l.File()
+		}
+		if l != nil {
+			l.Close() // listener is a duplicate
+		}
+		if err != nil {
+			return nil, err
+		}
 	}
-	dir, err := os.Getwd()
-	if err != nil {
-		return nil, err
+	if listener != nil {
+		// Rank 0 has inherited the socket. If it dies, the socket is closed.
+		defer listener.Close()
 	}
 	j := newProcessJob(len(r.Hosts))
 	for rank, host := range r.Hosts {
@@ -108,6 +122,10 @@ func (p *Processes) Start(_ context.Context, r Ranks) (Job, error) {
 		var cmd *exec.Cmd
 		if local {
 			cmd = exec.Command(p.Command[0], p.Command[1:]...)
+			if rank == 0 && listener != nil {
+				cmd.ExtraFiles = []*os.File{listener}
+				environment = append(environment, tcp.ListenFDVariable+"=3") // the first of ExtraFiles
+			}
 			cmd.Env = append(os.Environ(), environment...)
 		} else {
 			cmd = exec.Command(p.RemoteShell[0], append(slices.Clone(p.RemoteShell[1:]), host, shellLine(p.Agent))...)
@@ -123,20 +141,30 @@ func (p *Processes) Start(_ context.Context, r Ranks) (Job, error) {
 	return j, nil
 }
 
+// canPassFiles reports whether a child process can inherit a socket.
+const canPassFiles = runtime.GOOS != "windows"
+
 // meetingPoint returns the environment with which ranks find each other over TCP: the address of
-// rank 0, which runs on host, and a new secret.
-func meetingPoint(host string, port int, allLocal bool) ([]string, error) {
-	address, err := rankZero(host, port, allLocal)
+// rank 0, which runs on host, and a new secret. See rankZero for the listener.
+func meetingPoint(host string, port int, allLocal bool) ([]string, *net.TCPListener, error) {
+	address, listener, err := rankZero(host, port, allLocal)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	secret := make([]byte, 16)
 	rand.Read(secret)
-	return []string{tcp.AddressVariable + "=" + address, tcp.SecretVariable + "=" + hex.EncodeToString(secret)}, nil
+	return []string{tcp.AddressVariable + "=" + address, tcp.SecretVariable + "=" + hex.EncodeToString(secret)}, listener,
+		nil
 }
 
-// rankZero returns the address at which rank 0 listens on a host.
-func rankZero(host string, port int, allLocal bool) (string, error) {
+// rankZero returns the address at which rank 0 listens on a host. If mula launch chooses the port
+// and the host is this machine, it also returns a listener at the address. Rank 0 should inherit
+// its socket: if the launcher closed it first, another process could bind the port before rank 0.
+//
+// The launcher cannot bind a port of another host, and Slurm's tasks cannot inherit a socket. There
+// the port may be in use. Then rank 0 fails, and the next attempt has another port.
+func rankZero(host string, port int, allLocal bool) (string, *net.TCPListener, error) {
+	var listener *net.TCPListener
 	local, name := allLocal || host == localhost, host
 	if local {
 		name = loopback()
@@ -149,22 +177,22 @@ func rankZero(host string, port int, allLocal bool) (string, error) {
 	case local || isLocal(host):
 		l, err := net.Listen("tcp", net.JoinHostPort(name, "0"))
 		if err != nil {
-			return "", fmt.Errorf("looking for a free port of %s: %w", name, err)
+			return "", nil, fmt.Errorf("looking for a free port of %s: %w", name, err)
 		}
+		listener = l.(*net.TCPListener)
 		port = l.Addr().(*net.TCPAddr).Port
-		l.Close()
-	default: // a port that is unlikely to be in use there; if it is, the next attempt uses another port
+	default: // a port that is unlikely to be in use there
 		n, err := rand.Int(rand.Reader, big.NewInt(10000))
 		if err != nil {
-			return "", err
+			return "", nil, err
 		}
 		port = 20000 + int(n.Int64())
 	}
-	return net.JoinHostPort(name, strconv.Itoa(port)), nil
+	return net.JoinHostPort(name, strconv.Itoa(port)), listener, nil
 }
 
-// loopback returns an address of this machine. On Linux all of 127.0.0.0/8 is, and a random part of
-// it keeps other programs from binding the free port before rank 0 does.
+// loopback returns a loopback address of this machine. On Linux it is a random address of
+// 127.0.0.0/8, whose ports other programs rarely use.
 func loopback() string {
 	if runtime.GOOS != "linux" {
 		return "127.0.0.1"

@@ -28,6 +28,8 @@ type Options struct {
 	// host:port that this rank binds; "" is Address for rank 0, and a free port on all interfaces
 	// for the other ranks
 	Listen string
+	// rank 0: file descriptor of a socket that already listens at Address; Join closes it; 0: not set
+	ListenFD int
 	// host or host:port at which the other ranks reach this rank; "" is the address that rank 0
 	// sees. Not used by rank 0, which has Address.
 	Announce string
@@ -52,6 +54,8 @@ const (
 	SizeVariable    = "MULA_WORLD"
 	AddressVariable = "MULA_ADDRESS"
 	SecretVariable  = "MULA_SECRET"
+	// of rank 0 alone, if mula launch runs on its machine
+	ListenFDVariable = "MULA_LISTEN_FD"
 
 	// The user may set these.
 	ListenVariable      = "MULA_LISTEN"
@@ -79,6 +83,13 @@ func FromEnvironment() (Options, bool, error) {
 		if *number.value, err = strconv.Atoi(text); err != nil {
 			return Options{}, true, fmt.Errorf("tcp: environment variable %s is %q; it must be a number", number.name,
 				text)
+		}
+	}
+	if text := os.Getenv(ListenFDVariable); text != "" {
+		var err error
+		if o.ListenFD, err = strconv.Atoi(text); err != nil || o.ListenFD < 3 {
+			return Options{}, true, fmt.Errorf("tcp: environment variable %s is %q; it must be the number of a file "+
+				"descriptor from 3", ListenFDVariable, text)
 		}
 	}
 	if text := os.Getenv(JoinTimeoutVariable); text != "" {
@@ -163,6 +174,16 @@ func Join(ctx context.Context, o Options) (xpu.Link, error) {
 
 // listen binds the port at which this rank waits for other ranks.
 func (o Options) listen(ctx context.Context) (net.Listener, error) {
+	if o.ListenFD != 0 && o.Rank == 0 {
+		f := os.NewFile(uintptr(o.ListenFD), ListenFDVariable)
+		listener, err := net.FileListener(f)
+		if err != nil {
+			return nil, fmt.Errorf("tcp: file descriptor %d (%s) is no listening socket: %w", o.ListenFD, ListenFDVariable,
+				err)
+		}
+		f.Close() // listener has a duplicate
+		return listener, nil
+	}
 	address, variable := o.Listen, ListenVariable
 	if address == "" && o.Rank == 0 {
 		address, variable = o.Address, AddressVariable
