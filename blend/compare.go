@@ -230,7 +230,7 @@ type Span struct {
 }
 
 // JoinLogs merges the logs of one run, given newest first. It returns the newest log's header. All
-// logs must have the same batch size and sequence length, and must not be logs of single ranks.
+// logs must have the same batch size and sequence length, and must not be from one rank of several.
 func JoinLogs(logs []*LogReader) (*RunLog, LogHeader, error) {
 	if len(logs) == 0 {
 		return nil, LogHeader{}, errors.New("no fingerprint log")

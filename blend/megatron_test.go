@@ -327,7 +327,7 @@ func TestMegatronChanges(t *testing.T) {
 		message string
 	}{
 		"a sample index cut": {func(path string) error { return os.Truncate(path, 500) }, blendIndex,
-			"cut off"},
+			"is truncated"},
 		"no file": {os.Remove, blendIndex, "no such file"},
 		"another order at a check value": {func(path string) error { flip(t, path, 128+8); return nil }, blendIndex,
 			"position 1 has"},
@@ -401,7 +401,7 @@ func TestMegatronDamaged(t *testing.T) {
 		{file("*-GPTDataset-valid-sample_index.npy"), 128 + 8*2 + 4, 0x01, "row "},
 		{file("*-GPTDataset-train-document_index.npy"), 128 + 4*40 + 1, 0x40, "entry 40 is document "},
 		{file("*-GPTDataset-train-shuffle_index.npy"), 128 + 4*40 + 1, 0x40, "entry 40 is sample "},
-		{file("*-GPTDataset-train-shuffle_index.npy"), 128 + 4*40, 0x01, "each once"},
+		{file("*-GPTDataset-train-shuffle_index.npy"), 128 + 4*40, 0x01, "are not a permutation"},
 		{filepath.Join(cache, golden.TrainHash+"-BlendedDataset-train-dataset_index.npy"), 128 + 2*40, 0x40,
 			"entry 40 is dataset "},
 		{filepath.Join(cache, golden.TrainHash+"-BlendedDataset-train-dataset_sample_index.npy"), 128 + 8*40, 0x01,
