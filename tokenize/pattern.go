@@ -9,23 +9,23 @@ import (
 	"unicode/utf8"
 )
 
-// A pattern is a regular expression as Split and Replace of Hugging Face tokenizers take it: in the
-// language of Oniguruma with Ruby's syntax, and with its Unicode classes. It does not change after
-// compiling, and goroutines share it.
+// A pattern is a regular expression of Split or Replace in Hugging Face tokenizers: in the language
+// of Oniguruma with Ruby's syntax, and with its Unicode classes. It is immutable after compilation
+// and safe for concurrent use.
 type pattern struct {
 	program []instruction
-	first   *runeBits // what a match starts with; nil if it may be empty
-	slots   int       // states that are worth remembering, see finder
+	first   *runeBits // first characters of a match; nil if it may be empty
+	slots   int       // states that finders remember
 	finders sync.Pool
 }
 
-// compilePattern compiles a regular expression. What it does not do exactly as Oniguruma is refused
-// with its place in the text.
+// compilePattern compiles a regular expression. Constructs that it does not match exactly like
+// Oniguruma are errors that name the byte.
 func compilePattern(regex string) (*pattern, error) {
 	p := &patternParser{text: regex, data: pinnedOniguruma()}
 	tree, err := p.alternatives()
 	if err == nil && p.at < len(regex) {
-		err = p.refused(p.at, "a ) without its (")
+		err = p.refused(p.at, "a ) without a (")
 	}
 	if err == nil {
 		_, err = p.checkFolds(tree, nil)
@@ -45,7 +45,7 @@ func compilePattern(regex string) (*pattern, error) {
 	return c.p, nil
 }
 
-// finder returns a finder for the matches in s, which is valid UTF-8 and stays as it is until the
+// finder returns a finder for the matches in s, which must be valid UTF-8 and unchanged until the
 // finder is released.
 func (p *pattern) finder(s []byte) *finder {
 	f := p.finders.Get().(*finder)
@@ -60,8 +60,8 @@ type node struct {
 	nodes    []*node // sequence, choice; the one inside repeat, look and atomic
 	min, max int     // repeat; max is unbounded or a number; min of back
 	lazy     bool    // repeat
-	folded   bool    // oneOf: a character that is matched without regard to case
-	at       int     // of folded: its byte
+	folded   bool    // oneOf: a character that is matched case-insensitively
+	at       int     // of folded: its byte offset
 	negative bool    // look
 	anchor   anchor  // atAnchor
 }
@@ -81,8 +81,8 @@ const (
 
 const unbounded = -1
 
-// maxRepeat bounds a count in braces, maxProgram the instructions that a pattern may take; maxDepth
-// bounds nesting.
+// maxRepeat bounds a count in braces, maxProgram the instructions of a pattern, and maxDepth the
+// nesting.
 const (
 	maxRepeat  = 1000
 	maxProgram = 20000
@@ -108,10 +108,10 @@ type patternParser struct {
 	depth  int
 	data   *onigurumaData
 	fold   bool // (?i)
-	dotAll bool // (?m), which is what others call s
+	dotAll bool // (?m), which other dialects call s
 }
 
-// refused is an error for what starts at that byte.
+// refused returns an error for the construct that starts at that byte.
 func (p *patternParser) refused(at int, format string, args ...any) error {
 	return fmt.Errorf("regular expression %q, byte %d: %s is not supported", p.text, at, fmt.Sprintf(format, args...))
 }
@@ -134,7 +134,7 @@ func (p *patternParser) rune() rune {
 	return r
 }
 
-// alternatives reads up to the end of the text or the ) of the group.
+// alternatives parses up to the end of the text or the ) of the group.
 func (p *patternParser) alternatives() (*node, error) {
 	if p.depth++; p.depth > maxDepth {
 		return nil, p.refused(p.at, "nesting more than %d deep", maxDepth)
@@ -162,7 +162,7 @@ func (p *patternParser) branch() (*node, error) {
 	for p.more() && !p.peek("|") && !p.peek(")") {
 		at := p.at
 		if p.take("(?") {
-			// Options without a group hold for the rest of the group, alternatives included.
+			// Options without a group apply to the rest of the group, alternatives included.
 			if rest, ok, err := p.options(); err != nil || ok {
 				if err == nil {
 					out.nodes = append(out.nodes, rest)
@@ -186,9 +186,9 @@ func (p *patternParser) branch() (*node, error) {
 	return out, nil
 }
 
-// checkFolds refuses successive characters that match one without regard to case, as ss matches ß,
-// also where they stand in different groups. run is the characters before the node that it follows;
-// what comes after the node follows those returned.
+// checkFolds rejects successive characters that match one character case-insensitively, as ss
+// matches ß, even if they are in different groups. run is the characters before the node; the
+// returned characters precede the node's successor.
 func (p *patternParser) checkFolds(n *node, run []*node) ([]*node, error) {
 	switch {
 	case n.folded:
@@ -200,7 +200,8 @@ func (p *patternParser) checkFolds(n *node, run []*node) ([]*node, error) {
 				same = written == several[i] || slices.Contains(p.data.folds[several[i]], written)
 			}
 			if same {
-				return nil, p.refused(n.at, "(?i) with the last of %q, which match %q too,", string(several), string(c))
+				return nil, p.refused(n.at, "(?i) with the end of %q, which also matches %q,", string(several),
+					string(c))
 			}
 		}
 		return run, nil
@@ -221,8 +222,8 @@ func (p *patternParser) checkFolds(n *node, run []*node) ([]*node, error) {
 	return nil, nil
 }
 
-// options reads options after "(?" that have no group of their own, and what they hold for. ok is
-// false if there are none.
+// options parses options after "(?" without their own group, and the expression that they apply to.
+// ok is false if there are no such options.
 func (p *patternParser) options() (rest *node, ok bool, err error) {
 	fold, dotAll, known := p.flags()
 	if !known || !p.take(")") {
@@ -235,7 +236,7 @@ func (p *patternParser) options() (rest *node, ok bool, err error) {
 	return rest, true, err
 }
 
-// flags reads letters of options.
+// flags parses the letters of options.
 func (p *patternParser) flags() (fold, dotAll, known bool) {
 	fold, dotAll = p.fold, p.dotAll
 	on := true
@@ -254,7 +255,7 @@ func (p *patternParser) flags() (fold, dotAll, known bool) {
 	}
 }
 
-// atom reads what a quantifier can follow.
+// atom parses an expression that a quantifier can follow.
 func (p *patternParser) atom() (*node, error) {
 	at := p.at
 	switch r := p.rune(); r {
@@ -273,7 +274,7 @@ func (p *patternParser) atom() (*node, error) {
 	case '$':
 		return &node{kind: atAnchor, anchor: lineEnd}, nil
 	case '*', '+', '?':
-		return nil, p.refused(at, "%c without anything to repeat", r)
+		return nil, p.refused(at, "%c without an operand", r)
 	case '\\':
 		if p.more() {
 			if i := strings.IndexByte("AzZbB", p.text[p.at]); i >= 0 {
@@ -293,7 +294,7 @@ func (p *patternParser) atom() (*node, error) {
 	case '{':
 		p.at = at
 		if _, _, ok := p.interval(); ok {
-			return nil, p.refused(at, "a count in braces without anything to repeat")
+			return nil, p.refused(at, "a count in braces without an operand")
 		}
 		p.at = at + 1
 		return p.character(at, r)
@@ -304,13 +305,13 @@ func (p *patternParser) atom() (*node, error) {
 	}
 }
 
-// character is the node of a character. Until it is compiled, its set begins with the one that is
-// written.
+// character returns the node of a character. Until it is compiled, its set starts with the written
+// character.
 func (p *patternParser) character(at int, r rune) (*node, error) {
 	out := &node{kind: oneOf, set: runeSet{{r, r}}, folded: p.fold, at: at}
 	if p.fold {
 		if several, ok := p.data.many[r]; ok {
-			return nil, p.refused(at, "(?i) with %q, which matches %q too,", string(r), string(several))
+			return nil, p.refused(at, "(?i) with %q, which also matches %q,", string(r), string(several))
 		}
 		for _, a := range p.data.folds[r] {
 			if a != r {
@@ -321,7 +322,7 @@ func (p *patternParser) character(at int, r rune) (*node, error) {
 	return out, nil
 }
 
-// group reads a group after its "(".
+// group parses a group after its "(".
 func (p *patternParser) group(at int) (*node, error) {
 	fold, dotAll := p.fold, p.dotAll
 	defer func() { p.fold, p.dotAll = fold, dotAll }()
@@ -350,13 +351,13 @@ func (p *patternParser) group(at int) (*node, error) {
 		return nil, err
 	}
 	if !p.take(")") {
-		return nil, p.refused(at, "a ( without its )")
+		return nil, p.refused(at, "a ( without a )")
 	}
 	out.nodes = []*node{inner}
 	if !behind {
 		return out, nil
 	}
-	// Each alternative looks back by its own width.
+	// Each alternative of a lookbehind has its own width.
 	branches := []*node{inner}
 	if inner.kind == choice {
 		branches = inner.nodes
@@ -365,7 +366,7 @@ func (p *patternParser) group(at int) (*node, error) {
 	for _, b := range branches {
 		w, ok := b.width()
 		if !ok {
-			return nil, p.refused(at, "looking behind for what has no fixed length")
+			return nil, p.refused(at, "a lookbehind of variable length")
 		}
 		choices.nodes = append(choices.nodes, &node{kind: sequence, nodes: []*node{{kind: back, min: w}, b}})
 	}
@@ -373,7 +374,7 @@ func (p *patternParser) group(at int) (*node, error) {
 	return out, nil
 }
 
-// escape reads what stands after a backslash: a set, or a character if the set is nil.
+// escape parses an escape after the backslash: a set, or a character if the set is nil.
 func (p *patternParser) escape(at int, inClass bool) (runeSet, rune, error) {
 	if !p.more() {
 		return nil, 0, p.refused(at, "a \\ at the end")
@@ -428,7 +429,7 @@ func (p *patternParser) escape(at int, inClass bool) (runeSet, rune, error) {
 		}
 		name, _, ok := strings.Cut(p.text[p.at:], "}")
 		if !ok {
-			return nil, 0, p.refused(at, "\\%c{ without }", r)
+			return nil, 0, p.refused(at, "\\%c{ without a }", r)
 		}
 		p.at += len(name) + 1
 		return property(name, not)
@@ -466,7 +467,8 @@ func (p *patternParser) escape(at int, inClass bool) (runeSet, rune, error) {
 	}
 }
 
-// class reads a class in brackets, after its "[", with what matches without regard to case.
+// class parses a class in brackets, after its "[", with all characters that match
+// case-insensitively.
 func (p *patternParser) class(at int) (runeSet, error) {
 	set, not, err := p.classSet(at)
 	if err != nil {
@@ -483,7 +485,7 @@ func (p *patternParser) class(at int) (runeSet, error) {
 		}
 		for c, several := range p.data.many {
 			if !not && set.has(c) {
-				return nil, p.refused(at, "(?i) with a class that has %q, which matches %q too,", string(c),
+				return nil, p.refused(at, "(?i) with a class that has %q, which also matches %q,", string(c),
 					string(several))
 			}
 		}
@@ -495,7 +497,7 @@ func (p *patternParser) class(at int) (runeSet, error) {
 	return set, nil
 }
 
-// classSet reads a class after its "[". not says that its complement is meant.
+// classSet parses a class after its "[". not means that the result is its complement.
 func (p *patternParser) classSet(at int) (set runeSet, not bool, err error) {
 	if p.depth++; p.depth > maxDepth {
 		return nil, false, p.refused(p.at, "nesting more than %d deep", maxDepth)
@@ -510,7 +512,7 @@ func (p *patternParser) classSet(at int) (set runeSet, not bool, err error) {
 	for begins := true; ; begins = false {
 		here := p.at
 		if !p.more() {
-			return nil, false, p.refused(at, "a [ without its ]")
+			return nil, false, p.refused(at, "a [ without a ]")
 		}
 		switch {
 		case p.take("]"):
@@ -540,7 +542,7 @@ func (p *patternParser) classSet(at int) (set runeSet, not bool, err error) {
 			inner, known := p.data.properties[properties[name]]
 			if !ok || !known {
 				return nil, false, p.refused(here,
-					"a class that starts with [: and is not among those of POSIX that are known")
+					"a class that starts with [: but is not a known POSIX class")
 			}
 			p.at += len(name) + 2
 			if not {
@@ -593,11 +595,11 @@ func (p *patternParser) classSet(at int) (set runeSet, not bool, err error) {
 	}
 }
 
-// classCharacter reads a character of a class, or a class in an escape.
+// classCharacter parses a character of a class, or a class in an escape.
 func (p *patternParser) classCharacter() (runeSet, rune, error) {
 	at := p.at
 	if !p.more() {
-		return nil, 0, p.refused(at, "a class without its ]")
+		return nil, 0, p.refused(at, "a class without a ]")
 	}
 	r := p.rune()
 	if r == utf8.RuneError {
@@ -612,7 +614,7 @@ func (p *patternParser) classCharacter() (runeSet, rune, error) {
 	return p.escape(at, true)
 }
 
-// interval reads a count in braces; it returns false, and may have moved, if there is none.
+// interval parses a count in braces. It returns false, and may have advanced, if there is no count.
 func (p *patternParser) interval() (lo, hi int, ok bool) {
 	if !p.take("{") {
 		return 0, 0, false
@@ -650,7 +652,7 @@ func (p *patternParser) interval() (lo, hi int, ok bool) {
 	return lo, hi, lo >= 0 && hi >= unbounded
 }
 
-// quantified reads a quantifier if one follows the node.
+// quantified parses a quantifier if one follows the node.
 func (p *patternParser) quantified(n *node) (*node, error) {
 	at := p.at
 	out := &node{kind: repeat, nodes: []*node{n}, max: unbounded}
@@ -677,10 +679,10 @@ func (p *patternParser) quantified(n *node) (*node, error) {
 	}
 	switch {
 	case n.kind == atAnchor || n.kind == look:
-		return nil, p.refused(at, "repeating what has no length")
+		return nil, p.refused(at, "repetition of an empty expression")
 	case p.take("?"):
 		if braces && out.min == out.max {
-			// Ruby has no lazy form of a fixed count: this is an optional one.
+			// Ruby has no lazy form of a fixed count: this is an optional repetition.
 			out = &node{kind: repeat, nodes: []*node{out}, max: 1}
 		} else {
 			out.lazy = true
@@ -688,21 +690,21 @@ func (p *patternParser) quantified(n *node) (*node, error) {
 	case p.take("+"):
 		possessive = !braces
 		if braces {
-			// Nor a possessive form of a count: this repeats it.
+			// Ruby has no possessive form of a count: this repeats it.
 			out = &node{kind: repeat, nodes: []*node{out}, min: 1, max: unbounded}
 		}
 	}
 	for m := out; m.kind == repeat; m = m.nodes[0] {
 		if _, empty := m.nodes[0].starts(); empty && m.max == unbounded {
-			return nil, p.refused(at, "repeating without a limit what may be empty")
+			return nil, p.refused(at, "unlimited repetition of an expression that may be empty")
 		}
 	}
 	if p.more() && strings.IndexByte("*+?", p.text[p.at]) >= 0 {
-		return nil, p.refused(p.at, "repeating what is repeated")
+		return nil, p.refused(p.at, "repetition of a repetition")
 	}
 	if here := p.at; p.peek("{") {
 		if _, _, ok := p.interval(); ok {
-			return nil, p.refused(here, "repeating what is repeated")
+			return nil, p.refused(here, "repetition of a repetition")
 		}
 		p.at = here
 	}
@@ -712,7 +714,8 @@ func (p *patternParser) quantified(n *node) (*node, error) {
 	return out, nil
 }
 
-// starts returns what a match of the node can start with, and whether it may be empty.
+// starts returns the possible first characters of a match of the node, and whether the match may be
+// empty.
 func (n *node) starts() (set runeSet, empty bool) {
 	switch n.kind {
 	case oneOf:
@@ -740,7 +743,7 @@ func (n *node) starts() (set runeSet, empty bool) {
 	return set, true
 }
 
-// width returns how many characters every match of the node has.
+// width returns the number of characters in every match of the node, if it is fixed.
 func (n *node) width() (int, bool) {
 	switch n.kind {
 	case oneOf:

@@ -6,26 +6,26 @@ import (
 	"unicode/utf8"
 )
 
-// A pattern runs as a program with backtracking: alternatives are tried in their order, and the
-// first way to the end is the match.
+// A pattern runs as a program with backtracking: alternatives are tried in order, and the first
+// path to the end is the match.
 
 type opcode uint8
 
 const (
 	opMatch     opcode = iota
 	opSet              // one character of the set
-	opRun              // as many characters of the set as there are, up to max, and then fewer
-	opLazyRun          // none of the set, and then more, up to max
-	opWholeRun         // as many as there are, up to max, and never fewer
-	opSplit            // go on at the next instruction, and then at to
-	opLazySplit        // go on at to, and then at the next instruction
-	opJump             // go on at to
-	opEnter            // an atomic group or a look; it and its end have the same mark
-	opAtomicEnd        // forget the ways not taken inside
-	opLookEnd          // and go back to where it began
-	opEnterNot         // a negative look: if what follows fails, go on at to
-	opNotEnd           // what follows did not fail
-	opBack             // go back by max characters
+	opRun              // as many characters of the set as possible, up to max, and then fewer
+	opLazyRun          // no character of the set, and then more, up to max
+	opWholeRun         // as many characters as possible, up to max, and never fewer
+	opSplit            // continue at the next instruction, and then at to
+	opLazySplit        // continue at to, and then at the next instruction
+	opJump             // continue at to
+	opEnter            // an atomic group or a lookaround; start and end have the same mark
+	opAtomicEnd        // discard the alternatives inside
+	opLookEnd          // and return to the start of the lookaround
+	opEnterNot         // a negative lookaround: if the following instructions fail, continue at to
+	opNotEnd           // the following instructions did not fail
+	opBack             // move back by max characters
 	opAnchor
 )
 
@@ -39,7 +39,7 @@ type instruction struct {
 	set    *runeBits
 }
 
-// runeBits is a runeSet that is quick to ask: pages of 64 code points, equal pages stored once.
+// runeBits is a runeSet for fast lookups: pages of 64 code points, with equal pages stored once.
 type runeBits struct {
 	page [(utf8.MaxRune + 1) >> 6]uint16
 	bits []uint64
@@ -77,7 +77,7 @@ func newRuneBits(set runeSet) *runeBits {
 
 func (b *runeBits) has(r rune) bool { return b.bits[b.page[r>>6]]>>(r&63)&1 != 0 }
 
-// of returns the length of the character at s[i:] if the set has it, else 0.
+// of returns the length of the character at s[i:] if the set contains it, otherwise 0.
 func (b *runeBits) of(s []byte, i int) int {
 	if i >= len(s) {
 		return 0
@@ -96,11 +96,11 @@ func (b *runeBits) of(s []byte, i int) int {
 type patternCompiler struct {
 	p      *pattern
 	bits   map[string]*runeBits
-	ofNode map[*node]*runeBits // of those that stand in a repeat and are written many times
+	ofNode map[*node]*runeBits // of nodes in a repeat, which are emitted many times
 	marks  int
 }
 
-var errTooLong = errors.New("its program would be too long: use smaller counts")
+var errTooLong = errors.New("its program would be too long; use smaller counts")
 
 func (c *patternCompiler) add(i instruction) int {
 	if i.op == opSplit || i.op == opLazySplit || i.op == opRun || i.op == opLazyRun || i.op == opWholeRun {
@@ -210,7 +210,7 @@ func (c *patternCompiler) enter(i instruction) int {
 	return i.mark
 }
 
-// emitRepeat writes a repeat; run is what repeats a set greedily.
+// emitRepeat emits a repeat; run is the opcode that repeats a set greedily.
 func (c *patternCompiler) emitRepeat(n *node, run opcode) error {
 	inner := n.nodes[0]
 	for range n.min {
@@ -219,7 +219,7 @@ func (c *patternCompiler) emitRepeat(n *node, run opcode) error {
 			return err
 		}
 		if len(c.p.program) == before {
-			break // nothing, however often; counts inside each other would take forever to find out
+			break // empty in any case; nested counts could take forever to detect that
 		}
 	}
 	if n.max == n.min {
@@ -262,46 +262,46 @@ func (c *patternCompiler) emitRepeat(n *node, run opcode) error {
 	return nil
 }
 
-// A finder looks for the matches of a pattern in a text, for one goroutine. The pattern keeps those
-// that are released, so that nothing is allocated once their scratch has grown.
+// A finder finds the matches of a pattern in a text, for one goroutine. The pattern reuses released
+// finders, so nothing is allocated once their scratch memory has grown.
 //
-// A text on which the pattern goes back and forth for long makes it remember the states,
-// instruction and place, from which there is no way to the end: it takes none of them twice, also
-// not in later searches of the same text. The time is then in proportion to the text's length times
-// that of the program, and more only where a look ahead or an atomic group is long and succeeds at
-// many places. The memory is some bits for each byte of the text, and above maxRemembered there is
-// none.
+// After many steps in a text, the finder starts to remember failed states (instruction and
+// position) and never tries them again, even in later searches of the same text. The time is then
+// proportional to the length of the text times the length of the program, and more only if a
+// lookahead or an atomic group is long and succeeds at many positions. The memory is a few bits per
+// byte of the text, and is not used above maxRemembered.
 type finder struct {
 	p        *pattern
 	s        []byte
 	stack    []frame
 	steps    int
 	remember bool
-	failed   []uint64 // by slot and place
+	failed   []uint64 // by slot and position
 }
 
 // maxRemembered bounds the bits of finder.failed.
 const maxRemembered = 1 << 31
 
-// A frame is a way not taken yet.
+// A frame is an untried alternative.
 type frame struct {
 	kind     frameKind
-	pc       int32 // where it goes on; the mark of entered; the slot of exhausted
-	mark     int32 // of otherwise: that of a negative look, or 0
+	pc       int32 // where to continue; the mark of entered; the slot of exhausted
+	mark     int32 // of otherwise: the mark of a negative lookaround, or 0
 	pos, end int
 }
 
 type frameKind uint8
 
 const (
-	otherwise frameKind = iota // go on at pc and pos
-	fewer                      // a run from pos to end: go on at pc, one character before end
-	moreChars                  // a lazy run that is at pos and may take end characters more: pc is the run's
-	entered                    // an atomic group or a look began at pos
-	exhausted                  // the state of slot pc at pos to end leads nowhere
+	otherwise frameKind = iota // continue at pc and pos
+	fewer                      // a run from pos to end: continue at pc, one character before end
+	// a lazy run that is at pos and may take end more characters: pc is the run's instruction
+	moreChars
+	entered   // an atomic group or a lookaround started at pos
+	exhausted // the state of slot pc fails at pos to end
 )
 
-// release gives the finder back to its pattern. It must not be used after that.
+// release returns the finder to its pattern. It must not be used afterwards.
 func (f *finder) release() {
 	f.s, f.steps, f.remember = nil, 0, false
 	if cap(f.failed) > keptScratch/8 {
@@ -313,8 +313,8 @@ func (f *finder) release() {
 	f.p.finders.Put(f)
 }
 
-// find returns the leftmost match at or after from, which may be empty. What stands before from is
-// seen by anchors and looks behind.
+// find returns the leftmost match at or after from, which may be empty. Anchors and lookbehinds see
+// the text before from.
 func (f *finder) find(from int) (start, end int, ok bool) {
 	first := f.p.first
 	for start = from; start <= len(f.s); start++ {
@@ -352,7 +352,7 @@ func (f *finder) hasFailed(slot, pos int) bool {
 
 // startRemembering is called when a text has taken many steps.
 func (f *finder) startRemembering() {
-	f.steps = -1 << 62 // once for a text
+	f.steps = -1 << 62 // once per text
 	size := f.p.slots * (len(f.s) + 1)
 	if size > maxRemembered {
 		return
@@ -366,7 +366,7 @@ func (f *finder) startRemembering() {
 	clear(f.failed)
 }
 
-// cut removes the frames down to that of a mark, and returns it.
+// cut removes the frames down to the frame of a mark, and returns that frame.
 func (f *finder) cut(mark int) frame {
 	for n := len(f.stack) - 1; ; n-- {
 		x := f.stack[n]
@@ -414,7 +414,7 @@ func (f *finder) match(start int) (end int, ok bool) {
 				fails = true
 				break
 			}
-			at, known := pos, false // known: from there on the run leads nowhere
+			at, known := pos, false // known: the run fails from there on
 			for left := in.max; left != 0; left-- {
 				n := in.set.of(s, at)
 				if n == 0 {
@@ -488,7 +488,7 @@ func (f *finder) match(start int) (end int, ok bool) {
 	}
 }
 
-// next takes the last way not taken; ok is false if there is none.
+// next pops the last untried alternative; ok is false if there is none.
 func (f *finder) next() (pc, pos int, ok bool) {
 	if f.steps++; f.steps > 32*len(f.s)+4096 {
 		f.startRemembering()

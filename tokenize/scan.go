@@ -9,23 +9,23 @@ import (
 
 // A scanner returns the length of the first match of its pattern at the start of s, which is not
 // empty and valid UTF-8. The patterns match every text from end to end without gaps, so that
-// scanning from match to match splits it; what a pattern leaves between its matches is returned
-// like a match.
+// scanning from match to match splits it. Text between the matches of a pattern is returned like a
+// match.
 type scanner func(t *classTable, s []byte) int
 
-// A Pattern names a rule for cutting text into the words that are tokenized one by one.
+// A Pattern is a rule for splitting text into the words that are tokenized separately.
 type Pattern uint8
 
 const (
-	// GPT2 is the pattern of GPT-2, GPT-NeoX and OLMo: a word takes the one space before it, digits
-	// stay together.
+	// GPT2 is the pattern of GPT-2, GPT-NeoX and OLMo: a word includes one space before it, and
+	// digits stay together.
 	GPT2 Pattern = iota
 	// CL100K is the pattern of OpenAI's cl100k_base, Llama 3 and OLMo 2's dolma2: numbers in groups
 	// of up to three digits, punctuation together with the line breaks after it.
 	CL100K
 )
 
-// The patterns as tokenizer.json spells them.
+// The patterns in the spelling of tokenizer.json.
 const (
 	gpt2Regex   = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
 	cl100kRegex = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
@@ -39,7 +39,7 @@ const (
 	tekkenRegex = `[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|` +
 		`[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|` +
 		`\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`
-	// The three of DeepSeek-V3 and R1, one after the other.
+	// The three patterns of DeepSeek-V3 and R1, applied one after the other.
 	deepSeekNumbers = `\p{N}{1,3}`
 	deepSeekCJK     = `[一-龥぀-ゟ゠-ヿ]+`
 	deepSeekRegex   = "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+" +
@@ -63,11 +63,11 @@ func (p Pattern) scanner() scanner {
 	return scanGPT2
 }
 
-// scannerOf returns the hand-written scanner for the regexes of Split pre-tokenizers with behavior
-// Isolated that follow one another, if there is one. (For all but DeepSeek's, Removed with invert
-// gives the same.)
+// scannerOf returns the hand-written scanner for consecutive Split pre-tokenizers with these
+// regexes and behavior Isolated, if there is one. (For all but DeepSeek's, Removed with invert is
+// equivalent.)
 func scannerOf(regexes ...string) (scanner, bool) {
-	// Some files have line breaks where others have \r and \n; both mean the same.
+	// Some files have line breaks instead of \r and \n; both are equivalent.
 	switch strings.NewReplacer("\r", `\r`, "\n", `\n`).Replace(strings.Join(regexes, "\x00")) {
 	case gpt2Regex:
 		return scanGPT2, true
@@ -85,7 +85,7 @@ func scannerOf(regexes ...string) (scanner, bool) {
 	return nil, false
 }
 
-// scanGPT2 is gpt2Regex by hand.
+// scanGPT2 implements gpt2Regex.
 func scanGPT2(t *classTable, s []byte) int {
 	i := 0
 	switch s[0] {
@@ -110,15 +110,15 @@ func scanGPT2(t *classTable, s []byte) int {
 	return t.spaces(s)
 }
 
-// scanCL100K is cl100kRegex by hand.
+// scanCL100K implements cl100kRegex.
 func scanCL100K(t *classTable, s []byte) int { return t.cl100k(s, 3) }
 
-// scanQwen2 is qwen2Regex by hand.
+// scanQwen2 implements qwen2Regex.
 func scanQwen2(t *classTable, s []byte) int { return t.cl100k(s, 1) }
 
-// cl100k is cl100kRegex with numbers in groups of up to that many digits.
+// cl100k implements cl100kRegex with numbers in groups of up to the given number of digits.
 func (t *classTable) cl100k(s []byte, digits int) int {
-	if s[0] == ' ' && len(s) > 1 && s[1]|0x20-'a' < 26 { // as most words of English are
+	if s[0] == ' ' && len(s) > 1 && s[1]|0x20-'a' < 26 { // most English words
 		return t.letters(s, 2)
 	}
 	if s[0] == '\'' {
@@ -144,25 +144,26 @@ func (t *classTable) cl100k(s []byte, digits int) int {
 	return t.brokenSpaces(s)
 }
 
-// scanO200K is o200kRegex by hand.
+// scanO200K implements o200kRegex.
 func scanO200K(t *classTable, s []byte) int { return t.o200k(s, 3, true) }
 
-// scanTekken is tekkenRegex by hand.
+// scanTekken implements tekkenRegex.
 func scanTekken(t *classTable, s []byte) int { return t.o200k(s, 1, false) }
 
-// o200k is o200kRegex with numbers in groups of up to that many digits, and with or without
-// contractions.
+// o200k implements o200kRegex with numbers in groups of up to the given number of digits, and with
+// or without contractions.
 func (t *classTable) o200k(s []byte, digits int, contractions bool) int {
 	k, n := t.of(s)
 	if k.in(number) {
 		return t.upTo(s, n, digits-1, number)
 	}
 	end := 0
-	if s[0] == ' ' && len(s) > 1 && s[1]-'a' < 26 { // as most words of English are: what follows finds the same
+	// most English words; the code below finds the same
+	if s[0] == ' ' && len(s) > 1 && s[1]-'a' < 26 {
 		end = t.lower(s, 2)
 	}
-	// The first alternative after any one character, then without; then the second in the same way.
-	// That character is not a letter, so that without it a word can start here only at a letter or
+	// The first alternative after any one character, then without it; then the second in the same
+	// way. That character is not a letter, so without it a word can start here only at a letter or
 	// a mark.
 	leads := !k.in(letter) && !isLineBreak(s[0])
 	starts := k.in(letter | mark)
@@ -195,10 +196,10 @@ func (t *classTable) o200k(s []byte, digits int, contractions bool) int {
 	return t.brokenSpaces(s)
 }
 
-// lowerWord returns where U*L+ ends at s[i:], U being upperLike and L lowerLike, or 0 if it does
-// not match.
+// lowerWord returns the end of U*L+ at s[i:], where U is upperLike and L is lowerLike, or 0 if it
+// does not match.
 func (t *classTable) lowerWord(s []byte, i int) int {
-	both := 0 // where the last character that is in both ends
+	both := 0 // the end of the last character that is in both
 	for i < len(s) {
 		k, n := class(0), 1
 		if c := s[i]; c < 0x80 {
@@ -222,14 +223,14 @@ func (t *classTable) lowerWord(s []byte, i int) int {
 	return both
 }
 
-// lower returns where the run of lowerLike that goes on at s[i:] ends.
+// lower returns the end of the run of lowerLike at s[i:].
 func (t *classTable) lower(s []byte, i int) int {
 	return t.run(s, asciiLower(s, i), lowerLike)
 }
 
-// scanDeepSeek is deepSeekNumbers, deepSeekCJK and deepSeekRegex, one after the other, by hand. The
-// first two cut the text into pieces, and the end of a piece is the end of the text for the third.
-// What the third leaves is a word like its matches.
+// scanDeepSeek implements deepSeekNumbers, deepSeekCJK and deepSeekRegex, one after the other. The
+// first two cut the text into pieces, and the third sees the end of a piece as the end of the text.
+// Text between the matches of the third is a word too.
 func scanDeepSeek(t *classTable, s []byte) int {
 	cjk := isDeepSeekCJK(s)
 	k, n := t.of(s)
@@ -264,7 +265,7 @@ func isDeepSeekCJK(s []byte) bool {
 }
 
 // ofPiece is of for text in a piece that has only characters of deepSeekCJK, or none: the end of
-// the piece is a number, which the third pattern has no use for. s may be empty.
+// the piece is returned as a number, which the third pattern does not match. s may be empty.
 func (t *classTable) ofPiece(s []byte, cjk bool) (class, int) {
 	switch {
 	case len(s) == 0:
@@ -357,7 +358,7 @@ func (t *classTable) punctuated(s []byte, k class, n int, set classes) int {
 	return 0
 }
 
-// upTo returns where the run of at most n characters of the set that goes on at s[i:] ends.
+// upTo returns the end of the run of at most n characters of the set at s[i:].
 func (t *classTable) upTo(s []byte, i, n int, set classes) int {
 	for ; n > 0 && i < len(s); n-- {
 		k, m := t.of(s[i:])
@@ -402,7 +403,7 @@ func (t *classTable) brokenSpaces(s []byte) int {
 }
 
 // spaces matches \s+(?!\S)|\s+ at s, which starts with white space: the whole run at the end of the
-// text, else the run without its last character, unless that is all there is.
+// text, otherwise the run without its last character, unless it has only one.
 func (t *classTable) spaces(s []byte) int {
 	end, last := 0, 0
 	for end < len(s) {
@@ -424,8 +425,8 @@ const (
 	highBits = 0x80 * eachByte
 )
 
-// asciiLetters returns where the run of A-Z and a-z that goes on at s[i:] ends. It looks at eight
-// bytes at a time: adding to bytes below 0x80 carries into the high bit those that reach a bound.
+// asciiLetters returns the end of the run of A-Z and a-z at s[i:]. It processes eight bytes at a
+// time: an addition to bytes below 0x80 carries into the high bit of the bytes that reach a bound.
 func asciiLetters(s []byte, i int) int {
 	for ; i+8 <= len(s); i += 8 {
 		x := binary.LittleEndian.Uint64(s[i:])
@@ -440,7 +441,7 @@ func asciiLetters(s []byte, i int) int {
 	return i
 }
 
-// asciiLower returns where the run of a-z that goes on at s[i:] ends.
+// asciiLower returns the end of the run of a-z at s[i:].
 func asciiLower(s []byte, i int) int {
 	for ; i+8 <= len(s); i += 8 {
 		x := binary.LittleEndian.Uint64(s[i:])
@@ -476,8 +477,8 @@ func contraction(s []byte) int {
 	return 0
 }
 
-// foldedContraction is contraction without regard to case. Of the characters beyond ASCII only
-// U+017F, the long s, folds to a letter of a contraction.
+// foldedContraction is the case-insensitive contraction. Beyond ASCII, only U+017F, the long s,
+// folds to a letter of a contraction.
 func foldedContraction(s []byte) int {
 	if len(s) < 2 {
 		return 0
