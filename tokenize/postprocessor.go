@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// A post-processor puts special tokens around the ids of a text. What it makes of a single text is
-// worked out when the file is read: a list of ids, with a mark where the ids of the text go.
+// A post-processor adds special tokens to the ids of a text. Its result for a single text is
+// computed when the file is loaded: a list of ids, with a mark for the ids of the text.
 
 // postItem is an id, or the ids of the text.
 type postItem struct {
@@ -14,19 +14,19 @@ type postItem struct {
 	text bool
 }
 
-// postStep is what one post-processor makes of the parts that the one before it left, at first the
-// text alone. A part is a run of items.
+// postStep is the effect of one post-processor on the parts from the previous one. The initial part
+// is the text. A part is a run of items.
 type postStep func(parts [][]postItem) ([][]postItem, error)
 
-// parsePostProcessor fills t.post: nil if nothing is put around a text. It also checks that the
-// post-processor leaves the text alone when special tokens are not asked for.
+// parsePostProcessor fills t.post, which is nil if no tokens are added. It also checks that the
+// post-processor leaves the text unchanged if special tokens are not requested.
 func (t *Tokenizer) parsePostProcessor(b json.RawMessage) error {
 	const name = "post_processor"
 	steps, err := stepsOf(b, name, "processors")
 	if err != nil {
 		return err
 	}
-	var with, without []postStep // with special tokens asked for, and without
+	var with, without []postStep // with and without special tokens
 	for _, s := range steps {
 		if err := addPostSteps(s, &with, &without); err != nil {
 			return err
@@ -92,10 +92,10 @@ func (t *tokenAndID) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(pair[1], &t.id)
 }
 
-// addPostSteps appends what a post-processor does with special tokens and without.
+// addPostSteps appends the effect of a post-processor with special tokens and without.
 func addPostSteps(s stepJSON, with, without *[]postStep) error {
 	switch s.kind {
-	case "ByteLevel": // moves offsets only
+	case "ByteLevel": // changes only offsets
 		return s.read(&byteLevelJSON{})
 	case "BertProcessing", "RobertaProcessing":
 		var f struct {
@@ -111,7 +111,7 @@ func addPostSteps(s stepJSON, with, without *[]postStep) error {
 		if f.Sep == nil || f.Cls == nil {
 			return s.refuse()
 		}
-		// The library tells the two apart by their fields.
+		// The library distinguishes the two by their fields.
 		*with = append(*with, surround(f.Cls.id, f.Sep.id, f.TrimOffsets != nil && f.AddPrefixSpace != nil))
 		return nil
 	case "TemplateProcessing":
@@ -129,8 +129,8 @@ func addPostSteps(s stepJSON, with, without *[]postStep) error {
 	return s.refuse()
 }
 
-// surround is BertProcessing and RobertaProcessing: [CLS] A [SEP], and B [SEP], or </s> B </s>, for
-// every further part.
+// surround implements BertProcessing and RobertaProcessing: [CLS] A [SEP], and B [SEP], or </s> B
+// </s>, for every further part.
 func surround(cls, sep uint32, both bool) postStep {
 	return func(parts [][]postItem) ([][]postItem, error) {
 		var out [][]postItem
@@ -148,7 +148,7 @@ func surround(cls, sep uint32, both bool) postStep {
 	}
 }
 
-// templateJSON is TemplateProcessing. What it does with pairs is of no use here.
+// templateJSON is TemplateProcessing. Its template for pairs is not used.
 type templateJSON struct {
 	Type          string                       `json:"type"`
 	Single        []templatePiece              `json:"single"`
@@ -192,13 +192,13 @@ func (t *templateSpecials) UnmarshalJSON(b []byte) error {
 	return json.Unmarshal(known, (*plain)(t))
 }
 
-// check sees to it that step can make something of each piece.
+// check returns an error if step cannot process a piece.
 func (t *templateJSON) check() error {
 	for _, p := range t.Single {
 		switch {
 		case p.Sequence != nil && p.SpecialToken == nil:
 			if p.Sequence.ID != "A" {
-				return fmt.Errorf("the template for single texts has sequence %q: only A is there", p.Sequence.ID)
+				return fmt.Errorf("the template for single texts has sequence %q; only A is possible", p.Sequence.ID)
 			}
 		case p.SpecialToken != nil && p.Sequence == nil:
 			if t.SpecialTokens[p.SpecialToken.ID] == nil {
@@ -212,8 +212,7 @@ func (t *templateJSON) check() error {
 	return nil
 }
 
-// step is what the template makes of a text. Without special tokens it leaves out what it has of
-// them.
+// step returns the effect of the template on a text. Without special tokens, it omits them.
 func (t *templateJSON) step(special bool) postStep {
 	return func(parts [][]postItem) ([][]postItem, error) {
 		if len(parts) != 1 {
@@ -237,12 +236,12 @@ func (t *templateJSON) step(special bool) postStep {
 	}
 }
 
-// appendPost makes what the post-processor does of dst[start:], the ids of a text.
+// appendPost applies the post-processor to dst[start:], the ids of a text.
 func (t *Tokenizer) appendPost(dst []uint32, start int) []uint32 {
 	if t.post == nil {
 		return dst
 	}
-	// The ids of the text move to where they stand first; further places get copies.
+	// Move the ids of the text to their first position, then copy them to further positions.
 	before := 0
 	for before < len(t.post) && !t.post[before].text {
 		before++

@@ -1,18 +1,18 @@
-// Package tokenize turns documents into token ids: it reads documents, tokenizes them as Hugging
-// Face tokenizers does, to the id, and writes them as a shard, in parallel and with the same bytes
-// whatever the number of workers.
+// Package tokenize converts documents to token ids: it reads documents, tokenizes them with the
+// same ids as Hugging Face tokenizers, and writes them as a shard. It works in parallel, and the
+// output does not depend on the number of workers.
 //
-// A [Tokenizer] is read from a tokenizer.json. What decides ids, in this order:
+// A [Tokenizer] is loaded from a tokenizer.json. These steps determine the ids, in order:
 //
-//  1. The text is cut at added tokens that are not "normalized": the leftmost, and of those the longest.
-//  2. The normalizers change each piece in between by itself.
-//  3. Each piece is cut at the added tokens that are "normalized", whose own text has been normalized.
-//  4. The pre-tokenizers cut what remains into words; the end of a piece is the end of the text for them.
-//  5. The model turns each word into ids: BPE, WordPiece, Unigram or WordLevel.
-//  6. If asked for, the post-processor puts special tokens around the ids.
+// 1. The text is cut at added tokens that are not "normalized": at the leftmost token, and the longest of several.
+// 2. The normalizers change each piece between them separately.
+// 3. Each piece is cut at the added tokens that are "normalized", whose own text is normalized too.
+// 4. The pre-tokenizers split the rest into words. They see the end of a piece as the end of the text.
+// 5. The model converts each word to ids: BPE, WordPiece, Unigram or WordLevel.
+// 6. If requested, the post-processor adds special tokens to the ids.
 //
 // Byte-level BPEs with the patterns of well-known vocabularies take a fast path, all others a
-// general one (pipeline). Classes of characters and the data of NFC are pinned in the package;
+// general path (pipeline). Character classes and the data of NFC are pinned in the package;
 // [ClassTable] names them.
 package tokenize
 
@@ -29,12 +29,11 @@ import (
 	"strings"
 )
 
-// A Tokenizer is the content of a tokenizer.json. It does not change after loading, and goroutines
-// share it.
+// A Tokenizer is a loaded tokenizer.json. It is immutable and safe for concurrent use.
 type Tokenizer struct {
 	sha256 string
 	tokens []span // by id
-	text   []byte // what the spans point into
+	text   []byte // the text that the spans refer to
 
 	scan      scanner
 	normalize bool  // NFC
@@ -46,62 +45,63 @@ type Tokenizer struct {
 	pairs pairTable
 	tree  prefixTree // of the vocabulary
 	words wordTable
-	// ignoreMerges gives a word that is in the vocabulary as a whole its id, whatever merging
-	// gives.
+	// ignoreMerges means that a word in the vocabulary always gets its own id, even if merging
+	// results in other ids.
 	ignoreMerges bool
 	greedy       *greedy // nil if the merges are not ordered
 	classes      *classTable
 
-	// of a tokenizer that is more than a byte-level BPE with one scanner; scan, normalize, bytes,
-	// tree and greedy are unused then
+	// for a tokenizer other than a byte-level BPE with one scanner; scan, normalize, bytes, tree
+	// and greedy are then unused
 	general *pipeline
-	post    []postItem // what special tokens are put around a text; nil for none
-	decode  *decoding  // nil: the bytes of the tokens are joined
+	post    []postItem // special tokens around a text; nil for none
+	decode  *decoding  // nil: the bytes of the tokens are concatenated
 
 	ignoredTruncationOrPadding bool
 }
 
-// An addedText is an added token as the file spells it.
+// An addedText is an added token in the spelling of the file.
 type addedText struct {
 	content string
 	id      uint32
 }
 
-// span is where the text of a token lies. end is 0 for an id that no token has.
+// span is the range of a token's text. end is 0 for an id without a token.
 type span struct{ start, end uint32 }
 
-// maxVocabulary bounds the ids a file may use, and with them the memory that loading takes. The
-// largest published vocabularies have some hundred thousand.
+// maxVocabulary bounds the ids of a file, and with them the memory for loading. The largest
+// published vocabularies have several hundred thousand tokens.
 const maxVocabulary = 1 << 22
 
-// maxText bounds the texts of all tokens together, as the file spells them: the trees that find
-// tokens take 8 to 20 bytes for each of theirs. Those of the largest published vocabularies, of a
-// million tokens, have some 10 MB.
+// maxText bounds the total text of all tokens, in the spelling of the file: the trees that find
+// tokens need 8 to 20 bytes per byte of text. The largest published vocabularies, of a million
+// tokens, have about 10 MB of text.
 const maxText = 64 << 20
 
-// maxFile bounds the tokenizer.json that is read. That of the largest published vocabulary has some
-// 30 MB.
+// maxFile bounds the size of a tokenizer.json. The file of the largest published vocabulary has
+// about 30 MB.
 const maxFile = 512 << 20
 
-// LoadOptions are the choices for [LoadWith]; the zero value is good.
+// LoadOptions are the options of [LoadWith]. The zero value has the defaults.
 type LoadOptions struct {
-	// IgnoreTruncationAndPadding reads a file that sets truncation or padding as if it did not. Ids
-	// are those that Hugging Face tokenizers gives after no_truncation() and no_padding().
-	// Otherwise such a file is refused.
+	// IgnoreTruncationAndPadding ignores the settings for truncation or padding in a file. The ids
+	// are those of Hugging Face tokenizers after no_truncation() and no_padding(). By default, such
+	// a file is an error.
 	IgnoreTruncationAndPadding bool
 }
 
-// Load is [LoadWith] without options.
+// Load loads the tokenizer.json at path with default options.
 func Load(path string) (*Tokenizer, error) { return LoadWith(path, LoadOptions{}) }
 
-// LoadWith reads the tokenizer.json at path, of at most 512 MiB. It refuses, by name, whatever in
-// the file would change ids in a way that this package does not do exactly.
+// LoadWith loads the tokenizer.json at path, of at most 512 MiB. If the file has a setting that
+// affects ids and that this package does not implement exactly, LoadWith fails and names the
+// setting.
 func LoadWith(path string, o LoadOptions) (*Tokenizer, error) {
 	b, err := readFile(path, maxFile)
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) && hubName.MatchString(path) && !strings.HasSuffix(path, ".json") {
-			return nil, fmt.Errorf("reading tokenizer: %w; names of the Hugging Face hub are not looked up: "+
-				"download the tokenizer.json of %s and name the file", err, path)
+			return nil, fmt.Errorf("reading tokenizer: %w; names in the Hugging Face hub are not supported; download "+
+				"the tokenizer.json of %s and name the file", err, path)
 		}
 		return nil, fmt.Errorf("reading tokenizer: %w", err)
 	}
@@ -124,7 +124,7 @@ func readFile(path string, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	var b bytes.Buffer
-	size := info.Size() // 0 of what is no regular file
+	size := info.Size() // 0 if it is not a regular file
 	if size <= limit {
 		b.Grow(int(size) + bytes.MinRead)
 		if size, err = b.ReadFrom(io.LimitReader(f, limit+1)); err != nil {
@@ -132,17 +132,17 @@ func readFile(path string, limit int64) ([]byte, error) {
 		}
 	}
 	if size > limit {
-		return nil, fmt.Errorf("%s is larger than %d MiB, which no tokenizer.json is", path, limit>>20)
+		return nil, fmt.Errorf("%s is larger than %d MiB, so it is not a tokenizer.json", path, limit>>20)
 	}
 	return b.Bytes(), nil
 }
 
-// Parse is [Load] for the file's bytes; name stands for it in errors.
+// Parse parses the bytes of a tokenizer.json with default options. Errors contain name.
 func Parse(json []byte, name string) (*Tokenizer, error) {
 	return ParseWith(json, name, LoadOptions{})
 }
 
-// ParseWith is [LoadWith] for the file's bytes; name stands for it in errors.
+// ParseWith parses the bytes of a tokenizer.json like [LoadWith]. Errors contain name.
 func ParseWith(json []byte, name string, o LoadOptions) (*Tokenizer, error) {
 	t, err := parse(json, o)
 	if err != nil {
@@ -153,20 +153,20 @@ func ParseWith(json []byte, name string, o LoadOptions) (*Tokenizer, error) {
 	return t, nil
 }
 
-// SHA256 is the hash of the tokenizer.json's bytes, in hexadecimal.
+// SHA256 returns the hash of the tokenizer.json's bytes, in hexadecimal.
 func (t *Tokenizer) SHA256() string { return t.sha256 }
 
-// IgnoredTruncationOrPadding reports whether the file sets truncation or padding, which
-// [LoadOptions] had ignored.
+// IgnoredTruncationOrPadding reports whether the file sets truncation or padding, and [LoadOptions]
+// ignored the setting.
 func (t *Tokenizer) IgnoredTruncationOrPadding() bool { return t.ignoredTruncationOrPadding }
 
-// VocabSize is the highest id plus one: no id that an [Encoder] gives reaches it.
+// VocabSize returns the highest id plus one. All ids of an [Encoder] are below it.
 func (t *Tokenizer) VocabSize() int { return len(t.tokens) }
 
-// ID returns the id of the token that has exactly this text: of an added token such as
-// "<|endoftext|>" if there is one, else of a vocabulary entry. In a byte-level vocabulary the text
-// is the plain one, " the", not the file's spelling in the byte alphabet, "Ġthe"; in others it is
-// what the file says: "▁the", "##ing", "<0x0A>".
+// ID returns the id of the token with this text: an added token such as "<|endoftext|>", or
+// otherwise a vocabulary entry. In a byte-level vocabulary the text is plain, " the", and not the
+// file's spelling in the byte alphabet, "Ġthe". In other vocabularies it is the file's spelling:
+// "▁the", "##ing", "<0x0A>".
 func (t *Tokenizer) ID(token string) (uint32, bool) {
 	for _, a := range t.added {
 		if a.content == token {
@@ -186,21 +186,20 @@ func (t *Tokenizer) spelled(id uint32, token string) bool {
 	return s.end != 0 && string(t.text[s.start:s.end]) == token
 }
 
-// Decode appends the text that the ids stand for to dst. An id that no token has is an error, where
-// Hugging Face tokenizers leaves it out.
+// Decode appends the text of the ids to dst. An id without a token is an error, where Hugging Face
+// tokenizers skips the id.
 //
-// With a byte-level decoder the text is the bytes of the tokens, which need not be valid UTF-8: a
-// character may be cut between two tokens. An added token stands for its own text. Hugging Face
-// tokenizers differs in that it puts U+FFFD in the place of what is no character. With any other
-// decoder, or none, the text is what Hugging Face tokenizers gives with skip_special_tokens=False,
-// which may depend on a token's neighbours and its place: decode ids that belong together in one
-// call.
+// With a byte-level decoder the text is the concatenated bytes of the tokens, which need not be
+// valid UTF-8, because two tokens may share a character. Added tokens decode to their own text.
+// Hugging Face tokenizers instead replaces invalid bytes by U+FFFD. With any other decoder, or
+// none, the text equals that from Hugging Face tokenizers with skip_special_tokens=False. It may
+// depend on a token's neighbours and position, so decode ids that belong together in one call.
 func (t *Tokenizer) Decode(dst []byte, ids []uint32) ([]byte, error) {
 	start := len(dst)
 	var tokens []string
 	for i, id := range ids {
 		if int64(id) >= int64(len(t.tokens)) || t.tokens[id].end == 0 {
-			return dst[:start], fmt.Errorf("id %d at place %d is not in the vocabulary of %d tokens", id, i,
+			return dst[:start], fmt.Errorf("id %d at index %d is not in the vocabulary of %d tokens", id, i,
 				len(t.tokens))
 		}
 		s := t.tokens[id]

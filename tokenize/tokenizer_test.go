@@ -52,8 +52,8 @@ func TestLoad(t *testing.T) {
 	if err := os.Truncate(large, maxFile+1); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Load(large); err == nil || !strings.Contains(err.Error(), large+" is larger than 512 MiB, which no "+
-		"tokenizer.json is") {
+	if _, err := Load(large); err == nil || !strings.Contains(err.Error(), large+" is larger than 512 MiB, so it is "+
+		"not a tokenizer.json") {
 		t.Errorf("a large file: %v", err)
 	}
 	if _, err := os.Stat("/dev/zero"); err == nil {
@@ -178,19 +178,21 @@ func TestParseAccepts(t *testing.T) {
 
 func TestParseRefuses(t *testing.T) {
 	for _, c := range []struct{ old, new, want string }{
-		{`"version": "1.0"`, `"version": "2.0"`, `version is "2.0"`},
+		{`"version": "1.0"`, `"version": "2.0"`, `unknown version "2.0"`},
 		{`"truncation": null`, `"truncation": {"max_length": 512}`,
-			`truncation is {"max_length":512}: not supported, because ids would differ from those of Hugging Face tokenizers; mula never cuts documents: set it to null, or use --ignore-truncation-and-padding`},
+			`truncation is {"max_length":512}, which is not supported, because ids would differ from those in Hugging ` +
+				`Face tokenizers; mula never cuts documents; set it to null, or use --ignore-truncation-and-padding`},
 		{`"padding": null`, `"padding": {"strategy": "BatchLongest"}`,
-			`mula never pads documents: set it to null, or use --ignore-truncation-and-padding`},
+			`mula never pads documents; set it to null, or use --ignore-truncation-and-padding`},
 		{`"type": "BPE"`, `"type": "WordPiece"`, `model.unk_token is missing`},
-		{`"type": "BPE"`, `"type": "GPE"`, `model.type is "GPE": not one of BPE, WordPiece, WordLevel, Unigram`},
+		{`"type": "BPE"`, `"type": "GPE"`, `model.type is "GPE"; use BPE, WordPiece, WordLevel or Unigram`},
 		{`"dropout": null`, `"dropout": 0.1`,
-			`model.dropout is 0.1: not supported, because ids would differ from those of Hugging Face tokenizers; dropout makes ids random: set it to null`},
+			`model.dropout is 0.1, which is not supported, because ids would differ from those in Hugging Face ` +
+				`tokenizers; dropout makes ids random; set it to null`},
 		{`"continuing_subword_prefix": null`, `"continuing_subword_prefix": "##"`,
 			`"b" is shorter than continuing_subword_prefix`},
-		{`"id": 5`, `"id": 6`, `would give it 5`},
-		{`"id": 5, "content": "<|end|>"`, `"id": 2, "content": "é"`, "stands for \"\\xe9\" there"},
+		{`"id": 5`, `"id": 6`, `would assign 5`},
+		{`"id": 5, "content": "<|end|>"`, `"id": 2, "content": "é"`, "represents \"\\xe9\""},
 		{`"normalizer": null`, `"normalizer": {"type": "NFX"}`, `normalizer is {"type":"NFX"}`},
 		{`"normalizer": null`,
 			`"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Upper"}]}`,
@@ -216,9 +218,9 @@ func TestParseRefuses(t *testing.T) {
 		{`"normalizer": null`, `"normalizer": {"type": "Replace", "pattern": {"Regex": "(x"}, "content": "y"}`,
 			`normalizer.pattern.Regex: `},
 		{`"normalizer": null`, `"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}`,
-			`normalizer.precompiled_charsmap: it is too short`},
+			`normalizer.precompiled_charsmap: the map is too short`},
 		{`"normalizer": null`, `"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAEAAA=="}`,
-			`normalizer.precompiled_charsmap: the trie has 256 bytes and the file 0`},
+			`normalizer.precompiled_charsmap: the trie has 256 bytes, but the file has 0`},
 		{`"normalizer": null`, `"normalizer": {"type": "Precompiled", "precompiled_charsmap": "?"}`, `illegal base64`},
 		{smallPre, `{"type": "Blanks"}, "post`, `pre_tokenizer is {"type":"Blanks"}`},
 		{smallPre, `{"type": "Metaspace", "replacement": "__"}, "post`,
@@ -226,7 +228,7 @@ func TestParseRefuses(t *testing.T) {
 		{smallPre, `{"type": "Metaspace", "replacement": "_", "prepend_scheme": "last"}, "post`,
 			`pre_tokenizer.prepend_scheme is "last"`},
 		{smallPre, `{"type": "Metaspace", "replacement": "_", "add_prefix_space": false}, "post`,
-			`add_prefix_space is false and prepend_scheme not "never"`},
+			`add_prefix_space is false and prepend_scheme is not "never"`},
 		{smallPre, `{"type": "Punctuation", "behavior": "Merged"}, "post`, `pre_tokenizer.behavior is "Merged"`},
 		{smallPre, `{"type": "FixedLength", "length": 0}, "post`, `pre_tokenizer is {"type":"FixedLength","length":0}`},
 		{smallPre, smallSplit(`\p{Nonsense}+|\s`, "Removed", "true"), `pre_tokenizer.pretokenizers[0].pattern.Regex: `},
@@ -264,10 +266,10 @@ func TestParseRefuses(t *testing.T) {
 		{`"version"`, `"extra": 1, "version"`, `unknown field "extra"`},
 		{`["ab", "a"]`, `["ab", "c"]`, `model.merges[1]: "ab" and "c"`},
 		{`["ab", "a"]`, `["ab", "b"]`, `model.merges[1]: "ab" and "b"`},
-		{`["ab", "a"]`, `["ab"]`, `["ab"] has not two parts`},
-		{`["ab", "a"]`, `"ab"`, `"ab" has not two parts`},
-		{`["ab", "a"]`, `"a b a"`, `"a b a" has not two parts`},
-		{`["ab", "a"]`, `null`, `"" has not two parts`},
+		{`["ab", "a"]`, `["ab"]`, `["ab"] does not have two parts`},
+		{`["ab", "a"]`, `"ab"`, `"ab" does not have two parts`},
+		{`["ab", "a"]`, `"a b a"`, `"a b a" does not have two parts`},
+		{`["ab", "a"]`, `null`, `"" does not have two parts`},
 		{`"aba": 4`, `"aba": 3`, `two tokens have id 3`},
 		{`"aba": 4`, `"aba": 4194304`, `has id 4194304`},
 		{`"aba": 4`, `"aba": -1`, `model.vocab: want a whole number of 0 or more, found number -1`},
@@ -276,11 +278,11 @@ func TestParseRefuses(t *testing.T) {
 		{`["ab", "a"]`, `["ab", 7]`, `model.merges: want a string, found number`},
 		{`["ab", "a"]`, `7`, `model.merges: want a string, found number`},
 		{`"id": 5`, `"id": 4194304`, `has id 4194304`},
-		{small, `{"version": "1.0"}`, `there is no model`},
+		{small, `{"version": "1.0"}`, `the model is missing`},
 		{small, ``, `byte 0: unexpected end of file`},
 		{small, small[:40], `byte 40: unexpected end of file`},
 		{small, `[]`, `small.json: byte 1: want an object, found array`},
-		{small, small + "{", `follows the end`},
+		{small, small + "{", `unexpected data after the JSON value`},
 		{`"padding": null`, `"padding": nil`, `byte `},
 	} {
 		if !strings.Contains(small, c.old) {
@@ -296,7 +298,7 @@ func TestParseRefuses(t *testing.T) {
 	nothing = strings.Replace(nothing, `"normalizer": null`,
 		`"normalizer": {"type": "Strip", "strip_left": true, "strip_right": false}`, 1)
 	if _, err := Parse([]byte(nothing), "x"); err == nil ||
-		!strings.Contains(err.Error(), `" " normalizes to nothing`) {
+		!strings.Contains(err.Error(), `" " normalizes to the empty text`) {
 		t.Errorf("an added token without a normal form: %v", err)
 	}
 	twice := strings.Replace(small, `"special": true}]`,
@@ -394,7 +396,7 @@ func TestHubName(t *testing.T) {
 	for path, hub := range map[string]bool{"gpt2": true, "allenai/dolma2-tokenizer": true, "tokenizer.json": false,
 		"models/tokenizer.json": false, "./gpt2": false, "/a/b": false, "a/b/c": false} {
 		if _, err := Load(path); err == nil || strings.Contains(err.Error(),
-			"names of the Hugging Face hub are not looked up: download the tokenizer.json of "+path) != hub ||
+			"names in the Hugging Face hub are not supported; download the tokenizer.json of "+path) != hub ||
 			!errors.Is(err, os.ErrNotExist) {
 			t.Errorf("%s: %v", path, err)
 		}
@@ -415,7 +417,7 @@ func TestTextOfTokensIsBounded(t *testing.T) {
 	} {
 		err := (&Tokenizer{}).addVocabulary(&modelJSON{Type: "BPE", Vocab: vocabJSON{ids: c.vocab}}, c.added)
 		if c.ok && err != nil ||
-			!c.ok && (err == nil || !strings.Contains(err.Error(), "have 67108865 bytes together, at most 64 MiB")) {
+			!c.ok && (err == nil || !strings.Contains(err.Error(), "have 67108865 bytes in total; at most 64 MiB")) {
 			t.Errorf("%d tokens, %d added: %v", len(c.vocab), len(c.added), err)
 		}
 	}

@@ -14,14 +14,14 @@ import (
 	"mula/internal/strictjson"
 )
 
-// The shape of tokenizer.json, as Hugging Face tokenizers 0.23 writes it. Parts that come in
-// several kinds are kept raw, so that an error can show what the file says.
+// The structure of tokenizer.json, as Hugging Face tokenizers 0.23 writes it. Parts of several
+// kinds are kept raw, so that an error can quote the file.
 //
-// Unknown fields are treated as Hugging Face tokenizers treats them. It refuses them at the top of
-// the file, in a pattern and in a piece of a template. It ignores them everywhere else: in the
-// model, where the fields of other models are unknown, too, in added tokens, in normalizers,
-// pre-tokenizers, decoders and post-processors, in what a piece of a template holds, and in its
-// special tokens. It tells post-processors apart by their fields, however, see
+// Unknown fields are treated like in Hugging Face tokenizers. It rejects them at the top of the
+// file, in a pattern and in a piece of a template. It ignores them everywhere else: in the model,
+// where the fields of other models are also unknown, in added tokens, in normalizers,
+// pre-tokenizers, decoders and post-processors, in the contents of a piece of a template, and in
+// its special tokens. However, it distinguishes post-processors by their fields, see
 // [stepJSON.checkKind].
 
 type fileJSON struct {
@@ -46,7 +46,7 @@ type addedJSON struct {
 	Special    bool   `json:"special"`
 }
 
-// modelJSON has the fields of all models; each model refuses those of the others.
+// modelJSON has the fields of all models; each model rejects the fields of the others.
 type modelJSON struct {
 	Type                    string          `json:"type"`
 	Dropout                 json.RawMessage `json:"dropout"`
@@ -63,7 +63,7 @@ type modelJSON struct {
 }
 
 // vocabJSON is a model's vocabulary: an object of tokens and ids, or in a Unigram a list of tokens
-// and scores, whose places are the ids.
+// and scores, whose indices are the ids.
 type vocabJSON struct {
 	ids    map[string]uint32
 	scored []scoredToken
@@ -89,7 +89,7 @@ func deref(s *string) string {
 // mergeJSON is one merge: "a b" in old files, ["a", "b"] in new ones.
 type mergeJSON struct {
 	left, right string
-	comment     bool // "#version: 0.2", which old files carry along from merges.txt and the library skips
+	comment     bool // "#version: 0.2", which old files copy from merges.txt and the library skips
 }
 
 func (m *mergeJSON) UnmarshalJSON(b []byte) error {
@@ -99,7 +99,7 @@ func (m *mergeJSON) UnmarshalJSON(b []byte) error {
 			return err
 		}
 		if len(pair) != 2 {
-			return fmt.Errorf("model.merges: %s has not two parts", b)
+			return fmt.Errorf("model.merges: %s does not have two parts", b)
 		}
 		m.left, m.right = pair[0], pair[1]
 		return nil
@@ -115,7 +115,7 @@ func (m *mergeJSON) UnmarshalJSON(b []byte) error {
 	var ok bool
 	m.left, m.right, ok = strings.Cut(s, " ")
 	if !ok || strings.Contains(m.right, " ") {
-		return fmt.Errorf("model.merges: %q has not two parts with one space between them", s)
+		return fmt.Errorf("model.merges: %q does not have two parts with one space between them", s)
 	}
 	return nil
 }
@@ -135,11 +135,11 @@ func parse(b []byte, o LoadOptions) (*Tokenizer, error) {
 		}
 	}
 	if file.Version != "1.0" {
-		return nil, fmt.Errorf("version is %q: only \"1.0\" is known; is this a tokenizer.json of Hugging Face "+
-			"tokenizers?", file.Version)
+		return nil, fmt.Errorf("unknown version %q; use \"1.0\"; is this a tokenizer.json of Hugging Face tokenizers?",
+			file.Version)
 	}
 	if file.Model == nil {
-		return nil, errors.New("there is no model")
+		return nil, errors.New("the model is missing")
 	}
 	ignored := false
 	for _, part := range []struct {
@@ -151,7 +151,7 @@ func parse(b []byte, o LoadOptions) (*Tokenizer, error) {
 		}
 		if !o.IgnoreTruncationAndPadding {
 			return nil,
-				fmt.Errorf("%w; mula never %s documents: set it to null, or use --ignore-truncation-and-padding",
+				fmt.Errorf("%w; mula never %s documents; set it to null, or use --ignore-truncation-and-padding",
 					refuse(part.name, part.value), part.never)
 		}
 		ignored = true
@@ -213,8 +213,8 @@ func parse(b []byte, o LoadOptions) (*Tokenizer, error) {
 	return t, nil
 }
 
-// check sets the type of a model that does not name it, as BPEs in old files do not, and refuses
-// what a model of its type does not have.
+// check sets the type of a model without a type, such as BPEs in old files, and rejects fields that
+// a model of its type does not have.
 func (m *modelJSON) check() error {
 	if m.Type == "" && m.Merges != nil {
 		m.Type = "BPE"
@@ -231,7 +231,7 @@ func (m *modelJSON) check() error {
 	case "Unigram":
 		wanted = []string{"unk_id", "byte_fallback"}
 	default:
-		return fmt.Errorf("model.type is %q: not one of BPE, WordPiece, WordLevel, Unigram", m.Type)
+		return fmt.Errorf("model.type is %q; use BPE, WordPiece, WordLevel or Unigram", m.Type)
 	}
 	m.dropOthers(wanted)
 	required := m.Type == "WordPiece" || m.Type == "WordLevel"
@@ -255,19 +255,19 @@ func (m *modelJSON) check() error {
 		return errors.New("model.merges is missing")
 	}
 	if m.Type == "Unigram" && m.Vocab.scored == nil || m.Type != "Unigram" && m.Vocab.ids == nil {
-		return fmt.Errorf("model.vocab is missing, or not of the kind that a %s has", m.Type)
+		return fmt.Errorf("model.vocab is missing, or has another structure than for a %s", m.Type)
 	}
 	if m.Type == "Unigram" {
 		if len(m.Vocab.scored) > maxVocabulary {
 			return fmt.Errorf("model.vocab: ids from %d on are not supported", maxVocabulary)
 		}
 		if m.UnkID != nil && int64(*m.UnkID) >= int64(len(m.Vocab.scored)) {
-			return fmt.Errorf("model.unk_id is %d, and the vocabulary has %d tokens", *m.UnkID, len(m.Vocab.scored))
+			return fmt.Errorf("model.unk_id is %d, but the vocabulary has %d tokens", *m.UnkID, len(m.Vocab.scored))
 		}
 	}
 	if !isNull(m.Dropout) {
 		if p, err := strconv.ParseFloat(string(m.Dropout), 64); err != nil || p != 0 {
-			return fmt.Errorf("%w; dropout makes ids random: set it to null", refuse("model.dropout", m.Dropout))
+			return fmt.Errorf("%w; dropout makes ids random; set it to null", refuse("model.dropout", m.Dropout))
 		}
 	}
 	if m.MaxInputCharsPerWord != nil && *m.MaxInputCharsPerWord < 0 {
@@ -276,7 +276,7 @@ func (m *modelJSON) check() error {
 	return nil
 }
 
-// dropOthers forgets the fields that a model of this type does not have.
+// dropOthers clears the fields that a model of this type does not have.
 func (m *modelJSON) dropOthers(wanted []string) {
 	v := reflect.ValueOf(m).Elem()
 	for i, name := range fieldNames(m) {
@@ -286,8 +286,8 @@ func (m *modelJSON) dropOthers(wanted []string) {
 	}
 }
 
-// isByteLevel reports whether the model is a BPE that is always given bytes it has tokens for, so
-// that unknown tokens and fallbacks do not matter.
+// isByteLevel reports whether the model is a BPE whose input is always bytes with tokens, so that
+// unknown tokens and fallbacks do not matter.
 func (m *modelJSON) isByteLevel() bool {
 	if m.Type != "BPE" || deref(m.ContinuingSubwordPrefix) != "" || deref(m.EndOfWordSuffix) != "" {
 		return false
@@ -303,7 +303,7 @@ func (m *modelJSON) isByteLevel() bool {
 	return true
 }
 
-// fastScanner returns the scanner that does the work of all pre-tokenizers, if there is one and the
+// fastScanner returns the scanner that replaces all pre-tokenizers, if there is one and the
 // normalizers are NFC or none.
 func (p *pipeline) fastScanner() scanner {
 	for _, n := range p.normalizers {
@@ -325,8 +325,8 @@ func (p *pipeline) fastScanner() scanner {
 	var regexes []string
 	for _, s := range p.preTokenizers[:last] {
 		s, ok := s.(split)
-		// The patterns match everything, so that keeping the matches (Removed, inverted) and
-		// cutting at them (Isolated) are one.
+		// The patterns match everything, so keeping the matches (Removed, inverted) and cutting at
+		// them (Isolated) are equivalent.
 		if !ok || s.source == "" || s.behavior != isolated && !(s.behavior == removed && s.invert && last == 1) {
 			return nil
 		}
@@ -348,21 +348,22 @@ func refuse(name string, value json.RawMessage) error {
 	if len(s) > 200 {
 		s = strings.ToValidUTF8(s[:200], "") + "…"
 	}
-	return fmt.Errorf("%s is %s: not supported, because ids would differ from those of Hugging Face tokenizers", name,
+	return fmt.Errorf("%s is %s, which is not supported, because ids would differ from those in Hugging Face "+
+		"tokenizers", name,
 		s)
 }
 
 func isNull(b json.RawMessage) bool { return len(b) == 0 || string(b) == "null" }
 
-// A stepJSON is a normalizer, pre-tokenizer, post-processor or decoder as the file has it.
+// A stepJSON is a normalizer, pre-tokenizer, post-processor or decoder in the file.
 type stepJSON struct {
 	kind string // its type
-	name string // where it stands in the file
+	name string // its location in the file
 	raw  json.RawMessage
 }
 
-// stepsOf returns the steps of a part of the file: none of null, the step itself, or those of a
-// Sequence, which has them in this list.
+// stepsOf returns the steps of a part of the file: none for null, the step itself, or the steps of
+// a Sequence, which are in the given list.
 func stepsOf(b json.RawMessage, name, list string) ([]stepJSON, error) {
 	if isNull(b) {
 		return nil, nil
@@ -409,7 +410,7 @@ func stepsOf(b json.RawMessage, name, list string) ([]stepJSON, error) {
 	return steps, nil
 }
 
-// fields are the fields of the step by name.
+// fields returns the fields of the step by name.
 func (s stepJSON) fields() (fields map[string]json.RawMessage, err error) {
 	if err := strictjson.DecodeLoosely(s.raw, &fields); err != nil {
 		return nil, fmt.Errorf("%w (%w)", s.refuse(), err)
@@ -417,10 +418,9 @@ func (s stepJSON) fields() (fields map[string]json.RawMessage, err error) {
 	return fields, nil
 }
 
-// checkKind refuses a post-processor whose fields make it another one: Hugging Face tokenizers
+// checkKind rejects a post-processor whose fields make it another one: Hugging Face tokenizers
 // tries RobertaProcessing, BertProcessing, ByteLevel, TemplateProcessing and Sequence in this
-// order, and takes the first of which all fields are there. It looks at the type of some of them
-// only.
+// order, and uses the first whose fields are all present. It checks the type of only some of them.
 func (s stepJSON) checkKind() error {
 	fields, err := s.fields()
 	if err != nil {
@@ -442,7 +442,7 @@ func (s stepJSON) checkKind() error {
 	return nil
 }
 
-// read reads those fields of the step that v, a pointer to a struct, has.
+// read reads the fields of the step that v, a pointer to a struct, has.
 func (s stepJSON) read(v any) error {
 	known, err := knownFields(s.raw, v)
 	if err == nil {
@@ -454,7 +454,7 @@ func (s stepJSON) read(v any) error {
 	return nil
 }
 
-// fieldNames are the names of the fields of v, a pointer to a struct, as JSON spells them.
+// fieldNames returns the JSON names of the fields of v, a pointer to a struct.
 func fieldNames(v any) (names []string) {
 	of := reflect.TypeOf(v).Elem()
 	for i := range of.NumField() {
@@ -464,8 +464,8 @@ func fieldNames(v any) (names []string) {
 	return names
 }
 
-// knownFields is the JSON object without the fields that v, a pointer to a struct, does not have.
-// Names are compared exactly, unlike in encoding/json.
+// knownFields returns the JSON object without the fields that v, a pointer to a struct, does not
+// have. Names are compared exactly, unlike in encoding/json.
 func knownFields(object json.RawMessage, v any) (json.RawMessage, error) {
 	var fields map[string]json.RawMessage
 	if err := strictjson.DecodeLoosely(object, &fields); err != nil {
@@ -484,7 +484,7 @@ func (s stepJSON) refuse() error { return refuse(s.name, s.raw) }
 // addVocabulary fills tokens, text and bytes.
 func (t *Tokenizer) addVocabulary(m *modelJSON, added []addedJSON) error {
 	if m.Type == "Unigram" {
-		// The last of equal tokens gives its id, and each id its token.
+		// The id of the last of equal tokens is used, and every index keeps its token.
 		m.Vocab.ids = make(map[string]uint32, len(m.Vocab.scored))
 		for id, s := range m.Vocab.scored {
 			m.Vocab.ids[s.token] = uint32(id)
@@ -510,7 +510,7 @@ func (t *Tokenizer) addVocabulary(m *modelJSON, added []addedJSON) error {
 		}
 	}
 	if length > maxText {
-		return fmt.Errorf("the texts of the tokens have %d bytes together, at most %d MiB are supported", length,
+		return fmt.Errorf("the texts of the tokens have %d bytes in total; at most %d MiB are supported", length,
 			maxText>>20)
 	}
 	t.tokens = make([]span, size)
@@ -522,8 +522,8 @@ func (t *Tokenizer) addVocabulary(m *modelJSON, added []addedJSON) error {
 			text, ok = unspell(t.text, token)
 		}
 		if !ok {
-			// not made of bytes: an added token that is listed here too, or no byte-level
-			// vocabulary
+			// not spelled in the byte alphabet: an added token that is listed here too, or not a
+			// byte-level vocabulary
 			text = append(t.text, token...)
 		}
 		t.text = text
@@ -578,8 +578,8 @@ func (t *Tokenizer) addMerges(m *modelJSON) error {
 }
 
 // addTokens fills raw, composed and added. The library numbers added tokens that are not in the
-// vocabulary by itself, whatever the file says, so a file that says otherwise is refused. Of tokens
-// with equal content it takes the last, and it passes over those without.
+// vocabulary itself and ignores their ids in the file, so a file with other ids is an error. Of
+// tokens with equal content the library uses the last, and it skips tokens without content.
 func (t *Tokenizer) addTokens(p *pipeline, m *modelJSON, added []addedJSON) error {
 	vocab := m.Vocab.ids
 	next := uint32(len(vocab))
@@ -587,7 +587,7 @@ func (t *Tokenizer) addTokens(p *pipeline, m *modelJSON, added []addedJSON) erro
 		next = uint32(len(m.Vocab.scored))
 	}
 	last := map[string]int{}
-	special := map[string]bool{} // once special, always special
+	special := map[string]bool{} // special if any of equal tokens is
 	ids := map[string]uint32{}
 	for i, a := range added {
 		if a.Content == "" {
@@ -602,7 +602,7 @@ func (t *Tokenizer) addTokens(p *pipeline, m *modelJSON, added []addedJSON) erro
 			ids[a.Content] = id
 		}
 		if id := ids[a.Content]; id != a.ID {
-			return fmt.Errorf("added_tokens: %q has id %d here, but Hugging Face tokenizers would give it %d: "+
+			return fmt.Errorf("added_tokens: %q has id %d here, but Hugging Face tokenizers would assign %d; "+
 				"correct the file", a.Content, a.ID, id)
 		}
 		last[a.Content] = i
@@ -618,7 +618,7 @@ func (t *Tokenizer) addTokens(p *pipeline, m *modelJSON, added []addedJSON) erro
 		if _, ok := vocab[a.Content]; ok && t.decode == nil {
 			if text, spelt := unspell(nil, a.Content); spelt && string(text) != a.Content && (t.general != nil ||
 				t.ignoreMerges || t.mergesTo(id)) {
-				return fmt.Errorf("added_tokens: %q is in model.vocab and stands for %q there: one id for two texts "+
+				return fmt.Errorf("added_tokens: %q is in model.vocab, where it represents %q; one id for two texts "+
 					"is not supported", a.Content, text)
 			}
 		}
@@ -627,7 +627,7 @@ func (t *Tokenizer) addTokens(p *pipeline, m *modelJSON, added []addedJSON) erro
 			normalizing.run(p, text, 0)
 			text = bytes.Clone(normalizing.text)
 			if len(text) == 0 {
-				return fmt.Errorf("added_tokens: %q normalizes to nothing: not supported", a.Content)
+				return fmt.Errorf("added_tokens: %q normalizes to the empty text, which is not supported", a.Content)
 			}
 		}
 		t.added = append(t.added, addedText{a.Content, id})
@@ -643,7 +643,8 @@ func (t *Tokenizer) addTokens(p *pipeline, m *modelJSON, added []addedJSON) erro
 		if !a.Normalized {
 			raw.add(text, token)
 		} else if !composed.add(text, token) {
-			return fmt.Errorf("added_tokens: %q normalizes to the same text as another: not supported", a.Content)
+			return fmt.Errorf("added_tokens: %q normalizes to the same text as another token, which is not supported",
+				a.Content)
 		}
 	}
 	if len(raw.nodes) > 0 {
@@ -655,7 +656,7 @@ func (t *Tokenizer) addTokens(p *pipeline, m *modelJSON, added []addedJSON) erro
 	return nil
 }
 
-// mergesTo reports whether the id is that of a byte or what a merge gives.
+// mergesTo reports whether the id is the id of a byte or the result of a merge.
 func (t *Tokenizer) mergesTo(id uint32) bool {
 	if slices.Contains(t.bytes[:], id) {
 		return true

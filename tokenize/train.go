@@ -16,43 +16,43 @@ import (
 	"mula/tokenize/documents"
 )
 
-// TrainOptions say what vocabulary to make.
+// TrainOptions are the options of [Train].
 type TrainOptions struct {
-	// VocabSize is the number of ids, special tokens and the 256 bytes among them. A text that has
-	// too few pairs of tokens gives fewer.
+	// VocabSize is the number of ids, including special tokens and the 256 bytes. The result is
+	// smaller if the text has too few pairs of tokens.
 	VocabSize int
 	// SpecialTokens get the first ids, in this order.
 	SpecialTokens []string
-	// Pattern cuts the text into words; tokens do not reach across them.
+	// Pattern splits the text into words; tokens do not cross word boundaries.
 	Pattern Pattern
-	// MinFrequency is how often a pair must occur to become a token; 0 and 1 are the same.
+	// MinFrequency is how often a pair must occur to become a token; 0 and 1 are equivalent.
 	MinFrequency int
-	// Workers count words in parallel, up to 4096; 0 is one for each processor. The result does not
-	// depend on it.
+	// Workers is the number of goroutines that count words, up to 4096; 0 means one per processor.
+	// The result does not depend on it.
 	Workers int
-	// MaxBytes ends the reading once so much text has been taken; 0 takes all.
+	// MaxBytes limits the text that is read; 0 means no limit.
 	MaxBytes int64
-	// Progress, if not nil, is called now and then, by one goroutine at a time.
+	// Progress, if not nil, is called occasionally. Calls do not overlap.
 	Progress func(TrainProgress)
 }
 
-// TrainProgress is how far [Train] has come. Merges are 0 until all the text is read.
+// TrainProgress is the progress of [Train]. Merges are 0 until all the text is read.
 type TrainProgress struct {
 	Documents, Bytes    int64 // read so far
-	Merges, TotalMerges int   // made so far, and wanted
+	Merges, TotalMerges int   // so far, and requested
 }
 
-// Train makes a byte-level BPE tokenizer from the documents and returns it as a tokenizer.json that
-// Hugging Face tokenizers and [Parse] read. It is the one that Hugging Face's BpeTrainer makes of
-// the same text with the alphabet of all bytes, merge for merge: the pair with the highest count is
-// merged first, of equal ones the pair of lower ids. The file is the same whatever the number of
-// workers.
+// Train trains a byte-level BPE tokenizer on the documents and returns it as a tokenizer.json for
+// Hugging Face tokenizers and [Parse]. It equals the result of Hugging Face's BpeTrainer for the
+// same text with the alphabet of all bytes, merge for merge: the pair with the highest count is
+// merged first, and for equal counts the pair with the lower ids. The file does not depend on the
+// number of workers.
 //
-// The first error that docs yields ends the training and is returned as it is.
+// Train stops at the first error from docs and returns it unchanged.
 //
-// Memory is bounded by the different words of the text: about 100 bytes a word and 25 for each byte
-// in them. Train refuses to go on beyond 128 MiB of different words, which is 5 GB of memory. Of
-// the text itself it holds about a MiB a worker.
+// Memory depends on the distinct words of the text: about 100 bytes per word and 25 per byte of the
+// words. Train fails if there are more than 128 MiB of distinct words, which need 5 GB of memory.
+// It holds about 1 MiB of the text per worker.
 func Train(ctx context.Context, docs iter.Seq2[documents.Document, error], opts TrainOptions) (tokenizerJSON []byte,
 	err error) {
 	if opts.Pattern > CL100K {
@@ -80,11 +80,11 @@ func Train(ctx context.Context, docs iter.Seq2[documents.Document, error], opts 
 }
 
 // A trainer holds all words as one array of symbols, linked within each word, and for each pair of
-// adjacent tokens its count and where it occurs. A merge visits the places of its pair only, and
-// changes the counts of the pairs beside them.
+// adjacent tokens its count and its positions. A merge visits only the positions of its pair, and
+// changes the counts of neighbouring pairs.
 type trainer struct {
 	opts     TrainOptions
-	vocab    []string // spelled in the byte alphabet, by id
+	vocab    []string // in the byte alphabet, by id
 	ids      map[string]uint32
 	merges   []idPair
 	symbols  []trainSymbol
@@ -96,7 +96,7 @@ type trainer struct {
 }
 
 type trainSymbol struct {
-	id         uint32 // noToken once it is part of the symbol before it
+	id         uint32 // noToken once it is merged into the previous symbol
 	word       uint32
 	prev, next int32 // -1 at the ends of the word
 }
@@ -107,8 +107,7 @@ type idPair uint64
 func (p idPair) left() uint32  { return uint32(p >> 32) }
 func (p idPair) right() uint32 { return uint32(p) }
 
-// pairUse is how often a pair occurs, in all words, and the symbols where it did when they were
-// noted.
+// pairUse is how often a pair occurs, in all words, and the symbols at its recorded positions.
 type pairUse struct {
 	count  int64
 	places []int32
@@ -128,12 +127,12 @@ func newTrainer(opts TrainOptions) (*trainer, error) {
 			return nil, fmt.Errorf("the special token %q is not valid UTF-8", s)
 		}
 		if bytes, ok := unspell(nil, s); ok && string(bytes) != s {
-			return nil, fmt.Errorf("the special token %q is how a vocabulary spells the bytes %q: choose one in "+
-				"ASCII, like <|name|>", s, bytes)
+			return nil, fmt.Errorf("the special token %q is the vocabulary's spelling of the bytes %q; use ASCII, "+
+				"like <|name|>", s, bytes)
 		}
 		if opts.Pattern.scanner()(pinnedClasses(), []byte(s)) == len(s) {
-			return nil, fmt.Errorf("the special token %q is one word for the %s pattern, so ordinary text could "+
-				"become it: choose one like <|name|>", s, opts.Pattern)
+			return nil, fmt.Errorf("the special token %q is a single word for the %s pattern, so ordinary text could "+
+				"become it; use a token like <|name|>", s, opts.Pattern)
 		}
 		tr.id(s)
 	}
@@ -143,15 +142,15 @@ func newTrainer(opts TrainOptions) (*trainer, error) {
 		tr.id(string(r))
 	}
 	if opts.VocabSize < len(tr.vocab) || opts.VocabSize > maxVocabulary {
-		return nil, fmt.Errorf("a vocabulary of %d is not possible: it has to hold %d special tokens and 256 bytes, "+
-			"and at most %d tokens",
+		return nil, fmt.Errorf("a vocabulary of %d is not possible; it needs %d special tokens and 256 bytes, and at "+
+			"most %d tokens",
 			opts.VocabSize, len(opts.SpecialTokens), maxVocabulary)
 	}
 	tr.progress.TotalMerges = opts.VocabSize - len(tr.vocab)
 	return tr, nil
 }
 
-// id returns the id of a token, a new one if it has none.
+// id returns the id of a token, adding the token if necessary.
 func (tr *trainer) id(token string) uint32 {
 	id, ok := tr.ids[token]
 	if !ok {
@@ -206,13 +205,13 @@ func (tr *trainer) use(left, right uint32) *pairUse {
 	return use
 }
 
-// run makes merges until the vocabulary is full or no pair is frequent enough.
+// run merges pairs until the vocabulary is full or no pair is frequent enough.
 func (tr *trainer) run(ctx context.Context) error {
-	var fresh []idPair // pairs that the current merge brought forth
+	var fresh []idPair // new pairs of the current merge
 	for len(tr.vocab) < tr.opts.VocabSize && len(tr.queue) > 0 {
 		top := &tr.queue[0]
 		use, ok := tr.pairs[top.pair]
-		if !ok || len(use.places) == 0 { // merged, or used up by other merges
+		if !ok || len(use.places) == 0 { // merged, or consumed by other merges
 			heap.Pop(&tr.queue)
 			continue
 		}
@@ -251,13 +250,13 @@ func (tr *trainer) run(ctx context.Context) error {
 	return nil
 }
 
-// merge replaces the pair by one token wherever it stands and returns fresh with the pairs that
-// came into being. places holds every place where the pair stands, and some where it did.
+// merge replaces the pair by one token everywhere and returns fresh with the new pairs. places
+// holds every position of the pair, and some former positions.
 func (tr *trainer) merge(pair idPair, places []int32, fresh []idPair) []idPair {
 	left, right := pair.left(), pair.right()
 	id := tr.id(tr.vocab[left] + tr.vocab[right])
 	if left == right {
-		slices.Sort(places) // in a run of one token the pairs overlap, and the leftmost is taken
+		slices.Sort(places) // in a run of one token the pairs overlap, and the leftmost is merged
 	}
 	s := tr.symbols
 	gain := func(l, r uint32, n int64, at int32) {
@@ -291,7 +290,7 @@ func (tr *trainer) merge(pair idPair, places []int32, fresh []idPair) []idPair {
 	return fresh
 }
 
-// report calls Progress, at most ten times a second unless it is the last time.
+// report calls Progress, at most ten times a second except for the last call.
 func (tr *trainer) report(last bool) {
 	if tr.opts.Progress == nil || !last && time.Since(tr.reported) < 100*time.Millisecond {
 		return
@@ -300,8 +299,8 @@ func (tr *trainer) report(last bool) {
 	tr.opts.Progress(tr.progress)
 }
 
-// pairQueue is a heap: highest count first, then lowest pair. Counts may be out of date; they only
-// get lower without a new entry, and are corrected when they come up.
+// pairQueue is a heap: highest count first, then lowest pair. Counts may be outdated. They only
+// decrease without a new entry, and are corrected when they reach the top.
 type pairQueue []queuedPair
 
 type queuedPair struct {
@@ -322,7 +321,7 @@ func (q *pairQueue) Pop() any {
 	return last
 }
 
-// tokenizerJSON writes the result as Hugging Face tokenizers 0.23 does, to the byte.
+// tokenizerJSON writes the result byte for byte like Hugging Face tokenizers 0.23.
 func (tr *trainer) tokenizerJSON() ([]byte, error) {
 	split, err := quote(cl100kRegex)
 	if err != nil {
@@ -410,7 +409,7 @@ func (v orderedVocab) MarshalJSON() ([]byte, error) {
 	return append(b, '}'), nil
 }
 
-// quote is json.Marshal without the escapes for HTML.
+// quote is json.Marshal without HTML escapes.
 func quote(s string) ([]byte, error) {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
@@ -419,15 +418,15 @@ func quote(s string) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
 }
 
-// maxWorkers bounds the goroutines that a caller may ask for. A number beyond it is a mistake,
-// which would end in a lack of memory.
+// maxWorkers bounds the goroutines that a caller may request. A larger number is a mistake that
+// would exhaust memory.
 const maxWorkers = 4096
 
-// CheckWorkers refuses a number of goroutines that is negative, or so large that it must be a
-// mistake; 0 stands for as many as there are processors.
+// CheckWorkers returns an error if the number of goroutines n is negative or above 4096. 0 means
+// one per processor.
 func CheckWorkers(n int) error {
 	if n < 0 || n > maxWorkers {
-		return fmt.Errorf("%d workers are not possible: it must be between 0, for the number of processors, and %d", n,
+		return fmt.Errorf("invalid number of workers %d; it must be between 0, for the number of processors, and %d", n,
 			maxWorkers)
 	}
 	return nil

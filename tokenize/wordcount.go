@@ -17,13 +17,13 @@ import (
 )
 
 const (
-	// maxDistinctBytes bounds the words that training keeps, and with them its memory.
+	// maxDistinctBytes bounds the distinct words of training, and with them its memory.
 	maxDistinctBytes = 1 << 27
-	// workerWords and workerBytes are how many different words a worker counts by itself, and how
-	// many bytes of them, before it adds them to the common count.
+	// workerWords and workerBytes bound the number of distinct words, and their bytes, that a
+	// worker counts before it adds them to the common count.
 	workerWords = 1 << 16
 	workerBytes = 1 << 22
-	// countBatch is about how many bytes of text a worker takes at a time.
+	// countBatch is the approximate number of bytes of text per batch.
 	countBatch = 1 << 20
 )
 
@@ -47,8 +47,8 @@ func (c *wordCounts) add(index map[string]int32, counts []int64) error {
 		n, ok := c.count[w]
 		if !ok {
 			if c.bytes += int64(len(w)); c.bytes > maxDistinctBytes {
-				return fmt.Errorf("the text has more than %d MiB of different words, too many to train on: limit "+
-					"the text with MaxBytes", maxDistinctBytes>>20)
+				return fmt.Errorf("the text has more than %d MiB of different words, too many to train on; limit the "+
+					"text with MaxBytes", maxDistinctBytes>>20)
 			}
 		}
 		c.count[w] = n + counts[i]
@@ -111,13 +111,14 @@ func countWords(ctx context.Context, docs iter.Seq2[documents.Document, error], 
 	for w, n := range common.count {
 		words = append(words, countedWord{w, n})
 	}
-	// The merges do not depend on the order of the words; sorted, nothing else does either.
+	// The merges do not depend on the order of the words. Sorting makes everything else
+	// deterministic too.
 	slices.SortFunc(words, func(a, b countedWord) int { return strings.Compare(a.word, b.word) })
 	return words, nil
 }
 
-// sendTexts sends the texts of the documents in batches, until maxBytes are reached if that is not
-// 0.
+// sendTexts sends the texts of the documents in batches, until maxBytes are reached. 0 means no
+// limit.
 func sendTexts(ctx context.Context, docs iter.Seq2[documents.Document, error], maxBytes int64, batches chan<- [][]byte,
 	progress func(docs, bytes int64)) error {
 	var batch [][]byte
@@ -155,7 +156,7 @@ func sendTexts(ctx context.Context, docs iter.Seq2[documents.Document, error], m
 		}
 	}
 	if total == 0 {
-		return errors.New("there is no text to train on")
+		return errors.New("the inputs have no text for training")
 	}
 	return send()
 }

@@ -428,8 +428,8 @@ func TestRunRefuses(t *testing.T) {
 		"and its link": {Options{Inputs: []string{good, link}}, "good.json.link are the same file"},
 		"stdin twice":  {Options{Inputs: []string{"-", good, "-"}}, `standard input, "-", is listed twice`},
 		"workers": {Options{Inputs: []string{good}, Workers: 4097},
-			"4097 workers are not possible: it must be between 0, for the number of processors, and 4096"},
-		"negative workers": {Options{Inputs: []string{good}, Workers: -1}, "-1 workers"},
+			"invalid number of workers 4097; it must be between 0, for the number of processors, and 4096"},
+		"negative workers": {Options{Inputs: []string{good}, Workers: -1}, "number of workers -1"},
 		"no directory":     {Options{Inputs: []string{good}, Output: "/nonexistent/x"}, "/nonexistent/x"},
 		"name":             {Options{Inputs: []string{"\xff"}}, "not UTF-8"},
 	} {
