@@ -7,9 +7,9 @@ import (
 	"unicode/utf8"
 )
 
-// Characters as the normalizers and pre-tokenizers of Hugging Face tokenizers see them that do not
-// use Oniguruma: as Rust's standard library and the crates behind them do, each with its own
-// release of Unicode. tables/probe.py asked the library for each. What Oniguruma sees is in
+// Character classes for the normalizers and pre-tokenizers of Hugging Face tokenizers that do not
+// use Oniguruma. They follow Rust's standard library and the crates in use, each with its own
+// release of Unicode. tables/probe.py queried the library for each. Oniguruma's classes are in
 // classes.go.
 
 // rustTSV holds the sets of code points, lower cases and scripts; tables/probe.py writes it.
@@ -19,15 +19,15 @@ var rustTSV string
 
 // The kinds of characters, as bits.
 const (
-	// char::is_whitespace: of WhitespaceSplit, Whitespace, BertPreTokenizer, Strip, and of added
-	// tokens that take it along
+	// char::is_whitespace: for WhitespaceSplit, Whitespace, BertPreTokenizer, Strip, and added
+	// tokens with lstrip or rstrip
 	whiteSpace uint16 = 1 << iota
-	// \w of Rust's regex crate: in the Whitespace pre-tokenizer, and beside added tokens with
+	// \w of Rust's regex crate: in the Whitespace pre-tokenizer, and next to added tokens with
 	// single_word
 	wordCharacter
-	numeric // char::is_numeric, what the Digits pre-tokenizer cuts at
-	// what the Punctuation and BertPreTokenizer pre-tokenizers cut at: that of Unicode 9 or so, and
-	// all of ASCII's
+	numeric // char::is_numeric, where the Digits pre-tokenizer cuts
+	// where the Punctuation and BertPreTokenizer pre-tokenizers cut: approximately Unicode 9's
+	// punctuation, and all of ASCII's
 	punctuationMark
 	bertControl    // what BertNormalizer's clean_text removes
 	bertSpace      // what BertNormalizer's clean_text replaces by U+0020
@@ -90,14 +90,13 @@ func parseRust(table string) (*rustData, error) {
 	return d, nil
 }
 
-// is gives the function that tells whether a character is of a kind.
+// is returns a function that reports whether a character is of a kind.
 func (d *rustData) is(kind uint16) func(r rune) bool {
 	return func(r rune) bool { return d.kinds.at(r)&kind != 0 }
 }
 
-// appendLower appends the lower case of s to dst, as the normalizers Lowercase and BertNormalizer
-// give it: each character by itself, so that a sigma at the end of a word is like any other. s is
-// valid UTF-8.
+// appendLower appends the lower case of s to dst like the normalizers Lowercase and BertNormalizer:
+// each character separately, so a sigma at the end of a word is not special. s is valid UTF-8.
 func appendLower(dst, s []byte) []byte {
 	d := pinnedRust()
 	for i := 0; i < len(s); {
@@ -121,9 +120,9 @@ func appendLower(dst, s []byte) []byte {
 	return dst
 }
 
-// script is a script as the UnicodeScripts pre-tokenizer tells them apart. The numbers mean nothing
-// but anyScript.
+// script is a script of the UnicodeScripts pre-tokenizer. The numbers are arbitrary, except
+// anyScript.
 type script uint8
 
-// anyScript is that of characters at which UnicodeScripts never cuts.
+// anyScript is the script of characters at which UnicodeScripts never cuts.
 const anyScript script = 0

@@ -9,11 +9,11 @@ import (
 	"unicode/utf8"
 )
 
-// decoding is the decoder of a tokenizer.json that does more than joining the bytes of tokens. It
-// works on the list of the tokens' texts, as the library does.
+// decoding is the decoder of a tokenizer.json that does more than concatenating the bytes of
+// tokens. It transforms the list of the tokens' texts, like the library.
 type decoding struct {
 	steps []decodeStep
-	joint string // put between the tokens in the end: a space if the file has no decoder
+	joint string // separator of the decoded tokens: a space if the file has no decoder
 }
 
 // A decodeStep changes the list of tokens. It may change the list in place.
@@ -35,7 +35,7 @@ func (d *decoding) append(dst []byte, tokens []string) ([]byte, error) {
 	return dst, nil
 }
 
-// parseDecoder returns nil for ByteLevel alone, which is joining bytes.
+// parseDecoder returns nil for ByteLevel alone, which only concatenates bytes.
 func parseDecoder(b json.RawMessage) (*decoding, error) {
 	const name = "decoder"
 	if isNull(b) {
@@ -59,7 +59,7 @@ func parseDecoder(b json.RawMessage) (*decoding, error) {
 	return d, nil
 }
 
-// parseDecodeStep reads a decoder. What it returns is of no use if there is an error.
+// parseDecodeStep parses a decoder.
 func parseDecodeStep(s stepJSON) (decodeStep, error) {
 	switch s.kind {
 	case "ByteLevel":
@@ -174,7 +174,7 @@ func eachToken(f func(string) string) decodeStep {
 	}
 }
 
-// cleanUp takes out the spaces that tokenizing put before punctuation and English contractions.
+// cleanUp removes the spaces before punctuation and English contractions that tokenizing inserted.
 func cleanUp(s string) string {
 	for _, pair := range [...][2]string{{" .", "."}, {" ?", "?"}, {" !", "!"}, {" ,", ","}, {" ' ", "'"},
 		{" n't", "n't"}, {" 'm", "'m"},
@@ -205,7 +205,7 @@ func (m metaspace) decode(tokens []string) ([]string, error) {
 	return tokens, nil
 }
 
-// stripToken cuts up to start times c off the start and up to stop times off the end.
+// stripToken removes up to start leading and up to stop trailing occurrences of c.
 func stripToken(t string, c rune, start, stop int) (string, error) {
 	runes := []rune(t)
 	from, to := 0, len(runes)
@@ -230,8 +230,8 @@ func stripToken(t string, c rune, start, stop int) (string, error) {
 	return string(runes[from:to]), nil
 }
 
-// decodeByteLevel joins the bytes that tokens spell, and puts U+FFFD for those that are no
-// character.
+// decodeByteLevel concatenates the bytes that tokens represent, and replaces invalid bytes by
+// U+FFFD.
 func decodeByteLevel(tokens []string) ([]string, error) {
 	var b []byte
 	for _, t := range tokens {
@@ -261,8 +261,8 @@ func AppendText(dst, b []byte) []byte {
 	return dst
 }
 
-// invalidRun is how many bytes at the start of b, which begins with none, begin a character that is
-// not finished.
+// invalidRun returns how many bytes at the start of b, which does not start with a character, are
+// the start of an incomplete character.
 func invalidRun(b []byte) int {
 	want, low, high := 0, byte(0x80), byte(0xbf)
 	switch c := b[0]; {
@@ -290,8 +290,8 @@ func invalidRun(b []byte) int {
 	return n
 }
 
-// decodeByteFallback joins tokens such as <0xE2> to characters. Where they are none, each byte
-// becomes U+FFFD.
+// decodeByteFallback joins tokens such as <0xE2> to characters. If they are not a character, each
+// byte becomes U+FFFD.
 func decodeByteFallback(tokens []string) ([]string, error) {
 	var out []string
 	var pending []byte
@@ -319,7 +319,7 @@ func decodeByteFallback(tokens []string) ([]string, error) {
 	return out, nil
 }
 
-// fallbackByte returns the byte that a token such as <0x0A> stands for.
+// fallbackByte returns the byte that a token such as <0x0A> represents.
 func fallbackByte(t string) (byte, bool) {
 	if len(t) != 6 || !strings.HasPrefix(t, "<0x") || t[5] != '>' {
 		return 0, false

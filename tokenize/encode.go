@@ -47,7 +47,7 @@ type Encoder struct {
 	merger     merger
 	cache      *wordCache
 	around     bool             // special tokens are added to texts
-	general    *pipelineEncoder // nil for a tokenizer that needs none
+	general    *pipelineEncoder // nil for a tokenizer with the fast path
 	err        error            // of the current text; nothing is cached after an error
 }
 
@@ -83,9 +83,9 @@ func (e *Encoder) Append(dst []uint32, text []byte) ([]uint32, error) {
 	return dst, nil
 }
 
-// split appends the ids of s, cut at the tokens in added, with between for what lies between them,
-// which it is also told the place of in s. A special token that is to be text is passed over as a
-// whole: no other token is found inside.
+// split appends the ids of s, cut at the tokens in added. It calls between for the ranges between
+// them, with their position in s. A special token that is text is skipped as a whole: no other
+// token is matched inside.
 func (e *Encoder) split(dst []uint32, s []byte, added *trie, between func(dst []uint32, s []byte,
 	at int) []uint32) []uint32 {
 	if added == nil {
@@ -111,7 +111,7 @@ func (e *Encoder) split(dst []uint32, s []byte, added *trie, between func(dst []
 		if start > done {
 			dst = between(dst, s[done:start], done)
 		}
-		if start < end { // else the token before it has taken all of it
+		if start < end { // otherwise the previous token covers everything
 			dst = append(dst, token.id)
 		}
 		done = end
@@ -182,8 +182,8 @@ func (e *Encoder) appendWords(dst []uint32, s []byte, _ int) []uint32 {
 	return dst
 }
 
-// appendWord appends the ids of a word from the vocabulary and the merges. It sets e.err if it
-// cannot.
+// appendWord appends the ids of a word from the vocabulary and the merges. On failure it sets
+// e.err.
 func (e *Encoder) appendWord(dst []uint32, w []byte) []uint32 {
 	t := e.t
 	if t.ignoreMerges {
@@ -198,7 +198,7 @@ func (e *Encoder) appendWord(dst []uint32, w []byte) []uint32 {
 		dst, ok = e.merger.merge(t, dst, w)
 	}
 	if !ok && e.err == nil {
-		// Nothing but a byte without a token keeps a word from being spelled.
+		// A word cannot be spelled only if a byte has no token.
 		i := max(0, slices.IndexFunc(w, func(c byte) bool { return t.bytes[c] == noToken }))
 		e.err = cannotSpell(fmt.Sprintf("byte 0x%02x", w[i]), w)
 	}

@@ -9,9 +9,9 @@ import (
 	"unicode/utf8"
 )
 
-// Normal forms after Unicode Standard Annex 15, with the data of Unicode 9 that Hugging Face
-// tokenizers is built with, and without a limit on runs of marks. golang.org/x/text has later data,
-// which moves, and breaks long runs.
+// Normal forms according to Unicode Standard Annex 15, with the data of Unicode 9 that Hugging Face
+// tokenizers uses, and without a limit on runs of marks. golang.org/x/text has later data, which
+// changes between releases, and splits long runs.
 
 // normalFormsTSV holds combining classes, decompositions and composing pairs; tables/probe.py
 // writes it.
@@ -19,7 +19,7 @@ import (
 //go:embed tables/normalforms.tsv
 var normalFormsTSV string
 
-// form is one of the four of the annex; formNames are what tokenizer.json calls them.
+// form is one of the four normal forms; formNames are the names in tokenizer.json.
 type form uint8
 
 const (
@@ -43,19 +43,21 @@ const (
 	hangulS, hangulSs = 0xac00, hangulLs * hangulVs * hangulTs
 )
 
-// The quick check of a normal form gives 0 to a character that starts anew, which is to say that it
-// neither changes, nor moves, nor joins the one before it. Marks that only have to stand in order
-// have their combining class. The others are:
+// The quick check of a normal form returns 0 for a character that is a boundary: it is unchanged
+// and not reordered, and does not compose with the previous character. Marks that only need to be
+// in order return their combining class. The other values are:
 const (
-	joins     = 254 // it stays as it is unless it composes with what stands before it; its class is in normalData.class
-	unsettled = 255 // the text around it has to be normalized
+	// unchanged unless it composes with the previous characters; its class is in normalData.class
+	joins     = 254
+	unsettled = 255 // the surrounding text must be normalized
 )
 
 // normalData is the parsed table.
 type normalData struct {
 	class *runeTable[uint8]
 	check [formCount]*runeTable[uint8]
-	split [2]*runeTable[uint16] // canonical and compatibility decompositions: places in parts, or 0
+	// canonical and compatibility decompositions: indices of parts, or 0
+	split [2]*runeTable[uint16]
 	parts [][]rune
 	join  map[uint64]rune // composites by their halves, as pairKey gives them
 }
@@ -88,7 +90,7 @@ func parseNormalForms(table string) (*normalData, error) {
 		for _, s := range f[1:] {
 			r, err := parsePoint(s)
 			if err != nil {
-				return nil, fmt.Errorf("%q: %q is no code point", line, s)
+				return nil, fmt.Errorf("%q: %q is not a code point", line, s)
 			}
 			points = append(points, r)
 		}
@@ -137,7 +139,7 @@ func parseNormalForms(table string) (*normalData, error) {
 			case !f.composes() && (split != 0 || hangul):
 				return unsettled
 			case f.composes() && split != 0 && (split != splits[0][r] || !composite[r]):
-				return unsettled // never stays as it is
+				return unsettled // never unchanged
 			case f.composes() && second[r]:
 				return joins
 			}
@@ -147,7 +149,7 @@ func parseNormalForms(table string) (*normalData, error) {
 	return d, nil
 }
 
-// normalizer does the work for one goroutine: it owns the scratch.
+// normalizer is the state of one goroutine: it owns the scratch memory.
 type normalizer struct {
 	data  *normalData
 	out   []byte
@@ -157,8 +159,8 @@ type normalizer struct {
 
 func newNormalizer() *normalizer { return &normalizer{data: pinnedNormalForms()} }
 
-// normalize returns the normal form f of s, which is valid UTF-8: s itself when it is normal, else
-// bytes that the next call overwrites.
+// normalize returns the normal form f of s, which is valid UTF-8: s itself if it is normal,
+// otherwise bytes that the next call overwrites.
 func (z *normalizer) normalize(f form, s []byte) []byte {
 	at := z.data.settled(f, s)
 	if at == len(s) {
@@ -167,8 +169,8 @@ func (z *normalizer) normalize(f form, s []byte) []byte {
 	check := z.data.check[f]
 	z.out = z.out[:0]
 	for {
-		// s[:at] ends with a character that starts anew (or is empty), and perhaps others: what
-		// comes before it is done.
+		// s[:at] ends with a boundary character (or is empty), and possibly others: the text before
+		// it is done.
 		start := at
 		for start > 0 {
 			r, n := utf8.DecodeLastRune(s[:start])
@@ -195,8 +197,8 @@ func (z *normalizer) normalize(f form, s []byte) []byte {
 	}
 }
 
-// settled returns the length of a prefix of s that is known to be normal, whatever follows the last
-// character in it that starts anew. It is len(s) if all of s is.
+// settled returns the length of a prefix of s that is known to be normal, whatever follows its last
+// boundary character. It is len(s) if s is normal.
 func (d *normalData) settled(f form, s []byte) int {
 	check := d.check[f]
 	last := uint8(0) // combining class of the character before
@@ -219,7 +221,7 @@ func (d *normalData) settled(f form, s []byte) int {
 		default:
 			page, n = check.page[int(c&7)<<12|int(s[i+1]&0x3f)<<6|int(s[i+2]&0x3f)], 4
 		}
-		if page == 0 { // that of U+0000, all of which start anew
+		if page == 0 { // the page of U+0000, which has only boundaries
 			last = 0
 			i += n
 			continue
@@ -229,7 +231,7 @@ func (d *normalData) settled(f form, s []byte) int {
 			r, _ := utf8.DecodeRune(s[i:])
 			if i > 0 {
 				before, _ := utf8.DecodeLastRune(s[:i])
-				// A composite may take the mark in between its parts.
+				// A composite may absorb the mark between its parts.
 				if _, ok := d.pair(before, r); ok || last != 0 || d.split[0].at(before) != 0 {
 					return i
 				}
@@ -289,7 +291,7 @@ func (z *normalizer) rewrite(f form, s []byte) {
 	}
 }
 
-// compose joins what composes, in place.
+// compose composes characters in place.
 func (d *normalData) compose(rs []rune) []rune {
 	// starter is the index of the last character of class 0; last the class of what was kept after
 	// it, -1 if nothing was.
@@ -313,8 +315,8 @@ func (d *normalData) compose(rs []rune) []rune {
 	return rs[:n]
 }
 
-// sortMarks puts a run of marks into the order of their classes; equals keep theirs. Long runs are
-// counted, so that text made of marks takes time in proportion to its length.
+// sortMarks sorts a run of marks stably by class. Long runs use a counting sort, so that text made
+// of marks takes linear time.
 func (z *normalizer) sortMarks(marks []rune) {
 	d := z.data
 	if len(marks) <= 32 {

@@ -8,18 +8,18 @@ import (
 	"unicode/utf8"
 )
 
-// A normalizeStep changes text before it is cut into words.
+// A normalizeStep changes text before it is split into words.
 type normalizeStep interface{ normalize(b *normalizing) }
 
-// normalizing is a text on its way through the normalizers, and the memory of one goroutine for it.
+// normalizing is a text that passes through the normalizers, with the memory of one goroutine.
 type normalizing struct {
 	text []byte // never written to: it may be the document itself
-	// bytes at the start of text that stem from the first character of the document; Metaspace asks
-	// for them
+	// bytes at the start of text that originate from the first character of the document, for
+	// Metaspace
 	origin int
 	forms  []*normalizer
 
-	out  [2][]byte // they take turns: a step reads one and writes the other
+	out  [2][]byte // used alternately: a step reads one and writes the other
 	turn int
 }
 
@@ -32,7 +32,7 @@ func newNormalizing(p *pipeline) *normalizing {
 	return b
 }
 
-// run normalizes s, of which the first origin bytes stem from the first character of the document.
+// run normalizes s, whose first origin bytes originate from the first character of the document.
 func (b *normalizing) run(p *pipeline, s []byte, origin int) {
 	b.text, b.origin, b.turn = s, origin, 0
 	for _, n := range p.normalizers {
@@ -40,7 +40,7 @@ func (b *normalizing) run(p *pipeline, s []byte, origin int) {
 	}
 }
 
-// next is the empty buffer to write the new text to.
+// next returns the empty buffer for the new text.
 func (b *normalizing) next() []byte {
 	b.turn ^= 1
 	return b.out[b.turn][:0]
@@ -52,15 +52,14 @@ func (b *normalizing) set(out []byte, origin int) {
 	b.text, b.origin = out, origin
 }
 
-// rewrite makes what f appends for the text the new one. What f makes of a character depends on
-// that alone.
+// rewrite replaces the text by the output of f, which must depend on single characters only.
 func (b *normalizing) rewrite(f func(dst, s []byte) []byte) {
 	out := f(b.next(), b.text[:b.origin])
 	origin := len(out)
 	b.set(f(out, b.text[b.origin:]), origin)
 }
 
-// release gives back memory that an uncommonly long text took.
+// release frees memory that an unusually long text needed.
 func (b *normalizing) release() {
 	b.text = nil
 	for i := range b.out {
@@ -84,7 +83,7 @@ func (p *pipeline) parseNormalizers(b json.RawMessage) error {
 	return nil
 }
 
-// addNormalizer appends a normalizer to p. What it appends is of no use if there is an error.
+// addNormalizer appends a normalizer to p. After an error, p is unusable.
 func (p *pipeline) addNormalizer(s stepJSON) (err error) {
 	add := func(steps ...normalizeStep) { p.normalizers = append(p.normalizers, steps...) }
 	switch s.kind {
@@ -119,8 +118,8 @@ func (p *pipeline) addNormalizer(s stepJSON) (err error) {
 		var f replaceJSON
 		var m matcher
 		if m, err = f.read(s); err == nil && m.matchesEmpty() {
-			err = fmt.Errorf("%s: the pattern matches the empty text, which Hugging Face tokenizers does not handle "+
-				"well: not supported", s.name)
+			err = fmt.Errorf("%s: the pattern matches the empty text, which is not supported because Hugging Face "+
+				"tokenizers does not handle it well", s.name)
 		}
 		add(replace{m, []byte(f.Content)})
 	case "Precompiled":
@@ -180,7 +179,8 @@ func (n normalForm) normalize(b *normalizing) {
 		b.text = z.normalize(n.form, b.text)
 		return
 	}
-	// The first character becomes one or more, of which what follows may join the last.
+	// The first character becomes one or more characters, and later characters may compose with the
+	// last of them.
 	runes := runeCount(z.normalize(n.form, b.text[:b.origin]))
 	b.text = z.normalize(n.form, b.text)
 	b.origin = 0
@@ -190,12 +190,12 @@ func (n normalForm) normalize(b *normalizing) {
 	}
 }
 
-// lowercase maps each character by itself, without regard to its neighbours.
+// lowercase maps each character separately, independent of its neighbours.
 type lowercase struct{}
 
 func (lowercase) normalize(b *normalizing) { b.rewrite(appendLower) }
 
-// replaceRunes changes each character to another, or removes it where the function gives -1.
+// replaceRunes maps each character to another, or removes it if the function returns -1.
 type replaceRunes func(r rune) rune
 
 func (f replaceRunes) normalize(b *normalizing) {
@@ -211,7 +211,7 @@ func (f replaceRunes) normalize(b *normalizing) {
 	})
 }
 
-// remove takes out the characters that the function holds of.
+// remove removes the characters for which f is true.
 func remove(f func(r rune) bool) replaceRunes {
 	return func(r rune) rune {
 		if f(r) {
@@ -283,7 +283,7 @@ func (s strip) normalize(b *normalizing) {
 	}
 }
 
-// prepend puts a text in front, unless there is nothing to put it before.
+// prepend inserts a text at the start, unless the text is empty.
 type prepend string
 
 func (p prepend) normalize(b *normalizing) {
@@ -313,7 +313,7 @@ func (f *replaceJSON) read(s stepJSON) (matcher, error) {
 	return f.Pattern.compile(s.name)
 }
 
-// replace puts content in the place of each match.
+// replace replaces each match by content.
 type replace struct {
 	matcher
 	content []byte
@@ -328,7 +328,8 @@ func (r replace) normalize(b *normalizing) {
 		}
 		out = append(append(out, b.text[done:it.start]...), r.content...)
 		if it.end <= b.origin {
-			origin = len(out) // what stands in the place of a match stems from the match's last character
+			// the replacement of a match originates from the match's last character
+			origin = len(out)
 		}
 	}
 	if done < b.origin {
@@ -337,7 +338,7 @@ func (r replace) normalize(b *normalizing) {
 	b.set(append(out, b.text[done:]...), origin)
 }
 
-// patternJSON is what Split and Replace look for.
+// patternJSON is the pattern of Split and Replace.
 type patternJSON struct {
 	Regex  *string `json:"Regex"`
 	String *string `json:"String"`
@@ -363,7 +364,8 @@ type matcher struct {
 	regex   *pattern
 }
 
-// matchesEmpty reports whether a match may be empty, as far as some texts tell.
+// matchesEmpty reports whether the pattern matches the empty text at some position of a few sample
+// texts.
 func (m matcher) matchesEmpty() bool {
 	if m.regex == nil {
 		return len(m.literal) == 0
@@ -383,8 +385,8 @@ func (m matcher) matchesEmpty() bool {
 	})
 }
 
-// all returns the matches in s one after the other, which are to be gone through to the end. An
-// empty match is passed over where the match before it ends.
+// all returns an iterator over the matches in s, which must be used to the end. An empty match is
+// skipped where the previous match ends.
 func (m matcher) all(s []byte) matches {
 	it := matches{literal: m.literal, s: s, last: -1}
 	if m.regex != nil {
@@ -401,7 +403,7 @@ type matches struct {
 	from, last int
 }
 
-// next moves on to the next match, from start to end.
+// next advances to the next match, from start to end.
 func (it *matches) next() bool {
 	for it.from <= len(it.s) && len(it.s) > 0 {
 		start, end, ok := it.find()

@@ -5,23 +5,22 @@ import (
 	"unicode/utf8"
 )
 
-// A pipeline is what lies between added tokens and ids in a tokenizer.json of any kind:
-// normalizers, pre-tokenizers and a model, in the order and with the meaning that Hugging Face
-// tokenizers 0.23.3 gives them. It does not change after loading, and goroutines share it.
+// A pipeline is everything between added tokens and ids in any tokenizer.json: normalizers,
+// pre-tokenizers and a model, in the order and with the semantics of Hugging Face tokenizers
+// 0.23.3. It is immutable after loading and safe for concurrent use.
 //
-// A byte-level BPE whose text is cut by one scanner does not need it: see [Encoder.Append].
+// A byte-level BPE with a single scanner does not need it: see [Encoder.Append].
 type pipeline struct {
 	normalizers   []normalizeStep
 	preTokenizers []preTokenizeStep
 	model         model
-	forms         int  // how many normalizers need a [normalizer]
-	usesOrigin    bool // a step asks which piece begins the document
+	forms         int  // number of normalizers that need a [normalizer]
+	usesOrigin    bool // a step depends on which piece starts the document
 }
 
-// A model turns words, as the pre-tokenizers leave them, into ids.
+// A model converts the words from the pre-tokenizers to ids.
 type model interface {
-	// appendWord appends the ids of a word, which is not empty. What it appends depends on the word
-	// alone.
+	// appendWord appends the ids of a word, which is not empty. They depend only on the word.
 	appendWord(z *modelScratch, dst []uint32, word []byte) ([]uint32, error)
 }
 
@@ -46,9 +45,9 @@ func newPipelineEncoder(t *Tokenizer) *pipelineEncoder {
 	return &pipelineEncoder{p: t.general, normalizing: newNormalizing(t.general)}
 }
 
-// normalize returns the normalized text of a piece of a document that lies between added tokens
-// which are matched before normalization. It is valid until the next call. first says that the
-// document begins with it.
+// normalize returns the normalized text of a piece of a document, between added tokens that are
+// matched before normalization. It is valid until the next call. first means that the document
+// starts with the piece.
 func (e *pipelineEncoder) normalize(s []byte, first bool) []byte {
 	origin := 0
 	if first && e.p.usesOrigin {
@@ -59,8 +58,8 @@ func (e *pipelineEncoder) normalize(s []byte, first bool) []byte {
 	return e.normalizing.text
 }
 
-// appendWords appends the ids of a part without added tokens, at the given place, of the text that
-// was normalized last.
+// appendWords appends the ids of a part without added tokens, at the given position of the last
+// normalized text.
 func (e *pipelineEncoder) appendWords(dst []uint32, s []byte, at int) ([]uint32, error) {
 	if len(s) == 0 {
 		return dst, nil
@@ -81,7 +80,7 @@ func (e *pipelineEncoder) appendWords(dst []uint32, s []byte, at int) ([]uint32,
 	return dst, nil
 }
 
-// appendWord appends the ids of a word, if it can from the cache.
+// appendWord appends the ids of a word, from the cache if possible.
 func (e *pipelineEncoder) appendWord(dst []uint32, word []byte) ([]uint32, error) {
 	if len(word) > cachedPiece {
 		return e.p.model.appendWord(&e.scratch, dst, word)
@@ -98,18 +97,18 @@ func (e *pipelineEncoder) appendWord(dst []uint32, word []byte) ([]uint32, error
 	return dst, err
 }
 
-// keptScratch is the size in bytes (of text) or pieces from which on scratch is not kept for the
+// keptScratch is the maximum scratch memory, in bytes (of text) or pieces, that is kept for the
 // next document.
 const keptScratch = 8 << 20
 
-// cannotSpell is the error for a text that no tokens of the vocabulary make up, where the library
-// would leave characters out or fail.
+// cannotSpell is the error for a text that the vocabulary cannot represent, where the library would
+// drop characters or fail.
 func cannotSpell(what string, word []byte) error {
 	return fmt.Errorf("%s in %q has no token in the vocabulary, and there is no unknown token: the tokenizer cannot "+
 		"spell this text", what, clipped(word))
 }
 
-// clipped is the beginning of a word for a message.
+// clipped returns the start of a word for a message.
 func clipped(word []byte) []byte {
 	if len(word) <= 60 {
 		return word
@@ -121,10 +120,10 @@ func clipped(word []byte) []byte {
 	return word[:n]
 }
 
-// pieceCache remembers the ids of words. It is direct-mapped: a word takes the place of another.
+// pieceCache caches the ids of words. It is direct-mapped: a word replaces another.
 type pieceCache [1 << 13]pieceEntry
 
-const cachedPiece = 32 // bytes of the longest word that is remembered
+const cachedPiece = 32 // bytes of the longest cached word
 
 type pieceEntry struct {
 	n, k uint8 // bytes and ids; n 0 is an empty entry

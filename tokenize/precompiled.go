@@ -11,27 +11,27 @@ import (
 )
 
 // charsmap is the Precompiled normalizer: SentencePiece's map from texts to texts. Its file is a
-// double-array trie (Aoe 1989; as the library darts-clone lays it out), and after it the texts that
-// the trie's values point into, each ended by a zero byte.
+// double-array trie (Aoe 1989, in the layout of the library darts-clone), followed by the texts
+// that the trie's values refer to, each ended by a zero byte.
 type charsmap struct {
 	units []uint32
 	texts []byte
-	// ascii holds what each character below 0x80 becomes by itself, so that ordinary text takes no
-	// look-ups; nil: it stays as it is.
+	// ascii holds the replacement of each character below 0x80, so that ordinary text needs no
+	// look-ups; nil: unchanged.
 	ascii [utf8.RuneSelf][]byte
-	known [utf8.RuneSelf]bool // the map has a text for the character alone
+	known [utf8.RuneSelf]bool // the map has a text for the single character
 	data  graphemeTable
 }
 
 // parseCharsmap reads precompiled_charsmap, decoded from base64.
 func parseCharsmap(b []byte) (*charsmap, error) {
 	if len(b) < 4 {
-		return nil, errors.New("it is too short")
+		return nil, errors.New("the map is too short")
 	}
 	size := int64(binary.LittleEndian.Uint32(b))
 	b = b[4:]
 	if size > int64(len(b)) {
-		return nil, fmt.Errorf("the trie has %d bytes and the file %d", size, len(b))
+		return nil, fmt.Errorf("the trie has %d bytes, but the file has %d", size, len(b))
 	}
 	m := &charsmap{texts: b[size/4*4:], data: pinnedGraphemes()}
 	for i := range size / 4 {
@@ -52,17 +52,16 @@ func parseCharsmap(b []byte) (*charsmap, error) {
 	return m, nil
 }
 
-// A unit of the trie: bits 0–7 the byte that leads to it, bit 8 set if a value is below it, bits
-// 10–30 how far away (by exclusive or) its children lie, or that shifted by 8 bits if bit 9 is set.
-// A value is a unit with bit 31 set.
+// A unit of the trie: bits 0–7 are the byte that leads to it, bit 8 is set if it has a value, bits
+// 10–30 are the offset (by exclusive or) of its children, shifted by 8 bits if bit 9 is set. A
+// value is a unit with bit 31 set.
 
 func (m *charsmap) children(unit uint32, at uint64) uint64 {
 	return at ^ uint64(unit>>10)<<((unit&(1<<9))>>6)
 }
 
-// check sees to it that no look-up leaves the trie or the texts: the library fails on one that
-// does. It bounds the values, which are few; that a step stays in the trie is checked as it is
-// taken.
+// check ensures that no look-up leaves the texts: the library fails if one does. It checks the
+// values, which are few. Steps are checked against the trie when they are taken.
 func (m *charsmap) check() error {
 	for i, unit := range m.units {
 		if unit>>31 == 1 || unit>>8&1 == 0 {
@@ -70,17 +69,17 @@ func (m *charsmap) check() error {
 		}
 		at := m.children(unit, uint64(i))
 		if at >= uint64(len(m.units)) {
-			continue // not a unit of the trie, or never reached
+			continue // not a unit of the trie, or unreachable
 		}
 		if value := m.units[at] & (1<<31 - 1); int64(value) > int64(len(m.texts)) || int(value) < len(m.texts) &&
 			!utf8.RuneStart(m.texts[value]) {
-			return fmt.Errorf("unit %d has a value that points into no text", i)
+			return fmt.Errorf("unit %d has a value that is outside the texts", i)
 		}
 	}
 	return nil
 }
 
-// get returns the text for the shortest beginning of s that the map has one for.
+// get returns the text for the shortest prefix of s in the map.
 func (m *charsmap) get(s []byte) (text []byte, ok bool) {
 	at := m.children(m.units[0], 0)
 	for _, c := range s {
@@ -107,7 +106,7 @@ func (m *charsmap) get(s []byte) (text []byte, ok bool) {
 	return nil, false
 }
 
-// longCluster is the length in bytes from which on a grapheme cluster is not looked up as a whole.
+// longCluster is the length in bytes from which a grapheme cluster is not looked up as a whole.
 const longCluster = 6
 
 func (m *charsmap) normalize(b *normalizing) {
@@ -115,7 +114,7 @@ func (m *charsmap) normalize(b *normalizing) {
 	t := transformation{old: b.origin}
 	for s := b.text; len(s) > 0; {
 		if c := s[0]; c < utf8.RuneSelf && (len(s) == 1 || s[1] < utf8.RuneSelf) && c != '\r' {
-			// What follows is ASCII and does not join: a cluster of one character.
+			// The next character is ASCII and does not join: a cluster of one character.
 			if m.known[c] {
 				out = append(out, m.ascii[c]...)
 				t.replace(s[:1], m.ascii[c])
@@ -151,15 +150,14 @@ func (m *charsmap) normalize(b *normalizing) {
 	b.set(out, t.finish())
 }
 
-// transformation follows which bytes of the new text stem from the first old bytes of the text, as
-// the library sees it: a replacement takes as many characters of the old text as it has itself, and
-// what it has too few or too many is made up for by its last characters. The library makes up for
-// too few at the character before it where the replacement is empty, and not at all where nothing
-// stands before.
+// transformation tracks which bytes of the new text originate from the first old bytes of the text,
+// according to the library. A replacement consumes as many characters of the old text as it has
+// itself, and its last characters absorb the difference. If the replacement is empty, the library
+// assigns missing characters to the previous character, and ignores them at the start of the text.
 type transformation struct {
-	old    int // bytes of the old text that count
-	passed int // bytes of the old text that are taken
-	size   int // bytes of the new text that stem from them
+	old    int // bytes of the old text to track
+	passed int // consumed bytes of the old text
+	size   int // bytes of the new text that originate from them
 	done   bool
 }
 
@@ -171,7 +169,7 @@ func (t *transformation) replace(old, text []byte) {
 		return
 	}
 	if len(text) == 0 && t.size == 0 {
-		return // the next character takes its place
+		return // the next character replaces it
 	}
 	t.size += len(text)
 	t.passed += len(old)
@@ -179,8 +177,8 @@ func (t *transformation) replace(old, text []byte) {
 
 func (t *transformation) finish() int { return t.size }
 
-// The properties that decide where a grapheme cluster ends: Unicode Standard Annex 29, in the
-// version that the library has.
+// The properties that determine grapheme cluster boundaries: Unicode Standard Annex 29, in the
+// version of the library.
 const (
 	graphemeControl uint8 = 1 << iota
 	graphemeExtend
@@ -189,7 +187,7 @@ const (
 	graphemePictographic
 	graphemeConsonant
 	graphemeLinker
-	graphemeConjunct // may stand between a consonant and a linker
+	graphemeConjunct // may occur between a consonant and a linker
 )
 
 //go:generate python3 tables/graphemes.py
@@ -199,7 +197,7 @@ const (
 //go:embed tables/graphemes.tsv
 var graphemesTSV string
 
-// graphemeTable gives the properties of every code point.
+// graphemeTable maps every code point to its properties.
 type graphemeTable struct{ *runeTable[uint8] }
 
 var pinnedGraphemes = sync.OnceValue(func() graphemeTable {
@@ -216,12 +214,12 @@ func parseGraphemes(table string) (graphemeTable, error) {
 		return graphemeTable{}, err
 	}
 	flat := make([]uint8, utf8.MaxRune+1)
-	flat[0] = graphemeControl // the charsmap cannot ask for it
+	flat[0] = graphemeControl // the charsmap never looks it up
 	for _, l := range lines {
 		i := slices.Index([]string{"control", "extend", "spacing", "prepend", "pictographic", "consonant", "linker",
 			"conjunct"}, l.name)
 		if i < 0 {
-			return graphemeTable{}, fmt.Errorf("%q is no property of graphemes", l.name)
+			return graphemeTable{}, fmt.Errorf("%q is not a grapheme property", l.name)
 		}
 		for _, x := range l.ranges {
 			for r := x.lo; r <= x.hi; r++ {
@@ -232,7 +230,7 @@ func parseGraphemes(table string) (graphemeTable, error) {
 	return graphemeTable{newRuneTable(func(r rune) uint8 { return flat[r] })}, nil
 }
 
-// hangulKind tells the parts of Hangul syllables apart.
+// hangulKind distinguishes the parts of Hangul syllables.
 type hangulKind uint8
 
 const (
@@ -262,7 +260,7 @@ func hangulKindOf(r rune) hangulKind {
 	return noHangul
 }
 
-// cluster returns the length of the grapheme cluster that s, which is not empty, begins with. Flags
+// cluster returns the length of the grapheme cluster at the start of s, which is not empty. Flags
 // (pairs of regional indicators) are not joined: all their clusters are too long to matter.
 func (t graphemeTable) cluster(s []byte) int {
 	const zwj = '\u200d'

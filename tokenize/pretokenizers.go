@@ -7,22 +7,22 @@ import (
 	"unicode/utf8"
 )
 
-// A preTokenizeStep cuts normalized text into words, or the words before it into smaller ones.
+// A preTokenizeStep splits normalized text into words, or previous words into smaller ones.
 type preTokenizeStep interface{ cut(c *cutting) }
 
-// A part is a piece of cutting.text. The first origin bytes of it stem from the first character of
+// A part is a piece of cutting.text. Its first origin bytes originate from the first character of
 // the document.
 type part struct{ start, end, origin int }
 
-// cutting is a text on its way through the pre-tokenizers, and the memory of one goroutine for it.
+// cutting is a text that passes through the pre-tokenizers, with the memory of one goroutine.
 type cutting struct {
 	text   []byte // never written to
 	pieces []part
 
-	// The step at work makes cut of pieces, and out[turn] of text if it does more than cutting.
+	// The current step writes pieces to cut, and text to out[turn] if it also changes text.
 	cut       []part
-	lists     [2][]part // pieces and cut, which take turns
-	list      int       // which of them is pieces
+	lists     [2][]part // pieces and cut, alternating
+	list      int       // the index of pieces
 	out       [2][]byte
 	turn      int
 	rewritten bool
@@ -35,21 +35,21 @@ func (c *cutting) begin(s []byte, origin int) {
 	c.lists[0], c.cut = c.pieces, c.lists[1][:0]
 }
 
-// add notes a part of the text, unless it is empty. p is the piece that it is cut from.
+// add adds a part of the text, unless it is empty. p is the piece that it is cut from.
 func (c *cutting) add(p part, start, end int) {
 	if start < end {
 		c.cut = append(c.cut, part{start, end, min(max(p.start+p.origin-start, 0), end-start)})
 	}
 }
 
-// rewrite is the empty buffer for the new text of a step that does more than cutting.
+// rewrite returns the empty buffer for the text of a step that changes it.
 func (c *cutting) rewrite() []byte {
 	c.turn ^= 1
 	c.rewritten = true
 	return c.out[c.turn][:0]
 }
 
-// finish makes what a step cut the pieces for the next one.
+// finish makes the output of a step the pieces for the next step.
 func (c *cutting) finish() {
 	c.lists[c.list] = c.pieces
 	c.list ^= 1
@@ -60,7 +60,7 @@ func (c *cutting) finish() {
 	}
 }
 
-// release gives back memory that an uncommonly long text took.
+// release frees memory that an unusually long text needed.
 func (c *cutting) release() {
 	c.text, c.pieces, c.cut = nil, nil, nil
 	for i := range c.out {
@@ -73,7 +73,7 @@ func (c *cutting) release() {
 	}
 }
 
-// A behavior is what becomes of the matches that a text is cut at.
+// A behavior defines how the matches are treated at which a text is cut.
 type behavior uint8
 
 const (
@@ -90,29 +90,29 @@ func parseBehavior(s, name string) (behavior, error) {
 			return behavior(i), nil
 		}
 	}
-	return 0, fmt.Errorf("%s.behavior is %q: not one of Isolated, Removed, MergedWithPrevious, MergedWithNext, "+
-		"Contiguous", name, s)
+	return 0, fmt.Errorf("%s.behavior is %q; use Isolated, Removed, MergedWithPrevious, MergedWithNext, Contiguous",
+		name, s)
 }
 
-// delimiting takes the matches of a piece and what lies between them, from left to right, and adds
-// what the behavior makes of them.
+// delimiting processes the matches of a piece and the ranges between them, from left to right, and
+// adds pieces according to the behavior.
 type delimiting struct {
 	c        *cutting
 	p        part
 	behavior behavior
 	invert   bool
 
-	done       int  // so far all up to here has been taken
-	held       bool // start to end is not added yet
+	done       int  // everything up to here has been processed
+	held       bool // start to end has not been added yet
 	start, end int
-	match      bool // the last one taken was a match
+	match      bool // the last range was a match
 }
 
 func (d *delimiting) begin(c *cutting, p part, b behavior, invert bool) {
 	*d = delimiting{c: c, p: p, behavior: b, invert: invert, done: p.start}
 }
 
-// take takes a match and what lies before it.
+// take processes a match and the range before it.
 func (d *delimiting) take(start, end int) {
 	if d.done != start {
 		d.part(d.done, start, d.invert)
@@ -176,7 +176,7 @@ func (p *pipeline) parsePreTokenizers(b json.RawMessage) error {
 	return nil
 }
 
-// addPreTokenizer appends a pre-tokenizer to p. What it appends is of no use if there is an error.
+// addPreTokenizer appends a pre-tokenizer to p. After an error, p is unusable.
 func (p *pipeline) addPreTokenizer(s stepJSON) (err error) {
 	add := func(steps ...preTokenizeStep) { p.preTokenizers = append(p.preTokenizers, steps...) }
 	is := func(kind uint16) func(r rune) bool { return pinnedRust().is(kind) }
@@ -268,7 +268,7 @@ func (p *pipeline) addPreTokenizer(s stepJSON) (err error) {
 }
 
 // byteLevelJSON is ByteLevel, which is a pre-tokenizer, post-processor and decoder; the latter two
-// have no use for the fields.
+// ignore the fields.
 type byteLevelJSON struct {
 	Type           string `json:"type"`
 	AddPrefixSpace *bool  `json:"add_prefix_space"`
@@ -336,7 +336,7 @@ func (s split) cut(c *cutting) {
 	}
 }
 
-// splitRunes cuts at the characters that a function holds of.
+// splitRunes cuts at the characters for which a function is true.
 type splitRunes struct {
 	is       func(rune) bool
 	behavior behavior
@@ -387,12 +387,12 @@ func (w wordsAndSymbols) cut(c *cutting) {
 	}
 }
 
-// metaspace puts a visible character in the place of spaces and cuts before it. It is a
-// pre-tokenizer and a decoder.
+// metaspace replaces spaces by a visible character and cuts before it. It is a pre-tokenizer and a
+// decoder.
 type metaspace struct {
 	replacement string // one character
-	first       bool   // put it in front of the piece that begins the document
-	always      bool   // put it in front of every piece
+	first       bool   // insert it before the piece that starts the document
+	always      bool   // insert it before every piece
 	split       bool
 }
 
@@ -403,7 +403,7 @@ func parseMetaspace(s stepJSON) (metaspace, error) {
 		AddPrefixSpace *bool   `json:"add_prefix_space"`
 		PrependScheme  *string `json:"prepend_scheme"`
 		Split          *bool   `json:"split"`
-		StrRep         *string `json:"str_rep"` // of old files; the library passes over it
+		StrRep         *string `json:"str_rep"` // in old files; the library ignores it
 	}
 	if err := s.read(&f); err != nil {
 		return metaspace{}, err
@@ -423,11 +423,11 @@ func parseMetaspace(s stepJSON) (metaspace, error) {
 		m.first = true
 	case "never":
 	default:
-		return m, fmt.Errorf("%s.prepend_scheme is %q: not one of always, first, never", s.name, scheme)
+		return m, fmt.Errorf("%s.prepend_scheme is %q; use always, first or never", s.name, scheme)
 	}
 	if f.AddPrefixSpace != nil && !*f.AddPrefixSpace && scheme != "never" {
-		return m, fmt.Errorf("%s: add_prefix_space is false and prepend_scheme not \"never\": Hugging Face "+
-			"tokenizers does not load this either", s.name)
+		return m, fmt.Errorf("%s: add_prefix_space is false and prepend_scheme is not \"never\", which Hugging Face "+
+			"tokenizers does not load either", s.name)
 	}
 	return m, nil
 }
@@ -481,7 +481,7 @@ func (m metaspace) cut(c *cutting) {
 	c.out[c.turn] = out
 }
 
-// splitScripts cuts where the script changes. Spaces belong to any script, but those at the start
+// splitScripts cuts where the script changes. Spaces belong to any script, but spaces at the start
 // of a piece are lost, as in the library.
 type splitScripts struct{ data *rustData }
 
@@ -504,8 +504,8 @@ func (s splitScripts) cut(c *cutting) {
 	}
 }
 
-// scriptOf is the script of a character as UnicodeScripts sees it, for which Hiragana, Katakana and
-// U+30FC are Han.
+// scriptOf returns the script of a character in UnicodeScripts, where Hiragana, Katakana and U+30FC
+// are Han.
 func (s splitScripts) scriptOf(r rune) script {
 	if r == ' ' {
 		return anyScript
@@ -513,7 +513,7 @@ func (s splitScripts) scriptOf(r rune) script {
 	return s.data.scripts.at(r)
 }
 
-// fixedLength cuts into pieces of so many characters.
+// fixedLength cuts into pieces of a number of characters.
 type fixedLength int
 
 func (f fixedLength) cut(c *cutting) {
@@ -532,11 +532,11 @@ func (f fixedLength) cut(c *cutting) {
 	}
 }
 
-// cutBefore cuts before each U+2581 that does not follow another one, in words whose parts cannot
-// influence each other: see [charBPE.cuts].
+// cutBefore cuts before each U+2581 that does not follow another one, in words whose parts are
+// independent: see [charBPE.cuts].
 type cutBefore struct{}
 
-const lowerOneEighthBlock = "\u2581" // what SentencePiece writes for a space
+const lowerOneEighthBlock = "\u2581" // SentencePiece's character for a space
 
 func (cutBefore) cut(c *cutting) {
 	mark := []byte(lowerOneEighthBlock)
