@@ -2,20 +2,22 @@ package tokenize
 
 import "unicode/utf8"
 
-// An addedToken is matched in the text as a whole instead of being made by the model.
+// An addedToken is matched in the text as a whole. The model does not produce it.
 type addedToken struct {
 	id      uint32
 	special bool
 
-	singleWord     bool // found only where no letters or the like stand beside it
-	lstrip, rstrip bool // takes the white space before and after it along
+	singleWord     bool // matched only if no word character is next to it
+	lstrip, rstrip bool // includes the white space before or after it
 }
 
-// trims reports whether a match of the token may be more or less than its text.
+// trims reports whether a match of the token may be longer or shorter than its text, or be
+// rejected.
 func (a addedToken) trims() bool { return a.singleWord || a.lstrip || a.rstrip }
 
-// trim returns what a match of the token at s[start:end] takes of the text, of which done bytes are
-// taken already. ok is false if it is not to be found there. run is of the same text.
+// trim returns the range of the text that a match of the token at s[start:end] covers, where done
+// bytes are already covered. ok is false if the match is rejected. run must belong to the same
+// text.
 func (a addedToken) trim(s []byte, start, end, done int, run *blankRun) (from, to int, ok bool) {
 	if a.singleWord {
 		isWord := pinnedRust().is(wordCharacter)
@@ -37,8 +39,8 @@ func (a addedToken) trim(s []byte, start, end, done int, run *blankRun) (from, t
 	return start, end, true
 }
 
-// A blankRun is the white space around a place in a text. It is kept from one token to the next, so
-// that a long run is not gone through for each token in it.
+// A blankRun is the white space around a position in a text. It is kept from one token to the next,
+// so that a long run is not scanned again for each token in it.
 type blankRun struct {
 	start, end int
 	found      bool
@@ -50,7 +52,7 @@ func (b *blankRun) find(s []byte, at int) {
 	}
 }
 
-// leadingWhiteSpace is the length of the white space that s begins with.
+// leadingWhiteSpace returns the length of the white space at the start of s.
 func leadingWhiteSpace(s []byte) int {
 	kinds := pinnedRust().kinds
 	i := 0
@@ -64,7 +66,7 @@ func leadingWhiteSpace(s []byte) int {
 	return i
 }
 
-// trailingWhiteSpace is the length of the white space that s ends with.
+// trailingWhiteSpace returns the length of the white space at the end of s.
 func trailingWhiteSpace(s []byte) int {
 	kinds := pinnedRust().kinds
 	i := len(s)
@@ -78,12 +80,12 @@ func trailingWhiteSpace(s []byte) int {
 	return len(s) - i
 }
 
-// A trie finds added tokens in text: the leftmost, of those the longest.
+// A trie finds added tokens in text: the leftmost token, and the longest of several.
 type trie struct {
 	nodes []trieNode // nodes[0] is the root
 	first [256]bool
-	two   [1 << 16 / 64]uint64 // pairs of first bytes, so that ordinary text is passed over quickly
-	short bool                 // there is a token of one byte
+	two   [1 << 16 / 64]uint64 // pairs of first bytes, so that ordinary text is skipped quickly
+	short bool                 // some token has one byte
 }
 
 type trieNode struct {
@@ -130,8 +132,7 @@ func (t *trie) step(at int32, c byte) int32 {
 	return at
 }
 
-// find returns the first token in s[from:] and where it starts and ends in s. end is 0 if there is
-// none.
+// find returns the first token in s[from:] and its range in s. end is 0 if there is no token.
 func (t *trie) find(s []byte, from int) (start, end int, token addedToken) {
 	for i := from; i < len(s); i++ {
 		if !t.first[s[i]] {

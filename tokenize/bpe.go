@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// noToken stands for an id that does not exist. As a rank it comes after all others.
+// noToken is an id that does not exist. As a rank it is higher than all others.
 const noToken = math.MaxUint32
 
 // A merge turns two adjacent tokens into the token id. Lower ranks come first.
@@ -16,12 +16,12 @@ type merge struct{ rank, id uint32 }
 var noMerge = merge{noToken, noToken}
 
 // pairTable maps pairs of ids to their merge. It is an open-addressed hash table, at most half
-// full. Most pairs that are asked for have no merge: a filter with a bit for each hash, which is
-// small enough to stay near the processor, answers for all but some 6 % of them.
+// full. Most looked-up pairs have no merge: a filter with a bit for each hash, which is small
+// enough for the cache, answers all but about 6 % of them.
 type pairTable struct {
 	slots  []pairSlot
 	filter []uint64
-	shift  uint // of a hash, for a slot; for a bit of the filter it is filterBits less
+	shift  uint // of a hash, for a slot; filterBits less for a bit of the filter
 }
 
 // filterBits is how many bits of the filter a slot has, as a power of two.
@@ -76,7 +76,7 @@ type pairMerge struct {
 	merge
 }
 
-// byRank returns all merges, the first ones first.
+// byRank returns all merges in the order of their ranks.
 func (t *pairTable) byRank() []pairMerge {
 	var merges []pairMerge
 	for _, s := range t.slots {
@@ -88,7 +88,7 @@ func (t *pairTable) byRank() []pairMerge {
 	return merges
 }
 
-// shortWord is the length in bytes up to which searching all pairs for the lowest rank is quicker
+// shortWord is the length in bytes up to which searching all pairs for the lowest rank is faster
 // than a heap.
 const shortWord = 64
 
@@ -148,14 +148,15 @@ func (z *merger) mergeLinear(t *Tokenizer, dst []uint32, w []byte) ([]uint32, bo
 
 // symbol is a token in a doubly linked list; -1 ends it.
 type symbol struct {
-	id         uint32
-	rank       uint32 // of the merge with the next symbol; noToken if there is none, or if this one is gone
+	id uint32
+	// of the merge with the next symbol; noToken if there is no merge, or if this symbol was merged
+	rank       uint32
 	prev, next int32
 }
 
-// candidate is a merge of the symbol at a place with the one after it: its rank, and in the lower
-// half the place, so that candidates compare as they are to be merged. It is stale once the symbol
-// has another rank.
+// candidate is a possible merge of a symbol with the next one: its rank, and in the lower half the
+// symbol's index, so that candidates compare in merge order. It is stale if the symbol has another
+// rank.
 type candidate uint64
 
 func newCandidate(rank uint32, at int32) candidate { return candidate(rank)<<32 | candidate(at) }
@@ -179,7 +180,7 @@ func (z *merger) mergeHeap(t *Tokenizer, dst []uint32, w []byte) ([]uint32, bool
 	return z.mergeList(t, dst, list, heap), true
 }
 
-// mergeSymbols is mergeHeap for symbols of any kind in the place of bytes.
+// mergeSymbols is mergeHeap for any symbols instead of bytes.
 func (z *merger) mergeSymbols(t *Tokenizer, dst, ids []uint32) []uint32 {
 	if len(ids) < 2 {
 		return append(dst, ids...)
@@ -191,8 +192,8 @@ func (z *merger) mergeSymbols(t *Tokenizer, dst, ids []uint32) []uint32 {
 	return z.mergeList(t, dst, list, heap)
 }
 
-// mergeList merges the symbols of list, which are not linked at the end yet. heap is empty, with
-// room for as many.
+// mergeList merges the symbols of list, whose last symbols are not linked yet. heap is empty and
+// has sufficient capacity.
 func (z *merger) mergeList(t *Tokenizer, dst []uint32, list []symbol, heap []candidate) []uint32 {
 	list[len(list)-1].next = -1
 	for i := range list[1:] {
@@ -231,7 +232,7 @@ func (z *merger) mergeList(t *Tokenizer, dst []uint32, list []symbol, heap []can
 	return dst
 }
 
-// consider notes the rank of the symbol at i and pushes its merge, if it has one.
+// consider stores the rank of the symbol at i and pushes its merge, if there is one.
 func (z *merger) consider(t *Tokenizer, i int32) {
 	left := &z.symbols[i]
 	left.rank = noToken
@@ -243,8 +244,8 @@ func (z *merger) consider(t *Tokenizer, i int32) {
 	}
 }
 
-// heapArity is how many children an element of the heap has. Four of them lie side by side, and the
-// heap has half as many levels as with two.
+// heapArity is how many children an element of the heap has. Four children are adjacent in memory,
+// and the heap has half as many levels as with two.
 const heapArity = 4
 
 func (z *merger) push(c candidate) {
@@ -271,7 +272,7 @@ func (z *merger) pop() candidate {
 	return top
 }
 
-// sink moves the element at i down to where it belongs.
+// sink moves the element at i down to its position.
 func (z *merger) sink(i int) {
 	h := z.heap
 	if i >= len(h) {

@@ -3,7 +3,7 @@ package tokenize
 import "unicode/utf8"
 
 // A byte-level vocabulary spells bytes as printable characters, the alphabet of GPT-2: bytes that
-// are printable in Latin-1 stand for themselves, the others for U+0100 and up in order.
+// are printable in Latin-1 are spelled as themselves, the others as U+0100 and up in order.
 
 var (
 	byteRunes = func() (runes [256]rune) {

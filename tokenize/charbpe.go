@@ -6,13 +6,13 @@ import (
 	"unicode/utf8"
 )
 
-// charBPE is a BPE whose first symbols are characters: of SentencePiece, with its bytes in the
-// place of characters that have no token, of CLIP, with a mark at the end of words, and any other
-// that is not plainly byte-level.
+// charBPE is a BPE whose first symbols are characters: SentencePiece's, which uses bytes for
+// characters without a token, CLIP's, which marks the end of words, and any other that is not
+// plainly byte-level.
 type charBPE struct {
 	t      *Tokenizer
 	vocab  map[string]uint32
-	prefix string // of tokens that do not begin a word
+	prefix string // of tokens that do not start a word
 	suffix string // of tokens that end one
 	// symbols are the ids of single characters: alone in a word, at its start, inside, at its end.
 	symbols      [4]symbolTable
@@ -28,7 +28,7 @@ const (
 	atEnd
 )
 
-// symbolTable gives the id of the token that is one character.
+// symbolTable maps characters to the ids of their tokens.
 type symbolTable struct {
 	low  [0x180]uint32 // ASCII and the byte alphabet
 	high map[rune]uint32
@@ -86,7 +86,7 @@ func newCharBPE(t *Tokenizer, m *modelJSON) *charBPE {
 	return b
 }
 
-// fallbackBytes gives the ids of <0x00> to <0xFF>, which spell bytes, or noToken.
+// fallbackBytes returns the ids of <0x00> to <0xFF>, which represent bytes, or noToken.
 func fallbackBytes(vocab map[string]uint32) (ids [256]uint32) {
 	for c := range ids {
 		id, ok := vocab[fmt.Sprintf("<0x%02X>", c)]
@@ -98,10 +98,10 @@ func fallbackBytes(vocab map[string]uint32) (ids [256]uint32) {
 	return ids
 }
 
-// cuts reports whether a word may be cut before each U+2581 that does not follow another one, with
-// the same ids: no merge reaches across such a place, and the character has a token of its own, so
-// that unknown characters before it are not fused with those after it. SentencePiece's vocabularies
-// are so, and have whole documents for words.
+// cuts reports whether a word may be cut before each U+2581 that does not follow another one,
+// without changing the ids. That requires that no merge crosses such a boundary, and that the
+// character has a token, so that unknown characters on both sides are not fused. SentencePiece's
+// vocabularies meet this, and their words are whole documents.
 func (b *charBPE) cuts(merges []mergeJSON) bool {
 	r, _ := utf8.DecodeRuneInString(lowerOneEighthBlock)
 	if b.prefix != "" || b.suffix != "" || b.ignoreMerges || b.symbols[0].of(r) == noToken {
@@ -122,7 +122,7 @@ func (b *charBPE) appendWord(z *modelScratch, dst []uint32, word []byte) ([]uint
 		}
 	}
 	ids := z.ids[:0]
-	pending := false // an unknown token that is not among the ids yet
+	pending := false // an unknown token that is not in ids yet
 	for i := 0; i < len(word); {
 		r, n := utf8.DecodeRune(word[i:])
 		place := 0
@@ -134,7 +134,7 @@ func (b *charBPE) appendWord(z *modelScratch, dst []uint32, word []byte) ([]uint
 		}
 		id := b.symbols[place].of(r)
 		if id == noToken && b.byteFallback {
-			// An unknown token that is pending comes after the bytes, as in the library.
+			// A pending unknown token follows the bytes, as in the library.
 			if with, ok := b.appendBytes(z, ids, word[i:i+n], place); ok {
 				ids = with
 				i += n
@@ -162,8 +162,8 @@ func (b *charBPE) appendWord(z *modelScratch, dst []uint32, word []byte) ([]uint
 	return dst, nil
 }
 
-// appendBytes appends the ids of the bytes of a character, with the prefix or suffix that its place
-// asks for. ok is false if one has none.
+// appendBytes appends the ids of the bytes of a character, with the prefix or suffix for its
+// position. ok is false if a byte has no id.
 func (b *charBPE) appendBytes(z *modelScratch, ids []uint32, char []byte, place int) (with []uint32, ok bool) {
 	if b.prefix != "" || b.suffix != "" {
 		text := z.bytes[:0]

@@ -10,8 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// tablesVersion names the data in tables/: the release of Hugging Face tokenizers that it was
-// probed from.
+// tablesVersion names the data in tables/: the release of Hugging Face tokenizers that was probed.
 const tablesVersion = "tokenizers-0.23.3"
 
 // ClassTable names the pinned Unicode tables (character classes, letter cases, normal forms) that
@@ -19,8 +18,8 @@ const tablesVersion = "tokenizers-0.23.3"
 // the package, so a Go release cannot change them.
 func ClassTable() string { return tablesVersion }
 
-// A runeTable gives each code point a small value: pages of 64, as many as the last byte of UTF-8
-// tells apart, equal pages stored once.
+// A runeTable maps each code point to a small value. It has pages of 64, the range of the last byte
+// of UTF-8, and stores equal pages once.
 type runeTable[T comparable] struct {
 	page [(utf8.MaxRune + 1) >> 6]uint16
 	data []T
@@ -97,7 +96,7 @@ func (s runeSet) complement() runeSet {
 	return out
 }
 
-// intersect returns what is in both.
+// intersect returns the code points that are in both sets.
 func (s runeSet) intersect(o runeSet) runeSet {
 	var out runeSet
 	for i, j := 0, 0; i < len(s) && j < len(o); {
@@ -113,7 +112,7 @@ func (s runeSet) intersect(o runeSet) runeSet {
 	return out
 }
 
-// tableLine is a line of one of the tables: a name and what it says of code points.
+// tableLine is a line of a table: a name and its code points.
 type tableLine struct {
 	name   string
 	ranges runeSet // the first field, as ranges
@@ -181,9 +180,9 @@ var onigurumaTSV string
 type onigurumaData struct {
 	// by name as propertyName gives it: categories, their groups, other properties, scripts
 	properties map[string]runeSet
-	// characters that match without regard to case, itself included; absent if there is no other
+	// characters that match case-insensitively, including itself; absent if there is no other
 	folds  map[rune][]rune
-	many   map[rune][]rune // several characters that match one without regard to case
+	many   map[rune][]rune // several characters that match one case-insensitively
 	folded []rune          // the keys of folds, ascending
 }
 
@@ -195,7 +194,7 @@ var pinnedOniguruma = sync.OnceValue(func() *onigurumaData {
 	return d
 })
 
-// Names of general categories. A class is a place in the list.
+// Names of general categories. A class is an index of the list.
 var categoryNames = [...]string{
 	"Cn", "Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "No", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po",
 	"Sm", "Sc", "Sk", "So",
@@ -251,7 +250,7 @@ func parseOniguruma(table string) (*onigurumaData, error) {
 	unassigned := assigned.normalized().complement()
 	unassigned = unassigned.intersect(runeSet{{0xd800, 0xdfff}}.complement()) // text has no surrogates
 	d.properties["cn"] = unassigned
-	delete(d.properties, "c") // would lack the surrogates, and nothing asks for it
+	delete(d.properties, "c") // lacks the surrogates, and is not needed
 	for name, set := range d.properties {
 		d.properties[name] = set.normalized()
 	}
@@ -267,7 +266,7 @@ func parseOniguruma(table string) (*onigurumaData, error) {
 	return d, nil
 }
 
-// class is what the scanners tell characters apart by: the general category, and whether a control
+// class is the distinction that scanners make: the general category, and whether a control
 // character is white space.
 type class uint8
 
@@ -315,7 +314,7 @@ const (
 	symbols     classes = 1<<sm | 1<<sc | 1<<sk | 1<<so
 	space       classes = 1<<zs | 1<<zl | 1<<zp | 1<<spaceControl
 	other               = ^(letter | number | space)
-	upperLike           = letter&^(1<<ll) | mark // what o200k starts a word with
+	upperLike           = letter&^(1<<ll) | mark // the first characters of a word in o200k
 	lowerLike           = letter&^(1<<lu|1<<lt) | mark
 )
 
@@ -323,7 +322,7 @@ func (k class) in(set classes) bool { return set>>(k&31)&1 != 0 }
 
 // classTable gives the class of every code point.
 type classTable struct {
-	ascii  [256]class // the upper half is never asked for; 256 entries spare the bounds check
+	ascii  [256]class // the upper half is unused; 256 entries avoid the bounds check
 	beyond *runeTable[class]
 }
 
@@ -355,7 +354,8 @@ func newClassTable(of func(rune) class) *classTable {
 	return t
 }
 
-// of returns the class of the first character of s, which is not empty, and its length in bytes.
+// of returns the class of the first character of s, which is not empty, and the character's length
+// in bytes.
 func (t *classTable) of(s []byte) (class, int) {
 	if s[0] < utf8.RuneSelf {
 		return t.ascii[s[0]], 1
@@ -378,7 +378,7 @@ func (t *classTable) ofMany(s []byte) (class, int) {
 	}
 }
 
-// run returns where the run of characters of the set that goes on at s[i:] ends.
+// run returns the end of the run of characters of the set at s[i:].
 func (t *classTable) run(s []byte, i int, set classes) int {
 	for i < len(s) {
 		if c := s[i]; c < utf8.RuneSelf {

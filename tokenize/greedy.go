@@ -2,43 +2,49 @@ package tokenize
 
 import "slices"
 
-// Merging looks at every pair of a word again and again. For the vocabularies that training makes
-// there is a way that reads a word once, from left to right, and gives the same ids. It rests on
-// these facts, for ordered merges: each that happens comes after those that make its two parts.
+// Merging examines every pair of a word repeatedly. For the vocabularies that training produces,
+// this file reads a word once, from left to right, and returns the same ids. That relies on these
+// facts, for ordered merges, where each merge that happens follows the merges that produce its two
+// parts.
 //
-//   - Where the ids of a text have a boundary, the texts on both sides have the same ids by themselves: no merge ever crossed it.
-//   - A sequence of tokens is what merging gives of their bytes if merging each token's bytes gives the token, and merging the bytes of each two
-//     neighbours gives the two. For say that a merge crosses boundaries, the first one between two tokens: both sides have been merged by then as
-//     they would be alone, because ranks only grow as merging goes on; so it would cross between the two alone as well.
-//   - So for each prefix of a text there is exactly one such sequence, and it does not matter how it is searched for.
+//  - If the ids of a text have a boundary, the texts on both sides have the same ids
+//    separately: no merge ever crossed it.
+//  - A sequence of tokens is the result of merging their bytes if merging each token's bytes
+//    results in the token, and merging the bytes of each two neighbours results in the two.
+//    Suppose that a merge crosses boundaries, and consider the first such merge. Both sides
+//    have been merged by then as they would be alone, because ranks only grow during merging.
+//    So the merge would also cross between the two neighbours alone.
+//  - So for each prefix of a text there is exactly one such sequence, and any search finds it.
 //
-// The search takes the longest token that fits to the one before it, and goes back a token where
-// none does. A place that it went back from is never reached again, so that it is linear in the
-// length of the word for a vocabulary.
+// The search takes the longest token that fits the previous token, and goes back a token if there
+// is none. It never reaches a position again after going back from it, so it is linear in the
+// length of the word for a given vocabulary.
 
-// A piece is how merging makes a token of its bytes.
+// A piece describes how merging produces a token from its bytes.
 type piece struct {
-	left, right uint32 // the two tokens that the last merge joins; of no meaning for a byte
-	born        uint32 // the rank of that merge plus one; 0 for a byte, noToken if merging does not make the token
-	length      uint32 // in bytes
+	left, right uint32 // the two tokens that the last merge joins; unused for a byte
+	// the rank of that merge plus one; 0 for a byte, noToken if merging does not produce the token
+	born   uint32
+	length uint32 // in bytes
 }
 
-// greedy encodes words without merging. It does not change after it is made.
+// greedy encodes words without merging. It is immutable.
 type greedy struct {
 	pairs  *pairTable
 	tree   *prefixTree
 	pieces []piece // by id
-	// by id: the longest token that merging makes and that this one starts with, noToken if there
-	// is none
+	// by id: the longest token that merging produces and that is a proper prefix of this one, or
+	// noToken
 	shorter []uint32
 }
 
-// newGreedy returns nil if the merges are not ordered. tokens are all of the vocabulary's; it marks
-// those that merging makes.
+// newGreedy returns nil if the merges are not ordered. tokens are all tokens of the vocabulary;
+// newGreedy marks those that merging produces.
 //
-// Files made of tiktoken's ranks list every split of a token, some with a part that is made later
-// than the token itself. Such a merge never happens: where its two parts stand side by side, the
-// token has been made of them before. So it is no obstacle if that is so.
+// Files converted from tiktoken's ranks list every split of a token, including splits with a part
+// that is produced later than the token itself. Such a merge never happens, because the token has
+// been produced before its two parts can be adjacent. If that is the case, newGreedy ignores the
+// merge.
 func newGreedy(tokens []prefixToken, size int, alphabet *[256]uint32, pairs *pairTable) *greedy {
 	const never = noToken
 	g := &greedy{pairs: pairs, pieces: make([]piece, size), shorter: make([]uint32, size)}
@@ -81,7 +87,7 @@ func (t *Tokenizer) prepare(vocab map[string]uint32) {
 		start := len(text)
 		spelt, ok := unspell(text, token)
 		if !ok || len(spelt) == start {
-			continue // no word is spelled like this
+			continue // no word has this spelling
 		}
 		text = spelt
 		tokens = append(tokens, prefixToken{text[start:], wholeNode | id})
@@ -99,7 +105,7 @@ func (t *Tokenizer) prepare(vocab map[string]uint32) {
 	}
 }
 
-// mergesAlone reports whether merging the bytes of a token gives the token.
+// mergesAlone reports whether merging the bytes of a token results in the token.
 func (t *Tokenizer) mergesAlone(token prefixToken) bool {
 	if t.greedy != nil {
 		return token.info&mergedNode != 0
@@ -116,13 +122,13 @@ func (g *greedy) setTree(tree *prefixTree, tokens []prefixToken) {
 	}
 }
 
-// fit reports whether merging the bytes of x and y, which merging makes, gives these two. It goes
-// back in time from there: it undoes the younger of the tokens on both sides of the boundary, until
-// both are bytes, and asks each two that were neighbours whether a merge would have joined them.
-// Equal ranks are merged from left to right. If joining is set, a merge of x and y themselves does
-// not count.
+// fit reports whether merging the bytes of x and y, which merging produces, results in these two
+// tokens. It works backwards: it splits the younger of the tokens on both sides of the boundary
+// until both are bytes, and checks for each two former neighbours whether a merge would have joined
+// them. Equal ranks are merged from left to right. If joining is set, a merge of x and y themselves
+// does not count.
 func (g *greedy) fit(x, y uint32, joining bool) bool {
-	endX, endY := uint32(noToken), uint32(noToken) // the ranks that use x and y up
+	endX, endY := uint32(noToken), uint32(noToken) // the ranks that consume x and y
 	for {
 		if rank := g.pairs.get(x, y).rank; rank < endX && rank <= endY && rank != noToken && !joining {
 			return false
@@ -140,15 +146,16 @@ func (g *greedy) fit(x, y uint32, joining bool) bool {
 	}
 }
 
-// append appends the ids of the word w, which is not empty, to dst. ok is false if no tokens spell
-// it, and dst is as it was.
+// greedy appends the ids of the word w, which is not empty, to dst. ok is false if no tokens spell
+// the word; dst is then unchanged.
 func (z *merger) greedy(g *greedy, dst []uint32, w []byte) (ids []uint32, ok bool) {
 	start, at := len(dst), 0
 	next := g.tree.longest(w)
-	dead := z.dead[:0] // a bit for each place that the search went back from; empty until it does
+	// a bit for each position that the search went back from; empty until it does
+	dead := z.dead[:0]
 	for {
 		if next == noToken {
-			// Nothing fits here: another token has to lead here, or not here.
+			// No token fits here: a different token must lead here, or past here.
 			if len(dst) == start {
 				return dst, false
 			}

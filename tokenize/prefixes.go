@@ -8,7 +8,7 @@ import (
 
 // prefixTree finds the tokens that a text starts with. It is a double array (Aoe 1989): the child
 // of a node by the byte c is the node at base XOR c, if that node's label is c. No two nodes with
-// children have one base, so that the label decides.
+// children have the same base, so the label is unambiguous.
 type prefixTree struct{ nodes []prefixNode }
 
 type prefixNode struct {
@@ -18,11 +18,11 @@ type prefixNode struct {
 
 const (
 	wholeNode  = 1 << 23        // a token ends here
-	mergedNode = 1 << 22        // merging the token's bytes gives the token
+	mergedNode = 1 << 22        // merging the token's bytes results in the token
 	idMask     = mergedNode - 1 // maxVocabulary - 1
 
-	// treeRoot is the root's place. The first block has no other node and is what leaves have for a
-	// base.
+	// treeRoot is the root's index. The first block has no other node, and serves as the base of
+	// leaves.
 	treeRoot  = 0
 	treeBlock = 256
 )
@@ -34,7 +34,7 @@ type prefixToken struct {
 	info uint32
 }
 
-// newVocabularyTree makes the tree of the tokens of a vocabulary as they are spelt there.
+// newVocabularyTree returns the tree of a vocabulary's tokens in their spelling there.
 func newVocabularyTree(vocab map[string]uint32) prefixTree {
 	tokens := make([]prefixToken, 0, len(vocab))
 	for token, id := range vocab {
@@ -45,15 +45,15 @@ func newVocabularyTree(vocab map[string]uint32) prefixTree {
 	return newPrefixTree(tokens)
 }
 
-// newPrefixTree makes the tree of tokens with different bytes. It sorts them.
+// newPrefixTree returns the tree of tokens with different bytes. It sorts them.
 func newPrefixTree(tokens []prefixToken) prefixTree {
 	slices.SortFunc(tokens, func(a, b prefixToken) int { return bytes.Compare(a.text, b.text) })
 	b := &treeBuilder{}
 	b.grow()                  // the block of leaves
-	b.blocks[0].full = true   // nothing is put there
+	b.blocks[0].full = true   // no nodes are placed there
 	b.blocks[0].bases[0] |= 1 // base 0 has no children
 	b.blocks[0].places = [4]uint64{}
-	// Depth first, so that the nodes on the way to a token come to lie together.
+	// Depth first, so that the nodes on the path to a token are close together.
 	type span struct{ node, first, last, depth int }
 	stack := []span{{treeRoot, 0, len(tokens), 0}}
 	var labels []byte
@@ -89,22 +89,22 @@ func newPrefixTree(tokens []prefixToken) prefixTree {
 	return prefixTree{b.nodes}
 }
 
-// treeBuilder is what is known about blocks of 256 places while a tree is made.
+// treeBuilder is the state of all blocks of 256 nodes during construction.
 type treeBuilder struct {
 	nodes  []prefixNode
 	blocks []treeBlockState
-	open   []int // blocks to look for places in
+	open   []int // blocks with free nodes
 }
 
 type treeBlockState struct {
-	places [4]uint64 // bit i is set if place i of the block is free
+	places [4]uint64 // bit i is set if node i of the block is free
 	bases  [4]uint64 // bit i is set if base i of the block is taken
-	tries  int       // searches in vain
+	tries  int       // failed searches
 	full   bool
 }
 
-// treeTries is how many searches in vain close a block, and how many blocks a search looks at
-// before it takes a new one.
+// treeTries is how many failed searches close a block, and how many blocks a search tries before it
+// adds a block.
 const treeTries = 24
 
 func (b *treeBuilder) grow() {
@@ -114,10 +114,9 @@ func (b *treeBuilder) grow() {
 	b.nodes = append(b.nodes, make([]prefixNode, treeBlock)...)
 }
 
-// place finds a base for the node's children, which is taken from then on, and so are the
-// children's places.
+// place reserves a base for the node's children, and their nodes.
 func (b *treeBuilder) place(labels []byte, node int) uint32 {
-	if len(labels) == 1 { // the most frequent case: in the parent's cache line if there is room
+	if len(labels) == 1 { // the most frequent case: in the parent's cache line if possible
 		if base, ok := b.blocks[node/treeBlock].near(labels[0], byte(node)); ok {
 			return uint32(node&^(treeBlock-1)) | uint32(base)
 		}
@@ -139,7 +138,7 @@ func (b *treeBuilder) place(labels []byte, node int) uint32 {
 	return uint32(k*treeBlock) | uint32(base)
 }
 
-// near is find for a single child in the cache line of place p, which is eight nodes.
+// near is find for a single child in the cache line of node p, which has eight nodes.
 func (s *treeBlockState) near(label, p byte) (base byte, ok bool) {
 	if s.full {
 		return 0, false
@@ -188,14 +187,14 @@ func (s *treeBlockState) find(labels []byte) (base byte, ok bool) {
 	return 0, false
 }
 
-// labelFree gives the free places labels that lead to no base of a node. In every block with a free
-// place there is a free base, because each base that is taken takes a place of its own.
+// labelFree assigns labels that match no base to the free nodes. Every block with a free node has a
+// free base, because each used base uses at least one node.
 func (b *treeBuilder) labelFree() {
 	for k := range b.blocks {
 		s := &b.blocks[k]
 		free := s.places
 		if k == 0 {
-			// all but the root, whose label nobody asks for
+			// all but the root, whose label is never checked
 			free = [4]uint64{^uint64(1), ^uint64(0), ^uint64(0), ^uint64(0)}
 			b.nodes[treeRoot].info = b.nodes[treeRoot].info&(1<<24-1) | 0xff<<24
 		}
@@ -233,8 +232,7 @@ func (t *prefixTree) whole(w []byte) (id uint32, ok bool) {
 	return info & idMask, info&wholeNode != 0
 }
 
-// longest returns the longest token that s starts with and that merging gives, noToken if there is
-// none.
+// longest returns the longest token that s starts with and that merging produces, or noToken.
 func (t *prefixTree) longest(s []byte) uint32 {
 	nodes := t.nodes
 	id, base := uint32(noToken), nodes[treeRoot].base

@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// unigram takes the tokens whose scores have the highest sum, as the best path through the word
+// unigram selects the tokens whose scores have the highest sum, as the best path through the word
 // from left to right.
 type unigram struct {
 	tree         prefixTree
@@ -21,7 +21,8 @@ type unigram struct {
 	byteFallback bool
 }
 
-// unkPenalty is how much below the lowest score of the vocabulary an unknown character scores.
+// unkPenalty is how far the score of an unknown character is below the lowest score of the
+// vocabulary.
 const unkPenalty = 10
 
 func newUnigram(m *modelJSON) *unigram {
@@ -64,7 +65,7 @@ func (u *unigram) appendWord(z *modelScratch, dst []uint32, word []byte) ([]uint
 	for at := 0; at < len(word); {
 		_, size := utf8.DecodeRune(word[at:])
 		here := paths[at].score
-		single := false // a token is just the character that begins here
+		single := false // a token is exactly the character that starts here
 		node := uint32(treeRoot)
 		for i := at; i < len(word); i++ {
 			child, info, ok := u.tree.step(node, word[i])
@@ -76,7 +77,7 @@ func (u *unigram) appendWord(z *modelScratch, dst []uint32, word []byte) ([]uint
 			}
 			id := info & idMask
 			end := &paths[i+1]
-			// Of equal sums the one found first stays: that with the longest last token.
+			// For equal sums the first path found is kept: the path with the longest last token.
 			if score := u.scores[id] + here; end.start < 0 || score > end.score {
 				*end = pathNode{score, int32(at), id}
 			}
@@ -101,7 +102,7 @@ func (u *unigram) appendWord(z *modelScratch, dst []uint32, word []byte) ([]uint
 			end = start
 			continue
 		}
-		// Unknown characters that follow one another are one.
+		// Consecutive unknown characters are fused.
 		for start > 0 && paths[start].id == u.unkID {
 			start = int(paths[start].start)
 		}
@@ -118,7 +119,7 @@ func (u *unigram) appendWord(z *modelScratch, dst []uint32, word []byte) ([]uint
 	return dst, nil
 }
 
-// appendUnknown appends, in reverse, the ids of a text that no tokens were found for.
+// appendUnknown appends, in reverse, the ids of a text without tokens.
 func (u *unigram) appendUnknown(dst []uint32, s []byte) []uint32 {
 	if id, ok := u.tree.whole(s); ok {
 		return append(dst, id)
@@ -167,9 +168,9 @@ func (s *scoredToken) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// parseScore reads a JSON number as the library's JSON parser does, whose result is not always the
-// nearest float: the digits that fit into 64 bits become a float, which is multiplied with or
-// divided by a power of ten, each step rounding. One bit of a score can decide between two paths.
+// parseScore parses a JSON number like the library's JSON parser, whose result is not always the
+// nearest float. The digits that fit into 64 bits become a float, which is multiplied or divided by
+// a power of ten, and each step rounds. One bit of a score can decide between two paths.
 func parseScore(number string) (float64, error) {
 	s, negative := strings.CutPrefix(number, "-")
 	digits, exponent, hasExponent := strings.Cut(strings.ToLower(s), "e")
@@ -191,7 +192,7 @@ func parseScore(number string) (float64, error) {
 			scale++
 		}
 	}
-	// Digits after the point count anew: zeros may still fit where the whole part did not.
+	// Digits after the point count separately: zeros may still fit if the integer part did not.
 	full = false
 	for i := range len(fraction) {
 		if push(fraction[i]) {
@@ -226,7 +227,7 @@ func parseScore(number string) (float64, error) {
 	return f, nil
 }
 
-// powerOfTen is the float nearest to 10 to the n.
+// powerOfTen returns the float nearest to 10 to the n.
 func powerOfTen(n int) float64 {
 	f, err := strconv.ParseFloat("1e"+strconv.Itoa(n), 64)
 	if err != nil {

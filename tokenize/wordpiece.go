@@ -2,11 +2,11 @@ package tokenize
 
 import "unicode/utf8"
 
-// wordPiece takes, again and again, the longest token that the rest of a word begins with. A word
-// that this does not spell is one unknown token.
+// wordPiece repeatedly takes the longest token at the start of the rest of a word. A word that
+// cannot be spelled this way is one unknown token.
 type wordPiece struct {
 	tree     prefixTree
-	inner    uint32 // where the tokens that do not begin a word begin in the tree
+	inner    uint32 // root of the tokens that do not start a word
 	hasInner bool   // there are such tokens
 	unkID    uint32
 	maxRunes int // words of more characters are unknown
@@ -53,7 +53,7 @@ func (w *wordPiece) appendWord(_ *modelScratch, dst []uint32, word []byte) ([]ui
 	return append(dst[:start], w.unkID), nil
 }
 
-// runeCount is utf8.RuneCount for valid UTF-8. The one of Go 1.26 allocates.
+// runeCount is utf8.RuneCount for valid UTF-8. The function of Go 1.26 allocates.
 func runeCount(s []byte) int {
 	n := 0
 	for _, c := range s {

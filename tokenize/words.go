@@ -5,14 +5,14 @@ import (
 	"math/bits"
 )
 
-// Most words of a text have been met before. A word is its own key, its bytes as machine words with
-// its length in the last byte, so that comparing takes no loop and an entry is half a cache line or
-// a whole one.
+// Most words of a text have occurred before. A word is its own key: its bytes as machine words with
+// its length in the last byte, so that comparison needs no loop and an entry is half a cache line
+// or a whole one.
 
 const (
 	narrowWord = 15 // length in bytes of the longest word with a narrow key
-	wideWord   = 31 // of the longest word that the cache keeps
-	narrowIDs  = 3  // how many ids an entry keeps at most
+	wideWord   = 31 // of the longest word in the cache
+	narrowIDs  = 3  // maximum number of ids of an entry
 	wideIDs    = 7
 )
 
@@ -29,7 +29,7 @@ var keyMasks = func() (masks [16][2]uint64) {
 	return masks
 }()
 
-// narrowKeyOf returns the key of s[:n], 0 < n <= narrowWord. It reads beyond n where s goes on.
+// narrowKeyOf returns the key of s[:n], 0 < n <= narrowWord. It reads beyond n if s is longer.
 func narrowKeyOf(s []byte, n int) narrowKey {
 	if len(s) < 16 {
 		var b [16]byte
@@ -45,8 +45,7 @@ func (k *narrowKey) hash() uint64 {
 	return hi ^ lo
 }
 
-// wideKeyOf returns the key of s[:n], narrowWord < n <= wideWord. It reads beyond n where s goes
-// on.
+// wideKeyOf returns the key of s[:n], narrowWord < n <= wideWord. It reads beyond n if s is longer.
 func wideKeyOf(s []byte, n int) wideKey {
 	if len(s) < 32 {
 		var b [32]byte
@@ -67,8 +66,8 @@ func (k *wideKey) hash() uint64 {
 	return h ^ l
 }
 
-// wordCache remembers the ids of words. A word has two places; a new one takes the first, and what
-// was there moves to the second. It is small enough to stay near the processor.
+// wordCache caches the ids of words. A set has two entries per word: a new word takes the first,
+// and the previous one moves to the second. The cache is small enough for the processor's cache.
 type wordCache struct {
 	narrow [1 << narrowBits]narrowSet
 	wide   [1 << wideBits]wideSet
@@ -121,8 +120,8 @@ func (s *wideSet) find(key wideKey) *wideEntry {
 	return nil
 }
 
-// appendTo appends the ids. Where there is room it writes all places of the entry, so that nothing
-// waits for how many there are.
+// appendTo appends the ids. If dst has the capacity, it writes all ids of the entry, which avoids a
+// dependency on their number.
 func (e *narrowEntry) appendTo(dst []uint32) []uint32 {
 	n := len(dst)
 	if cap(dst)-n < narrowIDs {
@@ -141,7 +140,7 @@ func (e *wideEntry) appendTo(dst []uint32) []uint32 {
 	return dst[:n+int(e.k)]
 }
 
-// remember enters a word that is not in the set, unless it has too many ids.
+// remember adds a word that is not in the set, unless it has too many ids.
 func (s *narrowSet) remember(key narrowKey, ids []uint32) {
 	if len(ids) > narrowIDs {
 		return
@@ -160,9 +159,9 @@ func (s *wideSet) remember(key wideKey, ids []uint32) {
 	copy(s[0].ids[:], ids)
 }
 
-// wordTable holds the narrow words that are one token, for all encoders. It is asked when the cache
-// does not know a word: that is a cache line of memory, where searching for tokens would touch
-// many. Buckets are cache lines; where one is full, the next goes on.
+// wordTable holds the narrow words that are one token, for all encoders. It is used when the cache
+// does not have a word: it reads one cache line, where a search for tokens would read many. Buckets
+// are cache lines; a full bucket continues in the next.
 type wordTable struct{ buckets []wordBucket }
 
 type wordBucket struct {
@@ -171,7 +170,7 @@ type wordBucket struct {
 	_    uint32
 }
 
-// newWordTable makes room for n words: buckets are at most two thirds full on average.
+// newWordTable returns a table for n words: buckets are at most two thirds full on average.
 func newWordTable(n int) wordTable { return wordTable{make([]wordBucket, 1<<bits.Len(uint(n/2)))} }
 
 func (t *wordTable) put(k narrowKey, id uint32) {
@@ -200,7 +199,7 @@ func (t *wordTable) get(k narrowKey, hash uint64) uint32 {
 		case b.keys[2]:
 			return b.ids[2]
 		}
-		if b.keys[2] == (narrowKey{}) { // the last to be filled
+		if b.keys[2] == (narrowKey{}) { // the last one to be filled
 			return noToken
 		}
 	}
