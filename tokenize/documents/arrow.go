@@ -15,14 +15,13 @@ import (
 )
 
 const (
-	// maxArrowBody is the largest record batch and the largest buffer of one, decompressed, that is
-	// read.
+	// maxArrowBody is the maximum size of a record batch, and of a decompressed buffer in it.
 	maxArrowBody = 2 << 30
-	// maxArrowMeta is the largest metadata of a batch or of the end of a file.
+	// maxArrowMeta is the maximum size of the metadata of a batch or of a file's footer.
 	maxArrowMeta = 256 << 20
 )
 
-// limited is an allocator that refuses what no sound file asks for.
+// limited is an allocator that rejects sizes that no valid file needs.
 type limited struct{ memory.Allocator }
 
 func (l limited) Allocate(size int) []byte {
@@ -47,8 +46,8 @@ func arrowOptions() []ipc.Option {
 	}
 }
 
-// guarded calls a function of the library, which panics on much that is wrong in foreign files: it
-// follows their offsets without looking.
+// guarded calls a function of the library, which follows the offsets in a file unchecked and panics
+// on many invalid files.
 func guarded(f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -62,7 +61,7 @@ func guarded(f func() error) (err error) {
 	return f()
 }
 
-// An arrowBlock is where a record batch lies in a file.
+// An arrowBlock is the position of a record batch in a file.
 type arrowBlock struct {
 	start int64
 	meta  int64 // bytes of its metadata
@@ -71,8 +70,8 @@ type arrowBlock struct {
 
 func (k arrowBlock) end() int64 { return k.start + k.meta + k.body }
 
-// readArrowFooter reads where the record batches and the dictionaries of a file are
-// (format/File.fbs of Apache Arrow).
+// readArrowFooter reads the positions of a file's record batches and dictionaries (format/File.fbs
+// of Apache Arrow).
 func readArrowFooter(file io.ReaderAt, size int64) (batches, dictionaries []arrowBlock, err error) {
 	const magic = "ARROW1"
 	var tail [10]byte
@@ -110,7 +109,7 @@ func readArrowFooter(file io.ReaderAt, size int64) (batches, dictionaries []arro
 	return batches, dictionaries, nil
 }
 
-// blocks reads a list of blocks that lie before end.
+// blocks reads a list of blocks before end.
 func (t flatTable) blocks(i int, end int64) ([]arrowBlock, error) {
 	vector, n, ok := t.vector(i, 24)
 	if !ok {
@@ -130,7 +129,7 @@ func (t flatTable) blocks(i int, end int64) ([]arrowBlock, error) {
 	return blocks, nil
 }
 
-// rowsOf reads how many rows a record batch has (format/Message.fbs).
+// rowsOf reads the number of rows of a record batch (format/Message.fbs).
 func (k arrowBlock) rowsOf(file io.ReaderAt) (int64, error) {
 	meta, err := readArrowMeta(io.NewSectionReader(file, k.start, k.meta))
 	if err != nil {
@@ -144,7 +143,7 @@ func (k arrowBlock) rowsOf(file io.ReaderAt) (int64, error) {
 	return 0, errArrowMeta
 }
 
-// A flatTable is a table of FlatBuffers at a byte of a buffer, -1 if it is none.
+// A flatTable is a FlatBuffers table at an offset of a buffer, or -1 if it is missing.
 type flatTable struct {
 	b  []byte
 	at int
@@ -157,7 +156,7 @@ func flatRoot(b []byte) int {
 	return flatAt(b, int64(binary.LittleEndian.Uint32(b)), 4)
 }
 
-// flatAt is a place at which n bytes are there, or -1.
+// flatAt returns at if n bytes exist there, otherwise -1.
 func flatAt(b []byte, at int64, n int) int {
 	if at < 0 || at > int64(len(b)-n) {
 		return -1
@@ -165,7 +164,7 @@ func flatAt(b []byte, at int64, n int) int {
 	return int(at)
 }
 
-// field is the place of a field of n bytes, or -1 if it is not there.
+// field returns the offset of a field of n bytes, or -1 if it is missing.
 func (t flatTable) field(i, n int) int {
 	if t.at < 0 {
 		return -1
@@ -196,7 +195,7 @@ func (t flatTable) table(i int) (flatTable, bool) {
 	return flatTable{t.b, at}, at >= 0
 }
 
-// vector gives the n elements of a vector, of size bytes each. One that is not there has none.
+// vector returns the n elements of a vector, of size bytes each. A missing vector is empty.
 func (t flatTable) vector(i, size int) (elements []byte, n int, ok bool) {
 	if t.at < 0 {
 		return nil, 0, false
@@ -219,22 +218,23 @@ func (t flatTable) vector(i, size int) (elements []byte, n int, ok bool) {
 type arrowReader struct {
 	r       *Reader
 	columns [2]arrowPath
-	batch   int64 // the number of the current one
+	batch   int64 // the number of the current batch
 	rec     arrow.RecordBatch
 	values  [2]arrowValues
 	at      int64 // the next row of rec
-	first   int64 // row of the file at which rec begins
-	base    int64 // row of the file at which the piece begins
+	first   int64 // row of the file at which rec starts
+	base    int64 // row of the file at which the piece starts
 
 	stream *ipc.Reader
 
-	blocks []arrowBlock // of a file: the record batches up to the end of the piece; nil of a stream
-	size   int64        // of the file
-	whole  bool         // the piece ends with the file
+	// for a file: the record batches up to the end of the piece; nil for a stream
+	blocks []arrowBlock
+	size   int64 // of the file
+	whole  bool  // the piece ends with the file
 }
 
-// An arrowPath is where a column is: its number among the fields, and of those in structs within
-// it. It is nil if there is none.
+// An arrowPath is the path of a column: its index among the fields, and the indices in nested
+// structs. It is nil if the column does not exist.
 type arrowPath []int
 
 func newArrowFileReader(r *Reader, file *os.File) (rowReader, error) {
@@ -269,7 +269,7 @@ func newArrowFileReader(r *Reader, file *os.File) (rowReader, error) {
 		a.base += n
 	}
 	a.first = a.base
-	// The schema stands at the beginning, as in a stream.
+	// The schema is at the start, as in a stream.
 	from := []io.Reader{io.NewSectionReader(file, 8, a.size-8)}
 	for _, k := range append(dictionaries, a.blocks[r.piece.Start:]...) {
 		from = append(from, io.NewSectionReader(file, k.start, k.meta+k.body))
@@ -281,8 +281,8 @@ func newArrowFileReader(r *Reader, file *os.File) (rowReader, error) {
 	return a, nil
 }
 
-// bound is the first byte of a record batch; of the first one, of the file, and behind the last one
-// of the piece, of what follows.
+// bound returns the first byte of a record batch. For the first batch, it returns the start of the
+// file, and after the last batch of the piece, the end of that batch.
 func (a *arrowReader) bound(batch int64) int64 {
 	switch {
 	case batch == 0:
@@ -297,7 +297,8 @@ func (a *arrowReader) bound(batch int64) int64 {
 
 func newArrowStreamReader(r *Reader) (rowReader, error) {
 	a := &arrowReader{r: r, batch: -1}
-	if head, err := r.in.Peek(8); err == nil && string(head[:6]) == "ARROW1" { // a file is a stream between its marks
+	// a file contains a stream between its magic strings
+	if head, err := r.in.Peek(8); err == nil && string(head[:6]) == "ARROW1" {
 		r.in.Discard(8)
 	}
 	return a, a.open(&arrowMessages{stream: r.in})
@@ -318,7 +319,7 @@ func (a *arrowReader) open(messages *arrowMessages) error {
 	return nil
 }
 
-// find looks for the columns of the text and the id.
+// find finds the columns of the text and the id.
 func (a *arrowReader) find(schema *arrow.Schema) error {
 	paths := a.r.scanner.paths
 	texts := arrowTexts(nil, nil, schema.Fields())
@@ -342,7 +343,7 @@ func (a *arrowReader) find(schema *arrow.Schema) error {
 	return nil
 }
 
-// findArrow looks for a column.
+// findArrow finds a column.
 func findArrow(fields []arrow.Field, path []string) arrowPath {
 	for i, f := range fields {
 		if f.Name != path[0] {
@@ -382,7 +383,7 @@ func typeOfArrow(fields []arrow.Field, path arrowPath) arrow.DataType {
 	return t
 }
 
-// storage is what an extension type is stored as.
+// storage returns the storage type of an extension type.
 func storage(t arrow.DataType) arrow.DataType {
 	for {
 		e, ok := t.(arrow.ExtensionType)
@@ -405,7 +406,7 @@ func isArrowText(t arrow.DataType) bool {
 	return false
 }
 
-// advance goes to the next record batch that has rows. It reports false behind the last.
+// advance moves to the next record batch that has rows. It returns false after the last.
 func (a *arrowReader) advance() (bool, error) {
 	for a.rec == nil || a.at >= a.rec.NumRows() {
 		if a.rec != nil {
@@ -469,13 +470,13 @@ func (a *arrowReader) bind() (err error) {
 	return nil
 }
 
-// arrowValues gives the values of a column of a record batch.
+// arrowValues returns the values of a column of a record batch.
 type arrowValues struct {
-	levels []arrow.Array // the column and the structs around it that have nulls
+	levels []arrow.Array // the column and its enclosing structs that have nulls
 	value  func(i int) ([]byte, error)
 }
 
-// under adds an array whose null is that of the column too.
+// under adds an array whose nulls are nulls of the column too.
 func (v *arrowValues) under(column arrow.Array, rows int64) error {
 	if int64(column.Len()) < rows {
 		return fmt.Errorf("a column has %d values, but the batch has %d rows", column.Len(), rows)
@@ -489,7 +490,7 @@ func (v *arrowValues) under(column arrow.Array, rows int64) error {
 	return nil
 }
 
-// at gives a value, nil if it is null.
+// at returns a value, nil if it is null.
 func (v *arrowValues) at(i int) ([]byte, error) {
 	if v.value == nil {
 		return nil, nil
@@ -514,7 +515,7 @@ func unwrap(column arrow.Array) arrow.Array {
 
 var errArrowOffsets = errors.New("a value is outside of its buffer, so the file is damaged")
 
-// valuesOf gives the values of an array that are not null.
+// valuesOf returns the non-null values of an array.
 func valuesOf(column arrow.Array) (func(i int) ([]byte, error), error) {
 	column = unwrap(column)
 	switch c := column.(type) {
@@ -564,7 +565,7 @@ func valuesOf(column arrow.Array) (func(i int) ([]byte, error), error) {
 	}, nil
 }
 
-// integers gives the values of an array of integers, whose length the library has checked.
+// integers returns the values of an array of integers, whose length the library has checked.
 func integers(column arrow.Array) (func(i int) (v int64, unsigned bool), error) {
 	switch c := column.(type) {
 	case *array.Int8:
@@ -587,7 +588,7 @@ func integers(column arrow.Array) (func(i int) (v int64, unsigned bool), error) 
 	return nil, fmt.Errorf("a column has the unsupported type %s", column.DataType())
 }
 
-// bytesOf is the content of a buffer, which may not be there.
+// bytesOf returns the contents of a buffer, which may be missing.
 func bytesOf(data arrow.ArrayData, buffer int) []byte {
 	if b := data.Buffers()[buffer]; b != nil {
 		return b.Bytes()
@@ -595,7 +596,7 @@ func bytesOf(data arrow.ArrayData, buffer int) []byte {
 	return nil
 }
 
-// between is a part of a buffer, not nil.
+// between returns a range of a buffer, not nil.
 func between(values []byte, start, end int64) ([]byte, error) {
 	if start < 0 || end < start || end > int64(len(values)) {
 		return nil, errArrowOffsets

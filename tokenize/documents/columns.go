@@ -16,26 +16,26 @@ import (
 )
 
 const (
-	// maxPage is the largest page of Parquet that is read, decompressed. Writers aim at 1 MiB, but
-	// keep up to 1,024 rows together.
+	// maxPage is the maximum size of a decompressed Parquet page. Writers aim at 1 MiB, but keep up
+	// to 1,024 rows together.
 	maxPage = 1 << 30
 	// columnBatch is how many values are read at once.
 	columnBatch = 1024
-	// columnBatchDelta is that of columns whose values share beginnings. The library copies these,
-	// so that a batch may be larger than its page.
+	// columnBatchDelta is the batch size for columns whose values share prefixes. The library
+	// copies the prefixes, so a batch may be larger than its page.
 	columnBatchDelta = 16
 )
 
-// The reader of Parquet is the library's: github.com/apache/arrow-go/v18/parquet/file. Three things
-// are done around it. It reads the columns of the text and the id and nothing else, a page at a
-// time. It panics on some damaged files, hence guarded. And its codecs are replaced where they
-// allocate what a damaged file says. It does not look at the checksums of pages.
+// The Parquet reader is github.com/apache/arrow-go/v18/parquet/file, with three changes. Only the
+// columns of the text and the id are read, a page at a time. Panics on damaged files are recovered,
+// see guarded. Codecs that allocate the size given in a damaged file are replaced. Page checksums
+// are not verified.
 
-// exact is a codec that gives as many bytes as the header of the page says, or an error. The
-// library's own codecs for Snappy and Zstandard allocate what the compressed bytes say that they
-// are when decompressed, up to 4 GiB and 64 GiB.
+// exact is a codec whose output must have the size in the page header. The library's codecs for
+// Snappy and Zstandard allocate the decompressed size that the compressed data declares, up to 4
+// GiB and 64 GiB.
 type exact struct {
-	compress.Codec // for the rest, which is writing
+	compress.Codec // for writing
 	decode         func(out, body []byte) ([]byte, error)
 }
 
@@ -67,11 +67,12 @@ func init() {
 	register(compress.Codecs.Zstd, compress.Codecs.Zstd, func(out, body []byte) ([]byte, error) {
 		return decoder.DecodeAll(body, out[:0:len(out)])
 	})
-	register(compress.Codecs.Lz4, compress.Codecs.Lz4Raw, hadoopLZ4) // which the library lacks
+	// not implemented by the library
+	register(compress.Codecs.Lz4, compress.Codecs.Lz4Raw, hadoopLZ4)
 }
 
-// hadoopLZ4 undoes the codec LZ4, which is Hadoop's: blocks with their sizes before them. Some
-// writers left these out.
+// hadoopLZ4 decodes the codec LZ4 in Hadoop's framing: blocks preceded by their sizes. Some writers
+// omit the sizes.
 func hadoopLZ4(out, body []byte) ([]byte, error) {
 	rest, at := body, 0
 	for len(rest) > 0 {
@@ -96,27 +97,27 @@ func hadoopLZ4(out, body []byte) ([]byte, error) {
 	return out[:n], err
 }
 
-// A columnReader gives the values of a column of a row group in their order. One serves one row
-// group after the other.
+// A columnReader returns the values of a column of a row group in order. It is reused for later row
+// groups.
 type columnReader struct {
 	p      *parquetReader
 	column *parquetColumn
 	chunk  file.ColumnChunkReader
 	batch  int64
 
-	levels []int16 // of definition of the batch; none if the column cannot be null
+	levels []int16 // definition levels of the batch; none if the column cannot be null
 	rows   int64   // of the batch
-	at     int64   // the next row of it
-	value  int     // the next of its values that are not null
+	at     int64   // the next row of the batch
+	value  int     // the next non-null value of the batch
 	values int
 
-	texts   []parquet.ByteArray // lie in memory of the library until the next batch is read
+	texts   []parquet.ByteArray // memory of the library, valid until the next batch is read
 	numbers []int64
 	shorts  []int32
 	spelt   []byte
 }
 
-// start begins with a row group.
+// start starts a row group.
 func (c *columnReader) start(group int) error {
 	err := guarded(func() error { return c.open(group) })
 	if err != nil {
@@ -162,7 +163,7 @@ func (c *columnReader) open(group int) error {
 		}
 	}
 	if dictionary {
-		// The library makes room for as many values as the header of the dictionary says.
+		// The library allocates as many values as the dictionary header declares.
 		pages, err := rows.GetColumnPageReader(c.column.leaf)
 		if err != nil {
 			return err
@@ -188,8 +189,7 @@ func (c *columnReader) close() {
 	}
 }
 
-// next gives the next value, nil if it is null. It lies in memory that is valid until the next
-// call.
+// next returns the next value, nil if it is null. It is valid until the next call.
 func (c *columnReader) next() ([]byte, error) {
 	if c.at == c.rows {
 		if err := c.p.r.ctx.Err(); err != nil {

@@ -11,7 +11,7 @@ import (
 )
 
 // The kinds of messages (MessageHeader in format/Message.fbs) and of types (Type in
-// format/Schema.fbs) that are looked at.
+// format/Schema.fbs) that are checked.
 const (
 	messageSchema     = 1
 	messageDictionary = 2
@@ -19,20 +19,20 @@ const (
 	typeUnion         = 14
 )
 
-// maxArrowFields is how many fields, with those within them, a schema may have.
+// maxArrowFields is the maximum number of fields of a schema, including nested fields.
 const maxArrowFields = 100_000
 
-// maxArrowDepth is how deep they may lie in each other.
+// maxArrowDepth is the maximum nesting of fields.
 const maxArrowDepth = 64
 
 var errArrowMeta = errors.New("the metadata of a message is damaged")
 
-// arrowMessages gives the messages of a stream, or those of a file that are needed, to the library.
-// It looks at them first: the library makes room for as many fields and pairs of metadata as a file
-// says that it has.
+// arrowMessages passes the messages of a stream, or the required messages of a file, to the
+// library. It checks them first: the library allocates the number of fields and metadata pairs that
+// a file declares.
 type arrowMessages struct {
 	stream io.Reader   // one message after the other
-	from   []io.Reader // of each the first message
+	from   []io.Reader // the first message of each
 	body   []byte      // memory of record batches
 }
 
@@ -73,7 +73,7 @@ func (m *arrowMessages) Message() (*ipc.Message, error) {
 	return ipc.NewMessage(memory.NewBufferBytes(meta), memory.NewBufferBytes(body)), nil
 }
 
-// noEOF is err, as it is in the middle of something.
+// noEOF converts io.EOF in the middle of a structure to io.ErrUnexpectedEOF.
 func noEOF(err error) error {
 	if err == io.EOF {
 		return io.ErrUnexpectedEOF
@@ -88,7 +88,7 @@ func readArrowMeta(r io.Reader) ([]byte, error) {
 		return nil, err
 	}
 	length := binary.LittleEndian.Uint32(head[:])
-	if length == 1<<32-1 { // since 0.15: a mark before the length
+	if length == 1<<32-1 { // since 0.15: a marker before the length
 		if _, err := io.ReadFull(r, head[:]); err != nil {
 			return nil, noEOF(err)
 		}
@@ -107,7 +107,7 @@ func readArrowMeta(r io.Reader) ([]byte, error) {
 	return meta, nil
 }
 
-// checkMessage looks at the metadata of a message and gives its kind and the length of its body.
+// checkMessage checks the metadata of a message and returns its kind and the length of its body.
 func checkMessage(meta []byte) (kind byte, body int64, err error) {
 	message := flatTable{meta, flatRoot(meta)}
 	at := message.field(1, 1)
@@ -137,7 +137,7 @@ func checkMessage(meta []byte) (kind byte, body int64, err error) {
 	return kind, body, nil
 }
 
-// fields checks a list of fields, and those within them. left is how many there may be.
+// fields checks a list of fields, including nested fields. left is how many there may be.
 func (t flatTable) fields(i int, left *int, depth int) bool {
 	vector, n, ok := t.vector(i, 4)
 	if !ok || depth > maxArrowDepth {
@@ -157,7 +157,7 @@ func (t flatTable) fields(i int, left *int, depth int) bool {
 	return true
 }
 
-// element is a table of a vector of tables.
+// element returns a table of a vector of tables.
 func (t flatTable) element(vector []byte, k int) (flatTable, bool) {
 	at := len(t.b) - len(vector) + 4*k
 	at = flatAt(t.b, int64(at)+int64(binary.LittleEndian.Uint32(t.b[at:])), 4)
@@ -172,13 +172,14 @@ func (t flatTable) vectorOK(i, size int) bool {
 	return ok
 }
 
-// batch checks the lists of a record batch: its fields, and its buffers, which lie in a body.
+// batch checks the lists of a record batch: its fields, and its buffers, which must be within the
+// body.
 func (t flatTable) batch(body int64) bool {
 	buffers, n, ok := t.vector(2, 16)
 	if !ok || !t.vectorOK(1, 16) || t.int64(0) < 0 {
 		return false
 	}
-	views, columns, ok := t.vector(4, 8) // how many buffers each column of views has
+	views, columns, ok := t.vector(4, 8) // the number of buffers of each column of views
 	if !ok {
 		return false
 	}

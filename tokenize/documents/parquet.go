@@ -15,23 +15,23 @@ import (
 	"github.com/apache/arrow-go/v18/parquet/schema"
 )
 
-// maxFooter is the largest metadata of a file that is read.
+// maxFooter is the maximum size of a file's metadata.
 const maxFooter = 512 << 20
 
-// parquetMeta is what is used of a file's metadata.
+// parquetMeta is the required metadata of a file.
 type parquetMeta struct {
 	file     *metadata.FileMetaData
 	text, id *parquetColumn // id is nil if the file has none
 	groups   []parquetGroup
-	end      int64 // of the row groups: where the metadata begins
+	end      int64 // of the row groups: where the metadata starts
 }
 
-// A parquetColumn is a column that is read.
+// A parquetColumn is a column to read.
 type parquetColumn struct {
 	name     string
-	leaf     int // its number among the columns of a row group
+	leaf     int // its index among the columns of a row group
 	kind     parquet.Type
-	levels   int16 // of definition: how many of its ancestors and itself may be null
+	levels   int16 // of definition: the number of nullable nodes among the column and its ancestors
 	unsigned bool  // of numbers
 }
 
@@ -41,8 +41,7 @@ type parquetGroup struct {
 	start int64 // the first byte of its columns
 }
 
-// inMetadata says of a fault that it is in the metadata of a file, unless the fault is no damage
-// but advice to the user.
+// inMetadata adds to a fault that it is in the metadata of a file, unless it is an advice.
 func inMetadata(format string, err error) error {
 	if errors.As(err, new(advice)) {
 		return err
@@ -50,7 +49,7 @@ func inMetadata(format string, err error) error {
 	return fmt.Errorf("reading the metadata at the end of the %s file: %w", format, err)
 }
 
-// readParquetMeta reads the end of a file. Its errors say what is wrong with the file.
+// readParquetMeta reads the end of a file. Its errors describe the fault of the file.
 func readParquetMeta(file io.ReaderAt, size int64, o Options, paths [2][]string) (*parquetMeta, error) {
 	var tail [8]byte
 	if size < 12 {
@@ -91,11 +90,11 @@ func readParquetMeta(file io.ReaderAt, size int64, o Options, paths [2][]string)
 	return m, nil
 }
 
-// find looks for the columns of the text and the id.
+// find finds the columns of the text and the id.
 func (m *parquetMeta) find(o Options, paths [2][]string) error {
 	found := [2]*schema.Column{}
 	leaves := [2]int{}
-	var texts []string // columns that could be the text
+	var texts []string // columns that may be the text
 	for leaf := range m.file.Schema.NumColumns() {
 		c := m.file.Schema.Column(leaf)
 		path := c.ColumnPath()
@@ -144,19 +143,19 @@ func (m *parquetMeta) find(o Options, paths [2][]string) error {
 	return nil
 }
 
-// noText is the error of a file without the column of the texts. texts are the columns that could
-// be it.
+// noText is the error of a file without the text column. texts are the columns that may be the
+// text.
 func noText(paths [2][]string, texts []string) error {
 	return advise("the file has no column %q; %s", joinPath(paths[textField]), otherTexts(paths, texts))
 }
 
-// wrongText is the error of a column of the texts that does not hold strings.
+// wrongText is the error of a text column that does not hold strings.
 func wrongText(paths [2][]string, kind string, texts []string) error {
 	return advise("the column %q of the texts has the type %s, not string; %s", joinPath(paths[textField]), kind,
 		otherTexts(paths, texts))
 }
 
-// noID is the error of a file without the column of the ids that the caller has named.
+// noID is the error of a file without the id column that the caller has named.
 func noID(paths [2][]string, texts []string) error {
 	has := "no column has text"
 	if len(texts) > 0 {
@@ -166,13 +165,13 @@ func noID(paths [2][]string, texts []string) error {
 		joinPath(paths[idField]), has)
 }
 
-// wrongID is the error of a column of the ids that holds neither strings nor integers.
+// wrongID is the error of an id column that holds neither strings nor integers.
 func wrongID(paths [2][]string, kind string) error {
 	return advise("the column %q of the ids has the type %s, neither string nor integer; select another column with "+
 		"--id-field", joinPath(paths[idField]), kind)
 }
 
-// otherTexts says which columns could be the text. The column of the ids is not one of them.
+// otherTexts lists the columns that may be the text, without the id column.
 func otherTexts(paths [2][]string, texts []string) string {
 	id := joinPath(paths[idField])
 	texts = slices.DeleteFunc(slices.Clone(texts), func(name string) bool { return name == id })
@@ -185,8 +184,8 @@ func otherTexts(paths [2][]string, texts []string) string {
 	return "the text columns are " + strings.Join(texts, ", ") + "; select one with --text-field"
 }
 
-// groupAt is the type of what a path leads to if that holds columns and is none itself: list, map
-// or struct; else "".
+// groupAt returns the type of the node at a path if it contains columns instead of being one: list,
+// map or struct; otherwise "".
 func (m *parquetMeta) groupAt(path []string) string {
 	node := schema.Node(m.file.Schema.Root())
 	for _, name := range path {
@@ -220,7 +219,7 @@ func newParquetColumn(c *schema.Column, leaf int) *parquetColumn {
 	return p
 }
 
-// joinPath is the opposite of splitPath.
+// joinPath is the inverse of splitPath.
 func joinPath(path []string) string {
 	escaped := make([]string, len(path))
 	for i, name := range path {
@@ -229,7 +228,7 @@ func joinPath(path []string) string {
 	return strings.Join(escaped, ".")
 }
 
-// findGroups looks at the row groups.
+// findGroups reads the positions of the row groups.
 func (m *parquetMeta) findGroups() error {
 	m.groups = make([]parquetGroup, 0, len(m.file.RowGroups))
 	var first int64
@@ -250,7 +249,7 @@ func (m *parquetMeta) findGroups() error {
 			}
 			start := c.DataPageOffset
 			if dictionary := c.GetDictionaryPageOffset(); dictionary > 0 && dictionary < start {
-				// some writers put 0 where there is none
+				// some writers put 0 if there is none
 				start = dictionary
 			}
 			g.start = min(g.start, start)
@@ -270,8 +269,8 @@ func (m *parquetMeta) findGroups() error {
 	return nil
 }
 
-// cuttable reports whether the row groups lie in the file in their order, so that the bytes of
-// pieces are runs.
+// cuttable reports whether the row groups are in order in the file, so that each piece is a
+// contiguous byte range.
 func (m *parquetMeta) cuttable() bool {
 	for i, g := range m.groups {
 		if g.start > m.end || i > 0 && g.start <= m.groups[i-1].start {
@@ -281,8 +280,8 @@ func (m *parquetMeta) cuttable() bool {
 	return true
 }
 
-// bounds is the first byte of a row group; of the first one, of the file, and behind the last one,
-// of nothing.
+// bound returns the first byte of a row group. For the first group, it returns the start of the
+// file, and after the last group, the end of the file.
 func (m *parquetMeta) bound(group int64, size int64) int64 {
 	switch {
 	case group <= 0:
@@ -299,14 +298,14 @@ type parquetReader struct {
 	file     *os.File
 	meta     *parquetMeta
 	size     int64
-	group    int64         // that is read
-	end      int64         // the group behind the last one
-	base     int64         // byte of the file at which the piece begins
+	group    int64         // the current group
+	end      int64         // the group after the last one
+	base     int64         // byte of the file at which the piece starts
 	row      int64         // of the file, the next one
 	left     int64         // rows of the group
 	firstRow int64         // of the piece
-	started  bool          // whether the columns of the group are open
-	text, id *columnReader // id is nil if there is none
+	started  bool          // the columns of the group are open
+	text, id *columnReader // id is nil if there is no id column
 }
 
 func newParquetReader(r *Reader, file *os.File) (rowReader, error) {
@@ -341,7 +340,7 @@ func newParquetReader(r *Reader, file *os.File) (rowReader, error) {
 	return p, nil
 }
 
-// advance goes to the next row group that has rows. It reports false behind the last.
+// advance moves to the next row group that has rows. It returns false after the last.
 func (p *parquetReader) advance() bool {
 	for p.left == 0 {
 		p.group++

@@ -25,7 +25,7 @@ type Piece struct {
 	Start, End int64
 }
 
-// cutters is how many inputs are looked at side by side: on a network each takes milliseconds of
+// cutters is how many inputs are inspected in parallel: on a network each takes milliseconds of
 // waiting.
 const cutters = 16
 
@@ -76,7 +76,8 @@ func cutInput(input string, o Options, paths [2][]string, target int64) ([]Piece
 	if input == "-" {
 		return whole, nil
 	}
-	info, err := os.Stat(input) // before it is opened, which may take until another process opens a pipe
+	// before it is opened, which may block until another process opens a pipe
+	info, err := os.Stat(input)
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("reading documents: %w", err)
@@ -103,7 +104,7 @@ func cutInput(input string, o Options, paths [2][]string, target int64) ([]Piece
 	}
 	c := compressionOf(head)
 	if c != plain {
-		return whole, nil // what is in it, reading tells
+		return whole, nil // reading detects the format
 	}
 	if !o.KeepMark {
 		head = bytes.TrimPrefix(head, []byte(byteOrderMark))
@@ -116,7 +117,7 @@ func cutInput(input string, o Options, paths [2][]string, target int64) ([]Piece
 	if size <= target {
 		return whole, nil
 	}
-	var bounds []int64 // bytes at which the units that pieces are made of begin
+	var bounds []int64 // start offsets of the units that pieces consist of
 	switch {
 	case format == JSONLines, format == Text && o.Unit == EachLine:
 		count := max(1, (size+target/2)/target)
@@ -155,11 +156,11 @@ func cutInput(input string, o Options, paths [2][]string, target int64) ([]Piece
 	return pieces, nil
 }
 
-// divide is a*i/n for i up to n, without overflow.
+// divide returns a*i/n for i up to n, without overflow.
 func divide(a, i, n int64) int64 { return a/n*i + a%n*i/n }
 
-// cutAt makes pieces of units that begin at these bytes: as many as have target bytes together, at
-// least one.
+// cutAt divides units with these start offsets into pieces: each has about target bytes and at
+// least one unit.
 func cutAt(input string, bounds []int64, size, target int64) (pieces []Piece) {
 	for i := 0; i < len(bounds); {
 		next := i + 1
@@ -172,7 +173,7 @@ func cutAt(input string, bounds []int64, size, target int64) (pieces []Piece) {
 	return pieces
 }
 
-// end is the byte at which a unit begins, or the size behind the last one.
+// end returns the start of unit i, or the size after the last unit.
 func end(bounds []int64, i int, size int64) int64 {
 	if i < len(bounds) {
 		return bounds[i]

@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// rowDocument makes a document of the columns of a row, nil where they are null. r.start and
-// r.number are its place.
+// rowDocument returns the document of a row's columns, which are nil if null. r.start and r.number
+// are its position.
 func (r *Reader) rowDocument(text, id []byte) (Document, error) {
 	bad := func(kind Kind, err error) (Document, error) {
 		e := &DocumentError{File: r.piece.File, Line: r.number, Offset: r.start, Kind: kind,
@@ -41,8 +41,8 @@ func (r *Reader) rowDocument(text, id []byte) (Document, error) {
 	return r.own(id, text), nil
 }
 
-// hashRange hashes bytes of a file in a goroutine of its own, while what is needed of them is read
-// at other places.
+// hashRange hashes bytes of a file in its own goroutine, while the required columns are read with
+// random access.
 func (r *Reader) hashRange(file *os.File, from, to int64) {
 	r.hashed = make(chan struct{})
 	go func() {
