@@ -5,33 +5,33 @@ import (
 	"io"
 )
 
-// The memory in which [ahead] reads ahead. The decoders give 32 to 128 KiB at a time.
+// The memory for reading ahead. The decoders return 32 to 128 KiB at a time.
 const (
 	aheadBlocks = 8
 	aheadBytes  = 128 << 10
 )
 
-// ahead reads in a goroutine of its own while what came before is looked at. A file goes through
-// one that reads and hashes it, and if it is compressed through a second one that decompresses it.
-// One serves one file after the other.
+// ahead reads in its own goroutine while the caller processes earlier data. One ahead reads and
+// hashes a file. If the file is compressed, a second one decompresses it. An ahead is reused for
+// later files.
 type ahead struct {
-	onRead func(input int64) // told, as Read hands on something, how many bytes of the file that took
-	// what was read, in order, the error last; nil when nothing is being read. Closed when the
-	// goroutine has ended
+	onRead func(input int64) // called with the number of file bytes consumed when Read returns data
+	// blocks that were read, in order, the error last; nil if nothing is being read. Closed when
+	// the goroutine has ended
 	full chan aheadBlock
 	free chan []byte // memory to read into; nil until it is needed
 	quit chan struct{}
 
-	handed int64  // bytes that Read has handed on
-	block  []byte // the memory that rest lies in
-	rest   []byte // not yet handed on
+	handed int64  // bytes that Read has returned
+	block  []byte // the memory that contains rest
+	rest   []byte // not returned yet
 	err    error
 }
 
 type aheadBlock struct {
 	memory []byte
 	n      int   // bytes of it that were read
-	input  int64 // bytes of the file that this took
+	input  int64 // bytes of the file that this consumed
 	err    error // after them
 }
 
@@ -43,8 +43,7 @@ func newAhead() *ahead {
 	return a
 }
 
-// startFile begins to read a file as it is. What lies in its first limit bytes is hashed; limit -1
-// is all of it.
+// startFile starts to read a file unchanged. Its first limit bytes are hashed; limit -1 means all.
 func (a *ahead) startFile(file io.Reader, sum hash.Hash, limit int64) {
 	a.start(file, func(p []byte) int64 {
 		n := int64(len(p))
@@ -59,8 +58,8 @@ func (a *ahead) startFile(file io.Reader, sum hash.Hash, limit int64) {
 	})
 }
 
-// startDecoder begins to read from decoder, which reads from file. Until stop nobody else may use
-// them.
+// startDecoder starts to read from decoder, which reads from file. Until stop, they must not be
+// used otherwise.
 func (a *ahead) startDecoder(decoder io.Reader, file *ahead) {
 	a.onRead = file.onRead
 	var read int64
@@ -72,8 +71,8 @@ func (a *ahead) startDecoder(decoder io.Reader, file *ahead) {
 	})
 }
 
-// start begins to read from r. The goroutine tells seen what it has read, which gives how many
-// bytes of the file that took.
+// start starts to read from r. The goroutine passes the data to seen, which returns how many bytes
+// of the file they consumed.
 func (a *ahead) start(r io.Reader, seen func(p []byte) int64) {
 	a.err, a.handed = nil, 0
 	full, quit := make(chan aheadBlock, aheadBlocks), make(chan struct{})
@@ -87,7 +86,7 @@ func (a *ahead) start(r io.Reader, seen func(p []byte) int64) {
 					memory = make([]byte, aheadBytes)
 				}
 				n, err := r.Read(memory)
-				full <- aheadBlock{memory, n, seen(memory[:n]), err} // has room for as many as there are
+				full <- aheadBlock{memory, n, seen(memory[:n]), err} // has capacity for all blocks
 				if err != nil {
 					return
 				}
@@ -123,7 +122,7 @@ func (a *ahead) giveBack() {
 	}
 }
 
-// stop ends what start has begun, once the Read of the input that may be under way returns.
+// stop ends reading. It waits for a Read of the input in progress.
 func (a *ahead) stop() {
 	if a.full == nil {
 		return

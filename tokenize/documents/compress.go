@@ -11,14 +11,14 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// maxWindow is the largest window of a zstd stream that is read, that of zstd --long=31. Reading
-// one takes about as much memory as its window.
+// maxWindow is the maximum window of a zstd stream, which zstd --long=31 uses. Reading needs about
+// as much memory as the window.
 const maxWindow = 2 << 30
 
-// keptWindow is the largest window whose memory is kept for the next file.
+// keptWindow is the maximum window whose memory is kept for the next file.
 const keptWindow = 16 << 20
 
-// A compression is what lies around the documents of a file.
+// A compression is the compression format of a file.
 type compression uint8
 
 const (
@@ -29,7 +29,7 @@ const (
 
 func (c compression) String() string { return [...]string{"plain", "gzip", "zstd"}[c] }
 
-// compressionOf tells by the first bytes of a file.
+// compressionOf detects the compression from the first bytes of a file.
 func compressionOf(head []byte) compression {
 	switch {
 	case strings.HasPrefix(string(head), "\x1f\x8b"):
@@ -42,14 +42,14 @@ func compressionOf(head []byte) compression {
 	return plain
 }
 
-// decoders undo compression. They serve one file after the other.
+// decoders decompress. They are reused for later files.
 type decoders struct {
 	gzip *gzip.Reader // of one member
 	zstd *zstd.Decoder
 }
 
-// open begins to decompress raw; position is that of raw's next byte in the file. The error is one
-// of raw's content.
+// open starts to decompress raw. position returns the offset of raw's next byte in the file. Errors
+// concern raw's contents.
 func (d *decoders) open(c compression, raw *bufio.Reader, position func() int64) (io.Reader, error) {
 	if c == inGzip {
 		if d.gzip == nil {
@@ -59,8 +59,8 @@ func (d *decoders) open(c compression, raw *bufio.Reader, position func() int64)
 		return members, members.next()
 	}
 	if d.zstd == nil {
-		// One goroutine: more of them make a single stream slower, and files can be read side by
-		// side.
+		// One goroutine: more goroutines make a single stream slower, and files can be read in
+		// parallel.
 		z, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow),
 			zstd.WithDecoderMaxMemory(maxWindow))
 		if err != nil {
@@ -72,8 +72,8 @@ func (d *decoders) open(c compression, raw *bufio.Reader, position func() int64)
 	return zstdFrames{d.zstd, tail, position}, d.zstd.Reset(tail)
 }
 
-// release drops what a file with a large window has left. The header tells; raw has not been read
-// from yet.
+// release frees the memory of a file with a large window. It decides by the next file's header; raw
+// has not been read yet.
 func (d *decoders) release(header zstd.Header) {
 	if d.zstd == nil {
 		return
@@ -83,19 +83,18 @@ func (d *decoders) release(header zstd.Header) {
 		d.zstd = nil
 		return
 	}
-	_ = d.zstd.Reset(nil) // lets go of the file; a decoder without one is ready for the next
+	_ = d.zstd.Reset(nil) // releases the file; a decoder without a file is ready for the next
 }
 
-// gzipMembers reads the members of a gzip file one after the other. A gzip.Reader could do that by
-// itself, but it does not tell a member that is cut short from a few bytes that belong to no
-// member.
+// gzipMembers reads the members of a gzip file. A gzip.Reader alone also reads several members, but
+// it does not distinguish a truncated member from trailing bytes that do not belong to a member.
 type gzipMembers struct {
 	z        *gzip.Reader
-	raw      *bufio.Reader // what z reads, which it does not read beyond the end of a member
+	raw      *bufio.Reader // the input of z, which does not read beyond the end of a member
 	position func() int64  // of the next byte of raw in the file
 }
 
-// next begins a member.
+// next starts a member.
 func (g *gzipMembers) next() error {
 	err := g.z.Reset(g.raw)
 	g.z.Multistream(false)
@@ -128,18 +127,18 @@ func (g *gzipMembers) Read(p []byte) (int, error) {
 
 // zstdFrames reads the frames of a zstd file.
 type zstdFrames struct {
-	z        *zstd.Decoder // reads what it needs and no more
-	raw      *tailReader   // what z reads
+	z        *zstd.Decoder // reads no more than needed
+	raw      *tailReader   // the input of z
 	position func() int64
 }
 
 func (f zstdFrames) Read(p []byte) (int, error) {
 	n, err := f.z.Read(p)
 	if errors.Is(err, zstd.ErrMagicMismatch) {
-		// it has read the four bytes; those at the beginning of the file are a frame's
+		// the four bytes were read; the bytes at the start of the file belong to a frame
 		err = follows(inZstd, f.position()-4)
 	}
-	// The decoder gives these errors for a window that is too large and for blocks that do not fit
+	// The decoder returns these errors for a window that is too large and for blocks that exceed
 	// their frame.
 	if errors.Is(err, zstd.ErrWindowSizeExceeded) || errors.Is(err, zstd.ErrDecoderSizeExceeded) {
 		if f.raw.endsInLargeFrame() {
@@ -152,8 +151,7 @@ func (f zstdFrames) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// A tailReader keeps the last bytes that were read from r, as many as the header of a zstd frame
-// can have.
+// A tailReader keeps the last bytes read from r, up to the size of a zstd frame header.
 type tailReader struct {
 	r    io.Reader
 	tail []byte
@@ -178,20 +176,20 @@ func (t *tailReader) endsInLargeFrame() bool {
 	return false
 }
 
-// follows is the error of compressed data with something else behind it.
+// follows is the error of compressed data followed by other data.
 func follows(c compression, at int64) error {
 	return advise("data that is not %s follows the compressed data at byte %d of the file; fetch the file "+
 		"again, or truncate it there", c, at)
 }
 
-// An advice is a fault of a file whose message says what to do.
+// An advice is a fault of a file whose message includes the remedy.
 type advice struct{ error }
 
 func advise(format string, args ...any) error { return advice{fmt.Errorf(format, args...)} }
 
 func (a advice) Unwrap() error { return a.error }
 
-// explain says what a fault of a file means and what to do.
+// explain adds the meaning and the remedy to a fault of a file.
 func explain(err error) error {
 	switch {
 	case errors.As(err, new(advice)):

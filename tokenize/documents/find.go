@@ -109,7 +109,7 @@ func BaseNames(inputs []string) []string {
 	return UniqueNames(inputs, names)
 }
 
-// A finder is a [Find] under way.
+// A finder is the state of a [Find].
 type finder struct {
 	Found
 	format Format
@@ -124,7 +124,7 @@ func (s *finder) add(input, name string) {
 // walk adds the files of a folder.
 func (s *finder) walk(folder string) error {
 	before, unread := len(s.Inputs), maps.Clone(s.Unread)
-	root := folder + string(filepath.Separator) // of a link to a folder: what it leads to
+	root := folder + string(filepath.Separator) // for a link to a folder: the target
 	err := filepath.WalkDir(root, func(file string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
@@ -190,10 +190,10 @@ func (s *finder) wants(below string) bool {
 	return !hidden(name) && (s.format != Auto || HasEnding(name))
 }
 
-// hidden reports whether a file is hidden by its name, as one that is still being written is.
+// hidden reports whether a file is hidden by its name, as a file is while it is being written.
 func hidden(name string) bool { return strings.HasPrefix(name, ".") }
 
-// unreadKey is what a file counts as in [Found.Unread].
+// unreadKey returns the key of a file in [Found.Unread].
 func unreadKey(name string) string {
 	if hidden(name) {
 		return Hidden
@@ -300,7 +300,7 @@ func matchPath(pattern, names []string) bool {
 	return false
 }
 
-// matchName is [path.Match], but a dot at the start of a name needs one in the pattern.
+// matchName is [path.Match], but a dot at the start of a name must be in the pattern.
 func matchName(pattern, name string) bool {
 	if hidden(name) && !hidden(pattern) {
 		return false

@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// endings are the endings of names that tell a format, without those of compression.
+// endings maps file name extensions to formats, without extensions of compression.
 var endings = []struct {
 	ending string
 	format Format
 }{
 	{".jsonl", JSONLines}, {".jsonlines", JSONLines}, {".ndjson", JSONLines},
-	{".json", JSON}, // or JSON lines: the content tells
+	{".json", JSON}, // or JSON lines: decided by the content
 	{".txt", Text},
 	{".parquet", Parquet}, {".parq", Parquet},
 	{".arrow", Arrow}, {".feather", Arrow},
@@ -32,7 +32,7 @@ func HasEnding(name string) bool {
 	return format != Auto && !(compressed && (format == Parquet || format == Arrow))
 }
 
-// byName is the format that a name tells, Auto if it tells none.
+// byName returns the format of a file name, Auto if the name does not show it.
 func byName(name string) (f Format, compressed bool) {
 	ending := strings.ToLower(filepath.Ext(name))
 	if slices.Contains(compressedEndings, ending) {
@@ -47,22 +47,22 @@ func byName(name string) (f Format, compressed bool) {
 	return Auto, compressed
 }
 
-// byMagic is the format of which the first bytes of a content are the mark, Auto if they are none.
+// byMagic returns the format whose magic bytes a content starts with, Auto if there is none.
 func byMagic(head []byte) Format {
 	switch h := string(head[:min(len(head), 8)]); {
 	case strings.HasPrefix(h, "PAR1"), strings.HasPrefix(h, "PARE"):
 		return Parquet
 	case strings.HasPrefix(h, "ARROW1"), strings.HasPrefix(h, "FEA1"):
 		return Arrow
-	case len(h) == 8 && strings.HasPrefix(h, "\xff\xff\xff\xff") && h[7] == 0: // a message of a stream, with its length
+	// a stream's message with its length
+	case len(h) == 8 && strings.HasPrefix(h, "\xff\xff\xff\xff") && h[7] == 0:
 		return Arrow
 	}
 	return Auto
 }
 
-// formatOf finds how documents lie in a file. head are the first bytes of its content,
-// decompressed. The error says what the content is, what the name or the caller says, and what to
-// do.
+// formatOf returns the format of a file. head is the start of its decompressed content. Errors
+// contain the detected content, the format by name or option, and the remedy.
 func formatOf(file string, head []byte, c compression, asked Format) (Format, error) {
 	magic := byMagic(head)
 	named, compressed := byName(file)
@@ -99,7 +99,7 @@ func formatOf(file string, head []byte, c compression, asked Format) (Format, er
 	}
 	switch start := bytes.TrimLeft(head, " \t\r\n"); {
 	case len(start) == 0:
-		return JSONLines, nil // without documents
+		return JSONLines, nil // no documents
 	case start[0] == '[':
 		return JSON, nil
 	case start[0] == '{':
@@ -111,13 +111,13 @@ func formatOf(file string, head []byte, c compression, asked Format) (Format, er
 		strings.Join(formatNames[1:], ", "))
 }
 
-// objectFormat tells JSON lines, whose first object ends on its first line, from JSON.
+// objectFormat distinguishes JSON lines, whose first object ends on its first line, from JSON.
 func objectFormat(head []byte) Format {
 	var e extent
 	n, ended := e.pass(head)
 	if line := bytes.IndexByte(head, '\n'); line >= 0 && n > line {
 		if n > line+1 && head[line+1] == '{' {
-			// the next document behind a broken line, rather than an object in an array
+			// the next document after a broken line, rather than an object in an array
 			return JSONLines
 		}
 		return JSON

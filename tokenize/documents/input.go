@@ -7,8 +7,8 @@ import (
 	"os"
 )
 
-// openInput opens an input for reading that ends when ctx does. regular is nil unless it can be
-// read at any place.
+// openInput opens an input for reading until ctx ends. regular is nil unless the input supports
+// random access.
 func openInput(ctx context.Context, input string, stdin io.Reader) (r io.ReadCloser, regular *os.File, err error) {
 	if input == "-" {
 		return io.NopCloser(&interruptible{ctx: ctx, r: stdin}), nil, nil
@@ -24,7 +24,7 @@ func openInput(ctx context.Context, input string, stdin io.Reader) (r io.ReadClo
 		err = fmt.Errorf("%s is a folder; name the files in it", input)
 	case info.Mode().IsRegular():
 		return f, f, nil
-	default: // such as a named pipe, which may have nothing to read for long
+	default: // such as a named pipe, which may block for a long time
 		return struct {
 			io.Reader
 			io.Closer
@@ -34,13 +34,13 @@ func openInput(ctx context.Context, input string, stdin io.Reader) (r io.ReadClo
 	return nil, nil, err
 }
 
-// interruptible makes reads of r end when ctx does, as those of a terminal or a pipe do not by
-// themselves. The goroutine of a read that was given up ends when r has something to read.
+// interruptible makes reads of r end when ctx ends, which reads of a terminal or a pipe do not. The
+// goroutine of an abandoned read ends when r has data.
 type interruptible struct {
 	ctx  context.Context
 	r    io.Reader
 	buf  []byte
-	rest []byte // read and not yet handed on
+	rest []byte // read but not returned yet
 }
 
 func (i *interruptible) Read(p []byte) (int, error) {

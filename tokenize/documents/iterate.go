@@ -24,7 +24,7 @@ func ReadDocuments(ctx context.Context, inputs []string, o Options) iter.Seq2[Do
 	}
 }
 
-// readInput yields the documents of one input. It reports whether to go on with the next.
+// readInput yields the documents of one input. It reports whether to continue with the next input.
 func readInput(ctx context.Context, input, name string, o Options, yield func(Document, error) bool) bool {
 	r, err := Open(ctx, Piece{File: input, End: -1}, o)
 	if err != nil {

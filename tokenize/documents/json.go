@@ -13,11 +13,11 @@ import (
 	"mula/shards"
 )
 
-// maxNesting is how deep the objects and arrays of a line may lie in each other; it is
-// encoding/json's limit.
+// maxNesting is the maximum nesting of the objects and arrays of a line; it is encoding/json's
+// limit.
 const maxNesting = 10000
 
-// A lineError is what is wrong with a line, and where in it.
+// A lineError is an error in a line, with its position.
 type lineError struct {
 	kind Kind
 	at   int // byte of the line
@@ -28,21 +28,20 @@ func badJSON(at int, format string, args ...any) *lineError {
 	return &lineError{BadJSON, at, fmt.Errorf("malformed JSON: "+format, args...)}
 }
 
-// A lineScanner finds the id and the text of documents in lines of JSON (RFC 8259). It checks the
-// whole line and decodes only these two fields; where a field stands twice, the last counts, as in
-// Python. It keeps its memory from line to line.
+// A lineScanner finds the id and the text of documents in lines of JSON (RFC 8259). It validates
+// the whole line but decodes only these two fields. If a field occurs twice, the last one counts,
+// as in Python. It reuses its memory for later lines.
 //
-// It differs from encoding/json in what it refuses: bytes that are not UTF-8 anywhere in the line,
-// and half a surrogate pair escaped in an id or a text, both of which encoding/json replaces by
-// U+FFFD.
+// Unlike encoding/json, it rejects bytes that are not UTF-8 anywhere in the line, and half a
+// surrogate pair escaped in an id or a text. encoding/json replaces both by U+FFFD.
 type lineScanner struct {
-	names   [2]string   // the fields of the text and the id, as they were given
-	paths   [2][]string // the names of members that lead to them
-	longest int         // name of paths, in bytes
+	names   [2]string   // the fields of the text and the id, as given by the caller
+	paths   [2][]string // the member names on the paths to them
+	longest int         // longest name in paths, in bytes
 
 	line   []byte
-	at     int         // the next byte to look at
-	open   []container // every object and array that is not yet closed
+	at     int         // the next byte to examine
+	open   []container // every open object and array
 	fields [2]field
 	high   uint64 // has high bits if a string has bytes beyond ASCII
 	name   []byte // memory of names with escapes
@@ -54,16 +53,16 @@ const (
 	idField
 )
 
-// field is where the value of a field stands in the line, quotes included; it is empty if there is
-// none.
+// field is the position of a field's value in the line, quotes included; it is empty if the field
+// is missing.
 type field struct {
 	start, end int
 	escaped    bool // a string with escapes
 }
 
-// A container is an object or array of the line. Bits 0 and 1 are set for the fields whose path
-// leads through it, 2 and 3 for those whose value is its member that is being read, and bit 4 for
-// an object.
+// A container is an open object or array of the line. Bits 0 and 1 are set for the fields whose
+// path leads through it, bits 2 and 3 for the fields whose value is the current member, and bit 4
+// for an object.
 type container uint8
 
 const (
@@ -72,7 +71,7 @@ const (
 	object container = 16
 )
 
-// close is the byte that ends the container.
+// close returns the byte that ends the container.
 func (c container) close() byte {
 	if c&object != 0 {
 		return '}'
@@ -80,7 +79,7 @@ func (c container) close() byte {
 	return ']'
 }
 
-// find says which fields are the text and the id of a document.
+// find sets the fields of the text and the id.
 func (s *lineScanner) find(text, id string) error {
 	s.names, s.longest = [2]string{text, id}, 0
 	for i, name := range s.names {
@@ -120,12 +119,13 @@ func splitPath(path string) ([]string, error) {
 	return parts, nil
 }
 
-// scan gives the id and the text of a line. Both lie in the line, which decoding changes. The id is
-// empty if there is none. On an error of the text the id is still given.
+// scan returns the id and the text of a line. Both are slices of the line, which decoding changes.
+// The id is empty if there is none. If the text is invalid, scan still returns the id.
 func (s *lineScanner) scan(line []byte) (id, text []byte, bad *lineError) {
 	s.line, s.at, s.open, s.fields, s.high = line, 0, s.open[:0], [2]field{}, 0
 	bad = s.parse()
-	// Outside of strings bytes beyond ASCII are no JSON, so a good line has none or s.high tells.
+	// Outside of strings, bytes beyond ASCII are not JSON. So a valid line has none there, and
+	// s.high shows those in strings.
 	if (bad != nil || s.high&highs != 0) && !utf8.Valid(line) {
 		return nil, nil, &lineError{BadUTF8, InvalidUTF8(line), errors.New("the line is not UTF-8")}
 	}
@@ -162,7 +162,7 @@ func (s *lineScanner) decodeID() (id []byte, bad *lineError) {
 	return id, nil
 }
 
-// checkID refuses an id that a shard cannot keep.
+// checkID rejects an id that is too long for a shard.
 func checkID(name string, id []byte) error {
 	if len(id) > shards.MaxOriginLength {
 		return fmt.Errorf("%q has %d bytes, and the limit is %d", name, len(id), shards.MaxOriginLength)
@@ -187,7 +187,7 @@ func (s *lineScanner) decodeText() (text []byte, bad *lineError) {
 	return text, nil
 }
 
-// parse checks the line and notes where the last id and the last text stand.
+// parse validates the line and records the positions of the last id and the last text.
 func (s *lineScanner) parse() *lineError {
 	switch s.space(); {
 	case s.at == len(s.line):
@@ -198,7 +198,7 @@ func (s *lineScanner) parse() *lineError {
 	case s.line[s.at] != '{':
 		return badJSON(s.at, "the line starts with %s instead of an object", s.found())
 	}
-	through := 3 * leads // fields whose path leads through the value that comes
+	through := 3 * leads // fields whose path leads through the next value
 next:
 	for {
 		escaped := false
@@ -235,7 +235,7 @@ next:
 		if bad != nil {
 			return bad
 		}
-		// After a value: the ends of the containers that it is the last of, then a comma.
+		// After a value: the ends of the containers that it completes, then a comma.
 		for {
 			in := &s.open[len(s.open)-1]
 			if *in&(3*value) != 0 {
@@ -269,7 +269,7 @@ next:
 	}
 }
 
-// note ends the values of fields that a member of a container is.
+// note ends the values of fields that are members of the container.
 func (s *lineScanner) note(in *container, escaped bool) {
 	for i := range s.fields {
 		if *in&(value<<i) != 0 {
@@ -279,8 +279,8 @@ func (s *lineScanner) note(in *container, escaped bool) {
 	*in &^= 3 * value
 }
 
-// key reads the name of a member and the colon. It notes where a field begins, and gives the fields
-// whose path leads through the value.
+// key parses the name of a member and the colon. It records the start of a field, and returns the
+// fields whose path leads through the value.
 func (s *lineScanner) key() (through container, bad *lineError) {
 	start := s.at
 	if s.peek() != '"' {
@@ -331,7 +331,7 @@ func (s *lineScanner) space() {
 	}
 }
 
-// peek is the next byte, or 0 at the end of the line.
+// peek returns the next byte, or 0 at the end of the line.
 func (s *lineScanner) peek() byte {
 	if s.at < len(s.line) {
 		return s.line[s.at]
@@ -339,7 +339,7 @@ func (s *lineScanner) peek() byte {
 	return 0
 }
 
-// found describes what stands at the next byte, for messages.
+// found describes the next byte for messages.
 func (s *lineScanner) found() string {
 	if s.at >= len(s.line) {
 		return "the end of the line"
@@ -351,9 +351,9 @@ func (s *lineScanner) found() string {
 	return fmt.Sprintf("%q", r)
 }
 
-// skipString passes over the string that begins at the next byte. Quotes and backslashes are looked
-// for with the vector instructions of bytes.IndexByte, control characters and bytes beyond ASCII by
-// eight bytes at a time.
+// skipString skips the string that starts at the next byte. It finds quotes and backslashes with
+// the vector instructions of bytes.IndexByte, and control characters and bytes beyond ASCII eight
+// bytes at a time.
 func (s *lineScanner) skipString() (escaped bool, bad *lineError) {
 	start := s.at
 	at, quote := start+1, start
@@ -366,7 +366,7 @@ func (s *lineScanner) skipString() (escaped bool, bad *lineError) {
 				quote = at + n
 			}
 		}
-		if at == quote || s.line[at] != '\\' { // in many scripts escapes come one after the other
+		if at == quote || s.line[at] != '\\' { // in many scripts, escapes are consecutive
 			n := bytes.IndexByte(s.line[at:quote], '\\')
 			if n < 0 {
 				break
@@ -390,7 +390,8 @@ func (s *lineScanner) skipString() (escaped bool, bad *lineError) {
 	return escaped, s.controls(start+1, quote)
 }
 
-// controls refuses control characters in a part of the line. It tells s.high of bytes beyond ASCII.
+// controls rejects control characters in a range of the line. It records bytes beyond ASCII in
+// s.high.
 func (s *lineScanner) controls(from, to int) *lineError {
 	b := s.line[from:to]
 	// high bits: of a byte below 32, and above the first such byte also by a borrow; of a byte from
@@ -426,8 +427,8 @@ func (s *lineScanner) controls(from, to int) *lineError {
 	return badJSON(at, "the control character 0x%02x must be escaped in a string", s.line[at])
 }
 
-// escapeLength is the length of the escape sequence at the start of b, which has a backslash there,
-// or 0 if it is none.
+// escapeLength returns the length of the escape sequence at the start of b, which starts with a
+// backslash, or 0 if it is invalid.
 func escapeLength(b []byte) int {
 	if len(b) < 2 {
 		return 0
@@ -443,7 +444,7 @@ func escapeLength(b []byte) int {
 	return 0
 }
 
-// hex4 is the code unit of the sequence \uXXXX at the start of b.
+// hex4 returns the code unit of the sequence \uXXXX at the start of b.
 func hex4(b []byte) (r rune, ok bool) {
 	if len(b) < 6 || b[0] != '\\' || b[1] != 'u' {
 		return 0, false
@@ -514,7 +515,7 @@ func (s *lineScanner) skipLiteral() *lineError {
 	return badJSON(s.at, "found %s, expected a value", s.found())
 }
 
-// decodeString gives the content of a string, decoded where it lies in the line.
+// decodeString returns the content of a string, decoded in place in the line.
 func (s *lineScanner) decodeString(f field) ([]byte, *lineError) {
 	raw := s.line[f.start+1 : f.end-1]
 	if !f.escaped {
@@ -528,13 +529,13 @@ func (s *lineScanner) decodeString(f field) ([]byte, *lineError) {
 	return decoded, nil
 }
 
-// unescape decodes the content of a string, which has passed skipString, in its own memory: no
-// escape is shorter than what it stands for. If it has half a surrogate pair, the result is nil and
-// the place in raw.
+// unescape decodes the content of a string, which skipString has validated, in place: every escape
+// is at least as long as its character. If there is half a surrogate pair, the result is nil and
+// its offset in raw.
 func unescape(raw []byte) ([]byte, int) {
 	dst := raw[:0]
 	for at := 0; ; {
-		if at < len(raw) && raw[at] != '\\' { // in many scripts escapes come one after the other
+		if at < len(raw) && raw[at] != '\\' { // in many scripts, escapes are consecutive
 			n := bytes.IndexByte(raw[at:], '\\')
 			if n < 0 {
 				n = len(raw) - at
@@ -567,18 +568,19 @@ func unescape(raw []byte) ([]byte, int) {
 			}
 			dst = utf8.AppendRune(dst, r)
 			at += 4
-		default: // a quote, a backslash or a slash stands for itself
+		default: // a quote, a backslash or a slash represents itself
 			dst = append(dst, c)
 		}
 		at += 2
 	}
 }
 
-// Of bytes eight at a time.
+// For eight bytes at a time.
 const ones, highs = 0x0101010101010101, 0x8080808080808080
 
-// indexSpecial is the place of the first quote, backslash or control character in b, or its length:
-// of eight bytes at a time, by the arithmetic that finds zero bytes in a word.
+// indexSpecial returns the index of the first quote, backslash or control character in b, or the
+// length of b. It processes eight bytes at a time, by the arithmetic that finds zero bytes in a
+// word.
 func indexSpecial(b []byte) int {
 	at := 0
 	for ; at+8 <= len(b); at += 8 {
@@ -599,7 +601,7 @@ func indexSpecial(b []byte) int {
 }
 
 // InvalidUTF8 returns the offset of the first byte of text that is not valid UTF-8, or the length
-// of text if all of it is valid.
+// of text if it is valid.
 func InvalidUTF8(text []byte) int {
 	at := 0
 	for at < len(text) {

@@ -7,21 +7,21 @@ import (
 	"io"
 )
 
-// startLines moves on to the first line of a piece: that behind the first line feed of its bytes,
-// or the first of the file.
+// startLines advances to the first line of a piece: the line after the first line feed of its
+// bytes, or the first line of the file.
 func (r *Reader) startLines() error {
 	if r.piece.Start == 0 {
 		return nil
 	}
 	found, err := r.passLine(r.piece.End)
 	if !found && r.offset == r.piece.End {
-		r.offset++ // the line goes on beyond the end, so that none begins in the piece
+		r.offset++ // the line extends beyond the end, so no line starts in the piece
 	}
 	return err
 }
 
-// passLine moves on behind the next line feed, or to a byte from end on or the end of the file if
-// there is none before that; end -1 is the end of the file.
+// passLine advances past the next line feed. If there is none before end or the end of the file, it
+// advances to a byte at or after end, or to the end of the file. end -1 means the end of the file.
 func (r *Reader) passLine(end int64) (found bool, err error) {
 	for r.offset < end || end < 0 {
 		b, err := r.buffered()
@@ -42,11 +42,11 @@ func (r *Reader) passLine(end int64) (found bool, err error) {
 	return false, nil
 }
 
-// readLine gives the next line of the piece with the line feed that ends it, valid until the next
-// call, and moves on behind it. r.start and r.number are its place. A line above the limit is
-// passed over; the error says so.
+// readLine returns the next line of the piece with its line feed, valid until the next call, and
+// advances past it. r.start and r.number are its position. A line above the limit is skipped and
+// returned as an error.
 func (r *Reader) readLine() ([]byte, error) {
-	// of the file, which a byte order mark may push beyond the end of a small piece
+	// the file's first line, which a byte order mark may push beyond the end of a small piece
 	first := r.piece.Start == 0 && r.lines == 0
 	if r.piece.End >= 0 && r.offset > r.piece.End && !first {
 		return nil, r.finish()
@@ -87,7 +87,7 @@ func (r *Reader) readLine() ([]byte, error) {
 	}
 }
 
-// nextLine gives the document of the next line that is not white space alone.
+// nextLine returns the document of the next line that is not blank.
 func (r *Reader) nextLine() (Document, error) {
 	for {
 		line, err := r.readLine()
@@ -107,7 +107,7 @@ func (r *Reader) nextLine() (Document, error) {
 	}
 }
 
-// skipLine goes on behind the line in which a byte lies.
+// skipLine advances past the line that contains a byte.
 func (r *Reader) skipLine(offset, lines int64) error {
 	if err := r.discardTo(offset); err != nil {
 		return err
@@ -117,7 +117,7 @@ func (r *Reader) skipLine(offset, lines int64) error {
 	return err
 }
 
-// nextFile gives the document that is the whole file.
+// nextFile returns the document that is the whole file.
 func (r *Reader) nextFile() (Document, error) {
 	r.next = func() (Document, error) { return Document{}, r.finish() }
 	for {
@@ -142,7 +142,7 @@ func (r *Reader) nextFile() (Document, error) {
 	return r.textDocument(r.long)
 }
 
-// textDocument makes a document of a text that lies in memory for the moment.
+// textDocument returns a document of a text in temporary memory.
 func (r *Reader) textDocument(text []byte) (Document, error) {
 	if len(text) == 0 {
 		return Document{}, r.faultAt(r.number, r.start, Empty, errors.New("the file is empty"))

@@ -12,16 +12,16 @@ var (
 	errCutObject = fmt.Errorf("the file ends inside an object: %w", io.ErrUnexpectedEOF)
 )
 
-// An extent finds where a value of JSON that begins with a brace or bracket ends, over any number
-// of buffers. It looks at strings and braces only; what lies between is for [lineScanner].
+// An extent finds the end of a JSON value that starts with a brace or bracket, over any number of
+// buffers. It examines only strings and braces; [lineScanner] validates the rest.
 type extent struct {
 	depth   int
 	text    bool // in a string
-	escaped bool // behind a backslash in it
+	escaped bool // after a backslash in it
 }
 
-// pass passes over what of the value lies in b. It gives the number of bytes, and whether the value
-// ends with them.
+// pass consumes the value's bytes in b. It returns their number, and whether the value ends with
+// them.
 func (e *extent) pass(b []byte) (n int, ended bool) {
 	for at := 0; at < len(b); {
 		if e.escaped {
@@ -58,7 +58,7 @@ func (e *extent) pass(b []byte) (n int, ended bool) {
 	return len(b), false
 }
 
-// startJSON passes over the bracket that an array of objects begins with.
+// startJSON skips the bracket at the start of an array of objects.
 func (r *Reader) startJSON() error {
 	r.line = 1
 	c, err := r.passSpace()
@@ -70,7 +70,7 @@ func (r *Reader) startJSON() error {
 	return err
 }
 
-// passSpace moves on to the next byte that is not white space and gives it; -1 at the end of the
+// passSpace advances to the next byte that is not white space and returns it; -1 at the end of the
 // file.
 func (r *Reader) passSpace() (int, error) {
 	for {
@@ -89,7 +89,7 @@ func (r *Reader) passSpace() (int, error) {
 	}
 }
 
-// nextJSON gives the next object of JSON that may lie over several lines.
+// nextJSON returns the next object of JSON, which may extend over several lines.
 func (r *Reader) nextJSON() (Document, error) {
 	c, err := r.passSpace()
 	if err != nil {
@@ -131,8 +131,8 @@ func (r *Reader) nextJSON() (Document, error) {
 	return r.document(object)
 }
 
-// readObject gives the object that begins at the next byte, valid until the next call, and moves on
-// behind it. r.start and r.number are its place.
+// readObject returns the object that starts at the next byte, valid until the next call, and
+// advances past it. r.start and r.number are its position.
 func (r *Reader) readObject() ([]byte, error) {
 	r.start, r.number = r.offset, r.line
 	r.dropLong()
@@ -157,7 +157,7 @@ func (r *Reader) readObject() ([]byte, error) {
 			r.addLong(object)
 			object = r.long
 		}
-		r.in.Discard(n) // what b is stays in the buffer until the next read
+		r.in.Discard(n) // b stays in the buffer until the next read
 		if ended {
 			r.lines = r.line - 1
 			if long {
@@ -168,8 +168,8 @@ func (r *Reader) readObject() ([]byte, error) {
 	}
 }
 
-// stray is the error of a byte between objects that should not be there. What follows cannot be
-// told apart into objects.
+// stray is the error of an unexpected byte between objects. The data after it cannot be divided
+// into objects.
 func (r *Reader) stray(c int, where string) error {
 	found := fmt.Sprintf("%q", rune(c))
 	switch {
@@ -182,7 +182,7 @@ func (r *Reader) stray(c int, where string) error {
 		"be read; repair the file", found, where))
 }
 
-// skipJSON goes on behind the object that begins at offset.
+// skipJSON advances past the object that starts at offset.
 func (r *Reader) skipJSON(offset, lines int64) error {
 	if err := r.discardTo(offset); err != nil {
 		return err

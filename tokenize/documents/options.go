@@ -105,7 +105,7 @@ type Options struct {
 	Stdin io.Reader
 }
 
-// idField is the name of the field of the id.
+// idField returns the name of the field of the id.
 func (o Options) idField() string {
 	if o.ID == "" {
 		return "id"

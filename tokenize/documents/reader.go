@@ -18,11 +18,11 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// readBuffer is the size of the buffers in which lines are looked for.
+// readBuffer is the size of the line buffers.
 const readBuffer = 1 << 20
 
-// byteOrderMark is U+FEFF in UTF-8, which some programs write at the start of a file and which
-// belongs to no document.
+// byteOrderMark is U+FEFF in UTF-8, which some programs write at the start of a file. It does not
+// belong to a document.
 const byteOrderMark = "\xef\xbb\xbf"
 
 // A Reader reads the documents of one piece. Only one goroutine may use it, except for BytesRead.
@@ -38,35 +38,35 @@ type Reader struct {
 	lines  int64 // see Lines
 	closed bool
 
-	// Of every format: the file.
+	// For every format: the file.
 	file io.Closer
 	sum  hash.Hash
 	read atomic.Int64
 
-	// Of formats that are read from front to back: the decompressed content.
+	// For sequential formats: the decompressed content.
 	*machine
 	in     *bufio.Reader
 	header zstd.Header // of the first frame
 	offset int64       // of the next byte of in
 	start  int64       // of the current line or object
-	number int64       // of that line, from 1
-	line   int64       // of JSON: of the next byte, from 1
-	array  bool        // of JSON: the objects are in an array
-	values int64       // of JSON: objects read
+	number int64       // of that line or object, from 1
+	line   int64       // for JSON: of the next byte, from 1
+	array  bool        // for JSON: the objects are in an array
+	values int64       // for JSON: number of objects read
 
-	// Of Parquet and Arrow.
+	// For Parquet and Arrow.
 	rows    rowReader
 	hashed  chan struct{} // closed when hashRange has ended
 	hashErr error
 }
 
-// A rowReader gives documents of a format with rows.
+// A rowReader reads documents of a format with rows.
 type rowReader interface {
 	next() (Document, error)
-	skip(row int64) error // go on behind this row of the file
+	skip(row int64) error // continue after this row of the file
 }
 
-// A machine is the memory that reading takes. It serves one reader after the other.
+// A machine is the memory for reading. It is reused for later readers.
 type machine struct {
 	raw, decoded *ahead
 	rawBuf       *bufio.Reader // of raw
@@ -79,7 +79,7 @@ type machine struct {
 
 var machines = sync.Pool{New: func() any { return &machine{raw: newAhead(), decoded: newAhead()} }}
 
-// buffer gives the buffer of an ahead, made when it is first needed.
+// buffer returns the buffer of an ahead, which is allocated on first use.
 func buffer(b **bufio.Reader, of *ahead) *bufio.Reader {
 	if *b == nil {
 		*b = bufio.NewReaderSize(of, readBuffer)
@@ -89,7 +89,7 @@ func buffer(b **bufio.Reader, of *ahead) *bufio.Reader {
 	return *b
 }
 
-// withDefaults fills in what o leaves to be chosen.
+// withDefaults sets the defaults of unset options.
 func (o Options) withDefaults() Options {
 	if o.Text == "" {
 		o.Text = "text"
@@ -136,8 +136,8 @@ func (r *Reader) open() error {
 	return r.openStream(file)
 }
 
-// openRows sets up reading of a file of Parquet or an Arrow file, which is read at any place. It
-// reports whether the file is one.
+// openRows sets up reading of a Parquet file or an Arrow file, which needs random access. It
+// reports whether the file has such a format.
 func (r *Reader) openRows(file *os.File) (bool, error) {
 	head := make([]byte, 8)
 	n, err := file.ReadAt(head, 0)
@@ -162,7 +162,7 @@ func (r *Reader) openRows(file *os.File) (bool, error) {
 	return true, nil
 }
 
-// openStream sets up reading from front to back.
+// openStream sets up sequential reading.
 func (r *Reader) openStream(file io.Reader) error {
 	limit := int64(-1)
 	if r.piece.End >= 0 {
@@ -183,7 +183,7 @@ func (r *Reader) openStream(file io.Reader) error {
 	if c != plain {
 		if c == inZstd {
 			head, _ = r.rawBuf.Peek(min(r.rawBuf.Buffered(), zstd.HeaderMaxSize))
-			_ = r.header.Decode(head) // what is wrong with it, the decoder says
+			_ = r.header.Decode(head) // the decoder reports errors
 		}
 		decoder, err := r.decoders.open(c, r.rawBuf, func() int64 { return r.raw.handed - int64(r.rawBuf.Buffered()) })
 		if err != nil {
@@ -194,12 +194,12 @@ func (r *Reader) openStream(file io.Reader) error {
 	}
 	if r.piece.Start == 0 && !r.o.KeepMark {
 		if head, _ := r.in.Peek(len(byteOrderMark)); string(head) == byteOrderMark {
-			// an error comes again when all before it was read
+			// an error is returned again after all data before it
 			r.in.Discard(len(byteOrderMark))
 			r.offset += int64(len(byteOrderMark))
 		}
 	}
-	if r.piece.End >= 0 { // it was looked at when it was cut
+	if r.piece.End >= 0 { // it was inspected when it was cut
 		r.format = r.o.Format
 		if named, _ := byName(r.piece.File); r.format == Auto {
 			r.format = JSONLines
@@ -212,7 +212,8 @@ func (r *Reader) openStream(file io.Reader) error {
 		if err == nil && r.o.Format == Auto && byMagic(head) == Auto {
 			head, err = r.firstLine()
 		}
-		if err != nil && err != io.EOF && len(head) == 0 { // otherwise it comes again when all before it was read
+		// otherwise the error is returned again after all data before it
+		if err != nil && err != io.EOF && len(head) == 0 {
 			return r.broken(1, 0, err)
 		}
 		if r.format, err = formatOf(r.piece.File, head, c, r.o.Format); err != nil {
@@ -241,7 +242,7 @@ func (r *Reader) openStream(file io.Reader) error {
 	return nil
 }
 
-// firstLine peeks at the first line, or a buffer full of it.
+// firstLine peeks at the first line, or a full buffer of it.
 func (r *Reader) firstLine() ([]byte, error) {
 	for {
 		n := r.in.Buffered()
@@ -249,7 +250,8 @@ func (r *Reader) firstLine() ([]byte, error) {
 		if err != nil || n == r.in.Size() || bytes.IndexByte(bytes.TrimLeft(head, " \t\r\n"), '\n') >= 0 {
 			return head, err
 		}
-		if head, err = r.in.Peek(n + 1); err != nil { // reads once: a pipe may have no more for long
+		// reads once: a pipe may block for a long time
+		if head, err = r.in.Peek(n + 1); err != nil {
 			return head, err
 		}
 	}
@@ -273,7 +275,7 @@ func (r *Reader) Next() (Document, error) {
 	return doc, err
 }
 
-// recoverable reports whether reading can go on after an error.
+// recoverable reports whether reading can continue after an error.
 func recoverable(err error) bool {
 	bad, ok := err.(*DocumentError)
 	return ok && bad.Kind != BadStream
@@ -305,9 +307,9 @@ func (r *Reader) SHA256() string {
 	return hex.EncodeToString(r.sum.Sum(nil))
 }
 
-// Skip continues after a document, good or bad, that another reader of the same piece returned.
-// offset is the document's Offset, and lines is what Lines returned then. Skip must be called
-// before the first Next. The skipped bytes are read for the hash but not parsed.
+// Skip continues after a document, valid or not, that another reader of the same piece returned.
+// offset is the document's Offset, and lines is the value of Lines at that time. Skip must be
+// called before the first Next. The skipped bytes are read for the hash but not parsed.
 func (r *Reader) Skip(offset, lines int64) error {
 	var err error
 	switch {
@@ -334,7 +336,7 @@ func (r *Reader) Close() error {
 		return nil
 	}
 	r.closed = true
-	r.cancel() // ends a Read that waits
+	r.cancel() // ends a blocked Read
 	if r.hashed != nil {
 		<-r.hashed
 	}
@@ -356,7 +358,7 @@ func (r *Reader) Close() error {
 	return nil
 }
 
-// finish reads what may be left of the file, for the hash, and gives io.EOF.
+// finish reads the rest of the file for the hash, and returns io.EOF.
 func (r *Reader) finish() error {
 	if err := r.waitForHash(); err != nil {
 		return err
@@ -375,12 +377,12 @@ func (r *Reader) finish() error {
 
 func (r *Reader) stopped(err error) error { return fmt.Errorf("reading %s: %w", r.piece.File, err) }
 
-// faultAt is an error of a document, or of all from here on.
+// faultAt returns an error of a document, or of the rest of the file.
 func (r *Reader) faultAt(line, offset int64, kind Kind, err error) error {
 	return &DocumentError{File: r.piece.File, Line: line, Offset: offset, Kind: kind, Err: err}
 }
 
-// broken is the error of an input that cannot be read beyond a place.
+// broken is the error of an input that cannot be read beyond a position.
 func (r *Reader) broken(line, offset int64, err error) error {
 	if stop := r.ctx.Err(); stop != nil {
 		return r.stopped(stop)
@@ -394,7 +396,7 @@ func (r *Reader) tooLong(what string, length int64) error {
 	return r.faultAt(r.number, r.start, LineTooLong, err)
 }
 
-// buffered gives what is at hand of the content, at least a byte; nothing at its end.
+// buffered returns the available content, at least one byte; nothing at the end.
 func (r *Reader) buffered() ([]byte, error) {
 	if r.in.Buffered() == 0 {
 		if err := r.ctx.Err(); err != nil {
@@ -409,7 +411,7 @@ func (r *Reader) buffered() ([]byte, error) {
 	return r.in.Peek(r.in.Buffered())
 }
 
-// discardTo moves on to a byte of the content.
+// discardTo advances to a byte of the content.
 func (r *Reader) discardTo(offset int64) error {
 	for r.offset < offset {
 		b, err := r.buffered()
@@ -426,16 +428,18 @@ func (r *Reader) discardTo(offset int64) error {
 	return nil
 }
 
-// document makes a document of a line or object. Its text and its id lie in one piece of memory of
-// their own.
+// document returns the document of a line or object. Its text and its id share newly allocated
+// memory.
 func (r *Reader) document(line []byte) (Document, error) {
 	id, text, bad := r.scanner.scan(line)
 	if bad != nil {
-		at := min(bad.at, max(0, len(line)-1)) // within the line, also where that ends too early: see Skip
+		// within the line, even if that is truncated: see Skip
+		at := min(bad.at, max(0, len(line)-1))
 		return Document{}, &DocumentError{File: r.piece.File, Line: r.number, Offset: r.start + int64(at),
 			ID: string(id), Kind: bad.kind, Err: bad.err}
 	}
-	if len(r.long) > 0 && len(text) > cap(r.long)/2 { // a giant gets the memory that it was read into
+	// a very large text keeps the memory that it was read into
+	if len(r.long) > 0 && len(text) > cap(r.long)/2 {
 		r.long = nil
 		return Document{ID: string(id), Text: text[:len(text):len(text)], File: r.piece.File, Line: r.number,
 			Offset: r.start}, nil
@@ -443,19 +447,20 @@ func (r *Reader) document(line []byte) (Document, error) {
 	return r.own(id, text), nil
 }
 
-// own makes a document of an id and a text that lie in memory for the moment.
+// own returns a document with copies of an id and a text in temporary memory.
 func (r *Reader) own(id, text []byte) Document {
 	memory := r.slab.take(len(id) + len(text))
 	memory = append(append(memory, id...), text...)
 	doc := Document{Text: memory[len(id):], File: r.piece.File, Line: r.number, Offset: r.start}
 	if len(id) > 0 {
-		// nobody changes these bytes: the text, which may be, lies behind them
+		// these bytes never change; the text, which may change, is after them
 		doc.ID = unsafe.String(&memory[0], len(id))
 	}
 	return doc
 }
 
-// dropLong empties long. One giant in a corpus should not be carried along to its end.
+// dropLong empties long, so that the memory of one very large document is not kept to the end of a
+// corpus.
 func (m *machine) dropLong() {
 	if cap(m.long) > 16*readBuffer {
 		m.long = nil
@@ -463,8 +468,8 @@ func (m *machine) dropLong() {
 	m.long = m.long[:0]
 }
 
-// addLong adds to long. It grows by doubling, which leaves less behind than append does for what is
-// large.
+// addLong appends to long. It grows by doubling, which leaves less garbage than append for large
+// slices.
 func (m *machine) addLong(part []byte) {
 	if n := len(m.long) + len(part); n > cap(m.long) {
 		m.long = append(make([]byte, 0, max(n, 2*cap(m.long))), m.long...)
@@ -472,12 +477,12 @@ func (m *machine) addLong(part []byte) {
 	m.long = append(m.long, part...)
 }
 
-// A slab is memory for many documents, so that not each of them is an allocation.
+// A slab is memory for many documents, which avoids an allocation for each.
 type slab []byte
 
 const slabSize = 128 << 10
 
-// take gives memory for n bytes, with which nobody else has to do.
+// take returns n bytes of memory that have no other user.
 func (s *slab) take(n int) []byte {
 	if n > slabSize/8 {
 		return make([]byte, 0, n)
