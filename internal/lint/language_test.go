@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"go/ast"
 	"go/token"
+	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -263,6 +264,7 @@ var (
 	pythonString    = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'`)
 	pythonComment   = regexp.MustCompile(`(?:^|\s)(#.*)`)
 	shellComment    = regexp.MustCompile(`(?:^|\s)(#[^!].*)`)
+	shellScript     = regexp.MustCompile(`^#!.*\b(?:ba)?sh\s*\n`)
 )
 
 // lintPython looks at comments, docstrings and strings with a space. Other strings in triple quotes
@@ -299,6 +301,18 @@ func lintPython(text string) []remark {
 		}
 	}
 	return out
+}
+
+// isShellScript reports whether the first line of a file names a shell.
+func isShellScript(name string) bool {
+	f, err := os.Open(name)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	start := make([]byte, 64)
+	n, _ := io.ReadFull(f, start)
+	return shellScript.Match(start[:n])
 }
 
 // lintShell looks at the comments of shell scripts and of the Makefile.
@@ -346,7 +360,7 @@ func languageRemarks(m *module) (map[string][]remark, error) {
 			lint = lintMarkdown
 		case ext == ".py":
 			lint = lintPython
-		case ext == ".sh", rel == ".ci/run", rel == "Makefile":
+		case ext == ".sh", base == "Makefile", ext == "" && isShellScript(name):
 			lint = lintShell
 		default:
 			return nil
