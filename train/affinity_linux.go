@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// processors names those that this process may run on, "" if it is not known. An mpiexec may give
-// each rank its own.
+// processors names the processors on which this process may run, "" if unknown. mpiexec may assign
+// processors to each rank.
 func processors() string {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {

@@ -2,5 +2,5 @@
 
 package train
 
-// processors names those that this process may run on, "" if it is not known.
+// processors names the processors on which this process may run, "" if unknown.
 func processors() string { return "" }

@@ -41,7 +41,7 @@ const (
 	optimizerFile  = "optimizer.safetensors"
 	tokenizerFile  = "tokenizer.json"
 
-	// In a checkpoint that several ranks have written.
+	// In a checkpoint of several ranks.
 	modelIndexFile     = safetensors.IndexName
 	optimizerIndexFile = "optimizer.safetensors.index.json"
 )
@@ -63,19 +63,19 @@ func modelShardName(k, n int) string {
 }
 
 const (
-	// checkpointFormat is that of manifest.json and state.json. Format 1 had one file of weights
-	// and one of the optimizer's state, always, and in State.Weights the SHA-256 over all weights
-	// one after the other.
+	// checkpointFormat is the format of manifest.json and state.json. Format 1 always had one file
+	// of weights and one file of the optimizer's state. Its State.Weights was the SHA-256 of all
+	// weights in sequence.
 	checkpointFormat = 2
-	// bytes of a JSON file of a checkpoint that is read; an index of thousands of ranks has some
-	// tens of megabytes
+	// maximum bytes of a JSON file of a checkpoint; the index of thousands of ranks has tens of
+	// megabytes
 	maxStateFile = 256 << 20
 )
 
-// ErrNoCheckpoint means that a directory has no checkpoint at all, not even a damaged one.
+// ErrNoCheckpoint means that a directory has no checkpoint, not even a damaged one.
 var ErrNoCheckpoint = errors.New("no checkpoint")
 
-// errNewer is wrapped by the error about a checkpoint of a format that this version does not know.
+// errNewer is wrapped by the error about a checkpoint with a newer format.
 var errNewer = errors.New("written by a newer version of mula")
 
 // State is state.json: the progress of a run, and everything else that resuming it needs.
@@ -101,7 +101,7 @@ type State struct {
 	// see [WeightsHash]; in format 1 the SHA-256 of all weights in sequence
 	Weights string `json:"weights"`
 
-	Spikes *SpikeState `json:"spikes,omitempty"` // nil if spikes.action is none
+	Spikes *SpikeState `json:"spikes,omitempty"` // nil if spikes.action is "none"
 
 	// the fields that determine the outcome of training, by full name, as JSON text
 	Config map[string]string `json:"config"`
@@ -129,7 +129,7 @@ func checkpointStep(name string) (int64, bool) {
 }
 
 // listCheckpoints returns the directories in dir that have the name of a checkpoint, newest first.
-// A dir that does not exist has none.
+// It returns none if dir does not exist.
 func listCheckpoints(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -150,9 +150,9 @@ func listCheckpoints(dir string) ([]string, error) {
 	return names, nil
 }
 
-// verifyCheckpoint reads every file of a checkpoint and compares it with the manifest, and returns
-// the state. Errors name the file. All ranks of world call it, each reads a part of the files, and
-// all get the same result.
+// verifyCheckpoint compares every file of a checkpoint with the manifest and returns the state.
+// Errors name the file. All ranks of world call it. Each rank reads some of the files, and all get
+// the same result.
 func verifyCheckpoint(ctx context.Context, world *xpu.Comm, dir string) (State, error) {
 	var m checkpointManifest
 	if err := fromFirst(ctx, world, &m, func() error { return readManifest(dir, &m) }); err != nil {
@@ -179,8 +179,8 @@ func verifyCheckpoint(ctx context.Context, world *xpu.Comm, dir string) (State, 
 	return s, err
 }
 
-// readManifest reads the manifest of a checkpoint, and looks at the sizes of the files that it
-// lists: a truncated file of many gigabytes is found without reading it.
+// readManifest reads the manifest of a checkpoint and checks the sizes of the files in it. It finds
+// a truncated large file without reading the file.
 func readManifest(dir string, m *checkpointManifest) error {
 	path := filepath.Join(dir, manifestFile)
 	var version struct {
@@ -237,8 +237,8 @@ func readManifest(dir string, m *checkpointManifest) error {
 	return nil
 }
 
-// verifyFiles compares the hashes of rank's part of the files of a checkpoint with the manifest.
-// The sizes have been looked at.
+// verifyFiles compares the hashes of this rank's files of a checkpoint with the manifest. The sizes
+// were checked before.
 func verifyFiles(ctx context.Context, dir string, m checkpointManifest, rank, size int) error {
 	names := sortedKeys(m.Files)
 	bytes, ranks := make([]int64, len(names)), make([]int, size)
@@ -269,22 +269,22 @@ func verifyFiles(ctx context.Context, dir string, m checkpointManifest, rank, si
 	return nil
 }
 
-// needShared says what many ranks ask of the run directory.
+// needShared is the remedy if ranks do not see the same run directory.
 const needShared = "set output to a directory on a file system that all ranks share"
 
-// An unjudged error does not speak against a checkpoint: it may be whole.
+// An unjudged error leaves open whether a checkpoint is complete.
 type unjudged struct{ error }
 
 func (e unjudged) Unwrap() error { return e.error }
 
-// A judgement is what a rank says about a checkpoint.
+// A judgement is the result of one rank's verification of a checkpoint.
 type judgement struct {
 	failure
 	Unjudged bool `json:"unjudged,omitempty"`
 }
 
-// allJudge makes of each rank's error about a checkpoint one that is the same on all ranks. If one
-// rank has found the checkpoint damaged, it is.
+// allJudge combines the errors of all ranks about a checkpoint to an error that is the same on all
+// ranks. The checkpoint is damaged if one rank has found damage.
 func allJudge(ctx context.Context, world *xpu.Comm, err error) error {
 	if alone(world) {
 		return err
@@ -306,7 +306,7 @@ func allJudge(ctx context.Context, world *xpu.Comm, err error) error {
 	return joined
 }
 
-// fromFirst lets rank 0 fill value by read, and gives it, or the error, to all ranks.
+// fromFirst calls read on rank 0 to fill value, and sends the value or the error to all ranks.
 func fromFirst[T any](ctx context.Context, world *xpu.Comm, value *T, read func() error) error {
 	if alone(world) {
 		return read()
@@ -324,16 +324,16 @@ func fromFirst[T any](ctx context.Context, world *xpu.Comm, value *T, read func(
 	return allJudge(ctx, world, err)
 }
 
-// A missingFile is the error of a checkpoint without one of its files.
+// A missingFile is the error about a checkpoint that lacks a file.
 type missingFile struct{ path, listed string }
 
 func (e *missingFile) Error() string { return e.path + " is missing" + e.listed }
 func (e *missingFile) Unwrap() error { return fs.ErrNotExist }
 
-// readJSON reads a small JSON file that has the fields of value, each at most once, and no others.
+// readJSON reads a small JSON file. It refuses unknown and repeated fields.
 func readJSON(path string, value any) error { return decodeFile(path, value, strictjson.Decode) }
 
-// decodeFile reads a small JSON file with one of the functions of package strictjson.
+// decodeFile reads a small JSON file with a function of package strictjson.
 func decodeFile(path string, value any, decode func([]byte, any) error) error {
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -355,13 +355,13 @@ func decodeFile(path string, value any, decode func([]byte, any) error) error {
 	return nil
 }
 
-// saveCheckpoint writes a checkpoint of state.Step into dir: the weights and the optimizer's state,
-// of which every rank of world writes what is its, the state, and what else files has of rank 0.
-// All of it goes to a temporary directory of rank 0's, the manifest last, when every rank has said
-// that its files are on disk; then the directory takes its name in one step: one with the name of a
-// checkpoint was complete when it appeared. One that has the name already is replaced; it can only
-// be one that was refused. It sets state.Format and state.Weights. If a rank fails, all do, with an
-// error that names it, and older checkpoints stay as they are.
+// saveCheckpoint writes a checkpoint of state.Step into dir. Every rank of world writes its weights
+// and its part of the optimizer's state; rank 0 writes the state and files. All files are in a
+// temporary directory, which rank 0 creates. Rank 0 writes the manifest after every rank has synced
+// its files, and then renames the directory, so a directory with the name of a checkpoint is
+// complete. An existing directory of that name is a refused checkpoint, and is replaced.
+// saveCheckpoint sets state.Format and state.Weights. If a rank fails, all ranks return an error
+// that names it, and older checkpoints do not change.
 func saveCheckpoint(ctx context.Context, world *xpu.Comm, dir string, state *State, s share,
 	files map[string][]byte) (err error) {
 	name := checkpointName(state.Step)
@@ -374,11 +374,11 @@ func saveCheckpoint(ctx context.Context, world *xpu.Comm, dir string, state *Sta
 	if c.rank == 0 {
 		c.temp = filepath.Join(dir, "."+name+atomicfile.TempSuffix)
 		if !alone(world) {
-			// new, so that no rank of an earlier try can still be writing there
+			// a new name, because a rank may still write to the directory of an earlier attempt
 			c.temp = atomicfile.TempName(filepath.Join(dir, name))
 		}
 		err = c.begin()
-		defer os.RemoveAll(c.temp) // after it has got its name there is nothing
+		defer os.RemoveAll(c.temp) // no effect after the rename
 	}
 	if err := c.meet(ctx, world, err); err != nil {
 		return err
@@ -386,7 +386,7 @@ func saveCheckpoint(ctx context.Context, world *xpu.Comm, dir string, state *Sta
 	if err := c.plan(ctx, world); err != nil {
 		return err
 	}
-	// From here on a rank that fails still takes part in what all do.
+	// From here on, a failed rank still takes part in collective calls.
 	written, err := c.writeOwn(ctx)
 	if err == nil && c.rank == 0 {
 		err = c.writeOthers(files)
@@ -414,30 +414,30 @@ func saveCheckpoint(ctx context.Context, world *xpu.Comm, dir string, state *Sta
 	return agree(ctx, world, err)
 }
 
-// A savedCheckpoint is a checkpoint that is being written, as one rank sees it.
+// A savedCheckpoint is a checkpoint while one rank writes it.
 type savedCheckpoint struct {
 	share
 	rank      int
 	dir, temp string
 
-	weights []safetensors.Tensor       // those that this rank writes, none if it writes none
-	content []heldTensor               // of weights
-	ranges  []tensorRange              // of the optimizer's state that it writes
-	values  [][]float32                // of ranges
-	names   [2]string                  // of its files of weights and state, "" if it writes none
-	model   *safetensors.Index         // of all ranks; nil if there is one file
+	weights []safetensors.Tensor       // tensors that this rank writes
+	content []heldTensor               // values of weights
+	ranges  []tensorRange              // ranges of the optimizer's state that this rank writes
+	values  [][]float32                // values of ranges
+	names   [2]string                  // names of its files of weights and state, "" for no file
+	model   *safetensors.Index         // over all ranks; nil for a single file
 	state   *stateIndex                // likewise
-	files   map[string]shards.FileInfo // that this rank has written
+	files   map[string]shards.FileInfo // written by this rank
 }
 
-// writtenFiles is what a rank says when it has written its files.
+// writtenFiles is the message of a rank that has written its files.
 type writtenFiles struct {
 	failure
 	Files  map[string]shards.FileInfo `json:"files"`
 	Hashes []tensorHash               `json:"hashes"`
 }
 
-// begin makes the temporary directory.
+// begin creates the temporary directory.
 func (c *savedCheckpoint) begin() error {
 	if err := os.MkdirAll(c.dir, 0o755); err != nil {
 		return err
@@ -451,7 +451,7 @@ func (c *savedCheckpoint) begin() error {
 	return os.Mkdir(c.temp, 0o755)
 }
 
-// meet tells all ranks which directory rank 0 has made, or that it could not.
+// meet sends the name of rank 0's directory, or its error, to all ranks.
 func (c *savedCheckpoint) meet(ctx context.Context, world *xpu.Comm, own error) error {
 	type place struct {
 		failure
@@ -469,7 +469,7 @@ func (c *savedCheckpoint) meet(ctx context.Context, world *xpu.Comm, own error) 
 	return settle(world, failures, own)
 }
 
-// plan decides which rank writes what, and into which files. Every rank comes to the same.
+// plan decides what each rank writes, and into which files. All ranks compute the same plan.
 func (c *savedCheckpoint) plan(ctx context.Context, world *xpu.Comm) error {
 	type contribution struct {
 		failure
@@ -553,8 +553,8 @@ func (c *savedCheckpoint) plan(ctx context.Context, world *xpu.Comm) error {
 	return nil
 }
 
-// fileNames numbers the ranks that write, and gives each the name of its file; the others get "".
-// several says that there is not just one.
+// fileNames returns the file name of each rank that writes, and "" for other ranks. several reports
+// whether several ranks write.
 func fileNames(writers []bool, name func(k, n int) string) (names []string, several bool) {
 	n := 0
 	for _, w := range writers {
@@ -573,7 +573,7 @@ func fileNames(writers []bool, name func(k, n int) string) (names []string, seve
 	return names, n != 1
 }
 
-// writeOwn writes this rank's weights and optimizer's state, and brings them to disk.
+// writeOwn writes and syncs this rank's weights and its part of the optimizer's state.
 func (c *savedCheckpoint) writeOwn(ctx context.Context) (writtenFiles, error) {
 	w := writtenFiles{Files: c.files}
 	if len(c.weights) > 0 {
@@ -608,7 +608,7 @@ func (c *savedCheckpoint) writeOwn(ctx context.Context) (writtenFiles, error) {
 	return w, atomicfile.SyncDir(c.temp)
 }
 
-// writeTensors writes a safetensors file of tensors of F32.
+// writeTensors writes a safetensors file of F32 tensors.
 func (c *savedCheckpoint) writeTensors(ctx context.Context, name string, tensors []safetensors.Tensor,
 	metadata map[string]string,
 	values func(i int) []float32) error {
@@ -626,8 +626,8 @@ func (c *savedCheckpoint) writeTensors(ctx context.Context, name string, tensors
 	})
 }
 
-// writeFile writes a file of the checkpoint, hashing it as it goes by. Its bytes are on disk then,
-// and its name is when the directory is.
+// writeFile writes, hashes and syncs a file of the checkpoint. Its name is on disk after a sync of
+// the directory.
 func (c *savedCheckpoint) writeFile(name string, write func(file io.Writer) error) error {
 	file, err := atomicfile.Create(filepath.Join(c.temp, name))
 	if err != nil {
@@ -645,7 +645,7 @@ func (c *savedCheckpoint) writeFile(name string, write func(file io.Writer) erro
 	return nil
 }
 
-// A hashingWriter counts and hashes what is written.
+// A hashingWriter counts and hashes the written bytes.
 type hashingWriter struct {
 	io.Writer
 	hash  hash.Hash
@@ -659,7 +659,8 @@ func (w *hashingWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// writeOthers writes what belongs to no rank alone, but for the state and the manifest.
+// writeOthers writes the files that belong to no single rank, except for the state and the
+// manifest.
 func (c *savedCheckpoint) writeOthers(files map[string][]byte) error {
 	var config bytes.Buffer
 	if err := moe.WriteConfigJSON(&config, c.config, safetensors.F32); err != nil {
@@ -699,7 +700,7 @@ func (c *savedCheckpoint) writeValue(name string, value any) error {
 	return c.writeBytes(name, content)
 }
 
-// finish writes the state and the manifest, and gives the directory its name.
+// finish writes the state and the manifest, and renames the directory.
 func (c *savedCheckpoint) finish(name string, all []writtenFiles, state State) error {
 	if err := c.writeValue(stateFile, state); err != nil {
 		return err
@@ -753,8 +754,8 @@ func writeJSON(path string, value any) error {
 	return atomicfile.WriteFile(path, data)
 }
 
-// discardCheckpoint removes a checkpoint if it is there. It loses its name first, so that one that
-// is half removed never has it.
+// discardCheckpoint removes a checkpoint if it exists. It renames the directory first, so that a
+// partly removed directory never has the name of a checkpoint.
 func discardCheckpoint(path string) error {
 	gone := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".old"+atomicfile.TempSuffix)
 	if err := os.RemoveAll(gone); err != nil {
@@ -768,16 +769,16 @@ func discardCheckpoint(path string) error {
 	return os.RemoveAll(gone)
 }
 
-// pruneCheckpoints removes all but the newest keep checkpoints of dir, and, if backTo is not
-// negative, the newest of at most that many steps and all after it; those in refused; and what
-// killed processes left behind.
+// pruneCheckpoints removes old checkpoints, the refused checkpoints, and temporary files of killed
+// processes. It keeps the newest keep checkpoints. If backTo is not negative, it also keeps the
+// newest checkpoint of at most backTo steps and all newer ones.
 func pruneCheckpoints(dir string, keep int, backTo int64, refused []RefusedCheckpoint) error {
 	names, err := listCheckpoints(dir)
 	if err != nil {
 		return err
 	}
 	var errs []error
-	kept, enough := 0, backTo < 0 // enough: one to go back to is kept
+	kept, enough := 0, backTo < 0 // enough: a checkpoint for a rollback is kept
 	for _, name := range names {
 		damaged := slices.ContainsFunc(refused, func(r RefusedCheckpoint) bool { return r.Checkpoint == name })
 		if !damaged && (kept < keep || !enough) {
@@ -791,8 +792,7 @@ func pruneCheckpoints(dir string, keep int, backTo int64, refused []RefusedCheck
 	return errors.Join(append(errs, removeTemporary(dir))...)
 }
 
-// removeTemporary removes what killed processes left behind: temporary checkpoints, and temporary
-// files.
+// removeTemporary removes temporary checkpoints and temporary files of killed processes.
 func removeTemporary(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -816,11 +816,12 @@ type Checkpoint struct {
 	State State
 }
 
-// newestCheckpoint returns the newest checkpoint in dir that is whole, and the newer ones that are
-// not. Without any it returns nil; it is an error if there are checkpoints and all are damaged,
-// because to start anew would throw away what may be saved by hand. It is one, too, if a checkpoint
-// that would be taken cannot be read: to go on from an older one would end in the removal of one
-// that may be whole. All ranks of world call it, and get the same.
+// newestCheckpoint returns the newest complete checkpoint in dir, and the newer damaged
+// checkpoints. Without a checkpoint it returns nil. It returns an error if all checkpoints are
+// damaged, because a restart would remove checkpoints that the user may be able to repair. It also
+// returns an error if the checkpoint to use cannot be read: a resume from an older checkpoint would
+// later remove this checkpoint, which may be complete. All ranks of world call it and get the same
+// result.
 func newestCheckpoint(ctx context.Context, world *xpu.Comm, dir string) (*Checkpoint, []RefusedCheckpoint, error) {
 	var names []string
 	err := fromFirst(ctx, world, &names, func() (err error) {
@@ -855,9 +856,9 @@ func newestCheckpoint(ctx context.Context, world *xpu.Comm, dir string) (*Checkp
 	return nil, nil, nil
 }
 
-// damaged reports whether an error of verifyCheckpoint speaks against the checkpoint: its content
-// is wrong, or files are missing. Anything else, such as a file server that does not answer or a
-// format of a newer version, may pass.
+// damaged reports whether an error of verifyCheckpoint means that the checkpoint is damaged: its
+// content is wrong, or files are missing. Other errors may be temporary, such as a file server that
+// does not answer, or concern a format of a newer version.
 func damaged(err error) bool {
 	if errors.Is(err, errNewer) || errors.As(err, new(unjudged)) {
 		return false
@@ -898,8 +899,8 @@ func LoadCheckpoint(ctx context.Context, dir string) (*Checkpoint, []RefusedChec
 // Name is the name of the checkpoint's directory, such as "step-00000100".
 func (c *Checkpoint) Name() string { return filepath.Base(c.Dir) }
 
-// generationConfig is the content of the file in which transformers looks for the ids that begin,
-// end and fill up generated text.
+// generationConfig returns the content of generation_config.json, with the ids of the begin, end
+// and padding tokens for transformers.
 func generationConfig(c moe.Config) ([]byte, error) {
 	fields := map[string]any{"_from_model_config": true}
 	for name, id := range map[string]int{"bos_token_id": c.BOSTokenID, "eos_token_id": c.EOSTokenID,

@@ -22,11 +22,12 @@ import (
 
 const tokenizerConfigFile = "tokenizer_config.json"
 
-// companions are the files of a Hugging Face directory that belong to a model and hold no weights.
+// companions are the files of a Hugging Face model without weights.
 var companions = []string{tokenizerFile, tokenizerConfigFile, "special_tokens_map.json", "chat_template.jinja",
 	generationFile}
 
-// maxCompanion bounds such a file; the largest, a tokenizer.json, has some tens of megabytes.
+// maxCompanion limits the bytes of such a file. The largest, a tokenizer.json, has tens of
+// megabytes.
 const maxCompanion = 1 << 30
 
 // ConvertOptions are the options of [ModelDir.Convert].
@@ -45,9 +46,9 @@ type Inspection struct {
 	DTypes           []safetensors.DType `json:"dtypes"`         // element types of the weights, as stored
 	Fused            bool                `json:"fused_experts"`  // the experts of a layer are one tensor
 	Weights          string              `json:"weights_sha256"` // hash of the weights as float32; see [WeightsHash]
-	// hash of the model's tokenizer.json; "" without one
+	// hash of the model's tokenizer.json; "" if it does not exist
 	Tokenizer string   `json:"tokenizer_sha256"`
-	Tokens    int      `json:"tokenizer_ids"`   // vocabulary size of the tokenizer; 0 without one that mula can read
+	Tokens    int      `json:"tokenizer_ids"`   // vocabulary size of the tokenizer; 0 if mula cannot read it
 	Notes     []string `json:"notes,omitempty"` // unusual properties that are not errors
 	// value of model in a train.yaml for this model, as YAML
 	TrainModel string `json:"train_model"`
@@ -74,8 +75,8 @@ func (m ModelDir) Inspect(ctx context.Context, progress func(done, total int64))
 	return i, nil
 }
 
-// weightsOfFormat1 is what format 1 of checkpoints had for the model's [WeightsHash]: the SHA-256
-// over all weights, one after the other.
+// weightsOfFormat1 returns the hash that checkpoints of format 1 have instead of the model's
+// [WeightsHash]: the SHA-256 of all weights in sequence.
 func (m ModelDir) weightsOfFormat1(ctx context.Context) (string, error) {
 	stored, err := moe.OpenStored(m.Dir)
 	if err != nil {
@@ -126,9 +127,9 @@ func (m ModelDir) Convert(ctx context.Context, output string, o ConvertOptions) 
 	return result, nil
 }
 
-// newDirectory makes a directory that appears as a whole, with the files that write puts into the
-// directory it is given. It is an error if something has the name already, or another process is
-// doing the same. What a killed process has left of that name is removed.
+// newDirectory creates a directory that appears complete or not at all. write creates the files in
+// a temporary directory. newDirectory fails if path exists or if another process is creating it. It
+// removes the temporary directory of a killed process.
 func newDirectory(path string, write func(dir string) error) error {
 	if err := nothingAt(path); err != nil {
 		return err
@@ -144,7 +145,8 @@ func newDirectory(path string, write func(dir string) error) error {
 		return fmt.Errorf("another process is writing this directory, in %s; wait for it, or name another directory",
 			temp)
 	case errors.Is(err, errors.ErrUnsupported):
-		// the temporary directory itself keeps others away, and must be removed by hand
+		// without locks, the temporary directory excludes other processes, and the user must remove
+		// it
 		release = func() {}
 	case err != nil:
 		return err
@@ -152,7 +154,7 @@ func newDirectory(path string, write func(dir string) error) error {
 	defer release()
 	if err == nil {
 		if err := errors.Join(nothingAt(path), os.RemoveAll(temp)); err != nil {
-			// nothing: another process may have made it since
+			// another process may have created it since
 			return err
 		}
 	}
@@ -165,7 +167,7 @@ func newDirectory(path string, write func(dir string) error) error {
 	} else if err != nil {
 		return err
 	}
-	defer os.RemoveAll(temp) // after the rename there is nothing
+	defer os.RemoveAll(temp) // no effect after the rename
 	if err := write(temp); err != nil {
 		return err
 	}
@@ -178,7 +180,7 @@ func newDirectory(path string, write func(dir string) error) error {
 	return atomicfile.SyncDir(parent)
 }
 
-// nothingAt is an error if there is something of that name.
+// nothingAt returns an error if path exists.
 func nothingAt(path string) error {
 	if _, err := os.Lstat(path); err == nil {
 		return errors.New("the output exists already, and mula does not overwrite it; name a new directory")
@@ -188,10 +190,9 @@ func nothingAt(path string) error {
 	return nil
 }
 
-// lockName locks a file for this process, which it makes if need be, and returns what removes it
-// again. The lock goes with the process, however it ends; the file stays then, and locks nobody
-// out. It is [locks.ErrHeld] if another process has it, and [errors.ErrUnsupported] where files
-// cannot be locked.
+// lockName creates and locks a file for this process. release removes the file. The lock ends with
+// the process; a file that remains does not block other processes. The error is [locks.ErrHeld] if
+// another process has the lock, and [errors.ErrUnsupported] if files cannot be locked.
 func lockName(path string) (release func(), err error) {
 	for {
 		if err := fault(atomicfile.OpCreate, path); err != nil {
@@ -212,12 +213,12 @@ func lockName(path string) (release func(), err error) {
 		if now, err := os.Stat(path); err == nil && os.SameFile(own, now) {
 			return func() { os.Remove(path); f.Close() }, nil
 		}
-		f.Close() // the one who had it has removed it: a lock on it keeps nobody away
+		f.Close() // the process that had the lock has removed the file, so this lock excludes no other process
 	}
 }
 
-// inspect is the part of an inspection that does not read the weights. The tokenizer is nil if
-// there is none that this program reads.
+// inspect does the part of an inspection that does not read weights. The tokenizer is nil if it
+// does not exist or mula cannot read it.
 func (m ModelDir) inspect(stored *moe.Stored) (*tokenize.Tokenizer, Inspection, error) {
 	c := stored.Config()
 	i := Inspection{Config: c, Parameters: c.TotalParameters(), ActiveParameters: c.ActiveParameters(),
@@ -264,8 +265,8 @@ func readCompanion(path string) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// writeCompanions copies the files beside a model, and makes those that transformers needs and that
-// are not there.
+// writeCompanions copies the companion files of a model, and creates missing files that
+// transformers needs.
 func (m ModelDir) writeCompanions(dir string, c moe.Config, t *tokenize.Tokenizer) error {
 	there := map[string]bool{}
 	for _, name := range companions {
@@ -296,8 +297,8 @@ func (m ModelDir) writeCompanions(dir string, c moe.Config, t *tokenize.Tokenize
 	return nil
 }
 
-// writeTokenizerConfig writes the file that tells AutoTokenizer to take tokenizer.json as it is,
-// and which of its tokens are the model's.
+// writeTokenizerConfig writes tokenizer_config.json, so that AutoTokenizer uses tokenizer.json
+// unchanged. The file also names the model's special tokens.
 func writeTokenizerConfig(path string, c moe.Config, t *tokenize.Tokenizer) error {
 	fields := map[string]any{
 		"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false,
@@ -310,7 +311,7 @@ func writeTokenizerConfig(path string, c moe.Config, t *tokenize.Tokenizer) erro
 		}
 		text, err := t.Decode(nil, []uint32{uint32(id)})
 		if err != nil {
-			continue // an id beyond the tokenizer's, as those that fill up the vocabulary
+			continue // an id beyond the tokenizer's ids, such as padding of the vocabulary
 		}
 		if back, ok := t.ID(string(text)); ok && back == uint32(id) {
 			fields[name] = string(text)
@@ -318,7 +319,7 @@ func writeTokenizerConfig(path string, c moe.Config, t *tokenize.Tokenizer) erro
 	}
 	var text bytes.Buffer
 	e := json.NewEncoder(&text)
-	e.SetEscapeHTML(false) // <|endoftext|> is for people, too
+	e.SetEscapeHTML(false) // people read <|endoftext|>
 	e.SetIndent("", "  ")
 	if err := e.Encode(fields); err != nil {
 		return fmt.Errorf("writing %s: %w", path, err)
@@ -326,10 +327,10 @@ func writeTokenizerConfig(path string, c moe.Config, t *tokenize.Tokenizer) erro
 	return atomicfile.WriteFile(path, text.Bytes())
 }
 
-// A weightsCheck sees all weights of a model, in order, and demands that they are finite.
+// A weightsCheck checks that all weights of a model are finite. It gets them in order.
 type weightsCheck struct {
 	dir         string
-	tensors     []safetensors.Tensor // those that have not been seen to their end
+	tensors     []safetensors.Tensor // tensors that are not yet complete
 	done, total int64
 	element     int64 // of the first of tensors, of the next piece
 	progress    func(done, total int64)
@@ -360,8 +361,8 @@ func (w *weightsCheck) add(tensor string, piece []float32) error {
 	return nil
 }
 
-// checkFinite is an error if a weight is not finite. The weights are those of the tensor, of the
-// model in dir, from element first on.
+// checkFinite returns an error if a weight is not finite. weights are the elements from first of a
+// tensor of the model in dir.
 func checkFinite(dir, tensor string, first int64, weights []float32) error {
 	for i, v := range weights {
 		if v-v != 0 {
@@ -372,5 +373,5 @@ func checkFinite(dir, tensor string, first int64, weights []float32) error {
 	return nil
 }
 
-// sum is what WeightsHash gives for the weights seen.
+// sum returns the [WeightsHash] of the weights so far.
 func (w *weightsCheck) sum() string { return w.weights.sum() }

@@ -44,8 +44,8 @@ func CheckDevice(name string) error {
 		name, DeviceCPU, DeviceOneDNN, DeviceOpenCL, DeviceOpenCL, DeviceOpenCL, DeviceAuto)}
 }
 
-// parseOpenCL takes a name of an OpenCL device apart: a part of its own name, "" for any, and its
-// number among those of one name, from 1, 0 for any.
+// parseOpenCL splits the name of an OpenCL device into a part of the device's own name, "" for any,
+// and its number among devices of the same name, from 1, 0 for any.
 func parseOpenCL(name string) (part string, number int, ok bool) {
 	if name == DeviceOpenCL {
 		return "", 0, true
@@ -81,8 +81,7 @@ func NewDevice(ctx context.Context, name string, o DeviceOptions) (d xpu.Device,
 	return d, why, err
 }
 
-// openDevice makes a device that was chosen. sharing is the number of ranks that have this very
-// one.
+// openDevice opens a chosen device. sharing is the number of ranks that use the same device.
 func openDevice(ctx context.Context, name string, o DeviceOptions) (d xpu.Device, sharing int, err error) {
 	if err := CheckDevice(name); err != nil {
 		return nil, 0, err
@@ -106,7 +105,7 @@ func openDevice(ctx context.Context, name string, o DeviceOptions) (d xpu.Device
 	if err != nil {
 		return nil, 0, err
 	}
-	cache, _ := opencl.UserCache() // without one, programs are compiled anew
+	cache, _ := opencl.UserCache() // without a cache, programs are compiled again
 	g, err := gpu.New(ctx, own, gpu.Options{Precision: o.Precision, Threads: o.Threads, Cache: cache})
 	if err != nil {
 		return nil, 0, fmt.Errorf("%w; device: %s uses the processor instead", err, DeviceCPU)
@@ -114,10 +113,9 @@ func openDevice(ctx context.Context, name string, o DeviceOptions) (d xpu.Device
 	return g, sharing, nil
 }
 
-// scratchBytes is what a device of that name may take for itself beside the memory that it is asked
-// for, as the packages of the processor's devices have it in the documentation of their types: for
-// products, for the scores of an attention, and for sums over tokens. Of an OpenCL device it is 0:
-// not known.
+// scratchBytes returns the bytes that a device may allocate in addition to requested memory: for
+// products, attention scores, and sums over tokens. The documentation of the processor's devices
+// has these sizes. For an OpenCL device the result is 0, which means unknown.
 func scratchBytes(name string, threads int, model moe.Config, sequenceLength int) int64 {
 	product, thread := 0, 0
 	switch name {
@@ -131,7 +129,7 @@ func scratchBytes(name string, threads int, model moe.Config, sequenceLength int
 	return int64(product+256*model.HiddenSize) + int64(threads)*int64(thread+512*sequenceLength)
 }
 
-// takeOpenCL gives the OpenCL device of a rank, which that many ranks share.
+// takeOpenCL returns the OpenCL device of this rank, and the number of ranks that share the device.
 func (o DeviceOptions) takeOpenCL(name string, devices []*opencl.Device) (d *opencl.Device, sharing int, err error) {
 	part, number, _ := parseOpenCL(name)
 	kinds := deviceKinds(devices, part)
@@ -150,9 +148,9 @@ func (o DeviceOptions) takeOpenCL(name string, devices []*opencl.Device) (d *ope
 	}
 }
 
-// deviceKinds are the OpenCL devices of the best type that go by a part of their own or their
-// driver's name, in any case, each kind by itself: those of one name and driver. Where part is the
-// whole name of some, they alone are meant.
+// deviceKinds returns the OpenCL devices of the best type whose name or driver's name contains
+// part, in any case. Each kind has the devices of one name and driver. If part is the full name of
+// some devices, the result has only these.
 func deviceKinds(devices []*opencl.Device, part string) [][]*opencl.Device {
 	part = strings.ToLower(part)
 	whole := func(d *opencl.Device) bool { return strings.ToLower(d.Name) == part }
@@ -180,7 +178,7 @@ func deviceKinds(devices []*opencl.Device, part string) [][]*opencl.Device {
 	return kinds
 }
 
-// noneCalled is the error of a name that no OpenCL device, and no driver, goes by.
+// noneCalled is the error for a name that is part of no device's and no driver's name.
 func noneCalled(name string, devices []*opencl.Device) error {
 	part, _, _ := parseOpenCL(name)
 	there := make([]string, len(devices))
@@ -191,8 +189,8 @@ func noneCalled(name string, devices []*opencl.Device) error {
 		strings.Join(there, "; "))
 }
 
-// chooseDevice gives the name of what a name stands for on this machine: one kind of OpenCL devices
-// by its whole name, or what is not of OpenCL. Where that was a choice, why says the reason.
+// chooseDevice resolves a name on this machine: to the full name of one kind of OpenCL devices, or
+// to another device. why is the reason if there was a choice.
 func chooseDevice(ctx context.Context, name string) (chosen, why string, err error) {
 	if _, _, ok := parseOpenCL(name); !ok && name != DeviceAuto {
 		return name, "", CheckDevice(name)
@@ -201,8 +199,8 @@ func chooseDevice(ctx context.Context, name string) (chosen, why string, err err
 	return chooseOpenCL(ctx, name, devices, err, measureOpenCL)
 }
 
-// chooseOpenCL is chooseDevice among the OpenCL devices that there are; missing says why there are
-// no others. measure gives the speed of one.
+// chooseOpenCL is chooseDevice for the given OpenCL devices. missing is the reason why there are no
+// others. measure returns the speed of a device.
 func chooseOpenCL(ctx context.Context, name string, devices []*opencl.Device, missing error,
 	measure func(context.Context, *opencl.Device) (float64, error)) (chosen, why string, err error) {
 	part, number, _ := parseOpenCL(name)
@@ -259,7 +257,7 @@ func chooseOpenCL(ctx context.Context, name string, devices []*opencl.Device, mi
 	return called(kinds[best]), why, nil
 }
 
-// measureOpenCL gives the speed of a device in FLOP/s, from a short test.
+// measureOpenCL measures the speed of a device in FLOP/s in a short test.
 func measureOpenCL(ctx context.Context, d *opencl.Device) (float64, error) {
 	const short, limit = 200 * time.Millisecond, time.Minute
 	ctx, cancel := context.WithTimeout(ctx, limit)

@@ -18,17 +18,17 @@ func (c Config) EstimateInput(p *blend.Plan, machine estimate.Machine) (estimate
 	}, nil
 }
 
-// estimateTrainer is this program with the optimizer of a resolved configuration.
+// estimateTrainer returns mula's trainer with the optimizer of a resolved configuration.
 func (c Config) estimateTrainer() estimate.Trainer {
 	t := estimate.Mula
 	t.Whole = needsWholeTensors(c.Optimizer.Name)
-	if c.Optimizer.Name == Lion { // one moment; the others have two, Muon only for what is not a matrix
+	if c.Optimizer.Name == Lion { // one moment; the others have two, Muon only for parameters that are not matrices
 		t.State = 4
 	}
 	return t
 }
 
-// estimateLayout is the layout of a resolved configuration, of samples of that length.
+// estimateLayout returns the layout of a resolved configuration for samples of that length.
 func (c Config) estimateLayout(sequenceLength int) estimate.Layout {
 	return estimate.Layout{
 		DP: c.Layout.DP, EP: c.Layout.EP, PP: c.Layout.PP,

@@ -124,7 +124,7 @@ func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOpt
 	return e, nil
 }
 
-// An evaluator computes the losses of validation windows, of which every rank takes a share.
+// An evaluator computes the losses of validation windows, which are divided among ranks.
 type evaluator struct {
 	model *moe.Model
 	data  *blend.Data
@@ -136,14 +136,14 @@ type evaluator struct {
 
 	read   samples
 	starts []int32 // of the documents of a sample
-	passes int     // of this rank, of the source at hand
+	passes int     // of this rank, for the current source
 }
 
-// losses gives all ranks the sums of the cross entropies of n windows of a source that are spread
-// evenly over its split, in their order, and the targets of each that count.
+// losses returns on all ranks the sums of the cross entropies of n windows of a source, in order,
+// and the number of unmasked targets of each window. The windows are evenly spaced over the split.
 func (e *evaluator) losses(ctx context.Context, source int, n int64) ([]float64, []int64, error) {
 	readers := e.ranks.readers()
-	shares, most := make([]int, readers+1), 0 // passes of the rank that has most
+	shares, most := make([]int, readers+1), 0 // passes of the rank with the most passes
 	for reader := range readers {
 		shares[reader+1] = int(n/int64(readers)*int64(reader+1) + n%int64(readers)*int64(reader+1)/int64(readers))
 		most = max(most, (shares[reader+1]-shares[reader]+e.batch-1)/e.batch)
@@ -155,8 +155,8 @@ func (e *evaluator) losses(ctx context.Context, source int, n int64) ([]float64,
 	if e.ranks == nil {
 		return all, targets, err
 	}
-	// A rank that has no windows left, or could not read them, still computes with its experts, and
-	// takes its place between other stages.
+	// A rank without windows, or with a read error, still computes with its experts and takes part
+	// in its pipeline.
 	if e.ranks.EP == 1 {
 		most = 0
 		if e.pipeline != nil {
@@ -172,7 +172,7 @@ func (e *evaluator) losses(ctx context.Context, source int, n int64) ([]float64,
 	if err := agree(ctx, e.ranks.world, err); err != nil {
 		return nil, nil, err
 	}
-	bounds := make([]int, e.ranks.size()+1) // of the ranks that have losses
+	bounds := make([]int, e.ranks.size()+1) // of the ranks with losses
 	for rank := range e.ranks.size() {
 		dp, pp, ep := e.ranks.place(rank)
 		bounds[rank+1] = bounds[rank]
@@ -192,10 +192,10 @@ func (e *evaluator) losses(ctx context.Context, source int, n int64) ([]float64,
 	return all, targets, err
 }
 
-// compute sets losses and targets to those of windows from to from+len(losses) of the n.
+// compute sets losses and targets for the windows [from, from+len(losses)) of n.
 func (e *evaluator) compute(ctx context.Context, source int, n int64, from int, losses []float64,
 	targets []int64) error {
-	// Window ⌊j·V/n⌋ is the j-th of n that are spread over V.
+	// Window ⌊j·V/n⌋ is the j-th of n windows that are evenly spaced over V.
 	e.read.clear()
 	all, end := e.data.Sources[source].Validation, int64(from+len(losses))
 	var window, j int64
@@ -253,11 +253,11 @@ func (e *evaluator) forward(ctx context.Context, losses []float64) error {
 	return nil
 }
 
-// pass takes a batch of so many rows through the model, of which all were read, or none.
+// pass runs a batch of rows rows through the model. All rows were read, or none.
 func (e *evaluator) pass(ctx context.Context, rows int) (moe.Stats, error) {
 	batch := e.read.batch(0, e.read.rows())
 	if e.pipeline != nil {
-		e.passes++ // whatever becomes of it: the other stages have had it
+		e.passes++ // also after an error, because the other stages have counted the pass
 		return e.pipeline.loss(ctx, batch, rows, e.ranks.EP > 1)
 	}
 	stats, err := e.model.Forward(ctx, batch)
@@ -292,7 +292,7 @@ func (e *Evaluation) weigh(p *blend.Plan) {
 		share := float64(n) / float64(targets)
 		margin += share * share * m * m
 	}
-	if len(e.SourceMargin) < len(e.SourceLoss) { // that of one is not known
+	if len(e.SourceMargin) < len(e.SourceLoss) { // a single source has no margin
 		return
 	}
 	margin, mixMargin = math.Sqrt(margin), math.Sqrt(mixMargin)
@@ -302,7 +302,8 @@ func (e *Evaluation) weigh(p *blend.Plan) {
 	}
 }
 
-// spreadOfLosses sums up the mean losses of windows, by Welford's recurrence.
+// spreadOfLosses accumulates the mean and variance of the windows' losses with Welford's
+// recurrence.
 type spreadOfLosses struct {
 	n             int64
 	mean, squares float64 // squares: sum of the squared distances from the mean
@@ -315,17 +316,17 @@ func (s *spreadOfLosses) add(x float64) {
 	s.squares += d * (x - s.mean)
 }
 
-// addWeighted adds a window with that loss, the sum over count targets. mean is the mean loss of
-// the targets of all windows that are added, and targets the mean number of these in a window. All
-// are added in this way, or none.
+// addWeighted adds a window whose loss is the sum over count targets. mean is the mean loss of the
+// targets of all windows, and targets the mean number of targets in a window. All windows must be
+// added with addWeighted, or none.
 func (s *spreadOfLosses) addWeighted(loss, count, mean, targets float64) {
 	s.n++
 	d := (loss - mean*count) / targets
 	s.squares += d * d
 }
 
-// margin is half the width of the 95 % confidence interval of the mean over all windows, of which s
-// has seen some; it is not known from one of several.
+// margin returns half the width of the 95 % confidence interval of the mean over all windows. It is
+// unknown if s has one of several windows.
 func (s *spreadOfLosses) margin(windows int64) (margin float64, ok bool) {
 	if s.n >= windows {
 		return 0, true
@@ -338,9 +339,9 @@ func (s *spreadOfLosses) margin(windows int64) (margin float64, ok bool) {
 	return studentT(s.n-1) * standardError, true
 }
 
-// studentT is the 97.5 % quantile of Student's t distribution, by the expansion of Cornish and
-// Fisher (Abramowitz and Stegun 26.7.5), which is within 0.2 % from three degrees of freedom on;
-// the first two are known exactly.
+// studentT returns the 97.5 % quantile of Student's t distribution. It uses exact values for one and
+// two degrees of freedom. For more it uses the expansion of Cornish and Fisher (Abramowitz and Stegun
+// 26.7.5), whose error is below 0.2 %.
 func studentT(degrees int64) float64 {
 	switch degrees {
 	case 1:
@@ -355,5 +356,5 @@ func studentT(degrees int64) float64 {
 		(79*z9+776*z7+1482*z5-1920*z3-945*z)/(92160*v*v*v*v)
 }
 
-// spread is ⌊j·n/count⌋ without overflow, for j < count ≤ n.
+// spread returns ⌊j·n/count⌋ without overflow, for j < count ≤ n.
 func spread(j, n, count int64) int64 { return j*(n/count) + j*(n%count)/count }

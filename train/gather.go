@@ -10,10 +10,10 @@ import (
 	"mula/xpu"
 )
 
-// alone reports whether a world is that of a run of one rank; such a run may have none.
+// alone reports whether a run has one rank. Its world may be nil.
 func alone(world *xpu.Comm) bool { return world == nil || world.Size() == 1 }
 
-// rankIn is this rank's number in the world.
+// rankIn returns this rank's number in the world.
 func rankIn(world *xpu.Comm) int {
 	if world == nil {
 		return 0
@@ -21,7 +21,7 @@ func rankIn(world *xpu.Comm) int {
 	return world.Rank()
 }
 
-// sizeOf is the number of ranks of the world.
+// sizeOf returns the number of ranks of the world.
 func sizeOf(world *xpu.Comm) int {
 	if world == nil {
 		return 1
@@ -29,15 +29,15 @@ func sizeOf(world *xpu.Comm) int {
 	return world.Size()
 }
 
-// gather gives every rank what each rank has brought, in the order of the ranks. Values travel as
-// JSON: it is for what is small and rare.
+// gather returns the values of all ranks on every rank, in the order of the ranks. It sends JSON,
+// so it is for small values and rare calls.
 func gather[T any](ctx context.Context, world *xpu.Comm, value T) ([]T, error) {
 	if alone(world) {
 		return []T{value}, nil
 	}
 	text, err := json.Marshal(value)
 	if err != nil {
-		text = nil // which the others take for what it is
+		text = nil // which the other ranks report as an invalid message
 	}
 	n, rank := world.Size(), world.Rank()
 	lengths, each := make([]int64, n), make([]int, n+1)
@@ -66,15 +66,15 @@ func gather[T any](ctx context.Context, world *xpu.Comm, value T) ([]T, error) {
 	return values, nil
 }
 
-// A failure is what a rank says about itself to the others.
+// A failure is the state of a rank that it sends to the other ranks.
 type failure struct {
 	Host  string `json:"host,omitempty"`
-	Error string `json:"error,omitempty"` // "" if all is well
+	Error string `json:"error,omitempty"` // "" if the rank has not failed
 
 	Configuration bool `json:"configuration,omitempty"` // see Misconfigured
 }
 
-// failureOf is what this rank says about err, which may be nil.
+// failureOf returns the failure for err, which may be nil.
 func failureOf(err error) failure {
 	if err == nil {
 		return failure{}
@@ -82,11 +82,11 @@ func failureOf(err error) failure {
 	return failure{hostname(), err.Error(), Misconfigured(err)}
 }
 
-// shownFailures is the number of ranks whose errors are written out; the others have mostly failed
+// shownFailures is the number of ranks whose errors a message contains. Other ranks usually fail
 // for the same reason.
 const shownFailures = 4
 
-// joinFailures is the error about all ranks that have failed, nil if none has. own is this rank's.
+// joinFailures returns an error about all failed ranks, or nil. own is this rank's error.
 func joinFailures(failures []failure, rank int, own error) error {
 	var errs []error
 	failed := 0
@@ -95,7 +95,7 @@ func joinFailures(failures []failure, rank int, own error) error {
 			continue
 		}
 		failed++
-		if f.Configuration && r == 0 { // the others have read the same
+		if f.Configuration && r == 0 { // all ranks have read the same configuration
 			if r != rank {
 				own = errors.New(f.Error)
 			}
@@ -112,7 +112,7 @@ func joinFailures(failures []failure, rank int, own error) error {
 		return nil
 	}
 	if own != nil && !slices.ContainsFunc(failures, func(f failure) bool { return f.Error != failures[0].Error }) {
-		return &sharedErr{error: own, failures: failures} // it is about none of them
+		return &sharedErr{error: own, failures: failures} // the failure is not of a single rank
 	}
 	if failed > len(errs) {
 		errs = append(errs, fmt.Errorf("and %d more ranks", failed-len(errs)))
@@ -120,8 +120,8 @@ func joinFailures(failures []failure, rank int, own error) error {
 	return &sharedErr{error: errors.Join(errs...), failures: failures}
 }
 
-// settle is the error about all ranks that have failed, which wraps own, this rank's; for a rank
-// that is alone it is own.
+// settle returns an error about all failed ranks, which wraps own, this rank's error. In a run of
+// one rank it returns own.
 func settle(world *xpu.Comm, failures []failure, own error) error {
 	if alone(world) {
 		return own
@@ -129,8 +129,8 @@ func settle(world *xpu.Comm, failures []failure, own error) error {
 	return joinFailures(failures, world.Rank(), own)
 }
 
-// ofAll is an error to which all ranks come by themselves, from what all of them know, so that one
-// of them need print it. It speaks against no rank. For a rank that is alone it is err.
+// ofAll returns an error that all ranks have computed from the same data, so that only one rank
+// prints it. It blames no rank. In a run of one rank it returns err.
 func ofAll(world *xpu.Comm, err error) error {
 	if alone(world) || err == nil {
 		return err
@@ -138,8 +138,8 @@ func ofAll(world *xpu.Comm, err error) error {
 	return &sharedErr{error: err, recorded: true}
 }
 
-// agree returns nil on all ranks if err is nil on all of them, and otherwise on all ranks an error
-// that names those that failed, with their hosts. It wraps err, this rank's own.
+// agree returns nil on all ranks if err is nil on all ranks. Otherwise it returns on all ranks an
+// error that names the failed ranks and their hosts and wraps err, this rank's error.
 func agree(ctx context.Context, world *xpu.Comm, err error) error {
 	if alone(world) {
 		return err

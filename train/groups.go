@@ -22,22 +22,21 @@ type ParameterGroup struct {
 	LearningRateScale *float64 `yaml:"learning_rate_scale,omitempty" json:"learning_rate_scale,omitempty"`
 }
 
-// The classes that are no group of [tensorGroup].
+// The classes that are not groups of [tensorGroup].
 const (
 	biasesClass   = "biases"
-	matricesClass = "matrices" // those that Muon orthogonalizes
+	matricesClass = "matrices" // the matrices that Muon orthogonalizes
 )
 
-// classes are the names that stand for parameters of a kind.
+// classes lists the names of classes of parameters.
 var classes = []string{embeddingGroup, headGroup, normsGroup, biasesClass, attentionGroup, routerGroup, expertsGroup,
 	feedForwardGroup, matricesClass}
 
-// isPattern reports whether an entry of match is a pattern: names of parameters have dots, classes
-// have none.
+// isPattern reports whether an entry of match is a pattern. Names of parameters have dots, and
+// names of classes have none.
 func isPattern(entry string) bool { return strings.ContainsAny(entry, `.*?[\`) }
 
-// matches reports whether an entry of match, of which CheckGroups finds nothing wrong, means a
-// parameter.
+// matches reports whether a valid entry of match matches a parameter.
 func matches(entry, name string, shape []int) bool {
 	if isPattern(entry) {
 		ok, err := path.Match(entry, name)
@@ -52,17 +51,17 @@ func matches(entry, name string, shape []int) bool {
 	return tensorGroup(name) == entry
 }
 
-// groupOf is the number of the group of a parameter, from 1; 0 if no group matches it.
+// groupOf returns the number of a parameter's group, from 1, or 0 if no group matches it.
 func (c OptimizerConfig) groupOf(name string, shape []int) int {
 	return 1 + slices.IndexFunc(c.Groups, func(g ParameterGroup) bool {
 		return slices.ContainsFunc(g.Match, func(entry string) bool { return matches(entry, name, shape) })
 	})
 }
 
-// A groupSetting is what an update of the parameters of a group takes.
+// A groupSetting has the settings for updates of a group.
 type groupSetting struct{ rateScale, weightDecay float64 }
 
-// settings are those of the groups of a resolved configuration, by number.
+// settings returns the settings of the groups of a resolved configuration, by number.
 func (c OptimizerConfig) settings() []groupSetting {
 	all := []groupSetting{{1, *c.WeightDecay}}
 	for _, g := range c.Groups {
@@ -78,12 +77,12 @@ func (c OptimizerConfig) settings() []groupSetting {
 	return all
 }
 
-// numbers in a name of a parameter, which are those of layers and experts.
+// numbers matches the numbers of layers and experts in the name of a parameter.
 var numbers = regexp.MustCompile(`\.[0-9]+\.`)
 
-// checkGroups says which entry of a group means no parameter of a model with these tensors, or none
-// that earlier groups have left, or returns nil. A class may be empty: not every model has biases,
-// experts, or weights of norms.
+// checkGroups returns an error if an entry of a group matches no parameter of a model with these
+// tensors, or only parameters of earlier groups. A class may be empty, because not every model has
+// biases, experts or weights of norms.
 func (c OptimizerConfig) checkGroups(tensors []safetensors.Tensor) error {
 	group := make([]int, len(tensors))
 	for i, t := range tensors {
@@ -145,8 +144,8 @@ type GroupSummary struct {
 	Parameters                     int64
 }
 
-// groups are the groups of a resolved configuration, that of all other parameters last; nil if it
-// has none.
+// groups returns the groups of a resolved configuration, and last the group of all other
+// parameters. It returns nil without groups.
 func (c Config) groups() []GroupSummary {
 	if len(c.Optimizer.Groups) == 0 {
 		return nil

@@ -59,12 +59,12 @@ const (
 type Spent struct {
 	Times   int64   `json:"times"` // number of finished visits to the section
 	Seconds float64 `json:"seconds"`
-	Longest float64 `json:"longest"` // seconds of the longest
+	Longest float64 `json:"longest"` // seconds of the longest visit
 }
 
-const heartbeatSum = `,"sum":` // at the end of a heartbeat, with the CRC-32 of what comes before it
+const heartbeatSum = `,"sum":` // at the end of a heartbeat, with the CRC-32 of the preceding bytes
 
-// heartbeatBytes is the length of the heartbeat file, whatever it says: a write replaces all of it.
+// heartbeatBytes is the constant length of the heartbeat file, so that a write replaces all of it.
 const heartbeatBytes = 640
 
 // ReadHeartbeat reads a heartbeat file. It fails if the file does not exist or is being written. In
@@ -92,8 +92,7 @@ func ReadHeartbeat(path string) (Heartbeat, error) {
 	return h.Heartbeat, nil
 }
 
-// A heartbeat writes the heartbeat file of a run. A nil one, which is that of a run nobody watches,
-// writes nothing.
+// A heartbeat writes the heartbeat file of a run. A nil heartbeat writes nothing.
 type heartbeat struct {
 	path  string
 	now   func() time.Time
@@ -103,8 +102,8 @@ type heartbeat struct {
 	text  [heartbeatBytes]byte
 }
 
-// newHeartbeat begins with the section setup, if the environment names a file for heartbeats;
-// otherwise it is nil. Rank 0 calls it first of all.
+// newHeartbeat starts with the section setup. It returns nil if the environment names no file for
+// heartbeats. Rank 0 calls it before anything else.
 func newHeartbeat() (*heartbeat, error) {
 	path := os.Getenv(HeartbeatVariable)
 	if path == "" {
@@ -117,9 +116,8 @@ func newHeartbeat() (*heartbeat, error) {
 	return h, nil
 }
 
-// beat says that a section begins, after so many steps. It takes some microseconds and waits for no
-// disk. That a later beat cannot be written does not end the run: the watchdog sees it as a run
-// that does nothing.
+// beat records the start of a section after step steps. It takes microseconds and does not wait for
+// the disk. A failed write does not end the run: the watchdog sees a run without progress.
 func (h *heartbeat) beat(section Section, step int64) {
 	if h == nil {
 		return
@@ -127,7 +125,7 @@ func (h *heartbeat) beat(section Section, step int64) {
 	_ = h.write(section, step)
 }
 
-// end says that the run has come to its end, with all that it leaves on disk.
+// end records the end of the run, after all its files are on disk.
 func (h *heartbeat) end(result Result) {
 	if h == nil {
 		return
@@ -143,8 +141,8 @@ func (h *heartbeat) end(result Result) {
 	_ = h.write(h.last.Section, result.Steps)
 }
 
-// write puts the file's content in its place with one write. The file is opened each time, since a
-// network file system shows others what was written when it is closed.
+// write replaces the file's content in one write. It opens and closes the file each time, because a
+// network file system shows changes to other machines after the close.
 func (h *heartbeat) write(section Section, step int64) error {
 	now := h.now()
 	if h.last.Section != "" {
@@ -166,7 +164,7 @@ func (h *heartbeat) write(section Section, step int64) error {
 	return errors.Join(err, f.Close())
 }
 
-// encode is the content of the file: a JSON object, filled up with spaces, and a line feed.
+// encode returns the content of the file: a JSON object padded with spaces, and a line feed.
 func (h *heartbeat) encode() []byte {
 	b := h.text[:0]
 	b = append(b, `{"pid":`...)
