@@ -53,9 +53,9 @@ type Options struct {
 	// called with warnings, for example about a damaged checkpoint
 	Warn func(text string)
 
-	// Terminated reports, once Stop is closed, whether a SIGTERM closed it. Then the host of this
-	// rank may be about to shut down, the heartbeat records it, and mula launch restarts the run.
-	// Nil means false.
+	// Terminated reports, after Stop is closed, whether a SIGTERM was the cause. The host of this
+	// rank may then shut down soon, so the heartbeat records the signal and mula launch restarts
+	// the run. Nil means false.
 	Terminated func() bool
 
 	// World has the ranks of the run, including this process; see [Join]. If it is nil, all ranks
@@ -168,12 +168,12 @@ func Run(ctx context.Context, config Config, options Options) (result Result, er
 	return r.result(r.dir.join(filepath.Join(checkpointsDir, checkpointName(r.lastSaved)))), nil
 }
 
-// begin opens the data and the run directory, reports what will be done, and returns the checkpoint
-// to go on from, nil for none.
+// begin opens the data and the run directory, reports the summary, and returns the checkpoint to
+// resume from, or nil.
 func (r *run) begin(ctx context.Context) (*Checkpoint, error) {
 	world := r.ranks.comm()
-	// Rank 0 goes first: what it learns about the shards is in the ledger when the others open
-	// them.
+	// Rank 0 opens the shards first. The other ranks then find the results of its checks in the
+	// cache.
 	var err error
 	if r.leads() {
 		if r.heartbeat, err = newHeartbeat(); err == nil {
@@ -223,8 +223,7 @@ func (r *run) begin(ctx context.Context) (*Checkpoint, error) {
 	return checkpoint, nil
 }
 
-// open opens what a rank needs: the data and the device, and of the first rank the run directory
-// and the tokenizer.
+// open opens the data and the device, and on the first rank the run directory and the tokenizer.
 func (r *run) open(ctx context.Context) error {
 	plan, err := r.config.ReadPlan()
 	if err != nil {
@@ -238,7 +237,7 @@ func (r *run) open(ctx context.Context) error {
 		return err
 	}
 	if v := options.Verify; v != nil && r.options.ranksHere > 1 && !r.leads() {
-		options.Verify = nil // the first rank does it for all in this process
+		options.Verify = nil // the first rank verifies for all ranks in this process
 	} else if v != nil && r.options.ranksHere <= 1 {
 		v.Rank, v.World = r.ranks.rank(), r.ranks.size()
 	}
@@ -272,8 +271,8 @@ func (r *run) open(ctx context.Context) error {
 	return nil
 }
 
-// openDevice makes the device, which the first rank chooses for all, and refuses one whose memory
-// is too small.
+// openDevice opens the device that the first rank has chosen. It fails if the device has too little
+// memory.
 func (r *run) openDevice(ctx context.Context) (err error) {
 	number, onHost := r.ranks.numberOnHost(), r.ranks.onHost()
 	options := DeviceOptions{Threads: r.ranks.threads(r.config, r.options.ranksHere), Precision: r.config.Precision,
@@ -295,7 +294,7 @@ func (r *run) openDevice(ctx context.Context) (err error) {
 	return summarize(r.config, r.data.Plan, r.device.Name()).fitsDevice(r.device.Capacity(), sharing)
 }
 
-// shareDevice tells all ranks which device the first one has chosen.
+// shareDevice sends the first rank's choice of a device to all ranks.
 func (r *run) shareDevice(ctx context.Context) error {
 	chosen, err := gather(ctx, r.ranks.comm(), r.chosen)
 	if err != nil {
@@ -305,8 +304,8 @@ func (r *run) shareDevice(ctx context.Context) error {
 	return nil
 }
 
-// sameRun refuses ranks that would not do the same: that read another plan, have another
-// configuration, or compute in another way, so that their weights would drift apart.
+// sameRun returns an error if ranks have different plans, configurations or arithmetic, because
+// their weights would differ.
 func (r *run) sameRun(ctx context.Context) error {
 	if r.ranks == nil {
 		return nil
@@ -318,7 +317,7 @@ func (r *run) sameRun(ctx context.Context) error {
 	own := what{r.data.Plan.Fingerprint(), r.device.Arithmetic(), map[string]string{}}
 	collect(reflect.ValueOf(r.config), "", own.Fields)
 	for _, name := range []string{"plan", "output", "tokenizer", "initialize_from", "threads", "metrics_listen"} {
-		// a machine's own affair
+		// may differ between machines
 		delete(own.Fields, name)
 	}
 	all, err := gather(ctx, r.ranks.world, own)
@@ -350,7 +349,7 @@ func (r *run) sameRun(ctx context.Context) error {
 	return nil
 }
 
-// shareInitial tells all ranks which model the first one has found to begin from.
+// shareInitial sends the initial model that the first rank has found to all ranks.
 func (r *run) shareInitial(ctx context.Context) error {
 	dirs, err := gather(ctx, r.ranks.comm(), r.initial.Dir)
 	if err != nil {
@@ -360,13 +359,13 @@ func (r *run) shareInitial(ctx context.Context) error {
 	return nil
 }
 
-// close lets go of what begin and prepare have opened.
+// close closes everything that begin and prepare have opened.
 func (r *run) close() {
 	r.closeRecords()
 	if r.scrape != nil {
 		r.scrape.close()
 	}
-	r.ranks.close() // which ends what is under way between ranks, before the device that it uses
+	r.ranks.close() // ends communication before the device that it uses
 	if r.device != nil {
 		r.device.Close()
 	}
@@ -378,11 +377,10 @@ func (r *run) close() {
 	}
 }
 
-// leads reports whether this rank is the one that reports, keeps records and writes to the run
-// directory.
+// leads reports whether this rank writes reports, records and the run directory.
 func (r *run) leads() bool { return r.ranks.rank() == 0 }
 
-// A run is a training run under way.
+// A run is a training run in progress.
 type run struct {
 	config    Config // resolved
 	options   Options
@@ -390,18 +388,18 @@ type run struct {
 	schedule  Schedule
 	data      *blend.Data
 	dir       *runDir
-	chosen    string // name of the device: that of the configuration, or what was chosen for it
+	chosen    string // name of the device, from the configuration or chosen
 	chosenWhy string // see [NewDevice]; of the first rank
 	device    xpu.Device
 	ranks     *ranks   // nil for a run of one rank
 	tokenizer []byte   // content of tokenizer.json, or nil
-	initial   ModelDir // the model that the run begins from; Dir is "" if weights are drawn, or come from a checkpoint
+	initial   ModelDir // the model of initialize_from; Dir is "" with random weights or a checkpoint
 
-	state      State               // what a checkpoint would hold now
-	resumed    string              // name of the checkpoint that the run goes on from
-	terminated bool                // the run was stopped by a SIGTERM to ranks, and no rank was asked otherwise
-	lastSaved  int64               // step of the newest checkpoint that state was loaded from or saved to; -1 for none
-	refused    []RefusedCheckpoint // damaged ones, newer than that
+	state      State               // state for a checkpoint at this moment
+	resumed    string              // name of the checkpoint that the run resumes from
+	terminated bool                // only SIGTERMs to ranks stopped the run
+	lastSaved  int64               // step of the newest loaded or saved checkpoint; -1 for none
+	refused    []RefusedCheckpoint // damaged checkpoints newer than lastSaved
 
 	model     *moe.Model
 	tensors   []safetensors.Tensor // of the whole model
@@ -417,37 +415,37 @@ type run struct {
 	hasher       blend.StepHasher
 	board        *tensorboard.Writer
 
-	heartbeat *heartbeat     // nil if nobody asked for it
-	peak      float64        // of the products of all ranks' devices, measured, in FLOP/s
-	scrape    *metricsServer // nil if nobody asked for it
+	heartbeat *heartbeat     // nil without a file for heartbeats
+	peak      float64        // measured peak of the products of all ranks' devices, in FLOP/s
+	scrape    *metricsServer // nil without metrics_listen
 
-	// Of the step at hand, on this rank.
+	// Of the current step, on this rank.
 	read   samples
-	rows   []row // where those come from
-	passes int   // backward passes, which may be more than it has micro-batches
-	before int64 // rows of the ranks before it, each counted once
+	rows   []row // origins of the samples
+	passes int   // backward passes; may exceed the number of micro-batches
+	before int64 // number of rows of lower ranks, each row counted once
 
-	// Of the step at hand, on all ranks.
+	// Of the current step, on all ranks.
 	samples    int
-	targets    int64          // that count
+	targets    int64          // unmasked targets
 	results    []result       // of all rows, in the order of their positions
 	counts     []int64        // tokens of each expert of each layer
 	votes      []uint64       // see exchange
 	voteBounds []int          // of each rank's
-	pending    []*xpu.Pending // of each bucket whose gradients are being added up
+	pending    []*xpu.Pending // of each bucket whose gradients are being summed
 }
 
-// A row is where a sample of the step at hand comes from.
+// A row is the origin of a sample of the current step.
 type row struct {
 	position int64
 	source   int
-	targets  int64 // that count
+	targets  int64 // unmasked
 }
 
-// A result is what a row of the step at hand has come to.
+// A result is the result of a row of the current step.
 type result struct {
 	row
-	loss float64 // sum of the cross entropies of its targets that count
+	loss float64 // sum of the cross entropies of its unmasked targets
 }
 
 // train does the steps.
@@ -463,7 +461,7 @@ func (r *run) train(ctx context.Context) error {
 	}
 }
 
-// trainOn does the steps up to the end of the run, or to a spike at which it has to go back.
+// trainOn does the steps up to the end of the run, or up to a spike that requires a rollback.
 func (r *run) trainOn(ctx context.Context) (*Spike, error) {
 	batch := int64(r.config.BatchSize)
 	stream, err := r.data.Stream(ctx, blend.StreamOptions{From: r.state.Cursor.Position, To: r.config.Steps * batch,
@@ -515,20 +513,19 @@ func (r *run) trainOn(ctx context.Context) (*Spike, error) {
 	return nil, err
 }
 
-// due says whether something that is done every so many steps is done after this one; it is done
-// after the last one, too.
+// due reports whether an action with interval every is due after stepsDone steps. All actions are
+// due after the last step.
 func due(stepsDone, every, steps int64) bool {
 	return every > 0 && (stepsDone%every == 0 || stepsDone == steps)
 }
 
-// What a rank adds to the sum over ranks when it is to stop. There are fewer ranks than
-// stopRequested.
+// Summands of a rank that has a reason to stop. There are fewer ranks than stopRequested.
 const (
 	stopTerminated = 1
 	stopRequested  = 1 << 32
 )
 
-// stopped returns 0 while this rank is not to stop.
+// stopped returns 0 if this rank has no reason to stop.
 func (r *run) stopped() int64 {
 	select {
 	case <-r.options.Stop:
@@ -559,7 +556,7 @@ func (r *run) step(ctx context.Context, stream *blend.Stream) (StepMetrics, erro
 	if r.read.counted {
 		m.Targets = new(r.targets)
 	}
-	if m.Samples > 0 { // a step whose positions are all skipped leaves the weights alone
+	if m.Samples > 0 { // a step whose positions are all skipped does not change the weights
 		if err := r.gradients(ctx, &m); err != nil {
 			return StepMetrics{}, err
 		}
@@ -570,12 +567,12 @@ func (r *run) step(ctx context.Context, stream *blend.Stream) (StepMetrics, erro
 	}
 	switch {
 	case m.Skipped != nil && r.config.Spikes.Action == SpikeRollback:
-		return m, nil // what is left of the step is of no use
+		return m, nil // the rest of the step is not needed
 	case m.Skipped != nil:
 		if err := r.skip(m.Skipped); err != nil {
 			return StepMetrics{}, err
 		}
-	case r.targets > 0: // nothing is learned from samples of which no target counts, either
+	case r.targets > 0: // samples without unmasked targets do not change the weights either
 		limit := r.config.Optimizer.Clip
 		if r.config.Optimizer.ClipAfterWarmup && r.state.Step < r.schedule.Warmup {
 			limit = 0
@@ -607,7 +604,7 @@ func (r *run) step(ctx context.Context, stream *blend.Stream) (StepMetrics, erro
 
 	now := time.Now()
 	m.Seconds, m.Time = now.Sub(start).Seconds(), timestamp(now)
-	if m.Seconds > 0 { // a coarse clock may not see a step without samples pass, and JSON has no 0/0
+	if m.Seconds > 0 { // 0 with a coarse clock and a step without samples; JSON has no 0/0
 		m.TokensPerSecond = float64(m.Tokens) / m.Seconds
 		m.MFU = m.TokensPerSecond * r.config.Model.FLOPsPerToken(r.data.SequenceLength) / r.peak
 	}
@@ -644,7 +641,7 @@ func (r *run) take(stream *blend.Stream) error {
 	return nil
 }
 
-// gradients computes losses and gradients of the step, and says in m.Skipped if they are a spike.
+// gradients computes losses and gradients of the step. It sets m.Skipped if they are a spike.
 func (r *run) gradients(ctx context.Context, m *StepMetrics) error {
 	err := r.backward(ctx, m)
 	if err == nil {
@@ -657,7 +654,7 @@ func (r *run) gradients(ctx context.Context, m *StepMetrics) error {
 	}
 	bad := (*notFiniteError)(nil)
 	switch {
-	case err == nil && r.targets == 0: // the gradient is that of the router's losses
+	case err == nil && r.targets == 0: // the gradient has only the router's losses
 	case err == nil:
 		m.Skipped = r.state.Spikes.check(r.config.Spikes, m.Loss, m.GradNorm)
 	case r.config.Spikes.Action != SpikeNone && errors.As(err, &bad):
@@ -669,8 +666,8 @@ func (r *run) gradients(ctx context.Context, m *StepMetrics) error {
 	return nil
 }
 
-// backward computes the gradients of the step, which are added up over ranks, and the losses. What
-// the model is given is what is hashed.
+// backward computes the losses of the step, and its gradients summed over ranks. It hashes exactly
+// the tokens that the model gets.
 func (r *run) backward(ctx context.Context, m *StepMetrics) error {
 	r.results = r.results[:0]
 	options := moe.BackwardOptions{Targets: max(1, r.targets), Tokens: m.Tokens, Loss: moe.LossOptions{
@@ -717,12 +714,12 @@ func (r *run) backward(ctx context.Context, m *StepMetrics) error {
 	return nil
 }
 
-// sumGradients sets the gradients to those of the rows of the step, of all ranks: micro-batch by
-// micro-batch, telling each about every one of this rank's. During the last pass the gradients of a
-// bucket are added up over ranks while those of the next ones are computed.
+// sumGradients computes the gradients of the step, summed over the rows of all ranks. It calls each
+// after every micro-batch of this rank. During the last pass, the gradients of a bucket are summed
+// over ranks while the gradients of the next buckets are computed.
 //
-// If a batch cannot be computed this rank takes part without rows until the others have come to the
-// end, so that they all can hear of it.
+// If a batch cannot be computed, this rank continues without rows until the end of the step, where
+// all ranks exchange their errors.
 func (r *run) sumGradients(ctx context.Context, options moe.BackwardOptions,
 	each func(rows []row, stats moe.Stats)) error {
 	r.model.ZeroGradients()
@@ -754,16 +751,16 @@ func (r *run) sumGradients(ctx context.Context, options moe.BackwardOptions,
 	return failed
 }
 
-// microBatch is a micro-batch of this rank: its rows, from the first to before the end, of which
-// there may be none.
+// microBatch returns the rows [first, end) of a micro-batch of this rank, and its batch. There may
+// be no rows.
 func (r *run) microBatch(number int) (first, end int, batch moe.Batch) {
 	first = min(number*r.config.MicroBatchSize, len(r.rows))
 	end = min(first+r.config.MicroBatchSize, len(r.rows))
 	return first, end, r.read.batch(first, end)
 }
 
-// setPass sets the options of the backward pass of a micro-batch that begins with row first. With
-// the last one the gradients of a bucket are complete.
+// setPass sets the options of the backward pass of a micro-batch that starts at row first. The
+// gradients of a bucket are complete in the last pass.
 func (r *run) setPass(ctx context.Context, number, first int, options *moe.BackwardOptions) {
 	options.FirstTarget = (r.before + int64(first)) * int64(r.data.SequenceLength)
 	if r.ranks != nil && !r.options.late && number == r.passes-1 {
@@ -771,14 +768,13 @@ func (r *run) setPass(ctx context.Context, number, first int, options *moe.Backw
 	}
 }
 
-// whole adds up the gradients of this rank's micro-batches, of a model that is not divided into
-// stages.
+// whole sums the gradients of this rank's micro-batches, for a model with one pipeline stage.
 func (r *run) whole(ctx context.Context, options moe.BackwardOptions, each func(rows []row, stats moe.Stats)) error {
 	var failed error
 	for pass := range r.passes {
 		first, end, micro := r.microBatch(pass)
 		if failed != nil && r.ranks.EP == 1 {
-			break // nobody waits for this rank's passes
+			break // no rank waits for this rank's passes
 		} else if failed != nil {
 			first, micro = end, moe.Batch{SequenceLength: r.data.SequenceLength}
 		}
@@ -808,19 +804,19 @@ func (r *run) whole(ctx context.Context, options moe.BackwardOptions, each func(
 	return failed
 }
 
-// A lostError is one after which this rank cannot work together with the others any more, and so
-// cannot tell them.
+// A lostError means that the group of ranks is unusable. The rank returns without another
+// collective call.
 type lostError struct{ error }
 
 func (e *lostError) Unwrap() error { return e.error }
 
-// failedAt says of which rows, of this rank's, an error is.
+// failedAt adds the positions of this rank's rows [first, end) to an error.
 func (r *run) failedAt(first, end int, err error) error {
 	return fmt.Errorf("step %d, positions %d to %d: %w", r.state.Step, r.rows[first].position, r.rows[end-1].position,
 		err)
 }
 
-// reduce starts to add up the gradients of a bucket over ranks.
+// reduce starts the sum of a bucket's gradients over ranks.
 func (r *run) reduce(ctx context.Context, bucket int) {
 	r.pending = append(r.pending, r.ranks.data.Start(func() error {
 		if f := r.options.BeforeSum; f != nil {
@@ -835,7 +831,7 @@ func (r *run) reduce(ctx context.Context, bucket int) {
 func addCounts(sum, counts [][]int64) [][]int64 {
 	if sum == nil {
 		for _, layer := range counts {
-			sum = append(sum, slices.Clone(layer)) // counts are the model's own
+			sum = append(sum, slices.Clone(layer)) // the model owns counts
 		}
 		return sum
 	}
@@ -849,7 +845,7 @@ func addCounts(sum, counts [][]int64) [][]int64 {
 
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 
-// A notFiniteError is about a loss or gradient, what of a [Spike], that is not finite.
+// A notFiniteError is about a loss or gradient that is not finite. what is as in [Spike].
 type notFiniteError struct {
 	what string
 	error
@@ -857,9 +853,9 @@ type notFiniteError struct {
 
 func (e *notFiniteError) Unwrap() error { return e.error }
 
-// notFinite completes an error that ends the run, unless it handles spikes, before the weights of
-// this step are touched. rows are those it can come from, and rank the one that has computed it, -1
-// if that is not known.
+// notFinite completes the error about a value that is not finite. The error ends the run unless the
+// run handles spikes. The weights are unchanged. rows may be the cause. rank computed the value, -1
+// if unknown.
 func (r *run) notFinite(what string, err error, rows []result, rank int) error {
 	var sources []string
 	for _, row := range rows {
@@ -874,7 +870,7 @@ func (r *run) notFinite(what string, err error, rows []result, rank int) error {
 	}
 	leave := fmt.Sprintf("amend the plan with mula blend --amend %s --skip %d:%d --output NEW.json and train with "+
 		"the new plan", r.config.Plan, from, to)
-	if r.data.Plan.Megatron != nil { // which cannot be amended
+	if r.data.Plan.Megatron != nil { // such a plan cannot be amended
 		leave = fmt.Sprintf("add {from: %d, to: %d} to skips in blend.yaml, build the plan again and set "+
 			"plan_change: accept", from, to)
 	}
@@ -887,7 +883,7 @@ func (r *run) notFinite(what string, err error, rows []result, rank int) error {
 	return &notFiniteError{what, r.blame(rank, failureNotFinite, err)}
 }
 
-// badGradient is the error about a gradient that is not finite.
+// badGradient returns the error about a gradient that is not finite.
 func (r *run) badGradient(ctx context.Context) error {
 	rank, tensor := r.badRank()
 	if r.ranks == nil {
@@ -911,13 +907,13 @@ func (r *run) badGradient(ctx context.Context) error {
 		rows = slices.DeleteFunc(slices.Clone(rows),
 			func(row result) bool { return r.readerOf(row.position) != reader })
 	}
-	if len(rows) == 0 { // of a rank whose positions are all skipped
+	if len(rows) == 0 { // all positions of the rank are skipped
 		rows = r.results
 	}
 	return r.notFinite(gradNormSpike, fmt.Errorf("the gradient is %w%s", ErrNotFinite, tensor), rows, rank)
 }
 
-// record writes what a step did to the run directory, on the rank that keeps records.
+// record writes the records of a step to the run directory.
 func (r *run) record(m StepMetrics) error {
 	if !r.leads() {
 		return nil
@@ -947,7 +943,7 @@ func (r *run) record(m StepMetrics) error {
 		{Tag: "train/tokens_per_second", Value: m.TokensPerSecond}, {Tag: "train/mfu", Value: m.MFU},
 	}
 	if s := m.Skipped; s != nil && s.NotFinite {
-		scalars = scalars[4:] // not all of the others have a value
+		scalars = scalars[4:] // some of the others have no value
 	}
 	for layer, entropy := range m.RouterEntropy {
 		scalars = append(scalars, tensorboard.Scalar{Tag: fmt.Sprintf("router_entropy/layer_%d", layer),
@@ -962,10 +958,10 @@ func (r *run) record(m StepMetrics) error {
 	return r.board.Write(m.Step, time.Now(), scalars)
 }
 
-// curvature estimates the curvature of the loss on the rows of the step that was just made, of so
-// many tokens and targets that count, from targets that the model draws itself. They follow from
-// the seed of the run and the number of the step. An estimate that is not finite is not used: the
-// step is done, and the next one says what is wrong, if anything is.
+// curvature estimates the curvature of the loss on the rows of the last step, which have the given
+// numbers of tokens and unmasked targets. It uses targets that the model draws; the run's seed and
+// the step number determine them. An estimate that is not finite is ignored. If the model is at
+// fault, the next step reports an error.
 func (r *run) curvature(ctx context.Context, tokens, targets int64, limit float64) error {
 	options := moe.BackwardOptions{Targets: targets, Tokens: tokens, SampleTargets: true,
 		SampleSeed: curvatureSeed(r.config.Seed, r.state.Step)}
@@ -986,7 +982,7 @@ func (r *run) curvature(ctx context.Context, tokens, targets int64, limit float6
 	return nil
 }
 
-// curvatureSeed is the seed of the targets that are drawn after a step of a run of the given seed.
+// curvatureSeed returns the seed for drawing targets after a step. seed is the seed of the run.
 func curvatureSeed(seed uint64, step int64) uint64 {
 	var generator rand.PCG
 	generator.Seed(seed, uint64(step))
@@ -1016,12 +1012,13 @@ func (r *run) evaluate(ctx context.Context) (*Evaluation, error) {
 	for _, name := range sortedKeys(e.SourceLoss) {
 		scalars = append(scalars, tensorboard.Scalar{Tag: "eval/" + name, Value: e.SourceLoss[name]})
 	}
-	// At the step before, as everything that was seen up to now was: a resumed run hides the points
-	// of its first step and later.
+	// The points belong to the step before, because a resumed run hides points at its first step
+	// and later.
 	return &e, r.board.Write(r.state.Step-1, time.Now(), scalars)
 }
 
-// save writes a checkpoint and removes those that are no longer kept. It returns its directory.
+// save writes a checkpoint, removes old checkpoints, and returns the directory of the new
+// checkpoint.
 func (r *run) save(ctx context.Context) (string, error) {
 	r.heartbeat.beat(SectionCheckpoint, r.state.Step)
 	if err := r.checkReplicas(ctx, true); err != nil {
@@ -1077,8 +1074,8 @@ func (r *run) warn(format string, args ...any) {
 	}
 }
 
-// findCheckpoint checks that the run goes on from a checkpoint, which may be nil, as it began, and
-// sets the state.
+// findCheckpoint checks that the run can resume from a checkpoint, which may be nil, and sets the
+// state.
 func (r *run) findCheckpoint(checkpoint *Checkpoint) (*Checkpoint, error) {
 	plan := r.data.Plan.Fingerprint()
 	if checkpoint == nil {
@@ -1137,12 +1134,12 @@ func (r *run) newState() State {
 		Config: r.identity}
 }
 
-// arithmetic names what decides the last bits of a run: the device's way of rounding, the model's
-// order of sums, and of several ranks how the work is divided among them. The model's first order
-// was not named in checkpoints.
+// arithmetic describes what determines the last bits of a run: the device's rounding, the model's
+// order of sums, and the layout of several ranks. Checkpoints of the model's first order do not
+// have the order.
 func (r *run) arithmetic() string {
 	text := fmt.Sprintf("%s, order of sums %d", r.device.Arithmetic(), moe.OrderOfSums)
-	if l := r.config.Layout; l.DP*l.EP > 1 { // the stages of a pipeline change no bit
+	if l := r.config.Layout; l.DP*l.EP > 1 { // pipeline stages do not change the result
 		text += fmt.Sprintf(", dp %d, ep %d", l.DP, l.EP)
 		if l.Sums == FastSums {
 			text += ", fast sums"
@@ -1151,8 +1148,8 @@ func (r *run) arithmetic() string {
 	return text
 }
 
-// tokenizerHash is the hash of the tokenizer.json that made a plan's shards, or "" if the plan does
-// not know it.
+// tokenizerHash returns the hash of the tokenizer.json of a plan's shards, or "" if the plan does
+// not have it.
 func tokenizerHash(p *blend.Plan) string {
 	if p.Tokenizer == nil {
 		return ""
@@ -1179,8 +1176,8 @@ func (r *run) result(checkpoint string) Result {
 		LeftOut: r.state.Spikes.leftOut(), Checkpoint: checkpoint, Weights: r.state.Weights}
 }
 
-// prepare makes model and optimizer, as they begin or from the checkpoint, and opens the records
-// where the checkpoint left them.
+// prepare creates the model and the optimizer, in their initial state or from the checkpoint, and
+// opens the records at the checkpoint's position.
 func (r *run) prepare(ctx context.Context, checkpoint *Checkpoint) error {
 	var err error
 	if r.leads() {
@@ -1211,7 +1208,7 @@ func (r *run) prepare(ctx context.Context, checkpoint *Checkpoint) error {
 	return agree(ctx, r.ranks.comm(), err)
 }
 
-// measure measures the peak of the devices, one for all, and begins to serve metrics.
+// measure measures the peak of one device and starts to serve metrics. All ranks use the same peak.
 func (r *run) measure(ctx context.Context) error {
 	var err error
 	if r.config.MetricsListen != "" {
@@ -1225,7 +1222,7 @@ func (r *run) measure(ctx context.Context) error {
 	return err
 }
 
-// takePlan makes plan, configuration and arithmetic at hand those of the run from now on.
+// takePlan sets the plan, the configuration and the arithmetic of the run to the current ones.
 func (r *run) takePlan() {
 	plan := r.data.Plan.Fingerprint()
 	if r.state.Cursor.Plan != plan && r.state.Spikes != nil {
@@ -1234,12 +1231,12 @@ func (r *run) takePlan() {
 	r.state.Cursor.Plan, r.state.Config, r.state.Arithmetic = plan, r.identity, r.arithmetic()
 }
 
-// restore sets weights and optimizer to those of the checkpoint, or of the beginning.
+// restore sets the weights and the optimizer to the checkpoint, or to their initial state.
 func (r *run) restore(ctx context.Context, checkpoint *Checkpoint) error {
 	model, world := r.model, r.ranks.comm()
 	r.replicas.begin() // other weights
 	if r.optimizer == nil || checkpoint == nil {
-		r.optimizer.free() // so that the new one may take its memory
+		r.optimizer.free() // before the new optimizer allocates memory
 		r.optimizer = nil
 		if err := r.newOptimizer(ctx); err != nil {
 			return err
@@ -1283,7 +1280,7 @@ func (r *run) restore(ctx context.Context, checkpoint *Checkpoint) error {
 	return nil
 }
 
-// newOptimizer makes the optimizer at its beginning.
+// newOptimizer creates the optimizer in its initial state.
 func (r *run) newOptimizer(ctx context.Context) error {
 	c, targets := r.config.Optimizer, int64(r.config.BatchSize)*int64(r.data.SequenceLength)
 	if r.ranks == nil {
@@ -1302,8 +1299,8 @@ func (r *run) newOptimizer(ctx context.Context) error {
 	return err
 }
 
-// openRecords cuts what was recorded after the checkpoint, or begins the records anew. back says
-// that this run wrote them and goes back.
+// openRecords removes records after the checkpoint, or starts new records. back reports whether
+// this run wrote the records and makes a rollback.
 func (r *run) openRecords(checkpoint *Checkpoint, back bool) (err error) {
 	defer func() {
 		if err != nil {
@@ -1349,9 +1346,9 @@ func (r *run) openRecords(checkpoint *Checkpoint, back bool) (err error) {
 		}
 	}
 
-	// The log of the checkpoint's plan ends where the checkpoint stands. It may have been put aside
-	// already by a process that was killed before it saved a checkpoint under the new plan, whose
-	// log then stands in its place.
+	// The log of the checkpoint's plan ends at the checkpoint. A process that was killed before its
+	// first checkpoint with the new plan may have renamed this log already. The log of the new plan
+	// then has its name.
 	if header, last, err = r.openLog(oldPlan); err != nil {
 		return err
 	}
@@ -1382,7 +1379,7 @@ func (r *run) openRecords(checkpoint *Checkpoint, back bool) (err error) {
 	if r.board, err = tensorboard.Create(r.dir.join(tensorboardDir), r.state.Step, now); err != nil {
 		return err
 	}
-	if err := atomicfile.SyncDir(r.dir.path); err != nil { // lines on disk are of no use in a file that is not
+	if err := atomicfile.SyncDir(r.dir.path); err != nil { // the files themselves must be on disk, too
 		return err
 	}
 	if checkpoint == nil || back && oldPlan == plan {
@@ -1402,9 +1399,9 @@ func (r *run) openRecords(checkpoint *Checkpoint, back bool) (err error) {
 	return r.metrics.append(metricsLine{Step: &r.state.Step, Resumed: resumed})
 }
 
-// openLog makes fingerprints.jsonl the log of the given plan, up to the step at hand, or leaves
-// none. A log is about one plan: that of another is put aside under the name of its plan, and comes
-// back with it. header and last are those of [cutRecords].
+// openLog makes fingerprints.jsonl the log of the given plan up to the current step, if such a log
+// exists. A log belongs to one plan. openLog renames the log of another plan, and restores the log
+// of this plan. header and last are as in [cutRecords].
 func (r *run) openLog(plan string) (header bool, last int64, err error) {
 	path := r.dir.join(fingerprintsFile)
 	if now := planOfLog(path); now != plan {
@@ -1420,11 +1417,11 @@ func (r *run) openLog(plan string) (header bool, last int64, err error) {
 	return cutRecords(path, r.state.Step)
 }
 
-// asideName is the name of the fingerprints of a plan that the run is not on.
+// asideName returns the name of the fingerprint log of another plan.
 func asideName(plan string) string { return fmt.Sprintf("fingerprints-%.16s.jsonl", plan) }
 
-// planOfLog is the fingerprint of the plan that a log is about, "" if there is no log or its first
-// line is not whole.
+// planOfLog returns the fingerprint of a log's plan, or "" if the log does not exist or its first
+// line is incomplete.
 func planOfLog(path string) string {
 	f, err := os.Open(path)
 	if err != nil {
@@ -1449,8 +1446,7 @@ func (r *run) closeRecords() {
 	}
 }
 
-// readTokenizer reads the tokenizer.json that goes into checkpoints and checks that it is the one
-// of the plan.
+// readTokenizer reads the tokenizer.json for checkpoints and compares it with the plan's tokenizer.
 func readTokenizer(path string, p *blend.Plan) ([]byte, error) {
 	if path == "" {
 		return nil, nil

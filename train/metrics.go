@@ -76,7 +76,7 @@ type StepMetrics struct {
 
 // Evaluation is the loss on the validation split: means over targets, in nats.
 type Evaluation struct {
-	Loss          float64            `json:"loss"` // mean over all evaluated targets, whatever their source
+	Loss          float64            `json:"loss"` // mean over all evaluated targets of all sources
 	SourceLoss    map[string]float64 `json:"source_loss"`
 	SourceTargets map[string]int64   `json:"source_targets"`
 
@@ -96,7 +96,7 @@ type ResumeRecord struct {
 	Checkpoint string              `json:"checkpoint"`
 	Time       string              `json:"time"`
 	PeakFLOPS  float64             `json:"peak_flops"`        // as in RunRecord, measured again
-	Refused    []RefusedCheckpoint `json:"refused,omitempty"` // newer ones that were damaged
+	Refused    []RefusedCheckpoint `json:"refused,omitempty"` // damaged newer checkpoints
 	// fingerprint of the checkpoint's plan, if it differs and plan_change is accept
 	OldPlan string `json:"old_plan,omitempty"`
 	Plan    string `json:"plan,omitempty"` // fingerprint of the new plan
@@ -108,16 +108,16 @@ type RefusedCheckpoint struct {
 	Error      string `json:"error"`
 }
 
-// metricsLine is any line of metrics.jsonl but that of a step.
+// metricsLine is a line of metrics.jsonl that is not a step.
 type metricsLine struct {
 	Run      *RunRecord    `json:"run,omitempty"`
 	Step     *int64        `json:"step,omitempty"`
 	Eval     *Evaluation   `json:"eval,omitempty"`
 	Resumed  *ResumeRecord `json:"resumed,omitempty"`
-	Rollback *Rollback     `json:"rollback,omitempty"` // before the first step whose data it leaves out
+	Rollback *Rollback     `json:"rollback,omitempty"` // before the first step whose data it skips
 }
 
-// addEntropy adds the entropies of a micro-batch, which has a share of the step's targets.
+// addEntropy adds the entropies of a micro-batch. share is its share of the step's targets.
 func (m *StepMetrics) addEntropy(entropy []float64, share float64) {
 	if m.RouterEntropy == nil && len(entropy) > 0 {
 		m.RouterEntropy = make([]float64, len(entropy))
@@ -127,8 +127,8 @@ func (m *StepMetrics) addEntropy(entropy []float64, share float64) {
 	}
 }
 
-// clear removes what has no meaning, and may have no form in JSON, in a step where something, named
-// as in [Spike], is not finite.
+// clear removes values that are undefined, and may not be valid JSON, if what is not finite. what
+// is as in [Spike].
 func (m *StepMetrics) clear(what string) {
 	m.GradNorm = 0
 	if what == gradNormSpike {
@@ -138,7 +138,7 @@ func (m *StepMetrics) clear(what string) {
 	m.SourceLoss, m.SourceSamples = map[string]float64{}, map[string]int{}
 }
 
-// The groups of tensors by which the size of updates is recorded.
+// The groups of tensors for records of update sizes.
 const (
 	embeddingGroup   = "embedding"
 	attentionGroup   = "attention"
@@ -149,7 +149,7 @@ const (
 	headGroup        = "head"
 )
 
-// tensorGroup is the group of a tensor of the model.
+// tensorGroup returns the group of a tensor of the model.
 func tensorGroup(name string) string {
 	switch {
 	case strings.Contains(name, "embed_tokens"):
@@ -168,7 +168,7 @@ func tensorGroup(name string) string {
 	return feedForwardGroup
 }
 
-// updateRatios are the sizes of an update of the tensors of a model that was measured, by group.
+// updateRatios returns the relative sizes of a measured update, by group of tensors.
 func updateRatios(tensors []safetensors.Tensor, ratio func(tensor int) (update, weight float64)) map[string]float64 {
 	update, weight := map[string]float64{}, map[string]float64{}
 	for i, t := range tensors {
@@ -186,7 +186,7 @@ func updateRatios(tensors []safetensors.Tensor, ratio func(tensor int) (update, 
 	return ratios
 }
 
-// runRecord describes the run as it is started now.
+// runRecord describes the run at its start.
 func (r *run) runRecord(now time.Time) (*RunRecord, error) {
 	var model bytes.Buffer
 	if err := moe.WriteConfigJSON(&model, r.config.Model.Config, safetensors.F32); err != nil {
@@ -210,13 +210,12 @@ func (r *run) runRecord(now time.Time) (*RunRecord, error) {
 	return record, nil
 }
 
-// A recordFile is a file of JSON lines that grows with the run. Every line goes to the operating
-// system in one write.
+// A recordFile is a file of JSON lines that grows with the run. Every line is one write call.
 type recordFile struct {
 	f *os.File
 }
 
-// openRecordFile opens a file for appending and makes it if need be.
+// openRecordFile opens a file for appending and creates it if necessary.
 func openRecordFile(path string) (*recordFile, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
 	if err != nil {
@@ -246,8 +245,8 @@ func (r *recordFile) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// sync brings all lines to disk. A checkpoint is published after it, so that no checkpoint is ahead
-// of its records.
+// sync writes all lines to disk. A checkpoint is published after sync, so no checkpoint is ahead of
+// its records.
 func (r *recordFile) sync() error {
 	if err := fault(atomicfile.OpSync, r.f.Name()); err != nil {
 		return err
@@ -260,7 +259,7 @@ func (r *recordFile) sync() error {
 
 func (r *recordFile) close() error { return r.f.Close() }
 
-// fault asks the fault injection of tests about an operation that does not go through atomicfile.
+// fault calls the fault injection of tests for an operation outside package atomicfile.
 func fault(op atomicfile.Op, path string) error {
 	if atomicfile.Fault == nil {
 		return nil
@@ -271,7 +270,7 @@ func fault(op atomicfile.Op, path string) error {
 	return nil
 }
 
-// recordPosition says where a line of metrics.jsonl or fingerprints.jsonl stands in time.
+// recordPosition is the position in time of a line of metrics.jsonl or fingerprints.jsonl.
 type recordPosition struct {
 	Step     *int64          `json:"step"`
 	Eval     json.RawMessage `json:"eval"`
@@ -279,9 +278,9 @@ type recordPosition struct {
 	Rollback json.RawMessage `json:"rollback"`
 }
 
-// before reports whether the line was written before the checkpoint of the given number of steps
-// done. An evaluation carries the number of steps done and runs before the checkpoint of the same
-// number; every other line carries the step it is about.
+// before reports whether the line was written before the checkpoint of stepsDone steps. The line of
+// an evaluation has the number of steps done, and is before the checkpoint of that number. Every
+// other line has the number of its step.
 func (p recordPosition) before(stepsDone int64) bool {
 	switch {
 	case p.Step == nil: // the first line
@@ -292,10 +291,9 @@ func (p recordPosition) before(stepsDone int64) bool {
 	return *p.Step < stepsDone
 }
 
-// cutRecords removes from a file of JSON lines what was written after the checkpoint of stepsDone,
-// and a last line that a killed process left unfinished. It reports whether the first line (the
-// header) is there, and the step that the remaining lines end with, -1 if there is none. A file
-// that does not exist counts as empty.
+// cutRecords removes lines after the checkpoint of stepsDone steps from a file of JSON lines, and
+// an incomplete last line. header reports whether the file has its first line. last is the step of
+// the last remaining line, -1 if there is none. A missing file counts as empty.
 func cutRecords(path string, stepsDone int64) (header bool, last int64, err error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -310,19 +308,19 @@ func cutRecords(path string, stepsDone int64) (header bool, last int64, err erro
 		return false, -1, err
 	}
 	last = -1
-	var kept int64 // bytes; lines are in the order of time, so what remains is the beginning of the file
+	var kept int64 // bytes; lines are in order of time, so the start of the file remains
 	for r, number := bufio.NewReader(f), 1; ; number++ {
 		line, err := r.ReadBytes('\n')
 		if err == io.EOF {
-			break // line is unfinished, or empty
+			break // the line is incomplete or empty
 		}
 		if err != nil {
 			return false, -1, fmt.Errorf("reading %s: %w", path, err)
 		}
 		var p recordPosition
 		if err := json.Unmarshal(line, &p); err != nil {
-			// After a crash of the machine the file may end in bytes that never reached the disk,
-			// as zeros.
+			// After a crash of the machine, the file may end in zeros instead of bytes that did not
+			// reach the disk.
 			if rest, _ := io.ReadAll(r); len(bytes.Trim(append(line, rest...), "\x00\n")) == 0 {
 				break
 			}

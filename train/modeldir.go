@@ -24,7 +24,7 @@ type ModelDir struct {
 
 // FindModel finds the model in dir: the newest complete checkpoint of a run directory, a
 // checkpoint, or a Hugging Face directory. For a run it also returns the newer checkpoints that are
-// damaged. It returns [ErrNoCheckpoint] if dir is none of the three.
+// damaged. It returns [ErrNoCheckpoint] if dir has no model.
 func FindModel(ctx context.Context, dir string) (ModelDir, []RefusedCheckpoint, error) {
 	checkpoint, refused, err := LoadCheckpoint(ctx, dir)
 	if err == nil {
@@ -56,7 +56,7 @@ func (m ModelDir) TokenizerFile() string {
 
 // TokenizerHash is the SHA-256, in hexadecimal, of the tokenizer.json that the model was trained
 // with. For a checkpoint it is the hash in its plan, if known. Otherwise it is the hash of the
-// model's tokenizer.json, or "" if there is none.
+// model's tokenizer.json, or "" without this file.
 func (m ModelDir) TokenizerHash(ctx context.Context) (string, error) {
 	if m.Checkpoint != nil && m.Checkpoint.State.Tokenizer != "" {
 		return m.Checkpoint.State.Tokenizer, nil
@@ -89,8 +89,8 @@ func (m ModelDir) CheckTokenizer(ctx context.Context, p *blend.Plan) error {
 	return nil
 }
 
-// initialModel is the model that initialize_from names, after it has been compared with the
-// configuration, which is resolved, and the plan.
+// initialModel returns the model that initialize_from names. It fails if the model does not match
+// the resolved configuration and the plan.
 func (c Config) initialModel(ctx context.Context, p *blend.Plan, warn func(string, ...any)) (ModelDir, error) {
 	bad := func(err error) (ModelDir, error) { return ModelDir{}, fmt.Errorf("initialize_from: %w", err) }
 	from, refused, err := FindModel(ctx, c.InitializeFrom)
@@ -114,11 +114,10 @@ func (c Config) initialModel(ctx context.Context, p *blend.Plan, warn func(strin
 	return from, nil
 }
 
-// differentFields names the fields that decide what a model with given weights computes, and what
-// the plan's windows ask of it, where they differ between the model there and the configuration
-// here.
+// differentFields names the fields that differ between the model there and the configuration here,
+// if they change the model's function or are needed for the plan's windows.
 func differentFields(there, here moe.Config) []string {
-	// These say how weights begin, are for other programs, or are compared with the plan.
+	// These are for initialization or for other programs, or are compared with the plan.
 	free := []string{"initializer_range", "initializer_cutoff", "router_aux_loss_coef", "bos_token_id", "eos_token_id",
 		"max_position_embeddings"}
 	a, b := modelFields(there), modelFields(here)
@@ -132,16 +131,16 @@ func differentFields(there, here moe.Config) []string {
 	return differences
 }
 
-// modelFields are the fields of a model's configuration as JSON text, by the names that train.yaml
-// and config.json have for them.
+// modelFields returns the fields of a model's configuration as JSON text, by their names in
+// train.yaml and config.json.
 func modelFields(c moe.Config) map[string]string {
 	fields := map[string]string{}
 	collect(reflect.ValueOf(c), "", fields)
 	return fields
 }
 
-// modelYAML is the value that model must have in a train.yaml for a model of configuration c: the
-// preset that is nearest, and what differs.
+// modelYAML returns the value of model in a train.yaml for configuration c: the nearest preset and
+// the differences from the preset.
 func modelYAML(c moe.Config) string {
 	want := modelFields(c)
 	var best string

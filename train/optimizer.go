@@ -13,13 +13,13 @@ import (
 	"mula/xpu/cpu"
 )
 
-// blockSize is the number of elements that are updated, or whose squares are summed, as one piece
-// of work. The blocks of a tensor start at its first element, so they are the same for every number
-// of threads, and so are all results.
+// blockSize is the number of elements of a block, the unit of updates and of sums of squares. The
+// blocks of a tensor start at its first element, so the results do not depend on the number of
+// threads.
 const blockSize = xpu.BlockSize
 
-// measureSize is the number of elements whose old weights are kept at a time where changes are
-// measured. It divides blockSize.
+// measureSize is the number of elements whose old weights are kept at a time to measure changes. It
+// divides blockSize.
 const measureSize = 1 << 12
 
 type block struct {
@@ -27,8 +27,8 @@ type block struct {
 	begin, end int
 }
 
-// stateChunk is the number of elements that the state of several parameters takes at most as one
-// piece of a device's memory.
+// stateChunk is the largest number of elements in a chunk of device memory for the state of several
+// parameters.
 const stateChunk = 1 << 26
 
 // An Optimizer updates the weights of a model from their gradients, in float32, block by block.
@@ -43,43 +43,44 @@ type Optimizer struct {
 	device     xpu.Device
 	parameters []*moe.Parameter
 	sharding   *sharding       // nil: this rank owns everything
-	state      [][]stateTensor // of each parameter, for the range that this rank owns
-	memory     [][]float32     // of the device, that was made for this optimizer
-	group      []int           // of each parameter, its number in settings
+	state      [][]stateTensor // state of each parameter in the range that this rank owns
+	memory     [][]float32     // device memory of this optimizer
+	group      []int           // index in settings of each parameter
 	settings   []groupSetting
-	blocks     []block     // of what it owns, and all else that has one for each block
-	grads      [][]float32 // of what it owns, parameter by parameter
+	blocks     []block     // blocks that this rank owns; other slices per block have the same order
+	grads      [][]float32 // gradients that this rank owns, by parameter
 	sums       []float64
 	averaged   bool // see Average
 
-	onDevice []deviceUpdate // what the device updates, a group at a time
+	onDevice []deviceUpdate // updates on the device, by group
 
-	// What is updated on the host: the numbers of its blocks; its weights, and then its gradients;
-	// its weights.
+	// For updates on the host: the numbers of the blocks, the weights followed by the gradients,
+	// and the weights.
 	byHost      []int
 	hosted      [][]float32
 	hostWeights [][]float32
 
-	// Of all blocks of the whole model, which are in the order of its tensors.
-	first []int     // number of the first block of each tensor; of one more, that of all
-	all   []float64 // what is added up over them
+	// For all blocks of the whole model, in the order of its tensors.
+	first []int     // number of the first block of each tensor, and last the number of all blocks
+	all   []float64 // summands over all blocks
 
 	measuring, measured bool
-	before, change      []float64 // sums of squares, one for each block: of the weights, of what was added to them
-	ratios              []ratio   // one for each tensor of the whole model
+	before, change      []float64 // sums of squares for each block: of the weights, and of their change
+	ratios              []ratio   // for each tensor of the whole model
 
-	updateOne, averageOne func(i int) // made once, so that a step allocates nothing
+	updateOne, averageOne func(i int) // created once, so that a step does not allocate
 }
 
-// A deviceUpdate is what the device updates of the parameters of a group.
+// A deviceUpdate is the update of a group's parameters on the device.
 type deviceUpdate struct {
 	group   int
 	moments []xpu.Moments
 	blocks  []int        // numbers of its blocks
-	results [2][]float64 // host results: before and change of those blocks
+	results [2][]float64 // host results: before and change of these blocks
 }
 
-// A stateTensor is what an optimizer keeps for one parameter, element by element.
+// A stateTensor is a tensor of an optimizer's state for one parameter, with a value for each
+// element.
 type stateTensor struct {
 	name   string // in optimizer.safetensors, after the parameter's name and a dot
 	values []float32
@@ -87,49 +88,45 @@ type stateTensor struct {
 
 type ratio struct{ update, weight float64 }
 
-// A rule is how an optimizer changes weights. Its methods are given the optimizer that it belongs
-// to.
+// A rule is the update rule of an optimizer, which its methods get as an argument.
 type rule interface {
-	// state names the tensors that are kept for a parameter, as the state of the reference
-	// implementation does.
+	// state returns the names of the state tensors of a parameter, as in the state of the reference
+	// implementation.
 	state(p *moe.Parameter) []string
 
-	// begin starts update o.Updates, counted from 1. It may change, on the host, state and
-	// gradients of what is updated there.
+	// begin starts update o.Updates, counted from 1. It may change state and gradients of
+	// parameters that are updated on the host.
 	begin(ctx context.Context, o *Optimizer, learningRate, gradScale float64) error
 }
 
-// A deviceRule is a rule that leaves parameters to AdamW of the device. Their state is its two
-// moments.
+// A deviceRule updates some parameters with AdamW on the device. Their state is the two moments.
 type deviceRule interface {
 	rule
 
-	// onDevice reports whether a parameter is one of them.
+	// onDevice reports whether the device updates a parameter.
 	onDevice(p *moe.Parameter) bool
 
-	// adamW is the update that was begun, of a group.
+	// adamW returns the current update of a group.
 	adamW(s groupSetting) xpu.AdamW
 }
 
-// A hostRule is a rule that updates parameters on the host: all but those that it leaves to the
-// device.
+// A hostRule updates parameters on the host: all parameters that the device does not update.
 type hostRule interface {
 	rule
 
-	// update changes elements begin to end of the weights of parameter p. It is called on several
-	// goroutines at once.
+	// update updates the elements [begin, end) of the weights of parameter p. Several goroutines
+	// call it at once.
 	update(o *Optimizer, p, begin, end int)
 }
 
-// A scalarRule is a rule that keeps numbers, too, which go into the metadata of
-// optimizer.safetensors.
+// A scalarRule also has scalar state, which is stored in the metadata of optimizer.safetensors.
 type scalarRule interface {
 	scalars() map[string]*float64
 }
 
-// An averagingRule is a rule whose weights to evaluate with are not those it trains.
+// An averagingRule evaluates with other weights than the training weights.
 type averagingRule interface {
-	// average sets dst, elements begin to end of parameter p, to the weights to evaluate with.
+	// average sets dst to the weights for evaluation of the elements [begin, end) of parameter p.
 	average(o *Optimizer, dst []float32, p, begin, end int)
 }
 
@@ -182,7 +179,7 @@ func newOptimizer(config OptimizerConfig, targets int64, device xpu.Device, para
 	return o, nil
 }
 
-// divide puts the parameters into groups.
+// divide assigns the parameters to groups.
 func (o *Optimizer) divide(config OptimizerConfig) {
 	o.settings, o.group = config.settings(), make([]int, len(o.parameters))
 	for i, p := range o.parameters {
@@ -190,11 +187,10 @@ func (o *Optimizer) divide(config OptimizerConfig) {
 	}
 }
 
-// makeState makes the state of all parameters, and decides what the device updates. The state of
-// several parameters is one piece of the device's memory, of so many elements at most, if it is not
-// that of a larger one.
+// makeState allocates the state of all parameters and decides which of them the device updates.
+// State is allocated in chunks of at most most elements; a larger parameter has its own chunk.
 func (o *Optimizer) makeState(most int) error {
-	// for the state of a parameter on the device, each of its two tensors in whole lines of a cache
+	// for the state of a parameter on the device; each of its two tensors is aligned to cache lines
 	room := func(i int) int {
 		if !o.updatedOnDevice(o.parameters[i]) {
 			return 0
@@ -203,7 +199,7 @@ func (o *Optimizer) makeState(most int) error {
 		return 2 * ((high - low + 15) &^ 15)
 	}
 	updates := make([]deviceUpdate, len(o.settings))
-	var chunk []float32 // of the device, for the parameters that come
+	var chunk []float32 // device memory for the next parameters
 	for i, p := range o.parameters {
 		low, high, _ := o.owned(i)
 		onDevice, own := o.updatedOnDevice(p), room(i)
@@ -269,7 +265,7 @@ func (o *Optimizer) updatedOnDevice(p *moe.Parameter) bool {
 	return ok && r.onDevice(p)
 }
 
-// floats makes memory of the device that lives as long as the optimizer.
+// floats allocates device memory for the life of the optimizer.
 func (o *Optimizer) floats(n int) ([]float32, error) {
 	if n == 0 {
 		return nil, nil
@@ -281,7 +277,7 @@ func (o *Optimizer) floats(n int) ([]float32, error) {
 	return x, err
 }
 
-// free gives the optimizer's memory back to the device. It is of no use afterwards. The receiver
+// free releases the optimizer's device memory. The optimizer is unusable afterwards. The receiver
 // may be nil.
 func (o *Optimizer) free() {
 	if o == nil {
@@ -318,8 +314,8 @@ func (o *Optimizer) countBlocks(sizes []int) {
 	}
 }
 
-// owned is the range of a parameter, by its number among those of this rank, that this rank keeps
-// the state of and updates; it may be empty. writer is true on one of all ranks that own the same
+// owned returns the range of a parameter that this rank updates, which may be empty. parameter is
+// the number among this rank's parameters. writer is true on one of the ranks that own the same
 // range.
 func (o *Optimizer) owned(parameter int) (begin, end int, writer bool) {
 	if o.sharding == nil {
@@ -329,15 +325,14 @@ func (o *Optimizer) owned(parameter int) (begin, end int, writer bool) {
 	return r.begin, r.end, r.writer
 }
 
-// kept is the state of elements begin to end of a parameter, which this rank owns: its tensor
-// number k.
+// kept returns state tensor k of the elements [begin, end) of a parameter, which this rank owns.
 func (o *Optimizer) kept(parameter, k, begin, end int) []float32 {
 	low, _, _ := o.owned(parameter)
 	return o.state[parameter][k].values[begin-low : end-low]
 }
 
-// everywhere gives all ranks the numbers of all blocks of the whole model, in the order of its
-// tensors, from those of the blocks that this rank owns. They hold until the next call.
+// everywhere gathers a number for each block of the whole model on all ranks, in the order of the
+// tensors. own has the numbers of this rank's blocks. The result is valid until the next call.
 func (o *Optimizer) everywhere(ctx context.Context, own []float64) ([]float64, error) {
 	if o.sharding == nil {
 		return own, nil
@@ -365,9 +360,8 @@ func (o *Optimizer) GradientNorm(ctx context.Context) (float64, error) {
 	return math.Sqrt(sum), nil
 }
 
-// clipFactor returns what gradients of the given norm are multiplied with so that their norm is at
-// most limit: limit/(norm + 1e-6), at most 1, as torch.nn.utils.clip_grad_norm_ has it. A limit of
-// 0 means that nothing is clipped.
+// clipFactor returns the factor that clips gradients of the given norm to limit: limit/(norm +
+// 1e-6), at most 1, as in torch.nn.utils.clip_grad_norm_. A limit of 0 means no clipping.
 func clipFactor(norm, limit float64) float64 {
 	if limit == 0 {
 		return 1
@@ -450,7 +444,7 @@ func (o *Optimizer) update(ctx context.Context, learningRate, gradScale float64)
 	return nil
 }
 
-// updateBlock updates the i-th block of those of the host.
+// updateBlock updates the i-th block of the host.
 func (o *Optimizer) updateBlock(i int) {
 	i = o.byHost[i]
 	b, rule := o.blocks[i], o.rule.(hostRule)
@@ -516,7 +510,7 @@ func (o *Optimizer) Average(ctx context.Context, on bool) error {
 		}
 		return nil
 	}
-	for _, p := range o.parameters { // what others own, too
+	for _, p := range o.parameters { // also parameters of other owners
 		o.device.Copy(p.Grad, p.Weight)
 	}
 	if err := o.device.ToHost(ctx, o.hostWeights...); err != nil {
@@ -532,13 +526,13 @@ func (o *Optimizer) Average(ctx context.Context, on bool) error {
 	return nil
 }
 
-// averageBlock averages the i-th block of those of the host.
+// averageBlock averages the i-th block of the host.
 func (o *Optimizer) averageBlock(i int) {
 	b := o.blocks[o.byHost[i]]
 	o.rule.(averagingRule).average(o, o.parameters[b.tensor].Weight[b.begin:b.end], b.tensor, b.begin, b.end)
 }
 
-// toHost brings to the host what a checkpoint holds: all weights and what is kept for them.
+// toHost copies the content of a checkpoint to the host: all weights and their state.
 func (o *Optimizer) toHost(ctx context.Context) error {
 	var all [][]float32
 	for _, p := range o.parameters {
@@ -555,7 +549,7 @@ func (o *Optimizer) toHost(ctx context.Context) error {
 	return o.device.ToHost(ctx, all...)
 }
 
-// toDevice gives the device what a checkpoint has brought to the host.
+// toDevice copies the content of a checkpoint from the host to the device.
 func (o *Optimizer) toDevice() {
 	for _, p := range o.parameters {
 		o.device.ToDevice(p.Weight)
@@ -568,8 +562,8 @@ func (o *Optimizer) toDevice() {
 	}
 }
 
-// saved lists what optimizer.safetensors holds for a parameter, as far as this rank owns it: its
-// state, and the weights to train on if they are not those of the model that is saved.
+// saved lists the tensors of optimizer.safetensors for the range of a parameter that this rank
+// owns: its state, and the training weights if they differ from the saved model.
 func (o *Optimizer) saved(parameter int) []stateTensor {
 	tensors := o.state[parameter]
 	if _, ok := o.rule.(averagingRule); ok {
@@ -584,7 +578,7 @@ func (o *Optimizer) saved(parameter int) []stateTensor {
 	return tensors
 }
 
-// metadata is the text of the numbers that the rule keeps, nil if it keeps none. It reads back to
+// metadata returns the rule's scalars as text, or nil without scalars. Reading the text restores
 // the same bits.
 func (o *Optimizer) metadata() map[string]string {
 	r, ok := o.rule.(scalarRule)
@@ -614,27 +608,25 @@ func (o *Optimizer) setMetadata(text map[string]string) error {
 	return nil
 }
 
-// needsWholeTensors reports whether an update needs all of a tensor at a time, so that ranks cannot
-// divide it.
+// needsWholeTensors reports whether an update needs complete tensors, which ranks cannot divide.
 func needsWholeTensors(name OptimizerName) bool { return name == Muon || name == Lamb }
 
-// optimizerBytes is the memory that the state of an optimizer takes on one rank of a layout whose
-// stage has these tensors, scratch included, on so many threads, 0 as for [cpu.New]: what is memory
-// of the device, and what is the host's. Ranks whose share is not quite even differ by a few
-// blocks.
+// optimizerBytes returns the bytes of the optimizer's state and scratch on one rank, in device
+// memory and in host memory. held are the tensors of the rank's stage. threads is as in [cpu.New].
+// Ranks may differ by a few blocks.
 func optimizerBytes(config OptimizerConfig, m moe.Config, held []safetensors.Tensor, layout LayoutConfig,
 	threads int) (onDevice, onHost int64) {
 	if threads == 0 {
 		threads = runtime.GOMAXPROCS(0)
 	}
-	replicas, data := int64(1), int64(1) // ranks that share the update of a divided, of a replicated weight
+	replicas, data := int64(1), int64(1) // ranks that share the update of an expert weight, and of a replicated weight
 	switch layout.Optimizer {
 	case SO:
 		replicas, data = int64(layout.DP), int64(layout.DP)
 	case EPSO:
 		replicas, data = int64(layout.DP), int64(layout.DP*layout.EP)
 	}
-	state := func(string, []int) (onDevice, onHost int64) { return 0, 8 } // of a weight of a tensor
+	state := func(string, []int) (onDevice, onHost int64) { return 0, 8 } // bytes per weight of a tensor
 	switch config.Name {
 	case AdamW:
 		state = func(string, []int) (onDevice, onHost int64) { return 8, 0 }
@@ -649,7 +641,7 @@ func optimizerBytes(config OptimizerConfig, m moe.Config, held []safetensors.Ten
 	case Lion:
 		state = func(string, []int) (onDevice, onHost int64) { return 0, 4 }
 	}
-	var sums [2][2]int64 // of replicated tensors, of those of experts; on the device, on the host
+	var sums [2][2]int64 // [replicated, expert] tensors × [device, host]
 	for _, t := range held {
 		kind := 0
 		if divided(t.Name) {

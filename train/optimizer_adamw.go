@@ -7,7 +7,7 @@ import (
 	"mula/xpu"
 )
 
-// adamW is [AdamW]. It is the device's: see [xpu.AdamW].
+// adamW is [AdamW]. It runs on the device: see [xpu.AdamW].
 //
 // With g the gradient, η the learning rate, λ the weight decay, both of the parameter's group, t
 // the number of updates from 1, m̂ = m/(1−β₁ᵗ) and v̂ = v/(1−β₂ᵗ):
@@ -19,7 +19,7 @@ import (
 // Loshchilov and Hutter 2019 (arXiv 1711.05101). Reference: torch.optim.AdamW of torch 2.15.0.
 type adamW struct {
 	config  OptimizerConfig
-	command xpu.AdamW // of a group without settings of its own, but for the decay
+	command xpu.AdamW // for a group without settings, except for the decay
 }
 
 func newAdamW(config OptimizerConfig) *adamW { return &adamW{config: config} }

@@ -14,7 +14,7 @@ import (
 //	t = 0   v ← g²
 //	t > 0   p ← p − η·λ·p;   m ← β₁m + (1−β₁)·clip(g/max(√v, ε), ±t^¼);   p ← p − η·m;   v ← β₂v + (1−β₂)g²
 //
-// The first update leaves the weights as they are. Taniguchi et al. 2024 (arXiv 2411.02853,
+// The first update does not change the weights. Taniguchi et al. 2024 (arXiv 2411.02853,
 // algorithm 2). Reference: torch-adopt 0.1.0, of the authors, with decouple=True.
 type adopt struct {
 	config OptimizerConfig

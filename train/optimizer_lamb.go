@@ -33,7 +33,7 @@ func newLamb(config OptimizerConfig, parameters []*moe.Parameter) *lamb {
 
 func (*lamb) state(*moe.Parameter) []string { return []string{"exp_avg", "exp_avg_sq"} }
 
-// begin leaves u where the gradients were.
+// begin replaces the gradients by u.
 func (r *lamb) begin(_ context.Context, o *Optimizer, learningRate, gradScale float64) error {
 	if r.prepareOne == nil {
 		r.norms = make([]ratio, len(o.blocks))

@@ -11,10 +11,10 @@ import (
 	"mula/xpu/cpu"
 )
 
-// muon is [Muon]. The matrices inside the layers, those of attention and of the feed-forward, each
-// expert's on its own, are updated by the orthogonalized momentum; embedding, head, norms and
-// routers by [AdamW] with the same learning rate, unless a group scales it. With g the gradient of
-// a matrix of m×n, η the learning rate, λ the weight decay and μ the momentum:
+// muon is [Muon]. The orthogonalized momentum updates the matrices of attention and of feed-forward
+// layers, each expert's matrices separately. [AdamW] updates embedding, head, norms and routers
+// with the same learning rate, unless a group scales it. With g the gradient of an m×n matrix, η
+// the learning rate, λ the weight decay and μ the momentum:
 //
 //	b ← μb + (1−μ)g;   u = μb + (1−μ)g with nesterov, else b
 //	X = u/max(‖u‖, 1e-7);   ns_steps times  A = XXᵀ,  X ← aX + (bA + cA²)X,  a = 3.4445, b = −4.775, c = 2.0315
@@ -22,9 +22,9 @@ import (
 //	s = 0.2·√max(m, n)      AdjustMatchRMSAdamW (Liu et al. 2025, arXiv 2502.16982)
 //	s = √max(1, m/n)        AdjustOriginal
 //
-// ‖·‖ is the Frobenius norm. X is computed by products of the device, in its precision; for m > n
-// its factors are in the other order, so that A is always the smaller square. All else of X, and b,
-// is computed on the host; what is left to AdamW the device updates.
+// ‖·‖ is the Frobenius norm. The device computes the products for X in its precision. For m > n the
+// factors have the other order, so that A is the smaller square. The host computes the rest of X,
+// and b. The device updates the parameters of AdamW.
 //
 // Jordan et al. 2024 (kellerjordan.github.io/posts/muon). Reference: torch.optim.Muon of torch
 // 2.15.0, which computes X in bfloat16.
@@ -33,7 +33,7 @@ type muon struct {
 	device       xpu.Device
 	rest         *adamW
 	inside       []bool    // which parameters are orthogonalized
-	large, small []int     // those, by size
+	large, small []int     // orthogonalized parameters, by size
 	norms        []float64 // ‖u‖² of each parameter
 	scale        []float64 // η·s of each parameter
 	keep         []float32 // 1 − η·λ of each group
@@ -42,33 +42,33 @@ type muon struct {
 	largeScratch *muonScratch
 	scratch      chan *muonScratch // one for each worker
 	failed       []error           // of each small matrix
-	ctx          context.Context   // of the update at hand
+	ctx          context.Context   // of the current update
 
 	momentumOne, smallOne func(i int)
 }
 
-// muonLarge is the number of elements from which on a matrix keeps all workers busy by itself.
-// Smaller ones are orthogonalized side by side.
+// muonLarge is the smallest number of elements of a matrix that uses all workers. Smaller matrices
+// are orthogonalized in parallel.
 const muonLarge = 1 << 20
 
-// muonScratch is what the orthogonalization of one matrix takes: another matrix of its shape, and
-// two squares, in the memory of the device. Its functions are made once, so that a step allocates
-// nothing.
+// muonScratch is the scratch memory for the orthogonalization of one matrix: another matrix of its
+// shape, and two squares, in device memory. Its functions are created once, so that a step does not
+// allocate.
 type muonScratch struct {
 	x, a, b []float32 // memory
 
-	// Of the matrix at hand.
-	u, first   []float32 // what is orthogonalized; where X begins, which may be u
+	// Of the current matrix.
+	u, first   []float32 // the input; the initial X, which may be u
 	factor     float32
 	square     []float32 // A
 	polynomial []float32
 	side       int          // of both
-	seen       [2][]float32 // what the host is to see
+	seen       [2][]float32 // memory for the host
 
 	beginOne, polynomialOne func(i int)
 }
 
-// newMuon makes ready for the matrices that the optimizer's rank owns.
+// newMuon prepares for the matrices that the optimizer's rank owns.
 func newMuon(config OptimizerConfig, o *Optimizer) (*muon, error) {
 	device, parameters := o.device, o.parameters
 	r := &muon{config: config, device: device, rest: newAdamW(config), inside: make([]bool, len(parameters)),
@@ -124,8 +124,7 @@ func (s *muonScratch) beginPiece(i int) {
 	cpu.Scale(s.first[low:high], s.factor)
 }
 
-// polynomialPiece turns a piece of A² into one of aI + bA + cA², so that one more product gives the
-// next X.
+// polynomialPiece replaces a piece of A² by aI + bA + cA². One more product is the next X.
 func (s *muonScratch) polynomialPiece(i int) {
 	low, high := i*blockSize, min((i+1)*blockSize, len(s.polynomial))
 	cpu.Scale(s.polynomial[low:high], 2.0315)
@@ -136,7 +135,7 @@ func (s *muonScratch) polynomialPiece(i int) {
 	}
 }
 
-// orthogonalized reports whether a parameter is a matrix inside a layer, and no router.
+// orthogonalized reports whether a parameter is a matrix of a layer, except for routers.
 func orthogonalized(name string, shape []int) bool {
 	return len(shape) == 2 && strings.HasPrefix(name, "model.layers.") && !strings.HasSuffix(name, ".mlp.gate.weight")
 }
@@ -152,7 +151,7 @@ func (*muon) onDevice(p *moe.Parameter) bool { return !orthogonalized(p.Name, p.
 
 func (r *muon) adamW(s groupSetting) xpu.AdamW { return r.rest.adamW(s) }
 
-// begin leaves X where the gradients of the matrices were.
+// begin replaces the gradients of the matrices by X.
 func (r *muon) begin(ctx context.Context, o *Optimizer, learningRate, gradScale float64) error {
 	if err := r.rest.begin(ctx, o, learningRate, gradScale); err != nil {
 		return err
@@ -205,8 +204,8 @@ func (r *muon) begin(ctx context.Context, o *Optimizer, learningRate, gradScale 
 	return nil
 }
 
-// orthogonalize replaces u, which is where the gradient of a parameter was, on the host, and has
-// that sum of squares, by X, on the host. It works on all workers if asked.
+// orthogonalize replaces u, which has the place of a parameter's gradient on the host, by X.
+// squares is the sum of squares of u.
 func (r *muon) orthogonalize(ctx context.Context, p *moe.Parameter, squares float64, s *muonScratch,
 	parallel bool) error {
 	m, n := p.Shape[0], p.Shape[1]
@@ -222,7 +221,7 @@ func (r *muon) orthogonalize(ctx context.Context, p *moe.Parameter, squares floa
 	}
 	x, y := p.Grad, s.x[:m*n]
 	if *r.config.NewtonSchulzSteps%2 == 1 {
-		x, y = y, x // so that the last X is where it should be
+		x, y = y, x // so that the last X is in the right memory
 	}
 	s.u, s.first, s.factor = p.Grad, x, float32(1/max(math.Sqrt(squares), 1e-7))
 	pieces(m*n, s.beginOne)
@@ -260,10 +259,10 @@ func (r *muon) update(o *Optimizer, p, begin, end int) {
 	cpu.Axpy(weight, float32(-r.scale[p]), o.parameters[p].Grad[begin:end])
 }
 
-// muonScratchBytes is the memory that the scratch of Muon takes for a model on so many threads.
+// muonScratchBytes returns the bytes of Muon's scratch memory for a model and a number of threads.
 func muonScratchBytes(m moe.Config, threads int) int64 {
 	h, kv, ffn := m.HiddenSize, m.KVHeads*m.HeadDim(), m.IntermediateSize
-	var elements, side [2]int64 // of the small matrices, of the large ones
+	var elements, side [2]int64 // of small and of large matrices
 	for _, s := range [][2]int{{h, h}, {kv, h}, {ffn, h}} {
 		n, k := int64(s[0])*int64(s[1]), 0
 		if n >= muonLarge {

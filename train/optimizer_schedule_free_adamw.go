@@ -15,11 +15,12 @@ import (
 //	y ← y + c(z − y) + η(β₁(1−c) − 1)u;   z ← z − ηu
 //	x = y + (1 − 1/β₁)(z − y)
 //
-// η̄ and c are those of a group whose learning rate is not scaled: a constant factor cancels in c.
+// η̄ and c are computed for a group whose learning rate is not scaled: a constant factor cancels in
+// c.
 //
-// The gradients are those at y, which the model's weights hold while it is trained; z begins as the
-// weights do. x, the average, is what is evaluated and saved as the model; checkpoints hold y
-// beside z, because y computed from x would differ in its last bits.
+// Gradients are computed at y, which is in the model's weights during training. z starts with the
+// initial weights. The average x is used for evaluation and saved as the model. Checkpoints also
+// have y and z, because y computed from x would differ in its last bits.
 //
 // Defazio et al. 2024 (arXiv 2405.15682). Reference: schedulefree.AdamWScheduleFree of schedulefree
 // 1.4.1, whose warm-up is the one of [Schedule].
@@ -37,7 +38,7 @@ func newScheduleFreeAdamW(config OptimizerConfig) *scheduleFreeAdamW {
 
 func (*scheduleFreeAdamW) state(*moe.Parameter) []string { return []string{"z", "exp_avg_sq"} }
 
-// scalars are called as in the param_groups of the reference.
+// scalars have the names of the reference's param_groups.
 func (r *scheduleFreeAdamW) scalars() map[string]*float64 {
 	return map[string]*float64{"lr_max": &r.lrMax, "weight_sum": &r.weightSum}
 }
@@ -74,7 +75,7 @@ func (r *scheduleFreeAdamW) update(o *Optimizer, p, begin, end int) {
 
 func (r *scheduleFreeAdamW) average(o *Optimizer, dst []float32, p, begin, end int) {
 	if o.Updates == 0 {
-		return // z has not begun
+		return // z is not initialized yet
 	}
 	for i, z := range o.kept(p, 0, begin, end) {
 		dst[i] += float32(r.fromTrainToAvg * (z - dst[i]))

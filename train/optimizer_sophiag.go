@@ -29,7 +29,7 @@ type sophiaG struct {
 	every   int64
 	kernel  []cpu.Sophia // of each group
 
-	// Of the estimate at hand.
+	// Of the current estimate.
 	gradScale, weight float64
 	curvatureOne      func(i int)
 }
