@@ -7,19 +7,19 @@ import (
 	"mula/xpu"
 )
 
-// peakTime bounds what the measurement of a machine's peak takes.
+// peakTime limits the time of the measurement of a machine's peak.
 const peakTime = 250 * time.Millisecond
 
-// peakProduct is how long a product of 1,024 rows or more must take for its time to say how fast
-// the device is, and not how fast it is told to begin.
+// peakProduct is the shortest time of a product whose time depends on the device's speed and not on
+// the latency of its start.
 const peakProduct = time.Millisecond
 
-// measurePeak measures how fast the device multiplies, in FLOP/s: the best time of products of
-// square matrices of several sizes, whose entries are small whole numbers. The largest has 1,024
-// rows, or twice or four times as many on a device where one of half as many takes less than
-// peakProduct and there is room. It takes at most peakTime, and at most a hundredth of work, the
-// FLOPs of what it is measured for, or two small products, the first of which is not timed: a
-// driver may compile for it. For a run of seconds the figure is rough.
+// measurePeak measures the peak of the device's matrix products in FLOP/s. It uses the best time of
+// products of square matrices of several sizes with small whole numbers. The largest matrix has
+// 1,024 rows. It has 2,048 or 4,096 rows if the product of half the size takes less than
+// peakProduct and the device has enough memory. The measurement takes at most peakTime, and at most
+// 1 % of the FLOPs of work, the work of the run, but at least two small products. The first product
+// is not timed, because a driver may compile for it. The result is rough for a run of seconds.
 func measurePeak(ctx context.Context, device xpu.Device, work float64) (float64, error) {
 	const smallest, usual, largest = 64, 1024, 4096
 	// of a size, before it is known whether there is a larger one, which is faster and gets the
@@ -47,7 +47,7 @@ func measurePeak(ctx context.Context, device xpu.Device, work float64) (float64,
 		for i := range memory {
 			var err error
 			if memory[i], err = device.Floats(n * n); err != nil && n > usual {
-				return peak, nil // there is no room for more than the usual
+				return peak, nil // not enough memory for a larger size
 			} else if err != nil {
 				return 0, err
 			}
@@ -80,7 +80,7 @@ func measurePeak(ctx context.Context, device xpu.Device, work float64) (float64,
 				return 0, err
 			}
 			took := time.Since(start)
-			if fastest = min(fastest, took); took > 0 { // a coarse clock may not see it pass
+			if fastest = min(fastest, took); took > 0 { // 0 with a coarse clock
 				peak = max(peak, flops/took.Seconds())
 			}
 			budget -= flops
@@ -95,7 +95,7 @@ func measurePeak(ctx context.Context, device xpu.Device, work float64) (float64,
 	return peak, nil
 }
 
-// flopsOfRun is the work of all steps that are left.
+// flopsOfRun returns the FLOPs of all remaining steps.
 func (r *run) flopsOfRun() float64 {
 	perStep := float64(r.config.BatchSize) * float64(r.data.SequenceLength)
 	return float64(r.config.Steps-r.state.Step) * perStep * r.config.Model.FLOPsPerToken(r.data.SequenceLength)

@@ -11,25 +11,23 @@ import (
 	"mula/xpu"
 )
 
-// A pipeline is this rank's place among those that compute the layers of a model one after the
-// other: what comes from the stages beside it, and what goes there. Every stage knows how many rows
-// each micro-batch has, because all stages of a data rank read the same rows. A nil pipeline is
-// that of one stage.
+// A pipeline connects this rank's stage with its neighbours. All stages of a data rank read the
+// same rows, so they know the number of rows of each micro-batch. A nil pipeline has one stage.
 //
-// A stage that cannot compute a batch still sends on as much as its neighbours wait for, so that
-// all of them come to the vote, where they hear of it.
+// A stage that cannot compute a batch still sends the data that its neighbours wait for. All stages
+// then reach the vote, which reports the error.
 type pipeline struct {
 	group  *xpu.Comm // a rank's number in it is its stage
 	model  *moe.Model
 	device xpu.Device
 	length int // tokens of a row
 
-	in, out  relay        // of the batch at hand
-	none     *moe.Relay   // that of no rows
-	sent     [1][]float32 // what is brought to the host
-	computed []bool       // of each slot: the batch under way there is in the model
+	in, out  relay        // of the current batch
+	none     *moe.Relay   // for a batch without rows
+	sent     [1][]float32 // the data on the host
+	computed []bool       // for each slot: the model has its batch
 
-	spoilt bool // of finite numbers from another stage, or from the text, this stage has made some that are not
+	spoilt bool // this stage computed non-finite values from finite input
 }
 
 // A relay has memory of the device for the hidden states of the largest batch so far.
@@ -38,7 +36,7 @@ type relay struct {
 	memory []float32
 }
 
-// newPipeline returns the place of a rank whose groups, model and device these are.
+// newPipeline returns the pipeline of a rank.
 func newPipeline(r *ranks, m *moe.Model, device xpu.Device, sequenceLength int) (*pipeline, error) {
 	if r == nil || r.pipeline == nil {
 		return nil, nil
@@ -55,7 +53,7 @@ func newPipeline(r *ranks, m *moe.Model, device xpu.Device, sequenceLength int) 
 // last reports whether this stage has the losses.
 func (p *pipeline) last() bool { return p == nil || p.group.Rank() == p.group.Size()-1 }
 
-// firstLayer is the number of this stage's first layer in the whole model.
+// firstLayer returns the number of this stage's first layer in the whole model.
 func (p *pipeline) firstLayer() int {
 	if p == nil {
 		return 0
@@ -64,7 +62,8 @@ func (p *pipeline) firstLayer() int {
 	return from
 }
 
-// takeSpoilt reports whether this stage has spoilt anything since the last call.
+// takeSpoilt reports whether this stage has computed non-finite values from finite input since the
+// last call.
 func (p *pipeline) takeSpoilt() bool {
 	if p == nil {
 		return false
@@ -74,9 +73,9 @@ func (p *pipeline) takeSpoilt() bool {
 	return spoilt
 }
 
-// pass takes a batch of so many rows one stage on, with a step of 1, or back, with -1: compute
-// makes of what the one neighbour has sent, nil if there is none, what the other gets. Its error is
-// one after which nothing can be sent.
+// pass runs a forward pass (step 1) or a backward pass (step -1) of a batch of rows rows in this
+// stage. compute gets the input of one neighbour and the output for the other, nil without a
+// neighbour. After an error of pass, the stage cannot communicate.
 func (p *pipeline) pass(ctx context.Context, step, rows int, compute func(in, out *moe.Relay) error) error {
 	from, to := p.group.Rank()-step, p.group.Rank()+step
 	in, err := p.relay(&p.in, from, rows)
@@ -118,7 +117,7 @@ func (p *pipeline) pass(ctx context.Context, step, rows int, compute func(in, ou
 	return nil
 }
 
-// relay is that of r for a batch of so many rows, nil if there is no such stage. Relays of no rows
+// relay returns r for a batch of rows rows, or nil if the stage does not exist. Relays without rows
 // are not sent.
 func (p *pipeline) relay(r *relay, stage, rows int) (*moe.Relay, error) {
 	if stage < 0 || stage == p.group.Size() {
@@ -141,8 +140,8 @@ func (p *pipeline) relay(r *relay, stage, rows int) (*moe.Relay, error) {
 	return r.Relay, nil
 }
 
-// blank makes nothing of a batch that cannot be computed: zeros for the neighbour. It returns what
-// the model is given instead, if it has to take part in the exchanges of its experts.
+// blank sets the output of a batch that cannot be computed to zeros. It returns relays without rows
+// with which the model takes part in the exchanges of its experts.
 func (p *pipeline) blank(in, out *moe.Relay) (noneIn, noneOut *moe.Relay) {
 	clear(p.none.Router)
 	if in != nil {
@@ -156,10 +155,11 @@ func (p *pipeline) blank(in, out *moe.Relay) (noneIn, noneOut *moe.Relay) {
 	return noneIn, noneOut
 }
 
-// stages does what [run.whole] does on one stage of several, one forward, one backward: stage s of
-// n begins with n-1-s forward passes, or as many as there are micro-batches; from then on every
-// forward pass is followed by a backward pass, and the rest of these end the step. So micro-batches
-// come to their backward passes in their order, and no stage keeps more than n-s of them.
+// stages is [run.whole] for one stage of several, with the schedule 1F1B (one forward, one
+// backward). Stage s of n starts with n-1-s forward passes, or fewer if there are fewer
+// micro-batches. Then every forward pass is followed by a backward pass. The remaining backward
+// passes end the step. Backward passes are in the order of micro-batches, and a stage keeps at most
+// n-s micro-batches.
 func (r *run) stages(ctx context.Context, options moe.BackwardOptions, each func(rows []row, stats moe.Stats)) error {
 	p, none := r.pipeline, moe.Batch{SequenceLength: r.data.SequenceLength}
 	slots := len(p.computed)
@@ -186,7 +186,7 @@ func (r *run) stages(ctx context.Context, options moe.BackwardOptions, each func
 			}
 			in, out = p.blank(in, out)
 			if r.ranks.EP == 1 {
-				return nil // nobody waits for this rank's experts
+				return nil // no rank waits for this rank's experts
 			}
 			return r.model.StageForward(ctx, slot, none, in, out)
 		})
@@ -229,9 +229,9 @@ func (r *run) stages(ctx context.Context, options moe.BackwardOptions, each func
 	return failed
 }
 
-// loss computes the losses of a batch without a backward pass, which the last stage learns. A batch
-// without rows where there are some stands for one that could not be read. A stage goes on when the
-// next one has taken the batch, so that no more than one waits anywhere.
+// loss computes the losses of a batch without a backward pass. The last stage has the losses. A
+// batch without rows, although rows is above 0, could not be read. A stage continues when the next
+// stage has received the batch, so at most one batch waits at a stage.
 func (p *pipeline) loss(ctx context.Context, batch moe.Batch, rows int, experts bool) (stats moe.Stats, err error) {
 	var failed error
 	note := []byte{1}
@@ -262,20 +262,20 @@ func (p *pipeline) loss(ctx context.Context, batch moe.Batch, rows int, experts 
 	return stats, errors.Join(failed, err)
 }
 
-// stageLayers are the layers of a stage: from the first to before the second.
+// stageLayers returns the layers [from, to) of a stage.
 func stageLayers(layers, stage, stages int) (from, to int) {
 	return stage * layers / stages, (stage + 1) * layers / stages
 }
 
-// stageTensors are the tensors of a stage: those of its layers, of the first the embedding, of the
-// last what follows the layers.
+// stageTensors returns the tensors of a stage: the tensors of its layers, and for the first stage
+// the embedding, for the last stage the tensors after the layers.
 func stageTensors(c moe.Config, stage, stages int) []safetensors.Tensor {
 	if stages == 1 {
 		return c.Tensors()
 	}
 	var held []safetensors.Tensor
 	from, to := stageLayers(c.Layers, stage, stages)
-	layers := false // have come
+	layers := false // the layers have started
 	for _, t := range c.Tensors() {
 		layer, err := strconv.Atoi(tensorLayer(t.Name))
 		ok := err == nil
@@ -287,8 +287,8 @@ func stageTensors(c moe.Config, stage, stages int) []safetensors.Tensor {
 	return held
 }
 
-// bubble is the share of a step's passes that the stages of a pipeline wait for the first and the
-// last micro-batches of others.
+// bubble returns the fraction of a step in which pipeline stages are idle, because they wait for
+// the first and the last micro-batches of other stages.
 func bubble(stages, microBatches int) float64 {
 	return float64(stages-1) / float64(microBatches+stages-1)
 }

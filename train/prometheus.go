@@ -18,14 +18,14 @@ import (
 // 0.0.4 of Prometheus (prometheus.io/docs/instrumenting/exposition_formats).
 type metricsServer struct {
 	server *http.Server
-	text   atomic.Pointer[string] // what is served
-	done   chan struct{}          // closed when nothing is served any more
+	text   atomic.Pointer[string] // the served text
+	done   chan struct{}          // closed after the server has stopped
 
-	ratios     map[string]float64 // newest that were measured
-	evaluation *Evaluation        // newest
+	ratios     map[string]float64 // newest measured ratios
+	evaluation *Evaluation        // newest evaluation
 }
 
-// serveMetrics starts to serve at an address. Until the first step there are no values.
+// serveMetrics starts to serve at an address. It serves no values before the first step.
 func serveMetrics(ctx context.Context, address string) (*metricsServer, error) {
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 	if err != nil {
@@ -43,20 +43,20 @@ func serveMetrics(ctx context.Context, address string) (*metricsServer, error) {
 	go func() {
 		defer close(s.done)
 		if err := s.server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			listener.Close() // nobody is answered any more; the run goes on
+			listener.Close() // no requests are answered any more; the run continues
 		}
 	}()
 	return s, nil
 }
 
-// close ends serving, connections under way included.
+// close stops the server and closes its connections.
 func (s *metricsServer) close() {
 	s.server.Close()
 	<-s.done
 }
 
-// publish sets what is served to the state after a step. evaluation is that which followed it, nil
-// for none. It is called by the goroutine that trains.
+// publish sets the served values to the state after a step. evaluation is the evaluation after the
+// step, or nil. The goroutine of the run calls publish.
 func (s *metricsServer) publish(r *run, m StepMetrics, evaluation *Evaluation) {
 	t := &scrapeText{}
 	t.head("mula_run_info", "gauge", "Run: version of mula, plan fingerprint, device.")
@@ -132,7 +132,7 @@ func (s *metricsServer) publish(r *run, m StepMetrics, evaluation *Evaluation) {
 	s.text.Store(&text)
 }
 
-// A scrapeText puts together what is served.
+// A scrapeText builds the served text.
 type scrapeText struct{ strings.Builder }
 
 // metric adds a metric without labels.
@@ -145,7 +145,7 @@ func (t *scrapeText) head(name, kind, help string) {
 	fmt.Fprintf(t, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, kind)
 }
 
-// value adds a value of a metric whose head was added; labels are names and values in turn.
+// value adds a value of a metric after its head. labels alternates names and values.
 func (t *scrapeText) value(name string, value float64, labels ...string) {
 	t.WriteString(name)
 	separator := "{"

@@ -19,9 +19,9 @@ import (
 )
 
 // Join connects to the other processes of a run, which mpiexec or mula launch has started;
-// layout.transport selects the transport. It returns nil if the run has one process, whose ranks are
-// goroutines. While ranks with the tcp transport are missing, Join calls waiting from time to time
-// with a text that names them. The caller closes the group after [Run] has returned.
+// layout.transport selects the transport. It returns nil if the run has one process, whose ranks
+// are goroutines. While ranks with the tcp transport are missing, Join calls waiting from time to
+// time with a text that names them. The caller closes the group after [Run] has returned.
 func Join(ctx context.Context, config Config, waiting func(text string)) (*xpu.Comm, error) {
 	if err := config.Validate(); err != nil {
 		return nil, err
@@ -61,9 +61,9 @@ func Join(ctx context.Context, config Config, waiting func(text string)) (*xpu.C
 	return world, nil
 }
 
-// linksOf returns the kind of links of this process: layout.transport, or for auto the kind that the
-// environment names. It refuses to train in one of several processes that cannot find each other:
-// each of them would run the whole job.
+// linksOf returns the transport of this process: layout.transport, or for auto the transport from
+// the environment. It returns an error in one of several processes that cannot find each other,
+// because each of them would run the whole job.
 func linksOf(kind LinkKind) (LinkKind, error) {
 	process, started := launchers.Find()
 	if kind == AutoLinks {
@@ -86,8 +86,8 @@ func linksOf(kind LinkKind) (LinkKind, error) {
 	return kind, nil
 }
 
-// separateProcesses is the error of a process that a launcher has started as one of several,
-// without a way to find the others.
+// separateProcesses is the error of a process that a launcher has started as one of several, but
+// that cannot find the other processes.
 func separateProcesses(p launchers.Process) error {
 	pmi := ""
 	if p.Launcher.Rank == "SLURM_PROCID" {
@@ -100,7 +100,8 @@ func separateProcesses(p launchers.Process) error {
 		p.Launcher.Size, pmi)}
 }
 
-// startedWith refuses a world of another size than that of which mula launch has told this process.
+// startedWith returns an error if the size of the world differs from the number of ranks that mula
+// launch has started.
 func startedWith(size int) error {
 	text := os.Getenv(tcp.SizeVariable)
 	if n, err := strconv.Atoi(text); text == "" || err == nil && n == size {
@@ -119,7 +120,8 @@ func loneRank(library string) error {
 		p.Launcher.Name, p.Launcher.Rank, library, p.Launcher.Name, mpi.LibraryVariable)}
 }
 
-// fitsWorld refuses a layout that is not for so many ranks, and names those that are.
+// fitsWorld returns an error if the layout is not for ranks ranks. The error names possible
+// layouts.
 func (c Config) fitsWorld(ranks int) error {
 	l := c.Layout
 	if l.Ranks() == ranks {
@@ -160,7 +162,7 @@ func divisors(n int) []int {
 	return all
 }
 
-// list is numbers as text, with commas.
+// list joins numbers with commas.
 func list(numbers []int) string {
 	words := make([]string, len(numbers))
 	for i, n := range numbers {
@@ -169,11 +171,10 @@ func list(numbers []int) string {
 	return strings.Join(words, ", ")
 }
 
-// A sharedErr is one that all ranks of a run return: they know of it, so that nobody waits for
-// another.
+// A sharedErr is an error that all ranks of a run return, so that no rank waits for another.
 type sharedErr struct {
 	error
-	failures []failure // of each rank, those that are well with none
+	failures []failure // of each rank; empty for ranks without a failure
 	recorded bool      // in failures.jsonl
 }
 
@@ -186,35 +187,34 @@ func Shared(err error) bool {
 	return errors.As(err, &shared)
 }
 
-// sharedError is an error of one rank that all have come to know without being told.
+// sharedError returns an error of one rank that all ranks have computed from the same data.
 func sharedError(r *ranks, rank int, err error) error {
 	failures := make([]failure, r.size())
 	failures[rank] = failure{Host: r.hosts[rank], Error: err.Error()}
 	return &sharedErr{error: fmt.Errorf("rank %d on %s: %w", rank, r.hosts[rank], err), failures: failures}
 }
 
-// ranks are the groups that a rank belongs to, and where the others are. A nil ranks is a run of
-// one rank.
+// ranks has the groups of a rank and the hosts of all ranks. It is nil in a run of one rank.
 type ranks struct {
 	LayoutConfig
 	world *xpu.Comm // votes, losses, checkpoints
 
 	experts  *xpu.Comm // the ranks that share the experts: dispatch of tokens, by the model
-	replicas *xpu.Comm // those that hold the same experts
-	// all that hold the same replicated weights, each with its own rows; sums are formed over ep
-	// and then over dp
+	replicas *xpu.Comm // ranks with the same experts
+	// ranks with the same replicated weights, each with its own rows; sums are over ep, then over
+	// dp
 	data     *xpu.Comm
 	pipeline *xpu.Comm // the stages of the same rows; nil if there is one
-	within   *xpu.Comm // the ranks of experts again, for gradients that travel while tokens do
+	within   *xpu.Comm // the ranks of experts again, for gradients in transit at the same time as tokens
 
 	hosts   []string // of each rank
-	sharing int      // ranks that run on the same processors of the same host as this one, itself included
+	sharing int      // ranks on the same processors of this host, including this rank
 
 	each   []int   // bounds of one number from each rank
 	counts []int64 // one from each
 }
 
-// newRanks makes the groups of a layout from the world. It returns nil for a run of one rank.
+// newRanks creates the groups of a layout from the world. It returns nil for a run of one rank.
 func newRanks(ctx context.Context, world *xpu.Comm, layout LayoutConfig) (*ranks, error) {
 	if world == nil || world.Size() == 1 {
 		return nil, nil
@@ -262,7 +262,7 @@ func newRanks(ctx context.Context, world *xpu.Comm, layout LayoutConfig) (*ranks
 	return r, nil
 }
 
-// close leaves the groups but the world.
+// close closes all groups except for the world.
 func (r *ranks) close() {
 	if r == nil {
 		return
@@ -272,8 +272,8 @@ func (r *ranks) close() {
 	}
 }
 
-// hostname is the name under which failures of this rank are recorded. MULA_HOST, which mula launch
-// sets, goes first.
+// hostname returns the host name for records of this rank's failures: MULA_HOST, which mula launch
+// sets, or else the name of the machine.
 func hostname() string {
 	if name := os.Getenv("MULA_HOST"); name != "" {
 		return name
@@ -299,8 +299,8 @@ func (r *ranks) size() int {
 	return r.world.Size()
 }
 
-// reader is this rank's number among those that read rows of their own; the stages of a pipeline
-// have the same.
+// reader returns this rank's number among the ranks that read their own rows. The stages of a
+// pipeline have the same number.
 func (r *ranks) reader() int {
 	if r == nil {
 		return 0
@@ -308,7 +308,7 @@ func (r *ranks) reader() int {
 	return r.data.Rank()
 }
 
-// readers is the number of ranks that read rows of their own, and have the losses of these.
+// readers returns the number of ranks that read their own rows and have their losses.
 func (r *ranks) readers() int {
 	if r == nil {
 		return 1
@@ -316,7 +316,7 @@ func (r *ranks) readers() int {
 	return r.data.Size()
 }
 
-// comm is the world, nil for one rank.
+// comm returns the world, or nil for one rank.
 func (r *ranks) comm() *xpu.Comm {
 	if r == nil {
 		return nil
@@ -324,7 +324,7 @@ func (r *ranks) comm() *xpu.Comm {
 	return r.world
 }
 
-// onHost is the number of ranks on the host of this one.
+// onHost returns the number of ranks on this rank's host.
 func (r *ranks) onHost() int {
 	if r == nil {
 		return 1
@@ -338,7 +338,7 @@ func (r *ranks) onHost() int {
 	return n
 }
 
-// numberOnHost is this rank's number among those on its host.
+// numberOnHost returns this rank's number among the ranks on its host.
 func (r *ranks) numberOnHost() int {
 	if r == nil {
 		return 0
@@ -352,7 +352,7 @@ func (r *ranks) numberOnHost() int {
 	return n
 }
 
-// parallel is what the model is told.
+// parallel returns the settings of the model.
 func (r *ranks) parallel(l LayoutConfig) moe.Parallel {
 	p := moe.Parallel{Dispatch: l.Dispatch, UniformRouting: l.UniformRouting}
 	if r != nil {
@@ -373,15 +373,14 @@ func (r *ranks) sum(ctx context.Context, n int64) (int64, error) {
 	return sum[0], err
 }
 
-// all gives every rank a number of each. It holds until the next call.
+// all returns the numbers of all ranks on every rank. The result is valid until the next call.
 func (r *ranks) all(ctx context.Context, n int64) ([]int64, error) {
 	r.counts[r.rank()] = n
 	return r.counts, xpu.AllGather(ctx, r.world, r.counts, r.each)
 }
 
-// threads is the number of threads of this rank's device: an even share of what the process may
-// use, where several ranks run on the same processors. A number that was chosen, by threads or in
-// the environment, is for a process.
+// threads returns the number of threads of this rank's device. Ranks on the same processors share
+// the threads of the process evenly. A number from threads or the environment is per process.
 func (r *ranks) threads(config Config, ranksHere int) int {
 	n := config.Threads
 	switch {
@@ -398,7 +397,7 @@ func (r *ranks) threads(config Config, ranksHere int) int {
 // mostLocal is the largest number of ranks that are goroutines of one process.
 const mostLocal = 256
 
-// runLocal is Run with ranks that are goroutines of this process; rank 0 is the caller's.
+// runLocal is Run with ranks that are goroutines of this process. Rank 0 is the caller's goroutine.
 func runLocal(ctx context.Context, config Config, options Options) (Result, error) {
 	n := config.Layout.Ranks()
 	if n > mostLocal {
@@ -407,7 +406,7 @@ func runLocal(ctx context.Context, config Config, options Options) (Result, erro
 	}
 	results, errs := make([]Result, n), make([]error, n)
 	run := func(rank int, link xpu.Link) {
-		o := options // of which all but the first rank leave the functions alone
+		o := options // only the first rank calls its functions
 		o.World, o.ranksHere = xpu.NewComm(link), n
 		results[rank], errs[rank] = Run(ctx, config, o)
 		if errs[rank] == nil {
@@ -425,7 +424,7 @@ func runLocal(ctx context.Context, config Config, options Options) (Result, erro
 	return results[0], firstCause(errs)
 }
 
-// firstCause is the error of several ranks that says why they ended.
+// firstCause returns the error of the rank that caused the end of the run.
 func firstCause(errs []error) error {
 	var lost error
 	for _, err := range errs {
@@ -435,7 +434,7 @@ func firstCause(errs []error) error {
 		case errors.As(err, &shared):
 			for rank, f := range shared.failures {
 				if f.Error != "" && rank < len(errs) && errs[rank] != nil {
-					return errs[rank] // with all that it wraps
+					return errs[rank] // the error itself, for errors.Is
 				}
 			}
 			return err

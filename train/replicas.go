@@ -10,34 +10,33 @@ import (
 	"mula/xpu"
 )
 
-// A replicaCheck finds weights that differ between ranks which hold the same ones. Weights are
-// never rounded in different ways, so a difference is a fault of a machine or of this program.
+// A replicaCheck finds weights that differ between replicas. All replicas round in the same way, so
+// a difference is a fault of a machine or of mula.
 //
-// With so and epso the owner of a weight overwrites all copies at the end of each step. A wrong
-// copy is then gone, but the gradients that were computed with it are in every weight. So each rank
-// adds the weights that a step has used to a digest before they are updated, and the ranks compare
-// their digests every so many steps and before each checkpoint. A copy that was wrong in a single
-// step is found at the next comparison.
+// With so and epso, the owner of a weight overwrites all copies at the end of each step. This
+// removes a wrong copy, but its gradients have changed every weight. Each rank therefore adds the
+// weights of a step to a digest before the update. The ranks compare their digests at intervals and
+// before each checkpoint. They find a copy that was wrong in a single step at the next comparison.
 type replicaCheck struct {
-	weights [replicaKinds][][]float32 // of the buckets of a kind; nil if no other rank holds them
-	sums    [replicaKinds][]uint64    // of their blocks
+	weights [replicaKinds][][]float32 // of the buckets of a kind; nil without replicas
+	sums    [replicaKinds][]uint64    // of the blocks of weights
 
-	first   int64 // step that the first of the digests is of
+	first   int64 // step of the first digest
 	digests []replicaDigests
 }
 
-// The kinds of weights that ranks hold alike.
+// The kinds of weights with replicas.
 const (
 	replicatedWeights = iota // by all ranks of a stage
 	expertWeights            // by the ranks that hold the same experts
 	replicaKinds
 )
 
-// replicaDigests have, for each kind, the digest of the weights of all steps since the last
-// comparison, up to one of them.
+// replicaDigests has for each kind the digest of the weights of all steps since the last
+// comparison.
 type replicaDigests [replicaKinds][16]byte
 
-// newReplicaCheck is the check of a rank, nil if it compares nothing.
+// newReplicaCheck returns the check of a rank, or nil without replicas.
 func (r *run) newReplicaCheck() *replicaCheck {
 	if r.ranks == nil || r.config.Layout.CheckReplicasEvery == 0 {
 		return nil
@@ -58,14 +57,14 @@ func (r *run) newReplicaCheck() *replicaCheck {
 	return c
 }
 
-// begin forgets what was seen. The receiver may be nil.
+// begin resets the digests. The receiver may be nil.
 func (c *replicaCheck) begin() {
 	if c != nil {
 		c.digests = c.digests[:0]
 	}
 }
 
-// add notes the weights of this rank, as the device has them.
+// add adds the digests of this rank's weights on the device.
 func (c *replicaCheck) add(ctx context.Context, device xpu.Device, step int64) error {
 	for kind, weights := range c.weights {
 		device.Checksums(weights, c.sums[kind])
@@ -94,9 +93,9 @@ func (c *replicaCheck) add(ctx context.Context, device xpu.Device, step int64) e
 	return nil
 }
 
-// checkReplicas notes the weights of this rank, which the step has used or a checkpoint is to hold.
-// With compare, which is the same on all ranks, it compares them, and those of all steps since the
-// last comparison, with those of the ranks that hold the same ones. All ranks call it.
+// checkReplicas adds the digests of this rank's weights, which the step has used or a checkpoint
+// will contain. If compare is true, it compares the digests since the last comparison with the
+// digests of the replicas. All ranks call it with the same compare.
 func (r *run) checkReplicas(ctx context.Context, compare bool) error {
 	if r.replicas == nil {
 		return nil
@@ -111,8 +110,8 @@ func (r *run) checkReplicas(ctx context.Context, compare bool) error {
 	return err
 }
 
-// compareReplicas compares the weights that were noted, and forgets them. Where ranks differ it
-// looks for the first step in which they did, because a wrong weight spreads.
+// compareReplicas compares the digests and resets them. If ranks differ, it reports the first step
+// with a difference, because a wrong weight spreads.
 func (r *run) compareReplicas(ctx context.Context) error {
 	c := r.replicas
 	var failed error
@@ -137,20 +136,19 @@ func (r *run) compareReplicas(ctx context.Context) error {
 		agree = fmt.Sprintf("%d of %d ranks agree on different weights", found.agree, found.ranks)
 	}
 	what := [replicaKinds]string{replicatedWeights: "replicated weights", expertWeights: "experts"}[found.kind]
-	return r.blame(found.rank, failureReplica, fmt.Errorf("step %d: its %s differ from those on the ranks with the "+
-		"same weights: %s; a machine has computed, stored or sent a weight wrongly; restart the run from its newest checkpoint without that host", c.first+int64(last), what, agree))
+	return r.blame(found.rank, failureReplica, fmt.Errorf("step %d: its %s differ from the other replicas: "+
+		"%s; a machine has computed, stored or sent a weight wrongly; restart the run from its newest checkpoint without that host", c.first+int64(last), what, agree))
 }
 
-// A replicaDifference is about a rank whose weights differ from those of the ranks that hold the
-// same.
+// A replicaDifference is a rank whose weights differ from its replicas.
 type replicaDifference struct {
 	rank, kind int
-	agree      int // of how many ranks more than half agree on others, 0 if there is no such majority
-	ranks      int // that hold the same, this one included
+	agree      int // size of the majority that agrees on other weights, 0 without a majority
+	ranks      int // number of replicas, including this rank
 }
 
-// replicaDifference finds a rank whose digests are not those of the ranks that hold the same
-// weights, nil if there is none. All ranks get the same.
+// replicaDifference returns a rank whose digests differ from its replicas, or nil. All ranks get
+// the same result.
 func (r *run) replicaDifference(ctx context.Context, own replicaDigests) (*replicaDifference, error) {
 	const size = replicaKinds * len(own[0])
 	all, bounds := make([]byte, r.ranks.size()*size), make([]int, r.ranks.size()+1)

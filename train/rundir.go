@@ -22,15 +22,15 @@ const (
 	lockFile         = ".lock"
 )
 
-// A runDir is a run directory that this process alone writes to.
+// A runDir is a run directory to which only this process writes.
 type runDir struct {
 	path string
 	lock *locks.File // nil on all ranks but one
 }
 
-// openRunDir makes the directory if need be, takes its lock, and removes what killed processes left
-// behind. The lock goes with the process, however it ends; the file stays. A directory whose
-// train.yaml is someone's own is refused: a run would overwrite it.
+// openRunDir creates the directory if necessary, locks it, and removes temporary files of killed
+// processes. The lock ends with the process; its file remains. openRunDir refuses a directory whose
+// train.yaml was not written by a run, because a run would overwrite the file.
 func openRunDir(path string) (*runDir, error) {
 	if err := checkRunDir(path); err != nil {
 		return nil, err
@@ -64,7 +64,7 @@ func openRunDir(path string) (*runDir, error) {
 func checkRunDir(path string) error {
 	if own := filepath.Join(path, configFile); !writtenByTrain(own) {
 		return fmt.Errorf("output %s: mula writes the run's configuration to %s, but that file exists and is "+
-			"not of a run; choose another output", path, own)
+			"not from a run; choose another output", path, own)
 	}
 	return nil
 }
@@ -99,12 +99,12 @@ func notDirectory(err error, path string) string {
 	return path
 }
 
-// writtenByTrain reports whether a train.yaml can be replaced: it is one that a run has written, or
-// none.
+// writtenByTrain reports whether a train.yaml can be replaced: a run has written it, or it does not
+// exist.
 func writtenByTrain(path string) bool {
 	f, err := os.Open(path)
 	if err != nil {
-		return true // if the reason is another than that it is not there, writing it will say so
+		return true // for other reasons than a missing file, writing it will fail
 	}
 	defer f.Close()
 	head := make([]byte, len(configComment))
@@ -114,7 +114,7 @@ func writtenByTrain(path string) bool {
 
 func (d *runDir) join(name string) string { return filepath.Join(d.path, name) }
 
-// close gives the directory back, if it is this rank that holds it: one does for all.
+// close releases the lock. Only one rank has the lock.
 func (d *runDir) close() error {
 	if d.lock == nil {
 		return nil

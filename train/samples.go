@@ -18,7 +18,7 @@ const (
 // Attentions lists the kinds of attention.
 func Attentions() []string { return []string{string(WindowAttention), string(DocumentAttention)} }
 
-// attentionOf is the default for a plan.
+// attentionOf returns the default for a plan.
 func attentionOf(p *blend.Plan) Attention {
 	if p.Packing != nil {
 		return DocumentAttention
@@ -26,19 +26,19 @@ func attentionOf(p *blend.Plan) Attention {
 	return WindowAttention
 }
 
-// samples are rows for a model, read along a plan.
+// samples are rows for a model, read in the order of a plan.
 type samples struct {
 	length  int  // L, inputs of a row
 	within  bool // attention stays within documents
-	counted bool // targets are counted one by one
+	counted bool // some targets may be masked
 
 	tokens  []uint32 // rows × (L+1)
 	begin   []int32  // [rows × L] if within; see [moe.Batch]
 	counts  []bool   // [rows × L] if counted
-	targets []int64  // [rows] how many count
+	targets []int64  // [rows] number of unmasked targets
 }
 
-// newSamples makes room for samples of a plan. An attention that is empty is the plan's default.
+// newSamples returns empty samples for a plan. If a is "", it uses the plan's default.
 func newSamples(p *blend.Plan, a Attention) samples {
 	if a == "" {
 		a = attentionOf(p)
@@ -52,18 +52,18 @@ func (s *samples) clear() {
 	s.tokens, s.begin, s.counts, s.targets = s.tokens[:0], s.begin[:0], s.counts[:0], s.targets[:0]
 }
 
-// rows is the number of rows.
+// rows returns the number of rows.
 func (s *samples) rows() int { return len(s.targets) }
 
-// row is the tokens of a row.
+// row returns the tokens of a row.
 func (s *samples) row(i int) []uint32 { return s.tokens[i*(s.length+1):][:s.length+1] }
 
-// end ends a row whose tokens have been appended. Documents begin in it at starts, in order, and
-// behind filled tokens there is padding. What stands before the first of them is a document, too,
-// whose beginning is in another window, and padding is one of its own.
+// end ends a row whose tokens have been appended. Its documents start at starts, in order. Tokens
+// before the first start belong to a document that starts in another window. The tokens after
+// filled are padding, which counts as a document.
 func (s *samples) end(starts []int32, filled int) {
 	targets := int64(s.length)
-	begin, next := int32(0), 0 // of the document at hand; the one that follows it
+	begin, next := int32(0), 0 // of the current document; of the next document
 	for i := 0; s.counted && i < s.length; i++ {
 		for next < len(starts) && int(starts[next]) <= i {
 			begin = starts[next]
@@ -83,7 +83,7 @@ func (s *samples) end(starts []int32, filled int) {
 	s.targets = append(s.targets, targets)
 }
 
-// batch is the rows from the first to before the end.
+// batch returns the rows [first, end).
 func (s *samples) batch(first, end int) moe.Batch {
 	b := moe.Batch{Tokens: s.tokens[first*(s.length+1) : end*(s.length+1)], Rows: end - first, SequenceLength: s.length}
 	if s.within {

@@ -2,8 +2,8 @@ package train
 
 import "math"
 
-// A Schedule gives the learning rate of every step: a linear warm-up to Peak, and what its name
-// says.
+// A Schedule computes the learning rate of every step: a linear warm-up to Peak, then the curve of
+// its name.
 //
 // With t = step + 1 (steps count from 0), W = Warmup, D = Decay, C = Cooldown and d(u) = Min +
 // (Peak − Min)·u:
@@ -16,20 +16,21 @@ import "math"
 //	           D − C < t < D  d(1 − √((t − D + C)/C)), or with CooldownLinear d(1 − (t − D + C)/C)
 //	but        t ≥ D, W < t   Min, unless it is Constant
 //
-// so step W−1 is the first with the peak and step D−1 the first with the minimum, as in OLMo's
-// CosWithWarmup scheduler. The schedules of transformers (get_scheduler) have the same functions of
-// t = step: their first step has a learning rate of 0 and does nothing, and their last one is not
-// at the minimum yet.
+// Step W−1 is the first step at the peak, and step D−1 the first step at the minimum, as in OLMo's
+// CosWithWarmup scheduler. The schedules of transformers (get_scheduler) have the same functions
+// with t = step: the learning rate of their first step is 0, and their last step is above the
+// minimum.
 //
-// Cosine is that of Loshchilov and Hutter 2017 (arXiv 1608.03983). Warm-up, stable, decay is of Hu
-// et al. 2024 (arXiv 2404.06395), its forms of decay of Hägele et al. 2024 (arXiv 2405.18392).
+// Cosine is from Loshchilov and Hutter 2017 (arXiv 1608.03983). WSD (warm-up, stable, decay) is
+// from Hu et al. 2024 (arXiv 2404.06395), and its decay curves are from Hägele et al. 2024 (arXiv
+// 2405.18392).
 type Schedule struct {
 	Name         ScheduleName // "" means Cosine
 	Peak, Min    float64
 	Start        float64 // learning rate at the start of the warm-up: 0 (OLMoE) or Min (Optimus)
 	Warmup       int64   // steps
 	Decay        int64   // steps, warm-up included; not used by Constant
-	Cooldown     int64   // the last steps of Decay, in which WSD decays
+	Cooldown     int64   // number of steps at the end of Decay in which WSD decays
 	CooldownForm CooldownForm
 }
 
@@ -58,14 +59,14 @@ func (s Schedule) LearningRate(step int64) float64 {
 	return s.Min + (s.Peak-s.Min)*(1+math.Cos(math.Pi*progress))/2
 }
 
-// agrees reports whether the first so many steps have the same learning rates, bit for bit, under
-// another schedule, where that follows from the form of the two: they are the same, or both are
-// WSD, with the same way to the same peak, and have not begun to fall.
+// agrees reports whether the first steps steps have bit-identical learning rates with another
+// schedule: the schedules are equal, or both are WSD with the same warm-up and peak and do not
+// decay yet.
 func (s Schedule) agrees(other Schedule, steps int64) bool {
 	return s == other || s.Name == WSD && other.Name == WSD && s.Peak == other.Peak && s.Start == other.Start &&
 		s.Warmup == other.Warmup &&
 		steps <= min(s.stable(), other.stable())
 }
 
-// stable is the number of steps before WSD begins to fall.
+// stable returns the number of steps before WSD decays.
 func (s Schedule) stable() int64 { return s.Decay - s.Cooldown }

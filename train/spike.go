@@ -30,7 +30,7 @@ type Spike struct {
 	Limit     float64 `json:"limit,omitempty"` // mean + sigma · deviation
 }
 
-// What a Spike can be of.
+// The values of [Spike.What].
 const (
 	lossSpike     = "loss"
 	auxLossSpike  = "aux_loss"
@@ -52,7 +52,7 @@ func (s Spike) String() string {
 type Rollback struct {
 	Step    int64       `json:"step"`     // the step with the spike
 	Spike   Spike       `json:"spike"`    // value at that step
-	LeftOut blend.Range `json:"left_out"` // skipped positions: whole steps, the last of which has the spike
+	LeftOut blend.Range `json:"left_out"` // skipped positions: complete steps, the last with the spike
 }
 
 // SpikeState is the state of spike handling between steps. Checkpoints contain it.
@@ -71,8 +71,7 @@ type SpikeState struct {
 
 const beganBySeed = "seed"
 
-// newSpikeState returns the state at the beginning of a run, nil for one that does nothing at
-// spikes.
+// newSpikeState returns the state at the start of a run, or nil if spikes.action is "none".
 func newSpikeState(c SpikesConfig) *SpikeState {
 	if c.Action == SpikeNone {
 		return nil
@@ -80,7 +79,7 @@ func newSpikeState(c SpikesConfig) *SpikeState {
 	return &SpikeState{Losses: []float64{}, GradNorms: []float64{}, Skips: []blend.Range{}, Rollbacks: []Rollback{}}
 }
 
-// check returns what is a spike in a step, nil for nothing. The receiver may be nil.
+// check returns the spike of a step, or nil. The receiver may be nil.
 func (s *SpikeState) check(c SpikesConfig, loss, gradNorm float64) *Spike {
 	if s == nil || len(s.Losses) < c.Window {
 		return nil
@@ -91,7 +90,7 @@ func (s *SpikeState) check(c SpikesConfig, loss, gradNorm float64) *Spike {
 	return beyond(s.GradNorms, c.Sigma, gradNormSpike, gradNorm)
 }
 
-// beyond compares a value with those before it.
+// beyond compares a value with the values before it.
 func beyond(before []float64, sigma float64, what string, value float64) *Spike {
 	var mean, squares float64
 	for _, v := range before {
@@ -117,7 +116,7 @@ func (s *SpikeState) updated(window int, loss, gradNorm float64) {
 	s.SkippedInARow = 0
 }
 
-// appendLast appends a value and drops the first ones of more than most.
+// appendLast appends a value and keeps the last most values.
 func appendLast(values []float64, most int, v float64) []float64 {
 	if drop := len(values) + 1 - most; drop > 0 {
 		values = values[:copy(values, values[drop:])]
@@ -125,7 +124,7 @@ func appendLast(values []float64, most int, v float64) []float64 {
 	return append(values, v)
 }
 
-// leaveOut adds positions to those that are left out.
+// leaveOut adds skipped positions.
 func (s *SpikeState) leaveOut(r blend.Range) {
 	skips := append(slices.Clone(s.Skips), r)
 	slices.SortFunc(skips, func(a, b blend.Range) int { return cmp.Compare(a.From, b.From) })
@@ -139,7 +138,7 @@ func (s *SpikeState) leaveOut(r blend.Range) {
 	}
 }
 
-// leavesOut says whether a position is left out. The receiver may be nil.
+// leavesOut reports whether a position is skipped. The receiver may be nil.
 func (s *SpikeState) leavesOut(position int64) bool {
 	if s == nil {
 		return false
@@ -148,13 +147,13 @@ func (s *SpikeState) leavesOut(position int64) bool {
 	return i < len(s.Skips) && s.Skips[i].From <= position
 }
 
-// positions are those of a step.
+// positions returns the positions of a step.
 func (r *run) positions(step int64) blend.Range {
 	b := int64(r.config.BatchSize)
 	return blend.Range{From: step * b, To: (step + 1) * b}
 }
 
-// leftOut is the number of positions that are left out. The receiver may be nil.
+// leftOut returns the number of skipped positions. The receiver may be nil.
 func (s *SpikeState) leftOut() int64 {
 	if s == nil {
 		return 0
@@ -166,8 +165,8 @@ func (s *SpikeState) leftOut() int64 {
 	return n
 }
 
-// skip leaves the step at hand out. It is a step without samples from now on, as one that the plan
-// skips.
+// skip skips the current step, which then counts as a step without samples, as if the plan skipped
+// it.
 func (r *run) skip(spike *Spike) error {
 	s, most := r.state.Spikes, r.config.Spikes.MaxSkips
 	if s.SkippedInARow >= most {
@@ -183,11 +182,11 @@ func (r *run) skip(spike *Spike) error {
 	return r.writeSkips()
 }
 
-// rollBack returns to the newest checkpoint from before the data that is left out: that of the last
-// spikes.skip_steps steps up to the one at hand. The steps from there to that data are done again,
-// and are the same; those of the data become steps without samples. So the run is that along a plan
-// with these skips, whichever checkpoint it goes back to, and one that is killed anywhere in
-// between meets the spike again and does the same.
+// rollBack skips the data of the last spikes.skip_steps steps, including the current step, and
+// returns to the newest checkpoint before that data. The steps from the checkpoint to the data are
+// repeated with the same results. The skipped steps become steps without samples. The run is thus
+// equal to a run on a plan with these skips, for any checkpoint. A run that is killed during the
+// rollback has the same spike again and does the same rollback.
 func (r *run) rollBack(ctx context.Context, spike *Spike) error {
 	r.heartbeat.beat(SectionCheckpoint, r.state.Step)
 	s, c := r.state.Spikes, r.config.Spikes
@@ -225,8 +224,8 @@ func (r *run) rollBack(ctx context.Context, spike *Spike) error {
 	return agree(ctx, r.ranks.comm(), err)
 }
 
-// findInitial makes sure that the run can begin again as it began: initialize_from may have changed
-// since, and so may the weights there.
+// findInitial checks that the run can restart with its initial weights: initialize_from, or the
+// weights there, may have changed.
 func (r *run) findInitial(ctx context.Context) error {
 	began := r.state.Spikes.Began
 	if began == beganBySeed {
@@ -248,7 +247,7 @@ func (r *run) findInitial(ctx context.Context) error {
 		return fmt.Errorf("initialize_from: %w", err)
 	}
 	same := now.Weights == began
-	if !same { // a run that began before format 2 of checkpoints
+	if !same { // a run that started with checkpoints of format 1
 		before, err := r.initial.weightsOfFormat1(ctx)
 		if err != nil {
 			return fmt.Errorf("initialize_from: %w", err)
@@ -262,9 +261,10 @@ func (r *run) findInitial(ctx context.Context) error {
 	return nil
 }
 
-// goBackTo finds the newest whole checkpoint of at most so many steps on the plan at hand and
-// removes the newer ones, newest first: their records are about to go. Without one it returns nil,
-// for the beginning; it is an error if that is on another plan.
+// goBackTo finds the newest complete checkpoint of at most step steps on the current plan. It
+// removes newer checkpoints, newest first, because their records will be removed. Without a
+// checkpoint it returns nil, which means step 0. It returns an error if the run started with
+// another plan.
 func (r *run) goBackTo(ctx context.Context, step int64) (*Checkpoint, error) {
 	dir, world := r.dir.join(checkpointsDir), r.ranks.comm()
 	names, err := listCheckpoints(dir)
@@ -275,7 +275,7 @@ func (r *run) goBackTo(ctx context.Context, step int64) (*Checkpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	names = lists[0] // others may see the directory as it was
+	names = lists[0] // other ranks may see an older state of the directory
 	var found *Checkpoint
 	var newer []string
 	for _, name := range names {
@@ -323,8 +323,8 @@ func (r *run) goBackTo(ctx context.Context, step int64) (*Checkpoint, error) {
 	return found, r.shareInitial(ctx)
 }
 
-// backTo is the step to which the next rollback goes back at most; the newest checkpoint up to
-// there must stay. It is negative if none is needed.
+// backTo returns the earliest step to which the next rollback may return. The newest checkpoint up
+// to that step must be kept. backTo is negative if none is needed.
 func (r *run) backTo() int64 {
 	if r.config.Spikes.Action != SpikeRollback {
 		return -1
@@ -332,7 +332,7 @@ func (r *run) backTo() int64 {
 	return max(r.state.Step+1-r.config.Spikes.LeaveOut, r.state.Spikes.PlanFrom)
 }
 
-// endOfSpikes is the error that ends a run at one spike too many.
+// endOfSpikes returns the error that ends a run after too many spikes.
 func (r *run) endOfSpikes(spike *Spike, why string) error {
 	checkpoint := "there is no checkpoint"
 	if r.lastSaved >= 0 {
@@ -347,8 +347,8 @@ func (r *run) endOfSpikes(spike *Spike, why string) error {
 	return ofAll(r.ranks.comm(), err)
 }
 
-// writeSkips writes what is left out because of spikes in the form in which blend.yaml takes it, or
-// removes a file that has more than there is.
+// writeSkips writes the positions skipped because of spikes in the format of blend.yaml. Without
+// any, it removes an old file.
 func (r *run) writeSkips() error {
 	path := r.dir.join(skipsFile)
 	if r.state.Spikes == nil || len(r.state.Spikes.Skips) == 0 {

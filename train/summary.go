@@ -47,14 +47,14 @@ type Memory struct {
 	HostOnly int64 // the part that a device with its own memory does not hold
 }
 
-// Total is the sum.
+// Total returns the sum.
 func (m Memory) Total() int64 { return m.Weights + m.Gradients + m.Moments + m.Buffers }
 
-// onDevice is what a device with memory of its own has of it.
+// onDevice returns the part that a device with its own memory holds.
 func (m Memory) onDevice() int64 { return m.Total() - m.HostOnly }
 
-// fits refuses a run of so many ranks on this machine that needs more memory than it has; what is
-// not known about the machine does not stop it.
+// fits returns an error if ranks ranks need more memory than this machine has. It returns nil if
+// the machine's memory is unknown.
 func (s Summary) fits(machine int64, ranks int) error {
 	most := machine / int64(ranks)
 	if machine == 0 || s.Memory.Total() <= most {
@@ -76,8 +76,8 @@ func (s Summary) fits(machine int64, ranks int) error {
 		advice)
 }
 
-// fitsDevice refuses a run that needs more memory than its device has, which so many ranks share. A
-// capacity of 0 is that of a device whose memory is the machine's.
+// fitsDevice returns an error if ranks ranks need more memory than the device that they share. A
+// capacity of 0 means that the device uses the machine's memory.
 func (s Summary) fitsDevice(capacity int64, ranks int) error {
 	need, most := s.Memory.onDevice(), capacity/int64(ranks)
 	if capacity == 0 || need <= most {
@@ -96,10 +96,9 @@ func (s Summary) fitsDevice(capacity int64, ranks int) error {
 
 const gb = 1e9 // bytes
 
-// wouldFit says what of the run to change so that a rank needs no more than most bytes, as need
-// counts them: only what has been computed to fit. More recomputation changes no result, so the
-// least of it that fits is named, and the largest micro-batch that does; both together if neither
-// does alone.
+// wouldFit suggests changes with which a rank needs at most most bytes, as computed by need. It
+// names the least recomputation that fits, which does not change results, and the largest
+// micro-batch that fits. If neither fits alone, it names both together.
 func (s Summary) wouldFit(most int64, need func(Memory) int64) string {
 	c, rows := s.Config, s.Config.rankRows()
 	length := int(s.TokensPerStep / int64(c.BatchSize))
@@ -107,7 +106,7 @@ func (s Summary) wouldFit(most int64, need func(Memory) int64) string {
 		c.Recompute, c.MicroBatchSize = level, micro
 		return need(c.memory(micro, (rows+micro-1)/micro, length))
 	}
-	// largest is the largest micro-batch below the given one that fits, 0 for none.
+	// largest returns the largest micro-batch below the configured one that fits, 0 for none.
 	largest := func(level moe.Recompute, below int) int {
 		return sort.Search(below-1, func(i int) bool { return needs(level, i+1) > most })
 	}
@@ -156,10 +155,10 @@ func summarize(c Config, p *blend.Plan, device string) Summary {
 	}
 }
 
-// rankRows is the number of rows of a step that a rank computes.
+// rankRows returns the number of rows of a step on a rank.
 func (c Config) rankRows() int { return c.BatchSize / (c.Layout.DP * c.Layout.EP) }
 
-// memory is what a rank of the stage that takes most takes, with so many micro-batches of so many
+// memory returns the memory of a rank of the largest stage, with microBatches micro-batches of rows
 // rows in a step.
 func (c Config) memory(rows, microBatches, sequenceLength int) Memory {
 	var most Memory
@@ -185,8 +184,8 @@ func (c Config) memory(rows, microBatches, sequenceLength int) Memory {
 	return most
 }
 
-// tensorLayer is what the names of the tensors of a layer, and of no others, begin with; of a
-// tensor outside the layers it is its name.
+// tensorLayer returns the common prefix of the names of a layer's tensors, or the name of a tensor
+// outside the layers.
 func tensorLayer(name string) string {
 	rest, ok := strings.CutPrefix(name, "model.layers.")
 	if !ok {

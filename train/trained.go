@@ -7,19 +7,18 @@ import (
 	"mula/blend"
 )
 
-// maxTrained is the number of samples that are read again at a checkpoint, at most, by each rank.
+// maxTrained is the largest number of samples that each rank reads again at a checkpoint.
 const maxTrained = 8
 
-// trainedSamples are samples that this rank has trained on since the last checkpoint, at steps of
-// even distance. Before a checkpoint is written they are read again, from blocks that are compared
-// with their sums anew: so ids that were damaged after they were first read end the run before its
-// weights are saved, and so do ids that are not those of the shard although the shard is sound, as
-// after an error of memory. It costs a SHA-256 of one sample in each step that is noted, and of
-// maxTrained samples at a checkpoint.
+// trainedSamples are some samples that this rank has trained on since the last checkpoint, from
+// evenly spaced steps. Before a checkpoint they are read again, from blocks whose checksums are
+// verified again. The run ends before it saves its weights if ids were damaged after the first
+// read, or if ids differ from an intact shard, for example after a memory error. The cost is a
+// SHA-256 of one sample in each of these steps, and of maxTrained samples at a checkpoint.
 type trainedSamples struct {
 	list  []trainedSample
 	every int64 // steps between two of them
-	next  int64 // step that is noted next
+	next  int64 // next step to record
 }
 
 type trainedSample struct {
@@ -27,14 +26,14 @@ type trainedSample struct {
 	hash           [16]byte
 }
 
-// note takes up a sample of a step, if it is the turn of that step.
+// note records a sample of a step if the step is due.
 func (t *trainedSamples) note(step, position int64, ids []uint32) {
 	if len(t.list) == 0 {
 		t.every = 1
 	} else if step < t.next {
 		return
 	}
-	if len(t.list) == maxTrained { // every other one goes, and the distance doubles
+	if len(t.list) == maxTrained { // drop every second sample and double the distance
 		for i := range maxTrained / 2 {
 			t.list[i] = t.list[2*i]
 		}

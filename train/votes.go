@@ -15,11 +15,11 @@ import (
 	"mula/xpu"
 )
 
-// What the ranks of a run tell each other in a step, so that all of them know the same of it and do
-// the same: how many rows each has, what has come of them, and whether something is wrong.
+// Messages between the ranks in a step, so that all ranks have the same state and act in the same
+// way: the number of rows, their results, and errors.
 
-// countRows lets all ranks know the rows of the step at hand, and how many targets count. err is
-// what went wrong in reading this rank's.
+// countRows exchanges the numbers of rows and of unmasked targets of the current step. err is this
+// rank's error in reading its rows.
 func (r *run) countRows(ctx context.Context, err error) error {
 	own := len(r.rows)
 	r.samples, r.before, r.targets = own, 0, 0
@@ -44,11 +44,11 @@ func (r *run) countRows(ctx context.Context, err error) error {
 		if n < 0 {
 			return agree(ctx, r.ranks.world, err)
 		}
-		if r.ranks.EP > 1 { // who has no rows left still computes with its experts
+		if r.ranks.EP > 1 { // a rank without rows still computes with its experts
 			r.passes = max(r.passes, (int(n)+r.config.MicroBatchSize-1)/r.config.MicroBatchSize)
 		}
 		if _, pp, _ := r.ranks.place(rank); pp != stage {
-			continue // the same rows once more
+			continue // the same rows again
 		}
 		if rank < r.ranks.rank() {
 			r.before += n
@@ -71,18 +71,18 @@ func (r *run) countRows(ctx context.Context, err error) error {
 	return nil
 }
 
-// What a rank says of its part of a step, in words of 64 bits: voteHead, the entropy of each
-// layer's router, and voteRow for each of its positions.
+// The vote of a rank about a step, in 64-bit words: voteHead, the entropy of each layer's router,
+// and voteRow for each of its positions.
 const (
-	voteFailed = iota // 1 if it could not compute it
+	voteFailed = iota // 1 if the rank could not compute the step
 	voteTensor        // 1 + number of the first tensor in which its gradient is not finite, 0 if there is none
-	voteAux           // its part of the losses of the router
+	voteAux           // its part of the router's losses
 	voteZ
-	voteSpoilt // 1 if it is a stage of a pipeline that has made of finite numbers some that are not
+	voteSpoilt // 1 if a pipeline stage has computed non-finite values from finite input
 	voteHead
 
-	// 1 + number of the source, 0 if the position is skipped; in the upper half the targets that
-	// count
+	// 1 + number of the source, 0 if the position is skipped; the upper half has the number of
+	// unmasked targets
 	voteSource = iota - voteHead - 1
 	voteLoss
 	voteHash // of the sample, two words
@@ -90,9 +90,8 @@ const (
 	voteRow
 )
 
-// exchange completes losses and counts of the step by those of the other ranks, so that all have
-// the same, and r.results by the rows of all of them. failed is why this rank could not compute its
-// part.
+// exchange combines the losses, the counts and r.results of the step over all ranks. failed is the
+// error of a rank that could not compute its part.
 func (r *run) exchange(ctx context.Context, m *StepMetrics, failed error) error {
 	if r.ranks == nil {
 		for i := range r.rows {
@@ -183,12 +182,12 @@ func (r *run) exchange(ctx context.Context, m *StepMetrics, failed error) error 
 	return nil
 }
 
-// readerOf is the number of the rank, among those that read rows, that reads a position.
+// readerOf returns the number of the reader of a position, among the ranks that read rows.
 func (r *run) readerOf(position int64) int {
 	return int(position % int64(r.config.BatchSize) / int64(r.config.BatchSize/r.ranks.readers()))
 }
 
-// rankOf is the rank that has the loss of a position, -1 in a run of one.
+// rankOf returns the rank that has the loss of a position, or -1 in a run of one rank.
 func (r *run) rankOf(position int64) int {
 	if r.ranks == nil {
 		return -1
@@ -197,8 +196,8 @@ func (r *run) rankOf(position int64) int {
 	return r.ranks.rankAt(reader/r.ranks.EP, r.ranks.PP-1, reader%r.ranks.EP)
 }
 
-// culprit is the stage that has spoilt what a rank has of the step at hand: the first in its
-// pipeline to say so, or the rank itself. What is not finite goes on from stage to stage.
+// culprit returns the rank that first computed the non-finite values of rank in the current step:
+// the first such stage of its pipeline, or rank. Non-finite values spread from stage to stage.
 func (r *run) culprit(rank int) int {
 	if r.pipeline == nil || rank < 0 {
 		return rank
@@ -212,8 +211,8 @@ func (r *run) culprit(rank int) int {
 	return rank
 }
 
-// badRank is the first rank whose own gradient was not finite in the step at hand, or the one that
-// is the reason, and the tensor in which it was not; -1 if that of no rank was.
+// badRank returns the rank that caused the first non-finite gradient of the current step, and the
+// tensor. It returns -1 if all gradients are finite.
 func (r *run) badRank() (int, string) {
 	for rank := range r.ranks.size() {
 		if r.ranks == nil {
@@ -230,7 +229,7 @@ func (r *run) badRank() (int, string) {
 	return -1, ""
 }
 
-// badLosses is the first rank whose losses of the router were not finite, -1 if there is none.
+// badLosses returns the first rank with non-finite losses of the router, or -1.
 func (r *run) badLosses() int {
 	for rank := range r.ranks.size() {
 		if r.ranks == nil {
@@ -244,10 +243,10 @@ func (r *run) badLosses() int {
 	return -1
 }
 
-// diverged reports whether no single host is the source of values that are not finite in this step:
-// the rows of all readers have such values, ranks on several hosts have computed them from finite
-// values, or only their sum over ranks is not finite. In a run of one pipeline the first bad stage
-// is the source.
+// diverged reports whether no single host is the source of non-finite values in this step: the rows
+// of all readers have such values, ranks on several hosts have computed them from finite values, or
+// only the sum over ranks is not finite. In a run of one pipeline, the first bad stage is the
+// source.
 func (r *run) diverged() bool {
 	if r.ranks == nil || r.votes == nil {
 		return true
@@ -280,15 +279,15 @@ func (r *run) votedFinite(rank int) bool {
 	return true
 }
 
-// failuresFile is the file of a run directory that names hosts on which something went wrong.
+// failuresFile is the file of a run directory with failures and their hosts.
 const failuresFile = "failures.jsonl"
 
 // The kinds of failures.
 const (
 	failureNotFinite = "not_finite"      // a loss or gradient of this rank alone was not finite
-	failureReplica   = "replica_differs" // its weights were not those of its replicas
+	failureReplica   = "replica_differs" // its weights differed from its replicas
 	failureDiverged  = "diverged"        // values that are not finite ended the run, and no single host computed them
-	failureError     = "error"           // anything else that ended the run
+	failureError     = "error"           // any other error that ended the run
 )
 
 // failureRecord is a line of failures.jsonl.
@@ -301,8 +300,8 @@ type failureRecord struct {
 	Error string `json:"error"`
 }
 
-// blame is an error that all ranks come to know of, about one of them, or about none if rank is
-// below 0. In a run of several ranks it is recorded.
+// blame returns an error that all ranks have, about one rank, or about no rank if rank is negative.
+// It records the error in a run of several ranks.
 func (r *run) blame(rank int, kind string, err error) error {
 	if r.ranks == nil {
 		return err
@@ -316,8 +315,8 @@ func (r *run) blame(rank int, kind string, err error) error {
 	return shared
 }
 
-// recordFailures records why a run has ended, unless it is recorded already, or the run was
-// stopped.
+// recordFailures records the error that ended a run, unless the error is already recorded or the
+// run was stopped.
 func (r *run) recordFailures(err error) {
 	var shared *sharedErr
 	kind := failureError
@@ -337,13 +336,13 @@ func (r *run) recordFailures(err error) {
 				}
 			}
 		}
-	case !errors.Is(err, xpu.ErrPeerLost): // the others do not know of it
+	case !errors.Is(err, xpu.ErrPeerLost): // the other ranks do not have this error
 		r.appendFailure(r.ranks.rank(), kind, err.Error())
 	}
 }
 
-// recordFailure records a failure that all ranks know of: the first one writes it. The rank is -1
-// for a failure of the whole run.
+// recordFailure records a failure that all ranks have; the first rank writes it. rank is -1 for a
+// failure of the whole run.
 func (r *run) recordFailure(rank int, kind, text string) {
 	if r.leads() {
 		r.appendFailure(rank, kind, text)
@@ -363,7 +362,7 @@ func (r *run) appendFailure(rank int, kind, text string) {
 	if err == nil {
 		var f *os.File
 		if f, err = os.OpenFile(r.dir.join(failuresFile), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644); err == nil {
-			_, err = f.Write(append(line, '\n')) // in one piece: another rank may append, too
+			_, err = f.Write(append(line, '\n')) // one write: another rank may append, too
 			err = errors.Join(err, f.Close())
 		}
 	}
