@@ -29,7 +29,7 @@ const (
 
 var frameworks = []string{forMegatron, forDeepSpeed, forBlendCorpus, forOLMo}
 
-// indexTargets says which flags a framework has beside those that all have.
+// indexTargets lists the flags of each framework, in addition to the flags of all frameworks.
 var indexTargets = map[string][]string{
 	forMegatron: {"config", "data-path", "data-args-path", "train-data-path", "valid-data-path", "test-data-path",
 		"split", "seq-length", "seed",
@@ -108,7 +108,7 @@ func indexCommand() *cli.Command {
 			&cli.BoolFlag{Name: "blend-sample-in-corpus", Category: "BlendCorpus, Megatron-DeepSpeed",
 				Usage: "blend the files of a corpus; false: read one after the other", Value: true},
 			&cli.BoolFlag{Name: "shuffle-sample-in-corpus", Category: "BlendCorpus, Megatron-DeepSpeed",
-				Usage: "as the framework's flag; changes names only, because the shuffle is not stored"},
+				Usage: "same as the framework's flag; only changes names, because the shuffle is not stored"},
 			&cli.BoolFlag{Name: "allow-unreadable", Category: "BlendCorpus, Megatron-DeepSpeed",
 				Usage: "also build files that the framework builds but cannot read completely"},
 			&cli.Int64Flag{Name: "exact-epochs", Category: "BlendCorpus, Megatron-DeepSpeed",
@@ -182,7 +182,7 @@ func runIndex(c *cli.Context) error {
 	}
 	j := standingIn(os.Getenv)
 	if j.quiet(c); j.rank > 0 && (target == forOLMo || c.Bool("dry-run")) {
-		return nil // the first rank does it: an order of OLMo-core's is one shuffle, of one file
+		return nil // the first rank does it: an order of OLMo-core is a single shuffle in a single file
 	}
 	if target == forOLMo {
 		return runIndexOLMo(c)
@@ -203,17 +203,17 @@ func runIndex(c *cli.Context) error {
 	return buildIndex(c, x, j)
 }
 
-// A foreignIndex is an index of another framework, named but not yet built.
+// A foreignIndex is an index of another framework with known names, before the build.
 type foreignIndex interface {
 	title() string
 	entries(ctx context.Context) ([]indexEntry, error)
 	build(ctx context.Context, o buildOptions) (cache.Summary, error)
 	start() string   // the arguments of the framework with which it finds the files
-	asks() string    // what else it must be told, in words; "" if nothing
-	notes() []string // what its user should know
+	asks() string    // other settings that the framework needs, as text; "" for none
+	notes() []string // notes for the user
 }
 
-// buildOptions are the choices of a build, which all frameworks share.
+// buildOptions are the options of a build for all frameworks.
 type buildOptions struct {
 	threads  int
 	resume   bool
@@ -221,15 +221,15 @@ type buildOptions struct {
 	progress func(cache.Event)
 }
 
-// An indexEntry is what the framework will look for under one name.
+// An indexEntry is the set of files that the framework finds under one name.
 type indexEntry struct {
 	Kind        string      `json:"kind"`
 	Split       string      `json:"split"`
 	Prefixes    []string    `json:"prefixes"`
-	Asked       string      `json:"asked"`   // samples, or none
-	Samples     int64       `json:"samples"` // that there are
+	Asked       string      `json:"asked"`   // number of requested samples, or none
+	Samples     int64       `json:"samples"` // number of samples in the files
 	Hash        string      `json:"hash"`
-	Folder      string      `json:"folder"` // "" if the framework keeps no such files, so that none are written
+	Folder      string      `json:"folder"` // "" if the framework has no such files; none are written
 	Marker      string      `json:"description_file"`
 	Description string      `json:"description"`
 	Files       []indexFile `json:"files"`
@@ -247,7 +247,7 @@ func (e *indexEntry) bytes() (n int64) {
 	return n
 }
 
-// threads is --threads, all cores if it is 0.
+// threads returns --threads, or the number of cores if it is 0.
 func threads(c *cli.Context) int {
 	if n := c.Int("threads"); n > 0 {
 		return n
@@ -255,10 +255,10 @@ func threads(c *cli.Context) int {
 	return runtime.GOMAXPROCS(0)
 }
 
-// dryRunRows bounds the table of a dry run.
+// dryRunRows is the maximum number of rows in the table of a dry run.
 const dryRunRows = 60
 
-// printDryRun says what a build would make.
+// printDryRun prints the files that a build would write.
 func printDryRun(c *cli.Context, x foreignIndex) error {
 	entries, err := x.entries(c.Context)
 	if err != nil {
@@ -296,7 +296,7 @@ func printDryRun(c *cli.Context, x foreignIndex) error {
 	if n := len(entries) - dryRunRows; n > 0 {
 		fmt.Fprintf(w, "… and %s (--json lists all)\n", plural(int64(n), "set"))
 	}
-	fmt.Fprintf(w, "\n%s to write, %s. Computing them takes about %s on %s here, if the disk keeps up.\n",
+	fmt.Fprintf(w, "\n%s to write, %s. Computing them takes about %s on %s here, if the disk is fast enough.\n",
 		plural(fileCount(written), "file"), bytesText(total),
 		duration(time.Duration(seconds*float64(time.Second))), plural(int64(threads(c)), "core"))
 	printNotes(w, x)
@@ -305,7 +305,7 @@ func printDryRun(c *cli.Context, x foreignIndex) error {
 	return nil
 }
 
-// fileCount is how many files the entries have, descriptions included.
+// fileCount returns the number of files of the entries, including descriptions.
 func fileCount(entries []indexEntry) (n int64) {
 	for i := range entries {
 		n += int64(len(entries[i].Files)) + 1
@@ -333,7 +333,7 @@ func buildIndex(c *cli.Context, x foreignIndex, j standing) error {
 	}
 	summary, err := x.build(c.Context, o)
 	if other := new(cache.FailedError); j.rank > 0 && errors.As(err, &other) {
-		return exitCode(exitFailed) // that one has told the user
+		return exitCode(exitFailed) // the other process has printed the error
 	}
 	if err != nil {
 		return err
@@ -368,7 +368,8 @@ func buildIndex(c *cli.Context, x foreignIndex, j standing) error {
 	return nil
 }
 
-// longArguments is where the arguments of a framework are cut in the people's form.
+// longArguments is the number of bytes after which a framework's arguments are cut, except with
+// --json.
 const longArguments = 2000
 
 func printStart(w io.Writer, x foreignIndex) {

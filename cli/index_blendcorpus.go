@@ -13,14 +13,13 @@ import (
 	"mula/index/megatron"
 )
 
-// blendCorpusBuild is an index of BlendCorpus or Megatron-DeepSpeed, as the command shows and
-// builds it.
+// blendCorpusBuild is an index of BlendCorpus or Megatron-DeepSpeed.
 type blendCorpusBuild struct {
 	config blendcorpus.Config
 	index  *blendcorpus.Index
 	list   string   // --file-list
 	words  []string // or --data-path
-	given  []string // flags that go to the program as they were given here
+	given  []string // flags that are also flags of the program
 }
 
 // blendCorpusIndex reads the flags of --for blendcorpus and --for megatron-deepspeed.
@@ -62,8 +61,8 @@ func blendCorpusIndex(c *cli.Context) (foreignIndex, error) {
 	evaluations := int64(1)
 	switch {
 	case profile == blendcorpus.BlendCorpus && c.IsSet("eval-interval"):
-		return nil, usagef("--eval-interval changes nothing for BlendCorpus, which asks for the samples of one " +
-			"evaluation; leave it out")
+		return nil, usagef("--eval-interval has no effect for BlendCorpus, which requests the samples of one " +
+			"evaluation; remove it")
 	case profile == blendcorpus.MegatronDeepSpeed && c.Int64("eval-interval") < 1:
 		return nil, usagef("--eval-interval is required: Megatron-DeepSpeed requests the validation samples of all " +
 			"evaluations (its own default is 1000)")
@@ -77,7 +76,7 @@ func blendCorpusIndex(c *cli.Context) (foreignIndex, error) {
 	path := c.String("file-list")
 	switch {
 	case c.IsSet("data-path") == (path != ""):
-		return nil, usagef("what to blend? Give one of --file-list (lines of weight, prefix and corpus) and " +
+		return nil, usagef("no data; use --file-list (lines of weight, prefix and corpus) or " +
 			"--data-path (weights and prefixes, for a flat blend)")
 	case path != "":
 		text, err := readSmall(path)
@@ -122,7 +121,7 @@ func (b *blendCorpusBuild) build(ctx context.Context, o buildOptions) (cache.Sum
 		Progress: o.progress})
 }
 
-// notes warns of files that the program will prefer.
+// notes warns about other files that the program would read instead.
 func (b *blendCorpusBuild) notes() []string {
 	var first string
 	n := 0
@@ -136,8 +135,8 @@ func (b *blendCorpusBuild) notes() []string {
 	if n == 0 {
 		return nil
 	}
-	return []string{fmt.Sprintf("%s of these names are in folders beside the token files too (the first is %s), "+
-		"where the program looks before it looks in --data-cache-path; remove them unless you know that they are right",
+	return []string{fmt.Sprintf("%s with these names are also in folders next to the token files (the first is %s), "+
+		"which the program reads before --data-cache-path; remove them unless they are correct",
 		plural(int64(n), "set"), first)}
 }
 
@@ -153,7 +152,7 @@ func (b *blendCorpusBuild) title() string {
 	return fmt.Sprintf("%s, %s arithmetic", name, arithmetic)
 }
 
-// start says how the program is to be started so that it finds the files.
+// start returns the arguments with which the program finds the files.
 func (b *blendCorpusBuild) start() string {
 	files := "--data-file-list " + shellWord(b.list)
 	if b.list == "" {
@@ -168,7 +167,7 @@ func (b *blendCorpusBuild) start() string {
 		given, shellWord(b.config.Cache))
 }
 
-// asks names settings that the program does not have as arguments.
+// asks names settings that are not arguments of the program.
 func (b *blendCorpusBuild) asks() string {
 	if b.config.Profile == blendcorpus.MegatronDeepSpeed {
 		return ""

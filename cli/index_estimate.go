@@ -14,23 +14,23 @@ const (
 	probeSamples   = 1 << 17
 )
 
-// nowhere takes what a probe writes.
+// nowhere discards the output of a probe.
 type nowhere struct{}
 
 func (nowhere) WriteAt(p []byte, _ int64) (int, error) { return len(p), nil }
 
-// estimateSeconds is how many seconds the entries may take to compute, from short probes of this
-// machine: a data set of made-up documents, and a blend of as many data sets as each blend has.
-// Writing is not in it.
+// estimateSeconds estimates the time to compute the entries, without writing, in seconds. It makes
+// short probes of this machine: a data set of synthetic documents, and a blend with the same number
+// of data sets as each blend.
 func estimateSeconds(ctx context.Context, entries []indexEntry, threads int) (float64, error) {
-	const length = 1024 // tokens of a made-up document
+	const length = 1024 // tokens of a synthetic document
 	lengths := make([]byte, 4*probeDocuments)
 	for i := range probeDocuments {
 		binary.LittleEndian.PutUint32(lengths[4*i:], uint32(length/2+i%length))
 	}
 	d := gpt.Dataset{Lengths: lengths, End: probeDocuments, SequenceLength: 4096, ExtraToken: true, Samples: -1}
 	var perDocument float64
-	for range 2 { // the first run finds its memory untouched
+	for range 2 { // the first run includes page faults
 		began := time.Now()
 		layout, err := d.Layout()
 		if err != nil {

@@ -21,17 +21,17 @@ import (
 	"mula/internal/atomicfile"
 )
 
-// maxWords bounds a file of the words of --data-path.
+// maxWords is the maximum number of bytes of a file with the words of --data-path.
 const maxWords = 64 << 20
 
-// megatronBuild is an index of Megatron-LM, as the command shows and builds it.
+// megatronBuild is an index of Megatron-LM.
 type megatronBuild struct {
 	config megatron.Config
 	index  *megatron.Index
 
-	list     string   // the file of the words of --data-path, "" if they were given as such
-	fromYAML bool     // that file is to be written, because the user has not written the words
-	given    []string // flags that go to Megatron-LM as they were given here
+	list     string   // file with the words of --data-path, "" if the words are in the flag
+	fromYAML bool     // mula writes that file
+	given    []string // flags that are also flags of Megatron-LM
 }
 
 // megatronIndex reads the flags of --for megatron.
@@ -92,7 +92,7 @@ func seedFlag(c *cli.Context) (uint32, error) {
 	return uint32(seed), nil
 }
 
-// megatronTokenizer reads the tokenizer's object, which is in the hash of every name.
+// megatronTokenizer reads the tokenizer object, which is part of the hash in every name.
 func megatronTokenizer(c *cli.Context, config *megatron.Config) error {
 	var given []string
 	for _, name := range []string{"tokenizer-json", "tokenizer-path", "like"} {
@@ -101,7 +101,7 @@ func megatronTokenizer(c *cli.Context, config *megatron.Config) error {
 		}
 	}
 	if len(given) > 1 {
-		return usagef("%s exclude each other; give one", strings.Join(given, " and "))
+		return usagef("%s exclude each other; use one of them", strings.Join(given, " and "))
 	}
 	switch {
 	case c.IsSet("tokenizer-json"):
@@ -134,14 +134,14 @@ func megatronTokenizer(c *cli.Context, config *megatron.Config) error {
 			config.Profile = like.Profiles[len(like.Profiles)-1]
 		}
 	case config.Profile.Name() != "core-0.4":
-		return usagef("the tokenizer is required, because it is part of every name; give --like FILE (a description.txt of " +
+		return usagef("the tokenizer is required, because it is part of every name; use --like FILE (a description.txt of " +
 			"your Megatron-LM, the safest choice), --tokenizer-path or --tokenizer-json")
 	}
 	return nil
 }
 
-// checkTokenizer refuses what no release of Megatron-LM has as the tokenizer's object, in
-// particular files that are easily taken for it.
+// checkTokenizer refuses values that are not a tokenizer object of Megatron-LM, such as similar
+// files.
 func checkTokenizer(v python.Value) error {
 	o, _ := v.(python.Object)
 	class, ok := o.Get("class").(python.String)
@@ -149,14 +149,14 @@ func checkTokenizer(v python.Value) error {
 	case !ok:
 		return errors.New("not a tokenizer object, which starts with a class, " +
 			"such as " +
-			`{"class": "_HuggingFaceTokenizer", "tokenizer_path": ["/models/x"]}; for a Hugging Face tokenizer, give its path as --tokenizer-path`)
+			`{"class": "_HuggingFaceTokenizer", "tokenizer_path": ["/models/x"]}; for a Hugging Face tokenizer, pass its path with --tokenizer-path`)
 	case class == "GPTDataset" || class == "BlendedDataset":
-		return errors.New("this is a complete description; give it as --like")
+		return errors.New("this is a complete description; pass it with --like")
 	}
 	return nil
 }
 
-// readSmall reads a file that is kept in memory as a whole.
+// readSmall reads a small file into memory.
 func readSmall(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -173,7 +173,7 @@ func readSmall(path string) ([]byte, error) {
 	return text, nil
 }
 
-// flagWords are those of a flag that may be repeated.
+// flagWords returns the words of a flag that may be repeated.
 func flagWords(c *cli.Context, name string) []string {
 	return strings.Fields(strings.Join(c.StringSlice(name), " "))
 }
@@ -197,9 +197,9 @@ func megatronBlend(c *cli.Context, config *megatron.Config) error {
 	}
 	switch {
 	case len(ways) == 0:
-		return usagef("no data; give --data-path, --data-args-path, --train-data-path and similar, or --config")
+		return usagef("no data; use --data-path, --data-args-path, --train-data-path and similar, or --config")
 	case len(ways) > 1:
-		return usagef("--%s and --%s exclude each other; give one", ways[0], ways[1])
+		return usagef("--%s and --%s exclude each other; use one of them", ways[0], ways[1])
 	}
 	var err error
 	switch ways[0] {
@@ -235,8 +235,7 @@ func megatronBlend(c *cli.Context, config *megatron.Config) error {
 	return nil
 }
 
-// megatronSizes reads how many samples are asked for, as such or as what follows from the steps of
-// a run.
+// megatronSizes reads the numbers of requested samples, or computes them from the steps of a run.
 func megatronSizes(c *cli.Context, config *megatron.Config) error {
 	samples := []string{"train-samples", "valid-samples", "test-samples"}
 	if c.IsSet("train-iters") || c.IsSet("global-batch-size") || c.IsSet("eval-iters") || c.IsSet("eval-interval") {
@@ -250,7 +249,7 @@ func megatronSizes(c *cli.Context, config *megatron.Config) error {
 			if !c.IsSet(name) {
 				return usagef("--%s is required with the steps of a run: the number of samples is part of "+
 					"every name, and Megatron-LM's default differs between releases. "+
-					"Give the value of Megatron-LM, or its default; 0 disables it", name)
+					"Set it to the value of Megatron-LM; 0 disables it", name)
 			}
 		}
 		schedule := megatron.Schedule{TrainIters: c.Int64("train-iters"), GlobalBatchSize: c.Int64("global-batch-size"),
@@ -276,7 +275,7 @@ func megatronSizes(c *cli.Context, config *megatron.Config) error {
 			}
 			if wanted(config, i) {
 				return usagef("--%s is required: the number of samples that Megatron-LM requests is part of every "+
-					"name. Give a number or none, or --train-iters, --global-batch-size, --eval-interval and --eval-iters", name)
+					"name. Set it to a number or none, or set --train-iters, --global-batch-size, --eval-interval and --eval-iters", name)
 			}
 			continue
 		}
@@ -289,7 +288,7 @@ func megatronSizes(c *cli.Context, config *megatron.Config) error {
 	return nil
 }
 
-// wanted says whether files of split i will be made.
+// wanted reports whether files of split i will be built.
 func wanted(config *megatron.Config, i int) bool {
 	for _, b := range config.PerSplit {
 		if b != nil {
@@ -344,7 +343,7 @@ func (m *megatronBuild) build(ctx context.Context, o buildOptions) (cache.Summar
 	return summary, err
 }
 
-// blendWords are the words of a blend as Megatron-LM takes them, each prefix written by word.
+// blendWords returns the words of a blend in the form of Megatron-LM. word writes a prefix.
 func blendWords(b megatron.Blend, between string, word func(string) string) string {
 	var words []string
 	for i, prefix := range b.Prefixes {
@@ -357,7 +356,7 @@ func blendWords(b megatron.Blend, between string, word func(string) string) stri
 	return strings.Join(words, between)
 }
 
-// notes warns of what Megatron-LM will not find.
+// notes warns about files that Megatron-LM will not find.
 func (m *megatronBuild) notes() []string {
 	found, err := m.index.Describe(context.Background(), false)
 	if err != nil {
@@ -368,7 +367,7 @@ func (m *megatronBuild) notes() []string {
 	if slices.ContainsFunc(found, func(e megatron.Entry) bool { return e.Dir == "" }) {
 		notes = append(notes,
 			"without --cache, only the indices of token files are written, next to these files; Megatron-LM then computes blends at every start. "+
-				"Give --cache, and give Megatron-LM the same folder as --data-cache-path")
+				"Set --cache here, and --data-cache-path of Megatron-LM to the same folder")
 	}
 	for _, e := range found {
 		if e.Class != "GPTDataset" {
@@ -393,8 +392,8 @@ func (m *megatronBuild) title() string {
 	return fmt.Sprintf("Megatron-LM %s, %s arithmetic", m.config.Profile.Releases(), m.config.Arithmetic)
 }
 
-// start says how Megatron-LM is to be started so that it finds the files: with every argument that
-// the names or contents depend on.
+// start returns the arguments with which Megatron-LM finds the files: all arguments on which the
+// names or contents depend.
 func (m *megatronBuild) start() string {
 	var b strings.Builder
 	per := false
@@ -425,8 +424,8 @@ func (m *megatronBuild) start() string {
 	return b.String()
 }
 
-// givenFlags are the flags of mula's that say how many samples are asked for and by which
-// tokenizer, as Megatron-LM takes them.
+// givenFlags returns mula's flags for numbers of samples and the tokenizer, in the form of
+// Megatron-LM.
 func givenFlags(c *cli.Context) []string {
 	var flags []string
 	for _, name := range []string{"train-iters", "global-batch-size", "eval-interval", "eval-iters"} {
@@ -443,7 +442,8 @@ func givenFlags(c *cli.Context) []string {
 	return flags
 }
 
-// asks says what the framework must come to ask for by arguments that mula was not given.
+// asks describes the requests that the framework must make because of arguments that mula does not
+// have.
 func (m *megatronBuild) asks() string {
 	var parts []string
 	for i, n := range m.config.Samples {
@@ -451,7 +451,7 @@ func (m *megatronBuild) asks() string {
 			parts = append(parts, fmt.Sprintf("%s %s", megatron.Split(i), n))
 		}
 	}
-	text := "It must request these samples, by its own settings: " + strings.Join(parts, ", ")
+	text := "Its own settings must request these samples: " + strings.Join(parts, ", ")
 	if !m.config.ExtraToken {
 		text += "; and without the extra token (add_extra_token_to_sequence=False)"
 	}

@@ -18,7 +18,7 @@ import (
 	"mula/internal/quantity"
 )
 
-// An olmoIndex is one file of OLMo-core's: the order of an epoch.
+// An olmoIndex is a file of OLMo-core with the order of an epoch.
 type olmoIndex struct {
 	dataset olmo.Dataset
 	order   olmo.Order
@@ -32,8 +32,8 @@ func runIndexOLMo(c *cli.Context) error {
 	var err error
 	switch {
 	case c.IsSet("plan") == c.IsSet("paths"):
-		return usagef("which order? Give --plan for the order of a plan, or --paths for OLMo-core's own order of " +
-			"these token files")
+		return usagef("no order; use --plan for the order of a plan, or --paths for OLMo-core's own order of " +
+			"token files")
 	case c.Int64("seed") < 0 || c.Int64("epoch") < 1:
 		return usagef("--seed must be 0 or more, and --epoch at least 1: OLMo-core counts epochs from 1")
 	case c.IsSet("plan"):
@@ -62,13 +62,13 @@ func runIndexOLMo(c *cli.Context) error {
 		if kept, err = x.present(c.Context, path, threads(c)); errors.Is(err, syscall.ENOTDIR) {
 			return usagef("--cache %s is a file; name a folder", dir)
 		} else if err != nil {
-			return fmt.Errorf("%w: it is another order of the same name; --resume=false replaces it, another "+
+			return fmt.Errorf("%w; the file has another order of the same name: --resume=false replaces it, another "+
 				"--cache keeps both", err)
 		}
 	}
 	if !c.Bool("dry-run") && !kept {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return fmt.Errorf("making the folder of the order: %w", err)
+			return fmt.Errorf("creating the folder of the order: %w", err)
 		}
 		began := time.Now()
 		if x.fill != nil {
@@ -100,7 +100,7 @@ func runIndexOLMo(c *cli.Context) error {
 		fmt.Fprintf(w, "dataset_fingerprint (v2.0): %s\n", fingerprint)
 	}
 	if kept {
-		fmt.Fprintln(w, "It was complete before.")
+		fmt.Fprintln(w, "The file was already complete.")
 	}
 	if c.Bool("dry-run") {
 		fmt.Fprintln(w, "Nothing was written (--dry-run).")
@@ -120,9 +120,9 @@ func runIndexOLMo(c *cli.Context) error {
 	return nil
 }
 
-// present says whether the order is in the file at path. A file with another one is an error: its
-// name does not tell whether it is OLMo-core's own order or that of a plan, and a training that
-// goes on with the other would repeat and omit data without a word.
+// present reports whether the file at path has the order. A file with another order is an error:
+// its name does not show whether the order is OLMo-core's own or a plan's, and a training that
+// resumes with the other order would silently repeat and omit data.
 func (x *olmoIndex) present(ctx context.Context, path string, threads int) (bool, error) {
 	var err error
 	if x.fill != nil {
@@ -136,8 +136,8 @@ func (x *olmoIndex) present(ctx context.Context, path string, threads int) (bool
 	return err == nil, err
 }
 
-// olmoFingerprint is OLMo-core's fingerprint of the data set, which its checkpoints hold, or "" if
-// the vocabulary is not given.
+// olmoFingerprint returns OLMo-core's fingerprint of the data set, which its checkpoints have, or
+// "" without --vocab-size.
 func olmoFingerprint(c *cli.Context, d *olmo.Dataset) (string, error) {
 	given := 0
 	for _, name := range []string{"vocab-size", "eos-token-id", "pad-token-id"} {
@@ -149,8 +149,8 @@ func olmoFingerprint(c *cli.Context, d *olmo.Dataset) (string, error) {
 	case given == 0 && !c.IsSet("bos-token-id"):
 		return "", nil
 	case given < 3:
-		return "", usagef("for the fingerprint of the data set, --vocab-size, --eos-token-id and --pad-token-id are " +
-			"needed, and --bos-token-id if there is one")
+		return "", usagef("the fingerprint of the data set needs --vocab-size, --eos-token-id and --pad-token-id, " +
+			"and --bos-token-id if there is one")
 	}
 	v := olmo.Vocabulary{Size: c.Int64("vocab-size"), EOS: c.Int64("eos-token-id"), Pad: c.Int64("pad-token-id")}
 	if c.IsSet("bos-token-id") {
@@ -160,18 +160,18 @@ func olmoFingerprint(c *cli.Context, d *olmo.Dataset) (string, error) {
 	return d.Fingerprint(v), nil
 }
 
-// olmoPlan is the order of a plan, as the flags have it.
+// olmoPlan returns the order of the plan that the flags name.
 func olmoPlan(c *cli.Context) (*olmoIndex, error) {
 	for _, name := range []string{"dtype", "seq-length", "max-target-sequence-length", "source-permutation-seed"} {
 		if c.IsSet(name) {
-			return nil, usagef("--%s follows from the plan; leave it out", name)
+			return nil, usagef("--%s is in the plan; remove it", name)
 		}
 	}
 	return planOrder(c.String("plan"), c.Int64("seed"), c.Int64("epoch"), c.Int64("global-batch-size"))
 }
 
-// planOrder is what OLMo-core gets of a plan for one of its epochs; batch is its global batch in
-// samples, 0 if that is not known.
+// planOrder returns the part of a plan's order for an epoch of OLMo-core. batch is OLMo-core's
+// global batch in samples, 0 if unknown.
 func planOrder(path string, seed, epoch, batch int64) (*olmoIndex, error) {
 	plan, err := blend.ReadPlan(path)
 	if err != nil {
@@ -182,8 +182,7 @@ func planOrder(path string, seed, epoch, batch int64) (*olmoIndex, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	x := &olmoIndex{dataset: o.Dataset, order: o.Dataset.Order(seed, epoch)}
-	// OLMo-core ends an epoch after as many whole batches as the instances give, and drops the
-	// rest.
+	// OLMo-core ends an epoch after the last complete batch of instances and drops the rest.
 	perEpoch := x.order.Instances
 	if batch > 0 {
 		perEpoch -= perEpoch % batch
@@ -195,7 +194,7 @@ func planOrder(path string, seed, epoch, batch int64) (*olmoIndex, error) {
 		return nil, usagef("--global-batch-size is %d, more than the %s of the shards", batch,
 			plural(x.order.Instances, "instance"))
 	case batch == 0 && (plan.Length() > x.order.Instances || x.order.Epoch > 1):
-		return nil, usagef("the plan has %s and an epoch of OLMo-core at most %s: give --global-batch-size, in "+
+		return nil, usagef("the plan has %s, but an epoch of OLMo-core has at most %s; set --global-batch-size, in "+
 			"samples, so that no position is lost between epochs, and --epoch 1, 2, …",
 			plural(plan.Length(), "position"), quantity.Grouped(x.order.Instances))
 	}
@@ -209,14 +208,14 @@ func planOrder(path string, seed, epoch, batch int64) (*olmoIndex, error) {
 		x.note = fmt.Sprintf("the plan continues with epoch %d (%s remain); write it with --epoch %d", x.order.Epoch+1,
 			plural(left, "position"), x.order.Epoch+1)
 	} else if x.entries < perEpoch {
-		x.note = fmt.Sprintf("the plan ends %s before OLMo-core's epoch does: end the training there "+
-			"(max_duration), it cannot read on", plural(perEpoch-x.entries, "sample"))
+		x.note = fmt.Sprintf("the plan ends %s before OLMo-core's epoch; end the training there "+
+			"(max_duration), because OLMo-core cannot read further", plural(perEpoch-x.entries, "sample"))
 	}
 	x.fill = func(ctx context.Context, at int64, ids []uint32) error { return o.Fill(ctx, first+at, ids) }
 	return x, nil
 }
 
-// olmoPaths is OLMo-core's own order of token files.
+// olmoPaths returns OLMo-core's own order of token files.
 func olmoPaths(c *cli.Context) (*olmoIndex, error) {
 	if c.Int64("seq-length") < 1 {
 		return nil, usagef("--seq-length is required, and must be at least 1")
@@ -242,7 +241,8 @@ func olmoPaths(c *cli.Context) (*olmoIndex, error) {
 	return &olmoIndex{dataset: d, order: order, entries: order.Entries()}, nil
 }
 
-// verifyOLMo compares the orders in a folder with OLMo-core's own, or with those of --plan.
+// verifyOLMo compares the orders in a folder with OLMo-core's own orders, or with the order of
+// --plan.
 func verifyOLMo(c *cli.Context, dir string, p *progress, found *findings) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -268,7 +268,7 @@ func verifyOLMo(c *cli.Context, dir string, p *progress, found *findings) error 
 				return err
 			}
 			if x.order != order {
-				err = fmt.Errorf("the plan's order is called %s", x.order.Name())
+				err = fmt.Errorf("the file of the plan's order must have the name %s", x.order.Name())
 			} else {
 				_, err = x.present(c.Context, path, threads(c))
 			}
@@ -298,15 +298,15 @@ func verifyOLMo(c *cli.Context, dir string, p *progress, found *findings) error 
 	return nil
 }
 
-// isGlobalIndices says whether a name is like those of OLMo-core's orders.
+// isGlobalIndices reports whether a name is the name of an order of OLMo-core.
 func isGlobalIndices(name string) bool {
 	return strings.HasPrefix(name, "global_indices_") && strings.HasSuffix(name, ".npy")
 }
 
-// planHint says what an order that is not OLMo-core's own may be.
+// planHint returns a hint for an order that is not OLMo-core's own.
 func planHint(c *cli.Context) string {
 	if c.IsSet("plan") {
 		return ""
 	}
-	return "; if it was written for a plan, name that with --plan"
+	return "; if it was written for a plan, name the plan with --plan"
 }

@@ -28,8 +28,8 @@ func standingIn(getenv func(string) string) standing {
 	return standing{size: 1, local: 1}
 }
 
-// threadsOf is --threads. If that is 0, it is all the cores that this rank may use: those that its
-// launcher bound it to, else its share of the machine's.
+// threadsOf returns --threads. If it is 0, threadsOf returns the number of cores for this rank: the
+// cores to which the launcher bound it, or else its share of the machine's cores.
 func threadsOf(c *cli.Context, j standing) int {
 	n := threads(c)
 	if c.Int("threads") == 0 && n >= onlineCores() {
@@ -38,7 +38,8 @@ func threadsOf(c *cli.Context, j standing) int {
 	return n
 }
 
-// onlineCores is how many cores the machine has, whether this process may use them or not.
+// onlineCores returns the number of the machine's cores, including cores that this process may not
+// use.
 func onlineCores() int {
 	text, err := os.ReadFile("/sys/devices/system/cpu/online") // such as 0-63, or 0-31,64-95
 	if err != nil {
@@ -62,7 +63,7 @@ func onlineCores() int {
 	return n
 }
 
-// quiet keeps a rank other than the first from speaking for all.
+// quiet discards the output of all ranks but the first.
 func (j standing) quiet(c *cli.Context) {
 	if j.rank > 0 {
 		c.App.Writer, c.App.ErrWriter = io.Discard, io.Discard

@@ -18,8 +18,8 @@ import (
 	"mula/internal/quantity"
 )
 
-// These make `mula index verify` exit with 1 after it has said what differs, or what it could not
-// compute.
+// These errors make `mula index verify` exit with 1 after it has printed the differences, or the
+// parts that it could not compute.
 var (
 	errIndexDiffers = errors.New("the cache differs from its descriptions")
 	errIndexUnknown = errors.New("parts of the cache could not be verified, for the reasons above")
@@ -37,7 +37,7 @@ func indexVerifyCommand() *cli.Command {
 			&cli.StringFlag{Name: "root", Usage: "resolve relative prefixes from `DIR`"},
 			&cli.StringFlag{Name: "plan",
 				Usage: "compare OLMo-core's orders with the order of the plan in `FILE`"},
-			&cli.Int64Flag{Name: "global-batch-size", Usage: "with --plan: the value that was given to mula index",
+			&cli.Int64Flag{Name: "global-batch-size", Usage: "with --plan: the same value as for mula index",
 				DefaultText: "none"},
 			&cli.IntFlag{Name: "threads", Usage: "compute on `N` cores; 0: all"},
 			jsonFlag,
@@ -46,23 +46,23 @@ func indexVerifyCommand() *cli.Command {
 	}
 }
 
-// A verdict is what `mula index verify` says of what one description names.
+// A verdict is the result of `mula index verify` for one description.
 type verdict struct {
 	Description string   `json:"description"`
 	Kind        string   `json:"kind"`
 	Split       string   `json:"split,omitempty"`
 	Prefixes    []string `json:"prefixes"`
 	Equal       bool     `json:"equal"`
-	Differs     bool     `json:"differs"`            // if neither, it could not be computed
-	Settings    string   `json:"settings,omitempty"` // that the name does not tell
-	Problem     string   `json:"problem,omitempty"`  // why it could not be computed, or how it differs
+	Differs     bool     `json:"differs"`            // if neither Equal nor Differs, it could not be computed
+	Settings    string   `json:"settings,omitempty"` // settings that are not in the name
+	Problem     string   `json:"problem,omitempty"`  // error or difference
 }
 
-// A findings is what `mula index verify` says of a folder.
+// A findings is the result of `mula index verify` for a folder.
 type findings struct {
 	Verdicts []verdict `json:"sets"`
 	Notes    []string  `json:"notes"`
-	Writers  []string  `json:"writers"` // that could have written what is equal
+	Writers  []string  `json:"writers"` // programs that could have written the equal files
 }
 
 func (f *findings) equal() bool {
@@ -139,7 +139,7 @@ func runIndexVerify(c *cli.Context) error {
 	return found.err()
 }
 
-// verdictRows bounds the table of sets that are equal; those that differ are all shown.
+// verdictRows is the maximum number of equal sets in the table. All differing sets are shown.
 const verdictRows = 40
 
 func printFindings(w io.Writer, found *findings) {
@@ -233,7 +233,7 @@ func verifyMegatron(c *cli.Context, dir string, p *progress, found *findings) er
 	return nil
 }
 
-// differences says how files differ from what they should be, the first difference of each.
+// differences describes the first difference of each file.
 func differences(files []megatron.FileReport) string {
 	var out []string
 	for _, f := range files {

@@ -19,7 +19,7 @@ import (
 	"mula/train/launch"
 )
 
-// What starts the ranks, as --with names it.
+// The values of --with.
 const (
 	withAuto    = "auto"
 	withTCP     = "tcp"
@@ -139,7 +139,7 @@ func runLaunch(c *cli.Context) error {
 	signal.Notify(signals, stopSignals...)
 	defer signal.Stop(signals)
 	o.Signals = signals
-	if err := c.Context.Err(); err != nil { // a signal that came before
+	if err := c.Context.Err(); err != nil { // a signal before the launch
 		return err
 	}
 
@@ -158,7 +158,7 @@ func runLaunch(c *cli.Context) error {
 	return err
 }
 
-// printLaunch writes what became of the run on standard error: standard output is rank 0's.
+// printLaunch writes the result of the run to standard error. Rank 0 uses standard output.
 func printLaunch(c *cli.Context, r launch.Result) {
 	w := unfiltered(c.App.ErrWriter)
 	fmt.Fprintf(w, "launch: %s\n", printable(r.Reason))
@@ -176,7 +176,7 @@ func printLaunch(c *cli.Context, r launch.Result) {
 	t.write(w)
 }
 
-// launchedTrain is the command of a rank, and the run that it is about.
+// launchedTrain returns the command of a rank and the configuration of its run.
 func launchedTrain(c *cli.Context) ([]string, train.Config, error) {
 	var config train.Config
 	args := c.Args().Slice()
@@ -195,7 +195,7 @@ func launchedTrain(c *cli.Context) ([]string, train.Config, error) {
 	if err != nil {
 		return nil, config, err
 	}
-	// The library reads the flags: what it would run says which file they name.
+	// The library reads the flags. The action gets the file that they name.
 	path, set := "", []string(nil)
 	for _, command := range app.Commands {
 		if command.Name == "train" {
@@ -219,7 +219,7 @@ func launchedTrain(c *cli.Context) ([]string, train.Config, error) {
 	if err != nil {
 		return nil, config, usagef("%v", err)
 	}
-	// Not os.Executable, which names what a link leads to.
+	// Not os.Executable, which resolves links.
 	program, err := exec.LookPath(os.Args[0])
 	if err == nil {
 		program, err = filepath.Abs(program)
@@ -227,7 +227,7 @@ func launchedTrain(c *cli.Context) ([]string, train.Config, error) {
 	return append([]string{program}, args...), config, err
 }
 
-// launchOptions are the flags.
+// launchOptions reads the flags.
 func launchOptions(c *cli.Context, config train.Config, command []string) (launch.Options, error) {
 	o := launch.Options{
 		Output: config.Output, Log: c.String("log"), Ranks: c.Int("ranks"), Retries: c.Int("retries"),
@@ -328,7 +328,7 @@ func startWith(c *cli.Context) (string, error) {
 	return withTCP, nil
 }
 
-// launchHosts are the hosts that are named, or those of the scheduler; none for this machine alone.
+// launchHosts returns the hosts of --hosts or of the scheduler. No hosts means this machine.
 func launchHosts(c *cli.Context, with string) ([]launch.Host, error) {
 	name := c.String("hosts")
 	var hosts []launch.Host
@@ -358,7 +358,7 @@ func launchHosts(c *cli.Context, with string) ([]launch.Host, error) {
 	return hosts, nil
 }
 
-// starter is what starts the ranks.
+// starter returns the starter of the ranks.
 func starter(c *cli.Context, with string, links train.LinkKind, command []string) (launch.Starter, error) {
 	out := launch.Output{Stdout: c.App.Writer, Stderr: unfiltered(c.App.ErrWriter)}
 	local := c.Bool("local-hosts")
@@ -402,8 +402,7 @@ func starter(c *cli.Context, with string, links train.LinkKind, command []string
 	return m, err
 }
 
-// readLimits reads limits of sections, as in "step=5m,checkpoint=1h"; those that are not named
-// stay.
+// readLimits reads limits of sections, such as "step=5m,checkpoint=1h". Other limits do not change.
 func readLimits(text string, limits map[train.Section]time.Duration) (map[train.Section]time.Duration, error) {
 	for _, item := range strings.Split(text, ",") {
 		name, value, _ := strings.Cut(strings.TrimSpace(item), "=")
@@ -421,7 +420,7 @@ func readLimits(text string, limits map[train.Section]time.Duration) (map[train.
 	return limits, nil
 }
 
-// readWaits reads times with commas between them.
+// readWaits reads durations separated by commas.
 func readWaits(text string) ([]time.Duration, error) {
 	var waits []time.Duration
 	for _, item := range strings.Split(text, ",") {
@@ -434,8 +433,8 @@ func readWaits(text string) ([]time.Duration, error) {
 	return waits, nil
 }
 
-// shrink finds the largest layout.expert_dp with which a run has room for its ranks, and says so in their
-// environment.
+// shrink finds the largest layout.expert_dp with which a run has room for its ranks, and says so in
+// their environment.
 func shrink(config train.Config, room int) (int, []string, error) {
 	each := config.Layout.Ranks() / config.Layout.DP
 	for dp := min(room/each, config.Layout.DP-1); dp > 0; dp-- {
@@ -450,5 +449,6 @@ func shrink(config train.Config, room int) (int, []string, error) {
 		config.BatchSize)
 }
 
-// dpVariable is the environment variable that stands for layout.expert_dp, for a run that has lost hosts.
+// dpVariable is the environment variable that stands for layout.expert_dp, for a run that has lost
+// hosts.
 const dpVariable = "MULA_EXPERT_DP"

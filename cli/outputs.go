@@ -18,8 +18,8 @@ import (
 	"mula/tokenize"
 )
 
-// outsideInputs refuses an output in a folder that is searched for inputs: what is written there
-// would be read as documents when the command is given again, to go on.
+// outsideInputs returns an error if the output is in a folder that is searched for inputs: a later
+// run of the command would read the output as documents.
 func outsideInputs(output string, args []string) error {
 	to, err := realPath(filepath.Dir(output))
 	if err != nil {
@@ -43,8 +43,9 @@ func outsideInputs(output string, args []string) error {
 	return nil
 }
 
-// notInput refuses to write a command's output over one of its inputs, by whatever path or link, or
-// where an input that is missing would be. Of a plan the inputs are [blend.Plan.Files], too.
+// notInput returns an error if the output is one of the command's inputs, also through another path
+// or a link, or the path of a missing input. The files of a plan, [blend.Plan.Files], are inputs,
+// too.
 func notInput(output string, inputs ...string) error {
 	if output == "-" {
 		return usagef("--output - is not supported; name a file, or omit --output if standard output is the default")
@@ -70,8 +71,7 @@ func notInput(output string, inputs ...string) error {
 	return nil
 }
 
-// A kind is what files of a command's output are, by which one of them may take the place of
-// another.
+// A kind is the kind of an output file. An output may replace a file of the same kind.
 type kind struct {
 	name string // as in "plan"
 	is   func(path string) bool
@@ -96,7 +96,7 @@ var (
 	})}
 )
 
-// begins says whether a file begins with a text, in any case.
+// begins returns a function that reports whether a file starts with a text, in any case.
 func begins(text string) func(path string) bool {
 	return func(path string) bool {
 		begin, err := beginning(path, len(text))
@@ -104,7 +104,7 @@ func begins(text string) func(path string) bool {
 	}
 }
 
-// firstLine says whether the first line of a file is as it must be.
+// firstLine returns a function that reports whether the first line of a file is valid.
 func firstLine(is func(line []byte) bool) func(path string) bool {
 	const longest = 1 << 20
 	return func(path string) bool {
@@ -114,7 +114,7 @@ func firstLine(is func(line []byte) bool) func(path string) bool {
 	}
 }
 
-// beginning is up to n bytes of a file.
+// beginning returns up to n bytes from the start of a file.
 func beginning(path string, n int) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -124,9 +124,8 @@ func beginning(path string, n int) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, int64(n)))
 }
 
-// notOther refuses to write a file over one of another kind, be it an input of the command or not.
-// A command may be given again, and what it makes takes the place of what it has made; what else is
-// there is not for it to replace.
+// notOther returns an error if the output exists and is of another kind. A repeated command may
+// replace its own output, but no other file.
 func notOther(output string, k kind) error {
 	info, err := os.Stat(output)
 	switch {
@@ -146,8 +145,9 @@ func notOther(output string, k kind) error {
 	return usagef("%s already exists and is not a %s; name another file, or move it away", output, k.name)
 }
 
-// oneFile refuses an output of a command that writes one file: where [notOther] does, and in a
-// folder that does not exist, since a folder that is made for a mistyped path hides the mistake.
+// oneFile checks the output of a command that writes one file. It returns an error if [notOther]
+// does, or if the folder does not exist: creating a folder for a mistyped path would hide the
+// mistake.
 func oneFile(output string, k kind) error {
 	if output == "" {
 		return nil
@@ -169,9 +169,9 @@ func oneFile(output string, k kind) error {
 	return nil
 }
 
-// notShard refuses to write shards where files of shards are, unless --overwrite asks for it.
-// numbered is whether they are PREFIX-00000, PREFIX-00001 and so on. Of another layout
-// [formats.Create] says more.
+// notShard returns an error if shards would replace files of shards without --overwrite. numbered
+// reports whether their names are PREFIX-00000, PREFIX-00001 and so on. [formats.Create] has more
+// checks for other layouts.
 func notShard(prefix string, layout shards.Layout, numbered bool) error {
 	folder, base := filepath.Split(prefix)
 	if layout == shards.MDS && !numbered {
@@ -204,8 +204,8 @@ func notShard(prefix string, layout shards.Layout, numbered bool) error {
 	return nil
 }
 
-// shardFiles are the names of a shard's files behind its prefix, or in its folder; of numbered
-// folders the name is nothing.
+// shardFiles match the names of a shard's files after its prefix, or in its folder. The name is ""
+// for numbered folders.
 var shardFiles = map[shards.Layout]*regexp.Regexp{
 	shards.Megatron:  regexp.MustCompile(`^\.(bin|idx|json|sums|docs\.arrow)$`),
 	shards.Dolma:     regexp.MustCompile(`^\.(npy|csv\.gz|json|sums)$`),
@@ -214,8 +214,8 @@ var shardFiles = map[shards.Layout]*regexp.Regexp{
 	shards.MDS:       regexp.MustCompile(`^(|index\.json|mula\.json|mula\.sums|mula\.docs\.arrow|shard\.\d{5,}\.mds.*)$`),
 }
 
-// ownFolder refuses shards of fms-fsdp in a folder that has files which it would take for shards:
-// those with "arrow" in their ending. Without a folder there is no data set.
+// ownFolder returns an error if shards for fms-fsdp are in a folder with other files that fms-fsdp
+// would read as shards, because "arrow" is in their extension.
 func ownFolder(layout shards.Layout, prefix string) error {
 	folder := filepath.Dir(prefix)
 	if layout != shards.FMS || folder == "." {
@@ -229,7 +229,7 @@ func ownFolder(layout shards.Layout, prefix string) error {
 		"shard; write fms shards into a separate folder", filepath.Join(folder, others[0]))
 }
 
-// realPath is path from the root on, without links. What does not exist yet has none.
+// realPath returns the absolute path without links. The path need not exist.
 func realPath(path string) (string, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -243,8 +243,8 @@ func realPath(path string) (string, error) {
 	return real, err
 }
 
-// reachable refuses a path that .. leads out of a folder which is not there, as nodir/../x: such a
-// folder is not made, and without it no file gets the name.
+// reachable returns an error if a path leaves a missing folder with .., such as nodir/../x. Such a
+// folder is not created, and without it the path cannot be used.
 func reachable(path string) error {
 	elements := strings.Split(filepath.ToSlash(path), "/")
 	for i := len(elements) - 1; i > 0; i-- {
@@ -260,13 +260,13 @@ func reachable(path string) error {
 	return nil
 }
 
-// makeParent makes the folder that path will be in.
+// makeParent creates the parent folder of path.
 func makeParent(path string) error {
 	if err := reachable(path); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return fmt.Errorf("making the folder of %s: %w", path, err)
+		return fmt.Errorf("creating the folder of %s: %w", path, err)
 	}
 	return nil
 }

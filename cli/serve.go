@@ -51,10 +51,10 @@ func serveCommand() *cli.Command {
 	}
 }
 
-// maxToken is far beyond the tokens that are used.
+// maxToken is far above the length of usual tokens.
 const maxToken = 4096
 
-// leastMemory is room for a record of a usual size, and for what is read ahead.
+// leastMemory is enough for a record of a usual size and for records read ahead.
 const leastMemory = 1 << 20
 
 func runServe(c *cli.Context) error {
@@ -64,11 +64,11 @@ func runServe(c *cli.Context) error {
 	if n := c.Int("max-streams"); n < 1 || n > 1<<20 {
 		return usagef("--max-streams is %d; it must be from 1 to %s", n, quantity.Grouped(1<<20))
 	}
-	// An empty value is what an unset variable of a script leaves. To take it for a flag that is
-	// not given would open what was to be guarded.
+	// An unset variable in a script becomes an empty value. Ignoring such a flag could remove a
+	// protection.
 	for _, flag := range []string{"socket", "flight", "token-file", "tls-cert", "tls-key", "memory"} {
 		if c.IsSet(flag) && c.String(flag) == "" {
-			return usagef("--%s is empty; give a value, or remove the flag", flag)
+			return usagef("--%s is empty; set a value, or remove the flag", flag)
 		}
 	}
 	memory, err := amount(c, "memory")
@@ -82,7 +82,7 @@ func runServe(c *cli.Context) error {
 	at := addresses{listen: c.String("listen"), socket: c.String("socket"), flight: c.String("flight")}
 	if at == (addresses{}) {
 		if c.IsSet("listen") {
-			return usagef("no address to listen at; give --listen, --socket or --flight")
+			return usagef("no address to listen at; use --listen, --socket or --flight")
 		}
 		at.listen = "127.0.0.1:0"
 	}
@@ -117,13 +117,13 @@ func runServe(c *cli.Context) error {
 	return listen(c, service, at, access)
 }
 
-// addresses are where to listen; an empty one is none.
+// addresses are the addresses to listen at, "" for none.
 type addresses struct{ listen, socket, flight string }
 
-// baseMemory is what Go may take beside the records before it collects garbage more eagerly.
+// baseMemory is added to the memory of records for the soft limit of Go's garbage collector.
 const baseMemory = 256 << 20
 
-// listen opens the addresses, says so, and serves until it is stopped.
+// listen opens the addresses, prints them, and serves until it is stopped.
 func listen(c *cli.Context, service *serve.Service, at addresses, access serve.Access) error {
 	var said struct {
 		HTTP   string `json:"http,omitempty"`
@@ -188,8 +188,8 @@ func listen(c *cli.Context, service *serve.Service, at addresses, access serve.A
 	return group.Wait()
 }
 
-// reached is where a client of this machine finds a listener: at the host as it was given, or,
-// where that stands for every address of the machine, at the loopback one.
+// reached returns the address at which a client on this machine reaches a listener: the given host,
+// or the loopback address if the host means all addresses of the machine.
 func reached(address string, l net.Listener) string {
 	host, _, err := net.SplitHostPort(address)
 	tcp, ok := l.Addr().(*net.TCPAddr)
@@ -205,7 +205,7 @@ func reached(address string, l net.Listener) string {
 	return net.JoinHostPort(host, strconv.Itoa(tcp.Port))
 }
 
-// readAccess reads token and certificate.
+// readAccess reads the token and the certificate.
 func readAccess(c *cli.Context) (a serve.Access, err error) {
 	if path := c.String("token-file"); path != "" {
 		text, err := readSecret(path)
@@ -236,8 +236,8 @@ func readAccess(c *cli.Context) (a serve.Access, err error) {
 	return a, nil
 }
 
-// readSecret reads a file that other users must not be able to read. One of another user may be
-// read by its group: this user is in it, or could not read the file.
+// readSecret reads a file that other users must not be able to read. The group may read a file of
+// another user, because this user is in the group or cannot read the file.
 func readSecret(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -253,15 +253,15 @@ func readSecret(path string) ([]byte, error) {
 		others = 0o007
 	}
 	if info.Mode().Perm()&others != 0 {
-		return nil, fmt.Errorf("%s is accessible to other users (mode %04o): run `chmod 600 %s`, "+
+		return nil, fmt.Errorf("%s is accessible to other users (mode %04o); run `chmod 600 %s`, "+
 			"and replace the token if it may have leaked",
 			path, info.Mode().Perm(), path)
 	}
 	return io.ReadAll(io.LimitReader(f, 2*maxToken))
 }
 
-// guarded refuses an address that other machines reach, where no token is asked for, and warns
-// where one is asked for in clear.
+// guarded returns an error if other machines can reach an address without a token. It warns if the
+// token is sent unencrypted.
 func guarded(c *cli.Context, flag, address string, a serve.Access) error {
 	if address == "" || a.TLS != nil && a.Token != "" || c.Bool("insecure") {
 		return nil
@@ -288,6 +288,6 @@ func guarded(c *cli.Context, flag, address string, a serve.Access) error {
 			"use --tls-cert and --tls-key\n", flag, address)
 		return nil
 	}
-	return usagef("other machines could read the data at --%s %s without a token; give --token-file, "+
+	return usagef("other machines could read the data at --%s %s without a token; use --token-file, "+
 		"or allow it with --insecure", flag, address)
 }

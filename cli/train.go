@@ -83,7 +83,7 @@ func runTrain(c *cli.Context) error {
 	if err != nil {
 		return usagef("%v", err)
 	}
-	if n := os.Getenv(dpVariable); n != "" { // mula launch --elastic: as many as there are hosts for
+	if n := os.Getenv(dpVariable); n != "" { // mula launch --elastic: the number for the remaining hosts
 		if config.Layout.DP, err = strconv.Atoi(n); err != nil {
 			return usagef("environment variable %s: must be a whole number, as in layout.expert_dp, got %q", dpVariable,
 				n)
@@ -94,7 +94,7 @@ func runTrain(c *cli.Context) error {
 			printable(text))
 	})
 	if err != nil && c.Context.Err() != nil {
-		// not %w: Main would say that it was interrupted, and not what it waited for
+		// not %w: Main would print a message without the missing ranks
 		return fmt.Errorf("stopped before all ranks had connected: %v", err)
 	}
 	if err != nil {
@@ -103,7 +103,7 @@ func runTrain(c *cli.Context) error {
 	first := world == nil || world.Rank() == 0
 	messages := c.App.ErrWriter
 	if !first {
-		messages = io.Discard // the first rank speaks for all
+		messages = io.Discard // only the first rank prints messages
 	}
 	printWarnings(messages, config.Warnings())
 	p := newProgress(messages)
@@ -163,8 +163,8 @@ func runTrain(c *cli.Context) error {
 	p.end()
 	switch {
 	case err != nil && world != nil && train.Shared(err):
-		// Nobody leaves before the message is out: when one process of a job fails, the others are
-		// ended.
+		// All ranks wait until the message is printed: when one process of a job exits with an
+		// error, the others are killed.
 		err = configurationError(c, config, err)
 		code := exitCode(exitFailed)
 		if errors.As(err, new(*usageError)) {
@@ -176,7 +176,7 @@ func runTrain(c *cli.Context) error {
 		leave(world)
 		return code
 	case err != nil:
-		return configurationError(c, config, err) // the group is not closed in order: the others are to notice
+		return configurationError(c, config, err) // the group is not closed, so that other ranks notice the failure
 	case world != nil:
 		leave(world)
 	}
@@ -193,24 +193,24 @@ func runTrain(c *cli.Context) error {
 	return nil
 }
 
-// trainFault puts a fault into a run. Only tests set it.
+// trainFault injects a fault into a run. Only tests set it.
 var trainFault func(*train.Options)
 
-// exitStopped is the exit code of a run that a signal has stopped after a checkpoint. A scheduler
-// that counts 0 as success must not take the run for done.
+// exitStopped is the exit code of a run that a signal has stopped after a checkpoint. It is not 0,
+// so that a scheduler does not count the run as done.
 const exitStopped = launch.ExitStopped
 
-// leave ends the work with the other processes of a run, of which all have come to the same end.
+// leave ends the communication with the other processes of a run, after the same result on all.
 func leave(world *xpu.Comm) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	if world.Barrier(ctx) == nil { // else there is nobody to take leave of
+	if world.Barrier(ctx) == nil { // else the other processes are gone
 		world.Close()
 	}
 }
 
-// configurationError makes an error about a field of the configuration an error of usage, with file
-// and line: trying again is of no use.
+// configurationError converts an error about a field of the configuration to a usage error with
+// file and line, because a retry would fail, too.
 func configurationError(c *cli.Context, config train.Config, err error) error {
 	if !train.Misconfigured(err) {
 		return err
@@ -218,10 +218,10 @@ func configurationError(c *cli.Context, config train.Config, err error) error {
 	if located := config.Locate(err); located.Error() != err.Error() {
 		return usagef("%v", located)
 	}
-	return usagef("%s: %v", c.String("config"), err) // another process has said so
+	return usagef("%s: %v", c.String("config"), err) // reported by another process
 }
 
-// printResult prints what has come out, on the first rank.
+// printResult prints the result of the run, on the first rank.
 func printResult(c *cli.Context, config train.Config, result train.Result, evaluated *train.Evaluation,
 	first bool) error {
 	if !first {
@@ -250,13 +250,12 @@ func printResult(c *cli.Context, config train.Config, result train.Result, evalu
 	return nil
 }
 
-// A pace tells from the last steps of a run how fast it is and when it ends. Evaluations and
-// checkpoints between steps take their time in it: tokens per second are those of the run, not of
-// the fastest step.
+// A pace computes the speed and the remaining time of a run from its last steps. The time of
+// evaluations and checkpoints between steps is included.
 type pace struct {
-	start time.Time // when the first of the steps began
+	start time.Time // start of the first of the steps
 	steps []pacedStep
-	next  int64 // step that is expected
+	next  int64 // expected next step
 }
 
 type pacedStep struct {
@@ -265,11 +264,11 @@ type pacedStep struct {
 	flops  float64 // share of the machine's peak × seconds in the step
 }
 
-// paceSteps is the number of steps that a pace looks back.
+// paceSteps is the number of last steps for a pace.
 const paceSteps = 50
 
-// add adds a step that has just been done, unless it had no samples: such steps take no time, and
-// come in flocks. When a run goes back, the pace begins anew.
+// add adds a finished step. It ignores steps without samples, which take almost no time. After a
+// rollback, it starts again.
 func (p *pace) add(now time.Time, s train.StepMetrics) {
 	if s.Step != p.next {
 		p.steps = nil
@@ -288,7 +287,7 @@ func (p *pace) add(now time.Time, s train.StepMetrics) {
 	p.steps = append(p.steps, pacedStep{now, s.Tokens, s.MFU * s.Seconds})
 }
 
-// text is what is known, with the time that so many steps more take.
+// text returns the speed, and the time for left more steps.
 func (p *pace) text(left int64) string {
 	var tokens int64
 	var flops float64
@@ -305,8 +304,7 @@ func (p *pace) text(left int64) string {
 		duration(time.Duration(float64(left)*seconds/float64(len(p.steps))*float64(time.Second))))
 }
 
-// fewMicroBatches is the advice for a pipeline that has fewer micro-batches than stages, "" for
-// others.
+// fewMicroBatches returns advice for a pipeline with fewer micro-batches than stages, else "".
 func fewMicroBatches(s train.Summary) string {
 	l := s.Config.Layout
 	if s.MicroBatches >= l.PP {
@@ -358,7 +356,7 @@ func printRun(p *progress, s train.Summary) {
 		}
 		each = " per rank"
 	}
-	scratch := "" // of an OpenCL device it is not known
+	scratch := "" // unknown for an OpenCL device
 	if s.Scratch > 0 {
 		scratch = fmt.Sprintf("; plus scratch memory of the device, up to %s", bytesText(s.Scratch))
 	}

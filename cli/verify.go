@@ -17,7 +17,7 @@ import (
 	"mula/train"
 )
 
-// errDiffer makes `mula verify` exit with 1 after it has said how the logs differ.
+// errDiffer makes `mula verify` exit with 1 after it has printed the difference of the logs.
 var errDiffer = errors.New("the logs have different batches")
 
 func verifyCommand() *cli.Command {
@@ -42,7 +42,7 @@ func verifyCommand() *cli.Command {
 	}
 }
 
-// A fingerprintLog is what an operand names.
+// A fingerprintLog is the log, or the logs, of an operand.
 type fingerprintLog struct {
 	name   string // the operand
 	header blend.LogHeader
@@ -50,7 +50,7 @@ type fingerprintLog struct {
 	run    *blend.RunLog    // steps, of a run that has changed its plan; else nil
 	client *blend.ClientLog // steps, of a folder of the Python client; else nil
 	plans  []string         // of the log, or of all logs of the run, the newest first
-	note   string           // about what the operand does not name, or ""
+	note   string           // note about logs that the operand does not include, or ""
 	files  []*os.File
 }
 
@@ -69,7 +69,7 @@ const (
 )
 
 // openLog opens the log, or the logs of all ranks or of all plans of a run, that an operand names.
-// The caller closes it, with an error, too.
+// The caller closes the log, also after an error.
 func openLog(operand string) (*fingerprintLog, error) {
 	l := &fingerprintLog{name: operand}
 	var readers []*blend.LogReader
@@ -122,7 +122,7 @@ func openLog(operand string) (*fingerprintLog, error) {
 				plural(int64(len(older)), "older log"))
 		case len(paths) > 1:
 			return l, fmt.Errorf("%s has the logs of several plans of a run, and cannot be combined with "+
-				"other logs; give it alone", filepath.Dir(path))
+				"other logs; use it alone", filepath.Dir(path))
 		default:
 			for _, path := range older {
 				if err := open(path); err != nil {
@@ -165,7 +165,7 @@ func (l *fingerprintLog) openClient(folder string, operands int) (bool, error) {
 	return true, nil
 }
 
-// olderLogs are the logs of other plans beside the newest log of a run.
+// olderLogs returns the logs of earlier plans next to the newest log of a run.
 func olderLogs(path string) ([]string, error) {
 	if filepath.Base(path) != runLogName {
 		return nil, nil
@@ -178,8 +178,8 @@ func olderLogs(path string) ([]string, error) {
 	return names, err
 }
 
-// amendments gives what leads from the oldest to the youngest of some plans along the line of a
-// plan that amends them or is one of them, and how many of them are in this line.
+// amendments returns the amendments between the oldest and the newest of some plans. plan amends
+// these plans or is one of them. found is the number of these plans among plan and its ancestors.
 func amendments(plan *blend.Plan, fingerprints []string) (list []blend.Parent, found int) {
 	first, last := len(plan.Parents)+1, -1
 	for _, fingerprint := range fingerprints {
@@ -199,10 +199,9 @@ func amendments(plan *blend.Plan, fingerprints []string) (list []blend.Parent, f
 	return plan.Parents[first:last], found
 }
 
-// youngestPlan looks for the plan that explains how the plans of some logs come from each other, of
-// which it is one and amends all others: the one that the train.yaml of a run names, or plan.json
-// beside a log. why says how it was found. It is nil where there is none, and where the logs are
-// all of one plan.
+// youngestPlan finds the plan of one of the logs that amends the plans of all other logs: the plan
+// that the train.yaml of a run names, or plan.json next to a log. why describes where it was found.
+// plan is nil if there is no such plan, or if all logs have the same plan.
 func youngestPlan(fingerprints, operands []string) (plan *blend.Plan, file, why string) {
 	different := slices.Compact(slices.Sorted(slices.Values(fingerprints)))
 	if len(different) < 2 {
@@ -223,7 +222,7 @@ func youngestPlan(fingerprints, operands []string) (plan *blend.Plan, file, why 
 			for _, c := range candidates {
 				plan, err := blend.ReadPlan(c.file)
 				if err != nil {
-					continue // nobody has asked for it
+					continue // the user has not named it
 				}
 				if _, found := amendments(plan, different); found == len(different) {
 					return plan, c.file, c.why
@@ -249,7 +248,7 @@ func runVerify(c *cli.Context) error {
 		return err
 	}
 	plans := append(slices.Clone(a.plans), b.plans...)
-	file, why := c.String("plan"), "" // of the youngest plan, "" if it is not known
+	file, why := c.String("plan"), "" // of the newest plan, "" if unknown
 	var plan *blend.Plan
 	var amended []blend.Parent
 	found := 0
@@ -300,7 +299,7 @@ func runVerify(c *cli.Context) error {
 		switch {
 		case samePlan && len(a.plans) == 1:
 		case plan == nil:
-			fmt.Fprintln(w, "if one plan amends the other, give it as --plan FILE to list the amendments")
+			fmt.Fprintln(w, "if one plan amends the other, name it with --plan FILE to list the amendments")
 		default:
 			if why != "" {
 				fmt.Fprintf(w, "the newest plan is %s, %s\n", printable(file), printable(why))
@@ -320,7 +319,7 @@ func runVerify(c *cli.Context) error {
 	return nil
 }
 
-// printComparison says what the logs are, which steps of them were compared, and what came of it.
+// printComparison prints the logs, the compared steps and the result.
 func printComparison(w io.Writer, r blend.Comparison, a, b *fingerprintLog) {
 	if len(a.plans) == 1 && len(b.plans) == 1 && a.plans[0] != b.plans[0] {
 		fmt.Fprintf(w, "plans differ: %s and %s\n", printable(a.header.Plan), printable(b.header.Plan))
@@ -346,7 +345,7 @@ func printComparison(w io.Writer, r blend.Comparison, a, b *fingerprintLog) {
 		fmt.Fprintf(w, "same batches: no; %s, then step %s: %s\n", plural(r.Equal, "equal step"),
 			quantity.Grouped(r.Step), r.Kind)
 	}
-	begins := r.First // of what either log has
+	begins := r.First // first step in either log
 	for _, l := range []struct {
 		log   *fingerprintLog
 		steps []blend.Range
@@ -364,8 +363,8 @@ func printComparison(w io.Writer, r blend.Comparison, a, b *fingerprintLog) {
 	}
 }
 
-// printDifference says how to find out more about the first step that differs. plan is the file of
-// the youngest plan, or "".
+// printDifference prints how to examine the first step that differs. plan is the file of the newest
+// plan, or "".
 func printDifference(w io.Writer, plan string, r blend.Comparison, a, b *fingerprintLog, amended []blend.Parent,
 	samePlan bool) {
 	if len(amended) > 0 {
@@ -395,7 +394,7 @@ func printDifference(w io.Writer, plan string, r blend.Comparison, a, b *fingerp
 		if samePlan {
 			fmt.Fprintf(w, "%s has no samples in this step: a run with `spikes` skips data and lists it in "+
 				"skips.yaml; build a plan with\n"+
-				"these skips, and `mula hash` of it gives the batches of the run\n", printable(empty))
+				"these skips; `mula hash` of the new plan prints the batches of the run\n", printable(empty))
 		} else {
 			fmt.Fprintf(w, "%s has no samples in this step; its plan may skip the positions\n",
 				printable(empty))
