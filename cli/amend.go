@@ -16,11 +16,11 @@ import (
 // runAmend is `mula blend --amend`.
 func runAmend(c *cli.Context) error {
 	if c.String("amend") == "" {
-		return usagef("--amend is empty; give the plan to amend")
+		return usagef("--amend is empty; name the plan to amend")
 	}
 	writes := !c.Bool("dry-run") || c.IsSet("output")
 	if writes && (c.String("output") == "" || !c.IsSet("output")) {
-		// an amended plan must not take the place of the one that a run is using
+		// an amended plan must not replace a plan that a run is using
 		return usagef("--output is required with --amend: see `%s --help`", c.Command.HelpName)
 	}
 	inputs := []string{c.String("amend")}
@@ -58,7 +58,7 @@ func runAmend(c *cli.Context) error {
 		}
 		warnAbout(c, a)
 	case len(skips) == 0:
-		return usagef("nothing to amend: give --config with an amend.yaml, or --skip")
+		return usagef("nothing to amend; name an amend.yaml with --config, or skip positions with --skip")
 	}
 	a.Skips, a.Reason = skips, c.String("reason")
 	if a.At = c.Int64("at"); !c.IsSet("at") {
@@ -106,7 +106,7 @@ func runAmend(c *cli.Context) error {
 	if !c.Bool("json") {
 		same := fmt.Sprintf("samples before position %s are the same", quantity.Grouped(a.At))
 		if a.At == 0 {
-			same = "it may differ from position 0"
+			same = "all positions may differ"
 		}
 		fmt.Fprintf(c.App.Writer, "Amends %s, plan %.16s…: %s.\n", printable(c.String("amend")),
 			parent.Fingerprint(), same)

@@ -137,7 +137,7 @@ func padOf(text string) (*int64, error) {
 	return &id, nil
 }
 
-// sealOptions show the progress of sealing.
+// sealOptions returns options that show the progress of building a plan.
 func sealOptions(p *progress) blend.SealOptions {
 	return blend.SealOptions{
 		Progress: func(h blend.HashProgress) {
@@ -190,7 +190,7 @@ func foreignShards(plan *blend.Plan) (n int64) {
 }
 
 func printSummary(w io.Writer, s *blend.Summary) {
-	packed := len(s.Sources) > 0 && s.Sources[0].Packing != nil // a plan is packed as a whole
+	packed := len(s.Sources) > 0 && s.Sources[0].Packing != nil // all sources of a plan are packed, or none
 	windows := "windows"
 	if packed {
 		windows = "packed"
@@ -249,7 +249,7 @@ func printSummary(w io.Writer, s *blend.Summary) {
 		tokensText((s.Length-s.Skipped)*int64(s.SequenceLength)))
 }
 
-// numbered names the things with the numbers of a range: position 3, or positions 3 to 5.
+// numbered describes a range: position 3, or positions 3 to 5.
 func numbered(noun string, r blend.Range) string {
 	if r.To == r.From+1 {
 		return noun + " " + quantity.Grouped(r.From)
@@ -257,7 +257,7 @@ func numbered(noun string, r blend.Range) string {
 	return fmt.Sprintf("%ss %s to %s", noun, quantity.Grouped(r.From), quantity.Grouped(r.To-1))
 }
 
-// weightText is a weight as it was written; one that the plan has counted gets its commas.
+// weightText returns a weight as it was written. Token counts get commas.
 func weightText(written string) string {
 	if n, err := strconv.ParseInt(written, 10, 64); err == nil {
 		return quantity.Grouped(n)

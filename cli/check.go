@@ -72,7 +72,7 @@ func runCheck(c *cli.Context) error {
 			}
 		}
 	} else if c.IsSet("plan") || c.IsSet("shards") {
-		return usagef("--plan and shards as operands exclude each other")
+		return usagef("--plan and --shards cannot be combined with shards as operands")
 	}
 	if err := oneFile(c.String("report"), pageKind); err != nil {
 		return err
@@ -152,8 +152,8 @@ func checkOperands(c *cli.Context, progress func(path string, done, total int64)
 	return audit.Run(c.Context, inputs, o)
 }
 
-// printCheck prints the report as tables and lines. Shards that could not be opened, and sources
-// without any other, are in no table.
+// printCheck prints the report as tables and lines. The tables skip shards that could not be
+// opened, and sources that have only such shards.
 func printCheck(w io.Writer, r *audit.Report) {
 	opened := map[string]bool{} // sources
 	t := newTable("source", "shard", "tokens", "windows", "tail", "documents", "empty", "huge", "longest", "largest id",

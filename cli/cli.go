@@ -1,9 +1,9 @@
-// Package cli is the mula command: flags, progress, tables and exit codes. The packages below it do
-// the work.
+// Package cli implements the mula command: flags, progress, tables and exit codes. Other packages
+// do the work.
 //
-// Flags may come before or after operands. The exit code is 0 for success, 1 for a failure and 2 for
-// a wrong call. Results go to standard output, as tables or, with --json, as JSON. Progress and
-// messages go to standard error.
+// Flags may be before or after operands. The exit code is 0 for success, 1 for a failure and 2 for
+// wrong usage. Results are written to standard output, as tables or, with --json, as JSON. Progress
+// and messages are written to standard error.
 package cli
 
 import (
@@ -37,12 +37,12 @@ const (
 	exitUsage  = 2
 )
 
-// usageError is a wrong call; it makes the process exit with 2.
+// usageError is wrong usage. The process exits with 2.
 type usageError struct{ text string }
 
 func (e *usageError) Error() string { return e.text }
 
-// exitCode makes the process exit with a code of its own. What there is to say has been said.
+// exitCode makes the process exit with this code, without a message.
 type exitCode int
 
 func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
@@ -79,7 +79,7 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	var usage *usageError
 	var code exitCode
 	switch {
-	case err == nil, errors.Is(err, syscall.EPIPE) && out.err != nil: // who reads the output has had enough of it
+	case err == nil, errors.Is(err, syscall.EPIPE) && out.err != nil: // the reader has closed the pipe
 		return exitDone
 	case errors.As(err, &code):
 		return int(code)
@@ -100,8 +100,8 @@ type signalError struct{ signal os.Signal }
 
 func (e signalError) Error() string { return fmt.Sprintf("signal %v", e.signal) }
 
-// notifyContext is signal.NotifyContext with a [signalError] as the cause, which says which signal
-// ended the context.
+// notifyContext is signal.NotifyContext with a [signalError] as the cause. The error has the
+// signal.
 func notifyContext(parent context.Context, signals ...os.Signal) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(parent)
 	c := make(chan os.Signal, 1)
@@ -119,8 +119,7 @@ func notifyContext(parent context.Context, signals ...os.Signal) (context.Contex
 	}
 }
 
-// output is standard output. It keeps the first error, so that a table that went nowhere does not
-// count as done.
+// output is standard output. It keeps the first error, so that a lost table is a failure.
 type output struct {
 	w   io.Writer
 	err error
@@ -134,9 +133,8 @@ func (o *output) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// printable makes text that may come from a file fit for a terminal: control characters, which
-// could move the cursor or change colours, and bytes that are not UTF-8 are written as in Go
-// strings. Line breaks and tabs stay.
+// printable escapes text for a terminal. Control characters, which could move the cursor or change
+// colours, and invalid UTF-8 are written as in Go strings. Line breaks and tabs do not change.
 func printable(text string) string {
 	var b strings.Builder
 	for i, r := range text {
@@ -154,7 +152,7 @@ func printable(text string) string {
 	return b.String()
 }
 
-// plural is n and the noun, in the number that fits.
+// plural returns n and the noun in the singular or plural.
 func plural(n int64, noun string) string {
 	if n == 1 {
 		return "1 " + noun
@@ -162,7 +160,7 @@ func plural(n int64, noun string) string {
 	return quantity.Grouped(n) + " " + noun + "s"
 }
 
-// atMost refuses flags that are negative or beyond any use.
+// atMost returns an error if a flag is negative or above limit.
 func atMost(c *cli.Context, limit int64, names ...string) error {
 	for _, name := range names {
 		var n int64
@@ -181,18 +179,18 @@ func atMost(c *cli.Context, limit int64, names ...string) error {
 
 const (
 	maxThreads = 4096
-	maxNumber  = math.MaxInt64 // of flags that need only not be negative
+	maxNumber  = math.MaxInt64 // for flags without an upper limit
 )
 
 func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
 	app := &cli.App{
 		Name:  "mula",
 		Usage: "blend token corpora into one exact order of samples, and train mixture-of-experts models on it",
-		Description: "The usual way: tokenize documents into shards, blend shards into a plan, train on the plan.\n" +
+		Description: "A typical workflow: tokenize documents into shards, blend shards into a plan, train on the plan.\n" +
 			"`mula COMMAND --help` shows a command's flags and an example.",
 		Version:         version.String(),
 		HideHelpCommand: true,
-		// the library adds it only to a program without a command of this name
+		// the library adds the flag only if no command is called help
 		Flags:          []cli.Flag{quietFlag, cli.HelpFlag},
 		Reader:         stdin,
 		Writer:         stdout,
@@ -252,12 +250,12 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
 			c.OnUsageError = onUsageError
 			c.HideHelpCommand = true
 			if len(c.Subcommands) == 0 || len(c.Flags) > 0 {
-				// the library adds it too late for a help text with categories
+				// the library adds the flags too late for a help text with categories
 				c.Flags = append(c.Flags, quietFlag, cli.HelpFlag)
 			}
 			if len(c.Subcommands) > 0 {
 				finish(c.Subcommands)
-				own := c.Action // of a command that does something by itself, as `mula index`
+				own := c.Action // of a command that also works without a subcommand, such as `mula index`
 				c.Action = func(ctx *cli.Context) error {
 					if ctx.Args().Present() {
 						return unknownCommand(ctx.Command.Subcommands, ctx.Command.HelpName, ctx.Args().First())
@@ -277,11 +275,11 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
 	return app
 }
 
-// unreadable is what the flag package says of a value that it cannot read, before the reason.
+// unreadable matches the flag package's message about an invalid value, before the reason.
 var unreadable = regexp.MustCompile(`^invalid (?:boolean )?value (".*") for (?:flag )?-+([a-zA-Z-]+): `)
 
-// badValue says what the value of a flag must be, where err is that it cannot be read; otherwise it
-// gives err.
+// badValue returns an error with the required form of a flag's value if err is about an invalid
+// value. Otherwise it returns err.
 func badValue(command *cli.Command, err error) error {
 	m := unreadable.FindStringSubmatch(err.Error())
 	if m == nil {
@@ -311,8 +309,7 @@ func badValue(command *cli.Command, err error) error {
 	return err
 }
 
-// longFlags writes the flags named in a message of the flag package with the two dashes they are
-// documented with.
+// longFlags writes flags in a message of the flag package with two dashes, as in the documentation.
 func longFlags(text string) string {
 	words := strings.Split(text, " ")
 	for i, w := range words {
@@ -338,7 +335,7 @@ func unknownCommand(commands []*cli.Command, prefix, name string) error {
 
 // flagsFirst moves the flags of a command before its operands, because the library stops reading
 // flags at the first operand: `mula tokenize part.jsonl --output x` becomes `mula tokenize --output
-// x -- part.jsonl`. What follows a `--` is an operand.
+// x -- part.jsonl`. All arguments after `--` are operands.
 func flagsFirst(commands []*cli.Command, args []string) ([]string, error) {
 	if len(args) == 0 {
 		return []string{"mula"}, nil
@@ -397,8 +394,8 @@ func flagsFirst(commands []*cli.Command, args []string) ([]string, error) {
 	return out, nil
 }
 
-// decimalFlag refuses a number that is not written in decimal: the library would take 010 for 8 and
-// 1_0 for 10. Text that is no number is left to the library.
+// decimalFlag refuses a number that is not decimal: the library would read 010 as 8 and 1_0 as 10.
+// The library refuses text that is not a number.
 func decimalFlag(command *cli.Command, name, value string) error {
 	for _, f := range command.Flags {
 		if !slices.Contains(f.Names(), name) {
@@ -427,10 +424,10 @@ func takesValue(command *cli.Command, name string) bool {
 			return ok && d.TakesValue()
 		}
 	}
-	return false // help, or unknown: the flag package says which
+	return false // help, or an unknown flag, which the flag package refuses
 }
 
-// jsonFlag is the flag of every command that prints a table for people.
+// jsonFlag is the flag of every command that prints a table.
 var jsonFlag = &cli.BoolFlag{Name: "json", Usage: "print machine-readable JSON instead of tables"}
 
 func printJSON(w io.Writer, v any) error {
@@ -440,8 +437,8 @@ func printJSON(w io.Writer, v any) error {
 	return e.Encode(v)
 }
 
-// needFlags refuses a call without one of these flags. The library's own check would print the
-// whole help first.
+// needFlags returns an error if one of these flags is missing. The library's own check would print
+// the complete help.
 func needFlags(c *cli.Context, names ...string) error {
 	for _, name := range names {
 		if c.String(name) == "" {

@@ -12,9 +12,9 @@ import (
 	"mula/train"
 )
 
-// The library completes commands and flags, and neither values nor files, each shell in another
-// way. The scripts here ask the program for the candidates of a word, so that all shells offer the
-// same.
+// The library completes commands and flags, but not values and files, and differently in each
+// shell. These scripts ask the program for the candidates of a word, so that all shells offer the
+// same candidates.
 
 //go:embed completion
 var completionScripts embed.FS
@@ -61,8 +61,8 @@ func completionCommand() *cli.Command {
 
 // A completer collects the candidates of a word.
 type completer struct {
-	word  string // the word to complete, or the part of it behind the =
-	whole string // what stands before that part in the word
+	word  string // the word to complete, or its part after = or a comma
+	whole string // the text before that part in the word
 	lines []string
 	files bool
 }
@@ -74,8 +74,9 @@ func (c *completer) add(candidate, usage string) {
 	}
 }
 
-// complete prints the candidates of the last of words: a line that says whether files are
-// candidates, and a line for each other candidate, with a tab and its description.
+// complete prints the candidates of the last of words: the line "files" or "words", which reports
+// whether files are candidates, and a line for each other candidate, with a tab and its
+// description.
 func complete(app *cli.App, words []string, w io.Writer) error {
 	c := &completer{word: strings.TrimSpace(words[len(words)-1])}
 	c.find(app, words[:len(words)-1])
@@ -93,7 +94,7 @@ func (c *completer) find(app *cli.App, before []string) {
 	operands, help, needs := 0, false, ""
 	for i, word := range before {
 		switch name := strings.TrimLeft(word, "-"); {
-		case needs != "" && word == "=": // bash makes a word of it
+		case needs != "" && word == "=": // bash splits words at =
 		case needs != "":
 			needs = ""
 		case word == "--":

@@ -91,7 +91,7 @@ func runConvert(c *cli.Context) error {
 	for name, l := range map[string]shards.Layout{"tokenizer-name": shards.Datatrove, "mds-size-limit": shards.MDS,
 		"mds-compression": shards.MDS} {
 		if c.IsSet(name) && to != l {
-			return usagef("--%s goes with --to %s", name, formats.Name(l))
+			return usagef("--%s requires --to %s", name, formats.Name(l))
 		}
 	}
 	if output := c.String("output"); to != shards.MDS && os.IsPathSeparator(output[len(output)-1]) {
@@ -150,8 +150,8 @@ func runConvert(c *cli.Context) error {
 	return nil
 }
 
-// notReplaced refuses shards that would take the place of others without --overwrite. Where these
-// are inputs, or of another layout, the conversion itself says that they cannot be replaced at all.
+// notReplaced returns an error if the conversion would replace shards without --overwrite. The
+// conversion itself refuses to replace inputs and shards of another layout.
 func notReplaced(c *cli.Context, to shards.Layout, numbered bool) error {
 	if c.Bool("overwrite") {
 		return nil

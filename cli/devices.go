@@ -19,8 +19,8 @@ import (
 	"mula/xpu/opencl"
 )
 
-// deviceTime is about how long the kernels of an OpenCL device are measured, and deviceLimit when
-// it is given up on; a compiler may take seconds.
+// deviceTime is the approximate time of measuring an OpenCL device. deviceLimit is the time limit,
+// because a compiler may take seconds.
 const (
 	deviceTime  = 400 * time.Millisecond
 	deviceLimit = time.Minute
@@ -43,25 +43,25 @@ func devicesCommand() *cli.Command {
 	}
 }
 
-// devicesReport is what mula devices prints.
+// devicesReport is the output of mula devices.
 type devicesReport struct {
 	Devices []deviceEntry `json:"devices"`
 	Missing []deviceLack  `json:"missing,omitempty"`
 }
 
-// A deviceEntry is one device. Rates are 0 where nothing was measured.
+// A deviceEntry is a device. Rates are 0 if not measured.
 type deviceEntry struct {
 	Kind   string       `json:"kind"` // as in train.yaml
 	Name   string       `json:"name"`
 	Trains bool         `json:"trains"`                          // mula can train on it
-	FP32   float64      `json:"fp32_flops,omitempty"`            // of products of matrices, in a second
-	BF16   float64      `json:"bf16_flops,omitempty"`            // the same with operands in bfloat16
-	Copy   float64      `json:"copy_bytes_per_second,omitempty"` // read and written, in a second
-	Failed string       `json:"not_measured,omitempty"`          // why
+	FP32   float64      `json:"fp32_flops,omitempty"`            // of matrix products, per second
+	BF16   float64      `json:"bf16_flops,omitempty"`            // with operands in bfloat16
+	Copy   float64      `json:"copy_bytes_per_second,omitempty"` // read and written, per second
+	Failed string       `json:"not_measured,omitempty"`          // reason
 	OpenCL *openclEntry `json:"opencl,omitempty"`
 }
 
-// An openclEntry is what an OpenCL device says of itself. Sizes are in bytes.
+// An openclEntry has the properties of an OpenCL device. Sizes are in bytes.
 type openclEntry struct {
 	Type               opencl.Type `json:"type"`
 	Platform           string      `json:"platform"`
@@ -78,10 +78,10 @@ type openclEntry struct {
 	MatrixInstructions bool        `json:"matrix_instructions"`
 	FP16               bool        `json:"fp16"`
 	BF16               bool        `json:"bf16"`
-	Kernel             string      `json:"kernel,omitempty"` // that was the faster one
+	Kernel             string      `json:"kernel,omitempty"` // the faster kernel
 }
 
-// A deviceLack is a kind of device that is not there.
+// A deviceLack is a missing kind of device.
 type deviceLack struct {
 	Kind string `json:"kind"`
 	Why  string `json:"why"`
@@ -124,7 +124,7 @@ func runDevices(c *cli.Context) error {
 		report.Missing = append(report.Missing, deviceLack{train.DeviceOneDNN, err.Error()})
 	}
 	devices, err := opencl.Devices()
-	if err != nil { // also beside devices that there are
+	if err != nil { // also if there are other devices
 		report.Missing = append(report.Missing, deviceLack{train.DeviceOpenCL, err.Error()})
 	}
 	var cache *opencl.Cache
@@ -150,7 +150,7 @@ func runDevices(c *cli.Context) error {
 	return nil
 }
 
-// productDevice describes, and measures, a device that mula trains on.
+// productDevice describes and measures a device on which mula can train.
 func productDevice(ctx context.Context, kind string, probe bool, open func(xpu.Precision) (xpu.Device,
 	error)) (deviceEntry, error) {
 	entry := deviceEntry{Kind: kind, Trains: true}
@@ -186,7 +186,7 @@ func describeOpenCL(d *opencl.Device) deviceEntry {
 	}}
 }
 
-// probeOpenCL measures a device. That it cannot be measured is a part of the report.
+// probeOpenCL measures a device. The report contains errors of the measurement.
 func probeOpenCL(ctx context.Context, d *opencl.Device, cache *opencl.Cache, entry *deviceEntry) error {
 	bounded, cancel := context.WithTimeoutCause(ctx, deviceLimit, fmt.Errorf("no answer within %v", deviceLimit))
 	defer cancel()

@@ -54,7 +54,7 @@ func estimateCommand() *cli.Command {
 				Value: string(moe.RecomputeNone)},
 			&cli.StringFlag{Name: "precision", Usage: precisionFlag.Usage, Value: string(xpu.BF16)},
 			&cli.StringFlag{Name: "trainer",
-				Usage: "byte sizes of this trainer: mula has fp32 weights, gradients and traffic; optimus, which trained the Mula models, has bf16 ones and an fp32 master copy", Value: estimate.Mula.Name},
+				Usage: "byte sizes of this trainer: mula (fp32 weights, gradients and traffic) or optimus (bf16 weights, gradients and traffic, and an fp32 master copy; it trained the Mula models)", Value: estimate.Mula.Name},
 			&cli.StringFlag{Name: "collectives",
 				Usage: "`KIND` of reductions and gathers: two-level (within a node, then between nodes, one call per group) or flat (every rank with every other, one call per bucket); mula's trainer is flat", Value: twoLevel},
 			&cli.StringFlag{Name: "machine",
@@ -65,7 +65,7 @@ func estimateCommand() *cli.Command {
 			&cli.BoolFlag{Name: "strong",
 				Usage: "with --scaling: keep the batch size constant (strong scaling) instead of growing it with the ranks"},
 			&cli.StringFlag{Name: "compare", Usage: "estimate several optimizer schemes, as `so,epso`: " + anyOf(estimate.Schemes())},
-			&cli.StringFlag{Name: "plot", Usage: "draw the step times, and the scaling, into the SVG `FILE`"},
+			&cli.StringFlag{Name: "plot", Usage: "draw the step times and the scaling in the SVG `FILE`"},
 			&cli.BoolFlag{Name: "published",
 				Usage: "compare published figures of the Mula runs on Aurora with estimates, and explain the differences"},
 			jsonFlag,
@@ -150,7 +150,8 @@ func runEstimate(c *cli.Context) error {
 	return nil
 }
 
-// estimateInput is what the flags, or a train.yaml and the flags, ask about, without the machine.
+// estimateInput reads the input of the estimate, except for the machine, from the flags and the
+// train.yaml, if any.
 func estimateInput(c *cli.Context) (estimate.Input, error) {
 	var in estimate.Input
 	if path := c.String("config"); path != "" {
@@ -254,7 +255,7 @@ func parseLayout(text string, l *estimate.Layout) (warnings []string, err error)
 	return warnings, nil
 }
 
-// rankRange reads 384:12288.
+// rankRange parses a range of ranks such as 384:12288.
 func rankRange(text string) (from, to int, err error) {
 	first, last, ok := strings.Cut(text, ":")
 	from, err1 := strconv.Atoi(first)
@@ -282,7 +283,7 @@ func findMachine(c *cli.Context, ranks int) (estimate.Machine, error) {
 	}
 }
 
-// estimateReport is what mula estimate prints.
+// estimateReport is the output of mula estimate.
 type estimateReport struct {
 	Results     []*estimate.Result     `json:"results"`
 	Scaling     []estimate.Curve       `json:"scaling,omitempty"`
@@ -416,7 +417,7 @@ func (e *estimateReport) write(w io.Writer) {
 func printPublished(c *cli.Context) error {
 	for _, name := range []string{"model", "config", "set", "layout", "machine", "scaling", "compare", "plot", "collectives"} {
 		if c.IsSet(name) {
-			return usagef("--published compares the Mula runs on Aurora as they were; remove --%s", name)
+			return usagef("--published has the settings of the Mula runs on Aurora; remove --%s", name)
 		}
 	}
 	all, err := estimate.ComparePublished()

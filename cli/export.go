@@ -80,8 +80,8 @@ func convertOptions(c *cli.Context) (o train.ConvertOptions, err error) {
 	return o, nil
 }
 
-// parseSize reads a number of bytes as transformers' max_shard_size has it: a [quantity.Count], and
-// a B behind it.
+// parseSize reads a number of bytes in the form of transformers' max_shard_size: a [quantity.Count]
+// with an optional B.
 func parseSize(text string) (int64, error) {
 	n, err := quantity.Count(strings.TrimSuffix(text, "B"))
 	switch {
@@ -111,7 +111,7 @@ func weightsProgress(p *progress) func(done, total int64) {
 	}
 }
 
-// printInspection says what a model is, and where it was written, if it was.
+// printInspection describes a model, and the folder to which it was written, if any.
 func printInspection(c *cli.Context, dir train.ModelDir, i train.Inspection, output string) error {
 	if c.Bool("json") {
 		return printJSON(c.App.Writer, struct {

@@ -10,14 +10,14 @@ import (
 	"mula/internal/suggest"
 )
 
-// libraryFlag is how the library describes a flag in a help text.
+// libraryFlag is the library's function that describes a flag in a help text.
 var libraryFlag = cli.FlagStringer
 
 func init() {
 	cli.FlagStringer = flagText
 }
 
-// noDefault are defaults that say nothing.
+// noDefault matches defaults that are not shown.
 var noDefault = regexp.MustCompile(` \(default: (none|false|"")\)$`)
 
 // flagText describes a flag in a help text: with the kind of its value, and with its default only
@@ -66,7 +66,7 @@ func helpCommand() *cli.Command {
 	}
 }
 
-// undefined is what the flag package says of a flag that a command does not have.
+// undefined matches the flag package's message about an unknown flag.
 var undefined = regexp.MustCompile(`^flag provided but not defined: -+([^ =]+)`)
 
 // nearFlag returns the name of the flag that err, about an unknown flag, may mean, or "".

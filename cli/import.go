@@ -69,7 +69,7 @@ func runImport(c *cli.Context) error {
 	return err
 }
 
-// inspect reads all of a model.
+// inspect reads and checks a model.
 func inspect(c *cli.Context, dir train.ModelDir) (train.Inspection, error) {
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()

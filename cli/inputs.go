@@ -8,8 +8,8 @@ import (
 	"mula/tokenize/documents"
 )
 
-// findInputs finds the files of documents that the operands of a command name, and says on standard
-// error which files in folders are not read.
+// findInputs finds the document files that the operands of a command name. It lists files in
+// folders that are not read on standard error.
 func findInputs(c *cli.Context, format documents.Format) (*documents.Found, error) {
 	if !c.Args().Present() {
 		return nil, usagef("no input: name files or folders of documents, or - for standard input; see `%s --help`",

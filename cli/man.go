@@ -13,7 +13,7 @@ import (
 )
 
 // WriteManPages writes the man pages of mula and of all its commands to a folder, which it creates.
-// The text is that of --help. The date may be empty.
+// Their text is the text of --help. The date may be empty.
 func WriteManPages(dir, date string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("creating the folder of the man pages: %w", err)
@@ -93,7 +93,7 @@ func writeManPage(dir, date string, above []string, c *cli.Command) error {
 	return nil
 }
 
-// synopsis is what follows the name of a command in its call.
+// synopsis returns the arguments of a command's synopsis.
 func synopsis(c *cli.Command) string {
 	text := c.ArgsUsage
 	if text == "" && len(c.Subcommands) > 0 {
@@ -105,7 +105,7 @@ func synopsis(c *cli.Command) string {
 	return text
 }
 
-// roff writes a line of text for roff: nothing in it is a request or an escape sequence.
+// roff escapes a line of text for roff.
 func roff(text string) string {
 	text = strings.NewReplacer(`\`, `\e`, "-", `\-`, "\n", " ", `"`, `\(dq`, "'", `\(aq`, "`", `\(ga`, "^", `\(ha`,
 		"~", `\(ti`).Replace(text)

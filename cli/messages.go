@@ -63,8 +63,8 @@ func (m *messages) Write(p []byte) (int, error) {
 	return m.w.Write(p)
 }
 
-// unfiltered is the writer behind w, for what other programs print and for results on standard
-// error.
+// unfiltered returns the writer under w, for the output of other programs and for results on
+// standard error.
 func unfiltered(w io.Writer) io.Writer {
 	if m, ok := w.(*messages); ok {
 		return m.w

@@ -53,7 +53,8 @@ func TestMessages(t *testing.T) {
 	}
 }
 
-// Errors and the results of checks are coloured on a terminal only, and neither with NO_COLOR nor with TERM=dumb.
+// Errors and the results of checks are coloured on a terminal only, and neither with NO_COLOR nor
+// with TERM=dumb.
 func TestColour(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {

@@ -27,7 +27,7 @@ var (
 		Value: string(xpu.FP32)}
 )
 
-// findModel finds the model that --model names, and says which it is.
+// findModel finds and names the model of --model.
 func findModel(c *cli.Context) (train.ModelDir, error) {
 	dir := c.String("model")
 	m, refused, err := train.FindModel(c.Context, dir)
@@ -42,15 +42,15 @@ func findModel(c *cli.Context) (train.ModelDir, error) {
 	return m, nil
 }
 
-// warnRefused names checkpoints that were not taken.
+// warnRefused warns about damaged checkpoints.
 func warnRefused(c *cli.Context, refused []train.RefusedCheckpoint) {
 	for _, r := range refused {
 		fmt.Fprintf(c.App.ErrWriter, "warning: %s is damaged: %s\n", r.Checkpoint, r.Error)
 	}
 }
 
-// openModel reads a model into the memory of the device that --device names, which computes in the
-// precision that --precision names.
+// openModel reads a model into the memory of the device of --device with the precision of
+// --precision.
 func openModel(c *cli.Context, dir train.ModelDir) (*moe.Model, xpu.Device, error) {
 	p := newProgress(c.App.ErrWriter)
 	device, why, err := train.NewDevice(sayCompiling(c.Context, p), c.String("device"),
@@ -69,8 +69,8 @@ func openModel(c *cli.Context, dir train.ModelDir) (*moe.Model, xpu.Device, erro
 	return m, device, nil
 }
 
-// sayCompiling gives a context with which p says, once for each kind of OpenCL device, that its
-// kernels are compiled: that may take a minute, in which nothing else is said.
+// sayCompiling returns a context that makes p print a line when kernels of an OpenCL device are
+// compiled, once for each kind of device. Compiling may take a minute without other output.
 func sayCompiling(ctx context.Context, p *progress) context.Context {
 	var said sync.Map
 	return opencl.WithCompiling(ctx, func(d *opencl.Device) {
@@ -94,7 +94,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// loadTokenizer loads the tokenizer that --tokenizer names, or else the one found beside the model.
+// loadTokenizer loads the tokenizer of --tokenizer, or else the tokenizer found next to the model.
 func loadTokenizer(c *cli.Context, found string) (*tokenize.Tokenizer, error) {
 	if path := c.String("tokenizer"); path != "" {
 		found = path

@@ -13,10 +13,10 @@ var notPaths = map[string]bool{
 	"document": true, "eod": true, "id-field": true, "reason": true, "special": true, "text-field": true, "title": true,
 	"flight": true, "listen": true, // addresses
 	"mpiexec": true, "remote-shell": true, // commands
-	"tokenizer-name": true, "tokenizer-path": true, // names that are written down and not opened
+	"tokenizer-name": true, "tokenizer-path": true, // names that are recorded and not opened
 }
 
-// notOperands are the commands whose operands are no paths.
+// notOperands are the commands whose operands are not paths.
 var notOperands = map[string]bool{"mula generate": true}
 
 // refuseURLs makes every command refuse URLs in place of paths before it does anything.
@@ -34,7 +34,7 @@ func refuseURLs(commands []*cli.Command) {
 	}
 }
 
-// localOnly refuses URLs among the flags and operands of a command.
+// localOnly returns an error if a flag or operand of a command is a URL.
 func localOnly(c *cli.Context) error {
 	for _, f := range c.Command.Flags {
 		name := f.Names()[0]

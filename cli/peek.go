@@ -42,7 +42,7 @@ type peeked struct {
 	Shard     string           `json:"shard"`
 	Token     int64            `json:"token"`
 	Documents []peekedDocument `json:"documents"`
-	Padding   *int             `json:"padding,omitempty"` // tokens behind the documents, in a packed plan
+	Padding   *int             `json:"padding,omitempty"` // number of padding tokens after the documents, in a packed plan
 	Text      *string          `json:"text,omitempty"`
 }
 
@@ -53,7 +53,7 @@ type peekedDocument struct {
 	Line   int64  `json:"line"`
 	From   int    `json:"from"` // tokens [from, to) of the window
 	To     int    `json:"to"`
-	Shard  string `json:"shard,omitempty"` // in a packed plan, where it need not be that of the sample
+	Shard  string `json:"shard,omitempty"` // in a packed plan, may differ from the sample's shard
 }
 
 func runPeek(c *cli.Context) error {
@@ -149,7 +149,7 @@ func runPeek(c *cli.Context) error {
 	return nil
 }
 
-// shortened makes text valid UTF-8 (a window may begin or end inside a character) and cuts it to n
+// shortened makes text valid UTF-8 (a window may start or end inside a character) and cuts it to n
 // characters.
 func shortened(text string, n int) *string {
 	runes := []rune(strings.ToValidUTF8(text, "\ufffd"))
@@ -200,5 +200,5 @@ func printPeeked(w io.Writer, s peeked, data *blend.Data) {
 	}
 }
 
-// oneLine is printable text without line breaks.
+// oneLine escapes text for a terminal, including line breaks.
 func oneLine(text string) string { return strings.ReplaceAll(printable(text), "\n", `\n`) }

@@ -68,7 +68,7 @@ func planCommand() *cli.Command {
 // readPlan reads the plan in a file.
 func readPlan(path string) (*blend.Plan, error) {
 	if path == "" {
-		return nil, usagef("--plan is empty; give the path of the plan")
+		return nil, usagef("--plan is empty; name the plan")
 	}
 	plan, err := blend.ReadPlan(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -81,7 +81,7 @@ func runPlanShow(c *cli.Context) error {
 	path := c.String("plan")
 	switch {
 	case c.NArg() > 1:
-		return usagef("unexpected %q: give one plan; see `%s --help`", c.Args().Get(1), c.Command.HelpName)
+		return usagef("unexpected %q: name one plan; see `%s --help`", c.Args().Get(1), c.Command.HelpName)
 	case c.NArg() == 1 && c.IsSet("plan"):
 		return usagef("unexpected %q: --plan already names the plan", c.Args().First())
 	case c.NArg() == 1:
@@ -142,7 +142,7 @@ func runPlanDiff(c *cli.Context) error {
 		second, plans[1].Fingerprint(), plural(plans[1].Length(), "position"))
 	switch d.Relation {
 	case blend.SamePlan:
-		fmt.Fprintln(w, "They are the same plan.")
+		fmt.Fprintln(w, "Both files have the same plan.")
 		return nil
 	case blend.SecondAmends:
 		fmt.Fprintln(w, "The second plan amends the first:")
@@ -213,7 +213,7 @@ func percent(share float64) string { return fmt.Sprintf("%.3f %%", 100*share) }
 // openPlan opens the plan and the shards that the flags name. The caller closes the data.
 func openPlan(c *cli.Context) (*blend.Data, error) { return openPlanWith(c, blend.OpenOptions{}) }
 
-// openPlanWith is openPlan with options, of which the flags set the folder.
+// openPlanWith is openPlan with options. The flags set the folder of the shards.
 func openPlanWith(c *cli.Context, o blend.OpenOptions) (*blend.Data, error) {
 	plan, err := readPlan(c.String("plan"))
 	if err != nil {
@@ -225,7 +225,7 @@ func openPlanWith(c *cli.Context, o blend.OpenOptions) (*blend.Data, error) {
 	data, err := blend.Open(c.Context, plan, o)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && o.Base == "":
-		return nil, fmt.Errorf("%s: %w; if the plan or its shards were moved, give --shards the folder that the "+
+		return nil, fmt.Errorf("%s: %w; if the plan or its shards were moved, set --shards to the folder that the "+
 			"plan's paths are relative to", c.String("plan"), err)
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("%s: %w; --shards must be the folder that the plan's paths are relative to",
@@ -263,7 +263,7 @@ func positions(c *cli.Context, plan *blend.Plan, batchSize int) (from, to int64,
 	return from, to, err
 }
 
-// verification is what --verify and --reverify say of how a plan is opened.
+// verification returns the options of --verify and --reverify for opening a plan.
 func verification(c *cli.Context) (o blend.OpenOptions, err error) {
 	if o.Verify, err = blend.ParseVerify(c.String("verify")); err != nil {
 		return o, usagef("--verify: %v", err)

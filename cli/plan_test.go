@@ -65,7 +65,7 @@ func TestMovedPlan(t *testing.T) {
 	for _, command := range []string{"hash --batch-size 4", "stream --batch-size 4", "peek --position 1",
 		"where --document a/0", "simulate", "serve --socket " + filepath.Join(t.TempDir(), "s")} {
 		args := append(strings.Fields(command), "--plan", moved)
-		for shards, says := range map[string]string{"": "give --shards the folder",
+		for shards, says := range map[string]string{"": "set --shards to the folder",
 			t.TempDir(): "--shards must be the folder"} {
 			code, _, stderr := call(t, append(args, "--shards", shards)...)
 			if code != exitFailed || !strings.Contains(stderr, says) {

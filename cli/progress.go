@@ -10,8 +10,8 @@ import (
 	"golang.org/x/term"
 )
 
-// progress tells on standard error how far a long piece of work is: one line that is rewritten on a
-// terminal, a line every [progressInterval] elsewhere.
+// progress shows the progress of long work on standard error: a line that is rewritten on a
+// terminal, or else a line every [progressInterval].
 type progress struct {
 	w        io.Writer
 	terminal bool
@@ -41,8 +41,8 @@ func isTerminal(w io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb"
 }
 
-// update shows text, if the last line is old enough. done and total, in the same unit, give the
-// time left; total 0 is unknown.
+// update shows text if the last line is old enough. The remaining time is computed from done and
+// total, which have the same unit. A total of 0 means unknown.
 func (p *progress) update(text string, done, total float64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -71,7 +71,7 @@ func (p *progress) print(text string) {
 	p.open = true
 }
 
-// line prints a lasting line, whatever progress line stands there.
+// line replaces the progress line by a permanent line.
 func (p *progress) line(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -79,7 +79,7 @@ func (p *progress) line(format string, args ...any) {
 	fmt.Fprintf(p.w, format+"\n", args...)
 }
 
-// end takes the progress line away.
+// end removes the progress line.
 func (p *progress) end() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

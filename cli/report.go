@@ -33,7 +33,7 @@ func reportCommand() *cli.Command {
 
 func runReport(c *cli.Context) error {
 	if !c.Args().Present() {
-		return usagef("no run given; name the folders that `mula train` wrote (see `%s --help`)", c.Command.HelpName)
+		return usagef("no run is named; name the folders that `mula train` wrote (see `%s --help`)", c.Command.HelpName)
 	}
 	if err := needFlags(c, "output"); err != nil {
 		return err
@@ -69,12 +69,12 @@ func runReport(c *cli.Context) error {
 	for !finished {
 		select {
 		case <-c.Context.Done():
-			_, err := drawReport(c, output, 0) // the last page does not load itself again
+			_, err := drawReport(c, output, 0) // the last page does not reload itself
 			return err
 		case <-tick.C:
 		}
-		// A run that is just being started again may have no metrics for a moment: the page stays
-		// as it is until the next time.
+		// A run that is restarting may have no metrics for a moment: the page does not change until
+		// the next update.
 		if finished, err = drawReport(c, output, watch); err != nil {
 			fmt.Fprintf(c.App.ErrWriter, "warning: %v; the page was not updated\n", err)
 		}
@@ -82,9 +82,9 @@ func runReport(c *cli.Context) error {
 	return nil
 }
 
-// drawReport writes the page of the runs that are named. reload is the time after which it loads
-// itself again, 0 for never; it never does once all runs have done all their steps, which is what
-// finished says.
+// drawReport writes the page of the named runs. reload is the number of seconds after which the
+// page reloads itself, 0 for never. finished reports whether all runs have done all steps; the page
+// then does not reload itself.
 func drawReport(c *cli.Context, output string, reload int) (finished bool, err error) {
 	var runs []*report.Run
 	finished = true

@@ -7,6 +7,6 @@ import (
 	"syscall"
 )
 
-// stopSignals end a command in an orderly way. An mpiexec and srun pass SIGUSR1, SIGUSR2 or both on
-// to all ranks, where they would kill them at a SIGTERM.
+// stopSignals end a command in an orderly way. mpiexec and srun forward SIGUSR1, SIGUSR2 or both to
+// all ranks, but kill the ranks after a SIGTERM.
 var stopSignals = []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2}

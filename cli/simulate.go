@@ -69,8 +69,8 @@ func runSimulate(c *cli.Context) error {
 		}
 		plan, err = readPlan(c.String("plan"))
 		if err == nil && !plan.Windowed() {
-			return usagef("--plan-only: the order of this plan, %q, is in files of its own, which must be looked "+
-				"at; leave the flag out", plan.OrderVersion())
+			return usagef("--plan-only: the order of this plan, %q, is in index files, which must be read; "+
+				"remove the flag", plan.OrderVersion())
 		}
 	} else if o.Data, err = openPlanWith(c, blend.OpenOptions{Unread: true}); err == nil {
 		defer o.Data.Close()
@@ -141,7 +141,7 @@ func simulateOptions(c *cli.Context) (simulate.Options, error) {
 		return o, usagef("--samples is %d; it must be from 1 to %s", o.Samples, quantity.Grouped(1<<26))
 	}
 	if c.IsSet("step-time") && c.IsSet("tokens-per-second") {
-		return o, usagef("--step-time and --tokens-per-second exclude each other; give one")
+		return o, usagef("--step-time and --tokens-per-second exclude each other; use one of them")
 	}
 	for _, name := range []string{"step-time", "tokens-per-second"} {
 		if v := c.Float64(name); c.IsSet(name) && !(v > 0 && v < 1e18) {

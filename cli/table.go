@@ -9,13 +9,13 @@ import (
 	"mula/internal/quantity"
 )
 
-// table prints rows under a heading, numbers to the right and names to the left.
+// table prints rows under a heading. Numbers are aligned right, and text left.
 type table struct {
 	heading []string
 	rows    [][]string
 }
 
-// noNumber are the cells that may stand in a column of numbers.
+// noNumber are cells that are allowed in a column of numbers.
 var noNumber = map[string]bool{"": true, "-": true, "none": true, "paused": true}
 
 func newTable(heading ...string) *table { return &table{heading: heading} }
@@ -69,10 +69,10 @@ func (t *table) write(w io.Writer) {
 	}
 }
 
-// bytesText writes a number of bytes with the prefix people use for files.
+// bytesText writes a number of bytes with a decimal prefix: 12.3 kB.
 func bytesText(n int64) string { return prefixed(n, "kMGTPE") + "B" }
 
-// tokensText writes a number of tokens as people say it: 6.29 M, 4.07 T.
+// tokensText writes a number of tokens with a usual prefix: 6.29 M, 4.07 T.
 func tokensText(n int64) string { return strings.TrimSpace(prefixed(n, "kMBTPE")) }
 
 // prefixed writes n to three digits with the decimal prefix that fits, and a space before the unit.

@@ -78,7 +78,7 @@ var (
 	onErrors = choices[job.OnError]{{"fail", job.Fail}, {"skip", job.Skip}}
 )
 
-// readFlags say how documents are read, with [readOptions].
+// readFlags returns the flags for reading documents, which [readOptions] reads.
 func readFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "input-format",
@@ -96,10 +96,10 @@ func readFlags() []cli.Flag {
 	}
 }
 
-// readOptions are how documents are read by the flags of readFlags.
+// readOptions returns the options of the flags of readFlags.
 func readOptions(c *cli.Context) (o documents.Options, err error) {
 	o = documents.Options{Stdin: c.App.Reader, Text: c.String("text-field")}
-	if c.IsSet("id-field") { // else the field is read where there is one
+	if c.IsSet("id-field") { // else the field is optional
 		o.ID = c.String("id-field")
 	}
 	if o.Format, err = documents.ParseFormat(c.String("input-format")); err != nil {
@@ -111,7 +111,7 @@ func readOptions(c *cli.Context) (o documents.Options, err error) {
 	return o, nil
 }
 
-// amount reads a flag that is a [quantity.Count] above 0. An empty one is 0.
+// amount reads a flag that is a [quantity.Count] above 0. An empty flag is 0.
 func amount(c *cli.Context, flag string) (int64, error) {
 	text := c.String(flag)
 	if text == "" {
@@ -127,9 +127,9 @@ func amount(c *cli.Context, flag string) (int64, error) {
 	return n, nil
 }
 
-// noStrayFile refuses a job whose shard would take the place of files that are no shard, as the
-// train.bin of another program, and were not left by the job itself. Of whole shards, and of those
-// with numbers, the job says more.
+// noStrayFile returns an error if the job's shard would replace files that are not a shard, such as
+// the train.bin of another program, and that the job itself did not write. The job checks complete
+// shards and numbered shards.
 func noStrayFile(o job.Options) error {
 	if o.Overwrite || o.ShardTokens > 0 {
 		return nil
@@ -141,7 +141,7 @@ func noStrayFile(o job.Options) error {
 	if found == nil {
 		return nil
 	}
-	// The folder is looked for last: another process may have begun the job in between.
+	// The folder is checked last: another process may have started the job in between.
 	if _, err := os.Stat(o.Output + job.FolderSuffix); err == nil {
 		return nil
 	}
@@ -217,7 +217,7 @@ func runTokenize(c *cli.Context) error {
 			return err
 		}
 		refuse := notOther
-		if filepath.Dir(options.Rejects) != filepath.Dir(options.Output) { // the latter folder is made for the shards
+		if filepath.Dir(options.Rejects) != filepath.Dir(options.Output) { // the job creates the folder of the shards
 			refuse = oneFile
 		}
 		if err := refuse(options.Rejects, rejectsKind); err != nil {
@@ -257,7 +257,7 @@ func runTokenize(c *cli.Context) error {
 		if s.Large > 0 {
 			text += fmt.Sprintf(", encoding %s of %s", plural(s.Large, "large document"), bytesText(s.LargeBytes))
 		}
-		if options.Shuffle && s.InputRead < s.InputSize { // the time left is that of reading
+		if options.Shuffle && s.InputRead < s.InputSize { // the remaining time is the time of reading
 			text += ", then the shards are written"
 		}
 		if s.Shards > 0 {
@@ -267,8 +267,8 @@ func runTokenize(c *cli.Context) error {
 			text += ", waiting for " + s.Waiting
 		}
 		done, total := float64(s.InputRead-s.InputKept), float64(s.InputSize-s.InputKept)
-		// The time left is not known when all is read and shards are written, nor while a good part
-		// of the inputs is encoded and not yet counted.
+		// The remaining time is unknown while shards are written, and while a large part of the
+		// inputs is being encoded.
 		if s.InputRead >= s.InputSize || s.LargeBytes > s.InputSize/20 {
 			done, total = 0, 0
 		}
@@ -289,14 +289,14 @@ func runTokenize(c *cli.Context) error {
 	if c.Bool("json") {
 		return printJSON(c.App.Writer, struct {
 			job.Summary
-			Unread map[string]int `json:"unread"` // files in folders, by ending
+			Unread map[string]int `json:"unread"` // files in folders, by extension
 		}{s, found.Unread})
 	}
 	showTokenized(c, s)
 	return nil
 }
 
-// rejectLimit reads a number of documents, or a share of them in percent; 100 % is no limit.
+// rejectLimit reads a number of documents, or a percentage of all documents. 100 % means no limit.
 func rejectLimit(text string) (*job.RejectLimit, error) {
 	if percent, ok := strings.CutSuffix(text, "%"); ok {
 		if v, err := strconv.ParseFloat(strings.TrimSpace(percent), 64); err == nil && v == 100 {
@@ -311,21 +311,21 @@ func rejectLimit(text string) (*job.RejectLimit, error) {
 		"100%%, such as 0.1%%", text)
 }
 
-// minPieceSize is below what anyone would gain by: claiming a piece takes longer than reading it.
+// minPieceSize is a size below which claiming a piece takes longer than reading it.
 const minPieceSize = 1000
 
-// likelyEOD names a token of t that ends documents by its name, in words that follow on --eod.
+// likelyEOD names a token of t that probably ends documents, as the end of a message about --eod.
 func likelyEOD(t *tokenize.Tokenizer) string {
 	for _, token := range []string{defaultEOD, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<|eot_id|>", "<|im_end|>",
 		"[SEP]"} {
 		if _, ok := t.ID(token); ok {
-			return fmt.Sprintf(", such as %q, which it has", token)
+			return fmt.Sprintf(", such as %q", token)
 		}
 	}
 	return ""
 }
 
-// showTokenized prints what a job has done.
+// showTokenized prints the result of a job.
 func showTokenized(c *cli.Context, s job.Summary) {
 	w := c.App.Writer
 	fmt.Fprintf(w, "%s: %s, %s, %s of text", filepath.ToSlash(s.Output), plural(s.Documents, "document"),

@@ -49,7 +49,7 @@ const defaultEOD = "<|endoftext|>"
 var patterns = choices[tokenize.Pattern]{{"gpt2", tokenize.GPT2}, {"cl100k", tokenize.CL100K}}
 
 var workersFlag = &cli.IntFlag{Name: "workers",
-	Usage: "use `N` parallel workers; 0: all cores. The output does not depend on it"}
+	Usage: "use `N` parallel workers; 0: all cores. The output does not depend on the number"}
 
 func tokenizerTrain(c *cli.Context) error {
 	read, err := readOptions(c)
@@ -126,7 +126,7 @@ func tokenizerTrain(c *cli.Context) error {
 	fmt.Fprintf(c.App.Writer, "%s: %s from %s of text in %s, in %.1f s\n", filepath.ToSlash(c.String("output")),
 		plural(int64(t.VocabSize()), "id"), bytesText(last.Bytes), plural(last.Documents, "document"), seconds)
 	if t.VocabSize() < c.Int("vocab-size") {
-		fmt.Fprintf(c.App.ErrWriter, "note: the text has pairs for %s ids only, fewer than --vocab-size %s asks for\n",
+		fmt.Fprintf(c.App.ErrWriter, "note: the text has pairs for only %s ids, fewer than --vocab-size %s\n",
 			quantity.Grouped(int64(t.VocabSize())), quantity.Grouped(int64(c.Int("vocab-size"))))
 	}
 	return nil

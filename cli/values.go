@@ -22,8 +22,8 @@ import (
 	"mula/xpu"
 )
 
-// shortList is the largest number of values that a help text lists, and that a user finds a
-// misspelt name in at once.
+// shortList is the largest number of values in a help text. Messages about larger sets also suggest
+// the nearest name.
 const shortList = 8
 
 // A valueSet is the fixed set of values of a flag. The package that reads a value owns its names.
@@ -33,8 +33,8 @@ type valueSet struct {
 	list, file, other bool
 }
 
-// flagValues are the flags with a fixed set of values, by the flag's name, or by the command and the
-// flag if the name has several meanings. Help texts, the check of values and completion use it.
+// flagValues are the flags with a fixed set of values, by the flag's name, or by the command and
+// the flag if the name has several meanings. Help texts, the check of values and completion use it.
 var flagValues = map[string]valueSet{
 	"arithmetic":            {names: megatron.Arithmetics},
 	"attention":             {names: train.Attentions},

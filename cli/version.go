@@ -41,7 +41,7 @@ func versionCommand() *cli.Command {
 	}
 }
 
-// A versionReport is what `mula version` prints.
+// A versionReport is the output of `mula version`.
 type versionReport struct {
 	version.Build
 	Kernels kernelReport `json:"kernels"`

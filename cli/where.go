@@ -33,7 +33,7 @@ type place struct {
 	Document int64  `json:"document"`
 	File     string `json:"file"`
 	Line     int64  `json:"line"`
-	Window   *int64 `json:"window"` // null for a document that no window holds
+	Window   *int64 `json:"window"` // null for a document outside all windows
 	From     int    `json:"from"`   // tokens [from, to) of the window
 	To       int    `json:"to"`
 	Use      string `json:"use"`
