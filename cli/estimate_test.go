@@ -10,10 +10,10 @@ func TestEstimateWrongUsage(t *testing.T) {
 	for _, c := range []struct{ args, says string }{
 		{"--model mula-2b", "mula-7b-a1b"},
 		{"--model mula-tiny --machine auror", `did you mean "aurora"`},
-		{"--model mula-tiny --machine polaris", `known are "aurora" and "local"`},
+		{"--model mula-tiny --machine polaris", `allowed: "aurora", "local"`},
 		{"--model mula-tiny --layout expert_dp=2,dp=4", "each axis at most once"},
 		{"--model mula-tiny --plot step.png", "use a name that ends in .svg"},
-		{"--model mula-tiny --layout ep=5", "possible are 1, 2, 4, 8, 16"},
+		{"--model mula-tiny --layout ep=5", "possible: 1, 2, 4, 8, 16"},
 		{"--model mula-1b --layout ep=2", "no experts to divide"},
 		{"--model mula-tiny --layout expert_dp=4 --batch-size 6", "multiple of 4"},
 		{"--model mula-tiny --layout ep=4 --scaling 2:8", "multiples of ep·pp = 4"},

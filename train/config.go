@@ -105,7 +105,7 @@ type OptimizerConfig struct {
 	Name    OptimizerName `yaml:"name"`            // default "adamw"
 	Betas   []float64     `yaml:"betas,omitempty"` // β₁ and β₂
 	Epsilon *float64      `yaml:"eps,omitempty"`
-	// of all parameters without a group, including norms and embeddings
+	// for all parameters without a group, including norms and embeddings
 	WeightDecay *float64  `yaml:"weight_decay,omitempty"`
 	Decay       DecayForm `yaml:"decay,omitempty"`
 
@@ -144,9 +144,9 @@ const (
 	ScheduleFreeAdamW OptimizerName = "schedule_free_adamw"
 )
 
-// optimizerDefaults has the fields of each optimizer, with their defaults: those of the reference
-// implementation, but for the betas of AdamW, which are the published runs', and Muon's
-// adjust_lr_fn, which lets one learning rate serve its matrices and its other parameters.
+// optimizerDefaults has the default of every field that an optimizer uses. They are the defaults of
+// the reference implementation, with two exceptions: the betas of AdamW are from the published Mula
+// runs, and Muon's adjust_lr_fn makes one learning rate suitable for all its parameters.
 var optimizerDefaults = map[OptimizerName]OptimizerConfig{
 	AdamW:   {Betas: []float64{0.9, 0.95}, Epsilon: new(1e-8), WeightDecay: new(0.1), Decay: DecayTorch},
 	SophiaG: {Betas: []float64{0.965, 0.99}, Rho: new(0.04), HessianEvery: new(int64(10)), WeightDecay: new(0.1)},
@@ -208,8 +208,8 @@ const (
 	Constant ScheduleName = "constant"
 )
 
-// scheduleFields has the fields of each schedule that not every one has; all defaults but that of
-// the form depend on other fields.
+// scheduleFields has the optional fields of each schedule. Only the value of cooldown is a default;
+// the other defaults depend on other fields.
 var scheduleFields = map[ScheduleName]ScheduleConfig{
 	Cosine:   {MinLearningRate: new(0.0)},
 	Linear:   {MinLearningRate: new(0.0)},
@@ -278,7 +278,7 @@ type LayoutConfig struct {
 // Ranks is the number of ranks of the layout.
 func (l LayoutConfig) Ranks() int { return l.DP * l.EP * l.PP * l.TP }
 
-// place is where a rank is along the axes, and rankAt the inverse.
+// place returns the coordinates of a rank. rankAt is the inverse.
 func (l LayoutConfig) place(rank int) (dp, pp, ep int) {
 	return rank / (l.PP * l.EP), rank / l.EP % l.PP, rank % l.EP
 }
@@ -413,7 +413,7 @@ func DefaultConfig() Config {
 		ReverifySeconds: int64(blend.DefaultReverify / time.Second),
 	}
 	if err := c.Model.usePreset(defaultPreset); err != nil {
-		panic(err) // the name is ours
+		panic(err) // the name is a constant
 	}
 	return c
 }
@@ -467,13 +467,13 @@ func ParseConfig(data []byte, name string) (Config, error) {
 func parseConfig(file *strictyaml.File, name string, settings []string) (Config, error) {
 	overridden := file.Override(&Config{}, "--set", settings)
 	if file.Empty() && overridden == nil {
-		return Config{}, fmt.Errorf("%s: the file is empty; at least name the plan, as in plan: plan.json",
+		return Config{}, fmt.Errorf("%s: the file is empty; write at least one field, such as plan: plan.json",
 			name)
 	}
 	c := DefaultConfig()
 	c.file = file
 	var unknownPreset error
-	if preset := file.Text("$.model.preset"); preset != "" { // before the fields that differ from it
+	if preset := file.Text("$.model.preset"); preset != "" { // before the fields that override it
 		if err := c.Model.usePreset(preset); err != nil {
 			unknownPreset = file.Errorf("$.model.preset", "model.preset: %w", err)
 		}
@@ -532,7 +532,7 @@ func (c Config) Locate(err error) error {
 	return err
 }
 
-// A fieldError is about the value of one field, under its full name.
+// A fieldError is an error in the value of a field, by its full name.
 type fieldError struct {
 	field, message string
 	cause          error // may be nil
@@ -541,7 +541,7 @@ type fieldError struct {
 func (e *fieldError) Error() string { return e.field + e.message }
 func (e *fieldError) Unwrap() error { return e.cause }
 
-// fieldErrors are several of them.
+// fieldErrors are the errors in several fields.
 type fieldErrors []*fieldError
 
 func (e fieldErrors) Error() string {
@@ -552,7 +552,7 @@ func (e fieldErrors) Error() string {
 	return strings.Join(texts, "\n")
 }
 
-// Misconfigured reports whether an error is about a field of the configuration, so that a retry
+// Misconfigured reports whether an error concerns a field of the configuration, so that a retry
 // cannot help.
 func Misconfigured(err error) bool {
 	var shared *sharedErr
@@ -722,7 +722,7 @@ func (c Config) Validate() error {
 			optionalWithin(fmt.Sprintf("optimizer.groups[%d].learning_rate_scale", i), g.LearningRateScale, 0, finite))
 	}
 	if len(c.Optimizer.Groups) > 0 && c.Model.Config.Validate() == nil {
-		// what is wrong with a model is said when the run starts
+		// an invalid model is reported when the run starts
 		errs = append(errs, c.Optimizer.checkGroups(c.Model.Tensors()))
 	}
 	if c.Optimizer.Name == ScheduleFreeAdamW && c.Schedule.Name != Constant {
@@ -740,10 +740,10 @@ func (c Config) Validate() error {
 			c.Schedule.WarmupFrom, Constant, WarmupFromZero))
 	}
 	if c.Plan == "" {
-		errs = append(errs, bad("plan", "is empty; name the plan.json that mula blend wrote"))
+		errs = append(errs, bad("plan", "is empty; write the path of the plan.json that mula blend wrote"))
 	}
 	if c.Output == "" {
-		errs = append(errs, bad("output", "is empty; name the run directory"))
+		errs = append(errs, bad("output", "is empty; write the path of the run directory"))
 	}
 	if a := c.MetricsListen; a != "" {
 		if _, port, err := net.SplitHostPort(a); err != nil || port == "" || port == "0" {
@@ -778,7 +778,7 @@ func (c Config) Validate() error {
 	return found
 }
 
-// listText is a list as YAML has it.
+// listText formats a list as YAML.
 func listText(list []float64) string {
 	texts := make([]string, len(list))
 	for i, x := range list {
@@ -787,8 +787,8 @@ func listText(list []float64) string {
 	return "[" + strings.Join(texts, ", ") + "]"
 }
 
-// foreign says which field has a value although the optimizer or schedule of that name does not
-// have it, or returns nil. fields has those of each name.
+// foreign returns an error that names a field which is set although the optimizer or schedule does
+// not use it. fields has the fields that each optimizer or schedule uses.
 func foreign[N ~string, C any](prefix string, name N, config C, fields map[N]C) error {
 	own, ok := fields[name]
 	if !ok {
@@ -830,6 +830,6 @@ func optionalFields(v reflect.Value) []optionalField {
 	return fields
 }
 
-// maxSteps bounds counts of steps: beyond 2⁵³ a float64, and so a reader of our JSON files, cannot
-// tell neighbours apart.
+// maxSteps bounds counts of steps. A float64, and so many JSON readers, cannot represent every
+// whole number above 2⁵³.
 const maxSteps = 1 << 53

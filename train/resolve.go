@@ -18,7 +18,8 @@ import (
 	"mula/moe"
 )
 
-// resolve gives every field its value for a run on plan p, and refuses what does not fit the plan.
+// resolve sets every field to its value for a run on plan p. It returns an error if a field does
+// not fit the plan.
 func (c Config) resolve(p *blend.Plan) (Config, error) {
 	bad := func(field, format string, args ...any) (Config, error) {
 		return Config{}, &fieldError{field: field, message: " " + fmt.Sprintf(format, args...)}
@@ -84,7 +85,8 @@ func (c Config) resolve(p *blend.Plan) (Config, error) {
 	return c, c.Validate()
 }
 
-// resolve fills in what comes from the plan's tokenizer, which is nil if the plan does not know it.
+// resolve sets the fields whose defaults come from the plan's tokenizer. t is nil if the plan does
+// not have a tokenizer.
 func (m *ModelConfig) resolve(t *blend.Tokenizer) error {
 	if t != nil {
 		if m.VocabSize < t.Vocabulary {
@@ -102,7 +104,7 @@ func (m *ModelConfig) resolve(t *blend.Tokenizer) error {
 				}
 			}
 			if !m.given["eos_token_id"] {
-				m.EOSTokenID = int(t.EOD) // -1 means none there, too
+				m.EOSTokenID = int(t.EOD) // -1 means none in both
 			}
 		}
 	}
@@ -115,10 +117,10 @@ func (m *ModelConfig) resolve(t *blend.Tokenizer) error {
 	return nil
 }
 
-// resolve gives the fields that the optimizer has their defaults.
+// resolve sets the unset fields that the optimizer uses to their defaults.
 func (c *OptimizerConfig) resolve() {
 	if len(c.Groups) == 0 {
-		c.Groups = nil // as a file without the field
+		c.Groups = nil // as if the file did not have the field
 	}
 	defaults := optimizerDefaults[c.Name]
 	own := optionalFields(reflect.ValueOf(&defaults).Elem())
@@ -127,7 +129,7 @@ func (c *OptimizerConfig) resolve() {
 			continue
 		}
 		switch value := own[i].value; value.Kind() {
-		case reflect.Pointer: // a copy: the defaults are for all configurations
+		case reflect.Pointer: // a copy, because all configurations share the defaults
 			f.value.Set(reflect.New(value.Type().Elem()))
 			f.value.Elem().Set(value.Elem())
 		case reflect.Slice:
@@ -138,8 +140,8 @@ func (c *OptimizerConfig) resolve() {
 	}
 }
 
-// resolve gives every field that the schedule has its value for a run of so many steps, and refuses
-// what does not fit together.
+// resolve sets every field that the schedule uses to its value for a run with the given number of
+// steps. It returns an error if the fields contradict each other.
 func (c *ScheduleConfig) resolve(steps int64) error {
 	length := steps
 	if c.Name != Constant {
@@ -189,7 +191,7 @@ func (c *ScheduleConfig) resolve(steps int64) error {
 	return nil
 }
 
-// schedule is the schedule of a resolved configuration.
+// schedule returns the schedule of a resolved configuration.
 func (c Config) schedule() Schedule {
 	s := Schedule{Name: c.Schedule.Name, Peak: c.Schedule.LearningRate, Warmup: *c.Schedule.WarmupSteps,
 		Decay: c.Schedule.DecaySteps}
@@ -205,11 +207,11 @@ func (c Config) schedule() Schedule {
 	return s
 }
 
-// configComment begins every train.yaml that mula train writes.
+// configComment is the first line of every train.yaml that mula train writes.
 const configComment = "# The configuration of this run with every default written out, by mula train.\n"
 
-// write writes a resolved configuration as a train.yaml that stands for the same run: its paths are
-// relative to its directory, as in any train.yaml, so that a tree of files can be moved as a whole.
+// write writes a resolved configuration as a train.yaml of the same run. Its paths are relative to
+// its directory, so that a tree of files can be moved.
 func (c Config) write(path string) error {
 	for _, p := range []*string{&c.Plan, &c.Output, &c.Tokenizer, &c.InitializeFrom} {
 		if *p == "" {
@@ -228,8 +230,8 @@ func (c Config) write(path string) error {
 	return atomicfile.WriteFile(path, append([]byte(configComment), data...))
 }
 
-// relativePath is path as seen from dir, or absolute where there is no way from one to the other,
-// as between drives.
+// relativePath returns path relative to dir, or an absolute path if there is no relative path, such
+// as between Windows drives.
 func relativePath(dir, path string) (string, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -244,27 +246,26 @@ func relativePath(dir, path string) (string, error) {
 	return path, nil
 }
 
-// free are the fields that may change when a run is resumed: none decides what a step computes. The
-// plan is not among the others because its fingerprint is compared, and steps not because
-// schedule.decay_steps is: a longer run goes on with the same schedule.
+// free lists the fields that may change when a run resumes: they do not change what a step
+// computes. The plan is in the list because its fingerprint is compared instead, and steps because
+// schedule.decay_steps is compared instead: a longer run continues with the same schedule.
 var free = []string{"plan", "output", "tokenizer", "initialize_from", "model.preset", "steps", "threads", "recompute",
 	"device", "checkpoint.every", "checkpoint.keep",
 	"evaluate.every", "evaluate.samples", "spikes.max_skips", "spikes.max_rollbacks", "log.update_ratio_every",
 	"metrics_listen", "plan_change", "verify", "reverify_seconds",
-	// These decide where something is computed, and in which order it is added up: the last bits at
-	// most, of which State.Arithmetic tells.
+	// These determine where something is computed, and the order of sums. They change at most the
+	// last bits, and State.Arithmetic records them.
 	"layout.expert_dp", "layout.ep", "layout.pp", "layout.tp", "layout.optimizer", "layout.dispatch", "layout.sums",
 	"layout.transport", "layout.check_replicas_every"}
 
-// before holds, for fields that checkpoints of older versions do not name, the value that runs had
-// then, as JSON text.
+// before has the former values of fields that older checkpoints do not contain, as JSON text.
 var before = map[string]string{"spikes.action": `"none"`, "spikes.sigma": "6", "spikes.window": "128",
 	"spikes.skip_steps":      "100",
 	"layout.uniform_routing": "false", "attention": `"window"`}
 
-// identity returns the fields of a resolved configuration that decide the outcome of training, as
-// JSON text by full name. Two runs on one plan with the same identity and the same kind of device
-// have the same weights after the same number of steps, bit for bit.
+// identity returns the fields of a resolved configuration that determine the weights, as JSON text
+// by full name. Two runs on one plan with the same identity and the same kind of device have
+// bit-identical weights after the same number of steps.
 func (c Config) identity() map[string]string {
 	fields := map[string]string{}
 	collect(reflect.ValueOf(c), "", fields)
@@ -309,12 +310,13 @@ func currentFields(fields map[string]string) map[string]string {
 
 var oldFields = sync.OnceValue(func() map[string]string { return strictyaml.OldNames(&Config{}) })
 
-// ofDecay are the fields of a schedule that may change when a run is resumed if that leaves the
-// learning rates of the steps done as they are; see [Schedule.agrees].
+// ofDecay lists the fields of a schedule that may change when a run resumes, if the learning rates
+// of the completed steps stay the same; see [Schedule.agrees].
 var ofDecay = []string{"schedule.decay_steps", "schedule.cooldown_steps", "schedule.cooldown",
 	"schedule.min_learning_rate"}
 
-// scheduleOf is the schedule of a run of this identity; ok is false if it does not have one whole.
+// scheduleOf returns the schedule of an identity. ok is false if a field of the schedule is missing
+// or invalid.
 func scheduleOf(identity map[string]string) (s Schedule, ok bool) {
 	var c Config
 	for name, value := range map[string]any{"name": &c.Schedule.Name, "learning_rate": &c.Schedule.LearningRate,
@@ -332,15 +334,15 @@ func scheduleOf(identity map[string]string) (s Schedule, ok bool) {
 	return c.schedule(), true
 }
 
-// compareIdentity says which fields differ between a checkpoint of so many steps and the
-// configuration that is to go on with it, or returns nil.
+// compareIdentity compares the identity of a checkpoint after the given number of steps with the
+// identity of the configuration that resumes from it. The error lists all differences.
 func compareIdentity(checkpoint, now map[string]string, steps int64) error {
 	checkpoint = currentFields(checkpoint)
 	old, oldOK := scheduleOf(checkpoint)
 	schedule, ok := scheduleOf(now)
 	agrees := oldOK && ok && old.agrees(schedule, steps)
 	var differences []string
-	// Another optimizer or schedule has other fields. That they differ goes without saying.
+	// Another optimizer or schedule has other fields. Their differences are not listed.
 	follows := func(name string) bool {
 		group, _, _ := strings.Cut(name, ".")
 		was, ok := checkpoint[group+".name"]

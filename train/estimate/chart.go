@@ -10,14 +10,14 @@ import (
 	"mula/internal/quantity"
 )
 
-// A Curve is how a run scales with one scheme.
+// A Curve is the scaling of a run with one scheme.
 type Curve struct {
 	Scheme Scheme  `json:"optimizer"`
 	Points []Point `json:"points"`
 }
 
-// Colours of parts and curves, which readers who see red and green alike can tell apart (after M.
-// Okabe and K. Ito, "Color Universal Design", 2008). Curves differ in their dashes, too.
+// Colours of parts and curves. Readers with red-green colour blindness can distinguish them (M.
+// Okabe and K. Ito, "Color Universal Design", 2008). Curves also have different dashes.
 var (
 	curveColours = map[Scheme]string{EPSO: "#0072b2", SO: "#d55e00", Unsharded: "#5b5b5b"}
 	curveDashes  = map[Scheme]string{EPSO: "", SO: "7 4", Unsharded: "2 3"}
@@ -42,9 +42,9 @@ func (d *svg) text(x, y float64, anchor, class, text string) {
 
 func coordinate(v float64) string { return strconv.FormatFloat(math.Round(v*10)/10, 'f', -1, 64) }
 
-// Chart draws estimates of one model on one machine, which differ in their scheme, as an SVG image
-// that needs no other file: the step of each by part, and above it, if there are curves, the
-// efficiency by the number of ranks.
+// Chart draws estimates of one model on one machine with different schemes. It returns a
+// self-contained SVG image with the parts of each step time. If there are curves, a chart of
+// efficiency by number of ranks is above it.
 func Chart(results []*Result, curves []Curve) []byte {
 	const width, left, right = 860.0, 70.0, 150.0
 	var d svg
@@ -58,7 +58,7 @@ func Chart(results []*Result, curves []Curve) []byte {
 		l.Dispatch, l.Recompute, r.Trainer.Name))
 	y += 15
 	d.text(14, y, "start", "note",
-		"An estimate: mula estimate lists the assumptions, and what follows if they are wrong.")
+		"An estimate. The output of mula estimate lists the assumptions and their effect on the result.")
 	y += 30
 	if len(curves) > 0 {
 		y = d.efficiency(r, curves, y, left, width-right) + 46
@@ -72,7 +72,7 @@ func Chart(results []*Result, curves []Curve) []byte {
 		"</svg>\n")
 }
 
-// efficiency draws the curves from y downwards, and returns where it ended.
+// efficiency draws the curves below y, and returns their lower edge.
 func (d *svg) efficiency(r *Result, curves []Curve, y, left, right float64) float64 {
 	const height = 230.0
 	low := 1.0
@@ -94,11 +94,11 @@ func (d *svg) efficiency(r *Result, curves []Curve, y, left, right float64) floa
 		}
 	}
 	bottom := max(0, math.Floor((low-1e-9)/step)*step)
-	batch := fmt.Sprintf("every data rank has %s a step", sequences(r.Layout.Sequences()))
+	batch := fmt.Sprintf("every data rank has %s per step", sequences(r.Layout.Sequences()))
 	if last > first && curves[0].Points[0].BatchSize == curves[0].Points[len(curves[0].Points)-1].BatchSize {
-		batch = fmt.Sprintf("all ranks together have %s a step", sequences(r.Layout.BatchSize))
+		batch = fmt.Sprintf("all ranks together have %s per step", sequences(r.Layout.BatchSize))
 	}
-	d.text(14, y, "start", "head", fmt.Sprintf("Tokens per second of a rank, as a share of those at %s ranks; %s",
+	d.text(14, y, "start", "head", fmt.Sprintf("Tokens per second and rank, relative to %s ranks; %s",
 		quantity.Grouped(first), batch))
 	top := y + 16
 	at := func(e float64) float64 { return top + (1-e)/(1-bottom)*height }
@@ -119,7 +119,7 @@ func (d *svg) efficiency(r *Result, curves []Curve, y, left, right float64) floa
 	}
 	d.line(left, top+height, right, top+height, "base")
 	d.text((left+right)/2, top+height+36, "middle", "", "ranks")
-	labels := make([]float64, len(curves)) // where names stand: in the order of the curves' ends, a line apart
+	labels := make([]float64, len(curves)) // y of the curves' names, in the order of the curves' ends, a line apart
 	for i, c := range curves {
 		labels[i] = at(c.Points[len(c.Points)-1].Efficiency) + 4
 		for j := range i {
@@ -153,7 +153,7 @@ func (d *svg) efficiency(r *Result, curves []Curve, y, left, right float64) floa
 	return top + height + 36
 }
 
-// steps draws the step of each result as a bar of its parts, and returns where it ended.
+// steps draws the step of each result as a bar of its parts, and returns the lower edge.
 func (d *svg) steps(results []*Result, y, left, right float64) float64 {
 	longest := 0.0
 	for _, r := range results {
@@ -197,7 +197,7 @@ func (d *svg) steps(results []*Result, y, left, right float64) float64 {
 	return y + 10
 }
 
-// sequences counts them in words.
+// sequences returns a number of sequences with its unit.
 func sequences(n int) string {
 	if n == 1 {
 		return "1 sequence"

@@ -1,11 +1,9 @@
-// Package estimate predicts what a training run of many ranks needs: memory and work of a rank,
-// what it sends by each kind of exchange, how long a step takes and how that scales. Bytes and
-// elements are exact, by formulas that tests hold against what runs have sent; times are those of a
-// simple model of a machine, whose figures say where they come from. docs/reference/estimate.md has
-// all formulas.
+// Package estimate predicts the memory, compute, traffic, step time and scaling of a training run
+// on many ranks. Numbers of bytes and elements are exact. Tests compare their formulas with the
+// traffic of real runs. Times come from a simple model of a machine; every figure of a machine
+// names its source. docs/reference/estimate.md has all formulas.
 //
-// The package knows models and layouts, not runs: nothing here is read from, or needed by, package
-// train.
+// The package does not import package train: it estimates models and layouts, not runs.
 package estimate
 
 import (
@@ -16,45 +14,46 @@ import (
 	"mula/xpu"
 )
 
-// Input is what an estimate is about.
+// Input describes a run to estimate.
 type Input struct {
-	Model     string        `json:"model"` // its name
+	Model     string        `json:"model"` // name
 	Config    moe.Config    `json:"-"`
 	Layout    Layout        `json:"layout"`
 	Trainer   Trainer       `json:"trainer"`
 	Precision xpu.Precision `json:"precision"` // of the operands of matrix products
 	Machine   Machine       `json:"machine"`
 
-	// Flat is for reductions and gathers as this program makes them: each rank exchanges messages
-	// with each other one, in one call for each bucket. Otherwise they have two levels, in a node
-	// and between nodes, and one call for a group.
+	// Flat selects mula's own reductions and gathers: each rank exchanges messages with every other
+	// rank, in one call per bucket. Otherwise the collectives have two levels, within a node and
+	// between nodes, and one call per group.
 	Flat bool `json:"flat"`
 }
 
-// Result is an estimate. Memory, work and traffic are those of the stage of the pipeline that has
-// the most of each.
+// Result is an estimate. Each of memory, compute and traffic is the maximum over the pipeline's
+// stages.
 type Result struct {
 	Input
 
 	Parameters int64   `json:"parameters"`
 	Active     int64   `json:"active_parameters"`
 	Stages     []Stage `json:"stages"`
-	Stepped    float64 `json:"weights_updated"` // by a rank in a step
+	Stepped    float64 `json:"weights_updated"` // by a rank per step
 
 	Memory Memory `json:"memory"`
 	Fits   bool   `json:"fits"` // into the memory of a rank
 
-	FLOPs    float64    `json:"flops"`          // of the model in a step: mean over the ranks
-	Computed float64    `json:"flops_computed"` // of the rank with the most work, with what is computed again
-	Traffic  []Exchange `json:"traffic"`        // of the stage that sends most for gradients and weights
+	FLOPs    float64    `json:"flops"`          // of the model per step, mean over the ranks
+	Computed float64    `json:"flops_computed"` // of the rank with the most work, including recomputation
+	Traffic  []Exchange `json:"traffic"`        // of the stage with the most traffic of gradients and weights
 
 	Time            Time    `json:"seconds"`
 	StepTime        float64 `json:"step_seconds"`
 	TokensPerSecond float64 `json:"tokens_per_second"`
-	MFU             float64 `json:"mfu"` // work of the model per second, as a share of the peak
+	MFU             float64 `json:"mfu"` // FLOPs of the model per second, as a fraction of the peak
 }
 
-// Sent is what a rank sends in a step, in bytes, for some purposes, or for all if none is named.
+// Sent returns the number of bytes that a rank sends per step for the given purposes. Without
+// purposes it returns the total.
 func (r *Result) Sent(purposes ...Purpose) float64 { return sent(r.Traffic, purposes...) }
 
 func sent(all []Exchange, purposes ...Purpose) float64 {
@@ -67,7 +66,7 @@ func sent(all []Exchange, purposes ...Purpose) float64 {
 	return sum
 }
 
-// Compute makes an estimate.
+// Compute estimates a run.
 func Compute(in Input) (*Result, error) {
 	if err := in.Config.Validate(); err != nil {
 		return nil, err
@@ -147,9 +146,9 @@ func Compute(in Input) (*Result, error) {
 	return r, nil
 }
 
-// buckets is in how many calls this program exchanges gradients or weights of stage i in a group:
-// the experts of a layer, the rest of a layer, the embedding, and the final norm with the head are
-// a bucket each.
+// buckets returns the number of calls in which mula exchanges the gradients or weights of stage i
+// in a group. Each of these is a bucket: the experts of a layer, the rest of a layer, the
+// embedding, and the final norm with the head.
 func buckets(c moe.Config, l Layout, i int, s Stage, g Group) int {
 	replicated, divided := s.Layers, 0
 	if i == 0 && (l.PP > 1 || !c.TieEmbeddings) {
@@ -170,7 +169,7 @@ func buckets(c moe.Config, l Layout, i int, s Stage, g Group) int {
 	return replicated
 }
 
-// seconds is how long exchanges take that come one after the other.
+// seconds returns the total time of consecutive exchanges.
 func (r *Result) seconds(exchanges []Exchange) float64 {
 	sum := 0.0
 	for _, e := range exchanges {
@@ -179,7 +178,7 @@ func (r *Result) seconds(exchanges []Exchange) float64 {
 	return sum
 }
 
-// A Sensitivity says what an assumed figure does to the result.
+// A Sensitivity is the effect of an assumed figure on the result.
 type Sensitivity struct {
 	Figure string    `json:"figure"`
 	Value  float64   `json:"value"`
@@ -188,15 +187,15 @@ type Sensitivity struct {
 	More   Deviation `json:"20_percent_more"`
 }
 
-// A Deviation is what follows from a figure that is not as assumed.
+// A Deviation is the result for another value of an assumed figure.
 type Deviation struct {
 	StepTime   float64 `json:"step_seconds"`
-	Efficiency float64 `json:"efficiency,omitempty"` // at the last point of a scaling
+	Efficiency float64 `json:"efficiency,omitempty"` // at the last point of [Scaling]
 }
 
-// Sensitivities tells, for every assumed figure of the machine, how long a step takes if it is 20 %
-// off, and, if to is not 0, what becomes of the efficiency at the last point of [Scaling]. No
-// efficiency of the machine exceeds 1.
+// Sensitivities returns, for every assumed figure of the machine, the step time if the figure is
+// 20 % lower or higher. If to is not 0, it also returns the efficiency at the last point of
+// [Scaling]. Efficiencies of the machine are limited to 1.
 func Sensitivities(in Input, from, to int, strong bool) ([]Sensitivity, error) {
 	var out []Sensitivity
 	names, figures := in.Machine.fields()

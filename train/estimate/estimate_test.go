@@ -321,8 +321,8 @@ func TestRefusals(t *testing.T) {
 		want   string
 	}{
 		{func(in *Input) { in.Layout.EP = 5; in.Layout.BatchSize = 3072 },
-			"possible are 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 96"},
-		{func(in *Input) { in.Layout.PP = 33 }, "pp is 33, but the model has 32 layers"},
+			"possible: 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 96"},
+		{func(in *Input) { in.Layout.PP = 33 }, "pp is 33, but the model has only 32 layers"},
 		{func(in *Input) { in.Layout.BatchSize = 3073 }, "multiple of 3072"},
 		{func(in *Input) { in.Layout.DP = 0 }, "expert_dp is 0"},
 		{func(in *Input) { in.Layout.BatchSize = 3072 << 18 }, "at most 68719476736"},

@@ -8,52 +8,53 @@ import (
 	"mula/moe"
 )
 
-// Scheme says how gradients are added up and which rank updates which weights;
-// docs/reference/estimate.md has the formulas of each.
+// Scheme determines how gradients are summed and which rank updates which weights.
+// docs/reference/estimate.md has the formulas of each scheme.
 type Scheme string
 
 // The schemes. All give the same weights.
 const (
-	Unsharded Scheme = "unsharded" // every rank updates all that it holds
-	SO        Scheme = "so"        // the update is divided among the replicas of an expert only
-	EPSO      Scheme = "epso"      // what all ranks hold is divided among all of them, experts among their replicas
+	Unsharded Scheme = "unsharded" // every rank updates all its weights
+	SO        Scheme = "so"        // the update is divided among the replicas of an expert
+	EPSO      Scheme = "epso"      // replicated weights are divided among all data ranks, experts among their replicas
 )
 
 // Schemes lists the schemes, the default first.
 func Schemes() []string { return []string{string(EPSO), string(SO), string(Unsharded)} }
 
-// Layout is how a step of training is divided among ranks. A rank's number is (dp·PP + pp)·EP + ep.
+// Layout divides a training step among ranks. The rank with the coordinates expert_dp, pp and ep has
+// the number (expert_dp·PP + pp)·EP + ep.
 type Layout struct {
-	DP int `json:"dp"` // replicas of each expert
-	EP int `json:"ep"` // ranks among which the experts of a layer are divided
+	DP int `json:"dp"` // expert_dp: replicas of each expert
+	EP int `json:"ep"` // ranks that share the experts of a layer
 	PP int `json:"pp"` // stages of the pipeline (1F1B)
 
 	Optimizer Scheme       `json:"optimizer"`
 	Dispatch  moe.Dispatch `json:"dispatch"`
 
-	BatchSize      int           `json:"batch_size"`       // sequences a step, of all ranks together
+	BatchSize      int           `json:"batch_size"`       // sequences per step, over all ranks
 	MicroBatchSize int           `json:"micro_batch_size"` // sequences that a rank computes at once
 	SequenceLength int           `json:"sequence_length"`
-	Recompute      moe.Recompute `json:"recompute"` // experts is level 1 of Optimus, layers its level 7
+	Recompute      moe.Recompute `json:"recompute"` // experts is level 1 of Optimus, layers is level 7
 }
 
 // Ranks is the number of ranks of the run.
 func (l Layout) Ranks() int { return l.DP * l.EP * l.PP }
 
-// DataRanks is the number of ranks that read sequences of their own.
+// DataRanks is the data-parallel size, as in Megatron: the number of blocks of sequences in a step.
 func (l Layout) DataRanks() int { return l.DP * l.EP }
 
-// Sequences is how many sequences a data rank has in a step.
+// Sequences is the number of sequences of a data rank per step.
 func (l Layout) Sequences() int { return l.BatchSize / l.DataRanks() }
 
-// MicroBatches is in how many parts a data rank computes its sequences.
+// MicroBatches is the number of micro-batches of a data rank per step.
 func (l Layout) MicroBatches() int { return (l.Sequences() + l.microBatch() - 1) / l.microBatch() }
 
-// microBatch is the number of sequences in a micro-batch: no more than there are.
+// microBatch is the number of sequences in a micro-batch, at most [Layout.Sequences].
 func (l Layout) microBatch() int { return min(l.MicroBatchSize, l.Sequences()) }
 
-// check says what is wrong with a layout of a model, with the values that would be right, or
-// returns nil.
+// check returns an error that names the first invalid value of the layout for a model, and the
+// allowed values.
 func (l Layout) check(c moe.Config) error {
 	for _, f := range []struct {
 		name     string
@@ -74,15 +75,15 @@ func (l Layout) check(c moe.Config) error {
 		return fmt.Errorf("ep is %d, but a dense model has no experts to divide; it must be 1", l.EP)
 	}
 	if c.Experts%l.EP != 0 {
-		return fmt.Errorf("ep is %d, which does not divide the %d experts of a layer; possible are %s", l.EP, c.Experts,
+		return fmt.Errorf("ep is %d, which does not divide the %d experts of a layer; possible: %s", l.EP, c.Experts,
 			divisors(c.Experts))
 	}
 	if l.PP > c.Layers {
-		return fmt.Errorf("pp is %d, but the model has %d layers for its stages; it must be at most that", l.PP,
+		return fmt.Errorf("pp is %d, but the model has only %d layers; lower pp", l.PP,
 			c.Layers)
 	}
 	if l.BatchSize%l.DataRanks() != 0 {
-		return fmt.Errorf("the batch has %d sequences, which %d data ranks (expert_dp·ep) cannot share evenly; make it a "+
+		return fmt.Errorf("the batch has %d sequences, which is not a multiple of the %d data ranks (expert_dp·ep); make it a "+
 			"multiple of %d", l.BatchSize, l.DataRanks(), l.DataRanks())
 	}
 	for _, f := range []struct {
@@ -111,46 +112,46 @@ func divisors(n int) string {
 	return strings.Join(out, ", ")
 }
 
-// Trainer says in how many bytes a program holds and sends numbers.
+// Trainer has the sizes of the numbers that a program stores and sends.
 type Trainer struct {
 	Name        string `json:"name"`
-	Weights     int    `json:"weight_bytes"`     // of a weight that a rank keeps, and of one that it sends
-	Gradients   int    `json:"gradient_bytes"`   // of a gradient, likewise
-	State       int    `json:"state_bytes"`      // of the state of the optimizer, for each weight that a rank owns
+	Weights     int    `json:"weight_bytes"`     // of a weight, stored or sent
+	Gradients   int    `json:"gradient_bytes"`   // of a gradient, stored or sent
+	State       int    `json:"state_bytes"`      // of the optimizer state, per weight that a rank owns
 	Master      bool   `json:"master"`           // the state has a float32 copy of the weight
-	Activations int    `json:"activation_bytes"` // of an element of a hidden state, kept or sent
-	Whole       bool   `json:"-"`                // a tensor is updated by one rank: Muon, LAMB
-	// this program: its buffers, and what it sends beside hidden states, are known
+	Activations int    `json:"activation_bytes"` // of an element of a hidden state, stored or sent
+	Whole       bool   `json:"-"`                // one rank updates the whole tensor: Muon, LAMB
+	// mula: buffers, and traffic in addition to hidden states, are counted exactly
 	Own bool `json:"-"`
 }
 
-// The trainers of which the package knows.
+// The known trainers.
 var (
-	// Mula is this program: weights, gradients and moments are float32, in memory and on the wire;
-	// the weights are their own master copy.
+	// Mula is this program: weights, gradients and moments are float32, in memory and in traffic.
+	// There is no separate master copy.
 	Mula = Trainer{Name: "mula", Weights: 4, Gradients: 4, State: 8, Activations: 4, Own: true}
 
-	// Optimus is the program of the Mula runs: bf16 weights and gradients; float32 master copy and
-	// two moments at the owner (https://github.com/IntelLabs/Optimus-LM).
+	// Optimus trained the Mula models: bf16 weights and gradients. The owner of a weight has a
+	// float32 master copy and two moments (https://github.com/IntelLabs/Optimus-LM).
 	Optimus = Trainer{Name: "optimus", Weights: 2, Gradients: 2, State: 12, Master: true, Activations: 2}
 )
 
-// TrainerByName finds one of the trainers.
+// TrainerByName returns the trainer with the name.
 func TrainerByName(name string) (Trainer, error) {
 	for _, t := range []Trainer{Mula, Optimus} {
 		if t.Name == name {
 			return t, nil
 		}
 	}
-	return Trainer{}, fmt.Errorf("no trainer is named %q; known are %s, %s", name, Mula.Name, Optimus.Name)
+	return Trainer{}, fmt.Errorf("unknown trainer %q; allowed: %s, %s", name, Mula.Name, Optimus.Name)
 }
 
-// A Stage is what one rank of a stage of the pipeline holds.
+// A Stage is a stage of the pipeline, with the weights of one of its ranks.
 type Stage struct {
 	Layers   int   `json:"layers"`
-	PerLayer int64 `json:"per_layer"` // weights of a layer that all ranks of the stage hold
-	Head     bool  `json:"head"`      // it computes the logits
-	// weights that all ranks of the stage hold: attention, norms, router; embedding and head
+	PerLayer int64 `json:"per_layer"` // replicated weights of a layer
+	Head     bool  `json:"head"`      // the stage computes the logits
+	// weights that every rank of the stage has: attention, norms, router, embedding and head
 	Replicated int64 `json:"replicated"`
 	Divided    int64 `json:"divided"` // weights of the rank's own experts
 }
@@ -158,9 +159,9 @@ type Stage struct {
 // Elements is the number of weights on the rank.
 func (s Stage) Elements() int64 { return s.Replicated + s.Divided }
 
-// Stages divides a model into the stages of a layout: stage s of n has the layers [s·L/n,
-// (s+1)·L/n), the first also the embedding, the last the final norm and the head; with tied
-// embeddings both have the one matrix.
+// Stages divides a model into the stages of a layout. Stage s of n has the layers [s·L/n,
+// (s+1)·L/n). The first stage also has the embedding, and the last stage the final norm and the
+// head. With tied embeddings both have the shared matrix.
 func Stages(c moe.Config, l Layout) ([]Stage, error) {
 	if err := l.check(c); err != nil {
 		return nil, err
@@ -168,7 +169,7 @@ func Stages(c moe.Config, l Layout) ([]Stage, error) {
 	return stages(c, l), nil
 }
 
-// stages is Stages of a layout that is right.
+// stages is Stages for a valid layout.
 func stages(c moe.Config, l Layout) []Stage {
 	h, ffn := int64(c.HiddenSize), int64(c.IntermediateSize)
 	embedding := int64(c.VocabSize) * h

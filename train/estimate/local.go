@@ -17,12 +17,12 @@ import (
 // LocalName is the name of the machine that Local measures.
 const LocalName = "local"
 
-// probeTime is about how long each probe of a machine takes.
+// probeTime is the approximate duration of each probe.
 const probeTime = 150 * time.Millisecond
 
-// Local measures this machine, in about a second, for a run of so many ranks that are goroutines of
-// one process and share its threads (0: all that GOMAXPROCS allows). Other work on the machine
-// slows the probes down.
+// Local measures this machine for a run whose ranks are goroutines of one process and share its
+// threads (0: GOMAXPROCS). It takes about a second. Other work on the machine slows the probes
+// down.
 func Local(ctx context.Context, ranks, threads int) (Machine, error) {
 	if ranks < 1 || ranks > 1<<12 {
 		return Machine{}, fmt.Errorf("%d ranks on this machine; a probe must have between 1 and %d", ranks, 1<<12)
@@ -31,17 +31,17 @@ func Local(ctx context.Context, ranks, threads int) (Machine, error) {
 		threads = runtime.GOMAXPROCS(0)
 	}
 	own := max(1, threads/ranks)
-	share := min(1, float64(threads)/float64(ranks)) // of a thread, where there are more ranks than threads
+	share := min(1, float64(threads)/float64(ranks)) // fraction of a thread, if there are more ranks than threads
 	m := Machine{
 		Name:              LocalName,
 		RanksPerNode:      Figure{float64(ranks), Derived, "all ranks are in one process"},
-		ComputeEfficiency: Figure{0.5, Assumed, "what a model's passes reach of the rate of large products"},
+		ComputeEfficiency: Figure{0.5, Assumed, "rate of a model's passes, relative to large products"},
 		NodeEfficiency:    Figure{1, Derived, "node_link was measured with a collective"},
 		Network:           Figure{1, Derived, "not used: all ranks are in one process"},
 		NetworkEfficiency: Figure{1, Derived, "not used: all ranks are in one process"},
 		Latency:           Figure{20e-6, Assumed, "waking up a goroutine"},
 	}
-	m.Memory = Figure{16e9 / float64(ranks), Assumed, "the system does not say how much memory it has"}
+	m.Memory = Figure{16e9 / float64(ranks), Assumed, "the system does not report its memory size"}
 	if total := float64(machine.TotalMemory()); total > 0 {
 		m.Memory = Figure{total / float64(ranks), Measured, "MemTotal of /proc/meminfo, divided by the ranks"}
 	}
@@ -72,8 +72,8 @@ func Local(ctx context.Context, ranks, threads int) (Machine, error) {
 	return m, nil
 }
 
-// best repeats f for about the time of a probe, three times at least, and returns the shortest time
-// it took, in seconds.
+// best repeats f for about probeTime, at least three times, and returns the shortest duration in
+// seconds.
 func best(ctx context.Context, f func() error) (float64, error) {
 	var times []float64
 	for begin := time.Now(); len(times) < 3 || time.Since(begin) < probeTime; {
@@ -84,13 +84,13 @@ func best(ctx context.Context, f func() error) (float64, error) {
 		if err := f(); err != nil {
 			return 0, err
 		}
-		times = append(times, max(time.Since(start).Seconds(), 1e-9)) // a coarse clock may not see it pass
+		times = append(times, max(time.Since(start).Seconds(), 1e-9)) // a coarse clock may report 0
 	}
 	return slices.Min(times), nil
 }
 
-// ProbeProducts measures a device in about a sixth of a second: the FLOPs in a second of products
-// of matrices of 1024×1024, at best.
+// ProbeProducts measures a device for about a sixth of a second. It returns the highest rate of
+// products of 1024×1024 matrices, in FLOP/s.
 func ProbeProducts(ctx context.Context, device xpu.Device) (float64, error) {
 	const n = 1024
 	var memory [3][]float32
@@ -115,10 +115,10 @@ func ProbeProducts(ctx context.Context, device xpu.Device) (float64, error) {
 	return 2 * n * n * n / seconds, err
 }
 
-// ProbeCopies measures the memory in about a sixth of a second: the bytes that so many threads, but
-// at most 8, read and write in a second, at best.
+// ProbeCopies measures the memory for about a sixth of a second. It returns the highest rate at
+// which threads, at most 8, copy memory, in bytes/s. Reads and writes both count.
 func ProbeCopies(ctx context.Context, threads int) (float64, error) {
-	const n = 16 << 20 // bytes of a thread, beyond its caches
+	const n = 16 << 20 // bytes per thread, more than its caches hold
 	threads = min(threads, 8)
 	from, to := make([][]byte, threads), make([][]byte, threads)
 	for i := range from {
@@ -147,7 +147,7 @@ func probeExchange(ctx context.Context) (float64, error) {
 			defer comm.Close()
 			x := make([]float32, 2*n)
 			seconds := 0.0
-			for i := range 6 { // as often on both; the first finds its memory untouched
+			for i := range 6 { // both repeat equally often; the first touches the memory
 				start := time.Now()
 				if err := xpu.AllGather(ctx, comm, x, []int{0, n, 2 * n}); err != nil {
 					failed[r] = err

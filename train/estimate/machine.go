@@ -11,57 +11,56 @@ import (
 	"mula/internal/suggest"
 )
 
-// Kind says how a figure is known.
+// Kind is the origin of a figure.
 type Kind string
 
 // The kinds of figures.
 const (
-	Published Kind = "published" // its source states it
-	Derived   Kind = "derived"   // computed from what its source states
-	Measured  Kind = "measured"  // by a probe of this machine
-	Assumed   Kind = "assumed"   // nobody has said so; results tell what follows if it is wrong
+	Published Kind = "published" // the source states the figure
+	Derived   Kind = "derived"   // computed from figures of the source
+	Measured  Kind = "measured"  // measured on this machine
+	Assumed   Kind = "assumed"   // without a source; see [Sensitivities]
 )
 
-// A Figure is a number of a machine, and how it is known.
+// A Figure is a property of a machine, with its origin.
 type Figure struct {
 	Value  float64 `yaml:"value" json:"value"`
 	Kind   Kind    `yaml:"kind" json:"kind"`
 	Source string  `yaml:"source" json:"source" url:"ok"`
 }
 
-// A Machine is what the ranks of a run compute and communicate with. docs/reference/estimate.md
-// describes the fields and the file they are read from.
+// A Machine describes the nodes and the network of a run. docs/reference/estimate.md describes the
+// fields and the file format.
 type Machine struct {
 	Name string `yaml:"name" json:"name"`
 	file *strictyaml.File
 
 	RanksPerNode Figure `yaml:"ranks_per_node" json:"ranks_per_node"`
-	Memory       Figure `yaml:"memory" json:"memory"` // bytes, of a rank
+	Memory       Figure `yaml:"memory" json:"memory"` // bytes per rank
 
-	// FLOP/s, of a rank, products of bf16 numbers
+	// FLOP/s per rank, for products of bf16 numbers
 	PeakBF16 Figure `yaml:"peak_bf16" json:"peak_bf16"`
-	// FLOP/s, of a rank, products of float32 numbers
+	// FLOP/s per rank, for products of float32 numbers
 	PeakFP32 Figure `yaml:"peak_fp32" json:"peak_fp32"`
-	// share of the peak that a model's forward and backward passes reach
+	// fraction of the peak that forward and backward passes reach
 	ComputeEfficiency Figure `yaml:"compute_efficiency" json:"compute_efficiency"`
-	MemoryBandwidth   Figure `yaml:"memory_bandwidth" json:"memory_bandwidth"` // bytes/s, of a rank
+	MemoryBandwidth   Figure `yaml:"memory_bandwidth" json:"memory_bandwidth"` // bytes/s per rank
 
-	// bytes/s that a rank can send to the others of its node
+	// bytes/s that a rank can send to other ranks of its node
 	NodeLink       Figure `yaml:"node_link" json:"node_link"`
-	NodeEfficiency Figure `yaml:"node_efficiency" json:"node_efficiency"` // share of it that collectives reach
+	NodeEfficiency Figure `yaml:"node_efficiency" json:"node_efficiency"` // fraction that collectives reach
 	// bytes/s that a node can send to other nodes
 	Network           Figure `yaml:"network" json:"network"`
-	NetworkEfficiency Figure `yaml:"network_efficiency" json:"network_efficiency"` // share of it that collectives reach
-	// nodes that have the whole of Network between them
+	NetworkEfficiency Figure `yaml:"network_efficiency" json:"network_efficiency"` // fraction that collectives reach
+	// nodes between which the full rate of Network is available
 	NodesPerGroup Figure `yaml:"nodes_per_group" json:"nodes_per_group"`
-	// bytes/s that a node can send out of its group
+	// bytes/s that a node can send to other groups
 	GlobalNetwork Figure `yaml:"global_network" json:"global_network"`
-	// seconds a message takes beside its bytes
+	// seconds per message, in addition to the transfer of its bytes
 	Latency Figure `yaml:"latency" json:"latency"`
 }
 
-// Aurora is the machine at Argonne on which the Mula models were trained; a rank is a tile of a
-// GPU.
+// Aurora is the machine at Argonne that trained the Mula models. A rank is a tile of a GPU.
 var Aurora = Machine{
 	Name: "aurora",
 	RanksPerNode: Figure{12, Published,
@@ -93,7 +92,7 @@ var Aurora = Machine{
 	Latency: Figure{10e-6, Assumed, "a message between buffers of two GPUs, with the library's own work"},
 }
 
-// fields lists the figures of a machine with their names in the file.
+// fields returns the figures of a machine and their names in the file.
 func (m *Machine) fields() (names []string, figures []*Figure) {
 	v := reflect.ValueOf(m).Elem()
 	for i := range v.NumField() {
@@ -108,12 +107,12 @@ func (m *Machine) fields() (names []string, figures []*Figure) {
 	return names, figures
 }
 
-// optional are the figures that a machine may lack: one without groups of nodes has the whole of
-// its network everywhere.
+// optional lists the figures that a file may omit. Without groups, the full network rate is
+// available between all nodes.
 var optional = []string{"nodes_per_group", "global_network"}
 
-// LoadMachine reads the description of a machine from a YAML file. A figure without a kind counts
-// as assumed. Errors name file and line.
+// LoadMachine reads a machine from the YAML file at path. A figure without a kind is assumed.
+// Errors name file and line.
 func LoadMachine(path string) (Machine, error) {
 	file, err := strictyaml.Read(path)
 	if err != nil {
@@ -125,7 +124,7 @@ func LoadMachine(path string) (Machine, error) {
 // Warnings returns remarks about the file, such as old names of fields, with file and line.
 func (m Machine) Warnings() []string { return m.file.Warnings() }
 
-// ParseMachine reads the content of a machine's file; name stands for the file in errors.
+// ParseMachine reads a machine from the content of a YAML file. Errors use name as the file's name.
 func ParseMachine(data []byte, name string) (Machine, error) {
 	file, err := strictyaml.Parse(data, name)
 	if err != nil {
@@ -140,7 +139,7 @@ func parseMachine(file *strictyaml.File) (Machine, error) {
 		return Machine{}, err
 	}
 	if m.Name == "" {
-		return Machine{}, file.Errorf("$.name", "name is empty; it must say which machine this is")
+		return Machine{}, file.Errorf("$.name", "name is empty; write the name of the machine")
 	}
 	names, figures := m.fields()
 	for i, f := range figures {
@@ -150,7 +149,7 @@ func parseMachine(file *strictyaml.File) (Machine, error) {
 		}
 		if !file.Has(at + ".value") {
 			return Machine{}, file.Errorf(at,
-				"%s is missing; write %s: {value: …, kind: assumed, source: …} (docs/reference/estimate.md says in which unit)",
+				"%s is missing; write %s: {value: …, kind: assumed, source: …} (docs/reference/estimate.md has the units)",
 				names[i], names[i])
 		}
 		if f.Kind == "" {
@@ -167,7 +166,7 @@ func parseMachine(file *strictyaml.File) (Machine, error) {
 	return m, nil
 }
 
-// check says which figure is out of bounds, and how.
+// check returns the name of the first figure out of bounds, and the error.
 func (m *Machine) check() (name string, err error) {
 	names, figures := m.fields()
 	for i, f := range figures {
@@ -188,25 +187,25 @@ func (m *Machine) check() (name string, err error) {
 		return "ranks_per_node", fmt.Errorf("ranks_per_node is %g; it must be a whole number", r)
 	}
 	if m.NodesPerGroup.Value > 0 && m.GlobalNetwork.Value == 0 {
-		return "nodes_per_group", fmt.Errorf("nodes_per_group is %g, but global_network is missing; give both or "+
+		return "nodes_per_group", fmt.Errorf("nodes_per_group is %g, but global_network is missing; set both or "+
 			"neither", m.NodesPerGroup.Value)
 	}
 	return "", nil
 }
 
-// MachineByName returns a machine of which the package knows.
+// MachineByName returns the built-in machine with the name.
 func MachineByName(name string) (Machine, error) {
 	if name == Aurora.Name {
 		return Aurora, nil
 	}
 	if near := suggest.Nearest(name, []string{Aurora.Name}); near != "" {
-		return Machine{}, fmt.Errorf("no machine is named %q; did you mean %q?", name, near)
+		return Machine{}, fmt.Errorf("unknown machine %q; did you mean %q?", name, near)
 	}
-	return Machine{}, fmt.Errorf("no machine is named %q; known are %q and %q, and a file ending in .yaml describes "+
-		"any other", name, Aurora.Name, LocalName)
+	return Machine{}, fmt.Errorf("unknown machine %q; allowed: %q, %q, or a file whose name ends "+
+		"in .yaml", name, Aurora.Name, LocalName)
 }
 
-// peak is the peak of a rank for products of bf16 or of float32 numbers.
+// peak is the peak FLOP/s of a rank for products of bf16 or float32 numbers.
 func (m *Machine) peak(bf16 bool) float64 {
 	if bf16 {
 		return m.PeakBF16.Value

@@ -65,7 +65,7 @@ func TestMachineFile(t *testing.T) {
 		{line("latency", "latency: {value: 0, kind: guessed}\n"),
 			`latency.kind is "guessed"; allowed: published, derived, measured, assumed`},
 		{line("latency", "latencies: {value: 0}\n"), `unknown field "latencies"; did you mean "latency"?`},
-		{line("global_network", ""), "global_network is missing; give both or neither"},
+		{line("global_network", ""), "global_network is missing; set both or neither"},
 	} {
 		if _, err := ParseMachine([]byte(test.text), "m.yaml"); err == nil ||
 			!strings.Contains(err.Error(), test.want) {

@@ -5,31 +5,31 @@ import (
 	"mula/xpu"
 )
 
-// Memory is what a rank occupies, in bytes.
+// Memory is the memory of a rank, in bytes.
 type Memory struct {
 	Weights   int64 `json:"weights"`
 	Gradients int64 `json:"gradients"`
 	Optimizer int64 `json:"optimizer"` // state of the weights that the rank owns
-	// what the forward pass leaves for the backward pass, and room for a layer and for logits
+	// activations that the backward pass needs, and scratch memory for a layer and for logits
 	Activations int64 `json:"activations"`
-	Exchange    int64 `json:"exchange"` // buffers of communication
+	Exchange    int64 `json:"exchange"` // communication buffers
 }
 
-// Total is the sum of all.
+// Total is the sum of all fields.
 func (m Memory) Total() int64 {
 	return m.Weights + m.Gradients + m.Optimizer + m.Activations + m.Exchange
 }
 
-// Model is what the weights cost, without activations and buffers.
+// Model is the memory of weights, gradients and optimizer state.
 func (m Memory) Model() int64 { return m.Weights + m.Gradients + m.Optimizer }
 
-// The room for logits, as package moe takes it.
+// The scratch memory for logits, as in package moe.
 const (
 	logitsElements = 1 << 22 // elements of a block of logits, and at least logitsTokens tokens
 	logitsTokens   = 256
 )
 
-// memory is what a rank of stage i occupies.
+// memory returns the memory of a rank of stage i.
 func memory(c moe.Config, l Layout, t Trainer, stages []Stage, i int) Memory {
 	s := stages[i]
 	n := s.Elements()
@@ -39,8 +39,8 @@ func memory(c moe.Config, l Layout, t Trainer, stages []Stage, i int) Memory {
 	}
 	tokens := int64(l.microBatch()) * int64(l.SequenceLength)
 	hidden := tokens * int64(c.HiddenSize) * int64(t.Activations)
-	inFlight := min(l.PP-i, l.MicroBatches()) // 1F1B: micro-batches whose backward pass is yet to come
-	if t.Own {                                // what this program does, it knows
+	inFlight := min(l.PP-i, l.MicroBatches()) // 1F1B: micro-batches between their forward and backward pass
+	if t.Own {                                // counted exactly
 		m.Exchange = SumBytes(c, l, t, i) + StageBytes(c, l, t)
 		m.Activations = c.Memory(moe.Pass{Rows: l.microBatch(), SequenceLength: l.SequenceLength,
 			Recompute:   l.Recompute,
@@ -48,7 +48,7 @@ func memory(c moe.Config, l Layout, t Trainer, stages []Stage, i int) Memory {
 		return m
 	}
 	saved, scratch := activations(c, l, s)
-	rotation := int64(l.SequenceLength) * int64(c.HeadDim()) // of each position
+	rotation := int64(l.SequenceLength) * int64(c.HeadDim()) // for each position
 	m.Activations = int64(t.Activations) * (int64(inFlight)*tokens*int64(s.Layers)*saved + tokens*scratch + rotation)
 	if s.Head {
 		m.Activations += int64(t.Activations) * min(tokens, max(logitsElements/int64(c.VocabSize),
@@ -56,15 +56,14 @@ func memory(c moe.Config, l Layout, t Trainer, stages []Stage, i int) Memory {
 	}
 	switch {
 	case l.EP > 1 && l.Dispatch == moe.AllGather:
-		m.Exchange += 2 * int64(l.EP) * hidden // tokens of all ranks, and this rank's part of their results
+		m.Exchange += 2 * int64(l.EP) * hidden // tokens of all ranks, and this rank's results for them
 	case l.EP > 1:
 		m.Exchange += int64(2 * float64(hidden) * c.ExpectedCopies(l.Dispatch, l.EP)) // sent, and received
 	}
 	return m
 }
 
-// StageBytes is the size of the buffers in which a stage has the hidden states that come from one
-// stage and go to another.
+// StageBytes returns the size of the buffers for hidden states that a stage receives and sends.
 func StageBytes(c moe.Config, l Layout, t Trainer) int64 {
 	if l.PP == 1 {
 		return 0
@@ -72,12 +71,12 @@ func StageBytes(c moe.Config, l Layout, t Trainer) int64 {
 	return 2 * int64(l.microBatch()) * int64(l.SequenceLength) * int64(c.HiddenSize) * int64(t.Activations)
 }
 
-// SumBytes is the size of the buffers in which the groups of a rank of a stage, each an [xpu.Comm],
-// add up gradients: at most what the rank that owns most keeps.
+// SumBytes returns the size of the buffers in which a rank of a stage sums gradients, over all its
+// groups (each is an [xpu.Comm]). It is the maximum over the ranks of the stage.
 func SumBytes(c moe.Config, l Layout, t Trainer, stage int) int64 {
 	s := stages(c, l)[stage]
 	h, ffn, vocabulary := int64(c.HiddenSize), int64(c.IntermediateSize), int64(c.VocabSize)*int64(c.HiddenSize)
-	// tensor: elements of its largest one; norm: those of the final norm
+	// tensor: elements of the largest tensor; norm: elements of the final norm
 	type bucket struct{ elements, tensor, norm int64 }
 	layer, experts, end := bucket{s.PerLayer, h * max(h, int64(c.Experts)), 0}, bucket{s.Divided / int64(s.Layers),
 		h * ffn, 0}, bucket{}
@@ -87,8 +86,8 @@ func SumBytes(c moe.Config, l Layout, t Trainer, stage int) int64 {
 	if n := s.Replicated - int64(s.Layers)*s.PerLayer; n > 0 { // the embedding or the head, or both, and the norm
 		end = bucket{vocabulary + n%vocabulary, vocabulary, n % vocabulary}
 	}
-	// What a group of so many ranks keeps, of which each owns a part of every bucket: an even one,
-	// or one of whole blocks or tensors.
+	// of returns the buffer size of a group. Each of its ranks owns a part of every bucket: an
+	// equal part, or complete blocks or tensors.
 	of := func(ranks int, even bool, buckets ...bucket) int64 {
 		if ranks == 1 {
 			return 0
@@ -115,15 +114,16 @@ func SumBytes(c moe.Config, l Layout, t Trainer, stage int) int64 {
 	return of(l.DataRanks(), false, layer, end) + of(l.DP, false, experts)
 }
 
-// over is n divided by another number, rounded up.
+// over returns n/by, rounded up.
 func over(n, by int64) int64 { return (n + by - 1) / by }
 
-// activations is how many numbers a rank keeps of each token and layer until the backward pass, and
-// how many it needs of a token beside that, with experts chosen evenly. Both count what package moe
-// allocates; the scores of attention are a device's own, a block at a time.
+// activations returns how many numbers a rank saves per token and layer for the backward pass, and
+// how many more it needs per token as scratch, if the router uses all experts equally. Both count
+// allocations of package moe. Attention scores are not included: the device computes them in
+// blocks.
 func activations(c moe.Config, l Layout, s Stage) (saved, scratch int64) {
 	h, kv, ffn, heads := int64(c.HiddenSize), int64(c.KVHeads*c.HeadDim()), int64(c.IntermediateSize), int64(c.Heads)
-	// products of experts, or of the dense layer, for a token; what the router leaves
+	// outputs of experts, or of the dense layer, per token; numbers that the router saves
 	rows, routing := int64(1), int64(0)
 	if c.Experts > 0 {
 		rows = int64(c.ExpertsPerToken)

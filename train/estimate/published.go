@@ -7,29 +7,29 @@ import (
 	"mula/xpu"
 )
 
-// A Comparison is a figure of the Mula runs beside the estimate of it.
+// A Comparison is a figure of the Mula runs and its estimate.
 type Comparison struct {
 	Model     string  `json:"model"`
 	What      string  `json:"what"`
-	Published float64 `json:"published,omitempty"` // 0 where nobody has published it
+	Published float64 `json:"published,omitempty"` // 0 if not published
 	Estimated float64 `json:"estimated"`
-	Why       string  `json:"why"` // what the estimate rests on, and why it differs
+	Why       string  `json:"why"` // basis of the estimate, and the reason for a difference
 }
 
-// A publishedRun is a model as the paper trained it, and what is reported of it.
+// A publishedRun is a run of the paper, with its reported speed-ups.
 type publishedRun struct {
 	model      string
 	dp, ep, pp int
 	recompute  moe.Recompute
 
-	// speed-ups: of the optimizer step by EPSO, of the full step by EPSO, and by EPSO and expert
-	// kernels
+	// speed-up of the optimizer step with EPSO, of the full step with EPSO, and of the full step
+	// with EPSO and expert kernels
 	step, alone, both float64
 }
 
-// publishedRuns are the runs of https://arxiv.org/abs/2604.00785 on 3,072 tiles, with sequences of
-// 2048 tokens and micro-batches of one, as many in a step as ranks; layouts are from the scripts of
-// https://github.com/IntelLabs/Optimus-LM. The speed-ups are known second-hand.
+// publishedRuns are the runs of https://arxiv.org/abs/2604.00785 on 3,072 tiles. Sequences have 2048
+// tokens, and a step has one micro-batch of one sequence per rank. Layouts are from the scripts of
+// https://github.com/IntelLabs/Optimus-LM. The speed-ups come from a secondary source.
 var publishedRuns = []publishedRun{
 	{"mula-20b-a2b", 256, 12, 1, moe.RecomputeNone, 1.36, 1.19, 1.35},
 	{"mula-100b-a7b", 64, 12, 4, moe.RecomputeExperts, 1.23, 1.06, 1.41},
@@ -38,19 +38,19 @@ var publishedRuns = []publishedRun{
 
 // Of the runs on Aurora.
 const (
-	// efficiency of mula-220b-a10b at publishedTo tiles, against publishedFrom (abstract: "around
-	// 90 %")
+	// efficiency of mula-220b-a10b at publishedTo tiles, relative to publishedFrom (abstract:
+	// "around 90 %")
 	publishedScaling = 0.9
 	publishedFrom    = 384   // tiles
 	publishedTo      = 12288 // tiles
 
-	// plainEfficiency is the compute efficiency of the runs without expert kernels. Nobody has
-	// published it; it is fitted: the full step of mula-20b-a2b gains from EPSO alone what is
-	// reported.
+	// plainEfficiency is the compute efficiency of the runs without expert kernels. The value is
+	// not published. It was fitted, so that EPSO alone gives the full step of mula-20b-a2b the
+	// reported speed-up.
 	plainEfficiency = 0.13
 )
 
-// PublishedInput is the input of an estimate of a model on Aurora as the paper trained it.
+// PublishedInput returns the input that describes the paper's run of a model on Aurora.
 func PublishedInput(model string, optimizer Scheme) (Input, error) {
 	c, err := moe.Preset(model)
 	if err != nil {
@@ -68,10 +68,10 @@ func PublishedInput(model string, optimizer Scheme) (Input, error) {
 			}, nil
 		}
 	}
-	return Input{}, fmt.Errorf("the layout of a run of %s is not known", model)
+	return Input{}, fmt.Errorf("no published run of %s; its layout is not known", model)
 }
 
-// ComparePublished sets what is published of the Mula runs beside estimates.
+// ComparePublished compares published figures of the Mula runs with estimates.
 func ComparePublished() ([]Comparison, error) {
 	var out []Comparison
 	add := func(model, what string, published, estimated float64, why string) {

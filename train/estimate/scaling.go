@@ -2,7 +2,7 @@ package estimate
 
 import "fmt"
 
-// A Point is a run at one number of ranks.
+// A Point is the estimate of a run at one number of ranks.
 type Point struct {
 	Ranks           int     `json:"ranks"`
 	DP              int     `json:"dp"`
@@ -12,21 +12,21 @@ type Point struct {
 	TokensPerSecond float64 `json:"tokens_per_second"`
 	MFU             float64 `json:"mfu"`
 
-	// Efficiency is the tokens per second of a rank, as a share of those at the first point.
+	// Efficiency is the number of tokens per second and rank, relative to the first point.
 	Efficiency float64 `json:"efficiency"`
 }
 
-// Scaling estimates runs of from ranks, twice as many, and so on to to ranks, which all have the
-// layout's ep and pp. With strong the batch is the layout's; otherwise every data rank keeps as
-// many sequences as it has there, as the Mula runs did.
+// Scaling estimates runs of from, 2·from, 4·from, … and to ranks, with the layout's ep and pp. With
+// strong, all runs have the layout's batch size (strong scaling). Otherwise every data rank keeps
+// its number of sequences (weak scaling), as in the Mula runs.
 func Scaling(in Input, from, to int, strong bool) ([]Point, error) {
 	if err := in.Layout.check(in.Config); err != nil {
 		return nil, err
 	}
 	slice := in.Layout.EP * in.Layout.PP
 	if from < 1 || to < from || from%slice != 0 || to%slice != 0 {
-		return nil, fmt.Errorf("ranks from %d to %d: both must be multiples of ep·pp = %d, the second no less than "+
-			"the first", from, to, slice)
+		return nil, fmt.Errorf("ranks from %d to %d: both must be multiples of ep·pp = %d, and the second must not be "+
+			"below the first", from, to, slice)
 	}
 	sequences := in.Layout.Sequences()
 	var points []Point

@@ -120,7 +120,7 @@ func TestScaling(t *testing.T) {
 		want     string
 	}{
 		{100, 12288, false, "multiples of ep·pp = 96"},
-		{384, 192, false, "no less than the first"},
+		{384, 192, false, "must not be below the first"},
 		{384, 96 * 1000, true, "multiple of 6144"},
 	} {
 		if _, err := Scaling(in, test.from, test.to, test.strong); err == nil ||

@@ -7,32 +7,35 @@ import (
 	"mula/xpu"
 )
 
-// Time is how long a step takes on the slowest rank, in seconds, by part. Nothing is assumed to
-// happen beside anything else: what overlaps makes a step shorter than this.
+// Time is the duration of a step on the slowest rank, in seconds, by part. The parts are assumed
+// not to overlap. Overlap makes a real step shorter.
 type Time struct {
-	Compute   float64 `json:"compute"`   // forward and backward, what is computed again included
+	Compute   float64 `json:"compute"`   // forward and backward, including recomputation
 	Dispatch  float64 `json:"dispatch"`  // tokens to their experts and back
 	Stages    float64 `json:"stages"`    // hidden states from stage to stage
 	Bubble    float64 `json:"bubble"`    // waiting for the first and the last micro-batches of other stages
 	Gradients float64 `json:"gradients"` // sums over ranks
-	Votes     float64 `json:"votes"`     // what all ranks learn of each other, the norm of the gradients included
+	Votes     float64 `json:"votes"`     // state of all ranks, including the norm of the gradients
 	Update    float64 `json:"update"`    // of the weights that the rank owns
 	Weights   float64 `json:"weights"`   // from their owners
 }
 
-// Passes is the time of forward and backward passes, OptimizerStep the time of gradients, update
-// and weights, Step the time of a whole step.
-func (t Time) Passes() float64        { return t.Compute + t.Dispatch + t.Stages + t.Bubble }
+// Passes is the time of the forward and backward passes.
+func (t Time) Passes() float64 { return t.Compute + t.Dispatch + t.Stages + t.Bubble }
+
+// OptimizerStep is the time of gradients, update and weights.
 func (t Time) OptimizerStep() float64 { return t.Gradients + t.Update + t.Weights }
-func (t Time) Step() float64          { return t.Passes() + t.Votes + t.OptimizerStep() }
+
+// Step is the time of a complete step.
+func (t Time) Step() float64 { return t.Passes() + t.Votes + t.OptimizerStep() }
 
 // A Part is a part of a step.
 type Part struct {
 	Name string
-	Of   func(Time) float64 // its seconds
+	Of   func(Time) float64 // in seconds
 }
 
-// Parts lists the parts of a step in their order.
+// Parts returns the parts of a step in order.
 func Parts() []Part {
 	return []Part{
 		{"compute", func(t Time) float64 { return t.Compute }},
@@ -46,15 +49,15 @@ func Parts() []Part {
 	}
 }
 
-// A place is where the ranks of a group are.
+// A place is the location of a group's ranks.
 type place struct {
 	inNode  int // ranks of the group in one node
 	nodes   int // nodes with ranks of the group
-	sharing int // ranks of a node, which use its network at the same time
+	sharing int // ranks that use a node's network at the same time
 	network float64
 }
 
-// place finds the ranks of a group. Ranks fill one node after the other.
+// place returns the location of a group's ranks. Ranks fill one node after the other.
 func (m *Machine) place(l Layout, g Group) place {
 	perNode := int(m.RanksPerNode.Value)
 	n := l.size(g)
@@ -74,9 +77,9 @@ func (m *Machine) place(l Layout, g Group) place {
 	return place{inNode, (n + inNode - 1) / inNode, min(perNode, l.Ranks()), m.network(l.Ranks())}
 }
 
-// network is how many bytes a second a node of a run can send to other nodes. If the run has more
-// nodes than a group of the network, the other end of a message is in another group as often as
-// chance has it, and what leaves the group has its own limit.
+// network returns the rate at which a node of a run can send to other nodes, in bytes/s. If the run
+// has more nodes than a group of the network, messages go to random groups, and the traffic that
+// leaves a group has a separate limit.
 func (m *Machine) network(ranks int) float64 {
 	nodes := math.Ceil(float64(ranks) / m.RanksPerNode.Value)
 	rate := m.Network.Value
@@ -87,13 +90,13 @@ func (m *Machine) network(ranks int) float64 {
 	return rate * m.NetworkEfficiency.Value
 }
 
-// seconds is how long the ranks of a group take for an exchange, of which each sends so many bytes
-// in so many calls.
+// seconds returns the duration of an exchange.
 //
-// Reductions and gathers go in two stages. First those of a node divide a vector of z bytes among
-// them, each sending z·(a-1)/a; then each exchanges its part, z/a, with the other nodes, while the
-// others of its node do the same with theirs: z/a·(b-1)/b on a share of the node's network. An
-// exchange of all with all sends to each as much, and so do reductions and gathers that are flat.
+// Reductions and gathers have two levels: a ranks in each of b nodes. First the ranks of a node
+// divide a vector of z bytes; each sends z·(a-1)/a. Then each rank exchanges its part, z/a, with
+// the other nodes. It sends z/a·(b-1)/b and shares the node's network with the other ranks of the
+// node. In an all-to-all, and in flat reductions and gathers, a rank sends the same amount to every
+// other rank.
 func (m *Machine) seconds(p place, e Exchange, flat bool) float64 {
 	link := m.NodeLink.Value * m.NodeEfficiency.Value
 	outside := p.network / float64(p.sharing)
@@ -117,8 +120,8 @@ func (m *Machine) seconds(p place, e Exchange, flat bool) float64 {
 	return inside/link + across/outside + messages*m.Latency.Value
 }
 
-// flops is the work of a stage for one token, in a forward and backward pass, and what
-// recomputation adds to it. Attention counts in full.
+// flops returns the FLOPs of a stage for one token in a forward and backward pass, and the
+// additional FLOPs of recomputation. Attention counts in full, without the causal mask.
 func flops(c moe.Config, l Layout, s Stage) (model, again float64) {
 	head := 6 * float64(c.VocabSize) * float64(c.HiddenSize)
 	layer := (c.FLOPsPerToken(l.SequenceLength) - head) / float64(c.Layers)
@@ -136,9 +139,9 @@ func flops(c moe.Config, l Layout, s Stage) (model, again float64) {
 	return model, again
 }
 
-// update is how many bytes an update moves between a rank and its memory for each weight: it reads
-// the gradient, and reads and writes the state; a weight is written, and read unless the state has
-// a copy of it.
+// update returns the memory traffic of an update, in bytes per weight. An update reads the
+// gradient, reads and writes the state, and writes the weight. It also reads the weight, unless the
+// state has a copy of the weight.
 func (t Trainer) update() float64 {
 	moved := t.Gradients + 2*t.State + t.Weights
 	if !t.Master {

@@ -7,7 +7,7 @@ import (
 	"mula/xpu"
 )
 
-// Purpose says what an exchange is for.
+// Purpose is the purpose of an exchange.
 type Purpose string
 
 // The purposes.
@@ -15,40 +15,39 @@ const (
 	ForDispatch  Purpose = "dispatch"  // tokens to their experts and back, forward and backward
 	ForPipeline  Purpose = "pipeline"  // hidden states and their gradients between stages
 	ForGradients Purpose = "gradients" // sums over ranks
-	ForWeights   Purpose = "weights"   // from their owners to all who hold them
-	ForVotes     Purpose = "votes"     // what all ranks learn of each other before an update; see [VoteTraffic]
+	ForWeights   Purpose = "weights"   // from their owners to the other ranks that have them
+	ForVotes     Purpose = "votes"     // state of all ranks before an update; see [VoteTraffic]
 )
 
-// Group names the ranks that exchange; docs/reference/estimate.md says who is in each.
+// Group is a group of ranks that exchange data. docs/reference/estimate.md describes the groups.
 type Group string
 
 // The groups.
 const (
-	Experts  Group = "experts"  // EP ranks that hold the experts of one replica
-	Replicas Group = "replicas" // DP ranks that hold the same experts
-	Data     Group = "data"     // DP·EP ranks that hold the same attention
+	Experts  Group = "experts"  // EP ranks that share the experts of one replica
+	Replicas Group = "replicas" // DP ranks with the same experts
+	Data     Group = "data"     // DP·EP ranks with the same replicated weights
 	Pipeline Group = "pipeline" // PP ranks, one of each stage
 	World    Group = "world"    // all ranks
 )
 
-// An Exchange is what the ranks of a group send each other in a step by one operation for one
-// purpose.
+// An Exchange is the traffic of a group per step, by one operation for one purpose.
 type Exchange struct {
 	Purpose   Purpose       `json:"purpose"`
 	Operation xpu.Operation `json:"-"`
 	Name      string        `json:"operation"`
 	Group     Group         `json:"group"`
 	Ranks     int           `json:"ranks"` // of the group
-	Calls     int           `json:"calls"` // of the operation by each rank
+	Calls     int           `json:"calls"` // of the operation, per rank
 
-	// Total is what all ranks of the group send together, in bytes: z·(n-1) for a reduce-scatter or
-	// an all-gather of z bytes over n ranks, 2·z·(n-1) for an all-reduce. However unevenly z is cut
-	// into shards, the counts of [xpu.Comm.Traffic] add up to it. For an all-to-all it is the mean
-	// over routings that choose experts evenly.
+	// Total is the number of bytes that all ranks of the group send: z·(n-1) for a reduce-scatter
+	// or an all-gather of z bytes over n ranks, and 2·z·(n-1) for an all-reduce. It equals the sum
+	// of [xpu.Comm.Traffic] over the ranks, also for shards of unequal size. For an all-to-all it
+	// is the mean over routings that use all experts equally.
 	Total int64 `json:"total_bytes"`
 }
 
-// PerRank is what a rank of the group sends on average, in bytes.
+// PerRank is the mean number of bytes that a rank of the group sends.
 func (e Exchange) PerRank() float64 { return float64(e.Total) / float64(e.Ranks) }
 
 func exchange(purpose Purpose, o xpu.Operation, g Group, ranks, calls int, total int64) Exchange {
@@ -71,9 +70,9 @@ func (l Layout) size(g Group) int {
 	return l.PP
 }
 
-// OptimizerTraffic lists what gradients and weights cost in a step, for ranks that hold so many
-// replicated weights and so many of their own experts. Each entry is about the group that this rank
-// is in. [VoteTraffic] has the norm of the gradients.
+// OptimizerTraffic returns the exchanges of gradients and weights per step. replicated and divided
+// are the numbers of replicated weights and expert weights of a rank. Each entry describes the
+// rank's own group. [VoteTraffic] has the norm of the gradients.
 func OptimizerTraffic(replicated, divided int64, l Layout, t Trainer) []Exchange {
 	var out []Exchange
 	add := func(purpose Purpose, o xpu.Operation, g Group, elements int64) {
@@ -108,27 +107,27 @@ func OptimizerTraffic(replicated, divided int64, l Layout, t Trainer) []Exchange
 	return out
 }
 
-// DispatchTraffic lists what the dispatch of tokens costs a rank of a stage with so many layers in
-// a step, if experts are chosen evenly. Of a program that is not this one the hidden states are
-// counted alone; of this one all that [moe.Config.DispatchBytes] counts. With recomputation inputs
-// of experts are sent again, by another program outputs, too.
+// DispatchTraffic returns the exchanges of tokens per step, for a rank of a stage with the given
+// number of layers, if the router uses all experts equally. For mula it counts everything that
+// [moe.Config.DispatchBytes] counts, and for other trainers only hidden states. With recomputation,
+// the inputs of experts are sent again; other trainers also send the outputs again.
 func DispatchTraffic(c moe.Config, layers int, l Layout, t Trainer) []Exchange {
 	if l.EP == 1 {
 		return nil
 	}
 	micro, n := int64(l.MicroBatches()), int64(l.EP)
 	tokens := float64(l.Sequences()) * float64(l.SequenceLength)
-	// of hidden states that a rank sends in a layer
+	// hidden states that a rank sends per layer
 	copies := int64(math.Round(tokens * c.ExpectedCopies(l.Dispatch, l.EP)))
 	h, k, depth, again := int64(c.HiddenSize), int64(c.ExpertsPerToken), int64(layers), int64(0)
 	if l.Recompute != moe.RecomputeNone {
 		again = depth
 	}
-	// numbers, of t.Activations bytes, that a rank sends; numbers of 4 bytes; operations
+	// numbers of t.Activations bytes that a rank sends; numbers of 4 bytes; operations
 	var there, back, counts, callsThere, callsBack int64
 	if t.Own {
 		if l.PP == 1 || micro == 1 {
-			again = max(0, again-1) // the last layer is still there
+			again = max(0, again-1) // the last layer is not recomputed
 		}
 		there = copies * (depth*(2*h+2*k) + again*h)
 		back = copies * depth * (2*h + k)
@@ -156,10 +155,9 @@ func DispatchTraffic(c moe.Config, layers int, l Layout, t Trainer) []Exchange {
 		n*((there+back)*number+4*counts))}
 }
 
-// PipelineTraffic is what the stages send each other in a step: the hidden states of each
-// micro-batch forward, their gradients backward. This program also sends, in a message of its own,
-// the sums over layers that the losses of the router need, and their gradients: 2E+2 numbers of 8
-// bytes.
+// PipelineTraffic returns the exchanges between stages per step: hidden states of each micro-batch
+// forward, and their gradients backward. mula also sends, in a separate message, the sums over
+// layers for the losses of the router, and their gradients: 2E+2 numbers of 8 bytes.
 func PipelineTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
 	if l.PP == 1 {
 		return nil
@@ -173,21 +171,21 @@ func PipelineTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
 	return []Exchange{exchange(ForPipeline, xpu.OpSend, Pipeline, l.PP, calls, 2*int64(l.PP-1)*total)}
 }
 
-// Numbers of 8 bytes in a rank's vote (train/votes.go): its own state, and what it says of each of
-// its sequences.
+// Numbers of 8 bytes in a rank's vote (train/votes.go): for the rank, and for each of its sequences.
 const (
 	voteHead = 5
 	voteRow  = 4
 )
 
-// VoteTraffic lists what all ranks of a run of this program tell each other in each step before
-// they update weights:
+// VoteTraffic returns the exchanges between all ranks in each step of mula before the update:
 //
-//   - whether the run is to stop (8 bytes), and the tokens of each expert of each layer (8 bytes each): all-reduces;
-//   - the rank's number of rows (8 bytes), its vote, and the sum of squares of each block of gradients (8 bytes each), for the norm: all-gathers.
+//   - all-reduces of the stop request (8 bytes) and of the number of tokens of each expert of each
+//     layer (8 bytes each)
+//   - all-gathers of the rank's number of rows (8 bytes), of its vote, and of the sum of squares of
+//     each block of gradients (8 bytes each), for the norm
 //
-// Optimizers that have norms of their own (lamb, muon), `attention: documents`, evaluations and
-// checkpoints add to this. It is nil for other programs.
+// Optimizers with other norms (lamb, muon), `attention: documents`, evaluations and checkpoints send
+// more, which is not counted. For other trainers it returns nil.
 func VoteTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
 	n := int64(l.Ranks())
 	if n == 1 || !t.Own {
@@ -210,7 +208,8 @@ func VoteTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
 	}
 }
 
-// Stepped is how many weights a rank updates: the mean over the ranks that share them.
+// Stepped returns the number of weights that a rank updates: the mean over the ranks that share
+// them.
 func Stepped(replicated, divided int64, l Layout) float64 {
 	switch l.Optimizer {
 	case SO:
