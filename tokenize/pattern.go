@@ -506,7 +506,7 @@ func (p *patternParser) classSet(at int) (set runeSet, not bool, err error) {
 	not = p.take("^")
 	var both []runeSet // operands of && before this one
 	if p.peek("]") {
-		return nil, false, p.refused(p.at, "an empty class, or one that starts with ],")
+		return nil, false, p.refused(p.at, "an empty class, or a class that starts with ],")
 	}
 	set = runeSet{}
 	for begins := true; ; begins = false {

@@ -85,8 +85,8 @@ const maxFile = 512 << 20
 // LoadOptions are the options of [LoadWith]. The zero value has the defaults.
 type LoadOptions struct {
 	// IgnoreTruncationAndPadding ignores the settings for truncation or padding in a file. The ids
-	// are those of Hugging Face tokenizers after no_truncation() and no_padding(). By default, such
-	// a file is an error.
+	// equal the ids of Hugging Face tokenizers after no_truncation() and no_padding(). By default,
+	// such a file is an error.
 	IgnoreTruncationAndPadding bool
 }
 

@@ -17,8 +17,8 @@ import (
 // Files are the writers of the three files of a dataset. Each file starts at byte 0 with its
 // header. A nil writer is skipped, because its file is already complete.
 //
-// Each byte is written once, in any order. Files are written in chunks of 8 MiB, the last of which
-// may be shorter. The offset of a chunk is a multiple of 8 MiB, and its memory address is a
+// Each byte is written once, in any order. Files are written in chunks of 8 MiB. The last chunk may
+// be shorter. The offset of a chunk is a multiple of 8 MiB, and its memory address is a
 // multiple of 4096. Calls do not overlap, and are made on another goroutine than Build's.
 type Files struct{ Documents, Samples, Shuffle io.WriterAt }
 

@@ -7,8 +7,7 @@
 // Megatron-LM core 0.4 to 0.19. The packages megatron and blendcorpus determine the names of the
 // files, the documents of a split and the number of samples.
 //
-// A "document" here is what Megatron-LM's documentation calls a document: one sequence of the .idx
-// file.
+// A "document" here has the meaning of Megatron-LM's documentation: one sequence of the .idx file.
 package gpt
 
 import (

@@ -431,8 +431,8 @@ func (c *Cache) Split() Split { return c.split }
 func (c *Cache) SequenceLength() int64 { return c.sequenceLength }
 
 // ExtraToken reports whether samples have one token more than the sequence length, which is
-// Megatron's default. The setting is known if mula built the cache, or if a sample begins with a
-// document. Otherwise the default is assumed.
+// Megatron's default. The setting is known if mula built the cache, or if a sample starts at the
+// start of a document. Otherwise the default is assumed.
 func (c *Cache) ExtraToken() bool { return c.extra }
 
 // Len returns the number of samples.

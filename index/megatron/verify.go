@@ -53,7 +53,7 @@ type UnitReport struct {
 	// The settings that produced the files, if OK; otherwise the settings with the best match.
 	ExtraToken bool // of a dataset
 	// of a dataset: the files are the same with and without the extra token, because no sample
-	// begins with a document
+	// starts at the start of a document
 	EitherToken bool
 	KeepPartial bool       // of a dataset of the validation split
 	Arithmetic  Arithmetic // of a blend
