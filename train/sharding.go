@@ -10,18 +10,18 @@ import (
 	"mula/xpu/cpu"
 )
 
-// A sharding says which part of the parameters this rank updates, and moves gradients and weights
-// accordingly. It works bucket by bucket: a bucket is cut into as many runs of whole blocks as
-// ranks share its update, as equal as that allows. So a rank owns one range of each parameter,
-// which may be empty. Where an update needs whole tensors, the runs are of whole tensors.
+// A sharding divides the update of the parameters between ranks, and sends gradients and weights
+// accordingly. It divides each bucket into one run of complete blocks for each rank that shares the
+// update. The runs are as equal as blocks allow. A rank thus owns one range of each parameter,
+// which may be empty. If an update needs complete tensors, runs consist of complete tensors.
 //
 //	unsharded   gradients: all-reduce over data (divided: replicas)
 //	so          gradients: replicated all-reduce over the ranks that share experts; then reduce-scatter over replicas; weights: all-gather there
 //	epso        gradients: reduce-scatter over data (divided: replicas); weights: all-gather there
 //
-// Gradients and weights travel as float32, from and to the host's side of the device's memory. The
-// sum of an element over ranks is formed over ep and then over dp in all three, so that they give
-// the same bits. A nil sharding is that of one rank, which owns everything.
+// Gradients and weights are sent as float32 from and to host memory. All three schemes sum an
+// element over ep and then over dp, so that the results have the same bits. A nil sharding is for
+// one rank, which owns everything.
 type sharding struct {
 	scheme  Scheme
 	ranks   *ranks
@@ -29,40 +29,39 @@ type sharding struct {
 	buckets []bucketShard
 	owned   []ownedRange // of each parameter of this rank
 
-	// The sums of the blocks of all parameters of the whole model, which ranks give each other: see
-	// gatherSums.
-	counted []int     // blocks of the optimizer whose sums this rank gives
-	bounds  []int     // of what each rank gives
-	place   []int     // canonical number of each block, in the order in which they are given
-	given   []float64 // in that order
+	// For exchanging the sums of all blocks of the whole model: see gatherSums.
+	counted []int     // blocks of the optimizer whose sums this rank sends
+	bounds  []int     // of the numbers that each rank sends
+	place   []int     // number of each block in the model, in the order of the received sums
+	given   []float64 // received sums
 
-	// number of the tensor in which this rank's own gradient, before it was added to those of
-	// others, was not finite; -1 for none
+	// number of the tensor in which this rank's own gradient, before the sum over ranks, was not
+	// finite; -1 for none
 	bad int
 }
 
 type bucketShard struct {
 	moe.Bucket
-	group  *xpu.Comm // whose ranks share the update; nil if each does all of it
+	group  *xpu.Comm // the ranks that share the update; nil if each rank does the full update
 	bounds []int     // of each rank of the group
 
-	own        int         // where what this rank updates begins
+	own        int         // start of the range that this rank updates
 	grad       [][]float32 // all of Grad
-	ownWeights [][]float32 // what this rank updates of Weight
+	ownWeights [][]float32 // the range of Weight that this rank updates
 }
 
-// ownGrad is what this rank updates of Grad.
+// ownGrad returns the range of Grad that this rank updates.
 func (b *bucketShard) ownGrad() []float32 { return b.Grad[b.own:][:len(b.ownWeights[0])] }
 
-// An ownedRange is the part of a parameter that this rank updates. Of the ranks that own the same
-// one, one is its writer.
+// An ownedRange is the range of a parameter that this rank updates. One of the ranks with the same
+// range is the writer.
 type ownedRange struct {
 	begin, end int
 	writer     bool
 }
 
-// newSharding divides the update of a model, whose ranks all call it. whole says that the update of
-// a tensor cannot be divided.
+// newSharding divides the update of a model. All ranks call it. whole means that the update of a
+// tensor cannot be divided.
 func newSharding(r *ranks, scheme Scheme, whole bool, device xpu.Memory, parameters []*moe.Parameter,
 	buckets []moe.Bucket) *sharding {
 	s := &sharding{scheme: scheme, ranks: r, device: device, owned: make([]ownedRange, len(parameters)), bad: -1}
@@ -72,7 +71,7 @@ func newSharding(r *ranks, scheme Scheme, whole bool, device xpu.Memory, paramet
 	}
 	for _, b := range buckets {
 		shard := bucketShard{Bucket: b}
-		alike := r.replicas // the ranks that own the same
+		alike := r.replicas // the ranks that own the same range
 		switch {
 		case scheme == Unsharded && !b.Divided:
 			alike = r.data
@@ -106,12 +105,12 @@ func newSharding(r *ranks, scheme Scheme, whole bool, device xpu.Memory, paramet
 	return s
 }
 
-// cutBucket returns the bounds of n runs of whole blocks, or whole tensors, of a bucket. The bound
-// between two runs is where a block begins, that which is nearest to an even cut; of two the lower.
+// cutBucket returns the bounds of n runs of complete blocks, or complete tensors, of a bucket. A
+// bound is the start of the block nearest to an even division, the lower of two equally near ones.
 func cutBucket(b moe.Bucket, n int, whole bool) []int {
 	bounds := make([]int, n+1)
 	total, r := len(b.Weight), 1
-	last := 0 // place at which a block begins
+	last := 0 // start of a block
 	pass := func(next int) {
 		for r < n {
 			even := total / n * r
@@ -141,8 +140,8 @@ func cutBucket(b moe.Bucket, n int, whole bool) []int {
 	return bounds
 }
 
-// countBlocks makes ready for gatherSums, of the blocks that the optimizer has and the whole
-// model's number of them, by tensor. All ranks call it.
+// countBlocks prepares gatherSums. blocks are the optimizer's blocks, and first has the number of
+// the first block of each tensor of the model. All ranks call it.
 func (s *sharding) countBlocks(ctx context.Context, blocks []block, parameters []*moe.Parameter, first []int) error {
 	var own []int64
 	for i, b := range blocks {
@@ -186,8 +185,8 @@ func (s *sharding) countBlocks(ctx context.Context, blocks []block, parameters [
 	return nil
 }
 
-// gatherSums fills all, which has a number for each block of the whole model in the order of its
-// tensors, from the numbers of the blocks that ranks own; own has those of this one.
+// gatherSums gathers a number for each block of the whole model into all, in the order of the
+// tensors. own has the numbers of this rank's blocks.
 func (s *sharding) gatherSums(ctx context.Context, own, all []float64) error {
 	given := s.given[s.bounds[s.ranks.world.Rank()]:]
 	for i, b := range s.counted {
@@ -202,8 +201,8 @@ func (s *sharding) gatherSums(ctx context.Context, own, all []float64) error {
 	return nil
 }
 
-// reduce adds up the gradients of a bucket over ranks. The sums are complete where this rank owns
-// the bucket, on the device; what else it holds is not defined.
+// reduce sums the gradients of a bucket over ranks. On the device, the sums are complete in the
+// range that this rank owns; the rest of the bucket is undefined.
 func (s *sharding) reduce(ctx context.Context, bucket int) error {
 	b := &s.buckets[bucket]
 	if err := s.device.ToHost(ctx, b.grad...); err != nil {
@@ -239,7 +238,7 @@ func (s *sharding) sum(ctx context.Context, b *bucketShard) error {
 	return xpu.ReduceScatter(ctx, b.group, b.Grad, b.bounds)
 }
 
-// sumOfSquares is finite exactly if all of x is.
+// sumOfSquares returns a sum that is finite if and only if all values of x are.
 func sumOfSquares(x []float32) float64 {
 	var sum float64
 	for begin := 0; begin < len(x); begin += blockSize {
@@ -248,15 +247,15 @@ func sumOfSquares(x []float32) float64 {
 	return sum
 }
 
-// takeBad is the number of the tensor in which this rank's own gradient was not finite in the sums
-// since the last call; -1 for none.
+// takeBad returns the number of a tensor in which this rank's own gradient was not finite since the
+// last call, or -1.
 func (s *sharding) takeBad() int {
 	bad := s.bad
 	s.bad = -1
 	return bad
 }
 
-// gatherWeights gives all ranks the weights that their owners have updated.
+// gatherWeights sends updated weights from their owners to all ranks.
 func (s *sharding) gatherWeights(ctx context.Context) error {
 	for i := range s.buckets {
 		b := &s.buckets[i]

@@ -21,16 +21,16 @@ import (
 	"mula/xpu"
 )
 
-// A share is what one rank has of the weights and of the optimizer's state: what it brings to a
-// checkpoint, and what it takes from one. Names and ranges are those of the whole model, so that a
-// checkpoint does not depend on which rank had what.
+// A share is the part of the weights and of the optimizer's state that one rank saves in a
+// checkpoint and loads from it. Names and ranges refer to the whole model, so that a checkpoint
+// does not depend on the layout.
 type share struct {
 	config  moe.Config
 	tensors []safetensors.Tensor // of the whole model, in its order
-	// of each of them, the names of the tensors that the optimizer keeps for it, of the same shape
+	// for each tensor, the names of its state tensors, which have the same shape
 	states      [][]string
-	held        []heldTensor      // those whose weights this rank has, in ascending order
-	metadata    map[string]string // the numbers that the optimizer keeps, the same on all ranks
+	held        []heldTensor      // tensors whose weights this rank has, in ascending order
+	metadata    map[string]string // the optimizer's scalars, equal on all ranks
 	setMetadata func(map[string]string) error
 }
 
@@ -38,28 +38,28 @@ type share struct {
 type heldTensor struct {
 	index  int // in share.tensors
 	weight []float32
-	// what this rank writes of the optimizer's state: of all ranks, every element of every tensor
-	// exactly once
+	// ranges of the optimizer's state that this rank writes; over all ranks, every element of every
+	// tensor exactly once
 	write []stretch
-	read  []stretch // what this rank needs of it
+	read  []stretch // ranges that this rank loads
 }
 
-// A stretch is elements begin to begin+len(values) of a tensor of the optimizer's state.
+// A stretch is the elements [begin, begin+len(values)) of a tensor of the optimizer's state.
 type stretch struct {
-	name   string // of the tensor, after that of the parameter and a dot
+	name   string // of the tensor, without the parameter's name and the dot
 	begin  int
 	values []float32
 }
 
-// trainedWeights is the tensor of the optimizer's state that holds the weights to train on, if they
-// are not those of the model that is saved.
+// trainedWeights is the tensor of the optimizer's state with the training weights, if they differ
+// from the saved model.
 const trainedWeights = "y"
 
-// newShare is the share of a rank with this model and optimizer. To be saved, the optimizer is
-// averaged.
+// newShare returns the share of a rank with this model and optimizer. Before a save, the optimizer
+// must be averaged.
 func newShare(m *moe.Model, o *Optimizer) share { return o.shareOf(m.Config(), m.Config().Tensors()) }
 
-// shareOf is the share of a rank whose optimizer updates some of the given tensors.
+// shareOf returns the share of a rank whose optimizer updates some of the given tensors.
 func (o *Optimizer) shareOf(config moe.Config, tensors []safetensors.Tensor) share {
 	s := share{config: config, tensors: tensors, metadata: o.metadata(), setMetadata: o.setMetadata}
 	_, averaging := o.rule.(averagingRule)
@@ -79,7 +79,7 @@ func (o *Optimizer) shareOf(config moe.Config, tensors []safetensors.Tensor) sha
 				h.write = append(h.write, own)
 			}
 			if t.name == trainedWeights && averaging {
-				own = stretch{t.name, 0, p.Weight} // which every rank that has the parameter needs whole
+				own = stretch{t.name, 0, p.Weight} // every rank with the parameter needs all elements
 			}
 			h.read = append(h.read, own)
 		}
@@ -88,10 +88,10 @@ func (o *Optimizer) shareOf(config moe.Config, tensors []safetensors.Tensor) sha
 	return s
 }
 
-// An indexRun is the numbers from the first to before the second.
+// An indexRun is the numbers [first, second).
 type indexRun [2]int
 
-// runs are the numbers of the tensors that this rank has, as runs.
+// runs returns the numbers of the tensors that this rank has, as runs.
 func (s share) runs() []indexRun {
 	var runs []indexRun
 	for _, h := range s.held {
@@ -104,12 +104,13 @@ func (s share) runs() []indexRun {
 	return runs
 }
 
-// assign says which rank writes, or hashes, each tensor: one that has it. Where several have it,
-// the largest tensors go first, each to the rank with the least so far, so that the bytes are as
-// even as whole tensors allow; those that fewest ranks have are spread before the others. It is an
-// error if nobody has a tensor. The same arguments give the same result on all ranks.
+// assign chooses the rank that writes, or hashes, each tensor among the ranks that have it. It
+// assigns the largest tensors first, each to the rank with the least bytes so far, so that bytes
+// are as even as complete tensors allow. Tensors that the fewest ranks have are assigned before
+// others. assign fails if no rank has a tensor. The same arguments give the same result on all
+// ranks.
 func assign(tensors []safetensors.Tensor, runs [][]indexRun) ([]int, error) {
-	// Between two cuts all tensors are held by the same ranks.
+	// Between two cuts, the same ranks have all tensors.
 	cuts := []int{0, len(tensors)}
 	for _, list := range runs {
 		for _, r := range list {
@@ -146,8 +147,8 @@ func assign(tensors []safetensors.Tensor, runs [][]indexRun) ([]int, error) {
 	return owner, nil
 }
 
-// distribute gives things of the given sizes to ranks, the largest first, each to the one with the
-// least load, which it adds to.
+// distribute assigns items of the given sizes to ranks, the largest first, each to the rank with
+// the least load, and adds the sizes to loads.
 func distribute(sizes []int64, ranks []int, loads []int64) []int {
 	order := make([]int, len(sizes))
 	for i := range order {
@@ -180,11 +181,11 @@ func (q *leastLoaded) Swap(i, j int) { q.ranks[i], q.ranks[j] = q.ranks[j], q.ra
 func (q *leastLoaded) Push(any)      {}
 func (q *leastLoaded) Pop() any      { return nil }
 
-// A tensorRange is elements begin to end of a tensor of the optimizer's state: of tensor number
-// state of parameter number tensor of a share.
+// A tensorRange is the elements [begin, end) of state tensor number state of parameter number
+// tensor of a share.
 type tensorRange struct{ tensor, state, begin, end int }
 
-// rangeName is the name of a range in a file: PARAMETER.STATE for all of a tensor,
+// rangeName returns the name of a range in a file: PARAMETER.STATE for a complete tensor,
 // PARAMETER.STATE[begin:end] for a part.
 func (s share) rangeName(r tensorRange) string {
 	name := s.tensors[r.tensor].Name + "." + s.states[r.tensor][r.state]
@@ -194,7 +195,7 @@ func (s share) rangeName(r tensorRange) string {
 	return fmt.Sprintf("%s[%d:%d]", name, r.begin, r.end)
 }
 
-// rangeEntry is a range as a tensor of a file.
+// rangeEntry returns a range as a tensor of a file.
 func (s share) rangeEntry(r tensorRange) safetensors.Tensor {
 	t := safetensors.Tensor{Name: s.rangeName(r), DType: safetensors.F32, Shape: []int{r.end - r.begin}}
 	if r.begin == 0 && int64(r.end) == s.tensors[r.tensor].Elements() {
@@ -203,7 +204,7 @@ func (s share) rangeEntry(r tensorRange) safetensors.Tensor {
 	return t
 }
 
-// written are the ranges that this rank writes, with their values.
+// written returns the ranges that this rank writes, and their values.
 func (s share) written() (ranges []tensorRange, values [][]float32, err error) {
 	for _, h := range s.held {
 		for _, w := range h.write {
@@ -220,18 +221,18 @@ func (s share) written() (ranges []tensorRange, values [][]float32, err error) {
 	return ranges, values, nil
 }
 
-// A placedRange is a range and the file that holds it.
+// A placedRange is a range and its file.
 type placedRange struct {
 	tensorRange
 	file string
 }
 
-// A stateMap says where each element of the optimizer's state is: for every parameter and every
-// tensor of it, ranges in ascending order.
+// A stateMap has the file of each element of the optimizer's state: for every state tensor of every
+// parameter, ranges in ascending order.
 type stateMap [][][]placedRange
 
-// place makes a map of ranges, or says which of them are missing, doubled, beyond their tensor, or
-// of no tensor of this model and optimizer.
+// place returns a map of ranges. It fails and names ranges that are missing, overlap, exceed their
+// tensor, or belong to no tensor of this model and optimizer.
 func (s share) place(ranges []placedRange) (stateMap, error) {
 	m := make(stateMap, len(s.tensors))
 	for i := range m {
@@ -253,7 +254,7 @@ func (s share) place(ranges []placedRange) (stateMap, error) {
 				return cmp.Or(a.begin-b.begin, a.end-b.end, strings.Compare(a.file, b.file))
 			})
 			var missing []tensorRange
-			at, before := 0, 0 // where the ranges so far end, and which of them ends there
+			at, before := 0, 0 // end of the ranges so far, and the range that ends there
 			for k, r := range list {
 				if r.begin < at {
 					wrong = append(wrong, fmt.Sprintf("%s in %s and %s in %s overlap",
@@ -277,7 +278,7 @@ func (s share) place(ranges []placedRange) (stateMap, error) {
 	return m, someWrong(wrong)
 }
 
-// someWrong is an error that names the first few of a list, nil if there are none.
+// someWrong returns an error with the first items of a list, or nil for an empty list.
 func someWrong(list []string) error {
 	const most = 5
 	if len(list) == 0 {
@@ -290,14 +291,14 @@ func someWrong(list []string) error {
 	return errors.New(text)
 }
 
-// A stateIndex is optimizer.safetensors.index.json, of the form of model.safetensors.index.json:
-// which file holds which range.
+// A stateIndex is optimizer.safetensors.index.json, which has the file of each range, in the form
+// of model.safetensors.index.json.
 type stateIndex struct {
 	Metadata  map[string]string `json:"metadata"`
 	WeightMap map[string]string `json:"weight_map"`
 }
 
-// parse finds the range that each name of an index means.
+// parse returns the ranges of the names in an index.
 func (s share) parse(index stateIndex) ([]placedRange, error) {
 	type key struct{ tensor, state int }
 	names := make(map[string]key, 2*len(s.tensors))
@@ -331,8 +332,8 @@ func (s share) parse(index stateIndex) ([]placedRange, error) {
 	return ranges, someWrong(wrong)
 }
 
-// load reads the optimizer's state of a checkpoint: of each tensor what this rank needs, whoever
-// has written it. All ranks call it, and it fails on all of them if it does on one.
+// load reads the ranges of a checkpoint's optimizer state that this rank needs, from any writer.
+// All ranks call it. It fails on all ranks if it fails on one.
 func (s share) load(ctx context.Context, world *xpu.Comm, dir string) error {
 	err := s.read(ctx, dir, rankIn(world), sizeOf(world))
 	if err != nil {
@@ -341,8 +342,8 @@ func (s share) load(ctx context.Context, world *xpu.Comm, dir string) error {
 	return agree(ctx, world, err)
 }
 
-// read is load without the other ranks: rank of size looks at every size-th file, too, and so all
-// are looked at.
+// read is load without communication. Rank number rank of size ranks also checks every size-th
+// file, so that all files are checked.
 func (s share) read(ctx context.Context, dir string, rank, size int) error {
 	index, name, err := openState(dir)
 	if err != nil {
@@ -359,7 +360,7 @@ func (s share) read(ctx context.Context, dir string, rank, size int) error {
 	if err := s.setMetadata(index.Metadata); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
-	// What of each file is read to where. Files are opened one after the other: there may be
+	// Ranges to read from each file. Files are opened one after the other, because there may be
 	// thousands.
 	type reading struct {
 		from  tensorRange
@@ -410,8 +411,8 @@ func (s share) read(ctx context.Context, dir string, rank, size int) error {
 	return nil
 }
 
-// openState reads the index of the optimizer's state, or makes one of the only file. name is the
-// path of what it has read.
+// openState reads the index of the optimizer's state, or creates an index for a single file. name
+// is the path of the file that it has read.
 func openState(dir string) (index stateIndex, name string, err error) {
 	name = filepath.Join(dir, optimizerFile)
 	file, err := safetensors.Open(name)
@@ -438,7 +439,7 @@ func openState(dir string) (index stateIndex, name string, err error) {
 	return index, name, nil
 }
 
-// checkContent says where the tensors of a file are not the ranges that it should hold.
+// checkContent returns an error if the tensors of a file differ from the expected ranges.
 func (s share) checkContent(file *safetensors.File, want []tensorRange) error {
 	for _, r := range want {
 		entry := s.rangeEntry(r)
@@ -453,7 +454,7 @@ func (s share) checkContent(file *safetensors.File, want []tensorRange) error {
 		}
 	}
 	if n := len(file.Tensors()); n > len(want) {
-		return fmt.Errorf("%s: it has %d tensors, but the index places %d in this file", file.Name(), n, len(want))
+		return fmt.Errorf("%s: the file has %d tensors, but the index lists %d for this file", file.Name(), n, len(want))
 	}
 	return nil
 }
@@ -473,7 +474,7 @@ func WeightsHash(parameters []*moe.Parameter) string {
 	return w.sum()
 }
 
-// A weightsHasher computes a [WeightsHash] from what is known of each tensor.
+// A weightsHasher computes a [WeightsHash] from the name, shape and hash of each tensor.
 type weightsHasher struct{ hash hash.Hash }
 
 func newWeightsHasher() weightsHasher { return weightsHasher{sha256.New()} }
@@ -499,7 +500,7 @@ func (s share) hashOf(h heldTensor) tensorHash {
 	return tensorHash{h.index, hex.EncodeToString(sum[:])}
 }
 
-// combine computes the [WeightsHash] from the hashes of all tensors, each of which is in one of the
+// combine computes the [WeightsHash] from the hashes of all tensors. Each hash is in one of the
 // lists.
 func (s share) combine(lists [][]tensorHash) (string, error) {
 	sums := make([][]byte, len(s.tensors))
@@ -525,7 +526,7 @@ func (s share) combine(lists [][]tensorHash) (string, error) {
 	return w.sum(), nil
 }
 
-// weightsHash is the [WeightsHash] of the model that all ranks have together. Each hashes a part.
+// weightsHash returns the [WeightsHash] of the whole model. Each rank hashes some tensors.
 func (s share) weightsHash(ctx context.Context, world *xpu.Comm) (string, error) {
 	runs, err := gather(ctx, world, s.runs())
 	if err != nil {
@@ -548,8 +549,8 @@ func (s share) weightsHash(ctx context.Context, world *xpu.Comm) (string, error)
 	return s.combine(all)
 }
 
-// bytesOf are the bytes of numbers, little-endian as those of every machine that this program is
-// made for.
+// bytesOf returns the bytes of numbers in the machine's order, which is little-endian on all
+// supported machines.
 func bytesOf(values []float32) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(values))), 4*len(values))
 }
