@@ -394,7 +394,7 @@ func (s *Source) grow(old int, drawn int64, sequenceLength int, held Number) err
 	case windows == 0:
 		return fmt.Errorf("no new shard has the %d tokens of a window; add more text", sequenceLength+1)
 	case windows == out:
-		return fmt.Errorf("all %d windows of the new shards are held out for validation; add more text", windows)
+		return fmt.Errorf("all %d windows of the new shards are validation windows; add more text", windows)
 	}
 	s.Validation += out
 	if old == 0 {

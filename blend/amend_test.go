@@ -573,9 +573,9 @@ func TestDiffOfGrowths(t *testing.T) {
 		if g.Shards == 1 {
 			size = fmt.Sprintf("1 shard of %d windows", windows[k])
 		}
-		want = append(want, fmt.Sprintf("%d source web has %s more from its sample %d on (%d held out)", first, size,
+		want = append(want, fmt.Sprintf("%d source web has %s more from its sample %d on (%d for validation)", first, size,
 			g.Sample, g.Validation))
-		back = append(back, fmt.Sprintf("%d source web has %s less from its sample %d on (%d held out)", first, size,
+		back = append(back, fmt.Sprintf("%d source web has %s less from its sample %d on (%d for validation)", first, size,
 			g.Sample, g.Validation))
 	}
 	slices.Sort(want)

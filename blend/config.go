@@ -19,7 +19,7 @@ import (
 type Config struct {
 	SequenceLength int    `yaml:"sequence_length"` // L; a sample has L+1 tokens
 	Seed           uint64 `yaml:"seed"`            // of the order within the sources
-	// fraction of each source's windows that is held out, 0 if not set
+	// fraction of each source's windows in the validation split, 0 if not set
 	Validation Number `yaml:"validation"`
 	// length of the plan; nil: the number of training windows of all sources
 	Samples *int64 `yaml:"samples" count:"suffix"`

@@ -280,7 +280,7 @@ func TestSealErrors(t *testing.T) {
 		"by a link": {head + a + "  - name: b\n    shards: [link]\n", `is listed twice`},
 		"too short": {head + "  - name: a\n    shards: [tiny]\n",
 			`blend.yaml:3: source "a": no shard has the 17 tokens of a window`},
-		"all held out": {head + "  - name: a\n    shards: [a/1]\nvalidation: 0.99\n", `all 6 windows are held out`},
+		"all held out": {head + "  - name: a\n    shards: [a/1]\nvalidation: 0.99\n", `all 6 windows are in the validation split`},
 		"tokenizers":   {head + a + "  - name: b\n    shards: [other]\n", "different tokenizers"},
 		"eod":          {head + a + "  - name: b\n    shards: [noeod]\n", "different end-of-document ids"},
 		"torn":         {head + "  - name: a\n    shards: [torn]\n", "torn.bin"},

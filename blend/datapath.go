@@ -15,8 +15,8 @@ import (
 //
 // Every shard becomes a token file. Its weight is the weight of its source times the shard's share
 // of the source's tokens. ForMegatron fails if the blend has several stages, skips or epoch limits,
-// because Megatron-LM has none. Held-out windows become the validation split, with one sample for
-// each held-out window.
+// because Megatron-LM has none. Validation windows become the validation split, with one sample for
+// each window.
 func ForMegatron(ctx context.Context, c *Config, base megatron.Config) (megatron.Config, error) {
 	if c.Order == orderMegatron {
 		return base, c.file.Errorf("$.order",

@@ -232,8 +232,8 @@ func (s *Source) compare(t *Source) (list []sourceChange) {
 		same++
 	}
 	if same == 0 {
-		return []sourceChange{{0, inBoth, fmt.Sprintf("has other shards or other held-out windows: %s, %d of them "+
-			"held out; had %s, %d held out",
+		return []sourceChange{{0, inBoth, fmt.Sprintf("has other shards or other validation windows: %s, %d of them "+
+			"for validation; had %s, %d for validation",
 			sizeText(len(t.Shards), t.Windows()), t.Validation, sizeText(len(s.Shards), s.Windows()), s.Validation)}}
 	}
 	for _, p := range was[same:] {
@@ -268,7 +268,7 @@ func (p piece) text(s *Source, more string) string {
 	}
 	text := fmt.Sprintf("has %s %s from its sample %d on", sizeText(len(p.shards), windows), more, p.sample)
 	if p.held > 0 {
-		text += fmt.Sprintf(" (%d held out)", p.held)
+		text += fmt.Sprintf(" (%d for validation)", p.held)
 	}
 	return text
 }

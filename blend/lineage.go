@@ -23,7 +23,7 @@ type Growth struct {
 	// number of the source's first sample that may use the new windows
 	Sample     int64 `json:"sample"`
 	Shards     int   `json:"shards"`             // number of new shards
-	Validation int64 `json:"validation_windows"` // number of held-out windows, the last of the new windows
+	Validation int64 `json:"validation_windows"` // number of validation windows, the last of the new windows
 }
 
 // Limits of the number of amendments, and of a reason in bytes.
@@ -33,7 +33,7 @@ const (
 )
 
 // A part is the windows that a source got from the original plan or from one growth. Its first
-// `count` windows are training windows; the others are held out.
+// `count` windows are training windows; the others are validation windows.
 type part struct {
 	window   int64 // number of its first window among all windows of the source
 	training int64 // training number of that window
@@ -49,8 +49,8 @@ func (s *Source) window(t int64) int64 {
 	return p.window + t - p.training
 }
 
-// trainingWindow is the inverse of window. ok is false for held-out windows and for numbers out of
-// range.
+// trainingWindow is the inverse of window. ok is false for validation windows and for numbers out
+// of range.
 func (s *Source) trainingWindow(window int64) (t int64, ok bool) {
 	if s.parts == nil {
 		return window, window >= 0 && window < s.training
@@ -60,8 +60,8 @@ func (s *Source) trainingWindow(window int64) (t int64, ok bool) {
 	return p.training + i, i >= 0 && i < p.count
 }
 
-// heldOut lists the windows that are held out.
-func (s *Source) heldOut() []Range {
+// validationWindows lists the validation windows.
+func (s *Source) validationWindows() []Range {
 	if s.parts == nil {
 		return []Range{{s.training, s.Windows()}}
 	}
@@ -87,7 +87,7 @@ func (s *Source) compileGrowth(seed uint64) error {
 			return fmt.Errorf("growth %d has %d shards, but only %d shards remain", i+1, g.Shards, shards)
 		}
 		if g.Validation < 0 || g.Validation > held || g.Sample > maxLength {
-			return fmt.Errorf("growth %d is invalid: %d windows held out at sample %d", i+1, g.Validation, g.Sample)
+			return fmt.Errorf("growth %d is invalid: %d validation windows at sample %d", i+1, g.Validation, g.Sample)
 		}
 		shards -= g.Shards
 		held -= g.Validation
@@ -103,7 +103,7 @@ func (s *Source) compileGrowth(seed uint64) error {
 			next++
 		}
 		if p.count = windows - p.window - held; p.count < 0 {
-			return 0, fmt.Errorf("%d of %d windows are held out", held, windows-p.window)
+			return 0, fmt.Errorf("%d of %d windows are validation windows", held, windows-p.window)
 		}
 		training += p.count
 		s.parts = append(s.parts, p)

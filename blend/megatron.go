@@ -504,7 +504,7 @@ func (o *cacheOrder) check(ctx context.Context) error {
 	return nil
 }
 
-// count counts the samples of each source that the order draws and that are held out.
+// count counts the samples of each source that the order draws, and its validation samples.
 func (o *cacheOrder) count(ctx context.Context) error {
 	p := o.plan
 	p.totals = make([]int64, len(p.Sources))
@@ -645,7 +645,7 @@ func (p *Plan) compileMegatron() error {
 		}
 		if s.training < 0 || s.training > maxLength || s.Validation < 0 || s.Validation > maxLength ||
 			p.totals[i] < 0 || p.totals[i] > p.length-drawn {
-			return fmt.Errorf("source %q has invalid counts: %d of %d samples drawn, %d held out", s.Name, p.totals[i],
+			return fmt.Errorf("source %q has invalid counts: %d of %d samples drawn, %d for validation", s.Name, p.totals[i],
 				s.training, s.Validation)
 		}
 		drawn += p.totals[i]

@@ -27,7 +27,7 @@ const packingBestFit = "best_fit"
 const PackedOrder = "packed 1"
 
 // A Packing describes a plan whose samples are whole documents, packed by [mula/index/packing],
-// instead of windows. Each packed sample has a window number of its source; the held-out samples
+// instead of windows. Each packed sample has a window number of its source; the validation samples
 // come last. Its shard and first token are the shard and first token of its first document. They
 // are stored in one index file per source, so only the plan of a [Data] knows them. In other plans
 // they are −1.
@@ -115,7 +115,7 @@ func (s *Source) compilePacked(seed uint64, sequenceLength int) error {
 	case k.Samples == 0:
 		return errors.New("no shard has a token; add text")
 	case k.Samples == k.HeldOut:
-		return errors.New("all documents are held out for validation; add documents, or lower validation")
+		return errors.New("all documents are in the validation split; add documents, or lower validation")
 	}
 	s.windows, s.Validation, s.training = nil, k.HeldOut, k.Samples-k.HeldOut
 	s.order = index.NewOrder(seed, s.Name, s.training)

@@ -552,7 +552,7 @@ func TestPackingRefusals(t *testing.T) {
 		"pad beyond the ids": {simple + "pad: 1000\n", "ids below 1000"},
 		"negative pad":       {simple + "pad: -1\n", "token id"},
 		"nothing to pack":    {strings.Replace(simple, "[one]", "[empty]", 1), "no shard has a token"},
-		"all held out":       {simple + "validation: 0.01\n", "all documents are held out"},
+		"all held out":       {simple + "validation: 0.01\n", "all documents are in the validation split"},
 		"order megatron": {"order: megatron\npacking: best_fit\nmegatron: {cache: x}\n",
 			"packing cannot be set with"},
 		"nothing that is wrong": {simple + "samples: 3\n", ""},

@@ -113,7 +113,7 @@ func (u Use) String() string {
 	case SkippedOver:
 		return "skipped"
 	case HeldOut:
-		return "held out for validation"
+		return "validation"
 	case NotReached:
 		return "not reached by the plan"
 	case NoWindow:

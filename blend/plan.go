@@ -78,7 +78,7 @@ type Tokenizer struct {
 type Source struct {
 	Name       string
 	MaxEpochs  string // the limit as written; "" for none
-	Validation int64  // number of held-out windows: the last of the original shards and of each growth
+	Validation int64  // number of validation windows: the last of the original shards and of each growth
 	Shards     []Shard
 	Packed     *PackedSource // nil unless the plan is packed
 	Growth     []Growth      // shards that amendments added, in order; nil if none
@@ -117,9 +117,9 @@ type Check struct {
 
 // A Sample is a window at a position.
 type Sample struct {
-	Position int64 // in the plan; -1 for a held-out window
+	Position int64 // in the plan; -1 for a validation window
 	Source   int   // index in Plan.Sources
-	Epoch    int64 // of the source, from 0; -1 for a held-out window
+	Epoch    int64 // of the source, from 0; -1 for a validation window
 	Window   int64 // number among all windows of the source
 	Shard    int   // index in Source.Shards
 	Token    int64 // first token of the window in the shard
@@ -133,7 +133,7 @@ type schedule struct {
 	base  []int64 // by source: samples in earlier stages
 }
 
-// Windows returns the number of windows of the source, including held-out windows.
+// Windows returns the number of windows of the source, including validation windows.
 func (s *Source) Windows() int64 { return s.training + s.Validation }
 
 // Training returns the number of training windows, which is the length of an epoch. If the source
@@ -268,14 +268,14 @@ func (s *Source) compile(seed uint64, sequenceLength int) error {
 		return err
 	}
 	if s.Validation < 0 || s.Validation > s.windows.Count() {
-		return fmt.Errorf("%d of %d windows are held out", s.Validation, s.windows.Count())
+		return fmt.Errorf("%d of %d windows are validation windows", s.Validation, s.windows.Count())
 	}
 	if s.training = s.windows.Count() - s.Validation; s.training == 0 {
 		if s.windows.Count() == 0 {
 			return fmt.Errorf("no shard has the %d tokens of a window; add text, or lower sequence_length",
 				sequenceLength+1)
 		}
-		return fmt.Errorf("all %d windows are held out for validation; add text, or lower validation",
+		return fmt.Errorf("all %d windows are in the validation split; add text, or lower validation",
 			s.windows.Count())
 	}
 	if len(s.Growth) > 0 {
@@ -326,9 +326,9 @@ func (p *Plan) skipped(position int64) bool {
 }
 
 // Position is the inverse of [Plan.Locate]: it returns the position that draws a source's window in
-// an epoch. ok is false if the plan ends before that position, or if the window is held out. With
-// [Plan.Megatron] set, the plan must be open, epoch must be -1, and Position searches the whole
-// order.
+// an epoch. ok is false if the plan ends before that position, or if the window is a validation
+// window. With [Plan.Megatron] set, the plan must be open, epoch must be -1, and Position searches
+// the whole order.
 func (p *Plan) Position(source int, epoch, window int64) (position int64, ok bool) {
 	s := &p.Sources[source]
 	if p.Megatron != nil {
@@ -359,7 +359,7 @@ func (p *Plan) position(source int, k int64) (int64, bool) {
 	return st.start + y, ok
 }
 
-// Validation lists the held-out windows of a source in stored order. They have no position and no
+// Validation lists the validation windows of a source in stored order. They have no position and no
 // epoch.
 func (p *Plan) Validation(source int) iter.Seq[Sample] {
 	return func(yield func(Sample) bool) {
@@ -375,7 +375,7 @@ func (p *Plan) Validation(source int) iter.Seq[Sample] {
 			p.packedValidation(source)(yield)
 			return
 		}
-		for _, held := range s.heldOut() {
+		for _, held := range s.validationWindows() {
 			for w := held.From; w < held.To; w++ {
 				shard, token := s.windows.Locate(w)
 				if !yield(Sample{Position: -1, Source: source, Epoch: -1, Window: w, Shard: shard, Token: token}) {

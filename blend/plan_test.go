@@ -288,7 +288,7 @@ func TestReadPlanRefuses(t *testing.T) {
 		"source":         {`"name": "wiki"`, `"name": "web"`, `two sources are called "web"`},
 		"samples":        {`"samples": 200`, `"samples": -200`, "stage 1"},
 		"too many":       {`"samples": 200`, `"samples": 4611686018427387904`, "stage 1"},
-		"validation":     {`"validation_windows": `, `"validation_windows": 99`, "held out"},
+		"validation":     {`"validation_windows": `, `"validation_windows": 99`, "validation windows"},
 		"trailing":       {"\n}\n", "\n}\n{}", "unexpected data after the JSON value"},
 		"path too many":  {`"wiki/a"`, `"wiki/a", "wiki/b"`, "paths"},
 		"no fingerprint": {`"fingerprint": "`, `"fingerprint": "0`, "fingerprint"},

@@ -294,7 +294,7 @@ func (s *simulation) cacheSizes(r *Reading, l *layout) {
 			continue
 		}
 		src := &s.plan.Sources[i]
-		left := src.Training() // held-out windows are the last, unless the source has grown
+		left := src.Training() // validation windows are the last, unless the source has grown
 		if len(src.Growth) > 0 {
 			left = src.Windows()
 		}

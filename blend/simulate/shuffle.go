@@ -423,7 +423,7 @@ func (s *simulation) findDocuments(source int, t *sourceTally, looks []look) err
 				return err
 			}
 			l.reach = max(0, min((span.End-1)/length, windows-1)-l.token/length)
-			if t.known { // windows after the last training window are held out
+			if t.known { // windows after the last training window are validation windows
 				l.reach = min(l.reach, t.training-1-l.window)
 			}
 		}

@@ -70,7 +70,7 @@ type Source struct {
 	Name    string  `json:"name"`
 	Shards  int     `json:"shards"`
 	Tokens  int64   `json:"tokens"`
-	Windows int64   `json:"windows"` // including held-out windows
+	Windows int64   `json:"windows"` // including validation windows
 	Samples int64   `json:"samples"` // number in the whole plan
 	Epochs  float64 `json:"epochs"`  // Samples per training window
 	Repeats int64   `json:"repeats"` // samples whose window an earlier position of the plan has drawn

@@ -26,8 +26,8 @@ const MaxCapacity = 1<<28 + 1
 // A Source is the input of a packing.
 type Source struct {
 	Capacity int // tokens of a sample: L+1
-	// the source's token at which the first held-out document starts; all later documents are held
-	// out too. If no document is held out, the number of tokens.
+	// the source's token at which the first validation document starts; all later documents are in
+	// the validation split too. Without a validation split, the number of tokens.
 	HeldOut int64
 	Shards  []Shard
 
@@ -51,7 +51,7 @@ type Piece struct {
 
 // Statistics describe the result of a packing.
 type Statistics struct {
-	Samples   int64 `json:"samples"`            // all samples, including held-out ones
+	Samples   int64 `json:"samples"`            // all samples, including validation samples
 	HeldOut   int64 `json:"validation_samples"` // held-out samples, which are the last ones
 	Documents int64 `json:"documents"`          // documents that have tokens
 	Cut       int64 `json:"cut_documents"`      // documents longer than a sample
@@ -120,7 +120,7 @@ func (s *Source) pack(ctx context.Context, emit func(sample int64, pieces []Piec
 		p.Pieces += int64(len(pieces))
 		return emit(p.Samples-1, pieces)
 	}
-	training := int64(-1) // samples that are not held out, or -1 until known
+	training := int64(-1) // number of training samples, or -1 until known
 	documents := 0
 	for n, err := range s.Documents {
 		if documents++; err == nil && documents%(1<<12) == 0 && ctx.Err() != nil {

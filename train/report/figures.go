@@ -165,7 +165,7 @@ func lossFigures(names []string, runs []*Run) []page.Figure {
 		text += " Pale: each step; strong: smoothed."
 	}
 	if evaluated && len(runs) > 1 {
-		text += " With dots: evaluation on held-out windows."
+		text += " With dots: evaluation on validation windows."
 	}
 	if left {
 		text += " Single dots: steps that were skipped."
@@ -304,7 +304,7 @@ func evaluationFigure(r *Run) page.Figure {
 		s.points = means(s.points, curvePoints)
 		chart.series = append(chart.series, s)
 	}
-	return page.Figure{Title: "Evaluation", Text: "On held-out windows of each source.", Chart: chart.svg()}
+	return page.Figure{Title: "Evaluation", Text: "On validation windows of each source.", Chart: chart.svg()}
 }
 
 // columns divides n steps into at most most ranges. Range i has the steps [edge i, edge i+1).
