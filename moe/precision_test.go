@@ -64,8 +64,8 @@ func TestPrecisionsTrainAlike(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			dev.AdamW(xpu.AdamW{LearningRate: 2e-3, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1,
-				Step: int64(step + 1), GradScale: 1},
+			dev.Update(xpu.AdamW{LearningRate: 2e-3, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1,
+				Step: int64(step + 1), GradScale: 1}.Update(),
 				moments, nil, nil)
 			losses = append(losses, stats.Loss/float64(stats.Targets))
 		}

@@ -203,8 +203,8 @@ func TestApartFails(t *testing.T) {
 		t.Errorf("too small a device: %v", err)
 	}
 	// The moments of other optimizers are the host's.
-	lion := testConfig(t, plan, "optimizer: {name: lion}\nsteps: 2\n")
-	mustRun(t, lion, onApart(Options{}, func(_ int, d *devapart.Device) { d.SetCapacity(need.Total() - need.Moments) }))
+	lamb := testConfig(t, plan, "optimizer: {name: lamb}\nsteps: 2\n")
+	mustRun(t, lamb, onApart(Options{}, func(_ int, d *devapart.Device) { d.SetCapacity(need.Total() - need.Moments) }))
 	_, err = Run(context.Background(), testConfig(t, plan, "steps: 2\nlayout: {expert_dp: 2}\n"),
 		onApart(Options{}, func(_ int, d *devapart.Device) { d.SetCapacity(need.Total() * 5 / 4) }))
 	if err == nil || !strings.Contains(err.Error(), "for 2 ranks") || !Shared(err) {

@@ -32,10 +32,11 @@ type block struct {
 const stateChunk = 1 << 26
 
 // An Optimizer updates the weights of a model from their gradients, in float32, block by block.
-// Each optimizer_NAME.go has one update rule. AdamW runs on the device: its moments are in device
-// memory, like weights and gradients. The other rules run on the host, on all workers of the
-// device, and keep their state there: weights and gradients are copied to the host before an
-// update, and the weights are copied back after it. Results do not depend on the number of threads.
+// Each optimizer_NAME.go has one update rule. Rules that treat each element separately run on the
+// device, and their state is in device memory, like weights and gradients. LAMB, and the matrices of
+// Muon, are updated on the host, on all workers of the device, and their state is there: weights and
+// gradients are copied to the host before an update, and the weights are copied back after it.
+// Results do not depend on the number of threads.
 type Optimizer struct {
 	Updates int64 // updates done, t
 
@@ -59,6 +60,8 @@ type Optimizer struct {
 	byHost      []int
 	hosted      [][]float32
 	hostWeights [][]float32
+
+	averages [][]float32 // weights and first state of an averagingRule, which Average reads
 
 	// For all blocks of the whole model, in the order of its tensors.
 	first []int     // number of the first block of each tensor, and last the number of all blocks
@@ -99,24 +102,24 @@ type rule interface {
 	begin(ctx context.Context, o *Optimizer, learningRate, gradScale float64) error
 }
 
-// A deviceRule updates some parameters with AdamW on the device. Their state is the two moments.
+// A deviceRule updates some parameters on the device, each element separately.
 type deviceRule interface {
 	rule
 
 	// onDevice reports whether the device updates a parameter.
 	onDevice(p *moe.Parameter) bool
 
-	// adamW returns the current update of a group.
-	adamW(s groupSetting) xpu.AdamW
+	// update returns the current update of a group.
+	update(s groupSetting) xpu.Update
 }
 
 // A hostRule updates parameters on the host: all parameters that the device does not update.
 type hostRule interface {
 	rule
 
-	// update updates the elements [begin, end) of the weights of parameter p. Several goroutines
+	// updateHost updates the elements [begin, end) of the weights of parameter p. Several goroutines
 	// call it at once.
-	update(o *Optimizer, p, begin, end int)
+	updateHost(o *Optimizer, p, begin, end int)
 }
 
 // A scalarRule also has scalar state, which is stored in the metadata of optimizer.safetensors.
@@ -126,7 +129,8 @@ type scalarRule interface {
 
 // An averagingRule evaluates with other weights than the training weights.
 type averagingRule interface {
-	// average sets dst to the weights for evaluation of the elements [begin, end) of parameter p.
+	// average sets dst to the weights for evaluation of the elements [begin, end) of parameter p,
+	// from the weights and the first state tensor.
 	average(o *Optimizer, dst []float32, p, begin, end int)
 }
 
@@ -190,13 +194,17 @@ func (o *Optimizer) divide(config OptimizerConfig) {
 // makeState allocates the state of all parameters and decides which of them the device updates.
 // State is allocated in chunks of at most most elements; a larger parameter has its own chunk.
 func (o *Optimizer) makeState(most int) error {
-	// for the state of a parameter on the device; each of its two tensors is aligned to cache lines
+	// elements of each state tensor of a parameter on the device, aligned to cache lines
+	each := func(i int) int {
+		low, high, _ := o.owned(i)
+		return (high - low + 15) &^ 15
+	}
 	room := func(i int) int {
-		if !o.updatedOnDevice(o.parameters[i]) {
+		p := o.parameters[i]
+		if !o.updatedOnDevice(p) {
 			return 0
 		}
-		low, high, _ := o.owned(i)
-		return 2 * ((high - low + 15) &^ 15)
+		return len(o.rule.state(p)) * each(i)
 	}
 	updates := make([]deviceUpdate, len(o.settings))
 	var chunk []float32 // device memory for the next parameters
@@ -217,7 +225,7 @@ func (o *Optimizer) makeState(most int) error {
 		for _, name := range o.rule.state(p) {
 			if onDevice {
 				tensors = append(tensors, stateTensor{name, chunk[: high-low : high-low]})
-				chunk = chunk[own/2:]
+				chunk = chunk[each(i):]
 			} else {
 				tensors = append(tensors, stateTensor{name, make([]float32, high-low)})
 			}
@@ -230,8 +238,11 @@ func (o *Optimizer) makeState(most int) error {
 		o.grads = append(o.grads, grad)
 		update := &updates[o.group[i]]
 		if onDevice {
-			update.moments = append(update.moments, xpu.Moments{Weight: weight, Grad: grad, M: tensors[0].values,
-				V: tensors[1].values})
+			m := xpu.Moments{Weight: weight, Grad: grad, M: tensors[0].values}
+			if len(tensors) > 1 {
+				m.V = tensors[1].values
+			}
+			update.moments = append(update.moments, m)
 		} else {
 			o.hostWeights = append(o.hostWeights, weight)
 		}
@@ -248,6 +259,13 @@ func (o *Optimizer) makeState(most int) error {
 		if n := len(u.blocks); n > 0 {
 			u.group, u.results = group, [2][]float64{make([]float64, n), make([]float64, n)}
 			o.onDevice = append(o.onDevice, u)
+		}
+	}
+	if _, ok := o.rule.(averagingRule); ok {
+		for _, u := range o.onDevice {
+			for _, m := range u.moments {
+				o.averages = append(o.averages, m.Weight, m.M)
+			}
 		}
 	}
 	o.hosted = o.hostWeights
@@ -423,11 +441,11 @@ func (o *Optimizer) update(ctx context.Context, learningRate, gradScale float64)
 	}
 	for i := range o.onDevice {
 		u := &o.onDevice[i]
-		command := o.rule.(deviceRule).adamW(o.settings[u.group])
+		update := o.rule.(deviceRule).update(o.settings[u.group])
 		if o.measuring {
-			o.device.AdamW(command, u.moments, u.results[0], u.results[1])
+			o.device.Update(update, u.moments, u.results[0], u.results[1])
 		} else {
-			o.device.AdamW(command, u.moments, nil, nil)
+			o.device.Update(update, u.moments, nil, nil)
 		}
 	}
 	if !o.measuring || len(o.onDevice) == 0 {
@@ -449,7 +467,7 @@ func (o *Optimizer) updateBlock(i int) {
 	i = o.byHost[i]
 	b, rule := o.blocks[i], o.rule.(hostRule)
 	if !o.measuring {
-		rule.update(o, b.tensor, b.begin, b.end)
+		rule.updateHost(o, b.tensor, b.begin, b.end)
 		return
 	}
 	var old [measureSize]float32
@@ -459,7 +477,7 @@ func (o *Optimizer) updateBlock(i int) {
 		weight := o.parameters[b.tensor].Weight[begin:end]
 		kept := old[:copy(old[:], weight)]
 		before += cpu.SumSquares(kept)
-		rule.update(o, b.tensor, begin, end)
+		rule.updateHost(o, b.tensor, begin, end)
 		cpu.AddScaled(kept, weight, -1, kept)
 		change += cpu.SumSquares(kept)
 	}
@@ -492,7 +510,8 @@ func (o *Optimizer) CurvatureDue() bool {
 // of targets drawn from the model's own distribution. targets is their number, and the gradients
 // are multiplied by gradScale. See [SophiaG].
 func (o *Optimizer) UpdateCurvature(ctx context.Context, gradScale float64, targets int64) error {
-	return o.rule.(*sophiaG).updateHessian(ctx, o, gradScale, targets)
+	o.rule.(*sophiaG).updateHessian(o, gradScale, targets)
+	return o.device.Wait(ctx)
 }
 
 // Average(true) replaces the weights by the averaged weights, for evaluation and checkpoints.
@@ -513,12 +532,14 @@ func (o *Optimizer) Average(ctx context.Context, on bool) error {
 	for _, p := range o.parameters { // also parameters of other owners
 		o.device.Copy(p.Grad, p.Weight)
 	}
-	if err := o.device.ToHost(ctx, o.hostWeights...); err != nil {
+	if err := o.device.ToHost(ctx, o.averages...); err != nil {
 		return err
 	}
-	o.device.Parallel(len(o.byHost), o.averageOne)
-	for _, weight := range o.hostWeights {
-		o.device.ToDevice(weight)
+	o.device.Parallel(len(o.blocks), o.averageOne)
+	for _, d := range o.onDevice {
+		for _, m := range d.moments {
+			o.device.ToDevice(m.Weight)
+		}
 	}
 	if o.sharding != nil {
 		return o.sharding.gatherWeights(ctx)
@@ -526,9 +547,9 @@ func (o *Optimizer) Average(ctx context.Context, on bool) error {
 	return nil
 }
 
-// averageBlock averages the i-th block of the host.
+// averageBlock averages the i-th block.
 func (o *Optimizer) averageBlock(i int) {
-	b := o.blocks[o.byHost[i]]
+	b := o.blocks[i]
 	o.rule.(averagingRule).average(o, o.parameters[b.tensor].Weight[b.begin:b.end], b.tensor, b.begin, b.end)
 }
 
@@ -543,7 +564,10 @@ func (o *Optimizer) toHost(ctx context.Context) error {
 	}
 	for _, u := range o.onDevice {
 		for _, m := range u.moments {
-			all = append(all, m.M, m.V)
+			all = append(all, m.M)
+			if len(m.V) > 0 {
+				all = append(all, m.V)
+			}
 		}
 	}
 	return o.device.ToHost(ctx, all...)
@@ -557,7 +581,9 @@ func (o *Optimizer) toDevice() {
 	for _, u := range o.onDevice {
 		for _, m := range u.moments {
 			o.device.ToDevice(m.M)
-			o.device.ToDevice(m.V)
+			if len(m.V) > 0 {
+				o.device.ToDevice(m.V)
+			}
 		}
 	}
 }
@@ -626,10 +652,10 @@ func optimizerBytes(config OptimizerConfig, m moe.Config, held []safetensors.Ten
 	case EPSO:
 		replicas, data = int64(layout.DP), int64(layout.DP*layout.EP)
 	}
-	state := func(string, []int) (onDevice, onHost int64) { return 0, 8 } // bytes per weight of a tensor
+	state := func(string, []int) (onDevice, onHost int64) { return 8, 0 } // bytes per weight of a tensor
 	switch config.Name {
-	case AdamW:
-		state = func(string, []int) (onDevice, onHost int64) { return 8, 0 }
+	case Lamb:
+		state = func(string, []int) (onDevice, onHost int64) { return 0, 8 }
 	case Muon:
 		state = func(name string, shape []int) (onDevice, onHost int64) {
 			if orthogonalized(name, shape) {
@@ -639,7 +665,7 @@ func optimizerBytes(config OptimizerConfig, m moe.Config, held []safetensors.Ten
 		}
 		onDevice = muonScratchBytes(m, threads)
 	case Lion:
-		state = func(string, []int) (onDevice, onHost int64) { return 0, 4 }
+		state = func(string, []int) (onDevice, onHost int64) { return 4, 0 }
 	}
 	var sums [2][2]int64 // [replicated, expert] tensors × [device, host]
 	for _, t := range held {

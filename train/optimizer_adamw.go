@@ -18,8 +18,8 @@ import (
 //
 // Loshchilov and Hutter 2019 (arXiv 1711.05101). Reference: torch.optim.AdamW of torch 2.15.0.
 type adamW struct {
-	config  OptimizerConfig
-	command xpu.AdamW // for a group without settings, except for the decay
+	config OptimizerConfig
+	step   xpu.AdamW // for a group without settings, except for the decay
 }
 
 func newAdamW(config OptimizerConfig) *adamW { return &adamW{config: config} }
@@ -27,7 +27,7 @@ func newAdamW(config OptimizerConfig) *adamW { return &adamW{config: config} }
 func (*adamW) state(*moe.Parameter) []string { return []string{"exp_avg", "exp_avg_sq"} }
 
 func (r *adamW) begin(_ context.Context, o *Optimizer, learningRate, gradScale float64) error {
-	r.command = xpu.AdamW{
+	r.step = xpu.AdamW{
 		LearningRate: learningRate, Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], Epsilon: *r.config.Epsilon,
 		Step: o.Updates, GradScale: gradScale,
 	}
@@ -36,13 +36,13 @@ func (r *adamW) begin(_ context.Context, o *Optimizer, learningRate, gradScale f
 
 func (*adamW) onDevice(*moe.Parameter) bool { return true }
 
-func (r *adamW) adamW(s groupSetting) xpu.AdamW {
-	command := r.command
-	command.LearningRate *= s.rateScale
+func (r *adamW) update(s groupSetting) xpu.Update {
+	step := r.step
+	step.LearningRate *= s.rateScale
 	if r.config.Decay == DecayOptimus {
-		command.DecayAfter = command.LearningRate * s.weightDecay
+		step.DecayAfter = step.LearningRate * s.weightDecay
 	} else {
-		command.WeightDecay = s.weightDecay
+		step.WeightDecay = s.weightDecay
 	}
-	return command
+	return step.Update()
 }

@@ -5,7 +5,7 @@ import (
 	"math"
 
 	"mula/moe"
-	"mula/xpu/cpu"
+	"mula/xpu"
 )
 
 // adopt is [ADOPT]. With g the gradient, η the learning rate, λ the weight decay and t the number
@@ -18,7 +18,8 @@ import (
 // algorithm 2). Reference: torch-adopt 0.1.0, of the authors, with decouple=True.
 type adopt struct {
 	config OptimizerConfig
-	kernel []cpu.ADOPT // of each group
+	first  bool      // the first update
+	step   xpu.ADOPT // for a group without settings, except for the decay
 }
 
 func newADOPT(config OptimizerConfig) *adopt { return &adopt{config: config} }
@@ -26,22 +27,22 @@ func newADOPT(config OptimizerConfig) *adopt { return &adopt{config: config} }
 func (*adopt) state(*moe.Parameter) []string { return []string{"exp_avg", "exp_avg_sq"} }
 
 func (r *adopt) begin(_ context.Context, o *Optimizer, learningRate, gradScale float64) error {
-	r.kernel = r.kernel[:0]
-	for _, s := range o.settings {
-		r.kernel = append(r.kernel, cpu.ADOPT{
-			LearningRate: learningRate * s.rateScale, Beta1: r.config.Betas[0], Beta2: r.config.Betas[1],
-			Epsilon:     *r.config.Epsilon,
-			WeightDecay: s.weightDecay, Clip: math.Pow(float64(o.Updates-1), 0.25), GradScale: gradScale,
-		})
+	r.first = o.Updates == 1
+	r.step = xpu.ADOPT{
+		LearningRate: learningRate, Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], Epsilon: *r.config.Epsilon,
+		Clip: math.Pow(float64(o.Updates-1), 0.25), GradScale: gradScale,
 	}
 	return nil
 }
 
-func (r *adopt) update(o *Optimizer, p, begin, end int) {
-	grad, m, v := o.parameters[p].Grad[begin:end], o.kept(p, 0, begin, end), o.kept(p, 1, begin, end)
-	if o.Updates == 1 {
-		cpu.AverageSquares(v, 0, 1, r.kernel[0].GradScale, grad)
-		return
+func (*adopt) onDevice(*moe.Parameter) bool { return true }
+
+func (r *adopt) update(s groupSetting) xpu.Update {
+	if r.first {
+		return xpu.AverageSquares{Decay: 0, Rest: 1, GradScale: r.step.GradScale}.Update()
 	}
-	r.kernel[o.group[p]].Update(o.parameters[p].Weight[begin:end], grad, m, v)
+	step := r.step
+	step.LearningRate *= s.rateScale
+	step.WeightDecay = s.weightDecay
+	return step.Update()
 }

@@ -5,6 +5,7 @@ import (
 	"math"
 
 	"mula/moe"
+	"mula/xpu"
 	"mula/xpu/cpu"
 )
 
@@ -19,7 +20,7 @@ import (
 // clipping is done before.
 type lamb struct {
 	config OptimizerConfig
-	kernel []cpu.Lamb // of each group
+	steps  []xpu.Update // of each group
 	rate   float64
 	trust  []float64 // of each parameter
 	norms  []ratio   // sums of squares of u and p, one for each block
@@ -41,19 +42,18 @@ func (r *lamb) begin(_ context.Context, o *Optimizer, learningRate, gradScale fl
 			b := o.blocks[i]
 			p := o.parameters[b.tensor]
 			weight, grad := p.Weight[b.begin:b.end], p.Grad[b.begin:b.end]
-			r.kernel[o.group[b.tensor]].Update(weight, grad, o.kept(b.tensor, 0, b.begin, b.end),
+			cpu.Update(r.steps[o.group[b.tensor]], weight, grad, o.kept(b.tensor, 0, b.begin, b.end),
 				o.kept(b.tensor, 1, b.begin, b.end))
 			r.norms[i] = ratio{cpu.SumSquares(grad), cpu.SumSquares(weight)}
 		}
 	}
 	r.rate = learningRate
-	r.kernel = r.kernel[:0]
+	r.steps = r.steps[:0]
 	for _, s := range o.settings {
-		r.kernel = append(r.kernel, cpu.Lamb{
+		r.steps = append(r.steps, xpu.Lamb{
 			Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], Epsilon: *r.config.Epsilon, WeightDecay: s.weightDecay,
-			Step:      o.Updates,
-			GradScale: gradScale,
-		})
+			Step: o.Updates, GradScale: gradScale,
+		}.Update())
 	}
 	o.device.Parallel(len(o.blocks), r.prepareOne)
 	var sum ratio
@@ -72,7 +72,7 @@ func (r *lamb) begin(_ context.Context, o *Optimizer, learningRate, gradScale fl
 	return nil
 }
 
-func (r *lamb) update(o *Optimizer, p, begin, end int) {
+func (r *lamb) updateHost(o *Optimizer, p, begin, end int) {
 	cpu.Axpy(o.parameters[p].Weight[begin:end], float32(-r.rate*o.settings[o.group[p]].rateScale*r.trust[p]),
 		o.parameters[p].Grad[begin:end])
 }

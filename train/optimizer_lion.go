@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"mula/moe"
-	"mula/xpu/cpu"
+	"mula/xpu"
 )
 
 // lion is [Lion]. With g the gradient, η the learning rate and λ the weight decay:
@@ -14,25 +14,25 @@ import (
 // Chen et al. 2023 (arXiv 2302.06675). Reference: lion-pytorch 0.2.5.
 type lion struct {
 	config OptimizerConfig
-	kernel []cpu.Lion // of each group
+	step   xpu.Lion // for a group without settings, except for the decay
 }
 
 func newLion(config OptimizerConfig) *lion { return &lion{config: config} }
 
 func (*lion) state(*moe.Parameter) []string { return []string{"exp_avg"} }
 
-func (r *lion) begin(_ context.Context, o *Optimizer, learningRate, gradScale float64) error {
-	r.kernel = r.kernel[:0]
-	for _, s := range o.settings {
-		r.kernel = append(r.kernel, cpu.Lion{
-			LearningRate: learningRate * s.rateScale, Beta1: r.config.Betas[0], Beta2: r.config.Betas[1],
-			WeightDecay: s.weightDecay, GradScale: gradScale,
-		})
+func (r *lion) begin(_ context.Context, _ *Optimizer, learningRate, gradScale float64) error {
+	r.step = xpu.Lion{
+		LearningRate: learningRate, Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], GradScale: gradScale,
 	}
 	return nil
 }
 
-func (r *lion) update(o *Optimizer, p, begin, end int) {
-	r.kernel[o.group[p]].Update(o.parameters[p].Weight[begin:end], o.parameters[p].Grad[begin:end],
-		o.kept(p, 0, begin, end))
+func (*lion) onDevice(*moe.Parameter) bool { return true }
+
+func (r *lion) update(s groupSetting) xpu.Update {
+	step := r.step
+	step.LearningRate *= s.rateScale
+	step.WeightDecay = s.weightDecay
+	return step.Update()
 }

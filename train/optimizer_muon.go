@@ -37,7 +37,7 @@ type muon struct {
 	norms        []float64 // ‖u‖² of each parameter
 	scale        []float64 // η·s of each parameter
 	keep         []float32 // 1 − η·λ of each group
-	kernel       cpu.Muon
+	momentum     xpu.Update
 
 	largeScratch *muonScratch
 	scratch      chan *muonScratch // one for each worker
@@ -149,7 +149,7 @@ func (*muon) state(p *moe.Parameter) []string {
 
 func (*muon) onDevice(p *moe.Parameter) bool { return !orthogonalized(p.Name, p.Shape) }
 
-func (r *muon) adamW(s groupSetting) xpu.AdamW { return r.rest.adamW(s) }
+func (r *muon) update(s groupSetting) xpu.Update { return r.rest.update(s) }
 
 // begin replaces the gradients of the matrices by X.
 func (r *muon) begin(ctx context.Context, o *Optimizer, learningRate, gradScale float64) error {
@@ -161,13 +161,14 @@ func (r *muon) begin(ctx context.Context, o *Optimizer, learningRate, gradScale 
 	for _, s := range o.settings {
 		r.keep = append(r.keep, float32(1-learningRate*s.rateScale*s.weightDecay))
 	}
-	r.kernel = cpu.Muon{Momentum: *r.config.Momentum, Nesterov: *r.config.Nesterov, GradScale: gradScale}
+	r.momentum = xpu.Muon{Momentum: *r.config.Momentum, Nesterov: *r.config.Nesterov, GradScale: gradScale}.Update()
 	if r.smallOne == nil {
 		r.momentumOne = func(i int) {
 			i = o.byHost[i]
 			b := o.blocks[i]
-			u := o.parameters[b.tensor].Grad[b.begin:b.end]
-			r.kernel.Update(u, o.kept(b.tensor, 0, b.begin, b.end))
+			p := o.parameters[b.tensor]
+			u := p.Grad[b.begin:b.end]
+			cpu.Update(r.momentum, p.Weight[b.begin:b.end], u, o.kept(b.tensor, 0, b.begin, b.end), nil)
 			o.sums[i] = cpu.SumSquares(u)
 		}
 		r.smallOne = func(i int) {
@@ -205,7 +206,7 @@ func (r *muon) begin(ctx context.Context, o *Optimizer, learningRate, gradScale 
 }
 
 // orthogonalize replaces u, which has the place of a parameter's gradient on the host, by X.
-// squares is the sum of squares of u.
+// squares is the sum of squares of u. If parallel is set, it uses all workers.
 func (r *muon) orthogonalize(ctx context.Context, p *moe.Parameter, squares float64, s *muonScratch,
 	parallel bool) error {
 	m, n := p.Shape[0], p.Shape[1]
@@ -253,7 +254,7 @@ func (r *muon) orthogonalize(ctx context.Context, p *moe.Parameter, squares floa
 	return r.device.ToHost(ctx, s.seen[:1]...)
 }
 
-func (r *muon) update(o *Optimizer, p, begin, end int) {
+func (r *muon) updateHost(o *Optimizer, p, begin, end int) {
 	weight := o.parameters[p].Weight[begin:end]
 	cpu.Scale(weight, r.keep[o.group[p]])
 	cpu.Axpy(weight, float32(-r.scale[p]), o.parameters[p].Grad[begin:end])

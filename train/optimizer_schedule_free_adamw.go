@@ -5,7 +5,7 @@ import (
 	"math"
 
 	"mula/moe"
-	"mula/xpu/cpu"
+	"mula/xpu"
 )
 
 // scheduleFreeAdamW is [ScheduleFreeAdamW]. With g the gradient at y, η the learning rate, η̄ the
@@ -26,9 +26,9 @@ import (
 // 1.4.1, whose warm-up is the one of [Schedule].
 type scheduleFreeAdamW struct {
 	config         OptimizerConfig
-	kernel         []cpu.ScheduleFreeAdamW // of each group
-	lrMax          float64                 // η̄
-	weightSum      float64                 // Σw
+	step           xpu.ScheduleFreeAdamW // for a group without settings, except for the decay
+	lrMax          float64               // η̄
+	weightSum      float64               // Σw
 	fromTrainToAvg float32
 }
 
@@ -45,10 +45,11 @@ func (r *scheduleFreeAdamW) scalars() map[string]*float64 {
 
 func (r *scheduleFreeAdamW) begin(_ context.Context, o *Optimizer, learningRate, gradScale float64) error {
 	if o.Updates == 1 {
-		o.device.Parallel(len(o.blocks), func(i int) {
-			b := o.blocks[i]
-			copy(o.kept(b.tensor, 0, b.begin, b.end), o.parameters[b.tensor].Weight[b.begin:b.end])
-		})
+		for _, d := range o.onDevice {
+			for _, m := range d.moments {
+				o.device.Copy(m.M, m.Weight)
+			}
+		}
 	}
 	r.lrMax = max(r.lrMax, learningRate)
 	weight := math.Pow(float64(o.Updates), *r.config.R) * math.Pow(r.lrMax, *r.config.WeightLRPower)
@@ -57,20 +58,20 @@ func (r *scheduleFreeAdamW) begin(_ context.Context, o *Optimizer, learningRate,
 	if r.weightSum != 0 {
 		share = weight / r.weightSum
 	}
-	r.kernel = r.kernel[:0]
-	for _, s := range o.settings {
-		r.kernel = append(r.kernel, cpu.ScheduleFreeAdamW{
-			LearningRate: learningRate * s.rateScale, Beta1: r.config.Betas[0], Beta2: r.config.Betas[1],
-			Epsilon: *r.config.Epsilon, WeightDecay: s.weightDecay,
-			Step: o.Updates, Share: share, GradScale: gradScale,
-		})
+	r.step = xpu.ScheduleFreeAdamW{
+		LearningRate: learningRate, Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], Epsilon: *r.config.Epsilon,
+		Step: o.Updates, Share: share, GradScale: gradScale,
 	}
 	return nil
 }
 
-func (r *scheduleFreeAdamW) update(o *Optimizer, p, begin, end int) {
-	r.kernel[o.group[p]].Update(o.parameters[p].Weight[begin:end], o.parameters[p].Grad[begin:end],
-		o.kept(p, 0, begin, end), o.kept(p, 1, begin, end))
+func (*scheduleFreeAdamW) onDevice(*moe.Parameter) bool { return true }
+
+func (r *scheduleFreeAdamW) update(s groupSetting) xpu.Update {
+	step := r.step
+	step.LearningRate *= s.rateScale
+	step.WeightDecay = s.weightDecay
+	return step.Update()
 }
 
 func (r *scheduleFreeAdamW) average(o *Optimizer, dst []float32, p, begin, end int) {

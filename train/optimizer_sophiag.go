@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"mula/moe"
-	"mula/xpu/cpu"
+	"mula/xpu"
 )
 
 // sophiaG is [SophiaG]. With g the gradient, η the learning rate, λ the weight decay and B the
@@ -27,11 +27,7 @@ type sophiaG struct {
 	config  OptimizerConfig
 	targets int64 // B
 	every   int64
-	kernel  []cpu.Sophia // of each group
-
-	// Of the current estimate.
-	gradScale, weight float64
-	curvatureOne      func(i int)
+	step    xpu.Sophia // for a group without settings, except for the decay
 }
 
 func newSophiaG(config OptimizerConfig, targets int64) *sophiaG {
@@ -40,35 +36,30 @@ func newSophiaG(config OptimizerConfig, targets int64) *sophiaG {
 
 func (*sophiaG) state(*moe.Parameter) []string { return []string{"exp_avg", "hessian"} }
 
-func (r *sophiaG) begin(_ context.Context, o *Optimizer, learningRate, gradScale float64) error {
-	r.kernel = r.kernel[:0]
-	for _, s := range o.settings {
-		r.kernel = append(r.kernel, cpu.Sophia{
-			LearningRate: learningRate * s.rateScale, Beta1: r.config.Betas[0],
-			Curvature: *r.config.Rho * float64(r.targets), WeightDecay: s.weightDecay,
-			GradScale: gradScale,
-		})
+func (r *sophiaG) begin(_ context.Context, _ *Optimizer, learningRate, gradScale float64) error {
+	r.step = xpu.Sophia{
+		LearningRate: learningRate, Beta1: r.config.Betas[0], Curvature: *r.config.Rho * float64(r.targets),
+		GradScale: gradScale,
 	}
 	return nil
 }
 
-func (r *sophiaG) update(o *Optimizer, p, begin, end int) {
-	r.kernel[o.group[p]].Update(o.parameters[p].Weight[begin:end], o.parameters[p].Grad[begin:end],
-		o.kept(p, 0, begin, end), o.kept(p, 1, begin, end))
+func (*sophiaG) onDevice(*moe.Parameter) bool { return true }
+
+func (r *sophiaG) update(s groupSetting) xpu.Update {
+	step := r.step
+	step.LearningRate *= s.rateScale
+	step.WeightDecay = s.weightDecay
+	return step.Update()
 }
 
-func (r *sophiaG) updateHessian(ctx context.Context, o *Optimizer, gradScale float64, targets int64) error {
-	if r.curvatureOne == nil {
-		r.curvatureOne = func(i int) {
-			b := o.blocks[i]
-			cpu.AverageSquares(o.kept(b.tensor, 1, b.begin, b.end), r.config.Betas[1], r.weight, r.gradScale,
-				o.parameters[b.tensor].Grad[b.begin:b.end])
-		}
+// updateHessian updates the Hessian's estimate from gradients over a number of drawn targets.
+func (r *sophiaG) updateHessian(o *Optimizer, gradScale float64, targets int64) {
+	u := xpu.AverageSquares{
+		Decay: r.config.Betas[1], Rest: (1 - r.config.Betas[1]) * (float64(targets) / float64(r.targets)),
+		GradScale: gradScale,
+	}.Update()
+	for _, d := range o.onDevice {
+		o.device.Update(u, d.moments, nil, nil)
 	}
-	r.gradScale, r.weight = gradScale, (1-r.config.Betas[1])*(float64(targets)/float64(r.targets))
-	if err := o.device.ToHost(ctx, o.grads...); err != nil {
-		return err
-	}
-	o.device.Parallel(len(o.blocks), r.curvatureOne)
-	return nil
 }

@@ -331,19 +331,24 @@ func CheckChecksums(stretches [][]float32, sums []uint64) (blocks int) {
 	return blocks
 }
 
-// CheckAdamW panics unless the arguments of [Layers.AdamW] are valid, and returns the number of
+// CheckUpdate panics unless the arguments of [Layers.Update] are valid, and returns the number of
 // blocks.
-func CheckAdamW(stretches []Moments, before, change []float64) (blocks int) {
+func CheckUpdate(u Update, stretches []Moments, before, change []float64) (blocks int) {
 	for i, s := range stretches {
-		if n := len(s.Weight); len(s.Grad) != n || len(s.M) != n || len(s.V) != n {
-			panic(fmt.Sprintf("xpu: AdamW: stretch %d has %d weights, %d gradients, and %d and %d moments", i, n,
-				len(s.Grad), len(s.M), len(s.V)))
+		n := len(s.Weight)
+		second := n
+		if u.States == 1 {
+			second = 0
+		}
+		if len(s.Grad) != n || len(s.M) != n || len(s.V) != second {
+			panic(fmt.Sprintf("xpu: Update: stretch %d has %d weights, %d gradients, and %d and %d elements of state, for %s",
+				i, n, len(s.Grad), len(s.M), len(s.V), u.Rule))
 		}
 		blocks += (len(s.Weight) + BlockSize - 1) / BlockSize
 	}
 	if len(before) > 0 || len(change) > 0 {
-		need("AdamW", "before", len(before), blocks)
-		need("AdamW", "change", len(change), blocks)
+		need("Update", "before", len(before), blocks)
+		need("Update", "change", len(change), blocks)
 	}
 	return blocks
 }

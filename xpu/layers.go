@@ -118,10 +118,10 @@ type Layers interface {
 	// blocks of SumSquares. Every device computes the same bits.
 	Checksums(stretches [][]float32, sums []uint64)
 
-	// AdamW updates weights and moments. before and change are host results, or both empty. For
-	// each block, with the blocks of SumSquares, before is the sum of squares of the weights before
-	// the update, and change the sum of squares of the change.
-	AdamW(rule AdamW, stretches []Moments, before, change []float64)
+	// Update updates weights and optimizer state, and may change gradients. before and change are
+	// host results, or both empty. For each block, with the blocks of SumSquares, before is the sum
+	// of squares of the weights before the update, and change the sum of squares of the change.
+	Update(u Update, stretches []Moments, before, change []float64)
 }
 
 // BlockSize is the number of elements of a block for SumSquares. The blocks of a stretch, and
@@ -255,21 +255,3 @@ type CrossEntropy struct {
 	Seed   uint64
 	First  uint64
 }
-
-// AdamW is an update by AdamW. With g the gradient times GradScale, t = Step from 1, m̂ =
-// m/(1-β₁ᵗ), v̂ = v/(1-β₂ᵗ):
-//
-//	p ← p·(1 - LearningRate·WeightDecay); m ← β₁m + (1-β₁)g; v ← β₂v + (1-β₂)g²; p ← p - LearningRate·m̂/(√v̂ + Epsilon)
-//
-// and then p ← p·(1 - DecayAfter). Loshchilov and Hutter 2019 (arXiv 1711.05101), in the order of
-// torch.optim.AdamW.
-type AdamW struct {
-	LearningRate, Beta1, Beta2, Epsilon, WeightDecay float64
-	Step                                             int64
-	GradScale                                        float64
-	// fraction of the weights removed after the update; LearningRate·WeightDecay is removed before
-	DecayAfter float64
-}
-
-// Moments are a range of weights with its gradients and AdamW state, all of the same length.
-type Moments struct{ Weight, Grad, M, V []float32 }

@@ -311,8 +311,8 @@ func (d *Device) Checksums(stretches [][]float32, sums []uint64) {
 	d.later(func() { copy(sums, brought) })
 }
 
-// AdamW updates weights and moments; see [xpu.Layers].
-func (d *Device) AdamW(rule xpu.AdamW, stretches []xpu.Moments, before, change []float64) {
+// Update updates weights and optimizer state; see [xpu.Layers].
+func (d *Device) Update(u xpu.Update, stretches []xpu.Moments, before, change []float64) {
 	inside := make([]xpu.Moments, len(stretches))
 	for i, s := range stretches {
 		inside[i] = xpu.Moments{Weight: d.floats(s.Weight), Grad: d.floats(s.Grad), M: d.floats(s.M), V: d.floats(s.V)}
@@ -320,11 +320,11 @@ func (d *Device) AdamW(rule xpu.AdamW, stretches []xpu.Moments, before, change [
 	before, computedBefore := d.result(before)
 	change, computedChange := d.result(change)
 	if d.works() {
-		d.inner.AdamW(rule, inside, before, change)
+		d.inner.Update(u, inside, before, change)
 	}
 	computedBefore()
 	computedChange()
 	for _, s := range stretches {
-		poison(s.Weight, s.M, s.V)
+		poison(s.Weight, s.Grad, s.M, s.V)
 	}
 }

@@ -46,11 +46,10 @@ func (h *Host) Checksums(stretches [][]float32, sums []uint64) {
 	})
 }
 
-// AdamW updates weights and moments; see [xpu.Layers].
-func (h *Host) AdamW(rule xpu.AdamW, stretches []xpu.Moments, before, change []float64) {
-	n := xpu.CheckAdamW(stretches, before, change)
-	t := h.begin(operands{moments: stretches, results: before, change: change, rule: adamwConstants(rule),
-		keep: float32(1 - rule.DecayAfter)})
+// Update updates weights and optimizer state; see [xpu.Layers].
+func (h *Host) Update(u xpu.Update, stretches []xpu.Moments, before, change []float64) {
+	n := xpu.CheckUpdate(u, stretches, before, change)
+	t := h.begin(operands{moments: stretches, results: before, change: change, update: u})
 	defer t.end()
 	t.blocks = t.blocks[:0]
 	for i, s := range stretches {
@@ -60,7 +59,7 @@ func (h *Host) AdamW(rule xpu.AdamW, stretches []xpu.Moments, before, change []f
 		b := t.blocks[i]
 		s := &t.moments[b.stretch]
 		if len(t.results) == 0 {
-			t.adamw(s, b.begin, b.end)
+			updateRange(&t.update, s, b.begin, b.end)
 			return
 		}
 		var old [measureSize]float32
@@ -70,7 +69,7 @@ func (h *Host) AdamW(rule xpu.AdamW, stretches []xpu.Moments, before, change []f
 			weight := s.Weight[begin:end]
 			kept := old[:copy(old[:], weight)]
 			before += SumSquares(kept)
-			t.adamw(s, begin, end)
+			updateRange(&t.update, s, begin, end)
 			AddScaled(kept, weight, -1, kept)
 			change += SumSquares(kept)
 		}
@@ -78,10 +77,14 @@ func (h *Host) AdamW(rule xpu.AdamW, stretches []xpu.Moments, before, change []f
 	})
 }
 
-// adamw updates the elements from begin to end.
-func (t *task) adamw(s *xpu.Moments, begin, end int) {
-	update(adamwUpdate, s.Weight[begin:end], s.Grad[begin:end], s.M[begin:end], s.V[begin:end], &t.rule)
-	if t.keep != 1 {
-		Scale(s.Weight[begin:end], t.keep)
+// updateRange updates the elements from begin to end.
+func updateRange(u *xpu.Update, s *xpu.Moments, begin, end int) {
+	v := s.V
+	if len(v) > 0 {
+		v = v[begin:end]
+	}
+	update(u, s.Weight[begin:end], s.Grad[begin:end], s.M[begin:end], v)
+	if u.Keep != 1 {
+		Scale(s.Weight[begin:end], u.Keep)
 	}
 }

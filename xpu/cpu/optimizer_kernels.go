@@ -14,6 +14,17 @@ const (
 	averageSquaresUpdate
 )
 
+var updateKernels = map[string]updateKernel{
+	"adamw":          adamwUpdate,
+	"lion":           lionUpdate,
+	"sophia":         sophiaUpdate,
+	"adopt":          adoptUpdate,
+	"lamb":           lambUpdate,
+	"muon":           muonUpdate,
+	"scheduleFree":   scheduleFreeUpdate,
+	"averageSquares": averageSquaresUpdate,
+}
+
 func updateGo(which updateKernel, w, grad, a, b []float32, k *updateConstants) {
 	grad, a, b = grad[:len(w)], a[:len(w)], b[:len(w)]
 	switch which {
@@ -199,11 +210,11 @@ func scheduleFreeGo(w, grad, a, b []float32, k *updateConstants) {
 func averageSquaresGo(w, grad, a, b []float32, k *updateConstants) {
 	for i := range w {
 		r0 := float32(grad[i] * k[0])
-		r1 := a[i]
+		r1 := b[i]
 		r2 := float32(r0 * r0)
 		r2 = float32(r2 * k[2])
 		r2 = float32(r1*k[1]) + r2
 		r2 = normal(r2)
-		a[i] = r2
+		b[i] = r2
 	}
 }

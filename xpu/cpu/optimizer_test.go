@@ -30,7 +30,7 @@ var updateCases = []updateCase{
 		return [4]float64{w*(1-1e-3) - 1e-2*m/(1-0.729)/(math.Sqrt(v/(1-0.99*0.99*0.99))+1e-6), g, m, v}
 	}},
 	{"lion", func(w, grad, a, _ []float32) {
-		Lion{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.99, WeightDecay: 0.1, GradScale: updateScale}.Update(w, grad, a)
+		Update(xpu.Lion{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.99, WeightDecay: 0.1, GradScale: updateScale}.Update(), w, grad, a, nil)
 	}, func(w, g, m, b float64) [4]float64 {
 		sign := 0.0
 		if u := 0.9*m + 0.1*g; u != 0 {
@@ -39,57 +39,56 @@ var updateCases = []updateCase{
 		return [4]float64{w*(1-1e-3) - 1e-2*sign, g, 0.99*m + 0.01*g, b}
 	}},
 	{"sophia", func(w, grad, a, b []float32) {
-		Sophia{LearningRate: 1e-2, Beta1: 0.965, Curvature: 3, WeightDecay: 0.1, GradScale: updateScale}.Update(w, grad,
-			a, b)
+		Update(xpu.Sophia{LearningRate: 1e-2, Beta1: 0.965, Curvature: 3, WeightDecay: 0.1, GradScale: updateScale}.Update(),
+			w, grad, a, b)
 	}, func(w, g, m, h float64) [4]float64 {
 		m = 0.965*m + 0.035*g
 		return [4]float64{w*(1-1e-3) - 1e-2*max(-1, min(1, m/(3*h+1e-15))), g, m, h}
 	}},
 	{"adopt", func(w, grad, a, b []float32) {
-		ADOPT{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-6, Clip: 1.5, WeightDecay: 0.1,
-			GradScale: updateScale}.Update(w, grad, a, b)
+		Update(xpu.ADOPT{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-6, Clip: 1.5, WeightDecay: 0.1,
+			GradScale: updateScale}.Update(), w, grad, a, b)
 	}, func(w, g, m, v float64) [4]float64 {
 		m = 0.9*m + 0.1*max(-1.5, min(1.5, g/max(math.Sqrt(v), 1e-6)))
 		return [4]float64{w*(1-1e-3) - 1e-2*m, g, m, 0.99*v + 0.01*g*g}
 	}},
 	{"lamb", func(w, grad, a, b []float32) {
-		Lamb{Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-6, WeightDecay: 0.1, Step: 3, GradScale: updateScale}.Update(w, grad,
-			a, b)
+		Update(xpu.Lamb{Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-6, WeightDecay: 0.1, Step: 3, GradScale: updateScale}.Update(),
+			w, grad, a, b)
 	}, func(w, g, m, v float64) [4]float64 {
 		m, v = 0.9*m+0.1*g, 0.99*v+0.01*g*g
 		return [4]float64{w, m/(1-0.729)/(math.Sqrt(v/(1-0.99*0.99*0.99))+1e-6) + 0.1*w, m, v}
 	}},
-	{"muon", func(_, grad, a, _ []float32) {
-		Muon{Momentum: 0.95, Nesterov: true, GradScale: updateScale}.Update(grad, a)
+	{"muon", func(w, grad, a, _ []float32) {
+		Update(xpu.Muon{Momentum: 0.95, Nesterov: true, GradScale: updateScale}.Update(), w, grad, a, nil)
 	}, func(w, g, m, b float64) [4]float64 {
 		m = 0.95*m + 0.05*g
 		return [4]float64{w, 0.95*m + 0.05*g, m, b}
 	}},
-	{"muon without nesterov", func(_, grad, a, _ []float32) {
-		Muon{Momentum: 0.95, GradScale: updateScale}.Update(grad, a)
+	{"muon without nesterov", func(w, grad, a, _ []float32) {
+		Update(xpu.Muon{Momentum: 0.95, GradScale: updateScale}.Update(), w, grad, a, nil)
 	}, func(w, g, m, b float64) [4]float64 {
 		m = 0.95*m + 0.05*g
 		return [4]float64{w, m, m, b}
 	}},
 	{"schedule-free", func(w, grad, a, b []float32) {
-		ScheduleFreeAdamW{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-8, WeightDecay: 0.1, Step: 3,
-			Share: 0.3, GradScale: updateScale}.Update(w, grad, a, b)
+		Update(xpu.ScheduleFreeAdamW{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-8, WeightDecay: 0.1, Step: 3,
+			Share: 0.3, GradScale: updateScale}.Update(), w, grad, a, b)
 	}, func(y, g, z, v float64) [4]float64 {
 		v = 0.99*v + 0.01*g*g
 		u := g/(math.Sqrt(v/(1-0.99*0.99*0.99))+1e-8) + 0.1*y
 		return [4]float64{y + 0.3*(z-y) + 1e-2*(0.9*0.7-1)*u, g, z - 1e-2*u, v}
 	}},
-	{"average of squares", func(_, grad, a, _ []float32) {
-		AverageSquares(a, 0.99, 0.02, updateScale, grad)
-	}, func(w, g, v, b float64) [4]float64 {
-		return [4]float64{w, g, 0.99*v + 0.02*g*g, b}
+	{"average of squares", func(w, grad, a, b []float32) {
+		Update(xpu.AverageSquares{Decay: 0.99, Rest: 0.02, GradScale: updateScale}.Update(), w, grad, a, b)
+	}, func(w, g, m, v float64) [4]float64 {
+		return [4]float64{w, g, m, 0.99*v + 0.02*g*g}
 	}},
 }
 
-// updateAdamW is the kernel of [Host.AdamW] on this goroutine.
+// updateAdamW is a step of AdamW on this goroutine.
 func updateAdamW(o xpu.AdamW, w, grad, m, v []float32) {
-	rule := adamwConstants(o)
-	update(adamwUpdate, w, grad, m, v, &rule)
+	Update(o.Update(), w, grad, m, v)
 }
 
 // updateData is four vectors for an update: weights, gradient, momentum and second moment. One

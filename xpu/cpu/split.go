@@ -40,8 +40,7 @@ type operands struct {
 	attention       xpu.Attention
 	routing         xpu.Routing
 	crossEntropy    xpu.CrossEntropy
-	rule            updateConstants
-	keep            float32
+	update          xpu.Update
 	stretches       [][]float32
 	moments         []xpu.Moments
 }

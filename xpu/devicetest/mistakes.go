@@ -142,8 +142,8 @@ func mistakesFamily(t *testing.T, d xpu.Device, _ float64) {
 			run: func(o operands) { d.SumSquares(o.x, o.host[0]) }},
 		{name: "Checksums", floats: []int{4, 4}, fixed: 2, wrong: true,
 			run: func(o operands) { d.Checksums(o.x, make([]uint64, 1)) }},
-		{name: "AdamW", floats: []int{4, 4, 4, 4, 4, 4, 4, 4}, host: []int{2, 2}, run: func(o operands) {
-			d.AdamW(xpu.AdamW{Step: 1}, []xpu.Moments{{Weight: o.x[0], Grad: o.x[1], M: o.x[2], V: o.x[3]},
+		{name: "Update", floats: []int{4, 4, 4, 4, 4, 4, 4, 4}, host: []int{2, 2}, run: func(o operands) {
+			d.Update(xpu.AdamW{Step: 1}.Update(), []xpu.Moments{{Weight: o.x[0], Grad: o.x[1], M: o.x[2], V: o.x[3]},
 				{Weight: o.x[4], Grad: o.x[5], M: o.x[6], V: o.x[7]}}, o.host[0], o.host[1])
 		}},
 	} {

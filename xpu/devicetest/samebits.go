@@ -299,9 +299,9 @@ func (s step) update(r *recorder) {
 	r.d.SumSquares(gradients, sums)
 	rule := xpu.AdamW{LearningRate: 0.01, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, WeightDecay: 0.1, Step: 3,
 		GradScale: 0.7}
-	r.d.AdamW(rule, stretches, before, change)
+	r.d.Update(rule.Update(), stretches, before, change)
 	rule.DecayAfter, rule.WeightDecay = 0.01, 0
-	r.d.AdamW(rule, stretches, nil, nil)
+	r.d.Update(rule.Update(), stretches, nil, nil)
 	r.keepHost("SumSquares, AdamW", sums, before, change)
 	for _, m := range stretches {
 		r.keep("AdamW", m.Weight, m.M, m.V)

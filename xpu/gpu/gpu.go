@@ -159,6 +159,9 @@ type program struct {
 
 var kernelName = regexp.MustCompile(`\bkernel\b[^{};]*?\bvoid\s+(\w+)\s*\(`)
 
+// includeLine includes another kernel file.
+var includeLine = regexp.MustCompile(`(?m)^#include "(\w+\.cl)"$`)
+
 // programs returns the sources for a device of this shape.
 func (d *Device) programs() []program {
 	entries, err := texts.ReadDir(".")
@@ -168,7 +171,9 @@ func (d *Device) programs() []program {
 	var all []program
 	for _, e := range entries {
 		if name := e.Name(); name != baseFile && !strings.HasPrefix(name, matrixPrefix) {
-			all = append(all, d.program(name, ""))
+			if p := d.program(name, ""); len(p.kernels) > 0 { // else a file that others include
+				all = append(all, p)
+			}
 		}
 	}
 	if d.matrixLanes() > 0 {
@@ -200,7 +205,16 @@ func (d *Device) program(file, options string) program {
 			all = append(all, more)
 		}
 	}
-	p := program{source: opencl.Source{Name: file, Text: fmt.Sprintf("%s#line 1 %q\n%s", base, file, text),
+	included := includeLine.ReplaceAllFunc(text, func(line []byte) []byte {
+		name := string(includeLine.FindSubmatch(line)[1])
+		part, err := texts.ReadFile(name)
+		if err != nil {
+			panic(err) // the files are embedded
+		}
+		after := bytes.Count(text[:bytes.Index(text, line)], []byte("\n")) + 2
+		return fmt.Appendf(nil, "#line 1 %q\n%s#line %d %q", name, part, after, file)
+	})
+	p := program{source: opencl.Source{Name: file, Text: fmt.Sprintf("%s#line 1 %q\n%s", base, file, included),
 		Options: strings.Join(all, " ")}}
 	for _, match := range kernelName.FindAllSubmatch(text, -1) {
 		if name := string(match[1]); !slices.Contains(p.kernels, name) { // a kernel may appear once for each shape

@@ -98,9 +98,9 @@ func (d *Device) Checksums(stretches [][]float32, sums []uint64) {
 	}
 }
 
-// AdamW updates weights and moments; see [xpu.Layers].
-func (d *Device) AdamW(rule xpu.AdamW, stretches []xpu.Moments, before, change []float64) {
-	xpu.CheckAdamW(stretches, before, change)
+// Update updates weights and optimizer state; see [xpu.Layers].
+func (d *Device) Update(u xpu.Update, stretches []xpu.Moments, before, change []float64) {
+	xpu.CheckUpdate(u, stretches, before, change)
 	c := d.begin()
 	defer c.end()
 	var s squareSums
@@ -113,16 +113,15 @@ func (d *Device) AdamW(rule xpu.AdamW, stretches []xpu.Moments, before, change [
 	}
 	resultBefore := c.result(s.words(), func(words []uint32) { s.give(before, words) })
 	resultChange := c.result(s.words(), func(words []uint32) { s.give(change, words) })
-	t := float64(rule.Step)
-	rate, root := rule.LearningRate/(1-math.Pow(rule.Beta1, t)), 1/math.Sqrt(1-math.Pow(rule.Beta2, t))
 	for _, x := range stretches {
 		n := over(len(x.Weight), length)
-		c.launch("adamw", c.rows(n), c.writes(x.Weight), c.reads(x.Grad), c.writes(x.M), c.writes(x.V), resultBefore,
-			resultChange,
-			long(len(x.Weight)), integer(length), number(rule.GradScale), number(rule.Beta1), number(1-rule.Beta1),
-			number(rule.Beta2), number(1-rule.Beta2),
-			number(1-rule.LearningRate*rule.WeightDecay), number(rate), number(rule.Epsilon), number(root),
-			number(1-rule.DecayAfter))
+		args := [8 + xpu.UpdateConstants + 1]argument{c.writes(x.Weight), c.writes(x.Grad), c.writes(x.M), c.writes(x.V),
+			resultBefore, resultChange, long(len(x.Weight)), integer(length)}
+		for i, k := range u.Constants {
+			args[8+i] = number(float64(k))
+		}
+		args[8+xpu.UpdateConstants] = number(float64(u.Keep))
+		c.launch("update_"+u.Rule, c.rows(n), args[:]...)
 		if len(before) > 0 {
 			resultBefore, resultChange = resultBefore.plus(3*n), resultChange.plus(3*n)
 		}

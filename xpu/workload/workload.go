@@ -244,8 +244,8 @@ func Commands(ctx context.Context, d xpu.Device, rows int) ([]Command, error) {
 	give("SumSquares", len(up), 0, func() { d.SumSquares(stretches, sums) })
 	checksums := make([]uint64, len(sums))
 	give("Checksums", len(up), 0, func() { d.Checksums(stretches, checksums) })
-	rule := xpu.AdamW{LearningRate: 1e-3, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, Step: 9, GradScale: 1}
-	give("AdamW", 7*len(up), 0, func() { d.AdamW(rule, moments, nil, nil) })
+	rule := xpu.AdamW{LearningRate: 1e-3, Beta1: 0.9, Beta2: 0.95, Epsilon: 1e-8, Step: 9, GradScale: 1}.Update()
+	give("AdamW", 7*len(up), 0, func() { d.Update(rule, moments, nil, nil) })
 	if m.err != nil {
 		return nil, fmt.Errorf("workload of %d tokens: %w", tokens, m.err)
 	}

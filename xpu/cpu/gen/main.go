@@ -1,5 +1,5 @@
-// Gen generates the assembly of package cpu, and the Go forms of optimizer updates. The same
-// functions write all instruction sets, because all must compute the same bits.
+// Gen generates the assembly of package cpu, and the Go and OpenCL forms of optimizer updates. The
+// same functions write all instruction sets, because all must compute the same bits.
 //
 //	go generate ./xpu/cpu
 package main
@@ -11,13 +11,14 @@ import (
 	"os"
 )
 
-// files are the generated files.
+// files are the generated files, relative to xpu/cpu.
 var files = map[string]func() []byte{
 	"optimizer_amd64.go":   updateDispatch,
 	"optimizer_amd64.s":    updateAssembly,
 	"optimizer_kernels.go": updateGo,
 	"product_amd64.s":      productAssembly,
 	"vector_amd64.s":       vectorAssembly,
+	"../gpu/updates.cl":    updateOpenCL,
 }
 
 func main() {

@@ -5,14 +5,15 @@ import (
 	"fmt"
 	"go/format"
 	"log"
+	"strings"
 )
 
-// updates are the optimizer updates that treat each element by itself, by name. This table is the
-// only definition of their arithmetic: the generator writes the Go, AVX2 and AVX-512 forms. A new
-// update is an entry here, and a type in xpu/cpu/optimizer.go that computes its constants.
+// updates are the optimizer updates that treat each element separately, by name. This table is the
+// only definition of their arithmetic: the generator writes the Go, AVX2, AVX-512 and OpenCL forms. A
+// new update is an entry here, and a type in xpu/updates.go that computes its constants.
 //
 // An update reads and writes the vectors of an element through registers 0 to 5. Constant i of
-// updateConstants is k(i).
+// [xpu.Update] is k(i).
 var updates = []struct {
 	name string
 	body func(e emitter)
@@ -101,9 +102,9 @@ var updates = []struct {
 	{"averageSquares", func(e emitter) {
 		const g, v, next = register(0), register(1), register(2)
 		e.gradient(g)
-		e.load(v, first)
+		e.load(v, second)
 		averageSquare(e, next, g, v, 1, 2)
-		e.store(next, first)
+		e.store(next, second)
 	}},
 }
 
@@ -320,7 +321,11 @@ func updateGo() []byte {
 		}
 		s.i("%sUpdate%s", update.name, kind)
 	}
-	s.WriteString(")\n\nfunc updateGo(which updateKernel, w, grad, a, b []float32, k *updateConstants) {\n" +
+	s.WriteString(")\n\nvar updateKernels = map[string]updateKernel{\n")
+	for _, update := range updates {
+		s.i("%q: %sUpdate,", update.name, update.name)
+	}
+	s.WriteString("}\n\nfunc updateGo(which updateKernel, w, grad, a, b []float32, k *updateConstants) {\n" +
 		"\tgrad, a, b = grad[:len(w)], a[:len(w)], b[:len(w)]\n\tswitch which {\n")
 	for _, update := range updates {
 		s.i("case %sUpdate:", update.name)
@@ -328,7 +333,7 @@ func updateGo() []byte {
 	}
 	s.WriteString("\t}\n}\n")
 	for _, update := range updates {
-		body := &goText{source: new(source)}
+		body := &text{language: goLanguage}
 		update.body(body)
 		fmt.Fprintf(s, "\nfunc %sGo(w, grad, a, b []float32, k *updateConstants) {\n\tfor i := range w {\n%s\t}\n}\n",
 			update.name, body.Bytes())
@@ -336,65 +341,169 @@ func updateGo() []byte {
 	return formatted(s.Bytes())
 }
 
-// goText writes an update of one element in Go. A product is converted to float32, because the
-// compiler may otherwise fuse it with an addition.
-type goText struct {
-	*source
-	set [6]bool // registers that have a value
+// A language is how a text emitter writes the operations of an update: formats with the operands in
+// the order of the emitter's methods, results first.
+type language struct {
+	declare, assign string // of a register: its name, the value
+	constant        string // its number
+	vectors         [4]string
+	product         string // rounded
+	load            string
+	store           []string // the vector, the register
+	old, next       string   // variables for the weight before and after the update; empty: it is in memory
+	sqrt, min, max  string
 }
 
-func (e *goText) name(x operand) string {
+// goLanguage is Go, for one element. A product is converted to float32, because the compiler may
+// otherwise fuse it with an addition.
+var goLanguage = language{
+	declare: "%s := %s\n", assign: "%s = %s\n", constant: "k[%d]",
+	vectors: [4]string{weight: "w[i]", gradient: "grad[i]", first: "a[i]", second: "b[i]"},
+	product: "float32(%s * %s)", load: "%s",
+	store: []string{"%[2]s = normal(%[2]s)\n", "%[1]s = %[2]s\n"},
+	sqrt:  "squareRoot(%s)", min: "atMost(%s, %s)", max: "atLeast(%s, %s)",
+}
+
+// openCL is OpenCL C, for the lanes of a work-item. base.cl turns the fusing of products off.
+var openCL = language{
+	declare: "\t\t\tlanes %s = %s;\n", assign: "\t\t\t%s = %s;\n", constant: "k%d",
+	vectors: [4]string{weight: "weight", gradient: "grad", first: "m", second: "v"},
+	product: "%s * %s", load: "load_lanes(%s, k, end, 0)",
+	store: []string{"\t\t\tstore_lanes(%[1]s, k, end, %[2]s);\n"}, old: "old", next: "next",
+	sqrt: "sqrt(%s)", min: "at_most(%s, %s)", max: "at_least(%s, %s)",
+}
+
+// text writes an update in a programming language.
+type text struct {
+	bytes.Buffer
+	language
+	set  [6]bool // registers that have a value
+	uses [4]bool // vectors
+}
+
+func (e *text) name(x operand) string {
 	if c, ok := x.(k); ok {
-		return fmt.Sprintf("k[%d]", c)
+		return fmt.Sprintf(e.constant, int(c))
 	}
-	return fmt.Sprintf("r%d", x.(register))
+	return fmt.Sprintf("r%d", int(x.(register)))
 }
 
-func (e *goText) assign(dst register, format string, args ...any) {
-	operator := "="
+func (e *text) memory(v vector) string {
+	e.uses[v] = true
+	return e.vectors[v]
+}
+
+func (e *text) let(dst register, value string) {
+	form := e.assign
 	if !e.set[dst] {
-		operator, e.set[dst] = ":=", true
+		form, e.set[dst] = e.declare, true
 	}
-	e.i("%s %s "+format, append([]any{e.name(dst), operator}, args...)...)
+	fmt.Fprintf(e, form, e.name(dst), value)
 }
 
-func (e *goText) memory(v vector) string {
-	return [...]string{weight: "w[i]", gradient: "grad[i]", first: "a[i]", second: "b[i]"}[v]
+func (e *text) times(a, b string) string { return fmt.Sprintf(e.product, a, b) }
+
+func (e *text) gradient(dst register) {
+	e.let(dst, e.times(fmt.Sprintf(e.language.load, e.memory(gradient)), e.name(k(0))))
 }
 
-func (e *goText) gradient(dst register) { e.assign(dst, "float32(%s * k[0])", e.memory(gradient)) }
-
-func (e *goText) load(dst register, from vector) { e.assign(dst, "%s", e.memory(from)) }
-
-func (e *goText) store(src register, to vector) {
-	e.assign(src, "normal(%s)", e.name(src))
-	e.i("%s = %s", e.memory(to), e.name(src))
+func (e *text) load(dst register, from vector) {
+	if from == weight && e.old != "" {
+		e.let(dst, e.old)
+		return
+	}
+	e.let(dst, fmt.Sprintf(e.language.load, e.memory(from)))
 }
 
-func (e *goText) mul(dst register, a, b operand) {
-	e.assign(dst, "float32(%s * %s)", e.name(a), e.name(b))
+func (e *text) store(src register, to vector) {
+	if to == weight && e.next != "" {
+		fmt.Fprintf(e, e.assign, e.next, e.name(src))
+		return
+	}
+	for _, form := range e.language.store {
+		fmt.Fprintf(e, form, e.memory(to), e.name(src))
+	}
 }
 
-func (e *goText) div(dst register, a, b operand) { e.assign(dst, "%s / %s", e.name(a), e.name(b)) }
-func (e *goText) sub(dst register, a, b operand) { e.assign(dst, "%s - %s", e.name(a), e.name(b)) }
+func (e *text) mul(dst register, a, b operand) { e.let(dst, e.times(e.name(a), e.name(b))) }
+func (e *text) div(dst register, a, b operand) { e.let(dst, e.name(a)+" / "+e.name(b)) }
+func (e *text) sub(dst register, a, b operand) { e.let(dst, e.name(a)+" - "+e.name(b)) }
 
-func (e *goText) mulAdd(dst register, a, b, c operand) {
-	e.assign(dst, "float32(%s * %s) + %s", e.name(a), e.name(b), e.name(c))
+func (e *text) mulAdd(dst register, a, b, c operand) {
+	e.let(dst, e.times(e.name(a), e.name(b))+" + "+e.name(c))
 }
 
-func (e *goText) mulSub(dst register, a, b, c operand) {
-	e.assign(dst, "float32(%s * %s) - %s", e.name(a), e.name(b), e.name(c))
+func (e *text) mulSub(dst register, a, b, c operand) {
+	e.let(dst, e.times(e.name(a), e.name(b))+" - "+e.name(c))
 }
 
-func (e *goText) sqrt(dst register, a operand) { e.assign(dst, "squareRoot(%s)", e.name(a)) }
+func (e *text) sqrt(dst register, a operand) { e.let(dst, fmt.Sprintf(e.language.sqrt, e.name(a))) }
 
-func (e *goText) atMost(x register, bound operand) {
-	e.assign(x, "atMost(%s, %s)", e.name(x), e.name(bound))
+func (e *text) atMost(x register, bound operand) {
+	e.let(x, fmt.Sprintf(e.min, e.name(x), e.name(bound)))
 }
 
-func (e *goText) atLeast(x register, bound operand) {
-	e.assign(x, "atLeast(%s, %s)", e.name(x), e.name(bound))
+func (e *text) atLeast(x register, bound operand) {
+	e.let(x, fmt.Sprintf(e.max, e.name(x), e.name(bound)))
 }
+
+// updateOpenCL returns updates.cl, with one kernel for each update. The operations and their order
+// are those of the Go form.
+func updateOpenCL() []byte {
+	var s bytes.Buffer
+	s.WriteString("// Code generated by xpu/cpu/gen. DO NOT EDIT.\n\n#include \"squares.cl\"\n\n" +
+		"// Updates of n weights; each group has length weights. before and change, if they are given, are\n" +
+		"// the sums of the squares of the weights and of the changes: [groups, 3].\n")
+	for _, update := range updates {
+		body := &text{language: openCL}
+		update.body(body)
+		var locate, advance []string
+		for v, used := range body.uses {
+			if name := openCL.vectors[v]; used || vector(v) == weight {
+				locate, advance = append(locate, "LOCATE("+name+")"), append(advance, name+" += begin")
+			}
+		}
+		fmt.Fprintf(&s, updateKernelText, update.name, strings.Join(locate, ", "), strings.Join(advance, ", "),
+			body.Bytes())
+	}
+	return s.Bytes()
+}
+
+const updateKernelText = `
+kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
+void update_%s(MEMORY(float, weight), MEMORY(float, grad), MEMORY(float, m), MEMORY(float, v),
+	MEMORY(float, before), MEMORY(float, change), const long n, const int length,
+	const float k0, const float k1, const float k2, const float k3, const float k4,
+	const float k5, const float k6, const float k7, const float k8, const float k9, const float keep)
+{
+	%s;
+	local float part[GROUP];
+	const long begin = (long)length * get_group_id(0);
+	const int end = min((long)length, n - begin);
+	%s;
+	squares allBefore = {0, 0, 0}, allChange = {0, 0, 0};
+	for (int i = LANES * ITEM; i < end; i += AT_A_TIME) {
+		squares someBefore = {0, 0, 0}, someChange = {0, 0, 0};
+		for (int k = i; k < min(end, i + AT_A_TIME); k += LANES * GROUP) {
+			const lanes old = load_lanes(weight, k, end, 0);
+			lanes next = old;
+%s			next *= keep;
+			store_lanes(weight, k, end, next);
+			if (GIVEN(before)) {
+				add_square(&someBefore, old);
+				add_square(&someChange, next - old);
+			}
+		}
+		add_squares(&allBefore, someBefore);
+		add_squares(&allChange, someChange);
+	}
+	if (GIVEN(before)) {
+		LOCATE(before), LOCATE(change);
+		store_squares(before + 3 * get_group_id(0), allBefore, part);
+		store_squares(change + 3 * get_group_id(0), allChange, part);
+	}
+}
+`
 
 // updateDispatch returns optimizer_amd64.go, which calls the assembly by name: see vectorSet.
 func updateDispatch() []byte {
