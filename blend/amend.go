@@ -321,7 +321,8 @@ func (a *Amendment) validate(parent *Plan) error {
 					strictyaml.DidYouMean(name, known))
 			}
 			if weights[name].sign() == 0 {
-				return a.file.Errorf(at, "the weight of %q is missing or zero; to pause a source, omit it from the weights",
+				return a.file.Errorf(at, "the weight of %q is missing or zero; to pause a source, omit it from the "+
+					"weights",
 					name)
 			}
 		}

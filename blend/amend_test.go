@@ -386,7 +386,8 @@ func TestAmendRefuses(t *testing.T) {
 		"stage samples":     {p, 200, "stages: [{weights: {web: 1}}]", nil, "has no samples"},
 		"stages and length": {p, 200, "samples: 300\nstages: [{samples: 99, weights: {web: 1}}]", nil, "add up to 299"},
 		"nothing left":      {p, 400, "weights: {web: 1}", nil, "no samples remain"},
-		"a weight":          {p, 200, "sources: [{name: web, weight: 2, shards: [part-3]}]", nil, "weights of all sources in `weights`"},
+		"a weight": {p, 200, "sources: [{name: web, weight: 2, shards: [part-3]}]", nil,
+			"weights of all sources in `weights`"},
 		"a source twice": {p, 200, "sources: [{name: web, shards: [part-3]}, {name: web, shards: [part-4]}]", nil,
 			"two entries"},
 		"no shards":   {p, 200, "sources: [{name: wki}]", nil, `did you mean "wiki"`},
@@ -405,7 +406,8 @@ func TestAmendRefuses(t *testing.T) {
 		"all held out":    {p, 200, "sources: [{name: web, shards: [one]}]", nil, "all 1 windows"},
 		"too many epochs": {p, 200, "samples: 40000", nil, "samples would fit"},
 		"epochs before": {p, 200, "sources: [{name: web, max_epochs: 0.5}]", nil,
-			"no plan with these weights would fit; lower the weights of these sources, raise max_epochs, or add data; samples drawn before position 200 cannot change"},
+			"no plan with these weights would fit; lower the weights of these sources, raise max_epochs, or add " +
+				"data; samples drawn before position 200 cannot change"},
 		"backwards": {grown, 200, "sources: [{name: web, shards: [part-4]}]", nil,
 			"already grows at its sample 180"},
 		"skips before": {p, 200, "", []Range{{100, 210}}, "starts before position 200"},
@@ -573,9 +575,11 @@ func TestDiffOfGrowths(t *testing.T) {
 		if g.Shards == 1 {
 			size = fmt.Sprintf("1 shard of %d windows", windows[k])
 		}
-		want = append(want, fmt.Sprintf("%d source web has %s more from its sample %d on (%d for validation)", first, size,
+		want = append(want, fmt.Sprintf("%d source web has %s more from its sample %d on (%d for "+
+			"validation)", first, size,
 			g.Sample, g.Validation))
-		back = append(back, fmt.Sprintf("%d source web has %s less from its sample %d on (%d for validation)", first, size,
+		back = append(back, fmt.Sprintf("%d source web has %s less from its sample %d on (%d for "+
+			"validation)", first, size,
 			g.Sample, g.Validation))
 	}
 	slices.Sort(want)
@@ -691,7 +695,8 @@ func TestSubtract(t *testing.T) {
 func TestOneOrderHoweverAmended(t *testing.T) {
 	c := living(t)
 	p := c.amend(c.seal(livingBlend), 150,
-		"samples: 640\nsources: [{name: web, shards: [part-3]}, {name: code, shards: [part-5]}]\nweights: {web: 2, wiki: 1, code: 1}")
+		"samples: 640\nsources: [{name: web, shards: [part-3]}, {name: code, shards: [part-5]}]\nweights: {web: 2, "+
+			"wiki: 1, code: 1}")
 	p = c.amend(p, 160, "sources: [{name: web, shards: [part-4]}]", Range{300, 331})
 	d, err := Open(t.Context(), p, OpenOptions{})
 	if err != nil {
@@ -732,7 +737,8 @@ func TestAmendKeepsFingerprints(t *testing.T) {
 func FuzzParseAmendment(f *testing.F) {
 	c := living(f)
 	p := c.seal(livingBlend)
-	f.Add([]byte("samples: 640\nsources:\n  - {name: web, shards: ['part-[34]'], max_epochs: 30}\n  - {name: code, shards: [part-5]}\nweights: {web: 0.5, code: 1/4}\n"), int64(200))
+	f.Add([]byte("samples: 640\nsources:\n  - {name: web, shards: ['part-[34]'], max_epochs: 30}\n  - {name: code, "+
+		"shards: [part-5]}\nweights: {web: 0.5, code: 1/4}\n"), int64(200))
 	f.Add([]byte("stages: [{samples: 100, weights: {wiki: 1}}, {samples: rest, weights: {wiki: 1, web: 1}}]"),
 		int64(399))
 	f.Add([]byte("sources: &a [*a]\n"), int64(0))
@@ -771,7 +777,8 @@ func TestCursorOfAmendedPlan(t *testing.T) {
 		position int64
 		want     string
 	}{
-		{p, p, 400, ""}, {q, p, 200, ""}, {q, p, 201, "amends from position 200: the run has already read"}, {q, p, -1, "position -1"},
+		{p, p, 400, ""}, {q, p, 200, ""}, {q, p, 201, "amends from position 200: the run has already " +
+			"read"}, {q, p, -1, "position -1"},
 		{r, p, 120, ""}, {r, p, 121, "amends from position 120: "}, {r, q, 121, "amends from position 120: "},
 		{s, p, 120, ""}, {s, r, 300, ""}, {s, r, 301, "amends from position 300: "}, {s, q, 130,
 			"amends from position 120: "}, {s, s, 310, ""}, {s, s, 311, "has 310"},

@@ -77,9 +77,11 @@ func OpenClientLog(folder string) (*ClientLog, LogHeader, error) {
 	var header LogHeader
 	for _, s := range l.starts {
 		if s.batch != l.starts[0].batch {
-			return nil, header, fmt.Errorf("%s: the batch size changed from %d (at position %d) to %d (at position %d); "+
-				"verify the run with mula.verify of the Python client", folder, l.starts[0].batch, l.starts[0].first,
-				s.batch, s.first)
+			return nil, header,
+				fmt.Errorf("%s: the batch size changed from %d (at position %d) to %d (at position %d); "+
+					"verify the run with mula.verify of the Python client",
+					folder, l.starts[0].batch, l.starts[0].first,
+					s.batch, s.first)
 		}
 		for _, path := range s.files {
 			h, err := clientHeader(path)

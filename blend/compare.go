@@ -174,8 +174,9 @@ func Combine(ranks []*LogReader) (Steps, LogHeader, error) {
 		}
 	}
 	if len(ranks) != header.World {
-		return nil, header, fmt.Errorf("%s is from a run of %d ranks, but there are %d logs; pass the log of every rank",
-			ranks[0].name, header.World, len(ranks))
+		return nil, header,
+			fmt.Errorf("%s is from a run of %d ranks, but there are %d logs; pass the log of every rank",
+				ranks[0].name, header.World, len(ranks))
 	}
 	header.Rank, header.World = 0, 0
 	return combined(ranks), header, nil

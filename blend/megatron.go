@@ -645,7 +645,8 @@ func (p *Plan) compileMegatron() error {
 		}
 		if s.training < 0 || s.training > maxLength || s.Validation < 0 || s.Validation > maxLength ||
 			p.totals[i] < 0 || p.totals[i] > p.length-drawn {
-			return fmt.Errorf("source %q has invalid counts: %d of %d samples drawn, %d for validation", s.Name, p.totals[i],
+			return fmt.Errorf("source %q has invalid counts: %d of %d samples drawn, %d for "+
+				"validation", s.Name, p.totals[i],
 				s.training, s.Validation)
 		}
 		drawn += p.totals[i]

@@ -86,7 +86,8 @@ func runAmend(c *cli.Context) error {
 	defer p.end()
 	if batch := int64(c.Int("batch-size")); batch > 0 && a.At%batch != 0 && c.IsSet("at") {
 		before := a.At - a.At%batch
-		p.line("note: position %d is not a multiple of the batch size %d; the step at position %d mixes samples of both plans. The nearest steps start at %d and %d",
+		p.line("note: position %d is not a multiple of the batch size %d; the step at position %d mixes samples of "+
+			"both plans. The nearest steps start at %d and %d",
 			a.At, batch, before, before, before+batch)
 	}
 	if c.Bool("dry-run") {

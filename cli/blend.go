@@ -20,10 +20,12 @@ func blendCommand() *cli.Command {
 		Name:  "blend",
 		Usage: "build a plan, which fixes the order of all samples, from a blend of shards",
 		Description: "Prints sources and tokens, and the samples, epochs and repeats of each stage.\n\n" +
-			"--amend changes a plan from a position: --config adds sources and shards, changes weights and adds samples; --skip skips\n" +
+			"--amend changes a plan from a position: --config adds sources and shards, changes weights and adds " +
+			"samples; --skip skips\n" +
 			"positions. All samples before the position stay the same (docs/guides/amend.md).\n\n" +
 			"Example: mula blend --config blend.yaml --output plan.json\n" +
-			"         mula blend --amend plan.json --at 320000 --config amend.yaml --reason 'more web text' --output plan-2.json\n" +
+			"         mula blend --amend plan.json --at 320000 --config amend.yaml --reason 'more web text' " +
+			"--output plan-2.json\n" +
 			"         mula blend --amend plan.json --skip 961:977 --reason 'spike at step 30' --output plan-2.json",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "config", Usage: "read the blend from `FILE`", Value: "blend.yaml"},
@@ -165,7 +167,8 @@ func writePlan(c *cli.Context, p *progress, plan *blend.Plan) error {
 	}
 	p.end()
 	if n := foreignShards(plan); n > 0 {
-		p.line("note: %s without a manifest (.json): hashed now, but their tokenizer is unknown; `mula check` examines their ids", plural(n, "shard"))
+		p.line("note: %s without a manifest (.json): hashed now, but their tokenizer is unknown; `mula check` "+
+			"examines their ids", plural(n, "shard"))
 	}
 	summary := plan.Summary()
 	if c.Bool("json") {

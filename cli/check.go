@@ -21,8 +21,10 @@ func checkCommand() *cli.Command {
 		Name:      "check",
 		Usage:     "verify every byte of shards against hashes, find suspicious data, and measure documents",
 		ArgsUsage: "[SHARD or FOLDER ...]",
-		Description: "Without operands, compares the shards of a plan with the hashes in the plan. Operands are shards of any layout: prefixes, files,\n" +
-			"MDS folders, or folders that are searched for shards. Exits with 1 on errors: bytes that differ from the manifest or the plan,\n" +
+		Description: "Without operands, compares the shards of a plan with the hashes in the plan. Operands are " +
+			"shards of any layout: prefixes, files,\n" +
+			"MDS folders, or folders that are searched for shards. Exits with 1 on errors: bytes that differ from " +
+			"the manifest or the plan,\n" +
 			"ids beyond the vocabulary or of another type, or documents without any end-of-document token.\n\n" +
 			"Example: mula check --plan plan.json\n" +
 			"          mula check --sequence-length 4096 --report check.html shards/\n" +

@@ -186,7 +186,8 @@ func newApp(stdin io.Reader, stdout, stderr io.Writer) *cli.App {
 	app := &cli.App{
 		Name:  "mula",
 		Usage: "blend token corpora into one exact order of samples, and train mixture-of-experts models on it",
-		Description: "A typical workflow: tokenize documents into shards, blend shards into a plan, train on the plan.\n" +
+		Description: "A typical workflow: tokenize documents into shards, blend shards into a plan, train on the " +
+			"plan.\n" +
 			"`mula COMMAND --help` shows a command's flags and an example.",
 		Version:         version.String(),
 		HideHelpCommand: true,

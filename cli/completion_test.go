@@ -52,7 +52,8 @@ func TestComplete(t *testing.T) {
 			t.Errorf("%q: %q in %q", c.words, c.not, got)
 		}
 	}
-	if _, stdout, _ := call(t, completeWord, "train", "--set", "layout.e"); stdout != "words\nlayout.expert_dp=\t\nlayout.ep=\t\n" {
+	if _, stdout, _ := call(t, completeWord, "train", "--set",
+		"layout.e"); stdout != "words\nlayout.expert_dp=\t\nlayout.ep=\t\n" {
 		t.Errorf("%q", stdout)
 	}
 	if _, stdout, _ := call(t, completeWord, "convert", "--to=me"); stdout != "words\n--to=megatron\t\n" {

@@ -18,19 +18,25 @@ import (
 
 func convertCommand() *cli.Command {
 	return &cli.Command{
-		Name:      "convert",
-		Usage:     "convert shards to the layout of another framework: Megatron-LM, OLMo, nanotron, MosaicML Streaming, fms-fsdp",
+		Name: "convert",
+		Usage: "convert shards to the layout of another framework: Megatron-LM, OLMo, nanotron, MosaicML " +
+			"Streaming, fms-fsdp",
 		ArgsUsage: "SHARD...",
-		Description: "Reads shards of any layout (a prefix, one of the files, or an MDS folder) and writes their documents, in order, in the layout LAYOUT:\n\n" +
+		Description: "Reads shards of any layout (a prefix, one of the files, or an MDS folder) and writes their " +
+			"documents, in order, in the layout LAYOUT:\n\n" +
 			"  megatron   PREFIX.bin, PREFIX.idx                             Megatron-LM, NeMo; what mula blends\n" +
 			"  dolma      PREFIX.npy, PREFIX.csv.gz                          dolma, OLMo, OLMo-core\n" +
 			"  datatrove  PREFIX.ds, PREFIX.ds.index, PREFIX.ds.metadata     datatrove, nanotron\n" +
 			"  mds        PREFIX/index.json, PREFIX/shard.00000.mds, …       MosaicML Streaming, llm-foundry\n" +
 			"  fms        PREFIX.arrow, and a line in ../meta/*counts*.csv   fms-fsdp\n\n" +
-			"Also writes PREFIX.json, a manifest with hashes, PREFIX.sums with checksums of the ids, which reveal damage when ids are read, and\n" +
-			"PREFIX.docs.arrow with the origins of documents (mds: mula.json, mula.sums and mula.docs.arrow in the folder; fms: PREFIX.docs.feather; dolma:\n" +
-			"in PREFIX.csv.gz). Keeps boundaries and origins of documents, and the tokenizer's description. If an input has checksums and is damaged,\n" +
-			"the conversion fails and names the damaged documents. After a kill, run the command again, with --overwrite if it has written\n" +
+			"Also writes PREFIX.json, a manifest with hashes, PREFIX.sums with checksums of the ids, which reveal " +
+			"damage when ids are read, and\n" +
+			"PREFIX.docs.arrow with the origins of documents (mds: mula.json, mula.sums and mula.docs.arrow in the " +
+			"folder; fms: PREFIX.docs.feather; dolma:\n" +
+			"in PREFIX.csv.gz). Keeps boundaries and origins of documents, and the tokenizer's description. If an " +
+			"input has checksums and is damaged,\n" +
+			"the conversion fails and names the damaged documents. After a kill, run the command again, with " +
+			"--overwrite if it has written\n" +
 			"shards; the bytes are the same.\n\n" +
 			"Example: mula convert --to dolma --output olmo/wiki shards/wiki-*.idx",
 		Flags: []cli.Flag{
@@ -39,7 +45,8 @@ func convertCommand() *cli.Command {
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"},
 				Usage: "write the shard's files at `PREFIX`; mds: into the folder PREFIX (required)"},
 			&cli.StringFlag{Name: "shard-tokens",
-				Usage: "write shards PREFIX-00000, PREFIX-00001, … of at most `N` tokens each (2G, 500M); documents are not split", DefaultText: "one shard, PREFIX"},
+				Usage: "write shards PREFIX-00000, PREFIX-00001, … of at most `N` tokens each (2G, 500M); documents " +
+					"are not split", DefaultText: "one shard, PREFIX"},
 			&cli.BoolFlag{Name: "overwrite",
 				Usage: "replace existing shards, such as the shards of a killed conversion"},
 			&cli.BoolFlag{Name: "drop-empty",
@@ -51,11 +58,13 @@ func convertCommand() *cli.Command {
 				Usage:       "read inputs without a type as the numpy `TYPE`: " + anyOf(layout.DTypes()),
 				DefaultText: "by --vocab-size"},
 			&cli.IntFlag{Name: "vocab-size",
-				Usage: "all ids are below `N`, for inputs without a manifest; determines the element type of bare arrays and of the output", DefaultText: "unknown"},
+				Usage: "all ids are below `N`, for inputs without a manifest; determines the element type of bare " +
+					"arrays and of the output", DefaultText: "unknown"},
 			&cli.StringFlag{Name: "tokenizer-name",
 				Usage: "datatrove: write the tokenizer `NAME` to PREFIX.ds.metadata, for nanotron"},
 			&cli.StringFlag{Name: "mds-size-limit", Usage: "mds: start a new file at `BYTES`", Value: "64Mi"},
-			&cli.StringFlag{Name: "mds-compression", Usage: "mds: compress files with `NAME`: " + anyOf(mds.Compressions()),
+			&cli.StringFlag{Name: "mds-compression", Usage: "mds: compress files with `NAME`: " +
+				anyOf(mds.Compressions()),
 				DefaultText: "no compression"},
 			jsonFlag,
 		},

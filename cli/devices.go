@@ -30,7 +30,8 @@ func devicesCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "devices",
 		Usage: "list compute devices and their measured throughput",
-		Description: "The devices are the processor with mula's own kernels, oneDNN if that library is installed, and all\n" +
+		Description: "The devices are the processor with mula's own kernels, oneDNN if that library is installed, " +
+			"and all\n" +
 			"OpenCL devices. OpenCL devices are measured with simple kernels, which do not reach their peak. Other\n" +
 			"work on the machine lowers the measured figures.\n\n" +
 			"Example: mula devices --json",

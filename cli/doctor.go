@@ -16,12 +16,14 @@ func doctorCommand() *cli.Command {
 		Name:      "doctor",
 		Usage:     "check whether this machine and folders are fit for mula",
 		ArgsUsage: "[FOLDER…]",
-		Description: "Without FOLDER, checks the current folder and the cache folder. Writes up to 33 MB into a temporary folder\n" +
+		Description: "Without FOLDER, checks the current folder and the cache folder. Writes up to 33 MB into a " +
+			"temporary folder\n" +
 			"in each FOLDER and removes it. Exits with 1 if a line is an error.\n\n" +
 			"Example: mula doctor /data /scratch --require mpi",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "require",
-				Usage: "report an error if one of these `LIBRARIES` is missing: " + strings.Join(doctor.Libraries, ", ")},
+				Usage: "report an error if one of these `LIBRARIES` is missing: " + strings.Join(doctor.Libraries,
+					", ")},
 			jsonFlag,
 		},
 		Action: runDoctor,

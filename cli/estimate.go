@@ -29,15 +29,18 @@ func estimateCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "estimate",
 		Usage: "estimate memory, traffic, time and scaling of a model on many ranks of a machine",
-		Description: "Bytes and numbers of weights are exact. Times come from a model of the machine. The output lists the\n" +
-			"model's assumed figures, and the step time if each of them is 20 % off. docs/reference/estimate.md has the\n" +
+		Description: "Bytes and numbers of weights are exact. Times come from a model of the machine. The output " +
+			"lists the\n" +
+			"model's assumed figures, and the step time if each is 20 % off. docs/reference/estimate.md has the\n" +
 			"formulas, the machines and the format of a machine file.\n\n" +
 			"Example: mula estimate --model mula-20b-a2b --layout expert_dp=256,ep=12 --machine aurora \\\n" +
 			"             --scaling 384:12288 --compare so,epso --plot scaling.svg",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "model", Usage: "use the preset `NAME`, as model.preset in train.yaml: " + anyOf(moe.Presets())},
+			&cli.StringFlag{Name: "model", Usage: "use the preset `NAME`, as model.preset in train.yaml: " +
+				"" + anyOf(moe.Presets())},
 			&cli.StringFlag{Name: "config",
-				Usage: "read model, layout, batch and plan from the train.yaml `FILE`; other flags override its values"},
+				Usage: "read model, layout, batch and plan from the train.yaml `FILE`; other flags override its " +
+					"values"},
 			setFlag(),
 			&cli.StringFlag{Name: "layout", Usage: "sizes of the axes that are not 1, as `expert_dp=256,ep=12,pp=4`"},
 			&cli.StringFlag{Name: "optimizer",
@@ -54,20 +57,27 @@ func estimateCommand() *cli.Command {
 				Value: string(moe.RecomputeNone)},
 			&cli.StringFlag{Name: "precision", Usage: precisionFlag.Usage, Value: string(xpu.BF16)},
 			&cli.StringFlag{Name: "trainer",
-				Usage: "byte sizes of this trainer: mula (fp32 weights, gradients and traffic) or optimus (bf16 weights, gradients and traffic, and an fp32 master copy; it trained the Mula models)", Value: estimate.Mula.Name},
+				Usage: "byte sizes of this trainer: mula (fp32 weights, gradients and traffic) or optimus (bf16 " +
+					"weights, gradients and traffic, and an fp32 master copy; it trained the Mula " +
+					"models)", Value: estimate.Mula.Name},
 			&cli.StringFlag{Name: "collectives",
-				Usage: "`KIND` of reductions and gathers: two-level (within a node, then between nodes, one call per group) or flat (every rank with every other, one call per bucket); mula's trainer is flat", Value: twoLevel},
+				Usage: "`KIND` of reductions and gathers: two-level (within a node, then between nodes, one call " +
+					"per group) or flat (every rank with every other, one call per bucket); mula's trainer is " +
+					"flat", Value: twoLevel},
 			&cli.StringFlag{Name: "machine",
 				Usage: "aurora, local (this machine, measured now), or a `FILE` that ends in .yaml",
 				Value: estimate.Aurora.Name},
 			&cli.StringFlag{Name: "scaling",
 				Usage: "double expert_dp from the first number of ranks to the second, as `384:12288`"},
 			&cli.BoolFlag{Name: "strong",
-				Usage: "with --scaling: keep the batch size constant (strong scaling) instead of growing it with the ranks"},
-			&cli.StringFlag{Name: "compare", Usage: "estimate several optimizer schemes, as `so,epso`: " + anyOf(estimate.Schemes())},
+				Usage: "with --scaling: keep the batch size constant (strong scaling) instead of growing it with " +
+					"the ranks"},
+			&cli.StringFlag{Name: "compare", Usage: "estimate several optimizer schemes, as `so,epso`: " +
+				"" + anyOf(estimate.Schemes())},
 			&cli.StringFlag{Name: "plot", Usage: "draw the step times and the scaling in the SVG `FILE`"},
 			&cli.BoolFlag{Name: "published",
-				Usage: "compare published figures of the Mula runs on Aurora with estimates, and explain the differences"},
+				Usage: "compare published figures of the Mula runs on Aurora with estimates, and explain the " +
+					"differences"},
 			jsonFlag,
 		},
 		Action: runEstimate,
@@ -246,8 +256,9 @@ func parseLayout(text string, l *estimate.Layout) (warnings []string, err error)
 		axis := axes[name]
 		n, err := strconv.Atoi(value)
 		if !ok || axis == nil || err != nil || n < 1 || n > 1<<24 {
-			return nil, usagef("--layout: must be like expert_dp=256,ep=12,pp=4, with whole numbers from 1 and each axis "+
-				"at most once, got %q", text)
+			return nil,
+				usagef("--layout: must be like expert_dp=256,ep=12,pp=4, with whole numbers from 1 and each axis "+
+					"at most once, got %q", text)
 		}
 		delete(axes, name)
 		*axis = n
@@ -415,7 +426,8 @@ func (e *estimateReport) write(w io.Writer) {
 }
 
 func printPublished(c *cli.Context) error {
-	for _, name := range []string{"model", "config", "set", "layout", "machine", "scaling", "compare", "plot", "collectives"} {
+	for _, name := range []string{"model", "config", "set", "layout", "machine", "scaling", "compare", "plot",
+		"collectives"} {
 		if c.IsSet(name) {
 			return usagef("--published has the settings of the Mula runs on Aurora; remove --%s", name)
 		}

@@ -17,7 +17,8 @@ func evalCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "eval",
 		Usage: "compute a model's loss and perplexity on the validation split of a plan, by source",
-		Description: "Losses are means over the unmasked targets. With --attention window all targets are unmasked. With\n" +
+		Description: "Losses are means over the unmasked targets. With --attention window all targets are unmasked. " +
+			"With\n" +
 			"--attention documents, and for packed plans, a target is unmasked if it is in the same document as\n" +
 			"its input. Use the attention that the model was trained with.\n\n" +
 			"Each loss has a 95 % confidence interval for the mean over all validation windows of the source:\n" +
@@ -31,7 +32,8 @@ func evalCommand() *cli.Command {
 			&cli.IntFlag{Name: "samples", Usage: "read `N` validation windows of each source, evenly spaced (0: all)"},
 			&cli.IntFlag{Name: "batch-size", Usage: "compute `N` windows at once", Value: 8},
 			&cli.StringFlag{Name: "attention",
-				Usage: "attend within the window or within documents, as in train.yaml (default: documents for packed plans, else window)"},
+				Usage: "attend within the window or within documents, as in train.yaml (default: documents for " +
+					"packed plans, else window)"},
 			deviceFlag, precisionFlag, threadsFlag, jsonFlag,
 		},
 		Action: runEval,

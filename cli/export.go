@@ -18,7 +18,8 @@ func exportCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "export",
 		Usage: "write a model as a Hugging Face folder that transformers can load",
-		Description: "The folder has config.json, generation_config.json, the weights in safetensors files (with an index\n" +
+		Description: "The folder has config.json, generation_config.json, the weights in safetensors files (with an " +
+			"index\n" +
 			"if there are several), and the tokenizer with the files that AutoTokenizer needs. The folder appears\n" +
 			"complete or not at all, and no existing file is overwritten. If an export is killed, the next export\n" +
 			"to the same folder removes its files.\n\n" +
@@ -28,7 +29,8 @@ func exportCommand() *cli.Command {
 		Flags: []cli.Flag{
 			modelFlag,
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the new folder `DIR` (required)"},
-			&cli.StringFlag{Name: "dtype", Usage: "element type of the weights: " + anyOf(weightTypes.names()), Value: "fp32"},
+			&cli.StringFlag{Name: "dtype", Usage: "element type of the weights: " + anyOf(weightTypes.names()),
+				Value: "fp32"},
 			shardSizeFlag,
 			jsonFlag,
 		},

@@ -22,7 +22,8 @@ func generateCommand() *cli.Command {
 		Name:      "generate",
 		Usage:     "generate text that continues a prompt",
 		ArgsUsage: "[PROMPT]",
-		Description: "The prompt - means standard input, unchanged, up to its end. Without a prompt the text starts like a\n" +
+		Description: "The prompt - means standard input, unchanged, up to its end. Without a prompt the text starts " +
+			"like a\n" +
 			"document: after the end-of-document token. Generation also stops at that token. Temperature is\n" +
 			"applied before top-k, and top-k before top-p, as in transformers. Text i of several, from 0, uses\n" +
 			"the seed --seed + i.\n\n" +
@@ -166,7 +167,8 @@ func warnOtherTokenizer(c *cli.Context, dir train.ModelDir, path string) error {
 	}
 	if trained != "" && given != trained {
 		fmt.Fprintf(c.App.ErrWriter,
-			"warning: %s has SHA-256 %.16s…, but the model's tokenizer has %.16s…; the same ids may mean different text\n",
+			"warning: %s has SHA-256 %.16s…, but the model's tokenizer has %.16s…; "+
+				"the same ids may mean different text\n",
 			path, given, trained)
 	}
 	return nil

@@ -20,7 +20,8 @@ func hashCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "hash",
 		Usage: "write the batch fingerprints of a plan",
-		Description: "Writes JSON lines: a header, then the order hash and the set hash of each step. A run's fingerprints.jsonl has the same format.\n\n" +
+		Description: "Writes JSON lines: a header, then the order hash and the set hash of each step. A run's " +
+			"fingerprints.jsonl has the same format.\n\n" +
 			"Example: mula hash --plan plan.json --batch-size 32 --steps 0:1000 --output expected.jsonl",
 		Flags: []cli.Flag{
 			planFlag, shardsFlag, stepSizeFlag, rankFlag, worldFlag,
@@ -83,7 +84,8 @@ func runHash(c *cli.Context) error {
 	}
 	all := data.Steps(batchSize)
 	if to > all || from >= all {
-		return fmt.Errorf("--steps is out of range: the plan has %s steps at batch size %d, got %s", quantity.Grouped(all),
+		return fmt.Errorf("--steps is out of range: the plan has %s steps at batch size %d, got %s",
+			quantity.Grouped(all),
 			batchSize, c.String("steps"))
 	}
 	if to == 0 {

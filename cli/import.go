@@ -13,7 +13,8 @@ func importCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "import",
 		Usage: "check a Hugging Face model, and convert it to a folder that mula can train from",
-		Description: "The command fails, and names the tensor or setting, if a weight is missing, has the wrong shape or\n" +
+		Description: "The command fails, and names the tensor or setting, if a weight is missing, has the wrong " +
+			"shape or\n" +
 			"contains NaN or Inf, or if config.json has a feature that mula does not compute exactly. The model\n" +
 			"may be OLMoE or dense OLMo, with separate or fused experts, in one weights file or several, as fp32,\n" +
 			"bf16 or fp16.\n\n" +

@@ -52,11 +52,15 @@ func indexCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "index",
 		Usage: "build the index files of Megatron-LM, BlendCorpus or OLMo-core, byte for byte",
-		Description: "The framework, started with the same settings, finds its cache and builds nothing. Flags have the framework's names.\n" +
-			"Several processes, on several machines, may build one cache at once: they share the work. After a kill, the same command\n" +
+		Description: "The framework, started with the same settings, finds its cache and builds nothing. Flags have " +
+			"the framework's names.\n" +
+			"Several processes, on several machines, may build one cache at once: they share the work. After a " +
+			"kill, the same command\n" +
 			"resumes the build.\n\n" +
-			"Example: mula index --for megatron --data-path \"0.7 data/web 0.3 data/code\" --split 99,1,0 --seq-length 4096 \\\n" +
-			"           --train-samples 1000000 --valid-samples 10000 --test-samples 0 --like old/…-description.txt --cache cache\n" +
+			"Example: mula index --for megatron --data-path \"0.7 data/web 0.3 data/code\" --split 99,1,0 " +
+			"--seq-length 4096 \\\n" +
+			"           --train-samples 1000000 --valid-samples 10000 --test-samples 0 --like old/…-description.txt " +
+			"--cache cache\n" +
 			"         mpiexec -n 8 mula index … (or srun): the ranks share the work; rank 0 prints\n" +
 			"         mula index verify cache",
 		Flags: []cli.Flag{
@@ -71,7 +75,8 @@ func indexCommand() *cli.Command {
 			jsonFlag,
 
 			&cli.StringSliceFlag{Name: "data-path", Category: "Megatron-LM",
-				Usage: "blend of token files: `BLEND` is \"W PREFIX W PREFIX …\" or prefixes alone, as in Megatron-LM; words are split at spaces"},
+				Usage: "blend of token files: `BLEND` is \"W PREFIX W PREFIX …\" or prefixes alone, as in " +
+					"Megatron-LM; words are split at spaces"},
 			&cli.StringFlag{Name: "data-args-path", Category: "Megatron-LM",
 				Usage: "read the words of --data-path from `FILE`"},
 			&cli.StringSliceFlag{Name: "train-data-path", Category: "Megatron-LM",
@@ -96,9 +101,11 @@ func indexCommand() *cli.Command {
 			&cli.StringFlag{Name: "tokenizer-json", Category: "Megatron-LM",
 				Usage: "read the tokenizer object of the descriptions from `FILE`"},
 			&cli.StringFlag{Name: "tokenizer-path", Category: "Megatron-LM",
-				Usage: "use HuggingFaceTokenizer with the --tokenizer-model `PATH`; the profile has the rest of the tokenizer object"},
+				Usage: "use HuggingFaceTokenizer with the --tokenizer-model `PATH`; the profile has the rest of the " +
+					"tokenizer object"},
 			&cli.StringFlag{Name: "like", Category: "Megatron-LM",
-				Usage: "read the tokenizer object from `FILE`, a description.txt of Megatron-LM, and also sequence length, seed and split unless they are flags"},
+				Usage: "read the tokenizer object from `FILE`, a description.txt of Megatron-LM, and also sequence " +
+					"length, seed and split unless they are flags"},
 			&cli.StringFlag{Name: "profile", Category: "Megatron-LM",
 				Usage: "write for the `RELEASE` of Megatron core: core-0.4 to core-0.19, or core-main",
 				Value: "core-0.19"},
@@ -145,7 +152,8 @@ func indexCommand() *cli.Command {
 			&cli.StringFlag{Name: "arithmetic",
 				Usage: "rounding of the framework's compiled helper: separate (x86-64) or fused (aarch64)",
 				Value: "separate"},
-			&cli.StringFlag{Name: "root", Usage: "resolve relative prefixes from `DIR`; names and hashes do not change"},
+			&cli.StringFlag{Name: "root", Usage: "resolve relative prefixes from `DIR`; names and hashes do not " +
+				"change"},
 		},
 		Action:      runIndex,
 		Subcommands: []*cli.Command{indexVerifyCommand()},
@@ -323,7 +331,8 @@ func buildIndex(c *cli.Context, x foreignIndex, j standing) error {
 	o.progress = func(e cache.Event) {
 		if e.Stage == cache.Waiting && !waiting[e.Holder] {
 			waiting[e.Holder] = true
-			p.line("waiting for %s, which builds %s; this process continues the work if the other is silent for a minute",
+			p.line("waiting for %s, which builds %s; "+
+				"this process continues the work if the other is silent for a minute",
 				e.Holder, e.Unit)
 		}
 		rate := float64(e.Bytes) / max(time.Since(began).Seconds(), 1e-3)

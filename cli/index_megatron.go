@@ -134,7 +134,8 @@ func megatronTokenizer(c *cli.Context, config *megatron.Config) error {
 			config.Profile = like.Profiles[len(like.Profiles)-1]
 		}
 	case config.Profile.Name() != "core-0.4":
-		return usagef("the tokenizer is required, because it is part of every name; use --like FILE (a description.txt of " +
+		return usagef("the tokenizer is required, because it is part of every name; use --like FILE (a " +
+			"description.txt of " +
 			"your Megatron-LM, the safest choice), --tokenizer-path or --tokenizer-json")
 	}
 	return nil
@@ -275,7 +276,8 @@ func megatronSizes(c *cli.Context, config *megatron.Config) error {
 			}
 			if wanted(config, i) {
 				return usagef("--%s is required: the number of samples that Megatron-LM requests is part of every "+
-					"name. Set it to a number or none, or set --train-iters, --global-batch-size, --eval-interval and --eval-iters", name)
+					"name. Set it to a number or none, or set --train-iters, --global-batch-size, --eval-interval "+
+					"and --eval-iters", name)
 			}
 			continue
 		}
@@ -366,7 +368,8 @@ func (m *megatronBuild) notes() []string {
 	first, bare := "", map[string]bool{}
 	if slices.ContainsFunc(found, func(e megatron.Entry) bool { return e.Dir == "" }) {
 		notes = append(notes,
-			"without --cache, only the indices of token files are written, next to these files; Megatron-LM then computes blends at every start. "+
+			"without --cache, only the indices of token files are written, next to these files; Megatron-LM then "+
+				"computes blends at every start. "+
 				"Set --cache here, and --data-cache-path of Megatron-LM to the same folder")
 	}
 	for _, e := range found {

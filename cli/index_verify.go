@@ -30,7 +30,8 @@ func indexVerifyCommand() *cli.Command {
 		Name:      "verify",
 		Usage:     "recompute the index files in a folder, and report the first byte that differs",
 		ArgsUsage: "DIR",
-		Description: "Shows the releases of the framework that could have written each file, and the settings that are not in its name.\n" +
+		Description: "Shows the releases of the framework that could have written each file, and the settings that " +
+			"are not in its name.\n" +
 			"Writes nothing. Exits with 1 if anything differs.\n\n" +
 			"Example: mula index verify /data/cache --root /data",
 		Flags: []cli.Flag{
@@ -99,7 +100,8 @@ func runIndexVerify(c *cli.Context) error {
 			state, _ := os.ReadDir(filepath.Join(dir, name)) // only for a note
 			if slices.ContainsFunc(state, func(e fs.DirEntry) bool { return strings.HasSuffix(e.Name(), ".lock") }) {
 				found.Notes = append(found.Notes,
-					"there are locks in "+cache.StateDir+": a build seems to be running, and its unfinished files differ")
+					"there are locks in "+cache.StateDir+": a build seems to be running, "+
+						"and its unfinished files differ")
 			}
 		case strings.HasPrefix(name, "."):
 		case strings.HasSuffix(name, "-description.txt"), strings.HasSuffix(name, "-document_index.npy"):

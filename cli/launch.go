@@ -51,15 +51,19 @@ func launchCommand() *cli.Command {
 			&cli.IntFlag{Name: "ranks", Usage: "start this many `PROCESSES`",
 				DefaultText: "layout.expert_dp · layout.pp · layout.ep, or 1 with layout.transport: local"},
 			&cli.StringFlag{Name: "hosts",
-				Usage:       "run on `HOSTS`, such as a,b:4,c, or a file with one host per line; :4 is the host's number of ranks",
+				Usage: "run on `HOSTS`, such as a,b:4,c, or a file with one host per line; :4 is the host's " +
+					"number of ranks",
 				DefaultText: "the scheduler's hosts, or this machine"},
 			&cli.IntFlag{Name: "spares", Usage: "reserve the last `N` hosts as replacements for failed hosts"},
 			&cli.StringFlag{Name: "with",
-				Usage: "start ranks with tcp (mula launch starts them itself), mpiexec, srun, or pbs (mpiexec on the hosts of PBS_NODEFILE). auto: srun in a Slurm job, pbs in a PBS job, else tcp", Value: withAuto},
+				Usage: "start ranks with tcp (mula launch starts them itself), mpiexec, srun, or pbs (mpiexec on " +
+					"the hosts of PBS_NODEFILE). auto: srun in a Slurm job, pbs in a PBS job, else " +
+					"tcp", Value: withAuto},
 			&cli.StringFlag{Name: "mpiexec", Usage: "run this `PROGRAM` of Open MPI or MPICH, with its first arguments",
 				Value: "mpiexec"},
 			&cli.StringFlag{Name: "srun",
-				Usage: "run this `PROGRAM` with its first arguments, as in 'srun --mpi=pmix --cpus-per-task=16'. If neither this flag nor Slurm's MpiDefault names an MPI type, ranks use TCP", Value: "srun"},
+				Usage: "run this `PROGRAM` with its first arguments, as in 'srun --mpi=pmix --cpus-per-task=16'. If " +
+					"neither this flag nor Slurm's MpiDefault names an MPI type, ranks use TCP", Value: "srun"},
 			&cli.StringFlag{Name: "remote-shell",
 				Usage: "with tcp: run this `PROGRAM` with arguments to execute a command on another host",
 				Value: "ssh -T -o BatchMode=yes -o ConnectTimeout=30 -o ServerAliveInterval=15"},
@@ -76,7 +80,8 @@ func launchCommand() *cli.Command {
 				Usage: "wait for `TIMES` before the first, second, … retry without progress",
 				Value: "5s,10s,20s,40s,60s"},
 			&cli.StringFlag{Name: "section-timeout",
-				Usage: "treat the run as hung if a section takes longer than these `LIMITS`; longer sections already seen raise the limit",
+				Usage: "treat the run as hung if a section takes longer than these `LIMITS`; longer sections " +
+					"already seen raise the limit",
 				Value: limitsText(limits.Floor)},
 			&cli.DurationFlag{Name: "first-timeout",
 				Usage: "limit for the first run of a section, if it is more than --section-timeout",

@@ -18,11 +18,13 @@ import (
 
 var (
 	modelFlag = &cli.StringFlag{Name: "model", Aliases: []string{"m"},
-		Usage: "read the model in `DIR`: a run's folder (its newest complete checkpoint), a checkpoint, or a Hugging Face model (required)"}
+		Usage: "read the model in `DIR`: a run's folder (its newest complete checkpoint), a checkpoint, or a " +
+			"Hugging Face model (required)"}
 	threadsFlag = &cli.IntFlag{Name: "threads",
 		Usage: "threads to compute with (0: all cores); the result does not depend on the number"}
 	deviceFlag = &cli.StringFlag{Name: "device",
-		Usage: "compute device: cpu, onednn if that library is installed, opencl, opencl:NAME or opencl:NAME#2 (see mula devices), or auto (a GPU if there is one)", Value: train.DeviceCPU}
+		Usage: "compute device: cpu, onednn if that library is installed, opencl, opencl:NAME or opencl:NAME#2 (see " +
+			"mula devices), or auto (a GPU if there is one)", Value: train.DeviceCPU}
 	precisionFlag = &cli.StringFlag{Name: "precision", Usage: "operands of matrix products: " + anyOf(xpu.Precisions()),
 		Value: string(xpu.FP32)}
 )

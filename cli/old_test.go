@@ -94,7 +94,8 @@ func TestOldFiles(t *testing.T) {
 
 	// The train.yaml of the run has old names of fields, and so has the checkpoint.
 	run("run/train.yaml:60: field dp is now called expert_dp", "train", "--dry-run", "--config", "run/train.yaml")
-	run("run/train.yaml:80: field leave_out is now called skip_steps", "train", "--dry-run", "--config", "run/train.yaml")
+	run("run/train.yaml:80: field leave_out is now called skip_steps", "train", "--dry-run", "--config",
+		"run/train.yaml")
 	run("done       all steps are in", "train", "--dry-run", "--config", "run/train.yaml")
 
 	// The run goes on from its checkpoint.

@@ -16,7 +16,8 @@ func peekCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "peek",
 		Usage: "show the sample at a position of a plan, or all samples of a step",
-		Description: "Shows the source, shard and window, and the documents in the window with their origins. --tokenizer adds the text.\n\n" +
+		Description: "Shows the source, shard and window, and the documents in the window with their origins. " +
+			"--tokenizer adds the text.\n\n" +
 			"Example: mula peek --plan plan.json --step 120 --batch-size 32 --tokenizer tokenizer.json",
 		Flags: []cli.Flag{
 			planFlag, shardsFlag,
@@ -25,7 +26,8 @@ func peekCommand() *cli.Command {
 				DefaultText: "none"},
 			batchSizeFlag, rankFlag, worldFlag,
 			&cli.StringFlag{Name: "tokenizer", Usage: "decode text with the tokenizer.json in `FILE`"},
-			&cli.IntFlag{Name: "characters", Usage: "show at most `N` characters of text per sample; 0: all", Value: 300},
+			&cli.IntFlag{Name: "characters", Usage: "show at most `N` characters of text per sample; 0: " +
+				"all", Value: 300},
 			jsonFlag,
 		},
 		Action: runPeek,

@@ -27,7 +27,8 @@ var (
 		Usage: "verify a block again when it is read this long after its last verification; 0: never",
 		Value: blend.DefaultReverify}
 	verifyFlag = &cli.StringFlag{Name: "verify",
-		Usage: "when to verify checksums: `WHEN` is on-read (blocks that have sums), background (also complete files, in the background) or upfront (as background, and files without sums before use)", Value: "on-read"}
+		Usage: "when to verify checksums: `WHEN` is on-read (blocks that have sums), background (also complete " +
+			"files, in the background) or upfront (as background, and files without sums before use)", Value: "on-read"}
 	worldFlag = &cli.IntFlag{Name: "world", Usage: "number of ranks; must divide the batch size", Value: 1}
 )
 
@@ -45,18 +46,20 @@ func planCommand() *cli.Command {
 		Usage: "show a plan, or compare two plans",
 		Subcommands: []*cli.Command{
 			{
-				Name:        "show",
-				Usage:       "print the sources and stages of a plan, and the plans that it amends",
-				ArgsUsage:   "[PLAN]",
-				Description: "Name the plan with --plan or as the operand. No shard is opened.\n\nExample: mula plan show plan.json",
-				Flags:       []cli.Flag{planFlag, jsonFlag},
-				Action:      runPlanShow,
+				Name:      "show",
+				Usage:     "print the sources and stages of a plan, and the plans that it amends",
+				ArgsUsage: "[PLAN]",
+				Description: "Name the plan with --plan or as the operand. No shard is opened.\n\nExample: mula " +
+					"plan show plan.json",
+				Flags:  []cli.Flag{planFlag, jsonFlag},
+				Action: runPlanShow,
 			},
 			{
 				Name:      "diff",
 				Usage:     "show the differences between two plans, and the first position that may differ",
 				ArgsUsage: "FIRST SECOND",
-				Description: "Both plans have the same samples before that position. Only the plans are read: shards, stages and skips. No shard is opened.\n\n" +
+				Description: "Both plans have the same samples before that position. Only the plans are read: " +
+					"shards, stages and skips. No shard is opened.\n\n" +
 					"Example: mula plan diff plan.json plan-2.json",
 				Flags:  []cli.Flag{jsonFlag},
 				Action: runPlanDiff,

@@ -16,7 +16,8 @@ func reportCommand() *cli.Command {
 		Name:      "report",
 		Usage:     "draw the metrics of one or several runs as one self-contained HTML page",
 		ArgsUsage: "RUN...",
-		Description: "The runs may still be in progress. Loss curves of several runs share a chart, and a table lists the\n" +
+		Description: "The runs may still be in progress. Loss curves of several runs share a chart, and a table " +
+			"lists the\n" +
 			"differences between their train.yaml files.\n\n" +
 			"Example: mula report --output report.html runs/base runs/wide\n" +
 			"         mula report --watch 30 --output report.html runs/base",
@@ -25,7 +26,8 @@ func reportCommand() *cli.Command {
 				Value: "report.html"},
 			&cli.StringFlag{Name: "title", Usage: "use `TEXT` as the heading of the page"},
 			&cli.IntFlag{Name: "watch",
-				Usage: "update the page every `SECONDS` until all runs have finished; the page in the browser reloads itself", DefaultText: "once"},
+				Usage: "update the page every `SECONDS` until all runs have finished; the page in the browser " +
+					"reloads itself", DefaultText: "once"},
 		},
 		Action: runReport,
 	}

@@ -26,19 +26,23 @@ func serveCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "serve",
 		Usage: "serve the samples of a plan over HTTP, a unix socket and Arrow Flight",
-		Description: "Prints one line of JSON when it is ready, and runs until stopped. Any Arrow library can read its streams:\n" +
-			"GET /v1/stream?batch_size=512&rank=0&world=8&from=0. docs/guides/serve.md is a tour, docs/formats/serve.md names every request.\n\n" +
+		Description: "Prints one line of JSON when it is ready, and runs until stopped. Any Arrow library can read " +
+			"its streams:\n" +
+			"GET /v1/stream?batch_size=512&rank=0&world=8&from=0. docs/guides/serve.md is a tour, " +
+			"docs/formats/serve.md names every request.\n\n" +
 			"Example: mula serve --plan plan.json --listen 127.0.0.1:8080 --socket /run/user/1000/mula.sock",
 		Flags: []cli.Flag{
 			planFlag, shardsFlag,
 			&cli.StringFlag{Name: "listen",
-				Usage: "serve HTTP at `HOST:PORT`; port 0 chooses a free port, \"\" disables HTTP (default: 127.0.0.1:0, disabled with --socket or --flight)"},
+				Usage: "serve HTTP at `HOST:PORT`; port 0 chooses a free port, \"\" disables HTTP (default: " +
+					"127.0.0.1:0, disabled with --socket or --flight)"},
 			&cli.StringFlag{Name: "socket",
 				Usage: "serve HTTP at the unix socket `PATH`, for this user only"},
 			&cli.StringFlag{Name: "flight", Usage: "serve Arrow Flight at `HOST:PORT`"},
 			&cli.StringFlag{Name: "token-file",
 				Usage: "require the bearer token in `FILE` (mode 0600), except at the unix socket"},
-			&cli.StringFlag{Name: "tls-cert", Usage: "encrypt with the certificate in `FILE` (PEM); requires --tls-key"},
+			&cli.StringFlag{Name: "tls-cert", Usage: "encrypt with the certificate in `FILE` (PEM); requires " +
+				"--tls-key"},
 			&cli.StringFlag{Name: "tls-key", Usage: "private key of the certificate, in `FILE` (PEM)"},
 			&cli.BoolFlag{Name: "insecure",
 				Usage: "allow other machines to connect without a token or encryption"},

@@ -20,9 +20,11 @@ func simulateCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "simulate",
 		Usage: "estimate the storage load of a plan, and show its shuffle and mixture statistics",
-		Description: "Statistics of the order are counted from the plan. Times come from a simple storage model, whose figures are assumptions:\n" +
+		Description: "Statistics of the order are counted from the plan. Times come from a simple storage model, " +
+			"whose figures are assumptions:\n" +
 			"docs/reference/simulate.md has the formulas, the kinds of storage and the format of a storage file.\n\n" +
-			"Example: mula simulate --plan plan.json --nodes 64 --ranks-per-node 8 --batch-size 1024 --step-time 0.9 --storage parallel-fs --report simulate.html",
+			"Example: mula simulate --plan plan.json --nodes 64 --ranks-per-node 8 --batch-size 1024 --step-time " +
+			"0.9 --storage parallel-fs --report simulate.html",
 		Flags: []cli.Flag{
 			planFlag, shardsFlag,
 			&cli.IntFlag{Name: "nodes", Aliases: []string{"N"}, Usage: "number of nodes that read the plan",
@@ -32,7 +34,8 @@ func simulateCommand() *cli.Command {
 				DefaultText: "the multiple of the ranks nearest to 512"},
 			&cli.Float64Flag{Name: "step-time", Usage: "compute time of a step, in `SECONDS`",
 				DefaultText: "unknown: no check whether storage keeps up"},
-			&cli.Float64Flag{Name: "tokens-per-second", Usage: "instead of --step-time: compute `T` tokens/s on all nodes together",
+			&cli.Float64Flag{Name: "tokens-per-second", Usage: "instead of --step-time: compute `T` tokens/s on all " +
+				"nodes together",
 				DefaultText: "unknown"},
 			&cli.StringFlag{Name: "storage",
 				Usage: "model the storage local-nvme, parallel-fs or object-store, or the `FILE` that ends in .yaml",

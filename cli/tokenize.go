@@ -25,10 +25,13 @@ func tokenizeCommand() *cli.Command {
 		Name:      "tokenize",
 		Usage:     "tokenize documents into shards of token ids",
 		ArgsUsage: "INPUT...",
-		Description: "Inputs are files of documents (JSON lines, JSON, Parquet, Arrow, plain text; plain, gzip or zstd), folders of them, or - for standard\n" +
-			"input. Writes PREFIX.bin and PREFIX.idx (Megatron-LM's format) or the files of another framework (--to), the origin of each document, and\n" +
+		Description: "Inputs are files of documents (JSON lines, JSON, Parquet, Arrow, plain text; plain, gzip or " +
+			"zstd), folders of them, or - for standard\n" +
+			"input. Writes PREFIX.bin and PREFIX.idx (Megatron-LM's format) or the files of another framework " +
+			"(--to), the origin of each document, and\n" +
 			"hashes. The bytes depend only on inputs, tokenizer and flags, not on workers and processes.\n\n" +
-			"Progress is kept in PREFIX.job. After a kill, the same command resumes the job. Several processes, on machines that share the folder, may run\n" +
+			"Progress is kept in PREFIX.job. After a kill, the same command resumes the job. Several processes, on " +
+			"machines that share the folder, may run\n" +
 			"the same command to share the work. A finished job is not repeated.\n\n" +
 			"Example: mula tokenize --tokenizer tokenizer.json --output shards/wiki --shard-tokens 2G corpus/wiki",
 		Flags: slices.Concat([]cli.Flag{
@@ -38,34 +41,42 @@ func tokenizeCommand() *cli.Command {
 			&cli.StringFlag{Name: "to", Usage: "write shards in the layout `NAME`: " + anyOf(formats.Names()),
 				Value: "megatron"},
 			&cli.StringFlag{Name: "shard-tokens",
-				Usage: "write shards PREFIX-00000, PREFIX-00001, … of at most `N` tokens (2G, 500M), except for single larger documents", DefaultText: "one shard, PREFIX"},
+				Usage: "write shards PREFIX-00000, PREFIX-00001, … of at most `N` tokens (2G, 500M), except for " +
+					"single larger documents", DefaultText: "one shard, PREFIX"},
 			&cli.Uint64Flag{Name: "shuffle-seed", Usage: "shuffle all documents with seed `N`",
 				DefaultText: "not shuffled"},
 			&cli.Float64Flag{Name: "fraction",
-				Usage: "keep a random `FRACTION` of the documents, above 0 and at most 1; a smaller fraction keeps a subset of a larger one", DefaultText: "all"},
+				Usage: "keep a random `FRACTION` of the documents, above 0 and at most 1; a smaller fraction keeps " +
+					"a subset of a larger one", DefaultText: "all"},
 			&cli.StringFlag{Name: "max-documents", Usage: "stop after `N` documents in the order of the inputs",
 				DefaultText: "all"},
 		}, readFlags(), []cli.Flag{
 			&cli.StringFlag{Name: "eod", Usage: "end every document with `TOKEN`", Value: defaultEOD},
 			&cli.BoolFlag{Name: "no-eod", Usage: "end documents without a token"},
 			&cli.StringFlag{Name: "specials",
-				Usage: "encode special tokens that occur in documents as plain text (text), or as special ids (tokens, the default of Hugging Face)", Value: "text"},
+				Usage: "encode special tokens that occur in documents as plain text (text), or as special ids " +
+					"(tokens, the default of Hugging Face)", Value: "text"},
 			&cli.BoolFlag{Name: "add-special-tokens",
-				Usage: "add the tokens of the tokenizer's post-processor, such as a begin token; --eod still ends each document, once"},
+				Usage: "add the tokens of the tokenizer's post-processor, such as a begin token; --eod still ends " +
+					"each document, once"},
 			&cli.BoolFlag{Name: "ignore-truncation-and-padding",
 				Usage: "ignore the tokenizer's truncation and padding settings; documents are never cut or padded"},
 			&cli.StringFlag{Name: "on-error", Usage: "on an unusable document, fail, or skip it and count it",
 				Value: "fail"},
-			&cli.StringFlag{Name: "rejects", Usage: "with --on-error skip, list skipped documents and reasons in `FILE`",
+			&cli.StringFlag{Name: "rejects",
+				Usage:       "with --on-error skip, list skipped documents and reasons in `FILE`",
 				DefaultText: "PREFIX.rejects.jsonl"},
 			&cli.StringFlag{Name: "max-rejects",
-				Usage: "with --on-error skip, fail before a shard is written if more than `N` documents, or N% of all, were skipped", Value: "1%"},
+				Usage: "with --on-error skip, fail before a shard is written if more than `N` documents, or N% of " +
+					"all, were skipped", Value: "1%"},
 			&cli.BoolFlag{Name: "overwrite",
 				Usage: "discard an earlier job and its shards at PREFIX"},
 			&cli.StringFlag{Name: "memory",
-				Usage: "keep at most `BYTES` of texts and ids in memory; shuffling a large corpus is faster with several G",
+				Usage: "keep at most `BYTES` of texts and ids in memory; shuffling a large corpus is faster with " +
+					"several G",
 				Value: "256M"},
-			&cli.StringFlag{Name: "piece-size", Usage: "claim about `BYTES` of input at a time; does not change the output",
+			&cli.StringFlag{Name: "piece-size",
+				Usage:       "claim about `BYTES` of input at a time; does not change the output",
 				DefaultText: "8M to 256M, by the size of the inputs"},
 			workersFlag, jsonFlag,
 		}),
@@ -85,14 +96,16 @@ func readFlags() []cli.Flag {
 			Usage: "read all inputs, and all files in folders, as `NAME`: " + anyOf(documents.Formats()),
 			Value: "auto"},
 		&cli.StringSliceFlag{Name: "glob",
-			Usage: "in folders, read the files that match `PATTERN`, with any extension: *.md by name, web/**/*.md by path in the folder; may be repeated"},
+			Usage: "in folders, read the files that match `PATTERN`, with any extension: *.md by name, web/**/*.md " +
+				"by path in the folder; may be repeated"},
 		&cli.StringFlag{Name: "text-field",
 			Usage: "read texts from the field or column `NAME`; a dot selects a field of an object, as in doc.body",
 			Value: "text"},
 		&cli.StringFlag{Name: "id-field",
 			Usage:       "read document ids from the field or column `NAME`; every Parquet and Arrow file must have it",
 			DefaultText: "id, if it exists"},
-		&cli.StringFlag{Name: "text-unit", Usage: "treat each `UNIT` of plain text as a document: " + anyOf(documents.Units()), Value: "file"},
+		&cli.StringFlag{Name: "text-unit", Usage: "treat each `UNIT` of plain text as a document: " +
+			anyOf(documents.Units()), Value: "file"},
 	}
 }
 

@@ -23,8 +23,10 @@ func tokenizerCommand() *cli.Command {
 			Name:      "train",
 			Usage:     "train a byte-level BPE tokenizer and write a Hugging Face tokenizer.json",
 			ArgsUsage: "INPUT...",
-			Description: "Inputs are the same as for `mula tokenize`: files of documents (JSON lines, JSON, Parquet, Arrow, plain text; plain, gzip or zstd), folders of\n" +
-				"them, or - for standard input. The result depends only on inputs and flags, not on the number of workers.\n\n" +
+			Description: "Inputs are the same as for `mula tokenize`: files of documents (JSON lines, JSON, " +
+				"Parquet, Arrow, plain text; plain, gzip or zstd), folders of\n" +
+				"them, or - for standard input. The result depends only on inputs and flags, not on the number of " +
+				"workers.\n\n" +
 				"Example: mula tokenizer train --vocab-size 4096 --output tokenizer.json corpus/go corpus/books",
 			Flags: slices.Concat([]cli.Flag{
 				&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the tokenizer to `FILE`",
@@ -34,7 +36,8 @@ func tokenizerCommand() *cli.Command {
 				&cli.StringSliceFlag{Name: "special",
 					Usage: "reserve an id for the special `TOKEN`, from 0; may be repeated",
 					Value: cli.NewStringSlice(defaultEOD, "<|padding|>")},
-				&cli.StringFlag{Name: "pattern", Usage: "split text into words by the rule `NAME`: " + anyOf(patterns.names()),
+				&cli.StringFlag{Name: "pattern", Usage: "split text into words by the rule `NAME`: " +
+					anyOf(patterns.names()),
 					Value: "gpt2"},
 				&cli.IntFlag{Name: "min-frequency", Usage: "merge only pairs that occur at least `N` times", Value: 2},
 				&cli.Int64Flag{Name: "max-bytes", Usage: "read at most `N` bytes of text; 0: all"},

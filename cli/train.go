@@ -54,7 +54,8 @@ func trainCommand() *cli.Command {
 // would split a value at its commas.
 func setFlag() cli.Flag {
 	return &cli.GenericFlag{Name: "set", Value: &settingList{},
-		Usage: "replace the value of a field of train.yaml: `FIELD=VALUE`, as in schedule.learning_rate=3e-4; may be repeated"}
+		Usage: "replace the value of a field of train.yaml: `FIELD=VALUE`, as in schedule.learning_rate=3e-4; may " +
+			"be repeated"}
 }
 
 // A settingList has the values of --set, in their order.

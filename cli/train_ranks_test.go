@@ -241,7 +241,8 @@ func TestTrainLinksErrors(t *testing.T) {
 		code         int
 	}{
 		{"layout: {expert_dp: 4}\n",
-			"layout is expert_dp · ep = 4 · 1 = 4 ranks, but 2 were started; possible: {expert_dp: 2, ep: 1}, {expert_dp: 1, ep: 2}", 2},
+			"layout is expert_dp · ep = 4 · 1 = 4 ranks, but 2 were started; possible: {expert_dp: 2, ep: 1}, " +
+				"{expert_dp: 1, ep: 2}", 2},
 		{"layout: {expert_dp: 2}\nsteps: 1000000\n", "train.yaml:5: steps is 1000000, but the plan has", 2},
 		{"layout: {expert_dp: 2}\ninitialize_from: shards\n", "initialize_from: ", 1},
 	} {

@@ -122,16 +122,28 @@ func TestValuesAreRead(t *testing.T) {
 		names []string
 		read  func(name string) error
 	}{
-		"arithmetic": {megatron.Arithmetics(), func(name string) error { _, err := megatron.ParseArithmetic(name); return err }},
-		"profile":    {megatron.ProfileNames(), func(name string) error { _, err := megatron.ProfileNamed(name); return err }},
-		"dtype":      {layout.DTypes(), func(name string) error { _, err := layout.ParseWidth(name); return err }},
-		"to":         {formats.Names(), func(name string) error { _, err := formats.ParseLayout(name); return err }},
-		"format":     {documents.Formats(), func(name string) error { _, err := documents.ParseFormat(name); return err }},
-		"unit":       {documents.Units(), func(name string) error { _, err := documents.ParseUnit(name); return err }},
-		"verify":     {blend.VerifyNames(), func(name string) error { _, err := blend.ParseVerify(name); return err }},
-		"model":      {moe.Presets(), func(name string) error { _, err := moe.Preset(name); return err }},
-		"storage":    {simulate.KindNames(), func(name string) error { _, err := simulate.StorageByName(name); return err }},
-		"device":     {train.Devices(), train.CheckDevice},
+		"arithmetic": {megatron.Arithmetics(), func(name string) error {
+			_,
+				err := megatron.ParseArithmetic(name)
+			return err
+		}},
+		"profile": {megatron.ProfileNames(), func(name string) error {
+			_,
+				err := megatron.ProfileNamed(name)
+			return err
+		}},
+		"dtype":  {layout.DTypes(), func(name string) error { _, err := layout.ParseWidth(name); return err }},
+		"to":     {formats.Names(), func(name string) error { _, err := formats.ParseLayout(name); return err }},
+		"format": {documents.Formats(), func(name string) error { _, err := documents.ParseFormat(name); return err }},
+		"unit":   {documents.Units(), func(name string) error { _, err := documents.ParseUnit(name); return err }},
+		"verify": {blend.VerifyNames(), func(name string) error { _, err := blend.ParseVerify(name); return err }},
+		"model":  {moe.Presets(), func(name string) error { _, err := moe.Preset(name); return err }},
+		"storage": {simulate.KindNames(), func(name string) error {
+			_,
+				err := simulate.StorageByName(name)
+			return err
+		}},
+		"device": {train.Devices(), train.CheckDevice},
 		"trainer": {flagValues["trainer"].names(), func(name string) error {
 			_, err := estimate.TrainerByName(name)
 			return err
@@ -158,7 +170,8 @@ func TestLists(t *testing.T) {
 	if _, stdout, _ := call(t, completeWord, "doctor", "--require", "mpi,on"); stdout != "words\nmpi,onednn\t\n" {
 		t.Errorf("%q", stdout)
 	}
-	if _, stdout, _ := call(t, completeWord, "doctor", "--require=mpi,on"); stdout != "words\n--require=mpi,onednn\t\n" {
+	if _, stdout, _ := call(t, completeWord, "doctor",
+		"--require=mpi,on"); stdout != "words\n--require=mpi,onednn\t\n" {
 		t.Errorf("%q", stdout)
 	}
 	if _, stdout, _ := call(t, completeWord, "simulate", "--to", ""); stdout != "words\n" { // a position

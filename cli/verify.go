@@ -25,11 +25,16 @@ func verifyCommand() *cli.Command {
 		Name:      "verify",
 		Usage:     "compare two fingerprint logs, and name the first step that differs",
 		ArgsUsage: "A B",
-		Description: "A and B are logs of `mula hash`, a run's fingerprints.jsonl, or a run's folder, which includes the logs of all plans of the run.\n" +
-			"A folder of logs of the Python client includes all starts and ranks of its run. Give the logs of the ranks of one run as one operand,\n" +
-			"separated by commas; their set hashes are added. Exits with 1 if the logs differ. Steps that only one log has are listed, not compared.\n" +
-			"A run with `spikes` skips data: it differs from its plan at the first skipped step, and skips.yaml in its folder lists the positions.\n" +
-			"If one log's plan amends the other's, the amendments are shown. The newest plan is taken from the run's train.yaml, from plan.json\n" +
+		Description: "A and B are logs of `mula hash`, a run's fingerprints.jsonl, or a run's folder, which " +
+			"includes the logs of all plans of the run.\n" +
+			"A folder of logs of the Python client includes all starts and ranks of its run. Give the logs of the " +
+			"ranks of one run as one operand,\n" +
+			"separated by commas; their set hashes are added. Exits with 1 if the logs differ. Steps that only one " +
+			"log has are listed, not compared.\n" +
+			"A run with `spikes` skips data: it differs from its plan at the first skipped step, and skips.yaml in " +
+			"its folder lists the positions.\n" +
+			"If one log's plan amends the other's, the amendments are shown. The newest plan is taken from the " +
+			"run's train.yaml, from plan.json\n" +
 			"next to a log, or from --plan.\n\n" +
 			"Example: mula verify expected.jsonl runs/base",
 		Flags: []cli.Flag{
@@ -384,7 +389,8 @@ func printDifference(w io.Writer, plan string, r blend.Comparison, a, b *fingerp
 	if plan == "" {
 		plan = "PLAN"
 	}
-	fmt.Fprintf(w, "`mula peek --plan %s --step %d --batch-size %d` shows the plan's samples of the step\n", printable(plan),
+	fmt.Fprintf(w, "`mula peek --plan %s --step %d --batch-size %d` shows the plan's samples of the "+
+		"step\n", printable(plan),
 		r.Step, a.header.BatchSize)
 	if (r.A.Samples == 0) != (r.B.Samples == 0) && r.Kind == blend.SamplesDiffer {
 		empty := a.name

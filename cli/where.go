@@ -17,7 +17,8 @@ func whereCommand() *cli.Command {
 			"Example: mula where --plan plan.json --document go/src/net/http/server.go --batch-size 32",
 		Flags: []cli.Flag{
 			planFlag, shardsFlag,
-			&cli.StringFlag{Name: "document", Aliases: []string{"id"}, Usage: "find the document with this `ID` (required)"},
+			&cli.StringFlag{Name: "document", Aliases: []string{"id"}, Usage: "find the document with this `ID` " +
+				"(required)"},
 			batchSizeFlag,
 			&cli.Int64Flag{Name: "limit", Usage: "list at most `N` occurrences; 0: all", Value: 1000},
 			jsonFlag,

@@ -1,5 +1,5 @@
-// Package doctor checks whether a machine and its folders are fit for mula. A check reads facts from
-// an [Environment], so that tests can plant faults.
+// Package doctor checks whether a machine and its folders are fit for mula. A check reads facts
+// from an [Environment], so that tests can plant faults.
 package doctor
 
 import (
@@ -47,8 +47,8 @@ type Options struct {
 }
 
 const (
-	// folderLimit is longer than a check of a folder takes on a slow disk. Then the file system does
-	// not respond.
+	// folderLimit is longer than a check of a folder takes on a slow disk. Then the file system
+	// does not respond.
 	folderLimit = 20 * time.Second
 	// otherLimit is longer than the programs that checks start may run.
 	otherLimit = pythonTime + 10*time.Second
@@ -84,11 +84,11 @@ func failure(remedy, format string, args ...any) Result {
 	return Result{Error, fmt.Sprintf(format, args...), remedy}
 }
 
-// Run checks everything, and calls report with each group when the group is complete. It removes its
-// temporary folders, also if the context ends. It returns the context's error.
+// Run checks everything, and calls report with each group when the group is complete. It removes
+// its temporary folders, also if the context ends. It returns the context's error.
 //
-// A check that does not end, because a file system hangs, is an error. It continues in its own goroutine, which removes
-// the temporary folder if the check ever ends.
+// A check that does not end, because a file system hangs, is an error. It continues in its own
+// goroutine, which removes the temporary folder if the check ever ends.
 func Run(ctx context.Context, e *Environment, o Options, report func(Group)) error {
 	started, ticks := e.Clock.Wall(), e.Clock.Monotonic()
 	cache, cacheErr := e.CacheFolder()
@@ -213,8 +213,8 @@ func hung(limit time.Duration) Result {
 // stopTime is the time in which a check ends after the context has ended.
 const stopTime = time.Second
 
-// within calls f in a goroutine and waits until f returns, the limit is reached, or the context ends.
-// If f does not return in time, ended is false, and late is called when f returns.
+// within calls f in a goroutine and waits until f returns, the limit is reached, or the context
+// ends. If f does not return in time, ended is false, and late is called when f returns.
 func within[T any](ctx context.Context, limit <-chan time.Time, f func(context.Context) T, late func(T)) (result T,
 	ended bool, err error) {
 	done, abandoned := make(chan T), make(chan struct{})

@@ -152,7 +152,8 @@ func findOneDNN() (string, error) {
 	return name, nil
 }
 
-// pythonTime is the longest time that an import of the client takes, from a slow network file system.
+// pythonTime is the longest time that an import of the client takes, from a slow network file
+// system.
 const pythonTime = 30 * time.Second
 
 func findPython(ctx context.Context) (string, error) {

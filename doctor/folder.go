@@ -20,13 +20,16 @@ import (
 const (
 	// minSpace is less than any shard or checkpoint takes.
 	minSpace = 100 << 20
-	// lowSpace is less than a checkpoint of a model of 1 G parameters takes (12 GB) with its successor.
+	// lowSpace is less than a checkpoint of a model of 1 G parameters takes (12 GB) with its
+	// successor.
 	lowSpace = 20 << 30
 	// lowInodes is about the number of files of a large index cache.
 	lowInodes = 10_000
-	// slowSync: every output costs two of them. A cache of 1,000 index files then waits for two minutes.
+	// slowSync: every output costs two of them. A cache of 1,000 index files then waits for two
+	// minutes.
 	slowSync = 60 * time.Millisecond
-	// slowCreate: a tokenize job of 10,000 units then waits for its segments for more than three minutes.
+	// slowCreate: a tokenize job of 10,000 units then waits for its segments for more than three
+	// minutes.
 	slowCreate = 20 * time.Millisecond
 	// slowStat: opening a plan of 10,000 shards asks for 30,000 files.
 	slowStat = 5 * time.Millisecond
@@ -314,7 +317,8 @@ func checkFileClock(_ context.Context, p *probe) Result {
 
 func checkLongNames(_ context.Context, p *probe) Result {
 	if err := p.write(strings.Repeat("n", longName), "a"); err != nil {
-		return warning("keep names of shards and outputs below 80 bytes", "names of %d bytes fail: %v", longName, reason(err))
+		return warning("keep names of shards and outputs below 80 bytes", "names of %d bytes fail: "+
+			"%v", longName, reason(err))
 	}
 	return ok("%d bytes", longName)
 }

@@ -179,7 +179,8 @@ func (e *Environment) existing(folder string) string {
 
 func checkCache(_ context.Context, p *probe) Result {
 	folder, err := p.CacheFolder()
-	const remedy = "set XDG_CACHE_HOME to a folder that this user may write; without it, plans of many shards open slowly"
+	const remedy = "set XDG_CACHE_HOME to a folder that this user may write; " +
+		"without it, plans of many shards open slowly"
 	if err != nil {
 		return warning(remedy, "none: %v", err)
 	}

@@ -73,7 +73,8 @@ func checkKernels(_ context.Context, p *probe) Result {
 		if len(lacks) == 0 {
 			return warning("use x86-64, and build without -tags purego", "%s: no assembly, about 25 times slower", text)
 		}
-		return warning("use a processor with "+strings.Join(lacks, ", "), "%s: no assembly, about 25 times slower", text)
+		return warning("use a processor with "+strings.Join(lacks, ", "), "%s: no assembly, about 25 times "+
+			"slower", text)
 	}
 	if len(lacks) > 0 {
 		text += "; the processor lacks " + strings.Join(lacks, ", ")
@@ -173,7 +174,8 @@ func checkSharedBatches(_ context.Context, p *probe) Result {
 	case errors.Is(err, errors.ErrUnsupported):
 		return ok("not on %s; batches are sent over the socket", runtime.GOOS)
 	case err != nil:
-		return warning("allow memfd_create in the container's seccomp profile; without it, batches are sent over the socket",
+		return warning("allow memfd_create in the container's seccomp profile; without it, batches are sent over "+
+			"the socket",
 			"%v", err)
 	}
 	return ok("sealed memory works")

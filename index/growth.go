@@ -58,7 +58,8 @@ func NewGrowingOrder(seed uint64, source string, windows int64, growths []Growth
 	last := int64(0)
 	for n, g := range growths {
 		if g.Sample < last || g.Windows < 0 || g.Windows > math.MaxInt64-windows {
-			return nil, fmt.Errorf("growth %d (%d windows, sample %d) is invalid; the previous growth is at sample %d", n+1,
+			return nil, fmt.Errorf("growth %d (%d windows, sample %d) is invalid; the previous growth is at sample "+
+				"%d", n+1,
 				g.Windows,
 				g.Sample, last)
 		}

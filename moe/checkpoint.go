@@ -20,8 +20,9 @@ const configName = "config.json"
 
 // SaveOptions are the options of [Model.Save].
 type SaveOptions struct {
-	DType     safetensors.DType // element type of the weights; empty means F32
-	ShardSize int64             // maximum bytes of weights in a file (a larger tensor gets its own file); 0 means one file
+	DType safetensors.DType // element type of the weights; empty means F32
+	// maximum bytes of weights in a file (a larger tensor gets its own file); 0 means one file
+	ShardSize int64
 }
 
 // Save writes the model as a Hugging Face directory: weights in safetensors files under the names

@@ -121,7 +121,8 @@ func (c Config) Validate() error {
 				c.Experts, c.ExpertsPerToken)
 		}
 		if c.NormEps != 1e-5 {
-			return bad("rms_norm_eps", "is %g; it must be 1e-5, the fixed value of the LayerNorm of %q", c.NormEps, OLMo)
+			return bad("rms_norm_eps", "is %g; it must be 1e-5, the fixed value of the LayerNorm of "+
+				"%q", c.NormEps, OLMo)
 		}
 	}
 	if !(c.RopeTheta > 0) || math.IsInf(c.RopeTheta, 0) {
@@ -138,7 +139,8 @@ func (c Config) Validate() error {
 			c.InitCutoff)
 	}
 	if !(c.RouterAuxLossCoef >= 0) || math.IsInf(c.RouterAuxLossCoef, 0) {
-		return bad("router_aux_loss_coef", "is %g; it must be a finite number that is not negative", c.RouterAuxLossCoef)
+		return bad("router_aux_loss_coef", "is %g; it must be a finite number that is not negative",
+			c.RouterAuxLossCoef)
 	}
 	for _, id := range []struct {
 		field string

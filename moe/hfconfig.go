@@ -312,7 +312,8 @@ func (f *hfFields) token(name string, absent int) int {
 		// Some configurations write -1 for none, but PyTorch counts a negative padding_idx from the
 		// end of the embedding.
 		if name == "pad_token_id" {
-			f.fail("%s is %d, which PyTorch counts from the end of the embedding; write null for none, or the id itself", name, id)
+			f.fail("%s is %d, which PyTorch counts from the end of the embedding; write null for none, or the id "+
+				"itself", name, id)
 		}
 		return NoToken
 	}
@@ -433,7 +434,8 @@ func (f *hfFields) rope() float64 {
 			case given:
 				f.fail("rope_theta is %g and rope_theta in %s is %g; remove one", theta, name, base)
 			case name == "rope_scaling":
-				f.fail("rope_theta in rope_scaling is %g, which transformers 5 uses and transformers 4 ignores; move it out of rope_scaling", base)
+				f.fail("rope_theta in rope_scaling is %g, which transformers 5 uses and transformers 4 ignores; "+
+					"move it out of rope_scaling", base)
 			}
 			theta = base
 		}

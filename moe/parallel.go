@@ -73,7 +73,8 @@ func (p Parallel) validate(c Config) error {
 	case stages > c.Layers:
 		return fmt.Errorf("%d stages exceed num_hidden_layers %d; use fewer stages", stages, c.Layers)
 	case stages > 1 && c.TieEmbeddings:
-		return fmt.Errorf("%d stages cannot be used with tie_word_embeddings, because the first and the last stage need the "+
+		return fmt.Errorf("%d stages cannot be used with tie_word_embeddings, because the first and the last stage "+
+			"need the "+
 			"embedding; use 1 stage, or untie the embeddings", stages)
 	}
 	switch {

@@ -33,7 +33,8 @@ func (r Recompute) experts() bool   { return r == RecomputeExperts || r == Recom
 
 func (r Recompute) validate() error {
 	if r != "" && r != RecomputeNone && !r.experts() {
-		return fmt.Errorf("unknown recompute level %q; the choices are %q, %q and %q", r, RecomputeNone, RecomputeExperts,
+		return fmt.Errorf("unknown recompute level %q; the choices are %q, %q and %q", r, RecomputeNone,
+			RecomputeExperts,
 			RecomputeLayers)
 	}
 	return nil

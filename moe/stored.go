@@ -126,7 +126,8 @@ func (s *Stored) match() error {
 				wrong = append(wrong, fmt.Sprintf("%s (shape %v, want %v)", t.Name, piece.shape, s.tensors[i].Shape))
 				s.sources[i].tensor = t.Name // it is not missing
 			case t.DType != safetensors.F32 && t.DType != safetensors.F16 && t.DType != safetensors.BF16:
-				wrong = append(wrong, fmt.Sprintf("%s (elements of type %s; only F32, F16 and BF16 are supported)", t.Name,
+				wrong = append(wrong, fmt.Sprintf("%s (elements of type %s; only F32, F16 and BF16 are "+
+					"supported)", t.Name,
 					t.DType))
 				s.sources[i].tensor = t.Name
 			default:

@@ -775,7 +775,8 @@ func TestListenUnixLeavesOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ListenUnix(datagrams); err == nil || !strings.Contains(err.Error(), "may be in use by another program") {
+	if _, err := ListenUnix(datagrams); err == nil || !strings.Contains(err.Error(), "may be in use by another "+
+		"program") {
 		t.Errorf("a socket of datagrams: %v", err)
 	}
 	if after, err := os.Lstat(datagrams); err != nil || !os.SameFile(before, after) {

@@ -17,7 +17,8 @@ const (
 var dtypes = [...]struct {
 	name string
 	size int
-}{1: {"uint8", 1}, 2: {"int8", 1}, 3: {"int16", 2}, Int32: {"int32", 4}, 5: {"int64", 8}, 6: {"float64", 8}, 7: {"float32", 4}, UInt16: {"uint16", 2}}
+}{1: {"uint8", 1}, 2: {"int8", 1}, 3: {"int16", 2}, Int32: {"int32", 4}, 5: {"int64", 8}, 6: {"float64", 8},
+	7: {"float32", 4}, UInt16: {"uint16", 2}}
 
 // Size returns the number of bytes of an element, 0 for an unknown code.
 func (t DType) Size() int {

@@ -184,8 +184,8 @@ func (x *Index) Multimodal() bool {
 
 // SequenceStart returns the first element of a sequence, counted from 0. If sequence is the number
 // of sequences, it returns [Index.Elements]. The error wraps [ErrCorrupt] if the file has an
-// impossible value, or if the start and the length of the sequence do not add up to the start of the
-// next. Call it inside [mapping.Guard]. It also detects a truncation that raises no fault.
+// impossible value, or if the start and the length of the sequence do not add up to the start of
+// the next. Call it inside [mapping.Guard]. It also detects a truncation that raises no fault.
 func (x *Index) SequenceStart(sequence int64) (int64, error) {
 	start, err := x.sequenceStart(sequence)
 	if err == nil && sequence < x.sequences {

@@ -4,10 +4,11 @@
 //
 // A [Tokenizer] is loaded from a tokenizer.json. These steps determine the ids, in order:
 //
-// 1. The text is cut at added tokens that are not "normalized": at the leftmost token, and the longest of several.
+// 1. The text is cut at added tokens that are not "normalized": at the leftmost token, and at the
+// longest of several.
 // 2. The normalizers change each piece between them separately.
 // 3. Each piece is cut at the added tokens that are "normalized", whose own text is normalized too.
-// 4. The pre-tokenizers split the rest into words. They see the end of a piece as the end of the text.
+// 4. The pre-tokenizers split the rest into words. For them, the text ends at the end of a piece.
 // 5. The model converts each word to ids: BPE, WordPiece, Unigram or WordLevel.
 // 6. If requested, the post-processor adds special tokens to the ids.
 //

@@ -56,12 +56,13 @@ func TestRunApart(t *testing.T) {
 			"layout: {expert_dp: 4, check_replicas_every: 1, optimizer: unsharded}\n"},
 		"shared experts": {plan, crashConfig + often +
 			"layout: {expert_dp: 1, ep: 2, dispatch: allgather}\nmicro_batch_size: 2\n"},
-		"stages":             {uneven, pipelineModel + often + "layout: {expert_dp: 1, pp: 3}\nmicro_batch_size: 2\n"},
-		"stages and experts": {uneven, pipelineModel + often + "layout: {expert_dp: 1, pp: 2, ep: 2}\nmicro_batch_size: 2\n"},
-		"skip":               {spiky, spikyConfig + spikes("skip")},
-		"rollback":           {spiky, spikyConfig + spikes("rollback")},
-		"rollback to 0":      {spiky, strings.Replace(spikyConfig, "{every: 5}", "{every: 0}", 1) + spikes("rollback")},
-		"rollback, 4 ranks":  {spiky, spikyConfig + spikes("rollback") + "layout: {expert_dp: 2, ep: 2}\n"},
+		"stages": {uneven, pipelineModel + often + "layout: {expert_dp: 1, pp: 3}\nmicro_batch_size: 2\n"},
+		"stages and experts": {uneven, pipelineModel + often + "layout: {expert_dp: 1, pp: 2, ep: " +
+			"2}\nmicro_batch_size: 2\n"},
+		"skip":              {spiky, spikyConfig + spikes("skip")},
+		"rollback":          {spiky, spikyConfig + spikes("rollback")},
+		"rollback to 0":     {spiky, strings.Replace(spikyConfig, "{every: 5}", "{every: 0}", 1) + spikes("rollback")},
+		"rollback, 4 ranks": {spiky, spikyConfig + spikes("rollback") + "layout: {expert_dp: 2, ep: 2}\n"},
 	}
 	for name := range optimizerDefaults {
 		yaml := optimizerYAML(name)
@@ -250,7 +251,8 @@ func TestApartFailsOnRank(t *testing.T) {
 // that ends the process.
 func TestApartClosesLast(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	c := testConfig(t, plan, "model: {preset: mula-nano, num_hidden_layers: 2}\nmicro_batch_size: 1\nlayout: {expert_dp: 2}\n")
+	c := testConfig(t, plan, "model: {preset: mula-nano, num_hidden_layers: 2}\nmicro_batch_size: 1\nlayout: "+
+		"{expert_dp: 2}\n")
 	var devices [2]*devapart.Device
 	o := onApart(Options{}, func(rank int, d *devapart.Device) { devices[rank] = d })
 	failed, sums := errors.New("no sum"), 0

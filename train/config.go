@@ -689,7 +689,8 @@ func (c Config) Validate() error {
 	} else if pp > 1 && c.Model.TieEmbeddings {
 		errs = append(errs,
 			bad("layout.pp",
-				"is %d, but model.tie_word_embeddings needs the same weights in the first and the last stage; set layout.pp to 1, or tie_word_embeddings to false", pp))
+				"is %d, but model.tie_word_embeddings needs the same weights in the first and the last stage; set "+
+					"layout.pp to 1, or tie_word_embeddings to false", pp))
 	}
 	if tp := c.Layout.TP; tp != 1 {
 		errs = append(errs, bad("layout.tp", "is %d, but this version has no tensor parallelism; must be 1", tp))

@@ -208,14 +208,16 @@ func TestParseConfigOldNames(t *testing.T) {
 	if diff := cmp.Diff(now, old, cmpopts.IgnoreUnexported(Config{}, ModelConfig{})); diff != "" {
 		t.Errorf("(-new +old):\n%s", diff)
 	}
-	want := []string{"train.yaml:1: field dp is now called expert_dp", "train.yaml:1: field links is now called transport",
+	want := []string{"train.yaml:1: field dp is now called expert_dp", "train.yaml:1: field links is now called " +
+		"transport",
 		"train.yaml:3: field leave_out is now called skip_steps"}
 	if !slices.Equal(old.Warnings(), want) || now.Warnings() != nil {
 		t.Errorf("warnings %q and %q, want %q and none", old.Warnings(), now.Warnings(), want)
 	}
 	for text, want := range map[string]string{
-		"steps: 1\nlayout: {dp: 0}\n":                 "train.yaml:2: layout.expert_dp is 0; must be from 1 to 1048576",
-		"layout: {dp: 1, expert_dp: 1}\n":             "train.yaml:1: dp and expert_dp are the same field: dp is the old name of expert_dp; remove it",
+		"steps: 1\nlayout: {dp: 0}\n": "train.yaml:2: layout.expert_dp is 0; must be from 1 to 1048576",
+		"layout: {dp: 1, expert_dp: 1}\n": "train.yaml:1: dp and expert_dp are the same field: dp is " +
+			"the old name of expert_dp; remove it",
 		"spikes: {leave_out: 0}\n":                    "train.yaml:1: spikes.skip_steps is 0; must be from 1 to 1048576",
 		"layout:\n  ep: 1\n  links: carrier pigeon\n": `train.yaml:3: layout.transport is "carrier pigeon"; allowed: auto, local, tcp, mpi`,
 	} {
@@ -242,12 +244,14 @@ func TestLoadConfigSettings(t *testing.T) {
 		same     string
 	}{
 		{"", []string{"plan=p.json"}, "plan: p.json\n"},
-		{"steps: 5\n", []string{"steps=7", "schedule.learning_rate=3e-4"}, "steps: 7\nschedule: {learning_rate: 3e-4}\n"},
+		{"steps: 5\n", []string{"steps=7", "schedule.learning_rate=3e-4"}, "steps: 7\nschedule: {learning_rate: " +
+			"3e-4}\n"},
 		{"model: {preset: mula-1b, hidden_size: 512}\n", []string{"model.preset=mula-nano"},
 			"model: {preset: mula-nano, hidden_size: 512}\n"},
 		{"model: {preset: mula-1b, hidden_size: 512}\n", []string{"model={preset: mula-nano}"},
 			"model: {preset: mula-nano}\n"},
-		{"plan: p\n", []string{"model.vocab_size=512", "verify=reads"}, "plan: p\nmodel: {vocab_size: 512}\nverify: on-read\n"},
+		{"plan: p\n", []string{"model.vocab_size=512", "verify=reads"}, "plan: p\nmodel: {vocab_size: 512}\nverify: " +
+			"on-read\n"},
 		{"optimizer: {groups: [{match: [norms], weight_decay: 0}]}\n", []string{"optimizer.groups=[{match: [head]}]"},
 			"optimizer: {groups: [{match: [head]}]}\n"},
 		{"layout: {ep: 3}\n", []string{"layout.ep=2"}, "layout: {ep: 2}\n"}, // 3 is an error
@@ -260,14 +264,18 @@ func TestLoadConfigSettings(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(Config{}, "file"), cmp.AllowUnexported(ModelConfig{})); diff != "" {
+		if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(Config{}, "file"),
+			cmp.AllowUnexported(ModelConfig{})); diff != "" {
 			t.Errorf("%q %q (-file +settings):\n%s", test.file, test.settings, diff)
 		}
 	}
 	_, err := load("batch_size: 5\nprecision: fp8\n", "layout.ep=2", "spikes.window=1", "stepz=4")
-	want := filepath.Join(dir, "train.yaml") + ":1: batch_size is 5; must be a multiple of layout.expert_dp · layout.ep = 1 · 2 = 2, " +
-		"the number of data ranks\n" + filepath.Join(dir, "train.yaml") + ":2: precision is \"fp8\"; allowed: fp32, bf16\n" +
-		"--set stepz: unknown field \"stepz\"; did you mean \"steps\"?\n--set spikes.window: spikes.window is 1; must be from 2 to 65536"
+	want := filepath.Join(dir, "train.yaml") + ":1: batch_size is 5; must be a multiple of layout.expert_dp · " +
+		"layout.ep = 1 · 2 = 2, " +
+		"the number of data ranks\n" + filepath.Join(dir, "train.yaml") + ":2: precision is \"fp8\"; allowed: fp32, " +
+		"bf16\n" +
+		"--set stepz: unknown field \"stepz\"; did you mean \"steps\"?\n--set spikes.window: spikes.window is 1; " +
+		"must be from 2 to 65536"
 	if err == nil || err.Error() != want {
 		t.Errorf("error %q, want %q", err, want)
 	}

@@ -227,7 +227,8 @@ func (m ModelDir) inspect(stored *moe.Stored) (*tokenize.Tokenizer, Inspection, 
 	path := m.TokenizerFile()
 	if path == "" {
 		i.Notes = append(i.Notes,
-			"the model has no tokenizer.json, so AutoTokenizer and mula generate cannot work: copy the tokenizer.json of its shards into "+filepath.ToSlash(m.Dir)+", and export again")
+			"the model has no tokenizer.json, so AutoTokenizer and mula generate cannot work: copy the "+
+				"tokenizer.json of its shards into "+filepath.ToSlash(m.Dir)+", and export again")
 		return nil, i, nil
 	}
 	text, err := readCompanion(path)

@@ -17,7 +17,8 @@ import (
 func TestEstimateInput(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	c := testConfig(t, plan,
-		"layout: {expert_dp: 2, ep: 4, optimizer: so, dispatch: allgather}\nrecompute: layers\nprecision: bf16\noptimizer: "+
+		"layout: {expert_dp: 2, ep: 4, optimizer: so, dispatch: allgather}\nrecompute: layers\nprecision: "+
+			"bf16\noptimizer: "+
 			"{name: lion}\n")
 	in, err := c.EstimateInput(mustPlan(t, plan), estimate.Aurora)
 	if err != nil {
@@ -201,7 +202,8 @@ func TestSummaryMemoryIsTheEstimates(t *testing.T) {
 	plan := mustPlan(t, makePlan(t, t.TempDir(), "plan.json", ""))
 	for _, preset := range []string{"mula-tiny", "mula-7b-a1b", "mula-20b-a2b"} {
 		for _, layout := range []string{"{}", "{expert_dp: 2}", "{expert_dp: 2, ep: 4}", "{ep: 2, dispatch: allgather}",
-			"{expert_dp: 4, optimizer: so}", "{expert_dp: 2, ep: 2, optimizer: unsharded}", "{expert_dp: 2, pp: 2, ep: 2}", "{pp: 4}"} {
+			"{expert_dp: 4, optimizer: so}", "{expert_dp: 2, ep: 2, optimizer: unsharded}", "{expert_dp: 2, pp: 2, " +
+				"ep: 2}", "{pp: 4}"} {
 			c := testConfig(t, "plan.json", "layout: "+layout+"\nmodel: {preset: "+preset+"}\n")
 			c, err := c.resolve(plan)
 			if err != nil {

@@ -339,9 +339,9 @@ func (s *spreadOfLosses) margin(windows int64) (margin float64, ok bool) {
 	return studentT(s.n-1) * standardError, true
 }
 
-// studentT returns the 97.5 % quantile of Student's t distribution. It uses exact values for one and
-// two degrees of freedom. For more it uses the expansion of Cornish and Fisher (Abramowitz and Stegun
-// 26.7.5), whose error is below 0.2 %.
+// studentT returns the 97.5 % quantile of Student's t distribution. It uses exact values for one
+// and two degrees of freedom. For more it uses the expansion of Cornish and Fisher (Abramowitz and
+// Stegun 26.7.5), whose error is below 0.2 %.
 func studentT(degrees int64) float64 {
 	switch degrees {
 	case 1:

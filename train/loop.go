@@ -218,7 +218,8 @@ func (r *run) begin(ctx context.Context) (*Checkpoint, error) {
 		r.options.Report(r.summary(checkpoint))
 	}
 	if r.data.Plan.Tokenizer == nil {
-		r.warn("the plan does not name the tokenizer of its shards, so an id beyond the model's vocabulary of %d is only found when it is read; mula check finds the largest id", r.config.Model.VocabSize)
+		r.warn("the plan does not name the tokenizer of its shards, so an id beyond the model's vocabulary of %d is "+
+			"only found when it is read; mula check finds the largest id", r.config.Model.VocabSize)
 	}
 	return checkpoint, nil
 }
@@ -875,7 +876,8 @@ func (r *run) notFinite(what string, err error, rows []result, rank int) error {
 			"plan_change: accept", from, to)
 	}
 	err = fmt.Errorf("step %d: %w, at positions %d to %d, of %s; the weights are unchanged since the step before, "+
-		"and %s. If the losses before this step rose, the learning rate is too high. Otherwise, look at the text with mula peek --position. To skip it, %s", r.state.Step, err, from, to-1,
+		"and %s. If the losses before this step rose, the learning rate is too high. Otherwise, look at the text "+
+		"with mula peek --position. To skip it, %s", r.state.Step, err, from, to-1,
 		strings.Join(sources, ", "), checkpoint, leave)
 	if r.diverged() {
 		rank = -1
@@ -1098,7 +1100,8 @@ func (r *run) findCheckpoint(checkpoint *Checkpoint) (*Checkpoint, error) {
 				checkpoint.Dir, r.state.Cursor.Plan, r.config.Plan, plan, r.state.Cursor.Position)
 		case r.state.Cursor.Position > shared:
 			return nil, fmt.Errorf("%s was made with plan %.16s… up to position %d, but %s, plan %.16s…, amends "+
-				"that plan from position %d on; amend it at position %d or later, or set plan_change: accept to resume at position %d of the amended plan", checkpoint.Dir,
+				"that plan from position %d on; amend it at position %d or later, or set plan_change: accept to "+
+				"resume at position %d of the amended plan", checkpoint.Dir,
 				r.state.Cursor.Plan, r.state.Cursor.Position, r.config.Plan, plan, shared,
 				r.state.Cursor.Position, r.state.Cursor.Position)
 		}
@@ -1111,7 +1114,8 @@ func (r *run) findCheckpoint(checkpoint *Checkpoint) (*Checkpoint, error) {
 	}
 	if now := tokenizerHash(r.data.Plan); r.state.Tokenizer != now && r.state.Tokenizer != "" && now != "" {
 		return nil, fmt.Errorf("%s was trained with the tokenizer %.16s… (SHA-256), but the shards of %s were made "+
-			"with %.16s…, whose ids mean different text; tokenize with the old tokenizer, or start a new run in another output", checkpoint.Dir, r.state.Tokenizer,
+			"with %.16s…, whose ids mean different text; tokenize with the old tokenizer, or start a new run in "+
+			"another output", checkpoint.Dir, r.state.Tokenizer,
 			r.config.Plan, now)
 	}
 	if want := r.state.Step * int64(r.config.BatchSize); r.state.Cursor.Position != want {
@@ -1121,7 +1125,8 @@ func (r *run) findCheckpoint(checkpoint *Checkpoint) (*Checkpoint, error) {
 			r.config.BatchSize, want)
 	}
 	if a := r.arithmetic(); a != r.state.Arithmetic {
-		r.warn("%s was computed with the arithmetic of %s, and this device has %s; the run continues, but its last bits will differ", checkpoint.Name(), r.state.Arithmetic, a)
+		r.warn("%s was computed with the arithmetic of %s, and this device has %s; the run continues, but its last "+
+			"bits will differ", checkpoint.Name(), r.state.Arithmetic, a)
 	}
 	return checkpoint, nil
 }

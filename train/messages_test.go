@@ -24,13 +24,13 @@ func TestErrorsOfPlanHaveLines(t *testing.T) {
 			"does not divide",
 		"model:\n  preset: mula-nano\n  model_type: llama\n":          `train.yaml:5: model.model_type is "llama"`,
 		"model: {preset: mula-nano}\n\nschedule: {warmup_steps: 5}\n": "train.yaml:5: schedule.warmup_steps is 5, but",
-		"model: {preset: mula-nano}\nschedule: {name: wsd, warmup_steps: 2}\n": "train.yaml:4: schedule.warmup_steps is 2, " +
-			"which leaves no steps of schedule.decay_steps",
+		"model: {preset: mula-nano}\nschedule: {name: wsd, warmup_steps: 2}\n": "train.yaml:4: schedule.warmup_steps " +
+			"is 2, which leaves no steps of schedule.decay_steps",
 		"model: {preset: mula-nano}\ncheckpoint: {}\n\n\nsteps_: 1\n": `train.yaml:7: unknown field "steps_"; did you mean "steps"?`,
 		"model: {preset: mula-nano}\ninitialize_from: \"\"\nlayout:\n  ep: 3\n": "train.yaml:6: layout.ep is 3, " +
 			"which does not divide",
-		"model: {preset: mula-nano}\nmicro_batch_size: 1\nlayout: {expert_dp: 4, ep: 4}\n": "train.yaml:2: batch_size is " +
-			"8; must be a multiple of",
+		"model: {preset: mula-nano}\nmicro_batch_size: 1\nlayout: {expert_dp: 4, ep: 4}\n": "train.yaml:2: " +
+			"batch_size is 8; must be a multiple of",
 		"model: {preset: mula-nano}\noutput: PLAN\n": "train.yaml:4: output is PLAN, " +
 			"but PLAN is a file; write the path of a directory for the run",
 	} {

@@ -78,7 +78,8 @@ func (m ModelDir) CheckTokenizer(ctx context.Context, p *blend.Plan) error {
 	}
 	if plan := tokenizerHash(p); plan != "" && model != "" && plan != model {
 		err := fmt.Errorf("%s: the model's tokenizer has SHA-256 %.16s…, but the plan's shards were made with "+
-			"%.16s…, whose ids mean different text; tokenize the documents with the model's tokenizer.json and build a plan of those shards", m.Dir, model,
+			"%.16s…, whose ids mean different text; tokenize the documents with the model's tokenizer.json and "+
+			"build a plan of those shards", m.Dir, model,
 			plan)
 		if m.Checkpoint == nil {
 			err = fmt.Errorf("%w; if it is the same tokenizer in another form, replace the file by the plan's "+

@@ -33,9 +33,9 @@ const stateChunk = 1 << 26
 
 // An Optimizer updates the weights of a model from their gradients, in float32, block by block.
 // Each optimizer_NAME.go has one update rule. Rules that treat each element separately run on the
-// device, and their state is in device memory, like weights and gradients. LAMB, and the matrices of
-// Muon, are updated on the host, on all workers of the device, and their state is there: weights and
-// gradients are copied to the host before an update, and the weights are copied back after it.
+// device, and their state is in device memory, like weights and gradients. LAMB, and the matrices
+// of Muon, are updated on the host, on all workers of the device, and their state is there: weights
+// and gradients are copied to the host before an update, and the weights are copied back after it.
 // Results do not depend on the number of threads.
 type Optimizer struct {
 	Updates int64 // updates done, t
@@ -117,8 +117,8 @@ type deviceRule interface {
 type hostRule interface {
 	rule
 
-	// updateHost updates the elements [begin, end) of the weights of parameter p. Several goroutines
-	// call it at once.
+	// updateHost updates the elements [begin, end) of the weights of parameter p. Several
+	// goroutines call it at once.
 	updateHost(o *Optimizer, p, begin, end int)
 }
 

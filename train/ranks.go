@@ -91,12 +91,15 @@ func linksOf(kind LinkKind) (LinkKind, error) {
 func separateProcesses(p launchers.Process) error {
 	pmi := ""
 	if p.Launcher.Rank == "SLURM_PROCID" {
-		pmi = "start the run with srun --mpi=pmi2 or --mpi=pmix (srun --mpi=list shows the choices), or with mula launch"
+		pmi = "start the run with srun --mpi=pmi2 or --mpi=pmix (srun --mpi=list shows the choices), " +
+			"or with mula launch"
 	} else {
 		pmi = "start the run with mula launch or mpiexec"
 	}
-	return &fieldError{field: "layout.transport", message: fmt.Sprintf(": %s has started %d processes (%s), but without "+
-		"PMI for MPI, so each process would train the whole run; %s. If each process is a separate run with its own output, set layout.transport to local", p.Launcher.Name, p.Size,
+	return &fieldError{field: "layout.transport", message: fmt.Sprintf(": %s has started %d processes (%s), but "+
+		"without "+
+		"PMI for MPI, so each process would train the whole run; %s. If each process is a separate run with its own "+
+		"output, set layout.transport to local", p.Launcher.Name, p.Size,
 		p.Launcher.Size, pmi)}
 }
 
@@ -108,16 +111,18 @@ func startedWith(size int) error {
 		return nil
 	}
 	return &fieldError{field: "layout.transport", message: fmt.Sprintf(": mula launch has started %s ranks (%s), but "+
-		"this rank is in a world of size %d; use the mpiexec or srun of the same MPI library, or mula launch --with tcp", text, tcp.SizeVariable, size)}
+		"this rank is in a world of size %d; use the mpiexec or srun of the same MPI library, or mula launch --with "+
+		"tcp", text, tcp.SizeVariable, size)}
 }
 
 // loneRank is the error of a process whose MPI library sees no other process, although the layout
 // has several ranks.
 func loneRank(library string) error {
 	p, _ := launchers.Find()
-	return &fieldError{field: "layout.transport", message: fmt.Sprintf(": %s has started this process (%s), but %s sees "+
-		"no other process; name the MPI library of %s in %s, or start the run with mula launch --with tcp",
-		p.Launcher.Name, p.Launcher.Rank, library, p.Launcher.Name, mpi.LibraryVariable)}
+	return &fieldError{field: "layout.transport",
+		message: fmt.Sprintf(": %s has started this process (%s), but %s sees "+
+			"no other process; name the MPI library of %s in %s, or start the run with mula launch --with tcp",
+			p.Launcher.Name, p.Launcher.Rank, library, p.Launcher.Name, mpi.LibraryVariable)}
 }
 
 // fitsWorld returns an error if the layout is not for ranks ranks. The error names possible

@@ -668,12 +668,14 @@ func TestLayoutRefused(t *testing.T) {
 	}
 	c := DefaultConfig()
 	if err := c.fitsWorld(4); err == nil || err.Error() != "layout is expert_dp · ep = 1 · 1 = 1 ranks, but 4 were "+
-		"started; possible: {expert_dp: 4, ep: 1}, {expert_dp: 2, ep: 2}, {expert_dp: 1, ep: 4}" || !Misconfigured(err) {
+		"started; possible: {expert_dp: 4, ep: 1}, {expert_dp: 2, ep: 2}, {expert_dp: 1, ep: 4}" ||
+		!Misconfigured(err) {
 		t.Error(err)
 	}
 	c.Layout.PP = 2
-	if err := c.fitsWorld(4); err == nil || err.Error() != "layout is expert_dp · pp · ep = 1 · 2 · 1 = 2 ranks, but 4 "+
-		"were started; possible: {expert_dp: 2, pp: 2, ep: 1}, {expert_dp: 1, pp: 2, ep: 2}" {
+	if err := c.fitsWorld(4); err == nil ||
+		err.Error() != "layout is expert_dp · pp · ep = 1 · 2 · 1 = 2 ranks, but 4 "+
+			"were started; possible: {expert_dp: 2, pp: 2, ep: 1}, {expert_dp: 1, pp: 2, ep: 2}" {
 		t.Error(err)
 	}
 	c.Layout.PP = 1

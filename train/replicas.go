@@ -137,7 +137,8 @@ func (r *run) compareReplicas(ctx context.Context) error {
 	}
 	what := [replicaKinds]string{replicatedWeights: "replicated weights", expertWeights: "experts"}[found.kind]
 	return r.blame(found.rank, failureReplica, fmt.Errorf("step %d: its %s differ from the other replicas: "+
-		"%s; a machine has computed, stored or sent a weight wrongly; restart the run from its newest checkpoint without that host", c.first+int64(last), what, agree))
+		"%s; a machine has computed, stored or sent a weight wrongly; restart the run from its newest checkpoint "+
+		"without that host", c.first+int64(last), what, agree))
 }
 
 // A replicaDifference is a rank whose weights differ from its replicas.

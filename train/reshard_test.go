@@ -163,11 +163,13 @@ func TestResumeAtAnyLayout(t *testing.T) {
 		from      string
 		to        []string
 	}{
-		{"adamw", "expert_dp: 4, ep: 1", []string{"expert_dp: 4, ep: 1, optimizer: so", "expert_dp: 2, ep: 2", "expert_dp: 1, ep: 4",
+		{"adamw", "expert_dp: 4, ep: 1", []string{"expert_dp: 4, ep: 1, optimizer: so", "expert_dp: 2, ep: 2",
+			"expert_dp: 1, ep: 4",
 			"expert_dp: 2, ep: 1, optimizer: unsharded", "expert_dp: 1, ep: 1"}},
 		{"adamw", "expert_dp: 1, ep: 1", []string{"expert_dp: 2, ep: 2"}},
 		{"muon", "expert_dp: 2, ep: 2, optimizer: so", []string{"expert_dp: 1, ep: 4", "expert_dp: 1, ep: 1"}},
-		{"schedule_free_adamw", "expert_dp: 2, ep: 2", []string{"expert_dp: 4, ep: 1", "expert_dp: 1, ep: 2, optimizer: unsharded",
+		{"schedule_free_adamw", "expert_dp: 2, ep: 2", []string{"expert_dp: 4, ep: 1", "expert_dp: 1, ep: 2, " +
+			"optimizer: unsharded",
 			"expert_dp: 1, ep: 1"}},
 	} {
 		more := config

@@ -376,14 +376,17 @@ func compareIdentity(checkpoint, now map[string]string, steps int64) error {
 	case agrees || !oldOK || !ok || old.Name != schedule.Name:
 	case old.Name == WSD && old.Warmup == schedule.Warmup && steps > min(old.stable(), schedule.stable()):
 		hint = fmt.Sprintf("the length of schedule %s may change before its learning rate begins to fall, here up "+
-			"to step %d, but the checkpoint is of step %d: to resume from an older checkpoint, move the newer ones away; to make the run longer at schedule.min_learning_rate, set steps and keep schedule.decay_steps at %s; otherwise %s",
+			"to step %d, but the checkpoint is of step %d: to resume from an older checkpoint, move the newer ones "+
+			"away; to make the run longer at schedule.min_learning_rate, set steps and keep "+
+			"schedule.decay_steps at %s; otherwise %s",
 			WSD, min(old.stable(), schedule.stable()), steps, decay, hint)
 	case (old.Name == WSD || old.Name == Constant) && old.Warmup != schedule.Warmup:
 		hint = fmt.Sprintf("to make the run longer, set the old warm-up explicitly, as schedule.warmup_steps: %s "+
 			"(its default depends on the length); otherwise %s", warmup, hint)
 	case (old.Name == Cosine || old.Name == Linear) && old.Decay != schedule.Decay:
 		hint = fmt.Sprintf("schedule %s falls from the end of the warm-up, so another length would have given the "+
-			"finished steps other learning rates; to change the length of the run but not its schedule, set steps and keep schedule.decay_steps at %s, schedule.warmup_steps at %s; otherwise %s", old.Name,
+			"finished steps other learning rates; to change the length of the run but not its schedule, set steps "+
+			"and keep schedule.decay_steps at %s, schedule.warmup_steps at %s; otherwise %s", old.Name,
 			decay, warmup, hint)
 	}
 	return fmt.Errorf("cannot resume: train.yaml differs from the checkpoint: %s; %s", strings.Join(differences, ", "),

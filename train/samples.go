@@ -11,8 +11,10 @@ type Attention string
 // The kinds of attention. With documents, and for packed plans, a target is unmasked only if it is
 // in the same document as its input and is not padding. Otherwise all targets are unmasked.
 const (
-	WindowAttention   Attention = "window"    // all preceding tokens of the row, and itself; default for plans of windows
-	DocumentAttention Attention = "documents" // preceding tokens of its own document, and itself; default for packed plans
+	// all preceding tokens of the row, and itself; default for plans of windows
+	WindowAttention Attention = "window"
+	// preceding tokens of its own document, and itself; default for packed plans
+	DocumentAttention Attention = "documents"
 )
 
 // Attentions lists the kinds of attention.

@@ -460,7 +460,8 @@ func TestNothingCounts(t *testing.T) {
 	plan := plantest.Seal(t, dir, "plan.json",
 		sources+"samples: 24\nstages:\n- {samples: 8, weights: {ones: 1, more: 1}}\n- {samples: 8, weights: {ones: "+
 			"1}}\n- {samples: 8, weights: {more: 1}}\n")
-	for _, more := range []string{"", "layout: {expert_dp: 2}\n", "layout: {expert_dp: 2, ep: 2}\n", "layout: {expert_dp: 2, pp: 2}\n",
+	for _, more := range []string{"", "layout: {expert_dp: 2}\n", "layout: {expert_dp: 2, ep: 2}\n",
+		"layout: {expert_dp: 2, pp: 2}\n",
 		"optimizer: {name: sophiag, hessian_every: 1}\n"} {
 		c := testConfig(t, plan,
 			more+"steps: 6\nbatch_size: 4\nmicro_batch_size: 1\ncheckpoint: {every: 1, keep: 9}\nevaluate: {every: "+

@@ -16,7 +16,8 @@ import (
 // which may be empty. If an update needs complete tensors, runs consist of complete tensors.
 //
 //	unsharded   gradients: all-reduce over data (divided: replicas)
-//	so          gradients: replicated all-reduce over the ranks that share experts; then reduce-scatter over replicas; weights: all-gather there
+//	so          gradients: replicated all-reduce over the ranks that share experts; then reduce-scatter over
+//	            replicas; weights: all-gather there
 //	epso        gradients: reduce-scatter over data (divided: replicas); weights: all-gather there
 //
 // Gradients and weights are sent as float32 from and to host memory. All three schemes sum an

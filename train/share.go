@@ -454,7 +454,8 @@ func (s share) checkContent(file *safetensors.File, want []tensorRange) error {
 		}
 	}
 	if n := len(file.Tensors()); n > len(want) {
-		return fmt.Errorf("%s: the file has %d tensors, but the index lists %d for this file", file.Name(), n, len(want))
+		return fmt.Errorf("%s: the file has %d tensors, but the index lists %d for this file", file.Name(), n,
+			len(want))
 	}
 	return nil
 }

@@ -211,7 +211,8 @@ func (r *run) rollBack(ctx context.Context, spike *Spike) error {
 	state.Spikes.leaveOut(back.LeftOut)
 	r.state = state
 	r.hasher = blend.StepHasher{}
-	r.warn("step %d: %s; the run returns to %s and skips positions %d to %d, of steps %d to %d: rollback %d of at most %d", back.Step, spike, where,
+	r.warn("step %d: %s; the run returns to %s and skips positions %d to %d, of steps %d to %d: rollback %d of at "+
+		"most %d", back.Step, spike, where,
 		back.LeftOut.From, back.LeftOut.To-1, first, back.Step, len(state.Spikes.Rollbacks), c.MaxRollbacks)
 	if err := r.restore(ctx, checkpoint); err != nil {
 		return err
@@ -339,7 +340,9 @@ func (r *run) endOfSpikes(spike *Spike, why string) error {
 		checkpoint = "the newest checkpoint is " + checkpointName(r.lastSaved)
 	}
 	err := fmt.Errorf("step %d: %s, and %s; the weights are unchanged since the step before, and %s. If losses have "+
-		"risen and stay high, the learning rate is too high, or the data has changed permanently (mula peek --position %d shows it). Otherwise, raise the limit and start the run again. Skipped positions are listed in %s",
+		"risen and stay high, the learning rate is too high, or the data has changed permanently (mula peek "+
+		"--position %d shows it). Otherwise, raise the limit and start the run again. Skipped positions are "+
+		"listed in %s",
 		r.state.Step, spike, why, checkpoint, r.positions(r.state.Step).From, r.dir.join(skipsFile))
 	if spike.NotFinite {
 		err = fmt.Errorf("%w: %w", ErrNotFinite, err)

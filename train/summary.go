@@ -63,7 +63,8 @@ func (s Summary) fits(machine int64, ranks int) error {
 	advice := s.wouldFit(most, Memory.Total)
 	if ranks > 1 {
 		return fmt.Errorf("each rank needs %.4g GB of memory (weights %.4g, gradients %.4g, optimizer %.4g, "+
-			"activations %.4g), but this machine has %.4g GB for %d ranks: %s; otherwise run fewer ranks per machine, or raise layout.ep or layout.pp", float64(s.Memory.Total())/gb,
+			"activations %.4g), but this machine has %.4g GB for %d ranks: %s; otherwise run fewer ranks per "+
+			"machine, or raise layout.ep or layout.pp", float64(s.Memory.Total())/gb,
 			float64(s.Memory.Weights)/gb,
 			float64(s.Memory.Gradients)/gb, float64(s.Memory.Moments)/gb, float64(s.Memory.Buffers)/gb,
 			float64(machine)/gb, ranks, advice)
@@ -88,7 +89,8 @@ func (s Summary) fitsDevice(capacity int64, ranks int) error {
 		sharing = fmt.Sprintf(" for %d ranks", ranks)
 	}
 	return fmt.Errorf("a rank needs %.4g GB of its device's memory (weights %.4g, gradients %.4g, optimizer and "+
-		"activations %.4g), but %s has %.4g GB%s: %s; otherwise choose a smaller model, raise layout.ep or layout.pp, or set device: %s", float64(need)/gb,
+		"activations %.4g), but %s has %.4g GB%s: %s; otherwise choose a smaller model, raise layout.ep or "+
+		"layout.pp, or set device: %s", float64(need)/gb,
 		float64(s.Memory.Weights)/gb,
 		float64(s.Memory.Gradients)/gb, float64(need-s.Memory.Weights-s.Memory.Gradients)/gb, s.Device,
 		float64(capacity)/gb, sharing, s.wouldFit(most, Memory.onDevice), DeviceCPU)

@@ -59,7 +59,8 @@ func (t *trainedSamples) compare(ctx context.Context, d *blend.Data) error {
 		}
 		if hash := blend.SampleHash(ids); hash != was.hash {
 			return fmt.Errorf("step %d trained on a sample at position %d with hash %x, but shard %s has the hash "+
-				"%x for its tokens %d to %d: the file was changed during the run, or memory is damaged; check the file with `mula check`, and restart from the last checkpoint",
+				"%x for its tokens %d to %d: the file was changed during the run, or memory is damaged; check the "+
+				"file with `mula check`, and restart from the last checkpoint",
 				was.step, was.position, was.hash, d.ShardPath(s.Source, s.Shard), hash, s.Token,
 				s.Token+int64(d.SequenceLength))
 		}

@@ -129,10 +129,12 @@ func (n Norm) check(name string, x []float32) (tokens int) {
 func (h Heads) check(name string, first, capacity int) {
 	if h.Rows < 0 || h.Length < 0 || h.Heads < 1 || h.KVHeads < 1 || h.Size < 2 || h.Heads%h.KVHeads != 0 ||
 		h.Size%2 != 0 {
-		panic(fmt.Sprintf("xpu: %s: %d rows of %d tokens with %d heads of queries and %d of keys and values, of size %d", name, h.Rows, h.Length, h.Heads, h.KVHeads, h.Size))
+		panic(fmt.Sprintf("xpu: %s: %d rows of %d tokens with %d heads of queries and %d of keys and values, of "+
+			"size %d", name, h.Rows, h.Length, h.Heads, h.KVHeads, h.Size))
 	}
 	if first < 0 || first > capacity-h.Length {
-		panic(fmt.Sprintf("xpu: %s: %d positions from %d on exceed the capacity of %d", name, h.Length, first, capacity))
+		panic(fmt.Sprintf("xpu: %s: %d positions from %d on exceed the capacity of %d", name, h.Length, first,
+			capacity))
 	}
 }
 
@@ -167,7 +169,8 @@ func (p Projections) checkProjections(name string) {
 func CheckJoinHeads(p Projections, dqkv, dk, dv, dqWeight, dkWeight []float32) {
 	p.check("JoinHeads", p.First, p.First+p.Length)
 	if p.First != 0 {
-		panic(fmt.Sprintf("xpu: JoinHeads: queries start at position %d; gradients need complete sequences, from position 0",
+		panic(fmt.Sprintf("xpu: JoinHeads: queries start at position %d; gradients need complete sequences, from "+
+			"position 0",
 			p.First))
 	}
 	tokens := p.Rows * p.Length
@@ -341,7 +344,8 @@ func CheckUpdate(u Update, stretches []Moments, before, change []float64) (block
 			second = 0
 		}
 		if len(s.Grad) != n || len(s.M) != n || len(s.V) != second {
-			panic(fmt.Sprintf("xpu: Update: stretch %d has %d weights, %d gradients, and %d and %d elements of state, for %s",
+			panic(fmt.Sprintf("xpu: Update: stretch %d has %d weights, %d gradients, and %d and %d elements of "+
+				"state, for %s",
 				i, n, len(s.Grad), len(s.M), len(s.V), u.Rule))
 		}
 		blocks += (len(s.Weight) + BlockSize - 1) / BlockSize

@@ -65,8 +65,8 @@ func (o Lion) Update() Update {
 	}}
 }
 
-// Sophia is a step of Sophia (Liu et al. 2023, arXiv 2305.14342). v is the estimate of the Hessian's
-// diagonal, which [AverageSquares] updates:
+// Sophia is a step of Sophia (Liu et al. 2023, arXiv 2305.14342). v is the estimate of the
+// Hessian's diagonal, which [AverageSquares] updates:
 //
 //	m ← β₁m + (1-β₁)g; p ← p·(1 - LearningRate·WeightDecay) - LearningRate·clip(m/(Curvature·v + 1e-15), ±1)
 type Sophia struct {

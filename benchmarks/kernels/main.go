@@ -282,7 +282,8 @@ func measure(ctx context.Context, precision xpu.Precision, name string, rows, ro
 			1e3*clock(o.least), 1e3*clock(apartOne), clock(apartOne)/clock(o.least), apartOne.wall/o.least.wall)
 	}
 	if grouped.Len() > 0 {
-		fmt.Fprintf(&b, "\nGrouped products of %d groups, compared with a separate product for each group:\n\n", workload.Experts)
+		fmt.Fprintf(&b, "\nGrouped products of %d groups, compared with a separate product for each "+
+			"group:\n\n", workload.Experts)
 		b.WriteString("| product | cpu: CPU-ms grouped | separate | factor | OpenCL: ms grouped | separate | " +
 			"factor | wall factor |\n|---|---|---|---|---|---|---|---|\n")
 		b.WriteString(grouped.String())

@@ -79,7 +79,8 @@ func (r *Report) findings() []Finding {
 		}
 		if m.Cells > 0 && m.Unevenness > manyDeviations {
 			add(Warning, m.Name,
-				"the windows are not drawn evenly: ranges of the source cluster (%.3g standard deviations above chance)",
+				"the windows are not drawn evenly: ranges of the source cluster (%.3g standard deviations above "+
+					"chance)",
 				m.Unevenness)
 		}
 	}

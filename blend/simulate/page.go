@@ -84,7 +84,8 @@ func (r *Report) WritePage(w io.Writer, title string) error {
 		doc.RepeatsText += ", which are a part of the range"
 	}
 	doc.RepeatsText += ". The reads of a document are the samples with one of its tokens, divided by the windows " +
-		"with one. The tail is the tokens at the ends of shards outside all windows; packed samples have padding instead."
+		"with one. The tail is the tokens at the ends of shards outside all windows; packed samples have padding " +
+		"instead."
 	doc.Repeats = r.RepeatsTable().Cut(maxRows)
 	doc.ReadingFigures = rd.figures()
 	largest := make([]int, len(r.Mixture.Sources)) // sources, most samples first

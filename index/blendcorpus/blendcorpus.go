@@ -6,8 +6,8 @@
 // whatever their size:
 //
 //	<h>.dsc <h>_doc_idx.npy <h>_sample_idx.npy <h>_shuffle_idx.npy   one split of one token file; see package gpt
-//	<h>.dsc <h>_index.npy <h>_sample_index.npy                       a corpus: for each sample, the file and the sample in the file
-//	<h>.dsc <h>_index.npy <h>_sample_index.npy                       the blend: for each sample, the corpus and the sample in the corpus
+//	<h>.dsc <h>_index.npy <h>_sample_index.npy                       a corpus: file and sample in it, of each sample
+//	<h>.dsc <h>_index.npy <h>_sample_index.npy                       the blend: corpus and sample in it, of each sample
 //
 // <h> is the MD5 of the text in <h>.dsc. A flat blend (deepspeedai/Megatron-DeepSpeed) has no
 // corpora: its samples come directly from files.

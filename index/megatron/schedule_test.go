@@ -43,7 +43,8 @@ func TestSchedule(t *testing.T) {
 			"iteration -1 is negative"},
 		{"past the end", Schedule{TrainIters: 5, GlobalBatchSize: 8, PhaseTransitions: []int64{2}, Iteration: 5},
 			[3]Size{}, "after the end"},
-		{"too many", Schedule{TrainIters: 1 << 40, GlobalBatchSize: 1 << 40}, [3]Size{}, "exceed the largest sample count"},
+		{"too many", Schedule{TrainIters: 1 << 40, GlobalBatchSize: 1 << 40}, [3]Size{},
+			"exceed the largest sample count"},
 	} {
 		got, err := c.s.Samples()
 		if c.err != "" {

@@ -5,9 +5,9 @@ import (
 	"math"
 )
 
-// Shuffle shuffles a like RandomState.shuffle and Generator.shuffle shuffle a one-dimensional array:
-// for i from the last position down to 1, it swaps elements i and [Source].Interval(i). The draws
-// depend only on src and len(a).
+// Shuffle shuffles a like RandomState.shuffle and Generator.shuffle shuffle a one-dimensional
+// array: for i from the last position down to 1, it swaps elements i and [Source].Interval(i). The
+// draws depend only on src and len(a).
 func Shuffle[T any](src Source, a []T) {
 	i := len(a) - 1
 	for ; i > math.MaxUint32; i-- {

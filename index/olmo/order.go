@@ -2,8 +2,8 @@
 // the instances, the file of the order, and the fingerprint of the data set.
 //
 // OLMo-core looks for the order of an epoch in its work directory, under a name of five numbers
-// ([Order.Name]), and uses the file if it exists. So an unmodified OLMo-core trains on an order that
-// another program wrote.
+// ([Order.Name]), and uses the file if it exists. So an unmodified OLMo-core trains on an order
+// that another program wrote.
 package olmo
 
 import (

@@ -69,7 +69,8 @@ func (m *Image) Size() int64 { return m.size }
 // time. WriteAt does not retain p.
 func (m *Image) WriteAt(p []byte, off int64) (int, error) {
 	if off < 0 || int64(len(p)) > m.size-off {
-		return 0, fmt.Errorf("writing %s: %d bytes at offset %d exceed the file size of %d bytes", m.path, len(p), off, m.size)
+		return 0, fmt.Errorf("writing %s: %d bytes at offset %d exceed the file size of %d bytes", m.path, len(p),
+			off, m.size)
 	}
 	if err := fault(OpWrite, m.path); err != nil {
 		return 0, err

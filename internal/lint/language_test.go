@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"unicode"
 	"unicode/utf8"
 )
 
@@ -138,13 +139,23 @@ type remark struct {
 	text string
 }
 
+// isWholeWord reports whether no letter is next to text[begin:end]. The \b of package regexp knows
+// only ASCII letters.
+func isWholeWord(text string, begin, end int) bool {
+	before, _ := utf8.DecodeLastRuneInString(text[:begin])
+	after, _ := utf8.DecodeRuneInString(text[end:])
+	return !unicode.IsLetter(before) && !unicode.IsLetter(after)
+}
+
 // lintText applies the rules to one piece of prose whose first line has the given number.
 func lintText(line int, text string) []remark {
 	var out []remark
 	for i, l := range strings.Split(text, "\n") {
 		for _, rule := range languageRules {
-			for _, found := range rule.pattern.FindAllString(l, -1) {
-				out = append(out, remark{line + i, fmt.Sprintf("%q: write %s", found, rule.instead)})
+			for _, at := range rule.pattern.FindAllStringIndex(l, -1) {
+				if isWholeWord(l, at[0], at[1]) {
+					out = append(out, remark{line + i, fmt.Sprintf("%q: write %s", l[at[0]:at[1]], rule.instead)})
+				}
 			}
 		}
 	}
@@ -476,6 +487,7 @@ func TestLanguageRules(t *testing.T) {
 		{"What is made anew goes on from there.", 2},
 		{"THAT OF", 1},
 		{"thatof, anewly", 0},
+		{"größere, anewß", 0},
 	} {
 		if got := lintText(1, test.text); len(got) != test.want {
 			t.Errorf("%q: %v, want %d remarks", test.text, got, test.want)

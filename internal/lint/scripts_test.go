@@ -33,7 +33,8 @@ func TestContinuousIntegrationScripts(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !strings.HasPrefix(string(text), "#!/usr/bin/env bash\n") || !strings.Contains(string(text), "\nset -euo pipefail\n") {
+		if !strings.HasPrefix(string(text), "#!/usr/bin/env bash\n") || !strings.Contains(string(text),
+			"\nset -euo pipefail\n") {
 			t.Errorf(".ci/%s: must start with #!/usr/bin/env bash and set -euo pipefail", e.Name())
 		}
 		if e.Name() != "run" && !strings.Contains("\n"+string(main), "\n.ci/"+e.Name()+"\n") {

@@ -278,7 +278,8 @@ func TestClean(t *testing.T) {
 	if err := os.Truncate(path, maxLock+1); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := open(t, dir).Acquire(path); err == nil || !strings.Contains(err.Error(), "is not a lock file; remove it") {
+	if _, _, err := open(t, dir).Acquire(path); err == nil || !strings.Contains(err.Error(),
+		"is not a lock file; remove it") {
 		t.Errorf("a file that is no lock: %v", err)
 	}
 }

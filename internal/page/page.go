@@ -47,7 +47,8 @@ func New(l Layout) *Template {
 		hash := sha256.Sum256([]byte(l.Script))
 		t.hash = base64.StdEncoding.EncodeToString(hash[:])
 	}
-	t.frame = template.Must(template.New("page").Funcs(template.FuncMap{"command": func() string { return l.Command }}).Parse(frame))
+	t.frame = template.Must(template.New("page").
+		Funcs(template.FuncMap{"command": func() string { return l.Command }}).Parse(frame))
 	template.Must(t.frame.New("body").Parse(l.Body))
 	return t
 }

@@ -10,7 +10,8 @@ import (
 const everything uintptr = 0
 
 func refused() error {
-	return fmt.Errorf("this build for %s opens no shared libraries; use a build for Linux or macOS without the tag static",
+	return fmt.Errorf("this build for %s opens no shared libraries; "+
+		"use a build for Linux or macOS without the tag static",
 		runtime.GOOS)
 }
 

@@ -41,7 +41,8 @@ func (f *File) Decode(v any) error {
 	if f.Empty() {
 		return nil
 	}
-	d := decoder{top: f, file: f, base: "$", anchors: map[string][]*ast.AnchorNode{}, active: map[*ast.AnchorNode]bool{}}
+	d := decoder{top: f, file: f, base: "$", anchors: map[string][]*ast.AnchorNode{},
+		active: map[*ast.AnchorNode]bool{}}
 	body := f.body()
 	ast.Walk(visitor(func(n ast.Node) {
 		if a, ok := n.(*ast.AnchorNode); ok {
@@ -300,7 +301,8 @@ func (d *decoder) structure(dst reflect.Value, n ast.Node, path string) {
 			if old == name {
 				old = other
 			}
-			d.fail(e.at, join(path, e.key), "%s and %s are the same field: %s is the old name of %s; remove it", other, e.key,
+			d.fail(e.at, join(path, e.key), "%s and %s are the same field: %s is the old name of %s; remove "+
+				"it", other, e.key,
 				old, name)
 			continue
 		}

@@ -80,7 +80,8 @@ func newOverride(root reflect.Type, name, key, value string) (*override, error) 
 		current, _, _ := strings.Cut(field.Tag.Get("yaml"), ",")
 		o.path = join(o.path, current)
 		if current != part {
-			parsed.warnings = append(parsed.warnings, warning{text: fmt.Sprintf("field %s is now called %s", part, current)})
+			parsed.warnings = append(parsed.warnings, warning{text: fmt.Sprintf("field %s is now called "+
+				"%s", part, current)})
 		}
 		here = field.Type
 	}

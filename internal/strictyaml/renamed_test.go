@@ -70,9 +70,11 @@ func TestRenamedMistakes(t *testing.T) {
 
 func TestOldNames(t *testing.T) {
 	want := map[string]string{"within": "inner", "inner.speed": "inner.rate", "within.rate": "inner.rate",
-		"within.speed": "inner.rate", "within.deep": "inner.deep", "inner.below": "inner.deep", "within.below": "inner.deep",
+		"within.speed": "inner.rate", "within.deep": "inner.deep", "inner.below": "inner.deep",
+		"within.below":   "inner.deep",
 		"within.deep.on": "inner.deep.on", "inner.below.on": "inner.deep.on", "within.below.on": "inner.deep.on",
-		"within.deep.text": "inner.deep.text", "inner.below.text": "inner.deep.text", "within.below.text": "inner.deep.text"}
+		"within.deep.text": "inner.deep.text", "inner.below.text": "inner.deep.text",
+		"within.below.text": "inner.deep.text"}
 	if got := OldNames(&overridden{}); !maps.Equal(got, want) {
 		t.Errorf("old names %v, want %v", got, want)
 	}

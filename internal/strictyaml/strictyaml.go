@@ -355,8 +355,8 @@ func fullNames(t reflect.Type, prefix string) []string {
 	return names
 }
 
-// Names returns the full names of all fields of a struct, such as "layout.ep". v is a pointer to the
-// struct. Fields in lists are not among them.
+// Names returns the full names of all fields of a struct, such as "layout.ep". v is a pointer to
+// the struct. Fields in lists are not among them.
 func Names(v any) []string {
 	t := reflect.TypeOf(v).Elem()
 	return slices.DeleteFunc(fullNames(t, ""), func(name string) bool {

@@ -1,5 +1,5 @@
-// Package testwait lets tests wait for a condition without a time limit of their own. A busy machine
-// can be slow, so the only limit is the deadline of the test binary.
+// Package testwait lets tests wait for a condition without a time limit of their own. A busy
+// machine can be slow, so the only limit is the deadline of the test binary.
 package testwait
 
 import (

@@ -14,8 +14,8 @@ const Unknown = "unknown version"
 // -ldflags "-X mula/internal/version.number=1.2.3". It is empty in other builds.
 var number string
 
-// commit and date are the commit's hash and time. `make dist` sets them, because the go command does
-// not record them in git worktrees. They are empty in other builds.
+// commit and date are the commit's hash and time. `make dist` sets them, because the go command
+// does not record them in git worktrees. They are empty in other builds.
 var commit, date string
 
 // A Build describes how the program was built. Fields are empty if they are not known.

@@ -168,7 +168,8 @@ func (f *File) checkOffsets(size int64) error {
 				t.begin, at)
 		}
 		if t.end < t.begin || t.end > size {
-			return corrupt("tensor %q ends at byte %d of %d bytes of data: the file is cut short or its header is damaged",
+			return corrupt("tensor %q ends at byte %d of %d bytes of data: the file is cut short or its header is "+
+				"damaged",
 				t.Name, t.end, size)
 		}
 		if t.end-t.begin != want {

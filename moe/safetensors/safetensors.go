@@ -3,8 +3,8 @@
 // A file contains
 //
 //	8 bytes  little-endian length n of the header
-//	n bytes  JSON: {"__metadata__": {"format": "pt", …}, "name": {"dtype": "F32", "shape": […], "data_offsets": [begin, end]}, …},
-//	         padded with spaces
+//	n bytes  JSON, padded with spaces: {"__metadata__": {"format": "pt", …},
+//	         "name": {"dtype": "F32", "shape": […], "data_offsets": [begin, end]}, …}
 //	         the tensors' data, row-major and little-endian, without gaps; offsets count from here
 //
 // as defined by https://github.com/huggingface/safetensors. The reader accepts what that library

@@ -48,7 +48,8 @@ func below(folder string) (found []string, err error) {
 		}
 		name := entry.Name()
 		if entry.IsDir() {
-			if path != folder && (strings.HasPrefix(name, ".") || strings.HasSuffix(name, ".job")) { // work folder of mula tokenize
+			if path != folder && (strings.HasPrefix(name, ".") ||
+				strings.HasSuffix(name, ".job")) { // work folder of mula tokenize
 				return filepath.SkipDir
 			}
 			if _, err := os.Stat(filepath.Join(path, "index.json")); err == nil {

@@ -88,7 +88,8 @@ func readArrowFooter(file io.ReaderAt, size int64) (batches, dictionaries []arro
 	length := int64(int32(binary.LittleEndian.Uint32(tail[:])))
 	end := size - int64(len(tail)) - length
 	if length <= 0 || length > maxArrowMeta || end < int64(len(magic)+2) {
-		return nil, nil, fmt.Errorf("the end of the file says that its metadata has %d bytes, but the file has %d bytes", length, size)
+		return nil, nil, fmt.Errorf("the end of the file says that its metadata has %d bytes, but the file has %d "+
+			"bytes", length, size)
 	}
 	b := make([]byte, length)
 	if _, err := file.ReadAt(b, end); err != nil {
@@ -433,8 +434,9 @@ func (a *arrowReader) advance() (bool, error) {
 		})
 		if err != nil {
 			a.rec = nil
-			return false, a.r.broken(a.first-a.base+1, a.first, fmt.Errorf("row %d, at the start of record batch %d: %w",
-				a.first, a.batch, err))
+			return false, a.r.broken(a.first-a.base+1, a.first,
+				fmt.Errorf("row %d, at the start of record batch %d: %w",
+					a.first, a.batch, err))
 		}
 		if a.rec == nil && a.blocks != nil {
 			return false, a.r.broken(a.first-a.base+1, a.first, fmt.Errorf("row %d: record batch %d is missing",

@@ -135,7 +135,8 @@ func (c *columnReader) open(group int) error {
 	}
 	if codec := chunk.Compression(); codec != compress.Codecs.Uncompressed {
 		if _, err := compress.GetCodec(codec); err != nil {
-			return advise("the column is compressed with the codec %v, which is not supported; write the file again with "+
+			return advise("the column is compressed with the codec %v, which is not supported; "+
+				"write the file again with "+
 				"zstd or snappy", codec)
 		}
 	}

@@ -1,8 +1,8 @@
 // Package documents reads documents from files: JSON lines, JSON, text, Parquet and Arrow, plain or
 // compressed with gzip or zstd.
 //
-// Inputs are divided into pieces that several readers process independently. The documents and their
-// order do not depend on the division. docs/formats/documents.md specifies the formats.
+// Inputs are divided into pieces that several readers process independently. The documents and
+// their order do not depend on the division. docs/formats/documents.md specifies the formats.
 package documents
 
 import (

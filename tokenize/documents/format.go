@@ -23,7 +23,8 @@ var endings = []struct {
 var compressedEndings = []string{".gz", ".zst", ".zstd"}
 
 // Endings lists the file name extensions that [HasEnding] accepts, for messages.
-const Endings = ".jsonl, .jsonlines, .ndjson, .json and .txt, also with .gz, .zst or .zstd, .parquet, .parq, .arrow, .feather"
+const Endings = ".jsonl, .jsonlines, .ndjson, .json and .txt, also with .gz, .zst or .zstd, .parquet, .parq, " +
+	".arrow, .feather"
 
 // HasEnding reports whether a file in a folder is a file of documents, by the extension of its
 // name; see [Endings].
@@ -74,9 +75,11 @@ func formatOf(file string, head []byte, c compression, asked Format) (Format, er
 	}
 	switch {
 	case compressed && c == plain && asked == Auto && len(head) == 0:
-		return 0, fmt.Errorf("the file is empty, and a compressed file never is; fetch it again, or remove it from the inputs")
+		return 0, fmt.Errorf("the file is empty, and a compressed file never is; fetch it again, or remove it from " +
+			"the inputs")
 	case compressed && c == plain && asked == Auto:
-		return 0, fmt.Errorf("the file %s, so it is neither gzip nor zstd, although its extension says otherwise; if it is not compressed, rename it",
+		return 0, fmt.Errorf("the file %s, so it is neither gzip nor zstd, although its extension says otherwise; "+
+			"if it is not compressed, rename it",
 			begin())
 	case asked == Auto && magic != Auto && named != Auto && named != magic:
 		return 0, fmt.Errorf("the file is %s by its first bytes and %s by its name; rename it, or pass --input-format",
@@ -89,7 +92,8 @@ func formatOf(file string, head []byte, c compression, asked Format) (Format, er
 		return 0, fmt.Errorf("the file is %s by its first bytes, but --input-format is %s; remove --input-format",
 			magic, asked)
 	case (asked == Parquet || asked == Arrow) && magic != asked:
-		return 0, fmt.Errorf("--input-format is %s, but the file %s; pass another --input-format, or fetch the file again", asked, begin())
+		return 0, fmt.Errorf("--input-format is %s, but the file %s; pass another --input-format, or fetch the file "+
+			"again", asked, begin())
 	case asked != Auto:
 		return asked, nil
 	case magic != Auto:
@@ -107,7 +111,8 @@ func formatOf(file string, head []byte, c compression, asked Format) (Format, er
 	case named == JSON:
 		return JSONLines, nil // with a bad first line
 	}
-	return 0, fmt.Errorf("cannot tell the format: the file %s, and its name has no known extension; pass --input-format %s", begin(),
+	return 0, fmt.Errorf("cannot tell the format: the file %s, and its name has no known extension; pass "+
+		"--input-format %s", begin(),
 		strings.Join(formatNames[1:], ", "))
 }
 

@@ -108,8 +108,9 @@ func splitPath(path string) ([]string, error) {
 			i++
 			*last += path[i : i+1]
 		default:
-			return nil, fmt.Errorf("the field %q has a backslash that escapes neither a dot nor a backslash; write \\\\ "+
-				"for a backslash in a name", path)
+			return nil,
+				fmt.Errorf("the field %q has a backslash that escapes neither a dot nor a backslash; write \\\\ "+
+					"for a backslash in a name", path)
 		}
 	}
 	if slices.Contains(parts, "") {
@@ -523,8 +524,9 @@ func (s *lineScanner) decodeString(f field) ([]byte, *lineError) {
 	}
 	decoded, at := unescape(raw)
 	if decoded == nil {
-		return nil, &lineError{BadUTF8, f.start + 1 + at, fmt.Errorf("%s escapes half of a surrogate pair, which is not "+
-			"a character", raw[at:at+6])}
+		return nil, &lineError{BadUTF8, f.start + 1 + at,
+			fmt.Errorf("%s escapes half of a surrogate pair, which is not "+
+				"a character", raw[at:at+6])}
 	}
 	return decoded, nil
 }

@@ -178,7 +178,8 @@ func (r *Reader) stray(c int, where string) error {
 	case c >= utf8.RuneSelf:
 		found = fmt.Sprintf("the byte 0x%02x", c)
 	}
-	return r.faultAt(r.line, r.offset, BadStream, fmt.Errorf("malformed JSON: found %s %s; the rest of the file cannot "+
+	return r.faultAt(r.line, r.offset, BadStream, fmt.Errorf("malformed JSON: found %s %s; the rest of the file "+
+		"cannot "+
 		"be read; repair the file", found, where))
 }
 

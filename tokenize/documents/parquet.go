@@ -63,11 +63,13 @@ func readParquetMeta(file io.ReaderAt, size int64, o Options, paths [2][]string)
 	case "PARE":
 		return nil, advise("the file is encrypted, which is not supported; decrypt it first")
 	default:
-		return nil, fmt.Errorf("a Parquet file must end with \"PAR1\", but this file ends with %q: %w", tail[4:], io.ErrUnexpectedEOF)
+		return nil, fmt.Errorf("a Parquet file must end with \"PAR1\", but this file ends with %q: "+
+			"%w", tail[4:], io.ErrUnexpectedEOF)
 	}
 	length := int64(binary.LittleEndian.Uint32(tail[:]))
 	if length > size-12 || length > maxFooter {
-		return nil, fmt.Errorf("the end of the file says that its metadata has %d bytes, but the file has %d bytes", length, size)
+		return nil, fmt.Errorf("the end of the file says that its metadata has %d bytes, but the file has %d "+
+			"bytes", length, size)
 	}
 	footer := make([]byte, length)
 	if _, err := file.ReadAt(footer, size-8-length); err != nil {
@@ -322,7 +324,8 @@ func newParquetReader(r *Reader, file *os.File) (rowReader, error) {
 		p.end = int64(len(meta.groups))
 	}
 	if p.group < 0 || p.group > p.end || p.end > int64(len(meta.groups)) {
-		return nil, fmt.Errorf("reading %s: expected row groups %[3]d to %[4]d, but the file has %[2]d; the file changed "+
+		return nil, fmt.Errorf("reading %s: expected row groups %[3]d to %[4]d, but the file has %[2]d; the file "+
+			"changed "+
 			"after it was split; start again",
 			r.piece.File, len(meta.groups), p.group, p.end)
 	}

@@ -222,8 +222,9 @@ func (r *Reader) openStream(file io.Reader) error {
 	}
 	switch {
 	case r.format == Parquet:
-		return r.faultAt(0, 0, BadStream, errors.New("a Parquet file is read from its end, so it cannot be a pipe or a "+
-			"compressed file; save it uncompressed and name the file"))
+		return r.faultAt(0, 0, BadStream,
+			errors.New("a Parquet file is read from its end, so it cannot be a pipe or a "+
+				"compressed file; save it uncompressed and name the file"))
 	case r.format == Arrow:
 		rows, err := newArrowStreamReader(r)
 		if err != nil {

@@ -581,7 +581,8 @@ func TestDamagedRecordOfChangedInput(t *testing.T) {
 	}
 	if _, err := Run(t.Context(), o); err == nil ||
 		!strings.Contains(err.Error(), c.inputs[0]+" changed after the job started, and it is unknown "+
-			"whether it was read: "+names[0]+": the file is damaged") || !strings.Contains(err.Error(), "restart the job with --overwrite") {
+			"whether it was read: "+names[0]+": the file is damaged") || !strings.Contains(err.Error(),
+		"restart the job with --overwrite") {
 		t.Error(err)
 	}
 }

@@ -79,8 +79,8 @@ func draw(seed uint64, input int, offset int64) uint64 {
 	return mix(mix(mix(seed+golden)+uint64(input)+golden) + uint64(offset) + golden)
 }
 
-// sampleSeed is the seed of the draws of --fraction. It is constant, so that a smaller fraction keeps
-// a subset of the documents of a larger one. ("sample" in ASCII)
+// sampleSeed is the seed of the draws of --fraction. It is constant, so that a smaller fraction
+// keeps a subset of the documents of a larger one. ("sample" in ASCII)
 const sampleSeed = 0x73616d706c65
 
 // sampleLimit is the number below which the draw of a document must be for it to be kept; all are

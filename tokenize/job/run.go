@@ -79,9 +79,9 @@ type Options struct {
 	// document's input, and its offset there.
 	Shuffle     bool
 	ShuffleSeed uint64
-	// Sample is the fraction of documents that are kept, from 0 to 1. The selection compares a number
-	// drawn from input and offset with Sample, so a smaller sample is a subset of a larger one. 0
-	// means all. Unreadable documents are reported regardless of Sample.
+	// Sample is the fraction of documents that are kept, from 0 to 1. The selection compares a
+	// number drawn from input and offset with Sample, so a smaller sample is a subset of a larger
+	// one. 0 means all. Unreadable documents are reported regardless of Sample.
 	Sample float64
 	// MaxDocuments is the maximum number of documents; the rest of the inputs is ignored. 0 means
 	// all.

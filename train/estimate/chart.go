@@ -66,7 +66,8 @@ func Chart(results []*Result, curves []Curve) []byte {
 	y = d.steps(results, y, left, width-right)
 	return []byte(fmt.Sprintf(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %s %s" width="%s" height="%s" role="img" aria-label="%s">`+"\n", coordinate(width), coordinate(y),
 		coordinate(width), coordinate(y), html.EscapeString(r.Model+": step time and scaling")) +
-		"<style>text{font:12px sans-serif;fill:#222}.title{font-size:16px;font-weight:bold}.head{font-weight:bold}.note{fill:#666;font-size:11px}" +
+		"<style>text{font:12px sans-serif;fill:#222}.title{font-size:16px;font-weight:bold}.head{font-weight:bold}" +
+		".note{fill:#666;font-size:11px}" +
 		".grid{stroke:#ddd}.base{stroke:#888}path,polyline{fill:none}</style>\n" +
 		fmt.Sprintf(`<rect width="%s" height="%s" fill="#fff"/>`+"\n", coordinate(width), coordinate(y)) + d.String() +
 		"</svg>\n")

@@ -22,8 +22,8 @@ const (
 // Schemes lists the schemes, the default first.
 func Schemes() []string { return []string{string(EPSO), string(SO), string(Unsharded)} }
 
-// Layout divides a training step among ranks. The rank with the coordinates expert_dp, pp and ep has
-// the number (expert_dp·PP + pp)·EP + ep.
+// Layout divides a training step among ranks. The rank with the coordinates expert_dp, pp and ep
+// has the number (expert_dp·PP + pp)·EP + ep.
 type Layout struct {
 	DP int `json:"dp"` // expert_dp: replicas of each expert
 	EP int `json:"ep"` // ranks that share the experts of a layer
@@ -60,7 +60,8 @@ func (l Layout) check(c moe.Config) error {
 		name     string
 		v, limit int
 	}{
-		{"expert_dp", l.DP, 1 << 24}, {"ep", l.EP, 1 << 12}, {"pp", l.PP, 1 << 10}, {"batch size", l.BatchSize, 1 << 30},
+		{"expert_dp", l.DP, 1 << 24}, {"ep", l.EP, 1 << 12}, {"pp", l.PP, 1 << 10}, {"batch size", l.BatchSize,
+			1 << 30},
 		{"micro-batch size", l.MicroBatchSize, 1 << 20}, {"sequence length", l.SequenceLength, 1 << 28},
 	} {
 		if f.v < 1 || f.v > f.limit {
@@ -83,7 +84,8 @@ func (l Layout) check(c moe.Config) error {
 			c.Layers)
 	}
 	if l.BatchSize%l.DataRanks() != 0 {
-		return fmt.Errorf("the batch has %d sequences, which is not a multiple of the %d data ranks (expert_dp·ep); make it a "+
+		return fmt.Errorf("the batch has %d sequences, which is not a multiple of the %d data ranks (expert_dp·ep); "+
+			"make it a "+
 			"multiple of %d", l.BatchSize, l.DataRanks(), l.DataRanks())
 	}
 	for _, f := range []struct {

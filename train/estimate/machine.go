@@ -67,24 +67,29 @@ var Aurora = Machine{
 		"6 GPUs of 2 tiles a node: https://docs.alcf.anl.gov/aurora/hardware-overview/machine-overview/"},
 	Memory: Figure{64e9, Published, "64 GB a tile: https://arxiv.org/abs/2604.00785, section 1"},
 	PeakBF16: Figure{419.5e12, Derived,
-		"half of the 839 TFLOP/s of a GPU of two tiles (Intel at Hot Chips 34, 2022); Aurora's parts may have fewer active " +
+		"half of the 839 TFLOP/s of a GPU of two tiles (Intel at Hot Chips 34, 2022); Aurora's parts may have fewer " +
+			"active " +
 			"engines and run at lower clocks"},
 	PeakFP32: Figure{26e12, Derived, "half of the 52 TFLOP/s of a GPU of two tiles (Intel at Hot Chips 34, 2022)"},
 	ComputeEfficiency: Figure{0.2, Assumed,
-		"no measurement is published; fitted: with it the full step of Mula-20B-A2B gains from EPSO and expert kernels what is " +
+		"no measurement is published; fitted: with it the full step of Mula-20B-A2B gains from EPSO and expert " +
+			"kernels what is " +
 			"published (1.35)"},
 	MemoryBandwidth: Figure{1e12, Published,
 		"triad on one tile: https://docs.alcf.anl.gov/aurora/node-performance-overview/node-performance-overview/"},
 	NodeLink: Figure{140e9, Derived,
-		"GPUs are connected all to all by Xe-Links of 28 GB/s (a summary of https://arxiv.org/abs/2512.04291): one from a tile to each of the " +
+		"GPUs are connected all to all by Xe-Links of 28 GB/s (a summary of https://arxiv.org/abs/2512.04291): one " +
+			"from a tile to each of the " +
 			"5 other GPUs"},
 	NodeEfficiency: Figure{0.3, Assumed,
-		"no measurement of collectives is published; rings use one of the five links at a time (0.2), direct exchanges all; " +
+		"no measurement of collectives is published; rings use one of the five links at a time (0.2), direct " +
+			"exchanges all; " +
 			"chosen with the published ratios in sight"},
 	Network: Figure{200e9, Published,
 		"8 NICs of 200 Gbit/s a node: https://www.alcf.anl.gov/support-center/aurora/interconnect"},
 	NetworkEfficiency: Figure{0.5, Assumed,
-		"no measurement of collectives between buffers of GPUs is published; chosen with the published ratios in sight"},
+		"no measurement of collectives between buffers of GPUs is published; " +
+			"chosen with the published ratios in sight"},
 	NodesPerGroup: Figure{64, Derived,
 		"512 endpoints of a dragonfly group, 8 a node: a summary of https://arxiv.org/abs/2512.04291"},
 	GlobalNetwork: Figure{130e9, Derived,
@@ -149,7 +154,8 @@ func parseMachine(file *strictyaml.File) (Machine, error) {
 		}
 		if !file.Has(at + ".value") {
 			return Machine{}, file.Errorf(at,
-				"%s is missing; write %s: {value: …, kind: assumed, source: …} (docs/reference/estimate.md has the units)",
+				"%s is missing; write %s: {value: …, kind: assumed, source: …} "+
+					"(docs/reference/estimate.md has the units)",
 				names[i], names[i])
 		}
 		if f.Kind == "" {

@@ -27,8 +27,8 @@ type publishedRun struct {
 	step, alone, both float64
 }
 
-// publishedRuns are the runs of https://arxiv.org/abs/2604.00785 on 3,072 tiles. Sequences have 2048
-// tokens, and a step has one micro-batch of one sequence per rank. Layouts are from the scripts of
+// publishedRuns are the runs of https://arxiv.org/abs/2604.00785 on 3,072 tiles. Sequences have
+// 2048 tokens. A step has one micro-batch of one sequence per rank. Layouts are from the scripts of
 // https://github.com/IntelLabs/Optimus-LM. The speed-ups come from a secondary source.
 var publishedRuns = []publishedRun{
 	{"mula-20b-a2b", 256, 12, 1, moe.RecomputeNone, 1.36, 1.19, 1.35},
@@ -107,10 +107,13 @@ func ComparePublished() ([]Comparison, error) {
 			return Stepped(replicated, divided, so.Layout) / Stepped(replicated, divided, epso.Layout)
 		}
 		add(run.model, "optimizer step, SO / EPSO", run.step, so.Time.OptimizerStep()/epso.Time.OptimizerStep(),
-			"time of gradients, update and weights on the slowest stage; rests on node_efficiency and network_efficiency, which were chosen with this ratio in sight"+
-				map[bool]string{true: ". Less was gained than any count of ours explains: costs that do not depend on the scheme are not in the model"}[run.model == "mula-220b-a10b"])
+			"time of gradients, update and weights on the slowest stage; rests on node_efficiency and "+
+				"network_efficiency, which were chosen with this ratio in sight"+
+				map[bool]string{true: ". Less was gained than any count of ours explains: costs that do not depend " +
+					"on the scheme are not in the model"}[run.model == "mula-220b-a10b"])
 		add(run.model, "weights updated, SO / EPSO", run.step, ratio(replicated, divided),
-			"1 + (EP-1)·f over the whole model; exact, but the update itself is a few milliseconds: the step is exchange")
+			"1 + (EP-1)·f over the whole model; exact, but the update itself is a few milliseconds: the step is "+
+				"exchange")
 		if run.pp > 1 {
 			add(run.model, "weights updated, first stage", run.step, ratio(so.Stages[0].Replicated,
 				so.Stages[0].Divided), "the stage with the embedding")
@@ -119,13 +122,15 @@ func ComparePublished() ([]Comparison, error) {
 		}
 		add(run.model, "bytes sent, SO / EPSO", run.step, so.Sent(ForGradients, ForWeights)/epso.Sent(ForGradients,
 			ForWeights),
-			"gradients and weights on the worst stage; exact, but bytes inside a node cost less than those between nodes")
+			"gradients and weights on the worst stage; exact, "+
+				"but bytes inside a node cost less than those between nodes")
 		why := "the rest of the step by the same model, at a compute efficiency of 0.13 for the plain kernels"
 		if run.model == "mula-20b-a2b" {
 			why = "no prediction: the compute efficiency of the plain kernels, 0.13, was fitted to this row"
 		}
 		add(run.model, "full step, EPSO alone", run.alone, so.StepTime/epso.StepTime, why)
-		why = "the gain of the kernels is assumed to be the gain of the 20B, which has 8 experts per tile; the published gain grows with the experts per tile (12 in the 100B, 20 in the 220B)"
+		why = "the gain of the kernels is assumed to be the gain of the 20B, which has 8 experts per tile; the " +
+			"published gain grows with the experts per tile (12 in the 100B, 20 in the 220B)"
 		if run.model == "mula-20b-a2b" {
 			why = "no prediction: the compute efficiency with expert kernels, 0.2, was fitted to this row"
 		}
@@ -148,7 +153,8 @@ func ComparePublished() ([]Comparison, error) {
 		return nil, err
 	}
 	add(small, "full step, expert kernels alone", 1.71, plain.StepTime/fast.StepTime,
-		"the gain of the kernels is assumed to be the gain of the 20B; without expert parallelism a tile has 64 experts, and the published gain is the largest. The gain of kernels is not estimated")
+		"the gain of the kernels is assumed to be the gain of the 20B; without expert parallelism a tile has 64 "+
+			"experts, and the published gain is the largest. The gain of kernels is not estimated")
 
 	in, err := PublishedInput("mula-220b-a10b", EPSO)
 	if err != nil {
@@ -163,7 +169,9 @@ func ComparePublished() ([]Comparison, error) {
 		published, why := 0.0, "the same with SO; nothing is published"
 		if scheme == EPSO {
 			published = publishedScaling
-			why = "two causes in the model: a smaller share of the gradients is one's own, and beyond 64 nodes messages leave their dragonfly group; slow ranks are not in it. No figure was fitted to this row, but it rests on efficiencies that were fitted to, or chosen in sight of, the ratios above"
+			why = "two causes in the model: a smaller share of the gradients is one's own, and beyond 64 nodes " +
+				"messages leave their dragonfly group; slow ranks are not in it. No figure was fitted to this row, " +
+				"but it rests on efficiencies that were fitted to, or chosen in sight of, the ratios above"
 		}
 		add(in.Model, fmt.Sprintf("efficiency at %d tiles against %d, %s", publishedTo, publishedFrom, scheme),
 			published, points[len(points)-1].Efficiency, why)
@@ -175,7 +183,8 @@ func ComparePublished() ([]Comparison, error) {
 	}
 	const theirs = 530 * 12.69e9 / 1e12 // tokens/s of a tile, times FLOP of a token
 	add("mula-20b-a2b", "TFLOP/s of a tile (published: AGPT-12B-A2B)", theirs, large.FLOPs/large.StepTime/1e12,
-		"another model and trainer (torchtitan; 530 tokens/s of a tile, https://github.com/saforem2/torchtitan): the only speed that is published for an MoE on Aurora. "+
+		"another model and trainer (torchtitan; 530 tokens/s of a tile, https://github.com/saforem2/torchtitan): "+
+			"the only speed that is published for an MoE on Aurora. "+
 			"No speed of a Mula run is published, so ratios here are better founded than seconds")
 	return out, nil
 }

@@ -171,7 +171,8 @@ func PipelineTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
 	return []Exchange{exchange(ForPipeline, xpu.OpSend, Pipeline, l.PP, calls, 2*int64(l.PP-1)*total)}
 }
 
-// Numbers of 8 bytes in a rank's vote (train/votes.go): for the rank, and for each of its sequences.
+// Numbers of 8 bytes in a rank's vote (train/votes.go): for the rank, and for each of its
+// sequences.
 const (
 	voteHead = 5
 	voteRow  = 4
@@ -184,8 +185,8 @@ const (
 //   - all-gathers of the rank's number of rows (8 bytes), of its vote, and of the sum of squares of
 //     each block of gradients (8 bytes each), for the norm
 //
-// Optimizers with other norms (lamb, muon), `attention: documents`, evaluations and checkpoints send
-// more, which is not counted. For other trainers it returns nil.
+// Optimizers with other norms (lamb, muon), `attention: documents`, evaluations and checkpoints
+// send more, which is not counted. For other trainers it returns nil.
 func VoteTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
 	n := int64(l.Ranks())
 	if n == 1 || !t.Own {

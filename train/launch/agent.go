@@ -34,7 +34,8 @@ func Agent(orders io.Reader, stdout, stderr io.Writer) (int, error) {
 	}
 	var order agentOrder
 	if err := json.Unmarshal(line, &order); err != nil || len(order.Command) == 0 {
-		return ExitFailed, errors.New("the launcher's order cannot be read; install the same version of mula on all hosts")
+		return ExitFailed,
+			errors.New("the launcher's order cannot be read; install the same version of mula on all hosts")
 	}
 	cmd := exec.Command(order.Command[0], order.Command[1:]...)
 	cmd.Dir, cmd.Env = order.Dir, append(os.Environ(), order.Environment...)

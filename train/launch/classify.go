@@ -222,8 +222,9 @@ func (s *supervisor) judge(a Attempt) *Result {
 		s.stuck++
 	}
 	if s.stuck >= 2 {
-		return end(code, "%s; two attempts in a row ended before their first step was done, so mula launch does not try "+
-			"again; see the ranks' output in %s", a.Reason, s.Log)
+		return end(code,
+			"%s; two attempts in a row ended before their first step was done, so mula launch does not try "+
+				"again; see the ranks' output in %s", a.Reason, s.Log)
 	}
 	s.furthest = max(s.furthest, a.Step)
 	if s.furthest-s.counted >= max(s.Progress, 1) {

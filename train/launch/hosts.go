@@ -174,7 +174,8 @@ func expand(item string) ([]string, error) {
 // the number of ranks.
 func Distribute(hosts []Host, spares, ranks int) ([]Host, int, error) {
 	if spares < 0 || spares >= len(hosts) {
-		return nil, 0, fmt.Errorf("%d of %d hosts are spares; at least one host must not be a spare", spares, len(hosts))
+		return nil, 0, fmt.Errorf("%d of %d hosts are spares; at least one host must not be a spare", spares,
+			len(hosts))
 	}
 	used := len(hosts) - spares
 	unsaid, room := 0, 0

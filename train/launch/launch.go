@@ -66,9 +66,10 @@ type Outcome string
 
 // The outcomes.
 const (
-	Done          Outcome = "done"          // all ranks exited with 0
-	Stopped       Outcome = "stopped"       // by a signal or before the deadline; saved, and not retried
-	Configuration Outcome = "configuration" // the ranks reject the configuration or the flags (exit code 2); not retried
+	Done    Outcome = "done"    // all ranks exited with 0
+	Stopped Outcome = "stopped" // by a signal or before the deadline; saved, and not retried
+	// the ranks reject the configuration or the flags (exit code 2); not retried
+	Configuration Outcome = "configuration"
 	// another process killed a rank, its host could not be reached, or failures.jsonl names it
 	HostLost Outcome = "host"
 	Hang     Outcome = "hang" // no progress within the limit of a section

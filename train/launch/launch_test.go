@@ -276,7 +276,8 @@ func TestRun(t *testing.T) {
 		{name: "the run diverges, twice", scripts: []script{poisoned(0, 7, -1, "diverged"),
 			poisoned(5, 7, -1, "diverged")}, outcome: Failed, code: ExitFailed,
 			hosts: "aabb aabb",
-			reason: "the run diverged at step 7: values are not finite, and no single host is their source; an earlier " +
+			reason: "the run diverged at step 7: values are not finite, and no single host is their source; an " +
+				"earlier " +
 				"attempt had the same failure. The learning rate is too high"},
 		{name: "the run diverges, and then at another step", scripts: []script{poisoned(0, 7, -1, "diverged"),
 			poisoned(5, 9, -1, "diverged"), done(8, 20)}, outcome: Done, code: ExitDone,
@@ -839,7 +840,8 @@ func TestInterval(t *testing.T) {
 		}
 	}
 	a := advise(2, 3600, 0.5)
-	if want := "a checkpoint takes 2 s, and the mean time between failures is 1h0m0s; saving every 240 steps (checkpoint.every) " +
+	if want := "a checkpoint takes 2 s, and the mean time between failures is 1h0m0s; saving every 240 steps " +
+		"(checkpoint.every) " +
 		"would lose the least time"; a.String() != want {
 		t.Errorf("%q, want %q", a, want)
 	}

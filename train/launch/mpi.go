@@ -45,7 +45,8 @@ func DetectMPI(ctx context.Context, mpiexec []string) (Kind, error) {
 	line, _, _ := strings.Cut(strings.TrimSpace(text), "\n")
 	return "", fmt.Errorf("%s is neither from Open MPI nor from MPICH's Hydra, and mula launch supports no "+
 		"other: its --version is %q. Name another program with --mpiexec, start the ranks "+
-		"over ssh with --with tcp --hosts HOSTS (in a PBS job: --hosts $PBS_NODEFILE), or start them without mula launch: %s -n RANKS mula train", mpiexec[0], line, mpiexec[0])
+		"over ssh with --with tcp --hosts HOSTS (in a PBS job: --hosts $PBS_NODEFILE), or start them without mula "+
+		"launch: %s -n RANKS mula train", mpiexec[0], line, mpiexec[0])
 }
 
 // MPI is a [Starter] that starts the ranks with mpiexec or srun. It reads in the output of that

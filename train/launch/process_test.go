@@ -270,8 +270,8 @@ func (p *play) run(t *testing.T) Result {
 	return result
 }
 
-// Many launches at the same time do not take each other's ports: rank 0 inherits the socket that the
-// launcher has bound.
+// Many launches at the same time do not take each other's ports: rank 0 inherits the socket that
+// the launcher has bound.
 func TestManyLaunches(t *testing.T) {
 	for i := range 24 {
 		t.Run(strconv.Itoa(i), func(t *testing.T) {

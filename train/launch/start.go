@@ -81,7 +81,8 @@ func (p *Processes) Start(_ context.Context, r Ranks) (Job, error) {
 	if len(r.Hosts) > 1 {
 		if first := r.Hosts[0]; !p.AllLocal && (first == localhost || first == "127.0.0.1") {
 			if i := slices.IndexFunc(r.Hosts, func(h string) bool { return !isLocal(h) }); i >= 0 {
-				return nil, fmt.Errorf("rank 0 runs on %s, which is not this machine from %s; use a name of this machine that "+
+				return nil, fmt.Errorf("rank 0 runs on %s, which is not this machine from %s; use a name of this "+
+					"machine that "+
 					"the other hosts can resolve", first, r.Hosts[i])
 			}
 		}
@@ -153,7 +154,8 @@ func meetingPoint(host string, port int, allLocal bool) ([]string, *net.TCPListe
 	}
 	secret := make([]byte, 16)
 	rand.Read(secret)
-	return []string{tcp.AddressVariable + "=" + address, tcp.SecretVariable + "=" + hex.EncodeToString(secret)}, listener,
+	return []string{tcp.AddressVariable + "=" + address, tcp.SecretVariable + "=" + hex.EncodeToString(secret)},
+		listener,
 		nil
 }
 

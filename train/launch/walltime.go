@@ -56,8 +56,9 @@ func Deadline(ctx context.Context, getenv func(string) string, now time.Time) (a
 		}
 		return now.Add(time.Duration(n) * time.Second), "", nil
 	case getenv("PBS_JOBID") != "":
-		return time.Time{}, "the end of the PBS job is unknown (only Torque sets PBS_WALLTIME); set --walltime to stop " +
-			"the run before the job ends", nil
+		return time.Time{},
+			"the end of the PBS job is unknown (only Torque sets PBS_WALLTIME); set --walltime to stop " +
+				"the run before the job ends", nil
 	}
 	return time.Time{}, "", nil
 }

@@ -183,7 +183,8 @@ func sectionOf(name string, r *Run) section {
 	s := section{Name: name, Sources: sourceRows(r), Config: configRows(r)}
 	if r.Torn != "" {
 		s.Notes = append(s.Notes,
-			"The last line of the metrics is incomplete and was skipped: "+r.Torn+". The run is writing the line, or was stopped while writing it.")
+			"The last line of the metrics is incomplete and was skipped: "+r.Torn+". The run is writing the line, "+
+				"or was stopped while writing it.")
 	}
 	for _, m := range r.Resumes {
 		if m.OldPlan != "" {
@@ -444,7 +445,8 @@ func loadFigure(r *Run) page.Figure {
 		over = "the last step"
 	}
 	text := fmt.Sprintf("Tokens routed to each expert in %s, relative to the mean of its layer. "+
-		"At the end of each row: the busiest expert's load ÷ the mean (1 is even), and the entropy of the shares (1 is even, 0 is a single expert).", over)
+		"At the end of each row: the busiest expert's load ÷ the mean (1 is even), and the entropy of the shares (1 "+
+		"is even, 0 is a single expert).", over)
 	return page.Figure{Title: "Load by layer and expert", Text: text, Chart: m.svg()}
 }
 
@@ -530,7 +532,8 @@ func mfuFigure(r *Run) page.Figure {
 		series: rawAndSmooth("last", 0, curveOf(r, ifAny(r, func(s *Step) float64 { return s.MFU })),
 			false), marks: marksOf(r), until: stepsDone(r),
 	}
-	text := "Floating-point operations of the model per second, divided by the peak that was measured when the run started. They include the forward and the backward pass and full attention, without recomputation."
+	text := "Floating-point operations of the model per second, divided by the peak that was measured when the run " +
+		"started. They include the forward and the backward pass and full attention, without recomputation."
 	return page.Figure{Title: "Model FLOPs utilization", Text: text + smoothText(len(r.Steps)), Chart: chart.svg()}
 }
 

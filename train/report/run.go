@@ -259,7 +259,8 @@ func parse(r io.Reader, path string) (*Run, error) {
 				return nil, fmt.Errorf("%s:1 is cut off after %d bytes: the run has not written its first line yet",
 					path, len(text))
 			}
-			return nil, fmt.Errorf("%s:%d: not a line of metrics: %w; restore the file, or delete the damaged line", path,
+			return nil, fmt.Errorf("%s:%d: not a line of metrics: %w; restore the file, or delete the damaged "+
+				"line", path,
 				number, err)
 		}
 		if err := p.add(&l, number == 1); err != nil {
@@ -378,7 +379,8 @@ func (p *parser) addStep(l *line) error {
 		sum += n
 	}
 	if len(l.SourceSamples) > 0 && sum != s.Samples {
-		return fmt.Errorf("step %d: the samples of the sources add up to %d, but the step has %d", s.Step, sum, s.Samples)
+		return fmt.Errorf("step %d: the samples of the sources add up to %d, but the step has %d", s.Step, sum,
+			s.Samples)
 	}
 	lost := s.Skipped != nil && s.Skipped.NotFinite // the results of the step are not finite
 	if lost {

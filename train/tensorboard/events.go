@@ -9,7 +9,8 @@
 // (tensorflow/core/util/event.proto, tensorflow/core/framework/summary.proto); the first event of a
 // file carries file_version "brain.Event:2". Only the fields below are written:
 //
-//	Event   { double wall_time = 1; int64 step = 2; string file_version = 3; Summary summary = 5; SessionLog session_log = 7; }
+//	Event   { double wall_time = 1; int64 step = 2; string file_version = 3; Summary summary = 5;
+//	          SessionLog session_log = 7; }
 //	Summary { repeated Value value = 1; }   Value { string tag = 1; float simple_value = 2; }
 //	SessionLog { SessionStatus status = 1; }   START = 1
 package tensorboard

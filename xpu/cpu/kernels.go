@@ -80,8 +80,8 @@ func kernelsFor(precision xpu.Precision) []*kernelSet {
 	return sets
 }
 
-// Kernels returns the name of the kernel set that products of a precision use on this machine, as in
-// [Device.Name].
+// Kernels returns the name of the kernel set that products of a precision use on this machine, as
+// in [Device.Name].
 func Kernels(precision xpu.Precision) string { return kernelsFor(precision)[0].name }
 
 // RoundBF16 rounds every x[i] to bfloat16, like products of [xpu.BF16] round their operands.

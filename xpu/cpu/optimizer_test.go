@@ -30,7 +30,8 @@ var updateCases = []updateCase{
 		return [4]float64{w*(1-1e-3) - 1e-2*m/(1-0.729)/(math.Sqrt(v/(1-0.99*0.99*0.99))+1e-6), g, m, v}
 	}},
 	{"lion", func(w, grad, a, _ []float32) {
-		Update(xpu.Lion{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.99, WeightDecay: 0.1, GradScale: updateScale}.Update(), w, grad, a, nil)
+		Update(xpu.Lion{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.99, WeightDecay: 0.1,
+			GradScale: updateScale}.Update(), w, grad, a, nil)
 	}, func(w, g, m, b float64) [4]float64 {
 		sign := 0.0
 		if u := 0.9*m + 0.1*g; u != 0 {
@@ -39,7 +40,8 @@ var updateCases = []updateCase{
 		return [4]float64{w*(1-1e-3) - 1e-2*sign, g, 0.99*m + 0.01*g, b}
 	}},
 	{"sophia", func(w, grad, a, b []float32) {
-		Update(xpu.Sophia{LearningRate: 1e-2, Beta1: 0.965, Curvature: 3, WeightDecay: 0.1, GradScale: updateScale}.Update(),
+		Update(xpu.Sophia{LearningRate: 1e-2, Beta1: 0.965, Curvature: 3, WeightDecay: 0.1,
+			GradScale: updateScale}.Update(),
 			w, grad, a, b)
 	}, func(w, g, m, h float64) [4]float64 {
 		m = 0.965*m + 0.035*g
@@ -53,7 +55,8 @@ var updateCases = []updateCase{
 		return [4]float64{w*(1-1e-3) - 1e-2*m, g, m, 0.99*v + 0.01*g*g}
 	}},
 	{"lamb", func(w, grad, a, b []float32) {
-		Update(xpu.Lamb{Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-6, WeightDecay: 0.1, Step: 3, GradScale: updateScale}.Update(),
+		Update(xpu.Lamb{Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-6, WeightDecay: 0.1, Step: 3,
+			GradScale: updateScale}.Update(),
 			w, grad, a, b)
 	}, func(w, g, m, v float64) [4]float64 {
 		m, v = 0.9*m+0.1*g, 0.99*v+0.01*g*g
@@ -72,7 +75,8 @@ var updateCases = []updateCase{
 		return [4]float64{w, m, m, b}
 	}},
 	{"schedule-free", func(w, grad, a, b []float32) {
-		Update(xpu.ScheduleFreeAdamW{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-8, WeightDecay: 0.1, Step: 3,
+		Update(xpu.ScheduleFreeAdamW{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-8, WeightDecay: 0.1,
+			Step:  3,
 			Share: 0.3, GradScale: updateScale}.Update(), w, grad, a, b)
 	}, func(y, g, z, v float64) [4]float64 {
 		v = 0.99*v + 0.01*g*g

@@ -21,7 +21,8 @@ type attentionShape struct {
 }
 
 func (s attentionShape) String() string {
-	return fmt.Sprintf("%d rows of %d, %d and %d heads of %d, from position %d, room for %d, spread %g, documents of %d",
+	return fmt.Sprintf("%d rows of %d, %d and %d heads of %d, from position %d, room for %d, "+
+		"spread %g, documents of %d",
 		s.Rows, s.Length, s.Heads.Heads, s.KVHeads, s.Size, s.first, s.capacity, s.spread, s.document)
 }
 

@@ -81,7 +81,8 @@ func mistakesFamily(t *testing.T, d xpu.Device, _ float64) {
 		{name: "JoinHeads", run: func(o operands) {
 			p := split(append(o.x[:7:7], nil, nil, nil), 0, length)
 			d.JoinHeads(p, o.x[7], o.x[8], o.x[9], o.x[10], o.x[11])
-		}, floats: []int{tokens * projections, width, kv * size, tokens, tokens, length * size / 2, length * size / 2, tokens * projections, own, own, width, kv * size}},
+		}, floats: []int{tokens * projections, width, kv * size, tokens, tokens, length * size / 2, length * size / 2,
+			tokens * projections, own, own, width, kv * size}},
 		{name: "Attend", run: func(o operands) { d.Attend(attention(o.x, first, capacity)) },
 			floats: []int{tokens * width, keys, keys, tokens * width, tokens * heads}},
 		{name: "AttendGrad", run: func(o operands) {
@@ -99,7 +100,8 @@ func mistakesFamily(t *testing.T, d xpu.Device, _ float64) {
 			a := attention(o.x, 0, length)
 			a.Begin = o.ints[0]
 			d.AttendGrad(a, o.x[5], o.x[6], o.x[7], o.x[8])
-		}, floats: []int{tokens * width, own, own, tokens * width, tokens * heads, tokens * width, tokens * projections, own, own}, ints: [][]int32{zeros(tokens)}},
+		}, floats: []int{tokens * width, own, own, tokens * width, tokens * heads, tokens * width,
+			tokens * projections, own, own}, ints: [][]int32{zeros(tokens)}},
 		{name: "AttendGrad", run: func(o operands) {
 			d.AttendGrad(attention(o.x, 0, length+1), o.x[5], o.x[6], o.x[7],
 				o.x[8])

@@ -190,8 +190,8 @@ func adamW(t tester, d xpu.Device, rule xpu.AdamW, source *rand.Rand, lengths []
 	}
 }
 
-// An updateCase is an update with constants at which every term matters, and its formula in float64.
-// In the formula, g is the gradient times updateScale.
+// An updateCase is an update with constants at which every term matters, and its formula in
+// float64. In the formula, g is the gradient times updateScale.
 type updateCase struct {
 	update  xpu.Update
 	formula func(p, g, m, v float64) (weight, gradient, first, second float64)
@@ -253,7 +253,8 @@ func elementwise(t tester, d xpu.Device, c updateCase, source *rand.Rand, length
 		}
 		var want [4][]float64
 		for i := range n {
-			w, g, first, second := c.formula(float64(weight[i]), float64(grad[i])*updateScale, float64(m[i]), float64(v[i]))
+			w, g, first, second := c.formula(float64(weight[i]), float64(grad[i])*updateScale, float64(m[i]),
+				float64(v[i]))
 			for k, x := range []float64{w, g, first, second} {
 				want[k] = append(want[k], x)
 			}

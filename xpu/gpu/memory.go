@@ -70,7 +70,8 @@ func (d *Device) tryReserve(bytes int64) (*opencl.Buffer, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if room := d.Capacity() - m.bytes; bytes > room {
-		return nil, fmt.Errorf("%s: out of memory: %d bytes requested, of %d bytes %d are available", d.device.Name, bytes,
+		return nil, fmt.Errorf("%s: out of memory: %d bytes requested, of %d bytes %d are available", d.device.Name,
+			bytes,
 			d.Capacity(), room)
 	}
 	b, err := d.context.NewBuffer(bytes)

@@ -115,7 +115,8 @@ func (d *Device) Update(u xpu.Update, stretches []xpu.Moments, before, change []
 	resultChange := c.result(s.words(), func(words []uint32) { s.give(change, words) })
 	for _, x := range stretches {
 		n := over(len(x.Weight), length)
-		args := [8 + xpu.UpdateConstants + 1]argument{c.writes(x.Weight), c.writes(x.Grad), c.writes(x.M), c.writes(x.V),
+		args := [8 + xpu.UpdateConstants + 1]argument{c.writes(x.Weight), c.writes(x.Grad), c.writes(x.M),
+			c.writes(x.V),
 			resultBefore, resultChange, long(len(x.Weight)), integer(length)}
 		for i, k := range u.Constants {
 			args[8+i] = number(float64(k))

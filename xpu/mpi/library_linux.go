@@ -79,7 +79,8 @@ func openFor(getenv func(string) string, global bool) (*library, error) {
 	}
 	file, err := sharedlib.Search{Variable: LibraryVariable, Names: names, Global: global}.Open()
 	if err != nil {
-		return nil, fmt.Errorf("mpi: no MPI library found; install one, or set %s to its path (%w)", LibraryVariable, err)
+		return nil, fmt.Errorf("mpi: no MPI library found; install one, or set %s to its path (%w)", LibraryVariable,
+			err)
 	}
 	l, err := bind(file)
 	if err != nil {

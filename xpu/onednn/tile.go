@@ -89,7 +89,8 @@ func (l *library) make(s shape) (_ *primitive, err error) {
 		trans             bool
 		rows, columns, ld int
 		dataType          int
-	}{{s.transA, s.m, s.k, s.lda, s.dataType}, {s.transB, s.k, s.n, s.ldb, s.dataType}, {false, s.m, s.n, s.ldc, typeF32}} {
+	}{{s.transA, s.m, s.k, s.lda, s.dataType}, {s.transB, s.k, s.n, s.ldb, s.dataType}, {false, s.m, s.n, s.ldc,
+		typeF32}} {
 		if p.matrices[i], err = l.describe(x.trans, x.rows, x.columns, x.ld, x.dataType); err != nil {
 			return nil, err
 		}

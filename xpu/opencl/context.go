@@ -57,7 +57,8 @@ type Buffer struct {
 // NewBuffer allocates a buffer of the given number of bytes, at least 1, with undefined contents.
 func (c *Context) NewBuffer(bytes int64) (*Buffer, error) {
 	if bytes < 1 || bytes > c.device.MaxAllocation {
-		return nil, fmt.Errorf("opencl: %s: invalid buffer size of %d bytes; it must be from 1 to %d", c.device.Name, bytes,
+		return nil, fmt.Errorf("opencl: %s: invalid buffer size of %d bytes; it must be from 1 to %d", c.device.Name,
+			bytes,
 			c.device.MaxAllocation)
 	}
 	parent, err := c.hold()

@@ -124,8 +124,9 @@ func (l *library) devices() ([]*Device, error) {
 		return nil, fmt.Errorf("opencl: %w", err)
 	}
 	if len(platforms) == 0 {
-		return nil, fmt.Errorf("opencl: the loader %s found no driver; install the driver of the device (it needs a .icd "+
-			"file in /etc/OpenCL/vendors or in the folder OCL_ICD_VENDORS)", l.name)
+		return nil,
+			fmt.Errorf("opencl: the loader %s found no driver; install the driver of the device (it needs a .icd "+
+				"file in /etc/OpenCL/vendors or in the folder OCL_ICD_VENDORS)", l.name)
 	}
 	var devices []*Device
 	var failed []error
@@ -159,7 +160,8 @@ func (l *library) devices() ([]*Device, error) {
 		}
 	}
 	if len(devices) == 0 && len(failed) == 0 {
-		failed = append(failed, fmt.Errorf("opencl: no device in the drivers %s; check this user's access to the device "+
+		failed = append(failed, fmt.Errorf("opencl: no device in the drivers %s; check this user's access to the "+
+			"device "+
 			"(/dev/dri, /dev/nvidia*)", strings.Join(names, " and ")))
 	}
 	return devices, errors.Join(failed...)

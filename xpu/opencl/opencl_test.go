@@ -536,7 +536,8 @@ func TestWrongLaunches(t *testing.T) {
 			"bytes of local memory; the limit is 1 to"},
 		{b.sums, []int{64}, []int{8}, []Argument{global, global, global},
 			"argument 2 is global memory; it must be local float*"},
-		{b.axpy, []int{64}, []int{7}, []Argument{global, global, a, n}, "a size must be a positive multiple of its group size"},
+		{b.axpy, []int{64}, []int{7}, []Argument{global, global, a, n}, "a size must be a positive multiple of its " +
+			"group size"},
 		{b.axpy, []int{0}, []int{8}, []Argument{global, global, a, n},
 			"a size must be a positive multiple of its group size"},
 		{b.axpy, []int{64, 64}, []int{8}, []Argument{global, global, a, n}, "the same 1 to 3 dimensions"},

@@ -358,7 +358,8 @@ func (k *Kernel) fits(q *Queue, global, local []int, args []Argument) error {
 	items := 1
 	for i, n := range local {
 		if n < 1 || global[i] < 1 || global[i]%n != 0 {
-			return fmt.Errorf("sizes %v and group sizes %v; a size must be a positive multiple of its group size", global,
+			return fmt.Errorf("sizes %v and group sizes %v; a size must be a positive multiple of its group "+
+				"size", global,
 				local)
 		}
 		if n > k.limit/items {

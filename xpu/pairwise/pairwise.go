@@ -67,7 +67,8 @@ func (g *Group) Size() int { return g.size }
 // AllToAll sends send[r] to each rank r and receives recv[r] from it.
 func (g *Group) AllToAll(ctx context.Context, send, recv [][]byte) error {
 	if len(send) != g.size || len(recv) != g.size {
-		return fmt.Errorf("%s: an all-to-all of %d and %d pieces does not match %d ranks", g.name, len(send), len(recv), g.size)
+		return fmt.Errorf("%s: an all-to-all of %d and %d pieces does not match %d ranks", g.name, len(send),
+			len(recv), g.size)
 	}
 	if err := g.keep(recv[g.rank], send[g.rank]); err != nil {
 		return err

@@ -286,7 +286,8 @@ func rendezvous(ctx context.Context, o Options, w *waiting, listener net.Listene
 		return fmt.Errorf("tcp: rank %d of %d cannot reach %s: %w", o.Rank, o.Size, at, err)
 	}
 	conns[0] = conn
-	others := fmt.Sprintf("rank %d of %d has reached %s and waits for the other ranks; see the message of rank 0", o.Rank,
+	others := fmt.Sprintf("rank %d of %d has reached %s and waits for the other ranks; see the message of rank "+
+		"0", o.Rank,
 		o.Size, at)
 	w.set(func() string { return others })
 	list, err := within(ctx, conn, 0, func() ([]string, error) { return readList(conn, o.Size) })
@@ -488,7 +489,8 @@ func accept(ctx context.Context, o Options, w *waiting, listener net.Listener, r
 	check := func(h hello) string {
 		switch {
 		case h.size != uint32(o.Size):
-			return fmt.Sprintf("it belongs to a world of %d ranks, rank %d to a world of %d (%s)", h.size, o.Rank, o.Size,
+			return fmt.Sprintf("it belongs to a world of %d ranks, rank %d to a world of %d (%s)", h.size, o.Rank,
+				o.Size,
 				SizeVariable)
 		case h.rank >= h.size || int(h.rank) <= o.Rank:
 			return fmt.Sprintf("rank %d must not dial rank %d", h.rank, o.Rank)

@@ -28,7 +28,8 @@ type Options struct {
 	// host:port that this rank binds; "" is Address for rank 0, and a free port on all interfaces
 	// for the other ranks
 	Listen string
-	// rank 0: file descriptor of a socket that already listens at Address; Join closes it; 0: not set
+	// rank 0: file descriptor of a socket that already listens at Address; Join closes it; 0: not
+	// set
 	ListenFD int
 	// host or host:port at which the other ranks reach this rank; "" is the address that rank 0
 	// sees. Not used by rank 0, which has Address.
@@ -104,7 +105,8 @@ func FromEnvironment() (Options, bool, error) {
 
 func (o Options) check() error {
 	if o.Size < 1 || o.Size > maxSize {
-		return fmt.Errorf("tcp: invalid number of ranks %d (%s); it must be from 1 to %d", o.Size, SizeVariable, maxSize)
+		return fmt.Errorf("tcp: invalid number of ranks %d (%s); it must be from 1 to %d", o.Size, SizeVariable,
+			maxSize)
 	}
 	if o.Rank < 0 || o.Rank >= o.Size {
 		return fmt.Errorf("tcp: invalid rank %d (%s) of %d (%s); ranks are numbered from 0 to %d", o.Rank, RankVariable,
@@ -178,7 +180,8 @@ func (o Options) listen(ctx context.Context) (net.Listener, error) {
 		f := os.NewFile(uintptr(o.ListenFD), ListenFDVariable)
 		listener, err := net.FileListener(f)
 		if err != nil {
-			return nil, fmt.Errorf("tcp: file descriptor %d (%s) is no listening socket: %w", o.ListenFD, ListenFDVariable,
+			return nil, fmt.Errorf("tcp: file descriptor %d (%s) is no listening socket: %w", o.ListenFD,
+				ListenFDVariable,
 				err)
 		}
 		f.Close() // listener has a duplicate

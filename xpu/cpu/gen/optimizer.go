@@ -9,8 +9,8 @@ import (
 )
 
 // updates are the optimizer updates that treat each element separately, by name. This table is the
-// only definition of their arithmetic: the generator writes the Go, AVX2, AVX-512 and OpenCL forms. A
-// new update is an entry here, and a type in xpu/updates.go that computes its constants.
+// only definition of their arithmetic: the generator writes the Go, AVX2, AVX-512 and OpenCL forms.
+// A new update is an entry here, and a type in xpu/updates.go that computes its constants.
 //
 // An update reads and writes the vectors of an element through registers 0 to 5. Constant i of
 // [xpu.Update] is k(i).

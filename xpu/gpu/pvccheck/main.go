@@ -32,7 +32,8 @@ func main() {
 	log.SetFlags(0)
 	log.SetPrefix("pvccheck: ")
 	table := flag.String("table", "", "replace the table in `FILE`")
-	ocloc := flag.String("ocloc", "ocloc", "run `PROGRAM` as Intel's offline compiler (Debian package intel-opencl-icd)")
+	ocloc := flag.String("ocloc", "ocloc", "run `PROGRAM` as Intel's offline compiler (Debian package "+
+		"intel-opencl-icd)")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		log.Fatalf("unexpected argument %q", flag.Arg(0))
