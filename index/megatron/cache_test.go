@@ -176,7 +176,7 @@ func TestOpenCacheErrors(t *testing.T) {
 			edit(t, filepath.Join(dir, e.Description),
 				strings.Index(e.Text, "151")+2)
 		}},
-		{e.Hash, "cut off", func(dir string) { cut(t, filepath.Join(dir, e.Files[1]), 100) }},
+		{e.Hash, "is truncated", func(dir string) { cut(t, filepath.Join(dir, e.Files[1]), 100) }},
 		{e.Hash, "no such file", func(dir string) { remove(t, filepath.Join(dir, e.Files[1])) }},
 		{e.Hash, "no such file",
 			func(dir string) { remove(t, filepath.Join(dir, "*-GPTDataset-train-shuffle_index.npy")) }},
