@@ -155,7 +155,7 @@ func (c lineChart) labels() []endLabel {
 	return out
 }
 
-// percent writes a share. The number of decimals depends on ticks, if any.
+// percent formats a fraction as a percentage. The number of decimals depends on ticks, if any.
 func percent(v float64, ticks []float64) string {
 	decimals := 1
 	if len(ticks) > 1 {
