@@ -64,7 +64,7 @@ func TestRunApart(t *testing.T) {
 		"rollback to 0":     {spiky, strings.Replace(spikyConfig, "{every: 5}", "{every: 0}", 1) + spikes("rollback")},
 		"rollback, 4 ranks": {spiky, spikyConfig + spikes("rollback") + "layout: {expert_dp: 2, ep: 2}\n"},
 	}
-	for name := range optimizerDefaults {
+	for name := range optimizerSpecs {
 		yaml := optimizerYAML(name)
 		cases[string(name)+" alone"] = struct{ plan, config string }{plan, crashConfig + often + yaml}
 		for _, scheme := range schemes {
@@ -96,7 +96,7 @@ func TestResumeApart(t *testing.T) {
 	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	for name := range optimizerDefaults {
+	for name := range optimizerSpecs {
 		for _, layout := range []string{"", "layout: {expert_dp: 2, ep: 2}\n"} {
 			c := testConfig(t, plan, crashConfig+optimizerYAML(name)+layout)
 			mustRun(t, c, Options{})
@@ -290,7 +290,7 @@ func TestStateApart(t *testing.T) {
 	for _, most := range []int{0, 1, 1000, 100_000, stateChunk} {
 		d := devapart.New(device(t, 1))
 		o := &Optimizer{device: d, parameters: testParameters(1)}
-		o.rule = newAdamW(defaultOptimizer(AdamW))
+		o.spec, o.rule = optimizerSpecs[AdamW], newAdamW(defaultOptimizer(AdamW))
 		o.divide(defaultOptimizer(AdamW))
 		if err := o.makeState(most); err != nil {
 			t.Fatal(err)

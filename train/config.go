@@ -129,36 +129,9 @@ type OptimizerConfig struct {
 	Groups []ParameterGroup `yaml:"groups,omitempty"` // parameters with other settings; default none
 }
 
-// OptimizerName names an optimizer.
+// OptimizerName names an optimizer. Each file optimizer_NAME.go has a name, and the optimizer's
+// formulas, paper and reference implementation.
 type OptimizerName string
-
-// The optimizers. The file optimizer_NAME.go has each optimizer's formulas, paper and reference
-// implementation.
-const (
-	AdamW             OptimizerName = "adamw"
-	SophiaG           OptimizerName = "sophiag"
-	Muon              OptimizerName = "muon"
-	Lamb              OptimizerName = "lamb"
-	ADOPT             OptimizerName = "adopt"
-	Lion              OptimizerName = "lion"
-	ScheduleFreeAdamW OptimizerName = "schedule_free_adamw"
-)
-
-// optimizerDefaults has the default of every field that an optimizer uses. They are the defaults of
-// the reference implementation, with two exceptions: the betas of AdamW are from the published Mula
-// runs, and Muon's adjust_lr_fn makes one learning rate suitable for all its parameters.
-var optimizerDefaults = map[OptimizerName]OptimizerConfig{
-	AdamW:   {Betas: []float64{0.9, 0.95}, Epsilon: new(1e-8), WeightDecay: new(0.1), Decay: DecayTorch},
-	SophiaG: {Betas: []float64{0.965, 0.99}, Rho: new(0.04), HessianEvery: new(int64(10)), WeightDecay: new(0.1)},
-	Muon: {Betas: []float64{0.9, 0.95}, Epsilon: new(1e-8), WeightDecay: new(0.1), Momentum: new(0.95),
-		Nesterov: new(true), NewtonSchulzSteps: new(int64(5)),
-		AdjustLearningRate: AdjustMatchRMSAdamW},
-	Lamb:  {Betas: []float64{0.9, 0.999}, Epsilon: new(1e-6), WeightDecay: new(0.01)},
-	ADOPT: {Betas: []float64{0.9, 0.9999}, Epsilon: new(1e-6), WeightDecay: new(0.0)},
-	Lion:  {Betas: []float64{0.9, 0.99}, WeightDecay: new(0.0)},
-	ScheduleFreeAdamW: {Betas: []float64{0.9, 0.999}, Epsilon: new(1e-8), WeightDecay: new(0.0), R: new(0.0),
-		WeightLRPower: new(2.0)},
-}
 
 // DecayForm is the place of weight decay in an AdamW update.
 type DecayForm string
@@ -574,12 +547,9 @@ func (c Config) Validate() error {
 		}
 		return strconv.FormatFloat(x, 'g', -1, 64)
 	}
-	bad := func(field, format string, args ...any) error {
-		return &fieldError{field: field, message: " " + fmt.Sprintf(format, args...)}
-	}
 	oneOf := func(field string, value any, allowed ...string) error {
 		if v := fmt.Sprint(value); !slices.Contains(allowed, v) {
-			return bad(field, "is %q; allowed: %s", v,
+			return badField(field, "is %q; allowed: %s", v,
 				strings.Join(slices.DeleteFunc(allowed, func(a string) bool { return a == "" }), ", "))
 		}
 		return nil
@@ -590,11 +560,11 @@ func (c Config) Validate() error {
 		}
 		if high == math.MaxFloat64 {
 			if math.IsInf(value, 0) || math.IsNaN(value) {
-				return bad(field, "is %s; must be a finite number of %s or more", plain(value), plain(low))
+				return badField(field, "is %s; must be a finite number of %s or more", plain(value), plain(low))
 			}
-			return bad(field, "is %s; must be %s or more", plain(value), plain(low))
+			return badField(field, "is %s; must be %s or more", plain(value), plain(low))
 		}
-		return bad(field, "is %s; must be from %s to %s", plain(value), plain(low), plain(high))
+		return badField(field, "is %s; must be from %s to %s", plain(value), plain(low), plain(high))
 	}
 	optional := func(field string, value *int64) error {
 		if value == nil {
@@ -619,9 +589,9 @@ func (c Config) Validate() error {
 			return nil
 		}
 		if math.IsInf(*value, 0) || math.IsNaN(*value) {
-			return bad(field, "is %s; must be a finite number above 0", plain(*value))
+			return badField(field, "is %s; must be a finite number above 0", plain(*value))
 		}
-		return bad(field, "is %s; must be above 0", plain(*value))
+		return badField(field, "is %s; must be above 0", plain(*value))
 	}
 	const finite = math.MaxFloat64
 	errs := []error{
@@ -629,9 +599,8 @@ func (c Config) Validate() error {
 		within("micro_batch_size", float64(c.MicroBatchSize), 0, float64(max(1, c.BatchSize))),
 		within("steps", float64(c.Steps), 0, maxSteps),
 		oneOf("attention", c.Attention, "", string(WindowAttention), string(DocumentAttention)),
-		oneOf("optimizer.name", c.Optimizer.Name, string(AdamW), string(SophiaG), string(Muon), string(Lamb),
-			string(ADOPT), string(Lion), string(ScheduleFreeAdamW)),
-		foreign("optimizer.", c.Optimizer.Name, c.Optimizer, optimizerDefaults),
+		oneOf("optimizer.name", c.Optimizer.Name, optimizerNames()...),
+		foreign("optimizer.", c.Optimizer.Name, c.Optimizer, optimizerDefaults()),
 		optionalWithin("optimizer.eps", c.Optimizer.Epsilon, 0, finite),
 		optionalWithin("optimizer.weight_decay", c.Optimizer.WeightDecay, 0, finite),
 		oneOf("optimizer.decay", c.Optimizer.Decay, "", string(DecayTorch), string(DecayOptimus)),
@@ -685,37 +654,38 @@ func (c Config) Validate() error {
 	}
 	if pp, layers := c.Layout.PP, c.Model.Layers; pp > 1 && layers > 0 && pp > layers {
 		errs = append(errs,
-			bad("layout.pp", "is %d, but the model has only %d layers; lower the number of stages", pp, layers))
+			badField("layout.pp", "is %d, but the model has only %d layers; lower the number of stages", pp, layers))
 	} else if pp > 1 && c.Model.TieEmbeddings {
 		errs = append(errs,
-			bad("layout.pp",
+			badField("layout.pp",
 				"is %d, but model.tie_word_embeddings needs the same weights in the first and the last stage; set "+
 					"layout.pp to 1, or tie_word_embeddings to false", pp))
 	}
 	if tp := c.Layout.TP; tp != 1 {
-		errs = append(errs, bad("layout.tp", "is %d, but this version has no tensor parallelism; must be 1", tp))
+		errs = append(errs, badField("layout.tp", "is %d, but this version has no tensor parallelism; must be 1", tp))
 	}
 	if ep, experts := c.Layout.EP, c.Model.Experts; ep > 1 && c.Model.Architecture == moe.OLMo {
-		errs = append(errs, bad("layout.ep", "is %d, but a dense model has no experts to divide; must be 1", ep))
+		errs = append(errs, badField("layout.ep", "is %d, but a dense model has no experts to divide; must be 1", ep))
 	} else if ep > 1 && experts > 0 && experts%ep != 0 {
-		errs = append(errs, bad("layout.ep", "is %d, which does not divide the %d experts of a layer; possible: %s", ep,
+		errs = append(errs, badField("layout.ep", "is %d, which does not divide the %d experts of a layer; "+
+			"possible: %s", ep,
 			experts, list(divisors(experts))))
 	}
 	if ranks := c.Layout.DP * c.Layout.EP; ranks > 1 && c.BatchSize%ranks != 0 {
 		errs = append(errs,
-			bad("batch_size",
+			badField("batch_size",
 				"is %d; must be a multiple of layout.expert_dp · layout.ep = %d · %d = %d, the number of data ranks",
 				c.BatchSize, c.Layout.DP, c.Layout.EP, ranks))
 	}
 	if c.Layout.UniformRouting && c.Model.Architecture == moe.OLMo {
-		errs = append(errs, bad("layout.uniform_routing", "is true, but a dense model has no router; remove it"))
+		errs = append(errs, badField("layout.uniform_routing", "is true, but a dense model has no router; remove it"))
 	}
 	if b := c.Optimizer.Betas; b != nil && (len(b) != 2 || !(b[0] >= 0 && b[0] < 1 && b[1] >= 0 && b[1] < 1)) {
-		errs = append(errs, bad("optimizer.betas", "is %s; must be two numbers from 0 to below 1",
+		errs = append(errs, badField("optimizer.betas", "is %s; must be two numbers from 0 to below 1",
 			listText(b)))
-	} else if b != nil && c.Optimizer.Name == ScheduleFreeAdamW && b[0] == 0 {
-		errs = append(errs, bad("optimizer.betas", "is %s; the first number must be above 0, because %s divides by it",
-			listText(b), ScheduleFreeAdamW))
+	}
+	if spec := optimizerSpecs[c.Optimizer.Name]; spec != nil && spec.check != nil {
+		errs = append(errs, spec.check(c)...)
 	}
 	for i, g := range c.Optimizer.Groups {
 		errs = append(errs, optionalWithin(fmt.Sprintf("optimizer.groups[%d].weight_decay", i), g.WeightDecay, 0,
@@ -726,41 +696,36 @@ func (c Config) Validate() error {
 		// an invalid model is reported when the run starts
 		errs = append(errs, c.Optimizer.checkGroups(c.Model.Tensors()))
 	}
-	if c.Optimizer.Name == ScheduleFreeAdamW && c.Schedule.Name != Constant {
-		errs = append(errs,
-			bad("schedule.name",
-				"is %q, but %s averages the weights instead of lowering the learning rate; set it to %s",
-				c.Schedule.Name, ScheduleFreeAdamW, Constant))
-	}
 	if c.Schedule.Name == Constant && c.Schedule.DecaySteps != 0 {
-		errs = append(errs, bad("schedule.decay_steps", "is %d, but schedule %s does not decay; remove it",
+		errs = append(errs, badField("schedule.decay_steps", "is %d, but schedule %s does not decay; remove it",
 			c.Schedule.DecaySteps, Constant))
 	}
 	if c.Schedule.Name == Constant && c.Schedule.WarmupFrom != WarmupFromZero {
-		errs = append(errs, bad("schedule.warmup_from", "is %q, but schedule %s has no minimum; allowed: %s",
+		errs = append(errs, badField("schedule.warmup_from", "is %q, but schedule %s has no minimum; allowed: %s",
 			c.Schedule.WarmupFrom, Constant, WarmupFromZero))
 	}
 	if c.Plan == "" {
-		errs = append(errs, bad("plan", "is empty; write the path of the plan.json that mula blend wrote"))
+		errs = append(errs, badField("plan", "is empty; write the path of the plan.json that mula blend wrote"))
 	}
 	if c.Output == "" {
-		errs = append(errs, bad("output", "is empty; write the path of the run directory"))
+		errs = append(errs, badField("output", "is empty; write the path of the run directory"))
 	}
 	if a := c.MetricsListen; a != "" {
 		if _, port, err := net.SplitHostPort(a); err != nil || port == "" || port == "0" {
 			errs = append(errs,
-				bad("metrics_listen", "is %q; must be an address with a port, such as 127.0.0.1:9400, or \"\"", a))
+				badField("metrics_listen", "is %q; must be an address with a port, such as 127.0.0.1:9400, or \"\"", a))
 		}
 	}
 	if low := c.Schedule.MinLearningRate; low != nil && c.Schedule.LearningRate > 0 {
 		errs = append(errs, within("schedule.min_learning_rate", *low, 0, c.Schedule.LearningRate))
 	}
 	if form := c.AuxLoss.Form; c.Model.Architecture == moe.OLMo && form != "" && form != moe.AuxNone {
-		errs = append(errs, bad("aux_loss.form", "is %q, but a dense model has no router to balance; allowed: none",
+		errs = append(errs, badField("aux_loss.form",
+			"is %q, but a dense model has no router to balance; allowed: none",
 			form))
 	}
 	if z := c.ZLoss.Coefficient; c.Model.Architecture == moe.OLMo && z != 0 {
-		errs = append(errs, bad("z_loss.coefficient", "is %v, but a dense model has no router; must be 0", z))
+		errs = append(errs, badField("z_loss.coefficient", "is %v, but a dense model has no router; must be 0", z))
 	}
 	var found fieldErrors
 	for _, err := range errs {
@@ -786,6 +751,11 @@ func listText(list []float64) string {
 		texts[i] = strconv.FormatFloat(x, 'g', -1, 64)
 	}
 	return "[" + strings.Join(texts, ", ") + "]"
+}
+
+// badField returns an error about a field.
+func badField(field, format string, args ...any) error {
+	return &fieldError{field: field, message: " " + fmt.Sprintf(format, args...)}
 }
 
 // foreign returns an error that names a field which is set although the optimizer or schedule does

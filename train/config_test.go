@@ -131,7 +131,7 @@ func TestParseConfigErrors(t *testing.T) {
 			"constant does not decay"}},
 		{"schedule: {name: constant, warmup_from: min}\n", []string{`schedule.warmup_from is "min"`, "zero"}},
 		{"optimizer: {name: adam}\n", []string{`optimizer.name is "adam"`,
-			"adamw, sophiag, muon, lamb, adopt, lion, schedule_free_adamw"}},
+			"adamw, adopt, lamb, lion, muon, schedule_free_adamw, sophiag"}},
 		{"optimizer:\n  rho: 0.1\n", []string{"train.yaml:2:", "optimizer.rho is 0.1",
 			"adamw has no such setting; the setting belongs to sophiag"}},
 		{"optimizer: {name: lion, eps: 1e-8}\n", []string{"optimizer.eps is 1e-08",

@@ -169,7 +169,7 @@ func TestConfigDocDefaults(t *testing.T) {
 	for _, preset := range moe.Presets() {
 		for _, p := range []*blend.Plan{plan, &large, &bare, &packed} {
 			for _, batch := range []int{3, 32} {
-				for optimizer := range optimizerDefaults {
+				for optimizer := range optimizerSpecs {
 					for schedule := range scheduleFields {
 						if (optimizer == ScheduleFreeAdamW) != (schedule == Constant) {
 							continue

@@ -21,10 +21,8 @@ func (c Config) EstimateInput(p *blend.Plan, machine estimate.Machine) (estimate
 // estimateTrainer returns mula's trainer with the optimizer of a resolved configuration.
 func (c Config) estimateTrainer() estimate.Trainer {
 	t := estimate.Mula
-	t.Whole = needsWholeTensors(c.Optimizer.Name)
-	if c.Optimizer.Name == Lion { // one moment; the others have two, Muon only for parameters that are not matrices
-		t.State = 4
-	}
+	spec := optimizerSpecs[c.Optimizer.Name]
+	t.Whole, t.State = spec.whole, 4*len(spec.state("", nil))
 	return t
 }
 

@@ -163,7 +163,7 @@ func TestSumBytesAreTheCommunicators(t *testing.T) {
 						if err != nil {
 							return err
 						}
-						s := newSharding(groups, scheme, needsWholeTensors(name), device(t, 1), m.Parameters(),
+						s := newSharding(groups, scheme, optimizerSpecs[name].whole, device(t, 1), m.Parameters(),
 							m.Buckets())
 						for b := range m.Buckets() {
 							if err := s.reduce(ctx, b); err != nil {

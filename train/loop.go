@@ -1293,7 +1293,7 @@ func (r *run) newOptimizer(ctx context.Context) error {
 		r.optimizer, err = NewOptimizer(c, targets, r.device, r.model.Parameters())
 		return err
 	}
-	r.sharding = newSharding(r.ranks, r.config.Layout.Optimizer, needsWholeTensors(c.Name), r.device,
+	r.sharding = newSharding(r.ranks, r.config.Layout.Optimizer, optimizerSpecs[c.Name].whole, r.device,
 		r.model.Parameters(), r.model.Buckets())
 	sizes := make([]int, len(r.tensors))
 	for i, t := range r.tensors {

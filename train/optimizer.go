@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
 	"strconv"
+	"strings"
 
 	"mula/moe"
 	"mula/moe/safetensors"
@@ -40,6 +42,7 @@ const stateChunk = 1 << 26
 type Optimizer struct {
 	Updates int64 // updates done, t
 
+	spec       *optimizerSpec
 	rule       rule
 	device     xpu.Device
 	parameters []*moe.Parameter
@@ -91,12 +94,56 @@ type stateTensor struct {
 
 type ratio struct{ update, weight float64 }
 
+// An optimizerSpec describes an optimizer. Each file optimizer_NAME.go registers one.
+type optimizerSpec struct {
+	defaults OptimizerConfig // the fields that the optimizer uses, with the defaults of the reference implementation
+
+	// state names the state tensors of a parameter, float32, as the reference implementation does.
+	state func(name string, shape []int) []string
+
+	// onHost reports whether the host updates a parameter, and has its state; nil: it updates none.
+	// The rule is then a [hostRule], and a [deviceRule] if the device updates other parameters.
+	onHost func(name string, shape []int) bool
+
+	whole   bool                                  // an update needs complete tensors, which ranks cannot divide
+	scratch func(m moe.Config, threads int) int64 // bytes of device memory for intermediate results; nil: 0
+	check   func(c Config) []error                // finds settings that the optimizer does not support; nil: none
+	rule    func(config OptimizerConfig, targets int64, o *Optimizer) (rule, error)
+}
+
+func (s *optimizerSpec) updatesOnHost(name string, shape []int) bool {
+	return s.onHost != nil && s.onHost(name, shape)
+}
+
+var optimizerSpecs = map[OptimizerName]*optimizerSpec{}
+
+// registerOptimizer adds an optimizer. The result lets a declaration call it.
+func registerOptimizer(name OptimizerName, s optimizerSpec) struct{} {
+	optimizerSpecs[name] = &s
+	return struct{}{}
+}
+
+// optimizerNames returns the sorted names of the optimizers.
+func optimizerNames() []string {
+	var names []string
+	for name := range optimizerSpecs {
+		names = append(names, string(name))
+	}
+	slices.Sort(names)
+	return names
+}
+
+// optimizerDefaults returns the default of every field that an optimizer uses.
+func optimizerDefaults() map[OptimizerName]OptimizerConfig {
+	defaults := make(map[OptimizerName]OptimizerConfig)
+	for name, s := range optimizerSpecs {
+		defaults[name] = s.defaults
+	}
+	return defaults
+}
+
 // A rule is the update rule of an optimizer, which its methods get as an argument.
 type rule interface {
-	// state returns the names of the state tensors of a parameter, as in the state of the reference
-	// implementation.
-	state(p *moe.Parameter) []string
-
 	// begin starts update o.Updates, counted from 1. It may change state and gradients of
 	// parameters that are updated on the host.
 	begin(ctx context.Context, o *Optimizer, learningRate, gradScale float64) error
@@ -105,9 +152,6 @@ type rule interface {
 // A deviceRule updates some parameters on the device, each element separately.
 type deviceRule interface {
 	rule
-
-	// onDevice reports whether the device updates a parameter.
-	onDevice(p *moe.Parameter) bool
 
 	// update returns the current update of a group.
 	update(s groupSetting) xpu.Update
@@ -146,23 +190,12 @@ func newOptimizer(config OptimizerConfig, targets int64, device xpu.Device, para
 	s *sharding) (*Optimizer, error) {
 	o := &Optimizer{device: device, parameters: parameters, sharding: s}
 	o.divide(config)
-	var err error
-	switch config.Name {
-	case SophiaG:
-		o.rule = newSophiaG(config, targets)
-	case Muon:
-		o.rule, err = newMuon(config, o)
-	case Lamb:
-		o.rule = newLamb(config, parameters)
-	case ADOPT:
-		o.rule = newADOPT(config)
-	case Lion:
-		o.rule = newLion(config)
-	case ScheduleFreeAdamW:
-		o.rule = newScheduleFreeAdamW(config)
-	default:
-		o.rule = newAdamW(config)
+	o.spec = optimizerSpecs[config.Name]
+	if o.spec == nil {
+		return nil, fmt.Errorf("unknown optimizer %q; allowed: %s", config.Name, strings.Join(optimizerNames(), ", "))
 	}
+	var err error
+	o.rule, err = o.spec.rule(config, targets, o)
 	if err == nil {
 		err = o.makeState(stateChunk)
 	}
@@ -204,7 +237,7 @@ func (o *Optimizer) makeState(most int) error {
 		if !o.updatedOnDevice(p) {
 			return 0
 		}
-		return len(o.rule.state(p)) * each(i)
+		return len(o.spec.state(p.Name, p.Shape)) * each(i)
 	}
 	updates := make([]deviceUpdate, len(o.settings))
 	var chunk []float32 // device memory for the next parameters
@@ -222,7 +255,7 @@ func (o *Optimizer) makeState(most int) error {
 			}
 		}
 		var tensors []stateTensor
-		for _, name := range o.rule.state(p) {
+		for _, name := range o.spec.state(p.Name, p.Shape) {
 			if onDevice {
 				tensors = append(tensors, stateTensor{name, chunk[: high-low : high-low]})
 				chunk = chunk[each(i):]
@@ -279,8 +312,7 @@ func (o *Optimizer) makeState(most int) error {
 
 // updatedOnDevice reports whether the device updates a parameter.
 func (o *Optimizer) updatedOnDevice(p *moe.Parameter) bool {
-	r, ok := o.rule.(deviceRule)
-	return ok && r.onDevice(p)
+	return !o.spec.updatesOnHost(p.Name, p.Shape)
 }
 
 // floats allocates device memory for the life of the optimizer.
@@ -634,9 +666,6 @@ func (o *Optimizer) setMetadata(text map[string]string) error {
 	return nil
 }
 
-// needsWholeTensors reports whether an update needs complete tensors, which ranks cannot divide.
-func needsWholeTensors(name OptimizerName) bool { return name == Muon || name == Lamb }
-
 // optimizerBytes returns the bytes of the optimizer's state and scratch on one rank, in device
 // memory and in host memory. held are the tensors of the rank's stage. threads is as in [cpu.New].
 // Ranks may differ by a few blocks.
@@ -652,20 +681,9 @@ func optimizerBytes(config OptimizerConfig, m moe.Config, held []safetensors.Ten
 	case EPSO:
 		replicas, data = int64(layout.DP), int64(layout.DP*layout.EP)
 	}
-	state := func(string, []int) (onDevice, onHost int64) { return 8, 0 } // bytes per weight of a tensor
-	switch config.Name {
-	case Lamb:
-		state = func(string, []int) (onDevice, onHost int64) { return 0, 8 }
-	case Muon:
-		state = func(name string, shape []int) (onDevice, onHost int64) {
-			if orthogonalized(name, shape) {
-				return 0, 4
-			}
-			return 8, 0
-		}
-		onDevice = muonScratchBytes(m, threads)
-	case Lion:
-		state = func(string, []int) (onDevice, onHost int64) { return 4, 0 }
+	spec := optimizerSpecs[config.Name]
+	if spec.scratch != nil {
+		onDevice = spec.scratch(m, threads)
 	}
 	var sums [2][2]int64 // [replicated, expert] tensors × [device, host]
 	for _, t := range held {
@@ -673,9 +691,11 @@ func optimizerBytes(config OptimizerConfig, m moe.Config, held []safetensors.Ten
 		if divided(t.Name) {
 			kind = 1
 		}
-		device, host := state(t.Name, t.Shape)
-		sums[kind][0] += t.Elements() * device
-		sums[kind][1] += t.Elements() * host
+		place := 0
+		if spec.updatesOnHost(t.Name, t.Shape) {
+			place = 1
+		}
+		sums[kind][place] += 4 * t.Elements() * int64(len(spec.state(t.Name, t.Shape)))
 	}
 	share := func(bytes, ranks int64) int64 { return (bytes + ranks - 1) / ranks }
 	own := func(place int) int64 {

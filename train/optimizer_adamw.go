@@ -3,9 +3,19 @@ package train
 import (
 	"context"
 
-	"mula/moe"
 	"mula/xpu"
 )
+
+// AdamW is the default optimizer: see adamW.
+const AdamW OptimizerName = "adamw"
+
+var _ = registerOptimizer(AdamW, optimizerSpec{
+	// the betas are those of the published runs
+	defaults: OptimizerConfig{Betas: []float64{0.9, 0.95}, Epsilon: new(1e-8), WeightDecay: new(0.1),
+		Decay: DecayTorch},
+	state: func(string, []int) []string { return []string{"exp_avg", "exp_avg_sq"} },
+	rule:  func(config OptimizerConfig, _ int64, _ *Optimizer) (rule, error) { return newAdamW(config), nil },
+})
 
 // adamW is [AdamW]. It runs on the device: see [xpu.AdamW].
 //
@@ -24,8 +34,6 @@ type adamW struct {
 
 func newAdamW(config OptimizerConfig) *adamW { return &adamW{config: config} }
 
-func (*adamW) state(*moe.Parameter) []string { return []string{"exp_avg", "exp_avg_sq"} }
-
 func (r *adamW) begin(_ context.Context, o *Optimizer, learningRate, gradScale float64) error {
 	r.step = xpu.AdamW{
 		LearningRate: learningRate, Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], Epsilon: *r.config.Epsilon,
@@ -33,8 +41,6 @@ func (r *adamW) begin(_ context.Context, o *Optimizer, learningRate, gradScale f
 	}
 	return nil
 }
-
-func (*adamW) onDevice(*moe.Parameter) bool { return true }
 
 func (r *adamW) update(s groupSetting) xpu.Update {
 	step := r.step

@@ -4,9 +4,19 @@ import (
 	"context"
 	"math"
 
-	"mula/moe"
 	"mula/xpu"
 )
+
+// ADOPT is ADOPT: see adopt.
+const ADOPT OptimizerName = "adopt"
+
+var _ = registerOptimizer(ADOPT, optimizerSpec{
+	defaults: OptimizerConfig{Betas: []float64{0.9, 0.9999}, Epsilon: new(1e-6), WeightDecay: new(0.0)},
+	state:    func(string, []int) []string { return []string{"exp_avg", "exp_avg_sq"} },
+	rule: func(config OptimizerConfig, _ int64, _ *Optimizer) (rule, error) {
+		return &adopt{config: config}, nil
+	},
+})
 
 // adopt is [ADOPT]. With g the gradient, η the learning rate, λ the weight decay and t the number
 // of updates from 0:
@@ -22,10 +32,6 @@ type adopt struct {
 	step   xpu.ADOPT // for a group without settings, except for the decay
 }
 
-func newADOPT(config OptimizerConfig) *adopt { return &adopt{config: config} }
-
-func (*adopt) state(*moe.Parameter) []string { return []string{"exp_avg", "exp_avg_sq"} }
-
 func (r *adopt) begin(_ context.Context, o *Optimizer, learningRate, gradScale float64) error {
 	r.first = o.Updates == 1
 	r.step = xpu.ADOPT{
@@ -34,8 +40,6 @@ func (r *adopt) begin(_ context.Context, o *Optimizer, learningRate, gradScale f
 	}
 	return nil
 }
-
-func (*adopt) onDevice(*moe.Parameter) bool { return true }
 
 func (r *adopt) update(s groupSetting) xpu.Update {
 	if r.first {

@@ -4,10 +4,22 @@ import (
 	"context"
 	"math"
 
-	"mula/moe"
 	"mula/xpu"
 	"mula/xpu/cpu"
 )
+
+// Lamb is LAMB: see lamb.
+const Lamb OptimizerName = "lamb"
+
+var _ = registerOptimizer(Lamb, optimizerSpec{
+	defaults: OptimizerConfig{Betas: []float64{0.9, 0.999}, Epsilon: new(1e-6), WeightDecay: new(0.01)},
+	state:    func(string, []int) []string { return []string{"exp_avg", "exp_avg_sq"} },
+	onHost:   func(string, []int) bool { return true },
+	whole:    true,
+	rule: func(config OptimizerConfig, _ int64, o *Optimizer) (rule, error) {
+		return &lamb{config: config, trust: make([]float64, len(o.parameters))}, nil
+	},
+})
 
 // lamb is [Lamb]. With g the gradient, η the learning rate, λ the weight decay, t the number of
 // updates from 1, m̂ = m/(1−β₁ᵗ), v̂ = v/(1−β₂ᵗ), and ‖·‖ the Euclidean norm of a parameter, of
@@ -27,12 +39,6 @@ type lamb struct {
 
 	prepareOne func(i int)
 }
-
-func newLamb(config OptimizerConfig, parameters []*moe.Parameter) *lamb {
-	return &lamb{config: config, trust: make([]float64, len(parameters))}
-}
-
-func (*lamb) state(*moe.Parameter) []string { return []string{"exp_avg", "exp_avg_sq"} }
 
 // begin replaces the gradients by u.
 func (r *lamb) begin(_ context.Context, o *Optimizer, learningRate, gradScale float64) error {

@@ -3,9 +3,17 @@ package train
 import (
 	"context"
 
-	"mula/moe"
 	"mula/xpu"
 )
+
+// Lion is Lion: see lion.
+const Lion OptimizerName = "lion"
+
+var _ = registerOptimizer(Lion, optimizerSpec{
+	defaults: OptimizerConfig{Betas: []float64{0.9, 0.99}, WeightDecay: new(0.0)},
+	state:    func(string, []int) []string { return []string{"exp_avg"} },
+	rule:     func(config OptimizerConfig, _ int64, _ *Optimizer) (rule, error) { return &lion{config: config}, nil },
+})
 
 // lion is [Lion]. With g the gradient, η the learning rate and λ the weight decay:
 //
@@ -17,18 +25,12 @@ type lion struct {
 	step   xpu.Lion // for a group without settings, except for the decay
 }
 
-func newLion(config OptimizerConfig) *lion { return &lion{config: config} }
-
-func (*lion) state(*moe.Parameter) []string { return []string{"exp_avg"} }
-
 func (r *lion) begin(_ context.Context, _ *Optimizer, learningRate, gradScale float64) error {
 	r.step = xpu.Lion{
 		LearningRate: learningRate, Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], GradScale: gradScale,
 	}
 	return nil
 }
-
-func (*lion) onDevice(*moe.Parameter) bool { return true }
 
 func (r *lion) update(s groupSetting) xpu.Update {
 	step := r.step

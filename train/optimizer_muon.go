@@ -11,6 +11,30 @@ import (
 	"mula/xpu/cpu"
 )
 
+// Muon is Muon: see muon.
+const Muon OptimizerName = "muon"
+
+var _ = registerOptimizer(Muon, optimizerSpec{
+	// the default of AdjustLearningRate lets one learning rate serve the matrices and the other
+	// parameters
+	defaults: OptimizerConfig{
+		Betas: []float64{0.9, 0.95}, Epsilon: new(1e-8), WeightDecay: new(0.1), Momentum: new(0.95),
+		Nesterov: new(true), NewtonSchulzSteps: new(int64(5)), AdjustLearningRate: AdjustMatchRMSAdamW,
+	},
+	state: func(name string, shape []int) []string {
+		if orthogonalized(name, shape) {
+			return []string{"momentum_buffer"}
+		}
+		return []string{"exp_avg", "exp_avg_sq"}
+	},
+	onHost:  orthogonalized,
+	whole:   true,
+	scratch: muonScratchBytes,
+	rule: func(config OptimizerConfig, _ int64, o *Optimizer) (rule, error) {
+		return newMuon(config, o)
+	},
+})
+
 // muon is [Muon]. The orthogonalized momentum updates the matrices of attention and of feed-forward
 // layers, each expert's matrices separately. [AdamW] updates embedding, head, norms and routers
 // with the same learning rate, unless a group scales it. With g the gradient of an m×n matrix, η
@@ -139,15 +163,6 @@ func (s *muonScratch) polynomialPiece(i int) {
 func orthogonalized(name string, shape []int) bool {
 	return len(shape) == 2 && strings.HasPrefix(name, "model.layers.") && !strings.HasSuffix(name, ".mlp.gate.weight")
 }
-
-func (*muon) state(p *moe.Parameter) []string {
-	if orthogonalized(p.Name, p.Shape) {
-		return []string{"momentum_buffer"}
-	}
-	return []string{"exp_avg", "exp_avg_sq"}
-}
-
-func (*muon) onDevice(p *moe.Parameter) bool { return !orthogonalized(p.Name, p.Shape) }
 
 func (r *muon) update(s groupSetting) xpu.Update { return r.rest.update(s) }
 

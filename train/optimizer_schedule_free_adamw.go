@@ -4,9 +4,35 @@ import (
 	"context"
 	"math"
 
-	"mula/moe"
 	"mula/xpu"
 )
+
+// ScheduleFreeAdamW is schedule-free AdamW: see scheduleFreeAdamW.
+const ScheduleFreeAdamW OptimizerName = "schedule_free_adamw"
+
+var _ = registerOptimizer(ScheduleFreeAdamW, optimizerSpec{
+	defaults: OptimizerConfig{
+		Betas: []float64{0.9, 0.999}, Epsilon: new(1e-8), WeightDecay: new(0.0), R: new(0.0), WeightLRPower: new(2.0),
+	},
+	state: func(string, []int) []string { return []string{"z", "exp_avg_sq"} },
+	check: func(c Config) (errs []error) {
+		if b := c.Optimizer.Betas; len(b) == 2 && b[0] == 0 {
+			errs = append(errs, badField("optimizer.betas", "is %s; the first number must be above 0, because %s "+
+				"divides by it",
+				listText(b), ScheduleFreeAdamW))
+		}
+		if c.Schedule.Name != Constant {
+			errs = append(errs, badField("schedule.name",
+				"is %q, but %s averages the weights instead of lowering the learning rate; set it to "+
+					"%s", c.Schedule.Name,
+				ScheduleFreeAdamW, Constant))
+		}
+		return errs
+	},
+	rule: func(config OptimizerConfig, _ int64, _ *Optimizer) (rule, error) {
+		return &scheduleFreeAdamW{config: config, lrMax: -1, fromTrainToAvg: float32(1 - 1/config.Betas[0])}, nil
+	},
+})
 
 // scheduleFreeAdamW is [ScheduleFreeAdamW]. With g the gradient at y, η the learning rate, η̄ the
 // largest one so far, λ the weight decay, t the number of updates from 1, and v̂ = v/(1−β₂ᵗ):
@@ -31,12 +57,6 @@ type scheduleFreeAdamW struct {
 	weightSum      float64               // Σw
 	fromTrainToAvg float32
 }
-
-func newScheduleFreeAdamW(config OptimizerConfig) *scheduleFreeAdamW {
-	return &scheduleFreeAdamW{config: config, lrMax: -1, fromTrainToAvg: float32(1 - 1/config.Betas[0])}
-}
-
-func (*scheduleFreeAdamW) state(*moe.Parameter) []string { return []string{"z", "exp_avg_sq"} }
 
 // scalars have the names of the reference's param_groups.
 func (r *scheduleFreeAdamW) scalars() map[string]*float64 {
@@ -64,8 +84,6 @@ func (r *scheduleFreeAdamW) begin(_ context.Context, o *Optimizer, learningRate,
 	}
 	return nil
 }
-
-func (*scheduleFreeAdamW) onDevice(*moe.Parameter) bool { return true }
 
 func (r *scheduleFreeAdamW) update(s groupSetting) xpu.Update {
 	step := r.step

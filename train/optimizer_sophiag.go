@@ -3,9 +3,21 @@ package train
 import (
 	"context"
 
-	"mula/moe"
 	"mula/xpu"
 )
+
+// SophiaG is Sophia-G: see sophiaG.
+const SophiaG OptimizerName = "sophiag"
+
+var _ = registerOptimizer(SophiaG, optimizerSpec{
+	defaults: OptimizerConfig{
+		Betas: []float64{0.965, 0.99}, Rho: new(0.04), HessianEvery: new(int64(10)), WeightDecay: new(0.1),
+	},
+	state: func(string, []int) []string { return []string{"exp_avg", "hessian"} },
+	rule: func(config OptimizerConfig, targets int64, _ *Optimizer) (rule, error) {
+		return &sophiaG{config: config, targets: targets, every: *config.HessianEvery}, nil
+	},
+})
 
 // sophiaG is [SophiaG]. With g the gradient, η the learning rate, λ the weight decay and B the
 // number of targets of a full step:
@@ -30,12 +42,6 @@ type sophiaG struct {
 	step    xpu.Sophia // for a group without settings, except for the decay
 }
 
-func newSophiaG(config OptimizerConfig, targets int64) *sophiaG {
-	return &sophiaG{config: config, targets: targets, every: *config.HessianEvery}
-}
-
-func (*sophiaG) state(*moe.Parameter) []string { return []string{"exp_avg", "hessian"} }
-
 func (r *sophiaG) begin(_ context.Context, _ *Optimizer, learningRate, gradScale float64) error {
 	r.step = xpu.Sophia{
 		LearningRate: learningRate, Beta1: r.config.Betas[0], Curvature: *r.config.Rho * float64(r.targets),
@@ -43,8 +49,6 @@ func (r *sophiaG) begin(_ context.Context, _ *Optimizer, learningRate, gradScale
 	}
 	return nil
 }
-
-func (*sophiaG) onDevice(*moe.Parameter) bool { return true }
 
 func (r *sophiaG) update(s groupSetting) xpu.Update {
 	step := r.step

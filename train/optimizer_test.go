@@ -264,7 +264,7 @@ type goldenRun struct {
 // held against the largest weight of the tensor, and the state against the largest of its tensor.
 func TestOptimizersGolden(t *testing.T) {
 	seen := compareGolden(t, "testdata/optimizers.json")
-	for name := range optimizerDefaults {
+	for name := range optimizerSpecs {
 		if !seen[name] && name != AdamW { // which has a file of its own
 			t.Errorf("there is no golden run of %s", name)
 		}
@@ -274,7 +274,7 @@ func TestOptimizersGolden(t *testing.T) {
 // The same with groups of parameters, which the reference implementations have as param_groups.
 func TestGroupsGolden(t *testing.T) {
 	seen := compareGolden(t, "testdata/groups.json")
-	for name := range optimizerDefaults {
+	for name := range optimizerSpecs {
 		if !seen[name] {
 			t.Errorf("there is no golden run of %s", name)
 		}
@@ -382,7 +382,7 @@ func compareGolden(t *testing.T, path string) (seen map[OptimizerName]bool) {
 
 // eachOptimizer runs f with what train.yaml needs for every optimizer.
 func eachOptimizer(t *testing.T, f func(t *testing.T, name OptimizerName, yaml string)) {
-	for name := range optimizerDefaults {
+	for name := range optimizerSpecs {
 		t.Run(string(name), func(t *testing.T) { f(t, name, optimizerYAML(name)) })
 	}
 }
@@ -657,7 +657,7 @@ var savedNames = map[OptimizerName][]string{
 // record is what it always had.
 func TestOptimizerFields(t *testing.T) {
 	plan := mustPlan(t, makePlan(t, t.TempDir(), "plan.json", ""))
-	for name := range optimizerDefaults {
+	for name := range optimizerSpecs {
 		for schedule := range scheduleFields {
 			if name == ScheduleFreeAdamW && schedule != Constant {
 				continue
@@ -755,8 +755,8 @@ func TestOptimizersState(t *testing.T) {
 		}
 	})
 	d := device(t, 1)
-	for name := range optimizerDefaults {
-		for other := range optimizerDefaults {
+	for name := range optimizerSpecs {
+		for other := range optimizerSpecs {
 			same := name == other || slices.Contains([]OptimizerName{AdamW, Lamb, ADOPT}, name) &&
 				slices.Contains([]OptimizerName{AdamW, Lamb, ADOPT}, other)
 			o := mustOptimizer(t, defaultOptimizer(name), 100, d, testParameters(1))
@@ -816,7 +816,7 @@ func TestOptimizerBytes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for name := range optimizerDefaults {
+		for name := range optimizerSpecs {
 			o := mustOptimizer(t, defaultOptimizer(name), 1, d, m.Parameters())
 			var got int64
 			for _, tensors := range o.state {
@@ -933,7 +933,7 @@ func BenchmarkOptimizers(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	for _, name := range sortedKeys(optimizerDefaults) {
+	for _, name := range sortedKeys(optimizerSpecs) {
 		b.Run(string(name), func(b *testing.B) {
 			m.Init(1)
 			o := mustOptimizer(b, defaultOptimizer(name), 1, d, m.Parameters())

@@ -87,7 +87,7 @@ func TestPipelineLayouts(t *testing.T) {
 func TestPipelineOptimizers(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	for name := range optimizerDefaults {
+	for name := range optimizerSpecs {
 		more, dp := fmt.Sprintf("optimizer: {name: %s}\n", name), 1
 		switch name {
 		case AdamW:

@@ -229,7 +229,7 @@ func TestI4Optimizers(t *testing.T) {
 	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	for name := range optimizerDefaults {
+	for name := range optimizerSpecs {
 		if name == AdamW {
 			continue
 		}

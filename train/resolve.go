@@ -122,7 +122,7 @@ func (c *OptimizerConfig) resolve() {
 	if len(c.Groups) == 0 {
 		c.Groups = nil // as if the file did not have the field
 	}
-	defaults := optimizerDefaults[c.Name]
+	defaults := optimizerSpecs[c.Name].defaults
 	own := optionalFields(reflect.ValueOf(&defaults).Elem())
 	for i, f := range optionalFields(reflect.ValueOf(c).Elem()) {
 		if !f.value.IsZero() || own[i].value.IsZero() {

@@ -237,7 +237,7 @@ func TestI4SchemesAgree(t *testing.T) {
 		return result
 	}
 	for _, l := range layouts {
-		for name := range optimizerDefaults {
+		for name := range optimizerSpecs {
 			if name != AdamW && l.EP != 2 {
 				continue
 			}
@@ -269,7 +269,7 @@ func TestI4SchemesAgree(t *testing.T) {
 						defer groups.close()
 						ep := world.Rank() % l.EP
 						parameters, buckets := handModel(ep, l.EP)
-						s := newSharding(groups, scheme, needsWholeTensors(name), device(t, 1), parameters, buckets)
+						s := newSharding(groups, scheme, optimizerSpecs[name].whole, device(t, 1), parameters, buckets)
 						o, err := newShardedOptimizer(ctx, config(name, grouped), 100, device(t, 1), parameters, sizes,
 							s)
 						if err != nil {

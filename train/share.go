@@ -64,7 +64,7 @@ func (o *Optimizer) shareOf(config moe.Config, tensors []safetensors.Tensor) sha
 	s := share{config: config, tensors: tensors, metadata: o.metadata(), setMetadata: o.setMetadata}
 	_, averaging := o.rule.(averagingRule)
 	for _, t := range s.tensors {
-		names := o.rule.state(&moe.Parameter{Name: t.Name, Shape: t.Shape})
+		names := o.spec.state(t.Name, t.Shape)
 		if averaging {
 			names = append([]string{trainedWeights}, names...)
 		}
