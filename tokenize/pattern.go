@@ -2,6 +2,7 @@ package tokenize
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -193,7 +194,8 @@ func (p *patternParser) checkFolds(n *node, run []*node) ([]*node, error) {
 	switch {
 	case n.folded:
 		run = append(run, n)
-		for c, several := range p.data.many {
+		for _, c := range slices.Sorted(maps.Keys(p.data.many)) {
+			several := p.data.many[c]
 			same := len(run) >= len(several)
 			for i := len(several) - 1; same && i >= 0; i-- {
 				written := run[len(run)-len(several)+i].set[0].lo
@@ -483,7 +485,8 @@ func (p *patternParser) class(at int) (runeSet, error) {
 				}
 			}
 		}
-		for c, several := range p.data.many {
+		for _, c := range slices.Sorted(maps.Keys(p.data.many)) {
+			several := p.data.many[c]
 			if !not && set.has(c) {
 				return nil, p.refused(at, "(?i) with a class that has %q, which also matches %q,", string(c),
 					string(several))

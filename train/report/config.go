@@ -9,12 +9,13 @@ import (
 	"strconv"
 	"strings"
 
+	"mula/blend"
 	"mula/internal/strictyaml"
 )
 
 // readConfig reads the fields of a train.yaml as text, by full name, such as
-// "schedule.learning_rate": "0.0004". It replaces old names of fields by the current names. Without
-// the file it returns nil.
+// "schedule.learning_rate": "0.0004". It replaces old names of fields and of the values of verify
+// by the current names. Without the file it returns nil.
 func readConfig(path string) (map[string]string, error) {
 	file, err := strictyaml.Read(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -48,6 +49,9 @@ func flatten(fields map[string]any, prefix string, into map[string]string) {
 				full = current
 			}
 			into[full] = valueText(v)
+			if full == "verify" {
+				into[full] = blend.CurrentVerify(into[full])
+			}
 		}
 	}
 }
