@@ -124,7 +124,8 @@ func (c *Config) check() error {
 			p.tags)
 	}
 	if p.bareNames && c.KeepPartialValidation {
-		return fmt.Errorf("Megatron core %s always drops a partial validation sample; the option is supported from 0.7",
+		return fmt.Errorf("a partial validation sample is always dropped by Megatron core %s; "+
+			"the option is supported from 0.7",
 			p.tags)
 	}
 	if c.RenormalizeBlendWeights && !p.renormalize {
