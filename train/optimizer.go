@@ -541,9 +541,8 @@ func (o *Optimizer) CurvatureDue() bool {
 // UpdateCurvature updates the estimate of the Hessian. The gradients are of the mean cross entropy
 // of targets drawn from the model's own distribution. targets is their number, and the gradients
 // are multiplied by gradScale. See [SophiaG].
-func (o *Optimizer) UpdateCurvature(ctx context.Context, gradScale float64, targets int64) error {
+func (o *Optimizer) UpdateCurvature(gradScale float64, targets int64) {
 	o.rule.(*sophiaG).updateHessian(o, gradScale, targets)
-	return o.device.Wait(ctx)
 }
 
 // Average(true) replaces the weights by the averaged weights, for evaluation and checkpoints.

@@ -224,7 +224,7 @@ func TestI4SchemesAgree(t *testing.T) {
 		}
 		if name == SophiaG {
 			sum(steps)
-			curve(t, o, 0.5, 90)
+			o.UpdateCurvature(0.5, 90)
 			sum(steps + 1)
 			update(t, o, 1e-2, 1)
 		}
@@ -310,9 +310,7 @@ func TestI4SchemesAgree(t *testing.T) {
 							if err := sum(steps); err != nil {
 								return err
 							}
-							if err := o.UpdateCurvature(ctx, 0.5, 90); err != nil {
-								return err
-							}
+							o.UpdateCurvature(0.5, 90)
 							if err := sum(steps + 1); err != nil {
 								return err
 							}

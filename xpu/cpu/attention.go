@@ -19,8 +19,8 @@ import (
 // result.
 const queryBlock = 64
 
-// A scoreStack is memory for scores: buffers of the same size, of which each worker uses one while
-// it works on a group.
+// A scoreStack is memory for scores: buffers of the same size. Each worker uses one buffer while it
+// works on a group.
 type scoreStack struct {
 	mu     sync.Mutex
 	memory []float32

@@ -1,6 +1,10 @@
 package cpu
 
-import "testing"
+import (
+	"testing"
+
+	"mula/xpu/devicetest"
+)
 
 // No update touches memory behind a slice, or the test dies.
 func TestUpdatesFence(t *testing.T) {
@@ -11,8 +15,12 @@ func TestUpdatesFence(t *testing.T) {
 	eachVectorSet(t, func(t *testing.T) {
 		for n := 1; n <= 64; n++ {
 			x := updateData(1, n)
-			for _, u := range updateCases {
-				u.run(fences[0].last(x[0]), fences[1].last(x[1]), fences[2].last(x[2]), fences[3].last(x[3]))
+			for _, u := range devicetest.UpdateCases {
+				var fenced [4][]float32
+				for v := range x {
+					fenced[v] = fences[v].last(x[v])
+				}
+				runUpdate(u, fenced)
 			}
 		}
 	})

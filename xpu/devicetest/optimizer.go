@@ -25,7 +25,7 @@ func optimizerFamily(t *testing.T, d xpu.Device, tolerance float64) {
 					Step: int64(1 + 10*j), GradScale: 1 - 0.5*float64(j), DecayAfter: 0.25 * float64(j)}
 				adamW(t, d, rule, source, lengths, sums, tolerance)
 			}
-			for _, c := range updateCases {
+			for _, c := range UpdateCases {
 				elementwise(t, d, c, source, lengths, tolerance)
 			}
 		})
@@ -190,59 +190,72 @@ func adamW(t tester, d xpu.Device, rule xpu.AdamW, source *rand.Rand, lengths []
 	}
 }
 
-// An updateCase is an update with constants at which every term matters, and its formula in
-// float64. In the formula, g is the gradient times updateScale.
-type updateCase struct {
-	update  xpu.Update
-	formula func(p, g, m, v float64) (weight, gradient, first, second float64)
+// An UpdateCase is an update with constants at which every term matters, and its formula in
+// float64. In the formula, g is the gradient times UpdateScale. An update with one state tensor
+// returns v unchanged.
+type UpdateCase struct {
+	Update  xpu.Update
+	Formula func(p, g, m, v float64) (weight, gradient, first, second float64)
 }
 
-const updateScale = 0.5
+// UpdateScale is the gradient scale of all update cases.
+const UpdateScale = 0.5
 
-var updateCases = []updateCase{
-	{xpu.Lion{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.99, WeightDecay: 0.1, GradScale: updateScale}.Update(),
+// UpdateCases has at least one case for each update.
+var UpdateCases = []UpdateCase{
+	{xpu.AdamW{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-6, WeightDecay: 0.1, Step: 3,
+		GradScale: UpdateScale}.Update(),
 		func(p, g, m, v float64) (_, _, _, _ float64) {
-			return p*(1-1e-3) - 1e-2*math.Copysign(1, 0.9*m+0.1*g), g / updateScale, 0.99*m + 0.01*g, v
+			m, v = 0.9*m+0.1*g, 0.99*v+0.01*g*g
+			return p*(1-1e-3) - 1e-2*m/(1-0.729)/(math.Sqrt(v/(1-0.99*0.99*0.99))+1e-6), g / UpdateScale, m, v
 		}},
-	{xpu.Sophia{LearningRate: 1e-2, Beta1: 0.965, Curvature: 3, WeightDecay: 0.1, GradScale: updateScale}.Update(),
+	{xpu.Lion{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.99, WeightDecay: 0.1, GradScale: UpdateScale}.Update(),
+		func(p, g, m, v float64) (_, _, _, _ float64) {
+			sign := 0.0
+			if u := 0.9*m + 0.1*g; u != 0 {
+				sign = math.Copysign(1, u)
+			}
+			return p*(1-1e-3) - 1e-2*sign, g / UpdateScale, 0.99*m + 0.01*g, v
+		}},
+	{xpu.Sophia{LearningRate: 1e-2, Beta1: 0.965, Curvature: 3, WeightDecay: 0.1, GradScale: UpdateScale}.Update(),
 		func(p, g, m, h float64) (_, _, _, _ float64) {
 			m = 0.965*m + 0.035*g
-			return p*(1-1e-3) - 1e-2*max(-1, min(1, m/(3*h+1e-15))), g / updateScale, m, h
+			return p*(1-1e-3) - 1e-2*max(-1, min(1, m/(3*h+1e-15))), g / UpdateScale, m, h
 		}},
 	{xpu.ADOPT{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-6, Clip: 1.5, WeightDecay: 0.1,
-		GradScale: updateScale}.Update(),
+		GradScale: UpdateScale}.Update(),
 		func(p, g, m, v float64) (_, _, _, _ float64) {
 			m = 0.9*m + 0.1*max(-1.5, min(1.5, g/max(math.Sqrt(v), 1e-6)))
-			return p*(1-1e-3) - 1e-2*m, g / updateScale, m, 0.99*v + 0.01*g*g
+			return p*(1-1e-3) - 1e-2*m, g / UpdateScale, m, 0.99*v + 0.01*g*g
 		}},
-	{xpu.Lamb{Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-6, WeightDecay: 0.1, Step: 3, GradScale: updateScale}.Update(),
+	{xpu.Lamb{Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-6, WeightDecay: 0.1, Step: 3, GradScale: UpdateScale}.Update(),
 		func(p, g, m, v float64) (_, _, _, _ float64) {
 			m, v = 0.9*m+0.1*g, 0.99*v+0.01*g*g
 			return p, m/(1-0.729)/(math.Sqrt(v/(1-0.99*0.99*0.99))+1e-6) + 0.1*p, m, v
 		}},
-	{xpu.Muon{Momentum: 0.95, Nesterov: true, GradScale: updateScale}.Update(),
+	{xpu.Muon{Momentum: 0.95, Nesterov: true, GradScale: UpdateScale}.Update(),
 		func(p, g, m, v float64) (_, _, _, _ float64) {
 			m = 0.95*m + 0.05*g
 			return p, 0.95*m + 0.05*g, m, v
 		}},
-	{xpu.Muon{Momentum: 0.95, GradScale: updateScale}.Update(),
+	{xpu.Muon{Momentum: 0.95, GradScale: UpdateScale}.Update(),
 		func(p, g, m, v float64) (_, _, _, _ float64) {
 			m = 0.95*m + 0.05*g
 			return p, m, m, v
 		}},
 	{xpu.ScheduleFreeAdamW{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-8, WeightDecay: 0.1, Step: 3,
-		Share: 0.3, GradScale: updateScale}.Update(),
+		Share: 0.3, GradScale: UpdateScale}.Update(),
 		func(y, g, z, v float64) (_, _, _, _ float64) {
 			v = 0.99*v + 0.01*g*g
 			u := g/(math.Sqrt(v/(1-0.99*0.99*0.99))+1e-8) + 0.1*y
-			return y + 0.3*(z-y) + 1e-2*(0.9*0.7-1)*u, g / updateScale, z - 1e-2*u, v
+			return y + 0.3*(z-y) + 1e-2*(0.9*0.7-1)*u, g / UpdateScale, z - 1e-2*u, v
 		}},
-	{xpu.AverageSquares{Decay: 0.99, Rest: 0.02, GradScale: updateScale}.Update(),
-		func(p, g, m, v float64) (_, _, _, _ float64) { return p, g / updateScale, m, 0.99*v + 0.02*g*g }},
+	{xpu.AverageSquares{Decay: 0.99, Rest: 0.02, GradScale: UpdateScale}.Update(),
+		func(p, g, m, v float64) (_, _, _, _ float64) { return p, g / UpdateScale, m, 0.99*v + 0.02*g*g }},
 }
 
 // elementwise compares an update with its formula.
-func elementwise(t tester, d xpu.Device, c updateCase, source *rand.Rand, lengths []int, tolerance float64) {
+func elementwise(t tester, d xpu.Device, c UpdateCase, source *rand.Rand, lengths []int, tolerance float64) {
 	var stretches []xpu.Moments
 	var wants [][4][]float64
 	var before []float64
@@ -253,7 +266,7 @@ func elementwise(t tester, d xpu.Device, c updateCase, source *rand.Rand, length
 		}
 		var want [4][]float64
 		for i := range n {
-			w, g, first, second := c.formula(float64(weight[i]), float64(grad[i])*updateScale, float64(m[i]),
+			w, g, first, second := c.Formula(float64(weight[i]), float64(grad[i])*UpdateScale, float64(m[i]),
 				float64(v[i]))
 			for k, x := range []float64{w, g, first, second} {
 				want[k] = append(want[k], x)
@@ -261,16 +274,16 @@ func elementwise(t tester, d xpu.Device, c updateCase, source *rand.Rand, length
 		}
 		before = append(before, squares(weight)...)
 		s := xpu.Moments{Weight: upload(t, d, weight), Grad: upload(t, d, grad), M: upload(t, d, m)}
-		if c.update.States == 2 {
+		if c.Update.States == 2 {
 			s.V = upload(t, d, v)
 		}
 		stretches, wants = append(stretches, s), append(wants, want)
 	}
 	gotBefore, gotChange := slices.Repeat([]float64{-7}, len(before)), slices.Repeat([]float64{-7}, len(before))
-	d.Update(c.update, stretches, gotBefore, gotChange)
+	d.Update(c.Update, stretches, gotBefore, gotChange)
 	for i, s := range stretches {
 		vectors := [][]float32{s.Weight, s.Grad, s.M}
-		if c.update.States == 2 {
+		if c.Update.States == 2 {
 			vectors = append(vectors, s.V)
 		}
 		download(t, d, vectors...)
@@ -279,14 +292,14 @@ func elementwise(t tester, d xpu.Device, c updateCase, source *rand.Rand, length
 			for j := range size {
 				size[j] = 1 + math.Abs(wants[i][k][j])
 			}
-			what := c.update.Rule + ": " + []string{"weights", "gradients", "first state", "second state"}[k]
+			what := c.Update.Rule + ": " + []string{"weights", "gradients", "first state", "second state"}[k]
 			compare(t, what, x, wants[i][k], size, tolerance)
 		}
 	}
-	compareSums(t, c.update.Rule+": the squares of the weights before", gotBefore, before, tolerance)
+	compareSums(t, c.Update.Rule+": the squares of the weights before", gotBefore, before, tolerance)
 	for i, sum := range gotChange {
 		if !(sum >= 0) {
-			t.Fatalf("%s: the squares of the changes of block %d are %v", c.update.Rule, i, sum)
+			t.Fatalf("%s: the squares of the changes of block %d are %v", c.Update.Rule, i, sum)
 		}
 	}
 }

@@ -1,5 +1,6 @@
-// Squares of numbers of any size, added up without doubles: those of large and small numbers by themselves, of numbers times 2^-80 and 2^80. None of the
-// sums of 2^16 numbers is infinite or nothing, unless the numbers are.
+// Sums of squares without doubles, for numbers of any size. The squares of large and of small numbers
+// have separate sums, of the numbers times 2^-80 and 2^80. The sums of 2^16 finite numbers are finite,
+// and 0 only if the numbers are.
 typedef struct {
 	lanes large, middle, small;
 } squares;
@@ -22,10 +23,12 @@ static void add_squares(squares *s, squares t)
 	s->small += t.small;
 }
 
-// The three sums of a group.
+// store_squares stores the three sums of a group.
 void store_squares(global float *sums, squares s, local float *part)
 {
-	const float large = group_sum(lanes_sum(s.large), part), middle = group_sum(lanes_sum(s.middle), part), small = group_sum(lanes_sum(s.small), part);
+	const float large = group_sum(lanes_sum(s.large), part);
+	const float middle = group_sum(lanes_sum(s.middle), part);
+	const float small = group_sum(lanes_sum(s.small), part);
 	if (ITEM == 0) {
 		sums[0] = large;
 		sums[1] = middle;
@@ -33,7 +36,8 @@ void store_squares(global float *sums, squares s, local float *part)
 	}
 }
 
-// A group adds up the squares of so many elements at a time, 32 for each lane, and then these sums, so that no sum has many terms.
+// The number of elements whose squares a group adds up at a time: 32 for each lane. These sums are
+// then added, so that no sum has many terms.
 #define AT_A_TIME (32 * LANES * GROUP)
 
 // The smaller or the larger of x and bound; NaN if x is NaN.
