@@ -22,7 +22,7 @@ import (
 // Its counts and manifest hashes must be unchanged, and its blocks are compared with their sums. A
 // restored shard without sums is trusted, or not read again if complete files are verified. If an
 // undamaged file is replaced, Data continues to read the file that it opened. At most about 16,000
-// shards are open at a time; beyond that, shards that were not used lately are closed.
+// shards are open at a time; beyond that, shards without recent reads are closed.
 type Data struct {
 	*Plan
 	facts    [][]facts // by source and shard

@@ -95,7 +95,7 @@ func (s *shelf) renew(source, shard int, failed *shards.Shard, why error) {
 	}
 }
 
-// closeOne closes an unused shard, preferably one that was not used lately. If all shards are in
+// closeOne closes an unused shard, preferably a shard without recent reads. If all shards are in
 // use, it closes none.
 func (s *shelf) closeOne() {
 	for range 2 * len(s.all) {

@@ -454,6 +454,6 @@ func shrink(config train.Config, room int) (int, []string, error) {
 		config.BatchSize)
 }
 
-// dpVariable is the environment variable that stands for layout.expert_dp, for a run that has lost
+// dpVariable is the environment variable that replaces layout.expert_dp for a run that has lost
 // hosts.
 const dpVariable = "MULA_EXPERT_DP"

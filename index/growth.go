@@ -23,8 +23,7 @@ type era struct {
 }
 
 // A mixing is a growth within an epoch. The sequence of the epoch, which had `before` windows, is
-// extended by the new windows, and its elements from `at` on, none of which has been drawn, are
-// permuted.
+// extended by the new windows. Its elements from `at` on have not been drawn, and are permuted.
 type mixing struct {
 	at, before int64
 	key        uint64

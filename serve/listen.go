@@ -20,7 +20,7 @@ const (
 	headerTime  = 10 * time.Second // to receive a request
 	idleTime    = 2 * time.Minute  // between the requests of a connection
 	headerBytes = 2 * maxRequest
-	spare       = 64 // connections in addition to those of streams
+	spare       = 64 // connections in addition to the connections of streams
 )
 
 // ListenUnix listens on a unix socket that only this user may use. It replaces a stale socket of a

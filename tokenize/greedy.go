@@ -39,7 +39,7 @@ type greedy struct {
 }
 
 // newGreedy returns nil if the merges are not ordered. tokens are all tokens of the vocabulary;
-// newGreedy marks those that merging produces.
+// newGreedy marks the tokens that merging produces.
 //
 // Files converted from tiktoken's ranks list every split of a token, including splits with a part
 // that is produced later than the token itself. Such a merge never happens, because the token has

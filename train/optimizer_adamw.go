@@ -10,7 +10,7 @@ import (
 const AdamW OptimizerName = "adamw"
 
 var _ = registerOptimizer(AdamW, optimizerSpec{
-	// the betas are those of the published runs
+	// the published runs have these betas
 	defaults: OptimizerConfig{Betas: []float64{0.9, 0.95}, Epsilon: new(1e-8), WeightDecay: new(0.1),
 		Decay: DecayTorch},
 	state: func(string, []int) []string { return []string{"exp_avg", "exp_avg_sq"} },

@@ -28,7 +28,7 @@ import (
 // built the unit.
 //
 // A unit of several parts is published one part after the other, under the unit's lock. Each part
-// executes those of the steps below that are still needed: the first part writes the record, and
+// executes the steps below that are still needed: the first part writes the record, and
 // the part that finds all other files complete writes the marker.
 //
 // Each step is on disk before the next begins. In brackets: the state after a kill following the

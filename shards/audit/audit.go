@@ -40,7 +40,7 @@ type Options struct {
 	EOD            *int64         // the id that should end each document, -1: no such id; nil: the manifest's id
 	SequenceLength int            // L: tokens outside all windows of L+1 are counted; 0: not counted
 	Huge           int64          // tokens from which a document is huge; 0: HugeDocument
-	DType          string         // numpy name of the element type of shards that have none; "": from Vocabulary
+	DType          string         // numpy name of the element type, for shards without one; "": from Vocabulary
 	Workers        int            // shards that are read at a time, up to 4096; 0: the number of processors
 	Progress       func(Progress) // called from one goroutine at a time; may be nil
 }
