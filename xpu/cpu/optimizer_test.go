@@ -62,8 +62,8 @@ func TestUpdates(t *testing.T) {
 						float64(before[3][i]))
 					for k := range want {
 						if got := float64(after[k][i]); !(math.Abs(got-want[k]) <= 4e-7*(1+math.Abs(want[k]))) {
-							t.Fatalf("%s, %d elements: vector %d, element %d is %v, want %v", u.Update.Rule, n, k, i, got,
-								want[k])
+							t.Fatalf("%s, %d elements: vector %d, element %d is %v, want %v", u.Update.Rule, n, k, i,
+								got, want[k])
 						}
 					}
 				}
