@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -440,7 +441,8 @@ func TestHung(t *testing.T) {
 			var once sync.Once
 			block := func() { once.Do(func() { expired <- time.Time{}; <-server }) }
 			folder := t.TempDir()
-			e.Files = hungFiles{e.Files, block, operation, folder}
+			var removed atomic.Int32
+			e.Files = hungFiles{e.Files, block, operation, folder, &removed}
 			if operation == "cache" {
 				e.CacheSize = func(string) (int64, error) { block(); return 0, nil }
 			}
@@ -462,11 +464,10 @@ func TestHung(t *testing.T) {
 			if !found || lines[len(lines)-1].Name != "launcher" {
 				t.Errorf("no line %q in %+v", name, lines)
 			}
-			close(server) // the file system recovers
-			testwait.Until(t, "the folder is empty", func() bool {
-				left, err := os.ReadDir(folder)
-				return err == nil && len(left) == 0
-			})
+			close(server)             // the file system recovers
+			if operation != "usage" { // then no temporary folder is made
+				waitForRemoval(t, folder, &removed)
+			}
 		})
 	}
 }
@@ -476,20 +477,34 @@ func TestHungStop(t *testing.T) {
 	e, _ := healthy(t)
 	ctx, stop := context.WithCancel(context.Background())
 	server, folder := make(chan struct{}), t.TempDir()
-	defer close(server)
-	e.Files = hungFiles{e.Files, func() { stop(); <-server }, "mkdir", folder}
+	var removed atomic.Int32
+	e.Files = hungFiles{e.Files, func() { stop(); <-server }, "mkdir", folder, &removed}
 	err := Run(ctx, e, Options{Folders: []string{folder}}, func(Group) {})
 	if !errors.Is(err, context.Canceled) {
 		t.Error(err)
+	}
+	close(server) // the file system recovers, and the check that Run left creates its folder
+	waitForRemoval(t, folder, &removed)
+}
+
+// waitForRemoval waits until the temporary folder of the checks has been removed. A check that hung
+// removes it after the file system has recovered, and Run does not wait for that.
+func waitForRemoval(t *testing.T, folder string, removed *atomic.Int32) {
+	t.Helper()
+	testwait.Until(t, "the temporary folder is removed", func() bool { return removed.Load() == 1 })
+	left, err := os.ReadDir(folder)
+	if err != nil || len(left) != 0 {
+		t.Errorf("%d files left, %v", len(left), err)
 	}
 }
 
 // hungFiles block in one operation.
 type hungFiles struct {
 	Files
-	block  func()
-	in     string // the operation, or the name of the file that is created
-	folder string
+	block   func()
+	in      string // the operation, or the name of the file that is created
+	folder  string
+	removed *atomic.Int32 // the number of folders removed from folder
 }
 
 func (f hungFiles) Usage(path string) (Usage, error) {
@@ -514,8 +529,13 @@ func (f hungFiles) Create(path string) (File, error) {
 }
 
 func (f hungFiles) RemoveAll(path string) error {
-	if f.in == "remove" && filepath.Dir(path) == f.folder {
+	inFolder := filepath.Dir(path) == f.folder
+	if f.in == "remove" && inFolder {
 		f.block()
 	}
-	return f.Files.RemoveAll(path)
+	err := f.Files.RemoveAll(path)
+	if inFolder {
+		f.removed.Add(1)
+	}
+	return err
 }
