@@ -47,7 +47,7 @@ var flagValues = map[string]valueSet{
 	"mds-compression":       {names: mds.Compressions},
 	"mula check dtype":      {names: layout.DTypes},
 	"mula convert dtype":    {names: layout.DTypes},
-	"mula estimate machine": {names: machines, file: true},
+	"mula estimate machine": {names: estimate.Machines, file: true},
 	"mula estimate model":   {names: moe.Presets},
 	"mula export dtype":     {names: weightTypes.names},
 	"mula import dtype":     {names: weightTypes.names},
@@ -66,13 +66,11 @@ var flagValues = map[string]valueSet{
 	"text-unit":             {names: documents.Units},
 	"to":                    {names: formats.Names},
 	"train-samples":         {names: func() []string { return []string{noSamples} }, other: true},
-	"trainer":               {names: func() []string { return []string{estimate.Mula.Name, estimate.Optimus.Name} }},
+	"trainer":               {names: estimate.Trainers},
 	"valid-samples":         {names: func() []string { return []string{noSamples} }, other: true},
 	"verify":                {names: blend.VerifyNames},
 	"with":                  {names: func() []string { return startWays }},
 }
-
-func machines() []string { return []string{estimate.Aurora.Name, estimate.LocalName} }
 
 // valuesOf returns the values of a flag of the command with this full name. Numbers and switches
 // have no set of values.

@@ -598,7 +598,7 @@ func (c Config) Validate() error {
 		within("batch_size", float64(c.BatchSize), 1, 1<<20),
 		within("micro_batch_size", float64(c.MicroBatchSize), 0, float64(max(1, c.BatchSize))),
 		within("steps", float64(c.Steps), 0, maxSteps),
-		oneOf("attention", c.Attention, "", string(WindowAttention), string(DocumentAttention)),
+		oneOf("attention", c.Attention, append(Attentions(), "")...),
 		oneOf("optimizer.name", c.Optimizer.Name, optimizerNames()...),
 		foreign("optimizer.", c.Optimizer.Name, c.Optimizer, optimizerDefaults()),
 		optionalWithin("optimizer.eps", c.Optimizer.Epsilon, 0, finite),

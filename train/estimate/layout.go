@@ -138,14 +138,25 @@ var (
 	Optimus = Trainer{Name: "optimus", Weights: 2, Gradients: 2, State: 12, Master: true, Activations: 2}
 )
 
+var trainers = []Trainer{Mula, Optimus}
+
+// Trainers lists the names of the trainers.
+func Trainers() []string {
+	var names []string
+	for _, t := range trainers {
+		names = append(names, t.Name)
+	}
+	return names
+}
+
 // TrainerByName returns the trainer with the name.
 func TrainerByName(name string) (Trainer, error) {
-	for _, t := range []Trainer{Mula, Optimus} {
+	for _, t := range trainers {
 		if t.Name == name {
 			return t, nil
 		}
 	}
-	return Trainer{}, fmt.Errorf("unknown trainer %q; allowed: %s, %s", name, Mula.Name, Optimus.Name)
+	return Trainer{}, fmt.Errorf("unknown trainer %q; allowed: %s", name, strings.Join(Trainers(), ", "))
 }
 
 // A Stage is a stage of the pipeline, with the weights of one of its ranks.

@@ -199,6 +199,9 @@ func (m *Machine) check() (name string, err error) {
 	return "", nil
 }
 
+// Machines lists the names of machines that need no file.
+func Machines() []string { return []string{Aurora.Name, LocalName} }
+
 // MachineByName returns the built-in machine with the name.
 func MachineByName(name string) (Machine, error) {
 	if name == Aurora.Name {
@@ -207,8 +210,8 @@ func MachineByName(name string) (Machine, error) {
 	if near := suggest.Nearest(name, []string{Aurora.Name}); near != "" {
 		return Machine{}, fmt.Errorf("unknown machine %q; did you mean %q?", name, near)
 	}
-	return Machine{}, fmt.Errorf("unknown machine %q; allowed: %q, %q, or a file whose name ends "+
-		"in .yaml", name, Aurora.Name, LocalName)
+	return Machine{}, fmt.Errorf("unknown machine %q; allowed: %s, or a file whose name ends "+
+		"in .yaml", name, strings.Join(Machines(), ", "))
 }
 
 // peak is the peak FLOP/s of a rank for products of bf16 or float32 numbers.
