@@ -21,8 +21,8 @@ import (
 	"mula/moe"
 	"mula/train"
 	"mula/train/launch"
-	"mula/xpu"
-	"mula/xpu/tcp"
+	"mula/xpu/comm"
+	"mula/xpu/comm/tcp"
 )
 
 func trainCommand() *cli.Command {
@@ -202,7 +202,7 @@ var trainFault func(*train.Options)
 const exitStopped = launch.ExitStopped
 
 // leave ends the communication with the other processes of a run, after the same result on all.
-func leave(world *xpu.Comm) {
+func leave(world *comm.Comm) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if world.Barrier(ctx) == nil { // else the other processes are gone

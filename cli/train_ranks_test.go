@@ -16,7 +16,7 @@ import (
 
 	"mula/internal/longtest"
 	"mula/internal/testwait"
-	"mula/xpu/tcp"
+	"mula/xpu/comm/tcp"
 )
 
 // A rankStarter starts the ranks of `mula ARGS` in a folder, as one command or as several.

@@ -148,7 +148,8 @@ func TestValuesAreRead(t *testing.T) {
 			_, err := estimate.TrainerByName(name)
 			return err
 		}},
-		"machine": {slices.DeleteFunc(estimate.Machines(), func(name string) bool { return name == estimate.LocalName }),
+		"machine": {slices.DeleteFunc(estimate.Machines(),
+			func(name string) bool { return name == estimate.LocalName }),
 			func(name string) error { _, err := estimate.MachineByName(name); return err }},
 		"dtype of OLMo-core": {olmo.DTypes(), func(name string) error {
 			d := olmo.Dataset{DType: olmo.DType(name), SequenceLength: 8}

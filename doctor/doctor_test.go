@@ -21,7 +21,7 @@ import (
 	"mula/internal/testwait"
 	"mula/train/launch"
 	"mula/xpu"
-	"mula/xpu/mpi"
+	"mula/xpu/comm/mpi"
 )
 
 // A fakeClock advances only where a test does it.

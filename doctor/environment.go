@@ -22,8 +22,8 @@ import (
 	"mula/serve"
 	"mula/train/launch"
 	"mula/xpu"
+	"mula/xpu/comm/mpi"
 	"mula/xpu/cpu"
-	"mula/xpu/mpi"
 	"mula/xpu/onednn"
 	"mula/xpu/opencl"
 )

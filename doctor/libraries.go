@@ -12,7 +12,7 @@ import (
 	"mula/internal/quantity"
 	"mula/internal/sharedlib"
 	"mula/train/launch"
-	"mula/xpu/mpi"
+	"mula/xpu/comm/mpi"
 	"mula/xpu/onednn"
 	"mula/xpu/opencl"
 )

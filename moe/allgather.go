@@ -4,21 +4,21 @@ import (
 	"context"
 	"fmt"
 
-	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // A gatherCourier sends all tokens to all ranks: [AllGather].
 type gatherCourier struct {
-	comm   *xpu.Comm
+	comm   *comm.Comm
 	counts []int32 // [n] tokens of each rank
 	ones   []int   // [n+1] 0, 1, …, n
 	tokens []int   // [n+1] offsets into all tokens of the pass: rank r's tokens start at tokens[r]
 	bounds []int   // [n+1] element offsets of the current exchange
 }
 
-func newGatherCourier(comm *xpu.Comm) *gatherCourier {
-	n := comm.Size()
-	g := &gatherCourier{comm: comm, counts: make([]int32, n), ones: make([]int, n+1), tokens: make([]int, n+1),
+func newGatherCourier(group *comm.Comm) *gatherCourier {
+	n := group.Size()
+	g := &gatherCourier{comm: group, counts: make([]int32, n), ones: make([]int, n+1), tokens: make([]int, n+1),
 		bounds: make([]int, n+1)}
 	for i := range g.ones {
 		g.ones[i] = i
@@ -28,7 +28,7 @@ func newGatherCourier(comm *xpu.Comm) *gatherCourier {
 
 func (g *gatherCourier) begin(ctx context.Context, tokens int) error {
 	g.counts[g.comm.Rank()] = int32(tokens)
-	if err := xpu.AllGather(ctx, g.comm, g.counts, g.ones); err != nil {
+	if err := comm.AllGather(ctx, g.comm, g.counts, g.ones); err != nil {
 		return fmt.Errorf("exchanging token counts: %w", err)
 	}
 	for r, n := range g.counts {
@@ -47,7 +47,7 @@ func (g *gatherCourier) address(ctx context.Context, m *Model, st *saved, way *w
 	for t := range len(st.routing.LSE) {
 		encode(all[(first+t)*2*k:][:2*k], st, t, k)
 	}
-	return xpu.AllGather(ctx, g.comm, all, scale(g.bounds, way.received, 2*k))
+	return comm.AllGather(ctx, g.comm, all, scale(g.bounds, way.received, 2*k))
 }
 
 func (g *gatherCourier) deliver(ctx context.Context, m *Model, way *ways, received, x []float32) error {
@@ -57,11 +57,11 @@ func (g *gatherCourier) deliver(ctx context.Context, m *Model, way *ways, receiv
 		h := m.cfg.HiddenSize
 		copy(o.dst[lo*h:hi*h], o.x[lo*h:hi*h])
 	})
-	return xpu.AllGather(ctx, g.comm, received, scale(g.bounds, way.received, h))
+	return comm.AllGather(ctx, g.comm, received, scale(g.bounds, way.received, h))
 }
 
 func (g *gatherCourier) giveBack(ctx context.Context, way *ways, rows []float32, width int) error {
-	return xpu.ReduceScatter(ctx, g.comm, rows, scale(g.bounds, way.received, width))
+	return comm.ReduceScatter(ctx, g.comm, rows, scale(g.bounds, way.received, width))
 }
 
 func (g *gatherCourier) add(m *Model, way *ways, rows []float32, width int, dst, more []float32) {

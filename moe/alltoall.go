@@ -4,14 +4,14 @@ import (
 	"context"
 	"fmt"
 
-	"mula/xpu"
+	"mula/xpu/comm"
 	"mula/xpu/cpu"
 )
 
 // A directCourier sends a token to each rank that holds at least one of its experts, once per rank:
 // [AllToAll]. S is the number of rows that it sends.
 type directCourier struct {
-	comm    *xpu.Comm
+	comm    *comm.Comm
 	experts int // per rank
 
 	counts         []int32   // [2, n] number of tokens to and from each rank
@@ -21,9 +21,9 @@ type directCourier struct {
 	sentChoices    []int32   // [S, 2K]
 }
 
-func newDirectCourier(comm *xpu.Comm, experts int) *directCourier {
-	n := comm.Size()
-	d := &directCourier{comm: comm, experts: experts, counts: make([]int32, 2*n), ones: make([]int, n+1),
+func newDirectCourier(group *comm.Comm, experts int) *directCourier {
+	n := group.Size()
+	d := &directCourier{comm: group, experts: experts, counts: make([]int32, 2*n), ones: make([]int, n+1),
 		sent: make([]int, n+1), received: make([]int, n+1)}
 	for i := range d.ones {
 		d.ones[i] = i
@@ -50,7 +50,7 @@ func (d *directCourier) address(ctx context.Context, m *Model, st *saved, way *w
 			}
 		}
 	}
-	if err := xpu.AllToAll(ctx, d.comm, sends, d.ones, receives, d.ones); err != nil {
+	if err := comm.AllToAll(ctx, d.comm, sends, d.ones, receives, d.ones); err != nil {
 		return err
 	}
 	for r := range n {
@@ -69,7 +69,7 @@ func (d *directCourier) address(ctx context.Context, m *Model, st *saved, way *w
 			}
 		}
 	}
-	return xpu.AllToAll(ctx, d.comm, d.sentChoices, scale(d.sent, way.sent, 2*k), room(choices, way.received[n]*2*k),
+	return comm.AllToAll(ctx, d.comm, d.sentChoices, scale(d.sent, way.sent, 2*k), room(choices, way.received[n]*2*k),
 		scale(d.received, way.received, 2*k))
 }
 
@@ -86,13 +86,14 @@ func (d *directCourier) deliver(ctx context.Context, m *Model, way *ways, receiv
 			}
 		}
 	})
-	return xpu.AllToAll(ctx, d.comm, rows, scale(d.sent, way.sent, h), received, scale(d.received, way.received, h))
+	return comm.AllToAll(ctx, d.comm, rows, scale(d.sent, way.sent, h), received, scale(d.received, way.received, h))
 }
 
 func (d *directCourier) giveBack(ctx context.Context, way *ways, rows []float32, width int) error {
 	n := d.comm.Size()
 	back := room(&d.sentRows, way.sent[n]*width)
-	return xpu.AllToAll(ctx, d.comm, rows, scale(d.received, way.received, width), back, scale(d.sent, way.sent, width))
+	return comm.AllToAll(ctx, d.comm, rows, scale(d.received, way.received, width), back,
+		scale(d.sent, way.sent, width))
 }
 
 func (d *directCourier) add(m *Model, way *ways, _ []float32, width int, dst, more []float32) {

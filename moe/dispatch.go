@@ -6,6 +6,7 @@ import (
 	"math"
 
 	"mula/xpu"
+	"mula/xpu/comm"
 	"mula/xpu/cpu"
 )
 
@@ -27,7 +28,7 @@ import (
 type dispatch struct {
 	c       Config
 	dev     xpu.Device
-	comm    *xpu.Comm
+	comm    *comm.Comm
 	courier courier
 	experts int // number of experts on this rank, from expert first on
 	first   int

@@ -5,7 +5,7 @@ import (
 	"math"
 	"strings"
 
-	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // A Dispatch is a method of sending the hidden states of tokens to the ranks that hold their
@@ -36,8 +36,8 @@ func Dispatches() []string { return []string{string(AllToAll), string(AllGather)
 // started by [BackwardOptions.Done]. If a call fails on one rank, the calls of the other ranks wait
 // until their context ends or the failed rank closes its group. No rank can continue after that.
 type Parallel struct {
-	Experts  *xpu.Comm // the ranks that share the experts; nil or a group of one: not shared
-	Dispatch Dispatch  // empty means AllToAll
+	Experts  *comm.Comm // the ranks that share the experts; nil or a group of one: not shared
+	Dispatch Dispatch   // empty means AllToAll
 
 	// UniformRouting balances the experts exactly, for benchmarks: choice j of token t is expert
 	// (t·K+j) mod E, with the router's weight for it.
@@ -156,7 +156,7 @@ func (c Config) UniformCopies(d Dispatch, ranks, to, tokens int) int64 {
 }
 
 // DispatchBytes is the number of bytes that a rank sends to the other ranks that share the experts,
-// as counted by [xpu.Comm.Traffic].
+// as counted by [comm.Comm.Traffic].
 type DispatchBytes struct {
 	Pass    int64 // at the start of every pass
 	Forward int64 // in the forward pass of a layer
@@ -188,7 +188,7 @@ func (c Config) DispatchBytes(d Dispatch, ranks int, sent, got int64) DispatchBy
 }
 
 // dispatchMemory returns the bytes of a dispatch's buffers for balanced routing. With [AllGather]
-// it includes the buffers in which the group sums ([xpu.SumMemory]).
+// it includes the buffers in which the group sums ([comm.SumMemory]).
 func (c Config) dispatchMemory(p Pass) int64 {
 	ranks, e, h, k, ffn := int64(p.ExpertRanks), int64(c.Experts), int64(c.HiddenSize), int64(c.ExpertsPerToken),
 		int64(c.IntermediateSize)
@@ -202,7 +202,7 @@ func (c Config) dispatchMemory(p Pass) int64 {
 	layer := 2 * rows // tokenOf, weight
 	var numbers, sums int64
 	if p.Dispatch == AllGather {
-		sums = xpu.SumMemory(p.ExpertRanks, int(tokens*(h+k)), 4)
+		sums = comm.SumMemory(p.ExpertRanks, int(tokens*(h+k)), 4)
 	} else {
 		got = int64(math.Ceil(float64(tokens) * c.ExpectedCopies(p.Dispatch,
 			p.ExpertRanks) * float64(ranks) / float64(ranks-1)))

@@ -14,25 +14,27 @@ import (
 	"testing"
 
 	"mula/xpu"
+	"mula/xpu/comm"
+	"mula/xpu/comm/local"
 	"mula/xpu/cpu"
-	"mula/xpu/local"
 )
 
 // A rankGroup is the models of the ranks that share the experts of one model, each a goroutine's.
 type rankGroup struct {
 	models []*Model
-	comms  []*xpu.Comm
+	comms  []*comm.Comm
 }
 
 // newRanks makes a group of n with links from local, which wrap may change.
-func newRanks(t testing.TB, cfg Config, n, threads int, p Parallel, wrap func(xpu.Link) xpu.Link) rankGroup {
+func newRanks(t testing.TB, cfg Config, n, threads int, p Parallel,
+	wrap func(comm.Transport) comm.Transport) rankGroup {
 	t.Helper()
 	return newRanksOn(t, func(int) xpu.Device { return cpu.New(threads, xpu.FP32) }, cfg, n, p, wrap)
 }
 
 // newRanksOn makes a group of which rank r computes on device(r).
 func newRanksOn(t testing.TB, device func(r int) xpu.Device, cfg Config, n int, p Parallel,
-	wrap func(xpu.Link) xpu.Link) rankGroup {
+	wrap func(comm.Transport) comm.Transport) rankGroup {
 	t.Helper()
 	var g rankGroup
 	for r, link := range local.New(n) {
@@ -40,7 +42,7 @@ func newRanksOn(t testing.TB, device func(r int) xpu.Device, cfg Config, n int, 
 			link = wrap(link)
 		}
 		dev := device(r)
-		p.Experts = xpu.NewComm(link)
+		p.Experts = comm.New(link)
 		m, err := NewParallel(cfg, dev, p)
 		if err != nil {
 			t.Fatal(err)
@@ -499,8 +501,8 @@ func TestDispatchBytes(t *testing.T) {
 						got := int64(0)
 						for _, traffic := range c.Traffic() {
 							got += traffic.Bytes
-							if dispatch == AllGather && traffic.Operation == xpu.OpAllToAll && traffic.Calls > 0 ||
-								dispatch == AllToAll && traffic.Operation != xpu.OpAllToAll && traffic.Calls > 0 {
+							if dispatch == AllGather && traffic.Operation == comm.OpAllToAll && traffic.Calls > 0 ||
+								dispatch == AllToAll && traffic.Operation != comm.OpAllToAll && traffic.Calls > 0 {
 								t.Errorf("%s: %+v", what, traffic)
 							}
 						}
@@ -733,7 +735,7 @@ func TestRefusedParallel(t *testing.T) {
 		{dense, 2, Parallel{}, `model_type "olmo" has no experts`},
 		{nano, 2, Parallel{Dispatch: "post"}, `unknown dispatch "post"; the choices are "alltoall" and "allgather"`},
 	} {
-		test.p.Experts = xpu.NewComm(local.New(test.n)[0])
+		test.p.Experts = comm.New(local.New(test.n)[0])
 		if _, err := NewParallel(test.cfg, dev, test.p); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("error %v, want one with %q", err, test.want)
 		}
@@ -759,7 +761,7 @@ func TestRefusedParallel(t *testing.T) {
 
 // A faultyLink lets its rank fail at its n-th exchange.
 type faultyLink struct {
-	xpu.Link
+	comm.Transport
 	left int
 	fail func() error
 }
@@ -768,14 +770,14 @@ func (l *faultyLink) AllToAll(ctx context.Context, send, recv [][]byte) error {
 	if l.left--; l.left < 0 {
 		return l.fail()
 	}
-	return l.Link.AllToAll(ctx, send, recv)
+	return l.Transport.AllToAll(ctx, send, recv)
 }
 
 func (l *faultyLink) AllGather(ctx context.Context, own []byte, all [][]byte) error {
 	if l.left--; l.left < 0 {
 		return l.fail()
 	}
-	return l.Link.AllGather(ctx, own, all)
+	return l.Transport.AllGather(ctx, own, all)
 }
 
 // Wherever a rank fails, or its context ends, every rank gets an error that says where it was, and
@@ -791,7 +793,7 @@ func TestRankFails(t *testing.T) {
 				for done := false; !done; exchanges++ {
 					ctx, cancel := context.WithCancel(t.Context())
 					ranks := 0
-					g := newRanks(t, cfg, 2, 1, Parallel{Dispatch: dispatch}, func(link xpu.Link) xpu.Link {
+					g := newRanks(t, cfg, 2, 1, Parallel{Dispatch: dispatch}, func(link comm.Transport) comm.Transport {
 						if ranks++; ranks == 1 {
 							return link
 						}
@@ -816,7 +818,7 @@ func TestRankFails(t *testing.T) {
 					if done = errs[0] == nil && errs[1] == nil; done {
 						break
 					}
-					want := xpu.ErrPeerLost
+					want := comm.ErrPeerLost
 					if cancelled {
 						want = context.Canceled
 					} else if !errors.Is(errs[1], mine) {
@@ -855,7 +857,7 @@ func TestParallelBuffersArePlanned(t *testing.T) {
 			for r, m := range g.models {
 				got := arenaBytes(m) + dispatchBytes(m)
 				if dispatch == AllGather {
-					got += xpu.SumMemory(2, 512*(cfg.HiddenSize+cfg.ExpertsPerToken), 4) // of the group
+					got += comm.SumMemory(2, 512*(cfg.HiddenSize+cfg.ExpertsPerToken), 4) // of the group
 				}
 				if got != want.Buffers || want.Gradients != int64(4*len(grads(t, m))) {
 					t.Errorf("%s, rank %d, recompute %v: buffers take %d bytes, Memory says %+v", dispatch, r,

@@ -10,13 +10,14 @@ import (
 
 	"mula/internal/longtest"
 	"mula/xpu"
+	"mula/xpu/comm"
 	"mula/xpu/cpu"
 )
 
 // A pipeline is the models of all ranks of all stages: models[stage][rank].
 type pipeline struct {
 	models [][]*Model
-	comms  [][]*xpu.Comm
+	comms  [][]*comm.Comm
 }
 
 func newPipeline(t testing.TB, cfg Config, stages, ranks int, p Parallel) pipeline {

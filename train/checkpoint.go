@@ -26,7 +26,7 @@ import (
 	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/shards"
-	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // Names in a run directory and in a checkpoint.
@@ -153,7 +153,7 @@ func listCheckpoints(dir string) ([]string, error) {
 // verifyCheckpoint compares every file of a checkpoint with the manifest and returns the state.
 // Errors name the file. All ranks of world call it. Each rank reads some of the files, and all get
 // the same result.
-func verifyCheckpoint(ctx context.Context, world *xpu.Comm, dir string) (State, error) {
+func verifyCheckpoint(ctx context.Context, world *comm.Comm, dir string) (State, error) {
 	var m checkpointManifest
 	if err := fromFirst(ctx, world, &m, func() error { return readManifest(dir, &m) }); err != nil {
 		return State{}, err
@@ -285,7 +285,7 @@ type judgement struct {
 
 // allJudge combines the errors of all ranks about a checkpoint to an error that is the same on all
 // ranks. The checkpoint is damaged if one rank has found damage.
-func allJudge(ctx context.Context, world *xpu.Comm, err error) error {
+func allJudge(ctx context.Context, world *comm.Comm, err error) error {
 	if alone(world) {
 		return err
 	}
@@ -307,7 +307,7 @@ func allJudge(ctx context.Context, world *xpu.Comm, err error) error {
 }
 
 // fromFirst calls read on rank 0 to fill value, and sends the value or the error to all ranks.
-func fromFirst[T any](ctx context.Context, world *xpu.Comm, value *T, read func() error) error {
+func fromFirst[T any](ctx context.Context, world *comm.Comm, value *T, read func() error) error {
 	if alone(world) {
 		return read()
 	}
@@ -362,7 +362,7 @@ func decodeFile(path string, value any, decode func([]byte, any) error) error {
 // complete. An existing directory of that name is a refused checkpoint, and is replaced.
 // saveCheckpoint sets state.Format and state.Weights. If a rank fails, all ranks return an error
 // that names it, and older checkpoints do not change.
-func saveCheckpoint(ctx context.Context, world *xpu.Comm, dir string, state *State, s share,
+func saveCheckpoint(ctx context.Context, world *comm.Comm, dir string, state *State, s share,
 	files map[string][]byte) (err error) {
 	name := checkpointName(state.Step)
 	defer func() {
@@ -452,7 +452,7 @@ func (c *savedCheckpoint) begin() error {
 }
 
 // meet sends the name of rank 0's directory, or its error, to all ranks.
-func (c *savedCheckpoint) meet(ctx context.Context, world *xpu.Comm, own error) error {
+func (c *savedCheckpoint) meet(ctx context.Context, world *comm.Comm, own error) error {
 	type place struct {
 		failure
 		Temp string `json:"temp"` // the name in dir
@@ -470,7 +470,7 @@ func (c *savedCheckpoint) meet(ctx context.Context, world *xpu.Comm, own error) 
 }
 
 // plan decides what each rank writes, and into which files. All ranks compute the same plan.
-func (c *savedCheckpoint) plan(ctx context.Context, world *xpu.Comm) error {
+func (c *savedCheckpoint) plan(ctx context.Context, world *comm.Comm) error {
 	type contribution struct {
 		failure
 		Runs     []indexRun        `json:"runs"`
@@ -822,7 +822,7 @@ type Checkpoint struct {
 // returns an error if the checkpoint to use cannot be read: a resume from an older checkpoint would
 // later remove this checkpoint, which may be complete. All ranks of world call it and get the same
 // result.
-func newestCheckpoint(ctx context.Context, world *xpu.Comm, dir string) (*Checkpoint, []RefusedCheckpoint, error) {
+func newestCheckpoint(ctx context.Context, world *comm.Comm, dir string) (*Checkpoint, []RefusedCheckpoint, error) {
 	var names []string
 	err := fromFirst(ctx, world, &names, func() (err error) {
 		names, err = listCheckpoints(dir)

@@ -10,6 +10,7 @@ import (
 	"mula/moe"
 	"mula/train/estimate"
 	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // What an estimate is about is what the configuration says, defaults and the plan's length
@@ -60,11 +61,11 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 			layout := LayoutConfig{DP: axes[0], EP: axes[1], PP: 1, TP: 1, Optimizer: scheme, Dispatch: moe.AllToAll}
 			type kind struct {
 				group     estimate.Group
-				operation xpu.Operation
+				operation comm.Operation
 			}
 			var mu sync.Mutex
 			got := map[kind]int64{}
-			together(t, layout.Ranks(), func(world *xpu.Comm) error {
+			together(t, layout.Ranks(), func(world *comm.Comm) error {
 				ctx := context.Background()
 				groups, err := newRanks(ctx, world, layout)
 				if err != nil {
@@ -80,11 +81,11 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				of := map[estimate.Group][]*xpu.Comm{estimate.Experts: {groups.experts, groups.within},
+				of := map[estimate.Group][]*comm.Comm{estimate.Experts: {groups.experts, groups.within},
 					estimate.Replicas: {groups.replicas}, estimate.Data: {groups.data}}
 				for _, group := range of {
-					for _, comm := range group {
-						comm.ResetTraffic()
+					for _, member := range group {
+						member.ResetTraffic()
 					}
 				}
 				for b := range m.Buckets() {
@@ -101,8 +102,8 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 				mu.Lock()
 				defer mu.Unlock()
 				for name, group := range of {
-					for _, comm := range group {
-						for _, traffic := range comm.Traffic() {
+					for _, member := range group {
+						for _, traffic := range member.Traffic() {
 							if traffic.Bytes != 0 {
 								got[kind{name, traffic.Operation}] += traffic.Bytes
 							}
@@ -152,7 +153,7 @@ func TestSumBytesAreTheCommunicators(t *testing.T) {
 					config.Model.Config, config.Layout, config.Optimizer.Name = model, layout, name
 					var mu sync.Mutex
 					most := make([]int64, layout.PP)
-					together(t, layout.Ranks(), func(world *xpu.Comm) error {
+					together(t, layout.Ranks(), func(world *comm.Comm) error {
 						ctx := context.Background()
 						groups, err := newRanks(ctx, world, layout)
 						if err != nil {

@@ -9,7 +9,7 @@ import (
 
 	"mula/blend"
 	"mula/moe"
-	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // EvaluateOptions are the options of [Evaluate].
@@ -180,10 +180,10 @@ func (e *evaluator) losses(ctx context.Context, source int, n int64) ([]float64,
 			bounds[rank+1] = shares[dp*e.ranks.EP+ep+1]
 		}
 	}
-	err = xpu.AllGather(ctx, e.ranks.world, all, bounds)
+	err = comm.AllGather(ctx, e.ranks.world, all, bounds)
 	switch {
 	case err == nil && e.read.counted:
-		err = xpu.AllGather(ctx, e.ranks.world, targets, bounds)
+		err = comm.AllGather(ctx, e.ranks.world, targets, bounds)
 	case err == nil:
 		for i := range targets {
 			targets[i] = int64(e.data.SequenceLength)

@@ -7,14 +7,14 @@ import (
 	"fmt"
 	"slices"
 
-	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // alone reports whether a run has one rank. Its world may be nil.
-func alone(world *xpu.Comm) bool { return world == nil || world.Size() == 1 }
+func alone(world *comm.Comm) bool { return world == nil || world.Size() == 1 }
 
 // rankIn returns this rank's number in the world.
-func rankIn(world *xpu.Comm) int {
+func rankIn(world *comm.Comm) int {
 	if world == nil {
 		return 0
 	}
@@ -22,7 +22,7 @@ func rankIn(world *xpu.Comm) int {
 }
 
 // sizeOf returns the number of ranks of the world.
-func sizeOf(world *xpu.Comm) int {
+func sizeOf(world *comm.Comm) int {
 	if world == nil {
 		return 1
 	}
@@ -31,7 +31,7 @@ func sizeOf(world *xpu.Comm) int {
 
 // gather returns the values of all ranks on every rank, in the order of the ranks. It sends JSON,
 // so it is for small values and rare calls.
-func gather[T any](ctx context.Context, world *xpu.Comm, value T) ([]T, error) {
+func gather[T any](ctx context.Context, world *comm.Comm, value T) ([]T, error) {
 	if alone(world) {
 		return []T{value}, nil
 	}
@@ -45,7 +45,7 @@ func gather[T any](ctx context.Context, world *xpu.Comm, value T) ([]T, error) {
 		each[r] = r
 	}
 	lengths[rank] = int64(len(text))
-	if err := xpu.AllGather(ctx, world, lengths, each); err != nil {
+	if err := comm.AllGather(ctx, world, lengths, each); err != nil {
 		return nil, err
 	}
 	bounds := make([]int, n+1)
@@ -54,7 +54,7 @@ func gather[T any](ctx context.Context, world *xpu.Comm, value T) ([]T, error) {
 	}
 	all := make([]byte, bounds[n])
 	copy(all[bounds[rank]:], text)
-	if err := xpu.AllGather(ctx, world, all, bounds); err != nil {
+	if err := comm.AllGather(ctx, world, all, bounds); err != nil {
 		return nil, err
 	}
 	values := make([]T, n)
@@ -122,7 +122,7 @@ func joinFailures(failures []failure, rank int, own error) error {
 
 // settle returns an error about all failed ranks, which wraps own, this rank's error. In a run of
 // one rank it returns own.
-func settle(world *xpu.Comm, failures []failure, own error) error {
+func settle(world *comm.Comm, failures []failure, own error) error {
 	if alone(world) {
 		return own
 	}
@@ -131,7 +131,7 @@ func settle(world *xpu.Comm, failures []failure, own error) error {
 
 // ofAll returns an error that all ranks have computed from the same data, so that only one rank
 // prints it. It blames no rank. In a run of one rank it returns err.
-func ofAll(world *xpu.Comm, err error) error {
+func ofAll(world *comm.Comm, err error) error {
 	if alone(world) || err == nil {
 		return err
 	}
@@ -140,7 +140,7 @@ func ofAll(world *xpu.Comm, err error) error {
 
 // agree returns nil on all ranks if err is nil on all ranks. Otherwise it returns on all ranks an
 // error that names the failed ranks and their hosts and wraps err, this rank's error.
-func agree(ctx context.Context, world *xpu.Comm, err error) error {
+func agree(ctx context.Context, world *comm.Comm, err error) error {
 	if alone(world) {
 		return err
 	}

@@ -34,6 +34,7 @@ import (
 	"mula/moe/safetensors"
 	"mula/train/tensorboard"
 	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // ErrNotFinite is wrapped by errors about a loss or gradient that is NaN or Inf.
@@ -61,7 +62,7 @@ type Options struct {
 	// World has the ranks of the run, including this process; see [Join]. If it is nil, all ranks
 	// are in this process. Only rank 0 reports, keeps records and writes to the run directory. All
 	// ranks must see that directory.
-	World *xpu.Comm
+	World *comm.Comm
 
 	// BeforeSum is called by every rank before its gradients of a bucket are added to the other
 	// ranks' gradients. Tests inject faults there. It may be called from several goroutines.
@@ -428,12 +429,12 @@ type run struct {
 
 	// Of the current step, on all ranks.
 	samples    int
-	targets    int64          // unmasked targets
-	results    []result       // of all rows, in the order of their positions
-	counts     []int64        // tokens of each expert of each layer
-	votes      []uint64       // see exchange
-	voteBounds []int          // of each rank's
-	pending    []*xpu.Pending // of each bucket whose gradients are being summed
+	targets    int64           // unmasked targets
+	results    []result        // of all rows, in the order of their positions
+	counts     []int64         // tokens of each expert of each layer
+	votes      []uint64        // see exchange
+	voteBounds []int           // of each rank's
+	pending    []*comm.Pending // of each bucket whose gradients are being summed
 }
 
 // A row is the origin of a sample of the current step.

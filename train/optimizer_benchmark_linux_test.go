@@ -9,7 +9,7 @@ import (
 
 	"mula/moe"
 	"mula/train/estimate"
-	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // BenchmarkOptimizerStep sets EPSO beside SO on a model most of whose weights are not of experts:
@@ -32,7 +32,7 @@ func BenchmarkOptimizerStep(b *testing.B) {
 			const reduced, updated, gathered = 0, 1, 2
 			var seconds [2][3]float64 // of SO and EPSO, by part
 			both := []Scheme{SO, EPSO}
-			together(b, layout.Ranks(), func(world *xpu.Comm) error {
+			together(b, layout.Ranks(), func(world *comm.Comm) error {
 				ctx := context.Background()
 				groups, err := newRanks(ctx, world, layout)
 				if err != nil {

@@ -9,6 +9,7 @@ import (
 	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // A pipeline connects this rank's stage with its neighbours. All stages of a data rank read the
@@ -17,7 +18,7 @@ import (
 // A stage that cannot compute a batch still sends the data that its neighbours wait for. All stages
 // then reach the vote, which reports the error.
 type pipeline struct {
-	group  *xpu.Comm // a rank's number in it is its stage
+	group  *comm.Comm // a rank's number in it is its stage
 	model  *moe.Model
 	device xpu.Device
 	length int // tokens of a row
@@ -87,12 +88,12 @@ func (p *pipeline) pass(ctx context.Context, step, rows int, compute func(in, ou
 		return err
 	}
 	if in != nil && rows > 0 {
-		if err := xpu.Recv(ctx, p.group, from, in.Hidden); err != nil {
+		if err := comm.Recv(ctx, p.group, from, in.Hidden); err != nil {
 			return err
 		}
 		p.device.ToDevice(in.Hidden)
 		if len(in.Router) > 0 {
-			if err := xpu.Recv(ctx, p.group, from, in.Router); err != nil {
+			if err := comm.Recv(ctx, p.group, from, in.Router); err != nil {
 				return err
 			}
 		}
@@ -108,11 +109,11 @@ func (p *pipeline) pass(ctx context.Context, step, rows int, compute func(in, ou
 		return err
 	}
 	p.spoilt = p.spoilt || !finite(sumOfSquares(out.Hidden)) && (in == nil || finite(sumOfSquares(in.Hidden)))
-	if err := xpu.Send(ctx, p.group, to, out.Hidden); err != nil {
+	if err := comm.Send(ctx, p.group, to, out.Hidden); err != nil {
 		return err
 	}
 	if len(out.Router) > 0 {
-		return xpu.Send(ctx, p.group, to, out.Router)
+		return comm.Send(ctx, p.group, to, out.Router)
 	}
 	return nil
 }
@@ -237,7 +238,7 @@ func (p *pipeline) loss(ctx context.Context, batch moe.Batch, rows int, experts 
 	note := []byte{1}
 	err = p.pass(ctx, 1, rows, func(in, out *moe.Relay) error {
 		if in != nil {
-			if err := xpu.Send(ctx, p.group, p.group.Rank()-1, note); err != nil {
+			if err := comm.Send(ctx, p.group, p.group.Rank()-1, note); err != nil {
 				return err
 			}
 		}
@@ -257,7 +258,7 @@ func (p *pipeline) loss(ctx context.Context, batch moe.Batch, rows int, experts 
 		return err
 	})
 	if err == nil && !p.last() {
-		err = xpu.Recv(ctx, p.group, p.group.Rank()+1, note)
+		err = comm.Recv(ctx, p.group, p.group.Rank()+1, note)
 	}
 	return stats, errors.Join(failed, err)
 }

@@ -20,7 +20,7 @@ import (
 	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/train/estimate"
-	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // pipelineModel has layers that 2 and 3 stages cannot divide evenly.
@@ -200,7 +200,7 @@ func TestPipelineBytes(t *testing.T) {
 					calls += operation.Calls
 					most = max(most, operation.Calls)
 				}
-				for _, group := range []*xpu.Comm{r.replicas, r.data, r.within} {
+				for _, group := range []*comm.Comm{r.replicas, r.data, r.within} {
 					for _, operation := range group.Traffic() {
 						weights += operation.Bytes
 					}
@@ -249,8 +249,8 @@ func TestVoteBytes(t *testing.T) {
 	for _, l := range []LayoutConfig{{DP: 2, PP: 1, EP: 2}, {DP: 2, PP: 3, EP: 1}} {
 		c := ranksConfig(t, path, l, pipelineModel+fmt.Sprintf("steps: %d\nevaluate: {every: 0}\n", to+1))
 		c.Layout.CheckReplicasEvery = 0
-		worlds := make([]*xpu.Comm, c.Layout.Ranks())
-		got := map[xpu.Operation]xpu.Traffic{}
+		worlds := make([]*comm.Comm, c.Layout.Ranks())
+		got := map[comm.Operation]comm.Traffic{}
 		var mu sync.Mutex
 		seen := map[[2]int64]bool{} // rank, step
 		// The first bucket of a step comes after the exchanges before the passes and before those
@@ -269,12 +269,12 @@ func TestVoteBytes(t *testing.T) {
 			}
 			for _, o := range worlds[rank].Traffic() {
 				sum := got[o.Operation]
-				got[o.Operation] = xpu.Traffic{Operation: o.Operation, Calls: sum.Calls + sign*o.Calls,
+				got[o.Operation] = comm.Traffic{Operation: o.Operation, Calls: sum.Calls + sign*o.Calls,
 					Bytes: sum.Bytes + sign*o.Bytes}
 			}
 			return nil
 		}
-		together(t, len(worlds), func(world *xpu.Comm) error {
+		together(t, len(worlds), func(world *comm.Comm) error {
 			mu.Lock()
 			worlds[world.Rank()] = world
 			mu.Unlock()
@@ -420,7 +420,7 @@ func TestPipelineLoss(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, l := range []LayoutConfig{{DP: 1, PP: 2, EP: 1}, {DP: 1, PP: 2, EP: 2}} {
-		together(t, l.PP*l.EP, func(world *xpu.Comm) error {
+		together(t, l.PP*l.EP, func(world *comm.Comm) error {
 			ctx := context.Background()
 			r, err := newRanks(ctx, world, l)
 			if err != nil {

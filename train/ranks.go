@@ -12,17 +12,17 @@ import (
 
 	"mula/internal/launchers"
 	"mula/moe"
-	"mula/xpu"
-	"mula/xpu/local"
-	"mula/xpu/mpi"
-	"mula/xpu/tcp"
+	"mula/xpu/comm"
+	"mula/xpu/comm/local"
+	"mula/xpu/comm/mpi"
+	"mula/xpu/comm/tcp"
 )
 
 // Join connects to the other processes of a run, which mpiexec or mula launch has started;
 // layout.transport selects the transport. It returns nil if the run has one process, whose ranks
 // are goroutines. While ranks with the tcp transport are missing, Join calls waiting from time to
 // time with a text that names them. The caller closes the group after [Run] has returned.
-func Join(ctx context.Context, config Config, waiting func(text string)) (*xpu.Comm, error) {
+func Join(ctx context.Context, config Config, waiting func(text string)) (*comm.Comm, error) {
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
@@ -31,7 +31,7 @@ func Join(ctx context.Context, config Config, waiting func(text string)) (*xpu.C
 	if kindErr != nil {
 		return nil, kindErr
 	}
-	var link xpu.Link
+	var link comm.Transport
 	switch {
 	case kind == LocalLinks:
 		return nil, startedWith(1)
@@ -49,7 +49,7 @@ func Join(ctx context.Context, config Config, waiting func(text string)) (*xpu.C
 	if err != nil {
 		return nil, err
 	}
-	world := xpu.NewComm(link)
+	world := comm.New(link)
 	err = startedWith(world.Size())
 	if err == nil && kind == MPILinks && world.Size() == 1 && config.Layout.Ranks() > 1 {
 		err = loneRank(link.Name())
@@ -202,15 +202,15 @@ func sharedError(r *ranks, rank int, err error) error {
 // ranks has the groups of a rank and the hosts of all ranks. It is nil in a run of one rank.
 type ranks struct {
 	LayoutConfig
-	world *xpu.Comm // votes, losses, checkpoints
+	world *comm.Comm // votes, losses, checkpoints
 
-	experts  *xpu.Comm // the ranks that share the experts: dispatch of tokens, by the model
-	replicas *xpu.Comm // ranks with the same experts
+	experts  *comm.Comm // the ranks that share the experts: dispatch of tokens, by the model
+	replicas *comm.Comm // ranks with the same experts
 	// ranks with the same replicated weights, each with its own rows; sums are over ep, then over
 	// dp
-	data     *xpu.Comm
-	pipeline *xpu.Comm // the stages of the same rows; nil if there is one
-	within   *xpu.Comm // the ranks of experts again, for gradients in transit at the same time as tokens
+	data     *comm.Comm
+	pipeline *comm.Comm // the stages of the same rows; nil if there is one
+	within   *comm.Comm // the ranks of experts again, for gradients in transit at the same time as tokens
 
 	hosts   []string // of each rank
 	sharing int      // ranks on the same processors of this host, including this rank
@@ -220,14 +220,14 @@ type ranks struct {
 }
 
 // newRanks creates the groups of a layout from the world. It returns nil for a run of one rank.
-func newRanks(ctx context.Context, world *xpu.Comm, layout LayoutConfig) (*ranks, error) {
+func newRanks(ctx context.Context, world *comm.Comm, layout LayoutConfig) (*ranks, error) {
 	if world == nil || world.Size() == 1 {
 		return nil, nil
 	}
 	r := &ranks{LayoutConfig: layout, world: world}
 	dp, pp, ep := layout.place(world.Rank())
 	type split struct {
-		group **xpu.Comm
+		group **comm.Comm
 		color int
 	}
 	splits := []split{{&r.experts, dp*layout.PP + pp}, {&r.replicas, pp*layout.EP + ep}, {&r.data, pp},
@@ -248,7 +248,7 @@ func newRanks(ctx context.Context, world *xpu.Comm, layout LayoutConfig) (*ranks
 	for i := range r.each {
 		r.each[i] = i
 	}
-	for _, group := range []*xpu.Comm{r.replicas, r.data, r.within} {
+	for _, group := range []*comm.Comm{r.replicas, r.data, r.within} {
 		group.SetFast(layout.Sums == FastSums)
 	}
 	type place struct{ Host, Processors string }
@@ -272,7 +272,7 @@ func (r *ranks) close() {
 	if r == nil {
 		return
 	}
-	for _, group := range []*xpu.Comm{r.experts, r.replicas, r.data, r.within, r.pipeline} {
+	for _, group := range []*comm.Comm{r.experts, r.replicas, r.data, r.within, r.pipeline} {
 		group.Close()
 	}
 }
@@ -322,7 +322,7 @@ func (r *ranks) readers() int {
 }
 
 // comm returns the world, or nil for one rank.
-func (r *ranks) comm() *xpu.Comm {
+func (r *ranks) comm() *comm.Comm {
 	if r == nil {
 		return nil
 	}
@@ -374,14 +374,14 @@ func (r *ranks) sum(ctx context.Context, n int64) (int64, error) {
 		return n, nil
 	}
 	sum := []int64{n}
-	err := xpu.AllReduce(ctx, r.world, sum)
+	err := comm.AllReduce(ctx, r.world, sum)
 	return sum[0], err
 }
 
 // all returns the numbers of all ranks on every rank. The result is valid until the next call.
 func (r *ranks) all(ctx context.Context, n int64) ([]int64, error) {
 	r.counts[r.rank()] = n
-	return r.counts, xpu.AllGather(ctx, r.world, r.counts, r.each)
+	return r.counts, comm.AllGather(ctx, r.world, r.counts, r.each)
 }
 
 // threads returns the number of threads of this rank's device. Ranks on the same processors share
@@ -410,9 +410,9 @@ func runLocal(ctx context.Context, config Config, options Options) (Result, erro
 			"at most %d; start the run with mula launch or mpiexec", n, mostLocal)}
 	}
 	results, errs := make([]Result, n), make([]error, n)
-	run := func(rank int, link xpu.Link) {
+	run := func(rank int, link comm.Transport) {
 		o := options // only the first rank calls its functions
-		o.World, o.ranksHere = xpu.NewComm(link), n
+		o.World, o.ranksHere = comm.New(link), n
 		results[rank], errs[rank] = Run(ctx, config, o)
 		if errs[rank] == nil {
 			errs[rank] = o.World.Barrier(ctx)
@@ -443,7 +443,7 @@ func firstCause(errs []error) error {
 				}
 			}
 			return err
-		case !errors.Is(err, xpu.ErrPeerLost):
+		case !errors.Is(err, comm.ErrPeerLost):
 			return err
 		case lost == nil:
 			lost = err

@@ -19,6 +19,7 @@ import (
 	"mula/internal/longtest"
 	"mula/moe"
 	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // ranksConfig is a run of 20 steps that every layout of 4 ranks can do. The micro-batches are one
@@ -204,7 +205,7 @@ func TestI10Run(t *testing.T) {
 			mustRun(t, c, Options{ended: func(r *ranks) {
 				mu.Lock()
 				defer mu.Unlock()
-				for _, group := range []*xpu.Comm{r.replicas, r.data, r.within} {
+				for _, group := range []*comm.Comm{r.replicas, r.data, r.within} {
 					for _, operation := range group.Traffic() {
 						got += operation.Bytes
 					}
@@ -626,7 +627,7 @@ func TestRanksDiffer(t *testing.T) {
 		": steps is ": func(c *Config) { c.Steps = 1 << 40 },
 	} {
 		c := ranksConfig(t, plan, LayoutConfig{DP: 2, EP: 1}, "")
-		together(t, 2, func(world *xpu.Comm) error {
+		together(t, 2, func(world *comm.Comm) error {
 			own := c
 			if world.Rank() == 1 {
 				change(&own)
@@ -686,7 +687,7 @@ func TestLayoutRefused(t *testing.T) {
 	if _, err := Join(context.Background(), c, nil); err == nil || !strings.Contains(err.Error(), "mula launch") {
 		t.Error(err)
 	}
-	together(t, 2, func(world *xpu.Comm) error {
+	together(t, 2, func(world *comm.Comm) error {
 		_, err := Run(context.Background(), DefaultConfig(), Options{World: world})
 		if err == nil || !strings.Contains(err.Error(), "but 2 were started") {
 			return fmt.Errorf("a world of another size: %w", err)

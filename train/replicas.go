@@ -8,6 +8,7 @@ import (
 	"sort"
 
 	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // A replicaCheck finds weights that differ between replicas. All replicas round in the same way, so
@@ -160,7 +161,7 @@ func (r *run) replicaDifference(ctx context.Context, own replicaDigests) (*repli
 	for kind := range own {
 		copy(digest(r.ranks.rank(), kind), own[kind][:])
 	}
-	if err := xpu.AllGather(ctx, r.ranks.world, all, bounds); err != nil {
+	if err := comm.AllGather(ctx, r.ranks.world, all, bounds); err != nil {
 		return nil, err
 	}
 	differs := func(kind int, alike []int) *replicaDifference {

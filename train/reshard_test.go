@@ -14,7 +14,7 @@ import (
 
 	"mula/internal/longtest"
 	"mula/moe/safetensors"
-	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // gathered is everything that a checkpoint holds of the model and the optimizer's state, whole, by
@@ -61,7 +61,7 @@ func reload(t testing.TB, c Config) string {
 	t.Helper()
 	dir := t.TempDir()
 	var path string
-	for r, err := range onRanks(c.Layout.Ranks(), func(world *xpu.Comm) error {
+	for r, err := range onRanks(c.Layout.Ranks(), func(world *comm.Comm) error {
 		ctx := context.Background()
 		ranks, err := newRanks(ctx, world, c.Layout)
 		if err != nil {

@@ -7,6 +7,7 @@ import (
 
 	"mula/moe"
 	"mula/xpu"
+	"mula/xpu/comm"
 	"mula/xpu/cpu"
 )
 
@@ -43,8 +44,8 @@ type sharding struct {
 
 type bucketShard struct {
 	moe.Bucket
-	group  *xpu.Comm // the ranks that share the update; nil if each rank does the full update
-	bounds []int     // of each rank of the group
+	group  *comm.Comm // the ranks that share the update; nil if each rank does the full update
+	bounds []int      // of each rank of the group
 
 	own        int         // start of the range that this rank updates
 	grad       [][]float32 // all of Grad
@@ -157,7 +158,7 @@ func (s *sharding) countBlocks(ctx context.Context, blocks []block, parameters [
 		ones[r] = r
 	}
 	counts[world.Rank()] = int64(len(own))
-	if err := xpu.AllGather(ctx, world, counts, ones); err != nil {
+	if err := comm.AllGather(ctx, world, counts, ones); err != nil {
 		return err
 	}
 	s.bounds = make([]int, world.Size()+1)
@@ -166,7 +167,7 @@ func (s *sharding) countBlocks(ctx context.Context, blocks []block, parameters [
 	}
 	all := make([]int64, s.bounds[world.Size()])
 	copy(all[s.bounds[world.Rank()]:], own)
-	if err := xpu.AllGather(ctx, world, all, s.bounds); err != nil {
+	if err := comm.AllGather(ctx, world, all, s.bounds); err != nil {
 		return err
 	}
 	seen := make([]bool, first[len(first)-1])
@@ -193,7 +194,7 @@ func (s *sharding) gatherSums(ctx context.Context, own, all []float64) error {
 	for i, b := range s.counted {
 		given[i] = own[b]
 	}
-	if err := xpu.AllGather(ctx, s.ranks.world, s.given, s.bounds); err != nil {
+	if err := comm.AllGather(ctx, s.ranks.world, s.given, s.bounds); err != nil {
 		return err
 	}
 	for i, place := range s.place {
@@ -228,15 +229,15 @@ func (s *sharding) sum(ctx context.Context, b *bucketShard) error {
 	}
 	switch {
 	case b.group == nil && b.Divided:
-		return xpu.AllReduce(ctx, s.ranks.replicas, b.Grad)
+		return comm.AllReduce(ctx, s.ranks.replicas, b.Grad)
 	case b.group == nil:
-		return xpu.AllReduce(ctx, s.ranks.data, b.Grad)
+		return comm.AllReduce(ctx, s.ranks.data, b.Grad)
 	case s.scheme == SO && !b.Divided:
-		if err := xpu.AllReduce(ctx, s.ranks.within, b.Grad); err != nil {
+		if err := comm.AllReduce(ctx, s.ranks.within, b.Grad); err != nil {
 			return err
 		}
 	}
-	return xpu.ReduceScatter(ctx, b.group, b.Grad, b.bounds)
+	return comm.ReduceScatter(ctx, b.group, b.Grad, b.bounds)
 }
 
 // sumOfSquares returns a sum that is finite if and only if all values of x are.
@@ -266,7 +267,7 @@ func (s *sharding) gatherWeights(ctx context.Context) error {
 		if err := s.device.ToHost(ctx, b.ownWeights...); err != nil {
 			return err
 		}
-		if err := xpu.AllGather(ctx, b.group, b.Weight, b.bounds); err != nil {
+		if err := comm.AllGather(ctx, b.group, b.Weight, b.bounds); err != nil {
 			return err
 		}
 		s.device.ToDevice(b.Weight)

@@ -12,8 +12,8 @@ import (
 	"pgregory.net/rapid"
 
 	"mula/moe"
-	"mula/xpu"
-	"mula/xpu/local"
+	"mula/xpu/comm"
+	"mula/xpu/comm/local"
 )
 
 func gradientNorm(t testing.TB, o *Optimizer) float64 {
@@ -40,13 +40,13 @@ func average(t testing.TB, o *Optimizer, on bool) {
 }
 
 // together runs f as every rank of a group of goroutines, and fails the test at the error of one.
-func together(t testing.TB, size int, f func(world *xpu.Comm) error) {
+func together(t testing.TB, size int, f func(world *comm.Comm) error) {
 	t.Helper()
 	errs := make([]error, size)
 	var group sync.WaitGroup
 	for rank, link := range local.New(size) {
 		group.Go(func() {
-			world := xpu.NewComm(link)
+			world := comm.New(link)
 			defer world.Close()
 			if errs[rank] = f(world); errs[rank] == nil {
 				errs[rank] = world.Barrier(context.Background())
@@ -260,7 +260,7 @@ func TestI4SchemesAgree(t *testing.T) {
 						owners[i] = make([]int, n)
 					}
 					var mu sync.Mutex
-					together(t, l.DP*l.EP, func(world *xpu.Comm) error {
+					together(t, l.DP*l.EP, func(world *comm.Comm) error {
 						ctx := context.Background()
 						groups, err := newRanks(ctx, world, l)
 						if err != nil {
@@ -380,7 +380,7 @@ func TestI10Bytes(t *testing.T) {
 		for _, scheme := range schemes {
 			var mu sync.Mutex
 			var sums [4]int64 // over ranks: sent for gradients of replicated weights, of experts; for weights of both
-			together(t, l.DP*l.EP, func(world *xpu.Comm) error {
+			together(t, l.DP*l.EP, func(world *comm.Comm) error {
 				ctx := context.Background()
 				groups, err := newRanks(ctx, world, l)
 				if err != nil {
@@ -394,7 +394,7 @@ func TestI10Bytes(t *testing.T) {
 					return err
 				}
 				sent := func() (bytes int64) {
-					for _, group := range []*xpu.Comm{groups.experts, groups.replicas, groups.data, groups.within} {
+					for _, group := range []*comm.Comm{groups.experts, groups.replicas, groups.data, groups.within} {
 						for _, operation := range group.Traffic() {
 							bytes += operation.Bytes
 						}
@@ -474,7 +474,7 @@ func TestI10Bytes(t *testing.T) {
 // and moments and the norm stay zero.
 func TestI6NoTokens(t *testing.T) {
 	for _, scheme := range schemes {
-		together(t, 4, func(world *xpu.Comm) error {
+		together(t, 4, func(world *comm.Comm) error {
 			ctx := context.Background()
 			groups, err := newRanks(ctx, world, LayoutConfig{DP: 2, EP: 2, PP: 1})
 			if err != nil {

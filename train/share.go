@@ -18,7 +18,7 @@ import (
 
 	"mula/moe"
 	"mula/moe/safetensors"
-	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // A share is the part of the weights and of the optimizer's state that one rank saves in a
@@ -334,7 +334,7 @@ func (s share) parse(index stateIndex) ([]placedRange, error) {
 
 // load reads the ranges of a checkpoint's optimizer state that this rank needs, from any writer.
 // All ranks call it. It fails on all ranks if it fails on one.
-func (s share) load(ctx context.Context, world *xpu.Comm, dir string) error {
+func (s share) load(ctx context.Context, world *comm.Comm, dir string) error {
 	err := s.read(ctx, dir, rankIn(world), sizeOf(world))
 	if err != nil {
 		err = fmt.Errorf("loading the optimizer's state: %w", err)
@@ -528,7 +528,7 @@ func (s share) combine(lists [][]tensorHash) (string, error) {
 }
 
 // weightsHash returns the [WeightsHash] of the whole model. Each rank hashes some tensors.
-func (s share) weightsHash(ctx context.Context, world *xpu.Comm) (string, error) {
+func (s share) weightsHash(ctx context.Context, world *comm.Comm) (string, error) {
 	runs, err := gather(ctx, world, s.runs())
 	if err != nil {
 		return "", err

@@ -27,13 +27,13 @@ import (
 	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/shards"
-	"mula/xpu"
-	"mula/xpu/local"
+	"mula/xpu/comm"
+	"mula/xpu/comm/local"
 )
 
 // onRanks runs f as every rank of a world and returns what each has returned. A world of one rank
 // is none at all.
-func onRanks(size int, f func(world *xpu.Comm) error) []error {
+func onRanks(size int, f func(world *comm.Comm) error) []error {
 	if size == 1 {
 		return []error{f(nil)}
 	}
@@ -41,7 +41,7 @@ func onRanks(size int, f func(world *xpu.Comm) error) []error {
 	var ranks sync.WaitGroup
 	for r, link := range local.New(size) {
 		ranks.Go(func() {
-			world := xpu.NewComm(link)
+			world := comm.New(link)
 			defer world.Close()
 			if errs[r] = f(world); errs[r] == nil {
 				errs[r] = world.Barrier(context.Background())
@@ -188,7 +188,7 @@ func (m madeModel) save(t testing.TB, dir string, step int64, dp, ep int) {
 
 // trySave returns what each rank says.
 func (m madeModel) trySave(dir string, step int64, dp, ep int) []error {
-	return onRanks(dp*ep, func(world *xpu.Comm) error {
+	return onRanks(dp*ep, func(world *comm.Comm) error {
 		s := m.share(rankIn(world), ep, step, m.evenly(dp*ep, ep))
 		return saveCheckpoint(context.Background(), world, dir, &State{Step: step}, s,
 			map[string][]byte{generationFile: []byte("{}\n")})
@@ -244,7 +244,7 @@ func TestReshard(t *testing.T) {
 		from := layout.Draw(t, "from")
 		owner := ownership(from[0], from[1])
 		states := make([]State, from[0]*from[1])
-		for r, err := range onRanks(len(states), func(world *xpu.Comm) error {
+		for r, err := range onRanks(len(states), func(world *comm.Comm) error {
 			r := rankIn(world)
 			states[r].Step = step
 			return saveCheckpoint(context.Background(), world, dir, &states[r], m.share(r, from[1], step, owner), nil)
@@ -266,7 +266,7 @@ func TestReshard(t *testing.T) {
 
 		to := layout.Draw(t, "to")
 		owner = ownership(to[0], to[1])
-		for r, err := range onRanks(to[0]*to[1], func(world *xpu.Comm) error {
+		for r, err := range onRanks(to[0]*to[1], func(world *comm.Comm) error {
 			r := rankIn(world)
 			found, refused, err := newestCheckpoint(context.Background(), world, dir)
 			if err != nil || found == nil || refused != nil {
@@ -599,7 +599,7 @@ func TestStateFilesRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, size := range []int{1, 2, 5} {
-			for r, err := range onRanks(size, func(world *xpu.Comm) error {
+			for r, err := range onRanks(size, func(world *comm.Comm) error {
 				// Rank 0 alone needs anything, and all find it out.
 				return m.share(rankIn(world), 1, 0, func(int, int, int) int { return 0 }).load(context.Background(),
 					world, dir)
@@ -651,7 +651,7 @@ func TestSaveRefused(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		m.save(t, dir, 1, 1, 1)
-		for r, err := range onRanks(2, func(world *xpu.Comm) error {
+		for r, err := range onRanks(2, func(world *comm.Comm) error {
 			s, own := m.share(rankIn(world), 1, 2, all), dir
 			test.change(rankIn(world), &s, &own)
 			return saveCheckpoint(context.Background(), world, own, &State{Step: 2}, s, nil)
@@ -740,7 +740,7 @@ func TestEveryFaultOfEveryRank(t *testing.T) {
 				t.Errorf("%s: %d ranks know the cause itself, want 1", what, own)
 			}
 			for _, size := range []int{1, 2} {
-				for r, err := range onRanks(size, func(world *xpu.Comm) error {
+				for r, err := range onRanks(size, func(world *comm.Comm) error {
 					found, refused, err := newestCheckpoint(context.Background(), world, dir)
 					if err != nil || found == nil || refused != nil {
 						return fmt.Errorf("found %v, refused %v, %w", found, refused, err)
@@ -909,7 +909,7 @@ func TestDamagedSharedCheckpoint(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, size := range []int{1, 3} {
-			for r, err := range onRanks(size, func(world *xpu.Comm) error {
+			for r, err := range onRanks(size, func(world *comm.Comm) error {
 				found, refused, err := newestCheckpoint(context.Background(), world, dir)
 				if err != nil || found == nil || found.State.Step != 1 || len(refused) != 1 ||
 					refused[0].Checkpoint != checkpointName(2) ||
@@ -945,7 +945,7 @@ func TestDamagedSharedCheckpoint(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, size := range []int{1, 3} {
-			for r, err := range onRanks(size, func(world *xpu.Comm) error {
+			for r, err := range onRanks(size, func(world *comm.Comm) error {
 				_, _, err := newestCheckpoint(context.Background(), world, dir)
 				return err
 			}) {
@@ -957,7 +957,7 @@ func TestDamagedSharedCheckpoint(t *testing.T) {
 		}
 	}
 	// A rank that does not see the file system of rank 0 says so; the checkpoint is whole.
-	for r, err := range onRanks(3, func(world *xpu.Comm) error {
+	for r, err := range onRanks(3, func(world *comm.Comm) error {
 		dir := original
 		if rankIn(world) == 2 {
 			dir = t.TempDir()
@@ -979,14 +979,14 @@ func TestSaveWithoutARank(t *testing.T) {
 	m := oneModel(t)
 	dir := t.TempDir()
 	m.save(t, dir, 1, 3, 1)
-	for r, err := range onRanks(3, func(world *xpu.Comm) error {
+	for r, err := range onRanks(3, func(world *comm.Comm) error {
 		if rankIn(world) == 1 {
 			return errors.New("leaves")
 		}
 		return saveCheckpoint(context.Background(), world, dir, &State{Step: 2}, m.share(rankIn(world), 1, 2,
 			m.evenly(3, 1)), nil)
 	}) {
-		if r != 1 && !errors.Is(err, xpu.ErrPeerLost) {
+		if r != 1 && !errors.Is(err, comm.ErrPeerLost) {
 			t.Errorf("rank %d: %v", r, err)
 		}
 	}
@@ -994,7 +994,7 @@ func TestSaveWithoutARank(t *testing.T) {
 		t.Errorf("left %q", names)
 	}
 	// And so does one that looks for checkpoints: none is refused because of it.
-	for r, err := range onRanks(3, func(world *xpu.Comm) error {
+	for r, err := range onRanks(3, func(world *comm.Comm) error {
 		if rankIn(world) == 1 {
 			return errors.New("leaves")
 		}
@@ -1004,7 +1004,7 @@ func TestSaveWithoutARank(t *testing.T) {
 		}
 		return err
 	}) {
-		if r != 1 && !errors.Is(err, xpu.ErrPeerLost) {
+		if r != 1 && !errors.Is(err, comm.ErrPeerLost) {
 			t.Errorf("rank %d: %v", r, err)
 		}
 	}
@@ -1026,7 +1026,7 @@ func TestMomentsFollowTheirExpert(t *testing.T) {
 		}
 		return s
 	}
-	for r, err := range onRanks(4, func(world *xpu.Comm) error {
+	for r, err := range onRanks(4, func(world *comm.Comm) error {
 		return saveCheckpoint(context.Background(), world, dir, &State{Step: 1},
 			constant(m.share(rankIn(world), 4, 1, m.evenly(4, 4))), nil)
 	}) {
@@ -1036,7 +1036,7 @@ func TestMomentsFollowTheirExpert(t *testing.T) {
 	}
 	for _, layout := range [][2]int{{1, 1}, {4, 1}, {2, 2}, {1, 2}, {3, 4}} {
 		size, ep := layout[0]*layout[1], layout[1]
-		for r, err := range onRanks(size, func(world *xpu.Comm) error {
+		for r, err := range onRanks(size, func(world *comm.Comm) error {
 			s := m.share(rankIn(world), ep, 0, m.evenly(size, ep))
 			if err := s.load(context.Background(), world, filepath.Join(dir, checkpointName(1))); err != nil {
 				return err
@@ -1064,7 +1064,7 @@ func TestMomentsFollowTheirExpert(t *testing.T) {
 func TestGather(t *testing.T) {
 	t.Parallel()
 	broken := errors.New("disk full")
-	for r, err := range onRanks(7, func(world *xpu.Comm) error {
+	for r, err := range onRanks(7, func(world *comm.Comm) error {
 		rank := rankIn(world)
 		words, err := gather(context.Background(), world, strings.Repeat("x", rank))
 		if err != nil {
@@ -1100,7 +1100,7 @@ func TestGather(t *testing.T) {
 			t.Errorf("rank %d: %v", r, err)
 		}
 	}
-	if errs := onRanks(1, func(world *xpu.Comm) error {
+	if errs := onRanks(1, func(world *comm.Comm) error {
 		return agree(context.Background(), world,
 			fs.ErrExist)
 	}); errs[0] != fs.ErrExist {
@@ -1135,7 +1135,7 @@ func TestFormat1(t *testing.T) {
 	}
 	for _, layout := range [][2]int{{1, 1}, {1, 4}, {2, 2}} {
 		size, ep := layout[0]*layout[1], layout[1]
-		for r, err := range onRanks(size, func(world *xpu.Comm) error {
+		for r, err := range onRanks(size, func(world *comm.Comm) error {
 			found, _, err := newestCheckpoint(context.Background(), world, dir)
 			if err != nil {
 				return err

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"mula/blend"
-	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // Messages between the ranks in a step, so that all ranks have the same state and act in the same
@@ -135,14 +135,14 @@ func (r *run) exchange(ctx context.Context, m *StepMetrics, failed error) error 
 		slot[voteSource], slot[voteLoss] = uint64(row.targets)<<32|uint64(row.source+1), math.Float64bits(row.loss)
 		slot[voteHash], slot[voteHash+1] = binary.LittleEndian.Uint64(hash[:8]), binary.LittleEndian.Uint64(hash[8:])
 	}
-	if err := xpu.AllGather(ctx, r.ranks.world, r.votes, r.voteBounds); err != nil {
+	if err := comm.AllGather(ctx, r.ranks.world, r.votes, r.voteBounds); err != nil {
 		return &lostError{errors.Join(failed, fmt.Errorf("step %d: %w", m.Step, err))}
 	}
 	clear(r.counts)
 	for layer, counts := range m.ExpertTokens {
 		copy(r.counts[(from+layer)*c.Experts:], counts)
 	}
-	if err := xpu.AllReduce(ctx, r.ranks.world, r.counts); err != nil {
+	if err := comm.AllReduce(ctx, r.ranks.world, r.counts); err != nil {
 		return &lostError{errors.Join(failed, fmt.Errorf("step %d: %w", m.Step, err))}
 	}
 
@@ -336,7 +336,7 @@ func (r *run) recordFailures(err error) {
 				}
 			}
 		}
-	case !errors.Is(err, xpu.ErrPeerLost): // the other ranks do not have this error
+	case !errors.Is(err, comm.ErrPeerLost): // the other ranks do not have this error
 		r.appendFailure(r.ranks.rank(), kind, err.Error())
 	}
 }

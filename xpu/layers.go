@@ -3,6 +3,7 @@ package xpu
 import (
 	"encoding/binary"
 	"math/bits"
+	"unsafe"
 )
 
 // Layers are the operations of a decoder and its training other than products. T is the number of
@@ -146,7 +147,7 @@ const ChecksumKey = 0x9E3779B97F4A7C15
 // (2i+2)·[ChecksumKey]) to the sum, modulo 2^64. Any difference, including signs and order, is
 // missed with a probability of about 2^-64.
 func Checksum(x []float32) uint64 {
-	data := bytesOf(x)
+	data := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), 4*len(x))
 	key := uint64(ChecksumKey)
 	keyA, keyB, sum := key, 2*key, uint64(0)
 	for ; len(data) >= 16; data = data[16:] {

@@ -10,6 +10,7 @@ import (
 
 	"mula/moe"
 	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 func preset(t testing.TB, name string) moe.Config {
@@ -379,33 +380,33 @@ func TestSecondsByHand(t *testing.T) {
 		want    float64
 		flat    bool
 	}{
-		{"all-gather inside a node", Layout{DP: 1, EP: 2, PP: 1}, exchange(ForDispatch, xpu.OpAllGather, Experts, 2, 1,
+		{"all-gather inside a node", Layout{DP: 1, EP: 2, PP: 1}, exchange(ForDispatch, comm.OpAllGather, Experts, 2, 1,
 			4e9), 0, 4e9 / 2 / 2e9, false},
-		{"all-gather of replicas in two nodes", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForWeights, xpu.OpAllGather,
+		{"all-gather of replicas in two nodes", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForWeights, comm.OpAllGather,
 			Replicas, 2, 1, 4e9), 0, 4e9 / 2 / 2.5e8, false},
 		// z = 4e9/3; inside z/2 at 2e9, then half of z's half at 2.5e8.
-		{"reduce-scatter of all in two nodes", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForGradients, xpu.OpReduceScatter,
+		{"reduce-scatter of all in two nodes", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForGradients, comm.OpReduceScatter,
 			Data, 4, 1, 4e9), 0, 4e9/3/2/2e9 + 4e9/3/2/2/2.5e8, false},
-		{"all-reduce is two of them", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForGradients, xpu.OpAllReduce, Data, 4, 1,
+		{"all-reduce is two of them", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForGradients, comm.OpAllReduce, Data, 4, 1,
 			8e9), 0, 2 * (4e9/3/2/2e9 + 4e9/3/2/2/2.5e8), false},
 		// Of what a rank sends, a third stays in the node.
-		{"all-to-all in two nodes", Layout{DP: 1, EP: 4, PP: 1}, exchange(ForDispatch, xpu.OpAllToAll, Experts, 4, 1,
+		{"all-to-all in two nodes", Layout{DP: 1, EP: 4, PP: 1}, exchange(ForDispatch, comm.OpAllToAll, Experts, 4, 1,
 			12e9), 0, 1e9/2e9 + 2e9/2.5e8, false},
 		// Four nodes are two groups: half of the messages leave theirs, for which a node has 1e9:
 		// 2e9 in all, as much as the network.
-		{"two groups, limited by the network", Layout{DP: 8, EP: 1, PP: 1}, exchange(ForWeights, xpu.OpAllGather,
+		{"two groups, limited by the network", Layout{DP: 8, EP: 1, PP: 1}, exchange(ForWeights, comm.OpAllGather,
 			Replicas, 8, 1, 56e9), 0, 8e9/2/2e9 + 8e9/2*3/4/2.5e8, false},
 		// Eight nodes are four groups: 3/4 leave, so 4/3e9 in all.
-		{"four groups, limited between them", Layout{DP: 16, EP: 1, PP: 1}, exchange(ForWeights, xpu.OpAllGather,
+		{"four groups, limited between them", Layout{DP: 16, EP: 1, PP: 1}, exchange(ForWeights, comm.OpAllGather,
 			Replicas, 16, 1, 15*16e9), 0,
 			16e9/2/2e9 + 16e9/2*7/8/(2.5e8*2/3), false},
-		{"latency", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForGradients, xpu.OpReduceScatter, Data, 4, 10, 0), 0.001,
+		{"latency", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForGradients, comm.OpReduceScatter, Data, 4, 10, 0), 0.001,
 			10 * (1 + 1) * 0.001, false},
-		{"latency of an all-reduce", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForGradients, xpu.OpAllReduce, Data, 4, 10,
+		{"latency of an all-reduce", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForGradients, comm.OpAllReduce, Data, 4, 10,
 			0), 0.001, 2 * 10 * (1 + 1) * 0.001, false},
 		{"a flat gather in two nodes sends as an all-to-all", Layout{DP: 2, EP: 2, PP: 1},
-			exchange(ForWeights, xpu.OpAllGather, Data, 4, 1, 12e9), 0, 1e9/2e9 + 2e9/2.5e8, true},
-		{"flat messages", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForGradients, xpu.OpReduceScatter, Data, 4, 10, 0),
+			exchange(ForWeights, comm.OpAllGather, Data, 4, 1, 12e9), 0, 1e9/2e9 + 2e9/2.5e8, true},
+		{"flat messages", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForGradients, comm.OpReduceScatter, Data, 4, 10, 0),
 			0.001, 10 * 3 * 0.001, true},
 	} {
 		m.Latency.Value = test.latency

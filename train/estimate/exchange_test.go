@@ -12,13 +12,14 @@ import (
 
 	"mula/moe"
 	"mula/xpu"
+	"mula/xpu/comm"
+	"mula/xpu/comm/local"
 	"mula/xpu/cpu"
-	"mula/xpu/local"
 )
 
 // A tap counts what goes through a link to other ranks, and what comes from them.
 type tap struct {
-	xpu.Link
+	comm.Transport
 	sent, received *atomic.Int64
 }
 
@@ -29,7 +30,7 @@ func (t *tap) AllToAll(ctx context.Context, send, recv [][]byte) error {
 			t.received.Add(int64(len(recv[r])))
 		}
 	}
-	return t.Link.AllToAll(ctx, send, recv)
+	return t.Transport.AllToAll(ctx, send, recv)
 }
 
 func (t *tap) AllGather(ctx context.Context, own []byte, all [][]byte) error {
@@ -39,20 +40,20 @@ func (t *tap) AllGather(ctx context.Context, own []byte, all [][]byte) error {
 			t.received.Add(int64(len(all[r])))
 		}
 	}
-	return t.Link.AllGather(ctx, own, all)
+	return t.Transport.AllGather(ctx, own, all)
 }
 
 // run calls f on every rank of a group, and returns what all of them have sent by each operation;
 // what they have received must be as much.
 func run(t interface{ Fatal(...any) }, ranks int,
-	f func(ctx context.Context, c *xpu.Comm) error) map[xpu.Operation]int64 {
+	f func(ctx context.Context, c *comm.Comm) error) map[comm.Operation]int64 {
 	var sent, received atomic.Int64
 	links := local.New(ranks)
-	comms := make([]*xpu.Comm, ranks)
+	comms := make([]*comm.Comm, ranks)
 	errs := make([]error, ranks)
 	var all sync.WaitGroup
 	for r, link := range links {
-		comms[r] = xpu.NewComm(&tap{link, &sent, &received})
+		comms[r] = comm.New(&tap{link, &sent, &received})
 		all.Go(func() {
 			if errs[r] = f(context.Background(), comms[r]); errs[r] != nil {
 				comms[r].Close() // so that the others do not wait
@@ -60,7 +61,7 @@ func run(t interface{ Fatal(...any) }, ranks int,
 		})
 	}
 	all.Wait()
-	counts := map[xpu.Operation]int64{}
+	counts := map[comm.Operation]int64{}
 	total := int64(0)
 	for r, c := range comms {
 		if errs[r] != nil {
@@ -99,15 +100,15 @@ func TestOptimizerTrafficIsCounted(t *testing.T) {
 				bounds[i] = rapid.IntRange(bounds[i-1], n).Draw(t, "bound")
 			}
 			bounds[e.Ranks] = n
-			counts := run(t, e.Ranks, func(ctx context.Context, c *xpu.Comm) error {
+			counts := run(t, e.Ranks, func(ctx context.Context, c *comm.Comm) error {
 				x := make([]float32, n)
 				switch e.Operation {
-				case xpu.OpAllReduce:
-					return xpu.AllReduce(ctx, c, x)
-				case xpu.OpReduceScatter:
-					return xpu.ReduceScatter(ctx, c, x, bounds)
+				case comm.OpAllReduce:
+					return comm.AllReduce(ctx, c, x)
+				case comm.OpReduceScatter:
+					return comm.ReduceScatter(ctx, c, x, bounds)
 				}
-				return xpu.AllGather(ctx, c, x, bounds)
+				return comm.AllGather(ctx, c, x, bounds)
 			})
 			if counts[e.Operation] != e.Total {
 				t.Fatalf("dp %d, ep %d, %s: %+v, but %d bytes were sent", dp, ep, l.Optimizer, e, counts[e.Operation])
@@ -132,10 +133,10 @@ func TestDispatchTrafficIsCounted(t *testing.T) {
 			for _, ep := range []int{2, 4} {
 				l := Layout{DP: 1, EP: ep, PP: 1, Optimizer: EPSO, Dispatch: dispatch, BatchSize: ep * rows * micro,
 					MicroBatchSize: rows, SequenceLength: length, Recompute: recompute}
-				counts := run(t, ep, func(ctx context.Context, comm *xpu.Comm) error {
+				counts := run(t, ep, func(ctx context.Context, group *comm.Comm) error {
 					device := cpu.New(1, xpu.FP32)
 					defer device.Close()
-					m, err := moe.NewParallel(c, device, moe.Parallel{Experts: comm, Dispatch: dispatch})
+					m, err := moe.NewParallel(c, device, moe.Parallel{Experts: group, Dispatch: dispatch})
 					if err != nil {
 						return err
 					}
@@ -144,7 +145,7 @@ func TestDispatchTrafficIsCounted(t *testing.T) {
 					for i := range micro {
 						tokens := make([]uint32, rows*(length+1))
 						for t := range tokens {
-							tokens[t] = uint32((t*7919 + i*31 + comm.Rank()*104729) % c.VocabSize)
+							tokens[t] = uint32((t*7919 + i*31 + group.Rank()*104729) % c.VocabSize)
 						}
 						if _, err := m.Backward(ctx, moe.Batch{Rows: rows, SequenceLength: length, Tokens: tokens},
 							moe.BackwardOptions{Targets: int64(ep * rows * micro * length)}); err != nil {

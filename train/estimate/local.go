@@ -10,8 +10,9 @@ import (
 
 	"mula/internal/machine"
 	"mula/xpu"
+	"mula/xpu/comm"
+	"mula/xpu/comm/local"
 	"mula/xpu/cpu"
-	"mula/xpu/local"
 )
 
 // LocalName is the name of the machine that Local measures.
@@ -143,13 +144,13 @@ func probeExchange(ctx context.Context) (float64, error) {
 	failed := make([]error, 2)
 	for r, link := range links {
 		all.Go(func() {
-			comm := xpu.NewComm(link)
-			defer comm.Close()
+			group := comm.New(link)
+			defer group.Close()
 			x := make([]float32, 2*n)
 			seconds := 0.0
 			for i := range 6 { // both repeat equally often; the first touches the memory
 				start := time.Now()
-				if err := xpu.AllGather(ctx, comm, x, []int{0, n, 2 * n}); err != nil {
+				if err := comm.AllGather(ctx, group, x, []int{0, n, 2 * n}); err != nil {
 					failed[r] = err
 					return
 				}

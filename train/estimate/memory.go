@@ -3,6 +3,7 @@ package estimate
 import (
 	"mula/moe"
 	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // Memory is the memory of a rank, in bytes.
@@ -72,7 +73,7 @@ func StageBytes(c moe.Config, l Layout, t Trainer) int64 {
 }
 
 // SumBytes returns the size of the buffers in which a rank of a stage sums gradients, over all its
-// groups (each is an [xpu.Comm]). It is the maximum over the ranks of the stage.
+// groups (each is an [comm.Comm]). It is the maximum over the ranks of the stage.
 func SumBytes(c moe.Config, l Layout, t Trainer, stage int) int64 {
 	s := stages(c, l)[stage]
 	h, ffn, vocabulary := int64(c.HiddenSize), int64(c.IntermediateSize), int64(c.VocabSize)*int64(c.HiddenSize)
@@ -103,7 +104,7 @@ func SumBytes(c moe.Config, l Layout, t Trainer, stage int) int64 {
 			}
 			part = max(part, own)
 		}
-		return xpu.SumMemory(ranks, int(part), t.Gradients)
+		return comm.SumMemory(ranks, int(part), t.Gradients)
 	}
 	switch l.Optimizer {
 	case Unsharded:

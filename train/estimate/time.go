@@ -4,7 +4,7 @@ import (
 	"math"
 
 	"mula/moe"
-	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // Time is the duration of a step on the slowest rank, in seconds, by part. The parts are assumed
@@ -104,17 +104,17 @@ func (m *Machine) seconds(p place, e Exchange, flat bool) float64 {
 	var inside, across float64
 	messages := float64(e.Calls) * (a - 1 + b - 1)
 	switch {
-	case flat || e.Operation == xpu.OpAllToAll || e.Operation == xpu.OpSend:
+	case flat || e.Operation == comm.OpAllToAll || e.Operation == comm.OpSend:
 		inside = e.PerRank() * (a - 1) / (n - 1)
 		across = e.PerRank() - inside
 	default:
 		z := e.PerRank() * n / (n - 1)
 		inside, across = z*(a-1)/a, z/a*(b-1)/b
 	}
-	if flat && e.Operation != xpu.OpSend {
+	if flat && e.Operation != comm.OpSend {
 		messages = float64(e.Calls) * (n - 1)
 	}
-	if e.Operation == xpu.OpAllReduce {
+	if e.Operation == comm.OpAllReduce {
 		messages *= 2
 	}
 	return inside/link + across/outside + messages*m.Latency.Value

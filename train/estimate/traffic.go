@@ -5,6 +5,7 @@ import (
 
 	"mula/moe"
 	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // Purpose is the purpose of an exchange.
@@ -33,16 +34,16 @@ const (
 
 // An Exchange is the traffic of a group per step, by one operation for one purpose.
 type Exchange struct {
-	Purpose   Purpose       `json:"purpose"`
-	Operation xpu.Operation `json:"-"`
-	Name      string        `json:"operation"`
-	Group     Group         `json:"group"`
-	Ranks     int           `json:"ranks"` // of the group
-	Calls     int           `json:"calls"` // of the operation, per rank
+	Purpose   Purpose        `json:"purpose"`
+	Operation comm.Operation `json:"-"`
+	Name      string         `json:"operation"`
+	Group     Group          `json:"group"`
+	Ranks     int            `json:"ranks"` // of the group
+	Calls     int            `json:"calls"` // of the operation, per rank
 
 	// Total is the number of bytes that all ranks of the group send: z·(n-1) for a reduce-scatter
 	// or an all-gather of z bytes over n ranks, and 2·z·(n-1) for an all-reduce. It equals the sum
-	// of [xpu.Comm.Traffic] over the ranks, also for shards of unequal size. For an all-to-all it
+	// of [comm.Comm.Traffic] over the ranks, also for shards of unequal size. For an all-to-all it
 	// is the mean over routings that use all experts equally.
 	Total int64 `json:"total_bytes"`
 }
@@ -50,7 +51,7 @@ type Exchange struct {
 // PerRank is the mean number of bytes that a rank of the group sends.
 func (e Exchange) PerRank() float64 { return float64(e.Total) / float64(e.Ranks) }
 
-func exchange(purpose Purpose, o xpu.Operation, g Group, ranks, calls int, total int64) Exchange {
+func exchange(purpose Purpose, o comm.Operation, g Group, ranks, calls int, total int64) Exchange {
 	return Exchange{Purpose: purpose, Operation: o, Name: o.String(), Group: g, Ranks: ranks, Calls: calls,
 		Total: total}
 }
@@ -75,11 +76,11 @@ func (l Layout) size(g Group) int {
 // rank's own group. [VoteTraffic] has the norm of the gradients.
 func OptimizerTraffic(replicated, divided int64, l Layout, t Trainer) []Exchange {
 	var out []Exchange
-	add := func(purpose Purpose, o xpu.Operation, g Group, elements int64) {
+	add := func(purpose Purpose, o comm.Operation, g Group, elements int64) {
 		n := int64(l.size(g))
 		total := elements * (n - 1)
 		switch {
-		case o == xpu.OpAllReduce:
+		case o == comm.OpAllReduce:
 			total *= 2 * int64(t.Gradients)
 		case purpose == ForGradients:
 			total *= int64(t.Gradients)
@@ -92,17 +93,17 @@ func OptimizerTraffic(replicated, divided int64, l Layout, t Trainer) []Exchange
 	}
 	switch l.Optimizer {
 	case Unsharded:
-		add(ForGradients, xpu.OpAllReduce, Data, replicated)
-		add(ForGradients, xpu.OpAllReduce, Replicas, divided)
+		add(ForGradients, comm.OpAllReduce, Data, replicated)
+		add(ForGradients, comm.OpAllReduce, Replicas, divided)
 	case SO:
-		add(ForGradients, xpu.OpAllReduce, Experts, replicated)
-		add(ForGradients, xpu.OpReduceScatter, Replicas, replicated+divided)
-		add(ForWeights, xpu.OpAllGather, Replicas, replicated+divided)
+		add(ForGradients, comm.OpAllReduce, Experts, replicated)
+		add(ForGradients, comm.OpReduceScatter, Replicas, replicated+divided)
+		add(ForWeights, comm.OpAllGather, Replicas, replicated+divided)
 	case EPSO:
-		add(ForGradients, xpu.OpReduceScatter, Data, replicated)
-		add(ForGradients, xpu.OpReduceScatter, Replicas, divided)
-		add(ForWeights, xpu.OpAllGather, Data, replicated)
-		add(ForWeights, xpu.OpAllGather, Replicas, divided)
+		add(ForGradients, comm.OpReduceScatter, Data, replicated)
+		add(ForGradients, comm.OpReduceScatter, Replicas, divided)
+		add(ForWeights, comm.OpAllGather, Data, replicated)
+		add(ForWeights, comm.OpAllGather, Replicas, divided)
 	}
 	return out
 }
@@ -147,11 +148,11 @@ func DispatchTraffic(c moe.Config, layers int, l Layout, t Trainer) []Exchange {
 	number := int64(t.Activations)
 	if l.Dispatch == moe.AllGather {
 		return []Exchange{
-			exchange(ForDispatch, xpu.OpAllGather, Experts, l.EP, int(callsThere), n*(there*number+4*counts)),
-			exchange(ForDispatch, xpu.OpReduceScatter, Experts, l.EP, int(callsBack), n*back*number),
+			exchange(ForDispatch, comm.OpAllGather, Experts, l.EP, int(callsThere), n*(there*number+4*counts)),
+			exchange(ForDispatch, comm.OpReduceScatter, Experts, l.EP, int(callsBack), n*back*number),
 		}
 	}
-	return []Exchange{exchange(ForDispatch, xpu.OpAllToAll, Experts, l.EP, int(callsThere+callsBack),
+	return []Exchange{exchange(ForDispatch, comm.OpAllToAll, Experts, l.EP, int(callsThere+callsBack),
 		n*((there+back)*number+4*counts))}
 }
 
@@ -168,7 +169,7 @@ func PipelineTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
 		calls *= 2
 		total += int64(l.MicroBatches()) * 8 * int64(2*c.Experts+2)
 	}
-	return []Exchange{exchange(ForPipeline, xpu.OpSend, Pipeline, l.PP, calls, 2*int64(l.PP-1)*total)}
+	return []Exchange{exchange(ForPipeline, comm.OpSend, Pipeline, l.PP, calls, 2*int64(l.PP-1)*total)}
 }
 
 // Numbers of 8 bytes in a rank's vote (train/votes.go): for the rank, and for each of its
@@ -204,8 +205,8 @@ func VoteTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
 	}
 	votes := voteHead + layers + voteRow*int64(l.Sequences())
 	return []Exchange{
-		exchange(ForVotes, xpu.OpAllReduce, World, int(n), reduces, 2*8*(1+layers*int64(c.Experts))*(n-1)),
-		exchange(ForVotes, xpu.OpAllGather, World, int(n), 3, 8*(n*(1+votes)+blocks)*(n-1)),
+		exchange(ForVotes, comm.OpAllReduce, World, int(n), reduces, 2*8*(1+layers*int64(c.Experts))*(n-1)),
+		exchange(ForVotes, comm.OpAllGather, World, int(n), 3, 8*(n*(1+votes)+blocks)*(n-1)),
 	}
 }
 

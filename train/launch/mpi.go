@@ -15,7 +15,7 @@ import (
 	"syscall"
 	"time"
 
-	"mula/xpu/tcp"
+	"mula/xpu/comm/tcp"
 )
 
 // Kind is a program that starts the ranks of a job.

@@ -24,7 +24,7 @@ import (
 
 	"mula/internal/longtest"
 	"mula/train"
-	"mula/xpu/tcp"
+	"mula/xpu/comm/tcp"
 )
 
 // actVariable makes the test binary one rank of a run, which does what the variable says, word by

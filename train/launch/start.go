@@ -21,7 +21,7 @@ import (
 	"syscall"
 	"time"
 
-	"mula/xpu/tcp"
+	"mula/xpu/comm/tcp"
 )
 
 // A Starter starts the ranks of an attempt.

@@ -1,4 +1,4 @@
-package linktest
+package transporttest
 
 import (
 	"context"
@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // Sizes are the sizes, in bytes, for which sums are timed.
@@ -23,7 +23,7 @@ func SizeName(bytes int) string {
 }
 
 // Benchmark times all-reduces of float32 between links used by goroutines of this process.
-func Benchmark(b *testing.B, links []xpu.Link) {
+func Benchmark(b *testing.B, links []comm.Transport) {
 	for _, size := range Sizes {
 		b.Run(SizeName(size), func(b *testing.B) {
 			b.SetBytes(int64(size))
@@ -31,12 +31,12 @@ func Benchmark(b *testing.B, links []xpu.Link) {
 			var ranks sync.WaitGroup
 			for _, link := range links {
 				ranks.Go(func() {
-					c, x := xpu.NewComm(link), make([]float32, size/4)
+					c, x := comm.New(link), make([]float32, size/4)
 					for i := range 1 + b.N {
 						if i == 1 && link.Rank() == 0 {
 							b.ResetTimer() // scratch memory is allocated now
 						}
-						if err := xpu.AllReduce(context.Background(), c, x); err != nil {
+						if err := comm.AllReduce(context.Background(), c, x); err != nil {
 							b.Error(err)
 							return
 						}
@@ -50,12 +50,12 @@ func Benchmark(b *testing.B, links []xpu.Link) {
 
 // Measure returns the median time of an all-reduce of float32; this process is one rank of the
 // group.
-func Measure(ctx context.Context, link xpu.Link, bytes int, fast bool) (time.Duration, error) {
+func Measure(ctx context.Context, link comm.Transport, bytes int, fast bool) (time.Duration, error) {
 	part, err := link.Split(ctx, 0, link.Rank())
 	if err != nil {
 		return 0, err
 	}
-	c, x := xpu.NewComm(part), make([]float32, bytes/4)
+	c, x := comm.New(part), make([]float32, bytes/4)
 	c.SetFast(fast)
 	inner := max(1, min(200, (4<<20)/bytes))
 	var times []time.Duration
@@ -65,7 +65,7 @@ func Measure(ctx context.Context, link xpu.Link, bytes int, fast bool) (time.Dur
 		}
 		start := time.Now()
 		for range inner {
-			if err := xpu.AllReduce(ctx, c, x); err != nil {
+			if err := comm.AllReduce(ctx, c, x); err != nil {
 				return 0, err
 			}
 		}

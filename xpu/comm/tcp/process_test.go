@@ -11,8 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"mula/xpu"
-	"mula/xpu/linktest"
+	"mula/xpu/comm"
+	"mula/xpu/comm/transporttest"
 )
 
 // The test binary starts itself for ranks that are processes; roleVariable says what they do.
@@ -47,14 +47,14 @@ func play(role string) int {
 	code := 0
 	switch role {
 	case "checks":
-		linktest.Each(link, os.Getenv(folderVariable), func(name string, err error) {
+		transporttest.Each(link, os.Getenv(folderVariable), func(name string, err error) {
 			fmt.Printf("%s: rank %d: %v\n", name, link.Rank(), err)
 			code = 1
 		})
 	case "waits":
 		err := link.Recv(context.Background(), waitsFor[link.Rank()], make([]byte, 1)) // of what is never sent
 		fmt.Println(err)
-		if !errors.Is(err, xpu.ErrPeerLost) {
+		if !errors.Is(err, comm.ErrPeerLost) {
 			return 1
 		}
 		link.Close()
@@ -63,7 +63,7 @@ func play(role string) int {
 }
 
 // processes starts all ranks but 0 as processes, and returns the link of rank 0.
-func processes(t *testing.T, size int, role, folder string) (xpu.Link, []*exec.Cmd, []*strings.Builder) {
+func processes(t *testing.T, size int, role, folder string) (comm.Transport, []*exec.Cmd, []*strings.Builder) {
 	t.Helper()
 	listener := listen(t)
 	o := Options{Address: listener.Addr().String(), Size: size, Secret: "s3cret"}
@@ -92,7 +92,7 @@ func processes(t *testing.T, size int, role, folder string) (xpu.Link, []*exec.C
 func TestProcesses(t *testing.T) {
 	folder := t.TempDir()
 	link, commands, outputs := processes(t, 3, "checks", folder)
-	linktest.Each(link, folder, func(name string, err error) { t.Errorf("%s: rank 0: %v", name, err) })
+	transporttest.Each(link, folder, func(name string, err error) { t.Errorf("%s: rank 0: %v", name, err) })
 	for r := 1; r < len(commands); r++ {
 		if err := commands[r].Wait(); err != nil {
 			t.Errorf("rank %d: %v\n%s", r, err, outputs[r])
@@ -108,7 +108,7 @@ func TestKilledProcess(t *testing.T) {
 	waiting.Go(func() {
 		for range 2 {
 			err := link.Recv(context.Background(), waitsFor[0], make([]byte, 1))
-			if !errors.Is(err, xpu.ErrPeerLost) || !strings.Contains(err.Error(), "rank 2 ") {
+			if !errors.Is(err, comm.ErrPeerLost) || !strings.Contains(err.Error(), "rank 2 ") {
 				t.Errorf("rank 0: %v", err)
 			}
 		}

@@ -48,7 +48,7 @@ func (o Operation) String() string {
 	return fmt.Sprintf("operation %d", uint8(o))
 }
 
-// A Group implements the methods of [mula/xpu.Link] with the same names for this rank.
+// A Group implements the methods of [mula/comm.Transport] with the same names for this rank.
 type Group struct {
 	messages   Messages
 	name       string // name of the link, for error messages

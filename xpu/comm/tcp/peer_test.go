@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"mula/xpu"
-	"mula/xpu/pairwise"
+	"mula/xpu/comm"
+	"mula/xpu/comm/pairwise"
 )
 
 // reading returns a link of two ranks, without goroutines, and the connection to its peer.
@@ -134,7 +134,7 @@ func FuzzPeer(f *testing.F) {
 			}
 		}
 		p.lost(err)
-		if err := l.Wait(t.Context()); err != nil && !errors.Is(err, xpu.ErrPeerLost) && !strings.Contains(err.Error(),
+		if err := l.Wait(t.Context()); err != nil && !errors.Is(err, comm.ErrPeerLost) && !strings.Contains(err.Error(),
 			"but this rank") {
 			t.Errorf("the group's error: %v", err)
 		}

@@ -16,8 +16,8 @@ import (
 	"time"
 	"unsafe"
 
-	"mula/xpu"
-	"mula/xpu/pairwise"
+	"mula/xpu/comm"
+	"mula/xpu/comm/pairwise"
 )
 
 const (
@@ -115,7 +115,7 @@ func (l *link) end(err error) error {
 func (l *link) fail(err error) error {
 	err = l.end(err)
 	l.told.Do(func() {
-		text := strings.TrimSuffix(err.Error(), ": "+xpu.ErrPeerLost.Error())
+		text := strings.TrimSuffix(err.Error(), ": "+comm.ErrPeerLost.Error())
 		for r := range l.Size() {
 			if r != l.Rank() {
 				l.tell(r, noticeFailure, text)
@@ -211,7 +211,7 @@ func (l *link) Begin(ctx context.Context) error {
 
 // giveUp ends the group because of a done context.
 func (l *link) giveUp(ctx context.Context) error {
-	l.fail(fmt.Errorf("mpi: rank %d gave up: %w: %w", l.Rank(), ctx.Err(), xpu.ErrPeerLost))
+	l.fail(fmt.Errorf("mpi: rank %d gave up: %w: %w", l.Rank(), ctx.Err(), comm.ErrPeerLost))
 	return ctx.Err()
 }
 
@@ -347,7 +347,7 @@ func (l *link) listen() error {
 		}
 		if l.notice[0] == noticeFailure {
 			return fmt.Errorf("mpi: rank %d gave up: %s: %w", from, strings.TrimRight(string(l.notice[noticeHead:]),
-				"\x00"), xpu.ErrPeerLost)
+				"\x00"), comm.ErrPeerLost)
 		}
 		number := func(at int) uint64 { return binary.LittleEndian.Uint64(l.notice[at:]) }
 		l.left[from] = &departure{number(8), number(16), number(24)}
@@ -358,7 +358,7 @@ func (l *link) listen() error {
 		for _, m := range l.pieces {
 			if d != nil && m.live && (m.kind == summing && m.nth > d.sums || m.peer == r &&
 				(m.kind == sending && m.nth > d.pulled || m.kind == receiving && m.nth > d.sent)) {
-				return fmt.Errorf("mpi: rank %d has left: %w", r, xpu.ErrPeerLost)
+				return fmt.Errorf("mpi: rank %d has left: %w", r, comm.ErrPeerLost)
 			}
 		}
 	}
@@ -440,7 +440,7 @@ func (l *link) Sum(ctx context.Context, x []float32) error {
 	return l.Wait(ctx)
 }
 
-func (l *link) Split(ctx context.Context, color, key int) (xpu.Link, error) {
+func (l *link) Split(ctx context.Context, color, key int) (comm.Transport, error) {
 	colors, keys, err := l.Votes(ctx, color, key)
 	if err != nil {
 		return nil, err

@@ -14,8 +14,8 @@ import (
 
 	"mula/internal/launchers"
 	"mula/internal/longtest"
-	"mula/xpu"
-	"mula/xpu/linktest"
+	"mula/xpu/comm"
+	"mula/xpu/comm/transporttest"
 )
 
 // The test binary starts itself under each mpiexec; roleVariable says what it does there.
@@ -52,10 +52,10 @@ func play(role string) int {
 		if err := recovers(); err != nil {
 			report("a nil pointer", err)
 		}
-		linktest.Each(link, os.Getenv(folderVariable), report)
+		transporttest.Each(link, os.Getenv(folderVariable), report)
 	case "measure", "measure fast":
-		for _, size := range linktest.Sizes {
-			took, err := linktest.Measure(context.Background(), link, size, role == "measure fast")
+		for _, size := range transporttest.Sizes {
+			took, err := transporttest.Measure(context.Background(), link, size, role == "measure fast")
 			if err != nil {
 				report("measure", err)
 				return code
@@ -178,7 +178,7 @@ func TestLaunched(t *testing.T) {
 	}
 }
 
-var _ xpu.Summer = (*link)(nil)
+var _ comm.Summer = (*link)(nil)
 
 // BenchmarkAllReduce shows the median of nine rounds, in ns, for each mpiexec, in the fixed order
 // of sums and by MPI's own all-reduce.
@@ -195,7 +195,7 @@ func BenchmarkAllReduce(b *testing.B) {
 						for line := range strings.Lines(out) {
 							var size, took int
 							if n, _ := fmt.Sscan(line, &size, &took); n == 2 {
-								b.ReportMetric(float64(took), "ns/"+linktest.SizeName(size))
+								b.ReportMetric(float64(took), "ns/"+transporttest.SizeName(size))
 							}
 						}
 					}

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 func listen(t *testing.T) net.Listener {
@@ -75,7 +75,7 @@ func TestRefused(t *testing.T) {
 func TestStrangers(t *testing.T) {
 	listener := listen(t)
 	o := Options{Address: listener.Addr().String(), Size: 2, Secret: "s3cret"}
-	links := make([]xpu.Link, 2)
+	links := make([]comm.Transport, 2)
 	errs := make([]error, 2)
 	var running sync.WaitGroup
 	running.Go(func() { links[0], errs[0] = join(t.Context(), o, listener) })
@@ -170,7 +170,7 @@ func TestRankZeroComesLate(t *testing.T) {
 	first := listen(t)
 	address := first.Addr().String()
 	o := Options{Address: address, Rank: 1, Size: 2, Secret: "s3cret"}
-	links := make([]xpu.Link, 2)
+	links := make([]comm.Transport, 2)
 	errs := make([]error, 2)
 	var running sync.WaitGroup
 	running.Go(func() { links[1], errs[1] = Join(t.Context(), o) })
@@ -318,7 +318,7 @@ func told() (waiting func(string), until func(parts ...string)) {
 func TestMissingRanksAreNamed(t *testing.T) {
 	listener := listen(t)
 	const size = 5
-	links := make([]xpu.Link, size)
+	links := make([]comm.Transport, size)
 	errs := make([]error, size)
 	var running sync.WaitGroup
 	start := func(rank int, waiting func(string)) {
@@ -422,7 +422,7 @@ func TestBehindService(t *testing.T) {
 		t.Fatal(err)
 	}
 	service := forward(t, listener.Addr().String())
-	links := make([]xpu.Link, size)
+	links := make([]comm.Transport, size)
 	errs := make([]error, size)
 	var running sync.WaitGroup
 	for r := range size {

@@ -1,4 +1,4 @@
-package xpu
+package comm
 
 import "testing"
 

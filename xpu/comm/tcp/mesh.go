@@ -10,8 +10,8 @@ import (
 	"sync"
 	"time"
 
-	"mula/xpu"
-	"mula/xpu/pairwise"
+	"mula/xpu/comm"
+	"mula/xpu/comm/pairwise"
 )
 
 // The protocol of a connection: frames of a header and, for some kinds, length bytes.
@@ -182,7 +182,7 @@ func (s *stream) stuck() error {
 }
 
 func (s *stream) gone() error {
-	return fmt.Errorf("tcp: %v has left: %w", s.peer, xpu.ErrPeerLost)
+	return fmt.Errorf("tcp: %v has left: %w", s.peer, comm.ErrPeerLost)
 }
 
 // take copies bytes of b to the message that is waited for, and returns the rest. The caller holds
@@ -324,7 +324,7 @@ func (p *peer) read(r *bufio.Reader) error {
 			if _, err := io.ReadFull(r, text); err != nil {
 				return unexpected(err)
 			}
-			broken = fmt.Errorf("tcp: %v gave up: %s: %w", p, text, xpu.ErrPeerLost)
+			broken = fmt.Errorf("tcp: %v gave up: %s: %w", p, text, comm.ErrPeerLost)
 			p.mu.Lock()
 			if s.failure == nil {
 				s.failure = broken
@@ -353,11 +353,11 @@ func (p *peer) lost(err error) {
 	if p.err == nil {
 		switch {
 		case p.parted:
-			p.err = fmt.Errorf("tcp: %v has left: %w", p, xpu.ErrPeerLost)
+			p.err = fmt.Errorf("tcp: %v has left: %w", p, comm.ErrPeerLost)
 		case errors.As(err, &breach):
-			p.err = fmt.Errorf("tcp: %v violates the protocol between ranks: %w: %w", p, err, xpu.ErrPeerLost)
+			p.err = fmt.Errorf("tcp: %v violates the protocol between ranks: %w: %w", p, err, comm.ErrPeerLost)
 		default:
-			p.err = fmt.Errorf("tcp: the connection to %v has ended: %w: %w", p, err, xpu.ErrPeerLost)
+			p.err = fmt.Errorf("tcp: the connection to %v has ended: %w: %w", p, err, comm.ErrPeerLost)
 		}
 	}
 	err = p.err

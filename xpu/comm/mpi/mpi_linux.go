@@ -13,7 +13,7 @@ import (
 
 	"mula/internal/launchers"
 	"mula/internal/signals"
-	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // A process is this process in MPI. MPI is initialized and finalized once.
@@ -30,7 +30,7 @@ var begun atomic.Bool
 // Init returns this process's link in the world of its mpiexec. It can be called once. Closing the
 // link finalizes MPI, and returns when all ranks do so; a rank that exits without it ends the whole
 // job. A done ctx stops Init before MPI is initialized, but not while MPI waits for other ranks.
-func Init(ctx context.Context) (xpu.Link, error) {
+func Init(ctx context.Context) (comm.Transport, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -99,7 +99,7 @@ func (p *process) begin() error {
 	return nil
 }
 
-var errLeft = fmt.Errorf("mpi: this rank has left the group: %w", xpu.ErrPeerLost)
+var errLeft = fmt.Errorf("mpi: this rank has left the group: %w", comm.ErrPeerLost)
 
 // end finalizes MPI, unless an operation will never end.
 func (p *process) end(failed bool) error {

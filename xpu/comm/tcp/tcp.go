@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"time"
 
-	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // Options describe this process's rank, and how to find the other ranks.
@@ -160,7 +160,7 @@ func (o Options) announced(port uint32) (string, uint32, error) {
 // Join returns this rank's link in the world when all ranks have joined. Rank 0 listens; the other
 // ranks dial it until it answers. If a rank does not join, Join fails when ctx ends or after
 // Options.Limit, with an error that names the rank.
-func Join(ctx context.Context, o Options) (xpu.Link, error) {
+func Join(ctx context.Context, o Options) (comm.Transport, error) {
 	if err := o.check(); err != nil {
 		return nil, err
 	}
@@ -215,7 +215,7 @@ func (o Options) listen(ctx context.Context) (net.Listener, error) {
 }
 
 // join is Join with this rank's listener, which it closes.
-func join(ctx context.Context, o Options, listener net.Listener) (xpu.Link, error) {
+func join(ctx context.Context, o Options, listener net.Listener) (comm.Transport, error) {
 	if o.Limit > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, o.Limit, fmt.Errorf("not all ranks joined within %v (%s)",

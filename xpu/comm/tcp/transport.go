@@ -14,8 +14,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"mula/xpu"
-	"mula/xpu/pairwise"
+	"mula/xpu/comm"
+	"mula/xpu/comm/pairwise"
 )
 
 const worldChannel = 0
@@ -179,7 +179,7 @@ func (l *link) giveUp(ctx context.Context) error {
 // ranks.
 func (l *link) fail(err error) {
 	l.stop(err, func(s *stream) {
-		text := strings.TrimSuffix(err.Error(), ": "+xpu.ErrPeerLost.Error())
+		text := strings.TrimSuffix(err.Error(), ": "+comm.ErrPeerLost.Error())
 		text = text[:min(len(text), maxText)]
 		s.queue, s.next = nil, 0
 		s.peer.control = append(appendFrame(s.peer.control, l.id, frameFailure, len(text)), text...)
@@ -223,7 +223,7 @@ func (l *link) Send(ctx context.Context, to int, data []byte) error {
 	return l.Wait(ctx)
 }
 
-func (l *link) Split(ctx context.Context, color, key int) (xpu.Link, error) {
+func (l *link) Split(ctx context.Context, color, key int) (comm.Transport, error) {
 	colors, keys, err := l.Votes(ctx, color, key)
 	if err != nil {
 		return nil, err
@@ -270,7 +270,7 @@ func (l *link) Close() error {
 			part.Close()
 		}
 		orderly := false
-		l.stop(fmt.Errorf("tcp: rank %d has left the group: %w", l.Rank(), xpu.ErrPeerLost), func(s *stream) {
+		l.stop(fmt.Errorf("tcp: rank %d has left the group: %w", l.Rank(), comm.ErrPeerLost), func(s *stream) {
 			orderly = true
 			// Data of Send is still sent; data of the call in progress is not.
 			kept := s.queue[:0]

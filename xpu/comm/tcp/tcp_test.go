@@ -7,12 +7,12 @@ import (
 	"testing"
 	"time"
 
-	"mula/xpu"
-	"mula/xpu/linktest"
+	"mula/xpu/comm"
+	"mula/xpu/comm/transporttest"
 )
 
 // joined returns the links of a world on this machine, by rank.
-func joined(t testing.TB, size int) []xpu.Link {
+func joined(t testing.TB, size int) []comm.Transport {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
@@ -20,7 +20,7 @@ func joined(t testing.TB, size int) []xpu.Link {
 	if err != nil {
 		t.Fatal(err)
 	}
-	links := make([]xpu.Link, size)
+	links := make([]comm.Transport, size)
 	var ranks sync.WaitGroup
 	for r := range size {
 		ranks.Go(func() {
@@ -45,8 +45,8 @@ func joined(t testing.TB, size int) []xpu.Link {
 
 func TestLinks(t *testing.T) {
 	for size := 1; size <= 4; size++ {
-		linktest.Together(t, joined(t, size))
+		transporttest.Together(t, joined(t, size))
 	}
 }
 
-func BenchmarkAllReduce(b *testing.B) { linktest.Benchmark(b, joined(b, 2)) }
+func BenchmarkAllReduce(b *testing.B) { transporttest.Benchmark(b, joined(b, 2)) }

@@ -1,5 +1,5 @@
 //go:build !amd64 || purego
 
-package xpu
+package comm
 
 func addMany(dst, src []float32) int { return 0 }

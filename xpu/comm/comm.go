@@ -1,4 +1,7 @@
-package xpu
+// Package comm is the communication of the ranks of a run. [Comm] computes sums, gathers and
+// exchanges for a group of ranks, and counts bytes. A [Transport] transfers the bytes: between
+// goroutines, over TCP, or with an MPI library.
+package comm
 
 import (
 	"context"
@@ -20,20 +23,20 @@ type Number interface {
 }
 
 // A Comm is a group of ranks that compute together: it sums, gathers and exchanges numbers over a
-// [Link], and counts the bytes that this rank sends. All ranks must call the functions of this
-// package that have a Comm parameter in the same order, like the methods of a Link.
+// [Transport], and counts the bytes that this rank sends. All ranks must call the functions of this
+// package that have a Comm parameter in the same order, like the methods of a Transport.
 //
 // # The order of sums
 //
 // Each element is summed over the ranks in its own type, in ascending order of the ranks. With
 // [Comm.SetInner](n) there are two stages: first the sum over each n consecutive ranks, then the
-// sum of these sums. The result depends on nothing else: not on the link, on the division of a
-// vector among ranks or on timing. With [Comm.SetFast], a link that is a [Summer] chooses the order
-// of float32 sums.
+// sum of these sums. The result depends on nothing else: not on the transport, on the division
+// of a vector among ranks or on timing. With [Comm.SetFast], a transport that is a [Summer] chooses
+// the order of float32 sums.
 type Comm struct {
-	link  Link
-	inner int
-	fast  Summer // nil: sums in the fixed order
+	transport Transport
+	inner     int
+	fast      Summer // nil: sums in the fixed order
 
 	send, recv [][]byte
 	even       []int     // bounds of an even split, for AllReduce
@@ -76,53 +79,54 @@ type Traffic struct {
 
 type traffic struct{ calls, bytes atomic.Int64 }
 
-// NewComm returns a group that uses the link; Close closes the link.
-func NewComm(link Link) *Comm {
-	n := link.Size()
-	return &Comm{link: link, inner: 1, send: make([][]byte, n), recv: make([][]byte, n), even: make([]int, n+1)}
+// New returns a group that uses the transport; Close closes the transport.
+func New(transport Transport) *Comm {
+	n := transport.Size()
+	return &Comm{transport: transport, inner: 1, send: make([][]byte, n), recv: make([][]byte, n),
+		even: make([]int, n+1)}
 }
 
-// Name returns the name of the transport; see [Link].
-func (c *Comm) Name() string { return c.link.Name() }
+// Name returns the name of the transport; see [Transport].
+func (c *Comm) Name() string { return c.transport.Name() }
 
 // Rank returns this rank's index in the group, from 0.
-func (c *Comm) Rank() int { return c.link.Rank() }
+func (c *Comm) Rank() int { return c.transport.Rank() }
 
 // Size returns the number of ranks.
-func (c *Comm) Size() int { return c.link.Size() }
+func (c *Comm) Size() int { return c.transport.Size() }
 
 // SetInner sets the size n of the inner stage of sums; n must divide the number of ranks. See the
 // order of sums.
 func (c *Comm) SetInner(n int) {
 	if n < 1 || c.Size()%n != 0 {
-		panic(fmt.Sprintf("xpu: an inner stage of %d ranks does not divide %d ranks", n, c.Size()))
+		panic(fmt.Sprintf("comm: an inner stage of %d ranks does not divide %d ranks", n, c.Size()))
 	}
 	c.inner = n
 }
 
-// SetFast lets the link choose the order of float32 sums, if it is a [Summer]; otherwise it has no
-// effect.
+// SetFast lets the transport choose the order of float32 sums, if it is a [Summer]; otherwise it
+// has no effect.
 func (c *Comm) SetFast(fast bool) {
 	c.fast = nil
 	if fast {
-		c.fast, _ = c.link.(Summer)
+		c.fast, _ = c.transport.(Summer)
 	}
 }
 
-// Split creates groups like [Link.Split]. The new group has no inner stage, and is fast if this
-// group is. With a negative color the result is nil.
+// Split creates groups like [Transport.Split]. The new group has no inner stage, and is fast if
+// this group is. With a negative color the result is nil.
 func (c *Comm) Split(ctx context.Context, color, key int) (*Comm, error) {
-	link, err := c.link.Split(ctx, color, key)
-	if err != nil || link == nil {
+	transport, err := c.transport.Split(ctx, color, key)
+	if err != nil || transport == nil {
 		return nil, err
 	}
-	part := NewComm(link)
+	part := New(transport)
 	part.SetFast(c.fast != nil)
 	return part, nil
 }
 
 // Barrier returns when all ranks have called it.
-func (c *Comm) Barrier(ctx context.Context) error { return c.link.Barrier(ctx) }
+func (c *Comm) Barrier(ctx context.Context) error { return c.transport.Barrier(ctx) }
 
 // Close leaves this group and all groups split off from it. Started operations that have not ended
 // get an error; none is running when Close returns. Close may be called again, and on a nil Comm.
@@ -130,7 +134,7 @@ func (c *Comm) Close() error {
 	if c == nil {
 		return nil
 	}
-	err := c.link.Close()
+	err := c.transport.Close()
 	c.mu.Lock()
 	if !c.closed && c.queue != nil {
 		close(c.queue)
@@ -177,7 +181,7 @@ func AllToAll[E Element](ctx context.Context, c *Comm, send []E, sendBounds []in
 		c.send[r], c.recv[r] = piece(send, sendBounds, r), piece(recv, recvBounds, r)
 	}
 	c.count(OpAllToAll, others(c, sendBounds)*size[E]())
-	return c.link.AllToAll(ctx, c.send, c.recv)
+	return c.transport.AllToAll(ctx, c.send, c.recv)
 }
 
 // AllGather copies each rank r's x[bounds[r]:bounds[r+1]] to the same range of x on all ranks.
@@ -191,7 +195,7 @@ func allGather[E Element](ctx context.Context, c *Comm, x []E, bounds []int) err
 	for r := range c.recv {
 		c.recv[r] = piece(x, bounds, r)
 	}
-	return c.link.AllGather(ctx, c.recv[c.Rank()], c.recv)
+	return c.transport.AllGather(ctx, c.recv[c.Rank()], c.recv)
 }
 
 // ReduceScatter replaces this rank's part of x, x[bounds[Rank()]:bounds[Rank()+1]], with its sum
@@ -244,7 +248,7 @@ func reduceScatter[N Number](ctx context.Context, c *Comm, x []N, bounds []int) 
 		}
 		// This rank's own part is added directly from x.
 		c.send[rank], c.recv[rank] = nil, nil
-		if err := c.link.AllToAll(ctx, c.send, c.recv); err != nil {
+		if err := c.transport.AllToAll(ctx, c.send, c.recv); err != nil {
 			return err
 		}
 		addUp(c, own, parts)
@@ -264,7 +268,7 @@ func AllReduce[N Number](ctx context.Context, c *Comm, x []N) error {
 		return err
 	}
 	if _, ok := any(x).([]float32); ok && c.fast != nil {
-		return nil // the link has summed all of x
+		return nil // the transport has summed all of x
 	}
 	return allGather(ctx, c, x, bounds)
 }
@@ -276,7 +280,7 @@ func Broadcast[E Element](ctx context.Context, c *Comm, root int, x []E) error {
 	} else {
 		c.count(OpBroadcast, 0)
 	}
-	return c.link.Broadcast(ctx, root, bytesOf(x))
+	return c.transport.Broadcast(ctx, root, bytesOf(x))
 }
 
 // Send sends x to another rank, which must call [Recv] for len(x) elements. It does not wait for
@@ -284,13 +288,13 @@ func Broadcast[E Element](ctx context.Context, c *Comm, root int, x []E) error {
 func Send[E Element](ctx context.Context, c *Comm, to int, x []E) error {
 	checkPeer(c, to)
 	c.count(OpSend, len(x)*size[E]())
-	return c.link.Send(ctx, to, bytesOf(x))
+	return c.transport.Send(ctx, to, bytesOf(x))
 }
 
 // Recv fills x with the elements that another rank sends with [Send].
 func Recv[E Element](ctx context.Context, c *Comm, from int, x []E) error {
 	checkPeer(c, from)
-	return c.link.Recv(ctx, from, bytesOf(x))
+	return c.transport.Recv(ctx, from, bytesOf(x))
 }
 
 // A Pending is an operation that was started.
@@ -396,12 +400,12 @@ func checkBounds(c *Comm, n int, bounds []int) {
 		ok = bounds[r] <= bounds[r+1]
 	}
 	if !ok {
-		panic(fmt.Sprintf("xpu: bounds %v do not fit %d elements and %d ranks", bounds, n, c.Size()))
+		panic(fmt.Sprintf("comm: bounds %v do not fit %d elements and %d ranks", bounds, n, c.Size()))
 	}
 }
 
 func checkPeer(c *Comm, r int) {
 	if r < 0 || r >= c.Size() || r == c.Rank() {
-		panic(fmt.Sprintf("xpu: invalid message between ranks %d and %d of %d", c.Rank(), r, c.Size()))
+		panic(fmt.Sprintf("comm: invalid message between ranks %d and %d of %d", c.Rank(), r, c.Size()))
 	}
 }

@@ -1,6 +1,6 @@
 //go:build !purego
 
-package xpu
+package comm
 
 import "golang.org/x/sys/cpu"
 

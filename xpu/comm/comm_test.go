@@ -1,4 +1,4 @@
-package xpu_test
+package comm_test
 
 import (
 	"context"
@@ -10,16 +10,16 @@ import (
 
 	"pgregory.net/rapid"
 
-	"mula/xpu"
-	"mula/xpu/local"
+	"mula/xpu/comm"
+	"mula/xpu/comm/local"
 )
 
 // together runs f as every rank of a group, each a goroutine.
-func together(t interface{ Errorf(string, ...any) }, size int, f func(ctx context.Context, c *xpu.Comm) error) {
+func together(t interface{ Errorf(string, ...any) }, size int, f func(ctx context.Context, c *comm.Comm) error) {
 	var ranks sync.WaitGroup
 	for r, link := range local.New(size) {
 		ranks.Go(func() {
-			c := xpu.NewComm(link)
+			c := comm.New(link)
 			defer c.Close()
 			if err := f(context.Background(), c); err != nil {
 				t.Errorf("rank %d: %v", r, err)
@@ -66,7 +66,7 @@ func TestReductions(t *testing.T) {
 				}
 			}
 		}
-		together(t, size, func(ctx context.Context, c *xpu.Comm) error {
+		together(t, size, func(ctx context.Context, c *comm.Comm) error {
 			c.SetInner(inner)
 			compare := func(what string, got []float64, lo, hi int) {
 				for i := lo; i < hi; i++ {
@@ -81,15 +81,15 @@ func TestReductions(t *testing.T) {
 				x[i] = term(c.Rank(), i)
 			}
 			copy(y, x)
-			if err := xpu.AllReduce(ctx, c, x); err != nil {
+			if err := comm.AllReduce(ctx, c, x); err != nil {
 				return err
 			}
 			compare("all-reduce", x, 0, n)
-			if err := xpu.ReduceScatter(ctx, c, y, parts); err != nil {
+			if err := comm.ReduceScatter(ctx, c, y, parts); err != nil {
 				return err
 			}
 			compare("reduce-scatter", y, parts[c.Rank()], parts[c.Rank()+1])
-			if err := xpu.AllGather(ctx, c, y, parts); err != nil {
+			if err := comm.AllGather(ctx, c, y, parts); err != nil {
 				return err
 			}
 			compare("all-gather", y, parts[0], parts[size])
@@ -98,12 +98,12 @@ func TestReductions(t *testing.T) {
 			even := n*(c.Rank()+1)/size - n*c.Rank()/size
 			traffic := c.Traffic()
 			for _, count := range []struct {
-				operation xpu.Operation
+				operation comm.Operation
 				elements  int
 			}{
-				{xpu.OpReduceScatter, parts[size] - parts[0] - own},
-				{xpu.OpAllGather, own * (size - 1)},
-				{xpu.OpAllReduce, n - even + even*(size-1)},
+				{comm.OpReduceScatter, parts[size] - parts[0] - own},
+				{comm.OpAllGather, own * (size - 1)},
+				{comm.OpAllReduce, n - even + even*(size-1)},
 			} {
 				if got := traffic[count.operation]; got.Bytes != int64(8*count.elements) || got.Calls != 1 {
 					t.Errorf("%v, rank %d: %d bytes in %d calls, not %d in 1", count.operation, c.Rank(), got.Bytes,
@@ -120,7 +120,7 @@ func TestAllToAll(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		size := rapid.IntRange(1, 6).Draw(t, "size")
 		lengths := rapid.SliceOfN(rapid.IntRange(0, 300), size*size, size*size).Draw(t, "lengths")
-		together(t, size, func(ctx context.Context, c *xpu.Comm) error {
+		together(t, size, func(ctx context.Context, c *comm.Comm) error {
 			rank := c.Rank()
 			out, in := make([]int, size+1), make([]int, size+1)
 			for r := range size {
@@ -132,7 +132,7 @@ func TestAllToAll(t *testing.T) {
 					send[i] = uint32(rank<<24 | r<<16 | i - out[r])
 				}
 			}
-			if err := xpu.AllToAll(ctx, c, send, out, recv, in); err != nil {
+			if err := comm.AllToAll(ctx, c, send, out, recv, in); err != nil {
 				return err
 			}
 			for r := range size {
@@ -143,7 +143,7 @@ func TestAllToAll(t *testing.T) {
 					}
 				}
 			}
-			if err := xpu.AllToAll(ctx, c, recv, in, back, out); err != nil {
+			if err := comm.AllToAll(ctx, c, recv, in, back, out); err != nil {
 				return err
 			}
 			if !slices.Equal(back, send) {
@@ -158,19 +158,19 @@ func TestAllToAll(t *testing.T) {
 func TestSteadyStateAllocatesNothing(t *testing.T) {
 	const rounds = 500
 	var before, after runtime.MemStats
-	together(t, 2, func(ctx context.Context, c *xpu.Comm) error {
+	together(t, 2, func(ctx context.Context, c *comm.Comm) error {
 		x, parts := make([]float32, 1000), []int{0, 300, 1000}
 		for i := range 10 + rounds {
 			if i == 10 && c.Rank() == 0 {
 				runtime.ReadMemStats(&before)
 			}
-			if err := xpu.AllReduce(ctx, c, x); err != nil {
+			if err := comm.AllReduce(ctx, c, x); err != nil {
 				return err
 			}
-			if err := xpu.ReduceScatter(ctx, c, x, parts); err != nil {
+			if err := comm.ReduceScatter(ctx, c, x, parts); err != nil {
 				return err
 			}
-			if err := xpu.AllGather(ctx, c, x, parts); err != nil {
+			if err := comm.AllGather(ctx, c, x, parts); err != nil {
 				return err
 			}
 			if err := c.Barrier(ctx); err != nil {
@@ -192,9 +192,9 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 func TestSumMemory(t *testing.T) {
 	const n, ranks = 4 << 20, 2
 	var before, after runtime.MemStats
-	together(t, ranks, func(ctx context.Context, c *xpu.Comm) error {
+	together(t, ranks, func(ctx context.Context, c *comm.Comm) error {
 		x := make([]float32, n)
-		if err := xpu.AllReduce(ctx, c, x[:ranks]); err != nil {
+		if err := comm.AllReduce(ctx, c, x[:ranks]); err != nil {
 			return err
 		}
 		if err := c.Barrier(ctx); err != nil {
@@ -206,7 +206,7 @@ func TestSumMemory(t *testing.T) {
 		if err := c.Barrier(ctx); err != nil {
 			return err
 		}
-		if err := xpu.AllReduce(ctx, c, x); err != nil {
+		if err := comm.AllReduce(ctx, c, x); err != nil {
 			return err
 		}
 		if err := c.Barrier(ctx); err != nil {
@@ -217,14 +217,14 @@ func TestSumMemory(t *testing.T) {
 		}
 		return nil
 	})
-	want := uint64(ranks * xpu.SumMemory(ranks, n/ranks, 4))
+	want := uint64(ranks * comm.SumMemory(ranks, n/ranks, 4))
 	if got := after.TotalAlloc - before.TotalAlloc; got < want || got > want+want/4 {
 		t.Errorf("%d ranks allocate %d bytes for sums, SumMemory says %d", ranks, got, want)
 	}
 }
 
 func TestCloseOfNil(t *testing.T) {
-	var c *xpu.Comm
+	var c *comm.Comm
 	if err := c.Close(); err != nil {
 		t.Error(err)
 	}

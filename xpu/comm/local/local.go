@@ -9,17 +9,17 @@ import (
 	"sync"
 	"unsafe"
 
-	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // New returns the links of a group of the given size, one for each rank. Each link is for one
 // goroutine.
-func New(size int) []xpu.Link {
+func New(size int) []comm.Transport {
 	if size < 1 {
 		panic(fmt.Sprintf("local: invalid group size %d", size))
 	}
 	g := newGroup(size)
-	links := make([]xpu.Link, size)
+	links := make([]comm.Transport, size)
 	for r := range links {
 		links[r] = newLink(g, r)
 	}
@@ -116,7 +116,7 @@ func newLink(g *group, rank int) *link { return &link{group: g, rank: rank, left
 
 // giveUp ends the group because of a done context.
 func (l *link) giveUp(ctx context.Context) error {
-	l.end(fmt.Errorf("local: rank %d of %d gave up: %w: %w", l.rank, l.size, ctx.Err(), xpu.ErrPeerLost), true)
+	l.end(fmt.Errorf("local: rank %d of %d gave up: %w: %w", l.rank, l.size, ctx.Err(), comm.ErrPeerLost), true)
 	return ctx.Err()
 }
 
@@ -180,7 +180,7 @@ func (l *link) look(from int, take func(c *content) error) error {
 	o.mu.RLock()
 	defer o.mu.RUnlock()
 	if o.withdrawn {
-		return fmt.Errorf("local: rank %d of %d has given up: %w", from, l.size, xpu.ErrPeerLost)
+		return fmt.Errorf("local: rank %d of %d has given up: %w", from, l.size, comm.ErrPeerLost)
 	}
 	return take(&o.content)
 }
@@ -309,7 +309,7 @@ func (l *link) Recv(ctx context.Context, from int, data []byte) error {
 			}
 			return nil
 		case closed:
-			return l.end(fmt.Errorf("local: rank %d of %d has left: %w", from, l.size, xpu.ErrPeerLost), true)
+			return l.end(fmt.Errorf("local: rank %d of %d has left: %w", from, l.size, comm.ErrPeerLost), true)
 		}
 		select {
 		case <-b.changed:
@@ -326,7 +326,7 @@ func (l *link) Recv(ctx context.Context, from int, data []byte) error {
 	}
 }
 
-func (l *link) Split(ctx context.Context, color, key int) (xpu.Link, error) {
+func (l *link) Split(ctx context.Context, color, key int) (comm.Transport, error) {
 	l.show(content{color: color, key: key})
 	if err := l.meet(ctx); err != nil {
 		return nil, err
@@ -380,7 +380,7 @@ func (l *link) Close() error {
 		for _, part := range mine {
 			part.Close()
 		}
-		l.end(fmt.Errorf("local: rank %d of %d has left: %w", l.rank, l.size, xpu.ErrPeerLost), false)
+		l.end(fmt.Errorf("local: rank %d of %d has left: %w", l.rank, l.size, comm.ErrPeerLost), false)
 		for to := range l.size {
 			b := &l.boxes[l.rank*l.size+to]
 			b.mu.Lock()

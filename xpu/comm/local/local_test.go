@@ -9,14 +9,14 @@ import (
 	"testing"
 	"time"
 
-	"mula/xpu"
-	"mula/xpu/linktest"
-	"mula/xpu/local"
+	"mula/xpu/comm"
+	"mula/xpu/comm/local"
+	"mula/xpu/comm/transporttest"
 )
 
 func TestLinks(t *testing.T) {
 	for size := 1; size <= 4; size++ {
-		linktest.Together(t, local.New(size))
+		transporttest.Together(t, local.New(size))
 	}
 }
 
@@ -70,7 +70,7 @@ func TestGiveUp(t *testing.T) {
 					}
 				case err == nil && !bytes.Equal(recv[rank][0], content):
 					t.Errorf("round %d: rank %d got what rank 0 wrote after it had given up", round, rank)
-				case err != nil && !errors.Is(err, xpu.ErrPeerLost):
+				case err != nil && !errors.Is(err, comm.ErrPeerLost):
 					t.Errorf("round %d: rank %d: %v", round, rank, err)
 				}
 			})
@@ -81,4 +81,4 @@ func TestGiveUp(t *testing.T) {
 	t.Logf("rank 0 gave up in %d of %d exchanges", lost, rounds)
 }
 
-func BenchmarkAllReduce(b *testing.B) { linktest.Benchmark(b, local.New(2)) }
+func BenchmarkAllReduce(b *testing.B) { transporttest.Benchmark(b, local.New(2)) }

@@ -1,6 +1,6 @@
-// Package linktest tests implementations of [xpu.Link]: every method, and the results of the
-// reductions that use them.
-package linktest
+// Package transporttest tests implementations of [comm.Transport]: every method, and the results of
+// the reductions that use them.
+package transporttest
 
 import (
 	"bytes"
@@ -19,13 +19,13 @@ import (
 	"testing"
 	"time"
 
-	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // A check is run by all ranks of a group, and may leave the group unusable.
 type check struct {
 	name string
-	run  func(ctx context.Context, link xpu.Link) error
+	run  func(ctx context.Context, link comm.Transport) error
 }
 
 var checks = []check{
@@ -54,7 +54,7 @@ var checks = []check{
 
 // Together runs all checks on a group whose links are used by goroutines of this process, and
 // closes the links.
-func Together(t *testing.T, links []xpu.Link) {
+func Together(t *testing.T, links []comm.Transport) {
 	t.Helper()
 	folder := t.TempDir()
 	var ranks sync.WaitGroup
@@ -70,7 +70,7 @@ func Together(t *testing.T, links []xpu.Link) {
 
 // Each runs all checks as one rank of a world, closes it, and reports the failed checks. The folder
 // must be empty and shared by all ranks.
-func Each(world xpu.Link, folder string, report func(name string, err error)) {
+func Each(world comm.Transport, folder string, report func(name string, err error)) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	fatal := func(name string, err error) bool {
@@ -109,7 +109,7 @@ func Each(world xpu.Link, folder string, report func(name string, err error)) {
 
 // barrier checks a barrier with files, which no link transports: after the barrier, the files that
 // all other ranks created before it must exist.
-func barrier(ctx context.Context, link xpu.Link, folder string) error {
+func barrier(ctx context.Context, link comm.Transport, folder string) error {
 	for round := range 10 {
 		name := func(rank int) string { return filepath.Join(folder, fmt.Sprintf("%d-%d", round, rank)) }
 		if link.Rank() == round%link.Size() {
@@ -159,7 +159,7 @@ func equal(what string, got, want []byte) error {
 }
 
 // exchange is an all-to-all in which rank a sends length(a, b) bytes to rank b.
-func exchange(ctx context.Context, link xpu.Link, tag int, length func(from, to int) int) error {
+func exchange(ctx context.Context, link comm.Transport, tag int, length func(from, to int) int) error {
 	n, rank := link.Size(), link.Rank()
 	send, recv := make([][]byte, n), make([][]byte, n)
 	for r := range n {
@@ -177,7 +177,7 @@ func exchange(ctx context.Context, link xpu.Link, tag int, length func(from, to 
 	return nil
 }
 
-func allToAll(ctx context.Context, link xpu.Link) error {
+func allToAll(ctx context.Context, link comm.Transport) error {
 	for round := range 30 {
 		random := rand.New(rand.NewPCG(uint64(round), 2))
 		lengths := make([]int, link.Size()*link.Size())
@@ -192,7 +192,7 @@ func allToAll(ctx context.Context, link xpu.Link) error {
 	return exchange(ctx, link, 1000, func(from, to int) int { return 0 })
 }
 
-func largeAllToAll(ctx context.Context, link xpu.Link) error {
+func largeAllToAll(ctx context.Context, link comm.Transport) error {
 	return exchange(ctx, link, 0, func(from, to int) int {
 		switch {
 		case link.Size() > 2:
@@ -204,7 +204,7 @@ func largeAllToAll(ctx context.Context, link xpu.Link) error {
 	})
 }
 
-func allGather(ctx context.Context, link xpu.Link) error {
+func allGather(ctx context.Context, link comm.Transport) error {
 	for round, unit := range []int{0, 1, 1000, 300_001} {
 		all := make([][]byte, link.Size())
 		for r := range all {
@@ -228,7 +228,7 @@ func allGather(ctx context.Context, link xpu.Link) error {
 	return nil
 }
 
-func broadcast(ctx context.Context, link xpu.Link) error {
+func broadcast(ctx context.Context, link comm.Transport) error {
 	for root := range link.Size() {
 		for _, n := range []int{0, 1, 1 << 20} {
 			data := make([]byte, n)
@@ -246,7 +246,7 @@ func broadcast(ctx context.Context, link xpu.Link) error {
 	return nil
 }
 
-func sendReceive(ctx context.Context, link xpu.Link) error {
+func sendReceive(ctx context.Context, link comm.Transport) error {
 	n, rank := link.Size(), link.Rank()
 	if n == 1 {
 		return nil
@@ -289,7 +289,7 @@ func sendReceive(ctx context.Context, link xpu.Link) error {
 	return nil
 }
 
-func crossingSends(ctx context.Context, link xpu.Link) error {
+func crossingSends(ctx context.Context, link comm.Transport) error {
 	length := 500_000
 	if link.Size() == 2 {
 		length = 12 << 20 // more than any buffer of the transport
@@ -318,7 +318,7 @@ func crossingSends(ctx context.Context, link xpu.Link) error {
 }
 
 // members checks that a group consists of the given ranks of its parent, in this order.
-func members(ctx context.Context, parent, part xpu.Link, want []int) error {
+func members(ctx context.Context, parent, part comm.Transport, want []int) error {
 	if part.Size() != len(want) || want[part.Rank()] != parent.Rank() {
 		return fmt.Errorf("rank %d is %d of %d in the group %v", parent.Rank(), part.Rank(), part.Size(), want)
 	}
@@ -337,7 +337,7 @@ func members(ctx context.Context, parent, part xpu.Link, want []int) error {
 	return nil
 }
 
-func split(ctx context.Context, link xpu.Link) error {
+func split(ctx context.Context, link comm.Transport) error {
 	n, rank := link.Size(), link.Rank()
 	var every, backwards, low []int
 	for r := range n {
@@ -395,7 +395,7 @@ func split(ctx context.Context, link xpu.Link) error {
 	return turned.Barrier(ctx) // turned is another group
 }
 
-func groupsAtOnce(ctx context.Context, link xpu.Link) error {
+func groupsAtOnce(ctx context.Context, link comm.Transport) error {
 	const groups = 4
 	errs := make([]error, groups)
 	var running sync.WaitGroup
@@ -405,7 +405,7 @@ func groupsAtOnce(ctx context.Context, link xpu.Link) error {
 			return err
 		}
 		running.Go(func() {
-			comm := xpu.NewComm(part)
+			group := comm.New(part)
 			x := make([]float32, 30_000+g)
 			for round := range 10 {
 				if errs[g] = exchange(ctx, part, round, func(from, to int) int {
@@ -417,7 +417,7 @@ func groupsAtOnce(ctx context.Context, link xpu.Link) error {
 				for i := range x {
 					x[i] = float32(g + round + part.Rank())
 				}
-				if errs[g] = xpu.AllReduce(ctx, comm, x); errs[g] != nil {
+				if errs[g] = comm.AllReduce(ctx, group, x); errs[g] != nil {
 					return
 				}
 				n := part.Size()
@@ -436,8 +436,8 @@ func groupsAtOnce(ctx context.Context, link xpu.Link) error {
 	return errors.Join(errs...)
 }
 
-func elementTypes(ctx context.Context, link xpu.Link) error {
-	c := xpu.NewComm(link)
+func elementTypes(ctx context.Context, link comm.Transport) error {
+	c := comm.New(link)
 	return errors.Join(
 		elements[uint8](ctx, c), elements[uint16](ctx, c), elements[int32](ctx, c), elements[uint32](ctx,
 			c), elements[int64](ctx, c),
@@ -447,7 +447,7 @@ func elementTypes(ctx context.Context, link xpu.Link) error {
 	)
 }
 
-func elements[E xpu.Element](ctx context.Context, c *xpu.Comm) error {
+func elements[E comm.Element](ctx context.Context, c *comm.Comm) error {
 	n, rank := c.Size(), c.Rank()
 	value := func(from, to, i int) E { return E(1 + 50*from + 10*to + i) }
 	bounds, back := []int{0}, []int{0} // bounds of the elements that this rank sends, and receives
@@ -460,7 +460,7 @@ func elements[E xpu.Element](ctx context.Context, c *xpu.Comm) error {
 			send[bounds[r]+i] = value(rank, r, i)
 		}
 	}
-	if err := xpu.AllToAll(ctx, c, send, bounds, recv, back); err != nil {
+	if err := comm.AllToAll(ctx, c, send, bounds, recv, back); err != nil {
 		return err
 	}
 	for r := range n {
@@ -474,7 +474,7 @@ func elements[E xpu.Element](ctx context.Context, c *xpu.Comm) error {
 	for i := range all[bounds[rank]:bounds[rank+1]] {
 		all[bounds[rank]+i] = value(rank, 0, i)
 	}
-	if err := xpu.AllGather(ctx, c, all, bounds); err != nil {
+	if err := comm.AllGather(ctx, c, all, bounds); err != nil {
 		return err
 	}
 	for r := range n {
@@ -485,7 +485,7 @@ func elements[E xpu.Element](ctx context.Context, c *xpu.Comm) error {
 		}
 	}
 	one := []E{E(rank), value(rank, 1, 1)}
-	if err := xpu.Broadcast(ctx, c, n-1, one); err != nil {
+	if err := comm.Broadcast(ctx, c, n-1, one); err != nil {
 		return err
 	}
 	if one[0] != E(n-1) || one[1] != value(n-1, 1, 1) {
@@ -494,10 +494,10 @@ func elements[E xpu.Element](ctx context.Context, c *xpu.Comm) error {
 	if n == 1 {
 		return nil
 	}
-	if err := xpu.Send(ctx, c, (rank+1)%n, []E{value(rank, 0, 3)}); err != nil {
+	if err := comm.Send(ctx, c, (rank+1)%n, []E{value(rank, 0, 3)}); err != nil {
 		return err
 	}
-	if err := xpu.Recv(ctx, c, (rank+n-1)%n, one[:1]); err != nil {
+	if err := comm.Recv(ctx, c, (rank+n-1)%n, one[:1]); err != nil {
 		return err
 	}
 	if want := value((rank+n-1)%n, 0, 3); one[0] != want {
@@ -506,13 +506,13 @@ func elements[E xpu.Element](ctx context.Context, c *xpu.Comm) error {
 	return nil
 }
 
-func numbers[N xpu.Number](ctx context.Context, c *xpu.Comm) error {
+func numbers[N comm.Number](ctx context.Context, c *comm.Comm) error {
 	n := c.Size()
 	x := make([]N, 11)
 	for i := range x {
 		x[i] = N(100*c.Rank() + i)
 	}
-	if err := xpu.AllReduce(ctx, c, x); err != nil {
+	if err := comm.AllReduce(ctx, c, x); err != nil {
 		return err
 	}
 	for i, v := range x {
@@ -568,8 +568,8 @@ func sameBits(what string, got, want []float32) error {
 	return nil
 }
 
-func orderOfSums(ctx context.Context, link xpu.Link) error {
-	c := xpu.NewComm(link)
+func orderOfSums(ctx context.Context, link comm.Transport) error {
+	c := comm.New(link)
 	size, rank := c.Size(), c.Rank()
 	for inner := 1; inner <= size; inner++ {
 		if size%inner != 0 {
@@ -583,7 +583,7 @@ func orderOfSums(ctx context.Context, link xpu.Link) error {
 			want := sums(size, inner, n)
 			what := fmt.Sprintf("stages of %d, %d elements", inner, n)
 			x := terms(rank, n)
-			if err := xpu.AllReduce(ctx, c, x); err != nil {
+			if err := comm.AllReduce(ctx, c, x); err != nil {
 				return err
 			}
 			if err := sameBits(what+": all-reduce", x, want); err != nil {
@@ -597,14 +597,14 @@ func orderOfSums(ctx context.Context, link xpu.Link) error {
 			}
 			slices.Sort(bounds)
 			x = terms(rank, n)
-			if err := xpu.ReduceScatter(ctx, c, x, bounds); err != nil {
+			if err := comm.ReduceScatter(ctx, c, x, bounds); err != nil {
 				return err
 			}
 			lo, hi := bounds[rank], bounds[rank+1]
 			if err := sameBits(what+": reduce-scatter", x[lo:hi], want[lo:hi]); err != nil {
 				return err
 			}
-			if err := xpu.AllGather(ctx, c, x, bounds); err != nil {
+			if err := comm.AllGather(ctx, c, x, bounds); err != nil {
 				return err
 			}
 			if err := sameBits(what+": all-gather", x[bounds[0]:bounds[size]],
@@ -616,8 +616,8 @@ func orderOfSums(ctx context.Context, link xpu.Link) error {
 	return nil
 }
 
-func fastSums(ctx context.Context, link xpu.Link) error {
-	c := xpu.NewComm(link)
+func fastSums(ctx context.Context, link comm.Transport) error {
+	c := comm.New(link)
 	c.SetFast(true)
 	part, err := c.Split(ctx, 0, c.Rank())
 	if err != nil {
@@ -634,7 +634,7 @@ func fastSums(ctx context.Context, link xpu.Link) error {
 				want[i] += 1 / float64(1+r+i)
 			}
 		}
-		if err := xpu.AllReduce(ctx, part, x); err != nil {
+		if err := comm.AllReduce(ctx, part, x); err != nil {
 			return err
 		}
 		for i, v := range x {
@@ -643,7 +643,7 @@ func fastSums(ctx context.Context, link xpu.Link) error {
 			}
 		}
 		first := slices.Clone(x)
-		if err := xpu.Broadcast(ctx, c, 0, first); err != nil {
+		if err := comm.Broadcast(ctx, c, 0, first); err != nil {
 			return err
 		}
 		if err := sameBits("beside rank 0", x, first); err != nil {
@@ -653,17 +653,17 @@ func fastSums(ctx context.Context, link xpu.Link) error {
 	return nil
 }
 
-func started(ctx context.Context, link xpu.Link) error {
-	c := xpu.NewComm(link)
+func started(ctx context.Context, link comm.Transport) error {
+	c := comm.New(link)
 	const operations = 20
 	x := make([][]float64, operations)
-	pending := make([]*xpu.Pending, operations)
+	pending := make([]*comm.Pending, operations)
 	for i := range x {
 		x[i] = make([]float64, 1000*(i%3)+1)
 		for j := range x[i] {
 			x[i][j] = float64(i)
 		}
-		pending[i] = c.Start(func() error { return xpu.AllReduce(ctx, c, x[i]) })
+		pending[i] = c.Start(func() error { return comm.AllReduce(ctx, c, x[i]) })
 	}
 	for i, p := range pending {
 		if err := p.Wait(); err != nil {
@@ -682,8 +682,8 @@ func started(ctx context.Context, link xpu.Link) error {
 
 var errTest = errors.New("for a test")
 
-func traffic(ctx context.Context, link xpu.Link) error {
-	c := xpu.NewComm(link)
+func traffic(ctx context.Context, link comm.Transport) error {
+	c := comm.New(link)
 	n, rank := c.Size(), c.Rank()
 	x := make([]float32, 12*n)
 	even, ragged, back := make([]int, n+1), make([]int, n+1), make([]int, n+1)
@@ -698,29 +698,29 @@ func traffic(ctx context.Context, link xpu.Link) error {
 			toOthers += 4 * int64(r)
 		}
 	}
-	want := []xpu.Traffic{
-		{Operation: xpu.OpAllReduce, Calls: 1, Bytes: 2 * z * others / int64(n)},
-		{Operation: xpu.OpReduceScatter, Calls: 1, Bytes: z * others / int64(n)},
-		{Operation: xpu.OpAllGather, Calls: 1, Bytes: z * others / int64(n)},
-		{Operation: xpu.OpAllToAll, Calls: 1, Bytes: toOthers},
-		{Operation: xpu.OpBroadcast, Calls: 2},
-		{Operation: xpu.OpSend},
+	want := []comm.Traffic{
+		{Operation: comm.OpAllReduce, Calls: 1, Bytes: 2 * z * others / int64(n)},
+		{Operation: comm.OpReduceScatter, Calls: 1, Bytes: z * others / int64(n)},
+		{Operation: comm.OpAllGather, Calls: 1, Bytes: z * others / int64(n)},
+		{Operation: comm.OpAllToAll, Calls: 1, Bytes: toOthers},
+		{Operation: comm.OpBroadcast, Calls: 2},
+		{Operation: comm.OpSend},
 	}
 	if rank == 0 {
-		want[xpu.OpBroadcast].Bytes = 2 * z * others
+		want[comm.OpBroadcast].Bytes = 2 * z * others
 	}
 	err := errors.Join(
-		xpu.AllReduce(ctx, c, x), xpu.ReduceScatter(ctx, c, x, even), xpu.AllGather(ctx, c, x, even),
-		xpu.AllToAll(ctx, c, x, ragged, make([]float32, back[n]), back), xpu.Broadcast(ctx, c, 0, x), xpu.Broadcast(ctx,
-			c, 0, x),
+		comm.AllReduce(ctx, c, x), comm.ReduceScatter(ctx, c, x, even), comm.AllGather(ctx, c, x, even),
+		comm.AllToAll(ctx, c, x, ragged, make([]float32, back[n]), back), comm.Broadcast(ctx, c, 0, x),
+		comm.Broadcast(ctx, c, 0, x),
 		c.Barrier(ctx),
 	)
 	if err != nil {
 		return err
 	}
 	if n > 1 {
-		want[xpu.OpSend] = xpu.Traffic{Operation: xpu.OpSend, Calls: 1, Bytes: z}
-		if err := errors.Join(xpu.Send(ctx, c, (rank+1)%n, x), xpu.Recv(ctx, c, (rank+n-1)%n, x)); err != nil {
+		want[comm.OpSend] = comm.Traffic{Operation: comm.OpSend, Calls: 1, Bytes: z}
+		if err := errors.Join(comm.Send(ctx, c, (rank+1)%n, x), comm.Recv(ctx, c, (rank+n-1)%n, x)); err != nil {
 			return err
 		}
 	}
@@ -741,7 +741,7 @@ func traffic(ctx context.Context, link xpu.Link) error {
 
 // lost checks that an error reports a lost rank.
 func lost(err error) error {
-	if !errors.Is(err, xpu.ErrPeerLost) {
+	if !errors.Is(err, comm.ErrPeerLost) {
 		return fmt.Errorf("instead of a lost peer: %w", cmpNil(err))
 	}
 	return nil
@@ -756,7 +756,7 @@ func cmpNil(err error) error {
 
 // leaves: the last rank leaves. All others wait for it and get an error, also in groups that were
 // split off, and in every later call.
-func leaves(ctx context.Context, link xpu.Link) error {
+func leaves(ctx context.Context, link comm.Transport) error {
 	n, rank := link.Size(), link.Rank()
 	part, err := link.Split(ctx, 0, 0)
 	if err != nil {
@@ -783,7 +783,7 @@ func leaves(ctx context.Context, link xpu.Link) error {
 	return lost(part.Recv(ctx, n-1, make([]byte, 5)))
 }
 
-func leavesAfterSend(ctx context.Context, link xpu.Link) error {
+func leavesAfterSend(ctx context.Context, link comm.Transport) error {
 	n, rank := link.Size(), link.Rank()
 	if n == 1 {
 		return nil
@@ -822,7 +822,7 @@ func leavesAfterSend(ctx context.Context, link xpu.Link) error {
 }
 
 // leavesEarly: a rank that has done its part may leave while others are still working.
-func leavesEarly(ctx context.Context, link xpu.Link) error {
+func leavesEarly(ctx context.Context, link comm.Transport) error {
 	for round := range 20 {
 		part, err := link.Split(ctx, 0, round*link.Rank())
 		if err != nil {
@@ -839,7 +839,7 @@ func leavesEarly(ctx context.Context, link xpu.Link) error {
 }
 
 // givesUp: rank 0 does not call until the others have given up.
-func givesUp(ctx context.Context, link xpu.Link) error {
+func givesUp(ctx context.Context, link comm.Transport) error {
 	n, rank := link.Size(), link.Rank()
 	if n == 1 {
 		return nil
@@ -857,7 +857,7 @@ func givesUp(ctx context.Context, link xpu.Link) error {
 			cancel()
 		}()
 		err := group.Recv(short, 0, buffer)
-		if !errors.Is(err, context.Canceled) && !errors.Is(err, xpu.ErrPeerLost) {
+		if !errors.Is(err, context.Canceled) && !errors.Is(err, comm.ErrPeerLost) {
 			return fmt.Errorf("a wait that is cancelled gives %w", cmpNil(err))
 		}
 		if rank == 1 && !errors.Is(err, context.Canceled) && n == 2 {
@@ -873,11 +873,11 @@ func givesUp(ctx context.Context, link xpu.Link) error {
 	return lost(group.Barrier(ctx))
 }
 
-func doneBeforehand(ctx context.Context, link xpu.Link) error {
+func doneBeforehand(ctx context.Context, link comm.Transport) error {
 	done, cancel := context.WithCancel(ctx)
 	cancel()
 	err := link.Barrier(done)
-	if !errors.Is(err, context.Canceled) && !errors.Is(err, xpu.ErrPeerLost) {
+	if !errors.Is(err, context.Canceled) && !errors.Is(err, comm.ErrPeerLost) {
 		return fmt.Errorf("a done context gives %w", cmpNil(err))
 	}
 	if err := link.Barrier(ctx); err == nil {
@@ -888,7 +888,7 @@ func doneBeforehand(ctx context.Context, link xpu.Link) error {
 
 // doneAfterFailure: a rank that knows the cause of the group's failure reports it, even if its
 // context is done too.
-func doneAfterFailure(ctx context.Context, link xpu.Link) error {
+func doneAfterFailure(ctx context.Context, link comm.Transport) error {
 	n, rank := link.Size(), link.Rank()
 	if n == 1 {
 		return nil
@@ -918,7 +918,7 @@ func doneAfterFailure(ctx context.Context, link xpu.Link) error {
 }
 
 // wrongLengths: rank 0 sends rank 1 fewer or more bytes than it expects.
-func wrongLengths(ctx context.Context, link xpu.Link) error {
+func wrongLengths(ctx context.Context, link comm.Transport) error {
 	if link.Size() == 1 {
 		return nil
 	}
@@ -950,7 +950,7 @@ func wrongLengths(ctx context.Context, link xpu.Link) error {
 }
 
 // closing: Close ends the operations that this rank started; nothing is running after it.
-func closing(ctx context.Context, link xpu.Link) error {
+func closing(ctx context.Context, link comm.Transport) error {
 	if link.Size() == 1 {
 		return nil
 	}
@@ -958,16 +958,16 @@ func closing(ctx context.Context, link xpu.Link) error {
 	if err != nil {
 		return err
 	}
-	c := xpu.NewComm(part)
+	c := comm.New(part)
 	var running atomic.Int32
-	var pending *xpu.Pending
+	var pending *comm.Pending
 	if part.Rank() == 0 {
 		begun := make(chan struct{})
 		pending = c.Start(func() error {
 			running.Add(1)
 			defer running.Add(-1)
 			close(begun)
-			return xpu.Recv(ctx, c, 1, make([]float32, 100)) // no rank sends this
+			return comm.Recv(ctx, c, 1, make([]float32, 100)) // no rank sends this
 		})
 		<-begun
 	}

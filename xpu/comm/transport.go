@@ -1,27 +1,27 @@
-package xpu
+package comm
 
 import (
 	"context"
 	"errors"
 )
 
-// ErrPeerLost is wrapped by the error of a link whose group is unusable: a rank left, was killed or
-// does not answer.
+// ErrPeerLost is wrapped by the error of a transport whose group is unusable: a rank left, was
+// killed or does not answer.
 var ErrPeerLost = errors.New("a rank of the group is lost")
 
-// A Link transfers bytes between the ranks of a group, numbered from 0. Each sub-package implements
-// one transport: [mula/xpu/local] between goroutines, [mula/xpu/tcp] between processes,
-// [mula/xpu/mpi] with an MPI library. Computations are the task of [Comm], so that all links
-// produce the same results. [mula/xpu/linktest] tests an implementation.
+// A Transport transfers bytes between the ranks of a group, numbered from 0. Each sub-package
+// implements one transport: [mula/xpu/comm/local] between goroutines, [mula/xpu/comm/tcp] between
+// processes, [mula/xpu/comm/mpi] with an MPI library. Computations are the task of [Comm], so that
+// all transports produce the same results. [mula/xpu/comm/transporttest] tests an implementation.
 //
-// All ranks of a group call the same methods of their links in the same order, except Send and
-// Recv, which only the two ranks involved call. Each rank makes one call at a time. Links returned
-// by different calls of Split may be used at the same time. Buffers must not overlap. When a method
-// returns, the caller may reuse its buffers. After an error the group is unusable: every rank that
-// waits, now or later, gets an error too. If the context is done, a call fails with the context's
-// error, and the group becomes unusable. Lengths that differ between ranks are an error of the
-// caller; an implementation reports the differences that it detects.
-type Link interface {
+// All ranks of a group call the same methods of their transports in the same order, except Send and
+// Recv, which only the two ranks involved call. Each rank makes one call at a time. Transports
+// returned by different calls of Split may be used at the same time. Buffers must not overlap.
+// When a method returns, the caller may reuse its buffers. After an error the group is unusable:
+// every rank that waits, now or later, gets an error too. If the context is done, a call fails with
+// the context's error, and the group becomes unusable. Lengths that differ between ranks are an
+// error of the caller; an implementation reports the differences that it detects.
+type Transport interface {
 	// Name names the transport, as in "local", "tcp" or "mpi, Open MPI 4.1.4".
 	Name() string
 
@@ -50,9 +50,9 @@ type Link interface {
 	Recv(ctx context.Context, from int, data []byte) error
 
 	// Split creates one group for each color, with the ranks ordered by key and then by rank, and
-	// returns this rank's link in its new group. All ranks call it. A rank with a negative color is
-	// in no group and gets nil.
-	Split(ctx context.Context, color, key int) (Link, error)
+	// returns this rank's transport in its new group. All ranks call it. A rank with a negative
+	// color is in no group and gets nil.
+	Split(ctx context.Context, color, key int) (Transport, error)
 
 	// Close leaves this group and all groups split off from it. Other ranks that wait for this rank
 	// get [ErrPeerLost]; they can still receive the data that it sent before. A call of this rank
@@ -60,9 +60,9 @@ type Link interface {
 	Close() error
 }
 
-// A Summer is a [Link] that can compute sums, in whatever order is fastest.
+// A Summer is a [Transport] that can compute sums, in whatever order is fastest.
 type Summer interface {
-	// Sum replaces x on all ranks with its sum over the ranks. Its bits may differ between links,
-	// runs and numbers of ranks, but not between ranks.
+	// Sum replaces x on all ranks with its sum over the ranks. Its bits may differ between
+	// transports, runs and numbers of ranks, but not between ranks.
 	Sum(ctx context.Context, x []float32) error
 }
