@@ -17,9 +17,9 @@ import (
 // together runs f as every rank of a group, each a goroutine.
 func together(t interface{ Errorf(string, ...any) }, size int, f func(ctx context.Context, c *comm.Comm) error) {
 	var ranks sync.WaitGroup
-	for r, link := range local.New(size) {
+	for r, transport := range local.New(size) {
 		ranks.Go(func() {
-			c := comm.New(link)
+			c := comm.New(transport)
 			defer c.Close()
 			if err := f(context.Background(), c); err != nil {
 				t.Errorf("rank %d: %v", r, err)

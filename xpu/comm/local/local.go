@@ -1,4 +1,4 @@
-// Package local links ranks that are goroutines of one process.
+// Package local connects ranks that are goroutines of one process.
 package local
 
 import (
@@ -12,18 +12,18 @@ import (
 	"mula/xpu/comm"
 )
 
-// New returns the links of a group of the given size, one for each rank. Each link is for one
-// goroutine.
+// New returns the transports of a group of the given size, one for each rank. Each transport is for
+// one goroutine.
 func New(size int) []comm.Transport {
 	if size < 1 {
 		panic(fmt.Sprintf("local: invalid group size %d", size))
 	}
 	g := newGroup(size)
-	links := make([]comm.Transport, size)
-	for r := range links {
-		links[r] = newLink(g, r)
+	transports := make([]comm.Transport, size)
+	for r := range transports {
+		transports[r] = newTransport(g, r)
 	}
-	return links
+	return transports
 }
 
 // A group is the state that its ranks share: a gate at which they meet, and the data that each
@@ -104,28 +104,30 @@ func (g *group) end(err error, failure bool) error {
 	return err
 }
 
-type link struct {
+type transport struct {
 	*group
 	rank  int
 	left  chan struct{} // closed by Close
-	mine  []*link       // groups split off; guarded by mu
+	mine  []*transport  // groups split off; guarded by mu
 	leave sync.Once
 }
 
-func newLink(g *group, rank int) *link { return &link{group: g, rank: rank, left: make(chan struct{})} }
+func newTransport(g *group, rank int) *transport {
+	return &transport{group: g, rank: rank, left: make(chan struct{})}
+}
 
 // giveUp ends the group because of a done context.
-func (l *link) giveUp(ctx context.Context) error {
+func (l *transport) giveUp(ctx context.Context) error {
 	l.end(fmt.Errorf("local: rank %d of %d gave up: %w: %w", l.rank, l.size, ctx.Err(), comm.ErrPeerLost), true)
 	return ctx.Err()
 }
 
-func (l *link) Name() string { return "local" }
-func (l *link) Rank() int    { return l.rank }
-func (l *link) Size() int    { return l.size }
+func (l *transport) Name() string { return "local" }
+func (l *transport) Rank() int    { return l.rank }
+func (l *transport) Size() int    { return l.size }
 
 // meet returns when all ranks have called it.
-func (l *link) meet(ctx context.Context) error {
+func (l *transport) meet(ctx context.Context) error {
 	l.mu.Lock()
 	if l.err != nil {
 		l.mu.Unlock()
@@ -166,7 +168,7 @@ func (l *link) meet(ctx context.Context) error {
 }
 
 // show sets this rank's offer to c. It waits for ranks that still copy from the previous offer.
-func (l *link) show(c content) {
+func (l *transport) show(c content) {
 	o := &l.brought[l.rank]
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -175,7 +177,7 @@ func (l *link) show(c content) {
 
 // look calls take with a rank's offer, after the gate. It returns an error if that rank has given
 // up since.
-func (l *link) look(from int, take func(c *content) error) error {
+func (l *transport) look(from int, take func(c *content) error) error {
 	o := &l.brought[from]
 	o.mu.RLock()
 	defer o.mu.RUnlock()
@@ -187,7 +189,7 @@ func (l *link) look(from int, take func(c *content) error) error {
 
 // exchange offers c to the other ranks, calls take for every rank once all offers are visible, and
 // returns when all ranks have finished taking, or no rank will read any more.
-func (l *link) exchange(ctx context.Context, c content, take func(from int, c *content) error) (err error) {
+func (l *transport) exchange(ctx context.Context, c content, take func(from int, c *content) error) (err error) {
 	l.show(c)
 	defer func() {
 		if err != nil {
@@ -205,7 +207,7 @@ func (l *link) exchange(ctx context.Context, c content, take func(from int, c *c
 	return l.meet(ctx)
 }
 
-func (l *link) AllToAll(ctx context.Context, send, recv [][]byte) error {
+func (l *transport) AllToAll(ctx context.Context, send, recv [][]byte) error {
 	if len(send) != l.size || len(recv) != l.size {
 		panic(fmt.Sprintf("local: %d and %d pieces for %d ranks", len(send), len(recv), l.size))
 	}
@@ -217,7 +219,7 @@ func (l *link) AllToAll(ctx context.Context, send, recv [][]byte) error {
 	})
 }
 
-func (l *link) AllGather(ctx context.Context, own []byte, all [][]byte) error {
+func (l *transport) AllGather(ctx context.Context, own []byte, all [][]byte) error {
 	if len(all) != l.size {
 		panic(fmt.Sprintf("local: %d pieces for %d ranks", len(all), l.size))
 	}
@@ -229,7 +231,7 @@ func (l *link) AllGather(ctx context.Context, own []byte, all [][]byte) error {
 	})
 }
 
-func (l *link) Broadcast(ctx context.Context, root int, data []byte) error {
+func (l *transport) Broadcast(ctx context.Context, root int, data []byte) error {
 	return l.exchange(ctx, content{own: data}, func(from int, c *content) error {
 		if c.pieces != nil {
 			return l.confused(from)
@@ -241,11 +243,11 @@ func (l *link) Broadcast(ctx context.Context, root int, data []byte) error {
 	})
 }
 
-func (l *link) confused(from int) error {
+func (l *transport) confused(from int) error {
 	return fmt.Errorf("local: ranks %d and %d call different methods", from, l.rank)
 }
 
-func (l *link) copy(dst, src []byte, from int) error {
+func (l *transport) copy(dst, src []byte, from int) error {
 	if len(dst) != len(src) {
 		return fmt.Errorf("local: rank %d sends %d bytes to rank %d, which expects %d", from, len(src), l.rank,
 			len(dst))
@@ -256,10 +258,10 @@ func (l *link) copy(dst, src []byte, from int) error {
 	return nil
 }
 
-func (l *link) Barrier(ctx context.Context) error { return l.meet(ctx) }
+func (l *transport) Barrier(ctx context.Context) error { return l.meet(ctx) }
 
 // known returns the error of a group that failed or that this rank left.
-func (l *link) known() error {
+func (l *transport) known() error {
 	select {
 	case <-l.failed:
 		return l.err
@@ -270,7 +272,7 @@ func (l *link) known() error {
 	}
 }
 
-func (l *link) Send(ctx context.Context, to int, data []byte) error {
+func (l *transport) Send(ctx context.Context, to int, data []byte) error {
 	if err := l.known(); err != nil {
 		return err
 	}
@@ -292,7 +294,7 @@ func (b *box) poke() {
 	}
 }
 
-func (l *link) Recv(ctx context.Context, from int, data []byte) error {
+func (l *transport) Recv(ctx context.Context, from int, data []byte) error {
 	b := &l.boxes[from*l.size+l.rank]
 	for {
 		b.mu.Lock()
@@ -326,7 +328,7 @@ func (l *link) Recv(ctx context.Context, from int, data []byte) error {
 	}
 }
 
-func (l *link) Split(ctx context.Context, color, key int) (comm.Transport, error) {
+func (l *transport) Split(ctx context.Context, color, key int) (comm.Transport, error) {
 	l.show(content{color: color, key: key})
 	if err := l.meet(ctx); err != nil {
 		return nil, err
@@ -365,14 +367,14 @@ func (l *link) Split(ctx context.Context, color, key int) (comm.Transport, error
 		return nil, l.end(err, true)
 	}
 	slices.SortStableFunc(members, func(a, b int) int { return cmp.Compare(keys[a], keys[b]) })
-	own := newLink(part, slices.Index(members, l.rank))
+	own := newTransport(part, slices.Index(members, l.rank))
 	l.mu.Lock()
 	l.mine = append(l.mine, own)
 	l.mu.Unlock()
 	return own, l.meet(ctx)
 }
 
-func (l *link) Close() error {
+func (l *transport) Close() error {
 	l.leave.Do(func() {
 		l.mu.Lock()
 		mine := l.mine

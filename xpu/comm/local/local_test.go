@@ -39,13 +39,13 @@ func TestGiveUp(t *testing.T) {
 	}
 	lost := 0
 	for round := range rounds {
-		links := local.New(size)
+		transports := local.New(size)
 		ctx, cancel := context.WithCancel(t.Context())
 		wait := time.Duration(random.Int64N(int64(2 * time.Millisecond)))
 		var wg sync.WaitGroup
-		for rank, link := range links {
+		for rank, transport := range transports {
 			wg.Go(func() {
-				defer link.Close()
+				defer transport.Close()
 				own := t.Context()
 				if rank == 0 {
 					for r := 1; r < size; r++ {
@@ -53,13 +53,13 @@ func TestGiveUp(t *testing.T) {
 					}
 					own = ctx
 				}
-				if err := link.Barrier(t.Context()); err != nil {
+				if err := transport.Barrier(t.Context()); err != nil {
 					t.Error(err)
 				}
 				if rank == 0 {
 					time.AfterFunc(wait, cancel)
 				}
-				err := link.AllToAll(own, send[rank], recv[rank])
+				err := transport.AllToAll(own, send[rank], recv[rank])
 				switch {
 				case rank == 0:
 					if err != nil {

@@ -1,6 +1,6 @@
-// Package mpi links ranks with the machine's MPI library, which it opens at run time, when needed.
-// One program works with Open MPI, with all libraries that have the ABI of MPICH (Intel MPI, the
-// libraries of Cray and of Aurora), and without an MPI library.
+// Package mpi connects ranks with the machine's MPI library, which it opens at run time, when
+// needed. One program works with Open MPI, with all libraries that have the ABI of MPICH (Intel
+// MPI, the libraries of Cray and of Aurora), and without an MPI library.
 //
 // Every exchange consists of non-blocking messages between two ranks, which are polled until they
 // are complete, first without and then with growing pauses. Many ranks can therefore share few

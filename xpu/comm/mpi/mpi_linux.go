@@ -27,9 +27,10 @@ type process struct {
 
 var begun atomic.Bool
 
-// Init returns this process's link in the world of its mpiexec. It can be called once. Closing the
-// link finalizes MPI, and returns when all ranks do so; a rank that exits without it ends the whole
-// job. A done ctx stops Init before MPI is initialized, but not while MPI waits for other ranks.
+// Init returns this process's transport in the world of its mpiexec. It can be called once. Closing
+// the transport finalizes MPI, and returns when all ranks do so; a rank that exits without it ends
+// the whole job. A done ctx stops Init before MPI is initialized, but not while MPI waits for other
+// ranks.
 func Init(ctx context.Context) (comm.Transport, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -62,7 +63,7 @@ func Init(ctx context.Context) (comm.Transport, error) {
 	if err := <-started; err != nil {
 		return nil, err
 	}
-	return p.link(p.world)
+	return p.transport(p.world)
 }
 
 // begin initializes MPI and checks that it is usable.
@@ -114,8 +115,8 @@ func (p *process) end(failed bool) error {
 	return <-done
 }
 
-// link returns the link of a communicator.
-func (p *process) link(comm handle) (*link, error) {
+// transport returns the transport of a communicator.
+func (p *process) transport(comm handle) (*transport, error) {
 	r := newResults()
 	if err := p.check(p.commRank(comm, r.address(&r.number)), "MPI_Comm_rank"); err != nil {
 		return nil, err
@@ -124,5 +125,5 @@ func (p *process) link(comm handle) (*link, error) {
 	if err := p.check(p.commSize(comm, r.address(&r.number)), "MPI_Comm_size"); err != nil {
 		return nil, err
 	}
-	return newLink(p, comm, rank, int(r.number)), nil
+	return newTransport(p, comm, rank, int(r.number)), nil
 }

@@ -34,14 +34,14 @@ func TestMain(m *testing.M) {
 
 // play is a rank. It prints what is wrong.
 func play(role string) int {
-	link, err := Init(context.Background())
+	transport, err := Init(context.Background())
 	if err != nil {
 		fmt.Println("Init:", err)
 		return 1
 	}
 	code := 0
 	report := func(what string, err error) {
-		fmt.Printf("%s, %d ranks: %s: rank %d: %v\n", link.Name(), link.Size(), what, link.Rank(), err)
+		fmt.Printf("%s, %d ranks: %s: rank %d: %v\n", transport.Name(), transport.Size(), what, transport.Rank(), err)
 		code = 1
 	}
 	switch role {
@@ -52,32 +52,32 @@ func play(role string) int {
 		if err := recovers(); err != nil {
 			report("a nil pointer", err)
 		}
-		transporttest.Each(link, os.Getenv(folderVariable), report)
+		transporttest.Each(transport, os.Getenv(folderVariable), report)
 	case "measure", "measure fast":
 		for _, size := range transporttest.Sizes {
-			took, err := transporttest.Measure(context.Background(), link, size, role == "measure fast")
+			took, err := transporttest.Measure(context.Background(), transport, size, role == "measure fast")
 			if err != nil {
 				report("measure", err)
 				return code
 			}
-			if link.Rank() == 0 {
+			if transport.Rank() == 0 {
 				fmt.Printf("%d %d\n", size, took)
 			}
 		}
-		if err := link.Close(); err != nil {
+		if err := transport.Close(); err != nil {
 			report("close", err)
 		}
 	case "death":
 		// Whoever waits for a dead rank ends: by an error, or because the mpiexec ends everything.
-		if link.Rank() == 1 {
+		if transport.Rank() == 1 {
 			os.Exit(7)
 		}
-		if err := link.Barrier(context.Background()); err == nil {
+		if err := transport.Barrier(context.Background()); err == nil {
 			report("barrier", errors.New("no error"))
 		}
 		code = 1
 	}
-	fmt.Printf("%s: done\n", link.Name())
+	fmt.Printf("%s: done\n", transport.Name())
 	return code
 }
 
@@ -88,15 +88,15 @@ func recovers() (err error) {
 			err = errors.New("no panic")
 		}
 	}()
-	var link *link
-	return fmt.Errorf("rank %d", link.Rank())
+	var transport *transport
+	return fmt.Errorf("rank %d", transport.Rank())
 }
 
 // mpiexecs are the starters that are tried, by the MPI library that goes with them.
 var mpiexecs = []struct {
 	name string
 	args []string
-	is   string // in the link's name
+	is   string // in the transport's name
 }{
 	{"mpiexec.openmpi", []string{"--allow-run-as-root", "--oversubscribe"}, "Open MPI"},
 	{"mpiexec.mpich", nil, "MPICH"},
@@ -178,7 +178,7 @@ func TestLaunched(t *testing.T) {
 	}
 }
 
-var _ comm.Summer = (*link)(nil)
+var _ comm.Summer = (*transport)(nil)
 
 // BenchmarkAllReduce shows the median of nine rounds, in ns, for each mpiexec, in the fixed order
 // of sums and by MPI's own all-reduce.

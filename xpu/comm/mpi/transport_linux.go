@@ -42,8 +42,8 @@ const (
 	noticeHead    = 32
 )
 
-// A link is a communicator.
-type link struct {
+// A transport is a communicator.
+type transport struct {
 	pairwise.Group
 	process *process
 	comm    handle
@@ -70,7 +70,7 @@ type link struct {
 	left         []*departure
 
 	mu     sync.Mutex
-	parts  []*link
+	parts  []*transport
 	ending atomic.Pointer[error] // why the group is unusable; never reset
 	told   sync.Once
 	shut   sync.Once
@@ -95,24 +95,24 @@ const (
 // this rank and received from it, and the number of sums that it took part in.
 type departure struct{ sent, pulled, sums uint64 }
 
-func newLink(p *process, comm handle, rank, size int) *link {
-	l := &link{process: p, comm: comm, world: comm == p.world, sent: make([]uint64, size), pulled: make([]uint64, size),
-		left: make([]*departure, size)}
+func newTransport(p *process, comm handle, rank, size int) *transport {
+	l := &transport{process: p, comm: comm, world: comm == p.world, sent: make([]uint64, size),
+		pulled: make([]uint64, size), left: make([]*departure, size)}
 	l.Group = pairwise.NewGroup("mpi", rank, size, l)
 	return l
 }
 
-func (l *link) Name() string { return l.process.name }
+func (l *transport) Name() string { return l.process.name }
 
 // end sets the reason why the group is unusable, unless it is set already, and returns it.
-func (l *link) end(err error) error {
+func (l *transport) end(err error) error {
 	l.ending.CompareAndSwap(nil, &err)
 	return *l.ending.Load()
 }
 
 // fail ends this group and all groups split off from it with an error, and notifies the other
 // ranks.
-func (l *link) fail(err error) error {
+func (l *transport) fail(err error) error {
 	err = l.end(err)
 	l.told.Do(func() {
 		text := strings.TrimSuffix(err.Error(), ": "+comm.ErrPeerLost.Error())
@@ -128,13 +128,13 @@ func (l *link) fail(err error) error {
 	return err
 }
 
-func (l *link) children() []*link {
+func (l *transport) children() []*transport {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.parts
 }
 
-func (l *link) tell(to int, kind byte, text string) {
+func (l *transport) tell(to int, kind byte, text string) {
 	b := make([]byte, noticeBytes)
 	b[0] = kind
 	if kind == noticeLeave {
@@ -195,7 +195,7 @@ func (s *single) test() bool {
 }
 
 // Begin, Push, Pull and Wait implement [pairwise.Messages].
-func (l *link) Begin(ctx context.Context) error {
+func (l *transport) Begin(ctx context.Context) error {
 	l.calling.Lock()
 	if err := l.ending.Load(); err != nil {
 		l.calling.Unlock()
@@ -210,17 +210,19 @@ func (l *link) Begin(ctx context.Context) error {
 }
 
 // giveUp ends the group because of a done context.
-func (l *link) giveUp(ctx context.Context) error {
+func (l *transport) giveUp(ctx context.Context) error {
 	l.fail(fmt.Errorf("mpi: rank %d gave up: %w: %w", l.Rank(), ctx.Err(), comm.ErrPeerLost))
 	return ctx.Err()
 }
 
-func (l *link) Push(to int, _ pairwise.Operation, data []byte) { l.message(sending, to, data) }
+func (l *transport) Push(to int, _ pairwise.Operation, data []byte) { l.message(sending, to, data) }
 
-func (l *link) Pull(from int, _ pairwise.Operation, data []byte) { l.message(receiving, from, data) }
+func (l *transport) Pull(from int, _ pairwise.Operation, data []byte) {
+	l.message(receiving, from, data)
+}
 
 // message starts to send or receive data, in one message or several.
-func (l *link) message(kind, peer int, data []byte) {
+func (l *transport) message(kind, peer int, data []byte) {
 	p, nth, what := l.process, &l.sent[peer], "MPI_Isend"
 	if kind == receiving {
 		nth, what = &l.pulled[peer], "MPI_Irecv"
@@ -239,7 +241,7 @@ func (l *link) message(kind, peer int, data []byte) {
 }
 
 // start starts an operation of the call in progress.
-func (l *link) start(m piece, what string, begin func(data, request uintptr) int32) {
+func (l *transport) start(m piece, what string, begin func(data, request uintptr) int32) {
 	if l.first != nil {
 		return
 	}
@@ -259,7 +261,7 @@ func (l *link) start(m piece, what string, begin func(data, request uintptr) int
 }
 
 // Wait polls all messages until they have ended or will never end.
-func (l *link) Wait(ctx context.Context) error {
+func (l *transport) Wait(ctx context.Context) error {
 	defer l.calling.Unlock()
 	err := l.first
 	for pause := newPause(); err == nil && l.active > 0; pause.wait() {
@@ -287,7 +289,7 @@ func (l *link) Wait(ctx context.Context) error {
 }
 
 // test records which messages have ended.
-func (l *link) test() error {
+func (l *transport) test() error {
 	p, n := l.process, len(l.pieces)
 	if len(l.indices) < n {
 		l.indices, l.statuses = make([]int32, n), make([]byte, n*p.statusBytes)
@@ -330,7 +332,7 @@ func (l *link) test() error {
 }
 
 // listen receives notices of other ranks.
-func (l *link) listen() error {
+func (l *transport) listen() error {
 	p := l.process
 	for {
 		status, at := uintptr(unsafe.Pointer(&l.status)), func(v *int32) uintptr { return uintptr(unsafe.Pointer(v)) }
@@ -368,7 +370,7 @@ func (l *link) listen() error {
 // abandon ends the operations of the call in progress as far as possible. The library may still
 // read and write the memory of the others, which stays pinned, and MPI cannot be finalized any
 // more.
-func (l *link) abandon() {
+func (l *transport) abandon() {
 	p := l.process
 	for i, m := range l.pieces {
 		if m.live && m.kind == receiving {
@@ -405,7 +407,7 @@ type call struct {
 	pin      runtime.Pinner
 }
 
-func (l *link) Send(ctx context.Context, to int, data []byte) error {
+func (l *transport) Send(ctx context.Context, to int, data []byte) error {
 	if err := l.Begin(ctx); err != nil {
 		return err
 	}
@@ -423,7 +425,7 @@ func (l *link) Send(ctx context.Context, to int, data []byte) error {
 }
 
 // Sum is MPI's own all-reduce.
-func (l *link) Sum(ctx context.Context, x []float32) error {
+func (l *transport) Sum(ctx context.Context, x []float32) error {
 	if err := l.Begin(ctx); err != nil {
 		return err
 	}
@@ -440,7 +442,7 @@ func (l *link) Sum(ctx context.Context, x []float32) error {
 	return l.Wait(ctx)
 }
 
-func (l *link) Split(ctx context.Context, color, key int) (comm.Transport, error) {
+func (l *transport) Split(ctx context.Context, color, key int) (comm.Transport, error) {
 	colors, keys, err := l.Votes(ctx, color, key)
 	if err != nil {
 		return nil, err
@@ -469,7 +471,7 @@ func (l *link) Split(ctx context.Context, color, key int) (comm.Transport, error
 	if !p.openMPI {
 		comm = handle(uint32(r.handle))
 	}
-	part, err := p.link(comm)
+	part, err := p.transport(comm)
 	if err != nil {
 		return nil, l.fail(err)
 	}
@@ -482,7 +484,7 @@ func (l *link) Split(ctx context.Context, color, key int) (comm.Transport, error
 	return part, nil
 }
 
-func (l *link) Close() error {
+func (l *transport) Close() error {
 	var err error
 	l.shut.Do(func() {
 		for _, part := range l.children() {
@@ -513,7 +515,7 @@ func (l *link) Close() error {
 
 // farewell receives the last notices of the other ranks, in all groups, before MPI is finalized:
 // UCX warns about every unreceived message.
-func (l *link) farewell() {
+func (l *transport) farewell() {
 	missing := func() bool {
 		for r, d := range l.left {
 			if d == nil && r != l.Rank() {
@@ -533,7 +535,7 @@ func (l *link) farewell() {
 }
 
 // clear receives the pending notices in this group and the groups split off from it.
-func (l *link) clear() {
+func (l *transport) clear() {
 	for range l.Size() { // listen fails if the group has failed
 		_ = l.listen()
 	}

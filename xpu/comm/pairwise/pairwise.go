@@ -1,5 +1,5 @@
-// Package pairwise implements the collective operations of a link with messages between two ranks,
-// for transports without collective operations.
+// Package pairwise implements the collective operations of a transport with messages between two
+// ranks, for transports without collective operations.
 //
 // Each piece is sent directly from its sender to its receiver, so that a rank sends the minimum
 // number of bytes. All messages of a call are in transit at the same time. Each rank starts with
@@ -51,11 +51,11 @@ func (o Operation) String() string {
 // A Group implements the methods of [mula/comm.Transport] with the same names for this rank.
 type Group struct {
 	messages   Messages
-	name       string // name of the link, for error messages
+	name       string // name of the transport, for error messages
 	rank, size int
 }
 
-// NewGroup returns the group of a link with the given name.
+// NewGroup returns the group of a transport with the given name.
 func NewGroup(name string, rank, size int, m Messages) Group { return Group{m, name, rank, size} }
 
 // Rank returns this rank's index.

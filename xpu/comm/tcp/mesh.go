@@ -62,10 +62,10 @@ type peer struct {
 
 // A stream is one channel of a connection, in both directions.
 type stream struct {
-	peer *peer
-	id   uint64
-	link *link // nil until this rank uses the channel
-	dead bool  // this rank has left the group, or it has failed
+	peer      *peer
+	id        uint64
+	transport *transport // nil until this rank uses the channel
+	dead      bool       // this rank has left the group, or it has failed
 
 	// Incoming.
 	buffer   []byte // data received before a call needed it; reused
@@ -90,11 +90,11 @@ type stream struct {
 
 // A message is the data that one rank sends to another in one call.
 type message struct {
-	head [messageBytes]byte
-	data []byte
-	sent int   // bytes sent of head and data
-	link *link // waits until data may be reused; nil if no call waits
-	last bool  // not a message, but the end of the stream
+	head      [messageBytes]byte
+	data      []byte
+	sent      int        // bytes sent of head and data
+	transport *transport // waits until data may be reused; nil if no call waits
+	last      bool       // not a message, but the end of the stream
 }
 
 func newPeer(rank int, conn net.Conn) *peer {
@@ -128,7 +128,7 @@ func appendFrame(b []byte, id uint64, kind uint8, length int) []byte {
 func (s *stream) push(m message) error {
 	switch {
 	case s.dead:
-		return nil // the link has an error already
+		return nil // the transport has an error already
 	case s.left:
 		return s.gone()
 	case s.peer.err != nil:
@@ -168,7 +168,7 @@ func (s *stream) pull(op pairwise.Operation, dst []byte) error {
 func (s *stream) stuck() error {
 	waits := s.wanted
 	for _, m := range s.queue[s.next:] {
-		waits = waits || m.link != nil
+		waits = waits || m.transport != nil
 	}
 	switch {
 	case !waits || s.dead:
@@ -211,7 +211,7 @@ func (s *stream) take(b []byte) ([]byte, error) {
 		b = b[n:]
 		if s.taken == len(s.dst) {
 			s.wanted, s.dst, s.headed = false, nil, 0
-			s.link.done()
+			s.transport.done()
 		}
 	}
 	if s.consumed += before - len(b); s.consumed >= window/4 && !s.owed {
@@ -297,7 +297,7 @@ func (p *peer) read(r *bufio.Reader) error {
 		case frameFarewell:
 			p.hear.Do(func() { close(p.heard) })
 		}
-		link := s.link
+		transport := s.transport
 		p.mu.Unlock()
 
 		switch kind {
@@ -311,7 +311,7 @@ func (p *peer) read(r *bufio.Reader) error {
 				b, _ := r.Peek(min(length, r.Buffered()))
 				p.mu.Lock()
 				broken = s.arrive(b)
-				link = s.link
+				transport = s.transport
 				p.mu.Unlock()
 				length -= len(b)
 				r.Discard(len(b))
@@ -329,11 +329,11 @@ func (p *peer) read(r *bufio.Reader) error {
 			if s.failure == nil {
 				s.failure = broken
 			}
-			link = s.link
+			transport = s.transport
 			p.mu.Unlock()
 		}
-		if broken != nil && link != nil {
-			link.fail(broken)
+		if broken != nil && transport != nil {
+			transport.fail(broken)
 		}
 	}
 }
@@ -361,10 +361,10 @@ func (p *peer) lost(err error) {
 		}
 	}
 	err = p.err
-	var links []*link
+	var transports []*transport
 	for _, s := range p.streams {
-		if s.link != nil && (!p.parted || s.stuck() != nil) {
-			links = append(links, s.link)
+		if s.transport != nil && (!p.parted || s.stuck() != nil) {
+			transports = append(transports, s.transport)
 		}
 	}
 	p.closed = true
@@ -372,7 +372,7 @@ func (p *peer) lost(err error) {
 	p.mu.Unlock()
 	p.conn.Close()
 	p.hear.Do(func() { close(p.heard) })
-	for _, l := range links {
+	for _, l := range transports {
 		l.fail(err)
 	}
 }
@@ -423,8 +423,8 @@ func (s *stream) fill(b []byte, room int) []byte {
 			m.sent += n
 			room -= n
 			if m.sent == messageBytes+len(m.data) {
-				if m.link != nil {
-					m.link.done()
+				if m.transport != nil {
+					m.transport.done()
 				}
 				*m = message{}
 				s.next++

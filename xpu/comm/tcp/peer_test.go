@@ -14,8 +14,8 @@ import (
 	"mula/xpu/comm/pairwise"
 )
 
-// reading returns a link of two ranks, without goroutines, and the connection to its peer.
-func reading(t testing.TB) (*link, *peer) {
+// reading returns a transport of two ranks, without goroutines, and the connection to its peer.
+func reading(t testing.TB) (*transport, *peer) {
 	here, there := net.Pipe()
 	t.Cleanup(func() { here.Close(); there.Close() })
 	p := newPeer(1, here)

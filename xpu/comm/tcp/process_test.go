@@ -39,7 +39,7 @@ func play(role string) int {
 		fmt.Println(err)
 		return 1
 	}
-	link, err := Join(context.Background(), o)
+	transport, err := Join(context.Background(), o)
 	if err != nil {
 		fmt.Println(err)
 		return 1
@@ -47,22 +47,22 @@ func play(role string) int {
 	code := 0
 	switch role {
 	case "checks":
-		transporttest.Each(link, os.Getenv(folderVariable), func(name string, err error) {
-			fmt.Printf("%s: rank %d: %v\n", name, link.Rank(), err)
+		transporttest.Each(transport, os.Getenv(folderVariable), func(name string, err error) {
+			fmt.Printf("%s: rank %d: %v\n", name, transport.Rank(), err)
 			code = 1
 		})
 	case "waits":
-		err := link.Recv(context.Background(), waitsFor[link.Rank()], make([]byte, 1)) // of what is never sent
+		err := transport.Recv(context.Background(), waitsFor[transport.Rank()], make([]byte, 1)) // never sent
 		fmt.Println(err)
 		if !errors.Is(err, comm.ErrPeerLost) {
 			return 1
 		}
-		link.Close()
+		transport.Close()
 	}
 	return code
 }
 
-// processes starts all ranks but 0 as processes, and returns the link of rank 0.
+// processes starts all ranks but 0 as processes, and returns the transport of rank 0.
 func processes(t *testing.T, size int, role, folder string) (comm.Transport, []*exec.Cmd, []*strings.Builder) {
 	t.Helper()
 	listener := listen(t)
@@ -82,17 +82,17 @@ func processes(t *testing.T, size int, role, folder string) (comm.Transport, []*
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	link, err := join(ctx, o, listener)
+	transport, err := join(ctx, o, listener)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return link, commands, outputs
+	return transport, commands, outputs
 }
 
 func TestProcesses(t *testing.T) {
 	folder := t.TempDir()
-	link, commands, outputs := processes(t, 3, "checks", folder)
-	transporttest.Each(link, folder, func(name string, err error) { t.Errorf("%s: rank 0: %v", name, err) })
+	transport, commands, outputs := processes(t, 3, "checks", folder)
+	transporttest.Each(transport, folder, func(name string, err error) { t.Errorf("%s: rank 0: %v", name, err) })
 	for r := 1; r < len(commands); r++ {
 		if err := commands[r].Wait(); err != nil {
 			t.Errorf("rank %d: %v\n%s", r, err, outputs[r])
@@ -103,11 +103,11 @@ func TestProcesses(t *testing.T) {
 // A rank that is killed is named to all that wait, for whomever they wait, and whatever they do
 // afterwards.
 func TestKilledProcess(t *testing.T) {
-	link, commands, outputs := processes(t, 4, "waits", "")
+	transport, commands, outputs := processes(t, 4, "waits", "")
 	var waiting sync.WaitGroup
 	waiting.Go(func() {
 		for range 2 {
-			err := link.Recv(context.Background(), waitsFor[0], make([]byte, 1))
+			err := transport.Recv(context.Background(), waitsFor[0], make([]byte, 1))
 			if !errors.Is(err, comm.ErrPeerLost) || !strings.Contains(err.Error(), "rank 2 ") {
 				t.Errorf("rank 0: %v", err)
 			}
@@ -123,5 +123,5 @@ func TestKilledProcess(t *testing.T) {
 			t.Errorf("rank %d: %v\n%s", r, err, outputs[r])
 		}
 	}
-	link.Close()
+	transport.Close()
 }

@@ -75,10 +75,10 @@ func TestRefused(t *testing.T) {
 func TestStrangers(t *testing.T) {
 	listener := listen(t)
 	o := Options{Address: listener.Addr().String(), Size: 2, Secret: "s3cret"}
-	links := make([]comm.Transport, 2)
+	transports := make([]comm.Transport, 2)
 	errs := make([]error, 2)
 	var running sync.WaitGroup
-	running.Go(func() { links[0], errs[0] = join(t.Context(), o, listener) })
+	running.Go(func() { transports[0], errs[0] = join(t.Context(), o, listener) })
 
 	dial := func() net.Conn {
 		conn, err := net.Dial("tcp", o.Address)
@@ -107,15 +107,15 @@ func TestStrangers(t *testing.T) {
 
 	one := o
 	one.Rank = 1
-	links[1], errs[1] = Join(t.Context(), one)
+	transports[1], errs[1] = Join(t.Context(), one)
 	running.Wait()
 	for r, err := range errs {
 		if err != nil {
 			t.Fatalf("rank %d: %v", r, err)
 		}
 	}
-	for _, link := range links {
-		running.Go(func() { link.Close() })
+	for _, transport := range transports {
+		running.Go(func() { transport.Close() })
 	}
 	running.Wait()
 }
@@ -170,10 +170,10 @@ func TestRankZeroComesLate(t *testing.T) {
 	first := listen(t)
 	address := first.Addr().String()
 	o := Options{Address: address, Rank: 1, Size: 2, Secret: "s3cret"}
-	links := make([]comm.Transport, 2)
+	transports := make([]comm.Transport, 2)
 	errs := make([]error, 2)
 	var running sync.WaitGroup
-	running.Go(func() { links[1], errs[1] = Join(t.Context(), o) })
+	running.Go(func() { transports[1], errs[1] = Join(t.Context(), o) })
 	conn, err := first.Accept() // an earlier run that is about to end
 	if err != nil {
 		t.Fatal(err)
@@ -182,13 +182,13 @@ func TestRankZeroComesLate(t *testing.T) {
 	conn.Close()
 	zero := o
 	zero.Rank = 0
-	links[0], errs[0] = Join(t.Context(), zero)
+	transports[0], errs[0] = Join(t.Context(), zero)
 	running.Wait()
 	for r, err := range errs {
 		if err != nil {
 			t.Fatalf("rank %d: %v", r, err)
 		}
-		running.Go(func() { links[r].Close() })
+		running.Go(func() { transports[r].Close() })
 	}
 	running.Wait()
 }
@@ -318,7 +318,7 @@ func told() (waiting func(string), until func(parts ...string)) {
 func TestMissingRanksAreNamed(t *testing.T) {
 	listener := listen(t)
 	const size = 5
-	links := make([]comm.Transport, size)
+	transports := make([]comm.Transport, size)
 	errs := make([]error, size)
 	var running sync.WaitGroup
 	start := func(rank int, waiting func(string)) {
@@ -326,9 +326,9 @@ func TestMissingRanksAreNamed(t *testing.T) {
 			Waiting: waiting, interval: time.Millisecond}
 		running.Go(func() {
 			if rank == 0 {
-				links[0], errs[0] = join(t.Context(), o, listener)
+				transports[0], errs[0] = join(t.Context(), o, listener)
 			} else {
-				links[rank], errs[rank] = Join(t.Context(), o)
+				transports[rank], errs[rank] = Join(t.Context(), o)
 			}
 		})
 	}
@@ -347,7 +347,7 @@ func TestMissingRanksAreNamed(t *testing.T) {
 		if err != nil {
 			t.Fatalf("rank %d: %v", r, err)
 		}
-		running.Go(func() { links[r].Close() })
+		running.Go(func() { transports[r].Close() })
 	}
 	running.Wait()
 }
@@ -422,7 +422,7 @@ func TestBehindService(t *testing.T) {
 		t.Fatal(err)
 	}
 	service := forward(t, listener.Addr().String())
-	links := make([]comm.Transport, size)
+	transports := make([]comm.Transport, size)
 	errs := make([]error, size)
 	var running sync.WaitGroup
 	for r := range size {
@@ -431,7 +431,7 @@ func TestBehindService(t *testing.T) {
 			switch r {
 			case 0:
 				o.Listen = "127.0.0.1:0"
-				links[0], errs[0] = join(t.Context(), o, listener)
+				transports[0], errs[0] = join(t.Context(), o, listener)
 				return
 			case 1:
 				o.Listen = "127.0.0.1:0" // others reach it there
@@ -442,12 +442,12 @@ func TestBehindService(t *testing.T) {
 					return
 				}
 				o.Announce = forward(t, one.Addr().String())
-				links[r], errs[r] = join(t.Context(), o, one)
+				transports[r], errs[r] = join(t.Context(), o, one)
 				return
 			case 3:
 				o.Announce = "127.0.0.1" // at the port that the system gives
 			}
-			links[r], errs[r] = Join(t.Context(), o)
+			transports[r], errs[r] = Join(t.Context(), o)
 		})
 	}
 	running.Wait()
@@ -456,12 +456,12 @@ func TestBehindService(t *testing.T) {
 			t.Fatalf("rank %d: %v", r, err)
 		}
 	}
-	for _, link := range links {
+	for _, transport := range transports {
 		running.Go(func() {
-			if err := link.Barrier(t.Context()); err != nil {
-				t.Errorf("rank %d: %v", link.Rank(), err)
+			if err := transport.Barrier(t.Context()); err != nil {
+				t.Errorf("rank %d: %v", transport.Rank(), err)
 			}
-			link.Close()
+			transport.Close()
 		})
 	}
 	running.Wait()

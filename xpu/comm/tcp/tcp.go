@@ -1,5 +1,5 @@
-// Package tcp links ranks that are processes, on one or more machines, with a connection between
-// each two of them.
+// Package tcp connects ranks that are processes, on one or more machines, with a connection
+// between each two of them.
 package tcp
 
 import (
@@ -157,8 +157,8 @@ func (o Options) announced(port uint32) (string, uint32, error) {
 	return host, port, nil
 }
 
-// Join returns this rank's link in the world when all ranks have joined. Rank 0 listens; the other
-// ranks dial it until it answers. If a rank does not join, Join fails when ctx ends or after
+// Join returns this rank's transport in the world when all ranks have joined. Rank 0 listens; the
+// other ranks dial it until it answers. If a rank does not join, Join fails when ctx ends or after
 // Options.Limit, with an error that names the rank.
 func Join(ctx context.Context, o Options) (comm.Transport, error) {
 	if err := o.check(); err != nil {

@@ -11,7 +11,7 @@ import (
 	"mula/xpu/comm/transporttest"
 )
 
-// joined returns the links of a world on this machine, by rank.
+// joined returns the transports of a world on this machine, by rank.
 func joined(t testing.TB, size int) []comm.Transport {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
@@ -20,16 +20,16 @@ func joined(t testing.TB, size int) []comm.Transport {
 	if err != nil {
 		t.Fatal(err)
 	}
-	links := make([]comm.Transport, size)
+	transports := make([]comm.Transport, size)
 	var ranks sync.WaitGroup
 	for r := range size {
 		ranks.Go(func() {
 			o := Options{Address: listener.Addr().String(), Rank: r, Size: size, Secret: "s3cret"}
 			var err error
 			if r == 0 && size > 1 {
-				links[r], err = join(ctx, o, listener)
+				transports[r], err = join(ctx, o, listener)
 			} else {
-				links[r], err = Join(ctx, o)
+				transports[r], err = Join(ctx, o)
 			}
 			if err != nil {
 				t.Error(err)
@@ -40,7 +40,7 @@ func joined(t testing.TB, size int) []comm.Transport {
 	if t.Failed() {
 		t.FailNow()
 	}
-	return links
+	return transports
 }
 
 func TestLinks(t *testing.T) {

@@ -20,8 +20,8 @@ import (
 
 const worldChannel = 0
 
-// A link is this rank's end of a channel.
-type link struct {
+// A transport is this rank's end of a channel.
+type transport struct {
 	pairwise.Group
 	id      uint64
 	streams []*stream // by rank in the group; nil for this one
@@ -33,7 +33,7 @@ type link struct {
 	splits  uint64
 
 	mu    sync.Mutex
-	parts []*link // groups split off
+	parts []*transport // groups split off
 
 	end   sync.Once
 	ended chan struct{} // closed with err
@@ -41,8 +41,8 @@ type link struct {
 	shut  sync.Once
 }
 
-// newWorld returns the world's link, which uses connections to all other ranks.
-func newWorld(rank int, conns []net.Conn) *link {
+// newWorld returns the world's transport, which uses connections to all other ranks.
+func newWorld(rank int, conns []net.Conn) *transport {
 	peers := make([]*peer, len(conns))
 	for r, conn := range conns {
 		if r == rank {
@@ -71,10 +71,11 @@ func newWorld(rank int, conns []net.Conn) *link {
 	return l
 }
 
-// open returns the link of a channel to the given peers, by rank in the group; the entry of this
-// rank is nil.
-func open(id uint64, rank int, peers []*peer) *link {
-	l := &link{id: id, streams: make([]*stream, len(peers)), ready: make(chan struct{}, 1), ended: make(chan struct{})}
+// open returns the transport of a channel to the given peers, by rank in the group; the entry of
+// this rank is nil.
+func open(id uint64, rank int, peers []*peer) *transport {
+	l := &transport{id: id, streams: make([]*stream, len(peers)), ready: make(chan struct{}, 1),
+		ended: make(chan struct{})}
 	l.Group = pairwise.NewGroup("tcp", rank, len(peers), l)
 	var broken error
 	for r, p := range peers {
@@ -83,7 +84,7 @@ func open(id uint64, rank int, peers []*peer) *link {
 		}
 		p.mu.Lock()
 		s := p.stream(id)
-		s.link = l
+		s.transport = l
 		p.foreign--
 		l.streams[r] = s
 		if broken == nil {
@@ -100,17 +101,17 @@ func open(id uint64, rank int, peers []*peer) *link {
 	return l
 }
 
-func (l *link) Name() string { return "tcp" }
+func (l *transport) Name() string { return "tcp" }
 
 // done records that a message has been sent or received.
-func (l *link) done() {
+func (l *transport) done() {
 	if l.pending.Add(-1) == 0 {
 		l.ready <- struct{}{}
 	}
 }
 
 // Begin, Push, Pull and Wait implement [pairwise.Messages].
-func (l *link) Begin(ctx context.Context) error {
+func (l *transport) Begin(ctx context.Context) error {
 	select {
 	case <-l.ended:
 		return l.err
@@ -123,12 +124,12 @@ func (l *link) Begin(ctx context.Context) error {
 	return nil
 }
 
-func (l *link) Push(to int, op pairwise.Operation, data []byte) {
+func (l *transport) Push(to int, op pairwise.Operation, data []byte) {
 	l.pending.Add(1)
-	l.queue(to, op, message{data: data, link: l})
+	l.queue(to, op, message{data: data, transport: l})
 }
 
-func (l *link) queue(to int, op pairwise.Operation, m message) {
+func (l *transport) queue(to int, op pairwise.Operation, m message) {
 	m.head[0] = byte(op)
 	binary.LittleEndian.PutUint64(m.head[8:], uint64(len(m.data)))
 	s := l.streams[to]
@@ -140,7 +141,7 @@ func (l *link) queue(to int, op pairwise.Operation, m message) {
 	}
 }
 
-func (l *link) Pull(from int, op pairwise.Operation, data []byte) {
+func (l *transport) Pull(from int, op pairwise.Operation, data []byte) {
 	l.pending.Add(1)
 	s := l.streams[from]
 	s.peer.mu.Lock()
@@ -151,7 +152,7 @@ func (l *link) Pull(from int, op pairwise.Operation, data []byte) {
 	}
 }
 
-func (l *link) Wait(ctx context.Context) error {
+func (l *transport) Wait(ctx context.Context) error {
 	l.done()
 	select {
 	case <-l.ready:
@@ -170,14 +171,14 @@ func (l *link) Wait(ctx context.Context) error {
 }
 
 // giveUp ends the group because of a done context.
-func (l *link) giveUp(ctx context.Context) error {
+func (l *transport) giveUp(ctx context.Context) error {
 	l.fail(ctx.Err())
 	return ctx.Err()
 }
 
 // fail ends this group and all groups split off from it with an error, and notifies the other
 // ranks.
-func (l *link) fail(err error) {
+func (l *transport) fail(err error) {
 	l.stop(err, func(s *stream) {
 		text := strings.TrimSuffix(err.Error(), ": "+comm.ErrPeerLost.Error())
 		text = text[:min(len(text), maxText)]
@@ -189,7 +190,7 @@ func (l *link) fail(err error) {
 	}
 }
 
-func (l *link) children() []*link {
+func (l *transport) children() []*transport {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.parts
@@ -197,7 +198,7 @@ func (l *link) children() []*link {
 
 // stop ends the group on this rank, once. When it returns, the data of a call in progress is no
 // longer used. last adds the final frames to each stream.
-func (l *link) stop(err error, last func(*stream)) {
+func (l *transport) stop(err error, last func(*stream)) {
 	l.end.Do(func() {
 		l.err = err
 		for _, s := range l.streams {
@@ -215,7 +216,7 @@ func (l *link) stop(err error, last func(*stream)) {
 	})
 }
 
-func (l *link) Send(ctx context.Context, to int, data []byte) error {
+func (l *transport) Send(ctx context.Context, to int, data []byte) error {
 	if err := l.Begin(ctx); err != nil {
 		return err
 	}
@@ -223,7 +224,7 @@ func (l *link) Send(ctx context.Context, to int, data []byte) error {
 	return l.Wait(ctx)
 }
 
-func (l *link) Split(ctx context.Context, color, key int) (comm.Transport, error) {
+func (l *transport) Split(ctx context.Context, color, key int) (comm.Transport, error) {
 	colors, keys, err := l.Votes(ctx, color, key)
 	if err != nil {
 		return nil, err
@@ -264,7 +265,7 @@ func (l *link) Split(ctx context.Context, color, key int) (comm.Transport, error
 	return part, nil
 }
 
-func (l *link) Close() error {
+func (l *transport) Close() error {
 	l.shut.Do(func() {
 		for _, part := range l.children() {
 			part.Close()
@@ -275,7 +276,7 @@ func (l *link) Close() error {
 			// Data of Send is still sent; data of the call in progress is not.
 			kept := s.queue[:0]
 			for _, m := range s.queue[s.next:] {
-				if m.link != nil {
+				if m.transport != nil {
 					break
 				}
 				kept = append(kept, m)
@@ -292,7 +293,7 @@ func (l *link) Close() error {
 // leave ends the connections of the process when the other ranks have received the data sent to
 // them. If the group has failed, orderly is false, and the other ranks do not know yet that this
 // rank leaves.
-func (l *link) leave(orderly bool) {
+func (l *transport) leave(orderly bool) {
 	limit, late := time.NewTimer(farewellTime), false
 	defer limit.Stop()
 	for _, p := range l.world {

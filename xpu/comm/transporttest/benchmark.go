@@ -22,18 +22,18 @@ func SizeName(bytes int) string {
 	return fmt.Sprintf("%dKB", bytes>>10)
 }
 
-// Benchmark times all-reduces of float32 between links used by goroutines of this process.
-func Benchmark(b *testing.B, links []comm.Transport) {
+// Benchmark times all-reduces of float32 between transports used by goroutines of this process.
+func Benchmark(b *testing.B, transports []comm.Transport) {
 	for _, size := range Sizes {
 		b.Run(SizeName(size), func(b *testing.B) {
 			b.SetBytes(int64(size))
 			b.ReportAllocs()
 			var ranks sync.WaitGroup
-			for _, link := range links {
+			for _, transport := range transports {
 				ranks.Go(func() {
-					c, x := comm.New(link), make([]float32, size/4)
+					c, x := comm.New(transport), make([]float32, size/4)
 					for i := range 1 + b.N {
-						if i == 1 && link.Rank() == 0 {
+						if i == 1 && transport.Rank() == 0 {
 							b.ResetTimer() // scratch memory is allocated now
 						}
 						if err := comm.AllReduce(context.Background(), c, x); err != nil {
@@ -50,8 +50,8 @@ func Benchmark(b *testing.B, links []comm.Transport) {
 
 // Measure returns the median time of an all-reduce of float32; this process is one rank of the
 // group.
-func Measure(ctx context.Context, link comm.Transport, bytes int, fast bool) (time.Duration, error) {
-	part, err := link.Split(ctx, 0, link.Rank())
+func Measure(ctx context.Context, transport comm.Transport, bytes int, fast bool) (time.Duration, error) {
+	part, err := transport.Split(ctx, 0, transport.Rank())
 	if err != nil {
 		return 0, err
 	}

@@ -25,7 +25,7 @@ import (
 // A check is run by all ranks of a group, and may leave the group unusable.
 type check struct {
 	name string
-	run  func(ctx context.Context, link comm.Transport) error
+	run  func(ctx context.Context, transport comm.Transport) error
 }
 
 var checks = []check{
@@ -52,16 +52,17 @@ var checks = []check{
 	{"closing what waits", closing},
 }
 
-// Together runs all checks on a group whose links are used by goroutines of this process, and
-// closes the links.
-func Together(t *testing.T, links []comm.Transport) {
+// Together runs all checks on a group whose transports are used by goroutines of this process, and
+// closes the transports.
+func Together(t *testing.T, transports []comm.Transport) {
 	t.Helper()
 	folder := t.TempDir()
 	var ranks sync.WaitGroup
-	for _, link := range links {
+	for _, transport := range transports {
 		ranks.Go(func() {
-			Each(link, folder, func(name string, err error) {
-				t.Errorf("%s, %d ranks: %s: rank %d: %v", link.Name(), link.Size(), name, link.Rank(), err)
+			Each(transport, folder, func(name string, err error) {
+				t.Errorf("%s, %d ranks: %s: rank %d: %v", transport.Name(), transport.Size(), name, transport.Rank(),
+					err)
 			})
 		})
 	}
@@ -107,23 +108,23 @@ func Each(world comm.Transport, folder string, report func(name string, err erro
 	}
 }
 
-// barrier checks a barrier with files, which no link transports: after the barrier, the files that
-// all other ranks created before it must exist.
-func barrier(ctx context.Context, link comm.Transport, folder string) error {
+// barrier checks a barrier with files, which no transport carries: after the barrier, the files
+// that all other ranks created before it must exist.
+func barrier(ctx context.Context, transport comm.Transport, folder string) error {
 	for round := range 10 {
 		name := func(rank int) string { return filepath.Join(folder, fmt.Sprintf("%d-%d", round, rank)) }
-		if link.Rank() == round%link.Size() {
+		if transport.Rank() == round%transport.Size() {
 			for range 100 {
 				runtime.Gosched() // let the others arrive first
 			}
 		}
-		if err := os.WriteFile(name(link.Rank()), nil, 0o644); err != nil {
+		if err := os.WriteFile(name(transport.Rank()), nil, 0o644); err != nil {
 			return err
 		}
-		if err := link.Barrier(ctx); err != nil {
+		if err := transport.Barrier(ctx); err != nil {
 			return err
 		}
-		for r := range link.Size() {
+		for r := range transport.Size() {
 			if _, err := os.Stat(name(r)); err != nil {
 				return fmt.Errorf("after the barrier, rank %d had not arrived: %w", r, err)
 			}
@@ -159,13 +160,13 @@ func equal(what string, got, want []byte) error {
 }
 
 // exchange is an all-to-all in which rank a sends length(a, b) bytes to rank b.
-func exchange(ctx context.Context, link comm.Transport, tag int, length func(from, to int) int) error {
-	n, rank := link.Size(), link.Rank()
+func exchange(ctx context.Context, transport comm.Transport, tag int, length func(from, to int) int) error {
+	n, rank := transport.Size(), transport.Rank()
 	send, recv := make([][]byte, n), make([][]byte, n)
 	for r := range n {
 		send[r], recv[r] = pattern(length(rank, r), tag, rank, r), make([]byte, length(r, rank))
 	}
-	if err := link.AllToAll(ctx, send, recv); err != nil {
+	if err := transport.AllToAll(ctx, send, recv); err != nil {
 		return err
 	}
 	for r := range n {
@@ -177,25 +178,25 @@ func exchange(ctx context.Context, link comm.Transport, tag int, length func(fro
 	return nil
 }
 
-func allToAll(ctx context.Context, link comm.Transport) error {
+func allToAll(ctx context.Context, transport comm.Transport) error {
 	for round := range 30 {
 		random := rand.New(rand.NewPCG(uint64(round), 2))
-		lengths := make([]int, link.Size()*link.Size())
+		lengths := make([]int, transport.Size()*transport.Size())
 		for i := range lengths {
 			lengths[i] = random.IntN(4) * random.IntN(1<<(round/2))
 		}
-		if err := exchange(ctx, link, round,
-			func(from, to int) int { return lengths[from*link.Size()+to] }); err != nil {
+		if err := exchange(ctx, transport, round,
+			func(from, to int) int { return lengths[from*transport.Size()+to] }); err != nil {
 			return err
 		}
 	}
-	return exchange(ctx, link, 1000, func(from, to int) int { return 0 })
+	return exchange(ctx, transport, 1000, func(from, to int) int { return 0 })
 }
 
-func largeAllToAll(ctx context.Context, link comm.Transport) error {
-	return exchange(ctx, link, 0, func(from, to int) int {
+func largeAllToAll(ctx context.Context, transport comm.Transport) error {
+	return exchange(ctx, transport, 0, func(from, to int) int {
 		switch {
-		case link.Size() > 2:
+		case transport.Size() > 2:
 			return 1<<20 + from - to
 		case from != to:
 			return 5<<20 + from
@@ -204,18 +205,18 @@ func largeAllToAll(ctx context.Context, link comm.Transport) error {
 	})
 }
 
-func allGather(ctx context.Context, link comm.Transport) error {
+func allGather(ctx context.Context, transport comm.Transport) error {
 	for round, unit := range []int{0, 1, 1000, 300_001} {
-		all := make([][]byte, link.Size())
+		all := make([][]byte, transport.Size())
 		for r := range all {
 			all[r] = make([]byte, unit*((r+round)%3))
 		}
-		own := pattern(len(all[link.Rank()]), round, link.Rank())
+		own := pattern(len(all[transport.Rank()]), round, transport.Rank())
 		if round%2 == 1 { // in place
-			copy(all[link.Rank()], own)
-			own = all[link.Rank()]
+			copy(all[transport.Rank()], own)
+			own = all[transport.Rank()]
 		}
-		if err := link.AllGather(ctx, own, all); err != nil {
+		if err := transport.AllGather(ctx, own, all); err != nil {
 			return err
 		}
 		for r := range all {
@@ -228,14 +229,14 @@ func allGather(ctx context.Context, link comm.Transport) error {
 	return nil
 }
 
-func broadcast(ctx context.Context, link comm.Transport) error {
-	for root := range link.Size() {
+func broadcast(ctx context.Context, transport comm.Transport) error {
+	for root := range transport.Size() {
 		for _, n := range []int{0, 1, 1 << 20} {
 			data := make([]byte, n)
-			if link.Rank() == root {
+			if transport.Rank() == root {
 				data = pattern(n, root)
 			}
-			if err := link.Broadcast(ctx, root, data); err != nil {
+			if err := transport.Broadcast(ctx, root, data); err != nil {
 				return err
 			}
 			if err := equal(fmt.Sprintf("root %d", root), data, pattern(n, root)); err != nil {
@@ -246,8 +247,8 @@ func broadcast(ctx context.Context, link comm.Transport) error {
 	return nil
 }
 
-func sendReceive(ctx context.Context, link comm.Transport) error {
-	n, rank := link.Size(), link.Rank()
+func sendReceive(ctx context.Context, transport comm.Transport) error {
+	n, rank := transport.Size(), transport.Rank()
 	if n == 1 {
 		return nil
 	}
@@ -255,14 +256,14 @@ func sendReceive(ctx context.Context, link comm.Transport) error {
 	for round, length := range []int{0, 1, 40_000, 300_000, 3} {
 		const messages = 8
 		for i := range messages {
-			if err := link.Send(ctx, (rank+1)%n, pattern(length+i, round, i, rank)); err != nil {
+			if err := transport.Send(ctx, (rank+1)%n, pattern(length+i, round, i, rank)); err != nil {
 				return err
 			}
 		}
 		from := (rank + n - 1) % n
 		for i := range messages {
 			data := make([]byte, length+i)
-			if err := link.Recv(ctx, from, data); err != nil {
+			if err := transport.Recv(ctx, from, data); err != nil {
 				return err
 			}
 			if err := equal(fmt.Sprintf("message %d of %d", i, messages), data,
@@ -270,7 +271,7 @@ func sendReceive(ctx context.Context, link comm.Transport) error {
 				return err
 			}
 		}
-		if err := exchange(ctx, link, round, func(from, to int) int { return 100 * from }); err != nil {
+		if err := exchange(ctx, transport, round, func(from, to int) int { return 100 * from }); err != nil {
 			return err
 		}
 	}
@@ -279,37 +280,37 @@ func sendReceive(ctx context.Context, link comm.Transport) error {
 		data := pattern(10, 7)
 		if rank == 1 {
 			data = make([]byte, 10)
-			if err := link.Recv(ctx, 0, data); err != nil {
+			if err := transport.Recv(ctx, 0, data); err != nil {
 				return err
 			}
 			return equal("from rank 0", data, pattern(10, 7))
 		}
-		return link.Send(ctx, 1, data)
+		return transport.Send(ctx, 1, data)
 	}
 	return nil
 }
 
-func crossingSends(ctx context.Context, link comm.Transport) error {
+func crossingSends(ctx context.Context, transport comm.Transport) error {
 	length := 500_000
-	if link.Size() == 2 {
+	if transport.Size() == 2 {
 		length = 12 << 20 // more than any buffer of the transport
 	}
-	for r := range link.Size() {
-		if r != link.Rank() {
-			data := pattern(length, link.Rank(), r)
-			if err := link.Send(ctx, r, data); err != nil {
+	for r := range transport.Size() {
+		if r != transport.Rank() {
+			data := pattern(length, transport.Rank(), r)
+			if err := transport.Send(ctx, r, data); err != nil {
 				return err
 			}
 			clear(data) // Send has copied it
 		}
 	}
-	for r := range link.Size() {
-		if r != link.Rank() {
+	for r := range transport.Size() {
+		if r != transport.Rank() {
 			data := make([]byte, length)
-			if err := link.Recv(ctx, r, data); err != nil {
+			if err := transport.Recv(ctx, r, data); err != nil {
 				return err
 			}
-			if err := equal(fmt.Sprintf("from rank %d", r), data, pattern(length, r, link.Rank())); err != nil {
+			if err := equal(fmt.Sprintf("from rank %d", r), data, pattern(length, r, transport.Rank())); err != nil {
 				return err
 			}
 		}
@@ -337,33 +338,33 @@ func members(ctx context.Context, parent, part comm.Transport, want []int) error
 	return nil
 }
 
-func split(ctx context.Context, link comm.Transport) error {
-	n, rank := link.Size(), link.Rank()
+func split(ctx context.Context, transport comm.Transport) error {
+	n, rank := transport.Size(), transport.Rank()
 	var every, backwards, low []int
 	for r := range n {
 		every = append(every, r)
 		backwards = append(backwards, n-1-r)
 	}
 	low = every[:(n+1)/2]
-	same, err := link.Split(ctx, 5, 0) // equal keys: ordered by rank
+	same, err := transport.Split(ctx, 5, 0) // equal keys: ordered by rank
 	if err != nil {
 		return err
 	}
-	if err := members(ctx, link, same, every); err != nil {
+	if err := members(ctx, transport, same, every); err != nil {
 		return err
 	}
-	turned, err := link.Split(ctx, 1, -1000*rank)
+	turned, err := transport.Split(ctx, 1, -1000*rank)
 	if err != nil {
 		return err
 	}
-	if err := members(ctx, link, turned, backwards); err != nil {
+	if err := members(ctx, transport, turned, backwards); err != nil {
 		return err
 	}
 	color := -1
 	if rank < len(low) {
 		color = 0
 	}
-	some, err := link.Split(ctx, color, rank)
+	some, err := transport.Split(ctx, color, rank)
 	if err != nil {
 		return err
 	}
@@ -371,7 +372,7 @@ func split(ctx context.Context, link comm.Transport) error {
 		return fmt.Errorf("color %d gives %v", color, some)
 	}
 	if some != nil {
-		if err := members(ctx, link, some, low); err != nil {
+		if err := members(ctx, transport, some, low); err != nil {
 			return err
 		}
 		// Groups of a group: the odd and the even ranks.
@@ -385,7 +386,7 @@ func split(ctx context.Context, link comm.Transport) error {
 				want = append(want, r)
 			}
 		}
-		if err := members(ctx, link, part, want); err != nil {
+		if err := members(ctx, transport, part, want); err != nil {
 			return err
 		}
 	}
@@ -395,12 +396,12 @@ func split(ctx context.Context, link comm.Transport) error {
 	return turned.Barrier(ctx) // turned is another group
 }
 
-func groupsAtOnce(ctx context.Context, link comm.Transport) error {
+func groupsAtOnce(ctx context.Context, transport comm.Transport) error {
 	const groups = 4
 	errs := make([]error, groups)
 	var running sync.WaitGroup
 	for g := range groups {
-		part, err := link.Split(ctx, 0, 0)
+		part, err := transport.Split(ctx, 0, 0)
 		if err != nil {
 			return err
 		}
@@ -436,8 +437,8 @@ func groupsAtOnce(ctx context.Context, link comm.Transport) error {
 	return errors.Join(errs...)
 }
 
-func elementTypes(ctx context.Context, link comm.Transport) error {
-	c := comm.New(link)
+func elementTypes(ctx context.Context, transport comm.Transport) error {
+	c := comm.New(transport)
 	return errors.Join(
 		elements[uint8](ctx, c), elements[uint16](ctx, c), elements[int32](ctx, c), elements[uint32](ctx,
 			c), elements[int64](ctx, c),
@@ -568,8 +569,8 @@ func sameBits(what string, got, want []float32) error {
 	return nil
 }
 
-func orderOfSums(ctx context.Context, link comm.Transport) error {
-	c := comm.New(link)
+func orderOfSums(ctx context.Context, transport comm.Transport) error {
+	c := comm.New(transport)
 	size, rank := c.Size(), c.Rank()
 	for inner := 1; inner <= size; inner++ {
 		if size%inner != 0 {
@@ -616,8 +617,8 @@ func orderOfSums(ctx context.Context, link comm.Transport) error {
 	return nil
 }
 
-func fastSums(ctx context.Context, link comm.Transport) error {
-	c := comm.New(link)
+func fastSums(ctx context.Context, transport comm.Transport) error {
+	c := comm.New(transport)
 	c.SetFast(true)
 	part, err := c.Split(ctx, 0, c.Rank())
 	if err != nil {
@@ -653,8 +654,8 @@ func fastSums(ctx context.Context, link comm.Transport) error {
 	return nil
 }
 
-func started(ctx context.Context, link comm.Transport) error {
-	c := comm.New(link)
+func started(ctx context.Context, transport comm.Transport) error {
+	c := comm.New(transport)
 	const operations = 20
 	x := make([][]float64, operations)
 	pending := make([]*comm.Pending, operations)
@@ -682,8 +683,8 @@ func started(ctx context.Context, link comm.Transport) error {
 
 var errTest = errors.New("for a test")
 
-func traffic(ctx context.Context, link comm.Transport) error {
-	c := comm.New(link)
+func traffic(ctx context.Context, transport comm.Transport) error {
+	c := comm.New(transport)
 	n, rank := c.Size(), c.Rank()
 	x := make([]float32, 12*n)
 	even, ragged, back := make([]int, n+1), make([]int, n+1), make([]int, n+1)
@@ -756,9 +757,9 @@ func cmpNil(err error) error {
 
 // leaves: the last rank leaves. All others wait for it and get an error, also in groups that were
 // split off, and in every later call.
-func leaves(ctx context.Context, link comm.Transport) error {
-	n, rank := link.Size(), link.Rank()
-	part, err := link.Split(ctx, 0, 0)
+func leaves(ctx context.Context, transport comm.Transport) error {
+	n, rank := transport.Size(), transport.Rank()
+	part, err := transport.Split(ctx, 0, 0)
 	if err != nil {
 		return err
 	}
@@ -766,25 +767,25 @@ func leaves(ctx context.Context, link comm.Transport) error {
 		// Leave only when the others have their groups: the first rank that notices ends the group
 		// for all.
 		for r := range n - 1 {
-			if err := link.Recv(ctx, r, make([]byte, 1)); err != nil {
+			if err := transport.Recv(ctx, r, make([]byte, 1)); err != nil {
 				return err
 			}
 		}
-		return link.Close()
+		return transport.Close()
 	}
-	if err := link.Send(ctx, n-1, make([]byte, 1)); err != nil {
+	if err := transport.Send(ctx, n-1, make([]byte, 1)); err != nil {
 		return err
 	}
 	for range 2 {
-		if err := lost(link.Barrier(ctx)); err != nil {
+		if err := lost(transport.Barrier(ctx)); err != nil {
 			return err
 		}
 	}
 	return lost(part.Recv(ctx, n-1, make([]byte, 5)))
 }
 
-func leavesAfterSend(ctx context.Context, link comm.Transport) error {
-	n, rank := link.Size(), link.Rank()
+func leavesAfterSend(ctx context.Context, transport comm.Transport) error {
+	n, rank := transport.Size(), transport.Rank()
 	if n == 1 {
 		return nil
 	}
@@ -792,16 +793,16 @@ func leavesAfterSend(ctx context.Context, link comm.Transport) error {
 	if rank == n-1 {
 		for _, length := range lengths {
 			for r := range n - 1 {
-				if err := link.Send(ctx, r, pattern(length, r)); err != nil {
+				if err := transport.Send(ctx, r, pattern(length, r)); err != nil {
 					return err
 				}
 			}
 		}
-		return link.Close()
+		return transport.Close()
 	}
 	for _, length := range lengths {
 		data := make([]byte, length)
-		if err := link.Recv(ctx, n-1, data); err != nil {
+		if err := transport.Recv(ctx, n-1, data); err != nil {
 			return err
 		}
 		if err := equal("what was sent before", data, pattern(length, rank)); err != nil {
@@ -811,20 +812,20 @@ func leavesAfterSend(ctx context.Context, link comm.Transport) error {
 	// The first rank that notices ends the group for all. Leave only when the others have received
 	// the messages.
 	if rank > 0 {
-		return link.Send(ctx, 0, make([]byte, 1))
+		return transport.Send(ctx, 0, make([]byte, 1))
 	}
 	for r := 1; r < n-1; r++ {
-		if err := link.Recv(ctx, r, make([]byte, 1)); err != nil {
+		if err := transport.Recv(ctx, r, make([]byte, 1)); err != nil {
 			return err
 		}
 	}
-	return lost(link.Recv(ctx, n-1, make([]byte, 1)))
+	return lost(transport.Recv(ctx, n-1, make([]byte, 1)))
 }
 
 // leavesEarly: a rank that has done its part may leave while others are still working.
-func leavesEarly(ctx context.Context, link comm.Transport) error {
+func leavesEarly(ctx context.Context, transport comm.Transport) error {
 	for round := range 20 {
-		part, err := link.Split(ctx, 0, round*link.Rank())
+		part, err := transport.Split(ctx, 0, round*transport.Rank())
 		if err != nil {
 			return err
 		}
@@ -839,12 +840,12 @@ func leavesEarly(ctx context.Context, link comm.Transport) error {
 }
 
 // givesUp: rank 0 does not call until the others have given up.
-func givesUp(ctx context.Context, link comm.Transport) error {
-	n, rank := link.Size(), link.Rank()
+func givesUp(ctx context.Context, transport comm.Transport) error {
+	n, rank := transport.Size(), transport.Rank()
 	if n == 1 {
 		return nil
 	}
-	group, err := link.Split(ctx, 0, rank)
+	group, err := transport.Split(ctx, 0, rank)
 	if err != nil {
 		return err
 	}
@@ -864,7 +865,7 @@ func givesUp(ctx context.Context, link comm.Transport) error {
 			return fmt.Errorf("a wait that is cancelled gives %w", cmpNil(err))
 		}
 	}
-	if err := link.Barrier(ctx); err != nil {
+	if err := transport.Barrier(ctx); err != nil {
 		return err
 	}
 	if rank > 0 {
@@ -873,14 +874,14 @@ func givesUp(ctx context.Context, link comm.Transport) error {
 	return lost(group.Barrier(ctx))
 }
 
-func doneBeforehand(ctx context.Context, link comm.Transport) error {
+func doneBeforehand(ctx context.Context, transport comm.Transport) error {
 	done, cancel := context.WithCancel(ctx)
 	cancel()
-	err := link.Barrier(done)
+	err := transport.Barrier(done)
 	if !errors.Is(err, context.Canceled) && !errors.Is(err, comm.ErrPeerLost) {
 		return fmt.Errorf("a done context gives %w", cmpNil(err))
 	}
-	if err := link.Barrier(ctx); err == nil {
+	if err := transport.Barrier(ctx); err == nil {
 		return errors.New("the group is still usable")
 	}
 	return nil
@@ -888,26 +889,27 @@ func doneBeforehand(ctx context.Context, link comm.Transport) error {
 
 // doneAfterFailure: a rank that knows the cause of the group's failure reports it, even if its
 // context is done too.
-func doneAfterFailure(ctx context.Context, link comm.Transport) error {
-	n, rank := link.Size(), link.Rank()
+func doneAfterFailure(ctx context.Context, transport comm.Transport) error {
+	n, rank := transport.Size(), transport.Rank()
 	if n == 1 {
 		return nil
 	}
 	done, cancel := context.WithCancel(ctx)
 	cancel()
 	if rank == n-1 {
-		if err := link.Barrier(done); err == nil {
+		if err := transport.Barrier(done); err == nil {
 			return errors.New("a done context gives no error")
 		}
 		return nil
 	}
-	if err := lost(link.Barrier(ctx)); err != nil {
+	if err := lost(transport.Barrier(ctx)); err != nil {
 		return err
 	}
 	for range 20 { // a random choice between the two would fail
 		for name, err := range map[string]error{
-			"barrier": link.Barrier(done), "receive": link.Recv(done, n-1, make([]byte, 1)), "send": link.Send(done,
-				n-1, make([]byte, 1)),
+			"barrier": transport.Barrier(done),
+			"receive": transport.Recv(done, n-1, make([]byte, 1)),
+			"send":    transport.Send(done, n-1, make([]byte, 1)),
 		} {
 			if err := lost(err); err != nil {
 				return fmt.Errorf("%s: %w", name, err)
@@ -918,12 +920,12 @@ func doneAfterFailure(ctx context.Context, link comm.Transport) error {
 }
 
 // wrongLengths: rank 0 sends rank 1 fewer or more bytes than it expects.
-func wrongLengths(ctx context.Context, link comm.Transport) error {
-	if link.Size() == 1 {
+func wrongLengths(ctx context.Context, transport comm.Transport) error {
+	if transport.Size() == 1 {
 		return nil
 	}
 	for _, length := range []int{9, 11} {
-		group, err := link.Split(ctx, 0, link.Rank())
+		group, err := transport.Split(ctx, 0, transport.Rank())
 		if err != nil {
 			return err
 		}
@@ -942,7 +944,7 @@ func wrongLengths(ctx context.Context, link comm.Transport) error {
 		if err := group.Barrier(ctx); err == nil {
 			return fmt.Errorf("after a message of %d bytes instead of 10 the group is still usable", length)
 		}
-		if err := link.Barrier(ctx); err != nil {
+		if err := transport.Barrier(ctx); err != nil {
 			return err
 		}
 	}
@@ -950,11 +952,11 @@ func wrongLengths(ctx context.Context, link comm.Transport) error {
 }
 
 // closing: Close ends the operations that this rank started; nothing is running after it.
-func closing(ctx context.Context, link comm.Transport) error {
-	if link.Size() == 1 {
+func closing(ctx context.Context, transport comm.Transport) error {
+	if transport.Size() == 1 {
 		return nil
 	}
-	part, err := link.Split(ctx, 0, 0)
+	part, err := transport.Split(ctx, 0, 0)
 	if err != nil {
 		return err
 	}
