@@ -1,0 +1,4 @@
+package comm
+
+// NewSingleTransport returns the transport of [NewSingle].
+func NewSingleTransport() Transport { return new(single) }
