@@ -210,8 +210,8 @@ func MachineByName(name string) (Machine, error) {
 	if near := suggest.Nearest(name, []string{Aurora.Name}); near != "" {
 		return Machine{}, fmt.Errorf("unknown machine %q; did you mean %q?", name, near)
 	}
-	return Machine{}, fmt.Errorf("unknown machine %q; allowed: %s, or a file whose name ends "+
-		"in .yaml", name, strings.Join(Machines(), ", "))
+	return Machine{}, fmt.Errorf("unknown machine %q; allowed: \"%s\", or a file whose name "+
+		"ends in .yaml", name, strings.Join(Machines(), `", "`))
 }
 
 // peak is the peak FLOP/s of a rank for products of bf16 or float32 numbers.
