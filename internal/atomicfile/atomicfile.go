@@ -19,6 +19,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"mula/internal/filesystem"
 )
 
 // TempSuffix ends the name of every file that is still being written.
@@ -47,7 +49,7 @@ var Fault func(op Op, path string) error
 // false outside tests.
 var SkipSync bool
 
-func toDisk(f *os.File) error {
+func toDisk(f filesystem.File) error {
 	if SkipSync {
 		return nil
 	}
@@ -64,11 +66,22 @@ func fault(op Op, path string) error {
 	return nil
 }
 
+// Files writes files on a file system. The zero value writes on the file system of the machine, as
+// the functions of this package do.
+type Files struct{ fsys filesystem.FS }
+
+// On returns the Files of a file system; nil is the file system of the machine.
+func On(fsys filesystem.FS) Files { return Files{fsys} }
+
+// FS returns the file system.
+func (w Files) FS() filesystem.FS { return filesystem.Default(w.fsys) }
+
 // A pending file does not have its final name yet. It is the common part of [File] and [Image].
 type pending struct {
+	fsys   filesystem.FS
 	path   string // the final name
-	f      *os.File
-	direct *os.File // a second descriptor that bypasses the page cache (O_DIRECT), or nil
+	f      filesystem.File
+	direct filesystem.File // a second descriptor that bypasses the page cache (O_DIRECT), or nil
 	sealed bool
 	done   bool // published or aborted
 }
@@ -78,37 +91,42 @@ type pending struct {
 type File struct{ pending }
 
 // Create creates a file that will be published at path. The directory must exist.
-func Create(path string) (*File, error) { return CreateAs(path, filepath.Base(path)) }
+func Create(path string) (*File, error) { return Files{}.Create(path) }
 
-// CreateAs is [Create] with a temporary name made from name instead of the final name. Use it in a
+// Create is [Create] on the file system.
+func (w Files) Create(path string) (*File, error) { return w.CreateAs(path, filepath.Base(path)) }
+
+// CreateAs is Create with a temporary name made from name instead of the final name. Use it in a
 // folder whose readers match a part of the final name.
-func CreateAs(path, name string) (*File, error) {
-	p, err := create(path, name)
+func (w Files) CreateAs(path, name string) (*File, error) {
+	p, err := w.create(path, name)
 	if err != nil {
 		return nil, err
 	}
 	return &File{p}, nil
 }
 
-func create(path, name string) (pending, error) {
+func (w Files) create(path, name string) (pending, error) {
+	fsys := w.FS()
 	if err := fault(OpCreate, path); err != nil {
 		return pending{}, err
 	}
-	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+	if info, err := fsys.Stat(path); err == nil && !info.Mode().IsRegular() {
 		// A rename over a device or a pipe would replace it by a regular file.
 		return pending{}, fmt.Errorf("creating %s: the path is %s; name another output", path, kind(info.Mode()))
 	}
 	// os.CreateTemp is not used because only the owner can read its files. A published file has the
 	// permissions that follow from the user's umask.
 	for {
-		f, err := os.OpenFile(TempName(filepath.Join(filepath.Dir(path), name)), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
+		temp := TempName(filepath.Join(filepath.Dir(path), name))
+		f, err := fsys.OpenFile(temp, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
 		if errors.Is(err, fs.ErrExist) {
 			continue
 		}
 		if err != nil {
 			return pending{}, fmt.Errorf("creating %s: %w", path, cause(err))
 		}
-		return pending{path: path, f: f}, nil
+		return pending{fsys: fsys, path: path, f: f}, nil
 	}
 }
 
@@ -186,7 +204,7 @@ func (p *pending) Rename() error {
 	if err := fault(OpRename, p.path); err != nil {
 		return err
 	}
-	if err := os.Rename(p.f.Name(), p.path); err != nil {
+	if err := p.fsys.Rename(p.f.Name(), p.path); err != nil {
 		return fmt.Errorf("publishing %s: %w", p.path, cause(err))
 	}
 	p.done = true
@@ -198,7 +216,7 @@ func (p *pending) Publish() error {
 	if err := p.Rename(); err != nil {
 		return err
 	}
-	return SyncDir(filepath.Dir(p.path))
+	return On(p.fsys).SyncDir(filepath.Dir(p.path))
 }
 
 // Abort removes the temporary file. It does nothing after Rename or Publish, so it can be deferred
@@ -211,7 +229,7 @@ func (p *pending) Abort() {
 	if !p.sealed {
 		p.close()
 	}
-	os.Remove(p.f.Name())
+	_ = p.fsys.Remove(p.f.Name())
 }
 
 func (p *pending) close() error {
@@ -226,8 +244,11 @@ func (p *pending) close() error {
 }
 
 // WriteFile atomically writes data to the file at path.
-func WriteFile(path string, data []byte) error {
-	f, err := Create(path)
+func WriteFile(path string, data []byte) error { return Files{}.WriteFile(path, data) }
+
+// WriteFile is [WriteFile] on the file system.
+func (w Files) WriteFile(path string, data []byte) error {
+	f, err := w.Create(path)
 	if err != nil {
 		return err
 	}
@@ -240,11 +261,14 @@ func WriteFile(path string, data []byte) error {
 
 // Remove removes the file at path. It returns nil if the file does not exist. The removal survives
 // a crash of the machine only after [SyncDir].
-func Remove(path string) error {
+func Remove(path string) error { return Files{}.Remove(path) }
+
+// Remove is [Remove] on the file system.
+func (w Files) Remove(path string) error {
 	if err := fault(OpRemove, path); err != nil {
 		return err
 	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := w.FS().Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return nil
@@ -252,16 +276,17 @@ func Remove(path string) error {
 
 // SyncDir syncs the entries of a directory to disk. Renames and removals in it survive a crash of
 // the machine after SyncDir returns.
-func SyncDir(dir string) error {
+func SyncDir(dir string) error { return Files{}.SyncDir(dir) }
+
+// SyncDir is [SyncDir] on the file system.
+func (w Files) SyncDir(dir string) error {
 	if err := fault(OpSyncDir, dir); err != nil {
 		return err
 	}
-	d, err := os.Open(dir)
-	if err != nil {
-		return fmt.Errorf("syncing directory: %w", err)
+	if SkipSync {
+		return nil
 	}
-	defer d.Close()
-	if err := toDisk(d); err != nil {
+	if err := w.FS().SyncDir(dir); err != nil {
 		return fmt.Errorf("syncing directory: %w", err)
 	}
 	return nil

@@ -21,8 +21,11 @@ type Hashed struct {
 }
 
 // CreateHashed is [Create] for a file that is hashed while it is written.
-func CreateHashed(path string) (*Hashed, error) {
-	file, err := Create(path)
+func CreateHashed(path string) (*Hashed, error) { return Files{}.CreateHashed(path) }
+
+// CreateHashed is [CreateHashed] on the file system.
+func (w Files) CreateHashed(path string) (*Hashed, error) {
+	file, err := w.Create(path)
 	if err != nil {
 		return nil, err
 	}

@@ -3,12 +3,13 @@ package atomicfile
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"unsafe"
+
+	"mula/internal/filesystem"
 )
 
 const (
@@ -43,11 +44,14 @@ type Image struct {
 // CreateImage creates a file of size bytes that will be published at path. The space is allocated
 // at once if the file system supports that, so that a full disk is reported here. The directory
 // must exist.
-func CreateImage(path string, size int64) (*Image, error) {
+func CreateImage(path string, size int64) (*Image, error) { return Files{}.CreateImage(path, size) }
+
+// CreateImage is [CreateImage] on the file system.
+func (w Files) CreateImage(path string, size int64) (*Image, error) {
 	if size < 0 {
 		return nil, fmt.Errorf("creating %s: negative size %d", path, size)
 	}
-	p, err := create(path, filepath.Base(path))
+	p, err := w.create(path, filepath.Base(path))
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +61,7 @@ func CreateImage(path string, size int64) (*Image, error) {
 		return nil, fmt.Errorf("allocating %d bytes for %s: %w", size, path, cause(err))
 	}
 	if size >= directFrom {
-		m.direct = openDirect(p.f.Name())
+		m.direct = openDirect(p.fsys, p.f.Name())
 	}
 	return m, nil
 }
@@ -144,4 +148,4 @@ func (m *Image) whole() error {
 }
 
 // extend sets the size of the file without allocating space.
-func extend(f *os.File, size int64) error { return f.Truncate(size) }
+func extend(f filesystem.File, size int64) error { return f.Truncate(size) }

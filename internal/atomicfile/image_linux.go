@@ -5,11 +5,13 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"mula/internal/filesystem"
 )
 
 // allocate allocates the space of the whole file. If the file system cannot do that, it only sets
 // the size.
-func allocate(f *os.File, size int64) error {
+func allocate(f filesystem.File, size int64) error {
 	if size == 0 {
 		return nil
 	}
@@ -26,8 +28,8 @@ func allocate(f *os.File, size int64) error {
 
 // openDirect opens a file for writing past the page cache. It returns nil if the file system cannot
 // write in blocks of directAlign.
-func openDirect(name string) *os.File {
-	f, err := os.OpenFile(name, os.O_WRONLY|unix.O_DIRECT, 0)
+func openDirect(fsys filesystem.FS, name string) filesystem.File {
+	f, err := fsys.OpenFile(name, os.O_WRONLY|unix.O_DIRECT, 0)
 	if err != nil {
 		return nil
 	}

@@ -2,10 +2,10 @@
 
 package atomicfile
 
-import "os"
+import "mula/internal/filesystem"
 
 // allocate sets the size of the file.
-func allocate(f *os.File, size int64) error { return extend(f, size) }
+func allocate(f filesystem.File, size int64) error { return extend(f, size) }
 
 // openDirect returns nil: direct writes are not supported on this system.
-func openDirect(string) *os.File { return nil }
+func openDirect(filesystem.FS, string) filesystem.File { return nil }

@@ -2,14 +2,12 @@ package atomicfile
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"unsafe"
 
@@ -199,69 +197,6 @@ func TestImageBounds(t *testing.T) {
 	m.Abort()
 	if names := list(t, filepath.Dir(path)); len(names) != 0 {
 		t.Errorf("left behind: %v", names)
-	}
-}
-
-// Whichever operation fails, the final name holds the old content or the new one, and no temporary
-// file stays.
-func TestImageEveryFault(t *testing.T) {
-	defer func() { Fault = nil }()
-	write := func(path string, content []byte) error {
-		m, err := CreateImage(path, int64(len(content)))
-		if err != nil {
-			return err
-		}
-		defer m.Abort()
-		for end := len(content); end > 0; end = (end - 1) / (1 << 20) * (1 << 20) {
-			begin := (end - 1) / (1 << 20) * (1 << 20)
-			p := aligned(end-begin, 0)
-			copy(p, content[begin:end])
-			if _, err := m.WriteAt(p, int64(begin)); err != nil {
-				return err
-			}
-		}
-		return m.Publish()
-	}
-	content := make([]byte, 2<<20+77)
-	rand.NewChaCha8([32]byte{3}).Read(content)
-	for k := 1; ; k++ {
-		path := filepath.Join(t.TempDir(), "x")
-		if err := WriteFile(path, []byte("old")); err != nil {
-			t.Fatal(err)
-		}
-		n, failed := 0, Op("")
-		Fault = func(op Op, _ string) error {
-			if n++; n == k {
-				failed = op
-				return syscall.EIO
-			}
-			return nil
-		}
-		err := write(path, content)
-		Fault = nil
-		got, readErr := os.ReadFile(path)
-		if readErr != nil {
-			t.Fatal(readErr)
-		}
-		want := "old"
-		if failed == "" || failed == OpSyncDir {
-			want = string(content)
-		}
-		if (err == nil) != (failed == "") || failed != "" && !errors.Is(err, syscall.EIO) {
-			t.Errorf("%s: error %v", failed, err)
-		}
-		if string(got) != want {
-			t.Errorf("%s failed: the file holds %d bytes, want %d", failed, len(got), len(want))
-		}
-		if names := list(t, filepath.Dir(path)); len(names) != 1 {
-			t.Errorf("%s failed: left behind %v", failed, names)
-		}
-		if failed == "" {
-			if k < 8 {
-				t.Errorf("only %d operations were seen", k-1)
-			}
-			return
-		}
 	}
 }
 

@@ -81,6 +81,20 @@ func TempName(path string) string {
 		strconv.FormatInt(self.Started, 36), strconv.FormatUint(uint64(rand.Uint32()), 36), TempSuffix))
 }
 
+// Temporary parses the path of a temporary file. It returns the path without the parts that
+// [TempName] added, which is the final path unless TempName shortened it, and whether this process
+// created the file. ok is false for other paths.
+func Temporary(path string) (final string, own, ok bool) {
+	name := filepath.Base(path)
+	owner, ok := tempOwner(name)
+	if !ok {
+		return path, false, false
+	}
+	name = strings.TrimSuffix(name[1:], TempSuffix)
+	return filepath.Join(filepath.Dir(path), name[:strings.LastIndexByte(name, '.')]),
+		owner.Machine == Self().Machine && owner.PID == Self().PID && owner.Started == Self().Started, true
+}
+
 // tempOwner parses the owner from a temporary name. ok is false for names that [TempName] did not
 // make.
 func tempOwner(name string) (o Owner, ok bool) {
@@ -121,24 +135,22 @@ const AbandonedAfter = 24 * time.Hour
 // abandoned if its process ran on this machine and has ended. If the state of the process is
 // unknown, the file is abandoned after [AbandonedAfter] without a modification. Files that the user
 // may not remove stay.
-func Clean(dir string) (int, error) {
-	d, err := os.Open(dir)
-	if err != nil {
-		return 0, fmt.Errorf("cleaning up: %w", err)
-	}
-	defer d.Close()
-	names, err := d.Readdirnames(-1)
+func Clean(dir string) (int, error) { return Files{}.Clean(dir) }
+
+// Clean is [Clean] on the file system.
+func (w Files) Clean(dir string) (int, error) {
+	entries, err := w.FS().ReadDir(dir)
 	if err != nil {
 		return 0, fmt.Errorf("cleaning up: %w", err)
 	}
 	self, removed := Self(), 0
-	for _, name := range names {
-		owner, ok := tempOwner(name)
+	for _, entry := range entries {
+		owner, ok := tempOwner(entry.Name())
 		if !ok {
 			continue
 		}
-		path := filepath.Join(dir, name)
-		info, err := os.Lstat(path)
+		path := filepath.Join(dir, entry.Name())
+		info, err := entry.Info()
 		if err != nil || !info.Mode().IsRegular() {
 			continue // owned by another user, or removed meanwhile
 		}
@@ -147,7 +159,7 @@ func Clean(dir string) (int, error) {
 		}
 		err = fault(OpRemove, path)
 		if err == nil {
-			err = os.Remove(path)
+			err = w.FS().Remove(path)
 		}
 		switch {
 		case err == nil:

@@ -1,9 +1,7 @@
 package atomicfile
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -165,32 +163,6 @@ func TestClean(t *testing.T) {
 	}
 	if self != Self() {
 		t.Error("a process that changes")
-	}
-}
-
-// What another user left in a shared directory, and only he may remove, is no reason to fail; a
-// broken disk is.
-func TestCleanOthers(t *testing.T) {
-	reaped, _ := ended(t)
-	dir := t.TempDir()
-	left := filepath.Join(dir, fmt.Sprintf(".x.%s-%d-0-1%s", reaped.Machine, reaped.PID, TempSuffix))
-	if err := os.WriteFile(left, nil, 0o666); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { Fault = nil })
-	for _, test := range []struct {
-		cause error
-		fails bool
-	}{{fs.ErrPermission, false}, {errors.New("input/output error"), true}} {
-		Fault = func(op Op, path string) error {
-			if op == OpRemove && path == left {
-				return test.cause
-			}
-			return nil
-		}
-		if n, err := Clean(dir); n != 0 || (err != nil) != test.fails {
-			t.Errorf("%v: %d removed, %v", test.cause, n, err)
-		}
 	}
 }
 

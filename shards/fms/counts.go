@@ -115,7 +115,7 @@ func writeCounts(ctx context.Context, folder string) (path string, err error) {
 	if err != nil {
 		return "", err
 	}
-	f, err := atomicfile.CreateAs(path, "mula")
+	f, err := atomicfile.Files{}.CreateAs(path, "mula")
 	if err != nil {
 		return "", err
 	}

@@ -1,0 +1,99 @@
+// Package filesystem is the interface between mula's packages and the file system.
+//
+// A package that reads or writes files has an option of type [FS]. Nil means [OS], the file system
+// of the machine. Tests pass a file system whose operations fail (package faultfs).
+package filesystem
+
+import (
+	"io"
+	"io/fs"
+	"os"
+)
+
+// FS opens, renames, removes and lists files. Its methods do what the functions of package os with
+// the same names do.
+type FS interface {
+	OpenFile(name string, flag int, perm fs.FileMode) (File, error)
+	Mkdir(name string, perm fs.FileMode) error
+	Rename(from, to string) error
+	Remove(name string) error
+	Stat(name string) (fs.FileInfo, error)
+	ReadDir(name string) ([]fs.DirEntry, error)
+
+	// SyncDir syncs the entries of a directory to disk. Renames and removals in it survive a crash
+	// of the machine after SyncDir returns.
+	SyncDir(name string) error
+}
+
+// File is an open file. [os.File] implements it.
+type File interface {
+	io.Reader
+	io.ReaderAt
+	io.Writer
+	io.WriterAt
+	io.Seeker
+	io.Closer
+	Name() string
+	Stat() (fs.FileInfo, error)
+	Truncate(size int64) error
+	Sync() error
+	Fd() uintptr
+}
+
+// Default returns fsys, or [OS] if fsys is nil.
+func Default(fsys FS) FS {
+	if fsys == nil {
+		return OS{}
+	}
+	return fsys
+}
+
+// Open opens a file for reading.
+func Open(fsys FS, name string) (File, error) { return fsys.OpenFile(name, os.O_RDONLY, 0) }
+
+// ReadFile returns the contents of a file.
+func ReadFile(fsys FS, name string) ([]byte, error) {
+	f, err := Open(fsys, name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(f)
+}
+
+// OS is the file system of the machine.
+type OS struct{}
+
+// OpenFile implements [FS].
+func (OS) OpenFile(name string, flag int, perm fs.FileMode) (File, error) {
+	f, err := os.OpenFile(name, flag, perm)
+	if err != nil {
+		return nil, err // not a File that holds a nil pointer
+	}
+	return f, nil
+}
+
+// Mkdir implements [FS].
+func (OS) Mkdir(name string, perm fs.FileMode) error { return os.Mkdir(name, perm) }
+
+// Rename implements [FS].
+func (OS) Rename(from, to string) error { return os.Rename(from, to) }
+
+// Remove implements [FS].
+func (OS) Remove(name string) error { return os.Remove(name) }
+
+// Stat implements [FS].
+func (OS) Stat(name string) (fs.FileInfo, error) { return os.Stat(name) }
+
+// ReadDir implements [FS].
+func (OS) ReadDir(name string) ([]fs.DirEntry, error) { return os.ReadDir(name) }
+
+// SyncDir implements [FS].
+func (OS) SyncDir(name string) error {
+	d, err := os.Open(name)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
