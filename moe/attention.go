@@ -39,11 +39,13 @@ func (m *Model) attend(l *layer, st *saved, to kvTarget) {
 	c, w := &m.cfg, &m.ws
 	h, width, t := c.HiddenSize, c.qkvWidth(), w.shape.tokens()
 	m.dev.Normalize(w.h, st.x0, m.norm1(l, st), false)
-	m.dev.MatMul(false, true, t, width, h, w.h, h, l.qkv.w, h, st.qkv, width, false)
+	m.dev.MatMul(xpu.Of(st.qkv, t, width), xpu.Of(w.h, t, h), xpu.Of(l.qkv.w, width, h).T(),
+		xpu.MatMulOptions{})
 	m.dev.SplitHeads(m.projections(l, st, to, false))
 	m.dev.Attend(m.attention(st, to))
 	m.dev.Copy(st.x1, st.x0)
-	m.dev.MatMul(false, true, t, h, h, st.ctx, h, l.out.w, h, st.x1, h, true)
+	m.dev.MatMul(xpu.Of(st.x1, t, h), xpu.Of(st.ctx, t, h), xpu.Of(l.out.w, h, h).T(),
+		xpu.MatMulOptions{Accumulate: true})
 }
 
 // attendGrad turns the gradient of x1 in ws.dx into the gradient of x0, and adds to the gradients
@@ -54,8 +56,9 @@ func (m *Model) attendGrad(l *layer, st *saved, fresh bool) {
 	h, width, t := c.HiddenSize, c.qkvWidth(), w.shape.tokens()
 
 	// Through the output projection.
-	m.dev.MatMul(false, false, t, h, h, w.dx, h, l.out.w, h, w.dh, h, false)
-	m.dev.MatMul(true, false, h, h, t, w.dx, h, st.ctx, h, l.out.g, h, true)
+	m.dev.MatMul(xpu.Of(w.dh, t, h), xpu.Of(w.dx, t, h), xpu.Of(l.out.w, h, h), xpu.MatMulOptions{})
+	m.dev.MatMul(xpu.Of(l.out.g, h, h), xpu.Of(w.dx, t, h).T(), xpu.Of(st.ctx, t, h),
+		xpu.MatMulOptions{Accumulate: true})
 
 	// Through the attention.
 	p := m.projections(l, st, w.ownKeys(), true)
@@ -67,7 +70,9 @@ func (m *Model) attendGrad(l *layer, st *saved, fresh bool) {
 
 	// Through the projections and the norm.
 	m.dev.Normalize(w.h, st.x0, m.norm1(l, st), true)
-	m.dev.MatMul(true, false, width, h, t, w.dqkv, width, w.h, h, l.qkv.g, h, true)
-	m.dev.MatMul(false, false, t, h, width, w.dqkv, width, l.qkv.w, h, w.dh, h, false)
+	m.dev.MatMul(xpu.Of(l.qkv.g, width, h), xpu.Of(w.dqkv, t, width).T(), xpu.Of(w.h, t, h),
+		xpu.MatMulOptions{Accumulate: true})
+	m.dev.MatMul(xpu.Of(w.dh, t, h), xpu.Of(w.dqkv, t, width), xpu.Of(l.qkv.w, width, h),
+		xpu.MatMulOptions{})
 	m.dev.NormGrad(w.dx, w.dh, st.x0, m.norm1(l, st), l.norm1.g)
 }

@@ -1,6 +1,10 @@
 package moe
 
-import "context"
+import (
+	"context"
+
+	"mula/xpu"
+)
 
 // feedForward computes out = x1 + experts(norm(x1)) for layer number; out may alias x0.
 //
@@ -15,7 +19,8 @@ func (m *Model) feedForward(ctx context.Context, l *layer, st *saved, number int
 		m.expand(l, st, w.h)
 		m.dev.SwiGLU(w.act, st.gateUp, nil, ffn)
 		m.dev.Copy(out, st.x1)
-		m.dev.MatMul(false, true, w.shape.tokens(), h, ffn, w.act, ffn, l.down.w, ffn, out, h, true)
+		m.dev.MatMul(xpu.Of(out, w.shape.tokens(), h), xpu.Of(w.act, w.shape.tokens(), ffn),
+			xpu.Of(l.down.w, h, ffn).T(), xpu.MatMulOptions{Accumulate: true})
 		return nil
 	}
 	m.route(l, st, number)
@@ -33,19 +38,23 @@ func (m *Model) feedForward(ctx context.Context, l *layer, st *saved, number int
 func (m *Model) expand(l *layer, st *saved, x []float32) {
 	w, h, ffn := &m.ws, m.cfg.HiddenSize, m.cfg.IntermediateSize
 	if !m.cfg.moe() {
-		m.dev.MatMul(false, true, w.shape.tokens(), 2*ffn, h, x, h, l.gateUp.w, h, st.gateUp, 2*ffn, false)
+		m.dev.MatMul(xpu.Of(st.gateUp, w.shape.tokens(), 2*ffn), xpu.Of(x, w.shape.tokens(), h),
+			xpu.Of(l.gateUp.w, 2*ffn, h).T(), xpu.MatMulOptions{})
 		return
 	}
 	r := &st.routing
 	m.dev.GatherRows(w.gathered, x, r.TokenOf, h)
-	m.dev.GroupedMatMul(r.Counts, len(r.TokenOf), true, 2*ffn, h, w.gathered, l.gateUp.w, st.gateUp, false)
+	m.dev.GroupedMatMul(xpu.Of(st.gateUp, len(r.TokenOf), 2*ffn), xpu.Of(w.gathered, len(r.TokenOf), h),
+		xpu.Of(l.gateUp.w, len(r.Counts), 2*ffn, h).T(), xpu.OfInts(r.Counts, len(r.Counts)),
+		xpu.MatMulOptions{})
 }
 
 // contract computes the outputs of the experts, multiplied by their routing weights, in ws.expert.
 func (m *Model) contract(l *layer, st *saved) {
 	w, r, h, ffn := &m.ws, &st.routing, m.cfg.HiddenSize, m.cfg.IntermediateSize
 	m.dev.SwiGLU(w.act, st.gateUp, r.Weight, ffn)
-	m.dev.GroupedMatMul(r.Counts, len(r.TokenOf), true, h, ffn, w.act, l.down.w, w.expert, false)
+	m.dev.GroupedMatMul(xpu.Of(w.expert, len(r.TokenOf), h), xpu.Of(w.act, len(r.TokenOf), ffn),
+		xpu.Of(l.down.w, len(r.Counts), h, ffn).T(), xpu.OfInts(r.Counts, len(r.Counts)), xpu.MatMulOptions{})
 }
 
 // feedForwardGrad turns the gradient of the output of layer number in ws.dx into the gradient of
@@ -57,11 +66,15 @@ func (m *Model) feedForwardGrad(ctx context.Context, l *layer, st *saved, number
 	h, ffn, t := c.HiddenSize, c.IntermediateSize, w.shape.tokens()
 	switch {
 	case !c.moe():
-		m.dev.MatMul(false, false, t, ffn, h, w.dx, h, l.down.w, ffn, w.dact, ffn, false)
+		m.dev.MatMul(xpu.Of(w.dact, t, ffn), xpu.Of(w.dx, t, h), xpu.Of(l.down.w, h, ffn),
+			xpu.MatMulOptions{})
 		m.dev.SwiGLUGrad(st.gateUp, w.act, w.dact, nil, nil, ffn)
-		m.dev.MatMul(true, false, h, ffn, t, w.dx, h, w.act, ffn, l.down.g, ffn, true)
-		m.dev.MatMul(true, false, 2*ffn, h, t, st.gateUp, 2*ffn, w.h, h, l.gateUp.g, h, true)
-		m.dev.MatMul(false, false, t, h, 2*ffn, st.gateUp, 2*ffn, l.gateUp.w, h, w.dh, h, false)
+		m.dev.MatMul(xpu.Of(l.down.g, h, ffn), xpu.Of(w.dx, t, h).T(), xpu.Of(w.act, t, ffn),
+			xpu.MatMulOptions{Accumulate: true})
+		m.dev.MatMul(xpu.Of(l.gateUp.g, 2*ffn, h), xpu.Of(st.gateUp, t, 2*ffn).T(),
+			xpu.Of(w.h, t, h), xpu.MatMulOptions{Accumulate: true})
+		m.dev.MatMul(xpu.Of(w.dh, t, h), xpu.Of(st.gateUp, t, 2*ffn), xpu.Of(l.gateUp.w, 2*ffn, h),
+			xpu.MatMulOptions{})
 	case m.dispatch != nil:
 		if err := m.dispatch.grad(ctx, m, l, number); err != nil {
 			return err
@@ -84,16 +97,22 @@ func (m *Model) feedForwardGrad(ctx context.Context, l *layer, st *saved, number
 func (m *Model) contractGrad(l *layer, st *saved, dy []float32) {
 	w, r, h, ffn := &m.ws, &st.routing, m.cfg.HiddenSize, m.cfg.IntermediateSize
 	m.dev.GatherRows(w.expert, dy, r.TokenOf, h)
-	m.dev.GroupedMatMul(r.Counts, len(r.TokenOf), false, ffn, h, w.expert, l.down.w, w.dact, false)
+	m.dev.GroupedMatMul(xpu.Of(w.dact, len(r.TokenOf), ffn), xpu.Of(w.expert, len(r.TokenOf), h),
+		xpu.Of(l.down.w, len(r.Counts), h, ffn), xpu.OfInts(r.Counts, len(r.Counts)), xpu.MatMulOptions{})
 	m.dev.SwiGLUGrad(st.gateUp, w.act, w.dact, r.Weight, w.dweight, ffn)
-	m.dev.GroupedMatMul(r.Counts, len(r.TokenOf), false, h, 2*ffn, st.gateUp, l.gateUp.w, w.gathered, false)
+	m.dev.GroupedMatMul(xpu.Of(w.gathered, len(r.TokenOf), h), xpu.Of(st.gateUp, len(r.TokenOf), 2*ffn),
+		xpu.Of(l.gateUp.w, len(r.Counts), 2*ffn, h), xpu.OfInts(r.Counts, len(r.Counts)), xpu.MatMulOptions{})
 }
 
 // expertsGrad adds to the gradients of the expert weights, from the expert input x and the buffers
 // that contractGrad filled.
 func (m *Model) expertsGrad(l *layer, st *saved, x []float32) {
 	w, r, h, ffn := &m.ws, &st.routing, m.cfg.HiddenSize, m.cfg.IntermediateSize
-	m.dev.GroupedWeightGrad(r.Counts, len(r.TokenOf), h, ffn, w.expert, w.act, l.down.g, true)
+	m.dev.GroupedWeightGrad(xpu.Of(l.down.g, len(r.Counts), h, ffn), xpu.Of(w.expert, len(r.TokenOf), h),
+		xpu.Of(w.act, len(r.TokenOf), ffn), xpu.OfInts(r.Counts, len(r.Counts)),
+		xpu.MatMulOptions{Accumulate: true})
 	m.dev.GatherRows(w.gathered, x, r.TokenOf, h)
-	m.dev.GroupedWeightGrad(r.Counts, len(r.TokenOf), 2*ffn, h, st.gateUp, w.gathered, l.gateUp.g, true)
+	m.dev.GroupedWeightGrad(xpu.Of(l.gateUp.g, len(r.Counts), 2*ffn, h),
+		xpu.Of(st.gateUp, len(r.TokenOf), 2*ffn), xpu.Of(w.gathered, len(r.TokenOf), h),
+		xpu.OfInts(r.Counts, len(r.Counts)), xpu.MatMulOptions{Accumulate: true})
 }

@@ -7,6 +7,8 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+
+	"mula/xpu"
 )
 
 // Logits returns the model's logits [len(tokens), V] after each token of a sequence.
@@ -185,7 +187,8 @@ func (d *decoder) append(ctx context.Context, tokens []uint32) error {
 func (d *decoder) logits(ctx context.Context, rows int) ([]float32, error) {
 	m, h, v := d.m, d.m.cfg.HiddenSize, d.m.cfg.VocabSize
 	logits := d.last[:rows*v]
-	m.dev.MatMul(false, true, rows, v, h, m.ws.h[len(m.ws.h)-rows*h:], h, m.head.w, h, logits, v, false)
+	m.dev.MatMul(xpu.Of(logits, rows, v), xpu.Of(m.ws.h[len(m.ws.h)-rows*h:], rows, h),
+		xpu.Of(m.head.w, v, h).T(), xpu.MatMulOptions{})
 	if err := m.dev.ToHost(ctx, logits); err != nil {
 		return nil, fmt.Errorf("computing logits: %w", err)
 	}

@@ -285,8 +285,8 @@ func TestGoldenDocuments(t *testing.T) {
 	}
 	v, s := m.cfg.VocabSize, batch.SequenceLength
 	logits := make([]float32, batch.Rows*s*v)
-	m.dev.MatMul(false, true, batch.Rows*s, v, m.cfg.HiddenSize, m.ws.h, m.cfg.HiddenSize, m.head.w, m.cfg.HiddenSize,
-		logits, v, false)
+	m.dev.MatMul(xpu.Of(logits, batch.Rows*s, v), xpu.Of(m.ws.h, batch.Rows*s, m.cfg.HiddenSize),
+		xpu.Of(m.head.w, v, m.cfg.HiddenSize).T(), xpu.MatMulOptions{})
 	var got []float32
 	for token := range batch.Rows * s {
 		if token%s%4 == 0 {

@@ -256,7 +256,8 @@ func headProduct(m *Model) []float32 {
 	h, v := m.cfg.HiddenSize, m.cfg.VocabSize
 	n := len(m.ws.h) / h
 	logits := make([]float32, n*v)
-	m.dev.MatMul(false, true, n, v, h, m.ws.h, h, m.head.w, h, logits, v, false)
+	m.dev.MatMul(xpu.Of(logits, n, v), xpu.Of(m.ws.h, n, h), xpu.Of(m.head.w, v, h).T(),
+		xpu.MatMulOptions{})
 	return logits
 }
 

@@ -299,13 +299,16 @@ func (m *Model) crossEntropy(opts BackwardOptions, scale float64) {
 	for first := 0; first < len(w.targets); first += w.logitsRows {
 		n := min(w.logitsRows, len(w.targets)-first)
 		x := w.h[first*h:][:n*h]
-		m.dev.MatMul(false, true, n, v, h, x, h, m.head.w, h, w.logits, v, false)
+		m.dev.MatMul(xpu.Of(w.logits, n, v), xpu.Of(x, n, h), xpu.Of(m.head.w, v, h).T(),
+			xpu.MatMulOptions{})
 		m.dev.CrossEntropy(xpu.CrossEntropy{Width: v, Logits: w.logits[:n*v], Targets: w.targets[first:][:n],
 			Loss: w.ce[first:][:n], Scale: scale,
 			Sample: opts.SampleTargets, Seed: opts.SampleSeed, First: uint64(opts.FirstTarget) + uint64(first)})
 		if scale != 0 {
-			m.dev.MatMul(false, false, n, h, v, w.logits, v, m.head.w, h, w.dh[first*h:], h, false)
-			m.dev.MatMul(true, false, v, h, n, w.logits, v, x, h, m.head.g, h, true)
+			m.dev.MatMul(xpu.Of(w.dh[first*h:], n, h), xpu.Of(w.logits, n, v),
+				xpu.Of(m.head.w, v, h), xpu.MatMulOptions{})
+			m.dev.MatMul(xpu.Of(m.head.g, v, h), xpu.Of(w.logits, n, v).T(), xpu.Of(x, n, h),
+				xpu.MatMulOptions{Accumulate: true})
 		}
 	}
 }

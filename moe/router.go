@@ -3,6 +3,8 @@ package moe
 import (
 	"context"
 	"fmt"
+
+	"mula/xpu"
 )
 
 // route computes the router's distribution for the tokens in ws.h and chooses their experts. number
@@ -10,7 +12,8 @@ import (
 func (m *Model) route(l *layer, st *saved, number int) {
 	c, w := &m.cfg, &m.ws
 	e, h := c.Experts, c.HiddenSize
-	m.dev.MatMul(false, true, w.shape.tokens(), e, h, w.h, h, l.router.w, h, w.router, e, false)
+	m.dev.MatMul(xpu.Of(w.router, w.shape.tokens(), e), xpu.Of(w.h, w.shape.tokens(), h),
+		xpu.Of(l.router.w, e, h).T(), xpu.MatMulOptions{})
 	m.dev.Route(st.routing, w.router, m.parallel.UniformRouting, &w.routers[number])
 }
 
@@ -114,6 +117,8 @@ func (m *Model) routeGrad(l *layer, st *saved, number int, zFactor float64) {
 	c, w := &m.cfg, &m.ws
 	e, h, t := c.Experts, c.HiddenSize, w.shape.tokens()
 	m.dev.RouteGrad(st.routing, w.router, w.slopes[number*e:][:e], w.dweight, zFactor)
-	m.dev.MatMul(true, false, e, h, t, w.router, e, w.h, h, l.router.g, h, true)
-	m.dev.MatMul(false, false, t, h, e, w.router, e, l.router.w, h, w.dh, h, true)
+	m.dev.MatMul(xpu.Of(l.router.g, e, h), xpu.Of(w.router, t, e).T(), xpu.Of(w.h, t, h),
+		xpu.MatMulOptions{Accumulate: true})
+	m.dev.MatMul(xpu.Of(w.dh, t, h), xpu.Of(w.router, t, e), xpu.Of(l.router.w, e, h),
+		xpu.MatMulOptions{Accumulate: true})
 }

@@ -247,21 +247,25 @@ func (r *muon) orthogonalize(ctx context.Context, p *moe.Parameter, squares floa
 	s.seen = [2][]float32{s.square, s.polynomial}
 	for range *r.config.NewtonSchulzSteps {
 		if m <= n {
-			r.device.MatMul(false, true, m, m, n, x, n, x, n, s.square, m, false)
+			r.device.MatMul(xpu.Of(s.square, m, m), xpu.Of(x, m, n), xpu.Of(x, m, n).T(),
+				xpu.MatMulOptions{})
 		} else {
-			r.device.MatMul(true, false, n, n, m, x, n, x, n, s.square, n, false)
+			r.device.MatMul(xpu.Of(s.square, n, n), xpu.Of(x, m, n).T(), xpu.Of(x, m, n),
+				xpu.MatMulOptions{})
 		}
-		r.device.MatMul(false, false, s.side, s.side, s.side, s.square, s.side, s.square, s.side, s.polynomial, s.side,
-			false)
+		r.device.MatMul(xpu.Of(s.polynomial, s.side, s.side), xpu.Of(s.square, s.side, s.side),
+			xpu.Of(s.square, s.side, s.side), xpu.MatMulOptions{})
 		if err := r.device.ToHost(ctx, s.seen[:]...); err != nil {
 			return err
 		}
 		pieces(len(s.polynomial), s.polynomialOne)
 		r.device.ToDevice(s.polynomial)
 		if m <= n {
-			r.device.MatMul(false, false, m, n, m, s.polynomial, m, x, n, y, n, false)
+			r.device.MatMul(xpu.Of(y, m, n), xpu.Of(s.polynomial, m, m), xpu.Of(x, m, n),
+				xpu.MatMulOptions{})
 		} else {
-			r.device.MatMul(false, false, m, n, n, x, n, s.polynomial, n, y, n, false)
+			r.device.MatMul(xpu.Of(y, m, n), xpu.Of(x, m, n), xpu.Of(s.polynomial, n, n),
+				xpu.MatMulOptions{})
 		}
 		x, y = y, x
 	}

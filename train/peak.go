@@ -59,7 +59,8 @@ func measurePeak(ctx context.Context, device xpu.Device, work float64) (float64,
 		device.ToDevice(a)
 		device.ToDevice(b)
 		if n == smallest {
-			device.MatMul(false, true, n, n, n, a, n, b, n, c, n, false)
+			device.MatMul(xpu.Of(c, n, n), xpu.Of(a, n, n), xpu.Of(b, n, n).T(),
+				xpu.MatMulOptions{})
 			budget -= flops
 		}
 		if err := device.Wait(ctx); err != nil {
@@ -75,7 +76,8 @@ func measurePeak(ctx context.Context, device xpu.Device, work float64) (float64,
 				return 0, err
 			}
 			start := time.Now()
-			device.MatMul(false, true, n, n, n, a, n, b, n, c, n, false)
+			device.MatMul(xpu.Of(c, n, n), xpu.Of(a, n, n), xpu.Of(b, n, n).T(),
+				xpu.MatMulOptions{})
 			if err := device.Wait(ctx); err != nil {
 				return 0, err
 			}

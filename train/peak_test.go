@@ -31,8 +31,8 @@ func (d *steadyDevice) Floats(n int) ([]float32, error) {
 	return d.Device.Floats(n)
 }
 
-func (d *steadyDevice) MatMul(_, _ bool, m, n, k int, _ []float32, _ int, _ []float32, _ int, _ []float32, _ int,
-	_ bool) {
+func (d *steadyDevice) MatMul(dst, a, _ xpu.Tensor, _ xpu.MatMulOptions) {
+	m, n, k := dst.Dim(0), dst.Dim(1), a.Dim(1)
 	flops := 2 * float64(m) * float64(n) * float64(k)
 	if d.work == 0 {
 		d.pending = time.Second // of a compiler

@@ -6,31 +6,87 @@ import "fmt"
 // made a mistake, with a message that names the method and the operand.
 
 // CheckMatMul panics unless the arguments of [Products.MatMul] are valid.
-func CheckMatMul(transA, transB bool, m, n, k int, a []float32, lda int, b []float32, ldb int, c []float32, ldc int) {
-	if m < 0 || n < 0 || k < 0 {
-		panic(fmt.Sprintf("xpu: MatMul: m=%d n=%d k=%d: a size is negative", m, n, k))
+func CheckMatMul(dst, a, b Tensor) {
+	const name = "MatMul"
+	checkMatrix(name, "a", a)
+	checkMatrix(name, "b", b)
+	checkMatrix(name, "dst", dst)
+	CheckShape(name, "b", b, Float32, a.shape[1], b.shape[1])
+	CheckShape(name, "dst", dst, Float32, a.shape[0], b.shape[1])
+	if _, transposed, _ := dst.Stored(); transposed {
+		panic("xpu: MatMul: dst is transposed")
 	}
-	checkMatrix("MatMul: a", a, m, k, lda, transA)
-	checkMatrix("MatMul: b", b, k, n, ldb, transB)
-	checkMatrix("MatMul: c", c, m, n, ldc, false)
 }
 
 // CheckGroupedMatMul panics unless the arguments of [Products.GroupedMatMul] are valid. It does not
 // check the contents of counts.
-func CheckGroupedMatMul(counts []int32, rows int, transB bool, n, k int, a, b, c []float32) {
-	checkGroups("GroupedMatMul", rows, n, k)
-	checkMatrix("GroupedMatMul: a", a, rows, k, k, false)
-	checkMatrix("GroupedMatMul: c", c, rows, n, n, false)
-	checkStack("GroupedMatMul: b", b, len(counts), k, n)
+func CheckGroupedMatMul(dst, a, b, counts Tensor) {
+	const name = "GroupedMatMul"
+	stack := b
+	if b.rank == 3 {
+		if _, transposed, _ := b.Stored(); transposed {
+			stack = b.T()
+		}
+	}
+	groups := checkGroups(name, counts)
+	checkDense(name, "a", a, 2)
+	checkDense(name, "b", stack, 3)
+	checkDense(name, "dst", dst, 2)
+	CheckShape(name, "b", b, Float32, groups, a.shape[1], b.shape[2])
+	CheckShape(name, "dst", dst, Float32, a.shape[0], b.shape[2])
 }
 
 // CheckGroupedWeightGrad panics unless the arguments of [Products.GroupedWeightGrad] are valid. It
 // does not check the contents of counts.
-func CheckGroupedWeightGrad(counts []int32, rows, m, n int, a, dc, db []float32) {
-	checkGroups("GroupedWeightGrad", rows, m, n)
-	checkMatrix("GroupedWeightGrad: a", a, rows, m, m, false)
-	checkMatrix("GroupedWeightGrad: dc", dc, rows, n, n, false)
-	checkStack("GroupedWeightGrad: db", db, len(counts), m, n)
+func CheckGroupedWeightGrad(dst, a, b, counts Tensor) {
+	const name = "GroupedWeightGrad"
+	groups := checkGroups(name, counts)
+	checkDense(name, "a", a, 2)
+	checkDense(name, "b", b, 2)
+	checkDense(name, "dst", dst, 3)
+	CheckShape(name, "b", b, Float32, a.shape[0], b.shape[1])
+	CheckShape(name, "dst", dst, Float32, groups, a.shape[1], b.shape[1])
+}
+
+// CheckShape panics unless an operand has the given type and shape.
+func CheckShape(name, operand string, t Tensor, dtype DType, shape ...int) {
+	ok := t.dtype == dtype && int(t.rank) == len(shape)
+	for i := 0; ok && i < len(shape); i++ {
+		ok = t.shape[i] == shape[i]
+	}
+	if !ok {
+		panic(fmt.Sprintf("xpu: %s: %s is %s of shape %v; want %s of shape %v", name, operand, t.dtype, t.Shape(),
+			dtype,
+			append([]int(nil), shape...)))
+	}
+}
+
+// checkMatrix panics unless t is a matrix of numbers with contiguous rows or columns.
+func checkMatrix(name, operand string, t Tensor) {
+	ok := t.rank == 2 && t.dtype == Float32
+	if ok {
+		_, _, ok = t.Stored()
+	}
+	if !ok {
+		panic(fmt.Sprintf("xpu: %s: %s is %s of shape %v; want a matrix of fp32", name, operand, t.dtype, t.Shape()))
+	}
+}
+
+// checkDense panics unless t is a contiguous tensor of numbers with the given rank.
+func checkDense(name, operand string, t Tensor, rank int) {
+	if int(t.rank) != rank || t.dtype != Float32 || !t.Contiguous() {
+		panic(fmt.Sprintf("xpu: %s: %s is %s of shape %v; want %d dimensions of fp32 without gaps", name, operand,
+			t.dtype, t.Shape(), rank))
+	}
+}
+
+// checkGroups panics unless counts is a list of counts, and returns their number.
+func checkGroups(name string, counts Tensor) (groups int) {
+	if counts.rank != 1 || counts.dtype != Int32 || !counts.Contiguous() {
+		panic(fmt.Sprintf("xpu: %s: counts is %s of shape %v; want one dimension of int32", name, counts.dtype,
+			counts.Shape()))
+	}
+	return counts.shape[0]
 }
 
 // CheckCounts panics if a count is negative or the counts do not add up to rows.
@@ -43,41 +99,6 @@ func CheckCounts(name string, counts []int32, rows int) {
 	}
 	if sum != rows {
 		panic(fmt.Sprintf("xpu: %s: the counts add up to %d, but there are %d rows", name, sum, rows))
-	}
-}
-
-// checkMatrix panics unless x holds a rows × columns matrix, or its transpose with trans.
-func checkMatrix(name string, x []float32, rows, columns, ld int, trans bool) {
-	if trans {
-		rows, columns = columns, rows
-	}
-	if ld < columns {
-		panic(fmt.Sprintf("xpu: %s: leading dimension %d is less than the row length %d", name, ld, columns))
-	}
-	if rows == 0 || columns == 0 {
-		return
-	}
-	// (rows-1)·ld + columns ≤ len(x), written so that nothing overflows
-	if columns > len(x) || rows-1 > (len(x)-columns)/ld {
-		panic(fmt.Sprintf("xpu: %s: a slice of %d elements cannot hold %d rows of %d with leading dimension %d",
-			name, len(x), rows, columns, ld))
-	}
-}
-
-// checkGroups panics if a size is negative.
-func checkGroups(name string, rows, n, k int) {
-	if rows < 0 || n < 0 || k < 0 {
-		panic(fmt.Sprintf("xpu: %s: %d rows by matrices of %d×%d", name, rows, k, n))
-	}
-}
-
-// checkStack panics unless x holds the given number of rows × columns matrices, one after the
-// other.
-func checkStack(name string, x []float32, matrices, rows, columns int) {
-	// matrices·rows·columns ≤ len(x), written so that nothing overflows
-	if matrices > 0 && columns > 0 && rows > len(x)/columns/matrices {
-		panic(fmt.Sprintf("xpu: %s: a slice of %d elements cannot hold %d matrices of %d×%d", name, len(x), matrices,
-			rows, columns))
 	}
 }
 

@@ -137,7 +137,10 @@ func (s *side) floors(c workload.Command) (copying func(), copyFactor float64, p
 	copying = func() { s.device.Copy(s.to[:n], s.from[:n]) }
 	if c.FLOPs > 0 {
 		const k = productSide
-		product = func() { s.device.MatMul(false, true, k, k, k, s.a, k, s.b, k, s.c, k, false) }
+		product = func() {
+			s.device.MatMul(xpu.Of(s.c, k, k), xpu.Of(s.a, k, k),
+				xpu.Of(s.b, k, k).T(), xpu.MatMulOptions{})
+		}
 	}
 	return copying, float64(half) / float64(n), product,
 		float64(c.FLOPs) / (2 * productSide * productSide * productSide)

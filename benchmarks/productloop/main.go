@@ -109,19 +109,19 @@ func measure(ctx context.Context, d xpu.Device, form string, counts []int32, n, 
 	copy(groups, counts)
 	d.IntsToDevice(groups)
 
-	transB := form == "NT"
+	terms, results, onDevice := xpu.Of(x[0], rows, k), xpu.Of(x[2], rows, n), xpu.OfInts(groups, len(groups))
+	matrices := xpu.Of(x[1], len(groups), k, n)
+	if form == "NT" {
+		matrices = xpu.Of(x[1], len(groups), n, k).T()
+	}
 	product := func() error {
 		switch {
 		case form == "TN": // a weight gradient: the terms are the rows
-			d.GroupedWeightGrad(groups, rows, k, n, x[0], x[2], x[1], false)
+			d.GroupedWeightGrad(matrices, terms, results, onDevice, xpu.MatMulOptions{})
 		case len(counts) > 1:
-			d.GroupedMatMul(groups, rows, transB, n, k, x[0], x[1], x[2], false)
+			d.GroupedMatMul(results, terms, matrices, onDevice, xpu.MatMulOptions{})
 		default:
-			ldb := n
-			if transB {
-				ldb = k
-			}
-			d.MatMul(false, transB, rows, n, k, x[0], k, x[1], ldb, x[2], n, false)
+			d.MatMul(results, terms, matrices.Index(0), xpu.MatMulOptions{})
 		}
 		return d.Wait(ctx)
 	}

@@ -110,7 +110,7 @@ func ProbeProducts(ctx context.Context, device xpu.Device) (float64, error) {
 	device.ToDevice(a)
 	device.ToDevice(b)
 	seconds, err := best(ctx, func() error {
-		device.MatMul(false, true, n, n, n, a, n, b, n, c, n, false)
+		device.MatMul(xpu.Of(c, n, n), xpu.Of(a, n, n), xpu.Of(b, n, n).T(), xpu.MatMulOptions{})
 		return device.Wait(ctx)
 	})
 	return 2 * n * n * n / seconds, err

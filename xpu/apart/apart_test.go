@@ -79,7 +79,8 @@ func TestSides(t *testing.T) {
 	}
 	// Of a product that skips columns the host keeps what lies between.
 	c := floats(t, d, 7, 7, 7, 7, 7)
-	d.MatMul(false, false, 2, 1, 1, x, 1, x, 1, c[1:], 2, false)
+	d.MatMul(xpu.Of(c[1:], len(c[1:])).Strided(2, 1, 2), xpu.Of(x, 2, 1), xpu.Of(x, 1, 1),
+		xpu.MatMulOptions{})
 	if nan(c[1], c[3]) != 2 || nan(c...) != 2 {
 		t.Errorf("the host has %v", c)
 	}

@@ -10,37 +10,41 @@ import (
 // Each command below calls the inner device with the device's sides of its operands. Then it
 // poisons the host's side of everything that it wrote, and nothing else.
 
-// poisonRows poisons n elements of each of the given number of rows on the host's side of x; the
-// rows are ld elements apart.
-func poisonRows(x []float32, rows, n, ld int) {
-	for i := 0; i < rows && n > 0; i++ {
-		poison(x[i*ld:][:n])
-	}
-}
+// tensor returns a tensor on the device's side.
+func (d *Device) tensor(t xpu.Tensor) xpu.Tensor { return t.On(d.floats(t.Host())) }
 
 // MatMul multiplies matrices; see [xpu.Products].
-func (d *Device) MatMul(transA, transB bool, m, n, k int, a []float32, lda int, b []float32, ldb int, c []float32,
-	ldc int, accumulate bool) {
-	if a, b, c := d.floats(a), d.floats(b), d.floats(c); d.works() {
-		d.inner.MatMul(transA, transB, m, n, k, a, lda, b, ldb, c, ldc, accumulate)
+func (d *Device) MatMul(dst, a, b xpu.Tensor, o xpu.MatMulOptions) {
+	if dst, a, b := d.tensor(dst), d.tensor(a), d.tensor(b); d.works() {
+		d.inner.MatMul(dst, a, b, o)
 	}
-	poisonRows(c, m, n, ldc)
+	poisonRows(dst.Host(), dst)
+}
+
+// poisonRows poisons the rows of a matrix on the host's side, but not the gaps between them.
+func poisonRows(x []float32, t xpu.Tensor) {
+	stride, _, _ := t.Stored()
+	for i := 0; i < t.Dim(0) && len(x) > 0; i++ {
+		poison(x[i*stride:][:t.Dim(1)])
+	}
 }
 
 // GroupedMatMul multiplies groups of rows; see [xpu.Products].
-func (d *Device) GroupedMatMul(counts []int32, rows int, transB bool, n, k int, a, b, c []float32, accumulate bool) {
-	if counts, a, b, c := d.ints(counts), d.floats(a), d.floats(b), d.floats(c); d.works() {
-		d.inner.GroupedMatMul(counts, rows, transB, n, k, a, b, c, accumulate)
+func (d *Device) GroupedMatMul(dst, a, b, counts xpu.Tensor, o xpu.MatMulOptions) {
+	inner := xpu.OfInts(d.ints(counts.HostInts()), counts.Elements())
+	if dst, a, b := d.tensor(dst), d.tensor(a), d.tensor(b); d.works() {
+		d.inner.GroupedMatMul(dst, a, b, inner, o)
 	}
-	poison(c[:rows*n])
+	poison(dst.Host())
 }
 
 // GroupedWeightGrad computes the gradients of the matrices of groups; see [xpu.Products].
-func (d *Device) GroupedWeightGrad(counts []int32, rows, m, n int, a, dc, db []float32, accumulate bool) {
-	if counts, a, dc, db := d.ints(counts), d.floats(a), d.floats(dc), d.floats(db); d.works() {
-		d.inner.GroupedWeightGrad(counts, rows, m, n, a, dc, db, accumulate)
+func (d *Device) GroupedWeightGrad(dst, a, b, counts xpu.Tensor, o xpu.MatMulOptions) {
+	inner := xpu.OfInts(d.ints(counts.HostInts()), counts.Elements())
+	if dst, a, b := d.tensor(dst), d.tensor(a), d.tensor(b); d.works() {
+		d.inner.GroupedWeightGrad(dst, a, b, inner, o)
 	}
-	poison(db[:len(counts)*m*n]) // including groups without rows, which the host cannot know
+	poison(dst.Host()) // including groups without rows, which the host cannot know
 }
 
 // Zero sets x to zero.
@@ -181,7 +185,9 @@ func (d *Device) AttendGrad(a xpu.Attention, dcontext, dqkv, dk, dv []float32) {
 		d.inner.AttendGrad(a, dcontext, dqkv, dk, dv)
 	}
 	tokens := a.Rows * a.Length
-	poisonRows(dqkv, tokens, a.Heads.Heads*a.Size, a.Width())
+	if tokens > 0 {
+		poisonRows(dqkv, xpu.Of(dqkv, len(dqkv)).Strided(tokens, a.Heads.Heads*a.Size, a.Width()))
+	}
 	poison(dk[:tokens*a.KVHeads*a.Size], dv[:tokens*a.KVHeads*a.Size])
 }
 

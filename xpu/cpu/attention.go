@@ -129,6 +129,11 @@ func (t *task) block(group, head, first int) scoreBlock {
 	return b
 }
 
+// rowsOf returns a matrix whose rows start stride elements apart in x.
+func rowsOf(x []float32, rows, columns, stride int) xpu.Tensor {
+	return xpu.Of(x, len(x)).Strided(rows, columns, stride)
+}
+
 // attendGroup computes Context and LSE for the queries of a group.
 func (t *task) attendGroup(group int, scores []float32) {
 	a, m := &t.attention, t.host.multiplier
@@ -138,7 +143,7 @@ func (t *task) attendGroup(group int, scores []float32) {
 	for first := 0; first < s; first += queryBlock {
 		for head := range heads / a.KVHeads {
 			b := t.block(group, head, first)
-			m.MatMul(false, true, b.n, b.keys, d, b.q, d, b.k, d, scores, b.keys, false)
+			m.MatMul(xpu.Of(scores, b.n, b.keys), xpu.Of(b.q, b.n, d), xpu.Of(b.k, b.keys, d).T(), xpu.MatMulOptions{})
 			lse := a.LSE[(b.row*heads+b.head)*s+first:][:b.n]
 			for i := range b.n {
 				row := scores[i*b.keys:][:b.keys]
@@ -151,7 +156,8 @@ func (t *task) attendGroup(group int, scores []float32) {
 				lse[i] = top + float32(math.Log(float64(sums[i])))
 			}
 			context := a.Context[(b.row*s+first)*width+b.head*d:]
-			m.MatMul(false, false, b.n, d, b.keys, scores, b.keys, b.v, d, context, width, false)
+			m.MatMul(rowsOf(context, b.n, d, width), xpu.Of(scores, b.n, b.keys), xpu.Of(b.v, b.keys, d),
+				xpu.MatMulOptions{})
 			for i, sum := range sums[:b.n] {
 				Scale(context[i*width:][:d], 1/sum)
 			}
@@ -177,8 +183,9 @@ func (t *task) attendGroupGrad(group int, scores, dscores []float32) {
 			b := t.block(group, head, first)
 			at := (b.row*s+first)*contextWidth + b.head*d
 			do, context := t.x[at:], a.Context[at:]
-			m.MatMul(false, true, b.n, b.keys, d, b.q, d, b.k, d, scores, b.keys, false)
-			m.MatMul(false, true, b.n, b.keys, d, do, contextWidth, b.v, d, dscores, b.keys, false)
+			m.MatMul(xpu.Of(scores, b.n, b.keys), xpu.Of(b.q, b.n, d), xpu.Of(b.k, b.keys, d).T(), xpu.MatMulOptions{})
+			m.MatMul(xpu.Of(dscores, b.n, b.keys), rowsOf(do, b.n, d, contextWidth), xpu.Of(b.v, b.keys, d).T(),
+				xpu.MatMulOptions{})
 			lse := a.LSE[(b.row*heads+b.head)*s+first:][:b.n]
 			for i := range b.n {
 				from, to := b.visible(i)
@@ -191,10 +198,12 @@ func (t *task) attendGroupGrad(group int, scores, dscores []float32) {
 				clear(dp[:from])
 				clear(dp[to:])
 			}
-			m.MatMul(false, false, b.n, d, b.keys, dscores, b.keys, b.k, d, t.dst[(b.row*s+first)*width+b.head*d:],
-				width, false)
-			m.MatMul(true, false, b.keys, d, b.n, dscores, b.keys, b.q, d, dk[b.begin*d:], d, more)
-			m.MatMul(true, false, b.keys, d, b.n, scores, b.keys, do, contextWidth, dv[b.begin*d:], d, more)
+			m.MatMul(rowsOf(t.dst[(b.row*s+first)*width+b.head*d:], b.n, d, width), xpu.Of(dscores, b.n, b.keys),
+				xpu.Of(b.k, b.keys, d), xpu.MatMulOptions{})
+			m.MatMul(xpu.Of(dk[b.begin*d:], b.keys, d), xpu.Of(dscores, b.n, b.keys).T(), xpu.Of(b.q, b.n, d),
+				xpu.MatMulOptions{Accumulate: more})
+			m.MatMul(xpu.Of(dv[b.begin*d:], b.keys, d), xpu.Of(scores, b.n, b.keys).T(),
+				rowsOf(do, b.n, d, contextWidth), xpu.MatMulOptions{Accumulate: more})
 			more = true
 		}
 	}

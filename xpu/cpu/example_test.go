@@ -20,7 +20,7 @@ func Example() {
 		2, 2, 2,
 	}
 	y := make([]float32, 2*2)
-	dev.MatMul(false, true, 2, 2, 3, x, 3, w, 3, y, 2, false)
+	dev.MatMul(xpu.Of(y, 2, 2), xpu.Of(x, 2, 3), xpu.Of(w, 2, 3).T(), xpu.MatMulOptions{})
 	fmt.Println(y)
 	// Output: [-2 12 -2 30]
 }

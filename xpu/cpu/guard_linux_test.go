@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"mula/xpu"
+	"mula/xpu/devicetest"
 )
 
 // fence is memory whose last byte is the last one that can be touched: the page behind it is not
@@ -59,8 +60,10 @@ func TestFence(t *testing.T) {
 		b, ldb := matrix(2, k, n, gap, transB)
 		c, ldc := matrix(3, m, n, gap, false)
 		for _, d := range all {
-			d.MatMul(transA, transB, m, n, k, fences[0].last(a), lda, fences[1].last(b), ldb, fences[2].last(c), ldc,
-				true)
+			d.MatMul(devicetest.Stored(fences[2].last(c), m, n, ldc, false),
+				devicetest.Stored(fences[0].last(a), m, k, lda, transA),
+				devicetest.Stored(fences[1].last(b), k, n, ldb, transB),
+				xpu.MatMulOptions{Accumulate: true})
 		}
 		v := func(i int) []float32 { return fences[i].last(a[:min(len(a), n)]) }
 		for _, set := range kernelSets() {

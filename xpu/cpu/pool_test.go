@@ -55,7 +55,7 @@ func TestNested(t *testing.T) {
 		const n, k = 16, 40
 		a, b := uniform(1, n*k), uniform(2, n*k)
 		want := make([]float32, n*n)
-		d.MatMul(false, true, n, n, k, a, k, b, k, want, n, false)
+		d.MatMul(xpu.Of(want, n, n), xpu.Of(a, n, k), xpu.Of(b, n, k).T(), xpu.MatMulOptions{})
 		var callers sync.WaitGroup
 		var count atomic.Int64
 		for range 4 {
@@ -63,7 +63,8 @@ func TestNested(t *testing.T) {
 				d.Parallel(5, func(int) {
 					d.Parallel(7, func(int) {
 						c := make([]float32, n*n)
-						d.MatMul(false, true, n, n, k, a, k, b, k, c, n, false)
+						d.MatMul(xpu.Of(c, n, n), xpu.Of(a, n, k), xpu.Of(b, n, k).T(),
+							xpu.MatMulOptions{})
 						for i := range c {
 							if c[i] != want[i] {
 								t.Errorf("element %d is %v, want %v", i, c[i], want[i])
@@ -90,14 +91,16 @@ func TestConcurrentProducts(t *testing.T) {
 	const m, n, k = 200, 96, 300
 	a, b := uniform(1, m*k), uniform(2, n*k)
 	want := make([]float32, m*n)
-	d.MatMul(false, true, m, n, k, a, k, b, k, want, n, false)
+	d.MatMul(xpu.Of(want, m, n), xpu.Of(a, m, k), xpu.Of(b, n, k).T(), xpu.MatMulOptions{})
 	twice := append(append([]float32(nil), b...), b...)
 	var callers sync.WaitGroup
 	for range 4 {
 		callers.Go(func() {
 			c := make([]float32, m*n)
 			for range 10 {
-				d.GroupedMatMul([]int32{m - 150, 150}, m, true, n, k, a, twice, c, false)
+				d.GroupedMatMul(xpu.Of(c, m, n), xpu.Of(a, m, k),
+					xpu.Of(twice, 2, n, k).T(),
+					xpu.OfInts([]int32{m - 150, 150}, 2), xpu.MatMulOptions{})
 				for i := range c {
 					if c[i] != want[i] {
 						t.Errorf("element %d is %v, want %v", i, c[i], want[i])

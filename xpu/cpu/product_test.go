@@ -14,6 +14,7 @@ import (
 	"mula/internal/alloctest"
 	"mula/internal/longtest"
 	"mula/xpu"
+	"mula/xpu/devicetest"
 )
 
 // uniform returns n numbers in ±0.5 that depend on the seed only.
@@ -105,7 +106,8 @@ func TestMatMul(t *testing.T) {
 			for _, d := range all {
 				want := wants[d.Precision()]
 				got := append([]float32(nil), c...)
-				d.MatMul(transA, transB, m, n, k, a, lda, b, ldb, got, ldc, accumulate)
+				d.MatMul(xpu.Of(got, len(got)).Strided(m, n, ldc), devicetest.Stored(a, m, k, lda, transA),
+					devicetest.Stored(b, k, n, ldb, transB), xpu.MatMulOptions{Accumulate: accumulate})
 				for i, w := range want {
 					if !(math.Abs(w-float64(got[i])) < 1e-5) {
 						t.Fatalf("%s: %v, flags %d: c[%d][%d] = %v, want %v", d.Name(), size, flags, i/ldc, i%ldc,
@@ -145,7 +147,8 @@ func TestDefinition(t *testing.T) {
 		for _, kernels := range allSets() {
 			d := newDevice(kernels, 2)
 			got := append([]float32(nil), c...)
-			d.MatMul(false, false, m, n, k, a, k, b, n, got, n, true)
+			d.MatMul(xpu.Of(got, m, n), xpu.Of(a, m, k), xpu.Of(b, k, n),
+				xpu.MatMulOptions{Accumulate: true})
 			d.Close()
 			a, b := operand(kernels.precision, a), operand(kernels.precision, b)
 			for i := 0; i < m*n; i += 23 {
@@ -275,22 +278,40 @@ func TestSameBits(t *testing.T) {
 				}
 			}
 			for _, d := range class {
-				same("NN", d, func(c []float32) { d.MatMul(false, false, m, n, k, a, k, b, n, c, n, accumulate) })
-				same("NT", d, func(c []float32) { d.MatMul(false, true, m, n, k, a, k, bt, k, c, n, accumulate) })
-				same("TN", d, func(c []float32) { d.MatMul(true, false, m, n, k, at, m, b, n, c, n, accumulate) })
-				same("TT", d, func(c []float32) { d.MatMul(true, true, m, n, k, at, m, bt, k, c, n, accumulate) })
-				same("grouped", d, func(c []float32) { d.GroupedMatMul(counts, m, false, n, k, a, bs, c, accumulate) })
+				same("NN", d, func(c []float32) {
+					d.MatMul(xpu.Of(c, m, n), xpu.Of(a, m, k),
+						xpu.Of(b, k, n), xpu.MatMulOptions{Accumulate: accumulate})
+				})
+				same("NT", d, func(c []float32) {
+					d.MatMul(xpu.Of(c, m, n), xpu.Of(a, m, k),
+						xpu.Of(bt, n, k).T(), xpu.MatMulOptions{Accumulate: accumulate})
+				})
+				same("TN", d, func(c []float32) {
+					d.MatMul(xpu.Of(c, m, n), xpu.Of(at, k, m).T(),
+						xpu.Of(b, k, n), xpu.MatMulOptions{Accumulate: accumulate})
+				})
+				same("TT", d, func(c []float32) {
+					d.MatMul(xpu.Of(c, m, n), xpu.Of(at, k, m).T(),
+						xpu.Of(bt, n, k).T(), xpu.MatMulOptions{Accumulate: accumulate})
+				})
+				same("grouped", d, func(c []float32) {
+					d.GroupedMatMul(xpu.Of(c, m, n), xpu.Of(a, m, k),
+						xpu.Of(bs, len(counts), k, n), xpu.OfInts(counts, len(counts)),
+						xpu.MatMulOptions{Accumulate: accumulate})
+				})
 				same("grouped, transposed", d, func(c []float32) {
-					d.GroupedMatMul(counts, m, true, n, k, a, bts, c,
-						accumulate)
+					d.GroupedMatMul(xpu.Of(c, m, n), xpu.Of(a, m, k), xpu.Of(bts, len(counts), n, k).T(),
+						xpu.OfInts(counts, len(counts)), xpu.MatMulOptions{Accumulate: accumulate})
 				})
 				same("weight gradient", d, func(c []float32) {
-					d.GroupedWeightGrad([]int32{int32(k)}, k, m, n, at, b, c, accumulate)
+					d.GroupedWeightGrad(xpu.Of(c, 1, m, n), xpu.Of(at, k, m),
+						xpu.Of(b, k, n), xpu.OfInts([]int32{int32(k)}, 1),
+						xpu.MatMulOptions{Accumulate: accumulate})
 				})
 				same("row by row", d, func(c []float32) {
 					d.Parallel(m, func(i int) {
-						d.MatMul(false, true, 1, n, k, a[i*k:], k, bt, k, c[i*n:], n,
-							accumulate)
+						d.MatMul(xpu.Of(c[i*n:], 1, n), xpu.Of(a[i*k:], 1, k),
+							xpu.Of(bt, n, k).T(), xpu.MatMulOptions{Accumulate: accumulate})
 					})
 				})
 			}
@@ -370,8 +391,12 @@ func TestGrouped(t *testing.T) {
 						continue
 					}
 					c, db := fill(rows*n, start), fill(len(counts)*k*n, start)
-					d.GroupedMatMul(counts, rows, transB, n, k, a, b, c, accumulate)
-					d.GroupedWeightGrad(counts, rows, k, n, a, dc, db, accumulate)
+					d.GroupedMatMul(xpu.Of(c, rows, n), xpu.Of(a, rows, k),
+						devicetest.Stack(b, len(counts), k, n, transB), xpu.OfInts(counts, len(counts)),
+						xpu.MatMulOptions{Accumulate: accumulate})
+					d.GroupedWeightGrad(xpu.Of(db, len(counts), k, n), xpu.Of(a, rows, k),
+						xpu.Of(dc, rows, n), xpu.OfInts(counts, len(counts)),
+						xpu.MatMulOptions{Accumulate: accumulate})
 					for i, want := range wantC {
 						if !(math.Abs(want-float64(c[i])) < 1e-5) {
 							t.Fatalf("%s: counts %v, %v, flags %d: c[%d] = %v, want %v", d.Name(), counts, size, flags,
@@ -411,7 +436,8 @@ func TestSpans(t *testing.T) {
 		for _, bound := range []int{packedElements, 70 * 300, 40 * 300, 1} {
 			d.packedElements = bound
 			c := make([]float32, m*n)
-			d.GroupedMatMul(counts, m, true, n, k, a, b, c, false)
+			d.GroupedMatMul(xpu.Of(c, m, n), xpu.Of(a, m, k), xpu.Of(b, len(counts), n, k).T(),
+				xpu.OfInts(counts, len(counts)), xpu.MatMulOptions{})
 			if want == nil {
 				want = c
 			}
@@ -454,73 +480,32 @@ func TestPiecesWithinLoop(t *testing.T) {
 	})
 }
 
-// TestShortSlices asks for more than the slices hold, by one element: all must be refused before
-// anything is written.
-func TestShortSlices(t *testing.T) {
+// TestWrongCounts checks that counts that do not add up to the rows are refused before anything is
+// written.
+func TestWrongCounts(t *testing.T) {
 	d := New(2, xpu.FP32)
 	defer d.Close()
-	x := func(n int) []float32 { return make([]float32, n) }
-	for name, f := range map[string]func(c []float32){
-		"MatMul: a":            func(c []float32) { d.MatMul(false, false, 3, 4, 5, x(14), 5, x(20), 4, c, 4, false) },
-		"MatMul: a transposed": func(c []float32) { d.MatMul(true, false, 3, 4, 5, x(14), 3, x(20), 4, c, 4, false) },
-		"MatMul: b":            func(c []float32) { d.MatMul(false, false, 3, 4, 5, x(15), 5, x(19), 4, c, 4, false) },
-		"MatMul: b transposed": func(c []float32) { d.MatMul(false, true, 3, 4, 5, x(15), 5, x(19), 5, c, 4, false) },
-		"MatMul: c": func(c []float32) {
-			d.MatMul(false, false, 3, 4, 5, x(15), 5, x(20), 4, c[:11], 4,
-				false)
-		},
-		"MatMul: ldc": func(c []float32) { d.MatMul(false, false, 3, 4, 5, x(15), 5, x(20), 4, c, 3, false) },
-		"MatMul: huge": func(c []float32) {
-			d.MatMul(false, false, math.MaxInt/2, 4, 1, x(15), 4, x(20), 4, c,
-				4, false)
-		},
-		"MatMul: negative": func(c []float32) { d.MatMul(false, false, -3, 4, 5, x(15), 5, x(20), 4, c, 4, false) },
-		"GroupedMatMul: a": func(c []float32) {
-			d.GroupedMatMul([]int32{2, 1}, 3, true, 4, 5, x(14), x(40), c, false)
-		},
-		"GroupedMatMul: b": func(c []float32) {
-			d.GroupedMatMul([]int32{2, 1}, 3, true, 4, 5, x(15), x(39),
-				c, false)
-		},
-		"GroupedMatMul: too few rows": func(c []float32) {
-			d.GroupedMatMul([]int32{2, 2}, 3, true, 4, 5, x(15), x(40),
-				c, false)
-		},
-		"GroupedMatMul: negative": func(c []float32) {
-			d.GroupedMatMul([]int32{4, -1}, 3, true, 4, 5, x(15), x(40),
-				c, false)
-		},
-		"GroupedWeightGrad: dc": func(c []float32) {
-			d.GroupedWeightGrad([]int32{2}, 2, 3, 4, x(6), x(7), c,
-				false)
-		},
-		"GroupedWeightGrad: db": func(c []float32) {
-			d.GroupedWeightGrad([]int32{2, 0}, 2, 3, 4, x(6), x(8), c,
-				false)
-		},
-		"GroupedWeightGrad: rows": func(c []float32) {
-			d.GroupedWeightGrad([]int32{1}, 2, 3, 4, x(6), x(8), c,
-				false)
-		},
-		"GroupedWeightGrad: negative": func(c []float32) {
-			d.GroupedWeightGrad([]int32{2}, 2, 3, -4, x(6), x(8), c,
-				false)
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			c := fill(12, 7)
-			defer func() {
-				if r := recover(); r == nil || !strings.Contains(fmt.Sprint(r), "xpu: "+strings.Split(name, ":")[0]) {
-					t.Errorf("panicked with %v", r)
-				}
-				for i, v := range c {
-					if v != 7 {
-						t.Errorf("c[%d] was written", i)
+	a, b, c := xpu.Of(make([]float32, 15), 3, 5), xpu.Of(make([]float32, 40), 2, 5, 4), fill(40, 7)
+	for _, counts := range [][]int32{{2, 2}, {2, 0}, {4, -1}} {
+		groups, o := xpu.OfInts(counts, 2), xpu.MatMulOptions{}
+		for name, f := range map[string]func(){
+			"GroupedMatMul":     func() { d.GroupedMatMul(xpu.Of(c, 3, 4), a, b, groups, o) },
+			"GroupedWeightGrad": func() { d.GroupedWeightGrad(xpu.Of(c, 2, 5, 4), a, xpu.Of(c, 3, 4), groups, o) },
+		} {
+			t.Run(fmt.Sprint(name, counts), func(t *testing.T) {
+				defer func() {
+					if r := recover(); r == nil || !strings.HasPrefix(fmt.Sprint(r), "xpu: "+name) {
+						t.Errorf("panicked with %v", r)
 					}
-				}
-			}()
-			f(c)
-		})
+					for i, v := range c {
+						if v != 7 {
+							t.Errorf("c[%d] was written", i)
+						}
+					}
+				}()
+				f()
+			})
+		}
 	}
 }
 
@@ -540,9 +525,11 @@ func testNoAllocation(t *testing.T, precision xpu.Precision) {
 	bs, counts := uniform(3, 3*n*k), []int32{300, 0, 100}
 	f := func(int) {}
 	if n := alloctest.Least(func() {
-		d.MatMul(false, true, m, n, k, a, k, b, k, c, n, false)
-		d.GroupedMatMul(counts, m, true, n, k, a, bs, c, true)
-		d.GroupedWeightGrad(counts, m, k, n, a, c, bs, true)
+		d.MatMul(xpu.Of(c, m, n), xpu.Of(a, m, k), xpu.Of(b, n, k).T(), xpu.MatMulOptions{})
+		d.GroupedMatMul(xpu.Of(c, m, n), xpu.Of(a, m, k), xpu.Of(bs, len(counts), n, k).T(),
+			xpu.OfInts(counts, len(counts)), xpu.MatMulOptions{Accumulate: true})
+		d.GroupedWeightGrad(xpu.Of(bs, len(counts), k, n), xpu.Of(a, m, k), xpu.Of(c, m, n),
+			xpu.OfInts(counts, len(counts)), xpu.MatMulOptions{Accumulate: true})
 		d.Parallel(100, f)
 	}); n > 0 {
 		t.Errorf("%v allocations a run", n)
@@ -575,7 +562,8 @@ func BenchmarkMatMul(b *testing.B) {
 		y, ldb := matrix(2, s.k, s.n, 0, s.transB)
 		c := make([]float32, s.m*s.n)
 		benchmark(b, s.name, 2*float64(s.m)*float64(s.n)*float64(s.k), func(d *Device) {
-			d.MatMul(s.transA, s.transB, s.m, s.n, s.k, x, lda, y, ldb, c, s.n, false)
+			d.MatMul(xpu.Of(c, s.m, s.n), devicetest.Stored(x, s.m, s.k, lda, s.transA),
+				devicetest.Stored(y, s.k, s.n, ldb, s.transB), xpu.MatMulOptions{})
 		})
 	}
 }
@@ -637,22 +625,26 @@ func BenchmarkGrouped(b *testing.B) {
 	x, y := uniform(1, rows*hidden), uniform(2, rows*inner)
 	w := uniform(3, experts*hidden*inner)
 	const flops = 2 * rows * hidden * inner
-	benchmark(b, "up_NT", flops, func(d *Device) { d.GroupedMatMul(counts, rows, true, inner, hidden, x, w, y, false) })
+	benchmark(b, "up_NT", flops, func(d *Device) {
+		d.GroupedMatMul(xpu.Of(y, rows, inner),
+			xpu.Of(x, rows, hidden), xpu.Of(w, len(counts), inner, hidden).T(), xpu.OfInts(counts, len(counts)),
+			xpu.MatMulOptions{})
+	})
 	benchmark(b, "up_NN", flops, func(d *Device) {
-		d.GroupedMatMul(counts, rows, false, hidden, inner, y, w, x,
-			false)
+		d.GroupedMatMul(xpu.Of(x, rows, hidden), xpu.Of(y, rows, inner),
+			xpu.Of(w, len(counts), inner, hidden), xpu.OfInts(counts, len(counts)), xpu.MatMulOptions{})
 	})
 	benchmark(b, "down_NT", flops, func(d *Device) {
-		d.GroupedMatMul(counts, rows, true, hidden, inner, y, w, x,
-			false)
+		d.GroupedMatMul(xpu.Of(x, rows, hidden), xpu.Of(y, rows, inner),
+			xpu.Of(w, len(counts), hidden, inner).T(), xpu.OfInts(counts, len(counts)), xpu.MatMulOptions{})
 	})
 	benchmark(b, "up_gradient", flops, func(d *Device) {
-		d.GroupedWeightGrad(counts, rows, inner, hidden, y, x, w,
-			false)
+		d.GroupedWeightGrad(xpu.Of(w, len(counts), inner, hidden), xpu.Of(y, rows, inner),
+			xpu.Of(x, rows, hidden), xpu.OfInts(counts, len(counts)), xpu.MatMulOptions{})
 	})
 	benchmark(b, "down_gradient", flops, func(d *Device) {
-		d.GroupedWeightGrad(counts, rows, hidden, inner, x, y, w,
-			false)
+		d.GroupedWeightGrad(xpu.Of(w, len(counts), hidden, inner), xpu.Of(x, rows, hidden),
+			xpu.Of(y, rows, inner), xpu.OfInts(counts, len(counts)), xpu.MatMulOptions{})
 	})
 }
 

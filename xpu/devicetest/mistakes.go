@@ -43,16 +43,6 @@ func mistakesFamily(t *testing.T, d xpu.Device, _ float64) {
 		fixed, fixedWhole int  // number of leading operands that determine the sizes: they may be shorter
 		wrong             bool // the operands are long enough, but the sizes are invalid
 	}{
-		{name: "MatMul", floats: []int{3 * 5, 5 * 4, 3 * 4},
-			run: func(o operands) { d.MatMul(false, false, 3, 4, 5, o.x[0], 5, o.x[1], 4, o.x[2], 4, false) }},
-		{name: "GroupedMatMul", floats: []int{3 * 5, 2 * 5 * 4, 3 * 4}, ints: [][]int32{{3, 0}}, fixedWhole: 1,
-			run: func(o operands) {
-				d.GroupedMatMul(o.ints[0], 3, true, 4, 5, o.x[0], o.x[1], o.x[2], false)
-			}},
-		{name: "GroupedWeightGrad", floats: []int{3 * 5, 3 * 4, 2 * 5 * 4}, ints: [][]int32{{3, 0}}, fixedWhole: 1,
-			run: func(o operands) {
-				d.GroupedWeightGrad(o.ints[0], 3, 5, 4, o.x[0], o.x[1], o.x[2], false)
-			}},
 		{name: "Copy", floats: []int{5, 5}, run: func(o operands) { d.Copy(o.x[0], o.x[1]) }},
 		{name: "Add", floats: []int{5, 5, 5}, run: func(o operands) { d.Add(o.x[0], o.x[1], o.x[2]) }},
 		{name: "Embed", floats: []int{vocabulary * width, tokens * width}, ints: [][]int32{zeros(tokens)}, fixed: 1,

@@ -6,6 +6,7 @@ import (
 	"math/big"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -114,7 +115,9 @@ func matMul(t tester, d xpu.Device, r *rand.Rand, transA, transB bool, m, n, k, 
 	w := newWant(c.x)
 	w.multiply(d.Precision(), m, n, k, a, b, 0, c.ld, accumulate)
 	got := upload(t, d, c.x)
-	d.MatMul(transA, transB, m, n, k, upload(t, d, a.x), a.ld, upload(t, d, b.x), b.ld, got, c.ld, accumulate)
+	d.MatMul(xpu.Of(got, len(got)).Strided(m, n, c.ld),
+		Stored(upload(t, d, a.x), m, k, a.ld, transA), Stored(upload(t, d, b.x), k, n, b.ld, transB),
+		xpu.MatMulOptions{Accumulate: accumulate})
 	download(t, d, got)
 	compare(t, fmt.Sprintf("%d×%d with %d terms, transposed %v %v, leading dimensions %d %d %d, accumulate %v", m, n, k,
 		transA, transB, a.ld, b.ld, c.ld, accumulate),
@@ -161,7 +164,9 @@ func grouped(t tester, d xpu.Device, r *rand.Rand, counts []int32, n, k int) {
 			first += int(count)
 		}
 		got := upload(t, d, c.x)
-		d.GroupedMatMul(deviceCounts, rows, transB, n, k, deviceA, upload(t, d, b.x), got, accumulate)
+		d.GroupedMatMul(xpu.Of(got, rows, n), xpu.Of(deviceA, rows, k),
+			Stack(upload(t, d, b.x), len(deviceCounts), k, n, transB),
+			xpu.OfInts(deviceCounts, len(deviceCounts)), xpu.MatMulOptions{Accumulate: accumulate})
 		download(t, d, got)
 		compare(t, fmt.Sprintf("%s, transposed %v, accumulate %v", what, transB, accumulate), got, w.c, w.scale,
 			sumTolerance)
@@ -178,7 +183,9 @@ func grouped(t tester, d xpu.Device, r *rand.Rand, counts []int32, n, k int) {
 			first += int(count)
 		}
 		got := upload(t, d, db)
-		d.GroupedWeightGrad(deviceCounts, rows, k, n, deviceA, deviceC, got, accumulate)
+		d.GroupedWeightGrad(xpu.Of(got, len(deviceCounts), k, n), xpu.Of(deviceA, rows, k),
+			xpu.Of(deviceC, rows, n), xpu.OfInts(deviceCounts, len(deviceCounts)),
+			xpu.MatMulOptions{Accumulate: accumulate})
 		download(t, d, got)
 		compare(t, fmt.Sprintf("%s, gradient of the matrices, accumulate %v", what, accumulate), got, w.c, w.scale,
 			sumTolerance)
@@ -233,9 +240,11 @@ func specialNumbers(t *testing.T, d xpu.Device) {
 		got := upload(t, d, make([]float32, len(x)))
 		one, column := upload(t, d, []float32{1}), upload(t, d, x)
 		if side == "a" {
-			d.MatMul(false, false, len(x), 1, 1, column, 1, one, 1, got, 1, false)
+			d.MatMul(xpu.Of(got, len(x), 1), xpu.Of(column, len(x), 1), xpu.Of(one, 1, 1),
+				xpu.MatMulOptions{})
 		} else {
-			d.MatMul(false, false, 1, len(x), 1, one, 1, column, len(x), got, len(x), false)
+			d.MatMul(xpu.Of(got, 1, len(x)), xpu.Of(one, 1, 1), xpu.Of(column, 1, len(x)),
+				xpu.MatMulOptions{})
 		}
 		download(t, d, got)
 		for i, v := range x {
@@ -259,15 +268,18 @@ func sameBits(t *rapid.T, d xpu.Device) {
 	a, b := upload(t, d, random(r, m*k)), upload(t, d, random(r, n*k))
 	all, alone, groups := upload(t, d, make([]float32, m*n)), upload(t, d, make([]float32, n)), upload(t, d,
 		make([]float32, m*n))
-	d.MatMul(false, true, m, n, k, a, k, b, k, all, n, false)
+	d.MatMul(xpu.Of(all, m, n), xpu.Of(a, m, k), xpu.Of(b, n, k).T(), xpu.MatMulOptions{})
 	row := rapid.IntRange(0, m-1).Draw(t, "row")
-	d.MatMul(false, true, 1, n, k, a[row*k:(row+1)*k], k, b, k, alone, n, false)
+	d.MatMul(xpu.Of(alone, 1, n), xpu.Of(a[row*k:(row+1)*k], 1, k), xpu.Of(b, n, k).T(),
+		xpu.MatMulOptions{})
 	// Groups with the same matrix.
 	cut := rapid.IntRange(0, m).Draw(t, "cut")
 	twice := upload(t, d, make([]float32, 2*n*k))
 	d.Copy(twice[:n*k], b)
 	d.Copy(twice[n*k:], b)
-	d.GroupedMatMul(uploadInts(t, d, []int32{int32(cut), int32(m - cut)}), m, true, n, k, a, twice, groups, false)
+	d.GroupedMatMul(xpu.Of(groups, m, n), xpu.Of(a, m, k),
+		xpu.Of(twice, 2, n, k).T(), xpu.OfInts(uploadInts(t, d, []int32{int32(cut), int32(m - cut)}), 2),
+		xpu.MatMulOptions{})
 	download(t, d, all, alone, groups)
 	if !slices.Equal(all[row*n:(row+1)*n], alone) {
 		t.Fatalf("row %d of %d×%d with %d terms has other bits alone", row, m, n, k)
@@ -291,7 +303,8 @@ func noBias(t *testing.T, d xpu.Device, tolerance float64) {
 	w := newWant(make([]float32, m*n))
 	w.multiply(xpu.FP32, m, n, k, a, b, 0, n, false)
 	got := upload(t, d, make([]float32, m*n))
-	d.MatMul(false, false, m, n, k, upload(t, d, a.x), k, upload(t, d, b.x), n, got, n, false)
+	d.MatMul(xpu.Of(got, m, n), xpu.Of(upload(t, d, a.x), m, k), xpu.Of(upload(t, d, b.x), k, n),
+		xpu.MatMulOptions{})
 	download(t, d, got)
 	compare(t, "numbers of one sign", got, w.c, w.scale, tolerance)
 	mean := 0.0
@@ -305,30 +318,58 @@ func noBias(t *testing.T, d xpu.Device, tolerance float64) {
 
 // A mistake of the caller panics, and nothing is written.
 func wrongProducts(t *testing.T, d xpu.Device) {
-	a, b, c := upload(t, d, make([]float32, 12)), upload(t, d, make([]float32, 12)), upload(t, d,
-		[]float32{1, 2, 3, 4, 5, 6, 7, 8, 9})
-	counts := uploadInts(t, d, []int32{1, 2})
+	sevens := slices.Repeat([]float32{7}, 64)
+	x := func(shape ...int) xpu.Tensor { return xpu.Of(upload(t, d, sevens), shape...) }
+	c := upload(t, d, sevens)
+	dst := func(shape ...int) xpu.Tensor { return xpu.Of(c, shape...) }
+	counts := xpu.OfInts(uploadInts(t, d, []int32{1, 2}), 2)
+	var o xpu.MatMulOptions
 	for name, f := range map[string]func(){
-		"a is short":         func() { d.MatMul(false, false, 3, 3, 5, a, 5, b, 3, c, 3, false) },
-		"ldb is small":       func() { d.MatMul(false, false, 3, 3, 4, a, 4, b, 2, c, 3, false) },
-		"c is short":         func() { d.MatMul(false, false, 3, 4, 3, a, 4, b, 4, c, 4, false) },
-		"m is negative":      func() { d.MatMul(false, false, -1, 3, 4, a, 4, b, 3, c, 3, false) },
-		"rows are negative":  func() { d.GroupedMatMul(counts, -1, false, 2, 2, a, b, c, false) },
-		"b has one matrix":   func() { d.GroupedMatMul(counts, 3, false, 2, 3, a[:9], b[:6], c, false) },
-		"the rows are short": func() { d.GroupedWeightGrad(counts, 3, 2, 2, a[:5], b, c[:8], false) },
-		"db has one matrix":  func() { d.GroupedWeightGrad(counts, 3, 2, 2, a, b, c[:4], false) },
+		"other numbers of terms":  func() { d.MatMul(dst(3, 3), x(3, 5), x(4, 3), o) },
+		"other rows":              func() { d.MatMul(dst(4, 3), x(3, 5), x(5, 3), o) },
+		"other columns":           func() { d.MatMul(dst(3, 3), x(3, 5), x(5, 4), o) },
+		"a vector":                func() { d.MatMul(dst(3, 1), x(3, 5), x(5), o) },
+		"no operand":              func() { d.MatMul(dst(3, 3), x(3, 5), xpu.Tensor{}, o) },
+		"whole numbers":           func() { d.MatMul(dst(2, 1), x(2, 2), counts.Reshape(2, 1), o) },
+		"a transposed result":     func() { d.MatMul(dst(3, 4).T(), x(4, 5), x(5, 3), o) },
+		"a group too few":         func() { d.GroupedMatMul(dst(3, 2), x(3, 4), x(1, 4, 2), counts, o) },
+		"groups, other terms":     func() { d.GroupedMatMul(dst(3, 2), x(3, 4), x(2, 3, 2), counts, o) },
+		"groups, other rows":      func() { d.GroupedMatMul(dst(4, 2), x(3, 4), x(2, 4, 2), counts, o) },
+		"groups, gaps":            func() { d.GroupedMatMul(dst(3, 2), x(3, 5).Slice(1, 0, 4), x(2, 4, 2), counts, o) },
+		"groups, counts":          func() { d.GroupedMatMul(dst(3, 2), x(3, 4), x(2, 4, 2), x(2), o) },
+		"a gradient too few":      func() { d.GroupedWeightGrad(dst(1, 4, 2), x(3, 4), x(3, 2), counts, o) },
+		"gradients, other rows":   func() { d.GroupedWeightGrad(dst(2, 4, 2), x(3, 4), x(4, 2), counts, o) },
+		"gradients, other shape":  func() { d.GroupedWeightGrad(dst(2, 2, 4), x(3, 4), x(3, 2), counts, o) },
+		"gradients, a transposed": func() { d.GroupedWeightGrad(dst(2, 4, 2), x(4, 3).T(), x(3, 2), counts, o) },
 	} {
 		func() {
 			defer func() {
-				if recover() == nil {
-					t.Errorf("%s: no panic", name)
+				if r := fmt.Sprint(recover()); !strings.HasPrefix(r, "xpu: ") {
+					t.Errorf("%s: panicked with %q", name, r)
 				}
 			}()
 			f()
 		}()
 	}
 	download(t, d, c)
-	if !slices.Equal(c, []float32{1, 2, 3, 4, 5, 6, 7, 8, 9}) {
+	if !slices.Equal(c, sevens) {
 		t.Errorf("a mistake has written %v", c)
 	}
+}
+
+// Stored returns a matrix of rows × columns, whose rows start stride elements apart in x, or if it
+// is stored as its transpose, its columns.
+func Stored(x []float32, rows, columns, stride int, transposed bool) xpu.Tensor {
+	if transposed {
+		return xpu.Of(x, len(x)).Strided(columns, rows, stride).T()
+	}
+	return xpu.Of(x, len(x)).Strided(rows, columns, stride)
+}
+
+// Stack returns matrices of rows × columns that follow each other in x, or their transposes.
+func Stack(x []float32, matrices, rows, columns int, transposed bool) xpu.Tensor {
+	if transposed {
+		return xpu.Of(x, matrices, columns, rows).T()
+	}
+	return xpu.Of(x, matrices, rows, columns)
 }

@@ -235,31 +235,43 @@ func (s step) routing(r *recorder) {
 		r.zeros(rows*width)
 	up, down := r.floats(s.experts*2*s.inner*width), r.floats(s.experts*width*s.inner)
 	r.d.GatherRows(gathered, x, route.TokenOf, width)
-	r.d.GroupedMatMul(route.Counts, rows, true, 2*s.inner, width, gathered, up, gateUp, false)
+	r.d.GroupedMatMul(xpu.Of(gateUp, rows, 2*s.inner), xpu.Of(gathered, rows, width),
+		xpu.Of(up, len(route.Counts), 2*s.inner, width).T(), xpu.OfInts(route.Counts, len(route.Counts)),
+		xpu.MatMulOptions{})
 	r.d.SwiGLU(act, gateUp, route.Weight, s.inner)
-	r.d.GroupedMatMul(route.Counts, rows, true, width, s.inner, act, down, out, false)
+	r.d.GroupedMatMul(xpu.Of(out, rows, width), xpu.Of(act, rows, s.inner),
+		xpu.Of(down, len(route.Counts), width, s.inner).T(), xpu.OfInts(route.Counts, len(route.Counts)),
+		xpu.MatMulOptions{})
 	r.d.SumRows(y, x, out, route.RowOf, s.perToken, width)
 	r.keep("experts", gathered, gateUp, act, out, y)
 
 	dact, dweight, dlogits, slope := r.zeros(rows*s.inner), r.zeros(rows), r.zeros(t*s.experts), r.floats(s.experts)
 	dup, ddown := r.floats(len(up)), r.floats(len(down))
 	r.d.GatherRows(out, x, route.TokenOf, width)
-	r.d.GroupedMatMul(route.Counts, rows, false, s.inner, width, out, down, dact, false)
+	r.d.GroupedMatMul(xpu.Of(dact, rows, s.inner), xpu.Of(out, rows, width),
+		xpu.Of(down, len(route.Counts), width, s.inner), xpu.OfInts(route.Counts, len(route.Counts)),
+		xpu.MatMulOptions{})
 	r.d.SwiGLUGrad(gateUp, act, dact, route.Weight, dweight, s.inner)
-	r.d.GroupedWeightGrad(route.Counts, rows, width, s.inner, out, act, ddown, true)
-	r.d.GroupedWeightGrad(route.Counts, rows, 2*s.inner, width, gateUp, gathered, dup, false)
-	r.d.GroupedMatMul(route.Counts, rows, false, width, 2*s.inner, gateUp, up, gathered, false)
+	r.d.GroupedWeightGrad(xpu.Of(ddown, len(route.Counts), width, s.inner), xpu.Of(out, rows, width),
+		xpu.Of(act, rows, s.inner), xpu.OfInts(route.Counts, len(route.Counts)),
+		xpu.MatMulOptions{Accumulate: true})
+	r.d.GroupedWeightGrad(xpu.Of(dup, len(route.Counts), 2*s.inner, width), xpu.Of(gateUp, rows, 2*s.inner),
+		xpu.Of(gathered, rows, width), xpu.OfInts(route.Counts, len(route.Counts)), xpu.MatMulOptions{})
+	r.d.GroupedMatMul(xpu.Of(gathered, rows, width), xpu.Of(gateUp, rows, 2*s.inner),
+		xpu.Of(up, len(route.Counts), 2*s.inner, width), xpu.OfInts(route.Counts, len(route.Counts)),
+		xpu.MatMulOptions{})
 	r.d.SumRows(y, nil, gathered, route.RowOf, s.perToken, width)
 	r.d.RouteGrad(route, dlogits, slope, dweight, s.zFactor)
 	r.keep("gradients of experts", gateUp, act, dweight, dup, ddown, gathered, y, dlogits)
 
 	// Without weights, as in a dense layer.
-	r.d.MatMul(false, true, t, 2*s.inner, width, x, width, up[:2*s.inner*width], width, gateUp[:t*2*s.inner], 2*s.inner,
-		true)
+	r.d.MatMul(xpu.Of(gateUp[:t*2*s.inner], t, 2*s.inner), xpu.Of(x, t, width),
+		xpu.Of(up[:2*s.inner*width], 2*s.inner, width).T(), xpu.MatMulOptions{Accumulate: true})
 	r.d.SwiGLU(act[:t*s.inner], gateUp[:t*2*s.inner], nil, s.inner)
 	r.keep("dense", act)
 	r.d.SwiGLUGrad(gateUp[:t*2*s.inner], act[:t*s.inner], dact[:t*s.inner], nil, nil, s.inner)
-	r.d.MatMul(true, false, 2*s.inner, width, t, gateUp, 2*s.inner, x, width, dup[:2*s.inner*width], width, false)
+	r.d.MatMul(xpu.Of(dup[:2*s.inner*width], 2*s.inner, width), xpu.Of(gateUp, t, 2*s.inner).T(),
+		xpu.Of(x, t, width), xpu.MatMulOptions{})
 	r.keep("gradients of dense", gateUp, dup)
 }
 

@@ -98,7 +98,7 @@ func TestBrokenDevice(t *testing.T) {
 			t.Fatalf("Wait with a done context: %v, want %v", err, first)
 		}
 	}
-	d.MatMul(false, false, 1, 1, 1, x[:1], 1, x[1:2], 1, x[2:], 1, false)
+	d.MatMul(xpu.Of(x[2:], 1, 1), xpu.Of(x[:1], 1, 1), xpu.Of(x[1:2], 1, 1), xpu.MatMulOptions{})
 	if err := d.Wait(t.Context()); err != first {
 		t.Errorf("Wait: %v, want %v", err, first)
 	}
@@ -199,7 +199,8 @@ func TestRoom(t *testing.T) {
 		t.Fatal(err)
 	}
 	small.Memory = d.memory.bytes + 1000
-	d.MatMul(false, false, 1, 1<<14, 4, y[:4], 4, y[4:], 1<<14, y[1<<16+4:], 1<<14, false)
+	d.MatMul(xpu.Of(y[1<<16+4:], 1, 1<<14), xpu.Of(y[:4], 1, 4), xpu.Of(y[4:], 4, 1<<14),
+		xpu.MatMulOptions{})
 	if err := d.Wait(t.Context()); err == nil || !strings.Contains(err.Error(), "scratch memory") {
 		t.Errorf("Wait: %v", err)
 	}

@@ -30,40 +30,42 @@ type product struct {
 	groupRows, groupSum bool // groups of rows; groups of terms with one matrix C each
 }
 
-// strides returns the strides of op of a stored matrix.
-func strides(trans bool, ld int) (rows, columns int) {
-	if trans {
-		return 1, ld
+// strides returns the distances between the rows and the columns of a matrix.
+func strides(t xpu.Tensor) (rows, columns int) {
+	if stride, transposed, _ := t.Stored(); !transposed {
+		return stride, 1
+	} else {
+		return 1, stride
 	}
-	return ld, 1
 }
 
 // MatMul computes a product; see [mula/xpu.Products].
-func (d *Device) MatMul(transA, transB bool, m, n, k int, a []float32, lda int, b []float32, ldb int, c []float32,
-	ldc int, accumulate bool) {
-	xpu.CheckMatMul(transA, transB, m, n, k, a, lda, b, ldb, c, ldc)
-	p := product{m: m, n: n, k: k, a: a, b: b, c: c, ldc: ldc, accumulate: accumulate}
-	p.aRows, p.aColumns = strides(transA, lda)
-	p.bRows, p.bColumns = strides(transB, ldb)
+func (d *Device) MatMul(dst, a, b xpu.Tensor, o xpu.MatMulOptions) {
+	xpu.CheckMatMul(dst, a, b)
+	p := product{m: dst.Dim(0), n: dst.Dim(1), k: a.Dim(1), a: a.Host(), b: b.Host(), c: dst.Host(),
+		accumulate: o.Accumulate}
+	p.aRows, p.aColumns = strides(a)
+	p.bRows, p.bColumns = strides(b)
+	p.ldc, _ = strides(dst)
 	d.multiply(p)
 }
 
 // GroupedMatMul multiplies each group of rows by its own matrix.
-func (d *Device) GroupedMatMul(counts []int32, rows int, transB bool, n, k int, a, b, c []float32, accumulate bool) {
-	xpu.CheckGroupedMatMul(counts, rows, transB, n, k, a, b, c)
-	p := product{m: rows, n: n, k: k, a: a, b: b, c: c, aRows: k, aColumns: 1, stack: k * n, ldc: n,
-		accumulate: accumulate, counts: counts, groupRows: true}
-	if p.bRows, p.bColumns = n, 1; transB {
-		p.bRows, p.bColumns = 1, k
-	}
+func (d *Device) GroupedMatMul(dst, a, b, counts xpu.Tensor, o xpu.MatMulOptions) {
+	xpu.CheckGroupedMatMul(dst, a, b, counts)
+	n, k := dst.Dim(1), a.Dim(1)
+	p := product{m: a.Dim(0), n: n, k: k, a: a.Host(), b: b.Host(), c: dst.Host(), aRows: k, aColumns: 1, stack: k * n,
+		ldc: n, accumulate: o.Accumulate, counts: counts.HostInts(), groupRows: true}
+	p.bRows, p.bColumns = strides(b)
 	d.multiply(p)
 }
 
 // GroupedWeightGrad computes the gradients of the matrices of groups.
-func (d *Device) GroupedWeightGrad(counts []int32, rows, m, n int, a, dc, db []float32, accumulate bool) {
-	xpu.CheckGroupedWeightGrad(counts, rows, m, n, a, dc, db)
-	d.multiply(product{m: m, n: n, k: rows, a: a, b: dc, c: db, aRows: 1, aColumns: m, bRows: n, bColumns: 1, ldc: n,
-		accumulate: accumulate, counts: counts, groupSum: true})
+func (d *Device) GroupedWeightGrad(dst, a, b, counts xpu.Tensor, o xpu.MatMulOptions) {
+	xpu.CheckGroupedWeightGrad(dst, a, b, counts)
+	m, n := a.Dim(1), b.Dim(1)
+	d.multiply(product{m: m, n: n, k: a.Dim(0), a: a.Host(), b: b.Host(), c: dst.Host(), aRows: 1, aColumns: m,
+		bRows: n, bColumns: 1, ldc: n, accumulate: o.Accumulate, counts: counts.HostInts(), groupSum: true})
 }
 
 func (d *Device) multiply(p product) {

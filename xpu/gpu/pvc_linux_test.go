@@ -77,10 +77,14 @@ func pretended(t *testing.T) {
 	a, b, c := twin(t, d, make([]float32, rows*k)), twin(t, d, make([]float32, 3*n*k)), twin(t, d,
 		make([]float32, rows*n))
 	for _, accumulate := range []bool{false, true} {
-		d.MatMul(false, true, rows, n, k, a, k, b, k, c, n, accumulate)
-		d.MatMul(true, false, k, n, rows, a, k, c, n, b, n, accumulate)
-		d.GroupedMatMul(counts, rows, false, n, k, a, b, c, accumulate)
-		d.GroupedWeightGrad(counts, rows, k, n, a, c, b, accumulate)
+		d.MatMul(xpu.Of(c, rows, n), xpu.Of(a, rows, k), xpu.Of(b, n, k).T(),
+			xpu.MatMulOptions{Accumulate: accumulate})
+		d.MatMul(xpu.Of(b, k, n), xpu.Of(a, rows, k).T(), xpu.Of(c, rows, n),
+			xpu.MatMulOptions{Accumulate: accumulate})
+		d.GroupedMatMul(xpu.Of(c, rows, n), xpu.Of(a, rows, k), xpu.Of(b, len(counts), k, n),
+			xpu.OfInts(counts, len(counts)), xpu.MatMulOptions{Accumulate: accumulate})
+		d.GroupedWeightGrad(xpu.Of(b, len(counts), k, n), xpu.Of(a, rows, k), xpu.Of(c, rows, n),
+			xpu.OfInts(counts, len(counts)), xpu.MatMulOptions{Accumulate: accumulate})
 	}
 	if err := d.ToHost(t.Context(), b, c); err != nil {
 		t.Fatal(err)

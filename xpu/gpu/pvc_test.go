@@ -10,6 +10,7 @@ import (
 
 	"mula/internal/longtest"
 	"mula/xpu"
+	"mula/xpu/devicetest"
 )
 
 // emulated are the shapes that take the path of matrix instructions with its sub-groups emulated,
@@ -130,7 +131,9 @@ func testMatrixMatMul(t *testing.T, d *Device) {
 		defer d.Free(left)
 		defer d.Free(right)
 		defer d.Free(c)
-		d.MatMul(transA, transB, m, n, k, left[gap:], lda, right[gap:], ldb, c[gap:], ldc, accumulate)
+		d.MatMul(xpu.Of(c[gap:], len(c[gap:])).Strided(m, n, ldc),
+			devicetest.Stored(left[gap:], m, k, lda, transA), devicetest.Stored(right[gap:], k, n, ldb, transB),
+			xpu.MatMulOptions{Accumulate: accumulate})
 		if err := d.ToHost(t.Context(), c); err != nil {
 			rt.Fatal(err)
 		}
@@ -189,8 +192,12 @@ func testMatrixGroups(t *testing.T, d *Device) {
 			memory[i] = twin(t, d, host)
 			defer d.Free(memory[i])
 		}
-		d.GroupedMatMul(onDevice, rows, transB, n, k, memory[0], memory[1], memory[3], accumulate)
-		d.GroupedWeightGrad(onDevice, rows, n, k, memory[2], memory[0], memory[4], accumulate)
+		d.GroupedMatMul(xpu.Of(memory[3], rows, n), xpu.Of(memory[0], rows, k),
+			devicetest.Stack(memory[1], len(onDevice), k, n, transB), xpu.OfInts(onDevice, len(onDevice)),
+			xpu.MatMulOptions{Accumulate: accumulate})
+		d.GroupedWeightGrad(xpu.Of(memory[4], len(onDevice), n, k), xpu.Of(memory[2], rows, n),
+			xpu.Of(memory[0], rows, k), xpu.OfInts(onDevice, len(onDevice)),
+			xpu.MatMulOptions{Accumulate: accumulate})
 		if err := d.ToHost(t.Context(), memory[3], memory[4]); err != nil {
 			rt.Fatal(err)
 		}
@@ -245,8 +252,10 @@ func testMatrixRounding(t *testing.T, d *Device) {
 		inf, -inf, nan, nan, bits(0x00800000), 0, 0, 0}
 	left, right := twin(t, d, x), twin(t, d, []float32{1})
 	c, back := twin(t, d, make([]float32, len(x))), twin(t, d, make([]float32, len(x)))
-	d.MatMul(false, false, len(x), 1, 1, left, 1, right, 1, c, 1, false)              // packed as A
-	d.MatMul(false, false, 1, len(x), 1, right, 1, left, len(x), back, len(x), false) // as B
+	d.MatMul(xpu.Of(c, len(x), 1), xpu.Of(left, len(x), 1), xpu.Of(right, 1, 1),
+		xpu.MatMulOptions{}) // packed as A
+	d.MatMul(xpu.Of(back, 1, len(x)), xpu.Of(right, 1, 1), xpu.Of(left, 1, len(x)),
+		xpu.MatMulOptions{}) // as B
 	if err := d.ToHost(t.Context(), c, back); err != nil {
 		t.Fatal(err)
 	}
@@ -277,7 +286,7 @@ func TestMatrixWeightsArePackedOnce(t *testing.T) {
 	packed := 0
 	check := func(what string, want float32, packings int) {
 		t.Helper()
-		d.MatMul(false, true, n, n, n, x, n, w, n, y, n, false)
+		d.MatMul(xpu.Of(y, n, n), xpu.Of(x, n, n), xpu.Of(w, n, n).T(), xpu.MatMulOptions{})
 		if err := d.ToHost(t.Context(), y); err != nil {
 			t.Fatal(err)
 		}
@@ -298,7 +307,8 @@ func TestMatrixWeightsArePackedOnce(t *testing.T) {
 	}
 	check("before ToDevice", n, 0)
 	d.ToDevice(w[n*n-1:]) // one of them alone
-	if d.MatMul(false, true, n, n, n, x, n, w, n, y, n, false); d.ToHost(t.Context(), y) != nil || y[0] != n ||
+	if d.MatMul(xpu.Of(y, n, n), xpu.Of(x, n, n), xpu.Of(w, n, n).T(), xpu.MatMulOptions{}); d.ToHost(t.Context(),
+		y) != nil || y[0] != n ||
 		y[n-1] != n+2 {
 		t.Errorf("after ToDevice of one weight: %v and %v", y[0], y[n-1])
 	}

@@ -62,48 +62,49 @@ type operand struct {
 // piece is some tiles of one row of tiles of a problem's C.
 type piece struct{ problem, row, first, count int }
 
-// MatMul computes C = op(A)·op(B), or C += op(A)·op(B); see [xpu.Products].
-func (d *Device) MatMul(transA, transB bool, m, n, k int, a []float32, lda int, b []float32, ldb int, c []float32,
-	ldc int, accumulate bool) {
-	xpu.CheckMatMul(transA, transB, m, n, k, a, lda, b, ldb, c, ldc)
+// MatMul computes dst = a·b, or dst += a·b; see [xpu.Products].
+func (d *Device) MatMul(dst, a, b xpu.Tensor, o xpu.MatMulOptions) {
+	xpu.CheckMatMul(dst, a, b)
+	lda, transA, _ := a.Stored()
+	ldb, transB, _ := b.Stored()
+	ldc, _, _ := dst.Stored()
 	p := d.product()
-	p.add(problem{m: m, n: n, k: k, a: a, b: b, c: c, lda: lda, ldb: ldb, ldc: ldc, transA: transA, transB: transB,
-		add: accumulate})
+	p.add(problem{m: dst.Dim(0), n: dst.Dim(1), k: a.Dim(1), a: a.Host(), b: b.Host(), c: dst.Host(), lda: lda,
+		ldb: ldb, ldc: ldc, transA: transA, transB: transB, add: o.Accumulate})
 	p.run()
 }
 
 // GroupedMatMul multiplies each group of rows by its matrix; see [xpu.Products].
-func (d *Device) GroupedMatMul(counts []int32, rows int, transB bool, n, k int, a, b, c []float32, accumulate bool) {
-	xpu.CheckGroupedMatMul(counts, rows, transB, n, k, a, b, c)
-	xpu.CheckCounts("GroupedMatMul", counts, rows)
-	ldb := n
-	if transB {
-		ldb = k
-	}
+func (d *Device) GroupedMatMul(dst, a, b, counts xpu.Tensor, o xpu.MatMulOptions) {
+	xpu.CheckGroupedMatMul(dst, a, b, counts)
+	groups, n, k := counts.HostInts(), dst.Dim(1), a.Dim(1)
+	xpu.CheckCounts("GroupedMatMul", groups, a.Dim(0))
+	ldb, transB, _ := b.Stored()
 	p := d.product()
 	row := 0
-	for g, count := range counts {
+	for g, count := range groups {
 		m := int(count)
 		if m > 0 {
-			p.add(problem{m: m, n: n, k: k, a: a[row*k:], b: b[g*k*n:], c: c[row*n:], lda: k, ldb: ldb, ldc: n,
-				transB: transB, add: accumulate})
+			p.add(problem{m: m, n: n, k: k, a: a.Host()[row*k:], b: b.Host()[g*k*n:], c: dst.Host()[row*n:],
+				lda: k, ldb: ldb, ldc: n, transB: transB, add: o.Accumulate})
 		}
 		row += m
 	}
 	p.run()
 }
 
-// GroupedWeightGrad computes A_gᵀ·dC_g for groups of rows; see [xpu.Products].
-func (d *Device) GroupedWeightGrad(counts []int32, rows, m, n int, a, dc, db []float32, accumulate bool) {
-	xpu.CheckGroupedWeightGrad(counts, rows, m, n, a, dc, db)
-	xpu.CheckCounts("GroupedWeightGrad", counts, rows)
+// GroupedWeightGrad computes a_gᵀ·b_g for groups of rows; see [xpu.Products].
+func (d *Device) GroupedWeightGrad(dst, a, b, counts xpu.Tensor, o xpu.MatMulOptions) {
+	xpu.CheckGroupedWeightGrad(dst, a, b, counts)
+	groups, m, n := counts.HostInts(), a.Dim(1), b.Dim(1)
+	xpu.CheckCounts("GroupedWeightGrad", groups, a.Dim(0))
 	p := d.product()
 	row := 0
-	for g, count := range counts {
+	for g, count := range groups {
 		k := int(count)
-		if k > 0 || !accumulate {
-			p.add(problem{m: m, n: n, k: k, a: a[row*m:], b: dc[row*n:], c: db[g*m*n:], lda: m, ldb: n, ldc: n,
-				transA: true, add: accumulate})
+		if k > 0 || !o.Accumulate {
+			p.add(problem{m: m, n: n, k: k, a: a.Host()[row*m:], b: b.Host()[row*n:], c: dst.Host()[g*m*n:],
+				lda: m, ldb: n, ldc: n, transA: true, add: o.Accumulate})
 		}
 		row += k
 	}

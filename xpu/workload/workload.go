@@ -134,13 +134,16 @@ func Commands(ctx context.Context, d xpu.Device, rows int) ([]Command, error) {
 		m.zeros(width)
 	elements, flops := tokens*(width+projections)+len(w), 2*tokens*width*projections
 	give("MatMul projections", elements, flops, func() {
-		d.MatMul(false, true, tokens, projections, width, x, width, w, width, p.QKV, projections, false)
+		d.MatMul(xpu.Of(p.QKV, tokens, projections), xpu.Of(x, tokens, width),
+			xpu.Of(w, projections, width).T(), xpu.MatMulOptions{})
 	})
 	give("MatMul projections, gradient of inputs", elements, flops, func() {
-		d.MatMul(false, false, tokens, width, projections, dqkv, projections, w, width, dx, width, false)
+		d.MatMul(xpu.Of(dx, tokens, width), xpu.Of(dqkv, tokens, projections),
+			xpu.Of(w, projections, width), xpu.MatMulOptions{})
 	})
 	give("MatMul projections, gradient of weights", elements+len(w), flops, func() {
-		d.MatMul(true, false, projections, width, tokens, dqkv, projections, x, width, dw, width, true)
+		d.MatMul(xpu.Of(dw, projections, width), xpu.Of(dqkv, tokens, projections).T(),
+			xpu.Of(x, tokens, width), xpu.MatMulOptions{Accumulate: true})
 	})
 	give("SplitHeads", 6*keys, 0, func() { d.SplitHeads(p) })
 	scores := rows * heads * length * (length + 1) / 2 * headSize
@@ -187,45 +190,63 @@ func Commands(ctx context.Context, d xpu.Device, rows int) ([]Command, error) {
 	give("GatherRows", 2*pairs*width, 0, func() { d.GatherRows(gathered, x, r.TokenOf, width) })
 	elements, flops = pairs*(width+2*inner)+len(up), 2*pairs*width*2*inner
 	give("GroupedMatMul gate and up", elements, flops, func() {
-		d.GroupedMatMul(r.Counts, pairs, true, 2*inner, width,
-			gathered, up, gateUp, false)
+		d.GroupedMatMul(xpu.Of(gateUp, pairs, 2*inner), xpu.Of(gathered, pairs, width),
+			xpu.Of(up, len(r.Counts), 2*inner, width).T(), xpu.OfInts(r.Counts, len(r.Counts)),
+			xpu.MatMulOptions{})
 	})
 	oneByOne(each(func(e, row, n int) {
-		d.MatMul(false, true, n, 2*inner, width, gathered[row*width:], width, up[e*2*inner*width:], width,
-			gateUp[row*2*inner:], 2*inner, false)
+		d.MatMul(xpu.Of(gateUp[row*2*inner:], n, 2*inner), xpu.Of(gathered[row*width:], n, width),
+			xpu.Of(up[e*2*inner*width:], 2*inner, width).T(), xpu.MatMulOptions{})
 	}))
 	give("GroupedMatMul gate and up, gradient of inputs", elements, flops,
-		func() { d.GroupedMatMul(r.Counts, pairs, false, width, 2*inner, gateUp, up, dgathered, false) })
+		func() {
+			d.GroupedMatMul(xpu.Of(dgathered, pairs, width), xpu.Of(gateUp, pairs, 2*inner),
+				xpu.Of(up, len(r.Counts), 2*inner, width), xpu.OfInts(r.Counts, len(r.Counts)), xpu.MatMulOptions{})
+		})
 	oneByOne(each(func(e, row, n int) {
-		d.MatMul(false, false, n, width, 2*inner, gateUp[row*2*inner:], 2*inner, up[e*2*inner*width:], width,
-			dgathered[row*width:], width, false)
+		d.MatMul(xpu.Of(dgathered[row*width:], n, width), xpu.Of(gateUp[row*2*inner:], n, 2*inner),
+			xpu.Of(up[e*2*inner*width:], 2*inner, width), xpu.MatMulOptions{})
 	}))
 	give("GroupedWeightGrad gate and up", elements+len(up), flops,
-		func() { d.GroupedWeightGrad(r.Counts, pairs, 2*inner, width, gateUp, gathered, dup, true) })
+		func() {
+			d.GroupedWeightGrad(xpu.Of(dup, len(r.Counts), 2*inner, width),
+				xpu.Of(gateUp, pairs, 2*inner), xpu.Of(gathered, pairs, width),
+				xpu.OfInts(r.Counts, len(r.Counts)), xpu.MatMulOptions{Accumulate: true})
+		})
 	oneByOne(each(func(e, row, n int) {
-		d.MatMul(true, false, 2*inner, width, n, gateUp[row*2*inner:], 2*inner, gathered[row*width:], width,
-			dup[e*2*inner*width:], width, true)
+		d.MatMul(xpu.Of(dup[e*2*inner*width:], 2*inner, width),
+			xpu.Of(gateUp[row*2*inner:], n, 2*inner).T(), xpu.Of(gathered[row*width:], n, width),
+			xpu.MatMulOptions{Accumulate: true})
 	}))
 	elements, flops = pairs*(width+inner)+len(down), 2*pairs*width*inner
 	give("GroupedMatMul down", elements, flops, func() {
-		d.GroupedMatMul(r.Counts, pairs, true, width, inner, act, down,
-			dgathered, false)
+		d.GroupedMatMul(xpu.Of(dgathered, pairs, width), xpu.Of(act, pairs, inner),
+			xpu.Of(down, len(r.Counts), width, inner).T(), xpu.OfInts(r.Counts, len(r.Counts)),
+			xpu.MatMulOptions{})
 	})
 	oneByOne(each(func(e, row, n int) {
-		d.MatMul(false, true, n, width, inner, act[row*inner:], inner, down[e*width*inner:], inner,
-			dgathered[row*width:], width, false)
+		d.MatMul(xpu.Of(dgathered[row*width:], n, width), xpu.Of(act[row*inner:], n, inner),
+			xpu.Of(down[e*width*inner:], width, inner).T(), xpu.MatMulOptions{})
 	}))
 	give("GroupedMatMul down, gradient of inputs", elements, flops,
-		func() { d.GroupedMatMul(r.Counts, pairs, false, inner, width, gathered, down, dact, false) })
+		func() {
+			d.GroupedMatMul(xpu.Of(dact, pairs, inner), xpu.Of(gathered, pairs, width),
+				xpu.Of(down, len(r.Counts), width, inner), xpu.OfInts(r.Counts, len(r.Counts)), xpu.MatMulOptions{})
+		})
 	oneByOne(each(func(e, row, n int) {
-		d.MatMul(false, false, n, inner, width, gathered[row*width:], width, down[e*width*inner:], inner,
-			dact[row*inner:], inner, false)
+		d.MatMul(xpu.Of(dact[row*inner:], n, inner), xpu.Of(gathered[row*width:], n, width),
+			xpu.Of(down[e*width*inner:], width, inner), xpu.MatMulOptions{})
 	}))
 	give("GroupedWeightGrad down", elements+len(down), flops,
-		func() { d.GroupedWeightGrad(r.Counts, pairs, width, inner, gathered, act, ddown, true) })
+		func() {
+			d.GroupedWeightGrad(xpu.Of(ddown, len(r.Counts), width, inner),
+				xpu.Of(gathered, pairs, width), xpu.Of(act, pairs, inner), xpu.OfInts(r.Counts, len(r.Counts)),
+				xpu.MatMulOptions{Accumulate: true})
+		})
 	oneByOne(each(func(e, row, n int) {
-		d.MatMul(true, false, width, inner, n, gathered[row*width:], width, act[row*inner:], inner,
-			ddown[e*width*inner:], inner, true)
+		d.MatMul(xpu.Of(ddown[e*width*inner:], width, inner),
+			xpu.Of(gathered[row*width:], n, width).T(), xpu.Of(act[row*inner:], n, inner),
+			xpu.MatMulOptions{Accumulate: true})
 	}))
 	give("SwiGLU", pairs*3*inner, 0, func() { d.SwiGLU(act, gateUp, r.Weight, inner) })
 	give("SwiGLUGrad", pairs*6*inner, 0, func() { d.SwiGLUGrad(rest, act, zero, r.Weight, dweight, inner) })
@@ -235,7 +256,8 @@ func Commands(ctx context.Context, d xpu.Device, rows int) ([]Command, error) {
 	c := xpu.CrossEntropy{Width: vocabulary, Logits: m.floats(block * vocabulary), Targets: ids[:block],
 		Loss: make([]float64, block), Scale: 1e-3}
 	give("MatMul logits", block*(width+vocabulary)+vocabulary*width, 2*block*width*vocabulary, func() {
-		d.MatMul(false, true, block, vocabulary, width, x, width, table, width, c.Logits, vocabulary, false)
+		d.MatMul(xpu.Of(c.Logits, block, vocabulary), xpu.Of(x, block, width),
+			xpu.Of(table, vocabulary, width).T(), xpu.MatMulOptions{})
 	})
 	give("CrossEntropy", 2*len(c.Logits), 0, func() { d.CrossEntropy(c) })
 
