@@ -27,6 +27,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
 	"mula/internal/locks"
 	"mula/internal/quantity"
 )
@@ -100,6 +101,9 @@ type Options struct {
 
 	// Progress, if not nil, receives events. Calls do not overlap. A slow call delays the work.
 	Progress func(Event)
+
+	// FS is the file system of the directory; nil = the machine's. Locks never use it.
+	FS filesystem.FS
 
 	timing *timing // for tests; nil = defaultTiming
 }
@@ -197,6 +201,7 @@ type run struct {
 	dir, state string
 	o          Options
 	timing     timing
+	files      atomicfile.Files
 	units      []*unit
 	dirSync    syncer // of dir
 	stateSync  syncer // of state
@@ -226,7 +231,8 @@ type unit struct {
 }
 
 func newRun(dir string, units []Unit, o Options) (*run, error) {
-	r := &run{dir: dir, state: filepath.Join(dir, StateDir), o: o, timing: defaultTiming}
+	r := &run{dir: dir, state: filepath.Join(dir, StateDir), o: o, timing: defaultTiming,
+		files: atomicfile.On(o.FS)}
 	if o.timing != nil {
 		r.timing = *o.timing
 	}
@@ -257,6 +263,7 @@ func newRun(dir string, units []Unit, o Options) (*run, error) {
 		r.units = append(r.units, u)
 	}
 	r.dirSync.dir, r.stateSync.dir = r.dir, r.state
+	r.dirSync.files, r.stateSync.files = r.files, r.files
 	return r, nil
 }
 
@@ -295,7 +302,7 @@ func compact(text json.RawMessage) (json.RawMessage, error) {
 }
 
 func (r *run) run(ctx context.Context) error {
-	if info, err := os.Stat(r.dir); err == nil && !info.IsDir() {
+	if info, err := r.files.FS().Stat(r.dir); err == nil && !info.IsDir() {
 		return fmt.Errorf("%s is a file, not a cache directory; name another directory", r.dir)
 	}
 	left, err := r.survey(ctx)
@@ -334,7 +341,7 @@ func (r *run) run(ctx context.Context) error {
 	}
 	if r.o.Together {
 		// of an earlier group; a remaining file is older than any process that checks it
-		_ = os.Remove(r.failurePath())
+		_ = r.files.Remove(r.failurePath())
 	}
 	return nil
 }
@@ -398,7 +405,7 @@ func (r *run) survey(ctx context.Context) ([]*unit, error) {
 				return context.Cause(ctx)
 			}
 			if !r.o.Resume {
-				u.before, _ = os.Stat(r.recordPath(u))
+				u.before, _ = r.files.FS().Stat(r.recordPath(u))
 				return nil
 			}
 			var err error
@@ -434,7 +441,7 @@ func (r *run) prepare() error {
 // clean removes temporary files of killed processes.
 func (r *run) clean() error {
 	for _, dir := range []string{r.dir, r.state} {
-		if _, err := atomicfile.Clean(dir); err != nil {
+		if _, err := r.files.Clean(dir); err != nil {
 			return err
 		}
 	}
@@ -637,7 +644,7 @@ func (r *run) build(ctx context.Context, u *unit, part int, f findings, l *locks
 			continue
 		}
 		name := u.Files[i]
-		m, err := atomicfile.CreateImage(filepath.Join(r.dir, name), j.sizes[i])
+		m, err := r.files.CreateImage(filepath.Join(r.dir, name), j.sizes[i])
 		if err != nil {
 			j.abort()
 			return nil, err

@@ -25,13 +25,13 @@ import (
 	"go.uber.org/goleak"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem/faultfs"
 	"mula/internal/locks"
 	"mula/internal/longtest"
 	"mula/internal/quantity"
 )
 
 func TestMain(m *testing.M) {
-	atomicfile.SkipSync = true
 	if dir := os.Getenv(childDir); dir != "" {
 		child(dir)
 		return
@@ -223,6 +223,9 @@ func mustRun(t *testing.T, dir string, units []Unit, o Options) Summary {
 	if o.Threads == 0 {
 		o.Threads = 2
 	}
+	if o.FS == nil {
+		o.FS = faultfs.New(nil)
+	}
 	s, err := Run(t.Context(), dir, units, o)
 	if err != nil {
 		t.Fatal(err)
@@ -409,7 +412,7 @@ func TestDirectoryInTheWay(t *testing.T) {
 // complete one with other settings, and from one with some files missing.
 func TestEveryFault(t *testing.T) {
 	longtest.SkipIfShort(t)
-	defer func() { atomicfile.Fault = nil }()
+	t.Parallel()
 	const n = 2
 	starts := map[string]func(t *testing.T, dir string){
 		"empty": func(*testing.T, string) {},
@@ -429,23 +432,17 @@ func TestEveryFault(t *testing.T) {
 	}
 	for name, start := range starts {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			ops := 0
 			for k := int64(1); ; k++ {
 				dir := t.TempDir()
 				start(t, dir)
-				var count atomic.Int64
-				var failed atomic.Value
-				atomicfile.Fault = func(op atomicfile.Op, path string) error {
-					if count.Add(1) == k {
-						failed.Store(fmt.Sprintf("%s %s", op, path))
-						return syscall.ENOSPC
-					}
-					return nil
-				}
-				_, err := Run(t.Context(), dir, testUnits(n, "new", nil), Options{Threads: 2, Resume: true})
-				atomicfile.Fault = nil
+				nth := &faultfs.Nth{K: k, Err: syscall.ENOSPC}
+				_, err := Run(t.Context(), dir, testUnits(n, "new", nil), Options{Threads: 2, Resume: true,
+					FS: faultfs.New(nth.Fault)})
 				checkReader(t, dir, n, "old", "new")
-				if failed.Load() == nil {
+				failed := nth.Failed()
+				if failed == "" {
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -454,21 +451,21 @@ func TestEveryFault(t *testing.T) {
 				}
 				ops++
 				if !errors.Is(err, syscall.ENOSPC) {
-					t.Errorf("%s: error %v does not wrap ENOSPC", failed.Load(), err)
+					t.Errorf("%s: error %v does not wrap ENOSPC", failed, err)
 				}
 				for _, d := range []string{dir, filepath.Join(dir, StateDir)} {
 					entries, _ := os.ReadDir(d)
 					for _, e := range entries {
 						if strings.HasSuffix(e.Name(), atomicfile.TempSuffix) ||
 							strings.HasSuffix(e.Name(), locks.Suffix) {
-							t.Errorf("%s: left behind %s", failed.Load(), e.Name())
+							t.Errorf("%s: left behind %s", failed, e.Name())
 						}
 					}
 				}
 				mustRun(t, dir, testUnits(n, "new", nil), Options{Resume: true})
 				checkComplete(t, dir, n, "new")
 				if t.Failed() {
-					t.Fatalf("after a fault at operation %d: %s", k, failed.Load())
+					t.Fatalf("after a fault at operation %d: %s", k, failed)
 				}
 			}
 			if ops < 20 {
@@ -478,27 +475,52 @@ func TestEveryFault(t *testing.T) {
 	}
 }
 
+// If a read fails, Run returns that error or does the same work without the data. Readers never
+// find a unit whose files are incomplete, and the next run completes the directory.
+func TestEveryReadFault(t *testing.T) {
+	t.Parallel()
+	const n = 2
+	returned := 0
+	for k := int64(1); ; k++ {
+		dir := t.TempDir()
+		mustRun(t, dir, testUnits(n, "old", nil), Options{Resume: true})
+		nth := &faultfs.Nth{K: k, Err: syscall.EIO, Counts: func(op faultfs.Op, _ string) bool { return op.Reads() }}
+		_, err := Run(t.Context(), dir, testUnits(n, "new", nil), Options{Threads: 2, Resume: true,
+			FS: faultfs.New(nth.Fault)})
+		checkReader(t, dir, n, "old", "new")
+		if nth.Failed() == "" {
+			if err != nil || returned < 10 {
+				t.Errorf("got %v after %d errors; want no error and at least 10", err, returned)
+			}
+			return
+		}
+		if err == nil {
+			checkComplete(t, dir, n, "new")
+		} else if returned++; !errors.Is(err, syscall.EIO) {
+			t.Errorf("%s failed: got %v, want EIO", nth.Failed(), err)
+		}
+		mustRun(t, dir, testUnits(n, "new", nil), Options{Resume: true})
+		checkComplete(t, dir, n, "new")
+		if t.Failed() {
+			t.Fatalf("after a fault of operation %d: %s", k, nth.Failed())
+		}
+	}
+}
+
 // An operation that fails and all that follow fail with it, as on a full disk: promises and
 // resuming as above.
 func TestDiskStaysFull(t *testing.T) {
-	defer func() { atomicfile.Fault = nil }()
+	t.Parallel()
 	const n = 2
 	for k := int64(1); ; k += 3 {
 		dir := t.TempDir()
 		mustRun(t, dir, testUnits(n, "old", nil), Options{Resume: true})
-		var count atomic.Int64
-		atomicfile.Fault = func(op atomicfile.Op, path string) error {
-			if count.Add(1) >= k {
-				return syscall.ENOSPC
-			}
-			return nil
-		}
+		nth := &faultfs.Nth{K: k, Err: syscall.ENOSPC, After: true}
 		units := testUnits(n, "new", nil)
 		for i := range units {
 			units[i].Expect = unitBytes(i+1, "new") - unitBytes(i, "new")
 		}
-		_, err := Run(t.Context(), dir, units, Options{Threads: 2, Resume: true})
-		atomicfile.Fault = nil
+		_, err := Run(t.Context(), dir, units, Options{Threads: 2, Resume: true, FS: faultfs.New(nth.Fault)})
 		checkReader(t, dir, n, "old", "new")
 		if err == nil {
 			break
@@ -515,21 +537,21 @@ func TestDiskStaysFull(t *testing.T) {
 
 // Data files, then the directory, then the marker, then the directory: for every unit.
 func TestOrder(t *testing.T) {
-	defer func() { atomicfile.Fault = nil }()
+	t.Parallel()
 	dir := t.TempDir()
 	var mu sync.Mutex
 	var log []string
-	atomicfile.Fault = func(op atomicfile.Op, path string) error {
+	fsys := faultfs.New(func(op faultfs.Op, path string) error {
 		mu.Lock()
 		defer mu.Unlock()
-		if op != atomicfile.OpWrite {
+		if op != faultfs.Write && !op.Reads() {
 			rel, _ := filepath.Rel(dir, path)
 			log = append(log, string(op)+" "+rel)
 		}
 		return nil
-	}
+	})
 	const n = 40
-	mustRun(t, dir, testUnits(n, "x", nil), Options{Threads: 4, Resume: true})
+	mustRun(t, dir, testUnits(n, "x", nil), Options{Threads: 4, Resume: true, FS: fsys})
 	for u, unit := range testUnits(n, "x", nil) {
 		at := func(from int, what string) int {
 			i := slices.Index(log[from:], what)
@@ -730,12 +752,12 @@ func TestClean(t *testing.T) {
 
 // Many callers share few calls, and each is served by a call that began after its own.
 func TestSyncer(t *testing.T) {
-	defer func() { atomicfile.Fault = nil }()
+	t.Parallel()
 	const callers = 200
 	var clock, calls, called atomic.Int64
 	var mu sync.Mutex
 	begun := []int64{}
-	atomicfile.Fault = func(op atomicfile.Op, path string) error {
+	fsys := faultfs.New(func(faultfs.Op, string) error {
 		calls.Add(1)
 		mu.Lock()
 		begun = append(begun, clock.Add(1))
@@ -745,8 +767,8 @@ func TestSyncer(t *testing.T) {
 		}
 		time.Sleep(2 * time.Millisecond)
 		return nil
-	}
-	s := syncer{dir: t.TempDir()}
+	})
+	s := syncer{files: atomicfile.On(fsys), dir: t.TempDir()}
 	var g sync.WaitGroup
 	for range callers {
 		g.Go(func() {
@@ -767,9 +789,9 @@ func TestSyncer(t *testing.T) {
 	if n := calls.Load(); n > callers/4 {
 		t.Errorf("%d calls for %d callers", n, callers)
 	}
-	atomicfile.Fault = func(atomicfile.Op, string) error { return syscall.EIO }
+	s.files = atomicfile.On(faultfs.FailOn(faultfs.SyncDir, s.dir, syscall.EIO))
 	if err := s.sync(); !errors.Is(err, syscall.EIO) {
-		t.Errorf("got %v", err)
+		t.Errorf("got %v, want EIO", err)
 	}
 }
 
@@ -798,7 +820,7 @@ func FuzzRecord(f *testing.F) {
 }
 
 // BenchmarkPublish is the price of 500 units of three files of 100 kB each besides computing them:
-// on this disk, and with 5 ms more for each fsync, as on a disk that has to turn.
+// without fsync, and with 5 ms for each fsync, as on a disk that turns.
 func BenchmarkPublish(b *testing.B) {
 	const n = 500
 	p := make([]byte, 100_000)
@@ -817,19 +839,16 @@ func BenchmarkPublish(b *testing.B) {
 		}
 	}
 	for _, delay := range []time.Duration{0, 5 * time.Millisecond} {
-		b.Run(fmt.Sprintf("fsync plus %v", delay), func(b *testing.B) {
-			defer func() { atomicfile.Fault = nil }()
-			if delay > 0 {
-				atomicfile.Fault = func(op atomicfile.Op, _ string) error {
-					if op == atomicfile.OpSync || op == atomicfile.OpSyncDir {
-						time.Sleep(delay)
-					}
-					return nil
+		b.Run(fmt.Sprintf("fsync of %v", delay), func(b *testing.B) {
+			fsys := faultfs.New(func(op faultfs.Op, _ string) error {
+				if op == faultfs.Sync || op == faultfs.SyncDir {
+					time.Sleep(delay)
 				}
-			}
+				return nil
+			})
 			for b.Loop() {
 				dir := filepath.Join(b.TempDir(), "cache")
-				if _, err := Run(b.Context(), dir, units, Options{Threads: 2, Resume: true}); err != nil {
+				if _, err := Run(b.Context(), dir, units, Options{Threads: 2, Resume: true, FS: fsys}); err != nil {
 					b.Fatal(err)
 				}
 				os.RemoveAll(dir)

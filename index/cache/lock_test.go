@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem/faultfs"
 	"mula/internal/locks"
 	"mula/internal/testwait"
 )
@@ -252,7 +253,7 @@ func TestLostLock(t *testing.T) {
 // Nor does one whose lock was taken over while its data files got their names: who has taken it may
 // be removing them.
 func TestLostLockLate(t *testing.T) {
-	defer func() { atomicfile.Fault = nil }()
+	t.Parallel()
 	dir := t.TempDir()
 	units := testUnits(1, "x", nil)
 	other := atomicfile.Self()
@@ -260,19 +261,20 @@ func TestLostLockLate(t *testing.T) {
 	data, marker := filepath.Join(dir, units[0].Files[0]), filepath.Join(dir, units[0].Marker)
 	var once sync.Once
 	var lock string
-	atomicfile.Fault = func(op atomicfile.Op, path string) error {
+	fsys := faultfs.New(func(op faultfs.Op, path string) error {
 		switch {
-		case op == atomicfile.OpRename && path == data:
+		case op == faultfs.Rename && path == data:
 			once.Do(func() { lock = writeLock(t, dir, other) })
-		case op == atomicfile.OpRename && path == marker:
+		case op == faultfs.Rename && path == marker:
 			if text, err := os.ReadFile(lock); err != nil || strings.Contains(string(text), other.Machine) {
 				t.Errorf("published while the lock is another's: %s, %v", text, err)
 			}
 		}
 		return nil
-	}
-	if s := mustRun(t, dir, units, Options{Resume: true, timing: impatient}); s.Built != 1 || lock == "" {
-		t.Errorf("%+v, lock %q", s, lock)
+	})
+	s := mustRun(t, dir, units, Options{Resume: true, timing: impatient, FS: fsys})
+	if s.Built != 1 || lock == "" {
+		t.Errorf("%d units built, want 1; lock %q, want one", s.Built, lock)
 	}
 	checkComplete(t, dir, 1, "x")
 }

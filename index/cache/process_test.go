@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"mula/internal/filesystem/faultfs"
 	"mula/internal/locks"
 	"mula/internal/longtest"
 )
@@ -34,7 +35,7 @@ func child(dir string) {
 			units = inParts(units)
 		}
 		_, err = Run(context.Background(), dir, units, Options{Threads: 2, Resume: true, Together: true,
-			timing: &timing{
+			FS: faultfs.New(nil), timing: &timing{
 				locks.Timing{Beat: time.Second, Stale: time.Minute}, time.Millisecond, 20 * time.Millisecond,
 				5 * time.Millisecond}})
 	}

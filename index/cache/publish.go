@@ -109,12 +109,12 @@ func (r *run) publish(ctx context.Context, j *job) (complete bool, err error) {
 		if err != nil {
 			return false, err
 		}
-		if record, err = sealed(r.recordPath(j.unit), text); err != nil {
+		if record, err = r.sealed(r.recordPath(j.unit), text); err != nil {
 			return false, err
 		}
 		defer record.Abort()
 	}
-	marker, err := sealed(filepath.Join(r.dir, j.Marker), j.MarkerText)
+	marker, err := r.sealed(filepath.Join(r.dir, j.Marker), j.MarkerText)
 	if err != nil {
 		return false, err
 	}
@@ -127,7 +127,7 @@ func (r *run) publish(ctx context.Context, j *job) (complete bool, err error) {
 		return false, errLost
 	}
 	if j.findings.marker {
-		if err := atomicfile.Remove(filepath.Join(r.dir, j.Marker)); err != nil {
+		if err := r.files.Remove(filepath.Join(r.dir, j.Marker)); err != nil {
 			return false, err
 		}
 		if err := r.dirSync.sync(); err != nil {
@@ -136,7 +136,7 @@ func (r *run) publish(ctx context.Context, j *job) (complete bool, err error) {
 	}
 	if j.stale {
 		for _, name := range j.Files {
-			if err := atomicfile.Remove(filepath.Join(r.dir, name)); err != nil {
+			if err := r.files.Remove(filepath.Join(r.dir, name)); err != nil {
 				return false, err
 			}
 		}
@@ -178,8 +178,8 @@ func (r *run) publish(ctx context.Context, j *job) (complete bool, err error) {
 }
 
 // sealed writes a small file up to its renaming.
-func sealed(path string, text []byte) (*atomicfile.File, error) {
-	f, err := atomicfile.Create(path)
+func (r *run) sealed(path string, text []byte) (*atomicfile.File, error) {
+	f, err := r.files.Create(path)
 	if err != nil {
 		return nil, err
 	}
@@ -196,7 +196,8 @@ func sealed(path string, text []byte) (*atomicfile.File, error) {
 // A syncer syncs the entries of a directory for many goroutines with few calls: the next call
 // serves all requests that arrive while one call runs.
 type syncer struct {
-	dir string
+	files atomicfile.Files
+	dir   string
 
 	mu            sync.Mutex
 	turn          *sync.Cond
@@ -221,7 +222,7 @@ func (s *syncer) sync() error {
 		s.begun++
 		n := s.begun
 		s.mu.Unlock()
-		err := atomicfile.SyncDir(s.dir)
+		err := s.files.SyncDir(s.dir)
 		s.mu.Lock()
 		s.running, s.served = false, n
 		if s.err == nil {

@@ -10,6 +10,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+
+	"mula/internal/filesystem"
 )
 
 // A record describes a unit that this package built. It is stored as <marker>.json in the state
@@ -61,7 +63,7 @@ func (f *findings) has(files []int) bool {
 // inspect finds the existing files of a unit.
 func (r *run) inspect(ctx context.Context, u *unit) (findings, error) {
 	f := findings{have: make([]bool, len(u.Files))}
-	text, err := readFile(filepath.Join(r.dir, u.Marker), int64(len(u.MarkerText)))
+	text, err := r.readFile(filepath.Join(r.dir, u.Marker), int64(len(u.MarkerText)))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return f, err
 	}
@@ -97,7 +99,7 @@ func (r *run) inspect(ctx context.Context, u *unit) (findings, error) {
 	}
 	f.complete = marked
 	for i, name := range u.Files {
-		info, err := os.Stat(filepath.Join(r.dir, name))
+		info, err := r.files.FS().Stat(filepath.Join(r.dir, name))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return f, err
 		}
@@ -130,14 +132,14 @@ func (rec *record) of(u *unit) bool {
 // is not valid.
 func (r *run) readRecord(u *unit) (rec *record, info os.FileInfo, err error) {
 	path := r.recordPath(u)
-	info, err = os.Stat(path)
+	info, err = r.files.FS().Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, nil
 	}
 	if err != nil {
 		return nil, nil, err
 	}
-	text, err := readFile(path, maxRecord)
+	text, err := r.readFile(path, maxRecord)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, nil
 	}
@@ -152,8 +154,8 @@ func (r *run) readRecord(u *unit) (rec *record, info os.FileInfo, err error) {
 }
 
 // readFile reads a file, or nothing if the file is longer than limit.
-func readFile(path string, limit int64) ([]byte, error) {
-	info, err := os.Stat(path)
+func (r *run) readFile(path string, limit int64) ([]byte, error) {
+	info, err := r.files.FS().Stat(path)
 	if err != nil {
 		return nil, err
 	}
@@ -163,5 +165,5 @@ func readFile(path string, limit int64) ([]byte, error) {
 	if info.Size() > limit {
 		return nil, nil
 	}
-	return os.ReadFile(path)
+	return filesystem.ReadFile(r.files.FS(), path)
 }

@@ -51,17 +51,17 @@ func (r *run) noteFailure(err error) {
 		return
 	}
 	if text, e := json.Marshal(failure{atomicfile.Self(), err.Error()}); e == nil {
-		_ = atomicfile.WriteFile(r.failurePath(), append(text, '\n'))
+		_ = r.files.WriteFile(r.failurePath(), append(text, '\n'))
 	}
 }
 
 // readFailure reads the note, unless the note is still the file described by before.
-func readFailure(path string, before os.FileInfo) *FailedError {
-	info, err := os.Stat(path)
+func (r *run) readFailure(path string, before os.FileInfo) *FailedError {
+	info, err := r.files.FS().Stat(path)
 	if err != nil || before != nil && os.SameFile(info, before) && info.ModTime().Equal(before.ModTime()) {
 		return nil
 	}
-	text, err := readFile(path, maxRecord)
+	text, err := r.readFile(path, maxRecord)
 	var f failure
 	if err != nil || json.Unmarshal(text, &f) != nil {
 		return nil
@@ -73,7 +73,7 @@ func readFailure(path string, before os.FileInfo) *FailedError {
 // also stops the run when another process has failed. It returns when ctx is done.
 func (r *run) watch(ctx context.Context, stop context.CancelCauseFunc) {
 	path := r.failurePath()
-	before, _ := os.Stat(path)
+	before, _ := r.files.FS().Stat(path)
 	tick := time.NewTicker(r.timing.watch)
 	defer tick.Stop()
 	for {
@@ -83,7 +83,7 @@ func (r *run) watch(ctx context.Context, stop context.CancelCauseFunc) {
 		case <-tick.C:
 		}
 		if r.o.Together {
-			if other := readFailure(path, before); other != nil {
+			if other := r.readFailure(path, before); other != nil {
 				stop(other)
 				return
 			}
@@ -96,13 +96,13 @@ func (r *run) watch(ctx context.Context, stop context.CancelCauseFunc) {
 
 // countComplete looks for the markers of unfinished units with a single listing of the directory.
 func (r *run) countComplete(ctx context.Context) {
-	names, err := listNames(r.dir)
+	entries, err := r.files.FS().ReadDir(r.dir)
 	if err != nil {
 		return // the code that needs the directory reports the error
 	}
-	there := make(map[string]bool, len(names))
-	for _, name := range names {
-		there[name] = true
+	there := make(map[string]bool, len(entries))
+	for _, entry := range entries {
+		there[entry.Name()] = true
 	}
 	for _, u := range r.units {
 		if ctx.Err() != nil {
@@ -112,15 +112,6 @@ func (r *run) countComplete(ctx context.Context) {
 			_, _, _ = r.skip(ctx, u) // the code that builds the unit meets the error again
 		}
 	}
-}
-
-func listNames(dir string) ([]string, error) {
-	d, err := os.Open(dir)
-	if err != nil {
-		return nil, err
-	}
-	defer d.Close()
-	return d.Readdirnames(-1)
 }
 
 // Await calls open until it no longer fails with [fs.ErrNotExist], as long as other processes are

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem/faultfs"
 	"mula/internal/locks"
 	"mula/internal/longtest"
 	"mula/internal/testwait"
@@ -117,33 +118,22 @@ func TestPartsAreShared(t *testing.T) {
 // Whichever operation fails, a reader sees whole units only, and the next run completes them.
 func TestPartsEveryFault(t *testing.T) {
 	longtest.SkipIfShort(t)
-	defer func() { atomicfile.Fault = nil }()
-	for k := 1; ; k++ {
+	t.Parallel()
+	for k := int64(1); ; k++ {
 		dir := t.TempDir()
 		mustRun(t, dir, testUnits(1, "old", nil), Options{Resume: true})
-		var mu sync.Mutex
-		n, failed := 0, false
-		atomicfile.Fault = func(atomicfile.Op, string) error {
-			mu.Lock()
-			defer mu.Unlock()
-			if n++; n == k {
-				failed = true
-				return syscall.EIO
-			}
-			return nil
-		}
+		nth := &faultfs.Nth{K: k, Err: syscall.EIO}
 		_, err := Run(t.Context(), dir, inParts(testUnits(1, "x", nil)), Options{Threads: 1, Resume: true,
-			timing: quick})
-		atomicfile.Fault = nil
+			timing: quick, FS: faultfs.New(nth.Fault)})
 		checkReader(t, dir, 1, "x", "old")
-		if !failed {
+		if nth.Failed() == "" {
 			if err != nil || k < 20 {
-				t.Fatalf("after %d operations: %v", k-1, err)
+				t.Fatalf("%v after %d operations; want no error and at least 19", err, k-1)
 			}
 			return
 		}
 		if err != nil && !errors.Is(err, syscall.EIO) {
-			t.Errorf("operation %d: %v", k, err)
+			t.Errorf("%s failed: got %v, want EIO or no error", nth.Failed(), err)
 		}
 		mustRun(t, dir, inParts(testUnits(1, "x", nil)), Options{Resume: true})
 		checkComplete(t, dir, 1, "x")
