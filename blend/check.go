@@ -117,10 +117,3 @@ func (d *Data) checkOrder(ctx context.Context, progress func(path string, done i
 	}
 	return findings, nil
 }
-
-func tokenBytes(dtype string) int64 {
-	if dtype == shards.UInt16.String() {
-		return 2
-	}
-	return 4
-}

@@ -188,7 +188,7 @@ func (d *Data) verify(ctx context.Context, unread bool) error {
 		for k, is := range d.facts[i] {
 			want := d.Sources[i].Shards[k]
 			switch {
-			case is.dtype.String() != want.DType:
+			case is.dtype != want.DType:
 				return d.changed(i, k, "element type is %s, was %s", is.dtype, want.DType)
 			case is.tokens != want.Tokens: // this also compares the size of .bin
 				return d.changed(i, k, "it has %d tokens, previously %d", is.tokens, want.Tokens)
@@ -418,5 +418,5 @@ func (d *Data) idError(source, shard int, token int64, id uint32) error {
 	return fmt.Errorf("source %q: %s.bin: token %d (byte %d) has id %d, but the tokenizer has ids below %d; restore "+
 		"the shard, or tokenize again with the plan's tokenizer",
 		d.Sources[source].Name, d.ShardPath(source,
-			shard), token, token*tokenBytes(d.Sources[source].Shards[shard].DType), id, d.idLimit())
+			shard), token, token*int64(d.Sources[source].Shards[shard].DType.Size()), id, d.idLimit())
 }

@@ -378,7 +378,7 @@ func (p *page) text(dir string) []byte {
 		b = le.AppendUint64(b, uint64(e.verified))
 		b = le.AppendUint64(le.AppendUint64(b, uint64(e.tokens)), uint64(e.documents))
 		at := len(b) + 1
-		b = append(b, byte(e.dtype), 0)
+		b = append(b, e.dtype.Code(), 0)
 		if e.manifest {
 			b[at] |= hasManifest
 		}
@@ -447,7 +447,7 @@ func (p *page) parse(data []byte, dir string) {
 		if kind == nil {
 			return
 		}
-		e.dtype, e.manifest, e.indexed = shards.DType(kind[0]), kind[1]&hasManifest != 0, kind[1]&hasIndex != 0
+		e.dtype, e.manifest, e.indexed = shards.DTypeOf(kind[0]), kind[1]&hasManifest != 0, kind[1]&hasIndex != 0
 		if kind[1]&hasTokenizer != 0 {
 			e.tokenizer = Tokenizer{hex.EncodeToString(take(32)), int(number()), number()}
 		}

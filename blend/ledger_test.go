@@ -367,8 +367,8 @@ func TestPage(t *testing.T) {
 				e.stamps[i] = stamp{rapid.Int64().Draw(t, "size"), rapid.Int64().Draw(t, "changed"),
 					rapid.Uint64().Draw(t, "inode")}
 			}
-			e.dtype, e.tokens, e.documents = shards.DType(rapid.Uint8().Draw(t, "dtype")), rapid.Int64().Draw(t,
-				"tokens"), rapid.Int64().Draw(t, "documents")
+			e.dtype, e.tokens, e.documents = rapid.SampledFrom([]shards.DType{shards.UInt16,
+				shards.Int32}).Draw(t, "dtype"), rapid.Int64().Draw(t, "tokens"), rapid.Int64().Draw(t, "documents")
 			if e.manifest = rapid.Bool().Draw(t, "manifest"); rapid.Bool().Draw(t, "tokenizer") {
 				e.tokenizer = Tokenizer{hash.Draw(t, "sha"), rapid.Int().Draw(t, "vocabulary"),
 					rapid.Int64().Draw(t, "eod")}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"mula/index/olmo"
+	"mula/shards"
 )
 
 // An OLMoOrder maps a plan to OLMo-core's terms. The shards are its token files, in the plan's
@@ -39,9 +40,9 @@ func NewOLMoOrder(p *Plan) (*OLMoOrder, error) {
 	for i := range p.Sources {
 		first := make([]int64, len(p.Sources[i].Shards))
 		for j, s := range p.Sources[i].Shards {
-			dtype := olmo.Uint16
-			if s.DType == "int32" { // ids are not negative, so the bytes are the same
-				dtype = olmo.Uint32
+			dtype := shards.UInt16
+			if s.DType == shards.Int32 { // ids are not negative, so the bytes are the same
+				dtype = shards.UInt32
 			}
 			if o.Dataset.DType != "" && o.Dataset.DType != dtype {
 				return nil, fmt.Errorf("%s has %s tokens, but earlier shards have %s; OLMo-core needs one type",
@@ -50,7 +51,7 @@ func NewOLMoOrder(p *Plan) (*OLMoOrder, error) {
 			o.Dataset.DType = dtype
 			first[j] = next
 			o.Dataset.Files = append(o.Dataset.Files, olmo.File{Path: p.ShardPath(i, j) + ".bin",
-				Bytes: s.Tokens * dtype.Size()})
+				Bytes: s.Tokens * int64(dtype.Size())})
 			next += s.Tokens / int64(p.SequenceLength)
 		}
 		o.first = append(o.first, first)

@@ -127,7 +127,7 @@ func (p *Plan) checkPadding() error {
 	limit := (&Data{Plan: p}).idLimit()
 	for _, s := range p.Sources {
 		for _, sh := range s.Shards {
-			if sh.DType == shards.UInt16.String() {
+			if sh.DType == shards.UInt16 {
 				limit = min(limit, math.MaxUint16+1)
 			}
 		}

@@ -92,12 +92,12 @@ type Source struct {
 
 // A Shard describes one shard of a plan. The plan's fingerprint covers all fields except the path.
 type Shard struct {
-	Path      string `json:"-"` // prefix of the files
-	DType     string `json:"dtype"`
-	Tokens    int64  `json:"tokens"`
-	Documents int64  `json:"documents"`
-	Bin       string `json:"bin"` // SHA-256 of the .bin file, in hexadecimal
-	Index     string `json:"idx"` // SHA-256 of the .idx file
+	Path      string       `json:"-"` // prefix of the files
+	DType     shards.DType `json:"dtype"`
+	Tokens    int64        `json:"tokens"`
+	Documents int64        `json:"documents"`
+	Bin       string       `json:"bin"` // SHA-256 of the .bin file, in hexadecimal
+	Index     string       `json:"idx"` // SHA-256 of the .idx file
 }
 
 // A Stage is a range of positions with its own weights.
@@ -243,7 +243,7 @@ func (s *Source) checkShards() error {
 	}
 	var total int64
 	for i, sh := range s.Shards {
-		if sh.DType != shards.UInt16.String() && sh.DType != shards.Int32.String() {
+		if sh.DType != shards.UInt16 && sh.DType != shards.Int32 {
 			return fmt.Errorf("shard %d has elements of type %.20q; supported are uint16 and int32", i+1, sh.DType)
 		}
 		if sh.Tokens < 0 || sh.Tokens > maxTokens-total || sh.Documents < 0 {

@@ -255,7 +255,7 @@ func (d *Data) describeShards() {
 	for i := range d.Sources {
 		for k, f := range d.facts[i] {
 			sh := &d.Sources[i].Shards[k]
-			sh.DType, sh.Tokens, sh.Documents = f.dtype.String(), f.tokens, f.documents
+			sh.DType, sh.Tokens, sh.Documents = f.dtype, f.tokens, f.documents
 		}
 	}
 }

@@ -235,7 +235,7 @@ var sourceType = &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, Va
 func (d *Data) tokenWidth() int {
 	for _, s := range d.Sources {
 		for _, sh := range s.Shards {
-			if sh.DType != shards.UInt16.String() {
+			if sh.DType != shards.UInt16 {
 				return 4
 			}
 		}

@@ -288,7 +288,7 @@ func (v *verifier) bytes(c *checked) int64 {
 		return v.files[c.file].bytes
 	}
 	sh := v.d.Sources[c.source].Shards[c.shard]
-	return sh.Tokens*tokenBytes(sh.DType) + 20*sh.Documents // and the ends of the .idx
+	return sh.Tokens*int64(sh.DType.Size()) + 20*sh.Documents // and the ends of the .idx
 }
 
 // settle sets the result of a file.

@@ -12,8 +12,8 @@ import (
 
 	"mula/blend"
 	"mula/internal/atomicfile"
+	"mula/shards"
 	"mula/shards/audit"
-	"mula/shards/layout"
 )
 
 func checkCommand() *cli.Command {
@@ -36,7 +36,7 @@ func checkCommand() *cli.Command {
 			&cli.Int64Flag{Name: "vocab-size", Usage: "require ids below `N`", DefaultText: "from the manifest"},
 			&cli.IntFlag{Name: "sequence-length", Aliases: []string{"L"},
 				Usage: "count the tokens outside all windows of `L`+1 tokens", DefaultText: "not counted"},
-			&cli.StringFlag{Name: "dtype", Usage: "read files without a type as `TYPE`: " + anyOf(layout.DTypes()),
+			&cli.StringFlag{Name: "dtype", Usage: "read files without a type as `TYPE`: " + anyOf(shards.IDTypes()),
 				DefaultText: "by --vocab-size"},
 			&cli.Int64Flag{Name: "huge", Usage: "report documents of `N` tokens or more", Value: audit.HugeDocument},
 			&cli.StringFlag{Name: "report",

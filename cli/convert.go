@@ -12,7 +12,6 @@ import (
 	"mula/internal/quantity"
 	"mula/shards"
 	"mula/shards/formats"
-	"mula/shards/layout"
 	"mula/shards/mds"
 )
 
@@ -55,7 +54,7 @@ func convertCommand() *cli.Command {
 				Usage: "split inputs without document boundaries after each token `ID`", Value: -1,
 				DefaultText: "none"},
 			&cli.StringFlag{Name: "dtype",
-				Usage:       "read inputs without a type as the numpy `TYPE`: " + anyOf(layout.DTypes()),
+				Usage:       "read inputs without a type as the numpy `TYPE`: " + anyOf(shards.IDTypes()),
 				DefaultText: "by --vocab-size"},
 			&cli.IntFlag{Name: "vocab-size",
 				Usage: "all ids are below `N`, for inputs without a manifest; determines the element type of bare " +

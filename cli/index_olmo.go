@@ -16,6 +16,7 @@ import (
 	"mula/blend"
 	"mula/index/olmo"
 	"mula/internal/quantity"
+	"mula/shards"
 )
 
 // An olmoIndex is a file of OLMo-core with the order of an epoch.
@@ -232,7 +233,7 @@ func olmoPaths(c *cli.Context) (*olmoIndex, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := olmo.Dataset{Files: files, DType: olmo.DType(c.String("dtype")), SequenceLength: c.Int64("seq-length"),
+	d := olmo.Dataset{Files: files, DType: shards.DType(c.String("dtype")), SequenceLength: c.Int64("seq-length"),
 		MaxTargetSequenceLength: c.Int64("max-target-sequence-length")}
 	if err := d.Check(); err != nil {
 		return nil, err

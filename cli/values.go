@@ -13,8 +13,8 @@ import (
 	"mula/index/olmo"
 	"mula/internal/suggest"
 	"mula/moe"
+	"mula/shards"
 	"mula/shards/formats"
-	"mula/shards/layout"
 	"mula/shards/mds"
 	"mula/tokenize/documents"
 	"mula/train"
@@ -45,8 +45,8 @@ var flagValues = map[string]valueSet{
 	"for":                   {names: func() []string { return frameworks }},
 	"input-format":          {names: documents.Formats},
 	"mds-compression":       {names: mds.Compressions},
-	"mula check dtype":      {names: layout.DTypes},
-	"mula convert dtype":    {names: layout.DTypes},
+	"mula check dtype":      {names: shards.IDTypes},
+	"mula convert dtype":    {names: shards.IDTypes},
 	"mula estimate machine": {names: estimate.Machines, file: true},
 	"mula estimate model":   {names: moe.Presets},
 	"mula export dtype":     {names: weightTypes.names},

@@ -13,8 +13,8 @@ import (
 	"mula/index/megatron"
 	"mula/index/olmo"
 	"mula/moe"
+	"mula/shards"
 	"mula/shards/formats"
-	"mula/shards/layout"
 	"mula/tokenize/documents"
 	"mula/train"
 	"mula/train/estimate"
@@ -132,7 +132,7 @@ func TestValuesAreRead(t *testing.T) {
 				err := megatron.ProfileNamed(name)
 			return err
 		}},
-		"dtype":  {layout.DTypes(), func(name string) error { _, err := layout.ParseWidth(name); return err }},
+		"dtype":  {shards.IDTypes(), func(name string) error { _, err := shards.ParseDType(name); return err }},
 		"to":     {formats.Names(), func(name string) error { _, err := formats.ParseLayout(name); return err }},
 		"format": {documents.Formats(), func(name string) error { _, err := documents.ParseFormat(name); return err }},
 		"unit":   {documents.Units(), func(name string) error { _, err := documents.ParseUnit(name); return err }},
@@ -152,7 +152,7 @@ func TestValuesAreRead(t *testing.T) {
 			func(name string) bool { return name == estimate.LocalName }),
 			func(name string) error { _, err := estimate.MachineByName(name); return err }},
 		"dtype of OLMo-core": {olmo.DTypes(), func(name string) error {
-			d := olmo.Dataset{DType: olmo.DType(name), SequenceLength: 8}
+			d := olmo.Dataset{DType: shards.DType(name), SequenceLength: 8}
 			return d.Check()
 		}},
 	} {

@@ -47,7 +47,7 @@ var sealed = make(map[shards.DType]string)
 func openPlan(t testing.TB, dtype shards.DType) *blend.Data {
 	t.Helper()
 	if sealed[dtype] == "" {
-		dir := filepath.Join(os.Getenv("XDG_CACHE_HOME"), dtype.String()) // removed after all tests
+		dir := filepath.Join(os.Getenv("XDG_CACHE_HOME"), string(dtype)) // removed after all tests
 		if err := os.Mkdir(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -277,7 +277,7 @@ func sameRow(a, b row) bool {
 // many records as is promised.
 func TestStreamsAreThePlan(t *testing.T) {
 	for _, dtype := range []shards.DType{shards.UInt16, shards.Int32} {
-		t.Run(dtype.String(), func(t *testing.T) {
+		t.Run(string(dtype), func(t *testing.T) {
 			s := serve(t, dtype, Options{})
 			plan := make([]row, positions)
 			skipped := make([]bool, positions)

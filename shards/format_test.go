@@ -31,7 +31,7 @@ func TestFormatPageOffsets(t *testing.T) {
 	}
 	idx, le := readFile(t, prefix+".idx"), binary.LittleEndian
 	if string(idx[:at[1]]) != "MMIDIDX\x00\x00" || le.Uint64(idx[at[1]:]) != 1 || at[2]-at[1] != 8 ||
-		DType(idx[at[2]]) != UInt16 || at[3]-at[2] != 1 ||
+		DTypeOf(idx[at[2]]) != UInt16 || at[3]-at[2] != 1 ||
 		le.Uint64(idx[at[3]:]) != documents || le.Uint64(idx[at[4]:]) != documents+1 || at[5]-at[4] != 8 {
 		t.Errorf("the header is %x, not as the page has it at %v", idx[:40], at)
 	}

@@ -174,7 +174,7 @@ func TestMegatronReads(t *testing.T) {
 				}
 			}
 			sum := func(h interface{ Sum([]byte) []byte }) string { return hex.EncodeToString(h.Sum(nil)) }
-			if g.DType != c.dtype.String() || g.Sequences != c.documents || g.Tokens != total {
+			if g.DType != string(c.dtype) || g.Sequences != c.documents || g.Tokens != total {
 				t.Errorf("IndexedDataset saw %s, %d sequences, %d tokens; written %v, %d, %d", g.DType, g.Sequences,
 					g.Tokens, c.dtype, c.documents, total)
 			}

@@ -72,7 +72,7 @@ func (x *Index) parse() error {
 	if v := binary.LittleEndian.Uint64(idx[9:]); v != idxVersion {
 		return fmt.Errorf("%s: MMIDIDX version %d (byte 9) is not supported; want version 1", x.path, v)
 	}
-	x.dtype = DType(idx[17])
+	x.dtype = DTypeOf(idx[17])
 	if x.dtype.Size() == 0 {
 		return fmt.Errorf("%s: unknown type of tokens: %s (byte 17)", x.path, x.dtype)
 	}

@@ -47,7 +47,7 @@ func TestOpenIndex(t *testing.T) {
 					t.Fatal(err)
 				}
 				if x.Path() != path || x.Size() != info.Size() || !x.ModTime().Equal(info.ModTime()) ||
-					x.DType() != DType(code) || x.DType().Size() != int(size) ||
+					x.DType().Code() != code || x.DType().Size() != int(size) ||
 					x.Sequences() != 4 || x.Documents() != 2 || x.Elements() != 8+1<<31-1 ||
 					x.Multimodal() != (modes > 0) || !slices.Equal(x.Lengths(), flat) {
 					t.Errorf("type %d: %s of %d bytes, %v, %d sequences, %d documents, %d elements", code, x.Path(),

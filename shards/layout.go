@@ -49,9 +49,8 @@ type DocumentReader interface {
 	// does the same for tokens.
 	Documents() int64
 	Tokens() int64
-	// DType returns the numpy name of the element type of the ids on disk, "" if it is known only
-	// after iteration.
-	DType() string
+	// DType returns the element type of the ids on disk, "" if it is known only after iteration.
+	DType() DType
 	// All yields the documents in order. Tokens are valid until the next iteration. An error ends
 	// the iteration.
 	All(ctx context.Context) iter.Seq2[TokenDocument, error]

@@ -36,7 +36,7 @@ type Manifest struct {
 	Format int    `json:"format"`           // 2, or 1 in older files
 	Layout Layout `json:"layout,omitempty"` // omitted for Megatron
 	// type of the ids on disk: "uint16" or "int32", in layouts other than Megatron's also "uint32"
-	DType     string        `json:"dtype"`
+	DType     DType         `json:"dtype"`
 	Tokens    int64         `json:"tokens"`
 	Documents int64         `json:"documents"`
 	Tokenizer TokenizerInfo `json:"tokenizer"`
@@ -166,12 +166,11 @@ func complete(data []byte) error {
 
 // check returns an error about a field whose value is out of range.
 func (m *Manifest) check() error {
-	ids := map[string]int64{"uint8": 1 << 8, "uint16": 1 << 16, "int32": 1 << 31, "uint32": 1 << 32}[m.DType]
-	t := &m.Tokenizer
+	ids, t := m.DType.IDs(), &m.Tokenizer
 	switch {
 	case m.Layout != Megatron && m.Layout != Dolma && m.Layout != Datatrove && m.Layout != MDS && m.Layout != FMS:
 		return fmt.Errorf("layout: unknown layout %q", m.Layout)
-	case ids == 0:
+	case !slices.Contains(idTypes, m.DType):
 		return fmt.Errorf("dtype: %q is not a type of ids", m.DType)
 	case m.Tokens < 0 || m.Documents < 0:
 		return fmt.Errorf("tokens and documents: %d and %d must not be negative", m.Tokens, m.Documents)
@@ -288,7 +287,7 @@ func (s *Shard) checkManifest() error {
 		}
 	}
 	switch bin, idx := m.Files["bin"], m.Files["idx"]; {
-	case m.DType != s.DType().String():
+	case m.DType != s.DType():
 		return differs("dtype", m.DType, s.DType())
 	case m.Tokens != s.Tokens():
 		return differs("tokens", m.Tokens, s.Tokens())
@@ -392,7 +391,7 @@ func (s *Shard) verifyTokens(ctx context.Context, progress func(bytes int64),
 		hash.Write(part)
 		if visit != nil {
 			ids = ids[:len(part)/size]
-			decode(ids, part, s.DType())
+			s.DType().Decode(ids, part)
 			if err := visit(ids); err != nil {
 				return "", err
 			}

@@ -22,7 +22,6 @@ package shards
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -145,7 +144,7 @@ func (s *Shard) Guard(read func() error) error {
 // holdsTokens returns an error unless the index is for token ids and fits a .bin file of binSize
 // bytes.
 func (x *Index) holdsTokens(binSize int64, bin string) error {
-	if !x.dtype.valid() {
+	if !x.dtype.megatron() {
 		return fmt.Errorf("%s: tokens have type %s (byte 17); want uint16 or int32; convert the shard first", x.path,
 			x.dtype)
 	}
@@ -331,7 +330,7 @@ func (s *Shard) read(dst []uint32, token int64) error {
 	if err != nil {
 		return err
 	}
-	if decode(dst, src, s.DType())>>31 == 0 {
+	if s.DType().Decode(dst, src)>>31 == 0 {
 		return nil
 	}
 	for i, id := range dst {
@@ -369,36 +368,6 @@ func (s *Shard) Encoded(from, to int64) ([]byte, error) {
 		}
 	}
 	return s.bin.Data[from*size : to*size : to*size], nil
-}
-
-// decode reads len(dst) ids of x.bin from src, which must have that many, and returns the bitwise
-// or of all ids.
-func decode(dst []uint32, src []byte, dtype DType) (bits uint32) {
-	le := binary.LittleEndian
-	if dtype == UInt16 {
-		src = src[:2*len(dst)]
-		for ; len(dst) >= 4 && len(src) >= 8; dst, src = dst[4:], src[8:] { // four ids per load
-			four := le.Uint64(src)
-			dst[0], dst[1], dst[2], dst[3] = uint32(uint16(four)), uint32(uint16(four>>16)), uint32(uint16(four>>32)),
-				uint32(four>>48)
-		}
-		for i := range dst {
-			dst[i] = uint32(le.Uint16(src[2*i:]))
-		}
-		return 1<<16 - 1
-	}
-	src = src[:4*len(dst)]
-	var all uint64
-	for ; len(dst) >= 4 && len(src) >= 16; dst, src = dst[4:], src[16:] {
-		a, b := le.Uint64(src), le.Uint64(src[8:])
-		dst[0], dst[1], dst[2], dst[3] = uint32(a), uint32(a>>32), uint32(b), uint32(b>>32)
-		all |= a | b
-	}
-	for i := range dst {
-		dst[i] = le.Uint32(src[4*i:])
-		all |= uint64(dst[i])
-	}
-	return uint32(all | all>>32)
 }
 
 // Close unmaps the files. No method of the shard or of its [Documents] may run during or after

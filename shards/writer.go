@@ -53,10 +53,10 @@ func Create(prefix string, dtype DType, info TokenizerInfo) (*Writer, error) {
 }
 
 func create(prefix string, dtype DType, info TokenizerInfo, mem memory.Allocator) (_ *Writer, err error) {
-	if !dtype.valid() {
+	if !dtype.megatron() {
 		return nil, fmt.Errorf("creating shard %s: tokens cannot have type %s; use uint16 or int32", prefix, dtype)
 	}
-	if info.VocabSize < 0 || int64(info.VocabSize) > dtype.limit() {
+	if info.VocabSize < 0 || int64(info.VocabSize) > dtype.IDs() {
 		return nil, fmt.Errorf("creating shard %s: a vocabulary of %d ids does not fit %s", prefix, info.VocabSize,
 			dtype)
 	}
@@ -74,7 +74,7 @@ func create(prefix string, dtype DType, info TokenizerInfo, mem memory.Allocator
 	if _, err := ReadManifest(prefix + manifestExt); err != nil {
 		return nil, fmt.Errorf("creating shard %s would replace a file of another kind: %w", prefix, err)
 	}
-	w := &Writer{prefix: prefix, dtype: dtype, info: info, ids: dtype.limit(),
+	w := &Writer{prefix: prefix, dtype: dtype, info: info, ids: dtype.IDs(),
 		blocks: sums32{block: make([]byte, 0, sumsBlock)}}
 	if info.VocabSize > 0 {
 		w.ids = int64(info.VocabSize)
@@ -136,7 +136,7 @@ func (w *Writer) append(tokens []uint32, origin DocumentOrigin) error {
 		tokens = tokens[len(part):]
 		end := start + len(part)*w.dtype.Size()
 		w.blocks.block = w.blocks.block[:end]
-		encode(w.blocks.block[start:], part, w.dtype)
+		w.dtype.Encode(w.blocks.block[start:], part)
 		if end == sumsBlock {
 			if _, err := w.bin.Buffer.Write(w.blocks.end()); err != nil {
 				return err
@@ -162,27 +162,6 @@ func largest(ids []uint32) int64 {
 		a = max(a, id)
 	}
 	return int64(max(a, b, c, d))
-}
-
-// encode writes ids to dst as x.bin stores them. dst must have their size in bytes.
-func encode(dst []byte, ids []uint32, dtype DType) {
-	le := binary.LittleEndian
-	if dtype == UInt16 {
-		for ; len(ids) >= 4 && len(dst) >= 8; ids, dst = ids[4:], dst[8:] { // four ids per store
-			le.PutUint64(dst,
-				uint64(uint16(ids[0]))|uint64(uint16(ids[1]))<<16|uint64(uint16(ids[2]))<<32|uint64(uint16(ids[3]))<<48)
-		}
-		for i, id := range ids {
-			le.PutUint16(dst[2*i:], uint16(id))
-		}
-		return
-	}
-	for ; len(ids) >= 2 && len(dst) >= 8; ids, dst = ids[2:], dst[8:] {
-		le.PutUint64(dst, uint64(ids[0])|uint64(ids[1])<<32)
-	}
-	for i, id := range ids {
-		le.PutUint32(dst[4*i:], id)
-	}
 }
 
 // Close finishes the shard. All files are synced under temporary names before the first is renamed.
@@ -238,7 +217,7 @@ func (w *Writer) finish() (_ *sealedManifest, err error) {
 		return nil, err
 	}
 	m := &Manifest{
-		Format: manifestFormat, DType: w.dtype.String(), Tokens: w.tokens, Documents: w.documents, Tokenizer: w.info,
+		Format: manifestFormat, DType: w.dtype, Tokens: w.tokens, Documents: w.documents, Tokenizer: w.info,
 		Files: make(map[string]FileInfo),
 	}
 	for _, f := range []struct {
@@ -263,7 +242,7 @@ func (w *Writer) writeIndex(b *bufio.Writer) error {
 	var header [idxHeaderSize]byte
 	copy(header[:], idxMagic)
 	binary.LittleEndian.PutUint64(header[9:], idxVersion)
-	header[17] = byte(w.dtype)
+	header[17] = w.dtype.Code()
 	binary.LittleEndian.PutUint64(header[18:], uint64(w.documents))
 	binary.LittleEndian.PutUint64(header[26:], uint64(w.documents)+1)
 	if _, err := b.Write(header[:]); err != nil {

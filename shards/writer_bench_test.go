@@ -13,7 +13,7 @@ func BenchmarkAppend(b *testing.B) {
 	}
 	const documents = 100_000
 	for _, dtype := range []DType{UInt16, Int32} {
-		b.Run(dtype.String(), func(b *testing.B) {
+		b.Run(string(dtype), func(b *testing.B) {
 			b.SetBytes(int64(documents * len(tokens) * dtype.Size()))
 			for b.Loop() {
 				w, err := Create(filepath.Join(b.TempDir(), "x"), dtype, testInfo)

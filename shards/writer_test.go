@@ -172,7 +172,7 @@ func TestWriterRefuses(t *testing.T) {
 		prefix string
 		dtype  DType
 		vocab  int
-	}{{"x", DType(7), 10}, {"x", UInt16, 65537}, {"x", UInt16, -1}, {"sub/x", UInt16, 10}, {"", UInt16, 10}} {
+	}{{"x", Float32, 10}, {"x", UInt16, 65537}, {"x", UInt16, -1}, {"sub/x", UInt16, 10}, {"", UInt16, 10}} {
 		prefix := filepath.Join(dir, test.prefix)
 		if test.prefix == "" {
 			prefix += "/"

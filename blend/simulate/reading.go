@@ -134,7 +134,7 @@ func newLayout(p *blend.Plan, request int64) *layout {
 		l.first = append(l.first, int32(len(l.size)))
 		for _, sh := range s.Shards {
 			width := int64(4)
-			if sh.DType == shards.UInt16.String() {
+			if sh.DType == shards.UInt16 {
 				width = 2
 			}
 			l.size, l.width = append(l.size, sh.Tokens*width), append(l.width, width)

@@ -168,7 +168,7 @@ func TestBlocks(t *testing.T) {
 		dtype := rapid.SampledFrom([]shards.DType{shards.UInt16, shards.Int32}).Draw(t, "type")
 		request := rapid.SampledFrom([]int64{512, 1000, 4096, 16384, 20_000, 1 << 20}).Draw(t, "request")
 		p := &blend.Plan{Sources: []blend.Source{{Shards: []blend.Shard{{DType: "uint16", Tokens: 5}}},
-			{Shards: []blend.Shard{{DType: "int32"}, {DType: dtype.String(), Tokens: tokens}}}}}
+			{Shards: []blend.Shard{{DType: "int32"}, {DType: dtype, Tokens: tokens}}}}}
 		l := newLayout(p, request)
 		from := rapid.Int64Range(0, tokens-1).Draw(t, "from")
 		count := rapid.Int64Range(1, tokens-from).Draw(t, "count")

@@ -5,58 +5,26 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sync/errgroup"
+
+	"mula/shards"
 )
 
-// DType is the element type of token files, by its numpy name.
-type DType string
+// dtypes are the element types that OLMo-core supports.
+var dtypes = []shards.DType{shards.UInt8, shards.UInt16, shards.UInt32, shards.UInt64}
 
-// The element types that OLMo-core supports.
-const (
-	Uint8  DType = "uint8"
-	Uint16 DType = "uint16"
-	Uint32 DType = "uint32"
-	Uint64 DType = "uint64"
-)
-
-// DTypes lists the element types that OLMo-core supports.
-func DTypes() []string {
-	return []string{string(Uint8), string(Uint16), string(Uint32), string(Uint64)}
-}
-
-// Size returns the number of bytes of a token, 0 for an unknown type.
-func (d DType) Size() int64 {
-	switch d {
-	case Uint8:
-		return 1
-	case Uint16:
-		return 2
-	case Uint32:
-		return 4
-	case Uint64:
-		return 8
+// DTypes lists the names of the element types that OLMo-core supports.
+func DTypes() (names []string) {
+	for _, t := range dtypes {
+		names = append(names, string(t))
 	}
-	return 0
-}
-
-// SmallestDType returns OLMo-core's default type for a vocabulary: the smallest type that holds its
-// last id.
-func SmallestDType(vocabulary int64) DType {
-	switch {
-	case vocabulary-1 <= math.MaxUint8:
-		return Uint8
-	case vocabulary-1 <= math.MaxUint16:
-		return Uint16
-	case vocabulary-1 <= math.MaxUint32:
-		return Uint32
-	}
-	return Uint64
+	return names
 }
 
 // File is a token file: concatenated elements, without a header.
@@ -100,7 +68,7 @@ func Stat(ctx context.Context, paths []string) ([]File, error) {
 type Dataset struct {
 	// in the order of OLMo-core's paths, after [Permute] if source_permutation_seed is set
 	Files          []File
-	DType          DType
+	DType          shards.DType
 	SequenceLength int64
 
 	// MaxTargetSequenceLength is a multiple of SequenceLength, or 0. If it is not 0, files are cut
@@ -111,7 +79,7 @@ type Dataset struct {
 
 // Check returns an error if the data set is invalid.
 func (d *Dataset) Check() error {
-	if d.DType.Size() == 0 {
+	if !slices.Contains(dtypes, d.DType) {
 		return fmt.Errorf("unknown element type %q; OLMo-core supports %s", d.DType, strings.Join(DTypes(), ", "))
 	}
 	if d.SequenceLength < 1 {
@@ -122,7 +90,7 @@ func (d *Dataset) Check() error {
 			d.SequenceLength)
 	}
 	for _, f := range d.Files {
-		if f.Bytes < 0 || f.Bytes%d.DType.Size() != 0 {
+		if f.Bytes < 0 || f.Bytes%int64(d.DType.Size()) != 0 {
 			return fmt.Errorf("%s has %d bytes, which is not a whole number of %s tokens; was it written with "+
 				"another element type?", f.Path, f.Bytes, d.DType)
 		}
@@ -137,7 +105,7 @@ func (d *Dataset) chunk() int64 {
 
 // FileInstances returns the number of instances of file i.
 func (d *Dataset) FileInstances(i int) int64 {
-	tokens := d.Files[i].Bytes / d.DType.Size()
+	tokens := d.Files[i].Bytes / int64(d.DType.Size())
 	return tokens / (d.SequenceLength * d.chunk()) * d.chunk()
 }
 

@@ -81,27 +81,27 @@ type Source struct {
 
 // A Shard has the statistics of one shard. After an error the counts are incomplete.
 type Shard struct {
-	Source         string    `json:"source"`
-	Path           string    `json:"path"`
-	Layout         string    `json:"layout"`
-	DType          string    `json:"dtype"` // "" if not known
-	Manifest       string    `json:"manifest_sha256"`
-	Compared       bool      `json:"compared"` // the files were compared with a manifest or a plan
-	Verified       bool      `json:"verified"` // all compared bytes are equal
-	Tokens         int64     `json:"tokens"`
-	Documents      int64     `json:"documents"`
-	Windows        int64     `json:"windows"`
-	Tail           int64     `json:"tail_tokens"`     // at the end, in no window
-	EmptyDocuments int64     `json:"empty_documents"` // no token except the separator
-	LongDocuments  int64     `json:"long_documents"`  // at least Options.Huge tokens
-	Longest        int64     `json:"longest_document"`
-	LongestNumber  int64     `json:"longest_document_number"` // -1 without documents
-	BadIDs         int64     `json:"bad_ids"`                 // outside the vocabulary
-	MaxID          uint32    `json:"max_id"`
-	DistinctIDs    int64     `json:"distinct_ids"` // only ids below 2^20
-	Separator      Separator `json:"separator"`
-	Repeats        Repeats   `json:"repeats"`
-	Lengths        Lengths   `json:"lengths"`
+	Source         string       `json:"source"`
+	Path           string       `json:"path"`
+	Layout         string       `json:"layout"`
+	DType          shards.DType `json:"dtype"` // "" if not known
+	Manifest       string       `json:"manifest_sha256"`
+	Compared       bool         `json:"compared"` // the files were compared with a manifest or a plan
+	Verified       bool         `json:"verified"` // all compared bytes are equal
+	Tokens         int64        `json:"tokens"`
+	Documents      int64        `json:"documents"`
+	Windows        int64        `json:"windows"`
+	Tail           int64        `json:"tail_tokens"`     // at the end, in no window
+	EmptyDocuments int64        `json:"empty_documents"` // no token except the separator
+	LongDocuments  int64        `json:"long_documents"`  // at least Options.Huge tokens
+	Longest        int64        `json:"longest_document"`
+	LongestNumber  int64        `json:"longest_document_number"` // -1 without documents
+	BadIDs         int64        `json:"bad_ids"`                 // outside the vocabulary
+	MaxID          uint32       `json:"max_id"`
+	DistinctIDs    int64        `json:"distinct_ids"` // only ids below 2^20
+	Separator      Separator    `json:"separator"`
+	Repeats        Repeats      `json:"repeats"`
+	Lengths        Lengths      `json:"lengths"`
 
 	content uint64 // hash of the documents in order; 0 without tokens
 }
@@ -451,7 +451,7 @@ func (r *run) finish(s *scan) {
 // have any size.
 func (r *run) megatron(ctx context.Context, in *Input, number int, s *shards.Shard, sh *Shard, local *sample,
 	find func(Finding), bad func(error)) error {
-	sh.Layout, sh.DType, sh.Tokens, sh.Documents = "megatron", s.DType().String(), s.Tokens(), s.Documents()
+	sh.Layout, sh.DType, sh.Tokens, sh.Documents = "megatron", s.DType(), s.Tokens(), s.Documents()
 	limit, eod := r.settings(s.Manifest(), math.MaxInt32+1, find)
 	scan := newScan(sh, number, limit, eod, r.o.Huge, int64(s.DType().Size()), local, find)
 	sh.Compared = s.Manifest() != nil || in.Check != nil
@@ -589,11 +589,8 @@ func (r *run) other(ctx context.Context, in *Input, number int, d shards.Documen
 	local *sample,
 	find func(Finding), bad func(error)) error {
 	m := d.Manifest()
-	if x, ok := d.(interface{ DType() string }); ok {
-		sh.DType = x.DType()
-	}
-	width := map[string]int64{"uint8": 1, "uint16": 2, "int16": 2, "uint32": 4, "int32": 4, "int64": 8,
-		"uint64": 8}[sh.DType]
+	sh.DType = d.DType()
+	width := int64(sh.DType.Size())
 	limit, eod := r.settings(m, 1<<32, find)
 	scan := newScan(sh, number, limit, eod, r.o.Huge, width, local, find)
 	if m != nil {

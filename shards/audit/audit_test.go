@@ -224,7 +224,7 @@ func TestFindings(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	idx[17] = byte(shards.UInt16)
+	idx[17] = shards.UInt16.Code()
 	halved.PutUint32(idx[34:], 200)
 	halved.PutUint32(idx[38:], 120)
 	if err := os.WriteFile(at("wide.idx"), idx, 0o644); err != nil {
@@ -245,7 +245,7 @@ func TestFindings(t *testing.T) {
 	if idx, err = os.ReadFile(at("narrow.idx")); err != nil {
 		t.Fatal(err)
 	}
-	idx[17] = byte(shards.Int32)
+	idx[17] = shards.Int32.Code()
 	halved.PutUint32(idx[34:], 50)
 	halved.PutUint32(idx[38:], 30)
 	if err := os.WriteFile(at("narrow.idx"), idx, 0o644); err != nil {

@@ -86,9 +86,10 @@ func (r *Report) WritePage(w io.Writer, title string) error {
 	doc.Shards.Heading = []string{"shard", "layout", "type", "documents", "tokens", "longest", "empty", "largest id",
 		"different ids", "hashes"}
 	for _, s := range r.Shards[:min(len(r.Shards), maxRows)] {
-		doc.Shards.Rows = append(doc.Shards.Rows, []string{s.Path, s.Layout, s.DType, quantity.Grouped(s.Documents),
-			quantity.Grouped(s.Tokens), quantity.Grouped(s.Longest), quantity.Grouped(s.EmptyDocuments),
-			quantity.Grouped(int64(s.MaxID)), quantity.Grouped(s.DistinctIDs), s.Hashes()})
+		doc.Shards.Rows = append(doc.Shards.Rows, []string{s.Path, s.Layout, string(s.DType),
+			quantity.Grouped(s.Documents), quantity.Grouped(s.Tokens), quantity.Grouped(s.Longest),
+			quantity.Grouped(s.EmptyDocuments), quantity.Grouped(int64(s.MaxID)), quantity.Grouped(s.DistinctIDs),
+			s.Hashes()})
 	}
 	doc.Shards.More = max(0, len(r.Shards)-maxRows)
 

@@ -26,16 +26,16 @@ type Reader struct {
 	ds        *layout.Marked
 	index     *os.File // nil if the shard has no index
 	manifest  *shards.Manifest
-	width     layout.Width
+	dtype     shards.DType
 	tokens    int64
 	documents int64
 	eod       int64
 }
 
 // Open opens the shard with the given prefix. The element type is determined by the manifest, by
-// x.ds.metadata, or by the hints ([layout.Hints.Width]). Without x.ds.index, documents end with the
-// end-of-document id of the manifest or the hints, and ids after the last end form a document. A
-// shard with x.ds.loss is an error: the file masks tokens in training, and mula would lose that
+// x.ds.metadata, or by the hints ([layout.Hints.TypeOf]). Without x.ds.index, documents end with
+// the end-of-document id of the manifest or the hints, and ids after the last end form a document.
+// A shard with x.ds.loss is an error: the file masks tokens in training, and mula would lose that
 // mask.
 func Open(prefix string, h layout.Hints) (_ *Reader, err error) {
 	r := &Reader{prefix: prefix, documents: -1, eod: h.EOD}
@@ -123,37 +123,37 @@ func (r *Reader) measureIndex() (int64, error) {
 	return int64(end), nil
 }
 
-// measure determines the element type and the number of ids. noted and count are the width and the
-// number of ids from x.ds.metadata, or 0 and -1. end is the end from the index, or -1.
-func (r *Reader) measure(noted layout.Width, end, count int64, h layout.Hints) (err error) {
+// measure determines the element type and the number of ids. noted and count are the type and the
+// number of ids from x.ds.metadata, or "" and -1. end is the end from the index, or -1.
+func (r *Reader) measure(noted shards.DType, end, count int64, h layout.Hints) (err error) {
 	switch {
 	case r.manifest != nil:
-		if r.width, err = layout.ParseWidth(r.manifest.DType); err != nil {
+		if r.dtype, err = shards.ParseDType(string(r.manifest.DType)); err != nil {
 			return fmt.Errorf("%s: %w: %w", r.prefix+manifestExt, err, shards.ErrCorrupt)
 		}
-		if noted != 0 && noted != r.width {
-			return layout.Differs(r.prefix+manifestExt, "dtype", r.width, noted)
+		if noted != "" && noted != r.dtype {
+			return layout.Differs(r.prefix+manifestExt, "dtype", r.dtype, noted)
 		}
-	case noted != 0:
-		r.width = noted
+	case noted != "":
+		r.dtype = noted
 	default:
-		if r.width, err = h.Width(r.ds.Name(), r.ds.Size, max(end, count), WidthFor); err != nil {
+		if r.dtype, err = h.TypeOf(r.ds.Name(), r.ds.Size, max(end, count), least); err != nil {
 			return err
 		}
 	}
-	if r.manifest == nil && int64(h.VocabSize) > r.width.IDs() {
+	if r.manifest == nil && int64(h.VocabSize) > r.dtype.IDs() {
 		return fmt.Errorf("%s: ids have %[3]d bytes according to %[2]s, too few for a vocabulary of %[4]d ids; "+
-			"correct --vocab-size", r.ds.Name(), r.prefix+metadataExt, r.width, h.VocabSize)
+			"correct --vocab-size", r.ds.Name(), r.prefix+metadataExt, r.dtype.Size(), h.VocabSize)
 	}
-	if r.width == 1 || r.ds.Size%int64(r.width) != 0 {
+	if r.dtype == shards.UInt8 || r.ds.Size%int64(r.dtype.Size()) != 0 {
 		return fmt.Errorf("%s has %d bytes, not a multiple of the size of %s: it was cut short, or has another "+
 			"type: %w",
-			r.ds.Name(), r.ds.Size, r.width, shards.ErrCorrupt)
+			r.ds.Name(), r.ds.Size, r.dtype, shards.ErrCorrupt)
 	}
-	r.tokens = r.ds.Size / int64(r.width)
+	r.tokens = r.ds.Size / int64(r.dtype.Size())
 	if end >= 0 && end != r.tokens {
 		return r.corrupt("the last document ends at token %d, but %s has %d of type %s", end, r.ds.Name(), r.tokens,
-			r.width)
+			r.dtype)
 	}
 	if count >= 0 && count != r.tokens {
 		return layout.Differs(r.prefix+metadataExt, "tokens", count, r.tokens)
@@ -161,38 +161,38 @@ func (r *Reader) measure(noted layout.Width, end, count int64, h layout.Hints) (
 	return nil
 }
 
-// readMetadata returns the width of ids from the first line of x.ds.metadata, "name|2", or 0 if the
+// readMetadata returns the type of ids from the first line of x.ds.metadata, "name|2", or "" if the
 // line has none, and the number of ids from the second line, or -1.
-func readMetadata(path string) (width layout.Width, tokens int64, err error) {
+func readMetadata(path string) (dtype shards.DType, tokens int64, err error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return 0, -1, nil
+		return "", -1, nil
 	}
 	if err != nil {
-		return 0, -1, fmt.Errorf("opening shard: %w", err)
+		return "", -1, fmt.Errorf("opening shard: %w", err)
 	}
 	defer f.Close()
 	text, err := io.ReadAll(io.LimitReader(f, maxMetadata))
 	if err != nil {
-		return 0, -1, fmt.Errorf("opening shard: %w", err)
+		return "", -1, fmt.Errorf("opening shard: %w", err)
 	}
 	lines := strings.Split(string(text), "\n")
 	tokens = -1
 	if len(lines) > 1 && strings.TrimSpace(lines[1]) != "" {
 		if tokens, err = strconv.ParseInt(strings.TrimSpace(lines[1]), 10, 64); err != nil || tokens < 0 {
-			return 0, -1, fmt.Errorf("%s:2: invalid number of tokens %.40q: %w", path, lines[1], shards.ErrCorrupt)
+			return "", -1, fmt.Errorf("%s:2: invalid number of tokens %.40q: %w", path, lines[1], shards.ErrCorrupt)
 		}
 	}
 	bar := strings.LastIndexByte(lines[0], '|')
 	switch size := strings.TrimSpace(lines[0][bar+1:]); {
 	case bar < 0: // written by a version without the size
-		return 0, tokens, nil
+		return "", tokens, nil
 	case size == "2":
-		return 2, tokens, nil
+		return shards.UInt16, tokens, nil
 	case size == "4":
-		return 4, tokens, nil
+		return shards.UInt32, tokens, nil
 	default:
-		return 0, -1, fmt.Errorf("%s:1: ids of %q bytes; want 2 or 4: %w", path, size, shards.ErrCorrupt)
+		return "", -1, fmt.Errorf("%s:1: ids of %q bytes; want 2 or 4: %w", path, size, shards.ErrCorrupt)
 	}
 }
 
@@ -203,7 +203,7 @@ func (r *Reader) Manifest() *shards.Manifest { return r.manifest }
 func (r *Reader) Summed() bool { return r.ds.Summed() }
 
 // DType returns the element type of x.ds.
-func (r *Reader) DType() string { return r.width.String() }
+func (r *Reader) DType() shards.DType { return r.dtype }
 
 // Documents returns the number of documents, -1 without x.ds.index and manifest.
 func (r *Reader) Documents() int64 { return r.documents }
@@ -240,7 +240,7 @@ func (r *Reader) all(ctx context.Context, yield func(shards.TokenDocument) bool)
 	if r.index != nil {
 		index = bufio.NewReaderSize(io.NewSectionReader(r.index, 0, 8*r.documents), 1<<16)
 	}
-	ids := layout.NewIDs(r.ds, r.width, r.tokens)
+	ids := layout.NewIDs(r.ds, r.dtype, r.tokens)
 	var doc shards.TokenDocument
 	for n := int64(0); index == nil && ids.Left() > 0 || index != nil && n < r.documents; n++ {
 		if err := ctx.Err(); err != nil {
@@ -279,7 +279,7 @@ func (r *Reader) all(ctx context.Context, yield func(shards.TokenDocument) bool)
 
 // damaged adds the names of documents to an error about damaged ids.
 func (r *Reader) damaged(ctx context.Context, err error, origins *layout.Origins) error {
-	return r.ds.Damage(ctx, err, r.width, func(yield func(int64, error) bool) {
+	return r.ds.Damage(ctx, err, r.dtype, func(yield func(int64, error) bool) {
 		if r.index == nil {
 			yield(0, fmt.Errorf("%s does not exist", r.prefix+indexExt))
 			return

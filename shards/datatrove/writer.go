@@ -31,31 +31,26 @@ const (
 // NoEmpty is the reason why a document must have tokens.
 const NoEmpty = "datatrove's reader miscounts positions after an empty document"
 
-// WidthFor returns the element type that datatrove uses for a vocabulary: uint16 up to 65,536 ids,
-// else uint32. It returns uint32 for an unknown size, 0.
-func WidthFor(vocabSize int) layout.Width {
-	if vocabSize <= 0 || vocabSize > 1<<16 {
-		return 4
-	}
-	return 2
-}
+// least is the smallest element type: datatrove uses uint16 up to 65,536 ids, else uint32.
+const least = shards.UInt16
 
 // FileName returns the path of a file by its name in the manifest: "ds", "ds.index", "ds.metadata",
 // "docs.arrow" or "sums".
 func FileName(prefix, name string) string { return prefix + "." + name }
 
 // Create creates the shard x.ds, x.ds.index, x.ds.metadata, x.docs.arrow, x.sums, x.json. A width
-// of 0 means [WidthFor]. tokenizer is the tokenizer's name in x.ds.metadata, with which nanotron
-// loads it; "" means its SHA-256.
-func Create(prefix string, info shards.TokenizerInfo, width layout.Width, tokenizer string) (shards.DocumentWriter,
+// of 0 means the smallest type. tokenizer is the tokenizer's name in x.ds.metadata, with which
+// nanotron loads it; "" means its SHA-256.
+func Create(prefix string, info shards.TokenizerInfo, width int, tokenizer string) (shards.DocumentWriter,
 	error) {
 	if err := layout.CheckPrefix(prefix, dsExt, indexExt, metadataExt, docsExt, sumsExt, manifestExt); err != nil {
 		return nil, err
 	}
-	if width == 0 {
-		width = WidthFor(info.VocabSize)
+	dtype, err := layout.TypeFor(prefix, width, info.VocabSize, least)
+	if err != nil {
+		return nil, err
 	}
-	if width == 1 {
+	if dtype == shards.UInt8 {
 		return nil, errors.New("ids of datatrove cannot have 1 byte; use 2 or 4")
 	}
 	if tokenizer == "" {
@@ -69,12 +64,12 @@ func Create(prefix string, info shards.TokenizerInfo, width layout.Width, tokeni
 			metadataExt, tokenizer)
 	}
 	return layout.NewWriter(layout.Description{
-		Layout: shards.Datatrove, Prefix: prefix, Width: width, Info: info, Name: FileName, Manifest: prefix +
+		Layout: shards.Datatrove, Prefix: prefix, DType: dtype, Info: info, Name: FileName, Manifest: prefix +
 			manifestExt, Marker: "ds",
 		Origins: "docs.arrow", NoEmpty: NoEmpty,
 		Stale: func() ([]string, error) { return []string{prefix + lossExt}, nil },
 	}, func(files *layout.Files) (_ layout.Encoder, err error) {
-		e := &encoder{width: width, tokenizer: tokenizer}
+		e := &encoder{dtype: dtype, tokenizer: tokenizer}
 		if e.ds, err = files.CreateIDs("ds"); err == nil {
 			if e.index, err = files.Create("ds.index"); err == nil {
 				e.metadata, err = files.Create("ds.metadata")
@@ -85,7 +80,7 @@ func Create(prefix string, info shards.TokenizerInfo, width layout.Width, tokeni
 }
 
 type encoder struct {
-	width           layout.Width
+	dtype           shards.DType
 	tokenizer       string
 	ds              io.Writer
 	index, metadata *atomicfile.Hashed
@@ -94,7 +89,7 @@ type encoder struct {
 }
 
 func (e *encoder) Append(tokens []uint32, _ shards.DocumentOrigin) error {
-	if err := e.width.Write(e.ds, tokens, &e.scratch); err != nil {
+	if err := e.dtype.Write(e.ds, tokens, &e.scratch); err != nil {
 		return err
 	}
 	e.at += int64(len(tokens))
@@ -104,7 +99,7 @@ func (e *encoder) Append(tokens []uint32, _ shards.DocumentOrigin) error {
 }
 
 func (e *encoder) Finish() error {
-	_, err := fmt.Fprintf(e.metadata.Buffer, "%s|%d\n%d\n%s", e.tokenizer, e.width, e.at, metric(e.at))
+	_, err := fmt.Fprintf(e.metadata.Buffer, "%s|%d\n%d\n%s", e.tokenizer, e.dtype.Size(), e.at, metric(e.at))
 	return err
 }
 

@@ -61,16 +61,6 @@ func read(prefix string, h layout.Hints) (docs [][]uint32, origins []shards.Docu
 	return docs, origins, nil
 }
 
-func TestWidthFor(t *testing.T) {
-	// numpy.min_scalar_type(n - 1), by numpy 2.1.3
-	for n, want := range map[int]string{0: "uint32", 1: "uint8", 256: "uint8", 257: "uint16", 50280: "uint16",
-		65536: "uint16", 65537: "uint32", 100278: "uint32"} {
-		if got := WidthFor(n).String(); got != want {
-			t.Errorf("%d ids are %s, want %s", n, got, want)
-		}
-	}
-}
-
 func TestReads(t *testing.T) {
 	ids := []byte{1, 0, 2, 0, 9, 0, 3, 0, 9, 0, 4, 0}
 	two := layout.Hints{VocabSize: 50257, EOD: -1} // two bytes an id

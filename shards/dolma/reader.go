@@ -29,14 +29,14 @@ type Reader struct {
 	csvPath   string
 	csv       *os.File // nil if the shard has no list of documents
 	manifest  *shards.Manifest
-	width     layout.Width
+	dtype     shards.DType
 	tokens    int64
 	documents int64
 	eod       int64
 }
 
 // Open opens the shard with the given prefix. The element type is determined by the manifest, else
-// by the hints ([layout.Hints.Width]), and must match the size of x.npy and the last line of
+// by the hints ([layout.Hints.TypeOf]), and must match the size of x.npy and the last line of
 // x.csv.gz. Without x.csv.gz, documents end with the end-of-document id of the manifest or the
 // hints, and ids after the last end form a document.
 func Open(prefix string, h layout.Hints) (_ *Reader, err error) {
@@ -81,15 +81,15 @@ func Open(prefix string, h layout.Hints) (_ *Reader, err error) {
 func (r *Reader) measure(prefix string, h layout.Hints) (err error) {
 	switch m := r.manifest; {
 	case m != nil:
-		if r.width, err = layout.ParseWidth(m.DType); err != nil {
+		if r.dtype, err = shards.ParseDType(string(m.DType)); err != nil {
 			return fmt.Errorf("%s: %w: %w", prefix+manifestExt, err, shards.ErrCorrupt)
 		}
 		r.documents = m.Documents
 		if m.Tokenizer.EOD >= 0 {
 			r.eod = m.Tokenizer.EOD
 		}
-		if r.npy.Size != m.Tokens*int64(r.width) {
-			return layout.Differs(prefix+manifestExt, "bytes of .npy", m.Tokens*int64(r.width), r.npy.Size)
+		if r.npy.Size != m.Tokens*int64(r.dtype.Size()) {
+			return layout.Differs(prefix+manifestExt, "bytes of .npy", m.Tokens*int64(r.dtype.Size()), r.npy.Size)
 		}
 	default:
 		ids := int64(-1)
@@ -102,16 +102,16 @@ func (r *Reader) measure(prefix string, h layout.Hints) (err error) {
 				ids = row.end
 			}
 		}
-		if r.width, err = h.Width(r.npy.Name(), r.npy.Size, ids, WidthFor); err != nil {
+		if r.dtype, err = h.TypeOf(r.npy.Name(), r.npy.Size, ids, least); err != nil {
 			return err
 		}
 	}
-	if r.npy.Size%int64(r.width) != 0 {
+	if r.npy.Size%int64(r.dtype.Size()) != 0 {
 		return fmt.Errorf("%s has %d bytes, not a multiple of the size of %s: it was cut short, or has another "+
 			"type: %w",
-			r.npy.Name(), r.npy.Size, r.width, shards.ErrCorrupt)
+			r.npy.Name(), r.npy.Size, r.dtype, shards.ErrCorrupt)
 	}
-	r.tokens = r.npy.Size / int64(r.width)
+	r.tokens = r.npy.Size / int64(r.dtype.Size())
 	return nil
 }
 
@@ -122,7 +122,7 @@ func (r *Reader) Manifest() *shards.Manifest { return r.manifest }
 func (r *Reader) Summed() bool { return r.npy.Summed() }
 
 // DType returns the element type of x.npy.
-func (r *Reader) DType() string { return r.width.String() }
+func (r *Reader) DType() shards.DType { return r.dtype }
 
 // Documents returns the number of documents from the manifest, -1 without a manifest.
 func (r *Reader) Documents() int64 { return r.documents }
@@ -155,7 +155,7 @@ func (r *Reader) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error]
 // damaged adds the names of documents to an error about damaged ids.
 func (r *Reader) damaged(ctx context.Context, err error) error {
 	var last row
-	return r.npy.Damage(ctx, err, r.width, func(yield func(int64, error) bool) {
+	return r.npy.Damage(ctx, err, r.dtype, func(yield func(int64, error) bool) {
 		if r.csv == nil {
 			yield(0, fmt.Errorf("%s does not exist", r.csvPath))
 			return
@@ -170,7 +170,7 @@ func (r *Reader) damaged(ctx context.Context, err error) error {
 
 // listed passes the documents of x.csv.gz to yield until it returns false.
 func (r *Reader) listed(ctx context.Context, yield func(shards.TokenDocument) bool) error {
-	ids := layout.NewIDs(r.npy, r.width, r.tokens)
+	ids := layout.NewIDs(r.npy, r.dtype, r.tokens)
 	var doc shards.TokenDocument
 	n := int64(0)
 	for row, err := range r.rows(ctx) {
@@ -207,7 +207,7 @@ func (r *Reader) listed(ctx context.Context, yield func(shards.TokenDocument) bo
 
 // unlisted finds documents by their end-of-document ids.
 func (r *Reader) unlisted(ctx context.Context, yield func(shards.TokenDocument) bool) (err error) {
-	ids := layout.NewIDs(r.npy, r.width, r.tokens)
+	ids := layout.NewIDs(r.npy, r.dtype, r.tokens)
 	var doc shards.TokenDocument
 	for ids.Left() > 0 {
 		if err := ctx.Err(); err != nil {

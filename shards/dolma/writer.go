@@ -24,32 +24,25 @@ const (
 	manifestExt = ".json"
 )
 
-// WidthFor returns the element type that OLMo-core uses for a vocabulary: the smallest type that
-// holds the largest id (numpy.min_scalar_type of the size - 1). It returns uint32 for an unknown
-// size, 0.
-func WidthFor(vocabSize int) layout.Width {
-	switch {
-	case vocabSize <= 0 || vocabSize > 1<<16:
-		return 4
-	case vocabSize > 1<<8:
-		return 2
-	}
-	return 1
-}
+// least is the smallest element type: OLMo-core uses the smallest type that holds the largest id
+// (numpy.min_scalar_type of the size - 1).
+const least = shards.UInt8
 
 // FileName returns the path of a file by its name in the manifest: "npy", "csv.gz" or "sums".
 func FileName(prefix, name string) string { return prefix + "." + name }
 
-// Create creates the shard x.npy, x.csv.gz, x.sums, x.json. A width of 0 means [WidthFor].
-func Create(prefix string, info shards.TokenizerInfo, width layout.Width) (shards.DocumentWriter, error) {
+// Create creates the shard x.npy, x.csv.gz, x.sums, x.json. A width of 0 means the smallest
+// type.
+func Create(prefix string, info shards.TokenizerInfo, width int) (shards.DocumentWriter, error) {
 	if err := layout.CheckPrefix(prefix, npyExt, csvExt, sumsExt, manifestExt); err != nil {
 		return nil, err
 	}
-	if width == 0 {
-		width = WidthFor(info.VocabSize)
+	dtype, err := layout.TypeFor(prefix, width, info.VocabSize, least)
+	if err != nil {
+		return nil, err
 	}
 	return layout.NewWriter(layout.Description{
-		Layout: shards.Dolma, Prefix: prefix, Width: width, Info: info, Name: FileName, Manifest: prefix +
+		Layout: shards.Dolma, Prefix: prefix, DType: dtype, Info: info, Name: FileName, Manifest: prefix +
 			manifestExt, Marker: "npy",
 	}, func(files *layout.Files) (layout.Encoder, error) {
 		npy, err := files.CreateIDs("npy")
@@ -60,14 +53,14 @@ func Create(prefix string, info shards.TokenizerInfo, width layout.Width) (shard
 		if err != nil {
 			return nil, err
 		}
-		e := &encoder{width: width, npy: npy, gzip: gzip.NewWriter(csv.Buffer)}
+		e := &encoder{dtype: dtype, npy: npy, gzip: gzip.NewWriter(csv.Buffer)}
 		e.csv = bufio.NewWriterSize(e.gzip, 1<<16)
 		return e, nil
 	})
 }
 
 type encoder struct {
-	width   layout.Width
+	dtype   shards.DType
 	npy     io.Writer
 	gzip    *gzip.Writer
 	csv     *bufio.Writer
@@ -76,7 +69,7 @@ type encoder struct {
 }
 
 func (e *encoder) Append(tokens []uint32, origin shards.DocumentOrigin) error {
-	if err := e.width.Write(e.npy, tokens, &e.scratch); err != nil {
+	if err := e.dtype.Write(e.npy, tokens, &e.scratch); err != nil {
 		return err
 	}
 	end := e.at + int64(len(tokens))

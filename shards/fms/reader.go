@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"iter"
 	"math"
+	"strings"
 
 	"mula/internal/mapping"
 	"mula/shards"
@@ -48,11 +49,9 @@ type Reader struct {
 	sums     *shards.Sums // nil if the shard has no sums
 	blocks   []byte       // footer entries of the record batches, blockSize bytes each
 	count    int64        // number of record batches
-	bits     int          // bits of an id
-	signed   bool
-	node     uint32 // index of the column tokens among the nodes of a batch
-	buffer   uint32 // index of its first buffer
-	dtype    string
+	node     uint32       // index of the column tokens among the nodes of a batch
+	buffer   uint32       // index of its first buffer
+	dtype    shards.DType
 }
 
 // Open opens the shard with the given prefix, an Arrow file in which each record batch is a
@@ -255,10 +254,9 @@ func (r *Reader) readType(field table) error {
 	if bits != 8 && bits != 16 && bits != 32 && bits != 64 {
 		return fmt.Errorf("the column %q has integers of %d bits; want 8, 16, 32 or 64", tokensColumn, bits)
 	}
-	r.bits, r.signed = int(bits), signed != 0
-	r.dtype = fmt.Sprintf("uint%d", bits)
-	if r.signed {
-		r.dtype = r.dtype[1:]
+	r.dtype = shards.Unsigned(int(bits / 8))
+	if signed != 0 {
+		r.dtype = shards.DType(strings.TrimPrefix(string(r.dtype), "u"))
 	}
 	return nil
 }
@@ -313,8 +311,8 @@ func (r *Reader) Manifest() *shards.Manifest { return r.manifest }
 // Summed reports whether ids are checked with sums when they are read.
 func (r *Reader) Summed() bool { return r.sums != nil }
 
-// DType returns the numpy name of the column's type.
-func (r *Reader) DType() string { return r.dtype }
+// DType returns the type of the column.
+func (r *Reader) DType() shards.DType { return r.dtype }
 
 // Documents returns the number of record batches.
 func (r *Reader) Documents() int64 { return r.count }
@@ -454,7 +452,7 @@ func (r *Reader) column(metadata []byte, body int64) (first, rows int64, err err
 	}
 	values := batch.data[buffers+16*(r.buffer+1):]
 	offset, size := int64(binary.LittleEndian.Uint64(values)), int64(binary.LittleEndian.Uint64(values[8:]))
-	width := int64(r.bits / 8)
+	width := int64(r.dtype.Size())
 	if nulls != 0 || length < 0 || offset < 0 || size < 0 || offset > body || size > body-offset ||
 		length > size/width {
 		return 0, 0, fmt.Errorf("invalid column: %d ids with %d nulls in %d bytes at offset %d of a body of %d bytes",
@@ -466,8 +464,8 @@ func (r *Reader) column(metadata []byte, body int64) (first, rows int64, err err
 
 // ids appends count numbers that start at byte at of the file to dst. The file must have them all.
 func (r *Reader) ids(dst []uint32, at, count int64) ([]uint32, error) {
-	width, before := int64(r.bits/8), len(dst)
-	dst, err := layout.AppendNumbers(dst, r.file.Data[at:at+count*width], int(width), r.signed)
+	width, before := int64(r.dtype.Size()), len(dst)
+	dst, err := r.dtype.AppendChecked(dst, r.file.Data[at:at+count*width])
 	if err != nil {
 		return dst, r.corrupt(at+int64(len(dst)-before)*width, "%w", err)
 	}

@@ -44,7 +44,7 @@ func Create(prefix string, info shards.TokenizerInfo) (shards.DocumentWriter, er
 		return nil, err
 	}
 	return layout.NewWriter(layout.Description{
-		Layout: shards.FMS, Prefix: prefix, Width: 4, Info: info, Name: FileName, Manifest: prefix +
+		Layout: shards.FMS, Prefix: prefix, DType: shards.UInt32, Info: info, Name: FileName, Manifest: prefix +
 			manifestExt, Marker: "arrow", Origins: docsName,
 	}, func(files *layout.Files) (layout.Encoder, error) {
 		out, err := files.CreateIDs("arrow")
@@ -170,7 +170,7 @@ func (e *encoder) Append(tokens []uint32, _ shards.DocumentOrigin) error {
 	if _, err := e.out.Write(e.message); err != nil {
 		return err
 	}
-	if err := layout.Width(4).Write(e.out, tokens, &e.scratch); err != nil {
+	if err := shards.UInt32.Write(e.out, tokens, &e.scratch); err != nil {
 		return err
 	}
 	if n%2 == 1 {

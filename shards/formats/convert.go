@@ -1,6 +1,7 @@
 package formats
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,7 +12,6 @@ import (
 	"mula/internal/atomicfile"
 	"mula/shards"
 	"mula/shards/fms"
-	"mula/shards/layout"
 )
 
 // A Conversion reads shards of any layout and writes their documents, in order, to shards of one
@@ -43,11 +43,11 @@ type Converted struct {
 
 // WrittenShard is a shard that a [Conversion] has written.
 type WrittenShard struct {
-	Prefix    string `json:"prefix"`
-	DType     string `json:"dtype"`
-	Documents int64  `json:"documents"`
-	Tokens    int64  `json:"tokens"`
-	Bytes     int64  `json:"bytes"` // of all files except the manifest
+	Prefix    string       `json:"prefix"`
+	DType     shards.DType `json:"dtype"`
+	Documents int64        `json:"documents"`
+	Tokens    int64        `json:"tokens"`
+	Bytes     int64        `json:"bytes"` // of all files except the manifest
 }
 
 // Run runs the conversion. Before it writes, it opens all inputs and compares their tokenizers. Of
@@ -119,7 +119,7 @@ func (c *Conversion) prepare(ctx context.Context) (info shards.TokenizerInfo, wi
 			return info, 0, err
 		}
 		own := shards.TokenizerInfo{VocabSize: c.Hints.VocabSize, EOD: c.Hints.EOD}
-		m, dtype := r.Manifest(), r.DType()
+		m, dtype := r.Manifest(), cmp.Or(r.DType(), shards.UInt32) // all ids fit 32 bits
 		if m != nil {
 			err = Verify(ctx, r, prefix)
 		}
@@ -136,8 +136,8 @@ func (c *Conversion) prepare(ctx context.Context) (info shards.TokenizerInfo, wi
 			return info, 0, fmt.Errorf("%s and %s have different tokenizers or tokenizer settings in their "+
 				"manifests; convert them separately", c.Inputs[0], input)
 		}
-		width = max(width, bytesOf(dtype))
-		if m == nil && c.limit(own) < idsOf(dtype) {
+		width = max(width, min(dtype.Size(), 4))
+		if m == nil && c.limit(own) < dtype.IDs() {
 			scan = append(scan, input)
 		}
 	}
@@ -164,22 +164,6 @@ func (c *Conversion) limit(info shards.TokenizerInfo) int64 {
 		return 1 << 31
 	}
 	return 1 << 32
-}
-
-// idsOf returns the number of ids that a type can hold.
-func idsOf(dtype string) int64 {
-	if dtype == "int32" {
-		return 1 << 31
-	}
-	return layout.Width(bytesOf(dtype)).IDs()
-}
-
-// bytesOf returns the width in bytes that ids of a type need here. Ids of 64 bits must fit 32 bits.
-func bytesOf(dtype string) int {
-	if w, err := layout.ParseWidth("u" + strings.TrimPrefix(dtype, "u")); err == nil {
-		return int(w)
-	}
-	return 4
 }
 
 // checkIDs returns an error unless all ids of a shard are below limit.

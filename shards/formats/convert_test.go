@@ -196,8 +196,9 @@ func TestConversionOfBareArrays(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if want := map[bool]string{true: "uint32", false: "uint16"}[to == shards.FMS]; done.Shards[0].DType != want {
-			t.Errorf("%s: ids are %s, want %s", Name(to), done.Shards[0].DType, want)
+		dtype := map[bool]shards.DType{true: shards.UInt32, false: shards.UInt16}[to == shards.FMS]
+		if done.Shards[0].DType != dtype {
+			t.Errorf("%s: ids are %s, want %s", Name(to), done.Shards[0].DType, dtype)
 		}
 		docs, err := read(c.Output)
 		want := []document{{[]uint32{1, 2, 9}, shards.DocumentOrigin{ID: input + ":1", File: input, Line: 1}},

@@ -87,11 +87,11 @@ func Width(l shards.Layout, vocabSize int) int {
 	case l == shards.FMS:
 		return 4
 	case l == shards.Dolma:
-		return int(dolma.WidthFor(vocabSize))
+		return shards.SmallestDType(vocabSize, shards.UInt8).Size()
 	case l == shards.Megatron && vocabSize > 0:
 		return shards.DTypeFor(vocabSize).Size()
 	}
-	return int(datatrove.WidthFor(vocabSize)) // the default of the other layouts
+	return shards.SmallestDType(vocabSize, shards.UInt16).Size() // the default of the other layouts
 }
 
 // NoEmpty returns the reason why a document of a layout must have tokens, or "" if it may be empty.
@@ -118,7 +118,7 @@ func Create(l shards.Layout, prefix string, info shards.TokenizerInfo, o Options
 			}
 		}
 	}
-	width := layout.Width(o.Width)
+	width := o.Width
 	switch l {
 	case shards.Dolma:
 		return made(dolma.Create(prefix, info, width))
@@ -134,9 +134,9 @@ func Create(l shards.Layout, prefix string, info shards.TokenizerInfo, o Options
 			Compression: o.Compression}))
 	case shards.Megatron:
 		if width == 0 {
-			width = layout.Width(Width(l, info.VocabSize))
+			width = Width(l, info.VocabSize)
 		}
-		dtype, ok := map[layout.Width]shards.DType{2: shards.UInt16, 4: shards.Int32}[width]
+		dtype, ok := map[int]shards.DType{2: shards.UInt16, 4: shards.Int32}[width]
 		if !ok {
 			return nil, fmt.Errorf("creating shard %s: ids of layout megatron have 2 or 4 bytes, not %d", prefix,
 				width)

@@ -21,9 +21,6 @@ func openMegatron(prefix string) (shards.DocumentReader, error) {
 	return megatron{s}, nil
 }
 
-// DType returns the element type of x.bin.
-func (m megatron) DType() string { return m.Shard.DType().String() }
-
 // All implements [shards.DocumentReader].
 func (m megatron) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error] {
 	return func(yield func(shards.TokenDocument, error) bool) {

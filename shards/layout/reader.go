@@ -25,54 +25,56 @@ const searchChunk = 1 << 9
 
 // Hints describe the files of a shard without a manifest.
 type Hints struct {
-	DType string // numpy name of the element type of ids in a bare array, such as "uint16"; "" if not known
+	// element type of the ids in a bare array, as in [shards.ParseDType]; "" if not known
+	DType string
 	// the size of the vocabulary; 0 if not known. It determines the element type of a bare array if
 	// DType is not set
 	VocabSize int
 	EOD       int64 // the id that ends each document, used if no file has the ends; -1 for no such id
 }
 
-// Width returns the element type of a bare array: h.DType, else the type that the layout's
-// framework chooses for the vocabulary. path and bytes are the name and size of the array's file.
-// ids is its number of ids, or -1 if not known. The file size alone determines the type only at
-// four bytes per id: a smaller array might be a truncated array of a wider type.
-func (h Hints) Width(path string, bytes, ids int64, forVocabulary func(vocabSize int) Width) (w Width, err error) {
+// TypeOf returns the element type of a bare array: h.DType, else the type that the layout's
+// framework chooses for the vocabulary, of at least the size of least. path and bytes are the name
+// and size of the array's file. ids is its number of ids, or -1 if not known. The file size alone
+// determines the type only at four bytes per id: a smaller array might be a truncated array of a
+// wider type.
+func (h Hints) TypeOf(path string, bytes, ids int64, least shards.DType) (t shards.DType, err error) {
 	switch {
 	case h.DType != "":
-		if w, err = ParseWidth(h.DType); err != nil {
-			return 0, err
+		if t, err = shards.ParseDType(h.DType); err != nil {
+			return "", err
 		}
-		if int64(h.VocabSize) > w.IDs() {
-			return 0, fmt.Errorf("%s: a vocabulary of %d ids does not fit %s; correct --dtype or --vocab-size", path,
-				h.VocabSize, w)
+		if int64(h.VocabSize) > t.IDs() {
+			return "", fmt.Errorf("%s: a vocabulary of %d ids does not fit %s; correct --dtype or --vocab-size", path,
+				h.VocabSize, t)
 		}
 	case h.VocabSize > 0:
-		w = forVocabulary(h.VocabSize)
+		t = shards.SmallestDType(h.VocabSize, least)
 	case bytes == 0:
-		return 2, nil
+		return shards.UInt16, nil
 	case ids > 0 && bytes == 4*ids:
-		return 4, nil
+		return shards.UInt32, nil
 	case ids > 0 && (bytes == 2*ids || bytes == ids):
-		return 0, fmt.Errorf("%s has %d bytes for %d ids: either ids of %d bytes, or a truncated array of wider ids; "+
+		return "", fmt.Errorf("%s has %d bytes for %d ids: either ids of %d bytes, or a truncated array of wider ids; "+
 			"give --vocab-size or --dtype",
 			path, bytes, ids, bytes/ids)
 	case ids >= 0:
-		return 0, fmt.Errorf("%s has %d bytes, which do not fit %d ids: it was cut short, or belongs to "+
+		return "", fmt.Errorf("%s has %d bytes, which do not fit %d ids: it was cut short, or belongs to "+
 			"another list of documents: %w", path, bytes, ids, shards.ErrCorrupt)
 	default:
-		return 0, fmt.Errorf("%s: the type of its ids is unknown; give --dtype or --vocab-size", path)
+		return "", fmt.Errorf("%s: the type of its ids is unknown; give --dtype or --vocab-size", path)
 	}
-	if ids >= 0 && bytes != ids*int64(w) {
+	if ids >= 0 && bytes != ids*int64(t.Size()) {
 		hint := ""
 		if h.DType == "" {
-			hint = fmt.Sprintf("; if its ids are not %s, the type for a vocabulary of %d ids, give --dtype", w,
+			hint = fmt.Sprintf("; if its ids are not %s, the type for a vocabulary of %d ids, give --dtype", t,
 				h.VocabSize)
 		}
-		return 0, fmt.Errorf("%s has %d bytes, but %d ids of type %s have %d: it was cut short, or is of another "+
+		return "", fmt.Errorf("%s has %d bytes, but %d ids of type %s have %d: it was cut short, or is of another "+
 			"type%s: %w",
-			path, bytes, ids, w, ids*int64(w), hint, shards.ErrCorrupt)
+			path, bytes, ids, t, ids*int64(t.Size()), hint, shards.ErrCorrupt)
 	}
-	return w, nil
+	return t, nil
 }
 
 // NoHints are empty hints.
@@ -129,14 +131,14 @@ func (m *Marked) OpenSums(path string, manifest *shards.Manifest) (err error) {
 // Summed reports whether the ids of the file are checked with sums when they are read.
 func (m *Marked) Summed() bool { return m.sums != nil }
 
-// Damage is [shards.Sums.Damage] for a file that contains only ids of the given width. ends yields
+// Damage is [shards.Sums.Damage] for a file that contains only ids of type t. ends yields
 // the ends of all documents, in ids. Documents follow each other from the start of the file.
-func (m *Marked) Damage(ctx context.Context, err error, w Width, ends iter.Seq2[int64, error],
+func (m *Marked) Damage(ctx context.Context, err error, t shards.DType, ends iter.Seq2[int64, error],
 	origin func(int64) (shards.DocumentOrigin, error)) error {
 	return m.sums.Damage(ctx, err, m.Name(), func(yield func(shards.DocumentBytes, error) bool) {
 		number, start := int64(0), int64(0)
 		for end, err := range ends {
-			end *= int64(w)
+			end *= int64(t.Size())
 			if !yield(shards.DocumentBytes{Document: number, Bytes: shards.ByteSpan{First: start, End: end}}, err) {
 				return
 			}
@@ -174,7 +176,8 @@ func Differs(manifest, what string, says, found any) error {
 // IDs reads the ids of a bare array sequentially.
 type IDs struct {
 	path  string
-	width Width
+	dtype shards.DType
+	size  int // of an id
 	r     *bufio.Reader
 	total int64
 	next  int64
@@ -182,12 +185,12 @@ type IDs struct {
 
 // NewIDs returns a reader of a file with total ids. An error about a damaged block can be passed to
 // [Marked.Damage].
-func NewIDs(f *Marked, w Width, total int64) *IDs {
+func NewIDs(f *Marked, t shards.DType, total int64) *IDs {
 	var from io.Reader = io.NewSectionReader(f, 0, f.Size)
 	if f.sums != nil {
 		from = f.sums.Reader(0, f, f.Size)
 	}
-	return &IDs{path: f.Name(), width: w, r: bufio.NewReaderSize(from, 1<<18), total: total}
+	return &IDs{path: f.Name(), dtype: t, size: t.Size(), r: bufio.NewReaderSize(from, 1<<18), total: total}
 }
 
 // Next returns the number of ids read so far.
@@ -207,8 +210,8 @@ func (x *IDs) Append(dst []uint32, n int64) ([]uint32, error) {
 		if err != nil {
 			return dst, err
 		}
-		dst = x.width.AppendIDs(dst, src)
-		n -= x.pass(len(src) / int(x.width))
+		dst = x.dtype.AppendDecoded(dst, src)
+		n -= x.pass(len(src) / x.size)
 	}
 	return dst, nil
 }
@@ -216,18 +219,17 @@ func (x *IDs) Append(dst []uint32, n int64) ([]uint32, error) {
 // peek returns the bytes of at most n following ids that are buffered. It fills the buffer from the
 // file if the buffer is empty.
 func (x *IDs) peek(n int64) ([]byte, error) {
-	width := int(x.width)
-	if x.r.Buffered() < width {
-		if _, err := x.r.Peek(width); err != nil {
-			return nil, fmt.Errorf("reading %s at byte %d: %w", x.path, x.next*int64(width), err)
+	if x.r.Buffered() < x.size {
+		if _, err := x.r.Peek(x.size); err != nil {
+			return nil, fmt.Errorf("reading %s at byte %d: %w", x.path, x.next*int64(x.size), err)
 		}
 	}
-	return x.r.Peek(int(min(n, int64(x.r.Buffered()/width))) * width)
+	return x.r.Peek(int(min(n, int64(x.r.Buffered()/x.size))) * x.size)
 }
 
 // pass advances past n buffered ids.
 func (x *IDs) pass(n int) int64 {
-	x.r.Discard(n * int(x.width))
+	x.r.Discard(n * x.size)
 	x.next += int64(n)
 	return int64(n)
 }
@@ -241,8 +243,8 @@ func (x *IDs) AppendUntil(dst []uint32, end int64) ([]uint32, error) {
 		if err != nil {
 			return dst, err
 		}
-		from, k := len(dst), len(src)/int(x.width)
-		dst = x.width.AppendIDs(dst, src)
+		from, k := len(dst), len(src)/x.size
+		dst = x.dtype.AppendDecoded(dst, src)
 		i := -1
 		if end <= math.MaxUint32 { // otherwise end is not an id
 			i = slices.Index(dst[from:], uint32(end))
@@ -257,7 +259,7 @@ func (x *IDs) AppendUntil(dst []uint32, end int64) ([]uint32, error) {
 		if x.next-start > MaxUnmarked {
 			return dst, fmt.Errorf("%s: the end-of-document id %d is not among the %d ids from position %d (byte %d); "+
 				"give the right id",
-				x.path, end, x.next-start, start, start*int64(x.width))
+				x.path, end, x.next-start, start, start*int64(x.size))
 		}
 	}
 	return dst, nil

@@ -1,3 +1,5 @@
+// Package layout has the common code of the layout packages below shards: ids in arrays without a
+// header, and the files of one shard, which are written together and published in order.
 package layout
 
 import (
@@ -29,7 +31,7 @@ type Encoder interface {
 type Description struct {
 	Layout   shards.Layout
 	Prefix   string
-	Width    Width
+	DType    shards.DType // unsigned, of 1, 2 or 4 bytes
 	Info     shards.TokenizerInfo
 	Name     func(prefix, name string) string // path of a file by its name in the manifest
 	Folder   string                           // folder of the files, which is created; "" if the folder must exist
@@ -58,14 +60,23 @@ type Writer struct {
 	manifest          *shards.Manifest
 }
 
+// TypeFor returns the unsigned type with width bytes, 1, 2 or 4. For a width of 0 it returns the
+// smallest type for the vocabulary, as [shards.SmallestDType].
+func TypeFor(prefix string, width, vocabSize int, least shards.DType) (shards.DType, error) {
+	switch width {
+	case 0:
+		return shards.SmallestDType(vocabSize, least), nil
+	case 1, 2, 4:
+		return shards.Unsigned(width), nil
+	}
+	return "", fmt.Errorf("creating shard %s: ids cannot have %d bytes; use 1, 2 or 4", prefix, width)
+}
+
 // NewWriter creates a shard. begin creates the encoder, which creates the layout's files.
 func NewWriter(d Description, begin func(*Files) (Encoder, error)) (_ shards.DocumentWriter, err error) {
-	if !d.Width.Valid() {
-		return nil, fmt.Errorf("creating shard %s: ids cannot have %d bytes; use 1, 2 or 4", d.Prefix, d.Width)
-	}
-	if d.Info.VocabSize < 0 || int64(d.Info.VocabSize) > d.Width.IDs() {
+	if d.Info.VocabSize < 0 || int64(d.Info.VocabSize) > d.DType.IDs() {
 		return nil, fmt.Errorf("creating shard %s: a vocabulary of %d ids does not fit %s", d.Prefix, d.Info.VocabSize,
-			d.Width)
+			d.DType)
 	}
 	m, err := shards.ReadManifest(d.Manifest)
 	if err != nil {
@@ -75,7 +86,7 @@ func NewWriter(d Description, begin func(*Files) (Encoder, error)) (_ shards.Doc
 		return nil, fmt.Errorf("creating shard %s: %s belongs to a shard of another layout, which it would replace "+
 			"in part; choose another prefix, or remove that shard", d.Prefix, d.Manifest)
 	}
-	w := &Writer{d: d, ids: d.Width.IDs()}
+	w := &Writer{d: d, ids: d.DType.IDs()}
 	if d.Info.VocabSize > 0 {
 		w.ids = int64(d.Info.VocabSize)
 	}
@@ -189,7 +200,7 @@ func (w *Writer) Close() error {
 			return fmt.Errorf("writing %s: %w", w.files.path(w.d.Origins), err)
 		}
 	}
-	m := &shards.Manifest{Layout: w.d.Layout, DType: w.d.Width.String(), Tokens: w.tokens, Documents: w.documents,
+	m := &shards.Manifest{Layout: w.d.Layout, DType: w.d.DType, Tokens: w.tokens, Documents: w.documents,
 		Tokenizer: w.d.Info,
 		Files:     make(map[string]shards.FileInfo, len(w.files.list))}
 	for _, p := range w.files.list {

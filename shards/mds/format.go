@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"strings"
 
-	"mula/shards/layout"
+	"mula/shards"
 )
 
 // Names in the folder.
@@ -139,35 +139,27 @@ func (s *samples) head() []byte {
 	return append(out, s.config...)
 }
 
-// A valueType is the element type of an array of numbers, by its numpy name.
-type valueType struct {
-	name   string
-	code   byte // code in an ndarray whose encoding name has no type
-	size   int
-	signed bool
-}
+// valueTypes are the element types of arrays of numbers, by their code in an ndarray whose encoding
+// name has no type.
+var valueTypes = map[byte]shards.DType{8: shards.UInt8, 9: shards.Int8, 16: shards.UInt16, 17: shards.Int16,
+	32: shards.UInt32, 33: shards.Int32, 64: shards.UInt64, 65: shards.Int64}
 
-var valueTypes = []valueType{
-	{"uint8", 8, 1, false}, {"int8", 9, 1, true}, {"uint16", 16, 2, false}, {"int16", 17, 2, true},
-	{"uint32", 32, 4, false}, {"int32", 33, 4, true}, {"uint64", 64, 8, false}, {"int64", 65, 8, true},
-}
-
-func typeNamed(name string) (valueType, error) {
+func typeNamed(name string) (shards.DType, error) {
 	for _, t := range valueTypes {
-		if t.name == name {
+		if string(t) == name {
 			return t, nil
 		}
 	}
-	return valueType{}, fmt.Errorf("ids cannot be %q; element types are uint8 to uint64 and int8 to int64", name)
+	return "", fmt.Errorf("ids cannot be %q; element types are uint8 to uint64 and int8 to int64", name)
 }
 
 // appendIDs appends the numbers encoded in src to dst.
-func (t valueType) appendIDs(dst []uint32, src []byte) ([]uint32, error) {
-	if len(src)%t.size != 0 {
-		return dst, fmt.Errorf("%d bytes are not a multiple of the size of %s", len(src), t.name)
+func appendIDs(dst []uint32, src []byte, t shards.DType) ([]uint32, error) {
+	if len(src)%t.Size() != 0 {
+		return dst, fmt.Errorf("%d bytes are not a multiple of the size of %s", len(src), t)
 	}
 	before := len(dst)
-	dst, err := layout.AppendNumbers(dst, src, t.size, t.signed)
+	dst, err := t.AppendChecked(dst, src)
 	if err != nil {
 		return dst, fmt.Errorf("element %d is %w", len(dst)-before, err)
 	}
@@ -177,8 +169,8 @@ func (t valueType) appendIDs(dst []uint32, src []byte) ([]uint32, error) {
 // An encoding describes how the values of a column are stored, as far as mula reads them.
 type encoding struct {
 	array    bool
-	value    valueType // element type; its size is 0 if each value has its own type
-	elements int       // from the shape in the encoding name, -1 if each value has its own shape
+	value    shards.DType // element type, "" if each value has its own type
+	elements int          // from the shape in the encoding name, -1 if each value has its own shape
 }
 
 // parseTokens parses the encoding of the column of ids. bytesOf is the element type for the
@@ -218,15 +210,14 @@ func parseTokens(text, bytesOf string) (e encoding, err error) {
 // appendIDs appends the ids of a value to dst.
 func (e encoding) appendIDs(dst []uint32, src []byte) (_ []uint32, err error) {
 	t := e.value
-	if e.array && t.size == 0 {
+	if e.array && t == "" {
 		if len(src) == 0 {
 			return dst, fmt.Errorf("an array without an element type")
 		}
-		i := slices.IndexFunc(valueTypes, func(t valueType) bool { return t.code == src[0] })
-		if i < 0 {
+		if t = valueTypes[src[0]]; t == "" {
 			return dst, fmt.Errorf("an array with element type %d, which is not a type of ids", src[0])
 		}
-		t, src = valueTypes[i], src[1:]
+		src = src[1:]
 	}
 	elements := e.elements
 	if e.array && elements < 0 {
@@ -254,10 +245,10 @@ func (e encoding) appendIDs(dst []uint32, src []byte) (_ []uint32, err error) {
 		}
 		elements = int(product)
 	}
-	if e.array && len(src) != elements*t.size {
-		return dst, fmt.Errorf("an array of %d %s does not match %d bytes", elements, t.name, len(src))
+	if e.array && len(src) != elements*t.Size() {
+		return dst, fmt.Errorf("an array of %d %s does not match %d bytes", elements, t, len(src))
 	}
-	return t.appendIDs(dst, src)
+	return appendIDs(dst, src, t)
 }
 
 // appendArrayHead appends the start of a value with the encoding ndarray:TYPE to dst, up to its

@@ -202,11 +202,11 @@ func (r *Reader) Manifest() *shards.Manifest { return r.manifest }
 func (r *Reader) Summed() bool { return r.sums != nil }
 
 // DType returns the element type of the ids.
-func (r *Reader) DType() string {
-	if len(r.files) == 0 || r.files[0].encoding.value.size == 0 {
+func (r *Reader) DType() shards.DType {
+	if len(r.files) == 0 {
 		return ""
 	}
-	return r.files[0].encoding.value.name
+	return r.files[0].encoding.value
 }
 
 // Documents returns the number of samples.

@@ -37,9 +37,9 @@ const NoEmpty = "MosaicML's arrays have at least one element"
 
 // Options are the settings of a folder.
 type Options struct {
-	Width       layout.Width // bytes of an id, 2 or 4; 0: 2 for up to 65,536 ids, else 4
-	SizeLimit   int64        // maximum size of a file of samples in bytes; 0: 64 MiB
-	Compression string       // "" or "zstd"
+	Width       int    // bytes of an id, 2 or 4; 0: 2 for up to 65,536 ids, else 4
+	SizeLimit   int64  // maximum size of a file of samples in bytes; 0: 64 MiB
+	Compression string // "" or "zstd"
 }
 
 // FileName returns the path of a file by its name in the manifest, which is also its name in the
@@ -54,16 +54,15 @@ func Create(folder string, info shards.TokenizerInfo, o Options) (shards.Documen
 	if folder = filepath.Clean(folder); folder == "." || folder == ".." {
 		return nil, errors.New("creating shard: no folder; name one")
 	}
-	if o.Width == 0 {
-		if o.Width = 4; info.VocabSize > 0 && info.VocabSize <= 1<<16 {
-			o.Width = 2
-		}
+	dtype, err := layout.TypeFor(folder, o.Width, info.VocabSize, shards.UInt16)
+	if err != nil {
+		return nil, err
 	}
 	if o.SizeLimit == 0 {
 		o.SizeLimit = defaultSizeLimit
 	}
 	switch {
-	case o.Width == 1:
+	case dtype == shards.UInt8:
 		return nil, fmt.Errorf("creating shard %s: ids cannot have 1 byte; use 2 or 4", folder)
 	case o.SizeLimit < 1<<10 || o.SizeLimit > maxSizeLimit:
 		return nil, fmt.Errorf("creating shard %s: the size limit of %d bytes must be from %d to %d", folder,
@@ -77,13 +76,13 @@ func Create(folder string, info shards.TokenizerInfo, o Options) (shards.Documen
 	}
 	var e *encoder
 	return layout.NewWriter(layout.Description{
-		Layout: shards.MDS, Prefix: folder, Width: o.Width, Info: info, Name: FileName, Folder: folder,
+		Layout: shards.MDS, Prefix: folder, DType: dtype, Info: info, Name: FileName, Folder: folder,
 		Manifest: filepath.Join(folder, manifestName), Marker: indexName, Origins: originsName, Sums: sumsName,
 		NoEmpty: NoEmpty,
 		Stale:   func() ([]string, error) { return stale(folder, e) },
 	}, func(files *layout.Files) (layout.Encoder, error) {
-		e = &encoder{files: files, width: o.Width, config: config{
-			ColumnEncodings: []string{"str", "ndarray:" + o.Width.String()}, ColumnNames: []string{idColumn,
+		e = &encoder{files: files, dtype: dtype, config: config{
+			ColumnEncodings: []string{"str", "ndarray:" + string(dtype)}, ColumnNames: []string{idColumn,
 				tokensColumn}, ColumnSizes: []*int{nil, nil},
 			Format: "mds", Hashes: []string{"sha256"}, SizeLimit: &o.SizeLimit, Version: 2,
 		}}
@@ -146,7 +145,7 @@ func (f *file) written() *contents {
 
 type encoder struct {
 	files   *layout.Files
-	width   layout.Width
+	dtype   shards.DType
 	config  config
 	zstd    *zstd.Encoder // nil without compression
 	samples samples
@@ -156,7 +155,7 @@ type encoder struct {
 func (e *encoder) Append(tokens []uint32, origin shards.DocumentOrigin) error {
 	var head [5]byte
 	array := appendArrayHead(head[:0], len(tokens))
-	value := len(array) + len(tokens)*int(e.width)
+	value := len(array) + len(tokens)*e.dtype.Size()
 	size := int64(8 + len(origin.ID) + value)
 	s := &e.samples
 	if len(s.ends) > 0 && s.size(size) > *e.config.SizeLimit {
@@ -171,7 +170,7 @@ func (e *encoder) Append(tokens []uint32, origin shards.DocumentOrigin) error {
 	s.data = binary.LittleEndian.AppendUint32(s.data, uint32(value))
 	s.data = append(s.data, origin.ID...)
 	s.data = append(s.data, array...)
-	s.data = e.width.Append(s.data, tokens)
+	s.data = e.dtype.AppendEncoded(s.data, tokens)
 	s.ends = append(s.ends, uint32(len(s.data)))
 	return nil
 }

@@ -201,10 +201,7 @@ func (d *description) cut(ctx context.Context, o *Options, target int64) error {
 
 // width returns the number of bytes of an id in the spool.
 func (d *description) width() int {
-	if d.Settings.Tokenizer.VocabSize <= 1<<16 {
-		return 2
-	}
-	return 4
+	return shards.SmallestDType(d.Settings.Tokenizer.VocabSize, shards.UInt16).Size()
 }
 
 // difference describes the first difference between the settings and inputs of d and other, apart

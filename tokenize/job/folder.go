@@ -78,7 +78,7 @@ type ShardFile struct {
 	Documents int64                      `json:"documents"`
 	Tokens    int64                      `json:"tokens"`
 	TextBytes int64                      `json:"text_bytes"`
-	DType     string                     `json:"dtype"`
+	DType     shards.DType               `json:"dtype"`
 	Files     map[string]shards.FileInfo `json:"files"` // as in [shards.Manifest]
 }
 

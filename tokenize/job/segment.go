@@ -15,6 +15,7 @@ import (
 	"slices"
 
 	"mula/internal/atomicfile"
+	"mula/shards"
 	"mula/tokenize/documents"
 )
 
@@ -138,6 +139,9 @@ type footer struct {
 	Blocks     []block  `json:"blocks"`
 }
 
+// dtype returns the type of the ids.
+func (f *footer) dtype() shards.DType { return shards.Unsigned(f.Width) }
+
 // A segmentWriter writes a segment. Its output depends only on the documents and the job's
 // settings.
 type segmentWriter struct {
@@ -209,10 +213,10 @@ func (w *segmentWriter) add(m *meta, tokens []uint32) error {
 		// refers to the old memory when names moves, with the same bytes
 		k.id = w.names[len(w.names)-len(m.id):]
 		w.kept = append(w.kept, k)
-		w.keptIDs = appendIDs(w.keptIDs, tokens, w.foot.Width)
+		w.keptIDs = w.foot.dtype().AppendEncoded(w.keptIDs, tokens)
 		return nil
 	}
-	w.ids = appendIDs(w.ids, tokens, w.foot.Width)
+	w.ids = w.foot.dtype().AppendEncoded(w.ids, tokens)
 	return w.placed(m)
 }
 
@@ -228,38 +232,6 @@ func (w *segmentWriter) placed(m *meta) error {
 		return w.flush()
 	}
 	return nil
-}
-
-func appendIDs(dst []byte, tokens []uint32, width int) []byte {
-	at := len(dst)
-	dst = slices.Grow(dst, width*len(tokens))[:at+width*len(tokens)]
-	out := dst[at:]
-	if width == 2 {
-		for i, id := range tokens {
-			binary.LittleEndian.PutUint16(out[2*i:], uint16(id))
-		}
-	} else {
-		for i, id := range tokens {
-			binary.LittleEndian.PutUint32(out[4*i:], id)
-		}
-	}
-	return dst
-}
-
-// readIDs is the inverse.
-func readIDs(dst []uint32, ids []byte, width int) []uint32 {
-	n := len(ids) / width
-	dst = slices.Grow(dst[:0], n)[:n]
-	if width == 2 {
-		for i := range dst {
-			dst[i] = uint32(binary.LittleEndian.Uint16(ids[2*i:]))
-		}
-	} else {
-		for i := range dst {
-			dst[i] = binary.LittleEndian.Uint32(ids[4*i:])
-		}
-	}
-	return dst
 }
 
 // flush writes the block.

@@ -72,7 +72,7 @@ func readAll(s *segment) (docs []meta, tokens [][]uint32, foot footer, err error
 			m := r.current
 			m.id = bytes.Clone(m.id)
 			docs = append(docs, m)
-			tokens = append(tokens, readIDs(nil, r.take(), s.foot.Width))
+			tokens = append(tokens, s.foot.dtype().AppendDecoded(nil, r.take()))
 		}
 	}
 	return docs, tokens, s.foot, nil
@@ -225,7 +225,7 @@ func BenchmarkReadSegment(b *testing.B) {
 				if !more {
 					break
 				}
-				ids = readIDs(ids, r.take(), 2)
+				ids = s.foot.dtype().AppendDecoded(ids[:0], r.take())
 			}
 		}
 	}

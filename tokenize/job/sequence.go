@@ -104,7 +104,7 @@ func (w *sequenceWalk) segment(ctx context.Context, record segmentRecord, yield 
 				continue
 			}
 			if w.ids {
-				w.tokens = readIDs(w.tokens, ids, s.foot.Width)
+				w.tokens = s.foot.dtype().AppendDecoded(w.tokens[:0], ids)
 			}
 			w.d.unit, w.d.meta, w.d.tokens = at.Unit, w.reader.current, w.tokens
 			if !yield(&w.d, nil) {

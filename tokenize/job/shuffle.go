@@ -12,6 +12,8 @@ import (
 	"slices"
 	"sort"
 	"sync"
+
+	"mula/shards"
 )
 
 // A shuffle is the order of the documents' keys. Documents are gathered by ranges of keys that fit
@@ -142,7 +144,8 @@ func (s *shuffle) from(ctx context.Context, start cut, ids bool) iter.Seq2[*spoo
 				d.at = cut{Key: m.key, Input: m.input, Offset: m.offset, Documents: d.at.Documents}
 				d.unit, d.meta = m.unit, m.meta
 				if ids {
-					tokens = readIDs(tokens, g.ids[m.at:m.at+m.width*int(m.tokens)], m.width)
+					tokens = shards.Unsigned(m.width).AppendDecoded(tokens[:0],
+						g.ids[m.at:m.at+m.width*int(m.tokens)])
 					d.tokens = tokens
 				}
 				if !yield(&d, nil) {
