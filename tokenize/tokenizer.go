@@ -65,6 +65,7 @@ type Tokenizer struct {
 type addedText struct {
 	content string
 	id      uint32
+	special bool
 }
 
 // span is the range of a token's text. end is 0 for an id without a token.
@@ -185,6 +186,39 @@ func (t *Tokenizer) ID(token string) (uint32, bool) {
 func (t *Tokenizer) spelled(id uint32, token string) bool {
 	s := t.tokens[id]
 	return s.end != 0 && string(t.text[s.start:s.end]) == token
+}
+
+// Token returns the text of the token with this id, in the spelling of [Tokenizer.ID]. special
+// reports whether it is a special token, such as "<|endoftext|>". ok is false for an id without a
+// token.
+func (t *Tokenizer) Token(id uint32) (text string, special, ok bool) {
+	for _, a := range t.added {
+		if a.id == id {
+			return a.content, a.special, true
+		}
+	}
+	if int64(id) >= int64(len(t.tokens)) || t.tokens[id].end == 0 {
+		return "", false, false
+	}
+	s := t.tokens[id]
+	return string(t.text[s.start:s.end]), false, true
+}
+
+// SpecialTokens returns the ids that AddSpecialTokens of [EncodeOptions] adds before and after a
+// text.
+func (t *Tokenizer) SpecialTokens() (before, after []uint32) {
+	isAfter := false
+	for _, item := range t.post {
+		switch {
+		case item.text:
+			isAfter = true
+		case isAfter:
+			after = append(after, item.id)
+		default:
+			before = append(before, item.id)
+		}
+	}
+	return before, after
 }
 
 // Decode appends the text of the ids to dst. An id without a token is an error, where Hugging Face

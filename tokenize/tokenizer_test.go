@@ -40,6 +40,15 @@ func TestLoad(t *testing.T) {
 			t.Errorf("ID(%q) is %d", token, id)
 		}
 	}
+	for id := range uint32(640) {
+		text, special, ok := tok.Token(id)
+		if found, _ := tok.ID(text); !ok || special != strings.HasPrefix(text, "<|") || found > id {
+			t.Errorf("Token(%d) is %q, special %v, %v; ID(%q) is %d", id, text, special, ok, text, found)
+		}
+	}
+	if text, _, ok := tok.Token(640); ok {
+		t.Errorf("Token(640) is %q", text)
+	}
 	missing := filepath.Join(t.TempDir(), "none.json")
 	if _, err := Load(missing); err == nil || !strings.Contains(err.Error(), missing) {
 		t.Errorf("loading a missing file: %v", err)

@@ -630,7 +630,7 @@ func (t *Tokenizer) addTokens(p *pipeline, m *modelJSON, added []addedJSON) erro
 				return fmt.Errorf("added_tokens: %q normalizes to the empty text, which is not supported", a.Content)
 			}
 		}
-		t.added = append(t.added, addedText{a.Content, id})
+		t.added = append(t.added, addedText{a.Content, id, special[a.Content]})
 		start := len(t.text)
 		if t.decode == nil {
 			t.text = append(t.text, a.Content...)
