@@ -17,10 +17,10 @@ var glossaryLink = regexp.MustCompile(`\]\([^)]*\bglossary\.md(?:#[^)]*)?\)`)
 
 // otherMeanings lists pages that use a term only in another meaning.
 var otherMeanings = map[string]string{
-	"docs/decisions/0015-transports.md":  "the window of a connection",
-	"docs/decisions/0018-opencl.md": "the source code of a kernel",
-	"docs/formats/config-json.md":   "the position of a token in a model's input",
-	"docs/reference/roofline.md":    "the source code of a kernel",
+	"docs/decisions/0015-transports.md": "the window of a connection",
+	"docs/decisions/0018-opencl.md":     "the source code of a kernel",
+	"docs/formats/config-json.md":       "the position of a token in a model's input",
+	"docs/reference/roofline.md":        "the source code of a kernel",
 }
 
 // needsGlossary returns a term that the page uses although it does not link to the glossary, or "".
