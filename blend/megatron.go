@@ -15,6 +15,7 @@ import (
 
 	"mula/index/cache"
 	"mula/index/megatron"
+	"mula/index/rebuild"
 	"mula/internal/mapping"
 	"mula/shards"
 )
@@ -397,7 +398,7 @@ func surveyMegatron(ctx context.Context, c *Config, l *ledger, waiting func(stri
 	}
 	if m.Name = hashOf(c.Megatron.Name); c.Megatron.Name == "" {
 		if err = awaitCache(ctx, m.directory, waiting, func() (err error) {
-			m.Name, err = onlyOrder(m.directory, cmp.Or(c.Megatron.Split, megatron.Train.String()))
+			m.Name, err = onlyOrder(m.directory, cmp.Or(c.Megatron.Split, rebuild.Train.String()))
 			return err
 		}); err != nil {
 			return nil, at(".cache", err)

@@ -19,6 +19,7 @@ import (
 	"mula/fixtures/vectors"
 	"mula/index/megatron"
 	"mula/index/python"
+	"mula/index/rebuild"
 	"mula/shards/audit"
 )
 
@@ -92,7 +93,7 @@ func megatronCache(t testing.TB, name string) (c corpus, golden megatronGolden, 
 		t.Fatal(err)
 	}
 	defer x.Close()
-	if _, err := x.Build(t.Context(), megatron.BuildOptions{Threads: 1}); err != nil {
+	if _, err := x.Build(t.Context(), rebuild.BuildOptions{Threads: 1}); err != nil {
 		t.Fatal(err)
 	}
 	batch, configurations := readMegatronGolden(t)

@@ -16,6 +16,7 @@ import (
 
 	"mula/index/cache"
 	"mula/index/olmo"
+	"mula/index/rebuild"
 	"mula/internal/quantity"
 )
 
@@ -215,18 +216,10 @@ func runIndex(c *cli.Context) error {
 type foreignIndex interface {
 	title() string
 	entries(ctx context.Context) ([]indexEntry, error)
-	build(ctx context.Context, o buildOptions) (cache.Summary, error)
+	build(ctx context.Context, o rebuild.BuildOptions) (cache.Summary, error)
 	start() string   // the arguments of the framework with which it finds the files
 	asks() string    // other settings that the framework needs, as text; "" for none
 	notes() []string // notes for the user
-}
-
-// buildOptions are the options of a build for all frameworks.
-type buildOptions struct {
-	threads  int
-	resume   bool
-	together bool // with the other ranks of a job
-	progress func(cache.Event)
 }
 
 // An indexEntry is the set of files that the framework finds under one name.
@@ -327,8 +320,8 @@ func buildIndex(c *cli.Context, x foreignIndex, j standing) error {
 	defer p.end()
 	began := time.Now()
 	waiting := map[string]bool{}
-	o := buildOptions{threads: threadsOf(c, j), resume: c.Bool("resume"), together: j.size > 1}
-	o.progress = func(e cache.Event) {
+	o := rebuild.BuildOptions{Threads: threadsOf(c, j), Resume: c.Bool("resume"), Together: j.size > 1}
+	o.Progress = func(e cache.Event) {
 		if e.Stage == cache.Waiting && !waiting[e.Holder] {
 			waiting[e.Holder] = true
 			p.line("waiting for %s, which builds %s; "+

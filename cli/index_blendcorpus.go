@@ -11,6 +11,7 @@ import (
 	"mula/index/blendcorpus"
 	"mula/index/cache"
 	"mula/index/megatron"
+	"mula/index/rebuild"
 )
 
 // blendCorpusBuild is an index of BlendCorpus or Megatron-DeepSpeed.
@@ -116,9 +117,8 @@ func (b *blendCorpusBuild) entries(context.Context) ([]indexEntry, error) {
 	return entries, nil
 }
 
-func (b *blendCorpusBuild) build(ctx context.Context, o buildOptions) (cache.Summary, error) {
-	return b.index.Build(ctx, blendcorpus.BuildOptions{Threads: o.threads, Resume: o.resume, Together: o.together,
-		Progress: o.progress})
+func (b *blendCorpusBuild) build(ctx context.Context, o rebuild.BuildOptions) (cache.Summary, error) {
+	return b.index.Build(ctx, o)
 }
 
 // notes warns about other files that the program would read instead.

@@ -18,6 +18,7 @@ import (
 	"mula/index/gpt"
 	"mula/index/megatron"
 	"mula/index/python"
+	"mula/index/rebuild"
 	"mula/internal/atomicfile"
 )
 
@@ -336,9 +337,8 @@ func (m *megatronBuild) entries(ctx context.Context) ([]indexEntry, error) {
 	return entries, nil
 }
 
-func (m *megatronBuild) build(ctx context.Context, o buildOptions) (cache.Summary, error) {
-	summary, err := m.index.Build(ctx, megatron.BuildOptions{Threads: o.threads, Resume: o.resume, Together: o.together,
-		Progress: o.progress})
+func (m *megatronBuild) build(ctx context.Context, o rebuild.BuildOptions) (cache.Summary, error) {
+	summary, err := m.index.Build(ctx, o)
 	if err == nil && m.fromYAML {
 		err = atomicfile.WriteFile(m.list, []byte(blendWords(m.config.Blend, "\n", strings.Clone)+"\n"))
 	}
@@ -451,7 +451,7 @@ func (m *megatronBuild) asks() string {
 	var parts []string
 	for i, n := range m.config.Samples {
 		if wanted(&m.config, i) {
-			parts = append(parts, fmt.Sprintf("%s %s", megatron.Split(i), n))
+			parts = append(parts, fmt.Sprintf("%s %s", rebuild.Split(i), n))
 		}
 	}
 	text := "Its own settings must request these samples: " + strings.Join(parts, ", ")

@@ -15,6 +15,7 @@ import (
 
 	"mula/blend"
 	"mula/index/olmo"
+	"mula/index/rebuild"
 	"mula/internal/quantity"
 	"mula/shards"
 )
@@ -244,10 +245,10 @@ func olmoPaths(c *cli.Context) (*olmoIndex, error) {
 
 // verifyOLMo compares the orders in a folder with OLMo-core's own orders, or with the order of
 // --plan.
-func verifyOLMo(c *cli.Context, dir string, p *progress, found *findings) error {
+func verifyOLMo(c *cli.Context, dir string, p *progress) (found rebuild.Report, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return fmt.Errorf("verifying index files: %w", err)
+		return found, fmt.Errorf("verifying index files: %w", err)
 	}
 	equal := false
 	for _, e := range entries {
@@ -255,7 +256,7 @@ func verifyOLMo(c *cli.Context, dir string, p *progress, found *findings) error 
 			continue
 		}
 		path := filepath.Join(dir, e.Name())
-		v := verdict{Description: e.Name(), Kind: "global indices", Prefixes: []string{"epoch order"}}
+		v := rebuild.Verdict{Description: e.Name(), Kind: "global indices", Prefixes: []string{"epoch order"}}
 		order, err := olmo.ParseName(path)
 		if err != nil {
 			v.Problem = err.Error()
@@ -266,7 +267,7 @@ func verifyOLMo(c *cli.Context, dir string, p *progress, found *findings) error 
 		if c.IsSet("plan") {
 			var x *olmoIndex
 			if x, err = planOrder(c.String("plan"), order.Seed, order.Epoch, c.Int64("global-batch-size")); err != nil {
-				return err
+				return found, err
 			}
 			if x.order != order {
 				err = fmt.Errorf("the file of the plan's order must have the name %s", x.order.Name())
@@ -277,7 +278,7 @@ func verifyOLMo(c *cli.Context, dir string, p *progress, found *findings) error 
 			err = order.Verify(c.Context, path, threads(c))
 		}
 		if c.Context.Err() != nil {
-			return c.Context.Err()
+			return found, c.Context.Err()
 		}
 		var differs *olmo.Difference
 		switch {
@@ -296,7 +297,7 @@ func verifyOLMo(c *cli.Context, dir string, p *progress, found *findings) error 
 	case equal:
 		found.Writers = append(found.Writers, "OLMo-core")
 	}
-	return nil
+	return found, nil
 }
 
 // isGlobalIndices reports whether a name is the name of an order of OLMo-core.

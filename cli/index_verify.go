@@ -15,7 +15,7 @@ import (
 	"mula/index/blendcorpus"
 	"mula/index/cache"
 	"mula/index/megatron"
-	"mula/internal/quantity"
+	"mula/index/rebuild"
 )
 
 // These errors make `mula index verify` exit with 1 after it has printed the differences, or the
@@ -47,37 +47,19 @@ func indexVerifyCommand() *cli.Command {
 	}
 }
 
-// A verdict is the result of `mula index verify` for one description.
-type verdict struct {
-	Description string   `json:"description"`
-	Kind        string   `json:"kind"`
-	Split       string   `json:"split,omitempty"`
-	Prefixes    []string `json:"prefixes"`
-	Equal       bool     `json:"equal"`
-	Differs     bool     `json:"differs"`            // if neither Equal nor Differs, it could not be computed
-	Settings    string   `json:"settings,omitempty"` // settings that are not in the name
-	Problem     string   `json:"problem,omitempty"`  // error or difference
-}
-
-// A findings is the result of `mula index verify` for a folder.
-type findings struct {
-	Verdicts []verdict `json:"sets"`
-	Notes    []string  `json:"notes"`
-	Writers  []string  `json:"writers"` // programs that could have written the equal files
-}
-
-func (f *findings) equal() bool {
-	return !slices.ContainsFunc(f.Verdicts, func(v verdict) bool { return !v.Equal })
-}
-
-func (f *findings) err() error {
+// findingsError returns the error that sets the exit code.
+func findingsError(verdicts []rebuild.Verdict) error {
 	switch {
-	case f.equal():
+	case allEqual(verdicts):
 		return nil
-	case slices.ContainsFunc(f.Verdicts, func(v verdict) bool { return v.Differs }):
+	case slices.ContainsFunc(verdicts, func(v rebuild.Verdict) bool { return v.Differs }):
 		return errIndexDiffers
 	}
 	return errIndexUnknown
+}
+
+func allEqual(verdicts []rebuild.Verdict) bool {
+	return !slices.ContainsFunc(verdicts, func(v rebuild.Verdict) bool { return !v.Equal })
 }
 
 func runIndexVerify(c *cli.Context) error {
@@ -92,7 +74,7 @@ func runIndexVerify(c *cli.Context) error {
 	if err != nil {
 		return fmt.Errorf("verifying index files: %w", err)
 	}
-	var found findings
+	var found rebuild.Report
 	kinds := map[string]bool{}
 	for _, e := range names {
 		switch name := e.Name(); {
@@ -120,31 +102,49 @@ func runIndexVerify(c *cli.Context) error {
 	defer p.end()
 	for _, kind := range []struct {
 		name   string
-		verify func(*cli.Context, string, *progress, *findings) error
-	}{{forMegatron, verifyMegatron}, {forBlendCorpus, verifyBlendCorpus}, {forOLMo, verifyOLMo}} {
-		if kinds[kind.name] {
-			if err := kind.verify(c, dir, p, &found); err != nil {
-				return err
-			}
+		verify func() (rebuild.Report, error)
+	}{
+		{forMegatron, func() (rebuild.Report, error) {
+			return megatron.Verify(c.Context, dir, rebuild.VerifyOptions{Root: c.String("root"), Threads: threads(c),
+				Progress: func(finished, all int, description string) {
+					p.update(fmt.Sprintf("%d of %d sets, %s", finished, all, description), float64(finished),
+						float64(all))
+				}})
+		}},
+		{forBlendCorpus, func() (rebuild.Report, error) {
+			return blendcorpus.Verify(c.Context, dir, rebuild.VerifyOptions{Root: c.String("root"), Threads: threads(c),
+				Progress: func(_, _ int, description string) { p.update(description, 0, 0) }})
+		}},
+		{forOLMo, func() (rebuild.Report, error) { return verifyOLMo(c, dir, p) }},
+	} {
+		if !kinds[kind.name] {
+			continue
 		}
+		r, err := kind.verify()
+		if err != nil {
+			return err
+		}
+		found.Verdicts = append(found.Verdicts, r.Verdicts...)
+		found.Notes = append(found.Notes, r.Notes...)
+		found.Writers = append(found.Writers, r.Writers...)
 	}
 	p.end()
 	w := c.App.Writer
 	if c.Bool("json") {
-		if err := printJSON(w, map[string]any{"folder": dir, "equal": found.equal(), "sets": found.Verdicts,
+		if err := printJSON(w, map[string]any{"folder": dir, "equal": allEqual(found.Verdicts), "sets": found.Verdicts,
 			"notes": found.Notes, "writers": found.Writers}); err != nil {
 			return err
 		}
 	} else {
 		printFindings(w, &found)
 	}
-	return found.err()
+	return findingsError(found.Verdicts)
 }
 
 // verdictRows is the maximum number of equal sets in the table. All differing sets are shown.
 const verdictRows = 40
 
-func printFindings(w io.Writer, found *findings) {
+func printFindings(w io.Writer, found *rebuild.Report) {
 	t := newTable("verdict", "kind", "split", "of", "settings", "description")
 	shown, equal := 0, 0
 	for _, v := range found.Verdicts {
@@ -182,92 +182,4 @@ func printFindings(w io.Writer, found *findings) {
 		fmt.Fprintf(w, "; written by %s", strings.Join(found.Writers, ", or "))
 	}
 	fmt.Fprintln(w)
-}
-
-func verifyMegatron(c *cli.Context, dir string, p *progress, found *findings) error {
-	report, err := megatron.Verify(c.Context, dir, megatron.VerifyOptions{Root: c.String("root"), Threads: threads(c),
-		Progress: func(finished, all int, u megatron.UnitReport) {
-			p.update(fmt.Sprintf("%d of %d sets, %s", finished, all, u.Description), float64(finished), float64(all))
-		}})
-	if err != nil {
-		return err
-	}
-	equal := 0
-	for _, u := range report.Units {
-		v := verdict{Description: u.Description, Kind: u.Class, Split: u.Split.String(), Prefixes: u.Prefixes,
-			Equal: u.OK && len(u.Absent) == 0}
-		switch {
-		case u.Problem != nil:
-			v.Problem = u.Problem.Error()
-		case !u.OK:
-			v.Differs, v.Problem = true, differences(u.Files)
-		case len(u.Absent) > 0:
-			v.Differs, v.Problem = true, fmt.Sprintf("datasets of the blend are missing: %s, the first is %s",
-				plural(int64(len(u.Absent)), "description"), u.Absent[0])
-		}
-		if u.OK {
-			equal++
-			var settings []string
-			if u.Class == "GPTDataset" {
-				if u.EitherToken {
-					settings = append(settings, "extra token or not")
-				} else if !u.ExtraToken {
-					settings = append(settings, "no extra token")
-				}
-				if u.KeepPartial {
-					settings = append(settings, "partial sample kept")
-				}
-			} else {
-				settings = append(settings, u.Arithmetic.String())
-			}
-			v.Settings = strings.Join(settings, ", ")
-		}
-		found.Verdicts = append(found.Verdicts, v)
-	}
-	for _, name := range report.Orphans {
-		found.Notes = append(found.Notes, name+" has no description: Megatron-LM does not use it")
-	}
-	if equal > 0 {
-		for _, profile := range report.Profiles() {
-			found.Writers = append(found.Writers, "Megatron core "+profile.Releases())
-		}
-	}
-	return nil
-}
-
-// differences describes the first difference of each file.
-func differences(files []megatron.FileReport) string {
-	var out []string
-	for _, f := range files {
-		switch {
-		case f.Missing:
-			out = append(out, f.Name+" is missing")
-		case !f.OK():
-			out = append(out, fmt.Sprintf("%s differs first at byte %s: %s", filepath.Base(f.Name),
-				quantity.Grouped(f.Byte), f.Meaning))
-		}
-	}
-	return strings.Join(out, "; ")
-}
-
-func verifyBlendCorpus(c *cli.Context, dir string, p *progress, found *findings) error {
-	report, err := blendcorpus.Verify(c.Context, dir, blendcorpus.VerifyOptions{Root: c.String("root"),
-		Threads:  threads(c),
-		Progress: func(v blendcorpus.Verified) { p.update(v.Description, 0, 0) }})
-	if err != nil {
-		return err
-	}
-	for _, v := range report.Descriptions {
-		one := verdict{Description: v.Description, Kind: v.Class, Prefixes: []string{v.What}, Equal: v.How != "",
-			Settings: v.How, Problem: v.Problem}
-		if v.Difference != nil {
-			one.Differs, one.Problem = true, fmt.Sprintf("%s differs first at byte %s", v.Difference.File,
-				quantity.Grouped(v.Difference.Offset))
-		}
-		found.Verdicts = append(found.Verdicts, one)
-	}
-	if report.OK() {
-		found.Writers = append(found.Writers, "BlendCorpus or Megatron-DeepSpeed")
-	}
-	return nil
 }

@@ -13,13 +13,14 @@ import (
 
 	"mula/index/greedy"
 	"mula/index/numpy"
+	"mula/index/rebuild"
 )
 
 // A blend mixes the token files of one corpus, or all corpora. In a flat blend, its parts are all
 // files.
 type blend struct {
 	name    string // for people; of a corpus "corpus web", otherwise "blend"
-	splits  []Split
+	splits  []rebuild.Split
 	parts   []part
 	size    int64
 	concat  bool // the parts one after the other

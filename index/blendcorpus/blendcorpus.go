@@ -29,6 +29,8 @@ import (
 	"math"
 	"strings"
 	"unicode/utf8"
+
+	"mula/index/rebuild"
 )
 
 // Profile is the program that will read the cache. The profiles differ in the description of a
@@ -59,26 +61,6 @@ func (p Profile) String() string {
 		return profileNames[p]
 	}
 	return fmt.Sprintf("profile(%d)", uint8(p))
-}
-
-// Split identifies a split: train, valid or test.
-type Split uint8
-
-// The splits. Their values are indices of [Config.Samples].
-const (
-	Train Split = iota
-	Valid
-	Test
-)
-
-var splitNames = [...]string{"train", "valid", "test"}
-
-// String returns the name of the split in descriptions.
-func (s Split) String() string {
-	if int(s) < len(splitNames) {
-		return splitNames[s]
-	}
-	return fmt.Sprintf("split(%d)", uint8(s))
 }
 
 // DefaultSplit is the default split string of both programs. It is hashed unchanged, blanks
@@ -151,7 +133,7 @@ func Requests(globalBatchSize, trainIters, evalIters, evaluations int64) ([3]int
 					"more", f)
 			case f > 0 && out[s] > math.MaxInt64/f:
 				return [3]int64{}, fmt.Errorf("%s: batch size times iterations exceeds the largest sample count",
-					Split(s))
+					rebuild.Split(s))
 			}
 			out[s] *= f
 		}
@@ -175,7 +157,7 @@ func (c *Config) check() error {
 	}
 	for s, n := range c.Samples {
 		if n < 0 || n > math.MaxInt64/4/c.SequenceLength {
-			return fmt.Errorf("%s: %d samples of %d tokens are out of range", Split(s), n, c.SequenceLength)
+			return fmt.Errorf("%s: %d samples of %d tokens are out of range", rebuild.Split(s), n, c.SequenceLength)
 		}
 	}
 	if c.Plain && (len(c.Files) != 1 || !c.flat()) {

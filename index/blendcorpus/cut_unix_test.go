@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"mula/index/rebuild"
 	"mula/internal/mapping"
 )
 
@@ -29,39 +30,10 @@ func TestBuildFromCutIndex(t *testing.T) {
 		if err := os.Truncate(path, size); err != nil {
 			t.Fatal(err)
 		}
-		_, err := x.Build(context.Background(), BuildOptions{Threads: 2})
+		_, err := x.Build(context.Background(), rebuild.BuildOptions{Threads: 2})
 		var at *os.PathError
 		if !errors.As(err, &at) || at.Path != path || !errors.Is(err, mapping.ErrUnreadable) {
 			t.Errorf("%d bytes left: %v", size, err)
-		}
-	}
-}
-
-// An index file that is cut short while it is compared is seen to be.
-func TestCompareWithCutFile(t *testing.T) {
-	for _, left := range []int64{0, 10, 9999} {
-		dir := t.TempDir()
-		path := filepath.Join(dir, "file")
-		if err := os.WriteFile(path, make([]byte, 10000), 0o666); err != nil {
-			t.Fatal(err)
-		}
-		files, err := compare(dir, []string{"file"}, []int64{10000})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer files.close()
-		if err := files.cut(); err != nil {
-			t.Error(err)
-		}
-		if err := os.Truncate(path, left); err != nil {
-			t.Fatal(err)
-		}
-		_, err = files.writers()[0].WriteAt(make([]byte, 10000), 0)
-		if left < 9999 && !errors.Is(err, mapping.ErrUnreadable) || files.difference() != nil {
-			t.Errorf("%d bytes left: %v, difference %v", left, err, files.difference())
-		}
-		if err := files.cut(); !errors.Is(err, mapping.ErrUnreadable) {
-			t.Errorf("%d bytes left, in the end: %v", left, err)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"mula/index/gpt"
+	"mula/index/rebuild"
 	"mula/shards"
 )
 
@@ -34,7 +35,7 @@ type dataset struct {
 // A request is the contents of the description of a dataset, except the number of epochs.
 type request struct {
 	prefix         string
-	split          Split
+	split          rebuild.Split
 	samples        int64
 	sequenceLength int64
 	seed           uint32

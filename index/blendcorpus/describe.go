@@ -3,6 +3,8 @@ package blendcorpus
 import (
 	"fmt"
 	"path/filepath"
+
+	"mula/index/rebuild"
 )
 
 // The classes of an [Entry], with the names of the original programs.
@@ -16,10 +18,10 @@ const (
 // for, and where.
 type Entry struct {
 	Class    string
-	Name     string   // for people
-	Splits   []Split  // several if splits of the same size share the entry
-	Prefixes []string // of the token files; of a blend of corpora, the names of the corpora
-	Samples  int64    // requested: N of a dataset, the size of a blend
+	Name     string          // for people
+	Splits   []rebuild.Split // several if splits of the same size share the entry
+	Prefixes []string        // of the token files; of a blend of corpora, the names of the corpora
+	Samples  int64           // requested: N of a dataset, the size of a blend
 	Hash     string
 
 	// Dir is the directory of the files. It is empty for a blend if no cache directory is
@@ -58,7 +60,7 @@ func (x *Index) Describe() []Entry {
 	}
 	for _, d := range x.datasets {
 		e := Entry{
-			Class: ClassDataset, Name: d.title(), Splits: []Split{d.split}, Prefixes: []string{d.prefix},
+			Class: ClassDataset, Name: d.title(), Splits: []rebuild.Split{d.split}, Prefixes: []string{d.prefix},
 			Samples: d.samples, Hash: d.hash, Dir: c.Cache,
 			Description: d.hash + descriptionEnd, Files: d.files(), Text: d.text(d.epochs), Length: d.layout.Samples,
 			Sizes: d.sizes(),

@@ -13,6 +13,7 @@ import (
 	"mula/index/gpt"
 	"mula/index/greedy"
 	"mula/index/numpy"
+	"mula/index/rebuild"
 	"mula/shards"
 )
 
@@ -53,11 +54,11 @@ func New(ctx context.Context, c Config) (_ *Index, err error) {
 	var plans []*plan
 	var train int64 // samples of the train split, even if the split is not built
 	for s := range c.Samples {
-		p, err := x.plan(Split(s), weights)
+		p, err := x.plan(rebuild.Split(s), weights)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", Split(s), err)
+			return nil, fmt.Errorf("%s: %w", rebuild.Split(s), err)
 		}
-		if p.split == Train {
+		if p.split == rebuild.Train {
 			train = p.total
 		}
 		if present[s] && (p.total > 0 || c.flat()) {
@@ -82,14 +83,14 @@ func New(ctx context.Context, c Config) (_ *Index, err error) {
 
 // A plan is what one split requests from the files, in their order.
 type plan struct {
-	split    Split
+	split    rebuild.Split
 	samples  []int64
 	total    int64
 	datasets []*dataset // nil for a file without a document in the split
 }
 
 // plan divides the requested samples between the files.
-func (x *Index) plan(s Split, weights []float64) (*plan, error) {
+func (x *Index) plan(s rebuild.Split, weights []float64) (*plan, error) {
 	c := &x.config
 	p := &plan{split: s, samples: make([]int64, len(c.Files))}
 	for i, w := range weights {
@@ -131,7 +132,7 @@ func (x *Index) open(p *plan) error {
 					file.Path(), p.split, c.Split, first)
 			}
 			epochs := int64(0)
-			if p.split == Train {
+			if p.split == rebuild.Train {
 				epochs = c.ExactEpochs
 			}
 			d := &dataset{file: file, request: request{
@@ -223,7 +224,7 @@ func (x *Index) assembleFlat(p *plan, weights []float64) error {
 		return fmt.Errorf("no samples are requested, and the program stops at an empty blend; request samples, or "+
 			"set the split to 0 in %q", c.Split)
 	}
-	b := &blend{name: "blend", splits: []Split{p.split}, size: p.total, lenient: c.AllowUnreadable,
+	b := &blend{name: "blend", splits: []rebuild.Split{p.split}, size: p.total, lenient: c.AllowUnreadable,
 		weights: numpy.Normalize(weights), fused: c.Fused}
 	entries := make([]string, len(p.datasets))
 	for i, d := range p.datasets {
@@ -246,10 +247,11 @@ func (x *Index) assembleCorpora(p *plan, train int64) error {
 	}
 	slices.Sort(names) // Python sorts by code point, which is the byte order of UTF-8
 
-	top := &blend{name: "blend", splits: []Split{p.split}, size: p.total, lenient: c.AllowUnreadable, fused: c.Fused}
+	top := &blend{name: "blend", splits: []rebuild.Split{p.split}, size: p.total,
+		lenient: c.AllowUnreadable, fused: c.Fused}
 	var entries []string
 	for _, name := range names {
-		b := &blend{name: "corpus " + name, splits: []Split{p.split}, concat: !c.BlendSampleInCorpus,
+		b := &blend{name: "corpus " + name, splits: []rebuild.Split{p.split}, concat: !c.BlendSampleInCorpus,
 			lenient: c.AllowUnreadable, fused: c.Fused}
 		var prefixes []string
 		for _, i := range members[name] {

@@ -21,6 +21,7 @@ import (
 	"mula/fixtures/vectors"
 	"mula/index/gpt"
 	"mula/index/numpy"
+	"mula/index/rebuild"
 	"mula/internal/longtest"
 )
 
@@ -73,7 +74,7 @@ func TestReference(t *testing.T) {
 		group.Go(func() error {
 			x, err := New(context.Background(), c)
 			if err == nil {
-				_, err = x.Build(context.Background(), BuildOptions{Threads: 1})
+				_, err = x.Build(context.Background(), rebuild.BuildOptions{Threads: 1})
 				x.Close()
 			}
 			switch {
@@ -264,7 +265,8 @@ func TestCacheIsFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, resume := range []bool{false, true} {
-		if _, err := open(t, c).Build(context.Background(), BuildOptions{Threads: 1, Resume: resume}); err == nil ||
+		if _, err := open(t, c).Build(context.Background(), rebuild.BuildOptions{Threads: 1,
+			Resume: resume}); err == nil ||
 			!strings.Contains(err.Error(), c.Cache+" is a file") {
 			t.Errorf("resume %v: %v", resume, err)
 		}
@@ -342,7 +344,7 @@ func TestForeignBlends(t *testing.T) {
 	if err := os.RemoveAll(state); err != nil {
 		t.Fatal(err)
 	}
-	_, err = open(t, c).Build(context.Background(), BuildOptions{Threads: 1, Resume: true})
+	_, err = open(t, c).Build(context.Background(), rebuild.BuildOptions{Threads: 1, Resume: true})
 	if err == nil || !strings.Contains(err.Error(), "291792a9e9659cf9c397331daa3861ae_index.npy") ||
 		!strings.Contains(err.Error(), "byte 128") {
 		t.Errorf("a corpus of another blend: %v", err)
@@ -420,14 +422,14 @@ func TestRefused(t *testing.T) {
 func TestUnreadable(t *testing.T) {
 	c := vectorConfig(t)
 	c.Files = []File{{0, "f0", "aside"}, {1, "f1", "wiki"}}
-	_, err := open(t, c).Build(context.Background(), BuildOptions{Threads: 1})
+	_, err := open(t, c).Build(context.Background(), rebuild.BuildOptions{Threads: 1})
 	if err == nil || !strings.Contains(err.Error(), "the blend takes 1 samples of corpus aside, which has 0") {
 		t.Errorf("a corpus of weight 0: %v", err)
 	}
 	for _, e := range open(t, c).Describe() {
 		for _, name := range append(e.Files, e.Description) {
 			if _, err := os.Stat(filepath.Join(c.Cache, name)); e.Class == ClassBlend &&
-				slices.Contains(e.Splits, Train) && !errors.Is(err, fs.ErrNotExist) {
+				slices.Contains(e.Splits, rebuild.Train) && !errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("%s of the refused blend: %v", name, err)
 			}
 		}

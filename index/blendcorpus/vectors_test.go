@@ -13,6 +13,7 @@ import (
 
 	"mula/fixtures/vectors"
 	"mula/index/cache"
+	"mula/index/rebuild"
 )
 
 // The vectors of this file were written by the original code, BlendCorpus ac485ec on x86-64 with
@@ -74,7 +75,7 @@ func open(t testing.TB, c Config) *Index {
 
 func build(t testing.TB, c Config) cache.Summary {
 	t.Helper()
-	s, err := open(t, c).Build(context.Background(), BuildOptions{Threads: 2, Resume: true})
+	s, err := open(t, c).Build(context.Background(), rebuild.BuildOptions{Threads: 2, Resume: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,7 +163,8 @@ func TestVectorFiles(t *testing.T) {
 	}
 	want := map[string]int64{"f0": 99, "f1": 50, "f2": 174}
 	for _, e := range open(t, c).Describe() {
-		if e.Class == ClassDataset && slices.Equal(e.Splits, []Split{Train}) && e.Samples != want[e.Prefixes[0]] {
+		if e.Class == ClassDataset && slices.Equal(e.Splits, []rebuild.Split{rebuild.Train}) &&
+			e.Samples != want[e.Prefixes[0]] {
 			t.Errorf("%s: %d samples, want %d", e.Name, e.Samples, want[e.Prefixes[0]])
 		}
 	}

@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -19,37 +19,11 @@ import (
 	"mula/index/cache"
 	"mula/index/gpt"
 	"mula/index/numpy"
+	"mula/index/rebuild"
 	"mula/internal/mapping"
+	"mula/internal/quantity"
 	"mula/shards"
 )
-
-// VerifyOptions are the options of [Verify].
-type VerifyOptions struct {
-	Root     string         // the base directory of relative prefixes; "" is the working directory
-	Threads  int            // number of goroutines that compute; at least 1
-	Progress func(Verified) // receives each description when it is done, if not nil
-}
-
-// A Report is the result of [Verify]: one entry for each description, ordered by name.
-type Report struct {
-	Descriptions []Verified
-}
-
-// A Verified is the result for one description. Exactly one of How, Difference and Problem is set.
-type Verified struct {
-	Description string // the file name
-	Class       string // ClassDataset, ClassCorpus or ClassBlend; "" for any other text
-	What        string // prefix and split, or the name of the corpus
-
-	How        string      // the files are correct: how the description was interpreted
-	Difference *Difference // the first file that differs
-	Problem    string      // why the files cannot be checked, or which file is missing
-}
-
-// OK reports whether all files of all descriptions are correct.
-func (r Report) OK() bool {
-	return !slices.ContainsFunc(r.Descriptions, func(v Verified) bool { return v.How == "" })
-}
 
 // maxDescription bounds the size of a description that is read. A flat blend has about 200 bytes
 // per file.
@@ -59,27 +33,32 @@ const maxDescription = 64 << 20
 // the data files. Verify tries both arithmetics and, where the description is ambiguous, every
 // other setting that affects the contents. It finds the members of a corpus through the
 // descriptions of the corpus's blend and token files, which must be in the same directory.
-func Verify(ctx context.Context, dir string, o VerifyOptions) (Report, error) {
+func Verify(ctx context.Context, dir string, o rebuild.VerifyOptions) (rebuild.Report, error) {
 	o.Threads = max(1, o.Threads)
 	v := &verifier{dir: dir, o: o, pool: semaphore.NewWeighted(int64(o.Threads)), files: map[string]*shards.Index{}}
 	defer v.close()
 	if err := v.read(); err != nil {
-		return Report{}, err
+		return rebuild.Report{}, err
 	}
 	if len(v.descriptions) == 0 {
-		return Report{}, fmt.Errorf("%s holds no index of BlendCorpus or Megatron-DeepSpeed: no file name ends with "+
-			"%s; name another directory", dir, descriptionEnd)
+		return rebuild.Report{}, fmt.Errorf("%s holds no index of BlendCorpus or Megatron-DeepSpeed: no file name "+
+			"ends with %s; name another directory", dir, descriptionEnd)
 	}
-	var r Report
+	var r rebuild.Report
+	equal := true
 	for _, d := range v.descriptions {
 		got, err := v.verify(ctx, d)
 		if err != nil {
 			return r, fmt.Errorf("%s: %w", filepath.Join(dir, d.hash+descriptionEnd), err)
 		}
-		r.Descriptions = append(r.Descriptions, got)
+		r.Verdicts = append(r.Verdicts, got)
+		equal = equal && got.Equal
 		if o.Progress != nil {
-			o.Progress(got)
+			o.Progress(len(r.Verdicts), len(v.descriptions), got.Description)
 		}
+	}
+	if equal {
+		r.Writers = []string{"BlendCorpus or Megatron-DeepSpeed"}
 	}
 	return r, nil
 }
@@ -87,7 +66,7 @@ func Verify(ctx context.Context, dir string, o VerifyOptions) (Report, error) {
 // A verifier holds the contents of all descriptions in a directory.
 type verifier struct {
 	dir          string
-	o            VerifyOptions
+	o            rebuild.VerifyOptions
 	pool         *semaphore.Weighted
 	builder      gpt.Builder
 	files        map[string]*shards.Index
@@ -172,8 +151,9 @@ func parseDescription(text string) *description {
 	}
 	if m := datasetForm.FindStringSubmatch(text); m != nil {
 		d.class = ClassDataset
-		d.request = request{prefix: m[1], split: Split(slices.Index(splitNames[:], m[2])), samples: number(m[3]),
-			sequenceLength: number(m[5]), splitText: m[7]}
+		split, _ := rebuild.SplitNamed(m[2])
+		d.request = request{prefix: m[1], split: split, samples: number(m[3]), sequenceLength: number(m[5]),
+			splitText: m[7]}
 		d.epochs = number(m[4])
 		seed := number(m[6])
 		ok = ok && seed <= math.MaxUint32 && d.epochs > 0 && d.sequenceLength > 0
@@ -208,8 +188,18 @@ func parseDescription(text string) *description {
 }
 
 // verify checks one description and its data files.
-func (v *verifier) verify(ctx context.Context, d *description) (Verified, error) {
-	out := Verified{Description: d.hash + descriptionEnd, Class: d.class}
+func (v *verifier) verify(ctx context.Context, d *description) (rebuild.Verdict, error) {
+	// the prefix and split of a dataset, or the name of a corpus
+	of := ""
+	switch d.class {
+	case ClassDataset:
+		of = d.prefix + ", " + d.split.String()
+	case ClassCorpus:
+		of = "corpus " + d.corpus
+	case ClassBlend:
+		of = fmt.Sprintf("blend of %d samples", d.size)
+	}
+	out := rebuild.Verdict{Description: d.hash + descriptionEnd, Kind: d.class, Prefixes: []string{""}}
 	if d.class == "" {
 		out.Problem = "the text is not a description of a data set, corpus or blend"
 		return out, nil
@@ -222,40 +212,52 @@ func (v *verifier) verify(ctx context.Context, d *description) (Verified, error)
 	if d.class == ClassDataset {
 		ends = datasetEnds[:]
 	}
-	for _, name := range named(d.hash, ends) {
-		if _, err := os.Stat(filepath.Join(v.dir, name)); errors.Is(err, fs.ErrNotExist) {
-			out.Problem = name + " is missing"
+	files, err := rebuild.OpenFiles(v.dir, named(d.hash, ends))
+	if err != nil {
+		return out, err
+	}
+	defer files.Close()
+	for _, f := range files {
+		if f.Missing {
+			out.Problem = f.Name + " is missing"
 			return out, nil
-		} else if err != nil {
-			return out, err
 		}
 	}
-	var err error
+	out.Prefixes[0] = of
+	var difference *rebuild.Difference
 	switch d.class {
 	case ClassDataset:
-		out.What = d.prefix + ", " + d.split.String()
-		err = v.dataset(ctx, d, &out)
+		out.Settings, difference, err = v.dataset(ctx, d, files)
 	case ClassCorpus:
-		out.What = "corpus " + d.corpus
-		err = v.blend(ctx, d, v.corpora(d),
-			"its files are unknown: the descriptions of its blend and of its token files are not in this directory",
-			&out)
+		out.Settings, difference, err = v.blend(ctx, d, files, v.corpora(d),
+			"its files are unknown: the descriptions of its blend and of its token files are not in this directory")
 	default:
-		out.What = fmt.Sprintf("blend of %d samples", d.size)
-		err = v.blend(ctx, d, v.tops(d), "only eight digits of its weights are known", &out)
+		out.Settings, difference, err = v.blend(ctx, d, files, v.tops(d), "only eight digits of its weights are known")
 	}
-	return out, err
+	switch {
+	case ctx.Err() != nil:
+		return out, context.Cause(ctx)
+	case err != nil:
+		out.Problem = err.Error()
+	case difference != nil:
+		out.Differs, out.Problem = true, fmt.Sprintf("%s differs first at byte %s", difference.File,
+			quantity.Grouped(difference.Offset))
+	default:
+		out.Equal = true
+	}
+	return out, nil
 }
 
-// dataset verifies the files of a dataset twice: with the documents that the split string selects,
-// and with all documents of the file, for the case that each split has its own files.
-func (v *verifier) dataset(ctx context.Context, d *description, out *Verified) error {
+// dataset compares the files of a dataset twice: with the documents that the split string selects,
+// and with all documents of the file, for the case that each split has its own files. It returns
+// how the description was interpreted, if the files are equal. The error is the reason why they
+// cannot be compared.
+func (v *verifier) dataset(ctx context.Context, d *description, files rebuild.Files) (
+	how string, difference *rebuild.Difference, err error) {
 	file := v.files[d.prefix]
 	if file == nil {
-		var err error
 		if file, err = gpt.OpenTokens(v.o.Root, d.prefix); err != nil {
-			out.Problem = "cannot read its token file: " + err.Error()
-			return nil
+			return "", nil, fmt.Errorf("cannot read its token file: %w", err)
 		}
 		v.files[d.prefix] = file
 	}
@@ -268,7 +270,7 @@ func (v *verifier) dataset(ctx context.Context, d *description, out *Verified) e
 		edges := gpt.SplitEdges(fractions, file.Sequences())
 		readings = []reading{{"documents by the split string", edges[d.split], edges[d.split+1]}, readings[0]}
 	}
-	var problem string
+	problem := errors.New("")
 	for _, r := range readings {
 		if r.first < 0 || r.first >= r.end {
 			continue
@@ -276,65 +278,42 @@ func (v *verifier) dataset(ctx context.Context, d *description, out *Verified) e
 		made := d.over(file, r.first, r.end, d.epochs)
 		layout, err := made.Layout()
 		if err != nil {
-			problem = err.Error()
+			problem = err
 			continue
 		}
-		names, sizes := named(d.hash, datasetEnds[:]), layout.Sizes()
-		if problem, err = v.implausible(names, sizes); err != nil {
-			return err
-		} else if problem != "" {
+		if problem = implausible(files, layout.Sizes()); problem != nil {
 			continue
 		}
-		files, err := compare(v.dir, names, sizes)
-		if err != nil {
-			return err
-		}
-		w := files.writers()
-		err = v.builder.Build(ctx, &made, layout, gpt.Files{Documents: w[0], Samples: w[1], Shuffle: w[2]}, v.pool)
-		difference := files.difference()
-		if err == nil {
-			err = files.cut()
-		}
-		files.close()
+		first, err := files.Difference(layout.Sizes(), func(w []io.WriterAt) error {
+			return v.builder.Build(ctx, &made, layout, gpt.Files{Documents: w[0], Samples: w[1], Shuffle: w[2]}, v.pool)
+		})
 		switch {
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case errors.Is(err, mapping.ErrUnreadable):
-			out.Problem, out.Difference = err.Error(), nil
-			return nil
+		case ctx.Err() != nil, errors.Is(err, mapping.ErrUnreadable):
+			return "", nil, err
 		case err != nil:
-			problem = err.Error()
+			problem = err
+		case first == nil:
+			return r.how, nil, nil
 		case difference == nil:
-			out.How, out.Difference = r.how, nil
-			return nil
-		case out.Difference == nil:
-			out.Difference = difference
+			difference = first
 		}
 	}
-	if out.Difference == nil {
-		out.Problem = "cannot build it: " + problem
+	if difference == nil {
+		return "", nil, fmt.Errorf("cannot build it: %w", problem)
 	}
-	return nil
+	return "", difference, nil
 }
 
-// implausible returns why the files cannot have the given sizes, "" if they can. If the described
-// files are far larger than the existing files, the description does not belong to them, and
-// building could take more time and memory than the machine has.
-func (v *verifier) implausible(names []string, sizes []int64) (problem string, err error) {
-	var want, have int64
-	for i, name := range names {
-		info, err := os.Stat(filepath.Join(v.dir, name))
-		if err != nil {
-			return "", err
-		}
-		want += sizes[i]
-		have += info.Size()
+// implausible returns why the files cannot have the given sizes, nil if they can.
+func implausible(files rebuild.Files, sizes []int64) error {
+	var want int64
+	for _, size := range sizes {
+		want += size
 	}
-	if want/4 > 1<<28+have { // near 2^63 bytes, four times a size would overflow
-		return fmt.Sprintf("the description requires %d bytes in total, but the files have %d", want,
-			have), nil
+	if files.Plausible(want) {
+		return nil
 	}
-	return "", nil
+	return fmt.Errorf("the description requires %d bytes in total, but the files have %d", want, files.Bytes())
 }
 
 // A candidate is a blend that the description may refer to.
@@ -343,64 +322,44 @@ type candidate struct {
 	blend
 }
 
-// blend verifies the files of a corpus or blend, which must match one of the candidates.
-func (v *verifier) blend(ctx context.Context, d *description, candidates []candidate, none string,
-	out *Verified) error {
+// blend compares the files of a corpus or blend, which must match one of the candidates. It returns
+// how the description was interpreted, if the files are equal. The error is the reason why they
+// cannot be compared.
+func (v *verifier) blend(ctx context.Context, d *description, files rebuild.Files, candidates []candidate,
+	none string) (how string, difference *rebuild.Difference, err error) {
 	if len(candidates) == 0 {
-		out.Problem = none
-		return nil
+		return "", nil, errors.New(none)
 	}
 	for _, c := range candidates {
 		for _, c.fused = range []bool{false, true} {
-			how := c.how + ", separate arithmetic"
-			if c.fused {
-				how = c.how + ", fused arithmetic"
-			}
-			if c.concat {
-				how = c.how
-			}
 			c.lenient = true
-			problem, err := v.implausible(named(d.hash, blendEnds[:]), c.sizes())
-			if err != nil {
-				return err
+			if err := implausible(files, c.sizes()); err != nil {
+				return "", nil, err // for all candidates, which have the same size
 			}
-			if problem != "" {
-				out.Problem = problem // for all candidates, which have the same size
-				return nil
-			}
-			files, err := compare(v.dir, named(d.hash, blendEnds[:]), c.sizes())
-			if err != nil {
-				return err
-			}
-			err = c.write(ctx, files.writers(), v.pool, v.o.Threads)
-			difference := files.difference()
-			if err == nil {
-				err = files.cut()
-			}
-			files.close()
+			first, err := files.Difference(c.sizes(), func(to []io.WriterAt) error {
+				return c.write(ctx, to, v.pool, v.o.Threads)
+			})
 			switch {
-			case ctx.Err() != nil:
-				return context.Cause(ctx)
-			case errors.Is(err, mapping.ErrUnreadable):
-				out.Problem, out.Difference = err.Error(), nil
-				return nil
+			case ctx.Err() != nil, errors.Is(err, mapping.ErrUnreadable):
+				return "", nil, err
 			case err != nil:
-				out.Problem, out.Difference = "cannot build it: "+err.Error(), nil
-				return nil
-			case difference == nil:
-				out.How, out.Difference = how, nil
-				return nil
+				return "", nil, fmt.Errorf("cannot build it: %w", err)
+			case first == nil && c.concat:
+				return c.how, nil, nil
+			case first == nil && c.fused:
+				return c.how + ", fused arithmetic", nil, nil
+			case first == nil:
+				return c.how + ", separate arithmetic", nil, nil
 			// Report the candidate that agrees longest.
-			case out.Difference == nil || difference.Offset > out.Difference.Offset &&
-				difference.File == out.Difference.File:
-				out.Difference = difference
+			case difference == nil || first.Offset > difference.Offset && first.File == difference.File:
+				difference = first
 			}
 			if c.concat {
 				break
 			}
 		}
 	}
-	return nil
+	return "", difference, nil
 }
 
 // tops returns the blends that a blend's description may refer to: of corpora, whose sizes the
@@ -460,7 +419,7 @@ const maxCorpora = 64
 // was built for in one run, that is, for one split, sequence length, seed and split string.
 func (v *verifier) corpora(d *description) []candidate {
 	type run struct {
-		split  Split
+		split  rebuild.Split
 		length int64
 		seed   uint32
 		text   string

@@ -2,19 +2,29 @@ package blendcorpus
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	"mula/index/rebuild"
+	"mula/internal/quantity"
 )
 
-func verify(t *testing.T, dir, root string) Report {
+func verify(t *testing.T, dir, root string) rebuild.Report {
 	t.Helper()
-	r, err := Verify(context.Background(), dir, VerifyOptions{Root: root, Threads: 2})
+	r, err := Verify(context.Background(), dir, rebuild.VerifyOptions{Root: root, Threads: 2})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return r
+}
+
+// allEqual reports whether all described files exist and are correct.
+func allEqual(r rebuild.Report) bool {
+	return !slices.ContainsFunc(r.Verdicts, func(v rebuild.Verdict) bool { return !v.Equal })
 }
 
 // Caches of all kinds are found right, and by the reading that they were built by.
@@ -50,13 +60,13 @@ func TestVerify(t *testing.T) {
 		test.change(&c)
 		build(t, c)
 		r := verify(t, c.Cache, c.Root)
-		if !r.OK() || len(r.Descriptions) != len(open(t, c).Describe()) {
+		if !allEqual(r) || len(r.Verdicts) != len(open(t, c).Describe()) {
 			t.Errorf("%s: %+v", test.name, r)
 		}
 		found := map[string]bool{}
-		for _, d := range r.Descriptions {
-			if strings.Contains(d.How, test.how[d.Class]) {
-				found[d.Class] = true
+		for _, v := range r.Verdicts {
+			if v.Equal && strings.Contains(v.Settings, test.how[v.Kind]) {
+				found[v.Kind] = true
 			}
 		}
 		for class, how := range test.how {
@@ -77,25 +87,25 @@ func TestVerifyFindsFaults(t *testing.T) {
 		name, file string
 		change     func([]byte) []byte // nil: remove
 		hash       string
-		difference Difference
+		at         int64 // of the first difference, or -1
 		problem    string
 	}{
-		{"a byte of a blend", top + "_index.npy", flip(1000), top, Difference{top + "_index.npy", 1000}, ""},
-		{"a byte of a header", top + "_sample_index.npy", flip(20), top, Difference{top + "_sample_index.npy", 20}, ""},
+		{"a byte of a blend", top + "_index.npy", flip(1000), top, 1000, ""},
+		{"a byte of a header", top + "_sample_index.npy", flip(20), top, 20, ""},
 		{"the last byte of a corpus", web + "_sample_index.npy", flip(128 + 8*273 - 1), web,
-			Difference{web + "_sample_index.npy", 128 + 8*273 - 1}, ""},
-		{"a byte of a document index", file + "_doc_idx.npy", flip(129), file, Difference{file + "_doc_idx.npy", 129},
+			128 + 8*273 - 1, ""},
+		{"a byte of a document index", file + "_doc_idx.npy", flip(129), file, 129,
 			""},
 		{"cut off", file + "_sample_idx.npy", func(b []byte) []byte { return b[:500] }, file,
-			Difference{file + "_sample_idx.npy", 500}, ""},
-		{"empty", web + "_index.npy", func(b []byte) []byte { return nil }, web, Difference{web + "_index.npy", 0}, ""},
+			500, ""},
+		{"empty", web + "_index.npy", func(b []byte) []byte { return nil }, web, 0, ""},
 		{"longer", web + "_index.npy", func(b []byte) []byte { return append(b, 0) }, web,
-			Difference{web + "_index.npy", 128 + 8*273}, ""},
-		{"missing", file + "_shuffle_idx.npy", nil, file, Difference{}, "_shuffle_idx.npy is missing"},
+			128 + 8*273, ""},
+		{"missing", file + "_shuffle_idx.npy", nil, file, -1, "_shuffle_idx.npy is missing"},
 		{"another text", file + ".dsc",
-			func(b []byte) []byte { return []byte(strings.Replace(string(b), "1234", "1235", 1)) }, file, Difference{},
+			func(b []byte) []byte { return []byte(strings.Replace(string(b), "1234", "1235", 1)) }, file, -1,
 			"does not match the text"},
-		{"no description", web + ".dsc", func(b []byte) []byte { return []byte("hello") }, web, Difference{},
+		{"no description", web + ".dsc", func(b []byte) []byte { return []byte("hello") }, web, -1,
 			"not a description"},
 	} {
 		name := filepath.Join(c.Cache, test.file)
@@ -112,33 +122,36 @@ func TestVerifyFindsFaults(t *testing.T) {
 			t.Fatal(err)
 		}
 		r := verify(t, c.Cache, c.Root)
-		if r.OK() {
+		if allEqual(r) {
 			t.Errorf("%s: all is right", test.name)
 		}
-		for _, d := range r.Descriptions {
-			if d.Description != test.hash+".dsc" {
+		for _, v := range r.Verdicts {
+			if v.Description != test.hash+".dsc" {
 				continue
 			}
-			if test.problem != "" && !strings.Contains(d.Problem, test.problem) || test.problem == "" &&
-				(d.Difference == nil || *d.Difference != test.difference) {
-				t.Errorf("%s: %+v, difference %v, want %+v", test.name, d, d.Difference, test.difference)
+			problem := test.problem
+			if test.at >= 0 {
+				problem = fmt.Sprintf("%s differs first at byte %s$", test.file, quantity.Grouped(test.at))
+			}
+			if v.Differs != (test.at >= 0) || !strings.Contains(v.Problem+"$", problem) {
+				t.Errorf("%s: %+v, want %s", test.name, v, problem)
 			}
 		}
 		if err := os.WriteFile(name, before, 0o666); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if !verify(t, c.Cache, c.Root).OK() {
+	if !allEqual(verify(t, c.Cache, c.Root)) {
 		t.Error("the cache is not as before")
 	}
-	if r := verify(t, c.Cache, t.TempDir()); r.OK() {
+	if r := verify(t, c.Cache, t.TempDir()); allEqual(r) {
 		t.Error("datasets are right without their token files")
 	}
-	if _, err := Verify(context.Background(), t.TempDir(), VerifyOptions{}); err == nil ||
+	if _, err := Verify(context.Background(), t.TempDir(), rebuild.VerifyOptions{}); err == nil ||
 		!strings.Contains(err.Error(), "holds no index") {
 		t.Errorf("an empty directory: %v", err)
 	}
-	if _, err := Verify(context.Background(), filepath.Join(c.Cache, "none"), VerifyOptions{}); err == nil {
+	if _, err := Verify(context.Background(), filepath.Join(c.Cache, "none"), rebuild.VerifyOptions{}); err == nil {
 		t.Error("no directory, no error")
 	}
 
@@ -153,7 +166,7 @@ func TestVerifyFindsFaults(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if r := verify(t, alone, c.Root); len(r.Descriptions) != 1 || !strings.Contains(r.Descriptions[0].Problem,
+	if r := verify(t, alone, c.Root); len(r.Verdicts) != 1 || !strings.Contains(r.Verdicts[0].Problem,
 		"are unknown") {
 		t.Errorf("a corpus alone: %+v", r)
 	}
@@ -197,17 +210,17 @@ func TestVerifyImplausible(t *testing.T) {
 			}
 		}
 		good := 0
-		for _, d := range verify(t, dir, c.Root).Descriptions {
+		for _, v := range verify(t, dir, c.Root).Verdicts {
 			switch {
-			case d.Description != changed+descriptionEnd:
-				if d.How != "" {
+			case v.Description != changed+descriptionEnd:
+				if v.Equal {
 					good++
 				}
-			case d.Problem == "" || d.How != "" || d.Difference != nil:
-				t.Errorf("%q: %+v", test.new, d)
+			case v.Problem == "" || v.Equal || v.Differs:
+				t.Errorf("%q: %+v", test.new, v)
 			}
 		}
-		if all := len(verify(t, c.Cache, c.Root).Descriptions); good != all {
+		if all := len(verify(t, c.Cache, c.Root).Verdicts); good != all {
 			t.Errorf("%q: %d of %d others are right", test.new, good, all)
 		}
 	}
@@ -222,7 +235,7 @@ func flip(at int) func([]byte) []byte {
 
 // Descriptions of any text are read without a panic, and those that are taken say what was written.
 func FuzzParseDescription(f *testing.F) {
-	r := request{"data/f0", Train, 99, 64, 1234, "70, 20, 10"}
+	r := request{"data/f0", rebuild.Train, 99, 64, 1234, "70, 20, 10"}
 	f.Add(r.text(3))
 	f.Add(corpusText(BlendCorpus, "web", 273, true, false))
 	f.Add(corpusText(MegatronDeepSpeed, "web", 273, true, false))

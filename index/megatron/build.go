@@ -1,63 +1,37 @@
 package megatron
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 
 	"mula/index/cache"
 	"mula/index/gpt"
 	"mula/index/greedy"
 	"mula/index/numpy"
+	"mula/index/rebuild"
 )
-
-// BuildOptions are the options of [Index.Build].
-type BuildOptions struct {
-	Threads int  // number of goroutines that compute; at least 1
-	Resume  bool // keep complete files in the directory; otherwise everything is rebuilt
-	// other processes, such as the ranks of a job, build the same files at the same time: see
-	// [cache.Options.Together]
-	Together bool
-	Progress func(cache.Event) // receives events, if not nil; calls do not overlap
-}
 
 // Build writes the files of all datasets and blends into the cache directory, the data of each
 // before its description. If a blend would draw more samples from a dataset than it has, Build
-// fails before the blend's files become visible.
-func (x *Index) Build(ctx context.Context, o BuildOptions) (cache.Summary, error) {
-	o.Threads = max(1, o.Threads)
+// fails before the blend's files become visible. Without a cache directory, every token file has
+// its own directory, and there are no blends.
+func (x *Index) Build(ctx context.Context, o rebuild.BuildOptions) (cache.Summary, error) {
 	w := gpt.NewWorkshop(o.Threads)
+	var units rebuild.Units
 	if x.config.Cache != "" {
-		return cache.Run(ctx, x.config.Cache, x.units(w, x.blends, x.datasets, o.Together), cache.Options{
-			// a blend waits in the workshop, where datasets have priority
-			Threads: w.Places() + len(x.blends), Resume: o.Resume, Together: o.Together, Progress: o.Progress,
-		})
+		var blends []cache.Unit
+		for _, b := range x.blends {
+			blends = append(blends, x.blendUnit(w, b))
+		}
+		units.AddBlends(x.config.Cache, blends...)
 	}
-
-	// Every token file has its own directory, and blends have none.
-	var dirs []string
-	members := map[string][]*dataset{}
 	for _, d := range x.datasets {
-		dir := x.directory(d)
-		if members[dir] == nil {
-			dirs = append(dirs, dir)
-		}
-		members[dir] = append(members[dir], d)
+		units.AddDataset(x.directory(d), x.datasetUnit(w, d, o.Together))
 	}
-	var total cache.Summary
-	for _, dir := range dirs {
-		s, err := cache.Run(ctx, dir, x.units(w, nil, members[dir], o.Together), cache.Options{Threads: w.Places(),
-			Resume: o.Resume, Together: o.Together, Progress: o.Progress})
-		total.Add(s)
-		if err != nil {
-			return total, err
-		}
-	}
-	return total, nil
+	return units.Build(ctx, w, o)
 }
 
 // buildBlend writes the files of a blend, skipping nil files, and returns the number of samples of
@@ -83,25 +57,6 @@ func buildBlend(ctx context.Context, w *gpt.Workshop, b *blend, a Arithmetic, fi
 	return counts, err
 }
 
-// units returns the units of blends and datasets: blends first, because they take longest, then
-// datasets by size. With together, large datasets are divided between processes.
-func (x *Index) units(w *gpt.Workshop, blends []*blend, datasets []*dataset, together bool) []cache.Unit {
-	var units []cache.Unit
-	for _, d := range datasets {
-		u := x.datasetUnit(w, d)
-		if together {
-			u.Parts = d.gpt.Parts()
-		}
-		units = append(units, u)
-	}
-	slices.SortStableFunc(units, func(a, b cache.Unit) int { return cmp.Compare(b.Expect, a.Expect) })
-	var first []cache.Unit
-	for _, b := range blends {
-		first = append(first, x.blendUnit(w, b))
-	}
-	return append(first, units...)
-}
-
 // datasetSettings holds the settings that affect a dataset's contents but not its name.
 type datasetSettings struct {
 	ExtraToken  bool   `json:"extra_token"`
@@ -117,7 +72,9 @@ type blendSettings struct {
 
 var sampleTypes = map[gpt.SampleType]string{gpt.Auto: "auto", gpt.Int32: "int32", gpt.Int64: "int64"}
 
-func (x *Index) datasetUnit(w *gpt.Workshop, d *dataset) cache.Unit {
+// datasetUnit returns the unit of a dataset. With together, a large dataset is divided between
+// processes.
+func (x *Index) datasetUnit(w *gpt.Workshop, d *dataset, together bool) cache.Unit {
 	base := x.config.Profile.gptName(d.hash, d.split)
 	u := cache.Unit{
 		Name: d.title(), Marker: base + descriptionEnd, MarkerText: []byte(d.text),
@@ -141,6 +98,9 @@ func (x *Index) datasetUnit(w *gpt.Workshop, d *dataset) cache.Unit {
 			}
 			return nil
 		},
+	}
+	if together {
+		u.Parts = d.gpt.Parts()
 	}
 	for _, end := range gptEnds {
 		u.Files = append(u.Files, base+end)

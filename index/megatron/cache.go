@@ -18,6 +18,7 @@ import (
 	"mula/index/cache"
 	"mula/index/gpt"
 	"mula/index/numpy"
+	"mula/index/rebuild"
 	"mula/internal/mapping"
 	"mula/shards"
 )
@@ -29,7 +30,7 @@ var ErrCorrupt = errors.New("corrupt index cache")
 // on it. Its files are mapped, so it needs little memory. Every value from the files is checked
 // before it is used. A Cache is safe for concurrent use until [Cache.Close].
 type Cache struct {
-	split          Split
+	split          rebuild.Split
 	sequenceLength int64
 	extra          bool
 	length         int64
@@ -425,7 +426,7 @@ func (d *readDataset) lengthAt(at int64) (int64, error) {
 }
 
 // Split returns the split of the cache.
-func (c *Cache) Split() Split { return c.split }
+func (c *Cache) Split() rebuild.Split { return c.split }
 
 // SequenceLength returns the number of tokens of a sample, without the extra token.
 func (c *Cache) SequenceLength() int64 { return c.sequenceLength }

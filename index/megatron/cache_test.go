@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"mula/fixtures/vectors"
+	"mula/index/rebuild"
 )
 
 // vectorNamed is one of the vectors' configurations, built.
@@ -33,7 +34,7 @@ func vectorNamed(t testing.TB, root, name string) Config {
 }
 
 // top is the entry that a split's samples come from.
-func top(t testing.TB, c Config, s Split) Entry {
+func top(t testing.TB, c Config, s rebuild.Split) Entry {
 	t.Helper()
 	x, err := New(context.Background(), c)
 	if err != nil {
@@ -80,7 +81,7 @@ func TestCacheSamples(t *testing.T) {
 	for name, splits := range golden.Samples {
 		config := vectorNamed(t, root, name)
 		for split, samples := range splits {
-			s, _ := splitNamed(split)
+			s, _ := rebuild.SplitNamed(split)
 			c, err := OpenCache(config.Cache, top(t, config, s).Hash, root)
 			if err != nil {
 				t.Fatal(err)
@@ -159,7 +160,7 @@ func readAll(c *Cache) error {
 func TestOpenCacheErrors(t *testing.T) {
 	root := vectorFiles(t)
 	config := vectorNamed(t, root, "A")
-	e := top(t, config, Train)
+	e := top(t, config, rebuild.Train)
 	if _, _, err := (&Cache{length: 3}).Sample(3); err == nil {
 		t.Error("sample 3 of 3")
 	}
@@ -278,7 +279,7 @@ func FuzzOpenCache(f *testing.F) {
 	if err := build(f, config, 1); err != nil {
 		f.Fatal(err)
 	}
-	e := top(f, config, Train)
+	e := top(f, config, rebuild.Train)
 	paths, err := filepath.Glob(filepath.Join(config.Cache, "*-*"))
 	if err != nil || len(paths) != 11 {
 		f.Fatal(len(paths), err)
@@ -348,13 +349,13 @@ func TestCacheSampleFromNowhere(t *testing.T) {
 		}
 		c := vectorConfig(t, root)
 		b := mustBlend(t, "f")
-		c.Profile, c.Blend, c.Split, c.Samples, c.PerSplit[Valid] = profileNamed(t, "core-0.9"), Blend{}, "", [3]Size{},
-			&b
+		c.Profile, c.Blend, c.Split, c.Samples, c.PerSplit[rebuild.Valid] = profileNamed(t, "core-0.9"), Blend{}, "",
+			[3]Size{}, &b
 		c.SequenceLength, c.Seed, c.KeepPartialValidation = 8947862, seed, true
 		if err := build(t, c, 1); err != nil {
 			t.Fatal(err)
 		}
-		cache, err := OpenCache(c.Cache, top(t, c, Valid).Hash, root)
+		cache, err := OpenCache(c.Cache, top(t, c, rebuild.Valid).Hash, root)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"mula/fixtures/vectors"
+	"mula/index/rebuild"
 	"mula/internal/longtest"
 )
 
@@ -72,12 +73,12 @@ func TestCheckSurplusRows(t *testing.T) {
 	writeFile(t, filepath.Join(root, "f.idx"), vectors.Index([]int32{134217930, 1}))
 	c := vectorConfig(t, root)
 	b := mustBlend(t, "f")
-	c.Blend, c.Split, c.Samples, c.PerSplit[Valid], c.KeepPartialValidation = Blend{}, "", [3]Size{}, &b, true
+	c.Blend, c.Split, c.Samples, c.PerSplit[rebuild.Valid], c.KeepPartialValidation = Blend{}, "", [3]Size{}, &b, true
 	c.SequenceLength = 8947862
 	if err := build(t, c, 1); err != nil {
 		t.Fatal(err)
 	}
-	cache, err := OpenCache(c.Cache, top(t, c, Valid).Hash, root)
+	cache, err := OpenCache(c.Cache, top(t, c, rebuild.Valid).Hash, root)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +98,7 @@ func TestCheckFlips(t *testing.T) {
 	root := vectorFiles(t)
 	for name, bits := range map[string][]byte{"A": {0x01, 0x40, 0x80}, "D": {0x01}, "E1": {0x40}} {
 		config := vectorNamed(t, root, name)
-		e := top(t, config, Valid)
+		e := top(t, config, rebuild.Valid)
 		cache, err := OpenCache(config.Cache, e.Hash, root)
 		if err != nil {
 			t.Fatal(err)
@@ -152,7 +153,7 @@ func TestCheckFlips(t *testing.T) {
 func TestCheckMessages(t *testing.T) {
 	root := vectorFiles(t)
 	config := vectorNamed(t, root, "F") // one dataset
-	e := top(t, config, Train)
+	e := top(t, config, rebuild.Train)
 	for _, v := range []struct {
 		file   int // documents, samples, shuffle
 		at     int64

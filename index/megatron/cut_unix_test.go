@@ -11,6 +11,7 @@ import (
 	"slices"
 	"testing"
 
+	"mula/index/rebuild"
 	"mula/internal/mapping"
 )
 
@@ -41,7 +42,7 @@ func TestBuildFromCutIndex(t *testing.T) {
 			if err := os.Truncate(path, size); err != nil {
 				t.Fatal(err)
 			}
-			_, err = x.Build(context.Background(), BuildOptions{Threads: 2})
+			_, err = x.Build(context.Background(), rebuild.BuildOptions{Threads: 2})
 			var at *os.PathError
 			if !errors.As(err, &at) || at.Path != path || !errors.Is(err, mapping.ErrUnreadable) {
 				t.Errorf("%d bytes left, measured %v: %v", size, measured, err)
@@ -58,7 +59,7 @@ func TestCacheCutWhileOpen(t *testing.T) {
 	if err := build(t, config, 2); err != nil {
 		t.Fatal(err)
 	}
-	c, err := OpenCache(config.Cache, top(t, config, Train).Hash, root)
+	c, err := OpenCache(config.Cache, top(t, config, rebuild.Train).Hash, root)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,10 +149,9 @@ func TestVerifyFileCutMeanwhile(t *testing.T) {
 			_, err := files[0].WriteAt(data, 0)
 			return err
 		}
-		u := UnitReport{Description: "x"}
-		err := (&verifier{dir: dir}).compare(context.Background(), &u, dir+"/",
-			[]candidate{{files: []wanted{w}, build: build, found: func(*UnitReport) {}}})
-		if !errors.Is(err, mapping.ErrUnreadable) || u.OK || u.Files != nil || builds != 1 {
+		u := unit{Verdict: rebuild.Verdict{Description: descriptionEnd}}
+		err := (&verifier{dir: dir}).compare(context.Background(), &u, []*candidate{{files: []wanted{w}, build: build}})
+		if !errors.Is(err, mapping.ErrUnreadable) || u.Equal || u.Differs || builds != 1 {
 			t.Errorf("%d bytes left: %v, %+v", size, err, u)
 		}
 	}

@@ -6,13 +6,14 @@ import (
 	"path/filepath"
 
 	"mula/index/numpy"
+	"mula/index/rebuild"
 )
 
 // An Entry is one dataset or blend of a configuration: the files that Megatron will look for, and
 // where.
 type Entry struct {
 	Class    string // "GPTDataset" or "BlendedDataset"
-	Split    Split
+	Split    rebuild.Split
 	Prefixes []string // of the token files; a dataset has one
 	Samples  Size     // requested: N of a dataset, the size of a blend
 	Hash     string

@@ -8,12 +8,13 @@ import (
 
 	"mula/index/gpt"
 	"mula/index/python"
+	"mula/index/rebuild"
 )
 
 // A description is a parsed description.txt.
 type description struct {
 	class string
-	split Split
+	split rebuild.Split
 	named bool // the text contains the split; before core 0.7, only the datasets of a blend do
 	text  string
 
@@ -213,8 +214,8 @@ func (r *reader) size(key string) Size {
 	return SizeOf(r.number(key, 1<<53)) // more samples than any index has
 }
 
-func (r *reader) split(key string) Split {
-	s, ok := splitNamed(r.text(key))
+func (r *reader) split(key string) rebuild.Split {
+	s, ok := rebuild.SplitNamed(r.text(key))
 	if !ok {
 		r.bad(key, "train, valid or test")
 	}
@@ -309,7 +310,7 @@ type Like struct {
 	Class    string // "GPTDataset" or "BlendedDataset"
 	Prefixes []string
 	Samples  Size // requested
-	Of       Split
+	Of       rebuild.Split
 }
 
 // ReadLike calls [LikeDescription] for a description.txt.

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"mula/index/python"
+	"mula/index/rebuild"
 )
 
 func TestLikeDescription(t *testing.T) {
@@ -50,7 +51,7 @@ func TestLikeDescriptionErrors(t *testing.T) {
 		}
 	}
 	c := vectorConfig(t, vectorFiles(t))
-	text := top(t, c, Train).Text
+	text := top(t, c, rebuild.Train).Text
 	for _, change := range []struct{ old, new, want string }{
 		{`"size": 300`, `"size": -300`, "size"},
 		{`"size": 300`, `"size": null`, "weights"},

@@ -17,6 +17,7 @@ import (
 	"mula/index/gpt"
 	"mula/index/numpy"
 	"mula/index/python"
+	"mula/index/rebuild"
 	"mula/shards"
 )
 
@@ -35,7 +36,7 @@ type Index struct {
 
 // A dataset is a GPT dataset: one split of one file.
 type dataset struct {
-	split   Split
+	split   rebuild.Split
 	prefix  string
 	file    *shards.Index
 	samples Size
@@ -52,7 +53,7 @@ type dataset struct {
 
 // A blend is a BlendedDataset. It has weights, or, if it blends all samples, their counts.
 type blend struct {
-	split   Split
+	split   rebuild.Split
 	members []*dataset // a member may occur several times
 	weights []float64  // the weights of the blend loop, if size is given
 	counts  []int64    // samples of each member, if size is not given
@@ -87,7 +88,7 @@ func New(ctx context.Context, c Config) (_ *Index, err error) {
 		if b == nil {
 			continue
 		}
-		if err := x.add(ctx, Split(s), b, attributes); err != nil {
+		if err := x.add(ctx, rebuild.Split(s), b, attributes); err != nil {
 			return nil, err
 		}
 	}
@@ -110,10 +111,10 @@ func (c *Config) check() error {
 	for s, size := range c.Samples {
 		switch {
 		case size.Given && size.N < 0:
-			return fmt.Errorf("%s: invalid number of samples %d; use 0 or more", Split(s), size.N)
+			return fmt.Errorf("%s: invalid number of samples %d; use 0 or more", rebuild.Split(s), size.N)
 		case size.Given && size.N > (math.MaxInt64-1)/c.SequenceLength/2:
-			return fmt.Errorf("%s: %d samples of %d tokens are out of range; request fewer samples", Split(s), size.N,
-				c.SequenceLength)
+			return fmt.Errorf("%s: %d samples of %d tokens are out of range; request fewer samples",
+				rebuild.Split(s), size.N, c.SequenceLength)
 		}
 	}
 	if !p.fixedSurplus && !(c.Surplus >= 0 && c.Surplus <= 1000) {
@@ -151,7 +152,7 @@ func (c *Config) checkBlends() error {
 			continue
 		}
 		perSplit = true
-		if err := b.check(c.Profile, "the "+Split(s).String()+" blend"); err != nil {
+		if err := b.check(c.Profile, "the "+rebuild.Split(s).String()+" blend"); err != nil {
 			return err
 		}
 	}
@@ -179,7 +180,7 @@ func (c *Config) checkBlends() error {
 		// Megatron also checks skipped splits, and weights that it will not use.
 		if b != nil && b.Weights != nil && !size.Given {
 			return fmt.Errorf("%s: weights divide a number of samples, but no number is given; give one, or remove "+
-				"the weights to blend all samples", Split(s))
+				"the weights to blend all samples", rebuild.Split(s))
 		}
 	}
 	return nil
@@ -218,7 +219,7 @@ func (c *Config) attributes(split, matrix python.Value) python.Object {
 }
 
 // documents returns the range of sequences, in a file of ns, that belong to a split.
-func (x *Index) documents(s Split, ns int64) (first, end int64) {
+func (x *Index) documents(s rebuild.Split, ns int64) (first, end int64) {
 	if x.config.Split != "" && x.config.Profile.pathPrefix {
 		edges := gpt.SplitEdges(x.fractions, ns)
 		return edges[s], edges[s+1]
@@ -227,7 +228,7 @@ func (x *Index) documents(s Split, ns int64) (first, end int64) {
 }
 
 // add creates the datasets of one split, and their blend if Megatron creates one.
-func (x *Index) add(ctx context.Context, s Split, b *Blend, attributes python.Object) error {
+func (x *Index) add(ctx context.Context, s rebuild.Split, b *Blend, attributes python.Object) error {
 	c := &x.config
 	n := c.Samples[s]
 	perSplit := c.PerSplit[s] != nil
@@ -268,13 +269,13 @@ func (x *Index) add(ctx context.Context, s Split, b *Blend, attributes python.Ob
 	return x.blend(&blend{split: s, members: members, weights: numpy.Normalize(weights), size: SizeOf(parts.size)})
 }
 
-func (c *Config) needsSize(s Split) error {
+func (c *Config) needsSize(s rebuild.Split) error {
 	return fmt.Errorf("%s: Megatron core %s needs a number of samples above 0 (open sizes are supported from 0.7); "+
 		"give a number, or skip the split", s, c.Profile.tags)
 }
 
 // unweighted blends whole epochs, in proportion to their samples.
-func (x *Index) unweighted(ctx context.Context, s Split, b *Blend, n Size, attributes python.Object) error {
+func (x *Index) unweighted(ctx context.Context, s rebuild.Split, b *Blend, n Size, attributes python.Object) error {
 	members := make([]*dataset, len(b.Prefixes))
 	for i, prefix := range b.Prefixes {
 		var err error
@@ -306,7 +307,7 @@ func (x *Index) unweighted(ctx context.Context, s Split, b *Blend, n Size, attri
 }
 
 // dataset returns the GPT dataset of a name. Two calls for the same name return the same dataset.
-func (x *Index) dataset(s Split, prefix string, n Size, attributes python.Object) (*dataset, error) {
+func (x *Index) dataset(s rebuild.Split, prefix string, n Size, attributes python.Object) (*dataset, error) {
 	c := &x.config
 	d := &dataset{split: s, prefix: prefix, samples: n}
 	key := "dataset_path"
@@ -351,7 +352,8 @@ func (x *Index) dataset(s Split, prefix string, n Size, attributes python.Object
 	}
 	d.gpt = gpt.Dataset{
 		Lengths: file.Lengths(), Guard: file.Guard, First: first, End: end, Tokens: tokens,
-		SequenceLength: c.SequenceLength, ExtraToken: c.ExtraToken, KeepPartial: s == Valid && c.KeepPartialValidation,
+		SequenceLength: c.SequenceLength, ExtraToken: c.ExtraToken,
+		KeepPartial:  s == rebuild.Valid && c.KeepPartialValidation,
 		CheckOffsets: c.Profile.checkOffsets, AllowEmpty: true, Samples: -1, Seed: c.Seed,
 		SampleType: c.Profile.sampleType,
 	}

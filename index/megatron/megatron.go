@@ -71,35 +71,6 @@ func (a Arithmetic) String() string {
 	return fmt.Sprintf("arithmetic(%d)", uint8(a))
 }
 
-// Split identifies a split. The splits are in Megatron's order.
-type Split uint8
-
-// The splits. Their values are indices of [Config.PerSplit] and [Config.Samples].
-const (
-	Train Split = iota
-	Valid
-	Test
-)
-
-// String returns the name of the split in descriptions and file names.
-func (s Split) String() string {
-	if int(s) < len(splitNames) {
-		return splitNames[s]
-	}
-	return fmt.Sprintf("split(%d)", uint8(s))
-}
-
-var splitNames = [...]string{"train", "valid", "test"}
-
-func splitNamed(name string) (Split, bool) {
-	for i, known := range splitNames {
-		if known == name {
-			return Split(i), true
-		}
-	}
-	return 0, false
-}
-
 // Size is a number of requested samples, or open. With an open size, a dataset is one epoch, and a
 // blend has all samples of its datasets. The zero Size is open.
 type Size struct {

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"mula/index/gpt"
+	"mula/index/rebuild"
 )
 
 // A Profile is a group of releases of Megatron core that write the same names and bytes. The zero
@@ -83,12 +84,14 @@ func (p Profile) Releases() string { return p.tags }
 func (p Profile) String() string { return p.name }
 
 // gptName returns the prefix of the file names of a GPT dataset.
-func (p Profile) gptName(hash string, s Split) string { return p.fileName(hash, gptClass, s) }
+func (p Profile) gptName(hash string, s rebuild.Split) string { return p.fileName(hash, gptClass, s) }
 
 // blendName returns the prefix of the file names of a blend.
-func (p Profile) blendName(hash string, s Split) string { return p.fileName(hash, blendClass, s) }
+func (p Profile) blendName(hash string, s rebuild.Split) string {
+	return p.fileName(hash, blendClass, s)
+}
 
-func (p Profile) fileName(hash, class string, s Split) string {
+func (p Profile) fileName(hash, class string, s rebuild.Split) string {
 	if p.bareNames {
 		return hash + "-" + class + "-"
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"mula/fixtures/vectors"
+	"mula/index/rebuild"
 )
 
 // Another node may see the token files elsewhere and keeps what is there; other tokens are noticed
@@ -21,7 +22,7 @@ func TestResumeElsewhere(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer x.Close()
-		s, err := x.Build(context.Background(), BuildOptions{Threads: 2, Resume: true})
+		s, err := x.Build(context.Background(), rebuild.BuildOptions{Threads: 2, Resume: true})
 		if err != nil || s.Built != wantBuilt || s.Kept != wantKept {
 			t.Errorf("%+v, %v; want %d built, %d kept", s, err, wantBuilt, wantKept)
 		}

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,79 +15,18 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"mula/index/cache"
 	"mula/index/gpt"
 	"mula/index/numpy"
+	"mula/index/rebuild"
 	"mula/internal/mapping"
+	"mula/internal/quantity"
 )
 
-// VerifyOptions are the options of [Verify].
-type VerifyOptions struct {
-	// the base directory of relative prefixes; "" is the working directory
-	Root    string
-	Threads int // number of goroutines that compute; at least 1
-	// receives every unit, if not nil; calls do not overlap
-	Progress func(finished, all int, u UnitReport)
-}
-
-// A Report compares a cache directory with its descriptions.
-type Report struct {
-	Units   []UnitReport // one for each description, sorted by name
-	Orphans []string     // index files without a description: Megatron does not use them
-}
-
-// A UnitReport is the result for one dataset or blend.
-type UnitReport struct {
-	Description string // the file name
-	Class       string // "GPTDataset", "BlendedDataset" or "" if it could not be read
-	Split       Split
-	Prefixes    []string // of the token files
-
-	// Problem is the reason why the unit could not be computed. If set, the fields below are not.
-	Problem error
-
-	OK    bool
-	Files []FileReport
-
-	// The settings that produced the files, if OK; otherwise the settings with the best match.
-	ExtraToken bool // of a dataset
-	// of a dataset: the files are the same with and without the extra token, because no sample
-	// starts at the start of a document
-	EitherToken bool
-	KeepPartial bool       // of a dataset of the validation split
-	Arithmetic  Arithmetic // of a blend
-	Profiles    []Profile  // all profiles that write these names and bytes
-
-	// Absent lists the descriptions of a blend's datasets that are missing in the directory, where
-	// Megatron will look for them.
-	Absent []string
-}
-
-// A FileReport is the result for one file.
-type FileReport struct {
-	Name    string
-	Missing bool
-	Size    int64 // of the file
-	Want    int64 // the expected size
-
-	// The first byte that differs, or -1, and its meaning: "sample_index row 17, offset: 12, should
-	// be 13".
-	Byte    int64
-	Meaning string
-}
-
-// OK reports whether the file is correct.
-func (f FileReport) OK() bool { return !f.Missing && f.Byte < 0 }
-
-// Profiles returns the profiles that could have produced all correct units.
-func (r Report) Profiles() []Profile {
-	found := Profiles()
-	for _, u := range r.Units {
-		if u.OK {
-			found = slices.DeleteFunc(found, func(p Profile) bool { return !slices.Contains(u.Profiles, p) })
-		}
-	}
-	return found
+// A unit is the result for one dataset or blend.
+type unit struct {
+	rebuild.Verdict
+	match    bool      // the files are equal to the result of a candidate
+	profiles []Profile // that write these names and bytes
 }
 
 // Verify recomputes the files that the descriptions in a directory specify, and compares them with
@@ -96,16 +34,17 @@ func (r Report) Profiles() []Profile {
 // that are not in the descriptions: the extra token, the partial validation sample, the release,
 // the arithmetic of blends. It writes nothing. The error concerns the directory or ctx; faults of
 // the cache are in the report.
-func Verify(ctx context.Context, dir string, o VerifyOptions) (Report, error) {
+func Verify(ctx context.Context, dir string, o rebuild.VerifyOptions) (rebuild.Report, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return Report{}, fmt.Errorf("verifying index cache: %w", err)
+		return rebuild.Report{}, fmt.Errorf("verifying index cache: %w", err)
 	}
-	var r Report
+	var r rebuild.Report
+	var units []*unit
 	described := map[string]bool{}
 	for _, e := range entries {
 		if base, ok := strings.CutSuffix(e.Name(), descriptionEnd); ok && !strings.HasPrefix(e.Name(), ".") {
-			r.Units = append(r.Units, UnitReport{Description: e.Name()})
+			units = append(units, &unit{Verdict: rebuild.Verdict{Description: e.Name(), Split: rebuild.Train.String()}})
 			described[base] = true
 		}
 	}
@@ -113,7 +52,7 @@ func Verify(ctx context.Context, dir string, o VerifyOptions) (Report, error) {
 		for _, end := range append(gptEnds[:], blendEnds[:]...) {
 			base, ok := strings.CutSuffix(e.Name(), "-"+end)
 			if ok && !strings.HasPrefix(base, ".") && !described[base+"-"] {
-				r.Orphans = append(r.Orphans, e.Name())
+				r.Notes = append(r.Notes, e.Name()+" has no description: Megatron-LM does not use it")
 				break
 			}
 		}
@@ -123,25 +62,41 @@ func Verify(ctx context.Context, dir string, o VerifyOptions) (Report, error) {
 	finished := 0
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(v.workshop.Places())
-	for i := range r.Units {
+	for _, u := range units {
 		g.Go(func() error {
-			u := &r.Units[i]
 			if err := v.unit(ctx, u); err != nil {
 				if ctx.Err() != nil {
 					return ctx.Err()
 				}
-				u.Problem = err
+				u.Problem = err.Error()
 			}
 			mu.Lock()
 			defer mu.Unlock()
 			finished++
 			if o.Progress != nil {
-				o.Progress(finished, len(r.Units), *u)
+				o.Progress(finished, len(units), u.Description)
 			}
 			return nil
 		})
 	}
-	return r, g.Wait()
+	if err := g.Wait(); err != nil {
+		return rebuild.Report{}, err
+	}
+	writers := Profiles()
+	matches := 0
+	for _, u := range units {
+		r.Verdicts = append(r.Verdicts, u.Verdict)
+		if u.match {
+			matches++
+			writers = slices.DeleteFunc(writers, func(p Profile) bool { return !slices.Contains(u.profiles, p) })
+		}
+	}
+	for _, p := range writers {
+		if matches > 0 {
+			r.Writers = append(r.Writers, "Megatron core "+p.Releases())
+		}
+	}
+	return r, nil
 }
 
 // verifier holds the state that the units of one Verify share.
@@ -150,40 +105,45 @@ type verifier struct {
 	workshop  *gpt.Workshop
 }
 
-// unit fills in a report.
-func (v *verifier) unit(ctx context.Context, u *UnitReport) error {
+// unit fills in the result of a unit.
+func (v *verifier) unit(ctx context.Context, u *unit) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	path := filepath.Join(v.dir, u.Description)
 	d, bare, err := findDescription(v.dir, u.Description)
 	if err != nil {
 		return err
 	}
-	u.Class, u.Split = d.class, d.split
-	base := strings.TrimSuffix(path, descriptionEnd)
+	u.Kind, u.Split = d.class, d.split.String()
 	if d.class == gptClass {
 		u.Prefixes = []string{d.prefix}
-		return v.dataset(ctx, u, d, base, bare)
+		return v.dataset(ctx, u, d, bare)
 	}
-	seen := map[string]bool{}
+	// descriptions of datasets that are missing in the directory, where Megatron will look for them
+	var missing []string
 	for _, m := range d.members {
 		u.Prefixes = append(u.Prefixes, m.prefix)
 		name := Profile{bareNames: bare}.gptName(hashed(m.text), m.split) + descriptionEnd
-		if _, err := os.Stat(filepath.Join(v.dir, name)); err != nil && !seen[name] {
-			u.Absent = append(u.Absent, name)
-			seen[name] = true
+		if _, err := os.Stat(filepath.Join(v.dir, name)); err != nil && !slices.Contains(missing, name) {
+			missing = append(missing, name)
 		}
 	}
-	return v.blend(ctx, u, d, base, bare)
+	err = v.blend(ctx, u, d, bare)
+	if u.Equal && len(missing) > 0 {
+		u.Equal, u.Differs = false, true
+		u.Problem = fmt.Sprintf("datasets of the blend are missing: %s, the first is %s",
+			quantity.Plural(int64(len(missing)), "description"), missing[0])
+	}
+	return err
 }
 
 // A candidate is a combination of settings that may have produced a unit.
 type candidate struct {
-	extra bool
-	files []wanted
-	build func(ctx context.Context, files []io.WriterAt) error
-	found func(u *UnitReport) // sets the settings in the report
+	extra    bool // of a dataset: samples have the extra token
+	settings []string
+	profiles []Profile
+	files    []wanted
+	build    func(ctx context.Context, files []io.WriterAt) error
 }
 
 // wanted describes the expected contents of a file.
@@ -206,7 +166,7 @@ func (w wanted) width() int64 { return int64(w.descr[2] - '0') }
 func (w wanted) size() int64 { return numpy.HeaderSize + w.rows*max(1, w.cols)*w.width() }
 
 // dataset compares a GPT dataset.
-func (v *verifier) dataset(ctx context.Context, u *UnitReport, d *description, base string, bare bool) error {
+func (v *verifier) dataset(ctx context.Context, u *unit, d *description, bare bool) error {
 	file, err := openIndex(v.root, d.prefix)
 	if err != nil {
 		return err
@@ -220,14 +180,14 @@ func (v *verifier) dataset(ctx context.Context, u *UnitReport, d *description, b
 		return fmt.Errorf("%s has %d sequences, but the description assigns %d to %d to the %s split", file.Path(),
 			file.Sequences(), first, end, d.split)
 	}
-	var candidates []candidate
+	var candidates []*candidate
 	var failed error
 	for _, extra := range []bool{true, false} {
 		for _, partial := range []bool{false, true} {
-			if bare && !extra || partial && (bare || d.split != Valid) {
+			if bare && !extra || partial && (bare || d.split != rebuild.Valid) {
 				continue
 			}
-			known := map[string]bool{}
+			known := map[string]*candidate{} // by the type of the sample index
 			for _, p := range d.profiles(bare) {
 				g := gpt.Dataset{
 					Lengths: file.Lengths(), Guard: file.Guard, First: first, End: end,
@@ -243,108 +203,92 @@ func (v *verifier) dataset(ctx context.Context, u *UnitReport, d *description, b
 					failed = err
 					continue
 				}
-				if known[l.SampleDescr] {
-					continue
+				if known[l.SampleDescr] == nil {
+					known[l.SampleDescr] = v.datasetCandidate(&g, l)
+					candidates = append(candidates, known[l.SampleDescr])
 				}
-				known[l.SampleDescr] = true
-				candidates = append(candidates, v.datasetCandidate(d, bare, &g, l))
+				known[l.SampleDescr].profiles = append(known[l.SampleDescr].profiles, p)
 			}
 		}
 	}
 	if len(candidates) == 0 {
 		return failed
 	}
-	return v.compare(ctx, u, base, candidates)
+	return v.compare(ctx, u, candidates)
 }
 
-func (v *verifier) datasetCandidate(d *description, bare bool, g *gpt.Dataset, l gpt.Layout) candidate {
-	return candidate{
+func (v *verifier) datasetCandidate(g *gpt.Dataset, l gpt.Layout) *candidate {
+	c := &candidate{
 		extra: g.ExtraToken,
 		files: []wanted{
 			{gptEnds[0], "<i4", 0, l.DocumentEntries},
 			{gptEnds[1], l.SampleDescr, 2, l.Samples + 1},
 			{gptEnds[2], l.ShuffleDescr, 0, l.Samples},
 		},
-		build: func(ctx context.Context, files []io.WriterAt) error {
-			return v.workshop.Build(ctx, g, l, files)
-		},
-		found: func(u *UnitReport) {
-			u.ExtraToken, u.KeepPartial = g.ExtraToken, g.KeepPartial
-			for _, p := range d.profiles(bare) {
-				h := *g
-				h.SampleType = p.sampleType
-				if other, err := h.Layout(); err == nil && other.SampleDescr == l.SampleDescr {
-					u.Profiles = append(u.Profiles, p)
-				}
-			}
-		},
+		build: func(ctx context.Context, files []io.WriterAt) error { return v.workshop.Build(ctx, g, l, files) },
 	}
+	if !g.ExtraToken {
+		c.settings = append(c.settings, "no extra token")
+	}
+	if g.KeepPartial {
+		c.settings = append(c.settings, "partial sample kept")
+	}
+	return c
 }
 
 // blend compares a blend.
-func (v *verifier) blend(ctx context.Context, u *UnitReport, d *description, base string, bare bool) error {
+func (v *verifier) blend(ctx context.Context, u *unit, d *description, bare bool) error {
 	b := &blend{split: d.split, weights: d.weights, counts: d.counts, size: d.size}
 	for _, m := range d.members {
 		b.members = append(b.members, &dataset{split: m.split, prefix: m.prefix})
 	}
 	n := b.length()
-	var candidates []candidate
+	var candidates []*candidate
 	for _, a := range []Arithmetic{Separate, Fused} {
-		candidates = append(candidates, candidate{
+		candidates = append(candidates, &candidate{
+			settings: []string{a.String()}, profiles: d.profiles(bare),
 			files: []wanted{{blendEnds[0], "<i2", 0, n}, {blendEnds[1], "<i8", 0, n}},
 			build: func(ctx context.Context, files []io.WriterAt) error {
 				_, err := buildBlend(ctx, v.workshop, b, a, files)
 				return err
 			},
-			found: func(u *UnitReport) { u.Arithmetic, u.Profiles = a, d.profiles(bare) },
 		})
 	}
-	return v.compare(ctx, u, base, candidates)
+	return v.compare(ctx, u, candidates)
 }
 
 // compare finds the candidate that produced the files. If there is none, it reports the first byte
 // of each file that differs from the best match.
-func (v *verifier) compare(ctx context.Context, u *UnitReport, base string, candidates []candidate) error {
-	unknown, files := *u, make([]*found, len(candidates[0].files))
-	for i, w := range candidates[0].files {
-		file, err := mapping.Open(base + w.name)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-		defer file.Close()
-		files[i] = &found{missing: err != nil, data: file.Data, cut: file.Cut}
+func (v *verifier) compare(ctx context.Context, u *unit, candidates []*candidate) error {
+	var names []string
+	for _, w := range candidates[0].files {
+		names = append(names, strings.TrimSuffix(u.Description, descriptionEnd)+w.name)
 	}
-	err := mapping.Guard(func() error { return v.match(ctx, u, base, candidates, files) })
-	for _, f := range files {
-		if err == nil && !f.missing {
-			err = f.cut() // the end of a truncated mapping may have been read as zeros
-		}
+	files, err := rebuild.OpenFiles(v.dir, names)
+	if err != nil {
+		return err
 	}
-	if errors.Is(err, mapping.ErrUnreadable) {
+	defer files.Close()
+	unknown := *u
+	err = mapping.Guard(func() error { return match(ctx, u, candidates, files) })
+	if err == nil {
+		err = files.Cut()
+	}
+	if err != nil {
 		*u = unknown
 	}
 	return err
 }
 
 // match is compare with open files. The caller must use [mapping.Guard].
-func (v *verifier) match(ctx context.Context, u *UnitReport, base string, candidates []candidate,
-	files []*found) error {
+func match(ctx context.Context, u *unit, candidates []*candidate, files rebuild.Files) error {
 	// Candidates whose headers match the files are first; only they can be right.
-	likeness := func(c candidate) (alike int) {
-		for i, w := range c.files {
-			header := w.header()
-			if !files[i].missing && int64(len(files[i].data)) == w.size() && bytes.HasPrefix(files[i].data, header[:]) {
-				alike++
-			}
-		}
-		return alike
-	}
-	slices.SortStableFunc(candidates, func(a, b candidate) int { return likeness(b) - likeness(a) })
+	slices.SortStableFunc(candidates, func(a, b *candidate) int { return b.headers(files) - a.headers(files) })
 	for _, c := range candidates {
-		if likeness(c) < len(files) {
+		if c.headers(files) < len(files) {
 			break
 		}
-		comparers, err := v.run(ctx, c, files, true)
+		comparers, err := c.compare(ctx, files, rebuild.Any)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -355,31 +299,20 @@ func (v *verifier) match(ctx context.Context, u *UnitReport, base string, candid
 			// without a result, Megatron cannot have produced the files with this candidate
 			continue
 		}
-		if !slices.ContainsFunc(comparers, func(c *cache.Comparer) bool { _, differs := c.First(); return differs }) {
-			u.OK = true
-			u.report(base, c, files, comparers)
-			if u.Class == gptClass && c.files[1].descr == "<i4" && endsBackwards(files[1].data, c.files[1]) {
-				u.Profiles = slices.DeleteFunc(u.Profiles, func(p Profile) bool { return p.checkOffsets })
-			}
-			if u.Class == gptClass && u.ExtraToken && !u.KeepPartial {
-				u.EitherToken = !beginsWithDocument(files[1].data, c.files[1]) &&
-					slices.ContainsFunc(candidates, func(other candidate) bool {
-						return !other.extra &&
-							slices.Equal(other.files, c.files)
-					})
-			}
+		if !slices.ContainsFunc(comparers, func(c *rebuild.Comparer) bool { _, differs := c.First(); return differs }) {
+			u.equal(c, candidates, files)
 			return nil
 		}
 	}
-	var closest candidate
-	var best []*cache.Comparer
+	var closest *candidate
+	var best []*rebuild.Comparer
 	var failed error
 	fewest := int64(-1)
 	for _, c := range candidates {
-		if likeness(c) < likeness(candidates[0]) {
+		if c.headers(files) < candidates[0].headers(files) {
 			break
 		}
-		comparers, err := v.run(ctx, c, files, false)
+		comparers, err := c.compare(ctx, files, rebuild.Count)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -401,8 +334,87 @@ func (v *verifier) match(ctx context.Context, u *UnitReport, base string, candid
 	if best == nil {
 		return failed
 	}
-	u.report(base, closest, files, best)
+	var problems []string
+	for i, w := range closest.files {
+		at, differs := best[i].First()
+		switch {
+		case files[i].Missing:
+			problems = append(problems, files[i].Name+" is missing")
+		case differs:
+			problems = append(problems, fmt.Sprintf("%s differs first at byte %s: %s", files[i].Name,
+				quantity.Grouped(at), w.meaning(files[i].Data, at, best[i])))
+		}
+	}
+	u.Differs, u.Problem = true, strings.Join(problems, "; ")
 	return nil
+}
+
+// equal fills in the result of files that are equal to the result of a candidate.
+func (u *unit) equal(c *candidate, candidates []*candidate, files rebuild.Files) {
+	u.Equal, u.match, u.profiles = true, true, c.profiles
+	settings := c.settings
+	if u.Kind == gptClass {
+		samples := c.files[1]
+		if samples.descr == "<i4" && endsBackwards(files[1].Data, samples) {
+			u.profiles = slices.DeleteFunc(slices.Clone(u.profiles), func(p Profile) bool { return p.checkOffsets })
+		}
+		// Without a sample that starts at the start of a document, the files are the same with and
+		// without the extra token.
+		if c.extra && len(settings) == 0 && !beginsWithDocument(files[1].Data, samples) &&
+			slices.ContainsFunc(candidates, func(other *candidate) bool {
+				return !other.extra && slices.Equal(other.files, c.files)
+			}) {
+			settings = []string{"extra token or not"}
+		}
+	}
+	u.Settings = strings.Join(settings, ", ")
+}
+
+// headers returns the number of files with the candidate's sizes and headers.
+func (c *candidate) headers(files rebuild.Files) (n int) {
+	for i, w := range c.files {
+		header, f := w.header(), &files[i]
+		if !f.Missing && int64(len(f.Data)) == w.size() && bytes.HasPrefix(f.Data, header[:]) {
+			n++
+		}
+	}
+	return n
+}
+
+// compare builds a candidate and compares it with the files. If the candidate is not plausible,
+// only the headers and the sizes are compared.
+func (c *candidate) compare(ctx context.Context, files rebuild.Files, search rebuild.Search) (
+	[]*rebuild.Comparer, error) {
+	var sizes []int64
+	var rows []int
+	var total int64
+	plausible := true
+	for _, w := range c.files {
+		sizes = append(sizes, w.size())
+		rows = append(rows, int(w.width()*max(1, w.cols)))
+		total += w.size()
+		plausible = plausible && w.rows <= 1<<50 // their size is below 2^63
+	}
+	plausible = plausible && files.Plausible(total)
+	return files.Compare(search, sizes, rows, func(to []io.WriterAt) error {
+		if plausible {
+			return c.build(ctx, to)
+		}
+		for i, w := range c.files {
+			if to[i] == nil {
+				continue
+			}
+			header := w.header()
+			if _, err := to[i].WriteAt(header[:], 0); err != nil {
+				return err
+			}
+			end := int64(len(files[i].Data)) // missing bytes start there
+			if _, err := to[i].WriteAt([]byte{0}, end); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // beginsWithDocument reports whether a sample other than the first begins at the first token of a
@@ -423,83 +435,8 @@ func endsBackwards(data []byte, w wanted) bool {
 	return rows.at(2*w.rows-1) < 0
 }
 
-// found is a file of the directory.
-type found struct {
-	missing bool
-	data    []byte       // mapped
-	cut     func() error // [mapping.File.Cut]
-}
-
-// run builds a candidate and compares it with the files. With stop it ends at the first difference
-// found, which need not be the first in a file.
-func (v *verifier) run(ctx context.Context, c candidate, files []*found, stop bool) ([]*cache.Comparer, error) {
-	comparers := make([]*cache.Comparer, len(files))
-	to := make([]io.WriterAt, len(files))
-	for i, f := range files {
-		comparers[i] = &cache.Comparer{Data: f.data, Row: int(c.files[i].width() * max(1, c.files[i].cols)), Stop: stop,
-			Count: !stop}
-		if !f.missing {
-			to[i] = comparers[i]
-		}
-	}
-	if plausible(c, files) {
-		if err := c.build(ctx, to); err != nil && !errors.Is(err, cache.ErrDiffers) {
-			return nil, err
-		}
-	} else {
-		for i, w := range c.files {
-			if to[i] != nil {
-				header := w.header()
-				for _, part := range []struct {
-					p  []byte
-					at int64
-					// missing bytes start there
-				}{{header[:], 0}, {[]byte{0}, int64(len(files[i].data))}} {
-					if _, err := to[i].WriteAt(part.p, part.at); err != nil && !errors.Is(err, cache.ErrDiffers) {
-						return nil, err
-					}
-				}
-			}
-		}
-	}
-	for i, w := range c.files {
-		comparers[i].End(w.size())
-	}
-	return comparers, nil
-}
-
-// plausible reports whether a candidate's files are about as large as the existing files. If they
-// are far larger, the description does not belong to the files, and building could need more memory
-// than the machine has. The headers then show the difference.
-func plausible(c candidate, files []*found) bool {
-	var want, have int64
-	for i, w := range c.files {
-		if w.rows > 1<<50 {
-			return false
-		}
-		want += w.size()
-		have += int64(len(files[i].data))
-	}
-	return want <= 1<<30+4*have
-}
-
-// report fills in the results of a candidate.
-func (u *UnitReport) report(base string, c candidate, files []*found, comparers []*cache.Comparer) {
-	c.found(u)
-	for i, w := range c.files {
-		f := FileReport{Name: filepath.Base(base) + w.name, Missing: files[i].missing, Size: int64(len(files[i].data)),
-			Want: w.size(), Byte: -1}
-		if f.Missing {
-			f.Meaning = "the file is missing"
-		} else if at, differs := comparers[i].First(); differs {
-			f.Byte, f.Meaning = at, w.meaning(files[i].data, at, comparers[i])
-		}
-		u.Files = append(u.Files, f)
-	}
-}
-
 // meaning describes the first differing byte, which is at the given offset.
-func (w wanted) meaning(data []byte, at int64, c *cache.Comparer) string {
+func (w wanted) meaning(data []byte, at int64, c *rebuild.Comparer) string {
 	name := strings.TrimSuffix(w.name, ".npy")
 	switch {
 	case at >= w.size():

@@ -8,65 +8,67 @@ import (
 	"strings"
 	"testing"
 
+	"mula/index/rebuild"
 	"mula/internal/longtest"
+	"mula/internal/quantity"
 )
 
-func verify(t testing.TB, dir, root string) Report {
+func verify(t testing.TB, dir, root string) rebuild.Report {
 	t.Helper()
 	calls := 0
-	r, err := Verify(context.Background(), dir, VerifyOptions{Root: root, Threads: 2, Progress: func(finished, all int,
-		_ UnitReport) {
-		if calls++; finished != calls || all < calls {
-			t.Errorf("call %d: %d of %d", calls, finished, all)
-		}
-	}})
+	r, err := Verify(context.Background(), dir, rebuild.VerifyOptions{Root: root, Threads: 2,
+		Progress: func(finished, all int, _ string) {
+			if calls++; finished != calls || all < calls {
+				t.Errorf("call %d: %d of %d", calls, finished, all)
+			}
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if calls != len(r.Units) {
-		t.Errorf("%d calls for %d units", calls, len(r.Units))
+	if calls != len(r.Verdicts) {
+		t.Errorf("%d calls for %d units", calls, len(r.Verdicts))
 	}
 	return r
 }
 
-// Every vector is found right, and how it was made is found out, from the files alone.
+// allEqual reports whether all described files exist and are correct.
+func allEqual(r rebuild.Report) bool {
+	return !slices.ContainsFunc(r.Verdicts, func(v rebuild.Verdict) bool { return !v.Equal })
+}
+
+// Verify accepts the files of every vector and finds the settings that produced them.
 func TestVerify(t *testing.T) {
 	longtest.SkipIfShort(t)
 	root := vectorFiles(t)
-	for _, v := range vectorCases {
-		c := vectorNamed(t, root, v.name)
+	for _, vector := range vectorCases {
+		c := vectorNamed(t, root, vector.name)
 		r := verify(t, copyCache(t, c.Cache), root)
-		if !r.ok() || len(r.Orphans) > 0 {
-			t.Errorf("%s: %+v", v.name, r)
+		if !allEqual(r) || len(r.Notes) > 0 {
+			t.Errorf("%s: %+v", vector.name, r)
 			continue
 		}
 		// Descriptions of blends have another key in 0.9 and 0.10, sample indices another type in
 		// 0.8 and 0.9.
-		want := "[core-0.7 core-0.11 core-0.13]"
-		if v.name == "F" {
-			want = "[core-0.7 core-0.10 core-0.11 core-0.13]"
+		want := []string{"Megatron core 0.7", "Megatron core 0.11 and 0.12", "Megatron core 0.13 and newer"}
+		if vector.name == "F" {
+			want = slices.Insert(want, 1, "Megatron core 0.10")
 		}
-		if p := fmt.Sprint(r.Profiles()); p != want {
-			t.Errorf("%s: profiles %s", v.name, p)
+		if !slices.Equal(r.Writers, want) {
+			t.Errorf("%s: written by %q", vector.name, r.Writers)
 		}
 		either := 0
-		for _, u := range r.Units {
-			if u.EitherToken {
+		for _, v := range r.Verdicts {
+			if strings.Contains(v.Settings, "extra token or not") {
 				either++
-			} else if u.Class == gptClass && u.ExtraToken != c.ExtraToken {
-				t.Errorf("%s: extra token %v in %s", v.name, u.ExtraToken, u.Description)
+			} else if v.Kind == gptClass && strings.Contains(v.Settings, "no extra token") == c.ExtraToken {
+				t.Errorf("%s: %s in %s", vector.name, v.Settings, v.Description)
 			}
-			if u.KeepPartial && !c.KeepPartialValidation {
-				t.Errorf("%s: partial sample kept", v.name)
-			}
-			for _, f := range u.Files {
-				if !f.OK() || f.Size != f.Want || f.Size == 0 {
-					t.Errorf("%s: %+v", v.name, f)
-				}
+			if strings.Contains(v.Settings, "partial sample kept") && !c.KeepPartialValidation {
+				t.Errorf("%s: partial sample kept", vector.name)
 			}
 		}
-		if either == len(r.Units) {
-			t.Errorf("%s: no unit says whether there is an extra token", v.name)
+		if either == len(r.Verdicts) {
+			t.Errorf("%s: no unit shows whether there is an extra token", vector.name)
 		}
 	}
 }
@@ -79,9 +81,9 @@ func TestVerifyArithmetic(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := verify(t, c.Cache, c.Root)
-	for _, u := range r.Units {
-		if !u.OK || u.Class == blendClass && u.Arithmetic != Fused {
-			t.Errorf("%+v", u)
+	for _, v := range r.Verdicts {
+		if !v.Equal || v.Kind == blendClass && v.Settings != Fused.String() {
+			t.Errorf("%+v", v)
 		}
 	}
 }
@@ -111,38 +113,32 @@ func TestVerifyDamage(t *testing.T) {
 		{"A", train, "shuffle_index.npy", func(p string) { edit(t, p, 129) }, 129, "shuffle_index entry 0: "},
 		{"A", train, "shuffle_index.npy", func(p string) { edit(t, p, 62) }, 62, "shuffle_index header: "},
 		{"A", train, "shuffle_index.npy", func(p string) { edit(t, p, 2) }, 2, "shuffle_index header: not readable"},
-		{"A", train, "shuffle_index.npy", func(p string) { cut(t, p, 4) }, 0, "shuffle_index: truncated after"},
-		{"A", train, "shuffle_index.npy", func(p string) { cut(t, p, -3) }, 0, "shuffle_index: 3 bytes after its end"},
+		{"A", train, "shuffle_index.npy", func(p string) { cut(t, p, 4) }, 704, "shuffle_index: truncated after"},
+		{"A", train, "shuffle_index.npy", func(p string) { cut(t, p, -3) }, 708,
+			"shuffle_index: 3 bytes after its end"},
 		{"A", blend, "dataset_index.npy", func(p string) { edit(t, p, 128+2*299) }, 128 + 2*299,
 			"dataset_index entry 299: "},
 		{"A", blend, "dataset_sample_index.npy", func(p string) { edit(t, p, 128) }, 128,
 			"dataset_sample_index entry 0: 1, should be 0"},
-		{"A", blend, "dataset_sample_index.npy", func(p string) { remove(t, p) }, -1, "the file is missing"},
+		{"A", blend, "dataset_sample_index.npy", func(p string) { remove(t, p) }, 0, ""},
 	} {
 		dir := copyCache(t, caches[c.vector].Cache)
 		c.change(filepath.Join(dir, c.unit+c.file))
 		r := verify(t, dir, root)
-		if r.ok() {
-			t.Errorf("%s%s: not noticed", c.unit, c.file)
-		}
-		for _, u := range r.Units {
-			if u.Description != c.unit+descriptionEnd {
-				if !u.OK {
-					t.Errorf("%s is not right either: %+v", u.Description, u)
+		for _, v := range r.Verdicts {
+			if v.Description != c.unit+descriptionEnd {
+				if !v.Equal {
+					t.Errorf("%s: %s", v.Description, v.Problem)
 				}
 				continue
 			}
-			for _, f := range u.Files {
-				if f.Name != c.unit+c.file {
-					if !f.OK() {
-						t.Errorf("%s: %s", f.Name, f.Meaning)
-					}
-				} else if f.OK() || c.at > 0 && f.Byte != c.at || !strings.Contains(f.Meaning, c.meaning) {
-					t.Errorf("%s, byte %d: %q; want byte %d, %q", f.Name, f.Byte, f.Meaning, c.at, c.meaning)
-				}
+			// Another value of the extra token would differ first at another byte.
+			want := fmt.Sprintf("%s%s differs first at byte %s: %s", c.unit, c.file, quantity.Grouped(c.at), c.meaning)
+			if c.meaning == "" {
+				want = c.unit + c.file + " is missing"
 			}
-			if c.unit == train && u.ExtraToken != (c.vector == "A") {
-				t.Errorf("%s: extra token %v comes closest", c.vector, u.ExtraToken)
+			if v.Equal || !v.Differs || !strings.HasPrefix(v.Problem, want) || strings.Count(v.Problem, c.unit) != 1 {
+				t.Errorf("%s%s: %q; want %q", c.unit, c.file, v.Problem, want)
 			}
 		}
 	}
@@ -152,22 +148,22 @@ func TestVerifyProblems(t *testing.T) {
 	root := vectorFiles(t)
 	c := vectorNamed(t, root, "A")
 	const train = "9550917d92b5853d13ed9a169d7581ef-GPTDataset-train-"
-	find := func(r Report, description string) UnitReport {
-		for _, u := range r.Units {
-			if u.Description == description {
-				return u
-			}
+	find := func(r rebuild.Report, description string) rebuild.Verdict {
+		at := slices.IndexFunc(r.Verdicts, func(v rebuild.Verdict) bool { return v.Description == description })
+		if at < 0 {
+			return rebuild.Verdict{}
 		}
-		return UnitReport{}
+		return r.Verdicts[at]
 	}
 
 	dir := copyCache(t, c.Cache)
 	remove(t, filepath.Join(dir, train+descriptionEnd))
 	r := verify(t, dir, root)
 	blend := find(r, "2919b6575c2ab8302aed2016a1b7193c-BlendedDataset-train-description.txt")
-	if len(r.Orphans) != 3 || !strings.HasPrefix(r.Orphans[0], train) || r.ok() || !blend.OK ||
-		len(blend.Absent) != 1 || blend.Absent[0] != train+descriptionEnd {
-		t.Errorf("without a description: %+v, %+v", r.Orphans, blend)
+	if len(r.Notes) != 3 || !strings.HasPrefix(r.Notes[0], train) || blend.Equal || !blend.Differs ||
+		blend.Settings != Separate.String() || blend.Problem != "datasets of the blend are missing: 1 "+
+		"description, the first is "+train+descriptionEnd {
+		t.Errorf("without a description: %+v, %+v", r.Notes, blend)
 	}
 
 	dir = copyCache(t, c.Cache)
@@ -175,23 +171,23 @@ func TestVerifyProblems(t *testing.T) {
 	writeFile(t, filepath.Join(dir, "x-BERTMaskedWordPieceDataset-train-description.txt"), []byte(`{}`))
 	r = verify(t, dir, root)
 	for _, name := range []string{train + descriptionEnd, "x-BERTMaskedWordPieceDataset-train-description.txt"} {
-		if u := find(r, name); u.Problem == nil || u.OK {
-			t.Errorf("%s: %+v", name, u)
+		if v := find(r, name); v.Problem == "" || v.Equal || v.Differs {
+			t.Errorf("%s: %+v", name, v)
 		}
 	}
 
 	r = verify(t, c.Cache, t.TempDir())
-	for _, u := range r.Units {
-		if u.Class == gptClass && (u.Problem == nil || !strings.Contains(u.Problem.Error(), ".idx")) {
-			t.Errorf("without token files: %+v", u)
+	for _, v := range r.Verdicts {
+		if v.Kind == gptClass && (v.Differs || !strings.Contains(v.Problem, ".idx")) {
+			t.Errorf("without token files: %+v", v)
 		}
 	}
-	if _, err := Verify(context.Background(), filepath.Join(root, "absent"), VerifyOptions{}); err == nil {
+	if _, err := Verify(context.Background(), filepath.Join(root, "absent"), rebuild.VerifyOptions{}); err == nil {
 		t.Error("a directory that is not there is verified")
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if _, err := Verify(ctx, c.Cache, VerifyOptions{Root: root}); err == nil {
+	if _, err := Verify(ctx, c.Cache, rebuild.VerifyOptions{Root: root}); err == nil {
 		t.Error("verified after the end")
 	}
 }
@@ -201,7 +197,7 @@ func TestVerifyProblems(t *testing.T) {
 func TestVerifyImplausible(t *testing.T) {
 	root := vectorFiles(t)
 	c := vectorNamed(t, root, "A")
-	e := top(t, c, Train)
+	e := top(t, c, rebuild.Train)
 	dir := t.TempDir()
 	for _, change := range []struct {
 		e        Entry
@@ -222,17 +218,13 @@ func TestVerifyImplausible(t *testing.T) {
 		}
 	}
 	r := verify(t, dir, root)
-	if len(r.Units) != 3 {
-		t.Fatalf("%d units", len(r.Units))
+	if len(r.Verdicts) != 3 {
+		t.Fatalf("%d units", len(r.Verdicts))
 	}
-	for _, u := range r.Units {
-		if u.Problem != nil || u.OK {
-			t.Errorf("%+v", u)
-		}
-		for _, f := range u.Files {
-			if f.OK() || f.Byte >= 128 || !strings.Contains(f.Meaning, "header") {
-				t.Errorf("%s: byte %d, %s", f.Name, f.Byte, f.Meaning)
-			}
+	for _, v := range r.Verdicts {
+		files := map[string]int{gptClass: 3, blendClass: 2}[v.Kind]
+		if !v.Differs || strings.Count(v.Problem, " header: ") != files {
+			t.Errorf("%+v", v)
 		}
 	}
 }
@@ -271,17 +263,17 @@ func TestVerifyTwoNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := verify(t, c.Cache, root)
-	if len(r.Units) != 6 || !r.ok() || len(r.Orphans) > 0 || len(r.Profiles()) != 0 {
+	if len(r.Verdicts) != 6 || !allEqual(r) || len(r.Notes) > 0 || len(r.Writers) != 0 {
 		t.Errorf("%+v", r)
 	}
 	edit(t, filepath.Join(c.Cache, datasetEntry(t, c).Files[2]), 200)
 	r = verify(t, c.Cache, root)
 	wrong := 0
-	for _, u := range r.Units {
-		if !u.OK {
+	for _, v := range r.Verdicts {
+		if !v.Equal {
 			wrong++
-			if !strings.HasSuffix(u.Description, "-GPTDataset-description.txt") {
-				t.Errorf("%s is wrong", u.Description)
+			if !strings.HasSuffix(v.Description, "-GPTDataset-description.txt") {
+				t.Errorf("%s is wrong", v.Description)
 			}
 		}
 	}
@@ -300,17 +292,12 @@ func TestVerifyPartialWithoutExtra(t *testing.T) {
 	}
 	r := verify(t, copyCache(t, c.Cache), c.Root)
 	partial := 0
-	for _, u := range r.Units {
-		if u.Split == Valid && u.KeepPartial && !u.ExtraToken {
+	for _, v := range r.Verdicts {
+		if v.Split == rebuild.Valid.String() && v.Settings == "no extra token, partial sample kept" {
 			partial++
 		}
 	}
-	if !r.ok() || partial == 0 {
+	if !allEqual(r) || partial == 0 {
 		t.Errorf("%d partial: %+v", partial, r)
 	}
-}
-
-// ok says that everything that the directory describes is there and right.
-func (r Report) ok() bool {
-	return !slices.ContainsFunc(r.Units, func(u UnitReport) bool { return !u.OK || len(u.Absent) > 0 })
 }

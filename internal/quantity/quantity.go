@@ -17,6 +17,14 @@ func Grouped[T int | int64](n T) string {
 	return text
 }
 
+// Plural formats a number of things with their noun: "1 file", "1,200 files".
+func Plural(n int64, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return Grouped(n) + " " + noun + "s"
+}
+
 // Bytes formats a number of bytes: "812 bytes", "34.4 GB".
 func Bytes(n int64) string {
 	switch {

@@ -1,4 +1,4 @@
-package cache
+package rebuild
 
 import (
 	"bytes"
@@ -37,7 +37,7 @@ func TestComparer(t *testing.T) {
 		}
 
 		const row, piece = 8, 32 // rows lie within pieces
-		c := &Comparer{Data: have, Row: row, Count: rapid.Bool().Draw(t, "count")}
+		c := &Comparer{data: have, row: row, count: rapid.Bool().Draw(t, "count")}
 		starts := make([]int, (len(want)+piece-1)/piece)
 		for i := range starts {
 			starts[i] = i * piece
@@ -52,12 +52,12 @@ func TestComparer(t *testing.T) {
 			})
 		}
 		group.Wait()
-		c.End(int64(len(want)))
+		c.end(int64(len(want)))
 		at, met := c.First()
 		if met != (first >= 0) || met && at != int64(first) {
 			t.Fatalf("first difference at %d (%v), want %d", at, met, first)
 		}
-		if c.Count && c.Different() != int64(different) {
+		if c.count && c.Different() != int64(different) {
 			t.Errorf("%d bytes differ, want %d", c.Different(), different)
 		}
 		if got, begin := c.Want(); met && first < len(want) {
@@ -70,12 +70,12 @@ func TestComparer(t *testing.T) {
 }
 
 func TestComparerStops(t *testing.T) {
-	c := &Comparer{Data: []byte("abcdef"), Stop: true}
+	c := &Comparer{data: []byte("abcdef"), stop: true}
 	if _, err := c.WriteAt([]byte("abc"), 0); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if _, err := c.WriteAt([]byte("dEf"), 3); !errors.Is(err, ErrDiffers) {
+		if _, err := c.WriteAt([]byte("dEf"), 3); !errors.Is(err, errDiffers) {
 			t.Errorf("a difference: %v", err)
 		}
 	}

@@ -1,4 +1,4 @@
-package cache
+package rebuild
 
 import (
 	"bytes"
@@ -8,24 +8,23 @@ import (
 	"mula/internal/mapping"
 )
 
-// ErrDiffers is the error of a [Comparer] with Stop that found a difference.
-var ErrDiffers = errors.New("the files differ")
+// errDiffers is the error of a [Comparer] that stops at a difference.
+var errDiffers = errors.New("the files differ")
 
-// A Comparer replaces a file in [Unit.Build]: it compares the written bytes with the existing file.
-// It must not be copied after the first write.
+// A Comparer replaces a file in [cache.Unit.Build]: it compares the written bytes with the existing
+// file. It must not be copied after the first write.
 type Comparer struct {
-	Data []byte // the bytes of the file, which may be mapped
-	Row  int    // bytes per row, counted from the start of the file; 0 means 1
-	// fail with [ErrDiffers] at the first difference found, which need not be the first in the file
-	Stop  bool
-	Count bool // count all bytes that differ, also after the first difference
+	data  []byte // the bytes of the file, which may be mapped
+	row   int    // bytes per row, counted from the start of the file; 0 means 1
+	stop  bool   // fail with errDiffers at the first difference found, which need not be the first in the file
+	count bool   // count all bytes that differ, also after the first difference
 
 	mu        sync.Mutex
 	met       bool
 	first     int64
 	different int64
-	row       []byte
-	rowAt     int64
+	want      []byte
+	wantAt    int64
 }
 
 // WriteAt compares p with the bytes at off. Bytes after the end of the file differ. It fails if a
@@ -36,8 +35,8 @@ func (c *Comparer) WriteAt(p []byte, off int64) (int, error) {
 		same = c.compare(p, off)
 		return nil
 	})
-	if err == nil && !same && c.Stop {
-		err = ErrDiffers
+	if err == nil && !same && c.stop {
+		err = errDiffers
 	}
 	if err != nil {
 		return 0, err
@@ -45,13 +44,13 @@ func (c *Comparer) WriteAt(p []byte, off int64) (int, error) {
 	return len(p), nil
 }
 
-// compare reports whether p equals the file at off. Without Count, it may also return true if an
+// compare reports whether p equals the file at off. Without count, it may also return true if an
 // earlier byte is known to differ.
 func (c *Comparer) compare(p []byte, off int64) bool {
-	if at, met := c.First(); met && at <= off && !c.Count && !c.Stop {
+	if at, met := c.First(); met && at <= off && !c.count && !c.stop {
 		return true
 	}
-	there := c.Data[min(off, int64(len(c.Data))):]
+	there := c.data[min(off, int64(len(c.data))):]
 	there = there[:min(len(there), len(p))]
 	if bytes.Equal(there, p) {
 		return true
@@ -61,7 +60,7 @@ func (c *Comparer) compare(p []byte, off int64) bool {
 		n++
 	}
 	different := int64(len(p) - len(there))
-	if c.Count {
+	if c.count {
 		for i, b := range there {
 			if b != p[i] {
 				different++
@@ -73,17 +72,17 @@ func (c *Comparer) compare(p []byte, off int64) bool {
 	c.different += different
 	if at := off + int64(n); !c.met || at < c.first {
 		c.met, c.first = true, at
-		row := int64(max(1, c.Row))
+		row := int64(max(1, c.row))
 		begin := max(0, at-at%row-off)
-		c.rowAt = off + begin
-		c.row = append(c.row[:0], p[begin:min(int64(len(p)), begin+row)]...)
+		c.wantAt = off + begin
+		c.want = append(c.want[:0], p[begin:min(int64(len(p)), begin+row)]...)
 	}
 	return false
 }
 
-// End declares that the file should have size bytes; any bytes after them differ.
-func (c *Comparer) End(size int64) {
-	surplus := int64(len(c.Data)) - size
+// end declares that the file should have size bytes; any bytes after them differ.
+func (c *Comparer) end(size int64) {
+	surplus := int64(len(c.data)) - size
 	if surplus <= 0 {
 		return
 	}
@@ -103,7 +102,7 @@ func (c *Comparer) First() (at int64, met bool) {
 	return c.first, c.met
 }
 
-// Different returns the number of differing bytes, if Count is set.
+// Different returns the number of differing bytes, if it counts them.
 func (c *Comparer) Different() int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -115,5 +114,5 @@ func (c *Comparer) Different() int64 {
 func (c *Comparer) Want() (row []byte, at int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.row, c.rowAt
+	return c.want, c.wantAt
 }
