@@ -129,6 +129,9 @@ func (m *Model) Close() {
 	}
 }
 
+// Device returns the model's device.
+func (m *Model) Device() xpu.Device { return m.dev }
+
 // Config returns the model's configuration.
 func (m *Model) Config() Config { return m.cfg }
 

@@ -177,7 +177,8 @@ func TestNotFiniteApart(t *testing.T) {
 	bad := m.Parameters()[5]
 	bad.Grad[3] = float32(math.Inf(1))
 	d.ToDevice(bad.Grad[3:4])
-	r := &run{device: d, model: m, data: data, optimizer: mustOptimizer(t, defaultOptimizer(AdamW), 1, d,
+	r := &run{ranks: oneRank(t), device: d, model: m, data: data, optimizer: mustOptimizer(t, defaultOptimizer(AdamW),
+		1, d,
 		m.Parameters()), results: []result{{}}}
 	if err := r.badGradient(t.Context()); !errors.Is(err, ErrNotFinite) ||
 		!strings.Contains(err.Error(), "the gradient is NaN or Inf in "+bad.Name+",") {
@@ -290,6 +291,7 @@ func TestStateApart(t *testing.T) {
 	for _, most := range []int{0, 1, 1000, 100_000, stateChunk} {
 		d := devapart.New(device(t, 1))
 		o := &Optimizer{device: d, parameters: testParameters(1)}
+		o.sharding = newSingleSharding(d, o.parameters)
 		o.spec, o.rule = optimizerSpecs[AdamW], newAdamW(defaultOptimizer(AdamW))
 		o.divide(defaultOptimizer(AdamW))
 		if err := o.makeState(most); err != nil {

@@ -158,7 +158,7 @@ func verifyCheckpoint(ctx context.Context, world *comm.Comm, dir string) (State,
 	if err := fromFirst(ctx, world, &m, func() error { return readManifest(dir, &m) }); err != nil {
 		return State{}, err
 	}
-	if err := allJudge(ctx, world, verifyFiles(ctx, dir, m, rankIn(world), sizeOf(world))); err != nil {
+	if err := allJudge(ctx, world, verifyFiles(ctx, dir, m, world.Rank(), world.Size())); err != nil {
 		return State{}, err
 	}
 	var s State
@@ -286,7 +286,7 @@ type judgement struct {
 // allJudge combines the errors of all ranks about a checkpoint to an error that is the same on all
 // ranks. The checkpoint is damaged if one rank has found damage.
 func allJudge(ctx context.Context, world *comm.Comm, err error) error {
-	if alone(world) {
+	if world.Size() == 1 {
 		return err
 	}
 	all, gatherErr := gather(ctx, world, judgement{failureOf(err), err != nil && !damaged(err)})
@@ -308,7 +308,7 @@ func allJudge(ctx context.Context, world *comm.Comm, err error) error {
 
 // fromFirst calls read on rank 0 to fill value, and sends the value or the error to all ranks.
 func fromFirst[T any](ctx context.Context, world *comm.Comm, value *T, read func() error) error {
-	if alone(world) {
+	if world.Size() == 1 {
 		return read()
 	}
 	var err error
@@ -370,10 +370,10 @@ func saveCheckpoint(ctx context.Context, world *comm.Comm, dir string, state *St
 			err = fmt.Errorf("saving checkpoint %s: %w", name, err)
 		}
 	}()
-	c := savedCheckpoint{share: s, rank: rankIn(world), dir: dir, files: map[string]shards.FileInfo{}}
+	c := savedCheckpoint{share: s, rank: world.Rank(), dir: dir, files: map[string]shards.FileInfo{}}
 	if c.rank == 0 {
 		c.temp = filepath.Join(dir, "."+name+atomicfile.TempSuffix)
-		if !alone(world) {
+		if world.Size() > 1 {
 			// a new name, because a rank may still write to the directory of an earlier attempt
 			c.temp = atomicfile.TempName(filepath.Join(dir, name))
 		}
@@ -872,7 +872,7 @@ func damaged(err error) bool {
 // are damaged. It returns [ErrNoCheckpoint] if a run directory has no checkpoint.
 func LoadCheckpoint(ctx context.Context, dir string) (*Checkpoint, []RefusedCheckpoint, error) {
 	if _, err := os.Stat(filepath.Join(dir, manifestFile)); err == nil {
-		state, err := verifyCheckpoint(ctx, nil, dir)
+		state, err := verifyCheckpoint(ctx, comm.NewSingle(), dir)
 		if err != nil {
 			if !damaged(err) {
 				return nil, nil, fmt.Errorf("checkpoint %s cannot be read: %w", dir, err)
@@ -889,7 +889,7 @@ func LoadCheckpoint(ctx context.Context, dir string) (*Checkpoint, []RefusedChec
 	} else if !info.IsDir() {
 		return nil, nil, fmt.Errorf("%s is a file; name a run's folder, a checkpoint or a Hugging Face model", dir)
 	}
-	c, refused, err := newestCheckpoint(ctx, nil, filepath.Join(dir, checkpointsDir))
+	c, refused, err := newestCheckpoint(ctx, comm.NewSingle(), filepath.Join(dir, checkpointsDir))
 	if err == nil && c == nil {
 		err = fmt.Errorf("%s: %w; name a checkpoint or a run's folder that has one", dir, ErrNoCheckpoint)
 	}

@@ -18,6 +18,7 @@ import (
 	"mula/internal/strictyaml"
 	"mula/moe"
 	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // Config is the configuration of a run, as read from train.yaml. Every field has a default. A field
@@ -251,12 +252,16 @@ type LayoutConfig struct {
 // Ranks is the number of ranks of the layout.
 func (l LayoutConfig) Ranks() int { return l.DP * l.EP * l.PP * l.TP }
 
-// place returns the coordinates of a rank. rankAt is the inverse.
-func (l LayoutConfig) place(rank int) (dp, pp, ep int) {
-	return rank / (l.PP * l.EP), rank / l.EP % l.PP, rank % l.EP
+// shape returns the shape of the mesh of the ranks.
+func (l LayoutConfig) shape() comm.Shape {
+	return comm.NewShape(map[comm.Axes]int{comm.ExpertDP: l.DP, comm.PP: l.PP, comm.EP: l.EP})
 }
 
-func (l LayoutConfig) rankAt(dp, pp, ep int) int { return (dp*l.PP+pp)*l.EP + ep }
+// parallel returns the part of a model that this rank of a mesh holds.
+func (l LayoutConfig) parallel(mesh *comm.Mesh) moe.Parallel {
+	return moe.Parallel{Dispatch: l.Dispatch, UniformRouting: l.UniformRouting, Experts: mesh.Group(comm.EP),
+		Stage: mesh.OwnIndex(comm.PP), Stages: mesh.Size(comm.PP)}
+}
 
 // String describes the layout of several ranks, as in "expert_dp 2, ep 4, optimizer epso, dispatch
 // alltoall".

@@ -17,6 +17,7 @@ import (
 
 	"mula/internal/atomicfile"
 	"mula/internal/longtest"
+	"mula/xpu/comm"
 )
 
 // childEnv, when set, makes the test binary a training process: it names the train.yaml.
@@ -101,7 +102,8 @@ func killAndResume(t *testing.T, plan, config string) {
 			kills++
 			if names, _ := listCheckpoints(filepath.Join(c.Output, checkpointsDir)); len(names) > 0 {
 				for _, name := range names {
-					if _, err := verifyCheckpoint(context.Background(), nil, filepath.Join(c.Output, checkpointsDir,
+					if _, err := verifyCheckpoint(context.Background(), comm.NewSingle(), filepath.Join(c.Output,
+						checkpointsDir,
 						name)); err != nil {
 						t.Fatalf("run %d: killed after %v, left a checkpoint that is not whole: %v", run, wait, err)
 					}
@@ -166,7 +168,8 @@ func TestEveryFault(t *testing.T) {
 			t.Fatal(lerr)
 		}
 		for _, name := range names {
-			if _, err := verifyCheckpoint(context.Background(), nil, filepath.Join(c.Output, checkpointsDir,
+			if _, err := verifyCheckpoint(context.Background(), comm.NewSingle(), filepath.Join(c.Output,
+				checkpointsDir,
 				name)); err != nil {
 				t.Fatalf("%s: %v", what, err)
 			}
@@ -336,7 +339,7 @@ func TestDamagedCheckpoint(t *testing.T) {
 			t.Errorf("%s: %d lines about resuming", what, lines)
 		}
 		sameRun(t, what, unbroken.Output, c.Output)
-		if _, err := verifyCheckpoint(context.Background(), nil, newest); err != nil {
+		if _, err := verifyCheckpoint(context.Background(), comm.NewSingle(), newest); err != nil {
 			t.Errorf("%s: step 6 was not saved again: %v", what, err)
 		}
 		if t.Failed() {

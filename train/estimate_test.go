@@ -71,18 +71,18 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				defer groups.close()
-				m, err := moe.NewParallel(c, device(t, 1), groups.parallel(layout))
+				defer groups.Close()
+				m, err := moe.NewParallel(c, device(t, 1), layout.parallel(groups.Mesh))
 				if err != nil {
 					return err
 				}
-				s := newSharding(groups, scheme, false, device(t, 1), m.Parameters(), m.Buckets())
+				s := newSharding(groups.Mesh, groups.within, scheme, false, device(t, 1), m.Parameters(), m.Buckets())
 				o, err := newShardedOptimizer(ctx, defaultOptimizer(AdamW), 100, device(t, 1), m.Parameters(), sizes, s)
 				if err != nil {
 					return err
 				}
-				of := map[estimate.Group][]*comm.Comm{estimate.Experts: {groups.experts, groups.within},
-					estimate.Replicas: {groups.replicas}, estimate.Data: {groups.data}}
+				of := map[estimate.Group][]*comm.Comm{estimate.Experts: {groups.Group(comm.EP), groups.within},
+					estimate.Replicas: {groups.Group(comm.Replicas)}, estimate.Data: {groups.Group(comm.Data)}}
 				for _, group := range of {
 					for _, member := range group {
 						member.ResetTraffic()
@@ -159,12 +159,13 @@ func TestSumBytesAreTheCommunicators(t *testing.T) {
 						if err != nil {
 							return err
 						}
-						defer groups.close()
-						m, err := moe.NewParallel(model, device(t, 1), groups.parallel(layout))
+						defer groups.Close()
+						m, err := moe.NewParallel(model, device(t, 1), layout.parallel(groups.Mesh))
 						if err != nil {
 							return err
 						}
-						s := newSharding(groups, scheme, optimizerSpecs[name].whole, device(t, 1), m.Parameters(),
+						s := newSharding(groups.Mesh, groups.within, scheme, optimizerSpecs[name].whole, device(t, 1),
+							m.Parameters(),
 							m.Buckets())
 						for b := range m.Buckets() {
 							if err := s.reduce(ctx, b); err != nil {
@@ -173,9 +174,10 @@ func TestSumBytesAreTheCommunicators(t *testing.T) {
 						}
 						mu.Lock()
 						defer mu.Unlock()
-						_, stage, _ := groups.place(world.Rank())
+						stage := groups.OwnIndex(comm.PP)
 						most[stage] = max(most[stage],
-							groups.replicas.SumMemory()+groups.data.SumMemory()+groups.within.SumMemory())
+							groups.Group(comm.Replicas).SumMemory()+groups.Group(comm.Data).SumMemory()+
+								groups.within.SumMemory())
 						return nil
 					})
 					for stage, got := range most {

@@ -18,9 +18,6 @@ type EvaluateOptions struct {
 	BatchSize int       // windows computed at once; 0 = 8
 	Attention Attention // "" = the plan's default
 	Progress  func(done, total int64)
-
-	ranks    *ranks    // ranks that share the windows and the experts; nil for one rank
-	pipeline *pipeline // nil for one stage
 }
 
 // Evaluate computes the mean loss of a model on the validation windows of a plan, over the unmasked
@@ -41,6 +38,17 @@ type EvaluateOptions struct {
 // it represents. The margin of a weighted sum of sources is the root of the sum of the squares of
 // weight · margin.
 func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOptions) (Evaluation, error) {
+	mesh := comm.NewSingleMesh()
+	p, err := newPipeline(mesh, m, data.SequenceLength)
+	if err != nil {
+		return Evaluation{}, err
+	}
+	return evaluate(ctx, mesh, p, data, o)
+}
+
+// evaluate is [Evaluate] with a model that the ranks of a mesh share. All ranks call it.
+func evaluate(ctx context.Context, mesh *comm.Mesh, p *pipeline, data *blend.Data, o EvaluateOptions) (Evaluation,
+	error) {
 	if o.Samples < 0 || o.BatchSize < 0 {
 		return Evaluation{}, fmt.Errorf("evaluation of %d samples in batches of %d: both numbers must be 0 or more",
 			o.Samples,
@@ -49,8 +57,8 @@ func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOpt
 	if o.BatchSize == 0 {
 		o.BatchSize = 8
 	}
-	if v := m.Config().VocabSize; data.Tokenizer != nil && data.Tokenizer.Vocabulary > v {
-		return Evaluation{}, ofAll(o.ranks.comm(),
+	if v := p.model.Config().VocabSize; data.Tokenizer != nil && data.Tokenizer.Vocabulary > v {
+		return Evaluation{}, ofAll(mesh.World(),
 			fmt.Errorf("the model has a vocabulary of %d, but the plan's tokenizer has %d ids; evaluate on a plan "+
 				"with the model's tokenizer",
 				v, data.Tokenizer.Vocabulary))
@@ -65,7 +73,7 @@ func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOpt
 		total += counts[i]
 	}
 	if total == 0 {
-		return Evaluation{}, ofAll(o.ranks.comm(), errors.New("the plan has no validation split; set validation in "+
+		return Evaluation{}, ofAll(mesh.World(), errors.New("the plan has no validation split; set validation in "+
 			"blend.yaml and build the plan again"))
 	}
 	o.BatchSize = int(min(int64(o.BatchSize), total))
@@ -73,7 +81,7 @@ func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOpt
 		SourceMargin: map[string]float64{}}
 	var loss float64
 	var targets int64
-	windows := evaluator{model: m, data: data, ranks: o.ranks, pipeline: o.pipeline, batch: o.BatchSize,
+	windows := evaluator{data: data, mesh: mesh, pipeline: p, batch: o.BatchSize,
 		read: newSamples(data.Plan, o.Attention), done: func(n int) {
 			if done += int64(n); o.Progress != nil {
 				o.Progress(done, total)
@@ -105,7 +113,7 @@ func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOpt
 			}
 		}
 		if math.IsNaN(sourceLoss) || math.IsInf(sourceLoss, 0) {
-			return Evaluation{}, ofAll(o.ranks.comm(), fmt.Errorf("%w: validation loss of source %q is %v",
+			return Evaluation{}, ofAll(mesh.World(), fmt.Errorf("%w: validation loss of source %q is %v",
 				ErrNotFinite, s.Name, sourceLoss))
 		}
 		e.SourceLoss[s.Name], e.SourceTargets[s.Name] = sourceLoss/float64(n), n
@@ -116,7 +124,7 @@ func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOpt
 		targets += n
 	}
 	if targets == 0 {
-		return Evaluation{}, ofAll(o.ranks.comm(), errors.New("all targets of the validation split are masked: each "+
+		return Evaluation{}, ofAll(mesh.World(), errors.New("all targets of the validation split are masked: each "+
 			"is the first token of a document, or padding"))
 	}
 	e.Loss = loss / float64(targets)
@@ -126,13 +134,11 @@ func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOpt
 
 // An evaluator computes the losses of validation windows, which are divided among ranks.
 type evaluator struct {
-	model *moe.Model
-	data  *blend.Data
-	ranks *ranks // nil for one
-	batch int    // windows at once
-	done  func(windows int)
-
-	pipeline *pipeline // nil for one stage
+	data     *blend.Data
+	mesh     *comm.Mesh
+	pipeline *pipeline
+	batch    int // windows at once
+	done     func(windows int)
 
 	read   samples
 	starts []int32 // of the documents of a sample
@@ -142,26 +148,25 @@ type evaluator struct {
 // losses returns on all ranks the sums of the cross entropies of n windows of a source, in order,
 // and the number of unmasked targets of each window. The windows are evenly spaced over the split.
 func (e *evaluator) losses(ctx context.Context, source int, n int64) ([]float64, []int64, error) {
-	readers := e.ranks.readers()
+	readers := e.mesh.Size(comm.Data)
 	shares, most := make([]int, readers+1), 0 // passes of the rank with the most passes
 	for reader := range readers {
 		shares[reader+1] = int(n/int64(readers)*int64(reader+1) + n%int64(readers)*int64(reader+1)/int64(readers))
 		most = max(most, (shares[reader+1]-shares[reader]+e.batch-1)/e.batch)
 	}
 	all, targets := make([]float64, n), make([]int64, n)
-	from, to := shares[e.ranks.reader()], shares[e.ranks.reader()+1]
+	own := e.mesh.OwnIndex(comm.Data)
+	from, to := shares[own], shares[own+1]
 	e.passes = 0
 	err := e.compute(ctx, source, n, from, all[from:to], targets[from:to])
-	if e.ranks == nil {
-		return all, targets, err
-	}
 	// A rank without windows, or with a read error, still computes with its experts and takes part
 	// in its pipeline.
-	if e.ranks.EP == 1 {
+	switch {
+	case e.mesh.Size(comm.EP) > 1:
+	case e.mesh.Size(comm.PP) > 1:
+		most = (to - from + e.batch - 1) / e.batch
+	default:
 		most = 0
-		if e.pipeline != nil {
-			most = (to - from + e.batch - 1) / e.batch
-		}
 	}
 	e.read.clear()
 	for e.passes < most {
@@ -169,21 +174,20 @@ func (e *evaluator) losses(ctx context.Context, source int, n int64) ([]float64,
 			return nil, nil, errors.Join(err, lost)
 		}
 	}
-	if err := agree(ctx, e.ranks.world, err); err != nil {
+	if err := agree(ctx, e.mesh.World(), err); err != nil {
 		return nil, nil, err
 	}
-	bounds := make([]int, e.ranks.size()+1) // of the ranks with losses
-	for rank := range e.ranks.size() {
-		dp, pp, ep := e.ranks.place(rank)
+	bounds := make([]int, e.mesh.Ranks()+1) // of the ranks with losses
+	for rank := range e.mesh.Ranks() {
 		bounds[rank+1] = bounds[rank]
-		if pp == e.ranks.PP-1 {
-			bounds[rank+1] = shares[dp*e.ranks.EP+ep+1]
+		if e.mesh.Index(rank, comm.PP) == e.mesh.Size(comm.PP)-1 {
+			bounds[rank+1] = shares[e.mesh.Index(rank, comm.Data)+1]
 		}
 	}
-	err = comm.AllGather(ctx, e.ranks.world, all, bounds)
+	err = comm.AllGather(ctx, e.mesh.World(), all, bounds)
 	switch {
 	case err == nil && e.read.counted:
-		err = comm.AllGather(ctx, e.ranks.world, targets, bounds)
+		err = comm.AllGather(ctx, e.mesh.World(), targets, bounds)
 	case err == nil:
 		for i := range targets {
 			targets[i] = int64(e.data.SequenceLength)
@@ -256,15 +260,8 @@ func (e *evaluator) forward(ctx context.Context, losses []float64) error {
 // pass runs a batch of rows rows through the model. All rows were read, or none.
 func (e *evaluator) pass(ctx context.Context, rows int) (moe.Stats, error) {
 	batch := e.read.batch(0, e.read.rows())
-	if e.pipeline != nil {
-		e.passes++ // also after an error, because the other stages have counted the pass
-		return e.pipeline.loss(ctx, batch, rows, e.ranks.EP > 1)
-	}
-	stats, err := e.model.Forward(ctx, batch)
-	if err == nil {
-		e.passes++
-	}
-	return stats, err
+	e.passes++ // also after an error, because the other ranks have counted the pass
+	return e.pipeline.loss(ctx, batch, rows, e.mesh.Size(comm.EP) > 1)
 }
 
 // weigh computes the loss of the mix, and the margins of weighted sums.

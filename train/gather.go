@@ -10,29 +10,10 @@ import (
 	"mula/xpu/comm"
 )
 
-// alone reports whether a run has one rank. Its world may be nil.
-func alone(world *comm.Comm) bool { return world == nil || world.Size() == 1 }
-
-// rankIn returns this rank's number in the world.
-func rankIn(world *comm.Comm) int {
-	if world == nil {
-		return 0
-	}
-	return world.Rank()
-}
-
-// sizeOf returns the number of ranks of the world.
-func sizeOf(world *comm.Comm) int {
-	if world == nil {
-		return 1
-	}
-	return world.Size()
-}
-
 // gather returns the values of all ranks on every rank, in the order of the ranks. It sends JSON,
 // so it is for small values and rare calls.
 func gather[T any](ctx context.Context, world *comm.Comm, value T) ([]T, error) {
-	if alone(world) {
+	if world.Size() == 1 {
 		return []T{value}, nil
 	}
 	text, err := json.Marshal(value)
@@ -123,7 +104,7 @@ func joinFailures(failures []failure, rank int, own error) error {
 // settle returns an error about all failed ranks, which wraps own, this rank's error. In a run of
 // one rank it returns own.
 func settle(world *comm.Comm, failures []failure, own error) error {
-	if alone(world) {
+	if world.Size() == 1 {
 		return own
 	}
 	return joinFailures(failures, world.Rank(), own)
@@ -132,7 +113,7 @@ func settle(world *comm.Comm, failures []failure, own error) error {
 // ofAll returns an error that all ranks have computed from the same data, so that only one rank
 // prints it. It blames no rank. In a run of one rank it returns err.
 func ofAll(world *comm.Comm, err error) error {
-	if alone(world) || err == nil {
+	if world.Size() == 1 || err == nil {
 		return err
 	}
 	return &sharedErr{error: err, recorded: true}
@@ -141,7 +122,7 @@ func ofAll(world *comm.Comm, err error) error {
 // agree returns nil on all ranks if err is nil on all ranks. Otherwise it returns on all ranks an
 // error that names the failed ranks and their hosts and wraps err, this rank's error.
 func agree(ctx context.Context, world *comm.Comm, err error) error {
-	if alone(world) {
+	if world.Size() == 1 {
 		return err
 	}
 	failures, gatherErr := gather(ctx, world, failureOf(err))

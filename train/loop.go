@@ -116,24 +116,25 @@ func Run(ctx context.Context, config Config, options Options) (result Result, er
 	if err := config.Validate(); err != nil {
 		return Result{}, err
 	}
-	if options.World == nil && config.Layout.Ranks() > 1 {
+	switch {
+	case options.World == nil && config.Layout.Ranks() > 1:
 		return runLocal(ctx, config, options)
+	case options.World == nil:
+		options.World = comm.NewSingle()
 	}
-	if options.World != nil {
-		if err := config.fitsWorld(options.World.Size()); err != nil {
-			return Result{}, &sharedErr{error: err}
-		}
+	if err := config.fitsWorld(options.World.Size()); err != nil {
+		return Result{}, &sharedErr{error: err}
 	}
 	ranks, err := newRanks(ctx, options.World, config.Layout)
 	if err != nil {
 		return Result{}, err
 	}
 	defer func() {
-		if err != nil && ranks != nil && !Shared(err) {
-			err = fmt.Errorf("rank %d on %s: %w", ranks.rank(), ranks.hosts[ranks.rank()], err)
+		if err != nil && ranks.Ranks() > 1 && !Shared(err) {
+			err = fmt.Errorf("rank %d on %s: %w", ranks.Rank(), ranks.hosts[ranks.Rank()], err)
 		}
 	}()
-	if ranks != nil && options.hosts != nil {
+	if options.hosts != nil {
 		ranks.hosts = options.hosts
 	}
 	r := &run{config: config, options: options, ranks: ranks, lastSaved: -1}
@@ -172,7 +173,7 @@ func Run(ctx context.Context, config Config, options Options) (result Result, er
 // begin opens the data and the run directory, reports the summary, and returns the checkpoint to
 // resume from, or nil.
 func (r *run) begin(ctx context.Context) (*Checkpoint, error) {
-	world := r.ranks.comm()
+	world := r.ranks.World()
 	// Rank 0 opens the shards first. The other ranks then find the results of its checks in the
 	// cache.
 	var err error
@@ -241,7 +242,7 @@ func (r *run) open(ctx context.Context) error {
 	if v := options.Verify; v != nil && r.options.ranksHere > 1 && !r.leads() {
 		options.Verify = nil // the first rank verifies for all ranks in this process
 	} else if v != nil && r.options.ranksHere <= 1 {
-		v.Rank, v.World = r.ranks.rank(), r.ranks.size()
+		v.Rank, v.World = r.ranks.Rank(), r.ranks.Ranks()
 	}
 	if r.data, err = blend.Open(ctx, plan, options); err != nil {
 		return err
@@ -281,7 +282,7 @@ func (r *run) openDevice(ctx context.Context) (err error) {
 		number: number, ranks: onHost}
 	sharing := onHost
 	if f := r.options.newDevice; f != nil {
-		r.device, err = f(r.ranks.rank(), options.Threads, options.Precision)
+		r.device, err = f(r.ranks.Rank(), options.Threads, options.Precision)
 	} else {
 		if r.leads() {
 			if r.chosen, r.chosenWhy, err = chooseDevice(ctx, r.config.Device); err != nil {
@@ -298,7 +299,7 @@ func (r *run) openDevice(ctx context.Context) (err error) {
 
 // shareDevice sends the first rank's choice of a device to all ranks.
 func (r *run) shareDevice(ctx context.Context) error {
-	chosen, err := gather(ctx, r.ranks.comm(), r.chosen)
+	chosen, err := gather(ctx, r.ranks.World(), r.chosen)
 	if err != nil {
 		return err
 	}
@@ -309,9 +310,6 @@ func (r *run) shareDevice(ctx context.Context) error {
 // sameRun returns an error if ranks have different plans, configurations or arithmetic, because
 // their weights would differ.
 func (r *run) sameRun(ctx context.Context) error {
-	if r.ranks == nil {
-		return nil
-	}
 	type what struct {
 		Plan, Arithmetic string
 		Fields           map[string]string
@@ -322,7 +320,7 @@ func (r *run) sameRun(ctx context.Context) error {
 		// may differ between machines
 		delete(own.Fields, name)
 	}
-	all, err := gather(ctx, r.ranks.world, own)
+	all, err := gather(ctx, r.ranks.World(), own)
 	if err != nil {
 		return err
 	}
@@ -353,7 +351,7 @@ func (r *run) sameRun(ctx context.Context) error {
 
 // shareInitial sends the initial model that the first rank has found to all ranks.
 func (r *run) shareInitial(ctx context.Context) error {
-	dirs, err := gather(ctx, r.ranks.comm(), r.initial.Dir)
+	dirs, err := gather(ctx, r.ranks.World(), r.initial.Dir)
 	if err != nil {
 		return err
 	}
@@ -367,7 +365,7 @@ func (r *run) close() {
 	if r.scrape != nil {
 		r.scrape.close()
 	}
-	r.ranks.close() // ends communication before the device that it uses
+	r.ranks.Close() // ends communication before the device that it uses
 	if r.device != nil {
 		r.device.Close()
 	}
@@ -380,7 +378,7 @@ func (r *run) close() {
 }
 
 // leads reports whether this rank writes reports, records and the run directory.
-func (r *run) leads() bool { return r.ranks.rank() == 0 }
+func (r *run) leads() bool { return r.ranks.Rank() == 0 }
 
 // A run is a training run in progress.
 type run struct {
@@ -393,7 +391,7 @@ type run struct {
 	chosen    string // name of the device, from the configuration or chosen
 	chosenWhy string // see [NewDevice]; of the first rank
 	device    xpu.Device
-	ranks     *ranks   // nil for a run of one rank
+	ranks     *ranks
 	tokenizer []byte   // content of tokenizer.json, or nil
 	initial   ModelDir // the model of initialize_from; Dir is "" with random weights or a checkpoint
 
@@ -406,8 +404,8 @@ type run struct {
 	model     *moe.Model
 	tensors   []safetensors.Tensor // of the whole model
 	optimizer *Optimizer
-	sharding  *sharding     // nil for one rank
-	pipeline  *pipeline     // nil for one stage
+	sharding  *sharding
+	pipeline  *pipeline
 	replicas  *replicaCheck // nil if there is nothing to compare
 
 	metrics      *recordFile
@@ -468,7 +466,7 @@ func (r *run) trainOn(ctx context.Context) (*Spike, error) {
 	batch := int64(r.config.BatchSize)
 	stream, err := r.data.Stream(ctx, blend.StreamOptions{From: r.state.Cursor.Position, To: r.config.Steps * batch,
 		BatchSize: r.config.BatchSize,
-		Rank:      r.ranks.reader(), World: r.ranks.readers(), Prefetch: 2})
+		Rank:      r.ranks.OwnIndex(comm.Data), World: r.ranks.Size(comm.Data), Prefetch: 2})
 	if err != nil {
 		return nil, err
 	}
@@ -632,7 +630,7 @@ func (r *run) take(stream *blend.Stream) error {
 		}
 		r.read.tokens = batch.AppendTokens(r.read.tokens, i)
 		r.read.end(batch.DocumentStarts(i), batch.Length(i))
-		if f := r.options.badTokens; f != nil && f(r.ranks.rank(), r.state.Step) {
+		if f := r.options.badTokens; f != nil && f(r.ranks.Rank(), r.state.Step) {
 			r.read.tokens[len(r.read.tokens)-1] = math.MaxUint32
 		}
 		r.rows = append(r.rows, row{batch.Position(i), batch.Source(i), r.read.targets[len(r.rows)]})
@@ -726,12 +724,10 @@ func (r *run) sumGradients(ctx context.Context, options moe.BackwardOptions,
 	each func(rows []row, stats moe.Stats)) error {
 	r.model.ZeroGradients()
 	r.pending = r.pending[:0]
-	if r.sharding != nil {
-		r.sharding.takeBad()
-	}
+	r.sharding.takeBad()
 	r.pipeline.takeSpoilt()
 	failed := error(nil)
-	if r.pipeline != nil {
+	if r.ranks.Size(comm.PP) > 1 {
 		failed = r.stages(ctx, options, each)
 	} else {
 		failed = r.whole(ctx, options, each)
@@ -739,7 +735,7 @@ func (r *run) sumGradients(ctx context.Context, options moe.BackwardOptions,
 	if f := r.options.passed; f != nil {
 		f(r)
 	}
-	if lost := (*lostError)(nil); r.ranks == nil || errors.As(failed, &lost) {
+	if lost := (*lostError)(nil); r.ranks.Ranks() == 1 || errors.As(failed, &lost) {
 		return failed
 	}
 	for bucket := len(r.pending); bucket < len(r.model.Buckets()); bucket++ {
@@ -765,7 +761,7 @@ func (r *run) microBatch(number int) (first, end int, batch moe.Batch) {
 // gradients of a bucket are complete in the last pass.
 func (r *run) setPass(ctx context.Context, number, first int, options *moe.BackwardOptions) {
 	options.FirstTarget = (r.before + int64(first)) * int64(r.data.SequenceLength)
-	if r.ranks != nil && !r.options.late && number == r.passes-1 {
+	if r.ranks.Ranks() > 1 && !r.options.late && number == r.passes-1 {
 		options.Done = func(bucket int) { r.reduce(ctx, bucket) }
 	}
 }
@@ -775,7 +771,7 @@ func (r *run) whole(ctx context.Context, options moe.BackwardOptions, each func(
 	var failed error
 	for pass := range r.passes {
 		first, end, micro := r.microBatch(pass)
-		if failed != nil && r.ranks.EP == 1 {
+		if failed != nil && r.ranks.Size(comm.EP) == 1 {
 			break // no rank waits for this rank's passes
 		} else if failed != nil {
 			first, micro = end, moe.Batch{SequenceLength: r.data.SequenceLength}
@@ -789,13 +785,11 @@ func (r *run) whole(ctx context.Context, options moe.BackwardOptions, each func(
 		case err == nil && end > first:
 			each(r.rows[first:end], stats)
 		case err == nil:
-		case r.ranks == nil:
-			return r.failedAt(first, end, err)
 		case first == end:
 			return &lostError{errors.Join(failed, fmt.Errorf("step %d: %w", r.state.Step, err))}
 		default:
 			failed = r.failedAt(first, end, err)
-			if r.ranks.EP == 1 {
+			if r.ranks.Size(comm.EP) == 1 {
 				continue
 			}
 			if _, err := r.model.Backward(ctx, moe.Batch{SequenceLength: r.data.SequenceLength}, options); err != nil {
@@ -820,9 +814,9 @@ func (r *run) failedAt(first, end int, err error) error {
 
 // reduce starts the sum of a bucket's gradients over ranks.
 func (r *run) reduce(ctx context.Context, bucket int) {
-	r.pending = append(r.pending, r.ranks.data.Start(func() error {
+	r.pending = append(r.pending, r.ranks.Group(comm.Data).Start(func() error {
 		if f := r.options.BeforeSum; f != nil {
-			if err := f(r.ranks.rank(), r.state.Step, r.model.Buckets()[bucket]); err != nil {
+			if err := f(r.ranks.Rank(), r.state.Step, r.model.Buckets()[bucket]); err != nil {
 				return err
 			}
 		}
@@ -888,8 +882,10 @@ func (r *run) notFinite(what string, err error, rows []result, rank int) error {
 
 // badGradient returns the error about a gradient that is not finite.
 func (r *run) badGradient(ctx context.Context) error {
-	rank, tensor := r.badRank()
-	if r.ranks == nil {
+	rank, tensor := -1, ""
+	if r.ranks.Ranks() > 1 {
+		rank, tensor = r.badRank()
+	} else { // the gradients are still those of the backward pass
 		if err := r.device.ToHost(ctx, r.optimizer.grads...); err != nil {
 			return fmt.Errorf("step %d: %w", r.state.Step, err)
 		}
@@ -905,8 +901,7 @@ func (r *run) badGradient(ctx context.Context) error {
 	}
 	rows := r.results
 	if rank >= 0 {
-		dp, _, ep := r.ranks.place(rank)
-		reader := dp*r.ranks.EP + ep
+		reader := r.ranks.Index(rank, comm.Data)
 		rows = slices.DeleteFunc(slices.Clone(rows),
 			func(row result) bool { return r.readerOf(row.position) != reader })
 	}
@@ -997,9 +992,8 @@ func (r *run) evaluate(ctx context.Context) (*Evaluation, error) {
 		return nil, fmt.Errorf("evaluation after step %d: %w", r.state.Step-1, err)
 	}
 	defer r.optimizer.Average(ctx, false)
-	e, err := Evaluate(ctx, r.model, r.data, EvaluateOptions{Samples: r.config.Evaluate.Samples,
-		BatchSize: r.config.MicroBatchSize, Attention: r.config.Attention,
-		ranks: r.ranks, pipeline: r.pipeline})
+	e, err := evaluate(ctx, r.ranks.Mesh, r.pipeline, r.data, EvaluateOptions{Samples: r.config.Evaluate.Samples,
+		BatchSize: r.config.MicroBatchSize, Attention: r.config.Attention})
 	if err != nil {
 		return nil, fmt.Errorf("evaluation after step %d: %w", r.state.Step-1, err)
 	}
@@ -1037,7 +1031,7 @@ func (r *run) save(ctx context.Context) (string, error) {
 		files[generationFile], generation = generationConfig(r.model.Config())
 		err = errors.Join(err, generation)
 	}
-	if err := agree(ctx, r.ranks.comm(), err); err != nil {
+	if err := agree(ctx, r.ranks.World(), err); err != nil {
 		return "", err
 	}
 	if err := r.optimizer.Average(ctx, true); err != nil {
@@ -1048,7 +1042,7 @@ func (r *run) save(ctx context.Context) (string, error) {
 		return "", err
 	}
 	dir := r.dir.join(checkpointsDir)
-	err = saveCheckpoint(ctx, r.ranks.comm(), dir, &r.state, newShare(r.model, r.optimizer), files)
+	err = saveCheckpoint(ctx, r.ranks.World(), dir, &r.state, newShare(r.model, r.optimizer), files)
 	if err != nil {
 		if ctx.Err() == nil && r.lastSaved >= 0 {
 			err = fmt.Errorf("%w; the newest complete checkpoint is %s; run the same command to resume from it", err,
@@ -1143,9 +1137,9 @@ func (r *run) newState() State {
 // have the order.
 func (r *run) arithmetic() string {
 	text := fmt.Sprintf("%s, order of sums %d", r.device.Arithmetic(), moe.OrderOfSums)
-	if l := r.config.Layout; l.DP*l.EP > 1 { // pipeline stages do not change the result
-		text += fmt.Sprintf(", dp %d, ep %d", l.DP, l.EP)
-		if l.Sums == FastSums {
+	if s := r.ranks.Shape; s.Size(comm.Data) > 1 { // pipeline stages do not change the result
+		text += fmt.Sprintf(", dp %d, ep %d", s.Size(comm.ExpertDP), s.Size(comm.EP))
+		if r.config.Layout.Sums == FastSums {
 			text += ", fast sums"
 		}
 	}
@@ -1165,8 +1159,8 @@ func (r *run) summary(checkpoint *Checkpoint) Summary {
 	s := summarize(r.config, r.data.Plan, r.device.Name())
 	s.DeviceWhy = r.chosenWhy
 	s.Scratch = scratchBytes(r.chosen, r.device.Threads(), r.config.Model.Config, r.data.SequenceLength)
-	if r.ranks != nil {
-		s.Links = r.ranks.world.Name()
+	if r.ranks.Ranks() > 1 {
+		s.Links = r.ranks.World().Name()
 	}
 	if checkpoint != nil {
 		s.Resumed, s.NextStep = checkpoint.Name(), checkpoint.State.Step
@@ -1188,15 +1182,15 @@ func (r *run) prepare(ctx context.Context, checkpoint *Checkpoint) error {
 		err = r.measure(ctx)
 	}
 	if err == nil {
-		r.model, err = moe.NewParallel(r.config.Model.Config, r.device, r.ranks.parallel(r.config.Layout))
+		r.model, err = moe.NewParallel(r.config.Model.Config, r.device, r.config.Layout.parallel(r.ranks.Mesh))
 	}
-	if err := agree(ctx, r.ranks.comm(), err); err != nil {
+	if err := agree(ctx, r.ranks.World(), err); err != nil {
 		return err
 	}
 	r.model.SetRecompute(r.config.Recompute)
 	r.tensors = r.model.Config().Tensors()
-	r.pipeline, err = newPipeline(r.ranks, r.model, r.device, r.data.SequenceLength)
-	if err := agree(ctx, r.ranks.comm(), err); err != nil {
+	r.pipeline, err = newPipeline(r.ranks.Mesh, r.model, r.data.SequenceLength)
+	if err := agree(ctx, r.ranks.World(), err); err != nil {
 		return err
 	}
 	r.replicas = r.newReplicaCheck()
@@ -1209,7 +1203,7 @@ func (r *run) prepare(ctx context.Context, checkpoint *Checkpoint) error {
 		}
 	}
 	r.takePlan()
-	return agree(ctx, r.ranks.comm(), err)
+	return agree(ctx, r.ranks.World(), err)
 }
 
 // measure measures the peak of one device and starts to serve metrics. All ranks use the same peak.
@@ -1220,7 +1214,7 @@ func (r *run) measure(ctx context.Context) error {
 			return err
 		}
 	}
-	n := float64(r.ranks.size())
+	n := float64(r.ranks.Ranks())
 	peak, err := measurePeak(ctx, r.device, r.flopsOfRun()/n)
 	r.peak = peak * n
 	return err
@@ -1237,7 +1231,7 @@ func (r *run) takePlan() {
 
 // restore sets the weights and the optimizer to the checkpoint, or to their initial state.
 func (r *run) restore(ctx context.Context, checkpoint *Checkpoint) error {
-	model, world := r.model, r.ranks.comm()
+	model, world := r.model, r.ranks.World()
 	r.replicas.begin() // other weights
 	if r.optimizer == nil || checkpoint == nil {
 		r.optimizer.free() // before the new optimizer allocates memory
@@ -1287,12 +1281,8 @@ func (r *run) restore(ctx context.Context, checkpoint *Checkpoint) error {
 // newOptimizer creates the optimizer in its initial state.
 func (r *run) newOptimizer(ctx context.Context) error {
 	c, targets := r.config.Optimizer, int64(r.config.BatchSize)*int64(r.data.SequenceLength)
-	if r.ranks == nil {
-		var err error
-		r.optimizer, err = NewOptimizer(c, targets, r.device, r.model.Parameters())
-		return err
-	}
-	r.sharding = newSharding(r.ranks, r.config.Layout.Optimizer, optimizerSpecs[c.Name].whole, r.device,
+	r.sharding = newSharding(r.ranks.Mesh, r.ranks.within, r.config.Layout.Optimizer, optimizerSpecs[c.Name].whole,
+		r.device,
 		r.model.Parameters(), r.model.Buckets())
 	sizes := make([]int, len(r.tensors))
 	for i, t := range r.tensors {

@@ -27,6 +27,7 @@ import (
 	"mula/moe"
 	"mula/shards"
 	"mula/train/report"
+	"mula/xpu/comm"
 )
 
 func TestMain(m *testing.M) {
@@ -655,7 +656,7 @@ func TestRunSkips(t *testing.T) {
 		}
 	}
 	hashes := func(step int64) (string, State) {
-		s, err := verifyCheckpoint(context.Background(), nil, filepath.Join(c.Output, checkpointsDir,
+		s, err := verifyCheckpoint(context.Background(), comm.NewSingle(), filepath.Join(c.Output, checkpointsDir,
 			checkpointName(step)))
 		if err != nil {
 			t.Fatal(err)
@@ -1102,7 +1103,8 @@ func TestRunAmendedPlan(t *testing.T) {
 	whole := testConfig(t, late, "evaluate: {every: 0}\n")
 	mustRun(t, whole, Options{})
 	weights := func(c Config) string {
-		s, err := verifyCheckpoint(t.Context(), nil, filepath.Join(c.Output, checkpointsDir, checkpointName(8)))
+		s, err := verifyCheckpoint(t.Context(), comm.NewSingle(), filepath.Join(c.Output, checkpointsDir,
+			checkpointName(8)))
 		if err != nil {
 			t.Fatal(err)
 		}

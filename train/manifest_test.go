@@ -2,6 +2,7 @@ package train
 
 import (
 	"bytes"
+	"mula/xpu/comm"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -70,7 +71,7 @@ func TestDamagedCheckpointMessages(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = verifyCheckpoint(t.Context(), nil, result.Checkpoint)
+		_, err = verifyCheckpoint(t.Context(), comm.NewSingle(), result.Checkpoint)
 		if err == nil || !damaged(err) || strings.Contains(err.Error(), "stat ") ||
 			strings.Contains(err.Error(), "invalid character") {
 			t.Errorf("%s: %v", test.file, err)

@@ -200,8 +200,8 @@ func (r *run) runRecord(now time.Time) (*RunRecord, error) {
 		Device: r.device.Name(), FLOPsPerToken: r.config.Model.FLOPsPerToken(r.data.SequenceLength), PeakFLOPS: r.peak,
 		Started: timestamp(now),
 	}
-	if r.ranks != nil {
-		record.Layout = r.config.Layout.String() + ", " + r.ranks.world.Name()
+	if r.ranks.Ranks() > 1 {
+		record.Layout = r.config.Layout.String() + ", " + r.ranks.World().Name()
 	}
 	for _, s := range r.data.Summary().Sources {
 		record.Sources = append(record.Sources, s.Name)

@@ -46,7 +46,7 @@ type Optimizer struct {
 	rule       rule
 	device     xpu.Device
 	parameters []*moe.Parameter
-	sharding   *sharding       // nil: this rank owns everything
+	sharding   *sharding
 	state      [][]stateTensor // state of each parameter in the range that this rank owns
 	memory     [][]float32     // device memory of this optimizer
 	group      []int           // index in settings of each parameter
@@ -183,7 +183,16 @@ type averagingRule interface {
 // device has too little memory for the optimizer's state.
 func NewOptimizer(config OptimizerConfig, targets int64, device xpu.Device, parameters []*moe.Parameter) (*Optimizer,
 	error) {
-	return newOptimizer(config, targets, device, parameters, nil)
+	sizes := make([]int, len(parameters))
+	for i, p := range parameters {
+		sizes[i] = len(p.Weight)
+	}
+	o, err := newOptimizer(config, targets, device, parameters, newSingleSharding(device, parameters))
+	if err != nil {
+		return nil, err
+	}
+	o.countBlocks(sizes)
+	return o, nil
 }
 
 func newOptimizer(config OptimizerConfig, targets int64, device xpu.Device, parameters []*moe.Parameter,
@@ -205,13 +214,6 @@ func newOptimizer(config OptimizerConfig, targets int64, device xpu.Device, para
 	}
 	o.sums = make([]float64, len(o.blocks))
 	o.before, o.change = make([]float64, len(o.blocks)), make([]float64, len(o.blocks))
-	if s == nil {
-		sizes := make([]int, len(parameters))
-		for i, p := range parameters {
-			sizes[i] = len(p.Weight)
-		}
-		o.countBlocks(sizes)
-	}
 	o.updateOne, o.averageOne = o.updateBlock, o.averageBlock
 	return o, nil
 }
@@ -344,7 +346,7 @@ func (o *Optimizer) free() {
 func newShardedOptimizer(ctx context.Context, config OptimizerConfig, targets int64, device xpu.Device,
 	parameters []*moe.Parameter, sizes []int, s *sharding) (*Optimizer, error) {
 	o, err := newOptimizer(config, targets, device, parameters, s)
-	if err := agree(ctx, s.ranks.comm(), err); err != nil {
+	if err := agree(ctx, s.mesh.World(), err); err != nil {
 		o.free()
 		return nil, err
 	}
@@ -359,7 +361,7 @@ func (o *Optimizer) countBlocks(sizes []int) {
 		o.first[i+1] = o.first[i] + (n+blockSize-1)/blockSize
 	}
 	o.ratios = make([]ratio, len(sizes))
-	if o.sharding != nil {
+	if o.sharding.mesh.Ranks() > 1 {
 		o.all = make([]float64, o.first[len(sizes)])
 	}
 }
@@ -368,9 +370,6 @@ func (o *Optimizer) countBlocks(sizes []int) {
 // the number among this rank's parameters. writer is true on one of the ranks that own the same
 // range.
 func (o *Optimizer) owned(parameter int) (begin, end int, writer bool) {
-	if o.sharding == nil {
-		return 0, len(o.parameters[parameter].Weight), true
-	}
 	r := o.sharding.owned[parameter]
 	return r.begin, r.end, r.writer
 }
@@ -384,7 +383,7 @@ func (o *Optimizer) kept(parameter, k, begin, end int) []float32 {
 // everywhere gathers a number for each block of the whole model on all ranks, in the order of the
 // tensors. own has the numbers of this rank's blocks. The result is valid until the next call.
 func (o *Optimizer) everywhere(ctx context.Context, own []float64) ([]float64, error) {
-	if o.sharding == nil {
+	if o.sharding.mesh.Ranks() == 1 {
 		return own, nil
 	}
 	return o.all, o.sharding.gatherSums(ctx, own, o.all)
@@ -426,10 +425,8 @@ func (o *Optimizer) Step(ctx context.Context, learningRate, gradScale float64) e
 	if err := o.update(ctx, learningRate, gradScale); err != nil {
 		return err
 	}
-	if o.sharding != nil {
-		if err := o.sharding.gatherWeights(ctx); err != nil {
-			return err
-		}
+	if err := o.sharding.gatherWeights(ctx); err != nil {
+		return err
 	}
 	o.measured = o.measuring
 	if !o.measured {
@@ -572,10 +569,7 @@ func (o *Optimizer) Average(ctx context.Context, on bool) error {
 			o.device.ToDevice(m.Weight)
 		}
 	}
-	if o.sharding != nil {
-		return o.sharding.gatherWeights(ctx)
-	}
-	return nil
+	return o.sharding.gatherWeights(ctx)
 }
 
 // averageBlock averages the i-th block.

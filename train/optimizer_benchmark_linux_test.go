@@ -38,15 +38,16 @@ func BenchmarkOptimizerStep(b *testing.B) {
 				if err != nil {
 					return err
 				}
-				defer groups.close()
-				m, err := moe.NewParallel(c, device(b, 1), groups.parallel(layout))
+				defer groups.Close()
+				m, err := moe.NewParallel(c, device(b, 1), layout.parallel(groups.Mesh))
 				if err != nil {
 					return err
 				}
 				m.Init(1)
 				shardings, optimizers := make([]*sharding, len(both)), make([]*Optimizer, len(both))
 				for i, scheme := range both {
-					shardings[i] = newSharding(groups, scheme, false, device(b, 1), m.Parameters(), m.Buckets())
+					shardings[i] = newSharding(groups.Mesh, groups.within, scheme, false, device(b, 1), m.Parameters(),
+						m.Buckets())
 					optimizers[i], err = newShardedOptimizer(ctx, defaultOptimizer(AdamW), 100, device(b, 1),
 						m.Parameters(), sizes, shardings[i])
 					if err != nil {

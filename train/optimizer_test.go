@@ -21,6 +21,7 @@ import (
 	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/xpu"
+	"mula/xpu/comm"
 	"mula/xpu/cpu"
 )
 
@@ -708,7 +709,7 @@ func TestOptimizersState(t *testing.T) {
 		o := mustOptimizer(t, defaultOptimizer(name), 100, d, testParameters(1))
 		runSteps(o, 0, 3)
 		s := testShare(t, o)
-		if err := saveCheckpoint(t.Context(), nil, path(name), &State{Step: 3}, s, nil); err != nil {
+		if err := saveCheckpoint(t.Context(), comm.NewSingle(), path(name), &State{Step: 3}, s, nil); err != nil {
 			t.Fatal(err)
 		}
 		ranges, _, err := s.written()
@@ -726,7 +727,7 @@ func TestOptimizersState(t *testing.T) {
 		for i, p := range again.parameters {
 			copy(p.Weight, o.parameters[i].Weight)
 		}
-		if err := testShare(t, again).load(t.Context(), nil, saved(name)); err != nil {
+		if err := testShare(t, again).load(t.Context(), comm.NewSingle(), saved(name)); err != nil {
 			t.Fatal(err)
 		}
 		again.Updates = o.Updates
@@ -738,7 +739,7 @@ func TestOptimizersState(t *testing.T) {
 			}
 		}
 		fewer := mustOptimizer(t, defaultOptimizer(name), 100, d, testParameters(1)[1:])
-		if err := testShare(t, fewer).load(t.Context(), nil, saved(name)); err == nil ||
+		if err := testShare(t, fewer).load(t.Context(), comm.NewSingle(), saved(name)); err == nil ||
 			!strings.Contains(err.Error(), path(name)) ||
 			!strings.Contains(err.Error(), "does not belong to this model and optimizer") {
 			t.Errorf("state of another model: %v", err)
@@ -750,7 +751,7 @@ func TestOptimizersState(t *testing.T) {
 			same := name == other || slices.Contains([]OptimizerName{AdamW, Lamb, ADOPT}, name) &&
 				slices.Contains([]OptimizerName{AdamW, Lamb, ADOPT}, other)
 			o := mustOptimizer(t, defaultOptimizer(name), 100, d, testParameters(1))
-			if err := testShare(t, o).load(t.Context(), nil, saved(other)); (err == nil) != same {
+			if err := testShare(t, o).load(t.Context(), comm.NewSingle(), saved(other)); (err == nil) != same {
 				t.Errorf("%s reads the state of %s: %v", name, other, err)
 			}
 		}

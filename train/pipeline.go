@@ -13,7 +13,7 @@ import (
 )
 
 // A pipeline connects this rank's stage with its neighbours. All stages of a data rank read the
-// same rows, so they know the number of rows of each micro-batch. A nil pipeline has one stage.
+// same rows, so they know the number of rows of each micro-batch.
 //
 // A stage that cannot compute a batch still sends the data that its neighbours wait for. All stages
 // then reach the vote, which reports the error.
@@ -38,27 +38,24 @@ type relay struct {
 }
 
 // newPipeline returns the pipeline of a rank.
-func newPipeline(r *ranks, m *moe.Model, device xpu.Device, sequenceLength int) (*pipeline, error) {
-	if r == nil || r.pipeline == nil {
-		return nil, nil
+func newPipeline(mesh *comm.Mesh, m *moe.Model, sequenceLength int) (*pipeline, error) {
+	p := &pipeline{group: mesh.Group(comm.PP), model: m, device: m.Device(), length: sequenceLength}
+	p.computed = make([]bool, p.group.Size()-p.group.Rank())
+	if p.group.Size() == 1 {
+		return p, nil // no neighbour
 	}
-	p := &pipeline{group: r.pipeline, model: m, device: device, length: sequenceLength}
 	var errs [3]error
 	for i, made := range []**moe.Relay{&p.in.Relay, &p.out.Relay, &p.none} {
 		*made, errs[i] = m.NewRelay(0, sequenceLength)
 	}
-	p.computed = make([]bool, p.group.Size()-p.group.Rank())
 	return p, errors.Join(errs[:]...)
 }
 
 // last reports whether this stage has the losses.
-func (p *pipeline) last() bool { return p == nil || p.group.Rank() == p.group.Size()-1 }
+func (p *pipeline) last() bool { return p.group.Rank() == p.group.Size()-1 }
 
 // firstLayer returns the number of this stage's first layer in the whole model.
 func (p *pipeline) firstLayer() int {
-	if p == nil {
-		return 0
-	}
 	from, _ := stageLayers(p.model.Config().Layers, p.group.Rank(), p.group.Size())
 	return from
 }
@@ -66,9 +63,6 @@ func (p *pipeline) firstLayer() int {
 // takeSpoilt reports whether this stage has computed non-finite values from finite input since the
 // last call.
 func (p *pipeline) takeSpoilt() bool {
-	if p == nil {
-		return false
-	}
 	spoilt := p.spoilt
 	p.spoilt = false
 	return spoilt
@@ -144,6 +138,9 @@ func (p *pipeline) relay(r *relay, stage, rows int) (*moe.Relay, error) {
 // blank sets the output of a batch that cannot be computed to zeros. It returns relays without rows
 // with which the model takes part in the exchanges of its experts.
 func (p *pipeline) blank(in, out *moe.Relay) (noneIn, noneOut *moe.Relay) {
+	if p.group.Size() == 1 {
+		return nil, nil
+	}
 	clear(p.none.Router)
 	if in != nil {
 		noneIn = p.none
@@ -186,7 +183,7 @@ func (r *run) stages(ctx context.Context, options moe.BackwardOptions, each func
 				failed = r.failedAt(first, end, err)
 			}
 			in, out = p.blank(in, out)
-			if r.ranks.EP == 1 {
+			if r.ranks.Size(comm.EP) == 1 {
 				return nil // no rank waits for this rank's experts
 			}
 			return r.model.StageForward(ctx, slot, none, in, out)
@@ -200,7 +197,7 @@ func (r *run) stages(ctx context.Context, options moe.BackwardOptions, each func
 			computed := p.computed[slot]
 			if !computed {
 				in, out = p.blank(in, out)
-				if r.ranks.EP == 1 {
+				if r.ranks.Size(comm.EP) == 1 {
 					return nil
 				}
 			}

@@ -195,12 +195,12 @@ func TestPipelineBytes(t *testing.T) {
 			mustRun(t, c, Options{ended: func(r *ranks) {
 				mu.Lock()
 				defer mu.Unlock()
-				for _, operation := range r.pipeline.Traffic() {
+				for _, operation := range r.Group(comm.PP).Traffic() {
 					bytes += operation.Bytes
 					calls += operation.Calls
 					most = max(most, operation.Calls)
 				}
-				for _, group := range []*comm.Comm{r.replicas, r.data, r.within} {
+				for _, group := range []*comm.Comm{r.Group(comm.Replicas), r.Group(comm.Data), r.within} {
 					for _, operation := range group.Traffic() {
 						weights += operation.Bytes
 					}
@@ -426,14 +426,14 @@ func TestPipelineLoss(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			defer r.close()
+			defer r.Close()
 			d := device(t, 1)
-			m, err := moe.NewParallel(c, d, r.parallel(l))
+			m, err := moe.NewParallel(c, d, l.parallel(r.Mesh))
 			if err != nil {
 				return err
 			}
 			m.Init(1)
-			p, err := newPipeline(r, m, d, good.SequenceLength)
+			p, err := newPipeline(r.Mesh, m, good.SequenceLength)
 			if err != nil {
 				return err
 			}

@@ -11,7 +11,6 @@ import (
 	"sync"
 
 	"mula/internal/launchers"
-	"mula/moe"
 	"mula/xpu/comm"
 	"mula/xpu/comm/local"
 	"mula/xpu/comm/mpi"
@@ -194,23 +193,15 @@ func Shared(err error) bool {
 
 // sharedError returns an error of one rank that all ranks have computed from the same data.
 func sharedError(r *ranks, rank int, err error) error {
-	failures := make([]failure, r.size())
+	failures := make([]failure, r.Ranks())
 	failures[rank] = failure{Host: r.hosts[rank], Error: err.Error()}
 	return &sharedErr{error: fmt.Errorf("rank %d on %s: %w", rank, r.hosts[rank], err), failures: failures}
 }
 
-// ranks has the groups of a rank and the hosts of all ranks. It is nil in a run of one rank.
+// ranks has the groups of a rank and the hosts of all ranks.
 type ranks struct {
-	LayoutConfig
-	world *comm.Comm // votes, losses, checkpoints
-
-	experts  *comm.Comm // the ranks that share the experts: dispatch of tokens, by the model
-	replicas *comm.Comm // ranks with the same experts
-	// ranks with the same replicated weights, each with its own rows; sums are over ep, then over
-	// dp
-	data     *comm.Comm
-	pipeline *comm.Comm // the stages of the same rows; nil if there is one
-	within   *comm.Comm // the ranks of experts again, for gradients in transit at the same time as tokens
+	*comm.Mesh
+	within *comm.Comm // the ranks of [comm.EP] again, for gradients in transit at the same time as tokens
 
 	hosts   []string // of each rank
 	sharing int      // ranks on the same processors of this host, including this rank
@@ -219,62 +210,38 @@ type ranks struct {
 	counts []int64 // one from each
 }
 
-// newRanks creates the groups of a layout from the world. It returns nil for a run of one rank.
+// newRanks creates the groups of a layout from the world.
 func newRanks(ctx context.Context, world *comm.Comm, layout LayoutConfig) (*ranks, error) {
-	if world == nil || world.Size() == 1 {
-		return nil, nil
+	mesh, err := comm.NewMesh(ctx, world, layout.shape())
+	if err != nil {
+		return nil, err
 	}
-	r := &ranks{LayoutConfig: layout, world: world}
-	dp, pp, ep := layout.place(world.Rank())
-	type split struct {
-		group **comm.Comm
-		color int
+	r := &ranks{Mesh: mesh}
+	if r.within, err = mesh.Split(ctx, comm.EP); err != nil {
+		r.Close()
+		return nil, err
 	}
-	splits := []split{{&r.experts, dp*layout.PP + pp}, {&r.replicas, pp*layout.EP + ep}, {&r.data, pp},
-		{&r.within, dp*layout.PP + pp}}
-	if layout.PP > 1 {
-		splits = append(splits, split{&r.pipeline, dp*layout.EP + ep})
-	}
-	for _, g := range splits {
-		group, err := world.Split(ctx, g.color, world.Rank())
-		if err != nil {
-			r.close()
-			return nil, err
-		}
-		*g.group = group
-	}
-	r.data.SetInner(layout.EP)
 	r.counts, r.each = make([]int64, world.Size()), make([]int, world.Size()+1)
 	for i := range r.each {
 		r.each[i] = i
 	}
-	for _, group := range []*comm.Comm{r.replicas, r.data, r.within} {
+	for _, group := range []*comm.Comm{r.Group(comm.Replicas), r.Group(comm.Data), r.within} {
 		group.SetFast(layout.Sums == FastSums)
 	}
-	type place struct{ Host, Processors string }
-	own := place{hostname(), processors()}
-	places, err := gather(ctx, world, own)
+	type location struct{ Host, Processors string }
+	own := location{hostname(), processors()}
+	locations, err := gather(ctx, world, own)
 	if err != nil {
-		r.close()
+		r.Close()
 		return nil, err
 	}
-	for _, p := range places {
-		r.hosts = append(r.hosts, p.Host)
-		if p == own {
+	for _, l := range locations {
+		r.hosts = append(r.hosts, l.Host)
+		if l == own {
 			r.sharing++
 		}
 	}
 	return r, nil
-}
-
-// close closes all groups except for the world.
-func (r *ranks) close() {
-	if r == nil {
-		return
-	}
-	for _, group := range []*comm.Comm{r.experts, r.replicas, r.data, r.within, r.pipeline} {
-		group.Close()
-	}
 }
 
 // hostname returns the host name for records of this rank's failures: MULA_HOST, which mula launch
@@ -290,53 +257,11 @@ func hostname() string {
 	return name
 }
 
-func (r *ranks) rank() int {
-	if r == nil {
-		return 0
-	}
-	return r.world.Rank()
-}
-
-func (r *ranks) size() int {
-	if r == nil {
-		return 1
-	}
-	return r.world.Size()
-}
-
-// reader returns this rank's number among the ranks that read their own rows. The stages of a
-// pipeline have the same number.
-func (r *ranks) reader() int {
-	if r == nil {
-		return 0
-	}
-	return r.data.Rank()
-}
-
-// readers returns the number of ranks that read their own rows and have their losses.
-func (r *ranks) readers() int {
-	if r == nil {
-		return 1
-	}
-	return r.data.Size()
-}
-
-// comm returns the world, or nil for one rank.
-func (r *ranks) comm() *comm.Comm {
-	if r == nil {
-		return nil
-	}
-	return r.world
-}
-
 // onHost returns the number of ranks on this rank's host.
 func (r *ranks) onHost() int {
-	if r == nil {
-		return 1
-	}
 	n := 0
 	for _, host := range r.hosts {
-		if host == r.hosts[r.rank()] {
+		if host == r.hosts[r.Rank()] {
 			n++
 		}
 	}
@@ -345,43 +270,26 @@ func (r *ranks) onHost() int {
 
 // numberOnHost returns this rank's number among the ranks on its host.
 func (r *ranks) numberOnHost() int {
-	if r == nil {
-		return 0
-	}
 	n := 0
-	for _, host := range r.hosts[:r.rank()] {
-		if host == r.hosts[r.rank()] {
+	for _, host := range r.hosts[:r.Rank()] {
+		if host == r.hosts[r.Rank()] {
 			n++
 		}
 	}
 	return n
 }
 
-// parallel returns the settings of the model.
-func (r *ranks) parallel(l LayoutConfig) moe.Parallel {
-	p := moe.Parallel{Dispatch: l.Dispatch, UniformRouting: l.UniformRouting}
-	if r != nil {
-		p.Experts = r.experts
-		_, p.Stage, _ = r.place(r.rank())
-		p.Stages = r.PP
-	}
-	return p
-}
-
 // sum returns the sum of a number of each rank, on all ranks.
 func (r *ranks) sum(ctx context.Context, n int64) (int64, error) {
-	if r == nil {
-		return n, nil
-	}
-	sum := []int64{n}
-	err := comm.AllReduce(ctx, r.world, sum)
-	return sum[0], err
+	r.counts[0] = n
+	err := comm.AllReduce(ctx, r.World(), r.counts[:1])
+	return r.counts[0], err
 }
 
 // all returns the numbers of all ranks on every rank. The result is valid until the next call.
 func (r *ranks) all(ctx context.Context, n int64) ([]int64, error) {
-	r.counts[r.rank()] = n
-	return r.counts, comm.AllGather(ctx, r.world, r.counts, r.each)
+	r.counts[r.Rank()] = n
+	return r.counts, comm.AllGather(ctx, r.World(), r.counts, r.each)
 }
 
 // threads returns the number of threads of this rank's device. Ranks on the same processors share
@@ -389,7 +297,7 @@ func (r *ranks) all(ctx context.Context, n int64) ([]int64, error) {
 func (r *ranks) threads(config Config, ranksHere int) int {
 	n := config.Threads
 	switch {
-	case r == nil:
+	case r.Ranks() == 1:
 		return n
 	case n == 0 && (ranksHere > 1 || os.Getenv("GOMAXPROCS") == ""):
 		return max(1, runtime.GOMAXPROCS(0)/r.sharing)

@@ -44,6 +44,16 @@ func ranksConfig(t testing.TB, plan string, l LayoutConfig, more string) Config 
 	return c
 }
 
+// oneRank returns the groups of a run of one rank.
+func oneRank(t testing.TB) *ranks {
+	t.Helper()
+	r, err := newRanks(t.Context(), comm.NewSingle(), LayoutConfig{DP: 1, EP: 1, PP: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
 // An outcome is what a run has left.
 type runOutcome struct {
 	Result
@@ -205,7 +215,7 @@ func TestI10Run(t *testing.T) {
 			mustRun(t, c, Options{ended: func(r *ranks) {
 				mu.Lock()
 				defer mu.Unlock()
-				for _, group := range []*comm.Comm{r.replicas, r.data, r.within} {
+				for _, group := range []*comm.Comm{r.Group(comm.Replicas), r.Group(comm.Data), r.within} {
 					for _, operation := range group.Traffic() {
 						got += operation.Bytes
 					}
@@ -323,9 +333,9 @@ func TestOverlap(t *testing.T) {
 				}
 				if n := len(r.pending); n != want {
 					t.Errorf("late %v, rank %d, step %d: sums of %d buckets were started before the pass ended, "+
-						"want %d", late, r.ranks.rank(), r.state.Step, n, want)
+						"want %d", late, r.ranks.Rank(), r.state.Step, n, want)
 				}
-				close(passed[r.ranks.rank()][r.state.Step])
+				close(passed[r.ranks.Rank()][r.state.Step])
 			},
 		}).Weights)
 	}
@@ -563,7 +573,10 @@ func TestDiverged(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Setenv("MULA_HOST", "here")
 			c := ranksConfig(t, plan, test.layout, test.more)
-			options := Options{BeforeSum: poison(test.ranks...), hosts: hosts}
+			options := Options{BeforeSum: poison(test.ranks...)}
+			if c.Layout.Ranks() > 1 {
+				options.hosts = hosts
+			}
 			if _, err := Run(t.Context(), c, options); !errors.Is(err, ErrNotFinite) {
 				t.Fatal(err)
 			}
@@ -700,6 +713,7 @@ func TestLayoutRefused(t *testing.T) {
 func TestRanksThreads(t *testing.T) {
 	t.Setenv("GOMAXPROCS", "")
 	most := runtime.GOMAXPROCS(0)
+	two := &comm.Mesh{Shape: comm.NewShape(map[comm.Axes]int{comm.ExpertDP: 2})}
 	for _, test := range []struct {
 		threads, sharing, here, want int
 		environment                  string
@@ -714,11 +728,12 @@ func TestRanksThreads(t *testing.T) {
 		{threads: 0, sharing: most, here: most, environment: "7", want: 1},
 	} {
 		t.Setenv("GOMAXPROCS", test.environment)
-		if got := (&ranks{sharing: test.sharing}).threads(Config{Threads: test.threads}, test.here); got != test.want {
+		if got := (&ranks{Mesh: two, sharing: test.sharing}).threads(Config{Threads: test.threads},
+			test.here); got != test.want {
 			t.Errorf("%+v: %d threads", test, got)
 		}
 	}
-	if got := (*ranks)(nil).threads(Config{Threads: 3}, 0); got != 3 {
+	if got := (&ranks{Mesh: comm.NewSingleMesh()}).threads(Config{Threads: 3}, 0); got != 3 {
 		t.Errorf("%d threads of one rank, want 3", got)
 	}
 }

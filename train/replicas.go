@@ -39,14 +39,14 @@ type replicaDigests [replicaKinds][16]byte
 
 // newReplicaCheck returns the check of a rank, or nil without replicas.
 func (r *run) newReplicaCheck() *replicaCheck {
-	if r.ranks == nil || r.config.Layout.CheckReplicasEvery == 0 {
+	if r.ranks.Size(comm.Data) == 1 || r.config.Layout.CheckReplicasEvery == 0 {
 		return nil
 	}
 	c := new(replicaCheck)
 	for _, b := range r.model.Buckets() {
-		kind, alike := replicatedWeights, r.ranks.data
+		kind, alike := replicatedWeights, r.ranks.Group(comm.Data)
 		if b.Divided {
-			kind, alike = expertWeights, r.ranks.replicas
+			kind, alike = expertWeights, r.ranks.Group(comm.Replicas)
 		}
 		if alike.Size() > 1 {
 			c.weights[kind] = append(c.weights[kind], b.Weight)
@@ -153,15 +153,15 @@ type replicaDifference struct {
 // the same result.
 func (r *run) replicaDifference(ctx context.Context, own replicaDigests) (*replicaDifference, error) {
 	const size = replicaKinds * len(own[0])
-	all, bounds := make([]byte, r.ranks.size()*size), make([]int, r.ranks.size()+1)
+	all, bounds := make([]byte, r.ranks.Ranks()*size), make([]int, r.ranks.Ranks()+1)
 	for rank := range bounds {
 		bounds[rank] = rank * size
 	}
 	digest := func(rank, kind int) []byte { return all[bounds[rank]+kind*len(own[kind]):][:len(own[kind])] }
 	for kind := range own {
-		copy(digest(r.ranks.rank(), kind), own[kind][:])
+		copy(digest(r.ranks.Rank(), kind), own[kind][:])
 	}
-	if err := comm.AllGather(ctx, r.ranks.world, all, bounds); err != nil {
+	if err := comm.AllGather(ctx, r.ranks.World(), all, bounds); err != nil {
 		return nil, err
 	}
 	differs := func(kind int, alike []int) *replicaDifference {
@@ -184,19 +184,14 @@ func (r *run) replicaDifference(ctx context.Context, own replicaDigests) (*repli
 		}
 		return nil
 	}
-	for pp := range r.ranks.PP {
-		var data []int
-		replicas := make([][]int, r.ranks.EP)
-		for dp := range r.ranks.DP {
-			for ep := range r.ranks.EP {
-				rank := r.ranks.rankAt(dp, pp, ep)
-				data, replicas[ep] = append(data, rank), append(replicas[ep], rank)
-			}
-		}
-		if found := differs(replicatedWeights, data); found != nil {
+	shape := r.ranks.Shape
+	for stage := range shape.Size(comm.PP) {
+		first := shape.At(0, comm.PP, stage)
+		if found := differs(replicatedWeights, shape.Group(first, comm.Data)); found != nil {
 			return found, nil
 		}
-		for _, alike := range replicas {
+		for expert := range shape.Size(comm.EP) {
+			alike := shape.Group(shape.At(first, comm.EP, expert), comm.Replicas)
 			if found := differs(expertWeights, alike); found != nil {
 				return found, nil
 			}

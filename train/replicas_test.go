@@ -28,7 +28,7 @@ func flipWeight(t testing.TB, r *run, divided, owned bool) {
 				at = mine
 			}
 			if at == len(b.Weight) {
-				t.Errorf("rank %d owns all of bucket %d", r.ranks.rank(), i)
+				t.Errorf("rank %d owns all of bucket %d", r.ranks.Rank(), i)
 				return
 			}
 		}
@@ -74,7 +74,7 @@ func TestI3Replicas(t *testing.T) {
 							"4}\nbatch_size: 12\nsteps: 8\nevaluate: {every: 0}\n")
 					c.Layout.CheckReplicasEvery = 4
 					_, err := Run(context.Background(), c, Options{atStep: func(r *run) {
-						if r.ranks.rank() == test.rank && r.state.Step == 5 {
+						if r.ranks.Rank() == test.rank && r.state.Step == 5 {
 							flipWeight(t, r, test.divided, owned)
 						}
 					}})
@@ -107,7 +107,7 @@ func TestReplicasCheckpoint(t *testing.T) {
 		want := mustRun(t, undisturbed, Options{})
 		flipped := false
 		r, err := Run(context.Background(), c, Options{atStep: func(r *run) {
-			if r.ranks.rank() == 1 && r.state.Step == 4 {
+			if r.ranks.Rank() == 1 && r.state.Step == 4 {
 				flipWeight(t, r, false, false)
 				flipped = true
 			}
@@ -143,7 +143,7 @@ func TestReplicasApart(t *testing.T) {
 				crashConfig+fmt.Sprintf("layout: {expert_dp: 4, optimizer: %s, check_replicas_every: 2}\n", scheme))
 			o := onApart(Options{}, func(int, *devapart.Device) {})
 			o.atStep = func(r *run) {
-				if r.ranks.rank() == 2 && r.state.Step == 2 {
+				if r.ranks.Rank() == 2 && r.state.Step == 2 {
 					flipWeight(t, r, divided, true)
 				}
 			}

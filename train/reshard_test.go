@@ -67,7 +67,7 @@ func reload(t testing.TB, c Config) string {
 		if err != nil {
 			return err
 		}
-		defer ranks.close()
+		defer ranks.Close()
 		r := &run{config: c, options: Options{World: world}, ranks: ranks, lastSaved: -1}
 		defer r.close()
 		checkpoint, err := r.begin(ctx)
@@ -90,7 +90,7 @@ func reload(t testing.TB, c Config) string {
 		if r.state.Weights != weights {
 			return fmt.Errorf("weights %s, the checkpoint had %s", r.state.Weights, weights)
 		}
-		if rankIn(world) == 0 {
+		if world.Rank() == 0 {
 			path = filepath.Join(dir, checkpointName(r.state.Step))
 		}
 		return nil

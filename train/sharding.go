@@ -22,11 +22,12 @@ import (
 //	epso        gradients: reduce-scatter over data (divided: replicas); weights: all-gather there
 //
 // Gradients and weights are sent as float32 from and to host memory. All three schemes sum an
-// element over ep and then over dp, so that the results have the same bits. A nil sharding is for
-// one rank, which owns everything.
+// element over ep and then over dp, so that the results have the same bits. A rank owns parameters
+// that are in no bucket.
 type sharding struct {
 	scheme  Scheme
-	ranks   *ranks
+	mesh    *comm.Mesh
+	within  *comm.Comm // the ranks of [comm.EP]; nothing else uses this group
 	device  xpu.Memory
 	buckets []bucketShard
 	owned   []ownedRange // of each parameter of this rank
@@ -64,26 +65,29 @@ type ownedRange struct {
 
 // newSharding divides the update of a model. All ranks call it. whole means that the update of a
 // tensor cannot be divided.
-func newSharding(r *ranks, scheme Scheme, whole bool, device xpu.Memory, parameters []*moe.Parameter,
-	buckets []moe.Bucket) *sharding {
-	s := &sharding{scheme: scheme, ranks: r, device: device, owned: make([]ownedRange, len(parameters)), bad: -1}
+func newSharding(mesh *comm.Mesh, within *comm.Comm, scheme Scheme, whole bool, device xpu.Memory,
+	parameters []*moe.Parameter, buckets []moe.Bucket) *sharding {
+	s := &sharding{scheme: scheme, mesh: mesh, within: within, device: device,
+		owned: make([]ownedRange, len(parameters)), bad: -1}
+	data, replicas := mesh.Group(comm.Data), mesh.Group(comm.Replicas)
 	number := map[*moe.Parameter]int{}
 	for i, p := range parameters {
 		number[p] = i
+		s.owned[i] = ownedRange{0, len(p.Weight), true}
 	}
 	for _, b := range buckets {
 		shard := bucketShard{Bucket: b}
-		alike := r.replicas // the ranks that own the same range
+		alike := replicas // the ranks that own the same range
 		switch {
 		case scheme == Unsharded && !b.Divided:
-			alike = r.data
+			alike = data
 		case scheme == Unsharded:
 		case scheme == SO && !b.Divided:
-			shard.group, alike = r.replicas, r.within
+			shard.group, alike = replicas, within
 		case scheme == EPSO && !b.Divided:
-			shard.group, alike = r.data, nil
+			shard.group, alike = data, nil
 		default:
-			shard.group, alike = r.replicas, nil
+			shard.group, alike = replicas, nil
 		}
 		begin, end := 0, len(b.Weight)
 		if shard.group != nil {
@@ -105,6 +109,12 @@ func newSharding(r *ranks, scheme Scheme, whole bool, device xpu.Memory, paramet
 		s.buckets = append(s.buckets, shard)
 	}
 	return s
+}
+
+// newSingleSharding returns the sharding of one rank, which owns all parameters.
+func newSingleSharding(device xpu.Memory, parameters []*moe.Parameter) *sharding {
+	mesh := comm.NewSingleMesh()
+	return newSharding(mesh, mesh.Group(comm.EP), Unsharded, false, device, parameters, nil)
 }
 
 // cutBucket returns the bounds of n runs of complete blocks, or complete tensors, of a bucket. A
@@ -152,7 +162,7 @@ func (s *sharding) countBlocks(ctx context.Context, blocks []block, parameters [
 			own = append(own, int64(first[parameters[b.tensor].Index]+b.begin/blockSize))
 		}
 	}
-	world := s.ranks.world
+	world := s.mesh.World()
 	counts, ones := make([]int64, world.Size()), make([]int, world.Size()+1)
 	for r := range ones {
 		ones[r] = r
@@ -190,11 +200,11 @@ func (s *sharding) countBlocks(ctx context.Context, blocks []block, parameters [
 // gatherSums gathers a number for each block of the whole model into all, in the order of the
 // tensors. own has the numbers of this rank's blocks.
 func (s *sharding) gatherSums(ctx context.Context, own, all []float64) error {
-	given := s.given[s.bounds[s.ranks.world.Rank()]:]
+	given := s.given[s.bounds[s.mesh.World().Rank()]:]
 	for i, b := range s.counted {
 		given[i] = own[b]
 	}
-	if err := comm.AllGather(ctx, s.ranks.world, s.given, s.bounds); err != nil {
+	if err := comm.AllGather(ctx, s.mesh.World(), s.given, s.bounds); err != nil {
 		return err
 	}
 	for i, place := range s.place {
@@ -229,11 +239,11 @@ func (s *sharding) sum(ctx context.Context, b *bucketShard) error {
 	}
 	switch {
 	case b.group == nil && b.Divided:
-		return comm.AllReduce(ctx, s.ranks.replicas, b.Grad)
+		return comm.AllReduce(ctx, s.mesh.Group(comm.Replicas), b.Grad)
 	case b.group == nil:
-		return comm.AllReduce(ctx, s.ranks.data, b.Grad)
+		return comm.AllReduce(ctx, s.mesh.Group(comm.Data), b.Grad)
 	case s.scheme == SO && !b.Divided:
-		if err := comm.AllReduce(ctx, s.ranks.within, b.Grad); err != nil {
+		if err := comm.AllReduce(ctx, s.within, b.Grad); err != nil {
 			return err
 		}
 	}
@@ -261,7 +271,7 @@ func (s *sharding) takeBad() int {
 func (s *sharding) gatherWeights(ctx context.Context) error {
 	for i := range s.buckets {
 		b := &s.buckets[i]
-		if b.group == nil {
+		if b.group == nil || b.group.Size() == 1 {
 			continue
 		}
 		if err := s.device.ToHost(ctx, b.ownWeights...); err != nil {

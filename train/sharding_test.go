@@ -266,10 +266,11 @@ func TestI4SchemesAgree(t *testing.T) {
 						if err != nil {
 							return err
 						}
-						defer groups.close()
+						defer groups.Close()
 						ep := world.Rank() % l.EP
 						parameters, buckets := handModel(ep, l.EP)
-						s := newSharding(groups, scheme, optimizerSpecs[name].whole, device(t, 1), parameters, buckets)
+						s := newSharding(groups.Mesh, groups.within, scheme, optimizerSpecs[name].whole, device(t, 1),
+							parameters, buckets)
 						o, err := newShardedOptimizer(ctx, config(name, grouped), 100, device(t, 1), parameters, sizes,
 							s)
 						if err != nil {
@@ -386,15 +387,16 @@ func TestI10Bytes(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				defer groups.close()
+				defer groups.Close()
 				parameters, buckets := handModel(world.Rank()%l.EP, l.EP)
-				s := newSharding(groups, scheme, false, device(t, 1), parameters, buckets)
+				s := newSharding(groups.Mesh, groups.within, scheme, false, device(t, 1), parameters, buckets)
 				if _, err := newShardedOptimizer(ctx, defaultOptimizer(AdamW), 100, device(t, 1), parameters, sizes,
 					s); err != nil {
 					return err
 				}
 				sent := func() (bytes int64) {
-					for _, group := range []*comm.Comm{groups.experts, groups.replicas, groups.data, groups.within} {
+					for _, group := range []*comm.Comm{groups.Group(comm.EP), groups.Group(comm.Replicas),
+						groups.Group(comm.Data), groups.within} {
 						for _, operation := range group.Traffic() {
 							bytes += operation.Bytes
 						}
@@ -425,7 +427,8 @@ func TestI10Bytes(t *testing.T) {
 					}
 				}
 				for b := range buckets {
-					only := &sharding{scheme: s.scheme, ranks: groups, device: s.device, buckets: s.buckets[b : b+1]}
+					only := &sharding{scheme: s.scheme, mesh: groups.Mesh, device: s.device,
+						buckets: s.buckets[b : b+1]}
 					if err := only.gatherWeights(ctx); err != nil {
 						return err
 					}
@@ -480,10 +483,10 @@ func TestI6NoTokens(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			defer groups.close()
+			defer groups.Close()
 			parameters, buckets := handModel(world.Rank()%2, 2)
 			before := slices.Clone(buckets[0].Weight)
-			s := newSharding(groups, scheme, false, device(t, 1), parameters, buckets)
+			s := newSharding(groups.Mesh, groups.within, scheme, false, device(t, 1), parameters, buckets)
 			o, err := newShardedOptimizer(ctx, defaultOptimizer(AdamW), 100, device(t, 1), parameters, handSizes(), s)
 			if err != nil {
 				return err

@@ -335,7 +335,7 @@ func (s share) parse(index stateIndex) ([]placedRange, error) {
 // load reads the ranges of a checkpoint's optimizer state that this rank needs, from any writer.
 // All ranks call it. It fails on all ranks if it fails on one.
 func (s share) load(ctx context.Context, world *comm.Comm, dir string) error {
-	err := s.read(ctx, dir, rankIn(world), sizeOf(world))
+	err := s.read(ctx, dir, world.Rank(), world.Size())
 	if err != nil {
 		err = fmt.Errorf("loading the optimizer's state: %w", err)
 	}
@@ -539,7 +539,7 @@ func (s share) weightsHash(ctx context.Context, world *comm.Comm) (string, error
 	}
 	var own []tensorHash
 	for _, h := range s.held {
-		if owner[h.index] == rankIn(world) {
+		if owner[h.index] == world.Rank() {
 			own = append(own, s.hashOf(h))
 		}
 	}

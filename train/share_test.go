@@ -31,11 +31,10 @@ import (
 	"mula/xpu/comm/local"
 )
 
-// onRanks runs f as every rank of a world and returns what each has returned. A world of one rank
-// is none at all.
+// onRanks runs f as every rank of a world and returns what each has returned.
 func onRanks(size int, f func(world *comm.Comm) error) []error {
 	if size == 1 {
-		return []error{f(nil)}
+		return []error{f(comm.NewSingle())}
 	}
 	errs := make([]error, size)
 	var ranks sync.WaitGroup
@@ -189,7 +188,7 @@ func (m madeModel) save(t testing.TB, dir string, step int64, dp, ep int) {
 // trySave returns what each rank says.
 func (m madeModel) trySave(dir string, step int64, dp, ep int) []error {
 	return onRanks(dp*ep, func(world *comm.Comm) error {
-		s := m.share(rankIn(world), ep, step, m.evenly(dp*ep, ep))
+		s := m.share(world.Rank(), ep, step, m.evenly(dp*ep, ep))
 		return saveCheckpoint(context.Background(), world, dir, &State{Step: step}, s,
 			map[string][]byte{generationFile: []byte("{}\n")})
 	})
@@ -245,7 +244,7 @@ func TestReshard(t *testing.T) {
 		owner := ownership(from[0], from[1])
 		states := make([]State, from[0]*from[1])
 		for r, err := range onRanks(len(states), func(world *comm.Comm) error {
-			r := rankIn(world)
+			r := world.Rank()
 			states[r].Step = step
 			return saveCheckpoint(context.Background(), world, dir, &states[r], m.share(r, from[1], step, owner), nil)
 		}) {
@@ -267,7 +266,7 @@ func TestReshard(t *testing.T) {
 		to := layout.Draw(t, "to")
 		owner = ownership(to[0], to[1])
 		for r, err := range onRanks(to[0]*to[1], func(world *comm.Comm) error {
-			r := rankIn(world)
+			r := world.Rank()
 			found, refused, err := newestCheckpoint(context.Background(), world, dir)
 			if err != nil || found == nil || refused != nil {
 				return fmt.Errorf("found %v, refused %v, %w", found, refused, err)
@@ -601,7 +600,7 @@ func TestStateFilesRefused(t *testing.T) {
 		for _, size := range []int{1, 2, 5} {
 			for r, err := range onRanks(size, func(world *comm.Comm) error {
 				// Rank 0 alone needs anything, and all find it out.
-				return m.share(rankIn(world), 1, 0, func(int, int, int) int { return 0 }).load(context.Background(),
+				return m.share(world.Rank(), 1, 0, func(int, int, int) int { return 0 }).load(context.Background(),
 					world, dir)
 			}) {
 				if err == nil || !strings.Contains(err.Error(), test.want) {
@@ -652,8 +651,8 @@ func TestSaveRefused(t *testing.T) {
 		dir := t.TempDir()
 		m.save(t, dir, 1, 1, 1)
 		for r, err := range onRanks(2, func(world *comm.Comm) error {
-			s, own := m.share(rankIn(world), 1, 2, all), dir
-			test.change(rankIn(world), &s, &own)
+			s, own := m.share(world.Rank(), 1, 2, all), dir
+			test.change(world.Rank(), &s, &own)
 			return saveCheckpoint(context.Background(), world, own, &State{Step: 2}, s, nil)
 		}) {
 			for _, want := range append(test.want, checkpointName(2)) {
@@ -748,7 +747,7 @@ func TestEveryFaultOfEveryRank(t *testing.T) {
 					if last := o.op == atomicfile.OpSyncDir && o.path == ""; found.State.Step == 2 != last {
 						return fmt.Errorf("found step %d", found.State.Step)
 					}
-					s := m.share(rankIn(world), 1, 0, m.evenly(size, 1))
+					s := m.share(world.Rank(), 1, 0, m.evenly(size, 1))
 					if err := s.load(context.Background(), world, found.Dir); err != nil {
 						return err
 					}
@@ -959,7 +958,7 @@ func TestDamagedSharedCheckpoint(t *testing.T) {
 	// A rank that does not see the file system of rank 0 says so; the checkpoint is whole.
 	for r, err := range onRanks(3, func(world *comm.Comm) error {
 		dir := original
-		if rankIn(world) == 2 {
+		if world.Rank() == 2 {
 			dir = t.TempDir()
 		}
 		_, _, err := newestCheckpoint(context.Background(), world, dir)
@@ -980,10 +979,10 @@ func TestSaveWithoutARank(t *testing.T) {
 	dir := t.TempDir()
 	m.save(t, dir, 1, 3, 1)
 	for r, err := range onRanks(3, func(world *comm.Comm) error {
-		if rankIn(world) == 1 {
+		if world.Rank() == 1 {
 			return errors.New("leaves")
 		}
-		return saveCheckpoint(context.Background(), world, dir, &State{Step: 2}, m.share(rankIn(world), 1, 2,
+		return saveCheckpoint(context.Background(), world, dir, &State{Step: 2}, m.share(world.Rank(), 1, 2,
 			m.evenly(3, 1)), nil)
 	}) {
 		if r != 1 && !errors.Is(err, comm.ErrPeerLost) {
@@ -995,7 +994,7 @@ func TestSaveWithoutARank(t *testing.T) {
 	}
 	// And so does one that looks for checkpoints: none is refused because of it.
 	for r, err := range onRanks(3, func(world *comm.Comm) error {
-		if rankIn(world) == 1 {
+		if world.Rank() == 1 {
 			return errors.New("leaves")
 		}
 		_, refused, err := newestCheckpoint(context.Background(), world, dir)
@@ -1028,7 +1027,7 @@ func TestMomentsFollowTheirExpert(t *testing.T) {
 	}
 	for r, err := range onRanks(4, func(world *comm.Comm) error {
 		return saveCheckpoint(context.Background(), world, dir, &State{Step: 1},
-			constant(m.share(rankIn(world), 4, 1, m.evenly(4, 4))), nil)
+			constant(m.share(world.Rank(), 4, 1, m.evenly(4, 4))), nil)
 	}) {
 		if err != nil {
 			t.Fatalf("rank %d: %v", r, err)
@@ -1037,7 +1036,7 @@ func TestMomentsFollowTheirExpert(t *testing.T) {
 	for _, layout := range [][2]int{{1, 1}, {4, 1}, {2, 2}, {1, 2}, {3, 4}} {
 		size, ep := layout[0]*layout[1], layout[1]
 		for r, err := range onRanks(size, func(world *comm.Comm) error {
-			s := m.share(rankIn(world), ep, 0, m.evenly(size, ep))
+			s := m.share(world.Rank(), ep, 0, m.evenly(size, ep))
 			if err := s.load(context.Background(), world, filepath.Join(dir, checkpointName(1))); err != nil {
 				return err
 			}
@@ -1065,7 +1064,7 @@ func TestGather(t *testing.T) {
 	t.Parallel()
 	broken := errors.New("disk full")
 	for r, err := range onRanks(7, func(world *comm.Comm) error {
-		rank := rankIn(world)
+		rank := world.Rank()
 		words, err := gather(context.Background(), world, strings.Repeat("x", rank))
 		if err != nil {
 			return err
@@ -1143,7 +1142,7 @@ func TestFormat1(t *testing.T) {
 			if found.State.Format != 1 || found.State.Weights != "as it was" {
 				return fmt.Errorf("state %+v", found.State)
 			}
-			s := m.share(rankIn(world), ep, 0, m.evenly(size, ep))
+			s := m.share(world.Rank(), ep, 0, m.evenly(size, ep))
 			return errors.Join(s.load(context.Background(), world, found.Dir), m.check(s, 3))
 		}) {
 			if err != nil {
@@ -1157,7 +1156,7 @@ func TestFormat1(t *testing.T) {
 	if err := writeJSON(filepath.Join(path, manifestFile), manifest); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := verifyCheckpoint(context.Background(), nil, path); err == nil ||
+	if _, err := verifyCheckpoint(context.Background(), comm.NewSingle(), path); err == nil ||
 		!strings.Contains(err.Error(), "does not list "+optimizerFile) {
 		t.Errorf("format 1 with an index: %v", err)
 	}
@@ -1178,7 +1177,7 @@ func TestInitialOfFormat1(t *testing.T) {
 		WeightsHash(m.Parameters()): "", fmt.Sprintf("%x", sha256.Sum256(all)): "", fmt.Sprintf("%x",
 			sha256.Sum256(all[4:])): "restore those weights",
 	} {
-		r := &run{initial: ModelDir{Dir: dir}, config: Config{InitializeFrom: dir},
+		r := &run{ranks: oneRank(t), initial: ModelDir{Dir: dir}, config: Config{InitializeFrom: dir},
 			state: State{Spikes: &SpikeState{Began: began}}}
 		if err := r.findInitial(context.Background()); (err == nil) != (want == "") || err != nil &&
 			!strings.Contains(err.Error(), want) {

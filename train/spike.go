@@ -222,7 +222,7 @@ func (r *run) rollBack(ctx context.Context, spike *Spike) error {
 		err = r.openRecords(checkpoint, true)
 	}
 	r.takePlan()
-	return agree(ctx, r.ranks.comm(), err)
+	return agree(ctx, r.ranks.World(), err)
 }
 
 // findInitial checks that the run can restart with its initial weights: initialize_from, or the
@@ -267,7 +267,7 @@ func (r *run) findInitial(ctx context.Context) error {
 // checkpoint it returns nil, which means step 0. It returns an error if the run started with
 // another plan.
 func (r *run) goBackTo(ctx context.Context, step int64) (*Checkpoint, error) {
-	dir, world := r.dir.join(checkpointsDir), r.ranks.comm()
+	dir, world := r.dir.join(checkpointsDir), r.ranks.World()
 	names, err := listCheckpoints(dir)
 	if err := agree(ctx, world, err); err != nil {
 		return nil, err
@@ -347,7 +347,7 @@ func (r *run) endOfSpikes(spike *Spike, why string) error {
 	if spike.NotFinite {
 		err = fmt.Errorf("%w: %w", ErrNotFinite, err)
 	}
-	return ofAll(r.ranks.comm(), err)
+	return ofAll(r.ranks.World(), err)
 }
 
 // writeSkips writes the positions skipped because of spikes in the format of blend.yaml. Without

@@ -27,10 +27,6 @@ func (r *run) countRows(ctx context.Context, err error) error {
 		r.targets += row.targets
 	}
 	r.passes = (own + r.config.MicroBatchSize - 1) / r.config.MicroBatchSize
-	if r.ranks == nil {
-		return err
-	}
-	_, stage, _ := r.ranks.place(r.ranks.rank())
 	n := int64(own)
 	if err != nil {
 		n = -1
@@ -40,17 +36,18 @@ func (r *run) countRows(ctx context.Context, err error) error {
 		return errors.Join(err, lost)
 	}
 	r.samples = 0
+	stage := r.ranks.OwnIndex(comm.PP)
 	for rank, n := range counts {
 		if n < 0 {
-			return agree(ctx, r.ranks.world, err)
+			return agree(ctx, r.ranks.World(), err)
 		}
-		if r.ranks.EP > 1 { // a rank without rows still computes with its experts
+		if r.ranks.Size(comm.EP) > 1 { // a rank without rows still computes with its experts
 			r.passes = max(r.passes, (int(n)+r.config.MicroBatchSize-1)/r.config.MicroBatchSize)
 		}
-		if _, pp, _ := r.ranks.place(rank); pp != stage {
+		if r.ranks.Index(rank, comm.PP) != stage {
 			continue // the same rows again
 		}
-		if rank < r.ranks.rank() {
+		if rank < r.ranks.Rank() {
 			r.before += n
 		}
 		r.samples += int(n)
@@ -64,7 +61,7 @@ func (r *run) countRows(ctx context.Context, err error) error {
 	}
 	r.targets = 0
 	for rank, n := range counts {
-		if _, pp, _ := r.ranks.place(rank); pp == stage {
+		if r.ranks.Index(rank, comm.PP) == stage {
 			r.targets += n
 		}
 	}
@@ -93,19 +90,13 @@ const (
 // exchange combines the losses, the counts and r.results of the step over all ranks. failed is the
 // error of a rank that could not compute its part.
 func (r *run) exchange(ctx context.Context, m *StepMetrics, failed error) error {
-	if r.ranks == nil {
-		for i := range r.rows {
-			r.hasher.Add(r.read.row(i))
-		}
-		return failed
-	}
 	c := r.config.Model
 	layers := 0
 	if c.Experts > 0 {
 		layers = c.Layers
 	}
-	size, own := r.ranks.size(), r.ranks.rank()
-	slots := r.config.BatchSize / r.ranks.readers()
+	size, own := r.ranks.Ranks(), r.ranks.Rank()
+	slots := r.config.BatchSize / r.ranks.Size(comm.Data)
 	words := voteHead + layers + slots*voteRow
 	if r.votes == nil {
 		r.votes, r.voteBounds = make([]uint64, size*words), make([]int, size+1)
@@ -128,21 +119,21 @@ func (r *run) exchange(ctx context.Context, m *StepMetrics, failed error) error 
 	for layer, entropy := range m.RouterEntropy {
 		vote[voteHead+from+layer] = math.Float64bits(entropy)
 	}
-	first := m.First + int64(r.ranks.reader()*slots)
+	first := m.First + int64(r.ranks.OwnIndex(comm.Data)*slots)
 	for i, row := range r.results {
 		slot := vote[voteHead+layers+int(row.position-first)*voteRow:][:voteRow]
 		hash := blend.SampleHash(r.read.row(i))
 		slot[voteSource], slot[voteLoss] = uint64(row.targets)<<32|uint64(row.source+1), math.Float64bits(row.loss)
 		slot[voteHash], slot[voteHash+1] = binary.LittleEndian.Uint64(hash[:8]), binary.LittleEndian.Uint64(hash[8:])
 	}
-	if err := comm.AllGather(ctx, r.ranks.world, r.votes, r.voteBounds); err != nil {
+	if err := comm.AllGather(ctx, r.ranks.World(), r.votes, r.voteBounds); err != nil {
 		return &lostError{errors.Join(failed, fmt.Errorf("step %d: %w", m.Step, err))}
 	}
 	clear(r.counts)
 	for layer, counts := range m.ExpertTokens {
 		copy(r.counts[(from+layer)*c.Experts:], counts)
 	}
-	if err := comm.AllReduce(ctx, r.ranks.world, r.counts); err != nil {
+	if err := comm.AllReduce(ctx, r.ranks.World(), r.counts); err != nil {
 		return &lostError{errors.Join(failed, fmt.Errorf("step %d: %w", m.Step, err))}
 	}
 
@@ -152,10 +143,9 @@ func (r *run) exchange(ctx context.Context, m *StepMetrics, failed error) error 
 	}
 	r.results = r.results[:0]
 	for rank := range size { // the last stages have the losses, in the order of their rows
-		dp, _, ep := r.ranks.place(rank)
 		vote := r.votes[rank*words : (rank+1)*words]
 		if vote[voteFailed] != 0 {
-			return agree(ctx, r.ranks.world, failed)
+			return agree(ctx, r.ranks.World(), failed)
 		}
 		m.AuxLoss += math.Float64frombits(vote[voteAux])
 		m.ZLoss += math.Float64frombits(vote[voteZ])
@@ -167,7 +157,7 @@ func (r *run) exchange(ctx context.Context, m *StepMetrics, failed error) error 
 			if slot[voteSource] == 0 {
 				continue
 			}
-			at := row{m.First + int64((dp*r.ranks.EP+ep)*slots+i), int(uint32(slot[voteSource]) - 1),
+			at := row{m.First + int64(r.ranks.Index(rank, comm.Data)*slots+i), int(uint32(slot[voteSource]) - 1),
 				int64(slot[voteSource] >> 32)}
 			r.results = append(r.results, result{at, math.Float64frombits(slot[voteLoss])})
 			var hash [16]byte
@@ -184,27 +174,20 @@ func (r *run) exchange(ctx context.Context, m *StepMetrics, failed error) error 
 
 // readerOf returns the number of the reader of a position, among the ranks that read rows.
 func (r *run) readerOf(position int64) int {
-	return int(position % int64(r.config.BatchSize) / int64(r.config.BatchSize/r.ranks.readers()))
+	return int(position % int64(r.config.BatchSize) / int64(r.config.BatchSize/r.ranks.Size(comm.Data)))
 }
 
-// rankOf returns the rank that has the loss of a position, or -1 in a run of one rank.
+// rankOf returns the rank that has the loss of a position.
 func (r *run) rankOf(position int64) int {
-	if r.ranks == nil {
-		return -1
-	}
-	reader := r.readerOf(position)
-	return r.ranks.rankAt(reader/r.ranks.EP, r.ranks.PP-1, reader%r.ranks.EP)
+	last := r.ranks.At(0, comm.PP, r.ranks.Size(comm.PP)-1)
+	return r.ranks.At(last, comm.Data, r.readerOf(position))
 }
 
 // culprit returns the rank that first computed the non-finite values of rank in the current step:
 // the first such stage of its pipeline, or rank. Non-finite values spread from stage to stage.
 func (r *run) culprit(rank int) int {
-	if r.pipeline == nil || rank < 0 {
-		return rank
-	}
-	dp, _, ep := r.ranks.place(rank)
-	for pp := range r.ranks.PP {
-		if other := r.ranks.rankAt(dp, pp, ep); r.votes[r.voteBounds[other]+voteSpoilt] != 0 {
+	for _, other := range r.ranks.Shape.Group(rank, comm.PP) {
+		if r.votes[r.voteBounds[other]+voteSpoilt] != 0 {
 			return other
 		}
 	}
@@ -214,10 +197,7 @@ func (r *run) culprit(rank int) int {
 // badRank returns the rank that caused the first non-finite gradient of the current step, and the
 // tensor. It returns -1 if all gradients are finite.
 func (r *run) badRank() (int, string) {
-	for rank := range r.ranks.size() {
-		if r.ranks == nil {
-			break
-		}
+	for rank := range r.ranks.Ranks() {
 		if tensor := r.votes[r.voteBounds[rank]+voteTensor]; tensor > 0 {
 			culprit := r.culprit(rank)
 			if own := r.votes[r.voteBounds[culprit]+voteTensor]; own > 0 {
@@ -231,10 +211,7 @@ func (r *run) badRank() (int, string) {
 
 // badLosses returns the first rank with non-finite losses of the router, or -1.
 func (r *run) badLosses() int {
-	for rank := range r.ranks.size() {
-		if r.ranks == nil {
-			break
-		}
+	for rank := range r.ranks.Ranks() {
 		vote := r.votes[r.voteBounds[rank]:]
 		if !finite(math.Float64frombits(vote[voteAux])) || !finite(math.Float64frombits(vote[voteZ])) {
 			return r.culprit(rank)
@@ -248,18 +225,17 @@ func (r *run) badLosses() int {
 // only the sum over ranks is not finite. In a run of one pipeline, the first bad stage is the
 // source.
 func (r *run) diverged() bool {
-	if r.ranks == nil || r.votes == nil {
+	if r.votes == nil {
 		return true
 	}
 	hosts, readers := map[string]bool{}, map[int]bool{}
-	for rank := range r.ranks.size() {
+	for rank := range r.ranks.Ranks() {
 		if !r.votedFinite(rank) {
-			dp, _, ep := r.ranks.place(rank)
-			readers[dp*r.ranks.EP+ep] = true
+			readers[r.ranks.Index(rank, comm.Data)] = true
 			hosts[r.ranks.hosts[r.culprit(rank)]] = true
 		}
 	}
-	return len(hosts) != 1 || len(readers) == r.ranks.readers() && len(readers) > 1
+	return len(hosts) != 1 || len(readers) == r.ranks.Size(comm.Data) && len(readers) > 1
 }
 
 // votedFinite reports whether all values in the vote of a rank are finite: its losses, and its own
@@ -270,7 +246,7 @@ func (r *run) votedFinite(rank int) bool {
 		!finite(math.Float64frombits(vote[voteZ])) {
 		return false
 	}
-	slots := r.config.BatchSize / r.ranks.readers()
+	slots := r.config.BatchSize / r.ranks.Size(comm.Data)
 	for slot := range slices.Chunk(vote[len(vote)-slots*voteRow:], voteRow) {
 		if slot[voteSource] != 0 && !finite(math.Float64frombits(slot[voteLoss])) {
 			return false
@@ -303,11 +279,11 @@ type failureRecord struct {
 // blame returns an error that all ranks have, about one rank, or about no rank if rank is negative.
 // It records the error in a run of several ranks.
 func (r *run) blame(rank int, kind string, err error) error {
-	if r.ranks == nil {
+	if r.ranks.Ranks() == 1 {
 		return err
 	}
 	if rank < 0 {
-		return ofAll(r.ranks.world, err)
+		return ofAll(r.ranks.World(), err)
 	}
 	r.recordFailure(rank, kind, err.Error())
 	shared := sharedError(r.ranks, rank, err)
@@ -337,7 +313,7 @@ func (r *run) recordFailures(err error) {
 			}
 		}
 	case !errors.Is(err, comm.ErrPeerLost): // the other ranks do not have this error
-		r.appendFailure(r.ranks.rank(), kind, err.Error())
+		r.appendFailure(r.ranks.Rank(), kind, err.Error())
 	}
 }
 
@@ -351,11 +327,7 @@ func (r *run) recordFailure(rank int, kind, text string) {
 
 func (r *run) appendFailure(rank int, kind, text string) {
 	host := ""
-	switch {
-	case rank < 0:
-	case r.ranks == nil:
-		host = hostname()
-	default:
+	if rank >= 0 {
 		host = r.ranks.hosts[rank]
 	}
 	line, err := json.Marshal(failureRecord{timestamp(time.Now()), host, rank, r.state.Step, kind, text})
