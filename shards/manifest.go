@@ -241,7 +241,7 @@ func checkSum(data []byte, sum string) error {
 
 // Seal writes the manifest, in the format version of this package, under a temporary name. The
 // caller publishes it. Seal returns an error if [ReadManifest] could not read the manifest.
-func (m *Manifest) Seal(path string) (*atomicfile.File, error) {
+func (m *Manifest) Seal(files atomicfile.Files, path string) (*atomicfile.File, error) {
 	m.Format, m.Checksum = manifestFormat, noSum
 	if err := m.check(); err != nil {
 		return nil, fmt.Errorf("writing %s: %w", path, err)
@@ -259,7 +259,7 @@ func (m *Manifest) Seal(path string) (*atomicfile.File, error) {
 			"into several shards",
 			path, len(m.Files), len(data), maxManifest)
 	}
-	f, err := atomicfile.Create(path)
+	f, err := files.Create(path)
 	if err != nil {
 		return nil, err
 	}

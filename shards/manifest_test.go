@@ -10,6 +10,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"mula/internal/atomicfile"
 )
 
 // oldManifest is a manifest of format 1, as the program wrote it at commit 6cbb29a.
@@ -86,7 +88,7 @@ func TestManifestChecksum(t *testing.T) {
 		t.Fatal(err)
 	}
 	path := filepath.Join(t.TempDir(), "x.json")
-	f, err := m.Seal(path)
+	f, err := m.Seal(atomicfile.Files{}, path)
 	if err := errors.Join(err, f.Publish()); err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"mula/internal/atomicfile"
 )
 
 // crc32c is the sum by its definition, bit by bit: polynomial 0x1EDC6F41 reflected, ones before and
@@ -282,7 +284,7 @@ func TestShardWithoutSums(t *testing.T) {
 		t.Fatal(err)
 	}
 	delete(m.Files, "sums")
-	f, err := m.Seal(prefix + ".json")
+	f, err := m.Seal(atomicfile.Files{}, prefix+".json")
 	if err != nil {
 		t.Fatal(err)
 	}

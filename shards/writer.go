@@ -13,6 +13,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
 )
 
 // lengthChunk is the number of document lengths in one chunk of Writer.lengths. Chunks let the list
@@ -26,6 +27,7 @@ const lengthChunk = 1 << 16
 // block of 16 KiB of x.bin for the sums, and one batch of x.docs.arrow. Split a corpus of more than
 // about 10^9 documents into several shards.
 type Writer struct {
+	disk   atomicfile.Files
 	prefix string
 	dtype  DType
 	info   TokenizerInfo
@@ -49,10 +51,16 @@ type Writer struct {
 // prefix, but Create returns an error if x.json exists and is not a manifest. info goes into the
 // manifest. If info.VocabSize is not 0, ids at or above it are errors.
 func Create(prefix string, dtype DType, info TokenizerInfo) (*Writer, error) {
-	return create(prefix, dtype, info, memory.NewGoAllocator())
+	return CreateOn(nil, prefix, dtype, info)
 }
 
-func create(prefix string, dtype DType, info TokenizerInfo, mem memory.Allocator) (_ *Writer, err error) {
+// CreateOn is [Create] on another file system; nil is the machine's.
+func CreateOn(fsys filesystem.FS, prefix string, dtype DType, info TokenizerInfo) (*Writer, error) {
+	return create(fsys, prefix, dtype, info, memory.NewGoAllocator())
+}
+
+func create(fsys filesystem.FS, prefix string, dtype DType, info TokenizerInfo,
+	mem memory.Allocator) (_ *Writer, err error) {
 	if !dtype.megatron() {
 		return nil, fmt.Errorf("creating shard %s: tokens cannot have type %s; use uint16 or int32", prefix, dtype)
 	}
@@ -74,7 +82,7 @@ func create(prefix string, dtype DType, info TokenizerInfo, mem memory.Allocator
 	if _, err := ReadManifest(prefix + manifestExt); err != nil {
 		return nil, fmt.Errorf("creating shard %s would replace a file of another kind: %w", prefix, err)
 	}
-	w := &Writer{prefix: prefix, dtype: dtype, info: info, ids: dtype.IDs(),
+	w := &Writer{disk: atomicfile.On(fsys), prefix: prefix, dtype: dtype, info: info, ids: dtype.IDs(),
 		blocks: sums32{block: make([]byte, 0, sumsBlock)}}
 	if info.VocabSize > 0 {
 		w.ids = int64(info.VocabSize)
@@ -84,10 +92,10 @@ func create(prefix string, dtype DType, info TokenizerInfo, mem memory.Allocator
 			w.Abort()
 		}
 	}()
-	if w.bin, err = atomicfile.CreateHashed(prefix + binExt); err != nil {
+	if w.bin, err = w.disk.CreateHashed(prefix + binExt); err != nil {
 		return nil, err
 	}
-	if w.docs, err = atomicfile.CreateHashed(prefix + docsExt); err != nil {
+	if w.docs, err = w.disk.CreateHashed(prefix + docsExt); err != nil {
 		return nil, err
 	}
 	if w.origins, err = NewOriginWriter(w.docs.Buffer, mem); err != nil {
@@ -204,13 +212,13 @@ func (w *Writer) finish() (_ *sealedManifest, err error) {
 	if _, err := w.bin.Buffer.Write(w.blocks.end()); err != nil {
 		return nil, err
 	}
-	if w.sums, err = atomicfile.CreateHashed(w.prefix + sumsExt); err != nil {
+	if w.sums, err = w.disk.CreateHashed(w.prefix + sumsExt); err != nil {
 		return nil, err
 	}
 	if _, err := w.sums.Buffer.Write(encodeSums(w.tokens*int64(w.dtype.Size()), w.blocks.sums)); err != nil {
 		return nil, err
 	}
-	if w.idx, err = atomicfile.CreateHashed(w.prefix + idxExt); err != nil {
+	if w.idx, err = w.disk.CreateHashed(w.prefix + idxExt); err != nil {
 		return nil, err
 	}
 	if err := w.writeIndex(w.idx.Buffer); err != nil {
@@ -230,7 +238,7 @@ func (w *Writer) finish() (_ *sealedManifest, err error) {
 		}
 		m.Files[f.name] = FileInfo{f.file.Bytes(), sum}
 	}
-	f, err := m.Seal(w.prefix + manifestExt)
+	f, err := m.Seal(w.disk, w.prefix+manifestExt)
 	if err != nil {
 		return nil, err
 	}
@@ -283,12 +291,12 @@ func (w *Writer) writeIndex(b *bufio.Writer) error {
 func (w *Writer) publish(manifest *sealedManifest) (err error) {
 	defer manifest.file.Abort()
 	dir := filepath.Dir(w.prefix)
-	if err := atomicfile.Remove(w.prefix + idxExt); err != nil {
+	if err := w.disk.Remove(w.prefix + idxExt); err != nil {
 		return fmt.Errorf("replacing shard: %w", err)
 	}
 	// Sync even if no x.idx was removed: a process that was killed before this sync may have
 	// removed it.
-	if err := atomicfile.SyncDir(dir); err != nil {
+	if err := w.disk.SyncDir(dir); err != nil {
 		return err
 	}
 	files := []*atomicfile.File{w.bin.File, w.docs.File, w.sums.File, manifest.file, w.idx.File}
@@ -296,13 +304,13 @@ func (w *Writer) publish(manifest *sealedManifest) (err error) {
 	defer func() {
 		if err != nil { // without .idx the other files are useless
 			for _, f := range files[:renamed] {
-				os.Remove(f.Path())
+				_ = w.disk.FS().Remove(f.Path())
 			}
 		}
 	}()
 	for _, f := range files {
 		if f == w.idx.File { // the other files are on disk under their final names first
-			if err := atomicfile.SyncDir(dir); err != nil {
+			if err := w.disk.SyncDir(dir); err != nil {
 				return err
 			}
 		}
@@ -311,7 +319,7 @@ func (w *Writer) publish(manifest *sealedManifest) (err error) {
 		}
 		renamed++
 	}
-	return atomicfile.SyncDir(dir)
+	return w.disk.SyncDir(dir)
 }
 
 // Abort discards the shard and removes its files. It does nothing after [Writer.Close], so it can

@@ -775,7 +775,7 @@ func TestRunPlanChangeRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		manifest.Tokenizer.SHA256 = fmt.Sprintf("%x", sha256.Sum256([]byte("another tokenizer.json")))
-		f, err := manifest.Seal(path)
+		f, err := manifest.Seal(atomicfile.Files{}, path)
 		if err == nil {
 			err = f.Publish()
 		}

@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
 	"mula/shards"
 	"mula/shards/layout"
 )
@@ -41,8 +42,8 @@ func FileName(prefix, name string) string { return prefix + "." + name }
 // Create creates the shard x.ds, x.ds.index, x.ds.metadata, x.docs.arrow, x.sums, x.json. A width
 // of 0 means the smallest type. tokenizer is the tokenizer's name in x.ds.metadata, with which
 // nanotron loads it; "" means its SHA-256.
-func Create(prefix string, info shards.TokenizerInfo, width int, tokenizer string) (shards.DocumentWriter,
-	error) {
+func Create(fsys filesystem.FS, prefix string, info shards.TokenizerInfo, width int,
+	tokenizer string) (shards.DocumentWriter, error) {
 	if err := layout.CheckPrefix(prefix, dsExt, indexExt, metadataExt, docsExt, sumsExt, manifestExt); err != nil {
 		return nil, err
 	}
@@ -64,7 +65,7 @@ func Create(prefix string, info shards.TokenizerInfo, width int, tokenizer strin
 			metadataExt, tokenizer)
 	}
 	return layout.NewWriter(layout.Description{
-		Layout: shards.Datatrove, Prefix: prefix, DType: dtype, Info: info, Name: FileName, Manifest: prefix +
+		FS: fsys, Layout: shards.Datatrove, Prefix: prefix, DType: dtype, Info: info, Name: FileName, Manifest: prefix +
 			manifestExt, Marker: "ds",
 		Origins: "docs.arrow", NoEmpty: NoEmpty,
 		Stale: func() ([]string, error) { return []string{prefix + lossExt}, nil },

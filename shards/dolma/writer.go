@@ -12,6 +12,7 @@ import (
 
 	"github.com/klauspost/compress/gzip"
 
+	"mula/internal/filesystem"
 	"mula/shards"
 	"mula/shards/layout"
 )
@@ -33,7 +34,7 @@ func FileName(prefix, name string) string { return prefix + "." + name }
 
 // Create creates the shard x.npy, x.csv.gz, x.sums, x.json. A width of 0 means the smallest
 // type.
-func Create(prefix string, info shards.TokenizerInfo, width int) (shards.DocumentWriter, error) {
+func Create(fsys filesystem.FS, prefix string, info shards.TokenizerInfo, width int) (shards.DocumentWriter, error) {
 	if err := layout.CheckPrefix(prefix, npyExt, csvExt, sumsExt, manifestExt); err != nil {
 		return nil, err
 	}
@@ -42,7 +43,7 @@ func Create(prefix string, info shards.TokenizerInfo, width int) (shards.Documen
 		return nil, err
 	}
 	return layout.NewWriter(layout.Description{
-		Layout: shards.Dolma, Prefix: prefix, DType: dtype, Info: info, Name: FileName, Manifest: prefix +
+		FS: fsys, Layout: shards.Dolma, Prefix: prefix, DType: dtype, Info: info, Name: FileName, Manifest: prefix +
 			manifestExt, Marker: "npy",
 	}, func(files *layout.Files) (layout.Encoder, error) {
 		npy, err := files.CreateIDs("npy")

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
 	"mula/internal/locks"
 	"mula/shards"
 )
@@ -34,10 +35,11 @@ var countsHeader = []string{"dataset/filename", "documents", "tokens"}
 // "/wiki/x.arrow,documents,tokens" for each .arrow file in the folder and its subfolders, sorted by
 // name. Lines about other folders are kept. Call WriteCounts after publishing a shard. Processes
 // that call it at the same time, for any folders of one root, wait for each other.
-func WriteCounts(ctx context.Context, folder string) (path string, err error) {
+func WriteCounts(ctx context.Context, fsys filesystem.FS, folder string) (path string, err error) {
 	if folder, err = filepath.Abs(folder); err == nil {
-		err = alone(ctx, filepath.Join(filepath.Dir(folder), "meta"), func() error {
-			path, err = writeCounts(ctx, folder)
+		files := atomicfile.On(fsys)
+		err = alone(ctx, files, filepath.Join(filepath.Dir(folder), "meta"), func() error {
+			path, err = writeCounts(ctx, files, folder)
 			return err
 		})
 	}
@@ -49,14 +51,14 @@ func WriteCounts(ctx context.Context, folder string) (path string, err error) {
 
 // alone creates the folder meta and runs do while no other process runs alone there. fms-fsdp and
 // [findCounts] ignore the names of alone's files.
-func alone(ctx context.Context, meta string, do func() error) error {
+func alone(ctx context.Context, files atomicfile.Files, meta string, do func() error) error {
 	if err := os.MkdirAll(meta, 0o777); err != nil {
 		return err
 	}
-	if err := atomicfile.SyncDir(filepath.Dir(meta)); err != nil {
+	if err := files.SyncDir(filepath.Dir(meta)); err != nil {
 		return err
 	}
-	if _, err := atomicfile.Clean(meta); err != nil { // remove files of a killed process
+	if _, err := files.Clean(meta); err != nil { // remove files of a killed process
 		return err
 	}
 	all, err := locks.Open(meta, locks.DefaultTiming)
@@ -78,7 +80,7 @@ func alone(ctx context.Context, meta string, do func() error) error {
 }
 
 // writeCounts does the work of WriteCounts.
-func writeCounts(ctx context.Context, folder string) (path string, err error) {
+func writeCounts(ctx context.Context, files atomicfile.Files, folder string) (path string, err error) {
 	root := filepath.Dir(folder)
 	if path, err = findCounts(filepath.Join(root, "meta")); err != nil {
 		return "", err
@@ -115,7 +117,7 @@ func writeCounts(ctx context.Context, folder string) (path string, err error) {
 	if err != nil {
 		return "", err
 	}
-	f, err := atomicfile.Files{}.CreateAs(path, "mula")
+	f, err := files.CreateAs(path, "mula")
 	if err != nil {
 		return "", err
 	}

@@ -19,7 +19,7 @@ import (
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
-	"mula/internal/atomicfile"
+	"mula/internal/filesystem/faultfs"
 	"mula/shards"
 )
 
@@ -27,7 +27,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func write(t rapid.TB, prefix string, docs [][]uint32) {
 	t.Helper()
-	w, err := Create(prefix, shards.TokenizerInfo{EOD: -1})
+	w, err := Create(nil, prefix, shards.TokenizerInfo{EOD: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -267,7 +267,7 @@ func TestCounts(t *testing.T) {
 	os.Remove(filepath.Join(root, "code", "c.json")) // as of another program
 	counts := func(folder, want string) string {
 		t.Helper()
-		path, err := WriteCounts(t.Context(), filepath.Join(root, folder))
+		path, err := WriteCounts(t.Context(), nil, filepath.Join(root, folder))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -321,7 +321,7 @@ func TestCounts(t *testing.T) {
 	} {
 		before, _ := os.ReadFile(own)
 		prepare()
-		if _, err := WriteCounts(t.Context(), filepath.Join(root, "wiki")); err == nil ||
+		if _, err := WriteCounts(t.Context(), nil, filepath.Join(root, "wiki")); err == nil ||
 			!strings.Contains(err.Error(), want) {
 			t.Errorf("error %v does not say %q", err, want)
 		}
@@ -345,13 +345,13 @@ func TestCountsTogether(t *testing.T) {
 		}
 		want = append(want, fmt.Sprintf("/set%d/x%d.arrow,1,%d\n", n/2, n, n))
 		all.Go(func() {
-			w, err := Create(filepath.Join(folder, fmt.Sprintf("x%d", n)), shards.TokenizerInfo{EOD: -1})
+			w, err := Create(nil, filepath.Join(folder, fmt.Sprintf("x%d", n)), shards.TokenizerInfo{EOD: -1})
 			if err == nil {
 				defer w.Abort()
 				err = errors.Join(w.Append(make([]uint32, n), shards.DocumentOrigin{}), w.Close())
 			}
 			if err == nil {
-				_, err = WriteCounts(t.Context(), folder)
+				_, err = WriteCounts(t.Context(), nil, folder)
 			}
 			if err != nil {
 				t.Error(err)
@@ -368,9 +368,8 @@ func TestCountsTogether(t *testing.T) {
 		t.Errorf("in the folder are %v, %v", entries, err)
 	}
 	// A crash before the renaming.
-	defer func() { atomicfile.Fault = nil }()
-	atomicfile.Fault = func(op atomicfile.Op, path string) error {
-		if op == atomicfile.OpRename {
+	fsys := faultfs.New(func(op faultfs.Op, path string) error {
+		if op == faultfs.Rename {
 			entries, _ := os.ReadDir(filepath.Join(root, "meta"))
 			for _, e := range entries {
 				if name := e.Name(); name != countsName && strings.Contains(name, "counts") &&
@@ -380,15 +379,15 @@ func TestCountsTogether(t *testing.T) {
 			}
 		}
 		return nil
-	}
-	if _, err := WriteCounts(t.Context(), filepath.Join(root, "set0")); err != nil {
+	})
+	if _, err := WriteCounts(t.Context(), fsys, filepath.Join(root, "set0")); err != nil {
 		t.Error(err)
 	}
 }
 
 // A document costs no memory but four bytes, until the footer is written.
 func TestAppendAllocates(t *testing.T) {
-	w, err := Create(filepath.Join(t.TempDir(), "x"), shards.TokenizerInfo{})
+	w, err := Create(nil, filepath.Join(t.TempDir(), "x"), shards.TokenizerInfo{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,6 +12,7 @@ import (
 	"math"
 	"slices"
 
+	"mula/internal/filesystem"
 	"mula/shards"
 	"mula/shards/layout"
 )
@@ -39,13 +40,13 @@ func FileName(prefix, name string) string { return prefix + "." + name }
 
 // Create creates the shard x.arrow, x.docs.feather, x.sums, x.json. In memory it holds four bytes
 // per document, for the footer of x.arrow.
-func Create(prefix string, info shards.TokenizerInfo) (shards.DocumentWriter, error) {
+func Create(fsys filesystem.FS, prefix string, info shards.TokenizerInfo) (shards.DocumentWriter, error) {
 	if err := layout.CheckPrefix(prefix, arrowExt, docsExt, sumsExt, manifestExt); err != nil {
 		return nil, err
 	}
 	return layout.NewWriter(layout.Description{
-		Layout: shards.FMS, Prefix: prefix, DType: shards.UInt32, Info: info, Name: FileName, Manifest: prefix +
-			manifestExt, Marker: "arrow", Origins: docsName,
+		FS: fsys, Layout: shards.FMS, Prefix: prefix, DType: shards.UInt32, Info: info, Name: FileName,
+		Manifest: prefix + manifestExt, Marker: "arrow", Origins: docsName,
 	}, func(files *layout.Files) (layout.Encoder, error) {
 		out, err := files.CreateIDs("arrow")
 		if err != nil {

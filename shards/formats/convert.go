@@ -62,7 +62,8 @@ func (c *Conversion) Run(ctx context.Context) (*Converted, error) {
 	if c.Options.Width == 0 && info.VocabSize == 0 {
 		c.Options.Width = width
 	}
-	if _, err := atomicfile.Clean(filepath.Dir(c.Output)); err != nil { // remove files of a killed conversion
+	// Remove the files of a killed conversion.
+	if _, err := atomicfile.On(c.Options.FS).Clean(filepath.Dir(c.Output)); err != nil {
 		return nil, err
 	}
 	out := &rolling{c: c, info: info, result: new(Converted)}
@@ -87,7 +88,7 @@ func (c *Conversion) Run(ctx context.Context) (*Converted, error) {
 		}
 	}
 	if dir := filepath.Dir(c.Output); c.Layout == shards.FMS && dir != "." {
-		if out.result.Counts, err = fms.WriteCounts(ctx, dir); err != nil {
+		if out.result.Counts, err = fms.WriteCounts(ctx, c.Options.FS, dir); err != nil {
 			return nil, err
 		}
 	}
@@ -274,7 +275,7 @@ func (o *rolling) prefix(n int) string {
 func (o *rolling) begin() (err error) {
 	prefix := o.prefix(len(o.result.Shards))
 	if o.c.Layout == shards.MDS {
-		if _, err := atomicfile.Clean(prefix); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if _, err := atomicfile.On(o.c.Options.FS).Clean(prefix); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}

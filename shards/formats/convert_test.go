@@ -14,7 +14,8 @@ import (
 	"syscall"
 	"testing"
 
-	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
+	"mula/internal/filesystem/faultfs"
 	"mula/shards"
 	"mula/shards/layout"
 )
@@ -53,7 +54,7 @@ func corpus(n, longest int, vocabulary uint32) (docs []document) {
 // Several shards into several: no document is divided, all are there, in order; and the same bytes
 // when it is killed and run again.
 func TestConversion(t *testing.T) {
-	defer func() { atomicfile.Fault = nil }()
+	t.Parallel()
 	docs := corpus(50, 30, 50280)
 	for _, to := range all {
 		dir := quickDir(t)
@@ -64,15 +65,15 @@ func TestConversion(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		run := func(out string) (*Converted, error) {
+		run := func(fsys filesystem.FS, out string) (*Converted, error) {
 			if err := os.MkdirAll(filepath.Join(dir, out), 0o755); err != nil {
 				t.Fatal(err)
 			}
 			c := Conversion{Inputs: inputs, Hints: Hints{EOD: -1}, Layout: to, Output: filepath.Join(dir, out, "x"),
-				ShardTokens: 100}
+				ShardTokens: 100, Options: Options{FS: fsys}}
 			return c.Run(t.Context())
 		}
-		done, err := run("whole/set")
+		done, err := run(nil, "whole/set")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -98,20 +99,13 @@ func TestConversion(t *testing.T) {
 			t.Errorf("%s: %d shards with %d documents", Name(to), len(done.Shards), len(got))
 		}
 		// Killed at several moments, then run again.
-		for _, k := range []int{3, 17, 40, 90} {
-			n := 0
-			atomicfile.Fault = func(atomicfile.Op, string) error {
-				if n++; n >= k {
-					return syscall.EIO
-				}
-				return nil
+		for _, k := range []int64{3, 17, 40, 90} {
+			nth := &faultfs.Nth{K: k, Err: syscall.EIO, After: true}
+			if _, err := run(faultfs.New(nth.Fault), "again/set"); !errors.Is(err, syscall.EIO) {
+				t.Errorf("%s: got %v, want EIO", Name(to), err)
 			}
-			if _, err := run("again/set"); !errors.Is(err, syscall.EIO) {
-				t.Errorf("%s: %v", Name(to), err)
-			}
-			atomicfile.Fault = nil
 		}
-		if _, err := run("again/set"); err != nil {
+		if _, err := run(nil, "again/set"); err != nil {
 			t.Fatal(err)
 		}
 		whole, again := files(t, filepath.Join(dir, "whole")), files(t, filepath.Join(dir, "again"))

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"testing"
 
+	"mula/internal/atomicfile"
 	"mula/shards"
 )
 
@@ -328,7 +329,7 @@ func TestDamagedSums(t *testing.T) {
 					"sums")
 			})
 			path := filepath.Join(t.TempDir(), "x.json")
-			f, err := m.Seal(path)
+			f, err := m.Seal(atomicfile.Files{}, path)
 			if err := errors.Join(err, f.Publish()); err != nil {
 				t.Fatal(err)
 			}

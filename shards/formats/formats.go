@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"mula/internal/filesystem"
 	"mula/internal/suggest"
 	"mula/shards"
 	"mula/shards/datatrove"
@@ -27,6 +28,8 @@ type Options struct {
 	SizeLimit     int64  // MDS: maximum size of a file in bytes; 0: 64 MiB
 	Compression   string // MDS: "" or "zstd"
 	TokenizerName string // datatrove: name or path of the tokenizer in x.ds.metadata; "": its SHA-256
+
+	FS filesystem.FS // the file system of the shard; nil = the machine's
 }
 
 // Hints describe the files of a shard without a manifest.
@@ -121,17 +124,17 @@ func Create(l shards.Layout, prefix string, info shards.TokenizerInfo, o Options
 	width := o.Width
 	switch l {
 	case shards.Dolma:
-		return made(dolma.Create(prefix, info, width))
+		return made(dolma.Create(o.FS, prefix, info, width))
 	case shards.Datatrove:
-		return made(datatrove.Create(prefix, info, width, o.TokenizerName))
+		return made(datatrove.Create(o.FS, prefix, info, width, o.TokenizerName))
 	case shards.FMS:
 		if width != 0 && width != 4 {
 			return nil, fmt.Errorf("creating shard %s: ids of layout fms have 4 bytes, not %d", prefix, width)
 		}
-		return made(fms.Create(prefix, info))
+		return made(fms.Create(o.FS, prefix, info))
 	case shards.MDS:
 		return made(mds.Create(prefix, info, mds.Options{Width: width, SizeLimit: o.SizeLimit,
-			Compression: o.Compression}))
+			Compression: o.Compression, FS: o.FS}))
 	case shards.Megatron:
 		if width == 0 {
 			width = Width(l, info.VocabSize)
@@ -141,7 +144,7 @@ func Create(l shards.Layout, prefix string, info shards.TokenizerInfo, o Options
 			return nil, fmt.Errorf("creating shard %s: ids of layout megatron have 2 or 4 bytes, not %d", prefix,
 				width)
 		}
-		return made(shards.Create(prefix, dtype, info))
+		return made(shards.CreateOn(o.FS, prefix, dtype, info))
 	}
 	return nil, fmt.Errorf("creating shard %s: unknown layout %q", prefix, string(l))
 }

@@ -18,6 +18,7 @@ import (
 	"pgregory.net/rapid"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem/faultfs"
 	"mula/shards"
 	"mula/shards/layout"
 )
@@ -400,7 +401,7 @@ func TestReadersLeaveNothingOpen(t *testing.T) {
 // Whichever operation on a file fails while an older shard is replaced, what stands there is the
 // older shard, the new one, or nothing that opens; and no temporary file stays.
 func TestEveryFault(t *testing.T) {
-	defer func() { atomicfile.Fault = nil }()
+	t.Parallel()
 	docs := func(id uint32, n int) (out []document) {
 		for d := range n {
 			out = append(out, document{slices.Repeat([]uint32{id}, 60+d), shards.DocumentOrigin{ID: fmt.Sprint(id, d),
@@ -415,7 +416,7 @@ func TestEveryFault(t *testing.T) {
 				continue
 			}
 			states := make(map[string]int)
-			for k := 1; ; k++ {
+			for k := int64(1); ; k++ {
 				dir := filepath.Join(quick, fmt.Sprint(Name(l), compression, k))
 				if err := os.Mkdir(dir, 0o755); err != nil {
 					t.Fatal(err)
@@ -425,16 +426,10 @@ func TestEveryFault(t *testing.T) {
 				if _, err := write(l, prefix, testInfo, Options{SizeLimit: 1 << 11}, before); err != nil {
 					t.Fatal(err)
 				}
-				n, failed := 0, atomicfile.Op("")
-				atomicfile.Fault = func(op atomicfile.Op, _ string) error {
-					if n++; n == k {
-						failed = op
-						return syscall.ENOSPC
-					}
-					return nil
-				}
+				nth := &faultfs.Nth{K: k, Err: syscall.ENOSPC}
+				o.FS = faultfs.New(nth.Fault)
 				m, err := write(l, prefix, testInfo, o, after)
-				atomicfile.Fault = nil
+				failed := nth.Failed()
 				if failed == "" {
 					got, readErr := read(prefix)
 					if err != nil || readErr != nil || !same(got, after) {

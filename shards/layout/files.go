@@ -3,7 +3,6 @@ package layout
 import (
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 
 	"mula/internal/atomicfile"
@@ -12,6 +11,7 @@ import (
 
 // Files are the unpublished files of one shard. All are in one folder.
 type Files struct {
+	disk     atomicfile.Files
 	path     func(name string) string // path of a file by its name in the manifest
 	list     []*pendingFile
 	sumsName string             // name of the file of sums
@@ -32,7 +32,7 @@ type pendingFile struct {
 
 // Create creates the file with the given name.
 func (f *Files) Create(name string) (*atomicfile.Hashed, error) {
-	h, err := atomicfile.CreateHashed(f.path(name))
+	h, err := f.disk.CreateHashed(f.path(name))
 	if err != nil {
 		return nil, err
 	}
@@ -99,16 +99,16 @@ func (p *pendingFile) finish() error {
 // before the new marker appears.
 func (f *Files) publish(marker string, stale []string, manifest *atomicfile.File) (err error) {
 	dir := filepath.Dir(f.path(marker))
-	if err := atomicfile.Remove(f.path(marker)); err != nil {
+	if err := f.disk.Remove(f.path(marker)); err != nil {
 		return fmt.Errorf("replacing shard: %w", err)
 	}
 	// Sync even if no marker was removed: a process that was killed before this sync may have
 	// removed it.
-	if err := atomicfile.SyncDir(dir); err != nil {
+	if err := f.disk.SyncDir(dir); err != nil {
 		return err
 	}
 	for _, path := range stale {
-		if err := atomicfile.Remove(path); err != nil {
+		if err := f.disk.Remove(path); err != nil {
 			return fmt.Errorf("replacing shard: %w", err)
 		}
 	}
@@ -117,9 +117,9 @@ func (f *Files) publish(marker string, stale []string, manifest *atomicfile.File
 		if err != nil {
 			// The files are useless without the marker. The marker may have its final name already
 			// if syncing its folder failed.
-			os.Remove(f.path(marker))
+			_ = f.disk.FS().Remove(f.path(marker))
 			for _, path := range renamed {
-				os.Remove(path)
+				_ = f.disk.FS().Remove(path)
 			}
 		}
 	}()
@@ -138,7 +138,7 @@ func (f *Files) publish(marker string, stale []string, manifest *atomicfile.File
 		return err
 	}
 	renamed = append(renamed, manifest.Path())
-	if err := atomicfile.SyncDir(dir); err != nil {
+	if err := f.disk.SyncDir(dir); err != nil {
 		return err
 	}
 	return last.Publish()

@@ -15,6 +15,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
 	"mula/shards"
 )
 
@@ -29,6 +30,7 @@ type Encoder interface {
 
 // Description describes a layout and a shard for [NewWriter].
 type Description struct {
+	FS       filesystem.FS // where the files are; nil = the machine's
 	Layout   shards.Layout
 	Prefix   string
 	DType    shards.DType // unsigned, of 1, 2 or 4 bytes
@@ -90,6 +92,7 @@ func NewWriter(d Description, begin func(*Files) (Encoder, error)) (_ shards.Doc
 	if d.Info.VocabSize > 0 {
 		w.ids = int64(d.Info.VocabSize)
 	}
+	w.files.disk = atomicfile.On(d.FS)
 	w.files.path = func(name string) string { return d.Name(d.Prefix, name) }
 	w.files.sumsName = cmp.Or(d.Sums, SumsName)
 	defer func() {
@@ -98,7 +101,7 @@ func NewWriter(d Description, begin func(*Files) (Encoder, error)) (_ shards.Doc
 		}
 	}()
 	if d.Folder != "" {
-		switch err := os.Mkdir(d.Folder, 0o777); {
+		switch err := w.files.disk.FS().Mkdir(d.Folder, 0o777); {
 		case err == nil:
 			w.madeFolder = true
 		case !errors.Is(err, fs.ErrExist):
@@ -209,7 +212,7 @@ func (w *Writer) Close() error {
 		}
 		m.Files[p.name] = p.info
 	}
-	sealed, err := m.Seal(w.d.Manifest)
+	sealed, err := m.Seal(w.files.disk, w.d.Manifest)
 	if err != nil {
 		return err
 	}
@@ -221,7 +224,7 @@ func (w *Writer) Close() error {
 		}
 	}
 	if w.madeFolder {
-		if err := atomicfile.SyncDir(filepath.Dir(w.d.Folder)); err != nil {
+		if err := w.files.disk.SyncDir(filepath.Dir(w.d.Folder)); err != nil {
 			return err
 		}
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
+	"mula/internal/filesystem"
 	"mula/shards"
 	"mula/shards/layout"
 )
@@ -37,9 +38,10 @@ const NoEmpty = "MosaicML's arrays have at least one element"
 
 // Options are the settings of a folder.
 type Options struct {
-	Width       int    // bytes of an id, 2 or 4; 0: 2 for up to 65,536 ids, else 4
-	SizeLimit   int64  // maximum size of a file of samples in bytes; 0: 64 MiB
-	Compression string // "" or "zstd"
+	Width       int           // bytes of an id, 2 or 4; 0: 2 for up to 65,536 ids, else 4
+	SizeLimit   int64         // maximum size of a file of samples in bytes; 0: 64 MiB
+	Compression string        // "" or "zstd"
+	FS          filesystem.FS // where the folder is; nil = the machine's
 }
 
 // FileName returns the path of a file by its name in the manifest, which is also its name in the
@@ -76,7 +78,7 @@ func Create(folder string, info shards.TokenizerInfo, o Options) (shards.Documen
 	}
 	var e *encoder
 	return layout.NewWriter(layout.Description{
-		Layout: shards.MDS, Prefix: folder, DType: dtype, Info: info, Name: FileName, Folder: folder,
+		FS: o.FS, Layout: shards.MDS, Prefix: folder, DType: dtype, Info: info, Name: FileName, Folder: folder,
 		Manifest: filepath.Join(folder, manifestName), Marker: indexName, Origins: originsName, Sums: sumsName,
 		NoEmpty: NoEmpty,
 		Stale:   func() ([]string, error) { return stale(folder, e) },

@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"sync"
 	"time"
 
-	"mula/internal/atomicfile"
 	"mula/internal/locks"
 	"mula/tokenize/documents"
 )
@@ -76,7 +74,7 @@ func (b *board) changed() {
 
 // survey finds the complete units by listing the folder once.
 func (b *board) survey() error {
-	entries, err := os.ReadDir(b.f.dir)
+	entries, err := b.f.files.FS().ReadDir(b.f.dir)
 	if err != nil {
 		return err
 	}
@@ -250,7 +248,7 @@ func (b *board) claim(ctx context.Context) (u int, l *locks.Lock, unitCtx contex
 			continue
 		}
 		// The process that ends the job removes the records.
-		if done, err := readRecord[finished](b.f.path(doneName)); err != nil || done != nil {
+		if done, err := readRecord[finished](b.f.files, b.f.path(doneName)); err != nil || done != nil {
 			l.Release()
 			return -1, nil, nil, errors.Join(err, errDone)
 		}
@@ -444,7 +442,7 @@ func (b *board) remake(u, number int, cause error) error {
 			return fmt.Errorf("the unit was encoded %d times and is damaged again: %v; check the disk, then repeat "+
 				"the command", maxRemade, cause)
 		}
-		if err := atomicfile.Remove(b.f.unitPath(u)); err != nil {
+		if err := b.f.files.Remove(b.f.unitPath(u)); err != nil {
 			return err
 		}
 		if err := b.f.removeSegments(u); err != nil {

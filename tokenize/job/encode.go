@@ -181,7 +181,7 @@ type unitEncoder struct {
 // resume finds the existing segments. It reports whether they cover the whole unit.
 func (e *unitEncoder) resume() (last bool, err error) {
 	for ; ; e.number++ {
-		s, err := openSegment(segmentName(e.p.f.dir, e.u, e.number))
+		s, err := openSegment(e.p.f.files, segmentName(e.p.f.dir, e.u, e.number))
 		if err != nil {
 			if errors.Is(err, os.ErrNotExist) || errors.Is(err, errDamaged) {
 				break
@@ -190,7 +190,7 @@ func (e *unitEncoder) resume() (last bool, err error) {
 		}
 		s.close()
 		if s.foot.Rejects > 0 {
-			if _, err := os.Stat(rejectName(e.p.f.dir, e.u, e.number)); err != nil {
+			if _, err := e.p.f.files.FS().Stat(rejectName(e.p.f.dir, e.u, e.number)); err != nil {
 				break
 			}
 		}
@@ -470,8 +470,8 @@ func (e *unitEncoder) reject(d *item) error {
 // begin starts a segment.
 func (e *unitEncoder) begin() error {
 	d := e.p.f.d
-	w, err := createSegment(segmentName(e.p.f.dir, e.u, e.number), rejectName(e.p.f.dir, e.u, e.number), d.width(),
-		d.SegmentBytes, d.Settings.Shuffle, e.segment)
+	w, err := createSegment(e.p.f.files, segmentName(e.p.f.dir, e.u, e.number),
+		rejectName(e.p.f.dir, e.u, e.number), d.width(), d.SegmentBytes, d.Settings.Shuffle, e.segment)
 	if err == nil {
 		e.segment, e.working = w, true
 	}

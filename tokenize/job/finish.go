@@ -55,7 +55,7 @@ func (p *process) finish(ctx context.Context) (*finished, error) {
 		if err != nil {
 			return nil, err
 		}
-		done, err := readRecord[finished](p.f.path(doneName))
+		done, err := readRecord[finished](p.f.files, p.f.path(doneName))
 		if err != nil || done != nil || l != nil {
 			if l != nil {
 				defer l.Release()
@@ -87,7 +87,7 @@ func (f *folder) tidy() error {
 		return err
 	}
 	for _, dir := range []string{f.dir, filepath.Dir(f.o.Output)} {
-		if _, err := atomicfile.Clean(dir); err != nil {
+		if _, err := f.files.Clean(dir); err != nil {
 			return err
 		}
 	}
@@ -100,7 +100,7 @@ func (p *process) complete(ctx context.Context, l *locks.Lock) (*finished, error
 		Skipped: make(map[documents.Kind]int64), Shards: []ShardFile{}}}
 	for k := 0; ; k++ {
 		// a damaged record does not mean that there are no more shards
-		r, err := readSealed[shardRecord](p.f.shardPath(k))
+		r, err := readSealed[shardRecord](p.f.files, p.f.shardPath(k))
 		if err != nil {
 			return nil, fmt.Errorf("%w; repeat the command to write the shard again", err)
 		}
@@ -134,7 +134,7 @@ func (p *process) complete(ctx context.Context, l *locks.Lock) (*finished, error
 		done.Rejects = p.o.Rejects
 	}
 	if dir := filepath.Dir(p.o.Output); p.f.d.Settings.Layout == shards.FMS && dir != "." {
-		if _, err := fms.WriteCounts(ctx, dir); err != nil {
+		if _, err := fms.WriteCounts(ctx, p.o.FS, dir); err != nil {
 			return nil, err
 		}
 	}
@@ -150,7 +150,7 @@ func (p *process) skipped(ctx context.Context, done *finished) (_ *atomicfile.Fi
 	var file *atomicfile.File
 	var out *bufio.Writer
 	if p.o.Rejects != "" {
-		if file, err = atomicfile.Create(p.o.Rejects); err != nil {
+		if file, err = p.f.files.Create(p.o.Rejects); err != nil {
 			return nil, err
 		}
 		defer func() {
@@ -172,7 +172,7 @@ func (p *process) skipped(ctx context.Context, done *finished) (_ *atomicfile.Fi
 			break
 		}
 		for n, s := range record.Segments {
-			err := readRejects(rejectName(p.f.dir, u, n), s.footerRejects, func(bad *rejected) error {
+			err := readRejects(p.f.files, rejectName(p.f.dir, u, n), s.footerRejects, func(bad *rejected) error {
 				if p.board.limit > 0 && bad.Ordinal >= left {
 					return nil // it is after the last requested document
 				}
@@ -269,9 +269,9 @@ func (f *folder) replace(done *finished) error {
 		maps.Copy(written, s.paths(f.d.Settings.Layout))
 	}
 	stale := slices.DeleteFunc(slices.Clone(f.d.Replaces), func(path string) bool { _, ok := written[path]; return ok })
-	if err := remove(stale); err != nil {
+	if err := f.remove(stale); err != nil {
 		return err
 	}
 	// before done.json, which does not list them
-	return atomicfile.SyncDir(filepath.Dir(f.o.Output))
+	return f.files.SyncDir(filepath.Dir(f.o.Output))
 }

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
 	"mula/internal/locks"
 	"mula/internal/strictjson"
 	"mula/shards"
@@ -87,6 +88,7 @@ type folder struct {
 	dir       string
 	o         *Options
 	d         *description
+	files     atomicfile.Files
 	locks     *locks.Set
 	presence  *locks.Lock
 	presentAt string // path of the file that shows that this process takes part
@@ -117,7 +119,7 @@ func openFolder(ctx context.Context, o *Options) (f *folder, done *finished, err
 	if err != nil {
 		return nil, nil, err
 	}
-	f = &folder{dir: o.Output + FolderSuffix, o: o}
+	f = &folder{dir: o.Output + FolderSuffix, o: o, files: atomicfile.On(o.FS)}
 	for try := 0; ; try++ {
 		if err := os.MkdirAll(f.dir, 0o777); err != nil {
 			return nil, nil, fmt.Errorf("creating the job's folder: %w", err)
@@ -202,7 +204,7 @@ func (f *folder) others() (holder string, err error) {
 
 // worked reports whether deleting the folder would lose work.
 func (f *folder) worked() bool {
-	entries, err := os.ReadDir(f.dir)
+	entries, err := f.files.FS().ReadDir(f.dir)
 	return err != nil || slices.ContainsFunc(entries, func(e fs.DirEntry) bool {
 		name := e.Name()
 		return name == doneName || spoolName.MatchString(name)
@@ -215,11 +217,11 @@ var spoolName = regexp.MustCompile(`^(unit-\d{5,}(\.\d{4,}\.(segment|rejects)|\.
 // clear removes the contents of the folder except locks. Without all, job.json and done.json are
 // kept.
 func (f *folder) clear(all bool) error {
-	entries, err := os.ReadDir(f.dir)
+	entries, err := f.files.FS().ReadDir(f.dir)
 	if err != nil {
 		return err
 	}
-	remove := func(name string) error { return atomicfile.Remove(f.path(name)) }
+	remove := func(name string) error { return f.files.Remove(f.path(name)) }
 	if all {
 		// Remove records before the files that they describe.
 		for _, name := range []string{doneName, descriptionName} {
@@ -227,7 +229,7 @@ func (f *folder) clear(all bool) error {
 				return err
 			}
 		}
-		if err := atomicfile.SyncDir(f.dir); err != nil {
+		if err := f.files.SyncDir(f.dir); err != nil {
 			return err
 		}
 	}
@@ -249,11 +251,11 @@ func (f *folder) join(ctx context.Context, want *description) (*finished, error)
 		return nil, err
 	}
 	for _, dir := range []string{f.dir, filepath.Dir(f.o.Output)} {
-		if _, err := atomicfile.Clean(dir); err != nil {
+		if _, err := f.files.Clean(dir); err != nil {
 			return nil, err
 		}
 	}
-	old, err := readRecord[description](f.path(descriptionName))
+	old, err := readRecord[description](f.files, f.path(descriptionName))
 	if err == nil && old != nil {
 		if old.Format < 1 || old.Format > descriptionFormat {
 			err = fmt.Errorf("%s has format %d, but this program supports formats up to %d; use a newer program",
@@ -270,7 +272,7 @@ func (f *folder) join(ctx context.Context, want *description) (*finished, error)
 	if old != nil && why == nil {
 		f.d = old
 		f.o.Read.KeepMark = old.Format == 1
-		done, err := readRecord[finished](f.path(doneName))
+		done, err := readRecord[finished](f.files, f.path(doneName))
 		if err != nil {
 			return nil, anew(err)
 		}
@@ -316,12 +318,12 @@ func (f *folder) join(ctx context.Context, want *description) (*finished, error)
 	}
 	// a prefix cannot have shards of both layouts
 	if old != nil && old.Settings.Layout != want.Settings.Layout {
-		if err := remove(want.Replaces); err != nil {
+		if err := f.remove(want.Replaces); err != nil {
 			return nil, err
 		}
 		want.Replaces = nil
 	}
-	if w, err := create(want.Settings, f.prefix(0)); err != nil {
+	if w, err := f.create(want.Settings, f.prefix(0)); err != nil {
 		// fails before the work if the settings do not allow a shard
 		return nil, err
 	} else {
@@ -330,7 +332,7 @@ func (f *folder) join(ctx context.Context, want *description) (*finished, error)
 	if err := f.clear(true); err != nil {
 		return nil, err
 	}
-	if err := atomicfile.SyncDir(filepath.Dir(f.dir)); err != nil { // syncs the folder's own entry
+	if err := f.files.SyncDir(filepath.Dir(f.dir)); err != nil { // syncs the folder's own entry
 		return nil, err
 	}
 	if err := f.write(f.path(descriptionName), want); err != nil {
@@ -383,7 +385,7 @@ func (f *folder) reconcile(ctx context.Context, old, want *description) error {
 	if len(changed) == 0 {
 		return nil
 	}
-	if done, err := readRecord[finished](f.path(doneName)); err != nil {
+	if done, err := readRecord[finished](f.files, f.path(doneName)); err != nil {
 		return err
 	} else if done != nil {
 		return f.reconcileDone(ctx, old, want, done)
@@ -403,7 +405,7 @@ func (f *folder) reconcile(ctx context.Context, old, want *description) error {
 		if !slices.ContainsFunc(u, func(p part) bool { return differs[p.Input] }) {
 			continue
 		}
-		record, err := readSealed[unitRecord](f.unitPath(n))
+		record, err := readSealed[unitRecord](f.files, f.unitPath(n))
 		if err != nil {
 			return fmt.Errorf("the input %s changed after the job started, and it is unknown whether it was read: %w",
 				want.Inputs[changed[0]].Path, err)
@@ -516,7 +518,7 @@ func (f *folder) removeSegments(u int) error {
 			return err
 		}
 		for _, name := range names {
-			if err := atomicfile.Remove(name); err != nil {
+			if err := f.files.Remove(name); err != nil {
 				return err
 			}
 		}
@@ -536,7 +538,7 @@ func (f *folder) outputs(d *description) (files []string, all bool) {
 			files = append(files, path)
 		}
 	}
-	done, err := readRecord[finished](f.path(doneName))
+	done, err := readRecord[finished](f.files, f.path(doneName))
 	if err == nil && done != nil {
 		for _, s := range done.Shards {
 			note(s)
@@ -561,7 +563,7 @@ func (f *folder) written() (written []ShardFile, all bool, err error) {
 	}
 	all = true
 	for _, name := range names {
-		r, err := undamaged(readSealed[shardRecord](name))
+		r, err := undamaged(readSealed[shardRecord](f.files, name))
 		if err != nil {
 			return nil, false, err
 		}
@@ -597,7 +599,7 @@ func (f *folder) foreign() error {
 		}
 		return nil
 	}
-	entries, err := os.ReadDir(filepath.Dir(f.o.Output))
+	entries, err := f.files.FS().ReadDir(filepath.Dir(f.o.Output))
 	if err != nil {
 		return fmt.Errorf("looking for older shards: %w", err)
 	}
@@ -620,9 +622,9 @@ func (f *folder) foreign() error {
 }
 
 // remove removes files of shards.
-func remove(paths []string) error {
+func (f *folder) remove(paths []string) error {
 	for _, path := range paths {
-		if err := atomicfile.Remove(path); err != nil {
+		if err := f.files.Remove(path); err != nil {
 			return fmt.Errorf("removing files that the output replaces: %w", err)
 		}
 		// for a layout with one folder per shard; fails if the folder is not empty
@@ -635,7 +637,7 @@ func remove(paths []string) error {
 func (f *folder) unchanged(written []ShardFile) error {
 	for _, s := range written {
 		for path, size := range s.paths(f.d.Settings.Layout) {
-			info, err := os.Stat(path)
+			info, err := f.files.FS().Stat(path)
 			if err == nil && (size < 0 || info.Size() == size) {
 				continue
 			}
@@ -655,12 +657,12 @@ func (f *folder) write(path string, v any) error {
 	if err != nil {
 		return err
 	}
-	return atomicfile.WriteFile(path, append(text, '\n'))
+	return f.files.WriteFile(path, append(text, '\n'))
 }
 
 // readRecord reads a record. The result is nil if the record does not exist.
-func readRecord[T any](path string) (*T, error) {
-	text, err := os.ReadFile(path)
+func readRecord[T any](files atomicfile.Files, path string) (*T, error) {
+	text, err := filesystem.ReadFile(files.FS(), path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -692,8 +694,8 @@ func (f *folder) writeSealed(path string, v any) error {
 
 // readSealed reads a sealed record. The result is nil if the record does not exist. Errors about
 // its contents wrap errDamaged.
-func readSealed[T any](path string) (*T, error) {
-	sealed, err := readRecord[sealedRecord](path)
+func readSealed[T any](files atomicfile.Files, path string) (*T, error) {
+	sealed, err := readRecord[sealedRecord](files, path)
 	if err != nil || sealed == nil {
 		return nil, err
 	}
@@ -720,7 +722,7 @@ func undamaged[T any](r *T, err error) (*T, error) {
 // readUnit reads the record of a unit, nil if it is missing or damaged. The unit's missing segments
 // are then encoded again.
 func (f *folder) readUnit(u int) (*unitRecord, error) {
-	r, err := undamaged(readSealed[unitRecord](f.unitPath(u)))
+	r, err := undamaged(readSealed[unitRecord](f.files, f.unitPath(u)))
 	if r != nil && (len(r.Parts) != len(f.d.Units[u]) && !r.Cut || len(r.Parts) > len(f.d.Units[u])) {
 		return nil, nil // it belongs to another job
 	}
@@ -730,5 +732,5 @@ func (f *folder) readUnit(u int) (*unitRecord, error) {
 // readShard reads the record of a shard, nil if it is missing or damaged. The shard is then written
 // again.
 func (f *folder) readShard(k int) (*shardRecord, error) {
-	return undamaged(readSealed[shardRecord](f.shardPath(k)))
+	return undamaged(readSealed[shardRecord](f.files, f.shardPath(k)))
 }

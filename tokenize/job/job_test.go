@@ -26,6 +26,7 @@ import (
 	"pgregory.net/rapid"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem/faultfs"
 	"mula/internal/locks"
 	"mula/internal/testwait"
 	"mula/shards"
@@ -336,7 +337,7 @@ func TestOutput(t *testing.T) {
 // Whatever operation fails, and with it all that follow, as on a disk that is full or a process
 // that is killed: the same command again makes what an unbroken one makes.
 func TestResume(t *testing.T) {
-	defer func() { atomicfile.Fault = nil }()
+	t.Parallel()
 	tok := bytesTokenizer(t, "")
 	c := makeCorpus(t, 5, 4, 40, true)
 	for name, o := range map[string]Options{
@@ -345,6 +346,7 @@ func TestResume(t *testing.T) {
 		"shuffled":  {ShardTokens: 8000, Shuffle: true, ShuffleSeed: 3, MaxDocuments: 120},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			o.Tokenizer, o.AppendEOD, o.EOD, o.Inputs, o.OnError, o.tuning = tok, true, 256, c.inputs, Skip, quick
 			o.Workers, o.PieceBytes = 2, 3000
 			o.tuning.segment, o.tuning.memory = 12_000, 50_000
@@ -357,17 +359,10 @@ func TestResume(t *testing.T) {
 				o.Output, o.Rejects = filepath.Join(dir, "x"), filepath.Join(dir, "rejects")
 				broken := k
 				for tries := 0; ; tries++ {
-					var n atomic.Int64
-					from := broken
-					atomicfile.Fault = func(atomicfile.Op, string) error {
-						if n.Add(1) >= from {
-							return syscall.ENOSPC
-						}
-						return nil
-					}
+					nth := &faultfs.Nth{K: broken, Err: syscall.ENOSPC, After: true}
+					o.FS = faultfs.New(nth.Fault)
 					_, err := Run(t.Context(), o)
-					atomicfile.Fault = nil
-					if n.Load() < broken {
+					if nth.Failed() == "" {
 						if err != nil {
 							t.Fatalf("after %d tries: %v", tries, err)
 						}
@@ -395,9 +390,50 @@ func TestResume(t *testing.T) {
 	}
 }
 
+// A job that resumes while one read fails returns that error, or writes what an unbroken job
+// writes. Without the fault, the same command then writes it.
+func TestResumeReadFault(t *testing.T) {
+	t.Parallel()
+	tok := bytesTokenizer(t, "")
+	c := makeCorpus(t, 5, 3, 30, true)
+	o := Options{Tokenizer: tok, AppendEOD: true, EOD: 256, Inputs: c.inputs, OnError: Skip, tuning: quick,
+		Workers: 2, PieceBytes: 3000, ShardTokens: 3000}
+	o.tuning.segment = 12_000
+	want := t.TempDir()
+	c.expect(t, want, o)
+	expected, returned := outputs(t, want), 0
+	for k := int64(1); ; k += 1 + k/8 {
+		dir := t.TempDir()
+		o.Output, o.FS = filepath.Join(dir, "x"), nil
+		interrupted(t, o)
+		nth := &faultfs.Nth{K: k, Err: syscall.EIO, Counts: func(op faultfs.Op, _ string) bool { return op.Reads() }}
+		o.FS = faultfs.New(nth.Fault)
+		if _, err := Run(t.Context(), o); err != nil {
+			if returned++; !errors.Is(err, syscall.EIO) {
+				t.Fatalf("%s failed: got %v, want EIO", nth.Failed(), err)
+			}
+			o.FS = nil
+			if _, err := Run(t.Context(), o); err != nil {
+				t.Fatalf("after %s failed: %v", nth.Failed(), err)
+			}
+		}
+		sameOutputs(t, outputs(t, dir), expected)
+		onlyDone(t, dir)
+		if t.Failed() {
+			t.Fatalf("after %s failed", nth.Failed())
+		}
+		if nth.Failed() == "" {
+			break
+		}
+	}
+	if returned < 5 {
+		t.Errorf("%d faults were returned, want at least 5", returned)
+	}
+}
+
 // A job goes on inside a file that cannot be cut, and does not tokenize again what is there.
 func TestResumeWithinPiece(t *testing.T) {
-	defer func() { atomicfile.Fault = nil }()
+	t.Parallel()
 	c := makeCorpus(t, 8, 2, 400, true)
 	// the gzip file
 	c.inputs, c.lines = c.inputs[1:], slices.DeleteFunc(c.lines, func(k known) bool { return k.input == 0 })
@@ -409,22 +445,17 @@ func TestResumeWithinPiece(t *testing.T) {
 		Output: filepath.Join(dir, "x"), OnError: Skip, tuning: quick, Workers: 2}
 	o.tuning.segment = 10_000
 	c.expect(t, want, o)
-	atomicfile.Fault = func(op atomicfile.Op, path string) error {
-		if op == atomicfile.OpRename && strings.HasSuffix(path, ".0003.segment") {
-			return syscall.EIO
-		}
-		return nil
-	}
+	o.FS = faultfs.FailOn(faultfs.Rename, ".0003.segment", syscall.EIO)
 	if _, err := Run(t.Context(), o); !errors.Is(err, syscall.EIO) {
 		t.Fatal(err)
 	}
 	var made []string
-	atomicfile.Fault = func(op atomicfile.Op, path string) error {
-		if op == atomicfile.OpCreate && strings.HasSuffix(path, ".segment") {
+	o.FS = faultfs.New(func(op faultfs.Op, path string) error {
+		if op == faultfs.Create && strings.HasSuffix(path, ".segment") {
 			made = append(made, filepath.Base(path))
 		}
 		return nil
-	}
+	})
 	if _, err := Run(t.Context(), o); err != nil {
 		t.Fatal(err)
 	}
@@ -432,7 +463,7 @@ func TestResumeWithinPiece(t *testing.T) {
 		t.Errorf("the second run made %v", made)
 	}
 	sameOutputs(t, outputs(t, dir), outputs(t, want))
-	done, err := readRecord[finished](filepath.Join(dir, "x"+FolderSuffix, doneName))
+	done, err := readRecord[finished](atomicfile.Files{}, filepath.Join(dir, "x"+FolderSuffix, doneName))
 	if err != nil || len(done.Inputs) != 1 || len(done.Inputs[0].Pieces) != 1 {
 		t.Fatal(done, err)
 	}
@@ -445,14 +476,9 @@ func TestResumeWithinPiece(t *testing.T) {
 // interrupted starts a job and breaks it when it has its segments but no shard.
 func interrupted(t *testing.T, o Options) {
 	t.Helper()
-	atomicfile.Fault = func(op atomicfile.Op, path string) error {
-		if op == atomicfile.OpRename && strings.HasSuffix(path, ".idx") {
-			return syscall.EIO
-		}
-		return nil
-	}
+	o.FS = faultfs.FailOn(faultfs.Rename, ".idx", syscall.EIO)
 	_, err := Run(t.Context(), o)
-	atomicfile.Fault = nil
+	o.FS = nil
 	if !errors.Is(err, syscall.EIO) {
 		t.Fatal(err)
 	}
@@ -460,7 +486,7 @@ func interrupted(t *testing.T, o Options) {
 
 // Segments, rejects and records of units that are damaged in any way, or gone, are made again.
 func TestDamagedSegments(t *testing.T) {
-	defer func() { atomicfile.Fault = nil }()
+	t.Parallel()
 	c := makeCorpus(t, 9, 3, 60, true)
 	random := rand.New(rand.NewPCG(9, 9))
 	for i := range 48 {
@@ -508,7 +534,7 @@ func TestDamagedSegments(t *testing.T) {
 // Where a job ended when all shards were complete, records and rejects that are damaged are found
 // out again, though segments are gone.
 func TestDamagedRecords(t *testing.T) {
-	defer func() { atomicfile.Fault = nil }()
+	t.Parallel()
 	c := makeCorpus(t, 10, 3, 60, true)
 	random := rand.New(rand.NewPCG(10, 10))
 	for i := range 24 {
@@ -518,14 +544,9 @@ func TestDamagedRecords(t *testing.T) {
 			PieceBytes: 3000, Shuffle: i%2 == 1, Rejects: filepath.Join(dir, "rejects"), ShardTokens: 4000}
 		o.tuning.segment = 10_000
 		rejects := c.expect(t, want, o)
-		atomicfile.Fault = func(op atomicfile.Op, path string) error {
-			if op == atomicfile.OpRename && strings.HasSuffix(path, doneName) {
-				return syscall.EIO
-			}
-			return nil
-		}
+		o.FS = faultfs.FailOn(faultfs.Rename, doneName, syscall.EIO)
 		_, err := Run(t.Context(), o)
-		atomicfile.Fault = nil
+		o.FS = nil
 		if !errors.Is(err, syscall.EIO) {
 			t.Fatal(err)
 		}
@@ -590,7 +611,7 @@ func TestDamagedRecordOfChangedInput(t *testing.T) {
 // A job that is complete says so without writing anything; one with other settings or another
 // output on disk is refused, until it is told to start anew.
 func TestJoining(t *testing.T) {
-	defer func() { atomicfile.Fault = nil }()
+	t.Parallel()
 	c := makeCorpus(t, 4, 3, 30, false)
 	dir := t.TempDir()
 	tok := bytesTokenizer(t, "")
@@ -602,9 +623,14 @@ func TestJoining(t *testing.T) {
 	}
 	before := outputs(t, dir)
 	var wrote atomic.Int64
-	atomicfile.Fault = func(atomicfile.Op, string) error { wrote.Add(1); return nil }
+	base.FS = faultfs.New(func(op faultfs.Op, _ string) error {
+		if !op.Reads() {
+			wrote.Add(1)
+		}
+		return nil
+	})
 	again, err := Run(t.Context(), base)
-	atomicfile.Fault = nil
+	base.FS = nil
 	if err != nil || !again.Before || wrote.Load() != 0 {
 		t.Errorf("the second run gave %+v, %v, and %d operations", again, err, wrote.Load())
 	}
@@ -648,14 +674,8 @@ func TestJoining(t *testing.T) {
 	// What keeps a job from beginning leaves the one before it as it was.
 	failing := anew
 	failing.ShardTokens = 500
-	atomicfile.Fault = func(op atomicfile.Op, path string) error {
-		if op == atomicfile.OpCreate && strings.HasSuffix(path, "x-00000.bin") {
-			return syscall.ENOSPC
-		}
-		return nil
-	}
+	failing.FS = faultfs.FailOn(faultfs.Create, "x-00000.bin", syscall.ENOSPC)
 	_, err = Run(t.Context(), failing)
-	atomicfile.Fault = nil
 	if !errors.Is(err, syscall.ENOSPC) {
 		t.Error(err)
 	}
@@ -690,20 +710,15 @@ func TestJoining(t *testing.T) {
 // A process that finds all shards written, and has seen no record of the units, completes the job:
 // it is the one that another process was killed before.
 func TestFinishesForAnother(t *testing.T) {
-	defer func() { atomicfile.Fault = nil }()
+	t.Parallel()
 	c := makeCorpus(t, 6, 3, 30, true)
 	dir := t.TempDir()
 	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs,
 		Output: filepath.Join(dir, "x"), OnError: Skip,
 		Rejects: filepath.Join(dir, "rejects"), PieceBytes: 2000, tuning: quick}
-	atomicfile.Fault = func(op atomicfile.Op, path string) error {
-		if op == atomicfile.OpCreate && filepath.Base(path) == doneName {
-			return syscall.EIO
-		}
-		return nil
-	}
+	o.FS = faultfs.FailOn(faultfs.Create, doneName, syscall.EIO)
 	_, err := Run(t.Context(), o)
-	atomicfile.Fault = nil
+	o.FS = nil
 	if !errors.Is(err, syscall.EIO) {
 		t.Fatal(err)
 	}
@@ -773,7 +788,7 @@ func TestOthers(t *testing.T) {
 // An input that has changed: with the same bytes the job goes on; where its documents were read,
 // others are refused; where they were not, they are read now.
 func TestChangedInput(t *testing.T) {
-	defer func() { atomicfile.Fault = nil }()
+	t.Parallel()
 	touch := func(path string) {
 		if err := os.Chtimes(path, time.Time{}, time.Unix(1e9, 0)); err != nil {
 			t.Fatal(err)
@@ -840,17 +855,17 @@ func TestChangedInput(t *testing.T) {
 		t.Fatal(err)
 	}
 	var units []string
-	atomicfile.Fault = func(op atomicfile.Op, path string) error {
-		if op == atomicfile.OpCreate && strings.HasSuffix(path, ".segment") {
+	o.FS = faultfs.New(func(op faultfs.Op, path string) error {
+		if op == faultfs.Create && strings.HasSuffix(path, ".segment") {
 			units = append(units, filepath.Base(path)[:10])
 		}
 		return nil
-	}
+	})
 	o.Workers = 1
 	if _, err := Run(t.Context(), o); err != nil {
 		t.Fatal(err)
 	}
-	atomicfile.Fault = nil
+	o.FS = nil
 	if slices.Contains(units, "unit-00000") || len(units) == 0 {
 		t.Errorf("units %v were read again", units)
 	}
@@ -898,7 +913,7 @@ func TestFirstFailure(t *testing.T) {
 
 // Two processes of which one skips and the other fails: the one that fails does not end well.
 func TestFailAfterSkip(t *testing.T) {
-	defer func() { atomicfile.Fault = nil }()
+	t.Parallel()
 	c := makeCorpus(t, 21, 2, 80, true)
 	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs,
 		Output: filepath.Join(t.TempDir(), "x"), OnError: Skip, tuning: quick}
@@ -917,7 +932,6 @@ func TestFailAfterSkip(t *testing.T) {
 // Standard input cannot be resumed: the job starts anew, and nobody joins it.
 func TestStdin(t *testing.T) {
 	defer goleak.VerifyNone(t)
-	defer func() { atomicfile.Fault = nil }()
 	text := `{"text":"one"}` + "\n" + `{"text":"two"}` + "\n"
 	dir := t.TempDir()
 	o := Options{Tokenizer: bytesTokenizer(t, ""), Inputs: []string{"-"}, Output: filepath.Join(dir, "x"),
@@ -926,16 +940,11 @@ func TestStdin(t *testing.T) {
 		o.Read.Stdin = strings.NewReader(text)
 		return Run(t.Context(), o)
 	}
-	atomicfile.Fault = func(op atomicfile.Op, path string) error {
-		if op == atomicfile.OpRename && strings.HasSuffix(path, ".idx") {
-			return syscall.EIO
-		}
-		return nil
-	}
+	o.FS = faultfs.FailOn(faultfs.Rename, ".idx", syscall.EIO)
 	if _, err := run(); !errors.Is(err, syscall.EIO) {
 		t.Fatal(err)
 	}
-	atomicfile.Fault = nil
+	o.FS = nil
 	for range 2 {
 		if s, err := run(); err != nil || s.Tokens != 6 || s.Before {
 			t.Fatal(s, err)
@@ -1073,17 +1082,12 @@ func TestChangedAfterDone(t *testing.T) {
 // A shard that is lost or cut while the job is not done is noticed before the job says that it is
 // complete.
 func TestLostShard(t *testing.T) {
-	defer func() { atomicfile.Fault = nil }()
+	t.Parallel()
 	c := makeCorpus(t, 32, 2, 60, false)
 	dir := t.TempDir()
 	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs,
 		Output: filepath.Join(dir, "x"), ShardTokens: 2000, tuning: quick}
-	atomicfile.Fault = func(op atomicfile.Op, path string) error {
-		if op == atomicfile.OpRename && filepath.Base(path) == doneName {
-			return syscall.EIO
-		}
-		return nil
-	}
+	o.FS = faultfs.FailOn(faultfs.Rename, doneName, syscall.EIO)
 	if _, err := Run(t.Context(), o); !errors.Is(err, syscall.EIO) {
 		t.Fatal(err)
 	}
@@ -1092,13 +1096,13 @@ func TestLostShard(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	atomicfile.Fault = func(op atomicfile.Op, path string) error { // once the job is joined
-		if op == atomicfile.OpCreate && strings.HasPrefix(filepath.Base(path), "process-") ||
-			op == atomicfile.OpRename && filepath.Base(path) == doneName {
-			t.Errorf("it went on: %v %s", op, path)
+	o.FS = faultfs.New(func(op faultfs.Op, path string) error { // once the job is joined
+		if op == faultfs.Create && strings.HasPrefix(filepath.Base(path), "process-") ||
+			op == faultfs.Rename && filepath.Base(path) == doneName {
+			t.Errorf("the job continued: %v %s", op, path)
 		}
 		return nil
-	}
+	})
 	for _, damage := range []func() error{func() error { return os.Remove(idx) },
 		func() error { return os.WriteFile(idx, data[:7], 0o644) }} {
 		if err := damage(); err != nil {
@@ -1109,7 +1113,7 @@ func TestLostShard(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	atomicfile.Fault = nil
+	o.FS = nil
 	if err := os.WriteFile(idx, data, 0o644); err != nil {
 		t.Fatal(err)
 	}

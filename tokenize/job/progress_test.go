@@ -6,14 +6,12 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"mula/internal/atomicfile"
 )
 
 // A line that reaches over several units counts as read when the unit is complete in which it
 // begins, although the others have nothing to do.
 func TestProgressOfLongLine(t *testing.T) {
-	defer func() { atomicfile.Fault = nil }()
+	t.Parallel()
 	text := `{"text":"first"}` + "\n" + `{"text":"` + strings.Repeat("long ", 20_000) + `"}` + "\n" +
 		`{"text":"last"}` + "\n"
 	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: []string{put(t, "x.jsonl", text)},

@@ -11,7 +11,7 @@ import (
 	"syscall"
 	"testing"
 
-	"mula/internal/atomicfile"
+	"mula/internal/filesystem/faultfs"
 )
 
 // lines is a file of so many documents, the first of them bad.
@@ -105,21 +105,16 @@ func TestMaxRejectsOfSample(t *testing.T) {
 
 // A job that was interrupted fails or ends as one that was not.
 func TestMaxRejectsResumed(t *testing.T) {
-	defer func() { atomicfile.Fault = nil }()
+	t.Parallel()
 	for limit, fails := range map[int64]bool{2: true, 3: false} {
 		o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: []string{lines(t, 3, 400),
 			lines(t, 0, 300)}, Output: filepath.Join(t.TempDir(), "x"),
 			OnError: Skip, MaxRejects: &RejectLimit{Documents: limit}, PieceBytes: 2000, tuning: quick}
-		atomicfile.Fault = func(op atomicfile.Op, path string) error {
-			if op == atomicfile.OpRename && strings.HasSuffix(path, "unit-00003.json") {
-				return syscall.EIO
-			}
-			return nil
-		}
+		o.FS = faultfs.FailOn(faultfs.Rename, "unit-00003.json", syscall.EIO)
 		if _, err := Run(context.WithoutCancel(t.Context()), o); !errors.Is(err, syscall.EIO) {
 			t.Fatal(err)
 		}
-		atomicfile.Fault = nil
+		o.FS = nil
 		if _, err := Run(t.Context(), o); (err != nil) != fails ||
 			fails && !strings.Contains(err.Error(), "3 of 700 documents") {
 			t.Errorf("limit %d: %v", limit, err)

@@ -32,6 +32,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 
+	"mula/internal/filesystem"
 	"mula/internal/locks"
 	"mula/internal/quantity"
 	"mula/shards"
@@ -106,6 +107,8 @@ type Options struct {
 	// means 256 MiB. A shuffled output is gathered in portions of that size, with one read for each
 	// segment of an eighth of the size: T bytes of ids need about 16 (T / Memory)^2 reads.
 	Memory int64
+
+	FS filesystem.FS // the file system of the folder and the output; nil = the machine's
 
 	// Progress, if not nil, is called at most four times a second, and once at the end. Calls do
 	// not overlap.
@@ -182,7 +185,7 @@ func Run(ctx context.Context, opts Options) (Summary, error) {
 		}
 	}
 	if errors.Is(err, errDone) { // another process completed the job during this process's work
-		done, err = readRecord[finished](f.path(doneName))
+		done, err = readRecord[finished](f.files, f.path(doneName))
 		if err == nil && done != nil {
 			err = f.tidy()
 		} else if err == nil {

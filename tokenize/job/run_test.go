@@ -17,7 +17,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"mula/internal/atomicfile"
+	"mula/internal/filesystem/faultfs"
 	"mula/internal/testwait"
 	"mula/shards"
 	"mula/tokenize"
@@ -515,13 +515,14 @@ func TestRunCancelled(t *testing.T) {
 // What is in flight stays within the bound whatever the inputs: with workers that never finish,
 // reading stops.
 func TestRunMemoryIsBounded(t *testing.T) {
+	t.Parallel()
 	tok := bytesTokenizer(t, "")
 	const document = 1_000_000
 	const limit = 3 * document * bytesInFlight
 	var read atomic.Int64
 	stopped := errors.New("stopped")
-	atomicfile.Fault = func(op atomicfile.Op, path string) error {
-		if op == atomicfile.OpWrite && strings.HasSuffix(path, ".segment") { // of ids, in the first or second document
+	fsys := faultfs.New(func(op faultfs.Op, path string) error {
+		if op == faultfs.Write && strings.HasSuffix(path, ".segment") { // of ids, in the first or second document
 			// While the others go as far as they can: to the bound, and then some time more in
 			// which they might go on.
 			testwait.Until(t, "three documents are read", func() bool { return read.Load() >= 3*document })
@@ -529,9 +530,9 @@ func TestRunMemoryIsBounded(t *testing.T) {
 			return stopped
 		}
 		return nil
-	}
-	defer func() { atomicfile.Fault = nil }()
+	})
 	_, err := Run(t.Context(), Options{
+		FS:        fsys,
 		Tokenizer: tok, Inputs: []string{"-"}, Output: filepath.Join(t.TempDir(), "x"), Workers: 8, Memory: limit,
 		Read: documents.Options{Stdin: &endless{words: document / 10, onRead: read.Store}},
 	})

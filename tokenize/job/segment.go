@@ -10,11 +10,11 @@ import (
 	"io"
 	"io/fs"
 	"math"
-	"os"
 	"path/filepath"
 	"slices"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
 	"mula/shards"
 	"mula/tokenize/documents"
 )
@@ -145,6 +145,7 @@ func (f *footer) dtype() shards.DType { return shards.Unsigned(f.Width) }
 // A segmentWriter writes a segment. Its output depends only on the documents and the job's
 // settings.
 type segmentWriter struct {
+	files atomicfile.Files
 	file  *atomicfile.File
 	limit int64 // weight at which the segment is full
 	idMax int   // bytes of ids at which a block is full
@@ -181,13 +182,13 @@ func blockIDs(limit int64, shuffled bool) int {
 
 // createSegment starts a segment. It reuses the memory of old, which may be nil and must not be
 // used afterwards.
-func createSegment(path, rejectPath string, width int, limit int64, shuffled bool, old *segmentWriter) (*segmentWriter,
-	error) {
-	f, err := atomicfile.Create(path)
+func createSegment(files atomicfile.Files, path, rejectPath string, width int, limit int64, shuffled bool,
+	old *segmentWriter) (*segmentWriter, error) {
+	f, err := files.Create(path)
 	if err != nil {
 		return nil, err
 	}
-	w := &segmentWriter{file: f, limit: limit, idMax: blockIDs(limit, shuffled), rejectPath: rejectPath}
+	w := &segmentWriter{files: files, file: f, limit: limit, idMax: blockIDs(limit, shuffled), rejectPath: rejectPath}
 	if old != nil {
 		w.meta, w.ids, w.kept, w.keptIDs = old.meta[:0], old.ids[:0], old.kept[:0], old.keptIDs[:0]
 	}
@@ -270,7 +271,7 @@ type rejected struct {
 // reject records a skipped document.
 func (w *segmentWriter) reject(part int, ordinal int64, bad *documents.DocumentError) error {
 	if w.rejects == nil {
-		f, err := atomicfile.Create(w.rejectPath)
+		f, err := w.files.Create(w.rejectPath)
 		if err != nil {
 			return err
 		}
@@ -360,8 +361,8 @@ type segmentFile interface {
 }
 
 // openSegment opens a segment and checks its footer.
-func openSegment(path string) (*segment, error) {
-	f, err := os.Open(path)
+func openSegment(files atomicfile.Files, path string) (*segment, error) {
+	f, err := filesystem.Open(files.FS(), path)
 	if err != nil {
 		return nil, err
 	}
@@ -469,11 +470,11 @@ func (f *folder) verifySegment(u, number int, record *unitRecord) error {
 	if number >= len(record.Segments) {
 		return errDamaged
 	}
-	if err := readRejects(rejectName(f.dir, u, number), record.Segments[number].footerRejects,
+	if err := readRejects(f.files, rejectName(f.dir, u, number), record.Segments[number].footerRejects,
 		func(*rejected) error { return nil }); err != nil {
 		return err
 	}
-	s, err := openSegment(segmentName(f.dir, u, number))
+	s, err := openSegment(f.files, segmentName(f.dir, u, number))
 	if err != nil {
 		return err
 	}
@@ -547,11 +548,11 @@ func (r *blockReader) take() []byte {
 }
 
 // readRejects yields the skipped documents of a segment.
-func readRejects(path string, want footerRejects, yield func(*rejected) error) error {
+func readRejects(files atomicfile.Files, path string, want footerRejects, yield func(*rejected) error) error {
 	if want.Rejects == 0 {
 		return nil
 	}
-	f, err := os.Open(path)
+	f, err := filesystem.Open(files.FS(), path)
 	if err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			err = fmt.Errorf("%w: %w", errDamaged, err)

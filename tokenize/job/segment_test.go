@@ -12,6 +12,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"mula/internal/atomicfile"
 	"mula/tokenize/documents"
 )
 
@@ -20,7 +21,7 @@ func writeSegment(t testing.TB, dir string, width int, limit int64, shuffled boo
 	tokens [][]uint32) string {
 	t.Helper()
 	path := segmentName(dir, 3, 1)
-	w, err := createSegment(path, rejectName(dir, 3, 1), width, limit, shuffled, nil)
+	w, err := createSegment(atomicfile.Files{}, path, rejectName(dir, 3, 1), width, limit, shuffled, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +48,7 @@ func writeSegment(t testing.TB, dir string, width int, limit int64, shuffled boo
 
 // readSegment reads all of a segment.
 func readSegment(path string) (docs []meta, tokens [][]uint32, foot footer, err error) {
-	s, err := openSegment(path)
+	s, err := openSegment(atomicfile.Files{}, path)
 	if err != nil {
 		return nil, nil, foot, err
 	}
@@ -129,7 +130,7 @@ func TestSegment(t *testing.T) {
 			r.Fatalf("footer %+v", foot)
 		}
 		var got []rejected
-		if err := readRejects(rejectName(dir, 3, 1), footerRejects{foot.Rejects, foot.RejectsSum},
+		if err := readRejects(atomicfile.Files{}, rejectName(dir, 3, 1), footerRejects{foot.Rejects, foot.RejectsSum},
 			func(bad *rejected) error { got = append(got, *bad); return nil }); err != nil {
 			r.Fatal(err)
 		}
@@ -149,7 +150,7 @@ func TestSegment(t *testing.T) {
 		if _, _, _, err := readSegment(path); !errors.Is(err, errDamaged) {
 			r.Fatalf("a changed byte: %v", err)
 		}
-		if err := readRejects(rejectName(dir, 3, 1), footerRejects{foot.Rejects, foot.RejectsSum},
+		if err := readRejects(atomicfile.Files{}, rejectName(dir, 3, 1), footerRejects{foot.Rejects, foot.RejectsSum},
 			func(*rejected) error { return nil }); !errors.Is(err, errDamaged) {
 			r.Fatalf("a changed byte of the rejects: %v", err)
 		}
@@ -203,7 +204,7 @@ func BenchmarkReadSegment(b *testing.B) {
 		tokens = append(tokens, make([]uint32, 700))
 	}
 	path := writeSegment(b, b.TempDir(), 2, 64<<20, false, docs, tokens)
-	s, err := openSegment(path)
+	s, err := openSegment(atomicfile.Files{}, path)
 	if err != nil {
 		b.Fatal(err)
 	}

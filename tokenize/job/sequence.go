@@ -60,7 +60,7 @@ func (w *sequenceWalk) segment(ctx context.Context, record segmentRecord, yield 
 		}
 		return true, err
 	}
-	s, err := openSegment(segmentName(w.b.f.dir, at.Unit, at.Segment))
+	s, err := openSegment(w.b.f.files, segmentName(w.b.f.dir, at.Unit, at.Segment))
 	if err != nil {
 		return fail(err)
 	}

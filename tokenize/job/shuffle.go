@@ -8,11 +8,11 @@ import (
 	"iter"
 	"math"
 	"math/bits"
-	"os"
 	"slices"
 	"sort"
 	"sync"
 
+	"mula/internal/filesystem"
 	"mula/shards"
 )
 
@@ -61,7 +61,7 @@ func (s *shuffle) load(ctx context.Context) error {
 			if r.Documents == 0 {
 				continue
 			}
-			seg, err := openSegment(segmentName(s.b.f.dir, u, n))
+			seg, err := openSegment(s.b.f.files, segmentName(s.b.f.dir, u, n))
 			if err != nil {
 				return missed(u, n, err)
 			}
@@ -195,7 +195,7 @@ func (s *shuffle) gather(ctx context.Context, g *gathering, low, high uint64, id
 		}
 		file := &segment{path: segmentName(s.b.f.dir, seg.unit, seg.number), foot: footer{Width: seg.width,
 			Shuffled: true, Blocks: seg.blocks}}
-		if file.file, err = os.Open(file.path); err != nil {
+		if file.file, err = filesystem.Open(s.b.f.files.FS(), file.path); err != nil {
 			return false, missed(seg.unit, seg.number, err)
 		}
 		fits, err := func() (bool, error) {

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"mula/internal/atomicfile"
 	"mula/shards"
 	"mula/shards/formats"
 	"mula/tokenize/documents"
@@ -72,7 +71,7 @@ func (p *process) again(k int, err error) (bool, error) {
 		// another process has written the shard and removed files that it no longer needed
 		return e == nil, e
 	}
-	if done, e := readRecord[finished](p.f.path(doneName)); e != nil || done != nil {
+	if done, e := readRecord[finished](p.f.files, p.f.path(doneName)); e != nil || done != nil {
 		return false, errors.Join(e, errDone)
 	}
 	if err := p.board.remake(m.unit, m.segment, err); err != nil {
@@ -186,7 +185,7 @@ func (r *roll) try(ctx context.Context, k int, start cut) error {
 				r.set(k, complete, "")
 				return nil
 			}
-			if done, err := readRecord[finished](f.path(doneName)); err != nil || done != nil {
+			if done, err := readRecord[finished](f.files, f.path(doneName)); err != nil || done != nil {
 				return errors.Join(err, errDone)
 			}
 			r.mu.Lock() // no notification: waiting goroutines would retry at once
@@ -234,7 +233,7 @@ func (p *process) writeShard(ctx context.Context, k int, start cut, ours func() 
 			break
 		}
 		if w == nil {
-			made, err := create(p.f.d.Settings, prefix)
+			made, err := p.f.create(p.f.d.Settings, prefix)
 			if err != nil {
 				return nil, err
 			}
@@ -273,8 +272,8 @@ func (p *process) writeShard(ctx context.Context, k int, start cut, ours func() 
 }
 
 // create starts a shard.
-func create(s settings, prefix string) (shards.DocumentWriter, error) {
-	return formats.Create(s.Layout, prefix, s.Tokenizer, formats.Options{})
+func (f *folder) create(s settings, prefix string) (shards.DocumentWriter, error) {
+	return formats.Create(s.Layout, prefix, s.Tokenizer, formats.Options{FS: f.o.FS})
 }
 
 // sweep removes the segments that only complete shards need, after shard k became complete. In a
@@ -327,7 +326,7 @@ func (p *process) sweep(k int, record *shardRecord) error {
 			if before || after {
 				continue
 			}
-			if err := atomicfile.Remove(segmentName(p.f.dir, u, n)); err != nil {
+			if err := p.f.files.Remove(segmentName(p.f.dir, u, n)); err != nil {
 				return err
 			}
 		}
