@@ -64,7 +64,7 @@ type check struct {
 	stop         bool // an error makes the rest of the group useless
 }
 
-// A probe is what the checks of a group share.
+// A probe has the state that the checks of a group share.
 type probe struct {
 	*Environment
 	folder, temp string

@@ -23,7 +23,7 @@ const (
 	// lowSpace is less than a checkpoint of a model of 1 G parameters takes (12 GB) with its
 	// successor.
 	lowSpace = 20 << 30
-	// lowInodes is about the number of files of a large index cache.
+	// lowInodes is roughly the number of files of a large index cache.
 	lowInodes = 10_000
 	// slowSync: every output costs two of them. A cache of 1,000 index files then waits for two
 	// minutes.
@@ -33,7 +33,7 @@ const (
 	slowCreate = 20 * time.Millisecond
 	// slowStat: opening a plan of 10,000 shards asks for 30,000 files.
 	slowStat = 5 * time.Millisecond
-	// slowBytes is about what `mula tokenize` reads and writes on two cores.
+	// slowBytes is the rate at which `mula tokenize` reads and writes on two cores.
 	slowBytes = 50e6
 	// slowPiece is the longest time that the speed of one direction is measured.
 	slowPiece = time.Second

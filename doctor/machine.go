@@ -18,15 +18,17 @@ const (
 	minMemory = 256 << 20
 	// lowMemory holds the records of `mula serve` (1 GiB by default) and the program.
 	lowMemory = 2 << 30
-	// minAddressSpace is what Go reserves, and a few mapped shards.
+	// minAddressSpace is enough for Go's reservations and a few mapped shards.
 	minAddressSpace = 4 << 30
-	// lowOpenFiles is what `mula serve` needs for its streams (4,096 by default) and the rest.
+	// lowOpenFiles is enough for the streams of `mula serve` (4,096 by default) and its other
+	// files.
 	lowOpenFiles = 4096 + 128
-	// minOpenFiles is what one command needs.
+	// minOpenFiles is enough for one command.
 	minOpenFiles = 64
-	// lowThreads is what Go, OpenMP, an OpenCL driver and MPI start on a small machine.
+	// lowThreads is enough for the threads of Go, OpenMP, an OpenCL driver and MPI on a small
+	// machine.
 	lowThreads = 256
-	// minThreads is what one command needs.
+	// minThreads is enough for one command.
 	minThreads = 32
 	// lowMappings is the kernel's default. An open shard has two or three mappings.
 	lowMappings = 65530

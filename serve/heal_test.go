@@ -13,8 +13,9 @@ import (
 	"mula/shards"
 )
 
-// A shard that is cut short while the service has it open ends the streams that come to it, and no
-// other; once it has been restored by renaming they go on, and the service was never started again.
+// A shard that is cut short while the service has it open ends the streams that read it, and no
+// other. After the shard is restored by renaming, the streams work again without a restart of the
+// service.
 func TestServiceGoesOnWithRestoredShard(t *testing.T) {
 	dir := t.TempDir()
 	makePlan(t, dir, shards.UInt16, 40000)

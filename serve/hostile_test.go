@@ -179,7 +179,7 @@ func TestTooLargeARecord(t *testing.T) {
 	records.Release()
 }
 
-// Bytes that are no request cost their sender the connection, and nobody else anything.
+// Bytes that are not a request close their own connection, and affect no other client.
 func TestGarbage(t *testing.T) {
 	s := serve(t, shards.UInt16, Options{})
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -275,8 +275,8 @@ func mappings(t testing.TB) (n int) {
 	return bytes.Count(text, []byte(".bin\n")) + bytes.Count(text, []byte(".idx\n"))
 }
 
-// stuck opens streams that nobody reads, and waits until each has written what its connection
-// takes.
+// stuck opens streams without a reader, and waits until each has filled the buffers of its
+// connection.
 func (s *served) stuck(n int, query string) (close func()) {
 	s.t.Helper()
 	var list []net.Conn
@@ -299,8 +299,8 @@ func (s *served) stuck(n int, query string) (close func()) {
 	}
 }
 
-// Readers that stand still hold a record each, and one that is read ahead while there is room; they
-// hold up nobody.
+// Readers that stop reading hold one record each, and another one that is read ahead if memory
+// remains. They delay no other client.
 func TestSlowReaders(t *testing.T) {
 	const readers = 40
 	s := serve(t, shards.UInt16, Options{Memory: 16 << 20})
@@ -495,8 +495,8 @@ func TestCutConnections(t *testing.T) {
 	other.Release()
 }
 
-// When the server stops, a stream ends after a record, and is seen to be unfinished; one that
-// nobody reads is cut.
+// When the server stops, a stream ends after a record, and its client sees that it is unfinished. A
+// stream without a reader is cut.
 func TestStop(t *testing.T) {
 	s := serve(t, shards.UInt16, Options{Grace: 100 * time.Millisecond})
 	pipes := &pipes{ends: make(chan net.Conn), closed: make(chan struct{})}
@@ -784,7 +784,7 @@ func TestListenUnixLeavesOthers(t *testing.T) {
 	}
 }
 
-// fuzzPositions are those of the plan that fuzzed requests are for.
+// fuzzPositions is the length of the plan for fuzzed requests.
 const fuzzPositions = 1 << 60
 
 // valid checks what every request that is read keeps to.

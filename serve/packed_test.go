@@ -14,7 +14,7 @@ import (
 )
 
 // The rows of a packed plan are served with the lengths, the padding and the version of their
-// order, and where says which shard each document is in.
+// order. The shard of each document is served, too.
 func TestPackedPlanIsServed(t *testing.T) {
 	dir := t.TempDir()
 	makePlan(t, dir, shards.UInt16, 1500)

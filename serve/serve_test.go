@@ -62,8 +62,8 @@ func openFolder(t testing.TB, dir string) *blend.Data {
 	return plantest.Open(t, filepath.Join(dir, "plan.json"))
 }
 
-// makePlan seals a plan over shards of made-up documents, with stages, skips and held-out windows.
-// tokens are those of each shard.
+// makePlan builds a plan over shards of generated documents, with stages, skips and held-out
+// windows. Each shard has the given number of tokens.
 func makePlan(t testing.TB, dir string, dtype shards.DType, tokens int) {
 	t.Helper()
 	for i, name := range []string{"web-0", "web-1", "code"} {
@@ -212,7 +212,7 @@ func (s *served) open(query string) (*ipc.Reader, io.Closer) {
 	return records, r.Body
 }
 
-// A row is what a stream says of a sample.
+// A row is a sample of a stream.
 type row struct {
 	position, epoch, window, shard, offset int64
 	source                                 string
@@ -438,7 +438,7 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// An amended plan names what it comes from, so that a client may go on with the state of a parent.
+// An amended plan names its parent, so that a client can resume with the state of the parent.
 func TestParents(t *testing.T) {
 	parent := openPlan(t, shards.Int32)
 	defer parent.Close()
@@ -577,7 +577,7 @@ func (s *served) waitFor(what string, ok func() bool) {
 	testwait.Until(s.t, what, ok)
 }
 
-// A damaged block ends a stream before its end; who asks again from there is told why.
+// A damaged block ends a stream early. A request that starts there gets the reason.
 func TestDamage(t *testing.T) {
 	dir := t.TempDir()
 	makePlan(t, dir, shards.UInt16, 400000)
@@ -654,8 +654,8 @@ func TestDamage(t *testing.T) {
 	}
 	s.get(fmt.Sprintf("/v1/hash?batch_size=4&step=%d", good))
 
-	// It shows: to everybody, that there is damage; behind the token and to whoever runs the
-	// server, once, where.
+	// All clients see that there is damage. Clients with the token, and the operator's log, see
+	// where it is, once.
 	if status, answer := s.get("/healthz"); status != http.StatusInternalServerError || len(answer) != 1 ||
 		answer["status"] != "damaged" {
 		t.Errorf("/healthz: %d %v", status, answer)
@@ -682,8 +682,8 @@ func TestDamage(t *testing.T) {
 	}
 }
 
-// Each shard is reported once, however many errors it gives; refusals, and clients that have gone,
-// are no errors of the data.
+// Each shard is reported once, for any number of errors. Refusals and disconnected clients are not
+// errors of the data.
 func TestFailures(t *testing.T) {
 	data := openPlan(t, shards.UInt16)
 	defer data.Close()

@@ -40,7 +40,7 @@ type sharer struct {
 	names      arrow.Array
 }
 
-// share asks for a stream in shared memory; shared says whether that is what came.
+// share requests a stream in shared memory; shared reports whether the server granted it.
 func (s *served) share(query string) (c *sharer, shared bool) {
 	s.t.Helper()
 	conn, err := net.Dial("unix", s.socket)
@@ -78,7 +78,7 @@ func (s *served) share(query string) (c *sharer, shared bool) {
 		unix.MAP_SHARED); err != nil {
 		s.t.Fatal(err)
 	}
-	body := c.answer.Body // what follows the header, whoever buffers it
+	body := c.answer.Body // the bytes after the header, from all buffers
 	prefix, err := ipc.NewReader(body, ipc.WithDelayReadSchema(false))
 	if err != nil {
 		s.t.Fatal(err)
@@ -287,7 +287,7 @@ func lieRefused(c *sharer, err error) {
 	}
 }
 
-// Clients that do not read hold their slots, within the memory that there is, and hold up nobody.
+// Clients that do not read hold their slots, within the memory limit, and delay no other client.
 func TestSharedSlowReaders(t *testing.T) {
 	s := serve(t, shards.UInt16, Options{Memory: 8 << 20, Wait: 100 * time.Millisecond})
 	var stuck []*sharer
@@ -397,8 +397,8 @@ func TestSharedIsAskedForOnly(t *testing.T) {
 	}
 }
 
-// BenchmarkShared is what a sample costs in shared memory, client included, which looks at frames
-// alone. One op is a sample of 4,097.
+// BenchmarkShared measures a sample in shared memory, with a client that reads only frames. One op
+// is a sample of 4,097 tokens.
 func BenchmarkShared(b *testing.B) {
 	const length, micro = 4096, 64
 	data := benchData(b, length)

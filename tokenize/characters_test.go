@@ -7,7 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// TestKindsOfAllCodePoints compares with hashes of what the library does with each code point.
+// TestKindsOfAllCodePoints compares the kinds with hashes of the library's result for every code
+// point.
 func TestKindsOfAllCodePoints(t *testing.T) {
 	g := readSplits(t)
 	for name, kind := range map[string]uint16{

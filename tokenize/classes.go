@@ -66,7 +66,7 @@ func (s runeSet) has(r rune) bool {
 	return ok
 }
 
-// normalized sorts ranges and joins those that touch.
+// normalized sorts ranges and joins ranges that touch.
 func (s runeSet) normalized() runeSet {
 	slices.SortFunc(s, func(a, b runeRange) int { return int(a.lo) - int(b.lo) })
 	out := s[:0]
@@ -170,8 +170,8 @@ func parsePoint(s string) (rune, error) {
 
 //go:generate python3 tables/probe.py
 
-// onigurumaTSV holds what Oniguruma, the regular expression library behind Split, knows of
-// characters; tables/probe.py writes it.
+// onigurumaTSV has the character classes of Oniguruma, the regular expression library behind Split;
+// tables/probe.py writes it.
 //
 //go:embed tables/oniguruma.tsv
 var onigurumaTSV string

@@ -130,7 +130,7 @@ func (e *Encoder) appendPiece(dst []uint32, s []byte, at int) []uint32 {
 	return e.split(dst, s, e.t.composed, e.appendWords)
 }
 
-// appendGeneral is appendWords with a pipeline. s lies at the given place of the normalized text.
+// appendGeneral is appendWords with a pipeline. s starts at byte at of the normalized text.
 func (e *Encoder) appendGeneral(dst []uint32, s []byte, at int) []uint32 {
 	dst, err := e.general.appendWords(dst, s, at)
 	if e.err == nil {

@@ -99,8 +99,8 @@ func vocabularyFile(t testing.TB, tokens []string, merges [][2]string, ignoreMer
 	return b
 }
 
-// TestAnyVocabulary compares the encoder with plain merging for vocabularies of all kinds: those
-// that the greedy search serves and those that it must not.
+// TestAnyVocabulary compares the encoder with plain merging for vocabularies of all kinds, with and
+// without ordered merges.
 func TestAnyVocabulary(t *testing.T) {
 	r := rand.New(rand.NewPCG(11, 12))
 	ordered := map[string]int{}

@@ -293,8 +293,8 @@ func (z *normalizer) rewrite(f form, s []byte) {
 
 // compose composes characters in place.
 func (d *normalData) compose(rs []rune) []rune {
-	// starter is the index of the last character of class 0; last the class of what was kept after
-	// it, -1 if nothing was.
+	// starter is the index of the last character of class 0. last is the class of the last
+	// character kept after it, or -1.
 	n, starter, last := 0, -1, -1
 	for _, r := range rs {
 		k := int(d.class.at(r))

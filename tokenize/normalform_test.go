@@ -51,9 +51,9 @@ func TestNFCGolden(t *testing.T) {
 	}
 }
 
-// hashAll hashes what f makes of each code point in each context, as testdata/golden.py does, and
-// like it takes one code point in 251 from U+33000 on, where next to nothing is assigned. "%"
-// stands for the code point.
+// hashAll hashes the result of f for each code point in each context, like testdata/golden.py. It
+// uses one code point in 251 from U+33000, because almost none is assigned there. "%" is replaced
+// by the code point.
 func hashAll(contexts []string, f func(h io.Writer, s []byte)) string {
 	sum := sha256.New()
 	h := bufio.NewWriterSize(sum, 1<<16)

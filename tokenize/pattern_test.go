@@ -184,8 +184,8 @@ func TestPatternsAreLinear(t *testing.T) {
 	}
 }
 
-// A finder is made anew or used again; what it finds is the same, and what it remembers of one text
-// does not hold of another.
+// A new finder and a reused finder find the same matches. State of one text does not affect another
+// text.
 func TestFindersAreUsedAgain(t *testing.T) {
 	p, err := compilePattern(`(?<=a)b|(?:c|cc)+d`)
 	if err != nil {

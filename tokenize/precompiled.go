@@ -270,7 +270,7 @@ func (t graphemeTable) cluster(s []byte) int {
 	if before&graphemePictographic != 0 {
 		emoji = 1
 	}
-	conjunct := 0 // 1: a consonant with what may follow it, 2: with a linker among these
+	conjunct := 0 // 1: a consonant and its possible successors, 2: with a linker among these
 	if before&graphemeConsonant != 0 {
 		conjunct = 1
 	}

@@ -319,8 +319,8 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// Hugging Face tokenizers ignores these fields, so ids are those of the file without them. Names
-// are compared exactly: "Lowercase" is unknown, too.
+// Hugging Face tokenizers ignores these fields, so the ids do not depend on them. Names are
+// compared exactly: "Lowercase" is unknown, too.
 func TestIgnoredFields(t *testing.T) {
 	const text = "abab<|end|>aba"
 	ids := func(file string) []uint32 {
@@ -378,7 +378,8 @@ func TestIgnoredFields(t *testing.T) {
 	}
 }
 
-// A file with truncation or padding is refused unless both are to be ignored, and then says so.
+// A file with truncation or padding is refused, unless both are ignored; the tokenizer then reports
+// it.
 func TestTruncationAndPadding(t *testing.T) {
 	for _, set := range [][2]string{{`"truncation": null`,
 		`"truncation": {"max_length": 1, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}`}, {`"padding": null`, `"padding": {"strategy": {"Fixed": 128}}`}} {
@@ -399,7 +400,7 @@ func TestTruncationAndPadding(t *testing.T) {
 	}
 }
 
-// The name of a model is no file, and the error says so.
+// The name of a model is not a file, and the error explains that.
 func TestHubName(t *testing.T) {
 	t.Chdir(t.TempDir())
 	for path, hub := range map[string]bool{"gpt2": true, "allenai/dolma2-tokenizer": true, "tokenizer.json": false,

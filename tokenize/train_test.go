@@ -63,7 +63,7 @@ func TestTrainGolden(t *testing.T) {
 	}
 }
 
-// trainPlainly makes merges by counting all pairs anew each time.
+// trainPlainly trains by counting all pairs again after each merge.
 func trainPlainly(texts []string, p Pattern, merges, minFrequency int) [][2]string {
 	count := map[string]int{}
 	for _, s := range texts {

@@ -310,7 +310,7 @@ func (r *run) run(ctx context.Context) error {
 		return err
 	}
 	if len(left) == 0 {
-		_ = r.clean() // no matter: a complete directory may be one that this process must not write to
+		_ = r.clean() // ignore errors: this process may have no right to write to a complete directory
 		return nil
 	}
 	if err := r.prepare(); err != nil {

@@ -39,8 +39,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// content is what file k of unit u holds when built with settings s. One file is large enough to go
-// past the page cache, one is empty.
+// content returns the bytes of file k of unit u, built with settings s. One file is large enough to
+// bypass the page cache, and one is empty.
 func content(s string, u, k int) []byte {
 	key := fmt.Sprintf("%s %d %d", s, u, k)
 	if p, ok := made.Load(key); ok {
@@ -130,7 +130,7 @@ func contents(t *testing.T, dir string) map[string]string {
 	return out
 }
 
-// wanted is what contents returns for n complete units.
+// wanted returns the contents of n complete units.
 func wanted(n int, s string) map[string]string {
 	out := make(map[string]string)
 	for u, unit := range testUnits(n, s, nil) {
@@ -378,7 +378,7 @@ func TestReadOnly(t *testing.T) {
 	}
 }
 
-// What stands in the way of the directory is named.
+// The error names the file that has the path of the directory.
 func TestDirectoryInTheWay(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "cache")
 	if err := os.WriteFile(file, nil, 0o666); err != nil {
@@ -640,7 +640,8 @@ func TestErrorCancels(t *testing.T) {
 	}
 }
 
-// An error says which sets this build has left in the folder: those that were finished before.
+// An error names the sets that this build left in the folder: the sets that it finished before the
+// error.
 func TestErrorSaysWhatRemains(t *testing.T) {
 	for _, first := range []bool{true, false} {
 		dir := t.TempDir()
@@ -722,7 +723,7 @@ func TestProgress(t *testing.T) {
 	}
 }
 
-// The temporary files of ended processes go away, those of others stay.
+// The temporary files of ended processes are removed. The files of running processes stay.
 func TestClean(t *testing.T) {
 	dir := t.TempDir()
 	mustRun(t, dir, testUnits(1, "x", nil), Options{Resume: true})
@@ -762,7 +763,7 @@ func TestSyncer(t *testing.T) {
 		mu.Lock()
 		begun = append(begun, clock.Add(1))
 		mu.Unlock()
-		for called.Load() < callers { // the first call is under way until everybody has called
+		for called.Load() < callers { // the first call does not end before all have called
 			runtime.Gosched()
 		}
 		time.Sleep(2 * time.Millisecond)

@@ -36,7 +36,7 @@ func writeLock(t *testing.T, dir string, o atomicfile.Owner) string {
 	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
 		t.Fatal(err)
 	}
-	// A new file: the one that is there may have other names.
+	// A new file, because the existing file may have other names.
 	if err := os.WriteFile(path+".new", text, 0o666); err != nil {
 		t.Fatal(err)
 	}
@@ -51,11 +51,11 @@ func writeLock(t *testing.T, dir string, o atomicfile.Owner) string {
 var quick = &timing{locks.Timing{Beat: 20 * time.Millisecond, Stale: time.Hour}, 5 * time.Millisecond,
 	20 * time.Millisecond, 5 * time.Millisecond}
 
-// impatient gives up holders soon: for locks that nobody holds.
+// impatient takes over locks soon. It is for locks without a living holder.
 var impatient = &timing{locks.Timing{Beat: quick.Beat, Stale: 200 * time.Millisecond}, quick.poll, quick.maxPoll,
 	quick.watch}
 
-// A lock of another unit that only another user may read is no reason to fail.
+// A lock of another unit that only another user may read must not cause a failure.
 func TestOthersLock(t *testing.T) {
 	if os.Getuid() <= 0 {
 		t.Skip("permissions do not bind this user")
@@ -71,7 +71,7 @@ func TestOthersLock(t *testing.T) {
 	}
 }
 
-// The lock of an ended process holds nobody up.
+// The lock of an ended process blocks no process.
 func TestDeadLock(t *testing.T) {
 	dir := t.TempDir()
 	writeLock(t, dir, deadOwner())
@@ -86,8 +86,8 @@ func TestDeadLock(t *testing.T) {
 	checkComplete(t, dir, 2, "x")
 }
 
-// A lock of which nothing is known is broken once its time of change has stood still for long
-// enough, not before; also an empty one.
+// A lock without a known holder is broken when its modification time has been unchanged for long
+// enough, and not before. So is an empty lock.
 func TestStaleLock(t *testing.T) {
 	other := atomicfile.Self()
 	other.Machine, other.Host = "0000000000000000", "elsewhere"
@@ -161,7 +161,8 @@ func TestLiveLock(t *testing.T) {
 		t.Errorf("%d units were built, want unit 1 alone", built.Load())
 	}
 	let := sync.OnceFunc(func() { close(release) })
-	// Also one that was asked to build all anew takes what appears while it runs.
+	// A run that must rebuild everything also uses units that other processes complete while it
+	// runs.
 	for _, resume := range []bool{true, false} {
 		s := mustRun(t, dir, testUnits(1, "x", nil), Options{Resume: resume, timing: quick, Progress: func(e Event) {
 			if e.Stage == Waiting {
@@ -176,7 +177,7 @@ func TestLiveLock(t *testing.T) {
 	checkComplete(t, dir, 2, "x")
 }
 
-// Two runs that are to build all anew at the same time share the work.
+// Two runs that must rebuild everything at the same time share the work.
 func TestAnewTogether(t *testing.T) {
 	dir := t.TempDir()
 	const n = 12
@@ -205,8 +206,8 @@ func TestAnewTogether(t *testing.T) {
 	checkComplete(t, dir, n, "x")
 }
 
-// Two runs with different settings in one directory at once: the one that ends last says that the
-// other has built part of it.
+// Two runs with different settings build one directory at the same time. The run that ends last
+// reports that the other run built a part of the directory.
 func TestOtherSettingsMeanwhile(t *testing.T) {
 	dir := t.TempDir()
 	units := testUnits(2, "x", nil)
@@ -250,7 +251,7 @@ func TestLostLock(t *testing.T) {
 	checkComplete(t, dir, 1, "x")
 }
 
-// Nor does one whose lock was taken over while its data files got their names: who has taken it may
+// A run also fails if its lock was taken over while its data files were renamed: the new holder may
 // be removing them.
 func TestLostLockLate(t *testing.T) {
 	t.Parallel()

@@ -61,7 +61,7 @@ func startChild(t *testing.T, dir string, units int) (*exec.Cmd, *strings.Builde
 	return c, &out
 }
 
-// checkRecords compares what is in the state directory with that of one build.
+// checkRecords compares the state directory with the state directory of one build.
 func checkRecords(t *testing.T, dir, like string) {
 	t.Helper()
 	got, want := contents(t, filepath.Join(dir, StateDir)), contents(t, filepath.Join(like, StateDir))
@@ -72,8 +72,8 @@ func checkRecords(t *testing.T, dir, like string) {
 	}
 }
 
-// Eight processes that start on one empty directory make what one makes, and a reader sees only
-// whole units on the way.
+// Eight processes that start on one empty directory write the files of one process. A reader sees
+// only complete units at any time.
 func TestEightProcesses(t *testing.T) {
 	longtest.SkipIfShort(t)
 	n := 6
@@ -109,8 +109,8 @@ func TestEightProcesses(t *testing.T) {
 	}
 }
 
-// A build that is killed again and again at random moments ends with the bytes of one that was not,
-// and with nothing left behind.
+// A build that is killed repeatedly at random moments ends with the bytes of an unbroken build, and
+// leaves no other files.
 func TestKill(t *testing.T) {
 	longtest.SkipIfShort(t)
 	n := 40
@@ -126,7 +126,7 @@ func TestKill(t *testing.T) {
 		if dir == "" {
 			dir = filepath.Join(t.TempDir(), "cache")
 		}
-		// One alone, or two of which one is killed while the other goes on.
+		// One process alone, or two processes, of which one is killed.
 		victim, out := startChild(t, dir, n)
 		var other, otherOut = (*exec.Cmd)(nil), (*strings.Builder)(nil)
 		if round%3 == 2 {
@@ -147,7 +147,7 @@ func TestKill(t *testing.T) {
 		}
 		checkReader(t, dir, n, "x")
 		if other == nil && round%2 == 0 {
-			continue // the next one goes on from here
+			continue // the next process resumes from here
 		}
 		if other == nil {
 			other, otherOut = startChild(t, dir, n)

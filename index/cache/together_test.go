@@ -39,8 +39,9 @@ func TestPartsRefused(t *testing.T) {
 	}
 }
 
-// A unit in parts has the bytes, the record and the states between that one in a piece has; what is
-// there of it is kept, also by one that builds it in a piece, and anew means anew.
+// A unit that is built in parts has the bytes, the record and the intermediate states of a unit
+// that is built at once. Complete parts are kept, also by a process that builds the unit at once,
+// unless everything must be rebuilt.
 func TestParts(t *testing.T) {
 	const n = 5
 	dir := t.TempDir()
@@ -175,7 +176,7 @@ func TestTogetherFails(t *testing.T) {
 		!strings.Contains(err.Error(), atomicfile.Self().String()) {
 		t.Errorf("the other ended with %v", err)
 	}
-	// The note is about a group that has ended.
+	// The note belongs to a group that has ended.
 	if _, err := Run(t.Context(), dir, testUnits(2, "x", nil), Options{Threads: 1, Resume: true, Together: true,
 		timing: quick}); err != nil {
 		t.Fatal(err)
@@ -205,7 +206,7 @@ func TestTogetherStopped(t *testing.T) {
 	}
 }
 
-// What another process completes is counted before this one comes to it.
+// A unit that another process completes is counted before this process reaches it.
 func TestOthersAreCounted(t *testing.T) {
 	dir := t.TempDir()
 	counted := make(chan struct{})
@@ -214,7 +215,7 @@ func TestOthersAreCounted(t *testing.T) {
 	units := testUnits(3, "x", nil)
 	build := units[1].Build
 	units[1].Build = func(ctx context.Context, files []io.WriterAt) error {
-		// Somebody else builds the last unit meanwhile.
+		// Meanwhile, another process builds the last unit.
 		elsewhere.Store(true)
 		if _, err := Run(ctx, dir, testUnits(3, "x", nil)[2:], Options{Threads: 1, Resume: true,
 			timing: quick}); err != nil {

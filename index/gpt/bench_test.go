@@ -11,7 +11,7 @@ import (
 )
 
 // BenchmarkBuild builds from lognormal lengths (mean 1250, median 607 tokens) with S = 4096,
-// without the disk. The time is that of the process's CPUs, for one document.
+// without the disk. It reports CPU time per document.
 func BenchmarkBuild(b *testing.B) {
 	for _, n := range []int{100_000, 1_500_000, 15_000_000, 100_000_000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {

@@ -277,7 +277,7 @@ func TestSampleRows(t *testing.T) {
 	}
 }
 
-// Files that are complete already are left out, and the others do not change.
+// Complete files are skipped, and the others do not change.
 func TestSomeFiles(t *testing.T) {
 	b := &Builder{chunkBytes: 4096}
 	defer b.Release()

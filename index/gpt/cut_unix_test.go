@@ -15,8 +15,7 @@ import (
 	"mula/internal/mapping"
 )
 
-// Lengths that lie in a mapped file are read under their guard, by the kernels and on as many
-// threads as there are.
+// Lengths in a mapped file are read under the guard of the file, by the kernels and on all threads.
 func TestLengthsOfCutFile(t *testing.T) {
 	const documents = 100_000
 	var data []byte

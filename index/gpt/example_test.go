@@ -6,8 +6,7 @@ import (
 	"mula/index/gpt"
 )
 
-// Three documents of 5, 0 and 4 tokens, of which 12 samples of two tokens are asked for: three
-// epochs give 13.
+// Three documents of 5, 0 and 4 tokens, and 12 samples of two tokens: three epochs have 13 samples.
 func ExampleDataset_Layout() {
 	d := gpt.Dataset{
 		Lengths: []byte{5, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0},

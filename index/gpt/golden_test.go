@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// The MD5 sums in testdata/golden.json are those of files that Megatron-LM wrote;
-// testdata/golden.py made them.
+// The files have the MD5 sums of Megatron-LM's files. testdata/golden.py wrote
+// testdata/golden.json.
 func TestGolden(t *testing.T) {
 	text, err := os.ReadFile("testdata/golden.json")
 	if err != nil {

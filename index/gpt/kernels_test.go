@@ -100,7 +100,7 @@ func TestRowKernels(t *testing.T) {
 		start.row = start.bound/sequence - int64(rapid.SampledFrom([]int{0, 0, 0, 1, 5}).Draw(t, "rows too few"))
 		start.row = max(start.row, 0)
 		start.target = start.row * sequence
-		// Row `low` and those above lie in memory; it may be above or below the documents.
+		// Row `low` and the rows above it are in memory. It may be above or below the documents.
 		lowest := max(before-extra, 0) / sequence
 		low := max(1, rapid.Int64Range(min(lowest-3, start.row), start.row+1).Draw(t, "low"))
 		if start.row < low {

@@ -8,9 +8,9 @@ import (
 	"slices"
 )
 
-// The rules once more, in the plainest way: whole arrays, epochs by repeated addition, the sample
-// index by a walk over the documents. It shares no code with the package and none with index/numpy.
-// It panics where Megatron-LM fails.
+// A second implementation of the rules, as plain as possible: complete arrays, epochs by repeated
+// addition, the sample index by a walk over the documents. It shares no code with the package and
+// with index/numpy. It panics where Megatron-LM fails.
 
 type twister struct {
 	state [624]uint32

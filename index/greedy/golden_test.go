@@ -41,7 +41,7 @@ func raw(t *testing.T, kind string, n int) []int64 {
 	return out
 }
 
-// TestMegatron compares with what Megatron-LM's helper computes, compiled with and without FMA.
+// TestMegatron compares with the results of Megatron-LM's helper, compiled with and without FMA.
 func TestMegatron(t *testing.T) {
 	text, err := os.ReadFile("testdata/blends.json")
 	if err != nil {

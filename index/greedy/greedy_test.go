@@ -211,9 +211,9 @@ func TestExhaustiveIsPlain(t *testing.T) {
 	}
 }
 
-// TestLeaving has datasets leave that would win on. In blends of Exhaustive one that has given
-// everything has a negative error, and there is another with a positive one; so that it leaves
-// shows only where rounding hides that. Here limits have nothing to do with weights.
+// TestLeaving removes datasets that would win again. In blends of Exhaustive, a dataset without
+// remaining samples has a negative error, and another dataset has a positive error. So the removal
+// matters only where rounding hides this. Here limits are independent of weights.
 func TestLeaving(t *testing.T) {
 	for _, kind := range []string{"lognormal", "powers", "duplicates", "ulp"} {
 		for _, datasets := range []int{2, 8, 30, 1000} {

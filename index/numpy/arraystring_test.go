@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// golden is testdata/text.json, which numpy itself wrote by way of text.py beside it.
+// golden is testdata/text.json, which text.py wrote with numpy.
 type golden struct {
 	Sums  []string
 	Texts []string

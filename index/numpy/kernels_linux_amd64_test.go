@@ -11,8 +11,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// fence is memory whose last byte is the last one that can be touched: the page behind it is not
-// accessible.
+// fence is memory before a page that is not accessible.
 type fence struct{ memory []byte }
 
 func newFence(t *testing.T, bytes int) fence {
@@ -29,7 +28,7 @@ func newFence(t *testing.T, bytes int) fence {
 	return fence{memory[:size]}
 }
 
-// last is where the last so many bytes before the fence begin.
+// last returns the address of the last bytes before the fence.
 func (f fence) last(bytes int) unsafe.Pointer {
 	return unsafe.Add(unsafe.Pointer(&f.memory[0]), len(f.memory)-bytes)
 }

@@ -12,8 +12,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// plainTwister and plainPCG are the generators written down once more, as their specifications have
-// them, a draw at a time.
+// plainTwister and plainPCG implement the generators as their specifications describe them, one
+// draw at a time.
 type plainTwister struct {
 	mt   [624]uint32
 	used int
@@ -241,7 +241,7 @@ func shufflesAlike[T element](t *rapid.T, src Source, twin plain, n int) {
 // twin are at the same place.
 func blockedAlike[T element](t *rapid.T, src Source, shuffle func(a []T), n int, p plan, memory *scratch) {
 	got, want := content[T](n), content[T](n)
-	end := n // of what is not yet emitted
+	end := n // end of the numbers that are not yet emitted
 	out := make([]T, n)
 	if rapid.Bool().Draw(t, "in place") {
 		if err := shuffleBlocked(context.Background(), src, got, p, memory, nil); err != nil {
@@ -333,7 +333,7 @@ func TestBlockedFull(t *testing.T) {
 			p := drawPlan(t)
 			n := rapid.OneOf(rapid.IntRange(1, 300<<4), rapid.IntRange(1, 40000)).Draw(t, "n")
 			n = min(n, 1000<<p.shift)
-			memory.free() // exactly what is asked for, not what a larger shuffle has left
+			memory.free() // exactly the requested size, not the memory of a larger shuffle
 			fixed := uint32(rapid.IntRange(0, n-1).Draw(t, "fixed"))
 			rule := rapid.SampledFrom([]func(i uint32) uint32{
 				func(i uint32) uint32 { return 0 },
@@ -380,7 +380,7 @@ func TestAbove32Bits(t *testing.T) {
 
 var errStop = errors.New("partners asked for")
 
-// recording notes what is asked of it, and stops when partners are asked for.
+// recording records the draws, and stops when partners are drawn.
 type recording struct {
 	Source
 	positions *[]uint64

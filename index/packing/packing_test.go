@@ -119,7 +119,7 @@ func plainly(capacity int64, documents iter.Seq[document]) (done [][]Piece) {
 // A document is one with tokens.
 type document struct{ token, length int64 }
 
-// from gives the documents that begin at the tokens [from, to).
+// from returns the documents that start at the tokens [from, to).
 func (s *Source) from(from, to int64) iter.Seq[document] {
 	return func(yield func(document) bool) {
 		at := int64(0)
@@ -132,8 +132,8 @@ func (s *Source) from(from, to int64) iter.Seq[document] {
 	}
 }
 
-// The packing is that of the plain loop, and has every token exactly once; held-out documents share
-// no sample with others; the statistics count what there is.
+// The packing equals the packing of the plain loop, and has every token exactly once. Held-out
+// documents share no sample with others. The statistics are exact.
 func TestPackingIsThePlainOne(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		capacity := rapid.IntRange(2, 40).Draw(rt, "capacity")
@@ -196,7 +196,7 @@ func TestPackingIsThePlainOne(t *testing.T) {
 	})
 }
 
-// lengths are those of packing_v1.py.
+// lengths returns the lengths of packing_v1.py.
 func lengths(count, seed, most int64, shape string) (list []int64) {
 	state := seed
 	for range count {
@@ -217,7 +217,7 @@ func lengths(count, seed, most int64, shape string) (list []int64) {
 	return list
 }
 
-// The files are those of the implementation in Python, byte by byte.
+// The files equal the files of the Python implementation, byte for byte.
 func TestFilesOfOtherImplementation(t *testing.T) {
 	data, err := os.ReadFile("testdata/vectors.json")
 	if err != nil {
@@ -294,8 +294,7 @@ func TestFilesOfOtherImplementation(t *testing.T) {
 	}
 }
 
-// What is kept in memory does not grow with the source: neither with the documents, nor with what
-// is open.
+// The memory does not grow with the source: neither with the documents, nor with the open samples.
 func TestPackingIsBounded(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for name, length := range map[string]func() int64{
@@ -323,7 +322,7 @@ func TestPackingIsBounded(t *testing.T) {
 	}
 }
 
-// A file is built once and found again; one that is damaged is built anew, with the same bytes.
+// A file is built once and reused. A damaged file is rebuilt, with the same bytes.
 func TestFileIsFoundAgain(t *testing.T) {
 	dir := t.TempDir()
 	passes := 0

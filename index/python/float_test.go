@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// golden is testdata/text.json, which Python itself wrote by way of text.py beside it.
+// golden is testdata/text.json, which text.py wrote with Python.
 type golden struct {
 	Numbers, Strings []string // hashes of a hundred texts each
 	Floats           [][2]string

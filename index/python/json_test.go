@@ -52,7 +52,7 @@ func TestParseErrors(t *testing.T) {
 	}
 }
 
-// Values made in Go, with what JSON text cannot say: file names that are no UTF-8, and nil.
+// Values made in Go that JSON text cannot contain: file names that are not UTF-8, and nil.
 func TestDumps(t *testing.T) {
 	v := Object{
 		{"path", String("a\xffb\xed\xa0")},

@@ -9,8 +9,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Whatever the pieces and their order, first difference, count and row are those of a plain
-// comparison.
+// For all pieces and all their orders, the first difference, the count and the row equal the
+// results of a plain comparison.
 func TestComparer(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		want := rapid.SliceOfN(rapid.Byte(), 0, 200).Draw(t, "want")

@@ -148,7 +148,7 @@ func TestImageRefused(t *testing.T) {
 	if m.direct == nil {
 		t.Skip("no direct writing in the directory for temporary files")
 	}
-	// A file that answers EINVAL to text which is no number stands for one on a disk with larger
+	// This file answers EINVAL to text that is not a number, like a file on a disk with larger
 	// blocks.
 	refusing, err := os.OpenFile("/proc/self/oom_score_adj", os.O_WRONLY, 0)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"mula/internal/testwait"
 )
 
-// ended is a process of this machine that has ended and was waited for, and one that was not.
+// ended returns an ended process that was waited for, and an ended process that was not.
 func ended(t *testing.T) (reaped, zombie Owner) {
 	t.Helper()
 	exe, err := os.Executable()
@@ -74,8 +74,8 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// What machines, boots and containers are told apart by is wide enough: of so many, some would
-// agree in 32 bits.
+// The identifiers of machines, boots and containers are wide enough: with 32 bits, some of these
+// would be equal.
 func TestMachines(t *testing.T) {
 	seen := make(map[string]string)
 	for k := range 300_000 {
@@ -113,7 +113,7 @@ func TestTempName(t *testing.T) {
 	}
 }
 
-// Clean removes what nobody will finish, and nothing else.
+// Clean removes files that no process will finish, and nothing else.
 func TestClean(t *testing.T) {
 	reaped, _ := ended(t)
 	self := Self()

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// Files have the permissions that the user's umask leaves, as those of any other program.
+// The user's umask sets the permissions of files, as in any other program.
 func TestUmask(t *testing.T) {
 	before := syscall.Umask(0)
 	defer syscall.Umask(before)

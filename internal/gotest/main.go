@@ -48,8 +48,8 @@ func main() {
 	}
 }
 
-// libraries are what tests need and may not find: a text in what a test says then, and the Debian
-// packages that bring it. The first that fits counts.
+// libraries lists libraries that tests need and may not find: a text in the message of the test,
+// and the Debian packages of the library. The first match counts.
 var libraries = []struct{ text, packages string }{
 	{"intel-opencl-icd", "intel-opencl-icd"},
 	{"oneDNN", "libdnnl2"},
@@ -66,7 +66,7 @@ type event struct {
 	Action, Package, Test, Output string
 }
 
-// A report is what is known of the tests that have ended.
+// A report counts the tests that have ended.
 type report struct {
 	missing, other int // skipped for want of a library, or for another reason
 	partly         int // passed without the part that needs a library
@@ -137,7 +137,7 @@ func (r *report) take(e event, w io.Writer) error {
 	return nil
 }
 
-// note counts a test that was skipped or has passed, with what it has printed.
+// note counts a test that was skipped or has passed, and its output.
 func (r *report) note(text string, skipped bool) {
 	missing := false
 	for _, l := range libraries {
@@ -184,7 +184,7 @@ func (p *testedPackage) print(w io.Writer, failed bool) error {
 		if name == "" || b == nil {
 			continue
 		}
-		// The line that says how the test ended comes first, as without -json.
+		// The line with the result of the test is printed first, as without -json.
 		var ends, rest strings.Builder
 		for line := range strings.Lines(b.String()) {
 			switch {

@@ -104,7 +104,7 @@ var languageRules = compileRules([][2]string{
 	{`begins? (at|where|again|by)`, "starts at"},
 	{`is there (no|any)\b`, "exists"},
 	{`has (no )?meaning`, "is ignored, is not supported"},
-	{`is none\b`, "does not exist"},
+	{`(it|this|that|which|what) is none\b`, "does not exist"},
 	{`is no [a-z]+ (of|for|at|to|that)\b`, "is not a"},
 	{`are no [a-z]+ of\b`, "are not"},
 	{`may be one\b`, "name the case"},

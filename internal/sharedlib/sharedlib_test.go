@@ -61,7 +61,8 @@ func TestSearch(t *testing.T) {
 	}
 }
 
-// The reason is that of the file, also where many goroutines ask for others at the same time.
+// The reason belongs to the file of the call, also if other goroutines open other files at the same
+// time.
 func TestReasonIsOfTheCall(t *testing.T) {
 	var all sync.WaitGroup
 	for g := range 8 {

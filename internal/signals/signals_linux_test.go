@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// handler is the address of what is done at a signal.
+// handler returns the address of the handler of a signal.
 func handler(s syscall.Signal) uint64 {
 	var a action
 	getAction(s, &a)
@@ -44,7 +44,7 @@ func TestRestore(t *testing.T) {
 	}
 }
 
-// SIGSEGV stands for all.
+// SIGSEGV is tested for all signals.
 func TestRestoreIfFaults(t *testing.T) {
 	h := Keep()
 	foreign := h.kept[syscall.SIGSEGV]

@@ -192,8 +192,8 @@ type entry struct {
 	value ast.Node
 }
 
-// entries are the keys of a mapping, with those that << merges into it. ok is false if n is no
-// mapping.
+// entries returns the keys of a mapping, with the keys that << merges into it. ok is false if n is
+// not a mapping.
 func (d *decoder) entries(n ast.Node, path string) (list []entry, ok bool) {
 	m, ok := n.(ast.MapNode)
 	if !ok {

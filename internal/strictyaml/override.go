@@ -42,8 +42,8 @@ func (f *File) Override(v any, flag string, settings []string) error {
 	return All(problems)
 }
 
-// newOverride parses the value of a field of a struct of type root. name stands for the setting in
-// messages.
+// newOverride parses the value of a field of a struct of type root. Messages use name for the
+// setting.
 func newOverride(root reflect.Type, name, key, value string) (*override, error) {
 	parsed, err := parse([]byte(value), name, true)
 	if err != nil {

@@ -280,8 +280,8 @@ func TestTLS(t *testing.T) {
 	}
 }
 
-// A call that is given up leaves nothing; one that nobody reads is cut when the service stops, and
-// one that is read sees that it is unfinished.
+// A cancelled call leaves nothing. When the service stops, a call without a reader is cut, and a
+// call with a reader ends with an error.
 func TestCutAndStop(t *testing.T) {
 	s := start(t, serve.Options{Grace: 100 * time.Millisecond, MaxStreams: 4}, serve.Access{})
 	begin := func() (flight.FlightService_DoGetClient, func()) {

@@ -19,9 +19,9 @@ const (
 	fieldBody   = 1000<<3 | 2 // data_body: its body
 )
 
-// A writer sends the records of a stream as FlightData. The bytes of each message equal those of
-// arrow-go's flight.Writer, but without its two copies of the columns: the encoded message refers
-// to the memory of the columns.
+// A writer sends the records of a stream as FlightData. The messages have the bytes of arrow-go's
+// flight.Writer, but without its two copies of the columns: the encoded message refers to the
+// memory of the columns.
 type writer struct {
 	ipc *ipc.Writer
 	to  sender

@@ -32,13 +32,13 @@ func (s *taken) SendMsg(m any) error {
 	return err
 }
 
-// plain is what arrow-go's writer sends.
+// plain records the messages of arrow-go's writer.
 type plain struct{ taken }
 
 func (s *plain) Send(m *flight.FlightData) error { return s.SendMsg(m) }
 
-// Messages are, byte for byte, those of arrow-go's own writer, and records are held until all of
-// their messages are freed, and no longer.
+// Messages have the bytes of arrow-go's writer. Records are held until all of their messages are
+// freed, and no longer.
 func TestMessages(t *testing.T) {
 	data := openPlan(t)
 	defer data.Close()
@@ -100,7 +100,7 @@ func TestMessageOfSchema(t *testing.T) {
 	}
 }
 
-// A slice of a record has the bytes of the slice alone, those that the encoder copies included.
+// A slice of a record has the bytes of the slice alone, also in columns that the encoder copies.
 func TestMessageOfSlice(t *testing.T) {
 	b := array.NewRecordBuilder(memory.NewGoAllocator(), arrow.NewSchema([]arrow.Field{
 		{Name: "text", Type: arrow.BinaryTypes.String, Nullable: true}, {Name: "n",

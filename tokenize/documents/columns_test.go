@@ -251,7 +251,7 @@ func TestColumnsRefused(t *testing.T) {
 				test.content != "" {
 			t.Errorf("%d %s: %q does not say %q", i, test.name, got, test.want)
 		}
-		// What is said of a whole file has no line, and advice is no fault of the metadata.
+		// An error about a complete file has no line. The advice must not blame the metadata.
 		if strings.Contains(got[0], "(byte 0)") || strings.Contains(got[0], "reading the metadata") {
 			t.Errorf("%d %s: %q", i, test.name, got)
 		}
@@ -356,8 +356,8 @@ func TestCodecsExact(t *testing.T) {
 	}
 }
 
-// A file of columns needs none with ids unless the caller names one. Without any column of text the
-// error says so.
+// A file of columns needs no column of ids unless the caller names one. If it has no column of
+// text, the error says that.
 func TestColumnsWithoutIDs(t *testing.T) {
 	schema := arrow.NewSchema([]arrow.Field{{Name: "text", Type: arrow.BinaryTypes.String}}, nil)
 	numbers := arrow.NewSchema([]arrow.Field{{Name: "n", Type: arrow.PrimitiveTypes.Int64}}, nil)

@@ -87,8 +87,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// A glob with a dot at its start, and one that has no folder below it, match what they say and no
-// more.
+// A glob with a dot at its start, and a glob without a folder below it, match the same names and no
+// others.
 func TestGlob(t *testing.T) {
 	for _, test := range []struct {
 		pattern, path string

@@ -19,9 +19,9 @@ import (
 	"pgregory.net/rapid"
 )
 
-// All pieces of a file, at any target size, give the documents and errors of the whole, and their
-// hashes are those of bytes that are all bytes of the file. A reader that skips to any document
-// goes on with the one behind it and has the same hash.
+// All pieces of a file, at any target size, have the documents and errors of the complete file.
+// Their hashes cover every byte of the file once. A reader that skips to any document continues
+// with the next document, and has the same hash.
 func TestPiecesAreTheWhole(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	dir := t.TempDir()
@@ -389,8 +389,8 @@ func (r *repeated) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// A document of 200 MB on one line takes memory for itself and little more than that on the way;
-// one above the limit takes none.
+// A document of 200 MB on one line needs memory for itself and little more. A document above the
+// limit needs none.
 func TestMemoryOfGiant(t *testing.T) {
 	const block = 8 << 20
 	giant := func() *repeated {

@@ -186,8 +186,8 @@ func TestBrokenStreams(t *testing.T) {
 	}
 }
 
-// A byte order mark at the start of a file is no part of its documents; elsewhere it is a fault or
-// text.
+// A byte order mark at the start of a file does not belong to a document. Elsewhere it is an error
+// or text.
 func TestByteOrderMark(t *testing.T) {
 	const mark = "\xef\xbb\xbf"
 	lines := mark + `{"id":"a","text":"one"}` + "\n" + `{"text":"` + mark + `two"}` + "\n"
@@ -439,7 +439,7 @@ func TestReadPipe(t *testing.T) {
 // Leaving the loop early closes everything.
 func TestReadLeftEarly(t *testing.T) {
 	defer goleak.VerifyNone(t)
-	for _, lines := range []int{100, 1_000_000} { // the second is longer than what is read ahead
+	for _, lines := range []int{100, 1_000_000} { // the second is longer than the read-ahead
 		path := put(t, "x.zst", zstded(strings.Repeat(`{"text":"a"}`+"\n", lines)))
 		for range ReadDocuments(t.Context(), []string{path, path}, Options{}) {
 			break
@@ -478,7 +478,7 @@ func TestReadReports(t *testing.T) {
 	}
 }
 
-// Documents share allocations: many small ones lie in one.
+// Documents share allocations: many small documents are in one.
 func TestReadAllocations(t *testing.T) {
 	const documents = 1000
 	path := put(t, "x", strings.Repeat(`{"id":"abc","text":"a\nb","source":"x"}`+"\n", documents))

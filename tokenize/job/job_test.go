@@ -57,7 +57,7 @@ type known struct {
 	line   int64
 	id     string // as it is in the output
 	text   string
-	bad    bool // it is none, but a line that gives no document
+	bad    bool // a line without a document
 }
 
 // A corpusOf files: plain, gzip and zstd by turns, with blank and bad lines, documents with and
@@ -211,7 +211,7 @@ func outputs(t testing.TB, dir string) map[string]string {
 	return files
 }
 
-// sameOutputs compares an output with what it is to be.
+// sameOutputs compares an output with the expected output.
 func sameOutputs(t testing.TB, got, want map[string]string) {
 	t.Helper()
 	for name := range want {
@@ -265,8 +265,8 @@ func onlyDone(t testing.TB, dir string) {
 	}
 }
 
-// The output is what a plain loop makes of the documents, whatever the sizes of pieces, segments
-// and memory, and however many processes and workers there are.
+// The output equals the output of a plain loop over the documents, for all sizes of pieces,
+// segments and memory, and for all numbers of processes and workers.
 func TestOutput(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	tok := bytesTokenizer(t, "")
@@ -565,7 +565,7 @@ func TestDamagedRecords(t *testing.T) {
 			if i%3 == 0 {
 				data = data[:random.IntN(len(data))]
 			} else {
-				// not the line break at the end, which says nothing
+				// not the line break at the end, which does not matter
 				data[random.IntN(len(data)-1)] ^= 1 << random.IntN(8)
 			}
 			if err := os.WriteFile(name, data, 0o644); err != nil {
@@ -608,8 +608,8 @@ func TestDamagedRecordOfChangedInput(t *testing.T) {
 	}
 }
 
-// A job that is complete says so without writing anything; one with other settings or another
-// output on disk is refused, until it is told to start anew.
+// A complete job reports that it is complete and writes nothing. A job with other settings, or with
+// another output on disk, is refused unless --overwrite is set.
 func TestJoining(t *testing.T) {
 	t.Parallel()
 	c := makeCorpus(t, 4, 3, 30, false)
@@ -661,7 +661,7 @@ func TestJoining(t *testing.T) {
 	}
 	sameOutputs(t, outputs(t, dir), before)
 
-	// Anew with larger shards: what is left of the older ones goes.
+	// Overwrite with larger shards: the remaining older shards are removed.
 	anew := base
 	anew.ShardTokens, anew.Overwrite = 9000, true
 	if _, err := Run(t.Context(), anew); err != nil {
@@ -698,7 +698,7 @@ func TestJoining(t *testing.T) {
 	}
 	sameOutputs(t, outputs(t, dir), outputs(t, want))
 
-	// Shards of which no job knows.
+	// Shards that belong to no job.
 	if err := os.RemoveAll(filepath.Join(dir, "x.job")); err != nil {
 		t.Fatal(err)
 	}
@@ -708,7 +708,7 @@ func TestJoining(t *testing.T) {
 }
 
 // A process that finds all shards written, and has seen no record of the units, completes the job:
-// it is the one that another process was killed before.
+// another process was killed before it wrote the record.
 func TestFinishesForAnother(t *testing.T) {
 	t.Parallel()
 	c := makeCorpus(t, 6, 3, 30, true)
@@ -745,8 +745,8 @@ func TestFinishesForAnother(t *testing.T) {
 	sameOutputs(t, outputs(t, dir), outputs(t, want))
 }
 
-// Nobody starts anew while another process works, and a description that cannot be read is no
-// job's.
+// No process overwrites a job while another process works on it. A description that cannot be read
+// belongs to no job.
 func TestOthers(t *testing.T) {
 	c := makeCorpus(t, 4, 1, 30, false)
 	dir := t.TempDir()
@@ -911,7 +911,7 @@ func TestFirstFailure(t *testing.T) {
 	}
 }
 
-// Two processes of which one skips and the other fails: the one that fails does not end well.
+// If one of two processes skips and the other fails, the process that fails returns an error.
 func TestFailAfterSkip(t *testing.T) {
 	t.Parallel()
 	c := makeCorpus(t, 21, 2, 80, true)
@@ -929,7 +929,7 @@ func TestFailAfterSkip(t *testing.T) {
 	}
 }
 
-// Standard input cannot be resumed: the job starts anew, and nobody joins it.
+// Standard input cannot be resumed: the job restarts, and no other process joins it.
 func TestStdin(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	text := `{"text":"one"}` + "\n" + `{"text":"two"}` + "\n"
@@ -1125,8 +1125,8 @@ func TestLostShard(t *testing.T) {
 	sameOutputs(t, outputs(t, dir), outputs(t, want))
 }
 
-// Where the job's folder is gone or its description damaged, --overwrite replaces the shards that
-// stand there, and removes those that there are no longer.
+// If the job's folder is missing or its description is damaged, --overwrite replaces the shards on
+// disk, and removes shards that the new job does not have.
 func TestOverwriteUnknownShards(t *testing.T) {
 	c := makeCorpus(t, 33, 2, 60, false)
 	dir := t.TempDir()
@@ -1152,7 +1152,7 @@ func TestOverwriteUnknownShards(t *testing.T) {
 		want := t.TempDir()
 		c.expect(t, want, o)
 		sameOutputs(t, outputs(t, dir), outputs(t, want))
-		if o.ShardTokens == 3000 { // then the record of what it has made
+		if o.ShardTokens == 3000 { // then the record of its outputs
 			err = os.WriteFile(filepath.Join(dir, "x.job", doneName), []byte(`{"format":1,`), 0o644)
 		} else { // and then all
 			err = os.RemoveAll(filepath.Join(dir, "x.job"))
@@ -1165,7 +1165,7 @@ func TestOverwriteUnknownShards(t *testing.T) {
 	if err := os.WriteFile(kept, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	one := o // shard, which a job has made that nobody knows any more
+	one := o // shard of a job whose folder was removed
 	one.Output, one.ShardTokens = filepath.Join(t.TempDir(), "y"), 0
 	for range 2 {
 		if s, err := Run(t.Context(), one); err != nil || s.Before {
@@ -1189,8 +1189,7 @@ func TestOverwriteUnknownShards(t *testing.T) {
 }
 
 // Documents without ids are named by the path of their file relative to the input. A job of format
-// 1, which an older program has begun, goes on as it began: with base names, and with byte order
-// marks.
+// 1, which an older program started, resumes unchanged: with base names, and with byte order marks.
 func TestNamesOfInputs(t *testing.T) {
 	root := t.TempDir()
 	var inputs []string
@@ -1258,7 +1257,7 @@ func TestNamesOfInputs(t *testing.T) {
 		`"id_field":"id"`}
 	with(older...)
 	expect([]string{"README.txt:1", "README.txt:1"}, "\xef\xbb\xbf")
-	expect([]string{"README.txt:1", "README.txt:1"}, "\xef\xbb\xbf") // once more, when it is done
+	expect([]string{"README.txt:1", "README.txt:1"}, "\xef\xbb\xbf") // again, when it is done
 
 	with(`"format":2`, `"format":3`)
 	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(),

@@ -40,8 +40,8 @@ func TestProgressOfLongLine(t *testing.T) {
 	if got := read(); got != int64(len(text)) {
 		t.Errorf("of complete units %d bytes are read, want %d", got, len(text))
 	}
-	// Without the unit in which the line begins, what is left is the last unit, in which another
-	// line begins.
+	// Without the unit in which the line starts, only the last unit remains, in which another line
+	// starts.
 	if err := os.Remove(filepath.Join(o.Output+FolderSuffix, "unit-00000.json")); err != nil {
 		t.Fatal(err)
 	}

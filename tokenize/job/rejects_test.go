@@ -14,7 +14,7 @@ import (
 	"mula/internal/filesystem/faultfs"
 )
 
-// lines is a file of so many documents, the first of them bad.
+// lines returns the path of a file with all documents, of which the first bad are invalid.
 func lines(t *testing.T, bad, all int) string {
 	t.Helper()
 	var text strings.Builder
@@ -28,8 +28,8 @@ func lines(t *testing.T, bad, all int) string {
 	return put(t, fmt.Sprintf("of-%d.jsonl", all), text.String())
 }
 
-// A job fails if more documents were skipped than are allowed: before a shard is written, with the
-// list of what was skipped, and as often as it is begun again. With a higher limit it goes on.
+// A job fails if it skips more documents than are allowed: before a shard is written, with the list
+// of the skipped documents, and every time it is started. With a higher limit it resumes.
 func TestMaxRejects(t *testing.T) {
 	inputs := []string{lines(t, 0, 400), lines(t, 3, 599), lines(t, 0, 1)} // 3 of 1,000
 	for _, test := range []struct {
@@ -53,7 +53,7 @@ func TestMaxRejects(t *testing.T) {
 			Output: filepath.Join(dir, "x"), OnError: Skip,
 			Rejects: filepath.Join(dir, "rejects"), MaxDocuments: test.max, MaxRejects: test.limit, PieceBytes: 1500,
 			tuning: quick}
-		// Several processes, and after them one that goes on.
+		// Several processes, and after them a process that resumes.
 		errs := make([]error, 3)
 		var group sync.WaitGroup
 		for i := range errs {
@@ -91,7 +91,7 @@ func TestMaxRejects(t *testing.T) {
 	}
 }
 
-// The share is of the documents that were read, of which a sample keeps some.
+// The fraction is relative to the documents that were read; a sample keeps some of them.
 func TestMaxRejectsOfSample(t *testing.T) {
 	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: []string{lines(t, 100, 10_000)},
 		OnError: Skip, Sample: 0.1, tuning: quick}
@@ -103,7 +103,7 @@ func TestMaxRejectsOfSample(t *testing.T) {
 	}
 }
 
-// A job that was interrupted fails or ends as one that was not.
+// A resumed job fails or succeeds like an uninterrupted job.
 func TestMaxRejectsResumed(t *testing.T) {
 	t.Parallel()
 	for limit, fails := range map[int64]bool{2: true, 3: false} {

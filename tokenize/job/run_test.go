@@ -24,8 +24,8 @@ import (
 	"mula/tokenize/documents"
 )
 
-// bytesTokenizer has one token for each byte but those left out, with the byte as its id, and
-// <|endoftext|> as 256: its ids are known without it.
+// bytesTokenizer has a token for each byte except leftOut, with the byte as its id, and
+// <|endoftext|> as 256. Tests therefore know the ids without it.
 func bytesTokenizer(t testing.TB, leftOut string) *tokenize.Tokenizer {
 	t.Helper()
 	return bytesTokenizerAround(t, leftOut, nil, nil)
@@ -539,8 +539,8 @@ func TestRunMemoryIsBounded(t *testing.T) {
 	if !errors.Is(err, stopped) {
 		t.Fatal(err)
 	}
-	// One document written, three in flight, one that waits for memory, and the buffers that files
-	// are read by.
+	// One written document, three documents in progress, one document that waits for memory, and
+	// the read buffers of the files.
 	if most, read := int64(5*document+3*(1<<20)), read.Load(); read > most || read < 3*document {
 		t.Errorf("%d bytes were read while nothing was written, at most %d may be", read, most)
 	}

@@ -79,8 +79,8 @@ func readAll(s *segment) (docs []meta, tokens [][]uint32, foot footer, err error
 	return docs, tokens, s.foot, nil
 }
 
-// What is written is read back: in the order in which it came or, shuffled, in that of the keys;
-// and with any byte changed, it is not.
+// A segment is read as it was written: in the order of writing or, if shuffled, in the order of the
+// keys. If any byte changes, reading fails.
 func TestSegment(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		dir, err := os.MkdirTemp(t.TempDir(), "")
@@ -173,7 +173,7 @@ func FuzzSegment(f *testing.F) {
 		f.Add(data[:len(data)/2])
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if n := len(data); n > segmentTrailer { // a footer that says what it wants
+		if n := len(data); n > segmentTrailer { // a footer with invalid values
 			size := int(binary.LittleEndian.Uint32(data[n-segmentTrailer:]))
 			if end := n - segmentTrailer; size <= end {
 				data = bytes.Clone(data)
@@ -194,8 +194,8 @@ type inMemory struct{ *bytes.Reader }
 
 func (inMemory) Close() error { return nil }
 
-// BenchmarkReadSegment is what comes between segments and shards: how fast ids are read, with their
-// sums checked, in the order of the inputs.
+// BenchmarkReadSegment measures the step between segments and shards: reading ids in the order of
+// the inputs, with their sums checked.
 func BenchmarkReadSegment(b *testing.B) {
 	var docs []meta
 	var tokens [][]uint32
