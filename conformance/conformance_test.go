@@ -1,7 +1,7 @@
-// Package conformance compares the files of `mula index` with those that the frameworks write
+// Package conformance compares the files of `mula index` with the files that the frameworks write
 // themselves. This test needs no Python: it runs the command on small cases and compares with the
-// MD5s in golden, which the frameworks' own code made (golden.py says how). `make conformance` runs
-// the frameworks beside mula on many more.
+// MD5s in golden, which golden.py made with the frameworks' own code. `make conformance` compares
+// the frameworks and mula on many more cases.
 package conformance
 
 import (
@@ -23,8 +23,8 @@ import (
 	"mula/cli"
 )
 
-// TestMain makes the test binary stand in for mula when it is started as the command, so that what
-// is tested is what was compiled.
+// TestMain makes the test binary run as mula when it is started as the command, so that the
+// compiled code is tested.
 func TestMain(m *testing.M) {
 	if os.Getenv(commandVariable) != "" {
 		os.Exit(cli.Main(os.Args, os.Stdin, os.Stdout, os.Stderr))
@@ -112,7 +112,7 @@ type megatronCase struct {
 	Tokenizer      json.RawMessage
 }
 
-// arguments are those of `mula index` for the case's files below root.
+// arguments returns the arguments of `mula index` for the case's files below root.
 func (c *megatronCase) arguments(t *testing.T, profile, arithmetic, root, cache string) []string {
 	args := []string{"index", "--for", "megatron", "--profile", profile, "--arithmetic", arithmetic, "--cache", cache,
 		"--root", root, "--threads", "2",
@@ -168,8 +168,8 @@ func run(t *testing.T, args ...string) (int, string) {
 	return c.ProcessState.ExitCode(), stderr.String()
 }
 
-// digests are the MD5s of a cache's data files by the beginning of their names, in the order of
-// their names. The description must hash to what its name says.
+// digests returns the MD5s of a cache's data files by the start of their names, in the order of
+// their names. The hash of the description must equal the hash in its name.
 func digests(t *testing.T, cache string) map[string][]string {
 	t.Helper()
 	entries, err := os.ReadDir(cache)

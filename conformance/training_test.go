@@ -46,10 +46,10 @@ func trainingText(documents int) string {
 	return out.String()
 }
 
-// torch.optim.AdamW had these losses at every step with transformers' models, from the weights that
-// mula begins with and on the batches of the plan. They were written as float32; two fp32 runs
-// drift apart by rounding, above all where a token is close to another choice of experts.
-// training.py shows how far the reference is from itself with other kernels.
+// torch.optim.AdamW had these losses at every step with transformers' models, from mula's initial
+// weights and on the batches of the plan. They were written as float32. Two fp32 runs drift apart
+// by rounding, mostly at tokens that are close to another choice of experts. training.py shows how
+// far two runs of the reference with different kernels differ.
 func TestTraining(t *testing.T) {
 	longtest.SkipIfShort(t)
 	const tolerance = 1e-3 // relative

@@ -32,8 +32,8 @@ func growingOrder(t interface{ Fatal(...any) }, seed uint64, first int64, growth
 	return o
 }
 
-// A plain list of what the format page says: the epoch under way is a list, of which the places
-// that have been drawn are kept and the rest, with the new windows behind it, is permuted.
+// A plain list by the rules of the format page: the current epoch is a list. Its drawn places are
+// kept. The rest, followed by the new windows, is permuted.
 func listed(seed uint64, first int64, growths []Growth, samples int64) (epochs, windows []int64) {
 	total, number := first, 0
 	for epoch := int64(0); int64(len(windows)) < samples || number < len(growths); epoch++ {
@@ -63,8 +63,7 @@ func listed(seed uint64, first int64, growths []Growth, samples int64) (epochs, 
 	return epochs, windows
 }
 
-// The order of a source that grows is that of the list, in both directions, one by one and in
-// stretches.
+// The order of a growing source equals the list, in both directions, one by one and in ranges.
 func TestGrowthIsThatOfTheList(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		seed, first, growths := growing(t, 40)
@@ -163,7 +162,7 @@ func TestGrowthOfLargeSources(t *testing.T) {
 	})
 }
 
-// New windows come as often at any place of what is left of the epoch as at any other.
+// New windows are equally frequent at every remaining place of the epoch.
 func TestGrowthMixes(t *testing.T) {
 	const old, fresh, drawn, trials = 40, 20, 10, 4000
 	places := make([]float64, old+fresh)

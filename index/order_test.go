@@ -10,8 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// vectors is testdata/order_v1.json, made by order_v1.py beside it, which was written from the
-// format page alone. It is frozen: a change of it would change the meaning of every plan.
+// vectors reads testdata/order_v1.json, which order_v1.py made from the format page alone. It is
+// frozen: a change would change the meaning of every plan.
 func vectors(t *testing.T) (v struct {
 	Keys []struct {
 		Seed  uint64

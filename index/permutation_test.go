@@ -72,7 +72,7 @@ func checkBijection(t interface{ Fatalf(string, ...any) }, p *Permutation) {
 	}
 }
 
-// The network as it stands, at sizes too large to list.
+// The network alone, at sizes too large to list.
 func TestInverseOfLarge(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.Uint64Range(smallest, math.MaxUint64).Draw(t, "n")
@@ -117,8 +117,8 @@ func TestUniform(t *testing.T) {
 	}
 }
 
-// chiSquaredZ says how many standard deviations chi squared is from its mean, for counts of equally
-// likely cells.
+// chiSquaredZ returns the distance of chi squared from its mean in standard deviations, for counts
+// of equally likely cells.
 func chiSquaredZ[K comparable](counts map[K]float64, cells int, total float64) float64 {
 	expected := total / float64(cells)
 	chi := float64(cells-len(counts)) * expected // of the cells without a count

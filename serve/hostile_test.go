@@ -299,7 +299,7 @@ func (s *served) stuck(n int, query string) (close func()) {
 	}
 }
 
-// Readers that stop reading hold one record each, and another one that is read ahead if memory
+// Readers that stop reading hold one record each, and a second record that is read ahead if memory
 // remains. They delay no other client.
 func TestSlowReaders(t *testing.T) {
 	const readers = 40

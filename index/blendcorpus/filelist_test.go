@@ -57,7 +57,7 @@ func TestParseDataPath(t *testing.T) {
 	}
 }
 
-// What is read can be written as a list that reads the same.
+// A parsed list can be written as a list with the same result.
 func FuzzParseFileList(f *testing.F) {
 	f.Add(fileList)
 	f.Add("1 a\n0.5\tb \r\n")

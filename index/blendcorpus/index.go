@@ -81,7 +81,7 @@ func New(ctx context.Context, c Config) (_ *Index, err error) {
 	return x, nil
 }
 
-// A plan is what one split requests from the files, in their order.
+// A plan has the requests of one split to the files, in their order.
 type plan struct {
 	split    rebuild.Split
 	samples  []int64

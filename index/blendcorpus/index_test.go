@@ -25,8 +25,8 @@ import (
 	"mula/internal/longtest"
 )
 
-// Random configurations against testdata/reference.json, which numpy and plain Python made by way
-// of reference.py beside it.
+// Random configurations against testdata/reference.json, which reference.py made with numpy and
+// plain Python.
 func TestReference(t *testing.T) {
 	longtest.SkipIfShort(t)
 	data, err := os.ReadFile("testdata/reference.json")
@@ -207,7 +207,7 @@ func TestDescribe(t *testing.T) {
 	if want := []string{"web\n 14", "web\n 273", "wiki\n 3", "wiki\n 50"}; !slices.Equal(corpora, want) {
 		t.Errorf("%q, want %q", corpora, want)
 	}
-	// What is described is what is built.
+	// The description matches the built files.
 	build(t, c)
 	for _, e := range open(t, c).Describe() {
 		for i, name := range e.Files {
@@ -221,8 +221,8 @@ func TestDescribe(t *testing.T) {
 	}
 }
 
-// Without a cache directory the indices go beside the token files; with one, files beside them are
-// pointed out.
+// Without a cache directory the indices are written next to the token files. With a cache
+// directory, the user is warned of files next to the token files.
 func TestDirectories(t *testing.T) {
 	c := vectorConfig(t)
 	cacheDir := c.Cache
@@ -349,7 +349,7 @@ func TestForeignBlends(t *testing.T) {
 		!strings.Contains(err.Error(), "byte 128") {
 		t.Errorf("a corpus of another blend: %v", err)
 	}
-	// Cut off, or asked to build all anew: it is built anew.
+	// A file that is cut off, or that the caller wants rebuilt, is rebuilt.
 	if err := os.WriteFile(name, data[:len(data)-1], 0o666); err != nil {
 		t.Fatal(err)
 	}
@@ -361,7 +361,7 @@ func TestForeignBlends(t *testing.T) {
 	}
 }
 
-// What is refused, with what is said of it.
+// Refused configurations, with their errors.
 func TestRefused(t *testing.T) {
 	base := vectorConfig(t)
 	writeIndex(t, filepath.Join(base.Root, "tiny"), []int32{5, 5, 5})
@@ -456,7 +456,7 @@ func TestUnreadable(t *testing.T) {
 	build(t, c)
 }
 
-// A prefix alone is no blend, and what is asked for is what it is built for.
+// A prefix alone is not a blend, and the build has the requested samples.
 func TestPlain(t *testing.T) {
 	c := vectorConfig(t)
 	var err error

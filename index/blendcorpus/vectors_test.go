@@ -126,7 +126,7 @@ func TestVectors(t *testing.T) {
 		if got, n := manifest(t, c.Cache); got != test.manifest || n != 54 {
 			t.Errorf("%s: %d files with the manifest %s, want 54 with %s", test.name, n, got, test.manifest)
 		}
-		// Once more: all is there.
+		// A second run finds everything complete.
 		if s := build(t, c); s.Kept != 15 || s.Built != 0 {
 			t.Errorf("%s, again: %+v", test.name, s)
 		}

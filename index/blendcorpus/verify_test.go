@@ -172,8 +172,8 @@ func TestVerifyFindsFaults(t *testing.T) {
 	}
 }
 
-// A description that is not that of its files may ask for more than any machine has; its files are
-// then only looked at, and the others are verified all the same.
+// A description that does not belong to its files may request more memory than any machine has. Its
+// files are then only inspected, and the others are verified.
 func TestVerifyImplausible(t *testing.T) {
 	c := vectorConfig(t)
 	build(t, c)
@@ -233,7 +233,7 @@ func flip(at int) func([]byte) []byte {
 	}
 }
 
-// Descriptions of any text are read without a panic, and those that are taken say what was written.
+// Descriptions of any text are read without a panic. Accepted descriptions have the written values.
 func FuzzParseDescription(f *testing.F) {
 	r := request{"data/f0", rebuild.Train, 99, 64, 1234, "70, 20, 10"}
 	f.Add(r.text(3))

@@ -356,7 +356,7 @@ func (r *run) rounds(ctx context.Context, left []*unit) (err error) {
 			return err
 		}
 		if len(left) == 0 {
-			return r.undisturbed(ctx)
+			return r.checkNoOtherSettings(ctx)
 		}
 		if len(left) < before {
 			pause = r.timing.poll
@@ -370,11 +370,11 @@ func (r *run) rounds(ctx context.Context, left []*unit) (err error) {
 	}
 }
 
-// undisturbed checks at the end that no unit was rebuilt with other settings after this run
+// checkNoOtherSettings checks at the end that no unit was rebuilt with other settings after this run
 // finished it. If two processes build the same directory with different settings, each rebuilds the
 // other's units. Without this check both would succeed and leave a directory of mixed settings.
 // With it, the process that ends last fails.
-func (r *run) undisturbed(ctx context.Context) error {
+func (r *run) checkNoOtherSettings(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(checkers)
 	for _, u := range r.units {

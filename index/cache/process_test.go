@@ -126,7 +126,7 @@ func TestKill(t *testing.T) {
 		if dir == "" {
 			dir = filepath.Join(t.TempDir(), "cache")
 		}
-		// One process alone, or two processes, of which one is killed.
+		// One process alone, or two processes: one is killed and the other continues.
 		victim, out := startChild(t, dir, n)
 		var other, otherOut = (*exec.Cmd)(nil), (*strings.Builder)(nil)
 		if round%3 == 2 {

@@ -67,7 +67,7 @@ sum:
 	VPADDQ Z3, Z2, Z2
 	VPORQ Z5, Z4, Z4
 
-// reduce adds the lanes of Z2 into AX and ORs those of Z4 into BX.
+// reduce adds the lanes of Z2 into AX and ORs the lanes of Z4 into BX.
 #define REDUCE \
 	VEXTRACTI64X4 $1, Z2, Y3; \
 	VPADDQ Y3, Y2, Y2; \
@@ -158,7 +158,7 @@ narrow:
 //
 // Registers: SI state, DI documents, CX how many, R8 the address that row 0 would have, R9 low-1, R10 the row at the bound of the group above;
 // Z16 zero, Z17 bytes 1, Z18 steps, Z19 bytes 8, Z20 bound, Z21 S, Z22 1/S, Z23 (1 … 8)·S-x, Z24 8·S, Z25 -1, Z26 8,
-// Z27 the position before that of the first document of the group.
+// Z27 the position before the position of the first document of the group.
 #define ROWS_BEGIN(width) \
 	MOVQ R9, AX; \
 	SHLQ $width, AX; \

@@ -38,7 +38,7 @@
 	VMAXPD t, z, z
 
 // DECIDE finds the largest of the errors Z21 to Z24 of one lane, records it and the slots that have it, and counts the first of them. It goes
-// to tie, where all are counted, if they are several, and goes on at next.
+// to tie, where all are counted, if they are several, and jumps to next.
 #define DECIDE(lane, c0, c1, c2, c3, x, tie, next) \
 	VMAXPD Z22, Z21, Z25; \
 	VMAXPD Z24, Z23, Z26; \
@@ -76,7 +76,7 @@ tie: \
 	VSUBPD Z20, c3, K4, c3; \
 	JMP next
 
-// TURN counts the winners k of one vector whose last member it was, and says how many members are left.
+// TURN counts the winners k of one vector whose last member it was, and returns the number of members that are left.
 #define TURN(left, size, c, k) \
 	VMOVUPD left, Z27; \
 	VCMPPD $0, Z20, Z27, k, K6; \
@@ -579,7 +579,7 @@ other:
 	SHRQ $2, AX; \
 	VMOVDQU X12, VPICKS(SI)(AX*1)
 
-// V_TURN transposes the 8 rows: each column goes on in its own stretch of sample (R8) and dataset (DI). Columns 1 and 4 begin at R12 and R13,
+// V_TURN transposes the 8 rows: each column has its own range of sample (R8) and dataset (DI). Columns 1 and 4 start at R12 and R13,
 // AX is two columns in bytes; columns 0 to 3 of the datasets pass through Z10, 4 to 7 through Z11.
 #define V_TURN \
 	VMOVDQU64 (VROWS+0)(SI), Z10; \

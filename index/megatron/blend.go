@@ -148,8 +148,8 @@ func (b Blend) normalized() []float64 {
 	return numpy.Normalize(b.Weights)
 }
 
-// A share is what the blend of one split requests from its datasets: the number of samples that
-// each is built with, and the length of the blend.
+// A share has the numbers that the blend of one split requests: the number of samples of each
+// dataset, and the length of the blend.
 type share struct {
 	samples []int64
 	size    int64

@@ -95,8 +95,8 @@ func TestBlendCheck(t *testing.T) {
 	}
 }
 
-// The shares are those of megatron-core 0.16.1's _get_size_per_split_per_dataset, and, of one ceil,
-// of int(math.ceil(n*w*1.005)).
+// The shares equal the results of megatron-core 0.16.1's _get_size_per_split_per_dataset and, with
+// a single ceil, of int(math.ceil(n*w*1.005)).
 func TestShares(t *testing.T) {
 	newest, _ := ProfileNamed("core-0.13")
 	old, _ := ProfileNamed("core-0.10")
@@ -128,8 +128,8 @@ func TestShares(t *testing.T) {
 	}
 }
 
-// A list of words is read as Megatron reads it, or refused: this is the rule of
-// get_blend_from_list, written down once more.
+// A list of words is parsed as in Megatron, or refused. This is a second implementation of the rule
+// of get_blend_from_list.
 func FuzzParseBlend(f *testing.F) {
 	f.Add("30 a 70 b")
 	f.Add("1 a x b")

@@ -362,10 +362,10 @@ func openDataset(dir string, m *description, bare bool, root string) (_ *readDat
 }
 
 // findExtra determines whether samples have an extra token, which descriptions do not contain. If
-// mula built the cache, its record has the setting. In a cache that Megatron built, a sample that
-// begins with a document shows it: with the extra token the sample begins at offset 0, without it
-// at the end of the previous document. If there is no such sample, both settings result in the same
-// files, and Megatron's default is assumed.
+// mula built the cache, its record has the setting. In a cache that Megatron built, a sample whose
+// first token starts a document shows it: with the extra token, the sample has offset 0; without
+// it, the sample starts at the end of the previous document. If there is no such sample, both
+// settings result in the same files, and Megatron's default is assumed.
 func (c *Cache) findExtra() (bool, error) {
 	for _, d := range c.datasets {
 		if s, ok := recordedSettings(d.base + descriptionEnd); ok {

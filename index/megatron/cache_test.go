@@ -54,7 +54,7 @@ func top(t testing.TB, c Config, s rebuild.Split) Entry {
 	return Entry{}
 }
 
-// The samples must be those that megatron-core gives; testdata/samples.py asked it.
+// The samples must equal the samples of megatron-core, which testdata/samples.py wrote.
 func TestCacheSamples(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("testdata", "samples.json"))
 	if err != nil {
@@ -338,8 +338,8 @@ func FuzzOpenCache(f *testing.F) {
 	})
 }
 
-// Single precision may count a partial sample too many, and before core 0.10 it begins at the
-// offset -1 where the last document is empty. Such a sample has no tokens to give; the others do.
+// Single precision may count one partial sample too many. Before core 0.10, it starts at offset -1
+// if the last document is empty. Such a sample has no tokens; the others do.
 func TestCacheSampleFromNowhere(t *testing.T) {
 	root := t.TempDir()
 	writeFile(t, filepath.Join(root, "f.idx"), vectors.Index([]int32{134217930, 0}))

@@ -32,8 +32,8 @@ func described(t testing.TB, dir, root string) map[string]*Cache {
 	return caches
 }
 
-// What Megatron writes is whole: blends of both kinds, both settings of the extra token, partial
-// samples, and the one that begins at -1.
+// Megatron's files are complete: blends of both kinds, both settings of the extra token, partial
+// samples, and a sample that starts at -1.
 func TestCheck(t *testing.T) {
 	longtest.SkipIfShort(t)
 	root := vectorFiles(t)

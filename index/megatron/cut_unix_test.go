@@ -51,8 +51,8 @@ func TestBuildFromCutIndex(t *testing.T) {
 	}
 }
 
-// A cache whose files are cut short while it is open gives the samples of before or an error about
-// the file, also in the page of the cut, of which reads give zeros.
+// A cache whose files are cut short while it is open returns the samples from before, or an error
+// about the file. This also holds in the page of the cut, which reads as zeros.
 func TestCacheCutWhileOpen(t *testing.T) {
 	root := vectorFiles(t)
 	config := vectorConfig(t, root)

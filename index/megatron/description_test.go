@@ -80,7 +80,7 @@ func TestLikeDescriptionErrors(t *testing.T) {
 	}
 }
 
-// What is taken as a description is hashed as it stands, and says a training that could be.
+// An accepted description is hashed unchanged, and describes a possible training.
 func FuzzLikeDescription(f *testing.F) {
 	c := vectorConfig(f, vectorFiles(f))
 	for _, name := range []string{"core-0.4", "core-0.5", "core-0.9", "core-0.13"} {

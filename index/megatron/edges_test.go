@@ -26,7 +26,7 @@ func profileNamed(t testing.TB, name string) Profile {
 	return p
 }
 
-// What cannot be built is refused with a sentence that says where and what to do.
+// A build that is not possible is refused with an error that has the location and the remedy.
 func TestRefused(t *testing.T) {
 	root := vectorFiles(t)
 	zeros := make([]int32, 40)
@@ -101,8 +101,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// A blend that draws more from a file than it has is refused, and nothing of it appears. The loop
-// exceeds a dataset's share by up to two samples, and the files here have just what is asked for:
+// A blend that draws more from a file than it has is refused, and writes nothing. The loop exceeds
+// a dataset's share by up to two samples, and the files here have exactly the requested samples:
 // one sample an epoch, and no surplus.
 func TestOversampling(t *testing.T) {
 	longtest.SkipIfShort(t)
@@ -295,8 +295,8 @@ func TestDescribeSizes(t *testing.T) {
 	}
 }
 
-// The names and types of all releases, written down from the table of what each release changed.
-// The bytes of the arrays are those of the newest release wherever the rules agree.
+// The names and types of all releases, written from the table of the changes of each release. The
+// bytes of the arrays equal the bytes of the newest release wherever the rules agree.
 func TestProfiles(t *testing.T) {
 	longtest.SkipIfShort(t)
 	root := vectorFiles(t)

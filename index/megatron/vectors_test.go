@@ -17,8 +17,8 @@ import (
 	"mula/internal/longtest"
 )
 
-// The vectors are those of the original code, run on x86-64 with numpy 1.24.2: NVIDIA/Megatron-LM
-// d98e8a64. A manifest is md5sum over the output of md5sum *, in the cache directory.
+// The original code made the vectors on x86-64 with numpy 1.24.2: NVIDIA/Megatron-LM d98e8a64. A
+// manifest is md5sum over the output of md5sum *, in the cache directory.
 
 // vectorFiles writes f0, f1 and f2 into a new directory.
 func vectorFiles(t testing.TB) string {

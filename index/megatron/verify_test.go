@@ -192,8 +192,8 @@ func TestVerifyProblems(t *testing.T) {
 	}
 }
 
-// A description that is not that of its files may ask for more than any machine has; its files are
-// then only looked at.
+// A description that does not belong to its files may request more memory than any machine has. Its
+// files are then only inspected.
 func TestVerifyImplausible(t *testing.T) {
 	root := vectorFiles(t)
 	c := vectorNamed(t, root, "A")
@@ -250,7 +250,7 @@ func datasetEntry(t testing.TB, c Config) Entry {
 	return Entry{}
 }
 
-// Caches of releases that name the same description differently can lie in one directory.
+// Caches of releases that use different names for the same description can share a directory.
 func TestVerifyTwoNames(t *testing.T) {
 	root := vectorFiles(t)
 	c := vectorConfig(t, root)

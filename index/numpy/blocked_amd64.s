@@ -2,7 +2,7 @@
 
 #include "textflag.h"
 
-// The layout of messages is that of type group: 16 positions, then 16 values. A chunk is 1024 messages.
+// Messages have the layout of type group: 16 positions, then 16 values. A chunk is 1024 messages.
 
 // func send32AVX512(a *uint32, i int, partners *uint32, count int, block, shift int, staging *byte, tail *uint64, groups *byte, fresh *uint64, link *uint32)
 TEXT ·send32AVX512(SB), NOSPLIT, $0-88
@@ -48,7 +48,7 @@ next:
 	CMPQ DI, DX
 	JLT loop
 done:
-	SFENCE                    // whoever is told of the messages sees them
+	SFENCE                    // makes the messages visible to other threads
 	VZEROUPPER
 	RET
 own:

@@ -25,7 +25,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// golden is what ai2-olmo-core computes: testdata/golden.py.
+// golden has the results of ai2-olmo-core, from testdata/golden.py.
 type golden struct {
 	Permutations []struct {
 		Seed  int64

@@ -266,7 +266,7 @@ func (f *folder) join(ctx context.Context, want *description) (*finished, error)
 		}
 	}
 	if err != nil && !f.o.Overwrite {
-		return nil, anew(err)
+		return nil, withRestartHint(err)
 	}
 	why := f.refuses(ctx, old, want)
 	if old != nil && why == nil {
@@ -274,7 +274,7 @@ func (f *folder) join(ctx context.Context, want *description) (*finished, error)
 		f.o.Read.KeepMark = old.Format == 1
 		done, err := readRecord[finished](f.files, f.path(doneName))
 		if err != nil {
-			return nil, anew(err)
+			return nil, withRestartHint(err)
 		}
 		if done != nil {
 			return done, f.unchanged(done.Shards)
@@ -291,7 +291,7 @@ func (f *folder) join(ctx context.Context, want *description) (*finished, error)
 	if holder, err := f.others(); err != nil {
 		return nil, err
 	} else if holder != "" {
-		if errors.Is(why, errAnew) {
+		if errors.Is(why, errRestart) {
 			why = errors.New("it cannot be restarted meanwhile")
 			if old.Private || want.Private {
 				why = errors.New("a job that reads standard input or a pipe cannot be shared")
@@ -300,8 +300,8 @@ func (f *folder) join(ctx context.Context, want *description) (*finished, error)
 		return nil, fmt.Errorf("%s works on the job %s: %w; wait for its end, stop it, or name another output", holder,
 			f.dir, why)
 	}
-	if why != nil && !errors.Is(why, errAnew) && f.worked() {
-		return nil, anew(why)
+	if why != nil && !errors.Is(why, errRestart) && f.worked() {
+		return nil, withRestartHint(why)
 	}
 	f.d = want
 	want.SegmentBytes = f.o.segmentBytes()
@@ -341,24 +341,24 @@ func (f *folder) join(ctx context.Context, want *description) (*finished, error)
 	return nil, f.enter()
 }
 
-// anew adds the remedy to an error.
-func anew(err error) error {
+// withRestartHint adds the remedy to an error.
+func withRestartHint(err error) error {
 	return fmt.Errorf("%w; restart the job with --overwrite, or name another output", err)
 }
 
-// errAnew is the reason for a silent restart of a job that cannot be resumed.
-var errAnew = errors.New("the job must restart")
+// errRestart is the reason for a silent restart of a job that cannot be resumed.
+var errRestart = errors.New("the job must restart")
 
 // refuses returns why the job that old describes cannot be resumed as the job want.
 func (f *folder) refuses(ctx context.Context, old, want *description) error {
 	if old == nil || f.o.Overwrite {
-		return errAnew
+		return errRestart
 	}
 	if d := want.difference(old); d != "" {
 		return fmt.Errorf("%s is the folder of a job with other settings: %s", f.dir, d)
 	}
 	if old.Private || want.Private {
-		return errAnew
+		return errRestart
 	}
 	return f.reconcile(ctx, old, want)
 }

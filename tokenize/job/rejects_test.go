@@ -14,7 +14,7 @@ import (
 	"mula/internal/filesystem/faultfs"
 )
 
-// lines returns the path of a file with all documents, of which the first bad are invalid.
+// lines writes a file with all documents and returns its path. The first bad documents are invalid.
 func lines(t *testing.T, bad, all int) string {
 	t.Helper()
 	var text strings.Builder

@@ -156,7 +156,7 @@ func variables(text string) func(name string) string {
 	}
 }
 
-// The type of MPI is that of the options, of the environment, or Slurm's default.
+// The type of MPI comes from the options, the environment, or Slurm's default.
 func TestSlurmMPI(t *testing.T) {
 	for _, test := range []struct{ srun, environment, scontrol, want string }{
 		{"srun --mpi=pmix -c 4", "SLURM_MPI_TYPE=pmi2", "echo 'MpiDefault = none'", "pmix"},

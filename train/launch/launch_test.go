@@ -18,7 +18,8 @@ import (
 	"mula/train"
 )
 
-// A script is what the ranks of an attempt do, in the time of the test's bubble. It ends them all.
+// A script performs the actions of the ranks of an attempt, in the time of the test's bubble. It
+// ends all ranks.
 type script func(r *scripted)
 
 // scripted ranks are a Job and what a script does with it.
@@ -118,7 +119,7 @@ func (th *theatre) Start(_ context.Context, r Ranks) (Job, error) {
 	return s, nil
 }
 
-// hosts are those of each rank, attempt by attempt.
+// hosts returns the hosts of each rank, attempt by attempt.
 func (th *theatre) hosts() string {
 	var all []string
 	for _, s := range th.played {
@@ -413,7 +414,7 @@ func hangs(from, to int64, listens bool) script {
 	}
 }
 
-// A run that does nothing is ended, after the limit of what it is doing, and not before.
+// A run without progress is ended after the limit for its phase, and not before.
 func TestHang(t *testing.T) {
 	for _, test := range []struct {
 		name   string
@@ -809,7 +810,7 @@ func TestForgiven(t *testing.T) {
 	})
 }
 
-// A second launcher of a run directory is refused, and told who has it.
+// A second launcher of a run directory is refused, and the error names the first launcher.
 func TestLock(t *testing.T) {
 	dir := t.TempDir()
 	first, err := lockRun(dir)
@@ -850,7 +851,7 @@ func TestInterval(t *testing.T) {
 	}
 }
 
-// The advice is about what was seen in all attempts.
+// The advice describes the failures of all attempts.
 func TestAdvice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		spent := map[train.Section]train.Spent{train.SectionCheckpoint: {Times: 2, Seconds: 4, Longest: 3},

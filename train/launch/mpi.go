@@ -259,13 +259,13 @@ func (m *MPI) cause(e *Exit, said string, hosts []string) {
 	}
 }
 
-// A tail keeps the end of what is written to it.
+// A tail keeps the end of the written bytes.
 type tail struct {
 	mu   sync.Mutex
 	text []byte
 }
 
-// tailBytes is how much a tail keeps at least.
+// tailBytes is the number of bytes that a tail keeps at least.
 const tailBytes = 64 << 10
 
 func (t *tail) Write(p []byte) (int, error) {

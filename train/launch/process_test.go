@@ -168,7 +168,8 @@ func leave(code int) {
 	os.Exit(code)
 }
 
-// joinOthers joins the other ranks. Rank 0 must already have its port: nobody else can bind it.
+// joinOthers joins the other ranks. Rank 0 must already have its port: no other process can bind
+// it.
 func joinOthers() {
 	fail := func(err error) {
 		fmt.Fprintln(os.Stderr, err)
@@ -301,8 +302,8 @@ func TestManyLaunches(t *testing.T) {
 	}
 }
 
-// Ranks find each other by their environment; rank 0's output passes through, that of the others
-// has their number; all of it is kept.
+// Ranks find each other by their environment. The output of rank 0 is passed through, and the
+// output of the other ranks has their number in front. All output is kept.
 func TestOutput(t *testing.T) {
 	for name, start := range map[string]func([]string, Output) Starter{"local": processes, "remote": remotes(t)} {
 		t.Run(name, func(t *testing.T) {
@@ -391,7 +392,7 @@ func gone(pid string) bool {
 	return err == nil && strings.Contains(string(stat), ") Z ")
 }
 
-// A signal to the launcher reaches the ranks, which leave as those that have saved.
+// A signal to the launcher reaches the ranks, which save and exit.
 func TestStop(t *testing.T) {
 	for name, start := range map[string]func([]string, Output) Starter{"local": processes, "remote": remotes(t)} {
 		t.Run(name, func(t *testing.T) {
@@ -410,7 +411,7 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// A remote shell that is killed on this machine speaks against no host.
+// A remote shell that is killed on this machine blames no host.
 func TestKilledShell(t *testing.T) {
 	shell := filepath.Join(t.TempDir(), "shell")
 	mark := filepath.Join(t.TempDir(), "mark")
@@ -500,7 +501,7 @@ func TestShellLine(t *testing.T) {
 	}
 }
 
-// mpiexecs are those of this machine; the test is skipped without any.
+// mpiexecs returns the mpiexec programs of this machine, or skips the test if there is none.
 func mpiexecs(t *testing.T) map[Kind][]string {
 	t.Helper()
 	found := map[Kind][]string{}
@@ -523,8 +524,8 @@ func mpiexecs(t *testing.T) map[Kind][]string {
 	return found
 }
 
-// What mpiexec says of a rank that is killed, and of one that leaves with an error, is understood;
-// a stop reaches the ranks through it.
+// The launcher understands the messages of mpiexec about a rank that is killed, and about a rank
+// that exits with an error. A stop reaches the ranks through mpiexec.
 func TestMPI(t *testing.T) {
 	longtest.SkipIfShort(t)
 	for kind, words := range mpiexecs(t) {

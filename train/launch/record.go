@@ -147,8 +147,8 @@ func (f Failure) String() string {
 }
 
 // blamed returns the failures for which hosts are out of use, from all failures of the run. It
-// leaves out failures before a moment, failures that were forgiven, and failures that happened on
-// two hosts at the same step, which are the run's own.
+// skips failures before a moment, failures that were forgiven, and failures that happened on two
+// hosts at the same step, which are the run's own.
 func blamed(failures []Failure, since time.Time) []Failure {
 	var found []Failure
 	for _, f := range failures {

@@ -15,7 +15,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// goldenStyle stands for the page's style, so that the golden files can be looked at as they are.
+// goldenStyle replaces the page's style, so that the golden files can be viewed alone.
 const goldenStyle = `<style>svg{font:12px sans-serif;background:#fff}.line,.leader,.border{fill:none}.line{stroke:#0072b2}.s1{stroke:#d55e00}.faint{opacity:.4}.d1{stroke-dasharray:7 4}` +
 	`.planned,.border{stroke-dasharray:2 4}.grid,.base,.resume path,.leader,.border{stroke:#888}.band{fill:#9cf;stroke:#fff}.f1{fill:#fc9}.f2{fill:#9c9}` +
 	`.h0{fill:#1f5fa8}.h4{fill:#88a8cc}.h8{fill:#eee}.h12{fill:#d29e78}.h16{fill:#b34a00}</style>`
@@ -145,8 +145,8 @@ func (s scaleData) px(v float64, log bool) float64 {
 	return s.from + (v-s.lo)/(s.hi-s.lo)*(s.to-s.from)
 }
 
-// Labels stand in the order of the curves' ends, apart from each other and, where there is room,
-// within the plot.
+// Labels have the order of the curves' ends, do not overlap and, if there is space, are within the
+// plot.
 func TestSpread(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		ys := rapid.SliceOfN(rapid.Float64Range(18, 300), 1, 20).Draw(t, "ends")

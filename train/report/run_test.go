@@ -125,7 +125,7 @@ func TestFinished(t *testing.T) {
 	}
 }
 
-// The load is that of the last steps only, however many there were.
+// The load covers only the last steps, for any number of steps.
 func TestLoadWindow(t *testing.T) {
 	var b strings.Builder
 	b.WriteString(headLine)
@@ -148,8 +148,8 @@ func TestLoadWindow(t *testing.T) {
 	}
 }
 
-// Steps whose positions are all skipped route nothing and say so by silence, also where a run
-// begins with them.
+// Steps whose positions are all skipped route nothing and have no record, also at the start of a
+// run.
 func TestParseEmptySteps(t *testing.T) {
 	empty := strings.Replace(step1, `,"expert_tokens":[[0,0,0,0],[0,0,0,0],[0,0,0,0]]`, "", 1)
 	first := strings.Replace(empty, `"step":1`, `"step":0`, 1)
@@ -181,7 +181,7 @@ func TestParseEmptySteps(t *testing.T) {
 	}
 }
 
-// A run that went on with another plan may draw sources that it did not begin with; any other
+// A run that resumed with another plan may draw sources that it did not start with. Any other
 // unknown source is damage.
 func TestParsePlanChange(t *testing.T) {
 	resumed := strings.Replace(resumeLine, `"refused"`, `"old_plan":"cd","refused"`, 1)

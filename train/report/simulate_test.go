@@ -27,8 +27,8 @@ type simulation struct {
 	resumes         []int
 	spike           int // a step whose loss and gradient leap; 0: none
 	empty           int // a step without samples, as a skip leaves it; 0: none
-	skip, lost      int // steps that were skipped because of a spike, and because of what is not finite; 0: none
-	back            int // a step from which on the data of five is left out; 0: none
+	skip, lost      int // steps skipped because of a spike, and because of values that are not finite; 0: none
+	back            int // a step from which the data of five steps is skipped; 0: none
 }
 
 func quick() simulation {

@@ -154,7 +154,7 @@ func TestCacheDamage(t *testing.T) {
 	})
 }
 
-// What is damaged, or not the driver's, is built anew and replaced.
+// An entry that is damaged, or from another driver, is rebuilt and replaced.
 func TestCacheRepair(t *testing.T) {
 	d := someDevice(t)
 	build := builder(t)
@@ -224,8 +224,8 @@ func TestCacheFaults(t *testing.T) {
 	}
 }
 
-// Processes that begin with the same empty cache all get their program, and leave one that the next
-// one takes.
+// Processes that start with the same empty cache all get their program. They leave a cache that the
+// next process uses.
 func TestCacheProcesses(t *testing.T) {
 	longtest.SkipIfShort(t)
 	someDevice(t)

@@ -22,8 +22,8 @@ import (
 	"mula/internal/testwait"
 )
 
-// The test binary starts itself for what needs a process of its own; roleVariable says what it does
-// there.
+// The test binary starts itself for tests that need a process of their own. roleVariable selects
+// the test.
 const roleVariable, folderVariable = "MULA_TEST_OPENCL_ROLE", "MULA_TEST_OPENCL_FOLDER"
 
 func TestMain(m *testing.M) {
@@ -321,7 +321,7 @@ func TestChoose(t *testing.T) {
 	_, err := Choose(nil, Choice{})
 	wants(t, err, "this machine has no OpenCL devices")
 
-	// Of equal names the number tells which.
+	// Devices with equal names are distinguished by number.
 	devices = append(devices, &Device{Name: "Max 1550", Platform: "Intel", Type: GPU, Version: "second"},
 		&Device{Name: "Max 1550", Platform: "Emulator", Type: CPU},
 		&Device{Name: "Odd#x", Type: Other}, &Device{Name: "Max 1550", Platform: "Intel", Type: GPU, Version: "third"})
@@ -338,7 +338,7 @@ func TestChoose(t *testing.T) {
 	wants(t, err, `no device whose name has "max#0"`)
 }
 
-// What is written in parts is there, and nothing else is changed.
+// Data that is written in parts arrives, and no other bytes change.
 func TestTransfers(t *testing.T) {
 	b := newBench(t, someDevice(t))
 	rapid.Check(t, func(t *rapid.T) {
@@ -583,7 +583,7 @@ func TestWrongSources(t *testing.T) {
 	wants(t, err, "zero bytes")
 }
 
-// What was released says so, whatever is asked of it, and a second release does nothing.
+// Every method of a released object returns an error, and a second release does nothing.
 func TestReleased(t *testing.T) {
 	d := someDevice(t)
 	b, gone := newBench(t, d), newBench(t, d)
@@ -645,7 +645,7 @@ func TestReleased(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	// A context whose owner does not want it any more still serves what was made of it.
+	// A context whose owner has released it still serves its remaining objects.
 	if err := gone.queue.Finish(t.Context()); err != nil {
 		t.Error(err)
 	}
@@ -774,7 +774,7 @@ func TestFailingCalls(t *testing.T) {
 				}
 				break
 			}
-			// it is built anew
+			// it is rebuilt
 			fromCache := name == "filled cache" && (failed == "clCreateProgramWithBinary" || failed == "clBuildProgram")
 			if slices.Contains(optional, failed) || fromCache {
 				if err != nil {
@@ -806,7 +806,7 @@ func TestFailingCalls(t *testing.T) {
 // callsAlias names the type where a variable has the name calls.
 type callsAlias = calls
 
-// A done context ends waiting at once. What was begun ends by itself, and then nothing is left.
+// A cancelled context ends waiting at once. Commands in progress complete, and nothing is left.
 func TestDoneContext(t *testing.T) {
 	d := someDevice(t)
 	held := make(chan struct{})
@@ -850,7 +850,7 @@ func TestDoneContext(t *testing.T) {
 	}
 }
 
-// A build that nobody waits for any more leaves nothing.
+// A build that no caller waits for leaves nothing.
 func TestDoneContextOfBuild(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	held := make(chan struct{})
@@ -873,7 +873,7 @@ func TestDoneContextOfBuild(t *testing.T) {
 	close(held)
 }
 
-// A command that fails says so with its own code.
+// A command that fails returns an error with its own code.
 func TestFailingCommand(t *testing.T) {
 	b := newBench(t, changed(someDevice(t), func(c *calls) {
 		c.WaitForEvents = func(uint32, *uintptr) int32 { return -14 }
@@ -948,7 +948,7 @@ func TestParallel(t *testing.T) {
 	stop.Wait()
 }
 
-// deep calls f with so many frames below, so that the stack has grown.
+// deep calls f below n frames, so that the stack has grown.
 func deep(n int, f func() error) error {
 	var some [128]byte
 	if n == 0 {

@@ -10,7 +10,7 @@ import (
 	"mula/internal/longtest"
 )
 
-// Both products are those of plain loops in float64.
+// Both products equal the products of plain loops in float64.
 func TestProducts(t *testing.T) {
 	longtest.SkipIfShort(t)
 	d := someDevice(t)

@@ -11,7 +11,7 @@ import (
 	"mula/internal/testwait"
 )
 
-// Signals are Go's after everything that a driver does, whatever it takes over on the way.
+// Go has its signal handlers back after every call of a driver.
 func TestSignals(t *testing.T) {
 	newBench(t, someDevice(t))
 	if taken := handlers().Taken(); len(taken) > 0 {
