@@ -370,9 +370,9 @@ func (r *run) rounds(ctx context.Context, left []*unit) (err error) {
 	}
 }
 
-// checkNoOtherSettings checks at the end that no unit was rebuilt with other settings after this run
-// finished it. If two processes build the same directory with different settings, each rebuilds the
-// other's units. Without this check both would succeed and leave a directory of mixed settings.
+// checkNoOtherSettings checks at the end that no unit was rebuilt with other settings after this
+// run finished it. If two processes build the same directory with different settings, each rebuilds
+// the other's units. Without this check both would succeed and leave a directory of mixed settings.
 // With it, the process that ends last fails.
 func (r *run) checkNoOtherSettings(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)

@@ -417,7 +417,7 @@ func (c *candidate) compare(ctx context.Context, files rebuild.Files, search reb
 	})
 }
 
-// beginsWithDocument reports whether a sample other than the first begins at the first token of a
+// beginsWithDocument reports whether a sample other than the first starts with the first token of a
 // document, in a sample index with an extra token.
 func beginsWithDocument(data []byte, w wanted) bool {
 	rows := column{data: data[numpy.HeaderSize:], width: int(w.width())}
