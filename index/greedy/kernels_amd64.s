@@ -125,167 +125,130 @@ DATA count<>+16(SB)/8, $0x0000000500000004
 DATA count<>+24(SB)/8, $0x0000000700000006
 GLOBL count<>(SB), RODATA|NOPTR, $32
 
+// ERRORS_SEPARATE leaves the errors of one lane in Z21 to Z24.
+#define ERRORS_SEPARATE(lane, c0, c1, c2, c3, x) \
+	E_SEPARATE((lane*HEAT+W+0)(SI), x, c0, Z21); \
+	E_SEPARATE((lane*HEAT+W+64)(SI), x, c1, Z22); \
+	E_SEPARATE((lane*HEAT+W+128)(SI), x, c2, Z23); \
+	E_SEPARATE((lane*HEAT+W+192)(SI), x, c3, Z24)
+
+// ERRORS_FUSED is the fused form of ERRORS_SEPARATE.
+#define ERRORS_FUSED(lane, c0, c1, c2, c3, x) \
+	E_FIRST((lane*HEAT+W+0)(SI), x, c0, Z21, Z25); \
+	E_FUSED((lane*HEAT+W+64)(SI), x, c1, Z22); \
+	E_FUSED((lane*HEAT+W+128)(SI), x, c2, Z23); \
+	E_FUSED((lane*HEAT+W+192)(SI), x, c3, Z24)
+
+// LOAD_LANES loads all lanes at SI.
+#define LOAD_LANES \
+	VBROADCASTSD one<>(SB), Z20; \
+	LOAD(0, Z0, Z1, Z2, Z3, Z16); \
+	LOAD(1, Z4, Z5, Z6, Z7, Z17); \
+	LOAD(2, Z8, Z9, Z10, Z11, Z18); \
+	LOAD(3, Z12, Z13, Z14, Z15, Z19); \
+	XORL CX, CX
+
+// RACE computes 16 steps of all lanes and returns. ERRORS is ERRORS_SEPARATE or ERRORS_FUSED.
+#define RACE(ERRORS) \
+	LOAD_LANES; \
+step: \
+	ERRORS(0, Z0, Z1, Z2, Z3, Z16); \
+	DECIDE(0, Z0, Z1, Z2, Z3, Z16, tie0, next0); \
+	ERRORS(1, Z4, Z5, Z6, Z7, Z17); \
+	DECIDE(1, Z4, Z5, Z6, Z7, Z17, tie1, next1); \
+	ERRORS(2, Z8, Z9, Z10, Z11, Z18); \
+	DECIDE(2, Z8, Z9, Z10, Z11, Z18, tie2, next2); \
+	ERRORS(3, Z12, Z13, Z14, Z15, Z19); \
+	DECIDE(3, Z12, Z13, Z14, Z15, Z19, tie3, next3); \
+	INCQ CX; \
+	CMPQ CX, $16; \
+	JLT step; \
+	VZEROUPPER; \
+	RET; \
+	UNCOUNT(Z0, Z1, Z2, Z3, tie0, next0); \
+	UNCOUNT(Z4, Z5, Z6, Z7, tie1, next1); \
+	UNCOUNT(Z8, Z9, Z10, Z11, tie2, next2); \
+	UNCOUNT(Z12, Z13, Z14, Z15, tie3, next3)
+
+// RACE_TURNS is RACE for groups of several members.
+#define RACE_TURNS(ERRORS) \
+	LOAD_LANES; \
+step: \
+	ERRORS(0, Z0, Z1, Z2, Z3, Z16); \
+	DECIDE_TURNS(0, Z0, Z1, Z2, Z3, Z16); \
+	ERRORS(1, Z4, Z5, Z6, Z7, Z17); \
+	DECIDE_TURNS(1, Z4, Z5, Z6, Z7, Z17); \
+	ERRORS(2, Z8, Z9, Z10, Z11, Z18); \
+	DECIDE_TURNS(2, Z8, Z9, Z10, Z11, Z18); \
+	ERRORS(3, Z12, Z13, Z14, Z15, Z19); \
+	DECIDE_TURNS(3, Z12, Z13, Z14, Z15, Z19); \
+	INCQ CX; \
+	CMPQ CX, $16; \
+	JLT step; \
+	VZEROUPPER; \
+	RET
+
 // func raceSeparate(heats *[lanes]heat)
 TEXT ·raceSeparate(SB), NOSPLIT, $0-8
 	MOVQ heats+0(FP), SI
-	VBROADCASTSD one<>(SB), Z20
-	LOAD(0, Z0, Z1, Z2, Z3, Z16)
-	LOAD(1, Z4, Z5, Z6, Z7, Z17)
-	LOAD(2, Z8, Z9, Z10, Z11, Z18)
-	LOAD(3, Z12, Z13, Z14, Z15, Z19)
-	XORL CX, CX
-
-step:
-	E_SEPARATE((0*HEAT+W+0)(SI), Z16, Z0, Z21)
-	E_SEPARATE((0*HEAT+W+64)(SI), Z16, Z1, Z22)
-	E_SEPARATE((0*HEAT+W+128)(SI), Z16, Z2, Z23)
-	E_SEPARATE((0*HEAT+W+192)(SI), Z16, Z3, Z24)
-	DECIDE(0, Z0, Z1, Z2, Z3, Z16, tie0, next0)
-	E_SEPARATE((1*HEAT+W+0)(SI), Z17, Z4, Z21)
-	E_SEPARATE((1*HEAT+W+64)(SI), Z17, Z5, Z22)
-	E_SEPARATE((1*HEAT+W+128)(SI), Z17, Z6, Z23)
-	E_SEPARATE((1*HEAT+W+192)(SI), Z17, Z7, Z24)
-	DECIDE(1, Z4, Z5, Z6, Z7, Z17, tie1, next1)
-	E_SEPARATE((2*HEAT+W+0)(SI), Z18, Z8, Z21)
-	E_SEPARATE((2*HEAT+W+64)(SI), Z18, Z9, Z22)
-	E_SEPARATE((2*HEAT+W+128)(SI), Z18, Z10, Z23)
-	E_SEPARATE((2*HEAT+W+192)(SI), Z18, Z11, Z24)
-	DECIDE(2, Z8, Z9, Z10, Z11, Z18, tie2, next2)
-	E_SEPARATE((3*HEAT+W+0)(SI), Z19, Z12, Z21)
-	E_SEPARATE((3*HEAT+W+64)(SI), Z19, Z13, Z22)
-	E_SEPARATE((3*HEAT+W+128)(SI), Z19, Z14, Z23)
-	E_SEPARATE((3*HEAT+W+192)(SI), Z19, Z15, Z24)
-	DECIDE(3, Z12, Z13, Z14, Z15, Z19, tie3, next3)
-	INCQ CX
-	CMPQ CX, $16
-	JLT step
-	VZEROUPPER
-	RET
-
-	UNCOUNT(Z0, Z1, Z2, Z3, tie0, next0)
-	UNCOUNT(Z4, Z5, Z6, Z7, tie1, next1)
-	UNCOUNT(Z8, Z9, Z10, Z11, tie2, next2)
-	UNCOUNT(Z12, Z13, Z14, Z15, tie3, next3)
+	RACE(ERRORS_SEPARATE)
 
 // func raceSeparateTurns(heats *[lanes]heat)
 TEXT ·raceSeparateTurns(SB), NOSPLIT, $0-8
 	MOVQ heats+0(FP), SI
-	VBROADCASTSD one<>(SB), Z20
-	LOAD(0, Z0, Z1, Z2, Z3, Z16)
-	LOAD(1, Z4, Z5, Z6, Z7, Z17)
-	LOAD(2, Z8, Z9, Z10, Z11, Z18)
-	LOAD(3, Z12, Z13, Z14, Z15, Z19)
-	XORL CX, CX
-
-step:
-	E_SEPARATE((0*HEAT+W+0)(SI), Z16, Z0, Z21)
-	E_SEPARATE((0*HEAT+W+64)(SI), Z16, Z1, Z22)
-	E_SEPARATE((0*HEAT+W+128)(SI), Z16, Z2, Z23)
-	E_SEPARATE((0*HEAT+W+192)(SI), Z16, Z3, Z24)
-	DECIDE_TURNS(0, Z0, Z1, Z2, Z3, Z16)
-	E_SEPARATE((1*HEAT+W+0)(SI), Z17, Z4, Z21)
-	E_SEPARATE((1*HEAT+W+64)(SI), Z17, Z5, Z22)
-	E_SEPARATE((1*HEAT+W+128)(SI), Z17, Z6, Z23)
-	E_SEPARATE((1*HEAT+W+192)(SI), Z17, Z7, Z24)
-	DECIDE_TURNS(1, Z4, Z5, Z6, Z7, Z17)
-	E_SEPARATE((2*HEAT+W+0)(SI), Z18, Z8, Z21)
-	E_SEPARATE((2*HEAT+W+64)(SI), Z18, Z9, Z22)
-	E_SEPARATE((2*HEAT+W+128)(SI), Z18, Z10, Z23)
-	E_SEPARATE((2*HEAT+W+192)(SI), Z18, Z11, Z24)
-	DECIDE_TURNS(2, Z8, Z9, Z10, Z11, Z18)
-	E_SEPARATE((3*HEAT+W+0)(SI), Z19, Z12, Z21)
-	E_SEPARATE((3*HEAT+W+64)(SI), Z19, Z13, Z22)
-	E_SEPARATE((3*HEAT+W+128)(SI), Z19, Z14, Z23)
-	E_SEPARATE((3*HEAT+W+192)(SI), Z19, Z15, Z24)
-	DECIDE_TURNS(3, Z12, Z13, Z14, Z15, Z19)
-	INCQ CX
-	CMPQ CX, $16
-	JLT step
-	VZEROUPPER
-	RET
+	RACE_TURNS(ERRORS_SEPARATE)
 
 // func raceFused(heats *[lanes]heat, apart uint64)
 TEXT ·raceFused(SB), NOSPLIT, $0-16
 	MOVQ heats+0(FP), SI
 	MOVQ apart+8(FP), AX
 	KMOVB AX, K5
-	VBROADCASTSD one<>(SB), Z20
-	LOAD(0, Z0, Z1, Z2, Z3, Z16)
-	LOAD(1, Z4, Z5, Z6, Z7, Z17)
-	LOAD(2, Z8, Z9, Z10, Z11, Z18)
-	LOAD(3, Z12, Z13, Z14, Z15, Z19)
-	XORL CX, CX
-
-step:
-	E_FIRST((0*HEAT+W+0)(SI), Z16, Z0, Z21, Z25)
-	E_FUSED((0*HEAT+W+64)(SI), Z16, Z1, Z22)
-	E_FUSED((0*HEAT+W+128)(SI), Z16, Z2, Z23)
-	E_FUSED((0*HEAT+W+192)(SI), Z16, Z3, Z24)
-	DECIDE(0, Z0, Z1, Z2, Z3, Z16, tie0, next0)
-	E_FIRST((1*HEAT+W+0)(SI), Z17, Z4, Z21, Z25)
-	E_FUSED((1*HEAT+W+64)(SI), Z17, Z5, Z22)
-	E_FUSED((1*HEAT+W+128)(SI), Z17, Z6, Z23)
-	E_FUSED((1*HEAT+W+192)(SI), Z17, Z7, Z24)
-	DECIDE(1, Z4, Z5, Z6, Z7, Z17, tie1, next1)
-	E_FIRST((2*HEAT+W+0)(SI), Z18, Z8, Z21, Z25)
-	E_FUSED((2*HEAT+W+64)(SI), Z18, Z9, Z22)
-	E_FUSED((2*HEAT+W+128)(SI), Z18, Z10, Z23)
-	E_FUSED((2*HEAT+W+192)(SI), Z18, Z11, Z24)
-	DECIDE(2, Z8, Z9, Z10, Z11, Z18, tie2, next2)
-	E_FIRST((3*HEAT+W+0)(SI), Z19, Z12, Z21, Z25)
-	E_FUSED((3*HEAT+W+64)(SI), Z19, Z13, Z22)
-	E_FUSED((3*HEAT+W+128)(SI), Z19, Z14, Z23)
-	E_FUSED((3*HEAT+W+192)(SI), Z19, Z15, Z24)
-	DECIDE(3, Z12, Z13, Z14, Z15, Z19, tie3, next3)
-	INCQ CX
-	CMPQ CX, $16
-	JLT step
-	VZEROUPPER
-	RET
-
-	UNCOUNT(Z0, Z1, Z2, Z3, tie0, next0)
-	UNCOUNT(Z4, Z5, Z6, Z7, tie1, next1)
-	UNCOUNT(Z8, Z9, Z10, Z11, tie2, next2)
-	UNCOUNT(Z12, Z13, Z14, Z15, tie3, next3)
+	RACE(ERRORS_FUSED)
 
 // func raceFusedTurns(heats *[lanes]heat, apart uint64)
 TEXT ·raceFusedTurns(SB), NOSPLIT, $0-16
 	MOVQ heats+0(FP), SI
 	MOVQ apart+8(FP), AX
 	KMOVB AX, K5
-	VBROADCASTSD one<>(SB), Z20
-	LOAD(0, Z0, Z1, Z2, Z3, Z16)
-	LOAD(1, Z4, Z5, Z6, Z7, Z17)
-	LOAD(2, Z8, Z9, Z10, Z11, Z18)
-	LOAD(3, Z12, Z13, Z14, Z15, Z19)
-	XORL CX, CX
+	RACE_TURNS(ERRORS_FUSED)
 
-step:
-	E_FIRST((0*HEAT+W+0)(SI), Z16, Z0, Z21, Z25)
-	E_FUSED((0*HEAT+W+64)(SI), Z16, Z1, Z22)
-	E_FUSED((0*HEAT+W+128)(SI), Z16, Z2, Z23)
-	E_FUSED((0*HEAT+W+192)(SI), Z16, Z3, Z24)
-	DECIDE_TURNS(0, Z0, Z1, Z2, Z3, Z16)
-	E_FIRST((1*HEAT+W+0)(SI), Z17, Z4, Z21, Z25)
-	E_FUSED((1*HEAT+W+64)(SI), Z17, Z5, Z22)
-	E_FUSED((1*HEAT+W+128)(SI), Z17, Z6, Z23)
-	E_FUSED((1*HEAT+W+192)(SI), Z17, Z7, Z24)
-	DECIDE_TURNS(1, Z4, Z5, Z6, Z7, Z17)
-	E_FIRST((2*HEAT+W+0)(SI), Z18, Z8, Z21, Z25)
-	E_FUSED((2*HEAT+W+64)(SI), Z18, Z9, Z22)
-	E_FUSED((2*HEAT+W+128)(SI), Z18, Z10, Z23)
-	E_FUSED((2*HEAT+W+192)(SI), Z18, Z11, Z24)
-	DECIDE_TURNS(2, Z8, Z9, Z10, Z11, Z18)
-	E_FIRST((3*HEAT+W+0)(SI), Z19, Z12, Z21, Z25)
-	E_FUSED((3*HEAT+W+64)(SI), Z19, Z13, Z22)
-	E_FUSED((3*HEAT+W+128)(SI), Z19, Z14, Z23)
-	E_FUSED((3*HEAT+W+192)(SI), Z19, Z15, Z24)
-	DECIDE_TURNS(3, Z12, Z13, Z14, Z15, Z19)
-	INCQ CX
-	CMPQ CX, $16
-	JLT step
-	VZEROUPPER
-	RET
+// SIFT_BEGIN sets the constants, the place CX and the number of copied elements DX.
+#define SIFT_BEGIN \
+	VBROADCASTSD gone<>(SB), Z2; \
+	VMOVDQU count<>(SB), Y3; \
+	MOVL $8, AX; \
+	VPBROADCASTD AX, Y4; \
+	XORL CX, CX; \
+	XORL DX, DX
+
+// SIFT_NEXT sets K1 for the errors above tau.
+#define SIFT_NEXT(E) \
+	VMOVUPD (SI)(CX*8), Z5; \
+	VMOVUPD (BX)(CX*8), Z6; \
+	E(Z5, Z0, Z6, Z7); \
+	VCMPPD $0x1E, Z1, Z7, K1
+
+// SIFT_COPY copies the elements of K1. It continues at next, and at done if there is no room.
+#define SIFT_COPY(next, done) \
+	KMOVB K1, AX; \
+	VCOMPRESSPD.Z Z5, K1, Z5; \
+	VMOVAPD Z2, Z8; \
+	VCOMPRESSPD Z6, K1, Z8; \
+	VPCOMPRESSD.Z Y3, K1, Y7; \
+	VMOVUPD Z5, (DI)(DX*8); \
+	VMOVUPD Z8, (R10)(DX*8); \
+	VMOVDQU Y7, (R11)(DX*4); \
+	POPCNTL AX, AX; \
+	ADDQ AX, DX; \
+	CMPQ DX, R9; \
+	JGT done; \
+	VPADDD Y4, Y3, Y3; \
+	ADDQ $8, CX; \
+	CMPQ CX, R8; \
+	JLT next; \
+	VPXORQ Z5, Z5, Z5; \
+	VMOVUPD Z5, (DI)(DX*8); \
+	VMOVUPD Z2, (R10)(DX*8)
 
 // func siftSeparate(toW, toC *float64, place *int32, room int64, w, c *float64, n int64, x, tau float64) int64
 TEXT ·siftSeparate(SB), NOSPLIT, $0-80
@@ -298,37 +261,11 @@ TEXT ·siftSeparate(SB), NOSPLIT, $0-80
 	MOVQ n+48(FP), R8
 	VBROADCASTSD x+56(FP), Z0
 	VBROADCASTSD tau+64(FP), Z1
-	VBROADCASTSD gone<>(SB), Z2
-	VMOVDQU count<>(SB), Y3
-	MOVL $8, AX
-	VPBROADCASTD AX, Y4
-	XORL CX, CX                  // place
-	XORL DX, DX                  // copied
+	SIFT_BEGIN
 
 next:
-	VMOVUPD (SI)(CX*8), Z5
-	VMOVUPD (BX)(CX*8), Z6
-	E_SEPARATE(Z5, Z0, Z6, Z7)
-	VCMPPD $0x1E, Z1, Z7, K1     // above tau
-	KMOVB K1, AX
-	VCOMPRESSPD.Z Z5, K1, Z5
-	VMOVAPD Z2, Z8
-	VCOMPRESSPD Z6, K1, Z8
-	VPCOMPRESSD.Z Y3, K1, Y7
-	VMOVUPD Z5, (DI)(DX*8)
-	VMOVUPD Z8, (R10)(DX*8)
-	VMOVDQU Y7, (R11)(DX*4)
-	POPCNTL AX, AX
-	ADDQ AX, DX
-	CMPQ DX, R9
-	JGT done
-	VPADDD Y4, Y3, Y3
-	ADDQ $8, CX
-	CMPQ CX, R8
-	JLT next
-	VPXORQ Z5, Z5, Z5
-	VMOVUPD Z5, (DI)(DX*8)
-	VMOVUPD Z2, (R10)(DX*8)
+	SIFT_NEXT(E_SEPARATE)
+	SIFT_COPY(next, done)
 
 done:
 	MOVQ DX, ret+72(FP)
@@ -348,44 +285,66 @@ TEXT ·siftFused(SB), NOSPLIT, $0-88
 	VBROADCASTSD tau+64(FP), Z1
 	MOVQ apart+72(FP), AX
 	KMOVB AX, K5
-	VBROADCASTSD gone<>(SB), Z2
-	VMOVDQU count<>(SB), Y3
-	MOVL $8, AX
-	VPBROADCASTD AX, Y4
-	XORL CX, CX                  // place
-	XORL DX, DX                  // copied
+	SIFT_BEGIN
 
 next:
-	VMOVUPD (SI)(CX*8), Z5
-	VMOVUPD (BX)(CX*8), Z6
-	E_FUSED(Z5, Z0, Z6, Z7)
-	VCMPPD $0x1E, Z1, Z7, K1     // above tau
+	SIFT_NEXT(E_FUSED)
 	KORB K5, K1, K1
 	KXORB K5, K5, K5             // only the first time
-	KMOVB K1, AX
-	VCOMPRESSPD.Z Z5, K1, Z5
-	VMOVAPD Z2, Z8
-	VCOMPRESSPD Z6, K1, Z8
-	VPCOMPRESSD.Z Y3, K1, Y7
-	VMOVUPD Z5, (DI)(DX*8)
-	VMOVUPD Z8, (R10)(DX*8)
-	VMOVDQU Y7, (R11)(DX*4)
-	POPCNTL AX, AX
-	ADDQ AX, DX
-	CMPQ DX, R9
-	JGT done
-	VPADDD Y4, Y3, Y3
-	ADDQ $8, CX
-	CMPQ CX, R8
-	JLT next
-	VPXORQ Z5, Z5, Z5
-	VMOVUPD Z5, (DI)(DX*8)
-	VMOVUPD Z2, (R10)(DX*8)
+	SIFT_COPY(next, done)
 
 done:
 	MOVQ DX, ret+80(FP)
 	VZEROUPPER
 	RET
+
+// LARGEST leaves the largest error in all elements of Z1.
+#define LARGEST(E) \
+	VBROADCASTSD lowest<>(SB), Z1; \
+	VMOVAPD Z1, Z2; \
+	XORL CX, CX; \
+	MOVQ R8, R9; \
+	ANDQ $-16, R9; \
+	CMPQ CX, R9; \
+	JGE odd; \
+pair: \
+	E((SI)(CX*8), Z0, (DI)(CX*8), Z3); \
+	E(64(SI)(CX*8), Z0, 64(DI)(CX*8), Z4); \
+	VMAXPD Z3, Z1, Z1; \
+	VMAXPD Z4, Z2, Z2; \
+	ADDQ $16, CX; \
+	CMPQ CX, R9; \
+	JLT pair; \
+odd: \
+	CMPQ CX, R8; \
+	JGE found; \
+	E((SI)(CX*8), Z0, (DI)(CX*8), Z3); \
+	VMAXPD Z3, Z1, Z1; \
+found: \
+	VMAXPD Z2, Z1, Z1; \
+	ALLMAX(Z1, Z2)
+
+// PLACES leaves the first place of the error Z1 in R11, and the number of its places in R10.
+#define PLACES(E) \
+	XORL CX, CX; \
+	XORL R10, R10; \
+	MOVQ $-1, R11; \
+again: \
+	E((SI)(CX*8), Z0, (DI)(CX*8), Z3); \
+	VCMPPD $0, Z1, Z3, K1; \
+	KMOVB K1, AX; \
+	TESTL AX, AX; \
+	JZ other; \
+	POPCNTL AX, DX; \
+	ADDQ DX, R10; \
+	TESTQ R11, R11; \
+	JGE other; \
+	TZCNTL AX, AX; \
+	LEAQ (CX)(AX*1), R11; \
+other: \
+	ADDQ $8, CX; \
+	CMPQ CX, R8; \
+	JLT again
 
 // func argmaxSeparate(w, c *float64, n int64, x float64) (best float64, at, equal int64)
 TEXT ·argmaxSeparate(SB), NOSPLIT, $0-56
@@ -393,54 +352,9 @@ TEXT ·argmaxSeparate(SB), NOSPLIT, $0-56
 	MOVQ c+8(FP), DI
 	MOVQ n+16(FP), R8
 	VBROADCASTSD x+24(FP), Z0
-	VBROADCASTSD lowest<>(SB), Z1
-	VMOVAPD Z1, Z2
-	XORL CX, CX
-	MOVQ R8, R9
-	ANDQ $-16, R9
-	CMPQ CX, R9
-	JGE odd
-
-pair:
-	E_SEPARATE((SI)(CX*8), Z0, (DI)(CX*8), Z3)
-	E_SEPARATE(64(SI)(CX*8), Z0, 64(DI)(CX*8), Z4)
-	VMAXPD Z3, Z1, Z1
-	VMAXPD Z4, Z2, Z2
-	ADDQ $16, CX
-	CMPQ CX, R9
-	JLT pair
-
-odd:
-	CMPQ CX, R8
-	JGE found
-	E_SEPARATE((SI)(CX*8), Z0, (DI)(CX*8), Z3)
-	VMAXPD Z3, Z1, Z1
-
-found:
-	VMAXPD Z2, Z1, Z1
-	ALLMAX(Z1, Z2)
+	LARGEST(E_SEPARATE)
 	VMOVSD X1, best+32(FP)
-	XORL CX, CX
-	XORL R10, R10                // how many
-	MOVQ $-1, R11                // the first
-
-again:
-	E_SEPARATE((SI)(CX*8), Z0, (DI)(CX*8), Z3)
-	VCMPPD $0, Z1, Z3, K1
-	KMOVB K1, AX
-	TESTL AX, AX
-	JZ other
-	POPCNTL AX, DX
-	ADDQ DX, R10
-	TESTQ R11, R11
-	JGE other
-	TZCNTL AX, AX
-	LEAQ (CX)(AX*1), R11
-
-other:
-	ADDQ $8, CX
-	CMPQ CX, R8
-	JLT again
+	PLACES(E_SEPARATE)
 	MOVQ R11, at+40(FP)
 	MOVQ R10, equal+48(FP)
 	VZEROUPPER
@@ -452,54 +366,9 @@ TEXT ·argmaxFused(SB), NOSPLIT, $0-56
 	MOVQ c+8(FP), DI
 	MOVQ n+16(FP), R8
 	VBROADCASTSD x+24(FP), Z0
-	VBROADCASTSD lowest<>(SB), Z1
-	VMOVAPD Z1, Z2
-	XORL CX, CX
-	MOVQ R8, R9
-	ANDQ $-16, R9
-	CMPQ CX, R9
-	JGE odd
-
-pair:
-	E_FUSED((SI)(CX*8), Z0, (DI)(CX*8), Z3)
-	E_FUSED(64(SI)(CX*8), Z0, 64(DI)(CX*8), Z4)
-	VMAXPD Z3, Z1, Z1
-	VMAXPD Z4, Z2, Z2
-	ADDQ $16, CX
-	CMPQ CX, R9
-	JLT pair
-
-odd:
-	CMPQ CX, R8
-	JGE found
-	E_FUSED((SI)(CX*8), Z0, (DI)(CX*8), Z3)
-	VMAXPD Z3, Z1, Z1
-
-found:
-	VMAXPD Z2, Z1, Z1
-	ALLMAX(Z1, Z2)
+	LARGEST(E_FUSED)
 	VMOVSD X1, best+32(FP)
-	XORL CX, CX
-	XORL R10, R10                // how many
-	MOVQ $-1, R11                // the first
-
-again:
-	E_FUSED((SI)(CX*8), Z0, (DI)(CX*8), Z3)
-	VCMPPD $0, Z1, Z3, K1
-	KMOVB K1, AX
-	TESTL AX, AX
-	JZ other
-	POPCNTL AX, DX
-	ADDQ DX, R10
-	TESTQ R11, R11
-	JGE other
-	TZCNTL AX, AX
-	LEAQ (CX)(AX*1), R11
-
-other:
-	ADDQ $8, CX
-	CMPQ CX, R8
-	JLT again
+	PLACES(E_FUSED)
 	MOVQ R11, at+40(FP)
 	MOVQ R10, equal+48(FP)
 	VZEROUPPER
@@ -653,6 +522,38 @@ other:
 	VMOVUPD Z7, (VC+448)(SI); \
 	VMOVUPD Z8, VT(SI)
 
+// V_STEP adds 1 to the steps, and computes the error of the first dataset in Z10.
+#define V_STEP(E) \
+	VMAXPD Z9, Z8, Z22; \
+	VADDPD Z9, Z8, Z8; \
+	E(0, Z0, Z10)
+
+// V_ROWS compares the first dataset with the others, and repeats from down and from row.
+#define V_ROWS(E, row, down) \
+	E(1, Z1, Z23); \
+	FIRST(0, Z10, Z23, Z0, Z1, Z11, Z12); \
+	E(2, Z2, Z13); \
+	E(3, Z3, Z23); \
+	FIRST(2, Z13, Z23, Z2, Z3, Z14, Z15); \
+	E(4, Z4, Z16); \
+	E(5, Z5, Z23); \
+	FIRST(4, Z16, Z23, Z4, Z5, Z17, Z18); \
+	E(6, Z6, Z19); \
+	E(7, Z7, Z23); \
+	FIRST(6, Z19, Z23, Z6, Z7, Z20, Z21); \
+	V_PICK; \
+	INCQ CX; \
+	CMPQ CX, $8; \
+	JLT down; \
+	V_TURN; \
+	ADDQ $64, R8; \
+	ADDQ $16, DI; \
+	DECQ R10; \
+	JNZ row; \
+	V_SAVE; \
+	VZEROUPPER; \
+	RET
+
 // func descendSeparate(v *vertical, dataset *int16, sample *int64, stride, rows int64)
 TEXT ·descendSeparate(SB), NOSPLIT, $0-40
 	MOVQ v+0(FP), SI
@@ -666,33 +567,8 @@ row:
 	XORL CX, CX
 
 down:
-	VMAXPD Z9, Z8, Z22
-	VADDPD Z9, Z8, Z8
-	V_SEPARATE(0, Z0, Z10)
-	V_SEPARATE(1, Z1, Z23)
-	FIRST(0, Z10, Z23, Z0, Z1, Z11, Z12)
-	V_SEPARATE(2, Z2, Z13)
-	V_SEPARATE(3, Z3, Z23)
-	FIRST(2, Z13, Z23, Z2, Z3, Z14, Z15)
-	V_SEPARATE(4, Z4, Z16)
-	V_SEPARATE(5, Z5, Z23)
-	FIRST(4, Z16, Z23, Z4, Z5, Z17, Z18)
-	V_SEPARATE(6, Z6, Z19)
-	V_SEPARATE(7, Z7, Z23)
-	FIRST(6, Z19, Z23, Z6, Z7, Z20, Z21)
-	V_PICK
-	INCQ CX
-	CMPQ CX, $8
-	JLT down
-
-	V_TURN
-	ADDQ $64, R8
-	ADDQ $16, DI
-	DECQ R10
-	JNZ row
-	V_SAVE
-	VZEROUPPER
-	RET
+	V_STEP(V_SEPARATE)
+	V_ROWS(V_SEPARATE, row, down)
 
 // func descendFused(v *vertical, dataset *int16, sample *int64, stride, rows int64, apart uint64)
 TEXT ·descendFused(SB), NOSPLIT, $0-48
@@ -710,32 +586,7 @@ row:
 	XORL CX, CX
 
 down:
-	VMAXPD Z9, Z8, Z22
-	VADDPD Z9, Z8, Z8
-	V_FUSED(0, Z0, Z10)
+	V_STEP(V_FUSED)
 	VMULPD.BCST VW(SI), Z22, Z11
 	VSUBPD Z0, Z11, K5, Z10
-	V_FUSED(1, Z1, Z23)
-	FIRST(0, Z10, Z23, Z0, Z1, Z11, Z12)
-	V_FUSED(2, Z2, Z13)
-	V_FUSED(3, Z3, Z23)
-	FIRST(2, Z13, Z23, Z2, Z3, Z14, Z15)
-	V_FUSED(4, Z4, Z16)
-	V_FUSED(5, Z5, Z23)
-	FIRST(4, Z16, Z23, Z4, Z5, Z17, Z18)
-	V_FUSED(6, Z6, Z19)
-	V_FUSED(7, Z7, Z23)
-	FIRST(6, Z19, Z23, Z6, Z7, Z20, Z21)
-	V_PICK
-	INCQ CX
-	CMPQ CX, $8
-	JLT down
-
-	V_TURN
-	ADDQ $64, R8
-	ADDQ $16, DI
-	DECQ R10
-	JNZ row
-	V_SAVE
-	VZEROUPPER
-	RET
+	V_ROWS(V_FUSED, row, down)
