@@ -17,6 +17,8 @@ import (
 	"mula/index/cache"
 	"mula/index/olmo"
 	"mula/index/rebuild"
+	"mula/internal/launchers"
+	"mula/internal/machine"
 	"mula/internal/quantity"
 )
 
@@ -189,8 +191,12 @@ func runIndex(c *cli.Context) error {
 				target)
 		}
 	}
-	j := standingIn(os.Getenv)
-	if j.quiet(c); j.rank > 0 && (target == forOLMo || c.Bool("dry-run")) {
+	// Ranks share a build through the cache directory, so they need no messages.
+	job := launchers.JobIn(os.Getenv)
+	if job.Rank > 0 {
+		c.App.Writer, c.App.ErrWriter = io.Discard, io.Discard // only the first rank prints
+	}
+	if job.Rank > 0 && (target == forOLMo || c.Bool("dry-run")) {
 		return nil // the first rank does it: an order of OLMo-core is a single shuffle in a single file
 	}
 	if target == forOLMo {
@@ -209,7 +215,7 @@ func runIndex(c *cli.Context) error {
 	if c.Bool("dry-run") {
 		return printDryRun(c, x)
 	}
-	return buildIndex(c, x, j)
+	return buildIndex(c, x, job)
 }
 
 // A foreignIndex is an index of another framework with known names, before the build.
@@ -256,6 +262,16 @@ func threads(c *cli.Context) int {
 	return runtime.GOMAXPROCS(0)
 }
 
+// rankThreads returns --threads. If it is 0, rankThreads returns the number of cores for this rank:
+// the cores to which the launcher bound it, or else its share of the machine's cores.
+func rankThreads(c *cli.Context, job launchers.Process) int {
+	n := threads(c)
+	if c.Int("threads") == 0 && n >= machine.OnlineCores() {
+		n = max(1, n/job.Here)
+	}
+	return n
+}
+
 // dryRunRows is the maximum number of rows in the table of a dry run.
 const dryRunRows = 60
 
@@ -266,18 +282,25 @@ func printDryRun(c *cli.Context, x foreignIndex) error {
 		return err
 	}
 	written := slices.DeleteFunc(slices.Clone(entries), func(e indexEntry) bool { return e.Folder == "" })
-	seconds, err := estimateSeconds(c.Context, written, threads(c))
+	var total int64
+	work := make([]rebuild.Work, len(written))
+	for i := range written {
+		e := &written[i]
+		total += e.bytes()
+		if len(e.Prefixes) > 1 && e.Kind != "GPTDataset" {
+			work[i] = rebuild.Work{Members: len(e.Prefixes), Samples: e.Samples}
+		} else if len(e.Files) > 0 {
+			work[i] = rebuild.Work{Documents: e.Files[0].Bytes / 4}
+		}
+	}
+	computing, err := rebuild.Estimate(c.Context, work, threads(c))
 	if err != nil {
 		return err
-	}
-	var total int64
-	for i := range written {
-		total += written[i].bytes()
 	}
 	w := c.App.Writer
 	if c.Bool("json") {
 		return printJSON(w, map[string]any{"for": x.title(), "entries": entries, "bytes": total,
-			"estimated_compute_seconds": seconds, "arguments": x.start(), "asks": x.asks()})
+			"estimated_compute_seconds": computing.Seconds(), "arguments": x.start(), "asks": x.asks()})
 	}
 	fmt.Fprintf(w, "%s\n\n", x.title())
 	t := newTable("split", "kind", "files of", "asked", "samples", "bytes", "name")
@@ -299,7 +322,7 @@ func printDryRun(c *cli.Context, x foreignIndex) error {
 	}
 	fmt.Fprintf(w, "\n%s to write, %s. Computing them takes about %s on %s here, if the disk is fast enough.\n",
 		plural(fileCount(written), "file"), bytesText(total),
-		duration(time.Duration(seconds*float64(time.Second))), plural(int64(threads(c)), "core"))
+		duration(computing), plural(int64(threads(c)), "core"))
 	printNotes(w, x)
 	fmt.Fprint(w, "Nothing was written (--dry-run).\n\n")
 	printStart(w, x)
@@ -315,12 +338,12 @@ func fileCount(entries []indexEntry) (n int64) {
 }
 
 // buildIndex writes the files.
-func buildIndex(c *cli.Context, x foreignIndex, j standing) error {
+func buildIndex(c *cli.Context, x foreignIndex, job launchers.Process) error {
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
 	began := time.Now()
 	waiting := map[string]bool{}
-	o := rebuild.BuildOptions{Threads: threadsOf(c, j), Resume: c.Bool("resume"), Together: j.size > 1}
+	o := rebuild.BuildOptions{Threads: rankThreads(c, job), Resume: c.Bool("resume"), Together: job.Size > 1}
 	o.Progress = func(e cache.Event) {
 		if e.Stage == cache.Waiting && !waiting[e.Holder] {
 			waiting[e.Holder] = true
@@ -334,7 +357,7 @@ func buildIndex(c *cli.Context, x foreignIndex, j standing) error {
 			float64(e.Bytes), float64(e.Total))
 	}
 	summary, err := x.build(c.Context, o)
-	if other := new(cache.FailedError); j.rank > 0 && errors.As(err, &other) {
+	if other := new(cache.FailedError); job.Rank > 0 && errors.As(err, &other) {
 		return exitCode(exitFailed) // the other process has printed the error
 	}
 	if err != nil {

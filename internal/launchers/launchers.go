@@ -47,6 +47,15 @@ type Process struct {
 // launcher started the process.
 func Find() (Process, bool) { return FindIn(os.Getenv) }
 
+// JobIn returns the rank and the size of the job of a process with the given environment. A process
+// is rank 0 of 1 if no known launcher started it, or if its launcher does not set the size.
+func JobIn(getenv func(string) string) Process {
+	if p, ok := FindIn(getenv); ok && p.Size > 0 {
+		return p
+	}
+	return Process{Size: 1, Here: 1}
+}
+
 // FindIn is Find with another environment. A launcher that does not set the number of processes
 // counts only if no other launcher sets it.
 func FindIn(getenv func(string) string) (Process, bool) {
