@@ -477,11 +477,13 @@ func (c Config) ReadPlan() (*blend.Plan, error) {
 	const advice = "write the path of a plan.json of mula blend, relative to the directory of train.yaml"
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, &fieldError{field: "plan", message: fmt.Sprintf(" is %s, which does not exist; %s", c.Plan, advice),
-			cause: err}
+		return nil, &strictyaml.FieldError{Field: "plan",
+			Message: fmt.Sprintf(" is %s, which does not exist; %s", c.Plan, advice),
+			Cause:   err}
 	case err != nil && isDirectory(c.Plan):
-		return nil, &fieldError{field: "plan", message: fmt.Sprintf(" is %s, which is a directory; %s", c.Plan, advice),
-			cause: err}
+		return nil, &strictyaml.FieldError{Field: "plan",
+			Message: fmt.Sprintf(" is %s, which is a directory; %s", c.Plan, advice),
+			Cause:   err}
 	}
 	return plan, err
 }
@@ -493,42 +495,7 @@ func isDirectory(path string) bool {
 
 // Locate adds file and line to an error about fields of the configuration, if the configuration
 // comes from a file. It returns other errors unchanged.
-func (c Config) Locate(err error) error {
-	var several fieldErrors
-	var field *fieldError
-	switch {
-	case c.file == nil:
-	case errors.As(err, &several):
-		located := make([]error, len(several))
-		for i, e := range several {
-			located[i] = c.file.Errorf("$."+e.field, "%w", e)
-		}
-		return strictyaml.All(located)
-	case errors.As(err, &field):
-		return c.file.Errorf("$."+field.field, "%w", err)
-	}
-	return err
-}
-
-// A fieldError is an error in the value of a field, by its full name.
-type fieldError struct {
-	field, message string
-	cause          error // may be nil
-}
-
-func (e *fieldError) Error() string { return e.field + e.message }
-func (e *fieldError) Unwrap() error { return e.cause }
-
-// fieldErrors are the errors in several fields.
-type fieldErrors []*fieldError
-
-func (e fieldErrors) Error() string {
-	texts := make([]string, len(e))
-	for i, field := range e {
-		texts[i] = field.Error()
-	}
-	return strings.Join(texts, "\n")
-}
+func (c Config) Locate(err error) error { return c.file.Locate(err) }
 
 // Misconfigured reports whether an error concerns a field of the configuration, so that a retry
 // cannot help.
@@ -538,8 +505,8 @@ func Misconfigured(err error) bool {
 		return slices.ContainsFunc(shared.failures, func(f failure) bool { return f.Configuration }) ||
 			Misconfigured(shared.error)
 	}
-	var field *fieldError
-	var several fieldErrors
+	var field *strictyaml.FieldError
+	var several strictyaml.FieldErrors
 	return errors.As(err, &field) || errors.As(err, &several)
 }
 
@@ -554,7 +521,7 @@ func (c Config) Validate() error {
 	}
 	oneOf := func(field string, value any, allowed ...string) error {
 		if v := fmt.Sprint(value); !slices.Contains(allowed, v) {
-			return badField(field, "is %q; allowed: %s", v,
+			return strictyaml.Invalid(field, "is %q; allowed: %s", v,
 				strings.Join(slices.DeleteFunc(allowed, func(a string) bool { return a == "" }), ", "))
 		}
 		return nil
@@ -565,11 +532,12 @@ func (c Config) Validate() error {
 		}
 		if high == math.MaxFloat64 {
 			if math.IsInf(value, 0) || math.IsNaN(value) {
-				return badField(field, "is %s; must be a finite number of %s or more", plain(value), plain(low))
+				return strictyaml.Invalid(field, "is %s; must be a finite number of %s or more", plain(value),
+					plain(low))
 			}
-			return badField(field, "is %s; must be %s or more", plain(value), plain(low))
+			return strictyaml.Invalid(field, "is %s; must be %s or more", plain(value), plain(low))
 		}
-		return badField(field, "is %s; must be from %s to %s", plain(value), plain(low), plain(high))
+		return strictyaml.Invalid(field, "is %s; must be from %s to %s", plain(value), plain(low), plain(high))
 	}
 	optional := func(field string, value *int64) error {
 		if value == nil {
@@ -594,9 +562,9 @@ func (c Config) Validate() error {
 			return nil
 		}
 		if math.IsInf(*value, 0) || math.IsNaN(*value) {
-			return badField(field, "is %s; must be a finite number above 0", plain(*value))
+			return strictyaml.Invalid(field, "is %s; must be a finite number above 0", plain(*value))
 		}
-		return badField(field, "is %s; must be above 0", plain(*value))
+		return strictyaml.Invalid(field, "is %s; must be above 0", plain(*value))
 	}
 	const finite = math.MaxFloat64
 	errs := []error{
@@ -659,34 +627,38 @@ func (c Config) Validate() error {
 	}
 	if pp, layers := c.Layout.PP, c.Model.Layers; pp > 1 && layers > 0 && pp > layers {
 		errs = append(errs,
-			badField("layout.pp", "is %d, but the model has only %d layers; lower the number of stages", pp, layers))
+			strictyaml.Invalid("layout.pp", "is %d, but the model has only %d layers; lower the number of stages", pp,
+				layers))
 	} else if pp > 1 && c.Model.TieEmbeddings {
 		errs = append(errs,
-			badField("layout.pp",
+			strictyaml.Invalid("layout.pp",
 				"is %d, but model.tie_word_embeddings needs the same weights in the first and the last stage; set "+
 					"layout.pp to 1, or tie_word_embeddings to false", pp))
 	}
 	if tp := c.Layout.TP; tp != 1 {
-		errs = append(errs, badField("layout.tp", "is %d, but this version has no tensor parallelism; must be 1", tp))
+		errs = append(errs, strictyaml.Invalid("layout.tp",
+			"is %d, but this version has no tensor parallelism; must be 1", tp))
 	}
 	if ep, experts := c.Layout.EP, c.Model.Experts; ep > 1 && c.Model.Architecture == moe.OLMo {
-		errs = append(errs, badField("layout.ep", "is %d, but a dense model has no experts to divide; must be 1", ep))
+		errs = append(errs, strictyaml.Invalid("layout.ep",
+			"is %d, but a dense model has no experts to divide; must be 1", ep))
 	} else if ep > 1 && experts > 0 && experts%ep != 0 {
-		errs = append(errs, badField("layout.ep", "is %d, which does not divide the %d experts of a layer; "+
+		errs = append(errs, strictyaml.Invalid("layout.ep", "is %d, which does not divide the %d experts of a layer; "+
 			"possible: %s", ep,
 			experts, list(divisors(experts))))
 	}
 	if ranks := c.Layout.DP * c.Layout.EP; ranks > 1 && c.BatchSize%ranks != 0 {
 		errs = append(errs,
-			badField("batch_size",
+			strictyaml.Invalid("batch_size",
 				"is %d; must be a multiple of layout.expert_dp · layout.ep = %d · %d = %d, the number of data ranks",
 				c.BatchSize, c.Layout.DP, c.Layout.EP, ranks))
 	}
 	if c.Layout.UniformRouting && c.Model.Architecture == moe.OLMo {
-		errs = append(errs, badField("layout.uniform_routing", "is true, but a dense model has no router; remove it"))
+		errs = append(errs, strictyaml.Invalid("layout.uniform_routing",
+			"is true, but a dense model has no router; remove it"))
 	}
 	if b := c.Optimizer.Betas; b != nil && (len(b) != 2 || !(b[0] >= 0 && b[0] < 1 && b[1] >= 0 && b[1] < 1)) {
-		errs = append(errs, badField("optimizer.betas", "is %s; must be two numbers from 0 to below 1",
+		errs = append(errs, strictyaml.Invalid("optimizer.betas", "is %s; must be two numbers from 0 to below 1",
 			listText(b)))
 	}
 	if spec := optimizerSpecs[c.Optimizer.Name]; spec != nil && spec.check != nil {
@@ -702,41 +674,46 @@ func (c Config) Validate() error {
 		errs = append(errs, c.Optimizer.checkGroups(c.Model.Tensors()))
 	}
 	if c.Schedule.Name == Constant && c.Schedule.DecaySteps != 0 {
-		errs = append(errs, badField("schedule.decay_steps", "is %d, but schedule %s does not decay; remove it",
+		errs = append(errs, strictyaml.Invalid("schedule.decay_steps",
+			"is %d, but schedule %s does not decay; remove it",
 			c.Schedule.DecaySteps, Constant))
 	}
 	if c.Schedule.Name == Constant && c.Schedule.WarmupFrom != WarmupFromZero {
-		errs = append(errs, badField("schedule.warmup_from", "is %q, but schedule %s has no minimum; allowed: %s",
+		errs = append(errs, strictyaml.Invalid("schedule.warmup_from",
+			"is %q, but schedule %s has no minimum; allowed: %s",
 			c.Schedule.WarmupFrom, Constant, WarmupFromZero))
 	}
 	if c.Plan == "" {
-		errs = append(errs, badField("plan", "is empty; write the path of the plan.json that mula blend wrote"))
+		errs = append(errs, strictyaml.Invalid("plan",
+			"is empty; write the path of the plan.json that mula blend wrote"))
 	}
 	if c.Output == "" {
-		errs = append(errs, badField("output", "is empty; write the path of the run directory"))
+		errs = append(errs, strictyaml.Invalid("output", "is empty; write the path of the run directory"))
 	}
 	if a := c.MetricsListen; a != "" {
 		if _, port, err := net.SplitHostPort(a); err != nil || port == "" || port == "0" {
 			errs = append(errs,
-				badField("metrics_listen", "is %q; must be an address with a port, such as 127.0.0.1:9400, or \"\"", a))
+				strictyaml.Invalid("metrics_listen",
+					"is %q; must be an address with a port, such as 127.0.0.1:9400, or \"\"", a))
 		}
 	}
 	if low := c.Schedule.MinLearningRate; low != nil && c.Schedule.LearningRate > 0 {
 		errs = append(errs, within("schedule.min_learning_rate", *low, 0, c.Schedule.LearningRate))
 	}
 	if form := c.AuxLoss.Form; c.Model.Architecture == moe.OLMo && form != "" && form != moe.AuxNone {
-		errs = append(errs, badField("aux_loss.form",
+		errs = append(errs, strictyaml.Invalid("aux_loss.form",
 			"is %q, but a dense model has no router to balance; allowed: none",
 			form))
 	}
 	if z := c.ZLoss.Coefficient; c.Model.Architecture == moe.OLMo && z != 0 {
-		errs = append(errs, badField("z_loss.coefficient", "is %v, but a dense model has no router; must be 0", z))
+		errs = append(errs, strictyaml.Invalid("z_loss.coefficient",
+			"is %v, but a dense model has no router; must be 0", z))
 	}
-	var found fieldErrors
+	var found strictyaml.FieldErrors
 	for _, err := range errs {
-		var field *fieldError
+		var field *strictyaml.FieldError
 		if errors.As(err, &field) &&
-			!slices.ContainsFunc(found, func(e *fieldError) bool { return e.field == field.field }) {
+			!slices.ContainsFunc(found, func(e *strictyaml.FieldError) bool { return e.Field == field.Field }) {
 			found = append(found, field)
 		}
 	}
@@ -758,11 +735,6 @@ func listText(list []float64) string {
 	return "[" + strings.Join(texts, ", ") + "]"
 }
 
-// badField returns an error about a field.
-func badField(field, format string, args ...any) error {
-	return &fieldError{field: field, message: " " + fmt.Sprintf(format, args...)}
-}
-
 // foreign returns an error that names a field which is set although the optimizer or schedule does
 // not use it. fields has the fields that each optimizer or schedule uses.
 func foreign[N ~string, C any](prefix string, name N, config C, fields map[N]C) error {
@@ -781,9 +753,10 @@ func foreign[N ~string, C any](prefix string, name N, config C, fields map[N]C) 
 			}
 		}
 		slices.Sort(others)
-		return &fieldError{field: prefix + f.name, message: fmt.Sprintf(" is %v, but %s has no such setting; the "+
-			"setting belongs to %s",
-			reflect.Indirect(f.value), name, strings.Join(others, ", "))}
+		return &strictyaml.FieldError{Field: prefix + f.name,
+			Message: fmt.Sprintf(" is %v, but %s has no such setting; the "+
+				"setting belongs to %s",
+				reflect.Indirect(f.value), name, strings.Join(others, ", "))}
 	}
 	return nil
 }

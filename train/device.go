@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"mula/internal/strictyaml"
 	"mula/moe"
 	"mula/xpu"
 	"mula/xpu/cpu"
@@ -40,8 +41,9 @@ func CheckDevice(name string) error {
 	if _, _, ok := parseOpenCL(name); ok || slices.Contains(Devices(), name) {
 		return nil
 	}
-	return &fieldError{field: "device", message: fmt.Sprintf(" is %q; allowed: %s, %s, %s, %s:NAME, %s:NAME#2, %s",
-		name, DeviceCPU, DeviceOneDNN, DeviceOpenCL, DeviceOpenCL, DeviceOpenCL, DeviceAuto)}
+	return &strictyaml.FieldError{Field: "device",
+		Message: fmt.Sprintf(" is %q; allowed: %s, %s, %s, %s:NAME, %s:NAME#2, %s",
+			name, DeviceCPU, DeviceOneDNN, DeviceOpenCL, DeviceOpenCL, DeviceOpenCL, DeviceAuto)}
 }
 
 // parseOpenCL splits the name of an OpenCL device into a part of the device's own name, "" for any,

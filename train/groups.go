@@ -90,14 +90,14 @@ func (c OptimizerConfig) checkGroups(tensors []safetensors.Tensor) error {
 	}
 	for i, g := range c.Groups {
 		if len(g.Match) == 0 {
-			return &fieldError{field: fmt.Sprintf("optimizer.groups[%d]", i),
-				message: " has no match; list classes (" + strings.Join(classes, ", ") +
+			return &strictyaml.FieldError{Field: fmt.Sprintf("optimizer.groups[%d]", i),
+				Message: " has no match; list classes (" + strings.Join(classes, ", ") +
 					") or patterns of parameter names"}
 		}
 		for j, entry := range g.Match {
 			bad := func(format string, args ...any) error {
-				return &fieldError{field: fmt.Sprintf("optimizer.groups[%d].match[%d]", i, j),
-					message: " is " + fmt.Sprintf(format, args...)}
+				return &strictyaml.FieldError{Field: fmt.Sprintf("optimizer.groups[%d].match[%d]", i, j),
+					Message: " is " + fmt.Sprintf(format, args...)}
 			}
 			if !isPattern(entry) && !slices.Contains(classes, entry) {
 				return bad("%q, which is neither a class nor a pattern of parameter names%s", entry,

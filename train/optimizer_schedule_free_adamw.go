@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 
+	"mula/internal/strictyaml"
 	"mula/xpu"
 )
 
@@ -17,12 +18,13 @@ var _ = registerOptimizer(ScheduleFreeAdamW, optimizerSpec{
 	state: func(string, []int) []string { return []string{"z", "exp_avg_sq"} },
 	check: func(c Config) (errs []error) {
 		if b := c.Optimizer.Betas; len(b) == 2 && b[0] == 0 {
-			errs = append(errs, badField("optimizer.betas", "is %s; the first number must be above 0, because %s "+
-				"divides by it",
+			errs = append(errs, strictyaml.Invalid("optimizer.betas",
+				"is %s; the first number must be above 0, because %s "+
+					"divides by it",
 				listText(b), ScheduleFreeAdamW))
 		}
 		if c.Schedule.Name != Constant {
-			errs = append(errs, badField("schedule.name",
+			errs = append(errs, strictyaml.Invalid("schedule.name",
 				"is %q, but %s averages the weights instead of lowering the learning rate; set it to "+
 					"%s", c.Schedule.Name,
 				ScheduleFreeAdamW, Constant))

@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	"mula/internal/launchers"
+	"mula/internal/strictyaml"
 	"mula/xpu/comm"
 	"mula/xpu/comm/local"
 	"mula/xpu/comm/mpi"
@@ -39,8 +40,9 @@ func Join(ctx context.Context, config Config, waiting func(text string)) (*comm.
 	case err != nil:
 		return nil, err
 	case !launched:
-		return nil, &fieldError{field: "layout.transport", message: " is \"tcp\", but mula launch did not start this " +
-			"process; start the run with mula launch"}
+		return nil, &strictyaml.FieldError{Field: "layout.transport",
+			Message: " is \"tcp\", but mula launch did not start this " +
+				"process; start the run with mula launch"}
 	default:
 		options.Waiting = waiting
 		link, err = tcp.Join(ctx, options)
@@ -95,11 +97,13 @@ func separateProcesses(p launchers.Process) error {
 	} else {
 		pmi = "start the run with mula launch or mpiexec"
 	}
-	return &fieldError{field: "layout.transport", message: fmt.Sprintf(": %s has started %d processes (%s), but "+
-		"without "+
-		"PMI for MPI, so each process would train the whole run; %s. If each process is a separate run with its own "+
-		"output, set layout.transport to local", p.Launcher.Name, p.Size,
-		p.Launcher.Size, pmi)}
+	return &strictyaml.FieldError{Field: "layout.transport",
+		Message: fmt.Sprintf(": %s has started %d processes (%s), but "+
+			"without "+
+			"PMI for MPI, so each process would train the whole run; %s. If each process is a separate run with its "+
+			"own "+
+			"output, set layout.transport to local", p.Launcher.Name, p.Size,
+			p.Launcher.Size, pmi)}
 }
 
 // startedWith returns an error if the size of the world differs from the number of ranks that mula
@@ -109,17 +113,19 @@ func startedWith(size int) error {
 	if n, err := strconv.Atoi(text); text == "" || err == nil && n == size {
 		return nil
 	}
-	return &fieldError{field: "layout.transport", message: fmt.Sprintf(": mula launch has started %s ranks (%s), but "+
-		"this rank is in a world of size %d; use the mpiexec or srun of the same MPI library, or mula launch --with "+
-		"tcp", text, tcp.SizeVariable, size)}
+	return &strictyaml.FieldError{Field: "layout.transport",
+		Message: fmt.Sprintf(": mula launch has started %s ranks (%s), but "+
+			"this rank is in a world of size %d; use the mpiexec or srun of the same MPI library, or mula launch "+
+			"--with "+
+			"tcp", text, tcp.SizeVariable, size)}
 }
 
 // loneRank is the error of a process whose MPI library sees no other process, although the layout
 // has several ranks.
 func loneRank(library string) error {
 	p, _ := launchers.Find()
-	return &fieldError{field: "layout.transport",
-		message: fmt.Sprintf(": %s has started this process (%s), but %s sees "+
+	return &strictyaml.FieldError{Field: "layout.transport",
+		Message: fmt.Sprintf(": %s has started this process (%s), but %s sees "+
 			"no other process; name the MPI library of %s in %s, or start the run with mula launch --with tcp",
 			p.Launcher.Name, p.Launcher.Rank, library, p.Launcher.Name, mpi.LibraryVariable)}
 }
@@ -152,8 +158,9 @@ func (c Config) fitsWorld(ranks int) error {
 		text = fmt.Sprintf("start %d, or make batch_size (now %d) a multiple of %d and set layout to one of %s",
 			l.Ranks(), c.BatchSize, readers, strings.Join(possible, ", "))
 	}
-	return &fieldError{field: "layout", message: fmt.Sprintf(" is %s = %d ranks, but %d were started; %s", what,
-		l.Ranks(), ranks, text)}
+	return &strictyaml.FieldError{Field: "layout",
+		Message: fmt.Sprintf(" is %s = %d ranks, but %d were started; %s", what,
+			l.Ranks(), ranks, text)}
 }
 
 func divisors(n int) []int {
@@ -314,8 +321,9 @@ const mostLocal = 256
 func runLocal(ctx context.Context, config Config, options Options) (Result, error) {
 	n := config.Layout.Ranks()
 	if n > mostLocal {
-		return Result{}, &fieldError{field: "layout", message: fmt.Sprintf(" has %d ranks, but one process can have "+
-			"at most %d; start the run with mula launch or mpiexec", n, mostLocal)}
+		return Result{}, &strictyaml.FieldError{Field: "layout",
+			Message: fmt.Sprintf(" has %d ranks, but one process can have "+
+				"at most %d; start the run with mula launch or mpiexec", n, mostLocal)}
 	}
 	results, errs := make([]Result, n), make([]error, n)
 	run := func(rank int, link comm.Transport) {

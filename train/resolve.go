@@ -22,7 +22,7 @@ import (
 // not fit the plan.
 func (c Config) resolve(p *blend.Plan) (Config, error) {
 	bad := func(field, format string, args ...any) (Config, error) {
-		return Config{}, &fieldError{field: field, message: " " + fmt.Sprintf(format, args...)}
+		return Config{}, &strictyaml.FieldError{Field: field, Message: " " + fmt.Sprintf(format, args...)}
 	}
 	if err := c.Model.resolve(p.Tokenizer); err != nil {
 		return Config{}, err
@@ -91,7 +91,7 @@ func (m *ModelConfig) resolve(t *blend.Tokenizer) error {
 	if t != nil {
 		if m.VocabSize < t.Vocabulary {
 			if m.given["vocab_size"] {
-				return &fieldError{field: "model.vocab_size", message: fmt.Sprintf(" is %d, but the plan's "+
+				return &strictyaml.FieldError{Field: "model.vocab_size", Message: fmt.Sprintf(" is %d, but the plan's "+
 					"tokenizer has %d ids; must be at least the number of ids", m.VocabSize, t.Vocabulary)}
 			}
 			m.VocabSize = (t.Vocabulary + 63) / 64 * 64
@@ -110,7 +110,7 @@ func (m *ModelConfig) resolve(t *blend.Tokenizer) error {
 	}
 	var field *moe.FieldError
 	if err := m.Config.Validate(); errors.As(err, &field) {
-		return &fieldError{field: "model." + field.Field, message: " " + field.Problem}
+		return &strictyaml.FieldError{Field: "model." + field.Field, Message: " " + field.Problem}
 	} else if err != nil {
 		return err
 	}
@@ -158,7 +158,7 @@ func (c *ScheduleConfig) resolve(steps int64) error {
 		if c.Name == Constant {
 			field = "steps"
 		}
-		return &fieldError{field: "schedule.warmup_steps", message: fmt.Sprintf(" is %d, but %s is %d, so "+
+		return &strictyaml.FieldError{Field: "schedule.warmup_steps", Message: fmt.Sprintf(" is %d, but %s is %d, so "+
 			"schedule.learning_rate would never be reached; lower the first or raise the second",
 			*c.WarmupSteps, field, length)}
 	}
@@ -176,15 +176,16 @@ func (c *ScheduleConfig) resolve(steps int64) error {
 	}
 	left := length - *c.WarmupSteps
 	if left == 0 {
-		return &fieldError{field: "schedule.warmup_steps", message: fmt.Sprintf(" is %d, which leaves no steps of "+
-			"schedule.decay_steps for the cooldown; lower the first or raise the second", length)}
+		return &strictyaml.FieldError{Field: "schedule.warmup_steps",
+			Message: fmt.Sprintf(" is %d, which leaves no steps of "+
+				"schedule.decay_steps for the cooldown; lower the first or raise the second", length)}
 	}
 	if c.CooldownSteps == nil {
 		c.CooldownSteps = new(min(max(1, length/5), left))
 	}
 	if *c.CooldownSteps > left {
-		return &fieldError{field: "schedule.cooldown_steps",
-			message: fmt.Sprintf(" is %d, but schedule.warmup_steps of %d leaves %d of schedule.decay_steps; lower "+
+		return &strictyaml.FieldError{Field: "schedule.cooldown_steps",
+			Message: fmt.Sprintf(" is %d, but schedule.warmup_steps of %d leaves %d of schedule.decay_steps; lower "+
 				"one of the first two or raise the last",
 				*c.CooldownSteps, *c.WarmupSteps, left)}
 	}

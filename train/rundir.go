@@ -10,6 +10,7 @@ import (
 	"syscall"
 
 	"mula/internal/locks"
+	"mula/internal/strictyaml"
 )
 
 // Names in a run directory.
@@ -36,11 +37,13 @@ func openRunDir(path string) (*runDir, error) {
 		return nil, err
 	}
 	if err := os.MkdirAll(filepath.Join(path, checkpointsDir), 0o755); errors.Is(err, syscall.ENOTDIR) {
-		return nil, &fieldError{field: "output", message: fmt.Sprintf(" is %s, but %s is a file; write the path of "+
-			"a directory for the run", path, notDirectory(err, path)), cause: err}
+		return nil, &strictyaml.FieldError{Field: "output",
+			Message: fmt.Sprintf(" is %s, but %s is a file; write the path of "+
+				"a directory for the run", path, notDirectory(err, path)), Cause: err}
 	} else if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
-		return nil, &fieldError{field: "output", message: fmt.Sprintf(" is %s, which cannot be created (%s); write "+
-			"the path of a writable directory", path, err), cause: err}
+		return nil, &strictyaml.FieldError{Field: "output",
+			Message: fmt.Sprintf(" is %s, which cannot be created (%s); write "+
+				"the path of a writable directory", path, err), Cause: err}
 	} else if err != nil {
 		return nil, fmt.Errorf("creating the run directory %s: %w", path, err)
 	}
@@ -79,9 +82,9 @@ func lookAtRunDir(path string) (*runDir, error) {
 		info, err := os.Stat(at)
 		switch {
 		case err == nil && !info.IsDir():
-			return nil, &fieldError{field: "output",
-				message: fmt.Sprintf(" is %s, but %s is a file; write the path of "+
-					"a directory for the run", path, at), cause: syscall.ENOTDIR}
+			return nil, &strictyaml.FieldError{Field: "output",
+				Message: fmt.Sprintf(" is %s, but %s is a file; write the path of "+
+					"a directory for the run", path, at), Cause: syscall.ENOTDIR}
 		case err == nil:
 			return &runDir{path: path}, nil
 		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) || at == filepath.Dir(at):
