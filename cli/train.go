@@ -20,6 +20,7 @@ import (
 	"mula/internal/version"
 	"mula/moe"
 	"mula/train"
+	"mula/train/collective"
 	"mula/train/launch"
 	"mula/xpu/comm"
 	"mula/xpu/comm/tcp"
@@ -163,7 +164,7 @@ func runTrain(c *cli.Context) error {
 	result, err := train.Run(sayCompiling(context.WithoutCancel(c.Context), p), config, options)
 	p.end()
 	switch {
-	case err != nil && world != nil && train.Shared(err):
+	case err != nil && world != nil && collective.Shared(err):
 		// All ranks wait until the message is printed: when one process of a job exits with an
 		// error, the others are killed.
 		err = configurationError(c, config, err)
@@ -213,7 +214,7 @@ func leave(world *comm.Comm) {
 // configurationError converts an error about a field of the configuration to a usage error with
 // file and line, because a retry would fail, too.
 func configurationError(c *cli.Context, config train.Config, err error) error {
-	if !train.Misconfigured(err) {
+	if !collective.Misconfigured(err) {
 		return err
 	}
 	if located := config.Locate(err); located.Error() != err.Error() {

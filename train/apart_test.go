@@ -16,6 +16,7 @@ import (
 	"mula/blend"
 	"mula/internal/longtest"
 	"mula/moe"
+	"mula/train/collective"
 	"mula/xpu"
 	devapart "mula/xpu/apart"
 	"mula/xpu/cpu"
@@ -209,7 +210,7 @@ func TestApartFails(t *testing.T) {
 	mustRun(t, lamb, onApart(Options{}, func(_ int, d *devapart.Device) { d.SetCapacity(need.Total() - need.Moments) }))
 	_, err = Run(context.Background(), testConfig(t, plan, "steps: 2\nlayout: {expert_dp: 2}\n"),
 		onApart(Options{}, func(_ int, d *devapart.Device) { d.SetCapacity(need.Total() * 5 / 4) }))
-	if err == nil || !strings.Contains(err.Error(), "for 2 ranks") || !Shared(err) {
+	if err == nil || !strings.Contains(err.Error(), "for 2 ranks") || !collective.Shared(err) {
 		t.Errorf("too small a device for two ranks: %v", err)
 	}
 

@@ -26,6 +26,7 @@ import (
 	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/shards"
+	"mula/train/collective"
 	"mula/xpu/comm"
 )
 
@@ -279,7 +280,7 @@ func (e unjudged) Unwrap() error { return e.error }
 
 // A judgement is the result of one rank's verification of a checkpoint.
 type judgement struct {
-	failure
+	collective.Failure
 	Unjudged bool `json:"unjudged,omitempty"`
 }
 
@@ -289,17 +290,17 @@ func allJudge(ctx context.Context, world *comm.Comm, err error) error {
 	if world.Size() == 1 {
 		return err
 	}
-	all, gatherErr := gather(ctx, world, judgement{failureOf(err), err != nil && !damaged(err)})
+	all, gatherErr := collective.Gather(ctx, world, judgement{collective.FailureOf(err), err != nil && !damaged(err)})
 	if gatherErr != nil {
 		return unjudged{gatherErr}
 	}
-	var failures []failure
+	var failures []collective.Failure
 	decided := false
 	for _, j := range all {
-		failures = append(failures, j.failure)
+		failures = append(failures, j.Failure)
 		decided = decided || j.Error != "" && !j.Unjudged
 	}
-	joined := joinFailures(failures, -1, nil)
+	joined := collective.JoinFailures(failures, -1, nil)
 	if joined != nil && !decided {
 		return unjudged{joined}
 	}
@@ -316,7 +317,7 @@ func fromFirst[T any](ctx context.Context, world *comm.Comm, value *T, read func
 	if world.Rank() == 0 {
 		err, own = read(), value
 	}
-	values, gatherErr := gather(ctx, world, own)
+	values, gatherErr := collective.Gather(ctx, world, own)
 	if gatherErr != nil {
 		return unjudged{gatherErr}
 	}
@@ -391,27 +392,27 @@ func saveCheckpoint(ctx context.Context, world *comm.Comm, dir string, state *St
 	if err == nil && c.rank == 0 {
 		err = c.writeOthers(files)
 	}
-	written.failure = failureOf(err)
-	all, gatherErr := gather(ctx, world, written)
+	written.Failure = collective.FailureOf(err)
+	all, gatherErr := collective.Gather(ctx, world, written)
 	if gatherErr != nil {
 		return errors.Join(err, gatherErr)
 	}
 	var lists [][]tensorHash
-	var failures []failure
+	var failures []collective.Failure
 	for _, w := range all {
-		lists, failures = append(lists, w.Hashes), append(failures, w.failure)
+		lists, failures = append(lists, w.Hashes), append(failures, w.Failure)
 	}
-	if err := settle(world, failures, err); err != nil {
+	if err := collective.Combine(world, failures, err); err != nil {
 		return err
 	}
 	state.Format = checkpointFormat
 	if state.Weights, err = s.combine(lists); err != nil {
-		return ofAll(world, err)
+		return collective.OfAll(world, err)
 	}
 	if c.rank == 0 {
 		err = c.finish(name, all, *state)
 	}
-	return agree(ctx, world, err)
+	return collective.Agree(ctx, world, err)
 }
 
 // A savedCheckpoint is a checkpoint while one rank writes it.
@@ -432,7 +433,7 @@ type savedCheckpoint struct {
 
 // writtenFiles is the message of a rank that has written its files.
 type writtenFiles struct {
-	failure
+	collective.Failure
 	Files  map[string]shards.FileInfo `json:"files"`
 	Hashes []tensorHash               `json:"hashes"`
 }
@@ -454,25 +455,25 @@ func (c *savedCheckpoint) begin() error {
 // meet sends the name of rank 0's directory, or its error, to all ranks.
 func (c *savedCheckpoint) meet(ctx context.Context, world *comm.Comm, own error) error {
 	type place struct {
-		failure
+		collective.Failure
 		Temp string `json:"temp"` // the name in dir
 	}
-	all, err := gather(ctx, world, place{failureOf(own), filepath.Base(c.temp)})
+	all, err := collective.Gather(ctx, world, place{collective.FailureOf(own), filepath.Base(c.temp)})
 	if err != nil {
 		return errors.Join(own, err)
 	}
-	var failures []failure
+	var failures []collective.Failure
 	for _, p := range all {
-		failures = append(failures, p.failure)
+		failures = append(failures, p.Failure)
 	}
 	c.temp = filepath.Join(c.dir, all[0].Temp)
-	return settle(world, failures, own)
+	return collective.Combine(world, failures, own)
 }
 
 // plan decides what each rank writes, and into which files. All ranks compute the same plan.
 func (c *savedCheckpoint) plan(ctx context.Context, world *comm.Comm) error {
 	type contribution struct {
-		failure
+		collective.Failure
 		Runs     []indexRun        `json:"runs"`
 		Ranges   [][4]int          `json:"ranges"` // as tensorRange
 		Metadata map[string]string `json:"metadata"`
@@ -483,32 +484,33 @@ func (c *savedCheckpoint) plan(ctx context.Context, world *comm.Comm) error {
 			err = fmt.Errorf("cannot see %s, which rank 0 has created: %w; %s", c.temp, missing, needShared)
 		}
 	}
-	own, failed := contribution{failure: failureOf(err), Runs: c.runs(), Metadata: c.metadata}, err
+	own, failed := contribution{Failure: collective.FailureOf(err), Runs: c.runs(), Metadata: c.metadata}, err
 	for _, r := range c.ranges {
 		own.Ranges = append(own.Ranges, [4]int{r.tensor, r.state, r.begin, r.end})
 	}
-	all, err := gather(ctx, world, own)
+	all, err := collective.Gather(ctx, world, own)
 	if err != nil {
 		return err
 	}
-	var failures []failure
+	var failures []collective.Failure
 	var runs [][]indexRun
 	for r, other := range all {
-		failures, runs = append(failures, other.failure), append(runs, other.Runs)
+		failures, runs = append(failures, other.Failure), append(runs, other.Runs)
 		if !maps.Equal(other.Metadata, all[0].Metadata) {
-			return ofAll(world, fmt.Errorf("the optimizer's scalars are %v on rank 0, but %v on rank %d; resume "+
-				"from an older checkpoint",
-				all[0].Metadata, other.Metadata, r))
+			return collective.OfAll(world,
+				fmt.Errorf("the optimizer's scalars are %v on rank 0, but %v on rank %d; resume "+
+					"from an older checkpoint",
+					all[0].Metadata, other.Metadata, r))
 		}
 	}
-	if err := settle(world, failures, failed); err != nil {
+	if err := collective.Combine(world, failures, failed); err != nil {
 		return err
 	}
 
 	// The weights: whole tensors, each once.
 	owner, err := assign(c.tensors, runs)
 	if err != nil {
-		return ofAll(world, err)
+		return collective.OfAll(world, err)
 	}
 	writers := make([]bool, len(all))
 	for _, r := range owner {
@@ -541,7 +543,7 @@ func (c *savedCheckpoint) plan(ctx context.Context, world *comm.Comm) error {
 		}
 	}
 	if _, err := c.place(ranges); err != nil {
-		return ofAll(world, fmt.Errorf("gathering the optimizer's state: %w", err))
+		return collective.OfAll(world, fmt.Errorf("gathering the optimizer's state: %w", err))
 	}
 	if several {
 		c.state = &stateIndex{c.metadata, map[string]string{}}

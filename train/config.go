@@ -497,19 +497,6 @@ func isDirectory(path string) bool {
 // comes from a file. It returns other errors unchanged.
 func (c Config) Locate(err error) error { return c.file.Locate(err) }
 
-// Misconfigured reports whether an error concerns a field of the configuration, so that a retry
-// cannot help.
-func Misconfigured(err error) bool {
-	var shared *sharedErr
-	if errors.As(err, &shared) {
-		return slices.ContainsFunc(shared.failures, func(f failure) bool { return f.Configuration }) ||
-			Misconfigured(shared.error)
-	}
-	var field *strictyaml.FieldError
-	var several strictyaml.FieldErrors
-	return errors.As(err, &field) || errors.As(err, &several)
-}
-
 // Validate returns an error that lists all invalid fields with their allowed values, or nil. Fields
 // that depend on the plan are checked when a run starts.
 func (c Config) Validate() error {

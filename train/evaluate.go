@@ -9,6 +9,7 @@ import (
 
 	"mula/blend"
 	"mula/moe"
+	"mula/train/collective"
 	"mula/xpu/comm"
 )
 
@@ -58,7 +59,7 @@ func evaluate(ctx context.Context, mesh *comm.Mesh, p *pipeline, data *blend.Dat
 		o.BatchSize = 8
 	}
 	if v := p.model.Config().VocabSize; data.Tokenizer != nil && data.Tokenizer.Vocabulary > v {
-		return Evaluation{}, ofAll(mesh.World(),
+		return Evaluation{}, collective.OfAll(mesh.World(),
 			fmt.Errorf("the model has a vocabulary of %d, but the plan's tokenizer has %d ids; evaluate on a plan "+
 				"with the model's tokenizer",
 				v, data.Tokenizer.Vocabulary))
@@ -73,8 +74,9 @@ func evaluate(ctx context.Context, mesh *comm.Mesh, p *pipeline, data *blend.Dat
 		total += counts[i]
 	}
 	if total == 0 {
-		return Evaluation{}, ofAll(mesh.World(), errors.New("the plan has no validation split; set validation in "+
-			"blend.yaml and build the plan again"))
+		return Evaluation{}, collective.OfAll(mesh.World(),
+			errors.New("the plan has no validation split; set validation in "+
+				"blend.yaml and build the plan again"))
 	}
 	o.BatchSize = int(min(int64(o.BatchSize), total))
 	e := Evaluation{SourceLoss: map[string]float64{}, SourceTargets: map[string]int64{},
@@ -113,7 +115,7 @@ func evaluate(ctx context.Context, mesh *comm.Mesh, p *pipeline, data *blend.Dat
 			}
 		}
 		if math.IsNaN(sourceLoss) || math.IsInf(sourceLoss, 0) {
-			return Evaluation{}, ofAll(mesh.World(), fmt.Errorf("%w: validation loss of source %q is %v",
+			return Evaluation{}, collective.OfAll(mesh.World(), fmt.Errorf("%w: validation loss of source %q is %v",
 				ErrNotFinite, s.Name, sourceLoss))
 		}
 		e.SourceLoss[s.Name], e.SourceTargets[s.Name] = sourceLoss/float64(n), n
@@ -124,8 +126,9 @@ func evaluate(ctx context.Context, mesh *comm.Mesh, p *pipeline, data *blend.Dat
 		targets += n
 	}
 	if targets == 0 {
-		return Evaluation{}, ofAll(mesh.World(), errors.New("all targets of the validation split are masked: each "+
-			"is the first token of a document, or padding"))
+		return Evaluation{}, collective.OfAll(mesh.World(),
+			errors.New("all targets of the validation split are masked: each "+
+				"is the first token of a document, or padding"))
 	}
 	e.Loss = loss / float64(targets)
 	e.weigh(data.Plan)
@@ -174,7 +177,7 @@ func (e *evaluator) losses(ctx context.Context, source int, n int64) ([]float64,
 			return nil, nil, errors.Join(err, lost)
 		}
 	}
-	if err := agree(ctx, e.mesh.World(), err); err != nil {
+	if err := collective.Agree(ctx, e.mesh.World(), err); err != nil {
 		return nil, nil, err
 	}
 	bounds := make([]int, e.mesh.Ranks()+1) // of the ranks with losses

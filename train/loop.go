@@ -32,6 +32,7 @@ import (
 	"mula/internal/machine"
 	"mula/moe"
 	"mula/moe/safetensors"
+	"mula/train/collective"
 	"mula/train/tensorboard"
 	"mula/xpu"
 	"mula/xpu/comm"
@@ -110,8 +111,8 @@ type Result struct {
 // checkpoint.
 //
 // Every rank of a run calls Run with the same configuration and gets the same result. Stopping one
-// rank stops all. After an error that all ranks have (see [Shared]), their group is still usable.
-// After any other error the group must be closed, so that no rank waits for this one.
+// rank stops all. After an error that all ranks have (see [collective.Shared]), their group is
+// still usable. After any other error the group must be closed, so that no rank waits for this one.
 func Run(ctx context.Context, config Config, options Options) (result Result, err error) {
 	if err := config.Validate(); err != nil {
 		return Result{}, err
@@ -123,14 +124,14 @@ func Run(ctx context.Context, config Config, options Options) (result Result, er
 		options.World = comm.NewSingle()
 	}
 	if err := config.fitsWorld(options.World.Size()); err != nil {
-		return Result{}, &sharedErr{error: err}
+		return Result{}, &collective.GroupError{Err: err}
 	}
 	ranks, err := newRanks(ctx, options.World, config.Layout)
 	if err != nil {
 		return Result{}, err
 	}
 	defer func() {
-		if err != nil && ranks.Ranks() > 1 && !Shared(err) {
+		if err != nil && ranks.Ranks() > 1 && !collective.Shared(err) {
 			err = fmt.Errorf("rank %d on %s: %w", ranks.Rank(), ranks.hosts[ranks.Rank()], err)
 		}
 	}()
@@ -182,7 +183,7 @@ func (r *run) begin(ctx context.Context) (*Checkpoint, error) {
 			err = r.open(ctx)
 		}
 	}
-	if err := agree(ctx, world, err); err != nil {
+	if err := collective.Agree(ctx, world, err); err != nil {
 		return nil, err
 	}
 	if err := r.shareDevice(ctx); err != nil {
@@ -191,7 +192,7 @@ func (r *run) begin(ctx context.Context) (*Checkpoint, error) {
 	if !r.leads() {
 		err = r.open(ctx)
 	}
-	if err := agree(ctx, world, err); err != nil {
+	if err := collective.Agree(ctx, world, err); err != nil {
 		return nil, err
 	}
 	r.identity, r.schedule = r.config.identity(), r.config.schedule()
@@ -210,7 +211,7 @@ func (r *run) begin(ctx context.Context) (*Checkpoint, error) {
 	if err == nil && checkpoint == nil && r.config.InitializeFrom != "" && r.leads() {
 		r.initial, err = r.config.initialModel(ctx, r.data.Plan, r.warn)
 	}
-	if err := agree(ctx, world, err); err != nil {
+	if err := collective.Agree(ctx, world, err); err != nil {
 		return nil, err
 	}
 	if err := r.shareInitial(ctx); err != nil {
@@ -299,7 +300,7 @@ func (r *run) openDevice(ctx context.Context) (err error) {
 
 // shareDevice sends the first rank's choice of a device to all ranks.
 func (r *run) shareDevice(ctx context.Context) error {
-	chosen, err := gather(ctx, r.ranks.World(), r.chosen)
+	chosen, err := collective.Gather(ctx, r.ranks.World(), r.chosen)
 	if err != nil {
 		return err
 	}
@@ -320,7 +321,7 @@ func (r *run) sameRun(ctx context.Context) error {
 		// may differ between machines
 		delete(own.Fields, name)
 	}
-	all, err := gather(ctx, r.ranks.World(), own)
+	all, err := collective.Gather(ctx, r.ranks.World(), own)
 	if err != nil {
 		return err
 	}
@@ -343,7 +344,7 @@ func (r *run) sameRun(ctx context.Context) error {
 			}
 		}
 		if err != nil {
-			return sharedError(r.ranks, rank, err)
+			return collective.OfRank(r.ranks.hosts, rank, err)
 		}
 	}
 	return nil
@@ -351,7 +352,7 @@ func (r *run) sameRun(ctx context.Context) error {
 
 // shareInitial sends the initial model that the first rank has found to all ranks.
 func (r *run) shareInitial(ctx context.Context) error {
-	dirs, err := gather(ctx, r.ranks.World(), r.initial.Dir)
+	dirs, err := collective.Gather(ctx, r.ranks.World(), r.initial.Dir)
 	if err != nil {
 		return err
 	}
@@ -685,7 +686,7 @@ func (r *run) backward(ctx context.Context, m *StepMetrics) error {
 		m.ExpertTokens = addCounts(m.ExpertTokens, stats.ExpertCounts)
 		m.addEntropy(stats.RouterEntropy, share)
 	})
-	if lost := (*lostError)(nil); errors.As(err, &lost) {
+	if collective.IsBroken(err) {
 		return err
 	}
 	if err := r.exchange(ctx, m, err); err != nil {
@@ -735,7 +736,7 @@ func (r *run) sumGradients(ctx context.Context, options moe.BackwardOptions,
 	if f := r.options.passed; f != nil {
 		f(r)
 	}
-	if lost := (*lostError)(nil); r.ranks.Ranks() == 1 || errors.As(failed, &lost) {
+	if r.ranks.Ranks() == 1 || collective.IsBroken(failed) {
 		return failed
 	}
 	for bucket := len(r.pending); bucket < len(r.model.Buckets()); bucket++ {
@@ -743,7 +744,8 @@ func (r *run) sumGradients(ctx context.Context, options moe.BackwardOptions,
 	}
 	for _, p := range r.pending {
 		if err := p.Wait(); err != nil {
-			return &lostError{errors.Join(failed, fmt.Errorf("step %d: summing gradients: %w", r.state.Step, err))}
+			return &collective.BrokenError{Err: errors.Join(failed,
+				fmt.Errorf("step %d: summing gradients: %w", r.state.Step, err))}
 		}
 	}
 	return failed
@@ -777,7 +779,7 @@ func (r *run) whole(ctx context.Context, options moe.BackwardOptions, each func(
 			first, micro = end, moe.Batch{SequenceLength: r.data.SequenceLength}
 		}
 		if err := ctx.Err(); err != nil {
-			return &lostError{err}
+			return &collective.BrokenError{Err: err}
 		}
 		r.setPass(ctx, pass, first, &options)
 		stats, err := r.model.Backward(ctx, micro, options)
@@ -786,25 +788,19 @@ func (r *run) whole(ctx context.Context, options moe.BackwardOptions, each func(
 			each(r.rows[first:end], stats)
 		case err == nil:
 		case first == end:
-			return &lostError{errors.Join(failed, fmt.Errorf("step %d: %w", r.state.Step, err))}
+			return &collective.BrokenError{Err: errors.Join(failed, fmt.Errorf("step %d: %w", r.state.Step, err))}
 		default:
 			failed = r.failedAt(first, end, err)
 			if r.ranks.Size(comm.EP) == 1 {
 				continue
 			}
 			if _, err := r.model.Backward(ctx, moe.Batch{SequenceLength: r.data.SequenceLength}, options); err != nil {
-				return &lostError{failed}
+				return &collective.BrokenError{Err: failed}
 			}
 		}
 	}
 	return failed
 }
-
-// A lostError means that the group of ranks is unusable. The rank returns without another
-// collective call.
-type lostError struct{ error }
-
-func (e *lostError) Unwrap() error { return e.error }
 
 // failedAt adds the positions of this rank's rows [first, end) to an error.
 func (r *run) failedAt(first, end int, err error) error {
@@ -1031,7 +1027,7 @@ func (r *run) save(ctx context.Context) (string, error) {
 		files[generationFile], generation = generationConfig(r.model.Config())
 		err = errors.Join(err, generation)
 	}
-	if err := agree(ctx, r.ranks.World(), err); err != nil {
+	if err := collective.Agree(ctx, r.ranks.World(), err); err != nil {
 		return "", err
 	}
 	if err := r.optimizer.Average(ctx, true); err != nil {
@@ -1184,13 +1180,13 @@ func (r *run) prepare(ctx context.Context, checkpoint *Checkpoint) error {
 	if err == nil {
 		r.model, err = moe.NewParallel(r.config.Model.Config, r.device, r.config.Layout.parallel(r.ranks.Mesh))
 	}
-	if err := agree(ctx, r.ranks.World(), err); err != nil {
+	if err := collective.Agree(ctx, r.ranks.World(), err); err != nil {
 		return err
 	}
 	r.model.SetRecompute(r.config.Recompute)
 	r.tensors = r.model.Config().Tensors()
 	r.pipeline, err = newPipeline(r.ranks.Mesh, r.model, r.data.SequenceLength)
-	if err := agree(ctx, r.ranks.World(), err); err != nil {
+	if err := collective.Agree(ctx, r.ranks.World(), err); err != nil {
 		return err
 	}
 	r.replicas = r.newReplicaCheck()
@@ -1203,7 +1199,7 @@ func (r *run) prepare(ctx context.Context, checkpoint *Checkpoint) error {
 		}
 	}
 	r.takePlan()
-	return agree(ctx, r.ranks.World(), err)
+	return collective.Agree(ctx, r.ranks.World(), err)
 }
 
 // measure measures the peak of one device and starts to serve metrics. All ranks use the same peak.
@@ -1255,7 +1251,7 @@ func (r *run) restore(ctx context.Context, checkpoint *Checkpoint) error {
 		} else {
 			model.Init(r.config.Seed)
 		}
-		if err := agree(ctx, world, err); err != nil {
+		if err := collective.Agree(ctx, world, err); err != nil {
 			return err
 		}
 		if r.state.Spikes != nil && r.initial.Dir == "" {
@@ -1267,7 +1263,7 @@ func (r *run) restore(ctx context.Context, checkpoint *Checkpoint) error {
 		}
 		return nil
 	}
-	if err := agree(ctx, world, model.Load(checkpoint.Dir)); err != nil {
+	if err := collective.Agree(ctx, world, model.Load(checkpoint.Dir)); err != nil {
 		return err
 	}
 	if err := newShare(model, r.optimizer).load(ctx, world, checkpoint.Dir); err != nil {

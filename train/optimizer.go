@@ -11,6 +11,7 @@ import (
 
 	"mula/moe"
 	"mula/moe/safetensors"
+	"mula/train/collective"
 	"mula/xpu"
 	"mula/xpu/cpu"
 )
@@ -346,7 +347,7 @@ func (o *Optimizer) free() {
 func newShardedOptimizer(ctx context.Context, config OptimizerConfig, targets int64, device xpu.Device,
 	parameters []*moe.Parameter, sizes []int, s *sharding) (*Optimizer, error) {
 	o, err := newOptimizer(config, targets, device, parameters, s)
-	if err := agree(ctx, s.mesh.World(), err); err != nil {
+	if err := collective.Agree(ctx, s.mesh.World(), err); err != nil {
 		o.free()
 		return nil, err
 	}

@@ -8,6 +8,7 @@ import (
 
 	"mula/moe"
 	"mula/moe/safetensors"
+	"mula/train/collective"
 	"mula/xpu"
 	"mula/xpu/comm"
 )
@@ -163,8 +164,9 @@ func (r *run) stages(ctx context.Context, options moe.BackwardOptions, each func
 	slots := len(p.computed)
 	var failed error
 	lost := func(err error) error {
-		return &lostError{errors.Join(failed, fmt.Errorf("step %d, pipeline stage %d: %w", r.state.Step,
-			p.group.Rank(), err))}
+		return &collective.BrokenError{Err: errors.Join(failed,
+			fmt.Errorf("step %d, pipeline stage %d: %w", r.state.Step,
+				p.group.Rank(), err))}
 	}
 	forward := func(number int) error {
 		first, end, batch := r.microBatch(number)

@@ -19,6 +19,7 @@ import (
 	"mula/internal/longtest"
 	"mula/moe"
 	"mula/moe/safetensors"
+	"mula/train/collective"
 	"mula/train/estimate"
 	"mula/xpu/comm"
 )
@@ -332,7 +333,7 @@ func TestPipelineNotFinite(t *testing.T) {
 		}}
 		c := ranksConfig(t, plan, test.layout, pipelineModel+"steps: 8\nevaluate: {every: 0}\n")
 		_, err := Run(context.Background(), c, fault)
-		if !errors.Is(err, ErrNotFinite) || !Shared(err) ||
+		if !errors.Is(err, ErrNotFinite) || !collective.Shared(err) ||
 			!strings.Contains(err.Error(), fmt.Sprintf("rank %d on node-7: step 5: %s", test.rank, test.want)) {
 			t.Errorf("%+v: %v", test, err)
 		}
@@ -367,7 +368,7 @@ func TestPipelineStageDies(t *testing.T) {
 				}
 				return nil
 			}})
-			if !errors.Is(err, dies) || Shared(err) ||
+			if !errors.Is(err, dies) || collective.Shared(err) ||
 				!strings.Contains(err.Error(), fmt.Sprintf("rank %d on ", victim)) {
 				t.Fatalf("%+v: %v", l, err)
 			}
@@ -389,7 +390,8 @@ func TestPipelineStageRefuses(t *testing.T) {
 				return r == rank &&
 					step == 2
 			}})
-			if err == nil || !Shared(err) || !strings.Contains(err.Error(), fmt.Sprintf("rank %d on ", rank)) ||
+			if err == nil || !collective.Shared(err) || !strings.Contains(err.Error(), fmt.Sprintf("rank %d on ",
+				rank)) ||
 				!strings.Contains(err.Error(), "vocabulary") {
 				t.Errorf("%+v, rank %d: %v", l, rank, err)
 			}

@@ -12,6 +12,7 @@ import (
 
 	"mula/internal/launchers"
 	"mula/internal/strictyaml"
+	"mula/train/collective"
 	"mula/xpu/comm"
 	"mula/xpu/comm/local"
 	"mula/xpu/comm/mpi"
@@ -182,29 +183,6 @@ func list(numbers []int) string {
 	return strings.Join(words, ", ")
 }
 
-// A sharedErr is an error that all ranks of a run return, so that no rank waits for another.
-type sharedErr struct {
-	error
-	failures []failure // of each rank; empty for ranks without a failure
-	recorded bool      // in failures.jsonl
-}
-
-func (e *sharedErr) Unwrap() error { return e.error }
-
-// Shared reports whether all ranks of a run return the same error, or an error that names the same
-// ranks. One rank is enough to print such an error.
-func Shared(err error) bool {
-	var shared *sharedErr
-	return errors.As(err, &shared)
-}
-
-// sharedError returns an error of one rank that all ranks have computed from the same data.
-func sharedError(r *ranks, rank int, err error) error {
-	failures := make([]failure, r.Ranks())
-	failures[rank] = failure{Host: r.hosts[rank], Error: err.Error()}
-	return &sharedErr{error: fmt.Errorf("rank %d on %s: %w", rank, r.hosts[rank], err), failures: failures}
-}
-
 // ranks has the groups of a rank and the hosts of all ranks.
 type ranks struct {
 	*comm.Mesh
@@ -236,8 +214,8 @@ func newRanks(ctx context.Context, world *comm.Comm, layout LayoutConfig) (*rank
 		group.SetFast(layout.Sums == FastSums)
 	}
 	type location struct{ Host, Processors string }
-	own := location{hostname(), processors()}
-	locations, err := gather(ctx, world, own)
+	own := location{collective.Hostname(), processors()}
+	locations, err := collective.Gather(ctx, world, own)
 	if err != nil {
 		r.Close()
 		return nil, err
@@ -249,19 +227,6 @@ func newRanks(ctx context.Context, world *comm.Comm, layout LayoutConfig) (*rank
 		}
 	}
 	return r, nil
-}
-
-// hostname returns the host name for records of this rank's failures: MULA_HOST, which mula launch
-// sets, or else the name of the machine.
-func hostname() string {
-	if name := os.Getenv("MULA_HOST"); name != "" {
-		return name
-	}
-	name, err := os.Hostname()
-	if err != nil {
-		return "an unknown host"
-	}
-	return name
 }
 
 // onHost returns the number of ranks on this rank's host.
@@ -349,11 +314,11 @@ func runLocal(ctx context.Context, config Config, options Options) (Result, erro
 func firstCause(errs []error) error {
 	var lost error
 	for _, err := range errs {
-		var shared *sharedErr
+		var shared *collective.GroupError
 		switch {
 		case err == nil:
 		case errors.As(err, &shared):
-			for rank, f := range shared.failures {
+			for rank, f := range shared.Failures {
 				if f.Error != "" && rank < len(errs) && errs[rank] != nil {
 					return errs[rank] // the error itself, for errors.Is
 				}

@@ -18,6 +18,7 @@ import (
 
 	"mula/internal/longtest"
 	"mula/moe"
+	"mula/train/collective"
 	"mula/xpu"
 	"mula/xpu/comm"
 )
@@ -427,7 +428,7 @@ func TestI7NotFinite(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err = Run(context.Background(), c, Options{BeforeSum: poison})
-		if !errors.Is(err, ErrNotFinite) || !Shared(err) ||
+		if !errors.Is(err, ErrNotFinite) || !collective.Shared(err) ||
 			!strings.Contains(err.Error(), "rank 2 on node-7: step 5") ||
 			!strings.Contains(err.Error(), ".mlp.experts.") {
 			t.Errorf("dp %d, ep %d: %v", l.DP, l.EP, err)
@@ -504,7 +505,7 @@ func TestRankDies(t *testing.T) {
 			}
 			return nil
 		}})
-		if !errors.Is(err, dies) || Shared(err) || !strings.Contains(err.Error(), "rank 1 on ") {
+		if !errors.Is(err, dies) || collective.Shared(err) || !strings.Contains(err.Error(), "rank 1 on ") {
 			t.Fatalf("dp %d, ep %d: %v", l.DP, l.EP, err)
 		}
 		if r := mustRun(t, c, Options{}); r.Weights != whole.Weights || r.Resumed != checkpointName(9) {
@@ -526,7 +527,7 @@ func TestRankRefuses(t *testing.T) {
 				Options{badTokens: func(rank int, step int64) bool { return rank == 3 && step == 2 }})
 			done <- err
 		}()
-		if err := <-done; err == nil || !Shared(err) || !strings.Contains(err.Error(), "rank 3 on ") ||
+		if err := <-done; err == nil || !collective.Shared(err) || !strings.Contains(err.Error(), "rank 3 on ") ||
 			!strings.Contains(err.Error(), "vocabulary") {
 			t.Errorf("dp %d, ep %d: %v", l.DP, l.EP, err)
 		}
@@ -615,7 +616,7 @@ func TestRanksEndAlike(t *testing.T) {
 	} {
 		c := ranksConfig(t, plan, layouts[1], test.more)
 		_, err := Run(context.Background(), c, Options{BeforeSum: test.poison, late: true})
-		if !Shared(err) || !errors.Is(err, ErrNotFinite) || !strings.Contains(err.Error(), test.want) ||
+		if !collective.Shared(err) || !errors.Is(err, ErrNotFinite) || !strings.Contains(err.Error(), test.want) ||
 			strings.Contains(err.Error(), "rank ") {
 			t.Errorf("%s: %v", test.more, err)
 		}
@@ -634,8 +635,10 @@ func TestRanksDiffer(t *testing.T) {
 	for want, change := range map[string]func(c *Config){
 		"this rank has plan ": func(c *Config) { c.Plan = other },
 		"this rank has seed 9, but rank 0 has 0; use the same train.yaml on all ranks": func(c *Config) { c.Seed = 9 },
-		"this rank has checkpoint.every 3, but rank 0 has 0":                           func(c *Config) { c.Checkpoint.Every = new(int64(3)) },
-		"this rank has the arithmetic of ":                                             func(c *Config) { c.Precision = xpu.BF16 },
+		"this rank has checkpoint.every 3, but rank 0 has " +
+			"0": func(c *Config) { c.Checkpoint.Every = new(int64(3)) },
+		"this rank has the arithmetic of " +
+			"": func(c *Config) { c.Precision = xpu.BF16 },
 		// its plan is too short for it
 		": steps is ": func(c *Config) { c.Steps = 1 << 40 },
 	} {
@@ -646,7 +649,7 @@ func TestRanksDiffer(t *testing.T) {
 				change(&own)
 			}
 			_, err := Run(context.Background(), own, Options{World: world})
-			if err == nil || !Shared(err) || !strings.Contains(err.Error(), "rank 1 on ") ||
+			if err == nil || !collective.Shared(err) || !strings.Contains(err.Error(), "rank 1 on ") ||
 				!strings.Contains(err.Error(), want) {
 				return fmt.Errorf("%q: %w", want, err)
 			}
@@ -668,11 +671,12 @@ func TestLayoutRefused(t *testing.T) {
 		"layout: {ep: 3}\nmodel: {preset: mula-nano}": "layout.ep is 3, which does not divide the 8 experts of a " +
 			"layer; possible: 1, 2, 4, 8",
 		"layout: {ep: 2}\nmodel: {preset: mula-1b}": "layout.ep is 2, but a dense model has no experts",
-		"layout: {expert_dp: 3}":                    "batch_size is 32; must be a multiple of layout.expert_dp · layout.ep = 3 · 1 = 3",
-		"layout: {optimizer: zero}":                 `layout.optimizer is "zero"; allowed: epso, so, unsharded`,
-		"layout: {transport: nccl}":                 `layout.transport is "nccl"; allowed: auto, local, tcp, mpi`,
-		"layout: {sums: quick}":                     `layout.sums is "quick"; allowed: exact, fast`,
-		"layout: {dispatch: ring}":                  `layout.dispatch is "ring"; allowed: alltoall, allgather`,
+		"layout: {expert_dp: 3}": "batch_size is 32; must be a multiple of layout.expert_dp · " +
+			"layout.ep = 3 · 1 = 3",
+		"layout: {optimizer: zero}": `layout.optimizer is "zero"; allowed: epso, so, unsharded`,
+		"layout: {transport: nccl}": `layout.transport is "nccl"; allowed: auto, local, tcp, mpi`,
+		"layout: {sums: quick}":     `layout.sums is "quick"; allowed: exact, fast`,
+		"layout: {dispatch: ring}":  `layout.dispatch is "ring"; allowed: alltoall, allgather`,
 		"layout: {uniform_routing: true}\nmodel: {preset: mula-1b}": "layout.uniform_routing is true, but a dense " +
 			"model has no router",
 	} {
@@ -683,7 +687,7 @@ func TestLayoutRefused(t *testing.T) {
 	c := DefaultConfig()
 	if err := c.fitsWorld(4); err == nil || err.Error() != "layout is expert_dp · ep = 1 · 1 = 1 ranks, but 4 were "+
 		"started; possible: {expert_dp: 4, ep: 1}, {expert_dp: 2, ep: 2}, {expert_dp: 1, ep: 4}" ||
-		!Misconfigured(err) {
+		!collective.Misconfigured(err) {
 		t.Error(err)
 	}
 	c.Layout.PP = 2

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"sort"
 
+	"mula/train/collective"
 	"mula/xpu"
 	"mula/xpu/comm"
 )
@@ -105,7 +106,7 @@ func (r *run) checkReplicas(ctx context.Context, compare bool) error {
 	if err == nil && compare {
 		err = r.compareReplicas(ctx)
 	}
-	if err != nil && !Shared(err) {
+	if err != nil && !collective.Shared(err) {
 		err = fmt.Errorf("step %d: comparing replicas: %w", r.state.Step, err)
 	}
 	return err

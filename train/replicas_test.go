@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"mula/train/collective"
 	devapart "mula/xpu/apart"
 )
 
@@ -79,7 +80,7 @@ func TestI3Replicas(t *testing.T) {
 						}
 					}})
 					if err == nil || !strings.Contains(err.Error(), test.want) ||
-						!strings.Contains(err.Error(), "step 5: ") || !Shared(err) {
+						!strings.Contains(err.Error(), "step 5: ") || !collective.Shared(err) {
 						t.Error(err)
 					}
 					failures := readLines(t, filepath.Join(c.Output, failuresFile))
@@ -147,7 +148,7 @@ func TestReplicasApart(t *testing.T) {
 					flipWeight(t, r, divided, true)
 				}
 			}
-			if _, err := Run(context.Background(), c, o); !Shared(err) ||
+			if _, err := Run(context.Background(), c, o); !collective.Shared(err) ||
 				!strings.Contains(fmt.Sprint(err), "rank 2 on ") ||
 				!strings.Contains(err.Error(), "3 of 4 ranks agree") {
 				t.Errorf("%s: %v", scheme, err)

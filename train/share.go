@@ -18,6 +18,7 @@ import (
 
 	"mula/moe"
 	"mula/moe/safetensors"
+	"mula/train/collective"
 	"mula/xpu/comm"
 )
 
@@ -339,7 +340,7 @@ func (s share) load(ctx context.Context, world *comm.Comm, dir string) error {
 	if err != nil {
 		err = fmt.Errorf("loading the optimizer's state: %w", err)
 	}
-	return agree(ctx, world, err)
+	return collective.Agree(ctx, world, err)
 }
 
 // read is load without communication. Rank number rank of size ranks also checks every size-th
@@ -529,7 +530,7 @@ func (s share) combine(lists [][]tensorHash) (string, error) {
 
 // weightsHash returns the [WeightsHash] of the whole model. Each rank hashes some tensors.
 func (s share) weightsHash(ctx context.Context, world *comm.Comm) (string, error) {
-	runs, err := gather(ctx, world, s.runs())
+	runs, err := collective.Gather(ctx, world, s.runs())
 	if err != nil {
 		return "", err
 	}
@@ -543,7 +544,7 @@ func (s share) weightsHash(ctx context.Context, world *comm.Comm) (string, error
 			own = append(own, s.hashOf(h))
 		}
 	}
-	all, err := gather(ctx, world, own)
+	all, err := collective.Gather(ctx, world, own)
 	if err != nil {
 		return "", err
 	}

@@ -27,6 +27,7 @@ import (
 	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/shards"
+	"mula/train/collective"
 	"mula/xpu/comm"
 	"mula/xpu/comm/local"
 )
@@ -625,7 +626,7 @@ func TestSaveRefused(t *testing.T) {
 			if rank == 1 {
 				*dir = filepath.Join(*dir, "elsewhere")
 			}
-		}, []string{"rank 1 on " + hostname(), "cannot see ", "a file system that all ranks share"}},
+		}, []string{"rank 1 on " + collective.Hostname(), "cannot see ", "a file system that all ranks share"}},
 		"no rank writes a range": {func(rank int, s *share, _ *string) {
 			if rank == 1 {
 				s.held[0].write = nil
@@ -726,7 +727,7 @@ func TestEveryFaultOfEveryRank(t *testing.T) {
 			own := 0
 			for r, err := range errs {
 				if err == nil || !strings.Contains(err.Error(), "rank ") ||
-					!strings.Contains(err.Error(), hostname()) ||
+					!strings.Contains(err.Error(), collective.Hostname()) ||
 					!strings.Contains(err.Error(), strings.TrimSuffix(path.Base(o.path), "~")) &&
 						o.op != atomicfile.OpSyncDir || !strings.Contains(err.Error(), syscall.ENOSPC.Error()) {
 					t.Fatalf("%s: rank %d says %v", what, r, err)
@@ -1065,7 +1066,7 @@ func TestGather(t *testing.T) {
 	broken := errors.New("disk full")
 	for r, err := range onRanks(7, func(world *comm.Comm) error {
 		rank := world.Rank()
-		words, err := gather(context.Background(), world, strings.Repeat("x", rank))
+		words, err := collective.Gather(context.Background(), world, strings.Repeat("x", rank))
 		if err != nil {
 			return err
 		}
@@ -1074,19 +1075,19 @@ func TestGather(t *testing.T) {
 				return fmt.Errorf("rank %d gave %q", i, w)
 			}
 		}
-		if _, err := gather(context.Background(), world, map[string]any{"f": func() {}}); err == nil {
+		if _, err := collective.Gather(context.Background(), world, map[string]any{"f": func() {}}); err == nil {
 			return errors.New("what is not JSON was gathered")
 		}
-		if err := agree(context.Background(), world, nil); err != nil {
+		if err := collective.Agree(context.Background(), world, nil); err != nil {
 			return err
 		}
 		var own error
 		if rank%2 == 0 || rank > 4 {
 			own = fmt.Errorf("writing: %w", broken)
 		}
-		err = agree(context.Background(), world, own)
+		err = collective.Agree(context.Background(), world, own)
 		if err == nil || errors.Is(err, broken) != (own != nil) ||
-			!strings.Contains(err.Error(), "rank 2 on "+hostname()+": writing: disk full") {
+			!strings.Contains(err.Error(), "rank 2 on "+collective.Hostname()+": writing: disk full") {
 			return fmt.Errorf("agreed on %w", err)
 		}
 		if shown, more := strings.Count(err.Error(), "disk full"), strings.Contains(err.Error(),
@@ -1100,7 +1101,7 @@ func TestGather(t *testing.T) {
 		}
 	}
 	if errs := onRanks(1, func(world *comm.Comm) error {
-		return agree(context.Background(), world,
+		return collective.Agree(context.Background(), world,
 			fs.ErrExist)
 	}); errs[0] != fs.ErrExist {
 		t.Errorf("alone: %v", errs[0])

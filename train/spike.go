@@ -13,6 +13,7 @@ import (
 
 	"mula/blend"
 	"mula/internal/atomicfile"
+	"mula/train/collective"
 )
 
 // A Spike is a loss or gradient norm far above the previous updates' values, or NaN or Inf.
@@ -222,7 +223,7 @@ func (r *run) rollBack(ctx context.Context, spike *Spike) error {
 		err = r.openRecords(checkpoint, true)
 	}
 	r.takePlan()
-	return agree(ctx, r.ranks.World(), err)
+	return collective.Agree(ctx, r.ranks.World(), err)
 }
 
 // findInitial checks that the run can restart with its initial weights: initialize_from, or the
@@ -269,10 +270,10 @@ func (r *run) findInitial(ctx context.Context) error {
 func (r *run) goBackTo(ctx context.Context, step int64) (*Checkpoint, error) {
 	dir, world := r.dir.join(checkpointsDir), r.ranks.World()
 	names, err := listCheckpoints(dir)
-	if err := agree(ctx, world, err); err != nil {
+	if err := collective.Agree(ctx, world, err); err != nil {
 		return nil, err
 	}
-	lists, err := gather(ctx, world, names)
+	lists, err := collective.Gather(ctx, world, names)
 	if err != nil {
 		return nil, err
 	}
@@ -305,8 +306,9 @@ func (r *run) goBackTo(ctx context.Context, step int64) (*Checkpoint, error) {
 		at = found.State.Step
 	}
 	if from := r.state.Spikes.PlanFrom; at < from {
-		return nil, ofAll(world, fmt.Errorf("there is no complete checkpoint at or after step %d, from which the "+
-			"run follows its current plan", from))
+		return nil, collective.OfAll(world,
+			fmt.Errorf("there is no complete checkpoint at or after step %d, from which the "+
+				"run follows its current plan", from))
 	}
 	if r.leads() {
 		if found == nil {
@@ -318,7 +320,7 @@ func (r *run) goBackTo(ctx context.Context, step int64) (*Checkpoint, error) {
 			}
 		}
 	}
-	if err := agree(ctx, world, err); err != nil {
+	if err := collective.Agree(ctx, world, err); err != nil {
 		return nil, err
 	}
 	return found, r.shareInitial(ctx)
@@ -347,7 +349,7 @@ func (r *run) endOfSpikes(spike *Spike, why string) error {
 	if spike.NotFinite {
 		err = fmt.Errorf("%w: %w", ErrNotFinite, err)
 	}
-	return ofAll(r.ranks.World(), err)
+	return collective.OfAll(r.ranks.World(), err)
 }
 
 // writeSkips writes the positions skipped because of spikes in the format of blend.yaml. Without

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"mula/blend"
+	"mula/train/collective"
 	"mula/xpu/comm"
 )
 
@@ -39,7 +40,7 @@ func (r *run) countRows(ctx context.Context, err error) error {
 	stage := r.ranks.OwnIndex(comm.PP)
 	for rank, n := range counts {
 		if n < 0 {
-			return agree(ctx, r.ranks.World(), err)
+			return collective.Agree(ctx, r.ranks.World(), err)
 		}
 		if r.ranks.Size(comm.EP) > 1 { // a rank without rows still computes with its experts
 			r.passes = max(r.passes, (int(n)+r.config.MicroBatchSize-1)/r.config.MicroBatchSize)
@@ -127,14 +128,14 @@ func (r *run) exchange(ctx context.Context, m *StepMetrics, failed error) error 
 		slot[voteHash], slot[voteHash+1] = binary.LittleEndian.Uint64(hash[:8]), binary.LittleEndian.Uint64(hash[8:])
 	}
 	if err := comm.AllGather(ctx, r.ranks.World(), r.votes, r.voteBounds); err != nil {
-		return &lostError{errors.Join(failed, fmt.Errorf("step %d: %w", m.Step, err))}
+		return &collective.BrokenError{Err: errors.Join(failed, fmt.Errorf("step %d: %w", m.Step, err))}
 	}
 	clear(r.counts)
 	for layer, counts := range m.ExpertTokens {
 		copy(r.counts[(from+layer)*c.Experts:], counts)
 	}
 	if err := comm.AllReduce(ctx, r.ranks.World(), r.counts); err != nil {
-		return &lostError{errors.Join(failed, fmt.Errorf("step %d: %w", m.Step, err))}
+		return &collective.BrokenError{Err: errors.Join(failed, fmt.Errorf("step %d: %w", m.Step, err))}
 	}
 
 	m.AuxLoss, m.ZLoss, m.RouterEntropy, m.ExpertTokens = 0, 0, nil, nil
@@ -145,7 +146,7 @@ func (r *run) exchange(ctx context.Context, m *StepMetrics, failed error) error 
 	for rank := range size { // the last stages have the losses, in the order of their rows
 		vote := r.votes[rank*words : (rank+1)*words]
 		if vote[voteFailed] != 0 {
-			return agree(ctx, r.ranks.World(), failed)
+			return collective.Agree(ctx, r.ranks.World(), failed)
 		}
 		m.AuxLoss += math.Float64frombits(vote[voteAux])
 		m.ZLoss += math.Float64frombits(vote[voteZ])
@@ -283,18 +284,18 @@ func (r *run) blame(rank int, kind string, err error) error {
 		return err
 	}
 	if rank < 0 {
-		return ofAll(r.ranks.World(), err)
+		return collective.OfAll(r.ranks.World(), err)
 	}
 	r.recordFailure(rank, kind, err.Error())
-	shared := sharedError(r.ranks, rank, err)
-	shared.(*sharedErr).recorded = true
+	shared := collective.OfRank(r.ranks.hosts, rank, err)
+	shared.Recorded = true
 	return shared
 }
 
 // recordFailures records the error that ended a run, unless the error is already recorded or the
 // run was stopped.
 func (r *run) recordFailures(err error) {
-	var shared *sharedErr
+	var shared *collective.GroupError
 	kind := failureError
 	if errors.Is(err, ErrNotFinite) {
 		kind = failureDiverged
@@ -302,11 +303,11 @@ func (r *run) recordFailures(err error) {
 	switch {
 	case errors.Is(err, context.Canceled):
 	case errors.As(err, &shared):
-		if shared.failures == nil && kind == failureDiverged && r.diverged() {
+		if shared.Failures == nil && kind == failureDiverged && r.diverged() {
 			r.recordFailure(-1, kind, err.Error())
 		}
-		if !shared.recorded {
-			for rank, f := range shared.failures {
+		if !shared.Recorded {
+			for rank, f := range shared.Failures {
 				if f.Error != "" {
 					r.recordFailure(rank, failureError, f.Error)
 				}

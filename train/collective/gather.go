@@ -1,0 +1,50 @@
+// Package collective has what ranks do together besides sums: they gather small values, and agree
+// on errors, so that no rank waits for a rank that has failed. Every function with a group is
+// called by all ranks of the group.
+package collective
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"mula/xpu/comm"
+)
+
+// Gather returns the values of all ranks on every rank, in the order of the ranks. It sends JSON,
+// so it is for small values and rare calls.
+func Gather[T any](ctx context.Context, world *comm.Comm, value T) ([]T, error) {
+	if world.Size() == 1 {
+		return []T{value}, nil
+	}
+	text, err := json.Marshal(value)
+	if err != nil {
+		text = nil // which the other ranks report as an invalid message
+	}
+	n, rank := world.Size(), world.Rank()
+	lengths, each := make([]int64, n), make([]int, n+1)
+	for r := range each {
+		each[r] = r
+	}
+	lengths[rank] = int64(len(text))
+	if err := comm.AllGather(ctx, world, lengths, each); err != nil {
+		return nil, err
+	}
+	bounds := make([]int, n+1)
+	for r, length := range lengths {
+		bounds[r+1] = bounds[r] + int(length)
+	}
+	all := make([]byte, bounds[n])
+	copy(all[bounds[rank]:], text)
+	if err := comm.AllGather(ctx, world, all, bounds); err != nil {
+		return nil, err
+	}
+	values := make([]T, n)
+	for r := range values {
+		if e := json.Unmarshal(all[bounds[r]:bounds[r+1]], &values[r]); e != nil {
+			return nil, errors.Join(err, fmt.Errorf("invalid message from rank %d: %w", r, e))
+		}
+	}
+	return values, nil
+}
