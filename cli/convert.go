@@ -11,7 +11,9 @@ import (
 
 	"mula/internal/quantity"
 	"mula/shards"
+	"mula/shards/datatrove"
 	"mula/shards/formats"
+	"mula/shards/layout"
 	"mula/shards/mds"
 )
 
@@ -23,11 +25,7 @@ func convertCommand() *cli.Command {
 		ArgsUsage: "SHARD...",
 		Description: "Reads shards of any layout (a prefix, one of the files, or an MDS folder) and writes their " +
 			"documents, in order, in the layout LAYOUT:\n\n" +
-			"  megatron   PREFIX.bin, PREFIX.idx                             Megatron-LM, NeMo; what mula blends\n" +
-			"  dolma      PREFIX.npy, PREFIX.csv.gz                          dolma, OLMo, OLMo-core\n" +
-			"  datatrove  PREFIX.ds, PREFIX.ds.index, PREFIX.ds.metadata     datatrove, nanotron\n" +
-			"  mds        PREFIX/index.json, PREFIX/shard.00000.mds, …       MosaicML Streaming, llm-foundry\n" +
-			"  fms        PREFIX.arrow, and a line in ../meta/*counts*.csv   fms-fsdp\n\n" +
+			layoutTable() + "\n" +
 			"Also writes PREFIX.json, a manifest with hashes, PREFIX.sums with checksums of the ids, which reveal " +
 			"damage when ids are read, and\n" +
 			"PREFIX.docs.arrow with the origins of documents (mds: mula.json, mula.sums and mula.docs.arrow in the " +
@@ -78,7 +76,7 @@ func runConvert(c *cli.Context) error {
 	if !c.Args().Present() {
 		return usagef("no shards to convert: see `%s --help`", c.Command.HelpName)
 	}
-	to, err := formats.ParseLayout(c.String("to"))
+	to, err := formats.Named(c.String("to"))
 	if err != nil {
 		return usagef("--to: %v", err)
 	}
@@ -96,13 +94,13 @@ func runConvert(c *cli.Context) error {
 	if id := c.Int64("eod"); id < -1 || id > math.MaxUint32 {
 		return usagef("--eod is %d; it must be an id, or -1 for none", id)
 	}
-	for name, l := range map[string]shards.Layout{"tokenizer-name": shards.Datatrove, "mds-size-limit": shards.MDS,
-		"mds-compression": shards.MDS} {
+	for name, l := range map[string]*layout.Layout{"tokenizer-name": &datatrove.Layout, "mds-size-limit": &mds.Layout,
+		"mds-compression": &mds.Layout} {
 		if c.IsSet(name) && to != l {
-			return usagef("--%s requires --to %s", name, formats.Name(l))
+			return usagef("--%s requires --to %s", name, l.Name)
 		}
 	}
-	if output := c.String("output"); to != shards.MDS && os.IsPathSeparator(output[len(output)-1]) {
+	if output := c.String("output"); !to.Folder && os.IsPathSeparator(output[len(output)-1]) {
 		return usagef("--output %s is a folder; add a file name prefix, such as %stokens",
 			output, output)
 	}
@@ -143,7 +141,7 @@ func runConvert(c *cli.Context) error {
 	}
 	t.write(w)
 	fmt.Fprintf(w, "%s, %s in the layout %s\n", plural(done.Documents, "document"), plural(done.Tokens, "token"),
-		formats.Name(to))
+		to.Name)
 	if done.Dropped > 0 {
 		fmt.Fprintf(w, "  %s without tokens skipped\n", plural(done.Dropped, "document"))
 	}
@@ -158,9 +156,18 @@ func runConvert(c *cli.Context) error {
 	return nil
 }
 
+// layoutTable lists the layouts with their files and users, a line each.
+func layoutTable() string {
+	var b strings.Builder
+	for _, l := range formats.All() {
+		fmt.Fprintf(&b, "  %-9s  %-49s  %s\n", l.Name, l.Shape, l.Users)
+	}
+	return b.String()
+}
+
 // notReplaced returns an error if the conversion would replace shards without --overwrite. The
 // conversion itself refuses to replace inputs and shards of another layout.
-func notReplaced(c *cli.Context, to shards.Layout, numbered bool) error {
+func notReplaced(c *cli.Context, to *layout.Layout, numbered bool) error {
 	if c.Bool("overwrite") {
 		return nil
 	}

@@ -10,11 +10,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 
 	"mula/blend"
-	"mula/shards"
+	"mula/shards/layout"
 	"mula/tokenize"
 )
 
@@ -172,9 +171,9 @@ func oneFile(output string, k kind) error {
 // notShard returns an error if shards would replace files of shards without --overwrite. numbered
 // reports whether their names are PREFIX-00000, PREFIX-00001 and so on. [formats.Create] has more
 // checks for other layouts.
-func notShard(prefix string, layout shards.Layout, numbered bool) error {
+func notShard(prefix string, l *layout.Layout, numbered bool) error {
 	folder, base := filepath.Split(prefix)
-	if layout == shards.MDS && !numbered {
+	if l.Folder && !numbered {
 		folder, base = prefix, ""
 	}
 	entries, err := os.ReadDir(cmp.Or(folder, "."))
@@ -196,7 +195,10 @@ func notShard(prefix string, layout shards.Layout, numbered bool) error {
 			}
 			rest = rest[digits:]
 		}
-		if shardFiles[layout].MatchString(rest) {
+		if l.Folder {
+			rest = "/" + rest
+		}
+		if rest == "/" && numbered || l.Has(rest) {
 			return usagef("%s already exists; replace it with --overwrite, or choose another output",
 				filepath.Join(folder, e.Name()))
 		}
@@ -204,29 +206,16 @@ func notShard(prefix string, layout shards.Layout, numbered bool) error {
 	return nil
 }
 
-// shardFiles match the names of a shard's files after its prefix, or in its folder. The name is ""
-// for numbered folders.
-var shardFiles = map[shards.Layout]*regexp.Regexp{
-	shards.Megatron:  regexp.MustCompile(`^\.(bin|idx|json|sums|docs\.arrow)$`),
-	shards.Dolma:     regexp.MustCompile(`^\.(npy|csv\.gz|json|sums)$`),
-	shards.Datatrove: regexp.MustCompile(`^\.(ds|ds\.index|ds\.metadata|json|sums|docs\.arrow)$`),
-	shards.FMS:       regexp.MustCompile(`^\.(arrow|json|sums|docs\.feather)$`),
-	shards.MDS:       regexp.MustCompile(`^(|index\.json|mula\.json|mula\.sums|mula\.docs\.arrow|shard\.\d{5,}\.mds.*)$`),
-}
-
-// ownFolder returns an error if shards for fms-fsdp are in a folder with other files that fms-fsdp
-// would read as shards, because "arrow" is in their extension.
-func ownFolder(layout shards.Layout, prefix string) error {
-	folder := filepath.Dir(prefix)
-	if layout != shards.FMS || folder == "." {
+// ownFolder returns an error if the layout's framework would mistake files next to the output for
+// shards.
+func ownFolder(l *layout.Layout, prefix string) error {
+	if l.CheckOutput == nil {
 		return nil
 	}
-	others, err := fs.Glob(os.DirFS(folder), "*.docs.arrow")
-	if err != nil || len(others) == 0 {
-		return err
+	if err := l.CheckOutput(prefix); err != nil {
+		return usagef("%v", err)
 	}
-	return usagef("%s describes the documents of another shard, and fms-fsdp would read it as a "+
-		"shard; write fms shards into a separate folder", filepath.Join(folder, others[0]))
+	return nil
 }
 
 // realPath returns the absolute path without links. The path need not exist.

@@ -13,7 +13,6 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"mula/internal/quantity"
-	"mula/shards"
 	"mula/shards/formats"
 	"mula/tokenize"
 	"mula/tokenize/documents"
@@ -150,7 +149,7 @@ func noStrayFile(o job.Options) error {
 	if _, _, err := formats.Detect(o.Output); err == nil {
 		return nil
 	}
-	found := notShard(o.Output, o.Layout, false)
+	found := notShard(o.Output, formats.Of(o.Layout), false)
 	if found == nil {
 		return nil
 	}
@@ -179,22 +178,23 @@ func runTokenize(c *cli.Context) error {
 	if c.Bool("no-eod") && c.IsSet("eod") {
 		return usagef("--eod and --no-eod contradict each other")
 	}
+	to, err := formats.Named(c.String("to"))
+	if err != nil {
+		return usagef("--to: %v", err)
+	}
 	output := c.String("output")
 	switch {
 	case !os.IsPathSeparator(output[len(output)-1]):
-	case c.String("to") == formats.Name(shards.MDS):
+	case to.Folder:
 		return usagef("--output %s ends with a separator; remove it, because the job's files are next to the folder",
 			output)
 	default:
 		return usagef("--output %s is a folder; add a file name prefix, such as %stokens",
 			output, output)
 	}
-	options := job.Options{Inputs: found.Inputs, Names: found.Names, Read: read, Output: output,
+	options := job.Options{Inputs: found.Inputs, Names: found.Names, Read: read, Output: output, Layout: to.ID,
 		Workers: c.Int("workers"), AppendEOD: !c.Bool("no-eod"), Overwrite: c.Bool("overwrite"),
 		Shuffle: c.IsSet("shuffle-seed"), ShuffleSeed: c.Uint64("shuffle-seed"), Sample: c.Float64("fraction")}
-	if options.Layout, err = formats.ParseLayout(c.String("to")); err != nil {
-		return usagef("--to: %v", err)
-	}
 	for flag, value := range map[string]*int64{
 		"shard-tokens": &options.ShardTokens, "max-documents": &options.MaxDocuments, "memory": &options.Memory,
 		"piece-size": &options.PieceBytes,
@@ -250,7 +250,7 @@ func runTokenize(c *cli.Context) error {
 		}
 		options.EOD = id
 	}
-	if err := ownFolder(options.Layout, options.Output); err != nil {
+	if err := ownFolder(to, options.Output); err != nil {
 		return err
 	}
 	if err := noStrayFile(options); err != nil {

@@ -133,7 +133,7 @@ func TestValuesAreRead(t *testing.T) {
 			return err
 		}},
 		"dtype":  {shards.IDTypes(), func(name string) error { _, err := shards.ParseDType(name); return err }},
-		"to":     {formats.Names(), func(name string) error { _, err := formats.ParseLayout(name); return err }},
+		"to":     {formats.Names(), func(name string) error { _, err := formats.Named(name); return err }},
 		"format": {documents.Formats(), func(name string) error { _, err := documents.ParseFormat(name); return err }},
 		"unit":   {documents.Units(), func(name string) error { _, err := documents.ParseUnit(name); return err }},
 		"verify": {blend.VerifyNames(), func(name string) error { _, err := blend.ParseVerify(name); return err }},

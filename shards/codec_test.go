@@ -71,13 +71,13 @@ func TestSmallestDType(t *testing.T) {
 	// numpy.min_scalar_type(n - 1), by numpy 2.1.3
 	for n, want := range map[int]DType{0: UInt32, 1: UInt8, 256: UInt8, 257: UInt16, 50280: UInt16, 65536: UInt16,
 		65537: UInt32, 100278: UInt32} {
-		if got := SmallestDType(n, UInt8); got != want {
+		if got := SmallestDType(n, UInt8, UInt16, UInt32); got != want {
 			t.Errorf("%d ids are %s, want %s", n, got, want)
 		}
 		if want == UInt8 {
 			want = UInt16
 		}
-		if got := SmallestDType(n, UInt16); got != want {
+		if got := SmallestDType(n, UInt16, UInt32); got != want {
 			t.Errorf("%d ids of 2 bytes or more are %s, want %s", n, got, want)
 		}
 	}

@@ -59,15 +59,15 @@ func Unsigned(size int) DType {
 	return ""
 }
 
-// SmallestDType returns the smallest unsigned type, from least up to UInt32, that holds all ids of
-// a vocabulary. It returns UInt32 for an unknown vocabulary, 0.
-func SmallestDType(vocabSize int, least DType) DType {
-	for _, t := range []DType{UInt8, UInt16} {
-		if t.Size() >= least.Size() && vocabSize > 0 && int64(vocabSize) <= t.IDs() {
+// SmallestDType returns the first of types, which are in ascending order, that holds all ids of a
+// vocabulary. It returns the last type if no type does, and for an unknown vocabulary, 0.
+func SmallestDType(vocabSize int, types ...DType) DType {
+	for _, t := range types {
+		if vocabSize > 0 && int64(vocabSize) <= t.IDs() {
 			return t
 		}
 	}
-	return UInt32
+	return types[len(types)-1]
 }
 
 // DTypeFor returns the type that Megatron's preprocessing chooses for a vocabulary: uint16 below

@@ -5,19 +5,13 @@ import (
 	"iter"
 )
 
-// A Layout names the files of a shard. Blends need shards in mula's own layout, Megatron. The other
-// layouts are written for, and read from, other frameworks. The packages below shards implement
-// them, and shards/formats chooses one.
+// A Layout identifies the layout of a shard's files in its manifest. Blends need shards in mula's
+// own layout, Megatron. The other layouts are written for, and read from, other frameworks. Each
+// has a package below shards, and shards/formats lists them all.
 type Layout string
 
-// The layouts.
-const (
-	Megatron  Layout = ""          // x.bin, x.idx: Megatron-LM, NeMo, BlendCorpus
-	Dolma     Layout = "dolma"     // x.npy, x.csv.gz: dolma, OLMo, OLMo-core
-	Datatrove Layout = "datatrove" // x.ds, x.ds.index, x.ds.metadata: datatrove, nanotron
-	MDS       Layout = "mds"       // folder with index.json and shard.00000.mds, …: MosaicML Streaming
-	FMS       Layout = "fms"       // x.arrow, one record batch per document: fms-fsdp
-)
+// Megatron is the layout x.bin, x.idx: Megatron-LM, NeMo, BlendCorpus.
+const Megatron Layout = ""
 
 // A DocumentWriter writes one shard of any layout. Documents are appended in order. No file has its
 // final name before Close has succeeded. It is not safe for concurrent use.

@@ -168,8 +168,8 @@ func complete(data []byte) error {
 func (m *Manifest) check() error {
 	ids, t := m.DType.IDs(), &m.Tokenizer
 	switch {
-	case m.Layout != Megatron && m.Layout != Dolma && m.Layout != Datatrove && m.Layout != MDS && m.Layout != FMS:
-		return fmt.Errorf("layout: unknown layout %q", m.Layout)
+	case !layoutName.MatchString(string(m.Layout)):
+		return fmt.Errorf("layout: %.80q is not the name of a layout", m.Layout)
 	case !slices.Contains(idTypes, m.DType):
 		return fmt.Errorf("dtype: %q is not a type of ids", m.DType)
 	case m.Tokens < 0 || m.Documents < 0:
@@ -202,6 +202,9 @@ func (m *Manifest) check() error {
 	}
 	return nil
 }
+
+// layoutName matches the names of layouts. Readers compare the name with their own.
+var layoutName = regexp.MustCompile(`^[a-z0-9]*$`)
 
 // isSHA256 reports whether a text is a SHA-256 as this package writes it.
 func isSHA256(text string) bool {
@@ -287,6 +290,9 @@ func (s *Shard) checkManifest() error {
 		}
 	}
 	switch bin, idx := m.Files["bin"], m.Files["idx"]; {
+	case m.Layout != Megatron:
+		return fmt.Errorf("%s belongs to a shard of another layout; move one of the two away: %w", s.prefix+manifestExt,
+			ErrCorrupt)
 	case m.DType != s.DType():
 		return differs("dtype", m.DType, s.DType())
 	case m.Tokens != s.Tokens():

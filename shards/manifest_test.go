@@ -60,7 +60,7 @@ func TestManifestFields(t *testing.T) {
 		{`"tokenizers-0.23.3"`, "\"tokenizers\xff\"", `is not valid UTF-8`},
 		{`"dtype": "uint16"`, `"dtype": "int8"`, `dtype: "int8" is not a type of ids`},
 		{`"tokens": 12`, `"tokens": -12`, `must not be negative`},
-		{`"dtype"`, `"layout": "gpt", "dtype"`, `layout: unknown layout "gpt"`},
+		{`"dtype"`, `"layout": "../x", "dtype"`, `layout: "../x" is not the name of a layout`},
 		{`"bin"`, `"bun"`, `files: "bun" is not a file of a shard`},
 		{`"bytes": 24`, `"bytes": -24`, `files.bin.bytes: -24 must not be negative`},
 		{`"bytes": 24,`, ``, `files.bin: missing field bytes`},

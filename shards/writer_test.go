@@ -391,7 +391,7 @@ func TestPublishIsOrdered(t *testing.T) {
 // A manifest that could not be read is not written.
 func TestSealRefusesTooLarge(t *testing.T) {
 	dir := t.TempDir()
-	m := &Manifest{Layout: MDS, DType: "uint16", Files: make(map[string]FileInfo)}
+	m := &Manifest{Layout: "mds", DType: "uint16", Files: make(map[string]FileInfo)}
 	sum := strings.Repeat("0", 64)
 	refused := 0
 	for n := range 8000 {

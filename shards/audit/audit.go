@@ -24,6 +24,7 @@ import (
 	"mula/internal/quantity"
 	"mula/shards"
 	"mula/shards/formats"
+	"mula/shards/layout"
 )
 
 // HugeDocument is the default number of tokens from which a document is reported as huge. Such
@@ -263,9 +264,12 @@ func firsts(inputs []Input) []int {
 	first := make([]int, len(inputs))
 	place := map[string]int{}
 	for i, in := range inputs {
+		key := ""
 		l, path, err := detect(in.Path)
 		if err != nil {
 			path = in.Path
+		} else {
+			key = string(l.ID)
 		}
 		if whole, err := filepath.Abs(path); err == nil {
 			path = whole
@@ -273,7 +277,7 @@ func firsts(inputs []Input) []int {
 		if dir, err := filepath.EvalSymlinks(filepath.Dir(path)); err == nil {
 			path = filepath.Join(dir, filepath.Base(path))
 		}
-		key := string(l) + ":" + path
+		key += ":" + path
 		if k, ok := place[key]; ok {
 			first[i] = k
 		} else {
@@ -285,10 +289,11 @@ func firsts(inputs []Input) []int {
 
 // detect returns the layout and the prefix of the shard at path. If a prefix exists in two layouts,
 // it prefers Megatron's, because the path of a Megatron shard has no suffix.
-func detect(path string) (shards.Layout, string, error) {
-	prefix := strings.TrimSuffix(strings.TrimSuffix(path, ".idx"), ".bin")
-	if _, err := os.Stat(prefix + ".idx"); err == nil {
-		return shards.Megatron, prefix, nil
+func detect(path string) (*layout.Layout, string, error) {
+	l := &formats.Megatron
+	prefix, _ := l.Prefix(path)
+	if _, err := os.Stat(l.At(prefix, l.Marker)); err == nil {
+		return l, prefix, nil
 	}
 	return formats.Detect(path)
 }
@@ -299,17 +304,7 @@ func sizeOf(path string) (bytes int64) {
 	if err != nil {
 		return 0
 	}
-	names := []string{prefix + map[shards.Layout]string{shards.Megatron: ".bin", shards.Dolma: ".npy",
-		shards.Datatrove: ".ds", shards.FMS: ".arrow"}[l]}
-	if l == shards.MDS {
-		names, _ = filepath.Glob(filepath.Join(prefix, "shard.*"))
-	}
-	for _, name := range names {
-		if info, err := os.Stat(name); err == nil {
-			bytes += info.Size()
-		}
-	}
-	return bytes
+	return l.SizeOfIDs(prefix)
 }
 
 // A run is the shared state of the goroutines of [Run].
@@ -366,7 +361,7 @@ func (r *run) shard(ctx context.Context, in *Input, number int) (Shard, []Findin
 			bad(err)
 			return nil
 		}
-		if in.Open != nil || l == shards.Megatron {
+		if in.Open != nil || l == &formats.Megatron {
 			open := in.Open
 			if open == nil {
 				open = func() (*shards.Shard, error) { return shards.Open(prefix) }
@@ -383,14 +378,14 @@ func (r *run) shard(ctx context.Context, in *Input, number int) (Shard, []Findin
 		if r.o.EOD != nil {
 			h.EOD = *r.o.EOD
 		}
-		d, err := formats.Open(in.Path, h)
+		d, err := l.Open(prefix, h)
 		if err != nil {
 			bad(err)
 			return nil
 		}
 		defer d.Close()
-		sh.Layout = formats.Name(l)
-		return r.other(ctx, in, number, d, prefix, &sh, local, find, bad)
+		sh.Layout = l.Name
+		return r.other(ctx, in, number, d, l, prefix, &sh, local, find, bad)
 	}()
 	if err == nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
@@ -451,7 +446,7 @@ func (r *run) finish(s *scan) {
 // have any size.
 func (r *run) megatron(ctx context.Context, in *Input, number int, s *shards.Shard, sh *Shard, local *sample,
 	find func(Finding), bad func(error)) error {
-	sh.Layout, sh.DType, sh.Tokens, sh.Documents = "megatron", s.DType(), s.Tokens(), s.Documents()
+	sh.Layout, sh.DType, sh.Tokens, sh.Documents = formats.Megatron.Name, s.DType(), s.Tokens(), s.Documents()
 	limit, eod := r.settings(s.Manifest(), math.MaxInt32+1, find)
 	scan := newScan(sh, number, limit, eod, r.o.Huge, int64(s.DType().Size()), local, find)
 	sh.Compared = s.Manifest() != nil || in.Check != nil
@@ -465,7 +460,7 @@ func (r *run) megatron(ctx context.Context, in *Input, number int, s *shards.Sha
 		return nil
 	}
 	if s.Manifest() != nil {
-		sum, _, err := shards.HashFile(ctx, s.Prefix()+".json", nil)
+		sum, _, err := shards.HashFile(ctx, formats.Megatron.At(s.Prefix(), formats.Megatron.Manifest), nil)
 		if err != nil {
 			if err := wrong(err); err != nil {
 				return err
@@ -585,9 +580,8 @@ func (d *documentsOf) finish() error {
 }
 
 // other checks a shard of another layout.
-func (r *run) other(ctx context.Context, in *Input, number int, d shards.DocumentReader, prefix string, sh *Shard,
-	local *sample,
-	find func(Finding), bad func(error)) error {
+func (r *run) other(ctx context.Context, in *Input, number int, d shards.DocumentReader, l *layout.Layout,
+	prefix string, sh *Shard, local *sample, find func(Finding), bad func(error)) error {
 	m := d.Manifest()
 	sh.DType = d.DType()
 	width := int64(sh.DType.Size())
@@ -595,7 +589,7 @@ func (r *run) other(ctx context.Context, in *Input, number int, d shards.Documen
 	scan := newScan(sh, number, limit, eod, r.o.Huge, width, local, find)
 	if m != nil {
 		sh.Compared, sh.Verified = true, true
-		if err := verifyFiles(ctx, prefix, m, sh, find); err != nil {
+		if err := verifyFiles(ctx, l, prefix, m, sh, find); err != nil {
 			return err
 		}
 	}
@@ -623,10 +617,11 @@ func (r *run) other(ctx context.Context, in *Input, number int, d shards.Documen
 }
 
 // verifyFiles compares the files of a shard with its manifest.
-func verifyFiles(ctx context.Context, prefix string, m *shards.Manifest, sh *Shard, find func(Finding)) error {
+func verifyFiles(ctx context.Context, l *layout.Layout, prefix string, m *shards.Manifest, sh *Shard,
+	find func(Finding)) error {
 	for _, name := range slices.Sorted(maps.Keys(m.Files)) {
 		want := m.Files[name]
-		file := formats.FilePath(m.Layout, prefix, name)
+		file := l.FilePath(prefix, name)
 		sum, bytes, err := shards.HashFile(ctx, file, nil)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -644,13 +639,11 @@ func verifyFiles(ctx context.Context, prefix string, m *shards.Manifest, sh *Sha
 			find(Finding{Level: Error, Kind: "hash", Document: -1, Byte: -1, Message: message})
 		}
 	}
-	for _, path := range []string{prefix + ".json", filepath.Join(prefix, "mula.json")} {
-		if sum, _, err := shards.HashFile(ctx, path, nil); err == nil {
-			sh.Manifest = sum
-			break
-		} else if !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
+	sum, _, err := shards.HashFile(ctx, l.At(prefix, l.Manifest), nil)
+	if err == nil {
+		sh.Manifest = sum
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
 	return nil
 }

@@ -16,7 +16,10 @@ import (
 	"go.uber.org/goleak"
 
 	"mula/shards"
+	"mula/shards/datatrove"
+	"mula/shards/dolma"
 	"mula/shards/formats"
+	"mula/shards/layout"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -27,7 +30,7 @@ const (
 )
 
 // write makes a shard of a layout, the documents as they are given.
-func write(t testing.TB, l shards.Layout, prefix string, info shards.TokenizerInfo, documents ...[]uint32) {
+func write(t testing.TB, l *layout.Layout, prefix string, info shards.TokenizerInfo, documents ...[]uint32) {
 	t.Helper()
 	w, err := formats.Create(l, prefix, info, formats.Options{})
 	if err != nil {
@@ -134,10 +137,10 @@ func TestFindings(t *testing.T) {
 			": no manifest; its tokenizer and the origins of its documents are unknown"
 	}
 
-	write(t, shards.Megatron, at("good"), info, good(1)...)
+	write(t, &formats.Megatron, at("good"), info, good(1)...)
 	check(t, dir, Options{SequenceLength: 50}, nil, "good")
 
-	write(t, shards.Megatron, at("foreign"), info, good(11)...)
+	write(t, &formats.Megatron, at("foreign"), info, good(11)...)
 	foreign("foreign")
 	check(t, dir, Options{}, []string{
 		noManifest("foreign.bin"),
@@ -160,7 +163,7 @@ func TestFindings(t *testing.T) {
 	docs := good(21)
 	docs[1] = text(5, 40, 17)
 	docs[2][100], docs[2][101], docs[3][0] = eod, eod, eod
-	write(t, shards.Megatron, at("separators"), info, docs...)
+	write(t, &formats.Megatron, at("separators"), info, docs...)
 	r := check(t, dir, Options{}, []string{
 		"warning separator separators document 1: 1 of 4 documents do not end with id 50279, first " +
 			"document 1: packing joins them to the next document",
@@ -174,7 +177,7 @@ func TestFindings(t *testing.T) {
 
 	none := info
 	none.EOD, none.VocabSize = -1, 0
-	write(t, shards.Megatron, at("mixed"), none, text(1, 30, 5), text(2, 30, 6), text(3, 30, 7))
+	write(t, &formats.Megatron, at("mixed"), none, text(1, 30, 5), text(2, 30, 6), text(3, 30, 7))
 	check(t, dir, Options{Vocabulary: 100, EOD: pointer(5)}, []string{
 		"warning separator mixed: the end-of-document id is -1 in its manifest (-1: none), but 5 was given",
 		fmt.Sprintf("error vocabulary mixed document 0 byte 0: token 0 (byte 0) has id %d, but the tokenizer has "+
@@ -188,7 +191,7 @@ func TestFindings(t *testing.T) {
 			slices.Max(slices.Concat(text(1, 30, 5), text(2, 30, 6), text(3, 30, 7)))),
 	}, "mixed")
 
-	write(t, shards.Megatron, at("sizes"), info, nil, text(1, 1, eod), text(2, 5000, eod), text(3, 20, eod),
+	write(t, &formats.Megatron, at("sizes"), info, nil, text(1, 1, eod), text(2, 5000, eod), text(3, 20, eod),
 		text(4, 1000, eod))
 	r = check(t, dir, Options{Huge: 1000, SequenceLength: 10000}, []string{
 		"note documents sizes: 2 of 5 documents are empty",
@@ -205,7 +208,7 @@ func TestFindings(t *testing.T) {
 	docs = good(31)
 	docs[0] = slices.Concat(text(1, 50, 1), slices.Repeat([]uint32{4, 5, 6}, 40), text(2, 50, eod))
 	docs[2] = slices.Concat(slices.Repeat([]uint32{9}, 31), text(2, 50, eod)) // once too few
-	write(t, shards.Megatron, at("repeats"), info, docs...)
+	write(t, &formats.Megatron, at("repeats"), info, docs...)
 	r = check(t, dir, Options{}, []string{
 		"note repeats repeats document 0: 1 of 4 documents, with 62 % of the tokens, repeat 13 tokens or fewer 32 " +
 			"times or more; the longest repetition is in document 0: period 3 for 120 tokens from token 50. " +
@@ -217,7 +220,7 @@ func TestFindings(t *testing.T) {
 	}
 
 	// An int32 file with the header of uint16: as many documents, each of twice the ids.
-	write(t, shards.Megatron, at("wide"), none, text(1, 100, eod), text(2, 60, eod))
+	write(t, &formats.Megatron, at("wide"), none, text(1, 100, eod), text(2, 60, eod))
 	foreign("wide")
 	halved := binary.LittleEndian
 	idx, err := os.ReadFile(at("wide.idx"))
@@ -240,7 +243,7 @@ func TestFindings(t *testing.T) {
 	}, "wide")
 
 	// The other way round.
-	write(t, shards.Megatron, at("narrow"), info, text(1, 100, eod), text(2, 60, eod))
+	write(t, &formats.Megatron, at("narrow"), info, text(1, 100, eod), text(2, 60, eod))
 	foreign("narrow")
 	if idx, err = os.ReadFile(at("narrow.idx")); err != nil {
 		t.Fatal(err)
@@ -260,7 +263,7 @@ func TestFindings(t *testing.T) {
 	}
 
 	// Damage, by the sums and without them.
-	write(t, shards.Megatron, at("damaged"), info, slices.Repeat(good(41), 20)...)
+	write(t, &formats.Megatron, at("damaged"), info, slices.Repeat(good(41), 20)...)
 	flip("damaged.bin", 20001)
 	r, err = Run(t.Context(), []Input{{Path: at("damaged")}}, Options{})
 	if err != nil {
@@ -272,7 +275,7 @@ func TestFindings(t *testing.T) {
 			`bytes 16384 to 32767 are damaged, in documents 30 ("doc-30", in.jsonl:31)`) {
 		t.Errorf("%+v", f)
 	}
-	write(t, shards.Megatron, at("index"), info, good(51)...)
+	write(t, &formats.Megatron, at("index"), info, good(51)...)
 	foreign("index")
 	flip("index.idx", 34+4*1) // a length
 	check(t, dir, Options{EOD: pointer(eod)}, []string{
@@ -293,8 +296,8 @@ func TestFindings(t *testing.T) {
 	}, "index")
 
 	// The same twice.
-	write(t, shards.Megatron, at("copy"), info, good(1)...)
-	write(t, shards.Dolma, at("third"), info, good(1)...)
+	write(t, &formats.Megatron, at("copy"), info, good(1)...)
+	write(t, &dolma.Layout, at("third"), info, good(1)...)
 	twice := fmt.Sprintf("note copy good document 0: 67 %% of the documents, with 67 %% of the tokens, are "+
 		"copies of others; document 0 of this shard, with %d tokens, occurs 3 times", 300)
 	check(t, dir, Options{}, []string{
@@ -316,7 +319,7 @@ func TestLayouts(t *testing.T) {
 		slices.Repeat([]uint32{3}, 64)}
 	var first *Shard
 	for _, name := range formats.Names() {
-		l, err := formats.ParseLayout(name)
+		l, err := formats.Named(name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -346,9 +349,8 @@ func TestLayouts(t *testing.T) {
 		largest, size := "", int64(0)
 		filepath.WalkDir(dir, func(p string, e os.DirEntry, err error) error {
 			if info, err := e.Info(); err == nil && !e.IsDir() && strings.HasPrefix(p, path) && info.Size() > size &&
-				strings.HasSuffix(p, map[shards.Layout]string{
-					shards.Megatron: ".bin", shards.Dolma: ".npy", shards.Datatrove: ".ds", shards.FMS: ".arrow",
-					shards.MDS: ".mds"}[l]) && !strings.HasSuffix(p, ".docs.arrow") {
+				(strings.HasSuffix(p, l.IDs) || l.Folder && strings.HasSuffix(p, l.PartSuffix)) &&
+				!strings.HasSuffix(p, ".docs.arrow") {
 				largest, size = p, info.Size()
 			}
 			return nil
@@ -393,7 +395,7 @@ func TestPartsOfAnySize(t *testing.T) {
 			docs = append(docs, ids)
 		}
 		prefix := filepath.Join(dir, "x")
-		write(t, shards.Megatron, prefix, info, docs...)
+		write(t, &formats.Megatron, prefix, info, docs...)
 		report, err := Run(t.Context(), []Input{{Path: prefix}}, Options{})
 		if err != nil {
 			t.Fatal(err)
@@ -451,7 +453,7 @@ func TestInputs(t *testing.T) {
 func TestRunRefusesAndEnds(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "x")
-	write(t, shards.Megatron, path, info, text(1, 300_000, eod))
+	write(t, &formats.Megatron, path, info, text(1, 300_000, eod))
 	for _, o := range []Options{{Workers: -1}, {Workers: 4097}, {Vocabulary: -1}, {EOD: pointer(-2)},
 		{SequenceLength: -1}, {Huge: -1}} {
 		if _, err := Run(t.Context(), []Input{{Path: path}}, o); err == nil {
@@ -480,7 +482,7 @@ func BenchmarkScan(b *testing.B) {
 	for d := range 10_000 {
 		docs = append(docs, text(uint32(d), 1000, eod))
 	}
-	write(b, shards.Megatron, path, info, docs...)
+	write(b, &formats.Megatron, path, info, docs...)
 	b.SetBytes(10_000_000) // tokens: MB/s are million tokens a second
 	for b.Loop() {
 		if r, err := Run(b.Context(), []Input{{Path: path}}, Options{}); err != nil || r.Failed() {
@@ -503,7 +505,7 @@ func BenchmarkRepeats(b *testing.B) {
 func TestDamagedOriginsAreToldOnce(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "x")
-	write(t, shards.Datatrove, path, info, text(1, 300, eod), text(2, 40, eod))
+	write(t, &datatrove.Layout, path, info, text(1, 300, eod), text(2, 40, eod))
 	data, err := os.ReadFile(path + ".docs.arrow")
 	if err != nil {
 		t.Fatal(err)

@@ -10,13 +10,14 @@ import (
 	"testing"
 
 	"mula/shards"
+	"mula/shards/formats"
 )
 
 // A shard that is cut short while it is looked at is a finding.
 func TestShardCutMeanwhile(t *testing.T) {
 	for _, ending := range []string{".bin", ".idx"} {
 		prefix := filepath.Join(t.TempDir(), "x")
-		write(t, shards.Megatron, prefix, info, text(1, 9000, eod), text(2, 9000, eod))
+		write(t, &formats.Megatron, prefix, info, text(1, 9000, eod), text(2, 9000, eod))
 		r, err := Run(context.Background(), []Input{{Source: "s", Path: prefix, Open: func() (*shards.Shard, error) {
 			s, err := shards.Open(prefix)
 			if err == nil {

@@ -107,25 +107,34 @@ func (s *scan) judgeType() {
 		s.say(Error, "dtype", "%s of %s ids are 2097152 or more, which no tokenizer has: ids of two bytes were "+
 			"read as four, or the data is not ids; give the type with which they were written",
 			quantity.Grouped(s.wide), quantity.Grouped(r.Tokens))
-	case s.width == 4 && r.MaxID < 1<<16 && r.Layout == "dolma" && s.limit <= 1<<16:
+	case s.width == 4 && r.MaxID < 1<<16 && s.derives() != "" && s.limit <= 1<<16:
 		s.say(Warning, "dtype",
-			"its ids have four bytes, but OLMo reads them as uint16 for a vocabulary of %d, with every second id "+
-				"0; write them as uint16",
-			s.limit)
+			"its ids have four bytes, but %s reads them as uint16 for a vocabulary of %d, with every second id "+
+				"0; write them as uint16", s.derives(), s.limit)
 	case s.width == 4 && r.MaxID < 1<<16 && s.narrower():
 		s.say(Note, "dtype", "its ids have four bytes, but two are enough (the largest is %d)", r.MaxID)
 	}
 }
 
+// derives returns the framework that derives the element type from the vocabulary, "" if the
+// framework of the shard's layout does not.
+func (s *scan) derives() string {
+	l, err := formats.Named(s.shard.Layout)
+	if err != nil {
+		return ""
+	}
+	return l.Derives
+}
+
 // narrower reports whether the layout allows ids of fewer than four bytes for the vocabulary, or,
 // if that is not known, for the ids in the shard.
 func (s *scan) narrower() bool {
-	l, err := formats.ParseLayout(s.shard.Layout)
+	l, err := formats.Named(s.shard.Layout)
 	vocabulary := int64(s.shard.MaxID) + 1
 	if s.limit <= math.MaxInt32 {
 		vocabulary = s.limit
 	}
-	return err == nil && formats.Width(l, int(vocabulary)) < 4
+	return err == nil && l.DType(int(vocabulary)).Size() < 4
 }
 
 // judgeSeparator compares the expected separator with the ids that end documents.

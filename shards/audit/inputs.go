@@ -8,11 +8,9 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-)
 
-// endings are the suffixes of the marker file of each layout, without which a shard is incomplete.
-// The marker of an MDS folder is index.json.
-var endings = []string{".idx", ".npy", ".ds", ".arrow"}
+	"mula/shards/formats"
+)
 
 // Inputs finds the shards that paths name. A path is a prefix, a file of a shard, or a folder,
 // which means all shards in it and its subfolders, sorted by name. The source of a shard is its
@@ -30,8 +28,7 @@ func Inputs(paths []string) ([]Input, error) {
 			return nil, fmt.Errorf("looking for shards: %w", err)
 		}
 		if len(found) == 0 {
-			return nil, fmt.Errorf("%s: no shard is in this folder: found no %s, and no index.json of MDS", path,
-				strings.Join(endings, ", "))
+			return nil, fmt.Errorf("%s: no shard is in this folder: found %s", path, markers())
 		}
 		for _, p := range found {
 			inputs = append(inputs, Input{Source: sourceOf(p), Path: p})
@@ -52,9 +49,11 @@ func below(folder string) (found []string, err error) {
 				strings.HasSuffix(name, ".job")) { // work folder of mula tokenize
 				return filepath.SkipDir
 			}
-			if _, err := os.Stat(filepath.Join(path, "index.json")); err == nil {
-				if parts, _ := filepath.Glob(filepath.Join(path, "*.mds*")); len(parts) > 0 {
-					found = append(found, path)
+			for _, l := range formats.All() {
+				if _, err := os.Stat(l.At(path, l.Marker)); l.Folder && err == nil {
+					if parts, _ := filepath.Glob(filepath.Join(path, "*"+l.PartSuffix+"*")); len(parts) > 0 {
+						found = append(found, path)
+					}
 				}
 			}
 			return nil
@@ -62,9 +61,14 @@ func below(folder string) (found []string, err error) {
 		if strings.HasPrefix(name, ".") || strings.HasSuffix(name, ".docs.arrow") {
 			return nil
 		}
-		for _, ending := range endings {
-			if prefix, ok := strings.CutSuffix(path, ending); ok && filepath.Base(prefix) != "" {
-				found = append(found, shardPath(prefix, ending))
+		for _, l := range formats.All() {
+			prefix, ok := strings.CutSuffix(path, l.Marker)
+			switch {
+			case l.Folder || !ok || filepath.Base(prefix) == "":
+			case l == &formats.Megatron: // named by its prefix, as everywhere
+				found = append(found, prefix)
+			default:
+				found = append(found, path)
 			}
 		}
 		return nil
@@ -73,13 +77,17 @@ func below(folder string) (found []string, err error) {
 	return slices.Compact(found), err
 }
 
-// shardPath returns the path that names a shard: the prefix of a Megatron shard, as everywhere, and
-// the marker file of other layouts.
-func shardPath(prefix, ending string) string {
-	if ending == ".idx" {
-		return prefix
+// markers lists the files by which shards are found.
+func markers() string {
+	var files, folders []string
+	for _, l := range formats.All() {
+		if l.Folder {
+			folders = append(folders, fmt.Sprintf(", and no %s of %s", l.Marker[1:], strings.ToUpper(l.Name)))
+		} else {
+			files = append(files, l.Marker)
+		}
 	}
-	return prefix + ending
+	return "no " + strings.Join(files, ", ") + strings.Join(folders, "")
 }
 
 var numberAtEnd = regexp.MustCompile(`([-_.]?[0-9]+)+$`)

@@ -52,7 +52,7 @@ func put(t testing.TB, dir string, ds, index []byte, metadata string) string {
 }
 
 func read(prefix string, h layout.Hints) (docs [][]uint32, err error) {
-	r, err := Open(prefix, h)
+	r, err := open(prefix, h)
 	if err != nil {
 		return nil, err
 	}

@@ -20,8 +20,8 @@ import (
 // maxMetadata is the maximum size of x.ds.metadata in bytes.
 const maxMetadata = 1 << 16
 
-// A Reader reads one shard. It implements [shards.DocumentReader].
-type Reader struct {
+// A reader reads one shard. It implements [shards.DocumentReader].
+type reader struct {
 	prefix    string
 	ds        *layout.Marked
 	index     *os.File // nil if the shard has no index
@@ -32,13 +32,13 @@ type Reader struct {
 	eod       int64
 }
 
-// Open opens the shard with the given prefix. The element type is determined by the manifest, by
+// open opens the shard with the given prefix. The element type is determined by the manifest, by
 // x.ds.metadata, or by the hints ([layout.Hints.TypeOf]). Without x.ds.index, documents end with
 // the end-of-document id of the manifest or the hints, and ids after the last end form a document.
 // A shard with x.ds.loss is an error: the file masks tokens in training, and mula would lose that
 // mask.
-func Open(prefix string, h layout.Hints) (_ *Reader, err error) {
-	r := &Reader{prefix: prefix, documents: -1, eod: h.EOD}
+func open(prefix string, h layout.Hints) (_ *reader, err error) {
+	r := &reader{prefix: prefix, documents: -1, eod: h.EOD}
 	if r.ds, err = layout.OpenMarked(prefix + dsExt); err != nil {
 		return nil, err
 	}
@@ -54,7 +54,7 @@ func Open(prefix string, h layout.Hints) (_ *Reader, err error) {
 	if r.index, err = os.Open(prefix + indexExt); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("opening shard: %w", err)
 	}
-	if r.manifest, err = layout.ReadManifest(prefix+manifestExt, shards.Datatrove); err != nil {
+	if r.manifest, err = layout.ReadManifest(prefix+manifestExt, id); err != nil {
 		return nil, err
 	}
 	noted, count, err := readMetadata(prefix + metadataExt)
@@ -96,7 +96,7 @@ func Open(prefix string, h layout.Hints) (_ *Reader, err error) {
 
 // measureIndex counts the documents of x.ds.index and returns the end of the last document, in
 // tokens; -1 without the file.
-func (r *Reader) measureIndex() (int64, error) {
+func (r *reader) measureIndex() (int64, error) {
 	if r.index == nil {
 		return -1, nil
 	}
@@ -125,7 +125,7 @@ func (r *Reader) measureIndex() (int64, error) {
 
 // measure determines the element type and the number of ids. noted and count are the type and the
 // number of ids from x.ds.metadata, or "" and -1. end is the end from the index, or -1.
-func (r *Reader) measure(noted shards.DType, end, count int64, h layout.Hints) (err error) {
+func (r *reader) measure(noted shards.DType, end, count int64, h layout.Hints) (err error) {
 	switch {
 	case r.manifest != nil:
 		if r.dtype, err = shards.ParseDType(string(r.manifest.DType)); err != nil {
@@ -137,7 +137,7 @@ func (r *Reader) measure(noted shards.DType, end, count int64, h layout.Hints) (
 	case noted != "":
 		r.dtype = noted
 	default:
-		if r.dtype, err = h.TypeOf(r.ds.Name(), r.ds.Size, max(end, count), least); err != nil {
+		if r.dtype, err = h.TypeOf(r.ds.Name(), r.ds.Size, max(end, count), types); err != nil {
 			return err
 		}
 	}
@@ -197,22 +197,22 @@ func readMetadata(path string) (dtype shards.DType, tokens int64, err error) {
 }
 
 // Manifest returns the content of x.json, or nil.
-func (r *Reader) Manifest() *shards.Manifest { return r.manifest }
+func (r *reader) Manifest() *shards.Manifest { return r.manifest }
 
 // Summed reports whether ids are checked with sums when they are read.
-func (r *Reader) Summed() bool { return r.ds.Summed() }
+func (r *reader) Summed() bool { return r.ds.Summed() }
 
 // DType returns the element type of x.ds.
-func (r *Reader) DType() shards.DType { return r.dtype }
+func (r *reader) DType() shards.DType { return r.dtype }
 
 // Documents returns the number of documents, -1 without x.ds.index and manifest.
-func (r *Reader) Documents() int64 { return r.documents }
+func (r *reader) Documents() int64 { return r.documents }
 
 // Tokens returns the number of ids in x.ds.
-func (r *Reader) Tokens() int64 { return r.tokens }
+func (r *reader) Tokens() int64 { return r.tokens }
 
 // Close closes the files.
-func (r *Reader) Close() error {
+func (r *reader) Close() error {
 	err := r.ds.Close()
 	if r.index != nil {
 		err = errors.Join(err, r.index.Close())
@@ -221,7 +221,7 @@ func (r *Reader) Close() error {
 }
 
 // All implements [shards.DocumentReader].
-func (r *Reader) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error] {
+func (r *reader) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error] {
 	return func(yield func(shards.TokenDocument, error) bool) {
 		if err := r.all(ctx, func(doc shards.TokenDocument) bool { return yield(doc, nil) }); err != nil {
 			yield(shards.TokenDocument{}, err)
@@ -230,7 +230,7 @@ func (r *Reader) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error]
 }
 
 // all passes documents to yield until it returns false.
-func (r *Reader) all(ctx context.Context, yield func(shards.TokenDocument) bool) (err error) {
+func (r *reader) all(ctx context.Context, yield func(shards.TokenDocument) bool) (err error) {
 	origins, err := layout.OpenOrigins(ctx, r.prefix+docsExt, "docs.arrow", r.manifest)
 	if err != nil {
 		return err
@@ -278,7 +278,7 @@ func (r *Reader) all(ctx context.Context, yield func(shards.TokenDocument) bool)
 }
 
 // damaged adds the names of documents to an error about damaged ids.
-func (r *Reader) damaged(ctx context.Context, err error, origins *layout.Origins) error {
+func (r *reader) damaged(ctx context.Context, err error, origins *layout.Origins) error {
 	return r.ds.Damage(ctx, err, r.dtype, func(yield func(int64, error) bool) {
 		if r.index == nil {
 			yield(0, fmt.Errorf("%s does not exist", r.prefix+indexExt))
@@ -295,6 +295,6 @@ func (r *Reader) damaged(ctx context.Context, err error, origins *layout.Origins
 	}, origins.Of)
 }
 
-func (r *Reader) corrupt(format string, args ...any) error {
+func (r *reader) corrupt(format string, args ...any) error {
 	return fmt.Errorf("%s: %w: %w", r.prefix+indexExt, fmt.Errorf(format, args...), shards.ErrCorrupt)
 }

@@ -5,7 +5,6 @@ package datatrove
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -13,7 +12,6 @@ import (
 	"strings"
 
 	"mula/internal/atomicfile"
-	"mula/internal/filesystem"
 	"mula/shards"
 	"mula/shards/layout"
 )
@@ -29,48 +27,39 @@ const (
 	manifestExt = ".json"
 )
 
-// NoEmpty is the reason why a document must have tokens.
-const NoEmpty = "datatrove's reader miscounts positions after an empty document"
+// Layout is the layout of datatrove and nanotron. Its element type is uint16 up to 65,536 ids, else
+// uint32.
+var Layout = layout.Layout{
+	ID: id, Name: "datatrove", Users: "datatrove, nanotron",
+	Shape:  "PREFIX.ds, PREFIX.ds.index, PREFIX.ds.metadata",
+	Marker: dsExt, Own: []string{indexExt, metadataExt}, Manifest: manifestExt, Sums: sumsExt, Origins: docsExt,
+	IDs: dsExt, Types: types, NoEmpty: "datatrove's reader miscounts positions after an empty document",
+	Create: create,
+	Open:   func(prefix string, h layout.Hints) (shards.DocumentReader, error) { return open(prefix, h) },
+}
 
-// least is the smallest element type: datatrove uses uint16 up to 65,536 ids, else uint32.
-const least = shards.UInt16
+const id shards.Layout = "datatrove"
 
-// FileName returns the path of a file by its name in the manifest: "ds", "ds.index", "ds.metadata",
-// "docs.arrow" or "sums".
-func FileName(prefix, name string) string { return prefix + "." + name }
+var types = []shards.DType{shards.UInt16, shards.UInt32}
 
-// Create creates the shard x.ds, x.ds.index, x.ds.metadata, x.docs.arrow, x.sums, x.json. A width
-// of 0 means the smallest type. tokenizer is the tokenizer's name in x.ds.metadata, with which
-// nanotron loads it; "" means its SHA-256.
-func Create(fsys filesystem.FS, prefix string, info shards.TokenizerInfo, width int,
-	tokenizer string) (shards.DocumentWriter, error) {
-	if err := layout.CheckPrefix(prefix, dsExt, indexExt, metadataExt, docsExt, sumsExt, manifestExt); err != nil {
-		return nil, err
-	}
-	dtype, err := layout.TypeFor(prefix, width, info.VocabSize, least)
-	if err != nil {
-		return nil, err
-	}
-	if dtype == shards.UInt8 {
-		return nil, errors.New("ids of datatrove cannot have 1 byte; use 2 or 4")
-	}
+// create creates the shard x.ds, x.ds.index, x.ds.metadata, x.docs.arrow, x.sums, x.json. The
+// tokenizer's name in x.ds.metadata, with which nanotron loads it, is its SHA-256 unless the
+// settings have a name.
+func create(l *layout.Layout, s layout.Settings) (shards.DocumentWriter, error) {
+	tokenizer := s.TokenizerName
 	if tokenizer == "" {
 		tokenizer = "unknown"
-		if info.SHA256 != "" {
-			tokenizer = "sha256:" + info.SHA256
+		if s.Info.SHA256 != "" {
+			tokenizer = "sha256:" + s.Info.SHA256
 		}
 	}
 	if strings.ContainsAny(tokenizer, "|\r\n") {
-		return nil, fmt.Errorf("%s%s cannot name the tokenizer %q: it has a vertical bar or a line break", prefix,
+		return nil, fmt.Errorf("%s%s cannot name the tokenizer %q: it has a vertical bar or a line break", s.Prefix,
 			metadataExt, tokenizer)
 	}
-	return layout.NewWriter(layout.Description{
-		FS: fsys, Layout: shards.Datatrove, Prefix: prefix, DType: dtype, Info: info, Name: FileName, Manifest: prefix +
-			manifestExt, Marker: "ds",
-		Origins: "docs.arrow", NoEmpty: NoEmpty,
-		Stale: func() ([]string, error) { return []string{prefix + lossExt}, nil },
-	}, func(files *layout.Files) (_ layout.Encoder, err error) {
-		e := &encoder{dtype: dtype, tokenizer: tokenizer}
+	stale := func() ([]string, error) { return []string{s.Prefix + lossExt}, nil }
+	return l.NewWriter(s, stale, func(files *layout.Files) (_ layout.Encoder, err error) {
+		e := &encoder{dtype: s.DType, tokenizer: tokenizer}
 		if e.ds, err = files.CreateIDs("ds"); err == nil {
 			if e.index, err = files.Create("ds.index"); err == nil {
 				e.metadata, err = files.Create("ds.metadata")

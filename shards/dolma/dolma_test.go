@@ -44,7 +44,7 @@ func put(t testing.TB, dir string, npy []byte, csv string) string {
 }
 
 func read(prefix string, h layout.Hints) (docs [][]uint32, origins []shards.DocumentOrigin, err error) {
-	r, err := Open(prefix, h)
+	r, err := open(prefix, h)
 	if err != nil {
 		return nil, nil, err
 	}

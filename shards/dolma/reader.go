@@ -23,8 +23,8 @@ const npyMagic = "\x93NUMPY"
 // maxRow is the maximum length of a line of x.csv.gz in bytes.
 const maxRow = 1 << 20
 
-// A Reader reads one shard. It implements [shards.DocumentReader].
-type Reader struct {
+// A reader reads one shard. It implements [shards.DocumentReader].
+type reader struct {
 	npy       *layout.Marked
 	csvPath   string
 	csv       *os.File // nil if the shard has no list of documents
@@ -35,12 +35,12 @@ type Reader struct {
 	eod       int64
 }
 
-// Open opens the shard with the given prefix. The element type is determined by the manifest, else
+// open opens the shard with the given prefix. The element type is determined by the manifest, else
 // by the hints ([layout.Hints.TypeOf]), and must match the size of x.npy and the last line of
 // x.csv.gz. Without x.csv.gz, documents end with the end-of-document id of the manifest or the
 // hints, and ids after the last end form a document.
-func Open(prefix string, h layout.Hints) (_ *Reader, err error) {
-	r := &Reader{csvPath: prefix + csvExt, documents: -1, eod: h.EOD}
+func open(prefix string, h layout.Hints) (_ *reader, err error) {
+	r := &reader{csvPath: prefix + csvExt, documents: -1, eod: h.EOD}
 	if r.npy, err = layout.OpenMarked(prefix + npyExt); err != nil {
 		return nil, err
 	}
@@ -52,7 +52,7 @@ func Open(prefix string, h layout.Hints) (_ *Reader, err error) {
 	if r.csv, err = os.Open(r.csvPath); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("opening shard: %w", err)
 	}
-	if r.manifest, err = layout.ReadManifest(prefix+manifestExt, shards.Dolma); err != nil {
+	if r.manifest, err = layout.ReadManifest(prefix+manifestExt, id); err != nil {
 		return nil, err
 	}
 	sumsErr := r.npy.OpenSums(prefix+sumsExt, r.manifest)
@@ -78,7 +78,7 @@ func Open(prefix string, h layout.Hints) (_ *Reader, err error) {
 }
 
 // measure determines the element type and the number of ids.
-func (r *Reader) measure(prefix string, h layout.Hints) (err error) {
+func (r *reader) measure(prefix string, h layout.Hints) (err error) {
 	switch m := r.manifest; {
 	case m != nil:
 		if r.dtype, err = shards.ParseDType(string(m.DType)); err != nil {
@@ -102,7 +102,7 @@ func (r *Reader) measure(prefix string, h layout.Hints) (err error) {
 				ids = row.end
 			}
 		}
-		if r.dtype, err = h.TypeOf(r.npy.Name(), r.npy.Size, ids, least); err != nil {
+		if r.dtype, err = h.TypeOf(r.npy.Name(), r.npy.Size, ids, types); err != nil {
 			return err
 		}
 	}
@@ -116,22 +116,22 @@ func (r *Reader) measure(prefix string, h layout.Hints) (err error) {
 }
 
 // Manifest returns the content of x.json, or nil.
-func (r *Reader) Manifest() *shards.Manifest { return r.manifest }
+func (r *reader) Manifest() *shards.Manifest { return r.manifest }
 
 // Summed reports whether ids are checked with sums when they are read.
-func (r *Reader) Summed() bool { return r.npy.Summed() }
+func (r *reader) Summed() bool { return r.npy.Summed() }
 
 // DType returns the element type of x.npy.
-func (r *Reader) DType() shards.DType { return r.dtype }
+func (r *reader) DType() shards.DType { return r.dtype }
 
 // Documents returns the number of documents from the manifest, -1 without a manifest.
-func (r *Reader) Documents() int64 { return r.documents }
+func (r *reader) Documents() int64 { return r.documents }
 
 // Tokens returns the number of ids in x.npy.
-func (r *Reader) Tokens() int64 { return r.tokens }
+func (r *reader) Tokens() int64 { return r.tokens }
 
 // Close closes the files.
-func (r *Reader) Close() error {
+func (r *reader) Close() error {
 	err := r.npy.Close()
 	if r.csv != nil {
 		err = errors.Join(err, r.csv.Close())
@@ -140,7 +140,7 @@ func (r *Reader) Close() error {
 }
 
 // All implements [shards.DocumentReader].
-func (r *Reader) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error] {
+func (r *reader) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error] {
 	return func(yield func(shards.TokenDocument, error) bool) {
 		each := r.listed
 		if r.csv == nil {
@@ -153,7 +153,7 @@ func (r *Reader) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error]
 }
 
 // damaged adds the names of documents to an error about damaged ids.
-func (r *Reader) damaged(ctx context.Context, err error) error {
+func (r *reader) damaged(ctx context.Context, err error) error {
 	var last row
 	return r.npy.Damage(ctx, err, r.dtype, func(yield func(int64, error) bool) {
 		if r.csv == nil {
@@ -169,7 +169,7 @@ func (r *Reader) damaged(ctx context.Context, err error) error {
 }
 
 // listed passes the documents of x.csv.gz to yield until it returns false.
-func (r *Reader) listed(ctx context.Context, yield func(shards.TokenDocument) bool) error {
+func (r *reader) listed(ctx context.Context, yield func(shards.TokenDocument) bool) error {
 	ids := layout.NewIDs(r.npy, r.dtype, r.tokens)
 	var doc shards.TokenDocument
 	n := int64(0)
@@ -206,7 +206,7 @@ func (r *Reader) listed(ctx context.Context, yield func(shards.TokenDocument) bo
 }
 
 // unlisted finds documents by their end-of-document ids.
-func (r *Reader) unlisted(ctx context.Context, yield func(shards.TokenDocument) bool) (err error) {
+func (r *reader) unlisted(ctx context.Context, yield func(shards.TokenDocument) bool) (err error) {
 	ids := layout.NewIDs(r.npy, r.dtype, r.tokens)
 	var doc shards.TokenDocument
 	for ids.Left() > 0 {
@@ -223,7 +223,7 @@ func (r *Reader) unlisted(ctx context.Context, yield func(shards.TokenDocument) 
 	return nil
 }
 
-func (r *Reader) corrupt(format string, args ...any) error {
+func (r *reader) corrupt(format string, args ...any) error {
 	return fmt.Errorf("%s: %w: %w", r.csvPath, fmt.Errorf(format, args...), shards.ErrCorrupt)
 }
 
@@ -234,7 +234,7 @@ type row struct {
 }
 
 // rows yields the rows of x.csv.gz: start, end and, if present, id, file and line.
-func (r *Reader) rows(ctx context.Context) iter.Seq2[row, error] {
+func (r *reader) rows(ctx context.Context) iter.Seq2[row, error] {
 	return func(yield func(row, error) bool) {
 		z, err := gzip.NewReader(bufio.NewReaderSize(io.NewSectionReader(r.csv, 0, 1<<62), 1<<16))
 		if err != nil {

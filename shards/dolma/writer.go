@@ -12,7 +12,6 @@ import (
 
 	"github.com/klauspost/compress/gzip"
 
-	"mula/internal/filesystem"
 	"mula/shards"
 	"mula/shards/layout"
 )
@@ -25,27 +24,23 @@ const (
 	manifestExt = ".json"
 )
 
-// least is the smallest element type: OLMo-core uses the smallest type that holds the largest id
-// (numpy.min_scalar_type of the size - 1).
-const least = shards.UInt8
+// Layout is the layout of dolma and OLMo. Its element type is the smallest type that holds the
+// largest id, as OLMo-core chooses it (numpy.min_scalar_type of the size of the vocabulary - 1).
+var Layout = layout.Layout{
+	ID: id, Name: "dolma", Users: "dolma, OLMo, OLMo-core", Shape: "PREFIX.npy, PREFIX.csv.gz",
+	Marker: npyExt, Own: []string{csvExt}, Manifest: manifestExt, Sums: sumsExt,
+	IDs: npyExt, Types: types, Derives: "OLMo",
+	Create: create,
+	Open:   func(prefix string, h layout.Hints) (shards.DocumentReader, error) { return open(prefix, h) },
+}
 
-// FileName returns the path of a file by its name in the manifest: "npy", "csv.gz" or "sums".
-func FileName(prefix, name string) string { return prefix + "." + name }
+const id shards.Layout = "dolma"
 
-// Create creates the shard x.npy, x.csv.gz, x.sums, x.json. A width of 0 means the smallest
-// type.
-func Create(fsys filesystem.FS, prefix string, info shards.TokenizerInfo, width int) (shards.DocumentWriter, error) {
-	if err := layout.CheckPrefix(prefix, npyExt, csvExt, sumsExt, manifestExt); err != nil {
-		return nil, err
-	}
-	dtype, err := layout.TypeFor(prefix, width, info.VocabSize, least)
-	if err != nil {
-		return nil, err
-	}
-	return layout.NewWriter(layout.Description{
-		FS: fsys, Layout: shards.Dolma, Prefix: prefix, DType: dtype, Info: info, Name: FileName, Manifest: prefix +
-			manifestExt, Marker: "npy",
-	}, func(files *layout.Files) (layout.Encoder, error) {
+var types = []shards.DType{shards.UInt8, shards.UInt16, shards.UInt32}
+
+// create creates the shard x.npy, x.csv.gz, x.sums, x.json.
+func create(l *layout.Layout, s layout.Settings) (shards.DocumentWriter, error) {
+	return l.NewWriter(s, nil, func(files *layout.Files) (layout.Encoder, error) {
 		npy, err := files.CreateIDs("npy")
 		if err != nil {
 			return nil, err
@@ -54,7 +49,7 @@ func Create(fsys filesystem.FS, prefix string, info shards.TokenizerInfo, width 
 		if err != nil {
 			return nil, err
 		}
-		e := &encoder{dtype: dtype, npy: npy, gzip: gzip.NewWriter(csv.Buffer)}
+		e := &encoder{dtype: s.DType, npy: npy, gzip: gzip.NewWriter(csv.Buffer)}
 		e.csv = bufio.NewWriterSize(e.gzip, 1<<16)
 		return e, nil
 	})

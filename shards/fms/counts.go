@@ -29,17 +29,17 @@ const countsName = "combined_counts.csv"
 
 var countsHeader = []string{"dataset/filename", "documents", "tokens"}
 
-// WriteCounts updates the file of counts, from which fms-fsdp reads the number of documents of each
+// writeCounts updates the file of counts, from which fms-fsdp reads the number of documents of each
 // file of a data set, and returns its path. For the folder root/wiki the file is
 // root/meta/combined_counts.csv, or the existing file of counts in meta. It has a line
 // "/wiki/x.arrow,documents,tokens" for each .arrow file in the folder and its subfolders, sorted by
-// name. Lines about other folders are kept. Call WriteCounts after publishing a shard. Processes
+// name. Lines about other folders are kept. Call writeCounts after publishing a shard. Processes
 // that call it at the same time, for any folders of one root, wait for each other.
-func WriteCounts(ctx context.Context, fsys filesystem.FS, folder string) (path string, err error) {
+func writeCounts(ctx context.Context, fsys filesystem.FS, folder string) (path string, err error) {
 	if folder, err = filepath.Abs(folder); err == nil {
 		files := atomicfile.On(fsys)
 		err = alone(ctx, files, filepath.Join(filepath.Dir(folder), "meta"), func() error {
-			path, err = writeCounts(ctx, files, folder)
+			path, err = updateCounts(ctx, files, folder)
 			return err
 		})
 	}
@@ -79,8 +79,8 @@ func alone(ctx context.Context, files atomicfile.Files, meta string, do func() e
 	return do()
 }
 
-// writeCounts does the work of WriteCounts.
-func writeCounts(ctx context.Context, files atomicfile.Files, folder string) (path string, err error) {
+// updateCounts does the work of writeCounts.
+func updateCounts(ctx context.Context, files atomicfile.Files, folder string) (path string, err error) {
 	root := filepath.Dir(folder)
 	if path, err = findCounts(filepath.Join(root, "meta")); err != nil {
 		return "", err
@@ -194,7 +194,7 @@ func readCounts(path string) (map[string][2]int64, error) {
 
 // count returns the numbers of documents and tokens of a shard.
 func count(ctx context.Context, prefix string) (documents, tokens int64, err error) {
-	r, err := Open(prefix)
+	r, err := open(prefix)
 	if err != nil {
 		return 0, 0, err
 	}

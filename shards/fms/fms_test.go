@@ -21,13 +21,14 @@ import (
 
 	"mula/internal/filesystem/faultfs"
 	"mula/shards"
+	"mula/shards/layout"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func write(t rapid.TB, prefix string, docs [][]uint32) {
 	t.Helper()
-	w, err := Create(nil, prefix, shards.TokenizerInfo{EOD: -1})
+	w, err := Layout.NewShard(prefix, shards.TokenizerInfo{EOD: -1}, layout.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +44,7 @@ func write(t rapid.TB, prefix string, docs [][]uint32) {
 }
 
 func read(prefix string) (docs [][]uint32, err error) {
-	r, err := Open(prefix)
+	r, err := open(prefix)
 	if err != nil {
 		return nil, err
 	}
@@ -267,7 +268,7 @@ func TestCounts(t *testing.T) {
 	os.Remove(filepath.Join(root, "code", "c.json")) // as of another program
 	counts := func(folder, want string) string {
 		t.Helper()
-		path, err := WriteCounts(t.Context(), nil, filepath.Join(root, folder))
+		path, err := writeCounts(t.Context(), nil, filepath.Join(root, folder))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -321,7 +322,7 @@ func TestCounts(t *testing.T) {
 	} {
 		before, _ := os.ReadFile(own)
 		prepare()
-		if _, err := WriteCounts(t.Context(), nil, filepath.Join(root, "wiki")); err == nil ||
+		if _, err := writeCounts(t.Context(), nil, filepath.Join(root, "wiki")); err == nil ||
 			!strings.Contains(err.Error(), want) {
 			t.Errorf("error %v does not say %q", err, want)
 		}
@@ -345,13 +346,14 @@ func TestCountsTogether(t *testing.T) {
 		}
 		want = append(want, fmt.Sprintf("/set%d/x%d.arrow,1,%d\n", n/2, n, n))
 		all.Go(func() {
-			w, err := Create(nil, filepath.Join(folder, fmt.Sprintf("x%d", n)), shards.TokenizerInfo{EOD: -1})
+			w, err := Layout.NewShard(filepath.Join(folder, fmt.Sprintf("x%d", n)), shards.TokenizerInfo{EOD: -1},
+				layout.Options{})
 			if err == nil {
 				defer w.Abort()
 				err = errors.Join(w.Append(make([]uint32, n), shards.DocumentOrigin{}), w.Close())
 			}
 			if err == nil {
-				_, err = WriteCounts(t.Context(), nil, folder)
+				_, err = writeCounts(t.Context(), nil, folder)
 			}
 			if err != nil {
 				t.Error(err)
@@ -380,14 +382,14 @@ func TestCountsTogether(t *testing.T) {
 		}
 		return nil
 	})
-	if _, err := WriteCounts(t.Context(), fsys, filepath.Join(root, "set0")); err != nil {
+	if _, err := writeCounts(t.Context(), fsys, filepath.Join(root, "set0")); err != nil {
 		t.Error(err)
 	}
 }
 
 // A document costs no memory but four bytes, until the footer is written.
 func TestAppendAllocates(t *testing.T) {
-	w, err := Create(nil, filepath.Join(t.TempDir(), "x"), shards.TokenizerInfo{})
+	w, err := Layout.NewShard(filepath.Join(t.TempDir(), "x"), shards.TokenizerInfo{}, layout.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

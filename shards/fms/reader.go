@@ -40,8 +40,8 @@ const (
 	maxDepth  = 16
 )
 
-// A Reader reads one shard. It implements [shards.DocumentReader].
-type Reader struct {
+// A reader reads one shard. It implements [shards.DocumentReader].
+type reader struct {
 	prefix   string
 	path     string // path of x.arrow
 	file     mapping.File
@@ -54,10 +54,10 @@ type Reader struct {
 	dtype    shards.DType
 }
 
-// Open opens the shard with the given prefix, an Arrow file in which each record batch is a
+// open opens the shard with the given prefix, an Arrow file in which each record batch is a
 // document. It reads ids from the column tokens, integers of 8 to 64 bits.
-func Open(prefix string) (_ *Reader, err error) {
-	r := &Reader{prefix: prefix, path: prefix + arrowExt}
+func open(prefix string) (_ *reader, err error) {
+	r := &reader{prefix: prefix, path: prefix + arrowExt}
 	if r.file, err = mapping.Open(r.path); err != nil {
 		return nil, fmt.Errorf("opening shard: %w", err)
 	}
@@ -66,11 +66,11 @@ func Open(prefix string) (_ *Reader, err error) {
 			r.Close()
 		}
 	}()
-	if r.manifest, err = layout.ReadManifest(prefix+manifestExt, shards.FMS); err != nil {
+	if r.manifest, err = layout.ReadManifest(prefix+manifestExt, id); err != nil {
 		return nil, err
 	}
 	var sumsErr error
-	r.sums, sumsErr = shards.OpenSums(prefix+sumsExt, r.manifest, layout.SumsName, int64(len(r.file.Data)))
+	r.sums, sumsErr = shards.OpenSums(prefix+sumsExt, r.manifest, sumsName, int64(len(r.file.Data)))
 	if err := layout.Unchanged(r.path, r.file.Info); err != nil {
 		return nil, err
 	}
@@ -89,14 +89,14 @@ func Open(prefix string) (_ *Reader, err error) {
 	return r, nil
 }
 
-func (r *Reader) corrupt(at int64, format string, args ...any) error {
+func (r *reader) corrupt(at int64, format string, args ...any) error {
 	return fmt.Errorf("%s: byte %d: %w: %w", r.path, at, fmt.Errorf(format, args...), shards.ErrCorrupt)
 }
 
 // footerBlocks returns the position of the list of record batches in a file that mula wrote. Only
 // the size of the footer and the magic follow the list. The position is negative if the manifest
 // has more documents than the file can list.
-func (r *Reader) footerBlocks() int64 {
+func (r *reader) footerBlocks() int64 {
 	if r.manifest.Documents > maxDocuments {
 		return -1
 	}
@@ -104,7 +104,7 @@ func (r *Reader) footerBlocks() int64 {
 }
 
 // checkFooter compares the blocks that contain the footer with their sums.
-func (r *Reader) checkFooter() error {
+func (r *reader) checkFooter() error {
 	if r.sums == nil {
 		return nil
 	}
@@ -124,7 +124,7 @@ func (r *Reader) checkFooter() error {
 
 // damaged adds the documents to an error about damage. A document needs its record batch and its
 // entry in the footer.
-func (r *Reader) damaged(ctx context.Context, err error, origins *layout.Origins) error {
+func (r *reader) damaged(ctx context.Context, err error, origins *layout.Origins) error {
 	return r.sums.Damage(ctx, err, r.path, func(yield func(shards.DocumentBytes, error) bool) {
 		size, list := int64(len(r.file.Data)), r.footerBlocks()
 		if list < 0 {
@@ -160,7 +160,7 @@ func within(start, meta, body, size int64) bool {
 }
 
 // readFooter locates the record batches and the column.
-func (r *Reader) readFooter() error {
+func (r *reader) readFooter() error {
 	data := r.file.Data
 	size := int64(len(data))
 	if len(data) < len(arrowMagic)+2+tailSize {
@@ -201,7 +201,7 @@ func (r *Reader) readFooter() error {
 }
 
 // readSchema locates the column tokens.
-func (r *Reader) readSchema(schema table) error {
+func (r *reader) readSchema(schema table) error {
 	if endianness, err := schema.number(schemaEndianness, 2, 0); err != nil || endianness != 0 {
 		return errors.Join(errors.New("big-endian numbers are not supported"), err)
 	}
@@ -234,7 +234,7 @@ func (r *Reader) readSchema(schema table) error {
 }
 
 // readType reads the type of the column tokens.
-func (r *Reader) readType(field table) error {
+func (r *reader) readType(field table) error {
 	kind, err := field.number(fieldTypeType, 1, 0)
 	if err != nil {
 		return err
@@ -306,19 +306,19 @@ func extent(field table, depth int, budget *int) (nodes, buffers uint32, err err
 }
 
 // Manifest returns the content of x.json, or nil.
-func (r *Reader) Manifest() *shards.Manifest { return r.manifest }
+func (r *reader) Manifest() *shards.Manifest { return r.manifest }
 
 // Summed reports whether ids are checked with sums when they are read.
-func (r *Reader) Summed() bool { return r.sums != nil }
+func (r *reader) Summed() bool { return r.sums != nil }
 
 // DType returns the type of the column.
-func (r *Reader) DType() shards.DType { return r.dtype }
+func (r *reader) DType() shards.DType { return r.dtype }
 
 // Documents returns the number of record batches.
-func (r *Reader) Documents() int64 { return r.count }
+func (r *reader) Documents() int64 { return r.count }
 
 // Tokens returns the number of tokens from the manifest, -1 without a manifest.
-func (r *Reader) Tokens() int64 {
+func (r *reader) Tokens() int64 {
 	if r.manifest == nil {
 		return -1
 	}
@@ -326,7 +326,7 @@ func (r *Reader) Tokens() int64 {
 }
 
 // Close closes the files.
-func (r *Reader) Close() error {
+func (r *reader) Close() error {
 	err := r.file.Close()
 	if r.sums != nil {
 		err = errors.Join(err, r.sums.Close())
@@ -336,7 +336,7 @@ func (r *Reader) Close() error {
 
 // All implements [shards.DocumentReader]. At the end it compares the numbers of documents and
 // tokens with the file of counts that fms-fsdp reads, if that file lists the shard.
-func (r *Reader) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error] {
+func (r *reader) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error] {
 	return func(yield func(shards.TokenDocument, error) bool) {
 		tokens, ended := int64(0), false
 		err := r.all(ctx, func(doc shards.TokenDocument) bool {
@@ -354,7 +354,7 @@ func (r *Reader) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error]
 }
 
 // all passes documents to yield until it returns false.
-func (r *Reader) all(ctx context.Context, yield func(shards.TokenDocument) bool) error {
+func (r *reader) all(ctx context.Context, yield func(shards.TokenDocument) bool) error {
 	origins, err := layout.OpenOrigins(ctx, r.prefix+docsExt, docsName, r.manifest)
 	if err != nil {
 		return err
@@ -389,7 +389,7 @@ func (r *Reader) all(ctx context.Context, yield func(shards.TokenDocument) bool)
 }
 
 // document appends the ids of document n.
-func (r *Reader) document(ctx context.Context, dst []uint32, n int64, origins *layout.Origins) ([]uint32, error) {
+func (r *reader) document(ctx context.Context, dst []uint32, n int64, origins *layout.Origins) ([]uint32, error) {
 	start, meta, body := batchAt(r.blocks[n*blockSize:])
 	if size := int64(len(r.file.Data)); !within(start, meta, body, size) {
 		return dst, r.corrupt(start, "document %d, with %d bytes of metadata and %d of body, does not fit a file "+
@@ -408,7 +408,7 @@ func (r *Reader) document(ctx context.Context, dst []uint32, n int64, origins *l
 
 // column locates the ids of a record batch from its metadata. It returns the offset of the first id
 // in the body and the number of ids.
-func (r *Reader) column(metadata []byte, body int64) (first, rows int64, err error) {
+func (r *reader) column(metadata []byte, body int64) (first, rows int64, err error) {
 	// The message starts with four bytes of ones and the size; in files from before version 0.15,
 	// with the size alone.
 	head := metadata[4:]
@@ -463,7 +463,7 @@ func (r *Reader) column(metadata []byte, body int64) (first, rows int64, err err
 }
 
 // ids appends count numbers that start at byte at of the file to dst. The file must have them all.
-func (r *Reader) ids(dst []uint32, at, count int64) ([]uint32, error) {
+func (r *reader) ids(dst []uint32, at, count int64) ([]uint32, error) {
 	width, before := int64(r.dtype.Size()), len(dst)
 	dst, err := r.dtype.AppendChecked(dst, r.file.Data[at:at+count*width])
 	if err != nil {

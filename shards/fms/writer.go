@@ -6,10 +6,14 @@
 package fms
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"io"
+	"io/fs"
 	"math"
+	"os"
+	"path/filepath"
 	"slices"
 
 	"mula/internal/filesystem"
@@ -23,7 +27,8 @@ const (
 	arrowExt    = ".arrow"
 	docsName    = "docs.feather"
 	docsExt     = "." + docsName
-	sumsExt     = ".sums"
+	sumsName    = "sums"
+	sumsExt     = "." + sumsName
 	manifestExt = ".json"
 )
 
@@ -34,20 +39,23 @@ const tokensColumn = "tokens"
 // document, and its size is a signed 32-bit number.
 const maxDocuments = (1<<31 - 1 - 1024) / blockSize
 
-// FileName returns the path of a file by its name in the manifest: "arrow", "docs.feather" or
-// "sums".
-func FileName(prefix, name string) string { return prefix + "." + name }
+// Layout is the layout of fms-fsdp.
+var Layout = layout.Layout{
+	ID: id, Name: "fms", Users: "fms-fsdp", Shape: "PREFIX.arrow, and a line in ../meta/*counts*.csv",
+	Marker: arrowExt, Manifest: manifestExt, Sums: sumsExt, Origins: docsExt,
+	IDs: arrowExt, Types: []shards.DType{shards.UInt32},
+	Create:      create,
+	Open:        func(prefix string, _ layout.Hints) (shards.DocumentReader, error) { return open(prefix) },
+	CheckOutput: ownFolder,
+	Published:   published,
+}
 
-// Create creates the shard x.arrow, x.docs.feather, x.sums, x.json. In memory it holds four bytes
+const id shards.Layout = "fms"
+
+// create creates the shard x.arrow, x.docs.feather, x.sums, x.json. In memory it holds four bytes
 // per document, for the footer of x.arrow.
-func Create(fsys filesystem.FS, prefix string, info shards.TokenizerInfo) (shards.DocumentWriter, error) {
-	if err := layout.CheckPrefix(prefix, arrowExt, docsExt, sumsExt, manifestExt); err != nil {
-		return nil, err
-	}
-	return layout.NewWriter(layout.Description{
-		FS: fsys, Layout: shards.FMS, Prefix: prefix, DType: shards.UInt32, Info: info, Name: FileName,
-		Manifest: prefix + manifestExt, Marker: "arrow", Origins: docsName,
-	}, func(files *layout.Files) (layout.Encoder, error) {
+func create(l *layout.Layout, s layout.Settings) (shards.DocumentWriter, error) {
+	return l.NewWriter(s, nil, func(files *layout.Files) (layout.Encoder, error) {
 		out, err := files.CreateIDs("arrow")
 		if err != nil {
 			return nil, err
@@ -55,6 +63,30 @@ func Create(fsys filesystem.FS, prefix string, info shards.TokenizerInfo) (shard
 		_, err = out.Write(appendMessage([]byte(arrowMagic+"\x00\x00"), headerSchema, 24, schema))
 		return &encoder{out: out, message: appendMessage(nil, headerRecordBatch, 28, batch)}, err
 	})
+}
+
+// ownFolder returns an error if the folder of a new shard has files that fms-fsdp would read as
+// shards, because "arrow" is in their extension.
+func ownFolder(prefix string) error {
+	folder := filepath.Dir(prefix)
+	if folder == "." {
+		return nil
+	}
+	others, err := fs.Glob(os.DirFS(folder), "*.docs.arrow")
+	if err != nil || len(others) == 0 {
+		return err
+	}
+	return fmt.Errorf("%s describes the documents of another shard, and fms-fsdp would read it as a "+
+		"shard; write fms shards into a separate folder", filepath.Join(folder, others[0]))
+}
+
+// published updates the file of counts of the folder of a prefix.
+func published(ctx context.Context, fsys filesystem.FS, prefix string) (string, error) {
+	dir := filepath.Dir(prefix)
+	if dir == "." {
+		return "", nil
+	}
+	return writeCounts(ctx, fsys, dir)
 }
 
 // Parts of Arrow's metadata as flatbuffers; see [table]. Positions are relative to the flatbuffer,

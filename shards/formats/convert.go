@@ -11,7 +11,7 @@ import (
 
 	"mula/internal/atomicfile"
 	"mula/shards"
-	"mula/shards/fms"
+	"mula/shards/layout"
 )
 
 // A Conversion reads shards of any layout and writes their documents, in order, to shards of one
@@ -19,7 +19,7 @@ import (
 type Conversion struct {
 	Inputs      []string // shards, as [Open] accepts them
 	Hints       Hints    // for inputs without a manifest
-	Layout      shards.Layout
+	Layout      *layout.Layout
 	Output      string  // prefix of the shard; with ShardTokens, shards are called PREFIX-00000, PREFIX-00001, …
 	Options     Options // for [Create]
 	ShardTokens int64   // maximum number of tokens of a shard with several documents; 0: one shard
@@ -87,8 +87,8 @@ func (c *Conversion) Run(ctx context.Context) (*Converted, error) {
 			out.result.Left = next
 		}
 	}
-	if dir := filepath.Dir(c.Output); c.Layout == shards.FMS && dir != "." {
-		if out.result.Counts, err = fms.WriteCounts(ctx, c.Options.FS, dir); err != nil {
+	if c.Layout.Published != nil {
+		if out.result.Counts, err = c.Layout.Published(ctx, c.Options.FS, c.Output); err != nil {
 			return nil, err
 		}
 	}
@@ -142,12 +142,7 @@ func (c *Conversion) prepare(ctx context.Context) (info shards.TokenizerInfo, wi
 			scan = append(scan, input)
 		}
 	}
-	if width == 1 && c.Layout != shards.Dolma {
-		width = 2
-	}
-	if c.Layout == shards.FMS {
-		width = 4
-	}
+	width = c.Layout.Widen(width).Size()
 	for _, input := range scan {
 		if err := checkIDs(ctx, input, c.Hints, c.limit(info)); err != nil {
 			return info, 0, err
@@ -158,13 +153,10 @@ func (c *Conversion) prepare(ctx context.Context) (info shards.TokenizerInfo, wi
 
 // limit returns the exclusive upper bound of ids.
 func (c *Conversion) limit(info shards.TokenizerInfo) int64 {
-	switch {
-	case info.VocabSize > 0:
+	if info.VocabSize > 0 {
 		return int64(info.VocabSize)
-	case c.Layout == shards.Megatron:
-		return 1 << 31
 	}
-	return 1 << 32
+	return c.Layout.Widen(4).IDs()
 }
 
 // checkIDs returns an error unless all ids of a shard are below limit.
@@ -274,7 +266,7 @@ func (o *rolling) prefix(n int) string {
 
 func (o *rolling) begin() (err error) {
 	prefix := o.prefix(len(o.result.Shards))
-	if o.c.Layout == shards.MDS {
+	if o.c.Layout.Folder {
 		if _, err := atomicfile.On(o.c.Options.FS).Clean(prefix); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}

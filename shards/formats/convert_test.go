@@ -17,7 +17,11 @@ import (
 	"mula/internal/filesystem"
 	"mula/internal/filesystem/faultfs"
 	"mula/shards"
+	"mula/shards/datatrove"
+	"mula/shards/dolma"
+	"mula/shards/fms"
 	"mula/shards/layout"
+	"mula/shards/mds"
 )
 
 // files are the files below a folder with their content.
@@ -88,21 +92,21 @@ func TestConversion(t *testing.T) {
 				tokens += int64(len(d.Tokens))
 			}
 			if tokens != s.Tokens || tokens > 100 || int64(len(part)) != s.Documents {
-				t.Errorf("%s: shard %d has %d tokens in %d documents: %+v", Name(to), i, tokens, len(part), s)
+				t.Errorf("%s: shard %d has %d tokens in %d documents: %+v", to.Name, i, tokens, len(part), s)
 			}
 			if i > 0 && done.Shards[i-1].Tokens+int64(len(part[0].Tokens)) <= 100 {
-				t.Errorf("%s: the first document of shard %d had room in the one before", Name(to), i)
+				t.Errorf("%s: the first document of shard %d had room in the one before", to.Name, i)
 			}
 			got = append(got, part...)
 		}
 		if !same(got, docs) || len(done.Shards) < 5 || done.Documents != 50 {
-			t.Errorf("%s: %d shards with %d documents", Name(to), len(done.Shards), len(got))
+			t.Errorf("%s: %d shards with %d documents", to.Name, len(done.Shards), len(got))
 		}
 		// Killed at several moments, then run again.
 		for _, k := range []int64{3, 17, 40, 90} {
 			nth := &faultfs.Nth{K: k, Err: syscall.EIO, After: true}
 			if _, err := run(faultfs.New(nth.Fault), "again/set"); !errors.Is(err, syscall.EIO) {
-				t.Errorf("%s: got %v, want EIO", Name(to), err)
+				t.Errorf("%s: got %v, want EIO", to.Name, err)
 			}
 		}
 		if _, err := run(nil, "again/set"); err != nil {
@@ -110,11 +114,11 @@ func TestConversion(t *testing.T) {
 		}
 		whole, again := files(t, filepath.Join(dir, "whole")), files(t, filepath.Join(dir, "again"))
 		if len(whole) != len(again) {
-			t.Errorf("%s: %d files, %d when it was killed in between", Name(to), len(whole), len(again))
+			t.Errorf("%s: %d files, %d when it was killed in between", to.Name, len(whole), len(again))
 		}
 		for name, data := range whole {
 			if !bytes.Equal(data, again[name]) {
-				t.Errorf("%s: %s is another when it was killed in between", Name(to), name)
+				t.Errorf("%s: %s is another when it was killed in between", to.Name, name)
 			}
 		}
 	}
@@ -127,15 +131,15 @@ func TestConversionRefuses(t *testing.T) {
 	info := testInfo
 	info.VocabSize = 70000
 	a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
-	if _, err := write(shards.Datatrove, a, info, Options{}, docs); err != nil {
+	if _, err := write(&datatrove.Layout, a, info, Options{}, docs); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := write(shards.Dolma, b, testInfo, Options{}, corpus(2, 9, 100)); err != nil {
+	if _, err := write(&dolma.Layout, b, testInfo, Options{}, corpus(2, 9, 100)); err != nil {
 		t.Fatal(err)
 	}
 	empty := filepath.Join(dir, "empty")
-	if _, err := write(shards.FMS, empty, testInfo, Options{}, []document{{[]uint32{1}, shards.DocumentOrigin{ID: "x"}},
-		{nil, shards.DocumentOrigin{ID: "y"}}}); err != nil {
+	if _, err := write(&fms.Layout, empty, testInfo, Options{}, []document{
+		{[]uint32{1}, shards.DocumentOrigin{ID: "x"}}, {nil, shards.DocumentOrigin{ID: "y"}}}); err != nil {
 		t.Fatal(err)
 	}
 	bare := filepath.Join(dir, "bare")
@@ -146,13 +150,13 @@ func TestConversionRefuses(t *testing.T) {
 	out := filepath.Join(dir, "out")
 	sized := Hints{DType: "uint32", VocabSize: 50280, EOD: 69999}
 	for want, c := range map[string]Conversion{
-		"no input":             {Layout: shards.Dolma, Output: out},
-		"different tokenizers": {Inputs: []string{a, b}, Layout: shards.Dolma, Output: out},
-		"would be replaced": {Inputs: []string{b}, Layout: shards.Dolma, Output: dir + "/../" +
+		"no input":             {Layout: &dolma.Layout, Output: out},
+		"different tokenizers": {Inputs: []string{a, b}, Layout: &dolma.Layout, Output: out},
+		"would be replaced": {Inputs: []string{b}, Layout: &dolma.Layout, Output: dir + "/../" +
 			filepath.Base(dir) + "/b"},
-		"below 50280; nothing was wr": {Inputs: []string{bare}, Hints: sized, Layout: shards.Dolma, Output: out},
-		"has no tokens":               {Inputs: []string{empty}, Layout: shards.MDS, Output: out},
-		"looked for": {Inputs: []string{a, filepath.Join(dir, "c")}, Layout: shards.Dolma,
+		"below 50280; nothing was wr": {Inputs: []string{bare}, Hints: sized, Layout: &dolma.Layout, Output: out},
+		"has no tokens":               {Inputs: []string{empty}, Layout: &mds.Layout, Output: out},
+		"looked for": {Inputs: []string{a, filepath.Join(dir, "c")}, Layout: &dolma.Layout,
 			Output: out},
 	} {
 		if _, err := c.Run(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
@@ -161,14 +165,14 @@ func TestConversionRefuses(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := (&Conversion{Inputs: []string{a}, Layout: shards.Dolma, Output: out}).Run(ctx); !errors.Is(err,
+	if _, err := (&Conversion{Inputs: []string{a}, Layout: &dolma.Layout, Output: out}).Run(ctx); !errors.Is(err,
 		context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
 	if left, _ := filepath.Glob(out + "*"); len(left) > 0 {
 		t.Errorf("left behind %v", left)
 	}
-	done, err := (&Conversion{Inputs: []string{empty}, Layout: shards.MDS, Output: out,
+	done, err := (&Conversion{Inputs: []string{empty}, Layout: &mds.Layout, Output: out,
 		DropEmpty: true}).Run(t.Context())
 	if err != nil || done.Dropped != 1 || done.Documents != 1 {
 		t.Errorf("without empty documents: %+v, %v", done, err)
@@ -190,15 +194,15 @@ func TestConversionOfBareArrays(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		dtype := map[bool]shards.DType{true: shards.UInt32, false: shards.UInt16}[to == shards.FMS]
+		dtype := map[bool]shards.DType{true: shards.UInt32, false: shards.UInt16}[to == &fms.Layout]
 		if done.Shards[0].DType != dtype {
-			t.Errorf("%s: ids are %s, want %s", Name(to), done.Shards[0].DType, dtype)
+			t.Errorf("%s: ids are %s, want %s", to.Name, done.Shards[0].DType, dtype)
 		}
 		docs, err := read(c.Output)
 		want := []document{{[]uint32{1, 2, 9}, shards.DocumentOrigin{ID: input + ":1", File: input, Line: 1}},
 			{[]uint32{3, 9}, shards.DocumentOrigin{ID: input + ":2", File: input, Line: 2}}}
 		if err != nil || !same(docs, want) {
-			t.Errorf("%s: %v, %v", Name(to), docs, err)
+			t.Errorf("%s: %v, %v", to.Name, docs, err)
 		}
 	}
 }
@@ -209,7 +213,7 @@ func TestMemoryIsFlat(t *testing.T) {
 	dir := quickDir(t)
 	tokens := make([]uint32, 12)
 	for _, l := range all {
-		prefix := filepath.Join(dir, "x"+Name(l))
+		prefix := filepath.Join(dir, "x"+l.Name)
 		w, err := Create(l, prefix, testInfo, Options{SizeLimit: 1 << 20})
 		if err != nil {
 			t.Fatal(err)
@@ -237,7 +241,7 @@ func TestMemoryIsFlat(t *testing.T) {
 		before := heap()
 		add(n/2, n)
 		if grown := int64(heap()) - int64(before); grown > 4<<20 {
-			t.Errorf("%s: writing %d documents took %d bytes more", Name(l), n/2, grown)
+			t.Errorf("%s: writing %d documents took %d bytes more", l.Name, n/2, grown)
 		}
 		if err := w.Close(); err != nil {
 			t.Fatal(err)
@@ -253,14 +257,14 @@ func TestMemoryIsFlat(t *testing.T) {
 				t.Fatal(err)
 			}
 			if d.Origin.Line != int64(count) || d.Tokens[1] != uint32(count+7919)%50280 {
-				t.Fatalf("%s: document %d is %v", Name(l), count, d)
+				t.Fatalf("%s: document %d is %v", l.Name, count, d)
 			}
 			if count++; count == n/2 || count == n-1 {
 				most = max(most, int64(heap())-int64(before))
 			}
 		}
 		if count != n || most > 16<<20 {
-			t.Errorf("%s: %d documents were read with %d bytes more", Name(l), count, most)
+			t.Errorf("%s: %d documents were read with %d bytes more", l.Name, count, most)
 		}
 		if err := r.Close(); err != nil {
 			t.Error(err)

@@ -18,6 +18,11 @@ import (
 
 	"mula/internal/atomicfile"
 	"mula/shards"
+	"mula/shards/datatrove"
+	"mula/shards/dolma"
+	"mula/shards/fms"
+	"mula/shards/layout"
+	"mula/shards/mds"
 )
 
 // A place is bytes that a document needs, in one of the files of ids.
@@ -31,17 +36,17 @@ type place struct {
 // those of documents whose ids have ends in ids.
 var summed = []struct {
 	name           string
-	layout         shards.Layout
+	layout         *layout.Layout
 	options        Options
 	ids, list      string // endings of the file of ids and of the list of documents, where they are bare arrays
 	sums, manifest string
 	places         func(t *testing.T, prefix string, width int, ends []int) []place
 }{
-	{"dolma", shards.Dolma, Options{}, ".npy", ".csv.gz", ".sums", ".json", bareArray(".npy")},
-	{"datatrove", shards.Datatrove, Options{}, ".ds", ".ds.index", ".sums", ".json", bareArray(".ds")},
-	{"fms", shards.FMS, Options{}, ".arrow", "", ".sums", ".json", recordBatches},
-	{"mds", shards.MDS, Options{SizeLimit: 150_000}, "/shard.00000.mds", "", "/mula.sums", "/mula.json", samples},
-	{"mds, zstd", shards.MDS, Options{SizeLimit: 150_000, Compression: "zstd"}, "/shard.00000.mds.zstd", "",
+	{"dolma", &dolma.Layout, Options{}, ".npy", ".csv.gz", ".sums", ".json", bareArray(".npy")},
+	{"datatrove", &datatrove.Layout, Options{}, ".ds", ".ds.index", ".sums", ".json", bareArray(".ds")},
+	{"fms", &fms.Layout, Options{}, ".arrow", "", ".sums", ".json", recordBatches},
+	{"mds", &mds.Layout, Options{SizeLimit: 150_000}, "/shard.00000.mds", "", "/mula.sums", "/mula.json", samples},
+	{"mds, zstd", &mds.Layout, Options{SizeLimit: 150_000, Compression: "zstd"}, "/shard.00000.mds.zstd", "",
 		"/mula.sums", "/mula.json", nil},
 }
 
@@ -116,7 +121,7 @@ func TestFlippedBitNamesDocuments(t *testing.T) {
 	const block = 1 << 14
 	for _, l := range summed {
 		for _, width := range []int{2, 4} {
-			if l.layout == shards.FMS && width == 2 {
+			if l.layout == &fms.Layout && width == 2 {
 				continue
 			}
 			t.Run(fmt.Sprint(l.name, width), func(t *testing.T) {
@@ -146,12 +151,12 @@ func TestFlippedBitNamesDocuments(t *testing.T) {
 				}
 				var files []string // of ids
 				for _, name := range slices.Sorted(maps.Keys(m.Files)) {
-					if path := filepath.ToSlash(FilePath(l.layout, prefix, name)); strings.HasSuffix(path, l.ids) ||
+					if path := filepath.ToSlash(l.layout.FilePath(prefix, name)); strings.HasSuffix(path, l.ids) ||
 						strings.Contains(path, "/shard.") {
 						files = append(files, path)
 					}
 				}
-				if l.layout == shards.MDS && len(files) < 3 {
+				if l.layout == &mds.Layout && len(files) < 3 {
 					t.Fatal(files)
 				}
 				whole := map[string][]byte{}
@@ -315,7 +320,7 @@ func TestDamagedSums(t *testing.T) {
 		asTheyAre := func(without string) {
 			t.Helper()
 			got, err := read(prefix)
-			if summed := l.layout == shards.MDS; (err != nil) != summed || errors.As(err, &e) || same(got, docs) {
+			if summed := l.layout == &mds.Layout; (err != nil) != summed || errors.As(err, &e) || same(got, docs) {
 				t.Errorf("%s: without %s: %v", l.name, without, err)
 			}
 		}

@@ -20,12 +20,16 @@ import (
 	"mula/internal/atomicfile"
 	"mula/internal/filesystem/faultfs"
 	"mula/shards"
+	"mula/shards/datatrove"
+	"mula/shards/dolma"
+	"mula/shards/fms"
 	"mula/shards/layout"
+	"mula/shards/mds"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-var all = []shards.Layout{shards.Megatron, shards.Dolma, shards.Datatrove, shards.FMS, shards.MDS}
+var all = []*layout.Layout{&Megatron, &dolma.Layout, &datatrove.Layout, &fms.Layout, &mds.Layout}
 
 var testInfo = shards.TokenizerInfo{SHA256: strings.Repeat("ab", 32), VocabSize: 50280, EOD: 50279,
 	ClassTable: "tokenizers-0.23.3", Specials: "text"}
@@ -48,7 +52,7 @@ type document struct {
 	Origin shards.DocumentOrigin
 }
 
-func write(l shards.Layout, prefix string, info shards.TokenizerInfo, o Options, docs []document) (*shards.Manifest,
+func write(l *layout.Layout, prefix string, info shards.TokenizerInfo, o Options, docs []document) (*shards.Manifest,
 	error) {
 	w, err := Create(l, prefix, info, o)
 	if err != nil {
@@ -95,9 +99,9 @@ func same(a, b []document) bool {
 }
 
 // verify compares the files with the manifest.
-func verify(l shards.Layout, prefix string, m *shards.Manifest) error {
+func verify(l *layout.Layout, prefix string, m *shards.Manifest) error {
 	for name, want := range m.Files {
-		data, err := os.ReadFile(FilePath(l, prefix, name))
+		data, err := os.ReadFile(l.FilePath(prefix, name))
 		if err != nil {
 			return err
 		}
@@ -129,7 +133,7 @@ func documents(t *rapid.T, empty bool, vocabulary uint32) []document {
 func oneLine(s string) bool { return !strings.ContainsAny(s, "\r\n") }
 
 // holdsEmpty are the layouts that hold documents without tokens.
-func holdsEmpty(l shards.Layout) bool { return l != shards.Datatrove && l != shards.MDS }
+func holdsEmpty(l *layout.Layout) bool { return l != &datatrove.Layout && l != &mds.Layout }
 
 // Whatever is written in a layout, and from it in another, is read back: tokens, boundaries,
 // origins, tokenizer.
@@ -151,7 +155,7 @@ func TestAnyToAny(t *testing.T) {
 		}
 		first, err := read(a)
 		if err != nil || !same(first, docs) {
-			t.Fatalf("%s: %v, %v, want %v", Name(from), first, err, docs)
+			t.Fatalf("%s: %v, %v, want %v", from.Name, first, err, docs)
 		}
 		m, err := write(to, b, info, o, first)
 		if err != nil {
@@ -159,12 +163,12 @@ func TestAnyToAny(t *testing.T) {
 		}
 		second, err := read(b)
 		if err != nil || !same(second, docs) {
-			t.Fatalf("%s by way of %s: %v, %v, want %v", Name(to), Name(from), second, err, docs)
+			t.Fatalf("%s by way of %s: %v, %v, want %v", to.Name, from.Name, second, err, docs)
 		}
 		if err := verify(to, b, m); err != nil {
 			t.Fatal(err)
 		}
-		if m.Layout != to || m.Tokenizer != info || m.Documents != int64(len(docs)) {
+		if m.Layout != to.ID || m.Tokenizer != info || m.Documents != int64(len(docs)) {
 			t.Fatalf("manifest %+v", m)
 		}
 		for _, p := range []string{a, b} {
@@ -187,12 +191,12 @@ func TestDetect(t *testing.T) {
 			t.Fatal(err)
 		}
 		paths := []string{prefix}
-		if l == shards.MDS {
+		if l == &mds.Layout {
 			paths = append(paths, prefix+"/", prefix+"/index.json", prefix+"/mula.json", prefix+"/shard.00000.mds")
 		} else {
 			for _, known := range layouts {
-				if known.layout == l {
-					for _, ending := range append([]string{known.marker}, known.endings...) {
+				if known == l {
+					for _, ending := range append([]string{known.Marker}, known.Own...) {
 						paths = append(paths, prefix+ending)
 					}
 				}
@@ -203,19 +207,19 @@ func TestDetect(t *testing.T) {
 				t.Errorf("%s: %v, %v", path, got, err)
 			}
 			if got, p, err := Detect(path); got != l || filepath.Clean(p) != prefix || err != nil {
-				t.Errorf("%s: %q, %s, %v", path, got, p, err)
+				t.Errorf("%s: %v, %s, %v", path, got, p, err)
 			}
 		}
-		if parsed, err := ParseLayout(Name(l)); parsed != l || err != nil {
-			t.Errorf("%s: %q, %v", Name(l), parsed, err)
+		if parsed, err := Named(l.Name); parsed != l || err != nil {
+			t.Errorf("%s: %v, %v", l.Name, parsed, err)
 		}
 	}
 
 	dir := t.TempDir()
 	_, err := Open(filepath.Join(dir, "x"), layout.NoHints)
 	for _, l := range layouts {
-		if err == nil || !strings.Contains(err.Error(), filepath.Join(dir, "x")+l.marker) {
-			t.Errorf("the error %v does not say that %s was looked for", err, l.marker)
+		if err == nil || !strings.Contains(err.Error(), filepath.Join(dir, "x")+l.Marker) {
+			t.Errorf("the error %v does not say that %s was looked for", err, l.Marker)
 		}
 	}
 	for _, ending := range []string{".idx", ".npy"} {
@@ -231,7 +235,7 @@ func TestDetect(t *testing.T) {
 		!strings.Contains(err.Error(), "y.arrow") {
 		t.Errorf("a file that is not there: %v", err)
 	}
-	if _, err := ParseLayout("dlma"); err == nil || !strings.Contains(err.Error(), `did you mean "dolma"?`) {
+	if _, err := Named("dlma"); err == nil || !strings.Contains(err.Error(), `did you mean "dolma"?`) {
 		t.Errorf("a misspelt layout: %v", err)
 	}
 }
@@ -258,11 +262,11 @@ func TestRefusals(t *testing.T) {
 		refused("can store at most 4096", w.Append([]uint32{1}, shards.DocumentOrigin{ID: strings.Repeat("x", 4097)}))
 		refused("is not UTF-8", w.Append([]uint32{1}, shards.DocumentOrigin{File: "\xff"}))
 		empty := w.Append(nil, shards.DocumentOrigin{ID: "none", File: "f", Line: 7})
-		if holdsEmpty(l) != (NoEmpty(l) == "") {
-			t.Errorf("%s: empty documents are refused because %q", Name(l), NoEmpty(l))
+		if holdsEmpty(l) != (l.NoEmpty == "") {
+			t.Errorf("%s: empty documents are refused because %q", l.Name, l.NoEmpty)
 		}
 		if holdsEmpty(l) && empty != nil {
-			t.Errorf("%s: %v", Name(l), empty)
+			t.Errorf("%s: %v", l.Name, empty)
 		} else if !holdsEmpty(l) {
 			refused(`document "none" (f:7) has no tokens`, empty)
 		}
@@ -273,17 +277,17 @@ func TestRefusals(t *testing.T) {
 		refused("already closed", w.Close())
 		docs, err := read(prefix) // what was refused left no trace
 		if err != nil || !slices.Equal(docs[0].Tokens, []uint32{1, 2}) || holdsEmpty(l) != (len(docs) == 2) {
-			t.Errorf("%s: %v, %v", Name(l), docs, err)
+			t.Errorf("%s: %v, %v", l.Name, docs, err)
 		}
 		for _, other := range all {
-			if other != l && other != shards.MDS && l != shards.MDS {
+			if other != l && other != &mds.Layout && l != &mds.Layout {
 				_, err := Create(other, prefix, testInfo, Options{})
 				refused("choose another prefix", err)
 			}
 		}
 		_, err = Create(l, filepath.Join(dir, "missing", "x"), testInfo, Options{})
 		if !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s in a folder that is not there: %v", Name(l), err)
+			t.Errorf("%s in a folder that is not there: %v", l.Name, err)
 		}
 		_, err = Create(l, filepath.Join(dir, "wide"), testInfo, Options{Width: 3})
 		refused("bytes", err)
@@ -291,21 +295,19 @@ func TestRefusals(t *testing.T) {
 		refused("name", err)
 		big := testInfo
 		big.VocabSize = 1 << 17
-		if l != shards.FMS {
+		if l != &fms.Layout {
 			_, err = Create(l, filepath.Join(dir, "wide"), big, Options{Width: 2})
 			refused("does not fit", err)
 		}
 		if entries, _ := filepath.Glob(filepath.Join(dir, "wide*")); len(entries) > 0 {
-			t.Errorf("%s: left behind %v", Name(l), entries)
+			t.Errorf("%s: left behind %v", l.Name, entries)
 		}
 	}
-	_, err := Create("tfrecord", filepath.Join(dir, "y"), testInfo, Options{})
-	refused("unknown layout", err)
-	_, err = Create(shards.MDS, filepath.Join(dir, "y"), testInfo, Options{Compression: "br"})
+	_, err := Create(&mds.Layout, filepath.Join(dir, "y"), testInfo, Options{Compression: "br"})
 	refused("allowed: zstd", err)
-	_, err = Create(shards.MDS, filepath.Join(dir, "y"), testInfo, Options{SizeLimit: 10})
+	_, err = Create(&mds.Layout, filepath.Join(dir, "y"), testInfo, Options{SizeLimit: 10})
 	refused("size limit", err)
-	_, err = Create(shards.Datatrove, filepath.Join(dir, "y"), testInfo, Options{TokenizerName: "a|b"})
+	_, err = Create(&datatrove.Layout, filepath.Join(dir, "y"), testInfo, Options{TokenizerName: "a|b"})
 	refused("vertical bar", err)
 
 	foreign := filepath.Join(dir, "foreign")
@@ -313,12 +315,12 @@ func TestRefusals(t *testing.T) {
 		[]byte(`{"shards": [], "version": 2}`), 0o644)); err != nil {
 		t.Fatal(err)
 	}
-	_, err = Create(shards.MDS, foreign, testInfo, Options{})
+	_, err = Create(&mds.Layout, foreign, testInfo, Options{})
 	refused("another program wrote", err)
 	if err := os.WriteFile(filepath.Join(dir, "docs.json"), []byte(`{"id":"a","text":"b"}`), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	for _, l := range []shards.Layout{shards.Dolma, shards.Datatrove, shards.FMS} {
+	for _, l := range []*layout.Layout{&dolma.Layout, &datatrove.Layout, &fms.Layout} {
 		_, err = Create(l, filepath.Join(dir, "docs"), testInfo, Options{})
 		refused("docs.json", err)
 	}
@@ -339,10 +341,10 @@ func TestAbortLeavesNothing(t *testing.T) {
 		w.Abort()
 		w.Abort()
 		if err := w.Close(); err == nil {
-			t.Errorf("%s: closed after Abort", Name(l))
+			t.Errorf("%s: closed after Abort", l.Name)
 		}
 		if entries, err := os.ReadDir(dir); err != nil || len(entries) > 0 {
-			t.Errorf("%s: left behind %v, %v", Name(l), entries, err)
+			t.Errorf("%s: left behind %v, %v", l.Name, entries, err)
 		}
 	}
 }
@@ -356,10 +358,10 @@ func TestReadersLeaveNothingOpen(t *testing.T) {
 	dir := quickDir(t)
 	for _, l := range all {
 		for _, compression := range []string{"", "zstd"} {
-			if l != shards.MDS && compression != "" {
+			if l != &mds.Layout && compression != "" {
 				continue
 			}
-			prefix := filepath.Join(dir, Name(l)+compression)
+			prefix := filepath.Join(dir, l.Name+compression)
 			var docs []document
 			for d := range 40 {
 				docs = append(docs, document{slices.Repeat([]uint32{7}, 60), shards.DocumentOrigin{ID: fmt.Sprint(d),
@@ -387,7 +389,7 @@ func TestReadersLeaveNothingOpen(t *testing.T) {
 				}
 				cancel()
 				if err := r.Close(); err != nil {
-					t.Errorf("%s: %v", Name(l), err)
+					t.Errorf("%s: %v", l.Name, err)
 				}
 			}
 		}
@@ -412,12 +414,12 @@ func TestEveryFault(t *testing.T) {
 	before, after, quick := docs(7, 30), docs(9, 11), quickDir(t)
 	for _, l := range all {
 		for _, compression := range []string{"", "zstd"} {
-			if l != shards.MDS && compression != "" {
+			if l != &mds.Layout && compression != "" {
 				continue
 			}
 			states := make(map[string]int)
 			for k := int64(1); ; k++ {
-				dir := filepath.Join(quick, fmt.Sprint(Name(l), compression, k))
+				dir := filepath.Join(quick, fmt.Sprint(l.Name, compression, k))
 				if err := os.Mkdir(dir, 0o755); err != nil {
 					t.Fatal(err)
 				}
@@ -433,20 +435,20 @@ func TestEveryFault(t *testing.T) {
 				if failed == "" {
 					got, readErr := read(prefix)
 					if err != nil || readErr != nil || !same(got, after) {
-						t.Fatalf("%s: without a fault: %v, %v", Name(l), err, readErr)
+						t.Fatalf("%s: without a fault: %v, %v", l.Name, err, readErr)
 					}
 					folder, want := dir, len(m.Files)+1
-					if l == shards.MDS {
+					if l == &mds.Layout {
 						folder = prefix
 					}
 					entries, err := os.ReadDir(folder)
 					if err != nil || len(entries) != want {
-						t.Errorf("%s: %v, %v; want %d files", Name(l), entries, err, want)
+						t.Errorf("%s: %v, %v; want %d files", l.Name, entries, err, want)
 					}
 					break
 				}
 				if !errors.Is(err, syscall.ENOSPC) {
-					t.Errorf("%s: %s failed: %v", Name(l), failed, err)
+					t.Errorf("%s: %s failed: %v", l.Name, failed, err)
 				}
 				got, err := read(prefix)
 				switch {
@@ -457,24 +459,24 @@ func TestEveryFault(t *testing.T) {
 				case same(got, after):
 					states["newer"]++
 				default:
-					t.Fatalf("%s: operation %d, %s, failed: a mixture, %v", Name(l), k, failed, got)
+					t.Fatalf("%s: operation %d, %s, failed: a mixture, %v", l.Name, k, failed, got)
 				}
 				filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 					if strings.HasSuffix(path, atomicfile.TempSuffix) {
-						t.Errorf("%s: operation %d, %s, failed: left behind %s", Name(l), k, failed, path)
+						t.Errorf("%s: operation %d, %s, failed: left behind %s", l.Name, k, failed, path)
 					}
 					return err
 				})
 				if _, err := write(l, prefix, testInfo, o, after); err != nil { // again
-					t.Fatalf("%s: after operation %d, %s, failed: %v", Name(l), k, failed, err)
+					t.Fatalf("%s: after operation %d, %s, failed: %v", l.Name, k, failed, err)
 				}
 				if got, err := read(prefix); err != nil || !same(got, after) {
-					t.Fatalf("%s: after operation %d, %s, failed and all was written again: %v", Name(l), k, failed,
+					t.Fatalf("%s: after operation %d, %s, failed and all was written again: %v", l.Name, k, failed,
 						err)
 				}
 			}
 			if states["older"] < 5 || states["closed"] < 3 {
-				t.Errorf("%s: states after a fault: %v", Name(l), states)
+				t.Errorf("%s: states after a fault: %v", l.Name, states)
 			}
 		}
 	}

@@ -12,6 +12,11 @@ import (
 	"testing"
 
 	"mula/shards"
+	"mula/shards/datatrove"
+	"mula/shards/dolma"
+	"mula/shards/fms"
+	"mula/shards/layout"
+	"mula/shards/mds"
 )
 
 // A conversion reads every boundary of documents, so damage in the file that has them ends it
@@ -20,27 +25,27 @@ func TestConversionFindsMovedBoundaries(t *testing.T) {
 	docs := corpus(9, 30, 300)
 	for _, c := range []struct {
 		name   string
-		layout shards.Layout
+		layout *layout.Layout
 		file   string // behind the prefix
 		damage func(t *testing.T, data []byte) []byte
 	}{
-		{"start", shards.Megatron, ".idx", func(t *testing.T, idx []byte) []byte {
+		{"start", &Megatron, ".idx", func(t *testing.T, idx []byte) []byte {
 			start := idx[34+4*9+8*4:] // of sequence 4: two bytes less, one token
 			binary.LittleEndian.PutUint64(start, binary.LittleEndian.Uint64(start)-2)
 			return idx
 		}},
-		{"start and lengths", shards.Megatron, ".idx", func(t *testing.T, idx []byte) []byte {
+		{"start and lengths", &Megatron, ".idx", func(t *testing.T, idx []byte) []byte {
 			start, lengths := idx[34+4*9+8*4:], idx[34+4*3:]
 			binary.LittleEndian.PutUint64(start, binary.LittleEndian.Uint64(start)-2)
 			binary.LittleEndian.PutUint32(lengths, binary.LittleEndian.Uint32(lengths)-1)
 			binary.LittleEndian.PutUint32(lengths[4:], binary.LittleEndian.Uint32(lengths[4:])+1)
 			return idx
 		}},
-		{"document array", shards.Megatron, ".idx", func(t *testing.T, idx []byte) []byte {
+		{"document array", &Megatron, ".idx", func(t *testing.T, idx []byte) []byte {
 			binary.LittleEndian.PutUint64(idx[34+12*9+8*4:], 5)
 			return idx
 		}},
-		{"list", shards.Dolma, ".csv.gz", func(t *testing.T, data []byte) []byte {
+		{"list", &dolma.Layout, ".csv.gz", func(t *testing.T, data []byte) []byte {
 			z, err := gzip.NewReader(bytes.NewReader(data))
 			if err != nil {
 				t.Fatal(err)
@@ -55,15 +60,15 @@ func TestConversionFindsMovedBoundaries(t *testing.T) {
 			w.Close()
 			return out.Bytes()
 		}},
-		{"ends", shards.Datatrove, ".ds.index", func(t *testing.T, data []byte) []byte {
+		{"ends", &datatrove.Layout, ".ds.index", func(t *testing.T, data []byte) []byte {
 			data[8*4] ^= 1
 			return data
 		}},
-		{"index", shards.MDS, "/index.json", func(t *testing.T, data []byte) []byte {
+		{"index", &mds.Layout, "/index.json", func(t *testing.T, data []byte) []byte {
 			return bytes.Replace(data, []byte(`"size_limit": 67108864`), []byte(`"size_limit": 67108865`), 1)
 		}},
 	} {
-		t.Run(Name(c.layout)+" "+c.name, func(t *testing.T) {
+		t.Run(c.layout.Name+" "+c.name, func(t *testing.T) {
 			dir := quickDir(t)
 			in := filepath.Join(dir, "in")
 			if _, err := write(c.layout, in, testInfo, Options{}, docs); err != nil {
@@ -80,7 +85,7 @@ func TestConversionFindsMovedBoundaries(t *testing.T) {
 			if now, _ := os.ReadFile(path); bytes.Equal(now, data) {
 				t.Fatal("nothing was damaged")
 			}
-			conversion := Conversion{Inputs: []string{in}, Hints: Hints{EOD: -1}, Layout: shards.FMS,
+			conversion := Conversion{Inputs: []string{in}, Hints: Hints{EOD: -1}, Layout: &fms.Layout,
 				Output: filepath.Join(dir, "out", "x")}
 			if err := os.Mkdir(filepath.Join(dir, "out"), 0o755); err != nil {
 				t.Fatal(err)

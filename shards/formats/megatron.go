@@ -8,7 +8,36 @@ import (
 	"slices"
 
 	"mula/shards"
+	"mula/shards/layout"
 )
+
+// Megatron is the layout of Megatron-LM, which blends read.
+var Megatron = layout.Layout{
+	ID: shards.Megatron, Name: "megatron", Users: "Megatron-LM, NeMo; what mula blends",
+	Shape:  "PREFIX.bin, PREFIX.idx",
+	Marker: ".idx", Own: []string{".bin"}, Manifest: ".json", Sums: ".sums", Origins: ".docs.arrow",
+	IDs: ".bin", Types: []shards.DType{shards.UInt16, shards.Int32},
+	Path: func(prefix, name string) string {
+		if name == "docs" {
+			name += ".arrow"
+		}
+		return prefix + "." + name
+	},
+	Choose: func(vocabSize int) shards.DType {
+		if vocabSize == 0 {
+			return shards.Int32
+		}
+		return shards.DTypeFor(vocabSize)
+	},
+	Create: func(_ *layout.Layout, s layout.Settings) (shards.DocumentWriter, error) {
+		w, err := shards.CreateOn(s.FS, s.Prefix, s.DType, s.Info)
+		if err != nil {
+			return nil, err // w would be an interface that holds a nil pointer
+		}
+		return w, nil
+	},
+	Open: func(prefix string, _ layout.Hints) (shards.DocumentReader, error) { return openMegatron(prefix) },
+}
 
 // megatron is a [shards.DocumentReader] of Megatron's layout.
 type megatron struct{ *shards.Shard }

@@ -17,18 +17,19 @@ import (
 // wraps [shards.ErrCorrupt].
 func Verify(ctx context.Context, r shards.DocumentReader, prefix string) error {
 	m := r.Manifest()
+	l := Of(m.Layout)
 	s, ok := r.(interface{ Summed() bool })
 	summed := ok && s.Summed()
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(m.Files)) {
-		if skipped(name) || summed && isIDs(m.Layout, name) {
+		if skipped(name) || summed && l.HasIDs(name) {
 			continue
 		}
 		if s, ok := r.(megatron); ok && name == "idx" {
 			errs = append(errs, s.VerifyIndex(ctx, nil)) // more specific than the hash
 			continue
 		}
-		path, want := FilePath(m.Layout, prefix, name), m.Files[name]
+		path, want := l.FilePath(prefix, name), m.Files[name]
 		sum, bytes, err := shards.HashFile(ctx, path, nil)
 		if err == nil {
 			err = differs(path, want, shards.FileInfo{Bytes: bytes, SHA256: sum})
@@ -55,19 +56,4 @@ func differs(path string, want, found shards.FileInfo) error {
 func skipped(name string) bool {
 	return name == "sums" || name == "mula.sums" || name == "docs" || strings.HasPrefix(name, "docs.") ||
 		strings.Contains(name, ".docs.")
-}
-
-// isIDs reports whether a file in a manifest contains ids.
-func isIDs(l shards.Layout, name string) bool {
-	switch l {
-	case shards.Megatron:
-		return name == "bin"
-	case shards.Dolma:
-		return name == "npy"
-	case shards.Datatrove:
-		return name == "ds"
-	case shards.FMS:
-		return name == "arrow"
-	}
-	return strings.HasPrefix(name, "shard.")
 }

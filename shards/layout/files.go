@@ -19,10 +19,6 @@ type Files struct {
 	to       *atomicfile.Hashed // the file of sums, nil before the first file of ids
 }
 
-// SumsName is the name of the file of sums in the manifest, unless [Description.Sums] sets another
-// name.
-const SumsName = "sums"
-
 type pendingFile struct {
 	name string
 	open *atomicfile.Hashed // nil once the file is finished

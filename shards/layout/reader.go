@@ -34,11 +34,11 @@ type Hints struct {
 }
 
 // TypeOf returns the element type of a bare array: h.DType, else the type that the layout's
-// framework chooses for the vocabulary, of at least the size of least. path and bytes are the name
-// and size of the array's file. ids is its number of ids, or -1 if not known. The file size alone
+// framework chooses for the vocabulary: the smallest of types. path and bytes are the name and size
+// of the array's file. ids is its number of ids, or -1 if not known. The file size alone
 // determines the type only at four bytes per id: a smaller array might be a truncated array of a
 // wider type.
-func (h Hints) TypeOf(path string, bytes, ids int64, least shards.DType) (t shards.DType, err error) {
+func (h Hints) TypeOf(path string, bytes, ids int64, types []shards.DType) (t shards.DType, err error) {
 	switch {
 	case h.DType != "":
 		if t, err = shards.ParseDType(h.DType); err != nil {
@@ -49,7 +49,7 @@ func (h Hints) TypeOf(path string, bytes, ids int64, least shards.DType) (t shar
 				h.VocabSize, t)
 		}
 	case h.VocabSize > 0:
-		t = shards.SmallestDType(h.VocabSize, least)
+		t = shards.SmallestDType(h.VocabSize, types...)
 	case bytes == 0:
 		return shards.UInt16, nil
 	case ids > 0 && bytes == 4*ids:
@@ -121,10 +121,13 @@ func Unchanged(path string, opened fs.FileInfo) error {
 	return nil
 }
 
+// sumsName is the name of the file of sums in the manifest of a layout without folders.
+const sumsName = "sums"
+
 // OpenSums opens the sums of the file if the manifest lists them. [NewIDs] then checks the ids with
 // them.
 func (m *Marked) OpenSums(path string, manifest *shards.Manifest) (err error) {
-	m.sums, err = shards.OpenSums(path, manifest, SumsName, m.Size)
+	m.sums, err = shards.OpenSums(path, manifest, sumsName, m.Size)
 	return err
 }
 

@@ -71,7 +71,7 @@ func (h xxh3128) Sum(b []byte) []byte {
 
 // verify compares a file of samples with all its hashes in index.json that mula can compute. A file
 // without hashes passes. verify reads the whole file and seeks back to its start.
-func (r *Reader) verify(ctx context.Context, data *os.File, want *contents) error {
+func (r *reader) verify(ctx context.Context, data *os.File, want *contents) error {
 	hashes := map[string]hash.Hash{}
 	var all []io.Writer
 	for name := range want.Hashes {

@@ -18,7 +18,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func read(folder string, h layout.Hints) (docs []string, err error) {
-	r, err := Open(folder, h)
+	r, err := open(folder, h)
 	if err != nil {
 		return nil, err
 	}

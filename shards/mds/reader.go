@@ -28,8 +28,8 @@ import (
 // there.
 const maxIndex = 1 << 30
 
-// A Reader reads one folder. It implements [shards.DocumentReader].
-type Reader struct {
+// A reader reads one folder. It implements [shards.DocumentReader].
+type reader struct {
 	folder    string
 	mark      *layout.Marked // index.json
 	manifest  *shards.Manifest
@@ -48,10 +48,10 @@ type fileColumns struct {
 	encoding encoding
 }
 
-// Open opens the folder. It reads ids from the column tokens with the encoding bytes or ndarray.
+// open opens the folder. It reads ids from the column tokens with the encoding bytes or ndarray.
 // For bytes, the hints must contain the element type. Files may be compressed with zstd or gzip.
-func Open(folder string, h layout.Hints) (_ *Reader, err error) {
-	r := &Reader{folder: folder, tokens: -1}
+func open(folder string, h layout.Hints) (_ *reader, err error) {
+	r := &reader{folder: folder, tokens: -1}
 	if r.mark, err = layout.OpenMarked(filepath.Join(folder, indexName)); err != nil {
 		return nil, err
 	}
@@ -60,7 +60,7 @@ func Open(folder string, h layout.Hints) (_ *Reader, err error) {
 			r.Close()
 		}
 	}()
-	if r.manifest, err = layout.ReadManifest(filepath.Join(folder, manifestName), shards.MDS); err != nil {
+	if r.manifest, err = layout.ReadManifest(filepath.Join(folder, manifestName), id); err != nil {
 		return nil, err
 	}
 	if err := r.mark.Unchanged(); err != nil {
@@ -92,7 +92,7 @@ func Open(folder string, h layout.Hints) (_ *Reader, err error) {
 
 // readIndex reads index.json, one file of samples at a time, so that a large file that is not an
 // index needs little memory.
-func (r *Reader) readIndex(h layout.Hints) error {
+func (r *reader) readIndex(h layout.Hints) error {
 	d := json.NewDecoder(io.NewSectionReader(r.mark, 0, maxIndex))
 	fail := func(err error) error { return r.corrupt("byte %d: %w", d.InputOffset(), err) }
 	delim := func(want json.Delim) error {
@@ -196,13 +196,13 @@ func columns(f *file, bytesOf string) (c fileColumns, err error) {
 }
 
 // Manifest returns the content of mula.json, or nil.
-func (r *Reader) Manifest() *shards.Manifest { return r.manifest }
+func (r *reader) Manifest() *shards.Manifest { return r.manifest }
 
 // Summed reports whether ids are checked with sums when they are read.
-func (r *Reader) Summed() bool { return r.sums != nil }
+func (r *reader) Summed() bool { return r.sums != nil }
 
 // DType returns the element type of the ids.
-func (r *Reader) DType() shards.DType {
+func (r *reader) DType() shards.DType {
 	if len(r.files) == 0 {
 		return ""
 	}
@@ -210,13 +210,13 @@ func (r *Reader) DType() shards.DType {
 }
 
 // Documents returns the number of samples.
-func (r *Reader) Documents() int64 { return r.documents }
+func (r *reader) Documents() int64 { return r.documents }
 
 // Tokens returns the number of tokens from the manifest, -1 without a manifest.
-func (r *Reader) Tokens() int64 { return r.tokens }
+func (r *reader) Tokens() int64 { return r.tokens }
 
 // Close closes index.json and mula.sums. All opens and closes the files of samples.
-func (r *Reader) Close() error {
+func (r *reader) Close() error {
 	err := r.mark.Close()
 	if r.sums != nil {
 		err = errors.Join(err, r.sums.Close())
@@ -224,12 +224,12 @@ func (r *Reader) Close() error {
 	return err
 }
 
-func (r *Reader) corrupt(format string, args ...any) error {
+func (r *reader) corrupt(format string, args ...any) error {
 	return fmt.Errorf("%s: %w: %w", r.mark.Name(), fmt.Errorf(format, args...), shards.ErrCorrupt)
 }
 
 // All implements [shards.DocumentReader].
-func (r *Reader) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error] {
+func (r *reader) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error] {
 	return func(yield func(shards.TokenDocument, error) bool) {
 		if err := r.all(ctx, func(doc shards.TokenDocument) bool { return yield(doc, nil) }); err != nil {
 			yield(shards.TokenDocument{}, err)
@@ -238,7 +238,7 @@ func (r *Reader) All(ctx context.Context) iter.Seq2[shards.TokenDocument, error]
 }
 
 // all passes documents to yield until it returns false.
-func (r *Reader) all(ctx context.Context, yield func(shards.TokenDocument) bool) error {
+func (r *reader) all(ctx context.Context, yield func(shards.TokenDocument) bool) error {
 	origins, err := layout.OpenOrigins(ctx, filepath.Join(r.folder, originsName), originsName, r.manifest)
 	if err != nil {
 		return err
@@ -256,7 +256,7 @@ func (r *Reader) all(ctx context.Context, yield func(shards.TokenDocument) bool)
 
 // damaged adds the documents to an error about a damaged file of samples. read is the number of
 // documents of the folder that were read before.
-func (r *Reader) damaged(ctx context.Context, err error, file int, read int64, origins *layout.Origins) error {
+func (r *reader) damaged(ctx context.Context, err error, file int, read int64, origins *layout.Origins) error {
 	f := &r.files[file]
 	path := filepath.Join(r.folder, filepath.FromSlash(f.written().Basename))
 	first := int64(0) // first document of the file
@@ -312,7 +312,7 @@ type buffers struct {
 }
 
 // read passes the documents of one file to yield. more is false if yield has returned false.
-func (r *Reader) read(ctx context.Context, file int, b *buffers, origins *layout.Origins,
+func (r *reader) read(ctx context.Context, file int, b *buffers, origins *layout.Origins,
 	yield func(shards.TokenDocument) bool) (more bool, err error) {
 	f := &r.files[file]
 	in, path, close, err := r.open(ctx, file)
@@ -399,7 +399,7 @@ func (r *Reader) read(ctx context.Context, file int, b *buffers, origins *layout
 // open opens a file of samples. If both the compressed and the uncompressed file exist, it opens
 // the one with sums, or else the uncompressed one. It first compares a file without sums with its
 // hashes in index.json.
-func (r *Reader) open(ctx context.Context, file int) (in *bufio.Reader, path string, close func(), err error) {
+func (r *reader) open(ctx context.Context, file int) (in *bufio.Reader, path string, close func(), err error) {
 	f := &r.files[file]
 	want, other := &f.RawData, f.ZipData
 	if r.sums != nil && other != nil {

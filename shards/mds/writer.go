@@ -16,7 +16,6 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
-	"mula/internal/filesystem"
 	"mula/shards"
 	"mula/shards/layout"
 )
@@ -33,69 +32,59 @@ const (
 // Compressions lists the compressions of files. "" is also valid and means no compression.
 func Compressions() []string { return []string{"zstd"} }
 
-// NoEmpty is the reason why a document must have tokens.
-const NoEmpty = "MosaicML's arrays have at least one element"
-
-// Options are the settings of a folder.
-type Options struct {
-	Width       int           // bytes of an id, 2 or 4; 0: 2 for up to 65,536 ids, else 4
-	SizeLimit   int64         // maximum size of a file of samples in bytes; 0: 64 MiB
-	Compression string        // "" or "zstd"
-	FS          filesystem.FS // where the folder is; nil = the machine's
+// Layout is the layout of MosaicML Streaming: a shard is a folder.
+var Layout = layout.Layout{
+	ID: id, Name: "mds", Users: "MosaicML Streaming, llm-foundry",
+	Shape:  "PREFIX/index.json, PREFIX/shard.00000.mds, …",
+	Folder: true, Marker: "/" + indexName, Own: []string{"/" + manifestName}, Manifest: "/" + manifestName,
+	Sums: "/" + sumsName, Origins: "/" + originsName,
+	IDs: "/shard.*", Parts: regexp.MustCompile(`^/shard\.\d{5,}\.mds.*$`), PartSuffix: ".mds",
+	Types: []shards.DType{shards.UInt16, shards.UInt32}, NoEmpty: "MosaicML's arrays have at least one element",
+	Create: create,
+	Open:   func(folder string, h layout.Hints) (shards.DocumentReader, error) { return open(folder, h) },
 }
 
-// FileName returns the path of a file by its name in the manifest, which is also its name in the
-// folder.
-func FileName(folder, name string) string { return filepath.Join(folder, name) }
+const id shards.Layout = "mds"
 
-// Create creates the folder, which may exist. A sample has two columns: id with the encoding str,
+// create creates the folder, which may exist. A sample has two columns: id with the encoding str,
 // and tokens with the encoding ndarray:uint16 or ndarray:uint32, which StreamingDataset returns as
 // an array. In addition to index.json and shard.*.mds, the folder has mula.json, mula.docs.arrow
 // and mula.sums. Hashes are SHA-256.
-func Create(folder string, info shards.TokenizerInfo, o Options) (shards.DocumentWriter, error) {
-	if folder = filepath.Clean(folder); folder == "." || folder == ".." {
+func create(l *layout.Layout, s layout.Settings) (shards.DocumentWriter, error) {
+	folder := filepath.Clean(s.Prefix)
+	if folder == "." || folder == ".." {
 		return nil, errors.New("creating shard: no folder; name one")
 	}
-	dtype, err := layout.TypeFor(folder, o.Width, info.VocabSize, shards.UInt16)
-	if err != nil {
-		return nil, err
-	}
-	if o.SizeLimit == 0 {
-		o.SizeLimit = defaultSizeLimit
+	s.Prefix = folder
+	if s.SizeLimit == 0 {
+		s.SizeLimit = defaultSizeLimit
 	}
 	switch {
-	case dtype == shards.UInt8:
-		return nil, fmt.Errorf("creating shard %s: ids cannot have 1 byte; use 2 or 4", folder)
-	case o.SizeLimit < 1<<10 || o.SizeLimit > maxSizeLimit:
+	case s.SizeLimit < 1<<10 || s.SizeLimit > maxSizeLimit:
 		return nil, fmt.Errorf("creating shard %s: the size limit of %d bytes must be from %d to %d", folder,
-			o.SizeLimit, 1<<10, maxSizeLimit)
-	case o.Compression != "" && !slices.Contains(Compressions(), o.Compression):
+			s.SizeLimit, 1<<10, maxSizeLimit)
+	case s.Compression != "" && !slices.Contains(Compressions(), s.Compression):
 		return nil, fmt.Errorf("creating shard %s: unknown compression %q; allowed: %s", folder,
-			o.Compression, strings.Join(Compressions(), ", "))
+			s.Compression, strings.Join(Compressions(), ", "))
 	}
 	if err := replaceable(folder); err != nil {
 		return nil, err
 	}
-	var e *encoder
-	return layout.NewWriter(layout.Description{
-		FS: o.FS, Layout: shards.MDS, Prefix: folder, DType: dtype, Info: info, Name: FileName, Folder: folder,
-		Manifest: filepath.Join(folder, manifestName), Marker: indexName, Origins: originsName, Sums: sumsName,
-		NoEmpty: NoEmpty,
-		Stale:   func() ([]string, error) { return stale(folder, e) },
-	}, func(files *layout.Files) (layout.Encoder, error) {
-		e = &encoder{files: files, dtype: dtype, config: config{
-			ColumnEncodings: []string{"str", "ndarray:" + string(dtype)}, ColumnNames: []string{idColumn,
-				tokensColumn}, ColumnSizes: []*int{nil, nil},
-			Format: "mds", Hashes: []string{"sha256"}, SizeLimit: &o.SizeLimit, Version: 2,
-		}}
-		if o.Compression != "" {
-			e.config.Compression = &o.Compression
-			var err error
-			if e.zstd, err = zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1)); err != nil {
-				return nil, err
-			}
+	e := &encoder{dtype: s.DType, config: config{
+		ColumnEncodings: []string{"str", "ndarray:" + string(s.DType)}, ColumnNames: []string{idColumn, tokensColumn},
+		ColumnSizes: []*int{nil, nil}, Format: "mds", Hashes: []string{"sha256"}, SizeLimit: &s.SizeLimit, Version: 2,
+	}}
+	if s.Compression != "" {
+		e.config.Compression = &s.Compression
+		var err error
+		if e.zstd, err = zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1)); err != nil {
+			return nil, err
 		}
-		e.samples.config = e.config.text()
+	}
+	e.samples.config = e.config.text()
+	stale := func() ([]string, error) { return stale(folder, e) }
+	return l.NewWriter(s, stale, func(files *layout.Files) (layout.Encoder, error) {
+		e.files = files
 		return e, nil
 	})
 }

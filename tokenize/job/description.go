@@ -201,7 +201,7 @@ func (d *description) cut(ctx context.Context, o *Options, target int64) error {
 
 // width returns the number of bytes of an id in the spool.
 func (d *description) width() int {
-	return shards.SmallestDType(d.Settings.Tokenizer.VocabSize, shards.UInt16).Size()
+	return shards.SmallestDType(d.Settings.Tokenizer.VocabSize, shards.UInt16, shards.UInt32).Size()
 }
 
 // difference describes the first difference between the settings and inputs of d and other, apart
@@ -276,6 +276,9 @@ func (d *description) valid() error {
 	}
 	if d.Format > 1 && len(d.Names) != len(d.Inputs) {
 		return fmt.Errorf("job.json has %d inputs and %d names of inputs", len(d.Inputs), len(d.Names))
+	}
+	if formats.Of(d.Settings.Layout) == nil {
+		return fmt.Errorf("job.json has the unknown layout %q", d.Settings.Layout)
 	}
 	if d.SegmentBytes <= 0 {
 		return fmt.Errorf("job.json has segments of %d bytes", d.SegmentBytes)

@@ -91,10 +91,10 @@ func (b *batch) encode(encoder *tokenize.Encoder, o *Options, l *live) {
 				d.refuse(documents.Unencodable, err)
 			} else if n := len(b.tokens); o.AppendEOD && !(o.AddSpecialTokens && n > before && b.tokens[n-1] == o.EOD) {
 				b.tokens = append(b.tokens, o.EOD)
-			} else if why := formats.NoEmpty(o.Layout); why != "" && n == before {
+			} else if why := formats.Of(o.Layout).NoEmpty; why != "" && n == before {
 				// report it here, not when a shard is written, hours later
 				d.refuse(documents.Empty, fmt.Errorf("its text has no tokens, and a document of the layout %s must "+
-					"have some: %s", formats.Name(o.Layout), why))
+					"have some: %s", formats.Of(o.Layout).Name, why))
 			}
 		}
 		d.end = len(b.tokens)

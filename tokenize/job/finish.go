@@ -13,8 +13,7 @@ import (
 
 	"mula/internal/atomicfile"
 	"mula/internal/locks"
-	"mula/shards"
-	"mula/shards/fms"
+	"mula/shards/formats"
 	"mula/tokenize/documents"
 )
 
@@ -133,8 +132,8 @@ func (p *process) complete(ctx context.Context, l *locks.Lock) (*finished, error
 		}
 		done.Rejects = p.o.Rejects
 	}
-	if dir := filepath.Dir(p.o.Output); p.f.d.Settings.Layout == shards.FMS && dir != "." {
-		if _, err := fms.WriteCounts(ctx, p.o.FS, dir); err != nil {
+	if l := formats.Of(p.f.d.Settings.Layout); l.Published != nil {
+		if _, err := l.Published(ctx, p.o.FS, p.o.Output); err != nil {
 			return nil, err
 		}
 	}

@@ -578,12 +578,10 @@ func (f *folder) written() (written []ShardFile, all bool, err error) {
 
 // paths returns the files of a shard with their sizes. The manifest's size is unknown, -1.
 func (s *ShardFile) paths(l shards.Layout) map[string]int64 {
-	paths := map[string]int64{s.Prefix + ".json": -1}
-	if l == shards.MDS {
-		paths = map[string]int64{filepath.Join(s.Prefix, "mula.json"): -1}
-	}
+	of := formats.Of(l)
+	paths := map[string]int64{of.At(s.Prefix, of.Manifest): -1}
 	for name, file := range s.Files {
-		paths[formats.FilePath(l, s.Prefix, name)] = file.Bytes
+		paths[of.FilePath(s.Prefix, name)] = file.Bytes
 	}
 	return paths
 }
@@ -592,7 +590,7 @@ func (s *ShardFile) paths(l shards.Layout) map[string]int64 {
 // with such numbered shards. With Overwrite, they are replaced.
 func (f *folder) foreign() error {
 	if f.o.ShardTokens == 0 {
-		if l, _, err := formats.Detect(f.o.Output); err == nil && l == f.o.Layout && !f.o.Overwrite {
+		if l, _, err := formats.Detect(f.o.Output); err == nil && l.ID == f.o.Layout && !f.o.Overwrite {
 			// create rejects a shard of another layout
 			return fmt.Errorf("the shard %s exists and does not belong to this job; replace it with --overwrite, "+
 				"move it, or name another output", f.o.Output)
@@ -609,7 +607,7 @@ func (f *folder) foreign() error {
 			continue
 		}
 		path, advice := filepath.Join(filepath.Dir(f.o.Output), e.Name()), ""
-		if shardFile.MatchString(strings.TrimPrefix(e.Name(), filepath.Base(f.o.Output))) && e.Type().IsRegular() {
+		if isShardFile(strings.TrimPrefix(e.Name(), filepath.Base(f.o.Output))) && e.Type().IsRegular() {
 			if f.o.Overwrite {
 				f.d.Replaces = append(f.d.Replaces, path)
 				continue

@@ -22,6 +22,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -36,6 +37,7 @@ import (
 	"mula/internal/locks"
 	"mula/internal/quantity"
 	"mula/shards"
+	"mula/shards/formats"
 	"mula/tokenize"
 	"mula/tokenize/documents"
 )
@@ -229,6 +231,8 @@ func (o *Options) check() error {
 		return fmt.Errorf("the end-of-document id %d is outside the vocabulary of %d ids", o.EOD, vocabulary)
 	case o.Names != nil && len(o.Names) != len(o.Inputs):
 		return fmt.Errorf("there are %d inputs and %d names of inputs", len(o.Inputs), len(o.Names))
+	case formats.Of(o.Layout) == nil:
+		return fmt.Errorf("unknown layout %q", string(o.Layout))
 	case len(o.Inputs) == 0:
 		return errors.New("there are no inputs to tokenize")
 	case o.Rejects != "" && o.OnError != Skip:
@@ -259,8 +263,24 @@ func (o *Options) check() error {
 	return o.checkInputs()
 }
 
-// shardFile matches the suffixes of shard files, after the prefix of the output, for all layouts.
-var shardFile = regexp.MustCompile(`^(-\d{5,})?\.(bin|idx|json|sums|docs\.arrow|npy|csv\.gz|ds|ds\.index|ds\.metadata|arrow|docs\.feather)$`)
+// endings returns the endings of the files of shards of all layouts without folders.
+func endings() (list []string) {
+	for _, l := range formats.All() {
+		if !l.Folder {
+			list = append(list, slices.DeleteFunc(l.Endings(), func(ending string) bool { return ending == "" })...)
+		}
+	}
+	return list
+}
+
+// isShardFile reports whether rest, which follows the prefix of the output, is the end of the name
+// of a file of a shard, in any layout.
+func isShardFile(rest string) bool {
+	number := numberOfShard.FindString(rest)
+	return slices.Contains(endings(), rest[len(number):])
+}
+
+var numberOfShard = regexp.MustCompile(`^(-\d{5,})?`)
 
 // checkInputs rejects inputs that are listed twice or would be overwritten.
 func (o *Options) checkInputs() error {
@@ -271,13 +291,14 @@ func (o *Options) checkInputs() error {
 	}
 	var targets []target // existing targets
 	if rest, ok := strings.CutPrefix(filepath.Clean(o.Rejects), filepath.Clean(o.Output)); ok &&
-		shardFile.MatchString(rest) {
+		isShardFile(rest) {
 		return fmt.Errorf("the rejects file %s has the name of a shard file; choose another name", o.Rejects)
 	}
-	for _, path := range []string{o.Output + ".bin", o.Output + ".idx", o.Output + ".json", o.Output + ".docs.arrow",
-		o.Output + ".sums", o.Output + ".npy",
-		o.Output + ".csv.gz", o.Output + ".ds", o.Output + ".ds.index", o.Output + ".ds.metadata", o.Output +
-			".arrow", o.Output + ".docs.feather", o.Rejects} {
+	var paths []string
+	for _, ending := range endings() {
+		paths = append(paths, o.Output+ending)
+	}
+	for _, path := range append(paths, o.Rejects) {
 		info, err := os.Stat(path)
 		for _, t := range targets {
 			if path == o.Rejects && err == nil && os.SameFile(t.info, info) {

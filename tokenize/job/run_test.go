@@ -20,6 +20,10 @@ import (
 	"mula/internal/filesystem/faultfs"
 	"mula/internal/testwait"
 	"mula/shards"
+	"mula/shards/datatrove"
+	"mula/shards/dolma"
+	"mula/shards/fms"
+	"mula/shards/mds"
 	"mula/tokenize"
 	"mula/tokenize/documents"
 )
@@ -368,8 +372,8 @@ func TestEmptyOfTokens(t *testing.T) {
 	tok := bytesTokenizerAround(t, "", map[string]any{"type": "Replace", "pattern": map[string]any{"String": "~"},
 		"content": ""}, nil)
 	input := put(t, "a.jsonl", `{"text":"one"}`+"\n"+`{"text":"~~","id":"none"}`+"\n"+`{"text":"~two"}`+"\n")
-	for l, holds := range map[shards.Layout]bool{shards.Megatron: true, shards.Dolma: true, shards.FMS: true,
-		shards.Datatrove: false, shards.MDS: false} {
+	for l, holds := range map[shards.Layout]bool{shards.Megatron: true, dolma.Layout.ID: true, fms.Layout.ID: true,
+		datatrove.Layout.ID: false, mds.Layout.ID: false} {
 		dir := t.TempDir()
 		o := Options{Tokenizer: tok, Inputs: []string{input}, Output: filepath.Join(dir, "x"), Layout: l, OnError: Skip}
 		if done, err := Run(t.Context(), o); err != nil || holds != (done.Documents == 3) ||

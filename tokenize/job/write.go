@@ -273,7 +273,7 @@ func (p *process) writeShard(ctx context.Context, k int, start cut, ours func() 
 
 // create starts a shard.
 func (f *folder) create(s settings, prefix string) (shards.DocumentWriter, error) {
-	return formats.Create(s.Layout, prefix, s.Tokenizer, formats.Options{FS: f.o.FS})
+	return formats.Create(formats.Of(s.Layout), prefix, s.Tokenizer, formats.Options{FS: f.o.FS})
 }
 
 // sweep removes the segments that only complete shards need, after shard k became complete. In a
