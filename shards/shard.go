@@ -343,10 +343,6 @@ func (s *Shard) read(dst []uint32, token int64) error {
 	return nil
 }
 
-// lastPage is the number of bytes at the end of a file that may share a page of memory. If a file
-// is truncated within its last page, the rest of the page reads as zeros.
-var lastPage = os.Getpagesize()
-
 // Encoded returns the tokens [from, to) as stored in x.bin: little-endian elements of the shard's
 // type. Values are not checked, but sums are. The slice is read-only and valid until Close. Read it
 // inside [Shard.Guard].
@@ -355,10 +351,8 @@ func (s *Shard) Encoded(from, to int64) ([]byte, error) {
 		return nil, fmt.Errorf("%s: token range [%d, %d) exceeds its %d tokens", s.prefix+binExt, from, to, s.Tokens())
 	}
 	size := int64(s.DType().Size())
-	if to*size > int64(len(s.bin.Data)-lastPage) { // where a truncation raises no fault
-		if err := s.bin.Cut(); err != nil {
-			return nil, err
-		}
+	if err := s.bin.CutBefore(to * size); err != nil {
+		return nil, err
 	}
 	if s.sums != nil {
 		if block := s.sums.check(s.bin.Data, from*size, to*size); block >= 0 {

@@ -138,7 +138,13 @@ var lastPage = os.Getpagesize()
 // only if part is at the end of the file.
 func (f *File) Intact(part []byte) error {
 	f.Probe()
-	if end := int(address(part)-address(f.Data)) + len(part); end <= len(f.Data)-lastPage {
+	return f.CutBefore(int64(address(part)-address(f.Data)) + int64(len(part)))
+}
+
+// CutBefore returns [File.Cut] if a truncation before the given byte might raise no fault. Otherwise
+// it asks nothing and returns nil.
+func (f *File) CutBefore(end int64) error {
+	if end <= int64(len(f.Data)-lastPage) {
 		return nil
 	}
 	return f.Cut()
