@@ -141,8 +141,8 @@ func (f *File) Intact(part []byte) error {
 	return f.CutBefore(int64(address(part)-address(f.Data)) + int64(len(part)))
 }
 
-// CutBefore returns [File.Cut] if a truncation before the given byte might raise no fault. Otherwise
-// it asks nothing and returns nil.
+// CutBefore returns [File.Cut] if a truncation before the given byte might raise no fault.
+// Otherwise it asks nothing and returns nil.
 func (f *File) CutBefore(end int64) error {
 	if end <= int64(len(f.Data)-lastPage) {
 		return nil

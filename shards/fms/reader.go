@@ -9,6 +9,7 @@ import (
 	"math"
 	"strings"
 
+	"mula/internal/flatbuffer"
 	"mula/internal/mapping"
 	"mula/shards"
 	"mula/shards/layout"
@@ -178,16 +179,16 @@ func (r *reader) readFooter() error {
 		return r.corrupt(size-int64(tailSize), "a footer of %d bytes does not fit a file of %d", length, size)
 	}
 	footer := data[start : start+length]
-	t, err := root(footer)
+	t, err := flatbuffer.Root(footer)
 	if err != nil {
 		return r.corrupt(start, "%w", err)
 	}
-	first, count, err := t.vector(footerBatches, blockSize)
+	blocks, err := t.Vector(footerBatches, blockSize)
 	if err != nil {
 		return r.corrupt(start, "%w", err)
 	}
-	r.blocks, r.count = footer[first:first+count*blockSize], int64(count)
-	schema, ok, err := t.child(footerSchema)
+	r.blocks, r.count = blocks.Bytes(), int64(blocks.Len())
+	schema, ok, err := t.Child(footerSchema)
 	if err == nil && !ok {
 		err = errors.New("no schema")
 	}
@@ -201,22 +202,21 @@ func (r *reader) readFooter() error {
 }
 
 // readSchema locates the column tokens.
-func (r *reader) readSchema(schema table) error {
-	if endianness, err := schema.number(schemaEndianness, 2, 0); err != nil || endianness != 0 {
+func (r *reader) readSchema(schema flatbuffer.Table) error {
+	if endianness, err := schema.Number(schemaEndianness, 2, 0); err != nil || endianness != 0 {
 		return errors.Join(errors.New("big-endian numbers are not supported"), err)
 	}
-	first, count, err := schema.vector(schemaFields, 4)
+	fields, err := schema.Vector(schemaFields, 4)
 	if err != nil {
 		return err
 	}
 	budget := 1 << 12 // maximum number of fields
-	for i := range count {
-		at, err := schema.follow(first + 4*i)
+	for i := range fields.Len() {
+		field, err := fields.Table(i)
 		if err != nil {
 			return err
 		}
-		field := table{schema.data, at}
-		name, err := field.text(fieldName)
+		name, err := field.Text(fieldName)
 		if err != nil {
 			return err
 		}
@@ -234,20 +234,20 @@ func (r *reader) readSchema(schema table) error {
 }
 
 // readType reads the type of the column tokens.
-func (r *reader) readType(field table) error {
-	kind, err := field.number(fieldTypeType, 1, 0)
+func (r *reader) readType(field flatbuffer.Table) error {
+	kind, err := field.Number(fieldTypeType, 1, 0)
 	if err != nil {
 		return err
 	}
-	of, ok, err := field.child(fieldType)
+	of, ok, err := field.Child(fieldType)
 	if err != nil {
 		return err
 	}
-	if _, dictionary, err := field.child(fieldDictionary); err != nil || dictionary || kind != typeInt || !ok {
+	if _, dictionary, err := field.Child(fieldDictionary); err != nil || dictionary || kind != typeInt || !ok {
 		return errors.Join(fmt.Errorf("the column %q must have one integer per row", tokensColumn), err)
 	}
-	bits, err1 := of.number(intBits, 4, 0)
-	signed, err2 := of.number(intSigned, 1, 0)
+	bits, err1 := of.Number(intBits, 4, 0)
+	signed, err2 := of.Number(intSigned, 1, 0)
 	if err := errors.Join(err1, err2); err != nil {
 		return err
 	}
@@ -262,15 +262,15 @@ func (r *reader) readType(field table) error {
 }
 
 // extent returns the number of nodes and buffers that a column has in a record batch.
-func extent(field table, depth int, budget *int) (nodes, buffers uint32, err error) {
+func extent(field flatbuffer.Table, depth int, budget *int) (nodes, buffers uint32, err error) {
 	if *budget--; depth == 0 || *budget < 0 {
 		return 0, 0, errors.New("fields are nested too deeply")
 	}
-	kind, err := field.number(fieldTypeType, 1, 0)
+	kind, err := field.Number(fieldTypeType, 1, 0)
 	if err != nil {
 		return 0, 0, err
 	}
-	if _, dictionary, err := field.child(fieldDictionary); err != nil || dictionary {
+	if _, dictionary, err := field.Child(fieldDictionary); err != nil || dictionary {
 		return 1, 2, err
 	}
 	nodes = 1
@@ -287,16 +287,16 @@ func extent(field table, depth int, budget *int) (nodes, buffers uint32, err err
 		return 0, 0, fmt.Errorf("type %d is not supported before the column %[2]q; move its column after %[2]q", kind,
 			tokensColumn)
 	}
-	first, count, err := field.vector(fieldChildren, 4)
+	children, err := field.Vector(fieldChildren, 4)
 	if err != nil {
 		return 0, 0, err
 	}
-	for i := range count {
-		at, err := field.follow(first + 4*i)
+	for i := range children.Len() {
+		child, err := children.Table(i)
 		if err != nil {
 			return 0, 0, err
 		}
-		n, b, err := extent(table{field.data, at}, depth-1, budget)
+		n, b, err := extent(child, depth-1, budget)
 		if err != nil {
 			return 0, 0, err
 		}
@@ -415,42 +415,42 @@ func (r *reader) column(metadata []byte, body int64) (first, rows int64, err err
 	if binary.LittleEndian.Uint32(metadata) == math.MaxUint32 {
 		head = metadata[8:]
 	}
-	t, err := root(head)
+	t, err := flatbuffer.Root(head)
 	if err != nil {
 		return 0, 0, err
 	}
-	kind, err := t.number(messageHeaderType, 1, 0)
+	kind, err := t.Number(messageHeaderType, 1, 0)
 	if err != nil {
 		return 0, 0, err
 	}
-	batch, ok, err := t.child(messageHeader)
+	batch, ok, err := t.Child(messageHeader)
 	if err != nil {
 		return 0, 0, err
 	}
 	if kind != headerRecordBatch || !ok {
 		return 0, 0, fmt.Errorf("a message of kind %d; want a record batch", kind)
 	}
-	if _, compressed, err := batch.child(batchCompression); err != nil || compressed {
+	if _, compressed, err := batch.Child(batchCompression); err != nil || compressed {
 		return 0, 0, errors.Join(errors.New("buffers are compressed, which fms-fsdp does not support; write the file "+
 			"without compression"), err)
 	}
-	nodes, count, err := batch.vector(batchNodes, 16)
+	nodes, err := batch.Vector(batchNodes, 16)
 	if err != nil {
 		return 0, 0, err
 	}
-	if r.node >= count {
-		return 0, 0, fmt.Errorf("the record batch has %d columns, fewer than the schema", count)
+	if int(r.node) >= nodes.Len() {
+		return 0, 0, fmt.Errorf("the record batch has %d columns, fewer than the schema", nodes.Len())
 	}
-	node := batch.data[nodes+16*r.node:]
+	node := nodes.Bytes()[16*r.node:]
 	length, nulls := int64(binary.LittleEndian.Uint64(node)), int64(binary.LittleEndian.Uint64(node[8:]))
-	buffers, count, err := batch.vector(batchBuffers, 16)
+	buffers, err := batch.Vector(batchBuffers, 16)
 	if err != nil {
 		return 0, 0, err
 	}
-	if r.buffer+1 >= count {
-		return 0, 0, fmt.Errorf("the record batch has %d buffers, fewer than the schema", count)
+	if int(r.buffer)+1 >= buffers.Len() {
+		return 0, 0, fmt.Errorf("the record batch has %d buffers, fewer than the schema", buffers.Len())
 	}
-	values := batch.data[buffers+16*(r.buffer+1):]
+	values := buffers.Bytes()[16*(r.buffer+1):]
 	offset, size := int64(binary.LittleEndian.Uint64(values)), int64(binary.LittleEndian.Uint64(values[8:]))
 	width := int64(r.dtype.Size())
 	if nulls != 0 || length < 0 || offset < 0 || size < 0 || offset > body || size > body-offset ||

@@ -1,6 +1,6 @@
 // Package fms writes and reads the token files of fms-fsdp: x.arrow is an Arrow file with one
-// record batch per document. The package encodes and decodes Arrow's metadata without a library.
-// The metadata of all batches is equal except for four numbers, so that writing a document
+// record batch per document. The package encodes and decodes Arrow's metadata without Arrow's
+// library. The metadata of all batches is equal except for four numbers, so that writing a document
 // allocates nothing, and invalid offsets in a damaged file are errors. docs/formats/layouts.md
 // describes every byte.
 package fms
@@ -89,9 +89,9 @@ func published(ctx context.Context, fsys filesystem.FS, prefix string) (string, 
 	return writeCounts(ctx, fsys, dir)
 }
 
-// Parts of Arrow's metadata as flatbuffers; see [table]. Positions are relative to the flatbuffer,
-// in which each part starts at byte 36. Values that are 0 here and set for each document are marked
-// with (set).
+// Parts of Arrow's metadata as flatbuffers; see [flatbuffer.Table]. Positions are relative to the
+// flatbuffer, in which each part starts at byte 36. Values that are 0 here and set for each
+// document are marked with (set).
 var (
 	// schema has one field, tokens: uint32. Its table is at byte 44.
 	schema = slices.Concat(

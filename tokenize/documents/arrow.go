@@ -12,6 +12,8 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/array"
 	"github.com/apache/arrow-go/v18/arrow/ipc"
 	"github.com/apache/arrow-go/v18/arrow/memory"
+
+	"mula/internal/flatbuffer"
 )
 
 const (
@@ -95,11 +97,14 @@ func readArrowFooter(file io.ReaderAt, size int64) (batches, dictionaries []arro
 	if _, err := file.ReadAt(b, end); err != nil {
 		return nil, nil, err
 	}
-	footer := flatTable{b, flatRoot(b)}
-	if dictionaries, err = footer.blocks(2, end); err != nil {
+	footer, err := flatbuffer.Root(b)
+	if err != nil {
+		return nil, nil, errors.New("dictionary list of the file is damaged")
+	}
+	if dictionaries, err = arrowBlocks(footer, 2, end); err != nil {
 		return nil, nil, fmt.Errorf("dictionary %w", err)
 	}
-	if batches, err = footer.blocks(3, end); err != nil {
+	if batches, err = arrowBlocks(footer, 3, end); err != nil {
 		return nil, nil, fmt.Errorf("record batch %w", err)
 	}
 	for i := 1; i < len(batches); i++ {
@@ -110,15 +115,15 @@ func readArrowFooter(file io.ReaderAt, size int64) (batches, dictionaries []arro
 	return batches, dictionaries, nil
 }
 
-// blocks reads a list of blocks before end.
-func (t flatTable) blocks(i int, end int64) ([]arrowBlock, error) {
-	vector, n, ok := t.vector(i, 24)
-	if !ok {
+// arrowBlocks reads a list of blocks before end, field n of a footer.
+func arrowBlocks(footer flatbuffer.Table, n uint32, end int64) ([]arrowBlock, error) {
+	vector, err := footer.Vector(n, 24)
+	if err != nil {
 		return nil, errors.New("list of the file is damaged")
 	}
-	blocks := make([]arrowBlock, n)
+	blocks := make([]arrowBlock, vector.Len())
 	for i := range blocks {
-		v := vector[24*i:]
+		v := vector.Bytes()[24*i:]
 		k := arrowBlock{int64(binary.LittleEndian.Uint64(v)), int64(int32(binary.LittleEndian.Uint32(v[8:]))),
 			int64(binary.LittleEndian.Uint64(v[16:]))}
 		if k.start < 8 || k.start > end || k.meta < 8 || k.meta > end-k.start || k.body < 0 ||
@@ -136,83 +141,19 @@ func (k arrowBlock) rowsOf(file io.ReaderAt) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	if header, ok := (flatTable{meta, flatRoot(meta)}).table(2); ok {
-		if rows := header.int64(0); rows >= 0 {
-			return rows, nil
-		}
+	message, err := flatbuffer.Root(meta)
+	if err != nil {
+		return 0, errArrowMeta
 	}
-	return 0, errArrowMeta
-}
-
-// A flatTable is a FlatBuffers table at an offset of a buffer, or -1 if it is missing.
-type flatTable struct {
-	b  []byte
-	at int
-}
-
-func flatRoot(b []byte) int {
-	if len(b) < 4 {
-		return -1
+	header, ok, err := message.Child(2)
+	if err != nil || !ok {
+		return 0, errArrowMeta
 	}
-	return flatAt(b, int64(binary.LittleEndian.Uint32(b)), 4)
-}
-
-// flatAt returns at if n bytes exist there, otherwise -1.
-func flatAt(b []byte, at int64, n int) int {
-	if at < 0 || at > int64(len(b)-n) {
-		return -1
+	rows, err := header.Number(0, 8, 0)
+	if err != nil || int64(rows) < 0 {
+		return 0, errArrowMeta
 	}
-	return int(at)
-}
-
-// field returns the offset of a field of n bytes, or -1 if it is missing.
-func (t flatTable) field(i, n int) int {
-	if t.at < 0 {
-		return -1
-	}
-	v := flatAt(t.b, int64(t.at)-int64(int32(binary.LittleEndian.Uint32(t.b[t.at:]))), 4)
-	if v < 0 || 4+2*i+2 > int(binary.LittleEndian.Uint16(t.b[v:])) || flatAt(t.b, int64(v+4+2*i), 2) < 0 {
-		return -1
-	}
-	offset := binary.LittleEndian.Uint16(t.b[v+4+2*i:])
-	if offset == 0 {
-		return -1
-	}
-	return flatAt(t.b, int64(t.at)+int64(offset), n)
-}
-
-func (t flatTable) int64(i int) int64 {
-	if at := t.field(i, 8); at >= 0 {
-		return int64(binary.LittleEndian.Uint64(t.b[at:]))
-	}
-	return 0
-}
-
-func (t flatTable) table(i int) (flatTable, bool) {
-	at := t.field(i, 4)
-	if at >= 0 {
-		at = flatAt(t.b, int64(at)+int64(binary.LittleEndian.Uint32(t.b[at:])), 4)
-	}
-	return flatTable{t.b, at}, at >= 0
-}
-
-// vector returns the n elements of a vector, of size bytes each. A missing vector is empty.
-func (t flatTable) vector(i, size int) (elements []byte, n int, ok bool) {
-	if t.at < 0 {
-		return nil, 0, false
-	}
-	at := t.field(i, 4)
-	if at < 0 {
-		return nil, 0, true
-	}
-	if at = flatAt(t.b, int64(at)+int64(binary.LittleEndian.Uint32(t.b[at:])), 4); at < 0 {
-		return nil, 0, false
-	}
-	length := int64(binary.LittleEndian.Uint32(t.b[at:]))
-	if length > int64(len(t.b)-at-4)/int64(size) {
-		return nil, 0, false
-	}
-	return t.b[at+4:], int(length), true
+	return int64(rows), nil
 }
 
 // arrowReader reads the documents of record batches, of a file or of a stream.

@@ -8,6 +8,8 @@ import (
 
 	"github.com/apache/arrow-go/v18/arrow/ipc"
 	"github.com/apache/arrow-go/v18/arrow/memory"
+
+	"mula/internal/flatbuffer"
 )
 
 // The kinds of messages (MessageHeader in format/Message.fbs) and of types (Type in
@@ -109,13 +111,17 @@ func readArrowMeta(r io.Reader) ([]byte, error) {
 
 // checkMessage checks the metadata of a message and returns its kind and the length of its body.
 func checkMessage(meta []byte) (kind byte, body int64, err error) {
-	message := flatTable{meta, flatRoot(meta)}
-	at := message.field(1, 1)
-	header, ok := message.table(2)
-	if at < 0 || !ok || !message.pairs(4) {
+	message, err := flatbuffer.Root(meta)
+	if err != nil {
 		return 0, 0, errArrowMeta
 	}
-	kind, body = meta[at], message.int64(3)
+	number, err1 := message.Number(1, 1, 0)
+	header, ok, err2 := message.Child(2)
+	length, err3 := message.Number(3, 8, 0)
+	if errors.Join(err1, err2, err3) != nil || number == 0 || !ok || !isVector(message, 4, 4) {
+		return 0, 0, errArrowMeta
+	}
+	kind, body = byte(number), int64(length)
 	if body < 0 || body > maxArrowBody {
 		return 0, 0, advise("a record batch has %d bytes, and the limit is %d MiB; write smaller record batches", body,
 			maxArrowBody>>20)
@@ -123,33 +129,37 @@ func checkMessage(meta []byte) (kind byte, body int64, err error) {
 	switch kind {
 	case messageSchema:
 		left := maxArrowFields
-		ok = header.pairs(2) && header.fields(1, &left, 0)
+		ok = isVector(header, 2, 4) && checkFields(header, 1, &left, 0)
 	case messageDictionary:
-		if header, ok = header.table(1); ok {
-			ok = header.batch(body)
+		if header, ok, err = header.Child(1); ok && err == nil {
+			ok = checkBatch(header, body)
 		}
 	case messageBatch:
-		ok = header.batch(body)
+		ok = checkBatch(header, body)
 	}
-	if !ok {
+	if !ok || err != nil {
 		return 0, 0, errArrowMeta
 	}
 	return kind, body, nil
 }
 
-// fields checks a list of fields, including nested fields. left is how many there may be.
-func (t flatTable) fields(i int, left *int, depth int) bool {
-	vector, n, ok := t.vector(i, 4)
-	if !ok || depth > maxArrowDepth {
+// checkFields checks a list of fields, including nested fields. left is how many there may be.
+func checkFields(t flatbuffer.Table, n uint32, left *int, depth int) bool {
+	vector, err := t.Vector(n, 4)
+	if err != nil || depth > maxArrowDepth {
 		return false
 	}
-	for k := range n {
-		field, ok := t.element(vector, k)
-		if *left--; !ok || *left < 0 || !field.pairs(6) || !field.fields(5, left, depth+1) {
+	for k := range vector.Len() {
+		field, err := vector.Table(k)
+		if *left--; err != nil || *left < 0 || !isVector(field, 6, 4) || !checkFields(field, 5, left, depth+1) {
 			return false
 		}
-		if at := field.field(2, 1); at >= 0 && field.b[at] == typeUnion {
-			if kind, ok := field.table(3); !ok || !kind.vectorOK(1, 4) {
+		kind, err := field.Number(2, 1, 0)
+		if err != nil {
+			return false
+		}
+		if kind == typeUnion {
+			if of, ok, err := field.Child(3); !ok || err != nil || !isVector(of, 1, 4) {
 				return false
 			}
 		}
@@ -157,40 +167,30 @@ func (t flatTable) fields(i int, left *int, depth int) bool {
 	return true
 }
 
-// element returns a table of a vector of tables.
-func (t flatTable) element(vector []byte, k int) (flatTable, bool) {
-	at := len(t.b) - len(vector) + 4*k
-	at = flatAt(t.b, int64(at)+int64(binary.LittleEndian.Uint32(t.b[at:])), 4)
-	return flatTable{t.b, at}, at >= 0
+// isVector reports whether field n is absent, or a vector of elements of size bytes within the
+// buffer.
+func isVector(t flatbuffer.Table, n, size uint32) bool {
+	_, err := t.Vector(n, size)
+	return err == nil
 }
 
-// pairs checks a list of pairs of metadata.
-func (t flatTable) pairs(i int) bool { return t.vectorOK(i, 4) }
-
-func (t flatTable) vectorOK(i, size int) bool {
-	_, _, ok := t.vector(i, size)
-	return ok
-}
-
-// batch checks the lists of a record batch: its fields, and its buffers, which must be within the
-// body.
-func (t flatTable) batch(body int64) bool {
-	buffers, n, ok := t.vector(2, 16)
-	if !ok || !t.vectorOK(1, 16) || t.int64(0) < 0 {
+// checkBatch checks the lists of a record batch: its fields, and its buffers, which must be within
+// the body.
+func checkBatch(t flatbuffer.Table, body int64) bool {
+	buffers, err1 := t.Vector(2, 16)
+	views, err2 := t.Vector(4, 8) // the number of buffers of each column of views
+	rows, err3 := t.Number(0, 8, 0)
+	if errors.Join(err1, err2, err3) != nil || !isVector(t, 1, 16) || int64(rows) < 0 {
 		return false
 	}
-	views, columns, ok := t.vector(4, 8) // the number of buffers of each column of views
-	if !ok {
-		return false
-	}
-	for i := range columns {
-		if count := binary.LittleEndian.Uint64(views[8*i:]); count > uint64(n) {
+	for i := range views.Len() {
+		if count := binary.LittleEndian.Uint64(views.Bytes()[8*i:]); count > uint64(buffers.Len()) {
 			return false
 		}
 	}
-	for i := range n {
-		offset, length := int64(binary.LittleEndian.Uint64(buffers[16*i:])),
-			int64(binary.LittleEndian.Uint64(buffers[16*i+8:]))
+	for i := range buffers.Len() {
+		b := buffers.Bytes()[16*i:]
+		offset, length := int64(binary.LittleEndian.Uint64(b)), int64(binary.LittleEndian.Uint64(b[8:]))
 		if offset < 0 || length < 0 || offset > body || length > body-offset {
 			return false
 		}
