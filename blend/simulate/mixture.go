@@ -1,6 +1,8 @@
 package simulate
 
-import "math"
+import (
+	"math"
+)
 
 // Mixture is the share of each source along the range, counted in intervals of steps. Skipped
 // positions are included.

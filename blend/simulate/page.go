@@ -230,7 +230,7 @@ func (r *Report) RepeatsTable() page.Table {
 }
 
 func (rd *Reading) figures() []page.Figure {
-	nodes := chart{label: "bandwidth of a node, by number of nodes", xLabel: "nodes (log scale)",
+	nodes := plot{label: "bandwidth of a node, by number of nodes", xLabel: "nodes (log scale)",
 		yLabel: "bytes per second",
 		log:    true, fromZero: true,
 		xText: scaledShort, yText: scaledShort, marks: []float64{float64(rd.Nodes)}}
@@ -246,7 +246,7 @@ func (rd *Reading) figures() []page.Figure {
 		keys = append(keys, page.Key{Class: "f1", Name: "required"})
 	}
 	nodes.curves = append(nodes.curves, got)
-	cache := chart{label: "cache hit rate, by cache size", xLabel: "cache size (bytes)",
+	cache := plot{label: "cache hit rate, by cache size", xLabel: "cache size (bytes)",
 		yLabel: "hit rate", fromZero: true,
 		xText: scaledShort, yText: perCent, marks: []float64{float64(rd.Storage.Cache)}}
 	hits := curve{name: "cache hit rate", class: "s0"}
@@ -263,7 +263,7 @@ func (rd *Reading) figures() []page.Figure {
 }
 
 func (r *Report) mixtureFigures(sources []int) []page.Figure {
-	c := chart{label: "share of each source along the range", xLabel: "step", yLabel: "share of the samples",
+	c := plot{label: "share of each source along the range", xLabel: "step", yLabel: "share of the samples",
 		fromZero: true, xText: scaledShort, yText: perCent}
 	f := page.Figure{Title: "Share of each source", Text: "thin: counted; wide and pale: planned by the weights"}
 	for k, i := range sources {
@@ -288,7 +288,7 @@ func (r *Report) mixtureFigures(sources []int) []page.Figure {
 // parts, and the distances of consecutive samples.
 func (r *Report) sourceFigures(i int) []page.Figure {
 	m, s := &r.Mixture.Sources[i], &r.Shuffle.Sources[i]
-	off := chart{label: "samples of " + m.Name + " above the planned number", xLabel: "step",
+	off := plot{label: "samples of " + m.Name + " above the planned number", xLabel: "step",
 		yLabel: "samples above plan", xText: scaledShort, yText: short}
 	counted := curve{name: "counted", class: "s0"}
 	var sides [2]curve
@@ -310,7 +310,7 @@ func (r *Report) sourceFigures(i int) []page.Figure {
 	sides[0].name = "bound of the plan's order"
 	off.band = &sides
 	off.curves = []curve{random[0], random[1], counted}
-	near := chart{label: "distance between consecutive samples of " + s.Name,
+	near := plot{label: "distance between consecutive samples of " + s.Name,
 		xLabel: "distance, as a fraction of the source", yLabel: "share of the pairs", fromZero: true,
 		xText: short, yText: perCent, bars: s.Distances}
 	if len(s.Uniform) > 0 {

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"mula/internal/chart"
 	"mula/internal/quantity"
 )
 
@@ -101,7 +102,7 @@ func TestPage(t *testing.T) {
 
 // The bars of the distances and the curve beside them have the heights of the shares.
 func TestChartHeights(t *testing.T) {
-	c := chart{bars: []float64{0.1, 0.2, 0.3, 0.4}, fromZero: true, xText: short, yText: perCent,
+	c := plot{bars: []float64{0.1, 0.2, 0.3, 0.4}, fromZero: true, xText: short, yText: perCent,
 		curves: []curve{{class: "s1", x: []float64{0, 1}, y: []float64{0.4, 0.1}}}}
 	svg := string(c.svg())
 	bars := regexp.MustCompile(`<rect class="f0" x="[0-9.]+" y="([0-9.]+)" width="[0-9.]+" height="([0-9.]+)">`).FindAllStringSubmatch(svg, -1)
@@ -115,11 +116,11 @@ func TestChartHeights(t *testing.T) {
 			t.Errorf("bar %d: from %g, %g high", i, y[i], h[i])
 		}
 	}
-	if want := fmt.Sprintf(`d="M%.1f %.1fL%.1f %.1f"`, chartLeft, y[3], chartWidth-chartRight,
-		y[0]); !strings.Contains(svg, want) {
+	if want := fmt.Sprintf(`d="M%s %sL%s %s"`, chart.Number(chartLeft), chart.Number(y[3]), chart.Number(chartWidth-chartRight),
+		chart.Number(y[0])); !strings.Contains(svg, want) {
 		t.Errorf("no curve %s in %s", want, svg)
 	}
-	if strings.Contains(svg, "-0 ") || (&chart{}).svg() != "" {
+	if strings.Contains(svg, "-0 ") || (&plot{}).svg() != "" {
 		t.Error("a chart of nothing, or a zero with a sign")
 	}
 }

@@ -2,7 +2,6 @@ package page
 
 import (
 	"fmt"
-	"math"
 	"strings"
 )
 
@@ -63,34 +62,4 @@ func properties(colours [Colours]string, heat [3]rgb, heatSteps int) string {
 		fmt.Fprintf(&b, "--h%d:%s;", i+heatSteps, heat[1].mix(end, float64(max(i, -i))/float64(heatSteps)))
 	}
 	return b.String()
-}
-
-// Ticks returns the multiples in [lo, hi] of 1, 2 or 5 times a power of ten: about n of them at
-// most, and at least two.
-func Ticks(lo, hi float64, n int) []float64 {
-	raw := (hi - lo) / float64(n)
-	power := math.Pow(10, math.Floor(math.Log10(raw)))
-	steps := []float64{0.5 * power, power, 2 * power, 5 * power, 10 * power}
-	coarsest := 1
-	for coarsest < len(steps)-1 && raw > steps[coarsest]*1.0000001 {
-		coarsest++
-	}
-	var ticks []float64
-	for i := coarsest; i >= 0 && len(ticks) < 2; i-- {
-		ticks = multiples(steps[i], lo, hi)
-	}
-	return ticks
-}
-
-// multiples returns the multiples of step in [lo, hi], up to rounding.
-func multiples(step, lo, hi float64) []float64 {
-	const slack = 1e-9
-	var out []float64
-	for i := math.Ceil(lo/step - slack); i <= hi/step+slack; i++ {
-		out = append(out, i*step+0) // + 0 turns −0 into 0
-		if i+1 == i {
-			break // the numbers are too large for their distance
-		}
-	}
-	return out
 }

@@ -9,7 +9,6 @@ import (
 	"io"
 	"math"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -120,31 +119,6 @@ func TestContrast(t *testing.T) {
 			a, b := luminance(page)+0.05, luminance(c)+0.05
 			if ratio := max(a/b, b/a); ratio < 2.5 {
 				t.Errorf("colour %d, %s, has contrast %.2f on %s", i, c, ratio, page)
-			}
-		}
-	}
-}
-
-func TestTicks(t *testing.T) {
-	for _, test := range []struct {
-		lo, hi float64
-		n      int
-		want   []float64
-	}{
-		{0, 100, 5, []float64{0, 20, 40, 60, 80, 100}}, {-1, 1, 4, []float64{-1, -0.5, 0, 0.5, 1}}, {2.55, 9.36, 5,
-			[]float64{4, 6, 8}},
-		{3.9, 6.1, 1, []float64{4, 6}}, // multiples of 5 would be one
-	} {
-		got := Ticks(test.lo, test.hi, test.n)
-		for i := range got {
-			got[i] = math.Round(got[i]*1e9) / 1e9
-		}
-		if !slices.Equal(got, test.want) {
-			t.Errorf("%g to %g: %g, want %g", test.lo, test.hi, got, test.want)
-		}
-		for _, v := range got {
-			if v == 0 && math.Signbit(v) {
-				t.Errorf("%g to %g: a zero with a sign", test.lo, test.hi)
 			}
 		}
 	}

@@ -42,3 +42,25 @@ func TestPercent(t *testing.T) {
 		}
 	}
 }
+
+func TestShort(t *testing.T) {
+	for _, test := range []struct {
+		v      float64
+		digits int
+		short  string
+		exact  string
+	}{
+		{0, 3, "0", "0"}, {2.5, 3, "2.5", "2.50"}, {3.14159, 3, "3.14", "3.14"}, {2831.4, 3, "2831", "2831"}, {123456,
+			3, "123k", "123k"}, {0.05, 3, "0.05", "0.0500"},
+		{4e-4, 3, "4e-4", "4.00e-4"}, {-1.25e-7, 3, "-1.25e-7", "-1.25e-7"}, {1e18, 3, "1e18", "1.00e18"}, {7.5e9, 2,
+			"7.5B", "7.5B"}, {-10, 3, "-10", "-10.0"},
+		{math.NaN(), 3, "–", "–"},
+	} {
+		if got := Short(test.v, test.digits); got != test.short {
+			t.Errorf("Short(%g): %s, want %s", test.v, got, test.short)
+		}
+		if got := Exact(test.v, test.digits); got != test.exact {
+			t.Errorf("Exact(%g): %s, want %s", test.v, got, test.exact)
+		}
+	}
+}

@@ -10,8 +10,8 @@ import (
 	"math/bits"
 	"slices"
 	"strconv"
-	"strings"
 
+	"mula/internal/chart"
 	"mula/internal/page"
 	"mula/internal/quantity"
 )
@@ -150,36 +150,29 @@ func (l *Lengths) chart(name string, last int) template.HTML {
 	wide := (chartWidth - chartLeft) / float64(last+1)
 	at := func(column float64) float64 { return chartLeft + column*wide }
 	high := func(share float64) float64 { return share / top * (base - chartTop) }
-	var b strings.Builder
-	fmt.Fprintf(&b, `<svg viewBox="0 0 %.0f %.0f" role="img" aria-label="%s">`, chartWidth, chartHeight,
-		template.HTMLEscapeString("lengths of documents of "+name))
+	d := chart.Drawing{Width: chartWidth, Height: chartHeight}
 	for v := 0.0; v <= top+1e-9; v += step {
 		class := "grid"
 		if v == 0 {
 			class = "base"
 		}
 		y := base - high(v)
-		fmt.Fprintf(&b,
-			`<line class="%s" x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f"/><text x="%.1f" y="%.1f" text-anchor="end">%.0f %%</text>`,
-			class, chartLeft, chartWidth, y, y, chartLeft-5, y+4, 100*v)
+		d.Line(class, chartLeft, y, chartWidth, y)
+		d.Text("tick", chartLeft-5, y+4, chart.End, fmt.Sprintf("%.0f %%", 100*v))
 	}
 	every := 1 // columns from one label to the next
 	for float64(every)*wide < 34 {
 		every++
 	}
-	for c := 0; c <= last; c++ {
+	for c := 0; c <= last; c += every {
 		from := int64(0)
 		if c > 0 {
 			from = 1 << (c - 1)
 		}
-		if c%every == 0 {
-			fmt.Fprintf(&b, `<text x="%.1f" y="%.1f" text-anchor="middle">%s</text>`, at(float64(c)+0.5), base+16,
-				powerOfTwo(from))
-		}
+		d.Text("tick", at(float64(c)+0.5), base+16, chart.Middle, powerOfTwo(from))
 	}
-	fmt.Fprintf(&b,
-		`<text x="%.1f" y="%.1f" text-anchor="middle">tokens in a document, from this power of two (log scale)</text>`,
-		(chartLeft+chartWidth)/2, chartHeight-5)
+	d.Text("axis", (chartLeft+chartWidth)/2, chartHeight-5, chart.Middle,
+		"tokens in a document, from this power of two (log scale)")
 	for _, o := range l.Octaves {
 		c := float64(column(o.From))
 		for i, bar := range []struct {
@@ -190,22 +183,17 @@ func (l *Lengths) chart(name string, last int) template.HTML {
 			{"documents", part(o.Documents, l.Documents), quantity.Grouped(o.Documents) + " documents"},
 			{"tokens", part(o.Tokens, l.Tokens), quantity.Grouped(o.Tokens) + " tokens"},
 		} {
-			to := max(0, 2*o.From-1)
-			fmt.Fprintf(&b,
-				`<rect class="%s" x="%.1f" y="%.1f" width="%.1f" height="%.1f"><title>%s to %s tokens: %s, %s</title></rect>`,
-				bar.class, at(c+0.1+0.4*float64(i)), base-high(bar.share), 0.38*wide, high(bar.share),
-				quantity.Grouped(o.From), quantity.Grouped(to), bar.text, percent(bar.share))
+			d.Bar(bar.class, at(c+0.1+0.4*float64(i)), base-high(bar.share), 0.38*wide, high(bar.share),
+				fmt.Sprintf("%s to %s tokens: %s, %s", quantity.Grouped(o.From), quantity.Grouped(max(0, 2*o.From-1)),
+					bar.text, percent(bar.share)))
 		}
 	}
 	if l.Median > 0 {
 		c := float64(column(l.Median))
-		x := at(c + math.Log2(float64(l.Median)) - (c - 1))
-		fmt.Fprintf(&b,
-			`<line class="median" x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f"><title>median: %s tokens</title></line>`,
-			x, x, chartTop, base, quantity.Grouped(l.Median))
+		d.Vertical("median", at(c+math.Log2(float64(l.Median))-(c-1)), chartTop, base,
+			fmt.Sprintf("median: %s tokens", quantity.Grouped(l.Median)))
 	}
-	b.WriteString("</svg>")
-	return template.HTML(b.String())
+	return d.Image("lengths of documents of "+name, "")
 }
 
 func part(n, of int64) float64 {

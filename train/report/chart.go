@@ -8,11 +8,13 @@ import (
 	"sort"
 	"strconv"
 	"strings"
+
+	"mula/internal/chart"
+	"mula/internal/quantity"
 )
 
 // Sizes in units of the drawing, which is scaled to its width on the page. Text is 12 units high.
 const (
-	textWidth  = 6.7 // upper estimate of the mean width of a character
 	lineHeight = 14
 	labelRunes = 22 // longer names are cut in labels; the tooltip has the full name
 	marginTop  = 18
@@ -98,10 +100,10 @@ func (c lineChart) svg() template.HTML {
 	}
 	labels := c.labels()
 	d := newDrawing(c.label, c.width, max(c.height, float64(lineHeight*len(labels)+marginTop+marginFoot)))
-	y := newAxis(y0, y1, d.height-marginFoot, marginTop, int((d.height-60)/38), log)
+	y := chart.NewAxis(y0, y1, d.Height-marginFoot, marginTop, int((d.Height-60)/38), log)
 	if c.percent {
-		for i, v := range y.ticks {
-			y.labels[i] = percent(v, y.ticks)
+		for i, v := range y.Ticks {
+			y.Labels[i] = percent(v, y.Ticks)
 		}
 	}
 	yLabel := c.yLabel
@@ -110,10 +112,10 @@ func (c lineChart) svg() template.HTML {
 	}
 	right := 14.0
 	for _, l := range labels {
-		right = max(right, 24+textWidth*float64(len([]rune(l.text))))
+		right = max(right, 24+chart.TextWidth*float64(len([]rune(l.text))))
 	}
-	left := d.yAxis(y, yLabel, d.width-right)
-	x := newStepAxis(x0, x1, left, d.width-right, int((d.width-right-left)/75))
+	left := d.yAxis(y, yLabel, d.Width-right)
+	x := chart.NewStepAxis(x0, x1, left, d.Width-right, int((d.Width-right-left)/75))
 	d.xAxis(x, c.xLabel)
 	d.hover(x, y, c.percent)
 	d.marks(c.marks, x)
@@ -143,7 +145,7 @@ func (c lineChart) labels() []endLabel {
 		}
 		for _, p := range slices.Backward(s.points) {
 			if finite(p.y) {
-				value := exact(p.y, 3)
+				value := quantity.Exact(p.y, 3)
 				if c.percent {
 					value = percent(p.y, nil)
 				}
@@ -171,74 +173,52 @@ func cut(name string) string {
 	return name
 }
 
-// A drawing collects the elements of one SVG image.
+// A drawing is a chart of a run.
 type drawing struct {
-	strings.Builder
-	width, height float64
-	attributes    string // of the svg element, for the script that shows values
-	label         string
+	chart.Drawing
+	label      string
+	attributes string // of the svg element, for the script that shows values
 }
 
 func newDrawing(label string, width, height float64) *drawing {
-	return &drawing{label: label, width: width, height: height}
+	return &drawing{Drawing: chart.Drawing{Width: width, Height: height}, label: label}
 }
 
-func (d *drawing) end() template.HTML {
-	return template.HTML(fmt.Sprintf(`<svg class="chart" viewBox="0 0 %s %s" role="img" aria-label="%s"%s>`,
-		num(d.width), num(d.height), esc(d.label), d.attributes) +
-		"\n" + d.String() + "</svg>")
-}
-
-func (d *drawing) add(format string, args ...any) { fmt.Fprintf(d, format+"\n", args...) }
-
-func esc(s string) string { return template.HTMLEscapeString(s) }
-
-// num writes a coordinate to a tenth of a unit.
-func num(v float64) string {
-	s := strconv.FormatFloat(v, 'f', 1, 64)
-	s = strings.TrimSuffix(s, ".0")
-	if s == "-0" {
-		return "0"
-	}
-	return s
-}
+func (d *drawing) end() template.HTML { return d.Image(d.label, d.attributes) }
 
 // yAxis draws grid lines up to the right edge of the plot, their labels and the name of the axis.
 // It returns the plot's left edge.
-func (d *drawing) yAxis(y *axis, label string, right float64) (left float64) {
+func (d *drawing) yAxis(y *chart.Axis, label string, right float64) (left float64) {
 	widest := 0
-	for _, l := range y.labels {
+	for _, l := range y.Labels {
 		widest = max(widest, len([]rune(l)))
 	}
-	left = 30 + textWidth*float64(widest)
-	for i, v := range y.ticks {
-		d.add(`<path class="grid" d="M%s %sH%s"/><text class="tick" x="%s" y="%s" text-anchor="end">%s</text>`,
-			num(left), num(y.at(v)), num(right), num(left-6), num(y.at(v)+4), esc(y.labels[i]))
+	left = 30 + chart.TextWidth*float64(widest)
+	for i, v := range y.Ticks {
+		d.Add(`<path class="grid" d="M%s %sH%s"/><text class="tick" x="%s" y="%s" text-anchor="end">%s</text>`,
+			left, y.At(v), right, left-6, y.At(v)+4, chart.Escape(y.Labels[i]))
 	}
-	middle := num((y.from + y.to) / 2)
-	d.add(`<text class="axis" x="12" y="%s" text-anchor="middle" transform="rotate(-90 12 %s)">%s</text>`, middle,
-		middle, esc(label))
+	d.YLabel((y.From+y.To)/2, label)
 	return left
 }
 
-func (d *drawing) xAxis(x *axis, label string) {
-	base := d.height - marginFoot
-	d.add(`<path class="base" d="M%s %sH%s"/>`, num(x.from), num(base), num(x.to))
-	for i, v := range x.ticks {
-		d.add(`<path class="base" d="M%s %sv4"/><text class="tick" x="%s" y="%s" text-anchor="middle">%s</text>`,
-			num(x.at(v)), num(base), num(x.at(v)), num(base+17), esc(x.labels[i]))
+func (d *drawing) xAxis(x *chart.Axis, label string) {
+	base := d.Height - marginFoot
+	d.Add(`<path class="base" d="M%s %sH%s"/>`, x.From, base, x.To)
+	for i, v := range x.Ticks {
+		d.Add(`<path class="base" d="M%s %sv4"/><text class="tick" x="%s" y="%s" text-anchor="middle">%s</text>`,
+			x.At(v), base, x.At(v), base+17, chart.Escape(x.Labels[i]))
 	}
 	if label == "" {
 		label = "step"
 	}
-	d.add(`<text class="axis" x="%s" y="%s" text-anchor="middle">%s</text>`, num((x.from+x.to)/2), num(base+34),
-		esc(label))
+	d.Text("axis", (x.From+x.To)/2, base+34, chart.Middle, label)
 }
 
 // hover writes the attributes with which the script converts coordinates to values.
-func (d *drawing) hover(x, y *axis, percent bool) {
+func (d *drawing) hover(x, y *chart.Axis, percent bool) {
 	scale := "linear"
-	if y.log {
+	if y.Log {
 		scale = "log"
 	}
 	unit := ""
@@ -246,33 +226,34 @@ func (d *drawing) hover(x, y *axis, percent bool) {
 		unit = ` data-percent=""`
 	}
 	d.attributes = fmt.Sprintf(` data-x="%g %g %s %s" data-y="%g %g %s %s" data-scale="%s"%s`,
-		x.lo, x.hi, num(x.from), num(x.to), y.lo, y.hi, num(y.from), num(y.to), scale, unit)
+		x.Lo, x.Hi, chart.Number(x.From), chart.Number(x.To), y.Lo, y.Hi,
+		chart.Number(y.From), chart.Number(y.To), scale, unit)
 }
 
 // marks draws the marks. The first mark of each kind has its word if the word fits.
-func (d *drawing) marks(marks []mark, x *axis) {
+func (d *drawing) marks(marks []mark, x *chart.Axis) {
 	const room = 70 // width of a word
 	named := map[markKind]bool{}
 	var taken []float64
 	for _, m := range marks {
-		at := x.at(m.step)
+		at := x.At(m.step)
 		text := ""
 		if !named[m.kind] && !slices.ContainsFunc(taken, func(t float64) bool { return math.Abs(t-at) < room }) {
 			named[m.kind] = true
 			taken = append(taken, at)
 			anchor := "start"
-			if at > x.to-60 {
+			if at > x.To-60 {
 				anchor = "end"
 			}
-			text = fmt.Sprintf(`<text class="tick" x="%s" y="%d" text-anchor="%s">%s</text>`, num(at), marginTop-6,
+			text = fmt.Sprintf(`<text class="tick" x="%s" y="%d" text-anchor="%s">%s</text>`, chart.Number(at), marginTop-6,
 				anchor, m.kind)
 		}
-		d.add(`<g class="%s"><title>%s</title><path d="M%s %dV%s"/>%s</g>`, markClass[m.kind], esc(m.label), num(at),
-			marginTop-3, num(d.height-marginFoot), text)
+		d.Add(`<g class="%s"><title>%s</title><path d="M%s %dV%s"/>%s</g>`, markClass[m.kind], chart.Escape(m.label), at,
+			marginTop-3, d.Height-marginFoot, text)
 	}
 }
 
-func (d *drawing) curve(s *curveSeries, x, y *axis) {
+func (d *drawing) curve(s *curveSeries, x, y *chart.Axis) {
 	var path strings.Builder
 	open, alone := false, false // within a range without gaps; with one point so far
 	var last string
@@ -283,11 +264,11 @@ func (d *drawing) curve(s *curveSeries, x, y *axis) {
 		open, alone = false, false
 	}
 	for _, p := range s.points {
-		if !finite(p.y) || y.log && p.y <= 0 {
+		if !finite(p.y) || y.Log && p.y <= 0 {
 			finish()
 			continue
 		}
-		at := num(x.at(p.x)) + " " + num(y.at(p.y))
+		at := chart.Number(x.At(p.x)) + " " + chart.Number(y.At(p.y))
 		switch {
 		case !open:
 			path.WriteString("M" + at)
@@ -308,35 +289,35 @@ func (d *drawing) curve(s *curveSeries, x, y *axis) {
 	}
 	name := ""
 	if !s.faint && !s.planned && s.name != "" {
-		name = fmt.Sprintf(` data-name="%s"`, esc(s.name))
+		name = fmt.Sprintf(` data-name="%s"`, chart.Escape(s.name))
 	}
-	d.add(`<path class="%s %s"%s d="%s"/>`, class, strokeClass(s.colour, !s.planned), name, path.String())
+	d.Add(`<path class="%s %s"%s d="%s"/>`, class, strokeClass(s.colour, !s.planned), name, path.String())
 	if !s.dots && len(s.points) > 1 {
 		return
 	}
 	for _, p := range s.points {
-		if finite(p.y) && !(y.log && p.y <= 0) {
-			d.add(`<circle class="dot %s" cx="%s" cy="%s" r="3.5"/>`, fillClass(s.colour), num(x.at(p.x)),
-				num(y.at(p.y)))
+		if finite(p.y) && !(y.Log && p.y <= 0) {
+			d.Add(`<circle class="dot %s" cx="%s" cy="%s" r="3.5"/>`, fillClass(s.colour), x.At(p.x),
+				y.At(p.y))
 		}
 	}
 }
 
 // endLabels writes the names of the curves next to their ends, with a line to the end. It moves
 // labels that would overlap.
-func (d *drawing) endLabels(labels []endLabel, x, y *axis) {
+func (d *drawing) endLabels(labels []endLabel, x, y *chart.Axis) {
 	for i := range labels {
-		labels[i].y = y.at(labels[i].at.y)
+		labels[i].y = y.At(labels[i].at.y)
 	}
-	spread(labels, marginTop, d.height-marginFoot)
+	spread(labels, marginTop, d.Height-marginFoot)
 	for _, l := range labels {
-		fromX, fromY := x.at(l.at.x), y.at(l.at.y)
+		fromX, fromY := x.At(l.at.x), y.At(l.at.y)
 		class := strokeClass(l.colour, false)
-		if fromX < x.to-40 { // the curve ends early: the line must not look like a part of the curve
+		if fromX < x.To-40 { // the curve ends early: the line must not look like a part of the curve
 			class += " far"
 		}
-		d.add(`<path class="leader %s" d="M%s %sL%s %s"/><text class="name" x="%s" y="%s">%s<title>%s</title></text>`,
-			class, num(fromX+2), num(fromY), num(x.to+12), num(l.y), num(x.to+16), num(l.y+4), esc(l.text), esc(l.name))
+		d.Add(`<path class="leader %s" d="M%s %sL%s %s"/><text class="name" x="%s" y="%s">%s<title>%s</title></text>`,
+			class, fromX+2, fromY, x.To+12, l.y, x.To+16, l.y+4, chart.Escape(l.text), chart.Escape(l.name))
 	}
 }
 

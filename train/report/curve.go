@@ -1,6 +1,8 @@
 package report
 
-import "math"
+import (
+	"math"
+)
 
 // point is a value of a curve at a step. A curve breaks at a point whose y is NaN.
 type point struct{ x, y float64 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"mula/internal/page"
+	"mula/internal/quantity"
 )
 
 // The widths and heights of drawings: over the full page, and in two columns.
@@ -435,10 +436,10 @@ func loadFigure(r *Run) page.Figure {
 		}
 		b := balanceOf(counts)
 		m.values = append(m.values, row)
-		m.notes = append(m.notes, exact(b.MaxOverMean, 3)+"×, "+exact(b.Entropy, 3))
+		m.notes = append(m.notes, quantity.Exact(b.MaxOverMean, 3)+"×, "+quantity.Exact(b.Entropy, 3))
 		m.titles = append(m.titles, fmt.Sprintf("layer %d: busiest expert %d with %s × the mean, least busy expert %d "+
 			"with %s ×",
-			layer, busiest, exact(row[busiest], 3), least, exact(row[least], 3)))
+			layer, busiest, quantity.Exact(row[busiest], 3), least, quantity.Exact(row[least], 3)))
 	}
 	over := fmt.Sprintf("the last %d steps", r.LoadSteps)
 	if r.LoadSteps == 1 {
@@ -585,7 +586,7 @@ func routerEntropyFigure(r *Run) page.Figure {
 	text := "Mean over tokens of the entropy of the router's distribution over the experts"
 	if len(r.ExpertLoad) > 0 {
 		text += fmt.Sprintf(": at most ln %d = %s, if all experts are equally likely; 0 if a single expert is certain",
-			len(r.ExpertLoad[0]), exact(math.Log(float64(len(r.ExpertLoad[0]))), 3))
+			len(r.ExpertLoad[0]), quantity.Exact(math.Log(float64(len(r.ExpertLoad[0]))), 3))
 	}
 	text += "."
 	if span > 1 {

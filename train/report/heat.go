@@ -5,6 +5,8 @@ import (
 	"html/template"
 	"math"
 	"strings"
+
+	"mula/internal/chart"
 )
 
 // A heatMap draws numbers around 1 as colours: neutral at 1, one hue below 1 and another above. The
@@ -30,15 +32,15 @@ func (m *heatMap) svg() template.HTML {
 	rowHeight := min(max(320/float64(len(m.values)), 7), 20)
 	noteWidth := 14.0
 	for _, n := range m.notes {
-		noteWidth = max(noteWidth, 14+textWidth*float64(len([]rune(n))))
+		noteWidth = max(noteWidth, 14+chart.TextWidth*float64(len([]rune(n))))
 	}
 	if m.notes != nil {
-		noteWidth = max(noteWidth, 14+textWidth*float64(len([]rune(m.noteHead))))
+		noteWidth = max(noteWidth, 14+chart.TextWidth*float64(len([]rune(m.noteHead))))
 	}
 	top := 54.0
 	d := newDrawing(m.label, m.width, top+rowHeight*float64(len(m.values))+marginFoot)
-	left := 30 + textWidth*float64(len(fmt.Sprint(len(m.values)-1)))
-	right := d.width - noteWidth
+	left := 30 + chart.TextWidth*float64(len(fmt.Sprint(len(m.values)-1)))
+	right := d.Width - noteWidth
 	octaves := m.octaves()
 	d.scale(left, octaves, m.scaleLabel)
 
@@ -47,25 +49,23 @@ func (m *heatMap) svg() template.HTML {
 		y := top + rowHeight*float64(r)
 		title := ""
 		if m.titles != nil {
-			title = "<title>" + esc(m.titles[r]) + "</title>"
+			title = "<title>" + chart.Escape(m.titles[r]) + "</title>"
 		}
-		d.add(`<g>%s%s`, title, m.row(r, octaves, left, right, y, rowHeight))
+		d.Add(`<g>%s%s`, title, m.row(r, octaves, left, right, y, rowHeight))
 		if r%every == 0 {
-			d.add(`<text class="tick" x="%s" y="%s" text-anchor="end">%d</text>`, num(left-6), num(y+rowHeight/2+4), r)
+			d.Add(`<text class="tick" x="%s" y="%s" text-anchor="end">%d</text>`, left-6, y+rowHeight/2+4, r)
 			if m.notes != nil {
-				d.add(`<text class="tick" x="%s" y="%s">%s</text>`, num(right+8), num(y+rowHeight/2+4), esc(m.notes[r]))
+				d.Add(`<text class="tick" x="%s" y="%s">%s</text>`, right+8, y+rowHeight/2+4, chart.Escape(m.notes[r]))
 			}
 		}
-		d.add(`</g>`)
+		d.Add(`</g>`)
 	}
 	if m.notes != nil {
-		d.add(`<text class="axis" x="%s" y="%s">%s</text>`, num(right+8), num(top-8), esc(m.noteHead))
+		d.Add(`<text class="axis" x="%s" y="%s">%s</text>`, right+8, top-8, chart.Escape(m.noteHead))
 	}
-	middle := num(top + rowHeight*float64(len(m.values))/2)
-	d.add(`<text class="axis" x="12" y="%s" text-anchor="middle" transform="rotate(-90 12 %s)">%s</text>`, middle,
-		middle, esc(m.rowName))
+	d.YLabel(top+rowHeight*float64(len(m.values))/2, m.rowName)
 	if m.overSteps {
-		d.xAxis(newStepAxis(m.xLo, m.xHi, left, right, int((right-left)/75)), m.xLabel)
+		d.xAxis(chart.NewStepAxis(m.xLo, m.xHi, left, right, int((right-left)/75)), m.xLabel)
 	} else {
 		m.columnNumbers(d, left, right)
 	}
@@ -84,8 +84,8 @@ func (m *heatMap) row(r, octaves int, left, right, y, height float64) string {
 			end++
 		}
 		if class >= 0 {
-			fmt.Fprintf(&b, `<path class="h%d" d="M%s %sH%sv%sH%sz"/>`, class, num(at(c)), num(y), num(at(end)),
-				num(height-0.6), num(at(c)))
+			fmt.Fprintf(&b, `<path class="h%d" d="M%s %sH%sv%sH%sz"/>`, class, chart.Number(at(c)), chart.Number(y), chart.Number(at(end)),
+				chart.Number(height-0.6), chart.Number(at(c)))
 		}
 		c = end
 	}
@@ -95,7 +95,7 @@ func (m *heatMap) row(r, octaves int, left, right, y, height float64) string {
 // columnNumbers writes the numbers of columns below their centres.
 func (m *heatMap) columnNumbers(d *drawing, left, right float64) {
 	columns := len(m.values[0])
-	base := d.height - marginFoot
+	base := d.Height - marginFoot
 	every := 1
 	for _, e := range []int{1, 2, 4, 8, 16, 32, 64, 128, 256} {
 		every = e
@@ -105,10 +105,9 @@ func (m *heatMap) columnNumbers(d *drawing, left, right float64) {
 	}
 	for c := 0; c < columns; c += every {
 		x := left + (right-left)*(float64(c)+0.5)/float64(columns)
-		d.add(`<text class="tick" x="%s" y="%s" text-anchor="middle">%d</text>`, num(x), num(base+15), c)
+		d.Add(`<text class="tick" x="%s" y="%s" text-anchor="middle">%d</text>`, x, base+15, c)
 	}
-	d.add(`<text class="axis" x="%s" y="%s" text-anchor="middle">%s</text>`, num((left+right)/2), num(base+34),
-		esc(m.xLabel))
+	d.Text("axis", (left+right)/2, base+34, chart.Middle, m.xLabel)
 }
 
 // octaves returns the extent of the scale to each side, in powers of 2.
@@ -139,15 +138,15 @@ func heatClass(v float64, octaves int) int {
 func (d *drawing) scale(left float64, octaves int, label string) {
 	const cell, y = 15, 6
 	for i := range 2*heatSteps + 1 {
-		d.add(`<path class="h%d" d="M%s %dh%dv10h-%dz"/>`, i, num(left+float64(i*cell)), y, cell, cell)
+		d.Add(`<path class="h%d" d="M%s %dh%dv10h-%dz"/>`, i, left+float64(i*cell), y, cell, cell)
 	}
 	texts := []string{"≤ ¼", "½", "1", "2", "≥ 4"}
 	if octaves == 4 {
 		texts = []string{"≤ 1/16", "¼", "1", "4", "≥ 16"}
 	}
 	for i, text := range texts {
-		d.add(`<text class="tick" x="%s" y="%d" text-anchor="middle">%s</text>`,
-			num(left+float64(i*heatSteps/2*cell)+cell/2.0), y+24, text)
+		d.Add(`<text class="tick" x="%s" y="%d" text-anchor="middle">%s</text>`,
+			left+float64(i*heatSteps/2*cell)+cell/2.0, y+24, text)
 	}
-	d.add(`<text class="axis" x="%s" y="%d">%s</text>`, num(left+float64((2*heatSteps+1)*cell)+14), y+10, esc(label))
+	d.Add(`<text class="axis" x="%s" y="%d">%s</text>`, left+float64((2*heatSteps+1)*cell)+14, y+10, chart.Escape(label))
 }

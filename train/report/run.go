@@ -16,6 +16,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"mula/internal/quantity"
 )
 
 const (
@@ -99,7 +101,7 @@ func (s Spike) String() string {
 	if s.NotFinite {
 		return what + " not finite"
 	}
-	return what + " " + exact(s.Value, 4) + " beyond " + exact(s.Limit, 4)
+	return what + " " + quantity.Exact(s.Value, 4) + " beyond " + quantity.Exact(s.Limit, 4)
 }
 
 // A Rollback is a return of the run to a checkpoint before a spike. The metrics do not contain the

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"html/template"
 	"strings"
+
+	"mula/internal/chart"
 )
 
 // A shareChart draws the share of each source in every range of steps, as bands that add up to 1.
@@ -33,22 +35,22 @@ func (c *shareChart) svg() template.HTML {
 		labels[i] = endLabel{text: cut(name) + " " + percent(last[i], nil), name: name,
 			at: point{c.edges[len(c.edges)-1], below + last[i]/2}, colour: i}
 		below += last[i]
-		right = max(right, 24+textWidth*float64(len([]rune(labels[i].text))))
+		right = max(right, 24+chart.TextWidth*float64(len([]rune(labels[i].text))))
 	}
 	d := newDrawing(c.label, c.width, max(c.height, float64(lineHeight*len(labels)+marginTop+marginFoot)))
-	y := newAxis(0, 1, d.height-marginFoot, marginTop, 5, false)
-	for i, v := range y.ticks {
-		y.labels[i] = percent(v, y.ticks)
+	y := chart.NewAxis(0, 1, d.Height-marginFoot, marginTop, 5, false)
+	for i, v := range y.Ticks {
+		y.Labels[i] = percent(v, y.Ticks)
 	}
-	left := d.yAxis(y, "share of samples drawn", d.width-right)
-	x := newStepAxis(c.edges[0], c.edges[len(c.edges)-1], left, d.width-right, int((d.width-right-left)/75))
+	left := d.yAxis(y, "share of samples drawn", d.Width-right)
+	x := chart.NewStepAxis(c.edges[0], c.edges[len(c.edges)-1], left, d.Width-right, int((d.Width-right-left)/75))
 	base := make([]float64, len(c.shares))
 	for i, name := range c.names {
 		top := make([]float64, len(c.shares))
 		for j := range c.shares {
 			top[j] = base[j] + c.shares[j][i]
 		}
-		d.add(`<path class="band %s" d="%s"><title>%s</title></path>`, fillClass(i), c.band(base, top, x, y), esc(name))
+		d.Add(`<path class="band %s" d="%s"><title>%s</title></path>`, fillClass(i), c.band(base, top, x, y), chart.Escape(name))
 		base = top
 	}
 	if c.planned != nil {
@@ -56,9 +58,9 @@ func (c *shareChart) svg() template.HTML {
 		var path strings.Builder
 		for _, p := range c.planned[:len(c.planned)-1] {
 			below += p
-			fmt.Fprintf(&path, "M%s %sH%s", num(x.from), num(y.at(below)), num(x.to))
+			fmt.Fprintf(&path, "M%s %sH%s", chart.Number(x.From), chart.Number(y.At(below)), chart.Number(x.To))
 		}
-		d.add(`<path class="border" d="%s"/>`, path.String())
+		d.Add(`<path class="border" d="%s"/>`, path.String())
 	}
 	d.xAxis(x, "")
 	d.marks(c.marks, x)
@@ -68,22 +70,22 @@ func (c *shareChart) svg() template.HTML {
 
 // band outlines the area between two step curves: to the right along the top, back along the
 // bottom.
-func (c *shareChart) band(bottom, top []float64, x, y *axis) string {
+func (c *shareChart) band(bottom, top []float64, x, y *chart.Axis) string {
 	var b strings.Builder
 	n := len(top)
-	fmt.Fprintf(&b, "M%s %s", num(x.at(c.edges[0])), num(y.at(top[0])))
+	fmt.Fprintf(&b, "M%s %s", chart.Number(x.At(c.edges[0])), chart.Number(y.At(top[0])))
 	for j := range n {
-		if j > 0 && num(y.at(top[j])) != num(y.at(top[j-1])) {
-			fmt.Fprintf(&b, "H%sV%s", num(x.at(c.edges[j])), num(y.at(top[j])))
+		if j > 0 && chart.Number(y.At(top[j])) != chart.Number(y.At(top[j-1])) {
+			fmt.Fprintf(&b, "H%sV%s", chart.Number(x.At(c.edges[j])), chart.Number(y.At(top[j])))
 		}
 	}
-	fmt.Fprintf(&b, "H%sV%s", num(x.at(c.edges[n])), num(y.at(bottom[n-1])))
+	fmt.Fprintf(&b, "H%sV%s", chart.Number(x.At(c.edges[n])), chart.Number(y.At(bottom[n-1])))
 	for j := n - 1; j > 0; j-- {
-		if num(y.at(bottom[j])) != num(y.at(bottom[j-1])) {
-			fmt.Fprintf(&b, "H%sV%s", num(x.at(c.edges[j])), num(y.at(bottom[j-1])))
+		if chart.Number(y.At(bottom[j])) != chart.Number(y.At(bottom[j-1])) {
+			fmt.Fprintf(&b, "H%sV%s", chart.Number(x.At(c.edges[j])), chart.Number(y.At(bottom[j-1])))
 		}
 	}
-	fmt.Fprintf(&b, "H%sZ", num(x.at(c.edges[0])))
+	fmt.Fprintf(&b, "H%sZ", chart.Number(x.At(c.edges[0])))
 	return b.String()
 }
 

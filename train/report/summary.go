@@ -80,9 +80,9 @@ func summarise(names []string, runs []*Run) summary {
 		case 0:
 			return ""
 		case 1:
-			return exact(r.Evaluations[0].Loss, 4)
+			return quantity.Exact(r.Evaluations[0].Loss, 4)
 		default:
-			return exact(r.Evaluations[0].Loss, 4) + " → " + exact(r.Evaluations[n-1].Loss, 4)
+			return quantity.Exact(r.Evaluations[0].Loss, 4) + " → " + quantity.Exact(r.Evaluations[n-1].Loss, 4)
 		}
 	}))
 	add("tokens/s, median", text(func(r *Run) string {
@@ -96,7 +96,7 @@ func summarise(names []string, runs []*Run) summary {
 			return ""
 		}
 		if m := median(speeds); m < 1000 || m >= 1e15 {
-			return exact(m, 4)
+			return quantity.Exact(m, 4)
 		} else {
 			return quantity.Grouped(int64(math.Round(m)))
 		}
@@ -113,7 +113,7 @@ func summarise(names []string, runs []*Run) summary {
 		}
 		t := percent(median(shares), nil)
 		if r.Info.PeakFLOPS > 0 {
-			t += " of " + short(r.Info.PeakFLOPS/1e9, 4) + " GFLOP/s"
+			t += " of " + quantity.Short(r.Info.PeakFLOPS/1e9, 4) + " GFLOP/s"
 		}
 		return t
 	}))
@@ -220,11 +220,11 @@ func lossSpan(r *Run) string {
 	case n == 0:
 		return ""
 	case n == 1:
-		return exact(losses[0], 4)
+		return quantity.Exact(losses[0], 4)
 	}
-	t := exact(losses[0], 4) + " → " + exact(losses[n-1], 4)
+	t := quantity.Exact(losses[0], 4) + " → " + quantity.Exact(losses[n-1], 4)
 	if k := min(50, n/10); k > 1 {
-		t += fmt.Sprintf(" (mean of the last %d steps: %s)", k, short(sum(losses[n-k:])/float64(k), 4))
+		t += fmt.Sprintf(" (mean of the last %d steps: %s)", k, quantity.Short(sum(losses[n-k:])/float64(k), 4))
 	}
 	return t
 }
@@ -241,13 +241,13 @@ func duration(seconds float64) string {
 	case seconds == 0:
 		return ""
 	case seconds < 60:
-		return short(seconds, 3) + " s"
+		return quantity.Short(seconds, 3) + " s"
 	case seconds < 3600:
 		return fmt.Sprintf("%d min %02d s", int(seconds)/60, int(seconds)%60)
 	case seconds < 1e12:
 		return fmt.Sprintf("%d h %02d min", int(seconds)/3600, int(seconds)/60%60)
 	}
-	return short(seconds, 3) + " s"
+	return quantity.Short(seconds, 3) + " s"
 }
 
 // A sourceRow is a line of the table of sources.
@@ -270,7 +270,7 @@ func sourceRows(r *Run) []sourceRow {
 	planned := plannedShares(r)
 	rows := make([]sourceRow, len(drawn))
 	for i, name := range r.Info.Sources {
-		row := sourceRow{Class: fillClass(i), Name: name, Samples: short(drawn[i], 15)}
+		row := sourceRow{Class: fillClass(i), Name: name, Samples: quantity.Short(drawn[i], 15)}
 		if drawn[i] < 1<<53 {
 			row.Samples = quantity.Grouped(int64(drawn[i]))
 		}
@@ -290,7 +290,7 @@ func sourceRows(r *Run) []sourceRow {
 		row.FirstLoss, row.LastLoss = sourceLossSpan(r, i)
 		for _, e := range slices.Backward(r.Evaluations) {
 			if !math.IsNaN(e.SourceLoss[i]) {
-				row.Evaluation = exact(e.SourceLoss[i], 4)
+				row.Evaluation = quantity.Exact(e.SourceLoss[i], 4)
 				break
 			}
 		}
@@ -305,7 +305,7 @@ func sourceLossSpan(r *Run, source int) (first, last string) {
 	curve := sourceCurve(r, source)
 	for _, p := range curve {
 		if finite(p.y) {
-			first = exact(p.y, 4)
+			first = quantity.Exact(p.y, 4)
 			break
 		}
 	}
@@ -314,7 +314,7 @@ func sourceLossSpan(r *Run, source int) (first, last string) {
 	}
 	for _, p := range slices.Backward(smooth(curve, sourceWeights(r, source), smoothSpan(len(curve)))) {
 		if finite(p.y) { // the last step of a short run, which is not smoothed, may have no sample of the source
-			return first, exact(p.y, 4)
+			return first, quantity.Exact(p.y, 4)
 		}
 	}
 	return first, ""

@@ -1,4 +1,4 @@
-package report
+package chart
 
 import (
 	"math"
@@ -9,7 +9,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-func TestTicks(t *testing.T) {
+func TestAxis(t *testing.T) {
 	for _, test := range []struct {
 		lo, hi float64
 		n      int
@@ -32,8 +32,8 @@ func TestTicks(t *testing.T) {
 		{1, 50, 5, true, "1 2 5 10 20 50"},
 		{1e-12, 1, 5, true, "1e-12 1e-10 1e-8 1e-6 1e-4 0.01 1"},
 	} {
-		a := newAxis(test.lo, test.hi, 0, 100, test.n, test.log)
-		if got := strings.Join(a.labels, " "); got != test.want {
+		a := NewAxis(test.lo, test.hi, 0, 100, test.n, test.log)
+		if got := strings.Join(a.Labels, " "); got != test.want {
 			t.Errorf("%g to %g: %s, want %s", test.lo, test.hi, got, test.want)
 		}
 	}
@@ -41,53 +41,56 @@ func TestTicks(t *testing.T) {
 		lo, hi float64
 		want   string
 	}{{0, 0, "0 1"}, {0, 1, "0 1"}, {0, 3, "0 1 2 3"}, {7, 9, "7 8 9"}, {0, 400, "0 100 200 300 400"}} {
-		if got := strings.Join(newStepAxis(test.lo, test.hi, 0, 100, 5).labels, " "); got != test.want {
+		if got := strings.Join(NewStepAxis(test.lo, test.hi, 0, 100, 5).Labels, " "); got != test.want {
 			t.Errorf("steps %g to %g: %s, want %s", test.lo, test.hi, got, test.want)
 		}
 	}
 }
 
 // Ticks lie on the axis, rise, are as many as a reader can take in, and have labels that differ.
-func TestTicksAnywhere(t *testing.T) {
+func TestAnyAxis(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		lo := rapid.Float64Range(-1e12, 1e12).Draw(t, "lo") * math.Pow(10,
 			float64(rapid.IntRange(-20, 3).Draw(t, "power")))
 		span := math.Abs(lo) * math.Pow(10, rapid.Float64Range(-6, 6).Draw(t, "span"))
 		n := rapid.IntRange(2, 9).Draw(t, "n")
-		a := newAxis(lo, lo+span, 500, 20, n, false)
-		if len(a.ticks) < 2 || len(a.ticks) > 2*n+1 || len(a.labels) != len(a.ticks) {
-			t.Fatalf("%d ticks", len(a.ticks))
+		a := NewAxis(lo, lo+span, 500, 20, n, false)
+		if len(a.Ticks) < 2 || len(a.Ticks) > 2*n+1 || len(a.Labels) != len(a.Ticks) {
+			t.Fatalf("%d ticks", len(a.Ticks))
 		}
-		for i, v := range a.ticks {
-			if at := a.at(v); at < 19.999 || at > 500.001 || i > 0 && !(v > a.ticks[i-1]) {
-				t.Fatalf("tick %g of %g to %g is at %g, after %v", v, a.lo, a.hi, at, a.ticks[:i])
+		for i, v := range a.Ticks {
+			if at := a.At(v); at < 19.999 || at > 500.001 || i > 0 && !(v > a.Ticks[i-1]) {
+				t.Fatalf("tick %g of %g to %g is at %g, after %v", v, a.Lo, a.Hi, at, a.Ticks[:i])
 			}
 		}
-		labels := slices.Clone(a.labels)
-		if slices.Sort(labels); len(slices.Compact(labels)) != len(a.labels) {
-			t.Fatalf("equal labels: %v for %v", a.labels, a.ticks)
+		labels := slices.Clone(a.Labels)
+		if slices.Sort(labels); len(slices.Compact(labels)) != len(a.Labels) {
+			t.Fatalf("equal labels: %v for %v", a.Labels, a.Ticks)
 		}
 	})
 }
 
-func TestShort(t *testing.T) {
+func TestTicks(t *testing.T) {
 	for _, test := range []struct {
-		v      float64
-		digits int
-		short  string
-		exact  string
+		lo, hi float64
+		n      int
+		want   []float64
 	}{
-		{0, 3, "0", "0"}, {2.5, 3, "2.5", "2.50"}, {3.14159, 3, "3.14", "3.14"}, {2831.4, 3, "2831", "2831"}, {123456,
-			3, "123k", "123k"}, {0.05, 3, "0.05", "0.0500"},
-		{4e-4, 3, "4e-4", "4.00e-4"}, {-1.25e-7, 3, "-1.25e-7", "-1.25e-7"}, {1e18, 3, "1e18", "1.00e18"}, {7.5e9, 2,
-			"7.5B", "7.5B"}, {-10, 3, "-10", "-10.0"},
-		{math.NaN(), 3, "–", "–"},
+		{0, 100, 5, []float64{0, 20, 40, 60, 80, 100}}, {-1, 1, 4, []float64{-1, -0.5, 0, 0.5, 1}}, {2.55, 9.36, 5,
+			[]float64{4, 6, 8}},
+		{3.9, 6.1, 1, []float64{4, 6}}, // multiples of 5 would be one
 	} {
-		if got := short(test.v, test.digits); got != test.short {
-			t.Errorf("short(%g): %s, want %s", test.v, got, test.short)
+		got := Ticks(test.lo, test.hi, test.n)
+		for i := range got {
+			got[i] = math.Round(got[i]*1e9) / 1e9
 		}
-		if got := exact(test.v, test.digits); got != test.exact {
-			t.Errorf("exact(%g): %s, want %s", test.v, got, test.exact)
+		if !slices.Equal(got, test.want) {
+			t.Errorf("%g to %g: %g, want %g", test.lo, test.hi, got, test.want)
+		}
+		for _, v := range got {
+			if v == 0 && math.Signbit(v) {
+				t.Errorf("%g to %g: a zero with a sign", test.lo, test.hi)
+			}
 		}
 	}
 }
