@@ -143,13 +143,13 @@ func padOf(text string) (*int64, error) {
 func sealOptions(p *progress) blend.SealOptions {
 	return blend.SealOptions{
 		Progress: func(h blend.HashProgress) {
-			p.update(fmt.Sprintf("hashing shards without a manifest: %s of %s, %s", bytesText(h.Bytes),
-				bytesText(h.Total), h.Path),
+			p.update(fmt.Sprintf("hashing shards without a manifest: %s of %s, %s", quantity.Bytes(h.Bytes),
+				quantity.Bytes(h.Total), h.Path),
 				float64(h.Bytes), float64(h.Total))
 		},
 		Packing: func(k blend.PackProgress) {
-			p.update(fmt.Sprintf("packing documents: %s of %s tokens, source %s", tokensText(k.Tokens),
-				tokensText(k.Total), printable(k.Source)),
+			p.update(fmt.Sprintf("packing documents: %s of %s tokens, source %s", quantity.Tokens(k.Tokens),
+				quantity.Tokens(k.Total), printable(k.Source)),
 				float64(k.Tokens), float64(k.Total))
 		},
 		Waiting: func(message string) { p.line("%s", message) },
@@ -168,7 +168,7 @@ func writePlan(c *cli.Context, p *progress, plan *blend.Plan) error {
 	p.end()
 	if n := foreignShards(plan); n > 0 {
 		p.line("note: %s without a manifest (.json): hashed now, but their tokenizer is unknown; `mula check` "+
-			"examines their ids", plural(n, "shard"))
+			"examines their ids", quantity.Plural(n, "shard"))
 	}
 	summary := plan.Summary()
 	if c.Bool("json") {
@@ -214,7 +214,7 @@ func printSummary(w io.Writer, s *blend.Summary) {
 		t := newTable("source", "non-empty", "cut", "pieces", "padding", "share")
 		for _, source := range s.Sources {
 			k := source.Packing
-			t.row(printable(source.Name), k.Documents, k.Cut, k.Pieces, k.Padding, fmt.Sprintf("%.3f %%", 100*k.Share))
+			t.row(printable(source.Name), k.Documents, k.Cut, k.Pieces, k.Padding, quantity.FixedPercent(k.Share, 3))
 		}
 		t.write(w)
 	}
@@ -228,7 +228,7 @@ func printSummary(w io.Writer, s *blend.Summary) {
 				t.row(printable(source.Name), "paused", "", "", "", "")
 				continue
 			}
-			t.row(printable(source.Name), weightText(take.Weight), fmt.Sprintf("%.3f %%", 100*take.Share), take.Samples,
+			t.row(printable(source.Name), weightText(take.Weight), quantity.FixedPercent(take.Share, 3), take.Samples,
 				fmt.Sprintf("%.3f", take.Epochs), take.Repeats)
 		}
 		t.write(w)
@@ -237,7 +237,7 @@ func printSummary(w io.Writer, s *blend.Summary) {
 	for _, source := range s.Sources {
 		if source.Empty > 0 {
 			notes = append(notes, fmt.Sprintf("source %s has %s that are too short for a window", source.Name,
-				plural(int64(source.Empty), "shard")))
+				quantity.Plural(int64(source.Empty), "shard")))
 		}
 	}
 	if s.Skipped > 0 {
@@ -247,9 +247,9 @@ func printSummary(w io.Writer, s *blend.Summary) {
 	if len(notes) > 0 {
 		fmt.Fprintf(w, "\nnote: %s\n", strings.Join(notes, "; "))
 	}
-	fmt.Fprintf(w, "\n%s of %s tokens, %s tokens in total\n", plural(s.Length-s.Skipped, "sample"),
+	fmt.Fprintf(w, "\n%s of %s tokens, %s tokens in total\n", quantity.Plural(s.Length-s.Skipped, "sample"),
 		quantity.Grouped(int64(s.SequenceLength)),
-		tokensText((s.Length-s.Skipped)*int64(s.SequenceLength)))
+		quantity.Tokens((s.Length-s.Skipped)*int64(s.SequenceLength)))
 }
 
 // numbered describes a range: position 3, or positions 3 to 5.

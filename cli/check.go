@@ -12,6 +12,7 @@ import (
 
 	"mula/blend"
 	"mula/internal/atomicfile"
+	"mula/internal/quantity"
 	"mula/shards"
 	"mula/shards/audit"
 )
@@ -82,7 +83,8 @@ func runCheck(c *cli.Context) error {
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
 	report, err := check(c, func(path string, done, total int64) {
-		p.update(fmt.Sprintf("%s of %s, %s", bytesText(done), bytesText(total), path), float64(done), float64(total))
+		p.update(fmt.Sprintf("%s of %s, %s", quantity.Bytes(done), quantity.Bytes(total), path), float64(done),
+			float64(total))
 	})
 	if err != nil {
 		return err
@@ -113,7 +115,7 @@ func runCheck(c *cli.Context) error {
 		return errors.New("the shards have the errors listed above")
 	}
 	if !c.Bool("json") {
-		n := plural(int64(len(report.Shards)), "shard")
+		n := quantity.Plural(int64(len(report.Shards)), "shard")
 		if ofPlan {
 			fmt.Fprintf(w, "%s: all bytes match the plan\n", n)
 		} else {

@@ -152,14 +152,6 @@ func printable(text string) string {
 	return b.String()
 }
 
-// plural returns n and the noun in the singular or plural.
-func plural(n int64, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return quantity.Grouped(n) + " " + noun + "s"
-}
-
 // atMost returns an error if a flag is negative or above limit.
 func atMost(c *cli.Context, limit int64, names ...string) error {
 	for _, name := range names {

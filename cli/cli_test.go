@@ -16,6 +16,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"mula/internal/atomicfile"
+	"mula/internal/quantity"
 	"mula/internal/version"
 )
 
@@ -240,21 +241,6 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-func TestNumbersForPeople(t *testing.T) {
-	for n, want := range map[int64]string{0: "0 B", 999: "999 B", 1000: "1.00 kB", 12345: "12.3 kB", 999499: "999 kB",
-		999501: "1.00 MB", 4_070_000_000_000: "4.07 TB"} {
-		if got := bytesText(n); got != want {
-			t.Errorf("bytesText(%d) = %q, want %q", n, got, want)
-		}
-	}
-	for n, want := range map[int64]string{12: "12", 6_291_456: "6.29 M", 4_070_000_000_000: "4.07 T",
-		2_000_000_000: "2.00 B"} {
-		if got := tokensText(n); got != want {
-			t.Errorf("tokensText(%d) = %q, want %q", n, got, want)
-		}
-	}
-}
-
 func TestWholeCharacters(t *testing.T) {
 	for text, want := range map[string]int{"": 0, "a": 1, "a\xc3": 1, "a\xc3\xa9": 3, "\xe2\x82": 0, "\xe2\x82\xac": 3,
 		"\xf0\x9f\x98": 0, "\xff": 1, "x\x80\x80\x80\x80": 5} {
@@ -294,7 +280,7 @@ func TestLostOutput(t *testing.T) {
 
 func TestPlural(t *testing.T) {
 	for n, want := range map[int64]string{0: "0 steps", 1: "1 step", 2: "2 steps", 1234: "1,234 steps"} {
-		if got := plural(n, "step"); got != want {
+		if got := quantity.Plural(n, "step"); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}

@@ -122,7 +122,8 @@ func runConvert(c *cli.Context) error {
 		Options: formats.Options{SizeLimit: sizeLimit, Compression: c.String("mds-compression"),
 			TokenizerName: c.String("tokenizer-name")},
 		Progress: func(documents, tokens int64) {
-			p.update(fmt.Sprintf("%s documents, %s tokens written", quantity.Grouped(documents), tokensText(tokens)), 0,
+			p.update(fmt.Sprintf("%s documents, %s tokens written", quantity.Grouped(documents),
+				quantity.Tokens(tokens)), 0,
 				0)
 		},
 	}
@@ -137,13 +138,14 @@ func runConvert(c *cli.Context) error {
 	}
 	t := newTable("shard", "documents", "tokens", "type", "size")
 	for _, s := range done.Shards {
-		t.row(filepath.ToSlash(s.Prefix), s.Documents, s.Tokens, s.DType, bytesText(s.Bytes))
+		t.row(filepath.ToSlash(s.Prefix), s.Documents, s.Tokens, s.DType, quantity.Bytes(s.Bytes))
 	}
 	t.write(w)
-	fmt.Fprintf(w, "%s, %s in the layout %s\n", plural(done.Documents, "document"), plural(done.Tokens, "token"),
+	fmt.Fprintf(w, "%s, %s in the layout %s\n", quantity.Plural(done.Documents, "document"),
+		quantity.Plural(done.Tokens, "token"),
 		to.Name)
 	if done.Dropped > 0 {
-		fmt.Fprintf(w, "  %s without tokens skipped\n", plural(done.Dropped, "document"))
+		fmt.Fprintf(w, "  %s without tokens skipped\n", quantity.Plural(done.Dropped, "document"))
 	}
 	if done.Counts != "" {
 		fmt.Fprintf(w, "  counted in %s\n", filepath.ToSlash(done.Counts))

@@ -251,9 +251,10 @@ func (r *devicesReport) write(w io.Writer, probe bool) {
 		}
 		text := fmt.Sprintf("\n%s\n  driver %s of %s; %s\n  %s%s; memory %s, at most %s per buffer, local %s; "+
 			"work-groups of at most %s\n  sub-groups: %s; matrix instructions: %s; fp16: %s; bf16: %s\n",
-			d.Name, o.Driver, o.Platform, o.Version, plural(int64(o.ComputeUnits), "compute unit"), clock,
-			bytesText(o.Memory), bytesText(o.MaxBuffer), bytesText(o.LocalMemory),
-			plural(int64(o.MaxWorkGroup), "work-item"), groups, word[o.MatrixInstructions], word[o.FP16], word[o.BF16])
+			d.Name, o.Driver, o.Platform, o.Version, quantity.Plural(int64(o.ComputeUnits), "compute unit"), clock,
+			quantity.Bytes(o.Memory), quantity.Bytes(o.MaxBuffer), quantity.Bytes(o.LocalMemory),
+			quantity.Plural(int64(o.MaxWorkGroup), "work-item"), groups, word[o.MatrixInstructions], word[o.FP16],
+			word[o.BF16])
 		if o.Kernel != "" {
 			text += fmt.Sprintf("  measured with the kernels copy and %s, by the device's clock\n", o.Kernel)
 		}

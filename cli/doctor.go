@@ -9,6 +9,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"mula/doctor"
+	"mula/internal/quantity"
 )
 
 func doctorCommand() *cli.Command {
@@ -65,8 +66,8 @@ func runDoctor(c *cli.Context) error {
 			return err
 		}
 	} else {
-		fmt.Fprintf(c.App.Writer, "%d ok, %s, %s\n", report.OK, plural(int64(report.Warnings), "warning"),
-			plural(int64(report.Errors), "error"))
+		fmt.Fprintf(c.App.Writer, "%d ok, %s, %s\n", report.OK, quantity.Plural(int64(report.Warnings), "warning"),
+			quantity.Plural(int64(report.Errors), "error"))
 	}
 	if report.Errors > 0 {
 		return exitCode(exitFailed)

@@ -305,12 +305,13 @@ func (e *estimateReport) write(w io.Writer) {
 	r := e.Results[0]
 	l := r.Layout
 	fmt.Fprintf(w, "%s on %s: %s parameters, %s active; expert_dp %d × ep %d × pp %d = %s\n", r.Model, r.Machine.Name,
-		tokensText(r.Parameters), tokensText(r.Active),
-		l.DP, l.EP, l.PP, plural(int64(l.Ranks()), "rank"))
+		quantity.Tokens(r.Parameters), quantity.Tokens(r.Active),
+		l.DP, l.EP, l.PP, quantity.Plural(int64(l.Ranks()), "rank"))
 	fmt.Fprintf(w,
 		"step: %s sequences of %s = %s tokens; sequences per data rank: %d, %d at a time; dispatch %s; recompute %s\n",
-		quantity.Grouped(int64(l.BatchSize)), plural(int64(l.SequenceLength), "token"),
-		tokensText(int64(l.BatchSize)*int64(l.SequenceLength)), l.Sequences(), min(l.Sequences(), l.MicroBatchSize),
+		quantity.Grouped(int64(l.BatchSize)), quantity.Plural(int64(l.SequenceLength), "token"),
+		quantity.Tokens(int64(l.BatchSize)*int64(l.SequenceLength)), l.Sequences(), min(l.Sequences(),
+			l.MicroBatchSize),
 		l.Dispatch, l.Recompute)
 	t := r.Trainer
 	master := ""
@@ -334,7 +335,7 @@ func (e *estimateReport) write(w io.Writer) {
 		one.row(row...)
 	}
 	size := func(name string, of func(*estimate.Result) float64) {
-		add(name, func(r *estimate.Result) string { return bytesText(int64(of(r) + 0.5)) })
+		add(name, func(r *estimate.Result) string { return quantity.Bytes(int64(of(r) + 0.5)) })
 	}
 	size("memory: weights", func(r *estimate.Result) float64 { return float64(r.Memory.Weights) })
 	size("memory: gradients", func(r *estimate.Result) float64 { return float64(r.Memory.Gradients) })
@@ -342,7 +343,7 @@ func (e *estimateReport) write(w io.Writer) {
 	size("memory: activations", func(r *estimate.Result) float64 { return float64(r.Memory.Activations) })
 	size("memory: exchange", func(r *estimate.Result) float64 { return float64(r.Memory.Exchange) })
 	size("memory: total", func(r *estimate.Result) float64 { return float64(r.Memory.Total()) })
-	add("weights updated per step", func(r *estimate.Result) string { return tokensText(int64(r.Stepped + 0.5)) })
+	add("weights updated per step", func(r *estimate.Result) string { return quantity.Tokens(int64(r.Stepped + 0.5)) })
 	add("work per step, TFLOP", func(r *estimate.Result) string { return fmt.Sprintf("%.4g", r.FLOPs/1e12) })
 	add("work of the busiest rank, TFLOP", func(r *estimate.Result) string {
 		return fmt.Sprintf("%.4g", r.Computed/1e12)
@@ -357,16 +358,16 @@ func (e *estimateReport) write(w io.Writer) {
 	}
 	add("seconds: step", func(r *estimate.Result) string { return fmt.Sprintf("%.4g", r.StepTime) })
 	add("tokens/s", func(r *estimate.Result) string {
-		return tokensText(int64(r.TokensPerSecond / float64(r.Layout.Ranks())))
+		return quantity.Tokens(int64(r.TokensPerSecond / float64(r.Layout.Ranks())))
 	})
-	add("tokens/s, all ranks", func(r *estimate.Result) string { return tokensText(int64(r.TokensPerSecond)) })
-	add("MFU", func(r *estimate.Result) string { return fmt.Sprintf("%.2f %%", 100*r.MFU) })
+	add("tokens/s, all ranks", func(r *estimate.Result) string { return quantity.Tokens(int64(r.TokensPerSecond)) })
+	add("MFU", func(r *estimate.Result) string { return quantity.FixedPercent(r.MFU, 2) })
 	one.write(w)
 	for _, r := range e.Results {
 		if !r.Fits {
 			fmt.Fprintf(w, "%s: needs %s, but a rank has %s of memory\n", r.Layout.Optimizer,
-				bytesText(r.Memory.Total()),
-				bytesText(int64(r.Machine.Memory.Value)))
+				quantity.Bytes(r.Memory.Total()),
+				quantity.Bytes(int64(r.Machine.Memory.Value)))
 		}
 	}
 
@@ -375,7 +376,7 @@ func (e *estimateReport) write(w io.Writer) {
 		exchanges := newTable("for", "operation", "group", "ranks", "calls", "sent per rank")
 		for _, x := range r.Traffic {
 			exchanges.row(string(x.Purpose), x.Name, string(x.Group), x.Ranks, x.Calls,
-				bytesText(int64(x.PerRank()+0.5)))
+				quantity.Bytes(int64(x.PerRank()+0.5)))
 		}
 		if len(r.Traffic) == 0 {
 			fmt.Fprintln(w, "none")
@@ -389,9 +390,9 @@ func (e *estimateReport) write(w io.Writer) {
 		scaling := newTable("ranks", "expert_dp", "sequences", "seconds", "tokens/s", "tokens/s per rank", "MFU",
 			"efficiency")
 		for _, p := range curve.Points {
-			scaling.row(p.Ranks, p.DP, p.BatchSize, p.StepTime, tokensText(int64(p.TokensPerSecond)),
-				p.TokensPerSecond/float64(p.Ranks), fmt.Sprintf("%.2f %%", 100*p.MFU),
-				fmt.Sprintf("%.1f %%", 100*p.Efficiency))
+			scaling.row(p.Ranks, p.DP, p.BatchSize, p.StepTime, quantity.Tokens(int64(p.TokensPerSecond)),
+				p.TokensPerSecond/float64(p.Ranks), quantity.FixedPercent(p.MFU, 2),
+				quantity.FixedPercent(p.Efficiency, 1))
 		}
 		scaling.write(w)
 	}
@@ -407,8 +408,8 @@ func (e *estimateReport) write(w io.Writer) {
 	for _, s := range e.Assumptions {
 		row := []any{s.Figure, s.Value, s.Less.StepTime, s.More.StepTime}
 		if len(e.Scaling) > 0 {
-			row = append(row, fmt.Sprintf("%.1f %%", 100*s.Less.Efficiency),
-				fmt.Sprintf("%.1f %%", 100*s.More.Efficiency))
+			row = append(row, quantity.FixedPercent(s.Less.Efficiency, 1),
+				quantity.FixedPercent(s.More.Efficiency, 1))
 		}
 		assumed.row(append(row, s.Why)...)
 	}

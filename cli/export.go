@@ -108,7 +108,7 @@ func weightsProgress(p *progress) func(done, total int64) {
 	return func(done, total int64) {
 		rate := float64(done) / time.Since(start).Seconds()
 		text := fmt.Sprintf("%s of %s weights  %s/s", quantity.Grouped(done), quantity.Grouped(total),
-			strings.TrimSpace(prefixed(int64(rate), "kMGTPE")))
+			strings.TrimSpace(quantity.Prefixed(int64(rate), "kMGTPE")))
 		p.update(text, float64(done), float64(total))
 	}
 }
@@ -141,7 +141,7 @@ func printInspection(c *cli.Context, dir train.ModelDir, i train.Inspection, out
 	if i.Tokenizer != "" {
 		ids := ""
 		if i.Tokens > 0 {
-			ids = fmt.Sprintf(", %s for a vocabulary of %s", plural(int64(i.Tokens), "id"),
+			ids = fmt.Sprintf(", %s for a vocabulary of %s", quantity.Plural(int64(i.Tokens), "id"),
 				quantity.Grouped(int64(i.Config.VocabSize)))
 		}
 		fmt.Fprintf(w, "tokenizer  sha256 %s%s\n", i.Tokenizer, ids)

@@ -81,7 +81,7 @@ func runGenerate(c *cli.Context) error {
 			return fmt.Errorf("reading the prompt from standard input: %w", err)
 		}
 		if len(read) > maxPrompt {
-			return fmt.Errorf("the prompt on standard input is larger than %s; shorten it", bytesText(maxPrompt))
+			return fmt.Errorf("the prompt on standard input is larger than %s; shorten it", quantity.Bytes(maxPrompt))
 		}
 		text = string(read)
 	}
@@ -145,8 +145,8 @@ func runGenerate(c *cli.Context) error {
 		options.Seed++
 	}
 	seconds := time.Since(start).Seconds()
-	fmt.Fprintf(c.App.ErrWriter, "%s after %s, in %.2f s: %.1f tokens/s\n", plural(int64(tokens), "token"),
-		plural(int64(len(prompt)), "token"),
+	fmt.Fprintf(c.App.ErrWriter, "%s after %s, in %.2f s: %.1f tokens/s\n", quantity.Plural(int64(tokens), "token"),
+		quantity.Plural(int64(len(prompt)), "token"),
 		seconds, float64(tokens)/seconds)
 	if c.Bool("json") {
 		return printJSON(c.App.Writer, map[string]any{"prompt": text, "samples": samples})

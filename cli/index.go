@@ -310,7 +310,7 @@ func printDryRun(c *cli.Context, x foreignIndex) error {
 		if n, err := strconv.ParseInt(asked, 10, 64); err == nil {
 			asked = quantity.Grouped(n)
 		}
-		of := plural(int64(len(e.Prefixes)), "token file")
+		of := quantity.Plural(int64(len(e.Prefixes)), "token file")
 		if len(e.Prefixes) == 1 {
 			of = e.Prefixes[0]
 		}
@@ -318,11 +318,11 @@ func printDryRun(c *cli.Context, x foreignIndex) error {
 	}
 	t.write(w)
 	if n := len(entries) - dryRunRows; n > 0 {
-		fmt.Fprintf(w, "… and %s (--json lists all)\n", plural(int64(n), "set"))
+		fmt.Fprintf(w, "… and %s (--json lists all)\n", quantity.Plural(int64(n), "set"))
 	}
 	fmt.Fprintf(w, "\n%s to write, %s. Computing them takes about %s on %s here, if the disk is fast enough.\n",
-		plural(fileCount(written), "file"), bytesText(total),
-		duration(computing), plural(int64(threads(c)), "core"))
+		quantity.Plural(fileCount(written), "file"), quantity.Bytes(total),
+		quantity.Duration(computing), quantity.Plural(int64(threads(c)), "core"))
 	printNotes(w, x)
 	fmt.Fprint(w, "Nothing was written (--dry-run).\n\n")
 	printStart(w, x)
@@ -352,8 +352,8 @@ func buildIndex(c *cli.Context, x foreignIndex, job launchers.Process) error {
 				e.Holder, e.Unit)
 		}
 		rate := float64(e.Bytes) / max(time.Since(began).Seconds(), 1e-3)
-		p.update(fmt.Sprintf("%s of %s, %s/s, %d of %d sets complete", bytesText(e.Bytes), bytesText(e.Total),
-			bytesText(int64(rate)), e.Finished, e.Units),
+		p.update(fmt.Sprintf("%s of %s, %s/s, %d of %d sets complete", quantity.Bytes(e.Bytes), quantity.Bytes(e.Total),
+			quantity.Bytes(int64(rate)), e.Finished, e.Units),
 			float64(e.Bytes), float64(e.Total))
 	}
 	summary, err := x.build(c.Context, o)
@@ -373,20 +373,21 @@ func buildIndex(c *cli.Context, x foreignIndex, job launchers.Process) error {
 	}
 	parts := []string{"nothing to build"}
 	if summary.Built > 0 {
-		parts[0] = fmt.Sprintf("%s built, %s in %.1f s", plural(int64(summary.Built), "set"), bytesText(summary.Bytes),
+		parts[0] = fmt.Sprintf("%s built, %s in %.1f s", quantity.Plural(int64(summary.Built), "set"),
+			quantity.Bytes(summary.Bytes),
 			took.Seconds())
 	}
 	if summary.Kept > 0 {
-		parts = append(parts, fmt.Sprintf("%s already complete", plural(int64(summary.Kept), "set")))
+		parts = append(parts, fmt.Sprintf("%s already complete", quantity.Plural(int64(summary.Kept), "set")))
 	}
 	if summary.Shared > 0 {
-		parts = append(parts, fmt.Sprintf("%s built by other processes", plural(int64(summary.Shared), "set")))
+		parts = append(parts, fmt.Sprintf("%s built by other processes", quantity.Plural(int64(summary.Shared), "set")))
 	}
 	fmt.Fprintf(w, "%s: %s\n", x.title(), strings.Join(parts, "; "))
 	if summary.Foreign > 0 {
 		fmt.Fprintf(w, "note: %s from another program were kept without a check of arithmetic and "+
 			"extra token; `mula index verify` compares them byte for byte, --resume=false replaces them\n",
-			plural(int64(summary.Foreign), "set"))
+			quantity.Plural(int64(summary.Foreign), "set"))
 	}
 	printNotes(w, x)
 	printStart(w, x)

@@ -12,6 +12,7 @@ import (
 	"mula/index/cache"
 	"mula/index/megatron"
 	"mula/index/rebuild"
+	"mula/internal/quantity"
 )
 
 // blendCorpusBuild is an index of BlendCorpus or Megatron-DeepSpeed.
@@ -137,7 +138,7 @@ func (b *blendCorpusBuild) notes() []string {
 	}
 	return []string{fmt.Sprintf("%s with these names are also in folders next to the token files (the first is %s), "+
 		"which the program reads before --data-cache-path; remove them unless they are correct",
-		plural(int64(n), "set"), first)}
+		quantity.Plural(int64(n), "set"), first)}
 }
 
 func (b *blendCorpusBuild) title() string {

@@ -20,6 +20,7 @@ import (
 	"mula/index/python"
 	"mula/index/rebuild"
 	"mula/internal/atomicfile"
+	"mula/internal/quantity"
 )
 
 // maxWords is the maximum number of bytes of a file with the words of --data-path.
@@ -170,7 +171,7 @@ func readSmall(path string) ([]byte, error) {
 		return nil, err
 	}
 	if len(text) > maxWords {
-		return nil, fmt.Errorf("%s has more than %s", path, bytesText(maxWords))
+		return nil, fmt.Errorf("%s has more than %s", path, quantity.Bytes(maxWords))
 	}
 	return text, nil
 }
@@ -386,7 +387,7 @@ func (m *megatronBuild) notes() []string {
 	if len(bare) > 0 {
 		notes = append(notes, fmt.Sprintf("%s without .bin, the first is %s: only the .idx was read, but "+
 			"Megatron-LM needs both",
-			plural(int64(len(bare)), "token file"), first))
+			quantity.Plural(int64(len(bare)), "token file"), first))
 	}
 	return notes
 }

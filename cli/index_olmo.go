@@ -93,8 +93,8 @@ func runIndexOLMo(c *cli.Context) error {
 			"paths": files, "dtype": x.dataset.DType, "sequence_length": x.dataset.SequenceLength, "note": x.note,
 			"dataset_fingerprint": fingerprint, "written": !c.Bool("dry-run") && !kept})
 	}
-	fmt.Fprintf(w, "%s: an order of %s of %s, %s\n", printable(path), plural(x.entries, "sample"),
-		plural(x.order.Instances, "instance"), bytesText(4*x.entries))
+	fmt.Fprintf(w, "%s: an order of %s of %s, %s\n", printable(path), quantity.Plural(x.entries, "sample"),
+		quantity.Plural(x.order.Instances, "instance"), quantity.Bytes(4*x.entries))
 	if x.note != "" {
 		fmt.Fprintf(w, "note: %s\n", x.note)
 	}
@@ -194,11 +194,11 @@ func planOrder(path string, seed, epoch, batch int64) (*olmoIndex, error) {
 		return nil, usagef("--global-batch-size is %d; it must be at least 1", batch)
 	case perEpoch == 0:
 		return nil, usagef("--global-batch-size is %d, more than the %s of the shards", batch,
-			plural(x.order.Instances, "instance"))
+			quantity.Plural(x.order.Instances, "instance"))
 	case batch == 0 && (plan.Length() > x.order.Instances || x.order.Epoch > 1):
 		return nil, usagef("the plan has %s, but an epoch of OLMo-core has at most %s; set --global-batch-size, in "+
 			"samples, so that no position is lost between epochs, and --epoch 1, 2, …",
-			plural(plan.Length(), "position"), quantity.Grouped(x.order.Instances))
+			quantity.Plural(plan.Length(), "position"), quantity.Grouped(x.order.Instances))
 	}
 	first := (x.order.Epoch - 1) * perEpoch
 	if first >= plan.Length() {
@@ -208,10 +208,10 @@ func planOrder(path string, seed, epoch, batch int64) (*olmoIndex, error) {
 	x.entries = min(perEpoch, plan.Length()-first)
 	if left := plan.Length() - first - x.entries; left > 0 {
 		x.note = fmt.Sprintf("the plan continues with epoch %d (%s remain); write it with --epoch %d", x.order.Epoch+1,
-			plural(left, "position"), x.order.Epoch+1)
+			quantity.Plural(left, "position"), x.order.Epoch+1)
 	} else if x.entries < perEpoch {
 		x.note = fmt.Sprintf("the plan ends %s before OLMo-core's epoch; end the training there "+
-			"(max_duration), because OLMo-core cannot read further", plural(perEpoch-x.entries, "sample"))
+			"(max_duration), because OLMo-core cannot read further", quantity.Plural(perEpoch-x.entries, "sample"))
 	}
 	x.fill = func(ctx context.Context, at int64, ids []uint32) error { return o.Fill(ctx, first+at, ids) }
 	return x, nil

@@ -16,6 +16,7 @@ import (
 	"mula/index/cache"
 	"mula/index/megatron"
 	"mula/index/rebuild"
+	"mula/internal/quantity"
 )
 
 // These errors make `mula index verify` exit with 1 after it has printed the differences, or the
@@ -159,7 +160,7 @@ func printFindings(w io.Writer, found *rebuild.Report) {
 			continue
 		}
 		shown++
-		of := plural(int64(len(v.Prefixes)), "token file")
+		of := quantity.Plural(int64(len(v.Prefixes)), "token file")
 		if len(v.Prefixes) == 1 {
 			of = v.Prefixes[0]
 		}
@@ -167,7 +168,7 @@ func printFindings(w io.Writer, found *rebuild.Report) {
 	}
 	t.write(w)
 	if n := len(found.Verdicts) - shown; n > 0 {
-		fmt.Fprintf(w, "… and %s that are equal (--json lists all)\n", plural(int64(n), "set"))
+		fmt.Fprintf(w, "… and %s that are equal (--json lists all)\n", quantity.Plural(int64(n), "set"))
 	}
 	for _, v := range found.Verdicts {
 		if v.Problem != "" {
@@ -177,7 +178,7 @@ func printFindings(w io.Writer, found *rebuild.Report) {
 	for _, note := range found.Notes {
 		fmt.Fprintf(w, "note: %s\n", printable(note))
 	}
-	fmt.Fprintf(w, "\n%d of %s equal, byte for byte", equal, plural(int64(len(found.Verdicts)), "set"))
+	fmt.Fprintf(w, "\n%d of %s equal, byte for byte", equal, quantity.Plural(int64(len(found.Verdicts)), "set"))
 	if len(found.Writers) > 0 {
 		fmt.Fprintf(w, "; written by %s", strings.Join(found.Writers, ", or "))
 	}

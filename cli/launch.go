@@ -15,6 +15,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"mula/internal/quantity"
 	"mula/train"
 	"mula/train/launch"
 )
@@ -175,7 +176,7 @@ func printLaunch(c *cli.Context, r launch.Result) {
 	}
 	t := newTable("attempt", "ranks", "time", "steps", "from", "to", "outcome", "blamed")
 	for _, a := range r.Attempts {
-		t.row(a.Number, len(a.Hosts), duration(a.End.Sub(a.Start)), a.Steps, a.From, a.Step, string(a.Outcome),
+		t.row(a.Number, len(a.Hosts), quantity.Duration(a.End.Sub(a.Start)), a.Steps, a.From, a.Step, string(a.Outcome),
 			a.Blamed)
 	}
 	t.write(w)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"mula/internal/quantity"
 	"mula/moe"
 	"mula/tokenize"
 	"mula/train"
@@ -38,8 +39,9 @@ func findModel(c *cli.Context) (train.ModelDir, error) {
 		return m, err
 	}
 	if m.Checkpoint != nil {
-		fmt.Fprintf(c.App.ErrWriter, "model %s, after %s\n", filepath.ToSlash(m.Dir), plural(m.Checkpoint.State.Step,
-			"step"))
+		fmt.Fprintf(c.App.ErrWriter, "model %s, after %s\n", filepath.ToSlash(m.Dir),
+			quantity.Plural(m.Checkpoint.State.Step,
+				"step"))
 	}
 	return m, nil
 }

@@ -141,8 +141,8 @@ func runPlanDiff(c *cli.Context) error {
 	w := c.App.Writer
 	first, second := printable(c.Args().Get(0)), printable(c.Args().Get(1))
 	fmt.Fprintf(w, "%s: plan %s, %s\n%s: plan %s, %s\n\n", first, plans[0].Fingerprint(),
-		plural(plans[0].Length(), "position"),
-		second, plans[1].Fingerprint(), plural(plans[1].Length(), "position"))
+		quantity.Plural(plans[0].Length(), "position"),
+		second, plans[1].Fingerprint(), quantity.Plural(plans[1].Length(), "position"))
 	switch d.Relation {
 	case blend.SamePlan:
 		fmt.Fprintln(w, "Both files have the same plan.")
@@ -168,7 +168,7 @@ func runPlanDiff(c *cli.Context) error {
 		fmt.Fprintln(w, "\nBoth have the same sample at position 0. They differ from position 1.")
 	default:
 		fmt.Fprintf(w, "\nBoth have the same samples at the first %s. They differ from position %s.\n",
-			plural(d.Same, "position"), quantity.Grouped(d.Same))
+			quantity.Plural(d.Same, "position"), quantity.Grouped(d.Same))
 	}
 	if len(d.Changes) == 0 {
 		return nil
@@ -189,13 +189,14 @@ func runPlanDiff(c *cli.Context) error {
 		t.row(from, change.What, printable(change.Text))
 	}
 	if skips > mostSkips {
-		t.row("", "skips", fmt.Sprintf("and %s; --json lists all", plural(skips-mostSkips, "further range")))
+		t.row("", "skips", fmt.Sprintf("and %s; --json lists all", quantity.Plural(skips-mostSkips, "further range")))
 	}
 	fmt.Fprintln(w)
 	t.write(w)
 	t = newTable("source", "first", "share", "second", "share", "change (percentage points)")
 	for _, s := range d.Sources {
-		t.row(printable(s.Name), s.First.Samples, percent(s.First.Share), s.Second.Samples, percent(s.Second.Share),
+		t.row(printable(s.Name), s.First.Samples, quantity.FixedPercent(s.First.Share, 3), s.Second.Samples,
+			quantity.FixedPercent(s.Second.Share, 3),
 			fmt.Sprintf("%+.3f", 100*(s.Second.Share-s.First.Share)))
 	}
 	skipped := ""
@@ -210,8 +211,6 @@ func runPlanDiff(c *cli.Context) error {
 	t.write(w)
 	return nil
 }
-
-func percent(share float64) string { return fmt.Sprintf("%.3f %%", 100*share) }
 
 // openPlan opens the plan and the shards that the flags name. The caller closes the data.
 func openPlan(c *cli.Context) (*blend.Data, error) { return openPlanWith(c, blend.OpenOptions{}) }

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/term"
+
+	"mula/internal/quantity"
 )
 
 // progress shows the progress of long work on standard error: a line that is rewritten on a
@@ -57,7 +59,7 @@ func (p *progress) update(text string, done, total float64) {
 	p.last = now
 	if total > 0 && done > 0 && done <= total {
 		left := time.Duration(float64(now.Sub(p.start)) * (total - done) / done)
-		text = fmt.Sprintf("%3.0f %%  %s  %s left", 100*done/total, text, duration(left))
+		text = fmt.Sprintf("%3.0f %%  %s  %s left", 100*done/total, text, quantity.Duration(left))
 	}
 	p.print(text)
 }
@@ -90,19 +92,5 @@ func (p *progress) clear() {
 	if p.open {
 		fmt.Fprint(p.w, "\r\x1b[K")
 		p.open = false
-	}
-}
-
-// duration writes d in the two largest units that matter.
-func duration(d time.Duration) string {
-	switch s := int64(d.Round(time.Second) / time.Second); {
-	case s < 60:
-		return fmt.Sprintf("%d s", s)
-	case s < 3600:
-		return fmt.Sprintf("%d min %02d s", s/60, s%60)
-	case s < 48*3600:
-		return fmt.Sprintf("%d h %02d min", s/3600, s/60%60)
-	default:
-		return fmt.Sprintf("%d d %02d h", s/86400, s/3600%24)
 	}
 }

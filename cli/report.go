@@ -8,6 +8,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"mula/internal/atomicfile"
+	"mula/internal/quantity"
 	"mula/train/report"
 )
 
@@ -65,7 +66,7 @@ func runReport(c *cli.Context) error {
 	}
 	fmt.Fprintf(c.App.Writer,
 		"%s: open this page in a browser; it is updated every %s until the runs have finished\n",
-		filepath.ToSlash(output), plural(int64(watch), "second"))
+		filepath.ToSlash(output), quantity.Plural(int64(watch), "second"))
 	tick := time.NewTicker(time.Duration(watch) * time.Second)
 	defer tick.Stop()
 	for !finished {

@@ -138,7 +138,7 @@ func simulateOptions(c *cli.Context) (simulate.Options, error) {
 	}
 	if o.BatchSize < 1 || o.BatchSize > 1<<30 || o.BatchSize%world != 0 {
 		return o, usagef("--batch-size is %d; it must be a multiple of the %s, and at most %s", o.BatchSize,
-			plural(int64(world), "rank"), quantity.Grouped(1<<30))
+			quantity.Plural(int64(world), "rank"), quantity.Grouped(1<<30))
 	}
 	if o.Samples < 1 || o.Samples > 1<<26 {
 		return o, usagef("--samples is %d; it must be from 1 to %s", o.Samples, quantity.Grouped(1<<26))
@@ -164,7 +164,7 @@ func simulateOptions(c *cli.Context) (simulate.Options, error) {
 // printSimulation prints the report as tables and lines.
 func printSimulation(w io.Writer, r *simulate.Report) {
 	fmt.Fprintf(w, "%s of %d from position %d; storage %s (assumed figures: docs/reference/simulate.md)\n\n",
-		plural(r.Steps, "step"), r.BatchSize, r.From, r.Reading.Storage.Name)
+		quantity.Plural(r.Steps, "step"), r.BatchSize, r.From, r.Reading.Storage.Name)
 	for i, t := range []page.Table{r.ReadingTable(), r.MixtureTable(), r.ShuffleTable(), r.RepeatsTable()} {
 		if i > 0 {
 			fmt.Fprintln(w)

@@ -68,25 +68,3 @@ func (t *table) write(w io.Writer) {
 		fmt.Fprintln(w, strings.TrimRight(b.String(), " "))
 	}
 }
-
-// bytesText writes a number of bytes with a decimal prefix: 12.3 kB.
-func bytesText(n int64) string { return prefixed(n, "kMGTPE") + "B" }
-
-// tokensText writes a number of tokens with a usual prefix: 6.29 M, 4.07 T.
-func tokensText(n int64) string { return strings.TrimSpace(prefixed(n, "kMBTPE")) }
-
-// prefixed writes n to three digits with the decimal prefix that fits, and a space before the unit.
-func prefixed(n int64, prefixes string) string {
-	if n < 1000 {
-		return fmt.Sprintf("%d ", n)
-	}
-	f, i := float64(n)/1000, 0
-	for f >= 999.5 && i < len(prefixes)-1 {
-		f, i = f/1000, i+1
-	}
-	digits := 2
-	for limit := 9.995; f >= limit && digits > 0; limit *= 10 {
-		digits--
-	}
-	return fmt.Sprintf("%.*f %c", digits, f, prefixes[i])
-}

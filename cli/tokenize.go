@@ -265,16 +265,18 @@ func runTokenize(c *cli.Context) error {
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
 	options.Progress = func(s job.Progress) {
-		text := fmt.Sprintf("%s, %s tokens, %s of input read", plural(s.Documents, "document"), tokensText(s.Tokens),
-			bytesText(s.InputRead))
+		text := fmt.Sprintf("%s, %s tokens, %s of input read", quantity.Plural(s.Documents, "document"),
+			quantity.Tokens(s.Tokens),
+			quantity.Bytes(s.InputRead))
 		if s.Large > 0 {
-			text += fmt.Sprintf(", encoding %s of %s", plural(s.Large, "large document"), bytesText(s.LargeBytes))
+			text += fmt.Sprintf(", encoding %s of %s", quantity.Plural(s.Large, "large document"),
+				quantity.Bytes(s.LargeBytes))
 		}
 		if options.Shuffle && s.InputRead < s.InputSize { // the remaining time is the time of reading
 			text += ", then the shards are written"
 		}
 		if s.Shards > 0 {
-			text += ", " + plural(int64(s.Shards), "shard") + " written"
+			text += ", " + quantity.Plural(int64(s.Shards), "shard") + " written"
 		}
 		if s.Waiting != "" {
 			text += ", waiting for " + s.Waiting
@@ -341,10 +343,10 @@ func likelyEOD(t *tokenize.Tokenizer) string {
 // showTokenized prints the result of a job.
 func showTokenized(c *cli.Context, s job.Summary) {
 	w := c.App.Writer
-	fmt.Fprintf(w, "%s: %s, %s, %s of text", filepath.ToSlash(s.Output), plural(s.Documents, "document"),
-		plural(s.Tokens, "token"), bytesText(s.TextBytes))
+	fmt.Fprintf(w, "%s: %s, %s, %s of text", filepath.ToSlash(s.Output), quantity.Plural(s.Documents, "document"),
+		quantity.Plural(s.Tokens, "token"), quantity.Bytes(s.TextBytes))
 	if len(s.Shards) > 1 || len(s.Shards) == 1 && s.Shards[0].Prefix != s.Output {
-		fmt.Fprintf(w, ", %s", plural(int64(len(s.Shards)), "shard"))
+		fmt.Fprintf(w, ", %s", quantity.Plural(int64(len(s.Shards)), "shard"))
 	}
 	if s.Before {
 		fmt.Fprintf(w, "; already complete; nothing to do (--overwrite rebuilds it)\n")
@@ -359,7 +361,7 @@ func showTokenized(c *cli.Context, s job.Summary) {
 		total += s.Skipped[kind]
 		fmt.Fprintf(w, "  skipped %s: %s\n", kind, quantity.Grouped(s.Skipped[kind]))
 	}
-	fmt.Fprintf(w, "  %s skipped in total", plural(total, "document"))
+	fmt.Fprintf(w, "  %s skipped in total", quantity.Plural(total, "document"))
 	if s.Rejects != "" {
 		fmt.Fprintf(w, "; see %s for the reasons", s.Rejects)
 	}

@@ -98,7 +98,7 @@ func tokenizerTrain(c *cli.Context) error {
 			last = t
 			if t.Merges == 0 {
 				p.update(fmt.Sprintf("counting words: %s documents, %s", quantity.Grouped(t.Documents),
-					bytesText(t.Bytes)), 0, 0)
+					quantity.Bytes(t.Bytes)), 0, 0)
 			} else {
 				p.update(fmt.Sprintf("merging: %s of %s", quantity.Grouped(int64(t.Merges)),
 					quantity.Grouped(int64(t.TotalMerges))), 0, 0)
@@ -127,7 +127,8 @@ func tokenizerTrain(c *cli.Context) error {
 		})
 	}
 	fmt.Fprintf(c.App.Writer, "%s: %s from %s of text in %s, in %.1f s\n", filepath.ToSlash(c.String("output")),
-		plural(int64(t.VocabSize()), "id"), bytesText(last.Bytes), plural(last.Documents, "document"), seconds)
+		quantity.Plural(int64(t.VocabSize()), "id"), quantity.Bytes(last.Bytes), quantity.Plural(last.Documents,
+			"document"), seconds)
 	if t.VocabSize() < c.Int("vocab-size") {
 		fmt.Fprintf(c.App.ErrWriter, "note: the text has pairs for only %s ids, fewer than --vocab-size %s\n",
 			quantity.Grouped(int64(t.VocabSize())), quantity.Grouped(int64(c.Int("vocab-size"))))

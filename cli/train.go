@@ -141,10 +141,10 @@ func runTrain(c *cli.Context) error {
 			done := s.Step + 1
 			if s.Evaluation != nil {
 				evaluated = s.Evaluation
-				p.line("after %s: validation loss %.4f", plural(done, "step"), s.Evaluation.Loss)
+				p.line("after %s: validation loss %.4f", quantity.Plural(done, "step"), s.Evaluation.Loss)
 			}
 			if s.Checkpoint != "" {
-				p.line("after %s: saved %s", plural(done, "step"), filepath.ToSlash(s.Checkpoint))
+				p.line("after %s: saved %s", quantity.Plural(done, "step"), filepath.ToSlash(s.Checkpoint))
 			}
 			speed.add(time.Now(), s.StepMetrics)
 			p.update(fmt.Sprintf("%s of %s steps  loss %.4f  %s", quantity.Grouped(done), quantity.Grouped(s.Steps),
@@ -242,10 +242,10 @@ func printResult(c *cli.Context, config train.Config, result train.Result, evalu
 	if !result.Finished {
 		state = "stopped; run the same command to resume"
 	}
-	fmt.Fprintf(w, "%s: %s, first loss %.4f, last loss %.4f\n", state, plural(result.Steps, "step"),
+	fmt.Fprintf(w, "%s: %s, first loss %.4f, last loss %.4f\n", state, quantity.Plural(result.Steps, "step"),
 		result.FirstLoss, result.LastLoss)
 	if result.LeftOut > 0 {
-		fmt.Fprintf(w, "skipped    %s because of spikes; %s lists them\n", plural(result.LeftOut, "position"),
+		fmt.Fprintf(w, "skipped    %s because of spikes; %s lists them\n", quantity.Plural(result.LeftOut, "position"),
 			filepath.ToSlash(filepath.Join(config.Output, "skips.yaml")))
 	}
 	fmt.Fprintf(w, "checkpoint %s\nweights    sha256 %s\n", filepath.ToSlash(result.Checkpoint), result.Weights)
@@ -303,7 +303,7 @@ func (p *pace) text(left int64) string {
 	}
 	return fmt.Sprintf("%s tokens/s  MFU %.1f %%  %s left", quantity.Grouped(int64(float64(tokens)/seconds+0.5)),
 		100*flops/seconds,
-		duration(time.Duration(float64(left)*seconds/float64(len(p.steps))*float64(time.Second))))
+		quantity.Duration(time.Duration(float64(left)*seconds/float64(len(p.steps))*float64(time.Second))))
 }
 
 // fewMicroBatches returns advice for a pipeline with fewer micro-batches than stages, else "".
@@ -336,7 +336,7 @@ func printRun(p *progress, s train.Summary) {
 	p.line("plan       %s", s.Plan)
 	p.line("run        %s steps of %s samples, %s tokens per step, %s in total", quantity.Grouped(s.Config.Steps),
 		quantity.Grouped(int64(s.Config.BatchSize)),
-		quantity.Grouped(s.TokensPerStep), tokensText(s.TotalTokens))
+		quantity.Grouped(s.TokensPerStep), quantity.Tokens(s.TotalTokens))
 	if s.Config.Attention == train.DocumentAttention {
 		p.line("attention  within documents; targets in another document and padding are masked out of the loss")
 	}
@@ -360,11 +360,12 @@ func printRun(p *progress, s train.Summary) {
 	}
 	scratch := "" // unknown for an OpenCL device
 	if s.Scratch > 0 {
-		scratch = fmt.Sprintf("; plus scratch memory of the device, up to %s", bytesText(s.Scratch))
+		scratch = fmt.Sprintf("; plus scratch memory of the device, up to %s", quantity.Bytes(s.Scratch))
 	}
-	p.line("memory     %s%s: weights %s, gradients %s, optimizer %s, activations %s%s", bytesText(s.Memory.Total()),
-		each, bytesText(s.Memory.Weights),
-		bytesText(s.Memory.Gradients), bytesText(s.Memory.Moments), bytesText(s.Memory.Buffers), scratch)
+	p.line("memory     %s%s: weights %s, gradients %s, optimizer %s, activations %s%s",
+		quantity.Bytes(s.Memory.Total()),
+		each, quantity.Bytes(s.Memory.Weights),
+		quantity.Bytes(s.Memory.Gradients), quantity.Bytes(s.Memory.Moments), quantity.Bytes(s.Memory.Buffers), scratch)
 	why := ""
 	if s.DeviceWhy != "" {
 		why = fmt.Sprintf(" (%s)", s.DeviceWhy)

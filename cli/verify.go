@@ -146,13 +146,13 @@ func printComparison(w io.Writer, r blend.Comparison, a, b *verify.Log) {
 	switch same := r.Kind == blend.NoDifference; {
 	case same && r.Ordered:
 		fmt.Fprintf(w, "same batches: yes; %s from step %s, the same samples in the same order\n",
-			plural(r.Equal, "step"), quantity.Grouped(r.First))
+			quantity.Plural(r.Equal, "step"), quantity.Grouped(r.First))
 	case same:
 		fmt.Fprintf(w,
 			"same batches: yes; %s from step %s, the same samples (logs of ranks do not prove the order)\n",
-			plural(r.Equal, "step"), quantity.Grouped(r.First))
+			quantity.Plural(r.Equal, "step"), quantity.Grouped(r.First))
 	default:
-		fmt.Fprintf(w, "same batches: no; %s, then step %s: %s\n", plural(r.Equal, "equal step"),
+		fmt.Fprintf(w, "same batches: no; %s, then step %s: %s\n", quantity.Plural(r.Equal, "equal step"),
 			quantity.Grouped(r.Step), r.Kind)
 	}
 	begins := r.First // first step in either log

@@ -268,12 +268,12 @@ func TestFaults(t *testing.T) {
 			e.Kernels = func(xpu.Precision) (string, []string) { return "go", []string{"AVX2"} }
 		}},
 		{"cores", Warning, "8 threads share 1.5", limit(func(l *machine.Limits) { l.GroupCPUs = 1.5 })},
-		{"memory", Error, "100.0 MB available", func(e *Environment, _ *faults) {
+		{"memory", Error, "100 MB available", func(e *Environment, _ *faults) {
 			e.Memory = func() (int64, int64) { return 64e9, 100e6 }
 		}},
-		{"memory", Warning, "1.0 GB free", limit(func(l *machine.Limits) { l.GroupMemory, l.GroupFree = 3e9, 1e9 })},
-		{"address space", Error, "3.0 GB", limit(func(l *machine.Limits) { l.AddressSpace = 3e9 })},
-		{"address space", Warning, "9.0 GB", limit(func(l *machine.Limits) { l.AddressSpace = 9e9 })},
+		{"memory", Warning, "1.00 GB free", limit(func(l *machine.Limits) { l.GroupMemory, l.GroupFree = 3e9, 1e9 })},
+		{"address space", Error, "3.00 GB", limit(func(l *machine.Limits) { l.AddressSpace = 3e9 })},
+		{"address space", Warning, "9.00 GB", limit(func(l *machine.Limits) { l.AddressSpace = 9e9 })},
 		{"locked memory", Warning, "InfiniBand", func(e *Environment, f *faults) {
 			limit(func(l *machine.Limits) { l.LockedMemory = 1 << 16 })(e, f)
 			e.InfiniBand = func() bool { return true }
@@ -293,7 +293,7 @@ func TestFaults(t *testing.T) {
 		{"write", Error, "may not write", func(_ *Environment, f *faults) { f.mkdir = syscall.EACCES }},
 		{"write", Error, "no space left", func(_ *Environment, f *faults) { f.mkdir = syscall.ENOSPC }},
 		{"write", Error, "not a folder", func(_ *Environment, f *faults) { f.mkdir = syscall.ENOTDIR }},
-		{"space", Error, "1.0 MB", folder(Usage{1e6, 9e9, 9e9, 1})},
+		{"space", Error, "1.00 MB", folder(Usage{1e6, 9e9, 9e9, 1})},
 		{"space", Warning, "5 inodes", folder(Usage{1e12, 9e9, 5, 1})},
 		{"exclusive create", Error, "created again", func(_ *Environment, f *faults) { f.exclusive = true }},
 		{"rename", Error, "not supported", func(_ *Environment, f *faults) { f.rename = unsupported }},
@@ -345,7 +345,7 @@ func TestFaults(t *testing.T) {
 		{"cache folder", Warning, "HOME", func(e *Environment, _ *faults) {
 			e.CacheFolder = func() (string, error) { return "", errors.New("HOME is not set") }
 		}},
-		{"cache folder", Warning, "3.0 GB", func(e *Environment, _ *faults) {
+		{"cache folder", Warning, "3.00 GB", func(e *Environment, _ *faults) {
 			e.CacheSize = func(string) (int64, error) { return 3e9, nil }
 		}},
 		{"scheduler", Warning, "ends in 1m0s", func(e *Environment, f *faults) {

@@ -35,7 +35,7 @@ func (r *Report) findings() []Finding {
 	if rd.StepTime > 0 && rd.Busy.Requests > 0 {
 		switch {
 		case !rd.KeepsUp:
-			late := fmt.Sprintf("a step waits %s for its data on average", seconds(rd.Waited))
+			late := fmt.Sprintf("a step waits %s for its data on average", quantity.Seconds(rd.Waited))
 			if rd.Waited == 0 {
 				late = fmt.Sprintf("no simulated step waits for its data, because %d steps are read ahead and the "+
 					"other steps are faster", stepsAhead)
@@ -43,7 +43,8 @@ func (r *Report) findings() []Finding {
 			add(Warning, "",
 				"%s does not keep up: in the slowest 10 %% of the steps, reading takes %s and computing %s; "+
 					"a node needs %s and gets %s; %s", rd.Storage.Name,
-				seconds(rd.Busy.ReadTime), seconds(rd.StepTime), perSecond(rd.Needed), perSecond(rd.Got), late)
+				quantity.Seconds(rd.Busy.ReadTime), quantity.Seconds(rd.StepTime), perSecond(rd.Needed),
+				perSecond(rd.Got), late)
 		case rd.NodesKept > 0:
 			add(Note, "", "%s keeps up with at most %s nodes",
 				rd.Storage.Name, quantity.Grouped(rd.NodesKept))
@@ -61,13 +62,14 @@ func (r *Report) findings() []Finding {
 	if rd.TokenBytes > 0 && rd.WantedBytes > muchMore*rd.TokenBytes {
 		add(Note, "", "%.3g bytes are read per byte of tokens: a sample has %s, a request reads %s",
 			rd.WantedBytes/rd.TokenBytes,
-			bytesText(int64(rd.sampleBytes)), bytesText(rd.Storage.RequestSize))
+			quantity.Bytes(int64(rd.sampleBytes)), quantity.Bytes(rd.Storage.RequestSize))
 	}
 	if rd.RepeatSize > rd.Storage.Cache {
 		add(Note, "",
 			"later epochs are read from storage again, unless each node has a cache of %s for all repeated sources; "+
 				"the assumed cache has %s, and after an epoch "+
-				"a node has read 1/%d of them itself", bytesText(rd.RepeatSize), bytesText(rd.Storage.Cache), rd.Nodes)
+				"a node has read 1/%d of them itself", quantity.Bytes(rd.RepeatSize),
+			quantity.Bytes(rd.Storage.Cache), rd.Nodes)
 	}
 	for i := range r.Mixture.Sources {
 		m := &r.Mixture.Sources[i]

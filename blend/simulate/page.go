@@ -111,8 +111,8 @@ func (s *Storage) figures() string {
 		total = perSecond(s.TotalBandwidth) + " for all nodes together"
 	}
 	return fmt.Sprintf("%s: latency %s, %s per node, %s, requests of %s, a cache of %s per node", s.Name,
-		seconds(s.Latency), perSecond(s.NodeBandwidth), total,
-		bytesText(s.RequestSize), bytesText(s.Cache))
+		quantity.Seconds(s.Latency), perSecond(s.NodeBandwidth), total,
+		quantity.Bytes(s.RequestSize), quantity.Bytes(s.Cache))
 }
 
 // ReadingTable has the figures of storage, one per row.
@@ -122,18 +122,18 @@ func (r *Report) ReadingTable() page.Table {
 	row := func(name, format string, args ...any) {
 		t.Rows = append(t.Rows, []string{name, fmt.Sprintf(format, args...)})
 	}
-	row("tokens of the samples", "%s", bytesText(int64(rd.TokenBytes)))
-	row("requested, in complete requests", "%s in %.4g requests", bytesText(int64(rd.WantedBytes)), rd.Wanted)
-	row("read from storage, not from the cache", "%s in %.4g requests", bytesText(int64(rd.Bytes)), rd.Requests)
-	row("read time", "%s", seconds(rd.ReadTime))
-	row("read time, slowest 10 % of the steps", "%s", seconds(rd.Busy.ReadTime))
+	row("tokens of the samples", "%s", quantity.Bytes(int64(rd.TokenBytes)))
+	row("requested, in complete requests", "%s in %.4g requests", quantity.Bytes(int64(rd.WantedBytes)), rd.Wanted)
+	row("read from storage, not from the cache", "%s in %.4g requests", quantity.Bytes(int64(rd.Bytes)), rd.Requests)
+	row("read time", "%s", quantity.Seconds(rd.ReadTime))
+	row("read time, slowest 10 % of the steps", "%s", quantity.Seconds(rd.Busy.ReadTime))
 	if rd.StepTime > 0 {
-		row("compute time", "%s", seconds(rd.StepTime))
+		row("compute time", "%s", quantity.Seconds(rd.StepTime))
 		row("required bandwidth, slowest 10 %", "%s", perSecond(rd.Needed))
 	}
 	row("available bandwidth, slowest 10 %", "%s", perSecond(rd.Got))
 	if rd.StepTime > 0 {
-		row("wait for data, mean of all steps", "%s, with %d steps read ahead", seconds(rd.Waited), stepsAhead)
+		row("wait for data, mean of all steps", "%s, with %d steps read ahead", quantity.Seconds(rd.Waited), stepsAhead)
 		keeps := map[bool]string{true: "yes", false: "no"}[rd.KeepsUp]
 		row("storage keeps up, slowest 10 %", "%s", keeps)
 		kept := "no nodes"
@@ -146,10 +146,10 @@ func (r *Report) ReadingTable() page.Table {
 		row("scales to", "%s", kept)
 	}
 	row("requests, all nodes, complete range", "%s", scaled(rd.AllRequests))
-	row("time to first batch, warm cache of shard facts", "%s", seconds(rd.FirstWarm))
-	row("time to first batch, cold cache", "%s", seconds(rd.FirstCold))
-	row("all windows of the plan", "%s", bytesText(rd.DrawnBytes))
-	row("cache size that keeps later epochs local", "%s", bytesText(rd.RepeatSize))
+	row("time to first batch, warm cache of shard facts", "%s", quantity.Seconds(rd.FirstWarm))
+	row("time to first batch, cold cache", "%s", quantity.Seconds(rd.FirstCold))
+	row("all windows of the plan", "%s", quantity.Bytes(rd.DrawnBytes))
+	row("cache size that keeps later epochs local", "%s", quantity.Bytes(rd.RepeatSize))
 	return t
 }
 

@@ -14,6 +14,7 @@ import (
 	"mula/blend"
 	"mula/blend/plantest"
 	"mula/index"
+	"mula/internal/quantity"
 	"mula/shards"
 )
 
@@ -665,7 +666,7 @@ func TestShortStep(t *testing.T) {
 		if got := r.Reading.AllRequests; math.Abs(got-100) > 1e-6 {
 			t.Errorf("steps of %d: %g requests in the whole range, want 100", batch, got)
 		}
-		if want := "a sample has " + bytesText(int64(bytes/100)); !slices.ContainsFunc(r.Findings,
+		if want := "a sample has " + quantity.Bytes(int64(bytes/100)); !slices.ContainsFunc(r.Findings,
 			func(f Finding) bool { return strings.Contains(f.Message, want) }) {
 			t.Errorf("steps of %d: none of the findings says %q: %v", batch, want, r.Findings)
 		}

@@ -8,11 +8,8 @@ import (
 	"mula/internal/quantity"
 )
 
-// bytesText formats a number of bytes with a decimal prefix.
-func bytesText(n int64) string { return scaled(float64(n)) + "B" }
-
 // perSecond formats a bandwidth.
-func perSecond(v float64) string { return scaled(v) + "B/s" }
+func perSecond(v float64) string { return quantity.Bytes(int64(v)) + "/s" }
 
 // scaled formats a number with three digits, a space, and a decimal prefix.
 func scaled(v float64) string {
@@ -24,30 +21,13 @@ func scaled(v float64) string {
 	return fmt.Sprintf("%.3g %s", v, prefixes[i])
 }
 
-// seconds formats a duration with three digits.
-func seconds(s float64) string {
-	switch {
-	case s == 0:
-		return "0 s"
-	case s < 1e-3:
-		return fmt.Sprintf("%.3g µs", s*1e6)
-	case s < 1:
-		return fmt.Sprintf("%.3g ms", s*1e3)
-	case s < 120:
-		return fmt.Sprintf("%.3g s", s)
-	case s < 7200:
-		return fmt.Sprintf("%.3g min", s/60)
-	}
-	return fmt.Sprintf("%.3g h", s/3600)
-}
-
 // share formats a fraction in per cent.
 func share(v float64) string {
 	switch {
 	case math.Abs(v) >= 0.1 || v == 0:
-		return fmt.Sprintf("%.1f %%", 100*v)
+		return quantity.FixedPercent(v, 1)
 	case math.Abs(v) >= 0.001:
-		return fmt.Sprintf("%.2f %%", 100*v)
+		return quantity.FixedPercent(v, 2)
 	}
 	return quantity.Percent(v, 2)
 }

@@ -3,6 +3,7 @@ package quantity
 import (
 	"math"
 	"testing"
+	"time"
 )
 
 func TestGrouped(t *testing.T) {
@@ -19,10 +20,46 @@ func TestGrouped(t *testing.T) {
 }
 
 func TestBytes(t *testing.T) {
-	for n, want := range map[int64]string{0: "0 bytes", 999_999: "999999 bytes", 1_250_000: "1.2 MB",
-		34_400_000_000: "34.4 GB"} {
+	for n, want := range map[int64]string{0: "0 B", 999: "999 B", 1000: "1.00 kB", 12345: "12.3 kB", 999499: "999 kB",
+		999501: "1.00 MB", 34_400_000_000: "34.4 GB", 4_070_000_000_000: "4.07 TB"} {
 		if got := Bytes(n); got != want {
 			t.Errorf("%d: %s, want %s", n, got, want)
+		}
+	}
+}
+
+func TestTokens(t *testing.T) {
+	for n, want := range map[int64]string{12: "12", 6_291_456: "6.29 M", 4_070_000_000_000: "4.07 T",
+		2_000_000_000: "2.00 B"} {
+		if got := Tokens(n); got != want {
+			t.Errorf("%d: %s, want %s", n, got, want)
+		}
+	}
+}
+
+func TestPlural(t *testing.T) {
+	for n, want := range map[int64]string{0: "0 files", 1: "1 file", 1200: "1,200 files"} {
+		if got := Plural(n, "file"); got != want {
+			t.Errorf("%d: %s, want %s", n, got, want)
+		}
+	}
+}
+
+func TestDuration(t *testing.T) {
+	for d, want := range map[time.Duration]string{0: "0 s", 59400 * time.Millisecond: "59 s",
+		59500 * time.Millisecond: "1 min 00 s", 3599 * time.Second: "59 min 59 s", 3600 * time.Second: "1 h 00 min",
+		47*time.Hour + 59*time.Minute: "47 h 59 min", 51 * time.Hour: "2 d 03 h"} {
+		if got := Duration(d); got != want {
+			t.Errorf("%v: %s, want %s", d, got, want)
+		}
+	}
+}
+
+func TestSeconds(t *testing.T) {
+	for s, want := range map[float64]string{0: "0 s", 2e-6: "2 µs", 0.0123: "12.3 ms", 90: "90 s", 600: "10 min",
+		7200: "2 h"} {
+		if got := Seconds(s); got != want {
+			t.Errorf("%g: %s, want %s", s, got, want)
 		}
 	}
 }

@@ -96,7 +96,7 @@ func efficiency(d *chart.Drawing, r *Result, curves []Curve, y, left, right floa
 	for i := range int(math.Round((1-bottom)/step)) + 1 {
 		e := 1 - float64(i)*step
 		d.Line("grid", left, at(e), right, at(e))
-		d.Text("", left-8, at(e)+4, chart.End, fmt.Sprintf("%.0f %%", 100*e))
+		d.Text("", left-8, at(e)+4, chart.End, quantity.FixedPercent(e, 0))
 	}
 	for _, p := range curves[0].Points {
 		d.Line("base", across(p.Ranks), top+height, across(p.Ranks), top+height+5)

@@ -6,7 +6,6 @@ import (
 	"math"
 	"slices"
 	"sort"
-	"strconv"
 	"strings"
 
 	"mula/internal/chart"
@@ -163,7 +162,7 @@ func percent(v float64, ticks []float64) string {
 	if len(ticks) > 1 {
 		decimals = max(0, int(math.Ceil(-math.Log10((ticks[1]-ticks[0])*100)-1e-9)))
 	}
-	return strconv.FormatFloat(v*100, 'f', min(decimals, 6), 64) + " %"
+	return quantity.FixedPercent(v, min(decimals, 6))
 }
 
 func cut(name string) string {

@@ -8,6 +8,7 @@ import (
 	"sort"
 	"strconv"
 	"strings"
+	"time"
 
 	"mula/internal/quantity"
 )
@@ -242,10 +243,8 @@ func duration(seconds float64) string {
 		return ""
 	case seconds < 60:
 		return quantity.Short(seconds, 3) + " s"
-	case seconds < 3600:
-		return fmt.Sprintf("%d min %02d s", int(seconds)/60, int(seconds)%60)
-	case seconds < 1e12:
-		return fmt.Sprintf("%d h %02d min", int(seconds)/3600, int(seconds)/60%60)
+	case seconds < 1e9: // a time.Duration of more seconds could overflow
+		return quantity.Duration(time.Duration(seconds * float64(time.Second)))
 	}
 	return quantity.Short(seconds, 3) + " s"
 }
