@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"slices"
 )
@@ -122,17 +121,3 @@ func (t DType) AppendChecked(dst []uint32, src []byte) ([]uint32, error) {
 }
 
 var errNegative = errors.New("a negative number is not an id")
-
-// Write writes the bytes of ids, a few thousand at a time. *scratch is a buffer that is reused
-// between calls.
-func (t DType) Write(to io.Writer, ids []uint32, scratch *[]byte) error {
-	for len(ids) > 0 {
-		part := ids[:min(len(ids), 1<<13)]
-		ids = ids[len(part):]
-		*scratch = t.AppendEncoded((*scratch)[:0], part)
-		if _, err := to.Write(*scratch); err != nil {
-			return err
-		}
-	}
-	return nil
-}

@@ -1,6 +1,7 @@
 package shards
 
 import (
+	"bufio"
 	"bytes"
 	"cmp"
 	"context"
@@ -308,54 +309,75 @@ func (e *DamageError) listDocuments(names []string, last int64) string {
 	return what + strings.Join(names, ", ")
 }
 
-// sums32 computes the sums of x.bin while it is written.
-type sums32 struct {
-	block []byte // bytes of the block that is not full yet
+// An IDFile is a file of ids while it is written. It computes the sum of each block.
+type IDFile struct {
+	out   *bufio.Writer
+	block []byte // the bytes of the incomplete block
+	bytes int64  // of the complete blocks
 	sums  []uint32
 }
 
-// end adds the block, full or the last one, and returns its bytes. The caller must write them
-// before it adds the next bytes.
-func (c *sums32) end() []byte {
-	if len(c.block) == 0 {
-		return nil
-	}
-	c.sums = append(c.sums, crc32.Checksum(c.block, castagnoli))
-	done := c.block
-	c.block = c.block[:0]
-	return done
-}
-
-// A SumsWriter computes the file of sums (as x.sums is for x.bin) of the ids that are written to
-// it.
-type SumsWriter struct {
-	bytes int64
-	sum   uint32 // of the incomplete block
-	sums  []uint32
-}
-
-// Write adds bytes of the file of ids. It never fails.
-func (w *SumsWriter) Write(p []byte) (int, error) {
-	for rest := p; len(rest) > 0; {
-		part := rest[:min(int64(len(rest)), sumsBlock-w.bytes%sumsBlock)]
-		rest = rest[len(part):]
-		w.sum = crc32.Update(w.sum, castagnoli, part)
-		if w.bytes += int64(len(part)); w.bytes%sumsBlock == 0 {
-			w.sums, w.sum = append(w.sums, w.sum), 0
+// Append writes ids as elements of type t.
+func (f *IDFile) Append(ids []uint32, t DType) error {
+	size := t.Size()
+	for len(ids) > 0 {
+		start := len(f.block)
+		part := ids[:min(len(ids), (sumsBlock-start)/size)]
+		if len(part) == 0 { // the element is in two blocks
+			var element [8]byte
+			t.Encode(element[:size], ids[:1])
+			if _, err := f.Write(element[:size]); err != nil {
+				return err
+			}
+			ids = ids[1:]
+			continue
+		}
+		ids = ids[len(part):]
+		f.block = f.block[:start+len(part)*size]
+		t.Encode(f.block[start:], part)
+		if len(f.block) == sumsBlock {
+			if err := f.flush(); err != nil {
+				return err
+			}
 		}
 	}
-	return len(p), nil
+	return nil
 }
 
-// File returns the bytes of the file of sums, or of the part for this file of ids. Later writes
-// start another file of ids.
-func (w *SumsWriter) File() []byte {
-	if w.bytes%sumsBlock != 0 {
-		w.sums = append(w.sums, w.sum)
+// Write writes bytes of the file that are not ids, or are ids already encoded.
+func (f *IDFile) Write(p []byte) (n int, err error) {
+	for n < len(p) {
+		part := p[n:min(len(p), n+sumsBlock-len(f.block))]
+		f.block = append(f.block, part...)
+		n += len(part)
+		if len(f.block) == sumsBlock {
+			if err := f.flush(); err != nil {
+				return n, err
+			}
+		}
 	}
-	out := encodeSums(w.bytes, w.sums)
-	*w = SumsWriter{sums: w.sums[:0]}
-	return out
+	return n, nil
+}
+
+// flush writes the block, full or the last one.
+func (f *IDFile) flush() error {
+	if len(f.block) == 0 {
+		return nil
+	}
+	f.sums = append(f.sums, crc32.Checksum(f.block, castagnoli))
+	f.bytes += int64(len(f.block))
+	_, err := f.out.Write(f.block)
+	f.block = f.block[:0]
+	return err
+}
+
+// finish writes the last block and returns the bytes of the file of sums, or of its part for this
+// file.
+func (f *IDFile) finish() ([]byte, error) {
+	if err := f.flush(); err != nil {
+		return nil, err
+	}
+	return encodeSums(f.bytes, f.sums), nil
 }
 
 // Sums are the block sums of the files of ids of a shard in a layout other than Megatron's. The

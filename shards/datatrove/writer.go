@@ -6,7 +6,6 @@ package datatrove
 import (
 	"encoding/binary"
 	"fmt"
-	"io"
 	"math"
 	"strconv"
 	"strings"
@@ -58,7 +57,7 @@ func create(l *layout.Layout, s layout.Settings) (shards.DocumentWriter, error) 
 			metadataExt, tokenizer)
 	}
 	stale := func() ([]string, error) { return []string{s.Prefix + lossExt}, nil }
-	return l.NewWriter(s, stale, func(files *layout.Files) (_ layout.Encoder, err error) {
+	return l.NewWriter(s, stale, func(files *shards.FileSet) (_ shards.Encoder, err error) {
 		e := &encoder{dtype: s.DType, tokenizer: tokenizer}
 		if e.ds, err = files.CreateIDs("ds"); err == nil {
 			if e.index, err = files.Create("ds.index"); err == nil {
@@ -72,14 +71,14 @@ func create(l *layout.Layout, s layout.Settings) (shards.DocumentWriter, error) 
 type encoder struct {
 	dtype           shards.DType
 	tokenizer       string
-	ds              io.Writer
+	ds              *shards.IDFile
 	index, metadata *atomicfile.Hashed
 	at              int64
 	scratch         []byte
 }
 
 func (e *encoder) Append(tokens []uint32, _ shards.DocumentOrigin) error {
-	if err := e.dtype.Write(e.ds, tokens, &e.scratch); err != nil {
+	if err := e.ds.Append(tokens, e.dtype); err != nil {
 		return err
 	}
 	e.at += int64(len(tokens))

@@ -6,7 +6,6 @@ package dolma
 import (
 	"bufio"
 	"fmt"
-	"io"
 	"strconv"
 	"strings"
 
@@ -40,7 +39,7 @@ var types = []shards.DType{shards.UInt8, shards.UInt16, shards.UInt32}
 
 // create creates the shard x.npy, x.csv.gz, x.sums, x.json.
 func create(l *layout.Layout, s layout.Settings) (shards.DocumentWriter, error) {
-	return l.NewWriter(s, nil, func(files *layout.Files) (layout.Encoder, error) {
+	return l.NewWriter(s, nil, func(files *shards.FileSet) (shards.Encoder, error) {
 		npy, err := files.CreateIDs("npy")
 		if err != nil {
 			return nil, err
@@ -57,7 +56,7 @@ func create(l *layout.Layout, s layout.Settings) (shards.DocumentWriter, error) 
 
 type encoder struct {
 	dtype   shards.DType
-	npy     io.Writer
+	npy     *shards.IDFile
 	gzip    *gzip.Writer
 	csv     *bufio.Writer
 	at      int64
@@ -65,7 +64,7 @@ type encoder struct {
 }
 
 func (e *encoder) Append(tokens []uint32, origin shards.DocumentOrigin) error {
-	if err := e.dtype.Write(e.npy, tokens, &e.scratch); err != nil {
+	if err := e.npy.Append(tokens, e.dtype); err != nil {
 		return err
 	}
 	end := e.at + int64(len(tokens))

@@ -55,7 +55,7 @@ const id shards.Layout = "fms"
 // create creates the shard x.arrow, x.docs.feather, x.sums, x.json. In memory it holds four bytes
 // per document, for the footer of x.arrow.
 func create(l *layout.Layout, s layout.Settings) (shards.DocumentWriter, error) {
-	return l.NewWriter(s, nil, func(files *layout.Files) (layout.Encoder, error) {
+	return l.NewWriter(s, nil, func(files *shards.FileSet) (shards.Encoder, error) {
 		out, err := files.CreateIDs("arrow")
 		if err != nil {
 			return nil, err
@@ -178,8 +178,8 @@ func u32s(list ...uint32) (out []byte) {
 const lengthChunk = 1 << 16
 
 type encoder struct {
-	out     io.Writer // keeps its first error
-	message []byte    // the message of a record batch
+	out     *shards.IDFile // its file keeps its first error
+	message []byte         // the message of a record batch
 	lengths [][]uint32
 	scratch []byte
 }
@@ -203,7 +203,7 @@ func (e *encoder) Append(tokens []uint32, _ shards.DocumentOrigin) error {
 	if _, err := e.out.Write(e.message); err != nil {
 		return err
 	}
-	if err := shards.UInt32.Write(e.out, tokens, &e.scratch); err != nil {
+	if err := e.out.Append(tokens, shards.UInt32); err != nil {
 		return err
 	}
 	if n%2 == 1 {

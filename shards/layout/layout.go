@@ -1,6 +1,5 @@
 // Package layout has the common code of the layout packages below shards: the description of a
-// layout, ids in arrays without a header, and the files of one shard, which are written together
-// and published in order.
+// layout, and ids in arrays without a header.
 package layout
 
 import (
@@ -171,6 +170,20 @@ func (l *Layout) NewShard(prefix string, info shards.TokenizerInfo, o Options) (
 		s.DType = l.Types[i]
 	}
 	return l.Create(l, s)
+}
+
+// NewWriter creates a shard. begin creates the encoder, which creates the layout's files. stale
+// returns the files of an older shard that the new one does not replace; it may be nil.
+func (l *Layout) NewWriter(s Settings, stale func() ([]string, error),
+	begin func(*shards.FileSet) (shards.Encoder, error)) (shards.DocumentWriter, error) {
+	w, err := shards.NewWriter(shards.WriterSettings{FS: s.FS, Layout: l.ID, Prefix: s.Prefix, DType: s.DType,
+		Info: s.Info, Path: func(name string) string { return l.FilePath(s.Prefix, name) }, Endings: l.Endings(),
+		Folder: l.Folder, Manifest: l.At(s.Prefix, l.Manifest), Marker: l.Marker[1:], Sums: l.Sums[1:],
+		Origins: strings.TrimPrefix(l.Origins, l.Marker[:1]), NoEmpty: l.NoEmpty, Stale: stale}, begin)
+	if err != nil {
+		return nil, err // w would be an interface that holds a nil pointer
+	}
+	return w, nil
 }
 
 // sizes lists the sizes of ids, as in "1, 2 or 4".

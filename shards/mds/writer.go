@@ -83,7 +83,7 @@ func create(l *layout.Layout, s layout.Settings) (shards.DocumentWriter, error) 
 	}
 	e.samples.config = e.config.text()
 	stale := func() ([]string, error) { return stale(folder, e) }
-	return l.NewWriter(s, stale, func(files *layout.Files) (layout.Encoder, error) {
+	return l.NewWriter(s, stale, func(files *shards.FileSet) (shards.Encoder, error) {
 		e.files = files
 		return e, nil
 	})
@@ -135,7 +135,7 @@ func (f *file) written() *contents {
 }
 
 type encoder struct {
-	files   *layout.Files
+	files   *shards.FileSet
 	dtype   shards.DType
 	config  config
 	zstd    *zstd.Encoder // nil without compression

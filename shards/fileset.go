@@ -1,33 +1,32 @@
-package layout
+package shards
 
 import (
 	"fmt"
-	"io"
 	"path/filepath"
+	"slices"
 
 	"mula/internal/atomicfile"
-	"mula/shards"
 )
 
-// Files are the unpublished files of one shard. All are in one folder.
-type Files struct {
+// A FileSet has the unpublished files of one shard. All are in one folder.
+type FileSet struct {
 	disk     atomicfile.Files
 	path     func(name string) string // path of a file by its name in the manifest
 	list     []*pendingFile
 	sumsName string             // name of the file of sums
-	sums     shards.SumsWriter  // sums of the current file of ids
-	to       *atomicfile.Hashed // the file of sums, nil before the first file of ids
+	sums     *atomicfile.Hashed // the file of sums, nil before the first file of ids is finished
 }
 
 type pendingFile struct {
 	name string
 	open *atomicfile.Hashed // nil once the file is finished
 	file *atomicfile.File
-	info shards.FileInfo
+	ids  *IDFile // nil for a file without ids, and once the file is finished
+	info FileInfo
 }
 
 // Create creates the file with the given name.
-func (f *Files) Create(name string) (*atomicfile.Hashed, error) {
+func (f *FileSet) Create(name string) (*atomicfile.Hashed, error) {
 	h, err := f.disk.CreateHashed(f.path(name))
 	if err != nil {
 		return nil, err
@@ -36,56 +35,77 @@ func (f *Files) Create(name string) (*atomicfile.Hashed, error) {
 	return h, nil
 }
 
-// CreateIDs creates the file with the given name for ids, whose sums are added to the file of sums.
-// It completes the previous file of ids. The file of sums has the sums of the files of ids in the
-// order of their creation.
-func (f *Files) CreateIDs(name string) (io.Writer, error) {
+// CreateIDs creates the file with the given name for ids. The file of sums has the sums of the
+// files of ids in the order in which they are finished.
+func (f *FileSet) CreateIDs(name string) (*IDFile, error) {
 	h, err := f.Create(name)
 	if err != nil {
 		return nil, err
 	}
-	if f.to != nil {
-		err = f.finishSums()
-	} else {
-		f.to, err = f.Create(f.sumsName)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return io.MultiWriter(h.Buffer, &f.sums), nil
-}
-
-// finishSums writes the sums of a completed file of ids.
-func (f *Files) finishSums() error {
-	if f.to == nil {
-		return nil
-	}
-	_, err := f.to.Buffer.Write(f.sums.File())
-	return err
+	ids := &IDFile{out: h.Buffer, block: make([]byte, 0, sumsBlock)}
+	f.list[len(f.list)-1].ids = ids
+	return ids, nil
 }
 
 // Finish syncs a file to disk under its temporary name.
-func (f *Files) Finish(name string) (shards.FileInfo, error) {
+func (f *FileSet) Finish(name string) (FileInfo, error) {
 	for _, p := range f.list {
 		if p.name == name {
-			err := p.finish()
+			err := f.finish(p)
 			return p.info, err
 		}
 	}
-	return shards.FileInfo{}, fmt.Errorf("finishing %s, which was never created", f.path(name))
+	return FileInfo{}, fmt.Errorf("finishing %s, which was never created", f.path(name))
 }
 
-func (p *pendingFile) finish() error {
+func (f *FileSet) finish(p *pendingFile) error {
 	if p.open == nil {
 		return nil
+	}
+	if err := f.finishIDs(p); err != nil {
+		return err
 	}
 	sum, err := p.open.Finish()
 	if err != nil {
 		return err
 	}
-	p.info = shards.FileInfo{Bytes: p.open.Bytes(), SHA256: sum}
+	p.info = FileInfo{Bytes: p.open.Bytes(), SHA256: sum}
 	p.open = nil // free its buffer
 	return nil
+}
+
+// finishIDs writes the last block of a file of ids, and the sums of its blocks.
+func (f *FileSet) finishIDs(p *pendingFile) error {
+	if p.ids == nil {
+		return nil
+	}
+	sums, err := p.ids.finish()
+	p.ids = nil
+	if err == nil && f.sums == nil {
+		f.sums, err = f.Create(f.sumsName)
+	}
+	if err == nil {
+		_, err = f.sums.Buffer.Write(sums)
+	}
+	return err
+}
+
+// finishAll finishes all files and lists them. The files of ids are the first, because they have
+// sums.
+func (f *FileSet) finishAll() (map[string]FileInfo, error) {
+	for _, p := range slices.Clone(f.list) {
+		if err := f.finishIDs(p); err != nil {
+			return nil, err
+		}
+	}
+	files := make(map[string]FileInfo, len(f.list))
+	for _, p := range f.list {
+		if err := f.finish(p); err != nil {
+			return nil, err
+		}
+		files[p.name] = p.info
+	}
+	return files, nil
 }
 
 // publish renames the files to their final names. It removes an older marker and the stale files of
@@ -93,7 +113,7 @@ func (p *pendingFile) finish() error {
 // publish fails after the first removal, there is no marker. This also holds after a power failure:
 // the removal of the old marker is synced before other files change, and all other files are synced
 // before the new marker appears.
-func (f *Files) publish(marker string, stale []string, manifest *atomicfile.File) (err error) {
+func (f *FileSet) publish(marker string, stale []string, manifest *atomicfile.File) (err error) {
 	dir := filepath.Dir(f.path(marker))
 	if err := f.disk.Remove(f.path(marker)); err != nil {
 		return fmt.Errorf("replacing shard: %w", err)
@@ -140,7 +160,7 @@ func (f *Files) publish(marker string, stale []string, manifest *atomicfile.File
 	return last.Publish()
 }
 
-func (f *Files) abort() {
+func (f *FileSet) abort() {
 	for _, p := range f.list {
 		p.file.Abort()
 	}
