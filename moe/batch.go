@@ -1,6 +1,10 @@
 package moe
 
-import "fmt"
+import (
+	"fmt"
+
+	"mula/xpu/comm"
+)
 
 // A Batch is a number of windows of text. Each row has SequenceLength inputs and SequenceLength
 // targets: the same tokens shifted by one.
@@ -26,7 +30,7 @@ type Batch struct {
 // parallelism a batch may have no rows.
 func (b Batch) check(c Config, p Parallel) error {
 	least := 1
-	if p.ranks() > 1 {
+	if p.Mesh.Size(comm.EP) > 1 {
 		least = 0
 	}
 	if b.Rows < least || b.SequenceLength < 1 {

@@ -106,13 +106,13 @@ type courier interface {
 }
 
 func newDispatch(c Config, dev xpu.Device, p Parallel) *dispatch {
-	n := p.ranks()
-	d := &dispatch{c: c, dev: dev, comm: p.Experts, experts: c.Experts / n}
-	d.first, d.from = p.rank()*d.experts, stageOf(c, p.Stage, p.Stages).from
+	group := p.Mesh.Group(comm.EP)
+	d := &dispatch{c: c, dev: dev, comm: group, experts: c.Experts / group.Size()}
+	d.first, d.from = group.Rank()*d.experts, p.stage(c).from
 	if p.Dispatch == AllGather {
-		d.courier = newGatherCourier(p.Experts)
+		d.courier = newGatherCourier(group)
 	} else {
-		d.courier = newDirectCourier(p.Experts, d.experts)
+		d.courier = newDirectCourier(group, d.experts)
 	}
 	return d
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // OrderOfSums is the version of the order of operations in this package: on one device, versions of
@@ -74,7 +75,9 @@ type layer struct {
 
 // New creates a complete model with all weights zero; [Model.Init] or [Model.Load] sets them. On
 // the CPU, memory for gradients is reserved, but not touched before the first [Model.Backward].
-func New(cfg Config, dev xpu.Device) (*Model, error) { return NewParallel(cfg, dev, Parallel{}) }
+func New(cfg Config, dev xpu.Device) (*Model, error) {
+	return NewParallel(cfg, dev, Parallel{Mesh: comm.NewSingleMesh()})
+}
 
 // NewParallel creates a model like [New] that may hold only a part of the experts or layers.
 func NewParallel(cfg Config, dev xpu.Device, p Parallel) (*Model, error) {
@@ -89,14 +92,14 @@ func NewParallel(cfg Config, dev xpu.Device, p Parallel) (*Model, error) {
 	}
 	// so that weights and gradients fit the address space, which is 2⁴⁷ bytes on common processors
 	const most = min(math.MaxInt/8, 1<<44)
-	here := stageOf(cfg, p.Stage, p.Stages)
-	n := here.parameters(cfg, cfg.Experts/p.ranks())
+	here := p.stage(cfg)
+	n := here.parameters(cfg, cfg.Experts/p.Mesh.Size(comm.EP))
 	if n > most {
 		return nil, fmt.Errorf("%d parameters exceed this machine's address space; make the model smaller", n)
 	}
 	m := &Model{cfg: cfg, dev: dev, parallel: p, stage: here}
 	m.loop.run = m.runPiece // stored once, because a method value for each loop would be an allocation
-	if p.ranks() > 1 {
+	if p.Mesh.Size(comm.EP) > 1 {
 		m.dispatch = newDispatch(cfg, dev, p)
 	}
 	if err := m.bind(); err != nil {
@@ -162,8 +165,8 @@ func (m *Model) bind() error {
 	h, kv, ffn := c.HiddenSize, c.kvWidth(), c.IntermediateSize
 	norms, experts, firstExpert := 0, 1, 0
 	if c.moe() {
-		norms, experts = 1, c.Experts/m.parallel.ranks()
-		firstExpert = m.parallel.rank() * experts
+		norms, experts = 1, c.Experts/m.parallel.Mesh.Size(comm.EP)
+		firstExpert = m.parallel.Mesh.OwnIndex(comm.EP) * experts
 	}
 	type sized struct {
 		*tensor

@@ -1,6 +1,7 @@
 package moe
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"strings"
@@ -26,72 +27,78 @@ const (
 // Dispatches lists the dispatch methods.
 func Dispatches() []string { return []string{string(AllToAll), string(AllGather)} }
 
-// Parallel describes the part of a model that a rank holds. Of n ranks that share the experts, rank
-// r holds the experts [r·E/n, (r+1)·E/n) of its layers, and all their other weights. Of n pipeline
-// stages, stage s holds the layers [s·L/n, (s+1)·L/n), the first stage also the embedding, the last
-// stage the final norm and the head; see [Model.StageForward].
+// Parallel describes the part of a model that a rank holds. Of n ranks in the group [comm.EP], rank
+// r holds the experts [r·E/n, (r+1)·E/n) of its layers, and all their other weights. Of the stages
+// of the pipeline, the group [comm.PP], each holds the layers of [Config.StageLayers], the first
+// stage also the embedding, the last stage the final norm and the head; see [Model.StageForward].
 //
-// All ranks of Experts call Forward and Backward of their models at the same time, each with its
-// own batch, which may have no rows. Nothing else may use Experts during these calls, not even work
-// started by [BackwardOptions.Done]. If a call fails on one rank, the calls of the other ranks wait
-// until their context ends or the failed rank closes its group. No rank can continue after that.
+// All ranks of [comm.EP] call Forward and Backward of their models at the same time, each with its
+// own batch, which may have no rows. Nothing else may use that group during these calls, not even
+// work started by [BackwardOptions.Done]. If a call fails on one rank, the calls of the other ranks
+// wait until their context ends or the failed rank closes its group. No rank can continue after
+// that.
 type Parallel struct {
-	Experts  *comm.Comm // the ranks that share the experts; nil or a group of one: not shared
-	Dispatch Dispatch   // empty means AllToAll
+	Mesh     *comm.Mesh
+	Dispatch Dispatch // empty means AllToAll
 
 	// UniformRouting balances the experts exactly, for benchmarks: choice j of token t is expert
 	// (t·K+j) mod E, with the router's weight for it.
 	UniformRouting bool
-
-	Stage, Stages int // index of this rank's pipeline stage, and number of stages; 0 means 1: no pipeline
-}
-
-// ranks returns the number of ranks that share the experts, and rank this rank's index among them.
-func (p Parallel) ranks() int {
-	if p.Experts == nil {
-		return 1
-	}
-	return p.Experts.Size()
-}
-
-func (p Parallel) rank() int {
-	if p.Experts == nil {
-		return 0
-	}
-	return p.Experts.Rank()
 }
 
 func (p Parallel) validate(c Config) error {
 	if p.Dispatch != "" && p.Dispatch != AllToAll && p.Dispatch != AllGather {
 		return fmt.Errorf("unknown dispatch %q; the choices are %q and %q", p.Dispatch, AllToAll, AllGather)
 	}
-	n := p.ranks()
-	stages := max(1, p.Stages)
-	switch {
-	case p.Stages < 0 || p.Stage < 0 || p.Stage >= stages:
-		return fmt.Errorf("stage index %d is out of range [0, %d)", p.Stage, p.Stages)
-	case stages > c.Layers:
-		return fmt.Errorf("%d stages exceed num_hidden_layers %d; use fewer stages", stages, c.Layers)
-	case stages > 1 && c.TieEmbeddings:
-		return fmt.Errorf("%d stages cannot be used with tie_word_embeddings, because the first and the last stage "+
-			"need the "+
-			"embedding; use 1 stage, or untie the embeddings", stages)
+	if p.Mesh == nil {
+		return errors.New("a model needs a mesh; use comm.NewSingleMesh for one rank")
 	}
-	switch {
-	case n == 1:
-	case !c.moe():
-		return fmt.Errorf("%d ranks cannot share experts: model_type %q has no experts; use 1", n, c.Architecture)
-	case c.Experts%n != 0:
-		var sizes []string
-		for i := 1; i <= c.Experts; i++ {
-			if c.Experts%i == 0 {
-				sizes = append(sizes, fmt.Sprint(i))
-			}
-		}
-		return fmt.Errorf("%d ranks cannot share num_experts %d evenly; the choices are %s", n, c.Experts,
-			strings.Join(sizes, ", "))
+	for _, misfit := range c.Misfits(p.Mesh.Shape) {
+		return misfit
+	}
+	if stages := p.Mesh.Size(comm.PP); stages > 1 && c.TieEmbeddings {
+		return fmt.Errorf("%d stages cannot be used with tie_word_embeddings, because the first and the last stage "+
+			"need the embedding; use 1 stage, or untie the embeddings", stages)
 	}
 	return nil
+}
+
+// A Misfit is an axis of a mesh whose size does not fit a model.
+type Misfit struct {
+	Axis    comm.Axes
+	Problem string // as in "is 3, but the model has only 2 layers; lower the number of stages"
+}
+
+func (m *Misfit) Error() string { return m.Axis.String() + " " + m.Problem }
+
+// Misfits lists the axes of a mesh whose sizes do not fit the model.
+func (c Config) Misfits(shape comm.Shape) []*Misfit {
+	var all []*Misfit
+	misfit := func(axis comm.Axes, format string, args ...any) {
+		all = append(all, &Misfit{axis, fmt.Sprintf("is %d, ", shape.Size(axis)) + fmt.Sprintf(format, args...)})
+	}
+	if stages := shape.Size(comm.PP); stages > 1 && c.Layers > 0 && stages > c.Layers {
+		misfit(comm.PP, "but the model has only %d layers; lower the number of stages", c.Layers)
+	}
+	switch ranks := shape.Size(comm.EP); {
+	case ranks > 1 && c.Architecture == OLMo:
+		misfit(comm.EP, "but a dense model has no experts to divide; must be 1")
+	case ranks > 1 && c.Experts > 0 && c.Experts%ranks != 0:
+		var sizes []string
+		for n := 1; n <= c.Experts; n++ {
+			if c.Experts%n == 0 {
+				sizes = append(sizes, fmt.Sprint(n))
+			}
+		}
+		misfit(comm.EP, "which does not divide the %d experts of a layer; possible: %s", c.Experts,
+			strings.Join(sizes, ", "))
+	}
+	return all
+}
+
+// StageLayers returns the layers [from, to) of a pipeline stage.
+func (c Config) StageLayers(stage, stages int) (from, to int) {
+	return stage * c.Layers / stages, (stage + 1) * c.Layers / stages
 }
 
 // A stage is the range of layers that a rank holds.
@@ -100,21 +107,25 @@ type stage struct {
 	first, last  bool // first holds the embedding; last holds the final norm and the head
 }
 
+// stage returns the stage of this rank.
+func (p Parallel) stage(c Config) stage {
+	return stageOf(c, p.Mesh.OwnIndex(comm.PP), p.Mesh.Size(comm.PP))
+}
+
 func stageOf(c Config, number, stages int) stage {
-	stages = max(1, stages)
-	from, to := number*c.Layers/stages, (number+1)*c.Layers/stages
+	from, to := c.StageLayers(number, stages)
 	return stage{from, to - from, number == 0, number == stages-1}
 }
 
 // whole returns an error if other ranks hold parts of the model.
 func (m *Model) whole(doing string) error {
-	if n := m.parallel.ranks(); n > 1 {
+	if n := m.parallel.Mesh.Size(comm.EP); n > 1 {
 		return fmt.Errorf("%s: needs the complete model, but this rank holds 1/%d of the experts; open a checkpoint "+
 			"instead", doing, n)
 	}
-	if n := m.parallel.Stages; n > 1 {
+	if n := m.parallel.Mesh.Size(comm.PP); n > 1 {
 		return fmt.Errorf("%s: needs the complete model, but this rank holds stage %d of %d; open a checkpoint "+
-			"instead", doing, m.parallel.Stage, n)
+			"instead", doing, m.parallel.Mesh.OwnIndex(comm.PP), n)
 	}
 	return nil
 }
@@ -190,11 +201,12 @@ func (c Config) DispatchBytes(d Dispatch, ranks int, sent, got int64) DispatchBy
 // dispatchMemory returns the bytes of a dispatch's buffers for balanced routing. With [AllGather]
 // it includes the buffers in which the group sums ([comm.SumMemory]).
 func (c Config) dispatchMemory(p Pass) int64 {
-	ranks, e, h, k, ffn := int64(p.ExpertRanks), int64(c.Experts), int64(c.HiddenSize), int64(c.ExpertsPerToken),
+	n := p.Shape.Size(comm.EP)
+	ranks, e, h, k, ffn := int64(n), int64(c.Experts), int64(c.HiddenSize), int64(c.ExpertsPerToken),
 		int64(c.IntermediateSize)
 	tokens := int64(p.Rows) * int64(p.SequenceLength)
 	rows, got := tokens*k, tokens*ranks
-	layers := int64(stageOf(c, p.Stage, p.Stages).layers) * int64(max(1, p.InFlight))
+	layers := int64(stageOf(c, p.Stage, p.Shape.Size(comm.PP)).layers) * int64(max(1, p.InFlight))
 	kept := layers
 	if p.Recompute.experts() {
 		kept = 1
@@ -202,10 +214,9 @@ func (c Config) dispatchMemory(p Pass) int64 {
 	layer := 2 * rows // tokenOf, weight
 	var numbers, sums int64
 	if p.Dispatch == AllGather {
-		sums = comm.SumMemory(p.ExpertRanks, int(tokens*(h+k)), 4)
+		sums = comm.SumMemory(n, int(tokens*(h+k)), 4)
 	} else {
-		got = int64(math.Ceil(float64(tokens) * c.ExpectedCopies(p.Dispatch,
-			p.ExpertRanks) * float64(ranks) / float64(ranks-1)))
+		got = int64(math.Ceil(float64(tokens) * c.ExpectedCopies(p.Dispatch, n) * float64(ranks) / float64(ranks-1)))
 		layer += tokens * ranks    // place
 		numbers += got * (h + 3*k) // sentRows, sentChoices
 	}

@@ -32,26 +32,48 @@ func newRanks(t testing.TB, cfg Config, n, threads int, p Parallel,
 	return newRanksOn(t, func(int) xpu.Device { return cpu.New(threads, xpu.FP32) }, cfg, n, p, wrap)
 }
 
+// newMeshes makes a mesh with links from local, which wrap may change. It returns the mesh of each
+// rank.
+func newMeshes(t testing.TB, shape comm.Shape, wrap func(comm.Transport) comm.Transport) []*comm.Mesh {
+	t.Helper()
+	meshes, errs := make([]*comm.Mesh, shape.Ranks()), make([]error, shape.Ranks())
+	var ranks sync.WaitGroup
+	for r, link := range local.New(shape.Ranks()) {
+		if wrap != nil {
+			link = wrap(link)
+		}
+		world := comm.New(link)
+		t.Cleanup(func() { world.Close() })
+		ranks.Go(func() { meshes[r], errs[r] = comm.NewMesh(t.Context(), world, shape) })
+	}
+	ranks.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	return meshes
+}
+
 // newRanksOn makes a group of which rank r computes on device(r).
 func newRanksOn(t testing.TB, device func(r int) xpu.Device, cfg Config, n int, p Parallel,
 	wrap func(comm.Transport) comm.Transport) rankGroup {
 	t.Helper()
+	meshes := newMeshes(t, comm.NewShape(map[comm.Axes]int{comm.EP: n}), wrap)
+	return newGroupOn(t, device, cfg, meshes, p)
+}
+
+// newGroupOn makes a group of the ranks of meshes. Rank r computes on device(r).
+func newGroupOn(t testing.TB, device func(r int) xpu.Device, cfg Config, meshes []*comm.Mesh, p Parallel) rankGroup {
+	t.Helper()
 	var g rankGroup
-	for r, link := range local.New(n) {
-		if wrap != nil {
-			link = wrap(link)
-		}
+	for r, mesh := range meshes {
 		dev := device(r)
-		p.Experts = comm.New(link)
+		t.Cleanup(dev.Close)
+		p.Mesh = mesh
 		m, err := NewParallel(cfg, dev, p)
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() {
-			p.Experts.Close()
-			dev.Close()
-		})
-		g.models, g.comms = append(g.models, m), append(g.comms, p.Experts)
+		g.models, g.comms = append(g.models, m), append(g.comms, mesh.Group(comm.EP))
 	}
 	return g
 }
@@ -545,7 +567,7 @@ func TestExpectedCopies(t *testing.T) {
 // gives it, in a whole model as well.
 func TestUniformRouting(t *testing.T) {
 	cfg := mustPreset(t, "mula-nano")
-	whole, err := NewParallel(cfg, newModel(t, cfg, 1).dev, Parallel{UniformRouting: true})
+	whole, err := NewParallel(cfg, newModel(t, cfg, 1).dev, Parallel{Mesh: comm.NewSingleMesh(), UniformRouting: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -626,7 +648,8 @@ func TestParallelWeights(t *testing.T) {
 						held[p.Index]++
 					}
 					if want := cfg.Memory(Pass{Rows: 1, SequenceLength: 1,
-						ExpertRanks: n}).Weights; want != 4*int64(elements) || elements != len(weights(t, m)) {
+						Shape: m.parallel.Mesh.Shape}).Weights; want != 4*int64(elements) || elements != len(weights(t,
+						m)) {
 						t.Errorf("rank %d of %d: %d weights in %d, Memory says %d bytes", r, n, elements,
 							len(weights(t, m)), want)
 					}
@@ -731,12 +754,12 @@ func TestRefusedParallel(t *testing.T) {
 		p    Parallel
 		want string
 	}{
-		{nano, 3, Parallel{}, "3 ranks cannot share num_experts 8 evenly; the choices are 1, 2, 4, 8"},
-		{nano, 16, Parallel{}, "the choices are 1, 2, 4, 8"},
-		{dense, 2, Parallel{}, `model_type "olmo" has no experts`},
+		{nano, 3, Parallel{}, "ep is 3, which does not divide the 8 experts of a layer; possible: 1, 2, 4, 8"},
+		{nano, 16, Parallel{}, "possible: 1, 2, 4, 8"},
+		{dense, 2, Parallel{}, "ep is 2, but a dense model has no experts to divide"},
 		{nano, 2, Parallel{Dispatch: "post"}, `unknown dispatch "post"; the choices are "alltoall" and "allgather"`},
 	} {
-		test.p.Experts = comm.New(local.New(test.n)[0])
+		test.p.Mesh = &comm.Mesh{Shape: comm.NewShape(map[comm.Axes]int{comm.EP: test.n})}
 		if _, err := NewParallel(test.cfg, dev, test.p); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("error %v, want one with %q", err, test.want)
 		}
@@ -765,6 +788,14 @@ type faultyLink struct {
 	comm.Transport
 	left int
 	fail func() error
+}
+
+func (l *faultyLink) Split(ctx context.Context, color, key int) (comm.Transport, error) {
+	part, err := l.Transport.Split(ctx, color, key)
+	if part == nil {
+		return nil, err
+	}
+	return &faultyLink{part, l.left, l.fail}, err
 }
 
 func (l *faultyLink) AllToAll(ctx context.Context, send, recv [][]byte) error {
@@ -853,7 +884,8 @@ func TestParallelBuffersArePlanned(t *testing.T) {
 				m.Init(1)
 			}
 			g.backward(t, share(randomBatch(cfg, 8, 128, 1), []int{4, 4}), BackwardOptions{Targets: 1024})
-			want := cfg.Memory(Pass{Rows: 4, SequenceLength: 128, Recompute: recompute, ExpertRanks: 2,
+			want := cfg.Memory(Pass{Rows: 4, SequenceLength: 128, Recompute: recompute,
+				Shape:    g.models[0].parallel.Mesh.Shape,
 				Dispatch: dispatch})
 			for r, m := range g.models {
 				got := arenaBytes(m) + dispatchBytes(m)

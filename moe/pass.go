@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // Forward computes the loss of a batch. Aux is in the form [AuxHF]. When ctx ends, Forward stops
@@ -64,7 +65,7 @@ func (m *Model) stepSize(batch Batch, opts BackwardOptions) (stepSize, error) {
 		step.tokens = step.targets
 	}
 	switch {
-	case opts.Targets == 0 && m.parallel.ranks() > 1:
+	case opts.Targets == 0 && m.parallel.Mesh.Size(comm.EP) > 1:
 		return stepSize{}, errors.New("the number of targets of the whole step is unknown when ranks share the " +
 			"experts; " +
 			"set Targets")

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"mula/xpu/comm"
 )
 
 // A Relay is the data that one pipeline stage sends to the next: in the forward pass the residual
@@ -105,14 +107,13 @@ func (m *Model) StageBackward(ctx context.Context, slot int, opts BackwardOption
 
 // checkRelays checks the relays of the previous and the next stage.
 func (m *Model) checkRelays(batch Batch, before, behind *Relay) error {
+	stage, stages := m.parallel.Mesh.OwnIndex(comm.PP), m.parallel.Mesh.Size(comm.PP)
 	check := func(r *Relay, none bool, name string) error {
 		switch hidden, router := batch.Rows*batch.SequenceLength*m.cfg.HiddenSize, m.routerSums(); {
 		case r == nil != none && none:
-			return fmt.Errorf("stage %d of %d has no stage %s it; pass nil", m.parallel.Stage,
-				max(1, m.parallel.Stages), name)
+			return fmt.Errorf("stage %d of %d has no stage %s it; pass nil", stage, stages, name)
 		case r == nil != none:
-			return fmt.Errorf("stage %d of %d needs a relay for the stage %s it", m.parallel.Stage, m.parallel.Stages,
-				name)
+			return fmt.Errorf("stage %d of %d needs a relay for the stage %s it", stage, stages, name)
 		case r != nil && (len(r.Hidden) != hidden || len(r.Router) != router):
 			return fmt.Errorf("the relay for the stage %s has %d and %d numbers, and a batch of %d rows of %d "+
 				"tokens needs %d and %d", name,
@@ -125,8 +126,9 @@ func (m *Model) checkRelays(batch Batch, before, behind *Relay) error {
 
 // oneStage returns an error if the model is one of several pipeline stages.
 func (m *Model) oneStage() error {
-	if n := m.parallel.Stages; n > 1 {
-		return fmt.Errorf("this is stage %d of %d; use StageForward and StageBackward", m.parallel.Stage, n)
+	if n := m.parallel.Mesh.Size(comm.PP); n > 1 {
+		return fmt.Errorf("this is stage %d of %d; use StageForward and StageBackward",
+			m.parallel.Mesh.OwnIndex(comm.PP), n)
 	}
 	return nil
 }

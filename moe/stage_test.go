@@ -29,9 +29,9 @@ func newPipeline(t testing.TB, cfg Config, stages, ranks int, p Parallel) pipeli
 func newPipelineOn(t testing.TB, device func(r int) xpu.Device, cfg Config, stages, ranks int, p Parallel) pipeline {
 	t.Helper()
 	var all pipeline
+	meshes := newMeshes(t, comm.NewShape(map[comm.Axes]int{comm.PP: stages, comm.EP: ranks}), nil)
 	for s := range stages {
-		p.Stage, p.Stages = s, stages
-		g := newRanksOn(t, device, cfg, ranks, p, nil)
+		g := newGroupOn(t, device, cfg, meshes[s*ranks:(s+1)*ranks], p)
 		all.models, all.comms = append(all.models, g.models), append(all.comms, g.comms)
 	}
 	return all
@@ -342,7 +342,7 @@ func TestStagesHoldTheModel(t *testing.T) {
 				}
 			}
 			if want := whole.Config().Memory(Pass{Rows: 1, SequenceLength: 1, Stage: s,
-				Stages: 2}).Weights; want != int64(4*len(weights(t, m))) {
+				Shape: m.parallel.Mesh.Shape}).Weights; want != int64(4*len(weights(t, m))) {
 				t.Errorf("stage %d: %d weights, Memory says %d bytes", s, len(weights(t, m)), want)
 			}
 		}
@@ -363,7 +363,8 @@ func TestStagesHoldTheModel(t *testing.T) {
 		}
 		pipe.run(t, batches, BackwardOptions{Targets: 1000, Loss: fullLoss})
 		for s, models := range pipe.models {
-			want := cfg.Memory(Pass{Rows: 2, SequenceLength: 32, Recompute: recompute, Stage: s, Stages: 3,
+			want := cfg.Memory(Pass{Rows: 2, SequenceLength: 32, Recompute: recompute, Stage: s,
+				Shape:    models[0].parallel.Mesh.Shape,
 				InFlight: 3 - s}).Buffers
 			if got := arenaBytes(models[0]); got != want {
 				t.Errorf("stage %d, recompute %v: buffers take %d bytes, Memory says %d", s, recompute, got, want)
@@ -410,18 +411,21 @@ func TestRefusedStages(t *testing.T) {
 	nano, tied := mustPreset(t, "mula-nano"), gradientCases(t)["dense tied"]
 	dev := newModel(t, nano, 1).dev
 	for _, test := range []struct {
-		cfg  Config
-		p    Parallel
-		want string
+		cfg    Config
+		stages int
+		want   string
 	}{
-		{nano, Parallel{Stages: 3}, "3 stages exceed num_hidden_layers 2"},
-		{nano, Parallel{Stage: 2, Stages: 2}, "stage index 2 is out of range"},
-		{nano, Parallel{Stage: -1, Stages: 2}, "stage index -1 is out of range"},
-		{tied, Parallel{Stages: 2}, "tie_word_embeddings"},
+		{nano, 3, "pp is 3, but the model has only 2 layers"},
+		{tied, 2, "tie_word_embeddings"},
 	} {
-		if _, err := NewParallel(test.cfg, dev, test.p); err == nil || !strings.Contains(err.Error(), test.want) {
+		mesh := &comm.Mesh{Shape: comm.NewShape(map[comm.Axes]int{comm.PP: test.stages})}
+		if _, err := NewParallel(test.cfg, dev, Parallel{Mesh: mesh}); err == nil || !strings.Contains(err.Error(),
+			test.want) {
 			t.Errorf("error %v, want one with %q", err, test.want)
 		}
+	}
+	if _, err := NewParallel(nano, dev, Parallel{}); err == nil || !strings.Contains(err.Error(), "needs a mesh") {
+		t.Errorf("without a mesh: %v", err)
 	}
 	pipe := newPipeline(t, nano, 2, 1, Parallel{})
 	first, last := pipe.models[0][0], pipe.models[1][0]

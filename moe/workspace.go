@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // A pass over tokens needs two kinds of buffers: the values of each layer's forward pass that the
@@ -292,11 +293,10 @@ type Pass struct {
 	Recompute      Recompute // empty means RecomputeNone
 	Documents      bool      // attention is restricted to documents; see [Batch]
 
-	ExpertRanks int // ranks that share the experts; 0 and 1: not shared
-	Dispatch    Dispatch
-
-	Stage, Stages int // see [Parallel]
-	InFlight      int // maximum number of batches under way; 0 means 1
+	Shape    comm.Shape // of the mesh; the zero value is one rank
+	Dispatch Dispatch
+	Stage    int // of the pipeline
+	InFlight int // maximum number of batches under way; 0 means 1
 }
 
 // Memory returns the memory that [Model.Backward] needs. If ranks share the experts, it assumes
@@ -306,16 +306,16 @@ type Pass struct {
 // received. Almost all of these bytes are device memory. The state of an optimizer and the device's
 // scratch memory are not included: see [mula/xpu/cpu.Device].
 func (c Config) Memory(p Pass) Memory {
-	stage := stageOf(c, p.Stage, p.Stages)
+	experts, stage := p.Shape.Size(comm.EP), stageOf(c, p.Stage, p.Shape.Size(comm.PP))
 	shape := passShape{rows: p.Rows, s: p.SequenceLength, train: true, recompute: p.Recompute, logits: stage.last,
-		layers: stage.layers, last: stage.last, elsewhere: p.ExpertRanks > 1, documents: p.Documents}
+		layers: stage.layers, last: stage.last, elsewhere: experts > 1, documents: p.Documents}
 	var shared, flights arena
 	new(workspace).cut(c, shape, &shared)
 	newFlight(c, stage.layers).cut(c, shape, &flights)
-	n, buffers := 4*stage.parameters(c, c.Experts/max(1, p.ExpertRanks)), shared.bytes()+int64(max(1,
+	n, buffers := 4*stage.parameters(c, c.Experts/experts), shared.bytes()+int64(max(1,
 		p.InFlight))*flights.bytes()
 	buffers += 2 * 4 * int64(p.SequenceLength*c.HeadDim()/2) // rotations
-	if p.ExpertRanks > 1 {
+	if experts > 1 {
 		buffers += c.dispatchMemory(p)
 	}
 	return Memory{Weights: n, Gradients: n, Buffers: buffers}

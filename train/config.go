@@ -250,7 +250,7 @@ type LayoutConfig struct {
 }
 
 // Ranks is the number of ranks of the layout.
-func (l LayoutConfig) Ranks() int { return l.DP * l.EP * l.PP * l.TP }
+func (l LayoutConfig) Ranks() int { return l.shape().Ranks() }
 
 // shape returns the shape of the mesh of the ranks.
 func (l LayoutConfig) shape() comm.Shape {
@@ -259,18 +259,15 @@ func (l LayoutConfig) shape() comm.Shape {
 
 // parallel returns the part of a model that this rank of a mesh holds.
 func (l LayoutConfig) parallel(mesh *comm.Mesh) moe.Parallel {
-	return moe.Parallel{Dispatch: l.Dispatch, UniformRouting: l.UniformRouting, Experts: mesh.Group(comm.EP),
-		Stage: mesh.OwnIndex(comm.PP), Stages: mesh.Size(comm.PP)}
+	return moe.Parallel{Mesh: mesh, Dispatch: l.Dispatch, UniformRouting: l.UniformRouting}
 }
 
 // String describes the layout of several ranks, as in "expert_dp 2, ep 4, optimizer epso, dispatch
 // alltoall".
 func (l LayoutConfig) String() string {
-	text := fmt.Sprintf("expert_dp %d, ep %d, optimizer %s", l.DP, l.EP, l.Optimizer)
-	if l.PP > 1 {
-		text = fmt.Sprintf("expert_dp %d, pp %d, ep %d, optimizer %s", l.DP, l.PP, l.EP, l.Optimizer)
-	}
-	if l.EP > 1 {
+	shape := l.shape()
+	text := fmt.Sprintf("%s, optimizer %s", shape, l.Optimizer)
+	if shape.Size(comm.EP) > 1 {
 		text += ", dispatch " + string(l.Dispatch)
 	}
 	if l.Sums == FastSums {
@@ -612,33 +609,24 @@ func (c Config) Validate() error {
 		oneOf("verify", c.Verify, "on-read", "background", "upfront"),
 		within("reverify_seconds", float64(c.ReverifySeconds), 0, 1<<30),
 	}
-	if pp, layers := c.Layout.PP, c.Model.Layers; pp > 1 && layers > 0 && pp > layers {
-		errs = append(errs,
-			strictyaml.Invalid("layout.pp", "is %d, but the model has only %d layers; lower the number of stages", pp,
-				layers))
-	} else if pp > 1 && c.Model.TieEmbeddings {
+	shape := c.Layout.shape()
+	for _, misfit := range c.Model.Misfits(shape) {
+		errs = append(errs, strictyaml.Invalid("layout."+misfit.Axis.String(), "%s", misfit.Problem))
+	}
+	if stages := shape.Size(comm.PP); stages > 1 && c.Model.TieEmbeddings {
 		errs = append(errs,
 			strictyaml.Invalid("layout.pp",
 				"is %d, but model.tie_word_embeddings needs the same weights in the first and the last stage; set "+
-					"layout.pp to 1, or tie_word_embeddings to false", pp))
+					"layout.pp to 1, or tie_word_embeddings to false", stages))
 	}
 	if tp := c.Layout.TP; tp != 1 {
 		errs = append(errs, strictyaml.Invalid("layout.tp",
 			"is %d, but this version has no tensor parallelism; must be 1", tp))
 	}
-	if ep, experts := c.Layout.EP, c.Model.Experts; ep > 1 && c.Model.Architecture == moe.OLMo {
-		errs = append(errs, strictyaml.Invalid("layout.ep",
-			"is %d, but a dense model has no experts to divide; must be 1", ep))
-	} else if ep > 1 && experts > 0 && experts%ep != 0 {
-		errs = append(errs, strictyaml.Invalid("layout.ep", "is %d, which does not divide the %d experts of a layer; "+
-			"possible: %s", ep,
-			experts, list(divisors(experts))))
-	}
-	if ranks := c.Layout.DP * c.Layout.EP; ranks > 1 && c.BatchSize%ranks != 0 {
-		errs = append(errs,
-			strictyaml.Invalid("batch_size",
-				"is %d; must be a multiple of layout.expert_dp · layout.ep = %d · %d = %d, the number of data ranks",
-				c.BatchSize, c.Layout.DP, c.Layout.EP, ranks))
+	if ranks := shape.Size(comm.Data); ranks > 1 && c.BatchSize%ranks != 0 {
+		errs = append(errs, strictyaml.Invalid("batch_size",
+			"is %d; must be a multiple of %s, the number of data ranks", c.BatchSize,
+			shape.Product(comm.Data, "layout.")))
 	}
 	if c.Layout.UniformRouting && c.Model.Architecture == moe.OLMo {
 		errs = append(errs, strictyaml.Invalid("layout.uniform_routing",

@@ -57,7 +57,7 @@ func (p *pipeline) last() bool { return p.group.Rank() == p.group.Size()-1 }
 
 // firstLayer returns the number of this stage's first layer in the whole model.
 func (p *pipeline) firstLayer() int {
-	from, _ := stageLayers(p.model.Config().Layers, p.group.Rank(), p.group.Size())
+	from, _ := p.model.Config().StageLayers(p.group.Rank(), p.group.Size())
 	return from
 }
 
@@ -262,11 +262,6 @@ func (p *pipeline) loss(ctx context.Context, batch moe.Batch, rows int, experts 
 	return stats, errors.Join(failed, err)
 }
 
-// stageLayers returns the layers [from, to) of a stage.
-func stageLayers(layers, stage, stages int) (from, to int) {
-	return stage * layers / stages, (stage + 1) * layers / stages
-}
-
 // stageTensors returns the tensors of a stage: the tensors of its layers, and for the first stage
 // the embedding, for the last stage the tensors after the layers.
 func stageTensors(c moe.Config, stage, stages int) []safetensors.Tensor {
@@ -274,7 +269,7 @@ func stageTensors(c moe.Config, stage, stages int) []safetensors.Tensor {
 		return c.Tensors()
 	}
 	var held []safetensors.Tensor
-	from, to := stageLayers(c.Layers, stage, stages)
+	from, to := c.StageLayers(stage, stages)
 	layers := false // the layers have started
 	for _, t := range c.Tensors() {
 		layer, err := strconv.Atoi(tensorLayer(t.Name))

@@ -492,9 +492,14 @@ func TestStageTensors(t *testing.T) {
 	c.Layers = 5
 	for stages := 1; stages <= 5; stages++ {
 		var all []string
+		meshes := make([]*comm.Mesh, stages)
+		together(t, stages, func(world *comm.Comm) (err error) {
+			meshes[world.Rank()], err = comm.NewMesh(t.Context(), world,
+				comm.NewShape(map[comm.Axes]int{comm.PP: stages}))
+			return err
+		})
 		for stage := range stages {
-			dev := device(t, 1)
-			m, err := moe.NewParallel(c, dev, moe.Parallel{Stage: stage, Stages: stages})
+			m, err := moe.NewParallel(c, device(t, 1), moe.Parallel{Mesh: meshes[stage]})
 			if err != nil {
 				t.Fatal(err)
 			}

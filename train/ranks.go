@@ -134,19 +134,18 @@ func loneRank(library string) error {
 // fitsWorld returns an error if the layout is not for ranks ranks. The error names possible
 // layouts.
 func (c Config) fitsWorld(ranks int) error {
-	l := c.Layout
-	if l.Ranks() == ranks {
+	shape := c.Layout.shape()
+	if shape.Ranks() == ranks {
 		return nil
 	}
-	what, stages := fmt.Sprintf("expert_dp · ep = %d · %d", l.DP, l.EP), ""
-	if l.PP > 1 {
-		what = fmt.Sprintf("expert_dp · pp · ep = %d · %d · %d", l.DP, l.PP, l.EP)
-	}
-	readers := ranks
-	if ranks%l.PP == 0 && l.PP > 1 {
-		readers, stages = ranks/l.PP, fmt.Sprintf("pp: %d, ", l.PP)
-	} else if l.PP > 1 {
+	axes, stages := comm.Data, ""
+	readers, pp := ranks, shape.Size(comm.PP)
+	if pp > 1 {
+		axes = comm.World
 		stages = "pp: 1, "
+		if ranks%pp == 0 {
+			readers, stages = ranks/pp, fmt.Sprintf("pp: %d, ", pp)
+		}
 	}
 	var possible []string
 	for _, ep := range divisors(readers) {
@@ -157,11 +156,10 @@ func (c Config) fitsWorld(ranks int) error {
 	text := "possible: " + strings.Join(possible, ", ")
 	if c.BatchSize%readers != 0 {
 		text = fmt.Sprintf("start %d, or make batch_size (now %d) a multiple of %d and set layout to one of %s",
-			l.Ranks(), c.BatchSize, readers, strings.Join(possible, ", "))
+			shape.Ranks(), c.BatchSize, readers, strings.Join(possible, ", "))
 	}
 	return &strictyaml.FieldError{Field: "layout",
-		Message: fmt.Sprintf(" is %s = %d ranks, but %d were started; %s", what,
-			l.Ranks(), ranks, text)}
+		Message: fmt.Sprintf(" is %s ranks, but %d were started; %s", shape.Product(axes, ""), ranks, text)}
 }
 
 func divisors(n int) []int {
@@ -172,15 +170,6 @@ func divisors(n int) []int {
 		}
 	}
 	return all
-}
-
-// list joins numbers with commas.
-func list(numbers []int) string {
-	words := make([]string, len(numbers))
-	for i, n := range numbers {
-		words[i] = fmt.Sprint(n)
-	}
-	return strings.Join(words, ", ")
 }
 
 // ranks has the groups of a rank and the hosts of all ranks.

@@ -169,9 +169,8 @@ func (c Config) memory(rows, microBatches, sequenceLength int) Memory {
 	layout.MicroBatchSize = rows
 	for stage := range l.PP {
 		m := c.Model.Memory(moe.Pass{Rows: rows, SequenceLength: sequenceLength, Recompute: c.Recompute,
-			Documents:   c.Attention == DocumentAttention,
-			ExpertRanks: l.EP, Dispatch: l.Dispatch, Stage: stage, Stages: l.PP, InFlight: min(l.PP-stage,
-				microBatches)})
+			Documents: c.Attention == DocumentAttention,
+			Shape:     l.shape(), Dispatch: l.Dispatch, Stage: stage, InFlight: min(l.PP-stage, microBatches)})
 		sums := estimate.SumBytes(c.Model.Config, layout, trainer, stage)
 		own := Memory{Weights: m.Weights, Gradients: m.Gradients, Buffers: m.Buffers + sums +
 			estimate.StageBytes(c.Model.Config, layout, trainer), HostOnly: sums}

@@ -43,20 +43,28 @@ func (t *tap) AllGather(ctx context.Context, own []byte, all [][]byte) error {
 	return t.Transport.AllGather(ctx, own, all)
 }
 
-// run calls f on every rank of a group, and returns what all of them have sent by each operation;
-// what they have received must be as much.
+func (t *tap) Split(ctx context.Context, color, key int) (comm.Transport, error) {
+	part, err := t.Transport.Split(ctx, color, key)
+	if part == nil {
+		return nil, err
+	}
+	return &tap{part, t.sent, t.received}, err
+}
+
+// run calls f on every rank of a world, and returns the bytes that all ranks have sent by each
+// operation in the groups that f returns. The ranks must have received as many bytes.
 func run(t interface{ Fatal(...any) }, ranks int,
-	f func(ctx context.Context, c *comm.Comm) error) map[comm.Operation]int64 {
+	f func(ctx context.Context, world *comm.Comm) (*comm.Comm, error)) map[comm.Operation]int64 {
 	var sent, received atomic.Int64
 	links := local.New(ranks)
-	comms := make([]*comm.Comm, ranks)
+	worlds, comms := make([]*comm.Comm, ranks), make([]*comm.Comm, ranks)
 	errs := make([]error, ranks)
 	var all sync.WaitGroup
 	for r, link := range links {
-		comms[r] = comm.New(&tap{link, &sent, &received})
+		worlds[r] = comm.New(&tap{link, &sent, &received})
 		all.Go(func() {
-			if errs[r] = f(context.Background(), comms[r]); errs[r] != nil {
-				comms[r].Close() // so that the others do not wait
+			if comms[r], errs[r] = f(context.Background(), worlds[r]); errs[r] != nil {
+				worlds[r].Close() // so that the others do not wait
 			}
 		})
 	}
@@ -71,7 +79,7 @@ func run(t interface{ Fatal(...any) }, ranks int,
 			counts[traffic.Operation] += traffic.Bytes
 			total += traffic.Bytes
 		}
-		c.Close()
+		worlds[r].Close()
 	}
 	if total != sent.Load() || sent.Load() != received.Load() {
 		t.Fatal(fmt.Sprintf("%d bytes are counted, %d were sent, %d received", total, sent.Load(), received.Load()))
@@ -100,15 +108,15 @@ func TestOptimizerTrafficIsCounted(t *testing.T) {
 				bounds[i] = rapid.IntRange(bounds[i-1], n).Draw(t, "bound")
 			}
 			bounds[e.Ranks] = n
-			counts := run(t, e.Ranks, func(ctx context.Context, c *comm.Comm) error {
+			counts := run(t, e.Ranks, func(ctx context.Context, c *comm.Comm) (*comm.Comm, error) {
 				x := make([]float32, n)
 				switch e.Operation {
 				case comm.OpAllReduce:
-					return comm.AllReduce(ctx, c, x)
+					return c, comm.AllReduce(ctx, c, x)
 				case comm.OpReduceScatter:
-					return comm.ReduceScatter(ctx, c, x, bounds)
+					return c, comm.ReduceScatter(ctx, c, x, bounds)
 				}
-				return comm.AllGather(ctx, c, x, bounds)
+				return c, comm.AllGather(ctx, c, x, bounds)
 			})
 			if counts[e.Operation] != e.Total {
 				t.Fatalf("dp %d, ep %d, %s: %+v, but %d bytes were sent", dp, ep, l.Optimizer, e, counts[e.Operation])
@@ -133,26 +141,30 @@ func TestDispatchTrafficIsCounted(t *testing.T) {
 			for _, ep := range []int{2, 4} {
 				l := Layout{DP: 1, EP: ep, PP: 1, Optimizer: EPSO, Dispatch: dispatch, BatchSize: ep * rows * micro,
 					MicroBatchSize: rows, SequenceLength: length, Recompute: recompute}
-				counts := run(t, ep, func(ctx context.Context, group *comm.Comm) error {
+				counts := run(t, ep, func(ctx context.Context, world *comm.Comm) (*comm.Comm, error) {
 					device := cpu.New(1, xpu.FP32)
 					defer device.Close()
-					m, err := moe.NewParallel(c, device, moe.Parallel{Experts: group, Dispatch: dispatch})
+					mesh, err := comm.NewMesh(ctx, world, l.shape())
 					if err != nil {
-						return err
+						return nil, err
+					}
+					m, err := moe.NewParallel(c, device, moe.Parallel{Mesh: mesh, Dispatch: dispatch})
+					if err != nil {
+						return nil, err
 					}
 					m.Init(1)
 					m.SetRecompute(recompute)
 					for i := range micro {
 						tokens := make([]uint32, rows*(length+1))
 						for t := range tokens {
-							tokens[t] = uint32((t*7919 + i*31 + group.Rank()*104729) % c.VocabSize)
+							tokens[t] = uint32((t*7919 + i*31 + world.Rank()*104729) % c.VocabSize)
 						}
 						if _, err := m.Backward(ctx, moe.Batch{Rows: rows, SequenceLength: length, Tokens: tokens},
 							moe.BackwardOptions{Targets: int64(ep * rows * micro * length)}); err != nil {
-							return err
+							return nil, err
 						}
 					}
-					return nil
+					return mesh.Group(comm.EP), nil
 				})
 				for _, e := range DispatchTraffic(c, c.Layers, l, Mula) {
 					got, name := counts[e.Operation], fmt.Sprintf("ep %d, %s, recompute %s, %s", ep, dispatch,

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"mula/moe"
+	"mula/xpu/comm"
 )
 
 // Scheme determines how gradients are summed and which rank updates which weights.
@@ -36,6 +37,11 @@ type Layout struct {
 	MicroBatchSize int           `json:"micro_batch_size"` // sequences that a rank computes at once
 	SequenceLength int           `json:"sequence_length"`
 	Recompute      moe.Recompute `json:"recompute"` // experts is level 1 of Optimus, layers is level 7
+}
+
+// shape returns the shape of the mesh of the ranks.
+func (l Layout) shape() comm.Shape {
+	return comm.NewShape(map[comm.Axes]int{comm.ExpertDP: l.DP, comm.EP: l.EP, comm.PP: l.PP})
 }
 
 // Ranks is the number of ranks of the run.
@@ -72,16 +78,8 @@ func (l Layout) check(c moe.Config) error {
 		return fmt.Errorf("a step of %d sequences of %d tokens has %d tokens; it must have at most %d", l.BatchSize,
 			l.SequenceLength, tokens, int64(1)<<36)
 	}
-	if c.Experts == 0 && l.EP > 1 {
-		return fmt.Errorf("ep is %d, but a dense model has no experts to divide; it must be 1", l.EP)
-	}
-	if c.Experts%l.EP != 0 {
-		return fmt.Errorf("ep is %d, which does not divide the %d experts of a layer; possible: %s", l.EP, c.Experts,
-			divisors(c.Experts))
-	}
-	if l.PP > c.Layers {
-		return fmt.Errorf("pp is %d, but the model has only %d layers; lower pp", l.PP,
-			c.Layers)
+	for _, misfit := range c.Misfits(l.shape()) {
+		return misfit
 	}
 	if l.BatchSize%l.DataRanks() != 0 {
 		return fmt.Errorf("the batch has %d sequences, which is not a multiple of the %d data ranks (expert_dp·ep); "+
@@ -101,17 +99,6 @@ func (l Layout) check(c moe.Config) error {
 		}
 	}
 	return nil
-}
-
-// divisors lists the divisors of n.
-func divisors(n int) string {
-	var out []string
-	for d := 1; d <= n; d++ {
-		if n%d == 0 {
-			out = append(out, fmt.Sprint(d))
-		}
-	}
-	return strings.Join(out, ", ")
 }
 
 // Trainer has the sizes of the numbers that a program stores and sends.
@@ -200,7 +187,8 @@ func stages(c moe.Config, l Layout) []Stage {
 	layer := (c.TotalParameters()-ends)/layers - experts // replicated weights of a layer
 	stages := make([]Stage, l.PP)
 	for i := range stages {
-		n := int64((i+1)*c.Layers/l.PP - i*c.Layers/l.PP)
+		from, to := c.StageLayers(i, l.PP)
+		n := int64(to - from)
 		stages[i] = Stage{Layers: int(n), PerLayer: layer, Replicated: n * layer, Divided: n * experts / int64(l.EP)}
 	}
 	stages[0].Replicated += embedding

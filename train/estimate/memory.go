@@ -44,8 +44,8 @@ func memory(c moe.Config, l Layout, t Trainer, stages []Stage, i int) Memory {
 	if t.Own {                                // counted exactly
 		m.Exchange = SumBytes(c, l, t, i) + StageBytes(c, l, t)
 		m.Activations = c.Memory(moe.Pass{Rows: l.microBatch(), SequenceLength: l.SequenceLength,
-			Recompute:   l.Recompute,
-			ExpertRanks: l.EP, Dispatch: l.Dispatch, Stage: i, Stages: l.PP, InFlight: inFlight}).Buffers
+			Recompute: l.Recompute,
+			Shape:     l.shape(), Dispatch: l.Dispatch, Stage: i, InFlight: inFlight}).Buffers
 		return m
 	}
 	saved, scratch := activations(c, l, s)

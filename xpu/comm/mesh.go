@@ -139,13 +139,27 @@ func (s Shape) Group(rank int, group Axes) []int {
 	return ranks
 }
 
-// String describes the shape, as in "expert_dp 2, pp 1, ep 4".
+// String describes the shape, as in "expert_dp 2, pp 3, ep 4". An axis of one rank other than
+// [ExpertDP] and [EP] is not mentioned.
 func (s Shape) String() string {
 	var sizes []string
 	for _, axis := range AllAxes() {
-		sizes = append(sizes, fmt.Sprintf("%s %d", axis, s.Size(axis)))
+		if n := s.Size(axis); n > 1 || axis&(ExpertDP|EP) != 0 {
+			sizes = append(sizes, fmt.Sprintf("%s %d", axis, n))
+		}
 	}
 	return strings.Join(sizes, ", ")
+}
+
+// Product describes the size of a group as a product, as in "expert_dp · ep = 2 · 4 = 8". Each name
+// gets the prefix.
+func (s Shape) Product(group Axes, prefix string) string {
+	var names, sizes []string
+	for _, axis := range group.list() {
+		names = append(names, prefix+axis.String())
+		sizes = append(sizes, fmt.Sprint(s.Size(axis)))
+	}
+	return fmt.Sprintf("%s = %s = %d", strings.Join(names, " · "), strings.Join(sizes, " · "), s.Size(group))
 }
 
 // A Mesh arranges the ranks of a run, and has this rank's communicators: one for each group, also

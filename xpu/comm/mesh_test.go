@@ -59,7 +59,13 @@ func TestShape(t *testing.T) {
 
 func TestShapeText(t *testing.T) {
 	s := comm.NewShape(map[comm.Axes]int{comm.ExpertDP: 2, comm.EP: 4})
-	if got := s.String(); got != "expert_dp 2, pp 1, ep 4" {
+	if got := s.String(); got != "expert_dp 2, ep 4" {
+		t.Error(got)
+	}
+	if got := s.Product(comm.World, "layout."); got != "layout.expert_dp · layout.pp · layout.ep = 2 · 1 · 4 = 8" {
+		t.Error(got)
+	}
+	if got := s.With(comm.PP, 3).String(); got != "expert_dp 2, pp 3, ep 4" {
 		t.Error(got)
 	}
 	if got := comm.Data.String(); got != "expert_dp · ep" {
