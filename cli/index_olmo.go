@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
 
@@ -245,70 +244,17 @@ func olmoPaths(c *cli.Context) (*olmoIndex, error) {
 
 // verifyOLMo compares the orders in a folder with OLMo-core's own orders, or with the order of
 // --plan.
-func verifyOLMo(c *cli.Context, dir string, p *progress) (found rebuild.Report, err error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return found, fmt.Errorf("verifying index files: %w", err)
+func verifyOLMo(c *cli.Context, dir string, p *progress) (rebuild.Report, error) {
+	o := rebuild.VerifyOptions{Threads: threads(c),
+		Progress: func(_, _ int, description string) { p.update(description, 0, 0) }}
+	if !c.IsSet("plan") {
+		return olmo.Verify(c.Context, dir, o, nil)
 	}
-	equal := false
-	for _, e := range entries {
-		if !isGlobalIndices(e.Name()) {
-			continue
-		}
-		path := filepath.Join(dir, e.Name())
-		v := rebuild.Verdict{Description: e.Name(), Kind: "global indices", Prefixes: []string{"epoch order"}}
-		order, err := olmo.ParseName(path)
+	return olmo.Verify(c.Context, dir, o, func(named olmo.Order) (olmo.Planned, error) {
+		x, err := planOrder(c.String("plan"), named.Seed, named.Epoch, c.Int64("global-batch-size"))
 		if err != nil {
-			v.Problem = err.Error()
-			found.Verdicts = append(found.Verdicts, v)
-			continue
+			return olmo.Planned{}, err
 		}
-		p.update(v.Description, 0, 0)
-		if c.IsSet("plan") {
-			var x *olmoIndex
-			if x, err = planOrder(c.String("plan"), order.Seed, order.Epoch, c.Int64("global-batch-size")); err != nil {
-				return found, err
-			}
-			if x.order != order {
-				err = fmt.Errorf("the file of the plan's order must have the name %s", x.order.Name())
-			} else {
-				_, err = x.present(c.Context, path, threads(c))
-			}
-		} else {
-			err = order.Verify(c.Context, path, threads(c))
-		}
-		if c.Context.Err() != nil {
-			return found, c.Context.Err()
-		}
-		var differs *olmo.Difference
-		switch {
-		case err == nil:
-			v.Equal, equal = true, true
-		case errors.As(err, &differs):
-			v.Differs, v.Problem = true, differs.Error()+planHint(c)
-		default:
-			v.Problem = err.Error() + planHint(c)
-		}
-		found.Verdicts = append(found.Verdicts, v)
-	}
-	switch {
-	case equal && c.IsSet("plan"):
-		found.Writers = append(found.Writers, "`mula index --plan`")
-	case equal:
-		found.Writers = append(found.Writers, "OLMo-core")
-	}
-	return found, nil
-}
-
-// isGlobalIndices reports whether a name is the name of an order of OLMo-core.
-func isGlobalIndices(name string) bool {
-	return strings.HasPrefix(name, "global_indices_") && strings.HasSuffix(name, ".npy")
-}
-
-// planHint returns a hint for an order that is not OLMo-core's own.
-func planHint(c *cli.Context) string {
-	if c.IsSet("plan") {
-		return ""
-	}
-	return "; if it was written for a plan, name the plan with --plan"
+		return olmo.Planned{Order: x.order, Entries: x.entries, Fill: x.fill}, nil
+	})
 }

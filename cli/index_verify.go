@@ -15,6 +15,7 @@ import (
 	"mula/index/blendcorpus"
 	"mula/index/cache"
 	"mula/index/megatron"
+	"mula/index/olmo"
 	"mula/index/rebuild"
 	"mula/internal/quantity"
 )
@@ -91,7 +92,7 @@ func runIndexVerify(c *cli.Context) error {
 			kinds[forMegatron] = true
 		case strings.HasSuffix(name, ".dsc"):
 			kinds[forBlendCorpus] = true
-		case isGlobalIndices(name):
+		case olmo.IsName(name):
 			kinds[forOLMo] = true
 		}
 	}

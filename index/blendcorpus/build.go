@@ -33,13 +33,12 @@ func (x *Index) Build(ctx context.Context, o rebuild.BuildOptions) (cache.Summar
 	}
 	var units rebuild.Units
 	if x.config.Cache != "" {
-		units.AddBlends(x.config.Cache)
 		for _, b := range x.blends {
 			u, err := b.unit(w)
 			if err != nil {
 				return cache.Summary{}, err
 			}
-			units.AddBlends(x.config.Cache, u)
+			units.AddBlend(x.config.Cache, u)
 		}
 	}
 	for _, d := range x.datasets {

@@ -22,11 +22,9 @@ func (x *Index) Build(ctx context.Context, o rebuild.BuildOptions) (cache.Summar
 	w := gpt.NewWorkshop(o.Threads)
 	var units rebuild.Units
 	if x.config.Cache != "" {
-		var blends []cache.Unit
 		for _, b := range x.blends {
-			blends = append(blends, x.blendUnit(w, b))
+			units.AddBlend(x.config.Cache, x.blendUnit(w, b))
 		}
-		units.AddBlends(x.config.Cache, blends...)
 	}
 	for _, d := range x.datasets {
 		units.AddDataset(x.directory(d), x.datasetUnit(w, d, o.Together))

@@ -293,7 +293,7 @@ func TestWriteFunc(t *testing.T) {
 	if err := os.WriteFile(path, p, 0o666); err != nil {
 		t.Fatal(err)
 	}
-	var d *Difference
+	var d *difference
 	if err := VerifyFunc(t.Context(), path, entries, fill); !errors.As(err, &d) || d.Position != at ||
 		d.Want != rule(at) || d.Got != rule(at)^1 {
 		t.Errorf("changed at %d: %v", at, err)
@@ -368,7 +368,7 @@ func TestWriteVerify(t *testing.T) {
 		if err := os.WriteFile(path, p, 0o666); err != nil {
 			rt.Fatal(err)
 		}
-		var d *Difference
+		var d *difference
 		if err := o.Verify(t.Context(), path, 1); !errors.As(err, &d) || d.Position != at || d.Got != d.Want^1 ||
 			d.Got != binary.LittleEndian.Uint32(p[at*4:]) {
 			rt.Fatalf("changed at %d: %v", at, err)

@@ -227,20 +227,20 @@ func (o Order) WriteFunc(ctx context.Context, dir string, threads int, entries i
 	return path, file.Publish()
 }
 
-// A Difference is the first position at which a file differs from the expected order.
-type Difference struct {
+// A difference is the first position at which a file differs from the expected order.
+type difference struct {
 	Path      string
 	Position  int64  // in the order
 	Got, Want uint32 // instances
 }
 
-func (d *Difference) Error() string {
+func (d *difference) Error() string {
 	return fmt.Sprintf("%s: position %d (byte %d) is instance %d, but the order has %d", d.Path, d.Position,
 		d.Position*4, d.Got, d.Want)
 }
 
 // Verify computes the order and compares the file at path with it. If the file has the right size
-// and different contents, the error is a [*Difference].
+// and different contents, the error names the first position that differs.
 func (o Order) Verify(ctx context.Context, path string, threads int) error {
 	if err := o.Check(); err != nil {
 		return err
@@ -310,7 +310,7 @@ func compare(ctx context.Context, f *os.File, entries int64, fill func(ctx conte
 		}
 		for i, id := range got[:n] {
 			if id != want[i] {
-				return &Difference{f.Name(), first + int64(i), id, want[i]}
+				return &difference{f.Name(), first + int64(i), id, want[i]}
 			}
 		}
 	}

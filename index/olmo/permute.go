@@ -1,6 +1,8 @@
 package olmo
 
-import "math/bits"
+import (
+	"math/bits"
+)
 
 // Permute returns the order of n paths that OLMo-core uses if source_permutation_seed is set:
 // Python's random.Random(seed).shuffle of 0, 1, …, n-1.

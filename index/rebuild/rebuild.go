@@ -69,11 +69,10 @@ func (u *Units) in(path string) *directory {
 	return d
 }
 
-// AddBlends adds the units of blends to a directory. The build creates the directory also if there
-// are none.
-func (u *Units) AddBlends(path string, blends ...cache.Unit) {
+// AddBlend adds the unit of a blend to a directory.
+func (u *Units) AddBlend(path string, blend cache.Unit) {
 	d := u.in(path)
-	d.blends = append(d.blends, blends...)
+	d.blends = append(d.blends, blend)
 }
 
 // AddDataset adds the unit of a dataset to a directory.
