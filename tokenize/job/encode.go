@@ -119,7 +119,7 @@ func (p *process) work(ctx context.Context) {
 func (p *process) encodeUnits(ctx context.Context) error {
 	var spare *segmentWriter
 	for {
-		u, l, unitCtx, err := p.board.claim(ctx)
+		u, l, unitCtx, err := p.unitQueue.claim(ctx)
 		if u < 0 || err != nil {
 			return err
 		}
@@ -130,7 +130,7 @@ func (p *process) encodeUnits(ctx context.Context) error {
 		switch {
 		case err == nil:
 		case errors.As(err, &failed):
-			p.board.fail(failed)
+			p.unitQueue.fail(failed)
 		case ctx.Err() != nil:
 			err = context.Cause(ctx)
 		// another process has the unit, or the unit is not needed
@@ -141,7 +141,7 @@ func (p *process) encodeUnits(ctx context.Context) error {
 			err = nil
 		}
 		if err == nil {
-			p.board.putBack(u)
+			p.unitQueue.release(u)
 			p.live.drop(u)
 		}
 		l.Release()
@@ -214,7 +214,7 @@ func (e *unitEncoder) note(f *footer) {
 
 // run encodes the unit, from its current position, and writes its record.
 func (e *unitEncoder) run(ctx context.Context) error {
-	e.wanted = e.p.board.wanted(e.u)
+	e.wanted = e.p.unitQueue.wanted(e.u)
 	last, err := e.resume()
 	if err != nil {
 		return err
@@ -243,7 +243,7 @@ func (e *unitEncoder) run(ctx context.Context) error {
 	if err := e.p.f.writeSealed(e.p.f.unitPath(e.u), &e.record); err != nil {
 		return err
 	}
-	e.p.board.complete(e.u, &e.record)
+	e.p.unitQueue.complete(e.u, &e.record)
 	return nil
 }
 

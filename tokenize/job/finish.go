@@ -68,7 +68,7 @@ func (p *process) finish(ctx context.Context) (*finished, error) {
 			if err != nil {
 				return nil, err
 			}
-			return done, p.f.tidy()
+			return done, p.f.removeLeftovers()
 		}
 		p.progress.wait(holder)
 		select {
@@ -80,8 +80,8 @@ func (p *process) finish(ctx context.Context) (*finished, error) {
 	}
 }
 
-// tidy removes files that a complete job does not need.
-func (f *folder) tidy() error {
+// removeLeftovers removes files that a complete job does not need.
+func (f *workDir) removeLeftovers() error {
 	if err := f.clear(false); err != nil {
 		return err
 	}
@@ -161,9 +161,9 @@ func (p *process) skipped(ctx context.Context, done *finished) (_ *atomicfile.Fi
 	}
 	var first error
 	var total int64
-	left := p.board.limit
-	for u := range p.board.units {
-		record, err := p.board.unit(ctx, u)
+	left := p.unitQueue.limit
+	for u := range p.unitQueue.units {
+		record, err := p.unitQueue.unit(ctx, u)
 		if err != nil {
 			return nil, err
 		}
@@ -172,7 +172,7 @@ func (p *process) skipped(ctx context.Context, done *finished) (_ *atomicfile.Fi
 		}
 		for n, s := range record.Segments {
 			err := readRejects(p.f.files, rejectName(p.f.dir, u, n), s.footerRejects, func(bad *rejected) error {
-				if p.board.limit > 0 && bad.Ordinal >= left {
+				if p.unitQueue.limit > 0 && bad.Ordinal >= left {
 					return nil // it is after the last requested document
 				}
 				if bad.Part < 0 || bad.Part >= len(p.f.d.Units[u]) {
@@ -180,7 +180,7 @@ func (p *process) skipped(ctx context.Context, done *finished) (_ *atomicfile.Fi
 						bad.Part)
 				}
 				d := &documents.DocumentError{File: p.f.d.Inputs[p.f.d.Units[u][bad.Part].Input].Path,
-					Line: bad.Line + p.board.base(u, bad.Part), Offset: bad.Byte,
+					Line: bad.Line + p.unitQueue.base(u, bad.Part), Offset: bad.Byte,
 					ID: bad.ID, Kind: bad.Kind, Err: errors.New(bad.Error)}
 				if first == nil {
 					first = d
@@ -237,8 +237,8 @@ func (p *process) inputs(done *finished) {
 	rest := totals{Documents: done.Documents, Tokens: done.Tokens, TextBytes: done.TextBytes}
 	for u, parts := range p.f.d.Units {
 		var record *unitRecord
-		if u < p.board.prefix {
-			record = p.board.units[u].record
+		if u < p.unitQueue.prefix {
+			record = p.unitQueue.units[u].record
 		}
 		for n, part := range parts {
 			s := &done.Inputs[part.Input]
@@ -259,7 +259,7 @@ func (p *process) inputs(done *finished) {
 }
 
 // replace removes the shard files of an earlier job that this job has not written.
-func (f *folder) replace(done *finished) error {
+func (f *workDir) replace(done *finished) error {
 	if len(f.d.Replaces) == 0 {
 		return nil
 	}

@@ -725,14 +725,14 @@ func TestFinishesForAnother(t *testing.T) {
 	if err := o.check(); err != nil {
 		t.Fatal(err)
 	}
-	f, done, err := openFolder(t.Context(), &o)
+	f, done, err := openWorkDir(t.Context(), &o)
 	if err != nil || done != nil {
 		t.Fatal(done, err)
 	}
 	defer f.close()
 	p := newProcess(f, time.Now())
 	ctx := testwait.Context(t)
-	if err := p.board.settle(ctx); err != nil {
+	if err := p.unitQueue.waitComplete(ctx); err != nil {
 		t.Fatal(err)
 	}
 	if done, err = p.finish(ctx); err != nil || done.Documents == 0 {
@@ -755,7 +755,7 @@ func TestOthers(t *testing.T) {
 	if err := o.check(); err != nil {
 		t.Fatal(err)
 	}
-	f, _, err := openFolder(t.Context(), &o)
+	f, _, err := openWorkDir(t.Context(), &o)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -81,14 +81,14 @@ func (p *process) reckon() Progress {
 		LargeBytes: p.live.largeBytes.Load()}
 	p.live.mu.Lock()
 	defer p.live.mu.Unlock()
-	p.board.mu.Lock()
-	defer p.board.mu.Unlock()
+	p.unitQueue.mu.Lock()
+	defer p.unitQueue.mu.Unlock()
 	idle := true
 	// A long line can extend over parts in which no line starts. They are complete at once, but
 	// count only when the part in which the line starts is complete.
 	reached := false // the previous part is complete
-	for u := range p.board.units {
-		unit := &p.board.units[u]
+	for u := range p.unitQueue.units {
+		unit := &p.unitQueue.units[u]
 		parts := p.f.d.Units[u]
 		if unit.stage == complete {
 			t := unit.sum
@@ -125,20 +125,20 @@ func (p *process) reckon() Progress {
 		}
 		l.mu.Unlock()
 	}
-	if idle && p.board.prefix < p.board.until {
-		s.Waiting = p.board.holder
+	if idle && p.unitQueue.prefix < p.unitQueue.until {
+		s.Waiting = p.unitQueue.holder
 	}
-	p.roll.mu.Lock()
-	defer p.roll.mu.Unlock()
+	p.shardQueue.mu.Lock()
+	defer p.shardQueue.mu.Unlock()
 	writing := false
-	for _, stage := range p.roll.stages {
+	for _, stage := range p.shardQueue.stages {
 		if stage == complete {
 			s.Shards++
 		}
 		writing = writing || stage == ours
 	}
 	if idle && !writing && s.Waiting == "" {
-		s.Waiting = p.roll.holder
+		s.Waiting = p.shardQueue.holder
 	}
 	return s
 }

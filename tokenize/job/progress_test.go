@@ -23,7 +23,7 @@ func TestProgressOfLongLine(t *testing.T) {
 		if err := o.check(); err != nil {
 			t.Fatal(err)
 		}
-		f, done, err := openFolder(t.Context(), &o)
+		f, done, err := openWorkDir(t.Context(), &o)
 		if err != nil || done != nil {
 			t.Fatal(done, err)
 		}
@@ -32,7 +32,7 @@ func TestProgressOfLongLine(t *testing.T) {
 			t.Fatalf("%d units", len(f.d.Units))
 		}
 		p := newProcess(f, time.Now())
-		if err := p.board.survey(); err != nil {
+		if err := p.unitQueue.findComplete(); err != nil {
 			t.Fatal(err)
 		}
 		return p.reckon().InputRead

@@ -58,10 +58,10 @@ func (p *process) checkRejects(ctx context.Context) error {
 	if p.o.MaxRejects == nil {
 		return nil
 	}
-	if err := p.board.settle(ctx); err != nil {
+	if err := p.unitQueue.waitComplete(ctx); err != nil {
 		return err
 	}
-	done := &finished{Summary: Summary{Documents: p.board.documents(), Rejects: p.o.Rejects,
+	done := &finished{Summary: Summary{Documents: p.unitQueue.documents(), Rejects: p.o.Rejects,
 		Skipped: make(map[documents.Kind]int64)}}
 	list, err := p.skipped(ctx, done)
 	if err != nil {

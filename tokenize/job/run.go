@@ -161,7 +161,7 @@ func Run(ctx context.Context, opts Options) (Summary, error) {
 	if err := o.check(); err != nil {
 		return Summary{}, err
 	}
-	f, done, err := openFolder(ctx, o)
+	f, done, err := openWorkDir(ctx, o)
 	if err != nil {
 		return Summary{}, full(err, nil)
 	}
@@ -171,25 +171,25 @@ func Run(ctx context.Context, opts Options) (Summary, error) {
 		if err := o.exceeded(&done.Summary); err != nil {
 			return Summary{}, err
 		}
-		return done.Summary, f.tidy()
+		return done.Summary, f.removeLeftovers()
 	}
 	var p *process
-	for remade := make(map[int]int); ; {
+	for reencoded := make(map[int]int); ; {
 		p = newProcess(f, start)
-		p.board.remade = remade
+		p.unitQueue.reencoded = reencoded
 		done, err = p.run(ctx)
 		var m *missing // rejects that were damaged at the end
 		if !errors.As(err, &m) {
 			break
 		}
-		if err = p.board.remake(m.unit, m.segment, err); err != nil {
+		if err = p.unitQueue.reencode(m.unit, m.segment, err); err != nil {
 			break
 		}
 	}
 	if errors.Is(err, errDone) { // another process completed the job during this process's work
 		done, err = readRecord[finished](f.files, f.path(doneName))
 		if err == nil && done != nil {
-			err = f.tidy()
+			err = f.removeLeftovers()
 		} else if err == nil {
 			err = fmt.Errorf("the job %s was complete, but its folder is gone; another process may have restarted it",
 				f.dir)
@@ -374,17 +374,17 @@ func (o *Options) segmentBytes() int64 {
 // A process is this process's participation in a job.
 type process struct {
 	o     *Options
-	f     *folder
+	f     *workDir
 	start time.Time
 
-	board    *board
-	roll     *roll
-	order    order
-	toEncode chan *batch
-	memory   *semaphore.Weighted // of texts and ids in flight
-	inFlight int64               // total of memory
-	readers  int
-	writers  int
+	unitQueue  *unitQueue
+	shardQueue *shardQueue
+	order      order
+	toEncode   chan *batch
+	memory     *semaphore.Weighted // of texts and ids in flight
+	inFlight   int64               // total of memory
+	readers    int
+	writers    int
 
 	live     live
 	skips    atomic.Int64
@@ -392,22 +392,22 @@ type process struct {
 	progress *meter
 }
 
-func newProcess(f *folder, start time.Time) *process {
+func newProcess(f *workDir, start time.Time) *process {
 	o := f.o
-	p := &process{o: o, f: f, start: start, board: newBoard(f), toEncode: make(chan *batch), inFlight: o.Memory,
+	p := &process{o: o, f: f, start: start, unitQueue: newUnitQueue(f), toEncode: make(chan *batch), inFlight: o.Memory,
 		shares: share(f.d)}
-	p.roll = &roll{p: p, news: make(chan struct{})}
+	p.shardQueue = &shardQueue{p: p, changes: make(chan struct{})}
 	p.progress = &meter{p: p}
 	p.readers = min(1+(o.Workers+workersPerReader-1)/workersPerReader, maxReaders)
 	p.writers = max(1, min(o.Workers/2, maxReaders))
-	p.order = sequence{p.board}
+	p.order = sequence{p.unitQueue}
 	if f.d.Settings.Shuffle {
 		// Half of the memory is for segments that are being sorted, and later for gathered
 		// documents.
 		p.inFlight = max(o.Memory/4, 1)
 		p.readers = int(min(int64(p.readers), max(1, o.Memory/2/f.d.SegmentBytes)))
 		p.writers = min(p.writers, 4)
-		p.order = &shuffle{b: p.board, memory: max(o.tuning.memory/int64(p.writers), minGathering)}
+		p.order = &shuffle{b: p.unitQueue, memory: max(o.tuning.memory/int64(p.writers), minGathering)}
 	}
 	p.memory = semaphore.NewWeighted(p.inFlight)
 	return p
@@ -415,7 +415,7 @@ func newProcess(f *folder, start time.Time) *process {
 
 // run takes part until the job is complete.
 func (p *process) run(ctx context.Context) (*finished, error) {
-	if err := p.board.survey(); err != nil {
+	if err := p.unitQueue.findComplete(); err != nil {
 		return nil, err
 	}
 	p.progress.kept = p.reckon().InputRead
@@ -436,25 +436,25 @@ func (p *process) run(ctx context.Context) (*finished, error) {
 	for range p.readers {
 		group.Go(func() error { return p.encodeUnits(groupCtx) })
 	}
-	group.Go(func() error { return p.board.watch(working) })
+	group.Go(func() error { return p.unitQueue.watch(working) })
 	group.Go(func() error {
 		if err := p.checkRejects(groupCtx); err != nil {
 			return err
 		}
 		shardsGroup, ctx := errgroup.WithContext(groupCtx)
-		shardsGroup.Go(func() error { return p.roll.plan(ctx) })
+		shardsGroup.Go(func() error { return p.shardQueue.plan(ctx) })
 		for range p.writers {
-			shardsGroup.Go(func() error { return p.roll.write(ctx) })
+			shardsGroup.Go(func() error { return p.shardQueue.write(ctx) })
 		}
 		if err := shardsGroup.Wait(); err != nil {
 			return err
 		}
 		// Another process may have written the last shard from units whose records this process has
 		// not seen. finish needs the records, after all polling has stopped.
-		if err := p.board.settle(groupCtx); err != nil {
+		if err := p.unitQueue.waitComplete(groupCtx); err != nil {
 			return err
 		}
-		p.board.end()
+		p.unitQueue.end()
 		rest()
 		return nil
 	})

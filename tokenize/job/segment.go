@@ -466,7 +466,7 @@ func (s *segment) read(n int, buf []byte, ids bool) (metas, idBytes, newBuf []by
 }
 
 // verifySegment reads a whole segment and its rejects file.
-func (f *folder) verifySegment(u, number int, record *unitRecord) error {
+func (f *workDir) verifySegment(u, number int, record *unitRecord) error {
 	if number >= len(record.Segments) {
 		return errDamaged
 	}

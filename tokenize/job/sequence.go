@@ -9,7 +9,7 @@ import (
 )
 
 // A sequence is the order of the inputs: of units, segments and documents in them.
-type sequence struct{ b *board }
+type sequence struct{ b *unitQueue }
 
 func (q sequence) from(ctx context.Context, start cut, ids bool) iter.Seq2[*spooled, error] {
 	return func(yield func(*spooled, error) bool) {

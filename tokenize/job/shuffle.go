@@ -20,7 +20,7 @@ import (
 // its memory: from each segment, which is sorted, the documents in the range. It keeps the block
 // lists of all segments in memory, at most about 256 blocks per segment.
 type shuffle struct {
-	b      *board
+	b      *unitQueue
 	memory int64 // for the documents of one iteration
 
 	mu       sync.Mutex

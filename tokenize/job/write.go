@@ -12,20 +12,20 @@ import (
 	"mula/tokenize/documents"
 )
 
-// A roll is a process's state of the shards.
-type roll struct {
+// A shardQueue has the state of the shards, as this process knows it.
+type shardQueue struct {
 	p *process
 
-	mu     sync.Mutex
-	news   chan struct{} // closed and replaced when a field below changes
-	starts []cut         // of the known shards
-	ended  bool          // starts is complete
-	stages []stage       // of the shards
-	holder string
+	mu      sync.Mutex
+	changes chan struct{} // closed and replaced when a field below changes
+	starts  []cut         // of the known shards
+	ended   bool          // starts is complete
+	stages  []stage       // of the shards
+	holder  string
 }
 
 // plan finds the start of each shard, as soon as the units that determine it are complete.
-func (r *roll) plan(ctx context.Context) error {
+func (r *shardQueue) plan(ctx context.Context) error {
 	start := cut{}
 	for k := 0; ; k++ {
 		r.add(start)
@@ -45,7 +45,7 @@ func (r *roll) plan(ctx context.Context) error {
 }
 
 // end returns the end of shard k.
-func (r *roll) end(ctx context.Context, k int, start cut) (cut, error) {
+func (r *shardQueue) end(ctx context.Context, k int, start cut) (cut, error) {
 	for {
 		record, err := r.p.f.readShard(k)
 		if err != nil {
@@ -74,7 +74,7 @@ func (p *process) again(k int, err error) (bool, error) {
 	if done, e := readRecord[finished](p.f.files, p.f.path(doneName)); e != nil || done != nil {
 		return false, errors.Join(e, errDone)
 	}
-	if err := p.board.remake(m.unit, m.segment, err); err != nil {
+	if err := p.unitQueue.reencode(m.unit, m.segment, err); err != nil {
 		return false, err
 	}
 	if s, ok := p.order.(*shuffle); ok {
@@ -86,26 +86,26 @@ func (p *process) again(k int, err error) (bool, error) {
 // errDone means that another process has completed the job.
 var errDone = errors.New("the job is complete")
 
-func (r *roll) changed() {
-	close(r.news)
-	r.news = make(chan struct{})
+func (r *shardQueue) changed() {
+	close(r.changes)
+	r.changes = make(chan struct{})
 }
 
-func (r *roll) add(start cut) {
+func (r *shardQueue) add(start cut) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.starts, r.stages = append(r.starts, start), append(r.stages, open)
 	r.changed()
 }
 
-func (r *roll) close() {
+func (r *shardQueue) close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.ended = true
 	r.changed()
 }
 
-func (r *roll) set(k int, s stage, holder string) {
+func (r *shardQueue) set(k int, s stage, holder string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.stages[k], r.holder = s, holder
@@ -114,7 +114,7 @@ func (r *roll) set(k int, s stage, holder string) {
 
 // next takes the first open shard, or returns -1 if no shard is open now. all reports whether all
 // shards are complete.
-func (r *roll) next() (k int, start cut, all bool, news chan struct{}) {
+func (r *shardQueue) next() (k int, start cut, all bool, changes chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	all = r.ended
@@ -125,14 +125,14 @@ func (r *roll) next() (k int, start cut, all bool, news chan struct{}) {
 		}
 		all = all && s == complete
 	}
-	return -1, cut{}, all, r.news
+	return -1, cut{}, all, r.changes
 }
 
 // write writes one shard after the other, until all are complete.
-func (r *roll) write(ctx context.Context) error {
+func (r *shardQueue) write(ctx context.Context) error {
 	pause := r.p.o.tuning.poll
 	for {
-		k, start, all, news := r.next()
+		k, start, all, changes := r.next()
 		if all {
 			return nil
 		}
@@ -140,12 +140,12 @@ func (r *roll) write(ctx context.Context) error {
 			select {
 			case <-ctx.Done():
 				return context.Cause(ctx)
-			case <-news:
+			case <-changes:
 				pause = r.p.o.tuning.poll
 			case <-time.After(pause):
 				pause = min(pause*3/2, r.p.o.tuning.maxPoll)
 			}
-			r.look()
+			r.retryOthers()
 			continue
 		}
 		if err := r.try(ctx, k, start); err != nil {
@@ -154,8 +154,8 @@ func (r *roll) write(ctx context.Context) error {
 	}
 }
 
-// look makes the shards of other processes open again, so that they are retried.
-func (r *roll) look() {
+// retryOthers makes the shards of other processes open again, so that they are retried.
+func (r *shardQueue) retryOthers() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for k, s := range r.stages {
@@ -166,7 +166,7 @@ func (r *roll) look() {
 }
 
 // try writes a shard unless it is complete, or another process has it.
-func (r *roll) try(ctx context.Context, k int, start cut) error {
+func (r *shardQueue) try(ctx context.Context, k int, start cut) error {
 	f := r.p.f
 	for {
 		l, holder, err := f.locks.Acquire(f.shardLock(k))
@@ -241,7 +241,7 @@ func (p *process) writeShard(ctx context.Context, k int, start cut, ours func() 
 		}
 		in := p.f.d.Units[d.unit][d.meta.part].Input
 		origin := shards.DocumentOrigin{ID: string(d.meta.id), File: p.f.d.Inputs[in].Path,
-			Line: d.meta.line + p.board.base(d.unit, d.meta.part)}
+			Line: d.meta.line + p.unitQueue.base(d.unit, d.meta.part)}
 		if origin.ID == "" {
 			origin.ID = documents.DefaultID(p.f.d.name(in), origin.Line)
 		}
@@ -272,7 +272,7 @@ func (p *process) writeShard(ctx context.Context, k int, start cut, ours func() 
 }
 
 // create starts a shard.
-func (f *folder) create(s settings, prefix string) (shards.DocumentWriter, error) {
+func (f *workDir) create(s settings, prefix string) (shards.DocumentWriter, error) {
 	return formats.Create(formats.Of(s.Layout), prefix, s.Tokenizer, formats.Options{FS: f.o.FS})
 }
 

@@ -9,7 +9,7 @@ func TestLinesWhileAUnitIsEncodedAgain(t *testing.T) {
 	for range 4 {
 		d.Units = append(d.Units, unit{{Input: 0}})
 	}
-	b := newBoard(&folder{d: d})
+	b := newUnitQueue(&workDir{d: d})
 	for u := range 4 {
 		b.complete(u, &unitRecord{Parts: []totals{{Lines: 10}}})
 	}

@@ -12,25 +12,25 @@ import (
 	"mula/tokenize/documents"
 )
 
-// A board is a process's state of all units.
-type board struct {
-	f     *folder
+// A unitQueue has the state of all units, as this process knows it.
+type unitQueue struct {
+	f     *workDir
 	limit int64 // requested number of documents, 0: all
 
 	mu      sync.Mutex
-	news    chan struct{} // closed and replaced when a field below changes
+	changes chan struct{} // closed and replaced when a field below changes
 	units   []unitState
 	prefix  int   // units before it are complete
 	counted int64 // documents of these
 	// for each unit below prefix, and for prefix: lines of the unit's first input in the units
 	// before it
-	before []int64
-	lines  [][]int64 // of each part of the units that have been complete
-	until  int       // units from here on are not needed
-	failed *failure
-	over   bool // the output is complete: no unit will be encoded again
-	holder string
-	remade map[int]int
+	before    []int64
+	lines     [][]int64 // of each part of the units that have been complete
+	until     int       // units from here on are not needed
+	failed    *failure
+	over      bool // the output is complete: no unit will be encoded again
+	holder    string
+	reencoded map[int]int
 }
 
 type unitState struct {
@@ -58,22 +58,22 @@ type failure struct {
 	err     error // a DocumentError has its line in the part
 }
 
-func newBoard(f *folder) *board {
-	return &board{
-		f: f, limit: f.d.Settings.MaxDocuments, news: make(chan struct{}), units: make([]unitState, len(f.d.Units)),
+func newUnitQueue(f *workDir) *unitQueue {
+	return &unitQueue{
+		f: f, limit: f.d.Settings.MaxDocuments, changes: make(chan struct{}), units: make([]unitState, len(f.d.Units)),
 		before: make([]int64, 1, len(f.d.Units)+1), lines: make([][]int64, len(f.d.Units)), until: len(f.d.Units),
-		remade: make(map[int]int),
+		reencoded: make(map[int]int),
 	}
 }
 
 // changed wakes all waiting goroutines. The caller holds mu.
-func (b *board) changed() {
-	close(b.news)
-	b.news = make(chan struct{})
+func (b *unitQueue) changed() {
+	close(b.changes)
+	b.changes = make(chan struct{})
 }
 
-// survey finds the complete units by listing the folder once.
-func (b *board) survey() error {
+// findComplete finds the complete units by listing the folder once.
+func (b *unitQueue) findComplete() error {
 	entries, err := b.f.files.FS().ReadDir(b.f.dir)
 	if err != nil {
 		return err
@@ -93,7 +93,7 @@ func (b *board) survey() error {
 }
 
 // check reports whether a unit is complete, by its record.
-func (b *board) check(u int) (bool, error) {
+func (b *unitQueue) check(u int) (bool, error) {
 	b.mu.Lock()
 	known := b.units[u].stage == complete
 	b.mu.Unlock()
@@ -109,7 +109,7 @@ func (b *board) check(u int) (bool, error) {
 }
 
 // complete marks a unit as complete.
-func (b *board) complete(u int, record *unitRecord) {
+func (b *unitQueue) complete(u int, record *unitRecord) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.units[u].stage == complete {
@@ -126,7 +126,7 @@ func (b *board) complete(u int, record *unitRecord) {
 }
 
 // advance moves prefix forward. The caller holds mu.
-func (b *board) advance() {
+func (b *unitQueue) advance() {
 	for b.prefix < b.until && b.units[b.prefix].stage == complete {
 		u := b.prefix
 		r := b.units[u].record
@@ -147,7 +147,7 @@ func (b *board) advance() {
 
 // linesBefore counts the lines of an input in the parts of unit u before the given part, and in the
 // units before u. The caller holds mu.
-func (b *board) linesBefore(u, part, input int) (lines int64) {
+func (b *unitQueue) linesBefore(u, part, input int) (lines int64) {
 	parts := b.f.d.Units[u]
 	for p := part - 1; p >= 0; p-- {
 		if parts[p].Input != input {
@@ -164,14 +164,14 @@ func (b *board) linesBefore(u, part, input int) (lines int64) {
 // base returns how many lines the input of a part has before the part. The unit and all units
 // before it have been complete. They may be incomplete again, because a damaged segment is encoded
 // again.
-func (b *board) base(u, part int) int64 {
+func (b *unitQueue) base(u, part int) int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.linesBefore(u, part, b.f.d.Units[u][part].Input)
 }
 
 // stopAt marks the units from u on as not needed. The caller holds mu.
-func (b *board) stopAt(u int) {
+func (b *unitQueue) stopAt(u int) {
 	b.until = min(b.until, u)
 	for i := b.until; i < len(b.units); i++ {
 		if b.units[i].cancel != nil {
@@ -184,7 +184,7 @@ func (b *board) stopAt(u int) {
 // fail records a failure. The job continues with the units before it, because one of them may fail
 // too, or supply all requested documents. The result of a job therefore does not depend on which
 // units are faster.
-func (b *board) fail(x *failure) {
+func (b *unitQueue) fail(x *failure) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.units[x.unit].stage == ours {
@@ -201,7 +201,7 @@ func (b *board) fail(x *failure) {
 }
 
 // wanted returns the maximum number of documents requested from a unit, 0: all.
-func (b *board) wanted(u int) int64 {
+func (b *unitQueue) wanted(u int) int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.limit > 0 && b.prefix == u {
@@ -212,9 +212,9 @@ func (b *board) wanted(u int) int64 {
 
 // claim takes the first free unit for this process. It waits while no unit is free, and returns -1
 // when no unit will be. The returned context ends when the unit is no longer needed.
-func (b *board) claim(ctx context.Context) (u int, l *locks.Lock, unitCtx context.Context, err error) {
+func (b *unitQueue) claim(ctx context.Context) (u int, l *locks.Lock, unitCtx context.Context, err error) {
 	for {
-		u, over, news := b.next()
+		u, over, changes := b.next()
 		if over {
 			return -1, nil, nil, nil
 		}
@@ -222,7 +222,7 @@ func (b *board) claim(ctx context.Context) (u int, l *locks.Lock, unitCtx contex
 			select {
 			case <-ctx.Done():
 				return -1, nil, nil, context.Cause(ctx)
-			case <-news:
+			case <-changes:
 			}
 			continue
 		}
@@ -265,7 +265,7 @@ func (b *board) claim(ctx context.Context) (u int, l *locks.Lock, unitCtx contex
 
 // next takes the first open unit and marks it ours, or returns -1 if no unit is open now. over
 // means that no unit will be open again.
-func (b *board) next() (u int, over bool, news chan struct{}) {
+func (b *unitQueue) next() (u int, over bool, changes chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.over {
@@ -277,12 +277,12 @@ func (b *board) next() (u int, over bool, news chan struct{}) {
 			return u, false, nil
 		}
 	}
-	return -1, false, b.news
+	return -1, false, b.changes
 }
 
 // end declares that no more units will be encoded, and cancels the work in progress: another
 // process has completed it.
-func (b *board) end() {
+func (b *unitQueue) end() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.over = true
@@ -294,8 +294,8 @@ func (b *board) end() {
 	b.changed()
 }
 
-// putBack releases a unit that was not completed.
-func (b *board) putBack(u int) {
+// release releases a unit that was not completed.
+func (b *unitQueue) release(u int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if c := b.units[u].cancel; c != nil {
@@ -308,7 +308,7 @@ func (b *board) putBack(u int) {
 }
 
 // watch polls the units of other processes until ctx ends: they become complete, or are taken over.
-func (b *board) watch(ctx context.Context) error {
+func (b *unitQueue) watch(ctx context.Context) error {
 	pause := b.f.o.tuning.poll
 	for {
 		select {
@@ -351,10 +351,10 @@ func (b *board) watch(ctx context.Context) error {
 
 // unit returns the record of a unit once it and all units before it are complete, and nil if the
 // unit is not needed.
-func (b *board) unit(ctx context.Context, u int) (*unitRecord, error) {
+func (b *unitQueue) unit(ctx context.Context, u int) (*unitRecord, error) {
 	for {
 		b.mu.Lock()
-		news := b.news
+		changes := b.changes
 		var record *unitRecord
 		if u < b.prefix {
 			record = b.units[u].record
@@ -374,13 +374,13 @@ func (b *board) unit(ctx context.Context, u int) (*unitRecord, error) {
 		select {
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
-		case <-news:
+		case <-changes:
 		}
 	}
 }
 
 // documents returns the number of documents in the output. All needed units must be complete.
-func (b *board) documents() int64 {
+func (b *unitQueue) documents() int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.limit > 0 {
@@ -389,9 +389,9 @@ func (b *board) documents() int64 {
 	return b.counted
 }
 
-// settle waits until all needed units are known to be complete.
-func (b *board) settle(ctx context.Context) error {
-	if err := b.survey(); err != nil {
+// waitComplete waits until all needed units are known to be complete.
+func (b *unitQueue) waitComplete(ctx context.Context) error {
+	if err := b.findComplete(); err != nil {
 		return err
 	}
 	for u := range b.units {
@@ -404,7 +404,7 @@ func (b *board) settle(ctx context.Context) error {
 
 // located returns the error of a failure with lines counted from the start of the file. All units
 // before it must be complete; the caller holds mu.
-func (b *board) located(x *failure) error {
+func (b *unitQueue) located(x *failure) error {
 	var bad *documents.DocumentError
 	if !errors.As(x.err, &bad) {
 		return x.err
@@ -420,9 +420,9 @@ func (b *board) located(x *failure) error {
 	return &at
 }
 
-// remake makes a unit with a damaged or missing segment open again, unless another process has
+// reencode makes a unit with a damaged or missing segment open again, unless another process has
 // repaired it.
-func (b *board) remake(u, number int, cause error) error {
+func (b *unitQueue) reencode(u, number int, cause error) error {
 	l, holder, err := b.f.locks.Acquire(b.f.unitLock(u))
 	if err != nil {
 		return err
@@ -434,13 +434,13 @@ func (b *board) remake(u, number int, cause error) error {
 			return nil
 		}
 		b.mu.Lock()
-		b.remade[u]++
-		often := b.remade[u] > maxRemade
+		b.reencoded[u]++
+		often := b.reencoded[u] > maxReencoded
 		b.mu.Unlock()
 		if often {
-			// the unit is not remade again
+			// the unit is not reencoded again
 			return fmt.Errorf("the unit was encoded %d times and is damaged again: %v; check the disk, then repeat "+
-				"the command", maxRemade, cause)
+				"the command", maxReencoded, cause)
 		}
 		if err := b.f.files.Remove(b.f.unitPath(u)); err != nil {
 			return err
@@ -456,7 +456,7 @@ func (b *board) remake(u, number int, cause error) error {
 
 // reopen marks a unit as incomplete. Its line counts are kept: the unit will be encoded to the same
 // bytes, and writers of later shards use the counts meanwhile.
-func (b *board) reopen(u int, stage stage, holder string) {
+func (b *unitQueue) reopen(u int, stage stage, holder string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.units[u], b.holder = unitState{stage: stage}, holder
@@ -469,5 +469,5 @@ func (b *board) reopen(u int, stage stage, holder string) {
 	b.changed()
 }
 
-// maxRemade is how often a unit is encoded again before the disk is assumed to be broken.
-const maxRemade = 3
+// maxReencoded is how often a unit is encoded again before the disk is assumed to be broken.
+const maxReencoded = 3

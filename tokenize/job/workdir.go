@@ -83,8 +83,8 @@ type ShardFile struct {
 	Files     map[string]shards.FileInfo `json:"files"` // as in [shards.Manifest]
 }
 
-// A folder is the folder of a job in which this process takes part.
-type folder struct {
+// A workDir is the folder of a job in which this process takes part.
+type workDir struct {
 	dir       string
 	o         *Options
 	d         *description
@@ -96,30 +96,32 @@ type folder struct {
 	worthless bool // the job has no result
 }
 
-func (f *folder) path(name string) string { return filepath.Join(f.dir, name) }
+func (f *workDir) path(name string) string { return filepath.Join(f.dir, name) }
 
-func (f *folder) unitPath(u int) string  { return f.path(fmt.Sprintf("unit-%05d.json", u)) }
-func (f *folder) shardPath(k int) string { return f.path(fmt.Sprintf("shard-%05d.json", k)) }
+func (f *workDir) unitPath(u int) string  { return f.path(fmt.Sprintf("unit-%05d.json", u)) }
+func (f *workDir) shardPath(k int) string { return f.path(fmt.Sprintf("shard-%05d.json", k)) }
 
-func (f *folder) unitLock(u int) string  { return f.path(fmt.Sprintf("unit-%05d%s", u, locks.Suffix)) }
-func (f *folder) shardLock(k int) string { return f.path(fmt.Sprintf("shard-%05d%s", k, locks.Suffix)) }
+func (f *workDir) unitLock(u int) string { return f.path(fmt.Sprintf("unit-%05d%s", u, locks.Suffix)) }
+func (f *workDir) shardLock(k int) string {
+	return f.path(fmt.Sprintf("shard-%05d%s", k, locks.Suffix))
+}
 
 // prefix returns the path prefix of shard k.
-func (f *folder) prefix(k int) string {
+func (f *workDir) prefix(k int) string {
 	if f.d.Settings.ShardTokens == 0 {
 		return f.o.Output
 	}
 	return fmt.Sprintf("%s-%05d", f.o.Output, k)
 }
 
-// openFolder joins the job that the options specify, or starts it. done is not nil if the job is
+// openWorkDir joins the job that the options specify, or starts it. done is not nil if the job is
 // complete.
-func openFolder(ctx context.Context, o *Options) (f *folder, done *finished, err error) {
+func openWorkDir(ctx context.Context, o *Options) (f *workDir, done *finished, err error) {
 	want, err := describe(o)
 	if err != nil {
 		return nil, nil, err
 	}
-	f = &folder{dir: o.Output + FolderSuffix, o: o, files: atomicfile.On(o.FS)}
+	f = &workDir{dir: o.Output + FolderSuffix, o: o, files: atomicfile.On(o.FS)}
 	for try := 0; ; try++ {
 		if err := os.MkdirAll(f.dir, 0o777); err != nil {
 			return nil, nil, fmt.Errorf("creating the job's folder: %w", err)
@@ -142,7 +144,7 @@ func openFolder(ctx context.Context, o *Options) (f *folder, done *finished, err
 		stop()
 		<-ended
 	}
-	err = f.alone(ctx, func() error {
+	err = f.locked(ctx, func() error {
 		done, err = f.join(ctx, want)
 		return err
 	})
@@ -154,14 +156,14 @@ func openFolder(ctx context.Context, o *Options) (f *folder, done *finished, err
 }
 
 // close ends the participation. It removes a folder without any work in it.
-func (f *folder) close() {
+func (f *workDir) close() {
 	if f.presence != nil {
 		f.presence.Release()
 	}
 	if f.locks == nil {
 		return
 	}
-	_ = f.alone(context.Background(), func() error { // ignored: remaining files are harmless
+	_ = f.locked(context.Background(), func() error { // ignored: remaining files are harmless
 		if holder, err := f.others(); err != nil || holder != "" || f.worked() && !f.worthless || f.d == nil ||
 			len(f.d.Replaces) > 0 {
 			return err
@@ -173,8 +175,8 @@ func (f *folder) close() {
 	os.Remove(f.dir) // if it is empty
 }
 
-// alone runs do under the lock that all such functions use.
-func (f *folder) alone(ctx context.Context, do func() error) error {
+// locked runs do under the lock that all such functions use.
+func (f *workDir) locked(ctx context.Context, do func() error) error {
 	l, err := f.locks.Wait(ctx, f.path("job"+locks.Suffix), f.o.tuning.poll)
 	if err != nil {
 		return fmt.Errorf("opening the job %s: %w", f.dir, err)
@@ -184,7 +186,7 @@ func (f *folder) alone(ctx context.Context, do func() error) error {
 }
 
 // others returns the name of another process that takes part in the job, "" if there is none.
-func (f *folder) others() (holder string, err error) {
+func (f *workDir) others() (holder string, err error) {
 	names, err := filepath.Glob(f.path("process-*" + locks.Suffix))
 	if err != nil {
 		return "", err
@@ -203,7 +205,7 @@ func (f *folder) others() (holder string, err error) {
 }
 
 // worked reports whether deleting the folder would lose work.
-func (f *folder) worked() bool {
+func (f *workDir) worked() bool {
 	entries, err := f.files.FS().ReadDir(f.dir)
 	return err != nil || slices.ContainsFunc(entries, func(e fs.DirEntry) bool {
 		name := e.Name()
@@ -216,7 +218,7 @@ var spoolName = regexp.MustCompile(`^(unit-\d{5,}(\.\d{4,}\.(segment|rejects)|\.
 
 // clear removes the contents of the folder except locks. Without all, job.json and done.json are
 // kept.
-func (f *folder) clear(all bool) error {
+func (f *workDir) clear(all bool) error {
 	entries, err := f.files.FS().ReadDir(f.dir)
 	if err != nil {
 		return err
@@ -246,7 +248,7 @@ func (f *folder) clear(all bool) error {
 }
 
 // join decides whether to resume the job in the folder or to start a job. It runs alone.
-func (f *folder) join(ctx context.Context, want *description) (*finished, error) {
+func (f *workDir) join(ctx context.Context, want *description) (*finished, error) {
 	if err := locks.Clean(f.dir); err != nil {
 		return nil, err
 	}
@@ -286,7 +288,7 @@ func (f *folder) join(ctx context.Context, want *description) (*finished, error)
 		if err != nil {
 			return nil, err
 		}
-		return nil, f.enter()
+		return nil, f.announce()
 	}
 	if holder, err := f.others(); err != nil {
 		return nil, err
@@ -338,7 +340,7 @@ func (f *folder) join(ctx context.Context, want *description) (*finished, error)
 	if err := f.write(f.path(descriptionName), want); err != nil {
 		return nil, err
 	}
-	return nil, f.enter()
+	return nil, f.announce()
 }
 
 // withRestartHint adds the remedy to an error.
@@ -350,7 +352,7 @@ func withRestartHint(err error) error {
 var errRestart = errors.New("the job must restart")
 
 // refuses returns why the job that old describes cannot be resumed as the job want.
-func (f *folder) refuses(ctx context.Context, old, want *description) error {
+func (f *workDir) refuses(ctx context.Context, old, want *description) error {
 	if old == nil || f.o.Overwrite {
 		return errRestart
 	}
@@ -363,8 +365,8 @@ func (f *folder) refuses(ctx context.Context, old, want *description) error {
 	return f.reconcile(ctx, old, want)
 }
 
-// enter announces that this process takes part.
-func (f *folder) enter() error {
+// announce announces to other processes that this process takes part.
+func (f *workDir) announce() error {
 	for {
 		path := f.path(fmt.Sprintf("process-%016x%s", rand.Uint64(), locks.Suffix))
 		l, _, err := f.locks.Acquire(path)
@@ -380,7 +382,7 @@ func (f *folder) enter() error {
 
 // reconcile checks inputs whose size or time has changed. If the part that was read is unchanged,
 // the job continues with the new input.
-func (f *folder) reconcile(ctx context.Context, old, want *description) error {
+func (f *workDir) reconcile(ctx context.Context, old, want *description) error {
 	changed := want.changed(old)
 	if len(changed) == 0 {
 		return nil
@@ -454,7 +456,7 @@ func (f *folder) reconcile(ctx context.Context, old, want *description) error {
 
 // reconcileDone is [folder.reconcile] for a complete job: done.json has the hashes, and the records
 // of units are gone.
-func (f *folder) reconcileDone(ctx context.Context, old, want *description, done *finished) error {
+func (f *workDir) reconcileDone(ctx context.Context, old, want *description, done *finished) error {
 	if len(done.Inputs) != len(old.Inputs) {
 		return fmt.Errorf("%s is damaged: it has %d inputs, the job has %d", f.path(doneName), len(done.Inputs),
 			len(old.Inputs))
@@ -511,7 +513,7 @@ func hashPart(ctx context.Context, o *Options, inputs []input, p part) (string, 
 }
 
 // removeSegments removes the segments of a unit.
-func (f *folder) removeSegments(u int) error {
+func (f *workDir) removeSegments(u int) error {
 	for _, kind := range []string{"segment", "rejects"} {
 		names, err := filepath.Glob(f.path(fmt.Sprintf("unit-%05d.*.%s", u, kind)))
 		if err != nil {
@@ -528,7 +530,7 @@ func (f *folder) removeSegments(u int) error {
 
 // outputs returns the files of shards that a job has written or wanted to replace, by base name or
 // below it. all is false if there may be more files.
-func (f *folder) outputs(d *description) (files []string, all bool) {
+func (f *workDir) outputs(d *description) (files []string, all bool) {
 	if d == nil {
 		return nil, false
 	}
@@ -556,7 +558,7 @@ func (f *folder) outputs(d *description) (files []string, all bool) {
 
 // written returns the complete shards according to their records. all is false if some records are
 // damaged.
-func (f *folder) written() (written []ShardFile, all bool, err error) {
+func (f *workDir) written() (written []ShardFile, all bool, err error) {
 	names, err := filepath.Glob(f.path("shard-*.json"))
 	if err != nil {
 		return nil, false, err
@@ -588,7 +590,7 @@ func (s *ShardFile) paths(l shards.Layout) map[string]int64 {
 
 // foreign returns an error if the output would overwrite a shard of another origin, or be mixed
 // with such numbered shards. With Overwrite, they are replaced.
-func (f *folder) foreign() error {
+func (f *workDir) foreign() error {
 	if f.o.ShardTokens == 0 {
 		if l, _, err := formats.Detect(f.o.Output); err == nil && l.ID == f.o.Layout && !f.o.Overwrite {
 			// create rejects a shard of another layout
@@ -620,7 +622,7 @@ func (f *folder) foreign() error {
 }
 
 // remove removes files of shards.
-func (f *folder) remove(paths []string) error {
+func (f *workDir) remove(paths []string) error {
 	for _, path := range paths {
 		if err := f.files.Remove(path); err != nil {
 			return fmt.Errorf("removing files that the output replaces: %w", err)
@@ -632,7 +634,7 @@ func (f *folder) remove(paths []string) error {
 }
 
 // unchanged returns an error if a written shard is missing or changed.
-func (f *folder) unchanged(written []ShardFile) error {
+func (f *workDir) unchanged(written []ShardFile) error {
 	for _, s := range written {
 		for path, size := range s.paths(f.d.Settings.Layout) {
 			info, err := f.files.FS().Stat(path)
@@ -650,7 +652,7 @@ func (f *folder) unchanged(written []ShardFile) error {
 }
 
 // write writes v as a record.
-func (f *folder) write(path string, v any) error {
+func (f *workDir) write(path string, v any) error {
 	text, err := json.Marshal(v)
 	if err != nil {
 		return err
@@ -682,7 +684,7 @@ type sealedRecord struct {
 }
 
 // writeSealed writes v as a sealed record.
-func (f *folder) writeSealed(path string, v any) error {
+func (f *workDir) writeSealed(path string, v any) error {
 	text, err := json.Marshal(v)
 	if err != nil {
 		return err
@@ -719,7 +721,7 @@ func undamaged[T any](r *T, err error) (*T, error) {
 
 // readUnit reads the record of a unit, nil if it is missing or damaged. The unit's missing segments
 // are then encoded again.
-func (f *folder) readUnit(u int) (*unitRecord, error) {
+func (f *workDir) readUnit(u int) (*unitRecord, error) {
 	r, err := undamaged(readSealed[unitRecord](f.files, f.unitPath(u)))
 	if r != nil && (len(r.Parts) != len(f.d.Units[u]) && !r.Cut || len(r.Parts) > len(f.d.Units[u])) {
 		return nil, nil // it belongs to another job
@@ -729,6 +731,6 @@ func (f *folder) readUnit(u int) (*unitRecord, error) {
 
 // readShard reads the record of a shard, nil if it is missing or damaged. The shard is then written
 // again.
-func (f *folder) readShard(k int) (*shardRecord, error) {
+func (f *workDir) readShard(k int) (*shardRecord, error) {
 	return undamaged(readSealed[shardRecord](f.files, f.shardPath(k)))
 }
