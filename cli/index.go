@@ -221,14 +221,14 @@ func runIndex(c *cli.Context) error {
 // A foreignIndex is an index of another framework with known names, before the build.
 type foreignIndex interface {
 	title() string
-	entries(ctx context.Context) ([]indexEntry, error)
+	entries(ctx context.Context) ([]rebuild.Entry, error)
 	build(ctx context.Context, o rebuild.BuildOptions) (cache.Summary, error)
 	start() string   // the arguments of the framework with which it finds the files
 	asks() string    // other settings that the framework needs, as text; "" for none
 	notes() []string // notes for the user
 }
 
-// An indexEntry is the set of files that the framework finds under one name.
+// An indexEntry is an entry as --json prints it.
 type indexEntry struct {
 	Kind        string      `json:"kind"`
 	Split       string      `json:"split"`
@@ -247,11 +247,24 @@ type indexFile struct {
 	Bytes int64  `json:"bytes"`
 }
 
-func (e *indexEntry) bytes() (n int64) {
-	for _, f := range e.Files {
-		n += f.Bytes
+func newIndexEntry(e *rebuild.Entry) indexEntry {
+	out := indexEntry{Kind: e.Class, Split: splitNames(e), Prefixes: e.Prefixes, Asked: noSamples, Samples: e.Length,
+		Hash: e.Hash, Folder: e.Dir, Marker: e.Description, Description: e.Text}
+	if e.Samples >= 0 {
+		out.Asked = strconv.FormatInt(e.Samples, 10)
 	}
-	return n
+	for k, name := range e.Files {
+		out.Files = append(out.Files, indexFile{name, e.Sizes[k]})
+	}
+	return out
+}
+
+func splitNames(e *rebuild.Entry) string {
+	names := make([]string, len(e.Splits))
+	for i, s := range e.Splits {
+		names[i] = s.String()
+	}
+	return strings.Join(names, ", ")
 }
 
 // threads returns --threads, or the number of cores if it is 0.
@@ -281,40 +294,37 @@ func printDryRun(c *cli.Context, x foreignIndex) error {
 	if err != nil {
 		return err
 	}
-	written := slices.DeleteFunc(slices.Clone(entries), func(e indexEntry) bool { return e.Folder == "" })
+	written := slices.DeleteFunc(slices.Clone(entries), func(e rebuild.Entry) bool { return e.Dir == "" })
 	var total int64
-	work := make([]rebuild.Work, len(written))
 	for i := range written {
-		e := &written[i]
-		total += e.bytes()
-		if len(e.Prefixes) > 1 && e.Kind != "GPTDataset" {
-			work[i] = rebuild.Work{Members: len(e.Prefixes), Samples: e.Samples}
-		} else if len(e.Files) > 0 {
-			work[i] = rebuild.Work{Documents: e.Files[0].Bytes / 4}
-		}
+		total += written[i].Bytes()
 	}
-	computing, err := rebuild.Estimate(c.Context, work, threads(c))
+	computing, err := rebuild.Estimate(c.Context, written, threads(c))
 	if err != nil {
 		return err
 	}
 	w := c.App.Writer
 	if c.Bool("json") {
-		return printJSON(w, map[string]any{"for": x.title(), "entries": entries, "bytes": total,
+		list := make([]indexEntry, len(entries))
+		for i := range entries {
+			list[i] = newIndexEntry(&entries[i])
+		}
+		return printJSON(w, map[string]any{"for": x.title(), "entries": list, "bytes": total,
 			"estimated_compute_seconds": computing.Seconds(), "arguments": x.start(), "asks": x.asks()})
 	}
 	fmt.Fprintf(w, "%s\n\n", x.title())
 	t := newTable("split", "kind", "files of", "asked", "samples", "bytes", "name")
 	for i := range entries[:min(len(entries), dryRunRows)] {
 		e := &entries[i]
-		asked := e.Asked
-		if n, err := strconv.ParseInt(asked, 10, 64); err == nil {
-			asked = quantity.Grouped(n)
+		asked := noSamples
+		if e.Samples >= 0 {
+			asked = quantity.Grouped(e.Samples)
 		}
 		of := quantity.Plural(int64(len(e.Prefixes)), "token file")
 		if len(e.Prefixes) == 1 {
 			of = e.Prefixes[0]
 		}
-		t.row(e.Split, e.Kind, printable(of), asked, e.Samples, e.bytes(), e.Hash)
+		t.row(splitNames(e), e.Class, printable(of), asked, e.Length, e.Bytes(), e.Hash)
 	}
 	t.write(w)
 	if n := len(entries) - dryRunRows; n > 0 {
@@ -330,7 +340,7 @@ func printDryRun(c *cli.Context, x foreignIndex) error {
 }
 
 // fileCount returns the number of files of the entries, including descriptions.
-func fileCount(entries []indexEntry) (n int64) {
+func fileCount(entries []rebuild.Entry) (n int64) {
 	for i := range entries {
 		n += int64(len(entries[i].Files)) + 1
 	}

@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"strings"
 
 	"github.com/urfave/cli/v2"
@@ -100,22 +99,8 @@ func blendCorpusIndex(c *cli.Context) (foreignIndex, error) {
 	return &blendCorpusBuild{config, x, path, flagWords(c, "data-path"), givenFlags(c)}, nil
 }
 
-func (b *blendCorpusBuild) entries(context.Context) ([]indexEntry, error) {
-	found := b.index.Describe()
-	entries := make([]indexEntry, len(found))
-	for i, e := range found {
-		var splits []string
-		for _, split := range e.Splits {
-			splits = append(splits, split.String())
-		}
-		entries[i] = indexEntry{Kind: e.Class, Split: strings.Join(splits, ", "), Prefixes: e.Prefixes,
-			Asked: strconv.FormatInt(e.Samples, 10), Samples: e.Length,
-			Hash: e.Hash, Folder: e.Dir, Marker: e.Description, Description: e.Text}
-		for k, name := range e.Files {
-			entries[i].Files = append(entries[i].Files, indexFile{name, e.Sizes[k]})
-		}
-	}
-	return entries, nil
+func (b *blendCorpusBuild) entries(context.Context) ([]rebuild.Entry, error) {
+	return b.index.Describe(), nil
 }
 
 func (b *blendCorpusBuild) build(ctx context.Context, o rebuild.BuildOptions) (cache.Summary, error) {

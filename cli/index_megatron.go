@@ -317,25 +317,8 @@ func sizeFlag(c *cli.Context, name string) (megatron.Size, error) {
 	return megatron.SizeOf(n), nil
 }
 
-func (m *megatronBuild) entries(ctx context.Context) ([]indexEntry, error) {
-	found, err := m.index.Describe(ctx, true)
-	if err != nil {
-		return nil, err
-	}
-	entries := make([]indexEntry, len(found))
-	for i, e := range found {
-		samples := noSamples
-		if e.Samples.Given {
-			samples = strconv.FormatInt(e.Samples.N, 10)
-		}
-		entries[i] = indexEntry{Kind: e.Class, Split: e.Split.String(), Prefixes: e.Prefixes, Asked: samples,
-			Samples: e.Length, Hash: e.Hash, Folder: e.Dir,
-			Marker: e.Description, Description: e.Text}
-		for k, name := range e.Files {
-			entries[i].Files = append(entries[i].Files, indexFile{name, e.Sizes[k]})
-		}
-	}
-	return entries, nil
+func (m *megatronBuild) entries(ctx context.Context) ([]rebuild.Entry, error) {
+	return m.index.Describe(ctx, true)
 }
 
 func (m *megatronBuild) build(ctx context.Context, o rebuild.BuildOptions) (cache.Summary, error) {
@@ -367,14 +350,14 @@ func (m *megatronBuild) notes() []string {
 	}
 	var notes []string
 	first, bare := "", map[string]bool{}
-	if slices.ContainsFunc(found, func(e megatron.Entry) bool { return e.Dir == "" }) {
+	if slices.ContainsFunc(found, func(e rebuild.Entry) bool { return e.Dir == "" }) {
 		notes = append(notes,
 			"without --cache, only the indices of token files are written, next to these files; Megatron-LM then "+
 				"computes blends at every start. "+
 				"Set --cache here, and --data-cache-path of Megatron-LM to the same folder")
 	}
 	for _, e := range found {
-		if e.Class != "GPTDataset" {
+		if e.Class != rebuild.DatasetClass {
 			continue
 		}
 		if bin := gpt.Locate(m.config.Root, e.Prefixes[0]) + ".bin"; !exists(bin) {

@@ -305,7 +305,7 @@ func TestCorpusCollision(t *testing.T) {
 	for _, e := range open(t, alone).Describe() {
 		for _, name := range append(e.Files, e.Description) {
 			if e.Class == ClassDataset || !slices.ContainsFunc(open(t, c).Describe(),
-				func(o Entry) bool { return o.Hash == e.Hash }) {
+				func(o rebuild.Entry) bool { return o.Hash == e.Hash }) {
 				os.Remove(filepath.Join(c.Cache, name))
 			}
 		}

@@ -34,7 +34,7 @@ func vectorNamed(t testing.TB, root, name string) Config {
 }
 
 // top is the entry that a split's samples come from.
-func top(t testing.TB, c Config, s rebuild.Split) Entry {
+func top(t testing.TB, c Config, s rebuild.Split) rebuild.Entry {
 	t.Helper()
 	x, err := New(context.Background(), c)
 	if err != nil {
@@ -46,12 +46,12 @@ func top(t testing.TB, c Config, s rebuild.Split) Entry {
 		t.Fatal(err)
 	}
 	for _, e := range entries { // blends come first
-		if e.Split == s {
+		if e.Splits[0] == s {
 			return e
 		}
 	}
 	t.Fatalf("nothing of %s", s)
-	return Entry{}
+	return rebuild.Entry{}
 }
 
 // The samples must equal the samples of megatron-core, which testdata/samples.py wrote.

@@ -9,40 +9,20 @@ import (
 	"mula/index/rebuild"
 )
 
-// An Entry is one dataset or blend of a configuration: the files that Megatron will look for, and
-// where.
-type Entry struct {
-	Class    string // "GPTDataset" or "BlendedDataset"
-	Split    rebuild.Split
-	Prefixes []string // of the token files; a dataset has one
-	Samples  Size     // requested: N of a dataset, the size of a blend
-	Hash     string
-
-	// Dir is the directory of the files. It is empty for a blend if no cache directory is
-	// configured: Megatron then computes the blend at every start and does not store it.
-	Dir         string
-	Description string   // the name of the file that holds Text
-	Files       []string // the names of the data files
-	Text        string   // the description
-
-	Length int64   // number of samples; for datasets only with counted, otherwise -1
-	Sizes  []int64 // sizes of Files in bytes, in that order; only with counted
-}
-
 // Describe lists all datasets and blends of the configuration, blends first, each once. With
 // counted it also returns the number of samples and the file sizes of each, and reads the lengths
 // of all token files for that.
-func (x *Index) Describe(ctx context.Context, counted bool) ([]Entry, error) {
+func (x *Index) Describe(ctx context.Context, counted bool) ([]rebuild.Entry, error) {
 	if counted {
 		if err := measure(ctx, x.datasets, x.config.Threads); err != nil {
 			return nil, err
 		}
 	}
-	entries := make([]Entry, 0, len(x.blends)+len(x.datasets))
+	entries := make([]rebuild.Entry, 0, len(x.blends)+len(x.datasets))
 	for _, b := range x.blends {
 		base := x.config.Profile.blendName(b.hash, b.split)
-		e := Entry{
-			Class: blendClass, Split: b.split, Samples: b.size, Hash: b.hash, Dir: x.config.Cache,
+		e := rebuild.Entry{
+			Class: blendClass, Name: b.title(), Splits: []rebuild.Split{b.split}, Samples: b.size.count(), Hash: b.hash, Dir: x.config.Cache,
 			Description: base + descriptionEnd, Text: b.text, Length: b.length(),
 		}
 		for _, d := range b.members {
@@ -58,8 +38,9 @@ func (x *Index) Describe(ctx context.Context, counted bool) ([]Entry, error) {
 	}
 	for _, d := range x.datasets {
 		base := x.config.Profile.gptName(d.hash, d.split)
-		e := Entry{
-			Class: gptClass, Split: d.split, Prefixes: []string{d.prefix}, Samples: d.samples, Hash: d.hash,
+		e := rebuild.Entry{
+			Class: gptClass, Name: d.title(), Splits: []rebuild.Split{d.split}, Prefixes: []string{d.prefix},
+			Samples: d.samples.count(), Hash: d.hash,
 			Dir:         x.directory(d),
 			Description: base + descriptionEnd, Text: d.text, Length: -1,
 		}

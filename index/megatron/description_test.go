@@ -27,7 +27,7 @@ func TestLikeDescription(t *testing.T) {
 		}
 		if python.Dumps(l.Tokenizer) != python.Dumps(c.Tokenizer) || l.SequenceLength != 64 || l.Seed != 1234 ||
 			l.Split != "70,20,10" ||
-			l.Class != e.Class || l.Samples != e.Samples || l.Of != e.Split ||
+			l.Class != e.Class || l.Samples.count() != e.Samples || l.Of != e.Splits[0] ||
 			strings.Join(l.Prefixes, " ") != strings.Join(e.Prefixes, " ") {
 			t.Errorf("%+v of %s", l, e.Text)
 		}

@@ -155,8 +155,8 @@ func TestSamePrefixTwice(t *testing.T) {
 	if files, _ := manifest(t, c.Cache); files != 4+4+3 {
 		t.Errorf("%d files", files)
 	}
-	if e := top(t, c, rebuild.Train); strings.Count(e.Text, `"GPTDataset"`) != 3 || e.Samples != SizeOf(90) {
-		t.Errorf("%d datasets, %s samples", strings.Count(e.Text, `"GPTDataset"`), e.Samples)
+	if e := top(t, c, rebuild.Train); strings.Count(e.Text, `"GPTDataset"`) != 3 || e.Samples != 90 {
+		t.Errorf("%d datasets, %d samples", strings.Count(e.Text, `"GPTDataset"`), e.Samples)
 	}
 }
 
@@ -216,7 +216,7 @@ func TestDefaultDirectories(t *testing.T) {
 	}
 	for _, e := range entries {
 		if (e.Dir == "") != (e.Class == blendClass) || e.Length >= 0 != (e.Class == blendClass) || e.Sizes != nil {
-			t.Errorf("%s %s: directory %q, length %d, sizes %v", e.Class, e.Split, e.Dir, e.Length, e.Sizes)
+			t.Errorf("%s %s: directory %q, length %d, sizes %v", e.Class, e.Splits, e.Dir, e.Length, e.Sizes)
 		}
 	}
 }

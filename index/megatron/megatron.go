@@ -81,6 +81,14 @@ type Size struct {
 // SizeOf returns the size of n samples.
 func SizeOf(n int64) Size { return Size{N: n, Given: true} }
 
+// count returns the number, or -1.
+func (s Size) count() int64 {
+	if s.Given {
+		return s.N
+	}
+	return -1
+}
+
 // String returns the number, or "all".
 func (s Size) String() string {
 	if s.Given {

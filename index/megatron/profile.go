@@ -100,7 +100,7 @@ func (p Profile) fileName(hash, class string, s rebuild.Split) string {
 
 // The classes, and the suffixes of their file names.
 const (
-	gptClass   = "GPTDataset"
+	gptClass   = rebuild.DatasetClass
 	blendClass = "BlendedDataset"
 
 	descriptionEnd = "description.txt"

@@ -200,7 +200,7 @@ func TestVerifyImplausible(t *testing.T) {
 	e := top(t, c, rebuild.Train)
 	dir := t.TempDir()
 	for _, change := range []struct {
-		e        Entry
+		e        rebuild.Entry
 		old, new string
 	}{
 		{e, `"size": 300`, `"size": 9007199254740992`},
@@ -230,7 +230,7 @@ func TestVerifyImplausible(t *testing.T) {
 }
 
 // datasetEntry is the first dataset of a configuration.
-func datasetEntry(t testing.TB, c Config) Entry {
+func datasetEntry(t testing.TB, c Config) rebuild.Entry {
 	t.Helper()
 	x, err := New(context.Background(), c)
 	if err != nil {
@@ -247,7 +247,7 @@ func datasetEntry(t testing.TB, c Config) Entry {
 		}
 	}
 	t.Fatal("no dataset")
-	return Entry{}
+	return rebuild.Entry{}
 }
 
 // Caches of releases that use different names for the same description can share a directory.

@@ -9,13 +9,6 @@ import (
 	"mula/index/greedy"
 )
 
-// Work is the amount of computation of a unit.
-type Work struct {
-	Documents int64 // entries of a dataset's document index
-	Members   int   // datasets of a blend
-	Samples   int64 // of a blend
-}
-
 const (
 	probeDocuments = 1 << 18
 	probeSamples   = 1 << 17
@@ -26,27 +19,30 @@ type discard struct{}
 
 func (discard) WriteAt(p []byte, _ int64) (int, error) { return len(p), nil }
 
-// Estimate estimates the time to compute units, without writing, with the given number of threads.
-// It makes short probes of this machine: a dataset of synthetic documents, and a blend with the
-// same number of datasets as each blend.
-func Estimate(ctx context.Context, units []Work, threads int) (time.Duration, error) {
+// Estimate estimates the time to compute entries, without writing, with the given number of
+// threads. It makes short probes of this machine: a dataset of synthetic documents, and a blend
+// with the same number of datasets as each blend.
+func Estimate(ctx context.Context, entries []Entry, threads int) (time.Duration, error) {
 	perDocument, err := probeDataset(ctx)
 	if err != nil {
 		return 0, err
 	}
 	perSample := map[int]float64{} // by number of datasets
 	var seconds float64
-	for _, u := range units {
-		seconds += perDocument * float64(u.Documents)
-		if u.Members == 0 {
+	for _, e := range entries {
+		n := len(e.Prefixes)
+		if n < 2 || e.Class == DatasetClass {
+			if len(e.Sizes) > 0 {
+				seconds += perDocument * float64(e.Sizes[0]) / 4
+			}
 			continue
 		}
-		if perSample[u.Members] == 0 {
-			if perSample[u.Members], err = probeBlend(ctx, u.Members); err != nil {
+		if perSample[n] == 0 {
+			if perSample[n], err = probeBlend(ctx, n); err != nil {
 				return 0, err
 			}
 		}
-		seconds += perSample[u.Members] * float64(u.Samples)
+		seconds += perSample[n] * float64(e.Length)
 	}
 	return time.Duration(seconds / float64(threads) * float64(time.Second)), nil
 }

@@ -98,7 +98,8 @@ func TestFiles(t *testing.T) {
 }
 
 func TestEstimate(t *testing.T) {
-	d, err := Estimate(t.Context(), []Work{{Documents: 1000}, {Members: 3, Samples: 1000}, {}}, 2)
+	d, err := Estimate(t.Context(), []Entry{{Class: DatasetClass, Sizes: []int64{4000}},
+		{Prefixes: []string{"a", "b", "c"}, Length: 1000}, {}}, 2)
 	if err != nil || d <= 0 {
 		t.Errorf("%v, %v", d, err)
 	}
