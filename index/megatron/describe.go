@@ -22,7 +22,8 @@ func (x *Index) Describe(ctx context.Context, counted bool) ([]rebuild.Entry, er
 	for _, b := range x.blends {
 		base := x.config.Profile.blendName(b.hash, b.split)
 		e := rebuild.Entry{
-			Class: blendClass, Name: b.title(), Splits: []rebuild.Split{b.split}, Samples: b.size.count(), Hash: b.hash, Dir: x.config.Cache,
+			Class: blendClass, Name: b.title(), Splits: []rebuild.Split{b.split}, Samples: b.size.count(),
+			Hash: b.hash, Dir: x.config.Cache,
 			Description: base + descriptionEnd, Text: b.text, Length: b.length(),
 		}
 		for _, d := range b.members {
