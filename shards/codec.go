@@ -8,9 +8,9 @@ import (
 	"slices"
 )
 
-// Encode writes ids to dst, which must have their size in bytes. The type must have 1, 2 or 4 bytes
+// encode writes ids to dst, which must have their size in bytes. The type must have 1, 2 or 4 bytes
 // and hold the ids.
-func (t DType) Encode(dst []byte, ids []uint32) {
+func (t DType) encode(dst []byte, ids []uint32) {
 	le := binary.LittleEndian
 	switch t.Size() {
 	case 1:
@@ -35,18 +35,18 @@ func (t DType) Encode(dst []byte, ids []uint32) {
 	}
 }
 
-// AppendEncoded appends the bytes of ids to dst, as [DType.Encode] writes them.
+// AppendEncoded appends the bytes of ids to dst, as encode writes them.
 func (t DType) AppendEncoded(dst []byte, ids []uint32) []byte {
 	from := len(dst)
 	end := from + len(ids)*t.Size()
 	dst = slices.Grow(dst, end-from)[:end]
-	t.Encode(dst[from:], ids)
+	t.encode(dst[from:], ids)
 	return dst
 }
 
-// Decode reads len(dst) ids from src, which must have their size in bytes. The type must have 1, 2
-// or 4 bytes. Decode returns at least the bits that are set in any of the ids.
-func (t DType) Decode(dst []uint32, src []byte) (bits uint32) {
+// decode reads len(dst) ids from src, which must have their size in bytes. The type must have 1, 2
+// or 4 bytes. decode returns at least the bits that are set in any of the ids.
+func (t DType) decode(dst []uint32, src []byte) (bits uint32) {
 	le := binary.LittleEndian
 	switch t.Size() {
 	case 1:
@@ -81,13 +81,13 @@ func (t DType) Decode(dst []uint32, src []byte) (bits uint32) {
 	return uint32(all | all>>32)
 }
 
-// AppendDecoded appends the ids in src to dst, as [DType.Decode] reads them. The length of src must
+// AppendDecoded appends the ids in src to dst, as decode reads them. The length of src must
 // be a multiple of the type's size.
 func (t DType) AppendDecoded(dst []uint32, src []byte) []uint32 {
 	from := len(dst)
 	end := from + len(src)/t.Size()
 	dst = slices.Grow(dst, end-from)[:end]
-	t.Decode(dst[from:], src)
+	t.decode(dst[from:], src)
 	return dst
 }
 

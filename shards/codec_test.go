@@ -9,7 +9,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Encode and Decode are inverse for every type of ids, and the bytes are those of encoding/binary.
+// encode and decode are inverse for every type of ids, and the bytes are those of encoding/binary.
 func TestCodec(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		dtype := rapid.SampledFrom(idTypes).Draw(t, "dtype")
@@ -30,7 +30,7 @@ func TestCodec(t *testing.T) {
 			all |= id
 		}
 		read := make([]uint32, len(ids))
-		if bits := dtype.Decode(read, want); !slices.Equal(read, ids) || bits&all != all {
+		if bits := dtype.decode(read, want); !slices.Equal(read, ids) || bits&all != all {
 			t.Fatalf("%s: % x is %v with the bits %b, want %v", dtype, want, read, bits, ids)
 		}
 		if read, err := dtype.AppendChecked([]uint32{7}, want); err != nil || !slices.Equal(read[1:], ids) {

@@ -397,7 +397,7 @@ func (s *Shard) verifyTokens(ctx context.Context, progress func(bytes int64),
 		hash.Write(part)
 		if visit != nil {
 			ids = ids[:len(part)/size]
-			s.DType().Decode(ids, part)
+			s.DType().decode(ids, part)
 			if err := visit(ids); err != nil {
 				return "", err
 			}

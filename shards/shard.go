@@ -330,7 +330,7 @@ func (s *Shard) read(dst []uint32, token int64) error {
 	if err != nil {
 		return err
 	}
-	if s.DType().Decode(dst, src)>>31 == 0 {
+	if s.DType().decode(dst, src)>>31 == 0 {
 		return nil
 	}
 	for i, id := range dst {

@@ -325,7 +325,7 @@ func (f *IDFile) Append(ids []uint32, t DType) error {
 		part := ids[:min(len(ids), (sumsBlock-start)/size)]
 		if len(part) == 0 { // the element is in two blocks
 			var element [8]byte
-			t.Encode(element[:size], ids[:1])
+			t.encode(element[:size], ids[:1])
 			if _, err := f.Write(element[:size]); err != nil {
 				return err
 			}
@@ -334,7 +334,7 @@ func (f *IDFile) Append(ids []uint32, t DType) error {
 		}
 		ids = ids[len(part):]
 		f.block = f.block[:start+len(part)*size]
-		t.Encode(f.block[start:], part)
+		t.encode(f.block[start:], part)
 		if len(f.block) == sumsBlock {
 			if err := f.flush(); err != nil {
 				return err

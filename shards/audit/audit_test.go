@@ -307,9 +307,12 @@ func TestFindings(t *testing.T) {
 		twice,
 	}, "good", "good.idx", "copy", "third.npy")
 
+	var looked []string
+	for _, l := range formats.All() {
+		looked = append(looked, "nothing"+l.Marker)
+	}
 	check(t, dir, Options{},
-		[]string{"error structure nothing: no shard at nothing: looked for nothing.idx, nothing.npy, nothing.ds, " +
-			"nothing.arrow, nothing/index.json"}, "nothing")
+		[]string{"error structure nothing: no shard at nothing: looked for " + strings.Join(looked, ", ")}, "nothing")
 }
 
 // A shard of any layout gives the same counts, and its files are compared with its manifest.

@@ -194,7 +194,7 @@ func TestConversionOfBareArrays(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		dtype := map[bool]shards.DType{true: shards.UInt32, false: shards.UInt16}[to == &fms.Layout]
+		dtype := to.Widen(2)
 		if done.Shards[0].DType != dtype {
 			t.Errorf("%s: ids are %s, want %s", to.Name, done.Shards[0].DType, dtype)
 		}
