@@ -365,7 +365,8 @@ func printRun(p *progress, s train.Summary) {
 	p.line("memory     %s%s: weights %s, gradients %s, optimizer %s, activations %s%s",
 		quantity.Bytes(s.Memory.Total()),
 		each, quantity.Bytes(s.Memory.Weights),
-		quantity.Bytes(s.Memory.Gradients), quantity.Bytes(s.Memory.Moments), quantity.Bytes(s.Memory.Buffers), scratch)
+		quantity.Bytes(s.Memory.Gradients), quantity.Bytes(s.Memory.Optimizer), quantity.Bytes(s.Memory.Buffers()),
+		scratch)
 	why := ""
 	if s.DeviceWhy != "" {
 		why = fmt.Sprintf(" (%s)", s.DeviceWhy)

@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strconv"
 	"strings"
 
+	"mula/moe/safetensors"
 	"mula/xpu/comm"
 )
 
@@ -100,6 +102,32 @@ func (c Config) Misfits(shape comm.Shape) []*Misfit {
 func (c Config) StageLayers(stage, stages int) (from, to int) {
 	return stage * c.Layers / stages, (stage + 1) * c.Layers / stages
 }
+
+// StageTensors returns the tensors of a pipeline stage: the tensors of its layers, for the first
+// stage also the embedding, and for the last stage the tensors after the layers.
+func (c Config) StageTensors(stage, stages int) []safetensors.Tensor {
+	if stages == 1 {
+		return c.Tensors()
+	}
+	var held []safetensors.Tensor
+	from, to := c.StageLayers(stage, stages)
+	layers := false // the layers have started
+	for _, t := range c.Tensors() {
+		rest, ok := strings.CutPrefix(t.Name, "model.layers.")
+		number, _, _ := strings.Cut(rest, ".")
+		layer, err := strconv.Atoi(number)
+		ok = ok && err == nil
+		layers = layers || ok
+		if ok && layer >= from && layer < to || !ok && !layers && stage == 0 || !ok && layers && stage == stages-1 {
+			held = append(held, t)
+		}
+	}
+	return held
+}
+
+// OfExpert reports whether a tensor of the complete model belongs to an expert; see
+// [Parameter.Divided].
+func OfExpert(name string) bool { return strings.Contains(name, ".mlp.experts.") }
 
 // A stage is the range of layers that a rank holds.
 type stage struct {

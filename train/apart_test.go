@@ -17,6 +17,7 @@ import (
 	"mula/internal/longtest"
 	"mula/moe"
 	"mula/train/collective"
+	"mula/train/estimate"
 	"mula/xpu"
 	devapart "mula/xpu/apart"
 	"mula/xpu/cpu"
@@ -193,7 +194,7 @@ func TestNotFiniteApart(t *testing.T) {
 func TestApartFails(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	c := testConfig(t, plan, "checkpoint: {every: 2}\n")
-	var need Memory
+	var need estimate.Memory
 	want := mustRun(t, c, Options{Report: func(s Summary) { need = s.Memory }})
 	if need.HostOnly != 0 {
 		t.Errorf("of adamw on one rank %d bytes are the host's alone", need.HostOnly)
@@ -207,7 +208,8 @@ func TestApartFails(t *testing.T) {
 	}
 	// The moments of other optimizers are the host's.
 	lamb := testConfig(t, plan, "optimizer: {name: lamb}\nsteps: 2\n")
-	mustRun(t, lamb, onApart(Options{}, func(_ int, d *devapart.Device) { d.SetCapacity(need.Total() - need.Moments) }))
+	mustRun(t, lamb, onApart(Options{},
+		func(_ int, d *devapart.Device) { d.SetCapacity(need.Total() - need.Optimizer) }))
 	_, err = Run(context.Background(), testConfig(t, plan, "steps: 2\nlayout: {expert_dp: 2}\n"),
 		onApart(Options{}, func(_ int, d *devapart.Device) { d.SetCapacity(need.Total() * 5 / 4) }))
 	if err == nil || !strings.Contains(err.Error(), "for 2 ranks") || !collective.Shared(err) {

@@ -1,6 +1,8 @@
 package train
 
 import (
+	"runtime"
+
 	"mula/blend"
 	"mula/train/estimate"
 )
@@ -23,6 +25,16 @@ func (c Config) estimateTrainer() estimate.Trainer {
 	t := estimate.Mula
 	spec := optimizerSpecs[c.Optimizer.Name]
 	t.Whole, t.State = spec.whole, 4*len(spec.state("", nil))
+	t.TensorState = func(name string, shape []int) (bytes int, onHost bool) {
+		return 4 * len(spec.state(name, shape)), spec.updatesOnHost(name, shape)
+	}
+	if spec.scratch != nil {
+		threads := c.Threads
+		if threads == 0 {
+			threads = runtime.GOMAXPROCS(0)
+		}
+		t.Scratch = spec.scratch(c.Model.Config, threads)
+	}
 	return t
 }
 
@@ -32,6 +44,6 @@ func (c Config) estimateLayout(sequenceLength int) estimate.Layout {
 		DP: c.Layout.DP, EP: c.Layout.EP, PP: c.Layout.PP,
 		Optimizer: estimate.Scheme(c.Layout.Optimizer), Dispatch: c.Layout.Dispatch,
 		BatchSize: c.BatchSize, MicroBatchSize: c.MicroBatchSize, SequenceLength: sequenceLength,
-		Recompute: c.Recompute,
+		Recompute: c.Recompute, Documents: c.Attention == DocumentAttention,
 	}
 }

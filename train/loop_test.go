@@ -226,7 +226,7 @@ func TestRun(t *testing.T) {
 	}
 	if summary == nil || summary.Parameters != 198208 || summary.ActiveParameters != 124480 ||
 		summary.TokensPerStep != 128 || summary.TotalTokens != 40*128 ||
-		summary.Memory.Total() < 16*198208 || summary.Memory.Buffers <= 0 {
+		summary.Memory.Total() < 16*198208 || summary.Memory.Buffers() <= 0 {
 		t.Errorf("summary %+v", summary)
 	}
 	names, err := listCheckpoints(filepath.Join(c.Output, checkpointsDir))

@@ -4,13 +4,11 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 
 	"mula/moe"
-	"mula/moe/safetensors"
 	"mula/train/collective"
 	"mula/xpu"
 	"mula/xpu/cpu"
@@ -658,42 +656,4 @@ func (o *Optimizer) setMetadata(text map[string]string) error {
 		*value = x
 	}
 	return nil
-}
-
-// optimizerBytes returns the bytes of the optimizer's state and scratch on one rank, in device
-// memory and in host memory. held are the tensors of the rank's stage. threads is as in [cpu.New].
-// Ranks may differ by a few blocks.
-func optimizerBytes(config OptimizerConfig, m moe.Config, held []safetensors.Tensor, layout LayoutConfig,
-	threads int) (onDevice, onHost int64) {
-	if threads == 0 {
-		threads = runtime.GOMAXPROCS(0)
-	}
-	replicas, data := int64(1), int64(1) // ranks that share the update of an expert weight, and of a replicated weight
-	switch layout.Optimizer {
-	case SO:
-		replicas, data = int64(layout.DP), int64(layout.DP)
-	case EPSO:
-		replicas, data = int64(layout.DP), int64(layout.DP*layout.EP)
-	}
-	spec := optimizerSpecs[config.Name]
-	if spec.scratch != nil {
-		onDevice = spec.scratch(m, threads)
-	}
-	var sums [2][2]int64 // [replicated, expert] tensors × [device, host]
-	for _, t := range held {
-		kind := 0
-		if divided(t.Name) {
-			kind = 1
-		}
-		place := 0
-		if spec.updatesOnHost(t.Name, t.Shape) {
-			place = 1
-		}
-		sums[kind][place] += 4 * t.Elements() * int64(len(spec.state(t.Name, t.Shape)))
-	}
-	share := func(bytes, ranks int64) int64 { return (bytes + ranks - 1) / ranks }
-	own := func(place int) int64 {
-		return share(sums[0][place], data) + share(share(sums[1][place], int64(layout.EP)), replicas)
-	}
-	return onDevice + own(0), onHost + own(1)
 }

@@ -826,8 +826,11 @@ func TestOptimizerBytes(t *testing.T) {
 					}
 				}
 			}
-			onDevice, onHost := optimizerBytes(defaultOptimizer(name), c, c.Tensors(), DefaultConfig().Layout, 2)
-			if want := onDevice + onHost; got != want {
+			config := DefaultConfig()
+			config.Model.Config, config.Optimizer.Name, config.Threads = c, name, 2
+			need := config.memory(1, 16)
+			onDevice := need.Optimizer - need.HostOnly
+			if want := need.Optimizer; got != want {
 				t.Errorf("%s of %s takes %d bytes, the summary says %d", name, preset, got, want)
 			}
 			var made int64

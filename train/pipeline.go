@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 
 	"mula/moe"
-	"mula/moe/safetensors"
 	"mula/train/collective"
 	"mula/xpu"
 	"mula/xpu/comm"
@@ -260,26 +258,6 @@ func (p *pipeline) loss(ctx context.Context, batch moe.Batch, rows int, experts 
 		err = comm.Recv(ctx, p.group, p.group.Rank()+1, note)
 	}
 	return stats, errors.Join(failed, err)
-}
-
-// stageTensors returns the tensors of a stage: the tensors of its layers, and for the first stage
-// the embedding, for the last stage the tensors after the layers.
-func stageTensors(c moe.Config, stage, stages int) []safetensors.Tensor {
-	if stages == 1 {
-		return c.Tensors()
-	}
-	var held []safetensors.Tensor
-	from, to := c.StageLayers(stage, stages)
-	layers := false // the layers have started
-	for _, t := range c.Tensors() {
-		layer, err := strconv.Atoi(tensorLayer(t.Name))
-		ok := err == nil
-		layers = layers || ok
-		if ok && layer >= from && layer < to || !ok && !layers && stage == 0 || !ok && layers && stage == stages-1 {
-			held = append(held, t)
-		}
-	}
-	return held
 }
 
 // bubble returns the fraction of a step in which pipeline stages are idle, because they wait for

@@ -477,9 +477,9 @@ func TestPipelineSummary(t *testing.T) {
 		t.Errorf("bubbles %v and %v", one.Bubble, three.Bubble)
 	}
 	layer := int64(8*3*64*32 + 8*64 + 4*64*64 + 4*64) // experts, router, attention, norms
-	if want := 4 * (2*layer + 512*64 + 64); three.Memory.Weights != want || three.Memory.Moments != 2*want {
+	if want := 4 * (2*layer + 512*64 + 64); three.Memory.Weights != want || three.Memory.Optimizer != 2*want {
 		t.Errorf("weights %d and moments %d of the largest stage, want %d and twice that", three.Memory.Weights,
-			three.Memory.Moments, want)
+			three.Memory.Optimizer, want)
 	}
 	if three.Memory.Total() >= one.Memory.Total() {
 		t.Errorf("a stage takes %d bytes, all of it %d", three.Memory.Total(), one.Memory.Total())
@@ -504,7 +504,7 @@ func TestStageTensors(t *testing.T) {
 				t.Fatal(err)
 			}
 			var held, want []string
-			for _, tensor := range stageTensors(c, stage, stages) {
+			for _, tensor := range c.StageTensors(stage, stages) {
 				held = append(held, tensor.Name)
 			}
 			for _, p := range m.Parameters() {

@@ -19,6 +19,7 @@ import (
 	"mula/internal/longtest"
 	"mula/moe"
 	"mula/train/collective"
+	"mula/train/estimate"
 	"mula/xpu"
 	"mula/xpu/comm"
 )
@@ -745,7 +746,7 @@ func TestRanksThreads(t *testing.T) {
 // The summary of a run of many ranks says what one of them takes.
 func TestRanksMemory(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	memory := map[string]Memory{}
+	memory := map[string]estimate.Memory{}
 	for _, l := range []LayoutConfig{{DP: 1, EP: 1}, {DP: 2, EP: 2, Optimizer: EPSO}, {DP: 2, EP: 2, Optimizer: SO},
 		{DP: 2, EP: 2, Optimizer: Unsharded}} {
 		c := ranksConfig(t, plan, l, "steps: 2\n")
@@ -760,10 +761,10 @@ func TestRanksMemory(t *testing.T) {
 	n := one.Weights/4 - x
 	for name, check := range map[string][2]int64{
 		"weights":               {epso.Weights, 4 * (n + x/2)},
-		"moments of one rank":   {one.Moments, 8 * (n + x)},
-		"moments of epso":       {epso.Moments, 8 * (n + x) / 4},
-		"moments of so":         {so.Moments, 8 * (n + x/2) / 2},
-		"moments of each alone": {unsharded.Moments, 8 * (n + x/2)},
+		"moments of one rank":   {one.Optimizer, 8 * (n + x)},
+		"moments of epso":       {epso.Optimizer, 8 * (n + x) / 4},
+		"moments of so":         {so.Optimizer, 8 * (n + x/2) / 2},
+		"moments of each alone": {unsharded.Optimizer, 8 * (n + x/2)},
 	} {
 		if check[0] != check[1] {
 			t.Errorf("%s: %d bytes, want %d", name, check[0], check[1])

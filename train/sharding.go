@@ -3,7 +3,6 @@ package train
 import (
 	"context"
 	"fmt"
-	"strings"
 
 	"mula/moe"
 	"mula/xpu"
@@ -284,6 +283,3 @@ func (s *sharding) gatherWeights(ctx context.Context) error {
 	}
 	return nil
 }
-
-// divided reports whether a tensor of the whole model belongs to an expert.
-func divided(name string) bool { return strings.Contains(name, ".mlp.experts.") }

@@ -66,7 +66,7 @@ func TestRunRecompute(t *testing.T) {
 		}
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		mustRun(t, c, Options{Report: func(s Summary) { memory[i] = s.Memory.Buffers }})
+		mustRun(t, c, Options{Report: func(s Summary) { memory[i] = s.Memory.Buffers() }})
 		runtime.ReadMemStats(&after)
 		allocated[i] = int64(after.TotalAlloc - before.TotalAlloc)
 	}

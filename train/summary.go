@@ -9,6 +9,7 @@ import (
 	"mula/blend"
 	"mula/moe"
 	"mula/train/estimate"
+	"mula/xpu/comm"
 )
 
 // A Summary describes a run before it starts, before large memory is allocated.
@@ -30,28 +31,11 @@ type Summary struct {
 	TokensPerStep    int64 // batch size times sequence length
 	TotalTokens      int64 // of all steps; less if positions are skipped
 	FLOPsPerToken    float64
-	Memory           Memory
-	Groups           []GroupSummary // of parameters; nil if all have the settings of the optimizer
+	Memory           estimate.Memory // of each rank of a run, of the largest pipeline stage
+	Groups           []GroupSummary  // of parameters; nil if all have the settings of the optimizer
 	// maximum bytes that a rank's device may allocate in addition to Memory; 0 if unknown
 	Scratch int64
 }
-
-// Memory is the memory of each rank of a run in bytes, by purpose. With several pipeline stages it
-// is the memory of the largest stage. Scratch memory of the device is not included; see [Summary].
-type Memory struct {
-	Weights, Gradients int64
-	Moments            int64 // state of the optimizer
-	// activations and scratch of the micro-batches in progress: one, or several in a pipeline
-	Buffers int64
-
-	HostOnly int64 // the part that a device with its own memory does not hold
-}
-
-// Total returns the sum.
-func (m Memory) Total() int64 { return m.Weights + m.Gradients + m.Moments + m.Buffers }
-
-// onDevice returns the part that a device with its own memory holds.
-func (m Memory) onDevice() int64 { return m.Total() - m.HostOnly }
 
 // fits returns an error if ranks ranks need more memory than this machine has. It returns nil if
 // the machine's memory is unknown.
@@ -60,27 +44,27 @@ func (s Summary) fits(machine int64, ranks int) error {
 	if machine == 0 || s.Memory.Total() <= most {
 		return nil
 	}
-	advice := s.wouldFit(most, Memory.Total)
+	advice := s.wouldFit(most, estimate.Memory.Total)
 	if ranks > 1 {
 		return fmt.Errorf("each rank needs %.4g GB of memory (weights %.4g, gradients %.4g, optimizer %.4g, "+
 			"activations %.4g), but this machine has %.4g GB for %d ranks: %s; otherwise run fewer ranks per "+
 			"machine, or raise layout.ep or layout.pp", float64(s.Memory.Total())/gb,
 			float64(s.Memory.Weights)/gb,
-			float64(s.Memory.Gradients)/gb, float64(s.Memory.Moments)/gb, float64(s.Memory.Buffers)/gb,
+			float64(s.Memory.Gradients)/gb, float64(s.Memory.Optimizer)/gb, float64(s.Memory.Buffers())/gb,
 			float64(machine)/gb, ranks, advice)
 	}
 	return fmt.Errorf("the run needs %.4g GB of memory (weights %.4g, gradients %.4g, optimizer %.4g, activations "+
 		"%.4g), but this machine has %.4g GB: %s; otherwise choose a smaller model or a larger machine",
 		float64(s.Memory.Total())/gb,
 		float64(s.Memory.Weights)/gb,
-		float64(s.Memory.Gradients)/gb, float64(s.Memory.Moments)/gb, float64(s.Memory.Buffers)/gb, float64(machine)/gb,
-		advice)
+		float64(s.Memory.Gradients)/gb, float64(s.Memory.Optimizer)/gb, float64(s.Memory.Buffers())/gb,
+		float64(machine)/gb, advice)
 }
 
 // fitsDevice returns an error if ranks ranks need more memory than the device that they share. A
 // capacity of 0 means that the device uses the machine's memory.
 func (s Summary) fitsDevice(capacity int64, ranks int) error {
-	need, most := s.Memory.onDevice(), capacity/int64(ranks)
+	need, most := s.Memory.OnDevice(), capacity/int64(ranks)
 	if capacity == 0 || need <= most {
 		return nil
 	}
@@ -93,7 +77,7 @@ func (s Summary) fitsDevice(capacity int64, ranks int) error {
 		"layout.pp, or set device: %s", float64(need)/gb,
 		float64(s.Memory.Weights)/gb,
 		float64(s.Memory.Gradients)/gb, float64(need-s.Memory.Weights-s.Memory.Gradients)/gb, s.Device,
-		float64(capacity)/gb, sharing, s.wouldFit(most, Memory.onDevice), DeviceCPU)
+		float64(capacity)/gb, sharing, s.wouldFit(most, estimate.Memory.OnDevice), DeviceCPU)
 }
 
 const gb = 1e9 // bytes
@@ -101,12 +85,12 @@ const gb = 1e9 // bytes
 // wouldFit suggests changes with which a rank needs at most most bytes, as computed by need. It
 // names the least recomputation that fits, which does not change results, and the largest
 // micro-batch that fits. If neither fits alone, it names both together.
-func (s Summary) wouldFit(most int64, need func(Memory) int64) string {
+func (s Summary) wouldFit(most int64, need func(estimate.Memory) int64) string {
 	c, rows := s.Config, s.Config.rankRows()
 	length := int(s.TokensPerStep / int64(c.BatchSize))
 	needs := func(level moe.Recompute, micro int) int64 {
 		c.Recompute, c.MicroBatchSize = level, micro
-		return need(c.memory(micro, (rows+micro-1)/micro, length))
+		return need(c.memory(micro, length))
 	}
 	// largest returns the largest micro-batch below the configured one that fits, 0 for none.
 	largest := func(level moe.Recompute, below int) int {
@@ -152,46 +136,18 @@ func summarize(c Config, p *blend.Plan, device string) Summary {
 		TokensPerStep: perStep, TotalTokens: perStep * c.Steps,
 		FLOPsPerToken: c.Model.FLOPsPerToken(p.SequenceLength),
 		MicroBatches:  microBatches, Bubble: bubble(l.PP, microBatches),
-		Memory: c.memory(min(c.MicroBatchSize, rows), microBatches, p.SequenceLength),
+		Memory: c.memory(c.MicroBatchSize, p.SequenceLength),
 		Groups: c.groups(),
 	}
 }
 
 // rankRows returns the number of rows of a step on a rank.
-func (c Config) rankRows() int { return c.BatchSize / (c.Layout.DP * c.Layout.EP) }
+func (c Config) rankRows() int { return c.BatchSize / c.Layout.shape().Size(comm.Data) }
 
-// memory returns the memory of a rank of the largest stage, with microBatches micro-batches of rows
-// rows in a step.
-func (c Config) memory(rows, microBatches, sequenceLength int) Memory {
-	var most Memory
-	l := c.Layout
-	layout, trainer := c.estimateLayout(sequenceLength), c.estimateTrainer()
+// memory returns the memory of a rank of the largest stage, with micro-batches of the given number
+// of rows.
+func (c Config) memory(rows, sequenceLength int) estimate.Memory {
+	layout := c.estimateLayout(sequenceLength)
 	layout.MicroBatchSize = rows
-	for stage := range l.PP {
-		m := c.Model.Memory(moe.Pass{Rows: rows, SequenceLength: sequenceLength, Recompute: c.Recompute,
-			Documents: c.Attention == DocumentAttention,
-			Shape:     l.shape(), Dispatch: l.Dispatch, Stage: stage, InFlight: min(l.PP-stage, microBatches)})
-		sums := estimate.SumBytes(c.Model.Config, layout, trainer, stage)
-		own := Memory{Weights: m.Weights, Gradients: m.Gradients, Buffers: m.Buffers + sums +
-			estimate.StageBytes(c.Model.Config, layout, trainer), HostOnly: sums}
-		onDevice, onHost := optimizerBytes(c.Optimizer, c.Model.Config, stageTensors(c.Model.Config, stage, l.PP), l,
-			c.Threads)
-		own.Moments = onDevice + onHost
-		own.HostOnly += onHost
-		if own.Total() > most.Total() {
-			most = own
-		}
-	}
-	return most
-}
-
-// tensorLayer returns the common prefix of the names of a layer's tensors, or the name of a tensor
-// outside the layers.
-func tensorLayer(name string) string {
-	rest, ok := strings.CutPrefix(name, "model.layers.")
-	if !ok {
-		return name
-	}
-	number, _, _ := strings.Cut(rest, ".")
-	return number
+	return estimate.RankMemory(c.Model.Config, layout, c.estimateTrainer())
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"mula/moe"
+	"mula/train/estimate"
 )
 
 // What a refused run is told would fit does, and nothing larger of its kind would: every
@@ -36,7 +37,7 @@ func TestWouldFit(t *testing.T) {
 			levels := []moe.Recompute{moe.RecomputeNone, moe.RecomputeExperts, moe.RecomputeLayers}
 			for share := 0.02; share < 1; share += 0.02 {
 				most := int64(float64(s.Memory.Total()) * share)
-				advice := s.wouldFit(most, Memory.Total)
+				advice := s.wouldFit(most, estimate.Memory.Total)
 				fits := 0 // combinations of what is there
 				for _, l := range levels[slices.Index(levels, level):] {
 					for micro := 1; micro <= now; micro++ {

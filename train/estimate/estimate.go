@@ -86,7 +86,7 @@ func Compute(in Input) (*Result, error) {
 		return nil, err
 	}
 	r := &Result{Input: in, Parameters: in.Config.TotalParameters(), Active: in.Config.ActiveParameters(),
-		Stages: stages}
+		Stages: stages, Memory: RankMemory(in.Config, in.Layout, in.Trainer)}
 	c, l, m := in.Config, in.Layout, &in.Machine
 	tokens := float64(l.Sequences()) * float64(l.SequenceLength) // of a data rank
 	r.FLOPs = c.FLOPsPerToken(l.SequenceLength) * tokens / float64(l.PP)
@@ -95,9 +95,6 @@ func Compute(in Input) (*Result, error) {
 	votes := VoteTraffic(c, l, in.Trainer)
 	var slowest Time // of a micro-batch, in the stage that takes longest
 	for i, s := range stages {
-		if own := memory(c, l, in.Trainer, stages, i); own.Total() > r.Memory.Total() {
-			r.Memory = own
-		}
 		work, again := flops(c, l, s)
 		r.Computed = max(r.Computed, (work+again)*tokens)
 		dispatch := DispatchTraffic(c, s.Layers, l, in.Trainer)

@@ -238,7 +238,7 @@ func TestSchemes(t *testing.T) {
 			}
 			results[scheme] = r
 			for i := range r.Stages {
-				m := memory(c, l, trainer, r.Stages, i)
+				m := StageMemory(c, l, trainer, i)
 				kept[scheme] = append(kept[scheme], m.Model())
 			}
 			var all int64
@@ -297,18 +297,14 @@ func TestActivations(t *testing.T) {
 			c := preset(t, name)
 			l := Layout{DP: 1, EP: 1, PP: 1, Optimizer: EPSO, Dispatch: moe.AllToAll, BatchSize: 2, MicroBatchSize: 2,
 				SequenceLength: 1024, Recompute: recompute}
-			stages, err := Stages(c, l)
-			if err != nil {
-				t.Fatal(err)
-			}
 			other := Mula
 			other.Own = false
-			got := float64(memory(c, l, other, stages, 0).Activations)
+			got := float64(StageMemory(c, l, other, 0).Activations)
 			want := float64(c.Memory(moe.Pass{Rows: 2, SequenceLength: 1024, Recompute: recompute}).Buffers)
 			if math.Abs(got/want-1) > 0.002 {
 				t.Errorf("%s, recompute %s: %.0f bytes, package moe takes %.0f", name, recompute, got, want)
 			}
-			if own := memory(c, l, Mula, stages, 0); float64(own.Activations) != want || own.Exchange != 0 {
+			if own := StageMemory(c, l, Mula, 0); float64(own.Activations) != want || own.Exchange != 0 {
 				t.Errorf("%s, recompute %s: of mula %+v, package moe takes %.0f", name, recompute, own, want)
 			}
 		}

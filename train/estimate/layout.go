@@ -37,6 +37,7 @@ type Layout struct {
 	MicroBatchSize int           `json:"micro_batch_size"` // sequences that a rank computes at once
 	SequenceLength int           `json:"sequence_length"`
 	Recompute      moe.Recompute `json:"recompute"` // experts is level 1 of Optimus, layers is level 7
+	Documents      bool          `json:"-"`         // attention is restricted to documents
 }
 
 // shape returns the shape of the mesh of the ranks.
@@ -112,6 +113,12 @@ type Trainer struct {
 	Whole       bool   `json:"-"`                // one rank updates the whole tensor: Muon, LAMB
 	// mula: buffers, and traffic in addition to hidden states, are counted exactly
 	Own bool `json:"-"`
+
+	// TensorState returns the bytes of the optimizer's state per weight of a tensor, and whether
+	// the state is in host memory on every device. Nil means State bytes, on the device.
+	TensorState func(name string, shape []int) (bytes int, onHost bool) `json:"-"`
+
+	Scratch int64 `json:"-"` // bytes of device memory for intermediate results of the update
 }
 
 // The known trainers.

@@ -6,7 +6,7 @@ import (
 	"mula/xpu/comm"
 )
 
-// Memory is the memory of a rank, in bytes.
+// Memory is the memory of a rank, in bytes, without the scratch memory of its device.
 type Memory struct {
 	Weights   int64 `json:"weights"`
 	Gradients int64 `json:"gradients"`
@@ -14,12 +14,20 @@ type Memory struct {
 	// activations that the backward pass needs, and scratch memory for a layer and for logits
 	Activations int64 `json:"activations"`
 	Exchange    int64 `json:"exchange"` // communication buffers
+
+	HostOnly int64 `json:"-"` // the part that a device with its own memory does not hold
 }
 
 // Total is the sum of all fields.
 func (m Memory) Total() int64 {
 	return m.Weights + m.Gradients + m.Optimizer + m.Activations + m.Exchange
 }
+
+// OnDevice is the part that a device with its own memory holds.
+func (m Memory) OnDevice() int64 { return m.Total() - m.HostOnly }
+
+// Buffers is the memory of activations and communication.
+func (m Memory) Buffers() int64 { return m.Activations + m.Exchange }
 
 // Model is the memory of weights, gradients and optimizer state.
 func (m Memory) Model() int64 { return m.Weights + m.Gradients + m.Optimizer }
@@ -30,22 +38,35 @@ const (
 	logitsTokens   = 256
 )
 
-// memory returns the memory of a rank of stage i.
-func memory(c moe.Config, l Layout, t Trainer, stages []Stage, i int) Memory {
-	s := stages[i]
+// RankMemory returns the memory of a rank of the stage that needs the most.
+func RankMemory(c moe.Config, l Layout, t Trainer) Memory {
+	var most Memory
+	for i := range l.PP {
+		if m := StageMemory(c, l, t, i); m.Total() > most.Total() {
+			most = m
+		}
+	}
+	return most
+}
+
+// StageMemory returns the memory of a rank of stage i, the mean over the ranks of the stage: the
+// shards of the optimizer's state differ by a few blocks.
+func StageMemory(c moe.Config, l Layout, t Trainer, i int) Memory {
+	s := stages(c, l)[i]
 	n := s.Elements()
 	m := Memory{
 		Weights: n * int64(t.Weights), Gradients: n * int64(t.Gradients),
-		Optimizer: int64(float64(t.State)*Stepped(s.Replicated, s.Divided, l) + 0.5),
 	}
+	m.Optimizer, m.HostOnly = stateBytes(c, l, t, s, i)
 	tokens := int64(l.microBatch()) * int64(l.SequenceLength)
 	hidden := tokens * int64(c.HiddenSize) * int64(t.Activations)
 	inFlight := min(l.PP-i, l.MicroBatches()) // 1F1B: micro-batches between their forward and backward pass
 	if t.Own {                                // counted exactly
-		m.Exchange = SumBytes(c, l, t, i) + StageBytes(c, l, t)
+		sums := SumBytes(c, l, t, i)
+		m.Exchange, m.HostOnly = sums+StageBytes(c, l, t), m.HostOnly+sums
 		m.Activations = c.Memory(moe.Pass{Rows: l.microBatch(), SequenceLength: l.SequenceLength,
-			Recompute: l.Recompute,
-			Shape:     l.shape(), Dispatch: l.Dispatch, Stage: i, InFlight: inFlight}).Buffers
+			Recompute: l.Recompute, Documents: l.Documents, Shape: l.shape(), Dispatch: l.Dispatch,
+			Stage: i, InFlight: inFlight}).Buffers
 		return m
 	}
 	saved, scratch := activations(c, l, s)
@@ -62,6 +83,37 @@ func memory(c moe.Config, l Layout, t Trainer, stages []Stage, i int) Memory {
 		m.Exchange += int64(2 * float64(hidden) * c.ExpectedCopies(l.Dispatch, l.EP)) // sent, and received
 	}
 	return m
+}
+
+// stateBytes returns the memory of the optimizer's state and scratch on a rank of stage i, and the
+// part that is in host memory on every device. Ranks may differ by a few blocks.
+func stateBytes(c moe.Config, l Layout, t Trainer, s Stage, i int) (bytes, onHost int64) {
+	if t.TensorState == nil {
+		return t.Scratch + int64(float64(t.State)*Stepped(s.Replicated, s.Divided, l)+0.5), 0
+	}
+	var sums [2][2]int64 // [replicated, expert] tensors × [device, host]
+	for _, tensor := range c.StageTensors(i, l.PP) {
+		kind, location := 0, 0
+		if moe.OfExpert(tensor.Name) {
+			kind = 1
+		}
+		perWeight, onHost := t.TensorState(tensor.Name, tensor.Shape)
+		if onHost {
+			location = 1
+		}
+		sums[kind][location] += tensor.Elements() * int64(perWeight)
+	}
+	replicas, data := 1, 1 // ranks that share the update of an expert weight, and of a replicated weight
+	switch l.Optimizer {
+	case SO:
+		replicas, data = l.size(Replicas), l.size(Replicas)
+	case EPSO:
+		replicas, data = l.size(Replicas), l.size(Data)
+	}
+	own := func(location int) int64 {
+		return over(sums[0][location], int64(data)) + over(over(sums[1][location], int64(l.EP)), int64(replicas))
+	}
+	return t.Scratch + own(0) + own(1), own(1)
 }
 
 // StageBytes returns the size of the buffers for hidden states that a stage receives and sends.
