@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"mula/shards"
 )
@@ -22,14 +21,15 @@ func Verify(ctx context.Context, r shards.DocumentReader, prefix string) error {
 	summed := ok && s.Summed()
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(m.Files)) {
-		if skipped(name) || summed && l.HasIDs(name) {
+		path, want := l.FilePath(prefix, name), m.Files[name]
+		if path == l.At(prefix, l.Sums) || l.Origins != "" && path == l.At(prefix, l.Origins) ||
+			summed && l.HasIDs(name) {
 			continue
 		}
 		if s, ok := r.(megatron); ok && name == "idx" {
 			errs = append(errs, s.VerifyIndex(ctx, nil)) // more specific than the hash
 			continue
 		}
-		path, want := l.FilePath(prefix, name), m.Files[name]
 		sum, bytes, err := shards.HashFile(ctx, path, nil)
 		if err == nil {
 			err = differs(path, want, shards.FileInfo{Bytes: bytes, SHA256: sum})
@@ -50,10 +50,4 @@ func differs(path string, want, found shards.FileInfo) error {
 	return fmt.Errorf("%s: expected %d bytes with SHA-256 %s, found %d bytes with %s; restore it or write the shard "+
 		"again: %w",
 		path, want.Bytes, want.SHA256, found.Bytes, found.SHA256, shards.ErrCorrupt)
-}
-
-// skipped reports whether the reader of a file hashes the file itself.
-func skipped(name string) bool {
-	return name == "sums" || name == "mula.sums" || name == "docs" || strings.HasPrefix(name, "docs.") ||
-		strings.Contains(name, ".docs.")
 }
