@@ -270,8 +270,8 @@ skips:
   - {from: 37, to: 41}
 `
 
-// What an amendment says is what the plan then is: stages, growth, lengths, skips, limits, parents;
-// whoever asks where a new document stands finds it.
+// The plan has the stages, growth, lengths, skips, limits and parents of the amendment, and
+// positions of a new document are found.
 func TestAmend(t *testing.T) {
 	c := living(t)
 	p := c.seal(livingBlend)
@@ -322,7 +322,7 @@ weights: {web: 0.5, code: 1/4, wiki: 0.25}
 	if uses == 0 {
 		t.Error("a document of a new shard is nowhere")
 	}
-	// Twice at the same place; then a plan that only goes on, and one that stops earlier.
+	// Twice at the same position; then a plan that only continues, and a plan that stops earlier.
 	r := c.amend(c.amend(q, 300, "sources: [{name: web, shards: [part-6]}]"), 300,
 		"sources: [{name: web, shards: [part-7]}]")
 	if g := r.Sources[0].Growth; len(g) != 3 || g[1].Sample != g[2].Sample || r.Length() != 640 || len(r.Parents) != 3 {
@@ -344,7 +344,7 @@ weights: {web: 0.5, code: 1/4, wiki: 0.25}
 	if len(s.Stages) != 3 || s.Length() != 350 {
 		t.Errorf("two stages more: %+v", s.Stages)
 	}
-	// The order of a plan of version 2 without growth is that of version 1.
+	// The order of a plan of version 2 without growth equals the order of version 1.
 	whole := c.seal(livingBlend + `
 stages:
   - {samples: 200}
@@ -356,7 +356,8 @@ stages:
 	}
 }
 
-// What cannot be kept is refused by name, with file and line where it stands there.
+// Settings that cannot be kept are refused by name, with their file and line if they are in the
+// amendment.
 func TestAmendRefuses(t *testing.T) {
 	c := living(t)
 	c.shard("tiny", shards.UInt16, 5)
@@ -537,9 +538,9 @@ func TestDiff(t *testing.T) {
 	}
 }
 
-// Every growth of a source has its line, with the first position at which the plan that has it
-// draws from what is new: also where the other plan, with other weights since, gets as far in the
-// source at an earlier position.
+// Every growth of a source has its line, with the first position at which the plan with the growth
+// draws from the new windows. This also holds if the other plan, with other weights since, gets as
+// far in the source at an earlier position.
 func TestDiffOfGrowths(t *testing.T) {
 	c := living(t)
 	p := c.seal(livingBlend)
@@ -706,7 +707,7 @@ func TestOneOrderHoweverAmended(t *testing.T) {
 	readEveryWay(t, d)
 }
 
-// What is read of an amended plan before the position has the fingerprints of the old one.
+// The samples of an amended plan before the position have the fingerprints of the old plan.
 func TestAmendKeepsFingerprints(t *testing.T) {
 	c := living(t)
 	p := c.seal(livingBlend)
@@ -764,8 +765,8 @@ func FuzzParseAmendment(f *testing.F) {
 	})
 }
 
-// A run goes over to an amended plan where both are the same, and no later: not even when only the
-// oldest amendment lies behind it.
+// A run can switch to an amended plan while both are equal, and not later: not even if only the
+// oldest amendment is before its position.
 func TestCursorOfAmendedPlan(t *testing.T) {
 	c := living(t)
 	p := c.seal(livingBlend)

@@ -17,7 +17,7 @@ import (
 
 func TestCheck(t *testing.T) {
 	c := newCorpus(t)
-	// two empty documents, one that is only an end-of-document id, 131 tokens
+	// two empty documents, one with only an end-of-document id, 131 tokens
 	c.shard("a", shards.UInt16, 100, 0, 1, 30, 0)
 	c.shard("tiny", shards.UInt16, 5)
 	c.shard("long", shards.UInt16, audit.HugeDocument+3, 7)

@@ -58,7 +58,7 @@ skips:
 	}
 }
 
-// Every mistake is an error that says where it is and what is wrong.
+// Every mistake is an error that has the location and the cause.
 func TestConfigErrors(t *testing.T) {
 	const head = "sequence_length: 16\nseed: 1\nsources:\n"
 	const a = "  - name: a\n    shards: [a]\n"

@@ -25,8 +25,8 @@ func cutError(t *testing.T, what string, err error, path string) {
 	}
 }
 
-// A file that is cut short while it is mapped gives errors to what reads it, and to nothing else:
-// the process, and readers of other shards, go on.
+// A file that is cut short while it is mapped causes errors for its readers, and for nothing else:
+// the process, and readers of other shards, continue.
 func TestFilesCutWhileOpen(t *testing.T) {
 	for _, dtype := range []shards.DType{shards.UInt16, shards.Int32} {
 		for _, summed := range []bool{true, false} {

@@ -366,7 +366,7 @@ func (d *Data) over(source int, segments []segment, f func(shard *shards.Shard, 
 			}
 			return err
 		})
-		if d.outlived(shard, err) {
+		if d.shouldReopen(shard, err) {
 			d.shelf.renew(source, k, shard, err)
 		}
 		d.shelf.put(source, k)
@@ -377,10 +377,11 @@ func (d *Data) over(source int, segments []segment, f func(shard *shards.Shard, 
 	return nil
 }
 
-// outlived reports whether a shard must be opened again after a read that returned err: bytes of
-// its files are gone, or its files are damaged and have been replaced. A shard without sums whose
-// complete files are verified is never opened again, because only the opened files were verified.
-func (d *Data) outlived(shard *shards.Shard, err error) bool {
+// shouldReopen reports whether a shard must be opened again after a read that returned err: bytes
+// of its files are gone, or its files are damaged and have been replaced. A shard without sums
+// whose complete files are verified is never opened again, because only the opened files were
+// verified.
+func (d *Data) shouldReopen(shard *shards.Shard, err error) bool {
 	if err == nil || d.verifier != nil && !shard.Summed() {
 		return false
 	}

@@ -14,9 +14,9 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/ipc"
 )
 
-// With -update the files that this package writes are made anew. What other programs make of them
-// has to follow, by the commands in testdata/README.md. The plan and the order are frozen: a
-// difference there is a new order version, not an update.
+// With -update, the files that this package writes are rewritten. The files that other programs
+// make from them must follow, by the commands in testdata/README.md. The plan and the order are
+// frozen: a difference there is a new order version, not an update.
 var update = flag.Bool("update", false, "write the golden files of this package anew")
 
 // The plan of the mixed corpus is the one in testdata, and gives the order that the Python
@@ -86,8 +86,8 @@ func compareOrder(t *testing.T, p *Plan, path string) {
 	}
 }
 
-// What pyarrow read from testdata/stream.arrow is what the stream holds today, and the fifteen
-// lines of Python in the format page made the same fingerprints of it as this package.
+// The current stream equals the values that pyarrow read from testdata/stream.arrow. The fifteen
+// lines of Python in the format page computed the fingerprints that this package computes.
 func TestStreamAsPyarrowReadsIt(t *testing.T) {
 	c, text := mixed(t)
 	d := c.open(text)

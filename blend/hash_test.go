@@ -65,7 +65,7 @@ func logOf(t testing.TB, d *Data, o HashOptions) string {
 	return b.String()
 }
 
-// The hashes of a plan are those of its samples read one by one, whatever the way.
+// The hashes of a plan equal the hashes of its samples read one by one, for all options.
 func TestHash(t *testing.T) {
 	c, text := mixed(t)
 	d := c.open(text)
@@ -129,7 +129,7 @@ func compareLogs(t testing.TB, a, b string) (Comparison, error) {
 	return Compare(x, y, x.Header, y.Header)
 }
 
-// The set hashes of the ranks of a run add up to those of the whole steps.
+// The set hashes of the ranks of a run add up to the set hashes of the steps.
 func TestRanksAddUp(t *testing.T) {
 	c, text := mixed(t)
 	d := c.open(text)

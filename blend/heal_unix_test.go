@@ -23,8 +23,8 @@ func restore(t *testing.T, path string, content []byte) {
 	}
 }
 
-// A shard that was cut short, or damaged, is read again once it has been restored, by what has the
-// plan open; another shard in its place is refused.
+// A shard that was cut short, or damaged, is read again after it has been restored, by processes
+// that have the plan open. Another shard with its path is refused.
 func TestShardIsReadAgainOnceRestored(t *testing.T) {
 	for _, ending := range []string{".bin", ".idx"} {
 		for _, summed := range []bool{true, false} {
@@ -181,8 +181,8 @@ func TestReplacedShardIsReadUntilItFails(t *testing.T) {
 	}
 }
 
-// Where whole files are verified, a shard without sums that was cut short is not read again, as
-// nobody has verified what took its place. One with sums is.
+// If complete files are verified, a shard without sums that was cut short is not read again,
+// because its replacement was not verified. A shard with sums is read again.
 func TestVerifiedShardIsReadAgainBySumsAlone(t *testing.T) {
 	ledgerFor(t)
 	for _, summed := range []bool{true, false} {

@@ -466,7 +466,7 @@ func (p *page) parse(data []byte, dir string) {
 const lookers = 32
 
 // survey returns the facts of all shards of a plan, from the ledger or by opening them. If several
-// shards cannot be opened, the error is about the first in the plan's order.
+// shards cannot be opened, the error names the first in the plan's order.
 func (l *ledger) survey(ctx context.Context, p *Plan) ([][]facts, error) {
 	type task struct{ source, shard int }
 	var tasks []task

@@ -58,7 +58,7 @@ func hollow(t testing.TB, prefix string, documents int) int64 {
 	return tokens
 }
 
-// vast is a configuration over sources of so many shards each, 1.5 · 2^30 tokens a shard.
+// vast is a configuration over sources with the given numbers of shards, 1.5 · 2^30 tokens a shard.
 func vast(t testing.TB, sources ...int) *Config {
 	t.Helper()
 	dir := t.TempDir()
@@ -81,8 +81,8 @@ func vast(t testing.TB, sources ...int) *Config {
 	return c
 }
 
-// A plan that was opened before opens without opening its shards, but for those of the check
-// values; and a shard that was damaged since is noticed when it is used.
+// A plan that was opened before opens without opening its shards, except the shards of the check
+// values. Later damage of a shard is noticed when the shard is used.
 func TestOpenLazily(t *testing.T) {
 	ledgerFor(t)
 	c := vast(t, 100, 3, 2)
@@ -159,7 +159,7 @@ func BenchmarkVast(b *testing.B) {
 	})
 }
 
-// ledgerFor makes the ledger of a test, apart from that of the others.
+// ledgerFor makes the ledger of a test, separate from the other tests.
 func ledgerFor(t testing.TB) (root string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -215,7 +215,7 @@ func TestLedger(t *testing.T) {
 		t.Error("another plan with the ledger")
 	}
 
-	// The ledger is read: what is written there is taken for true.
+	// The ledger is read, and its values are used.
 	path, err := absolutePath(fresh.ShardPath(0, 0))
 	if err != nil {
 		t.Fatal(err)
@@ -356,7 +356,7 @@ func TestLedgerPrune(t *testing.T) {
 	}
 }
 
-// What is written on a page is read again.
+// A written page is read again.
 func TestPage(t *testing.T) {
 	hash := rapid.Custom(func(t *rapid.T) string { return fmt.Sprintf("%064x", rapid.Uint64().Draw(t, "hash")) })
 	rapid.Check(t, func(t *rapid.T) {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// amendedVectors is testdata/amended.json, made by plan_v2.py beside it. It is frozen with order
+// amendedVectors reads testdata/amended.json, which plan_v2.py made. It is frozen with order
 // version 2.
 func amendedVectors(t testing.TB) map[string]struct {
 	File json.RawMessage

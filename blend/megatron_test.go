@@ -23,7 +23,7 @@ import (
 	"mula/shards/audit"
 )
 
-// A megatronGolden is what testdata/megatron_order.py saw of a configuration.
+// A megatronGolden has the results of testdata/megatron_order.py for a configuration.
 type megatronGolden struct {
 	MD5       map[string]string   `json:"md5"`
 	Samples   int64               `json:"samples"`
@@ -61,7 +61,7 @@ var megatronChanges = map[string]func(*megatron.Config){
 }
 
 // megatronCache writes the script's files and the cache of one of its configurations, in the
-// directory cache, and compares the cache with what Megatron wrote.
+// directory cache, and compares the cache with Megatron's files.
 func megatronCache(t testing.TB, name string) (c corpus, golden megatronGolden, batch int) {
 	t.Helper()
 	c = newCorpus(t)
@@ -201,7 +201,7 @@ func TestMegatronPlan(t *testing.T) {
 				t.Fatalf("position %d: a part [%d, %d) after token %d", position, p.From, p.To, at)
 			}
 			at = p.To
-			// A part that is not the first begins its document, one that is not the last ends it.
+			// A part after the first starts its document; a part before the last ends its document.
 			offset := int64(0)
 			if i == 0 {
 				offset = s.Token - p.First
@@ -314,7 +314,7 @@ func TestMegatronPlan(t *testing.T) {
 	}
 }
 
-// A cache or a shard that is not the one that was sealed is noticed.
+// A cache or a shard that differs from the built plan is noticed.
 func TestMegatronChanges(t *testing.T) {
 	c, golden, _ := megatronCache(t, "blend")
 	p := c.seal(golden.config())
@@ -358,7 +358,7 @@ func TestMegatronChanges(t *testing.T) {
 			}
 		})
 	}
-	// A change where no check value looks is what check is for.
+	// Only check finds a change that no check value covers.
 	d, err := Open(t.Context(), p, OpenOptions{})
 	if err != nil {
 		t.Fatal(err)

@@ -263,7 +263,7 @@ func TestPackedStream(t *testing.T) {
 	if int64(len(next)) != d.Length()-24 { // 24 are skipped
 		t.Errorf("%d rows of %d positions", len(next), d.Length())
 	}
-	// The fingerprints of steps are those of the samples.
+	// The fingerprints of steps equal the fingerprints of the samples.
 	var h StepHasher
 	for position := range int64(batch) {
 		s, err := d.Locate(position)
@@ -401,7 +401,7 @@ func TestPackedPlanIsAFunctionOfItsShards(t *testing.T) {
 	if other.Fingerprint() != p.Fingerprint() || !reflect.DeepEqual(files(other.Packing.directory), first) {
 		t.Error("sealed into another folder, the plan or its index files differ")
 	}
-	// A damaged file is built anew.
+	// A damaged file is rebuilt.
 	for name, data := range first {
 		if err := os.WriteFile(filepath.Join(c.dir, name), []byte(data[:len(data)/2]), 0o644); err != nil {
 			t.Fatal(err)
@@ -480,7 +480,7 @@ func TestDamagedPacking(t *testing.T) {
 	_, err = Open(t.Context(), p, OpenOptions{})
 	named("of another source", err)
 
-	// A bit in a piece of a sample that is none of the 16 that Open compares.
+	// A bit in a piece of a sample that is not one of the 16 samples that Open compares.
 	checked := map[int64]bool{}
 	for _, check := range p.Checks {
 		if check.Source == 1 {
@@ -620,8 +620,8 @@ func TestPackedPlanIsCompared(t *testing.T) {
 	}
 }
 
-// The order of the packed corpus is frozen, and is what the implementation in Python makes of the
-// plan.
+// The order of the packed corpus is frozen, and equals the result of the Python implementation for
+// the plan.
 func TestFrozenPackedPlan(t *testing.T) {
 	c, text := packed(t)
 	p := c.seal(text)

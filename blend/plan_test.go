@@ -135,9 +135,8 @@ func TestPositionInvertsLocate(t *testing.T) {
 	})
 }
 
-// Changing what comes later does not change what came before, and a stage that only repeats the
-// weights goes on as if it were none for the sources' own order: no window is drawn twice in an
-// epoch.
+// A change of later stages does not change earlier samples. A stage that only repeats the weights
+// does not change the sources' own order: no window is drawn twice in an epoch.
 func TestPrefixStability(t *testing.T) {
 	windows := []int64{100, 7, 70_000}
 	short := planOf(t, windows, []Stage{{Samples: 1000, Weights: []uint64{3, 1, 6}}})
@@ -467,7 +466,7 @@ func TestPlanAmongLinks(t *testing.T) {
 	}
 }
 
-// reverse writes a shard anew with the same documents in the reverse order of tokens.
+// reverse rewrites a shard with the same documents in the reverse order of tokens.
 func (c corpus) reverse(name string) {
 	c.t.Helper()
 	prefix := filepath.Join(c.dir, name)
@@ -663,7 +662,7 @@ func sevenOfManyFiles(t testing.TB) *Plan {
 	return p
 }
 
-// largePlans are the shapes of which figures are wanted.
+// largePlans lists the shapes of plans that are measured.
 var largePlans = []struct {
 	name string
 	plan func(testing.TB) *Plan

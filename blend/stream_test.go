@@ -23,7 +23,7 @@ import (
 	"mula/shards"
 )
 
-// A row is what a stream says of one sample.
+// A row is one sample of a stream.
 type row struct {
 	position, epoch, window int64
 	source                  int
@@ -112,7 +112,7 @@ func TestOneOrderHoweverRead(t *testing.T) {
 	readEveryWay(t, c.open(text))
 }
 
-// readEveryWay reads a plan of some 600 positions in many ways and compares what was read.
+// readEveryWay reads a plan of about 600 positions with many options and compares the results.
 func readEveryWay(t *testing.T, d *Data) {
 	t.Helper()
 	const batch = 24
@@ -334,8 +334,8 @@ func TestStreamLeftEarly(t *testing.T) {
 func TestPrefetchIsBounded(t *testing.T) {
 	c, text := mixed(t)
 	d := c.open(text)
-	// held is what records take: those that are read ahead when the first has been taken, or as
-	// many after the first that nobody reads ahead.
+	// held returns the memory of records: the records that are read ahead after the first has been
+	// taken, or the same number of records after the first without reading ahead.
 	held := func(records int, ahead bool) (bytes int) {
 		synctest.Test(t, func(t *testing.T) {
 			alloc := memory.NewCheckedAllocator(memory.NewGoAllocator())
@@ -373,8 +373,8 @@ func TestPrefetchIsBounded(t *testing.T) {
 	}
 }
 
-// Ids beyond the vocabulary are an error that says where, whether they are found by the stream or
-// by Tokens.
+// Ids outside the vocabulary are an error with their location, whether the stream or Tokens finds
+// them.
 func TestForeignIDs(t *testing.T) {
 	c := newCorpus(t)
 	c.shard("a", shards.UInt16, 400)

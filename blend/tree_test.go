@@ -126,8 +126,8 @@ func TestTreeSteps(t *testing.T) {
 	})
 }
 
-// The inverse of a sample that comes before position 2^60 is found; of others it says so or is
-// right.
+// The inverse of a sample before position 2^60 is found. For other samples, the inverse is correct
+// or reports that it is unknown.
 func TestTreeInverseOfAnySample(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := weightsGen(t)

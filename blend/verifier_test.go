@@ -280,7 +280,7 @@ func TestVerifiedOnce(t *testing.T) {
 	}
 	dir, name := filepath.Split(prefix)
 	l.page(dir).note(name, entry{s, time.Now().Add(-verifiedFor - time.Hour).UnixNano(), f, false})
-	// By another process, which knows of a verification that this one does not.
+	// By another process, with a verification that this process does not have.
 	if err := os.Remove(l.path(dir)); err != nil {
 		t.Fatal(err)
 	}
@@ -327,7 +327,8 @@ func TestVerifyOrder(t *testing.T) {
 	}
 }
 
-// Open and Seal wait for the files of an order while somebody builds them, and only for those.
+// Open and Seal wait for the files of an order while another process builds them, and only for
+// these files.
 func TestOpenWaits(t *testing.T) {
 	ledgerFor(t)
 	c, golden, _ := megatronCache(t, "blend")

@@ -20,8 +20,8 @@ import (
 	"mula/internal/version"
 )
 
-// The tests run the command itself: the test binary stands in for mula when it is started under
-// that name.
+// The tests run the command itself: the test binary runs as mula when it is started under that
+// name.
 func TestMain(m *testing.M) {
 	atomicfile.SkipSync = true // also of the processes that are killed below
 	testscript.Main(m, map[string]func(){

@@ -118,8 +118,8 @@ complete -C "mula "(string join ' ' -- $argv) | string split -f1 \t`,
 	}
 }
 
-// Every shell has a script that asks the program; brackets are balanced in that of PowerShell,
-// which no test can run.
+// Every shell has a script that asks the program. No test can run PowerShell, so only the brackets
+// of its script are checked.
 func TestCompletionScripts(t *testing.T) {
 	for _, shell := range completionShells {
 		code, stdout, stderr := call(t, "completion", shell)

@@ -31,8 +31,8 @@ func TestEstimateWrongUsage(t *testing.T) {
 	}
 }
 
-// The output for mula says which parts of its estimate the program does not have, and counts norm
-// and votes.
+// The output for mula names the parts of its estimate that the program does not have, and counts
+// norm and votes.
 func TestEstimateSaysWhatIsMissing(t *testing.T) {
 	const missing = "Not in mula yet: two-level collectives"
 	for _, c := range []struct {

@@ -34,7 +34,7 @@ func tokenFiles(t *testing.T, dir string, files, documents int) (words string) {
 	return words
 }
 
-// indexArguments are those that build an index in cache.
+// indexArguments returns the arguments that build an index in cache.
 func indexArguments(words, cache string) []string {
 	return []string{"index", "--for", "megatron", "--data-path", words, "--split", "90,10,0", "--seq-length", "128",
 		"--tokenizer-json", "tok.json",
@@ -66,8 +66,7 @@ func sameFiles(t *testing.T, got, want map[string]string) {
 	}
 }
 
-// An index build that is killed again and again, and goes on, ends with the bytes of one that
-// nobody disturbed.
+// An index build that is killed repeatedly and resumed ends with the bytes of an unbroken build.
 func TestKilledIndex(t *testing.T) {
 	longtest.SkipIfShort(t)
 	t.Parallel()
@@ -81,7 +80,7 @@ func TestKilledIndex(t *testing.T) {
 	for i := range kills {
 		k.kill(t, dir, indexArguments(words, "killed")...)
 		if i%4 != 3 {
-			continue // the next one goes on from here
+			continue // the next process resumes from here
 		}
 		mustRun(t, dir, indexArguments(words, "killed")...)
 		sameFiles(t, indexFiles(t, filepath.Join(dir, "killed")), whole)

@@ -214,8 +214,7 @@ func TestKilledBlend(t *testing.T) {
 	k.enough(t)
 }
 
-// A run of `mula train` that is killed twenty times, wherever it stands, ends as one that nobody
-// disturbed.
+// A run of `mula train` that is killed twenty times, at any point, ends like an unbroken run.
 func TestKilledTrain(t *testing.T) {
 	t.Parallel()
 	dir := prepared(t)
@@ -242,7 +241,7 @@ func TestKilledTrain(t *testing.T) {
 }
 
 // SIGINT and SIGTERM let `mula train` finish its step, save and exit with 3, or 0 with
-// --stop-is-success. The same command then resumes the run, which ends as one that was not stopped.
+// --stop-is-success. The same command then resumes the run, which ends like an unbroken run.
 func TestStoppedTrain(t *testing.T) {
 	t.Parallel()
 	dir := prepared(t)
@@ -327,8 +326,8 @@ func wholeShard(t *testing.T, prefix string) bool {
 	return s.Verify(t.Context(), nil) == nil
 }
 
-// A disk that is full at any moment gives exit code 1, a message that says so, and no file under a
-// final name.
+// If the disk is full at any moment, the exit code is 1, the message names the cause, and there is
+// no file under a final name.
 func TestFullDisk(t *testing.T) {
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
@@ -374,8 +373,8 @@ func TestFullDisk(t *testing.T) {
 				t.Errorf("%s, full at operation %d (%s): exit %d, %q", c.name, k, hit, code, stderr)
 			}
 			for name := range contents(t, c.output) {
-				// A shard's data files may stand there, but not its index, which marks it as whole;
-				// and the job's folder, for the same command.
+				// A shard's data files may exist, but not its index, which marks it as complete.
+				// The job's folder may exist for the same command.
 				if c.name == "tokenize" && (filepath.Ext(name) != ".idx" || wholeShard(t, "out/a")) ||
 					hit == atomicfile.OpSyncDir {
 					continue

@@ -439,8 +439,8 @@ func readWaits(text string) ([]time.Duration, error) {
 	return waits, nil
 }
 
-// shrink finds the largest layout.expert_dp with which a run has room for its ranks, and says so in
-// their environment.
+// shrink finds the largest layout.expert_dp with which a run fits in the room for its ranks, and
+// sets it in their environment.
 func shrink(config train.Config, room int) (int, []string, error) {
 	each := config.Layout.Ranks() / config.Layout.DP
 	for dp := min(room/each, config.Layout.DP-1); dp > 0; dp-- {

@@ -55,7 +55,7 @@ func TestLaunchHosts(t *testing.T) {
 	whole := contents(t, filepath.Join(dir, "whole"))
 	t.Setenv(poisonVariable, "b 3 13") // between two checkpoints
 
-	// poisoned compares what is on record of the two attempts with what must have happened.
+	// poisoned compares the record of the two attempts with the expected failures.
 	poisoned := func(t *testing.T, l *launched, hosts ...string) {
 		t.Helper()
 		attempts := l.attempts()
@@ -79,8 +79,8 @@ func TestLaunchHosts(t *testing.T) {
 			f.Kind != "not_finite" || !strings.Contains(f.Error, ".mlp.experts.") {
 			t.Errorf("%v, %+v", err, f)
 		}
-		// The step that went wrong has left nothing: the checkpoint before it is that of a run in
-		// which nothing did.
+		// The failed step has left nothing: the checkpoint before it equals the checkpoint of a run
+		// without the failure.
 		got := contents(t, l.run)
 		for path := range whole {
 			if strings.HasPrefix(path, "checkpoints/step-00000010/") && got[path] != whole[path] {
@@ -118,7 +118,7 @@ func TestLaunchHosts(t *testing.T) {
 		l = start(t, dir, "elastic", config("elastic", fourRanks), append(flags, "--elastic")...)
 		l.ends(exitDone)
 		poisoned(t, l, "a", "a")
-		// The rest of the run is that of a run of two ranks which goes on from the checkpoint.
+		// The rest of the run equals a run of two ranks that resumes from the checkpoint.
 		if err := os.CopyFS(filepath.Join(dir, "two/checkpoints/step-00000010"),
 			os.DirFS(filepath.Join(l.run, "checkpoints/step-00000010"))); err != nil {
 			t.Fatal(err)

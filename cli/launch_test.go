@@ -34,8 +34,8 @@ func launchConfig(name string, steps int, layout string) string {
 		"{every: 10, keep: 2}\nevaluate: {every: 50, samples: 2}\n%s", name, steps, layout)
 }
 
-// TestLaunch supervises runs in one folder, and compares their ends with those of unbroken ones.
-// The runs go on at the same time: they wait for disks and limits more than they compute.
+// TestLaunch supervises runs in one folder, and compares their ends with the ends of unbroken runs.
+// The runs work at the same time: they wait for disks and limits more than they compute.
 func TestLaunch(t *testing.T) {
 	longtest.SkipIfShort(t)
 	dir := prepared(t)
@@ -110,8 +110,8 @@ func start(t *testing.T, dir, name, config string, flags ...string) *launched {
 	return l
 }
 
-// reaches waits until an attempt has done so many steps, and returns the process of rank 0; or 0 if
-// the run has ended before.
+// reaches waits until an attempt has completed the given number of steps, and returns the process
+// of rank 0, or 0 if the run has ended before.
 func (l *launched) reaches(attempt int, step int64) int {
 	l.t.Helper()
 	path := filepath.Join(l.run, "launch", fmt.Sprintf("attempt-%03d", attempt), "heartbeat")
@@ -163,8 +163,8 @@ func (l *launched) attempts() []launch.Attempt {
 	return attempts
 }
 
-// sameEnd compares the end of the run with that of the unbroken one: checkpoint, fingerprints, and
-// all that steps computed.
+// sameEnd compares the end of the run with the end of the unbroken run: checkpoint, fingerprints,
+// and all results of steps.
 func (l *launched) sameEnd(whole map[string]string, steps int) {
 	l.t.Helper()
 	got, files := contents(l.t, l.run), 0
@@ -188,7 +188,7 @@ func (l *launched) sameEnd(whole map[string]string, steps int) {
 	}
 }
 
-// computed is what the steps of a metrics.jsonl say but for the time.
+// computed returns the steps of a metrics.jsonl without their times.
 func computed(t *testing.T, metrics string) string {
 	t.Helper()
 	var out strings.Builder
@@ -205,7 +205,7 @@ func computed(t *testing.T, metrics string) string {
 	return out.String()
 }
 
-// A run that is killed again and again comes back by itself, and ends as one that nobody disturbed.
+// A run that is killed repeatedly is restarted automatically, and ends like an unbroken run.
 func launchKilled(t *testing.T, dir string, whole map[string]string) {
 	l := start(t, dir, "killed", launchConfig("killed", launchSteps, ""))
 	kills := 0
@@ -313,7 +313,7 @@ func launchEvicted(t *testing.T, dir string, whole map[string]string) {
 	l.sameEnd(whole, launchSteps)
 }
 
-// A second launcher of a run is refused, and says which is the first.
+// A second launcher of a run is refused, and the message names the first.
 func launchTwice(t *testing.T, dir string, _ map[string]string) {
 	first := start(t, dir, "twice", launchConfig("twice", 200, ""))
 	pid := first.reaches(1, 1)

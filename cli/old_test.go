@@ -98,7 +98,7 @@ func TestOldFiles(t *testing.T) {
 		"run/train.yaml")
 	run("done       all steps are in", "train", "--dry-run", "--config", "run/train.yaml")
 
-	// The run goes on from its checkpoint.
+	// The run resumes from its checkpoint.
 	config = strings.Replace(string(text("train.yaml")), "steps: 2\n", "steps: 4\n", 1)
 	if err := os.WriteFile("train.yaml", []byte(config), 0o644); err != nil {
 		t.Fatal(err)

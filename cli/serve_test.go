@@ -52,7 +52,7 @@ func startServer(t *testing.T, dir string, flags ...string) *server {
 	if err := s.command.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { s.command.Process.Kill(); s.command.Wait() }) // in vain after end
+	t.Cleanup(func() { s.command.Process.Kill(); s.command.Wait() }) // no effect after end
 	s.stdout = bufio.NewReader(out)
 	line, err := s.stdout.ReadBytes('\n')
 	if err == nil {
@@ -120,8 +120,8 @@ func socketFolder(t testing.TB) string {
 	return folder
 }
 
-// The served stream is that of `mula stream`, over TCP, over the socket and over Flight; a SIGTERM
-// cuts what is under way.
+// The served stream equals the output of `mula stream`, over TCP, over the socket and over Flight.
+// A SIGTERM cuts streams in progress.
 func TestServe(t *testing.T) {
 	longtest.SkipIfShort(t)
 	dir := prepared(t)
@@ -202,7 +202,7 @@ func TestServe(t *testing.T) {
 	}
 }
 
-// Who does not name the token is not answered over TCP; at the socket nobody is asked.
+// Over TCP, a request without the token is refused. The socket needs no token.
 func TestServeToken(t *testing.T) {
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
@@ -250,8 +250,8 @@ func TestServeToken(t *testing.T) {
 	s.end("") // no warning: the token does not leave the machine
 }
 
-// Who asks for a socket or for Flight gets no TCP port beside it, which every user of the machine
-// could read from; without either, there is one.
+// With a socket or Flight, no TCP port is opened, which every user of the machine could read from.
+// Without both, a TCP port is opened.
 func TestServeOpensWhatIsNamed(t *testing.T) {
 	dir := prepared(t)
 	mustRun(t, dir, "blend")

@@ -11,7 +11,7 @@ import (
 	"mula/internal/longtest"
 )
 
-// tokenizeArguments are those of a job with many units, segments of which several are in work at
+// tokenizeArguments returns the arguments of a job with many units, several segments in progress at
 // once, and several shards.
 func tokenizeArguments(output string) []string {
 	return []string{"tokenize", "--tokenizer", "tokenizer.json", "--output", output + "/x", "--shard-tokens", "20K",
@@ -47,14 +47,14 @@ func tokenizeOutput(t *testing.T, dir string) map[string]string {
 	for name := range files {
 		if base := filepath.Base(name); strings.HasSuffix(filepath.Dir(name), ".job") && (base == "job.json" ||
 			base == "done.json") {
-			delete(files, name) // they tell how long it took, and how it was cut
+			delete(files, name) // they depend on the time, and on the division into parts
 		}
 	}
 	return files
 }
 
-// A job that is killed again and again, and goes on, ends with the bytes of one that nobody
-// disturbed, and leaves nothing else.
+// A job that is killed repeatedly and resumed ends with the bytes of an unbroken job, and leaves
+// nothing else.
 func TestKilledTokenizeJob(t *testing.T) {
 	longtest.SkipIfShort(t)
 	t.Parallel()
@@ -67,7 +67,7 @@ func TestKilledTokenizeJob(t *testing.T) {
 	for i := range kills {
 		k.kill(t, dir, tokenizeArguments("killed")...)
 		if i%4 != 3 {
-			continue // the next one goes on from here
+			continue // the next process resumes from here
 		}
 		mustRun(t, dir, tokenizeArguments("killed")...)
 		sameFiles(t, tokenizeOutput(t, filepath.Join(dir, "killed")), whole)
@@ -81,8 +81,8 @@ func TestKilledTokenizeJob(t *testing.T) {
 	k.enough(t)
 }
 
-// Processes that are started together, of which one is killed, make one job's bytes, and each ends
-// well.
+// If several processes start together and one is killed, the job has the same bytes, and the other
+// processes succeed.
 func TestSharedTokenizeJob(t *testing.T) {
 	longtest.SkipIfShort(t)
 	t.Parallel()

@@ -66,8 +66,8 @@ func writeFile(t *testing.T, text string, path ...string) {
 	}
 }
 
-// A run that handles spikes ends with the weights and metrics of one that nobody disturbed,
-// wherever it is killed: before a spike, at it, and after it.
+// A run that handles spikes ends with the weights and metrics of an unbroken run, wherever it is
+// killed: before a spike, at it, and after it.
 func TestKilledSpikes(t *testing.T) {
 	longtest.SkipIfShort(t)
 	for seed, test := range []struct{ name, spikes string }{

@@ -61,8 +61,8 @@ func tcpRanks(t *testing.T, ctx context.Context, dir string, ranks int, args ...
 	t.Helper()
 	host := "127.0.0.1"
 	if runtime.GOOS == "linux" {
-		// An address of this machine that nobody else uses, so that nobody takes the port between
-		// here and the start of rank 0.
+		// An address of this machine that no other process uses, so that the port is still free
+		// when rank 0 starts.
 		host = fmt.Sprintf("127.%d.%d.%d", 1+rand.IntN(254), rand.IntN(256), 1+rand.IntN(254))
 	}
 	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
@@ -265,7 +265,7 @@ func TestTrainLinksErrors(t *testing.T) {
 }
 
 // A signal to one of the ranks stops all of them after the step, with a checkpoint, and the run
-// goes on to the weights of one that was not stopped. SIGKILL of one ends the others.
+// resumes to the weights of an unbroken run. SIGKILL of one rank ends the others.
 func TestTrainRankSignals(t *testing.T) {
 	longtest.SkipIfShort(t)
 	t.Parallel()

@@ -7,7 +7,8 @@ import (
 	"mula/train"
 )
 
-// The line speaks of the last fifty steps, with what was done between them; going back begins anew.
+// The line covers the last fifty steps and the work between them. After the run goes back, it
+// restarts.
 func TestPace(t *testing.T) {
 	at := time.Unix(1000, 0)
 	var p pace
@@ -23,7 +24,7 @@ func TestPace(t *testing.T) {
 	}{
 		{7, 2, 0, "500 tokens/s  MFU 40.0 %  3 min 20 s left"},   // a run that was resumed at step 7
 		{8, 1, 0, "667 tokens/s  MFU 40.0 %  2 min 30 s left"},   // 2000 tokens in 3 s
-		{9, 1, 6, "300 tokens/s  MFU 16.0 %  5 min 33 s left"},   // an evaluation: 3000 in 10 s, of which 4 in steps
+		{9, 1, 6, "300 tokens/s  MFU 16.0 %  5 min 33 s left"},   // an evaluation: 3000 in 10 s, 4 s of them in steps
 		{8, 1, 5, "1,000 tokens/s  MFU 40.0 %  1 min 40 s left"}, // gone back
 	} {
 		if got := step(test.step, test.seconds, test.between); got != test.want {
@@ -42,8 +43,7 @@ func TestPace(t *testing.T) {
 	}
 }
 
-// The advice for a pipeline with too few micro-batches is one that the run can follow, and that
-// helps.
+// The run can follow the advice for a pipeline with too few micro-batches, and it helps.
 func TestFewMicroBatches(t *testing.T) {
 	for _, test := range []struct {
 		dp, ep, pp, batch, micro int

@@ -9,8 +9,8 @@ import (
 	"mula/xpu/cpu"
 )
 
-// BenchmarkRecompute is the CPU time of a pass at each level of recomputation, in turns, as a share
-// of that of the first, and the memory of its buffers.
+// BenchmarkRecompute measures the CPU time of a pass at each level of recomputation, alternating,
+// relative to the first level, and the memory of its buffers.
 func BenchmarkRecompute(b *testing.B) {
 	cfg := mustPreset(b, "mula-tiny")
 	for _, precision := range []xpu.Precision{xpu.FP32, xpu.BF16} {

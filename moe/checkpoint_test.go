@@ -51,9 +51,9 @@ func hashFiles(t *testing.T, dir string) map[string]string {
 	return hashes
 }
 
-// What Save writes is what transformers has loaded: testdata/loaded.json holds the hashes of the
-// files that testdata/loaded.py gave to from_pretrained, and the differences of the weights and
-// logits that came out.
+// Save writes the files that transformers has loaded: testdata/loaded.json has the hashes of the
+// files that testdata/loaded.py loaded with from_pretrained, and the differences of the resulting
+// weights and logits.
 func TestSavedDirectoryIsTheOneTransformersLoaded(t *testing.T) {
 	text, err := os.ReadFile("testdata/loaded.json")
 	if err != nil {

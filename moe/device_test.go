@@ -187,8 +187,8 @@ func TestDeviceApart(t *testing.T) {
 	}
 }
 
-// A model gives back all memory that it has taken of its device, also where there is not enough of
-// it, and says what it was for.
+// A model releases all memory of its device, also if the memory is too small. The error then names
+// the purpose of the allocation.
 func TestMemoryIsGivenBack(t *testing.T) {
 	for name, cfg := range gradientCases(t) {
 		dev := apart.New(cpu.New(1, xpu.FP32))
@@ -274,7 +274,7 @@ func TestMemoryIsGivenBack(t *testing.T) {
 	}
 }
 
-// When the device fails, whatever waits for it says so.
+// When the device fails, every wait for it returns the error.
 func TestDeviceFails(t *testing.T) {
 	lost := errors.New("the driver has lost the device")
 	cfg := mustPreset(t, "mula-nano")

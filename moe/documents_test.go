@@ -37,7 +37,7 @@ func TestDocumentsAloneAndTogether(t *testing.T) {
 				sum += one.Loss
 				targets += n - 1
 
-				// In the row, too, it is the only one that counts now.
+				// In the row, too, only this target counts now.
 				among := row
 				among.Counted = make([]bool, width-1)
 				for i := begin; i < begin+n-1; i++ {
@@ -147,8 +147,8 @@ func TestBitsOfDocuments(t *testing.T) {
 	}
 }
 
-// A batch of which no target counts has no loss, and its gradients are those of the router's losses
-// alone: zero without these. So it is of drawn targets.
+// A batch without counted targets has no loss, and its gradients are only the gradients of the
+// router's losses: zero without them. The same holds for drawn targets.
 func TestNoTargetCounts(t *testing.T) {
 	for name, cfg := range gradientCases(t) {
 		m := newModel(t, cfg, 2)

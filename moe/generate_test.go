@@ -203,7 +203,7 @@ func TestSamplerDistribution(t *testing.T) {
 	}
 }
 
-// Tokens and candidates are those of transformers, as testdata/generate.py recorded them.
+// Tokens and candidates equal transformers' results, which testdata/generate.py recorded.
 func TestGenerateGolden(t *testing.T) {
 	text, err := os.ReadFile("testdata/generate.json")
 	if err != nil {

@@ -279,7 +279,7 @@ func TestGoldenDocuments(t *testing.T) {
 	}
 	t.Logf("largest relative error of a gradient %.2g", worst)
 
-	// The final hidden states are those of the last pass; its logits are not kept.
+	// The final hidden states are the hidden states of the last pass; its logits are not kept.
 	if _, err := m.Forward(t.Context(), batch); err != nil {
 		t.Fatal(err)
 	}

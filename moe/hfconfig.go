@@ -167,7 +167,7 @@ const (
 	hfDTypes    = `[null, "float32", "bfloat16", "float16"]`
 )
 
-// hfFixed are the fields of which this package supports only the listed values. null is listed
+// hfFixed lists the fields for which this package supports only the given values. null is listed
 // where transformers reads it as the default. It is not listed for is_causal, where null means that
 // tokens attend both ways.
 var hfFixed = map[string]string{

@@ -191,7 +191,7 @@ func TestConfigJSONDocumentation(t *testing.T) {
 		t.Fatal(err)
 	}
 	page := string(text)
-	// what is in backticks, in so many cells of each row of a table
+	// the names in backticks, in the first cells of each row of a table
 	section := func(title string, cells int) map[string]bool {
 
 		_, after, ok := strings.Cut(page, "\n## "+title+"\n")

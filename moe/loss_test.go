@@ -46,7 +46,7 @@ func TestSampledTargetsAreDistributed(t *testing.T) {
 	}
 }
 
-// The gradient of drawn targets is that of a batch which has them, to the bit.
+// The gradient of drawn targets equals the gradient of a batch with these targets, to the bit.
 func TestSampledTargetsGradient(t *testing.T) {
 	for name, cfg := range gradientCases(t) {
 		m := newModel(t, cfg, 2)
@@ -100,7 +100,7 @@ func TestSampledTargetsDoNotDependOnLayout(t *testing.T) {
 			if _, err := m.Backward(t.Context(), part, opts); err != nil {
 				t.Fatal(err)
 			}
-			if logitsRows > 0 { // once more, with other blocks
+			if logitsRows > 0 { // again, with other blocks
 				m.ws.logitsRows = logitsRows
 				if _, err := m.Backward(t.Context(), part, opts); err != nil {
 					t.Fatal(err)

@@ -53,7 +53,7 @@ func newMeshes(t testing.TB, shape comm.Shape, wrap func(comm.Transport) comm.Tr
 	return meshes
 }
 
-// newRanksOn makes a group of which rank r computes on device(r).
+// newRanksOn makes a group. Rank r computes on device(r).
 func newRanksOn(t testing.TB, device func(r int) xpu.Device, cfg Config, n int, p Parallel,
 	wrap func(comm.Transport) comm.Transport) rankGroup {
 	t.Helper()
@@ -93,7 +93,7 @@ func (g rankGroup) each(f func(r int, m *Model) error) []error {
 	return errs
 }
 
-// backward runs a pass on every rank and returns copies of what it measured.
+// backward runs a pass on every rank and returns copies of its statistics.
 func (g rankGroup) backward(t testing.TB, batches []Batch, opts BackwardOptions) []Stats {
 	t.Helper()
 	all := make([]Stats, len(g.models))
@@ -118,8 +118,8 @@ func copyStats(s Stats) Stats {
 	return s
 }
 
-// gradients are those of the whole model, by name: experts' as the one rank has them, the others
-// added up over the ranks.
+// gradients returns the gradients of the complete model, by name. Gradients of experts come from
+// the rank that has the expert; the others are summed over the ranks.
 func (g rankGroup) gradients(t testing.TB) map[string][]float32 {
 	t.Helper()
 	sum := map[string][]float32{}
@@ -173,7 +173,8 @@ func share(b Batch, rows []int) []Batch {
 	return parts
 }
 
-// raggedRows are numbers of rows for so many ranks; from three ranks on, some have none.
+// raggedRows lists numbers of rows by the number of ranks; from three ranks on, some ranks have
+// none.
 var raggedRows = map[int][]int{1: {5}, 2: {3, 2}, 4: {2, 0, 3, 0}}
 
 // parallelCases are models whose experts can be shared by 2 and 4 ranks.
@@ -187,8 +188,8 @@ func parallelCases(t testing.TB) map[string]Config {
 
 var dispatches = []Dispatch{AllToAll, AllGather}
 
-// Ranks that share experts compute what one rank computes from all their batches: losses, logits,
-// and the gradients of all parameters, those of the experts without a factor.
+// Ranks that share experts compute the results of one rank for all their batches: losses, logits,
+// and the gradients of all parameters, of the experts without a factor.
 func TestParallelEqualsWhole(t *testing.T) {
 	const tolerance = 1e-5
 	for name, cfg := range parallelCases(t) {
@@ -283,7 +284,8 @@ func headProduct(m *Model) []float32 {
 	return logits
 }
 
-// joined is what one rank would have measured, without what is not a sum.
+// joined returns the statistics that one rank would have measured, without values that are not
+// sums.
 func joined(parts []Stats) Stats {
 	sum := Stats{Aux: math.NaN(), Z: math.NaN()}
 	for _, s := range parts {
@@ -410,8 +412,8 @@ func TestGroupOfOneIsTheWholeModel(t *testing.T) {
 }
 
 // Gradients of a model whose experts two ranks share agree with central differences of the
-// reference, in which the loss of a step is the mean over the ranks' targets, and so is that of the
-// router. The derivative along a tensor's own gradient is its norm.
+// reference, in which the losses of the step and of the router are means over the ranks' targets.
+// The derivative along a tensor's own gradient is its norm.
 func TestParallelGradientsAgainstCentralDifferences(t *testing.T) {
 	const step, tolerance = 1e-5, 1e-4
 	cfg := mustPreset(t, "mula-nano")
@@ -460,8 +462,8 @@ func TestParallelGradientsAgainstCentralDifferences(t *testing.T) {
 	}
 }
 
-// What a rank sends is what the formula says of where its tokens went, to the byte; and with
-// uniform routing it is known beforehand.
+// A rank sends the bytes that the formula computes from the routes of its tokens. With uniform
+// routing the number is known beforehand.
 func TestDispatchBytes(t *testing.T) {
 	cfg := mustPreset(t, "mula-nano")
 	cfg.Layers = 3
@@ -604,8 +606,8 @@ func TestUniformRouting(t *testing.T) {
 	}
 }
 
-// Whatever the layout, a tensor begins with the same weights, is read from the same place of a
-// file, and has the same number in the list.
+// In every layout, a tensor starts with the same weights, is read from the same range of a file,
+// and has the same number in the list.
 func TestParallelWeights(t *testing.T) {
 	for _, dir := range []string{"testdata/hf-single", "testdata/hf-sharded", "testdata/hf-fused"} {
 		dev := cpu.New(1, xpu.FP32)
@@ -812,8 +814,8 @@ func (l *faultyLink) AllGather(ctx context.Context, own []byte, all [][]byte) er
 	return l.Transport.AllGather(ctx, own, all)
 }
 
-// Wherever a rank fails, or its context ends, every rank gets an error that says where it was, and
-// none waits for ever.
+// Wherever a rank fails, or its context ends, every rank gets an error with the location, and no
+// rank waits forever.
 func TestRankFails(t *testing.T) {
 	cfg := mustPreset(t, "mula-nano")
 	batches := share(randomBatch(cfg, 5, 9, 2), []int{3, 2})

@@ -40,8 +40,8 @@ func TestBitsDoNotDependOnThreads(t *testing.T) {
 	}
 }
 
-// The cross-entropy's gradients of micro-batches add up to those of the whole batch, and so do the
-// losses.
+// The cross-entropy's gradients and losses of micro-batches add up to the gradients and losses of
+// the batch.
 func TestMicroBatchesAddUp(t *testing.T) {
 	for name, cfg := range gradientCases(t) {
 		whole, pieces := newModel(t, cfg, 2), newModel(t, cfg, 2)
@@ -359,7 +359,7 @@ func TestBlocksOfMemory(t *testing.T) {
 	}
 }
 
-// levels are those of recomputation.
+// levels lists the levels of recomputation.
 var levels = []Recompute{RecomputeNone, RecomputeExperts, RecomputeLayers}
 
 // checkSaved wants the buffers of a model of five layers to become smaller from level to level.
@@ -435,8 +435,8 @@ func TestStepsDoNotAllocate(t *testing.T) {
 	}
 }
 
-// What is computed again is what was there before: the gradients are the same bits. So are those of
-// a model that did both in turn.
+// Recomputed activations equal the first ones: the gradients have the same bits. So do the
+// gradients of a model that alternates between both.
 func TestRecomputationChangesNoBit(t *testing.T) {
 	for name, cfg := range gradientCases(t) {
 		cfg.Layers = 3

@@ -261,9 +261,9 @@ func randomBatch(c Config, rows, s int, seed uint64) Batch {
 	return b
 }
 
-// inDocuments is a batch whose rows are documents of the given lengths, one behind the other, the
-// last of which is padding: attention stays within each, and a target counts if it is of the same
-// document as its input, and no padding.
+// inDocuments returns a batch whose rows are consecutive documents of the given lengths. The last
+// document is padding. Attention stays within each document, and a target counts if it is in the
+// document of its input, and is not padding.
 func inDocuments(b Batch, lengths ...int) Batch {
 	var of []int // the document of each token of a row
 	for document, n := range lengths {
@@ -294,8 +294,8 @@ func gradientCases(t testing.TB) map[string]Config {
 
 // Gradients of every tensor agree with central differences of the reference: along random
 // directions of ±1, and for single weights. An error is relative to the norm of the tensor's
-// gradient, which is what a direction of ±1 measures on average; the tolerance is 1e-4, and what is
-// left is the rounding of the float32 pass.
+// gradient, which a direction of ±1 measures on average. The tolerance is 1e-4, for the rounding of
+// the float32 pass.
 func TestGradientsAgainstCentralDifferences(t *testing.T) {
 	const tolerance, step = 1e-4, 1e-6
 	directions, coordinates := 3, 4
@@ -324,8 +324,8 @@ func TestGradientsAgainstCentralDifferences(t *testing.T) {
 					batch.Tokens[i]++
 				}
 			}
-			// The gradient of each term: of the sum with the cross-entropy, less that of the
-			// cross-entropy, would lose digits.
+			// The gradient of each term alone: the gradient of the sum with the cross-entropy,
+			// minus the gradient of the cross-entropy, would lose digits.
 			const coefficient = 1
 			forms := []struct {
 				name string
@@ -451,9 +451,9 @@ func TestLossAgainstReference(t *testing.T) {
 	}
 }
 
-// Losses and gradients at the edges of what shapes can be: one row, one token, blocks of queries
-// that are full, one key head for all, one expert, every expert for every token, and experts that
-// no token chooses. The derivative along a tensor's own gradient is its norm.
+// Losses and gradients at the limits of shapes: one row, one token, full blocks of queries, one key
+// head for all, one expert, every expert for every token, and experts that no token chooses. The
+// derivative along a tensor's own gradient is its norm.
 func TestEdgeShapes(t *testing.T) {
 	const step = 1e-5
 	nano := mustPreset(t, "mula-nano")

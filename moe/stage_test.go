@@ -25,7 +25,7 @@ func newPipeline(t testing.TB, cfg Config, stages, ranks int, p Parallel) pipeli
 	return newPipelineOn(t, func(int) xpu.Device { return cpu.New(1, xpu.FP32) }, cfg, stages, ranks, p)
 }
 
-// newPipelineOn makes one of which rank r of each stage computes on a device(r).
+// newPipelineOn makes a pipeline. Rank r of each stage computes on a device(r).
 func newPipelineOn(t testing.TB, device func(r int) xpu.Device, cfg Config, stages, ranks int, p Parallel) pipeline {
 	t.Helper()
 	var all pipeline
@@ -37,9 +37,9 @@ func newPipelineOn(t testing.TB, device func(r int) xpu.Device, cfg Config, stag
 	return all
 }
 
-// run takes all batches, [micro-batch][rank], through the pipeline, one forward, one backward:
-// stage s of n begins with n-s-1 forward passes, takes turns, and ends with as many backward
-// passes. It returns what each stage measured, [micro-batch][stage][rank].
+// run sends all batches, [micro-batch][rank], through the pipeline, one forward, one backward:
+// stage s of n first runs n-s-1 forward passes, then alternates, and last runs n-s-1 backward
+// passes. It returns the statistics of each stage, [micro-batch][stage][rank].
 func (p pipeline) run(t testing.TB, batches [][]Batch, opts BackwardOptions) [][][]Stats {
 	t.Helper()
 	stages, ranks := len(p.models), len(p.models[0])
@@ -175,7 +175,7 @@ func hand(ctx context.Context, from, to *Model, b Batch, r *Relay) (*Relay, erro
 	return mine, nil
 }
 
-// microBatches are batches of some shapes for each of so many ranks.
+// microBatches returns batches of some shapes for each rank.
 func microBatches(cfg Config, ranks int) [][]Batch {
 	var all [][]Batch
 	for i, shape := range [][2]int{{2, 13}, {2, 13}, {1, 70}, {3, 5}, {2, 13}, {2, 13}, {2, 13}} {
@@ -312,8 +312,8 @@ func randomizeStage(m, like *Model) {
 	toDevice(m)
 }
 
-// Stages begin with the weights of the whole model, from Init and from files; and the buffers of a
-// stage are as large as Memory says.
+// Stages start with the weights of the complete model, from Init and from files. The buffers of a
+// stage have the size that Memory returns.
 func TestStagesHoldTheModel(t *testing.T) {
 	const dir = "testdata/hf-single"
 	dev := cpu.New(1, xpu.FP32)

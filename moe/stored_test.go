@@ -47,8 +47,8 @@ func TestTensorsAreParameters(t *testing.T) {
 	}
 }
 
-// A model that goes from file to file without being in memory is the one that Open and Save would
-// have written, byte for byte.
+// A model that is copied from file to file without being in memory has the bytes that Open and Save
+// would have written.
 func TestStoredSave(t *testing.T) {
 	for name, wantType := range map[string]safetensors.DType{"hf-single": safetensors.F32,
 		"hf-sharded": safetensors.F32, "hf-fused": safetensors.F32,

@@ -9,7 +9,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// encode and decode are inverse for every type of ids, and the bytes are those of encoding/binary.
+// encode and decode are inverse for every type of ids, and write the bytes of encoding/binary.
 func TestCodec(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		dtype := rapid.SampledFrom(idTypes).Draw(t, "dtype")

@@ -40,9 +40,9 @@ func TestDocumentLengthsOfCutIndex(t *testing.T) {
 	}
 }
 
-// Whatever reads a shard whose files are cut short while it is open ends with an error, also where
-// the cut is in the last page of a file, of which reads give zeros; or it gives what it gave
-// before, where what is gone is nothing that it looks at, or zeros of before.
+// A reader of a shard whose files are cut short while it is open ends with an error, also if the
+// cut is in the last page of a file, which then reads as zeros. Or it returns the same as before
+// the cut, if it does not need the missing bytes, or they were zeros before.
 func TestReadersOfCutShard(t *testing.T) {
 	for _, test := range []struct {
 		ending string
@@ -189,7 +189,7 @@ func TestSumsOfCutFile(t *testing.T) {
 	}
 }
 
-// A number of an index file of which the cut has left zeros is no number.
+// Zeros after the cut of an index file are not accepted as numbers.
 func TestNumbersOfCutIndex(t *testing.T) {
 	x, prefix := smallIndex(t)
 	if start, err := x.SequenceStart(2); start != 3 || err != nil {

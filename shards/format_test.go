@@ -13,7 +13,7 @@ import (
 
 const formatPage = "../docs/formats/shard.md"
 
-// The offsets in the box drawing of the format page are those of a shard that was written.
+// The offsets in the box drawing of the format page equal the offsets of a written shard.
 func TestFormatPageOffsets(t *testing.T) {
 	page := string(readFile(t, formatPage))
 	box := regexp.MustCompile(`(?m)^byte 0 +(\d+) +(\d+) +(\d+) +(\d+) +(\d+)$`).FindStringSubmatch(page)

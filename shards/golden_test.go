@@ -15,8 +15,7 @@ import (
 	"testing"
 )
 
-// Both tests below rest on files made by megatron-core and pyarrow; testdata/golden_megatron.py
-// makes them and says how.
+// Both tests below use files of megatron-core and pyarrow, which testdata/golden_megatron.py makes.
 
 var megatronDir = flag.String("megatron", "",
 	"write the shards of TestMegatronReads to this directory, for golden_megatron.py, and end there")

@@ -12,7 +12,7 @@ import (
 	"mula/internal/mapping"
 )
 
-// The layout of an .idx file. The format fixes all of it.
+// The layout of an .idx file. The format fixes every field.
 const (
 	idxMagic      = "MMIDIDX\x00\x00"
 	idxVersion    = 1

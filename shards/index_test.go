@@ -83,8 +83,8 @@ func TestOpenIndex(t *testing.T) {
 	}
 }
 
-// The lengths of documents are those of their sequences together; one that contradicts them is
-// named.
+// The length of a document is the sum of the lengths of its sequences. A document that contradicts
+// them is named.
 func TestDocumentLengths(t *testing.T) {
 	idx, bin := foreign(UInt16, [][][]uint32{{{1, 2}, {3}}, {}, {{4, 5, 6, 7}}, {{8}, {}}})
 	prefix := place(t, idx, bin)

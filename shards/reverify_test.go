@@ -43,7 +43,7 @@ func TestReverify(t *testing.T) {
 		s.sums.now = func() time.Time { return now }
 		s.Reverify(c.after)
 		ids := make([]uint32, 100)
-		if err := s.Read(ids, 8200); err != nil { // in block 1, which begins with token 8,192
+		if err := s.Read(ids, 8200); err != nil { // in block 1, whose first token is 8,192
 			t.Fatal(err)
 		}
 		flipInPlace(t, prefix+".bin", 2*8250)

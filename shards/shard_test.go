@@ -447,8 +447,8 @@ func FuzzOpen(f *testing.F) {
 	})
 }
 
-// uneven makes n documents of each kind of lengths: alike, of all sizes, growing, with one that is
-// all but everything, and empty ones between.
+// uneven makes n documents of each kind of lengths: equal, of all sizes, growing, with one document
+// that has almost all tokens, and with empty documents between.
 func uneven(n int) map[string][][][]uint32 {
 	random := rand.New(rand.NewPCG(1, 2))
 	kinds := map[string]func(i int) int{

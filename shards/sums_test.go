@@ -55,7 +55,7 @@ func writeLengths(t testing.TB, dir string, dtype DType, lengths []int) string {
 	return prefix
 }
 
-// x.sums is what the format page says, to the byte, for files of no, one, several and broken
+// x.sums has the bytes that the format page describes, for files of no, one, several and partial
 // blocks.
 func TestSumsFile(t *testing.T) {
 	if crc32c([]byte("123456789")) != 0xE3069283 { // the check value of RFC 3720's polynomial
@@ -84,9 +84,9 @@ func TestSumsFile(t *testing.T) {
 	}
 }
 
-// Whichever bit of x.bin is flipped, Verify finds it and so does whatever reads it; both name the
+// Whichever bit of x.bin is flipped, Verify and every read of the block find it. Both name the
 // block and exactly the documents with tokens in it. Windows that do not touch the block are read
-// as ever, and the damage is found however much was read before.
+// as usual, and the damage is found however much was read before.
 func TestEveryBitIsFound(t *testing.T) {
 	dir := t.TempDir()
 	rapid.Check(t, func(rt *rapid.T) {
@@ -169,7 +169,7 @@ func TestDamageOfMany(t *testing.T) {
 	if !errors.As(err, &e) {
 		t.Fatal(err)
 	}
-	// Blocks of 4096 documents: 1, 2 and 4, the last of which has 3616.
+	// Blocks of 4096 documents: 1, 2 and 4; block 4 has 3616.
 	if !slices.Equal(e.Blocks, []ByteSpan{{16384, 49152}, {65536, 80000}}) || len(e.Documents) != 1000 ||
 		e.Documents[999] != 5095 || e.More != 4096*2+3616-1000 {
 		t.Errorf("blocks %v, documents up to %d and %d more", e.Blocks, e.Documents[len(e.Documents)-1], e.More)
@@ -275,8 +275,8 @@ func TestDamagedSums(t *testing.T) {
 	}
 }
 
-// A shard from before there were sums, whose manifest lists none, is read and verified as ever,
-// beside the sums of another.
+// A shard that was written before sums existed, whose manifest lists none, is read and verified as
+// usual, also next to the sums of another shard.
 func TestShardWithoutSums(t *testing.T) {
 	prefix := writeLengths(t, t.TempDir(), UInt16, []int{9000, 9000})
 	m, err := ReadManifest(prefix + ".json")
@@ -297,8 +297,8 @@ func TestShardWithoutSums(t *testing.T) {
 	}
 }
 
-// Many readers of the same blocks agree, and who has the shard open when it is replaced reads on
-// with its own sums.
+// Many readers of the same blocks agree. A reader that has the shard open when it is replaced
+// continues with its own sums.
 func TestSumsWithManyReaders(t *testing.T) {
 	dir := t.TempDir()
 	prefix := writeLengths(t, dir, Int32, []int{50000, 50000})

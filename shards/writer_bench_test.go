@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// BenchmarkAppend is what a Writer takes a second, in bytes of ids, fsync included.
+// BenchmarkAppend measures the throughput of a Writer, in bytes of ids, fsync included.
 func BenchmarkAppend(b *testing.B) {
 	tokens := make([]uint32, 1000)
 	for i := range tokens {

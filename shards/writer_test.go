@@ -42,8 +42,8 @@ func writeOn(fsys filesystem.FS, prefix string, id uint32, documents int) error 
 	return w.Close()
 }
 
-// holds says whether the shard is whole and the one that write makes: every token, every origin,
-// every hash.
+// holds reports whether the shard is complete and equals the shard that write makes: every token,
+// every origin, every hash.
 func holds(prefix string, id uint32, documents int) error {
 	s, err := Open(prefix)
 	if err != nil {
@@ -318,7 +318,7 @@ func TestEveryFault(t *testing.T) {
 }
 
 // A process that dies before any of its file operations leaves the old shard, or none, or at the
-// very end the new one. The files' state before each operation stands for its death there.
+// end the new shard. The test uses the state of the files before each operation.
 func TestEveryCrash(t *testing.T) {
 	t.Parallel()
 	for _, replacing := range []bool{false, true} {

@@ -23,9 +23,8 @@ import (
 	"mula/xpu/cpu"
 )
 
-// onApart makes a run one on devices whose memory has two sides, where a reading of the host's side
-// that nobody has brought there finds numbers that are none. made, unless nil, is told of that of
-// each rank.
+// onApart makes a run use devices whose memory has two sides. A read of the host's side without a
+// copy returns wrong numbers. made, unless nil, is called with the device of each rank.
 func onApart(o Options, made func(rank int, d *devapart.Device)) Options {
 	o.newDevice = func(rank, threads int, precision xpu.Precision) (xpu.Device, error) {
 		d := devapart.New(cpu.New(threads, precision))
@@ -93,7 +92,7 @@ func TestRunApart(t *testing.T) {
 	}
 }
 
-// A run goes on from a checkpoint on either device as if there were one.
+// A run resumes from a checkpoint on either device with the same results.
 func TestResumeApart(t *testing.T) {
 	longtest.SkipIfShort(t)
 	t.Parallel()
@@ -112,7 +111,7 @@ func TestResumeApart(t *testing.T) {
 	}
 }
 
-// A run begins with a model from elsewhere, and the model that it leaves has its loss, on such a
+// A run can start with an imported model, and export its model with the same loss, on such a
 // device, too.
 func TestInitializeApart(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
@@ -188,9 +187,9 @@ func TestNotFiniteApart(t *testing.T) {
 	}
 }
 
-// A run that a device has no room for is refused before it begins, with what it needs; one that
-// needs more than was thought says what it was making. A device that fails ends the run with its
-// error, and the run goes on from its checkpoint on another one.
+// A run that does not fit in the device's memory is refused before it starts, with the memory that
+// it needs. A run that needs more than estimated names the failed allocation. A device that fails
+// ends the run with its error, and the run resumes from its checkpoint on another device.
 func TestApartFails(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	c := testConfig(t, plan, "checkpoint: {every: 2}\n")
@@ -251,8 +250,8 @@ func TestApartFailsOnRank(t *testing.T) {
 	}
 }
 
-// A rank whose sums fail does not close its device while those that follow may use it: on a GPU
-// that ends the process.
+// A rank whose sums fail does not close its device while later sums may use it: on a GPU that ends
+// the process.
 func TestApartClosesLast(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	c := testConfig(t, plan, "model: {preset: mula-nano, num_hidden_layers: 2}\nmicro_batch_size: 1\nlayout: "+

@@ -754,6 +754,6 @@ func optionalFields(v reflect.Value) []optionalField {
 	return fields
 }
 
-// maxSteps bounds counts of steps. A float64, and so many JSON readers, cannot represent every
-// whole number above 2⁵³.
+// maxSteps bounds counts of steps. A float64, and therefore many JSON readers, cannot represent
+// every whole number above 2⁵³.
 const maxSteps = 1 << 53

@@ -51,8 +51,8 @@ z_loss: {coefficient: 0.001}
 	}
 }
 
-// A file without a field, as a copy that was cut short may be, starts no run; one that names the
-// plan has all other defaults.
+// A file without a field, such as a copy that was cut short, starts no run. A file that only names
+// the plan has all other defaults.
 func TestParseConfigEmpty(t *testing.T) {
 	for _, file := range []string{"", "# nothing\n", "---\n"} {
 		if _, err := ParseConfig([]byte(file), "train.yaml"); err == nil || !strings.Contains(err.Error(), "empty") {

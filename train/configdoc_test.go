@@ -149,9 +149,9 @@ var (
 	docYAML   = regexp.MustCompile("(?s)```yaml\n(.*?)```")
 )
 
-// A default stands on the page as one `value` exactly if it is the same whatever the plan, the
-// preset and the batch size, and is then that of DefaultConfig. The others are described in words,
-// and each number and `value` among these is one that resolve gives in some case.
+// A default is on the page as one `value` exactly if it is the same for all plans, presets and
+// batch sizes. It then equals the value of DefaultConfig. The others are described in words, and
+// each number and `value` in the description is a result of resolve in some case.
 func TestConfigDocDefaults(t *testing.T) {
 	plan, err := blend.ReadPlan(makePlan(t, t.TempDir(), "plan.json", "samples: 2000000\n"))
 	if err != nil {
@@ -206,7 +206,7 @@ func TestConfigDocDefaults(t *testing.T) {
 	fields := docFields(t)
 	for name, f := range fields {
 		if _, ok := defaults[name]; !ok {
-			continue // TestConfigDocFields says so
+			continue // TestConfigDocFields reports it
 		}
 		span := docSpan.FindStringSubmatch(f.byDefault)
 		constant := span != nil && span[0] == f.byDefault

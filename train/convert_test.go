@@ -49,8 +49,8 @@ func namesIn(t testing.TB, dir string) []string {
 	return names
 }
 
-// huggingFace writes a model as one from elsewhere: mula-nano with drawn weights and the given
-// files beside it.
+// huggingFace writes a model like another program: mula-nano with drawn weights, and the given
+// files next to it.
 func huggingFace(t testing.TB, change func(*moe.Config), files map[string]string) (string, *moe.Model) {
 	t.Helper()
 	c, err := moe.Preset("mula-nano")
@@ -78,8 +78,8 @@ func huggingFace(t testing.TB, change func(*moe.Config), files map[string]string
 	return dir, m
 }
 
-// A converted model has the weights, rounded to the type asked for, and everything that
-// transformers looks for beside them.
+// A converted model has the weights, rounded to the requested type, and all other files that
+// transformers reads.
 func TestConvert(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -316,7 +316,7 @@ func TestConvertKilled(t *testing.T) {
 	}
 	parent := t.TempDir()
 	output := filepath.Join(parent, "model")
-	left := 0 // of processes that left something half-written
+	left := 0 // of processes that left a partial file
 	for k := 1; ; k += 1 + k/3 {
 		child := exec.Command(executable)
 		child.Env = append(os.Environ(), fmt.Sprintf("%s=%d\n%s\n%s", convertEnv, k, dir, output))
@@ -399,8 +399,8 @@ func TestConvertTwice(t *testing.T) {
 	}
 }
 
-// A run that begins with given weights has them at step 0, goes on like any other, and needs their
-// directory no more.
+// A run that starts with given weights has them at step 0, continues like any other run, and does
+// not need their directory again.
 func TestInitializeFrom(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
@@ -438,8 +438,7 @@ func TestInitializeFrom(t *testing.T) {
 	}
 }
 
-// Every mismatch between the model that a run begins with and the run is named before anything is
-// trained.
+// Every mismatch between the initial model and the run is named before the first step.
 func TestInitializeFromRefuses(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")

@@ -39,8 +39,9 @@ func childMain() int {
 const crashConfig = "model: {preset: mula-nano, num_hidden_layers: 1, hidden_size: 16, intermediate_size: 8, " +
 	"num_experts: 2, num_experts_per_tok: 1}\n"
 
-// A process that is killed at any moment, again and again, leaves a run directory from which the
-// run goes on as if nothing had happened: one rank, and four that write their checkpoints together.
+// A process that is killed repeatedly at any moment leaves a run directory from which the run
+// resumes without a difference: with one rank, and with four ranks that write their checkpoints
+// together.
 func TestKill(t *testing.T) {
 	longtest.SkipIfShort(t)
 	t.Parallel()
@@ -118,9 +119,9 @@ func killAndResume(t *testing.T, plan, config string) {
 	t.Logf("%d kills", kills)
 }
 
-// Whichever file operation fails, with the disk full from then on, the run ends with an error that
-// says so, the checkpoints that are there are whole, and nothing half-written stays; started again,
-// the run goes on to the end of one that nothing happened to.
+// If any file operation fails, and the disk is full from then on, the run ends with an error that
+// names the cause. The existing checkpoints are complete, and no partial file stays. When it is
+// started again, the run ends like an unbroken run.
 func TestEveryFault(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	unbroken := testConfig(t, plan,
@@ -231,8 +232,8 @@ func TestRecordsBeforeCheckpoint(t *testing.T) {
 	}
 }
 
-// A checkpoint that is damaged in any way is refused by name, and the run goes on from the one
-// before, to the same end.
+// A checkpoint with any damage is refused by name, and the run resumes from the previous
+// checkpoint, with the same end.
 func TestDamagedCheckpoint(t *testing.T) {
 	longtest.SkipIfShort(t)
 	t.Parallel()
@@ -381,7 +382,7 @@ func TestDamagedCheckpoint(t *testing.T) {
 		}
 	}
 
-	// With every checkpoint damaged there is nothing to go on from, and nothing is thrown away.
+	// With every checkpoint damaged, the run cannot resume, and nothing is removed.
 	c := original
 	names, err := listCheckpoints(filepath.Join(c.Output, checkpointsDir))
 	if err != nil || len(names) != 3 {

@@ -55,7 +55,7 @@ func TestRunOneDNN(t *testing.T) {
 		if err != nil || got.Weights != want.Weights || got.LastLoss != want.LastLoss {
 			t.Errorf("%s: resumed: %s, want %s", precision, fmt.Sprint(got, err), fmt.Sprint(want))
 		}
-		// Resumed on the other device it goes on, and says so.
+		// The run resumes on the other device, with a warning.
 		c.Output = filepath.Join(t.TempDir(), "run")
 		mustRun(t, c, stopAfter(7))
 		c.Device = DeviceCPU
@@ -70,9 +70,8 @@ func TestRunOneDNN(t *testing.T) {
 	}
 }
 
-// A run on an OpenCL device, of which PoCL makes one of any processor, follows the CPU's losses
-// within rounding. From a checkpoint it goes on there bit for bit, and on the other device with a
-// warning.
+// A run on an OpenCL device, which PoCL provides on any processor, follows the CPU's losses within
+// rounding. From a checkpoint it resumes there bit for bit, and on the other device with a warning.
 func TestRunOpenCL(t *testing.T) {
 	longtest.SkipIfShort(t)
 	if devices, err := opencl.Devices(); len(devices) == 0 {
@@ -159,7 +158,7 @@ func TestUnknownDevice(t *testing.T) {
 	}
 }
 
-// Which device a name stands for, among those of a machine.
+// The names of devices, for the devices of a machine.
 func TestChooseOpenCL(t *testing.T) {
 	device := func(name string, kind opencl.Type) *opencl.Device {
 		return &opencl.Device{Name: name, Type: kind, Platform: "the driver of " + strings.Fields(name)[0]}
@@ -229,7 +228,7 @@ func TestChooseOpenCL(t *testing.T) {
 	}
 }
 
-// The ranks of a host take equal devices in turn, unless they are told which.
+// The ranks of a host use equal devices alternately, unless the environment selects a device.
 func TestTakeOpenCL(t *testing.T) {
 	var devices []*opencl.Device
 	for range 3 {

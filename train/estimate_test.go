@@ -15,8 +15,7 @@ import (
 	"mula/xpu/comm"
 )
 
-// What an estimate is about is what the configuration says, defaults and the plan's length
-// included.
+// An estimate uses the configuration, with its defaults and the plan's length.
 func TestEstimateInput(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	c := testConfig(t, plan,
@@ -134,8 +133,8 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 	}
 }
 
-// The buffers in which ranks add up gradients have the size that the estimate and the summary
-// count: no rank keeps more, and the one that owns most keeps that.
+// The buffers in which ranks sum gradients have the size that the estimate and the summary count:
+// no rank keeps more, and the rank with the most weights keeps exactly that.
 func TestSumBytesAreTheCommunicators(t *testing.T) {
 	c, err := moe.Preset("mula-nano")
 	if err != nil {
@@ -202,9 +201,9 @@ func TestSumBytesAreTheCommunicators(t *testing.T) {
 	}
 }
 
-// The memory of a run is what its ranks allocate, in every layout, with every scheme, level of
-// recomputation and precision: the device counts its allocations, and each group its buffers for
-// sums. The experts get equally many tokens.
+// The memory of a run equals the allocations of its ranks, in every layout, with every scheme,
+// level of recomputation and precision: the device counts its allocations, and each group its
+// buffers for sums. The experts get equally many tokens.
 func TestMemoryIsMeasured(t *testing.T) {
 	longtest.SkipIfShort(t)
 	t.Parallel()

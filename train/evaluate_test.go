@@ -17,7 +17,7 @@ import (
 	"mula/moe"
 )
 
-// The evaluation of a checkpoint is that of the run that wrote it, and the mean over the windows,
+// The evaluation of a checkpoint equals the evaluation in the run, and the mean over the windows,
 // each computed alone.
 func TestEvaluate(t *testing.T) {
 	plan := mustPlan(t, makePlan(t, t.TempDir(), "plan.json", ""))

@@ -177,8 +177,8 @@ func TestGroupsLayouts(t *testing.T) {
 	}
 }
 
-// A run with groups goes on as if it had not been stopped, in another layout, too; with other
-// groups it is refused, as with another learning rate.
+// A run with groups resumes without a difference, in another layout, too. With other groups it is
+// refused, as with another learning rate.
 func TestGroupsResume(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for _, name := range []OptimizerName{AdamW, Muon} {
@@ -207,7 +207,7 @@ func TestGroupsResume(t *testing.T) {
 			t.Errorf("%s: weights %.16s… after a stop, %.16s… without", name, got.Weights, want.Weights)
 		}
 	}
-	// A checkpoint without groups does not go on with some.
+	// A checkpoint without groups does not resume with groups.
 	c := testConfig(t, plan, crashConfig)
 	mustRun(t, c, stopAfter(3))
 	c.Optimizer.Groups = []ParameterGroup{{Match: []string{"norms"}, WeightDecay: new(0.0)}}

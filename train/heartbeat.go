@@ -64,7 +64,8 @@ type Spent struct {
 
 const heartbeatSum = `,"sum":` // at the end of a heartbeat, with the CRC-32 of the preceding bytes
 
-// heartbeatBytes is the constant length of the heartbeat file, so that a write replaces all of it.
+// heartbeatBytes is the constant length of the heartbeat file, so that a write replaces the
+// complete file.
 const heartbeatBytes = 640
 
 // ReadHeartbeat reads a heartbeat file. It fails if the file does not exist or is being written. In

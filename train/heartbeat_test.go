@@ -14,7 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// The file says what was beaten, and how long each section took.
+// The file has the phase of the last heartbeat and the time of each section.
 func TestHeartbeat(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "heartbeat")
 	t.Setenv(HeartbeatVariable, path)
@@ -84,7 +84,7 @@ func TestHeartbeatIsAskedFor(t *testing.T) {
 	}
 }
 
-// What is damaged, and what is read while it is being written, is no heartbeat.
+// A damaged file, and a file that is read while it is written, are not a heartbeat.
 func TestHeartbeatIsWhole(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "heartbeat")
 	t.Setenv(HeartbeatVariable, path)

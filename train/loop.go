@@ -696,7 +696,7 @@ func (r *run) backward(ctx context.Context, m *StepMetrics) error {
 	for i, row := range r.results {
 		if !finite(row.loss) {
 			return r.notFinite(lossSpike, fmt.Errorf("the loss is %w", ErrNotFinite), r.results[i:i+1],
-				r.culprit(r.rankOf(row.position)))
+				r.firstBadStage(r.rankOf(row.position)))
 		}
 		m.Loss += row.loss
 		sourceLoss[row.source] += row.loss
@@ -837,7 +837,7 @@ func addCounts(sum, counts [][]int64) [][]int64 {
 
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 
-// A notFiniteError is about a loss or gradient that is not finite. The field what is as in [Spike].
+// A notFiniteError reports a loss or gradient that is not finite. The field what is as in [Spike].
 type notFiniteError struct {
 	what string
 	error
@@ -881,7 +881,7 @@ func (r *run) badGradient(ctx context.Context) error {
 	rank, tensor := -1, ""
 	if r.ranks.Ranks() > 1 {
 		rank, tensor = r.badRank()
-	} else { // the gradients are still those of the backward pass
+	} else { // the gradients are still the result of the backward pass
 		if err := r.device.ToHost(ctx, r.optimizer.grads...); err != nil {
 			return fmt.Errorf("step %d: %w", r.state.Step, err)
 		}

@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 	plantest.Main(m)
 }
 
-// tokenizerJSON stands for the tokenizer of the shards; nobody reads it.
+// tokenizerJSON is the tokenizer of the shards. No test reads it.
 const tokenizerJSON = `{"version": "1.0"}`
 
 // makePlan writes two shards of text with structure, so that there is something to learn, and seals
@@ -80,8 +80,8 @@ func makePlan(t testing.TB, dir, name, more string) string {
 	return plantest.Seal(t, dir, name, config)
 }
 
-// testConfig is a short run of the smallest model. Its checkpoints are few, because most of the
-// time of a test is that of bringing them to disk.
+// testConfig is a short run of the smallest model. It has few checkpoints, because tests spend most
+// of their time writing them to disk.
 func testConfig(t testing.TB, plan, more string) Config {
 	t.Helper()
 	file := more
@@ -253,7 +253,7 @@ func TestRun(t *testing.T) {
 	}
 	checkMetrics(t, record, lines[1:])
 
-	// The fingerprints are those of the plan.
+	// The fingerprints equal the fingerprints of the plan.
 	p, err := blend.ReadPlan(plan)
 	if err != nil {
 		t.Fatal(err)
@@ -276,7 +276,7 @@ func TestRun(t *testing.T) {
 		t.Errorf("fingerprints (%v)\n%s\nwant\n%s", err, got, want.Bytes())
 	}
 
-	// The resolved configuration stands for the same run, which is finished.
+	// The resolved configuration describes the same run, which is finished.
 	again, err := LoadConfig(filepath.Join(c.Output, configFile))
 	if err != nil {
 		t.Fatal(err)
@@ -376,9 +376,9 @@ func TestRunDeterministic(t *testing.T) {
 	}
 }
 
-// Gradients of micro-batches add up to those of the batch. Without a load-balancing loss only
-// roundings differ; with it the losses of micro-batches differ a little, because it is not linear
-// in the batch.
+// The sum of the micro-batches' gradients is the gradient of the batch. Without a load-balancing
+// loss only roundings differ. With it the losses of micro-batches differ a little, because it is
+// not linear in the batch.
 func TestRunMicroBatches(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
@@ -447,7 +447,7 @@ func TestRunResume(t *testing.T) {
 	sameRun(t, "stopped before the first step", unbroken.Output, c.Output)
 }
 
-// A longer run goes on with the schedule of the shorter one if that is what is asked for, and not
+// A longer run continues the schedule of the shorter run if the user requests it, and not
 // otherwise.
 func TestRunLonger(t *testing.T) {
 	t.Parallel()
@@ -540,7 +540,7 @@ func TestRunLongerSchedule(t *testing.T) {
 			continue
 		}
 		mustRun(t, test.long, Options{})
-		mustRun(t, c, stopAfter(test.stop)) // once more between: the checkpoint has what is new
+		mustRun(t, c, stopAfter(test.stop)) // again between: the checkpoint has the new state
 		mustRun(t, c, Options{})
 		a, b := metricsOf(t, test.long.Output), metricsOf(t, c.Output)
 		if diff := cmp.Diff(a[1:], b[1:]); diff != "" { // the header has the steps of the beginning
@@ -602,8 +602,8 @@ func TestRunChangedConfig(t *testing.T) {
 	}
 }
 
-// A run that goes on with other arithmetic says that its bits will not be those it would have had;
-// one with the same says nothing.
+// A run that resumes with other arithmetic warns that its bits will differ. A run with the same
+// arithmetic does not warn.
 func TestRunArithmetic(t *testing.T) {
 	t.Parallel()
 	c := testConfig(t, makePlan(t, t.TempDir(), "plan.json", ""), "evaluate: {every: 0}\n")
@@ -686,8 +686,8 @@ func TestRunSkips(t *testing.T) {
 	sameRun(t, "stopped at the step without samples", c.Output, resumed.Output)
 }
 
-// Another plan is refused, and accepted if that is asked for: then the run goes on at the same
-// position of the new one.
+// Another plan is refused, and accepted if the user requests it: the run then resumes at the same
+// position of the new plan.
 func TestRunPlanChange(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -837,7 +837,7 @@ func TestRunPlanChangeKilled(t *testing.T) {
 	mustRun(t, c, Options{Warn: func(text string) { t.Errorf("back to the first plan: warning: %s", text) }})
 	sameRun(t, "back to the first plan", unbroken.Output, c.Output)
 
-	// A new run in the same place begins with none of this.
+	// A new run in the same directory does not use any of this.
 	if err := os.RemoveAll(filepath.Join(c.Output, checkpointsDir)); err != nil {
 		t.Fatal(err)
 	}
@@ -847,8 +847,8 @@ func TestRunPlanChangeKilled(t *testing.T) {
 	}
 }
 
-// The train.yaml in the run directory stands for the same run also where paths were given from the
-// working directory, and when all files have moved together.
+// The train.yaml in the run directory describes the same run also if paths were relative to the
+// working directory, and after all files have moved together.
 func TestRunRelativePaths(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "here")
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -1061,8 +1061,8 @@ func mustPlan(t testing.TB, path string) *blend.Plan {
 	return p
 }
 
-// A run goes over to a plan that amends its own without being told to, where they are the same up
-// to the checkpoint; one that was amended before that is another plan.
+// A run resumes automatically with a plan that amends its own, if both are the same up to the
+// checkpoint. A plan that was amended before the checkpoint is another plan.
 func TestRunAmendedPlan(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

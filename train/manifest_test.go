@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// The manifest of a checkpoint has no hash of its own: a field that is renamed, repeated or unknown
-// is an error, not a zero. A newer format says so.
+// The manifest of a checkpoint has no hash of its own: a renamed, repeated or unknown field is an
+// error, not a zero. The error of a newer format names the format.
 func TestManifestFields(t *testing.T) {
 	dir := t.TempDir()
 	for content, want := range map[string]string{
@@ -35,8 +35,8 @@ func TestManifestFields(t *testing.T) {
 	}
 }
 
-// The error of a damaged checkpoint says which file is missing or which two disagree, in words of
-// the user's.
+// The error of a damaged checkpoint names the missing file, or the two files that disagree, in
+// words of the user.
 func TestDamagedCheckpointMessages(t *testing.T) {
 	c := testConfig(t, makePlan(t, t.TempDir(), "plan.json", ""), crashConfig)
 	result := mustRun(t, c, Options{})

@@ -49,8 +49,8 @@ func TestErrorsOfPlanHaveLines(t *testing.T) {
 	}
 }
 
-// A run that goes on with another optimizer or schedule is told so, and not that all fields of the
-// old one are unknown.
+// The message of a run that resumes with another optimizer or schedule names this difference, and
+// not every field of the old one.
 func TestAnotherOptimizerIsOneDifference(t *testing.T) {
 	was := map[string]string{"optimizer.name": `"adamw"`, "optimizer.decay": `"torch"`, "optimizer.eps": "1e-08",
 		"optimizer.betas": "[0.9,0.95]", "seed": "1"}

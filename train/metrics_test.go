@@ -82,7 +82,7 @@ func TestCutRecords(t *testing.T) {
 	}
 }
 
-// Every tensor of every preset is in a group, and only in that of its kind.
+// Every tensor of every preset is in exactly one group, the group of its kind.
 func TestTensorGroups(t *testing.T) {
 	for _, test := range []struct {
 		preset string
@@ -113,7 +113,7 @@ func TestTensorGroups(t *testing.T) {
 	}
 }
 
-// The recorded ratios are those of the weights before and after the step.
+// The recorded ratios equal the ratios of the weights before and after the step.
 func TestUpdateRatio(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	c := testConfig(t, plan,

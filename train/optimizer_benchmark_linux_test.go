@@ -12,10 +12,10 @@ import (
 	"mula/xpu/comm"
 )
 
-// BenchmarkOptimizerStep sets EPSO beside SO on a model most of whose weights are not of experts:
+// BenchmarkOptimizerStep compares EPSO with SO on a model most of whose weights are not of experts:
 // CPU time of all ranks, which are goroutines, by part of the step that follows the backward pass,
-// in turns within one run. The ratios SO / EPSO stand beside those that estimates give: updated
-// weights, 1 + (EP-1)·f, and bytes sent.
+// alternating within one run. Next to the ratios SO / EPSO are the ratios of the estimates: updated
+// weights, 1 + (EP-1)·f, and sent bytes.
 func BenchmarkOptimizerStep(b *testing.B) {
 	c, err := moe.Preset("mula-nano")
 	if err != nil {

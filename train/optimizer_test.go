@@ -373,14 +373,14 @@ func compareGolden(t *testing.T, path string) (seen map[OptimizerName]bool) {
 	return seen
 }
 
-// eachOptimizer runs f with what train.yaml needs for every optimizer.
+// eachOptimizer runs f with the necessary lines of train.yaml for every optimizer.
 func eachOptimizer(t *testing.T, f func(t *testing.T, name OptimizerName, yaml string)) {
 	for name := range optimizerSpecs {
 		t.Run(string(name), func(t *testing.T) { f(t, name, optimizerYAML(name)) })
 	}
 }
 
-// optimizerYAML is what train.yaml needs for an optimizer.
+// optimizerYAML returns the necessary lines of train.yaml for an optimizer.
 func optimizerYAML(name OptimizerName) string {
 	fields := map[OptimizerName]string{SophiaG: ", hessian_every: 2"}[name]
 	schedule := "{learning_rate: 3e-3, warmup_steps: 2}"
@@ -504,8 +504,8 @@ func TestScheduleFreeCheckpoint(t *testing.T) {
 	}
 }
 
-// testParameters are tensors of the names that Muon tells apart, of sizes that are cut into blocks
-// in every way.
+// testParameters are tensors of all kinds of names that Muon distinguishes, of sizes that are cut
+// into blocks in every way.
 func testParameters(seed uint64) []*moe.Parameter {
 	rng := rand.New(rand.NewPCG(seed, 4))
 	var parameters []*moe.Parameter
@@ -643,9 +643,9 @@ var savedNames = map[OptimizerName][]string{
 		"model.embed_tokens.weight.exp_avg_sq", "model.layers.0.self_attn.q_proj.weight.y"},
 }
 
-// The fields of an optimizer and a schedule that are written read back as they were, zeros
-// included, and those of others are not written: what a checkpoint of AdamW and a cosine has on
-// record is what it always had.
+// The written fields of an optimizer and a schedule are read back unchanged, zeros included. Fields
+// of other optimizers and schedules are not written: the record in a checkpoint of AdamW and a
+// cosine has not changed.
 func TestOptimizerFields(t *testing.T) {
 	plan := mustPlan(t, makePlan(t, t.TempDir(), "plan.json", ""))
 	for name := range optimizerSpecs {
@@ -697,7 +697,7 @@ func TestOptimizerFields(t *testing.T) {
 	}
 }
 
-// The state that is written reads back to the same bits, and that of another optimizer or model is
+// The written state is read back to the same bits. The state of another optimizer or model is
 // refused.
 func TestOptimizersState(t *testing.T) {
 	t.Parallel()
@@ -790,7 +790,7 @@ func TestOptimizersAllocate(t *testing.T) {
 	})
 }
 
-// The memory that a summary tells of is what an optimizer takes.
+// The memory in a summary equals the memory that an optimizer allocates.
 func TestOptimizerBytes(t *testing.T) {
 	for _, preset := range []string{"mula-nano", "mula-tiny", "mula-mini"} {
 		c, err := moe.Preset(preset)
@@ -838,7 +838,7 @@ func TestOptimizerBytes(t *testing.T) {
 				made += 4 * int64(len(x))
 			}
 			if made < onDevice || made > onDevice+2*64*int64(len(o.parameters)) {
-				// each tensor begins with a line of a cache
+				// each tensor starts at a cache line
 				t.Errorf("%s of %s takes %d bytes of the device, the summary says %d", name, preset, made, onDevice)
 			}
 		}
@@ -846,7 +846,7 @@ func TestOptimizerBytes(t *testing.T) {
 }
 
 // SophiaG estimates the curvature after every second update here, from targets that depend on seed
-// and step; with one target fewer in a step the estimate is that of as many.
+// and step. With one target fewer in a step, the estimate uses the same number of targets.
 func TestSophiaGTargets(t *testing.T) {
 	config := defaultOptimizer(SophiaG)
 	*config.HessianEvery = 2

@@ -12,7 +12,7 @@ import (
 )
 
 // A steadyDevice multiplies at one speed, FLOP/s, on the clock of a synctest bubble: at once, or
-// when somebody waits. It has no results, and its memory is that of a device.
+// when a caller waits. It has no results, and its memory has the size of a device's memory.
 type steadyDevice struct {
 	xpu.Device
 	later       bool

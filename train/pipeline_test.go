@@ -42,10 +42,10 @@ func sameBits(t *testing.T, what string, want, got runOutcome) {
 	}
 }
 
-// The stages of a pipeline change no bit: with the same dp and ep, losses, norms, ratios, counts,
-// evaluations and weights are those of a run without stages, in all three schemes, and so of one
-// rank if dp and ep are 1; steps with skipped rows, and with fewer micro-batches than stages,
-// included. Beyond that they are those of one rank within the rounding of float32.
+// The stages of a pipeline change no bit: with the same dp and ep, a run with stages has the
+// losses, norms, ratios, counts, evaluations and weights of a run without stages, in all three
+// schemes. If dp and ep are 1, they equal one rank. This includes steps with skipped rows, and with
+// fewer micro-batches than stages. Otherwise they equal one rank within the rounding of float32.
 func TestPipelineLayouts(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", unevenSkips)
@@ -106,9 +106,9 @@ func TestPipelineOptimizers(t *testing.T) {
 	}
 }
 
-// A checkpoint of a pipeline has every tensor once, and goes on with another number of stages: what
-// is loaded and saved again has the same state to the byte, and the losses that follow are those of
-// a run that kept its layout.
+// A checkpoint of a pipeline has every tensor once, and loads with another number of stages: a
+// loaded and saved state is the same to the byte, and the next losses equal the losses of a run
+// that kept its layout.
 func TestPipelineResume(t *testing.T) {
 	longtest.SkipIfShort(t)
 	t.Parallel()
@@ -175,9 +175,8 @@ func TestPipelineResume(t *testing.T) {
 	}
 }
 
-// What stages send each other in some steps is what the estimate says, to the byte and to the call,
-// and gradients and weights travel between the ranks of a stage alone, as much as the estimate says
-// of each.
+// The bytes and calls between stages in some steps equal the estimate. Gradients and weights are
+// sent only between the ranks of a stage, with the bytes of the estimate.
 func TestPipelineBytes(t *testing.T) {
 	t.Parallel()
 	const steps = 3
@@ -238,7 +237,7 @@ func TestPipelineBytes(t *testing.T) {
 	}
 }
 
-// What all ranks tell each other in a step is what the estimate says, to the byte and to the call.
+// The votes of all ranks in a step have the bytes and calls of the estimate.
 func TestVoteBytes(t *testing.T) {
 	t.Parallel()
 	const from, to = 1, 3 // steps
@@ -351,8 +350,8 @@ func TestPipelineNotFinite(t *testing.T) {
 	}
 }
 
-// A stage that ends in the middle of a step ends the others with an error, and the run goes on from
-// its checkpoint as if it had never been.
+// A stage that ends in the middle of a step ends the others with an error, and the run resumes from
+// its checkpoint without a difference.
 func TestPipelineStageDies(t *testing.T) {
 	longtest.SkipIfShort(t)
 	t.Parallel()
@@ -379,8 +378,8 @@ func TestPipelineStageDies(t *testing.T) {
 	}
 }
 
-// What one stage cannot compute is the error of all, with its name, and nobody hangs, wherever it
-// is.
+// If one stage cannot compute, every stage returns its error with its name, and no stage hangs,
+// whichever stage it is.
 func TestPipelineStageRefuses(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for _, l := range []LayoutConfig{{DP: 1, PP: 3, EP: 1}, {DP: 1, PP: 2, EP: 2}} {
@@ -403,8 +402,8 @@ func TestPipelineStageRefuses(t *testing.T) {
 	}
 }
 
-// A stage that could not read the windows of an evaluation, or cannot compute them, does not stop
-// the others, which go on to hear of it; what comes after it is as ever.
+// A stage that cannot read the windows of an evaluation, or cannot compute them, does not stop the
+// others before they receive its error. Later passes work as usual.
 func TestPipelineLoss(t *testing.T) {
 	c, err := moe.Preset("mula-nano")
 	if err != nil {

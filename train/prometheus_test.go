@@ -40,7 +40,7 @@ var (
 )
 
 // parseExposition reads the format strictly: each metric has its help and type before its values,
-// and stands in one piece.
+// which are consecutive.
 func parseExposition(t testing.TB, text string) map[string]float64 {
 	t.Helper()
 	if text != "" && !strings.HasSuffix(text, "\n") {
@@ -72,8 +72,8 @@ func parseExposition(t testing.TB, text string) map[string]float64 {
 	return values
 }
 
-// While a run goes on, its newest metrics are served; they are those of metrics.jsonl. Afterwards
-// nothing is.
+// While a run works, its newest metrics are served; they equal metrics.jsonl. Afterwards nothing is
+// served.
 func TestServeMetrics(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

@@ -56,7 +56,7 @@ func oneRank(t testing.TB) *ranks {
 	return r
 }
 
-// An outcome is what a run has left.
+// An outcome has the results of a run.
 type runOutcome struct {
 	Result
 	lines   []map[string]any
@@ -81,7 +81,7 @@ func mustRunRanks(t testing.TB, c Config, o Options) runOutcome {
 	return outcomeOf(t, c, mustRun(t, c, o))
 }
 
-// number is that of a line of metrics.jsonl under a name.
+// number returns the number with this name in a line of metrics.jsonl.
 func number(line map[string]any, name string) (float64, bool) {
 	if outer, inner, ok := strings.Cut(name, "."); ok {
 		line, _ = line[outer].(map[string]any)
@@ -199,9 +199,9 @@ func withoutLayout(lines []map[string]any) []map[string]any {
 	return lines
 }
 
-// I10 in a run: what the groups of gradients and weights have sent after some steps, over all
-// ranks, is what the formulas say, to the byte, and nothing else has travelled there: not with
-// evaluations, checkpoints and comparisons of replicas.
+// I10 in a run: the groups of gradients and weights have sent the bytes of the formulas after some
+// steps, over all ranks, and nothing else was sent there: not with evaluations, checkpoints and
+// comparisons of replicas.
 func TestI10Run(t *testing.T) {
 	t.Parallel()
 	const steps = 3
@@ -291,7 +291,8 @@ func TestI9Float32(t *testing.T) {
 	}
 }
 
-// The targets that SophiaG draws are those of one rank: they follow from their place in the step.
+// The targets that SophiaG draws equal the targets of one rank: they depend on their position in
+// the step.
 func TestSophiaGRanks(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "skips:\n- {from: 17, to: 19}\n")
 	more := "optimizer: {name: sophiag, hessian_every: 2}\nsteps: 8\nmicro_batch_size: 1\nevaluate: {every: 0}\n"
@@ -306,9 +307,9 @@ func TestSophiaGRanks(t *testing.T) {
 	}
 }
 
-// Gradients that are added up beside the backward pass give the bits of those that are added up
-// after it. When the pass ends, the sums of all buckets have been started: the first of each rank
-// is held until then, which does not hold the pass.
+// Gradients that are summed during the backward pass have the bits of gradients that are summed
+// after it. When the pass ends, the sums of all buckets have started: the first sum of each rank is
+// held until then, which does not hold the pass.
 func TestOverlap(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	const steps = 6
@@ -346,9 +347,9 @@ func TestOverlap(t *testing.T) {
 	}
 }
 
-// A run that is stopped and goes on in its layout is one that was never stopped, and a stop of one
-// rank stops all; steps whose positions are partly or wholly skipped, so that ranks have different
-// numbers of rows and micro-batches, are those of one rank.
+// A run that is stopped and resumes in its layout equals an unbroken run, and a stop of one rank
+// stops all. Steps whose positions are partly or completely skipped, so that ranks have different
+// numbers of rows and micro-batches, equal the steps of one rank.
 func TestRanksResume(t *testing.T) {
 	t.Parallel()
 	// step 2 has 1 and 7; step 3 nothing; step 5 its second half
@@ -458,7 +459,7 @@ func TestI7NotFinite(t *testing.T) {
 }
 
 // A run of several ranks that goes back because of a spike, to a checkpoint or to the weights of
-// initialize_from, is the run of a plan without what it left out.
+// initialize_from, equals the run of a plan without the skipped data.
 func TestRanksRollback(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -516,7 +517,7 @@ func TestRankDies(t *testing.T) {
 	}
 }
 
-// What a rank cannot read or compute is the error of all, with its name, and nobody hangs.
+// If a rank cannot read or compute, every rank returns its error with its name, and no rank hangs.
 func TestRankRefuses(t *testing.T) {
 	dir := t.TempDir()
 	plan := makePlan(t, dir, "plan.json", "")
@@ -591,8 +592,7 @@ func TestDiverged(t *testing.T) {
 	}
 }
 
-// What all ranks come to know without being told ends the run with one error, which speaks against
-// none of them.
+// A condition that all ranks detect themselves ends the run with one error, which blames no rank.
 func TestRanksEndAlike(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	poison := func(tensor func(b moe.Bucket) []float32, who int) func(rank int, step int64, b moe.Bucket) error {
@@ -659,7 +659,7 @@ func TestRanksDiffer(t *testing.T) {
 	}
 }
 
-// Layouts that cannot be are refused with those that can.
+// Impossible layouts are refused, and the error lists the possible layouts.
 func TestLayoutRefused(t *testing.T) {
 	for text, want := range map[string]string{
 		"layout: {pp: 0}": "layout.pp is 0; must be from 1 to ",
@@ -743,7 +743,7 @@ func TestRanksThreads(t *testing.T) {
 	}
 }
 
-// The summary of a run of many ranks says what one of them takes.
+// The summary of a run of many ranks has the memory of one rank.
 func TestRanksMemory(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	memory := map[string]estimate.Memory{}

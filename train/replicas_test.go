@@ -15,8 +15,8 @@ import (
 	devapart "mula/xpu/apart"
 )
 
-// flipWeight changes the lowest bit of a weight of one rank before a step: of the first bucket of
-// its kind, of which the rank updates it or does not.
+// flipWeight changes the lowest bit of a weight of one rank before a step: in the first bucket of
+// its kind that the rank updates, or does not update.
 func flipWeight(t testing.TB, r *run, divided, owned bool) {
 	for i, b := range r.model.Buckets() {
 		if b.Divided != divided {
@@ -43,9 +43,9 @@ func flipWeight(t testing.TB, r *run, divided, owned bool) {
 	}
 }
 
-// I3: in every scheme, a weight that differs for one step from those of the ranks which hold the
-// same is found at the next comparison, though its owner may have overwritten it since, or spread
-// it. The rank of the minority is named.
+// I3: in every scheme, a weight that differs in one step from its replicas is found at the next
+// comparison, even if its owner has overwritten or sent it since. The error names the rank of the
+// minority.
 func TestI3Replicas(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for _, test := range []struct {
@@ -56,7 +56,7 @@ func TestI3Replicas(t *testing.T) {
 	}{
 		{LayoutConfig{DP: 2, EP: 2}, 1, false, "rank 1 on"},
 		{LayoutConfig{DP: 4, EP: 1}, 3, true, "rank 3 on"},
-		{LayoutConfig{DP: 3, EP: 1, PP: 2}, 3, false, "rank 3 on"}, // compared with those of its stage
+		{LayoutConfig{DP: 3, EP: 1, PP: 2}, 3, false, "rank 3 on"}, // compared with the replicas of its stage
 		{LayoutConfig{DP: 3, EP: 1, PP: 2}, 3, true, "2 of 3 ranks agree"},
 		{LayoutConfig{DP: 2, EP: 2}, 3, true, "no majority"},
 	} {
@@ -94,9 +94,9 @@ func TestI3Replicas(t *testing.T) {
 	}
 }
 
-// No checkpoint has weights that were computed with a wrong copy: replicas are compared before
-// each, and the run goes on from the one before to the weights of an undisturbed run. Without
-// comparisons the run ends with other weights and no error.
+// No checkpoint has weights that were computed with a wrong copy: replicas are compared before each
+// checkpoint, and the run resumes from the previous checkpoint to the weights of an unbroken run.
+// Without comparisons the run ends with other weights and no error.
 func TestReplicasCheckpoint(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for _, every := range []int64{1000, 0} {

@@ -17,8 +17,8 @@ import (
 	"mula/xpu/comm"
 )
 
-// gathered is everything that a checkpoint holds of the model and the optimizer's state, whole, by
-// name. It knows the files only by what docs/formats/run.md says.
+// gathered returns all tensors in a checkpoint, of the model and of the optimizer's state,
+// complete, by name. It reads the files only by the rules of docs/formats/run.md.
 func gathered(t testing.TB, dir string) map[string][]float32 {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "*.safetensors"))
@@ -55,8 +55,8 @@ func gathered(t testing.TB, dir string) map[string][]float32 {
 	return all
 }
 
-// reload goes on from the newest checkpoint of a run as a new process would, and saves what it then
-// has, without a step, into another directory.
+// reload loads the newest checkpoint of a run like a new process, and saves the state, without a
+// step, into another directory.
 func reload(t testing.TB, c Config) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -118,7 +118,7 @@ func losses(t testing.TB, output string) []float64 {
 	return all
 }
 
-// A run of any layout begins with the model of a run of many ranks.
+// A run of any layout can start with the model of a run of many ranks.
 func TestInitializeFromManyRanks(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
@@ -148,9 +148,9 @@ func TestInitializeFromManyRanks(t *testing.T) {
 	}
 }
 
-// A run that stops at one layout goes on at any other with weights and moments to the bit, whatever
-// optimizer and scheme of sharding it has, and its next losses are those of the run that went on
-// where it was, within rounding.
+// A run that stops at one layout resumes at any other with the same bits of weights and moments,
+// for every optimizer and sharding scheme. Its next losses equal the losses of the run that kept
+// its layout, within rounding.
 func TestResumeAtAnyLayout(t *testing.T) {
 	longtest.SkipIfShort(t)
 	t.Parallel()

@@ -42,7 +42,7 @@ func windowsPlan(t testing.TB, dir, name, more string) string {
 const documentsBlend = "sequence_length: 24\nseed: 5\nvalidation: 0.15\nsources:\n- {name: go, shards: [go.idx], " +
 	"weight: 0.7}\n- {name: tests, shards: [tests.idx], weight: 0.3}\n"
 
-// writeDocuments writes a shard of documents of so many tokens each.
+// writeDocuments writes a shard of documents of the given lengths in tokens.
 func writeDocuments(t testing.TB, dir, name string, seed uint64, length func(rng *rand.Rand) int) {
 	t.Helper()
 	w, err := shards.Create(filepath.Join(dir, name), shards.UInt16, shards.TokenizerInfo{
@@ -80,8 +80,8 @@ func openData(t testing.TB, plan string) *blend.Data {
 	return data
 }
 
-// documentByDocument is the loss and the number of the targets of a sample, each of whose documents
-// is read by itself.
+// documentByDocument returns the loss and the number of targets of a sample, and reads each
+// document separately.
 func documentByDocument(t testing.TB, m *moe.Model, tokens []uint32, starts []int32, filled int) (loss float64,
 	targets int64) {
 	t.Helper()
@@ -129,7 +129,7 @@ func TestDocumentsLosses(t *testing.T) {
 		}
 		m.Init(c.Seed)
 
-		// The first step, of which the weights are known.
+		// The first step, whose weights are known.
 		stream, err := data.Stream(t.Context(), blend.StreamOptions{BatchSize: 8, To: 8})
 		if err != nil {
 			t.Fatal(err)
@@ -403,7 +403,7 @@ func TestDocumentsResume(t *testing.T) {
 		}
 	}
 
-	// Windows are what they were before there was a choice.
+	// Windows are the same as before the setting existed.
 	c := testConfig(t, windowsPlan(t, dir, "plain.json", ""), "")
 	mustRun(t, c, stopAfter(2))
 	checkpoint, _, err := LoadCheckpoint(t.Context(), c.Output)
@@ -425,7 +425,8 @@ func TestDocumentsResume(t *testing.T) {
 	}
 }
 
-// What leads to a spike is left out of packed samples, too: the run is that of a plan without them.
+// The data of a spike is also skipped in packed samples: the run equals the run of a plan without
+// it.
 func TestDocumentsSpikes(t *testing.T) {
 	dir := t.TempDir()
 	spikyPlan(t, dir, "windows.json", nil, 20) // for its shards
@@ -516,7 +517,7 @@ func TestNothingCounts(t *testing.T) {
 	}
 }
 
-// On a device with memory of its own packed samples are what they are on the processor.
+// On a device with memory of its own, packed samples are the same as on the processor.
 func TestDocumentsApart(t *testing.T) {
 	plan := packedPlan(t, t.TempDir(), "plan.json", packedSkips)
 	for name, more := range map[string]string{"one rank": "recompute: layers\nmicro_batch_size: 3\n",

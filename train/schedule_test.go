@@ -90,7 +90,7 @@ func TestScheduleTransformers(t *testing.T) {
 	}
 }
 
-// Beyond the end, and with a cooldown that begins where the warm-up ends.
+// After the end, and with a cooldown from the end of the warm-up.
 func TestScheduleEdges(t *testing.T) {
 	for _, test := range []struct {
 		name     string
@@ -160,8 +160,8 @@ func TestScheduleResolve(t *testing.T) {
 	}
 }
 
-// Schedules that agree on so many steps give these the same learning rates; and WSD agrees with
-// itself made longer up to where it falls.
+// Schedules that agree on these steps have the same learning rates there. WSD agrees with a longer
+// WSD up to its decay.
 func TestScheduleAgrees(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		draw := func(name string) Schedule {

@@ -372,9 +372,9 @@ func TestI4SchemesAgree(t *testing.T) {
 	}
 }
 
-// I10: what each rank sends to add up gradients and to give weights back is what the formulas of
-// the schemes say, to the byte: with the share that a rank owns in place of an n-th, which is what
-// they add up to over the ranks.
+// I10: each rank sends the bytes of the schemes' formulas when it sums gradients and returns
+// weights, with its owned fraction instead of 1/n. Over the ranks, these bytes add up to the
+// formula.
 func TestI10Bytes(t *testing.T) {
 	sizes := handSizes()
 	for _, l := range layouts {
@@ -473,8 +473,8 @@ func TestI10Bytes(t *testing.T) {
 	}
 }
 
-// I6: where the gradient is zero, as that of an expert without tokens, weights decay all the same,
-// and moments and the norm stay zero.
+// I6: where the gradient is zero, as for an expert without tokens, weights still decay, and moments
+// and the norm stay zero.
 func TestI6NoTokens(t *testing.T) {
 	for _, scheme := range schemes {
 		together(t, 4, func(world *comm.Comm) error {

@@ -63,7 +63,7 @@ func testShare(t testing.TB, o *Optimizer) share {
 	return o.shareOf(testModel(t), tensors)
 }
 
-// testModel is what config.json says in checkpoints of hand-made tensors.
+// testModel is the config.json in checkpoints of hand-made tensors.
 func testModel(t testing.TB) moe.Config {
 	t.Helper()
 	config, err := moe.Preset("mula-nano")
@@ -73,22 +73,22 @@ func testModel(t testing.TB) moe.Config {
 	return config
 }
 
-// A madeModel is a model made by hand: tensors, some of which are experts.
+// A madeModel is a model made by hand: tensors, and some of them are experts.
 type madeModel struct {
 	config  moe.Config
 	tensors []safetensors.Tensor
 	states  [][]string
-	expert  []int // of each tensor, -1 for one that every rank has
+	expert  []int // of each tensor, -1 for a tensor of every rank
 	experts int
 }
 
-// has says which ranks of a layout have a tensor.
+// has reports whether a rank of a layout has a tensor.
 func (m madeModel) has(tensor, rank, ep int) bool {
 	return m.expert[tensor] < 0 || m.expert[tensor]/(m.experts/ep) == rank%ep
 }
 
-// value is that of an element: of the weight with state -1, of the optimizer's state otherwise. It
-// tells everything about it, and the step.
+// value returns an element: of the weight if state is -1, of the optimizer's state otherwise. It
+// identifies the element and the step.
 func (m madeModel) value(step int64, tensor, state, element int) float32 {
 	return float32(int(step)<<20+tensor<<14+(state+1)<<12+element) / 4
 }
@@ -99,7 +99,8 @@ func (m madeModel) fill(values []float32, step int64, tensor, state, begin int) 
 	}
 }
 
-// share is that of one rank. owner says which rank owns an element, and so writes and reads it.
+// share returns the share of one rank. owner returns the rank that owns an element, and therefore
+// writes and reads it.
 func (m madeModel) share(rank, ep int, step int64, owner func(tensor, state, element int) int) share {
 	s := share{config: m.config, tensors: m.tensors, states: m.states,
 		metadata:    map[string]string{"weight_sum": fmt.Sprint(step)},
@@ -130,7 +131,7 @@ func (m madeModel) share(rank, ep int, step int64, owner func(tensor, state, ele
 	return s
 }
 
-// check compares what was read with what a step has.
+// check compares the read values with the values of a step.
 func (m madeModel) check(s share, step int64) error {
 	for _, h := range s.held {
 		for _, r := range h.read {
@@ -195,8 +196,8 @@ func (m madeModel) trySave(dir string, step int64, dp, ep int) []error {
 	})
 }
 
-// What is saved by the ranks of one layout, whatever part of the state each owns, is what the ranks
-// of another load, and one rank. The hash of the weights depends on no layout.
+// The ranks of any layout, and one rank, load the state that the ranks of another layout saved,
+// whatever part of the state each owns. The hash of the weights does not depend on the layout.
 func TestReshard(t *testing.T) {
 	t.Parallel()
 	config := testModel(t)
@@ -221,7 +222,7 @@ func TestReshard(t *testing.T) {
 			if rapid.Bool().Draw(t, "evenly") {
 				return m.evenly(dp*ep, ep)
 			}
-			owners := map[[3]int]int{} // every element by itself
+			owners := map[[3]int]int{} // every element alone
 			random := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "owners"), 1))
 			for i, tensor := range m.tensors {
 				var holders []int
@@ -371,7 +372,8 @@ func TestSharedFiles(t *testing.T) {
 				slices.Sorted(maps.Keys(index.WeightMap)))
 		}
 	}
-	// 264+187 bytes are as even as they can be: 153 of the embedding by itself, the others around.
+	// 264+187 bytes are split as evenly as possible: 153 of the embedding alone, and the others
+	// around it.
 	var least, most int64 = 1 << 60, 0
 	for name, info := range manifest.Files {
 		if strings.HasPrefix(name, "model-") {
@@ -394,7 +396,7 @@ func TestSharedFiles(t *testing.T) {
 	}
 }
 
-// The hash of weights is that of a text that anybody can write.
+// The hash of weights is the hash of a text with a simple format.
 func TestWeightsHash(t *testing.T) {
 	t.Parallel()
 	parameters := []*moe.Parameter{
@@ -532,7 +534,7 @@ func TestStateRefused(t *testing.T) {
 	}
 }
 
-// A file whose tensors are not those that the index places there is refused, whoever needs them.
+// A file whose tensors differ from the index is refused, whichever rank needs them.
 func TestStateFilesRefused(t *testing.T) {
 	t.Parallel()
 	m := oneModel(t)
@@ -851,8 +853,8 @@ func TestUnseenFile(t *testing.T) {
 	}
 }
 
-// A checkpoint of which one file is not what it was is refused, with the name of the file, and the
-// one before is taken: by one rank and by many.
+// A checkpoint with one changed file is refused, with the name of the file, and the previous
+// checkpoint is used: by one rank and by many.
 func TestDamagedSharedCheckpoint(t *testing.T) {
 	longtest.SkipIfShort(t)
 	t.Parallel()
@@ -924,7 +926,7 @@ func TestDamagedSharedCheckpoint(t *testing.T) {
 			}
 		}
 	}
-	// One that cannot be read is not taken for a damaged one, by no rank.
+	// No rank treats a checkpoint that cannot be read as damaged.
 	for what, test := range map[string]struct {
 		do   func(dir string) error
 		want string
@@ -956,7 +958,7 @@ func TestDamagedSharedCheckpoint(t *testing.T) {
 			}
 		}
 	}
-	// A rank that does not see the file system of rank 0 says so; the checkpoint is whole.
+	// A rank that does not see the file system of rank 0 reports it; the checkpoint is complete.
 	for r, err := range onRanks(3, func(world *comm.Comm) error {
 		dir := original
 		if world.Rank() == 2 {
@@ -993,7 +995,7 @@ func TestSaveWithoutARank(t *testing.T) {
 	if names := namesIn(t, dir); !slices.Equal(names, []string{checkpointName(1)}) {
 		t.Errorf("left %q", names)
 	}
-	// And so does one that looks for checkpoints: none is refused because of it.
+	// A rank that looks for checkpoints also reports it: no checkpoint is refused because of it.
 	for r, err := range onRanks(3, func(world *comm.Comm) error {
 		if world.Rank() == 1 {
 			return errors.New("leaves")
@@ -1010,8 +1012,8 @@ func TestSaveWithoutARank(t *testing.T) {
 	}
 }
 
-// Moments follow their expert: with a constant for each, every rank of any layout has those of its
-// own experts.
+// Moments follow their expert: with a constant for each expert, every rank of any layout has the
+// moments of its own experts.
 func TestMomentsFollowTheirExpert(t *testing.T) {
 	t.Parallel()
 	m := oneModel(t)
@@ -1163,8 +1165,8 @@ func TestFormat1(t *testing.T) {
 	}
 }
 
-// A run that began with a model before format 2 knows its weights by another hash, and begins again
-// with them all the same.
+// A run that started with a model before format 2 has another hash of its weights, and can start
+// with them again.
 func TestInitialOfFormat1(t *testing.T) {
 	t.Parallel()
 	dir, m := huggingFace(t, func(*moe.Config) {}, nil)

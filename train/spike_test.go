@@ -74,7 +74,7 @@ func TestSpikeCheck(t *testing.T) {
 	}
 }
 
-// What is left out is a set of positions in the one form that a plan gives to its skips.
+// The skipped data is a set of positions, in the form of a plan's skips.
 func TestLeaveOut(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var s SpikeState
@@ -100,9 +100,9 @@ func TestLeaveOut(t *testing.T) {
 	})
 }
 
-// spikyPlan seals a plan over text of few ids, with stretches of others that a model that has
-// learned the text does not expect: one step of 8 samples each, the steps given. skips are those of
-// the plan.
+// spikyPlan builds a plan over text of few ids, with ranges of other ids that a model that has
+// learned the text does not expect: one step of 8 samples each, at the given steps. skips are the
+// skips of the plan.
 func spikyPlan(t testing.TB, dir, name string, skips []blend.Range, garbage ...int64) string {
 	t.Helper()
 	for i, source := range []string{"text", "garbage"} {
@@ -168,8 +168,8 @@ func linesWith(t testing.TB, output, member string) []map[string]any {
 		func(l map[string]any) bool { return l[member] == nil })
 }
 
-// sameTraining compares what two runs were trained on and what came of it, where one left out
-// because of spikes what the plan of the other skips.
+// sameTraining compares the training data and the results of two runs: one run skipped data because
+// of spikes, and the plan of the other run skips it.
 func sameTraining(t testing.TB, what, skipping, planned string) {
 	t.Helper()
 	a, b := readLines(t, filepath.Join(skipping, fingerprintsFile)), readLines(t,
@@ -250,8 +250,8 @@ func TestSpikeSkip(t *testing.T) {
 	}
 }
 
-// A run that goes back is the run along a plan that skips the steps that it leaves out, and says
-// which these are.
+// A run that goes back equals the run of a plan that skips the same steps, and it names these
+// steps.
 func TestSpikeRollback(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -298,7 +298,7 @@ func TestSpikeRollback(t *testing.T) {
 	mustRun(t, planned, Options{})
 	sameTraining(t, "rollback", c.Output, planned.Output)
 
-	// With the step that spiked alone left out, going back is the same as not making its update.
+	// If only the step of the spike is skipped, going back equals not making its update.
 	more := "spikes: {action: %s, window: 8, skip_steps: 1}\n"
 	skip, back := testConfig(t, c.Plan, spikyConfig+fmt.Sprintf(more, "skip")), testConfig(t, c.Plan,
 		spikyConfig+fmt.Sprintf(more, "rollback"))
@@ -326,8 +326,8 @@ func TestSpikeRollback(t *testing.T) {
 	sameRun(t, "stopped often", c.Output, stopped.Output)
 }
 
-// A run that is killed after any step, those around the rollbacks among them, goes on to the same
-// end. What lies before the first spike is done once for all of them.
+// A run that is killed after any step, also next to the rollbacks, resumes to the same end. The
+// steps before the first spike are computed once for all cases.
 func TestSpikeKill(t *testing.T) {
 	longtest.SkipIfShort(t)
 	t.Parallel()
@@ -371,8 +371,8 @@ func TestSpikeKill(t *testing.T) {
 	}
 }
 
-// Bounds end a run that cannot go on, with what to do; with a higher one it goes on, to the same
-// end as if it had had that from the beginning.
+// Bounds end a run that cannot continue, and the error has the remedy. With a higher bound the run
+// resumes, to the same end as with the higher bound from the start.
 func TestSpikeBounds(t *testing.T) {
 	t.Parallel()
 	plan := spikyPlan(t, t.TempDir(), "plan.json", nil, 20, 21, 22, 33)
@@ -622,7 +622,7 @@ func TestSpikeRollbackToInitialWeights(t *testing.T) {
 	mustRun(t, unbroken, Options{})
 
 	c := config()
-	mustRun(t, c, stopAfter(18)) // behind the beginning of the data that is left out
+	mustRun(t, c, stopAfter(18)) // after the start of the skipped data
 	for from, message := range map[string]string{other: "but the run started with", "": "no longer names the model"} {
 		c.InitializeFrom = from
 		if _, err := Run(context.Background(), c, Options{}); err == nil || !strings.Contains(err.Error(), message) {

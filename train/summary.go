@@ -92,7 +92,7 @@ func (s Summary) wouldFit(most int64, need func(estimate.Memory) int64) string {
 		c.Recompute, c.MicroBatchSize = level, micro
 		return need(c.memory(micro, length))
 	}
-	// largest returns the largest micro-batch below the configured one that fits, 0 for none.
+	// largest returns the largest fitting micro-batch below the configured one, 0 for none.
 	largest := func(level moe.Recompute, below int) int {
 		return sort.Search(below-1, func(i int) bool { return needs(level, i+1) > most })
 	}

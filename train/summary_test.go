@@ -38,7 +38,7 @@ func TestWouldFit(t *testing.T) {
 			for share := 0.02; share < 1; share += 0.02 {
 				most := int64(float64(s.Memory.Total()) * share)
 				advice := s.wouldFit(most, estimate.Memory.Total)
-				fits := 0 // combinations of what is there
+				fits := 0 // combinations of level and micro-batch that fit
 				for _, l := range levels[slices.Index(levels, level):] {
 					for micro := 1; micro <= now; micro++ {
 						if needs(l, micro) <= most {

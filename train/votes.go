@@ -76,7 +76,7 @@ const (
 	voteTensor        // 1 + number of the first tensor in which its gradient is not finite, 0 if there is none
 	voteAux           // its part of the router's losses
 	voteZ
-	voteSpoilt // 1 if a pipeline stage has computed non-finite values from finite input
+	voteNonFinite // 1 if a pipeline stage has computed non-finite values from finite input
 	voteHead
 
 	// 1 + number of the source, 0 if the position is skipped; the upper half has the number of
@@ -113,7 +113,7 @@ func (r *run) exchange(ctx context.Context, m *StepMetrics, failed error) error 
 	}
 	vote[voteTensor] = uint64(r.sharding.takeBad() + 1)
 	if r.pipeline.takeSpoilt() {
-		vote[voteSpoilt] = 1
+		vote[voteNonFinite] = 1
 	}
 	from := r.pipeline.firstLayer()
 	vote[voteAux], vote[voteZ] = math.Float64bits(m.AuxLoss), math.Float64bits(m.ZLoss)
@@ -184,11 +184,12 @@ func (r *run) rankOf(position int64) int {
 	return r.ranks.At(last, comm.Data, r.readerOf(position))
 }
 
-// culprit returns the rank that first computed the non-finite values of rank in the current step:
-// the first such stage of its pipeline, or rank. Non-finite values spread from stage to stage.
-func (r *run) culprit(rank int) int {
+// firstBadStage returns the rank that first computed the non-finite values of rank in the current
+// step: the first such stage of its pipeline, or rank. Non-finite values spread from stage to
+// stage.
+func (r *run) firstBadStage(rank int) int {
 	for _, other := range r.ranks.Shape.Group(rank, comm.PP) {
-		if r.votes[r.voteBounds[other]+voteSpoilt] != 0 {
+		if r.votes[r.voteBounds[other]+voteNonFinite] != 0 {
 			return other
 		}
 	}
@@ -200,11 +201,11 @@ func (r *run) culprit(rank int) int {
 func (r *run) badRank() (int, string) {
 	for rank := range r.ranks.Ranks() {
 		if tensor := r.votes[r.voteBounds[rank]+voteTensor]; tensor > 0 {
-			culprit := r.culprit(rank)
-			if own := r.votes[r.voteBounds[culprit]+voteTensor]; own > 0 {
+			first := r.firstBadStage(rank)
+			if own := r.votes[r.voteBounds[first]+voteTensor]; own > 0 {
 				tensor = own
 			}
-			return culprit, r.tensors[tensor-1].Name
+			return first, r.tensors[tensor-1].Name
 		}
 	}
 	return -1, ""
@@ -215,7 +216,7 @@ func (r *run) badLosses() int {
 	for rank := range r.ranks.Ranks() {
 		vote := r.votes[r.voteBounds[rank]:]
 		if !finite(math.Float64frombits(vote[voteAux])) || !finite(math.Float64frombits(vote[voteZ])) {
-			return r.culprit(rank)
+			return r.firstBadStage(rank)
 		}
 	}
 	return -1
@@ -233,7 +234,7 @@ func (r *run) diverged() bool {
 	for rank := range r.ranks.Ranks() {
 		if !r.votedFinite(rank) {
 			readers[r.ranks.Index(rank, comm.Data)] = true
-			hosts[r.ranks.hosts[r.culprit(rank)]] = true
+			hosts[r.ranks.hosts[r.firstBadStage(rank)]] = true
 		}
 	}
 	return len(hosts) != 1 || len(readers) == r.ranks.Size(comm.Data) && len(readers) > 1
@@ -243,7 +244,7 @@ func (r *run) diverged() bool {
 // gradient.
 func (r *run) votedFinite(rank int) bool {
 	vote := r.votes[r.voteBounds[rank]:r.voteBounds[rank+1]]
-	if vote[voteTensor] != 0 || vote[voteSpoilt] != 0 || !finite(math.Float64frombits(vote[voteAux])) ||
+	if vote[voteTensor] != 0 || vote[voteNonFinite] != 0 || !finite(math.Float64frombits(vote[voteAux])) ||
 		!finite(math.Float64frombits(vote[voteZ])) {
 		return false
 	}

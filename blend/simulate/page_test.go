@@ -100,7 +100,7 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// The bars of the distances and the curve beside them have the heights of the shares.
+// The bars of the distances and the curve next to them have the heights of the shares.
 func TestChartHeights(t *testing.T) {
 	c := plot{bars: []float64{0.1, 0.2, 0.3, 0.4}, fromZero: true, xText: short, yText: perCent,
 		curves: []curve{{class: "s1", x: []float64{0, 1}, y: []float64{0.4, 0.1}}}}
@@ -155,7 +155,8 @@ func TestHeat(t *testing.T) {
 	}
 }
 
-// However much was found, the page stays one that a browser can show, and says what it leaves out.
+// With any number of findings, a browser can show the page, which has a note about skipped
+// findings.
 func TestPageIsBounded(t *testing.T) {
 	r := &Report{}
 	for i := range 3000 {

@@ -22,8 +22,8 @@ func TestMain(m *testing.M) { plantest.Main(m) }
 
 const sequenceLength = 16
 
-// seal makes shards web-0, web-1 and code of made-up documents, some of them longer than a window,
-// and web-2 too short for one, and a plan over them, with what config adds.
+// seal builds shards web-0, web-1 and code of generated documents, some of them longer than a
+// window, and web-2 too short for a window, and a plan over them, with the lines of config added.
 func seal(t testing.TB, seed uint64, config string) *blend.Data {
 	t.Helper()
 	dir := t.TempDir()
@@ -56,8 +56,8 @@ func open(t testing.TB, path string) *blend.Data {
 const stagesAndSkips = "validation: 0.05\nsamples: 1501\nstages:\n- samples: 250\n- {samples: rest, weights: {web: " +
 	"0.5, code: 0.5}}\nskips:\n- {from: 37, to: 41}\n- {from: 310, to: 345}\n"
 
-// What is counted is what a plain loop over the positions counts, with the documents of each window
-// as Parts has them.
+// The counts equal the counts of a plain loop over the positions, with the documents of each window
+// from Parts.
 func TestPlainCounting(t *testing.T) {
 	for seed := range uint64(4) {
 		d := seal(t, seed, stagesAndSkips)
@@ -260,8 +260,8 @@ func TestPlainCounting(t *testing.T) {
 	}
 }
 
-// What pairs of windows share by chance is what all pairs of windows of the source share, when each
-// window was looked at.
+// The pairs of windows that share a document by chance are all such pairs of the source's windows,
+// if every window was read.
 func TestExpectedSharing(t *testing.T) {
 	d := seal(t, 9, "samples: 3000\n")
 	r, err := Run(context.Background(), nil, Options{BatchSize: 10, Nodes: 1, Storage: Kinds[0], Data: d, To: 3000})
@@ -364,7 +364,7 @@ func warnings(r *Report) string {
 // Orders that shuffle badly are seen to be bad, each in the way it is.
 func TestBadOrders(t *testing.T) {
 	d := seal(t, 3, "samples: 6000\n")
-	numbers := make(map[int64]int64) // of each position, among those of its source
+	numbers := make(map[int64]int64) // of each position, among the positions of its source
 	next := make([]int64, 2)
 	for p := range d.Length() {
 		s, err := d.Locate(p)
@@ -473,8 +473,8 @@ func TestGoodOrders(t *testing.T) {
 	}
 }
 
-// What is said in standard deviations is: over many random orders its mean square is 1, and for the
-// unevenness its mean 0.
+// Values in standard deviations are correct: over many random orders their mean square is 1, and
+// for the unevenness the mean is 0.
 func TestDeviations(t *testing.T) {
 	const windows, pairs, runs = 100_000, 1000, 400
 	rng := rand.New(rand.NewPCG(1, 1))
@@ -513,7 +513,7 @@ func TestDeviations(t *testing.T) {
 	}
 }
 
-// uniform is what all pairs of windows give.
+// uniform is the result for all pairs of windows.
 func TestUniform(t *testing.T) {
 	for n := int64(2); n < 90; n++ {
 		want := make([]float64, distanceBins)
@@ -533,8 +533,8 @@ func TestUniform(t *testing.T) {
 	}
 }
 
-// Parts are of the same size to within one window, and every window is in the one that partFrom
-// says.
+// Parts have the same size to within one window, and every window is in the part that partFrom
+// returns.
 func TestParts(t *testing.T) {
 	for _, n := range []int64{16, 17, 31, 32, 1000, 65537} {
 		sizes := make([]int64, parts)

@@ -29,8 +29,8 @@ func discrete(n, k int, latency, size, bandwidth float64) float64 {
 	return slices.Max(free)
 }
 
-// The model's time is that of a discrete simulation to within what it leaves out: the readers'
-// first waits and the last transfers.
+// The model's time equals the time of a discrete simulation, except for the parts that the model
+// ignores: the readers' first waits and the last transfers.
 func TestSeconds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n, k := rapid.IntRange(1, 400).Draw(t, "requests"), rapid.IntRange(1, 64).Draw(t, "readers")
@@ -45,14 +45,14 @@ func TestSeconds(t *testing.T) {
 	})
 }
 
-// The readers' waits are those of a program that is followed step by step: a reader that has at
-// most so many steps waiting, and a trainer.
+// The readers' waits equal the waits in a simulation step by step: a reader with a bounded number
+// of waiting steps, and a trainer.
 func TestWaits(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		reads := rapid.SliceOfN(rapid.IntRange(0, 20), 1, 60).Draw(t, "reads") // in ticks
 		compute, ahead := rapid.IntRange(1, 12).Draw(t, "compute"), rapid.IntRange(1, 5).Draw(t, "ahead")
-		// Tick by tick. taken counts the steps that the trainer has begun, ready those that have
-		// been read.
+		// Tick by tick. taken counts the steps that the trainer has started, and ready counts the
+		// steps that have been read.
 		taken, ready, left, busy, waited := 0, 0, reads[0], 0, 0
 		for taken < len(reads) {
 			for { // all that happens at this moment
@@ -117,7 +117,8 @@ func TestNodesKept(t *testing.T) {
 	})
 }
 
-// The sizes of caches that would have a block are those of caches that keep what was used last.
+// The sizes of caches that would have a block equal the results of caches that keep the most
+// recently used blocks.
 func TestStack(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		uses := rapid.SliceOfN(rapid.Int64Range(0, 20), 1, 200).Draw(t, "uses")
@@ -161,7 +162,7 @@ func TestStack(t *testing.T) {
 	})
 }
 
-// The blocks of a stretch are those that its bytes touch, when they are marked one by one.
+// The blocks of a range are the blocks that its bytes touch, marked one by one.
 func TestBlocks(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		tokens := rapid.Int64Range(1, 40_000).Draw(t, "tokens")
@@ -196,7 +197,7 @@ func TestBlocks(t *testing.T) {
 	})
 }
 
-// What the first node reads is what a loop over its positions, with a cache that is a list, reads.
+// The first node reads the bytes that a loop over its positions reads, with a cache that is a list.
 func TestReading(t *testing.T) {
 	d := seal(t, 6, stagesAndSkips)
 	for _, c := range []struct {

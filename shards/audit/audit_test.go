@@ -64,7 +64,7 @@ func text(seed uint32, n int, last uint32) []uint32 {
 	return ids
 }
 
-// findings are what Run found, as "level kind name document: message", paths cut to names.
+// findings returns the findings of Run as "level kind name document: message", paths cut to names.
 func findings(r *Report, dir string) (out []string) {
 	for _, f := range r.Findings {
 		name := filepath.Base(f.Path)
@@ -380,7 +380,7 @@ func TestLayouts(t *testing.T) {
 	}
 }
 
-// What is counted does not depend on how documents lie in the parts in which a shard is read.
+// The counts do not depend on the position of documents in the parts in which a shard is read.
 func TestPartsOfAnySize(t *testing.T) {
 	dir := t.TempDir()
 	lengths := []int{0, 1, 5, 1 << 16, 1<<16 - 1, 1<<16 + 1, 65530, 140_000}

@@ -8,8 +8,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Each length lies in one step, steps are in order, and none is wider than one part in 128 of what
-// it holds.
+// Each length is in one step, steps are in order, and no step is wider than one part in 128 of its
+// lengths.
 func TestSteps(t *testing.T) {
 	last := 0
 	for length := int64(0); length < 1<<14; length++ {
@@ -30,8 +30,8 @@ func TestSteps(t *testing.T) {
 	})
 }
 
-// Counts, sums and quantiles are those of the sorted list, up to one part in 128, also when parts
-// of it were counted apart.
+// Counts, sums and quantiles equal the results for the sorted list, up to one part in 128, also if
+// parts of it were counted separately.
 func TestLengthsAgreeWithSorting(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		list := rapid.SliceOfN(rapid.OneOf(rapid.Int64Range(0, 3), rapid.Int64Range(0, 300),
@@ -70,7 +70,7 @@ func TestLengthsAgreeWithSorting(t *testing.T) {
 			return
 		}
 		for percent, got := range map[int]int64{50: l.Median, 90: l.P90, 99: l.P99, 100: l.Longest} {
-			rank := (len(list)*percent + 99) / 100 // the least number of lengths that is so many of a hundred
+			rank := (len(list)*percent + 99) / 100 // the least number of lengths that is at least percent
 			if want := list[rank-1]; got < want || got > want+want/128 {
 				t.Fatalf("%d %% is %d, want %d of %v", percent, got, want, list)
 			}

@@ -13,7 +13,7 @@ import (
 	"mula/internal/quantity"
 )
 
-// report is one made up, of so many sources, shards and findings.
+// report returns a generated report with the given numbers of sources, shards and findings.
 func report(sources, shards, findings int) *Report {
 	r := &Report{SequenceLength: 100}
 	for i := range sources {
@@ -99,7 +99,8 @@ func TestPage(t *testing.T) {
 	}
 }
 
-// However much was found, the page stays one that a browser can show, and says what it leaves out.
+// With any number of findings, a browser can show the page, which has a note about skipped
+// findings.
 func TestPageIsBounded(t *testing.T) {
 	page := render(t, report(100, 20_000, 9000))
 	if len(page) > 1<<20 || strings.Count(page, "<svg") != maxFigures {

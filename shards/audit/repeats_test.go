@@ -62,7 +62,7 @@ func drawTokens(t *rapid.T) (ids []uint32) {
 	return ids
 }
 
-// Whatever the parts in which a document comes, the stretches found are those that looking at every
+// For all divisions of a document into parts, the repeats equal the repeats that a search at every
 // token finds.
 func TestRepeatsAgreeWithNaive(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

@@ -32,7 +32,7 @@ func TestMetric(t *testing.T) {
 	}
 }
 
-// put writes the files of a shard; index and metadata are left out if they are nil and "-".
+// put writes the files of a shard. It skips index if it is nil, and metadata if it is "-".
 func put(t testing.TB, dir string, ds, index []byte, metadata string) string {
 	t.Helper()
 	prefix := filepath.Join(dir, "x")

@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// put writes the files of a shard; csv is not compressed yet, and left out if it is "-".
+// put writes the files of a shard. csv is not compressed yet; put skips it if it is "-".
 func put(t testing.TB, dir string, npy []byte, csv string) string {
 	t.Helper()
 	prefix := filepath.Join(dir, "x")
@@ -134,8 +134,8 @@ func TestReads(t *testing.T) {
 	}
 }
 
-// Lines are those of Python's csv module, which wrote the wanted ones, except that line breaks are
-// written out.
+// Lines equal the lines of Python's csv module, which wrote the expected lines, except that line
+// breaks are escaped.
 func TestFields(t *testing.T) {
 	for field, want := range map[string]string{
 		"plain": `plain`, "a,b": `"a,b"`, `a"b`: `"a""b"`, " é\t": " é\t", "": "", `\n`: `\n`,

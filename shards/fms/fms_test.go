@@ -58,8 +58,8 @@ func read(prefix string) (docs [][]uint32, err error) {
 	return docs, nil
 }
 
-// What is written is read by Arrow's own library, and what that writes is read here: with other
-// columns before, of other types of numbers.
+// Arrow's own library reads the written files, and this package reads Arrow's files: with other
+// columns before, and with other types of numbers.
 func TestArrow(t *testing.T) {
 	dir := t.TempDir()
 	rapid.Check(t, func(t *rapid.T) {
@@ -206,7 +206,7 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
-// A file whose every byte is changed in turn gives what was written or an error, and never panics.
+// If any byte of a file is changed, reading returns the written ids or an error, and never panics.
 func TestEveryByte(t *testing.T) {
 	prefix := filepath.Join(t.TempDir(), "x")
 	write(t, prefix, [][]uint32{{1, 2, 3}, {}, {4}})
@@ -299,8 +299,7 @@ func TestCounts(t *testing.T) {
 		t.Errorf("it is called %s", first)
 	}
 	counts("code", "/code/c.arrow,1,3\n/wiki/b.arrow,2,3\n/wiki/more/a.arrow,1,1\n")
-	// The file that is there is the one that is kept up; what is gone from a folder is gone from
-	// it.
+	// The existing file is updated; the rows of shards that were removed from a folder are removed.
 	own := filepath.Join(root, "meta", "my_counts.csv")
 	if err := os.Rename(first, own); err != nil {
 		t.Fatal(err)

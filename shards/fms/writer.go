@@ -95,7 +95,7 @@ func published(ctx context.Context, fsys filesystem.FS, prefix string) (string, 
 var (
 	// schema has one field, tokens: uint32. Its table is at byte 44.
 	schema = slices.Concat(
-		// 36: list of fields of the schema: size, size of the table, endianness (left out: little),
+		// 36: list of fields of the schema: size, size of the table, endianness (absent: little),
 		// fields
 		u16s(8, 8, 0, 4),
 		u32s(8, 4),  // 44: the schema: back to 36; its fields at 52
@@ -107,7 +107,7 @@ var (
 		u32s(16, 16, 36, 20, 1|typeInt<<8),
 		u32s(6), []byte("tokens\x00\x00"), // 96: its name
 		u32s(0),          // 108: no children
-		u16s(6, 8, 4, 0), // 112: list of fields of a type int: …, bits, signed (left out: not)
+		u16s(6, 8, 4, 0), // 112: list of fields of a type int: …, bits, signed (absent: unsigned)
 		u32s(8, 32),      // 120: the type: back to 112; 32 bits
 	)
 	// batch is a record batch of one column. Its table is at byte 48.
@@ -151,7 +151,7 @@ func appendMessage(dst []byte, kind byte, header uint32, content []byte) []byte 
 // appendFooter appends the flatbuffer of the footer up to the list of count record batches.
 func appendFooter(dst []byte, count uint32) []byte {
 	dst = append(dst, u32s(16)...) // 0: the root
-	// 4: list of fields of a footer: …, version, schema, dictionaries (left out), record batches
+	// 4: list of fields of a footer: …, version, schema, dictionaries (absent), record batches
 	dst = append(dst, u16s(12, 16, 12, 4, 0, 8)...)
 	// 16: the footer: back to 4; the schema at 44, record batches at 132; padding
 	dst = append(dst, u32s(12, 24, 108, metadataVersion, 0)...)

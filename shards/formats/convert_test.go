@@ -179,8 +179,8 @@ func TestConversionRefuses(t *testing.T) {
 	}
 }
 
-// Where nothing says how large the vocabulary is, ids stay as wide as they are; where an input has
-// no origins, its documents are called after it.
+// If the size of the vocabulary is unknown, ids keep their width. If an input has no origins, its
+// documents are named after it.
 func TestConversionOfBareArrays(t *testing.T) {
 	for _, to := range all {
 		dir := t.TempDir()

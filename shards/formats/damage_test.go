@@ -32,8 +32,8 @@ type place struct {
 	document   int64
 }
 
-// summed are the layouts whose ids have sums, with what else is needed to damage them. places are
-// those of documents whose ids have ends in ids.
+// summed lists the layouts whose ids have sums, with the data that is needed to damage them. places
+// are the places of documents whose ids end in ids.
 var summed = []struct {
 	name           string
 	layout         *layout.Layout
@@ -115,8 +115,8 @@ func sumsOf(files ...[]byte) (all []byte) {
 	return all
 }
 
-// A flipped bit names its file, its block and exactly the documents that have bytes there; what is
-// read before is what was written.
+// A flipped bit names its file, its block and exactly the documents that have bytes there. Ids that
+// are read before it are correct.
 func TestFlippedBitNamesDocuments(t *testing.T) {
 	const block = 1 << 14
 	for _, l := range summed {

@@ -46,7 +46,7 @@ func quickDir(t testing.TB) string {
 	return dir
 }
 
-// A document is what a test writes and expects back.
+// A document is a document that a test writes and expects back.
 type document struct {
 	Tokens []uint32
 	Origin shards.DocumentOrigin
@@ -349,7 +349,7 @@ func TestAbortLeavesNothing(t *testing.T) {
 	}
 }
 
-// Who has read enough leaves nothing open, wherever in the shard it is.
+// A reader that stops early leaves nothing open, wherever in the shard it stops.
 func TestReadersLeaveNothingOpen(t *testing.T) {
 	files, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -400,8 +400,8 @@ func TestReadersLeaveNothingOpen(t *testing.T) {
 	}
 }
 
-// Whichever operation on a file fails while an older shard is replaced, what stands there is the
-// older shard, the new one, or nothing that opens; and no temporary file stays.
+// Whichever file operation fails while an older shard is replaced, the path has the older shard,
+// the new shard, or no shard that opens; and no temporary file stays.
 func TestEveryFault(t *testing.T) {
 	t.Parallel()
 	docs := func(id uint32, n int) (out []document) {

@@ -14,9 +14,9 @@ import (
 	"mula/shards/layout"
 )
 
-// Files of MosaicML Streaming and datatrove are compared with what these packages wrote about them:
-// a changed bit of the ids, or a wrong number of tokens, ends a read. testdata/peers.py made the
-// files.
+// Files of MosaicML Streaming and datatrove are compared with the counts and hashes that these
+// packages wrote: a changed bit of the ids, or a wrong number of tokens, ends a read.
+// testdata/peers.py made the files.
 func TestPeersHashesAreCompared(t *testing.T) {
 	text, err := os.ReadFile("testdata/peers.json")
 	if err != nil {

@@ -240,7 +240,7 @@ func TestBareShard(t *testing.T) {
 	}
 }
 
-// documents divides ids into documents, each of which ends with end, except the last.
+// documents divides ids into documents. Each ends with end, except the last.
 func documents(ids []uint32, end uint32) (list [][]uint32) {
 	for len(ids) > 0 {
 		n := slices.Index(ids, end) + 1

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// The bytes of a file by its description: two samples, of a text and of two bytes an id. The sum is
-// that of the bytes which were put together apart from this code.
+// The bytes of a file by its description: two samples, of a text and of two bytes an id. The sum
+// was computed by a separate program.
 func TestFileOfSamples(t *testing.T) {
 	limit := int64(1 << 26)
 	c := config{ColumnEncodings: []string{"str", "bytes"}, ColumnNames: []string{"id", "tokens"},

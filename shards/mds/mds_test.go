@@ -35,8 +35,7 @@ func read(folder string, h layout.Hints) (docs []string, err error) {
 	return docs, nil
 }
 
-// put writes a folder with one file of samples of the columns id and tokens, whose config stands in
-// index.json as it is.
+// put writes a folder with one file of samples of the columns id and tokens, and its index.json.
 func put(t testing.TB, dir, index string, data []byte) {
 	t.Helper()
 	for name, content := range map[string][]byte{"index.json": []byte(index), "shard.00000.mds": data} {
@@ -110,7 +109,7 @@ func TestReads(t *testing.T) {
 	}
 }
 
-// What contradicts itself is an error that says where.
+// Contradictory files are an error with the location.
 func TestDamaged(t *testing.T) {
 	for want, change := range map[string]func(index string, data []byte) (string, []byte){
 		"bytes, ":           func(i string, d []byte) (string, []byte) { return i, d[:len(d)-1] },

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// A chart is an image by itself: well-formed, nothing outside its frame, with a bar for each step
-// and a line for each curve.
+// A chart is a self-contained image: well-formed, nothing outside its frame, with a bar for each
+// step and a line for each curve.
 func TestChart(t *testing.T) {
 	for _, model := range []string{"mula-20b-a2b", "mula-220b-a10b"} {
 		var results []*Result

@@ -289,8 +289,8 @@ func TestSchemes(t *testing.T) {
 	})
 }
 
-// Activations by the general formula are what package moe allocates, where it computes a whole
-// model on one rank.
+// The general formula of activations equals the allocations of package moe, where moe computes a
+// complete model on one rank.
 func TestActivations(t *testing.T) {
 	for _, name := range []string{"mula-tiny", "mula-mini", "mula-1b", "mula-7b-a1b"} {
 		for _, recompute := range []moe.Recompute{moe.RecomputeNone, moe.RecomputeExperts, moe.RecomputeLayers} {
@@ -385,7 +385,7 @@ func TestSecondsByHand(t *testing.T) {
 			Data, 4, 1, 4e9), 0, 4e9/3/2/2e9 + 4e9/3/2/2/2.5e8, false},
 		{"all-reduce is two of them", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForGradients, comm.OpAllReduce, Data, 4, 1,
 			8e9), 0, 2 * (4e9/3/2/2e9 + 4e9/3/2/2/2.5e8), false},
-		// Of what a rank sends, a third stays in the node.
+		// A rank sends a third of its bytes within the node.
 		{"all-to-all in two nodes", Layout{DP: 1, EP: 4, PP: 1}, exchange(ForDispatch, comm.OpAllToAll, Experts, 4, 1,
 			12e9), 0, 1e9/2e9 + 2e9/2.5e8, false},
 		// Four nodes are two groups: half of the messages leave theirs, for which a node has 1e9:
@@ -428,7 +428,7 @@ func TestStepByHand(t *testing.T) {
 	slow := tokens * (8*layer + 6*50304*h) / 5e11 // the second stage, which has the head
 	send := 2 * tokens * h * 4 * (1.0 / 2) / 2e9  // there and back, by each of two ranks of a node; a rank's mean
 	const blocks = 2*50304*h/65536 + 16*(4*h*h+3*h*8192)/65536
-	// of two ranks: 1 number summed; 30 of each and those of the blocks gathered
+	// of two ranks: 1 number summed; 30 of each and the numbers of the blocks gathered
 	votes := (8 + 4*(2*(1+5+4*6)+blocks)) / 2e9
 	want := Time{Compute: 3 * slow, Stages: 3 * send, Votes: votes, Bubble: slow + send,
 		Update: 28 * (8*(4*h*h+3*h*8192) + 50304*h) / 1e9}

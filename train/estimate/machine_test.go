@@ -85,8 +85,8 @@ func TestMachineFile(t *testing.T) {
 	}
 }
 
-// Every figure of the preset says how it is known; the network counts in groups only for runs that
-// are larger than one.
+// Every figure of the preset has its source. The network counts in groups only for runs that are
+// larger than one group.
 func TestAurora(t *testing.T) {
 	m := Aurora
 	names, figures := m.fields()

@@ -77,7 +77,7 @@ func TestSides(t *testing.T) {
 	if sum[0] != 103 || x[0] != 100 {
 		t.Errorf("after ToDevice the device has %v", sum)
 	}
-	// Of a product that skips columns the host keeps what lies between.
+	// For a product that skips columns, the host keeps the columns between.
 	c := floats(t, d, 7, 7, 7, 7, 7)
 	d.MatMul(xpu.Of(c[1:], len(c[1:])).Strided(2, 1, 2), xpu.Of(x, 2, 1), xpu.Of(x, 1, 1),
 		xpu.MatMulOptions{})
@@ -170,7 +170,7 @@ func TestForeignMemory(t *testing.T) {
 	}
 }
 
-// TestFail: a device that has failed does nothing more, and says so at every Wait.
+// TestFail: a device that has failed does nothing more, and returns its error at every Wait.
 func TestFail(t *testing.T) {
 	d := device(t, xpu.FP32)
 	x := floats(t, d, 1, 2)

@@ -24,7 +24,7 @@ func together(t interface{ Errorf(string, ...any) }, size int, f func(ctx contex
 			if err := f(context.Background(), c); err != nil {
 				t.Errorf("rank %d: %v", r, err)
 			}
-			c.Barrier(context.Background()) // so that nobody leaves early
+			c.Barrier(context.Background()) // so that no rank exits early
 		})
 	}
 	ranks.Wait()
@@ -40,8 +40,8 @@ func bounds(t *rapid.T, name string, size, n int) []int {
 	return b
 }
 
-// Reductions over random parts are what sums formed element by element are, to the bit, and count
-// the bytes that the formula says.
+// Reductions over random parts have the bits of sums formed element by element, and count the bytes
+// of the formula.
 func TestReductions(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		size := rapid.IntRange(1, 6).Draw(t, "size")
@@ -188,7 +188,7 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 	}
 }
 
-// What a group keeps for sums is what SumMemory says, however long a vector is.
+// The memory that a group keeps for sums equals SumMemory, for any length of the vectors.
 func TestSumMemory(t *testing.T) {
 	const n, ranks = 4 << 20, 2
 	var before, after runtime.MemStats

@@ -8,8 +8,8 @@ import (
 	"mula/xpu"
 )
 
-// BenchmarkAttend is attention over rows of 4,096 tokens in documents of several lengths; that of
-// 4,096 sees all.
+// BenchmarkAttend measures attention over rows of 4,096 tokens in documents of several lengths. A
+// document of 4,096 tokens attends to all.
 func BenchmarkAttend(b *testing.B) {
 	const length = 4096
 	h := xpu.Heads{Rows: 1, Length: length, Heads: 8, KVHeads: 8, Size: 64}

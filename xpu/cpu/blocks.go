@@ -9,7 +9,7 @@ const measureSize = 1 << 12
 // A block is a range of elements of a stretch.
 type block struct{ stretch, begin, end int }
 
-// addBlocks cuts a stretch of n elements into blocks.
+// addBlocks cuts a range of n elements into blocks.
 func (t *task) addBlocks(stretch, n int) {
 	for begin := 0; begin < n; begin += xpu.BlockSize {
 		t.blocks = append(t.blocks, block{stretch, begin, min(begin+xpu.BlockSize, n)})

@@ -12,8 +12,7 @@ import (
 	"mula/xpu/devicetest"
 )
 
-// fence is memory whose last byte is the last one that can be touched: the page behind it is not
-// accessible.
+// fence is memory before a page that is not accessible.
 type fence struct{ memory []byte }
 
 func newFence(t *testing.T, elements int) *fence {
@@ -40,8 +39,8 @@ func (f *fence) last(x []float32) []float32 {
 	return s
 }
 
-// TestFence: no kernel touches memory behind a slice, or the test dies. (What lies before one is
-// touched by none: all go upwards.)
+// TestFence: no kernel touches memory behind a slice, or the test dies. (Kernels proceed upwards,
+// so none touches memory before a slice.)
 func TestFence(t *testing.T) {
 	all := devices(t)
 	const largest = 200 * 320

@@ -131,7 +131,7 @@ func fma(x, y, z float32, flush bool) float32 {
 	return f
 }
 
-// TestDefinition holds the products to what the package comment says about their bits.
+// TestDefinition compares the products with the definition of their bits in the package comment.
 func TestDefinition(t *testing.T) {
 	const m, n, k = 17, 37, 1301
 	for _, scale := range []float32{1, 0x1p-61} { // the second makes chains that pass through denormal numbers
@@ -649,8 +649,8 @@ func BenchmarkGrouped(b *testing.B) {
 }
 
 // benchmark measures f on every kernel set with 1 and 2 threads: GFLOP/s by the clock, and GFLOP
-// per second of processor time, times the number of threads, which is what the clock would show on
-// a machine that does nothing else.
+// per second of processor time, times the number of threads. The latter is the rate of an otherwise
+// idle machine.
 func benchmark(b *testing.B, name string, flops float64, f func(d *Device)) {
 	for _, k := range allSets() {
 		for threads := 1; threads <= 2; threads++ {

@@ -12,7 +12,7 @@ import (
 	"mula/xpu"
 )
 
-// eachVectorSet runs f with every kernel set of this machine in turn.
+// eachVectorSet runs f with every kernel set of this machine, one after the other.
 func eachVectorSet(t *testing.T, f func(t *testing.T)) {
 	defer func(s *kernelSet) { vectorSet = s }(vectorSet)
 	for _, k := range kernelSets() {
@@ -72,7 +72,7 @@ func TestExpSpecial(t *testing.T) {
 	want := []float64{1, math.Inf(1), 0, math.NaN(), math.Exp(float64(float32(88.72283))), math.Inf(1), math.Inf(1),
 		math.Exp(float64(float32(-87.336544))), 0, 0, 0, math.Inf(1), 0, 1, 1, math.NaN(), math.NaN()}
 	eachVectorSet(t, func(t *testing.T) {
-		for _, pad := range []int{0, 15} { // in a whole block, and in what is left over
+		for _, pad := range []int{0, 15} { // in a complete block, and in the remainder
 			in, out := append(make([]float32, pad), x...), make([]float32, len(x)+pad)
 			ExpSum(out, in, 0)
 			for i, w := range want {

@@ -88,7 +88,7 @@ func parts(t *rapid.T, d xpu.Device) {
 		default:
 			x, xAt := part("from", n)
 			y, yAt := part("and", n)
-			if x == i || y == i { // a result must not overlap an operand, but may be one
+			if x == i || y == i { // a result must not overlap an operand, but may equal it
 				continue
 			}
 			switch command {

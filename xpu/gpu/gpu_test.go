@@ -10,8 +10,8 @@ import (
 	"mula/xpu/opencl"
 )
 
-// PoCL keeps what it has compiled for all tests of this process. A cache of programs would have it
-// compile every kernel once more, for any size of groups.
+// PoCL keeps its compiled kernels for all tests of this process. With a cache of programs it would
+// compile every kernel again, for any size of groups.
 func TestMain(m *testing.M) {
 	folder, err := os.MkdirTemp("", "gpu")
 	if err != nil {
@@ -23,8 +23,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// shapes are those of the kernels. PoCL takes ten times as long to compile what is meant for a GPU,
-// if it may optimize it.
+// shapes lists the shapes of the kernels. PoCL needs ten times as long to compile the kernels for a
+// GPU if it may optimize them.
 var shapes = map[string]shape{"processor": processorShape, "gpu": {group: gpuShape.group, options: "-cl-opt-disable"}}
 
 // someDevice is the OpenCL device that is tested.
@@ -52,9 +52,8 @@ func newTest(t testing.TB, precision xpu.Precision, s shape) *Device {
 	return d
 }
 
-// Both shapes of the kernels, whatever the device is. They have no program in common, so that PoCL
-// compiles nothing twice where they go on at the same time; what the precisions have in common is
-// compiled for the first.
+// Both shapes of the kernels, on any device. They share no program, so that PoCL compiles nothing
+// twice while they run at the same time. Programs of both precisions are compiled for the first.
 func TestDevice(t *testing.T) {
 	longtest.SkipIfShort(t)
 	someDevice(t) // PoCL fails if two ask it for its devices at once before it has any

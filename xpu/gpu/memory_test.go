@@ -157,7 +157,8 @@ func TestWrongOptions(t *testing.T) {
 		}
 	}
 	small := *device
-	// enough for all kernels but those of attention, which are compiled at their first launch
+	// enough for all kernels except the kernels of attention, which are compiled at their first
+	// launch
 	small.MaxWorkGroup = attendItems / 2
 	if _, err := newDevice(t.Context(), &small, Options{}, shapes["gpu"]); err == nil ||
 		!strings.Contains(err.Error(), "the maximum work-group size is 128") {

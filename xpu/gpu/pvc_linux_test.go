@@ -18,9 +18,9 @@ import (
 // intel-opencl-icd installs it.
 const intelDriver = "/etc/OpenCL/vendors/intel.icd"
 
-// pretence lets Intel's driver find a Ponte Vecchio where none is. It compiles, and takes memory,
-// arguments and launches; nothing is executed. Without EnableTimestampPacket=0 it waits for ever
-// for what nobody computes.
+// pretence makes Intel's driver report a Ponte Vecchio on a machine without one. The driver
+// compiles, and accepts memory, arguments and launches; nothing is executed. Without
+// EnableTimestampPacket=0 it waits forever for results.
 var pretence = []string{
 	"OCL_ICD_VENDORS=" + intelDriver, "NEOReadDebugKeys=1", "SetCommandStreamReceiver=1", "ProductFamilyOverride=pvc",
 	"HardwareInfoOverride=2x8x8",
@@ -29,9 +29,9 @@ var pretence = []string{
 
 const pretendVariable = "MULA_TEST_PRETENDED_PVC"
 
-// The device takes the path of matrix instructions on a Ponte Vecchio, and Intel's driver takes all
-// that it does there, every command once: programs, arguments, sizes of groups, launches, waiting.
-// What comes out has no meaning.
+// The device uses its path with matrix instructions on a Ponte Vecchio, and Intel's driver accepts
+// every command once: programs, arguments, sizes of groups, launches, waiting. The results are
+// arbitrary.
 func TestPretendedPVC(t *testing.T) {
 	longtest.SkipIfShort(t)
 	if os.Getenv(pretendVariable) != "" {

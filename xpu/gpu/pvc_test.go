@@ -106,7 +106,7 @@ func (s sum) near(t rapid.TB, what string, got, before float32) {
 }
 
 // MatMul on the emulated path is the product of the rounded operands, nearly exactly, in all forms,
-// at sizes around those of blocks, tiles and work-groups.
+// at sizes near the sizes of blocks, tiles and work-groups.
 func testMatrixMatMul(t *testing.T, d *Device) {
 	size := rapid.OneOf(rapid.IntRange(0, 40), rapid.IntRange(1, 70),
 		rapid.SampledFrom([]int{63, 64, 65, 127, 128, 129, 255, 256, 257}))

@@ -341,7 +341,7 @@ func TestNoAllocation(t *testing.T) {
 	}
 }
 
-// TestAbsent: without a library, and with a file that is none, the error says what to do.
+// TestAbsent: without a library, and with a file that is not a library, the error has the remedy.
 func TestAbsent(t *testing.T) {
 	none := filepath.Join(t.TempDir(), "libdnnl.so.3")
 	t.Setenv(LibraryVariable, none)

@@ -18,7 +18,7 @@ import (
 	"mula/xpu/comm/transporttest"
 )
 
-// The test binary starts itself under each mpiexec; roleVariable says what it does there.
+// The test binary starts itself under each mpiexec; roleVariable selects the test.
 const (
 	roleVariable   = "MULA_TEST_MPI_ROLE"
 	folderVariable = "MULA_TEST_MPI_FOLDER"
@@ -68,7 +68,7 @@ func play(role string) int {
 			report("close", err)
 		}
 	case "death":
-		// Whoever waits for a dead rank ends: by an error, or because the mpiexec ends everything.
+		// A rank that waits for a dead rank ends: by an error, or because mpiexec ends everything.
 		if transport.Rank() == 1 {
 			os.Exit(7)
 		}

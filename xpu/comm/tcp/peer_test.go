@@ -67,7 +67,7 @@ func TestBreaches(t *testing.T) {
 	}
 }
 
-// A message arrives in whatever pieces it is sent; one that was not expected ends the group.
+// A message is received in any division into pieces. An unexpected message ends the group.
 func TestMessages(t *testing.T) {
 	for _, c := range []struct {
 		name string

@@ -15,7 +15,7 @@ import (
 	"mula/xpu/comm/transporttest"
 )
 
-// The test binary starts itself for ranks that are processes; roleVariable says what they do.
+// The test binary starts itself for ranks that are processes; roleVariable selects the test.
 const (
 	roleVariable   = "MULA_TEST_TCP_ROLE"
 	folderVariable = "MULA_TEST_TCP_FOLDER"

@@ -50,8 +50,8 @@ type hello struct {
 	host       string // host at which other ranks reach the dialer; "" is the host that the acceptor sees
 }
 
-// errSilent is the error of a greeting if the other side has sent nothing: it may be about to exit,
-// and its successor has not started yet.
+// errSilent is the error of a greeting if the other side has sent nothing: the process may be
+// exiting, and its successor has not started yet.
 var errSilent = errors.New("no answer")
 
 func proof(secret, side string, parts ...[]byte) []byte {

@@ -88,7 +88,7 @@ func TestStrangers(t *testing.T) {
 		t.Cleanup(func() { conn.Close() })
 		return conn
 	}
-	dial() // says nothing, and stays
+	dial() // sends nothing, and stays
 	dial().Close()
 	for _, says := range []string{"GET / HTTP/1.1\r\nHost: rank0\r\n\r\n" + strings.Repeat("x", helloBytes),
 		magic + strings.Repeat("\x01", 4), magic + "\x02\x00\x00\x00" + strings.Repeat("\xff", 1000)} {
@@ -164,8 +164,7 @@ func TestTwoOfOneRank(t *testing.T) {
 	wants(t, "a rank 1", errs[2], "closed the connection")
 }
 
-// A rank that is there before rank 0 waits for it, also when somebody else has just had the
-// address.
+// A rank that starts before rank 0 waits for it, also if another process has just used the address.
 func TestRankZeroComesLate(t *testing.T) {
 	first := listen(t)
 	address := first.Addr().String()
@@ -294,7 +293,8 @@ func TestWithinKeepsKnownErrors(t *testing.T) {
 	}
 }
 
-// told returns a function for Options.Waiting, and one that waits until a text has all parts.
+// told returns a function for Options.Waiting, and a function that waits until a text has all
+// parts.
 func told() (waiting func(string), until func(parts ...string)) {
 	texts := make(chan string, 1)
 	waiting = func(text string) {
@@ -313,8 +313,8 @@ func told() (waiting func(string), until func(parts ...string)) {
 	return waiting, until
 }
 
-// While ranks are missing, those that wait say so and name them. When the missing ranks come, all
-// go on.
+// While ranks are missing, the waiting ranks print their names. When the missing ranks come, all
+// continue.
 func TestMissingRanksAreNamed(t *testing.T) {
 	listener := listen(t)
 	const size = 5
@@ -352,7 +352,8 @@ func TestMissingRanksAreNamed(t *testing.T) {
 	running.Wait()
 }
 
-// A rank that waits in vain names the ranks that are missing, and the variable that sets the limit.
+// A rank that has waited for the time limit names the missing ranks, and the variable that sets the
+// limit.
 func TestJoinTimeLimit(t *testing.T) {
 	listener := listen(t)
 	o := Options{Address: listener.Addr().String(), Size: 3, Secret: "s3cret", Limit: time.Millisecond}
@@ -412,8 +413,8 @@ func forward(t *testing.T, to string) string {
 	return service.Addr().String()
 }
 
-// Rank 0 listens at an address of its own when MULA_ADDRESS is that of a service; the others
-// announce theirs.
+// Rank 0 listens at its own address if MULA_ADDRESS is the address of a service; the others
+// announce their addresses.
 func TestBehindService(t *testing.T) {
 	const size = 4
 	zero := Options{Size: size, Secret: "s3cret", Address: "192.0.2.1:1", Listen: "127.0.0.1:0"}
