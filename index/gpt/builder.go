@@ -12,6 +12,7 @@ import (
 
 	"mula/index/numpy"
 	"mula/internal/machine"
+	"mula/internal/quantity"
 )
 
 // Files are the writers of the three files of a dataset. Each file starts at byte 0 with its
@@ -257,10 +258,10 @@ func (b *Builder) room(l Layout) error {
 		return nil
 	}
 	if available := machine.AvailableMemory(); available > 0 && need-b.reserved > available {
-		return fmt.Errorf("shuffling a dataset of %d document entries and %d samples takes %.3g GB of memory, and "+
-			"this machine has %.3g GB left; divide the file, use fewer epochs, build fewer datasets at once or use a "+
+		return fmt.Errorf("shuffling a dataset of %d document entries and %d samples takes %s of memory, and this "+
+			"machine has %s left; divide the file, use fewer epochs, build fewer datasets at once or use a "+
 			"larger machine",
-			l.DocumentEntries, l.Samples, float64(need)/1e9, float64(available+b.reserved)/1e9)
+			l.DocumentEntries, l.Samples, quantity.Bytes(need), quantity.Bytes(available+b.reserved))
 	}
 	b.reserved = need
 	return nil

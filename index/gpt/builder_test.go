@@ -542,7 +542,7 @@ func TestBuildRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := b.Build(context.Background(), d, l, all, nil); err == nil ||
-		!strings.Contains(err.Error(), "GB of memory") {
+		!strings.Contains(err.Error(), "B of memory, and this machine has ") {
 		t.Errorf("more than the machine has: %v", err)
 	}
 }
