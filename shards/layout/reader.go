@@ -15,9 +15,9 @@ import (
 	"mula/shards"
 )
 
-// MaxUnmarked is the maximum number of tokens that are searched for the end of a document if only
+// maxUnmarked is the maximum number of tokens that are searched for the end of a document if only
 // an end-of-document id marks it.
-const MaxUnmarked = 1 << 28
+const maxUnmarked = 1 << 28
 
 // searchChunk is the number of ids that are decoded at a time in a search for the end of a
 // document. The ids after the end are decoded again.
@@ -259,7 +259,7 @@ func (x *IDs) AppendUntil(dst []uint32, end int64) ([]uint32, error) {
 		if i >= 0 {
 			break
 		}
-		if x.next-start > MaxUnmarked {
+		if x.next-start > maxUnmarked {
 			return dst, fmt.Errorf("%s: the end-of-document id %d is not among the %d ids from position %d (byte %d); "+
 				"give the right id",
 				x.path, end, x.next-start, start, start*int64(x.size))
