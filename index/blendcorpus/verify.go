@@ -187,18 +187,19 @@ func parseDescription(text string) *description {
 	return d
 }
 
-// verify checks one description and its data files.
-func (v *verifier) verify(ctx context.Context, d *description) (rebuild.Verdict, error) {
-	// the prefix and split of a dataset, or the name of a corpus
-	of := ""
+// subject returns the prefix and split of a dataset, or the name of a corpus.
+func (d *description) subject() string {
 	switch d.class {
 	case ClassDataset:
-		of = d.prefix + ", " + d.split.String()
+		return d.prefix + ", " + d.split.String()
 	case ClassCorpus:
-		of = "corpus " + d.corpus
-	case ClassBlend:
-		of = fmt.Sprintf("blend of %d samples", d.size)
+		return "corpus " + d.corpus
 	}
+	return fmt.Sprintf("blend of %d samples", d.size)
+}
+
+// verify checks one description and its data files.
+func (v *verifier) verify(ctx context.Context, d *description) (rebuild.Verdict, error) {
 	out := rebuild.Verdict{Description: d.hash + descriptionEnd, Kind: d.class, Prefixes: []string{""}}
 	if d.class == "" {
 		out.Problem = "the text is not a description of a data set, corpus or blend"
@@ -223,7 +224,7 @@ func (v *verifier) verify(ctx context.Context, d *description) (rebuild.Verdict,
 			return out, nil
 		}
 	}
-	out.Prefixes[0] = of
+	out.Prefixes[0] = d.subject()
 	var difference *rebuild.Difference
 	switch d.class {
 	case ClassDataset:
