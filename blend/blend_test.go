@@ -11,13 +11,12 @@ import (
 
 	"go.uber.org/goleak"
 
-	"mula/internal/atomicfile"
+	"mula/internal/filesystem/faultfs"
 	"mula/shards"
 )
 
 // Nothing of a test goes into the user's ledger.
 func TestMain(m *testing.M) {
-	atomicfile.SkipSync = true
 	if plan := os.Getenv(rankPlan); plan != "" {
 		if err := rankOf(plan); err != nil {
 			log.Fatal(err)
@@ -82,7 +81,7 @@ func (c corpus) shard(name string, dtype shards.DType, lengths ...int) {
 	if err := os.MkdirAll(filepath.Dir(prefix), 0o755); err != nil {
 		c.t.Fatal(err)
 	}
-	w, err := shards.Create(prefix, dtype, tokenizerInfo)
+	w, err := shards.CreateOn(faultfs.New(nil), prefix, dtype, tokenizerInfo)
 	if err != nil {
 		c.t.Fatal(err)
 	}
@@ -140,7 +139,7 @@ func (c corpus) seal(text string) *Plan {
 		c.t.Fatal(err)
 	}
 	path := filepath.Join(c.dir, "plan.json")
-	if err := p.Write(path); err != nil {
+	if err := p.WriteOn(faultfs.New(nil), path); err != nil {
 		c.t.Fatal(err)
 	}
 	read, err := ReadPlan(path)

@@ -356,7 +356,7 @@ func (d *Data) packSource(ctx context.Context, c *Config, source int, build bool
 		s.Packed.Statistics, err = packing.Count(ctx, &from)
 		return err
 	}
-	f, err := packing.Build(ctx, d.Packing.directory, &from)
+	f, err := packing.Build(ctx, nil, d.Packing.directory, &from)
 	if err != nil {
 		return err
 	}

@@ -16,7 +16,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"mula/internal/atomicfile"
+	"mula/internal/filesystem/faultfs"
 	"mula/shards"
 )
 
@@ -506,7 +506,7 @@ func (c corpus) reverse(name string) {
 
 // Whichever file operation fails, the old plan or the new one is there.
 func TestWriteFaults(t *testing.T) {
-	defer func() { atomicfile.Fault = nil }()
+	t.Parallel()
 	c, text := mixed(t)
 	old := c.seal(text)
 	new, err := Seal(context.Background(), c.config(strings.Replace(text, "6198", "6199", 1)), SealOptions{})
@@ -514,19 +514,12 @@ func TestWriteFaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	path := filepath.Join(c.dir, "plan.json")
-	for k := 1; ; k++ {
-		if err := old.Write(path); err != nil {
+	for k := int64(1); ; k++ {
+		if err := old.WriteOn(faultfs.New(nil), path); err != nil {
 			t.Fatal(err)
 		}
-		n := 0
-		atomicfile.Fault = func(atomicfile.Op, string) error {
-			if n++; n == k {
-				return syscall.ENOSPC
-			}
-			return nil
-		}
-		err := new.Write(path)
-		atomicfile.Fault = nil
+		nth := &faultfs.Nth{K: k, Err: syscall.ENOSPC}
+		err := new.WriteOn(faultfs.New(nth.Fault), path)
 		p, readErr := ReadPlan(path)
 		if readErr != nil {
 			t.Fatalf("fault %d: %v", k, readErr)
@@ -534,7 +527,7 @@ func TestWriteFaults(t *testing.T) {
 		if f := p.Fingerprint(); f != old.Fingerprint() && f != new.Fingerprint() {
 			t.Fatalf("fault %d: a third plan", k)
 		}
-		if n < k {
+		if nth.Failed() == "" {
 			if err != nil || p.Fingerprint() != new.Fingerprint() || k < 5 {
 				t.Fatalf("without a fault: %v", err)
 			}

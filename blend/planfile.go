@@ -13,6 +13,7 @@ import (
 	"strconv"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
 	"mula/internal/strictjson"
 )
 
@@ -156,7 +157,10 @@ func encodeJSON(v any, indent string) ([]byte, error) {
 
 // Write writes the plan to a file atomically. Paths of shards are relative to the file's directory,
 // so that plan and shards can be moved together.
-func (p *Plan) Write(path string) error {
+func (p *Plan) Write(path string) error { return p.WriteOn(nil, path) }
+
+// WriteOn is [Plan.Write] on another file system; nil is the machine's.
+func (p *Plan) WriteOn(fsys filesystem.FS, path string) error {
 	dir, err := absolutePath(filepath.Dir(path))
 	if err != nil {
 		return fmt.Errorf("writing %s: %w", path, err)
@@ -203,7 +207,7 @@ func (p *Plan) Write(path string) error {
 	if err != nil {
 		return fmt.Errorf("writing %s: %w", path, err)
 	}
-	return atomicfile.WriteFile(path, append(text, '\n'))
+	return atomicfile.On(fsys).WriteFile(path, append(text, '\n'))
 }
 
 // absolutePath does what filepath.Abs does, with the real path of the working directory. $PWD may

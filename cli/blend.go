@@ -162,7 +162,7 @@ func writePlan(c *cli.Context, p *progress, plan *blend.Plan) error {
 	if err := notInput(output, plan.Files()...); err != nil {
 		return err
 	}
-	if err := plan.Write(output); err != nil {
+	if err := plan.WriteOn(fileSystem(c), output); err != nil {
 		return err
 	}
 	p.end()

@@ -25,6 +25,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"mula/internal/filesystem"
 	"mula/internal/quantity"
 	"mula/internal/suggest"
 	"mula/internal/version"
@@ -53,9 +54,24 @@ func usagef(format string, args ...any) error {
 
 // Main runs the command line args (args[0] is the program's name) and returns the exit code.
 func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	return run(nil, args, stdin, stdout, stderr)
+}
+
+// filesystemKey is the key of [cli.App.Metadata] for the file system of outputs.
+const filesystemKey = "filesystem"
+
+// fileSystem returns the file system of a command's outputs; nil is the machine's.
+func fileSystem(c *cli.Context) filesystem.FS {
+	fsys, _ := c.App.Metadata[filesystemKey].(filesystem.FS)
+	return fsys
+}
+
+// run is [Main] with outputs on another file system, which tests pass; nil is the machine's.
+func run(fsys filesystem.FS, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	out := &output{w: stdout}
 	stderr = newMessages(stderr)
 	app := newApp(stdin, out, stderr)
+	app.Metadata = map[string]any{filesystemKey: fsys}
 	if len(args) > 2 && args[1] == completeWord {
 		if complete(app, args[2:], out) != nil {
 			return exitFailed

@@ -15,7 +15,8 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"github.com/rogpeppe/go-internal/testscript"
 
-	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
+	"mula/internal/filesystem/faultfs"
 	"mula/internal/quantity"
 	"mula/internal/version"
 )
@@ -23,11 +24,10 @@ import (
 // The tests run the command itself: the test binary runs as mula when it is started under that
 // name.
 func TestMain(m *testing.M) {
-	atomicfile.SkipSync = true // also of the processes that are killed below
 	testscript.Main(m, map[string]func(){
 		"mula": func() {
 			trainFault = poison
-			os.Exit(Main(os.Args, os.Stdin, os.Stdout, os.Stderr))
+			os.Exit(run(faultfs.New(nil), os.Args, os.Stdin, os.Stdout, os.Stderr))
 		},
 	})
 }
@@ -134,8 +134,14 @@ func writeCorpus(path string, documents int, seed uint64) error {
 // call runs mula inside the test process.
 func call(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
+	return callOn(t, faultfs.New(nil), args...)
+}
+
+// callOn is call with outputs on a file system.
+func callOn(t *testing.T, fsys filesystem.FS, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
 	var out, errs bytes.Buffer
-	code = Main(append([]string{"mula"}, args...), strings.NewReader(""), &out, &errs)
+	code = run(fsys, append([]string{"mula"}, args...), strings.NewReader(""), &out, &errs)
 	return code, out.String(), errs.String()
 }
 

@@ -95,7 +95,7 @@ func runHash(c *cli.Context) error {
 	var out io.Writer = c.App.Writer
 	var file *atomicfile.File
 	if path := c.String("output"); path != "" {
-		if file, err = atomicfile.Create(path); err != nil {
+		if file, err = atomicfile.On(fileSystem(c)).Create(path); err != nil {
 			return err
 		}
 		defer file.Abort()

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem/faultfs"
 	"mula/internal/longtest"
 	"mula/internal/testwait"
 	"mula/shards"
@@ -332,7 +333,6 @@ func TestFullDisk(t *testing.T) {
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
 	t.Chdir(dir)
-	defer func() { atomicfile.Fault = nil }()
 	for _, c := range []struct{ name, args, output string }{
 		{"tokenizer train", "tokenizer train --vocab-size 300 --output out/tokenizer.json docs.jsonl", "out"},
 		{"tokenize", "tokenize --tokenizer tokenizer.json --output out/a docs.jsonl", "out"},
@@ -340,7 +340,7 @@ func TestFullDisk(t *testing.T) {
 		{"hash", "hash --batch-size 4 --output out/log.jsonl", "out"},
 	} {
 		failures := 0
-		for k := 1; ; k++ {
+		for k := int64(1); ; k++ {
 			if err := os.RemoveAll(c.output); err != nil {
 				t.Fatal(err)
 			}
@@ -349,19 +349,9 @@ func TestFullDisk(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			var mu sync.Mutex
-			n, hit := 0, atomicfile.Op("")
-			atomicfile.Fault = func(op atomicfile.Op, _ string) error {
-				mu.Lock()
-				defer mu.Unlock()
-				if n++; n == k {
-					hit = op
-					return syscall.ENOSPC
-				}
-				return nil
-			}
-			code, _, stderr := call(t, strings.Fields(c.args)...)
-			atomicfile.Fault = nil
+			nth := &faultfs.Nth{K: k, Err: syscall.ENOSPC}
+			code, _, stderr := callOn(t, faultfs.New(nth.Fault), strings.Fields(c.args)...)
+			hit := nth.Failed()
 			if hit == "" {
 				if code != exitDone {
 					t.Errorf("%s without a fault: exit %d, %s", c.name, code, stderr)
@@ -376,7 +366,7 @@ func TestFullDisk(t *testing.T) {
 				// A shard's data files may exist, but not its index, which marks it as complete.
 				// The job's folder may exist for the same command.
 				if c.name == "tokenize" && (filepath.Ext(name) != ".idx" || wholeShard(t, "out/a")) ||
-					hit == atomicfile.OpSyncDir {
+					strings.HasPrefix(hit, string(faultfs.SyncDir)) {
 					continue
 				}
 				t.Errorf("%s, full at operation %d (%s): left %s", c.name, k, hit, name)

@@ -193,6 +193,7 @@ func runTokenize(c *cli.Context) error {
 			output, output)
 	}
 	options := job.Options{Inputs: found.Inputs, Names: found.Names, Read: read, Output: output, Layout: to.ID,
+		FS:      fileSystem(c),
 		Workers: c.Int("workers"), AppendEOD: !c.Bool("no-eod"), Overwrite: c.Bool("overwrite"),
 		Shuffle: c.IsSet("shuffle-seed"), ShuffleSeed: c.Uint64("shuffle-seed"), Sample: c.Float64("fraction")}
 	for flag, value := range map[string]*int64{

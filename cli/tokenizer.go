@@ -115,7 +115,7 @@ func tokenizerTrain(c *cli.Context) error {
 	if err != nil {
 		return fmt.Errorf("training a tokenizer: %w", err)
 	}
-	if err := atomicfile.WriteFile(c.String("output"), data); err != nil {
+	if err := atomicfile.On(fileSystem(c)).WriteFile(c.String("output"), data); err != nil {
 		return err
 	}
 	p.end()

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
 	"mula/moe/safetensors"
 	"mula/xpu"
 )
@@ -23,6 +24,7 @@ type SaveOptions struct {
 	DType safetensors.DType // element type of the weights; empty means F32
 	// maximum bytes of weights in a file (a larger tensor gets its own file); 0 means one file
 	ShardSize int64
+	FS        filesystem.FS // the file system of the directory; nil = the machine's
 }
 
 // Save writes the model as a Hugging Face directory: weights in safetensors files under the names
@@ -65,6 +67,7 @@ func saveDirectory(dir string, c Config, opts SaveOptions,
 			return err
 		}
 	}
+	files := atomicfile.On(opts.FS)
 	tensors := c.Tensors()
 	for i := range tensors {
 		tensors[i].DType = opts.DType
@@ -81,7 +84,7 @@ func saveDirectory(dir string, c Config, opts SaveOptions,
 		for _, t := range shard {
 			index.WeightMap[t.Name] = name
 		}
-		err := writeShard(filepath.Join(dir, name), shard,
+		err := writeShard(files, filepath.Join(dir, name), shard,
 			func(i int, write func([]float32) error) error { return fill(first+i, write) })
 		if err != nil {
 			return err
@@ -93,7 +96,7 @@ func saveDirectory(dir string, c Config, opts SaveOptions,
 		if err != nil {
 			return err
 		}
-		if err := atomicfile.WriteFile(filepath.Join(dir, safetensors.IndexName), append(text, '\n')); err != nil {
+		if err := files.WriteFile(filepath.Join(dir, safetensors.IndexName), append(text, '\n')); err != nil {
 			return err
 		}
 	}
@@ -101,7 +104,7 @@ func saveDirectory(dir string, c Config, opts SaveOptions,
 	if err := WriteConfigJSON(&config, c, opts.DType); err != nil {
 		return err
 	}
-	return atomicfile.WriteFile(filepath.Join(dir, configName), []byte(config.String()))
+	return files.WriteFile(filepath.Join(dir, configName), []byte(config.String()))
 }
 
 // Tensors lists the weights of a complete model of this configuration as stored in files, in the
@@ -173,8 +176,9 @@ func shardTensors(tensors []safetensors.Tensor, opts SaveOptions) [][]safetensor
 	return shards
 }
 
-func writeShard(path string, tensors []safetensors.Tensor, fill func(i int, write func([]float32) error) error) error {
-	file, err := atomicfile.Create(path)
+func writeShard(files atomicfile.Files, path string, tensors []safetensors.Tensor,
+	fill func(i int, write func([]float32) error) error) error {
+	file, err := files.Create(path)
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem/faultfs"
 	"mula/moe/safetensors"
 	"mula/xpu"
 	"mula/xpu/cpu"
@@ -156,21 +157,15 @@ func TestSaveRefusesDirectoryInUse(t *testing.T) {
 // Whichever file operation fails, the error is passed on, and the directory has no config.json
 // unless everything else is there.
 func TestSaveFaults(t *testing.T) {
-	defer func() { atomicfile.Fault = nil }()
+	t.Parallel()
 	m, _ := openGolden(t, "olmo.safetensors").model(1)
-	for k := 1; ; k++ {
-		dir, n := t.TempDir(), 0
-		atomicfile.Fault = func(atomicfile.Op, string) error {
-			if n++; n == k {
-				return syscall.ENOSPC
-			}
-			return nil
-		}
-		err := m.Save(t.Context(), dir, SaveOptions{ShardSize: 100_000})
-		atomicfile.Fault = nil
-		if n < k {
+	for k := int64(1); ; k++ {
+		dir := t.TempDir()
+		nth := &faultfs.Nth{K: k, Err: syscall.ENOSPC}
+		err := m.Save(t.Context(), dir, SaveOptions{ShardSize: 100_000, FS: faultfs.New(nth.Fault)})
+		if nth.Failed() == "" {
 			if err != nil || k < 20 {
-				t.Fatalf("%d operations, %v", n, err)
+				t.Fatalf("without a fault: %v after %d operations; want at least 19", err, k-1)
 			}
 			return
 		}

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"mula/blend"
+	"mula/internal/filesystem/faultfs"
 	"mula/shards"
 )
 
@@ -37,8 +38,8 @@ func (m withCache) Run() int {
 // Shard writes a shard. Each document is a list of token ids below vocabulary.
 func Shard(t testing.TB, prefix string, dtype shards.DType, vocabulary int, documents [][]uint32) {
 	t.Helper()
-	w, err := shards.Create(prefix, dtype, shards.TokenizerInfo{SHA256: strings.Repeat("ab", 32), VocabSize: vocabulary,
-		EOD: 0, ClassTable: "test", Specials: "text"})
+	w, err := shards.CreateOn(faultfs.New(nil), prefix, dtype, shards.TokenizerInfo{
+		SHA256: strings.Repeat("ab", 32), VocabSize: vocabulary, EOD: 0, ClassTable: "test", Specials: "text"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,7 +69,7 @@ func Seal(t testing.TB, dir, name, config string) string {
 		t.Fatal(err)
 	}
 	path := filepath.Join(dir, name)
-	if err := plan.Write(path); err != nil {
+	if err := plan.WriteOn(faultfs.New(nil), path); err != nil {
 		t.Fatal(err)
 	}
 	return path

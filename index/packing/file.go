@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
 	"mula/internal/mapping"
 	"mula/shards"
 )
@@ -36,15 +37,16 @@ type File struct {
 	Statistics
 }
 
-// Build creates the index file of a source in dir, unless it exists. An existing file is read
+// Build creates the index file of a source in dir, unless it exists. A nil fsys is the file system
+// of the machine. An existing file is read
 // completely, and rebuilt if it is damaged. Build packs twice, once for the pieces and once for the
 // table of samples after them, so that it keeps neither in memory. The file is created atomically.
-func Build(ctx context.Context, dir string, s *Source) (*File, error) {
+func Build(ctx context.Context, fsys filesystem.FS, dir string, s *Source) (*File, error) {
 	path := filepath.Join(dir, s.Name())
 	if f, err := find(ctx, path, s); err == nil || ctx.Err() != nil {
 		return f, err
 	}
-	h, err := atomicfile.CreateHashed(path)
+	h, err := atomicfile.On(fsys).CreateHashed(path)
 	if err != nil {
 		return nil, err
 	}

@@ -18,7 +18,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"mula/internal/atomicfile"
+	"mula/internal/filesystem/faultfs"
 	"mula/internal/longtest"
 	"mula/internal/mapping"
 	"mula/shards"
@@ -260,7 +260,7 @@ func TestFilesOfOtherImplementation(t *testing.T) {
 			s.HeldOut = at
 		}
 		dir := t.TempDir()
-		f, err := Build(t.Context(), dir, s)
+		f, err := Build(t.Context(), nil, dir, s)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -335,7 +335,7 @@ func TestFileIsFoundAgain(t *testing.T) {
 			break
 		}
 	}
-	first, err := Build(t.Context(), dir, s)
+	first, err := Build(t.Context(), nil, dir, s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -343,7 +343,7 @@ func TestFileIsFoundAgain(t *testing.T) {
 		t.Fatalf("%d of %d samples are held out", first.HeldOut, first.Samples)
 	}
 	built := passes
-	again, err := Build(t.Context(), dir, s)
+	again, err := Build(t.Context(), nil, dir, s)
 	if err != nil || !reflect.DeepEqual(again, first) {
 		t.Fatalf("found %+v, %v; built %+v", again, err, first)
 	}
@@ -358,7 +358,7 @@ func TestFileIsFoundAgain(t *testing.T) {
 	if err := os.WriteFile(path, whole[:len(whole)-5], 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if again, err = Build(t.Context(), dir, s); err != nil || !reflect.DeepEqual(again, first) {
+	if again, err = Build(t.Context(), nil, dir, s); err != nil || !reflect.DeepEqual(again, first) {
 		t.Fatalf("over a damaged file %+v, %v; want %+v", again, err, first)
 	}
 	// Another length, other held-out documents, another shard: each has a file of its own.
@@ -384,7 +384,7 @@ func TestDamageIsFound(t *testing.T) {
 	dir := t.TempDir()
 	s := source(9, 0, lengths(20, 5, 20, "uniform"))
 	s.HeldOut = s.Shards[0].Tokens
-	f, err := Build(t.Context(), dir, s)
+	f, err := Build(t.Context(), nil, dir, s)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -419,30 +419,25 @@ func TestDamageIsFound(t *testing.T) {
 
 // A fault at any operation on the file leaves nothing that a later build takes for whole.
 func TestFaultsLeaveNoHalfFile(t *testing.T) {
+	t.Parallel()
 	s := source(17, 0, lengths(90, 3, 40, "uniform"))
 	s.HeldOut = s.Shards[0].Tokens
-	want, err := Build(t.Context(), t.TempDir(), s)
+	want, err := Build(t.Context(), nil, t.TempDir(), s)
 	if err != nil {
 		t.Fatal(err)
 	}
 	failed := 0
-	for at := 0; ; at++ {
-		dir, n := t.TempDir(), 0
-		atomicfile.Fault = func(atomicfile.Op, string) error {
-			if n++; n == at+1 {
-				return errors.New("the disk is full")
-			}
-			return nil
-		}
-		_, err := Build(t.Context(), dir, s)
-		atomicfile.Fault = nil
-		if err == nil && n <= at {
+	for at := int64(1); ; at++ {
+		dir := t.TempDir()
+		nth := &faultfs.Nth{K: at, Err: errors.New("the disk is full")}
+		_, err := Build(t.Context(), faultfs.New(nth.Fault), dir, s)
+		if err == nil && nth.Failed() == "" {
 			break
 		}
 		if err != nil {
 			failed++
 		}
-		got, err := Build(t.Context(), dir, s)
+		got, err := Build(t.Context(), nil, dir, s)
 		if err != nil || !reflect.DeepEqual(got, want) {
 			t.Fatalf("after a fault at operation %d: %+v, %v; want %+v", at, got, err, want)
 		}
@@ -486,7 +481,7 @@ func TestRefusals(t *testing.T) {
 		}
 	}
 	dir := t.TempDir()
-	if _, err := Build(ctx, dir, &changing); err == nil || !strings.Contains(err.Error(), "changed meanwhile") {
+	if _, err := Build(ctx, nil, dir, &changing); err == nil || !strings.Contains(err.Error(), "changed meanwhile") {
 		t.Errorf("documents that change: %v", err)
 	}
 	if list, err := os.ReadDir(dir); err != nil || len(list) > 0 {
@@ -504,7 +499,7 @@ func FuzzOpen(f *testing.F) {
 	dir := f.TempDir()
 	s := source(9, 0, lengths(12, 5, 20, "uniform"))
 	s.HeldOut = s.Shards[0].Tokens
-	built, err := Build(context.Background(), dir, s)
+	built, err := Build(context.Background(), nil, dir, s)
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
 	"mula/internal/usercache"
 )
 
@@ -20,7 +21,10 @@ import (
 //	"mula opencl 1\n" | that SHA-256 | SHA-256 of the rest | the driver's binary
 //
 // and is written atomically. Any other file is ignored.
-type Cache struct{ folder string }
+type Cache struct {
+	folder string
+	disk   atomicfile.Files
+}
 
 const (
 	cacheMagic  = "mula opencl 1\n"
@@ -31,7 +35,7 @@ const (
 type cacheKey [sha256.Size]byte
 
 // NewCache returns the cache in a folder, which is created when the first program is stored.
-func NewCache(folder string) *Cache { return &Cache{folder} }
+func NewCache(folder string) *Cache { return &Cache{folder: folder} }
 
 // UserCache returns the user's cache, mula/opencl in the user's cache folder (XDG_CACHE_HOME, or
 // .cache in HOME). It fails if there is no such folder.
@@ -62,7 +66,7 @@ func (c *Cache) path(key cacheKey) string {
 
 // load returns the stored binary, or nil.
 func (c *Cache) load(key cacheKey) []byte {
-	f, err := os.Open(c.path(key))
+	f, err := filesystem.Open(c.disk.FS(), c.path(key))
 	if err != nil {
 		return nil
 	}
@@ -91,11 +95,11 @@ func (c *Cache) store(key cacheKey, content []byte) (err error) {
 	if err := os.MkdirAll(c.folder, 0o700); err != nil {
 		return err
 	}
-	if _, err := atomicfile.Clean(c.folder); err != nil {
+	if _, err := c.disk.Clean(c.folder); err != nil {
 		return err
 	}
 	sum := sha256.Sum256(content)
 	data := append([]byte(cacheMagic), key[:]...)
 	data = append(append(data, sum[:]...), content...)
-	return atomicfile.WriteFile(c.path(key), data)
+	return c.disk.WriteFile(c.path(key), data)
 }

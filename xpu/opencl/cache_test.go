@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem/faultfs"
 	"mula/internal/longtest"
 )
 
@@ -191,23 +192,17 @@ func TestCacheRepair(t *testing.T) {
 func TestCacheFaults(t *testing.T) {
 	build := builder(t)
 	broken := errors.New("broken disk")
-	defer func() { atomicfile.Fault = nil }()
 	source := Source{"f.cl", smallText, "-DVALUE=1"}
-	for _, op := range []atomicfile.Op{atomicfile.OpCreate, atomicfile.OpWrite, atomicfile.OpSync, atomicfile.OpRename,
-		atomicfile.OpSyncDir} {
+	for _, op := range []faultfs.Op{faultfs.Create, faultfs.Write, faultfs.Sync, faultfs.Rename,
+		faultfs.SyncDir} {
 		cache := NewCache(t.TempDir())
-		atomicfile.Fault = func(o atomicfile.Op, path string) error {
-			if o == op {
-				return broken
-			}
-			return nil
-		}
+		cache.disk = atomicfile.On(faultfs.FailOn(op, "", broken))
 		cached, err := build(source, cache)
 		if cached || !errors.Is(err, broken) || !strings.Contains(err.Error(), "cannot cache") {
 			t.Errorf("%s: cached %v, %v", op, cached, err)
 		}
-		atomicfile.Fault = nil
-		published := op == atomicfile.OpSyncDir // the file is there, and whole
+		cache.disk = atomicfile.Files{}
+		published := op == faultfs.SyncDir // the file is there, and whole
 		if files := cache.files(t); len(files) > 0 != published {
 			t.Errorf("%s: %q is there", op, files)
 		}
