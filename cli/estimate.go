@@ -17,6 +17,7 @@ import (
 	"mula/train"
 	"mula/train/estimate"
 	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // Values of --collectives.
@@ -191,7 +192,7 @@ func estimateInput(c *cli.Context) (estimate.Input, error) {
 		if err != nil {
 			return in, usagef("--model: %s", err)
 		}
-		in = estimate.Input{Model: c.String("model"), Config: config, Layout: estimate.Layout{DP: 1, EP: 1, PP: 1}}
+		in = estimate.Input{Model: c.String("model"), Config: config}
 	}
 	l := &in.Layout
 	given := func(name string) bool { return c.IsSet(name) || c.String("config") == "" }
@@ -247,21 +248,24 @@ func parseLayout(text string, l *estimate.Layout) (warnings []string, err error)
 	if text == "" {
 		return nil, nil
 	}
-	axes := map[string]*int{"expert_dp": &l.DP, "ep": &l.EP, "pp": &l.PP}
+	axes := map[string]comm.Axes{}
+	for _, axis := range comm.AllAxes() {
+		axes[axis.String()] = axis
+	}
 	for _, part := range strings.Split(text, ",") {
 		name, value, ok := strings.Cut(strings.TrimSpace(part), "=")
 		if name == "dp" {
 			name, warnings = "expert_dp", []string{"dp in --layout is now called expert_dp"}
 		}
-		axis := axes[name]
+		axis, known := axes[name]
 		n, err := strconv.Atoi(value)
-		if !ok || axis == nil || err != nil || n < 1 || n > 1<<24 {
+		if !ok || !known || err != nil || n < 1 || n > 1<<24 {
 			return nil,
 				usagef("--layout: must be like expert_dp=256,ep=12,pp=4, with whole numbers from 1 and each axis "+
 					"at most once, got %q", text)
 		}
 		delete(axes, name)
-		*axis = n
+		l.Shape = l.With(axis, n)
 	}
 	return warnings, nil
 }
@@ -306,7 +310,7 @@ func (e *estimateReport) write(w io.Writer) {
 	l := r.Layout
 	fmt.Fprintf(w, "%s on %s: %s parameters, %s active; expert_dp %d × ep %d × pp %d = %s\n", r.Model, r.Machine.Name,
 		quantity.Tokens(r.Parameters), quantity.Tokens(r.Active),
-		l.DP, l.EP, l.PP, quantity.Plural(int64(l.Ranks()), "rank"))
+		l.Size(comm.ExpertDP), l.Size(comm.EP), l.Size(comm.PP), quantity.Plural(int64(l.Ranks()), "rank"))
 	fmt.Fprintf(w,
 		"step: %s sequences of %s = %s tokens; sequences per data rank: %d, %d at a time; dispatch %s; recompute %s\n",
 		quantity.Grouped(int64(l.BatchSize)), quantity.Plural(int64(l.SequenceLength), "token"),
@@ -375,7 +379,7 @@ func (e *estimateReport) write(w io.Writer) {
 		fmt.Fprintf(w, "\nExchanges per step with %s\n", r.Layout.Optimizer)
 		exchanges := newTable("for", "operation", "group", "ranks", "calls", "sent per rank")
 		for _, x := range r.Traffic {
-			exchanges.row(string(x.Purpose), x.Name, string(x.Group), x.Ranks, x.Calls,
+			exchanges.row(string(x.Purpose), x.Name, x.Group.GroupName(), x.Ranks, x.Calls,
 				quantity.Bytes(int64(x.PerRank()+0.5)))
 		}
 		if len(r.Traffic) == 0 {

@@ -41,7 +41,7 @@ func (c Config) estimateTrainer() estimate.Trainer {
 // estimateLayout returns the layout of a resolved configuration for samples of that length.
 func (c Config) estimateLayout(sequenceLength int) estimate.Layout {
 	return estimate.Layout{
-		DP: c.Layout.DP, EP: c.Layout.EP, PP: c.Layout.PP,
+		Shape:     c.Layout.shape(),
 		Optimizer: estimate.Scheme(c.Layout.Optimizer), Dispatch: c.Layout.Dispatch,
 		BatchSize: c.BatchSize, MicroBatchSize: c.MicroBatchSize, SequenceLength: sequenceLength,
 		Recompute: c.Recompute, Documents: c.Attention == DocumentAttention,

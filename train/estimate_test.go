@@ -30,7 +30,8 @@ func TestEstimateInput(t *testing.T) {
 	lion.State = 4
 	want := estimate.Input{
 		Model: "mula-nano", Config: in.Config, Trainer: lion, Precision: xpu.BF16, Machine: estimate.Aurora,
-		Layout: estimate.Layout{DP: 2, EP: 4, PP: 1, Optimizer: estimate.SO, Dispatch: moe.AllGather, BatchSize: 8,
+		Layout: estimate.Layout{Shape: LayoutConfig{DP: 2, EP: 4, PP: 1}.shape(), Optimizer: estimate.SO,
+			Dispatch: moe.AllGather, BatchSize: 8,
 			MicroBatchSize: 8, SequenceLength: 16,
 			Recompute: moe.RecomputeLayers},
 	}
@@ -62,7 +63,7 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 		for _, scheme := range []Scheme{Unsharded, SO, EPSO} {
 			layout := LayoutConfig{DP: axes[0], EP: axes[1], PP: 1, TP: 1, Optimizer: scheme, Dispatch: moe.AllToAll}
 			type kind struct {
-				group     estimate.Group
+				group     comm.Axes
 				operation comm.Operation
 			}
 			var mu sync.Mutex
@@ -83,8 +84,8 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				of := map[estimate.Group][]*comm.Comm{estimate.Experts: {groups.Group(comm.EP), groups.within},
-					estimate.Replicas: {groups.Group(comm.Replicas)}, estimate.Data: {groups.Group(comm.Data)}}
+				of := map[comm.Axes][]*comm.Comm{comm.EP: {groups.Group(comm.EP), groups.within},
+					comm.Replicas: {groups.Group(comm.Replicas)}, comm.Data: {groups.Group(comm.Data)}}
 				for _, group := range of {
 					for _, member := range group {
 						member.ResetTraffic()
@@ -114,7 +115,7 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 				}
 				return nil
 			})
-			l := estimate.Layout{DP: layout.DP, EP: layout.EP, PP: 1, Optimizer: estimate.Scheme(scheme),
+			l := estimate.Layout{Shape: layout.shape(), Optimizer: estimate.Scheme(scheme),
 				Dispatch: layout.Dispatch, BatchSize: layout.Ranks(), MicroBatchSize: 1,
 				SequenceLength: 16, Recompute: moe.RecomputeNone}
 			stages, err := estimate.Stages(c, l)

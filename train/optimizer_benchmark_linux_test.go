@@ -113,7 +113,7 @@ func BenchmarkOptimizerStep(b *testing.B) {
 			})
 
 			predicted := func(scheme Scheme) (elements, bytes float64) {
-				l := estimate.Layout{DP: layout.DP, EP: ep, PP: 1, Optimizer: estimate.Scheme(scheme),
+				l := estimate.Layout{Shape: layout.shape(), Optimizer: estimate.Scheme(scheme),
 					Dispatch: layout.Dispatch, BatchSize: layout.Ranks(), MicroBatchSize: 1,
 					SequenceLength: 16, Recompute: moe.RecomputeNone}
 				stages, err := estimate.Stages(c, l)

@@ -7,6 +7,8 @@ import (
 
 	"mula/internal/chart"
 	"mula/internal/quantity"
+
+	"mula/xpu/comm"
 )
 
 // A Curve is the scaling of a run with one scheme.
@@ -36,7 +38,7 @@ func Chart(results []*Result, curves []Curve) []byte {
 	d.Text("title", 14, y, chart.Start, fmt.Sprintf("%s on %s", r.Model, r.Machine.Name))
 	y += 18
 	d.Text("note", 14, y, chart.Start, fmt.Sprintf("ep %d, pp %d, micro-batches of %d × %d tokens, dispatch %s, "+
-		"recompute %s; bytes of %s", l.EP, l.PP, l.microBatch(), l.SequenceLength,
+		"recompute %s; bytes of %s", l.Size(comm.EP), l.Size(comm.PP), l.microBatch(), l.SequenceLength,
 		l.Dispatch, l.Recompute, r.Trainer.Name))
 	y += 15
 	d.Text("note", 14, y, chart.Start,
@@ -144,7 +146,7 @@ func steps(d *chart.Drawing, results []*Result, y, left, right float64) float64 
 	}
 	ranks := results[0].Layout.Ranks()
 	d.Text("head", 14, y, chart.Start, fmt.Sprintf("Seconds of a step at %s ranks (expert_dp %d)",
-		quantity.Grouped(ranks), results[0].Layout.DP))
+		quantity.Grouped(ranks), results[0].Layout.Size(comm.ExpertDP)))
 	y += 14
 	x := left
 	for i, p := range Parts() { // the legend

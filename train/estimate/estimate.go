@@ -12,6 +12,7 @@ import (
 
 	"mula/moe"
 	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // Input describes a run to estimate.
@@ -89,7 +90,7 @@ func Compute(in Input) (*Result, error) {
 		Stages: stages, Memory: RankMemory(in.Config, in.Layout, in.Trainer)}
 	c, l, m := in.Config, in.Layout, &in.Machine
 	tokens := float64(l.Sequences()) * float64(l.SequenceLength) // of a data rank
-	r.FLOPs = c.FLOPsPerToken(l.SequenceLength) * tokens / float64(l.PP)
+	r.FLOPs = c.FLOPsPerToken(l.SequenceLength) * tokens / float64(l.Size(comm.PP))
 	peak := m.peak(in.Precision == xpu.BF16)
 
 	votes := VoteTraffic(c, l, in.Trainer)
@@ -135,7 +136,7 @@ func Compute(in Input) (*Result, error) {
 	micro := float64(l.MicroBatches())
 	r.Time.Compute, r.Time.Dispatch, r.Time.Stages = micro*slowest.Compute, micro*slowest.Dispatch, micro*slowest.Stages
 	r.Time.Votes = r.seconds(votes)
-	r.Time.Bubble = float64(l.PP-1) * slowest.Passes()
+	r.Time.Bubble = float64(l.Size(comm.PP)-1) * slowest.Passes()
 	r.StepTime = r.Time.Step()
 	r.Fits = float64(r.Memory.Total()) <= m.Memory.Value
 	r.TokensPerSecond = float64(l.BatchSize) * float64(l.SequenceLength) / r.StepTime
@@ -146,9 +147,9 @@ func Compute(in Input) (*Result, error) {
 // buckets returns the number of calls in which mula exchanges the gradients or weights of stage i
 // in a group. Each of these is a bucket: the experts of a layer, the rest of a layer, the
 // embedding, and the final norm with the head.
-func buckets(c moe.Config, l Layout, i int, s Stage, g Group) int {
+func buckets(c moe.Config, l Layout, i int, s Stage, g comm.Axes) int {
 	replicated, divided := s.Layers, 0
-	if i == 0 && (l.PP > 1 || !c.TieEmbeddings) {
+	if i == 0 && (l.Size(comm.PP) > 1 || !c.TieEmbeddings) {
 		replicated++
 	}
 	if s.Head {
@@ -158,9 +159,9 @@ func buckets(c moe.Config, l Layout, i int, s Stage, g Group) int {
 		divided = s.Layers
 	}
 	switch {
-	case g == Replicas && l.Optimizer == SO:
+	case g == comm.Replicas && l.Optimizer == SO:
 		return replicated + divided
-	case g == Replicas:
+	case g == comm.Replicas:
 		return divided
 	}
 	return replicated

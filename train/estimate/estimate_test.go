@@ -27,7 +27,7 @@ func near(got, want, digit float64) bool { return math.Abs(got-want) <= digit/2*
 
 // optimusLayout is a layout of bf16 runs with a sequence for each rank.
 func optimusLayout(dp, ep, pp int, scheme Scheme) Layout {
-	return Layout{DP: dp, EP: ep, PP: pp, Optimizer: scheme, Dispatch: moe.AllGather, BatchSize: dp * ep * pp,
+	return Layout{Shape: shape(dp, ep, pp), Optimizer: scheme, Dispatch: moe.AllGather, BatchSize: dp * ep * pp,
 		MicroBatchSize: 1, SequenceLength: 2048, Recompute: moe.RecomputeNone}
 }
 
@@ -205,7 +205,7 @@ func draw(t *rapid.T) (moe.Config, Layout) {
 		c.Architecture, c.Experts, c.ExpertsPerToken, ep = moe.OLMo, 0, 0, 1
 	}
 	l := Layout{
-		DP: rapid.IntRange(1, 9).Draw(t, "dp"), EP: ep, PP: pp, Optimizer: EPSO,
+		Shape: shape(rapid.IntRange(1, 9).Draw(t, "dp"), ep, pp), Optimizer: EPSO,
 		Dispatch:       rapid.SampledFrom([]moe.Dispatch{moe.AllToAll, moe.AllGather}).Draw(t, "dispatch"),
 		MicroBatchSize: rapid.IntRange(1, 3).Draw(t, "micro-batch"), SequenceLength: rapid.IntRange(1, 64).Draw(t,
 			"length"),
@@ -244,14 +244,14 @@ func TestSchemes(t *testing.T) {
 			var all int64
 			updated := 0.0
 			for _, s := range r.Stages {
-				all += s.Replicated + s.Divided*int64(l.EP)
+				all += s.Replicated + s.Divided*int64(l.Size(comm.EP))
 				perRank := Stepped(s.Replicated, s.Divided, l)
 				if scheme == EPSO {
 					updated += perRank * float64(l.DataRanks())
 				}
 			}
 			want := c.TotalParameters()
-			if c.TieEmbeddings && l.PP > 1 {
+			if c.TieEmbeddings && l.Size(comm.PP) > 1 {
 				want += int64(c.VocabSize) * int64(c.HiddenSize)
 			}
 			if all != want {
@@ -279,11 +279,11 @@ func TestSchemes(t *testing.T) {
 				t.Fatalf("stage %d: EPSO keeps %d bytes, SO %d", i, kept[EPSO][i], kept[SO][i])
 			}
 		}
-		if l.EP == 1 && (epso.Sent()*rounding < so.Sent() || epso.Stepped*rounding < so.Stepped ||
+		if l.Size(comm.EP) == 1 && (epso.Sent()*rounding < so.Sent() || epso.Stepped*rounding < so.Stepped ||
 			!slices.Equal(kept[EPSO], kept[SO])) {
 			t.Fatalf("without expert parallelism EPSO differs from SO: %+v, %+v", epso, so)
 		}
-		if l.EP > 1 && l.DP*l.EP > 1 && !(epso.Stepped < so.Stepped) {
+		if l.Size(comm.EP) > 1 && l.Size(comm.Replicas)*l.Size(comm.EP) > 1 && !(epso.Stepped < so.Stepped) {
 			t.Fatalf("EPSO updates %g weights of a rank, SO %g", epso.Stepped, so.Stepped)
 		}
 	})
@@ -295,7 +295,7 @@ func TestActivations(t *testing.T) {
 	for _, name := range []string{"mula-tiny", "mula-mini", "mula-1b", "mula-7b-a1b"} {
 		for _, recompute := range []moe.Recompute{moe.RecomputeNone, moe.RecomputeExperts, moe.RecomputeLayers} {
 			c := preset(t, name)
-			l := Layout{DP: 1, EP: 1, PP: 1, Optimizer: EPSO, Dispatch: moe.AllToAll, BatchSize: 2, MicroBatchSize: 2,
+			l := Layout{Shape: shape(1, 1, 1), Optimizer: EPSO, Dispatch: moe.AllToAll, BatchSize: 2, MicroBatchSize: 2,
 				SequenceLength: 1024, Recompute: recompute}
 			other := Mula
 			other.Own = false
@@ -317,11 +317,12 @@ func TestRefusals(t *testing.T) {
 		change func(in *Input)
 		want   string
 	}{
-		{func(in *Input) { in.Layout.EP = 5; in.Layout.BatchSize = 3072 },
+		{func(in *Input) { in.Layout.Shape = in.Layout.With(comm.EP, 5); in.Layout.BatchSize = 3072 },
 			"possible: 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 96"},
-		{func(in *Input) { in.Layout.PP = 33 }, "pp is 33, but the model has only 32 layers"},
+		{func(in *Input) { in.Layout.Shape = in.Layout.With(comm.PP, 33) },
+			"pp is 33, but the model has only 32 layers"},
 		{func(in *Input) { in.Layout.BatchSize = 3073 }, "multiple of 3072"},
-		{func(in *Input) { in.Layout.DP = 0 }, "expert_dp is 0"},
+		{func(in *Input) { in.Layout.Shape = in.Layout.With(comm.Replicas, 0) }, "expert_dp is 0"},
 		{func(in *Input) { in.Layout.BatchSize = 3072 << 18 }, "at most 68719476736"},
 		{func(in *Input) { in.Layout.Optimizer = "zero" }, "allowed: epso, so, unsharded"},
 		{func(in *Input) { in.Layout.Dispatch = "" }, `dispatch is ""; allowed: alltoall, allgather`},
@@ -376,33 +377,39 @@ func TestSecondsByHand(t *testing.T) {
 		want    float64
 		flat    bool
 	}{
-		{"all-gather inside a node", Layout{DP: 1, EP: 2, PP: 1}, exchange(ForDispatch, comm.OpAllGather, Experts, 2, 1,
+		{"all-gather inside a node", Layout{Shape: shape(1, 2, 1)}, exchange(ForDispatch, comm.OpAllGather, comm.EP, 2,
+			1,
 			4e9), 0, 4e9 / 2 / 2e9, false},
-		{"all-gather of replicas in two nodes", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForWeights, comm.OpAllGather,
-			Replicas, 2, 1, 4e9), 0, 4e9 / 2 / 2.5e8, false},
+		{"all-gather of replicas in two nodes", Layout{Shape: shape(2, 2, 1)}, exchange(ForWeights, comm.OpAllGather,
+			comm.Replicas, 2, 1, 4e9), 0, 4e9 / 2 / 2.5e8, false},
 		// z = 4e9/3; inside z/2 at 2e9, then half of z's half at 2.5e8.
-		{"reduce-scatter of all in two nodes", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForGradients, comm.OpReduceScatter,
-			Data, 4, 1, 4e9), 0, 4e9/3/2/2e9 + 4e9/3/2/2/2.5e8, false},
-		{"all-reduce is two of them", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForGradients, comm.OpAllReduce, Data, 4, 1,
+		{"reduce-scatter of all in two nodes", Layout{Shape: shape(2, 2, 1)}, exchange(ForGradients,
+			comm.OpReduceScatter,
+			comm.Data, 4, 1, 4e9), 0, 4e9/3/2/2e9 + 4e9/3/2/2/2.5e8, false},
+		{"all-reduce is two of them", Layout{Shape: shape(2, 2, 1)}, exchange(ForGradients, comm.OpAllReduce, comm.Data,
+			4, 1,
 			8e9), 0, 2 * (4e9/3/2/2e9 + 4e9/3/2/2/2.5e8), false},
 		// A rank sends a third of its bytes within the node.
-		{"all-to-all in two nodes", Layout{DP: 1, EP: 4, PP: 1}, exchange(ForDispatch, comm.OpAllToAll, Experts, 4, 1,
+		{"all-to-all in two nodes", Layout{Shape: shape(1, 4, 1)}, exchange(ForDispatch, comm.OpAllToAll, comm.EP, 4, 1,
 			12e9), 0, 1e9/2e9 + 2e9/2.5e8, false},
 		// Four nodes are two groups: half of the messages leave theirs, for which a node has 1e9:
 		// 2e9 in all, as much as the network.
-		{"two groups, limited by the network", Layout{DP: 8, EP: 1, PP: 1}, exchange(ForWeights, comm.OpAllGather,
-			Replicas, 8, 1, 56e9), 0, 8e9/2/2e9 + 8e9/2*3/4/2.5e8, false},
+		{"two groups, limited by the network", Layout{Shape: shape(8, 1, 1)}, exchange(ForWeights, comm.OpAllGather,
+			comm.Replicas, 8, 1, 56e9), 0, 8e9/2/2e9 + 8e9/2*3/4/2.5e8, false},
 		// Eight nodes are four groups: 3/4 leave, so 4/3e9 in all.
-		{"four groups, limited between them", Layout{DP: 16, EP: 1, PP: 1}, exchange(ForWeights, comm.OpAllGather,
-			Replicas, 16, 1, 15*16e9), 0,
+		{"four groups, limited between them", Layout{Shape: shape(16, 1, 1)}, exchange(ForWeights, comm.OpAllGather,
+			comm.Replicas, 16, 1, 15*16e9), 0,
 			16e9/2/2e9 + 16e9/2*7/8/(2.5e8*2/3), false},
-		{"latency", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForGradients, comm.OpReduceScatter, Data, 4, 10, 0), 0.001,
+		{"latency", Layout{Shape: shape(2, 2, 1)}, exchange(ForGradients, comm.OpReduceScatter, comm.Data, 4, 10, 0),
+			0.001,
 			10 * (1 + 1) * 0.001, false},
-		{"latency of an all-reduce", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForGradients, comm.OpAllReduce, Data, 4, 10,
+		{"latency of an all-reduce", Layout{Shape: shape(2, 2, 1)}, exchange(ForGradients, comm.OpAllReduce, comm.Data,
+			4, 10,
 			0), 0.001, 2 * 10 * (1 + 1) * 0.001, false},
-		{"a flat gather in two nodes sends as an all-to-all", Layout{DP: 2, EP: 2, PP: 1},
-			exchange(ForWeights, comm.OpAllGather, Data, 4, 1, 12e9), 0, 1e9/2e9 + 2e9/2.5e8, true},
-		{"flat messages", Layout{DP: 2, EP: 2, PP: 1}, exchange(ForGradients, comm.OpReduceScatter, Data, 4, 10, 0),
+		{"a flat gather in two nodes sends as an all-to-all", Layout{Shape: shape(2, 2, 1)},
+			exchange(ForWeights, comm.OpAllGather, comm.Data, 4, 1, 12e9), 0, 1e9/2e9 + 2e9/2.5e8, true},
+		{"flat messages", Layout{Shape: shape(2, 2, 1)}, exchange(ForGradients, comm.OpReduceScatter, comm.Data, 4, 10,
+			0),
 			0.001, 10 * 3 * 0.001, true},
 	} {
 		m.Latency.Value = test.latency
@@ -417,7 +424,7 @@ func TestSecondsByHand(t *testing.T) {
 func TestStepByHand(t *testing.T) {
 	c := preset(t, "mula-1b")
 	in := Input{Model: "mula-1b", Config: c, Trainer: Mula, Precision: xpu.BF16, Machine: simple(),
-		Layout: Layout{DP: 1, EP: 1, PP: 2, Optimizer: EPSO, Dispatch: moe.AllToAll, BatchSize: 6, MicroBatchSize: 2,
+		Layout: Layout{Shape: shape(1, 1, 2), Optimizer: EPSO, Dispatch: moe.AllToAll, BatchSize: 6, MicroBatchSize: 2,
 			SequenceLength: 1024, Recompute: moe.RecomputeNone}}
 	r, err := Compute(in)
 	if err != nil {
@@ -466,7 +473,7 @@ func TestStepByHand(t *testing.T) {
 func TestSensitivities(t *testing.T) {
 	in := Input{Model: "mula-tiny", Config: preset(t, "mula-tiny"), Trainer: Mula, Precision: xpu.FP32,
 		Machine: simple(),
-		Layout: Layout{DP: 1, EP: 1, PP: 1, Optimizer: EPSO, Dispatch: moe.AllToAll, BatchSize: 1024,
+		Layout: Layout{Shape: shape(1, 1, 1), Optimizer: EPSO, Dispatch: moe.AllToAll, BatchSize: 1024,
 			MicroBatchSize: 1024, SequenceLength: 1024, Recompute: moe.RecomputeNone}}
 	in.Machine.MemoryBandwidth = Figure{1e15, Published, "an update takes no time"}
 	all, err := Sensitivities(in, 0, 0, false)

@@ -92,15 +92,15 @@ func run(t interface{ Fatal(...any) }, ranks int,
 func TestOptimizerTrafficIsCounted(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		dp, ep := rapid.IntRange(1, 4).Draw(t, "dp"), rapid.IntRange(1, 4).Draw(t, "ep")
-		l := Layout{DP: dp, EP: ep, PP: 1, Optimizer: rapid.SampledFrom([]Scheme{Unsharded, SO, EPSO}).Draw(t,
+		l := Layout{Shape: shape(dp, ep, 1), Optimizer: rapid.SampledFrom([]Scheme{Unsharded, SO, EPSO}).Draw(t,
 			"scheme")}
 		replicated, divided := rapid.IntRange(0, 300).Draw(t, "replicated"), rapid.IntRange(0, 300).Draw(t, "divided")
 		for _, e := range OptimizerTraffic(int64(replicated), int64(divided), l, Mula) {
 			n := replicated
 			switch {
-			case e.Group == Replicas && l.Optimizer == SO:
+			case e.Group == comm.Replicas && l.Optimizer == SO:
 				n += divided
-			case e.Group == Replicas:
+			case e.Group == comm.Replicas:
 				n = divided
 			}
 			bounds := make([]int, e.Ranks+1) // shards of any size
@@ -121,8 +121,8 @@ func TestOptimizerTrafficIsCounted(t *testing.T) {
 			if counts[e.Operation] != e.Total {
 				t.Fatalf("dp %d, ep %d, %s: %+v, but %d bytes were sent", dp, ep, l.Optimizer, e, counts[e.Operation])
 			}
-			if l.size(e.Group) != e.Ranks {
-				t.Fatalf("%+v: the group has %d ranks", e, l.size(e.Group))
+			if l.Size(e.Group) != e.Ranks {
+				t.Fatalf("%+v: the group has %d ranks", e, l.Size(e.Group))
 			}
 		}
 	})
@@ -139,12 +139,12 @@ func TestDispatchTrafficIsCounted(t *testing.T) {
 	for _, dispatch := range []moe.Dispatch{moe.AllGather, moe.AllToAll} {
 		for _, recompute := range []moe.Recompute{moe.RecomputeNone, moe.RecomputeExperts, moe.RecomputeLayers} {
 			for _, ep := range []int{2, 4} {
-				l := Layout{DP: 1, EP: ep, PP: 1, Optimizer: EPSO, Dispatch: dispatch, BatchSize: ep * rows * micro,
+				l := Layout{Shape: shape(1, ep, 1), Optimizer: EPSO, Dispatch: dispatch, BatchSize: ep * rows * micro,
 					MicroBatchSize: rows, SequenceLength: length, Recompute: recompute}
 				counts := run(t, ep, func(ctx context.Context, world *comm.Comm) (*comm.Comm, error) {
 					device := cpu.New(1, xpu.FP32)
 					defer device.Close()
-					mesh, err := comm.NewMesh(ctx, world, l.shape())
+					mesh, err := comm.NewMesh(ctx, world, l.Shape)
 					if err != nil {
 						return nil, err
 					}

@@ -1,6 +1,7 @@
 package estimate
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -23,12 +24,9 @@ const (
 // Schemes lists the schemes, the default first.
 func Schemes() []string { return []string{string(EPSO), string(SO), string(Unsharded)} }
 
-// Layout divides a training step among ranks. The rank with the coordinates expert_dp, pp and ep
-// has the number (expert_dp·PP + pp)·EP + ep.
+// Layout divides a training step among the ranks of a mesh.
 type Layout struct {
-	DP int `json:"dp"` // expert_dp: replicas of each expert
-	EP int `json:"ep"` // ranks that share the experts of a layer
-	PP int `json:"pp"` // stages of the pipeline (1F1B)
+	comm.Shape `json:"-"`
 
 	Optimizer Scheme       `json:"optimizer"`
 	Dispatch  moe.Dispatch `json:"dispatch"`
@@ -40,16 +38,23 @@ type Layout struct {
 	Documents      bool          `json:"-"`         // attention is restricted to documents
 }
 
-// shape returns the shape of the mesh of the ranks.
-func (l Layout) shape() comm.Shape {
-	return comm.NewShape(map[comm.Axes]int{comm.ExpertDP: l.DP, comm.EP: l.EP, comm.PP: l.PP})
+func shape(dp, ep, pp int) comm.Shape {
+	return comm.NewShape(map[comm.Axes]int{comm.ExpertDP: dp, comm.EP: ep, comm.PP: pp})
 }
 
-// Ranks is the number of ranks of the run.
-func (l Layout) Ranks() int { return l.DP * l.EP * l.PP }
+// MarshalJSON writes the sizes of the axes before the other fields.
+func (l Layout) MarshalJSON() ([]byte, error) {
+	type fields Layout // without methods
+	return json.Marshal(struct {
+		DP int `json:"dp"`
+		EP int `json:"ep"`
+		PP int `json:"pp"`
+		fields
+	}{l.Size(comm.ExpertDP), l.Size(comm.EP), l.Size(comm.PP), fields(l)})
+}
 
 // DataRanks is the data-parallel size, as in Megatron: the number of blocks of sequences in a step.
-func (l Layout) DataRanks() int { return l.DP * l.EP }
+func (l Layout) DataRanks() int { return l.Size(comm.Data) }
 
 // Sequences is the number of sequences of a data rank per step.
 func (l Layout) Sequences() int { return l.BatchSize / l.DataRanks() }
@@ -67,7 +72,8 @@ func (l Layout) check(c moe.Config) error {
 		name     string
 		v, limit int
 	}{
-		{"expert_dp", l.DP, 1 << 24}, {"ep", l.EP, 1 << 12}, {"pp", l.PP, 1 << 10}, {"batch size", l.BatchSize,
+		{"expert_dp", l.Size(comm.ExpertDP), 1 << 24}, {"ep", l.Size(comm.EP), 1 << 12},
+		{"pp", l.Size(comm.PP), 1 << 10}, {"batch size", l.BatchSize,
 			1 << 30},
 		{"micro-batch size", l.MicroBatchSize, 1 << 20}, {"sequence length", l.SequenceLength, 1 << 28},
 	} {
@@ -79,7 +85,7 @@ func (l Layout) check(c moe.Config) error {
 		return fmt.Errorf("a step of %d sequences of %d tokens has %d tokens; it must have at most %d", l.BatchSize,
 			l.SequenceLength, tokens, int64(1)<<36)
 	}
-	for _, misfit := range c.Misfits(l.shape()) {
+	for _, misfit := range c.Misfits(l.Shape) {
 		return misfit
 	}
 	if l.BatchSize%l.DataRanks() != 0 {
@@ -192,17 +198,18 @@ func stages(c moe.Config, l Layout) []Stage {
 	}
 	layers := int64(c.Layers)
 	layer := (c.TotalParameters()-ends)/layers - experts // replicated weights of a layer
-	stages := make([]Stage, l.PP)
+	stages := make([]Stage, l.Size(comm.PP))
 	for i := range stages {
-		from, to := c.StageLayers(i, l.PP)
+		from, to := c.StageLayers(i, l.Size(comm.PP))
 		n := int64(to - from)
-		stages[i] = Stage{Layers: int(n), PerLayer: layer, Replicated: n * layer, Divided: n * experts / int64(l.EP)}
+		stages[i] = Stage{Layers: int(n), PerLayer: layer, Replicated: n * layer,
+			Divided: n * experts / int64(l.Size(comm.EP))}
 	}
 	stages[0].Replicated += embedding
-	last := &stages[l.PP-1]
+	last := &stages[l.Size(comm.PP)-1]
 	last.Head = true
 	last.Replicated += norm
-	if l.PP > 1 || !c.TieEmbeddings {
+	if l.Size(comm.PP) > 1 || !c.TieEmbeddings {
 		last.Replicated += embedding
 	}
 	return stages

@@ -41,7 +41,7 @@ const (
 // RankMemory returns the memory of a rank of the stage that needs the most.
 func RankMemory(c moe.Config, l Layout, t Trainer) Memory {
 	var most Memory
-	for i := range l.PP {
+	for i := range l.Size(comm.PP) {
 		if m := StageMemory(c, l, t, i); m.Total() > most.Total() {
 			most = m
 		}
@@ -60,12 +60,12 @@ func StageMemory(c moe.Config, l Layout, t Trainer, i int) Memory {
 	m.Optimizer, m.HostOnly = stateBytes(c, l, t, s, i)
 	tokens := int64(l.microBatch()) * int64(l.SequenceLength)
 	hidden := tokens * int64(c.HiddenSize) * int64(t.Activations)
-	inFlight := min(l.PP-i, l.MicroBatches()) // 1F1B: micro-batches between their forward and backward pass
-	if t.Own {                                // counted exactly
+	inFlight := min(l.Size(comm.PP)-i, l.MicroBatches()) // 1F1B: micro-batches between their forward and backward pass
+	if t.Own {                                           // counted exactly
 		sums := SumBytes(c, l, t, i)
 		m.Exchange, m.HostOnly = sums+StageBytes(c, l, t), m.HostOnly+sums
 		m.Activations = c.Memory(moe.Pass{Rows: l.microBatch(), SequenceLength: l.SequenceLength,
-			Recompute: l.Recompute, Documents: l.Documents, Shape: l.shape(), Dispatch: l.Dispatch,
+			Recompute: l.Recompute, Documents: l.Documents, Shape: l.Shape, Dispatch: l.Dispatch,
 			Stage: i, InFlight: inFlight}).Buffers
 		return m
 	}
@@ -77,10 +77,10 @@ func StageMemory(c moe.Config, l Layout, t Trainer, i int) Memory {
 			logitsTokens)) * int64(c.VocabSize)
 	}
 	switch {
-	case l.EP > 1 && l.Dispatch == moe.AllGather:
-		m.Exchange += 2 * int64(l.EP) * hidden // tokens of all ranks, and this rank's results for them
-	case l.EP > 1:
-		m.Exchange += int64(2 * float64(hidden) * c.ExpectedCopies(l.Dispatch, l.EP)) // sent, and received
+	case l.Size(comm.EP) > 1 && l.Dispatch == moe.AllGather:
+		m.Exchange += 2 * int64(l.Size(comm.EP)) * hidden // tokens of all ranks, and this rank's results for them
+	case l.Size(comm.EP) > 1:
+		m.Exchange += int64(2 * float64(hidden) * c.ExpectedCopies(l.Dispatch, l.Size(comm.EP))) // sent, and received
 	}
 	return m
 }
@@ -92,7 +92,7 @@ func stateBytes(c moe.Config, l Layout, t Trainer, s Stage, i int) (bytes, onHos
 		return t.Scratch + int64(float64(t.State)*Stepped(s.Replicated, s.Divided, l)+0.5), 0
 	}
 	var sums [2][2]int64 // [replicated, expert] tensors × [device, host]
-	for _, tensor := range c.StageTensors(i, l.PP) {
+	for _, tensor := range c.StageTensors(i, l.Size(comm.PP)) {
 		kind, location := 0, 0
 		if moe.OfExpert(tensor.Name) {
 			kind = 1
@@ -106,19 +106,20 @@ func stateBytes(c moe.Config, l Layout, t Trainer, s Stage, i int) (bytes, onHos
 	replicas, data := 1, 1 // ranks that share the update of an expert weight, and of a replicated weight
 	switch l.Optimizer {
 	case SO:
-		replicas, data = l.size(Replicas), l.size(Replicas)
+		replicas, data = l.Size(comm.Replicas), l.Size(comm.Replicas)
 	case EPSO:
-		replicas, data = l.size(Replicas), l.size(Data)
+		replicas, data = l.Size(comm.Replicas), l.Size(comm.Data)
 	}
 	own := func(location int) int64 {
-		return over(sums[0][location], int64(data)) + over(over(sums[1][location], int64(l.EP)), int64(replicas))
+		return over(sums[0][location], int64(data)) + over(over(sums[1][location], int64(l.Size(comm.EP))),
+			int64(replicas))
 	}
 	return t.Scratch + own(0) + own(1), own(1)
 }
 
 // StageBytes returns the size of the buffers for hidden states that a stage receives and sends.
 func StageBytes(c moe.Config, l Layout, t Trainer) int64 {
-	if l.PP == 1 {
+	if l.Size(comm.PP) == 1 {
 		return 0
 	}
 	return 2 * int64(l.microBatch()) * int64(l.SequenceLength) * int64(c.HiddenSize) * int64(t.Activations)
@@ -160,11 +161,11 @@ func SumBytes(c moe.Config, l Layout, t Trainer, stage int) int64 {
 	}
 	switch l.Optimizer {
 	case Unsharded:
-		return of(l.DataRanks(), true, layer, end) + of(l.DP, true, experts)
+		return of(l.DataRanks(), true, layer, end) + of(l.Size(comm.Replicas), true, experts)
 	case SO:
-		return of(l.EP, true, layer, end) + of(l.DP, false, layer, end, experts)
+		return of(l.Size(comm.EP), true, layer, end) + of(l.Size(comm.Replicas), false, layer, end, experts)
 	}
-	return of(l.DataRanks(), false, layer, end) + of(l.DP, false, experts)
+	return of(l.DataRanks(), false, layer, end) + of(l.Size(comm.Replicas), false, experts)
 }
 
 // over returns n/by, rounded up.

@@ -62,7 +62,7 @@ func PublishedInput(model string, optimizer Scheme) (Input, error) {
 		if r.model == model {
 			return Input{
 				Model: model, Config: c, Trainer: Optimus, Precision: xpu.BF16, Machine: Aurora,
-				Layout: Layout{DP: r.dp, EP: r.ep, PP: r.pp, Optimizer: optimizer, Dispatch: moe.AllGather,
+				Layout: Layout{Shape: shape(r.dp, r.ep, r.pp), Optimizer: optimizer, Dispatch: moe.AllGather,
 					BatchSize: r.dp * r.ep * r.pp, MicroBatchSize: 1,
 					SequenceLength: 2048, Recompute: r.recompute},
 			}, nil

@@ -1,6 +1,10 @@
 package estimate
 
-import "fmt"
+import (
+	"fmt"
+
+	"mula/xpu/comm"
+)
 
 // A Point is the estimate of a run at one number of ranks.
 type Point struct {
@@ -23,7 +27,7 @@ func Scaling(in Input, from, to int, strong bool) ([]Point, error) {
 	if err := in.Layout.check(in.Config); err != nil {
 		return nil, err
 	}
-	slice := in.Layout.EP * in.Layout.PP
+	slice := in.Layout.Size(comm.World &^ comm.ExpertDP)
 	if from < 1 || to < from || from%slice != 0 || to%slice != 0 {
 		return nil, fmt.Errorf("ranks from %d to %d: both must be multiples of ep·pp = %d, and the second must not be "+
 			"below the first", from, to, slice)
@@ -32,7 +36,7 @@ func Scaling(in Input, from, to int, strong bool) ([]Point, error) {
 	var points []Point
 	for ranks := from; ; ranks = min(2*ranks, to) {
 		l := in.Layout
-		l.DP = ranks / slice
+		l.Shape = l.With(comm.ExpertDP, ranks/slice)
 		if !strong {
 			l.BatchSize = sequences * l.DataRanks()
 		}
@@ -42,7 +46,7 @@ func Scaling(in Input, from, to int, strong bool) ([]Point, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%d ranks: %w", ranks, err)
 		}
-		p := Point{Ranks: ranks, DP: l.DP, BatchSize: l.BatchSize, Time: r.Time, StepTime: r.StepTime,
+		p := Point{Ranks: ranks, DP: ranks / slice, BatchSize: l.BatchSize, Time: r.Time, StepTime: r.StepTime,
 			TokensPerSecond: r.TokensPerSecond, MFU: r.MFU, Efficiency: 1}
 		if len(points) > 0 {
 			first := points[0]

@@ -58,21 +58,22 @@ type place struct {
 }
 
 // place returns the location of a group's ranks. Ranks fill one node after the other.
-func (m *Machine) place(l Layout, g Group) place {
+func (m *Machine) place(l Layout, g comm.Axes) place {
 	perNode := int(m.RanksPerNode.Value)
-	n := l.size(g)
+	n := l.Size(g)
 	var inNode int
 	switch g {
-	case Experts:
-		inNode = min(l.EP, perNode)
-	case Replicas:
-		inNode = min(l.DP, max(1, perNode/(l.PP*l.EP)))
-	case Data:
-		inNode = min(l.EP, perNode) * min(l.DP, max(1, perNode/(l.PP*l.EP)))
-	case World:
+	case comm.EP:
+		inNode = min(l.Size(comm.EP), perNode)
+	case comm.Replicas:
+		inNode = min(l.Size(comm.Replicas), max(1, perNode/(l.Size(comm.PP)*l.Size(comm.EP))))
+	case comm.Data:
+		inNode = min(l.Size(comm.EP), perNode) * min(l.Size(comm.Replicas), max(1,
+			perNode/(l.Size(comm.PP)*l.Size(comm.EP))))
+	case comm.World:
 		inNode = min(n, perNode)
-	case Pipeline:
-		inNode = min(l.PP, max(1, perNode/l.EP))
+	case comm.PP:
+		inNode = min(l.Size(comm.PP), max(1, perNode/l.Size(comm.EP)))
 	}
 	return place{inNode, (n + inNode - 1) / inNode, min(perNode, l.Ranks()), m.network(l.Ranks())}
 }

@@ -20,24 +20,12 @@ const (
 	ForVotes     Purpose = "votes"     // state of all ranks before an update; see [VoteTraffic]
 )
 
-// Group is a group of ranks that exchange data. docs/reference/estimate.md describes the groups.
-type Group string
-
-// The groups.
-const (
-	Experts  Group = "experts"  // EP ranks that share the experts of one replica
-	Replicas Group = "replicas" // DP ranks with the same experts
-	Data     Group = "data"     // DP·EP ranks with the same replicated weights
-	Pipeline Group = "pipeline" // PP ranks, one of each stage
-	World    Group = "world"    // all ranks
-)
-
 // An Exchange is the traffic of a group per step, by one operation for one purpose.
 type Exchange struct {
 	Purpose   Purpose        `json:"purpose"`
 	Operation comm.Operation `json:"-"`
 	Name      string         `json:"operation"`
-	Group     Group          `json:"group"`
+	Group     comm.Axes      `json:"group"`
 	Ranks     int            `json:"ranks"` // of the group
 	Calls     int            `json:"calls"` // of the operation, per rank
 
@@ -51,24 +39,9 @@ type Exchange struct {
 // PerRank is the mean number of bytes that a rank of the group sends.
 func (e Exchange) PerRank() float64 { return float64(e.Total) / float64(e.Ranks) }
 
-func exchange(purpose Purpose, o comm.Operation, g Group, ranks, calls int, total int64) Exchange {
+func exchange(purpose Purpose, o comm.Operation, g comm.Axes, ranks, calls int, total int64) Exchange {
 	return Exchange{Purpose: purpose, Operation: o, Name: o.String(), Group: g, Ranks: ranks, Calls: calls,
 		Total: total}
-}
-
-// size is the number of ranks of a group.
-func (l Layout) size(g Group) int {
-	switch g {
-	case Experts:
-		return l.EP
-	case Replicas:
-		return l.DP
-	case Data:
-		return l.DataRanks()
-	case World:
-		return l.Ranks()
-	}
-	return l.PP
 }
 
 // OptimizerTraffic returns the exchanges of gradients and weights per step. replicated and divided
@@ -76,8 +49,8 @@ func (l Layout) size(g Group) int {
 // rank's own group. [VoteTraffic] has the norm of the gradients.
 func OptimizerTraffic(replicated, divided int64, l Layout, t Trainer) []Exchange {
 	var out []Exchange
-	add := func(purpose Purpose, o comm.Operation, g Group, elements int64) {
-		n := int64(l.size(g))
+	add := func(purpose Purpose, o comm.Operation, g comm.Axes, elements int64) {
+		n := int64(l.Size(g))
 		total := elements * (n - 1)
 		switch {
 		case o == comm.OpAllReduce:
@@ -93,17 +66,17 @@ func OptimizerTraffic(replicated, divided int64, l Layout, t Trainer) []Exchange
 	}
 	switch l.Optimizer {
 	case Unsharded:
-		add(ForGradients, comm.OpAllReduce, Data, replicated)
-		add(ForGradients, comm.OpAllReduce, Replicas, divided)
+		add(ForGradients, comm.OpAllReduce, comm.Data, replicated)
+		add(ForGradients, comm.OpAllReduce, comm.Replicas, divided)
 	case SO:
-		add(ForGradients, comm.OpAllReduce, Experts, replicated)
-		add(ForGradients, comm.OpReduceScatter, Replicas, replicated+divided)
-		add(ForWeights, comm.OpAllGather, Replicas, replicated+divided)
+		add(ForGradients, comm.OpAllReduce, comm.EP, replicated)
+		add(ForGradients, comm.OpReduceScatter, comm.Replicas, replicated+divided)
+		add(ForWeights, comm.OpAllGather, comm.Replicas, replicated+divided)
 	case EPSO:
-		add(ForGradients, comm.OpReduceScatter, Data, replicated)
-		add(ForGradients, comm.OpReduceScatter, Replicas, divided)
-		add(ForWeights, comm.OpAllGather, Data, replicated)
-		add(ForWeights, comm.OpAllGather, Replicas, divided)
+		add(ForGradients, comm.OpReduceScatter, comm.Data, replicated)
+		add(ForGradients, comm.OpReduceScatter, comm.Replicas, divided)
+		add(ForWeights, comm.OpAllGather, comm.Data, replicated)
+		add(ForWeights, comm.OpAllGather, comm.Replicas, divided)
 	}
 	return out
 }
@@ -113,13 +86,13 @@ func OptimizerTraffic(replicated, divided int64, l Layout, t Trainer) []Exchange
 // [moe.Config.DispatchBytes] counts, and for other trainers only hidden states. With recomputation,
 // the inputs of experts are sent again; other trainers also send the outputs again.
 func DispatchTraffic(c moe.Config, layers int, l Layout, t Trainer) []Exchange {
-	if l.EP == 1 {
+	if l.Size(comm.EP) == 1 {
 		return nil
 	}
-	micro, n := int64(l.MicroBatches()), int64(l.EP)
+	micro, n := int64(l.MicroBatches()), int64(l.Size(comm.EP))
 	tokens := float64(l.Sequences()) * float64(l.SequenceLength)
 	// hidden states that a rank sends per layer
-	copies := int64(math.Round(tokens * c.ExpectedCopies(l.Dispatch, l.EP)))
+	copies := int64(math.Round(tokens * c.ExpectedCopies(l.Dispatch, l.Size(comm.EP))))
 	h, k, depth, again := int64(c.HiddenSize), int64(c.ExpertsPerToken), int64(layers), int64(0)
 	if l.Recompute != moe.RecomputeNone {
 		again = depth
@@ -127,7 +100,7 @@ func DispatchTraffic(c moe.Config, layers int, l Layout, t Trainer) []Exchange {
 	// numbers of t.Activations bytes that a rank sends; numbers of 4 bytes; operations
 	var there, back, counts, callsThere, callsBack int64
 	if t.Own {
-		if l.PP == 1 || micro == 1 {
+		if l.Size(comm.PP) == 1 || micro == 1 {
 			again = max(0, again-1) // the last layer is not recomputed
 		}
 		there = copies * (depth*(2*h+2*k) + again*h)
@@ -148,11 +121,12 @@ func DispatchTraffic(c moe.Config, layers int, l Layout, t Trainer) []Exchange {
 	number := int64(t.Activations)
 	if l.Dispatch == moe.AllGather {
 		return []Exchange{
-			exchange(ForDispatch, comm.OpAllGather, Experts, l.EP, int(callsThere), n*(there*number+4*counts)),
-			exchange(ForDispatch, comm.OpReduceScatter, Experts, l.EP, int(callsBack), n*back*number),
+			exchange(ForDispatch, comm.OpAllGather, comm.EP, l.Size(comm.EP), int(callsThere),
+				n*(there*number+4*counts)),
+			exchange(ForDispatch, comm.OpReduceScatter, comm.EP, l.Size(comm.EP), int(callsBack), n*back*number),
 		}
 	}
-	return []Exchange{exchange(ForDispatch, comm.OpAllToAll, Experts, l.EP, int(callsThere+callsBack),
+	return []Exchange{exchange(ForDispatch, comm.OpAllToAll, comm.EP, l.Size(comm.EP), int(callsThere+callsBack),
 		n*((there+back)*number+4*counts))}
 }
 
@@ -160,7 +134,7 @@ func DispatchTraffic(c moe.Config, layers int, l Layout, t Trainer) []Exchange {
 // forward, and their gradients backward. mula also sends, in a separate message, the sums over
 // layers for the losses of the router, and their gradients: 2E+2 numbers of 8 bytes.
 func PipelineTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
-	if l.PP == 1 {
+	if l.Size(comm.PP) == 1 {
 		return nil
 	}
 	tokens := int64(l.Sequences()) * int64(l.SequenceLength)
@@ -169,7 +143,8 @@ func PipelineTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
 		calls *= 2
 		total += int64(l.MicroBatches()) * 8 * int64(2*c.Experts+2)
 	}
-	return []Exchange{exchange(ForPipeline, comm.OpSend, Pipeline, l.PP, calls, 2*int64(l.PP-1)*total)}
+	return []Exchange{exchange(ForPipeline, comm.OpSend, comm.PP, l.Size(comm.PP), calls,
+		2*int64(l.Size(comm.PP)-1)*total)}
 }
 
 // Numbers of 8 bytes in a rank's vote (train/votes.go): for the rank, and for each of its
@@ -205,8 +180,8 @@ func VoteTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
 	}
 	votes := voteHead + layers + voteRow*int64(l.Sequences())
 	return []Exchange{
-		exchange(ForVotes, comm.OpAllReduce, World, int(n), reduces, 2*8*(1+layers*int64(c.Experts))*(n-1)),
-		exchange(ForVotes, comm.OpAllGather, World, int(n), 3, 8*(n*(1+votes)+blocks)*(n-1)),
+		exchange(ForVotes, comm.OpAllReduce, comm.World, int(n), reduces, 2*8*(1+layers*int64(c.Experts))*(n-1)),
+		exchange(ForVotes, comm.OpAllGather, comm.World, int(n), 3, 8*(n*(1+votes)+blocks)*(n-1)),
 	}
 }
 
@@ -215,9 +190,9 @@ func VoteTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
 func Stepped(replicated, divided int64, l Layout) float64 {
 	switch l.Optimizer {
 	case SO:
-		return float64(replicated+divided) / float64(l.DP)
+		return float64(replicated+divided) / float64(l.Size(comm.Replicas))
 	case EPSO:
-		return float64(replicated)/float64(l.DataRanks()) + float64(divided)/float64(l.DP)
+		return float64(replicated)/float64(l.DataRanks()) + float64(divided)/float64(l.Size(comm.Replicas))
 	}
 	return float64(replicated + divided)
 }

@@ -65,6 +65,9 @@ func (a Axes) GroupName() string {
 	return groupNames[a]
 }
 
+// MarshalText returns the name of the group.
+func (a Axes) MarshalText() ([]byte, error) { return []byte(a.GroupName()), nil }
+
 // A Shape has the number of ranks on each axis of a [Mesh]. The zero value is one rank.
 type Shape struct{ more [axisCount]int } // ranks after the first one
 
