@@ -18,6 +18,7 @@ import (
 	"mula/moe"
 	"mula/train/collective"
 	"mula/train/estimate"
+	"mula/train/optimizer"
 	"mula/xpu"
 	devapart "mula/xpu/apart"
 	"mula/xpu/cpu"
@@ -60,16 +61,18 @@ func TestRunApart(t *testing.T) {
 		"stages": {uneven, pipelineModel + often + "layout: {expert_dp: 1, pp: 3}\nmicro_batch_size: 2\n"},
 		"stages and experts": {uneven, pipelineModel + often + "layout: {expert_dp: 1, pp: 2, ep: " +
 			"2}\nmicro_batch_size: 2\n"},
-		"skip":              {spiky, spikyConfig + spikes("skip")},
-		"rollback":          {spiky, spikyConfig + spikes("rollback")},
-		"rollback to 0":     {spiky, strings.Replace(spikyConfig, "{every: 5}", "{every: 0}", 1) + spikes("rollback")},
-		"rollback, 4 ranks": {spiky, spikyConfig + spikes("rollback") + "layout: {expert_dp: 2, ep: 2}\n"},
+		"skip":     {spiky, spikyConfig + spikesYAML("skip")},
+		"rollback": {spiky, spikyConfig + spikesYAML("rollback")},
+		"rollback to 0": {spiky, strings.Replace(spikyConfig, "{every: 5}", "{every: 0}", 1) +
+			spikesYAML("rollback")},
+		"rollback, 4 ranks": {spiky, spikyConfig + spikesYAML("rollback") + "layout: {expert_dp: 2, ep: 2}\n"},
 	}
-	for name := range optimizerSpecs {
+	for _, name := range optimizer.Names() {
+		name := optimizer.Name(name)
 		yaml := optimizerYAML(name)
 		cases[string(name)+" alone"] = struct{ plan, config string }{plan, crashConfig + often + yaml}
 		for _, scheme := range schemes {
-			if name != AdamW && scheme != EPSO {
+			if name != optimizer.AdamW && scheme != optimizer.EPSO {
 				continue
 			}
 			cases[fmt.Sprintf("%s %s", name, scheme)] = struct{ plan, config string }{plan, crashConfig + often + yaml +
@@ -97,7 +100,8 @@ func TestResumeApart(t *testing.T) {
 	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	for name := range optimizerSpecs {
+	for _, name := range optimizer.Names() {
+		name := optimizer.Name(name)
 		for _, layout := range []string{"", "layout: {expert_dp: 2, ep: 2}\n"} {
 			c := testConfig(t, plan, crashConfig+optimizerYAML(name)+layout)
 			mustRun(t, c, Options{})
@@ -178,9 +182,10 @@ func TestNotFiniteApart(t *testing.T) {
 	bad := m.Parameters()[5]
 	bad.Grad[3] = float32(math.Inf(1))
 	d.ToDevice(bad.Grad[3:4])
-	r := &run{ranks: oneRank(t), device: d, model: m, data: data, optimizer: mustOptimizer(t, defaultOptimizer(AdamW),
-		1, d,
-		m.Parameters()), results: []result{{}}}
+	r := &run{ranks: oneRank(t), device: d, model: m, data: data,
+		optimizer: mustOptimizer(t, defaultOptimizer(optimizer.AdamW),
+			1, d,
+			m.Parameters()), results: []result{{}}}
 	if err := r.badGradient(t.Context()); !errors.Is(err, ErrNotFinite) ||
 		!strings.Contains(err.Error(), "the gradient is NaN or Inf in "+bad.Name+",") {
 		t.Error(err)
@@ -288,62 +293,13 @@ func isClosed(d xpu.Device) (closed bool) {
 	return
 }
 
-// The moments of all parameters lie beside each other in memory of the device, however it is cut.
-func TestStateApart(t *testing.T) {
-	for _, most := range []int{0, 1, 1000, 100_000, stateChunk} {
-		d := devapart.New(device(t, 1))
-		o := &Optimizer{device: d, parameters: testParameters(1)}
-		o.sharding = newSingleSharding(d, o.parameters)
-		o.spec, o.rule = optimizerSpecs[AdamW], newAdamW(defaultOptimizer(AdamW))
-		o.divide(defaultOptimizer(AdamW))
-		if err := o.makeState(most); err != nil {
-			t.Fatal(err)
-		}
-		var all [][]float32
-		for i, p := range o.parameters {
-			for k := range 2 {
-				all = append(all, o.state[i][k].values)
-				if len(o.state[i][k].values) != len(p.Weight) {
-					t.Errorf("most %d: %d moments of %d weights", most, len(o.state[i][k].values), len(p.Weight))
-				}
-			}
-		}
-		for i, x := range all {
-			for j := range x {
-				x[j] = float32(i + 1)
-			}
-			d.ToDevice(x)
-		}
-		if err := d.ToHost(t.Context(), all...); err != nil {
-			t.Fatal(err)
-		}
-		for i, x := range all {
-			if slices.Min(x) != float32(i+1) || slices.Max(x) != float32(i+1) {
-				t.Errorf("most %d: tensor %d has numbers of another", most, i)
-			}
-		}
-		if pieces := len(o.memory); most <= 1 && pieces != len(o.parameters) || most == stateChunk && pieces != 1 {
-			t.Errorf("most %d: %d pieces of memory", most, pieces)
-		}
-		if o.free(); d.InUse() != 0 {
-			t.Errorf("most %d: %d bytes are not given back", most, d.InUse())
-		}
-	}
-	d := devapart.New(device(t, 1))
-	d.SetCapacity(1000)
-	if _, err := NewOptimizer(defaultOptimizer(AdamW), 1, d, testParameters(1)); err == nil ||
-		!strings.Contains(err.Error(), "memory for the optimizer: ") || d.InUse() != 0 {
-		t.Errorf("without room: %v, %d bytes in use", err, d.InUse())
-	}
-}
-
 // What a run takes of a device does not grow: not with steps, evaluations and checkpoints, and not
 // when it goes back to its beginning. The measurement of the peak leaves nothing behind.
 func TestApartMemory(t *testing.T) {
 	plan := spikyPlan(t, t.TempDir(), "plan.json", nil, 20)
 	for _, optimizer := range []string{"adamw", "muon", "lion"} {
 		c := testConfig(t, plan, strings.NewReplacer("{every: 5}", "{every: 0}", "steps: 40",
-			"steps: 30").Replace(spikyConfig)+spikes("rollback")+"optimizer: {name: "+optimizer+"}\n")
+			"steps: 30").Replace(spikyConfig)+spikesYAML("rollback")+"optimizer: {name: "+optimizer+"}\n")
 		var d *devapart.Device
 		var need int64
 		var used, steps []int64

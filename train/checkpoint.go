@@ -27,6 +27,7 @@ import (
 	"mula/moe/safetensors"
 	"mula/shards"
 	"mula/train/collective"
+	"mula/train/spikes"
 	"mula/xpu/comm"
 )
 
@@ -102,7 +103,7 @@ type State struct {
 	// see [WeightsHash]; in format 1 the SHA-256 of all weights in sequence
 	Weights string `json:"weights"`
 
-	Spikes *SpikeState `json:"spikes,omitempty"` // nil if spikes.action is "none"
+	Spikes *spikes.State `json:"spikes,omitempty"` // nil if spikes.action is "none"
 
 	// the fields that determine the outcome of training, by full name, as JSON text
 	Config map[string]string `json:"config"`

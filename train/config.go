@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,6 +16,8 @@ import (
 	"mula/blend"
 	"mula/internal/strictyaml"
 	"mula/moe"
+	"mula/train/optimizer"
+	"mula/train/spikes"
 	"mula/xpu"
 	"mula/xpu/comm"
 )
@@ -46,10 +47,10 @@ type Config struct {
 
 	Attention Attention `yaml:"attention"` // default "": documents for a packed plan, window for others
 
-	Optimizer OptimizerConfig `yaml:"optimizer"`
-	Schedule  ScheduleConfig  `yaml:"schedule"`
-	AuxLoss   AuxLossConfig   `yaml:"aux_loss"`
-	ZLoss     ZLossConfig     `yaml:"z_loss"`
+	Optimizer optimizer.Config         `yaml:"optimizer"`
+	Schedule  optimizer.ScheduleConfig `yaml:"schedule"`
+	AuxLoss   AuxLossConfig            `yaml:"aux_loss"`
+	ZLoss     ZLossConfig              `yaml:"z_loss"`
 
 	Precision xpu.Precision `yaml:"precision"` // precision of the operands of matrix products; default "fp32"
 	Device    string        `yaml:"device"`    // see [NewDevice]
@@ -63,7 +64,7 @@ type Config struct {
 
 	Checkpoint CheckpointConfig `yaml:"checkpoint"`
 	Evaluate   EvaluateConfig   `yaml:"evaluate"`
-	Spikes     SpikesConfig     `yaml:"spikes"`
+	Spikes     spikes.Config    `yaml:"spikes"`
 	Log        LogConfig        `yaml:"log"`
 
 	// MetricsListen is the address, such as "127.0.0.1:9400", at which the run serves its newest
@@ -100,115 +101,6 @@ type ModelConfig struct {
 	given map[string]bool // fields set in the file whose default would come from the plan
 }
 
-// OptimizerConfig describes the optimizer. An unset field gets the optimizer's default when the run
-// starts. A field that the optimizer does not use must be unset.
-type OptimizerConfig struct {
-	Name    OptimizerName `yaml:"name"`            // default "adamw"
-	Betas   []float64     `yaml:"betas,omitempty"` // β₁ and β₂
-	Epsilon *float64      `yaml:"eps,omitempty"`
-	// for all parameters without a group, including norms and embeddings
-	WeightDecay *float64  `yaml:"weight_decay,omitempty"`
-	Decay       DecayForm `yaml:"decay,omitempty"`
-
-	// Of SophiaG.
-	Rho          *float64 `yaml:"rho,omitempty"`
-	HessianEvery *int64   `yaml:"hessian_every,omitempty"` // updates between two estimates
-
-	// Of Muon. Betas and Epsilon apply to the parameters that Muon leaves to AdamW.
-	Momentum           *float64           `yaml:"momentum,omitempty"`
-	Nesterov           *bool              `yaml:"nesterov,omitempty"`
-	NewtonSchulzSteps  *int64             `yaml:"ns_steps,omitempty"`
-	AdjustLearningRate AdjustLearningRate `yaml:"adjust_lr_fn,omitempty"`
-
-	// Of ScheduleFreeAdamW. The weight of an update in the average is its number to this power
-	R             *float64 `yaml:"r,omitempty"`
-	WeightLRPower *float64 `yaml:"weight_lr_power,omitempty"` // times the largest learning rate so far to this power
-
-	Clip            float64 `yaml:"clip"`              // maximum norm of the whole gradient; 0 = no clipping
-	ClipAfterWarmup bool    `yaml:"clip_after_warmup"` // clip only after the warm-up, as Optimus does
-
-	Groups []ParameterGroup `yaml:"groups,omitempty"` // parameters with other settings; default none
-}
-
-// OptimizerName names an optimizer. Each file optimizer_NAME.go has a name, and the optimizer's
-// formulas, paper and reference implementation.
-type OptimizerName string
-
-// DecayForm is the place of weight decay in an AdamW update.
-type DecayForm string
-
-// The forms of weight decay; see [AdamW].
-const (
-	DecayTorch   DecayForm = "torch"   // before the update, as torch.optim.AdamW does; default
-	DecayOptimus DecayForm = "optimus" // after the update, as Optimus does
-)
-
-// AdjustLearningRate is the factor on the learning rate of an m×n matrix in a [Muon] update.
-type AdjustLearningRate string
-
-// The adjustments of the learning rate, named as in torch.optim.Muon.
-const (
-	// 0.2·√max(m, n), so that updates are as large as AdamW's; default
-	AdjustMatchRMSAdamW AdjustLearningRate = "match_rms_adamw"
-	AdjustOriginal      AdjustLearningRate = "original" // √max(1, m/n)
-)
-
-// ScheduleConfig describes the learning rate; see [Schedule]. A field that the schedule does not
-// use must be unset.
-type ScheduleConfig struct {
-	Name         ScheduleName `yaml:"name"` // default "cosine"
-	LearningRate float64      `yaml:"learning_rate"`
-	// default: a tenth of learning_rate for cosine, 0 for linear and wsd
-	MinLearningRate *float64 `yaml:"min_learning_rate,omitempty"`
-	// default: a tenth of decay_steps (of steps for constant), at most 2500
-	WarmupSteps *int64     `yaml:"warmup_steps"`
-	WarmupFrom  WarmupFrom `yaml:"warmup_from"`
-	// step at which the minimum is reached; 0 = default: steps
-	DecaySteps int64 `yaml:"decay_steps"`
-	// the last steps of decay_steps, in which wsd decays; default: a fifth of decay_steps, or the
-	// steps after the warm-up if they are fewer
-	CooldownSteps *int64       `yaml:"cooldown_steps,omitempty"`
-	Cooldown      CooldownForm `yaml:"cooldown,omitempty"`
-}
-
-// ScheduleName names a schedule.
-type ScheduleName string
-
-// The schedules; see [Schedule].
-const (
-	Cosine   ScheduleName = "cosine"
-	Linear   ScheduleName = "linear"
-	WSD      ScheduleName = "wsd" // warm-up, stable, decay
-	Constant ScheduleName = "constant"
-)
-
-// scheduleFields has the optional fields of each schedule. Only the value of cooldown is a default;
-// the other defaults depend on other fields.
-var scheduleFields = map[ScheduleName]ScheduleConfig{
-	Cosine:   {MinLearningRate: new(0.0)},
-	Linear:   {MinLearningRate: new(0.0)},
-	WSD:      {MinLearningRate: new(0.0), CooldownSteps: new(int64(0)), Cooldown: CooldownOneMinusSqrt},
-	Constant: {},
-}
-
-// CooldownForm is the curve of the learning rate in the cooldown of [WSD].
-type CooldownForm string
-
-// The forms of a cooldown; see [Schedule].
-const (
-	CooldownOneMinusSqrt CooldownForm = "1-sqrt" // default
-	CooldownLinear       CooldownForm = "linear"
-)
-
-// WarmupFrom is the learning rate at the start of the warm-up.
-type WarmupFrom string
-
-// The starts of a warm-up.
-const (
-	WarmupFromZero WarmupFrom = "zero" // OLMoE, torchtitan; default
-	WarmupFromMin  WarmupFrom = "min"  // at min_learning_rate, as Optimus does
-)
-
 // AuxLossConfig describes the load-balancing loss, which is computed per micro-batch.
 type AuxLossConfig struct {
 	Form        moe.AuxForm `yaml:"form"` // "hf", "megablocks" or "none"; default "hf", for dense models "none"
@@ -234,10 +126,10 @@ type LayoutConfig struct {
 	PP int `yaml:"pp"`                 // pipeline parallelism: stages that share the layers; default 1
 	TP int `yaml:"tp"`                 // tensor parallelism; must be 1
 
-	Optimizer Scheme       `yaml:"optimizer"`             // default "epso"; results do not depend on it
-	Dispatch  moe.Dispatch `yaml:"dispatch"`              // exchange that sends tokens to their experts; default "alltoall"
-	Sums      Sums         `yaml:"sums"`                  // order of the sums of gradients over ranks; default "exact"
-	Links     LinkKind     `yaml:"transport" was:"links"` // between ranks; default "auto"; results do not depend on it
+	Optimizer optimizer.Scheme `yaml:"optimizer"`             // default "epso"; results do not depend on it
+	Dispatch  moe.Dispatch     `yaml:"dispatch"`              // exchange that sends tokens to their experts; default "alltoall"
+	Sums      Sums             `yaml:"sums"`                  // order of the sums of gradients over ranks; default "exact"
+	Links     LinkKind         `yaml:"transport" was:"links"` // between ranks; default "auto"; results do not depend on it
 
 	// UniformRouting sends tokens to experts in rotation and ignores the router. It is for
 	// measurements, not for training.
@@ -276,18 +168,6 @@ func (l LayoutConfig) String() string {
 	return text
 }
 
-// Scheme assigns the optimizer's state and the update of each weight to ranks.
-type Scheme string
-
-// The schemes. All weights except the experts' are replicated.
-const (
-	Unsharded Scheme = "unsharded" // every rank updates all its weights
-	SO        Scheme = "so"        // sharded optimizer: every rank updates 1/DP of its weights
-	// EP-aware: every rank updates 1/DP of its experts' weights and 1/(DP·EP) of the replicated
-	// weights; default
-	EPSO Scheme = "epso"
-)
-
 // Sums is the order in which gradients are added over ranks.
 type Sums string
 
@@ -324,31 +204,6 @@ type EvaluateConfig struct {
 	Samples int    `yaml:"samples"` // validation windows of each source, evenly spaced over the split; default 64
 }
 
-// SpikesConfig is the reaction to a spike of the loss or gradient norm; see [Spike].
-type SpikesConfig struct {
-	Action SpikeAction `yaml:"action"`
-	// a spike is above the mean plus this many standard deviations; default 6
-	Sigma  float64 `yaml:"sigma"`
-	Window int     `yaml:"window"` // number of past updates in the mean and deviation; default 128
-	// rollback: number of steps whose data is skipped, up to and including the spike; default 100
-	LeaveOut int64 `yaml:"skip_steps" was:"leave_out"`
-	// consecutive skipped steps after which the run fails; default 16
-	MaxSkips     int `yaml:"max_skips"`
-	MaxRollbacks int `yaml:"max_rollbacks"` // rollbacks of the whole run after which it fails; default 10
-}
-
-// SpikeAction names a reaction to a spike.
-type SpikeAction string
-
-// The reactions to a spike. The default is to do nothing, so that a run follows its configuration
-// and is comparable with other trainers. Skipping data is opt-in.
-const (
-	SpikeNone SpikeAction = "none" // the update is made; NaN or Inf ends the run
-	SpikeSkip SpikeAction = "skip" // the update is not made
-	// the run returns to a checkpoint before the spike and skips the data in between
-	SpikeRollback SpikeAction = "rollback"
-)
-
 // LogConfig sets what is recorded in addition to the values of every step.
 type LogConfig struct {
 	UpdateRatioEvery int64 `yaml:"update_ratio_every"` // in steps; 0 = never; default 10
@@ -370,16 +225,18 @@ const defaultPreset = "mula-tiny"
 func DefaultConfig() Config {
 	c := Config{
 		Plan: "plan.json", Output: "run", BatchSize: 32,
-		Optimizer: OptimizerConfig{Name: AdamW, Clip: 1},
-		Schedule:  ScheduleConfig{Name: Cosine, LearningRate: 4e-4, WarmupFrom: WarmupFromZero},
+		Optimizer: optimizer.Config{Name: optimizer.AdamW, Clip: 1},
+		Schedule: optimizer.ScheduleConfig{Name: optimizer.Cosine, LearningRate: 4e-4,
+			WarmupFrom: optimizer.WarmupFromZero},
 		AuxLoss:   AuxLossConfig{Coefficient: 0.01},
 		Precision: xpu.FP32, Device: "cpu",
 		Recompute: moe.RecomputeNone,
-		Layout: LayoutConfig{DP: 1, EP: 1, PP: 1, TP: 1, Optimizer: EPSO, Dispatch: moe.AllToAll, Sums: ExactSums,
+		Layout: LayoutConfig{DP: 1, EP: 1, PP: 1, TP: 1, Optimizer: optimizer.EPSO, Dispatch: moe.AllToAll,
+			Sums:  ExactSums,
 			Links: AutoLinks, CheckReplicasEvery: 1000},
 		Checkpoint: CheckpointConfig{Keep: 3},
 		Evaluate:   EvaluateConfig{Samples: 64},
-		Spikes: SpikesConfig{Action: SpikeNone, Sigma: 6, Window: 128, LeaveOut: 100, MaxSkips: 16,
+		Spikes: spikes.Config{Action: spikes.None, Sigma: 6, Window: 128, LeaveOut: 100, MaxSkips: 16,
 			MaxRollbacks: 10},
 		Log:        LogConfig{UpdateRatioEvery: 10},
 		PlanChange: RefusePlanChange,
@@ -556,27 +413,30 @@ func (c Config) Validate() error {
 		within("micro_batch_size", float64(c.MicroBatchSize), 0, float64(max(1, c.BatchSize))),
 		within("steps", float64(c.Steps), 0, maxSteps),
 		oneOf("attention", c.Attention, append(Attentions(), "")...),
-		oneOf("optimizer.name", c.Optimizer.Name, optimizerNames()...),
-		foreign("optimizer.", c.Optimizer.Name, c.Optimizer, optimizerDefaults()),
+		oneOf("optimizer.name", c.Optimizer.Name, optimizer.Names()...),
+		c.Optimizer.Foreign(),
 		optionalWithin("optimizer.eps", c.Optimizer.Epsilon, 0, finite),
 		optionalWithin("optimizer.weight_decay", c.Optimizer.WeightDecay, 0, finite),
-		oneOf("optimizer.decay", c.Optimizer.Decay, "", string(DecayTorch), string(DecayOptimus)),
+		oneOf("optimizer.decay", c.Optimizer.Decay, "", string(optimizer.DecayTorch), string(optimizer.DecayOptimus)),
 		above("optimizer.rho", c.Optimizer.Rho),
 		optionalCount("optimizer.hessian_every", c.Optimizer.HessianEvery, 1, maxSteps),
 		optionalWithin("optimizer.momentum", c.Optimizer.Momentum, 0, 1),
 		optionalCount("optimizer.ns_steps", c.Optimizer.NewtonSchulzSteps, 1, 99),
-		oneOf("optimizer.adjust_lr_fn", c.Optimizer.AdjustLearningRate, "", string(AdjustMatchRMSAdamW),
-			string(AdjustOriginal)),
+		oneOf("optimizer.adjust_lr_fn", c.Optimizer.AdjustLearningRate, "", string(optimizer.AdjustMatchRMSAdamW),
+			string(optimizer.AdjustOriginal)),
 		optionalWithin("optimizer.r", c.Optimizer.R, 0, finite),
 		optionalWithin("optimizer.weight_lr_power", c.Optimizer.WeightLRPower, 0, finite),
 		within("optimizer.clip", c.Optimizer.Clip, 0, finite),
-		oneOf("schedule.name", c.Schedule.Name, string(Cosine), string(Linear), string(WSD), string(Constant)),
-		foreign("schedule.", c.Schedule.Name, c.Schedule, scheduleFields),
+		oneOf("schedule.name", c.Schedule.Name, string(optimizer.Cosine), string(optimizer.Linear),
+			string(optimizer.WSD), string(optimizer.Constant)),
+		c.Schedule.Foreign(),
 		above("schedule.learning_rate", &c.Schedule.LearningRate),
 		optional("schedule.warmup_steps", c.Schedule.WarmupSteps),
 		optionalCount("schedule.cooldown_steps", c.Schedule.CooldownSteps, 1, maxSteps),
-		oneOf("schedule.cooldown", c.Schedule.Cooldown, "", string(CooldownOneMinusSqrt), string(CooldownLinear)),
-		oneOf("schedule.warmup_from", c.Schedule.WarmupFrom, string(WarmupFromZero), string(WarmupFromMin)),
+		oneOf("schedule.cooldown", c.Schedule.Cooldown, "", string(optimizer.CooldownOneMinusSqrt),
+			string(optimizer.CooldownLinear)),
+		oneOf("schedule.warmup_from", c.Schedule.WarmupFrom, string(optimizer.WarmupFromZero),
+			string(optimizer.WarmupFromMin)),
 		within("schedule.decay_steps", float64(c.Schedule.DecaySteps), 0, maxSteps),
 		oneOf("aux_loss.form", c.AuxLoss.Form, "", string(moe.AuxHF), string(moe.AuxMegaBlocks), string(moe.AuxNone)),
 		within("aux_loss.coefficient", c.AuxLoss.Coefficient, 0, finite),
@@ -588,7 +448,8 @@ func (c Config) Validate() error {
 		within("layout.expert_dp", float64(c.Layout.DP), 1, 1<<20),
 		within("layout.ep", float64(c.Layout.EP), 1, 1<<12),
 		within("layout.pp", float64(c.Layout.PP), 1, 1<<10),
-		oneOf("layout.optimizer", c.Layout.Optimizer, string(EPSO), string(SO), string(Unsharded)),
+		oneOf("layout.optimizer", c.Layout.Optimizer, string(optimizer.EPSO), string(optimizer.SO),
+			string(optimizer.Unsharded)),
 		oneOf("layout.dispatch", c.Layout.Dispatch, moe.Dispatches()...),
 		oneOf("layout.sums", c.Layout.Sums, string(ExactSums), string(FastSums)),
 		oneOf("layout.transport", c.Layout.Links, string(AutoLinks), string(LocalLinks), string(TCPLinks),
@@ -598,7 +459,7 @@ func (c Config) Validate() error {
 		within("checkpoint.keep", float64(c.Checkpoint.Keep), 1, 1<<20),
 		optional("evaluate.every", c.Evaluate.Every),
 		within("evaluate.samples", float64(c.Evaluate.Samples), 1, 1<<30),
-		oneOf("spikes.action", c.Spikes.Action, string(SpikeNone), string(SpikeSkip), string(SpikeRollback)),
+		oneOf("spikes.action", c.Spikes.Action, string(spikes.None), string(spikes.Skip), string(spikes.RollBack)),
 		within("spikes.sigma", c.Spikes.Sigma, 1, finite),
 		within("spikes.window", float64(c.Spikes.Window), 2, 1<<16),
 		within("spikes.skip_steps", float64(c.Spikes.LeaveOut), 1, 1<<20),
@@ -634,11 +495,9 @@ func (c Config) Validate() error {
 	}
 	if b := c.Optimizer.Betas; b != nil && (len(b) != 2 || !(b[0] >= 0 && b[0] < 1 && b[1] >= 0 && b[1] < 1)) {
 		errs = append(errs, strictyaml.Invalid("optimizer.betas", "is %s; must be two numbers from 0 to below 1",
-			listText(b)))
+			optimizer.ListText(b)))
 	}
-	if spec := optimizerSpecs[c.Optimizer.Name]; spec != nil && spec.check != nil {
-		errs = append(errs, spec.check(c)...)
-	}
+	errs = append(errs, c.Optimizer.Check(c.Schedule)...)
 	for i, g := range c.Optimizer.Groups {
 		errs = append(errs, optionalWithin(fmt.Sprintf("optimizer.groups[%d].weight_decay", i), g.WeightDecay, 0,
 			finite),
@@ -646,17 +505,17 @@ func (c Config) Validate() error {
 	}
 	if len(c.Optimizer.Groups) > 0 && c.Model.Config.Validate() == nil {
 		// an invalid model is reported when the run starts
-		errs = append(errs, c.Optimizer.checkGroups(c.Model.Tensors()))
+		errs = append(errs, c.Optimizer.CheckGroups(c.Model.Tensors()))
 	}
-	if c.Schedule.Name == Constant && c.Schedule.DecaySteps != 0 {
+	if c.Schedule.Name == optimizer.Constant && c.Schedule.DecaySteps != 0 {
 		errs = append(errs, strictyaml.Invalid("schedule.decay_steps",
 			"is %d, but schedule %s does not decay; remove it",
-			c.Schedule.DecaySteps, Constant))
+			c.Schedule.DecaySteps, optimizer.Constant))
 	}
-	if c.Schedule.Name == Constant && c.Schedule.WarmupFrom != WarmupFromZero {
+	if c.Schedule.Name == optimizer.Constant && c.Schedule.WarmupFrom != optimizer.WarmupFromZero {
 		errs = append(errs, strictyaml.Invalid("schedule.warmup_from",
 			"is %q, but schedule %s has no minimum; allowed: %s",
-			c.Schedule.WarmupFrom, Constant, WarmupFromZero))
+			c.Schedule.WarmupFrom, optimizer.Constant, optimizer.WarmupFromZero))
 	}
 	if c.Plan == "" {
 		errs = append(errs, strictyaml.Invalid("plan",
@@ -699,59 +558,6 @@ func (c Config) Validate() error {
 		return found[0]
 	}
 	return found
-}
-
-// listText formats a list as YAML.
-func listText(list []float64) string {
-	texts := make([]string, len(list))
-	for i, x := range list {
-		texts[i] = strconv.FormatFloat(x, 'g', -1, 64)
-	}
-	return "[" + strings.Join(texts, ", ") + "]"
-}
-
-// foreign returns an error that names a field which is set although the optimizer or schedule does
-// not use it. fields has the fields that each optimizer or schedule uses.
-func foreign[N ~string, C any](prefix string, name N, config C, fields map[N]C) error {
-	own, ok := fields[name]
-	if !ok {
-		return nil
-	}
-	for i, f := range optionalFields(reflect.ValueOf(&config).Elem()) {
-		if f.value.IsZero() || !optionalFields(reflect.ValueOf(&own).Elem())[i].value.IsZero() {
-			continue
-		}
-		var others []string
-		for other, c := range fields {
-			if !optionalFields(reflect.ValueOf(&c).Elem())[i].value.IsZero() {
-				others = append(others, string(other))
-			}
-		}
-		slices.Sort(others)
-		return &strictyaml.FieldError{Field: prefix + f.name,
-			Message: fmt.Sprintf(" is %v, but %s has no such setting; the "+
-				"setting belongs to %s",
-				reflect.Indirect(f.value), name, strings.Join(others, ", "))}
-	}
-	return nil
-}
-
-// An optionalField is a field that not every optimizer or schedule has.
-type optionalField struct {
-	name  string
-	value reflect.Value
-}
-
-func optionalFields(v reflect.Value) []optionalField {
-	var fields []optionalField
-	for i := range v.NumField() {
-		// Every optimizer has groups.
-		if name, options, _ := strings.Cut(v.Type().Field(i).Tag.Get("yaml"), ","); options == "omitempty" &&
-			name != "groups" {
-			fields = append(fields, optionalField{name, v.Field(i)})
-		}
-	}
-	return fields
 }
 
 // maxSteps bounds counts of steps. A float64, and therefore many JSON readers, cannot represent

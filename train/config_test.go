@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"mula/moe"
+	"mula/train/optimizer"
 )
 
 func TestParseConfig(t *testing.T) {
@@ -40,13 +41,13 @@ z_loss: {coefficient: 0.001}
 	want.Plan = "data/plan.json"
 	want.Model.Layers, want.Model.VocabSize = 3, 1024
 	want.BatchSize, want.Steps = 16, 100
-	want.Optimizer.Decay, want.Optimizer.Clip = DecayOptimus, 0
+	want.Optimizer.Decay, want.Optimizer.Clip = optimizer.DecayOptimus, 0
 	want.Schedule.LearningRate, want.Schedule.WarmupSteps = 1e-3, new(int64)
 	want.ZLoss.Coefficient = 0.001
 	if diff := cmp.Diff(want, got, cmpopts.IgnoreUnexported(Config{}, ModelConfig{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if got.Model.HiddenSize != 64 || got.Optimizer.Name != AdamW || got.Model.EOSTokenID != moe.NoToken {
+	if got.Model.HiddenSize != 64 || got.Optimizer.Name != optimizer.AdamW || got.Model.EOSTokenID != moe.NoToken {
 		t.Errorf("fields that the file does not name lost their defaults: %+v", got)
 	}
 }
@@ -218,7 +219,8 @@ func TestParseConfigOldNames(t *testing.T) {
 		"steps: 1\nlayout: {dp: 0}\n": "train.yaml:2: layout.expert_dp is 0; must be from 1 to 1048576",
 		"layout: {dp: 1, expert_dp: 1}\n": "train.yaml:1: dp and expert_dp are the same field: dp is " +
 			"the old name of expert_dp; remove it",
-		"spikes: {leave_out: 0}\n":                    "train.yaml:1: spikes.skip_steps is 0; must be from 1 to 1048576",
+		"spikes: {leave_out: 0}\n": "train.yaml:1: spikes.skip_steps is 0; must be from 1 to " +
+			"1048576",
 		"layout:\n  ep: 1\n  links: carrier pigeon\n": `train.yaml:3: layout.transport is "carrier pigeon"; allowed: auto, local, tcp, mpi`,
 	} {
 		if _, err := ParseConfig([]byte(text), "train.yaml"); err == nil || err.Error() != want {

@@ -16,6 +16,7 @@ import (
 
 	"mula/blend"
 	"mula/moe"
+	"mula/train/optimizer"
 )
 
 // docSection returns what docs/formats/config.md says about train.yaml: the text, and the rows,
@@ -169,22 +170,23 @@ func TestConfigDocDefaults(t *testing.T) {
 	for _, preset := range moe.Presets() {
 		for _, p := range []*blend.Plan{plan, &large, &bare, &packed} {
 			for _, batch := range []int{3, 32} {
-				for optimizer := range optimizerSpecs {
-					for schedule := range scheduleFields {
-						if (optimizer == ScheduleFreeAdamW) != (schedule == Constant) {
+				for _, rule := range optimizer.Names() {
+					for _, schedule := range []optimizer.ScheduleName{optimizer.Cosine, optimizer.Linear, optimizer.WSD,
+						optimizer.Constant} {
+						if (optimizer.Name(rule) == optimizer.ScheduleFreeAdamW) != (schedule == optimizer.Constant) {
 							continue
 						}
 						c := DefaultConfig()
 						if err := c.Model.usePreset(preset); err != nil {
 							t.Fatal(err)
 						}
-						c.BatchSize, c.Optimizer.Name, c.Schedule.Name = batch, optimizer, schedule
+						c.BatchSize, c.Optimizer.Name, c.Schedule.Name = batch, optimizer.Name(rule), schedule
 						if c, err = c.resolve(p); err != nil {
 							t.Fatal(err)
 						}
 						// Ours, not resolve's.
 						c.Model.Preset, c.BatchSize, c.Optimizer.Name, c.Schedule.Name = defaultPreset,
-							DefaultConfig().BatchSize, AdamW, Cosine
+							DefaultConfig().BatchSize, optimizer.AdamW, optimizer.Cosine
 						for name, v := range valuesOf(c) {
 							varies[name] = varies[name] || !reflect.DeepEqual(defaults[name].Interface(), v.Interface())
 							if numbers, ok := v.Interface().([]float64); ok {
@@ -307,8 +309,8 @@ func TestConfigDocExample(t *testing.T) {
 	if err := yaml.Unmarshal([]byte(examples[0][1]), &given); err != nil {
 		t.Fatal(err)
 	}
-	c.Optimizer.resolve()
-	if err := c.Schedule.resolve(c.Steps); err != nil {
+	c.Optimizer.Resolve()
+	if err := c.Schedule.Resolve(c.Steps); err != nil {
 		t.Fatal(err)
 	}
 	values := valuesOf(c)

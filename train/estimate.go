@@ -23,17 +23,15 @@ func (c Config) EstimateInput(p *blend.Plan, machine estimate.Machine) (estimate
 // estimateTrainer returns mula's trainer with the optimizer of a resolved configuration.
 func (c Config) estimateTrainer() estimate.Trainer {
 	t := estimate.Mula
-	spec := optimizerSpecs[c.Optimizer.Name]
-	t.Whole, t.State = spec.whole, 4*len(spec.state("", nil))
-	t.TensorState = func(name string, shape []int) (bytes int, onHost bool) {
-		return 4 * len(spec.state(name, shape)), spec.updatesOnHost(name, shape)
+	name, threads := c.Optimizer.Name, c.Threads
+	if threads == 0 {
+		threads = runtime.GOMAXPROCS(0)
 	}
-	if spec.scratch != nil {
-		threads := c.Threads
-		if threads == 0 {
-			threads = runtime.GOMAXPROCS(0)
-		}
-		t.Scratch = spec.scratch(c.Model.Config, threads)
+	tensors, _ := name.State("", nil)
+	t.Whole, t.State, t.Scratch = name.NeedsWholeTensors(), 4*tensors, name.ScratchBytes(c.Model.Config, threads)
+	t.TensorState = func(tensor string, shape []int) (bytes int, onHost bool) {
+		tensors, onHost := name.State(tensor, shape)
+		return 4 * tensors, onHost
 	}
 	return t
 }

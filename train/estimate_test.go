@@ -10,6 +10,8 @@ import (
 	"mula/internal/longtest"
 	"mula/moe"
 	"mula/train/estimate"
+	"mula/train/optimizer"
+	"mula/train/optimizer/optimizertest"
 	"mula/xpu"
 	devapart "mula/xpu/apart"
 	"mula/xpu/comm"
@@ -60,7 +62,7 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 		sizes[i] = int(tensor.Elements())
 	}
 	for _, axes := range [][2]int{{4, 1}, {2, 2}, {1, 4}, {3, 2}} {
-		for _, scheme := range []Scheme{Unsharded, SO, EPSO} {
+		for _, scheme := range []optimizer.Scheme{optimizer.Unsharded, optimizer.SO, optimizer.EPSO} {
 			layout := LayoutConfig{DP: axes[0], EP: axes[1], PP: 1, TP: 1, Optimizer: scheme, Dispatch: moe.AllToAll}
 			type kind struct {
 				group     comm.Axes
@@ -68,7 +70,7 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 			}
 			var mu sync.Mutex
 			got := map[kind]int64{}
-			together(t, layout.Ranks(), func(world *comm.Comm) error {
+			optimizertest.Together(t, layout.Ranks(), func(world *comm.Comm) error {
 				ctx := context.Background()
 				groups, err := newRanks(ctx, world, layout)
 				if err != nil {
@@ -79,8 +81,10 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				s := newSharding(groups.Mesh, groups.within, scheme, false, device(t, 1), m.Parameters(), m.Buckets())
-				o, err := newShardedOptimizer(ctx, defaultOptimizer(AdamW), 100, device(t, 1), m.Parameters(), sizes, s)
+				s := optimizer.NewSharding(groups.Mesh, groups.within, scheme, false, device(t, 1), m.Parameters(),
+					m.Buckets())
+				o, err := optimizer.NewSharded(ctx, defaultOptimizer(optimizer.AdamW), 100, device(t, 1),
+					m.Parameters(), sizes, s)
 				if err != nil {
 					return err
 				}
@@ -92,7 +96,7 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 					}
 				}
 				for b := range m.Buckets() {
-					if err := s.reduce(ctx, b); err != nil {
+					if err := s.Reduce(ctx, b); err != nil {
 						return err
 					}
 				}
@@ -144,10 +148,10 @@ func TestSumBytesAreTheCommunicators(t *testing.T) {
 	large := c // whose embedding and experts are several blocks
 	large.VocabSize, large.HiddenSize, large.IntermediateSize, large.Experts = 6000, 128, 96, 16
 	for _, axes := range [][3]int{{2, 1, 1}, {2, 1, 2}, {1, 1, 4}, {3, 1, 2}, {2, 2, 1}} {
-		for _, scheme := range []Scheme{Unsharded, SO, EPSO} {
+		for _, scheme := range []optimizer.Scheme{optimizer.Unsharded, optimizer.SO, optimizer.EPSO} {
 			for _, model := range []moe.Config{c, large} {
-				for _, name := range []OptimizerName{AdamW, Muon} {
-					if name == Muon && scheme != EPSO {
+				for _, name := range []optimizer.Name{optimizer.AdamW, optimizer.Muon} {
+					if name == optimizer.Muon && scheme != optimizer.EPSO {
 						continue
 					}
 					layout := LayoutConfig{DP: axes[0], PP: axes[1], EP: axes[2], TP: 1, Optimizer: scheme,
@@ -156,7 +160,7 @@ func TestSumBytesAreTheCommunicators(t *testing.T) {
 					config.Model.Config, config.Layout, config.Optimizer.Name = model, layout, name
 					var mu sync.Mutex
 					most := make([]int64, layout.PP)
-					together(t, layout.Ranks(), func(world *comm.Comm) error {
+					optimizertest.Together(t, layout.Ranks(), func(world *comm.Comm) error {
 						ctx := context.Background()
 						groups, err := newRanks(ctx, world, layout)
 						if err != nil {
@@ -167,11 +171,12 @@ func TestSumBytesAreTheCommunicators(t *testing.T) {
 						if err != nil {
 							return err
 						}
-						s := newSharding(groups.Mesh, groups.within, scheme, optimizerSpecs[name].whole, device(t, 1),
+						s := optimizer.NewSharding(groups.Mesh, groups.within, scheme, name.NeedsWholeTensors(),
+							device(t, 1),
 							m.Parameters(),
 							m.Buckets())
 						for b := range m.Buckets() {
-							if err := s.reduce(ctx, b); err != nil {
+							if err := s.Reduce(ctx, b); err != nil {
 								return err
 							}
 						}
@@ -186,7 +191,7 @@ func TestSumBytesAreTheCommunicators(t *testing.T) {
 					for stage, got := range most {
 						want := estimate.SumBytes(model, config.estimateLayout(16), config.estimateTrainer(), stage)
 						slack := int64(0)
-						if model.VocabSize == c.VocabSize || scheme == SO {
+						if model.VocabSize == c.VocabSize || scheme == optimizer.SO {
 							// parts of many tensors are cut somewhat below what they may be
 							slack = want / 4
 						}
@@ -215,9 +220,10 @@ func TestMemoryIsMeasured(t *testing.T) {
 		for i, recompute := range moe.Recomputes() {
 			for j, precision := range xpu.Precisions() {
 				for k, scheme := range estimate.Schemes() {
-					l.Optimizer = Scheme(scheme)
+					l.Optimizer = optimizer.Scheme(scheme)
 					more := fmt.Sprintf("steps: 2\nrecompute: %s\nprecision: %s\n", recompute, precision)
-					more += fmt.Sprintf("optimizer: {name: %s}\n", []OptimizerName{AdamW, Muon, Lion}[(i+j+k)%3])
+					more += fmt.Sprintf("optimizer: {name: %s}\n",
+						[]optimizer.Name{optimizer.AdamW, optimizer.Muon, optimizer.Lion}[(i+j+k)%3])
 					c := ranksConfig(t, plan, l, more)
 					c.Layout.UniformRouting = true
 					c.Layout.Dispatch = []moe.Dispatch{moe.AllToAll, moe.AllGather}[(i+j+k)%2]

@@ -4,10 +4,11 @@ import (
 	"fmt"
 
 	"mula/train"
+	"mula/train/optimizer"
 )
 
 func ExampleSchedule_LearningRate() {
-	s := train.Schedule{Peak: 4e-4, Min: 4e-5, Warmup: 2, Decay: 6}
+	s := optimizer.Schedule{Peak: 4e-4, Min: 4e-5, Warmup: 2, Decay: 6}
 	for step := range int64(7) {
 		fmt.Printf("%d %.2e\n", step, s.LearningRate(step))
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"mula/moe"
+	"mula/train/optimizer"
 )
 
 const groupsYAML = `optimizer:
@@ -16,52 +17,6 @@ const groupsYAML = `optimizer:
     - {match: [router], learning_rate_scale: 0}
     - {match: ["model.layers.*.mlp.experts.*.down_proj.weight"], weight_decay: 0.5, learning_rate_scale: 0.5}
 `
-
-// The class of each parameter of the models, and what patterns match.
-func TestGroupOf(t *testing.T) {
-	for _, preset := range []string{"mula-nano", "mula-1b"} {
-		c, err := moe.Preset(preset)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, tensor := range c.Tensors() {
-			var found []string
-			for _, class := range classes {
-				if matches(class, tensor.Name, tensor.Shape) && class != matricesClass {
-					found = append(found, class)
-				}
-			}
-			if len(found) != 1 {
-				t.Errorf("%s: %s is of the classes %v", preset, tensor.Name, found)
-			}
-		}
-	}
-	for _, test := range []struct {
-		entry, name string
-		shape       []int
-		want        bool
-	}{
-		{"norms", "model.layers.3.self_attn.q_norm.weight", []int{8}, true},
-		{"biases", "model.layers.3.self_attn.q_proj.bias", []int{8}, true},
-		{"matrices", "model.layers.3.self_attn.q_proj.weight", []int{8, 8}, true},
-		{"matrices", "model.layers.3.mlp.gate.weight", []int{4, 8}, false},
-		{"matrices", "lm_head.weight", []int{4, 8}, false},
-		{"*", "lm_head.weight", []int{4, 8}, true},
-		{"model.layers.[0-3].*", "model.layers.3.mlp.gate.weight", []int{4, 8}, true},
-		{"model.layers.?.mlp.gate.weight", "model.layers.13.mlp.gate.weight", []int{4, 8}, false},
-		{"mlp.gate", "model.layers.3.mlp.gate.weight", []int{4, 8}, false}, // the whole name
-	} {
-		if got := matches(test.entry, test.name, test.shape); got != test.want {
-			t.Errorf("%s matches %s: %v", test.entry, test.name, got)
-		}
-	}
-	config := OptimizerConfig{Groups: []ParameterGroup{{Match: []string{"norms"}}, {Match: []string{"*"}}}}
-	for name, want := range map[string]int{"model.norm.weight": 1, "lm_head.weight": 2} {
-		if got := config.groupOf(name, nil); got != want { // the first that matches
-			t.Errorf("%s is of group %d, want %d", name, got, want)
-		}
-	}
-}
 
 // What is wrong with groups is said with file, line and what is right.
 func TestGroupsErrors(t *testing.T) {
@@ -159,7 +114,7 @@ func TestGroupsLayouts(t *testing.T) {
 		for _, scheme := range schemes {
 			for pp := 1; pp <= 2; pp++ {
 				l := LayoutConfig{DP: axes[0], EP: axes[1], PP: pp, Optimizer: scheme}
-				if scheme != EPSO && (axes != [2]int{2, 2} || pp == 2) || l.DP*l.EP == 1 && pp == 1 {
+				if scheme != optimizer.EPSO && (axes != [2]int{2, 2} || pp == 2) || l.DP*l.EP == 1 && pp == 1 {
 					continue
 				}
 				got := mustRunRanks(t, ranksConfig(t, plan, l, groupsYAML+more), Options{})
@@ -181,7 +136,7 @@ func TestGroupsLayouts(t *testing.T) {
 // refused, as with another learning rate.
 func TestGroupsResume(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	for _, name := range []OptimizerName{AdamW, Muon} {
+	for _, name := range []optimizer.Name{optimizer.AdamW, optimizer.Muon} {
 		more := crashConfig + strings.Replace(groupsYAML, "optimizer:", fmt.Sprintf("optimizer:\n  name: %s", name),
 			1) + "evaluate: {every: 0}\ncheckpoint: {every: 0}\n"
 		want := mustRun(t, testConfig(t, plan, more+"layout: {expert_dp: 2}\n"), Options{})
@@ -192,9 +147,9 @@ func TestGroupsResume(t *testing.T) {
 			written.Optimizer.Groups[2].Match[0] != c.Optimizer.Groups[2].Match[0] {
 			t.Errorf("%s in the run directory has the groups %+v, %v", configFile, written.Optimizer.Groups, err)
 		}
-		for text, change := range map[string]func(o *OptimizerConfig){
-			"optimizer.groups was [{": func(o *OptimizerConfig) { o.Groups = nil },
-			`and is now [{"match":["norms","biases","embedding"],"weight_decay":0}]`: func(o *OptimizerConfig) { o.Groups = o.Groups[:1] },
+		for text, change := range map[string]func(o *optimizer.Config){
+			"optimizer.groups was [{": func(o *optimizer.Config) { o.Groups = nil },
+			`and is now [{"match":["norms","biases","embedding"],"weight_decay":0}]`: func(o *optimizer.Config) { o.Groups = o.Groups[:1] },
 		} {
 			other := c
 			change(&other.Optimizer)
@@ -210,7 +165,7 @@ func TestGroupsResume(t *testing.T) {
 	// A checkpoint without groups does not resume with groups.
 	c := testConfig(t, plan, crashConfig)
 	mustRun(t, c, stopAfter(3))
-	c.Optimizer.Groups = []ParameterGroup{{Match: []string{"norms"}, WeightDecay: new(0.0)}}
+	c.Optimizer.Groups = []optimizer.ParameterGroup{{Match: []string{"norms"}, WeightDecay: new(0.0)}}
 	if _, err := Run(context.Background(), c, Options{}); err == nil ||
 		!strings.Contains(err.Error(), "optimizer.groups was not set and is now [{") {
 		t.Error(err)

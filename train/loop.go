@@ -33,6 +33,8 @@ import (
 	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/train/collective"
+	"mula/train/optimizer"
+	"mula/train/spikes"
 	"mula/train/tensorboard"
 	"mula/xpu"
 	"mula/xpu/comm"
@@ -195,7 +197,7 @@ func (r *run) begin(ctx context.Context) (*Checkpoint, error) {
 	if err := collective.Agree(ctx, world, err); err != nil {
 		return nil, err
 	}
-	r.identity, r.schedule = r.config.identity(), r.config.schedule()
+	r.identity, r.schedule = r.config.identity(), r.config.Schedule.Schedule()
 	if err := r.sameRun(ctx); err != nil {
 		return nil, err
 	}
@@ -386,7 +388,7 @@ type run struct {
 	config    Config // resolved
 	options   Options
 	identity  map[string]string
-	schedule  Schedule
+	schedule  optimizer.Schedule
 	data      *blend.Data
 	dir       *runDir
 	chosen    string // name of the device, from the configuration or chosen
@@ -404,8 +406,8 @@ type run struct {
 
 	model     *moe.Model
 	tensors   []safetensors.Tensor // of the whole model
-	optimizer *Optimizer
-	sharding  *sharding
+	optimizer *optimizer.Optimizer
+	sharding  *optimizer.Sharding
 	pipeline  *pipeline
 	replicas  *replicaCheck // nil if there is nothing to compare
 
@@ -463,7 +465,7 @@ func (r *run) train(ctx context.Context) error {
 }
 
 // trainOn does the steps up to the end of the run, or up to a spike that requires a rollback.
-func (r *run) trainOn(ctx context.Context) (*Spike, error) {
+func (r *run) trainOn(ctx context.Context) (*spikes.Spike, error) {
 	batch := int64(r.config.BatchSize)
 	stream, err := r.data.Stream(ctx, blend.StreamOptions{From: r.state.Cursor.Position, To: r.config.Steps * batch,
 		BatchSize: r.config.BatchSize,
@@ -484,7 +486,7 @@ func (r *run) trainOn(ctx context.Context) (*Spike, error) {
 		if err != nil {
 			return nil, err
 		}
-		if metrics.Skipped != nil && r.config.Spikes.Action == SpikeRollback {
+		if metrics.Skipped != nil && r.config.Spikes.Action == spikes.RollBack {
 			return metrics.Skipped, nil
 		}
 		if err := r.record(metrics); err != nil {
@@ -567,7 +569,7 @@ func (r *run) step(ctx context.Context, stream *blend.Stream) (StepMetrics, erro
 		return StepMetrics{}, err
 	}
 	switch {
-	case m.Skipped != nil && r.config.Spikes.Action == SpikeRollback:
+	case m.Skipped != nil && r.config.Spikes.Action == spikes.RollBack:
 		return m, nil // the rest of the step is not needed
 	case m.Skipped != nil:
 		if err := r.skip(m.Skipped); err != nil {
@@ -581,11 +583,11 @@ func (r *run) step(ctx context.Context, stream *blend.Stream) (StepMetrics, erro
 		every := r.config.Log.UpdateRatioEvery
 		measured := every > 0 && m.Step%every == 0
 		r.optimizer.Measure(measured)
-		if err := r.optimizer.Step(ctx, m.LearningRate, clipFactor(m.GradNorm, limit)); err != nil {
+		if err := r.optimizer.Step(ctx, m.LearningRate, optimizer.ClipFactor(m.GradNorm, limit)); err != nil {
 			return StepMetrics{}, fmt.Errorf("step %d: %w", m.Step, err)
 		}
 		if measured {
-			m.UpdateRatio = updateRatios(r.tensors, r.optimizer.Ratio)
+			m.UpdateRatio = r.optimizer.UpdateRatios(r.tensors)
 		}
 		if r.optimizer.CurvatureDue() {
 			if err := r.curvature(ctx, m.Tokens, r.targets, limit); err != nil {
@@ -597,7 +599,7 @@ func (r *run) step(ctx context.Context, stream *blend.Stream) (StepMetrics, erro
 		}
 		r.state.LastLoss = m.Loss
 		r.state.Tokens += m.Tokens
-		r.state.Spikes.updated(r.config.Spikes.Window, m.Loss, m.GradNorm)
+		r.state.Spikes.Update(r.config.Spikes.Window, m.Loss, m.GradNorm)
 	}
 	r.state.Step++
 	r.state.Updates = r.optimizer.Updates
@@ -626,7 +628,7 @@ func (r *run) take(stream *blend.Stream) error {
 	r.read.clear()
 	r.rows = r.rows[:0]
 	for i := range batch.Rows() {
-		if r.state.Spikes.leavesOut(batch.Position(i)) {
+		if r.state.Spikes.Excludes(batch.Position(i)) {
 			continue
 		}
 		r.read.tokens = batch.AppendTokens(r.read.tokens, i)
@@ -657,9 +659,9 @@ func (r *run) gradients(ctx context.Context, m *StepMetrics) error {
 	switch {
 	case err == nil && r.targets == 0: // the gradient has only the router's losses
 	case err == nil:
-		m.Skipped = r.state.Spikes.check(r.config.Spikes, m.Loss, m.GradNorm)
-	case r.config.Spikes.Action != SpikeNone && errors.As(err, &bad):
-		m.Skipped = &Spike{What: bad.what, NotFinite: true}
+		m.Skipped = r.state.Spikes.Check(r.config.Spikes, m.Loss, m.GradNorm)
+	case r.config.Spikes.Action != spikes.None && errors.As(err, &bad):
+		m.Skipped = &spikes.Spike{What: bad.what, NotFinite: true}
 		m.clear(bad.what)
 	default:
 		return err
@@ -695,7 +697,7 @@ func (r *run) backward(ctx context.Context, m *StepMetrics) error {
 	sourceLoss, sourceTargets := make([]float64, len(r.data.Sources)), make([]int64, len(r.data.Sources))
 	for i, row := range r.results {
 		if !finite(row.loss) {
-			return r.notFinite(lossSpike, fmt.Errorf("the loss is %w", ErrNotFinite), r.results[i:i+1],
+			return r.notFinite(spikes.Loss, fmt.Errorf("the loss is %w", ErrNotFinite), r.results[i:i+1],
 				r.firstBadStage(r.rankOf(row.position)))
 		}
 		m.Loss += row.loss
@@ -704,7 +706,8 @@ func (r *run) backward(ctx context.Context, m *StepMetrics) error {
 		m.SourceSamples[r.data.Sources[row.source].Name]++
 	}
 	if !finite(m.AuxLoss) || !finite(m.ZLoss) {
-		return r.notFinite(auxLossSpike, fmt.Errorf("the auxiliary loss is %w", ErrNotFinite), r.results, r.badLosses())
+		return r.notFinite(spikes.AuxLoss, fmt.Errorf("the auxiliary loss is %w", ErrNotFinite), r.results,
+			r.badLosses())
 	}
 	m.Loss /= float64(max(1, r.targets))
 	for source, targets := range sourceTargets {
@@ -725,7 +728,7 @@ func (r *run) sumGradients(ctx context.Context, options moe.BackwardOptions,
 	each func(rows []row, stats moe.Stats)) error {
 	r.model.ZeroGradients()
 	r.pending = r.pending[:0]
-	r.sharding.takeBad()
+	r.sharding.TakeBad()
 	r.pipeline.takeSpoilt()
 	failed := error(nil)
 	if r.ranks.Size(comm.PP) > 1 {
@@ -816,7 +819,7 @@ func (r *run) reduce(ctx context.Context, bucket int) {
 				return err
 			}
 		}
-		return r.sharding.reduce(ctx, bucket)
+		return r.sharding.Reduce(ctx, bucket)
 	}))
 }
 
@@ -837,7 +840,8 @@ func addCounts(sum, counts [][]int64) [][]int64 {
 
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 
-// A notFiniteError reports a loss or gradient that is not finite. The field what is as in [Spike].
+// A notFiniteError reports a loss or gradient that is not finite. The field what is as in
+// [spikes.Spike].
 type notFiniteError struct {
 	what string
 	error
@@ -882,11 +886,11 @@ func (r *run) badGradient(ctx context.Context) error {
 	if r.ranks.Ranks() > 1 {
 		rank, tensor = r.badRank()
 	} else { // the gradients are still the result of the backward pass
-		if err := r.device.ToHost(ctx, r.optimizer.grads...); err != nil {
+		if err := r.optimizer.GradientsToHost(ctx); err != nil {
 			return fmt.Errorf("step %d: %w", r.state.Step, err)
 		}
 		for _, p := range r.model.Parameters() {
-			if !finite(sumOfSquares(p.Grad)) {
+			if !finite(optimizer.SumOfSquares(p.Grad)) {
 				tensor = p.Name
 				break
 			}
@@ -904,7 +908,7 @@ func (r *run) badGradient(ctx context.Context) error {
 	if len(rows) == 0 { // all positions of the rank are skipped
 		rows = r.results
 	}
-	return r.notFinite(gradNormSpike, fmt.Errorf("the gradient is %w%s", ErrNotFinite, tensor), rows, rank)
+	return r.notFinite(spikes.GradNorm, fmt.Errorf("the gradient is %w%s", ErrNotFinite, tensor), rows, rank)
 }
 
 // record writes the records of a step to the run directory.
@@ -970,7 +974,7 @@ func (r *run) curvature(ctx context.Context, tokens, targets int64, limit float6
 		r.warn("step %d: the curvature estimate is NaN or Inf and is not used", r.state.Step)
 		return nil
 	}
-	r.optimizer.UpdateCurvature(clipFactor(norm, limit), targets)
+	r.optimizer.UpdateCurvature(optimizer.ClipFactor(norm, limit), targets)
 	return nil
 }
 
@@ -1034,7 +1038,7 @@ func (r *run) save(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer r.optimizer.Average(ctx, false)
-	if err := r.optimizer.toHost(ctx); err != nil {
+	if err := r.optimizer.ToHost(ctx); err != nil {
 		return "", err
 	}
 	dir := r.dir.join(checkpointsDir)
@@ -1075,7 +1079,7 @@ func (r *run) findCheckpoint(checkpoint *Checkpoint) (*Checkpoint, error) {
 	}
 	r.state, r.lastSaved = checkpoint.State, checkpoint.State.Step
 	if r.state.Spikes == nil {
-		r.state.Spikes = newSpikeState(r.config.Spikes)
+		r.state.Spikes = spikes.NewState(r.config.Spikes)
 	}
 	if err := compareIdentity(r.state.Config, r.identity, r.state.Step); err != nil {
 		return nil, fmt.Errorf("%s: %w", checkpoint.Dir, err)
@@ -1124,7 +1128,7 @@ func (r *run) findCheckpoint(checkpoint *Checkpoint) (*Checkpoint, error) {
 func (r *run) newState() State {
 	return State{Format: checkpointFormat, Cursor: blend.Cursor{Plan: r.data.Plan.Fingerprint()},
 		SequenceLength: r.data.SequenceLength,
-		Tokenizer:      tokenizerHash(r.data.Plan), Seed: r.config.Seed, Spikes: newSpikeState(r.config.Spikes),
+		Tokenizer:      tokenizerHash(r.data.Plan), Seed: r.config.Seed, Spikes: spikes.NewState(r.config.Spikes),
 		Config: r.identity}
 }
 
@@ -1167,7 +1171,7 @@ func (r *run) summary(checkpoint *Checkpoint) Summary {
 func (r *run) result(checkpoint string) Result {
 	return Result{Steps: r.state.Step, Finished: r.state.Step >= r.config.Steps, Terminated: r.terminated,
 		Resumed: r.resumed, FirstLoss: r.state.FirstLoss, LastLoss: r.state.LastLoss,
-		LeftOut: r.state.Spikes.leftOut(), Checkpoint: checkpoint, Weights: r.state.Weights}
+		LeftOut: r.state.Spikes.Excluded(), Checkpoint: checkpoint, Weights: r.state.Weights}
 }
 
 // prepare creates the model and the optimizer, in their initial state or from the checkpoint, and
@@ -1230,7 +1234,7 @@ func (r *run) restore(ctx context.Context, checkpoint *Checkpoint) error {
 	model, world := r.model, r.ranks.World()
 	r.replicas.begin() // other weights
 	if r.optimizer == nil || checkpoint == nil {
-		r.optimizer.free() // before the new optimizer allocates memory
+		r.optimizer.Free() // before the new optimizer allocates memory
 		r.optimizer = nil
 		if err := r.newOptimizer(ctx); err != nil {
 			return err
@@ -1255,7 +1259,7 @@ func (r *run) restore(ctx context.Context, checkpoint *Checkpoint) error {
 			return err
 		}
 		if r.state.Spikes != nil && r.initial.Dir == "" {
-			r.state.Spikes.Began = beganBySeed
+			r.state.Spikes.Began = spikes.BeganBySeed
 		} else if r.state.Spikes != nil {
 			if r.state.Spikes.Began, err = newShare(model, r.optimizer).weightsHash(ctx, world); err != nil {
 				return err
@@ -1269,7 +1273,7 @@ func (r *run) restore(ctx context.Context, checkpoint *Checkpoint) error {
 	if err := newShare(model, r.optimizer).load(ctx, world, checkpoint.Dir); err != nil {
 		return err
 	}
-	r.optimizer.toDevice()
+	r.optimizer.ToDevice()
 	r.optimizer.Updates = r.state.Updates
 	return nil
 }
@@ -1277,7 +1281,8 @@ func (r *run) restore(ctx context.Context, checkpoint *Checkpoint) error {
 // newOptimizer creates the optimizer in its initial state.
 func (r *run) newOptimizer(ctx context.Context) error {
 	c, targets := r.config.Optimizer, int64(r.config.BatchSize)*int64(r.data.SequenceLength)
-	r.sharding = newSharding(r.ranks.Mesh, r.ranks.within, r.config.Layout.Optimizer, optimizerSpecs[c.Name].whole,
+	r.sharding = optimizer.NewSharding(r.ranks.Mesh, r.ranks.within, r.config.Layout.Optimizer,
+		c.Name.NeedsWholeTensors(),
 		r.device,
 		r.model.Parameters(), r.model.Buckets())
 	sizes := make([]int, len(r.tensors))
@@ -1285,7 +1290,7 @@ func (r *run) newOptimizer(ctx context.Context) error {
 		sizes[i] = int(t.Elements())
 	}
 	var err error
-	r.optimizer, err = newShardedOptimizer(ctx, c, targets, r.device, r.model.Parameters(), sizes, r.sharding)
+	r.optimizer, err = optimizer.NewSharded(ctx, c, targets, r.device, r.model.Parameters(), sizes, r.sharding)
 	return err
 }
 

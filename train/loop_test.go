@@ -26,6 +26,7 @@ import (
 	"mula/internal/machine"
 	"mula/moe"
 	"mula/shards"
+	"mula/train/optimizer"
 	"mula/train/report"
 	"mula/xpu/comm"
 )
@@ -573,9 +574,9 @@ func TestRunChangedConfig(t *testing.T) {
 		"model.num_hidden_layers":     func(c *Config) { c.Model.Layers++ },
 		"model.vocab_size":            func(c *Config) { c.Model.VocabSize = 1024 },
 		"optimizer.betas":             func(c *Config) { c.Optimizer.Betas = []float64{0.9, 0.99} },
-		"optimizer.decay":             func(c *Config) { c.Optimizer.Decay = DecayOptimus },
+		"optimizer.decay":             func(c *Config) { c.Optimizer.Decay = optimizer.DecayOptimus },
 		"schedule.learning_rate":      func(c *Config) { c.Schedule.LearningRate *= 2 },
-		"schedule.warmup_from":        func(c *Config) { c.Schedule.WarmupFrom = WarmupFromMin },
+		"schedule.warmup_from":        func(c *Config) { c.Schedule.WarmupFrom = optimizer.WarmupFromMin },
 		"aux_loss.form":               func(c *Config) { c.AuxLoss.Form = "megablocks" },
 		"z_loss.coefficient":          func(c *Config) { c.ZLoss.Coefficient = 1 },
 		"optimizer.clip":              func(c *Config) { c.Optimizer.Clip = 0 },
@@ -998,7 +999,7 @@ func TestIdentity(t *testing.T) {
 	c := DefaultConfig()
 	c.Schedule.WarmupSteps, c.Schedule.MinLearningRate, c.Checkpoint.Every, c.Evaluate.Every = new(int64), new(float64),
 		new(int64), new(int64)
-	c.Optimizer.resolve()
+	c.Optimizer.Resolve()
 	all := map[string]string{}
 	collect(reflect.ValueOf(c), "", all)
 	for _, name := range free {

@@ -8,14 +8,13 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"math"
 	"os"
-	"strings"
 	"time"
 
 	"mula/internal/atomicfile"
 	"mula/moe"
 	"mula/moe/safetensors"
+	"mula/train/spikes"
 )
 
 // RunRecord is the first line of metrics.jsonl, under the key "run".
@@ -71,7 +70,7 @@ type StepMetrics struct {
 	// by group of tensors, in steps that measure it: ‖change of the weights‖ / ‖weights before‖
 	UpdateRatio map[string]float64 `json:"update_ratio,omitempty"`
 	// why the update was not made; the samples are read, but not trained on
-	Skipped *Spike `json:"skipped,omitempty"`
+	Skipped *spikes.Spike `json:"skipped,omitempty"`
 }
 
 // Evaluation is the loss on the validation split: means over targets, in nats.
@@ -110,11 +109,11 @@ type RefusedCheckpoint struct {
 
 // metricsLine is a line of metrics.jsonl that is not a step.
 type metricsLine struct {
-	Run      *RunRecord    `json:"run,omitempty"`
-	Step     *int64        `json:"step,omitempty"`
-	Eval     *Evaluation   `json:"eval,omitempty"`
-	Resumed  *ResumeRecord `json:"resumed,omitempty"`
-	Rollback *Rollback     `json:"rollback,omitempty"` // before the first step whose data it skips
+	Run      *RunRecord       `json:"run,omitempty"`
+	Step     *int64           `json:"step,omitempty"`
+	Eval     *Evaluation      `json:"eval,omitempty"`
+	Resumed  *ResumeRecord    `json:"resumed,omitempty"`
+	Rollback *spikes.Rollback `json:"rollback,omitempty"` // before the first step whose data it skips
 }
 
 // addEntropy adds the entropies of a micro-batch. share is its share of the step's targets.
@@ -128,62 +127,14 @@ func (m *StepMetrics) addEntropy(entropy []float64, share float64) {
 }
 
 // clear removes values that are undefined, and may not be valid JSON, if what is not finite. what
-// is as in [Spike].
+// is as in [spikes.Spike].
 func (m *StepMetrics) clear(what string) {
 	m.GradNorm = 0
-	if what == gradNormSpike {
+	if what == spikes.GradNorm {
 		return
 	}
 	m.Loss, m.AuxLoss, m.ZLoss, m.ExpertTokens, m.RouterEntropy = 0, 0, 0, nil, nil
 	m.SourceLoss, m.SourceSamples = map[string]float64{}, map[string]int{}
-}
-
-// The groups of tensors for records of update sizes.
-const (
-	embeddingGroup   = "embedding"
-	attentionGroup   = "attention"
-	routerGroup      = "router"
-	expertsGroup     = "experts"
-	feedForwardGroup = "feed_forward" // of dense models
-	normsGroup       = "norms"
-	headGroup        = "head"
-)
-
-// tensorGroup returns the group of a tensor of the model.
-func tensorGroup(name string) string {
-	switch {
-	case strings.Contains(name, "embed_tokens"):
-		return embeddingGroup
-	case strings.HasPrefix(name, "lm_head"):
-		return headGroup
-	case strings.Contains(name, "norm"):
-		return normsGroup
-	case strings.Contains(name, ".self_attn."):
-		return attentionGroup
-	case strings.Contains(name, ".mlp.gate."):
-		return routerGroup
-	case strings.Contains(name, ".mlp.experts."):
-		return expertsGroup
-	}
-	return feedForwardGroup
-}
-
-// updateRatios returns the relative sizes of a measured update, by group of tensors.
-func updateRatios(tensors []safetensors.Tensor, ratio func(tensor int) (update, weight float64)) map[string]float64 {
-	update, weight := map[string]float64{}, map[string]float64{}
-	for i, t := range tensors {
-		u, w := ratio(i)
-		group := tensorGroup(t.Name)
-		update[group] += u * u
-		weight[group] += w * w
-	}
-	ratios := map[string]float64{}
-	for group, w := range weight {
-		if r := math.Sqrt(update[group] / w); finite(r) {
-			ratios[group] = r
-		}
-	}
-	return ratios
 }
 
 // runRecord describes the run at its start.

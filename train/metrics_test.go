@@ -11,6 +11,7 @@ import (
 
 	"mula/moe"
 	"mula/moe/safetensors"
+	"mula/train/optimizer"
 )
 
 func TestCutRecords(t *testing.T) {
@@ -105,7 +106,7 @@ func TestTensorGroups(t *testing.T) {
 		}
 		groups := map[string]int{}
 		for _, p := range model.Parameters() {
-			groups[tensorGroup(p.Name)]++
+			groups[optimizer.TensorGroup(p.Name)]++
 		}
 		if got := strings.Trim(strings.TrimPrefix(fmt.Sprint(groups), "map"), "[]"); got != test.want {
 			t.Errorf("%s: %s, want %s", test.preset, got, test.want)
@@ -154,8 +155,8 @@ func TestUpdateRatio(t *testing.T) {
 		for name := range old {
 			for i, w := range old[name] {
 				d := float64(now[name][i]) - float64(w)
-				change[tensorGroup(name)] += d * d
-				before[tensorGroup(name)] += float64(w) * float64(w)
+				change[optimizer.TensorGroup(name)] += d * d
+				before[optimizer.TensorGroup(name)] += float64(w) * float64(w)
 			}
 		}
 		if len(m.UpdateRatio) != len(before) {

@@ -7,6 +7,7 @@ import (
 
 	"mula/moe"
 	"mula/train/collective"
+	"mula/train/optimizer"
 	"mula/xpu"
 	"mula/xpu/comm"
 )
@@ -101,7 +102,8 @@ func (p *pipeline) pass(ctx context.Context, step, rows int, compute func(in, ou
 	if err := p.device.ToHost(ctx, p.sent[:]...); err != nil {
 		return err
 	}
-	p.spoilt = p.spoilt || !finite(sumOfSquares(out.Hidden)) && (in == nil || finite(sumOfSquares(in.Hidden)))
+	p.spoilt = p.spoilt || !finite(optimizer.SumOfSquares(out.Hidden)) &&
+		(in == nil || finite(optimizer.SumOfSquares(in.Hidden)))
 	if err := comm.Send(ctx, p.group, to, out.Hidden); err != nil {
 		return err
 	}

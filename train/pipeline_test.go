@@ -21,6 +21,8 @@ import (
 	"mula/moe/safetensors"
 	"mula/train/collective"
 	"mula/train/estimate"
+	"mula/train/optimizer"
+	"mula/train/optimizer/optimizertest"
 	"mula/xpu/comm"
 )
 
@@ -56,7 +58,7 @@ func TestPipelineLayouts(t *testing.T) {
 	one := run(LayoutConfig{})
 	for _, test := range []struct {
 		layout  LayoutConfig
-		schemes []Scheme
+		schemes []optimizer.Scheme
 	}{
 		{LayoutConfig{DP: 1, PP: 2, EP: 1}, schemes[2:]},
 		{LayoutConfig{DP: 1, PP: 3, EP: 1}, schemes[:1]},
@@ -88,15 +90,16 @@ func TestPipelineLayouts(t *testing.T) {
 func TestPipelineOptimizers(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	for name := range optimizerSpecs {
+	for _, name := range optimizer.Names() {
+		name := optimizer.Name(name)
 		more, dp := fmt.Sprintf("optimizer: {name: %s}\n", name), 1
 		switch name {
-		case AdamW:
+		case optimizer.AdamW:
 			more = "model: {preset: mula-1b, num_hidden_layers: 3, hidden_size: 32, intermediate_size: 48, " +
 				"num_attention_heads: 2, num_key_value_heads: 2, vocab_size: 512}\nrecompute: layers\n"
-		case SophiaG:
+		case optimizer.SophiaG:
 			more, dp = "optimizer: {name: sophiag, hessian_every: 2}\n", 2
-		case ScheduleFreeAdamW:
+		case optimizer.ScheduleFreeAdamW:
 			more += "schedule: {name: constant, learning_rate: 3e-3, warmup_steps: 2}\n"
 		}
 		more += "steps: 6\nevaluate: {every: 3, samples: 5}\n"
@@ -274,7 +277,7 @@ func TestVoteBytes(t *testing.T) {
 			}
 			return nil
 		}
-		together(t, len(worlds), func(world *comm.Comm) error {
+		optimizertest.Together(t, len(worlds), func(world *comm.Comm) error {
 			mu.Lock()
 			worlds[world.Rank()] = world
 			mu.Unlock()
@@ -421,7 +424,7 @@ func TestPipelineLoss(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, l := range []LayoutConfig{{DP: 1, PP: 2, EP: 1}, {DP: 1, PP: 2, EP: 2}} {
-		together(t, l.PP*l.EP, func(world *comm.Comm) error {
+		optimizertest.Together(t, l.PP*l.EP, func(world *comm.Comm) error {
 			ctx := context.Background()
 			r, err := newRanks(ctx, world, l)
 			if err != nil {
@@ -492,7 +495,7 @@ func TestStageTensors(t *testing.T) {
 	for stages := 1; stages <= 5; stages++ {
 		var all []string
 		meshes := make([]*comm.Mesh, stages)
-		together(t, stages, func(world *comm.Comm) (err error) {
+		optimizertest.Together(t, stages, func(world *comm.Comm) (err error) {
 			meshes[world.Rank()], err = comm.NewMesh(t.Context(), world,
 				comm.NewShape(map[comm.Axes]int{comm.PP: stages}))
 			return err

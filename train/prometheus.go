@@ -124,7 +124,7 @@ func (s *metricsServer) publish(r *run, m StepMetrics, evaluation *Evaluation) {
 	}
 	if spikes := r.state.Spikes; spikes != nil {
 		t.metric("mula_left_out_samples", "gauge", "Number of positions skipped because of spikes.",
-			float64(spikes.leftOut()))
+			float64(spikes.Excluded()))
 		t.metric("mula_rollbacks", "gauge", "Number of rollbacks because of a spike.",
 			float64(len(spikes.Rollbacks)))
 	}

@@ -20,6 +20,8 @@ import (
 	"mula/moe"
 	"mula/train/collective"
 	"mula/train/estimate"
+	"mula/train/optimizer"
+	"mula/train/optimizer/optimizertest"
 	"mula/xpu"
 	"mula/xpu/comm"
 )
@@ -227,7 +229,7 @@ func TestI10Run(t *testing.T) {
 			n := c.Model.TotalParameters() - x
 			dp, ep := int64(l.DP), int64(l.EP)
 			want := 8*n*(dp*ep-1) + 8*x*(dp-1)
-			if scheme == SO {
+			if scheme == optimizer.SO {
 				want = 8*n*(ep-1)*dp + 8*n*(dp-1)*ep + 8*x*(dp-1)
 			}
 			if got != steps*want {
@@ -242,15 +244,16 @@ func TestI4Optimizers(t *testing.T) {
 	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	for name := range optimizerSpecs {
-		if name == AdamW {
+	for _, name := range optimizer.Names() {
+		name := optimizer.Name(name)
+		if name == optimizer.AdamW {
 			continue
 		}
 		more := fmt.Sprintf("optimizer: {name: %s}\n", name)
 		switch name {
-		case SophiaG:
+		case optimizer.SophiaG:
 			more = "optimizer: {name: sophiag, hessian_every: 3}\n"
-		case ScheduleFreeAdamW:
+		case optimizer.ScheduleFreeAdamW:
 			more += "schedule: {name: constant, learning_rate: 3e-3, warmup_steps: 2}\n"
 		}
 		var first string
@@ -383,8 +386,8 @@ func TestRanksOtherLayout(t *testing.T) {
 	whole := mustRunRanks(t, ranksConfig(t, plan, LayoutConfig{}, ""), Options{})
 	c := ranksConfig(t, plan, LayoutConfig{DP: 4, EP: 1}, "")
 	var warnings []string
-	for i, l := range []LayoutConfig{{DP: 4, EP: 1, Optimizer: SO}, {DP: 1, EP: 2, Optimizer: EPSO},
-		{DP: 1, EP: 1, Optimizer: EPSO}, {DP: 2, EP: 2, Optimizer: Unsharded}} {
+	for i, l := range []LayoutConfig{{DP: 4, EP: 1, Optimizer: optimizer.SO}, {DP: 1, EP: 2, Optimizer: optimizer.EPSO},
+		{DP: 1, EP: 1, Optimizer: optimizer.EPSO}, {DP: 2, EP: 2, Optimizer: optimizer.Unsharded}} {
 		c.Layout.DP, c.Layout.EP, c.Layout.Optimizer = l.DP, l.EP, l.Optimizer
 		o := stopAfter(int64(4*i + 3))
 		if i == 3 {
@@ -644,7 +647,7 @@ func TestRanksDiffer(t *testing.T) {
 		": steps is ": func(c *Config) { c.Steps = 1 << 40 },
 	} {
 		c := ranksConfig(t, plan, LayoutConfig{DP: 2, EP: 1}, "")
-		together(t, 2, func(world *comm.Comm) error {
+		optimizertest.Together(t, 2, func(world *comm.Comm) error {
 			own := c
 			if world.Rank() == 1 {
 				change(&own)
@@ -705,7 +708,7 @@ func TestLayoutRefused(t *testing.T) {
 	if _, err := Join(context.Background(), c, nil); err == nil || !strings.Contains(err.Error(), "mula launch") {
 		t.Error(err)
 	}
-	together(t, 2, func(world *comm.Comm) error {
+	optimizertest.Together(t, 2, func(world *comm.Comm) error {
 		_, err := Run(context.Background(), DefaultConfig(), Options{World: world})
 		if err == nil || !strings.Contains(err.Error(), "but 2 were started") {
 			return fmt.Errorf("a world of another size: %w", err)
@@ -747,8 +750,9 @@ func TestRanksThreads(t *testing.T) {
 func TestRanksMemory(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	memory := map[string]estimate.Memory{}
-	for _, l := range []LayoutConfig{{DP: 1, EP: 1}, {DP: 2, EP: 2, Optimizer: EPSO}, {DP: 2, EP: 2, Optimizer: SO},
-		{DP: 2, EP: 2, Optimizer: Unsharded}} {
+	for _, l := range []LayoutConfig{{DP: 1, EP: 1}, {DP: 2, EP: 2, Optimizer: optimizer.EPSO}, {DP: 2, EP: 2,
+		Optimizer: optimizer.SO},
+		{DP: 2, EP: 2, Optimizer: optimizer.Unsharded}} {
 		c := ranksConfig(t, plan, l, "steps: 2\n")
 		mustRun(t, c,
 			Options{Report: func(s Summary) {

@@ -12,26 +12,34 @@ import (
 	"testing"
 
 	"mula/train/collective"
+	"mula/train/optimizer"
 	devapart "mula/xpu/apart"
 )
 
 // flipWeight changes the lowest bit of a weight of one rank before a step: in the first bucket of
 // its kind that the rank updates, or does not update.
 func flipWeight(t testing.TB, r *run, divided, owned bool) {
-	for i, b := range r.model.Buckets() {
+	for _, b := range r.model.Buckets() {
 		if b.Divided != divided {
 			continue
 		}
-		shard := r.sharding.buckets[i]
-		at := shard.own
-		if mine := len(shard.ownWeights[0]); !owned {
-			if at = 0; shard.own == 0 {
-				at = mine
+		at, offset := -1, 0
+		for _, p := range b.Parameters {
+			number := slices.Index(r.model.Parameters(), p)
+			begin, end, _ := r.optimizer.Owned(number)
+			switch {
+			case at >= 0:
+			case owned && begin < end:
+				at = offset + begin
+			case !owned && begin > 0 || !owned && begin == end:
+				at = offset
+			case !owned && end < len(p.Weight):
+				at = offset + end
 			}
-			if at == len(b.Weight) {
-				t.Errorf("rank %d owns all of bucket %d", r.ranks.Rank(), i)
-				return
-			}
+			offset += len(p.Weight)
+		}
+		if at < 0 {
+			continue // the rank owns all of the bucket, or nothing
 		}
 		weight := b.Weight[at : at+1]
 		if err := r.device.ToHost(context.Background(), weight); err != nil {
@@ -41,6 +49,7 @@ func flipWeight(t testing.TB, r *run, divided, owned bool) {
 		r.device.ToDevice(weight)
 		return
 	}
+	t.Errorf("rank %d owns all weights, or none", r.ranks.Rank())
 }
 
 // I3: in every scheme, a weight that differs in one step from its replicas is found at the next
@@ -62,7 +71,7 @@ func TestI3Replicas(t *testing.T) {
 	} {
 		for _, scheme := range schemes {
 			for _, owned := range []bool{false, true} {
-				if scheme == Unsharded && !owned {
+				if scheme == optimizer.Unsharded && !owned {
 					continue // every rank updates all
 				}
 				t.Run(fmt.Sprintf("%d,%d,%d/rank %d/experts %v/%s/owned %v", test.layout.DP, test.layout.PP,
@@ -100,7 +109,7 @@ func TestI3Replicas(t *testing.T) {
 func TestReplicasCheckpoint(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for _, every := range []int64{1000, 0} {
-		c := ranksConfig(t, plan, LayoutConfig{DP: 3, EP: 1, Optimizer: EPSO},
+		c := ranksConfig(t, plan, LayoutConfig{DP: 3, EP: 1, Optimizer: optimizer.EPSO},
 			crashConfig+"batch_size: 12\nsteps: 8\ncheckpoint: {every: 2}\nevaluate: {every: 0}\n")
 		c.Layout.CheckReplicasEvery = every
 		undisturbed := c

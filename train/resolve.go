@@ -16,6 +16,7 @@ import (
 	"mula/internal/atomicfile"
 	"mula/internal/strictyaml"
 	"mula/moe"
+	"mula/train/optimizer"
 )
 
 // resolve sets every field to its value for a run on plan p. It returns an error if a field does
@@ -52,8 +53,8 @@ func (c Config) resolve(p *blend.Plan) (Config, error) {
 	if c.Attention == "" {
 		c.Attention = attentionOf(p)
 	}
-	c.Optimizer.resolve()
-	if err := c.Schedule.resolve(c.Steps); err != nil {
+	c.Optimizer.Resolve()
+	if err := c.Schedule.Resolve(c.Steps); err != nil {
 		return Config{}, err
 	}
 	if c.AuxLoss.Form == "" {
@@ -115,97 +116,6 @@ func (m *ModelConfig) resolve(t *blend.Tokenizer) error {
 		return err
 	}
 	return nil
-}
-
-// resolve sets the unset fields that the optimizer uses to their defaults.
-func (c *OptimizerConfig) resolve() {
-	if len(c.Groups) == 0 {
-		c.Groups = nil // as if the file did not have the field
-	}
-	defaults := optimizerSpecs[c.Name].defaults
-	own := optionalFields(reflect.ValueOf(&defaults).Elem())
-	for i, f := range optionalFields(reflect.ValueOf(c).Elem()) {
-		if !f.value.IsZero() || own[i].value.IsZero() {
-			continue
-		}
-		switch value := own[i].value; value.Kind() {
-		case reflect.Pointer: // a copy, because all configurations share the defaults
-			f.value.Set(reflect.New(value.Type().Elem()))
-			f.value.Elem().Set(value.Elem())
-		case reflect.Slice:
-			f.value.Set(reflect.AppendSlice(reflect.Zero(value.Type()), value))
-		default:
-			f.value.Set(value)
-		}
-	}
-}
-
-// resolve sets every field that the schedule uses to its value for a run with the given number of
-// steps. It returns an error if the fields contradict each other.
-func (c *ScheduleConfig) resolve(steps int64) error {
-	length := steps
-	if c.Name != Constant {
-		if c.DecaySteps == 0 {
-			c.DecaySteps = steps
-		}
-		length = c.DecaySteps
-	}
-	if c.WarmupSteps == nil {
-		c.WarmupSteps = new(min(2500, length/10))
-	}
-	if *c.WarmupSteps > length {
-		field := "schedule.decay_steps"
-		if c.Name == Constant {
-			field = "steps"
-		}
-		return &strictyaml.FieldError{Field: "schedule.warmup_steps", Message: fmt.Sprintf(" is %d, but %s is %d, so "+
-			"schedule.learning_rate would never be reached; lower the first or raise the second",
-			*c.WarmupSteps, field, length)}
-	}
-	if c.MinLearningRate == nil && c.Name != Constant {
-		c.MinLearningRate = new(0.0)
-		if c.Name == Cosine {
-			*c.MinLearningRate = c.LearningRate / 10
-		}
-	}
-	if c.Name != WSD {
-		return nil
-	}
-	if c.Cooldown == "" {
-		c.Cooldown = CooldownOneMinusSqrt
-	}
-	left := length - *c.WarmupSteps
-	if left == 0 {
-		return &strictyaml.FieldError{Field: "schedule.warmup_steps",
-			Message: fmt.Sprintf(" is %d, which leaves no steps of "+
-				"schedule.decay_steps for the cooldown; lower the first or raise the second", length)}
-	}
-	if c.CooldownSteps == nil {
-		c.CooldownSteps = new(min(max(1, length/5), left))
-	}
-	if *c.CooldownSteps > left {
-		return &strictyaml.FieldError{Field: "schedule.cooldown_steps",
-			Message: fmt.Sprintf(" is %d, but schedule.warmup_steps of %d leaves %d of schedule.decay_steps; lower "+
-				"one of the first two or raise the last",
-				*c.CooldownSteps, *c.WarmupSteps, left)}
-	}
-	return nil
-}
-
-// schedule returns the schedule of a resolved configuration.
-func (c Config) schedule() Schedule {
-	s := Schedule{Name: c.Schedule.Name, Peak: c.Schedule.LearningRate, Warmup: *c.Schedule.WarmupSteps,
-		Decay: c.Schedule.DecaySteps}
-	if c.Schedule.MinLearningRate != nil {
-		s.Min = *c.Schedule.MinLearningRate
-	}
-	if c.Schedule.CooldownSteps != nil {
-		s.Cooldown, s.CooldownForm = *c.Schedule.CooldownSteps, c.Schedule.Cooldown
-	}
-	if c.Schedule.WarmupFrom == WarmupFromMin {
-		s.Start = s.Min
-	}
-	return s
 }
 
 // configComment is the first line of every train.yaml that mula train writes.
@@ -312,13 +222,13 @@ func currentFields(fields map[string]string) map[string]string {
 var oldFields = sync.OnceValue(func() map[string]string { return strictyaml.OldNames(&Config{}) })
 
 // ofDecay lists the fields of a schedule that may change when a run resumes, if the learning rates
-// of the completed steps stay the same; see [Schedule.agrees].
+// of the completed steps stay the same; see [optimizer.Schedule.agrees].
 var ofDecay = []string{"schedule.decay_steps", "schedule.cooldown_steps", "schedule.cooldown",
 	"schedule.min_learning_rate"}
 
 // scheduleOf returns the schedule of an identity. ok is false if a field of the schedule is missing
 // or invalid.
-func scheduleOf(identity map[string]string) (s Schedule, ok bool) {
+func scheduleOf(identity map[string]string) (s optimizer.Schedule, ok bool) {
 	var c Config
 	for name, value := range map[string]any{"name": &c.Schedule.Name, "learning_rate": &c.Schedule.LearningRate,
 		"min_learning_rate": &c.Schedule.MinLearningRate,
@@ -326,13 +236,13 @@ func scheduleOf(identity map[string]string) (s Schedule, ok bool) {
 		"decay_steps":    &c.Schedule.DecaySteps,
 		"cooldown_steps": &c.Schedule.CooldownSteps, "cooldown": &c.Schedule.Cooldown} {
 		if text, ok := identity["schedule."+name]; ok && json.Unmarshal([]byte(text), value) != nil {
-			return Schedule{}, false
+			return optimizer.Schedule{}, false
 		}
 	}
 	if c.Schedule.WarmupSteps == nil {
-		return Schedule{}, false
+		return optimizer.Schedule{}, false
 	}
-	return c.schedule(), true
+	return c.Schedule.Schedule(), true
 }
 
 // compareIdentity compares the identity of a checkpoint after the given number of steps with the
@@ -341,7 +251,7 @@ func compareIdentity(checkpoint, now map[string]string, steps int64) error {
 	checkpoint = currentFields(checkpoint)
 	old, oldOK := scheduleOf(checkpoint)
 	schedule, ok := scheduleOf(now)
-	agrees := oldOK && ok && old.agrees(schedule, steps)
+	agrees := oldOK && ok && old.Agrees(schedule, steps)
 	var differences []string
 	// Another optimizer or schedule has other fields. Their differences are not listed.
 	follows := func(name string) bool {
@@ -375,16 +285,16 @@ func compareIdentity(checkpoint, now map[string]string, steps int64) error {
 	warmup, decay := checkpoint["schedule.warmup_steps"], checkpoint["schedule.decay_steps"]
 	switch {
 	case agrees || !oldOK || !ok || old.Name != schedule.Name:
-	case old.Name == WSD && old.Warmup == schedule.Warmup && steps > min(old.stable(), schedule.stable()):
+	case old.Name == optimizer.WSD && old.Warmup == schedule.Warmup && steps > min(old.Stable(), schedule.Stable()):
 		hint = fmt.Sprintf("the length of schedule %s may change before its learning rate begins to fall, here up "+
 			"to step %d, but the checkpoint is of step %d: to resume from an older checkpoint, move the newer ones "+
 			"away; to make the run longer at schedule.min_learning_rate, set steps and keep "+
 			"schedule.decay_steps at %s; otherwise %s",
-			WSD, min(old.stable(), schedule.stable()), steps, decay, hint)
-	case (old.Name == WSD || old.Name == Constant) && old.Warmup != schedule.Warmup:
+			optimizer.WSD, min(old.Stable(), schedule.Stable()), steps, decay, hint)
+	case (old.Name == optimizer.WSD || old.Name == optimizer.Constant) && old.Warmup != schedule.Warmup:
 		hint = fmt.Sprintf("to make the run longer, set the old warm-up explicitly, as schedule.warmup_steps: %s "+
 			"(its default depends on the length); otherwise %s", warmup, hint)
-	case (old.Name == Cosine || old.Name == Linear) && old.Decay != schedule.Decay:
+	case (old.Name == optimizer.Cosine || old.Name == optimizer.Linear) && old.Decay != schedule.Decay:
 		hint = fmt.Sprintf("schedule %s falls from the end of the warm-up, so another length would have given the "+
 			"finished steps other learning rates; to change the length of the run but not its schedule, set steps "+
 			"and keep schedule.decay_steps at %s, schedule.warmup_steps at %s; otherwise %s", old.Name,

@@ -18,6 +18,7 @@ import (
 	"mula/blend/plantest"
 	"mula/moe"
 	"mula/shards"
+	"mula/train/optimizer"
 )
 
 // packedPlan writes two shards of short and a few long documents, text with structure, and seals a
@@ -347,7 +348,7 @@ func TestDocumentsLayouts(t *testing.T) {
 		one := run(LayoutConfig{})
 		for _, test := range []struct {
 			layout  LayoutConfig
-			schemes []Scheme
+			schemes []optimizer.Scheme
 		}{
 			{LayoutConfig{DP: 1, PP: 3, EP: 1}, schemes[:1]},
 			{LayoutConfig{DP: 2, PP: 1, EP: 2}, schemes},
@@ -436,7 +437,7 @@ func TestDocumentsSpikes(t *testing.T) {
 		"{text: 1}}\n"
 	plan := plantest.Seal(t, dir, "plan.json", config)
 	for action, left := range map[string]blend.Range{"skip": {From: 160, To: 168}, "rollback": {From: 136, To: 168}} {
-		c := testConfig(t, plan, spikyConfig+spikes(action))
+		c := testConfig(t, plan, spikyConfig+spikesYAML(action))
 		mustRun(t, c, Options{})
 		if diff := cmp.Diff([]blend.Range{left}, skipsOf(t, c.Output)); diff != "" {
 			t.Errorf("%s: left out (-want +got):\n%s", action, diff)

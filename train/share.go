@@ -19,6 +19,7 @@ import (
 	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/train/collective"
+	"mula/train/optimizer"
 	"mula/xpu/comm"
 )
 
@@ -52,35 +53,28 @@ type stretch struct {
 	values []float32
 }
 
-// trainedWeights is the tensor of the optimizer's state with the training weights, if they differ
-// from the saved model.
-const trainedWeights = "y"
-
 // newShare returns the share of a rank with this model and optimizer. Before a save, the optimizer
 // must be averaged.
-func newShare(m *moe.Model, o *Optimizer) share { return o.shareOf(m.Config(), m.Config().Tensors()) }
+func newShare(m *moe.Model, o *optimizer.Optimizer) share {
+	return shareOf(o, m.Config(), m.Config().Tensors())
+}
 
 // shareOf returns the share of a rank whose optimizer updates some of the given tensors.
-func (o *Optimizer) shareOf(config moe.Config, tensors []safetensors.Tensor) share {
-	s := share{config: config, tensors: tensors, metadata: o.metadata(), setMetadata: o.setMetadata}
-	_, averaging := o.rule.(averagingRule)
+func shareOf(o *optimizer.Optimizer, config moe.Config, tensors []safetensors.Tensor) share {
+	s := share{config: config, tensors: tensors, metadata: o.Metadata(), setMetadata: o.SetMetadata}
 	for _, t := range s.tensors {
-		names := o.spec.state(t.Name, t.Shape)
-		if averaging {
-			names = append([]string{trainedWeights}, names...)
-		}
-		s.states = append(s.states, names)
+		s.states = append(s.states, o.StateNames(t.Name, t.Shape))
 	}
-	for i, p := range o.parameters {
+	for i, p := range o.Parameters() {
 		h := heldTensor{index: p.Index, weight: p.Weight}
-		begin, _, writer := o.owned(i)
-		for _, t := range o.saved(i) {
-			own := stretch{t.name, begin, t.values}
+		begin, _, writer := o.Owned(i)
+		for _, t := range o.Saved(i) {
+			own := stretch{t.Name, begin, t.Values}
 			if writer {
 				h.write = append(h.write, own)
 			}
-			if t.name == trainedWeights && averaging {
-				own = stretch{t.name, 0, p.Weight} // every rank with the parameter needs all elements
+			if t.Name == optimizer.TrainedWeights {
+				own = stretch{t.Name, 0, p.Weight} // every rank with the parameter needs all elements
 			}
 			h.read = append(h.read, own)
 		}

@@ -28,6 +28,8 @@ import (
 	"mula/moe/safetensors"
 	"mula/shards"
 	"mula/train/collective"
+	"mula/train/optimizer"
+	"mula/train/spikes"
 	"mula/xpu/comm"
 	"mula/xpu/comm/local"
 )
@@ -53,14 +55,14 @@ func onRanks(size int, f func(world *comm.Comm) error) []error {
 }
 
 // testShare is the share of a rank that is alone and has an optimizer of hand-made parameters.
-func testShare(t testing.TB, o *Optimizer) share {
+func testShare(t testing.TB, o *optimizer.Optimizer) share {
 	t.Helper()
 	var tensors []safetensors.Tensor
-	for i, p := range o.parameters {
+	for i, p := range o.Parameters() {
 		p.Index = i
 		tensors = append(tensors, safetensors.Tensor{Name: p.Name, DType: safetensors.F32, Shape: p.Shape})
 	}
-	return o.shareOf(testModel(t), tensors)
+	return shareOf(o, testModel(t), tensors)
 }
 
 // testModel is the config.json in checkpoints of hand-made tensors.
@@ -1181,7 +1183,7 @@ func TestInitialOfFormat1(t *testing.T) {
 			sha256.Sum256(all[4:])): "restore those weights",
 	} {
 		r := &run{ranks: oneRank(t), initial: ModelDir{Dir: dir}, config: Config{InitializeFrom: dir},
-			state: State{Spikes: &SpikeState{Began: began}}}
+			state: State{Spikes: &spikes.State{Began: began}}}
 		if err := r.findInitial(context.Background()); (err == nil) != (want == "") || err != nil &&
 			!strings.Contains(err.Error(), want) {
 			t.Errorf("began with %s: %v", began, err)

@@ -17,7 +17,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"pgregory.net/rapid"
 
 	"mula/blend"
 	"mula/blend/plantest"
@@ -26,79 +25,8 @@ import (
 	"mula/moe/safetensors"
 	"mula/shards"
 	"mula/train/report"
+	"mula/train/spikes"
 )
-
-// The rule, against the formula written out: a spike is beyond mean + sigma·deviation of a full
-// window, whose values a spike never joins.
-func TestSpikeCheck(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		c := SpikesConfig{Action: SpikeSkip, Sigma: rapid.Float64Range(1, 8).Draw(t, "sigma"),
-			Window: rapid.IntRange(2, 9).Draw(t, "window")}
-		s := newSpikeState(c)
-		var made [][2]float64
-		for range rapid.IntRange(0, 40).Draw(t, "steps") {
-			v := [2]float64{rapid.Float64Range(0, 10).Draw(t, "loss"), rapid.Float64Range(0, 3).Draw(t, "norm")}
-			want := ""
-			for k, name := range []string{"loss", "grad_norm"} {
-				var sum, squares float64
-				n := 0.0
-				for _, m := range made[max(0, len(made)-c.Window):] {
-					sum, squares, n = sum+m[k], squares+m[k]*m[k], n+1
-				}
-				variance := (squares - sum*sum/n) / (n - 1)
-				limit := sum/n + c.Sigma*math.Sqrt(max(variance, 0))
-				if math.Abs(v[k]-limit) < 1e-6 {
-					t.Skip("too near to tell")
-				}
-				if int(n) == c.Window && v[k] > limit && want == "" {
-					want = name
-				}
-			}
-			got := s.check(c, v[0], v[1])
-			if (got == nil) != (want == "") || got != nil && (got.What != want ||
-				got.Value != v[map[string]int{"loss": 0, "grad_norm": 1}[want]]) {
-				t.Fatalf("after %v, %v is %v, want %q", made, v, got, want)
-			}
-			if got == nil {
-				s.updated(c.Window, v[0], v[1])
-				made = append(made, v)
-			}
-		}
-		if len(s.Losses) != min(len(made), c.Window) {
-			t.Fatalf("%d losses of %d in a window of %d", len(s.Losses), len(made), c.Window)
-		}
-	})
-	if s := newSpikeState(SpikesConfig{Action: SpikeNone}); s != nil || s.check(SpikesConfig{}, 1e9, 1e9) != nil ||
-		s.leavesOut(3) {
-		t.Error("action none has a state, or finds a spike")
-	}
-}
-
-// The skipped data is a set of positions, in the form of a plan's skips.
-func TestLeaveOut(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		var s SpikeState
-		out := map[int64]bool{}
-		for range rapid.IntRange(1, 12).Draw(t, "ranges") {
-			from := rapid.Int64Range(0, 60).Draw(t, "from")
-			to := from + rapid.Int64Range(1, 10).Draw(t, "length")
-			s.leaveOut(blend.Range{From: from, To: to})
-			for p := from; p < to; p++ {
-				out[p] = true
-			}
-		}
-		for p := range int64(80) {
-			if s.leavesOut(p) != out[p] {
-				t.Fatalf("position %d: %v in %v", p, s.leavesOut(p), s.Skips)
-			}
-		}
-		for i := 1; i < len(s.Skips); i++ {
-			if s.Skips[i].From <= s.Skips[i-1].To {
-				t.Fatalf("not apart: %v", s.Skips)
-			}
-		}
-	})
-}
 
 // spikyPlan builds a plan over text of few ids, with ranges of other ids that a model that has
 // learned the text does not expect: one step of 8 samples each, at the given steps. skips are the
@@ -157,7 +85,7 @@ const spikyConfig = crashConfig +
 	"steps: 40\nschedule: {learning_rate: 2e-2, warmup_steps: 2}\nevaluate: {every: 0}\ncheckpoint: {every: " +
 	"5}\nlog: {update_ratio_every: 3}\n"
 
-func spikes(action string) string {
+func spikesYAML(action string) string {
 	return fmt.Sprintf("spikes: {action: %s, window: 8, skip_steps: 4}\n", action)
 }
 
@@ -211,7 +139,7 @@ func skipsOf(t testing.TB, output string) []blend.Range {
 func TestSpikeSkip(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	c := testConfig(t, spikyPlan(t, dir, "plan.json", nil, 20, 30), spikyConfig+spikes("skip"))
+	c := testConfig(t, spikyPlan(t, dir, "plan.json", nil, 20, 30), spikyConfig+spikesYAML("skip"))
 	var warnings []string
 	mustRun(t, c, Options{Warn: func(text string) { warnings = append(warnings, text) }})
 	lines := linesWith(t, c.Output, "skipped")
@@ -241,7 +169,7 @@ func TestSpikeSkip(t *testing.T) {
 	}
 
 	unmarred := spikyPlan(t, dir, "unmarred.json", nil, 40)
-	look, not := testConfig(t, unmarred, spikyConfig+spikes("skip")), testConfig(t, unmarred, spikyConfig)
+	look, not := testConfig(t, unmarred, spikyConfig+spikesYAML("skip")), testConfig(t, unmarred, spikyConfig)
 	if a, b := mustRun(t, look, Options{}), mustRun(t, not, Options{}); a.Weights != b.Weights {
 		t.Error("looking for spikes changes a run that has none")
 	}
@@ -255,7 +183,7 @@ func TestSpikeSkip(t *testing.T) {
 func TestSpikeRollback(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	c := testConfig(t, spikyPlan(t, dir, "plan.json", nil, 20, 33), spikyConfig+spikes("rollback"))
+	c := testConfig(t, spikyPlan(t, dir, "plan.json", nil, 20, 33), spikyConfig+spikesYAML("rollback"))
 	var warnings []string
 	var steps []int64
 	mustRun(t, c, Options{Warn: func(text string) { warnings = append(warnings, text) },
@@ -270,7 +198,7 @@ func TestSpikeRollback(t *testing.T) {
 	if n := len(steps); n != 20+18+10 || steps[20] != 15 || steps[38] != 30 {
 		t.Errorf("steps %v", steps)
 	}
-	var rollbacks []Rollback
+	var rollbacks []spikes.Rollback
 	for _, line := range linesWith(t, c.Output, "rollback") {
 		text, _ := json.Marshal(line)
 		var l metricsLine
@@ -310,7 +238,8 @@ func TestSpikeRollback(t *testing.T) {
 	// One to go back to is kept.
 	for checkpoints, where := range map[string]string{"{every: 3, keep: 1}": "step-00000015",
 		"{every: 0}": "step 0", "{every: 19, keep: 9}": "step 0"} {
-		other := testConfig(t, c.Plan, strings.Replace(spikyConfig, "{every: 5}", checkpoints, 1)+spikes("rollback"))
+		other := testConfig(t, c.Plan,
+			strings.Replace(spikyConfig, "{every: 5}", checkpoints, 1)+spikesYAML("rollback"))
 		var warnings []string
 		mustRun(t, other, Options{Warn: func(text string) { warnings = append(warnings, text) }})
 		if len(warnings) != 2 || !strings.Contains(warnings[0], "returns to "+where) {
@@ -318,7 +247,7 @@ func TestSpikeRollback(t *testing.T) {
 		}
 		sameRun(t, "checkpoint: "+checkpoints, c.Output, other.Output)
 	}
-	stopped := testConfig(t, c.Plan, spikyConfig+spikes("rollback"))
+	stopped := testConfig(t, c.Plan, spikyConfig+spikesYAML("rollback"))
 	for _, step := range []int64{3, 18, 19, 16, 17, 29, 32, 38} {
 		mustRun(t, stopped, stopAfter(step))
 	}
@@ -333,7 +262,7 @@ func TestSpikeKill(t *testing.T) {
 	t.Parallel()
 	plan := spikyPlan(t, t.TempDir(), "plan.json", nil, 20, 22, 33)
 	for _, action := range []string{"skip", "rollback"} {
-		unbroken := testConfig(t, plan, strings.Replace(spikyConfig, "{every: 5}", "{every: 10}", 1)+spikes(action))
+		unbroken := testConfig(t, plan, strings.Replace(spikyConfig, "{every: 5}", "{every: 10}", 1)+spikesYAML(action))
 		begun := unbroken
 		begun.Output = filepath.Join(t.TempDir(), "run")
 		mustRun(t, begun, stopAfter(9))
@@ -386,7 +315,7 @@ func TestSpikeBounds(t *testing.T) {
 		{"rollback", "max_rollbacks: 1",
 			[]string{"step 21: loss ", "spikes.max_rollbacks (1) rollbacks were made", skipsFile}},
 	} {
-		file := spikyConfig + strings.Replace(spikes(test.action), "}", ", "+test.bound+"}", 1)
+		file := spikyConfig + strings.Replace(spikesYAML(test.action), "}", ", "+test.bound+"}", 1)
 		c := testConfig(t, plan, file)
 		_, err := Run(context.Background(), c, Options{})
 		for _, want := range test.want {
@@ -394,7 +323,7 @@ func TestSpikeBounds(t *testing.T) {
 				t.Errorf("%s: error %v does not say %q", test.action, err, want)
 			}
 		}
-		high := testConfig(t, plan, spikyConfig+strings.Replace(spikes(test.action), "}",
+		high := testConfig(t, plan, spikyConfig+strings.Replace(spikesYAML(test.action), "}",
 			", max_skips: 3, max_rollbacks: 9}", 1))
 		mustRun(t, high, Options{})
 		c.Spikes.MaxSkips, c.Spikes.MaxRollbacks = 3, 9
@@ -424,7 +353,7 @@ func TestSpikeNotFinite(t *testing.T) {
 	}
 	for action, want := range map[string][]blend.Range{"skip": {{From: 24, To: 32}, {From: 160, To: 168}},
 		"rollback": {{From: 0, To: 32}, {From: 136, To: 168}}} {
-		c := start(spikes(action))
+		c := start(spikesYAML(action))
 		r := mustRun(t, c, Options{})
 		if diff := cmp.Diff(want, skipsOf(t, c.Output)); diff != "" {
 			t.Errorf("%s: skips (-want +got):\n%s", action, diff)
@@ -470,7 +399,7 @@ func TestSpikeNotFinite(t *testing.T) {
 	exploding := strings.Replace(spikyConfig, "2e-2", "1e30", 1)
 	for action, want := range map[string]string{"none": "the weights are unchanged since the step before",
 		"skip": "spikes.max_skips", "rollback": "spikes.max_rollbacks"} {
-		c := testConfig(t, plan, exploding+spikes(action))
+		c := testConfig(t, plan, exploding+spikesYAML(action))
 		if _, err := Run(context.Background(), c, Options{}); !errors.Is(err, ErrNotFinite) ||
 			!strings.Contains(err.Error(), want) {
 			t.Errorf("exploding, %s: %v", action, err)
@@ -521,7 +450,7 @@ func TestSpikePlanChange(t *testing.T) {
 	dir := t.TempDir()
 	first, second := spikyPlan(t, dir, "first.json", nil, 38), spikyPlan(t, dir, "second.json", nil, 20)
 	run := func(kill bool) string {
-		c := testConfig(t, first, spikyConfig+spikes("rollback"))
+		c := testConfig(t, first, spikyConfig+spikesYAML("rollback"))
 		mustRun(t, c, stopAfter(17)) // 18 steps; without the change, the run would go back to 17
 		c.Plan, c.PlanChange = second, AcceptPlanChange
 		if kill {
@@ -614,7 +543,7 @@ func TestSpikeRollbackToInitialWeights(t *testing.T) {
 	}
 	first, other := model(1), model(2)
 	config := func() Config {
-		c := testConfig(t, plan, spikyConfig+spikes("rollback"))
+		c := testConfig(t, plan, spikyConfig+spikesYAML("rollback"))
 		c.InitializeFrom, c.Checkpoint.Every = first, new(int64)
 		return c
 	}

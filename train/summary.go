@@ -151,3 +151,32 @@ func (c Config) memory(rows, sequenceLength int) estimate.Memory {
 	layout.MicroBatchSize = rows
 	return estimate.RankMemory(c.Model.Config, layout, c.estimateTrainer())
 }
+
+// GroupSummary describes a group of parameters.
+type GroupSummary struct {
+	Match                          []string // nil: all parameters without a group
+	WeightDecay, LearningRateScale float64
+	Tensors                        int
+	Parameters                     int64
+}
+
+// groups returns the groups of a resolved configuration, and last the group of all other
+// parameters. It returns nil without groups.
+func (c Config) groups() []GroupSummary {
+	if len(c.Optimizer.Groups) == 0 {
+		return nil
+	}
+	all := make([]GroupSummary, len(c.Optimizer.Groups)+1)
+	for i, s := range c.Optimizer.Settings() {
+		all[i].WeightDecay, all[i].LearningRateScale = s.WeightDecay, s.RateScale
+		if i > 0 {
+			all[i].Match = c.Optimizer.Groups[i-1].Match
+		}
+	}
+	for _, t := range c.Model.Tensors() {
+		g := &all[c.Optimizer.GroupOf(t.Name, t.Shape)]
+		g.Tensors++
+		g.Parameters += t.Elements()
+	}
+	return append(all[1:], all[0])
+}

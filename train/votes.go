@@ -111,7 +111,7 @@ func (r *run) exchange(ctx context.Context, m *StepMetrics, failed error) error 
 	if failed != nil {
 		vote[voteFailed] = 1
 	}
-	vote[voteTensor] = uint64(r.sharding.takeBad() + 1)
+	vote[voteTensor] = uint64(r.sharding.TakeBad() + 1)
 	if r.pipeline.takeSpoilt() {
 		vote[voteNonFinite] = 1
 	}

@@ -1,4 +1,4 @@
-package train
+package optimizer
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 
 	"mula/moe"
 	"mula/train/estimate"
+	"mula/train/optimizer/optimizertest"
 	"mula/xpu/comm"
 )
 
@@ -27,28 +28,28 @@ func BenchmarkOptimizerStep(b *testing.B) {
 		sizes[i] = int(tensor.Elements())
 	}
 	for _, ep := range []int{2, 4} {
-		layout := LayoutConfig{DP: 2, EP: ep, PP: 1, TP: 1, Dispatch: moe.AllToAll}
+		ranks := 2 * ep
 		b.Run(fmt.Sprintf("dp=2,ep=%d", ep), func(b *testing.B) {
 			const reduced, updated, gathered = 0, 1, 2
 			var seconds [2][3]float64 // of SO and EPSO, by part
 			both := []Scheme{SO, EPSO}
-			together(b, layout.Ranks(), func(world *comm.Comm) error {
+			optimizertest.Together(b, ranks, func(world *comm.Comm) error {
 				ctx := context.Background()
-				groups, err := newRanks(ctx, world, layout)
+				groups, within, err := groupsOf(ctx, world, 2, ep)
 				if err != nil {
 					return err
 				}
 				defer groups.Close()
-				m, err := moe.NewParallel(c, device(b, 1), layout.parallel(groups.Mesh))
+				m, err := moe.NewParallel(c, device(b, 1), moe.Parallel{Mesh: groups, Dispatch: moe.AllToAll})
 				if err != nil {
 					return err
 				}
 				m.Init(1)
-				shardings, optimizers := make([]*sharding, len(both)), make([]*Optimizer, len(both))
+				shardings, optimizers := make([]*Sharding, len(both)), make([]*Optimizer, len(both))
 				for i, scheme := range both {
-					shardings[i] = newSharding(groups.Mesh, groups.within, scheme, false, device(b, 1), m.Parameters(),
+					shardings[i] = NewSharding(groups, within, scheme, false, device(b, 1), m.Parameters(),
 						m.Buckets())
-					optimizers[i], err = newShardedOptimizer(ctx, defaultOptimizer(AdamW), 100, device(b, 1),
+					optimizers[i], err = NewSharded(ctx, defaultOptimizer(AdamW), 100, device(b, 1),
 						m.Parameters(), sizes, shardings[i])
 					if err != nil {
 						return err
@@ -88,7 +89,7 @@ func BenchmarkOptimizerStep(b *testing.B) {
 							return err
 						}
 						for bucket := range m.Buckets() {
-							if err := s.reduce(ctx, bucket); err != nil {
+							if err := s.Reduce(ctx, bucket); err != nil {
 								return err
 							}
 						}
@@ -113,8 +114,9 @@ func BenchmarkOptimizerStep(b *testing.B) {
 			})
 
 			predicted := func(scheme Scheme) (elements, bytes float64) {
-				l := estimate.Layout{Shape: layout.shape(), Optimizer: estimate.Scheme(scheme),
-					Dispatch: layout.Dispatch, BatchSize: layout.Ranks(), MicroBatchSize: 1,
+				shape := comm.NewShape(map[comm.Axes]int{comm.ExpertDP: 2, comm.PP: 1, comm.EP: ep})
+				l := estimate.Layout{Shape: shape, Optimizer: estimate.Scheme(scheme),
+					Dispatch: moe.AllToAll, BatchSize: ranks, MicroBatchSize: 1,
 					SequenceLength: 16, Recompute: moe.RecomputeNone}
 				stages, err := estimate.Stages(c, l)
 				if err != nil {

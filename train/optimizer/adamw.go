@@ -1,4 +1,4 @@
-package train
+package optimizer
 
 import (
 	"context"
@@ -7,14 +7,14 @@ import (
 )
 
 // AdamW is the default optimizer: see adamW.
-const AdamW OptimizerName = "adamw"
+const AdamW Name = "adamw"
 
-var _ = registerOptimizer(AdamW, optimizerSpec{
+var _ = register(AdamW, spec{
 	// the published runs have these betas
-	defaults: OptimizerConfig{Betas: []float64{0.9, 0.95}, Epsilon: new(1e-8), WeightDecay: new(0.1),
+	defaults: Config{Betas: []float64{0.9, 0.95}, Epsilon: new(1e-8), WeightDecay: new(0.1),
 		Decay: DecayTorch},
 	state: func(string, []int) []string { return []string{"exp_avg", "exp_avg_sq"} },
-	rule:  func(config OptimizerConfig, _ int64, _ *Optimizer) (rule, error) { return newAdamW(config), nil },
+	rule:  func(config Config, _ int64, _ *Optimizer) (rule, error) { return newAdamW(config), nil },
 })
 
 // adamW is [AdamW]. It runs on the device: see [xpu.AdamW].
@@ -28,11 +28,11 @@ var _ = registerOptimizer(AdamW, optimizerSpec{
 //
 // Loshchilov and Hutter 2019 (arXiv 1711.05101). Reference: torch.optim.AdamW of torch 2.15.0.
 type adamW struct {
-	config OptimizerConfig
+	config Config
 	step   xpu.AdamW // for a group without settings, except for the decay
 }
 
-func newAdamW(config OptimizerConfig) *adamW { return &adamW{config: config} }
+func newAdamW(config Config) *adamW { return &adamW{config: config} }
 
 func (r *adamW) begin(_ context.Context, o *Optimizer, learningRate, gradScale float64) error {
 	r.step = xpu.AdamW{
@@ -42,13 +42,13 @@ func (r *adamW) begin(_ context.Context, o *Optimizer, learningRate, gradScale f
 	return nil
 }
 
-func (r *adamW) update(s groupSetting) xpu.Update {
+func (r *adamW) update(s GroupSetting) xpu.Update {
 	step := r.step
-	step.LearningRate *= s.rateScale
+	step.LearningRate *= s.RateScale
 	if r.config.Decay == DecayOptimus {
-		step.DecayAfter = step.LearningRate * s.weightDecay
+		step.DecayAfter = step.LearningRate * s.WeightDecay
 	} else {
-		step.WeightDecay = s.weightDecay
+		step.WeightDecay = s.WeightDecay
 	}
 	return step.Update()
 }

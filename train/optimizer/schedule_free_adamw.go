@@ -1,4 +1,4 @@
-package train
+package optimizer
 
 import (
 	"context"
@@ -9,29 +9,29 @@ import (
 )
 
 // ScheduleFreeAdamW is schedule-free AdamW: see scheduleFreeAdamW.
-const ScheduleFreeAdamW OptimizerName = "schedule_free_adamw"
+const ScheduleFreeAdamW Name = "schedule_free_adamw"
 
-var _ = registerOptimizer(ScheduleFreeAdamW, optimizerSpec{
-	defaults: OptimizerConfig{
+var _ = register(ScheduleFreeAdamW, spec{
+	defaults: Config{
 		Betas: []float64{0.9, 0.999}, Epsilon: new(1e-8), WeightDecay: new(0.0), R: new(0.0), WeightLRPower: new(2.0),
 	},
 	state: func(string, []int) []string { return []string{"z", "exp_avg_sq"} },
-	check: func(c Config) (errs []error) {
-		if b := c.Optimizer.Betas; len(b) == 2 && b[0] == 0 {
+	check: func(c Config, s ScheduleConfig) (errs []error) {
+		if b := c.Betas; len(b) == 2 && b[0] == 0 {
 			errs = append(errs, strictyaml.Invalid("optimizer.betas",
 				"is %s; the first number must be above 0, because %s "+
 					"divides by it",
-				listText(b), ScheduleFreeAdamW))
+				ListText(b), ScheduleFreeAdamW))
 		}
-		if c.Schedule.Name != Constant {
+		if s.Name != Constant {
 			errs = append(errs, strictyaml.Invalid("schedule.name",
 				"is %q, but %s averages the weights instead of lowering the learning rate; set it to "+
-					"%s", c.Schedule.Name,
+					"%s", s.Name,
 				ScheduleFreeAdamW, Constant))
 		}
 		return errs
 	},
-	rule: func(config OptimizerConfig, _ int64, _ *Optimizer) (rule, error) {
+	rule: func(config Config, _ int64, _ *Optimizer) (rule, error) {
 		return &scheduleFreeAdamW{config: config, lrMax: -1, fromTrainToAvg: float32(1 - 1/config.Betas[0])}, nil
 	},
 })
@@ -53,7 +53,7 @@ var _ = registerOptimizer(ScheduleFreeAdamW, optimizerSpec{
 // Defazio et al. 2024 (arXiv 2405.15682). Reference: schedulefree.AdamWScheduleFree of schedulefree
 // 1.4.1, whose warm-up is the one of [Schedule].
 type scheduleFreeAdamW struct {
-	config         OptimizerConfig
+	config         Config
 	step           xpu.ScheduleFreeAdamW // for a group without settings, except for the decay
 	lrMax          float64               // η̄
 	weightSum      float64               // Σw
@@ -87,10 +87,10 @@ func (r *scheduleFreeAdamW) begin(_ context.Context, o *Optimizer, learningRate,
 	return nil
 }
 
-func (r *scheduleFreeAdamW) update(s groupSetting) xpu.Update {
+func (r *scheduleFreeAdamW) update(s GroupSetting) xpu.Update {
 	step := r.step
-	step.LearningRate *= s.rateScale
-	step.WeightDecay = s.weightDecay
+	step.LearningRate *= s.RateScale
+	step.WeightDecay = s.WeightDecay
 	return step.Update()
 }
 

@@ -1,7 +1,8 @@
-package train
+package optimizer
 
 import (
 	"fmt"
+	"math"
 	"path"
 	"regexp"
 	"slices"
@@ -22,7 +23,7 @@ type ParameterGroup struct {
 	LearningRateScale *float64 `yaml:"learning_rate_scale,omitempty" json:"learning_rate_scale,omitempty"`
 }
 
-// The classes that are not groups of [tensorGroup].
+// The classes that are not groups of [TensorGroup].
 const (
 	biasesClass   = "biases"
 	matricesClass = "matrices" // the matrices that Muon orthogonalizes
@@ -48,29 +49,29 @@ func matches(entry, name string, shape []int) bool {
 	case matricesClass:
 		return orthogonalized(name, shape)
 	}
-	return tensorGroup(name) == entry
+	return TensorGroup(name) == entry
 }
 
-// groupOf returns the number of a parameter's group, from 1, or 0 if no group matches it.
-func (c OptimizerConfig) groupOf(name string, shape []int) int {
+// GroupOf returns the number of a parameter's group, from 1, or 0 if no group matches it.
+func (c Config) GroupOf(name string, shape []int) int {
 	return 1 + slices.IndexFunc(c.Groups, func(g ParameterGroup) bool {
 		return slices.ContainsFunc(g.Match, func(entry string) bool { return matches(entry, name, shape) })
 	})
 }
 
-// A groupSetting has the settings for updates of a group.
-type groupSetting struct{ rateScale, weightDecay float64 }
+// A GroupSetting has the settings for updates of a group.
+type GroupSetting struct{ RateScale, WeightDecay float64 }
 
-// settings returns the settings of the groups of a resolved configuration, by number.
-func (c OptimizerConfig) settings() []groupSetting {
-	all := []groupSetting{{1, *c.WeightDecay}}
+// Settings returns the settings of the groups of a resolved configuration, by number.
+func (c Config) Settings() []GroupSetting {
+	all := []GroupSetting{{1, *c.WeightDecay}}
 	for _, g := range c.Groups {
 		s := all[0]
 		if g.WeightDecay != nil {
-			s.weightDecay = *g.WeightDecay
+			s.WeightDecay = *g.WeightDecay
 		}
 		if g.LearningRateScale != nil {
-			s.rateScale = *g.LearningRateScale
+			s.RateScale = *g.LearningRateScale
 		}
 		all = append(all, s)
 	}
@@ -80,13 +81,13 @@ func (c OptimizerConfig) settings() []groupSetting {
 // numbers matches the numbers of layers and experts in the name of a parameter.
 var numbers = regexp.MustCompile(`\.[0-9]+\.`)
 
-// checkGroups returns an error if an entry of a group matches no parameter of a model with these
+// CheckGroups returns an error if an entry of a group matches no parameter of a model with these
 // tensors, or only parameters of earlier groups. A class may be empty, because not every model has
 // biases, experts or weights of norms.
-func (c OptimizerConfig) checkGroups(tensors []safetensors.Tensor) error {
+func (c Config) CheckGroups(tensors []safetensors.Tensor) error {
 	group := make([]int, len(tensors))
 	for i, t := range tensors {
-		group[i] = c.groupOf(t.Name, t.Shape)
+		group[i] = c.GroupOf(t.Name, t.Shape)
 	}
 	for i, g := range c.Groups {
 		if len(g.Match) == 0 {
@@ -136,31 +137,50 @@ func (c OptimizerConfig) checkGroups(tensors []safetensors.Tensor) error {
 	return nil
 }
 
-// GroupSummary describes a group of parameters.
-type GroupSummary struct {
-	Match                          []string // nil: all parameters without a group
-	WeightDecay, LearningRateScale float64
-	Tensors                        int
-	Parameters                     int64
+// The groups of tensors for records of update sizes.
+const (
+	embeddingGroup   = "embedding"
+	attentionGroup   = "attention"
+	routerGroup      = "router"
+	expertsGroup     = "experts"
+	feedForwardGroup = "feed_forward" // of dense models
+	normsGroup       = "norms"
+	headGroup        = "head"
+)
+
+// TensorGroup returns the group of a tensor of the model.
+func TensorGroup(name string) string {
+	switch {
+	case strings.Contains(name, "embed_tokens"):
+		return embeddingGroup
+	case strings.HasPrefix(name, "lm_head"):
+		return headGroup
+	case strings.Contains(name, "norm"):
+		return normsGroup
+	case strings.Contains(name, ".self_attn."):
+		return attentionGroup
+	case strings.Contains(name, ".mlp.gate."):
+		return routerGroup
+	case strings.Contains(name, ".mlp.experts."):
+		return expertsGroup
+	}
+	return feedForwardGroup
 }
 
-// groups returns the groups of a resolved configuration, and last the group of all other
-// parameters. It returns nil without groups.
-func (c Config) groups() []GroupSummary {
-	if len(c.Optimizer.Groups) == 0 {
-		return nil
+// UpdateRatios returns the relative sizes of a measured update, by group of tensors.
+func (o *Optimizer) UpdateRatios(tensors []safetensors.Tensor) map[string]float64 {
+	update, weight := map[string]float64{}, map[string]float64{}
+	for i, t := range tensors {
+		u, w := o.Ratio(i)
+		group := TensorGroup(t.Name)
+		update[group] += u * u
+		weight[group] += w * w
 	}
-	all := make([]GroupSummary, len(c.Optimizer.Groups)+1)
-	for i, s := range c.Optimizer.settings() {
-		all[i].WeightDecay, all[i].LearningRateScale = s.weightDecay, s.rateScale
-		if i > 0 {
-			all[i].Match = c.Optimizer.Groups[i-1].Match
+	ratios := map[string]float64{}
+	for group, w := range weight {
+		if r := math.Sqrt(update[group] / w); isFinite(r) {
+			ratios[group] = r
 		}
 	}
-	for _, t := range c.Model.Tensors() {
-		g := &all[c.Optimizer.groupOf(t.Name, t.Shape)]
-		g.Tensors++
-		g.Parameters += t.Elements()
-	}
-	return append(all[1:], all[0])
+	return ratios
 }

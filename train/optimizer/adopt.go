@@ -1,4 +1,4 @@
-package train
+package optimizer
 
 import (
 	"context"
@@ -8,12 +8,12 @@ import (
 )
 
 // ADOPT is ADOPT: see adopt.
-const ADOPT OptimizerName = "adopt"
+const ADOPT Name = "adopt"
 
-var _ = registerOptimizer(ADOPT, optimizerSpec{
-	defaults: OptimizerConfig{Betas: []float64{0.9, 0.9999}, Epsilon: new(1e-6), WeightDecay: new(0.0)},
+var _ = register(ADOPT, spec{
+	defaults: Config{Betas: []float64{0.9, 0.9999}, Epsilon: new(1e-6), WeightDecay: new(0.0)},
 	state:    func(string, []int) []string { return []string{"exp_avg", "exp_avg_sq"} },
-	rule: func(config OptimizerConfig, _ int64, _ *Optimizer) (rule, error) {
+	rule: func(config Config, _ int64, _ *Optimizer) (rule, error) {
 		return &adopt{config: config}, nil
 	},
 })
@@ -27,7 +27,7 @@ var _ = registerOptimizer(ADOPT, optimizerSpec{
 // The first update does not change the weights. Taniguchi et al. 2024 (arXiv 2411.02853,
 // algorithm 2). Reference: torch-adopt 0.1.0, of the authors, with decouple=True.
 type adopt struct {
-	config OptimizerConfig
+	config Config
 	first  bool      // the first update
 	step   xpu.ADOPT // for a group without settings, except for the decay
 }
@@ -41,12 +41,12 @@ func (r *adopt) begin(_ context.Context, o *Optimizer, learningRate, gradScale f
 	return nil
 }
 
-func (r *adopt) update(s groupSetting) xpu.Update {
+func (r *adopt) update(s GroupSetting) xpu.Update {
 	if r.first {
 		return xpu.AverageSquares{Decay: 0, Rest: 1, GradScale: r.step.GradScale}.Update()
 	}
 	step := r.step
-	step.LearningRate *= s.rateScale
-	step.WeightDecay = s.weightDecay
+	step.LearningRate *= s.RateScale
+	step.WeightDecay = s.WeightDecay
 	return step.Update()
 }

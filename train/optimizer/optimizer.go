@@ -1,4 +1,6 @@
-package train
+// Package optimizer updates the weights of a model. It has the update rules, their settings, the
+// schedules of the learning rate, groups of parameters, and the division of the update among ranks.
+package optimizer
 
 import (
 	"context"
@@ -33,7 +35,7 @@ type block struct {
 const stateChunk = 1 << 26
 
 // An Optimizer updates the weights of a model from their gradients, in float32, block by block.
-// Each optimizer_NAME.go has one update rule. Rules that treat each element separately run on the
+// Each NAME.go has one update rule. Rules that treat each element separately run on the
 // device, and their state is in device memory, like weights and gradients. LAMB, and the matrices
 // of Muon, are updated on the host, on all workers of the device, and their state is there: weights
 // and gradients are copied to the host before an update, and the weights are copied back after it.
@@ -41,15 +43,15 @@ const stateChunk = 1 << 26
 type Optimizer struct {
 	Updates int64 // updates done, t
 
-	spec       *optimizerSpec
+	spec       *spec
 	rule       rule
 	device     xpu.Device
 	parameters []*moe.Parameter
-	sharding   *sharding
-	state      [][]stateTensor // state of each parameter in the range that this rank owns
+	sharding   *Sharding
+	state      [][]StateTensor // state of each parameter in the range that this rank owns
 	memory     [][]float32     // device memory of this optimizer
 	group      []int           // index in settings of each parameter
-	settings   []groupSetting
+	settings   []GroupSetting
 	blocks     []block     // blocks that this rank owns; other slices per block have the same order
 	grads      [][]float32 // gradients that this rank owns, by parameter
 	sums       []float64
@@ -84,18 +86,18 @@ type deviceUpdate struct {
 	results [2][]float64 // host results: before and change of these blocks
 }
 
-// A stateTensor is a tensor of an optimizer's state for one parameter, with a value for each
+// A StateTensor is a tensor of an optimizer's state for one parameter, with a value for each
 // element.
-type stateTensor struct {
-	name   string // in optimizer.safetensors, after the parameter's name and a dot
-	values []float32
+type StateTensor struct {
+	Name   string // in optimizer.safetensors, after the parameter's name and a dot
+	Values []float32
 }
 
 type ratio struct{ update, weight float64 }
 
-// An optimizerSpec describes an optimizer. Each file optimizer_NAME.go registers one.
-type optimizerSpec struct {
-	defaults OptimizerConfig // the fields that the optimizer uses, with the defaults of the reference implementation
+// An spec describes an optimizer. Each file NAME.go registers one.
+type spec struct {
+	defaults Config // the fields that the optimizer uses, with the defaults of the reference implementation
 
 	// state names the state tensors of a parameter, float32, as the reference implementation does.
 	state func(name string, shape []int) []string
@@ -104,38 +106,38 @@ type optimizerSpec struct {
 	// The rule is then a [hostRule], and a [deviceRule] if the device updates other parameters.
 	onHost func(name string, shape []int) bool
 
-	whole   bool                                  // an update needs complete tensors, which ranks cannot divide
-	scratch func(m moe.Config, threads int) int64 // bytes of device memory for intermediate results; nil: 0
-	check   func(c Config) []error                // finds settings that the optimizer does not support; nil: none
-	rule    func(config OptimizerConfig, targets int64, o *Optimizer) (rule, error)
+	whole   bool                                     // an update needs complete tensors, which ranks cannot divide
+	scratch func(m moe.Config, threads int) int64    // bytes of device memory for intermediate results; nil: 0
+	check   func(c Config, s ScheduleConfig) []error // finds settings that the optimizer does not support; nil: none
+	rule    func(config Config, targets int64, o *Optimizer) (rule, error)
 }
 
-func (s *optimizerSpec) updatesOnHost(name string, shape []int) bool {
+func (s *spec) updatesOnHost(name string, shape []int) bool {
 	return s.onHost != nil && s.onHost(name, shape)
 }
 
-var optimizerSpecs = map[OptimizerName]*optimizerSpec{}
+var specs = map[Name]*spec{}
 
-// registerOptimizer adds an optimizer. The result lets a declaration call it.
-func registerOptimizer(name OptimizerName, s optimizerSpec) struct{} {
-	optimizerSpecs[name] = &s
+// register adds an optimizer. The result lets a declaration call it.
+func register(name Name, s spec) struct{} {
+	specs[name] = &s
 	return struct{}{}
 }
 
-// optimizerNames returns the sorted names of the optimizers.
-func optimizerNames() []string {
+// Names returns the sorted names of the optimizers.
+func Names() []string {
 	var names []string
-	for name := range optimizerSpecs {
+	for name := range specs {
 		names = append(names, string(name))
 	}
 	slices.Sort(names)
 	return names
 }
 
-// optimizerDefaults returns the default of every field that an optimizer uses.
-func optimizerDefaults() map[OptimizerName]OptimizerConfig {
-	defaults := make(map[OptimizerName]OptimizerConfig)
-	for name, s := range optimizerSpecs {
+// defaults returns the default of every field that an optimizer uses.
+func defaults() map[Name]Config {
+	defaults := make(map[Name]Config)
+	for name, s := range specs {
 		defaults[name] = s.defaults
 	}
 	return defaults
@@ -153,7 +155,7 @@ type deviceRule interface {
 	rule
 
 	// update returns the current update of a group.
-	update(s groupSetting) xpu.Update
+	update(s GroupSetting) xpu.Update
 }
 
 // A hostRule updates parameters on the host: all parameters that the device does not update.
@@ -177,10 +179,10 @@ type averagingRule interface {
 	average(o *Optimizer, dst []float32, p, begin, end int)
 }
 
-// NewOptimizer returns the optimizer of a resolved configuration, in its initial state, for
+// New returns the optimizer of a resolved configuration, in its initial state, for
 // parameters in device memory. targets is the number of targets of a full step. It fails if the
 // device has too little memory for the optimizer's state.
-func NewOptimizer(config OptimizerConfig, targets int64, device xpu.Device, parameters []*moe.Parameter) (*Optimizer,
+func New(config Config, targets int64, device xpu.Device, parameters []*moe.Parameter) (*Optimizer,
 	error) {
 	sizes := make([]int, len(parameters))
 	for i, p := range parameters {
@@ -194,13 +196,13 @@ func NewOptimizer(config OptimizerConfig, targets int64, device xpu.Device, para
 	return o, nil
 }
 
-func newOptimizer(config OptimizerConfig, targets int64, device xpu.Device, parameters []*moe.Parameter,
-	s *sharding) (*Optimizer, error) {
+func newOptimizer(config Config, targets int64, device xpu.Device, parameters []*moe.Parameter,
+	s *Sharding) (*Optimizer, error) {
 	o := &Optimizer{device: device, parameters: parameters, sharding: s}
 	o.divide(config)
-	o.spec = optimizerSpecs[config.Name]
+	o.spec = specs[config.Name]
 	if o.spec == nil {
-		return nil, fmt.Errorf("unknown optimizer %q; allowed: %s", config.Name, strings.Join(optimizerNames(), ", "))
+		return nil, fmt.Errorf("unknown optimizer %q; allowed: %s", config.Name, strings.Join(Names(), ", "))
 	}
 	var err error
 	o.rule, err = o.spec.rule(config, targets, o)
@@ -208,7 +210,7 @@ func newOptimizer(config OptimizerConfig, targets int64, device xpu.Device, para
 		err = o.makeState(stateChunk)
 	}
 	if err != nil {
-		o.free()
+		o.Free()
 		return nil, fmt.Errorf("memory for the optimizer: %w", err)
 	}
 	o.sums = make([]float64, len(o.blocks))
@@ -218,10 +220,10 @@ func newOptimizer(config OptimizerConfig, targets int64, device xpu.Device, para
 }
 
 // divide assigns the parameters to groups.
-func (o *Optimizer) divide(config OptimizerConfig) {
-	o.settings, o.group = config.settings(), make([]int, len(o.parameters))
+func (o *Optimizer) divide(config Config) {
+	o.settings, o.group = config.Settings(), make([]int, len(o.parameters))
 	for i, p := range o.parameters {
-		o.group[i] = config.groupOf(p.Name, p.Shape)
+		o.group[i] = config.GroupOf(p.Name, p.Shape)
 	}
 }
 
@@ -230,7 +232,7 @@ func (o *Optimizer) divide(config OptimizerConfig) {
 func (o *Optimizer) makeState(most int) error {
 	// elements of each state tensor of a parameter on the device, aligned to cache lines
 	each := func(i int) int {
-		low, high, _ := o.owned(i)
+		low, high, _ := o.Owned(i)
 		return (high - low + 15) &^ 15
 	}
 	room := func(i int) int {
@@ -243,7 +245,7 @@ func (o *Optimizer) makeState(most int) error {
 	updates := make([]deviceUpdate, len(o.settings))
 	var chunk []float32 // device memory for the next parameters
 	for i, p := range o.parameters {
-		low, high, _ := o.owned(i)
+		low, high, _ := o.Owned(i)
 		onDevice, own := o.updatedOnDevice(p), room(i)
 		if own > 0 && len(chunk) == 0 {
 			n := own
@@ -255,13 +257,13 @@ func (o *Optimizer) makeState(most int) error {
 				return err
 			}
 		}
-		var tensors []stateTensor
+		var tensors []StateTensor
 		for _, name := range o.spec.state(p.Name, p.Shape) {
 			if onDevice {
-				tensors = append(tensors, stateTensor{name, chunk[: high-low : high-low]})
+				tensors = append(tensors, StateTensor{name, chunk[: high-low : high-low]})
 				chunk = chunk[each(i):]
 			} else {
-				tensors = append(tensors, stateTensor{name, make([]float32, high-low)})
+				tensors = append(tensors, StateTensor{name, make([]float32, high-low)})
 			}
 		}
 		o.state = append(o.state, tensors)
@@ -272,9 +274,9 @@ func (o *Optimizer) makeState(most int) error {
 		o.grads = append(o.grads, grad)
 		update := &updates[o.group[i]]
 		if onDevice {
-			m := xpu.Moments{Weight: weight, Grad: grad, M: tensors[0].values}
+			m := xpu.Moments{Weight: weight, Grad: grad, M: tensors[0].Values}
 			if len(tensors) > 1 {
-				m.V = tensors[1].values
+				m.V = tensors[1].Values
 			}
 			update.moments = append(update.moments, m)
 		} else {
@@ -304,7 +306,7 @@ func (o *Optimizer) makeState(most int) error {
 	}
 	o.hosted = o.hostWeights
 	for i, p := range o.parameters {
-		if low, high, _ := o.owned(i); low < high && !o.updatedOnDevice(p) {
+		if low, high, _ := o.Owned(i); low < high && !o.updatedOnDevice(p) {
 			o.hosted = append(o.hosted, p.Grad[low:high])
 		}
 	}
@@ -328,9 +330,9 @@ func (o *Optimizer) floats(n int) ([]float32, error) {
 	return x, err
 }
 
-// free releases the optimizer's device memory. The optimizer is unusable afterwards. The receiver
+// Free releases the optimizer's device memory. The optimizer is unusable afterwards. The receiver
 // may be nil.
-func (o *Optimizer) free() {
+func (o *Optimizer) Free() {
 	if o == nil {
 		return
 	}
@@ -340,13 +342,13 @@ func (o *Optimizer) free() {
 	o.memory = nil
 }
 
-// newShardedOptimizer is [NewOptimizer] for one of several ranks, which all call it. sizes has the
+// NewSharded is [NewOptimizer] for one of several ranks, which all call it. sizes has the
 // number of elements of each tensor of the whole model.
-func newShardedOptimizer(ctx context.Context, config OptimizerConfig, targets int64, device xpu.Device,
-	parameters []*moe.Parameter, sizes []int, s *sharding) (*Optimizer, error) {
+func NewSharded(ctx context.Context, config Config, targets int64, device xpu.Device,
+	parameters []*moe.Parameter, sizes []int, s *Sharding) (*Optimizer, error) {
 	o, err := newOptimizer(config, targets, device, parameters, s)
 	if err := collective.Agree(ctx, s.mesh.World(), err); err != nil {
-		o.free()
+		o.Free()
 		return nil, err
 	}
 	o.countBlocks(sizes)
@@ -365,18 +367,37 @@ func (o *Optimizer) countBlocks(sizes []int) {
 	}
 }
 
-// owned returns the range of a parameter that this rank updates, which may be empty. parameter is
+// Parameters returns the parameters of this rank.
+func (o *Optimizer) Parameters() []*moe.Parameter { return o.parameters }
+
+// StateNames returns the names of the tensors that a checkpoint has for a parameter, besides its
+// weights.
+func (o *Optimizer) StateNames(name string, shape []int) []string {
+	names := o.spec.state(name, shape)
+	if o.isAveraging() {
+		names = append([]string{TrainedWeights}, names...)
+	}
+	return names
+}
+
+// isAveraging reports whether evaluation uses other weights than the training weights.
+func (o *Optimizer) isAveraging() bool {
+	_, ok := o.rule.(averagingRule)
+	return ok
+}
+
+// Owned returns the range of a parameter that this rank updates, which may be empty. parameter is
 // the number among this rank's parameters. writer is true on one of the ranks that own the same
 // range.
-func (o *Optimizer) owned(parameter int) (begin, end int, writer bool) {
+func (o *Optimizer) Owned(parameter int) (begin, end int, writer bool) {
 	r := o.sharding.owned[parameter]
 	return r.begin, r.end, r.writer
 }
 
 // kept returns state tensor k of the elements [begin, end) of a parameter, which this rank owns.
 func (o *Optimizer) kept(parameter, k, begin, end int) []float32 {
-	low, _, _ := o.owned(parameter)
-	return o.state[parameter][k].values[begin-low : end-low]
+	low, _, _ := o.Owned(parameter)
+	return o.state[parameter][k].Values[begin-low : end-low]
 }
 
 // everywhere gathers a number for each block of the whole model on all ranks, in the order of the
@@ -386,6 +407,11 @@ func (o *Optimizer) everywhere(ctx context.Context, own []float64) ([]float64, e
 		return own, nil
 	}
 	return o.all, o.sharding.gatherSums(ctx, own, o.all)
+}
+
+// GradientsToHost copies the gradients that this rank owns to the host.
+func (o *Optimizer) GradientsToHost(ctx context.Context) error {
+	return o.device.ToHost(ctx, o.grads...)
 }
 
 // GradientNorm returns the Euclidean norm of the gradients of the whole model. Squares are summed
@@ -408,9 +434,9 @@ func (o *Optimizer) GradientNorm(ctx context.Context) (float64, error) {
 	return math.Sqrt(sum), nil
 }
 
-// clipFactor returns the factor that clips gradients of the given norm to limit: limit/(norm +
+// ClipFactor returns the factor that clips gradients of the given norm to limit: limit/(norm +
 // 1e-6), at most 1, as in torch.nn.utils.clip_grad_norm_. A limit of 0 means no clipping.
-func clipFactor(norm, limit float64) float64 {
+func ClipFactor(norm, limit float64) float64 {
 	if limit == 0 {
 		return 1
 	}
@@ -577,8 +603,8 @@ func (o *Optimizer) averageBlock(i int) {
 	o.rule.(averagingRule).average(o, o.parameters[b.tensor].Weight[b.begin:b.end], b.tensor, b.begin, b.end)
 }
 
-// toHost copies the content of a checkpoint to the host: all weights and their state.
-func (o *Optimizer) toHost(ctx context.Context) error {
+// ToHost copies the content of a checkpoint to the host: all weights and their state.
+func (o *Optimizer) ToHost(ctx context.Context) error {
 	var all [][]float32
 	for _, p := range o.parameters {
 		all = append(all, p.Weight)
@@ -597,8 +623,8 @@ func (o *Optimizer) toHost(ctx context.Context) error {
 	return o.device.ToHost(ctx, all...)
 }
 
-// toDevice copies the content of a checkpoint from the host to the device.
-func (o *Optimizer) toDevice() {
+// ToDevice copies the content of a checkpoint from the host to the device.
+func (o *Optimizer) ToDevice() {
 	for _, p := range o.parameters {
 		o.device.ToDevice(p.Weight)
 	}
@@ -612,9 +638,9 @@ func (o *Optimizer) toDevice() {
 	}
 }
 
-// saved lists the tensors of optimizer.safetensors for the range of a parameter that this rank
+// Saved lists the tensors of optimizer.safetensors for the range of a parameter that this rank
 // owns: its state, and the training weights if they differ from the saved model.
-func (o *Optimizer) saved(parameter int) []stateTensor {
+func (o *Optimizer) Saved(parameter int) []StateTensor {
 	tensors := o.state[parameter]
 	if _, ok := o.rule.(averagingRule); ok {
 		p := o.parameters[parameter]
@@ -622,15 +648,15 @@ func (o *Optimizer) saved(parameter int) []stateTensor {
 		if o.averaged {
 			weights = p.Grad
 		}
-		begin, end, _ := o.owned(parameter)
-		tensors = append([]stateTensor{{"y", weights[begin:end]}}, tensors...)
+		begin, end, _ := o.Owned(parameter)
+		tensors = append([]StateTensor{{TrainedWeights, weights[begin:end]}}, tensors...)
 	}
 	return tensors
 }
 
-// metadata returns the rule's scalars as text, or nil without scalars. Reading the text restores
+// Metadata returns the rule's scalars as text, or nil without scalars. Reading the text restores
 // the same bits.
-func (o *Optimizer) metadata() map[string]string {
+func (o *Optimizer) Metadata() map[string]string {
 	r, ok := o.rule.(scalarRule)
 	if !ok {
 		return nil
@@ -642,18 +668,24 @@ func (o *Optimizer) metadata() map[string]string {
 	return text
 }
 
-// setMetadata is the inverse of metadata.
-func (o *Optimizer) setMetadata(text map[string]string) error {
+// SetMetadata is the inverse of metadata.
+func (o *Optimizer) SetMetadata(text map[string]string) error {
 	r, ok := o.rule.(scalarRule)
 	if !ok {
 		return nil
 	}
 	for name, value := range r.scalars() {
 		x, err := strconv.ParseFloat(text[name], 64)
-		if err != nil || !finite(x) {
+		if err != nil || !isFinite(x) {
 			return fmt.Errorf("metadata %q of %s is not a number", text[name], name)
 		}
 		*value = x
 	}
 	return nil
 }
+
+// TrainedWeights is the tensor of the optimizer's state with the training weights, if they differ
+// from the saved model.
+const TrainedWeights = "y"
+
+func isFinite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }

@@ -1,4 +1,4 @@
-package train
+package optimizer
 
 import (
 	"context"
@@ -7,12 +7,12 @@ import (
 )
 
 // Lion is Lion: see lion.
-const Lion OptimizerName = "lion"
+const Lion Name = "lion"
 
-var _ = registerOptimizer(Lion, optimizerSpec{
-	defaults: OptimizerConfig{Betas: []float64{0.9, 0.99}, WeightDecay: new(0.0)},
+var _ = register(Lion, spec{
+	defaults: Config{Betas: []float64{0.9, 0.99}, WeightDecay: new(0.0)},
 	state:    func(string, []int) []string { return []string{"exp_avg"} },
-	rule:     func(config OptimizerConfig, _ int64, _ *Optimizer) (rule, error) { return &lion{config: config}, nil },
+	rule:     func(config Config, _ int64, _ *Optimizer) (rule, error) { return &lion{config: config}, nil },
 })
 
 // lion is [Lion]. With g the gradient, η the learning rate and λ the weight decay:
@@ -21,7 +21,7 @@ var _ = registerOptimizer(Lion, optimizerSpec{
 //
 // Chen et al. 2023 (arXiv 2302.06675). Reference: lion-pytorch 0.2.5.
 type lion struct {
-	config OptimizerConfig
+	config Config
 	step   xpu.Lion // for a group without settings, except for the decay
 }
 
@@ -32,9 +32,9 @@ func (r *lion) begin(_ context.Context, _ *Optimizer, learningRate, gradScale fl
 	return nil
 }
 
-func (r *lion) update(s groupSetting) xpu.Update {
+func (r *lion) update(s GroupSetting) xpu.Update {
 	step := r.step
-	step.LearningRate *= s.rateScale
-	step.WeightDecay = s.weightDecay
+	step.LearningRate *= s.RateScale
+	step.WeightDecay = s.WeightDecay
 	return step.Update()
 }

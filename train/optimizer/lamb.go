@@ -1,4 +1,4 @@
-package train
+package optimizer
 
 import (
 	"context"
@@ -9,14 +9,14 @@ import (
 )
 
 // Lamb is LAMB: see lamb.
-const Lamb OptimizerName = "lamb"
+const Lamb Name = "lamb"
 
-var _ = registerOptimizer(Lamb, optimizerSpec{
-	defaults: OptimizerConfig{Betas: []float64{0.9, 0.999}, Epsilon: new(1e-6), WeightDecay: new(0.01)},
+var _ = register(Lamb, spec{
+	defaults: Config{Betas: []float64{0.9, 0.999}, Epsilon: new(1e-6), WeightDecay: new(0.01)},
 	state:    func(string, []int) []string { return []string{"exp_avg", "exp_avg_sq"} },
 	onHost:   func(string, []int) bool { return true },
 	whole:    true,
-	rule: func(config OptimizerConfig, _ int64, o *Optimizer) (rule, error) {
+	rule: func(config Config, _ int64, o *Optimizer) (rule, error) {
 		return &lamb{config: config, trust: make([]float64, len(o.parameters))}, nil
 	},
 })
@@ -31,7 +31,7 @@ var _ = registerOptimizer(Lamb, optimizerSpec{
 // Reference: timm.optim.Lamb of timm 1.0.31 with always_adapt=True and max_grad_norm=None, as
 // clipping is done before.
 type lamb struct {
-	config OptimizerConfig
+	config Config
 	steps  []xpu.Update // of each group
 	rate   float64
 	trust  []float64 // of each parameter
@@ -57,7 +57,7 @@ func (r *lamb) begin(_ context.Context, o *Optimizer, learningRate, gradScale fl
 	r.steps = r.steps[:0]
 	for _, s := range o.settings {
 		r.steps = append(r.steps, xpu.Lamb{
-			Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], Epsilon: *r.config.Epsilon, WeightDecay: s.weightDecay,
+			Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], Epsilon: *r.config.Epsilon, WeightDecay: s.WeightDecay,
 			Step: o.Updates, GradScale: gradScale,
 		}.Update())
 	}
@@ -79,6 +79,6 @@ func (r *lamb) begin(_ context.Context, o *Optimizer, learningRate, gradScale fl
 }
 
 func (r *lamb) updateHost(o *Optimizer, p, begin, end int) {
-	cpu.Axpy(o.parameters[p].Weight[begin:end], float32(-r.rate*o.settings[o.group[p]].rateScale*r.trust[p]),
+	cpu.Axpy(o.parameters[p].Weight[begin:end], float32(-r.rate*o.settings[o.group[p]].RateScale*r.trust[p]),
 		o.parameters[p].Grad[begin:end])
 }

@@ -1,4 +1,4 @@
-package train
+package optimizer
 
 import "math"
 
@@ -59,14 +59,14 @@ func (s Schedule) LearningRate(step int64) float64 {
 	return s.Min + (s.Peak-s.Min)*(1+math.Cos(math.Pi*progress))/2
 }
 
-// agrees reports whether the first steps steps have bit-identical learning rates with another
+// Agrees reports whether the first steps steps have bit-identical learning rates with another
 // schedule: the schedules are equal, or both are WSD with the same warm-up and peak and do not
 // decay yet.
-func (s Schedule) agrees(other Schedule, steps int64) bool {
+func (s Schedule) Agrees(other Schedule, steps int64) bool {
 	return s == other || s.Name == WSD && other.Name == WSD && s.Peak == other.Peak && s.Start == other.Start &&
 		s.Warmup == other.Warmup &&
-		steps <= min(s.stable(), other.stable())
+		steps <= min(s.Stable(), other.Stable())
 }
 
-// stable returns the number of steps before WSD decays.
-func (s Schedule) stable() int64 { return s.Decay - s.Cooldown }
+// Stable returns the number of steps before WSD decays.
+func (s Schedule) Stable() int64 { return s.Decay - s.Cooldown }

@@ -1,4 +1,4 @@
-package train
+package optimizer
 
 import (
 	"context"
@@ -12,12 +12,12 @@ import (
 )
 
 // Muon is Muon: see muon.
-const Muon OptimizerName = "muon"
+const Muon Name = "muon"
 
-var _ = registerOptimizer(Muon, optimizerSpec{
+var _ = register(Muon, spec{
 	// the default of AdjustLearningRate lets one learning rate serve the matrices and the other
 	// parameters
-	defaults: OptimizerConfig{
+	defaults: Config{
 		Betas: []float64{0.9, 0.95}, Epsilon: new(1e-8), WeightDecay: new(0.1), Momentum: new(0.95),
 		Nesterov: new(true), NewtonSchulzSteps: new(int64(5)), AdjustLearningRate: AdjustMatchRMSAdamW,
 	},
@@ -30,7 +30,7 @@ var _ = registerOptimizer(Muon, optimizerSpec{
 	onHost:  orthogonalized,
 	whole:   true,
 	scratch: muonScratchBytes,
-	rule: func(config OptimizerConfig, _ int64, o *Optimizer) (rule, error) {
+	rule: func(config Config, _ int64, o *Optimizer) (rule, error) {
 		return newMuon(config, o)
 	},
 })
@@ -53,7 +53,7 @@ var _ = registerOptimizer(Muon, optimizerSpec{
 // Jordan et al. 2024 (kellerjordan.github.io/posts/muon). Reference: torch.optim.Muon of torch
 // 2.15.0, which computes X in bfloat16.
 type muon struct {
-	config       OptimizerConfig
+	config       Config
 	device       xpu.Device
 	rest         *adamW
 	inside       []bool    // which parameters are orthogonalized
@@ -93,13 +93,13 @@ type muonScratch struct {
 }
 
 // newMuon prepares for the matrices that the optimizer's rank owns.
-func newMuon(config OptimizerConfig, o *Optimizer) (*muon, error) {
+func newMuon(config Config, o *Optimizer) (*muon, error) {
 	device, parameters := o.device, o.parameters
 	r := &muon{config: config, device: device, rest: newAdamW(config), inside: make([]bool, len(parameters)),
 		norms: make([]float64, len(parameters)),
 		scale: make([]float64, len(parameters))}
 	for i, p := range parameters {
-		_, end, _ := o.owned(i)
+		_, end, _ := o.Owned(i)
 		r.inside[i] = orthogonalized(p.Name, p.Shape) && end > 0
 		if r.inside[i] && len(p.Weight) >= muonLarge {
 			r.large = append(r.large, i)
@@ -164,7 +164,7 @@ func orthogonalized(name string, shape []int) bool {
 	return len(shape) == 2 && strings.HasPrefix(name, "model.layers.") && !strings.HasSuffix(name, ".mlp.gate.weight")
 }
 
-func (r *muon) update(s groupSetting) xpu.Update { return r.rest.update(s) }
+func (r *muon) update(s GroupSetting) xpu.Update { return r.rest.update(s) }
 
 // begin replaces the gradients of the matrices by X.
 func (r *muon) begin(ctx context.Context, o *Optimizer, learningRate, gradScale float64) error {
@@ -174,7 +174,7 @@ func (r *muon) begin(ctx context.Context, o *Optimizer, learningRate, gradScale 
 	r.ctx = ctx
 	r.keep = r.keep[:0]
 	for _, s := range o.settings {
-		r.keep = append(r.keep, float32(1-learningRate*s.rateScale*s.weightDecay))
+		r.keep = append(r.keep, float32(1-learningRate*s.RateScale*s.WeightDecay))
 	}
 	r.momentum = xpu.Muon{Momentum: *r.config.Momentum, Nesterov: *r.config.Nesterov, GradScale: gradScale}.Update()
 	if r.smallOne == nil {
@@ -210,7 +210,7 @@ func (r *muon) begin(ctx context.Context, o *Optimizer, learningRate, gradScale 
 		if !r.inside[i] {
 			continue
 		}
-		rows, columns, rate := float64(p.Shape[0]), float64(p.Shape[1]), learningRate*o.settings[o.group[i]].rateScale
+		rows, columns, rate := float64(p.Shape[0]), float64(p.Shape[1]), learningRate*o.settings[o.group[i]].RateScale
 		if r.config.AdjustLearningRate == AdjustOriginal {
 			r.scale[i] = rate * math.Sqrt(max(1, rows/columns))
 		} else {

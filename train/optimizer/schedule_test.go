@@ -1,10 +1,9 @@
-package train
+package optimizer
 
 import (
 	"encoding/json"
 	"math"
 	"os"
-	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -113,53 +112,6 @@ func TestScheduleEdges(t *testing.T) {
 	}
 }
 
-// What resolve makes of the fields of a schedule, and what does not fit together.
-func TestScheduleResolve(t *testing.T) {
-	for _, test := range []struct {
-		yaml string
-		want Schedule
-		err  string
-	}{
-		{"{}", Schedule{Name: Cosine, Peak: 4e-4, Min: 4e-5, Warmup: 20, Decay: 200}, ""},
-		{"{name: linear}", Schedule{Name: Linear, Peak: 4e-4, Warmup: 20, Decay: 200}, ""},
-		{"{name: constant}", Schedule{Name: Constant, Peak: 4e-4, Warmup: 20}, ""},
-		{"{name: wsd}", Schedule{Name: WSD, Peak: 4e-4, Warmup: 20, Decay: 200, Cooldown: 40,
-			CooldownForm: CooldownOneMinusSqrt}, ""},
-		{"{name: wsd, warmup_steps: 190, cooldown: linear}", Schedule{Name: WSD, Peak: 4e-4, Warmup: 190, Decay: 200,
-			Cooldown: 10, CooldownForm: CooldownLinear}, ""},
-		{"{name: wsd, decay_steps: 1000, warmup_from: min, min_learning_rate: 1e-5}",
-			Schedule{Name: WSD, Peak: 4e-4, Min: 1e-5, Start: 1e-5, Warmup: 100, Decay: 1000, Cooldown: 200,
-				CooldownForm: CooldownOneMinusSqrt}, ""},
-		{"{warmup_steps: 200}", Schedule{Name: Cosine, Peak: 4e-4, Min: 4e-5, Warmup: 200, Decay: 200}, ""},
-		{"{warmup_steps: 201}", Schedule{},
-			"schedule.warmup_steps is 201, but schedule.decay_steps is 200, so schedule.learning_rate would never " +
-				"be reached"},
-		{"{name: constant, warmup_steps: 201}", Schedule{}, "schedule.warmup_steps is 201, but steps is 200"},
-		{"{name: wsd, warmup_steps: 50, cooldown_steps: 151}", Schedule{},
-			"schedule.cooldown_steps is 151, but schedule.warmup_steps of 50 leaves 150 of schedule.decay_steps"},
-		{"{name: wsd, warmup_steps: 200}", Schedule{},
-			"schedule.warmup_steps is 200, which leaves no steps of schedule.decay_steps for the cooldown"},
-	} {
-		c, err := ParseConfig([]byte("schedule: "+test.yaml+"\n"), "train.yaml")
-		if err != nil {
-			t.Errorf("%s: %v", test.yaml, err)
-			continue
-		}
-		err = c.Schedule.resolve(200)
-		if test.err != "" {
-			if err == nil || !strings.Contains(err.Error(), test.err) {
-				t.Errorf("%s: error %v, want %q", test.yaml, err, test.err)
-			}
-			continue
-		}
-		if err != nil {
-			t.Errorf("%s: %v", test.yaml, err)
-		} else if got := c.schedule(); got != test.want {
-			t.Errorf("%s: %+v, want %+v", test.yaml, got, test.want)
-		}
-	}
-}
-
 // Schedules that agree on these steps have the same learning rates there. WSD agrees with a longer
 // WSD up to its decay.
 func TestScheduleAgrees(t *testing.T) {
@@ -179,7 +131,7 @@ func TestScheduleAgrees(t *testing.T) {
 			return s
 		}
 		a, b, steps := draw("one"), draw("other"), rapid.Int64Range(0, 20).Draw(t, "steps")
-		if a.agrees(b, steps) {
+		if a.Agrees(b, steps) {
 			for step := range steps {
 				if x, y := a.LearningRate(step), b.LearningRate(step); x != y {
 					t.Fatalf("%+v and %+v agree on %d steps, but step %d has %v and %v", a, b, steps, step, x, y)
@@ -188,10 +140,10 @@ func TestScheduleAgrees(t *testing.T) {
 		}
 		longer := a
 		longer.Decay += 5
-		if want := a.Name == WSD && steps <= a.Decay-a.Cooldown; a.agrees(longer, steps) != want ||
-			!a.agrees(a, steps) {
+		if want := a.Name == WSD && steps <= a.Decay-a.Cooldown; a.Agrees(longer, steps) != want ||
+			!a.Agrees(a, steps) {
 			t.Fatalf("%+v on %d steps: agrees with itself made longer: %v; with itself: %v", a, steps, !want,
-				a.agrees(a, steps))
+				a.Agrees(a, steps))
 		}
 	})
 }

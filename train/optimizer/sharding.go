@@ -1,4 +1,4 @@
-package train
+package optimizer
 
 import (
 	"context"
@@ -10,7 +10,7 @@ import (
 	"mula/xpu/cpu"
 )
 
-// A sharding divides the update of the parameters between ranks, and sends gradients and weights
+// A Sharding divides the update of the parameters between ranks, and sends gradients and weights
 // accordingly. It divides each bucket into one run of complete blocks for each rank that shares the
 // update. The runs are as equal as blocks allow. A rank thus owns one range of each parameter,
 // which may be empty. If an update needs complete tensors, runs consist of complete tensors.
@@ -23,7 +23,7 @@ import (
 // Gradients and weights are sent as float32 from and to host memory. All three schemes sum an
 // element over ep and then over dp, so that the results have the same bits. A rank owns parameters
 // that are in no bucket.
-type sharding struct {
+type Sharding struct {
 	scheme  Scheme
 	mesh    *comm.Mesh
 	within  *comm.Comm // the ranks of [comm.EP]; nothing else uses this group
@@ -62,11 +62,11 @@ type ownedRange struct {
 	writer     bool
 }
 
-// newSharding divides the update of a model. All ranks call it. whole means that the update of a
+// NewSharding divides the update of a model. All ranks call it. whole means that the update of a
 // tensor cannot be divided.
-func newSharding(mesh *comm.Mesh, within *comm.Comm, scheme Scheme, whole bool, device xpu.Memory,
-	parameters []*moe.Parameter, buckets []moe.Bucket) *sharding {
-	s := &sharding{scheme: scheme, mesh: mesh, within: within, device: device,
+func NewSharding(mesh *comm.Mesh, within *comm.Comm, scheme Scheme, whole bool, device xpu.Memory,
+	parameters []*moe.Parameter, buckets []moe.Bucket) *Sharding {
+	s := &Sharding{scheme: scheme, mesh: mesh, within: within, device: device,
 		owned: make([]ownedRange, len(parameters)), bad: -1}
 	data, replicas := mesh.Group(comm.Data), mesh.Group(comm.Replicas)
 	number := map[*moe.Parameter]int{}
@@ -111,9 +111,9 @@ func newSharding(mesh *comm.Mesh, within *comm.Comm, scheme Scheme, whole bool, 
 }
 
 // newSingleSharding returns the sharding of one rank, which owns all parameters.
-func newSingleSharding(device xpu.Memory, parameters []*moe.Parameter) *sharding {
+func newSingleSharding(device xpu.Memory, parameters []*moe.Parameter) *Sharding {
 	mesh := comm.NewSingleMesh()
-	return newSharding(mesh, mesh.Group(comm.EP), Unsharded, false, device, parameters, nil)
+	return NewSharding(mesh, mesh.Group(comm.EP), Unsharded, false, device, parameters, nil)
 }
 
 // cutBucket returns the bounds of n runs of complete blocks, or complete tensors, of a bucket. A
@@ -153,7 +153,7 @@ func cutBucket(b moe.Bucket, n int, whole bool) []int {
 
 // countBlocks prepares gatherSums. blocks are the optimizer's blocks, and first has the number of
 // the first block of each tensor of the model. All ranks call it.
-func (s *sharding) countBlocks(ctx context.Context, blocks []block, parameters []*moe.Parameter, first []int) error {
+func (s *Sharding) countBlocks(ctx context.Context, blocks []block, parameters []*moe.Parameter, first []int) error {
 	var own []int64
 	for i, b := range blocks {
 		if s.owned[b.tensor].writer {
@@ -198,7 +198,7 @@ func (s *sharding) countBlocks(ctx context.Context, blocks []block, parameters [
 
 // gatherSums gathers a number for each block of the whole model into all, in the order of the
 // tensors. own has the numbers of this rank's blocks.
-func (s *sharding) gatherSums(ctx context.Context, own, all []float64) error {
+func (s *Sharding) gatherSums(ctx context.Context, own, all []float64) error {
 	given := s.given[s.bounds[s.mesh.World().Rank()]:]
 	for i, b := range s.counted {
 		given[i] = own[b]
@@ -212,9 +212,9 @@ func (s *sharding) gatherSums(ctx context.Context, own, all []float64) error {
 	return nil
 }
 
-// reduce sums the gradients of a bucket over ranks. On the device, the sums are complete in the
+// Reduce sums the gradients of a bucket over ranks. On the device, the sums are complete in the
 // range that this rank owns; the rest of the bucket is undefined.
-func (s *sharding) reduce(ctx context.Context, bucket int) error {
+func (s *Sharding) Reduce(ctx context.Context, bucket int) error {
 	b := &s.buckets[bucket]
 	if err := s.device.ToHost(ctx, b.grad...); err != nil {
 		return err
@@ -227,10 +227,10 @@ func (s *sharding) reduce(ctx context.Context, bucket int) error {
 }
 
 // sum is reduce on the host.
-func (s *sharding) sum(ctx context.Context, b *bucketShard) error {
-	if s.bad < 0 && !finite(sumOfSquares(b.Grad)) {
+func (s *Sharding) sum(ctx context.Context, b *bucketShard) error {
+	if s.bad < 0 && !isFinite(SumOfSquares(b.Grad)) {
 		for _, p := range b.Parameters {
-			if !finite(sumOfSquares(p.Grad)) {
+			if !isFinite(SumOfSquares(p.Grad)) {
 				s.bad = p.Index
 				break
 			}
@@ -249,8 +249,8 @@ func (s *sharding) sum(ctx context.Context, b *bucketShard) error {
 	return comm.ReduceScatter(ctx, b.group, b.Grad, b.bounds)
 }
 
-// sumOfSquares returns a sum that is finite if and only if all values of x are.
-func sumOfSquares(x []float32) float64 {
+// SumOfSquares returns a sum that is finite if and only if all values of x are.
+func SumOfSquares(x []float32) float64 {
 	var sum float64
 	for begin := 0; begin < len(x); begin += blockSize {
 		sum += cpu.SumSquares(x[begin:min(begin+blockSize, len(x))])
@@ -258,16 +258,16 @@ func sumOfSquares(x []float32) float64 {
 	return sum
 }
 
-// takeBad returns the number of a tensor in which this rank's own gradient was not finite since the
+// TakeBad returns the number of a tensor in which this rank's own gradient was not finite since the
 // last call, or -1.
-func (s *sharding) takeBad() int {
+func (s *Sharding) TakeBad() int {
 	bad := s.bad
 	s.bad = -1
 	return bad
 }
 
 // gatherWeights sends updated weights from their owners to all ranks.
-func (s *sharding) gatherWeights(ctx context.Context) error {
+func (s *Sharding) gatherWeights(ctx context.Context) error {
 	for i := range s.buckets {
 		b := &s.buckets[i]
 		if b.group == nil || b.group.Size() == 1 {
@@ -283,3 +283,15 @@ func (s *sharding) gatherWeights(ctx context.Context) error {
 	}
 	return nil
 }
+
+// Scheme assigns the optimizer's state and the update of each weight to ranks.
+type Scheme string
+
+// The schemes. All weights except the experts' are replicated.
+const (
+	Unsharded Scheme = "unsharded" // every rank updates all its weights
+	SO        Scheme = "so"        // sharded optimizer: every rank updates 1/DP of its weights
+	// EP-aware: every rank updates 1/DP of its experts' weights and 1/(DP·EP) of the replicated
+	// weights; default
+	EPSO Scheme = "epso"
+)

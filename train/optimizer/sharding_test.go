@@ -1,4 +1,4 @@
-package train
+package optimizer
 
 import (
 	"context"
@@ -12,8 +12,8 @@ import (
 	"pgregory.net/rapid"
 
 	"mula/moe"
+	"mula/train/optimizer/optimizertest"
 	"mula/xpu/comm"
-	"mula/xpu/comm/local"
 )
 
 func gradientNorm(t testing.TB, o *Optimizer) float64 {
@@ -39,34 +39,22 @@ func average(t testing.TB, o *Optimizer, on bool) {
 	}
 }
 
-// together runs f as every rank of a group of goroutines, and fails the test at the error of one.
-func together(t testing.TB, size int, f func(world *comm.Comm) error) {
-	t.Helper()
-	errs := make([]error, size)
-	var group sync.WaitGroup
-	for rank, link := range local.New(size) {
-		group.Go(func() {
-			world := comm.New(link)
-			defer world.Close()
-			if errs[rank] = f(world); errs[rank] == nil {
-				errs[rank] = world.Barrier(context.Background())
-			}
-		})
-	}
-	group.Wait()
-	for rank, err := range errs {
-		if err != nil {
-			t.Errorf("rank %d: %v", rank, err)
-		}
-	}
-	if t.Failed() {
-		t.FailNow()
-	}
-}
-
-var layouts = []LayoutConfig{{DP: 4, EP: 1, PP: 1}, {DP: 2, EP: 2, PP: 1}, {DP: 1, EP: 4, PP: 1}}
+// layouts are the numbers of ranks on the axes dp and ep.
+var layouts = []struct{ DP, EP int }{{4, 1}, {2, 2}, {1, 4}}
 
 var schemes = []Scheme{Unsharded, SO, EPSO}
+
+// groupsOf returns the mesh of a layout, and once more the group of its ranks on axis ep.
+func groupsOf(ctx context.Context, world *comm.Comm, dp, ep int) (mesh *comm.Mesh, within *comm.Comm, err error) {
+	if mesh, err = comm.NewMesh(ctx, world, comm.NewShape(map[comm.Axes]int{comm.ExpertDP: dp, comm.PP: 1,
+		comm.EP: ep})); err != nil {
+		return nil, nil, err
+	}
+	if within, err = mesh.Split(ctx, comm.EP); err != nil {
+		mesh.Close()
+	}
+	return mesh, within, err
+}
 
 // A handModel has tensors as a model of one layer with 4 experts has them, in memory as a model has
 // them: two tensors are of several blocks, and no bucket is easy to divide. Its tensors have the
@@ -170,7 +158,7 @@ func TestI4SchemesAgree(t *testing.T) {
 		norms   []float64
 		ratios  []ratio
 	}
-	config := func(name OptimizerName, grouped bool) OptimizerConfig {
+	config := func(name Name, grouped bool) Config {
 		c := defaultOptimizer(name)
 		if grouped { // ranges of buckets then have weights of several groups
 			c.Groups = []ParameterGroup{
@@ -181,7 +169,7 @@ func TestI4SchemesAgree(t *testing.T) {
 		}
 		return c
 	}
-	alone := func(name OptimizerName, grouped bool, l LayoutConfig) outcome {
+	alone := func(name Name, grouped bool, l struct{ DP, EP int }) outcome {
 		parameters, _ := handModel(0, 1)
 		o := mustOptimizer(t, config(name, grouped), 100, device(t, 1), parameters)
 		o.Measure(true)
@@ -220,7 +208,7 @@ func TestI4SchemesAgree(t *testing.T) {
 			sum(step)
 			norm := gradientNorm(t, o)
 			result.norms = append(result.norms, norm)
-			update(t, o, 1e-2, clipFactor(norm, 1))
+			update(t, o, 1e-2, ClipFactor(norm, 1))
 		}
 		if name == SophiaG {
 			sum(steps)
@@ -237,7 +225,7 @@ func TestI4SchemesAgree(t *testing.T) {
 		return result
 	}
 	for _, l := range layouts {
-		for name := range optimizerSpecs {
+		for name := range specs {
 			if name != AdamW && l.EP != 2 {
 				continue
 			}
@@ -260,18 +248,18 @@ func TestI4SchemesAgree(t *testing.T) {
 						owners[i] = make([]int, n)
 					}
 					var mu sync.Mutex
-					together(t, l.DP*l.EP, func(world *comm.Comm) error {
+					optimizertest.Together(t, l.DP*l.EP, func(world *comm.Comm) error {
 						ctx := context.Background()
-						groups, err := newRanks(ctx, world, l)
+						groups, within, err := groupsOf(ctx, world, l.DP, l.EP)
 						if err != nil {
 							return err
 						}
 						defer groups.Close()
 						ep := world.Rank() % l.EP
 						parameters, buckets := handModel(ep, l.EP)
-						s := newSharding(groups.Mesh, groups.within, scheme, optimizerSpecs[name].whole, device(t, 1),
+						s := NewSharding(groups, within, scheme, specs[name].whole, device(t, 1),
 							parameters, buckets)
-						o, err := newShardedOptimizer(ctx, config(name, grouped), 100, device(t, 1), parameters, sizes,
+						o, err := NewSharded(ctx, config(name, grouped), 100, device(t, 1), parameters, sizes,
 							s)
 						if err != nil {
 							return err
@@ -286,7 +274,7 @@ func TestI4SchemesAgree(t *testing.T) {
 								handGradient(p.Grad, p.Index, step, rank)
 							}
 							for b := range buckets {
-								if err := s.reduce(ctx, b); err != nil {
+								if err := s.Reduce(ctx, b); err != nil {
 									return err
 								}
 							}
@@ -303,7 +291,7 @@ func TestI4SchemesAgree(t *testing.T) {
 							if norm != want.norms[step] {
 								return fmt.Errorf("norm of step %d is %v, alone %v", step, norm, want.norms[step])
 							}
-							if err := o.Step(ctx, 1e-2, clipFactor(norm, 1)); err != nil {
+							if err := o.Step(ctx, 1e-2, ClipFactor(norm, 1)); err != nil {
 								return err
 							}
 						}
@@ -330,11 +318,11 @@ func TestI4SchemesAgree(t *testing.T) {
 							if !slices.Equal(p.Weight, want.weights[p.Index]) {
 								return fmt.Errorf("weights of %s differ", p.Name)
 							}
-							begin, end, writer := o.owned(i)
-							for _, state := range o.saved(i) {
-								if len(state.values) != end-begin {
-									return fmt.Errorf("%s of %s has %d elements of [%d, %d)", state.name, p.Name,
-										len(state.values), begin, end)
+							begin, end, writer := o.Owned(i)
+							for _, state := range o.Saved(i) {
+								if len(state.Values) != end-begin {
+									return fmt.Errorf("%s of %s has %d elements of [%d, %d)", state.Name, p.Name,
+										len(state.Values), begin, end)
 								}
 							}
 							mu.Lock()
@@ -381,22 +369,22 @@ func TestI10Bytes(t *testing.T) {
 		for _, scheme := range schemes {
 			var mu sync.Mutex
 			var sums [4]int64 // over ranks: sent for gradients of replicated weights, of experts; for weights of both
-			together(t, l.DP*l.EP, func(world *comm.Comm) error {
+			optimizertest.Together(t, l.DP*l.EP, func(world *comm.Comm) error {
 				ctx := context.Background()
-				groups, err := newRanks(ctx, world, l)
+				groups, within, err := groupsOf(ctx, world, l.DP, l.EP)
 				if err != nil {
 					return err
 				}
 				defer groups.Close()
 				parameters, buckets := handModel(world.Rank()%l.EP, l.EP)
-				s := newSharding(groups.Mesh, groups.within, scheme, false, device(t, 1), parameters, buckets)
-				if _, err := newShardedOptimizer(ctx, defaultOptimizer(AdamW), 100, device(t, 1), parameters, sizes,
+				s := NewSharding(groups, within, scheme, false, device(t, 1), parameters, buckets)
+				if _, err := NewSharded(ctx, defaultOptimizer(AdamW), 100, device(t, 1), parameters, sizes,
 					s); err != nil {
 					return err
 				}
 				sent := func() (bytes int64) {
 					for _, group := range []*comm.Comm{groups.Group(comm.EP), groups.Group(comm.Replicas),
-						groups.Group(comm.Data), groups.within} {
+						groups.Group(comm.Data), within} {
 						for _, operation := range group.Traffic() {
 							bytes += operation.Bytes
 						}
@@ -407,7 +395,7 @@ func TestI10Bytes(t *testing.T) {
 				sent()
 				own := [4]int64{}
 				for b := range buckets {
-					if err := s.reduce(ctx, b); err != nil {
+					if err := s.Reduce(ctx, b); err != nil {
 						return err
 					}
 					kind := 0
@@ -427,7 +415,7 @@ func TestI10Bytes(t *testing.T) {
 					}
 				}
 				for b := range buckets {
-					only := &sharding{scheme: s.scheme, mesh: groups.Mesh, device: s.device,
+					only := &Sharding{scheme: s.scheme, mesh: groups, device: s.device,
 						buckets: s.buckets[b : b+1]}
 					if err := only.gatherWeights(ctx); err != nil {
 						return err
@@ -477,22 +465,22 @@ func TestI10Bytes(t *testing.T) {
 // and the norm stay zero.
 func TestI6NoTokens(t *testing.T) {
 	for _, scheme := range schemes {
-		together(t, 4, func(world *comm.Comm) error {
+		optimizertest.Together(t, 4, func(world *comm.Comm) error {
 			ctx := context.Background()
-			groups, err := newRanks(ctx, world, LayoutConfig{DP: 2, EP: 2, PP: 1})
+			groups, within, err := groupsOf(ctx, world, 2, 2)
 			if err != nil {
 				return err
 			}
 			defer groups.Close()
 			parameters, buckets := handModel(world.Rank()%2, 2)
 			before := slices.Clone(buckets[0].Weight)
-			s := newSharding(groups.Mesh, groups.within, scheme, false, device(t, 1), parameters, buckets)
-			o, err := newShardedOptimizer(ctx, defaultOptimizer(AdamW), 100, device(t, 1), parameters, handSizes(), s)
+			s := NewSharding(groups, within, scheme, false, device(t, 1), parameters, buckets)
+			o, err := NewSharded(ctx, defaultOptimizer(AdamW), 100, device(t, 1), parameters, handSizes(), s)
 			if err != nil {
 				return err
 			}
 			for b := range buckets {
-				if err := s.reduce(ctx, b); err != nil {
+				if err := s.Reduce(ctx, b); err != nil {
 					return err
 				}
 			}

@@ -1,4 +1,4 @@
-package train
+package optimizer
 
 import (
 	"context"
@@ -7,14 +7,14 @@ import (
 )
 
 // SophiaG is Sophia-G: see sophiaG.
-const SophiaG OptimizerName = "sophiag"
+const SophiaG Name = "sophiag"
 
-var _ = registerOptimizer(SophiaG, optimizerSpec{
-	defaults: OptimizerConfig{
+var _ = register(SophiaG, spec{
+	defaults: Config{
 		Betas: []float64{0.965, 0.99}, Rho: new(0.04), HessianEvery: new(int64(10)), WeightDecay: new(0.1),
 	},
 	state: func(string, []int) []string { return []string{"exp_avg", "hessian"} },
-	rule: func(config OptimizerConfig, targets int64, _ *Optimizer) (rule, error) {
+	rule: func(config Config, targets int64, _ *Optimizer) (rule, error) {
 		return &sophiaG{config: config, targets: targets, every: *config.HessianEvery}, nil
 	},
 })
@@ -36,7 +36,7 @@ var _ = registerOptimizer(SophiaG, optimizerSpec{
 // Liu et al. 2023 (arXiv 2305.14342). Reference: sophia-opt 0.2.2, which packages the authors'
 // code.
 type sophiaG struct {
-	config  OptimizerConfig
+	config  Config
 	targets int64 // B
 	every   int64
 	step    xpu.Sophia // for a group without settings, except for the decay
@@ -50,10 +50,10 @@ func (r *sophiaG) begin(_ context.Context, _ *Optimizer, learningRate, gradScale
 	return nil
 }
 
-func (r *sophiaG) update(s groupSetting) xpu.Update {
+func (r *sophiaG) update(s GroupSetting) xpu.Update {
 	step := r.step
-	step.LearningRate *= s.rateScale
-	step.WeightDecay = s.weightDecay
+	step.LearningRate *= s.RateScale
+	step.WeightDecay = s.WeightDecay
 	return step.Update()
 }
 

@@ -1,0 +1,59 @@
+package optimizer
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"mula/train/optimizer/optimizertest"
+	devapart "mula/xpu/apart"
+)
+
+// The moments of all parameters lie beside each other in memory of the device, however it is cut.
+func TestStateApart(t *testing.T) {
+	for _, most := range []int{0, 1, 1000, 100_000, stateChunk} {
+		d := devapart.New(device(t, 1))
+		o := &Optimizer{device: d, parameters: optimizertest.Parameters(1)}
+		o.sharding = newSingleSharding(d, o.parameters)
+		o.spec, o.rule = specs[AdamW], newAdamW(defaultOptimizer(AdamW))
+		o.divide(defaultOptimizer(AdamW))
+		if err := o.makeState(most); err != nil {
+			t.Fatal(err)
+		}
+		var all [][]float32
+		for i, p := range o.parameters {
+			for k := range 2 {
+				all = append(all, o.state[i][k].Values)
+				if len(o.state[i][k].Values) != len(p.Weight) {
+					t.Errorf("most %d: %d moments of %d weights", most, len(o.state[i][k].Values), len(p.Weight))
+				}
+			}
+		}
+		for i, x := range all {
+			for j := range x {
+				x[j] = float32(i + 1)
+			}
+			d.ToDevice(x)
+		}
+		if err := d.ToHost(t.Context(), all...); err != nil {
+			t.Fatal(err)
+		}
+		for i, x := range all {
+			if slices.Min(x) != float32(i+1) || slices.Max(x) != float32(i+1) {
+				t.Errorf("most %d: tensor %d has numbers of another", most, i)
+			}
+		}
+		if pieces := len(o.memory); most <= 1 && pieces != len(o.parameters) || most == stateChunk && pieces != 1 {
+			t.Errorf("most %d: %d pieces of memory", most, pieces)
+		}
+		if o.Free(); d.InUse() != 0 {
+			t.Errorf("most %d: %d bytes are not given back", most, d.InUse())
+		}
+	}
+	d := devapart.New(device(t, 1))
+	d.SetCapacity(1000)
+	if _, err := New(defaultOptimizer(AdamW), 1, d, optimizertest.Parameters(1)); err == nil ||
+		!strings.Contains(err.Error(), "memory for the optimizer: ") || d.InUse() != 0 {
+		t.Errorf("without room: %v, %d bytes in use", err, d.InUse())
+	}
+}
