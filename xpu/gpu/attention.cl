@@ -1,10 +1,11 @@
-// Attention in tiles: the scores of a tile of queries and keys live in registers or local memory, and go nowhere else. The forward pass keeps the
-// logsumexp of each query; the backward pass computes probabilities again from it, once for the gradients of queries and once for those of keys and
-// values, so that whoever writes an element is the only one who does.
+// Attention in tiles: the scores of a tile of queries and keys are only in registers or local memory. The forward pass
+// keeps the logsumexp of each query. The backward pass recomputes probabilities from it, once for the gradients of
+// queries and once for the gradients of keys and values, so that exactly one group writes an element.
 //
-// A group owns queries (or keys), and takes the others in tiles from position 0 on (or from its own on), in order. What a query gets depends on its
-// own keys alone: tiles begin where the keys do, and those that a query does not see have weight 0 and are added to nothing else. Where begin is given,
-// queries do not see the keys before it; tiles of which no query of the group sees a key, or no key is seen, are left out.
+// A group owns queries (or keys), and reads the others in tiles from position 0 (or from its own position), in order.
+// The result of a query depends only on its own keys: tiles start at the first key, and keys that a query does not see
+// have weight 0 and are added to nothing else. If begin is given, queries do not see the keys before it. Tiles in which
+// no query of the group sees a key, or no key is seen, are skipped.
 
 #ifdef PROCESSOR
 
@@ -95,7 +96,7 @@ static inline void store(global float *to, const long ld, const local float16 *f
 
 #define NUMBERS (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
 
-// The first keys that the own queries see, of which there are rows.
+// The first keys that the own queries see, for the given rows.
 static inline int16 load_begins(const global int *begin, const int rows)
 {
 	int each[OWN];
@@ -240,7 +241,7 @@ kernel void attend_grad_keys(MEMORY(float, dk), MEMORY(float, dv), MEMORY(const 
 		const long queries = ((long)row * heads + head) * length;
 		for (int t = from; t < length; t += TILE) {
 			if (GIVEN(begin) && begin[t] >= from + n)
-				break; // neither these queries nor those that follow see a key of the group's
+				break; // neither these queries nor later queries see a key of the group
 			const int others = min(TILE, length - t);
 			load_tile(tile_q, q + (queries + t) * size, size, others, size);
 			load_tile(tile_o, dcontext + (((long)row * length + t) * heads + head) * size, ld, others, size);
@@ -273,7 +274,7 @@ kernel void attend_grad_keys(MEMORY(float, dk), MEMORY(float, dv), MEMORY(const 
 // columns 4·(item modulo 16) on, and of the sums for the same rows 4 columns in each of PANELS panels of 64. Heads that have more columns than these
 // panels are several groups' work, which all compute the scores.
 #define SIDE 64
-#define DEPTH 16 // of what is in local memory at a time
+#define DEPTH 16 // rows in local memory at a time
 #define PITCH 68 // of a row there, a multiple of 4
 
 #ifdef cl_intel_required_subgroup_size
@@ -411,14 +412,14 @@ INLINE float max16(const float16 v)
 
 INLINE float max4(const float4 v) { return fmax(fmax(v.x, v.y), fmax(v.z, v.w)); }
 
-// hidden sets those of four numbers to v whose positions, from `at` on, are not from first to last.
+// hidden sets the numbers to v whose positions, counted from `at`, are not from first to last.
 INLINE float4 hidden(const float4 s, const int at, const int first, const int last, const float v)
 {
 	const int4 position = at + (int4)(0, 1, 2, 3);
 	return select(s, (float4)v, position < first || position > last);
 }
 
-// load_begins gives the first keys that the queries of the item see, of the group's, of which there are rows.
+// load_begins loads the first keys that the queries of the item see, for the given rows of the group.
 INLINE void load_begins(int low[4], const global int *begin, const int rows)
 {
 	#pragma unroll
@@ -573,7 +574,7 @@ kernel ITEMS void attend_grad_keys(MEMORY(float, dk), MEMORY(float, dv), MEMORY(
 	float4 sum_k[4][PANELS], sum_v[4][PANELS];
 	clear(sum_k);
 	clear(sum_v);
-	int stop = length, end[4] = {length, length, length, length}; // the first query that sees no key of the group's, and those that do not see each of the item's
+	int stop = length, end[4] = {length, length, length, length}; // the first query that sees no key of the group, and the first that does not see each key of the item
 	if (GIVEN(begin)) {
 		LOCATE(begin);
 		begin += (long)row * length;

@@ -6,8 +6,8 @@
 #endif
 #pragma OPENCL FP_CONTRACT OFF // what is fused says fma
 
-// Of a function that is inline alone C99 makes no code: where AMD's compiler does not inline it, its linker fails. One that is given a kernel's local
-// array is neither inline nor static: see norm.cl.
+// C99 emits no code for a function that is only inline: where AMD's compiler does not inline it, its linker fails. A
+// function that gets a kernel's local array is neither inline nor static: see norm.cl.
 #define INLINE static inline __attribute__((always_inline))
 
 // The parameters of memory: a buffer, and the element at which the memory begins. LOCATE(x); makes x point to it; it stands first in a kernel, of

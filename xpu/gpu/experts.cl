@@ -16,7 +16,7 @@ kernel void gather_rows(MEMORY(float, dst), MEMORY(const float, x), MEMORY(const
 	}
 }
 
-// Row t of dst is that of x, if there is x, and the rows rowOf[t·perToken], … of y.
+// Row t of dst is the sum of row t of x, if there is x, and the rows rowOf[t·perToken], … of y.
 kernel void sum_rows(MEMORY(float, dst), MEMORY(const float, x), MEMORY(const float, y), MEMORY(const int, rowOf), const int perToken, const int width)
 {
 	LOCATE(dst), LOCATE(y), LOCATE(rowOf);

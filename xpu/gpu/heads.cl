@@ -1,7 +1,7 @@
 // Projections and heads: norm, clipping and rotation, and the way back. Elements j and j + size/2 of a head are rotated together; a work-item has LANES
 // pairs of a head at a time, and keeps them: block i is of head i / blocks, where `blocks` is the number of such pieces of a head.
 
-// The work-item's share of the sum of squares of x, of so many elements.
+// The work-item's share of the sum of squares of the n elements of x.
 static float squares(const global float *x, const int n)
 {
 	lanes sum = 0;
@@ -24,7 +24,7 @@ static lanes within(const lanes g, const lanes v, const float bound)
 	return bound == 0 ? g : v > bound || v < -bound ? (lanes)0 : g;
 }
 
-// A projection of the token, of so many heads, becomes heads, head a of it at to + a·pitch.
+// A projection of the token becomes heads; head a is written at to + a·pitch.
 static void split_one(global float *to, const ulong pitch, const global float *x, const global float *weight, const bool normed, const float r, const int heads,
 	const int half_size, const global float *cosine, const global float *sine, const float bound, const float scale)
 {
@@ -80,8 +80,8 @@ kernel void split_heads(MEMORY(float, q), MEMORY(float, k), MEMORY(float, v), ME
 	}
 }
 
-// The gradient of element j of a head at `at` of a projection, g, through rotation and clipping: with a norm its share of the gradient of the weight
-// goes to partial, and what is left is the gradient times the weight.
+// The gradient of element j of a head at `at` of a projection, g, through rotation and clipping: with a norm its share
+// of the gradient of the weight is added to partial, and the result is the gradient times the weight.
 static lanes join_half(lanes g, global float *partial, const bool fresh, const global float *x, const global float *weight, const bool normed, const float r,
 	const int j, const int half_size, const float bound, lanes *sum)
 {
@@ -128,8 +128,8 @@ static void join_norm(global float *dx, const global float *x, const float r, co
 	}
 }
 
-// Groups of `each` tokens after each other, of so many in all. Row g of partial, q_normed and then k_normed elements, becomes the sum of the gradients of the
-// weights over the tokens of group g.
+// Consecutive groups of `each` tokens. Row g of partial, q_normed and then k_normed elements, becomes the sum of the
+// gradients of the weights over the tokens of group g.
 kernel void join_heads(MEMORY(float, dqkv), MEMORY(const float, dk), MEMORY(const float, dv), MEMORY(const float, qkv), MEMORY(const float, q_weight),
 	MEMORY(const float, k_weight), MEMORY(const float, rq), MEMORY(const float, rk), MEMORY(const float, cosine), MEMORY(const float, sine),
 	MEMORY(float, partial), const int tokens, const int each, const int length, const int heads, const int kv_heads, const int size, const float bound,

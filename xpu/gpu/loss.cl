@@ -8,7 +8,7 @@ void cross_entropy(MEMORY(float, loss), MEMORY(float, logits), MEMORY(const int,
 	const size_t row = get_group_id(0);
 	logits += row * width;
 	const int target = targets[row];
-	if (target < 0) { // left out
+	if (target < 0) { // not counted
 		if (ITEM == 0)
 			loss[row] = 0;
 		for (int i = LANES * ITEM; scale != 0 && i < width; i += LANES * GROUP)
@@ -84,7 +84,8 @@ static ulong mix64(ulong z)
 	return z ^ z >> 31;
 }
 
-// The weights of logits i, … of n: their probabilities by that of the largest, in units of 2^-39. Up to 2^24 of them have a sum, the same in any order.
+// The weights of logits i, … of n: their probabilities relative to the largest, in units of 2^-39. Sums of up to 2^24
+// weights do not depend on the order.
 #ifdef PROCESSOR
 typedef ulong16 weights;
 #define weights_of(p) convert_ulong16(p)
@@ -105,11 +106,12 @@ static ulong weights_sum(weights w) { return w; }
 static weights weigh(const global float *logits, int i, int n, float top)
 {
 	const lanes p = exp(load_lanes(logits, i, n, -INFINITY) - top) * 0x1p39f, none = 0;
-	return weights_of(select(none, p, p >= 1)); // nothing of what is no number
+	return weights_of(select(none, p, p >= 1)); // NaN has weight 0
 }
 
-// Draws the target of a row: the first index at which the sum of weights is above a share of the whole, output number first + row of the generator
-// SplitMix64 (Steele, Lea and Flood 2014), whose state is the finalised seed. Without any weight, as of what are no numbers, it is 0.
+// Draws the target of a row: the first index at which the sum of weights exceeds a fraction of the total, output number
+// first + row of the generator SplitMix64 (Steele, Lea and Flood 2014), whose state is the finalised seed. If all
+// weights are 0, as for NaN, the target is 0.
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
 void draw_targets(MEMORY(int, targets), MEMORY(const float, logits), const int width, const ulong state, const ulong first)
 {

@@ -1,7 +1,7 @@
 // RMSNorm with a weight and LayerNorm without, and their gradients. A group has a row at a time.
 
-// group_sum stands in the kernels themselves, behind no condition. A static function that is always given a kernel's local memory gets one memory for
-// all groups from PoCL 3.1, where it optimizes the shape for GPUs.
+// The kernels contain group_sum directly, outside conditions. If a static function always gets a kernel's local memory,
+// PoCL 3.1 gives all groups the same memory when it optimizes the shape for GPUs.
 
 // Rows. Without weight it is a LayerNorm.
 kernel void norm(MEMORY(float, h), MEMORY(const float, x), MEMORY(const float, weight), MEMORY(float, mean), MEMORY(float, rstd), const int width,
@@ -39,7 +39,8 @@ kernel void norm(MEMORY(float, h), MEMORY(const float, x), MEMORY(const float, w
 			store_lanes(h, i, width, (load_lanes(x, i, width, 0) - m) * r);
 }
 
-// Groups of `each` rows after each other, of so many in all. Of a weight, row g of partial becomes the sum of its gradient over those of group g.
+// Consecutive groups of `each` rows. With a weight, row g of partial becomes the sum of the weight's gradient over the
+// rows of group g.
 kernel void norm_grad(MEMORY(float, dx), MEMORY(const float, dh), MEMORY(const float, x), MEMORY(const float, weight), MEMORY(const float, mean),
 	MEMORY(const float, rstd), MEMORY(float, partial), const int width, const int rows, const int each)
 {
@@ -75,7 +76,8 @@ kernel void norm_grad(MEMORY(float, dx), MEMORY(const float, dh), MEMORY(const f
 	}
 }
 
-// Groups of 16 columns: to += the sum of the rows of partial, of which there are so many, `stride` apart. The order follows from their number.
+// Groups of 16 columns: to += the sum of the rows of partial, which are `stride` apart. The order depends only on the
+// number of rows.
 kernel void add_partial(MEMORY(float, to), MEMORY(const float, partial), const int rows, const int stride, const int width)
 {
 	LOCATE(to), LOCATE(partial);

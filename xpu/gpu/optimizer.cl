@@ -51,8 +51,8 @@ ulong group_sum_long(ulong v, local ulong *part)
 	return v;
 }
 
-// sums [groups, 2] are the lower and the upper half of what the elements of a group add to the checksum of their block of x [n]: see xpu.Checksum. A
-// group has length elements, and a block a whole number of groups.
+// sums [groups, 2] are the lower and the upper half of the contribution of a group's elements to the checksum of their
+// block of x [n]: see xpu.Checksum. A group has length elements, and a block a whole number of groups.
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
 void checksums(MEMORY(uint, sums), MEMORY(const uint, x), const long n, const int length, const int block, const ulong key)
 {

@@ -2,8 +2,8 @@
 // columns = 1 as it is, the other way round of the transpose. An element of C is one chain of fused multiply-adds over the terms, in ascending order,
 // from zero; so it depends on nothing but its operands.
 
-// Which rows a tile has, of which group. With tiles the rows of groups follow each other, and a tile has rows of one. With starts the terms of groups
-// follow each other, and there is a matrix C for each.
+// The rows and the group of a tile. With tiles the rows of groups follow each other, and a tile has rows of one group.
+// With starts the terms of groups follow each other, and there is a matrix C for each.
 typedef struct {
 	int group, row, rows, first, terms;
 } part;
@@ -24,7 +24,8 @@ INLINE part part_of(const int at, const global int *tiles, const bool tiled, con
 	return p;
 }
 
-// tiles[i] = (group, first row, rows, 0): the rows of each group in tiles of so many rows; what is left of tiles has none. One group of work-items.
+// tiles[i] = (group, first row, rows, 0): the rows of each group in tiles of `height` rows; unused tiles have no rows.
+// One group of work-items.
 kernel void tiles_of_groups(MEMORY(int, tiles), MEMORY(const int, counts), const int groups, const int height, const int rows, const int length)
 {
 	LOCATE(tiles), LOCATE(counts);
@@ -61,12 +62,13 @@ kernel void starts_of_groups(MEMORY(int, starts), MEMORY(const int, counts), con
 
 #ifdef PROCESSOR
 
-// A work-item has ROWS × PANEL elements of C in registers. op(B) lies in panels of PANEL columns, term after term, with zeros beyond its last column.
+// A work-item has ROWS × PANEL elements of C in registers. op(B) is stored in panels of PANEL columns, term after term,
+// with zeros beyond its last column.
 #define PANEL 32
 #define ROWS 8
 #define STRIP 16
 
-// A copy of a matrix of so many columns, rounded. Dimension 1 is the row.
+// A rounded copy of a matrix. Dimension 1 is the row.
 kernel void round_operand(MEMORY(float, dst), MEMORY(const float, x), const int columns, const long dst_ld, const long ld)
 {
 	LOCATE(dst), LOCATE(x);
@@ -110,13 +112,14 @@ INLINE float16 operands(float16 x)
 	return x;
 }
 
-// The elements of a and b in turns.
+// The elements of a and b, alternating.
 INLINE float16 in_turns(const float8 a, const float8 b)
 {
 	return (float16)(a.s0, b.s0, a.s1, b.s1, a.s2, b.s2, a.s3, b.s3, a.s4, b.s4, a.s5, b.s5, a.s6, b.s6, a.s7, b.s7);
 }
 
-// The transpose of 16 rows. The place of an element is eight bits, those of its row and those of its column; a round turns them by one bit.
+// The transpose of 16 rows. The place of an element has eight bits: the bits of its row and the bits of its column. A
+// round rotates them by one bit.
 INLINE void transpose(float16 x[16])
 {
 	#pragma unroll
@@ -133,8 +136,8 @@ INLINE void transpose(float16 x[16])
 	}
 }
 
-// Half a panel of 16 terms of op(B), in rows of terms: element (t, j) is b[t·rows + j·columns], one of the two strides is 1, and there are so many terms and
-// columns; zeros are beyond them.
+// Half a panel of 16 terms of op(B), in rows of terms: element (t, j) is b[t·rows + j·columns], one of the two strides
+// is 1. Elements beyond `terms` and n are zero.
 INLINE void load_half(float16 x[16], const global float *b, const long rows, const long columns, const int terms, const int n)
 {
 	const bool turned = rows == 1;
@@ -155,8 +158,8 @@ INLINE void load_half(float16 x[16], const global float *b, const long rows, con
 		x[i] = operands(x[i]);
 }
 
-// panels[matrix][panel][term][PANEL] = op(B), from a column on: a work-item has STRIP terms of a panel. Dimension 0 is the strip, 1 the panel, 2 the matrix.
-// With counts, matrices of groups without rows are left out.
+// panels[matrix][panel][term][PANEL] = op(B), starting at a column: a work-item has STRIP terms of a panel. Dimension 0
+// is the strip, 1 the panel, 2 the matrix. With counts, matrices of groups without rows are skipped.
 kernel void pack_panels(MEMORY(float, panels), MEMORY(const float, b), MEMORY(const int, counts), const int column, const int n, const int k, const long b_rows,
 	const long b_columns, const long b_stack)
 {
@@ -199,7 +202,7 @@ INLINE void name(float16 left[ROWS], float16 right[ROWS], const global float *a,
 SUMS(sums, global)
 SUMS(local_sums, local)
 
-// The tile goes to c, of which there are n columns from there on.
+// Writes the tile to c, which has n more columns.
 INLINE void store_sums(global float *c, const long ldc, const float16 left[ROWS], const float16 right[ROWS], const int rows,
 	const int n, const int accumulate)
 {
@@ -231,8 +234,9 @@ kernel void multiply_registers(MEMORY(float, c), MEMORY(const float, a), MEMORY(
 	store_sums(c + (GIVEN(starts) ? (size_t)p.group * m * n : 0) + p.row * ldc + j, ldc, left, right, p.rows, n - j, accumulate);
 }
 
-// Groups of rows, of not too many terms: a work-item has a panel of the group's matrix in local memory, and multiplies up to `band` rows of the group by it.
-// Dimension 0 is the band, 1 the panel, 2 the group. A is rounded, and its rows lie in one piece.
+// Groups of rows with few terms: a work-item has a panel of the group's matrix in local memory, and multiplies up to
+// `band` rows of the group by it. Dimension 0 is the band, 1 the panel, 2 the group. A is rounded, and its rows are
+// contiguous.
 kernel void multiply_groups(MEMORY(float, c), MEMORY(const float, a), MEMORY(const float, b), MEMORY(const int, starts), const int band, const int n, const int k,
 	const long a_rows, const long b_rows, const long b_columns, const long b_stack, const long ldc, const int accumulate, local float *panel)
 {

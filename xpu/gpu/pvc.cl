@@ -1,6 +1,7 @@
-// Products of bfloat16 by the matrix instruction of Intel's Data Center GPU Max (Ponte Vecchio), dpas, which a sub-group of 16 lanes carries out
-// together (OpenCL extension cl_intel_subgroup_matrix_multiply_accumulate). Operands are float32 in memory; they are rounded and packed first, into
-// the very order in which the instruction wants them, so that a sub-group reads its operands from beginning to end of a stretch of memory.
+// Products of bfloat16 by the matrix instruction of Intel's Data Center GPU Max (Ponte Vecchio), dpas, which a
+// sub-group of 16 lanes executes together (OpenCL extension cl_intel_subgroup_matrix_multiply_accumulate). Operands are
+// float32 in memory. They are rounded and packed first, in the order of the instruction, so that a sub-group reads its
+// operands from consecutive memory.
 //
 // # Blocks
 //
@@ -106,7 +107,7 @@ float8 __attribute__((overloadable)) intel_sub_group_bf16_bf16_matrix_mad_k16(sh
 #ifdef cl_intel_subgroup_2d_block_io
 #define WIDE
 
-// Element i of lane l is column l of row i of the block: of A those of two blocks, one after the other.
+// Element i of lane l is column l of row i of the block. For A there are two blocks, one after the other.
 inline void load_left(a_block left[2][4], global const uint *a)
 {
 	ushort v[64];
@@ -170,8 +171,8 @@ inline void store_block(global float *c, const size_t ld, c_block x, const int r
 
 #endif
 
-// A plan says where groups of rows begin: for each group, and then for their end, the first row, panel of 32 rows, step of 16 rows (of which
-// each group has an even number), and band of 128 rows. Without counts there is one group of all rows.
+// A plan has the first row, panel of 32 rows, step of 16 rows (each group has an even number of steps), and band of 128
+// rows of each group, and then their ends. Without counts there is one group of all rows.
 #define ROW(plan, groups) (plan)
 #define PANEL(plan, groups) ((plan) + (groups) + 1)
 #define TERMS(plan, groups) ((plan) + 2 * ((groups) + 1))
@@ -206,7 +207,8 @@ kernel void pvc_plan(MEMORY(int, plan), MEMORY(const int, counts), const int gro
 	BAND(plan, groups)[group] = band;
 }
 
-// The group that has number i, below first[groups]: the last one that begins at or before it. Those before it that begin there have nothing.
+// The group that has number i, below first[groups]: the last group whose first number is at most i. Earlier groups with
+// the same first number are empty.
 inline int group_of(global const int *first, const int groups, const int i)
 {
 	int low = 0, high = groups;
@@ -228,7 +230,7 @@ inline uint round_bf16(const float x)
 	return rounded >> 16;
 }
 
-// A step of numbers in pairs, of which so many are there: the others are zero.
+// A step of numbers in pairs. Numbers beyond `there` are zero.
 inline uint8 pack_step(global const float *x, const long stride, const int there)
 {
 	float v[STEP];
@@ -247,7 +249,7 @@ inline uint8 pack_step(global const float *x, const long stride, const int there
 		round_bf16(v[12]) | round_bf16(v[13]) << 16, round_bf16(v[14]) | round_bf16(v[15]) << 16);
 }
 
-// Writes a step of a row of A, or of a column of B. The panels are those of the row's or column's tile.
+// Writes a step of a row of A, or of a column of B, to the panels of its tile.
 inline void store_a(global uint *panels, const int step, const int row, const uint8 v)
 {
 #ifdef WIDE
@@ -264,8 +266,8 @@ inline void store_b(global uint *panels, const int step, const int column, const
 	panel[64] = v.s4, panel[80] = v.s5, panel[96] = v.s6, panel[112] = v.s7;
 }
 
-// Packs groups of rows as A: element (i, t) of x is x[i*row_stride + t*stride]. The panels of a group begin with its first row. A work-item has a row
-// (0) and a step (1).
+// Packs groups of rows as A: element (i, t) of x is x[i*row_stride + t*stride]. The first row of a group is the first
+// row of its panels. A work-item has a row (0) and a step (1).
 kernel void pvc_pack_rows(MEMORY(uint, a), MEMORY(const float, x), MEMORY(const int, plan), const int groups, const long row_stride, const long stride,
 	const int k, const int steps)
 {
@@ -294,8 +296,9 @@ kernel void pvc_pack_matrices(MEMORY(uint, b), MEMORY(const float, x), const lon
 	store_b(b + (matrix * panels + column / TILE_COLUMNS) * steps * B_PANEL, step, column % TILE_COLUMNS, v);
 }
 
-// Packs x, whose rows are the terms, as A and B of sums over the rows of each group: element (t, j) of x is x[t*stride + j*column_stride]. The steps of a
-// group begin with its first row; steps bounds those of all. A work-item has a column of x (0) and a step (1).
+// Packs x, whose rows are the terms, as A and B of sums over the rows of each group: element (t, j) of x is x[t*stride
+// + j*column_stride]. The first row of a group is the first term of its steps; steps bounds the steps of all groups. A
+// work-item has a column of x (0) and a step (1).
 kernel void pvc_pack_left(MEMORY(uint, a), MEMORY(const float, x), MEMORY(const int, plan), const int groups, const long stride, const long column_stride,
 	const int m, const int steps)
 {
@@ -322,8 +325,8 @@ kernel void pvc_pack_right(MEMORY(uint, b), MEMORY(const float, x), MEMORY(const
 	store_b(b + (size_t)(column / TILE_COLUMNS) * steps * B_PANEL, step, column % TILE_COLUMNS, v);
 }
 
-// A tile of C, of which rows × columns are there, from so many steps of the panels of A and B. All loops over blocks are unrolled and their indices are
-// constants: otherwise blocks are kept in memory.
+// A tile of rows × columns elements of C, from `steps` steps of the panels of A and B. All loops over blocks are
+// unrolled and their indices are constants: otherwise blocks are kept in memory.
 inline void multiply(global float *c, const size_t ld, global const uint *a, global const uint *b, const int steps, const int rows, const int columns,
 	const int accumulate)
 {
@@ -376,8 +379,9 @@ kernel SUBGROUPS void pvc_product(MEMORY(float, c), MEMORY(const uint, a), MEMOR
 	multiply(c + (size_t)(first + row) * ld + column * TILE_COLUMNS, ld, a, b, steps, count - row, n - column * TILE_COLUMNS, accumulate);
 }
 
-// C = A·B, or += with accumulate, m×n, for each group a sum over its rows: pvc_pack_left by pvc_pack_right. steps is that of the packing. A group without
-// rows gives zero. A work-group has 256 columns (0) of 128 rows (1) of a group's matrix (2), which is size elements after the one before.
+// C = A·B, or += with accumulate, m×n, for each group a sum over its rows: pvc_pack_left by pvc_pack_right, with the
+// same steps. The result of a group without rows is zero. A work-group has 256 columns (0) of 128 rows (1) of a group's
+// matrix (2), which is size elements after the previous matrix.
 kernel SUBGROUPS void pvc_weight_grad(MEMORY(float, c), MEMORY(const uint, a), MEMORY(const uint, b), MEMORY(const int, plan), const int groups, const long size,
 	const int ld, const int m, const int n, const int steps, const int accumulate)
 {

@@ -1,10 +1,10 @@
-// Routing works on blocks of so many tokens, a multiple of 32; also in router.go.
+// Routing works on blocks of this number of tokens, a multiple of 32; also in router.go.
 #define TOKENS 64
 
 // The logits [experts] of a token become its distribution probs, lse and entropy; chosen [perToken] are its experts.
 //
-// The rank of an expert is the number of those before it, by probability and then by number. Probabilities are compared as whole numbers, whose order is
-// that of numbers from 0 on, so that also those of a token that are no numbers have ranks from 0 to experts - 1.
+// The rank of an expert is the number of experts before it, by probability and then by number. Probabilities are
+// compared as whole numbers, which have the order of the numbers from 0. So NaN also has a rank from 0 to experts - 1.
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
 void route(MEMORY(float, probs), MEMORY(float, lse), MEMORY(int, chosen), MEMORY(float, entropy), MEMORY(const float, logits),
 	const int experts, const int perToken, const int uniform, local uint *order)
@@ -112,8 +112,8 @@ void route_sums(MEMORY(float, sums), MEMORY(const float, probs), MEMORY(const fl
 	}
 }
 
-// Each column of sums [blocks, experts + 2], and of the experts those of counts [blocks, experts], added up: totals [experts + 2 + experts], of which
-// the last are counts, and those in all, too.
+// The sum of each column of sums [blocks, experts + 2], and of counts [blocks, experts]: totals [experts + 2 +
+// experts], whose last elements are the counts, which are also written to all.
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
 void route_totals(MEMORY(float, totals), MEMORY(int, all), MEMORY(const float, sums), MEMORY(const int, counts), const int blocks, const int experts)
 {
@@ -172,8 +172,8 @@ void first_rows(MEMORY(int, counts), MEMORY(const int, all), const int blocks, c
 	}
 }
 
-// The rows of a block's choices: those of an expert follow each other in the order of tokens, from first [blocks, experts] on. A token's bit in choosers
-// [experts] says that it has chosen the expert.
+// The rows of a block's choices: the rows of an expert follow each other in the order of tokens, starting at first
+// [blocks, experts]. A token's bit in choosers [experts] is set if it has chosen the expert.
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
 void sort_rows(MEMORY(int, rowOf), MEMORY(int, tokenOf), MEMORY(float, weight), MEMORY(const int, chosen), MEMORY(const float, probs), MEMORY(const int, first),
 	const int tokens, const int perToken, const int experts, local uint *choosers)
@@ -216,8 +216,8 @@ void sort_rows(MEMORY(int, rowOf), MEMORY(int, tokenOf), MEMORY(float, weight), 
 #endif
 }
 
-// The gradient of a token's logits: slope and, of the experts that were chosen, the gradients of their weights, taken through the softmax; and that of
-// the squared lse.
+// The gradient of a token's logits: slope and, for the chosen experts, the gradients of their weights, through the
+// softmax; and the gradient of the squared lse.
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
 void route_grad(MEMORY(float, dlogits), MEMORY(const float, probs), MEMORY(const float, lse), MEMORY(const int, chosen), MEMORY(const int, rowOf),
 	MEMORY(const float, slope), MEMORY(const float, dweight), const int experts, const int perToken, const float zFactor, local float *gradient)
