@@ -44,7 +44,7 @@ var layouts = []struct{ DP, EP int }{{4, 1}, {2, 2}, {1, 4}}
 
 var schemes = []Scheme{Unsharded, SO, EPSO}
 
-// groupsOf returns the mesh of a layout, and once more the group of its ranks on axis ep.
+// groupsOf returns the mesh of a layout, and again the group of its ranks on axis ep.
 func groupsOf(ctx context.Context, world *comm.Comm, dp, ep int) (mesh *comm.Mesh, within *comm.Comm, err error) {
 	if mesh, err = comm.NewMesh(ctx, world, comm.NewShape(map[comm.Axes]int{comm.ExpertDP: dp, comm.PP: 1,
 		comm.EP: ep})); err != nil {
