@@ -153,7 +153,7 @@ func (m *Model) surround(text *tokenizer.Encoding) *tokenizer.Encoding {
 }
 
 // Decode returns the text of the ids. Invalid UTF-8 becomes U+FFFD, as in Hugging Face tokenizers.
-// If skipSpecialTokens is set, special tokens are left out. An id without a token is an error.
+// If skipSpecialTokens is set, special tokens are skipped. An id without a token is an error.
 func (m *Model) Decode(ids []int, skipSpecialTokens bool) (string, error) {
 	kept := make([]uint32, 0, len(ids))
 	for i, id := range ids {
@@ -236,8 +236,8 @@ func (m *Model) Save(string, ...string) error {
 }
 
 // Tokenizer returns sugarme's Tokenizer with the model, its [PostProcessor] and its [Decoder]. Do
-// not add tokens, a normalizer or a pre-tokenizer to it: the model already matches and applies
-// those of the tokenizer.json.
+// not add tokens, a normalizer or a pre-tokenizer to it: the model already applies the tokens and
+// steps of the tokenizer.json.
 func (m *Model) Tokenizer() *tokenizer.Tokenizer {
 	t := tokenizer.NewTokenizer(m)
 	t.WithPostProcessor(PostProcessor{m})
