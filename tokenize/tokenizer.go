@@ -1,6 +1,6 @@
-// Package tokenize converts documents to token ids: it reads documents, tokenizes them with the
-// same ids as Hugging Face tokenizers, and writes them as a shard. It works in parallel, and the
-// output does not depend on the number of workers.
+// Package tokenize converts text to token ids and back, with the same ids as Hugging Face
+// tokenizers. [Train] makes a new byte-level BPE. Package tokenize/documents reads documents, and
+// package tokenize/job writes their ids to shards.
 //
 // A [Tokenizer] is loaded from a tokenizer.json. These steps determine the ids, in order:
 //
