@@ -63,9 +63,9 @@ func (p Profile) String() string {
 	return fmt.Sprintf("profile(%d)", uint8(p))
 }
 
-// DefaultSplit is the default split string of both programs. It is hashed unchanged, blanks
+// defaultSplit is the default split string of both programs. It is hashed unchanged, blanks
 // included.
-const DefaultSplit = "969, 30, 1"
+const defaultSplit = "969, 30, 1"
 
 // Config is the configuration of the program. Fields that are part of a hash say so.
 type Config struct {
@@ -111,7 +111,7 @@ type Config struct {
 // NewConfig returns the program's defaults: split "969, 30, 1", samples blended within corpora, and
 // seed 123 (BlendCorpus) or 1234 (Megatron-DeepSpeed).
 func NewConfig(p Profile) Config {
-	c := Config{Profile: p, Split: DefaultSplit, Seed: 1234, BlendSampleInCorpus: true}
+	c := Config{Profile: p, Split: defaultSplit, Seed: 1234, BlendSampleInCorpus: true}
 	if p == BlendCorpus {
 		c.Seed = 123
 	}

@@ -19,7 +19,7 @@ func parseSplit(text string, flat bool) (fractions [3]float64, present [3]bool, 
 	words := strings.Split(text, separator)
 	if !flat && len(words) != 3 {
 		return fractions, present, fmt.Errorf("split %q has %d parts; give three integers separated by commas, like "+
-			"%q", text, len(words), DefaultSplit)
+			"%q", text, len(words), defaultSplit)
 	}
 	if len(words) > 3 {
 		words = words[:3] // the rest is ignored
@@ -32,7 +32,7 @@ func parseSplit(text string, flat bool) (fractions [3]float64, present [3]bool, 
 		}
 		if !flat && strings.ContainsAny(word, ".eE") {
 			return fractions, present, fmt.Errorf("split %q: %q is not an integer, and the program stops there; "+
-				"scale the parts up, like %q", text, word, DefaultSplit)
+				"scale the parts up, like %q", text, word, defaultSplit)
 		}
 		fractions[i] = v
 		present[i] = flat || v > 0
@@ -40,7 +40,7 @@ func parseSplit(text string, flat bool) (fractions [3]float64, present [3]bool, 
 	}
 	if !(sum > 0) || math.IsInf(sum, 0) {
 		return fractions, present, fmt.Errorf("split %q sums to %s, so no split has samples; write it like %q",
-			text, python.Float(sum), DefaultSplit)
+			text, python.Float(sum), defaultSplit)
 	}
 	for i := range fractions {
 		fractions[i] /= sum

@@ -313,22 +313,22 @@ type Like struct {
 	Of       rebuild.Split
 }
 
-// ReadLike calls [LikeDescription] for a description.txt.
+// ReadLike calls [likeDescription] for a description.txt.
 func ReadLike(path string) (Like, error) {
 	text, err := readDescription(path)
 	if err != nil {
 		return Like{}, err
 	}
-	l, err := LikeDescription(text)
+	l, err := likeDescription(text)
 	if err != nil {
 		return Like{}, fmt.Errorf("%s: %w", path, err)
 	}
 	return l, nil
 }
 
-// LikeDescription extracts from the text of a description everything that another index of the same
+// likeDescription extracts from the text of a description everything that another index of the same
 // training needs, above all the tokenizer's object.
-func LikeDescription(text []byte) (Like, error) {
+func likeDescription(text []byte) (Like, error) {
 	d, err := parseDescription(text)
 	if err != nil {
 		return Like{}, err

@@ -21,7 +21,7 @@ func TestLikeDescription(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, e := range entries {
-		l, err := LikeDescription([]byte(e.Text))
+		l, err := likeDescription([]byte(e.Text))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -46,7 +46,7 @@ func TestLikeDescriptionErrors(t *testing.T) {
 		"{\n    \"class\": \"GPTDataset\"\n}": "keys",
 		"{\n    \"class\": \"BlendedDataset\"\n}": "keys",
 	} {
-		if _, err := LikeDescription([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := likeDescription([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v; want %q", text, err, want)
 		}
 	}
@@ -74,7 +74,7 @@ func TestLikeDescriptionErrors(t *testing.T) {
 			t.Errorf("%q is not in the description", change.old)
 			continue
 		}
-		if _, err := LikeDescription([]byte(changed)); err == nil || !strings.Contains(err.Error(), change.want) {
+		if _, err := likeDescription([]byte(changed)); err == nil || !strings.Contains(err.Error(), change.want) {
 			t.Errorf("%q instead of %q: %v; want %q", change.new, change.old, err, change.want)
 		}
 	}
@@ -101,7 +101,7 @@ func FuzzLikeDescription(f *testing.F) {
 		x.Close()
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		l, err := LikeDescription(text)
+		l, err := likeDescription(text)
 		if err != nil {
 			return
 		}

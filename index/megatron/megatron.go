@@ -134,7 +134,7 @@ type Config struct {
 	// hashed number of samples
 	Surplus float64
 
-	// the tokenizer's object in the description, hashed; see [LikeDescription] and
+	// the tokenizer's object in the description, hashed; see [likeDescription] and
 	// [HuggingFaceTokenizer]; not in core 0.4
 	Tokenizer python.Value
 

@@ -12,7 +12,7 @@ import (
 //
 // The object does not affect the contents of the indices, but nearly every release changed it, and
 // all file names with it. It is safer to copy the object from an existing description of the same
-// training; see [LikeDescription].
+// training; see [likeDescription].
 func HuggingFaceTokenizer(release, path string, legacy bool) (python.Value, error) {
 	text := func(key, value string) python.Member { return python.Member{Key: key, Value: python.String(value)} }
 	switch release {

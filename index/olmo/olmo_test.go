@@ -117,7 +117,7 @@ func TestDatasets(t *testing.T) {
 		if o.Instances != c.Instances || o.Name() != c.Name {
 			t.Errorf("data set %d: %d instances, %s; want %d, %s", k, o.Instances, o.Name(), c.Instances, c.Name)
 		}
-		if back, err := ParseName("x/" + c.Name); err != nil || back.Name() != c.Name {
+		if back, err := parseName("x/" + c.Name); err != nil || back.Name() != c.Name {
 			t.Errorf("%s is parsed as %+v, %v", c.Name, back, err)
 		}
 		dir := t.TempDir()
@@ -198,7 +198,7 @@ func TestName(t *testing.T) {
 		if got := o.Name(); got != want {
 			t.Errorf("%+v: %s, want %s", o, got, want)
 		}
-		if got, err := ParseName(filepath.Join("a", want)); err != nil || got != o {
+		if got, err := parseName(filepath.Join("a", want)); err != nil || got != o {
 			t.Errorf("%s: %+v, %v", want, got, err)
 		}
 	}
@@ -210,7 +210,7 @@ func TestName(t *testing.T) {
 		"global_indices_dataset_size4294967295_v1.npy", "global_indices_dataset_size0_v1.npy",
 		"global_indices_chunk10_dataset_size9_v1.npy", "global_indices_dataset_size-9_v1.npy",
 	} {
-		if o, err := ParseName(name); err == nil {
+		if o, err := parseName(name); err == nil {
 			t.Errorf("%q was parsed as %+v", name, o)
 		}
 	}
@@ -220,7 +220,7 @@ func FuzzParseName(f *testing.F) {
 	f.Add("global_indices_chunk4_dataset_size1000_epoch3_seed7_v1.npy")
 	f.Add("global_indices_dataset_size9_v1.npy")
 	f.Fuzz(func(t *testing.T, name string) {
-		if o, err := ParseName(name); err == nil && (o.Name() != filepath.Base(name) || o.Check() != nil) {
+		if o, err := parseName(name); err == nil && (o.Name() != filepath.Base(name) || o.Check() != nil) {
 			t.Errorf("%q: %+v", name, o)
 		}
 	})

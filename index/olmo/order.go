@@ -80,8 +80,8 @@ func (o Order) Name() string {
 	return b.String()
 }
 
-// ParseName returns the order that a file of this name should hold. The directory is ignored.
-func ParseName(path string) (Order, error) {
+// parseName returns the order that a file of this name should hold. The directory is ignored.
+func parseName(path string) (Order, error) {
 	name := filepath.Base(path)
 	o := Order{Chunk: 1}
 	rest, ok := strings.CutPrefix(name, "global_indices")

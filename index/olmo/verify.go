@@ -44,7 +44,7 @@ func Verify(ctx context.Context, dir string, o rebuild.VerifyOptions, planned fu
 		}
 		path := filepath.Join(dir, e.Name())
 		v := rebuild.Verdict{Description: e.Name(), Kind: "global indices", Prefixes: []string{"epoch order"}}
-		order, err := ParseName(path)
+		order, err := parseName(path)
 		if err != nil {
 			v.Problem = err.Error()
 			r.Verdicts = append(r.Verdicts, v)

@@ -192,7 +192,7 @@ func (x *Index) parse() error {
 	x.capacity = v[0] + 1
 	x.Statistics = Statistics{Samples: v[1], HeldOut: v[2], Documents: v[3], Cut: v[4], Pieces: v[5], Tokens: v[6]}
 	x.key = bytes.Clone(end[56:88])
-	if v[0] < 1 || x.capacity > MaxCapacity || !x.Statistics.Valid(int(x.capacity)) {
+	if v[0] < 1 || x.capacity > maxCapacity || !x.Statistics.Valid(int(x.capacity)) {
 		return x.damaged("its counts are invalid")
 	}
 	body := b[len(magic) : len(b)-footerSize]

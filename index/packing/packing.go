@@ -20,8 +20,8 @@ const (
 	maxPieces = 1 << 18 // pieces in open samples
 )
 
-// MaxCapacity is the largest number of tokens of a sample.
-const MaxCapacity = 1<<28 + 1
+// maxCapacity is the largest number of tokens of a sample.
+const maxCapacity = 1<<28 + 1
 
 // A Source is the input of a packing.
 type Source struct {
@@ -101,7 +101,7 @@ func Count(ctx context.Context, s *Source) (Statistics, error) {
 // pack packs the source and calls emit with the number and the pieces of each sample. The pieces
 // are valid until emit returns.
 func (s *Source) pack(ctx context.Context, emit func(sample int64, pieces []Piece) error) (Statistics, error) {
-	if s.Capacity < 2 || s.Capacity > MaxCapacity {
+	if s.Capacity < 2 || s.Capacity > maxCapacity {
 		return Statistics{}, fmt.Errorf("packing: invalid sample length of %d tokens; use 2 to 2^28 + 1", s.Capacity)
 	}
 	total := int64(0)

@@ -457,7 +457,7 @@ func TestRefusals(t *testing.T) {
 		"more tokens":  func(o *Source) { o.Shards = []Shard{{Tokens: 6}} },
 		"fewer tokens": func(o *Source) { o.Shards = []Shard{{Tokens: 8}} },
 		"capacity 1":   func(o *Source) { o.Capacity = 1 },
-		"huge":         func(o *Source) { o.Capacity = MaxCapacity + 1 },
+		"huge":         func(o *Source) { o.Capacity = maxCapacity + 1 },
 		"an error": func(o *Source) {
 			o.Documents = func(yield func(int64, error) bool) { yield(0, shards.ErrCorrupt) }
 		},

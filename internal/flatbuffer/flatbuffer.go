@@ -8,8 +8,8 @@ import (
 	"errors"
 )
 
-// ErrOutside is the error about an offset that points outside of the buffer.
-var ErrOutside = errors.New("an offset in the metadata is out of range")
+// errOutside is the error about an offset that points outside of the buffer.
+var errOutside = errors.New("an offset in the metadata is out of range")
 
 // A Table is a table of a buffer. Its first word is the distance back to its vtable. From byte 4
 // on, the vtable has the offset of each field from the table, 0 for an absent field.
@@ -33,7 +33,7 @@ func Root(data []byte) (Table, error) {
 
 func u32At(data []byte, at uint32) (uint32, error) {
 	if uint64(at)+4 > uint64(len(data)) {
-		return 0, ErrOutside
+		return 0, errOutside
 	}
 	return binary.LittleEndian.Uint32(data[at:]), nil
 }
@@ -42,7 +42,7 @@ func u32At(data []byte, at uint32) (uint32, error) {
 func follow(data []byte, at uint32) (uint32, error) {
 	offset, err := u32At(data, at)
 	if err == nil && uint64(at)+uint64(offset)+4 > uint64(len(data)) {
-		err = ErrOutside
+		err = errOutside
 	}
 	return at + offset, err
 }
@@ -55,21 +55,21 @@ func (t Table) field(n uint32) (uint32, error) {
 	}
 	list := int64(t.at) - int64(int32(back))
 	if list < 0 || list+4 > int64(len(t.data)) {
-		return 0, ErrOutside
+		return 0, errOutside
 	}
 	entry := list + 4 + 2*int64(n)
 	if size := int64(binary.LittleEndian.Uint16(t.data[list:])); entry+2 > list+size {
 		return 0, nil
 	}
 	if entry+2 > int64(len(t.data)) {
-		return 0, ErrOutside
+		return 0, errOutside
 	}
 	offset := uint32(binary.LittleEndian.Uint16(t.data[entry:]))
 	if offset == 0 {
 		return 0, nil
 	}
 	if uint64(t.at)+uint64(offset) >= uint64(len(t.data)) {
-		return 0, ErrOutside
+		return 0, errOutside
 	}
 	return t.at + offset, nil
 }
@@ -81,7 +81,7 @@ func (t Table) Number(n, size uint32, absent uint64) (uint64, error) {
 		return absent, err
 	}
 	if uint64(at)+uint64(size) > uint64(len(t.data)) {
-		return 0, ErrOutside
+		return 0, errOutside
 	}
 	var b [8]byte
 	copy(b[:], t.data[at:at+size])
@@ -113,7 +113,7 @@ func (t Table) Vector(n, size uint32) (Vector, error) {
 		return Vector{}, err
 	}
 	if uint64(at)+4+uint64(count)*uint64(size) > uint64(len(t.data)) {
-		return Vector{}, ErrOutside
+		return Vector{}, errOutside
 	}
 	return Vector{t.data, at + 4, size, count}, nil
 }

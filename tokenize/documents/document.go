@@ -102,7 +102,7 @@ func (k *Kind) UnmarshalText(text []byte) error {
 }
 
 // DefaultID is the id of a document that has no id of its own: the name of its input (see
-// [UniqueNames]) and its line in the file, as in "web/part-0001.jsonl.zst:17".
+// [uniqueNames]) and its line in the file, as in "web/part-0001.jsonl.zst:17".
 func DefaultID(name string, line int64) string {
 	return name + ":" + strconv.FormatInt(line, 10)
 }

@@ -14,7 +14,7 @@ import (
 // Found is the result of [Find].
 type Found struct {
 	Inputs []string
-	Names  []string // one name for each input, see [UniqueNames]
+	Names  []string // one name for each input, see [uniqueNames]
 	// Unread counts the files in folders that are not inputs, by extension, such as ".xz". With
 	// globs it is empty. A file without an extension counts as [NoEnding], a hidden file as
 	// [Hidden], and a hidden folder, which is not searched, as [HiddenFolder].
@@ -31,7 +31,7 @@ const (
 // Find replaces the folders among operands by the files of documents in them, recursively, in the
 // order of their names. An operand that is a file, or "-", is an input itself.
 //
-// Without globs and with the format [Auto], files in folders are read if [HasEnding] accepts their
+// Without globs and with the format [Auto], files in folders are read if [hasEnding] accepts their
 // name. With another format every file is read. With globs, the files that match one of them are
 // read. Hidden files are read only if a glob has a dot for them. Hidden folders are never searched.
 //
@@ -75,15 +75,15 @@ func Find(operands []string, format Format, globs []string) (*Found, error) {
 				g.pattern, strings.Join(operands, ", "))
 		}
 	}
-	s.Names = UniqueNames(s.Inputs, s.Names)
+	s.Names = uniqueNames(s.Inputs, s.Names)
 	return &s.Found, nil
 }
 
-// UniqueNames returns the names of inputs in the ids of documents that have none, see [DefaultID].
+// uniqueNames returns the names of inputs in the ids of documents that have none, see [DefaultID].
 // names has a name for each input: for a file in a folder its path relative to the folder,
 // otherwise the base name of the file. A name that is not unique is replaced by the input's
 // complete path.
-func UniqueNames(inputs, names []string) []string {
+func uniqueNames(inputs, names []string) []string {
 	names = slices.Clone(names)
 	for changed := true; changed; {
 		changed = false
@@ -100,13 +100,13 @@ func UniqueNames(inputs, names []string) []string {
 	return names
 }
 
-// BaseNames returns the base names of inputs, made unique by [UniqueNames].
+// BaseNames returns the base names of inputs, made unique by [uniqueNames].
 func BaseNames(inputs []string) []string {
 	names := make([]string, len(inputs))
 	for i, input := range inputs {
 		names[i] = filepath.Base(input)
 	}
-	return UniqueNames(inputs, names)
+	return uniqueNames(inputs, names)
 }
 
 // A finder is the state of a [Find].
@@ -187,7 +187,7 @@ func (s *finder) wants(below string) bool {
 		return found
 	}
 	name := path.Base(below)
-	return !hidden(name) && (s.format != Auto || HasEnding(name))
+	return !hidden(name) && (s.format != Auto || hasEnding(name))
 }
 
 // hidden reports whether a file is hidden by its name, as a file is while it is being written.

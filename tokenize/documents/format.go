@@ -22,13 +22,13 @@ var endings = []struct {
 
 var compressedEndings = []string{".gz", ".zst", ".zstd"}
 
-// Endings lists the file name extensions that [HasEnding] accepts, for messages.
+// Endings lists the file name extensions that [hasEnding] accepts, for messages.
 const Endings = ".jsonl, .jsonlines, .ndjson, .json and .txt, also with .gz, .zst or .zstd, .parquet, .parq, " +
 	".arrow, .feather"
 
-// HasEnding reports whether a file in a folder is a file of documents, by the extension of its
+// hasEnding reports whether a file in a folder is a file of documents, by the extension of its
 // name; see [Endings].
-func HasEnding(name string) bool {
+func hasEnding(name string) bool {
 	format, compressed := byName(name)
 	return format != Auto && !(compressed && (format == Parquet || format == Arrow))
 }

@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// DefaultMaxLine is the length of the longest document that is read if [Options.MaxLine] is 0, in
+// defaultMaxLine is the length of the longest document that is read if [Options.MaxLine] is 0, in
 // bytes after decompression.
-const DefaultMaxLine = 256 << 20
+const defaultMaxLine = 256 << 20
 
 // A Format is the file format of documents. Gzip and zstd around JSON lines, JSON, text and Arrow
 // streams are decompressed with every format.
@@ -58,7 +58,7 @@ type Unit uint8
 
 // The units of text.
 const (
-	WholeFile Unit = iota // the file is one document
+	wholeFile Unit = iota // the file is one document
 	EachLine              // every line that is not blank is a document, without its LF or CRLF
 )
 
@@ -98,7 +98,7 @@ type Options struct {
 	// mark is removed.
 	KeepMark bool
 	// MaxLine is the length of the longest line, object, text file or text that is read, in bytes
-	// after decompression. 0 means [DefaultMaxLine]. The reader allocates memory for about two such
+	// after decompression. 0 means [defaultMaxLine]. The reader allocates memory for about two such
 	// lines when it meets one.
 	MaxLine int
 	// Stdin is the reader of the input "-"; nil means os.Stdin.

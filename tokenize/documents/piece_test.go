@@ -425,7 +425,7 @@ func TestHasEnding(t *testing.T) {
 		"a.feather": true, "a.b.jsonl.gz": true,
 		"a.parquet.gz": false, "a.gz": false, "a.npy": false, "jsonl": false, "a.jsonl.bak": false, "a.csv": false,
 	} {
-		if HasEnding(name) != want {
+		if hasEnding(name) != want {
 			t.Errorf("%s: %v", name, !want)
 		}
 	}

@@ -95,7 +95,7 @@ func (o Options) withDefaults() Options {
 		o.Text = "text"
 	}
 	if o.MaxLine <= 0 {
-		o.MaxLine = DefaultMaxLine
+		o.MaxLine = defaultMaxLine
 	}
 	if o.Stdin == nil {
 		o.Stdin = os.Stdin
@@ -234,7 +234,7 @@ func (r *Reader) openStream(file io.Reader) error {
 	case r.format == JSON:
 		r.next = r.nextJSON
 		return r.startJSON()
-	case r.format == Text && r.o.Unit == WholeFile:
+	case r.format == Text && r.o.Unit == wholeFile:
 		r.next = r.nextFile
 	default:
 		r.next = r.nextLine
@@ -319,7 +319,7 @@ func (r *Reader) Skip(offset, lines int64) error {
 		r.lines = lines
 	case r.format == JSON:
 		err = r.skipJSON(offset, lines)
-	case r.format == Text && r.o.Unit == WholeFile:
+	case r.format == Text && r.o.Unit == wholeFile:
 		r.next = func() (Document, error) { return Document{}, r.finish() }
 		r.lines = lines
 	default:
