@@ -72,7 +72,7 @@ func TestRunApart(t *testing.T) {
 		yaml := optimizerYAML(name)
 		cases[string(name)+" alone"] = struct{ plan, config string }{plan, crashConfig + often + yaml}
 		for _, scheme := range schemes {
-			if name != optimizer.AdamW && scheme != optimizer.EPSO {
+			if name != optimizer.AdamW && scheme != estimate.EPSO {
 				continue
 			}
 			cases[fmt.Sprintf("%s %s", name, scheme)] = struct{ plan, config string }{plan, crashConfig + often + yaml +

@@ -16,6 +16,7 @@ import (
 	"mula/blend"
 	"mula/internal/strictyaml"
 	"mula/moe"
+	"mula/train/estimate"
 	"mula/train/optimizer"
 	"mula/train/spikes"
 	"mula/xpu"
@@ -126,10 +127,10 @@ type LayoutConfig struct {
 	PP int `yaml:"pp"`                 // pipeline parallelism: stages that share the layers; default 1
 	TP int `yaml:"tp"`                 // tensor parallelism; must be 1
 
-	Optimizer optimizer.Scheme `yaml:"optimizer"`             // default "epso"; results do not depend on it
-	Dispatch  moe.Dispatch     `yaml:"dispatch"`              // exchange that sends tokens to their experts; default "alltoall"
-	Sums      Sums             `yaml:"sums"`                  // order of the sums of gradients over ranks; default "exact"
-	Links     LinkKind         `yaml:"transport" was:"links"` // between ranks; default "auto"; results do not depend on it
+	Optimizer estimate.Scheme `yaml:"optimizer"`             // default "epso"; results do not depend on it
+	Dispatch  moe.Dispatch    `yaml:"dispatch"`              // exchange that sends tokens to their experts; default "alltoall"
+	Sums      Sums            `yaml:"sums"`                  // order of the sums of gradients over ranks; default "exact"
+	Links     LinkKind        `yaml:"transport" was:"links"` // between ranks; default "auto"; results do not depend on it
 
 	// UniformRouting sends tokens to experts in rotation and ignores the router. It is for
 	// measurements, not for training.
@@ -231,7 +232,7 @@ func DefaultConfig() Config {
 		AuxLoss:   AuxLossConfig{Coefficient: 0.01},
 		Precision: xpu.FP32, Device: "cpu",
 		Recompute: moe.RecomputeNone,
-		Layout: LayoutConfig{DP: 1, EP: 1, PP: 1, TP: 1, Optimizer: optimizer.EPSO, Dispatch: moe.AllToAll,
+		Layout: LayoutConfig{DP: 1, EP: 1, PP: 1, TP: 1, Optimizer: estimate.EPSO, Dispatch: moe.AllToAll,
 			Sums:  ExactSums,
 			Links: AutoLinks, CheckReplicasEvery: 1000},
 		Checkpoint: CheckpointConfig{Keep: 3},
@@ -448,8 +449,7 @@ func (c Config) Validate() error {
 		within("layout.expert_dp", float64(c.Layout.DP), 1, 1<<20),
 		within("layout.ep", float64(c.Layout.EP), 1, 1<<12),
 		within("layout.pp", float64(c.Layout.PP), 1, 1<<10),
-		oneOf("layout.optimizer", c.Layout.Optimizer, string(optimizer.EPSO), string(optimizer.SO),
-			string(optimizer.Unsharded)),
+		oneOf("layout.optimizer", c.Layout.Optimizer, estimate.Schemes()...),
 		oneOf("layout.dispatch", c.Layout.Dispatch, moe.Dispatches()...),
 		oneOf("layout.sums", c.Layout.Sums, string(ExactSums), string(FastSums)),
 		oneOf("layout.transport", c.Layout.Links, string(AutoLinks), string(LocalLinks), string(TCPLinks),

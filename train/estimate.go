@@ -40,7 +40,7 @@ func (c Config) estimateTrainer() estimate.Trainer {
 func (c Config) estimateLayout(sequenceLength int) estimate.Layout {
 	return estimate.Layout{
 		Shape:     c.Layout.shape(),
-		Optimizer: estimate.Scheme(c.Layout.Optimizer), Dispatch: c.Layout.Dispatch,
+		Optimizer: c.Layout.Optimizer, Dispatch: c.Layout.Dispatch,
 		BatchSize: c.BatchSize, MicroBatchSize: c.MicroBatchSize, SequenceLength: sequenceLength,
 		Recompute: c.Recompute, Documents: c.Attention == DocumentAttention,
 	}

@@ -62,7 +62,7 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 		sizes[i] = int(tensor.Elements())
 	}
 	for _, axes := range [][2]int{{4, 1}, {2, 2}, {1, 4}, {3, 2}} {
-		for _, scheme := range []optimizer.Scheme{optimizer.Unsharded, optimizer.SO, optimizer.EPSO} {
+		for _, scheme := range []estimate.Scheme{estimate.Unsharded, estimate.SO, estimate.EPSO} {
 			layout := LayoutConfig{DP: axes[0], EP: axes[1], PP: 1, TP: 1, Optimizer: scheme, Dispatch: moe.AllToAll}
 			type kind struct {
 				group     comm.Axes
@@ -119,7 +119,7 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 				}
 				return nil
 			})
-			l := estimate.Layout{Shape: layout.shape(), Optimizer: estimate.Scheme(scheme),
+			l := estimate.Layout{Shape: layout.shape(), Optimizer: scheme,
 				Dispatch: layout.Dispatch, BatchSize: layout.Ranks(), MicroBatchSize: 1,
 				SequenceLength: 16, Recompute: moe.RecomputeNone}
 			stages, err := estimate.Stages(c, l)
@@ -148,10 +148,10 @@ func TestSumBytesAreTheCommunicators(t *testing.T) {
 	large := c // whose embedding and experts are several blocks
 	large.VocabSize, large.HiddenSize, large.IntermediateSize, large.Experts = 6000, 128, 96, 16
 	for _, axes := range [][3]int{{2, 1, 1}, {2, 1, 2}, {1, 1, 4}, {3, 1, 2}, {2, 2, 1}} {
-		for _, scheme := range []optimizer.Scheme{optimizer.Unsharded, optimizer.SO, optimizer.EPSO} {
+		for _, scheme := range []estimate.Scheme{estimate.Unsharded, estimate.SO, estimate.EPSO} {
 			for _, model := range []moe.Config{c, large} {
 				for _, name := range []optimizer.Name{optimizer.AdamW, optimizer.Muon} {
-					if name == optimizer.Muon && scheme != optimizer.EPSO {
+					if name == optimizer.Muon && scheme != estimate.EPSO {
 						continue
 					}
 					layout := LayoutConfig{DP: axes[0], PP: axes[1], EP: axes[2], TP: 1, Optimizer: scheme,
@@ -191,7 +191,7 @@ func TestSumBytesAreTheCommunicators(t *testing.T) {
 					for stage, got := range most {
 						want := estimate.SumBytes(model, config.estimateLayout(16), config.estimateTrainer(), stage)
 						slack := int64(0)
-						if model.VocabSize == c.VocabSize || scheme == optimizer.SO {
+						if model.VocabSize == c.VocabSize || scheme == estimate.SO {
 							// parts of many tensors are cut somewhat below what they may be
 							slack = want / 4
 						}
@@ -220,7 +220,7 @@ func TestMemoryIsMeasured(t *testing.T) {
 		for i, recompute := range moe.Recomputes() {
 			for j, precision := range xpu.Precisions() {
 				for k, scheme := range estimate.Schemes() {
-					l.Optimizer = optimizer.Scheme(scheme)
+					l.Optimizer = estimate.Scheme(scheme)
 					more := fmt.Sprintf("steps: 2\nrecompute: %s\nprecision: %s\n", recompute, precision)
 					more += fmt.Sprintf("optimizer: {name: %s}\n",
 						[]optimizer.Name{optimizer.AdamW, optimizer.Muon, optimizer.Lion}[(i+j+k)%3])

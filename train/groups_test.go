@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"mula/moe"
+	"mula/train/estimate"
 	"mula/train/optimizer"
 )
 
@@ -114,7 +115,7 @@ func TestGroupsLayouts(t *testing.T) {
 		for _, scheme := range schemes {
 			for pp := 1; pp <= 2; pp++ {
 				l := LayoutConfig{DP: axes[0], EP: axes[1], PP: pp, Optimizer: scheme}
-				if scheme != optimizer.EPSO && (axes != [2]int{2, 2} || pp == 2) || l.DP*l.EP == 1 && pp == 1 {
+				if scheme != estimate.EPSO && (axes != [2]int{2, 2} || pp == 2) || l.DP*l.EP == 1 && pp == 1 {
 					continue
 				}
 				got := mustRunRanks(t, ranksConfig(t, plan, l, groupsYAML+more), Options{})

@@ -17,6 +17,7 @@ import (
 	"mula/blend"
 	"mula/moe"
 	"mula/moe/safetensors"
+	"mula/train/estimate"
 	"mula/train/optimizer"
 	"mula/train/optimizer/optimizertest"
 	"mula/xpu"
@@ -422,4 +423,4 @@ func runSteps(t testing.TB, o *optimizer.Optimizer, from, to int) {
 // layouts are layouts of four ranks with one stage.
 var layouts = []LayoutConfig{{DP: 4, EP: 1, PP: 1}, {DP: 2, EP: 2, PP: 1}, {DP: 1, EP: 4, PP: 1}}
 
-var schemes = []optimizer.Scheme{optimizer.Unsharded, optimizer.SO, optimizer.EPSO}
+var schemes = []estimate.Scheme{estimate.Unsharded, estimate.SO, estimate.EPSO}

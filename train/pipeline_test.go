@@ -58,7 +58,7 @@ func TestPipelineLayouts(t *testing.T) {
 	one := run(LayoutConfig{})
 	for _, test := range []struct {
 		layout  LayoutConfig
-		schemes []optimizer.Scheme
+		schemes []estimate.Scheme
 	}{
 		{LayoutConfig{DP: 1, PP: 2, EP: 1}, schemes[2:]},
 		{LayoutConfig{DP: 1, PP: 3, EP: 1}, schemes[:1]},

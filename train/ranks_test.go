@@ -229,7 +229,7 @@ func TestI10Run(t *testing.T) {
 			n := c.Model.TotalParameters() - x
 			dp, ep := int64(l.DP), int64(l.EP)
 			want := 8*n*(dp*ep-1) + 8*x*(dp-1)
-			if scheme == optimizer.SO {
+			if scheme == estimate.SO {
 				want = 8*n*(ep-1)*dp + 8*n*(dp-1)*ep + 8*x*(dp-1)
 			}
 			if got != steps*want {
@@ -386,8 +386,8 @@ func TestRanksOtherLayout(t *testing.T) {
 	whole := mustRunRanks(t, ranksConfig(t, plan, LayoutConfig{}, ""), Options{})
 	c := ranksConfig(t, plan, LayoutConfig{DP: 4, EP: 1}, "")
 	var warnings []string
-	for i, l := range []LayoutConfig{{DP: 4, EP: 1, Optimizer: optimizer.SO}, {DP: 1, EP: 2, Optimizer: optimizer.EPSO},
-		{DP: 1, EP: 1, Optimizer: optimizer.EPSO}, {DP: 2, EP: 2, Optimizer: optimizer.Unsharded}} {
+	for i, l := range []LayoutConfig{{DP: 4, EP: 1, Optimizer: estimate.SO}, {DP: 1, EP: 2, Optimizer: estimate.EPSO},
+		{DP: 1, EP: 1, Optimizer: estimate.EPSO}, {DP: 2, EP: 2, Optimizer: estimate.Unsharded}} {
 		c.Layout.DP, c.Layout.EP, c.Layout.Optimizer = l.DP, l.EP, l.Optimizer
 		o := stopAfter(int64(4*i + 3))
 		if i == 3 {
@@ -750,9 +750,9 @@ func TestRanksThreads(t *testing.T) {
 func TestRanksMemory(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	memory := map[string]estimate.Memory{}
-	for _, l := range []LayoutConfig{{DP: 1, EP: 1}, {DP: 2, EP: 2, Optimizer: optimizer.EPSO}, {DP: 2, EP: 2,
-		Optimizer: optimizer.SO},
-		{DP: 2, EP: 2, Optimizer: optimizer.Unsharded}} {
+	for _, l := range []LayoutConfig{{DP: 1, EP: 1}, {DP: 2, EP: 2, Optimizer: estimate.EPSO}, {DP: 2, EP: 2,
+		Optimizer: estimate.SO},
+		{DP: 2, EP: 2, Optimizer: estimate.Unsharded}} {
 		c := ranksConfig(t, plan, l, "steps: 2\n")
 		mustRun(t, c,
 			Options{Report: func(s Summary) {

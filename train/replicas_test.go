@@ -12,8 +12,9 @@ import (
 	"testing"
 
 	"mula/train/collective"
-	"mula/train/optimizer"
 	devapart "mula/xpu/apart"
+
+	"mula/train/estimate"
 )
 
 // flipWeight changes the lowest bit of a weight of one rank before a step: in the first bucket of
@@ -71,7 +72,7 @@ func TestI3Replicas(t *testing.T) {
 	} {
 		for _, scheme := range schemes {
 			for _, owned := range []bool{false, true} {
-				if scheme == optimizer.Unsharded && !owned {
+				if scheme == estimate.Unsharded && !owned {
 					continue // every rank updates all
 				}
 				t.Run(fmt.Sprintf("%d,%d,%d/rank %d/experts %v/%s/owned %v", test.layout.DP, test.layout.PP,
@@ -109,7 +110,7 @@ func TestI3Replicas(t *testing.T) {
 func TestReplicasCheckpoint(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for _, every := range []int64{1000, 0} {
-		c := ranksConfig(t, plan, LayoutConfig{DP: 3, EP: 1, Optimizer: optimizer.EPSO},
+		c := ranksConfig(t, plan, LayoutConfig{DP: 3, EP: 1, Optimizer: estimate.EPSO},
 			crashConfig+"batch_size: 12\nsteps: 8\ncheckpoint: {every: 2}\nevaluate: {every: 0}\n")
 		c.Layout.CheckReplicasEvery = every
 		undisturbed := c

@@ -18,7 +18,7 @@ import (
 	"mula/blend/plantest"
 	"mula/moe"
 	"mula/shards"
-	"mula/train/optimizer"
+	"mula/train/estimate"
 )
 
 // packedPlan writes two shards of short and a few long documents, text with structure, and seals a
@@ -348,7 +348,7 @@ func TestDocumentsLayouts(t *testing.T) {
 		one := run(LayoutConfig{})
 		for _, test := range []struct {
 			layout  LayoutConfig
-			schemes []optimizer.Scheme
+			schemes []estimate.Scheme
 		}{
 			{LayoutConfig{DP: 1, PP: 3, EP: 1}, schemes[:1]},
 			{LayoutConfig{DP: 2, PP: 1, EP: 2}, schemes},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"mula/moe"
+	"mula/train/estimate"
 	"mula/xpu"
 	"mula/xpu/comm"
 	"mula/xpu/cpu"
@@ -24,7 +25,7 @@ import (
 // element over ep and then over dp, so that the results have the same bits. A rank owns parameters
 // that are in no bucket.
 type Sharding struct {
-	scheme  Scheme
+	scheme  estimate.Scheme
 	mesh    *comm.Mesh
 	within  *comm.Comm // the ranks of [comm.EP]; nothing else uses this group
 	device  xpu.Memory
@@ -64,7 +65,7 @@ type ownedRange struct {
 
 // NewSharding divides the update of a model. All ranks call it. whole means that the update of a
 // tensor cannot be divided.
-func NewSharding(mesh *comm.Mesh, within *comm.Comm, scheme Scheme, whole bool, device xpu.Memory,
+func NewSharding(mesh *comm.Mesh, within *comm.Comm, scheme estimate.Scheme, whole bool, device xpu.Memory,
 	parameters []*moe.Parameter, buckets []moe.Bucket) *Sharding {
 	s := &Sharding{scheme: scheme, mesh: mesh, within: within, device: device,
 		owned: make([]ownedRange, len(parameters)), bad: -1}
@@ -78,12 +79,12 @@ func NewSharding(mesh *comm.Mesh, within *comm.Comm, scheme Scheme, whole bool, 
 		shard := bucketShard{Bucket: b}
 		alike := replicas // the ranks that own the same range
 		switch {
-		case scheme == Unsharded && !b.Divided:
+		case scheme == estimate.Unsharded && !b.Divided:
 			alike = data
-		case scheme == Unsharded:
-		case scheme == SO && !b.Divided:
+		case scheme == estimate.Unsharded:
+		case scheme == estimate.SO && !b.Divided:
 			shard.group, alike = replicas, within
-		case scheme == EPSO && !b.Divided:
+		case scheme == estimate.EPSO && !b.Divided:
 			shard.group, alike = data, nil
 		default:
 			shard.group, alike = replicas, nil
@@ -113,7 +114,7 @@ func NewSharding(mesh *comm.Mesh, within *comm.Comm, scheme Scheme, whole bool, 
 // newSingleSharding returns the sharding of one rank, which owns all parameters.
 func newSingleSharding(device xpu.Memory, parameters []*moe.Parameter) *Sharding {
 	mesh := comm.NewSingleMesh()
-	return NewSharding(mesh, mesh.Group(comm.EP), Unsharded, false, device, parameters, nil)
+	return NewSharding(mesh, mesh.Group(comm.EP), estimate.Unsharded, false, device, parameters, nil)
 }
 
 // cutBucket returns the bounds of n runs of complete blocks, or complete tensors, of a bucket. A
@@ -241,7 +242,7 @@ func (s *Sharding) sum(ctx context.Context, b *bucketShard) error {
 		return comm.AllReduce(ctx, s.mesh.Group(comm.Replicas), b.Grad)
 	case b.group == nil:
 		return comm.AllReduce(ctx, s.mesh.Group(comm.Data), b.Grad)
-	case s.scheme == SO && !b.Divided:
+	case s.scheme == estimate.SO && !b.Divided:
 		if err := comm.AllReduce(ctx, s.within, b.Grad); err != nil {
 			return err
 		}
@@ -283,15 +284,3 @@ func (s *Sharding) gatherWeights(ctx context.Context) error {
 	}
 	return nil
 }
-
-// Scheme assigns the optimizer's state and the update of each weight to ranks.
-type Scheme string
-
-// The schemes. All weights except the experts' are replicated.
-const (
-	Unsharded Scheme = "unsharded" // every rank updates all its weights
-	SO        Scheme = "so"        // sharded optimizer: every rank updates 1/DP of its weights
-	// EP-aware: every rank updates 1/DP of its experts' weights and 1/(DP·EP) of the replicated
-	// weights; default
-	EPSO Scheme = "epso"
-)

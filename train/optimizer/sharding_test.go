@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"mula/moe"
+	"mula/train/estimate"
 	"mula/train/optimizer/optimizertest"
 	"mula/xpu/comm"
 )
@@ -42,7 +43,7 @@ func average(t testing.TB, o *Optimizer, on bool) {
 // layouts are the numbers of ranks on the axes dp and ep.
 var layouts = []struct{ DP, EP int }{{4, 1}, {2, 2}, {1, 4}}
 
-var schemes = []Scheme{Unsharded, SO, EPSO}
+var schemes = []estimate.Scheme{estimate.Unsharded, estimate.SO, estimate.EPSO}
 
 // groupsOf returns the mesh of a layout, and again the group of its ranks on axis ep.
 func groupsOf(ctx context.Context, world *comm.Comm, dp, ep int) (mesh *comm.Mesh, within *comm.Comm, err error) {
@@ -407,7 +408,7 @@ func TestI10Bytes(t *testing.T) {
 					// Of this rank: the others' shares for a reduce-scatter, and its own to each
 					// other for an all-gather.
 					z := int64(len(buckets[b].Grad)) * 4
-					if g := s.buckets[b].group; g != nil && !(scheme == SO && kind == 0) {
+					if g := s.buckets[b].group; g != nil && !(scheme == estimate.SO && kind == 0) {
 						share := int64(s.buckets[b].bounds[g.Rank()+1]-s.buckets[b].bounds[g.Rank()]) * 4
 						if bytes != z-share {
 							return fmt.Errorf("bucket %d: %d bytes sent, want %d", b, bytes, z-share)
@@ -445,12 +446,12 @@ func TestI10Bytes(t *testing.T) {
 			// The table of bytes in docs/reference/ranks.md, with 4 bytes a gradient and a weight.
 			var want [4]int64
 			switch scheme {
-			case Unsharded:
+			case estimate.Unsharded:
 				want = [4]int64{2 * 4 * n * (w - 1), 2 * 4 * (x / ep) * (dp - 1) * ep, 0, 0}
-			case SO:
+			case estimate.SO:
 				want = [4]int64{2*4*n*(ep-1)*dp + 4*n*(dp-1)*ep, 4 * (x / ep) * (dp - 1) * ep, 4 * n * (dp - 1) * ep,
 					4 * (x / ep) * (dp - 1) * ep}
-			case EPSO:
+			case estimate.EPSO:
 				want = [4]int64{4 * n * (w - 1), 4 * (x / ep) * (dp - 1) * ep, 4 * n * (w - 1),
 					4 * (x / ep) * (dp - 1) * ep}
 			}

@@ -32,7 +32,7 @@ func BenchmarkOptimizerStep(b *testing.B) {
 		b.Run(fmt.Sprintf("dp=2,ep=%d", ep), func(b *testing.B) {
 			const reduced, updated, gathered = 0, 1, 2
 			var seconds [2][3]float64 // of SO and EPSO, by part
-			both := []Scheme{SO, EPSO}
+			both := []estimate.Scheme{estimate.SO, estimate.EPSO}
 			optimizertest.Together(b, ranks, func(world *comm.Comm) error {
 				ctx := context.Background()
 				groups, within, err := groupsOf(ctx, world, 2, ep)
@@ -113,9 +113,9 @@ func BenchmarkOptimizerStep(b *testing.B) {
 				return nil
 			})
 
-			predicted := func(scheme Scheme) (elements, bytes float64) {
+			predicted := func(scheme estimate.Scheme) (elements, bytes float64) {
 				shape := comm.NewShape(map[comm.Axes]int{comm.ExpertDP: 2, comm.PP: 1, comm.EP: ep})
-				l := estimate.Layout{Shape: shape, Optimizer: estimate.Scheme(scheme),
+				l := estimate.Layout{Shape: shape, Optimizer: scheme,
 					Dispatch: moe.AllToAll, BatchSize: ranks, MicroBatchSize: 1,
 					SequenceLength: 16, Recompute: moe.RecomputeNone}
 				stages, err := estimate.Stages(c, l)
@@ -127,8 +127,8 @@ func BenchmarkOptimizerStep(b *testing.B) {
 				}
 				return estimate.Stepped(stages[0].Replicated, stages[0].Divided, l), bytes
 			}
-			soElements, soBytes := predicted(SO)
-			epsoElements, epsoBytes := predicted(EPSO)
+			soElements, soBytes := predicted(estimate.SO)
+			epsoElements, epsoBytes := predicted(estimate.EPSO)
 			so, epso := seconds[0], seconds[1]
 			rounds := float64(b.N) * 1e-3
 			b.ReportMetric(0, "ns/op") // of both schemes together, and by the wall: no use here
