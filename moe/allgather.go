@@ -40,12 +40,12 @@ func (g *gatherCourier) begin(ctx context.Context, tokens int) error {
 	return nil
 }
 
-func (g *gatherCourier) address(ctx context.Context, m *Model, st *saved, way *ways, choices *[]int32) error {
+func (g *gatherCourier) address(ctx context.Context, c choices, way *ways, sent *[]int32) error {
 	copy(way.received, g.tokens)
-	k, first := m.cfg.ExpertsPerToken, way.received[g.comm.Rank()]
-	all := room(choices, way.tokens()*2*k)
-	for t := range len(st.routing.LSE) {
-		encode(all[(first+t)*2*k:][:2*k], st, t, k)
+	k, first := c.perToken, way.received[g.comm.Rank()]
+	all := room(sent, way.tokens()*2*k)
+	for t := range c.tokens() {
+		c.encode(all[(first+t)*2*k:][:2*k], t)
 	}
 	return comm.AllGather(ctx, g.comm, all, scale(g.bounds, way.received, 2*k))
 }

@@ -33,8 +33,8 @@ func newDirectCourier(group *comm.Comm, experts int) *directCourier {
 
 func (*directCourier) begin(context.Context, int) error { return nil }
 
-func (d *directCourier) address(ctx context.Context, m *Model, st *saved, way *ways, choices *[]int32) error {
-	n, k, tokens := d.comm.Size(), m.cfg.ExpertsPerToken, len(st.routing.LSE)
+func (d *directCourier) address(ctx context.Context, c choices, way *ways, all *[]int32) error {
+	n, k, tokens := d.comm.Size(), c.perToken, c.tokens()
 	sends, receives := d.counts[:n], d.counts[n:]
 	clear(sends)
 	place := room(&way.place, tokens*n)
@@ -43,7 +43,7 @@ func (d *directCourier) address(ctx context.Context, m *Model, st *saved, way *w
 		for r := range row {
 			row[r] = -1
 		}
-		for _, e := range st.routing.Chosen[t*k:][:k] {
+		for _, e := range c.chosen[t*k:][:k] {
 			if r := int(e) / d.experts; row[r] < 0 {
 				row[r] = sends[r]
 				sends[r]++
@@ -65,11 +65,11 @@ func (d *directCourier) address(ctx context.Context, m *Model, st *saved, way *w
 			if at >= 0 {
 				at += int32(way.sent[r])
 				place[t*n+r] = at
-				encode(d.sentChoices[int(at)*2*k:][:2*k], st, t, k)
+				c.encode(d.sentChoices[int(at)*2*k:][:2*k], t)
 			}
 		}
 	}
-	return comm.AllToAll(ctx, d.comm, d.sentChoices, scale(d.sent, way.sent, 2*k), room(choices, way.received[n]*2*k),
+	return comm.AllToAll(ctx, d.comm, d.sentChoices, scale(d.sent, way.sent, 2*k), room(all, way.received[n]*2*k),
 		scale(d.received, way.received, 2*k))
 }
 

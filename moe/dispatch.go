@@ -23,8 +23,9 @@ import (
 // gradients of the expert inputs like the results, each row followed by the gradients of the
 // token's routing weights. Experts are chosen once, in the forward pass.
 //
-// Ranks exchange host memory. The inputs and outputs of the experts are therefore copied to the
-// host before a courier reads them, and to the device after a courier has written them.
+// Ranks exchange host memory. If the device has its own memory, the inputs and outputs of the
+// experts are copied to the host before a courier reads them, and to the device after a courier has
+// written them.
 type dispatch struct {
 	c       Config
 	dev     xpu.Device
@@ -39,18 +40,24 @@ type dispatch struct {
 	// [N, 2K] on the host: experts of the tokens that this rank received, then their weights as
 	// bits of a float32
 	choices []int32
-	back    stock[float32] // [N, H+K] rows to return; in the backward pass also rows received
+	back    stock // [N, H+K] rows to return; in the backward pass also rows received
 
 	// The workspace's buffers whose size depends on the number of expert rows.
-	gathered, expert, act, dact, dweight stock[float32]
+	gathered, expert, act, dact, dweight stock
 
-	tokenWeights stock[float32] // [T, K] gradients of the routing weights of this rank's tokens
+	tokenWeights stock // [T, K] gradients of the routing weights of this rank's tokens
+
+	// Memory on the host; for float32 only if the device has its own memory.
+	host struct {
+		x, received, rows, probs, weights []float32
+		ints, counts                      []int32
+	}
 }
 
 // layerMemory holds the largest buffers that a layer's forward pass keeps for its backward pass.
 type layerMemory struct {
-	x      stock[float32] // [N, H] normalised inputs of the experts
-	gateUp stock[float32] // [R, 2I]
+	x      stock // [N, H] normalised inputs of the experts
+	gateUp stock // [R, 2I]
 }
 
 func (l *layerMemory) free(dev xpu.Memory) {
@@ -68,9 +75,8 @@ type ways struct {
 
 	// gateUp and routing of the rows of this rank's experts, as far as the expert products need
 	// them; their tokens are the received tokens.
-	own             saved
-	counts, tokenOf stock[int32]
-	weight          stock[float32]
+	own                     saved
+	counts, tokenOf, weight stock
 }
 
 func (way *ways) free(dev xpu.Memory) {
@@ -90,7 +96,7 @@ type courier interface {
 
 	// address computes the ways of a layer's tokens from the router's choices, and sends the
 	// choices to the ranks of the experts.
-	address(ctx context.Context, m *Model, st *saved, way *ways, choices *[]int32) error
+	address(ctx context.Context, c choices, way *ways, sent *[]int32) error
 
 	// deliver sends the rows of x [T, H] to the ranks of the experts, as rows of received [N, H].
 	deliver(ctx context.Context, m *Model, way *ways, received, x []float32) error
@@ -129,7 +135,7 @@ func (d *dispatch) ways(layers int) []ways {
 // free releases the memory that does not belong to a flight.
 func (d *dispatch) free() {
 	d.memory.free(d.dev)
-	for _, s := range []*stock[float32]{&d.back, &d.gathered, &d.expert, &d.act, &d.dact, &d.dweight, &d.tokenWeights} {
+	for _, s := range []*stock{&d.back, &d.gathered, &d.expert, &d.act, &d.dact, &d.dweight, &d.tokenWeights} {
 		s.free(d.dev)
 	}
 }
@@ -149,12 +155,13 @@ func (d *dispatch) failed(number int, doing string, err error) error {
 }
 
 // forward is feedForward after the router.
-func (d *dispatch) forward(ctx context.Context, m *Model, l *layer, st *saved, number int, out []float32) error {
+func (d *dispatch) forward(ctx context.Context, m *Model, l *layer, st *saved, number int, out xpu.Tensor) error {
 	way, h, r := &m.ws.ways[number], d.c.HiddenSize, &st.routing
-	for pair := range r.RowOf {
-		r.RowOf[pair] = int32(pair) // index into ws.dweight, which will be this rank's tokenWeights
+	rowOf := room(&d.host.ints, r.RowOf.Elements())
+	for pair := range rowOf {
+		rowOf[pair] = int32(pair) // index into ws.dweight, which will be this rank's tokenWeights
 	}
-	d.dev.IntsToDevice(r.RowOf)
+	d.dev.WriteInts(r.RowOf, rowOf)
 	if err := d.address(ctx, m, st, way); err != nil {
 		return d.failed(number, "sending choices of experts", err)
 	}
@@ -172,32 +179,38 @@ func (d *dispatch) forward(ctx context.Context, m *Model, l *layer, st *saved, n
 	if err != nil {
 		return d.failed(number, "sending outputs of experts back", err)
 	}
-	d.courier.add(m, way, back, h, m.ws.h, nil)
-	d.dev.ToDevice(m.ws.h)
+	sums := xpu.HostBuffer(m.ws.h, &d.host.x)
+	d.courier.add(m, way, back, h, sums, nil)
+	d.dev.Write(m.ws.h, sums)
 	d.dev.Add(out, st.x1, m.ws.h)
 	return nil
 }
 
 // address computes the ways of a layer's tokens.
 func (d *dispatch) address(ctx context.Context, m *Model, st *saved, way *ways) error {
-	if err := d.dev.IntsToHost(ctx, st.routing.Chosen); err != nil {
+	r := &st.routing
+	c := choices{chosen: room(&d.host.ints, r.Chosen.Elements()), experts: r.Probs.Dim(1), perToken: r.Chosen.Dim(1)}
+	err := d.dev.ReadInts(ctx, c.chosen, r.Chosen)
+	if err == nil {
+		c.probs, err = xpu.Numbers(ctx, d.dev, r.Probs, &d.host.probs)
+	}
+	if err != nil {
 		return err
 	}
-	if err := d.dev.ToHost(ctx, st.routing.Probs); err != nil {
-		return err
-	}
-	return d.courier.address(ctx, m, st, way, &d.choices)
+	return d.courier.address(ctx, c, way, &d.choices)
 }
 
 // deliver sends the rows of x [T, H] to the ranks of the experts, as rows of received [N, H].
-func (d *dispatch) deliver(ctx context.Context, m *Model, way *ways, received, x []float32) error {
-	if err := d.dev.ToHost(ctx, x); err != nil {
+func (d *dispatch) deliver(ctx context.Context, m *Model, way *ways, received, x xpu.Tensor) error {
+	rows, err := xpu.Numbers(ctx, d.dev, x, &d.host.x)
+	if err != nil {
 		return err
 	}
-	if err := d.courier.deliver(ctx, m, way, received, x); err != nil {
+	arrived := xpu.HostBuffer(received, &d.host.received)
+	if err := d.courier.deliver(ctx, m, way, arrived, rows); err != nil {
 		return err
 	}
-	d.dev.ToDevice(received)
+	d.dev.Write(received, arrived)
 	return nil
 }
 
@@ -225,16 +238,18 @@ func (d *dispatch) grad(ctx context.Context, m *Model, l *layer, number int) err
 	if err != nil {
 		return d.failed(number, "allocating buffers", err)
 	}
-	back, err := d.back.take(d.dev, way.tokens()*(h+k)) // first the gradients of outputs, then the rows to return
+	// first the gradients of outputs, then the rows to return
+	memory, err := d.back.take(d.dev, xpu.Float32, way.tokens()*(h+k))
 	if err != nil {
 		return d.failed(number, "allocating buffers", err)
 	}
-	dy := back[:way.tokens()*h]
+	dy := memory.Rows(0, way.tokens()*h).Reshape(way.tokens(), h)
 	if err := d.deliver(ctx, m, way, dy, m.ws.dx); err != nil {
 		return d.failed(number, "sending gradients of outputs to their experts", err)
 	}
 	m.contractGrad(l, &way.own, dy)
-	if _, err := d.sumRows(ctx, m, way, h+k, m.ws.gathered); err != nil {
+	back, err := d.sumRows(ctx, m, way, h+k, m.ws.gathered)
+	if err != nil {
 		return d.failed(number, "sending gradients of inputs back", err)
 	}
 	sending := d.comm.Start(func() error { return d.courier.giveBack(ctx, way, back, h+k) })
@@ -242,62 +257,65 @@ func (d *dispatch) grad(ctx context.Context, m *Model, l *layer, number int) err
 	if err := sending.Wait(); err != nil {
 		return d.failed(number, "sending gradients of inputs back", err)
 	}
-	if m.ws.dweight, err = d.tokenWeights.take(d.dev, m.ws.shape.tokens()*k); err != nil {
+	if m.ws.dweight, err = d.tokenWeights.take(d.dev, xpu.Float32, m.ws.shape.tokens()*k); err != nil {
 		return d.failed(number, "allocating buffers", err)
 	}
-	d.courier.add(m, way, back, h+k, m.ws.dh, m.ws.dweight)
-	d.dev.ToDevice(m.ws.dh)
-	d.dev.ToDevice(m.ws.dweight)
+	dh, dweight := xpu.HostBuffer(m.ws.dh, &d.host.x), xpu.HostBuffer(m.ws.dweight, &d.host.weights)
+	d.courier.add(m, way, back, h+k, dh, dweight)
+	d.dev.Write(m.ws.dh, dh)
+	d.dev.Write(m.ws.dweight, dweight)
 	return nil
 }
 
 // sort orders the choices of this rank's experts by expert and, within an expert, by token.
 func (d *dispatch) sort(way *ways) (err error) {
 	n, k, own := way.tokens(), d.c.ExpertsPerToken, &way.own.routing
-	if own.Counts, err = way.counts.take(d.dev, d.experts); err != nil {
+	if own.Counts, err = way.counts.take(d.dev, xpu.Int32, d.experts); err != nil {
 		return err
 	}
 	room(&way.rowOf, n*k)
-	clear(own.Counts)
+	counts := room(&d.host.counts, d.experts)
+	clear(counts)
 	for t := range n {
 		for j, e := range d.choices[t*2*k:][:k] {
 			way.rowOf[t*k+j] = -1
 			if i := int(e) - d.first; i >= 0 && i < d.experts {
-				own.Counts[i]++
+				counts[i]++
 			}
 		}
 	}
 	var start [maxExperts]int32
 	rows := int32(0)
-	for e, n := range own.Counts {
+	for e, n := range counts {
 		start[e] = rows
 		rows += n
 	}
-	if own.TokenOf, err = way.tokenOf.take(d.dev, int(rows)); err != nil {
+	if own.TokenOf, err = way.tokenOf.take(d.dev, xpu.Int32, int(rows)); err != nil {
 		return err
 	}
-	if own.Weight, err = way.weight.take(d.dev, int(rows)); err != nil {
+	if own.Weight, err = way.weight.take(d.dev, xpu.Float32, int(rows)); err != nil {
 		return err
 	}
+	tokenOf, rowWeight := room(&d.host.ints, int(rows)), xpu.HostBuffer(own.Weight, &d.host.weights)
 	for t := range n {
 		experts, weights := d.choices[t*2*k:][:k], d.choices[t*2*k+k:][:k]
 		for j, e := range experts {
 			if i := int(e) - d.first; i >= 0 && i < d.experts {
 				r := start[i]
 				start[i]++
-				way.rowOf[t*k+j], own.TokenOf[r], own.Weight[r] = r, int32(t), math.Float32frombits(uint32(weights[j]))
+				way.rowOf[t*k+j], tokenOf[r], rowWeight[r] = r, int32(t), math.Float32frombits(uint32(weights[j]))
 			}
 		}
 	}
-	d.dev.IntsToDevice(own.Counts)
-	d.dev.IntsToDevice(own.TokenOf)
-	d.dev.ToDevice(own.Weight)
+	d.dev.WriteInts(own.Counts, counts)
+	d.dev.WriteInts(own.TokenOf, tokenOf)
+	d.dev.Write(own.Weight, rowWeight)
 	return nil
 }
 
 // use points the buffers whose sizes depend on the routing to their memory, and returns the buffer
 // for the expert inputs.
-func (d *dispatch) use(m *Model, number int) (x []float32, err error) {
+func (d *dispatch) use(m *Model, number int) (x xpu.Tensor, err error) {
 	w, way, memory := &m.ws, &m.ws.ways[number], &d.memory
 	switch {
 	case !w.shape.train:
@@ -305,20 +323,19 @@ func (d *dispatch) use(m *Model, number int) (x []float32, err error) {
 	case !w.shape.recompute.experts():
 		memory = &w.memory[number]
 	}
-	h, ffn, rows := d.c.HiddenSize, d.c.IntermediateSize, len(way.own.routing.TokenOf)
-	take := func(s *stock[float32], n int) []float32 {
-		var floats []float32
+	h, ffn, rows := d.c.HiddenSize, d.c.IntermediateSize, way.own.routing.TokenOf.Dim(0)
+	take := func(s *stock, shape ...int) (t xpu.Tensor) {
 		if err == nil {
-			floats, err = s.take(d.dev, n)
+			t, err = s.take(d.dev, xpu.Float32, shape...)
 		}
-		return floats
+		return t
 	}
-	way.own.gateUp = take(&memory.gateUp, rows*2*ffn)
-	w.gathered, w.expert, w.act = take(&d.gathered, rows*h), take(&d.expert, rows*h), take(&d.act, rows*ffn)
+	way.own.gateUp = take(&memory.gateUp, rows, 2*ffn)
+	w.gathered, w.expert, w.act = take(&d.gathered, rows, h), take(&d.expert, rows, h), take(&d.act, rows, ffn)
 	if w.shape.train {
-		w.dact, w.dweight = take(&d.dact, rows*ffn), take(&d.dweight, rows)
+		w.dact, w.dweight = take(&d.dact, rows, ffn), take(&d.dweight, rows)
 	}
-	x = take(&memory.x, way.tokens()*h)
+	x = take(&memory.x, way.tokens(), h)
 	return x, err
 }
 
@@ -326,36 +343,40 @@ func (d *dispatch) use(m *Model, number int) (x []float32, err error) {
 // choices. With a width of H+K, the gradients of its routing weights follow; they are zero for
 // experts of other ranks. Sums start from zero. A sum is therefore never negative zero, and a rank
 // without rows for a token changes no bit of the total.
-func (d *dispatch) sumRows(ctx context.Context, m *Model, way *ways, width int, y []float32) ([]float32, error) {
+func (d *dispatch) sumRows(ctx context.Context, m *Model, way *ways, width int, y xpu.Tensor) ([]float32, error) {
 	n := way.tokens()
-	back, err := d.back.take(d.dev, n*width)
+	memory, err := d.back.take(d.dev, xpu.Float32, n*width)
 	if err != nil {
 		return nil, err
 	}
-	if err := d.dev.ToHost(ctx, y); err != nil {
+	rows, err := xpu.Numbers(ctx, d.dev, y, &d.host.rows)
+	if err != nil {
 		return nil, err
 	}
+	var dweight []float32
 	if width > d.c.HiddenSize {
-		if err := d.dev.ToHost(ctx, m.ws.dweight); err != nil {
+		if dweight, err = xpu.Numbers(ctx, d.dev, m.ws.dweight, &d.host.weights); err != nil {
 			return nil, err
 		}
 	}
-	m.split(n, operands{dst: back, y: y, ways: way, width: width}, func(m *Model, o *operands, _, lo, hi int) {
-		h, k := m.cfg.HiddenSize, m.cfg.ExpertsPerToken
-		for t := lo; t < hi; t++ {
-			row := o.dst[t*o.width:][:o.width]
-			clear(row)
-			for j, r := range o.ways.rowOf[t*k:][:k] {
-				if r < 0 {
-					continue
-				}
-				cpu.Axpy(row[:h], 1, o.y[int(r)*h:][:h])
-				if o.width > h {
-					row[h+j] += m.ws.dweight[r]
+	back := xpu.HostBuffer(memory, &d.host.received)
+	m.split(n, operands{dst: back, x: dweight, y: rows, ways: way, width: width},
+		func(m *Model, o *operands, _, lo, hi int) {
+			h, k := m.cfg.HiddenSize, m.cfg.ExpertsPerToken
+			for t := lo; t < hi; t++ {
+				row := o.dst[t*o.width:][:o.width]
+				clear(row)
+				for j, r := range o.ways.rowOf[t*k:][:k] {
+					if r < 0 {
+						continue
+					}
+					cpu.Axpy(row[:h], 1, o.y[int(r)*h:][:h])
+					if o.width > h {
+						row[h+j] += o.x[r]
+					}
 				}
 			}
-		}
-	})
+		})
 	return back, nil
 }
 
@@ -370,12 +391,21 @@ func room[E any](memory *[]E, n int) []E {
 	return *memory
 }
 
+// choices are the router's distribution and choices, on the host.
+type choices struct {
+	chosen            []int32   // [T, perToken]
+	probs             []float32 // [T, experts]
+	experts, perToken int
+}
+
+func (c choices) tokens() int { return len(c.chosen) / c.perToken }
+
 // encode writes the choices of a token in the format that is sent: K experts, then K weights.
-func encode(dst []int32, st *saved, t, k int) {
-	r := &st.routing
-	copy(dst[:k], r.Chosen[t*k:])
+func (c choices) encode(dst []int32, t int) {
+	k := c.perToken
+	copy(dst[:k], c.chosen[t*k:])
 	for j, e := range dst[:k] {
-		dst[k+j] = int32(math.Float32bits(r.Probs[t*r.Experts+int(e)]))
+		dst[k+j] = int32(math.Float32bits(c.probs[t*c.experts+int(e)]))
 	}
 }
 

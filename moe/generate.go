@@ -102,8 +102,9 @@ type decoder struct {
 	m        *Model
 	capacity int
 	length   int
-	k, v     [][]float32 // of each layer, [G, capacity, D]
-	last     []float32   // [rows, V] buffer for logits
+	k, v     []xpu.Tensor // of each layer, [1, G, capacity, D]
+	last     xpu.Tensor   // [rows, V] buffer for logits
+	host     []float32    // for logits, if the device has its own memory
 }
 
 // newDecoder makes a decoder for a sequence of at most capacity tokens that returns the logits of
@@ -117,18 +118,18 @@ func (m *Model) newDecoder(capacity, rows int) (*decoder, error) {
 		return nil, fmt.Errorf("a sequence of %d tokens is beyond the model's max_position_embeddings %d", capacity,
 			c.MaxPositions)
 	}
-	d := &decoder{m: m, capacity: capacity, k: make([][]float32, c.Layers), v: make([][]float32, c.Layers)}
+	d := &decoder{m: m, capacity: capacity, k: make([]xpu.Tensor, c.Layers), v: make([]xpu.Tensor, c.Layers)}
 	var err error
 	for l := range c.Layers {
 		if err == nil {
-			d.k[l], err = m.dev.Floats(capacity * c.kvWidth())
+			d.k[l], err = m.dev.New(xpu.Float32, 1, c.KVHeads, capacity, c.HeadDim())
 		}
 		if err == nil {
-			d.v[l], err = m.dev.Floats(capacity * c.kvWidth())
+			d.v[l], err = m.dev.New(xpu.Float32, 1, c.KVHeads, capacity, c.HeadDim())
 		}
 	}
 	if err == nil {
-		d.last, err = m.dev.Floats(rows * c.VocabSize)
+		d.last, err = m.dev.New(xpu.Float32, rows, c.VocabSize)
 	}
 	if err != nil {
 		d.close()
@@ -140,10 +141,10 @@ func (m *Model) newDecoder(capacity, rows int) (*decoder, error) {
 // close releases the decoder's memory.
 func (d *decoder) close() {
 	for l := range d.k {
-		freeMemory(d.m.dev, d.k[l])
-		freeMemory(d.m.dev, d.v[l])
+		d.m.dev.Release(d.k[l])
+		d.m.dev.Release(d.v[l])
 	}
-	freeMemory(d.m.dev, d.last)
+	d.m.dev.Release(d.last)
 }
 
 // append reads tokens. It leaves their final hidden states in ws.h until the model's next use.
@@ -172,7 +173,7 @@ func (d *decoder) append(ctx context.Context, tokens []uint32) error {
 	}
 	m.embedTokens(func(i int) uint32 { return tokens[i] })
 	err = m.decode(ctx, m.ws.xL, func(l int) kvTarget {
-		return kvTarget{k: d.k[l], v: d.v[l], capacity: d.capacity, first: d.length}
+		return kvTarget{k: d.k[l], v: d.v[l], first: d.length}
 	})
 	if err != nil {
 		return err
@@ -185,14 +186,13 @@ func (d *decoder) append(ctx context.Context, tokens []uint32) error {
 // logits returns the logits [rows, V] after the last rows tokens read. They are valid until the
 // next call.
 func (d *decoder) logits(ctx context.Context, rows int) ([]float32, error) {
-	m, h, v := d.m, d.m.cfg.HiddenSize, d.m.cfg.VocabSize
-	logits := d.last[:rows*v]
-	m.dev.MatMul(xpu.Of(logits, rows, v), xpu.Of(m.ws.h[len(m.ws.h)-rows*h:], rows, h),
-		xpu.Of(m.head.w, v, h).T(), xpu.MatMulOptions{})
-	if err := m.dev.ToHost(ctx, logits); err != nil {
+	m, logits, h := d.m, d.last.Rows(0, rows), d.m.ws.h
+	m.dev.MatMul(logits, h.Rows(h.Dim(0)-rows, h.Dim(0)), m.head.w.T(), xpu.MatMulOptions{})
+	x, err := xpu.Numbers(ctx, m.dev, logits, &d.host)
+	if err != nil {
 		return nil, fmt.Errorf("computing logits: %w", err)
 	}
-	return logits, nil
+	return x, nil
 }
 
 // A sampler draws tokens from logits.

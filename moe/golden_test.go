@@ -51,7 +51,7 @@ func fillByFormula(m *Model) {
 		}
 	}
 	if pad := m.cfg.PadTokenID; pad != NoToken {
-		clear(m.embed.w[pad*m.cfg.HiddenSize:][:m.cfg.HiddenSize])
+		clear(m.embed.w.Index(pad).Floats())
 	}
 	toDevice(m)
 }
@@ -285,8 +285,7 @@ func TestGoldenDocuments(t *testing.T) {
 	}
 	v, s := m.cfg.VocabSize, batch.SequenceLength
 	logits := make([]float32, batch.Rows*s*v)
-	m.dev.MatMul(xpu.Of(logits, batch.Rows*s, v), xpu.Of(m.ws.h, batch.Rows*s, m.cfg.HiddenSize),
-		xpu.Of(m.head.w, v, m.cfg.HiddenSize).T(), xpu.MatMulOptions{})
+	m.dev.MatMul(xpu.Of(logits, batch.Rows*s, v), m.ws.h, m.head.w.T(), xpu.MatMulOptions{})
 	var got []float32
 	for token := range batch.Rows * s {
 		if token%s%4 == 0 {

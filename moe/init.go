@@ -25,8 +25,7 @@ func (m *Model) Init(seed uint64) {
 		m.cfg.draw(p.Weight, seed, p.Name)
 	})
 	if pad := m.cfg.PadTokenID; pad != NoToken && m.stage.first {
-		h := m.cfg.HiddenSize
-		clear(m.embed.w[pad*h : (pad+1)*h])
+		clear(m.embed.w.Index(pad).Floats())
 	}
 	for _, b := range m.buckets {
 		m.dev.ToDevice(b.Weight)

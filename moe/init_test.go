@@ -90,7 +90,7 @@ func TestInitDistribution(t *testing.T) {
 		if cutoff == 0 && math.Abs(beyond/n-0.0027) > 0.0006 {
 			t.Errorf("%v of the weights lie beyond 3 standard deviations, want 0.0027", beyond/n)
 		}
-		for _, v := range m.embed.w[7*c.HiddenSize:][:c.HiddenSize] {
+		for _, v := range m.embed.w.Index(7).Floats() {
 			if v != 0 {
 				t.Fatalf("embedding of the padding token holds %v", v)
 			}

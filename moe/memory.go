@@ -2,46 +2,33 @@ package moe
 
 import "mula/xpu"
 
-// newMemory allocates n elements of device memory, and freeMemory releases them.
-func newMemory[E float32 | int32](dev xpu.Memory, n int) (x []E, err error) {
-	switch x := any(&x).(type) {
-	case *[]float32:
-		*x, err = dev.Floats(n)
-	case *[]int32:
-		*x, err = dev.Ints(n)
-	}
-	return x, err
-}
-
-func freeMemory[E float32 | int32](dev xpu.Memory, x []E) {
-	if len(x) == 0 {
-		return
-	}
-	switch x := any(x).(type) {
-	case []float32:
-		dev.Free(x)
-	case []int32:
-		dev.FreeInts(x)
-	}
-}
-
 // A stock is device memory that grows to the largest size requested.
-type stock[E float32 | int32] struct{ whole []E }
+type stock struct{ whole xpu.Tensor }
 
-// take returns the first n elements. Their contents are lost if the stock has to grow.
-func (s *stock[E]) take(dev xpu.Memory, n int) (x []E, err error) {
-	if n > len(s.whole) {
+// take returns a tensor of the first elements. Their contents are lost if the stock has to grow.
+func (s *stock) take(dev xpu.Memory, dtype xpu.DType, shape ...int) (t xpu.Tensor, err error) {
+	n := elements(shape)
+	if !s.whole.Present() || n > s.whole.Elements() {
 		s.free(dev) // before the allocation, to lower the peak
-		if s.whole, err = newMemory[E](dev, n); err != nil {
-			return nil, err
+		if s.whole, err = dev.New(dtype, n); err != nil {
+			return xpu.Tensor{}, err
 		}
 	}
-	return s.whole[:n:n], nil
+	return s.whole.Rows(0, n).Reshape(shape...), nil
 }
 
-func (s *stock[E]) free(dev xpu.Memory) {
-	freeMemory(dev, s.whole)
-	s.whole = nil
+func (s *stock) free(dev xpu.Memory) {
+	dev.Release(s.whole)
+	s.whole = xpu.Tensor{}
+}
+
+// elements returns the number of elements of a shape.
+func elements(shape []int) int {
+	n := 1
+	for _, size := range shape {
+		n *= size
+	}
+	return n
 }
 
 // blockElements is the maximum size of an arena's memory blocks, 1 GiB; a larger buffer gets its
@@ -52,8 +39,8 @@ var blockElements = 1 << 28
 // An arena allocates buffers from blocks that it keeps: float32 and int32 on the device, float64 on
 // the host. An arena without memory only counts the requests.
 type arena struct {
-	floats   blocks[float32]
-	int32s   blocks[int32]
+	floats   blocks
+	int32s   blocks
 	doubles  []float64
 	nDoubles int
 }
@@ -67,10 +54,10 @@ func (a *arena) grow(dev xpu.Memory, need *arena) error {
 	if need.nDoubles > len(a.doubles) {
 		a.doubles = make([]float64, need.nDoubles)
 	}
-	if err := a.floats.grow(dev, need.floats.used); err != nil {
+	if err := a.floats.grow(dev, xpu.Float32, need.floats.used); err != nil {
 		return err
 	}
-	return a.int32s.grow(dev, need.int32s.used)
+	return a.int32s.grow(dev, xpu.Int32, need.int32s.used)
 }
 
 func (a *arena) free(dev xpu.Memory) {
@@ -83,63 +70,67 @@ func (a *arena) bytes() int64 {
 	return 4*(a.floats.elements()+a.int32s.elements()) + 8*int64(a.nDoubles)
 }
 
-func (a *arena) f32(n int) []float32 { return a.floats.cut(n) }
-func (a *arena) i32(n int) []int32   { return a.int32s.cut(n) }
-func (a *arena) f64(n int) []float64 { return cutFrom(a.doubles, &a.nDoubles, n) }
+func (a *arena) f32(shape ...int) xpu.Tensor { return a.floats.cut(shape) }
+func (a *arena) i32(shape ...int) xpu.Tensor { return a.int32s.cut(shape) }
+
+func (a *arena) f64(n int) []float64 {
+	lo := advance(&a.nDoubles, n)
+	if a.doubles == nil {
+		return nil
+	}
+	return a.doubles[lo : lo+n : lo+n]
+}
 
 // blocks are an arena's memory of one element type.
-type blocks[E float32 | int32] struct {
-	memory []stock[E]
+type blocks struct {
+	memory []stock
 	used   []int // elements used of each
 }
 
-// cut takes the next n elements from the last block, or from a new block if they would exceed the
+// cut takes the next elements from the last block, or from a new block if they would exceed the
 // bound. This depends on the requested sizes alone, so that buffers are where they were counted.
-func (b *blocks[E]) cut(n int) []E {
-	last := len(b.used) - 1
+func (b *blocks) cut(shape []int) xpu.Tensor {
+	n, last := elements(shape), len(b.used)-1
 	if last < 0 || b.used[last] > 0 && b.used[last]+n > blockElements {
 		b.used = append(b.used, 0)
 		last++
 	}
-	var memory []E
-	if last < len(b.memory) {
-		memory = b.memory[last].whole
+	lo := advance(&b.used[last], n)
+	if last >= len(b.memory) || !b.memory[last].whole.Present() {
+		return xpu.Tensor{}
 	}
-	return cutFrom(memory, &b.used[last], n)
+	return b.memory[last].whole.Rows(lo, lo+n).Reshape(shape...)
 }
 
-func (b *blocks[E]) grow(dev xpu.Memory, used []int) error {
+func (b *blocks) grow(dev xpu.Memory, dtype xpu.DType, used []int) error {
 	for i, n := range used {
 		if i == len(b.memory) {
-			b.memory = append(b.memory, stock[E]{})
+			b.memory = append(b.memory, stock{})
 		}
-		if _, err := b.memory[i].take(dev, n); err != nil {
+		if _, err := b.memory[i].take(dev, dtype, n); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (b *blocks[E]) free(dev xpu.Memory) {
+func (b *blocks) free(dev xpu.Memory) {
 	for i := range b.memory {
 		b.memory[i].free(dev)
 	}
 }
 
-func (b *blocks[E]) elements() (n int64) {
+func (b *blocks) elements() (n int64) {
 	for _, used := range b.used {
 		n += int64(used)
 	}
 	return n
 }
 
-// cutFrom takes the next n elements of memory. If memory starts on a cache line, so do they, so
-// that two buffers never share a cache line.
-func cutFrom[E any](memory []E, used *int, n int) []E {
-	lo := *used
+// advance adds n elements to used and returns where they start. If memory starts on a cache line,
+// so do they, so that two buffers never share a cache line.
+func advance(used *int, n int) (start int) {
+	start = *used
 	*used += (n + 15) &^ 15
-	if memory == nil {
-		return nil
-	}
-	return memory[lo : lo+n : lo+n]
+	return start
 }

@@ -59,7 +59,7 @@ type Model struct {
 }
 
 // A tensor is a range of the weights and the same range of the gradients.
-type tensor struct{ w, g []float32 }
+type tensor struct{ w, g xpu.Tensor }
 
 // A layer holds the tensors of one decoder layer in the form that the products need: q, k and v are
 // one matrix, and so are gate and up of an expert, gate first, like gate_up_proj of transformers
@@ -113,8 +113,8 @@ func NewParallel(cfg Config, dev xpu.Device, p Parallel) (*Model, error) {
 // used afterwards. Closing a device also releases the memory of its models.
 func (m *Model) Close() {
 	for _, b := range m.buckets {
-		freeMemory(m.dev, b.Weight)
-		freeMemory(m.dev, b.Grad)
+		m.dev.Free(b.Weight)
+		m.dev.Free(b.Grad)
 	}
 	m.buckets, m.params, m.layers = nil, nil, nil
 	m.rope.free(m.dev)
@@ -154,7 +154,7 @@ func (m *Model) Buckets() []Bucket { return m.buckets }
 // ZeroGradients sets all gradients to zero.
 func (m *Model) ZeroGradients() {
 	for _, b := range m.buckets {
-		m.dev.Zero(b.Grad)
+		m.dev.Zero(xpu.Of(b.Grad, len(b.Grad)))
 	}
 }
 
@@ -168,14 +168,16 @@ func (m *Model) bind() error {
 		norms, experts = 1, c.Experts/m.parallel.Mesh.Size(comm.EP)
 		firstExpert = m.parallel.Mesh.OwnIndex(comm.EP) * experts
 	}
-	type sized struct {
+	type shaped struct {
 		*tensor
-		n int
+		shape []int
 	}
-	bucket := func(divided bool, tensors ...sized) (err error) { // allocates its memory
+	vector := func(t *tensor, n int) shaped { return shaped{t, []int{norms * n}} }
+	matrix := func(t *tensor, shape ...int) shaped { return shaped{t, shape} }
+	bucket := func(divided bool, tensors ...shaped) (err error) { // allocates its memory
 		n := 0
 		for _, t := range tensors {
-			n += t.n
+			n += elements(t.shape)
 		}
 		m.buckets = append(m.buckets, Bucket{Divided: divided})
 		b := &m.buckets[len(m.buckets)-1]
@@ -185,10 +187,13 @@ func (m *Model) bind() error {
 		if b.Grad, err = m.dev.Floats(n); err != nil {
 			return err
 		}
-		whole, at := tensor{b.Weight, b.Grad}, 0
+		weight, grad, at := xpu.Of(b.Weight, n), xpu.Of(b.Grad, n), 0
 		for _, t := range tensors {
-			*t.tensor = whole.rows(at, t.n, 1)
-			at += t.n
+			if size := elements(t.shape); size > 0 {
+				*t.tensor = tensor{weight.Rows(at, at+size).Reshape(t.shape...),
+					grad.Rows(at, at+size).Reshape(t.shape...)}
+				at += size
+			}
 		}
 		return nil
 	}
@@ -201,9 +206,9 @@ func (m *Model) bind() error {
 	parameters := func(divided bool, tensors ...tensor) []*Parameter {
 		var made []*Parameter
 		for _, t := range tensors {
-			if len(t.w) > 0 {
-				made = append(made, &Parameter{Name: list[next].Name, Shape: list[next].Shape, Weight: t.w, Grad: t.g,
-					Index: next, Divided: divided})
+			if t.w.Present() {
+				made = append(made, &Parameter{Name: list[next].Name, Shape: list[next].Shape, Weight: t.w.Floats(),
+					Grad: t.g.Floats(), Index: next, Divided: divided})
 				next++
 			}
 		}
@@ -216,9 +221,9 @@ func (m *Model) bind() error {
 	}
 
 	if m.stage.first {
-		tensors := []sized{{&m.embed, c.VocabSize * h}}
+		tensors := []shaped{matrix(&m.embed, c.VocabSize, h)}
 		if c.TieEmbeddings {
-			tensors = append(tensors, sized{&m.norm, norms * h})
+			tensors = append(tensors, vector(&m.norm, h))
 		}
 		if err := bucket(false, tensors...); err != nil {
 			return err
@@ -230,17 +235,16 @@ func (m *Model) bind() error {
 	for i := range m.layers {
 		next = 1 + (m.stage.from+i)*perLayer
 		l := &m.layers[i]
-		rest := []sized{{&l.norm1, norms * h}, {&l.qkv, c.qkvWidth() * h}, {&l.qNorm, norms * h},
-			{&l.kNorm, norms * kv}, {&l.out, h * h},
-			{&l.norm2, norms * h}, {&l.router, c.Experts * h}}
-		feedForward := []sized{{&l.gateUp, experts * 2 * ffn * h}, {&l.down, experts * h * ffn}}
+		rest := []shaped{vector(&l.norm1, h), matrix(&l.qkv, c.qkvWidth(), h), vector(&l.qNorm, h),
+			vector(&l.kNorm, kv), matrix(&l.out, h, h), vector(&l.norm2, h), matrix(&l.router, c.Experts, h)}
+		feedForward := []shaped{matrix(&l.gateUp, experts, 2*ffn, h), matrix(&l.down, experts, h, ffn)}
 		if !c.moe() {
-			rest, feedForward = append(rest, feedForward...), nil
+			rest, feedForward = append(rest, matrix(&l.gateUp, 2*ffn, h), matrix(&l.down, h, ffn)), nil
 		}
 		if err := bucket(false, rest...); err != nil {
 			return err
 		}
-		hold(parameters(false, l.norm1, l.qkv.rows(0, h, h), l.qkv.rows(h, kv, h), l.qkv.rows(h+kv, kv, h), l.qNorm,
+		hold(parameters(false, l.norm1, l.qkv.rows(0, h), l.qkv.rows(h, kv), l.qkv.rows(h+kv, kv), l.qNorm,
 			l.kNorm, l.out, l.norm2, l.router)...)
 		if c.moe() {
 			if err := bucket(true, feedForward...); err != nil {
@@ -250,8 +254,12 @@ func (m *Model) bind() error {
 		var downs []*Parameter // they follow all gates and ups
 		next += 3 * firstExpert
 		for e := range experts {
-			hold(parameters(c.moe(), l.gateUp.rows(2*e*ffn, ffn, h), l.gateUp.rows((2*e+1)*ffn, ffn, h))...)
-			downs = append(downs, parameters(c.moe(), l.down.rows(e*h, h, ffn))...)
+			gateUp, down := l.gateUp, l.down
+			if c.moe() {
+				gateUp, down = gateUp.index(e), down.index(e)
+			}
+			hold(parameters(c.moe(), gateUp.rows(0, ffn), gateUp.rows(ffn, ffn))...)
+			downs = append(downs, parameters(c.moe(), down)...)
 		}
 		hold(downs...)
 	}
@@ -260,7 +268,7 @@ func (m *Model) bind() error {
 	case c.TieEmbeddings:
 		m.buckets[0].Parameters = append(m.buckets[0].Parameters, parameters(false, m.norm)...)
 	case m.stage.last:
-		if err := bucket(false, sized{&m.norm, norms * h}, sized{&m.head, c.VocabSize * h}); err != nil {
+		if err := bucket(false, vector(&m.norm, h), matrix(&m.head, c.VocabSize, h)); err != nil {
 			return err
 		}
 		hold(parameters(false, m.norm, m.head)...)
@@ -269,8 +277,10 @@ func (m *Model) bind() error {
 	return nil
 }
 
-// rows returns n rows, from row first, of a matrix with the given number of columns.
-func (t tensor) rows(first, n, columns int) tensor {
-	lo, hi := first*columns, (first+n)*columns
-	return tensor{t.w[lo:hi:hi], t.g[lo:hi:hi]}
+// rows returns n rows, from row first.
+func (t tensor) rows(first, n int) tensor {
+	return tensor{t.w.Rows(first, first+n), t.g.Rows(first, first+n)}
 }
+
+// index returns matrix i of a stack.
+func (t tensor) index(i int) tensor { return tensor{t.w.Index(i), t.g.Index(i)} }

@@ -14,6 +14,6 @@ func (m *Model) norm2(l *layer, st *saved) xpu.Norm {
 }
 func (m *Model) normL() xpu.Norm { return m.residualNorm(m.norm, m.ws.meanL, m.ws.rstdL) }
 
-func (m *Model) residualNorm(weights tensor, mean, rstd []float32) xpu.Norm {
-	return xpu.Norm{Width: m.cfg.HiddenSize, Epsilon: m.cfg.NormEps, Weight: weights.w, Mean: mean, RStd: rstd}
+func (m *Model) residualNorm(weights tensor, mean, rstd xpu.Tensor) xpu.Norm {
+	return xpu.Norm{Epsilon: m.cfg.NormEps, Weight: weights.w, Mean: mean, RStd: rstd}
 }

@@ -276,10 +276,9 @@ func finalLogits(t testing.TB, m *Model, b Batch) []float32 {
 
 // headProduct are the logits of the batch of the last Forward.
 func headProduct(m *Model) []float32 {
-	h, v := m.cfg.HiddenSize, m.cfg.VocabSize
-	n := len(m.ws.h) / h
+	n, v := m.ws.h.Dim(0), m.cfg.VocabSize
 	logits := make([]float32, n*v)
-	m.dev.MatMul(xpu.Of(logits, n, v), xpu.Of(m.ws.h, n, h), xpu.Of(m.head.w, v, h).T(),
+	m.dev.MatMul(xpu.Of(logits, n, v), m.ws.h, m.head.w.T(),
 		xpu.MatMulOptions{})
 	return logits
 }
@@ -485,7 +484,7 @@ func TestDispatchBytes(t *testing.T) {
 						copies[l] = make([][]int64, n)
 						for from, m := range g.models {
 							copies[l][from] = make([]int64, n)
-							chosen := m.ws.saved[l].routing.Chosen
+							chosen := m.ws.saved[l].routing.Chosen.Ints()
 							for first := 0; first < len(chosen); first += cfg.ExpertsPerToken {
 								for to := range n {
 									if dispatch == AllGather ||
@@ -591,10 +590,11 @@ func TestUniformRouting(t *testing.T) {
 			}
 		}
 		r := &whole.ws.saved[l].routing
-		for pair, e := range r.Chosen {
+		weight, rowOf, probs := r.Weight.Floats(), r.RowOf.Ints(), r.Probs.Floats()
+		for pair, e := range r.Chosen.Ints() {
 			token := pair / 2
-			if int(e) != pair%8 || r.Weight[r.RowOf[pair]] != r.Probs[token*8+int(e)] {
-				t.Fatalf("layer %d, token %d: expert %d with weight %v", l, token, e, r.Weight[r.RowOf[pair]])
+			if int(e) != pair%8 || weight[rowOf[pair]] != probs[token*8+int(e)] {
+				t.Fatalf("layer %d, token %d: expert %d with weight %v", l, token, e, weight[rowOf[pair]])
 			}
 		}
 	}
@@ -910,20 +910,21 @@ func TestParallelBuffersArePlanned(t *testing.T) {
 func dispatchBytes(m *Model) int64 {
 	d := m.dispatch
 	n, words := cap(d.choices), 0
-	for _, s := range []stock[float32]{d.back, d.gathered, d.expert, d.act, d.dact, d.dweight, d.tokenWeights} {
-		n += len(s.whole)
+	for _, s := range []stock{d.back, d.gathered, d.expert, d.act, d.dact, d.dweight, d.tokenWeights} {
+		n += s.whole.Elements()
 	}
 	memory := []layerMemory{d.memory}
 	for _, f := range m.flights {
 		for i := range f.ways {
 			w := &f.ways[i]
-			n += cap(w.place) + cap(w.rowOf) + len(w.counts.whole) + len(w.tokenOf.whole) + len(w.weight.whole)
+			n += cap(w.place) + cap(w.rowOf) + w.counts.whole.Elements() + w.tokenOf.whole.Elements() +
+				w.weight.whole.Elements()
 			words += len(w.sent) + len(w.received)
 		}
 		memory = append(memory, f.memory...)
 	}
 	for _, b := range memory {
-		n += len(b.x.whole) + len(b.gateUp.whole)
+		n += b.x.whole.Elements() + b.gateUp.whole.Elements()
 	}
 	if c, ok := d.courier.(*directCourier); ok {
 		n += cap(c.sentRows) + cap(c.sentChoices)

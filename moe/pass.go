@@ -104,7 +104,7 @@ func (m *Model) backward(ctx context.Context, opts BackwardOptions, size stepSiz
 			return Stats{}, err
 		}
 	} else {
-		m.dev.Copy(w.dx, in.Hidden)
+		m.dev.Copy(w.dx, m.hidden(in))
 		copy(w.sums, in.Router)
 	}
 	stats := m.stats(opts.Loss.Aux)
@@ -129,10 +129,10 @@ func (m *Model) backward(ctx context.Context, opts BackwardOptions, size stepSiz
 		done.next()
 	}
 	if out == nil {
-		m.dev.EmbedGrad(m.embed.g, w.dx, w.ids, c.HiddenSize, int32(c.PadTokenID))
+		m.dev.EmbedGrad(m.embed.g, w.dx, w.ids, int32(c.PadTokenID))
 		done.next()
 	} else {
-		m.dev.Copy(out.Hidden, w.dx)
+		m.dev.Copy(m.hidden(out), w.dx)
 		copy(out.Router, w.sums)
 	}
 	return stats, nil
@@ -201,19 +201,18 @@ func (m *Model) forward(ctx context.Context, in, out *Relay) error {
 		return err
 	}
 	if w.shape.documents {
-		copy(w.begin, w.batch.Begin)
-		m.dev.IntsToDevice(w.begin)
+		m.dev.WriteInts(w.begin, w.batch.Begin)
 	}
 	clear(w.sums)
 	if in == nil {
 		m.embedTokens(w.batch.input)
 	} else {
-		m.dev.Copy(w.saved[0].x0, in.Hidden)
+		m.dev.Copy(w.saved[0].x0, m.hidden(in))
 		copy(w.sums, in.Router)
 	}
 	end := w.xL
 	if out != nil {
-		end = out.Hidden
+		end = m.hidden(out)
 	}
 	w.latest = nil
 	if err := m.decode(ctx, end, func(int) kvTarget { return w.ownKeys() }); err != nil {
@@ -257,16 +256,17 @@ func (m *Model) stats(aux AuxForm) Stats {
 // embedTokens looks up the tokens of the planned pass; token(i) returns the i-th.
 func (m *Model) embedTokens(token func(i int) uint32) {
 	w := &m.ws
-	for i := range w.ids {
-		w.ids[i] = int32(token(i))
+	ids := room(&w.ints, w.ids.Elements())
+	for i := range ids {
+		ids[i] = int32(token(i))
 	}
-	m.dev.IntsToDevice(w.ids)
-	m.dev.Embed(w.saved[0].x0, m.embed.w, w.ids, m.cfg.HiddenSize)
+	m.dev.WriteInts(w.ids, ids)
+	m.dev.Embed(w.saved[0].x0, m.embed.w, w.ids)
 }
 
 // decode runs the layers. The output of the last layer is written to end, keys and values of layer
 // l to target(l).
-func (m *Model) decode(ctx context.Context, end []float32, target func(l int) kvTarget) error {
+func (m *Model) decode(ctx context.Context, end xpu.Tensor, target func(l int) kvTarget) error {
 	w := &m.ws
 	for i := range m.layers {
 		st, out := &w.saved[0], w.saved[0].x0
@@ -292,24 +292,22 @@ func (m *Model) decode(ctx context.Context, end []float32, target func(l int) kv
 // computes the gradient of scale·loss: the gradient of the hidden states in ws.dh, and an addition
 // to the head's gradient.
 func (m *Model) crossEntropy(opts BackwardOptions, scale float64) {
-	w, h, v := &m.ws, m.cfg.HiddenSize, m.cfg.VocabSize
-	for t := range w.targets {
-		w.targets[t] = w.batch.target(t)
+	w := &m.ws
+	targets := room(&w.ints, w.targets.Elements())
+	for t := range targets {
+		targets[t] = w.batch.target(t)
 	}
-	m.dev.IntsToDevice(w.targets)
-	for first := 0; first < len(w.targets); first += w.logitsRows {
-		n := min(w.logitsRows, len(w.targets)-first)
-		x := w.h[first*h:][:n*h]
-		m.dev.MatMul(xpu.Of(w.logits, n, v), xpu.Of(x, n, h), xpu.Of(m.head.w, v, h).T(),
-			xpu.MatMulOptions{})
-		m.dev.CrossEntropy(xpu.CrossEntropy{Width: v, Logits: w.logits[:n*v], Targets: w.targets[first:][:n],
-			Loss: w.ce[first:][:n], Scale: scale,
-			Sample: opts.SampleTargets, Seed: opts.SampleSeed, First: uint64(opts.FirstTarget) + uint64(first)})
+	m.dev.WriteInts(w.targets, targets)
+	for first := 0; first < len(targets); first += w.logitsRows {
+		end := min(first+w.logitsRows, len(targets))
+		x, logits := w.h.Rows(first, end), w.logits.Rows(0, end-first)
+		m.dev.MatMul(logits, x, m.head.w.T(), xpu.MatMulOptions{})
+		m.dev.CrossEntropy(xpu.CrossEntropy{Logits: logits, Targets: w.targets.Rows(first, end),
+			Loss: w.ce[first:end], Scale: scale, Sample: opts.SampleTargets, Seed: opts.SampleSeed,
+			First: uint64(opts.FirstTarget) + uint64(first)})
 		if scale != 0 {
-			m.dev.MatMul(xpu.Of(w.dh[first*h:], n, h), xpu.Of(w.logits, n, v),
-				xpu.Of(m.head.w, v, h), xpu.MatMulOptions{})
-			m.dev.MatMul(xpu.Of(m.head.g, v, h), xpu.Of(w.logits, n, v).T(), xpu.Of(x, n, h),
-				xpu.MatMulOptions{Accumulate: true})
+			m.dev.MatMul(w.dh.Rows(first, end), logits, m.head.w, xpu.MatMulOptions{})
+			m.dev.MatMul(m.head.g, logits.T(), x, accumulate)
 		}
 	}
 }

@@ -338,7 +338,8 @@ func TestBlocksOfMemory(t *testing.T) {
 					BackwardOptions{Loss: fullLoss}); err != nil {
 					t.Fatal(err)
 				}
-				largest = max(largest, len(m.ws.logits), len(m.ws.act), len(m.ws.dqkv), len(m.ws.gathered))
+				largest = max(largest, m.ws.logits.Elements(), m.ws.act.Elements(), m.ws.dqkv.Elements(),
+					m.ws.gathered.Elements())
 			}
 			if want == nil {
 				want = grads(t, m)
@@ -351,7 +352,7 @@ func TestBlocksOfMemory(t *testing.T) {
 				t.Errorf("%s, blocks of %d: there are %d", name, bound, len(memory))
 			}
 			for i, b := range memory {
-				if n := len(b.whole); n > max(bound, largest+15) {
+				if n := b.whole.Elements(); n > max(bound, largest+15) {
 					t.Errorf("%s, blocks of %d: number %d has %d elements", name, bound, i, n)
 				}
 			}
@@ -374,13 +375,13 @@ func checkSaved(t *testing.T, what string, sizes map[Recompute]int64) {
 
 // arenaBytes is the memory of the arenas of a model, and of its rotations.
 func arenaBytes(m *Model) int64 {
-	n := 4 * int64(len(m.rope.cos)+len(m.rope.sin))
+	n := 4 * int64(m.rope.cos.Elements()+m.rope.sin.Elements())
 	for _, a := range append([]*arena{&m.ws.arena}, flightArenas(m)...) {
 		for _, s := range a.floats.memory {
-			n += 4 * int64(len(s.whole))
+			n += 4 * int64(s.whole.Elements())
 		}
 		for _, s := range a.int32s.memory {
-			n += 4 * int64(len(s.whole))
+			n += 4 * int64(s.whole.Elements())
 		}
 		n += 8 * int64(len(a.doubles))
 	}

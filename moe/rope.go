@@ -10,7 +10,7 @@ import (
 // ropeTable holds the rotations of the first positions: cosine and sine of position·θ^(-2j/D) for j
 // < D/2.
 type ropeTable struct {
-	cos, sin []float32 // [positions, D/2]
+	cos, sin xpu.Tensor // [positions, D/2]
 }
 
 // extend makes the table cover the given number of positions. It rounds where transformers does:
@@ -18,34 +18,38 @@ type ropeTable struct {
 // than the precision of the cosine.
 func (r *ropeTable) extend(dev xpu.Memory, c Config, positions int) (err error) {
 	half := c.HeadDim() / 2
-	have := len(r.cos) / half
+	have := 0
+	if r.cos.Present() {
+		have = r.cos.Dim(0)
+	}
 	if positions <= have {
 		return nil
 	}
 	positions = min(max(positions, 2*have), c.MaxPositions)
 	r.free(dev)
-	if r.cos, err = dev.Floats(positions * half); err == nil {
-		r.sin, err = dev.Floats(positions * half)
+	if r.cos, err = dev.New(xpu.Float32, positions, half); err == nil {
+		r.sin, err = dev.New(xpu.Float32, positions, half)
 	}
 	if err != nil {
 		r.free(dev)
 		return fmt.Errorf("rotations of %d positions: %w", positions, err)
 	}
+	cos, sin := make([]float32, positions*half), make([]float32, positions*half)
 	for j := range half {
 		exponent := float32(2*j) / float32(c.HeadDim())
 		frequency := 1 / float32(math.Pow(float64(float32(c.RopeTheta)), float64(exponent)))
 		for p := range positions {
 			angle := float64(float32(p) * frequency)
-			r.cos[p*half+j], r.sin[p*half+j] = float32(math.Cos(angle)), float32(math.Sin(angle))
+			cos[p*half+j], sin[p*half+j] = float32(math.Cos(angle)), float32(math.Sin(angle))
 		}
 	}
-	dev.ToDevice(r.cos)
-	dev.ToDevice(r.sin)
+	dev.Write(r.cos, cos)
+	dev.Write(r.sin, sin)
 	return nil
 }
 
 func (r *ropeTable) free(dev xpu.Memory) {
-	freeMemory(dev, r.cos)
-	freeMemory(dev, r.sin)
+	dev.Release(r.cos)
+	dev.Release(r.sin)
 	*r = ropeTable{}
 }

@@ -10,10 +10,8 @@ import (
 // route computes the router's distribution for the tokens in ws.h and chooses their experts. number
 // is the layer's index.
 func (m *Model) route(l *layer, st *saved, number int) {
-	c, w := &m.cfg, &m.ws
-	e, h := c.Experts, c.HiddenSize
-	m.dev.MatMul(xpu.Of(w.router, w.shape.tokens(), e), xpu.Of(w.h, w.shape.tokens(), h),
-		xpu.Of(l.router.w, e, h).T(), xpu.MatMulOptions{})
+	w := &m.ws
+	m.dev.MatMul(w.router, w.h, l.router.w.T(), xpu.MatMulOptions{})
 	m.dev.Route(st.routing, w.router, m.parallel.UniformRouting, &w.routers[number])
 }
 
@@ -92,6 +90,7 @@ func (m *Model) zLoss() float64 {
 func (m *Model) auxSlopes(o LossOptions, share float64) {
 	c, w := &m.cfg, &m.ws
 	layers, t := float64(c.Layers), float64(w.tokens())
+	slopes := room(&w.floats, w.slopes.Elements())
 	for number := range m.layers {
 		for i := range c.Experts {
 			var selected, factor float64
@@ -104,21 +103,18 @@ func (m *Model) auxSlopes(o LossOptions, share float64) {
 				selected = float64(w.counts[number][i])
 				factor = 1 / (layers * t * float64(c.ExpertsPerToken) * t)
 			}
-			w.slopes[number*c.Experts+i] = float32(o.AuxCoefficient * share * float64(c.Experts) * factor * selected)
+			slopes[number*c.Experts+i] = float32(o.AuxCoefficient * share * float64(c.Experts) * factor * selected)
 		}
 	}
-	m.dev.ToDevice(w.slopes)
+	m.dev.Write(w.slopes, slopes)
 }
 
 // routeGrad turns the gradients of the routing weights, ws.dweight, and of the router losses into
 // the gradient of the logits of layer number, ws.router. With that it adds to the gradients of the
 // router's weights and of its input, ws.dh.
 func (m *Model) routeGrad(l *layer, st *saved, number int, zFactor float64) {
-	c, w := &m.cfg, &m.ws
-	e, h, t := c.Experts, c.HiddenSize, w.shape.tokens()
-	m.dev.RouteGrad(st.routing, w.router, w.slopes[number*e:][:e], w.dweight, zFactor)
-	m.dev.MatMul(xpu.Of(l.router.g, e, h), xpu.Of(w.router, t, e).T(), xpu.Of(w.h, t, h),
-		xpu.MatMulOptions{Accumulate: true})
-	m.dev.MatMul(xpu.Of(w.dh, t, h), xpu.Of(w.router, t, e), xpu.Of(l.router.w, e, h),
-		xpu.MatMulOptions{Accumulate: true})
+	w := &m.ws
+	m.dev.RouteGrad(st.routing, w.router, w.slopes.Index(number), w.dweight, zFactor)
+	m.dev.MatMul(l.router.g, w.router.T(), w.h, accumulate)
+	m.dev.MatMul(w.dh, w.router, l.router.w, accumulate)
 }

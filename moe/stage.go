@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"mula/xpu"
 	"mula/xpu/comm"
 )
 
@@ -25,6 +26,11 @@ func (m *Model) NewRelay(rows, sequenceLength int) (*Relay, error) {
 		return nil, fmt.Errorf("hidden states of %d rows of %d tokens for another stage: %w", rows, sequenceLength, err)
 	}
 	return &Relay{hidden, make([]float64, m.routerSums())}, nil
+}
+
+// hidden returns the hidden states of a relay.
+func (m *Model) hidden(r *Relay) xpu.Tensor {
+	return xpu.Of(r.Hidden, m.ws.shape.tokens(), m.cfg.HiddenSize)
 }
 
 // StageForward runs a batch through this stage's layers and keeps the activations for

@@ -149,7 +149,7 @@ func TestTiedHeadStored(t *testing.T) {
 			Shape: test.shape})
 		writeTensors(t, filepath.Join(dir, safetensors.SingleName), tensors, test.value)
 		err := m.Load(dir)
-		if test.want == "" && (err != nil || m.embed.w[5] != 5) || test.want != "" &&
+		if test.want == "" && (err != nil || m.embed.w.Floats()[5] != 5) || test.want != "" &&
 			(err == nil || !strings.Contains(err.Error(), test.want)) {
 			t.Errorf("%s: error %v, want %q", test.name, err, test.want)
 		}

@@ -36,23 +36,23 @@ type passShape struct {
 // layers share one. Recomputed values are shared by all layers and flights. The routing is always
 // kept, because experts are chosen only once. A dense layer has no routing.
 type saved struct {
-	x0       []float32 // [T, H] input of the layer
-	attended           // shared with RecomputeLayers
+	x0       xpu.Tensor // [T, H] input of the layer
+	attended            // shared with RecomputeLayers
 	// [R, 2I], shared with RecomputeExperts and RecomputeLayers; the backward pass overwrites it
 	// with the gradient
-	gateUp  []float32
+	gateUp  xpu.Tensor
 	routing xpu.Routing
 }
 
 // attended holds the results of the attention, and the statistics of the norm after it.
 type attended struct {
-	mean1, rstd1 []float32 // [T] of the first norm; means with LayerNorm only
-	qkv          []float32 // [T, H+2GD] projections, before norm, clip and rotation
-	rq, rk       []float32 // [T] of the q and k norms
-	ctx          []float32 // [T, H] result of the attention, before its output projection
-	lse          []float32 // [rows, A, S] logsumexp of the scores
-	x1           []float32 // [T, H] residual stream after the attention
-	mean2, rstd2 []float32 // [T] of the second norm
+	mean1, rstd1 xpu.Tensor // [T] of the first norm; means with LayerNorm only
+	qkv          xpu.Tensor // [T, H+2GD] projections, before norm, clip and rotation
+	rq, rk       xpu.Tensor // [T] of the q and k norms
+	ctx          xpu.Tensor // [T, H] result of the attention, before its output projection
+	lse          xpu.Tensor // [rows, A, S] logsumexp of the scores
+	x1           xpu.Tensor // [T, H] residual stream after the attention
+	mean2, rstd2 xpu.Tensor // [T] of the second norm
 }
 
 // A flight is a batch under way: the results of its forward pass that its backward pass needs. A
@@ -63,12 +63,12 @@ type flight struct {
 	batch Batch
 	waits bool // between StageForward and StageBackward
 
-	saved []saved   // [L], or one without a backward pass
-	ids   []int32   // [T] input tokens
-	begin []int32   // [T] Batch.Begin; empty if attention is not restricted to documents
-	xL    []float32 // [T, H] output of the last layer
-	meanL []float32 // [T]
-	rstdL []float32 // [T]
+	saved []saved    // [L], or one without a backward pass
+	ids   xpu.Tensor // [T] input tokens
+	begin xpu.Tensor // [T] Batch.Begin; empty if attention is not restricted to documents
+	xL    xpu.Tensor // [T, H] output of the last layer
+	meanL xpu.Tensor // [T]
+	rstdL xpu.Tensor // [T]
 
 	// Of a mixture of experts, on the host.
 	routers []xpu.RouterStats // [L]
@@ -89,28 +89,32 @@ type workspace struct {
 	latest  *flight // the flight of the latest forward pass
 	common  saved   // the buffers of saved that all layers and flights share
 
-	targets []int32   // [T] target tokens
-	ce      []float64 // [T] cross entropy of each target, on the host
-	rowLoss []float64 // [rows] for Stats, on the host
+	targets xpu.Tensor // [T] target tokens
+	ce      []float64  // [T] cross entropy of each target, on the host
+	rowLoss []float64  // [rows] for Stats, on the host
 
-	h        []float32 // [T, H] a normalised input
-	q        []float32 // [rows, A, S, D]
-	k, v     []float32 // [rows, G, S, D]
-	router   []float32 // [T, E] the router's logits; in the backward pass their gradient
-	gathered []float32 // [R, H] inputs of the experts
-	act      []float32 // [R, I]
-	expert   []float32 // [R, H] outputs of the experts; in the backward pass their gradients
-	logits   []float32 // [logitsRows, V]
+	h        xpu.Tensor // [T, H] a normalised input
+	q        xpu.Tensor // [rows, A, S, D]
+	k, v     xpu.Tensor // [rows, G, S, D]
+	router   xpu.Tensor // [T, E] the router's logits; in the backward pass their gradient
+	gathered xpu.Tensor // [R, H] inputs of the experts
+	act      xpu.Tensor // [R, I]
+	expert   xpu.Tensor // [R, H] outputs of the experts; in the backward pass their gradients
+	logits   xpu.Tensor // [logitsRows, V]
 
-	dx      []float32 // [T, H] gradient of the residual stream
-	dh      []float32 // [T, H] gradient of h
-	dk, dv  []float32 // like k
-	dqkv    []float32 // [T, H+2GD]
-	dact    []float32 // [R, I]
-	dweight []float32 // [R] gradient of a routing weight
-	slopes  []float32 // [L, E] derivative of the load-balancing loss by a probability
+	dx      xpu.Tensor // [T, H] gradient of the residual stream
+	dh      xpu.Tensor // [T, H] gradient of h
+	dk, dv  xpu.Tensor // like k
+	dqkv    xpu.Tensor // [T, H+2GD]
+	dact    xpu.Tensor // [R, I]
+	dweight xpu.Tensor // [R] gradient of a routing weight
+	slopes  xpu.Tensor // [L, E] derivative of the load-balancing loss by a probability
 
 	logitsRows int
+
+	// on the host
+	ints   []int32   // [T]
+	floats []float32 // [L, E]
 }
 
 // plan allocates the buffers for a pass of the given shape and makes f the current flight. The
@@ -179,7 +183,7 @@ func (p passShape) expertRows(c Config) int {
 // cut allocates all buffers of a flight from a.
 func (f *flight) cut(c Config, p passShape, a *arena) {
 	a.reset()
-	t, r, pairs, h := p.tokens(), p.expertRows(c), p.tokens()*c.ExpertsPerToken, c.HiddenSize
+	t, r, k, h := p.tokens(), p.expertRows(c), c.ExpertsPerToken, c.HiddenSize
 	layers := 1
 	if p.train {
 		layers = p.layers
@@ -190,7 +194,7 @@ func (f *flight) cut(c Config, p passShape, a *arena) {
 	f.saved = f.saved[:layers]
 	for i := range f.saved {
 		st := &f.saved[i]
-		*st = saved{x0: a.f32(t * h)}
+		*st = saved{x0: a.f32(t, h)}
 		if !p.recompute.attention() {
 			st.attended.cut(c, p, a)
 		}
@@ -198,18 +202,16 @@ func (f *flight) cut(c Config, p passShape, a *arena) {
 			st.gateUp = p.gateUp(c, a)
 		}
 		if c.moe() {
-			st.routing = xpu.Routing{Experts: c.Experts, PerToken: c.ExpertsPerToken,
-				Probs: a.f32(t * c.Experts), LSE: a.f32(t), Weight: a.f32(r),
-				Chosen: a.i32(pairs), RowOf: a.i32(pairs), TokenOf: a.i32(r), Counts: a.i32(c.Experts),
-			}
+			st.routing = xpu.Routing{Probs: a.f32(t, c.Experts), LSE: a.f32(t), Weight: a.f32(r),
+				Chosen: a.i32(t, k), RowOf: a.i32(t, k), TokenOf: a.i32(r), Counts: a.i32(c.Experts)}
 		}
 	}
-	f.ids, f.begin = a.i32(t), nil
+	f.ids, f.begin = a.i32(t), xpu.Tensor{}
 	if p.documents {
-		f.begin = a.i32(t)
+		f.begin = a.i32(p.rows, p.s)
 	}
 	if p.last {
-		f.xL, f.rstdL = a.f32(t*h), a.f32(t)
+		f.xL, f.rstdL = a.f32(t, h), a.f32(t)
 		if !c.moe() {
 			f.meanL = a.f32(t)
 		}
@@ -223,17 +225,17 @@ func (f *flight) cut(c Config, p passShape, a *arena) {
 }
 
 // gateUp allocates the buffer of that name from a.
-func (p passShape) gateUp(c Config, a *arena) []float32 {
-	return a.f32(p.expertRows(c) * 2 * c.IntermediateSize)
+func (p passShape) gateUp(c Config, a *arena) xpu.Tensor {
+	return a.f32(p.expertRows(c), 2*c.IntermediateSize)
 }
 
 // cut allocates the buffers from a.
 func (k *attended) cut(c Config, p passShape, a *arena) {
 	t, h := p.tokens(), c.HiddenSize
 	*k = attended{
-		rstd1: a.f32(t), qkv: a.f32(t * c.qkvWidth()),
-		ctx: a.f32(t * h), lse: a.f32(t * c.Heads),
-		x1: a.f32(t * h), rstd2: a.f32(t),
+		rstd1: a.f32(t), qkv: a.f32(t, c.qkvWidth()),
+		ctx: a.f32(t, h), lse: a.f32(p.rows, c.Heads, p.s),
+		x1: a.f32(t, h), rstd2: a.f32(t),
 	}
 	if c.moe() {
 		k.rq, k.rk = a.f32(t), a.f32(t)
@@ -247,7 +249,8 @@ func (w *workspace) cut(c Config, p passShape, a *arena) {
 	a.reset()
 	w.common = saved{}
 	t := p.tokens()
-	h, kv, ffn, r := c.HiddenSize, c.kvWidth(), c.IntermediateSize, p.expertRows(c)
+	h, ffn, r := c.HiddenSize, c.IntermediateSize, p.expertRows(c)
+	heads := func(n int) xpu.Tensor { return a.f32(p.rows, n, p.s, c.HeadDim()) }
 	if p.recompute.attention() {
 		w.common.attended.cut(c, p, a)
 	}
@@ -255,22 +258,22 @@ func (w *workspace) cut(c Config, p passShape, a *arena) {
 		w.common.gateUp = p.gateUp(c, a)
 	}
 	w.targets, w.ce, w.rowLoss = a.i32(t), a.f64(t), a.f64(p.rows)
-	w.h = a.f32(t * h)
-	w.q, w.k, w.v = a.f32(t*h), a.f32(t*kv), a.f32(t*kv)
-	w.act = a.f32(r * ffn)
+	w.h = a.f32(t, h)
+	w.q, w.k, w.v = heads(c.Heads), heads(c.KVHeads), heads(c.KVHeads)
+	w.act = a.f32(r, ffn)
 	if c.moe() {
-		w.router, w.gathered, w.expert = a.f32(t*c.Experts), a.f32(r*h), a.f32(r*h)
+		w.router, w.gathered, w.expert = a.f32(t, c.Experts), a.f32(r, h), a.f32(r, h)
 	}
 	if p.logits {
 		w.logitsRows = min(t, max(logitsFloats/c.VocabSize, logitsTokens))
-		w.logits = a.f32(w.logitsRows * c.VocabSize)
+		w.logits = a.f32(w.logitsRows, c.VocabSize)
 	}
 	if p.train {
-		w.dx, w.dh = a.f32(t*h), a.f32(t*h)
-		w.dk, w.dv = a.f32(t*kv), a.f32(t*kv)
-		w.dqkv, w.dact = a.f32(t*c.qkvWidth()), a.f32(r*ffn)
+		w.dx, w.dh = a.f32(t, h), a.f32(t, h)
+		w.dk, w.dv = heads(c.KVHeads), heads(c.KVHeads)
+		w.dqkv, w.dact = a.f32(t, c.qkvWidth()), a.f32(r, ffn)
 		if c.moe() {
-			w.dweight, w.slopes = a.f32(r), a.f32(p.layers*c.Experts)
+			w.dweight, w.slopes = a.f32(r), a.f32(p.layers, c.Experts)
 		}
 	}
 }

@@ -289,7 +289,7 @@ func TestApartClosesLast(t *testing.T) {
 // isClosed reports whether a device cannot be used any more.
 func isClosed(d xpu.Device) (closed bool) {
 	defer func() { closed = recover() != nil }()
-	d.Zero(nil)
+	d.Zero(xpu.Of(nil, 0))
 	return
 }
 

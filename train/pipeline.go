@@ -147,7 +147,7 @@ func (p *pipeline) blank(in, out *moe.Relay) (noneIn, noneOut *moe.Relay) {
 		noneIn = p.none
 	}
 	if out != nil {
-		p.device.Zero(out.Hidden)
+		p.device.Zero(xpu.Of(out.Hidden, len(out.Hidden)))
 		clear(out.Router)
 		noneOut = p.none
 	}

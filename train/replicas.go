@@ -20,8 +20,8 @@ import (
 // weights of a step to a digest before the update. The ranks compare their digests at intervals and
 // before each checkpoint. They find a copy that was wrong in a single step at the next comparison.
 type replicaCheck struct {
-	weights [replicaKinds][][]float32 // of the buckets of a kind; nil without replicas
-	sums    [replicaKinds][]uint64    // of the blocks of weights
+	weights [replicaKinds][]xpu.Tensor // of the buckets of a kind; nil without replicas
+	sums    [replicaKinds][]uint64     // of the blocks of weights
 
 	first   int64 // step of the first digest
 	digests []replicaDigests
@@ -50,7 +50,7 @@ func (r *run) newReplicaCheck() *replicaCheck {
 			kind, alike = expertWeights, r.ranks.Group(comm.Replicas)
 		}
 		if alike.Size() > 1 {
-			c.weights[kind] = append(c.weights[kind], b.Weight)
+			c.weights[kind] = append(c.weights[kind], xpu.Of(b.Weight, len(b.Weight)))
 		}
 	}
 	for kind, weights := range c.weights {

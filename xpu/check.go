@@ -3,7 +3,8 @@ package xpu
 import "fmt"
 
 // The functions below are for implementations of [Device]. They panic if the caller of a method
-// made a mistake, with a message that names the method and the operand.
+// made a mistake, with a message that names the method and the operand. They compare types and
+// shapes; the contents of memory are not checked.
 
 // CheckMatMul panics unless the arguments of [Products.MatMul] are valid.
 func CheckMatMul(dst, a, b Tensor) {
@@ -11,82 +12,46 @@ func CheckMatMul(dst, a, b Tensor) {
 	checkMatrix(name, "a", a)
 	checkMatrix(name, "b", b)
 	checkMatrix(name, "dst", dst)
-	CheckShape(name, "b", b, Float32, a.shape[1], b.shape[1])
-	CheckShape(name, "dst", dst, Float32, a.shape[0], b.shape[1])
+	checkShape(name, "b", b, Float32, a.shape[1], b.shape[1])
+	checkShape(name, "dst", dst, Float32, a.shape[0], b.shape[1])
 	if _, transposed, _ := dst.Stored(); transposed {
 		panic("xpu: MatMul: dst is transposed")
 	}
 }
 
-// CheckGroupedMatMul panics unless the arguments of [Products.GroupedMatMul] are valid. It does not
-// check the contents of counts.
-func CheckGroupedMatMul(dst, a, b, counts Tensor) {
-	const name = "GroupedMatMul"
-	stack := b
-	if b.rank == 3 {
-		if _, transposed, _ := b.Stored(); transposed {
-			stack = b.T()
-		}
-	}
-	groups := checkGroups(name, counts)
-	checkDense(name, "a", a, 2)
-	checkDense(name, "b", stack, 3)
-	checkDense(name, "dst", dst, 2)
-	CheckShape(name, "b", b, Float32, groups, a.shape[1], b.shape[2])
-	CheckShape(name, "dst", dst, Float32, a.shape[0], b.shape[2])
-}
-
-// CheckGroupedWeightGrad panics unless the arguments of [Products.GroupedWeightGrad] are valid. It
-// does not check the contents of counts.
-func CheckGroupedWeightGrad(dst, a, b, counts Tensor) {
-	const name = "GroupedWeightGrad"
-	groups := checkGroups(name, counts)
-	checkDense(name, "a", a, 2)
-	checkDense(name, "b", b, 2)
-	checkDense(name, "dst", dst, 3)
-	CheckShape(name, "b", b, Float32, a.shape[0], b.shape[1])
-	CheckShape(name, "dst", dst, Float32, groups, a.shape[1], b.shape[1])
-}
-
-// CheckShape panics unless an operand has the given type and shape.
-func CheckShape(name, operand string, t Tensor, dtype DType, shape ...int) {
-	ok := t.dtype == dtype && int(t.rank) == len(shape)
-	for i := 0; ok && i < len(shape); i++ {
-		ok = t.shape[i] == shape[i]
-	}
-	if !ok {
-		panic(fmt.Sprintf("xpu: %s: %s is %s of shape %v; want %s of shape %v", name, operand, t.dtype, t.Shape(),
-			dtype,
-			append([]int(nil), shape...)))
-	}
-}
-
 // checkMatrix panics unless t is a matrix of numbers with contiguous rows or columns.
 func checkMatrix(name, operand string, t Tensor) {
-	ok := t.rank == 2 && t.dtype == Float32
-	if ok {
-		_, _, ok = t.Stored()
-	}
-	if !ok {
-		panic(fmt.Sprintf("xpu: %s: %s is %s of shape %v; want a matrix of fp32", name, operand, t.dtype, t.Shape()))
+	checkRank(name, operand, t, Float32, 2)
+	if _, _, ok := t.Stored(); !ok {
+		panic(fmt.Sprintf("xpu: %s: neither rows nor columns of %s are contiguous", name, operand))
 	}
 }
 
-// checkDense panics unless t is a contiguous tensor of numbers with the given rank.
-func checkDense(name, operand string, t Tensor, rank int) {
-	if int(t.rank) != rank || t.dtype != Float32 || !t.Contiguous() {
-		panic(fmt.Sprintf("xpu: %s: %s is %s of shape %v; want %d dimensions of fp32 without gaps", name, operand,
-			t.dtype, t.Shape(), rank))
+// CheckGroupedMatMul panics unless the arguments of [Products.GroupedMatMul] are valid.
+func CheckGroupedMatMul(dst, a, b, counts Tensor) {
+	const name = "GroupedMatMul"
+	checkRank(name, "counts", counts, Int32, 1)
+	checkRank(name, "a", a, Float32, 2)
+	checkRank(name, "b", b, Float32, 3)
+	groups, terms, columns := counts.shape[0], a.shape[1], b.shape[2]
+	if _, transposed, _ := b.Stored(); transposed {
+		check(name, "b transposed", b.T(), Float32, groups, columns, terms)
+	} else {
+		check(name, "b", b, Float32, groups, terms, columns)
 	}
+	check(name, "a", a, Float32, a.shape[0], terms)
+	check(name, "dst", dst, Float32, a.shape[0], columns)
 }
 
-// checkGroups panics unless counts is a list of counts, and returns their number.
-func checkGroups(name string, counts Tensor) (groups int) {
-	if counts.rank != 1 || counts.dtype != Int32 || !counts.Contiguous() {
-		panic(fmt.Sprintf("xpu: %s: counts is %s of shape %v; want one dimension of int32", name, counts.dtype,
-			counts.Shape()))
-	}
-	return counts.shape[0]
+// CheckGroupedWeightGrad panics unless the arguments of [Products.GroupedWeightGrad] are valid.
+func CheckGroupedWeightGrad(dst, a, b, counts Tensor) {
+	const name = "GroupedWeightGrad"
+	checkRank(name, "counts", counts, Int32, 1)
+	checkRank(name, "a", a, Float32, 2)
+	checkRank(name, "b", b, Float32, 2)
+	check(name, "a", a, Float32, a.shape[0], a.shape[1])
+	check(name, "b", b, Float32, a.shape[0], b.shape[1])
+	check(name, "dst", dst, Float32, counts.shape[0], a.shape[1], b.shape[1])
 }
 
 // CheckCounts panics if a count is negative or the counts do not add up to rows.
@@ -102,302 +67,309 @@ func CheckCounts(name string, counts []int32, rows int) {
 	}
 }
 
+// CheckElements panics unless all operands of [Layers.Zero], [Layers.Copy] or [Layers.Add] have
+// the result's shape.
+func CheckElements(name string, dst Tensor, operands ...Tensor) {
+	check(name, "dst", dst, Float32, dst.shape[:dst.rank]...)
+	for _, x := range operands {
+		check(name, "an operand", x, Float32, dst.shape[:dst.rank]...)
+	}
+}
+
 // CheckRows panics unless the arguments of [Layers.Embed], [Layers.EmbedGrad] or
-// [Layers.GatherRows] are valid. rows is the method's dst or dx, with one row for each id. It does
-// not check the ids.
-func CheckRows(name string, rows []float32, ids []int32, width int) {
-	positive(name, "width", width)
-	need(name, "the matrix with a row for each id", len(rows), len(ids)*width)
+// [Layers.GatherRows] are valid. rows is the method's dst or dx, with one row for each id.
+func CheckRows(name string, rows, table, ids Tensor) {
+	checkRank(name, "the ids", ids, Int32, 1)
+	checkRank(name, "the table", table, Float32, 2)
+	check(name, "the table", table, Float32, table.shape[0], table.shape[1])
+	check(name, "the matrix with a row for each id", rows, Float32, ids.shape[0], table.shape[1])
 }
 
-// CheckNormalize panics unless the arguments of [Layers.Normalize] are valid, and returns the
-// number of tokens.
-func CheckNormalize(h, x []float32, n Norm) (tokens int) {
-	tokens = n.check("Normalize", x)
-	need("Normalize", "h", len(h), len(x))
-	return tokens
+// CheckNormalize panics unless the arguments of [Layers.Normalize] are valid.
+func CheckNormalize(h, x Tensor, n Norm) {
+	n.check("Normalize", x)
+	check("Normalize", "h", h, Float32, x.shape[0], x.shape[1])
 }
 
-// CheckNormGrad panics unless the arguments of [Layers.NormGrad] are valid, and returns the number
-// of tokens.
-func CheckNormGrad(dx, dh, x []float32, n Norm, dweight []float32) (tokens int) {
-	tokens = n.check("NormGrad", x)
-	need("NormGrad", "dx", len(dx), len(x))
-	need("NormGrad", "dh", len(dh), len(x))
-	if len(n.Weight) > 0 {
-		need("NormGrad", "dweight", len(dweight), n.Width)
+// CheckNormGrad panics unless the arguments of [Layers.NormGrad] are valid.
+func CheckNormGrad(dx, dh, x Tensor, n Norm, dweight Tensor) {
+	const name = "NormGrad"
+	n.check(name, x)
+	check(name, "dx", dx, Float32, x.shape[0], x.shape[1])
+	check(name, "dh", dh, Float32, x.shape[0], x.shape[1])
+	if n.Weight.Present() {
+		check(name, "dweight", dweight, Float32, x.shape[1])
 	}
-	return tokens
 }
 
-// check panics unless n fits the rows of x, and returns their number.
-func (n Norm) check(name string, x []float32) (tokens int) {
-	positive(name, "Width", n.Width)
-	if tokens = len(x) / n.Width; len(x)%n.Width != 0 {
-		panic(fmt.Sprintf("xpu: %s: %d elements are not rows of %d", name, len(x), n.Width))
-	}
-	need(name, "RStd", len(n.RStd), tokens)
-	if len(n.Weight) > 0 {
-		need(name, "Weight", len(n.Weight), n.Width)
+func (n Norm) check(name string, x Tensor) {
+	checkRank(name, "x", x, Float32, 2)
+	check(name, "x", x, Float32, x.shape[0], x.shape[1])
+	check(name, "RStd", n.RStd, Float32, x.shape[0])
+	if n.Weight.Present() {
+		check(name, "Weight", n.Weight, Float32, x.shape[1])
 	} else {
-		need(name, "Mean", len(n.Mean), tokens)
+		check(name, "Mean", n.Mean, Float32, x.shape[0])
 	}
-	return tokens
 }
 
-// check panics unless h is a valid shape of an attention over the keys up to position first +
-// Length, with capacity for that many positions.
-func (h Heads) check(name string, first, capacity int) {
-	if h.Rows < 0 || h.Length < 0 || h.Heads < 1 || h.KVHeads < 1 || h.Size < 2 || h.Heads%h.KVHeads != 0 ||
-		h.Size%2 != 0 {
-		panic(fmt.Sprintf("xpu: %s: %d rows of %d tokens with %d heads of queries and %d of keys and values, of "+
-			"size %d", name, h.Rows, h.Length, h.Heads, h.KVHeads, h.Size))
+// check panics unless queries, keys and values have the shape of heads, for queries from position
+// first on.
+func (h Heads) check(name string, q, k, v Tensor, first int) {
+	checkRank(name, "Q", q, Float32, 4)
+	checkRank(name, "K", k, Float32, 4)
+	if h.Heads < 1 || h.KVHeads < 1 || h.Size < 2 || h.Heads%h.KVHeads != 0 || h.Size%2 != 0 {
+		panic(fmt.Sprintf("xpu: %s: %d heads of queries and %d of keys and values, of size %d", name, h.Heads,
+			h.KVHeads,
+			h.Size))
 	}
-	if first < 0 || first > capacity-h.Length {
+	if first < 0 || first > h.Capacity-h.Length {
 		panic(fmt.Sprintf("xpu: %s: %d positions from %d on exceed the capacity of %d", name, h.Length, first,
-			capacity))
+			h.Capacity))
+	}
+	check(name, "Q", q, Float32, h.Rows, h.Heads, h.Length, h.Size)
+	check(name, "K", k, Float32, h.Rows, h.KVHeads, h.Capacity, h.Size)
+	check(name, "V", v, Float32, h.Rows, h.KVHeads, h.Capacity, h.Size)
+}
+
+// checkComplete panics unless the tokens are complete sequences from position 0.
+func (h Heads) checkComplete(name string, first int) {
+	if first != 0 || h.Capacity != h.Length {
+		panic(fmt.Sprintf("xpu: %s: queries start at position %d, and the capacity is %d for %d queries; gradients "+
+			"need complete sequences, from position 0", name, first, h.Capacity, h.Length))
 	}
 }
 
 // CheckSplitHeads panics unless the arguments of [Layers.SplitHeads] are valid.
-func CheckSplitHeads(p Projections) {
-	p.check("SplitHeads", p.First, p.Capacity)
-	tokens := p.Rows * p.Length
-	p.checkProjections("SplitHeads")
-	need("SplitHeads", "Q", len(p.Q), tokens*p.Heads.Heads*p.Size)
-	need("SplitHeads", "K", len(p.K), p.Rows*p.KVHeads*p.Capacity*p.Size)
-	need("SplitHeads", "V", len(p.V), p.Rows*p.KVHeads*p.Capacity*p.Size)
-}
+func CheckSplitHeads(p Projections) { p.check("SplitHeads") }
 
-func (p Projections) checkProjections(name string) {
-	tokens := p.Rows * p.Length
-	need(name, "QKV", len(p.QKV), tokens*p.Width())
-	if len(p.QWeight) > 0 {
-		need(name, "QWeight", len(p.QWeight), p.Heads.Heads*p.Size)
-		need(name, "RQ", len(p.RQ), tokens)
+func (p Projections) check(name string) {
+	h := p.Heads()
+	h.check(name, p.Q, p.K, p.V, p.First)
+	check(name, "QKV", p.QKV, Float32, h.Tokens(), h.Width())
+	if p.QWeight.Present() {
+		check(name, "QWeight", p.QWeight, Float32, h.Heads*h.Size)
+		check(name, "RQ", p.RQ, Float32, h.Tokens())
 	}
-	if len(p.KWeight) > 0 {
-		need(name, "KWeight", len(p.KWeight), p.KVHeads*p.Size)
-		need(name, "RK", len(p.RK), tokens)
+	if p.KWeight.Present() {
+		check(name, "KWeight", p.KWeight, Float32, h.KVHeads*h.Size)
+		check(name, "RK", p.RK, Float32, h.Tokens())
 	}
-	if tokens > 0 {
-		need(name, "Cos", len(p.Cos), (p.First+p.Length)*p.Size/2)
-		need(name, "Sin", len(p.Sin), (p.First+p.Length)*p.Size/2)
-	}
+	positions := max(p.First+h.Length, p.Cos.shape[0])
+	check(name, "Cos", p.Cos, Float32, positions, h.Size/2)
+	check(name, "Sin", p.Sin, Float32, positions, h.Size/2)
 }
 
 // CheckJoinHeads panics unless the arguments of [Layers.JoinHeads] are valid.
-func CheckJoinHeads(p Projections, dqkv, dk, dv, dqWeight, dkWeight []float32) {
-	p.check("JoinHeads", p.First, p.First+p.Length)
-	if p.First != 0 {
-		panic(fmt.Sprintf("xpu: JoinHeads: queries start at position %d; gradients need complete sequences, from "+
-			"position 0",
-			p.First))
+func CheckJoinHeads(p Projections, dqkv, dk, dv, dqWeight, dkWeight Tensor) {
+	const name = "JoinHeads"
+	p.check(name)
+	h := p.Heads()
+	h.checkComplete(name, p.First)
+	check(name, "dqkv", dqkv, Float32, h.Tokens(), h.Width())
+	check(name, "dk", dk, Float32, h.Rows, h.KVHeads, h.Length, h.Size)
+	check(name, "dv", dv, Float32, h.Rows, h.KVHeads, h.Length, h.Size)
+	if p.QWeight.Present() {
+		check(name, "dqWeight", dqWeight, Float32, h.Heads*h.Size)
 	}
-	tokens := p.Rows * p.Length
-	p.checkProjections("JoinHeads")
-	need("JoinHeads", "dqkv", len(dqkv), tokens*p.Width())
-	need("JoinHeads", "dk", len(dk), tokens*p.KVHeads*p.Size)
-	need("JoinHeads", "dv", len(dv), tokens*p.KVHeads*p.Size)
-	if len(p.QWeight) > 0 {
-		need("JoinHeads", "dqWeight", len(dqWeight), p.Heads.Heads*p.Size)
-	}
-	if len(p.KWeight) > 0 {
-		need("JoinHeads", "dkWeight", len(dkWeight), p.KVHeads*p.Size)
+	if p.KWeight.Present() {
+		check(name, "dkWeight", dkWeight, Float32, h.KVHeads*h.Size)
 	}
 }
 
 // CheckAttend panics unless the arguments of [Layers.Attend] are valid.
-func CheckAttend(a Attention) { a.checkAttention("Attend") }
+func CheckAttend(a Attention) { a.check("Attend") }
 
-func (a Attention) checkAttention(name string) {
-	a.check(name, a.First, a.Capacity)
-	queries := a.Rows * a.Length * a.Heads.Heads
-	need(name, "Q", len(a.Q), queries*a.Size)
-	need(name, "K", len(a.K), a.Rows*a.KVHeads*a.Capacity*a.Size)
-	need(name, "V", len(a.V), a.Rows*a.KVHeads*a.Capacity*a.Size)
-	need(name, "Context", len(a.Context), queries*a.Size)
-	need(name, "LSE", len(a.LSE), queries)
-	if len(a.Begin) > 0 {
-		need(name, "Begin", len(a.Begin), a.Rows*a.Length)
+func (a Attention) check(name string) {
+	h := a.Heads()
+	h.check(name, a.Q, a.K, a.V, a.First)
+	check(name, "Context", a.Context, Float32, h.Tokens(), h.Heads*h.Size)
+	check(name, "LSE", a.LSE, Float32, h.Rows, h.Heads, h.Length)
+	if a.Begin.Present() {
+		check(name, "Begin", a.Begin, Int32, h.Rows, h.Length)
 	}
 }
 
 // CheckAttendGrad panics unless the arguments of [Layers.AttendGrad] are valid.
-func CheckAttendGrad(a Attention, dcontext, dqkv, dk, dv []float32) {
-	a.checkAttention("AttendGrad")
-	if a.First != 0 || a.Capacity != a.Length {
-		panic(fmt.Sprintf("xpu: AttendGrad: queries start at position %d, and the capacity is %d for %d queries; "+
-			"gradients need complete sequences, from position 0",
-			a.First, a.Capacity, a.Length))
+func CheckAttendGrad(a Attention, dcontext, dqkv, dk, dv Tensor) {
+	const name = "AttendGrad"
+	a.check(name)
+	h := a.Heads()
+	h.checkComplete(name, a.First)
+	check(name, "dcontext", dcontext, Float32, h.Tokens(), h.Heads*h.Size)
+	check(name, "dqkv", dqkv, Float32, h.Tokens(), h.Width())
+	check(name, "dk", dk, Float32, h.Rows, h.KVHeads, h.Length, h.Size)
+	check(name, "dv", dv, Float32, h.Rows, h.KVHeads, h.Length, h.Size)
+}
+
+// check panics unless r has the distribution and the choices of tokens, and returns their numbers.
+func (r Routing) check(name string) (tokens, experts, perToken int) {
+	checkRank(name, "Probs", r.Probs, Float32, 2)
+	checkRank(name, "Chosen", r.Chosen, Int32, 2)
+	tokens, experts, perToken = r.Probs.shape[0], r.Probs.shape[1], r.Chosen.shape[1]
+	if experts < 1 || perToken < 1 || perToken > experts {
+		panic(fmt.Sprintf("xpu: %s: %d of %d experts for each token", name, perToken, experts))
 	}
-	tokens := a.Rows * a.Length
-	need("AttendGrad", "dcontext", len(dcontext), tokens*a.Heads.Heads*a.Size)
-	need("AttendGrad", "dqkv", len(dqkv), tokens*a.Width())
-	need("AttendGrad", "dk", len(dk), tokens*a.KVHeads*a.Size)
-	need("AttendGrad", "dv", len(dv), tokens*a.KVHeads*a.Size)
+	check(name, "Probs", r.Probs, Float32, tokens, experts)
+	check(name, "Chosen", r.Chosen, Int32, tokens, perToken)
+	return tokens, experts, perToken
 }
 
-// check panics unless r can hold the choices of the given number of tokens.
-func (r Routing) check(name string, tokens int) {
-	if r.Experts < 1 || r.PerToken < 1 || r.PerToken > r.Experts {
-		panic(fmt.Sprintf("xpu: %s: %d of %d experts for each token", name, r.PerToken, r.Experts))
+// CheckRoute panics unless the arguments of [Layers.Route] are valid.
+func CheckRoute(r Routing, logits Tensor, stats *RouterStats) {
+	const name = "Route"
+	tokens, experts, _ := r.check(name)
+	check(name, "logits", logits, Float32, tokens, experts)
+	check(name, "LSE", r.LSE, Float32, tokens)
+	check(name, "Counts", r.Counts, Int32, experts)
+	need(name, "the statistics' Probs", len(stats.Probs), experts)
+	need(name, "the statistics' Counts", len(stats.Counts), experts)
+}
+
+// CheckSortRows panics unless the arguments of [Layers.SortRows] are valid.
+func CheckSortRows(r Routing) {
+	const name = "SortRows"
+	tokens, experts, perToken := r.check(name)
+	check(name, "Counts", r.Counts, Int32, experts)
+	check(name, "RowOf", r.RowOf, Int32, tokens, perToken)
+	check(name, "TokenOf", r.TokenOf, Int32, tokens*perToken)
+	check(name, "Weight", r.Weight, Float32, tokens*perToken)
+}
+
+// CheckRouteGrad panics unless the arguments of [Layers.RouteGrad] are valid.
+func CheckRouteGrad(r Routing, dlogits, slope, dweight Tensor) {
+	const name = "RouteGrad"
+	tokens, experts, perToken := r.check(name)
+	check(name, "LSE", r.LSE, Float32, tokens)
+	check(name, "RowOf", r.RowOf, Int32, tokens, perToken)
+	check(name, "dlogits", dlogits, Float32, tokens, experts)
+	check(name, "slope", slope, Float32, experts)
+	check(name, "dweight", dweight, Float32, tokens*perToken)
+}
+
+// CheckSumRows panics unless the arguments of [Layers.SumRows] are valid.
+func CheckSumRows(dst, x, y, rowOf Tensor) {
+	const name = "SumRows"
+	checkRank(name, "rowOf", rowOf, Int32, 2)
+	checkRank(name, "y", y, Float32, 2)
+	if rowOf.shape[1] < 1 {
+		panic("xpu: SumRows: tokens have no rows")
 	}
-	need(name, "Probs", len(r.Probs), tokens*r.Experts)
-	need(name, "Chosen", len(r.Chosen), tokens*r.PerToken)
-}
-
-// CheckRoute panics unless the arguments of [Layers.Route] are valid, and returns the number of
-// tokens.
-func CheckRoute(r Routing, logits []float32, stats *RouterStats) (tokens int) {
-	tokens = len(r.LSE)
-	r.check("Route", tokens)
-	need("Route", "logits", len(logits), tokens*r.Experts)
-	need("Route", "Counts", len(r.Counts), r.Experts)
-	need("Route", "the statistics' Probs", len(stats.Probs), r.Experts)
-	need("Route", "the statistics' Counts", len(stats.Counts), r.Experts)
-	return tokens
-}
-
-// CheckSortRows panics unless the arguments of [Layers.SortRows] are valid, and returns the number
-// of tokens.
-func CheckSortRows(r Routing) (tokens int) {
-	positive("SortRows", "the number of experts of a token", r.PerToken)
-	rows := len(r.Chosen)
-	tokens = rows / r.PerToken
-	r.check("SortRows", tokens)
-	need("SortRows", "Counts", len(r.Counts), r.Experts)
-	need("SortRows", "RowOf", len(r.RowOf), rows)
-	need("SortRows", "TokenOf", len(r.TokenOf), rows)
-	need("SortRows", "Weight", len(r.Weight), rows)
-	return tokens
-}
-
-// CheckRouteGrad panics unless the arguments of [Layers.RouteGrad] are valid, and returns the
-// number of tokens. It does not check the contents of RowOf.
-func CheckRouteGrad(r Routing, dlogits, slope, dweight []float32) (tokens int) {
-	tokens = len(r.LSE)
-	r.check("RouteGrad", tokens)
-	need("RouteGrad", "RowOf", len(r.RowOf), tokens*r.PerToken)
-	need("RouteGrad", "dlogits", len(dlogits), tokens*r.Experts)
-	need("RouteGrad", "slope", len(slope), r.Experts)
-	need("RouteGrad", "dweight", len(dweight), tokens*r.PerToken)
-	return tokens
-}
-
-// CheckSumRows panics unless the arguments of [Layers.SumRows] are valid, and returns the number of
-// tokens. It does not check the contents of rowOf.
-func CheckSumRows(dst, x []float32, rowOf []int32, perToken, width int) (tokens int) {
-	positive("SumRows", "the number of rows of a token", perToken)
-	positive("SumRows", "width", width)
-	if tokens = len(rowOf) / perToken; len(rowOf)%perToken != 0 {
-		panic(fmt.Sprintf("xpu: SumRows: %d rows are not a multiple of %d rows per token", len(rowOf), perToken))
+	check(name, "rowOf", rowOf, Int32, rowOf.shape[0], rowOf.shape[1])
+	check(name, "y", y, Float32, y.shape[0], y.shape[1])
+	check(name, "dst", dst, Float32, rowOf.shape[0], y.shape[1])
+	if x.Present() {
+		check(name, "x", x, Float32, rowOf.shape[0], y.shape[1])
 	}
-	need("SumRows", "dst", len(dst), tokens*width)
-	if len(x) > 0 {
-		need("SumRows", "x", len(x), tokens*width)
+}
+
+// CheckSwiGLU panics unless the arguments of [Layers.SwiGLU] are valid.
+func CheckSwiGLU(act, gateUp, weight Tensor) { checkSwiGLU("SwiGLU", act, gateUp, weight) }
+
+func checkSwiGLU(name string, act, gateUp, weight Tensor) {
+	checkRank(name, "act", act, Float32, 2)
+	rows, width := act.shape[0], act.shape[1]
+	check(name, "act", act, Float32, rows, width)
+	check(name, "gateUp", gateUp, Float32, rows, 2*width)
+	if weight.Present() {
+		check(name, "weight", weight, Float32, rows)
 	}
-	return tokens
 }
 
-// CheckSwiGLU panics unless the arguments of [Layers.SwiGLU] are valid, and returns the number of
-// rows.
-func CheckSwiGLU(act, gateUp, weight []float32, width int) (rows int) {
-	return checkSwiGLU("SwiGLU", act, gateUp, weight, width)
-}
-
-func checkSwiGLU(name string, act, gateUp, weight []float32, width int) (rows int) {
-	positive(name, "width", width)
-	if rows = len(act) / width; len(act)%width != 0 {
-		panic(fmt.Sprintf("xpu: %s: %d elements are not rows of %d", name, len(act), width))
+// CheckSwiGLUGrad panics unless the arguments of [Layers.SwiGLUGrad] are valid.
+func CheckSwiGLUGrad(gateUp, act, dact, weight, dweight Tensor) {
+	const name = "SwiGLUGrad"
+	checkSwiGLU(name, act, gateUp, weight)
+	check(name, "dact", dact, Float32, act.shape[0], act.shape[1])
+	if weight.Present() {
+		check(name, "dweight", dweight, Float32, act.shape[0])
 	}
-	need(name, "gateUp", len(gateUp), 2*len(act))
-	if len(weight) > 0 {
-		need(name, "weight", len(weight), rows)
+}
+
+// CheckCrossEntropy panics unless the argument of [Layers.CrossEntropy] is valid.
+func CheckCrossEntropy(c CrossEntropy) {
+	const name = "CrossEntropy"
+	checkRank(name, "Logits", c.Logits, Float32, 2)
+	check(name, "Logits", c.Logits, Float32, c.Logits.shape[0], c.Logits.shape[1])
+	check(name, "Targets", c.Targets, Int32, c.Logits.shape[0])
+	need(name, "Loss", len(c.Loss), c.Logits.shape[0])
+}
+
+// CheckBlocks panics unless the arguments of [Layers.SumSquares] or [Layers.Checksums] are valid,
+// and returns the number of blocks. results is the number of host results.
+func CheckBlocks(name string, stretches []Tensor, results int) (blocks int) {
+	for _, x := range stretches {
+		check(name, "a stretch", x, Float32, x.shape[:x.rank]...)
 	}
-	return rows
-}
-
-// CheckSwiGLUGrad panics unless the arguments of [Layers.SwiGLUGrad] are valid, and returns the
-// number of rows.
-func CheckSwiGLUGrad(gateUp, act, dact, weight, dweight []float32, width int) (rows int) {
-	rows = checkSwiGLU("SwiGLUGrad", act, gateUp, weight, width)
-	need("SwiGLUGrad", "dact", len(dact), len(act))
-	if len(weight) > 0 {
-		need("SwiGLUGrad", "dweight", len(dweight), rows)
-	}
-	return rows
-}
-
-// CheckCrossEntropy panics unless the argument of [Layers.CrossEntropy] is valid, and returns the
-// number of targets. It does not check the contents of Targets.
-func CheckCrossEntropy(c CrossEntropy) (targets int) {
-	positive("CrossEntropy", "width", c.Width)
-	targets = len(c.Targets)
-	need("CrossEntropy", "Logits", len(c.Logits), targets*c.Width)
-	need("CrossEntropy", "Loss", len(c.Loss), targets)
-	return targets
-}
-
-// CheckSumSquares panics unless the arguments of [Layers.SumSquares] are valid, and returns the
-// number of blocks.
-func CheckSumSquares(stretches [][]float32, sums []float64) (blocks int) {
 	blocks = Blocks(stretches)
-	need("SumSquares", "sums", len(sums), blocks)
-	return blocks
-}
-
-// CheckChecksums panics unless the arguments of [Layers.Checksums] are valid, and returns the
-// number of blocks.
-func CheckChecksums(stretches [][]float32, sums []uint64) (blocks int) {
-	blocks = Blocks(stretches)
-	need("Checksums", "sums", len(sums), blocks)
+	need(name, "sums", results, blocks)
 	return blocks
 }
 
 // CheckUpdate panics unless the arguments of [Layers.Update] are valid, and returns the number of
 // blocks.
 func CheckUpdate(u Update, stretches []Moments, before, change []float64) (blocks int) {
-	for i, s := range stretches {
-		n := len(s.Weight)
-		second := n
-		if u.States == 1 {
-			second = 0
+	const name = "Update"
+	for _, s := range stretches {
+		shape := s.Weight.shape[:s.Weight.rank]
+		check(name, "Weight", s.Weight, Float32, shape...)
+		check(name, "Grad", s.Grad, Float32, shape...)
+		check(name, "M", s.M, Float32, shape...)
+		if u.States > 1 {
+			check(name, "V", s.V, Float32, shape...)
 		}
-		if len(s.Grad) != n || len(s.M) != n || len(s.V) != second {
-			panic(fmt.Sprintf("xpu: Update: stretch %d has %d weights, %d gradients, and %d and %d elements of "+
-				"state, for %s",
-				i, n, len(s.Grad), len(s.M), len(s.V), u.Rule))
-		}
-		blocks += (len(s.Weight) + BlockSize - 1) / BlockSize
+		blocks += (s.Weight.Elements() + BlockSize - 1) / BlockSize
 	}
 	if len(before) > 0 || len(change) > 0 {
-		need("Update", "before", len(before), blocks)
-		need("Update", "change", len(change), blocks)
+		need(name, "before", len(before), blocks)
+		need(name, "change", len(change), blocks)
 	}
 	return blocks
 }
 
-// CheckElements panics unless all operands of [Layers.Copy] or [Layers.Add] have the result's
-// length.
-func CheckElements(name string, dst []float32, operands ...[]float32) {
-	for _, x := range operands {
-		if len(x) != len(dst) {
-			panic(fmt.Sprintf("xpu: %s: operands of %d and %d elements", name, len(dst), len(x)))
+// CheckCopy panics unless the arguments of [Memory.Write] or [Memory.Read], or of their forms for
+// whole numbers, are valid. n is the number of elements on the host.
+func CheckCopy(name string, t Tensor, dtype DType, n int) {
+	if t.Present() || n > 0 {
+		check(name, "the tensor", t, dtype, t.shape[:t.rank]...)
+	}
+	if t.Elements() != n {
+		panic(fmt.Sprintf("xpu: %s: the tensor of shape %v has %d elements, and the host %d", name, t.Shape(),
+			t.Elements(), n))
+	}
+}
+
+// check panics unless an operand has the given type and shape, without gaps.
+func check(name, operand string, t Tensor, dtype DType, shape ...int) {
+	checkShape(name, operand, t, dtype, shape...)
+	if !t.Contiguous() {
+		panic(fmt.Sprintf("xpu: %s: %s of shape %v has gaps or is transposed", name, operand, t.Shape()))
+	}
+}
+
+// checkShape panics unless an operand has the given type and shape.
+func checkShape(name, operand string, t Tensor, dtype DType, shape ...int) {
+	checkRank(name, operand, t, dtype, len(shape))
+	for i, n := range shape {
+		if t.shape[i] != n {
+			panic(fmt.Sprintf("xpu: %s: %s has the shape %v; want %v", name, operand, t.Shape(),
+				append([]int(nil), shape...)))
 		}
 	}
 }
 
-// positive panics unless a size is positive.
-func positive(name, what string, size int) {
-	if size < 1 {
-		panic(fmt.Sprintf("xpu: %s: %s is %d", name, what, size))
+// checkRank panics unless an operand has the given type and number of dimensions.
+func checkRank(name, operand string, t Tensor, dtype DType, rank int) {
+	if t.dtype != dtype || int(t.rank) != rank || rank == 0 {
+		panic(fmt.Sprintf("xpu: %s: %s is %s of shape %v; want %s with %d dimensions", name, operand, t.dtype,
+			t.Shape(),
+			dtype, rank))
 	}
 }
 
-// need panics if an operand has fewer elements than the sizes require.
+// need panics if the space is too small for all host results.
 func need(name, operand string, have, want int) {
 	if have < want {
-		panic(fmt.Sprintf("xpu: %s: %s has %d elements, but the sizes require %d", name, operand, have, want))
+		panic(fmt.Sprintf("xpu: %s: %s has space for %d results, but there are %d", name, operand, have, want))
 	}
 }

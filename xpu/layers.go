@@ -10,114 +10,109 @@ import (
 // tokens of a pass, rows × length. R is the number of expert rows: one for each token and each of
 // its chosen experts. Results must not overlap an operand unless the method allows it.
 //
-// The length of one slice determines T, R or n, as each method says. The other slices may be
-// longer; their excess elements are not touched. Without tokens a method does nothing, and slices
-// may be empty, but host results are still set. Slices of slices are read before a method returns.
-// Host results must not be used before Wait. The values of ids, rows and targets are not checked:
-// an index out of range is an error of the caller with an undefined effect.
+// Operands have exactly the documented shapes, without gaps. Without tokens a method does nothing,
+// but host results are still set. Slices of tensors are read before a method returns. Host results
+// must not be used before Wait. The values of ids, rows and targets are not checked: an index out
+// of range is an error of the caller with an undefined effect.
 type Layers interface {
-	// Zero sets x to zero, Copy sets dst to x, and Add sets dst to x + y; dst may be x. All slices
-	// have the same length.
-	Zero(x []float32)
-	Copy(dst, x []float32)
-	Add(dst, x, y []float32)
+	// Zero sets x to zero, Copy sets dst to x, and Add sets dst to x + y; dst may be x. All have
+	// the same shape.
+	Zero(x Tensor)
+	Copy(dst, x Tensor)
+	Add(dst, x, y Tensor)
 
-	// Embed sets row t of dst [T, width] to row ids[t] of table [·, width]. T is len(ids).
-	Embed(dst, table []float32, ids []int32, width int)
+	// Embed sets row t of dst [T, width] to row ids[t] of table [·, width].
+	Embed(dst, table, ids Tensor)
 
 	// EmbedGrad adds row t of dx [T, width] to row ids[t] of dtable, for all t whose id is not
-	// skip, in ascending order of t for each row of dtable. The host's side of ids must be the same
-	// as the device's. T is len(ids).
-	EmbedGrad(dtable, dx []float32, ids []int32, width int, skip int32)
+	// skip, in ascending order of t for each row of dtable.
+	EmbedGrad(dtable, dx, ids Tensor, skip int32)
 
-	// Normalize writes the norm of the rows of x [T, Width] to h. It sets the statistics of n, or
-	// with known uses the existing values. T is len(x)/Width, which must have no remainder.
-	Normalize(h, x []float32, n Norm, known bool)
+	// Normalize writes the norm of the rows of x [T, width] to h. It sets the statistics of n, or
+	// with known uses the existing values.
+	Normalize(h, x Tensor, n Norm, known bool)
 
 	// NormGrad adds the gradient of x to dx and the gradient of the norm's weight to dweight, given
-	// dh, the gradient of the norm's output. dweight is empty if n has no weight, and has Width
-	// elements otherwise. NormGrad may overwrite dh. It uses the statistics that Normalize set. T
-	// is len(x)/Width, which must have no remainder.
+	// dh, the gradient of the norm's output. dweight is absent if n has no weight. NormGrad may
+	// overwrite dh. It uses the statistics that Normalize set.
 	//
-	// With r = RStd and y = w·x·r: dx = r·w·dy - x·(r³/Width)·Σ w·dy·x, dw = Σ dy·x·r. Without
+	// With r = RStd and y = w·x·r: dx = r·w·dy - x·(r³/width)·Σ w·dy·x, dw = Σ dy·x·r. Without
 	// weight, y = (x-mean)·r: dx = r·(dy - mean(dy) - y·mean(dy·y)).
-	NormGrad(dx, dh, x []float32, n Norm, dweight []float32)
+	NormGrad(dx, dh, x Tensor, n Norm, dweight Tensor)
 
 	// SplitHeads splits projections into heads: norm, clipping, rotation. Queries are multiplied by
-	// Size^(-1/2). Here and in the following methods for heads, T is Rows·Length.
+	// Size^(-1/2).
 	SplitHeads(p Projections)
 
 	// JoinHeads computes the gradients of the projections in dqkv [T, Width] from the gradients of
 	// the heads. The gradients of queries are in dqkv already, in the columns of the queries; the
 	// gradients of keys and values are in dk and dv [Rows, KVHeads, Length, Size]. JoinHeads adds
-	// the gradients of the norms' weights to dqWeight and dkWeight, which are empty if there are no
-	// weights. The gradient is zero where clipping took effect. p is the argument of SplitHeads,
-	// with First = 0. Its Q, K and V are not read, and its RQ and RK are the values that SplitHeads
-	// set.
-	JoinHeads(p Projections, dqkv, dk, dv, dqWeight, dkWeight []float32)
+	// the gradients of the norms' weights to dqWeight and dkWeight, which are absent if there are
+	// no weights. The gradient is zero where clipping took effect. p is the argument of SplitHeads,
+	// with First = 0 and a capacity of Length. Its Q, K and V are not read, and its RQ and RK are
+	// the values that SplitHeads set.
+	JoinHeads(p Projections, dqkv, dk, dv, dqWeight, dkWeight Tensor)
 
 	// Attend sets Context and LSE: causal attention of each query over the keys from Begin to its
 	// own position, with the scores q·k unscaled.
 	Attend(a Attention)
 
-	// AttendGrad computes the gradients of an attention with First = 0 and Capacity = Length from
-	// dcontext, the gradient of Context. The gradients of the queries are written to the columns of
-	// the queries in dqkv [T, Width], the gradients of keys and values to dk and dv, with the
-	// layout of K and V. They are set, not added to. Context and LSE are the values that Attend
-	// set.
+	// AttendGrad computes the gradients of an attention with First = 0 and a capacity of Length
+	// from dcontext, the gradient of Context. The gradients of the queries are written to the
+	// columns of the queries in dqkv [T, Width], the gradients of keys and values to dk and dv,
+	// with the layout of K and V. They are set, not added to. Context and LSE are the values that
+	// Attend set.
 	//
 	//	P = exp(S - lse), dV = Pᵀ·dO, dP = dO·Vᵀ, dS = P ∘ (dP - Σ dO·O), dQ = dS·K, dK = dSᵀ·Q
-	AttendGrad(a Attention, dcontext, dqkv, dk, dv []float32)
+	AttendGrad(a Attention, dcontext, dqkv, dk, dv Tensor)
 
 	// Route converts the router's logits [T, Experts] into its distribution, Probs and LSE, and
 	// chooses experts: Chosen and Counts. Of equal probabilities, the expert with the lower index
 	// is chosen first. With uniform, the j-th choice of token t is (t·PerToken + j) modulo Experts.
 	// stats are host results, set and not added to; they are required, with space for all experts.
-	// T is len(LSE). RowOf, TokenOf and Weight of r are not used.
-	Route(r Routing, logits []float32, uniform bool, stats *RouterStats)
+	// RowOf, TokenOf and Weight of r are not used.
+	Route(r Routing, logits Tensor, uniform bool, stats *RouterStats)
 
 	// SortRows orders the choices of all tokens by expert and, within an expert, by token: it sets
-	// RowOf, TokenOf and Weight from Chosen, Counts and Probs. R is len(Chosen), and T is
-	// R/PerToken.
+	// RowOf, TokenOf and Weight from Chosen, Counts and Probs.
 	SortRows(r Routing)
 
 	// RouteGrad sets dlogits [T, Experts] to the gradient of the router's logits. Let G_i be the
 	// slope of expert i plus, if i was chosen, the gradient dweight [R] of that row's routing
-	// weight. Then dz_i = p_i·(G_i - Σ p_j·G_j) + zFactor·lse·p_i. T is len(LSE). Counts, TokenOf
-	// and Weight of r are not used, and RowOf may be any numbering of the choices that matches
-	// dweight.
-	RouteGrad(r Routing, dlogits, slope, dweight []float32, zFactor float64)
+	// weight. Then dz_i = p_i·(G_i - Σ p_j·G_j) + zFactor·lse·p_i. Counts, TokenOf and Weight of r
+	// are not used, and RowOf may be any numbering of the choices that matches dweight.
+	RouteGrad(r Routing, dlogits, slope, dweight Tensor, zFactor float64)
 
-	// GatherRows sets row r of dst [R, width] to row tokenOf[r] of x. R is len(tokenOf).
-	GatherRows(dst, x []float32, tokenOf []int32, width int)
+	// GatherRows sets row r of dst [R, width] to row tokenOf[r] of x [·, width].
+	GatherRows(dst, x, tokenOf Tensor)
 
-	// SumRows sets row t of dst [T, width] to row t of x plus the rows rowOf[t·perToken], … of y,
-	// added in this order; without x to the sum of those rows. dst may be x. T is
-	// len(rowOf)/perToken, which must have no remainder.
-	SumRows(dst, x, y []float32, rowOf []int32, perToken, width int)
+	// SumRows sets row t of dst [T, width] to row t of x plus the rows rowOf[t, 0], … of y
+	// [·, width], added in this order; without x to the sum of those rows. dst may be x. rowOf is
+	// [T, PerToken].
+	SumRows(dst, x, y, rowOf Tensor)
 
-	// SwiGLU sets row r of act [·, width] to silu(gate)·up·weight[r]. Row r of gateUp [·, 2·width]
-	// is gate, then up. An empty weight means 1. R is len(act)/width, which must have no remainder.
-	SwiGLU(act, gateUp, weight []float32, width int)
+	// SwiGLU sets row r of act [R, width] to silu(gate)·up·weight[r]. Row r of gateUp [R, 2·width]
+	// is gate, then up. An absent weight means 1.
+	SwiGLU(act, gateUp, weight Tensor)
 
 	// SwiGLUGrad computes the gradients of gate and up from dact, the gradient of SwiGLU's result,
 	// and overwrites gateUp with them. It sets act again like SwiGLU, and with weights dweight[r]
 	// to the gradient of weight[r]; without weights dweight is not used. SwiGLUGrad may overwrite
-	// dact. R is len(act)/width, which must have no remainder.
-	SwiGLUGrad(gateUp, act, dact, weight, dweight []float32, width int)
+	// dact.
+	SwiGLUGrad(gateUp, act, dact, weight, dweight Tensor)
 
-	// CrossEntropy computes the cross entropies of targets. n is len(Targets). A negative target is
-	// ignored: its loss and its gradient are 0.
+	// CrossEntropy computes the cross entropies of targets. A negative target is ignored: its loss
+	// and its gradient are 0.
 	CrossEntropy(c CrossEntropy)
 
 	// SumSquares sets sums, host results, to the sums of squares of the blocks of all stretches.
 	// Each stretch is cut from its start into blocks of [BlockSize] elements; its last block may be
 	// shorter. A sum is finite exactly when all elements are.
-	SumSquares(stretches [][]float32, sums []float64)
+	SumSquares(stretches []Tensor, sums []float64)
 
 	// Checksums sets sums, host results, to the [Checksum] of each block of all stretches, with the
 	// blocks of SumSquares. Every device computes the same bits.
-	Checksums(stretches [][]float32, sums []uint64)
+	Checksums(stretches []Tensor, sums []uint64)
 
 	// Update updates weights and optimizer state, and may change gradients. before and change are
 	// host results, or both empty. For each block, with the blocks of SumSquares, before is the sum
@@ -130,9 +125,9 @@ type Layers interface {
 const BlockSize = 1 << 16
 
 // Blocks returns the number of blocks in all stretches.
-func Blocks(stretches [][]float32) (n int) {
+func Blocks(stretches []Tensor) (n int) {
 	for _, x := range stretches {
-		n += (len(x) + BlockSize - 1) / BlockSize
+		n += (x.Elements() + BlockSize - 1) / BlockSize
 	}
 	return n
 }
@@ -168,11 +163,10 @@ func Checksum(x []float32) uint64 {
 // A Norm is an RMSNorm, y = w·x·(mean x² + ε)^(-1/2), or without weight a LayerNorm, y = (x - mean
 // x)·(variance x + ε)^(-1/2).
 type Norm struct {
-	Width   int
 	Epsilon float64
-	Weight  []float32 // [Width] or empty
-	Mean    []float32 // [T] statistic of a LayerNorm; empty for an RMSNorm
-	RStd    []float32 // [T] statistic: the inverse root
+	Weight  Tensor // [width] or absent
+	Mean    Tensor // [T] statistic of a LayerNorm; not used by an RMSNorm
+	RStd    Tensor // [T] statistic: the inverse root
 }
 
 // Heads is the shape of an attention.
@@ -180,55 +174,66 @@ type Heads struct {
 	Rows, Length   int // T = Rows·Length
 	Heads, KVHeads int // query heads; key/value heads, each shared by Heads/KVHeads consecutive query heads
 	Size           int // size of a head, even
+	Capacity       int // number of positions of keys and values
 }
 
 // Width returns the width of a token's projections: queries, keys, values.
 func (h Heads) Width() int { return (h.Heads + 2*h.KVHeads) * h.Size }
 
+// Tokens returns the number of tokens.
+func (h Heads) Tokens() int { return h.Rows * h.Length }
+
+// headsOf returns the shape of heads, given queries and keys.
+func headsOf(q, k Tensor) Heads {
+	return Heads{Rows: q.shape[0], Length: q.shape[2], Heads: q.shape[1], KVHeads: k.shape[1], Size: q.shape[3],
+		Capacity: k.shape[2]}
+}
+
 // Projections are the projections of tokens and the heads computed from them. Elements j and
 // j+Size/2 of a head are rotated together, as in transformers.
 type Projections struct {
-	Heads
-	QKV     []float32 // [T, Width]
-	QWeight []float32 // [Heads·Size] weight of an RMSNorm over all queries of a token; empty for none
-	KWeight []float32 // [KVHeads·Size] the same for the keys
+	QKV     Tensor // [T, Width]
+	QWeight Tensor // [Heads·Size] weight of an RMSNorm over all queries of a token; absent for none
+	KWeight Tensor // [KVHeads·Size] the same for the keys
 	Epsilon float64
-	// [T] inverse roots of these norms, set by SplitHeads, or read if Known is set; empty without
-	// the weight
-	RQ, RK   []float32
+	// [T] inverse roots of these norms, set by SplitHeads, or read if Known is set; not used
+	// without the weight
+	RQ, RK   Tensor
 	Known    bool
-	Clip     float64   // bound of queries, keys (after the norm) and values; 0 for none
-	Cos, Sin []float32 // [positions, Size/2] rotation of a position
-	First    int       // position of the first token of each row
-	Capacity int       // number of positions in K and V
-	Q        []float32 // [Rows, Heads, Length, Size]
-	K, V     []float32 // [Rows, KVHeads, Capacity, Size]; positions from First on are written
+	Clip     float64 // bound of queries, keys (after the norm) and values; 0 for none
+	Cos, Sin Tensor  // [positions, Size/2] rotation of a position
+	First    int     // position of the first token of each row
+	Q        Tensor  // [Rows, Heads, Length, Size]
+	K, V     Tensor  // [Rows, KVHeads, Capacity, Size]; positions from First on are written
 }
+
+// Heads returns the shape of the heads.
+func (p Projections) Heads() Heads { return headsOf(p.Q, p.K) }
 
 // An Attention is an attention over heads.
 type Attention struct {
-	Heads
-	Q        []float32 // [Rows, Heads, Length, Size]
-	K, V     []float32 // [Rows, KVHeads, Capacity, Size]
-	First    int       // position of the first query of each row
-	Capacity int
+	Q     Tensor // [Rows, Heads, Length, Size]
+	K, V  Tensor // [Rows, KVHeads, Capacity, Size]
+	First int    // position of the first query of each row
 	// [Rows, Length] first key position that a query attends to, at most its own position,
-	// ascending in each row; empty: 0
-	Begin   []int32
-	Context []float32 // [T, Heads·Size]
-	LSE     []float32 // [Rows, Heads, Length] logsumexp of the scores
+	// ascending in each row; absent: 0
+	Begin   Tensor
+	Context Tensor // [T, Heads·Size]
+	LSE     Tensor // [Rows, Heads, Length] logsumexp of the scores
 }
+
+// Heads returns the shape of the heads.
+func (a Attention) Heads() Heads { return headsOf(a.Q, a.K) }
 
 // Routing is a router's choice of experts for tokens.
 type Routing struct {
-	Experts, PerToken int
-	Probs             []float32 // [T, Experts]
-	LSE               []float32 // [T] logsumexp of the logits
-	Chosen            []int32   // [T, PerToken] largest probability first
-	Counts            []int32   // [Experts] rows of each expert
-	RowOf             []int32   // [T, PerToken] rows of a token, in the order of its choices
-	TokenOf           []int32   // [R] token of a row
-	Weight            []float32 // [R] probability of a row's choice
+	Probs   Tensor // [T, Experts]
+	LSE     Tensor // [T] logsumexp of the logits
+	Chosen  Tensor // [T, PerToken] experts of a token, the largest probability first
+	Counts  Tensor // [Experts] rows of each expert
+	RowOf   Tensor // [T, PerToken] rows of a token, in the order of its choices
+	TokenOf Tensor // [R] token of a row
+	Weight  Tensor // [R] probability of a row's choice
 }
 
 // RouterStats are sums over the tokens of a pass.
@@ -241,11 +246,10 @@ type RouterStats struct {
 
 // CrossEntropy is a block of logits with their targets.
 type CrossEntropy struct {
-	Width int // size of the vocabulary
-	// [n, Width]; with a Scale other than 0 they are overwritten with the gradient of Scale·loss,
-	// otherwise their contents are undefined afterwards
-	Logits  []float32
-	Targets []int32   // [n], or negative
+	// [n, size of the vocabulary]; with a Scale other than 0 they are overwritten with the gradient
+	// of Scale·loss, otherwise their contents are undefined afterwards
+	Logits  Tensor
+	Targets Tensor    // [n], or negative
 	Loss    []float64 // [n] a host result: logsumexp(logits) - logits[target]
 	Scale   float64
 

@@ -46,10 +46,50 @@ type Memory interface {
 	ToHost(ctx context.Context, x ...[]float32) error
 	IntsToHost(ctx context.Context, x ...[]int32) error
 
+	// New allocates a tensor, all zero. It fails if the device is out of memory, or if it does not
+	// compute on elements of this type.
+	New(dtype DType, shape ...int) (Tensor, error)
+
+	// Release releases a tensor that New returned. It panics on a part of such a tensor.
+	Release(t Tensor)
+
+	// Write copies the host's src to a tensor without gaps, which has as many elements, and returns
+	// when the host may write to src again. If src is the tensor's own memory, see [Tensor.Host],
+	// nothing is copied.
+	Write(t Tensor, src []float32)
+	WriteInts(t Tensor, src []int32)
+
+	// Read waits for all preceding commands and copies a tensor without gaps to the host's dst,
+	// which has as many elements.
+	Read(ctx context.Context, dst []float32, t Tensor) error
+	ReadInts(ctx context.Context, dst []int32, t Tensor) error
+
 	// Wait waits for all preceding commands.
 	Wait(ctx context.Context) error
 
 	// Capacity returns the maximum total number of bytes of Floats and Ints; 0 for a device that
 	// shares memory with the host.
 	Capacity() int64
+}
+
+// Numbers returns the elements of a tensor without gaps. If the host shares its memory, that is the
+// tensor's own memory; otherwise Numbers waits for all preceding commands and copies it to *buffer.
+func Numbers(ctx context.Context, m Memory, t Tensor, buffer *[]float32) ([]float32, error) {
+	x := HostBuffer(t, buffer)
+	return x, m.Read(ctx, x, t)
+}
+
+// HostBuffer returns host memory from which [Memory.Write] can set a tensor without gaps: the
+// tensor's own memory if the host shares it, or else *buffer, whose contents are undefined.
+func HostBuffer(t Tensor, buffer *[]float32) []float32 {
+	if x := t.Host(); x != nil {
+		return x
+	}
+	n := t.Elements()
+	if n > cap(*buffer) {
+		*buffer = nil // so that it can be collected before the new allocation
+		*buffer = make([]float32, n)
+	}
+	*buffer = (*buffer)[:n]
+	return *buffer
 }

@@ -47,11 +47,14 @@ const maxElements = 1 << 60
 //
 // Like a slice expression, a view panics if it is out of range.
 type Tensor struct {
-	host    unsafe.Pointer // first element, if the memory is the host's
-	shape   [maxRank]int
-	strides [maxRank]int // in elements
-	rank    uint8
-	dtype   DType
+	host     unsafe.Pointer // first element, if the device computes in the memory of this process
+	buffer   any            // otherwise the device's buffer,
+	offset   int            // and the index of the first element in it
+	shape    [maxRank]int
+	strides  [maxRank]int // in elements
+	rank     uint8
+	dtype    DType
+	discrete bool // the host has no view of the memory
 }
 
 // Of returns a tensor of the first elements of x, which is host memory.
@@ -63,6 +66,26 @@ func Of(x []float32, shape ...int) Tensor {
 func OfInts(x []int32, shape ...int) Tensor {
 	return tensorOf(unsafe.Pointer(unsafe.SliceData(x)), len(x), Int32, shape)
 }
+
+// InBuffer returns a tensor at the beginning of a buffer that only its device can read. It is for
+// implementations of [Memory].
+func InBuffer(buffer any, dtype DType, shape ...int) Tensor {
+	t := Tensor{buffer: buffer, dtype: dtype, discrete: true}
+	t.setShape(shape)
+	return t
+}
+
+// Buffer returns the buffer given to [InBuffer] and the index of the first element in it.
+func (t Tensor) Buffer() (buffer any, offset int) { return t.buffer, t.offset }
+
+// Discrete returns the tensor without a view for the host. It is for implementations of [Memory].
+func (t Tensor) Discrete() Tensor {
+	t.discrete = true
+	return t
+}
+
+// IsDiscrete reports whether the host has no view of the memory.
+func (t Tensor) IsDiscrete() bool { return t.discrete }
 
 func tensorOf(host unsafe.Pointer, n int, dtype DType, shape []int) Tensor {
 	t := Tensor{host: host, dtype: dtype}
@@ -92,6 +115,22 @@ func (t *Tensor) setShape(shape []int) (elements int) {
 		elements *= n
 	}
 	return elements
+}
+
+// Elements returns the number of elements of a tensor of the given shape, or an error if there is
+// no such tensor.
+func Elements(shape []int) (n int, err error) {
+	if len(shape) == 0 || len(shape) > maxRank {
+		return 0, fmt.Errorf("a tensor has 1 to %d dimensions, not %d", maxRank, len(shape))
+	}
+	n = 1
+	for _, size := range shape {
+		if size < 0 || size > maxElements/max(1, n) {
+			return 0, fmt.Errorf("no tensor has the shape %v", append([]int(nil), shape...))
+		}
+		n *= size
+	}
+	return n, nil
 }
 
 // Present reports whether t is a tensor, also one without elements, and not the zero Tensor.
@@ -211,25 +250,42 @@ func (t Tensor) Strided(rows, columns, stride int) Tensor {
 
 // advance returns the tensor that starts n elements later.
 func (t Tensor) advance(n int) Tensor {
-	t.host = unsafe.Add(t.host, n*t.dtype.Bytes())
+	if t.host != nil {
+		t.host = unsafe.Add(t.host, n*t.dtype.Bytes())
+	}
+	t.offset += n
 	return t
 }
 
 // Host returns the memory of a tensor of Float32, from its first to its last element, without a
-// copy.
+// copy, or nil if the device does not share it with the host.
 func (t Tensor) Host() []float32 {
-	if t.dtype != Float32 {
-		panic("xpu: Host of a tensor of " + t.dtype.String())
+	if t.discrete {
+		return nil
 	}
+	return t.Floats()
+}
+
+// Floats returns the memory of a tensor of Float32, from its first to its last element. It is for
+// devices that compute in the memory of this process, and panics on memory of another device.
+func (t Tensor) Floats() []float32 {
+	t.checkHost(Float32)
 	return unsafe.Slice((*float32)(t.host), t.extent())
 }
 
-// HostInts is Host for a tensor of Int32.
-func (t Tensor) HostInts() []int32 {
-	if t.dtype != Int32 {
-		panic("xpu: HostInts of a tensor of " + t.dtype.String())
-	}
+// Ints is Floats for a tensor of Int32.
+func (t Tensor) Ints() []int32 {
+	t.checkHost(Int32)
 	return unsafe.Slice((*int32)(t.host), t.extent())
+}
+
+func (t Tensor) checkHost(dtype DType) {
+	if t.rank > 0 && t.dtype != dtype {
+		panic(fmt.Sprintf("xpu: the elements are %s, not %s", t.dtype, dtype))
+	}
+	if t.host == nil && t.extent() > 0 {
+		panic("xpu: a tensor is memory of another device")
+	}
 }
 
 // Stored describes how a device reads the matrix in the last two dimensions of t: the distance
@@ -246,8 +302,12 @@ func (t Tensor) Stored() (stride int, transposed, ok bool) {
 	return 0, false, false
 }
 
-// On returns the same view of other host memory.
-func (t Tensor) On(x []float32) Tensor {
+// On returns the same view of other host memory, where x or ints is the first element.
+func (t Tensor) On(x []float32, ints []int32) Tensor {
+	t.discrete = false
 	t.host = unsafe.Pointer(unsafe.SliceData(x))
+	if t.dtype == Int32 {
+		t.host = unsafe.Pointer(unsafe.SliceData(ints))
+	}
 	return t
 }

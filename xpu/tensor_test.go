@@ -25,7 +25,7 @@ func at(t Tensor, index ...int) float32 {
 	for i, n := range index {
 		offset += n * t.strides[i]
 	}
-	return t.Host()[offset]
+	return t.Floats()[offset]
 }
 
 func TestViews(t *testing.T) {
@@ -80,8 +80,9 @@ func TestWrongViews(t *testing.T) {
 		"rows that overlap":      func() { x.Strided(2, 4, 3) },
 		"strided beyond":         func() { x.Strided(3, 4, 11) },
 		"strided, overflow":      func() { x.Strided(1<<32, 4, 1<<32) },
-		"numbers of an int":      func() { ints.Host() },
-		"whole numbers of float": func() { x.HostInts() },
+		"memory of a device":     func() { InBuffer(1, Float32, 3).Rows(1, 2).Floats() },
+		"numbers of an int":      func() { ints.Floats() },
+		"whole numbers of float": func() { x.Ints() },
 	} {
 		func() {
 			defer func() {
@@ -113,7 +114,7 @@ func TestStored(t *testing.T) {
 				if transposed {
 					place = j*stride + i
 				}
-				if at(m, i, j) != m.Host()[place] {
+				if at(m, i, j) != m.Floats()[place] {
 					t.Fatalf("%+v: element %d, %d is not at %d", m, i, j, place)
 				}
 			}

@@ -19,8 +19,8 @@ type Update struct {
 const UpdateConstants = 10
 
 // Moments are a range of weights with its gradients and optimizer state, all of the same length. V
-// is empty if the rule has one state tensor.
-type Moments struct{ Weight, Grad, M, V []float32 }
+// is absent if the rule has one state tensor.
+type Moments struct{ Weight, Grad, M, V Tensor }
 
 // AdamW is a step of AdamW. With t = Step from 1, m̂ = m/(1-β₁ᵗ) and v̂ = v/(1-β₂ᵗ):
 //

@@ -63,8 +63,8 @@ type side struct {
 	device   xpu.Device
 	clock    func() time.Duration // time of all kernels so far by the device's clock; nil if it has none
 	commands []workload.Command
-	from, to []float32 // of the copies for a floor
-	a, b, c  []float32 // of the product for a floor
+	from, to xpu.Tensor // of the copies for a floor
+	a, b, c  xpu.Tensor // of the product for a floor
 }
 
 // Sizes of the copies and products for floors.
@@ -79,9 +79,13 @@ func newSide(ctx context.Context, d xpu.Device, rows int) (*side, error) {
 	if s.commands, err = workload.Commands(ctx, d, rows); err != nil {
 		return nil, err
 	}
-	for x, n := range map[*[]float32]int{&s.from: copyElements, &s.to: copyElements, &s.a: productSide * productSide,
-		&s.b: productSide * productSide, &s.c: productSide * productSide} {
-		if *x, err = d.Floats(n); err != nil {
+	for _, x := range []*xpu.Tensor{&s.from, &s.to} {
+		if *x, err = d.New(xpu.Float32, copyElements); err != nil {
+			return nil, err
+		}
+	}
+	for _, x := range []*xpu.Tensor{&s.a, &s.b, &s.c} {
+		if *x, err = d.New(xpu.Float32, productSide, productSide); err != nil {
 			return nil, err
 		}
 	}
@@ -134,13 +138,9 @@ func (s *side) repetitions(ctx context.Context, give func()) (int, error) {
 func (s *side) floors(c workload.Command) (copying func(), copyFactor float64, product func(), productFactor float64) {
 	half := max(1, c.Elements/2)
 	n := min(half, copyElements)
-	copying = func() { s.device.Copy(s.to[:n], s.from[:n]) }
+	copying = func() { s.device.Copy(s.to.Rows(0, n), s.from.Rows(0, n)) }
 	if c.FLOPs > 0 {
-		const k = productSide
-		product = func() {
-			s.device.MatMul(xpu.Of(s.c, k, k), xpu.Of(s.a, k, k),
-				xpu.Of(s.b, k, k).T(), xpu.MatMulOptions{})
-		}
+		product = func() { s.device.MatMul(s.c, s.a, s.b.T(), xpu.MatMulOptions{}) }
 	}
 	return copying, float64(half) / float64(n), product,
 		float64(c.FLOPs) / (2 * productSide * productSide * productSide)
@@ -231,7 +231,7 @@ func measure(ctx context.Context, precision xpu.Precision, name string, rows, ro
 	for k, s := range sides {
 		launch[k] = never
 		for range rounds {
-			t, err := s.run(ctx, 200, func() { s.device.Zero(s.to[:1]) })
+			t, err := s.run(ctx, 200, func() { s.device.Zero(s.to.Rows(0, 1)) })
 			if err != nil {
 				return "", err
 			}

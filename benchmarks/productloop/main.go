@@ -89,37 +89,39 @@ func measure(ctx context.Context, d xpu.Device, form string, counts []int32, n, 
 	for _, c := range counts {
 		rows += int(c)
 	}
-	sizes := [3]int{rows * k, len(counts) * k * n, rows * n} // of the rows of k, the matrices, the rows of n
-	var x [3][]float32
-	for i, size := range sizes {
-		if x[i], err = d.Floats(size); err != nil {
+	shapes := [3][]int{{rows, k}, {rows, n}, {len(counts), k, n}}
+	if form == "NT" {
+		shapes[2] = []int{len(counts), n, k}
+	}
+	var x [3]xpu.Tensor
+	for i, shape := range shapes {
+		if x[i], err = d.New(xpu.Float32, shape...); err != nil {
 			return 0, 0, 0, err
 		}
-		defer d.Free(x[i])
-		for j := range x[i] {
-			x[i][j] = rand.Float32() - .5
+		defer d.Release(x[i])
+		host := make([]float32, x[i].Elements())
+		for j := range host {
+			host[j] = rand.Float32() - .5
 		}
-		d.ToDevice(x[i])
+		d.Write(x[i], host)
 	}
-	groups, err := d.Ints(len(counts))
+	groups, err := d.New(xpu.Int32, len(counts))
 	if err != nil {
 		return 0, 0, 0, err
 	}
-	defer d.FreeInts(groups)
-	copy(groups, counts)
-	d.IntsToDevice(groups)
+	defer d.Release(groups)
+	d.WriteInts(groups, counts)
 
-	terms, results, onDevice := xpu.Of(x[0], rows, k), xpu.Of(x[2], rows, n), xpu.OfInts(groups, len(groups))
-	matrices := xpu.Of(x[1], len(groups), k, n)
+	terms, results, matrices := x[0], x[1], x[2]
 	if form == "NT" {
-		matrices = xpu.Of(x[1], len(groups), n, k).T()
+		matrices = matrices.T()
 	}
 	product := func() error {
 		switch {
 		case form == "TN": // a weight gradient: the terms are the rows
-			d.GroupedWeightGrad(matrices, terms, results, onDevice, xpu.MatMulOptions{})
+			d.GroupedWeightGrad(matrices, terms, results, groups, xpu.MatMulOptions{})
 		case len(counts) > 1:
-			d.GroupedMatMul(results, terms, matrices, onDevice, xpu.MatMulOptions{})
+			d.GroupedMatMul(results, terms, matrices, groups, xpu.MatMulOptions{})
 		default:
 			d.MatMul(results, terms, matrices.Index(0), xpu.MatMulOptions{})
 		}

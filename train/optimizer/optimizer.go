@@ -52,8 +52,9 @@ type Optimizer struct {
 	memory     [][]float32     // device memory of this optimizer
 	group      []int           // index in settings of each parameter
 	settings   []GroupSetting
-	blocks     []block     // blocks that this rank owns; other slices per block have the same order
-	grads      [][]float32 // gradients that this rank owns, by parameter
+	blocks     []block      // blocks that this rank owns; other slices per block have the same order
+	grads      [][]float32  // gradients that this rank owns, by parameter
+	gradients  []xpu.Tensor // the same
 	sums       []float64
 	averaged   bool // see Average
 
@@ -271,12 +272,12 @@ func (o *Optimizer) makeState(most int) error {
 			continue
 		}
 		weight, grad := p.Weight[low:high], p.Grad[low:high]
-		o.grads = append(o.grads, grad)
+		o.grads, o.gradients = append(o.grads, grad), append(o.gradients, flat(grad))
 		update := &updates[o.group[i]]
 		if onDevice {
-			m := xpu.Moments{Weight: weight, Grad: grad, M: tensors[0].Values}
+			m := xpu.Moments{Weight: flat(weight), Grad: flat(grad), M: flat(tensors[0].Values)}
 			if len(tensors) > 1 {
-				m.V = tensors[1].Values
+				m.V = flat(tensors[1].Values)
 			}
 			update.moments = append(update.moments, m)
 		} else {
@@ -300,7 +301,7 @@ func (o *Optimizer) makeState(most int) error {
 	if _, ok := o.rule.(averagingRule); ok {
 		for _, u := range o.onDevice {
 			for _, m := range u.moments {
-				o.averages = append(o.averages, m.Weight, m.M)
+				o.averages = append(o.averages, m.Weight.Floats(), m.M.Floats())
 			}
 		}
 	}
@@ -312,6 +313,9 @@ func (o *Optimizer) makeState(most int) error {
 	}
 	return nil
 }
+
+// flat returns device memory as a tensor of one dimension.
+func flat(x []float32) xpu.Tensor { return xpu.Of(x, len(x)) }
 
 // updatedOnDevice reports whether the device updates a parameter.
 func (o *Optimizer) updatedOnDevice(p *moe.Parameter) bool {
@@ -419,7 +423,7 @@ func (o *Optimizer) GradientsToHost(ctx context.Context) error {
 // ranks get the same bits. The norm is non-finite if and only if some gradient is: the squares of
 // finite float32 values cannot overflow a float64.
 func (o *Optimizer) GradientNorm(ctx context.Context) (float64, error) {
-	o.device.SumSquares(o.grads, o.sums)
+	o.device.SumSquares(o.gradients, o.sums)
 	if err := o.device.Wait(ctx); err != nil {
 		return 0, err
 	}
@@ -578,12 +582,12 @@ func (o *Optimizer) Average(ctx context.Context, on bool) error {
 	o.averaged = on
 	if !on {
 		for _, p := range o.parameters {
-			o.device.Copy(p.Weight, p.Grad)
+			o.device.Copy(flat(p.Weight), flat(p.Grad))
 		}
 		return nil
 	}
 	for _, p := range o.parameters { // also parameters of other owners
-		o.device.Copy(p.Grad, p.Weight)
+		o.device.Copy(flat(p.Grad), flat(p.Weight))
 	}
 	if err := o.device.ToHost(ctx, o.averages...); err != nil {
 		return err
@@ -591,7 +595,7 @@ func (o *Optimizer) Average(ctx context.Context, on bool) error {
 	o.device.Parallel(len(o.blocks), o.averageOne)
 	for _, d := range o.onDevice {
 		for _, m := range d.moments {
-			o.device.ToDevice(m.Weight)
+			o.device.ToDevice(m.Weight.Floats())
 		}
 	}
 	return o.sharding.gatherWeights(ctx)
@@ -614,9 +618,9 @@ func (o *Optimizer) ToHost(ctx context.Context) error {
 	}
 	for _, u := range o.onDevice {
 		for _, m := range u.moments {
-			all = append(all, m.M)
-			if len(m.V) > 0 {
-				all = append(all, m.V)
+			all = append(all, m.M.Floats())
+			if m.V.Present() {
+				all = append(all, m.V.Floats())
 			}
 		}
 	}
@@ -630,9 +634,9 @@ func (o *Optimizer) ToDevice() {
 	}
 	for _, u := range o.onDevice {
 		for _, m := range u.moments {
-			o.device.ToDevice(m.M)
-			if len(m.V) > 0 {
-				o.device.ToDevice(m.V)
+			o.device.ToDevice(m.M.Floats())
+			if m.V.Present() {
+				o.device.ToDevice(m.V.Floats())
 			}
 		}
 	}

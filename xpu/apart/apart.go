@@ -146,7 +146,7 @@ func address[E float32 | int32](x []E) uintptr { return uintptr(unsafe.Pointer(&
 func (d *Device) Free(floats []float32) {
 	if len(floats) > 0 {
 		d.inner.Free(d.remove(address(floats), len(floats)).floats.device)
-		poison(floats)
+		poisonFloats(floats)
 	}
 }
 
@@ -204,11 +204,23 @@ func (d *Device) ints(x []int32) []int32 {
 	return a.ints.device[at:][:len(x):len(x)]
 }
 
-func poison(host ...[]float32) {
-	for _, x := range host {
-		for i := range x {
-			x[i] = float32(math.NaN())
+// poison overwrites the host's side of tensors without gaps.
+func poison(tensors ...xpu.Tensor) {
+	for _, t := range tensors {
+		if t.IsDiscrete() {
+			continue
 		}
+		if t.Present() && t.DType() == xpu.Int32 {
+			poisonInts(t.Ints())
+		} else {
+			poisonFloats(t.Floats())
+		}
+	}
+}
+
+func poisonFloats(x []float32) {
+	for i := range x {
+		x[i] = float32(math.NaN())
 	}
 }
 
@@ -218,6 +230,68 @@ func poisonInts(host ...[]int32) {
 			x[i] = math.MinInt32
 		}
 	}
+}
+
+// New allocates a tensor that the host cannot see; see [xpu.Memory].
+func (d *Device) New(dtype xpu.DType, shape ...int) (xpu.Tensor, error) {
+	n, err := xpu.Elements(shape)
+	if err != nil {
+		return xpu.Tensor{}, fmt.Errorf("apart: %w", err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.open()
+	if d.failed != nil {
+		return xpu.Tensor{}, d.failed
+	}
+	if int64(n) > (d.capacity-d.bytes)/4 {
+		return xpu.Tensor{}, fmt.Errorf("apart: out of memory for %d numbers: %d of %d bytes are in use", n, d.bytes,
+			d.capacity)
+	}
+	t, err := d.inner.New(dtype, shape...)
+	if err != nil {
+		return xpu.Tensor{}, err
+	}
+	d.bytes += int64(4 * n)
+	return t.Discrete(), nil
+}
+
+// Release releases a tensor; see [xpu.Memory].
+func (d *Device) Release(t xpu.Tensor) {
+	d.inner.Release(t)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.bytes -= int64(4 * t.Elements())
+}
+
+// Write copies src to a tensor.
+func (d *Device) Write(t xpu.Tensor, src []float32) {
+	if d.works() {
+		d.inner.Write(t, src)
+	}
+}
+
+// WriteInts copies src to a tensor.
+func (d *Device) WriteInts(t xpu.Tensor, src []int32) {
+	if d.works() {
+		d.inner.WriteInts(t, src)
+	}
+}
+
+// Read waits and copies a tensor to the host.
+func (d *Device) Read(ctx context.Context, dst []float32, t xpu.Tensor) error {
+	if err := d.Wait(ctx); err != nil {
+		return err
+	}
+	return d.inner.Read(ctx, dst, t)
+}
+
+// ReadInts waits and copies a tensor to the host.
+func (d *Device) ReadInts(ctx context.Context, dst []int32, t xpu.Tensor) error {
+	if err := d.Wait(ctx); err != nil {
+		return err
+	}
+	return d.inner.ReadInts(ctx, dst, t)
 }
 
 // ToDevice copies x to the device's side.

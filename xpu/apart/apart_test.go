@@ -3,6 +3,7 @@ package apart_test
 import (
 	"errors"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -18,14 +19,13 @@ func device(t *testing.T, precision xpu.Precision) *apart.Device {
 	return d
 }
 
-func floats(t *testing.T, d xpu.Device, x ...float32) []float32 {
+func floats(t *testing.T, d xpu.Device, x ...float32) xpu.Tensor {
 	t.Helper()
-	y, err := d.Floats(len(x))
+	y, err := d.New(xpu.Float32, len(x))
 	if err != nil {
 		t.Fatal(err)
 	}
-	copy(y, x)
-	d.ToDevice(y)
+	d.Write(y, x)
 	return y
 }
 
@@ -40,10 +40,39 @@ func TestSameBits(t *testing.T) {
 	}
 }
 
-// TestSides: what one side writes the other sees when it was brought there, and not before.
+// TestNoView checks that the host cannot see the memory, nor parts of it.
+func TestNoView(t *testing.T) {
+	d := device(t, xpu.FP32)
+	x := floats(t, d, 1, 2, 3, 4)
+	for _, view := range []xpu.Tensor{x, x.Rows(1, 3), x.Reshape(2, 2).T(), x.Reshape(2, 2).Index(1)} {
+		if view.Host() != nil {
+			t.Errorf("the host sees a tensor of shape %v", view.Shape())
+		}
+	}
+	var buffer []float32
+	got, err := xpu.Numbers(t.Context(), d, x.Rows(1, 3), &buffer)
+	if err != nil || !slices.Equal(got, []float32{2, 3}) || &got[0] != &buffer[0] {
+		t.Errorf("Numbers returns %v, %v", got, err)
+	}
+}
+
+// mirrored allocates a slice with a counterpart on the device.
+func mirrored(t *testing.T, d xpu.Device, x ...float32) []float32 {
+	t.Helper()
+	y, err := d.Floats(len(x))
+	if err != nil {
+		t.Fatal(err)
+	}
+	copy(y, x)
+	d.ToDevice(y)
+	return y
+}
+
+// TestSides: each side of a slice sees the other side's data after a copy, and not before.
 func TestSides(t *testing.T) {
 	d := device(t, xpu.FP32)
-	x, sum := floats(t, d, 1, 2, 3, 4), floats(t, d, 0, 0)
+	x, sum := mirrored(t, d, 1, 2, 3, 4), mirrored(t, d, 0, 0)
+	add := func() { d.Add(xpu.Of(sum, 2), xpu.Of(x, 2), xpu.Of(x[2:], 2)) }
 	nan := func(x ...float32) (n int) {
 		for _, v := range x {
 			if v != v {
@@ -53,24 +82,18 @@ func TestSides(t *testing.T) {
 		return n
 	}
 	x[0] = 100 // and no ToDevice
-	d.Add(sum, x[:2], x[2:])
+	add()
 	if nan(sum...) != 2 || nan(x...) != 0 {
 		t.Errorf("after a command the host has %v and %v", x, sum)
-	}
-	if err := d.ToHost(t.Context(), sum[1:]); err != nil {
-		t.Fatal(err)
-	}
-	if sum[1] != 6 || nan(sum[0]) != 1 {
-		t.Errorf("after ToHost of the second element the host has %v", sum)
 	}
 	if err := d.ToHost(t.Context(), sum); err != nil {
 		t.Fatal(err)
 	}
-	if sum[0] != 4 {
-		t.Errorf("the device saw what was not given to it: %v", sum)
+	if sum[0] != 4 || sum[1] != 6 {
+		t.Errorf("the sum is %v", sum)
 	}
 	d.ToDevice(x[:1])
-	d.Add(sum, x[:2], x[2:])
+	add()
 	if err := d.ToHost(t.Context(), sum, x); err != nil {
 		t.Fatal(err)
 	}
@@ -78,15 +101,29 @@ func TestSides(t *testing.T) {
 		t.Errorf("after ToDevice the device has %v", sum)
 	}
 	// For a product that skips columns, the host keeps the columns between.
-	c := floats(t, d, 7, 7, 7, 7, 7)
-	d.MatMul(xpu.Of(c[1:], len(c[1:])).Strided(2, 1, 2), xpu.Of(x, 2, 1), xpu.Of(x, 1, 1),
-		xpu.MatMulOptions{})
+	c := mirrored(t, d, 7, 7, 7, 7, 7)
+	d.MatMul(xpu.Of(c[1:], 4).Strided(2, 1, 2), xpu.Of(x, 2, 1), xpu.Of(x, 1, 1), xpu.MatMulOptions{})
 	if nan(c[1], c[3]) != 2 || nan(c...) != 2 {
 		t.Errorf("the host has %v", c)
 	}
 	d.Free(x)
 	if nan(x...) != 4 {
-		t.Errorf("memory that was given back is still %v", x)
+		t.Errorf("freed memory is still %v", x)
+	}
+	for name, f := range map[string]func(){
+		"an operand of the host":   func() { d.Add(xpu.Of(sum, 2), xpu.Of(sum, 2), xpu.Of(make([]float32, 2), 2)) },
+		"ToDevice":                 func() { d.ToDevice(make([]float32, 2)) },
+		"freeing foreign memory":   func() { d.Free(make([]float32, 2)) },
+		"freeing a part of memory": func() { d.Free(sum[1:]) },
+	} {
+		func() {
+			defer func() {
+				if r, _ := recover().(string); !strings.HasPrefix(r, "apart: ") {
+					t.Errorf("%s: panicked with %q", name, r)
+				}
+			}()
+			f()
+		}()
 	}
 }
 
@@ -94,7 +131,7 @@ func TestSides(t *testing.T) {
 func TestHostResults(t *testing.T) {
 	d := device(t, xpu.FP32)
 	sums := []float64{1}
-	d.SumSquares([][]float32{floats(t, d, 3, 4)}, sums)
+	d.SumSquares([]xpu.Tensor{floats(t, d, 3, 4)}, sums)
 	if !math.IsNaN(sums[0]) {
 		t.Errorf("before Wait the sum is %v", sums)
 	}
@@ -112,7 +149,7 @@ type waiting struct {
 	begun, goOn chan struct{}
 }
 
-func (w waiting) SumSquares(stretches [][]float32, sums []float64) {
+func (w waiting) SumSquares(stretches []xpu.Tensor, sums []float64) {
 	close(w.begun)
 	<-w.goOn
 	w.Device.SumSquares(stretches, sums)
@@ -127,7 +164,7 @@ func TestWaitDuringCommand(t *testing.T) {
 	x, sums, done := floats(t, d, 3, 4), make([]float64, 1), make(chan struct{})
 	go func() {
 		defer close(done)
-		d.SumSquares([][]float32{x}, sums)
+		d.SumSquares([]xpu.Tensor{x}, sums)
 	}()
 	<-inner.begun
 	if err := d.Wait(t.Context()); err != nil {
@@ -143,33 +180,6 @@ func TestWaitDuringCommand(t *testing.T) {
 	}
 }
 
-func TestForeignMemory(t *testing.T) {
-	d := device(t, xpu.FP32)
-	x := floats(t, d, 1, 2)
-	ids, err := d.Ints(1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, f := range map[string]func(){
-		"an operand of the host":             func() { d.Add(x, x, make([]float32, 2)) },
-		"a result of the host":               func() { d.Copy(make([]float32, 2), x) },
-		"ToDevice":                           func() { d.ToDevice(make([]float32, 2)) },
-		"whole numbers of the host":          func() { d.Embed(x, x, make([]int32, 1), 1) },
-		"giving back what is not its own":    func() { d.Free(make([]float32, 2)) },
-		"giving back a part":                 func() { d.Free(x[1:]) },
-		"ids that the host has not as given": func() { ids[0] = 1; d.EmbedGrad(x, x[:1], ids, 1, -1) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			defer func() {
-				if r, _ := recover().(string); !strings.HasPrefix(r, "apart: ") {
-					t.Errorf("panicked with %q", r)
-				}
-			}()
-			f()
-		})
-	}
-}
-
 // TestFail: a device that has failed does nothing more, and returns its error at every Wait.
 func TestFail(t *testing.T) {
 	d := device(t, xpu.FP32)
@@ -179,30 +189,30 @@ func TestFail(t *testing.T) {
 	d.Fail(errors.New("another"))
 	d.Add(x, x, x)
 	for range 2 {
-		if err := errors.Join(d.Wait(t.Context()), d.ToHost(t.Context(), x), d.IntsToHost(t.Context())); !errors.Is(err,
+		if err := errors.Join(d.Wait(t.Context()), d.Read(t.Context(), make([]float32, 2), x)); !errors.Is(err,
 			lost) || strings.Contains(err.Error(), "another") {
 			t.Errorf("the error is %v", err)
 		}
 	}
-	if _, err := d.Floats(1); !errors.Is(err, lost) {
-		t.Errorf("Floats gives %v", err)
+	if _, err := d.New(xpu.Float32, 1); !errors.Is(err, lost) {
+		t.Errorf("New returns %v", err)
 	}
-	d.Free(x)
+	d.Release(x)
 }
 
 func TestCapacity(t *testing.T) {
 	d := device(t, xpu.FP32)
 	d.SetCapacity(64)
 	x := floats(t, d, make([]float32, 10)...)
-	if _, err := d.Ints(7); err == nil {
+	if _, err := d.New(xpu.Int32, 7); err == nil {
 		t.Error("68 of 64 bytes were given")
 	}
-	if n, err := d.Ints(6); err != nil || d.InUse() != 64 || d.Capacity() != 64 {
+	if n, err := d.New(xpu.Int32, 6); err != nil || d.InUse() != 64 || d.Capacity() != 64 {
 		t.Errorf("of 64 bytes %d are in use: %v", d.InUse(), err)
 	} else {
-		d.FreeInts(n)
+		d.Release(n)
 	}
-	if d.Free(x); d.InUse() != 0 {
+	if d.Release(x); d.InUse() != 0 {
 		t.Errorf("%d bytes are in use", d.InUse())
 	}
 }

@@ -1,7 +1,6 @@
 package apart
 
 import (
-	"fmt"
 	"math"
 
 	"mula/xpu"
@@ -11,126 +10,130 @@ import (
 // poisons the host's side of everything that it wrote, and nothing else.
 
 // tensor returns a tensor on the device's side.
-func (d *Device) tensor(t xpu.Tensor) xpu.Tensor { return t.On(d.floats(t.Host())) }
+func (d *Device) tensor(t xpu.Tensor) xpu.Tensor {
+	switch {
+	case t.Elements() == 0 || t.IsDiscrete():
+		return t
+	case t.DType() == xpu.Int32:
+		return t.On(nil, d.ints(t.Ints()))
+	}
+	return t.On(d.floats(t.Floats()), nil)
+}
+
+// tensors replaces tensors by the same ones on the device's side.
+func (d *Device) tensors(tensors ...*xpu.Tensor) {
+	for _, t := range tensors {
+		*t = d.tensor(*t)
+	}
+}
 
 // MatMul multiplies matrices; see [xpu.Products].
 func (d *Device) MatMul(dst, a, b xpu.Tensor, o xpu.MatMulOptions) {
 	if dst, a, b := d.tensor(dst), d.tensor(a), d.tensor(b); d.works() {
 		d.inner.MatMul(dst, a, b, o)
 	}
-	poisonRows(dst.Host(), dst)
+	poisonRows(dst)
 }
 
 // poisonRows poisons the rows of a matrix on the host's side, but not the gaps between them.
-func poisonRows(x []float32, t xpu.Tensor) {
-	stride, _, _ := t.Stored()
-	for i := 0; i < t.Dim(0) && len(x) > 0; i++ {
-		poison(x[i*stride:][:t.Dim(1)])
+func poisonRows(t xpu.Tensor) {
+	for i := range t.Dim(0) {
+		poison(t.Index(i))
 	}
 }
 
 // GroupedMatMul multiplies groups of rows; see [xpu.Products].
 func (d *Device) GroupedMatMul(dst, a, b, counts xpu.Tensor, o xpu.MatMulOptions) {
-	inner := xpu.OfInts(d.ints(counts.HostInts()), counts.Elements())
-	if dst, a, b := d.tensor(dst), d.tensor(a), d.tensor(b); d.works() {
-		d.inner.GroupedMatMul(dst, a, b, inner, o)
+	if dst, a, b, counts := d.tensor(dst), d.tensor(a), d.tensor(b), d.tensor(counts); d.works() {
+		d.inner.GroupedMatMul(dst, a, b, counts, o)
 	}
-	poison(dst.Host())
+	poison(dst)
 }
 
 // GroupedWeightGrad computes the gradients of the matrices of groups; see [xpu.Products].
 func (d *Device) GroupedWeightGrad(dst, a, b, counts xpu.Tensor, o xpu.MatMulOptions) {
-	inner := xpu.OfInts(d.ints(counts.HostInts()), counts.Elements())
-	if dst, a, b := d.tensor(dst), d.tensor(a), d.tensor(b); d.works() {
-		d.inner.GroupedWeightGrad(dst, a, b, inner, o)
+	if dst, a, b, counts := d.tensor(dst), d.tensor(a), d.tensor(b), d.tensor(counts); d.works() {
+		d.inner.GroupedWeightGrad(dst, a, b, counts, o)
 	}
-	poison(dst.Host()) // including groups without rows, which the host cannot know
+	poison(dst) // including groups without rows, which the host cannot know
 }
 
 // Zero sets x to zero.
-func (d *Device) Zero(x []float32) {
-	if x := d.floats(x); d.works() {
+func (d *Device) Zero(x xpu.Tensor) {
+	if x := d.tensor(x); d.works() {
 		d.inner.Zero(x)
 	}
 	poison(x)
 }
 
 // Copy sets dst to x.
-func (d *Device) Copy(dst, x []float32) {
-	if dst, x := d.floats(dst), d.floats(x); d.works() {
+func (d *Device) Copy(dst, x xpu.Tensor) {
+	if dst, x := d.tensor(dst), d.tensor(x); d.works() {
 		d.inner.Copy(dst, x)
 	}
 	poison(dst)
 }
 
 // Add sets dst to x + y.
-func (d *Device) Add(dst, x, y []float32) {
-	if dst, x, y := d.floats(dst), d.floats(x), d.floats(y); d.works() {
+func (d *Device) Add(dst, x, y xpu.Tensor) {
+	if dst, x, y := d.tensor(dst), d.tensor(x), d.tensor(y); d.works() {
 		d.inner.Add(dst, x, y)
 	}
 	poison(dst)
 }
 
 // Embed looks up rows of a table; see [xpu.Layers].
-func (d *Device) Embed(dst, table []float32, ids []int32, width int) {
-	if dst, table, ids := d.floats(dst), d.floats(table), d.ints(ids); d.works() {
-		d.inner.Embed(dst, table, ids, width)
+func (d *Device) Embed(dst, table, ids xpu.Tensor) {
+	if dst, table, ids := d.tensor(dst), d.tensor(table), d.tensor(ids); d.works() {
+		d.inner.Embed(dst, table, ids)
 	}
-	poison(dst[:len(ids)*width])
+	poison(dst)
 }
 
-// EmbedGrad is the gradient of Embed; see [xpu.Layers]. It panics if the two sides of ids differ.
-func (d *Device) EmbedGrad(dtable, dx []float32, ids []int32, width int, skip int32) {
-	twins := d.ints(ids)
-	for i, id := range twins {
-		if ids[i] != id {
-			panic(fmt.Sprintf("apart: EmbedGrad: id %d of %d is %d on the device and %d on the host", i, len(ids), id,
-				ids[i]))
-		}
+// EmbedGrad is the gradient of Embed; see [xpu.Layers].
+func (d *Device) EmbedGrad(dtable, dx, ids xpu.Tensor, skip int32) {
+	inner := d.tensor(ids)
+	if dtable, dx := d.tensor(dtable), d.tensor(dx); d.works() {
+		d.inner.EmbedGrad(dtable, dx, inner, skip)
 	}
-	if dtable, dx := d.floats(dtable), d.floats(dx); d.works() {
-		d.inner.EmbedGrad(dtable, dx, twins, width, skip)
-	}
-	for _, id := range ids {
+	for _, id := range inner.Ints() {
 		if id != skip {
-			poison(dtable[int(id)*width:][:width])
+			poison(dtable.Index(int(id)))
 		}
 	}
 }
 
 // norm returns n on the device's side.
 func (d *Device) norm(n xpu.Norm) xpu.Norm {
-	n.Weight, n.Mean, n.RStd = d.floats(n.Weight), d.floats(n.Mean), d.floats(n.RStd)
+	d.tensors(&n.Weight, &n.Mean, &n.RStd)
 	return n
 }
 
 // Normalize computes the norm of rows; see [xpu.Layers].
-func (d *Device) Normalize(h, x []float32, n xpu.Norm, known bool) {
-	if h, x, n := d.floats(h), d.floats(x), d.norm(n); d.works() {
+func (d *Device) Normalize(h, x xpu.Tensor, n xpu.Norm, known bool) {
+	if h, x, n := d.tensor(h), d.tensor(x), d.norm(n); d.works() {
 		d.inner.Normalize(h, x, n, known)
 	}
-	poison(h[:len(x)])
-	if tokens := len(x) / n.Width; !known {
-		poison(n.RStd[:tokens])
-		if len(n.Weight) == 0 {
-			poison(n.Mean[:tokens])
+	poison(h)
+	if !known {
+		poison(n.RStd)
+		if !n.Weight.Present() {
+			poison(n.Mean)
 		}
 	}
 }
 
 // NormGrad computes the gradient of a norm; see [xpu.Layers].
-func (d *Device) NormGrad(dx, dh, x []float32, n xpu.Norm, dweight []float32) {
-	if dx, dh, x, n, dweight := d.floats(dx), d.floats(dh), d.floats(x), d.norm(n), d.floats(dweight); d.works() {
+func (d *Device) NormGrad(dx, dh, x xpu.Tensor, n xpu.Norm, dweight xpu.Tensor) {
+	if dx, dh, x, n, dweight := d.tensor(dx), d.tensor(dh), d.tensor(x), d.norm(n), d.tensor(dweight); d.works() {
 		d.inner.NormGrad(dx, dh, x, n, dweight)
 	}
-	poison(dx[:len(x)], dh[:len(x)], dweight)
+	poison(dx, dh, dweight)
 }
 
 // projections returns p on the device's side.
 func (d *Device) projections(p xpu.Projections) xpu.Projections {
-	for _, x := range []*[]float32{&p.QKV, &p.QWeight, &p.KWeight, &p.RQ, &p.RK, &p.Cos, &p.Sin, &p.Q, &p.K, &p.V} {
-		*x = d.floats(*x)
-	}
+	d.tensors(&p.QKV, &p.QWeight, &p.KWeight, &p.RQ, &p.RK, &p.Cos, &p.Sin, &p.Q, &p.K, &p.V)
 	return p
 }
 
@@ -139,33 +142,38 @@ func (d *Device) SplitHeads(p xpu.Projections) {
 	if p := d.projections(p); d.works() {
 		d.inner.SplitHeads(p)
 	}
-	tokens, size := p.Rows*p.Length, p.Size
-	poison(p.Q[:tokens*p.Heads.Heads*size])
-	for group := range p.Rows * p.KVHeads {
-		at, n := (group*p.Capacity+p.First)*size, p.Length*size
-		poison(p.K[at:][:n], p.V[at:][:n])
+	poison(p.Q)
+	h := p.Heads()
+	for _, x := range []xpu.Tensor{p.K, p.V} {
+		for row := range h.Rows {
+			for head := range h.KVHeads {
+				poison(x.Index(row).Index(head).Rows(p.First, p.First+h.Length))
+			}
+		}
 	}
-	if !p.Known && len(p.QWeight) > 0 {
-		poison(p.RQ[:tokens])
+	if !p.Known && p.QWeight.Present() {
+		poison(p.RQ)
 	}
-	if !p.Known && len(p.KWeight) > 0 {
-		poison(p.RK[:tokens])
+	if !p.Known && p.KWeight.Present() {
+		poison(p.RK)
 	}
 }
 
 // JoinHeads computes the gradients of projections from the gradients of heads; see [xpu.Layers].
-func (d *Device) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight []float32) {
-	if p, dqkv, dk, dv, dqWeight, dkWeight := d.projections(p), d.floats(dqkv), d.floats(dk), d.floats(dv),
-		d.floats(dqWeight), d.floats(dkWeight); d.works() {
-		d.inner.JoinHeads(p, dqkv, dk, dv, dqWeight, dkWeight)
+func (d *Device) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight xpu.Tensor) {
+	inner := []xpu.Tensor{dqkv, dk, dv, dqWeight, dkWeight}
+	for i := range inner {
+		d.tensors(&inner[i])
 	}
-	poison(dqkv[:p.Rows*p.Length*p.Width()], dqWeight, dkWeight)
+	if p := d.projections(p); d.works() {
+		d.inner.JoinHeads(p, inner[0], inner[1], inner[2], inner[3], inner[4])
+	}
+	poison(dqkv, dqWeight, dkWeight)
 }
 
 // attention returns a on the device's side.
 func (d *Device) attention(a xpu.Attention) xpu.Attention {
-	a.Q, a.K, a.V, a.Context, a.LSE, a.Begin = d.floats(a.Q), d.floats(a.K), d.floats(a.V), d.floats(a.Context),
-		d.floats(a.LSE), d.ints(a.Begin)
+	d.tensors(&a.Q, &a.K, &a.V, &a.Context, &a.LSE, &a.Begin)
 	return a
 }
 
@@ -174,34 +182,32 @@ func (d *Device) Attend(a xpu.Attention) {
 	if a := d.attention(a); d.works() {
 		d.inner.Attend(a)
 	}
-	n := a.Rows * a.Length * a.Heads.Heads
-	poison(a.Context[:n*a.Size], a.LSE[:n])
+	poison(a.Context, a.LSE)
 }
 
 // AttendGrad computes the gradients of an attention; see [xpu.Layers].
-func (d *Device) AttendGrad(a xpu.Attention, dcontext, dqkv, dk, dv []float32) {
-	if a, dcontext, dqkv, dk, dv := d.attention(a), d.floats(dcontext), d.floats(dqkv), d.floats(dk),
-		d.floats(dv); d.works() {
-		d.inner.AttendGrad(a, dcontext, dqkv, dk, dv)
+func (d *Device) AttendGrad(a xpu.Attention, dcontext, dqkv, dk, dv xpu.Tensor) {
+	inner := []xpu.Tensor{dcontext, dqkv, dk, dv}
+	for i := range inner {
+		d.tensors(&inner[i])
 	}
-	tokens := a.Rows * a.Length
-	if tokens > 0 {
-		poisonRows(dqkv, xpu.Of(dqkv, len(dqkv)).Strided(tokens, a.Heads.Heads*a.Size, a.Width()))
+	if a := d.attention(a); d.works() {
+		d.inner.AttendGrad(a, inner[0], inner[1], inner[2], inner[3])
 	}
-	poison(dk[:tokens*a.KVHeads*a.Size], dv[:tokens*a.KVHeads*a.Size])
+	poisonRows(dqkv.Slice(1, 0, a.Context.Dim(1)))
+	poison(dk, dv)
 }
 
 // routing returns r on the device's side.
 func (d *Device) routing(r xpu.Routing) xpu.Routing {
-	r.Probs, r.LSE, r.Weight = d.floats(r.Probs), d.floats(r.LSE), d.floats(r.Weight)
-	r.Chosen, r.Counts, r.RowOf, r.TokenOf = d.ints(r.Chosen), d.ints(r.Counts), d.ints(r.RowOf), d.ints(r.TokenOf)
+	d.tensors(&r.Probs, &r.LSE, &r.Weight, &r.Chosen, &r.Counts, &r.RowOf, &r.TokenOf)
 	return r
 }
 
 // Route computes a router's distribution and choices; see [xpu.Layers].
-func (d *Device) Route(r xpu.Routing, logits []float32, uniform bool, stats *xpu.RouterStats) {
+func (d *Device) Route(r xpu.Routing, logits xpu.Tensor, uniform bool, stats *xpu.RouterStats) {
 	brought := xpu.RouterStats{Probs: make([]float64, len(stats.Probs)), Counts: make([]int64, len(stats.Counts))}
-	if r, logits := d.routing(r), d.floats(logits); d.works() {
+	if r, logits := d.routing(r), d.tensor(logits); d.works() {
 		d.inner.Route(r, logits, uniform, &brought)
 	}
 	probs, counts := stats.Probs, stats.Counts
@@ -217,8 +223,7 @@ func (d *Device) Route(r xpu.Routing, logits []float32, uniform bool, stats *xpu
 		copy(counts, brought.Counts)
 		stats.LSE2, stats.Entropy = brought.LSE2, brought.Entropy
 	})
-	poison(r.Probs, r.LSE)
-	poisonInts(r.Chosen, r.Counts)
+	poison(r.Probs, r.LSE, r.Chosen, r.Counts)
 }
 
 // SortRows orders choices by expert; see [xpu.Layers].
@@ -226,50 +231,49 @@ func (d *Device) SortRows(r xpu.Routing) {
 	if r := d.routing(r); d.works() {
 		d.inner.SortRows(r)
 	}
-	poisonInts(r.RowOf, r.TokenOf)
-	poison(r.Weight)
+	poison(r.RowOf, r.TokenOf, r.Weight)
 }
 
 // RouteGrad computes the gradient of a router's logits; see [xpu.Layers].
-func (d *Device) RouteGrad(r xpu.Routing, dlogits, slope, dweight []float32, zFactor float64) {
-	if r, dlogits, slope, dweight := d.routing(r), d.floats(dlogits), d.floats(slope), d.floats(dweight); d.works() {
+func (d *Device) RouteGrad(r xpu.Routing, dlogits, slope, dweight xpu.Tensor, zFactor float64) {
+	if r, dlogits, slope, dweight := d.routing(r), d.tensor(dlogits), d.tensor(slope), d.tensor(dweight); d.works() {
 		d.inner.RouteGrad(r, dlogits, slope, dweight, zFactor)
 	}
 	poison(dlogits)
 }
 
 // GatherRows copies rows; see [xpu.Layers].
-func (d *Device) GatherRows(dst, x []float32, tokenOf []int32, width int) {
-	if dst, x, tokenOf := d.floats(dst), d.floats(x), d.ints(tokenOf); d.works() {
-		d.inner.GatherRows(dst, x, tokenOf, width)
+func (d *Device) GatherRows(dst, x, tokenOf xpu.Tensor) {
+	if dst, x, tokenOf := d.tensor(dst), d.tensor(x), d.tensor(tokenOf); d.works() {
+		d.inner.GatherRows(dst, x, tokenOf)
 	}
-	poison(dst[:len(tokenOf)*width])
+	poison(dst)
 }
 
 // SumRows adds the rows of each token; see [xpu.Layers].
-func (d *Device) SumRows(dst, x, y []float32, rowOf []int32, perToken, width int) {
-	if dst, x, y, rowOf := d.floats(dst), d.floats(x), d.floats(y), d.ints(rowOf); d.works() {
-		d.inner.SumRows(dst, x, y, rowOf, perToken, width)
+func (d *Device) SumRows(dst, x, y, rowOf xpu.Tensor) {
+	if dst, x, y, rowOf := d.tensor(dst), d.tensor(x), d.tensor(y), d.tensor(rowOf); d.works() {
+		d.inner.SumRows(dst, x, y, rowOf)
 	}
-	poison(dst[:len(rowOf)/perToken*width])
+	poison(dst)
 }
 
 // SwiGLU computes the activation of experts; see [xpu.Layers].
-func (d *Device) SwiGLU(act, gateUp, weight []float32, width int) {
-	if act, gateUp, weight := d.floats(act), d.floats(gateUp), d.floats(weight); d.works() {
-		d.inner.SwiGLU(act, gateUp, weight, width)
+func (d *Device) SwiGLU(act, gateUp, weight xpu.Tensor) {
+	if act, gateUp, weight := d.tensor(act), d.tensor(gateUp), d.tensor(weight); d.works() {
+		d.inner.SwiGLU(act, gateUp, weight)
 	}
 	poison(act)
 }
 
 // SwiGLUGrad is the gradient of SwiGLU; see [xpu.Layers].
-func (d *Device) SwiGLUGrad(gateUp, act, dact, weight, dweight []float32, width int) {
-	if gateUp, act, dact, weight, dweight := d.floats(gateUp), d.floats(act), d.floats(dact), d.floats(weight),
-		d.floats(dweight); d.works() {
-		d.inner.SwiGLUGrad(gateUp, act, dact, weight, dweight, width)
+func (d *Device) SwiGLUGrad(gateUp, act, dact, weight, dweight xpu.Tensor) {
+	if gateUp, act, dact, weight, dweight := d.tensor(gateUp), d.tensor(act), d.tensor(dact), d.tensor(weight),
+		d.tensor(dweight); d.works() {
+		d.inner.SwiGLUGrad(gateUp, act, dact, weight, dweight)
 	}
 	poison(gateUp, act, dact)
-	if len(weight) > 0 {
+	if weight.Present() {
 		poison(dweight)
 	}
 }
@@ -278,22 +282,22 @@ func (d *Device) SwiGLUGrad(gateUp, act, dact, weight, dweight []float32, width 
 func (d *Device) CrossEntropy(c xpu.CrossEntropy) {
 	inside := c
 	loss, computed := d.result(c.Loss)
-	inside.Logits, inside.Targets, inside.Loss = d.floats(c.Logits), d.ints(c.Targets), loss
+	inside.Logits, inside.Targets, inside.Loss = d.tensor(c.Logits), d.tensor(c.Targets), loss
 	if d.works() {
 		d.inner.CrossEntropy(inside)
 	}
 	computed()
 	poison(c.Logits)
 	if c.Sample {
-		poisonInts(c.Targets)
+		poison(c.Targets)
 	}
 }
 
 // SumSquares sums the squares of blocks; see [xpu.Layers].
-func (d *Device) SumSquares(stretches [][]float32, sums []float64) {
-	inside := make([][]float32, len(stretches))
+func (d *Device) SumSquares(stretches []xpu.Tensor, sums []float64) {
+	inside := make([]xpu.Tensor, len(stretches))
 	for i, x := range stretches {
-		inside[i] = d.floats(x)
+		inside[i] = d.tensor(x)
 	}
 	sums, computed := d.result(sums)
 	if d.works() {
@@ -303,10 +307,10 @@ func (d *Device) SumSquares(stretches [][]float32, sums []float64) {
 }
 
 // Checksums computes the checksums of blocks; see [xpu.Layers].
-func (d *Device) Checksums(stretches [][]float32, sums []uint64) {
-	inside, brought := make([][]float32, len(stretches)), make([]uint64, len(sums))
+func (d *Device) Checksums(stretches []xpu.Tensor, sums []uint64) {
+	inside, brought := make([]xpu.Tensor, len(stretches)), make([]uint64, len(sums))
 	for i, x := range stretches {
-		inside[i] = d.floats(x)
+		inside[i] = d.tensor(x)
 	}
 	if d.works() {
 		d.inner.Checksums(inside, brought)
@@ -321,7 +325,8 @@ func (d *Device) Checksums(stretches [][]float32, sums []uint64) {
 func (d *Device) Update(u xpu.Update, stretches []xpu.Moments, before, change []float64) {
 	inside := make([]xpu.Moments, len(stretches))
 	for i, s := range stretches {
-		inside[i] = xpu.Moments{Weight: d.floats(s.Weight), Grad: d.floats(s.Grad), M: d.floats(s.M), V: d.floats(s.V)}
+		d.tensors(&s.Weight, &s.Grad, &s.M, &s.V)
+		inside[i] = s
 	}
 	before, computedBefore := d.result(before)
 	change, computedChange := d.result(change)

@@ -55,9 +55,23 @@ func (s *scoreStack) put(i int) {
 // at returns buffer i.
 func (s *scoreStack) at(i int) []float32 { return s.memory[i*s.size:][:s.size] }
 
+// attention is an [xpu.Attention] in host memory.
+type attention struct {
+	xpu.Heads
+	Q, K, V, Context, LSE []float32
+	Begin                 []int32
+	First                 int
+}
+
+func attentionOf(a xpu.Attention) attention {
+	return attention{a.Heads(), a.Q.Floats(), a.K.Floats(), a.V.Floats(), a.Context.Floats(), a.LSE.Floats(),
+		a.Begin.Ints(), a.First}
+}
+
 // Attend computes causal attention; see [xpu.Layers].
-func (h *Host) Attend(a xpu.Attention) {
-	xpu.CheckAttend(a)
+func (h *Host) Attend(x xpu.Attention) {
+	xpu.CheckAttend(x)
+	a := attentionOf(x)
 	t := h.begin(operands{attention: a})
 	defer t.end()
 	t.scores.reset(h.Threads(), min(queryBlock, a.Length)*(a.First+a.Length))
@@ -71,9 +85,10 @@ func (h *Host) Attend(a xpu.Attention) {
 }
 
 // AttendGrad computes the gradients of an attention; see [xpu.Layers].
-func (h *Host) AttendGrad(a xpu.Attention, dcontext, dqkv, dk, dv []float32) {
-	xpu.CheckAttendGrad(a, dcontext, dqkv, dk, dv)
-	t := h.begin(operands{attention: a, x: dcontext, dst: dqkv, y: dk, z: dv})
+func (h *Host) AttendGrad(x xpu.Attention, dcontext, dqkv, dk, dv xpu.Tensor) {
+	xpu.CheckAttendGrad(x, dcontext, dqkv, dk, dv)
+	a := attentionOf(x)
+	t := h.begin(operands{attention: a, x: dcontext.Floats(), dst: dqkv.Floats(), y: dk.Floats(), z: dv.Floats()})
 	defer t.end()
 	size := min(queryBlock, a.Length) * a.Length
 	t.scores.reset(h.Threads(), 2*size)

@@ -12,25 +12,29 @@ import (
 // document of 4,096 tokens attends to all.
 func BenchmarkAttend(b *testing.B) {
 	const length = 4096
-	h := xpu.Heads{Rows: 1, Length: length, Heads: 8, KVHeads: 8, Size: 64}
+	const heads, size = 8, 64
 	d := New(1, xpu.FP32)
 	defer d.Close()
 	r := rand.New(rand.NewPCG(1, 2))
-	floats := func(n int) []float32 {
-		x := make([]float32, n)
+	floats := func(shape ...int) xpu.Tensor {
+		x := make([]float32, 3*length*heads*size)
 		for i := range x {
 			x[i] = r.Float32() - 0.5
 		}
-		return x
+		return xpu.Of(x, shape...)
 	}
-	n := length * h.Heads * h.Size
-	a := xpu.Attention{Heads: h, Q: floats(n), K: floats(n), V: floats(n), Capacity: length, Context: floats(n),
-		LSE: floats(length * h.Heads)}
-	dcontext, dqkv, dk, dv := floats(n), floats(3*n), floats(n), floats(n)
+	ofHeads := func() xpu.Tensor { return floats(1, heads, length, size) }
+	a := xpu.Attention{Q: ofHeads(), K: ofHeads(), V: ofHeads(), Context: floats(length, heads*size),
+		LSE: floats(1, heads, length)}
+	dcontext, dqkv, dk, dv := floats(length, heads*size), floats(length, 3*heads*size), ofHeads(), ofHeads()
 	for _, document := range []int{length, 1024, 256, 64} {
-		a.Begin = nil
-		for i := 0; document < length && i < length; i++ {
-			a.Begin = append(a.Begin, int32(i/document*document))
+		a.Begin = xpu.Tensor{}
+		if document < length {
+			begin := make([]int32, length)
+			for i := range begin {
+				begin[i] = int32(i / document * document)
+			}
+			a.Begin = xpu.OfInts(begin, 1, length)
 		}
 		b.Run(fmt.Sprintf("documents of %d", document), func(b *testing.B) {
 			for range b.N {

@@ -6,58 +6,63 @@ import "mula/xpu"
 // divides [xpu.BlockSize].
 const measureSize = 1 << 12
 
+// moments are [xpu.Moments] in host memory. Commands that only read have the numbers in Weight.
+type moments struct{ Weight, Grad, M, V []float32 }
+
 // A block is a range of elements of a stretch.
 type block struct{ stretch, begin, end int }
 
-// addBlocks cuts a range of n elements into blocks.
-func (t *task) addBlocks(stretch, n int) {
+// addStretch adds a range and cuts it into blocks.
+func (t *task) addStretch(m moments) {
+	stretch, n := len(t.ranges), len(m.Weight)
+	t.ranges = append(t.ranges, m)
 	for begin := 0; begin < n; begin += xpu.BlockSize {
 		t.blocks = append(t.blocks, block{stretch, begin, min(begin+xpu.BlockSize, n)})
 	}
 }
 
 // SumSquares sums the squares of blocks; see [xpu.Layers].
-func (h *Host) SumSquares(stretches [][]float32, sums []float64) {
-	n := xpu.CheckSumSquares(stretches, sums)
-	t := h.begin(operands{stretches: stretches, results: sums})
+func (h *Host) SumSquares(stretches []xpu.Tensor, sums []float64) {
+	n := xpu.CheckBlocks("SumSquares", stretches, len(sums))
+	t := h.begin(operands{results: sums})
 	defer t.end()
 	t.blocks = t.blocks[:0]
-	for i, x := range stretches {
-		t.addBlocks(i, len(x))
+	for _, x := range stretches {
+		t.addStretch(moments{Weight: x.Floats()})
 	}
 	t.cut(n, n, func(t *task, i, _, _ int) {
 		b := t.blocks[i]
-		t.results[i] = SumSquares(t.stretches[b.stretch][b.begin:b.end])
+		t.results[i] = SumSquares(t.ranges[b.stretch].Weight[b.begin:b.end])
 	})
 }
 
 // Checksums computes the checksums of blocks; see [xpu.Layers].
-func (h *Host) Checksums(stretches [][]float32, sums []uint64) {
-	n := xpu.CheckChecksums(stretches, sums)
-	t := h.begin(operands{stretches: stretches, checksums: sums})
+func (h *Host) Checksums(stretches []xpu.Tensor, sums []uint64) {
+	n := xpu.CheckBlocks("Checksums", stretches, len(sums))
+	t := h.begin(operands{checksums: sums})
 	defer t.end()
 	t.blocks = t.blocks[:0]
-	for i, x := range stretches {
-		t.addBlocks(i, len(x))
+	for _, x := range stretches {
+		t.addStretch(moments{Weight: x.Floats()})
 	}
 	t.cut(n, n, func(t *task, i, _, _ int) {
 		b := t.blocks[i]
-		t.checksums[i] = xpu.Checksum(t.stretches[b.stretch][b.begin:b.end])
+		t.checksums[i] = xpu.Checksum(t.ranges[b.stretch].Weight[b.begin:b.end])
 	})
 }
 
 // Update updates weights and optimizer state; see [xpu.Layers].
 func (h *Host) Update(u xpu.Update, stretches []xpu.Moments, before, change []float64) {
 	n := xpu.CheckUpdate(u, stretches, before, change)
-	t := h.begin(operands{moments: stretches, results: before, change: change, update: u})
+	t := h.begin(operands{results: before, change: change, update: u})
 	defer t.end()
 	t.blocks = t.blocks[:0]
-	for i, s := range stretches {
-		t.addBlocks(i, len(s.Weight))
+	for _, s := range stretches {
+		t.addStretch(moments{s.Weight.Floats(), s.Grad.Floats(), s.M.Floats(), s.V.Floats()})
 	}
 	t.cut(n, n, func(t *task, i, _, _ int) {
 		b := t.blocks[i]
-		s := &t.moments[b.stretch]
+		s := &t.ranges[b.stretch]
 		if len(t.results) == 0 {
 			updateRange(&t.update, s, b.begin, b.end)
 			return
@@ -78,7 +83,7 @@ func (h *Host) Update(u xpu.Update, stretches []xpu.Moments, before, change []fl
 }
 
 // updateRange updates the elements from begin to end.
-func updateRange(u *xpu.Update, s *xpu.Moments, begin, end int) {
+func updateRange(u *xpu.Update, s *moments, begin, end int) {
 	v := s.V
 	if len(v) > 0 {
 		v = v[begin:end]

@@ -7,20 +7,24 @@ import "mula/xpu"
 const leastElements = 1 << 14
 
 // Zero sets x to zero.
-func (h *Host) Zero(x []float32) {
-	h.elements(operands{dst: x}, func(t *task, _, lo, hi int) { clear(t.dst[lo:hi]) })
+func (h *Host) Zero(x xpu.Tensor) {
+	xpu.CheckElements("Zero", x)
+	h.elements(operands{dst: x.Floats()}, func(t *task, _, lo, hi int) { clear(t.dst[lo:hi]) })
 }
 
 // Copy sets dst to x.
-func (h *Host) Copy(dst, x []float32) {
+func (h *Host) Copy(dst, x xpu.Tensor) {
 	xpu.CheckElements("Copy", dst, x)
-	h.elements(operands{dst: dst, x: x}, func(t *task, _, lo, hi int) { copy(t.dst[lo:hi], t.x[lo:hi]) })
+	h.elements(operands{dst: dst.Floats(), x: x.Floats()}, func(t *task, _, lo,
+		hi int) {
+		copy(t.dst[lo:hi], t.x[lo:hi])
+	})
 }
 
 // Add sets dst to x + y; dst may be x.
-func (h *Host) Add(dst, x, y []float32) {
+func (h *Host) Add(dst, x, y xpu.Tensor) {
 	xpu.CheckElements("Add", dst, x, y)
-	h.elements(operands{dst: dst, x: x, y: y}, func(t *task, _, lo, hi int) {
+	h.elements(operands{dst: dst.Floats(), x: x.Floats(), y: y.Floats()}, func(t *task, _, lo, hi int) {
 		AddScaled(t.dst[lo:hi], t.x[lo:hi], 1,
 			t.y[lo:hi])
 	})

@@ -3,32 +3,35 @@ package cpu
 import "mula/xpu"
 
 // Embed looks up rows of a table; see [xpu.Layers].
-func (h *Host) Embed(dst, table []float32, ids []int32, width int) {
-	xpu.CheckRows("Embed", dst, ids, width)
-	h.gather(dst, table, ids, width)
+func (h *Host) Embed(dst, table, ids xpu.Tensor) {
+	xpu.CheckRows("Embed", dst, table, ids)
+	h.gather(dst, table, ids)
 }
 
 // GatherRows copies rows of x in the order of tokenOf; see [xpu.Layers].
-func (h *Host) GatherRows(dst, x []float32, tokenOf []int32, width int) {
-	xpu.CheckRows("GatherRows", dst, tokenOf, width)
-	h.gather(dst, x, tokenOf, width)
+func (h *Host) GatherRows(dst, x, tokenOf xpu.Tensor) {
+	xpu.CheckRows("GatherRows", dst, x, tokenOf)
+	h.gather(dst, x, tokenOf)
 }
 
 // gather sets row i of dst to row numbers[i] of x.
-func (h *Host) gather(dst, x []float32, numbers []int32, width int) {
-	h.split(len(numbers), operands{dst: dst, x: x, ids: numbers, width: width}, func(t *task, _, lo, hi int) {
-		for i := lo; i < hi; i++ {
-			copy(t.dst[i*t.width:][:t.width], t.x[int(t.ids[i])*t.width:])
-		}
-	})
+func (h *Host) gather(dst, x, numbers xpu.Tensor) {
+	h.split(dst.Dim(0), operands{dst: dst.Floats(), x: x.Floats(), ids: numbers.Ints(), width: dst.Dim(1)},
+		func(t *task, _, lo, hi int) {
+			for i := lo; i < hi; i++ {
+				copy(t.dst[i*t.width:][:t.width], t.x[int(t.ids[i])*t.width:])
+			}
+		})
 }
 
 // EmbedGrad is the gradient of [Host.Embed]. Workers divide the columns, because two tokens can
 // have the same id.
-func (h *Host) EmbedGrad(dtable, dx []float32, ids []int32, width int, skip int32) {
-	xpu.CheckRows("EmbedGrad", dx, ids, width)
+func (h *Host) EmbedGrad(dtable, dx, ids xpu.Tensor, skip int32) {
+	xpu.CheckRows("EmbedGrad", dx, dtable, ids)
 	const stripe = 64
-	h.split((width+stripe-1)/stripe, operands{dst: dtable, x: dx, ids: ids, width: width, skip: skip},
+	width := dx.Dim(1)
+	h.split((width+stripe-1)/stripe, operands{dst: dtable.Floats(), x: dx.Floats(), ids: ids.Ints(), width: width,
+		skip: skip},
 		func(t *task, _, lo, hi int) {
 			width := t.width
 			lo, hi = lo*stripe, min(width, hi*stripe)

@@ -3,9 +3,10 @@ package cpu
 import "mula/xpu"
 
 // SumRows adds the rows of each token; see [xpu.Layers].
-func (h *Host) SumRows(dst, x, y []float32, rowOf []int32, perToken, width int) {
-	h.split(xpu.CheckSumRows(dst, x, rowOf, perToken, width), operands{dst: dst, x: x, y: y, ids: rowOf,
-		perToken: perToken, width: width}, func(t *task, _, lo, hi int) {
+func (h *Host) SumRows(dst, x, y, rowOf xpu.Tensor) {
+	xpu.CheckSumRows(dst, x, y, rowOf)
+	h.split(dst.Dim(0), operands{dst: dst.Floats(), x: x.Floats(), y: y.Floats(), ids: rowOf.Ints(),
+		perToken: rowOf.Dim(1), width: dst.Dim(1)}, func(t *task, _, lo, hi int) {
 		width, k, y := t.width, t.perToken, t.y
 		for i := lo; i < hi; i++ {
 			row := t.dst[i*width:][:width]
@@ -23,8 +24,9 @@ func (h *Host) SumRows(dst, x, y []float32, rowOf []int32, perToken, width int) 
 }
 
 // SwiGLU computes silu(gate)·up·weight of rows; see [xpu.Layers].
-func (h *Host) SwiGLU(act, gateUp, weight []float32, width int) {
-	h.split(xpu.CheckSwiGLU(act, gateUp, weight, width), operands{dst: act, x: gateUp, w: weight, width: width},
+func (h *Host) SwiGLU(act, gateUp, weight xpu.Tensor) {
+	xpu.CheckSwiGLU(act, gateUp, weight)
+	h.split(act.Dim(0), operands{dst: act.Floats(), x: gateUp.Floats(), w: weight.Floats(), width: act.Dim(1)},
 		func(t *task, _, lo, hi int) {
 			for r := lo; r < hi; r++ {
 				act, both := t.dst[r*t.width:][:t.width], t.x[r*2*t.width:][:2*t.width]
@@ -37,9 +39,10 @@ func (h *Host) SwiGLU(act, gateUp, weight []float32, width int) {
 }
 
 // SwiGLUGrad computes the gradients of [Host.SwiGLU]; see [xpu.Layers].
-func (h *Host) SwiGLUGrad(gateUp, act, dact, weight, dweight []float32, width int) {
-	h.split(xpu.CheckSwiGLUGrad(gateUp, act, dact, weight, dweight, width), operands{x: gateUp, dst: act, y: dact,
-		w: weight, z: dweight, width: width}, func(t *task, _, lo, hi int) {
+func (h *Host) SwiGLUGrad(gateUp, act, dact, weight, dweight xpu.Tensor) {
+	xpu.CheckSwiGLUGrad(gateUp, act, dact, weight, dweight)
+	h.split(act.Dim(0), operands{x: gateUp.Floats(), dst: act.Floats(), y: dact.Floats(), w: weight.Floats(),
+		z: dweight.Floats(), width: act.Dim(1)}, func(t *task, _, lo, hi int) {
 		for r := lo; r < hi; r++ {
 			act, dact, both := t.dst[r*t.width:][:t.width], t.y[r*t.width:][:t.width], t.x[r*2*t.width:][:2*t.width]
 			gate, up := both[:t.width], both[t.width:]

@@ -59,9 +59,9 @@ func TestFence(t *testing.T) {
 		b, ldb := matrix(2, k, n, gap, transB)
 		c, ldc := matrix(3, m, n, gap, false)
 		for _, d := range all {
-			d.MatMul(devicetest.Stored(fences[2].last(c), m, n, ldc, false),
-				devicetest.Stored(fences[0].last(a), m, k, lda, transA),
-				devicetest.Stored(fences[1].last(b), k, n, ldb, transB),
+			d.MatMul(devicetest.Stored(flat(fences[2].last(c)), m, n, ldc, false),
+				devicetest.Stored(flat(fences[0].last(a)), m, k, lda, transA),
+				devicetest.Stored(flat(fences[1].last(b)), k, n, ldb, transB),
 				xpu.MatMulOptions{Accumulate: true})
 		}
 		v := func(i int) []float32 { return fences[i].last(a[:min(len(a), n)]) }

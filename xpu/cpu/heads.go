@@ -6,10 +6,26 @@ import (
 	"mula/xpu"
 )
 
+// projections are [xpu.Projections] in host memory.
+type projections struct {
+	xpu.Heads
+	QKV, QWeight, KWeight, RQ, RK, Cos, Sin, Q, K, V []float32
+	Epsilon, Clip                                    float64
+	Known                                            bool
+	First                                            int
+}
+
+func projectionsOf(p xpu.Projections) projections {
+	return projections{Heads: p.Heads(), QKV: p.QKV.Floats(), QWeight: p.QWeight.Floats(), KWeight: p.KWeight.Floats(),
+		RQ: p.RQ.Floats(), RK: p.RK.Floats(), Cos: p.Cos.Floats(), Sin: p.Sin.Floats(), Q: p.Q.Floats(),
+		K: p.K.Floats(),
+		V: p.V.Floats(), Epsilon: p.Epsilon, Clip: p.Clip, Known: p.Known, First: p.First}
+}
+
 // SplitHeads splits projections into heads; see [xpu.Layers].
 func (h *Host) SplitHeads(p xpu.Projections) {
 	xpu.CheckSplitHeads(p)
-	h.split(p.Rows*p.Length, operands{projections: p}, func(t *task, _, lo, hi int) {
+	h.split(p.QKV.Dim(0), operands{projections: projectionsOf(p)}, func(t *task, _, lo, hi int) {
 		p := &t.projections
 		d, s, width := p.Size, p.Length, p.Width()
 		q, kv := p.Heads.Heads*d, p.KVHeads*d
@@ -47,7 +63,7 @@ func (h *Host) SplitHeads(p xpu.Projections) {
 }
 
 // rotation returns the rotation of a position.
-func rotation(p *xpu.Projections, position int) (cos, sin []float32) {
+func rotation(p *projections, position int) (cos, sin []float32) {
 	half := p.Size / 2
 	return p.Cos[position*half:][:half], p.Sin[position*half:][:half]
 }
@@ -80,10 +96,11 @@ func clip(x []float32, bound float64) {
 }
 
 // JoinHeads computes the gradients of projections from the gradients of heads; see [xpu.Layers].
-func (h *Host) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight []float32) {
+func (h *Host) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight xpu.Tensor) {
 	xpu.CheckJoinHeads(p, dqkv, dk, dv, dqWeight, dkWeight)
-	q, kv, n := p.Heads.Heads*p.Size, p.KVHeads*p.Size, p.Rows*p.Length
-	t := h.begin(operands{projections: p, dst: dqkv, x: dk, y: dv})
+	o := operands{projections: projectionsOf(p), dst: dqkv.Floats(), x: dk.Floats(), y: dv.Floats()}
+	q, kv, n := o.projections.Heads.Heads*o.projections.Size, o.projections.KVHeads*o.projections.Size, dqkv.Dim(0)
+	t := h.begin(o)
 	defer t.end()
 	room(&t.partial, min(n, parts)*(q+kv))
 	t.split(n, func(t *task, part, lo, hi int) {
@@ -110,11 +127,11 @@ func (h *Host) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight []f
 			projectionGrad(dx[q:q+kv], x[q:q+kv], p.KWeight, sums[q:], p.RK, i, p.Clip)
 		}
 	})
-	if len(p.QWeight) > 0 {
-		t.addPartials(dqWeight[:q], q+kv, 0, n)
+	if p.QWeight.Present() {
+		t.addPartials(dqWeight.Floats(), q+kv, 0, n)
 	}
-	if len(p.KWeight) > 0 {
-		t.addPartials(dkWeight[:kv], q+kv, q, n)
+	if p.KWeight.Present() {
+		t.addPartials(dkWeight.Floats(), q+kv, q, n)
 	}
 }
 

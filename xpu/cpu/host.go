@@ -92,6 +92,73 @@ func free[E float32 | int32](h *Host, x []E) {
 	delete(h.made, at)
 }
 
+// New allocates a tensor; see [xpu.Memory].
+func (h *Host) New(dtype xpu.DType, shape ...int) (xpu.Tensor, error) {
+	n, err := xpu.Elements(shape)
+	if err != nil {
+		return xpu.Tensor{}, fmt.Errorf("cpu: %w", err)
+	}
+	switch dtype {
+	case xpu.Float32:
+		x, err := allocate[float32](h, n)
+		if err != nil {
+			return xpu.Tensor{}, err
+		}
+		return xpu.Of(x, shape...), nil
+	case xpu.Int32:
+		x, err := allocate[int32](h, n)
+		if err != nil {
+			return xpu.Tensor{}, err
+		}
+		return xpu.OfInts(x, shape...), nil
+	}
+	return xpu.Tensor{}, fmt.Errorf("cpu: no command computes on %s yet", dtype)
+}
+
+// Release releases memory; see [xpu.Memory].
+func (h *Host) Release(t xpu.Tensor) {
+	switch {
+	case t.Elements() == 0:
+	case t.DType() == xpu.Int32:
+		free(h, t.Ints())
+	default:
+		free(h, t.Floats())
+	}
+}
+
+// Write copies src to t; see [xpu.Memory].
+func (h *Host) Write(t xpu.Tensor, src []float32) {
+	xpu.CheckCopy("Write", t, xpu.Float32, len(src))
+	move(t.Floats(), src)
+}
+
+// WriteInts copies src to t.
+func (h *Host) WriteInts(t xpu.Tensor, src []int32) {
+	xpu.CheckCopy("WriteInts", t, xpu.Int32, len(src))
+	move(t.Ints(), src)
+}
+
+// Read copies t to dst.
+func (h *Host) Read(_ context.Context, dst []float32, t xpu.Tensor) error {
+	xpu.CheckCopy("Read", t, xpu.Float32, len(dst))
+	move(dst, t.Floats())
+	return nil
+}
+
+// ReadInts copies t to dst.
+func (h *Host) ReadInts(_ context.Context, dst []int32, t xpu.Tensor) error {
+	xpu.CheckCopy("ReadInts", t, xpu.Int32, len(dst))
+	move(dst, t.Ints())
+	return nil
+}
+
+// move copies src to dst, if they are not the same memory.
+func move[E float32 | int32](dst, src []E) {
+	if unsafe.SliceData(dst) != unsafe.SliceData(src) {
+		copy(dst, src)
+	}
+}
+
 // ToDevice does nothing: host and device share memory.
 func (h *Host) ToDevice([]float32) {}
 

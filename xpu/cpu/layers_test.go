@@ -50,35 +50,44 @@ func TestLayersDoNotAllocate(t *testing.T) {
 	defer d.Close()
 	const rows, length, heads, kv, size, experts, perToken, inner, vocabulary = 2, 70, 4, 2, 8, 4, 2, 16, 50
 	const tokens, width, pairs = rows * length, heads * size, rows * length * perToken
-	h := xpu.Heads{Rows: rows, Length: length, Heads: heads, KVHeads: kv, Size: size}
-	f := func(n int) []float32 { return uniform(uint64(n), n) }
-	ints := func(n int) []int32 { return make([]int32, n) }
-	norm := xpu.Norm{Width: width, Epsilon: 1e-5, Weight: f(width), RStd: f(tokens)}
-	plain := xpu.Norm{Width: width, Epsilon: 1e-5, Mean: f(tokens), RStd: f(tokens)}
-	p := xpu.Projections{Heads: h, QKV: f(tokens * h.Width()), QWeight: f(width), KWeight: f(kv * size), Epsilon: 1e-5,
-		RQ: f(tokens), RK: f(tokens), Clip: 1,
-		Cos: f(length * size / 2), Sin: f(length * size / 2), Capacity: length, Q: f(tokens * width),
-		K: f(tokens * kv * size), V: f(tokens * kv * size)}
-	a := xpu.Attention{Heads: h, Q: p.Q, K: p.K, V: p.V, Capacity: length, Context: f(tokens * width),
-		LSE: f(tokens * heads)}
-	r := xpu.Routing{Experts: experts, PerToken: perToken, Probs: f(tokens * experts), LSE: f(tokens),
-		Chosen: ints(pairs), Counts: ints(experts), RowOf: ints(pairs),
-		TokenOf: ints(pairs), Weight: f(pairs)}
+	tensor := func(dtype xpu.DType, shape ...int) xpu.Tensor {
+		x, err := d.New(dtype, shape...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	f := func(shape ...int) xpu.Tensor {
+		x := tensor(xpu.Float32, shape...)
+		d.Write(x, uniform(uint64(x.Elements()), x.Elements()))
+		return x
+	}
+	ints := func(shape ...int) xpu.Tensor { return tensor(xpu.Int32, shape...) }
+	const projections = (heads + 2*kv) * size
+	norm := xpu.Norm{Epsilon: 1e-5, Weight: f(width), RStd: f(tokens)}
+	plain := xpu.Norm{Epsilon: 1e-5, Mean: f(tokens), RStd: f(tokens)}
+	p := xpu.Projections{QKV: f(tokens, projections), QWeight: f(width), KWeight: f(kv * size), Epsilon: 1e-5,
+		RQ: f(tokens), RK: f(tokens), Clip: 1, Cos: f(length, size/2), Sin: f(length, size/2),
+		Q: f(rows, heads, length, size), K: f(rows, kv, length, size), V: f(rows, kv, length, size)}
+	a := xpu.Attention{Q: p.Q, K: p.K, V: p.V, Context: f(tokens, width), LSE: f(rows, heads, length)}
+	r := xpu.Routing{Probs: f(tokens, experts), LSE: f(tokens), Chosen: ints(tokens, perToken), Counts: ints(experts),
+		RowOf: ints(tokens, perToken), TokenOf: ints(pairs), Weight: f(pairs)}
 	stats := &xpu.RouterStats{Probs: make([]float64, experts), Counts: make([]int64, experts)}
-	c := xpu.CrossEntropy{Width: vocabulary, Logits: f(tokens * vocabulary), Targets: ints(tokens),
-		Loss: make([]float64, tokens), Scale: 1}
-	x, y, dqkv := f(tokens*width), f(tokens*width), f(tokens*h.Width())
-	gateUp, act, dact, logits := f(pairs*2*inner), f(pairs*inner), f(pairs*inner), f(tokens*experts)
-	moments := []xpu.Moments{{Weight: f(70000), Grad: f(70000), M: f(70000), V: make([]float32, 70000)}}
-	gradients, sums, change := [][]float32{moments[0].Grad}, make([]float64, 2), make([]float64, 2)
+	c := xpu.CrossEntropy{Logits: f(tokens, vocabulary), Targets: ints(tokens), Loss: make([]float64, tokens), Scale: 1}
+	x, y, dqkv := f(tokens, width), f(tokens, width), f(tokens, projections)
+	gateUp, act, dact, logits := f(pairs, 2*inner), f(pairs, inner), f(pairs, inner), f(tokens, experts)
+	slope, rowOf := f(experts), ints(tokens, 1)
+	moments := []xpu.Moments{{Weight: f(70000), Grad: f(70000), M: f(70000), V: tensor(xpu.Float32, 70000)}}
+	gradients, sums, change := []xpu.Tensor{moments[0].Grad}, make([]float64, 2), make([]float64, 2)
+	host := make([]float32, x.Elements())
 	for name, run := range map[string]func(){
 		"Zero":         func() { d.Zero(y) },
 		"Copy":         func() { d.Copy(y, x) },
 		"Add":          func() { d.Add(y, x, x) },
-		"Embed":        func() { d.Embed(y, x, c.Targets, width) },
-		"EmbedGrad":    func() { d.EmbedGrad(y, x, c.Targets, width, -1) },
+		"Embed":        func() { d.Embed(y, x, c.Targets) },
+		"EmbedGrad":    func() { d.EmbedGrad(y, x, c.Targets, -1) },
 		"Normalize":    func() { d.Normalize(y, x, norm, false) },
-		"NormGrad":     func() { d.NormGrad(y, x, p.Q, norm, norm.Weight) },
+		"NormGrad":     func() { d.NormGrad(y, x, a.Context, norm, norm.Weight) },
 		"LayerNorm":    func() { d.Normalize(y, x, plain, true) },
 		"SplitHeads":   func() { d.SplitHeads(p) },
 		"JoinHeads":    func() { d.JoinHeads(p, dqkv, p.K, p.V, p.QWeight, p.KWeight) },
@@ -86,15 +95,15 @@ func TestLayersDoNotAllocate(t *testing.T) {
 		"AttendGrad":   func() { d.AttendGrad(a, x, dqkv, p.K, p.V) },
 		"Route":        func() { d.Route(r, logits, false, stats) },
 		"SortRows":     func() { d.Route(r, logits, true, stats); d.SortRows(r) },
-		"RouteGrad":    func() { d.RouteGrad(r, logits, norm.Weight, r.Weight, 1) },
-		"GatherRows":   func() { d.GatherRows(y, x, c.Targets, width) },
-		"SumRows":      func() { d.SumRows(y, x, x, c.Targets, 1, width) },
-		"SwiGLU":       func() { d.SwiGLU(act, gateUp, r.Weight, inner) },
-		"SwiGLUGrad":   func() { d.SwiGLUGrad(gateUp, act, dact, r.Weight, r.Weight, inner) },
+		"RouteGrad":    func() { d.RouteGrad(r, logits, slope, r.Weight, 1) },
+		"GatherRows":   func() { d.GatherRows(y, x, c.Targets) },
+		"SumRows":      func() { d.SumRows(y, x, x, rowOf) },
+		"SwiGLU":       func() { d.SwiGLU(act, gateUp, r.Weight) },
+		"SwiGLUGrad":   func() { d.SwiGLUGrad(gateUp, act, dact, r.Weight, r.Weight) },
 		"CrossEntropy": func() { d.CrossEntropy(c) },
 		"SumSquares":   func() { d.SumSquares(gradients, sums) },
 		"Update":       func() { d.Update(xpu.AdamW{Step: 1}.Update(), moments, sums, change) },
-		"ToHost":       func() { d.ToDevice(x); d.ToHost(t.Context(), x); d.Wait(t.Context()) },
+		"Read":         func() { d.Write(x, host); d.Read(t.Context(), host, x); d.Wait(t.Context()) },
 	} {
 		if n := alloctest.Least(run); n > 0 {
 			t.Errorf("%s: %v allocations a run", name, n)
@@ -106,16 +115,19 @@ func TestMemory(t *testing.T) {
 	d, other := New(1, xpu.FP32), New(1, xpu.FP32)
 	defer d.Close()
 	defer other.Close()
-	x, err := d.Floats(10)
+	x, err := d.New(xpu.Float32, 10)
 	if err != nil {
 		t.Fatal(err)
 	}
-	n, err := d.Ints(10)
+	n, err := d.New(xpu.Int32, 10)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.Floats(math.MaxInt / 2); err == nil {
+	if _, err := d.New(xpu.Float32, math.MaxInt/2); err == nil {
 		t.Error("there is memory for more numbers than there are addresses")
+	}
+	if _, err := d.New(xpu.Int32, -1); err == nil {
+		t.Error("there is memory for a negative number of elements")
 	}
 	panics := func(what string, f func()) {
 		t.Helper()
@@ -126,14 +138,13 @@ func TestMemory(t *testing.T) {
 		}()
 		f()
 	}
-	panics("giving memory back to another device", func() { other.Free(x) })
-	panics("giving a part back", func() { d.Free(x[:5]) })
-	panics("giving memory back that is not the device's", func() { d.FreeInts(make([]int32, 10)) })
-	panics("a negative size", func() { d.Ints(-1) })
-	d.Free(x)
-	d.FreeInts(n)
-	d.Free(nil)
-	panics("giving memory back twice", func() { d.Free(x) })
+	panics("releasing memory of another device", func() { other.Release(x) })
+	panics("releasing a part", func() { d.Release(x.Rows(0, 5)) })
+	panics("releasing memory that is not the device's", func() { d.Release(xpu.OfInts(make([]int32, 10), 10)) })
+	d.Release(x)
+	d.Release(n)
+	d.Release(xpu.Tensor{})
+	panics("releasing memory twice", func() { d.Release(x) })
 	if len(d.made) > 0 {
 		t.Errorf("%d pieces of memory are still counted", len(d.made))
 	}

@@ -6,9 +6,19 @@ import (
 	"mula/xpu"
 )
 
+// crossEntropy is an [xpu.CrossEntropy] with the host memory of its tensors.
+type crossEntropy struct {
+	xpu.CrossEntropy
+	Width   int
+	Logits  []float32
+	Targets []int32
+}
+
 // CrossEntropy computes cross entropies of targets and their gradient; see [xpu.Layers].
 func (h *Host) CrossEntropy(c xpu.CrossEntropy) {
-	h.split(xpu.CheckCrossEntropy(c), operands{crossEntropy: c}, func(t *task, _, lo, hi int) {
+	xpu.CheckCrossEntropy(c)
+	o := operands{crossEntropy: crossEntropy{c, c.Logits.Dim(1), c.Logits.Floats(), c.Targets.Ints()}}
+	h.split(c.Logits.Dim(0), o, func(t *task, _, lo, hi int) {
 		c := &t.crossEntropy
 		for i := lo; i < hi; i++ {
 			logits := c.Logits[i*c.Width:][:c.Width]

@@ -11,10 +11,23 @@ func rmsInverse(x []float32, eps float64) float32 {
 	return float32(1 / math.Sqrt(SumSquares(x)/float64(len(x))+eps))
 }
 
+// norm is an [xpu.Norm] in host memory.
+type norm struct {
+	Width              int
+	Epsilon            float64
+	Weight, Mean, RStd []float32
+}
+
+func normOf(n xpu.Norm, width int) norm {
+	return norm{width, n.Epsilon, n.Weight.Floats(), n.Mean.Floats(), n.RStd.Floats()}
+}
+
 // Normalize writes the norm of the rows of x to y; see [xpu.Layers]. Like the original, RMSNorm
 // multiplies by the inverse first and then by the weight.
-func (h *Host) Normalize(y, x []float32, n xpu.Norm, known bool) {
-	h.split(xpu.CheckNormalize(y, x, n), operands{dst: y, x: x, norm: n, known: known}, func(t *task, _, lo, hi int) {
+func (h *Host) Normalize(y, x xpu.Tensor, n xpu.Norm, known bool) {
+	xpu.CheckNormalize(y, x, n)
+	o := operands{dst: y.Floats(), x: x.Floats(), norm: normOf(n, x.Dim(1)), known: known}
+	h.split(x.Dim(0), o, func(t *task, _, lo, hi int) {
 		n := &t.norm
 		for i := lo; i < hi; i++ {
 			row, dst := t.x[i*n.Width:][:n.Width], t.dst[i*n.Width:][:n.Width]
@@ -54,11 +67,12 @@ func layerStatistics(x []float32, eps float64) (mean, rstd float32) {
 }
 
 // NormGrad computes the gradient of a norm; see [xpu.Layers].
-func (h *Host) NormGrad(dx, dh, x []float32, n xpu.Norm, dweight []float32) {
-	width, rows := n.Width, xpu.CheckNormGrad(dx, dh, x, n, dweight)
-	t := h.begin(operands{dst: dx, y: dh, x: x, norm: n})
+func (h *Host) NormGrad(dx, dh, x xpu.Tensor, n xpu.Norm, dweight xpu.Tensor) {
+	xpu.CheckNormGrad(dx, dh, x, n, dweight)
+	rows, width := x.Dim(0), x.Dim(1)
+	t := h.begin(operands{dst: dx.Floats(), y: dh.Floats(), x: x.Floats(), norm: normOf(n, width)})
 	defer t.end()
-	if len(n.Weight) == 0 {
+	if !n.Weight.Present() {
 		t.split(rows, func(t *task, _, lo, hi int) {
 			n, width := &t.norm, t.norm.Width
 			for i := lo; i < hi; i++ {
@@ -80,7 +94,7 @@ func (h *Host) NormGrad(dx, dh, x []float32, n xpu.Norm, dweight []float32) {
 			Axpy(dst, -b, row)
 		}
 	})
-	t.addPartials(dweight[:width], width, 0, rows)
+	t.addPartials(dweight.Floats(), width, 0, rows)
 }
 
 // rmsNormGrad adds a row's part to the gradient of the weights, dw, multiplies dy by the weights,

@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"fmt"
 	"math"
 
 	"mula/xpu"
@@ -10,9 +11,15 @@ import (
 // have the same length, or it panics; they must not overlap. v is empty if the rule has one state
 // tensor.
 func Update(u xpu.Update, weight, grad, m, v []float32) {
-	s := [1]xpu.Moments{{Weight: weight, Grad: grad, M: m, V: v}}
-	xpu.CheckUpdate(u, s[:], nil, nil)
-	updateRange(&u, &s[0], 0, len(weight))
+	n, second := len(weight), len(weight)
+	if u.States == 1 {
+		second = 0
+	}
+	if len(grad) != n || len(m) != n || len(v) != second {
+		panic(fmt.Sprintf("cpu: Update of %d weights, with %d gradients, and %d and %d elements of state, for %s", n,
+			len(grad), len(m), len(v), u.Rule))
+	}
+	updateRange(&u, &moments{weight, grad, m, v}, 0, n)
 }
 
 // updateConstants are the constants of an update, in the order in which the assembly reads them.

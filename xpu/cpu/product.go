@@ -81,8 +81,8 @@ func (d *Device) MatMul(dst, a, b xpu.Tensor, o xpu.MatMulOptions) {
 	ldb, transB, _ := b.Stored()
 	ldc, _, _ := dst.Stored()
 	p := d.product()
-	p.problems = append(p.problems, problem{m: dst.Dim(0), n: dst.Dim(1), k: a.Dim(1), a: a.Host(), b: b.Host(),
-		c: dst.Host(), lda: lda,
+	p.problems = append(p.problems, problem{m: dst.Dim(0), n: dst.Dim(1), k: a.Dim(1), a: a.Floats(), b: b.Floats(),
+		c: dst.Floats(), lda: lda,
 		ldb: ldb, ldc: ldc, transA: transA, transB: transB, add: o.Accumulate})
 	p.run()
 }
@@ -90,7 +90,7 @@ func (d *Device) MatMul(dst, a, b xpu.Tensor, o xpu.MatMulOptions) {
 // GroupedMatMul multiplies each group of rows by its matrix; see [xpu.Products].
 func (d *Device) GroupedMatMul(dst, a, b, counts xpu.Tensor, o xpu.MatMulOptions) {
 	xpu.CheckGroupedMatMul(dst, a, b, counts)
-	groups, n, k := counts.HostInts(), dst.Dim(1), a.Dim(1)
+	groups, n, k := counts.Ints(), dst.Dim(1), a.Dim(1)
 	xpu.CheckCounts("GroupedMatMul", groups, a.Dim(0))
 	ldb, transB, _ := b.Stored()
 	p := d.product()
@@ -98,8 +98,8 @@ func (d *Device) GroupedMatMul(dst, a, b, counts xpu.Tensor, o xpu.MatMulOptions
 	for g, count := range groups {
 		m := int(count)
 		if m > 0 {
-			p.problems = append(p.problems, problem{m: m, n: n, k: k, a: a.Host()[row*k:], b: b.Host()[g*k*n:],
-				c:   dst.Host()[row*n:],
+			p.problems = append(p.problems, problem{m: m, n: n, k: k, a: a.Floats()[row*k:], b: b.Floats()[g*k*n:],
+				c:   dst.Floats()[row*n:],
 				lda: k, ldb: ldb, ldc: n, transB: transB, add: o.Accumulate})
 		}
 		row += m
@@ -110,15 +110,15 @@ func (d *Device) GroupedMatMul(dst, a, b, counts xpu.Tensor, o xpu.MatMulOptions
 // GroupedWeightGrad computes a_gᵀ·b_g for groups of rows; see [xpu.Products].
 func (d *Device) GroupedWeightGrad(dst, a, b, counts xpu.Tensor, o xpu.MatMulOptions) {
 	xpu.CheckGroupedWeightGrad(dst, a, b, counts)
-	groups, m, n := counts.HostInts(), a.Dim(1), b.Dim(1)
+	groups, m, n := counts.Ints(), a.Dim(1), b.Dim(1)
 	xpu.CheckCounts("GroupedWeightGrad", groups, a.Dim(0))
 	p := d.product()
 	row := 0
 	for g, count := range groups {
 		k := int(count)
 		if k > 0 || !o.Accumulate {
-			p.problems = append(p.problems, problem{m: m, n: n, k: k, a: a.Host()[row*m:], b: b.Host()[row*n:],
-				c:   dst.Host()[g*m*n:],
+			p.problems = append(p.problems, problem{m: m, n: n, k: k, a: a.Floats()[row*m:], b: b.Floats()[row*n:],
+				c:   dst.Floats()[g*m*n:],
 				lda: m, ldb: n, ldc: n, transA: true, add: o.Accumulate})
 		}
 		row += k

@@ -75,6 +75,9 @@ func at(x []float32, ld int, trans bool, i, j int) float64 {
 	return float64(x[i*ld+j])
 }
 
+// flat returns host memory as a tensor.
+func flat(x []float32) xpu.Tensor { return xpu.Of(x, len(x)) }
+
 func TestMatMul(t *testing.T) {
 	all := devices(t)
 	for _, size := range [][3]int{{1, 1, 1}, {1, 64, 300}, {2, 33, 5}, {3, 31, 256}, {5, 16, 257}, {8, 100, 64},
@@ -106,8 +109,8 @@ func TestMatMul(t *testing.T) {
 			for _, d := range all {
 				want := wants[d.Precision()]
 				got := append([]float32(nil), c...)
-				d.MatMul(xpu.Of(got, len(got)).Strided(m, n, ldc), devicetest.Stored(a, m, k, lda, transA),
-					devicetest.Stored(b, k, n, ldb, transB), xpu.MatMulOptions{Accumulate: accumulate})
+				d.MatMul(xpu.Of(got, len(got)).Strided(m, n, ldc), devicetest.Stored(flat(a), m, k, lda, transA),
+					devicetest.Stored(flat(b), k, n, ldb, transB), xpu.MatMulOptions{Accumulate: accumulate})
 				for i, w := range want {
 					if !(math.Abs(w-float64(got[i])) < 1e-5) {
 						t.Fatalf("%s: %v, flags %d: c[%d][%d] = %v, want %v", d.Name(), size, flags, i/ldc, i%ldc,
@@ -392,7 +395,7 @@ func TestGrouped(t *testing.T) {
 					}
 					c, db := fill(rows*n, start), fill(len(counts)*k*n, start)
 					d.GroupedMatMul(xpu.Of(c, rows, n), xpu.Of(a, rows, k),
-						devicetest.Stack(b, len(counts), k, n, transB), xpu.OfInts(counts, len(counts)),
+						devicetest.Stack(flat(b), len(counts), k, n, transB), xpu.OfInts(counts, len(counts)),
 						xpu.MatMulOptions{Accumulate: accumulate})
 					d.GroupedWeightGrad(xpu.Of(db, len(counts), k, n), xpu.Of(a, rows, k),
 						xpu.Of(dc, rows, n), xpu.OfInts(counts, len(counts)),
@@ -562,8 +565,8 @@ func BenchmarkMatMul(b *testing.B) {
 		y, ldb := matrix(2, s.k, s.n, 0, s.transB)
 		c := make([]float32, s.m*s.n)
 		benchmark(b, s.name, 2*float64(s.m)*float64(s.n)*float64(s.k), func(d *Device) {
-			d.MatMul(xpu.Of(c, s.m, s.n), devicetest.Stored(x, s.m, s.k, lda, s.transA),
-				devicetest.Stored(y, s.k, s.n, ldb, s.transB), xpu.MatMulOptions{})
+			d.MatMul(xpu.Of(c, s.m, s.n), devicetest.Stored(flat(x), s.m, s.k, lda, s.transA),
+				devicetest.Stored(flat(y), s.k, s.n, ldb, s.transB), xpu.MatMulOptions{})
 		})
 	}
 }

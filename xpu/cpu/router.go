@@ -6,10 +6,25 @@ import (
 	"mula/xpu"
 )
 
+// routing is an [xpu.Routing] in host memory.
+type routing struct {
+	Experts, PerToken  int
+	Probs, LSE, Weight []float32
+	Chosen, Counts     []int32
+	RowOf, TokenOf     []int32
+}
+
+func routingOf(r xpu.Routing) routing {
+	return routing{r.Probs.Dim(1), r.Chosen.Dim(1), r.Probs.Floats(), r.LSE.Floats(), r.Weight.Floats(),
+		r.Chosen.Ints(), r.Counts.Ints(), r.RowOf.Ints(), r.TokenOf.Ints()}
+}
+
 // Route computes the router's distribution and chooses experts; see [xpu.Layers].
-func (h *Host) Route(r xpu.Routing, logits []float32, uniform bool, stats *xpu.RouterStats) {
-	e, tokens := r.Experts, xpu.CheckRoute(r, logits, stats)
-	t := h.begin(operands{routing: r, x: logits, uniform: uniform})
+func (h *Host) Route(choice xpu.Routing, logits xpu.Tensor, uniform bool, stats *xpu.RouterStats) {
+	xpu.CheckRoute(choice, logits, stats)
+	r := routingOf(choice)
+	tokens, e := logits.Dim(0), logits.Dim(1)
+	t := h.begin(operands{routing: r, x: logits.Floats(), uniform: uniform})
 	defer t.end()
 	room(&t.sums, min(tokens, parts)*(e+2))
 	t.split(tokens, func(t *task, part, lo, hi int) {
@@ -82,8 +97,9 @@ func inTurn(chosen []int32, token, experts int) {
 }
 
 // SortRows orders the choices by expert and, within an expert, by token; see [xpu.Layers].
-func (h *Host) SortRows(r xpu.Routing) {
-	xpu.CheckSortRows(r)
+func (h *Host) SortRows(choice xpu.Routing) {
+	xpu.CheckSortRows(choice)
+	r := routingOf(choice)
 	t := h.begin(operands{})
 	defer t.end()
 	start := room(&t.starts, r.Experts)
@@ -102,8 +118,10 @@ func (h *Host) SortRows(r xpu.Routing) {
 
 // RouteGrad computes the gradient of the router's logits; see [xpu.Layers]. The softmax precedes
 // the choice, so the gradient reaches all experts.
-func (h *Host) RouteGrad(r xpu.Routing, dlogits, slope, dweight []float32, zFactor float64) {
-	h.split(xpu.CheckRouteGrad(r, dlogits, slope, dweight), operands{routing: r, dst: dlogits, x: slope, y: dweight,
+func (h *Host) RouteGrad(r xpu.Routing, dlogits, slope, dweight xpu.Tensor, zFactor float64) {
+	xpu.CheckRouteGrad(r, dlogits, slope, dweight)
+	h.split(dlogits.Dim(0), operands{routing: routingOf(r), dst: dlogits.Floats(), x: slope.Floats(),
+		y:      dweight.Floats(),
 		factor: zFactor}, func(t *task, _, lo, hi int) {
 		r, e, k := &t.routing, t.routing.Experts, t.routing.PerToken
 		for i := lo; i < hi; i++ {

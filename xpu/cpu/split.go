@@ -21,6 +21,7 @@ type task struct {
 	starts  []int32
 	blocks  []block
 	scores  scoreStack
+	ranges  []moments // operands of commands over stretches
 }
 
 // operands are the operands of a command's loops; each command sets the fields that it uses.
@@ -35,14 +36,12 @@ type operands struct {
 	results         []float64
 	checksums       []uint64
 	change          []float64
-	norm            xpu.Norm
-	projections     xpu.Projections
-	attention       xpu.Attention
-	routing         xpu.Routing
-	crossEntropy    xpu.CrossEntropy
+	norm            norm
+	projections     projections
+	attention       attention
+	routing         routing
+	crossEntropy    crossEntropy
 	update          xpu.Update
-	stretches       [][]float32
-	moments         []xpu.Moments
 }
 
 // begin returns a task for a command.
@@ -58,6 +57,8 @@ func (h *Host) begin(o operands) *task {
 // end releases the task.
 func (t *task) end() {
 	t.operands, t.body = operands{}, nil // release the caller's memory
+	clear(t.ranges)
+	t.ranges = t.ranges[:0]
 	t.host.tasks.Put(t)
 }
 

@@ -15,39 +15,39 @@ import (
 // An attentionShape is a case of attention.
 type attentionShape struct {
 	xpu.Heads
-	first, capacity int
-	spread          float64 // spread of the scores; 0 means 1
-	document        int     // mean length of documents, to which attention is restricted; 0: no restriction
+	first    int
+	spread   float64 // spread of the scores; 0 means 1
+	document int     // mean length of documents, to which attention is restricted; 0: no restriction
 }
 
 func (s attentionShape) String() string {
 	return fmt.Sprintf("%d rows of %d, %d and %d heads of %d, from position %d, room for %d, "+
 		"spread %g, documents of %d",
-		s.Rows, s.Length, s.Heads.Heads, s.KVHeads, s.Size, s.first, s.capacity, s.spread, s.document)
+		s.Rows, s.Length, s.Heads.Heads, s.KVHeads, s.Size, s.first, s.Capacity, s.spread, s.document)
 }
 
 var attentionShapes = []attentionShape{
-	{xpu.Heads{Rows: 1, Length: 1, Heads: 1, KVHeads: 1, Size: 2}, 0, 1, 0, 0},
-	{xpu.Heads{Rows: 2, Length: 5, Heads: 2, KVHeads: 2, Size: 4}, 0, 5, 0, 0},
-	{xpu.Heads{Rows: 1, Length: 63, Heads: 3, KVHeads: 1, Size: 10}, 0, 63, 0, 0},
-	{xpu.Heads{Rows: 2, Length: 64, Heads: 4, KVHeads: 2, Size: 16}, 0, 64, 0, 0},
-	{xpu.Heads{Rows: 1, Length: 65, Heads: 2, KVHeads: 1, Size: 34}, 0, 65, 0, 0},
-	{xpu.Heads{Rows: 1, Length: 200, Heads: 2, KVHeads: 1, Size: 64}, 0, 200, 0, 0},
-	{xpu.Heads{Rows: 1, Length: 129, Heads: 2, KVHeads: 2, Size: 80}, 0, 129, 0, 0},
-	{xpu.Heads{Rows: 1, Length: 70, Heads: 1, KVHeads: 1, Size: 128}, 0, 70, 0, 0},
-	{xpu.Heads{Rows: 1, Length: 40, Heads: 1, KVHeads: 1, Size: 130}, 0, 40, 0, 0},
-	{xpu.Heads{Rows: 1, Length: 33, Heads: 1, KVHeads: 1, Size: 258}, 0, 33, 0, 0},
-	{xpu.Heads{Rows: 2, Length: 90, Heads: 2, KVHeads: 1, Size: 8}, 0, 90, 100, 0},
-	{xpu.Heads{Rows: 2, Length: 1, Heads: 4, KVHeads: 2, Size: 16}, 0, 9, 0, 0},
-	{xpu.Heads{Rows: 2, Length: 1, Heads: 4, KVHeads: 2, Size: 16}, 131, 140, 0, 0},
-	{xpu.Heads{Rows: 3, Length: 7, Heads: 2, KVHeads: 1, Size: 6}, 60, 80, 0, 0},
-	{xpu.Heads{Rows: 2, Length: 70, Heads: 2, KVHeads: 1, Size: 20}, 64, 200, 0, 0},
-	{xpu.Heads{Rows: 2, Length: 5, Heads: 2, KVHeads: 2, Size: 4}, 0, 5, 0, 1},
-	{xpu.Heads{Rows: 3, Length: 100, Heads: 4, KVHeads: 2, Size: 16}, 0, 100, 0, 7},
-	{xpu.Heads{Rows: 2, Length: 300, Heads: 2, KVHeads: 1, Size: 34}, 0, 300, 0, 100},
-	{xpu.Heads{Rows: 1, Length: 260, Heads: 1, KVHeads: 1, Size: 130}, 0, 260, 0, 90},
-	{xpu.Heads{Rows: 2, Length: 90, Heads: 2, KVHeads: 1, Size: 8}, 0, 90, 100, 40},
-	{xpu.Heads{Rows: 2, Length: 70, Heads: 2, KVHeads: 1, Size: 20}, 64, 200, 0, 50},
+	{xpu.Heads{Rows: 1, Length: 1, Heads: 1, KVHeads: 1, Size: 2, Capacity: 1}, 0, 0, 0},
+	{xpu.Heads{Rows: 2, Length: 5, Heads: 2, KVHeads: 2, Size: 4, Capacity: 5}, 0, 0, 0},
+	{xpu.Heads{Rows: 1, Length: 63, Heads: 3, KVHeads: 1, Size: 10, Capacity: 63}, 0, 0, 0},
+	{xpu.Heads{Rows: 2, Length: 64, Heads: 4, KVHeads: 2, Size: 16, Capacity: 64}, 0, 0, 0},
+	{xpu.Heads{Rows: 1, Length: 65, Heads: 2, KVHeads: 1, Size: 34, Capacity: 65}, 0, 0, 0},
+	{xpu.Heads{Rows: 1, Length: 200, Heads: 2, KVHeads: 1, Size: 64, Capacity: 200}, 0, 0, 0},
+	{xpu.Heads{Rows: 1, Length: 129, Heads: 2, KVHeads: 2, Size: 80, Capacity: 129}, 0, 0, 0},
+	{xpu.Heads{Rows: 1, Length: 70, Heads: 1, KVHeads: 1, Size: 128, Capacity: 70}, 0, 0, 0},
+	{xpu.Heads{Rows: 1, Length: 40, Heads: 1, KVHeads: 1, Size: 130, Capacity: 40}, 0, 0, 0},
+	{xpu.Heads{Rows: 1, Length: 33, Heads: 1, KVHeads: 1, Size: 258, Capacity: 33}, 0, 0, 0},
+	{xpu.Heads{Rows: 2, Length: 90, Heads: 2, KVHeads: 1, Size: 8, Capacity: 90}, 0, 100, 0},
+	{xpu.Heads{Rows: 2, Length: 1, Heads: 4, KVHeads: 2, Size: 16, Capacity: 9}, 0, 0, 0},
+	{xpu.Heads{Rows: 2, Length: 1, Heads: 4, KVHeads: 2, Size: 16, Capacity: 140}, 131, 0, 0},
+	{xpu.Heads{Rows: 3, Length: 7, Heads: 2, KVHeads: 1, Size: 6, Capacity: 80}, 60, 0, 0},
+	{xpu.Heads{Rows: 2, Length: 70, Heads: 2, KVHeads: 1, Size: 20, Capacity: 200}, 64, 0, 0},
+	{xpu.Heads{Rows: 2, Length: 5, Heads: 2, KVHeads: 2, Size: 4, Capacity: 5}, 0, 0, 1},
+	{xpu.Heads{Rows: 3, Length: 100, Heads: 4, KVHeads: 2, Size: 16, Capacity: 100}, 0, 0, 7},
+	{xpu.Heads{Rows: 2, Length: 300, Heads: 2, KVHeads: 1, Size: 34, Capacity: 300}, 0, 0, 100},
+	{xpu.Heads{Rows: 1, Length: 260, Heads: 1, KVHeads: 1, Size: 130, Capacity: 260}, 0, 0, 90},
+	{xpu.Heads{Rows: 2, Length: 90, Heads: 2, KVHeads: 1, Size: 8, Capacity: 90}, 0, 100, 40},
+	{xpu.Heads{Rows: 2, Length: 70, Heads: 2, KVHeads: 1, Size: 20, Capacity: 200}, 64, 0, 50},
 }
 
 func attentionFamily(t *testing.T, d xpu.Device, tolerance float64) {
@@ -62,18 +62,19 @@ func attentionFamily(t *testing.T, d xpu.Device, tolerance float64) {
 					"length"), Size: 2 * rapid.IntRange(1, 20).Draw(t, "half a head")}}
 			s.Heads.Heads = s.KVHeads * rapid.IntRange(1, 3).Draw(t, "share")
 			s.first = rapid.SampledFrom([]int{0, 0, 1, 70}).Draw(t, "first")
-			s.capacity = s.first + s.Length
+			s.Capacity = s.first + s.Length
 			if s.first > 0 {
-				s.capacity += rapid.IntRange(0, 9).Draw(t, "room")
+				s.Capacity += rapid.IntRange(0, 9).Draw(t, "room")
 			}
 			s.document = rapid.SampledFrom([]int{0, 1, 5, 40, 100}).Draw(t, "length of documents")
 			attentionCase(t, d, tolerance, s, rapid.Uint64().Draw(t, "seed"))
 		})
 	})
 	t.Run("no rows", func(t *testing.T) {
-		h := xpu.Heads{Length: 4, Heads: 2, KVHeads: 1, Size: 4}
-		d.Attend(xpu.Attention{Heads: h, Capacity: 4})
-		d.AttendGrad(xpu.Attention{Heads: h, Capacity: 4}, nil, nil, nil, nil)
+		q, kv, tokens := upload(t, d, nil, 0, 2, 4, 4), upload(t, d, nil, 0, 1, 4, 4), upload(t, d, nil, 0, 8)
+		a := xpu.Attention{Q: q, K: kv, V: kv, Context: tokens, LSE: upload(t, d, nil, 0, 2, 4)}
+		d.Attend(a)
+		d.AttendGrad(a, tokens, upload(t, d, nil, 0, 16), kv, kv)
 	})
 	t.Run("no bias", func(t *testing.T) { attentionBias(t, d, tolerance) })
 }
@@ -91,28 +92,27 @@ func attentionCase(t tester, d xpu.Device, tolerance float64, s attentionShape, 
 	width := s.Heads.Heads * s.Size
 	tokens := s.Rows * s.Length
 
-	a := xpu.Attention{Heads: s.Heads, First: s.first, Capacity: s.capacity, Begin: uploadInts(t, d, in.begin)}
-	a.Q, a.K, a.V = upload(t, d, in.q), upload(t, d, in.k), upload(t, d, in.v)
-	a.Context, a.LSE = upload(t, d, poison(tokens*width)), upload(t, d, poison(s.Rows*s.Heads.Heads*s.Length))
+	a := in.upload(t, d, s)
 	d.Attend(a)
-	download(t, d, a.Context, a.LSE)
-	compare(t, "context", a.Context, want.context.sum, want.context.scale, tolerance)
-	compare(t, "logsumexp", a.LSE, want.lse.sum, want.lse.scale, tolerance)
-	if s.first > 0 || s.capacity != s.Length {
+	compare(t, "context", read(t, d, a.Context), want.context.sum, want.context.scale, tolerance)
+	compare(t, "logsumexp", read(t, d, a.LSE), want.lse.sum, want.lse.scale, tolerance)
+	if s.first > 0 || s.Capacity != s.Length {
 		return
 	}
 
 	// The gradients of queries overwrite the columns of the queries only.
-	dcontext := upload(t, d, in.dcontext)
-	dqkv, dk, dv := poison(tokens*s.Width()), upload(t, d, poison(len(in.k))), upload(t, d, poison(len(in.v)))
+	dcontext := upload(t, d, in.dcontext, tokens, width)
+	likeKeys := func() xpu.Tensor { return upload(t, d, poison(len(in.k)), a.K.Shape()...) }
+	dqkv, dkeys, dvalues := poison(tokens*s.Width()), likeKeys(), likeKeys()
 	for i := range tokens {
 		for j := width; j < s.Width(); j++ {
 			dqkv[i*s.Width()+j] = 7
 		}
 	}
-	dqkv = upload(t, d, dqkv)
-	d.AttendGrad(a, dcontext, dqkv, dk, dv)
-	download(t, d, dqkv, dk, dv)
+	projections := upload(t, d, dqkv, tokens, s.Width())
+	d.AttendGrad(a, dcontext, projections, dkeys, dvalues)
+	dqkv = read(t, d, projections)
+	dk, dv := read(t, d, dkeys), read(t, d, dvalues)
 	dq := make([]float32, 0, tokens*width)
 	for i := range tokens {
 		row := dqkv[i*s.Width():][:s.Width()]
@@ -127,9 +127,9 @@ func attentionCase(t tester, d xpu.Device, tolerance float64, s attentionShape, 
 	compare(t, "gradient of values", dv, want.dv.sum, want.dv.scale, tolerance)
 
 	// The same command again computes the same bits.
-	again := [][]float32{upload(t, d, poison(len(dqkv))), upload(t, d, poison(len(dk))), upload(t, d, poison(len(dv)))}
-	d.AttendGrad(a, dcontext, again[0], again[1], again[2])
-	download(t, d, again...)
+	projections, dkeys, dvalues = upload(t, d, poison(len(dqkv)), tokens, s.Width()), likeKeys(), likeKeys()
+	d.AttendGrad(a, dcontext, projections, dkeys, dvalues)
+	again := [][]float32{read(t, d, projections), read(t, d, dkeys), read(t, d, dvalues)}
 	for i := range tokens {
 		if !slices.Equal(again[0][i*s.Width():][:width], dqkv[i*s.Width():][:width]) {
 			t.Fatalf("token %d: other gradients of queries at the second time", i)
@@ -142,20 +142,16 @@ func attentionCase(t tester, d xpu.Device, tolerance float64, s attentionShape, 
 
 // attentionBias checks that the rounding errors of contexts with one sign have a mean near zero.
 func attentionBias(t *testing.T, d xpu.Device, tolerance float64) {
-	s := attentionShape{Heads: xpu.Heads{Rows: 2, Length: 150, Heads: 2, KVHeads: 1, Size: 32}, capacity: 150}
+	s := attentionShape{Heads: xpu.Heads{Rows: 2, Length: 150, Heads: 2, KVHeads: 1, Size: 32, Capacity: 150}}
 	in := newAttentionInput(rand.New(rand.NewPCG(9, 9)), s)
 	for i, v := range in.v {
 		in.v[i] = 2 + v
 	}
 	want := in.reference(s).context
-	a := xpu.Attention{Heads: s.Heads, Capacity: s.capacity, Q: upload(t, d, in.q), K: upload(t, d, in.k),
-		V: upload(t, d, in.v)}
-	a.Context, a.LSE = upload(t, d, make([]float32, len(in.dcontext))), upload(t, d,
-		make([]float32, s.Rows*s.Heads.Heads*s.Length))
+	a := in.upload(t, d, s)
 	d.Attend(a)
-	download(t, d, a.Context)
 	mean := 0.0
-	for i, v := range a.Context {
+	for i, v := range read(t, d, a.Context) {
 		mean += (float64(v)/want.sum[i] - 1) / float64(len(want.sum))
 	}
 	if !(math.Abs(mean) <= tolerance/20) {
@@ -173,11 +169,28 @@ type attentionInput struct {
 	begin             []int32
 }
 
+// upload returns the attention of this input, with results that are not written yet.
+func (in attentionInput) upload(t tester, d xpu.Device, s attentionShape) xpu.Attention {
+	tokens, heads := s.Rows*s.Length, s.Heads.Heads
+	a := xpu.Attention{
+		Q:       upload(t, d, in.q, s.Rows, heads, s.Length, s.Size),
+		K:       upload(t, d, in.k, s.Rows, s.KVHeads, s.Capacity, s.Size),
+		V:       upload(t, d, in.v, s.Rows, s.KVHeads, s.Capacity, s.Size),
+		First:   s.first,
+		Context: upload(t, d, poison(tokens*heads*s.Size), tokens, heads*s.Size),
+		LSE:     upload(t, d, poison(tokens*heads), s.Rows, heads, s.Length),
+	}
+	if len(in.begin) > 0 {
+		a.Begin = uploadInts(t, d, in.begin, s.Rows, s.Length)
+	}
+	return a
+}
+
 func newAttentionInput(r *rand.Rand, s attentionShape) attentionInput {
 	in := attentionInput{
 		q:        random(r, s.Rows*s.Heads.Heads*s.Length*s.Size),
-		k:        random(r, s.Rows*s.KVHeads*s.capacity*s.Size),
-		v:        random(r, s.Rows*s.KVHeads*s.capacity*s.Size),
+		k:        random(r, s.Rows*s.KVHeads*s.Capacity*s.Size),
+		v:        random(r, s.Rows*s.KVHeads*s.Capacity*s.Size),
 		dcontext: random(r, s.Rows*s.Length*s.Heads.Heads*s.Size),
 	}
 	scale := float32(3 / math.Sqrt(float64(s.Size))) // a spread of scores of about 1
@@ -186,7 +199,7 @@ func newAttentionInput(r *rand.Rand, s attentionShape) attentionInput {
 	}
 	nan := float32(math.NaN())
 	for group := range s.Rows * s.KVHeads {
-		for i := (group*s.capacity + s.first + s.Length) * s.Size; i < (group+1)*s.capacity*s.Size; i++ {
+		for i := (group*s.Capacity + s.first + s.Length) * s.Size; i < (group+1)*s.Capacity*s.Size; i++ {
 			in.k[i], in.v[i] = nan, nan
 		}
 	}
@@ -234,7 +247,7 @@ func (in attentionInput) reference(s attentionShape) attentionResult {
 				if len(in.begin) > 0 {
 					begin = int(in.begin[row*s.Length+i])
 				}
-				key := func(p int) int { return (group*s.capacity + begin + p) * d }
+				key := func(p int) int { return (group*s.Capacity + begin + p) * d }
 
 				score, top := make([]float64, keys-begin), math.Inf(-1)
 				size := 0.0 // the largest sum of absolute terms of a score

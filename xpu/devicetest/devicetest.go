@@ -3,9 +3,9 @@ package devicetest
 
 import (
 	"context"
-	"errors"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -47,71 +47,71 @@ type tester interface {
 	Context() context.Context
 }
 
-// upload allocates device memory with these numbers on both sides, until the test ends. It checks
-// that the memory before and after is unchanged then: a device must write only to its operands.
-func upload(t tester, d xpu.Device, x []float32) []float32 {
+// upload allocates a tensor with these numbers until the test ends, in one dimension if no shape is
+// given. It checks that the memory before and after is unchanged then: a device must write only to
+// its operands.
+func upload(t tester, d xpu.Device, x []float32, shape ...int) xpu.Tensor {
 	t.Helper()
-	return fenced(t, x, d.Floats, d.Free, d.ToDevice, func(x []float32) error {
-		return d.ToHost(context.Background(),
-			x)
-	}, math.Float32bits, math.Float32frombits(fence))
+	return fenced(t, d, xpu.Float32, x, shape, math.Float32frombits(fence), d.Write, read)
 }
 
 // uploadInts is upload for whole numbers.
-func uploadInts(t tester, d xpu.Device, x []int32) []int32 {
+func uploadInts(t tester, d xpu.Device, x []int32, shape ...int) xpu.Tensor {
 	t.Helper()
-	return fenced(t, x, d.Ints, d.FreeInts, d.IntsToDevice,
-		func(x []int32) error { return d.IntsToHost(context.Background(), x) },
-		func(x int32) uint32 { return uint32(x) }, fence)
+	return fenced(t, d, xpu.Int32, x, shape, fence, d.WriteInts, readInts)
 }
 
 // A fence surrounds memory. As float32 it is NaN, so that a device that reads it is detected too.
 const fence, fenceBefore, fenceBehind = 0x7fc0fe9c, 19, 32
 
-func fenced[E float32 | int32](t tester, x []E, memory func(int) ([]E, error), free, toDevice func([]E),
-	toHost func([]E) error, bits func(E) uint32, mark E) []E {
+func fenced[E float32 | int32](t tester, d xpu.Device, dtype xpu.DType, x []E, shape []int, mark E,
+	write func(xpu.Tensor, []E), read func(tester, xpu.Device, xpu.Tensor) []E) xpu.Tensor {
 	t.Helper()
-	all, err := memory(fenceBefore + len(x) + fenceBehind)
+	all, err := d.New(dtype, fenceBefore+len(x)+fenceBehind)
 	if err != nil {
 		t.Fatal(err)
 	}
 	end := fenceBefore + len(x)
+	host := slices.Repeat([]E{mark}, all.Elements())
+	before, behind := slices.Clone(host[:fenceBefore]), slices.Clone(host[end:])
 	t.Cleanup(func() {
-		defer free(all)
-		if err := errors.Join(toHost(all[:fenceBefore]), toHost(all[end:])); err != nil {
-			t.Errorf("the memory around %d elements: %v", len(x), err)
-			return
-		}
-		for i, v := range all {
-			if (i < fenceBefore || i >= end) && bits(v) != fence {
-				t.Errorf("a command has written %v to element %d of %d, which it was not given", v, i-fenceBefore,
-					len(x))
-				return
-			}
+		defer d.Release(all)
+		if !equalBits(read(t, d, all.Rows(0, fenceBefore)), before) ||
+			!equalBits(read(t, d, all.Rows(end, all.Elements())), behind) {
+			t.Errorf("a command has written to memory around %d elements, which it was not given", len(x))
 		}
 	})
-	for i := range all {
-		all[i] = mark
+	copy(host[fenceBefore:], x)
+	write(all, host)
+	if len(shape) == 0 {
+		shape = []int{len(x)}
 	}
-	copy(all[fenceBefore:], x)
-	toDevice(all)
-	return all[fenceBefore:end:end]
+	return all.Rows(fenceBefore, end).Reshape(shape...)
 }
 
-// download waits for the device, and copies these slices to the host.
-func download(t tester, d xpu.Device, x ...[]float32) {
-	t.Helper()
-	if err := d.ToHost(t.Context(), x...); err != nil {
-		t.Fatal(err)
-	}
+// equalBits compares numbers by their bits, as a fence is NaN.
+func equalBits[E float32 | int32](x, y []E) bool {
+	return slices.EqualFunc(x, y, func(a, b E) bool { return a == b || a != a && b != b })
 }
 
-// downloadInts is download for whole numbers.
-func downloadInts(t tester, d xpu.Device, x ...[]int32) {
+// read waits for the device and returns the numbers of a tensor.
+func read(t tester, d xpu.Device, x xpu.Tensor) []float32 {
 	t.Helper()
-	if err := d.IntsToHost(t.Context(), x...); err != nil {
+	host := make([]float32, x.Elements())
+	if err := d.Read(context.Background(), host, x); err != nil {
 		t.Fatal(err)
 	}
+	return host
+}
+
+// readInts is read for whole numbers.
+func readInts(t tester, d xpu.Device, x xpu.Tensor) []int32 {
+	t.Helper()
+	host := make([]int32, x.Elements())
+	if err := d.ReadInts(context.Background(), host, x); err != nil {
+		t.Fatal(err)
+	}
+	return host
 }
 
 // random returns n numbers in ±1.

@@ -38,11 +38,11 @@ func embed(t tester, d xpu.Device, source *rand.Rand, tokens, vocabulary, width 
 		ids[i] = int32(source.IntN(vocabulary))
 		want = append(want, table[int(ids[i])*width:][:width]...)
 	}
-	got, gotTable, deviceIDs := upload(t, d, make([]float32, tokens*width)), upload(t, d, dtable), uploadInts(t, d, ids)
-	d.Embed(got, upload(t, d, table), deviceIDs, width)
-	d.EmbedGrad(gotTable, upload(t, d, dx), deviceIDs, width, skip)
-	download(t, d, got, gotTable)
-	if !slices.Equal(got, want) {
+	got, gotTable := upload(t, d, make([]float32, tokens*width), tokens, width), upload(t, d, dtable, vocabulary, width)
+	deviceIDs := uploadInts(t, d, ids)
+	d.Embed(got, upload(t, d, table, vocabulary, width), deviceIDs)
+	d.EmbedGrad(gotTable, upload(t, d, dx, tokens, width), deviceIDs, skip)
+	if !slices.Equal(read(t, d, got), want) {
 		t.Fatalf("%d tokens of %d, width %d: not the rows of the table", tokens, vocabulary, width)
 	}
 	for i, id := range ids {
@@ -52,7 +52,7 @@ func embed(t tester, d xpu.Device, source *rand.Rand, tokens, vocabulary, width 
 			}
 		}
 	}
-	for i, v := range gotTable {
+	for i, v := range read(t, d, gotTable) {
 		if v != dtable[i] {
 			t.Fatalf("%d tokens of %d, width %d, all but %d: the gradient of row %d, column %d is %v, want %v", tokens,
 				vocabulary, width, skip, i/width, i%width, v, dtable[i])

@@ -44,10 +44,9 @@ func gatherRows(t tester, d xpu.Device, source *rand.Rand, tokens, rows, width i
 		tokenOf[r] = int32(source.IntN(tokens))
 		want = append(want, x[int(tokenOf[r])*width:][:width]...)
 	}
-	got := upload(t, d, make([]float32, rows*width))
-	d.GatherRows(got, upload(t, d, x), uploadInts(t, d, tokenOf), width)
-	download(t, d, got)
-	if !slices.Equal(got, want) {
+	got := upload(t, d, make([]float32, rows*width), rows, width)
+	d.GatherRows(got, upload(t, d, x, tokens, width), uploadInts(t, d, tokenOf))
+	if !slices.Equal(read(t, d, got), want) {
 		t.Fatalf("%d rows of %d tokens, width %d: not the rows of the tokens", rows, tokens, width)
 	}
 }
@@ -58,16 +57,15 @@ func sumRows(t tester, d xpu.Device, source *rand.Rand, tokens, perToken, width 
 	for i, r := range source.Perm(len(rowOf)) {
 		rowOf[i] = int32(r)
 	}
-	dx, dy, rows, got := upload(t, d, x), upload(t, d, y), uploadInts(t, d, rowOf), upload(t, d,
-		make([]float32, len(x)))
+	dx, got := upload(t, d, x, tokens, width), upload(t, d, make([]float32, len(x)), tokens, width)
+	dy, rows := upload(t, d, y, tokens*perToken, width), uploadInts(t, d, rowOf, tokens, perToken)
 	for _, test := range []struct {
 		what    string
-		dst, x  []float32
+		dst, x  xpu.Tensor
 		initial []float32
-	}{{"without x", got, nil, nil}, {"with x", got, dx, x}, {"in place", dx, dx, x}} {
-		d.SumRows(test.dst, test.x, dy, rows, perToken, width)
-		download(t, d, test.dst)
-		for i, v := range test.dst {
+	}{{"without x", got, xpu.Tensor{}, nil}, {"with x", got, dx, x}, {"in place", dx, dx, x}} {
+		d.SumRows(test.dst, test.x, dy, rows)
+		for i, v := range read(t, d, test.dst) {
 			token, column := i/width, i%width
 			first := rowOf[token*perToken:][:perToken]
 			var want float32
@@ -118,21 +116,20 @@ func swiGLU(t tester, d xpu.Device, source *rand.Rand, rows, width int, weighted
 			}
 		}
 	}
-	deviceAct, deviceGateUp, deviceWeight := upload(t, d, make([]float32, n)), upload(t, d, gateUp), upload(t, d,
-		weight)
-	d.SwiGLU(deviceAct, deviceGateUp, deviceWeight, width)
-	download(t, d, deviceAct)
-	compare(t, "SwiGLU", deviceAct, act, actSize, tolerance)
-	for i := range deviceAct {
-		deviceAct[i] = -7
+	deviceAct, deviceGateUp := upload(t, d, make([]float32, n), rows, width), upload(t, d, gateUp, rows, 2*width)
+	var deviceWeight, deviceDWeight xpu.Tensor
+	if weighted {
+		deviceWeight, deviceDWeight = upload(t, d, weight), upload(t, d, make([]float32, rows))
 	}
-	d.ToDevice(deviceAct)
-	deviceDWeight := upload(t, d, make([]float32, len(weight)))
-	d.SwiGLUGrad(deviceGateUp, deviceAct, upload(t, d, dact), deviceWeight, deviceDWeight, width)
-	download(t, d, deviceAct, deviceGateUp, deviceDWeight)
-	compare(t, "SwiGLU, again", deviceAct, act, actSize, tolerance)
-	compare(t, "the gradient of gate and up", deviceGateUp, dGateUp, dGateUpSize, tolerance)
-	compare(t, "the gradient of the weights", deviceDWeight, dWeight, dWeightSize, tolerance)
+	d.SwiGLU(deviceAct, deviceGateUp, deviceWeight)
+	compare(t, "SwiGLU", read(t, d, deviceAct), act, actSize, tolerance)
+	d.Write(deviceAct, slices.Repeat([]float32{-7}, n))
+	d.SwiGLUGrad(deviceGateUp, deviceAct, upload(t, d, dact, rows, width), deviceWeight, deviceDWeight)
+	compare(t, "SwiGLU, again", read(t, d, deviceAct), act, actSize, tolerance)
+	compare(t, "the gradient of gate and up", read(t, d, deviceGateUp), dGateUp, dGateUpSize, tolerance)
+	if weighted {
+		compare(t, "the gradient of the weights", read(t, d, deviceDWeight), dWeight, dWeightSize, tolerance)
+	}
 }
 
 // largeGates checks that the limits of SwiGLU and its gradient are finite: silu is 0 at one end and
@@ -140,10 +137,10 @@ func swiGLU(t tester, d xpu.Device, source *rand.Rand, rows, width int, weighted
 func largeGates(t tester, d xpu.Device) {
 	for _, test := range []struct{ gate, act, dGate, dUp float32 }{{-1000, 0, 0, 0}, {1000, 2000, 2, 1000},
 		{0, 0, 1, 0}} {
-		act, gateUp := upload(t, d, make([]float32, 1)), upload(t, d, []float32{test.gate, 2})
-		d.SwiGLU(act, gateUp, nil, 1)
-		d.SwiGLUGrad(gateUp, act, upload(t, d, []float32{1}), nil, nil, 1)
-		download(t, d, act, gateUp)
+		result, both := upload(t, d, []float32{0}, 1, 1), upload(t, d, []float32{test.gate, 2}, 1, 2)
+		d.SwiGLU(result, both, xpu.Tensor{})
+		d.SwiGLUGrad(both, result, upload(t, d, []float32{1}, 1, 1), xpu.Tensor{}, xpu.Tensor{})
+		act, gateUp := read(t, d, result), read(t, d, both)
 		if act[0] != test.act || gateUp[0] != test.dGate || gateUp[1] != test.dUp {
 			t.Errorf("gate %g: %v, gradient %v; want %v", test.gate, act, gateUp, test)
 		}

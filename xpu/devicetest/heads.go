@@ -15,31 +15,31 @@ import (
 // A headsCase is a case of projections and their heads.
 type headsCase struct {
 	xpu.Heads
-	first, capacity int
-	normed, known   bool
-	clip            float64
+	first         int
+	normed, known bool
+	clip          float64
 }
 
 func (c headsCase) String() string {
 	return fmt.Sprintf("%d rows of %d, %d and %d heads of %d, from position %d, room for %d, normed %v, known %v, "+
 		"clip %g",
-		c.Rows, c.Length, c.Heads.Heads, c.KVHeads, c.Size, c.first, c.capacity, c.normed, c.known, c.clip)
+		c.Rows, c.Length, c.Heads.Heads, c.KVHeads, c.Size, c.first, c.Capacity, c.normed, c.known, c.clip)
 }
 
 func headsFamily(t *testing.T, d xpu.Device, tolerance float64) {
 	tolerance = min(tolerance, 1e-5) // no product whose operands would be rounded
 	for i, c := range []headsCase{
-		{xpu.Heads{Rows: 1, Length: 1, Heads: 1, KVHeads: 1, Size: 2}, 0, 1, true, false, 0},
-		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 2, Size: 6}, 0, 5, true, false, 0.8},
-		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 2, Size: 6}, 0, 5, true, true, 0},
-		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 1, Size: 32}, 0, 5, false, false, 0.5},
-		{xpu.Heads{Rows: 3, Length: 4, Heads: 3, KVHeads: 3, Size: 34}, 0, 4, true, false, 1.2},
-		{xpu.Heads{Rows: 1, Length: 70, Heads: 5, KVHeads: 5, Size: 66}, 0, 70, true, true, 0.4},
-		{xpu.Heads{Rows: 2, Length: 3, Heads: 2, KVHeads: 1, Size: 128}, 0, 3, false, false, 0},
-		{xpu.Heads{Rows: 1, Length: 1100, Heads: 2, KVHeads: 1, Size: 4}, 0, 1100, true, false, 0.9},
-		{xpu.Heads{Rows: 2, Length: 3, Heads: 2, KVHeads: 1, Size: 10}, 7, 20, true, false, 1},
-		{xpu.Heads{Rows: 2, Length: 1, Heads: 2, KVHeads: 2, Size: 16}, 9, 10, false, false, 0},
-		{xpu.Heads{Rows: 0, Length: 3, Heads: 2, KVHeads: 2, Size: 16}, 0, 3, true, false, 0},
+		{xpu.Heads{Rows: 1, Length: 1, Heads: 1, KVHeads: 1, Size: 2, Capacity: 1}, 0, true, false, 0},
+		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 2, Size: 6, Capacity: 5}, 0, true, false, 0.8},
+		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 2, Size: 6, Capacity: 5}, 0, true, true, 0},
+		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 1, Size: 32, Capacity: 5}, 0, false, false, 0.5},
+		{xpu.Heads{Rows: 3, Length: 4, Heads: 3, KVHeads: 3, Size: 34, Capacity: 4}, 0, true, false, 1.2},
+		{xpu.Heads{Rows: 1, Length: 70, Heads: 5, KVHeads: 5, Size: 66, Capacity: 70}, 0, true, true, 0.4},
+		{xpu.Heads{Rows: 2, Length: 3, Heads: 2, KVHeads: 1, Size: 128, Capacity: 3}, 0, false, false, 0},
+		{xpu.Heads{Rows: 1, Length: 1100, Heads: 2, KVHeads: 1, Size: 4, Capacity: 1100}, 0, true, false, 0.9},
+		{xpu.Heads{Rows: 2, Length: 3, Heads: 2, KVHeads: 1, Size: 10, Capacity: 20}, 7, true, false, 1},
+		{xpu.Heads{Rows: 2, Length: 1, Heads: 2, KVHeads: 2, Size: 16, Capacity: 10}, 9, false, false, 0},
+		{xpu.Heads{Rows: 0, Length: 3, Heads: 2, KVHeads: 2, Size: 16, Capacity: 3}, 0, true, false, 0},
 	} {
 		t.Run(c.String(), func(t *testing.T) { c.check(t, d, tolerance, uint64(i)) })
 	}
@@ -51,9 +51,9 @@ func headsFamily(t *testing.T, d xpu.Device, tolerance float64) {
 					"half a head")}}
 			c.Heads.Heads = c.KVHeads * rapid.IntRange(1, 3).Draw(t, "share")
 			c.first = rapid.SampledFrom([]int{0, 0, 5}).Draw(t, "first")
-			c.capacity = c.first + c.Length
+			c.Capacity = c.first + c.Length
 			if c.first > 0 {
-				c.capacity += rapid.IntRange(0, 9).Draw(t, "room")
+				c.Capacity += rapid.IntRange(0, 9).Draw(t, "room")
 			}
 			c.normed, c.known = rapid.Bool().Draw(t, "normed"), rapid.Bool().Draw(t, "known")
 			c.clip = rapid.SampledFrom([]float64{0, 0.3, 1}).Draw(t, "clip")
@@ -87,8 +87,7 @@ func (c headsCase) check(t tester, d xpu.Device, tolerance float64, seed uint64)
 	tokens, width, size := c.Rows*c.Length, c.Width(), c.Size
 	queries, keys := c.Heads.Heads*size, c.KVHeads*size
 	qkv := random(r, tokens*width)
-	p := xpu.Projections{Heads: c.Heads, Epsilon: 1e-5, Known: c.known, Clip: c.clip, First: c.first,
-		Capacity: c.capacity}
+	p := xpu.Projections{Epsilon: 1e-5, Known: c.known, Clip: c.clip, First: c.first}
 	sides := []side{{at: 0, heads: c.Heads.Heads}, {at: queries, heads: c.KVHeads},
 		{at: queries + keys, heads: c.KVHeads}}
 	roots := [][]float32{poison(tokens), poison(tokens)}
@@ -117,10 +116,10 @@ func (c headsCase) check(t tester, d xpu.Device, tolerance float64, seed uint64)
 		if i == 0 {
 			return ((row*c.Heads.Heads+head)*c.Length + position) * size
 		}
-		return ((row*c.KVHeads+head)*c.capacity + c.first + position) * size
+		return ((row*c.KVHeads+head)*c.Capacity + c.first + position) * size
 	}
-	want := []sums{newSums(tokens * queries), newSums(c.Rows * c.KVHeads * c.capacity * size),
-		newSums(c.Rows * c.KVHeads * c.capacity * size)}
+	want := []sums{newSums(tokens * queries), newSums(c.Rows * c.KVHeads * c.Capacity * size),
+		newSums(c.Rows * c.KVHeads * c.Capacity * size)}
 	for i, s := range sides {
 		for j := range want[i].sum {
 			want[i].sum[j] = untouched
@@ -159,20 +158,22 @@ func (c headsCase) check(t tester, d xpu.Device, tolerance float64, seed uint64)
 		p.QWeight, p.KWeight, p.RQ, p.RK = upload(t, d, sides[0].weight), upload(t, d, sides[1].weight), upload(t, d,
 			roots[0]), upload(t, d, roots[1])
 	}
-	p.QKV, p.Cos, p.Sin = upload(t, d, qkv), upload(t, d, cos), upload(t, d, sin)
-	filled := func(n int) []float32 { return upload(t, d, slices.Repeat([]float32{untouched}, n)) }
-	p.Q, p.K, p.V = filled(len(want[0].sum)), filled(len(want[1].sum)), filled(len(want[2].sum))
-	d.SplitHeads(p)
-	download(t, d, p.Q, p.K, p.V)
-	compare(t, "queries", p.Q, want[0].sum, want[0].scale, tolerance)
-	compare(t, "keys", p.K, want[1].sum, want[1].scale, tolerance)
-	compare(t, "values", p.V, want[2].sum, want[2].scale, tolerance)
-	if c.normed {
-		download(t, d, p.RQ, p.RK)
-		compare(t, "inverse roots of queries", p.RQ, sides[0].r, sides[0].r, tolerance)
-		compare(t, "inverse roots of keys", p.RK, sides[1].r, sides[1].r, tolerance)
+	p.QKV = upload(t, d, qkv, tokens, width)
+	p.Cos, p.Sin = upload(t, d, cos, c.first+c.Length, size/2), upload(t, d, sin, c.first+c.Length, size/2)
+	filled := func(heads, positions int) xpu.Tensor {
+		return upload(t, d, slices.Repeat([]float32{untouched}, c.Rows*heads*positions*size), c.Rows, heads, positions,
+			size)
 	}
-	if c.first > 0 || c.capacity != c.Length {
+	p.Q, p.K, p.V = filled(c.Heads.Heads, c.Length), filled(c.KVHeads, c.Capacity), filled(c.KVHeads, c.Capacity)
+	d.SplitHeads(p)
+	compare(t, "queries", read(t, d, p.Q), want[0].sum, want[0].scale, tolerance)
+	compare(t, "keys", read(t, d, p.K), want[1].sum, want[1].scale, tolerance)
+	compare(t, "values", read(t, d, p.V), want[2].sum, want[2].scale, tolerance)
+	if c.normed {
+		compare(t, "inverse roots of queries", read(t, d, p.RQ), sides[0].r, sides[0].r, tolerance)
+		compare(t, "inverse roots of keys", read(t, d, p.RK), sides[1].r, sides[1].r, tolerance)
+	}
+	if c.first > 0 || c.Capacity != c.Length {
 		return
 	}
 
@@ -238,18 +239,19 @@ func (c headsCase) check(t tester, d xpu.Device, tolerance float64, seed uint64)
 			}
 		}
 	}
-	gradient := upload(t, d, dqkv)
-	var dqWeight, dkWeight []float32
+	gradient := upload(t, d, dqkv, tokens, width)
+	ofHeads := func(x []float32) xpu.Tensor { return upload(t, d, x, c.Rows, c.KVHeads, c.Length, size) }
+	var dqWeight, dkWeight xpu.Tensor
 	if c.normed {
 		dqWeight, dkWeight = upload(t, d, weights[0]), upload(t, d, weights[1])
 	}
-	d.JoinHeads(p, gradient, upload(t, d, dk), upload(t, d, dv), dqWeight, dkWeight)
-	download(t, d, gradient)
-	compare(t, "gradient of projections", gradient, back.sum, back.scale, tolerance)
+	d.JoinHeads(p, gradient, ofHeads(dk), ofHeads(dv), dqWeight, dkWeight)
+	compare(t, "gradient of projections", read(t, d, gradient), back.sum, back.scale, tolerance)
 	if c.normed {
-		download(t, d, dqWeight, dkWeight)
-		compare(t, "gradient of the queries' weight", dqWeight, wantWeights[0].sum, wantWeights[0].scale, tolerance)
-		compare(t, "gradient of the keys' weight", dkWeight, wantWeights[1].sum, wantWeights[1].scale, tolerance)
+		compare(t, "gradient of the queries' weight", read(t, d, dqWeight), wantWeights[0].sum, wantWeights[0].scale,
+			tolerance)
+		compare(t, "gradient of the keys' weight", read(t, d, dkWeight), wantWeights[1].sum, wantWeights[1].scale,
+			tolerance)
 	}
 }
 

@@ -69,32 +69,31 @@ func crossEntropy(t tester, d xpu.Device, c lossCase, source *rand.Rand, toleran
 		}
 	}
 	x := xpu.CrossEntropy{
-		Width: c.width, Logits: upload(t, d, logits), Targets: uploadInts(t, d, targets), Loss: losses, Scale: c.scale,
+		Targets: uploadInts(t, d, targets), Loss: losses, Scale: c.scale,
 		Sample: c.sample,
 		Seed:   source.Uint64(), First: uint64(source.IntN(1000)),
 	}
 	if c.rows > 0 && !c.sample {
 		// the first target's logit is by far the largest: the loss is nearly zero
-		x.Logits[targets[0]], logits[targets[0]] = 90, 90
-		d.ToDevice(x.Logits)
+		logits[targets[0]] = 90
 	}
+	x.Logits = upload(t, d, logits, c.rows, c.width)
 	d.CrossEntropy(x)
-	download(t, d, x.Logits)
-	downloadInts(t, d, x.Targets)
-	if !c.sample && !slices.Equal(x.Targets, targets) {
-		t.Fatalf("targets are %v, not %v any more", x.Targets, targets)
+	gotLogits, gotTargets := read(t, d, x.Logits), readInts(t, d, x.Targets)
+	if !c.sample && !slices.Equal(gotTargets, targets) {
+		t.Fatalf("targets are %v, not %v any more", gotTargets, targets)
 	}
 	got, want, size := make([]float32, c.rows), make([]float64, c.rows), make([]float64, c.rows)
 	gradient, gradientSize := make([]float64, len(logits)), make([]float64, len(logits))
 	for i := range c.rows {
-		z, target := logits[i*c.width:][:c.width], int(x.Targets[i])
+		z, target := logits[i*c.width:][:c.width], int(gotTargets[i])
 		if targets[i] < 0 { // it must have no loss
 			if got[i], size[i] = float32(losses[i]), 1; losses[i] != 0 || target != int(targets[i]) {
 				t.Fatalf("row %d: loss %v of target %d, which was %d", i, losses[i], target, targets[i])
 			}
-			if at := slices.IndexFunc(x.Logits[i*c.width:][:c.width],
+			if at := slices.IndexFunc(gotLogits[i*c.width:][:c.width],
 				func(v float32) bool { return v != 0 }); c.scale != 0 && at >= 0 {
-				t.Fatalf("row %d has a negative target, but its gradient is %v at %d", i, x.Logits[i*c.width+at], at)
+				t.Fatalf("row %d has a negative target, but its gradient is %v at %d", i, gotLogits[i*c.width+at], at)
 			}
 			for j := range z {
 				gradientSize[i*c.width+j] = 1
@@ -131,7 +130,7 @@ func crossEntropy(t tester, d xpu.Device, c lossCase, source *rand.Rand, toleran
 	}
 	compare(t, "the losses", got, want, size, tolerance)
 	if c.scale != 0 {
-		compare(t, "the gradient", x.Logits, gradient, gradientSize, tolerance)
+		compare(t, "the gradient", gotLogits, gradient, gradientSize, tolerance)
 	}
 }
 
@@ -157,12 +156,12 @@ func drawn(t tester, d xpu.Device) {
 			logits = append(logits, float32(max(-200, math.Log(p))))
 		}
 	}
-	all := xpu.CrossEntropy{Width: len(shares), Logits: upload(t, d, logits),
+	all := xpu.CrossEntropy{Logits: upload(t, d, logits, rows, len(shares)),
 		Targets: uploadInts(t, d, make([]int32, rows)), Loss: make([]float64, rows), Sample: true, Seed: 5, First: 100}
 	d.CrossEntropy(all)
-	downloadInts(t, d, all.Targets)
+	allTargets := readInts(t, d, all.Targets)
 	often := make([]int, len(shares))
-	for _, target := range all.Targets {
+	for _, target := range allTargets {
 		often[target]++
 	}
 	for i, p := range shares {
@@ -172,12 +171,13 @@ func drawn(t tester, d xpu.Device) {
 	}
 	first := 1234
 	one := all
-	one.Logits, one.Targets, one.Loss, one.First = upload(t, d, logits[first*len(shares):][:3*len(shares)]),
+	one.Logits, one.Targets, one.Loss, one.First = upload(t, d, logits[first*len(shares):][:3*len(shares)], 3,
+		len(shares)),
 		uploadInts(t, d, make([]int32, 3)), make([]float64, 3), 100+uint64(first)
 	d.CrossEntropy(one)
-	downloadInts(t, d, one.Targets)
-	if !slices.Equal(one.Targets, all.Targets[first:][:3]) || !slices.Equal(one.Loss, all.Loss[first:][:3]) {
-		t.Errorf("drew %v, among others %v", one.Targets, all.Targets[first:][:3])
+	oneTargets := readInts(t, d, one.Targets)
+	if !slices.Equal(oneTargets, allTargets[first:][:3]) || !slices.Equal(one.Loss, all.Loss[first:][:3]) {
+		t.Errorf("drew %v, among others %v", oneTargets, allTargets[first:][:3])
 	}
 }
 
@@ -187,23 +187,23 @@ func lossNaN(t tester, d xpu.Device) {
 	const rows, width = 4, 300
 	for _, sample := range []bool{false, true} {
 		logits := random(rand.New(rand.NewPCG(33, 0)), rows*width)
-		x := xpu.CrossEntropy{Width: width, Targets: uploadInts(t, d, make([]int32, rows)), Loss: make([]float64, rows),
+		x := xpu.CrossEntropy{Targets: uploadInts(t, d, make([]int32, rows)), Loss: make([]float64, rows),
 			Sample: sample, Scale: 1}
 		y := x
-		y.Loss, y.Logits, y.Targets = make([]float64, rows), upload(t, d, logits), uploadInts(t, d, make([]int32, rows))
+		y.Loss, y.Logits, y.Targets = make([]float64, rows), upload(t, d, logits, rows, width),
+			uploadInts(t, d, make([]int32, rows))
 		d.CrossEntropy(y)
 		logits[1*width+7], logits[2*width] = float32(math.NaN()), float32(math.Inf(1))
-		x.Logits = upload(t, d, logits)
+		x.Logits = upload(t, d, logits, rows, width)
 		d.CrossEntropy(x)
-		download(t, d, x.Logits, y.Logits)
-		downloadInts(t, d, x.Targets, y.Targets)
+		mine, alone := readInts(t, d, x.Targets), readInts(t, d, y.Targets)
 		for i, loss := range x.Loss {
 			if finite := loss-loss == 0; finite != (i == 0 || i == 3) || finite && (loss != y.Loss[i] ||
-				x.Targets[i] != y.Targets[i]) {
-				t.Errorf("row %d: loss %v, target %d; alone %v, %d", i, loss, x.Targets[i], y.Loss[i], y.Targets[i])
+				mine[i] != alone[i]) {
+				t.Errorf("row %d: loss %v, target %d; alone %v, %d", i, loss, mine[i], y.Loss[i], alone[i])
 			}
-			if x.Targets[i] < 0 || x.Targets[i] >= width {
-				t.Errorf("row %d: target %d", i, x.Targets[i])
+			if mine[i] < 0 || mine[i] >= width {
+				t.Errorf("row %d: target %d", i, mine[i])
 			}
 		}
 	}

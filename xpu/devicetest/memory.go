@@ -19,6 +19,7 @@ func memoryFamily(t *testing.T, d xpu.Device, _ float64) {
 		rapid.Check(t, func(t *rapid.T) { parts(t, d) })
 	})
 	t.Run("whole numbers", func(t *testing.T) { wholeNumbers(t, d) })
+	t.Run("mirrored", func(t *testing.T) { mirrored(t, d) })
 	t.Run("goroutines", func(t *testing.T) { goroutines(t, d) })
 	t.Run("freed", func(t *testing.T) { freed(t, d) })
 	t.Run("done context", func(t *testing.T) { doneContext(t, d) })
@@ -27,60 +28,62 @@ func memoryFamily(t *testing.T, d xpu.Device, _ float64) {
 
 func zeroAtFirst(t *testing.T, d xpu.Device) {
 	for _, n := range []int{0, 1, 1000} {
-		floats, err1 := d.Floats(n)
-		ints, err2 := d.Ints(n)
-		if err := errors.Join(err1, err2); err != nil || len(floats) != n || len(ints) != n {
-			t.Fatalf("%d and %d elements, want %d; %v", len(floats), len(ints), n, err)
+		floats, err1 := d.New(xpu.Float32, n, 2)
+		ints, err2 := d.New(xpu.Int32, 2, n)
+		if err := errors.Join(err1, err2); err != nil || !slices.Equal(floats.Shape(), []int{n, 2}) ||
+			!slices.Equal(ints.Shape(), []int{2, n}) {
+			t.Fatalf("shapes %v and %v; %v", floats.Shape(), ints.Shape(), err)
 		}
-		for _, side := range []string{"host", "device"} {
-			if slices.Max(append(floats, 0)) != 0 || slices.Min(append(floats, 0)) != 0 ||
-				slices.Max(append(ints, 0)) != 0 || slices.Min(append(ints, 0)) != 0 {
-				t.Errorf("%d elements are not zero on the side of the %s", n, side)
-			}
-			download(t, d, floats)
-			downloadInts(t, d, ints)
+		if !slices.Equal(read(t, d, floats), make([]float32, 2*n)) ||
+			!slices.Equal(readInts(t, d, ints), make([]int32, 2*n)) {
+			t.Errorf("%d elements are not zero", 2*n)
 		}
-		d.Free(floats)
-		d.FreeInts(ints)
+		d.Release(floats)
+		d.Release(ints)
+	}
+	for _, shape := range [][]int{{}, {-1}, {1, 1, 1, 1, 1}, {1 << 40, 1 << 40}} {
+		if _, err := d.New(xpu.Float32, shape...); err == nil {
+			t.Errorf("New with shape %v does not fail", shape)
+		}
+	}
+	if _, err := d.New(xpu.BFloat16, 3); err == nil {
+		t.Error("New allocates bf16, on which no command computes")
 	}
 }
 
 // Commands on parts of memory, in any order, have the same results as in Go; memory that neither
 // side wrote is unchanged.
 func parts(t *rapid.T, d xpu.Device) {
-	memory, model := make([][]float32, 3), make([][]float32, 3)
+	memory, model := make([]xpu.Tensor, 3), make([][]float32, 3)
 	for i := range memory {
 		n := rapid.IntRange(1, 200).Draw(t, "n")
 		memory[i], model[i] = upload(t, d, make([]float32, n)), make([]float32, n)
 	}
 	part := func(name string, n int) (i, at int) {
 		i = rapid.IntRange(0, len(memory)-1).Draw(t, name)
-		return i, rapid.IntRange(0, max(0, len(memory[i])-n)).Draw(t, name+" at")
+		return i, rapid.IntRange(0, max(0, len(model[i])-n)).Draw(t, name+" at")
 	}
 	next := float32(1)
 	for range rapid.IntRange(1, 20).Draw(t, "commands") {
 		n := rapid.IntRange(0, 200).Draw(t, "elements")
 		for i := range memory {
-			n = min(n, len(memory[i]))
+			n = min(n, len(model[i]))
 		}
 		i, at := part("to", n)
-		dst, want := memory[i][at:at+n], model[i][at:at+n]
-		switch command := rapid.SampledFrom([]string{"ToDevice", "ToHost", "Zero", "Copy", "Add",
+		dst, want := memory[i].Rows(at, at+n), model[i][at:at+n]
+		switch command := rapid.SampledFrom([]string{"Write", "Read", "Zero", "Copy", "Add",
 			"Add to itself"}).Draw(t, "command"); command {
-		case "ToDevice":
-			for j := range dst {
-				dst[j], want[j] = next, next
+		case "Write":
+			for j := range want {
+				want[j] = next
 				next++
 			}
-			d.ToDevice(dst)
-			clear(dst) // the host may overwrite it, as the device has the numbers
-			if d.Capacity() == 0 {
-				copy(dst, want)
-			}
-		case "ToHost":
-			download(t, d, dst)
-			if !slices.Equal(dst, want) {
-				t.Fatalf("elements %d to %d of %d are %v, want %v", at, at+n, len(memory[i]), dst, want)
+			numbers := slices.Clone(want)
+			d.Write(dst, numbers)
+			clear(numbers) // the host may overwrite it, as the device has the numbers
+		case "Read":
+			if got := read(t, d, dst); !slices.Equal(got, want) {
+				t.Fatalf("elements %d to %d of %d are %v, want %v", at, at+n, len(model[i]), got, want)
 			}
 		case "Zero":
 			d.Zero(dst)
@@ -93,25 +96,24 @@ func parts(t *rapid.T, d xpu.Device) {
 			}
 			switch command {
 			case "Copy":
-				d.Copy(dst, memory[x][xAt:xAt+n])
+				d.Copy(dst, memory[x].Rows(xAt, xAt+n))
 				copy(want, model[x][xAt:])
 			case "Add":
-				d.Add(dst, memory[x][xAt:xAt+n], memory[y][yAt:yAt+n])
+				d.Add(dst, memory[x].Rows(xAt, xAt+n), memory[y].Rows(yAt, yAt+n))
 				for j := range want {
 					want[j] = model[x][xAt+j] + model[y][yAt+j]
 				}
 			default:
-				d.Add(dst, dst, memory[y][yAt:yAt+n])
+				d.Add(dst, dst, memory[y].Rows(yAt, yAt+n))
 				for j := range want {
 					want[j] += model[y][yAt+j]
 				}
 			}
 		}
 	}
-	download(t, d, memory...)
 	for i := range memory {
-		if !slices.Equal(memory[i], model[i]) {
-			t.Fatalf("memory %d is %v, want %v", i, memory[i], model[i])
+		if got := read(t, d, memory[i]); !slices.Equal(got, model[i]) {
+			t.Fatalf("memory %d is %v, want %v", i, got, model[i])
 		}
 	}
 }
@@ -119,13 +121,37 @@ func parts(t *rapid.T, d xpu.Device) {
 func wholeNumbers(t *testing.T, d xpu.Device) {
 	want := []int32{0, 1, -1, math.MaxInt32, math.MinInt32, 0x7f800001, 1 << 23, 0x7fc00000}
 	x := uploadInts(t, d, want)
-	clear(x)
-	if d.Capacity() == 0 {
-		copy(x, want)
+	if got := readInts(t, d, x.Rows(1, 7)); !slices.Equal(got, want[1:7]) {
+		t.Errorf("%v, want %v", got, want[1:7])
 	}
-	downloadInts(t, d, x[:3], x[5:])
-	if !slices.Equal(x[:3], want[:3]) || !slices.Equal(x[5:], want[5:]) {
-		t.Errorf("%v, want %v", x, want)
+}
+
+// mirrored checks memory with a counterpart on the host.
+func mirrored(t *testing.T, d xpu.Device) {
+	x, err := d.Floats(100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range x {
+		x[i] = float32(i)
+	}
+	d.ToDevice(x)
+	d.Add(xpu.Of(x[10:], 20), xpu.Of(x[50:], 20), xpu.Of(x[70:], 20))
+	if err := d.ToHost(t.Context(), x[5:40]); err != nil {
+		t.Fatal(err)
+	}
+	for i, v := range x {
+		want := float32(i)
+		if i >= 10 && i < 30 {
+			want = float32(2*i + 100)
+		}
+		if v != want {
+			t.Errorf("element %d is %v, want %v", i, v, want)
+		}
+	}
+	d.Free(x)
+	if !panics(func() { d.Free(x) }) {
+		t.Error("a second Free does not panic")
 	}
 }
 
@@ -136,32 +162,30 @@ func goroutines(t *testing.T, d xpu.Device) {
 	var all sync.WaitGroup
 	for g := range errs {
 		all.Go(func() {
-			x, err := d.Floats(n)
+			x, err := d.New(xpu.Float32, n)
 			if err != nil {
 				errs[g] = err
 				return
 			}
-			defer d.Free(x)
-			for i := range x {
-				x[i] = float32(g)
-			}
-			d.ToDevice(x)
+			defer d.Release(x)
+			host := slices.Repeat([]float32{float32(g)}, n)
+			d.Write(x, host)
 			for round := range rounds {
-				other, err := d.Floats(n)
+				other, err := d.New(xpu.Float32, n)
 				if err != nil {
 					errs[g] = err
 					return
 				}
 				d.Copy(other, x)
 				d.Add(x, x, other) // doubles each time, up to 2^20
-				d.Free(other)      // while the command may be running
+				d.Release(other)   // while the command may be running
 				if round%5 == 4 {
-					if errs[g] = d.ToHost(context.Background(), x); errs[g] != nil {
+					if errs[g] = d.Read(context.Background(), host, x); errs[g] != nil {
 						return
 					}
 				}
 			}
-			for i, v := range x {
+			for i, v := range host {
 				if v != float32(g)*(1<<rounds) {
 					t.Errorf("goroutine %d: element %d is %v", g, i, v)
 					return
@@ -183,25 +207,25 @@ func panics(f func()) (did bool) {
 }
 
 func freed(t *testing.T, d xpu.Device) {
-	x, err1 := d.Floats(10)
-	y, err2 := d.Ints(10)
+	x, err1 := d.New(xpu.Float32, 10)
+	y, err2 := d.New(xpu.Int32, 10)
 	if err := errors.Join(err1, err2); err != nil {
 		t.Fatal(err)
 	}
 	for name, f := range map[string]func(){
-		"part":            func() { d.Free(x[:5]) },
-		"later part":      func() { d.Free(x[5:]) },
-		"foreign memory":  func() { d.Free(make([]float32, 10)) },
-		"foreign numbers": func() { d.FreeInts(make([]int32, 10)) },
+		"part":            func() { d.Release(x.Rows(0, 5)) },
+		"later part":      func() { d.Release(x.Rows(5, 10)) },
+		"foreign memory":  func() { d.Release(xpu.Of(make([]float32, 10), 10)) },
+		"foreign numbers": func() { d.Release(xpu.OfInts(make([]int32, 10), 10)) },
 	} {
 		if !panics(f) {
-			t.Errorf("Free of %s does not panic", name)
+			t.Errorf("Release of %s does not panic", name)
 		}
 	}
-	d.Free(x)
-	d.FreeInts(y)
-	if !panics(func() { d.Free(x) }) || !panics(func() { d.FreeInts(y) }) {
-		t.Error("a second Free does not panic")
+	d.Release(x)
+	d.Release(y)
+	if !panics(func() { d.Release(x) }) || !panics(func() { d.Release(y) }) {
+		t.Error("a second Release does not panic")
 	}
 }
 
@@ -209,7 +233,7 @@ func freed(t *testing.T, d xpu.Device) {
 func doneContext(t *testing.T, d xpu.Device) {
 	x := upload(t, d, []float32{3, 4})
 	var sums [1]float64
-	d.SumSquares([][]float32{x}, sums[:])
+	d.SumSquares([]xpu.Tensor{x}, sums[:])
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if d.Capacity() > 0 {
@@ -229,13 +253,13 @@ func room(t *testing.T, d xpu.Device) {
 		t.Skip("the device takes what the host has")
 	}
 	for range 3 {
-		if _, err := d.Floats(int(capacity/4) + 1); err == nil {
+		if _, err := d.New(xpu.Float32, int(capacity/4)+1); err == nil {
 			t.Fatalf("memory beyond the capacity of %d bytes", capacity)
 		}
 	}
 	x := upload(t, d, []float32{1})
 	d.Add(x, x, x)
-	if download(t, d, x); x[0] != 2 {
-		t.Errorf("1 + 1 = %v", x[0])
+	if got := read(t, d, x); got[0] != 2 {
+		t.Errorf("1 + 1 = %v", got[0])
 	}
 }

@@ -57,7 +57,7 @@ func (c normCase) check(t tester, d xpu.Device, tolerance float64, seed uint64) 
 			x[i] = 0
 		}
 	}
-	n := xpu.Norm{Width: c.width, Epsilon: 1e-5}
+	n := xpu.Norm{Epsilon: 1e-5}
 	weight := []float32{}
 	if c.rms {
 		weight = random(r, c.width)
@@ -130,29 +130,25 @@ func (c normCase) check(t tester, d xpu.Device, tolerance float64, seed uint64) 
 		n.Mean = upload(t, d, mean)
 	}
 	n.RStd = upload(t, d, rstd)
-	in, h := upload(t, d, x), upload(t, d, poison(size))
+	in, h := upload(t, d, x, c.tokens, c.width), upload(t, d, poison(size), c.tokens, c.width)
 	d.Normalize(h, in, n, c.known)
-	download(t, d, h, n.RStd)
-	compare(t, "norm", h, wantH.sum, wantH.scale, tolerance)
-	compare(t, "inverse root", n.RStd, wantRStd.sum, wantRStd.scale, tolerance)
+	compare(t, "norm", read(t, d, h), wantH.sum, wantH.scale, tolerance)
+	compare(t, "inverse root", read(t, d, n.RStd), wantRStd.sum, wantRStd.scale, tolerance)
 	if !c.rms {
-		download(t, d, n.Mean)
-		compare(t, "mean", n.Mean, wantMean.sum, wantMean.scale, tolerance)
+		compare(t, "mean", read(t, d, n.Mean), wantMean.sum, wantMean.scale, tolerance)
 	}
-	if c.known && !slices.Equal(n.RStd, rstd) {
+	if c.known && !slices.Equal(read(t, d, n.RStd), rstd) {
 		t.Fatalf("Normalize changes statistics that are known")
 	}
 
-	out, down := upload(t, d, dx), upload(t, d, dh)
-	var grad []float32
+	out, down := upload(t, d, dx, c.tokens, c.width), upload(t, d, dh, c.tokens, c.width)
+	var grad xpu.Tensor
 	if c.rms {
 		grad = upload(t, d, dweight)
 	}
 	d.NormGrad(out, down, in, n, grad)
-	download(t, d, out)
-	compare(t, "gradient of the input", out, wantDX.sum, wantDX.scale, tolerance)
+	compare(t, "gradient of the input", read(t, d, out), wantDX.sum, wantDX.scale, tolerance)
 	if c.rms {
-		download(t, d, grad)
-		compare(t, "gradient of the weight", grad, wantDWeight.sum, wantDWeight.scale, tolerance)
+		compare(t, "gradient of the weight", read(t, d, grad), wantDWeight.sum, wantDWeight.scale, tolerance)
 	}
 }

@@ -50,7 +50,7 @@ func optimizerFamily(t *testing.T, d xpu.Device, tolerance float64) {
 }
 
 func sumSquares(t tester, d xpu.Device, source *rand.Rand, lengths []int, tolerance float64) {
-	var stretches [][]float32
+	var stretches []xpu.Tensor
 	var want []float64
 	for _, n := range lengths {
 		x := random(source, n)
@@ -80,7 +80,7 @@ func squares(x []float32) (sums []float64) {
 // checksums compares a device's checksums with a direct implementation of the definition, for
 // numbers with arbitrary bits.
 func checksums(t tester, d xpu.Device, source *rand.Rand, lengths []int) {
-	var stretches [][]float32
+	var stretches []xpu.Tensor
 	var want []uint64
 	for _, n := range lengths {
 		x := make([]float32, n)
@@ -154,12 +154,14 @@ func adamW(t tester, d xpu.Device, rule xpu.AdamW, source *rand.Rand, lengths []
 		// the same, in two pieces
 		s = xpu.Moments{Weight: upload(t, d, weight), Grad: upload(t, d, grad), M: upload(t, d, m), V: upload(t, d, v)}
 		at := n / 3
-		cut = append(cut, xpu.Moments{Weight: s.Weight[:at], Grad: s.Grad[:at], M: s.M[:at], V: s.V[:at]},
-			xpu.Moments{Weight: s.Weight[at:], Grad: s.Grad[at:], M: s.M[at:], V: s.V[at:]})
+		for _, r := range [][2]int{{0, at}, {at, n}} {
+			cut = append(cut, xpu.Moments{Weight: s.Weight.Rows(r[0], r[1]), Grad: s.Grad.Rows(r[0], r[1]),
+				M: s.M.Rows(r[0], r[1]), V: s.V.Rows(r[0], r[1])})
+		}
 	}
 	old := make([][]float32, len(stretches))
 	for i, s := range stretches {
-		old[i] = slices.Clone(s.Weight)
+		old[i] = read(t, d, s.Weight)
 	}
 	var gotBefore, gotChange []float64
 	if sums {
@@ -169,17 +171,17 @@ func adamW(t tester, d xpu.Device, rule xpu.AdamW, source *rand.Rand, lengths []
 	d.Update(rule.Update(), cut, nil, nil)
 	var change []float64
 	for i, s := range stretches {
-		download(t, d, s.Weight, s.M, s.V, cut[2*i].Weight, cut[2*i+1].Weight)
-		for k, x := range [][]float32{s.Weight, s.M, s.V} {
+		weight := read(t, d, s.Weight)
+		for k, x := range [][]float32{weight, read(t, d, s.M), read(t, d, s.V)} {
 			compare(t, []string{"weights", "first moments", "second moments"}[k], x, wants[i][k], sizes[i][k],
 				tolerance)
 		}
-		for j, w := range append(slices.Clone(cut[2*i].Weight), cut[2*i+1].Weight...) {
-			if w != s.Weight[j] {
-				t.Fatalf("stretch %d, weight %d: %v in two pieces, %v in one", i, j, w, s.Weight[j])
+		for j, w := range append(read(t, d, cut[2*i].Weight), read(t, d, cut[2*i+1].Weight)...) {
+			if w != weight[j] {
+				t.Fatalf("stretch %d, weight %d: %v in two pieces, %v in one", i, j, w, weight[j])
 			}
 		}
-		for j, w := range s.Weight {
+		for j, w := range weight {
 			old[i][j] = w - old[i][j]
 		}
 		change = append(change, squares(old[i])...)
@@ -282,18 +284,17 @@ func elementwise(t tester, d xpu.Device, c UpdateCase, source *rand.Rand, length
 	gotBefore, gotChange := slices.Repeat([]float64{-7}, len(before)), slices.Repeat([]float64{-7}, len(before))
 	d.Update(c.Update, stretches, gotBefore, gotChange)
 	for i, s := range stretches {
-		vectors := [][]float32{s.Weight, s.Grad, s.M}
+		vectors := []xpu.Tensor{s.Weight, s.Grad, s.M}
 		if c.Update.States == 2 {
 			vectors = append(vectors, s.V)
 		}
-		download(t, d, vectors...)
 		for k, x := range vectors {
-			size := make([]float64, len(x))
+			size := make([]float64, x.Elements())
 			for j := range size {
 				size[j] = 1 + math.Abs(wants[i][k][j])
 			}
 			what := c.Update.Rule + ": " + []string{"weights", "gradients", "first state", "second state"}[k]
-			compare(t, what, x, wants[i][k], size, tolerance)
+			compare(t, what, read(t, d, x), wants[i][k], size, tolerance)
 		}
 	}
 	compareSums(t, c.Update.Rule+": the squares of the weights before", gotBefore, before, tolerance)
@@ -320,7 +321,7 @@ func farNumbers(t tester, d xpu.Device, tolerance float64) {
 		copy(x[len(x)-len(test.numbers):], test.numbers)
 		x[1], x[len(x)-1] = x[len(x)-1], 0
 		got := make([]float64, 1)
-		d.SumSquares([][]float32{upload(t, d, x)}, got)
+		d.SumSquares([]xpu.Tensor{upload(t, d, x)}, got)
 		if err := d.Wait(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -331,7 +332,7 @@ func farNumbers(t tester, d xpu.Device, tolerance float64) {
 	}
 	large := slices.Repeat([]float32{math.MaxFloat32}, xpu.BlockSize)
 	got := make([]float64, 1)
-	d.SumSquares([][]float32{upload(t, d, large)}, got)
+	d.SumSquares([]xpu.Tensor{upload(t, d, large)}, got)
 	if err := d.Wait(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -37,13 +37,15 @@ func (c routingCase) logits(source *rand.Rand) []float32 {
 
 // routing allocates device memory for the case, filled with wrong values.
 func (c routingCase) routing(t tester, d xpu.Device) xpu.Routing {
-	wrong := func(n int) []float32 { return upload(t, d, slices.Repeat([]float32{-7}, n)) }
-	wrongInts := func(n int) []int32 { return uploadInts(t, d, slices.Repeat([]int32{-7}, n)) }
+	floats := func(n int, shape ...int) xpu.Tensor {
+		return upload(t, d, slices.Repeat([]float32{-7}, n), shape...)
+	}
+	ints := func(n int, shape ...int) xpu.Tensor { return uploadInts(t, d, slices.Repeat([]int32{-7}, n), shape...) }
 	rows := c.tokens * c.perToken
 	return xpu.Routing{
-		Experts: c.experts, PerToken: c.perToken, Probs: wrong(c.tokens * c.experts), LSE: wrong(c.tokens),
-		Chosen: wrongInts(rows), Counts: wrongInts(c.experts),
-		RowOf: wrongInts(rows), TokenOf: wrongInts(rows), Weight: wrong(rows),
+		Probs: floats(c.tokens*c.experts, c.tokens, c.experts), LSE: floats(c.tokens),
+		Chosen: ints(rows, c.tokens, c.perToken), Counts: ints(c.experts),
+		RowOf: ints(rows, c.tokens, c.perToken), TokenOf: ints(rows), Weight: floats(rows),
 	}
 }
 
@@ -88,9 +90,8 @@ func route(t tester, d xpu.Device, c routingCase, source *rand.Rand, tolerance f
 	r := c.routing(t, d)
 	stats := xpu.RouterStats{Probs: slices.Repeat([]float64{-7}, experts), Counts: slices.Repeat([]int64{-7}, experts),
 		LSE2: -7, Entropy: -7}
-	d.Route(r, upload(t, d, z), c.uniform, &stats)
-	download(t, d, r.Probs, r.LSE)
-	downloadInts(t, d, r.Chosen, r.Counts)
+	d.Route(r, upload(t, d, z, tokens, experts), c.uniform, &stats)
+	gotProbs, allChosen := read(t, d, r.Probs), readInts(t, d, r.Chosen)
 
 	// the distribution, and its sums
 	probs, lse := make([]float64, tokens*experts), make([]float64, tokens)
@@ -117,8 +118,8 @@ func route(t tester, d xpu.Device, c routingCase, source *rand.Rand, tolerance f
 		lse2 += lse[i] * lse[i]
 		entropySize += sumSize[i]
 	}
-	compare(t, "Probs", r.Probs, probs, size, tolerance)
-	compare(t, "LSE", r.LSE, lse, sumSize, tolerance)
+	compare(t, "Probs", gotProbs, probs, size, tolerance)
+	compare(t, "LSE", read(t, d, r.LSE), lse, sumSize, tolerance)
 	for e, want := range sums {
 		if got := stats.Probs[e]; !(math.Abs(got-want) <= tolerance*want*(1+2*float64(c.spread))) {
 			t.Fatalf("sum of the probabilities of expert %d: %v, want %v", e, got, want)
@@ -138,7 +139,7 @@ func route(t tester, d xpu.Device, c routingCase, source *rand.Rand, tolerance f
 	// the choice, by the device's probabilities: probabilities of equal logits are equal
 	counts := make([]int32, experts)
 	for i := range tokens {
-		row, p, chosen := z[i*experts:][:experts], r.Probs[i*experts:][:experts], r.Chosen[i*k:][:k]
+		row, p, chosen := z[i*experts:][:experts], gotProbs[i*experts:][:experts], allChosen[i*k:][:k]
 		want := make([]int32, experts)
 		for j := range want {
 			want[j] = int32(j)
@@ -170,8 +171,8 @@ func route(t tester, d xpu.Device, c routingCase, source *rand.Rand, tolerance f
 			counts[e]++
 		}
 	}
-	if !slices.Equal(r.Counts, counts) {
-		t.Fatalf("counts %v, want %v", r.Counts, counts)
+	if got := readInts(t, d, r.Counts); !slices.Equal(got, counts) {
+		t.Fatalf("counts %v, want %v", got, counts)
 	}
 	for e, n := range counts {
 		if stats.Counts[e] != int64(n) {
@@ -180,19 +181,18 @@ func route(t tester, d xpu.Device, c routingCase, source *rand.Rand, tolerance f
 	}
 
 	d.SortRows(r)
-	download(t, d, r.Weight)
-	downloadInts(t, d, r.RowOf, r.TokenOf)
+	weight, rowOf, tokenOf := read(t, d, r.Weight), readInts(t, d, r.RowOf), readInts(t, d, r.TokenOf)
 	row := int32(0)
 	for e := range experts {
-		for pair, chosen := range r.Chosen {
+		for pair, chosen := range allChosen {
 			if int(chosen) != e {
 				continue
 			}
 			token := pair / k
-			if r.RowOf[pair] != row || r.TokenOf[row] != int32(token) || r.Weight[row] != r.Probs[token*experts+e] {
+			if rowOf[pair] != row || tokenOf[row] != int32(token) || weight[row] != gotProbs[token*experts+e] {
 				t.Fatalf("choice %d of token %d, expert %d: row %d, of token %d with weight %v; want row %d and "+
 					"weight %v",
-					pair%k, token, e, r.RowOf[pair], r.TokenOf[row], r.Weight[row], row, r.Probs[token*experts+e])
+					pair%k, token, e, rowOf[pair], tokenOf[row], weight[row], row, gotProbs[token*experts+e])
 			}
 			row++
 		}
@@ -207,23 +207,25 @@ func routeGrad(t tester, d xpu.Device, c routingCase, r xpu.Routing, source *ran
 	slope, dweight := random(source, experts), random(source, tokens*k)
 	const zFactor = 0.3
 	if c.uniform {
-		r.TokenOf, r.Weight, r.Counts = nil, nil, nil
-		for i := range r.RowOf {
-			r.RowOf[i] = int32(i)
+		r.TokenOf, r.Weight, r.Counts = xpu.Tensor{}, xpu.Tensor{}, xpu.Tensor{}
+		inOrder := make([]int32, tokens*k)
+		for i := range inOrder {
+			inOrder[i] = int32(i)
 		}
-		d.IntsToDevice(r.RowOf)
+		d.WriteInts(r.RowOf, inOrder)
 	}
-	got := upload(t, d, slices.Repeat([]float32{-7}, tokens*experts))
+	got := upload(t, d, slices.Repeat([]float32{-7}, tokens*experts), tokens, experts)
 	d.RouteGrad(r, got, upload(t, d, slope), upload(t, d, dweight), zFactor)
-	download(t, d, got)
+	probs, lse, allChosen, rowOf := read(t, d, r.Probs), read(t, d, r.LSE), readInts(t, d, r.Chosen),
+		readInts(t, d, r.RowOf)
 	want, size := make([]float64, tokens*experts), make([]float64, tokens*experts)
 	for i := range tokens {
-		p, g := r.Probs[i*experts:][:experts], make([]float64, experts)
+		p, g := probs[i*experts:][:experts], make([]float64, experts)
 		for e, s := range slope {
 			g[e] = float64(s)
 		}
-		for j, e := range r.Chosen[i*k:][:k] {
-			g[e] += float64(dweight[r.RowOf[i*k+j]])
+		for j, e := range allChosen[i*k:][:k] {
+			g[e] += float64(dweight[rowOf[i*k+j]])
 		}
 		mean, magnitude := 0.0, 0.0
 		for e, v := range p {
@@ -231,11 +233,11 @@ func routeGrad(t tester, d xpu.Device, c routingCase, r xpu.Routing, source *ran
 			magnitude += float64(v) * math.Abs(g[e])
 		}
 		for e, v := range p {
-			want[i*experts+e] = float64(v) * (g[e] - mean + zFactor*float64(r.LSE[i]))
-			size[i*experts+e] = float64(v) * (2 + magnitude + math.Abs(zFactor*float64(r.LSE[i])))
+			want[i*experts+e] = float64(v) * (g[e] - mean + zFactor*float64(lse[i]))
+			size[i*experts+e] = float64(v) * (2 + magnitude + math.Abs(zFactor*float64(lse[i])))
 		}
 	}
-	compare(t, "the logits' gradient", got, want, size, tolerance)
+	compare(t, "the logits' gradient", read(t, d, got), want, size, tolerance)
 }
 
 // routeNaN checks that a token with NaN logits chooses different, existing experts, and that no
@@ -248,31 +250,31 @@ func routeNaN(t tester, d xpu.Device) {
 	for _, s := range []*xpu.RouterStats{&stats, &ignored} {
 		s.Probs, s.Counts = make([]float64, c.experts), make([]int64, c.experts)
 	}
-	d.Route(alone, upload(t, d, z), false, &stats)
+	d.Route(alone, upload(t, d, z, c.tokens, c.experts), false, &stats)
 	z[1*c.experts+3], z[3*c.experts+69], z[3*c.experts] = float32(math.NaN()), float32(math.Inf(1)),
 		float32(math.Inf(1))
 	r := c.routing(t, d)
-	d.Route(r, upload(t, d, z), false, &ignored)
+	d.Route(r, upload(t, d, z, c.tokens, c.experts), false, &ignored)
 	d.SortRows(r)
-	download(t, d, alone.Probs, r.Probs)
-	downloadInts(t, d, alone.Chosen, r.Chosen, r.Counts, r.RowOf, r.TokenOf)
+	aloneProbs, probs := read(t, d, alone.Probs), read(t, d, r.Probs)
+	aloneChosen, allChosen, rowOf := readInts(t, d, alone.Chosen), readInts(t, d, r.Chosen), readInts(t, d, r.RowOf)
 	rows := make([]bool, c.tokens*c.perToken)
 	for i := range c.tokens {
-		chosen := r.Chosen[i*c.perToken:][:c.perToken]
+		chosen := allChosen[i*c.perToken:][:c.perToken]
 		if i != 1 && i != 3 {
-			if p := r.Probs[i*c.experts:][:c.experts]; !slices.Equal(chosen,
-				alone.Chosen[i*c.perToken:][:c.perToken]) || !slices.Equal(p, alone.Probs[i*c.experts:][:c.experts]) {
+			if p := probs[i*c.experts:][:c.experts]; !slices.Equal(chosen,
+				aloneChosen[i*c.perToken:][:c.perToken]) || !slices.Equal(p, aloneProbs[i*c.experts:][:c.experts]) {
 				t.Errorf("token %d chose %v beside tokens that are not numbers, and %v without them", i, chosen,
-					alone.Chosen[i*c.perToken:][:c.perToken])
+					aloneChosen[i*c.perToken:][:c.perToken])
 			}
 		}
 		for j, e := range chosen {
 			if e < 0 || int(e) >= c.experts || slices.Index(chosen, e) < j {
 				t.Errorf("token %d chose %v", i, chosen)
 			}
-			row := r.RowOf[i*c.perToken+j]
+			row := rowOf[i*c.perToken+j]
 			if row < 0 || int(row) >= len(rows) || rows[row] {
-				t.Fatalf("token %d: rows %v", i, r.RowOf[i*c.perToken:][:c.perToken])
+				t.Fatalf("token %d: rows %v", i, rowOf[i*c.perToken:][:c.perToken])
 			}
 			rows[row] = true
 		}

@@ -67,48 +67,50 @@ type recorder struct {
 	results []bits
 }
 
-// room allocates memory for n numbers in ±1, or zeros if the device writes them.
-func (r *recorder) room(n int, zero bool) []float32 {
-	x := make([]float32, n)
-	for i := range x {
-		if !zero {
-			x[i] = 2*r.source.Float32() - 1
-		}
+// floats allocates a tensor of numbers in ±1. zeros allocates a tensor that the device writes.
+func (r *recorder) floats(shape ...int) xpu.Tensor {
+	x := r.zeros(shape...)
+	host := make([]float32, x.Elements())
+	for i := range host {
+		host[i] = 2*r.source.Float32() - 1
 	}
-	return upload(r.t, r.d, x)
+	r.d.Write(x, host)
+	return x
 }
 
-func (r *recorder) floats(n int) []float32 { return r.room(n, false) }
-func (r *recorder) zeros(n int) []float32  { return r.room(n, true) }
+func (r *recorder) zeros(shape ...int) xpu.Tensor {
+	n, err := xpu.Elements(shape)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return upload(r.t, r.d, make([]float32, n), shape...)
+}
 
-func (r *recorder) ints(n, below int) []int32 {
+func (r *recorder) ints(below int, shape ...int) xpu.Tensor {
+	n, err := xpu.Elements(shape)
+	if err != nil {
+		r.t.Fatal(err)
+	}
 	x := make([]int32, n)
 	for i := range x {
 		x[i] = int32(r.source.IntN(below))
 	}
-	return uploadInts(r.t, r.d, x)
+	return uploadInts(r.t, r.d, x, shape...)
 }
 
-// keep records the device's current contents of x.
-func (r *recorder) keep(name string, x ...[]float32) {
+// keep records the contents of tensors.
+func (r *recorder) keep(name string, x ...xpu.Tensor) {
 	r.t.Helper()
-	download(r.t, r.d, x...)
 	for i, x := range x {
 		b := bits{name: fmt.Sprintf("%s, result %d", name, i)}
-		for _, v := range x {
-			b.bits = append(b.bits, uint64(math.Float32bits(v)))
-		}
-		r.results = append(r.results, b)
-	}
-}
-
-func (r *recorder) keepInts(name string, x ...[]int32) {
-	r.t.Helper()
-	downloadInts(r.t, r.d, x...)
-	for i, x := range x {
-		b := bits{name: fmt.Sprintf("%s, whole numbers %d", name, i)}
-		for _, v := range x {
-			b.bits = append(b.bits, uint64(v))
+		if x.Present() && x.DType() == xpu.Int32 {
+			for _, v := range readInts(r.t, r.d, x) {
+				b.bits = append(b.bits, uint64(v))
+			}
+		} else {
+			for _, v := range read(r.t, r.d, x) {
+				b.bits = append(b.bits, uint64(math.Float32bits(v)))
+			}
 		}
 		r.results = append(r.results, b)
 	}
@@ -148,25 +150,26 @@ func (s step) elements(r *recorder) {
 	const n = 70000
 	x, y, sum, moved := r.floats(n), r.floats(n), r.floats(n), r.floats(n)
 	r.d.Add(sum, x, y)
-	r.d.Copy(moved[1:], x[1:])
-	r.d.Zero(y[3 : n-1])
+	r.d.Copy(moved.Rows(1, n), x.Rows(1, n))
+	r.d.Zero(y.Rows(3, n-1))
 	r.keep("Zero, Copy, Add", y, moved, sum)
 
-	ids := r.ints(s.tokens(), s.vocabulary)
-	table, dst := r.floats(s.vocabulary*s.width()), r.zeros(s.tokens()*s.width())
-	r.d.Embed(dst, table, ids, s.width())
-	r.d.EmbedGrad(table, dst, ids, s.width(), 1)
+	ids := r.ints(s.vocabulary, s.tokens())
+	table, dst := r.floats(s.vocabulary, s.width()), r.zeros(s.tokens(), s.width())
+	r.d.Embed(dst, table, ids)
+	r.d.EmbedGrad(table, dst, ids, 1)
 	r.keep("Embed, EmbedGrad", dst, table)
 }
 
 func (s step) norms(r *recorder) {
 	t, width := s.tokens(), s.width()
-	n := xpu.Norm{Width: width, Epsilon: 1e-5, Mean: r.zeros(t), RStd: r.zeros(t)}
-	var dweight []float32
+	n := xpu.Norm{Epsilon: 1e-5, Mean: r.zeros(t), RStd: r.zeros(t)}
+	var dweight xpu.Tensor
 	if s.norm {
 		n.Weight, dweight = r.floats(width), r.floats(width)
 	}
-	x, y, again, dx, dy := r.floats(t*width), r.zeros(t*width), r.zeros(t*width), r.floats(t*width), r.floats(t*width)
+	x, y, again, dx, dy := r.floats(t, width), r.zeros(t, width), r.zeros(t, width), r.floats(t, width),
+		r.floats(t, width)
 	r.d.Normalize(y, x, n, false)
 	r.d.Normalize(again, x, n, true)
 	r.d.NormGrad(dx, dy, x, n, dweight)
@@ -174,36 +177,36 @@ func (s step) norms(r *recorder) {
 }
 
 func (s step) attention(r *recorder) {
-	t, capacity := s.tokens(), s.first+s.length
-	h := xpu.Heads{Rows: s.rows, Length: s.length, Heads: s.heads, KVHeads: s.kvHeads, Size: s.size}
-	keys := s.rows * s.kvHeads * capacity * s.size
+	t, capacity, projections := s.tokens(), s.first+s.length, (s.heads+2*s.kvHeads)*s.size
+	keys := []int{s.rows, s.kvHeads, capacity, s.size}
 	p := xpu.Projections{
-		Heads: h, QKV: r.floats(t * h.Width()), Epsilon: 1e-5, RQ: r.zeros(t), RK: r.zeros(t), Clip: s.clip,
-		Cos: r.floats(capacity * s.size / 2), Sin: r.floats(capacity * s.size / 2),
-		First: s.first, Capacity: capacity, Q: r.zeros(t * s.width()), K: r.floats(keys), V: r.floats(keys),
+		QKV: r.floats(t, projections), Epsilon: 1e-5, RQ: r.zeros(t), RK: r.zeros(t), Clip: s.clip,
+		Cos: r.floats(capacity, s.size/2), Sin: r.floats(capacity, s.size/2), First: s.first,
+		Q: r.zeros(s.rows, s.heads, s.length, s.size), K: r.floats(keys...), V: r.floats(keys...),
 	}
-	var dq, dk []float32
+	var dq, dk xpu.Tensor
 	if s.norm {
 		p.QWeight, p.KWeight = r.floats(s.width()), r.floats(s.kvHeads*s.size)
 		dq, dk = r.floats(s.width()), r.floats(s.kvHeads*s.size)
 	}
 	r.d.SplitHeads(p)
 	r.keep("SplitHeads", p.Q, p.K, p.V)
-	a := xpu.Attention{Heads: h, Q: p.Q, K: p.K, V: p.V, First: s.first, Capacity: capacity,
-		Context: r.zeros(t * s.width()), LSE: r.zeros(t * s.heads)}
+	a := xpu.Attention{Q: p.Q, K: p.K, V: p.V, First: s.first, Context: r.zeros(t, s.width()),
+		LSE: r.zeros(s.rows, s.heads, s.length)}
 	if s.document > 0 {
-		a.Begin = r.ints(t, 1)
-		for i := range a.Begin {
-			a.Begin[i] = int32(i % s.length / s.document * s.document)
+		begin := make([]int32, t)
+		for i := range begin {
+			begin[i] = int32(i % s.length / s.document * s.document)
 		}
-		r.d.IntsToDevice(a.Begin)
+		a.Begin = uploadInts(r.t, r.d, begin, s.rows, s.length)
 	}
 	r.d.Attend(a)
 	r.keep("Attend", a.Context, a.LSE)
 	if s.first > 0 {
 		return
 	}
-	dcontext, dqkv, dkeys, dvalues := r.floats(t*s.width()), r.zeros(t*h.Width()), r.zeros(keys), r.zeros(keys)
+	dcontext, dqkv, dkeys, dvalues := r.floats(t, s.width()), r.zeros(t, projections), r.zeros(keys...),
+		r.zeros(keys...)
 	r.d.AttendGrad(a, dcontext, dqkv, dkeys, dvalues)
 	r.keep("AttendGrad", dqkv, dkeys, dvalues)
 	r.d.JoinHeads(p, dqkv, dkeys, dvalues, dq, dk)
@@ -213,97 +216,85 @@ func (s step) attention(r *recorder) {
 // routing runs a layer of experts, forward and backward.
 func (s step) routing(r *recorder) {
 	t, rows, width := s.tokens(), s.tokens()*s.perToken, s.width()
-	logits := r.floats(t * s.experts)
+	logits := r.floats(t, s.experts)
 	route := xpu.Routing{
-		Experts: s.experts, PerToken: s.perToken, Probs: r.zeros(t * s.experts), LSE: r.zeros(t), Chosen: r.ints(rows,
-			1), Counts: r.ints(s.experts, 1),
-		RowOf: r.ints(rows, 1), TokenOf: r.ints(rows, 1), Weight: r.zeros(rows),
+		Probs: r.zeros(t, s.experts), LSE: r.zeros(t), Chosen: r.ints(1, t, s.perToken), Counts: r.ints(1, s.experts),
+		RowOf: r.ints(1, t, s.perToken), TokenOf: r.ints(1, rows), Weight: r.zeros(rows),
 	}
 	stats := xpu.RouterStats{Probs: make([]float64, s.experts), Counts: make([]int64, s.experts)}
 	r.d.Route(route, logits, s.uniform, &stats)
 	r.d.SortRows(route)
-	r.keep("Route, SortRows", route.Probs, route.LSE, route.Weight)
-	r.keepInts("Route, SortRows", route.Chosen, route.Counts, route.RowOf, route.TokenOf)
+	r.keep("Route, SortRows", route.Probs, route.LSE, route.Weight, route.Chosen, route.Counts, route.RowOf,
+		route.TokenOf)
 	counts := make([]float64, s.experts)
 	for i, n := range stats.Counts {
 		counts[i] = float64(n)
 	}
 	r.keepHost("Route", stats.Probs, counts, []float64{stats.LSE2, stats.Entropy})
 
-	x, y := r.floats(t*width), r.zeros(t*width)
-	gathered, gateUp, act, out := r.zeros(rows*width), r.zeros(rows*2*s.inner), r.zeros(rows*s.inner),
-		r.zeros(rows*width)
-	up, down := r.floats(s.experts*2*s.inner*width), r.floats(s.experts*width*s.inner)
-	r.d.GatherRows(gathered, x, route.TokenOf, width)
-	r.d.GroupedMatMul(xpu.Of(gateUp, rows, 2*s.inner), xpu.Of(gathered, rows, width),
-		xpu.Of(up, len(route.Counts), 2*s.inner, width).T(), xpu.OfInts(route.Counts, len(route.Counts)),
-		xpu.MatMulOptions{})
-	r.d.SwiGLU(act, gateUp, route.Weight, s.inner)
-	r.d.GroupedMatMul(xpu.Of(out, rows, width), xpu.Of(act, rows, s.inner),
-		xpu.Of(down, len(route.Counts), width, s.inner).T(), xpu.OfInts(route.Counts, len(route.Counts)),
-		xpu.MatMulOptions{})
-	r.d.SumRows(y, x, out, route.RowOf, s.perToken, width)
+	var none xpu.Tensor
+	var plain xpu.MatMulOptions
+	x, y := r.floats(t, width), r.zeros(t, width)
+	gathered, gateUp, act, out := r.zeros(rows, width), r.zeros(rows, 2*s.inner), r.zeros(rows, s.inner),
+		r.zeros(rows, width)
+	up, down := r.floats(s.experts, 2*s.inner, width), r.floats(s.experts, width, s.inner)
+	r.d.GatherRows(gathered, x, route.TokenOf)
+	r.d.GroupedMatMul(gateUp, gathered, up.T(), route.Counts, plain)
+	r.d.SwiGLU(act, gateUp, route.Weight)
+	r.d.GroupedMatMul(out, act, down.T(), route.Counts, plain)
+	r.d.SumRows(y, x, out, route.RowOf)
 	r.keep("experts", gathered, gateUp, act, out, y)
 
-	dact, dweight, dlogits, slope := r.zeros(rows*s.inner), r.zeros(rows), r.zeros(t*s.experts), r.floats(s.experts)
-	dup, ddown := r.floats(len(up)), r.floats(len(down))
-	r.d.GatherRows(out, x, route.TokenOf, width)
-	r.d.GroupedMatMul(xpu.Of(dact, rows, s.inner), xpu.Of(out, rows, width),
-		xpu.Of(down, len(route.Counts), width, s.inner), xpu.OfInts(route.Counts, len(route.Counts)),
-		xpu.MatMulOptions{})
-	r.d.SwiGLUGrad(gateUp, act, dact, route.Weight, dweight, s.inner)
-	r.d.GroupedWeightGrad(xpu.Of(ddown, len(route.Counts), width, s.inner), xpu.Of(out, rows, width),
-		xpu.Of(act, rows, s.inner), xpu.OfInts(route.Counts, len(route.Counts)),
-		xpu.MatMulOptions{Accumulate: true})
-	r.d.GroupedWeightGrad(xpu.Of(dup, len(route.Counts), 2*s.inner, width), xpu.Of(gateUp, rows, 2*s.inner),
-		xpu.Of(gathered, rows, width), xpu.OfInts(route.Counts, len(route.Counts)), xpu.MatMulOptions{})
-	r.d.GroupedMatMul(xpu.Of(gathered, rows, width), xpu.Of(gateUp, rows, 2*s.inner),
-		xpu.Of(up, len(route.Counts), 2*s.inner, width), xpu.OfInts(route.Counts, len(route.Counts)),
-		xpu.MatMulOptions{})
-	r.d.SumRows(y, nil, gathered, route.RowOf, s.perToken, width)
+	dact, dweight, dlogits, slope := r.zeros(rows, s.inner), r.zeros(rows), r.zeros(t, s.experts), r.floats(s.experts)
+	dup, ddown := r.floats(up.Shape()...), r.floats(down.Shape()...)
+	r.d.GatherRows(out, x, route.TokenOf)
+	r.d.GroupedMatMul(dact, out, down, route.Counts, plain)
+	r.d.SwiGLUGrad(gateUp, act, dact, route.Weight, dweight)
+	r.d.GroupedWeightGrad(ddown, out, act, route.Counts, xpu.MatMulOptions{Accumulate: true})
+	r.d.GroupedWeightGrad(dup, gateUp, gathered, route.Counts, plain)
+	r.d.GroupedMatMul(gathered, gateUp, up, route.Counts, plain)
+	r.d.SumRows(y, none, gathered, route.RowOf)
 	r.d.RouteGrad(route, dlogits, slope, dweight, s.zFactor)
 	r.keep("gradients of experts", gateUp, act, dweight, dup, ddown, gathered, y, dlogits)
 
 	// Without weights, as in a dense layer.
-	r.d.MatMul(xpu.Of(gateUp[:t*2*s.inner], t, 2*s.inner), xpu.Of(x, t, width),
-		xpu.Of(up[:2*s.inner*width], 2*s.inner, width).T(), xpu.MatMulOptions{Accumulate: true})
-	r.d.SwiGLU(act[:t*s.inner], gateUp[:t*2*s.inner], nil, s.inner)
+	gateUp, act, dact = gateUp.Rows(0, t), act.Rows(0, t), dact.Rows(0, t)
+	r.d.MatMul(gateUp, x, up.Index(0).T(), xpu.MatMulOptions{Accumulate: true})
+	r.d.SwiGLU(act, gateUp, none)
 	r.keep("dense", act)
-	r.d.SwiGLUGrad(gateUp[:t*2*s.inner], act[:t*s.inner], dact[:t*s.inner], nil, nil, s.inner)
-	r.d.MatMul(xpu.Of(dup[:2*s.inner*width], 2*s.inner, width), xpu.Of(gateUp, t, 2*s.inner).T(),
-		xpu.Of(x, t, width), xpu.MatMulOptions{})
+	r.d.SwiGLUGrad(gateUp, act, dact, none, none)
+	r.d.MatMul(dup.Index(0), gateUp.T(), x, plain)
 	r.keep("gradients of dense", gateUp, dup)
 }
 
 func (s step) loss(r *recorder) {
 	t, loss := s.tokens(), make([]float64, s.tokens())
-	c := xpu.CrossEntropy{Width: s.vocabulary, Logits: r.floats(t * s.vocabulary), Targets: r.ints(t, s.vocabulary),
-		Loss: loss, Sample: s.sample, Seed: 3, First: 11}
-	for i := range c.Targets {
-		if s.document > 0 && (i+1)%s.document == 0 {
-			c.Targets[i] = -1
+	targets := make([]int32, t)
+	for i := range targets {
+		if targets[i] = int32(r.source.IntN(s.vocabulary)); s.document > 0 && (i+1)%s.document == 0 {
+			targets[i] = -1
 		}
 	}
-	r.d.IntsToDevice(c.Targets)
+	c := xpu.CrossEntropy{Logits: r.floats(t, s.vocabulary), Targets: uploadInts(r.t, r.d, targets), Loss: loss,
+		Sample: s.sample, Seed: 3, First: 11}
 	r.d.CrossEntropy(c)
 	r.keepHost("CrossEntropy", loss)
-	c.Logits, c.Scale = r.floats(t*s.vocabulary), 0.3
+	c.Logits, c.Scale = r.floats(t, s.vocabulary), 0.3
 	r.d.CrossEntropy(c)
-	r.keep("CrossEntropy with its gradient", c.Logits)
-	r.keepInts("CrossEntropy", c.Targets)
+	r.keep("CrossEntropy with its gradient", c.Logits, c.Targets)
 	r.keepHost("CrossEntropy with its gradient", loss)
 }
 
 func (s step) update(r *recorder) {
 	sizes := []int{1, xpu.BlockSize + 5, 0, 333}
 	var stretches []xpu.Moments
-	var gradients [][]float32
+	var gradients []xpu.Tensor
 	for _, n := range sizes {
-		v := r.floats(n)
-		for i := range v {
-			v[i] *= v[i]
+		squares := make([]float32, n)
+		for i := range squares {
+			squares[i] = r.source.Float32()
 		}
-		r.d.ToDevice(v)
+		v := upload(r.t, r.d, squares)
 		stretches = append(stretches, xpu.Moments{Weight: r.floats(n), Grad: r.floats(n), M: r.floats(n), V: v})
 		gradients = append(gradients, stretches[len(stretches)-1].Grad)
 	}

@@ -45,33 +45,35 @@ func (c *command) attend(kernel string, h xpu.Heads, heads, vectors, weights int
 // Attend computes attention; see [mula/xpu.Layers].
 func (d *Device) Attend(a xpu.Attention) {
 	xpu.CheckAttend(a)
-	if a.Rows*a.Length == 0 {
+	h := a.Heads()
+	if h.Tokens() == 0 {
 		return
 	}
 	c := d.begin()
 	defer c.end()
-	c.attend("attend", a.Heads, a.Heads.Heads, 4, 1, c.writes(a.Context), c.writes(a.LSE), c.reads(a.Q), c.reads(a.K),
+	c.attend("attend", h, h.Heads, 4, 1, c.writes(a.Context), c.writes(a.LSE), c.reads(a.Q), c.reads(a.K),
 		c.reads(a.V),
-		c.readsInts(a.Begin), integer(a.Length), integer(a.Heads.Heads/a.KVHeads), integer(a.Size), integer(a.First),
-		integer(a.Capacity))
+		c.reads(a.Begin), integer(h.Length), integer(h.Heads/h.KVHeads), integer(h.Size), integer(a.First),
+		integer(h.Capacity))
 }
 
 // AttendGrad computes the gradients of an attention. The gradients of queries are computed first,
 // because their kernel also stores Σ dO·O of each query.
-func (d *Device) AttendGrad(a xpu.Attention, dcontext, dqkv, dk, dv []float32) {
+func (d *Device) AttendGrad(a xpu.Attention, dcontext, dqkv, dk, dv xpu.Tensor) {
 	xpu.CheckAttendGrad(a, dcontext, dqkv, dk, dv)
-	if a.Rows*a.Length == 0 {
+	h := a.Heads()
+	if h.Tokens() == 0 {
 		return
 	}
 	c := d.begin()
 	defer c.end()
-	delta := c.take(len(a.LSE))
-	share, size := integer(a.Heads.Heads/a.KVHeads), integer(a.Size)
-	c.attend("attend_grad_queries", a.Heads, a.Heads.Heads, 7, 2, c.writes(dqkv), delta, c.reads(dcontext),
+	delta := c.take(a.LSE.Elements())
+	share, size := integer(h.Heads/h.KVHeads), integer(h.Size)
+	c.attend("attend_grad_queries", h, h.Heads, 7, 2, c.writes(dqkv), delta, c.reads(dcontext),
 		c.reads(a.Context), c.reads(a.LSE),
-		c.reads(a.Q), c.reads(a.K), c.reads(a.V), c.readsInts(a.Begin), integer(a.Length), share, size,
-		integer(a.Width()))
-	c.attend("attend_grad_keys", a.Heads, a.KVHeads, 8, 2, c.writes(dk), c.writes(dv), delta, c.reads(dcontext),
+		c.reads(a.Q), c.reads(a.K), c.reads(a.V), c.reads(a.Begin), integer(h.Length), share, size,
+		integer(h.Width()))
+	c.attend("attend_grad_keys", h, h.KVHeads, 8, 2, c.writes(dk), c.writes(dv), delta, c.reads(dcontext),
 		c.reads(a.LSE),
-		c.reads(a.Q), c.reads(a.K), c.reads(a.V), c.readsInts(a.Begin), integer(a.Length), share, size)
+		c.reads(a.Q), c.reads(a.K), c.reads(a.V), c.reads(a.Begin), integer(h.Length), share, size)
 }

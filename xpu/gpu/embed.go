@@ -3,17 +3,17 @@ package gpu
 import "mula/xpu"
 
 // Embed looks up rows of a table; see [xpu.Layers].
-func (d *Device) Embed(dst, table []float32, ids []int32, width int) {
-	xpu.CheckRows("Embed", dst, ids, width)
-	d.gatherRows(dst, table, ids, width)
+func (d *Device) Embed(dst, table, ids xpu.Tensor) {
+	xpu.CheckRows("Embed", dst, table, ids)
+	d.gatherRows(dst, table, ids)
 }
 
 // EmbedGrad is the gradient of [Device.Embed]; see [xpu.Layers]. It sorts the tokens by their ids
 // by comparing each token with all others: for 32,768 tokens a billion comparisons, a few tenths of
 // a millisecond on a GPU.
-func (d *Device) EmbedGrad(dtable, dx []float32, ids []int32, width int, skip int32) {
-	xpu.CheckRows("EmbedGrad", dx, ids, width)
-	tokens := len(ids)
+func (d *Device) EmbedGrad(dtable, dx, ids xpu.Tensor, skip int32) {
+	xpu.CheckRows("EmbedGrad", dx, dtable, ids)
+	tokens, width := dx.Dim(0), dx.Dim(1)
 	if tokens == 0 {
 		return
 	}
@@ -23,7 +23,7 @@ func (d *Device) EmbedGrad(dtable, dx []float32, ids []int32, width int, skip in
 	}
 	c := d.begin()
 	defer c.end()
-	order, ends, number := c.take(tokens), c.take(tokens), c.readsInts(ids)
+	order, ends, number := c.take(tokens), c.take(tokens), c.reads(ids)
 	c.launch("order_tokens", c.rows(tokens), order, ends, number, integer(tokens), integer(int(skip)))
 	c.launch("embed_grad", groups(d.shape.group, tokens, over(width, columns), 1), c.writes(dtable), c.reads(dx),
 		number, order, ends,

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"unsafe"
 
+	"mula/xpu"
 	"mula/xpu/opencl"
 )
 
@@ -106,18 +107,30 @@ func flag(is bool) argument {
 
 // reads and writes are arguments of device memory that the kernel does not change, or changes.
 // Empty memory is omitted: the kernel checks GIVEN. Memory of another device panics.
-func (c *command) reads(x []float32) argument    { return c.find(unsafe.SliceData(x), len(x), false) }
-func (c *command) writes(x []float32) argument   { return c.find(unsafe.SliceData(x), len(x), true) }
-func (c *command) readsInts(x []int32) argument  { return c.find(floatsOf(x), len(x), false) }
-func (c *command) writesInts(x []int32) argument { return c.find(floatsOf(x), len(x), true) }
+func (c *command) reads(x xpu.Tensor) argument  { return c.find(x, false) }
+func (c *command) writes(x xpu.Tensor) argument { return c.find(x, true) }
+
+// absent is the argument of omitted memory.
+func (c *command) absent() argument { return argument{buffer: c.d.nothing, at: none} }
 
 func floatsOf(x []int32) *float32 { return (*float32)(unsafe.Pointer(unsafe.SliceData(x))) }
 
-func (c *command) find(x *float32, n int, write bool) argument {
-	if n == 0 {
-		return argument{buffer: c.d.nothing, at: none}
+// hostOf returns the first element of a tensor on the host, and the number of elements from it to
+// the last one.
+func hostOf(x xpu.Tensor) (*float32, int) {
+	if x.DType() == xpu.Int32 {
+		host := x.Ints()
+		return floatsOf(host), len(host)
 	}
-	a, at := c.d.memory.find(x, n)
+	host := x.Floats()
+	return unsafe.SliceData(host), len(host)
+}
+
+func (c *command) find(x xpu.Tensor, write bool) argument {
+	if x.Elements() == 0 {
+		return c.absent()
+	}
+	a, at := c.d.memory.of(x)
 	if write {
 		c.d.wrote(a)
 	}

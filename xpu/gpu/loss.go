@@ -9,7 +9,8 @@ import (
 // CrossEntropy computes cross entropies of targets and their gradient; see [xpu.Layers]. It
 // computes losses in float32.
 func (d *Device) CrossEntropy(x xpu.CrossEntropy) {
-	n := xpu.CheckCrossEntropy(x)
+	xpu.CheckCrossEntropy(x)
+	n, width := x.Logits.Dim(0), x.Logits.Dim(1)
 	if n == 0 {
 		return
 	}
@@ -17,7 +18,7 @@ func (d *Device) CrossEntropy(x xpu.CrossEntropy) {
 	defer c.end()
 	logits := c.reads(x.Logits)
 	if x.Sample {
-		c.launch("draw_targets", c.rows(n), c.writesInts(x.Targets), logits, integer(x.Width), unsigned(mix64(x.Seed)),
+		c.launch("draw_targets", c.rows(n), c.writes(x.Targets), logits, integer(width), unsigned(mix64(x.Seed)),
 			unsigned(x.First))
 	}
 	if x.Scale != 0 {
@@ -28,7 +29,7 @@ func (d *Device) CrossEntropy(x xpu.CrossEntropy) {
 			x.Loss[i] = float64(math.Float32frombits(w))
 		}
 	})
-	c.launch("cross_entropy", c.rows(n), loss, logits, c.readsInts(x.Targets), integer(x.Width), number(x.Scale))
+	c.launch("cross_entropy", c.rows(n), loss, logits, c.reads(x.Targets), integer(width), number(x.Scale))
 }
 
 // mix64 is the finaliser of SplitMix64.

@@ -21,6 +21,7 @@ type memory struct {
 
 	mu    sync.Mutex // held while allocating and freeing
 	bytes int64      // size of all buffers, including scratch memory
+	live  map[*allocation]bool
 
 	versions uint64 // assigned so far; guarded by Device.mu
 }
@@ -94,6 +95,9 @@ func (m *memory) release() {
 	for _, a := range *m.table.Load() {
 		a.buffer.Release()
 	}
+	for a := range m.live {
+		a.buffer.Release()
+	}
 }
 
 // Floats allocates memory for n numbers; see [mula/xpu.Memory].
@@ -129,6 +133,134 @@ func allocate[T float32 | int32](d *Device, n int, address func(x []T) *float32)
 		return slices.Insert(table, i, a)
 	})
 	return x, nil
+}
+
+// New allocates a tensor; see [mula/xpu.Memory].
+func (d *Device) New(dtype xpu.DType, shape ...int) (xpu.Tensor, error) {
+	n, err := xpu.Elements(shape)
+	if err != nil {
+		return xpu.Tensor{}, fmt.Errorf("gpu: %w", err)
+	}
+	if dtype == xpu.BFloat16 {
+		return xpu.Tensor{}, fmt.Errorf("gpu: no command computes on %s yet", dtype)
+	}
+	c := d.begin()
+	defer c.end()
+	a := &allocation{n: n}
+	if n > 0 {
+		if a.buffer, err = d.reserve(4 * int64(n)); err != nil {
+			return xpu.Tensor{}, fmt.Errorf("gpu: %w", err)
+		}
+		if err := d.queue.Zero(a.buffer, 0, a.buffer.Bytes()); err != nil {
+			d.unreserve(a.buffer)
+			return xpu.Tensor{}, fmt.Errorf("gpu: %w", err)
+		}
+		d.wrote(a)
+		d.memory.add(a)
+	}
+	return xpu.InBuffer(a, dtype, shape...), nil
+}
+
+// Release releases a tensor.
+func (d *Device) Release(t xpu.Tensor) {
+	c := d.begin()
+	defer c.end()
+	if t.Elements() == 0 {
+		return
+	}
+	a, at := d.memory.of(t)
+	if at != 0 || t.Elements() != a.n {
+		panic(fmt.Sprintf("gpu: Release of %d elements from element %d on; the tensor of New has %d elements",
+			t.Elements(), at, a.n))
+	}
+	d.memory.remove(a)
+	d.packed.forget(d, a)
+	d.unreserve(a.buffer)
+}
+
+// Write copies src to a tensor; see [mula/xpu.Memory].
+func (d *Device) Write(t xpu.Tensor, src []float32) {
+	xpu.CheckCopy("Write", t, xpu.Float32, len(src))
+	write(d, t, src)
+}
+
+// WriteInts does the same.
+func (d *Device) WriteInts(t xpu.Tensor, src []int32) {
+	xpu.CheckCopy("WriteInts", t, xpu.Int32, len(src))
+	write(d, t, src)
+}
+
+func write[E float32 | int32](d *Device, t xpu.Tensor, src []E) {
+	c := d.begin()
+	defer c.end()
+	if len(src) == 0 {
+		return
+	}
+	a, at := d.memory.of(t)
+	d.wrote(a)
+	if d.err != nil {
+		return
+	}
+	if err := opencl.Write(context.Background(), d.queue, a.buffer, at, src); err != nil {
+		c.fail(err)
+	}
+}
+
+// Read waits for all commands, and copies a tensor to the host.
+func (d *Device) Read(ctx context.Context, dst []float32, t xpu.Tensor) error {
+	xpu.CheckCopy("Read", t, xpu.Float32, len(dst))
+	return read(ctx, d, dst, t)
+}
+
+// ReadInts does the same.
+func (d *Device) ReadInts(ctx context.Context, dst []int32, t xpu.Tensor) error {
+	xpu.CheckCopy("ReadInts", t, xpu.Int32, len(dst))
+	return read(ctx, d, dst, t)
+}
+
+func read[E float32 | int32](ctx context.Context, d *Device, dst []E, t xpu.Tensor) error {
+	var a *allocation
+	var at int64
+	if len(dst) > 0 { // memory of another device panics before anything is written
+		a, at = d.memory.of(t)
+	}
+	if err := d.Wait(ctx); err != nil || len(dst) == 0 {
+		return err
+	}
+	if err := opencl.Read(ctx, d.queue, a.buffer, at, dst); err != nil {
+		return d.broken(ctx, err)
+	}
+	return nil
+}
+
+// of returns the allocation of a tensor, and the index of its first element.
+func (m *memory) of(t xpu.Tensor) (*allocation, int64) {
+	buffer, at := t.Buffer()
+	a, ok := buffer.(*allocation)
+	if !ok {
+		return m.find(hostOf(t))
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.live[a] {
+		panic(fmt.Sprintf("gpu: a tensor of shape %v is not memory of this device, or was released", t.Shape()))
+	}
+	return a, int64(at)
+}
+
+func (m *memory) add(a *allocation) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.live == nil {
+		m.live = map[*allocation]bool{}
+	}
+	m.live[a] = true
+}
+
+func (m *memory) remove(a *allocation) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.live, a)
 }
 
 // change replaces the table with a changed copy.
@@ -234,11 +366,12 @@ func (d *Device) broken(ctx context.Context, err error) error {
 }
 
 // Zero sets x to zero.
-func (d *Device) Zero(x []float32) {
+func (d *Device) Zero(x xpu.Tensor) {
+	xpu.CheckElements("Zero", x)
 	c := d.begin()
 	defer c.end()
-	each, parts := c.stretch(len(x))
-	c.launch("zero", c.rows(parts), c.writes(x), long(len(x)), integer(each))
+	each, parts := c.stretch(x.Elements())
+	c.launch("zero", c.rows(parts), c.writes(x), long(x.Elements()), integer(each))
 }
 
 // stretch divides n elements into parts for the groups of a kernel that does little work per
@@ -252,29 +385,29 @@ func (c *command) stretch(n int) (each, parts int) {
 }
 
 // Copy sets dst to x.
-func (d *Device) Copy(dst, x []float32) {
+func (d *Device) Copy(dst, x xpu.Tensor) {
 	xpu.CheckElements("Copy", dst, x)
 	c := d.begin()
 	defer c.end()
-	if len(x) == 0 {
+	if x.Elements() == 0 {
 		return
 	}
-	to, toAt := d.memory.find(unsafe.SliceData(dst), len(dst))
-	from, fromAt := d.memory.find(unsafe.SliceData(x), len(x))
+	to, toAt := d.memory.of(dst)
+	from, fromAt := d.memory.of(x)
 	d.wrote(to)
 	if d.err != nil || to == from && toAt == fromAt {
 		return
 	}
-	if err := d.queue.Copy(to.buffer, 4*toAt, from.buffer, 4*fromAt, 4*int64(len(x))); err != nil {
+	if err := d.queue.Copy(to.buffer, 4*toAt, from.buffer, 4*fromAt, 4*int64(x.Elements())); err != nil {
 		c.fail(err)
 	}
 }
 
 // Add sets dst to x + y.
-func (d *Device) Add(dst, x, y []float32) {
+func (d *Device) Add(dst, x, y xpu.Tensor) {
 	xpu.CheckElements("Add", dst, x, y)
 	c := d.begin()
 	defer c.end()
-	each, parts := c.stretch(len(dst))
-	c.launch("add", c.rows(parts), c.writes(dst), c.reads(x), c.reads(y), long(len(dst)), integer(each))
+	each, parts := c.stretch(dst.Elements())
+	c.launch("add", c.rows(parts), c.writes(dst), c.reads(x), c.reads(y), long(dst.Elements()), integer(each))
 }

@@ -14,13 +14,13 @@ import (
 )
 
 // give is a command that gives x to the host, multiplied by nothing.
-func give(d *Device, x []float32, take func(words []uint32)) {
+func give(d *Device, x xpu.Tensor, take func(words []uint32)) {
 	c := d.begin()
 	defer c.end()
-	zero := c.take(len(x))
-	each, parts := c.stretch(len(x))
-	c.launch("add", c.rows(parts), zero, c.reads(x), c.reads(x), long(len(x)), integer(each))
-	c.launch("add", c.rows(parts), c.result(len(x), take), zero, c.reads(x), long(len(x)), integer(each))
+	zero := c.take(x.Elements())
+	each, parts := c.stretch(x.Elements())
+	c.launch("add", c.rows(parts), zero, c.reads(x), c.reads(x), long(x.Elements()), integer(each))
+	c.launch("add", c.rows(parts), c.result(x.Elements(), take), zero, c.reads(x), long(x.Elements()), integer(each))
 }
 
 // Host results come with the next Wait, each with its own numbers, also if they fill several
@@ -28,18 +28,15 @@ func give(d *Device, x []float32, take func(words []uint32)) {
 func TestResults(t *testing.T) {
 	d := newTest(t, xpu.FP32, processorShape)
 	const many = resultsBytes/4 + 1
-	x, err := d.Floats(many)
-	if err != nil {
-		t.Fatal(err)
-	}
+	x := make([]float32, many)
 	for i := range x {
 		x[i] = float32(i % 1000)
 	}
-	d.ToDevice(x)
+	onDevice := upload(t, d, x)
 	for round := range 2 {
 		got := 0
 		for i, n := range []int{5, 1000, many, 7, resultsBytes/4 - 1000, 2000, 1} {
-			give(d, x[:n], func(words []uint32) {
+			give(d, onDevice.Rows(0, n), func(words []uint32) {
 				if len(words) != n || i != got {
 					t.Errorf("round %d: result %d has %d numbers; want result %d with %d", round, i, len(words), got, n)
 				}
@@ -67,7 +64,7 @@ func TestResults(t *testing.T) {
 // The first error of the driver stays, and nothing is done after it.
 func TestBrokenDevice(t *testing.T) {
 	d := newTest(t, xpu.FP32, processorShape)
-	x, err := d.Floats(3)
+	x, err := d.New(xpu.Float32, 3)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,13 +80,13 @@ func TestBrokenDevice(t *testing.T) {
 	d.queue = working // too late
 	d.Add(x, x, x)
 	d.Zero(x)
-	d.ToDevice(x)
+	d.Write(x, make([]float32, 3))
 	first := d.Wait(t.Context())
 	if !errors.Is(first, opencl.ErrReleased) || !strings.Contains(first.Error(), "kernel add") {
 		t.Fatalf("Wait: %v", first)
 	}
-	if err := d.ToHost(t.Context(), x); err != first {
-		t.Errorf("ToHost: %v, want %v", err, first)
+	if err := d.Read(t.Context(), make([]float32, 3), x); err != first {
+		t.Errorf("Read: %v, want %v", err, first)
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -98,7 +95,8 @@ func TestBrokenDevice(t *testing.T) {
 			t.Fatalf("Wait with a done context: %v, want %v", err, first)
 		}
 	}
-	d.MatMul(xpu.Of(x[2:], 1, 1), xpu.Of(x[:1], 1, 1), xpu.Of(x[1:2], 1, 1), xpu.MatMulOptions{})
+	one := func(i int) xpu.Tensor { return x.Rows(i, i+1).Reshape(1, 1) }
+	d.MatMul(one(2), one(0), one(1), xpu.MatMulOptions{})
 	if err := d.Wait(t.Context()); err != first {
 		t.Errorf("Wait: %v, want %v", err, first)
 	}
@@ -112,7 +110,7 @@ func TestClose(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		x, err := d.Floats(1000)
+		x, err := d.New(xpu.Float32, 1000)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -176,32 +174,32 @@ func TestWrongOptions(t *testing.T) {
 func TestRoom(t *testing.T) {
 	d := newTest(t, xpu.FP32, processorShape)
 	start := d.memory.bytes
-	x, err := d.Floats(1 << 20)
+	x, err := d.New(xpu.Float32, 1<<20)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if d.memory.bytes != start+4<<20 {
 		t.Errorf("%d bytes more, want %d", d.memory.bytes-start, 4<<20)
 	}
-	d.Free(x)
+	d.Release(x)
 	if d.memory.bytes != start {
 		t.Errorf("%d bytes are left", d.memory.bytes-start)
 	}
 	small := *d.device
 	small.Memory = 1 << 20
 	d.device = &small
-	if x, err := d.Floats(1 << 20); err == nil ||
+	if x, err := d.New(xpu.Float32, 1<<20); err == nil ||
 		!strings.Contains(err.Error(), "out of memory: 4194304 bytes requested, of 1048576 bytes") {
-		t.Errorf("%d elements, %v", len(x), err)
+		t.Errorf("%d elements, %v", x.Elements(), err)
 	}
 	// A command without room for its scratch memory breaks the device.
-	y, err := d.Floats(1 << 17)
+	y, err := d.New(xpu.Float32, 1<<17)
 	if err != nil {
 		t.Fatal(err)
 	}
 	small.Memory = d.memory.bytes + 1000
-	d.MatMul(xpu.Of(y[1<<16+4:], 1, 1<<14), xpu.Of(y[:4], 1, 4), xpu.Of(y[4:], 4, 1<<14),
-		xpu.MatMulOptions{})
+	d.MatMul(y.Rows(1<<16+4, 1<<16+4+1<<14).Reshape(1, 1<<14), y.Rows(0, 4).Reshape(1, 4),
+		y.Rows(4, 1<<16+4).Reshape(4, 1<<14), xpu.MatMulOptions{})
 	if err := d.Wait(t.Context()); err == nil || !strings.Contains(err.Error(), "scratch memory") {
 		t.Errorf("Wait: %v", err)
 	}
@@ -228,7 +226,7 @@ func TestCache(t *testing.T) {
 
 func BenchmarkLaunch(b *testing.B) {
 	d := newTest(b, xpu.FP32, processorShape)
-	x, err := d.Floats(64)
+	x, err := d.New(xpu.Float32, 64)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -52,31 +52,32 @@ func (s *squareSums) give(sums []float64, words []uint32) {
 }
 
 // SumSquares sums squares; see [xpu.Layers].
-func (d *Device) SumSquares(stretches [][]float32, sums []float64) {
-	xpu.CheckSumSquares(stretches, sums)
+func (d *Device) SumSquares(stretches []xpu.Tensor, sums []float64) {
+	xpu.CheckBlocks("SumSquares", stretches, len(sums))
 	var s squareSums
 	for _, x := range stretches {
-		s.add(len(x))
+		s.add(x.Elements())
 	}
 	c := d.begin()
 	defer c.end()
 	result := c.result(s.words(), func(words []uint32) { s.give(sums, words) })
 	for _, x := range stretches {
-		c.launch("sum_squares", c.rows(squareGroups(len(x))), result, c.reads(x), long(len(x)), integer(squaresLength))
-		result = result.plus(3 * squareGroups(len(x)))
+		c.launch("sum_squares", c.rows(squareGroups(x.Elements())), result, c.reads(x), long(x.Elements()),
+			integer(squaresLength))
+		result = result.plus(3 * squareGroups(x.Elements()))
 	}
 }
 
 // Checksums computes the checksums of blocks; see [xpu.Layers].
-func (d *Device) Checksums(stretches [][]float32, sums []uint64) {
-	xpu.CheckChecksums(stretches, sums)
+func (d *Device) Checksums(stretches []xpu.Tensor, sums []uint64) {
+	xpu.CheckBlocks("Checksums", stretches, len(sums))
 	c := d.begin()
 	defer c.end()
 	var lengths []int
 	words := 0
 	for _, x := range stretches {
-		lengths = append(lengths, len(x))
-		words += 2 * squareGroups(len(x))
+		lengths = append(lengths, x.Elements())
+		words += 2 * squareGroups(x.Elements())
 	}
 	result := c.result(words, func(words []uint32) {
 		at := 0
@@ -92,9 +93,10 @@ func (d *Device) Checksums(stretches [][]float32, sums []uint64) {
 		}
 	})
 	for _, x := range stretches {
-		c.launch("checksums", c.rows(squareGroups(len(x))), result, c.reads(x), long(len(x)), integer(squaresLength),
+		c.launch("checksums", c.rows(squareGroups(x.Elements())), result, c.reads(x), long(x.Elements()),
+			integer(squaresLength),
 			integer(xpu.BlockSize), unsigned(xpu.ChecksumKey))
-		result = result.plus(2 * squareGroups(len(x)))
+		result = result.plus(2 * squareGroups(x.Elements()))
 	}
 }
 
@@ -108,16 +110,16 @@ func (d *Device) Update(u xpu.Update, stretches []xpu.Moments, before, change []
 	if len(before) > 0 {
 		length = squaresLength
 		for _, x := range stretches {
-			s.add(len(x.Weight))
+			s.add(x.Weight.Elements())
 		}
 	}
 	resultBefore := c.result(s.words(), func(words []uint32) { s.give(before, words) })
 	resultChange := c.result(s.words(), func(words []uint32) { s.give(change, words) })
 	for _, x := range stretches {
-		n := over(len(x.Weight), length)
+		n := over(x.Weight.Elements(), length)
 		args := [8 + xpu.UpdateConstants + 1]argument{c.writes(x.Weight), c.writes(x.Grad), c.writes(x.M),
 			c.writes(x.V),
-			resultBefore, resultChange, long(len(x.Weight)), integer(length)}
+			resultBefore, resultChange, long(x.Weight.Elements()), integer(length)}
 		for i, k := range u.Constants {
 			args[8+i] = number(float64(k))
 		}

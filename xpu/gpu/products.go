@@ -20,14 +20,14 @@ const packedElements = 16 << 20
 // groups of terms. Element (i, j) of op(A) is a[i·aRows + j·aColumns].
 type product struct {
 	m, n, k             int
-	a, b, c             []float32
+	a, b, c             xpu.Tensor
 	aRows, aColumns     int
 	bRows, bColumns     int
 	stack               int // distance in elements between the matrices B of groups of rows
 	ldc                 int
 	accumulate          bool
-	counts              []int32
-	groupRows, groupSum bool // groups of rows; groups of terms with one matrix C each
+	counts              xpu.Tensor // absent without groups
+	groupRows, groupSum bool       // groups of rows; groups of terms with one matrix C each
 }
 
 // strides returns the distances between the rows and the columns of a matrix.
@@ -42,7 +42,7 @@ func strides(t xpu.Tensor) (rows, columns int) {
 // MatMul computes a product; see [mula/xpu.Products].
 func (d *Device) MatMul(dst, a, b xpu.Tensor, o xpu.MatMulOptions) {
 	xpu.CheckMatMul(dst, a, b)
-	p := product{m: dst.Dim(0), n: dst.Dim(1), k: a.Dim(1), a: a.Host(), b: b.Host(), c: dst.Host(),
+	p := product{m: dst.Dim(0), n: dst.Dim(1), k: a.Dim(1), a: a, b: b, c: dst,
 		accumulate: o.Accumulate}
 	p.aRows, p.aColumns = strides(a)
 	p.bRows, p.bColumns = strides(b)
@@ -54,8 +54,8 @@ func (d *Device) MatMul(dst, a, b xpu.Tensor, o xpu.MatMulOptions) {
 func (d *Device) GroupedMatMul(dst, a, b, counts xpu.Tensor, o xpu.MatMulOptions) {
 	xpu.CheckGroupedMatMul(dst, a, b, counts)
 	n, k := dst.Dim(1), a.Dim(1)
-	p := product{m: a.Dim(0), n: n, k: k, a: a.Host(), b: b.Host(), c: dst.Host(), aRows: k, aColumns: 1, stack: k * n,
-		ldc: n, accumulate: o.Accumulate, counts: counts.HostInts(), groupRows: true}
+	p := product{m: a.Dim(0), n: n, k: k, a: a, b: b, c: dst, aRows: k, aColumns: 1, stack: k * n,
+		ldc: n, accumulate: o.Accumulate, counts: counts, groupRows: true}
 	p.bRows, p.bColumns = strides(b)
 	d.multiply(p)
 }
@@ -64,8 +64,8 @@ func (d *Device) GroupedMatMul(dst, a, b, counts xpu.Tensor, o xpu.MatMulOptions
 func (d *Device) GroupedWeightGrad(dst, a, b, counts xpu.Tensor, o xpu.MatMulOptions) {
 	xpu.CheckGroupedWeightGrad(dst, a, b, counts)
 	m, n := a.Dim(1), b.Dim(1)
-	d.multiply(product{m: m, n: n, k: a.Dim(0), a: a.Host(), b: b.Host(), c: dst.Host(), aRows: 1, aColumns: m,
-		bRows: n, bColumns: 1, ldc: n, accumulate: o.Accumulate, counts: counts.HostInts(), groupSum: true})
+	d.multiply(product{m: m, n: n, k: a.Dim(0), a: a, b: b, c: dst, aRows: 1, aColumns: m,
+		bRows: n, bColumns: 1, ldc: n, accumulate: o.Accumulate, counts: counts, groupSum: true})
 }
 
 func (d *Device) multiply(p product) {
@@ -73,7 +73,7 @@ func (d *Device) multiply(p product) {
 	defer c.end()
 	parts := 1
 	if p.groupRows || p.groupSum {
-		parts = len(p.counts)
+		parts = p.counts.Elements()
 	}
 	if p.m == 0 || p.n == 0 || parts == 0 || p.k == 0 && p.accumulate {
 		return
@@ -95,7 +95,7 @@ func (d *Device) multiply(p product) {
 	accumulate := flag(p.accumulate)
 	panel := panelColumns * (p.k + stripTerms) // rounded up to complete strips
 	// The device computes the tiles, or where the groups start: the host does not know the counts.
-	tiles, starts := c.reads(nil), c.reads(nil)
+	tiles, starts := c.absent(), c.absent()
 	down, matrices := over(p.m, height), 1
 	switch {
 	case p.groupRows && d.shape.processor && p.k <= groupTerms && 4*int64(panel) <= d.device.LocalMemory:
@@ -109,7 +109,7 @@ func (d *Device) multiply(p product) {
 	case p.groupRows:
 		down += parts
 		tiles = c.take(4 * down)
-		c.launch("tiles_of_groups", items(1), tiles, c.readsInts(p.counts), integer(parts), integer(height),
+		c.launch("tiles_of_groups", items(1), tiles, c.reads(p.counts), integer(parts), integer(height),
 			integer(p.m), integer(down))
 	case p.groupSum:
 		matrices = parts
@@ -121,9 +121,9 @@ func (d *Device) multiply(p product) {
 			long(p.stack), long(p.ldc), accumulate)
 		return
 	}
-	stack, packed := 1, c.reads(nil)
+	stack, packed := 1, c.absent()
 	if p.groupRows {
-		stack, packed = parts, c.readsInts(p.counts)
+		stack, packed = parts, c.reads(p.counts)
 	}
 	all := over(p.n, panelColumns)
 	each := max(1, min(all, packedElements/max(1, stack*p.k*panelColumns)))
@@ -144,12 +144,12 @@ func (d *Device) multiply(p product) {
 
 // starts computes where groups start, and where the last one ends.
 func (c *command) starts(p product) argument {
-	parts, most := len(p.counts), p.k
+	parts, most := p.counts.Elements(), p.k
 	if p.groupRows {
 		most = p.m
 	}
 	starts := c.take(parts + 1)
-	c.launch("starts_of_groups", items(parts+1), starts, c.readsInts(p.counts), integer(parts), integer(most))
+	c.launch("starts_of_groups", items(parts+1), starts, c.reads(p.counts), integer(parts), integer(most))
 	return starts
 }
 

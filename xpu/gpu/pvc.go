@@ -2,7 +2,6 @@ package gpu
 
 import (
 	"maps"
-	"unsafe"
 
 	"mula/xpu"
 	"mula/xpu/opencl"
@@ -69,7 +68,7 @@ func (c *command) multiplyMatrix(p product) {
 	case p.groupSum:
 		c.sumRows(p, a, b)
 	case p.groupRows:
-		c.multiplyRows(p, len(p.counts), a, b, true)
+		c.multiplyRows(p, p.counts.Elements(), a, b, true)
 	default:
 		c.multiplyRows(p, 1, a, b, p.aColumns == 1)
 	}
@@ -78,14 +77,14 @@ func (c *command) multiplyMatrix(p product) {
 // An operand is memory whose element (t, i) is at t*term + i*index, where t is the term of the sum
 // and i the row of A or the column of B.
 type operand struct {
-	x           []float32
+	x           xpu.Tensor
 	term, index int
 }
 
 // plan counts panels, steps and bands of groups. Without counts there is one group of all rows.
-func (c *command) plan(counts []int32, groups, rows int) argument {
+func (c *command) plan(counts xpu.Tensor, groups, rows int) argument {
 	plan := c.take(4 * (groups + 1))
-	c.launch("pvc_plan", items(groups+1), plan, c.readsInts(counts), integer(groups), integer(rows))
+	c.launch("pvc_plan", items(groups+1), plan, c.reads(counts), integer(groups), integer(rows))
 	return plan
 }
 
@@ -114,7 +113,7 @@ func (c *command) multiplyRows(p product, groups int, a, b operand, weights bool
 
 // sumRows multiplies, for each group, the transpose of its rows of A by its rows of B.
 func (c *command) sumRows(p product, a, b operand) {
-	groups := len(p.counts)
+	groups := p.counts.Elements()
 	steps, down, across := 2*pieces(groups, p.k, 2*matrixStep), over(p.m, matrixRows), over(p.n, matrixColumns)
 	plan := c.plan(p.counts, groups, p.k)
 	left := c.take(down * steps * matrixRows * matrixStep / 2)
@@ -153,12 +152,12 @@ type packedOperand struct {
 
 // packedWeights returns memory for a packed operand, which is kept if keep is set, and reports
 // whether it already holds the current operand.
-func (c *command) packedWeights(keep bool, key packedKey, x []float32, elements int) (memory argument, packed bool) {
+func (c *command) packedWeights(keep bool, key packedKey, x xpu.Tensor, elements int) (memory argument, packed bool) {
 	d := c.d
 	if !keep || elements == 0 || d.err != nil {
 		return c.take(elements), false
 	}
-	a, at := d.memory.find(unsafe.SliceData(x), len(x))
+	a, at := d.memory.of(x)
 	key.allocation, key.at = a, at
 	p := d.packed.of[key]
 	if p != nil && p.version == a.version {

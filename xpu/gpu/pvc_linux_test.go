@@ -73,22 +73,18 @@ func pretended(t *testing.T) {
 		t.Fatalf("%d lanes; the path of matrix instructions has 16", n)
 	}
 	const rows, n, k = 40, 72, 24
-	counts := twinInts(t, d, []int32{33, 0, 7})
-	a, b, c := twin(t, d, make([]float32, rows*k)), twin(t, d, make([]float32, 3*n*k)), twin(t, d,
-		make([]float32, rows*n))
+	counts := uploadInts(t, d, []int32{33, 0, 7})
+	a, b, c := upload(t, d, make([]float32, rows*k), rows, k), upload(t, d, make([]float32, 3*n*k), 3, k, n),
+		upload(t, d, make([]float32, rows*n), rows, n)
 	for _, accumulate := range []bool{false, true} {
-		d.MatMul(xpu.Of(c, rows, n), xpu.Of(a, rows, k), xpu.Of(b, n, k).T(),
-			xpu.MatMulOptions{Accumulate: accumulate})
-		d.MatMul(xpu.Of(b, k, n), xpu.Of(a, rows, k).T(), xpu.Of(c, rows, n),
-			xpu.MatMulOptions{Accumulate: accumulate})
-		d.GroupedMatMul(xpu.Of(c, rows, n), xpu.Of(a, rows, k), xpu.Of(b, len(counts), k, n),
-			xpu.OfInts(counts, len(counts)), xpu.MatMulOptions{Accumulate: accumulate})
-		d.GroupedWeightGrad(xpu.Of(b, len(counts), k, n), xpu.Of(a, rows, k), xpu.Of(c, rows, n),
-			xpu.OfInts(counts, len(counts)), xpu.MatMulOptions{Accumulate: accumulate})
+		o := xpu.MatMulOptions{Accumulate: accumulate}
+		d.MatMul(c, a, b.Index(0).Reshape(n, k).T(), o)
+		d.MatMul(b.Index(0), a.T(), c, o)
+		d.GroupedMatMul(c, a, b, counts, o)
+		d.GroupedWeightGrad(b, a, c, counts, o)
 	}
-	if err := d.ToHost(t.Context(), b, c); err != nil {
-		t.Fatal(err)
-	}
+	numbersOf(t, d, b)
+	numbersOf(t, d, c)
 	devicetest.Run(t, d, 0)
 	for _, name := range []string{"pvc_plan", "pvc_pack_rows", "pvc_pack_matrices", "pvc_pack_left", "pvc_pack_right",
 		"pvc_product", "pvc_weight_grad"} {

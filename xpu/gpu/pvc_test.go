@@ -55,26 +55,37 @@ func nearest(x float32) float64 {
 	return float64(high)
 }
 
-// twin is memory of a device with these numbers on both sides.
-func twin(t testing.TB, d *Device, x []float32) []float32 {
+// upload is memory of a device with these numbers.
+func upload(t testing.TB, d *Device, x []float32, shape ...int) xpu.Tensor {
 	t.Helper()
-	y, err := d.Floats(len(x))
+	if len(shape) == 0 {
+		shape = []int{len(x)}
+	}
+	y, err := d.New(xpu.Float32, shape...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	copy(y, x)
-	d.ToDevice(y)
+	d.Write(y, x)
 	return y
 }
 
-func twinInts(t testing.TB, d *Device, x []int32) []int32 {
+func uploadInts(t testing.TB, d *Device, x []int32) xpu.Tensor {
 	t.Helper()
-	y, err := d.Ints(len(x))
+	y, err := d.New(xpu.Int32, len(x))
 	if err != nil {
 		t.Fatal(err)
 	}
-	copy(y, x)
-	d.IntsToDevice(y)
+	d.WriteInts(y, x)
+	return y
+}
+
+// numbersOf returns the numbers of a tensor.
+func numbersOf(t testing.TB, d *Device, x xpu.Tensor) []float32 {
+	t.Helper()
+	y := make([]float32, x.Elements())
+	if err := d.Read(t.Context(), y, x); err != nil {
+		t.Fatal(err)
+	}
 	return y
 }
 
@@ -126,17 +137,15 @@ func testMatrixMatMul(t *testing.T, d *Device) {
 		}
 		a, b, before := normal(r, rowsA*lda), normal(r, rowsB*ldb), normal(r, m*ldc)
 		// Memory begins anywhere in an allocation.
-		left, right, c := twin(t, d, append(normal(r, gap), a...)), twin(t, d, append(normal(r, gap), b...)), twin(t, d,
-			append(normal(r, gap), before...))
-		defer d.Free(left)
-		defer d.Free(right)
-		defer d.Free(c)
-		d.MatMul(xpu.Of(c[gap:], len(c[gap:])).Strided(m, n, ldc),
-			devicetest.Stored(left[gap:], m, k, lda, transA), devicetest.Stored(right[gap:], k, n, ldb, transB),
-			xpu.MatMulOptions{Accumulate: accumulate})
-		if err := d.ToHost(t.Context(), c); err != nil {
-			rt.Fatal(err)
-		}
+		left, right, result := upload(t, d, append(normal(r, gap), a...)),
+			upload(t, d, append(normal(r, gap), b...)), upload(t, d, append(normal(r, gap), before...))
+		defer d.Release(left)
+		defer d.Release(right)
+		defer d.Release(result)
+		behind := func(x xpu.Tensor) xpu.Tensor { return x.Rows(gap, x.Elements()) }
+		d.MatMul(behind(result).Strided(m, n, ldc), devicetest.Stored(behind(left), m, k, lda, transA),
+			devicetest.Stored(behind(right), k, n, ldb, transB), xpu.MatMulOptions{Accumulate: accumulate})
+		c := numbersOf(t, d, result)
 		roundA, roundB := rounded(a), rounded(b)
 		for i := range m {
 			for j := range ldc {
@@ -185,22 +194,18 @@ func testMatrixGroups(t *testing.T, d *Device) {
 		}
 		x, w, dy := normal(r, rows*k), normal(r, len(counts)*n*k), normal(r, rows*n)
 		y, dw := normal(r, rows*n), normal(r, len(counts)*n*k)
-		onDevice := twinInts(t, d, counts)
-		defer d.FreeInts(onDevice)
-		var memory [5][]float32
+		onDevice := uploadInts(t, d, counts)
+		defer d.Release(onDevice)
+		var memory [5]xpu.Tensor
 		for i, host := range [][]float32{x, w, dy, y, dw} {
-			memory[i] = twin(t, d, host)
-			defer d.Free(memory[i])
+			memory[i] = upload(t, d, host)
+			defer d.Release(memory[i])
 		}
-		d.GroupedMatMul(xpu.Of(memory[3], rows, n), xpu.Of(memory[0], rows, k),
-			devicetest.Stack(memory[1], len(onDevice), k, n, transB), xpu.OfInts(onDevice, len(onDevice)),
-			xpu.MatMulOptions{Accumulate: accumulate})
-		d.GroupedWeightGrad(xpu.Of(memory[4], len(onDevice), n, k), xpu.Of(memory[2], rows, n),
-			xpu.Of(memory[0], rows, k), xpu.OfInts(onDevice, len(onDevice)),
-			xpu.MatMulOptions{Accumulate: accumulate})
-		if err := d.ToHost(t.Context(), memory[3], memory[4]); err != nil {
-			rt.Fatal(err)
-		}
+		d.GroupedMatMul(memory[3].Reshape(rows, n), memory[0].Reshape(rows, k),
+			devicetest.Stack(memory[1], len(counts), k, n, transB), onDevice, xpu.MatMulOptions{Accumulate: accumulate})
+		d.GroupedWeightGrad(memory[4].Reshape(len(counts), n, k), memory[2].Reshape(rows, n),
+			memory[0].Reshape(rows, k), onDevice, xpu.MatMulOptions{Accumulate: accumulate})
+		gotY, gotDW := numbersOf(t, d, memory[3]), numbersOf(t, d, memory[4])
 		roundX, roundW, roundDY := rounded(x), rounded(w), rounded(dy)
 		first := 0
 		for g, c := range drawn {
@@ -219,7 +224,7 @@ func testMatrixGroups(t *testing.T, d *Device) {
 						old = 0
 					}
 					s.near(rt, fmt.Sprintf("row %d of group %d of %v, column %d", i-first, g, drawn, j),
-						memory[3][i*n+j], old)
+						gotY[i*n+j], old)
 				}
 			}
 			for j := range n {
@@ -232,7 +237,7 @@ func testMatrixGroups(t *testing.T, d *Device) {
 					if !accumulate {
 						old = 0
 					}
-					s.near(rt, fmt.Sprintf("gradient %d,%d of group %d of %v", j, l, g, drawn), memory[4][g*n*k+j*k+l],
+					s.near(rt, fmt.Sprintf("gradient %d,%d of group %d of %v", j, l, g, drawn), gotDW[g*n*k+j*k+l],
 						old)
 				}
 			}
@@ -250,15 +255,11 @@ func testMatrixRounding(t *testing.T, d *Device) {
 		bits(0x7f800001), bits(0x00800000), bits(0x007fffff), bits(0x807fffff), bits(1)}
 	want := []float32{0, 1, -1, 1, bits(0x3f820000), bits(0x3f810000), bits(0xbf800000), inf, -inf, bits(0x7f7f0000),
 		inf, -inf, nan, nan, bits(0x00800000), 0, 0, 0}
-	left, right := twin(t, d, x), twin(t, d, []float32{1})
-	c, back := twin(t, d, make([]float32, len(x))), twin(t, d, make([]float32, len(x)))
-	d.MatMul(xpu.Of(c, len(x), 1), xpu.Of(left, len(x), 1), xpu.Of(right, 1, 1),
-		xpu.MatMulOptions{}) // packed as A
-	d.MatMul(xpu.Of(back, 1, len(x)), xpu.Of(right, 1, 1), xpu.Of(left, 1, len(x)),
-		xpu.MatMulOptions{}) // as B
-	if err := d.ToHost(t.Context(), c, back); err != nil {
-		t.Fatal(err)
-	}
+	left, right := upload(t, d, x), upload(t, d, []float32{1}, 1, 1)
+	column, row := upload(t, d, make([]float32, len(x)), len(x), 1), upload(t, d, make([]float32, len(x)), 1, len(x))
+	d.MatMul(column, left.Reshape(len(x), 1), right, xpu.MatMulOptions{}) // packed as A
+	d.MatMul(row, right, left.Reshape(1, len(x)), xpu.MatMulOptions{})    // as B
+	c, back := numbersOf(t, d, column), numbersOf(t, d, row)
 	for i, w := range want {
 		for _, got := range []float32{c[i], back[i]} {
 			if got != w && !(math.IsNaN(float64(got)) && math.IsNaN(float64(w))) {
@@ -281,15 +282,14 @@ func TestMatrixWeightsArePackedOnce(t *testing.T) {
 	for i := range ones {
 		ones[i] = 1
 	}
-	x, w, twos, y := twin(t, d, ones), twin(t, d, ones), twin(t, d, ones), twin(t, d, ones)
+	square := func() xpu.Tensor { return upload(t, d, ones, n, n) }
+	x, w, twos, product := square(), square(), square(), square()
 	d.Add(twos, x, x)
 	packed := 0
 	check := func(what string, want float32, packings int) {
 		t.Helper()
-		d.MatMul(xpu.Of(y, n, n), xpu.Of(x, n, n), xpu.Of(w, n, n).T(), xpu.MatMulOptions{})
-		if err := d.ToHost(t.Context(), y); err != nil {
-			t.Fatal(err)
-		}
+		d.MatMul(product, x, w.T(), xpu.MatMulOptions{})
+		y := numbersOf(t, d, product)
 		packed += packings
 		if y[0] != want || y[n*n-1] != want {
 			t.Errorf("%s: the product is %v, want %v", what, y[0], want)
@@ -302,19 +302,18 @@ func TestMatrixWeightsArePackedOnce(t *testing.T) {
 	}
 	check("at first", n, 1)
 	check("again", n, 0)
-	for i := range w {
-		w[i] = 3
-	}
-	check("before ToDevice", n, 0)
-	d.ToDevice(w[n*n-1:]) // one of them alone
-	if d.MatMul(xpu.Of(y, n, n), xpu.Of(x, n, n), xpu.Of(w, n, n).T(), xpu.MatMulOptions{}); d.ToHost(t.Context(),
-		y) != nil || y[0] != n ||
-		y[n-1] != n+2 {
-		t.Errorf("after ToDevice of one weight: %v and %v", y[0], y[n-1])
+	d.Write(w.Flat().Rows(n*n-1, n*n), []float32{3}) // one of them alone
+	d.MatMul(product, x, w.T(), xpu.MatMulOptions{})
+	if y := numbersOf(t, d, product); y[0] != n || y[n-1] != n+2 {
+		t.Errorf("after Write of one weight: %v and %v", y[0], y[n-1])
 	}
 	packed++
-	d.ToDevice(w)
-	check("after ToDevice", 3*n, 1)
+	threes := make([]float32, n*n)
+	for i := range threes {
+		threes[i] = 3
+	}
+	d.Write(w, threes)
+	check("after Write", 3*n, 1)
 	d.Copy(w, twos)
 	check("after Copy", 2*n, 1)
 	d.Zero(w)
@@ -325,7 +324,7 @@ func TestMatrixWeightsArePackedOnce(t *testing.T) {
 	if n := len(d.packed.of); n != 1 {
 		t.Errorf("%d packed operands are kept", n)
 	}
-	d.Free(w)
+	d.Release(w)
 	if n := len(d.packed.of); n != 0 {
 		t.Errorf("%d packed operands are kept of what was freed", n)
 	}

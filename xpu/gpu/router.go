@@ -15,16 +15,17 @@ const routeBlock = 64
 func routeBlocks(tokens int) int { return max(1, over(tokens, routeBlock)) }
 
 // Route computes the router's distribution and chooses experts; see [xpu.Layers].
-func (d *Device) Route(r xpu.Routing, logits []float32, uniform bool, stats *xpu.RouterStats) {
-	tokens, experts := xpu.CheckRoute(r, logits, stats), r.Experts
+func (d *Device) Route(r xpu.Routing, logits xpu.Tensor, uniform bool, stats *xpu.RouterStats) {
+	xpu.CheckRoute(r, logits, stats)
+	tokens, experts, perToken := logits.Dim(0), logits.Dim(1), r.Chosen.Dim(1)
 	blocks := routeBlocks(tokens)
 	c := d.begin()
 	defer c.end()
-	probs, lse, chosen := c.writes(r.Probs), c.writes(r.LSE), c.writesInts(r.Chosen)
+	probs, lse, chosen := c.writes(r.Probs), c.writes(r.LSE), c.writes(r.Chosen)
 	entropy, sums, counts := c.take(max(1, tokens)), c.take(blocks*(experts+2)), c.take(blocks*experts)
 	c.launch("route", c.rows(tokens), probs, lse, chosen, entropy, c.reads(logits), integer(experts),
-		integer(r.PerToken), flag(uniform), local(experts))
-	c.launch("count_choices", c.rows(blocks), counts, chosen, integer(tokens), integer(r.PerToken), integer(experts),
+		integer(perToken), flag(uniform), local(experts))
+	c.launch("count_choices", c.rows(blocks), counts, chosen, integer(tokens), integer(perToken), integer(experts),
 		local(experts))
 	c.launch("route_sums", c.rows(blocks), sums, probs, lse, entropy, integer(tokens), integer(experts))
 	totals := c.result(2*experts+2, func(words []uint32) {
@@ -35,35 +36,37 @@ func (d *Device) Route(r xpu.Routing, logits []float32, uniform bool, stats *xpu
 		stats.LSE2 = float64(math.Float32frombits(words[experts]))
 		stats.Entropy = float64(math.Float32frombits(words[experts+1]))
 	})
-	c.launch("route_totals", c.rows(experts+2), totals, c.writesInts(r.Counts), sums, counts, integer(blocks),
+	c.launch("route_totals", c.rows(experts+2), totals, c.writes(r.Counts), sums, counts, integer(blocks),
 		integer(experts))
 }
 
 // SortRows orders the choices by expert and, within an expert, by token; see [xpu.Layers].
 func (d *Device) SortRows(r xpu.Routing) {
-	tokens := xpu.CheckSortRows(r)
+	xpu.CheckSortRows(r)
+	tokens, experts, perToken := r.Probs.Dim(0), r.Probs.Dim(1), r.Chosen.Dim(1)
 	if tokens == 0 {
 		return
 	}
 	blocks := routeBlocks(tokens)
 	c := d.begin()
 	defer c.end()
-	chosen, first := c.readsInts(r.Chosen), c.take(blocks*r.Experts)
-	c.launch("count_choices", c.rows(blocks), first, chosen, integer(tokens), integer(r.PerToken), integer(r.Experts),
-		local(r.Experts))
-	c.launch("first_rows", c.rows(r.Experts), first, c.readsInts(r.Counts), integer(blocks), integer(r.Experts))
-	c.launch("sort_rows", c.rows(blocks), c.writesInts(r.RowOf), c.writesInts(r.TokenOf), c.writes(r.Weight), chosen,
+	chosen, first := c.reads(r.Chosen), c.take(blocks*experts)
+	c.launch("count_choices", c.rows(blocks), first, chosen, integer(tokens), integer(perToken), integer(experts),
+		local(experts))
+	c.launch("first_rows", c.rows(experts), first, c.reads(r.Counts), integer(blocks), integer(experts))
+	c.launch("sort_rows", c.rows(blocks), c.writes(r.RowOf), c.writes(r.TokenOf), c.writes(r.Weight), chosen,
 		c.reads(r.Probs), first,
-		integer(tokens), integer(r.PerToken), integer(r.Experts), local(r.Experts*routeBlock/32))
+		integer(tokens), integer(perToken), integer(experts), local(experts*routeBlock/32))
 }
 
 // RouteGrad computes the gradient of the router's logits; see [xpu.Layers]. The softmax precedes
 // the choice, so the gradient reaches all experts.
-func (d *Device) RouteGrad(r xpu.Routing, dlogits, slope, dweight []float32, zFactor float64) {
-	tokens := xpu.CheckRouteGrad(r, dlogits, slope, dweight)
+func (d *Device) RouteGrad(r xpu.Routing, dlogits, slope, dweight xpu.Tensor, zFactor float64) {
+	xpu.CheckRouteGrad(r, dlogits, slope, dweight)
+	tokens, experts, perToken := r.Probs.Dim(0), r.Probs.Dim(1), r.Chosen.Dim(1)
 	c := d.begin()
 	defer c.end()
-	c.launch("route_grad", c.rows(tokens), c.writes(dlogits), c.reads(r.Probs), c.reads(r.LSE), c.readsInts(r.Chosen),
-		c.readsInts(r.RowOf), c.reads(slope),
-		c.reads(dweight), integer(r.Experts), integer(r.PerToken), number(zFactor), local(r.Experts))
+	c.launch("route_grad", c.rows(tokens), c.writes(dlogits), c.reads(r.Probs), c.reads(r.LSE), c.reads(r.Chosen),
+		c.reads(r.RowOf), c.reads(slope),
+		c.reads(dweight), integer(experts), integer(perToken), number(zFactor), local(experts))
 }

@@ -87,6 +87,9 @@ func matrix(seed uint64, rows, columns, gap int, trans bool) (x []float32, ld in
 
 func at(x []float32, ld int, trans bool, i, j int) float64 { return float64(x[place(trans, i, j, ld)]) }
 
+// flat returns host memory as a tensor.
+func flat(x []float32) xpu.Tensor { return xpu.Of(x, len(x)) }
+
 func TestMatMul(t *testing.T) {
 	all := devices(t)
 	for _, size := range [][3]int{{1, 1, 1}, {1, 64, 300}, {2, 33, 5}, {16, 40, 512}, {256, 256, 32}, {257, 257, 20},
@@ -117,7 +120,7 @@ func TestMatMul(t *testing.T) {
 					}
 					got := append([]float32(nil), c...)
 					d.MatMul(xpu.Of(got, len(got)).Strided(m, n, ldc),
-						devicetest.Stored(a, m, k, lda, transA), devicetest.Stored(b, k, n, ldb, transB),
+						devicetest.Stored(flat(a), m, k, lda, transA), devicetest.Stored(flat(b), k, n, ldb, transB),
 						xpu.MatMulOptions{Accumulate: accumulate})
 					for i, w := range want {
 						if !(math.Abs(w-float64(got[i])) < 1e-5) {
