@@ -83,7 +83,7 @@ func Amend(ctx context.Context, parent *Plan, a *Amendment, opts SealOptions) (*
 		return nil, err
 	}
 	defer d.Close()
-	if err := d.hashFiles(ctx, l, opts.Progress); err != nil {
+	if err := d.hashFiles(ctx, l, d.order.files(), opts.Progress); err != nil {
 		return nil, err
 	}
 	for i, s := range parent.Sources {
@@ -121,6 +121,7 @@ func amended(ctx context.Context, parent *Plan, a *Amendment, l *ledger) (_ *Dat
 	}
 	p := &Plan{Seed: parent.Seed, SequenceLength: parent.SequenceLength, HeldOut: parent.HeldOut,
 		Parents: append(slices.Clone(parent.Parents), Parent{parent.fingerprint, a.At, a.Reason})}
+	p.order = newWindowOrder(p)
 	if len(p.Parents) > maxParents {
 		return nil, fmt.Errorf("the plan has been amended %d times, which is the limit; build a new plan with "+
 			"`mula blend`", len(parent.Parents))
@@ -251,7 +252,7 @@ func (a *Amendment) length(parent *Plan) *int64 {
 
 // validate checks everything that does not need the shards.
 func (a *Amendment) validate(parent *Plan) error {
-	if !parent.Windowed() {
+	if !parent.Traits().Amendable {
 		return fmt.Errorf("the plan has order %q, and only plans of mula's native order can be amended; build "+
 			"another plan with `mula blend`", parent.OrderVersion())
 	}

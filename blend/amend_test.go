@@ -831,7 +831,7 @@ func TestAmendOtherOrders(t *testing.T) {
 	c := living(t)
 	p := c.seal(livingBlend)
 	packed, read := *p, *p
-	packed.Packing, read.Megatron = &Packing{}, &Megatron{}
+	packed.order, read.order = &packedOrder{scheduled: scheduled{p}}, &megatronOrder{plan: p}
 	for order, other := range map[string]*Plan{PackedOrder: &packed, MegatronOrder: &read} {
 		if _, err := Amend(t.Context(), other, &Amendment{Skips: []Range{{1, 2}}}, SealOptions{}); err == nil ||
 			!strings.Contains(err.Error(), order) {

@@ -39,11 +39,12 @@ func (d *Data) Check(ctx context.Context, o CheckOptions) (*audit.Report, error)
 		settings.EOD = &d.Tokenizer.EOD
 	}
 	settings.Vocabulary = int64(d.idLimit())
-	if d.Windowed() { // other orders do not cut a shard into consecutive windows
+	traits := d.Traits()
+	if traits.Windows { // other orders do not cut a shard into consecutive windows
 		settings.SequenceLength = d.SequenceLength
 	}
 	total := int64(0)
-	for _, f := range d.orderFiles() {
+	for _, f := range d.order.files() {
 		total += f.bytes
 	}
 	ofShards := int64(0)
@@ -57,10 +58,8 @@ func (d *Data) Check(ctx context.Context, o CheckOptions) (*audit.Report, error)
 	if err != nil {
 		return nil, err
 	}
-	if d.Packing == nil { // a packed plan has no windows
+	if !traits.Padded { // a packed plan has no windows
 		r.SequenceLength = d.SequenceLength
-	}
-	if d.Megatron != nil {
 		for i := range r.Shards {
 			r.Shards[i].Windows = windows[i]
 		}
@@ -100,7 +99,7 @@ func (d *Data) checkHashes(ctx context.Context, source, shard int, want Shard, b
 func (d *Data) checkOrder(ctx context.Context, progress func(path string, done int64)) (findings []audit.Finding,
 	err error) {
 	done := int64(0)
-	for _, f := range d.orderFiles() {
+	for _, f := range d.order.files() {
 		hash, _, err := shards.HashFile(ctx, f.path, func(n int64) {
 			done += n
 			progress(f.path, done)
@@ -108,11 +107,11 @@ func (d *Data) checkOrder(ctx context.Context, progress func(path string, done i
 		if err != nil {
 			return nil, err
 		}
-		if hash != f.sha256 {
+		if hash != *f.sha256 {
 			findings = append(findings, audit.Finding{Level: audit.Error, Kind: "hash", Path: f.path, Document: -1,
 				Byte: -1,
 				Message: fmt.Sprintf("SHA-256 is %s, but the plan was built with %s; restore the file, or build a new "+
-					"plan", hash, f.sha256)})
+					"plan", hash, *f.sha256)})
 		}
 	}
 	return findings, nil

@@ -1,6 +1,7 @@
 package blend
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -171,20 +172,29 @@ func (c *Config) validate() error { return strictyaml.All(c.problems(nil)) }
 
 // problems returns the errors that can be found without the shards. decoded is the error of
 // decoding the file; fields that could not be decoded are not checked.
-func (c *Config) problems(decoded error) (problems []error) {
+func (c *Config) problems(decoded error) []error {
+	kind, ok := c.ordered()
+	problems := kind.problems(c, decoded)
+	if ok {
+		return problems
+	}
+	var names []string
+	for _, o := range orderConfigs() {
+		names = append(names, o.name)
+	}
+	unknown := c.file.Errorf("$.order",
+		"order %q is not known%s (it is %s, or %s to read the index cache of Megatron-LM)", c.Order,
+		strictyaml.DidYouMean(c.Order, names), orderNative, orderMegatron)
+	return append([]error{unknown}, problems...)
+}
+
+// nativeProblems returns the problems of a configuration with order native.
+func (c *Config) nativeProblems(decoded error) (problems []error) {
 	bad := func(path, format string, args ...any) {
 		problems = append(problems, c.file.Errorf(path, format, args...))
 	}
-	switch c.Order {
-	case "", orderNative:
-		if c.Megatron != nil {
-			bad("$.megatron", `megatron requires "order: megatron"; add it, or remove megatron`)
-		}
-	case orderMegatron:
-		return c.megatronProblems()
-	default:
-		bad("$.order", "order %q is not known%s (it is %s, or %s to read the index cache of Megatron-LM)", c.Order,
-			strictyaml.DidYouMean(c.Order, []string{orderNative, orderMegatron}), orderNative, orderMegatron)
+	if c.Megatron != nil && cmp.Or(c.Order, orderNative) == orderNative {
+		bad("$.megatron", `megatron requires "order: megatron"; add it, or remove megatron`)
 	}
 	switch {
 	case c.SequenceLength == 0 && !c.file.Has("$.sequence_length"):
@@ -306,7 +316,7 @@ func (c *Config) skipProblems() (problems []error) {
 }
 
 // megatronProblems returns the problems of a configuration with order megatron.
-func (c *Config) megatronProblems() (problems []error) {
+func (c *Config) megatronProblems(error) (problems []error) {
 	for _, f := range []struct {
 		name string
 		set  bool

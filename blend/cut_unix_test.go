@@ -108,7 +108,7 @@ func testCut(t *testing.T, dtype shards.DType, summed bool, ending string, left 
 func TestPackingCutWhileOpen(t *testing.T) {
 	c, text := packed(t)
 	d := c.open(text)
-	path := d.packingPath(1)
+	path := d.order.files()[1].path
 	position := int64(0)
 	sample, err := d.Locate(position)
 	for ; err == nil && sample.Source != 1; position++ {
@@ -124,7 +124,7 @@ func TestPackingCutWhileOpen(t *testing.T) {
 	cutError(t, "a stream", d.WriteIPC(t.Context(), io.Discard, StreamOptions{BatchSize: 8}), path)
 	_, err = d.Locate(sample.Position)
 	cutError(t, "locate", err, path)
-	for _, err = range d.occurrences(t.Context(), Document{Source: 1, Tokens: 1}) {
+	for _, err = range d.order.occurrences(t.Context(), Document{Source: 1, Tokens: 1}) {
 	}
 	cutError(t, "where", err, path)
 	for s := range d.Validation(1) {
@@ -154,5 +154,5 @@ func TestMegatronCutWhileOpen(t *testing.T) {
 	if position, ok := d.Position(0, -1, 0); ok {
 		t.Errorf("a sample is at position %d of an order that is gone", position)
 	}
-	cutError(t, "a check of the cache", d.order.train.Check(t.Context()), path)
+	cutError(t, "a check of the cache", d.order.(*cacheOrder).train.Check(t.Context()), path)
 }

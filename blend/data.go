@@ -29,6 +29,7 @@ type Data struct {
 	shelf    *shelf
 	verifier *verifier // nil if whole files are not verified
 	reverify time.Duration
+	hashed   bool // hashFiles has set the hashes of the plan that is being built
 }
 
 // DefaultReverify is the default of [OpenOptions.Reverify].
@@ -64,39 +65,19 @@ type OpenOptions struct {
 // modification time and inode of the shard's files are unchanged. A second Open of a plan with
 // thousands of shards therefore opens only the shards of the 16 samples.
 func Open(ctx context.Context, p *Plan, opts OpenOptions) (*Data, error) {
+	opened := *p
 	if opts.Base != "" {
-		moved := *p
-		moved.base = realDir(opts.Base)
-		p = &moved
+		opened.base = realDir(opts.Base)
 	}
-	if !p.Windowed() {
-		opened := *p
-		p = &opened
-	}
-	if p.Megatron != nil {
-		var err error
-		if p.order, err = awaitOrder(ctx, p, opts.Waiting); err != nil {
-			return nil, err
-		}
-		if err = p.order.bind(); err == nil {
-			err = p.order.verifyCache()
-		}
-		if err != nil {
-			p.order.close()
-			return nil, err
-		}
-	}
-	if p.Packing != nil {
-		var err error
-		if p.packings, err = openPackings(p); err != nil {
-			return nil, err
-		}
+	var err error
+	if opened.order, err = p.order.open(ctx, &opened, opts.Waiting); err != nil {
+		return nil, err
 	}
 	l := openLedger()
 	defer l.close()
-	d, err := newData(ctx, p, l)
+	d, err := newData(ctx, &opened, l)
 	if err != nil {
-		p.closeOrder()
+		opened.order.close()
 		return nil, err
 	}
 	d.reverify = max(cmp.Or(opts.Reverify, DefaultReverify), 0)
@@ -152,7 +133,7 @@ func (p *Plan) Files() (paths []string) {
 			paths = append(paths, shards.Files(p.ShardPath(i, k))...)
 		}
 	}
-	for _, f := range p.orderFiles() {
+	for _, f := range p.order.files() {
 		paths = append(paths, f.path)
 	}
 	return paths
@@ -163,17 +144,7 @@ func (d *Data) Close() error {
 	if d.verifier != nil {
 		d.verifier.stop()
 	}
-	return errors.Join(d.shelf.close(), d.closeOrder())
-}
-
-// closeOrder closes the index files of an open plan's order.
-func (p *Plan) closeOrder() error {
-	err := closePackings(p.packings)
-	p.packings = nil
-	if p.order != nil {
-		err = errors.Join(err, p.order.close())
-	}
-	return err
+	return errors.Join(d.shelf.close(), d.order.close())
 }
 
 // changed returns the error about a shard that differs from the plan.
@@ -202,7 +173,7 @@ func (d *Data) verify(ctx context.Context, unread bool) error {
 			}
 		}
 	}
-	if d.Megatron != nil { // ReadPlan has compared the pairs of other orders
+	if !d.Traits().Scheduled { // ReadPlan has compared the pairs of other orders
 		if err := d.verifyPairs(); err != nil {
 			return err
 		}
@@ -210,7 +181,7 @@ func (d *Data) verify(ctx context.Context, unread bool) error {
 	if unread {
 		return nil
 	}
-	tokens := make([]uint32, d.SequenceLength+1)
+	tokens := make([]uint32, d.SampleTokens())
 	for _, c := range d.Checks {
 		s, err := d.Locate(c.Position)
 		if err != nil {
@@ -253,7 +224,7 @@ func (d *Data) tokens(ctx context.Context, dst []uint32, s Sample) error {
 		return d.read4(dst[at:][:g.length], s.Source, shard, g)
 	})
 	if n < len(dst) && err == nil {
-		pad(dst[n:], d.Packing.Padding)
+		pad(dst[n:], d.Traits().Padding)
 	}
 	return err
 }
@@ -325,15 +296,15 @@ func reaches(ids []byte, limit uint32) bool {
 // the sample is padded.
 func (d *Data) stretches(ctx context.Context, length int, s Sample, read func(shard *shards.Shard, at int,
 	g segment) error) (n int, err error) {
-	if length != d.SequenceLength+1 {
-		return 0, fmt.Errorf("a sample has %d tokens, but the buffer has %d elements", d.SequenceLength+1, length)
+	if length != d.SampleTokens() {
+		return 0, fmt.Errorf("a sample has %d tokens, but the buffer has %d elements", d.SampleTokens(), length)
 	}
 	var buffer [16]segment
-	segments, err := d.segments(buffer[:0], s)
+	segments, err := d.order.segments(buffer[:0], s)
 	if err != nil {
 		return 0, err
 	}
-	if n := lengthOf(segments); n != int64(length) && d.Packing == nil {
+	if n := lengthOf(segments); n != int64(length) && !d.Traits().Padded {
 		return 0, fmt.Errorf("source %q: sample %d has only %d of %d tokens; mula cannot read the last, short sample "+
 			"of a validation set, which Megatron pads",
 			d.Sources[s.Source].Name, s.Window, n, length)
@@ -395,24 +366,13 @@ func (d *Data) Probe(source, shard int) error {
 	return d.over(source, []segment{at}, func(*shards.Shard, segment) error { return nil })
 }
 
-// segments appends the segments of a sample.
-func (d *Data) segments(dst []segment, s Sample) ([]segment, error) {
-	switch {
-	case d.order != nil:
-		return d.order.segments(dst, s)
-	case d.Packing != nil:
-		return d.pieces(dst, &s)
-	}
-	return append(dst, segment{shard: s.Shard, token: s.Token, length: int64(d.SequenceLength) + 1}), nil
-}
-
 // idLimit returns the vocabulary size if it is known, else the number of ids that the stream's
 // int32 can represent.
-func (d *Data) idLimit() uint32 {
-	if d.Tokenizer == nil || d.Tokenizer.Vocabulary == 0 || d.Tokenizer.Vocabulary > math.MaxInt32 {
+func (p *Plan) idLimit() uint32 {
+	if p.Tokenizer == nil || p.Tokenizer.Vocabulary == 0 || p.Tokenizer.Vocabulary > math.MaxInt32 {
 		return math.MaxInt32 + 1
 	}
-	return uint32(d.Tokenizer.Vocabulary)
+	return uint32(p.Tokenizer.Vocabulary)
 }
 
 func (d *Data) idError(source, shard int, token int64, id uint32) error {

@@ -65,16 +65,15 @@ func Diff(a, b *Plan) *Difference {
 	add := func(from int64, what, format string, args ...any) {
 		d.Changes = append(d.Changes, Change{from, what, fmt.Sprintf(format, args...)})
 	}
-	native := a.Megatron == nil && b.Megatron == nil
+	was, is := a.Traits(), b.Traits()
+	native := was.Scheduled && is.Scheduled
 	switch {
-	case (a.Megatron == nil) != (b.Megatron == nil) || (a.Packing == nil) != (b.Packing == nil):
-		add(0, "order", "the order has version %s, had %s", b.OrderVersion(), a.OrderVersion())
-	case !native && (a.Megatron.Name != b.Megatron.Name || a.Megatron.ExtraToken != b.Megatron.ExtraToken ||
-		!slices.Equal(a.Megatron.Files, b.Megatron.Files)):
+	case was.name != is.name:
+		add(0, "order", "the order has version %s, had %s", is.Version, was.Version)
+	case !native && !slices.EqualFunc(a.order.files(), b.order.files(), orderFile.same):
 		add(0, "cache", "the order is read from other index files")
-	}
-	if s, t := a.Packing, b.Packing; s != nil && t != nil && s.Padding != t.Padding {
-		add(0, "padding", "samples are padded with id %d, were padded with %d", t.Padding, s.Padding)
+	case was.Padding != is.Padding:
+		add(0, "padding", "samples are padded with id %d, were padded with %d", is.Padding, was.Padding)
 	}
 	if a.SequenceLength != b.SequenceLength {
 		add(0, "sequence_length", "sequence length is %d, was %d", b.SequenceLength, a.SequenceLength)

@@ -4,11 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"sort"
-	"strconv"
 	"unicode"
 
 	"mula/index"
-	"mula/internal/strictjson"
 )
 
 // A Parent is a plan that was amended to this plan by [Amend].
@@ -183,17 +181,7 @@ func validateNewReason(reason string) error {
 
 // OrderVersion returns the version of the plan's order as in plan.json: "1", "2" for a plan that
 // amends another, [MegatronOrder] or [PackedOrder].
-func (p *Plan) OrderVersion() string {
-	switch {
-	case p.Megatron != nil:
-		return MegatronOrder
-	case p.Packing != nil:
-		return PackedOrder
-	case len(p.Parents) > 0:
-		return strconv.Itoa(AmendedVersion)
-	}
-	return strconv.Itoa(OrderVersion)
-}
+func (p *Plan) OrderVersion() string { return p.order.traits().Version }
 
 // Shared returns the number of leading positions whose samples are the same in the plan with the
 // given fingerprint. For the plan's own fingerprint these are all positions. For a parent, they are
@@ -210,59 +198,4 @@ func (p *Plan) Shared(fingerprint string) (positions int64, ok bool) {
 		}
 	}
 	return 0, false
-}
-
-// sealedAmended replaces sealedPlan in a plan that amends another: order version 2.
-type sealedAmended struct {
-	Order          int           `json:"order"`
-	Parents        []Parent      `json:"parents"`
-	Seed           uint64        `json:"seed"`
-	SequenceLength int           `json:"sequence_length"`
-	Tokenizer      *Tokenizer    `json:"tokenizer"`
-	Sources        []grownSource `json:"sources"`
-	Stages         []Stage       `json:"stages"`
-	Skips          []Range       `json:"skips"`
-	Checks         []Check       `json:"checks"`
-}
-
-type grownSource struct {
-	Name       string   `json:"name"`
-	Validation int64    `json:"validation_windows"`
-	Growth     []Growth `json:"growth"`
-	Shards     []Shard  `json:"shards"`
-}
-
-func (p *Plan) sealedAmended() sealedAmended {
-	f := sealedAmended{Order: AmendedVersion, Parents: p.Parents, Seed: p.Seed, SequenceLength: p.SequenceLength,
-		Tokenizer: p.Tokenizer,
-		Stages:    p.Stages, Skips: p.sealedSkips(), Checks: p.Checks}
-	for _, s := range p.Sources {
-		growth := s.Growth
-		if growth == nil {
-			growth = []Growth{}
-		}
-		f.Sources = append(f.Sources, grownSource{s.Name, s.Validation, growth, s.Shards})
-	}
-	return f
-}
-
-// parseAmended is parseNative for order version 2.
-func parseAmended(data []byte) (*Plan, string, error) {
-	var f planFile[sealedAmended]
-	if err := strictjson.Decode(data, &f); err != nil {
-		return nil, "", err
-	}
-	if len(f.Plan.Parents) == 0 {
-		return nil, "",
-			fmt.Errorf("order version %d is for amended plans, but the plan has no parent",
-				AmendedVersion)
-	}
-	p := &Plan{Seed: f.Plan.Seed, SequenceLength: f.Plan.SequenceLength, Tokenizer: f.Plan.Tokenizer,
-		Stages: f.Plan.Stages,
-		Skips:  f.Plan.Skips, Checks: f.Plan.Checks, Parents: f.Plan.Parents}
-	for _, s := range f.Plan.Sources {
-		p.Sources = append(p.Sources, Source{Name: s.Name, Validation: s.Validation, Shards: s.Shards,
-			Growth: s.Growth})
-	}
-	return p, f.Fingerprint, p.takeWritten(f.Written)
 }

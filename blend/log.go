@@ -195,7 +195,7 @@ func (d *Data) Hash(ctx context.Context, o HashOptions, yield func(StepHash) err
 	}
 	defer s.Close()
 	var hasher StepHasher
-	tokens := make([]uint32, 0, d.SequenceLength+1)
+	tokens := make([]uint32, 0, d.SampleTokens())
 	for step := o.From; ; step++ {
 		record, err := s.Next()
 		if errors.Is(err, io.EOF) {

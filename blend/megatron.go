@@ -17,6 +17,7 @@ import (
 	"mula/index/megatron"
 	"mula/index/rebuild"
 	"mula/internal/mapping"
+	"mula/internal/strictjson"
 	"mula/shards"
 )
 
@@ -42,15 +43,25 @@ type MegatronConfig struct {
 	Root string `yaml:"root"`
 }
 
-// A Megatron describes the index cache that a plan's order is read from.
-type Megatron struct {
+// A megatronOrder is an order that is read from an index cache of Megatron-LM. Samples can be
+// located only by a [cacheOrder], the order of an open plan. The sources are the datasets, with one
+// shard each. A window is a sample of the dataset; its shard and token locate its first segment.
+// There are no epochs, because Megatron shuffles the documents of all epochs together: Sample.Epoch
+// is -1.
+type megatronOrder struct {
+	plan  *Plan
+	cache cacheDescription
+
+	directory, root string // of the files; for relative prefixes
+}
+
+// A cacheDescription describes the index cache that a plan's order is read from.
+type cacheDescription struct {
 	Name       string `json:"name"`       // hash of the blend or dataset: the MD5 of its description
 	Validation string `json:"validation"` // hash of the validation blend or dataset; "" for none
 	// a sample has one token more than Megatron's sequence length, as is Megatron's default
 	ExtraToken bool        `json:"extra_token"`
 	Files      []CacheFile `json:"files"` // all files that the order depends on, by name
-
-	directory, root string // of the files; for relative prefixes
 }
 
 // A CacheFile is a file of an index cache.
@@ -60,51 +71,167 @@ type CacheFile struct {
 	SHA256 string `json:"sha256"`
 }
 
-// A segment is a range of consecutive tokens of a sample within a shard. A window of the native
-// order is one segment. A Megatron sample or a packed sample has a segment for each document.
-type segment struct {
-	token, length int64
-	begins        bool // a document starts here, even if the shard's index has none here
-	shard         int
-}
-
-// A cacheOrder reads an order from open caches.
+// A cacheOrder is a megatronOrder with open caches.
 type cacheOrder struct {
-	plan    *Plan
+	*megatronOrder
 	train   *megatron.Cache
 	valid   *megatron.Cache // nil without validation
 	indexes []*shards.Index // by source
 	held    []int           // by source: index of its dataset in valid, -1 if none
 }
 
-// openOrder opens the caches of a plan. It does not open the plan's shards.
-func openOrder(p *Plan) (_ *cacheOrder, err error) {
-	m := p.Megatron
-	o := &cacheOrder{plan: p}
-	defer func() {
-		if err != nil {
-			o.close()
+// sealedMegatron replaces sealedPlan in a plan whose order is read from a Megatron cache.
+type sealedMegatron struct {
+	Order          string            `json:"order"`
+	SequenceLength int               `json:"sequence_length"`
+	Tokenizer      *Tokenizer        `json:"tokenizer"`
+	Length         int64             `json:"length"`
+	Cache          *cacheDescription `json:"cache"`
+	Sources        []sealedDataset   `json:"sources"`
+	Skips          []Range           `json:"skips"`
+	Checks         []Check           `json:"checks"`
+}
+
+type sealedDataset struct {
+	Name       string  `json:"name"`
+	Samples    int64   `json:"samples"`
+	Drawn      int64   `json:"drawn_samples"`
+	Validation int64   `json:"validation_samples"`
+	Shards     []Shard `json:"shards"`
+}
+
+func (o *megatronOrder) traits() Traits {
+	return Traits{Version: MegatronOrder, name: "the order of Megatron-LM",
+		instead: "use a plan with mula's native order"}
+}
+
+func (o *megatronOrder) sealed() any {
+	p := o.plan
+	f := sealedMegatron{Order: MegatronOrder, SequenceLength: p.SequenceLength, Tokenizer: p.Tokenizer,
+		Length: p.length, Cache: &o.cache, Skips: p.sealedSkips(), Checks: p.Checks}
+	for i, s := range p.Sources {
+		f.Sources = append(f.Sources, sealedDataset{s.Name, s.training, p.totals[i], s.Validation, s.Shards})
+	}
+	return f
+}
+
+func (o *megatronOrder) writeFiles(w *writtenPlan, relative func(string) (string, error)) (err error) {
+	w.Stages, w.Cache = [][]string{}, new(writtenCache)
+	if w.Cache.Directory, err = relative(o.folder()); err != nil {
+		return err
+	}
+	w.Cache.Root, err = relative(o.plan.path(o.root))
+	return err
+}
+
+// resolve does nothing: the paths are relative to the base of the plan, like paths of shards.
+func (o *megatronOrder) resolve() {}
+
+// folder returns the directory of the cache.
+func (o *megatronOrder) folder() string { return o.plan.path(o.directory) }
+
+// parseMegatron parses a plan whose order is read from a cache.
+func parseMegatron(data []byte) (*Plan, string, error) {
+	var f planFile[sealedMegatron]
+	if err := strictjson.Decode(data, &f); err != nil {
+		return nil, "", err
+	}
+	if len(f.Written.Sources) != len(f.Plan.Sources) || f.Plan.Cache == nil || f.Written.Cache == nil {
+		return nil, "", fmt.Errorf("`plan` has %d sources and needs a cache, but `written` has %d sources, or `cache` "+
+			"is missing", len(f.Plan.Sources), len(f.Written.Sources))
+	}
+	p := &Plan{SequenceLength: f.Plan.SequenceLength, Tokenizer: f.Plan.Tokenizer, Skips: f.Plan.Skips,
+		Checks: f.Plan.Checks, length: f.Plan.Length}
+	p.order = &megatronOrder{p, *f.Plan.Cache, f.Written.Cache.Directory, f.Written.Cache.Root}
+	for i, s := range f.Plan.Sources {
+		if err := placeShards(s.Name, s.Shards, f.Written.Sources[i].Paths); err != nil {
+			return nil, "", err
 		}
-	}()
-	if o.train, err = megatron.OpenCache(p.path(m.directory), m.Name, p.path(m.root)); err != nil {
+		p.Sources = append(p.Sources, Source{Name: s.Name, training: s.Samples, Validation: s.Validation,
+			Shards: s.Shards})
+		p.totals = append(p.totals, s.Drawn)
+	}
+	return p, f.Fingerprint, nil
+}
+
+// errCacheNotOpen reports that a plan was not opened before a sample was located.
+var errCacheNotOpen = errors.New("the order is in the files of a Megatron cache; open the plan to read it")
+
+func (*megatronOrder) locate(int64) (Sample, error) { return Sample{}, errCacheNotOpen }
+
+func (*megatronOrder) segments(dst []segment, _ Sample) ([]segment, error) {
+	return dst, errCacheNotOpen
+}
+
+func (*megatronOrder) position(int, int64, int64) (int64, bool) { return 0, false }
+
+func (*megatronOrder) positions(_ context.Context, from, to int64, yield func(Block, error) bool) {
+	if from < to {
+		yield(Block{}, errCacheNotOpen)
+	}
+}
+
+func (*megatronOrder) validation(int) iter.Seq[Sample] { return func(func(Sample) bool) {} }
+
+func (*megatronOrder) occurrences(context.Context, Document) iter.Seq2[Occurrence, error] {
+	return func(yield func(Occurrence, error) bool) { yield(Occurrence{}, errCacheNotOpen) }
+}
+
+func (*megatronOrder) close() error { return nil }
+
+func (o *megatronOrder) files() (files []orderFile) {
+	for i := range o.cache.Files {
+		f := &o.cache.Files[i]
+		files = append(files, orderFile{filepath.Join(o.folder(), f.Name), "the cache " + o.folder(), f.Bytes,
+			&f.SHA256})
+	}
+	return files
+}
+
+// open implements order. It compares the cache with the plan without reading complete files.
+func (o *megatronOrder) open(ctx context.Context, p *Plan, waiting func(string)) (_ order, err error) {
+	opened, err := (&megatronOrder{p, o.cache, o.directory, o.root}).await(ctx, waiting)
+	if err != nil {
 		return nil, err
 	}
-	if m.Validation != "" {
-		if o.valid, err = megatron.OpenCache(p.path(m.directory), m.Validation, p.path(m.root)); err != nil {
+	if err = opened.bind(); err == nil {
+		err = opened.verifyCache()
+	}
+	if err != nil {
+		opened.close()
+		return nil, err
+	}
+	return opened, nil
+}
+
+// openCaches opens the caches. It does not open the plan's shards.
+func (o *megatronOrder) openCaches() (_ *cacheOrder, err error) {
+	opened := &cacheOrder{megatronOrder: o}
+	defer func() {
+		if err != nil {
+			opened.close()
+		}
+	}()
+	root := o.plan.path(o.root)
+	if opened.train, err = megatron.OpenCache(o.folder(), o.cache.Name, root); err != nil {
+		return nil, err
+	}
+	if o.cache.Validation != "" {
+		if opened.valid, err = megatron.OpenCache(o.folder(), o.cache.Validation, root); err != nil {
 			return nil, fmt.Errorf("validation: %w", err)
 		}
 	}
-	return o, nil
+	return opened, nil
 }
 
-// awaitOrder calls openOrder. If waiting is not nil, it waits while other processes build missing
+// await calls openCaches. If waiting is not nil, it waits while other processes build missing
 // files.
-func awaitOrder(ctx context.Context, p *Plan, waiting func(string)) (o *cacheOrder, err error) {
-	err = awaitCache(ctx, p.path(p.Megatron.directory), waiting, func() (err error) {
-		o, err = openOrder(p)
+func (o *megatronOrder) await(ctx context.Context, waiting func(string)) (opened *cacheOrder, err error) {
+	err = awaitCache(ctx, o.folder(), waiting, func() (err error) {
+		opened, err = o.openCaches()
 		return err
 	})
-	return o, err
+	return opened, err
 }
 
 // awaitCache calls open until no file is missing that another process is building. If waiting is
@@ -148,15 +275,6 @@ func (o *cacheOrder) bind() error {
 		o.held[i] = v
 	}
 	return nil
-}
-
-// path resolves a path of the plan file, which may be relative to the plan's directory.
-func (p *Plan) path(written string) string {
-	path := filepath.FromSlash(written)
-	if filepath.IsAbs(path) {
-		return path
-	}
-	return filepath.Join(p.base, path)
 }
 
 func (o *cacheOrder) close() error {
@@ -226,14 +344,7 @@ func (o *cacheOrder) segments(dst []segment, s Sample) ([]segment, error) {
 // whole reports whether a sample has all of its tokens. The last sample of a validation set may be
 // short; Megatron then pads it.
 func (o *cacheOrder) whole(segments []segment) bool {
-	return lengthOf(segments) == int64(o.plan.SequenceLength)+1
-}
-
-func lengthOf(segments []segment) (n int64) {
-	for _, g := range segments {
-		n += g.length
-	}
-	return n
+	return lengthOf(segments) == int64(o.plan.SampleTokens())
 }
 
 // validation lists the validation samples of a source: the samples that the validation blend draws,
@@ -262,9 +373,11 @@ func (o *cacheOrder) validation(source int) iter.Seq[Sample] {
 	}
 }
 
-// position finds the position of a source's sample. It searches the order, until an error, because
-// there is no formula.
-func (o *cacheOrder) position(source int, window int64) (int64, bool) {
+// position searches the order, until an error, because there is no formula.
+func (o *cacheOrder) position(source int, epoch, window int64) (int64, bool) {
+	if epoch != -1 || window < 0 || window >= o.plan.Sources[source].training {
+		return 0, false
+	}
 	for b, err := range o.plan.Positions(context.Background(), 0, o.plan.length) {
 		if err != nil {
 			break
@@ -278,8 +391,29 @@ func (o *cacheOrder) position(source int, window int64) (int64, bool) {
 	return 0, false
 }
 
-// positions fills a block.
-func (o *cacheOrder) positions(b *Block) error {
+// positions reads the order in blocks.
+func (o *cacheOrder) positions(ctx context.Context, from, to int64, yield func(Block, error) bool) {
+	n := min(to-from, blockLength)
+	b := Block{from, make([]int32, n), make([]int64, n)}
+	for ; b.First < to; b.First += n {
+		n = min(to-b.First, blockLength)
+		b.Sources, b.Windows = b.Sources[:n], b.Windows[:n]
+		err := context.Cause(ctx)
+		if err == nil {
+			err = o.fill(&b)
+		}
+		if err != nil {
+			yield(Block{}, err)
+			return
+		}
+		if !yield(b, nil) {
+			return
+		}
+	}
+}
+
+// fill fills a block.
+func (o *cacheOrder) fill(b *Block) error {
 	return mapping.Guard(func() error {
 		for i := range b.Sources {
 			source, number, err := o.train.Sample(b.First + int64(i))
@@ -379,15 +513,21 @@ func (o *cacheOrder) occurrences(ctx context.Context, doc Document) iter.Seq2[Oc
 
 // surveyMegatron returns the open data of a plan that reads a cache. The plan has no hashes and no
 // check values yet.
-func surveyMegatron(ctx context.Context, c *Config, l *ledger, waiting func(string)) (_ *Data, err error) {
+func surveyMegatron(ctx context.Context, c *Config, l *ledger, opts *SealOptions) (_ *Data, err error) {
+	var waiting func(string)
+	if opts != nil {
+		waiting = opts.Waiting
+	}
 	at := func(field string, err error) error {
 		return c.file.Errorf("$.megatron"+field, "order megatron: %w", err)
 	}
-	m := &Megatron{}
+	p := &Plan{SequenceLength: c.SequenceLength}
+	o := &megatronOrder{plan: p}
+	m := &o.cache
 	for _, d := range []struct {
 		to      *string
 		written string
-	}{{&m.directory, c.Megatron.Cache}, {&m.root, c.Megatron.Root}} {
+	}{{&o.directory, c.Megatron.Cache}, {&o.root, c.Megatron.Root}} {
 		path := filepath.FromSlash(d.written)
 		if !filepath.IsAbs(path) {
 			path = filepath.Join(c.dir, path)
@@ -397,24 +537,25 @@ func surveyMegatron(ctx context.Context, c *Config, l *ledger, waiting func(stri
 		}
 	}
 	if m.Name = hashOf(c.Megatron.Name); c.Megatron.Name == "" {
-		if err = awaitCache(ctx, m.directory, waiting, func() (err error) {
-			m.Name, err = onlyOrder(m.directory, cmp.Or(c.Megatron.Split, rebuild.Train.String()))
+		if err = awaitCache(ctx, o.directory, waiting, func() (err error) {
+			m.Name, err = onlyOrder(o.directory, cmp.Or(c.Megatron.Split, rebuild.Train.String()))
 			return err
 		}); err != nil {
 			return nil, at(".cache", err)
 		}
 	}
 	m.Validation = hashOf(c.Megatron.Validation)
-	p := &Plan{SequenceLength: c.SequenceLength, Megatron: m}
-	if p.order, err = awaitOrder(ctx, p, waiting); err != nil {
+	opened, err := o.await(ctx, waiting)
+	if err != nil {
 		return nil, at("", err)
 	}
+	p.order = opened
 	defer func() {
 		if err != nil {
-			p.order.close()
+			opened.close()
 		}
 	}()
-	train := p.order.train
+	train := opened.train
 	if split := c.Megatron.Split; split != "" && split != train.Split().String() {
 		return nil, at(".split", fmt.Errorf("%s belongs to the split %s, not %s", m.Name, train.Split(), split))
 	}
@@ -452,16 +593,16 @@ func surveyMegatron(ctx context.Context, c *Config, l *ledger, waiting func(stri
 		p.Sources = append(p.Sources, Source{Name: name, training: dataset.Samples,
 			Shards: []Shard{{Path: path, Bin: unhashed, Index: unhashed}}})
 	}
-	if err := p.order.bind(); err != nil {
+	if err := opened.bind(); err != nil {
 		return nil, at("", err)
 	}
-	if err := p.order.check(ctx); err != nil {
+	if err := opened.check(ctx); err != nil {
 		return nil, at(".cache", err)
 	}
-	if err := p.order.count(ctx); err != nil {
+	if err := opened.count(ctx); err != nil {
 		return nil, err
 	}
-	if m.Files, err = p.order.files(); err != nil {
+	if m.Files, err = opened.listFiles(); err != nil {
 		return nil, at(".cache", err)
 	}
 	d, err := newData(ctx, p, l)
@@ -610,8 +751,8 @@ func onlyOrder(dir, split string) (string, error) {
 		what, split, found[0], found[1])
 }
 
-// files lists the files of the order and of the validation split, with their sizes.
-func (o *cacheOrder) files() ([]CacheFile, error) {
+// listFiles lists the files of the order and of the validation split, with their sizes.
+func (o *cacheOrder) listFiles() ([]CacheFile, error) {
 	names := o.train.Files()
 	if o.valid != nil {
 		names = append(names, o.valid.Files()...)
@@ -619,7 +760,7 @@ func (o *cacheOrder) files() ([]CacheFile, error) {
 	slices.Sort(names)
 	var files []CacheFile
 	for _, name := range slices.Compact(names) {
-		info, err := os.Stat(filepath.Join(o.plan.path(o.plan.Megatron.directory), name))
+		info, err := os.Stat(filepath.Join(o.folder(), name))
 		if err != nil {
 			return nil, err
 		}
@@ -628,9 +769,10 @@ func (o *cacheOrder) files() ([]CacheFile, error) {
 	return files, nil
 }
 
-// compileMegatron does what [Plan.compile] does, for an order that is read from a cache.
-func (p *Plan) compileMegatron() error {
-	m := p.Megatron
+func (o *megatronOrder) compileSource(*Source) error { return nil } // compile validates all sources
+
+func (o *megatronOrder) compile() error {
+	p, m := o.plan, &o.cache
 	if !isHex(m.Name, 32) || m.Validation != "" && !isHex(m.Validation, 32) {
 		return errors.New("name and validation of the cache must be hashes of 32 hexadecimal digits")
 	}
@@ -657,6 +799,7 @@ func (p *Plan) compileMegatron() error {
 		return fmt.Errorf("the sources have %d samples in total, but the plan has %d", drawn, p.length)
 	}
 	p.Stages = []Stage{{Samples: p.length, Weights: weights, Written: make([]string, len(weights))}}
+	p.schedule = []schedule{{tree: new(Tree), base: make([]int64, len(p.Sources))}}
 	last := ""
 	for _, f := range m.Files {
 		if f.Name <= last || filepath.Base(f.Name) != f.Name || strings.ContainsAny(f.Name, `/\`) ||
@@ -670,13 +813,13 @@ func (p *Plan) compileMegatron() error {
 
 // verifyCache compares the open cache with the plan, without reading complete files.
 func (o *cacheOrder) verifyCache() error {
-	p, m := o.plan, o.plan.Megatron
+	p, m := o.plan, &o.cache
 	changed := func(format string, args ...any) error {
 		return fmt.Errorf("the cache %s has changed since the plan was built: %s; restore it, or build a new plan",
-			p.path(m.directory), fmt.Sprintf(format, args...))
+			o.folder(), fmt.Sprintf(format, args...))
 	}
 	for _, f := range m.Files {
-		info, err := os.Stat(filepath.Join(p.path(m.directory), f.Name))
+		info, err := os.Stat(filepath.Join(o.folder(), f.Name))
 		if err != nil {
 			return changed("%v", err)
 		}

@@ -238,7 +238,7 @@ func TestMegatronPlan(t *testing.T) {
 				t.Fatal(err)
 			}
 			var got []place
-			for o, err := range d.occurrences(t.Context(), Document{Source: i, Number: number, First: span.First,
+			for o, err := range d.order.occurrences(t.Context(), Document{Source: i, Number: number, First: span.First,
 				Tokens: span.End - span.First}) {
 				if err != nil {
 					t.Fatal(err)
@@ -318,8 +318,8 @@ func TestMegatronPlan(t *testing.T) {
 func TestMegatronChanges(t *testing.T) {
 	c, golden, _ := megatronCache(t, "blend")
 	p := c.seal(golden.config())
-	if n := len(p.Megatron.Files); n != 2*(3+3*3) {
-		t.Errorf("the plan has %d files of the cache: %v", n, p.Megatron.Files)
+	if n := len(p.order.files()); n != 2*(3+3*3) {
+		t.Errorf("the plan has %d files of the cache: %v", n, p.order.files())
 	}
 	blendIndex := filepath.Join(c.dir, "cache", golden.TrainHash+"-BlendedDataset-train-dataset_sample_index.npy")
 	for what, v := range map[string]struct {
@@ -508,8 +508,9 @@ func TestMegatronConfig(t *testing.T) {
 			t.Errorf("%s: another plan", text)
 		}
 	}
-	if p := c.seal("order: megatron\nmegatron: {cache: cache, split: valid}\n"); p.Megatron.Name != golden.ValidHash {
-		t.Errorf("the only valid blend is %s, not %s", golden.ValidHash, p.Megatron.Name)
+	p := c.seal("order: megatron\nmegatron: {cache: cache, split: valid}\n")
+	if p.order.(*megatronOrder).cache.Name != golden.ValidHash {
+		t.Errorf("the only valid blend is %s, not %s", golden.ValidHash, p.order.(*megatronOrder).cache.Name)
 	}
 	head := "order: megatron\nmegatron: {cache: cache}\n"
 	for text, want := range map[string]string{

@@ -2,7 +2,6 @@ package blend
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"mula/index/olmo"
@@ -24,13 +23,10 @@ type OLMoOrder struct {
 // OLMo-core has a sample at every position, if the plan's order is not mula's native order, or if
 // the shards have different element types.
 func NewOLMoOrder(p *Plan) (*OLMoOrder, error) {
-	switch {
-	case p.Megatron != nil:
-		return nil, errors.New("OLMo-core cannot read the order of Megatron-LM, because its samples are not windows " +
-			"of the shards; use a plan with mula's native order")
-	case p.Packing != nil:
-		return nil, errors.New("OLMo-core cannot read a packed plan, because its samples are not windows of the " +
-			"shards; build a plan without packing")
+	switch t := p.Traits(); {
+	case !t.Windows:
+		return nil, fmt.Errorf("OLMo-core cannot read %s, because its samples are not windows of the shards; %s",
+			t.name, t.instead)
 	case len(p.Skips) > 0:
 		return nil, fmt.Errorf("the plan skips positions from %d on, but OLMo-core has a sample at every position; "+
 			"build the plan without skips", p.Skips[0].From)

@@ -26,15 +26,26 @@ const packingBestFit = "best_fit"
 // PackedOrder is the order version in plan.json for a plan with packed samples.
 const PackedOrder = "packed 1"
 
-// A Packing describes a plan whose samples are whole documents, packed by [mula/index/packing],
-// instead of windows. Each packed sample has a window number of its source; the validation samples
-// come last. Its shard and first token are the shard and first token of its first document. They
-// are stored in one index file per source, so only the plan of a [Data] knows them. In other plans
-// they are −1.
-type Packing struct {
-	Padding uint32 // token id after the last document of a sample, up to L+1 tokens
-
+// A packedOrder is the order of a plan whose samples are whole documents, packed by
+// [mula/index/packing], instead of windows. Each packed sample has a window number of its source;
+// the validation samples come last. Its shard and first token are the shard and first token of its
+// first document. They are stored in one index file per source, so only an openPackedOrder knows
+// them. In plans that are not open they are −1.
+type packedOrder struct {
+	scheduled
+	padding   uint32 // token id after the last document of a sample, up to L+1 tokens
 	directory string // of the index files
+}
+
+// An openPackedOrder is a packedOrder with open index files.
+type openPackedOrder struct {
+	*packedOrder
+	packings []*packing.Index // by source
+}
+
+func (o *packedOrder) traits() Traits {
+	return Traits{Version: PackedOrder, Scheduled: true, Padded: true, Padding: o.padding,
+		name: "a packed plan", instead: "build a plan without packing"}
 }
 
 // A PackedSource describes the packing of a source.
@@ -64,15 +75,26 @@ type sealedPackedList struct {
 	Shards  []Shard       `json:"shards"`
 }
 
-func (p *Plan) sealedPacked() sealedPacked {
+func (o *packedOrder) sealed() any {
+	p := o.plan
 	f := sealedPacked{Order: PackedOrder, Seed: p.Seed, SequenceLength: p.SequenceLength, Tokenizer: p.Tokenizer,
-		Padding: p.Packing.Padding,
-		Stages:  p.Stages, Skips: p.sealedSkips(), Checks: p.Checks}
+		Padding: o.padding, Stages: p.Stages, Skips: p.sealedSkips(), Checks: p.Checks}
 	for _, s := range p.Sources {
 		f.Sources = append(f.Sources, sealedPackedList{s.Name, s.Packed, s.Shards})
 	}
 	return f
 }
+
+// writeFiles writes the directory of the packing indexes.
+func (o *packedOrder) writeFiles(w *writtenPlan, relative func(string) (string, error)) (err error) {
+	if w.Packings, err = relative(o.directory); err != nil {
+		return err
+	}
+	return o.scheduled.writeFiles(w, relative)
+}
+
+// resolve makes the directory relative to the plan, even if OpenOptions.Base is set.
+func (o *packedOrder) resolve() { o.directory = o.plan.path(o.directory) }
 
 // parsePacked is parseNative for packed samples.
 func parsePacked(data []byte) (*Plan, string, error) {
@@ -84,17 +106,15 @@ func parsePacked(data []byte) (*Plan, string, error) {
 		return nil, "", errors.New("the plan is packed, but does not name the directory of its packing indexes")
 	}
 	p := &Plan{Seed: f.Plan.Seed, SequenceLength: f.Plan.SequenceLength, Tokenizer: f.Plan.Tokenizer,
-		Stages: f.Plan.Stages,
-		Skips:  f.Plan.Skips, Checks: f.Plan.Checks, Packing: &Packing{Padding: f.Plan.Padding,
-			directory: f.Written.Packings}}
+		Stages: f.Plan.Stages, Skips: f.Plan.Skips, Checks: f.Plan.Checks}
+	p.order = &packedOrder{scheduled{p}, f.Plan.Padding, f.Written.Packings}
 	for _, s := range f.Plan.Sources {
 		p.Sources = append(p.Sources, Source{Name: s.Name, Shards: s.Shards, Packed: s.Packing})
 	}
 	return p, f.Fingerprint, p.takeWritten(f.Written)
 }
 
-// compilePacked does what compile does, for a packed source.
-func (s *Source) compilePacked(seed uint64, sequenceLength int) error {
+func (o *packedOrder) compileSource(s *Source) error {
 	k := s.Packed
 	if k == nil {
 		return errors.New("the source has no packing, but the plan is packed")
@@ -106,9 +126,9 @@ func (s *Source) compilePacked(seed uint64, sequenceLength int) error {
 		total += sh.Tokens
 	}
 	switch {
-	case !k.Valid(sequenceLength+1) || k.Tokens != total:
+	case !k.Valid(o.plan.SampleTokens()) || k.Tokens != total:
 		return fmt.Errorf("the packing has %d tokens in %d samples of %d tokens, but the shards have %d tokens",
-			k.Tokens, k.Samples, sequenceLength+1, total)
+			k.Tokens, k.Samples, o.plan.SampleTokens(), total)
 	case k.Bytes < 0 || !isHex(k.SHA256, 64) || filepath.Base(k.File) != k.File || strings.ContainsAny(k.File, `/\`) ||
 		validateName(k.File) != nil:
 		return fmt.Errorf("the packing index %.80q has an invalid description", k.File)
@@ -118,36 +138,58 @@ func (s *Source) compilePacked(seed uint64, sequenceLength int) error {
 		return errors.New("all documents are in the validation split; add documents, or lower validation")
 	}
 	s.windows, s.Validation, s.training = nil, k.HeldOut, k.Samples-k.HeldOut
-	s.order = index.NewOrder(seed, s.Name, s.training)
+	s.order = index.NewOrder(o.plan.Seed, s.Name, s.training)
 	return nil
 }
 
+func (o *packedOrder) compile() error {
+	if err := o.checkPadding(); err != nil {
+		return err
+	}
+	return o.compileStages()
+}
+
 // checkPadding validates the padding id.
-func (p *Plan) checkPadding() error {
-	limit := (&Data{Plan: p}).idLimit()
-	for _, s := range p.Sources {
+func (o *packedOrder) checkPadding() error {
+	limit := o.plan.idLimit()
+	for _, s := range o.plan.Sources {
 		for _, sh := range s.Shards {
 			if sh.DType == shards.UInt16 {
 				limit = min(limit, math.MaxUint16+1)
 			}
 		}
 	}
-	if p.Packing.Padding >= limit {
+	if o.padding >= limit {
 		return fmt.Errorf("the padding id is %d, but the shards have ids below %d; set another with pad, or --pad",
-			p.Packing.Padding, limit)
+			o.padding, limit)
 	}
 	return nil
 }
 
-// pieces appends the pieces of a sample of an open plan. Each piece is part of one document.
-func (p *Plan) pieces(dst []segment, s *Sample) ([]segment, error) {
+func (o *packedOrder) locate(position int64) (Sample, error) {
+	s := o.draw(position)
+	s.Shard, s.Token = -1, -1
+	return s, nil
+}
+
+func (o *openPackedOrder) locate(position int64) (Sample, error) {
+	s := o.draw(position)
+	err := o.begin(&s)
+	return s, err
+}
+
+func (*packedOrder) segments(dst []segment, _ Sample) ([]segment, error) { return dst, errNotOpen }
+
+// segments implements order. Each segment is part of one document.
+func (o *openPackedOrder) segments(dst []segment, s Sample) ([]segment, error) {
+	src := &o.plan.Sources[s.Source]
 	var buffer [32]packing.Piece
-	list, err := p.packings[s.Source].Sample(buffer[:0], s.Window)
+	list, err := o.packings[s.Source].Sample(buffer[:0], s.Window)
 	if err != nil {
-		return dst, fmt.Errorf("source %q: %w; restore the file, or build a new plan", p.Sources[s.Source].Name, err)
+		return dst, fmt.Errorf("source %q: %w; restore the file, or build a new plan", src.Name, err)
 	}
 	for _, piece := range list {
-		dst = append(dst, p.Sources[s.Source].segment(piece))
+		dst = append(dst, src.segment(piece))
 	}
 	return dst, nil
 }
@@ -158,14 +200,10 @@ func (s *Source) segment(piece packing.Piece) segment {
 	return segment{shard: shard, token: piece.Token - s.firsts[shard], length: int64(piece.Length), begins: true}
 }
 
-// beginPacked sets the shard and the first token of a packed sample.
-func (p *Plan) beginPacked(s *Sample) error {
-	if p.packings == nil {
-		s.Shard, s.Token = -1, -1
-		return nil
-	}
+// begin sets the shard and the first token of a sample.
+func (o *openPackedOrder) begin(s *Sample) error {
 	var buffer [32]segment
-	segments, err := p.pieces(buffer[:0], s)
+	segments, err := o.segments(buffer[:0], *s)
 	if err != nil {
 		return err
 	}
@@ -173,31 +211,47 @@ func (p *Plan) beginPacked(s *Sample) error {
 	return nil
 }
 
-// packedValidation is [Plan.Validation] for a packed plan. A sample that cannot be read reports an
-// error when it is read.
-func (p *Plan) packedValidation(source int) iter.Seq[Sample] {
+func (o *packedOrder) validation(source int) iter.Seq[Sample] {
 	return func(yield func(Sample) bool) {
-		s := &p.Sources[source]
+		s := &o.plan.Sources[source]
 		for w := s.training; w < s.Windows(); w++ {
-			sample := Sample{Position: -1, Source: source, Epoch: -1, Window: w}
-			if err := p.beginPacked(&sample); err != nil {
-				sample.Shard, sample.Token = -1, -1
-			}
-			if !yield(sample) {
+			if !yield(Sample{Position: -1, Source: source, Epoch: -1, Window: w, Shard: -1, Token: -1}) {
 				return
 			}
 		}
 	}
 }
 
-// packedPlaces lists the samples that hold a document, each with the part that it holds. It reads
-// the whole index, because there is no formula.
-func (d *Data) packedPlaces(ctx context.Context, doc Document) iter.Seq2[Occurrence, error] {
+// validation implements order. A sample that cannot be read reports an error when it is read.
+func (o *openPackedOrder) validation(source int) iter.Seq[Sample] {
+	return func(yield func(Sample) bool) {
+		for s := range o.packedOrder.validation(source) {
+			if err := o.begin(&s); err != nil {
+				s.Shard, s.Token = -1, -1
+			}
+			if !yield(s) {
+				return
+			}
+		}
+	}
+}
+
+func (o *packedOrder) occurrences(context.Context, Document) iter.Seq2[Occurrence, error] {
+	return func(yield func(Occurrence, error) bool) { yield(Occurrence{}, errNotOpen) }
+}
+
+func (o *openPackedOrder) occurrences(ctx context.Context, doc Document) iter.Seq2[Occurrence, error] {
+	return o.uses(ctx, doc, o.holding(ctx, doc))
+}
+
+// holding lists the samples that hold a document, each with the part that it holds. It reads the
+// whole index, because there is no formula.
+func (o *openPackedOrder) holding(ctx context.Context, doc Document) iter.Seq2[Occurrence, error] {
 	return func(yield func(Occurrence, error) bool) {
-		src := &d.Sources[doc.Source]
+		src := &o.plan.Sources[doc.Source]
 		first := src.firsts[doc.Shard] + doc.First
 		left, window := doc.Tokens, int64(0)
-		for pieces, err := range d.packings[doc.Source].All(ctx) {
+		for pieces, err := range o.packings[doc.Source].All(ctx) {
 			if err != nil {
 				yield(Occurrence{}, fmt.Errorf("source %q: %w", src.Name, err))
 				return
@@ -223,65 +277,71 @@ func (d *Data) packedPlaces(ctx context.Context, doc Document) iter.Seq2[Occurre
 	}
 }
 
-// openPackings opens the index files of a packed plan, and compares them with the plan without
-// reading complete files.
-func openPackings(p *Plan) (_ []*packing.Index, err error) {
-	var open []*packing.Index
+// open implements order. It compares the index files with the plan without reading complete files.
+func (o *packedOrder) open(_ context.Context, p *Plan, _ func(string)) (_ order, err error) {
+	opened := &openPackedOrder{packedOrder: &packedOrder{scheduled{p}, o.padding, o.directory}}
 	defer func() {
 		if err != nil {
-			closePackings(open)
+			opened.close()
 		}
 	}()
 	for i := range p.Sources {
 		s := &p.Sources[i]
-		x, err := packing.Open(p.packingPath(i))
+		x, err := packing.Open(o.path(s))
 		if err != nil {
 			return nil, fmt.Errorf("source %q: %w; restore the file, or build a new plan", s.Name, err)
 		}
-		open = append(open, x)
-		if x.Capacity() != p.SequenceLength+1 || x.Statistics != s.Packed.Statistics || x.Size() != s.Packed.Bytes {
+		opened.packings = append(opened.packings, x)
+		if x.Capacity() != p.SampleTokens() || x.Statistics != s.Packed.Statistics || x.Size() != s.Packed.Bytes {
 			return nil, fmt.Errorf("source %q: the packing index %s has changed since the plan was built: %d samples "+
 				"in %d bytes, previously %d in %d; restore it, or build a new plan",
-				s.Name, p.packingPath(i), x.Samples, x.Size(), s.Packed.Samples, s.Packed.Bytes)
+				s.Name, o.path(s), x.Samples, x.Size(), s.Packed.Samples, s.Packed.Bytes)
 		}
 	}
-	return open, nil
+	return opened, nil
 }
 
-// packingPath returns the path of the packing index of a source.
-func (p *Plan) packingPath(source int) string {
-	return filepath.Join(p.Packing.directory, p.Sources[source].Packed.File)
+// path returns the path of the packing index of a source.
+func (o *packedOrder) path(s *Source) string { return filepath.Join(o.directory, s.Packed.File) }
+
+func (o *packedOrder) files() (files []orderFile) {
+	for i := range o.plan.Sources {
+		s := &o.plan.Sources[i]
+		files = append(files, orderFile{o.path(s), fmt.Sprintf("the packing of source %q", s.Name), s.Packed.Bytes,
+			&s.Packed.SHA256})
+	}
+	return files
 }
 
-// closePackings closes index files.
-func closePackings(open []*packing.Index) error {
+func (o *openPackedOrder) close() error {
 	var errs []error
-	for _, x := range open {
+	for _, x := range o.packings {
 		errs = append(errs, x.Close())
 	}
 	return errors.Join(errs...)
 }
 
-// pack packs the sources of a plan. Their shards must have been described. With options, pack
-// hashes the shards, and builds or reuses the index files. Without options, it only counts.
+// pack packs the sources of a plan and sets its order. The shards must have been described. With
+// options, pack hashes the shards, and builds or reuses the index files. Without options, it only
+// counts.
 func (d *Data) pack(ctx context.Context, c *Config, l *ledger, opts *SealOptions) error {
 	p := d.Plan
-	p.Packing = new(Packing)
+	o := &packedOrder{scheduled: scheduled{p}}
 	switch {
 	case c.Pad != nil:
-		p.Packing.Padding = uint32(*c.Pad)
+		o.padding = uint32(*c.Pad)
 	case p.Tokenizer == nil || p.Tokenizer.EOD < 0:
 		return c.file.Errorf("$.packing",
 			"samples are padded with the end-of-document id, but no shard has one; "+
 				"set pad, or --pad")
 	default:
-		p.Packing.Padding = uint32(p.Tokenizer.EOD)
+		o.padding = uint32(p.Tokenizer.EOD)
 	}
-	if err := p.checkPadding(); err != nil {
+	if err := o.checkPadding(); err != nil {
 		return c.file.Errorf("$.pad", "%w", err)
 	}
 	if opts != nil {
-		if err := d.hashFiles(ctx, l, opts.Progress); err != nil {
+		if err := d.hashFiles(ctx, l, nil, opts.Progress); err != nil {
 			return err
 		}
 		folder := opts.Packings
@@ -289,7 +349,7 @@ func (d *Data) pack(ctx context.Context, c *Config, l *ledger, opts *SealOptions
 			folder = c.dir
 		}
 		var err error
-		if p.Packing.directory, err = absolutePath(folder); err != nil {
+		if o.directory, err = absolutePath(folder); err != nil {
 			return err
 		}
 	}
@@ -298,19 +358,25 @@ func (d *Data) pack(ctx context.Context, c *Config, l *ledger, opts *SealOptions
 	g.SetLimit(runtime.GOMAXPROCS(0))
 	for i := range p.Sources {
 		g.Go(func() error {
-			err := d.packSource(ctx, c, i, opts != nil, read)
+			err := d.packSource(ctx, c, o, i, opts != nil, read)
 			if err != nil {
 				return c.file.Errorf(fmt.Sprintf("$.sources[%d]", i), "source %q: %w", p.Sources[i].Name, err)
 			}
 			return nil
 		})
 	}
-	if err := g.Wait(); err != nil || opts == nil {
+	if err := g.Wait(); err != nil {
 		return err
 	}
-	var err error
-	p.packings, err = openPackings(p)
-	return err
+	if p.order = o; opts == nil {
+		return nil
+	}
+	opened, err := o.open(ctx, p, nil)
+	if err != nil {
+		return err
+	}
+	p.order = opened
+	return nil
 }
 
 // packProgress returns a function that adds processed tokens and reports the progress to
@@ -335,10 +401,10 @@ func (d *Data) packProgress(opts *SealOptions) func(source int, tokens int64) {
 }
 
 // packSource packs one source. It reports the tokens of processed documents to read.
-func (d *Data) packSource(ctx context.Context, c *Config, source int, build bool,
+func (d *Data) packSource(ctx context.Context, c *Config, o *packedOrder, source int, build bool,
 	read func(source int, tokens int64)) error {
 	s := &d.Sources[source]
-	from := packing.Source{Capacity: d.SequenceLength + 1, Documents: d.documentLengths(source, read)}
+	from := packing.Source{Capacity: d.SampleTokens(), Documents: d.documentLengths(source, read)}
 	for _, sh := range s.Shards {
 		from.Shards = append(from.Shards, packing.Shard{Tokens: sh.Tokens, Index: sh.Index})
 		from.HeldOut += sh.Tokens
@@ -356,7 +422,7 @@ func (d *Data) packSource(ctx context.Context, c *Config, source int, build bool
 		s.Packed.Statistics, err = packing.Count(ctx, &from)
 		return err
 	}
-	f, err := packing.Build(ctx, nil, d.Packing.directory, &from)
+	f, err := packing.Build(ctx, nil, o.directory, &from)
 	if err != nil {
 		return err
 	}
@@ -418,31 +484,4 @@ func (d *Data) documentBefore(source int, token int64) (int64, error) {
 		return before, err
 	}
 	return before, nil
-}
-
-// An orderFile is an index file of a plan's order.
-type orderFile struct {
-	path   string
-	of     string // the cache or packing that the file belongs to, for messages
-	bytes  int64
-	sha256 string
-}
-
-// orderFiles lists the index files of the order. The native order of windows has none.
-func (p *Plan) orderFiles() []orderFile {
-	var files []orderFile
-	if m := p.Megatron; m != nil {
-		for _, f := range m.Files {
-			files = append(files, orderFile{filepath.Join(p.path(m.directory), f.Name),
-				"the cache " + p.path(m.directory), f.Bytes, f.SHA256})
-		}
-	}
-	if p.Packing != nil {
-		for i := range p.Sources {
-			k := p.Sources[i].Packed
-			files = append(files, orderFile{p.packingPath(i), fmt.Sprintf("the packing of source %q",
-				p.Sources[i].Name), k.Bytes, k.SHA256})
-		}
-	}
-	return files
 }

@@ -36,7 +36,7 @@ func packed(t testing.TB) (corpus, string) {
 func sampleOf(t testing.TB, d *Data, source int, window int64) Sample {
 	t.Helper()
 	s := Sample{Position: -1, Source: source, Epoch: -1, Window: window}
-	if err := d.beginPacked(&s); err != nil {
+	if err := d.order.(*openPackedOrder).begin(&s); err != nil {
 		t.Fatal(err)
 	}
 	return s
@@ -398,7 +398,8 @@ func TestPackedPlanIsAFunctionOfItsShards(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if other.Fingerprint() != p.Fingerprint() || !reflect.DeepEqual(files(other.Packing.directory), first) {
+	second := files(other.order.(*openPackedOrder).directory)
+	if other.Fingerprint() != p.Fingerprint() || !reflect.DeepEqual(second, first) {
 		t.Error("sealed into another folder, the plan or its index files differ")
 	}
 	// A damaged file is rebuilt.
@@ -444,7 +445,7 @@ func TestPackedPlanIsAFunctionOfItsShards(t *testing.T) {
 func TestDamagedPacking(t *testing.T) {
 	c, text := packed(t)
 	p := c.seal(text)
-	path := p.packingPath(1)
+	path := p.order.files()[1].path
 	whole, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -472,7 +473,7 @@ func TestDamagedPacking(t *testing.T) {
 		named(fmt.Sprint("cut after ", n, " bytes"), err)
 	}
 	// One of another packing, whole in itself.
-	other, err := os.ReadFile(p.packingPath(0))
+	other, err := os.ReadFile(p.order.files()[0].path)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -40,7 +40,7 @@ func (d *Data) Peek(ctx context.Context, position int64) (Sample, []Part, error)
 
 // Parts lists the parts of documents in a sample's window. Empty documents are not in any window.
 func (d *Data) Parts(ctx context.Context, s Sample) ([]Part, error) {
-	segments, err := d.segments(nil, s)
+	segments, err := d.order.segments(nil, s)
 	if err != nil {
 		return nil, err
 	}
@@ -154,7 +154,7 @@ func (d *Data) Where(ctx context.Context, id string) iter.Seq2[Occurrence, error
 				}
 				for _, doc := range documents {
 					found = true
-					for o, err := range d.occurrences(ctx, doc) {
+					for o, err := range d.order.occurrences(ctx, doc) {
 						if !yield(o, err) || err != nil {
 							return
 						}
@@ -201,86 +201,4 @@ func (d *Data) find(ctx context.Context, source, shard int, id string) ([]Docume
 		found = append(found, doc)
 	}
 	return found, nil
-}
-
-// occurrences lists the occurrences of one document.
-func (d *Data) occurrences(ctx context.Context, doc Document) iter.Seq2[Occurrence, error] {
-	if d.order != nil {
-		return d.order.occurrences(ctx, doc)
-	}
-	return func(give func(Occurrence, error) bool) {
-		yield := func(o Occurrence) bool {
-			if ctx.Err() != nil {
-				give(Occurrence{}, context.Cause(ctx))
-				return false
-			}
-			return give(o, nil)
-		}
-		places := d.windowPlaces
-		if d.Packing != nil {
-			places = d.packedPlaces
-		}
-		found := false
-		for o, err := range places(ctx, doc) {
-			if err != nil {
-				give(Occurrence{}, err)
-				return
-			}
-			if found = true; !d.uses(o, yield) {
-				return
-			}
-		}
-		if !found {
-			yield(Occurrence{Part: Part{Document: doc}, Use: NoWindow, Sample: Sample{Position: -1, Source: doc.Source,
-				Epoch: -1, Window: -1, Shard: doc.Shard}})
-		}
-	}
-}
-
-// windowPlaces lists the windows that hold a document, each with the part that it holds.
-func (d *Data) windowPlaces(_ context.Context, doc Document) iter.Seq2[Occurrence, error] {
-	return func(yield func(Occurrence, error) bool) {
-		windows := d.Sources[doc.Source].windows
-		first, last, ok := windows.Reading(doc.Shard, doc.First, doc.First+doc.Tokens)
-		for w := first; ok && w <= last; w++ {
-			_, token := windows.Locate(w)
-			o := Occurrence{
-				Part: Part{doc, int(max(0, doc.First-token)),
-					int(min(doc.First+doc.Tokens-token, int64(d.SequenceLength)+1))},
-				Sample: Sample{Position: -1, Source: doc.Source, Epoch: -1, Window: w, Shard: doc.Shard, Token: token},
-			}
-			if !yield(o, nil) {
-				return
-			}
-		}
-	}
-}
-
-// uses yields an occurrence for each use of its window. It returns false if yield does.
-func (d *Data) uses(o Occurrence, yield func(Occurrence) bool) bool {
-	src := &d.Sources[o.Sample.Source]
-	training, ok := src.trainingWindow(o.Sample.Window)
-	if !ok {
-		o.Use = HeldOut
-		return yield(o)
-	}
-	first := src.order.FirstEpoch(training) // earlier epochs do not have a window that an amendment added
-	for epoch := first; ; epoch++ {
-		position, ok := d.Position(o.Sample.Source, epoch, o.Sample.Window)
-		if !ok {
-			if epoch == first {
-				o.Use = NotReached
-				return yield(o)
-			}
-			return true
-		}
-		o.Use = Drawn
-		o.Sample.Position, o.Sample.Epoch, o.Sample.Skipped = position, epoch, d.skipped(position)
-		if o.Sample.Skipped {
-			o.Use = SkippedOver
-		}
-		if !yield(o) {
-			return false
-		}
-	}
 }

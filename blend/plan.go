@@ -10,7 +10,6 @@ import (
 	"unicode/utf8"
 
 	"mula/index"
-	"mula/index/packing"
 	"mula/shards"
 )
 
@@ -44,16 +43,6 @@ type Plan struct {
 	Checks         []Check // samples at some positions, to detect changed shards or another implementation
 	HeldOut        string  // fraction of the windows that is held out for validation, as written; "" for none
 
-	// Megatron is set in a plan whose order is read from an index cache of Megatron-LM. Samples can
-	// then be located only in an open plan, the plan of a [Data]. The sources are the datasets,
-	// with one shard each. A window is a sample of the dataset; its shard and token locate
-	// its first segment. There are no epochs, because Megatron shuffles the documents of all epochs
-	// together: Sample.Epoch is -1.
-	Megatron *Megatron
-
-	// Packing is set in a plan whose samples are packed documents instead of windows.
-	Packing *Packing
-
 	// Parents are the plans that were amended to this plan by [Amend], oldest first. It is empty if
 	// the plan does not amend another.
 	Parents []Parent
@@ -63,8 +52,7 @@ type Plan struct {
 	schedule    []schedule // by stage
 	totals      []int64    // by source: samples in the whole plan
 	length      int64
-	order       *cacheOrder      // the open cache of a plan with Megatron set
-	packings    []*packing.Index // by source, of an open plan with Packing set
+	order       order
 }
 
 // A Tokenizer identifies the tokenizer of a plan's shards.
@@ -126,13 +114,6 @@ type Sample struct {
 	Skipped  bool  // the plan skips the position
 }
 
-// schedule has the precomputed values of one stage.
-type schedule struct {
-	start int64 // first position
-	tree  *Tree
-	base  []int64 // by source: samples in earlier stages
-}
-
 // Windows returns the number of windows of the source, including validation windows.
 func (s *Source) Windows() int64 { return s.training + s.Validation }
 
@@ -140,10 +121,9 @@ func (s *Source) Windows() int64 { return s.training + s.Validation }
 // has grown, earlier epochs are shorter.
 func (s *Source) Training() int64 { return s.training }
 
-// Windowed reports whether samples are windows: L+1 consecutive tokens of a shard, whose location
-// follows from the plan alone. The samples of packed plans and of Megatron orders are located by
-// index files.
-func (p *Plan) Windowed() bool { return p.Megatron == nil && p.Packing == nil }
+// SampleTokens returns the number of tokens of a sample: L+1, the inputs and the target of the
+// last.
+func (p *Plan) SampleTokens() int { return p.SequenceLength + 1 }
 
 // compile validates the plan and computes its derived fields. It allocates only a few words for
 // each entry of the plan, so that the memory for a hostile plan is at most a multiple of its file
@@ -171,26 +151,14 @@ func (p *Plan) compile() error {
 		if err := s.checkShards(); err != nil {
 			return fmt.Errorf("source %q: %w", s.Name, err)
 		}
-		var err error
-		switch {
-		case p.Packing != nil:
-			err = s.compilePacked(p.Seed, p.SequenceLength)
-		case p.Megatron == nil:
-			err = s.compile(p.Seed, p.SequenceLength)
-		}
-		if err != nil {
+		if err := p.order.compileSource(s); err != nil {
 			return fmt.Errorf("source %q: %w", s.Name, err)
-		}
-	}
-	if p.Packing != nil {
-		if err := p.checkPadding(); err != nil {
-			return err
 		}
 	}
 	if err := p.checkParents(); err != nil {
 		return err
 	}
-	if err := p.compileStages(); err != nil {
+	if err := p.order.compile(); err != nil {
 		return err
 	}
 	end := int64(-1)
@@ -200,38 +168,6 @@ func (p *Plan) compile() error {
 				r.To, p.length)
 		}
 		end = r.To // adjacent ranges are refused, so that a set of positions has one representation
-	}
-	return nil
-}
-
-// compileStages computes the distribution of positions among the sources.
-func (p *Plan) compileStages() error {
-	if p.Megatron != nil {
-		return p.compileMegatron()
-	}
-	if len(p.Stages) == 0 {
-		return errors.New("the plan has no stages")
-	}
-	p.totals = make([]int64, len(p.Sources))
-	p.schedule = nil
-	p.length = 0
-	for j, st := range p.Stages {
-		if st.Samples < 1 || st.Samples > maxLength-p.length {
-			return fmt.Errorf("stage %d has %d samples; the limits are 1 and 2^60 in all stages", j+1, st.Samples)
-		}
-		if len(st.Weights) != len(p.Sources) || st.Written != nil && len(st.Written) != len(p.Sources) {
-			return fmt.Errorf("stage %d has %d weights for %d sources", j+1, len(st.Weights), len(p.Sources))
-		}
-		tree, err := NewTree(st.Weights)
-		if err != nil {
-			return fmt.Errorf("stage %d: %w", j+1, err)
-		}
-		base := append([]int64(nil), p.totals...)
-		p.schedule = append(p.schedule, schedule{p.length, tree, base})
-		for s, n := range tree.Counts(st.Samples) {
-			p.totals[s] += n
-		}
-		p.length += st.Samples
 	}
 	return nil
 }
@@ -257,34 +193,6 @@ func (s *Source) checkShards() error {
 	return nil
 }
 
-// compile prepares the order within the source. Its shards must have been checked.
-func (s *Source) compile(seed uint64, sequenceLength int) error {
-	counts := make([]int64, len(s.Shards))
-	for i, sh := range s.Shards {
-		counts[i] = sh.Tokens
-	}
-	var err error
-	if s.windows, err = index.NewWindows(sequenceLength, counts); err != nil {
-		return err
-	}
-	if s.Validation < 0 || s.Validation > s.windows.Count() {
-		return fmt.Errorf("%d of %d windows are validation windows", s.Validation, s.windows.Count())
-	}
-	if s.training = s.windows.Count() - s.Validation; s.training == 0 {
-		if s.windows.Count() == 0 {
-			return fmt.Errorf("no shard has the %d tokens of a window; add text, or lower sequence_length",
-				sequenceLength+1)
-		}
-		return fmt.Errorf("all %d windows are in the validation split; add text, or lower validation",
-			s.windows.Count())
-	}
-	if len(s.Growth) > 0 {
-		return s.compileGrowth(seed)
-	}
-	s.order = index.NewOrder(seed, s.Name, s.Training())
-	return nil
-}
-
 // Length returns the number of positions, including skipped positions.
 func (p *Plan) Length() int64 { return p.length }
 
@@ -299,24 +207,7 @@ func (p *Plan) Locate(position int64) (Sample, error) {
 	if position < 0 || position >= p.length {
 		return Sample{}, fmt.Errorf("position %d is not in the plan, which has positions 0 to %d", position, p.length-1)
 	}
-	if p.Megatron != nil {
-		if p.order == nil {
-			return Sample{}, errors.New("the order is in the files of a Megatron cache; open the plan to read it")
-		}
-		return p.order.locate(position)
-	}
-	st := &p.schedule[sort.Search(len(p.schedule)-1, func(j int) bool { return p.schedule[j+1].start > position })]
-	source, k := st.tree.At(position - st.start)
-	s := Sample{Position: position, Source: source, Skipped: p.skipped(position)}
-	src := &p.Sources[source]
-	epoch, window := src.order.At(st.base[source] + k)
-	s.Epoch, s.Window = epoch, src.window(window)
-	if p.Packing != nil {
-		err := p.beginPacked(&s)
-		return s, err
-	}
-	s.Shard, s.Token = src.windows.Locate(s.Window)
-	return s, nil
+	return p.order.locate(position)
 }
 
 // skipped reports whether a position is in one of the skips.
@@ -327,24 +218,10 @@ func (p *Plan) skipped(position int64) bool {
 
 // Position is the inverse of [Plan.Locate]: it returns the position that draws a source's window in
 // an epoch. ok is false if the plan ends before that position, or if the window is a validation
-// window. With [Plan.Megatron] set, the plan must be open, epoch must be -1, and Position searches
-// the whole order.
+// window. If the order is not [Traits.Scheduled], the plan must be open, epoch must be -1, and
+// Position searches the whole order.
 func (p *Plan) Position(source int, epoch, window int64) (position int64, ok bool) {
-	s := &p.Sources[source]
-	if p.Megatron != nil {
-		if p.order == nil || epoch != -1 || window < 0 || window >= s.Training() {
-			return 0, false
-		}
-		return p.order.position(source, window)
-	}
-	training, ok := s.trainingWindow(window)
-	if !ok || epoch < 0 || epoch > s.order.EpochOf(p.totals[source]) {
-		return 0, false
-	}
-	if _, length := s.order.Span(epoch); training >= length {
-		return 0, false
-	}
-	return p.position(source, s.order.Inverse(epoch, training))
+	return p.order.position(source, epoch, window)
 }
 
 // position returns the position of a source's sample number k.
@@ -360,31 +237,8 @@ func (p *Plan) position(source int, k int64) (int64, bool) {
 }
 
 // Validation lists the validation windows of a source in stored order. They have no position and no
-// epoch.
-func (p *Plan) Validation(source int) iter.Seq[Sample] {
-	return func(yield func(Sample) bool) {
-		s := &p.Sources[source]
-		if p.order != nil {
-			p.order.validation(source)(yield)
-			return
-		}
-		if p.Megatron != nil {
-			return // unknown until the plan is open
-		}
-		if p.Packing != nil {
-			p.packedValidation(source)(yield)
-			return
-		}
-		for _, held := range s.validationWindows() {
-			for w := held.From; w < held.To; w++ {
-				shard, token := s.windows.Locate(w)
-				if !yield(Sample{Position: -1, Source: source, Epoch: -1, Window: w, Shard: shard, Token: token}) {
-					return
-				}
-			}
-		}
-	}
-}
+// epoch. If the order is not [Traits.Scheduled], they are known only of an open plan.
+func (p *Plan) Validation(source int) iter.Seq[Sample] { return p.order.validation(source) }
 
 // checkPositions lists the positions of the check values for a plan of this length: the first 8,
 // and 8 that are evenly spread, in ascending order and without repetition.

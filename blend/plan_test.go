@@ -100,6 +100,7 @@ func planOf(t interface {
 }, windows []int64, stages []Stage) *Plan {
 	t.Helper()
 	p := &Plan{Seed: 1, SequenceLength: 8, Stages: stages}
+	p.order = newWindowOrder(p)
 	for i, n := range windows {
 		p.Sources = append(p.Sources, Source{Name: string(rune('a'+i%26)) + string(rune('a'+i/26%26)) +
 			string(rune('a'+i/676)),
@@ -578,12 +579,12 @@ func FuzzReadPlan(f *testing.F) {
 			if err != nil || p.compile() != nil {
 				return
 			}
-			if p.Megatron == nil {
+			if p.Traits().Scheduled {
 				p.verifyPairs()
 			}
 			p.verifyPositions()
 		}
-		if p.Megatron != nil {
+		if !p.Traits().Scheduled {
 			if _, err := p.Locate(0); err == nil {
 				t.Fatal("a sample without its cache")
 			}
@@ -635,6 +636,7 @@ func manySources(t testing.TB) *Plan {
 // unlike sizes, 4T tokens.
 func sevenOfManyFiles(t testing.TB) *Plan {
 	p := &Plan{Seed: 6198, SequenceLength: 4096}
+	p.order = newWindowOrder(p)
 	shares := []uint64{948, 20, 21, 5, 4, 1, 1}
 	x := uint64(1)
 	for i, share := range shares {

@@ -10,7 +10,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strconv"
 
 	"mula/internal/atomicfile"
 	"mula/internal/filesystem"
@@ -23,51 +22,13 @@ const planFormat = 1
 // maxPlanFile limits the size of a plan.json. A shard takes about 300 bytes.
 const maxPlanFile = 512 << 20
 
-// planFile is plan.json. Plan is a sealedPlan, or its replacement in plans of other orders.
+// planFile is plan.json. P is the type of the meaning of a plan: a sealedPlan, or its replacement
+// in plans of other orders.
 type planFile[P any] struct {
 	Format      int         `json:"format"`
 	Fingerprint string      `json:"fingerprint"`
 	Plan        P           `json:"plan"`
 	Written     writtenPlan `json:"written"`
-}
-
-// sealedPlan is the meaning of a plan. Its JSON text with the fields in this order and without
-// white space is the canonical form. The SHA-256 of this text is the plan's fingerprint.
-type sealedPlan struct {
-	Order          int            `json:"order"`
-	Seed           uint64         `json:"seed"`
-	SequenceLength int            `json:"sequence_length"`
-	Tokenizer      *Tokenizer     `json:"tokenizer"`
-	Sources        []sealedSource `json:"sources"`
-	Stages         []Stage        `json:"stages"`
-	Skips          []Range        `json:"skips"`
-	Checks         []Check        `json:"checks"`
-}
-
-// sealedMegatron replaces sealedPlan in a plan whose order is read from a Megatron cache.
-type sealedMegatron struct {
-	Order          string          `json:"order"`
-	SequenceLength int             `json:"sequence_length"`
-	Tokenizer      *Tokenizer      `json:"tokenizer"`
-	Length         int64           `json:"length"`
-	Cache          *Megatron       `json:"cache"`
-	Sources        []sealedDataset `json:"sources"`
-	Skips          []Range         `json:"skips"`
-	Checks         []Check         `json:"checks"`
-}
-
-type sealedDataset struct {
-	Name       string  `json:"name"`
-	Samples    int64   `json:"samples"`
-	Drawn      int64   `json:"drawn_samples"`
-	Validation int64   `json:"validation_samples"`
-	Shards     []Shard `json:"shards"`
-}
-
-type sealedSource struct {
-	Name       string  `json:"name"`
-	Validation int64   `json:"validation_windows"`
-	Shards     []Shard `json:"shards"`
 }
 
 // writtenPlan is the rest of plan.json: values as the user wrote them, and the paths of the files.
@@ -104,26 +65,7 @@ func (p *Plan) seal() error {
 	return nil
 }
 
-func (p *Plan) canonical() ([]byte, error) { return encodeJSON(p.sealed(), "") }
-
-// sealed returns the sealedPlan, or its replacement in plans of other orders.
-func (p *Plan) sealed() any {
-	if p.Megatron != nil {
-		return p.sealedMegatron()
-	}
-	if p.Packing != nil {
-		return p.sealedPacked()
-	}
-	if len(p.Parents) > 0 {
-		return p.sealedAmended()
-	}
-	f := sealedPlan{Order: OrderVersion, Seed: p.Seed, SequenceLength: p.SequenceLength, Tokenizer: p.Tokenizer,
-		Stages: p.Stages, Skips: p.sealedSkips(), Checks: p.Checks}
-	for _, s := range p.Sources {
-		f.Sources = append(f.Sources, sealedSource{s.Name, s.Validation, s.Shards})
-	}
-	return f
-}
+func (p *Plan) canonical() ([]byte, error) { return encodeJSON(p.order.sealed(), "") }
 
 // sealedSkips returns the skips, never nil.
 func (p *Plan) sealedSkips() []Range {
@@ -131,16 +73,6 @@ func (p *Plan) sealedSkips() []Range {
 		return []Range{}
 	}
 	return p.Skips
-}
-
-func (p *Plan) sealedMegatron() sealedMegatron {
-	f := sealedMegatron{Order: MegatronOrder, SequenceLength: p.SequenceLength, Tokenizer: p.Tokenizer,
-		Length: p.length, Cache: p.Megatron,
-		Skips: p.sealedSkips(), Checks: p.Checks}
-	for i, s := range p.Sources {
-		f.Sources = append(f.Sources, sealedDataset{s.Name, s.training, p.totals[i], s.Validation, s.Shards})
-	}
-	return f
 }
 
 // encodeJSON returns the JSON text of v, without HTML escapes.
@@ -165,7 +97,7 @@ func (p *Plan) WriteOn(fsys filesystem.FS, path string) error {
 	if err != nil {
 		return fmt.Errorf("writing %s: %w", path, err)
 	}
-	f := planFile[any]{Format: planFormat, Fingerprint: p.fingerprint, Plan: p.sealed(),
+	f := planFile[any]{Format: planFormat, Fingerprint: p.fingerprint, Plan: p.order.sealed(),
 		Written: writtenPlan{Validation: p.HeldOut}}
 	relative := func(to string) (string, error) {
 		absolute, err := absolutePath(to)
@@ -185,23 +117,8 @@ func (p *Plan) WriteOn(fsys filesystem.FS, path string) error {
 		}
 		f.Written.Sources = append(f.Written.Sources, w)
 	}
-	if p.Packing != nil {
-		if f.Written.Packings, err = relative(p.Packing.directory); err != nil {
-			return err
-		}
-	}
-	if m := p.Megatron; m != nil {
-		f.Written.Stages, f.Written.Cache = [][]string{}, new(writtenCache)
-		if f.Written.Cache.Directory, err = relative(p.path(m.directory)); err != nil {
-			return err
-		}
-		if f.Written.Cache.Root, err = relative(p.path(m.root)); err != nil {
-			return err
-		}
-	} else {
-		for _, st := range p.Stages {
-			f.Written.Stages = append(f.Written.Stages, st.Written)
-		}
+	if err := p.order.writeFiles(&f.Written, relative); err != nil {
+		return err
 	}
 	text, err := encodeJSON(f, " ")
 	if err != nil {
@@ -224,6 +141,15 @@ func absolutePath(path string) (string, error) {
 		return "", err
 	}
 	return filepath.Join(wd, path), nil
+}
+
+// path resolves a path of the plan file, which may be relative to the plan's directory.
+func (p *Plan) path(written string) string {
+	path := filepath.FromSlash(written)
+	if filepath.IsAbs(path) {
+		return path
+	}
+	return filepath.Join(p.base, path)
 }
 
 // realDir resolves symbolic links in a directory, so that ".." after it leads to the real parent.
@@ -264,9 +190,7 @@ func ReadPlan(path string) (*Plan, error) {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	p.base = realDir(filepath.Dir(path))
-	if p.Packing != nil { // packing indexes are relative to the plan, even if OpenOptions.Base is set
-		p.Packing.directory = p.path(p.Packing.directory)
-	}
+	p.order.resolve()
 	return p, nil
 }
 
@@ -297,22 +221,7 @@ func parsePlan(data []byte) (*Plan, error) {
 	case versions.Plan.Order == nil:
 		return nil, errors.New("the plan has no order version")
 	}
-	var p *Plan
-	var fingerprint string
-	var err error
-	switch order := string(versions.Plan.Order); order {
-	case strconv.Itoa(OrderVersion):
-		p, fingerprint, err = parseNative(data)
-	case strconv.Itoa(AmendedVersion):
-		p, fingerprint, err = parseAmended(data)
-	case strconv.Quote(MegatronOrder):
-		p, fingerprint, err = parseMegatron(data)
-	case strconv.Quote(PackedOrder):
-		p, fingerprint, err = parsePacked(data)
-	default:
-		return nil, fmt.Errorf("order version %.40s is not supported; this program reads versions %d, %d, %q and %q",
-			order, OrderVersion, AmendedVersion, MegatronOrder, PackedOrder)
-	}
+	p, fingerprint, err := parseOrder(string(versions.Plan.Order), data)
 	if err != nil {
 		return nil, err
 	}
@@ -326,26 +235,10 @@ func parsePlan(data []byte) (*Plan, error) {
 		return nil, fmt.Errorf("the plan was changed after it was built: its fingerprint is %s, not %.64q; restore "+
 			"it, or build a new plan", p.fingerprint, fingerprint)
 	}
-	if p.Megatron != nil { // the pairs can be verified only with an open cache
+	if !p.Traits().Scheduled { // the pairs can be verified only with an open cache
 		return p, p.verifyPositions()
 	}
 	return p, p.verifyPairs()
-}
-
-// parseNative parses a plan of the native order. It does not validate it. It also returns the
-// fingerprint that the file claims.
-func parseNative(data []byte) (*Plan, string, error) {
-	var f planFile[sealedPlan]
-	if err := strictjson.Decode(data, &f); err != nil {
-		return nil, "", err
-	}
-	p := &Plan{Seed: f.Plan.Seed, SequenceLength: f.Plan.SequenceLength, Tokenizer: f.Plan.Tokenizer,
-		Stages: f.Plan.Stages,
-		Skips:  f.Plan.Skips, Checks: f.Plan.Checks}
-	for _, s := range f.Plan.Sources {
-		p.Sources = append(p.Sources, Source{Name: s.Name, Validation: s.Validation, Shards: s.Shards})
-	}
-	return p, f.Fingerprint, p.takeWritten(f.Written)
 }
 
 // takeWritten sets the fields that do not change the plan's meaning.
@@ -366,31 +259,6 @@ func (p *Plan) takeWritten(w writtenPlan) error {
 		p.Stages[j].Written = w.Stages[j]
 	}
 	return nil
-}
-
-// parseMegatron is parseNative for an order that is read from a cache.
-func parseMegatron(data []byte) (*Plan, string, error) {
-	var f planFile[sealedMegatron]
-	if err := strictjson.Decode(data, &f); err != nil {
-		return nil, "", err
-	}
-	if len(f.Written.Sources) != len(f.Plan.Sources) || f.Plan.Cache == nil || f.Written.Cache == nil {
-		return nil, "", fmt.Errorf("`plan` has %d sources and needs a cache, but `written` has %d sources, or `cache` "+
-			"is missing", len(f.Plan.Sources), len(f.Written.Sources))
-	}
-	p := &Plan{SequenceLength: f.Plan.SequenceLength, Tokenizer: f.Plan.Tokenizer, Skips: f.Plan.Skips,
-		Checks: f.Plan.Checks, Megatron: f.Plan.Cache,
-		length: f.Plan.Length}
-	p.Megatron.directory, p.Megatron.root = f.Written.Cache.Directory, f.Written.Cache.Root
-	for i, s := range f.Plan.Sources {
-		if err := placeShards(s.Name, s.Shards, f.Written.Sources[i].Paths); err != nil {
-			return nil, "", err
-		}
-		p.Sources = append(p.Sources, Source{Name: s.Name, training: s.Samples, Validation: s.Validation,
-			Shards: s.Shards})
-		p.totals = append(p.totals, s.Drawn)
-	}
-	return p, f.Fingerprint, nil
 }
 
 // placeShards sets the paths of shards.

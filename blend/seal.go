@@ -72,10 +72,8 @@ func Seal(ctx context.Context, c *Config, opts SealOptions) (*Plan, error) {
 	}
 	defer d.Close()
 	p := d.Plan
-	if p.Packing == nil { // pack has hashed the shards of a packed plan
-		if err := d.hashFiles(ctx, l, opts.Progress); err != nil {
-			return nil, err
-		}
+	if err := d.hashFiles(ctx, l, p.order.files(), opts.Progress); err != nil {
+		return nil, err
 	}
 	if err := d.noteChecks(); err != nil {
 		return nil, err
@@ -85,7 +83,7 @@ func Seal(ctx context.Context, c *Config, opts SealOptions) (*Plan, error) {
 
 // noteChecks stores the check values in the plan.
 func (d *Data) noteChecks() error {
-	tokens := make([]uint32, d.SequenceLength+1)
+	tokens := make([]uint32, d.SampleTokens())
 	for _, position := range checkPositions(d.length) {
 		s, err := d.Locate(position)
 		if err != nil {
@@ -119,17 +117,18 @@ var unhashed = strings.Repeat("0", 64)
 
 // survey returns the open shards and the plan of a configuration, without check values. If opts is
 // nil, it writes nothing. The plan has hashes only if it is packed and opts is not nil.
-func survey(ctx context.Context, c *Config, l *ledger, opts *SealOptions) (_ *Data, err error) {
+func survey(ctx context.Context, c *Config, l *ledger, opts *SealOptions) (*Data, error) {
 	if err := c.validate(); err != nil { // c may be built in code, or changed after loading
 		return nil, err
 	}
-	if c.Order == orderMegatron {
-		if opts == nil {
-			opts = new(SealOptions)
-		}
-		return surveyMegatron(ctx, c, l, opts.Waiting)
-	}
+	kind, _ := c.ordered() // known, since c is valid
+	return kind.survey(ctx, c, l, opts)
+}
+
+// surveyNative is survey for orders that mula computes: windows, or packed documents.
+func surveyNative(ctx context.Context, c *Config, l *ledger, opts *SealOptions) (_ *Data, err error) {
 	p := &Plan{Seed: c.Seed, SequenceLength: c.SequenceLength, HeldOut: c.Validation.String()}
+	p.order = newWindowOrder(p) // pack replaces it
 	list := shardList{dir: c.dir, listed: map[string]string{}, links: realPaths{}}
 	for i, sc := range c.Sources {
 		s := Source{Name: sc.Name, MaxEpochs: sc.MaxEpochs.String()}
@@ -159,6 +158,8 @@ func survey(ctx context.Context, c *Config, l *ledger, opts *SealOptions) (_ *Da
 		if err := d.pack(ctx, c, l, opts); err != nil {
 			return nil, err
 		}
+	} else {
+		p.holdOutWindows(c.Validation)
 	}
 	var available int64 // training windows
 	for i := range p.Sources {
@@ -167,15 +168,7 @@ func survey(ctx context.Context, c *Config, l *ledger, opts *SealOptions) (_ *Da
 		if err := s.checkShards(); err != nil {
 			return nil, c.file.Errorf(where, "source %q: %w", s.Name, err)
 		}
-		if p.Packing != nil {
-			err = s.compilePacked(p.Seed, p.SequenceLength)
-		} else if err = s.compile(p.Seed, p.SequenceLength); s.windows != nil {
-			if c.Validation.IsSet() {
-				s.Validation, _ = c.Validation.ceilTimes(s.windows.Count()) // at most Count: validation is below 1
-			}
-			err = s.compile(p.Seed, p.SequenceLength)
-		}
-		if err != nil {
+		if err := p.order.compileSource(s); err != nil {
 			return nil, c.file.Errorf(where, "source %q: %w", s.Name, err)
 		}
 		if available += s.Training(); available > maxLength {
@@ -455,9 +448,14 @@ func (d *Data) tokenizer() (*Tokenizer, error) {
 }
 
 // hashFiles sets the hashes of all shards in the plan. They come from manifests, from the ledger,
-// or from reading and checking the files. It also hashes the index files of the order. The .idx of
-// a shard with a manifest is compared with the manifest, unless the ledger says that it was.
-func (d *Data) hashFiles(ctx context.Context, l *ledger, progress func(HashProgress)) error {
+// or from reading and checking the files. It also hashes the index files. The .idx of a shard with
+// a manifest is compared with the manifest, unless the ledger says that it was. A second call does
+// nothing.
+func (d *Data) hashFiles(ctx context.Context, l *ledger, files []orderFile, progress func(HashProgress)) error {
+	if d.hashed {
+		return nil
+	}
+	d.hashed = true
 	type place struct {
 		path          string
 		source, shard int
@@ -505,16 +503,14 @@ func (d *Data) hashFiles(ctx context.Context, l *ledger, progress func(HashProgr
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(runtime.GOMAXPROCS(0))
-	if m := d.Megatron; m != nil {
-		for i := range m.Files {
-			total += m.Files[i].Bytes
-		}
-		for i := range m.Files {
-			g.Go(func() (err error) {
-				m.Files[i].SHA256, err = read(ctx, filepath.Join(d.path(m.directory), m.Files[i].Name))
-				return err
-			})
-		}
+	for _, f := range files {
+		total += f.bytes
+	}
+	for _, f := range files {
+		g.Go(func() (err error) {
+			*f.sha256, err = read(ctx, f.path)
+			return err
+		})
 	}
 	for _, p := range unread {
 		g.Go(func() error {

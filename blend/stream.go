@@ -142,10 +142,10 @@ func (d *Data) complete(o *StreamOptions) error {
 	if o.Prefetch < 0 || o.Prefetch > maxWorkers {
 		return fmt.Errorf("prefetch %d is not between 0 and %d", o.Prefetch, maxWorkers)
 	}
-	if o.MicroBatch > math.MaxInt32/(d.SequenceLength+1) {
+	if o.MicroBatch > math.MaxInt32/(d.SampleTokens()) {
 		return fmt.Errorf("%d samples of %d tokens exceed the limit of 2^31 tokens in a record; use more ranks or a "+
 			"smaller batch",
-			o.MicroBatch, d.SequenceLength+1)
+			o.MicroBatch, d.SampleTokens())
 	}
 	return nil
 }
@@ -175,7 +175,7 @@ func (d *Data) fields() [columns]arrow.Field {
 		columnSource:   {Name: "source", Type: sourceType},
 		columnEpoch:    {Name: "epoch", Type: arrow.PrimitiveTypes.Int32},
 		columnWindow:   {Name: "window", Type: arrow.PrimitiveTypes.Int64},
-		columnTokens: {Name: "tokens", Type: arrow.FixedSizeListOfNonNullable(int32(d.SequenceLength+1),
+		columnTokens: {Name: "tokens", Type: arrow.FixedSizeListOfNonNullable(int32(d.SampleTokens()),
 			element)},
 		columnDocumentStarts: {Name: "document_starts", Type: arrow.ListOfNonNullable(arrow.PrimitiveTypes.Int32)},
 		columnLengths:        {Name: "lengths", Type: arrow.PrimitiveTypes.Int32},
@@ -188,7 +188,7 @@ func (d *Data) fields() [columns]arrow.Field {
 // [StreamOptions.Columns] has all except the last two, shard and offset.
 func (d *Data) Columns() (names []string) {
 	for i, f := range d.fields() {
-		if i != columnLengths || d.Packing != nil {
+		if i != columnLengths || d.Traits().Padded {
 			names = append(names, f.Name)
 		}
 	}
@@ -206,8 +206,8 @@ func (d *Data) schema(o StreamOptions) (*arrow.Schema, []int, error) {
 		"mula.rank":            strconv.Itoa(o.Rank),
 		"mula.world":           strconv.Itoa(o.World),
 	}
-	if d.Packing != nil {
-		said["mula.padding"] = strconv.FormatUint(uint64(d.Packing.Padding), 10)
+	if t := d.Traits(); t.Padded {
+		said["mula.padding"] = strconv.FormatUint(uint64(t.Padding), 10)
 	}
 	known := d.Columns()
 	if o.Columns == nil {
@@ -412,7 +412,7 @@ type recordBuilder struct {
 }
 
 func newRecordBuilder(ctx context.Context, s *Stream, rows int) *recordBuilder {
-	b := &recordBuilder{ctx: ctx, s: s, rows: rows, length: s.d.SequenceLength + 1}
+	b := &recordBuilder{ctx: ctx, s: s, rows: rows, length: s.d.SampleTokens()}
 	b.read = b.readStretch
 	for _, column := range s.columns {
 		bytes := 4 * rows
@@ -486,9 +486,9 @@ func (b *recordBuilder) add(row int, sample *Sample) error {
 	}
 	if n < b.length {
 		if b.tokens2 != nil {
-			pad(b.tokens2[row*b.length:][n:b.length], b.s.d.Packing.Padding)
+			pad(b.tokens2[row*b.length:][n:b.length], b.s.d.Traits().Padding)
 		} else if b.tokens4 != nil {
-			pad(b.tokens4[row*b.length:][n:b.length], b.s.d.Packing.Padding)
+			pad(b.tokens4[row*b.length:][n:b.length], b.s.d.Traits().Padding)
 		}
 	}
 	put(b.lengths, row, int32(n))
@@ -525,7 +525,7 @@ func (b *recordBuilder) readStretch(shard *shards.Shard, at int, g segment) (err
 // order. It returns the number of the sample's tokens that are not padding: L+1 unless the plan is
 // packed.
 func (d *Data) DocumentStarts(dst []int32, s Sample) (starts []int32, length int, err error) {
-	length, err = d.stretches(context.Background(), d.SequenceLength+1, s, func(shard *shards.Shard, at int,
+	length, err = d.stretches(context.Background(), d.SampleTokens(), s, func(shard *shards.Shard, at int,
 		g segment) (err error) {
 		dst, err = d.appendStarts(dst, s.Source, shard, at, g)
 		return err
@@ -539,7 +539,7 @@ func (d *Data) appendStarts(dst []int32, source int, shard *shards.Shard, at int
 	if g.begins {
 		dst = append(dst, int32(at))
 	}
-	if d.Packing != nil { // a segment is part of one document
+	if d.Traits().Padded { // a segment is part of one document
 		return dst, nil
 	}
 	for span, err := range shard.Spans(g.token, g.token+g.length) {

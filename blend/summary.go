@@ -71,13 +71,10 @@ func (p *Plan) Summary() *Summary {
 	for _, skip := range p.Skips {
 		r.Skipped += skip.To - skip.From
 	}
+	scheduled := p.Traits().Scheduled
 	sums := make([]uint64, len(p.Stages))
 	for j, st := range p.Stages {
-		stage := StageSummary{Samples: st.Samples}
-		if p.Megatron == nil {
-			stage.First, stage.Bound = p.schedule[j].start, p.schedule[j].tree.Bound()
-		}
-		r.Stages = append(r.Stages, stage)
+		r.Stages = append(r.Stages, StageSummary{p.schedule[j].start, st.Samples, p.schedule[j].tree.Bound()})
 		for _, w := range st.Weights {
 			sums[j] += w
 		}
@@ -88,7 +85,7 @@ func (p *Plan) Summary() *Summary {
 		// Megatron draws samples of a file over any number of epochs, so its epochs are counted in
 		// tokens.
 		epochs := func(n int64) float64 {
-			if p.Megatron != nil {
+			if !scheduled {
 				return float64(n) * float64(p.SequenceLength) / float64(max(1, s.Shards[0].Tokens))
 			}
 			return float64(n) / float64(training)
@@ -109,10 +106,7 @@ func (p *Plan) Summary() *Summary {
 			}
 		}
 		for j, st := range p.Stages {
-			from, to := int64(0), p.totals[i]
-			if p.Megatron == nil {
-				from = p.schedule[j].base[i]
-			}
+			from, to := p.schedule[j].base[i], p.totals[i]
 			if j+1 < len(p.Stages) {
 				to = p.schedule[j+1].base[i]
 			}
@@ -124,7 +118,7 @@ func (p *Plan) Summary() *Summary {
 			out.Stages = append(out.Stages, stage)
 		}
 		if k := s.Packed; k != nil {
-			padding := k.Padding(p.SequenceLength + 1)
+			padding := k.Padding(p.SampleTokens())
 			out.Packing = &PackingSummary{k.Documents, k.Cut, k.Pieces, padding,
 				float64(padding) / float64(k.Tokens+padding)}
 		}

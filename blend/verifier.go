@@ -130,7 +130,7 @@ func startVerifier(d *Data, o VerifyOptions) (*verifier, error) {
 	}
 	v := &verifier{d: d, o: o, ended: make(chan struct{}), awaited: make(chan *checked),
 		shards: make([][]*checked, len(d.Sources))}
-	v.files = d.orderFiles()
+	v.files = d.order.files()
 	for i := range v.files {
 		v.order = append(v.order, v.add(-1, -1, i))
 	}
@@ -351,10 +351,10 @@ func (v *verifier) verify(c *checked) error {
 	if c.file >= 0 {
 		f := v.files[c.file]
 		hash, _, err := shards.HashFile(v.ctx, v.path(c), pace)
-		if err == nil && hash != f.sha256 {
+		if err == nil && hash != *f.sha256 {
 			err = fmt.Errorf("%s has changed since the plan was built: SHA-256 of %s is %.16s…, was %.16s…; restore "+
 				"it, or build a new plan",
-				f.of, filepath.Base(f.path), hash, f.sha256)
+				f.of, filepath.Base(f.path), hash, *f.sha256)
 		}
 		return err
 	}

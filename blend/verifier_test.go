@@ -315,7 +315,7 @@ func TestVerifyOrder(t *testing.T) {
 		}
 		d, err := Open(t.Context(), p, OpenOptions{Verify: &VerifyOptions{First: first}})
 		if !first && err == nil {
-			begun(t, d, len(p.Megatron.Files)+3)
+			begun(t, d, len(p.order.files())+3)
 			err = settle(t, d).Err
 		}
 		if err == nil || !strings.Contains(err.Error(), name) {

@@ -105,7 +105,7 @@ func runPeek(c *cli.Context) error {
 		}
 	}
 	var samples []peeked
-	tokens := make([]uint32, data.SequenceLength+1)
+	tokens := make([]uint32, data.SampleTokens())
 	for position := from; position < to; position++ {
 		sample, parts, err := data.Peek(c.Context, position)
 		if err != nil {
@@ -116,14 +116,14 @@ func runPeek(c *cli.Context) error {
 			Window: sample.Window, Shard: data.ShardPath(sample.Source, sample.Shard), Token: sample.Token}
 		for _, p := range parts {
 			d := peekedDocument{Number: p.Number, ID: p.ID, File: p.File, Line: p.Line, From: p.From, To: p.To}
-			if data.Packing != nil {
+			if data.Traits().Padded {
 				d.Shard = data.ShardPath(p.Source, p.Shard)
 			}
 			s.Documents = append(s.Documents, d)
 		}
 		padding := 0
-		if data.Packing != nil {
-			padding = data.SequenceLength + 1 - parts[len(parts)-1].To // no sample is empty
+		if data.Traits().Padded {
+			padding = data.SampleTokens() - parts[len(parts)-1].To // no sample is empty
 			s.Padding = &padding
 		}
 		if tokenizer != nil {
@@ -167,10 +167,10 @@ func printPeeked(w io.Writer, s peeked, data *blend.Data) {
 	if s.Skipped {
 		skipped = ", skipped by the plan"
 	}
-	if data.Packing != nil {
+	if data.Traits().Padded {
 		fmt.Fprintf(w, "position %s%s: source %s, epoch %d, packed sample %s\n", quantity.Grouped(s.Position), skipped,
 			s.Source, s.Epoch, quantity.Grouped(s.Window))
-	} else if data.Megatron != nil { // no epochs, and documents from all over the shard
+	} else if !data.Traits().Scheduled { // no epochs, and documents from all over the shard
 		fmt.Fprintf(w, "position %s%s: source %s, sample %s\n", quantity.Grouped(s.Position), skipped, s.Source,
 			quantity.Grouped(s.Window))
 		fmt.Fprintf(w, "  shard %s, from token %s\n", s.Shard, quantity.Grouped(s.Token))
@@ -193,7 +193,7 @@ func printPeeked(w io.Writer, s peeked, data *blend.Data) {
 			origin)
 	}
 	if s.Padding != nil && *s.Padding > 0 {
-		fmt.Fprintf(w, "  tokens %4d to %4d  padding\n", data.SequenceLength+1-*s.Padding, data.SequenceLength)
+		fmt.Fprintf(w, "  tokens %4d to %4d  padding\n", data.SampleTokens()-*s.Padding, data.SequenceLength)
 	}
 	if s.Text != nil {
 		for _, line := range strings.Split(*s.Text, "\n") {

@@ -204,7 +204,7 @@ func runPlanDiff(c *cli.Context) error {
 		skipped = ", including skipped positions"
 	}
 	from := d.Same
-	if plans[0].Megatron != nil || plans[1].Megatron != nil {
+	if !plans[0].Traits().Scheduled || !plans[1].Traits().Scheduled {
 		from = 0
 	}
 	fmt.Fprintf(w, "\npositions from %s%s:\n", quantity.Grouped(from), skipped)

@@ -71,7 +71,7 @@ func runSimulate(c *cli.Context) error {
 			return usagef("--plan-only reads no shards; remove --shards")
 		}
 		plan, err = readPlan(c.String("plan"))
-		if err == nil && !plan.Windowed() {
+		if err == nil && !plan.Traits().Windows {
 			return usagef("--plan-only: the order of this plan, %q, is in index files, which must be read; "+
 				"remove the flag", plan.OrderVersion())
 		}

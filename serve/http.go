@@ -340,7 +340,7 @@ func (s *Service) serveHash(w http.ResponseWriter, r *http.Request) error {
 // the batch.
 func (s *Service) hash(ctx context.Context, step, batch int64) (blend.StepHash, error) {
 	var h blend.StepHasher
-	tokens := make([]uint32, s.data.SequenceLength+1)
+	tokens := make([]uint32, s.data.SampleTokens())
 	for position := step * batch; position < min((step+1)*batch, s.data.Length()); position++ {
 		if err := context.Cause(ctx); err != nil {
 			return blend.StepHash{}, err

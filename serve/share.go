@@ -57,7 +57,7 @@ func (s *Service) serveShared(w http.ResponseWriter, r *http.Request, request Re
 	}
 	defer st.Close()
 	count := int(st.copies)
-	rows, length, width := int64(st.request.MicroBatch), int64(s.data.SequenceLength+1), int64(s.tokens.Bytes())
+	rows, length, width := int64(st.request.MicroBatch), int64(s.data.SampleTokens()), int64(s.tokens.Bytes())
 	area, err := newArea(count, int(laidOut(rows*(length*(width+4)+64)))) // a document may start at every token
 	if err != nil {
 		return false, nil

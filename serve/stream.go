@@ -141,7 +141,7 @@ func (st *Stream) check() error {
 	}
 	batch := int64(r.BatchSize)
 	st.left = (r.To - r.From + batch - 1) / batch * int64(r.BatchSize/r.World/r.MicroBatch)
-	length := int64(d.SequenceLength + 1)
+	length := int64(d.SampleTokens())
 	if int64(r.MicroBatch) > math.MaxInt32/length {
 		return refusef(http.StatusBadRequest,
 			"%d samples of %d tokens exceed the limit of 2^31 tokens in a record; set micro_batch",

@@ -158,9 +158,13 @@ func TestConfigDocDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	const pack = "samples: 2000000\npacking: best_fit\npad: 0\n"
+	packed, err := blend.ReadPlan(makePlan(t, t.TempDir(), "packed.json", pack))
+	if err != nil {
+		t.Fatal(err)
+	}
 	const vocabulary, rounded = 60000, 60032
-	large, bare, packed := *plan, *plan, *plan
-	packed.Packing = new(blend.Packing)
+	large, bare := *plan, *plan
 	large.Tokenizer, bare.Tokenizer = &blend.Tokenizer{Vocabulary: vocabulary, EOD: 7}, nil
 	bare.Sources = slices.Clone(plan.Sources)
 	for i := range bare.Sources {
@@ -168,7 +172,7 @@ func TestConfigDocDefaults(t *testing.T) {
 	}
 	defaults, varies, seen := valuesOf(DefaultConfig()), map[string]bool{}, map[string][]string{}
 	for _, preset := range moe.Presets() {
-		for _, p := range []*blend.Plan{plan, &large, &bare, &packed} {
+		for _, p := range []*blend.Plan{plan, &large, &bare, packed} {
 			for _, batch := range []int{3, 32} {
 				for _, rule := range optimizer.Names() {
 					for _, schedule := range []optimizer.ScheduleName{optimizer.Cosine, optimizer.Linear, optimizer.WSD,

@@ -84,7 +84,7 @@ func evaluate(ctx context.Context, mesh *comm.Mesh, p *pipeline, data *blend.Dat
 	var loss float64
 	var targets int64
 	windows := evaluator{data: data, mesh: mesh, pipeline: p, batch: o.BatchSize,
-		read: newSamples(data.Plan, o.Attention), done: func(n int) {
+		read: newSamples(data.SequenceLength, data.Traits().Padded, o.Attention), done: func(n int) {
 			if done += int64(n); o.Progress != nil {
 				o.Progress(done, total)
 			}
@@ -231,7 +231,7 @@ func (e *evaluator) compute(ctx context.Context, source int, n int64, from int, 
 
 // take reads a window.
 func (e *evaluator) take(sample blend.Sample) (err error) {
-	at, width, filled := len(e.read.tokens), e.data.SequenceLength+1, e.data.SequenceLength+1
+	at, width, filled := len(e.read.tokens), e.data.SampleTokens(), e.data.SampleTokens()
 	e.read.tokens = slices.Grow(e.read.tokens, width)[:at+width]
 	if err := e.data.Tokens(e.read.tokens[at:], sample); err != nil {
 		return err

@@ -253,7 +253,7 @@ func (r *run) open(ctx context.Context) error {
 	if r.config, err = r.config.resolve(plan); err != nil {
 		return err
 	}
-	r.read = newSamples(plan, r.config.Attention)
+	r.read = newSamples(plan.SequenceLength, plan.Traits().Padded, r.config.Attention)
 	if err := summarize(r.config, plan, "").fits(machine.TotalMemory(), r.ranks.onHost()); err != nil {
 		return err
 	}
@@ -866,7 +866,7 @@ func (r *run) notFinite(what string, err error, rows []result, rank int) error {
 	}
 	leave := fmt.Sprintf("amend the plan with mula blend --amend %s --skip %d:%d --output NEW.json and train with "+
 		"the new plan", r.config.Plan, from, to)
-	if r.data.Plan.Megatron != nil { // such a plan cannot be amended
+	if !r.data.Traits().Amendable {
 		leave = fmt.Sprintf("add {from: %d, to: %d} to skips in blend.yaml, build the plan again and set "+
 			"plan_change: accept", from, to)
 	}

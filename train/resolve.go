@@ -51,7 +51,7 @@ func (c Config) resolve(p *blend.Plan) (Config, error) {
 			c.Steps, p.Length(), batches, c.BatchSize)
 	}
 	if c.Attention == "" {
-		c.Attention = attentionOf(p)
+		c.Attention = defaultAttention(p.Traits().Padded)
 	}
 	c.Optimizer.Resolve()
 	if err := c.Schedule.Resolve(c.Steps); err != nil {

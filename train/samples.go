@@ -1,9 +1,6 @@
 package train
 
-import (
-	"mula/blend"
-	"mula/moe"
-)
+import "mula/moe"
 
 // Attention limits the tokens that a token attends to.
 type Attention string
@@ -20,9 +17,9 @@ const (
 // Attentions lists the kinds of attention.
 func Attentions() []string { return []string{string(WindowAttention), string(DocumentAttention)} }
 
-// attentionOf returns the default for a plan.
-func attentionOf(p *blend.Plan) Attention {
-	if p.Packing != nil {
+// defaultAttention returns the default for a plan, given [blend.Traits.Padded].
+func defaultAttention(padded bool) Attention {
+	if padded {
 		return DocumentAttention
 	}
 	return WindowAttention
@@ -40,13 +37,13 @@ type samples struct {
 	targets []int64  // [rows] number of unmasked targets
 }
 
-// newSamples returns empty samples for a plan. If a is "", it uses the plan's default.
-func newSamples(p *blend.Plan, a Attention) samples {
+// newSamples returns empty samples of L inputs. padded is [blend.Traits.Padded] of the plan.
+func newSamples(length int, padded bool, a Attention) samples {
 	if a == "" {
-		a = attentionOf(p)
+		a = defaultAttention(padded)
 	}
 	within := a == DocumentAttention
-	return samples{length: p.SequenceLength, within: within, counted: within || p.Packing != nil}
+	return samples{length: length, within: within, counted: within || padded}
 }
 
 // clear removes all rows.

@@ -264,13 +264,9 @@ func TestMarginsOfCounts(t *testing.T) {
 func TestSamples(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		length := rapid.IntRange(1, 20).Draw(t, "length")
-		plan := &blend.Plan{SequenceLength: length}
 		packed := rapid.Bool().Draw(t, "packed")
-		if packed {
-			plan.Packing = new(blend.Packing)
-		}
 		attention := rapid.SampledFrom([]Attention{"", WindowAttention, DocumentAttention}).Draw(t, "attention")
-		s := newSamples(plan, attention)
+		s := newSamples(length, packed, attention)
 		rows := rapid.IntRange(1, 3).Draw(t, "rows")
 		var documents [][]int // of each token of a row; padding is -1
 		for range rows {

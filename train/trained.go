@@ -48,7 +48,7 @@ func (t *trainedSamples) note(step, position int64, ids []uint32) {
 func (t *trainedSamples) compare(ctx context.Context, d *blend.Data) error {
 	list := t.list
 	t.list = t.list[:0]
-	ids := make([]uint32, d.SequenceLength+1)
+	ids := make([]uint32, d.SampleTokens())
 	for _, was := range list {
 		s, err := d.Locate(was.position)
 		if err != nil {

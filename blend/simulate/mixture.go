@@ -139,7 +139,7 @@ func (s *simulation) mixture() (Mixture, error) {
 				p := expected[j] / float64(to-from)
 				out.Deviation, out.Bound, out.Random = deviation, bound, math.Sqrt(float64(to-from)*p*(1-p))
 			}
-			if s.plan.Megatron == nil && deviation > bound+1e-3 { // smaller differences are rounding
+			if s.traits.Scheduled && deviation > bound+1e-3 { // smaller differences are rounding
 				out.Outside++
 			}
 			if !sources[j].parts {

@@ -97,7 +97,7 @@ type stretch struct {
 // This is wrong for a later part of a document that is longer than a sample.
 func (s *simulation) stretches(dst []stretch, at blend.Sample) ([]stretch, error) {
 	whole := int64(s.plan.SequenceLength) + 1
-	if s.plan.Windowed() {
+	if s.traits.Windows {
 		return append(dst, stretch{at.Source, at.Shard, at.Token, whole}), nil
 	}
 	parts, err := s.Data.Parts(s.ctx, at)
@@ -301,7 +301,7 @@ func (s *simulation) cacheSizes(r *Reading, l *layout) {
 		var bytes int64
 		for k, sh := range src.Shards {
 			tokens := sh.Tokens
-			if s.plan.Windowed() {
+			if s.traits.Windows {
 				w := min(left, index.ShardWindows(s.plan.SequenceLength, sh.Tokens))
 				if left -= w; w == 0 {
 					continue

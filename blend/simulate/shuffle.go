@@ -143,7 +143,7 @@ func (s *simulation) stretchesOfSteps() [][2]int64 {
 }
 
 func (s *simulation) shuffle() (Shuffle, error) {
-	out := Shuffle{Documents: s.Data != nil && s.plan.Windowed()}
+	out := Shuffle{Documents: s.Data != nil && s.traits.Windows}
 	stretches := s.stretchesOfSteps()
 	out.Whole = len(stretches) == 1 &&
 		stretches[0][1]-stretches[0][0] == (s.To-s.From+int64(s.BatchSize)-1)/int64(s.BatchSize)
@@ -253,7 +253,7 @@ func (s *simulation) sourceShuffle(i int, t *sourceTally, looks []look, document
 		Adjacent: Count{0, -1}, SameShard: Count{0, -1}, SameDocument: Count{0, -1}, BatchDocument: Count{0,
 			-1}, BatchWindow: Count{0, -1}}
 	n, pairs := float64(t.training), float64(t.pairs)
-	if t.pairs > 0 && s.plan.Megatron == nil {
+	if t.pairs > 0 && s.traits.Scheduled {
 		out.Distance, out.Parity = t.distance/pairs/n, float64(t.parity)/pairs
 		out.Adjacent.Seen = t.adjacent
 		for _, c := range t.distances {
@@ -295,7 +295,7 @@ func (s *simulation) sourceShuffle(i int, t *sourceTally, looks []look, document
 	if t.known {
 		out.BatchWindow.Expected = turns / n
 	}
-	if t.known && s.plan.Windowed() {
+	if t.known && s.traits.Windows {
 		left, chance := t.training, 0.0
 		for _, sh := range src.Shards {
 			w := min(left, index.ShardWindows(s.plan.SequenceLength, sh.Tokens))

@@ -106,9 +106,10 @@ type order interface {
 // A simulation holds the common inputs of all parts of Run.
 type simulation struct {
 	Options
-	plan  *blend.Plan
-	order order
-	ctx   context.Context
+	plan   *blend.Plan
+	traits blend.Traits // of the plan
+	order  order
+	ctx    context.Context
 }
 
 // Run simulates a run of a plan.
@@ -123,8 +124,8 @@ func run(ctx context.Context, p *blend.Plan, order order, o Options) (*Report, e
 	if err := o.complete(p); err != nil {
 		return nil, err
 	}
-	s := &simulation{Options: o, plan: p, order: order, ctx: ctx}
-	if !s.plan.Windowed() && o.Data == nil {
+	s := &simulation{Options: o, plan: p, traits: p.Traits(), order: order, ctx: ctx}
+	if !s.traits.Windows && o.Data == nil {
 		return nil, fmt.Errorf("the order %q is read from index files; set Options.Data to the open plan",
 			p.OrderVersion())
 	}
@@ -185,7 +186,7 @@ func (o *Options) complete(p *blend.Plan) error {
 // draws uniformly. A source that has grown draws its new windows only after the growth. Samples of
 // Megatron are numbered after its shuffle.
 func (s *simulation) numbered(source int) bool {
-	return s.plan.Megatron == nil && len(s.plan.Sources[source].Growth) == 0
+	return s.traits.Scheduled && len(s.plan.Sources[source].Growth) == 0
 }
 
 // locate returns the sample at a position. It fails if ctx is cancelled.
@@ -208,7 +209,7 @@ func (s *simulation) sources() []Source {
 				out.Tail -= index.ShardWindows(s.plan.SequenceLength, sh.Tokens)*int64(s.plan.SequenceLength) + 1
 			}
 		}
-		if !s.plan.Windowed() {
+		if !s.traits.Windows {
 			out.Tail = -1
 		}
 		list = append(list, out)

@@ -479,7 +479,7 @@ func TestDeviations(t *testing.T) {
 	const windows, pairs, runs = 100_000, 1000, 400
 	rng := rand.New(rand.NewPCG(1, 1))
 	d := seal(t, 4, "samples: 6000\n")
-	s := &simulation{plan: d.Plan}
+	s := &simulation{plan: d.Plan, traits: d.Traits()}
 	distance, parity := 0.0, 0.0
 	for range runs {
 		tally := sourceTally{training: windows, known: true, last: -1}

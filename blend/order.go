@@ -1,0 +1,163 @@
+package blend
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// Traits are the properties of a plan's order that readers of its samples depend on.
+type Traits struct {
+	Version string // in plan.json; see docs/formats/plan.md
+
+	// Windows: each sample is a window, L+1 consecutive tokens of a shard, and the plan alone
+	// locates it. Otherwise index files locate the tokens, so the plan must be open.
+	Windows bool
+
+	// Scheduled: the stages distribute the positions among the sources, and each source is drawn
+	// epoch by epoch. Otherwise the whole order is read from index files: only an open plan locates
+	// samples, and Sample.Epoch is -1.
+	Scheduled bool
+
+	// Padded: a sample consists of pieces of documents and may be shorter than L+1 tokens. Token id
+	// Padding fills the rest.
+	Padded  bool
+	Padding uint32
+
+	Amendable bool // [Amend] accepts the plan
+
+	name, instead string // for messages: the order, and what to use for windows instead
+}
+
+// Traits returns the properties of the plan's order.
+func (p *Plan) Traits() Traits { return p.order.traits() }
+
+// An order computes the samples of a plan. Each kind of order is a type. The order of a plan that
+// is not open may be unable to locate samples; open returns an order that can.
+type order interface {
+	traits() Traits
+
+	// compileSource validates a source, and prepares the order within it. compile does the same for
+	// the rest of the plan.
+	compileSource(s *Source) error
+	compile() error
+
+	// sealed returns the meaning of the plan, for plan.json. writeFiles sets the locations of index
+	// files. resolve makes these locations absolute after the plan was read.
+	sealed() any
+	writeFiles(w *writtenPlan, relative func(path string) (string, error)) error
+	resolve()
+
+	files() []orderFile // index files
+	// open opens the index files, for a plan that is a copy of the order's plan. If waiting is not
+	// nil, open waits for files that another process is building.
+	open(ctx context.Context, p *Plan, waiting func(string)) (order, error)
+	close() error
+
+	// locate returns the sample at a position of the plan.
+	locate(position int64) (Sample, error)
+	// segments appends the segments of a sample.
+	segments(dst []segment, s Sample) ([]segment, error)
+	// position is the inverse of locate, as [Plan.Position] describes.
+	position(source int, epoch, window int64) (int64, bool)
+	// positions lists the samples of a range of the plan's positions.
+	positions(ctx context.Context, from, to int64, yield func(Block, error) bool)
+	// validation lists the validation samples of a source.
+	validation(source int) iter.Seq[Sample]
+	// occurrences lists the samples that hold a document.
+	occurrences(ctx context.Context, doc Document) iter.Seq2[Occurrence, error]
+}
+
+// A segment is a range of consecutive tokens of a sample within a shard. A window is one segment. A
+// Megatron sample or a packed sample has a segment for each document.
+type segment struct {
+	token, length int64
+	begins        bool // a document starts here, even if the shard's index has none here
+	shard         int
+}
+
+func lengthOf(segments []segment) (n int64) {
+	for _, g := range segments {
+		n += g.length
+	}
+	return n
+}
+
+// An orderFile is an index file of a plan's order.
+type orderFile struct {
+	path   string
+	of     string // the cache or packing that the file belongs to, for messages
+	bytes  int64
+	sha256 *string
+}
+
+// same reports whether two index files have the same content and name.
+func (f orderFile) same(g orderFile) bool {
+	return filepath.Base(f.path) == filepath.Base(g.path) && f.bytes == g.bytes && *f.sha256 == *g.sha256
+}
+
+// errNotOpen reports a read of tokens through a plan whose index files are not open.
+var errNotOpen = errors.New("the samples are located by index files; open the plan to read them")
+
+// orderParsers lists the order versions that this program reads, as in the JSON text of a
+// plan.json. A parser validates nothing. It also returns the fingerprint that the file claims.
+func orderParsers() []orderParser {
+	return []orderParser{
+		{strconv.Itoa(OrderVersion), parseNative},
+		{strconv.Itoa(AmendedVersion), parseAmended},
+		{strconv.Quote(MegatronOrder), parseMegatron},
+		{strconv.Quote(PackedOrder), parsePacked},
+	}
+}
+
+type orderParser struct {
+	version string
+	parse   func(data []byte) (*Plan, string, error)
+}
+
+// parseOrder parses a plan.json of an order version.
+func parseOrder(version string, data []byte) (*Plan, string, error) {
+	var known []string
+	for _, o := range orderParsers() {
+		if o.version == version {
+			return o.parse(data)
+		}
+		known = append(known, o.version)
+	}
+	last := len(known) - 1
+	return nil, "", fmt.Errorf("order version %.40s is not supported; this program reads versions %s and %s", version,
+		strings.Join(known[:last], ", "), known[last])
+}
+
+// An orderConfig is a value of `order` in blend.yaml. problems returns the errors of a
+// configuration that can be found without the shards, as [Config.problems] does. survey returns the
+// open shards and the plan of a configuration, as the function survey does.
+type orderConfig struct {
+	name     string
+	problems func(c *Config, decoded error) []error
+	survey   func(ctx context.Context, c *Config, l *ledger, opts *SealOptions) (*Data, error)
+}
+
+// orderConfigs lists the values of `order`. The first is the default.
+func orderConfigs() []orderConfig {
+	return []orderConfig{
+		{orderNative, (*Config).nativeProblems, surveyNative},
+		{orderMegatron, (*Config).megatronProblems, surveyMegatron},
+	}
+}
+
+// ordered returns the kind of order of the configuration; ok is false if it is not known.
+func (c *Config) ordered() (o orderConfig, ok bool) {
+	list := orderConfigs()
+	for _, o := range list {
+		if o.name == cmp.Or(c.Order, list[0].name) {
+			return o, true
+		}
+	}
+	return list[0], false
+}

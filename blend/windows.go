@@ -1,0 +1,223 @@
+package blend
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"strconv"
+
+	"mula/index"
+	"mula/internal/strictjson"
+)
+
+// A windowOrder is mula's native order of windows: order version 1, and version 2 if the plan
+// amends another.
+type windowOrder struct{ scheduled }
+
+func newWindowOrder(p *Plan) *windowOrder { return &windowOrder{scheduled{p}} }
+
+func (o *windowOrder) traits() Traits {
+	version := OrderVersion
+	if len(o.plan.Parents) > 0 {
+		version = AmendedVersion
+	}
+	return Traits{Version: strconv.Itoa(version), Windows: true, Scheduled: true, Amendable: true,
+		name: "mula's native order"}
+}
+
+// holdOutWindows sets the number of validation windows of all sources, given their fraction.
+func (p *Plan) holdOutWindows(fraction Number) {
+	if !fraction.IsSet() {
+		return
+	}
+	for i := range p.Sources {
+		s := &p.Sources[i]
+		var windows int64
+		for _, sh := range s.Shards {
+			windows += index.ShardWindows(p.SequenceLength, sh.Tokens)
+		}
+		s.Validation, _ = fraction.ceilTimes(windows) // at most windows, because the fraction is below 1
+	}
+}
+
+// compileSource implements order. The source's shards must have been checked.
+func (o *windowOrder) compileSource(s *Source) error {
+	counts := make([]int64, len(s.Shards))
+	for i, sh := range s.Shards {
+		counts[i] = sh.Tokens
+	}
+	var err error
+	if s.windows, err = index.NewWindows(o.plan.SequenceLength, counts); err != nil {
+		return err
+	}
+	if s.Validation < 0 || s.Validation > s.windows.Count() {
+		return fmt.Errorf("%d of %d windows are validation windows", s.Validation, s.windows.Count())
+	}
+	if s.training = s.windows.Count() - s.Validation; s.training == 0 {
+		if s.windows.Count() == 0 {
+			return fmt.Errorf("no shard has the %d tokens of a window; add text, or lower sequence_length",
+				o.plan.SampleTokens())
+		}
+		return fmt.Errorf("all %d windows are in the validation split; add text, or lower validation",
+			s.windows.Count())
+	}
+	if len(s.Growth) > 0 {
+		return s.compileGrowth(o.plan.Seed)
+	}
+	s.order = index.NewOrder(o.plan.Seed, s.Name, s.Training())
+	return nil
+}
+
+func (o *windowOrder) compile() error { return o.compileStages() }
+
+func (o *windowOrder) open(_ context.Context, p *Plan, _ func(string)) (order, error) {
+	return newWindowOrder(p), nil
+}
+
+func (o *windowOrder) locate(position int64) (Sample, error) {
+	s := o.draw(position)
+	s.Shard, s.Token = o.plan.Sources[s.Source].windows.Locate(s.Window)
+	return s, nil
+}
+
+func (o *windowOrder) segments(dst []segment, s Sample) ([]segment, error) {
+	return append(dst, segment{shard: s.Shard, token: s.Token, length: int64(o.plan.SampleTokens())}), nil
+}
+
+func (o *windowOrder) validation(source int) iter.Seq[Sample] {
+	return func(yield func(Sample) bool) {
+		s := &o.plan.Sources[source]
+		for _, held := range s.validationWindows() {
+			for w := held.From; w < held.To; w++ {
+				shard, token := s.windows.Locate(w)
+				if !yield(Sample{Position: -1, Source: source, Epoch: -1, Window: w, Shard: shard, Token: token}) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func (o *windowOrder) occurrences(ctx context.Context, doc Document) iter.Seq2[Occurrence, error] {
+	return o.uses(ctx, doc, o.holding(doc))
+}
+
+// holding lists the windows that hold a document, each with the part that it holds.
+func (o *windowOrder) holding(doc Document) iter.Seq2[Occurrence, error] {
+	return func(yield func(Occurrence, error) bool) {
+		windows := o.plan.Sources[doc.Source].windows
+		first, last, ok := windows.Reading(doc.Shard, doc.First, doc.First+doc.Tokens)
+		for w := first; ok && w <= last; w++ {
+			_, token := windows.Locate(w)
+			o := Occurrence{
+				Part: Part{doc, int(max(0, doc.First-token)),
+					int(min(doc.First+doc.Tokens-token, int64(o.plan.SampleTokens())))},
+				Sample: Sample{Position: -1, Source: doc.Source, Epoch: -1, Window: w, Shard: doc.Shard, Token: token},
+			}
+			if !yield(o, nil) {
+				return
+			}
+		}
+	}
+}
+
+// sealedPlan is the meaning of a plan of order version 1. Its JSON text with the fields in this
+// order and without white space is the canonical form. The SHA-256 of this text is the plan's
+// fingerprint.
+type sealedPlan struct {
+	Order          int            `json:"order"`
+	Seed           uint64         `json:"seed"`
+	SequenceLength int            `json:"sequence_length"`
+	Tokenizer      *Tokenizer     `json:"tokenizer"`
+	Sources        []sealedSource `json:"sources"`
+	Stages         []Stage        `json:"stages"`
+	Skips          []Range        `json:"skips"`
+	Checks         []Check        `json:"checks"`
+}
+
+type sealedSource struct {
+	Name       string  `json:"name"`
+	Validation int64   `json:"validation_windows"`
+	Shards     []Shard `json:"shards"`
+}
+
+// sealedAmended replaces sealedPlan in a plan that amends another: order version 2.
+type sealedAmended struct {
+	Order          int           `json:"order"`
+	Parents        []Parent      `json:"parents"`
+	Seed           uint64        `json:"seed"`
+	SequenceLength int           `json:"sequence_length"`
+	Tokenizer      *Tokenizer    `json:"tokenizer"`
+	Sources        []grownSource `json:"sources"`
+	Stages         []Stage       `json:"stages"`
+	Skips          []Range       `json:"skips"`
+	Checks         []Check       `json:"checks"`
+}
+
+type grownSource struct {
+	Name       string   `json:"name"`
+	Validation int64    `json:"validation_windows"`
+	Growth     []Growth `json:"growth"`
+	Shards     []Shard  `json:"shards"`
+}
+
+func (o *windowOrder) sealed() any {
+	p := o.plan
+	if len(p.Parents) > 0 {
+		return o.sealedAmended()
+	}
+	f := sealedPlan{Order: OrderVersion, Seed: p.Seed, SequenceLength: p.SequenceLength, Tokenizer: p.Tokenizer,
+		Stages: p.Stages, Skips: p.sealedSkips(), Checks: p.Checks}
+	for _, s := range p.Sources {
+		f.Sources = append(f.Sources, sealedSource{s.Name, s.Validation, s.Shards})
+	}
+	return f
+}
+
+func (o *windowOrder) sealedAmended() sealedAmended {
+	p := o.plan
+	f := sealedAmended{Order: AmendedVersion, Parents: p.Parents, Seed: p.Seed, SequenceLength: p.SequenceLength,
+		Tokenizer: p.Tokenizer, Stages: p.Stages, Skips: p.sealedSkips(), Checks: p.Checks}
+	for _, s := range p.Sources {
+		growth := s.Growth
+		if growth == nil {
+			growth = []Growth{}
+		}
+		f.Sources = append(f.Sources, grownSource{s.Name, s.Validation, growth, s.Shards})
+	}
+	return f
+}
+
+// parseNative parses a plan of order version 1.
+func parseNative(data []byte) (*Plan, string, error) {
+	var f planFile[sealedPlan]
+	if err := strictjson.Decode(data, &f); err != nil {
+		return nil, "", err
+	}
+	p := &Plan{Seed: f.Plan.Seed, SequenceLength: f.Plan.SequenceLength, Tokenizer: f.Plan.Tokenizer,
+		Stages: f.Plan.Stages, Skips: f.Plan.Skips, Checks: f.Plan.Checks}
+	p.order = newWindowOrder(p)
+	for _, s := range f.Plan.Sources {
+		p.Sources = append(p.Sources, Source{Name: s.Name, Validation: s.Validation, Shards: s.Shards})
+	}
+	return p, f.Fingerprint, p.takeWritten(f.Written)
+}
+
+// parseAmended parses a plan of order version 2.
+func parseAmended(data []byte) (*Plan, string, error) {
+	var f planFile[sealedAmended]
+	if err := strictjson.Decode(data, &f); err != nil {
+		return nil, "", err
+	}
+	if len(f.Plan.Parents) == 0 {
+		return nil, "", fmt.Errorf("order version %d is for amended plans, but the plan has no parent", AmendedVersion)
+	}
+	p := &Plan{Seed: f.Plan.Seed, SequenceLength: f.Plan.SequenceLength, Tokenizer: f.Plan.Tokenizer,
+		Stages: f.Plan.Stages, Skips: f.Plan.Skips, Checks: f.Plan.Checks, Parents: f.Plan.Parents}
+	p.order = newWindowOrder(p)
+	for _, s := range f.Plan.Sources {
+		p.Sources = append(p.Sources, Source{Name: s.Name, Validation: s.Validation, Shards: s.Shards,
+			Growth: s.Growth})
+	}
+	return p, f.Fingerprint, p.takeWritten(f.Written)
+}
