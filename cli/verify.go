@@ -48,15 +48,15 @@ func runVerify(c *cli.Context) error {
 		return usagef("two logs are required: see `%s --help`", c.Command.HelpName)
 	}
 	a, err := verify.OpenLog(c.Args().Get(0))
+	if err != nil {
+		return err
+	}
 	defer a.Close()
-	if err != nil {
-		return err
-	}
 	b, err := verify.OpenLog(c.Args().Get(1))
-	defer b.Close()
 	if err != nil {
 		return err
 	}
+	defer b.Close()
 	plans := append(slices.Clone(a.Plans), b.Plans...)
 	file, why := c.String("plan"), "" // of the newest plan, "" if unknown
 	var plan *blend.Plan

@@ -45,10 +45,15 @@ const (
 	olderRunLog = "fingerprints-????????????????.jsonl" // of another plan of the run, see docs/formats/run.md
 )
 
-// OpenLog opens the log, or the logs, of an operand: files separated by commas, or a folder. The
-// caller closes the log, also after an error.
-func OpenLog(operand string) (*Log, error) {
-	l := &Log{Name: operand}
+// OpenLog opens the log, or the logs, of an operand: files separated by commas, or a folder.
+func OpenLog(operand string) (l *Log, err error) {
+	l = &Log{Name: operand}
+	defer func() {
+		if err != nil {
+			l.Close()
+			l = nil
+		}
+	}()
 	var readers []*blend.LogReader
 	open := func(path string) error {
 		f, err := os.Open(path)
@@ -111,7 +116,6 @@ func OpenLog(operand string) (*Log, error) {
 			return l, err
 		}
 	}
-	var err error
 	l.Steps, l.Header, err = blend.Combine(readers)
 	return l, err
 }
