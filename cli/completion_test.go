@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"mula/internal/longtest"
 	"mula/moe"
 	"mula/shards/formats"
 )
@@ -63,6 +64,7 @@ func TestComplete(t *testing.T) {
 
 // Real shells offer the candidates.
 func TestCompletionInShells(t *testing.T) {
+	longtest.SkipIfShort(t)
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"mula/internal/longtest"
 	"mula/internal/version"
 	"mula/xpu"
 	"mula/xpu/cpu"
@@ -35,6 +36,7 @@ func TestVersionCommand(t *testing.T) {
 
 // A program that was built with `git describe` says that version, the commit and the settings.
 func TestVersionOfABuild(t *testing.T) {
+	longtest.SkipIfShort(t)
 	program := filepath.Join(t.TempDir(), "mula")
 	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags",
 		"-X mula/internal/version.number=7.8.9-1-gabcdef", "-o", program, "./mula")

@@ -123,6 +123,7 @@ func killAndResume(t *testing.T, plan, config string) {
 // names the cause. The existing checkpoints are complete, and no partial file stays. When it is
 // started again, the run ends like an unbroken run.
 func TestEveryFault(t *testing.T) {
+	longtest.SkipIfShort(t)
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	unbroken := testConfig(t, plan,
 		crashConfig+"checkpoint: {every: 1, keep: 1}\nevaluate: {every: 1, samples: 1}\nsteps: 2\n")

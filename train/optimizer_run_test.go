@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"mula/blend"
+	"mula/internal/longtest"
 	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/train/estimate"
@@ -61,6 +62,7 @@ func TestOptimizersResume(t *testing.T) {
 // The same with everything at once: in bf16, in uneven micro-batches, killed after the run has gone
 // back from a spike, and started again on another number of threads without recomputation.
 func TestOptimizersKill(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := spikyPlan(t, t.TempDir(), "plan.json", nil, 10, 13)
 	eachOptimizer(t, func(t *testing.T, _ optimizer.Name, yaml string) {

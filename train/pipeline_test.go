@@ -49,6 +49,7 @@ func sameBits(t *testing.T, what string, want, got runOutcome) {
 // schemes. If dp and ep are 1, they equal one rank. This includes steps with skipped rows, and with
 // fewer micro-batches than stages. Otherwise they equal one rank within the rounding of float32.
 func TestPipelineLayouts(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", unevenSkips)
 	run := func(l LayoutConfig) runOutcome {
@@ -88,6 +89,7 @@ func TestPipelineLayouts(t *testing.T) {
 // Every optimizer does on stages what it does without them, SophiaG with the targets that it draws;
 // a dense model has nothing for a router to send.
 func TestPipelineOptimizers(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for _, name := range optimizer.Names() {

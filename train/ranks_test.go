@@ -464,6 +464,7 @@ func TestI7NotFinite(t *testing.T) {
 // A run of several ranks that goes back because of a spike, to a checkpoint or to the weights of
 // initialize_from, equals the run of a plan without the skipped data.
 func TestRanksRollback(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	dir := t.TempDir()
 	plan := makePlan(t, dir, "plan.json", "")

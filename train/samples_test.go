@@ -16,6 +16,7 @@ import (
 
 	"mula/blend"
 	"mula/blend/plantest"
+	"mula/internal/longtest"
 	"mula/moe"
 	"mula/shards"
 	"mula/train/estimate"
@@ -329,6 +330,7 @@ const packedSkips = "skips:\n- {from: 17, to: 23}\n- {from: 24, to: 32}\n- {from
 // optimizer change no bit; more ranks only the last ones, as the loss is the mean over the targets
 // of all.
 func TestDocumentsLayouts(t *testing.T) {
+	longtest.SkipIfShort(t)
 	dir := t.TempDir()
 	plan := packedPlan(t, dir, "plan.json", packedSkips)
 	for name, more := range map[string]string{"packed": "", "packed, across documents": "attention: window\n",

@@ -478,6 +478,7 @@ func TestSpikePlanChange(t *testing.T) {
 // Whichever file operation fails while a run goes back, it ends with that error, and goes on to the
 // end of a run that nothing happened to.
 func TestSpikeRollbackFaults(t *testing.T) {
+	longtest.SkipIfShort(t)
 	plan := spikyPlan(t, t.TempDir(), "plan.json", nil, 12)
 	more := strings.NewReplacer("steps: 40", "steps: 13", "{every: 5}", "{every: 6}").Replace(spikyConfig) +
 		"spikes: {action: rollback, window: 4, sigma: 4, skip_steps: 2}\n"
