@@ -10,6 +10,13 @@ import (
 	"io"
 )
 
+// RunLogFile is the name of the fingerprint log in the directory of a run (docs/formats/run.md).
+const RunLogFile = "fingerprints.jsonl"
+
+// OlderRunLogFile returns the name of a run's log of an earlier plan. With "*" in place of the
+// plan's fingerprint it is a pattern for all such logs.
+func OlderRunLogFile(plan string) string { return fmt.Sprintf("fingerprints-%.16s.jsonl", plan) }
+
 // A LogHeader is the first line of a fingerprint log. Rank and World describe the process whose
 // samples are in the log. Both are 0 in a log of complete steps.
 type LogHeader struct {

@@ -1307,11 +1307,11 @@ func (r *run) openRecords(checkpoint *Checkpoint, back bool) (err error) {
 	oldPlan := r.state.Cursor.Plan
 	r.takePlan()
 	if checkpoint == nil && !back {
-		names, err := fs.Glob(os.DirFS(r.dir.path), asideName("*"))
+		names, err := fs.Glob(os.DirFS(r.dir.path), blend.OlderRunLogFile("*"))
 		if err != nil {
 			return err
 		}
-		for _, name := range append(names, metricsFile, fingerprintsFile, tensorboardDir) {
+		for _, name := range append(names, metricsFile, blend.RunLogFile, tensorboardDir) {
 			if _, err := os.Lstat(r.dir.join(name)); err == nil {
 				r.warn("%s is from a run without a checkpoint; replacing it", r.dir.join(name))
 			}
@@ -1349,14 +1349,14 @@ func (r *run) openRecords(checkpoint *Checkpoint, back bool) (err error) {
 	}
 	if last != r.state.Step-1 {
 		r.warn("%s ends with step %d, but the checkpoint is of step %d; the steps in between are not recorded",
-			r.dir.join(fingerprintsFile), last, r.state.Step-1)
+			r.dir.join(blend.RunLogFile), last, r.state.Step-1)
 	}
 	if oldPlan != plan {
 		if header, _, err = r.openLog(plan); err != nil {
 			return err
 		}
 	}
-	if r.fingerprints, err = openRecordFile(r.dir.join(fingerprintsFile)); err != nil {
+	if r.fingerprints, err = openRecordFile(r.dir.join(blend.RunLogFile)); err != nil {
 		return err
 	}
 	r.log = blend.ResumeLog(r.fingerprints)
@@ -1398,22 +1398,20 @@ func (r *run) openRecords(checkpoint *Checkpoint, back bool) (err error) {
 // exists. A log belongs to one plan. openLog renames the log of another plan, and restores the log
 // of this plan. header and last are as in [cutRecords].
 func (r *run) openLog(plan string) (header bool, last int64, err error) {
-	path := r.dir.join(fingerprintsFile)
+	path := r.dir.join(blend.RunLogFile)
 	if now := planOfLog(path); now != plan {
 		if now != "" {
-			if err := os.Rename(path, r.dir.join(asideName(now))); err != nil {
+			if err := os.Rename(path, r.dir.join(blend.OlderRunLogFile(now))); err != nil {
 				return false, -1, err
 			}
 		}
-		if err := os.Rename(r.dir.join(asideName(plan)), path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		err := os.Rename(r.dir.join(blend.OlderRunLogFile(plan)), path)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return false, -1, err
 		}
 	}
 	return cutRecords(path, r.state.Step)
 }
-
-// asideName returns the name of the fingerprint log of another plan.
-func asideName(plan string) string { return fmt.Sprintf("fingerprints-%.16s.jsonl", plan) }
 
 // planOfLog returns the fingerprint of a log's plan, or "" if the log does not exist or its first
 // line is incomplete.

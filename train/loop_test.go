@@ -170,8 +170,8 @@ func sameRun(t testing.TB, what, want, got string) {
 	if diff := cmp.Diff(metricsOf(t, want), metricsOf(t, got)); diff != "" {
 		t.Errorf("%s: metrics differ (-want +got):\n%s", what, diff)
 	}
-	if diff := cmp.Diff(readLines(t, filepath.Join(want, fingerprintsFile)),
-		readLines(t, filepath.Join(got, fingerprintsFile))); diff != "" {
+	if diff := cmp.Diff(readLines(t, filepath.Join(want, blend.RunLogFile)),
+		readLines(t, filepath.Join(got, blend.RunLogFile))); diff != "" {
 		t.Errorf("%s: fingerprints differ (-want +got):\n%s", what, diff)
 	}
 	var states [2]State
@@ -272,7 +272,7 @@ func TestRun(t *testing.T) {
 	if err := data.Hash(context.Background(), blend.HashOptions{To: 40, BatchSize: 8}, log.Write); err != nil {
 		t.Fatal(err)
 	}
-	got, err := os.ReadFile(filepath.Join(c.Output, fingerprintsFile))
+	got, err := os.ReadFile(filepath.Join(c.Output, blend.RunLogFile))
 	if err != nil || !bytes.Equal(got, want.Bytes()) {
 		t.Errorf("fingerprints (%v)\n%s\nwant\n%s", err, got, want.Bytes())
 	}
@@ -673,7 +673,7 @@ func TestRunSkips(t *testing.T) {
 	if state.Updates != 1 || state.Step != 2 || state.Cursor.Position != 16 || state.Tokens != 128 {
 		t.Errorf("state after a step without samples: %+v", state)
 	}
-	log := readLines(t, filepath.Join(c.Output, fingerprintsFile))
+	log := readLines(t, filepath.Join(c.Output, blend.RunLogFile))
 	if len(log) != 9 || fmt.Sprint(log[2]["samples"]) != "0" || fmt.Sprint(log[3]["samples"]) != "6" {
 		t.Errorf("fingerprints %v", log)
 	}
@@ -725,8 +725,8 @@ func TestRunPlanChange(t *testing.T) {
 		t.Errorf("samples %v, want %v", samples, want)
 	}
 	// Each log is about one plan.
-	old := readLines(t, filepath.Join(c.Output, fmt.Sprintf("fingerprints-%.16s.jsonl", p.Fingerprint())))
-	now := readLines(t, filepath.Join(c.Output, fingerprintsFile))
+	old := readLines(t, filepath.Join(c.Output, blend.OlderRunLogFile(p.Fingerprint())))
+	now := readLines(t, filepath.Join(c.Output, blend.RunLogFile))
 	if len(old) != 5 || len(now) != 5 || old[0]["plan"] != p.Fingerprint() || now[0]["plan"] != q.Fingerprint() ||
 		fmt.Sprint(now[1]["step"]) != "4" {
 		t.Errorf("fingerprints of the old plan %v, of the new one %v", old, now)
@@ -824,8 +824,8 @@ func TestRunPlanChangeKilled(t *testing.T) {
 	if len(warnings) != 1 || !strings.Contains(warnings[0], "the plan has changed") {
 		t.Errorf("warnings %q", warnings)
 	}
-	old, now := readLines(t, filepath.Join(c.Output, asideName(p))), readLines(t,
-		filepath.Join(c.Output, fingerprintsFile))
+	old, now := readLines(t, filepath.Join(c.Output, blend.OlderRunLogFile(p))), readLines(t,
+		filepath.Join(c.Output, blend.RunLogFile))
 	if len(old) != 5 || old[0]["plan"] != p || fmt.Sprint(old[4]["step"]) != "3" {
 		t.Errorf("fingerprints of the old plan %v", old)
 	}
@@ -843,7 +843,7 @@ func TestRunPlanChangeKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustRun(t, c, Options{})
-	if left, _ := filepath.Glob(filepath.Join(c.Output, asideName("*"))); len(left) > 0 {
+	if left, _ := filepath.Glob(filepath.Join(c.Output, blend.OlderRunLogFile("*"))); len(left) > 0 {
 		t.Errorf("a new run kept %v", left)
 	}
 }

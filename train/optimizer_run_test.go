@@ -37,7 +37,7 @@ func TestOptimizersResume(t *testing.T) {
 		unbroken := testConfig(t, plan, more)
 		want := mustRun(t, unbroken, Options{})
 		if other, ok := weights[want.Weights]; ok {
-			t.Errorf("the weights are those of %s", other)
+			t.Errorf("the weights equal the weights of %s", other)
 		}
 		weights[want.Weights] = name
 		c := testConfig(t, plan, more)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"mula/blend"
 	"mula/internal/longtest"
 	"mula/moe"
 	"mula/train/collective"
@@ -177,11 +178,11 @@ func TestI5Layouts(t *testing.T) {
 				}
 			}
 		}
-		a, err := os.ReadFile(filepath.Join(filepath.Dir(filepath.Dir(one.Checkpoint)), fingerprintsFile))
+		a, err := os.ReadFile(filepath.Join(filepath.Dir(filepath.Dir(one.Checkpoint)), blend.RunLogFile))
 		if err != nil {
 			t.Fatal(err)
 		}
-		b, err := os.ReadFile(filepath.Join(filepath.Dir(filepath.Dir(first.Checkpoint)), fingerprintsFile))
+		b, err := os.ReadFile(filepath.Join(filepath.Dir(filepath.Dir(first.Checkpoint)), blend.RunLogFile))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -15,12 +15,11 @@ import (
 
 // Names in a run directory.
 const (
-	configFile       = "train.yaml"
-	metricsFile      = "metrics.jsonl"
-	fingerprintsFile = "fingerprints.jsonl"
-	skipsFile        = "skips.yaml"
-	tensorboardDir   = "tensorboard"
-	lockFile         = ".lock"
+	configFile     = "train.yaml"
+	metricsFile    = "metrics.jsonl"
+	skipsFile      = "skips.yaml"
+	tensorboardDir = "tensorboard"
+	lockFile       = ".lock"
 )
 
 // A runDir is a run directory to which only this process writes.

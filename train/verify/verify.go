@@ -40,10 +40,8 @@ func (l *Log) Close() {
 	}
 }
 
-const (
-	runLogName  = "fingerprints.jsonl"
-	olderRunLog = "fingerprints-????????????????.jsonl" // of another plan of the run, see docs/formats/run.md
-)
+// olderRunLogs is a pattern for a run's logs of earlier plans.
+var olderRunLogs = blend.OlderRunLogFile(strings.Repeat("?", 16))
 
 // OpenLog opens the log, or the logs, of an operand: files separated by commas, or a folder.
 func OpenLog(operand string) (l *Log, err error) {
@@ -83,7 +81,7 @@ func OpenLog(operand string) (l *Log, err error) {
 			if ofClient, err := l.openClient(path, len(paths)); ofClient || err != nil {
 				return l, err
 			}
-			path = filepath.Join(path, runLogName)
+			path = filepath.Join(path, blend.RunLogFile)
 		}
 		older, err := olderLogs(path)
 		if err != nil {
@@ -123,7 +121,7 @@ func OpenLog(operand string) (l *Log, err error) {
 // openClient opens the logs of the Python client in a folder, if it has such logs and none of `mula
 // train`. operands is the number of paths of the operand.
 func (l *Log) openClient(folder string, operands int) (bool, error) {
-	if _, err := os.Stat(filepath.Join(folder, runLogName)); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(filepath.Join(folder, blend.RunLogFile)); !errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
 	log, header, err := blend.OpenClientLog(folder)
@@ -131,13 +129,13 @@ func (l *Log) openClient(folder string, operands int) (bool, error) {
 	case err != nil:
 		return true, err
 	case log == nil:
-		older, err := fs.Glob(os.DirFS(folder), olderRunLog)
+		older, err := fs.Glob(os.DirFS(folder), olderRunLogs)
 		if err != nil || len(older) > 0 {
 			return false, err
 		}
 		return true, fmt.Errorf("%s: no fingerprint log in the folder; expected %s of `mula train` or logs "+
 			"of the Python client, such as 0000000000000000-batch32-rank0of1.jsonl",
-			folder, runLogName)
+			folder, blend.RunLogFile)
 	case operands > 1:
 		return true, fmt.Errorf("%s has the Python client's logs of all ranks of a run; give it "+
 			"alone", folder)
@@ -148,11 +146,11 @@ func (l *Log) openClient(folder string, operands int) (bool, error) {
 
 // olderLogs returns the logs of earlier plans next to the newest log of a run.
 func olderLogs(path string) ([]string, error) {
-	if filepath.Base(path) != runLogName {
+	if filepath.Base(path) != blend.RunLogFile {
 		return nil, nil
 	}
 	folder := filepath.Dir(path)
-	names, err := fs.Glob(os.DirFS(folder), olderRunLog)
+	names, err := fs.Glob(os.DirFS(folder), olderRunLogs)
 	for i := range names {
 		names[i] = filepath.Join(folder, names[i])
 	}
