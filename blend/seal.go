@@ -302,8 +302,7 @@ func (p *Plan) addStages(file *strictyaml.File, stages []StageConfig, at, length
 		if sc.Samples.Rest {
 			if st.Samples = length - end; st.Samples < 1 && len(p.Parents) > 0 {
 				return end, file.Errorf(where, "no samples remain after position %d, because the plan has %d "+
-					"positions; "+
-					"set samples to a larger number", end, length)
+					"positions; set samples to a larger number", end, length)
 			} else if st.Samples < 1 {
 				return end, file.Errorf(where,
 					"no samples remain for stage %d: earlier stages have %d samples, the plan "+

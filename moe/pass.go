@@ -67,8 +67,7 @@ func (m *Model) stepSize(batch Batch, opts BackwardOptions) (stepSize, error) {
 	switch {
 	case opts.Targets == 0 && m.parallel.Mesh.Size(comm.EP) > 1:
 		return stepSize{}, errors.New("the number of targets of the whole step is unknown when ranks share the " +
-			"experts; " +
-			"set Targets")
+			"experts; set Targets")
 	case opts.Targets == 0:
 		return stepSize{max(1, own.targets), own.tokens}, nil
 	case step.targets < own.targets:

@@ -102,8 +102,7 @@ func separateProcesses(p launchers.Process) error {
 		Message: fmt.Sprintf(": %s has started %d processes (%s), but "+
 			"without "+
 			"PMI for MPI, so each process would train the whole run; %s. If each process is a separate run with its "+
-			"own "+
-			"output, set layout.transport to local", p.Launcher.Name, p.Size,
+			"own output, set layout.transport to local", p.Launcher.Name, p.Size,
 			p.Launcher.Size, pmi)}
 }
 
@@ -117,8 +116,7 @@ func startedWith(size int) error {
 	return &strictyaml.FieldError{Field: "layout.transport",
 		Message: fmt.Sprintf(": mula launch has started %s ranks (%s), but "+
 			"this rank is in a world of size %d; use the mpiexec or srun of the same MPI library, or mula launch "+
-			"--with "+
-			"tcp", text, tcp.SizeVariable, size)}
+			"--with tcp", text, tcp.SizeVariable, size)}
 }
 
 // loneRank is the error of a process whose MPI library sees no other process, although the layout

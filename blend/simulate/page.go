@@ -72,8 +72,7 @@ func (r *Report) WritePage(w io.Writer, title string) error {
 		quantity.Grouped(r.Mixture.StepsCounted))
 	doc.Mixture = r.MixtureTable().Cut(maxRows)
 	doc.ShuffleText = fmt.Sprintf("%s samples of %s steps were examined one by one. A pair is two consecutive samples "+
-		"of a source. "+
-		"Brackets have the expected value for a uniform permutation of the source's windows.",
+		"of a source. Brackets have the expected value for a uniform permutation of the source's windows.",
 		quantity.Grouped(r.Shuffle.Samples), quantity.Grouped(r.Shuffle.Steps))
 	if !r.Shuffle.Documents {
 		doc.ShuffleText += " Document statistics are omitted: the shards were not read, or the order has no windows."

@@ -283,8 +283,7 @@ func TestFindings(t *testing.T) {
 		"error structure index: index.idx: sequence 2 starts at byte 680, but by the lengths before it at byte 682: " +
 			"corrupt shard",
 		"error structure index: index.idx: document 1 has the tokens 300 to 340, but the lengths of its sequences " +
-			"add up to " +
-			"41: corrupt shard",
+			"add up to 41: corrupt shard",
 	}, "index")
 	flip("index.idx", 34+4*1)
 	flip("index.idx", 34+4*4+8*2) // a start

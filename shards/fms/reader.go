@@ -170,8 +170,7 @@ func (r *reader) readFooter() error {
 	tail := data[len(data)-tailSize:]
 	if string(tail[4:]) != arrowMagic {
 		return r.corrupt(size-int64(len(arrowMagic)), "the file does not end as an Arrow file does: it was cut "+
-			"short, or "+
-			"has another format (Arrow streams are not supported)")
+			"short, or has another format (Arrow streams are not supported)")
 	}
 	length := int64(binary.LittleEndian.Uint32(tail))
 	start := size - int64(tailSize) - length

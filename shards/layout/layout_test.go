@@ -63,7 +63,7 @@ func TestNames(t *testing.T) {
 		}
 	}
 	if !files.HasIDs("ids") || files.HasIDs("ids.ends") || !folders.HasIDs("part.1") || folders.HasIDs("index") {
-		t.Error("HasIDs is true for other files than those of ids")
+		t.Error("HasIDs is true for a file that holds no ids")
 	}
 }
 

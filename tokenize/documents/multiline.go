@@ -179,8 +179,7 @@ func (r *Reader) stray(c int, where string) error {
 		found = fmt.Sprintf("the byte 0x%02x", c)
 	}
 	return r.faultAt(r.line, r.offset, BadStream, fmt.Errorf("malformed JSON: found %s %s; the rest of the file "+
-		"cannot "+
-		"be read; repair the file", found, where))
+		"cannot be read; repair the file", found, where))
 }
 
 // skipJSON advances past the object that starts at offset.

@@ -325,8 +325,7 @@ func newParquetReader(r *Reader, file *os.File) (rowReader, error) {
 	}
 	if p.group < 0 || p.group > p.end || p.end > int64(len(meta.groups)) {
 		return nil, fmt.Errorf("reading %s: expected row groups %[3]d to %[4]d, but the file has %[2]d; the file "+
-			"changed "+
-			"after it was split; start again",
+			"changed after it was split; start again",
 			r.piece.File, len(meta.groups), p.group, p.end)
 	}
 	p.base = meta.bound(p.group, p.size)

@@ -90,8 +90,7 @@ func (l Layout) check(c moe.Config) error {
 	}
 	if l.BatchSize%l.DataRanks() != 0 {
 		return fmt.Errorf("the batch has %d sequences, which is not a multiple of the %d data ranks (expert_dp·ep); "+
-			"make it a "+
-			"multiple of %d", l.BatchSize, l.DataRanks(), l.DataRanks())
+			"make it a multiple of %d", l.BatchSize, l.DataRanks(), l.DataRanks())
 	}
 	for _, f := range []struct {
 		name, v string

@@ -68,8 +68,7 @@ var Aurora = Machine{
 	Memory: Figure{64e9, Published, "64 GB a tile: https://arxiv.org/abs/2604.00785, section 1"},
 	PeakBF16: Figure{419.5e12, Derived,
 		"half of the 839 TFLOP/s of a GPU of two tiles (Intel at Hot Chips 34, 2022); Aurora's parts may have fewer " +
-			"active " +
-			"engines and run at lower clocks"},
+			"active engines and run at lower clocks"},
 	PeakFP32: Figure{26e12, Derived, "half of the 52 TFLOP/s of a GPU of two tiles (Intel at Hot Chips 34, 2022)"},
 	ComputeEfficiency: Figure{0.2, Assumed,
 		"no measurement is published; fitted: with it the full step of Mula-20B-A2B gains from EPSO and expert " +

@@ -278,8 +278,7 @@ func TestRun(t *testing.T) {
 			poisoned(5, 7, -1, "diverged")}, outcome: Failed, code: ExitFailed,
 			hosts: "aabb aabb",
 			reason: "the run diverged at step 7: values are not finite, and no single host is their source; an " +
-				"earlier " +
-				"attempt had the same failure. The learning rate is too high"},
+				"earlier attempt had the same failure. The learning rate is too high"},
 		{name: "the run diverges, and then at another step", scripts: []script{poisoned(0, 7, -1, "diverged"),
 			poisoned(5, 9, -1, "diverged"), done(8, 20)}, outcome: Done, code: ExitDone,
 			hosts: "aabb aabb aabb"},

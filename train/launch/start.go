@@ -82,8 +82,7 @@ func (p *Processes) Start(_ context.Context, r Ranks) (Job, error) {
 		if first := r.Hosts[0]; !p.AllLocal && (first == localhost || first == "127.0.0.1") {
 			if i := slices.IndexFunc(r.Hosts, func(h string) bool { return !isLocal(h) }); i >= 0 {
 				return nil, fmt.Errorf("rank 0 runs on %s, which is not this machine from %s; use a name of this "+
-					"machine that "+
-					"the other hosts can resolve", first, r.Hosts[i])
+					"machine that the other hosts can resolve", first, r.Hosts[i])
 			}
 		}
 		meeting, l, err := meetingPoint(r.Hosts[0], p.Port, p.AllLocal)

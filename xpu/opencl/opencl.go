@@ -161,8 +161,7 @@ func (l *library) devices() ([]*Device, error) {
 	}
 	if len(devices) == 0 && len(failed) == 0 {
 		failed = append(failed, fmt.Errorf("opencl: no device in the drivers %s; check this user's access to the "+
-			"device "+
-			"(/dev/dri, /dev/nvidia*)", strings.Join(names, " and ")))
+			"device (/dev/dri, /dev/nvidia*)", strings.Join(names, " and ")))
 	}
 	return devices, errors.Join(failed...)
 }

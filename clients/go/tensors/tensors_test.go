@@ -89,6 +89,22 @@ func TestStream(t *testing.T) {
 	}
 }
 
+// firstBatch returns the first record batch of a stream. It is released at the end of the test.
+func firstBatch(t *testing.T, batchSize int) arrow.RecordBatch {
+	t.Helper()
+	stream, err := openData(t, shards.UInt16).Stream(t.Context(), blend.StreamOptions{BatchSize: batchSize})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { stream.Close() })
+	r, err := stream.Next()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.Release)
+	return r
+}
+
 func compareBatch(t *testing.T, r arrow.RecordBatch) {
 	t.Helper()
 	batch, err := blend.NewBatch(r)
@@ -157,16 +173,7 @@ func compareBatch(t *testing.T, r arrow.RecordBatch) {
 
 // A tensor of a slice of a record batch has the rows of the slice.
 func TestSlice(t *testing.T) {
-	stream, err := openData(t, shards.UInt16).Stream(t.Context(), blend.StreamOptions{BatchSize: 8})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer stream.Close()
-	r, err := stream.Next()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Release()
+	r := firstBatch(t, 8)
 	part := r.NewSlice(3, 6)
 	defer part.Release()
 	whole := column(t, r, "tokens").Data().([]uint16)
@@ -242,16 +249,7 @@ func TestRefused(t *testing.T) {
 
 // A record batch of one row has tensors of one row, not scalars.
 func TestOneRow(t *testing.T) {
-	stream, err := openData(t, shards.UInt16).Stream(t.Context(), blend.StreamOptions{BatchSize: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer stream.Close()
-	r, err := stream.Next()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Release()
+	r := firstBatch(t, 1)
 	if got := column(t, r, "tokens").Shape(); !slices.Equal(got, []int{1, 9}) {
 		t.Errorf("tokens have the shape %v", got)
 	}
