@@ -3,6 +3,7 @@
 package launch
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -40,7 +41,7 @@ func TestMain(m *testing.M) {
 		os.Exit(code)
 	}
 	if acts := os.Getenv(actVariable); acts != "" {
-		started = time.Now()
+		awaitStart()
 		act(strings.Fields(acts))
 	}
 	os.Exit(m.Run())
@@ -106,16 +107,12 @@ func act(words []string) {
 			}
 		case "exit":
 			if code, _ := strconv.Atoi(take()); mine {
-				leave(code)
+				os.Exit(code)
 			}
 		case "meet":
 			dir, n := take(), take()
 			if mine {
-				os.WriteFile(filepath.Join(dir, "rank-"+rank), nil, 0o644)
-				for met := 0; strconv.Itoa(met) != n; time.Sleep(time.Millisecond) {
-					found, _ := filepath.Glob(filepath.Join(dir, "rank-*"))
-					met = len(found)
-				}
+				meet(dir, "rank", rank, n)
 			}
 		case "once":
 			if path := take(); mine {
@@ -153,19 +150,43 @@ func act(words []string) {
 		}
 		words = arguments
 	}
-	leave(ExitDone)
+	os.Exit(ExitDone)
 }
 
-// started is the time at which this rank started.
-var started time.Time
+// processManager is this rank's connection to mpiexec of MPICH.
+var processManager *os.File
 
-// leave ends this rank. mpiexec of MPICH 4.0 is killed by SIGPIPE if all ranks end before it has
-// completed their start: one in eight runs of `mpiexec.mpich -n 3 true` on a busy machine ends so.
-func leave(code int) {
-	if os.Getenv("PMI_RANK") != "" {
-		time.Sleep(time.Until(started.Add(500 * time.Millisecond)))
+// awaitStart returns when mpiexec of MPICH has started all ranks. MPICH 4.0's mpiexec is killed by
+// SIGPIPE if ranks end earlier: about one in 25 runs of `mpiexec.mpich -n 3 true` on a busy machine
+// ends so. The ranks meet in a barrier of the protocol PMI 1, which mpiexec completes. Then they
+// finalize PMI, and meet again: mpiexec also fails if a rank is killed while another one finalizes.
+func awaitStart() {
+	fd, err := strconv.Atoi(os.Getenv("PMI_FD"))
+	if err != nil {
+		return // not started by MPICH
 	}
-	os.Exit(code)
+	processManager = os.NewFile(uintptr(fd), "PMI")
+	answers := bufio.NewReader(processManager)
+	for _, command := range []string{"init pmi_version=1 pmi_subversion=1", "barrier_in", "finalize"} {
+		_, err := fmt.Fprintf(processManager, "cmd=%s\n", command)
+		if err == nil {
+			_, err = answers.ReadString('\n')
+		}
+		if err != nil {
+			fmt.Fprintf(os.Stderr, "PMI: %s: %v\n", command, err)
+			os.Exit(ExitFailed)
+		}
+	}
+	meet(filepath.Dir(os.Getenv(train.HeartbeatVariable)), "started", os.Getenv("PMI_RANK"), os.Getenv("PMI_SIZE"))
+}
+
+// meet returns when n ranks have called it with the same directory and name.
+func meet(dir, name, rank, n string) {
+	os.WriteFile(filepath.Join(dir, name+"-"+rank), nil, 0o644)
+	for met := 0; strconv.Itoa(met) != n; time.Sleep(time.Millisecond) {
+		found, _ := filepath.Glob(filepath.Join(dir, name+"-*"))
+		met = len(found)
+	}
 }
 
 // joinOthers joins the other ranks. Rank 0 must already have its port: no other process can bind
