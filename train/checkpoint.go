@@ -223,7 +223,7 @@ func readManifest(dir string, m *checkpointManifest) error {
 			}
 		}
 	}
-	for _, name := range sortedKeys(m.Files) {
+	for _, name := range slices.Sorted(maps.Keys(m.Files)) {
 		if name != filepath.Base(name) || name == manifestFile {
 			return fmt.Errorf("%s lists %q, which is not the name of a checkpoint file", path, name)
 		}
@@ -242,7 +242,7 @@ func readManifest(dir string, m *checkpointManifest) error {
 // verifyFiles compares the hashes of this rank's files of a checkpoint with the manifest. The sizes
 // were checked before.
 func verifyFiles(ctx context.Context, dir string, m checkpointManifest, rank, size int) error {
-	names := sortedKeys(m.Files)
+	names := slices.Sorted(maps.Keys(m.Files))
 	bytes, ranks := make([]int64, len(names)), make([]int, size)
 	for i, name := range names {
 		bytes[i] = m.Files[name].Bytes
@@ -672,7 +672,7 @@ func (c *savedCheckpoint) writeOthers(files map[string][]byte) error {
 	if err := c.writeBytes(modelConfig, config.Bytes()); err != nil {
 		return err
 	}
-	for _, name := range sortedKeys(files) {
+	for _, name := range slices.Sorted(maps.Keys(files)) {
 		if err := c.writeBytes(name, files[name]); err != nil {
 			return err
 		}
@@ -710,7 +710,7 @@ func (c *savedCheckpoint) finish(name string, all []writtenFiles, state State) e
 	}
 	m := checkpointManifest{Format: checkpointFormat, Step: state.Step, Files: c.files}
 	for r, w := range all {
-		for _, file := range sortedKeys(w.Files) {
+		for _, file := range slices.Sorted(maps.Keys(w.Files)) {
 			if r == c.rank {
 				continue
 			}
@@ -819,6 +819,12 @@ type Checkpoint struct {
 	State State
 }
 
+// RefusedCheckpoint is a checkpoint that could not be used, and the reason.
+type RefusedCheckpoint struct {
+	Checkpoint string `json:"checkpoint"`
+	Error      string `json:"error"`
+}
+
 // newestCheckpoint returns the newest complete checkpoint in dir, and the newer damaged
 // checkpoints. Without a checkpoint it returns nil. It returns an error if all checkpoints are
 // damaged, because a restart would remove checkpoints that the user may be able to repair. It also
@@ -913,13 +919,4 @@ func generationConfig(c moe.Config) ([]byte, error) {
 		}
 	}
 	return jsonText(fields)
-}
-
-func sortedKeys[K ~string, V any](m map[K]V) []K {
-	keys := make([]K, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
 }

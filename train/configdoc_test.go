@@ -2,6 +2,7 @@ package train
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"reflect"
 	"regexp"
@@ -110,7 +111,7 @@ func valuesOf(c Config) map[string]reflect.Value {
 // is resumed.
 func TestConfigDocFields(t *testing.T) {
 	fields, values := docFields(t), valuesOf(DefaultConfig())
-	if diff := cmp.Diff(sortedKeys(values), sortedKeys(fields)); diff != "" {
+	if diff := cmp.Diff(slices.Sorted(maps.Keys(values)), slices.Sorted(maps.Keys(fields))); diff != "" {
 		t.Fatalf("fields (-code +page):\n%s", diff)
 	}
 	for name, f := range fields {

@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -339,7 +340,7 @@ func (r *run) sameRun(ctx context.Context) error {
 				"machines of one kind",
 				other.Arithmetic, first.Arithmetic)
 		}
-		for _, name := range sortedKeys(first.Fields) {
+		for _, name := range slices.Sorted(maps.Keys(first.Fields)) {
 			if err == nil && other.Fields[name] != first.Fields[name] {
 				err = fmt.Errorf("this rank has %s %s, but rank 0 has %s; use the same train.yaml on all ranks", name,
 					other.Fields[name], first.Fields[name])
@@ -947,10 +948,10 @@ func (r *run) record(m StepMetrics) error {
 		scalars = append(scalars, tensorboard.Scalar{Tag: fmt.Sprintf("router_entropy/layer_%d", layer),
 			Value: entropy})
 	}
-	for _, group := range sortedKeys(m.UpdateRatio) {
+	for _, group := range slices.Sorted(maps.Keys(m.UpdateRatio)) {
 		scalars = append(scalars, tensorboard.Scalar{Tag: "update_ratio/" + group, Value: m.UpdateRatio[group]})
 	}
-	for _, name := range sortedKeys(m.SourceLoss) {
+	for _, name := range slices.Sorted(maps.Keys(m.SourceLoss)) {
 		scalars = append(scalars, tensorboard.Scalar{Tag: "loss/" + name, Value: m.SourceLoss[name]})
 	}
 	return r.board.Write(m.Step, time.Now(), scalars)
@@ -1004,7 +1005,7 @@ func (r *run) evaluate(ctx context.Context) (*Evaluation, error) {
 		return nil, err
 	}
 	scalars := []tensorboard.Scalar{{Tag: "eval/loss", Value: e.Loss}}
-	for _, name := range sortedKeys(e.SourceLoss) {
+	for _, name := range slices.Sorted(maps.Keys(e.SourceLoss)) {
 		scalars = append(scalars, tensorboard.Scalar{Tag: "eval/" + name, Value: e.SourceLoss[name]})
 	}
 	// The points belong to the step before, because a resumed run hides points at its first step

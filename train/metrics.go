@@ -101,12 +101,6 @@ type ResumeRecord struct {
 	Plan    string `json:"plan,omitempty"` // fingerprint of the new plan
 }
 
-// RefusedCheckpoint is a checkpoint that could not be used, and the reason.
-type RefusedCheckpoint struct {
-	Checkpoint string `json:"checkpoint"`
-	Error      string `json:"error"`
-}
-
 // metricsLine is a line of metrics.jsonl that is not a step.
 type metricsLine struct {
 	Run      *RunRecord       `json:"run,omitempty"`

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -123,7 +124,7 @@ func differentFields(there, here moe.Config) []string {
 		"max_position_embeddings"}
 	a, b := modelFields(there), modelFields(here)
 	var differences []string
-	for _, name := range sortedKeys(a) {
+	for _, name := range slices.Sorted(maps.Keys(a)) {
 		if a[name] != b[name] && !slices.Contains(free, name) {
 			differences = append(differences, fmt.Sprintf("model.%s is %s in the folder and %s in train.yaml", name,
 				a[name], b[name]))
@@ -153,7 +154,7 @@ func modelYAML(c moe.Config) string {
 		}
 		text, differ := "{preset: "+name, 0
 		has := modelFields(preset)
-		for _, field := range sortedKeys(want) {
+		for _, field := range slices.Sorted(maps.Keys(want)) {
 			if has[field] != want[field] {
 				text += ", " + field + ": " + want[field]
 				differ++

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"path/filepath"
@@ -181,7 +182,7 @@ func TestOptimizerFields(t *testing.T) {
 				continue
 			}
 			var fields []string
-			for _, field := range sortedKeys(c.identity()) {
+			for _, field := range slices.Sorted(maps.Keys(c.identity())) {
 				if strings.HasPrefix(field, "optimizer.") || strings.HasPrefix(field, "schedule.") {
 					fields = append(fields, field)
 				}

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -78,7 +80,7 @@ func (s *metricsServer) publish(r *run, m StepMetrics, evaluation *Evaluation) {
 	}
 	if len(m.SourceLoss) > 0 {
 		t.head("mula_source_loss", "gauge", "Cross entropy of each source in the last step, nats per target.")
-		for _, name := range sortedKeys(m.SourceLoss) {
+		for _, name := range slices.Sorted(maps.Keys(m.SourceLoss)) {
 			t.value("mula_source_loss", m.SourceLoss[name], "source", name)
 		}
 	}
@@ -108,7 +110,7 @@ func (s *metricsServer) publish(r *run, m StepMetrics, evaluation *Evaluation) {
 	if len(s.ratios) > 0 {
 		t.head("mula_update_ratio", "gauge",
 			"Norm of the last measured update relative to the norm of the weights, by group of tensors.")
-		for _, group := range sortedKeys(s.ratios) {
+		for _, group := range slices.Sorted(maps.Keys(s.ratios)) {
 			t.value("mula_update_ratio", s.ratios[group], "group", group)
 		}
 	}
@@ -118,7 +120,7 @@ func (s *metricsServer) publish(r *run, m StepMetrics, evaluation *Evaluation) {
 	if e := s.evaluation; e != nil {
 		t.metric("mula_eval_loss", "gauge", "Validation loss, nats per target.", e.Loss)
 		t.head("mula_eval_source_loss", "gauge", "Validation loss of each source, nats per target.")
-		for _, name := range sortedKeys(e.SourceLoss) {
+		for _, name := range slices.Sorted(maps.Keys(e.SourceLoss)) {
 			t.value("mula_eval_source_loss", e.SourceLoss[name], "source", name)
 		}
 	}

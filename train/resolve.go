@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -259,7 +260,7 @@ func compareIdentity(checkpoint, now map[string]string, steps int64) error {
 		was, ok := checkpoint[group+".name"]
 		return ok && was != now[group+".name"]
 	}
-	for _, name := range sortedKeys(now) {
+	for _, name := range slices.Sorted(maps.Keys(now)) {
 		old, ok := checkpoint[name]
 		if !ok {
 			old, ok = before[name]
@@ -273,7 +274,7 @@ func compareIdentity(checkpoint, now map[string]string, steps int64) error {
 			differences = append(differences, fmt.Sprintf("%s was %s and is now %s", name, old, now[name]))
 		}
 	}
-	for _, name := range sortedKeys(checkpoint) {
+	for _, name := range slices.Sorted(maps.Keys(checkpoint)) {
 		if _, ok := now[name]; !ok && !follows(name) {
 			differences = append(differences, fmt.Sprintf("%s was %s and is now not set", name, checkpoint[name]))
 		}

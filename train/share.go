@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"hash"
 	"io/fs"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -304,7 +305,7 @@ func (s share) parse(index stateIndex) ([]placedRange, error) {
 	}
 	var ranges []placedRange
 	var wrong []string
-	for _, name := range sortedKeys(index.WeightMap) {
+	for _, name := range slices.Sorted(maps.Keys(index.WeightMap)) {
 		base, part, cut := strings.Cut(name, "[")
 		k, known := names[base]
 		if !known {
@@ -381,7 +382,7 @@ func (s share) read(ctx context.Context, dir string, rank, size int) error {
 			}
 		}
 	}
-	for i, name := range sortedKeys(content) {
+	for i, name := range slices.Sorted(maps.Keys(content)) {
 		if readings[name] == nil && i%size != rank {
 			continue
 		}
