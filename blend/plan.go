@@ -62,6 +62,15 @@ type Tokenizer struct {
 	EOD        int64  `json:"eod"`        // end-of-document id, -1 without one
 }
 
+// TokenizerHash returns the SHA-256 of the tokenizer.json of the plan's shards, in hexadecimal, or
+// "" if the plan does not have it.
+func (p *Plan) TokenizerHash() string {
+	if p.Tokenizer == nil {
+		return ""
+	}
+	return p.Tokenizer.SHA256
+}
+
 // A Source is a named list of shards.
 type Source struct {
 	Name       string

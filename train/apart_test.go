@@ -159,7 +159,8 @@ func TestNotFiniteApart(t *testing.T) {
 		for _, o := range []Options{{}, onApart(Options{}, nil)} {
 			c := testConfig(t, plan, "z_loss: {coefficient: 1e300}\nspikes: {action: none}\n"+layout)
 			_, err := Run(context.Background(), c, o)
-			if !errors.Is(err, ErrNotFinite) || !strings.Contains(err.Error(), "the gradient is NaN or Inf in model.") {
+			if !errors.Is(err, moe.ErrNotFinite) || !strings.Contains(err.Error(),
+				"the gradient is NaN or Inf in model.") {
 				t.Fatal(err)
 			}
 			errs = append(errs, err.Error())
@@ -186,7 +187,7 @@ func TestNotFiniteApart(t *testing.T) {
 		optimizer: mustOptimizer(t, defaultOptimizer(optimizer.AdamW),
 			1, d,
 			m.Parameters()), results: []result{{}}}
-	if err := r.badGradient(t.Context()); !errors.Is(err, ErrNotFinite) ||
+	if err := r.badGradient(t.Context()); !errors.Is(err, moe.ErrNotFinite) ||
 		!strings.Contains(err.Error(), "the gradient is NaN or Inf in "+bad.Name+",") {
 		t.Error(err)
 	}

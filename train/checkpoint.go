@@ -358,14 +358,15 @@ func decodeFile(path string, value any, decode func([]byte, any) error) error {
 }
 
 // saveCheckpoint writes a checkpoint of state.Step into dir. Every rank of world writes its weights
-// and its part of the optimizer's state; rank 0 writes the state and files. All files are in a
+// and its part of the optimizer's state; rank 0 writes the state, the configuration and
+// tokenizer, the content of tokenizer.json, unless it is nil. All files are in a
 // temporary directory, which rank 0 creates. Rank 0 writes the manifest after every rank has synced
 // its files, and then renames the directory, so a directory with the name of a checkpoint is
 // complete. An existing directory of that name is a refused checkpoint, and is replaced.
 // saveCheckpoint sets state.Format and state.Weights. If a rank fails, all ranks return an error
 // that names it, and older checkpoints do not change.
 func saveCheckpoint(ctx context.Context, world *comm.Comm, dir string, state *State, s share,
-	files map[string][]byte) (err error) {
+	tokenizer []byte) (err error) {
 	name := checkpointName(state.Step)
 	defer func() {
 		if err != nil {
@@ -391,7 +392,7 @@ func saveCheckpoint(ctx context.Context, world *comm.Comm, dir string, state *St
 	// From here on, a failed rank still takes part in collective calls.
 	written, err := c.writeOwn(ctx)
 	if err == nil && c.rank == 0 {
-		err = c.writeOthers(files)
+		err = c.writeOthers(tokenizer)
 	}
 	written.Failure = collective.FailureOf(err)
 	all, gatherErr := collective.Gather(ctx, world, written)
@@ -664,7 +665,7 @@ func (w *hashingWriter) Write(p []byte) (int, error) {
 
 // writeOthers writes the files that belong to no single rank, except for the state and the
 // manifest.
-func (c *savedCheckpoint) writeOthers(files map[string][]byte) error {
+func (c *savedCheckpoint) writeOthers(tokenizer []byte) error {
 	var config bytes.Buffer
 	if err := moe.WriteConfigJSON(&config, c.config, safetensors.F32); err != nil {
 		return err
@@ -672,8 +673,11 @@ func (c *savedCheckpoint) writeOthers(files map[string][]byte) error {
 	if err := c.writeBytes(modelConfig, config.Bytes()); err != nil {
 		return err
 	}
-	for _, name := range slices.Sorted(maps.Keys(files)) {
-		if err := c.writeBytes(name, files[name]); err != nil {
+	if err := c.writeValue(generationFile, generationConfig(c.config)); err != nil {
+		return err
+	}
+	if tokenizer != nil {
+		if err := c.writeBytes(tokenizerFile, tokenizer); err != nil {
 			return err
 		}
 	}
@@ -865,6 +869,43 @@ func newestCheckpoint(ctx context.Context, world *comm.Comm, dir string) (*Check
 	return nil, nil, nil
 }
 
+// newestUntil returns the newest complete checkpoint in dir of at most step steps that has the
+// state of spikes, or nil, and the paths of all newer directories with the name of a checkpoint,
+// newest first. It warns of damaged checkpoints. All ranks of world call it and get the same
+// result.
+func newestUntil(ctx context.Context, world *comm.Comm, dir string, step int64,
+	warn func(format string, args ...any)) (found *Checkpoint, newer []string, err error) {
+	names, err := listCheckpoints(dir)
+	if err := collective.Agree(ctx, world, err); err != nil {
+		return nil, nil, err
+	}
+	lists, err := collective.Gather(ctx, world, names)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, name := range lists[0] { // other ranks may see an older state of the directory
+		path := filepath.Join(dir, name)
+		if at, _ := checkpointStep(name); at <= step {
+			state, err := verifyCheckpoint(ctx, world, path)
+			if ctx.Err() != nil {
+				return nil, nil, ctx.Err()
+			}
+			if err == nil && state.Spikes == nil {
+				err = errors.New("its state.json has no spikes")
+			}
+			if err == nil {
+				return &Checkpoint{path, state}, newer, nil
+			}
+			if !damaged(err) {
+				return nil, nil, fmt.Errorf("checkpoint %s cannot be read, and may be complete: %w", name, err)
+			}
+			warn("checkpoint %s is damaged; using an older one: %v", name, err)
+		}
+		newer = append(newer, path)
+	}
+	return nil, newer, nil
+}
+
 // damaged reports whether an error of verifyCheckpoint means that the checkpoint is damaged: its
 // content is wrong, or files are missing. Other errors may be temporary, such as a file server that
 // does not answer, or concern a format of a newer version.
@@ -908,9 +949,9 @@ func LoadCheckpoint(ctx context.Context, dir string) (*Checkpoint, []RefusedChec
 // Name is the name of the checkpoint's directory, such as "step-00000100".
 func (c *Checkpoint) Name() string { return filepath.Base(c.Dir) }
 
-// generationConfig returns the content of generation_config.json, with the ids of the begin, end
-// and padding tokens for transformers.
-func generationConfig(c moe.Config) ([]byte, error) {
+// generationConfig returns the fields of generation_config.json, with the ids of the begin, end and
+// padding tokens for transformers.
+func generationConfig(c moe.Config) map[string]any {
 	fields := map[string]any{"_from_model_config": true}
 	for name, id := range map[string]int{"bos_token_id": c.BOSTokenID, "eos_token_id": c.EOSTokenID,
 		"pad_token_id": c.PadTokenID} {
@@ -918,5 +959,5 @@ func generationConfig(c moe.Config) ([]byte, error) {
 			fields[name] = id
 		}
 	}
-	return jsonText(fields)
+	return fields
 }

@@ -75,12 +75,16 @@ func (m ModelDir) Inspect(ctx context.Context, progress func(done, total int64))
 	return i, nil
 }
 
-// weightsOfFormat1 returns the hash that checkpoints of format 1 have instead of the model's
-// [WeightsHash]: the SHA-256 of all weights in sequence.
-func (m ModelDir) weightsOfFormat1(ctx context.Context) (string, error) {
+// HasWeights reports whether the model's weights have a hash that a checkpoint of any format has.
+// now is the model's [WeightsHash]. Format 1 has the SHA-256 of all weights in sequence instead.
+func (m ModelDir) HasWeights(ctx context.Context, want string) (has bool, now string, err error) {
+	inspected, err := m.Inspect(ctx, nil)
+	if err != nil || inspected.Weights == want {
+		return err == nil, inspected.Weights, err
+	}
 	stored, err := moe.OpenStored(m.Dir)
 	if err != nil {
-		return "", err
+		return false, "", err
 	}
 	defer stored.Close()
 	hash := sha256.New()
@@ -88,7 +92,7 @@ func (m ModelDir) weightsOfFormat1(ctx context.Context) (string, error) {
 		hash.Write(bytesOf(piece))
 		return nil
 	})
-	return hex.EncodeToString(hash.Sum(nil)), err
+	return hex.EncodeToString(hash.Sum(nil)) == want, inspected.Weights, err
 }
 
 // Convert writes the model into a new directory output, in the form that transformers 4 and 5 load:
@@ -284,11 +288,7 @@ func (m ModelDir) writeCompanions(dir string, c moe.Config, t *tokenize.Tokenize
 		}
 	}
 	if !there[generationFile] {
-		text, err := generationConfig(c)
-		if err == nil {
-			err = atomicfile.WriteFile(filepath.Join(dir, generationFile), text)
-		}
-		if err != nil {
+		if err := writeJSON(filepath.Join(dir, generationFile), generationConfig(c)); err != nil {
 			return err
 		}
 	}
@@ -345,7 +345,7 @@ func newWeightsCheck(dir string, c moe.Config, progress func(done, total int64))
 }
 
 func (w *weightsCheck) add(tensor string, piece []float32) error {
-	if err := checkFinite(w.dir, tensor, w.element, piece); err != nil {
+	if err := moe.CheckFinite(w.dir, tensor, w.element, piece); err != nil {
 		return err
 	}
 	w.hash.Write(bytesOf(piece))
@@ -358,18 +358,6 @@ func (w *weightsCheck) add(tensor string, piece []float32) error {
 	w.done += int64(len(piece))
 	if w.progress != nil {
 		w.progress(w.done, w.total)
-	}
-	return nil
-}
-
-// checkFinite returns an error if a weight is not finite. weights are the elements from first of a
-// tensor of the model in dir.
-func checkFinite(dir, tensor string, first int64, weights []float32) error {
-	for i, v := range weights {
-		if v-v != 0 {
-			return fmt.Errorf("%s: %w: element %d of %s is %v; the weights are damaged, or training diverged", dir,
-				ErrNotFinite, first+int64(i), tensor, v)
-		}
 	}
 	return nil
 }

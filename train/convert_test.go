@@ -207,7 +207,7 @@ func TestConvertRefuses(t *testing.T) {
 			t.Errorf("error %v, want %q", err, test.want)
 		}
 	}
-	if _, err := (ModelDir{Dir: diverged}).Inspect(ctx, nil); !errors.Is(err, ErrNotFinite) {
+	if _, err := (ModelDir{Dir: diverged}).Inspect(ctx, nil); !errors.Is(err, moe.ErrNotFinite) {
 		t.Errorf("inspecting: %v", err)
 	}
 	if after := namesIn(t, parent); !slices.Equal(before, after) {

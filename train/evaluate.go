@@ -116,7 +116,7 @@ func evaluate(ctx context.Context, mesh *comm.Mesh, p *pipeline, data *blend.Dat
 		}
 		if math.IsNaN(sourceLoss) || math.IsInf(sourceLoss, 0) {
 			return Evaluation{}, collective.OfAll(mesh.World(), fmt.Errorf("%w: validation loss of source %q is %v",
-				ErrNotFinite, s.Name, sourceLoss))
+				moe.ErrNotFinite, s.Name, sourceLoss))
 		}
 		e.SourceLoss[s.Name], e.SourceTargets[s.Name] = sourceLoss/float64(n), n
 		if margin, ok := spread.margin(s.Validation); ok {

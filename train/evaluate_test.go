@@ -216,7 +216,7 @@ func TestNotFinite(t *testing.T) {
 	} {
 		c := testConfig(t, plan, test.more+"checkpoint: {every: 1}\nevaluate: {every: 0}\n")
 		_, err := Run(context.Background(), c, Options{})
-		if !errors.Is(err, ErrNotFinite) {
+		if !errors.Is(err, moe.ErrNotFinite) {
 			t.Fatalf("%q: error %v", test.more, err)
 		}
 		for _, want := range append(test.want, "mula blend --amend "+plan, "mula peek") {

@@ -23,7 +23,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -31,6 +30,7 @@ import (
 	"mula/blend"
 	"mula/internal/atomicfile"
 	"mula/internal/machine"
+	"mula/internal/strictyaml"
 	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/train/collective"
@@ -40,9 +40,6 @@ import (
 	"mula/xpu"
 	"mula/xpu/comm"
 )
-
-// ErrNotFinite is wrapped by errors about a loss or gradient that is NaN or Inf.
-var ErrNotFinite = errors.New("NaN or Inf")
 
 // Options are settings of a run that are not in its configuration. The zero value is ready for use.
 // The functions are called from the goroutine that called Run.
@@ -318,8 +315,7 @@ func (r *run) sameRun(ctx context.Context) error {
 		Plan, Arithmetic string
 		Fields           map[string]string
 	}
-	own := what{r.data.Plan.Fingerprint(), r.device.Arithmetic(), map[string]string{}}
-	collect(reflect.ValueOf(r.config), "", own.Fields)
+	own := what{r.data.Plan.Fingerprint(), r.device.Arithmetic(), strictyaml.Fields(r.config)}
 	for _, name := range []string{"plan", "output", "tokenizer", "initialize_from", "threads", "metrics_listen"} {
 		// may differ between machines
 		delete(own.Fields, name)
@@ -698,7 +694,7 @@ func (r *run) backward(ctx context.Context, m *StepMetrics) error {
 	sourceLoss, sourceTargets := make([]float64, len(r.data.Sources)), make([]int64, len(r.data.Sources))
 	for i, row := range r.results {
 		if !finite(row.loss) {
-			return r.notFinite(spikes.Loss, fmt.Errorf("the loss is %w", ErrNotFinite), r.results[i:i+1],
+			return r.notFinite(spikes.Loss, fmt.Errorf("the loss is %w", moe.ErrNotFinite), r.results[i:i+1],
 				r.firstBadStage(r.rankOf(row.position)))
 		}
 		m.Loss += row.loss
@@ -707,7 +703,7 @@ func (r *run) backward(ctx context.Context, m *StepMetrics) error {
 		m.SourceSamples[r.data.Sources[row.source].Name]++
 	}
 	if !finite(m.AuxLoss) || !finite(m.ZLoss) {
-		return r.notFinite(spikes.AuxLoss, fmt.Errorf("the auxiliary loss is %w", ErrNotFinite), r.results,
+		return r.notFinite(spikes.AuxLoss, fmt.Errorf("the auxiliary loss is %w", moe.ErrNotFinite), r.results,
 			r.badLosses())
 	}
 	m.Loss /= float64(max(1, r.targets))
@@ -909,7 +905,7 @@ func (r *run) badGradient(ctx context.Context) error {
 	if len(rows) == 0 { // all positions of the rank are skipped
 		rows = r.results
 	}
-	return r.notFinite(spikes.GradNorm, fmt.Errorf("the gradient is %w%s", ErrNotFinite, tensor), rows, rank)
+	return r.notFinite(spikes.GradNorm, fmt.Errorf("the gradient is %w%s", moe.ErrNotFinite, tensor), rows, rank)
 }
 
 // record writes the records of a step to the run directory.
@@ -1020,17 +1016,9 @@ func (r *run) save(ctx context.Context) (string, error) {
 	if err := r.checkReplicas(ctx, true); err != nil {
 		return "", err
 	}
-	var files map[string][]byte
 	err := r.trained.compare(ctx, r.data)
 	if r.leads() {
 		err = errors.Join(err, r.metrics.sync(), r.fingerprints.sync())
-		files = map[string][]byte{}
-		if r.tokenizer != nil {
-			files[tokenizerFile] = r.tokenizer
-		}
-		var generation error
-		files[generationFile], generation = generationConfig(r.model.Config())
-		err = errors.Join(err, generation)
 	}
 	if err := collective.Agree(ctx, r.ranks.World(), err); err != nil {
 		return "", err
@@ -1043,7 +1031,7 @@ func (r *run) save(ctx context.Context) (string, error) {
 		return "", err
 	}
 	dir := r.dir.join(checkpointsDir)
-	err = saveCheckpoint(ctx, r.ranks.World(), dir, &r.state, newShare(r.model, r.optimizer), files)
+	err = saveCheckpoint(ctx, r.ranks.World(), dir, &r.state, newShare(r.model, r.optimizer), r.tokenizer)
 	if err != nil {
 		if ctx.Err() == nil && r.lastSaved >= 0 {
 			err = fmt.Errorf("%w; the newest complete checkpoint is %s; run the same command to resume from it", err,
@@ -1106,7 +1094,7 @@ func (r *run) findCheckpoint(checkpoint *Checkpoint) (*Checkpoint, error) {
 			checkpoint.Dir, r.state.SequenceLength, r.config.Plan,
 			r.data.SequenceLength)
 	}
-	if now := tokenizerHash(r.data.Plan); r.state.Tokenizer != now && r.state.Tokenizer != "" && now != "" {
+	if now := r.data.Plan.TokenizerHash(); r.state.Tokenizer != now && r.state.Tokenizer != "" && now != "" {
 		return nil, fmt.Errorf("%s was trained with the tokenizer %.16s… (SHA-256), but the shards of %s were made "+
 			"with %.16s…, whose ids mean different text; tokenize with the old tokenizer, or start a new run in "+
 			"another output", checkpoint.Dir, r.state.Tokenizer,
@@ -1127,9 +1115,9 @@ func (r *run) findCheckpoint(checkpoint *Checkpoint) (*Checkpoint, error) {
 
 // newState is the state before the first step.
 func (r *run) newState() State {
-	return State{Format: checkpointFormat, Cursor: blend.Cursor{Plan: r.data.Plan.Fingerprint()},
+	return State{Cursor: blend.Cursor{Plan: r.data.Plan.Fingerprint()},
 		SequenceLength: r.data.SequenceLength,
-		Tokenizer:      tokenizerHash(r.data.Plan), Seed: r.config.Seed, Spikes: spikes.NewState(r.config.Spikes),
+		Tokenizer:      r.data.Plan.TokenizerHash(), Seed: r.config.Seed, Spikes: spikes.NewState(r.config.Spikes),
 		Config: r.identity}
 }
 
@@ -1145,15 +1133,6 @@ func (r *run) arithmetic() string {
 		}
 	}
 	return text
-}
-
-// tokenizerHash returns the hash of the tokenizer.json of a plan's shards, or "" if the plan does
-// not have it.
-func tokenizerHash(p *blend.Plan) string {
-	if p.Tokenizer == nil {
-		return ""
-	}
-	return p.Tokenizer.SHA256
 }
 
 func (r *run) summary(checkpoint *Checkpoint) Summary {
@@ -1247,7 +1226,7 @@ func (r *run) restore(ctx context.Context, checkpoint *Checkpoint) error {
 			err = model.Load(r.initial.Dir)
 			for _, p := range model.Parameters() {
 				if err == nil {
-					err = checkFinite(r.initial.Dir, p.Name, 0, p.Weight)
+					err = moe.CheckFinite(r.initial.Dir, p.Name, 0, p.Weight)
 				}
 			}
 			if err != nil {

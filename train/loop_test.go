@@ -13,7 +13,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -24,6 +23,7 @@ import (
 	"mula/blend/plantest"
 	"mula/internal/atomicfile"
 	"mula/internal/machine"
+	"mula/internal/strictyaml"
 	"mula/moe"
 	"mula/shards"
 	"mula/train/optimizer"
@@ -1000,8 +1000,7 @@ func TestIdentity(t *testing.T) {
 	c.Schedule.WarmupSteps, c.Schedule.MinLearningRate, c.Checkpoint.Every, c.Evaluate.Every = new(int64), new(float64),
 		new(int64), new(int64)
 	c.Optimizer.Resolve()
-	all := map[string]string{}
-	collect(reflect.ValueOf(c), "", all)
+	all := strictyaml.Fields(c)
 	for _, name := range free {
 		if all[name] == "" {
 			t.Errorf("%s is not a field", name)

@@ -7,11 +7,10 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
-	"strings"
 
 	"mula/blend"
+	"mula/internal/strictyaml"
 	"mula/moe"
 	"mula/shards"
 )
@@ -77,7 +76,7 @@ func (m ModelDir) CheckTokenizer(ctx context.Context, p *blend.Plan) error {
 	if err != nil {
 		return err
 	}
-	if plan := tokenizerHash(p); plan != "" && model != "" && plan != model {
+	if plan := p.TokenizerHash(); plan != "" && model != "" && plan != model {
 		err := fmt.Errorf("%s: the model's tokenizer has SHA-256 %.16s…, but the plan's shards were made with "+
 			"%.16s…, whose ids mean different text; tokenize the documents with the model's tokenizer.json and "+
 			"build a plan of those shards", m.Dir, model,
@@ -91,60 +90,10 @@ func (m ModelDir) CheckTokenizer(ctx context.Context, p *blend.Plan) error {
 	return nil
 }
 
-// initialModel returns the model that initialize_from names. It fails if the model does not match
-// the resolved configuration and the plan.
-func (c Config) initialModel(ctx context.Context, p *blend.Plan, warn func(string, ...any)) (ModelDir, error) {
-	bad := func(err error) (ModelDir, error) { return ModelDir{}, fmt.Errorf("initialize_from: %w", err) }
-	from, refused, err := FindModel(ctx, c.InitializeFrom)
-	for _, r := range refused {
-		warn("initialize_from: checkpoint %s is damaged; using an older one: %s", r.Checkpoint, r.Error)
-	}
-	if err != nil {
-		return bad(err)
-	}
-	model, err := moe.ReadConfig(from.Dir)
-	if err != nil {
-		return bad(err)
-	}
-	if differences := differentFields(model, c.Model.Config); differences != nil {
-		return bad(fmt.Errorf("%s is a different model than train.yaml describes: %s; write its values under model",
-			from.Dir, strings.Join(differences, ", ")))
-	}
-	if err := from.CheckTokenizer(ctx, p); err != nil {
-		return bad(err)
-	}
-	return from, nil
-}
-
-// differentFields names the fields that differ between the model there and the configuration here,
-// if they change the model's function or are needed for the plan's windows.
-func differentFields(there, here moe.Config) []string {
-	// These are for initialization or for other programs, or are compared with the plan.
-	free := []string{"initializer_range", "initializer_cutoff", "router_aux_loss_coef", "bos_token_id", "eos_token_id",
-		"max_position_embeddings"}
-	a, b := modelFields(there), modelFields(here)
-	var differences []string
-	for _, name := range slices.Sorted(maps.Keys(a)) {
-		if a[name] != b[name] && !slices.Contains(free, name) {
-			differences = append(differences, fmt.Sprintf("model.%s is %s in the folder and %s in train.yaml", name,
-				a[name], b[name]))
-		}
-	}
-	return differences
-}
-
-// modelFields returns the fields of a model's configuration as JSON text, by their names in
-// train.yaml and config.json.
-func modelFields(c moe.Config) map[string]string {
-	fields := map[string]string{}
-	collect(reflect.ValueOf(c), "", fields)
-	return fields
-}
-
 // modelYAML returns the value of model in a train.yaml for configuration c: the nearest preset and
 // the differences from the preset.
 func modelYAML(c moe.Config) string {
-	want := modelFields(c)
+	want := strictyaml.Fields(c)
 	var best string
 	fewest := len(want) + 1
 	for _, name := range moe.Presets() {
@@ -153,7 +102,7 @@ func modelYAML(c moe.Config) string {
 			continue
 		}
 		text, differ := "{preset: "+name, 0
-		has := modelFields(preset)
+		has := strictyaml.Fields(preset)
 		for _, field := range slices.Sorted(maps.Keys(want)) {
 			if has[field] != want[field] {
 				text += ", " + field + ": " + want[field]

@@ -337,7 +337,7 @@ func TestPipelineNotFinite(t *testing.T) {
 		}}
 		c := ranksConfig(t, plan, test.layout, pipelineModel+"steps: 8\nevaluate: {every: 0}\n")
 		_, err := Run(context.Background(), c, fault)
-		if !errors.Is(err, ErrNotFinite) || !collective.Shared(err) ||
+		if !errors.Is(err, moe.ErrNotFinite) || !collective.Shared(err) ||
 			!strings.Contains(err.Error(), fmt.Sprintf("rank %d on node-7: step 5: %s", test.rank, test.want)) {
 			t.Errorf("%+v: %v", test, err)
 		}

@@ -434,7 +434,7 @@ func TestI7NotFinite(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err = Run(context.Background(), c, Options{BeforeSum: poison})
-		if !errors.Is(err, ErrNotFinite) || !collective.Shared(err) ||
+		if !errors.Is(err, moe.ErrNotFinite) || !collective.Shared(err) ||
 			!strings.Contains(err.Error(), "rank 2 on node-7: step 5") ||
 			!strings.Contains(err.Error(), ".mlp.experts.") {
 			t.Errorf("dp %d, ep %d: %v", l.DP, l.EP, err)
@@ -585,7 +585,7 @@ func TestDiverged(t *testing.T) {
 			if c.Layout.Ranks() > 1 {
 				options.hosts = hosts
 			}
-			if _, err := Run(t.Context(), c, options); !errors.Is(err, ErrNotFinite) {
+			if _, err := Run(t.Context(), c, options); !errors.Is(err, moe.ErrNotFinite) {
 				t.Fatal(err)
 			}
 			failures := readLines(t, filepath.Join(c.Output, failuresFile))
@@ -622,7 +622,7 @@ func TestRanksEndAlike(t *testing.T) {
 	} {
 		c := ranksConfig(t, plan, layouts[1], test.more)
 		_, err := Run(context.Background(), c, Options{BeforeSum: test.poison, late: true})
-		if !collective.Shared(err) || !errors.Is(err, ErrNotFinite) || !strings.Contains(err.Error(), test.want) ||
+		if !collective.Shared(err) || !errors.Is(err, moe.ErrNotFinite) || !strings.Contains(err.Error(), test.want) ||
 			strings.Contains(err.Error(), "rank ") {
 			t.Errorf("%s: %v", test.more, err)
 		}

@@ -1,12 +1,12 @@
 package train
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -179,32 +179,11 @@ var before = map[string]string{"spikes.action": `"none"`, "spikes.sigma": "6", "
 // by full name. Two runs on one plan with the same identity and the same kind of device have
 // bit-identical weights after the same number of steps.
 func (c Config) identity() map[string]string {
-	fields := map[string]string{}
-	collect(reflect.ValueOf(c), "", fields)
+	fields := strictyaml.Fields(c)
 	for _, name := range free {
 		delete(fields, name)
 	}
 	return fields
-}
-
-func collect(v reflect.Value, prefix string, fields map[string]string) {
-	for i := range v.NumField() {
-		tag, options, _ := strings.Cut(v.Type().Field(i).Tag.Get("yaml"), ",")
-		f := reflect.Indirect(v.Field(i))
-		switch {
-		case options == "inline":
-			collect(f, prefix, fields)
-		case tag == "" || options == "omitempty" && v.Field(i).IsZero():
-		case f.Kind() == reflect.Struct:
-			collect(f, prefix+tag+".", fields)
-		default:
-			text, err := json.Marshal(f.Interface())
-			if err != nil {
-				panic(err) // numbers and strings of a validated configuration
-			}
-			fields[prefix+tag] = string(text)
-		}
-	}
 }
 
 // currentFields returns fields by their current full names, such as "layout.expert_dp" for
@@ -303,4 +282,46 @@ func compareIdentity(checkpoint, now map[string]string, steps int64) error {
 	}
 	return fmt.Errorf("cannot resume: train.yaml differs from the checkpoint: %s; %s", strings.Join(differences, ", "),
 		hint)
+}
+
+// initialModel returns the model that initialize_from names. It fails if the model does not match
+// the resolved configuration and the plan.
+func (c Config) initialModel(ctx context.Context, p *blend.Plan, warn func(string, ...any)) (ModelDir, error) {
+	bad := func(err error) (ModelDir, error) { return ModelDir{}, fmt.Errorf("initialize_from: %w", err) }
+	from, refused, err := FindModel(ctx, c.InitializeFrom)
+	for _, r := range refused {
+		warn("initialize_from: checkpoint %s is damaged; using an older one: %s", r.Checkpoint, r.Error)
+	}
+	if err != nil {
+		return bad(err)
+	}
+	model, err := moe.ReadConfig(from.Dir)
+	if err != nil {
+		return bad(err)
+	}
+	if differences := differentFields(model, c.Model.Config); differences != nil {
+		return bad(fmt.Errorf("%s is a different model than train.yaml describes: %s; write its values under model",
+			from.Dir, strings.Join(differences, ", ")))
+	}
+	if err := from.CheckTokenizer(ctx, p); err != nil {
+		return bad(err)
+	}
+	return from, nil
+}
+
+// differentFields names the fields that differ between the model there and the configuration here,
+// if they change the model's function or are needed for the plan's windows.
+func differentFields(there, here moe.Config) []string {
+	// These are for initialization or for other programs, or are compared with the plan.
+	free := []string{"initializer_range", "initializer_cutoff", "router_aux_loss_coef", "bos_token_id", "eos_token_id",
+		"max_position_embeddings"}
+	a, b := strictyaml.Fields(there), strictyaml.Fields(here)
+	var differences []string
+	for _, name := range slices.Sorted(maps.Keys(a)) {
+		if a[name] != b[name] && !slices.Contains(free, name) {
+			differences = append(differences, fmt.Sprintf("model.%s is %s in the folder and %s in train.yaml", name,
+				a[name], b[name]))
+		}
+	}
+	return differences
 }

@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	"mula/blend"
 	"mula/internal/atomicfile"
+	"mula/moe"
 	"mula/train/collective"
 	"mula/train/spikes"
 )
@@ -98,21 +98,13 @@ func (r *run) findInitial(ctx context.Context) error {
 			return err
 		}
 	}
-	now, err := r.initial.Inspect(ctx, nil)
+	same, now, err := r.initial.HasWeights(ctx, began)
 	if err != nil {
 		return fmt.Errorf("initialize_from: %w", err)
 	}
-	same := now.Weights == began
-	if !same { // a run that started with checkpoints of format 1
-		before, err := r.initial.weightsOfFormat1(ctx)
-		if err != nil {
-			return fmt.Errorf("initialize_from: %w", err)
-		}
-		same = before == began
-	}
 	if !same {
 		return fmt.Errorf("initialize_from: %s has weights with SHA-256 %.16s…, but the run started with %.16s…; "+
-			"restore those weights", r.initial.Dir, now.Weights, began)
+			"restore those weights", r.initial.Dir, now, began)
 	}
 	return nil
 }
@@ -123,37 +115,9 @@ func (r *run) findInitial(ctx context.Context) error {
 // another plan.
 func (r *run) goBackTo(ctx context.Context, step int64) (*Checkpoint, error) {
 	dir, world := r.dir.join(checkpointsDir), r.ranks.World()
-	names, err := listCheckpoints(dir)
-	if err := collective.Agree(ctx, world, err); err != nil {
-		return nil, err
-	}
-	lists, err := collective.Gather(ctx, world, names)
+	found, newer, err := newestUntil(ctx, world, dir, step, r.warn)
 	if err != nil {
 		return nil, err
-	}
-	names = lists[0] // other ranks may see an older state of the directory
-	var found *Checkpoint
-	var newer []string
-	for _, name := range names {
-		path := filepath.Join(dir, name)
-		if at, _ := checkpointStep(name); at <= step {
-			state, err := verifyCheckpoint(ctx, world, path)
-			if ctx.Err() != nil {
-				return nil, ctx.Err()
-			}
-			if err == nil && state.Spikes == nil {
-				err = errors.New("its state.json has no spikes")
-			}
-			if err == nil {
-				found = &Checkpoint{path, state}
-				break
-			}
-			if !damaged(err) {
-				return nil, fmt.Errorf("checkpoint %s cannot be read, and may be complete: %w", name, err)
-			}
-			r.warn("checkpoint %s is damaged; using an older one: %v", name, err)
-		}
-		newer = append(newer, path)
 	}
 	at := int64(0)
 	if found != nil {
@@ -201,7 +165,7 @@ func (r *run) endOfSpikes(spike *spikes.Spike, why string) error {
 		"listed in %s",
 		r.state.Step, spike, why, checkpoint, r.positions(r.state.Step).From, r.dir.join(skipsFile))
 	if spike.NotFinite {
-		err = fmt.Errorf("%w: %w", ErrNotFinite, err)
+		err = fmt.Errorf("%w: %w", moe.ErrNotFinite, err)
 	}
 	return collective.OfAll(r.ranks.World(), err)
 }

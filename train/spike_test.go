@@ -22,6 +22,7 @@ import (
 	"mula/blend/plantest"
 	"mula/internal/atomicfile"
 	"mula/internal/longtest"
+	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/shards"
 	"mula/train/report"
@@ -347,7 +348,7 @@ func TestSpikeNotFinite(t *testing.T) {
 		return c
 	}
 	c := start("")
-	if _, err := Run(context.Background(), c, Options{}); !errors.Is(err, ErrNotFinite) ||
+	if _, err := Run(context.Background(), c, Options{}); !errors.Is(err, moe.ErrNotFinite) ||
 		!strings.Contains(err.Error(), "step 3: the loss is NaN or Inf, at position") {
 		t.Errorf("action none: %v", err)
 	}
@@ -400,7 +401,7 @@ func TestSpikeNotFinite(t *testing.T) {
 	for action, want := range map[string]string{"none": "the weights are unchanged since the step before",
 		"skip": "spikes.max_skips", "rollback": "spikes.max_rollbacks"} {
 		c := testConfig(t, plan, exploding+spikesYAML(action))
-		if _, err := Run(context.Background(), c, Options{}); !errors.Is(err, ErrNotFinite) ||
+		if _, err := Run(context.Background(), c, Options{}); !errors.Is(err, moe.ErrNotFinite) ||
 			!strings.Contains(err.Error(), want) {
 			t.Errorf("exploding, %s: %v", action, err)
 		}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"mula/blend"
+	"mula/moe"
 	"mula/train/collective"
 	"mula/xpu/comm"
 )
@@ -298,7 +299,7 @@ func (r *run) blame(rank int, kind string, err error) error {
 func (r *run) recordFailures(err error) {
 	var shared *collective.GroupError
 	kind := failureError
-	if errors.Is(err, ErrNotFinite) {
+	if errors.Is(err, moe.ErrNotFinite) {
 		kind = failureDiverged
 	}
 	switch {

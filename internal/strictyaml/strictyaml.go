@@ -4,6 +4,7 @@ package strictyaml
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -427,4 +428,33 @@ func kindName(t reflect.Type) string {
 		return "a list"
 	}
 	return "a mapping"
+}
+
+// Fields returns the values of the fields of struct v as JSON text, by full name, such as
+// "optimizer.name". It omits fields that a file cannot set, and zero fields with the option
+// omitempty.
+func Fields(v any) map[string]string {
+	into := map[string]string{}
+	addFields(reflect.ValueOf(v), "", into)
+	return into
+}
+
+func addFields(v reflect.Value, prefix string, into map[string]string) {
+	for i := range v.NumField() {
+		tag, options, _ := strings.Cut(v.Type().Field(i).Tag.Get("yaml"), ",")
+		f := reflect.Indirect(v.Field(i))
+		switch {
+		case options == "inline":
+			addFields(f, prefix, into)
+		case tag == "" || options == "omitempty" && v.Field(i).IsZero():
+		case f.Kind() == reflect.Struct:
+			addFields(f, prefix+tag+".", into)
+		default:
+			text, err := json.Marshal(f.Interface())
+			if err != nil {
+				panic(err) // numbers and strings of a validated configuration
+			}
+			into[prefix+tag] = string(text)
+		}
+	}
 }
