@@ -76,8 +76,8 @@ func damagedCorpus(t *testing.T, sums bool) (*Plan, string) {
 	return nil, ""
 }
 
-// Damage that no sample has touched yet is found behind the reading: the stream ends with an error
-// that names the file before it comes there.
+// The verifier finds damage before the stream reaches it. The stream then ends with an error that
+// names the file.
 func TestVerifyBehind(t *testing.T) {
 	for _, sums := range []bool{true, false} {
 		p, path := damagedCorpus(t, sums)

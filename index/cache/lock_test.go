@@ -230,8 +230,8 @@ func TestOtherSettingsMeanwhile(t *testing.T) {
 	checkComplete(t, dir, 2, "x")
 }
 
-// A run whose lock was taken over while it built does not publish, and takes what the other has
-// made.
+// A run whose lock is taken over while it builds does not publish that build. Here the other run
+// ends without a result, so the first one builds again.
 func TestLostLock(t *testing.T) {
 	dir := t.TempDir()
 	units := testUnits(1, "x", nil)
