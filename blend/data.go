@@ -11,6 +11,7 @@ import (
 	"time"
 	"unsafe"
 
+	"mula/blend/fingerprint"
 	"mula/internal/mapping"
 	"mula/shards"
 )
@@ -190,7 +191,7 @@ func (d *Data) verify(ctx context.Context, unread bool) error {
 		if err := d.tokens(ctx, tokens, s); err != nil {
 			return err
 		}
-		if h := SampleHash(tokens); hex.EncodeToString(h[:]) != c.Hash {
+		if h := fingerprint.SampleHash(tokens); hex.EncodeToString(h[:]) != c.Hash {
 			return d.changed(s.Source, s.Shard,
 				"the sample at position %d (window %d, tokens %d to %d of the shard) has hash %x, was %s",
 				c.Position, s.Window, s.Token, s.Token+int64(d.SequenceLength), h, c.Hash)

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"mula/blend"
+	"mula/blend/fingerprint"
 	"mula/shards"
 )
 
@@ -83,7 +84,7 @@ func Example() {
 		fmt.Println("position", batch.Position(0), "has", len(batch.AppendTokens(nil, 0)), "tokens")
 		record.Release()
 	}
-	err = data.Hash(ctx, blend.HashOptions{BatchSize: 4}, func(h blend.StepHash) error {
+	err = data.Hash(ctx, blend.HashOptions{BatchSize: 4}, func(h fingerprint.StepHash) error {
 		fmt.Println("step", h.Step, "has", h.Samples, "samples, and a fingerprint:", h.Order != nil)
 		return nil
 	})

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/apache/arrow-go/v18/arrow/ipc"
+
+	"mula/blend/fingerprint"
 )
 
 // With -update, the files that this package writes are rewritten. The files that other programs
@@ -167,7 +169,8 @@ func TestStreamAsPyarrowReadsIt(t *testing.T) {
 	}
 
 	var log bytes.Buffer
-	w, err := NewLogWriter(&log, LogHeader{Plan: d.Fingerprint(), SequenceLength: 16, BatchSize: batch})
+	w, err := fingerprint.NewLogWriter(&log, fingerprint.LogHeader{Plan: d.Fingerprint(), SequenceLength: 16,
+		BatchSize: batch})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"mula/blend/fingerprint"
 	"mula/internal/mapping"
 	"mula/shards"
 )
@@ -56,7 +57,7 @@ func TestShardIsReadAgainOnceRestored(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					if SampleHash(tokens) != SampleHash(row.tokens) {
+					if fingerprint.SampleHash(tokens) != fingerprint.SampleHash(row.tokens) {
 						t.Fatalf("position %d has other tokens", row.position)
 					}
 				}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"mula/blend/fingerprint"
 	"mula/fixtures/vectors"
 	"mula/index/megatron"
 	"mula/index/python"
@@ -131,7 +132,8 @@ func TestMegatronGolden(t *testing.T) {
 				t.Errorf("sequence length %d, want %d", d.SequenceLength, want)
 			}
 			n := 0
-			if err := d.Hash(t.Context(), HashOptions{BatchSize: batch, Prefetch: 2}, func(s StepHash) error {
+			if err := d.Hash(t.Context(), HashOptions{BatchSize: batch, Prefetch: 2}, func(
+				s fingerprint.StepHash) error {
 				if order := hex.EncodeToString(s.Order[:]); order != golden.Steps[n][0] ||
 					hex.EncodeToString(s.Set[:]) != golden.Steps[n][1] {
 					return fmt.Errorf("step %d has the hashes %s and %x, Megatron's has %v", n, order, s.Set,
@@ -152,7 +154,7 @@ func TestMegatronGolden(t *testing.T) {
 					if err := d.Tokens(tokens, sample); err != nil {
 						t.Fatal(err)
 					}
-					h := SampleHash(tokens)
+					h := fingerprint.SampleHash(tokens)
 					got = append(got, hex.EncodeToString(h[:]))
 				}
 				want := golden.Valid[fmt.Sprint(i)]

@@ -16,6 +16,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/array"
 	"pgregory.net/rapid"
 
+	"mula/blend/fingerprint"
 	"mula/index/megatron"
 	"mula/index/packing"
 	"mula/shards"
@@ -264,7 +265,7 @@ func TestPackedStream(t *testing.T) {
 		t.Errorf("%d rows of %d positions", len(next), d.Length())
 	}
 	// The fingerprints of steps equal the fingerprints of the samples.
-	var h StepHasher
+	var h fingerprint.StepHasher
 	for position := range int64(batch) {
 		s, err := d.Locate(position)
 		if err != nil {
@@ -277,7 +278,7 @@ func TestPackedStream(t *testing.T) {
 		h.Add(tokens)
 	}
 	want := h.Step(0, 0)
-	err := d.Hash(t.Context(), HashOptions{From: 0, To: 1, BatchSize: batch}, func(s StepHash) error {
+	err := d.Hash(t.Context(), HashOptions{From: 0, To: 1, BatchSize: batch}, func(s fingerprint.StepHash) error {
 		if !reflect.DeepEqual(s, want) {
 			t.Errorf("step %+v, want %+v", s, want)
 		}

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"mula/blend/fingerprint"
 	"mula/internal/strictyaml"
 	"mula/shards"
 )
@@ -92,7 +93,7 @@ func (d *Data) noteChecks() error {
 		if err := d.Tokens(tokens, s); err != nil {
 			return err
 		}
-		h := SampleHash(tokens)
+		h := fingerprint.SampleHash(tokens)
 		d.Checks = append(d.Checks, Check{position, s.Source, s.Window, hex.EncodeToString(h[:])})
 	}
 	return nil

@@ -220,7 +220,7 @@ func printSummary(w io.Writer, s *blend.Summary) {
 	}
 	for i, stage := range s.Stages {
 		fmt.Fprintf(w, "\nstage %d: %s\n", i+1,
-			numbered("position", blend.Range{From: stage.First, To: stage.First + stage.Samples}))
+			numbered("position", stage.First, stage.First+stage.Samples))
 		t := newTable("source", "weight", "share", "positions", "epochs", "repeats")
 		for _, source := range s.Sources {
 			take := source.Stages[i]
@@ -253,11 +253,11 @@ func printSummary(w io.Writer, s *blend.Summary) {
 }
 
 // numbered describes a range: position 3, or positions 3 to 5.
-func numbered(noun string, r blend.Range) string {
-	if r.To == r.From+1 {
-		return noun + " " + quantity.Grouped(r.From)
+func numbered(noun string, from, to int64) string {
+	if to == from+1 {
+		return noun + " " + quantity.Grouped(from)
 	}
-	return fmt.Sprintf("%ss %s to %s", noun, quantity.Grouped(r.From), quantity.Grouped(r.To-1))
+	return fmt.Sprintf("%ss %s to %s", noun, quantity.Grouped(from), quantity.Grouped(to-1))
 }
 
 // weightText returns a weight as it was written. Token counts get commas.

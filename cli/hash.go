@@ -12,6 +12,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"mula/blend"
+	"mula/blend/fingerprint"
 	"mula/internal/atomicfile"
 	"mula/internal/quantity"
 )
@@ -102,18 +103,18 @@ func runHash(c *cli.Context) error {
 		out = file
 	}
 	buffered := bufio.NewWriterSize(out, 1<<16)
-	header := blend.LogHeader{Plan: data.Fingerprint(), SequenceLength: data.SequenceLength, BatchSize: batchSize}
+	header := fingerprint.LogHeader{Plan: data.Fingerprint(), SequenceLength: data.SequenceLength, BatchSize: batchSize}
 	if world > 1 {
 		header.Rank, header.World = rank, world
 	}
-	log, err := blend.NewLogWriter(buffered, header)
+	log, err := fingerprint.NewLogWriter(buffered, header)
 	if err != nil {
 		return err
 	}
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
 	options := blend.HashOptions{From: from, To: to, BatchSize: batchSize, Rank: rank, World: world, Prefetch: 4}
-	err = data.Hash(c.Context, options, func(s blend.StepHash) error {
+	err = data.Hash(c.Context, options, func(s fingerprint.StepHash) error {
 		p.update(fmt.Sprintf("step %s of %s", quantity.Grouped(s.Step), quantity.Grouped(to)), float64(s.Step-from+1),
 			float64(to-from))
 		return log.Write(s)

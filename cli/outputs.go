@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"mula/blend"
+	"mula/blend/fingerprint"
 	"mula/shards/layout"
 	"mula/tokenize"
 )
@@ -85,7 +86,7 @@ var (
 		return err == nil
 	}}
 	logKind = kind{"fingerprint log", firstLine(func(line []byte) bool {
-		_, err := blend.NewLogReader(bytes.NewReader(line), "")
+		_, err := fingerprint.NewLogReader(bytes.NewReader(line), "")
 		return err == nil
 	})}
 	rejectsKind = kind{"list of skipped documents", firstLine(func(line []byte) bool {

@@ -9,6 +9,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"mula/blend"
+	"mula/blend/fingerprint"
 	"mula/internal/quantity"
 	"mula/train/verify"
 )
@@ -73,18 +74,18 @@ func runVerify(c *cli.Context) error {
 	} else if plan, file, why = verify.NewestPlan(plans, c.Args().Slice()); plan != nil {
 		amended, found = verify.Amendments(plan, plans)
 	}
-	r, err := blend.Compare(a.Steps, b.Steps, a.Header, b.Header)
+	r, err := fingerprint.Compare(a.Steps, b.Steps, a.Header, b.Header)
 	if err != nil {
 		return err
 	}
-	same, samePlan := r.Kind == blend.NoDifference, slices.Equal(a.Plans, b.Plans)
+	same, samePlan := r.Kind == fingerprint.NoDifference, slices.Equal(a.Plans, b.Plans)
 	w := c.App.Writer
 	if c.Bool("json") {
 		out := map[string]any{"same_batches": same, "same_plan": samePlan, "first_step": r.First,
 			"equal_steps": r.Equal, "order_compared": r.Ordered}
-		for key, steps := range map[string][]blend.Range{"only_a": r.OnlyA, "only_b": r.OnlyB} {
+		for key, steps := range map[string][]fingerprint.Range{"only_a": r.OnlyA, "only_b": r.OnlyB} {
 			if out[key] = steps; steps == nil {
-				out[key] = []blend.Range{}
+				out[key] = []fingerprint.Range{}
 			}
 		}
 		for key, log := range map[string]*verify.Log{"plans_a": a, "plans_b": b} {
@@ -130,7 +131,7 @@ func runVerify(c *cli.Context) error {
 }
 
 // printComparison prints the logs, the compared steps and the result.
-func printComparison(w io.Writer, r blend.Comparison, a, b *verify.Log) {
+func printComparison(w io.Writer, r fingerprint.Comparison, a, b *verify.Log) {
 	if len(a.Plans) == 1 && len(b.Plans) == 1 && a.Plans[0] != b.Plans[0] {
 		fmt.Fprintf(w, "plans differ: %s and %s\n", printable(a.Header.Plan), printable(b.Header.Plan))
 	}
@@ -140,10 +141,11 @@ func printComparison(w io.Writer, r blend.Comparison, a, b *verify.Log) {
 		}
 		fmt.Fprintf(w, "%s: the run changed its plan:\n", printable(l.Name))
 		for _, span := range l.Run.Spans {
-			fmt.Fprintf(w, "  %s: plan %.16s…\n", numbered("step", span.Steps), printable(span.Plan))
+			fmt.Fprintf(w, "  %s: plan %.16s…\n", numbered("step", span.Steps.From, span.Steps.To),
+				printable(span.Plan))
 		}
 	}
-	switch same := r.Kind == blend.NoDifference; {
+	switch same := r.Kind == fingerprint.NoDifference; {
 	case same && r.Ordered:
 		fmt.Fprintf(w, "same batches: yes; %s from step %s, the same samples in the same order\n",
 			quantity.Plural(r.Equal, "step"), quantity.Grouped(r.First))
@@ -158,24 +160,25 @@ func printComparison(w io.Writer, r blend.Comparison, a, b *verify.Log) {
 	begins := r.First // first step in either log
 	for _, l := range []struct {
 		log   *verify.Log
-		steps []blend.Range
+		steps []fingerprint.Range
 	}{{a, r.OnlyA}, {b, r.OnlyB}} {
 		for _, steps := range l.steps {
 			begins = min(begins, steps.From)
-			fmt.Fprintf(w, "not compared: %s, only in %s\n", numbered("step", steps), printable(l.log.Name))
+			fmt.Fprintf(w, "not compared: %s, only in %s\n", numbered("step", steps.From, steps.To),
+				printable(l.log.Name))
 		}
 		if l.log.Note != "" {
 			fmt.Fprintf(w, "note: %s\n", printable(l.log.Note))
 		}
 	}
 	if begins > 0 {
-		fmt.Fprintf(w, "not compared: %s, in neither log\n", numbered("step", blend.Range{To: begins}))
+		fmt.Fprintf(w, "not compared: %s, in neither log\n", numbered("step", 0, begins))
 	}
 }
 
 // printDifference prints how to examine the first step that differs. plan is the file of the newest
 // plan, or "".
-func printDifference(w io.Writer, plan string, r blend.Comparison, a, b *verify.Log, amended []blend.Parent,
+func printDifference(w io.Writer, plan string, r fingerprint.Comparison, a, b *verify.Log, amended []blend.Parent,
 	samePlan bool) {
 	if len(amended) > 0 {
 		at := amended[0].At
@@ -197,7 +200,7 @@ func printDifference(w io.Writer, plan string, r blend.Comparison, a, b *verify.
 	fmt.Fprintf(w, "`mula peek --plan %s --step %d --batch-size %d` shows the plan's samples of the "+
 		"step\n", printable(plan),
 		r.Step, a.Header.BatchSize)
-	if (r.A.Samples == 0) != (r.B.Samples == 0) && r.Kind == blend.SamplesDiffer {
+	if (r.A.Samples == 0) != (r.B.Samples == 0) && r.Kind == fingerprint.SamplesDiffer {
 		empty := a.Name
 		if r.B.Samples == 0 {
 			empty = b.Name

@@ -16,6 +16,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/ipc"
 
 	"mula/blend"
+	"mula/blend/fingerprint"
 )
 
 // contentType is the content type of Arrow's IPC streaming format.
@@ -338,30 +339,30 @@ func (s *Service) serveHash(w http.ResponseWriter, r *http.Request) error {
 
 // hash computes the fingerprint of a step sample by sample, so that its memory does not depend on
 // the batch.
-func (s *Service) hash(ctx context.Context, step, batch int64) (blend.StepHash, error) {
-	var h blend.StepHasher
+func (s *Service) hash(ctx context.Context, step, batch int64) (fingerprint.StepHash, error) {
+	var h fingerprint.StepHasher
 	tokens := make([]uint32, s.data.SampleTokens())
 	for position := step * batch; position < min((step+1)*batch, s.data.Length()); position++ {
 		if err := context.Cause(ctx); err != nil {
-			return blend.StepHash{}, err
+			return fingerprint.StepHash{}, err
 		}
 		if s.stopping.Err() != nil {
-			return blend.StepHash{}, errStopping
+			return fingerprint.StepHash{}, errStopping
 		}
 		sample, err := s.data.Locate(position)
 		if err != nil {
-			return blend.StepHash{}, err
+			return fingerprint.StepHash{}, err
 		}
 		if sample.Skipped {
 			continue
 		}
 		if err := s.data.Tokens(tokens, sample); err != nil {
-			return blend.StepHash{}, err
+			return fingerprint.StepHash{}, err
 		}
 		h.Add(tokens)
 	}
 	if err := s.data.Verification().Err; err != nil {
-		return blend.StepHash{}, err
+		return fingerprint.StepHash{}, err
 	}
 	return h.Step(step, step*batch), nil
 }

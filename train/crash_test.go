@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"mula/blend"
+	"mula/blend/fingerprint"
 	"mula/internal/atomicfile"
 	"mula/internal/longtest"
 	"mula/xpu/comm"
@@ -220,7 +220,7 @@ func TestRecordsBeforeCheckpoint(t *testing.T) {
 	if published < 0 {
 		t.Fatalf("no checkpoint in %q", trace)
 	}
-	for _, name := range []string{metricsFile, blend.RunLogFile} {
+	for _, name := range []string{metricsFile, fingerprint.RunLogFile} {
 		written := slices.Index(trace, fmt.Sprint(atomicfile.OpWrite, " ", name))
 		synced := slices.Index(trace, fmt.Sprint(atomicfile.OpSync, " ", name))
 		named := -1

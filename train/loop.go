@@ -28,6 +28,7 @@ import (
 	"time"
 
 	"mula/blend"
+	"mula/blend/fingerprint"
 	"mula/internal/atomicfile"
 	"mula/internal/machine"
 	"mula/internal/strictyaml"
@@ -410,9 +411,9 @@ type run struct {
 
 	metrics      *recordFile
 	fingerprints *recordFile
-	log          *blend.LogWriter // writes to fingerprints
-	trained      trainedSamples   // since the last checkpoint
-	hasher       blend.StepHasher
+	log          *fingerprint.LogWriter // writes to fingerprints
+	trained      trainedSamples         // since the last checkpoint
+	hasher       fingerprint.StepHasher
 	board        *tensorboard.Writer
 
 	heartbeat *heartbeat     // nil without a file for heartbeats
@@ -1287,11 +1288,11 @@ func (r *run) openRecords(checkpoint *Checkpoint, back bool) (err error) {
 	oldPlan := r.state.Cursor.Plan
 	r.takePlan()
 	if checkpoint == nil && !back {
-		names, err := fs.Glob(os.DirFS(r.dir.path), blend.OlderRunLogFile("*"))
+		names, err := fs.Glob(os.DirFS(r.dir.path), fingerprint.OlderRunLogFile("*"))
 		if err != nil {
 			return err
 		}
-		for _, name := range append(names, metricsFile, blend.RunLogFile, tensorboardDir) {
+		for _, name := range append(names, metricsFile, fingerprint.RunLogFile, tensorboardDir) {
 			if _, err := os.Lstat(r.dir.join(name)); err == nil {
 				r.warn("%s is from a run without a checkpoint; replacing it", r.dir.join(name))
 			}
@@ -1329,20 +1330,20 @@ func (r *run) openRecords(checkpoint *Checkpoint, back bool) (err error) {
 	}
 	if last != r.state.Step-1 {
 		r.warn("%s ends with step %d, but the checkpoint is of step %d; the steps in between are not recorded",
-			r.dir.join(blend.RunLogFile), last, r.state.Step-1)
+			r.dir.join(fingerprint.RunLogFile), last, r.state.Step-1)
 	}
 	if oldPlan != plan {
 		if header, _, err = r.openLog(plan); err != nil {
 			return err
 		}
 	}
-	if r.fingerprints, err = openRecordFile(r.dir.join(blend.RunLogFile)); err != nil {
+	if r.fingerprints, err = openRecordFile(r.dir.join(fingerprint.RunLogFile)); err != nil {
 		return err
 	}
-	r.log = blend.ResumeLog(r.fingerprints)
+	r.log = fingerprint.ResumeLog(r.fingerprints)
 	if !header {
-		r.log, err = blend.NewLogWriter(r.fingerprints,
-			blend.LogHeader{Plan: plan, SequenceLength: r.data.SequenceLength, BatchSize: r.config.BatchSize})
+		r.log, err = fingerprint.NewLogWriter(r.fingerprints,
+			fingerprint.LogHeader{Plan: plan, SequenceLength: r.data.SequenceLength, BatchSize: r.config.BatchSize})
 		if err != nil {
 			return err
 		}
@@ -1378,14 +1379,14 @@ func (r *run) openRecords(checkpoint *Checkpoint, back bool) (err error) {
 // exists. A log belongs to one plan. openLog renames the log of another plan, and restores the log
 // of this plan. header and last are as in [cutRecords].
 func (r *run) openLog(plan string) (header bool, last int64, err error) {
-	path := r.dir.join(blend.RunLogFile)
+	path := r.dir.join(fingerprint.RunLogFile)
 	if now := planOfLog(path); now != plan {
 		if now != "" {
-			if err := os.Rename(path, r.dir.join(blend.OlderRunLogFile(now))); err != nil {
+			if err := os.Rename(path, r.dir.join(fingerprint.OlderRunLogFile(now))); err != nil {
 				return false, -1, err
 			}
 		}
-		err := os.Rename(r.dir.join(blend.OlderRunLogFile(plan)), path)
+		err := os.Rename(r.dir.join(fingerprint.OlderRunLogFile(plan)), path)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return false, -1, err
 		}
@@ -1401,7 +1402,7 @@ func planOfLog(path string) string {
 		return ""
 	}
 	defer f.Close()
-	log, err := blend.NewLogReader(f, path)
+	log, err := fingerprint.NewLogReader(f, path)
 	if err != nil {
 		return ""
 	}

@@ -16,7 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"mula/blend"
+	"mula/blend/fingerprint"
 	"mula/internal/longtest"
 	"mula/moe"
 	"mula/train/collective"
@@ -178,11 +178,11 @@ func TestI5Layouts(t *testing.T) {
 				}
 			}
 		}
-		a, err := os.ReadFile(filepath.Join(filepath.Dir(filepath.Dir(one.Checkpoint)), blend.RunLogFile))
+		a, err := os.ReadFile(filepath.Join(filepath.Dir(filepath.Dir(one.Checkpoint)), fingerprint.RunLogFile))
 		if err != nil {
 			t.Fatal(err)
 		}
-		b, err := os.ReadFile(filepath.Join(filepath.Dir(filepath.Dir(first.Checkpoint)), blend.RunLogFile))
+		b, err := os.ReadFile(filepath.Join(filepath.Dir(filepath.Dir(first.Checkpoint)), fingerprint.RunLogFile))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"mula/blend"
+	"mula/blend/fingerprint"
 	"mula/internal/atomicfile"
 	"mula/moe"
 	"mula/train/collective"
@@ -29,7 +30,7 @@ func (r *run) skip(spike *spikes.Spike) error {
 	}
 	s.SkippedInARow++
 	s.Exclude(r.positions(r.state.Step))
-	r.hasher = blend.StepHasher{}
+	r.hasher = fingerprint.StepHasher{}
 	r.warn("step %d skipped: %s", r.state.Step, spike)
 	if !r.leads() {
 		return nil
@@ -65,7 +66,7 @@ func (r *run) rollBack(ctx context.Context, spike *spikes.Spike) error {
 	state.Spikes.Skips, state.Spikes.Rollbacks = s.Skips, append(slices.Clone(s.Rollbacks), back)
 	state.Spikes.Exclude(back.LeftOut)
 	r.state = state
-	r.hasher = blend.StepHasher{}
+	r.hasher = fingerprint.StepHasher{}
 	r.warn("step %d: %s; the run returns to %s and skips positions %d to %d, of steps %d to %d: rollback %d of at "+
 		"most %d", back.Step, spike, where,
 		back.LeftOut.From, back.LeftOut.To-1, first, back.Step, len(state.Spikes.Rollbacks), c.MaxRollbacks)

@@ -19,6 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"mula/blend"
+	"mula/blend/fingerprint"
 	"mula/blend/plantest"
 	"mula/internal/atomicfile"
 	"mula/internal/longtest"
@@ -101,8 +102,8 @@ func linesWith(t testing.TB, output, member string) []map[string]any {
 // of spikes, and the plan of the other run skips it.
 func sameTraining(t testing.TB, what, skipping, planned string) {
 	t.Helper()
-	a, b := readLines(t, filepath.Join(skipping, blend.RunLogFile)), readLines(t,
-		filepath.Join(planned, blend.RunLogFile))
+	a, b := readLines(t, filepath.Join(skipping, fingerprint.RunLogFile)), readLines(t,
+		filepath.Join(planned, fingerprint.RunLogFile))
 	if diff := cmp.Diff(b[1:], a[1:]); diff != "" {
 		t.Errorf("%s: fingerprints (-plan +run):\n%s", what, diff)
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"mula/blend"
+	"mula/blend/fingerprint"
 )
 
 // maxTrained is the largest number of samples that each rank reads again at a checkpoint.
@@ -40,7 +41,7 @@ func (t *trainedSamples) note(step, position int64, ids []uint32) {
 		t.list = t.list[:maxTrained/2]
 		t.every *= 2
 	}
-	t.list = append(t.list, trainedSample{step, position, blend.SampleHash(ids)})
+	t.list = append(t.list, trainedSample{step, position, fingerprint.SampleHash(ids)})
 	t.next = step + t.every
 }
 
@@ -57,7 +58,7 @@ func (t *trainedSamples) compare(ctx context.Context, d *blend.Data) error {
 		if err := d.Reread(ctx, ids, s); err != nil {
 			return fmt.Errorf("reading the sample at position %d of step %d again: %w", was.position, was.step, err)
 		}
-		if hash := blend.SampleHash(ids); hash != was.hash {
+		if hash := fingerprint.SampleHash(ids); hash != was.hash {
 			return fmt.Errorf("step %d trained on a sample at position %d with hash %x, but shard %s has the hash "+
 				"%x for its tokens %d to %d: the file was changed during the run, or memory is damaged; check the "+
 				"file with `mula check`, and restart from the last checkpoint",

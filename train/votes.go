@@ -11,7 +11,7 @@ import (
 	"slices"
 	"time"
 
-	"mula/blend"
+	"mula/blend/fingerprint"
 	"mula/moe"
 	"mula/train/collective"
 	"mula/xpu/comm"
@@ -124,7 +124,7 @@ func (r *run) exchange(ctx context.Context, m *StepMetrics, failed error) error 
 	first := m.First + int64(r.ranks.OwnIndex(comm.Data)*slots)
 	for i, row := range r.results {
 		slot := vote[voteHead+layers+int(row.position-first)*voteRow:][:voteRow]
-		hash := blend.SampleHash(r.read.row(i))
+		hash := fingerprint.SampleHash(r.read.row(i))
 		slot[voteSource], slot[voteLoss] = uint64(row.targets)<<32|uint64(row.source+1), math.Float64bits(row.loss)
 		slot[voteHash], slot[voteHash+1] = binary.LittleEndian.Uint64(hash[:8]), binary.LittleEndian.Uint64(hash[8:])
 	}

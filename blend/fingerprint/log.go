@@ -1,9 +1,8 @@
-package blend
+package fingerprint
 
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -162,68 +161,4 @@ func (l *LogReader) line() ([]byte, error) {
 
 func (l *LogReader) errorf(format string, args ...any) error {
 	return fmt.Errorf("%s:%d: %w", l.name, l.number, fmt.Errorf(format, args...))
-}
-
-// HashOptions are the options of [Data.Hash]: which steps to hash, as a half-open range [From, To)
-// of steps of BatchSize samples, counted from position 0.
-type HashOptions struct {
-	From, To    int64 // steps; To 0: the end of the plan
-	BatchSize   int
-	Rank, World int // hash only this rank's part of each step; World 0: the whole step
-	Prefetch    int // see [StreamOptions]
-}
-
-// Steps returns the number of steps of the plan. batchSize must be at least 1. The last step may be
-// shorter.
-func (p *Plan) Steps(batchSize int) int64 {
-	b := int64(batchSize)
-	return (p.length-1)/b + 1
-}
-
-// Hash hashes steps as a run would read them, and calls yield for each, in order, until yield
-// fails.
-func (d *Data) Hash(ctx context.Context, o HashOptions, yield func(StepHash) error) error {
-	if _, err := d.Grid(o.BatchSize); err != nil {
-		return err
-	}
-	steps := d.Steps(o.BatchSize)
-	if o.To == 0 {
-		o.To = steps
-	}
-	if o.From < 0 || o.From >= o.To || o.To > steps {
-		return fmt.Errorf("steps [%d, %d) are not all in the plan, which has %d steps of %d samples", o.From, o.To,
-			steps, o.BatchSize)
-	}
-	b := int64(o.BatchSize)
-	s, err := d.Stream(ctx, StreamOptions{From: o.From * b, To: min(o.To*b, d.length), BatchSize: o.BatchSize,
-		Rank: o.Rank, World: o.World, Prefetch: o.Prefetch})
-	if err != nil {
-		return err
-	}
-	defer s.Close()
-	var hasher StepHasher
-	tokens := make([]uint32, 0, d.SampleTokens())
-	for step := o.From; ; step++ {
-		record, err := s.Next()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		err = func() error {
-			defer record.Release()
-			batch, err := NewBatch(record)
-			if err != nil {
-				return err
-			}
-			for row := range batch.Rows() {
-				hasher.Add(batch.AppendTokens(tokens, row))
-			}
-			return yield(hasher.Step(step, step*b))
-		}()
-		if err != nil {
-			return err
-		}
-	}
 }

@@ -1,4 +1,4 @@
-package blend
+package fingerprint
 
 import (
 	"errors"
@@ -10,6 +10,12 @@ import (
 // from the logs of all ranks.
 type Steps interface {
 	Next() (StepHash, error) // io.EOF after the last
+}
+
+// A Range is the half-open range [From, To) of steps.
+type Range struct {
+	From int64 `json:"from"`
+	To   int64 `json:"to"`
 }
 
 // A Comparison is the result of [Compare].
