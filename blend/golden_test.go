@@ -169,7 +169,7 @@ func TestStreamAsPyarrowReadsIt(t *testing.T) {
 	}
 
 	var log bytes.Buffer
-	w, err := fingerprint.NewLogWriter(&log, fingerprint.LogHeader{Plan: d.Fingerprint(), SequenceLength: 16,
+	w, err := fingerprint.NewWriter(&log, fingerprint.Header{Plan: d.Fingerprint(), SequenceLength: 16,
 		BatchSize: batch})
 	if err != nil {
 		t.Fatal(err)

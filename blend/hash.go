@@ -46,7 +46,7 @@ func (d *Data) Hash(ctx context.Context, o HashOptions, yield func(fingerprint.S
 		return err
 	}
 	defer s.Close()
-	var hasher fingerprint.StepHasher
+	var hasher fingerprint.Hasher
 	tokens := make([]uint32, 0, d.SampleTokens())
 	for step := o.From; ; step++ {
 		record, err := s.Next()

@@ -15,11 +15,11 @@ import (
 func logOf(t testing.TB, d *Data, o HashOptions) string {
 	t.Helper()
 	var b bytes.Buffer
-	header := fingerprint.LogHeader{Plan: d.Fingerprint(), SequenceLength: d.SequenceLength, BatchSize: o.BatchSize}
+	header := fingerprint.Header{Plan: d.Fingerprint(), SequenceLength: d.SequenceLength, BatchSize: o.BatchSize}
 	if o.World > 1 {
 		header.Rank, header.World = o.Rank, o.World
 	}
-	w, err := fingerprint.NewLogWriter(&b, header)
+	w, err := fingerprint.NewWriter(&b, header)
 	if err != nil {
 		t.Fatal(err)
 	}

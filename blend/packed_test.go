@@ -265,7 +265,7 @@ func TestPackedStream(t *testing.T) {
 		t.Errorf("%d rows of %d positions", len(next), d.Length())
 	}
 	// The fingerprints of steps equal the fingerprints of the samples.
-	var h fingerprint.StepHasher
+	var h fingerprint.Hasher
 	for position := range int64(batch) {
 		s, err := d.Locate(position)
 		if err != nil {

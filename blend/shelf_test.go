@@ -1,8 +1,8 @@
 package blend
 
 import (
-	"sync"
 	"slices"
+	"sync"
 	"testing"
 
 	"mula/shards"

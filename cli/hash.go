@@ -103,11 +103,11 @@ func runHash(c *cli.Context) error {
 		out = file
 	}
 	buffered := bufio.NewWriterSize(out, 1<<16)
-	header := fingerprint.LogHeader{Plan: data.Fingerprint(), SequenceLength: data.SequenceLength, BatchSize: batchSize}
+	header := fingerprint.Header{Plan: data.Fingerprint(), SequenceLength: data.SequenceLength, BatchSize: batchSize}
 	if world > 1 {
 		header.Rank, header.World = rank, world
 	}
-	log, err := fingerprint.NewLogWriter(buffered, header)
+	log, err := fingerprint.NewWriter(buffered, header)
 	if err != nil {
 		return err
 	}

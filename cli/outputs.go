@@ -86,7 +86,7 @@ var (
 		return err == nil
 	}}
 	logKind = kind{"fingerprint log", firstLine(func(line []byte) bool {
-		_, err := fingerprint.NewLogReader(bytes.NewReader(line), "")
+		_, err := fingerprint.NewReader(bytes.NewReader(line), "")
 		return err == nil
 	})}
 	rejectsKind = kind{"list of skipped documents", firstLine(func(line []byte) bool {

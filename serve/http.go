@@ -340,7 +340,7 @@ func (s *Service) serveHash(w http.ResponseWriter, r *http.Request) error {
 // hash computes the fingerprint of a step sample by sample, so that its memory does not depend on
 // the batch.
 func (s *Service) hash(ctx context.Context, step, batch int64) (fingerprint.StepHash, error) {
-	var h fingerprint.StepHasher
+	var h fingerprint.Hasher
 	tokens := make([]uint32, s.data.SampleTokens())
 	for position := step * batch; position < min((step+1)*batch, s.data.Length()); position++ {
 		if err := context.Cause(ctx); err != nil {

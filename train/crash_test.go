@@ -220,7 +220,7 @@ func TestRecordsBeforeCheckpoint(t *testing.T) {
 	if published < 0 {
 		t.Fatalf("no checkpoint in %q", trace)
 	}
-	for _, name := range []string{metricsFile, fingerprint.RunLogFile} {
+	for _, name := range []string{metricsFile, fingerprint.LogFile} {
 		written := slices.Index(trace, fmt.Sprint(atomicfile.OpWrite, " ", name))
 		synced := slices.Index(trace, fmt.Sprint(atomicfile.OpSync, " ", name))
 		named := -1

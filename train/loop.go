@@ -411,9 +411,9 @@ type run struct {
 
 	metrics      *recordFile
 	fingerprints *recordFile
-	log          *fingerprint.LogWriter // writes to fingerprints
-	trained      trainedSamples         // since the last checkpoint
-	hasher       fingerprint.StepHasher
+	log          *fingerprint.Writer // writes to fingerprints
+	trained      trainedSamples      // since the last checkpoint
+	hasher       fingerprint.Hasher
 	board        *tensorboard.Writer
 
 	heartbeat *heartbeat     // nil without a file for heartbeats
@@ -1288,11 +1288,11 @@ func (r *run) openRecords(checkpoint *Checkpoint, back bool) (err error) {
 	oldPlan := r.state.Cursor.Plan
 	r.takePlan()
 	if checkpoint == nil && !back {
-		names, err := fs.Glob(os.DirFS(r.dir.path), fingerprint.OlderRunLogFile("*"))
+		names, err := fs.Glob(os.DirFS(r.dir.path), fingerprint.OlderLogFile("*"))
 		if err != nil {
 			return err
 		}
-		for _, name := range append(names, metricsFile, fingerprint.RunLogFile, tensorboardDir) {
+		for _, name := range append(names, metricsFile, fingerprint.LogFile, tensorboardDir) {
 			if _, err := os.Lstat(r.dir.join(name)); err == nil {
 				r.warn("%s is from a run without a checkpoint; replacing it", r.dir.join(name))
 			}
@@ -1330,20 +1330,20 @@ func (r *run) openRecords(checkpoint *Checkpoint, back bool) (err error) {
 	}
 	if last != r.state.Step-1 {
 		r.warn("%s ends with step %d, but the checkpoint is of step %d; the steps in between are not recorded",
-			r.dir.join(fingerprint.RunLogFile), last, r.state.Step-1)
+			r.dir.join(fingerprint.LogFile), last, r.state.Step-1)
 	}
 	if oldPlan != plan {
 		if header, _, err = r.openLog(plan); err != nil {
 			return err
 		}
 	}
-	if r.fingerprints, err = openRecordFile(r.dir.join(fingerprint.RunLogFile)); err != nil {
+	if r.fingerprints, err = openRecordFile(r.dir.join(fingerprint.LogFile)); err != nil {
 		return err
 	}
-	r.log = fingerprint.ResumeLog(r.fingerprints)
+	r.log = fingerprint.ResumeWriter(r.fingerprints)
 	if !header {
-		r.log, err = fingerprint.NewLogWriter(r.fingerprints,
-			fingerprint.LogHeader{Plan: plan, SequenceLength: r.data.SequenceLength, BatchSize: r.config.BatchSize})
+		r.log, err = fingerprint.NewWriter(r.fingerprints,
+			fingerprint.Header{Plan: plan, SequenceLength: r.data.SequenceLength, BatchSize: r.config.BatchSize})
 		if err != nil {
 			return err
 		}
@@ -1379,14 +1379,14 @@ func (r *run) openRecords(checkpoint *Checkpoint, back bool) (err error) {
 // exists. A log belongs to one plan. openLog renames the log of another plan, and restores the log
 // of this plan. header and last are as in [cutRecords].
 func (r *run) openLog(plan string) (header bool, last int64, err error) {
-	path := r.dir.join(fingerprint.RunLogFile)
+	path := r.dir.join(fingerprint.LogFile)
 	if now := planOfLog(path); now != plan {
 		if now != "" {
-			if err := os.Rename(path, r.dir.join(fingerprint.OlderRunLogFile(now))); err != nil {
+			if err := os.Rename(path, r.dir.join(fingerprint.OlderLogFile(now))); err != nil {
 				return false, -1, err
 			}
 		}
-		err := os.Rename(r.dir.join(fingerprint.OlderRunLogFile(plan)), path)
+		err := os.Rename(r.dir.join(fingerprint.OlderLogFile(plan)), path)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return false, -1, err
 		}
@@ -1402,7 +1402,7 @@ func planOfLog(path string) string {
 		return ""
 	}
 	defer f.Close()
-	log, err := fingerprint.NewLogReader(f, path)
+	log, err := fingerprint.NewReader(f, path)
 	if err != nil {
 		return ""
 	}

@@ -171,8 +171,8 @@ func sameRun(t testing.TB, what, want, got string) {
 	if diff := cmp.Diff(metricsOf(t, want), metricsOf(t, got)); diff != "" {
 		t.Errorf("%s: metrics differ (-want +got):\n%s", what, diff)
 	}
-	if diff := cmp.Diff(readLines(t, filepath.Join(want, fingerprint.RunLogFile)),
-		readLines(t, filepath.Join(got, fingerprint.RunLogFile))); diff != "" {
+	if diff := cmp.Diff(readLines(t, filepath.Join(want, fingerprint.LogFile)),
+		readLines(t, filepath.Join(got, fingerprint.LogFile))); diff != "" {
 		t.Errorf("%s: fingerprints differ (-want +got):\n%s", what, diff)
 	}
 	var states [2]State
@@ -266,7 +266,7 @@ func TestRun(t *testing.T) {
 	}
 	defer data.Close()
 	var want bytes.Buffer
-	log, err := fingerprint.NewLogWriter(&want, fingerprint.LogHeader{Plan: p.Fingerprint(), SequenceLength: 16,
+	log, err := fingerprint.NewWriter(&want, fingerprint.Header{Plan: p.Fingerprint(), SequenceLength: 16,
 		BatchSize: 8})
 	if err != nil {
 		t.Fatal(err)
@@ -274,7 +274,7 @@ func TestRun(t *testing.T) {
 	if err := data.Hash(context.Background(), blend.HashOptions{To: 40, BatchSize: 8}, log.Write); err != nil {
 		t.Fatal(err)
 	}
-	got, err := os.ReadFile(filepath.Join(c.Output, fingerprint.RunLogFile))
+	got, err := os.ReadFile(filepath.Join(c.Output, fingerprint.LogFile))
 	if err != nil || !bytes.Equal(got, want.Bytes()) {
 		t.Errorf("fingerprints (%v)\n%s\nwant\n%s", err, got, want.Bytes())
 	}
@@ -675,7 +675,7 @@ func TestRunSkips(t *testing.T) {
 	if state.Updates != 1 || state.Step != 2 || state.Cursor.Position != 16 || state.Tokens != 128 {
 		t.Errorf("state after a step without samples: %+v", state)
 	}
-	log := readLines(t, filepath.Join(c.Output, fingerprint.RunLogFile))
+	log := readLines(t, filepath.Join(c.Output, fingerprint.LogFile))
 	if len(log) != 9 || fmt.Sprint(log[2]["samples"]) != "0" || fmt.Sprint(log[3]["samples"]) != "6" {
 		t.Errorf("fingerprints %v", log)
 	}
@@ -727,8 +727,8 @@ func TestRunPlanChange(t *testing.T) {
 		t.Errorf("samples %v, want %v", samples, want)
 	}
 	// Each log is about one plan.
-	old := readLines(t, filepath.Join(c.Output, fingerprint.OlderRunLogFile(p.Fingerprint())))
-	now := readLines(t, filepath.Join(c.Output, fingerprint.RunLogFile))
+	old := readLines(t, filepath.Join(c.Output, fingerprint.OlderLogFile(p.Fingerprint())))
+	now := readLines(t, filepath.Join(c.Output, fingerprint.LogFile))
 	if len(old) != 5 || len(now) != 5 || old[0]["plan"] != p.Fingerprint() || now[0]["plan"] != q.Fingerprint() ||
 		fmt.Sprint(now[1]["step"]) != "4" {
 		t.Errorf("fingerprints of the old plan %v, of the new one %v", old, now)
@@ -826,8 +826,8 @@ func TestRunPlanChangeKilled(t *testing.T) {
 	if len(warnings) != 1 || !strings.Contains(warnings[0], "the plan has changed") {
 		t.Errorf("warnings %q", warnings)
 	}
-	old, now := readLines(t, filepath.Join(c.Output, fingerprint.OlderRunLogFile(p))), readLines(t,
-		filepath.Join(c.Output, fingerprint.RunLogFile))
+	old, now := readLines(t, filepath.Join(c.Output, fingerprint.OlderLogFile(p))), readLines(t,
+		filepath.Join(c.Output, fingerprint.LogFile))
 	if len(old) != 5 || old[0]["plan"] != p || fmt.Sprint(old[4]["step"]) != "3" {
 		t.Errorf("fingerprints of the old plan %v", old)
 	}
@@ -845,7 +845,7 @@ func TestRunPlanChangeKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustRun(t, c, Options{})
-	if left, _ := filepath.Glob(filepath.Join(c.Output, fingerprint.OlderRunLogFile("*"))); len(left) > 0 {
+	if left, _ := filepath.Glob(filepath.Join(c.Output, fingerprint.OlderLogFile("*"))); len(left) > 0 {
 		t.Errorf("a new run kept %v", left)
 	}
 }

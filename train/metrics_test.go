@@ -177,7 +177,7 @@ func TestRunWithoutRecords(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	c := testConfig(t, plan, crashConfig)
 	mustRun(t, c, stopAfter(3))
-	for _, name := range []string{metricsFile, fingerprint.RunLogFile} {
+	for _, name := range []string{metricsFile, fingerprint.LogFile} {
 		if err := os.Remove(filepath.Join(c.Output, name)); err != nil {
 			t.Fatal(err)
 		}
@@ -185,7 +185,7 @@ func TestRunWithoutRecords(t *testing.T) {
 	var warnings []string
 	mustRun(t, c, Options{Warn: func(text string) { warnings = append(warnings, text) }})
 	if len(warnings) != 2 || !strings.Contains(warnings[0], metricsFile) ||
-		!strings.Contains(warnings[1], fingerprint.RunLogFile) {
+		!strings.Contains(warnings[1], fingerprint.LogFile) {
 		t.Errorf("warnings %q", warnings)
 	}
 	lines := readLines(t, filepath.Join(c.Output, metricsFile))
@@ -210,7 +210,7 @@ func TestRunReplacesRecords(t *testing.T) {
 			warned++
 		}
 	}})
-	if lines := readLines(t, filepath.Join(c.Output, fingerprint.RunLogFile)); warned != 3 || len(lines) != 9 {
+	if lines := readLines(t, filepath.Join(c.Output, fingerprint.LogFile)); warned != 3 || len(lines) != 9 {
 		t.Errorf("%d warnings, %d lines", warned, len(lines))
 	}
 }

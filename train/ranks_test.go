@@ -178,11 +178,11 @@ func TestI5Layouts(t *testing.T) {
 				}
 			}
 		}
-		a, err := os.ReadFile(filepath.Join(filepath.Dir(filepath.Dir(one.Checkpoint)), fingerprint.RunLogFile))
+		a, err := os.ReadFile(filepath.Join(filepath.Dir(filepath.Dir(one.Checkpoint)), fingerprint.LogFile))
 		if err != nil {
 			t.Fatal(err)
 		}
-		b, err := os.ReadFile(filepath.Join(filepath.Dir(filepath.Dir(first.Checkpoint)), fingerprint.RunLogFile))
+		b, err := os.ReadFile(filepath.Join(filepath.Dir(filepath.Dir(first.Checkpoint)), fingerprint.LogFile))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -30,7 +30,7 @@ func (r *run) skip(spike *spikes.Spike) error {
 	}
 	s.SkippedInARow++
 	s.Exclude(r.positions(r.state.Step))
-	r.hasher = fingerprint.StepHasher{}
+	r.hasher = fingerprint.Hasher{}
 	r.warn("step %d skipped: %s", r.state.Step, spike)
 	if !r.leads() {
 		return nil
@@ -66,7 +66,7 @@ func (r *run) rollBack(ctx context.Context, spike *spikes.Spike) error {
 	state.Spikes.Skips, state.Spikes.Rollbacks = s.Skips, append(slices.Clone(s.Rollbacks), back)
 	state.Spikes.Exclude(back.LeftOut)
 	r.state = state
-	r.hasher = fingerprint.StepHasher{}
+	r.hasher = fingerprint.Hasher{}
 	r.warn("step %d: %s; the run returns to %s and skips positions %d to %d, of steps %d to %d: rollback %d of at "+
 		"most %d", back.Step, spike, where,
 		back.LeftOut.From, back.LeftOut.To-1, first, back.Step, len(state.Spikes.Rollbacks), c.MaxRollbacks)

@@ -102,8 +102,8 @@ func linesWith(t testing.TB, output, member string) []map[string]any {
 // of spikes, and the plan of the other run skips it.
 func sameTraining(t testing.TB, what, skipping, planned string) {
 	t.Helper()
-	a, b := readLines(t, filepath.Join(skipping, fingerprint.RunLogFile)), readLines(t,
-		filepath.Join(planned, fingerprint.RunLogFile))
+	a, b := readLines(t, filepath.Join(skipping, fingerprint.LogFile)), readLines(t,
+		filepath.Join(planned, fingerprint.LogFile))
 	if diff := cmp.Diff(b[1:], a[1:]); diff != "" {
 		t.Errorf("%s: fingerprints (-plan +run):\n%s", what, diff)
 	}

@@ -43,10 +43,10 @@ type ClientLog struct {
 
 // OpenClientLog opens the logs of the Python client in a folder. It returns nil if the folder has
 // none. All logs must have the same batch size.
-func OpenClientLog(folder string) (*ClientLog, LogHeader, error) {
+func OpenClientLog(folder string) (*ClientLog, Header, error) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
-		return nil, LogHeader{}, err
+		return nil, Header{}, err
 	}
 	l := &ClientLog{folder: folder}
 	for _, e := range entries {
@@ -68,13 +68,13 @@ func OpenClientLog(folder string) (*ClientLog, LogHeader, error) {
 		l.starts[i].files = append(l.starts[i].files, filepath.Join(folder, e.Name()))
 	}
 	if len(l.starts) == 0 {
-		return nil, LogHeader{}, nil
+		return nil, Header{}, nil
 	}
 	slices.SortFunc(l.starts, func(a, b clientStart) int {
 		return cmp.Or(cmp.Compare(a.first, b.first), cmp.Compare(a.batch, b.batch), cmp.Compare(a.world, b.world))
 	})
 	l.at = l.starts[0].first
-	var header LogHeader
+	var header Header
 	for _, s := range l.starts {
 		if s.batch != l.starts[0].batch {
 			return nil, header,
@@ -106,19 +106,19 @@ func OpenClientLog(folder string) (*ClientLog, LogHeader, error) {
 }
 
 // clientHeader reads the first line of a log. It returns zero if the log has no complete line.
-func clientHeader(path string) (LogHeader, error) {
+func clientHeader(path string) (Header, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return LogHeader{}, err
+		return Header{}, err
 	}
 	defer f.Close()
 	size, _, err := completeLines(f)
 	if size == 0 || err != nil {
-		return LogHeader{}, err
+		return Header{}, err
 	}
-	r, err := NewLogReader(f, path)
+	r, err := NewReader(f, path)
 	if err != nil {
-		return LogHeader{}, err
+		return Header{}, err
 	}
 	return r.Header, nil
 }
@@ -158,7 +158,7 @@ func (l *ClientLog) open(s clientStart) error {
 	if s.first != l.at {
 		return fmt.Errorf("%s: the logs end at position %d, but the next start is at %d", l.folder, l.at, s.first)
 	}
-	var readers []*LogReader
+	var readers []*Reader
 	for i, path := range s.files {
 		f, err := os.Open(path)
 		if err != nil {
@@ -175,7 +175,7 @@ func (l *ClientLog) open(s clientStart) error {
 		if size == 0 {
 			continue // l.last is -1, so no step is read
 		}
-		r, err := NewLogReader(io.NewSectionReader(f, 0, size), path)
+		r, err := NewReader(io.NewSectionReader(f, 0, size), path)
 		if err != nil {
 			return err
 		}

@@ -14,11 +14,11 @@ func writeClientLogs(t *testing.T, run testRun, folder string, batch, world int,
 	t.Helper()
 	for rank := range world {
 		var text bytes.Buffer
-		header := LogHeader{Plan: run.plan, SequenceLength: 16, BatchSize: batch}
+		header := Header{Plan: run.plan, SequenceLength: 16, BatchSize: batch}
 		if world > 1 {
 			header.Rank, header.World = rank, world
 		}
-		log, err := NewLogWriter(&text, header)
+		log, err := NewWriter(&text, header)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -130,7 +130,7 @@ func TestClientLog(t *testing.T) {
 				return Comparison{}, err
 			}
 			defer log.Close()
-			a, err := NewLogReader(strings.NewReader(expected), "expected.jsonl")
+			a, err := NewReader(strings.NewReader(expected), "expected.jsonl")
 			if err != nil {
 				t.Fatal(err)
 			}

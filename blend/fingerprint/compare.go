@@ -6,7 +6,7 @@ import (
 	"io"
 )
 
-// Steps yields step hashes in ascending order. A [LogReader] implements it. [Combine] makes one
+// Steps yields step hashes in ascending order. A [Reader] implements it. [Combine] makes one
 // from the logs of all ranks.
 type Steps interface {
 	Next() (StepHash, error) // io.EOF after the last
@@ -31,13 +31,13 @@ type Comparison struct {
 
 	// Kind is NoDifference if all common steps are equal. Otherwise Step is the first step that
 	// differs, and A and B are its hashes in the two logs.
-	Kind DifferenceKind
+	Kind Kind
 	Step int64
 	A, B StepHash
 }
 
-// A DifferenceKind describes how two steps differ.
-type DifferenceKind int
+// A Kind describes how two steps differ.
+type Kind int
 
 // The kinds of difference.
 //   - SetDiffers: the steps hold different samples.
@@ -46,7 +46,7 @@ type DifferenceKind int
 //   - PositionDiffers: the steps hold the same samples but start at different positions.
 //   - StepMissing: one log does not have the step.
 const (
-	NoDifference DifferenceKind = iota
+	NoDifference Kind = iota
 	SetDiffers
 	OrderDiffers
 	SamplesDiffer
@@ -55,7 +55,7 @@ const (
 )
 
 // String describes the kind.
-func (k DifferenceKind) String() string {
+func (k Kind) String() string {
 	switch k {
 	case NoDifference:
 		return "no difference"
@@ -70,14 +70,14 @@ func (k DifferenceKind) String() string {
 	case StepMissing:
 		return "one log does not have the step"
 	}
-	return fmt.Sprintf("DifferenceKind(%d)", int(k))
+	return fmt.Sprintf("Kind(%d)", int(k))
 }
 
 // Compare compares two logs step by step and returns the first step that differs. The logs may
 // start and end at different steps, as the logs of a resumed run do. Steps of only one log are not
 // compared. Compare fails if sequence lengths, batch sizes or ranks differ, or if the logs have no
 // common step.
-func Compare(a, b Steps, headerA, headerB LogHeader) (Comparison, error) {
+func Compare(a, b Steps, headerA, headerB Header) (Comparison, error) {
 	c := Comparison{SamePlan: headerA.Plan == headerB.Plan, Ordered: true}
 	switch {
 	case headerA.SequenceLength != headerB.SequenceLength:
@@ -140,7 +140,7 @@ func addStep(list []Range, step int64) []Range {
 	return append(list, Range{step, step + 1})
 }
 
-func difference(x, y StepHash) DifferenceKind {
+func difference(x, y StepHash) Kind {
 	switch {
 	case x.Step != y.Step:
 		return StepMissing
@@ -159,9 +159,9 @@ func difference(x, y StepHash) DifferenceKind {
 // Combine merges the logs of all ranks of a run into one. It adds up their set hashes. Order hashes
 // cannot be added, so the merged steps have none, unless there is a single log. The logs must have
 // the same header except for the rank, include every rank exactly once, and have the same steps.
-func Combine(ranks []*LogReader) (Steps, LogHeader, error) {
+func Combine(ranks []*Reader) (Steps, Header, error) {
 	if len(ranks) == 0 {
-		return nil, LogHeader{}, errors.New("no fingerprint log")
+		return nil, Header{}, errors.New("no fingerprint log")
 	}
 	header := ranks[0].Header
 	if len(ranks) == 1 && header.World <= 1 {
@@ -188,7 +188,7 @@ func Combine(ranks []*LogReader) (Steps, LogHeader, error) {
 	return combined(ranks), header, nil
 }
 
-type combined []*LogReader
+type combined []*Reader
 
 // Next returns the sum of the next step of all ranks.
 func (c combined) Next() (StepHash, error) {
@@ -224,10 +224,10 @@ func (c combined) Next() (StepHash, error) {
 type RunLog struct {
 	Spans []Span // the steps that Next has returned so far, by plan
 
-	logs []*LogReader // newest first
-	next []StepHash   // of each log
-	end  []bool       // the log has no more steps
-	took bool         // Next has returned a step of the newest log
+	logs []*Reader  // newest first
+	next []StepHash // of each log
+	end  []bool     // the log has no more steps
+	took bool       // Next has returned a step of the newest log
 }
 
 // A Span is a range of steps of a run under one plan.
@@ -236,11 +236,11 @@ type Span struct {
 	Steps Range  `json:"steps"`
 }
 
-// JoinLogs merges the logs of one run, given newest first. It returns the newest log's header. All
+// Join merges the logs of one run, given newest first. It returns the newest log's header. All
 // logs must have the same batch size and sequence length, and must not be from one rank of several.
-func JoinLogs(logs []*LogReader) (*RunLog, LogHeader, error) {
+func Join(logs []*Reader) (*RunLog, Header, error) {
 	if len(logs) == 0 {
-		return nil, LogHeader{}, errors.New("no fingerprint log")
+		return nil, Header{}, errors.New("no fingerprint log")
 	}
 	header := logs[0].Header
 	r := &RunLog{logs: logs, next: make([]StepHash, len(logs)), end: make([]bool, len(logs))}

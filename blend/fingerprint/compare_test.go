@@ -10,9 +10,9 @@ import (
 
 // The logs of a run that went from one plan to another, and back, are one.
 func TestJoinLogs(t *testing.T) {
-	log := func(name, plan string, steps ...int64) *LogReader {
+	log := func(name, plan string, steps ...int64) *Reader {
 		var b strings.Builder
-		w, err := NewLogWriter(&b, LogHeader{Plan: plan, SequenceLength: 16, BatchSize: 4})
+		w, err := NewWriter(&b, Header{Plan: plan, SequenceLength: 16, BatchSize: 4})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -21,28 +21,28 @@ func TestJoinLogs(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		r, err := NewLogReader(strings.NewReader(b.String()), name)
+		r, err := NewReader(strings.NewReader(b.String()), name)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return r
 	}
 	for name, v := range map[string]struct {
-		logs []*LogReader
+		logs []*Reader
 		want string
 	}{
-		"forth": {[]*LogReader{log("new", "pp", 3, 4), log("old", "p", 0, 1, 2)},
+		"forth": {[]*Reader{log("new", "pp", 3, 4), log("old", "p", 0, 1, 2)},
 			"0/1 1/1 2/1 3/2 4/2 [{p {0 3}} {pp {3 5}}]"},
-		"back": {[]*LogReader{log("new", "pp", 0, 1, 4), log("old", "p", 2, 3)},
+		"back": {[]*Reader{log("new", "pp", 0, 1, 4), log("old", "p", 2, 3)},
 			"0/2 1/2 2/1 3/1 4/2 [{pp {0 2}} {p {2 4}} {pp {4 5}}]"},
-		"went back": {[]*LogReader{log("new", "pp", 0, 1, 2, 3), log("old", "p", 2, 3, 4, 5)},
+		"went back": {[]*Reader{log("new", "pp", 0, 1, 2, 3), log("old", "p", 2, 3, 4, 5)},
 			"0/2 1/2 2/2 3/2 [{pp {0 4}}]"},
-		"begun": {[]*LogReader{log("new", "pp"), log("old", "p", 0, 1), log("older", "ppp", 2)},
+		"begun": {[]*Reader{log("new", "pp"), log("old", "p", 0, 1), log("older", "ppp", 2)},
 			"0/1 1/1 2/3 [{p {0 2}} {ppp {2 3}}]"},
-		"both": {[]*LogReader{log("new", "pp", 3), log("old", "p", 0, 1), log("older", "ppp", 1)},
+		"both": {[]*Reader{log("new", "pp", 3), log("old", "p", 0, 1), log("older", "ppp", 1)},
 			"0/1 old and older both have step 1"},
 	} {
-		run, header, err := JoinLogs(v.logs)
+		run, header, err := Join(v.logs)
 		if err != nil || header.Plan != "pp" {
 			t.Fatalf("%s: %v, %v", name, header, err)
 		}
@@ -65,7 +65,7 @@ func TestJoinLogs(t *testing.T) {
 	}
 	other := log("other", "p")
 	other.Header.BatchSize++
-	if _, _, err := JoinLogs([]*LogReader{log("new", "pp"), other}); err == nil {
+	if _, _, err := Join([]*Reader{log("new", "pp"), other}); err == nil {
 		t.Error("logs of other batch sizes were joined")
 	}
 

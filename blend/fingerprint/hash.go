@@ -69,18 +69,18 @@ type StepHash struct {
 	Set   SetHash    `json:"set"`
 }
 
-// A StepHasher computes the StepHash of consecutive steps. The zero StepHasher is ready for use.
-type StepHasher struct {
+// A Hasher computes the StepHash of consecutive steps. The zero Hasher is ready for use.
+type Hasher struct {
 	order   hash.Hash
 	set     SetHash
 	samples int64
 }
 
 // Add adds the next sample of the step.
-func (h *StepHasher) Add(tokens []uint32) { h.AddHash(SampleHash(tokens)) }
+func (h *Hasher) Add(tokens []uint32) { h.AddHash(SampleHash(tokens)) }
 
 // AddHash adds the next sample of the step by its SampleHash, for samples that another rank read.
-func (h *StepHasher) AddHash(sum [16]byte) {
+func (h *Hasher) AddHash(sum [16]byte) {
 	if h.order == nil {
 		h.order = sha256.New()
 	}
@@ -90,7 +90,7 @@ func (h *StepHasher) AddHash(sum [16]byte) {
 }
 
 // Step ends a step, returns its hashes, and resets the hasher for the next step.
-func (h *StepHasher) Step(step, first int64) StepHash {
+func (h *Hasher) Step(step, first int64) StepHash {
 	if h.order == nil {
 		h.order = sha256.New()
 	}

@@ -62,7 +62,7 @@ func (r testRun) hash(p part, yield func(StepHash) error) error {
 	if p.to == 0 {
 		p.to = testPositions / batch
 	}
-	var h StepHasher
+	var h Hasher
 	for step := p.from; step < p.to; step++ {
 		first := step*batch + int64(p.rank)*batch/world
 		for position := first; position < first+batch/world; position++ {
@@ -82,11 +82,11 @@ func (r testRun) hash(p part, yield func(StepHash) error) error {
 func logOf(t testing.TB, r testRun, p part) string {
 	t.Helper()
 	var b bytes.Buffer
-	header := LogHeader{Plan: r.plan, SequenceLength: 16, BatchSize: p.batch}
+	header := Header{Plan: r.plan, SequenceLength: 16, BatchSize: p.batch}
 	if p.world > 1 {
 		header.Rank, header.World = p.rank, p.world
 	}
-	w, err := NewLogWriter(&b, header)
+	w, err := NewWriter(&b, header)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,9 +96,9 @@ func logOf(t testing.TB, r testRun, p part) string {
 	return b.String()
 }
 
-func reader(t testing.TB, log, name string) *LogReader {
+func reader(t testing.TB, log, name string) *Reader {
 	t.Helper()
-	r, err := NewLogReader(strings.NewReader(log), name)
+	r, err := NewReader(strings.NewReader(log), name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +116,7 @@ func TestRanksAddUp(t *testing.T) {
 	r := testRun{"plan"}
 	whole := logOf(t, r, part{batch: 12})
 	for _, world := range []int{1, 2, 3, 4} {
-		var ranks []*LogReader
+		var ranks []*Reader
 		for rank := range world {
 			ranks = append(ranks, reader(t, logOf(t, r, part{batch: 12, rank: rank, world: world}),
 				fmt.Sprint("rank", rank)))
@@ -132,14 +132,14 @@ func TestRanksAddUp(t *testing.T) {
 			t.Errorf("%d ranks: %+v, %v", world, got, err)
 		}
 	}
-	log := func(rank int) *LogReader {
+	log := func(rank int) *Reader {
 		return reader(t, logOf(t, r, part{batch: 12, rank: rank, world: 3}), fmt.Sprint("rank", rank))
 	}
-	cut := func(rank int) *LogReader {
+	cut := func(rank int) *Reader {
 		text := logOf(t, r, part{batch: 12, rank: rank, world: 3, to: 20})
 		return reader(t, text, "short")
 	}
-	for name, ranks := range map[string][]*LogReader{
+	for name, ranks := range map[string][]*Reader{
 		"none": {}, "two": {log(0), log(1)}, "twice": {log(0), log(1), log(1)}, "other": {log(0), log(1),
 			reader(t, whole, "whole")},
 	} {
@@ -148,7 +148,7 @@ func TestRanksAddUp(t *testing.T) {
 		}
 	}
 	for i := range 3 {
-		ranks := []*LogReader{log(0), log(1), log(2)}
+		ranks := []*Reader{log(0), log(1), log(2)}
 		ranks[i] = cut(i)
 		sum, _, err := Combine(ranks)
 		for err == nil {
@@ -175,7 +175,7 @@ func TestCompare(t *testing.T) {
 	order := func(step int) string { return lines[step+1][strings.Index(lines[step+1], `"order":"`)+9:][:64] }
 	for name, v := range map[string]struct {
 		other string
-		kind  DifferenceKind
+		kind  Kind
 		step  int64
 		equal int64
 		first int64
@@ -253,7 +253,7 @@ func TestLogErrors(t *testing.T) {
 		"two in a line":  {header + strings.TrimSuffix(line(0), "\n") + line(1), "log:2: "},
 		"negative steps": {header + line(-1), "log:2: step -1"},
 	} {
-		r, err := NewLogReader(strings.NewReader(v.text), "log")
+		r, err := NewReader(strings.NewReader(v.text), "log")
 		for err == nil {
 			_, err = r.Next()
 		}
@@ -261,11 +261,11 @@ func TestLogErrors(t *testing.T) {
 			t.Errorf("%s: %v, want %q", name, err, v.want)
 		}
 	}
-	w, err := NewLogWriter(io.Discard, LogHeader{})
+	w, err := NewWriter(io.Discard, Header{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	var h StepHasher
+	var h Hasher
 	if err := w.Write(h.Step(3, 0)); err != nil {
 		t.Error(err)
 	}
@@ -279,7 +279,7 @@ func FuzzLogReader(f *testing.F) {
 	f.Add([]byte(logOf(f, r, part{batch: 4})))
 	f.Add([]byte(logOf(f, r, part{batch: 4, rank: 1, world: 2})))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		r, err := NewLogReader(bytes.NewReader(data), "log")
+		r, err := NewReader(bytes.NewReader(data), "log")
 		last := int64(-1)
 		for err == nil {
 			var s StepHash

@@ -9,16 +9,16 @@ import (
 	"io"
 )
 
-// RunLogFile is the name of the fingerprint log in the directory of a run (docs/formats/run.md).
-const RunLogFile = "fingerprints.jsonl"
+// LogFile is the name of the fingerprint log in the directory of a run (docs/formats/run.md).
+const LogFile = "fingerprints.jsonl"
 
-// OlderRunLogFile returns the name of a run's log of an earlier plan. With "*" in place of the
+// OlderLogFile returns the name of a run's log of an earlier plan. With "*" in place of the
 // plan's fingerprint it is a pattern for all such logs.
-func OlderRunLogFile(plan string) string { return fmt.Sprintf("fingerprints-%.16s.jsonl", plan) }
+func OlderLogFile(plan string) string { return fmt.Sprintf("fingerprints-%.16s.jsonl", plan) }
 
-// A LogHeader is the first line of a fingerprint log. Rank and World describe the process whose
+// A Header is the first line of a fingerprint log. Rank and World describe the process whose
 // samples are in the log. Both are 0 in a log of complete steps.
-type LogHeader struct {
+type Header struct {
 	Plan           string `json:"plan"` // fingerprint
 	SequenceLength int    `json:"sequence_length"`
 	BatchSize      int    `json:"batch_size"` // of the step, over all ranks
@@ -26,24 +26,24 @@ type LogHeader struct {
 	World          int    `json:"world,omitempty"`
 }
 
-// A LogWriter writes a fingerprint log: JSON lines, first the header, then one line for each step
+// A Writer writes a fingerprint log: JSON lines, first the header, then one line for each step
 // (docs/formats/fingerprints.md).
-type LogWriter struct {
+type Writer struct {
 	w    io.Writer
 	last int64 // number of the last written step, -1 if none
 }
 
-// NewLogWriter starts a log with its header.
-func NewLogWriter(w io.Writer, header LogHeader) (*LogWriter, error) {
-	l := ResumeLog(w)
+// NewWriter starts a log with its header.
+func NewWriter(w io.Writer, header Header) (*Writer, error) {
+	l := ResumeWriter(w)
 	return l, l.line(header)
 }
 
-// ResumeLog continues a log that already has its header.
-func ResumeLog(w io.Writer) *LogWriter { return &LogWriter{w, -1} }
+// ResumeWriter continues a log that already has its header.
+func ResumeWriter(w io.Writer) *Writer { return &Writer{w, -1} }
 
 // Write appends a step. Steps must be in ascending order.
-func (l *LogWriter) Write(s StepHash) error {
+func (l *Writer) Write(s StepHash) error {
 	if s.Step <= l.last {
 		return fmt.Errorf("fingerprint log: step %d after step %d", s.Step, l.last)
 	}
@@ -53,7 +53,7 @@ func (l *LogWriter) Write(s StepHash) error {
 
 // line writes one line with one Write call, so that a log that lost its last lines still ends with
 // a complete line.
-func (l *LogWriter) line(v any) error {
+func (l *Writer) line(v any) error {
 	text, err := json.Marshal(v)
 	if err != nil {
 		return err
@@ -67,19 +67,19 @@ func (l *LogWriter) line(v any) error {
 // maxLogLine limits the length of a line. mula's own lines have fewer than 300 bytes.
 const maxLogLine = 1 << 20
 
-// A LogReader reads a fingerprint log. An incomplete line, including the last line, is an error
+// A Reader reads a fingerprint log. An incomplete line, including the last line, is an error
 // that names the line.
-type LogReader struct {
-	Header LogHeader
+type Reader struct {
+	Header Header
 	name   string
 	r      *bufio.Reader
 	number int // of the last line read, from 1
 	last   int64
 }
 
-// NewLogReader reads the header of a log. Messages use name as the file's name.
-func NewLogReader(r io.Reader, name string) (*LogReader, error) {
-	l := &LogReader{name: name, r: bufio.NewReader(r), last: -1}
+// NewReader reads the header of a log. Messages use name as the file's name.
+func NewReader(r io.Reader, name string) (*Reader, error) {
+	l := &Reader{name: name, r: bufio.NewReader(r), last: -1}
 	line, err := l.line()
 	if errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("%s: the file is empty, so it is not a fingerprint log", name)
@@ -98,7 +98,7 @@ func NewLogReader(r io.Reader, name string) (*LogReader, error) {
 }
 
 // Next returns the next step, or io.EOF after the last.
-func (l *LogReader) Next() (StepHash, error) {
+func (l *Reader) Next() (StepHash, error) {
 	text, err := l.line()
 	if err != nil {
 		return StepHash{}, err
@@ -137,7 +137,7 @@ func parseStep(text []byte) (StepHash, error) {
 }
 
 // line reads one line, without its newline.
-func (l *LogReader) line() ([]byte, error) {
+func (l *Reader) line() ([]byte, error) {
 	l.number++
 	var line []byte
 	for {
@@ -159,6 +159,6 @@ func (l *LogReader) line() ([]byte, error) {
 	}
 }
 
-func (l *LogReader) errorf(format string, args ...any) error {
+func (l *Reader) errorf(format string, args ...any) error {
 	return fmt.Errorf("%s:%d: %w", l.name, l.number, fmt.Errorf(format, args...))
 }

@@ -21,7 +21,7 @@ import (
 // of `mula verify` names.
 type Log struct {
 	Name   string // the operand
-	Header fingerprint.LogHeader
+	Header fingerprint.Header
 	Steps  fingerprint.Steps
 	Run    *fingerprint.RunLog // Steps, of a run that has changed its plan; else nil
 	Plans  []string            // of the log, or of all logs of the run, the newest first
@@ -42,7 +42,7 @@ func (l *Log) Close() {
 }
 
 // olderRunLogs is a pattern for a run's logs of earlier plans.
-var olderRunLogs = fingerprint.OlderRunLogFile(strings.Repeat("?", 16))
+var olderRunLogs = fingerprint.OlderLogFile(strings.Repeat("?", 16))
 
 // OpenLog opens the log, or the logs, of an operand: files separated by commas, or a folder.
 func OpenLog(operand string) (l *Log, err error) {
@@ -53,14 +53,14 @@ func OpenLog(operand string) (l *Log, err error) {
 			l = nil
 		}
 	}()
-	var readers []*fingerprint.LogReader
+	var readers []*fingerprint.Reader
 	open := func(path string) error {
 		f, err := os.Open(path)
 		if err != nil {
 			return fmt.Errorf("opening a fingerprint log: %w", err)
 		}
 		l.files = append(l.files, f)
-		r, err := fingerprint.NewLogReader(f, path)
+		r, err := fingerprint.NewReader(f, path)
 		if err != nil {
 			if _, notPlan := blend.ReadPlan(path); notPlan == nil {
 				return fmt.Errorf("%s is a plan: mula hash --plan %s --batch-size B --output expected.jsonl writes "+
@@ -82,7 +82,7 @@ func OpenLog(operand string) (l *Log, err error) {
 			if ofClient, err := l.openClient(path, len(paths)); ofClient || err != nil {
 				return l, err
 			}
-			path = filepath.Join(path, fingerprint.RunLogFile)
+			path = filepath.Join(path, fingerprint.LogFile)
 		}
 		older, err := olderLogs(path)
 		if err != nil {
@@ -110,7 +110,7 @@ func OpenLog(operand string) (l *Log, err error) {
 					return l, err
 				}
 			}
-			l.Run, l.Header, err = fingerprint.JoinLogs(readers)
+			l.Run, l.Header, err = fingerprint.Join(readers)
 			l.Steps = l.Run
 			return l, err
 		}
@@ -122,7 +122,7 @@ func OpenLog(operand string) (l *Log, err error) {
 // openClient opens the logs of the Python client in a folder, if it has such logs and none of `mula
 // train`. operands is the number of paths of the operand.
 func (l *Log) openClient(folder string, operands int) (bool, error) {
-	if _, err := os.Stat(filepath.Join(folder, fingerprint.RunLogFile)); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(filepath.Join(folder, fingerprint.LogFile)); !errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
 	log, header, err := fingerprint.OpenClientLog(folder)
@@ -136,7 +136,7 @@ func (l *Log) openClient(folder string, operands int) (bool, error) {
 		}
 		return true, fmt.Errorf("%s: no fingerprint log in the folder; expected %s of `mula train` or logs "+
 			"of the Python client, such as 0000000000000000-batch32-rank0of1.jsonl",
-			folder, fingerprint.RunLogFile)
+			folder, fingerprint.LogFile)
 	case operands > 1:
 		return true, fmt.Errorf("%s has the Python client's logs of all ranks of a run; give it "+
 			"alone", folder)
@@ -147,7 +147,7 @@ func (l *Log) openClient(folder string, operands int) (bool, error) {
 
 // olderLogs returns the logs of earlier plans next to the newest log of a run.
 func olderLogs(path string) ([]string, error) {
-	if filepath.Base(path) != fingerprint.RunLogFile {
+	if filepath.Base(path) != fingerprint.LogFile {
 		return nil, nil
 	}
 	folder := filepath.Dir(path)
