@@ -8,6 +8,26 @@ type kvTarget struct {
 	first int        // position of the pass's first token
 }
 
+// firstKeys are the first keys that the queries of a pass attend to.
+type firstKeys struct {
+	documents xpu.Tensor // [rows, s] Batch.Begin; absent if attention is not restricted to documents
+}
+
+// cut allocates the buffers of a pass from a.
+func (k *firstKeys) cut(p passShape, a *arena) {
+	*k = firstKeys{}
+	if p.documents {
+		k.documents = a.i32(p.rows, p.s)
+	}
+}
+
+// write fills the buffers for a batch.
+func (k *firstKeys) write(dev xpu.Device, batch Batch) {
+	if k.documents.Present() {
+		dev.WriteInts(k.documents, batch.Begin)
+	}
+}
+
 // ownKeys is the destination for a pass that starts at position 0.
 func (w *workspace) ownKeys() kvTarget { return kvTarget{k: w.k, v: w.v} }
 
@@ -21,7 +41,7 @@ func (m *Model) projections(l *layer, st *saved, to kvTarget, known bool) xpu.Pr
 
 // attention returns the attention operands of a layer.
 func (m *Model) attention(st *saved, to kvTarget) xpu.Attention {
-	return xpu.Attention{Q: m.ws.q, K: to.k, V: to.v, First: to.first, Begin: m.ws.begin, Context: st.ctx,
+	return xpu.Attention{Q: m.ws.q, K: to.k, V: to.v, First: to.first, Begin: m.ws.keys.documents, Context: st.ctx,
 		LSE: st.lse}
 }
 

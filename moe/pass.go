@@ -199,9 +199,6 @@ func (m *Model) forward(ctx context.Context, in, out *Relay) error {
 	if err := m.rope.extend(m.dev, m.cfg, w.shape.s); err != nil {
 		return err
 	}
-	if w.shape.documents {
-		m.dev.WriteInts(w.begin, w.batch.Begin)
-	}
 	clear(w.sums)
 	if in == nil {
 		m.embedTokens(w.batch.input)
@@ -267,6 +264,7 @@ func (m *Model) embedTokens(token func(i int) uint32) {
 // l to target(l).
 func (m *Model) decode(ctx context.Context, end xpu.Tensor, target func(l int) kvTarget) error {
 	w := &m.ws
+	w.keys.write(m.dev, w.batch)
 	for i := range m.layers {
 		st, out := &w.saved[0], w.saved[0].x0
 		if w.shape.train {

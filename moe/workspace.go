@@ -65,7 +65,7 @@ type flight struct {
 
 	saved []saved    // [L], or one without a backward pass
 	ids   xpu.Tensor // [T] input tokens
-	begin xpu.Tensor // [T] Batch.Begin; empty if attention is not restricted to documents
+	keys  firstKeys
 	xL    xpu.Tensor // [T, H] output of the last layer
 	meanL xpu.Tensor // [T]
 	rstdL xpu.Tensor // [T]
@@ -206,10 +206,8 @@ func (f *flight) cut(c Config, p passShape, a *arena) {
 				Chosen: a.i32(t, k), RowOf: a.i32(t, k), TokenOf: a.i32(r), Counts: a.i32(c.Experts)}
 		}
 	}
-	f.ids, f.begin = a.i32(t), xpu.Tensor{}
-	if p.documents {
-		f.begin = a.i32(p.rows, p.s)
-	}
+	f.ids = a.i32(t)
+	f.keys.cut(p, a)
 	if p.last {
 		f.xL, f.rstdL = a.f32(t, h), a.f32(t)
 		if !c.moe() {
