@@ -131,7 +131,7 @@ func evaluate(ctx context.Context, mesh *comm.Mesh, p *pipeline, data *blend.Dat
 				"is the first token of a document, or padding"))
 	}
 	e.Loss = loss / float64(targets)
-	e.weigh(data.Plan)
+	weigh(&e, data.Plan)
 	return e, nil
 }
 
@@ -267,8 +267,8 @@ func (e *evaluator) pass(ctx context.Context, rows int) (moe.Stats, error) {
 	return e.pipeline.loss(ctx, batch, rows, e.mesh.Size(comm.EP) > 1)
 }
 
-// weigh computes the loss of the mix, and the margins of weighted sums.
-func (e *Evaluation) weigh(p *blend.Plan) {
+// weigh sets the loss of the mix, and the margins of weighted sums.
+func weigh(e *Evaluation, p *blend.Plan) {
 	var samples, targets int64
 	var margin, mixMargin float64 // squared
 	sources := p.Summary().Sources

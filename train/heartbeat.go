@@ -126,20 +126,13 @@ func (h *heartbeat) beat(section Section, step int64) {
 	_ = h.write(section, step)
 }
 
-// end records the end of the run, after all its files are on disk.
-func (h *heartbeat) end(result Result) {
+// end records the end of the run after step steps, after all its files are on disk.
+func (h *heartbeat) end(ended Ended, step int64) {
 	if h == nil {
 		return
 	}
-	switch {
-	case result.Finished:
-		h.last.Ended = EndedDone
-	case result.Terminated:
-		h.last.Ended = EndedTerminated
-	default:
-		h.last.Ended = EndedStopped
-	}
-	_ = h.write(h.last.Section, result.Steps)
+	h.last.Ended = ended
+	_ = h.write(h.last.Section, step)
 }
 
 // write replaces the file's content in one write. It opens and closes the file each time, because a

@@ -58,10 +58,8 @@ func TestHeartbeat(t *testing.T) {
 	}
 	h.last.From = math.MaxInt64
 	h.beat(SectionCheckpoint, math.MaxInt64)
-	for want, result := range map[Ended]Result{EndedDone: {Finished: true}, EndedStopped: {},
-		EndedTerminated: {Terminated: true}} {
-		result.Steps = math.MaxInt64
-		h.end(result)
+	for _, want := range []Ended{EndedDone, EndedStopped, EndedTerminated} {
+		h.end(want, math.MaxInt64)
 		if got, err := ReadHeartbeat(path); err != nil || got.Step != math.MaxInt64 ||
 			got.Section != SectionCheckpoint || got.Ended != want {
 			t.Errorf("%v, %v", got, err)
@@ -76,7 +74,7 @@ func TestHeartbeatIsAskedFor(t *testing.T) {
 		t.Errorf("without %s: %v, %v", HeartbeatVariable, h, err)
 	}
 	h.beat(SectionStep, 1) // does nothing
-	h.end(Result{})
+	h.end(EndedDone, 1)
 	t.Setenv(HeartbeatVariable, filepath.Join(t.TempDir(), "nowhere", "heartbeat"))
 	if _, err := newHeartbeat(); err == nil || !strings.Contains(err.Error(), HeartbeatVariable) ||
 		!strings.Contains(err.Error(), "nowhere") {

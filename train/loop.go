@@ -13,6 +13,7 @@
 package train
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -107,6 +108,16 @@ type Result struct {
 	Weights    string  // see WeightsHash
 }
 
+func (r Result) ended() Ended {
+	switch {
+	case r.Finished:
+		return EndedDone
+	case r.Terminated:
+		return EndedTerminated
+	}
+	return EndedStopped
+}
+
 // Run trains until all steps are done or the run is stopped. It resumes from the newest complete
 // checkpoint in the run directory, if one exists. If ctx is done, Run returns at once, without a
 // checkpoint.
@@ -146,7 +157,7 @@ func Run(ctx context.Context, config Config, options Options) (result Result, er
 	defer r.close()
 	defer func() {
 		if err == nil {
-			r.heartbeat.end(result)
+			r.heartbeat.end(result.ended(), result.Steps)
 		}
 	}()
 	checkpoint, err := r.begin(ctx)
@@ -502,7 +513,7 @@ func (r *run) trainOn(ctx context.Context) (*spikes.Spike, error) {
 			}
 		}
 		if r.scrape != nil {
-			r.scrape.publish(r, metrics, progress.Evaluation)
+			r.scrape.publish(r.status(), metrics, progress.Evaluation)
 		}
 		if r.options.Progress != nil {
 			r.options.Progress(progress)
@@ -1273,6 +1284,37 @@ func (r *run) newOptimizer(ctx context.Context) error {
 	var err error
 	r.optimizer, err = optimizer.NewSharded(ctx, c, targets, r.device, r.model.Parameters(), sizes, r.sharding)
 	return err
+}
+
+// runRecord describes the run at its start.
+func (r *run) runRecord(now time.Time) (*RunRecord, error) {
+	var model bytes.Buffer
+	if err := moe.WriteConfigJSON(&model, r.config.Model.Config, safetensors.F32); err != nil {
+		return nil, err
+	}
+	record := &RunRecord{
+		Format: 1, Mula: r.options.Version, Model: model.Bytes(),
+		Parameters: r.config.Model.TotalParameters(), ActiveParameters: r.config.Model.ActiveParameters(),
+		Plan: r.data.Plan.Fingerprint(), Weights: map[string]float64{},
+		SequenceLength: r.data.SequenceLength, BatchSize: r.config.BatchSize, Steps: r.config.Steps,
+		Device: r.device.Name(), FLOPsPerToken: r.config.Model.FLOPsPerToken(r.data.SequenceLength), PeakFLOPS: r.peak,
+		Started: timestamp(now),
+	}
+	if r.ranks.Ranks() > 1 {
+		record.Layout = r.config.Layout.String() + ", " + r.ranks.World().Name()
+	}
+	for _, s := range r.data.Summary().Sources {
+		record.Sources = append(record.Sources, s.Name)
+		record.Weights[s.Name] = s.Stages[0].Share
+	}
+	return record, nil
+}
+
+// status returns the served facts about the run at this moment.
+func (r *run) status() runStatus {
+	return runStatus{Version: r.options.Version, Plan: r.data.Plan.Fingerprint(), Device: r.device.Name(),
+		StepsDone: r.state.Step, Steps: r.config.Steps, Tokens: r.state.Tokens, PeakFLOPS: r.peak,
+		Spikes: r.state.Spikes}
 }
 
 // openRecords removes records after the checkpoint, or starts new records. back reports whether

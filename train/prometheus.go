@@ -14,6 +14,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"mula/train/spikes"
 )
 
 // A metricsServer serves the newest metrics of a run at /metrics, in the text exposition format
@@ -57,21 +59,29 @@ func (s *metricsServer) close() {
 	<-s.done
 }
 
+// runStatus has served values that are not metrics of a step.
+type runStatus struct {
+	Version, Plan, Device string // plan: the fingerprint
+	StepsDone, Steps      int64
+	Tokens                int64         // trained on
+	PeakFLOPS             float64       // as in [RunRecord]
+	Spikes                *spikes.State // or nil
+}
+
 // publish sets the served values to the state after a step. evaluation is the evaluation after the
 // step, or nil. The goroutine of the run calls publish.
-func (s *metricsServer) publish(r *run, m StepMetrics, evaluation *Evaluation) {
+func (s *metricsServer) publish(run runStatus, m StepMetrics, evaluation *Evaluation) {
 	t := &scrapeText{}
 	t.head("mula_run_info", "gauge", "Run: version of mula, plan fingerprint, device.")
-	t.value("mula_run_info", 1, "version", r.options.Version, "plan", r.data.Plan.Fingerprint(), "device",
-		r.device.Name())
-	t.metric("mula_steps_done", "gauge", "Number of completed steps.", float64(r.state.Step))
-	t.metric("mula_steps", "gauge", "Number of steps of the whole run.", float64(r.config.Steps))
-	t.metric("mula_tokens", "gauge", "Number of tokens trained on, since step 0.", float64(r.state.Tokens))
+	t.value("mula_run_info", 1, "version", run.Version, "plan", run.Plan, "device", run.Device)
+	t.metric("mula_steps_done", "gauge", "Number of completed steps.", float64(run.StepsDone))
+	t.metric("mula_steps", "gauge", "Number of steps of the whole run.", float64(run.Steps))
+	t.metric("mula_tokens", "gauge", "Number of tokens trained on, since step 0.", float64(run.Tokens))
 	t.metric("mula_learning_rate", "gauge", "Learning rate of the last step.", m.LearningRate)
 	t.metric("mula_step_seconds", "gauge", "Duration of the last step, in seconds.", m.Seconds)
 	t.metric("mula_tokens_per_second", "gauge", "Tokens per second in the last step.", m.TokensPerSecond)
 	t.metric("mula_mfu", "gauge", "Model FLOPs utilization of the last step, relative to the measured peak.", m.MFU)
-	t.metric("mula_peak_flops", "gauge", "Measured peak of the device's matrix products, FLOP/s.", r.peak)
+	t.metric("mula_peak_flops", "gauge", "Measured peak of the device's matrix products, FLOP/s.", run.PeakFLOPS)
 	if m.Samples > 0 && (m.Targets == nil || *m.Targets > 0) && (m.Skipped == nil || !m.Skipped.NotFinite) {
 		t.metric("mula_loss", "gauge", "Cross entropy of the last step, nats per target.", m.Loss)
 		t.metric("mula_aux_loss", "gauge", "Load-balancing loss of the last step, without its coefficient.", m.AuxLoss)
@@ -124,7 +134,7 @@ func (s *metricsServer) publish(r *run, m StepMetrics, evaluation *Evaluation) {
 			t.value("mula_eval_source_loss", e.SourceLoss[name], "source", name)
 		}
 	}
-	if spikes := r.state.Spikes; spikes != nil {
+	if spikes := run.Spikes; spikes != nil {
 		t.metric("mula_left_out_samples", "gauge", "Number of positions skipped because of spikes.",
 			float64(spikes.Excluded()))
 		t.metric("mula_rollbacks", "gauge", "Number of rollbacks because of a spike.",

@@ -3,7 +3,6 @@ package train
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -134,19 +133,5 @@ func TestServeMetrics(t *testing.T) {
 	}
 	if _, err := net.Dial("tcp", address); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("after the run: %v", err)
-	}
-}
-
-// Names that a user chose keep the format.
-func TestScrapeText(t *testing.T) {
-	text := &scrapeText{}
-	text.head("mula_x", "gauge", "A test.")
-	text.value("mula_x", 1.5, "source", "a\"b\\c\nd", "layer", "0")
-	want := "# HELP mula_x A test.\n# TYPE mula_x gauge\nmula_x{source=\"a\\\"b\\\\c\\nd\",layer=\"0\"} 1.5\n"
-	if text.String() != want {
-		t.Errorf("got %q", text.String())
-	}
-	if got := fmt.Sprint(parseExposition(t, want)); got != `map[mula_x{source="a\"b\\c\nd",layer="0"}:1.5]` {
-		t.Errorf("read back: %s", got)
 	}
 }

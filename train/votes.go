@@ -3,11 +3,9 @@ package train
 import (
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"slices"
 	"time"
 
@@ -258,27 +256,6 @@ func (r *run) votedFinite(rank int) bool {
 	return true
 }
 
-// failuresFile is the file of a run directory with failures and their hosts.
-const failuresFile = "failures.jsonl"
-
-// The kinds of failures.
-const (
-	failureNotFinite = "not_finite"      // a loss or gradient of this rank alone was not finite
-	failureReplica   = "replica_differs" // its weights differed from its replicas
-	failureDiverged  = "diverged"        // values that are not finite ended the run, and no single host computed them
-	failureError     = "error"           // any other error that ended the run
-)
-
-// failureRecord is a line of failures.jsonl.
-type failureRecord struct {
-	Time  string `json:"time"` // RFC 3339
-	Host  string `json:"host"` // "" for a failure of the whole run
-	Rank  int    `json:"rank"` // -1 for a failure of the whole run
-	Step  int64  `json:"step"` // steps done before it
-	Kind  string `json:"kind"`
-	Error string `json:"error"`
-}
-
 // blame returns an error that all ranks have, about one rank, or about no rank if rank is negative.
 // It records the error in a run of several ranks.
 func (r *run) blame(rank int, kind string, err error) error {
@@ -333,14 +310,7 @@ func (r *run) appendFailure(rank int, kind, text string) {
 	if rank >= 0 {
 		host = r.ranks.hosts[rank]
 	}
-	line, err := json.Marshal(failureRecord{timestamp(time.Now()), host, rank, r.state.Step, kind, text})
-	if err == nil {
-		var f *os.File
-		if f, err = os.OpenFile(r.dir.join(failuresFile), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644); err == nil {
-			_, err = f.Write(append(line, '\n')) // one write: another rank may append, too
-			err = errors.Join(err, f.Close())
-		}
-	}
+	err := appendFailure(r.dir.path, failureRecord{timestamp(time.Now()), host, rank, r.state.Step, kind, text})
 	if err != nil {
 		r.warn("a failure of rank %d on %s could not be recorded: %v", rank, host, err)
 	}
