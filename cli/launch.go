@@ -18,6 +18,7 @@ import (
 	"mula/internal/quantity"
 	"mula/train"
 	"mula/train/launch"
+	"mula/train/record"
 )
 
 // The values of --with.
@@ -112,9 +113,9 @@ func launchCommand() *cli.Command {
 }
 
 // limitsText writes limits as --section-timeout reads them.
-func limitsText(limits map[train.Section]time.Duration) string {
+func limitsText(limits map[record.Section]time.Duration) string {
 	var parts []string
-	for _, section := range train.Sections {
+	for _, section := range record.Sections {
 		parts = append(parts, fmt.Sprintf("%s=%s", section, strings.TrimSuffix(limits[section].String(), "0s")))
 	}
 	return strings.Join(parts, ",")
@@ -409,10 +410,10 @@ func starter(c *cli.Context, with string, links train.LinkKind, command []string
 }
 
 // readLimits reads limits of sections, such as "step=5m,checkpoint=1h". Other limits do not change.
-func readLimits(text string, limits map[train.Section]time.Duration) (map[train.Section]time.Duration, error) {
+func readLimits(text string, limits map[record.Section]time.Duration) (map[record.Section]time.Duration, error) {
 	for _, item := range strings.Split(text, ",") {
 		name, value, _ := strings.Cut(strings.TrimSpace(item), "=")
-		if !slices.Contains(train.Sections, train.Section(name)) {
+		if !slices.Contains(record.Sections, record.Section(name)) {
 			return nil, usagef("--section-timeout: unknown section %q; use setup, step, evaluate and checkpoint, as "+
 				"in step=5m,checkpoint=1h", name)
 		}
@@ -421,7 +422,7 @@ func readLimits(text string, limits map[train.Section]time.Duration) (map[train.
 			return nil, usagef("--section-timeout: limit of %s: must be a duration such as 90s or 1h, got %q", name,
 				value)
 		}
-		limits[train.Section(name)] = d
+		limits[record.Section(name)] = d
 	}
 	return limits, nil
 }

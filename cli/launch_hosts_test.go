@@ -15,6 +15,7 @@ import (
 	"mula/moe"
 	"mula/train"
 	"mula/train/launch"
+	"mula/train/record"
 )
 
 // poisonVariable makes a host of tests compute wrongly. Its value is the name of the host, a rank
@@ -74,7 +75,7 @@ func TestLaunchHosts(t *testing.T) {
 		if err != nil || bytes.Count(text, []byte("\n")) != 1 {
 			t.Fatalf("failures.jsonl: %v\n%s", err, text)
 		}
-		var f launch.Failure
+		var f record.Failure
 		if err := json.Unmarshal(text, &f); err != nil || f.Host != "b" || f.Rank != 3 || f.Step != 13 ||
 			f.Kind != "not_finite" || !strings.Contains(f.Error, ".mlp.experts.") {
 			t.Errorf("%v, %+v", err, f)

@@ -20,8 +20,8 @@ import (
 
 	"mula/internal/longtest"
 	"mula/internal/testwait"
-	"mula/train"
 	"mula/train/launch"
+	"mula/train/record"
 )
 
 // launchSteps are enough that a test can do something in between.
@@ -117,7 +117,7 @@ func (l *launched) reaches(attempt int, step int64) int {
 	path := filepath.Join(l.run, "launch", fmt.Sprintf("attempt-%03d", attempt), "heartbeat")
 	ctx := testwait.Context(l.t)
 	for {
-		if beat, err := train.ReadHeartbeat(path); err == nil && beat.Section != train.SectionSetup &&
+		if beat, err := record.ReadHeartbeat(path); err == nil && beat.Section != record.SectionSetup &&
 			beat.Step >= step {
 			return beat.PID
 		}
@@ -193,7 +193,7 @@ func computed(t *testing.T, metrics string) string {
 	t.Helper()
 	var out strings.Builder
 	for line := range strings.Lines(metrics) {
-		var m train.StepMetrics
+		var m record.StepMetrics
 		if !strings.Contains(line, `"learning_rate"`) {
 			continue
 		}
@@ -253,7 +253,7 @@ func launchHang(t *testing.T, dir string, whole map[string]string) {
 		if _, err := os.Stat(filepath.Join(l.run, "launch", fmt.Sprintf("attempt-%03d", attempt+1))); err == nil {
 			attempt++
 		}
-		beat, err := train.ReadHeartbeat(filepath.Join(l.run, "launch", fmt.Sprintf("attempt-%03d", attempt),
+		beat, err := record.ReadHeartbeat(filepath.Join(l.run, "launch", fmt.Sprintf("attempt-%03d", attempt),
 			"heartbeat"))
 		if err == nil && beat.Step >= 23 { // in a step, or else in a save, whose limit is longer
 			pid = beat.PID
@@ -408,7 +408,7 @@ func launchStoppedMPI(t *testing.T, dir string, _ map[string]string) {
 // and are mula.
 func (l *launched) ranks() []int {
 	var found []int
-	heartbeat := []byte("\x00" + train.HeartbeatVariable + "=" + l.run + string(filepath.Separator))
+	heartbeat := []byte("\x00" + record.HeartbeatVariable + "=" + l.run + string(filepath.Separator))
 	paths, _ := filepath.Glob("/proc/[0-9]*/environ")
 	for _, path := range paths {
 		environment, _ := os.ReadFile(path)

@@ -22,6 +22,7 @@ import (
 	"mula/train"
 	"mula/train/collective"
 	"mula/train/launch"
+	"mula/train/record"
 	"mula/xpu/comm"
 	"mula/xpu/comm/tcp"
 )
@@ -115,7 +116,7 @@ func runTrain(c *cli.Context) error {
 	// have their usual effect again, unless they are the business of mula launch, which passes them
 	// on to processes that have got them already.
 	stopped := context.AfterFunc(c.Context, func() {
-		if os.Getenv(train.HeartbeatVariable) != "" || os.Getenv(tcp.RankVariable) != "" {
+		if os.Getenv(record.HeartbeatVariable) != "" || os.Getenv(tcp.RankVariable) != "" {
 			signal.Ignore(stopSignals...)
 			p.line("stopping: finishing the step and saving a checkpoint")
 			return
@@ -125,7 +126,7 @@ func runTrain(c *cli.Context) error {
 	})
 	defer stopped()
 
-	var evaluated *train.Evaluation
+	var evaluated *record.Evaluation
 	var speed pace
 	options := train.Options{
 		Version: version.String(),
@@ -189,7 +190,7 @@ func runTrain(c *cli.Context) error {
 		return err
 	}
 	// mula launch reads the exit codes of its ranks.
-	if !result.Finished && (!c.Bool("stop-is-success") || os.Getenv(train.HeartbeatVariable) != "") {
+	if !result.Finished && (!c.Bool("stop-is-success") || os.Getenv(record.HeartbeatVariable) != "") {
 		return exitCode(exitStopped)
 	}
 	return nil
@@ -224,7 +225,7 @@ func configurationError(c *cli.Context, config train.Config, err error) error {
 }
 
 // printResult prints the result of the run, on the first rank.
-func printResult(c *cli.Context, config train.Config, result train.Result, evaluated *train.Evaluation,
+func printResult(c *cli.Context, config train.Config, result train.Result, evaluated *record.Evaluation,
 	first bool) error {
 	if !first {
 		return nil
@@ -271,7 +272,7 @@ const paceSteps = 50
 
 // add adds a finished step. It ignores steps without samples, which take almost no time. After a
 // rollback, it starts again.
-func (p *pace) add(now time.Time, s train.StepMetrics) {
+func (p *pace) add(now time.Time, s record.StepMetrics) {
 	if s.Step != p.next {
 		p.steps = nil
 	}

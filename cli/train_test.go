@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"mula/train"
+	"mula/train/record"
 )
 
 // The line covers the last fifty steps and the work between them. After the run goes back, it
@@ -14,7 +15,7 @@ func TestPace(t *testing.T) {
 	var p pace
 	step := func(n int64, seconds, between float64) string {
 		at = at.Add(time.Duration((seconds + between) * float64(time.Second)))
-		p.add(at, train.StepMetrics{Step: n, Tokens: 1000, Seconds: seconds, MFU: 0.4})
+		p.add(at, record.StepMetrics{Step: n, Tokens: 1000, Seconds: seconds, MFU: 0.4})
 		return p.text(100)
 	}
 	for _, test := range []struct {
@@ -31,7 +32,7 @@ func TestPace(t *testing.T) {
 			t.Errorf("step %d: %q, want %q", test.step, got, test.want)
 		}
 	}
-	p.add(at, train.StepMetrics{Step: 9}) // without samples
+	p.add(at, record.StepMetrics{Step: 9}) // without samples
 	if got, want := p.text(100), "1,000 tokens/s  MFU 40.0 %  1 min 40 s left"; got != want {
 		t.Errorf("after a step without samples: %q, want %q", got, want)
 	}

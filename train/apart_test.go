@@ -19,6 +19,7 @@ import (
 	"mula/train/collective"
 	"mula/train/estimate"
 	"mula/train/optimizer"
+	"mula/train/record"
 	"mula/xpu"
 	devapart "mula/xpu/apart"
 	"mula/xpu/cpu"
@@ -134,7 +135,7 @@ func TestInitializeApart(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer data.Close()
-	var evaluations []Evaluation
+	var evaluations []record.Evaluation
 	for _, d := range []xpu.Device{device(t, 1), devapart.New(device(t, 1))} {
 		m, err := moe.Open(want.Checkpoint, d)
 		if err != nil {

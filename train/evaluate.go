@@ -10,6 +10,7 @@ import (
 	"mula/blend"
 	"mula/moe"
 	"mula/train/collective"
+	"mula/train/record"
 	"mula/xpu/comm"
 )
 
@@ -38,28 +39,27 @@ type EvaluateOptions struct {
 // windows are read: the loss is exact for the split, even if the split differs from the text that
 // it represents. The margin of a weighted sum of sources is the root of the sum of the squares of
 // weight · margin.
-func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOptions) (Evaluation, error) {
+func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOptions) (record.Evaluation, error) {
 	mesh := comm.NewSingleMesh()
 	p, err := newPipeline(mesh, m, data.SequenceLength)
 	if err != nil {
-		return Evaluation{}, err
+		return record.Evaluation{}, err
 	}
 	return evaluate(ctx, mesh, p, data, o)
 }
 
 // evaluate is [Evaluate] with a model that the ranks of a mesh share. All ranks call it.
-func evaluate(ctx context.Context, mesh *comm.Mesh, p *pipeline, data *blend.Data, o EvaluateOptions) (Evaluation,
-	error) {
+func evaluate(ctx context.Context, mesh *comm.Mesh, p *pipeline, data *blend.Data,
+	o EvaluateOptions) (record.Evaluation, error) {
 	if o.Samples < 0 || o.BatchSize < 0 {
-		return Evaluation{}, fmt.Errorf("evaluation of %d samples in batches of %d: both numbers must be 0 or more",
-			o.Samples,
-			o.BatchSize)
+		return record.Evaluation{}, fmt.Errorf("evaluation of %d samples in batches of %d: both numbers "+
+			"must be 0 or more", o.Samples, o.BatchSize)
 	}
 	if o.BatchSize == 0 {
 		o.BatchSize = 8
 	}
 	if v := p.model.Config().VocabSize; data.Tokenizer != nil && data.Tokenizer.Vocabulary > v {
-		return Evaluation{}, collective.OfAll(mesh.World(),
+		return record.Evaluation{}, collective.OfAll(mesh.World(),
 			fmt.Errorf("the model has a vocabulary of %d, but the plan's tokenizer has %d ids; evaluate on a plan "+
 				"with the model's tokenizer",
 				v, data.Tokenizer.Vocabulary))
@@ -74,12 +74,12 @@ func evaluate(ctx context.Context, mesh *comm.Mesh, p *pipeline, data *blend.Dat
 		total += counts[i]
 	}
 	if total == 0 {
-		return Evaluation{}, collective.OfAll(mesh.World(),
+		return record.Evaluation{}, collective.OfAll(mesh.World(),
 			errors.New("the plan has no validation split; set validation in "+
 				"blend.yaml and build the plan again"))
 	}
 	o.BatchSize = int(min(int64(o.BatchSize), total))
-	e := Evaluation{SourceLoss: map[string]float64{}, SourceTargets: map[string]int64{},
+	e := record.Evaluation{SourceLoss: map[string]float64{}, SourceTargets: map[string]int64{},
 		SourceMargin: map[string]float64{}}
 	var loss float64
 	var targets int64
@@ -95,7 +95,7 @@ func evaluate(ctx context.Context, mesh *comm.Mesh, p *pipeline, data *blend.Dat
 		}
 		losses, each, err := windows.losses(ctx, i, counts[i])
 		if err != nil {
-			return Evaluation{}, err
+			return record.Evaluation{}, err
 		}
 		var sourceLoss float64
 		var n int64
@@ -115,8 +115,8 @@ func evaluate(ctx context.Context, mesh *comm.Mesh, p *pipeline, data *blend.Dat
 			}
 		}
 		if math.IsNaN(sourceLoss) || math.IsInf(sourceLoss, 0) {
-			return Evaluation{}, collective.OfAll(mesh.World(), fmt.Errorf("%w: validation loss of source %q is %v",
-				moe.ErrNotFinite, s.Name, sourceLoss))
+			return record.Evaluation{}, collective.OfAll(mesh.World(),
+				fmt.Errorf("%w: validation loss of source %q is %v", moe.ErrNotFinite, s.Name, sourceLoss))
 		}
 		e.SourceLoss[s.Name], e.SourceTargets[s.Name] = sourceLoss/float64(n), n
 		if margin, ok := spread.margin(s.Validation); ok {
@@ -126,7 +126,7 @@ func evaluate(ctx context.Context, mesh *comm.Mesh, p *pipeline, data *blend.Dat
 		targets += n
 	}
 	if targets == 0 {
-		return Evaluation{}, collective.OfAll(mesh.World(),
+		return record.Evaluation{}, collective.OfAll(mesh.World(),
 			errors.New("all targets of the validation split are masked: each "+
 				"is the first token of a document, or padding"))
 	}
@@ -268,7 +268,7 @@ func (e *evaluator) pass(ctx context.Context, rows int) (moe.Stats, error) {
 }
 
 // weigh sets the loss of the mix, and the margins of weighted sums.
-func weigh(e *Evaluation, p *blend.Plan) {
+func weigh(e *record.Evaluation, p *blend.Plan) {
 	var samples, targets int64
 	var margin, mixMargin float64 // squared
 	sources := p.Summary().Sources

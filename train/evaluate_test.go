@@ -15,6 +15,7 @@ import (
 
 	"mula/blend"
 	"mula/moe"
+	"mula/train/record"
 )
 
 // The evaluation of a checkpoint equals the evaluation in the run, and the mean over the windows,
@@ -23,7 +24,7 @@ func TestEvaluate(t *testing.T) {
 	plan := mustPlan(t, makePlan(t, t.TempDir(), "plan.json", ""))
 	c := testConfig(t, filepath.Join(filepath.Dir(plan.ShardPath(0, 0)), "plan.json"),
 		"evaluate: {every: 8, samples: 7}\nmicro_batch_size: 3\n")
-	var during *Evaluation
+	var during *record.Evaluation
 	result := mustRun(t, c, Options{Progress: func(p Progress) { during = p.Evaluation }})
 	data, err := blend.Open(context.Background(), plan, blend.OpenOptions{})
 	if err != nil {

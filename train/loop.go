@@ -37,6 +37,7 @@ import (
 	"mula/moe/safetensors"
 	"mula/train/collective"
 	"mula/train/optimizer"
+	"mula/train/record"
 	"mula/train/spikes"
 	"mula/train/tensorboard"
 	"mula/xpu"
@@ -87,10 +88,10 @@ type Options struct {
 
 // Progress describes the step that has just finished.
 type Progress struct {
-	StepMetrics
-	Steps      int64       // steps of the whole run
-	Evaluation *Evaluation // if an evaluation followed the step
-	Checkpoint string      // directory of the checkpoint, if one was written after the step
+	record.StepMetrics
+	Steps      int64              // steps of the whole run
+	Evaluation *record.Evaluation // if an evaluation followed the step
+	Checkpoint string             // directory of the checkpoint, if one was written after the step
 }
 
 // Result is the outcome of a run.
@@ -108,14 +109,14 @@ type Result struct {
 	Weights    string  // see WeightsHash
 }
 
-func (r Result) ended() Ended {
+func (r Result) ended() record.Ended {
 	switch {
 	case r.Finished:
-		return EndedDone
+		return record.EndedDone
 	case r.Terminated:
-		return EndedTerminated
+		return record.EndedTerminated
 	}
-	return EndedStopped
+	return record.EndedStopped
 }
 
 // Run trains until all steps are done or the run is stopped. It resumes from the newest complete
@@ -157,7 +158,7 @@ func Run(ctx context.Context, config Config, options Options) (result Result, er
 	defer r.close()
 	defer func() {
 		if err == nil {
-			r.heartbeat.end(result.ended(), result.Steps)
+			r.heartbeat.End(result.ended(), result.Steps)
 		}
 	}()
 	checkpoint, err := r.begin(ctx)
@@ -191,7 +192,7 @@ func (r *run) begin(ctx context.Context) (*Checkpoint, error) {
 	// cache.
 	var err error
 	if r.leads() {
-		if r.heartbeat, err = newHeartbeat(); err == nil {
+		if r.heartbeat, err = record.NewHeartbeat(); err == nil {
 			err = r.open(ctx)
 		}
 	}
@@ -375,7 +376,7 @@ func (r *run) shareInitial(ctx context.Context) error {
 func (r *run) close() {
 	r.closeRecords()
 	if r.scrape != nil {
-		r.scrape.close()
+		r.scrape.Close()
 	}
 	r.ranks.Close() // ends communication before the device that it uses
 	if r.device != nil {
@@ -420,16 +421,16 @@ type run struct {
 	pipeline  *pipeline
 	replicas  *replicaCheck // nil if there is nothing to compare
 
-	metrics      *recordFile
-	fingerprints *recordFile
+	metrics      *record.File
+	fingerprints *record.File
 	log          *fingerprint.Writer // writes to fingerprints
 	trained      trainedSamples      // since the last checkpoint
 	hasher       fingerprint.Hasher
 	board        *tensorboard.Writer
 
-	heartbeat *heartbeat     // nil without a file for heartbeats
-	peak      float64        // measured peak of the products of all ranks' devices, in FLOP/s
-	scrape    *metricsServer // nil without metrics_listen
+	heartbeat *record.HeartbeatWriter // nil without a file for heartbeats
+	peak      float64                 // measured peak of the products of all ranks' devices, in FLOP/s
+	scrape    *record.Server          // nil without metrics_listen
 
 	// Of the current step, on this rank.
 	read   samples
@@ -484,7 +485,7 @@ func (r *run) trainOn(ctx context.Context) (*spikes.Spike, error) {
 	}
 	defer stream.Close()
 	for r.state.Step < r.config.Steps {
-		r.heartbeat.beat(SectionStep, r.state.Step)
+		r.heartbeat.Beat(record.SectionStep, r.state.Step)
 		if stops, err := r.ranks.sum(ctx, r.stopped()); err != nil {
 			return nil, err
 		} else if stops > 0 {
@@ -513,7 +514,7 @@ func (r *run) trainOn(ctx context.Context) (*spikes.Spike, error) {
 			}
 		}
 		if r.scrape != nil {
-			r.scrape.publish(r.status(), metrics, progress.Evaluation)
+			r.scrape.Publish(r.status(), metrics, progress.Evaluation)
 		}
 		if r.options.Progress != nil {
 			r.options.Progress(progress)
@@ -551,15 +552,15 @@ func (r *run) stopped() int64 {
 }
 
 // step trains on the next batch.
-func (r *run) step(ctx context.Context, stream *blend.Stream) (StepMetrics, error) {
+func (r *run) step(ctx context.Context, stream *blend.Stream) (record.StepMetrics, error) {
 	start := time.Now()
 	if f := r.options.atStep; f != nil {
 		f(r)
 	}
 	if err := r.countRows(ctx, r.take(stream)); err != nil {
-		return StepMetrics{}, err
+		return record.StepMetrics{}, err
 	}
-	m := StepMetrics{
+	m := record.StepMetrics{
 		Step: r.state.Step, First: r.state.Cursor.Position, Samples: r.samples,
 		Tokens:       int64(r.samples) * int64(r.data.SequenceLength),
 		LearningRate: r.schedule.LearningRate(r.state.Step), SourceLoss: map[string]float64{},
@@ -570,19 +571,19 @@ func (r *run) step(ctx context.Context, stream *blend.Stream) (StepMetrics, erro
 	}
 	if m.Samples > 0 { // a step whose positions are all skipped does not change the weights
 		if err := r.gradients(ctx, &m); err != nil {
-			return StepMetrics{}, err
+			return record.StepMetrics{}, err
 		}
 	}
 	// Before the update, which overwrites the copies of weights that this rank does not own.
 	if err := r.checkReplicas(ctx, due(r.state.Step+1, r.config.Layout.CheckReplicasEvery, 0)); err != nil {
-		return StepMetrics{}, err
+		return record.StepMetrics{}, err
 	}
 	switch {
 	case m.Skipped != nil && r.config.Spikes.Action == spikes.RollBack:
 		return m, nil // the rest of the step is not needed
 	case m.Skipped != nil:
 		if err := r.skip(m.Skipped); err != nil {
-			return StepMetrics{}, err
+			return record.StepMetrics{}, err
 		}
 	case r.targets > 0: // samples without unmasked targets do not change the weights either
 		limit := r.config.Optimizer.Clip
@@ -593,14 +594,14 @@ func (r *run) step(ctx context.Context, stream *blend.Stream) (StepMetrics, erro
 		measured := every > 0 && m.Step%every == 0
 		r.optimizer.Measure(measured)
 		if err := r.optimizer.Step(ctx, m.LearningRate, optimizer.ClipFactor(m.GradNorm, limit)); err != nil {
-			return StepMetrics{}, fmt.Errorf("step %d: %w", m.Step, err)
+			return record.StepMetrics{}, fmt.Errorf("step %d: %w", m.Step, err)
 		}
 		if measured {
 			m.UpdateRatio = r.optimizer.UpdateRatios(r.tensors)
 		}
 		if r.optimizer.CurvatureDue() {
 			if err := r.curvature(ctx, m.Tokens, r.targets, limit); err != nil {
-				return StepMetrics{}, err
+				return record.StepMetrics{}, err
 			}
 		}
 		if r.state.Updates == 0 {
@@ -615,7 +616,7 @@ func (r *run) step(ctx context.Context, stream *blend.Stream) (StepMetrics, erro
 	r.state.Cursor.Position += int64(r.config.BatchSize)
 
 	now := time.Now()
-	m.Seconds, m.Time = now.Sub(start).Seconds(), timestamp(now)
+	m.Seconds, m.Time = now.Sub(start).Seconds(), record.Timestamp(now)
 	if m.Seconds > 0 { // 0 with a coarse clock and a step without samples; JSON has no 0/0
 		m.TokensPerSecond = float64(m.Tokens) / m.Seconds
 		m.MFU = m.TokensPerSecond * r.config.Model.FLOPsPerToken(r.data.SequenceLength) / r.peak
@@ -654,7 +655,7 @@ func (r *run) take(stream *blend.Stream) error {
 }
 
 // gradients computes losses and gradients of the step. It sets m.Skipped if they are a spike.
-func (r *run) gradients(ctx context.Context, m *StepMetrics) error {
+func (r *run) gradients(ctx context.Context, m *record.StepMetrics) error {
 	err := r.backward(ctx, m)
 	if err == nil {
 		if m.GradNorm, err = r.optimizer.GradientNorm(ctx); err != nil {
@@ -671,7 +672,7 @@ func (r *run) gradients(ctx context.Context, m *StepMetrics) error {
 		m.Skipped = r.state.Spikes.Check(r.config.Spikes, m.Loss, m.GradNorm)
 	case r.config.Spikes.Action != spikes.None && errors.As(err, &bad):
 		m.Skipped = &spikes.Spike{What: bad.what, NotFinite: true}
-		m.clear(bad.what)
+		m.Clear(bad.what)
 	default:
 		return err
 	}
@@ -680,7 +681,7 @@ func (r *run) gradients(ctx context.Context, m *StepMetrics) error {
 
 // backward computes the losses of the step, and its gradients summed over ranks. It hashes exactly
 // the tokens that the model gets.
-func (r *run) backward(ctx context.Context, m *StepMetrics) error {
+func (r *run) backward(ctx context.Context, m *record.StepMetrics) error {
 	r.results = r.results[:0]
 	options := moe.BackwardOptions{Targets: max(1, r.targets), Tokens: m.Tokens, Loss: moe.LossOptions{
 		Aux: r.config.AuxLoss.Form, AuxCoefficient: r.config.AuxLoss.Coefficient,
@@ -695,7 +696,7 @@ func (r *run) backward(ctx context.Context, m *StepMetrics) error {
 		m.AuxLoss += stats.Aux * share
 		m.ZLoss += stats.Z * share
 		m.ExpertTokens = addCounts(m.ExpertTokens, stats.ExpertCounts)
-		m.addEntropy(stats.RouterEntropy, share)
+		m.AddEntropy(stats.RouterEntropy, share)
 	})
 	if collective.IsBroken(err) {
 		return err
@@ -886,7 +887,7 @@ func (r *run) notFinite(what string, err error, rows []result, rank int) error {
 	if r.diverged() {
 		rank = -1
 	}
-	return &notFiniteError{what, r.blame(rank, failureNotFinite, err)}
+	return &notFiniteError{what, r.blame(rank, record.FailureNotFinite, err)}
 }
 
 // badGradient returns the error about a gradient that is not finite.
@@ -921,7 +922,7 @@ func (r *run) badGradient(ctx context.Context) error {
 }
 
 // record writes the records of a step to the run directory.
-func (r *run) record(m StepMetrics) error {
+func (r *run) record(m record.StepMetrics) error {
 	if !r.leads() {
 		return nil
 	}
@@ -931,13 +932,13 @@ func (r *run) record(m StepMetrics) error {
 	if r.state.Spikes != nil {
 		for _, back := range r.state.Spikes.Rollbacks {
 			if back.LeftOut.From == m.First {
-				if err := r.metrics.append(metricsLine{Step: &m.Step, Rollback: &back}); err != nil {
+				if err := r.metrics.Append(metricsLine{Step: &m.Step, Rollback: &back}); err != nil {
 					return err
 				}
 			}
 		}
 	}
-	if err := r.metrics.append(m); err != nil {
+	if err := r.metrics.Append(m); err != nil {
 		return err
 	}
 	if m.Samples == 0 {
@@ -995,8 +996,8 @@ func curvatureSeed(seed uint64, step int64) uint64 {
 }
 
 // evaluate computes the validation loss and records it.
-func (r *run) evaluate(ctx context.Context) (*Evaluation, error) {
-	r.heartbeat.beat(SectionEvaluate, r.state.Step)
+func (r *run) evaluate(ctx context.Context) (*record.Evaluation, error) {
+	r.heartbeat.Beat(record.SectionEvaluate, r.state.Step)
 	if err := r.optimizer.Average(ctx, true); err != nil {
 		return nil, fmt.Errorf("evaluation after step %d: %w", r.state.Step-1, err)
 	}
@@ -1009,7 +1010,7 @@ func (r *run) evaluate(ctx context.Context) (*Evaluation, error) {
 	if !r.leads() {
 		return &e, nil
 	}
-	if err := r.metrics.append(metricsLine{Step: &r.state.Step, Eval: &e}); err != nil {
+	if err := r.metrics.Append(metricsLine{Step: &r.state.Step, Eval: &e}); err != nil {
 		return nil, err
 	}
 	scalars := []tensorboard.Scalar{{Tag: "eval/loss", Value: e.Loss}}
@@ -1024,13 +1025,13 @@ func (r *run) evaluate(ctx context.Context) (*Evaluation, error) {
 // save writes a checkpoint, removes old checkpoints, and returns the directory of the new
 // checkpoint.
 func (r *run) save(ctx context.Context) (string, error) {
-	r.heartbeat.beat(SectionCheckpoint, r.state.Step)
+	r.heartbeat.Beat(record.SectionCheckpoint, r.state.Step)
 	if err := r.checkReplicas(ctx, true); err != nil {
 		return "", err
 	}
 	err := r.trained.compare(ctx, r.data)
 	if r.leads() {
-		err = errors.Join(err, r.metrics.sync(), r.fingerprints.sync())
+		err = errors.Join(err, r.metrics.Sync(), r.fingerprints.Sync())
 	}
 	if err := collective.Agree(ctx, r.ranks.World(), err); err != nil {
 		return "", err
@@ -1202,7 +1203,7 @@ func (r *run) prepare(ctx context.Context, checkpoint *Checkpoint) error {
 func (r *run) measure(ctx context.Context) error {
 	var err error
 	if r.config.MetricsListen != "" {
-		if r.scrape, err = serveMetrics(ctx, r.config.MetricsListen); err != nil {
+		if r.scrape, err = record.Serve(ctx, r.config.MetricsListen); err != nil {
 			return err
 		}
 	}
@@ -1287,32 +1288,32 @@ func (r *run) newOptimizer(ctx context.Context) error {
 }
 
 // runRecord describes the run at its start.
-func (r *run) runRecord(now time.Time) (*RunRecord, error) {
+func (r *run) runRecord(now time.Time) (*record.Run, error) {
 	var model bytes.Buffer
 	if err := moe.WriteConfigJSON(&model, r.config.Model.Config, safetensors.F32); err != nil {
 		return nil, err
 	}
-	record := &RunRecord{
+	line := &record.Run{
 		Format: 1, Mula: r.options.Version, Model: model.Bytes(),
 		Parameters: r.config.Model.TotalParameters(), ActiveParameters: r.config.Model.ActiveParameters(),
 		Plan: r.data.Plan.Fingerprint(), Weights: map[string]float64{},
 		SequenceLength: r.data.SequenceLength, BatchSize: r.config.BatchSize, Steps: r.config.Steps,
 		Device: r.device.Name(), FLOPsPerToken: r.config.Model.FLOPsPerToken(r.data.SequenceLength), PeakFLOPS: r.peak,
-		Started: timestamp(now),
+		Started: record.Timestamp(now),
 	}
 	if r.ranks.Ranks() > 1 {
-		record.Layout = r.config.Layout.String() + ", " + r.ranks.World().Name()
+		line.Layout = r.config.Layout.String() + ", " + r.ranks.World().Name()
 	}
 	for _, s := range r.data.Summary().Sources {
-		record.Sources = append(record.Sources, s.Name)
-		record.Weights[s.Name] = s.Stages[0].Share
+		line.Sources = append(line.Sources, s.Name)
+		line.Weights[s.Name] = s.Stages[0].Share
 	}
-	return record, nil
+	return line, nil
 }
 
 // status returns the served facts about the run at this moment.
-func (r *run) status() runStatus {
-	return runStatus{Version: r.options.Version, Plan: r.data.Plan.Fingerprint(), Device: r.device.Name(),
+func (r *run) status() record.Status {
+	return record.Status{Version: r.options.Version, Plan: r.data.Plan.Fingerprint(), Device: r.device.Name(),
 		StepsDone: r.state.Step, Steps: r.config.Steps, Tokens: r.state.Tokens, PeakFLOPS: r.peak,
 		Spikes: r.state.Spikes}
 }
@@ -1343,7 +1344,7 @@ func (r *run) openRecords(checkpoint *Checkpoint, back bool) (err error) {
 			}
 		}
 	}
-	header, last, err := cutRecords(r.dir.join(metricsFile), r.state.Step)
+	header, last, err := record.Cut(r.dir.join(metricsFile), r.state.Step)
 	if err != nil {
 		return err
 	}
@@ -1351,15 +1352,15 @@ func (r *run) openRecords(checkpoint *Checkpoint, back bool) (err error) {
 		r.warn("%s ends with step %d, but the checkpoint is of step %d; the steps in between are not recorded",
 			r.dir.join(metricsFile), last, r.state.Step-1)
 	}
-	if r.metrics, err = openRecordFile(r.dir.join(metricsFile)); err != nil {
+	if r.metrics, err = record.Open(r.dir.join(metricsFile)); err != nil {
 		return err
 	}
 	if !header {
-		record, err := r.runRecord(now)
+		line, err := r.runRecord(now)
 		if err != nil {
 			return err
 		}
-		if err := r.metrics.append(metricsLine{Run: record}); err != nil {
+		if err := r.metrics.Append(metricsLine{Run: line}); err != nil {
 			return err
 		}
 	}
@@ -1379,7 +1380,7 @@ func (r *run) openRecords(checkpoint *Checkpoint, back bool) (err error) {
 			return err
 		}
 	}
-	if r.fingerprints, err = openRecordFile(r.dir.join(fingerprint.LogFile)); err != nil {
+	if r.fingerprints, err = record.Open(r.dir.join(fingerprint.LogFile)); err != nil {
 		return err
 	}
 	r.log = fingerprint.ResumeWriter(r.fingerprints)
@@ -1406,7 +1407,8 @@ func (r *run) openRecords(checkpoint *Checkpoint, back bool) (err error) {
 	if !back {
 		r.resumed = checkpoint.Name()
 	}
-	resumed := &ResumeRecord{Checkpoint: checkpoint.Name(), Time: timestamp(now), PeakFLOPS: r.peak, Refused: r.refused}
+	resumed := &ResumeRecord{Checkpoint: checkpoint.Name(), Time: record.Timestamp(now), PeakFLOPS: r.peak,
+		Refused: r.refused}
 	if oldPlan != plan {
 		resumed.OldPlan, resumed.Plan = oldPlan, plan
 	}
@@ -1414,12 +1416,12 @@ func (r *run) openRecords(checkpoint *Checkpoint, back bool) (err error) {
 		r.warn("the plan has changed from %.16s… to %.16s…; resuming at position %d of the new plan", oldPlan,
 			plan, r.state.Cursor.Position)
 	}
-	return r.metrics.append(metricsLine{Step: &r.state.Step, Resumed: resumed})
+	return r.metrics.Append(metricsLine{Step: &r.state.Step, Resumed: resumed})
 }
 
 // openLog makes fingerprints.jsonl the log of the given plan up to the current step, if such a log
 // exists. A log belongs to one plan. openLog renames the log of another plan, and restores the log
-// of this plan. header and last are as in [cutRecords].
+// of this plan. header and last are as in [record.Cut].
 func (r *run) openLog(plan string) (header bool, last int64, err error) {
 	path := r.dir.join(fingerprint.LogFile)
 	if now := planOfLog(path); now != plan {
@@ -1433,7 +1435,7 @@ func (r *run) openLog(plan string) (header bool, last int64, err error) {
 			return false, -1, err
 		}
 	}
-	return cutRecords(path, r.state.Step)
+	return record.Cut(path, r.state.Step)
 }
 
 // planOfLog returns the fingerprint of a log's plan, or "" if the log does not exist or its first
@@ -1452,9 +1454,9 @@ func planOfLog(path string) string {
 }
 
 func (r *run) closeRecords() {
-	for _, f := range []*recordFile{r.metrics, r.fingerprints} {
+	for _, f := range []*record.File{r.metrics, r.fingerprints} {
 		if f != nil {
-			f.close()
+			f.Close()
 		}
 	}
 	if r.board != nil {

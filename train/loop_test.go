@@ -28,6 +28,7 @@ import (
 	"mula/moe"
 	"mula/shards"
 	"mula/train/optimizer"
+	"mula/train/record"
 	"mula/train/report"
 	"mula/xpu/comm"
 )
@@ -247,7 +248,7 @@ func TestRun(t *testing.T) {
 	if n := len(lines); n != 1+40+4 {
 		t.Errorf("%d lines of metrics", n)
 	}
-	var record RunRecord
+	var record record.Run
 	text, _ := json.Marshal(run)
 	if err := json.Unmarshal(text, &record); err != nil || record.FLOPsPerToken != summary.FLOPsPerToken ||
 		!(record.PeakFLOPS > 0) {
@@ -295,13 +296,13 @@ func TestRun(t *testing.T) {
 }
 
 // checkMetrics checks what must hold between the numbers of each line.
-func checkMetrics(t *testing.T, run RunRecord, lines []map[string]any) {
+func checkMetrics(t *testing.T, run record.Run, lines []map[string]any) {
 	t.Helper()
 	next := int64(0)
 	for _, line := range lines {
 		text, _ := json.Marshal(line)
 		if line["eval"] != nil {
-			var e struct{ Eval Evaluation }
+			var e struct{ Eval record.Evaluation }
 			if err := json.Unmarshal(text, &e); err != nil {
 				t.Fatal(err)
 			}
@@ -311,7 +312,7 @@ func checkMetrics(t *testing.T, run RunRecord, lines []map[string]any) {
 			}
 			continue
 		}
-		var m StepMetrics
+		var m record.StepMetrics
 		if err := json.Unmarshal(text, &m); err != nil {
 			t.Fatal(err)
 		}

@@ -13,6 +13,7 @@ import (
 	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/train/optimizer"
+	"mula/train/record"
 )
 
 // Every tensor of every preset is in exactly one group, the group of its kind.
@@ -53,7 +54,7 @@ func TestUpdateRatio(t *testing.T) {
 		crashConfig+"checkpoint: {every: 1, keep: 9}\nevaluate: {every: 0}\nlog: {update_ratio_every: 3}\n")
 	mustRun(t, c, Options{})
 	for _, line := range readLines(t, filepath.Join(c.Output, metricsFile))[1:] {
-		var m StepMetrics
+		var m record.StepMetrics
 		text, _ := json.Marshal(line)
 		if err := json.Unmarshal(text, &m); err != nil {
 			t.Fatal(err)

@@ -22,6 +22,7 @@ import (
 	"mula/train/estimate"
 	"mula/train/optimizer"
 	"mula/train/optimizer/optimizertest"
+	"mula/train/record"
 	"mula/xpu"
 	"mula/xpu/comm"
 	"mula/xpu/cpu"
@@ -100,7 +101,7 @@ func TestScheduleFreeCheckpoint(t *testing.T) {
 	c := testConfig(t, plan,
 		"optimizer: {name: schedule_free_adamw}\nschedule: {name: constant, learning_rate: 1e-2, warmup_steps: "+
 			"2}\nevaluate: {every: 8, samples: 3}\n")
-	var evaluated *Evaluation
+	var evaluated *record.Evaluation
 	result := mustRun(t, c, Options{Progress: func(p Progress) { evaluated = p.Evaluation }})
 	d := device(t, 1)
 	m, err := moe.New(c.Model.Config, d)

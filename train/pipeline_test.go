@@ -23,6 +23,7 @@ import (
 	"mula/train/estimate"
 	"mula/train/optimizer"
 	"mula/train/optimizer/optimizertest"
+	"mula/train/record"
 	"mula/xpu/comm"
 )
 
@@ -341,7 +342,7 @@ func TestPipelineNotFinite(t *testing.T) {
 			!strings.Contains(err.Error(), fmt.Sprintf("rank %d on node-7: step 5: %s", test.rank, test.want)) {
 			t.Errorf("%+v: %v", test, err)
 		}
-		if failures := readLines(t, filepath.Join(c.Output, failuresFile)); len(failures) != 1 ||
+		if failures := readLines(t, filepath.Join(c.Output, record.FailuresFile)); len(failures) != 1 ||
 			failures[0]["rank"] != json.Number(fmt.Sprint(test.rank)) {
 			t.Errorf("%+v: failures %v", test, failures)
 		}
@@ -399,7 +400,7 @@ func TestPipelineStageRefuses(t *testing.T) {
 				!strings.Contains(err.Error(), "vocabulary") {
 				t.Errorf("%+v, rank %d: %v", l, rank, err)
 			}
-			failures := readLines(t, filepath.Join(c.Output, failuresFile))
+			failures := readLines(t, filepath.Join(c.Output, record.FailuresFile))
 			if len(failures) != 1 || failures[0]["rank"] != json.Number(fmt.Sprint(rank)) {
 				t.Errorf("%+v, rank %d: failures %v", l, rank, failures)
 			}

@@ -23,6 +23,7 @@ import (
 	"mula/train/estimate"
 	"mula/train/optimizer"
 	"mula/train/optimizer/optimizertest"
+	"mula/train/record"
 	"mula/xpu"
 	"mula/xpu/comm"
 )
@@ -443,9 +444,9 @@ func TestI7NotFinite(t *testing.T) {
 		if err != nil || checkpoint.State.Step != 5 || checkpoint.State.Weights != before.State.Weights {
 			t.Errorf("dp %d, ep %d: the newest checkpoint is of step %d, %v", l.DP, l.EP, checkpoint.State.Step, err)
 		}
-		failures := readLines(t, filepath.Join(c.Output, failuresFile))
+		failures := readLines(t, filepath.Join(c.Output, record.FailuresFile))
 		if len(failures) != 1 || failures[0]["host"] != "node-7" || failures[0]["rank"] != json.Number("2") ||
-			failures[0]["step"] != json.Number("5") || failures[0]["kind"] != failureNotFinite {
+			failures[0]["step"] != json.Number("5") || failures[0]["kind"] != record.FailureNotFinite {
 			t.Errorf("dp %d, ep %d: failures %v", l.DP, l.EP, failures)
 		}
 	}
@@ -538,8 +539,8 @@ func TestRankRefuses(t *testing.T) {
 			!strings.Contains(err.Error(), "vocabulary") {
 			t.Errorf("dp %d, ep %d: %v", l.DP, l.EP, err)
 		}
-		if failures := readLines(t, filepath.Join(c.Output, failuresFile)); len(failures) != 1 ||
-			failures[0]["kind"] != failureError || failures[0]["rank"] != json.Number("3") {
+		if failures := readLines(t, filepath.Join(c.Output, record.FailuresFile)); len(failures) != 1 ||
+			failures[0]["kind"] != record.FailureError || failures[0]["rank"] != json.Number("3") {
 			t.Errorf("dp %d, ep %d: failures %v", l.DP, l.EP, failures)
 		}
 	}
@@ -567,16 +568,16 @@ func TestDiverged(t *testing.T) {
 		host   string
 		rank   json.Number
 	}{
-		{"all ranks", []int{0, 1, 2, 3}, LayoutConfig{DP: 4, EP: 1}, "", failureDiverged, "", "-1"},
-		{"all ranks, with experts divided", []int{0, 1, 2, 3}, LayoutConfig{DP: 2, EP: 2}, "", failureDiverged, "",
-			"-1"},
-		{"ranks on two hosts", []int{1, 3}, LayoutConfig{DP: 4, EP: 1}, "", failureDiverged, "", "-1"},
-		{"all ranks of one host", []int{2, 3}, LayoutConfig{DP: 4, EP: 1}, "", failureNotFinite, "b", "2"},
-		{"one rank", []int{3}, LayoutConfig{DP: 2, EP: 2}, "", failureNotFinite, "b", "3"},
+		{"all ranks", []int{0, 1, 2, 3}, LayoutConfig{DP: 4, EP: 1}, "", record.FailureDiverged, "", "-1"},
+		{"all ranks, with experts divided", []int{0, 1, 2, 3}, LayoutConfig{DP: 2, EP: 2}, "",
+			record.FailureDiverged, "", "-1"},
+		{"ranks on two hosts", []int{1, 3}, LayoutConfig{DP: 4, EP: 1}, "", record.FailureDiverged, "", "-1"},
+		{"all ranks of one host", []int{2, 3}, LayoutConfig{DP: 4, EP: 1}, "", record.FailureNotFinite, "b", "2"},
+		{"one rank", []int{3}, LayoutConfig{DP: 2, EP: 2}, "", record.FailureNotFinite, "b", "3"},
 		{"the only rank", nil, LayoutConfig{DP: 1, EP: 1}, "schedule: {warmup_steps: 0, learning_rate: 1e30}\n",
-			failureDiverged, "here", "0"},
+			record.FailureDiverged, "here", "0"},
 		{"a learning rate that is too high", nil, LayoutConfig{DP: 2, EP: 2},
-			"schedule: {warmup_steps: 0, learning_rate: 1e30}\n", failureDiverged, "", "-1"},
+			"schedule: {warmup_steps: 0, learning_rate: 1e30}\n", record.FailureDiverged, "", "-1"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Setenv("MULA_HOST", "here")
@@ -588,7 +589,7 @@ func TestDiverged(t *testing.T) {
 			if _, err := Run(t.Context(), c, options); !errors.Is(err, moe.ErrNotFinite) {
 				t.Fatal(err)
 			}
-			failures := readLines(t, filepath.Join(c.Output, failuresFile))
+			failures := readLines(t, filepath.Join(c.Output, record.FailuresFile))
 			if len(failures) != 1 || failures[0]["kind"] != test.kind || failures[0]["host"] != test.host ||
 				failures[0]["rank"] != test.rank {
 				t.Errorf("failures %v; want kind %s, host %q, rank %s", failures, test.kind, test.host, test.rank)
@@ -615,10 +616,11 @@ func TestRanksEndAlike(t *testing.T) {
 		kind       string // of the failures on record
 		rank       json.Number
 	}{
-		{"spikes: {action: skip, max_skips: 1}\n", "spikes.max_skips (1)", poison(gradient, 2), failureNotFinite, "2"},
+		{"spikes: {action: skip, max_skips: 1}\n", "spikes.max_skips (1)", poison(gradient, 2),
+			record.FailureNotFinite, "2"},
 		{"spikes: {action: rollback, skip_steps: 1, max_rollbacks: 1}\n", "spikes.max_rollbacks (1)",
-			poison(gradient, 2), failureNotFinite, "2"},
-		{"evaluate: {every: 6}\n", "validation loss of source", poison(weight, -1), failureDiverged, "-1"},
+			poison(gradient, 2), record.FailureNotFinite, "2"},
+		{"evaluate: {every: 6}\n", "validation loss of source", poison(weight, -1), record.FailureDiverged, "-1"},
 	} {
 		c := ranksConfig(t, plan, layouts[1], test.more)
 		_, err := Run(context.Background(), c, Options{BeforeSum: test.poison, late: true})
@@ -626,7 +628,7 @@ func TestRanksEndAlike(t *testing.T) {
 			strings.Contains(err.Error(), "rank ") {
 			t.Errorf("%s: %v", test.more, err)
 		}
-		for _, f := range readLines(t, filepath.Join(c.Output, failuresFile)) {
+		for _, f := range readLines(t, filepath.Join(c.Output, record.FailuresFile)) {
 			if f["kind"] != test.kind || f["rank"] != test.rank {
 				t.Errorf("%s: %v is on record", test.more, f)
 			}

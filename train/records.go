@@ -1,6 +1,10 @@
 package train
 
-import "mula/train/spikes"
+import (
+	"mula/train/spikes"
+
+	"mula/train/record"
+)
 
 // ResumeRecord names the checkpoint that a run resumed from.
 type ResumeRecord struct {
@@ -15,9 +19,9 @@ type ResumeRecord struct {
 
 // metricsLine is a line of metrics.jsonl that is not a step.
 type metricsLine struct {
-	Run      *RunRecord       `json:"run,omitempty"`
-	Step     *int64           `json:"step,omitempty"`
-	Eval     *Evaluation      `json:"eval,omitempty"`
-	Resumed  *ResumeRecord    `json:"resumed,omitempty"`
-	Rollback *spikes.Rollback `json:"rollback,omitempty"` // before the first step whose data it skips
+	Run      *record.Run        `json:"run,omitempty"`
+	Step     *int64             `json:"step,omitempty"`
+	Eval     *record.Evaluation `json:"eval,omitempty"`
+	Resumed  *ResumeRecord      `json:"resumed,omitempty"`
+	Rollback *spikes.Rollback   `json:"rollback,omitempty"` // before the first step whose data it skips
 }

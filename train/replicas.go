@@ -8,6 +8,7 @@ import (
 	"sort"
 
 	"mula/train/collective"
+	"mula/train/record"
 	"mula/xpu"
 	"mula/xpu/comm"
 )
@@ -138,7 +139,7 @@ func (r *run) compareReplicas(ctx context.Context) error {
 		agree = fmt.Sprintf("%d of %d ranks agree on different weights", found.agree, found.ranks)
 	}
 	what := [replicaKinds]string{replicatedWeights: "replicated weights", expertWeights: "experts"}[found.kind]
-	return r.blame(found.rank, failureReplica, fmt.Errorf("step %d: its %s differ from the other replicas: "+
+	return r.blame(found.rank, record.FailureReplica, fmt.Errorf("step %d: its %s differ from the other replicas: "+
 		"%s; a machine has computed, stored or sent a weight wrongly; restart the run from its newest checkpoint "+
 		"without that host", c.first+int64(last), what, agree))
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"mula/train/collective"
+	"mula/train/record"
 	devapart "mula/xpu/apart"
 
 	"mula/train/estimate"
@@ -93,8 +94,8 @@ func TestI3Replicas(t *testing.T) {
 						!strings.Contains(err.Error(), "step 5: ") || !collective.Shared(err) {
 						t.Error(err)
 					}
-					failures := readLines(t, filepath.Join(c.Output, failuresFile))
-					if len(failures) != 1 || failures[0]["kind"] != failureReplica ||
+					failures := readLines(t, filepath.Join(c.Output, record.FailuresFile))
+					if len(failures) != 1 || failures[0]["kind"] != record.FailureReplica ||
 						failures[0]["step"] != json.Number("7") {
 						t.Errorf("failures %v", failures)
 					}

@@ -20,6 +20,7 @@ import (
 	"mula/moe"
 	"mula/shards"
 	"mula/train/estimate"
+	"mula/train/record"
 )
 
 // packedPlan writes two shards of short and a few long documents, text with structure, and seals a
@@ -112,8 +113,8 @@ func TestDocumentsLosses(t *testing.T) {
 			"attention: documents\nsteps: 6\nmicro_batch_size: 3\nevaluate: {every: 6, samples: 4}\n"),
 	} {
 		var summary Summary
-		var steps []StepMetrics
-		var during *Evaluation
+		var steps []record.StepMetrics
+		var during *record.Evaluation
 		result := mustRun(t, c, Options{Report: func(s Summary) { summary = s }, Progress: func(p Progress) {
 			steps = append(steps, p.StepMetrics)
 			during = p.Evaluation
@@ -466,8 +467,8 @@ func TestNothingCounts(t *testing.T) {
 		c := testConfig(t, plan,
 			more+"steps: 6\nbatch_size: 4\nmicro_batch_size: 1\ncheckpoint: {every: 1, keep: 9}\nevaluate: {every: "+
 				"3, samples: 4}\nspikes: {action: skip}\n")
-		var steps []StepMetrics
-		var e *Evaluation
+		var steps []record.StepMetrics
+		var e *record.Evaluation
 		mustRun(t, c, Options{Progress: func(p Progress) {
 			steps = append(steps, p.StepMetrics)
 			if p.Evaluation != nil {

@@ -12,6 +12,7 @@ import (
 	"mula/internal/atomicfile"
 	"mula/moe"
 	"mula/train/collective"
+	"mula/train/record"
 	"mula/train/spikes"
 )
 
@@ -44,7 +45,7 @@ func (r *run) skip(spike *spikes.Spike) error {
 // equal to a run on a plan with these skips, for any checkpoint. A run that is killed during the
 // rollback has the same spike again and does the same rollback.
 func (r *run) rollBack(ctx context.Context, spike *spikes.Spike) error {
-	r.heartbeat.beat(SectionCheckpoint, r.state.Step)
+	r.heartbeat.Beat(record.SectionCheckpoint, r.state.Step)
 	s, c := r.state.Spikes, r.config.Spikes
 	if len(s.Rollbacks) >= c.MaxRollbacks {
 		return r.endOfSpikes(spike, fmt.Sprintf("spikes.max_rollbacks (%d) rollbacks were made",

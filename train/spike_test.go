@@ -26,6 +26,7 @@ import (
 	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/shards"
+	"mula/train/record"
 	"mula/train/report"
 	"mula/train/spikes"
 )
@@ -149,7 +150,7 @@ func TestSpikeSkip(t *testing.T) {
 		len(warnings) != 2 || !strings.Contains(warnings[0], "step 20 skipped: loss ") {
 		t.Fatalf("skipped %v, warnings %q", lines, warnings)
 	}
-	var m StepMetrics
+	var m record.StepMetrics
 	text, _ := json.Marshal(lines[0])
 	if err := json.Unmarshal(text, &m); err != nil {
 		t.Fatal(err)

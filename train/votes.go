@@ -12,6 +12,7 @@ import (
 	"mula/blend/fingerprint"
 	"mula/moe"
 	"mula/train/collective"
+	"mula/train/record"
 	"mula/xpu/comm"
 )
 
@@ -89,7 +90,7 @@ const (
 
 // exchange combines the losses, the counts and r.results of the step over all ranks. failed is the
 // error of a rank that could not compute its part.
-func (r *run) exchange(ctx context.Context, m *StepMetrics, failed error) error {
+func (r *run) exchange(ctx context.Context, m *record.StepMetrics, failed error) error {
 	c := r.config.Model
 	layers := 0
 	if c.Experts > 0 {
@@ -275,20 +276,20 @@ func (r *run) blame(rank int, kind string, err error) error {
 // run was stopped.
 func (r *run) recordFailures(err error) {
 	var shared *collective.GroupError
-	kind := failureError
+	kind := record.FailureError
 	if errors.Is(err, moe.ErrNotFinite) {
-		kind = failureDiverged
+		kind = record.FailureDiverged
 	}
 	switch {
 	case errors.Is(err, context.Canceled):
 	case errors.As(err, &shared):
-		if shared.Failures == nil && kind == failureDiverged && r.diverged() {
+		if shared.Failures == nil && kind == record.FailureDiverged && r.diverged() {
 			r.recordFailure(-1, kind, err.Error())
 		}
 		if !shared.Recorded {
 			for rank, f := range shared.Failures {
 				if f.Error != "" {
-					r.recordFailure(rank, failureError, f.Error)
+					r.recordFailure(rank, record.FailureError, f.Error)
 				}
 			}
 		}
@@ -310,7 +311,8 @@ func (r *run) appendFailure(rank int, kind, text string) {
 	if rank >= 0 {
 		host = r.ranks.hosts[rank]
 	}
-	err := appendFailure(r.dir.path, failureRecord{timestamp(time.Now()), host, rank, r.state.Step, kind, text})
+	err := record.AppendFailure(r.dir.join(record.FailuresFile), record.Failure{Time: record.Timestamp(time.Now()),
+		Host: host, Rank: rank, Step: r.state.Step, Kind: kind, Error: text})
 	if err != nil {
 		r.warn("a failure of rank %d on %s could not be recorded: %v", rank, host, err)
 	}

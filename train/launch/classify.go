@@ -5,7 +5,7 @@ import (
 	"slices"
 	"syscall"
 
-	"mula/train"
+	"mula/train/record"
 )
 
 // An Exit is the end of a rank, or of a program that runs all ranks, such as mpiexec.
@@ -88,19 +88,19 @@ func (s *supervisor) classify(a *Attempt, w *attemptWatch) {
 	switch {
 	case s.killed:
 		a.Outcome, a.Reason = Stopped, "killed by a second signal"
-	case w.last.Ended == train.EndedDone: // the exit codes of ranks that are done do not matter
+	case w.last.Ended == record.EndedDone: // the exit codes of ranks that are done do not matter
 		a.Outcome, a.Reason = Done, "all steps are done"
-	case s.stopping && (w.last.Ended == train.EndedStopped || w.last.Ended == train.EndedTerminated):
+	case s.stopping && (w.last.Ended == record.EndedStopped || w.last.Ended == record.EndedTerminated):
 		a.Outcome, a.Reason = Stopped, "stopped after a checkpoint"
 	case w.hang != nil: // ranks that were told to end may have saved and exited like stopped ranks
 		a.Outcome, a.Reason = Hang, w.hang.String()
-	case w.last.Ended == train.EndedStopped && !w.ended:
+	case w.last.Ended == record.EndedStopped && !w.ended:
 		a.Outcome, a.Reason = Stopped, "a signal to the ranks stopped the run after a checkpoint"
 	case first == nil:
 		a.Outcome, a.Reason = Failed, "the ranks exited without a message"
 	case !first.fine():
 		s.blame(a, *first, failures)
-	case w.last.Ended == train.EndedTerminated ||
+	case w.last.Ended == record.EndedTerminated ||
 		slices.ContainsFunc(w.exits, func(e Exit) bool { return e.Code == ExitStopped }):
 		a.Outcome, a.Reason = Evicted,
 			"a rank got a SIGTERM from another process, and the run stopped after a checkpoint"
@@ -116,7 +116,7 @@ func (s *supervisor) classify(a *Attempt, w *attemptWatch) {
 }
 
 // blame completes an attempt that the exit of a rank ended.
-func (s *supervisor) blame(a *Attempt, e Exit, failures []Failure) {
+func (s *supervisor) blame(a *Attempt, e Exit, failures []record.Failure) {
 	a.Reason, a.Rank = e.String(), &e.Rank
 	if f := firstWrong(failures); f != nil {
 		s.blameFor(a, *f)
@@ -146,17 +146,17 @@ func (s *supervisor) blame(a *Attempt, e Exit, failures []Failure) {
 
 // blameFor completes an attempt that wrong values ended. A failure that repeats at the same step is
 // caused by the run, because its values do not depend on the host.
-func (s *supervisor) blameFor(a *Attempt, f Failure) {
+func (s *supervisor) blameFor(a *Attempt, f record.Failure) {
 	a.Outcome, a.Reason, a.Rank = Failed, f.String(), &f.Rank
 	advice := "The learning rate is too high, or the data is at fault"
-	if f.Kind == kindReplica {
+	if f.Kind == record.FailureReplica {
 		advice = "The machine is at fault, or mula has a bug"
 	}
 	before := s.wrong
-	if before != nil && f.repeats(*before) {
+	if before != nil && f.Repeats(*before) {
 		a.genuine = advice
 		switch {
-		case f.damning() && f.Host != before.Host:
+		case f.WrongValues() && f.Host != before.Host:
 			a.Reason += fmt.Sprintf("; %s had the same failure, so the hosts are not the cause", before.Host)
 			for _, host := range []string{before.Host, f.Host} {
 				s.hosts.forgive(host)
@@ -169,7 +169,7 @@ func (s *supervisor) blameFor(a *Attempt, f Failure) {
 		}
 		return
 	}
-	if !f.damning() {
+	if !f.WrongValues() {
 		s.hosts.suspect(f.Host) // a run of one rank may succeed on another host
 		return
 	}
@@ -178,9 +178,9 @@ func (s *supervisor) blameFor(a *Attempt, f Failure) {
 }
 
 // firstWrong returns the first failure with wrong values.
-func firstWrong(failures []Failure) *Failure {
+func firstWrong(failures []record.Failure) *record.Failure {
 	for _, f := range failures {
-		if f.damning() || f.Kind == kindDiverged {
+		if f.WrongValues() || f.Kind == record.FailureDiverged {
 			return &f
 		}
 	}
@@ -237,9 +237,9 @@ func (s *supervisor) judge(a Attempt) *Result {
 }
 
 // beat copies the heartbeat into the record of the attempt.
-func (a *Attempt) beat(h train.Heartbeat) {
-	if h.Section == "" || h.Section == train.SectionSetup {
+func (a *Attempt) beat(h record.Heartbeat) {
+	if h.Section == "" || h.Section == record.SectionSetup {
 		return
 	}
-	a.From, a.Step, a.Steps, a.Setup = h.From, h.Step, h.Step-h.From, h.Spent[train.SectionSetup].Seconds
+	a.From, a.Step, a.Steps, a.Setup = h.From, h.Step, h.Step-h.From, h.Spent[record.SectionSetup].Seconds
 }

@@ -21,7 +21,7 @@ import (
 	"syscall"
 	"time"
 
-	"mula/train"
+	"mula/train/record"
 )
 
 // Options describe a supervised run.
@@ -118,17 +118,17 @@ func Run(ctx context.Context, o Options) (Result, error) {
 		return Result{}, err
 	}
 	defer lock.Close()
-	record, number, err := openRecord(filepath.Join(o.Output, RecordFile))
+	log, number, err := openRecord(filepath.Join(o.Output, RecordFile))
 	if err != nil {
 		return Result{}, err
 	}
-	defer record.Close()
-	failures, err := openFailures(filepath.Join(o.Output, failuresFile))
+	defer log.Close()
+	failures, err := openFailures(filepath.Join(o.Output, record.FailuresFile))
 	if err != nil {
 		return Result{}, err
 	}
 	s := &supervisor{Options: o, hosts: newPool(o.Hosts), watch: newWatch(o.Limits), failures: failures, number: number,
-		record: record}
+		log: log}
 	if s.Notice == nil {
 		s.Notice = func(string) {}
 	}
@@ -146,20 +146,20 @@ type supervisor struct {
 	hosts    *pool
 	watch    *watch
 	failures *failureLog
-	record   *os.File
+	log      *os.File
 	number   int // of the last attempt, counted over all launchers of the run
 	attempts []Attempt
 
-	stopping    bool      // the run was asked to stop
-	interrupted bool      // by SIGINT or SIGTERM
-	killed      bool      // by a second SIGINT or SIGTERM
-	environment []string  // of the ranks, from Shrink
-	furthest    int64     // largest number of steps done by an attempt
-	counted     int64     // furthest when failed was last set to 0
-	failed      int       // attempts in a row without progress
-	stuck       int       // attempts in a row that ended before their first step was done
-	wrong       *Failure  // the newest failure with wrong values: of one host, or of the run
-	deadline    time.Time // zero for none, or if the run is already stopped for it
+	stopping    bool            // the run was asked to stop
+	interrupted bool            // by SIGINT or SIGTERM
+	killed      bool            // by a second SIGINT or SIGTERM
+	environment []string        // of the ranks, from Shrink
+	furthest    int64           // largest number of steps done by an attempt
+	counted     int64           // furthest when failed was last set to 0
+	failed      int             // attempts in a row without progress
+	stuck       int             // attempts in a row that ended before their first step was done
+	wrong       *record.Failure // the newest failure with wrong values: of one host, or of the run
+	deadline    time.Time       // zero for none, or if the run is already stopped for it
 }
 
 // run does the attempts.
@@ -179,7 +179,7 @@ func (s *supervisor) run(ctx context.Context) (Result, error) {
 		if err != nil {
 			return Result{}, err
 		}
-		if err := appendRecord(s.record, attempt); err != nil {
+		if err := appendRecord(s.log, attempt); err != nil {
 			return Result{}, err
 		}
 		s.attempts = append(s.attempts, attempt)
@@ -237,7 +237,7 @@ func (s *supervisor) attempt(ctx context.Context, hosts []string) (Attempt, erro
 	if err != nil {
 		return a, err
 	}
-	environment := append([]string{train.HeartbeatVariable + "=" + beats}, s.environment...)
+	environment := append([]string{record.HeartbeatVariable + "=" + beats}, s.environment...)
 	if os.Getenv("GOTRACEBACK") == "" {
 		// A Go program that panics exits with 2, the code for a wrong configuration. This makes it
 		// abort instead.
@@ -278,7 +278,7 @@ type attemptWatch struct {
 	s   *supervisor
 	job Job
 
-	last      train.Heartbeat
+	last      record.Heartbeat
 	exits     []Exit    // before the launcher ended any rank
 	ended     bool      // the launcher has told the ranks to end, or has killed them
 	hang      *overdue  // why, if they hung
@@ -322,7 +322,7 @@ func (w *attemptWatch) run(ctx context.Context, beats string) error {
 
 // look reads the heartbeat.
 func (w *attemptWatch) look(beats string, now time.Time) {
-	beat, err := train.ReadHeartbeat(beats)
+	beat, err := record.ReadHeartbeat(beats)
 	if l := w.last; err == nil && (beat.Time != l.Time || beat.Section != l.Section || beat.Step != l.Step ||
 		beat.Ended != l.Ended) {
 		w.last = beat
@@ -369,7 +369,7 @@ func (w *attemptWatch) end(now time.Time) {
 // stopTime returns the time at which a run with a deadline is stopped. A step and twice the longest
 // save fit between the stop and the deadline.
 func (s *supervisor) stopTime() time.Time {
-	margin := max(s.Margin, 2*s.watch.longest[train.SectionCheckpoint]+s.watch.longest[train.SectionStep])
+	margin := max(s.Margin, 2*s.watch.longest[record.SectionCheckpoint]+s.watch.longest[record.SectionStep])
 	return s.Deadline.Add(-margin)
 }
 
@@ -450,7 +450,7 @@ func (s *supervisor) advice() *Advice {
 			failures++
 		}
 	}
-	saves, steps := s.watch.spent(train.SectionCheckpoint), s.watch.spent(train.SectionStep)
+	saves, steps := s.watch.spent(record.SectionCheckpoint), s.watch.spent(record.SectionStep)
 	if failures == 0 || saves.Times == 0 || steps.Times == 0 {
 		return nil
 	}

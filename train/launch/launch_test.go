@@ -15,7 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"mula/train"
+	"mula/train/record"
 )
 
 // A script performs the actions of the ranks of an attempt, in the time of the test's bubble. It
@@ -32,9 +32,9 @@ type scripted struct {
 	killed  chan struct{} // closed by Kill
 	asked   []string      // what the launcher did, with the time since the start
 	start   time.Time
-	spent   map[train.Section]train.Spent
+	spent   map[record.Section]record.Spent
 	from    int64
-	end     train.Ended
+	end     record.Ended
 }
 
 func (r *scripted) Exits() <-chan Exit { return r.exits }
@@ -52,9 +52,9 @@ func (r *scripted) ask(what string, c chan struct{}) {
 }
 
 // beat writes the heartbeat file as docs/formats/run.md describes it.
-func (r *scripted) beat(section train.Section, step int64) {
+func (r *scripted) beat(section record.Section, step int64) {
 	r.t.Helper()
-	body, err := json.Marshal(train.Heartbeat{PID: 1, Section: section, Step: step, From: r.from, Time: time.Now(),
+	body, err := json.Marshal(record.Heartbeat{PID: 1, Section: section, Step: step, From: r.from, Time: time.Now(),
 		Ended: r.end, Spent: r.spent})
 	if err != nil {
 		r.t.Fatal(err)
@@ -74,7 +74,7 @@ func (r *scripted) beat(section train.Section, step int64) {
 func (r *scripted) steps(from, to int64) {
 	r.from = from
 	for step := from; step <= to; step++ {
-		r.beat(train.SectionStep, step)
+		r.beat(record.SectionStep, step)
 		if step < to {
 			time.Sleep(time.Second)
 		}
@@ -161,11 +161,11 @@ func fails(from, to int64, code int) script {
 }
 
 // saves leaves after a checkpoint.
-func saves(from, to int64, end train.Ended) script {
+func saves(from, to int64, end record.Ended) script {
 	return func(r *scripted) {
 		r.steps(from, to)
 		r.end = end
-		r.beat(train.SectionCheckpoint, to)
+		r.beat(record.SectionCheckpoint, to)
 		r.all(ExitStopped)
 	}
 }
@@ -297,30 +297,30 @@ func TestRun(t *testing.T) {
 			code: ExitDone, hosts: "aabb aacc"},
 		{name: "a rank that dies when all is done", scripts: []script{func(r *scripted) {
 			r.steps(0, 4)
-			r.end = train.EndedDone
-			r.beat(train.SectionCheckpoint, 4)
+			r.end = record.EndedDone
+			r.beat(record.SectionCheckpoint, 4)
 			r.dies(2, syscall.SIGSEGV)
 		}},
 			outcome: Done, code: ExitDone, hosts: "aabb"},
 		{name: "an mpiexec that forgets the exit code", scripts: []script{func(r *scripted) {
 			r.steps(0, 4)
-			r.end = train.EndedStopped
-			r.beat(train.SectionCheckpoint, 4)
+			r.end = record.EndedStopped
+			r.beat(record.SectionCheckpoint, 4)
 			r.exits <- Exit{Rank: -1}
 		}}, outcome: Stopped, code: ExitStopped, hosts: "aabb"},
-		{name: "stopped by a signal to the ranks", scripts: []script{saves(0, 4, train.EndedStopped)}, outcome: Stopped,
-			code: ExitStopped, hosts: "aabb", reason: "run the same command to resume"},
-		{name: "a rank that is evicted", scripts: []script{saves(0, 4, train.EndedTerminated), done(4, 10)},
+		{name: "stopped by a signal to the ranks", scripts: []script{saves(0, 4, record.EndedStopped)},
+			outcome: Stopped, code: ExitStopped, hosts: "aabb", reason: "run the same command to resume"},
+		{name: "a rank that is evicted", scripts: []script{saves(0, 4, record.EndedTerminated), done(4, 10)},
 			outcome: Done, code: ExitDone, hosts: "aabb aabb"},
 		{name: "a rank that is evicted, without a heartbeat", scripts: []script{fails(0, 4, ExitStopped), done(4, 10)},
 			outcome: Done, code: ExitDone, hosts: "aabb aabb"},
-		{name: "a rank that is evicted again and again", scripts: []script{saves(0, 0, train.EndedTerminated)},
+		{name: "a rank that is evicted again and again", scripts: []script{saves(0, 0, record.EndedTerminated)},
 			outcome: Evicted, code: ExitFailed,
 			hosts: "aabb aabb aabb aabb", reason: "failure 4 without progress"},
 		{name: "an agent that is killed", scripts: []script{func(r *scripted) {
 			r.steps(0, 4)
-			r.end = train.EndedTerminated // its rank got a SIGTERM with the death of its parent, and all have saved
-			r.beat(train.SectionCheckpoint, 4)
+			r.end = record.EndedTerminated // its rank got a SIGTERM with the death of its parent, and all have saved
+			r.beat(record.SectionCheckpoint, 4)
 			r.exits <- Exit{Rank: 2, Host: "b", Signal: syscall.SIGKILL}
 			for _, rank := range []int{0, 1, 3} {
 				r.exits <- Exit{Rank: rank, Host: r.Hosts[rank], Code: ExitStopped}
@@ -330,8 +330,8 @@ func TestRun(t *testing.T) {
 			r.steps(0, 4)
 			r.exits <- Exit{Rank: 2, Host: "b", Signal: syscall.SIGKILL}
 			<-r.ended
-			r.end = train.EndedTerminated
-			r.beat(train.SectionCheckpoint, 4)
+			r.end = record.EndedTerminated
+			r.beat(record.SectionCheckpoint, 4)
 			r.all(ExitStopped)
 		}, done(4, 10)}, outcome: Done, code: ExitDone, hosts: "aabb aacc"},
 	} {
@@ -424,48 +424,48 @@ func TestHang(t *testing.T) {
 		{"in a step that nobody has seen", func(r *scripted) { r.steps(0, 0); <-r.ended; r.all(1) }, "end at 30m1s", 0},
 		{"in the setup", func(r *scripted) { <-r.ended; r.all(1) }, "end at 30m1s", 0},
 		{"in a step, by the floor", func(r *scripted) {
-			r.spent = map[train.Section]train.Spent{train.SectionStep: {Times: 10, Seconds: 10, Longest: 1}}
+			r.spent = map[record.Section]record.Spent{record.SectionStep: {Times: 10, Seconds: 10, Longest: 1}}
 			r.steps(0, 10)
 			<-r.ended
 			r.all(1)
 		}, "end at 5m11s", 10},
 		{"in a step, by what was seen", func(r *scripted) {
-			r.spent = map[train.Section]train.Spent{train.SectionStep: {Times: 10, Seconds: 2400, Longest: 240}}
+			r.spent = map[record.Section]record.Spent{record.SectionStep: {Times: 10, Seconds: 2400, Longest: 240}}
 			r.steps(0, 10)
 			<-r.ended
 			r.all(1)
 		}, "end at 20m11s", 10},
 		{"in a save, after one that took 19 minutes", func(r *scripted) {
-			r.spent = map[train.Section]train.Spent{train.SectionStep: {Times: 10, Seconds: 10, Longest: 1}}
+			r.spent = map[record.Section]record.Spent{record.SectionStep: {Times: 10, Seconds: 10, Longest: 1}}
 			r.steps(0, 10)
-			r.beat(train.SectionCheckpoint, 10)
+			r.beat(record.SectionCheckpoint, 10)
 			time.Sleep(19 * time.Minute)
-			r.spent[train.SectionCheckpoint] = train.Spent{Times: 1, Seconds: 1140, Longest: 1140}
+			r.spent[record.SectionCheckpoint] = record.Spent{Times: 1, Seconds: 1140, Longest: 1140}
 			r.steps(10, 11)
 			r.from = 0
-			r.beat(train.SectionCheckpoint, 11)
+			r.beat(record.SectionCheckpoint, 11)
 			<-r.ended
 			r.all(1)
 		}, "end at 1h54m12s", 11}, // 10 s, 19 min, 1 s, 5 · 19 min
 		// it was suspended and went on, or Open MPI sent SIGCONT with the SIGTERM
 		{"in a step, and then it saves", func(r *scripted) {
-			r.spent = map[train.Section]train.Spent{train.SectionStep: {Times: 10, Seconds: 10, Longest: 1}}
+			r.spent = map[record.Section]record.Spent{record.SectionStep: {Times: 10, Seconds: 10, Longest: 1}}
 			r.steps(0, 10)
 			<-r.ended
-			r.end = train.EndedTerminated
-			r.beat(train.SectionCheckpoint, 10)
+			r.end = record.EndedTerminated
+			r.beat(record.SectionCheckpoint, 10)
 			r.all(ExitStopped)
 		}, "end at 5m11s", 10},
 		{"in a step, and then it saves as it does for the user", func(r *scripted) {
-			r.spent = map[train.Section]train.Spent{train.SectionStep: {Times: 10, Seconds: 10, Longest: 1}}
+			r.spent = map[record.Section]record.Spent{record.SectionStep: {Times: 10, Seconds: 10, Longest: 1}}
 			r.steps(0, 10)
 			<-r.ended
-			r.end = train.EndedStopped
-			r.beat(train.SectionCheckpoint, 10)
+			r.end = record.EndedStopped
+			r.beat(record.SectionCheckpoint, 10)
 			r.all(ExitStopped)
 		}, "end at 5m11s", 10},
 		{"deaf to SIGTERM", func(r *scripted) {
-			r.spent = map[train.Section]train.Spent{train.SectionStep: {Times: 10, Seconds: 10, Longest: 1}}
+			r.spent = map[record.Section]record.Spent{record.SectionStep: {Times: 10, Seconds: 10, Longest: 1}}
 			hangs(0, 10, false)(r)
 		}, "end at 5m11s, kill at 5m21s", 10},
 	} {
@@ -492,7 +492,7 @@ func TestHang(t *testing.T) {
 func TestHangAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		first := func(r *scripted) {
-			r.spent = map[train.Section]train.Spent{train.SectionStep: {Times: 10, Seconds: 10, Longest: 1}}
+			r.spent = map[record.Section]record.Spent{record.SectionStep: {Times: 10, Seconds: 10, Longest: 1}}
 			hangs(0, 10, true)(r)
 		}
 		th := &theatre{scripts: []script{first, hangs(5, 8, true)}}
@@ -577,8 +577,8 @@ func TestSignals(t *testing.T) {
 		{"the ranks are late, and save", []script{func(r *scripted) {
 			r.steps(0, 5)
 			<-r.ended
-			r.end = train.EndedStopped
-			r.beat(train.SectionCheckpoint, 5)
+			r.end = record.EndedStopped
+			r.beat(record.SectionCheckpoint, 5)
 			r.all(ExitStopped)
 		}}, []time.Duration{10 * time.Second}, Stopped, ExitStopped, "stop at 10s, end at 30m6s"},
 		{"the ranks hang then", []script{func(r *scripted) { r.steps(0, 5); <-r.ended; r.all(1) }},
@@ -618,15 +618,15 @@ func TestSignals(t *testing.T) {
 func TestDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		th := &theatre{scripts: []script{func(r *scripted) {
-			r.spent = map[train.Section]train.Spent{train.SectionCheckpoint: {Times: 2, Seconds: 600, Longest: 400},
-				train.SectionStep: {Times: 1, Seconds: 30, Longest: 30}}
+			r.spent = map[record.Section]record.Spent{record.SectionCheckpoint: {Times: 2, Seconds: 600, Longest: 400},
+				record.SectionStep: {Times: 1, Seconds: 30, Longest: 30}}
 			for step := int64(0); ; step++ {
 				select {
 				case <-r.stopped:
 					r.all(ExitStopped)
 					return
 				case <-time.After(10 * time.Second):
-					r.beat(train.SectionStep, step)
+					r.beat(record.SectionStep, step)
 				}
 			}
 		}}}
@@ -647,8 +647,8 @@ func TestShortDeadline(t *testing.T) {
 		th := &theatre{scripts: []script{func(r *scripted) {
 			r.steps(0, 1)
 			<-r.stopped
-			r.end = train.EndedStopped
-			r.beat(train.SectionCheckpoint, 9)
+			r.end = record.EndedStopped
+			r.beat(record.SectionCheckpoint, 9)
 			r.all(ExitStopped)
 		}}}
 		o := begin(t, th)
@@ -677,9 +677,9 @@ func TestContext(t *testing.T) {
 func TestRecord(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		th := &theatre{scripts: []script{func(r *scripted) {
-			r.spent = map[train.Section]train.Spent{train.SectionSetup: {Times: 1, Seconds: 2.5, Longest: 2.5}}
+			r.spent = map[record.Section]record.Spent{record.SectionSetup: {Times: 1, Seconds: 2.5, Longest: 2.5}}
 			dies(4, 9, 2, syscall.SIGKILL)(r)
-		}, saves(8, 10, train.EndedStopped)}}
+		}, saves(8, 10, record.EndedStopped)}}
 		o := begin(t, th)
 		mustRun(t, o)
 		path := filepath.Join(o.Output, RecordFile)
@@ -695,7 +695,7 @@ func TestRecord(t *testing.T) {
 			t.Fatal(err)
 		}
 		(&scripted{Ranks: Ranks{Environment: []string{"MULA_HEARTBEAT=" + filepath.Join(folder, "heartbeat")}}, t: t,
-			end: train.EndedDone}).beat(train.SectionCheckpoint, 10)
+			end: record.EndedDone}).beat(record.SectionCheckpoint, 10)
 		// A rank was killed while it wrote, and another went on in its line.
 		failure := `{"time":"2026-01-02T03{"time":"2026-01-02T03:04:04Z","host":"b"}` + "\n" +
 			`{"time":"2026-01-02T03:04:05Z","host":"a","rank":0,"step":9,"kind":"not_finite","error":"the loss is not finite"}` + "\n"
@@ -779,7 +779,7 @@ func TestBlame(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				o := begin(t, &theatre{scripts: []script{done(0, 1)}})
 				o.Ranks, o.BlameExpiry, o.ForgetBlame = 2, 7*day, test.forget
-				if err := os.WriteFile(filepath.Join(o.Output, failuresFile), []byte(test.failures()),
+				if err := os.WriteFile(filepath.Join(o.Output, record.FailuresFile), []byte(test.failures()),
 					0o644); err != nil {
 					t.Fatal(err)
 				}
@@ -853,8 +853,8 @@ func TestInterval(t *testing.T) {
 // The advice describes the failures of all attempts.
 func TestAdvice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		spent := map[train.Section]train.Spent{train.SectionCheckpoint: {Times: 2, Seconds: 4, Longest: 3},
-			train.SectionStep: {Times: 50, Seconds: 50, Longest: 1}}
+		spent := map[record.Section]record.Spent{record.SectionCheckpoint: {Times: 2, Seconds: 4, Longest: 3},
+			record.SectionStep: {Times: 50, Seconds: 50, Longest: 1}}
 		th := &theatre{scripts: []script{
 			func(r *scripted) { r.spent = spent; dies(0, 50, 0, syscall.SIGKILL)(r) },
 			func(r *scripted) { r.spent = spent; dies(40, 90, 0, syscall.SIGKILL)(r) },

@@ -24,7 +24,7 @@ import (
 	"time"
 
 	"mula/internal/longtest"
-	"mula/train"
+	"mula/train/record"
 	"mula/xpu/comm/tcp"
 )
 
@@ -100,10 +100,10 @@ func act(words []string) {
 				fmt.Fprintln(os.Stderr, "process", os.Getpid())
 			}
 		case "beat":
-			section, text := train.Section(take()), take()
+			section, text := record.Section(take()), take()
 			if mine {
 				step, _ := strconv.ParseInt(text, 10, 64)
-				writeBeat(train.Heartbeat{Section: section, Step: step})
+				writeBeat(record.Heartbeat{Section: section, Step: step})
 			}
 		case "exit":
 			if code, _ := strconv.Atoi(take()); mine {
@@ -128,7 +128,7 @@ func act(words []string) {
 				fmt.Fprintln(os.Stderr, "waiting")
 				<-c
 				if rank == "0" {
-					writeBeat(train.Heartbeat{Section: train.SectionCheckpoint, Ended: train.EndedStopped})
+					writeBeat(record.Heartbeat{Section: record.SectionCheckpoint, Ended: record.EndedStopped})
 				}
 				os.Exit(ExitStopped)
 			}
@@ -177,7 +177,7 @@ func awaitStart() {
 			os.Exit(ExitFailed)
 		}
 	}
-	meet(filepath.Dir(os.Getenv(train.HeartbeatVariable)), "started", os.Getenv("PMI_RANK"), os.Getenv("PMI_SIZE"))
+	meet(filepath.Dir(os.Getenv(record.HeartbeatVariable)), "started", os.Getenv("PMI_RANK"), os.Getenv("PMI_SIZE"))
 }
 
 // meet returns when n ranks have called it with the same directory and name.
@@ -212,12 +212,12 @@ func joinOthers() {
 	link.Close()
 }
 
-func writeBeat(beat train.Heartbeat) {
+func writeBeat(beat record.Heartbeat) {
 	beat.PID, beat.Time = os.Getpid(), time.Now()
 	body, _ := json.Marshal(beat)
 	body = body[:len(body)-1]
 	text := fmt.Sprintf("%-639s\n", fmt.Sprintf(`%s,"sum":%d}`, body, crc32.ChecksumIEEE(body)))
-	if err := os.WriteFile(os.Getenv(train.HeartbeatVariable), []byte(text), 0o644); err != nil {
+	if err := os.WriteFile(os.Getenv(record.HeartbeatVariable), []byte(text), 0o644); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(ExitFailed)
 	}
@@ -382,8 +382,8 @@ func TestStoppedRank(t *testing.T) {
 	for name, start := range map[string]func([]string, Output) Starter{"local": processes, "remote": remotes(t)} {
 		t.Run(name, func(t *testing.T) {
 			p := newPlay(t, "pid meet "+t.TempDir()+" 3 beat step 7 on 0 deaf on 1 stop on 2 wait", start)
-			p.Limits = Limits{Floor: map[train.Section]time.Duration{train.SectionSetup: time.Hour}, First: time.Second,
-				Factor: 1}
+			p.Limits = Limits{Floor: map[record.Section]time.Duration{record.SectionSetup: time.Hour},
+				First: time.Second, Factor: 1}
 			p.Retries = 0
 			result := p.run(t)
 			if a := result.Attempts[0]; result.Outcome != Hang || result.Code != ExitHang ||
@@ -599,8 +599,8 @@ func TestMPI(t *testing.T) {
 			// Open MPI wakes a stopped rank before it ends it. Rank 0 then says that the run was
 			// stopped.
 			p := newPlay(t, "pid meet "+t.TempDir()+" 3 on 0 beat step 7 wait on 1 stop on 2 deaf", start)
-			p.Limits = Limits{Floor: map[train.Section]time.Duration{train.SectionSetup: time.Hour}, First: time.Second,
-				Factor: 1}
+			p.Limits = Limits{Floor: map[record.Section]time.Duration{record.SectionSetup: time.Hour},
+				First: time.Second, Factor: 1}
 			p.Retries, p.Grace = 0, time.Second
 			if result := p.run(t); result.Outcome != Hang || result.Code != ExitHang {
 				t.Errorf("%+v", result)

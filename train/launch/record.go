@@ -11,14 +11,12 @@ import (
 	"os"
 	"slices"
 	"time"
+
+	"mula/train/record"
 )
 
 // RecordFile is the name of the record of attempts in a run directory.
 const RecordFile = "launch.jsonl"
-
-// failuresFile is the name of the file in a run directory to which a rank with wrong values appends
-// a line before it exits.
-const failuresFile = "failures.jsonl"
 
 // An Attempt is a line of launch.jsonl.
 type Attempt struct {
@@ -101,89 +99,37 @@ func readLines(r io.Reader, path string, take func(line []byte) error) (int64, e
 	}
 }
 
-// A Failure is a line of failures.jsonl.
-type Failure struct {
-	Time  string `json:"time"`
-	Host  string `json:"host"` // "" for the whole run
-	Rank  int    `json:"rank"` // -1 for the whole run
-	Step  int64  `json:"step"`
-	Kind  string `json:"kind"`
-	Error string `json:"error"`
-}
-
-// The kinds of failures. Ranks write all of them but kindForgiven.
-const (
-	kindNotFinite = "not_finite"
-	kindReplica   = "replica_differs"
-	kindDiverged  = "diverged"
-	// the launcher uses the host again, or all hosts if Host is ""; failures before this line do
-	// not count
-	kindForgiven = "forgiven"
-)
-
-// damning reports whether a host computed wrong values.
-func (f Failure) damning() bool { return f.Kind == kindNotFinite || f.Kind == kindReplica }
-
-// repeats reports whether a failure is the same as an earlier one, perhaps on another host.
-func (f Failure) repeats(earlier Failure) bool {
-	return f.Kind == earlier.Kind && f.Step == earlier.Step
-}
-
-func (f Failure) String() string {
-	who := fmt.Sprintf("rank %d on %s", f.Rank, f.Host)
-	if f.Rank < 0 {
-		who = "the run"
-	}
-	switch f.Kind {
-	case kindNotFinite:
-		return fmt.Sprintf("%s had NaN or Inf values at step %d", who, f.Step)
-	case kindReplica:
-		return fmt.Sprintf("%s had weights that differ from the weights of its replicas at step %d", who, f.Step)
-	case kindDiverged:
-		return fmt.Sprintf("%s diverged at step %d: values are not finite, and no single host is their source", who,
-			f.Step)
-	}
-	return fmt.Sprintf("%s failed: %s at step %d", who, f.Error, f.Step)
-}
-
 // blamed returns the failures for which hosts are out of use, from all failures of the run. It
 // skips failures before a moment, failures that were forgiven, and failures that happened on two
 // hosts at the same step, which are the run's own.
-func blamed(failures []Failure, since time.Time) []Failure {
-	var found []Failure
+func blamed(failures []record.Failure, since time.Time) []record.Failure {
+	var found []record.Failure
 	for _, f := range failures {
-		if f.Kind == kindForgiven {
-			found = slices.DeleteFunc(found, func(b Failure) bool { return f.Host == "" || f.Host == b.Host })
+		if f.Kind == record.FailureForgiven {
+			found = slices.DeleteFunc(found, func(b record.Failure) bool { return f.Host == "" || f.Host == b.Host })
 		}
-		if at, err := time.Parse(time.RFC3339, f.Time); f.damning() && (err != nil || !at.Before(since)) {
+		if at, err := time.Parse(time.RFC3339, f.Time); f.WrongValues() && (err != nil || !at.Before(since)) {
 			found = append(found, f)
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(found), func(f Failure) bool {
-		return slices.ContainsFunc(found, func(other Failure) bool { return f.repeats(other) && f.Host != other.Host })
+	return slices.DeleteFunc(slices.Clone(found), func(f record.Failure) bool {
+		return slices.ContainsFunc(found, func(other record.Failure) bool {
+			return f.Repeats(other) && f.Host != other.Host
+		})
 	})
 }
 
 // forgive appends to failures.jsonl that a host is used again, or all hosts for "".
 func forgive(path, host, why string) error {
-	line, err := json.Marshal(Failure{Time: time.Now().UTC().Format(time.RFC3339), Host: host, Rank: -1,
-		Kind: kindForgiven, Error: why})
-	if err != nil {
-		return err
-	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(append(line, '\n'))
-	return errors.Join(err, f.Close())
+	return record.AppendFailure(path, record.Failure{Time: record.Timestamp(time.Now()), Host: host, Rank: -1,
+		Kind: record.FailureForgiven, Error: why})
 }
 
 // A failureLog reads the lines that ranks append to failures.jsonl.
 type failureLog struct {
 	path string
-	old  []Failure // before this launch
-	at   int64     // bytes that have been read
+	old  []record.Failure // before this launch
+	at   int64            // bytes that have been read
 }
 
 func openFailures(path string) (*failureLog, error) {
@@ -195,12 +141,12 @@ func openFailures(path string) (*failureLog, error) {
 
 // read returns the failures since the last call. It skips lines that cannot be read: the exits of
 // the ranks are enough.
-func (l *failureLog) read() []Failure {
+func (l *failureLog) read() []record.Failure {
 	failures, _ := l.next()
 	return failures
 }
 
-func (l *failureLog) next() (failures []Failure, err error) {
+func (l *failureLog) next() (failures []record.Failure, err error) {
 	f, err := os.Open(l.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -213,7 +159,7 @@ func (l *failureLog) next() (failures []Failure, err error) {
 		return nil, err
 	}
 	whole, err := readLines(f, l.path, func(line []byte) error {
-		var failure Failure
+		var failure record.Failure
 		if json.Unmarshal(line, &failure) == nil {
 			// else a rank was killed while it wrote, and another rank continued its line
 			failures = append(failures, failure)

@@ -5,13 +5,13 @@ import (
 	"math"
 	"time"
 
-	"mula/train"
+	"mula/train/record"
 )
 
 // Limits are the times after which a section of a run counts as hung. The limit of a section is
 // Factor times its longest duration in all attempts, and at least the section's floor.
 type Limits struct {
-	Floor  map[train.Section]time.Duration
+	Floor  map[record.Section]time.Duration
 	First  time.Duration // limit of a section without a duration so far, if its floor is not larger
 	Factor float64
 }
@@ -20,9 +20,9 @@ type Limits struct {
 // AuroraGPT reports took 19 minutes.
 func DefaultLimits() Limits {
 	return Limits{
-		Floor: map[train.Section]time.Duration{
-			train.SectionSetup: 10 * time.Minute, train.SectionStep: 5 * time.Minute,
-			train.SectionEvaluate: 10 * time.Minute, train.SectionCheckpoint: 10 * time.Minute,
+		Floor: map[record.Section]time.Duration{
+			record.SectionSetup: 10 * time.Minute, record.SectionStep: 5 * time.Minute,
+			record.SectionEvaluate: 10 * time.Minute, record.SectionCheckpoint: 10 * time.Minute,
 		},
 		First:  30 * time.Minute,
 		Factor: 5,
@@ -33,27 +33,28 @@ func DefaultLimits() Limits {
 // because the clocks of hosts differ.
 type watch struct {
 	limits  Limits
-	longest map[train.Section]time.Duration
-	before  map[train.Section]train.Spent // in earlier attempts
+	longest map[record.Section]time.Duration
+	before  map[record.Section]record.Spent // in earlier attempts
 
-	beat train.Heartbeat
+	beat record.Heartbeat
 	seen time.Time // when the beat was first read
 }
 
 func newWatch(limits Limits) *watch {
-	return &watch{limits: limits, longest: map[train.Section]time.Duration{}, before: map[train.Section]train.Spent{}}
+	return &watch{limits: limits, longest: map[record.Section]time.Duration{},
+		before: map[record.Section]record.Spent{}}
 }
 
 // begin starts an attempt. It is in its setup until the heartbeat names another section.
 func (w *watch) begin(now time.Time) {
-	for _, section := range train.Sections {
+	for _, section := range record.Sections {
 		w.before[section] = w.spent(section)
 	}
-	w.beat, w.seen = train.Heartbeat{Section: train.SectionSetup}, now
+	w.beat, w.seen = record.Heartbeat{Section: record.SectionSetup}, now
 }
 
 // see records a new beat.
-func (w *watch) see(beat train.Heartbeat, now time.Time) {
+func (w *watch) see(beat record.Heartbeat, now time.Time) {
 	w.beat, w.seen = beat, now
 	for section, spent := range beat.Spent {
 		w.longest[section] = max(w.longest[section], time.Duration(spent.Longest*float64(time.Second)))
@@ -61,13 +62,13 @@ func (w *watch) see(beat train.Heartbeat, now time.Time) {
 }
 
 // spent returns the time in a section over all attempts.
-func (w *watch) spent(section train.Section) train.Spent {
+func (w *watch) spent(section record.Section) record.Spent {
 	a, b := w.before[section], w.beat.Spent[section]
-	return train.Spent{Times: a.Times + b.Times, Seconds: a.Seconds + b.Seconds, Longest: max(a.Longest, b.Longest)}
+	return record.Spent{Times: a.Times + b.Times, Seconds: a.Seconds + b.Seconds, Longest: max(a.Longest, b.Longest)}
 }
 
 // limit returns the time limit of a section.
-func (w *watch) limit(section train.Section) time.Duration {
+func (w *watch) limit(section record.Section) time.Duration {
 	floor := w.limits.Floor[section]
 	longest, seen := w.longest[section]
 	if !seen || longest == 0 {
@@ -78,13 +79,13 @@ func (w *watch) limit(section train.Section) time.Duration {
 
 // An overdue is a section that exceeds its limit.
 type overdue struct {
-	section train.Section
+	section record.Section
 	step    int64
 	limit   time.Duration
 }
 
 func (o overdue) String() string {
-	if o.section == train.SectionSetup {
+	if o.section == record.SectionSetup {
 		return fmt.Sprintf("no first step within %s", o.limit.Round(time.Second))
 	}
 	return fmt.Sprintf("no progress for %s in the section %s after %d steps", o.limit.Round(time.Second), o.section,

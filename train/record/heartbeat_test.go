@@ -1,4 +1,4 @@
-package train
+package record
 
 import (
 	"bytes"
@@ -14,11 +14,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// The file has the phase of the last heartbeat and the time of each section.
+// The file has the section of the last heartbeat and the time of each section.
 func TestHeartbeat(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "heartbeat")
 	t.Setenv(HeartbeatVariable, path)
-	h, err := newHeartbeat()
+	h, err := NewHeartbeat()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,7 +34,7 @@ func TestHeartbeat(t *testing.T) {
 			SectionStep, 43}, {1, SectionEvaluate, 44},
 	} {
 		now = now.Add(time.Duration(b.seconds * float64(time.Second)))
-		h.beat(b.section, b.step)
+		h.Beat(b.section, b.step)
 	}
 	got, err := ReadHeartbeat(path)
 	if err != nil {
@@ -57,9 +57,9 @@ func TestHeartbeat(t *testing.T) {
 		h.spent[i] = Spent{math.MaxInt64, 1e12, 1e12}
 	}
 	h.last.From = math.MaxInt64
-	h.beat(SectionCheckpoint, math.MaxInt64)
+	h.Beat(SectionCheckpoint, math.MaxInt64)
 	for _, want := range []Ended{EndedDone, EndedStopped, EndedTerminated} {
-		h.end(want, math.MaxInt64)
+		h.End(want, math.MaxInt64)
 		if got, err := ReadHeartbeat(path); err != nil || got.Step != math.MaxInt64 ||
 			got.Section != SectionCheckpoint || got.Ended != want {
 			t.Errorf("%v, %v", got, err)
@@ -67,35 +67,35 @@ func TestHeartbeat(t *testing.T) {
 	}
 }
 
-func TestHeartbeatIsAskedFor(t *testing.T) {
+func TestHeartbeatWithoutFile(t *testing.T) {
 	t.Setenv(HeartbeatVariable, "")
-	h, err := newHeartbeat()
+	h, err := NewHeartbeat()
 	if h != nil || err != nil {
 		t.Errorf("without %s: %v, %v", HeartbeatVariable, h, err)
 	}
-	h.beat(SectionStep, 1) // does nothing
-	h.end(EndedDone, 1)
+	h.Beat(SectionStep, 1) // does nothing
+	h.End(EndedDone, 1)
 	t.Setenv(HeartbeatVariable, filepath.Join(t.TempDir(), "nowhere", "heartbeat"))
-	if _, err := newHeartbeat(); err == nil || !strings.Contains(err.Error(), HeartbeatVariable) ||
+	if _, err := NewHeartbeat(); err == nil || !strings.Contains(err.Error(), HeartbeatVariable) ||
 		!strings.Contains(err.Error(), "nowhere") {
 		t.Errorf("a file that cannot be written: %v", err)
 	}
 }
 
 // A damaged file, and a file that is read while it is written, are not a heartbeat.
-func TestHeartbeatIsWhole(t *testing.T) {
+func TestHeartbeatDamaged(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "heartbeat")
 	t.Setenv(HeartbeatVariable, path)
-	h, err := newHeartbeat()
+	h, err := NewHeartbeat()
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.beat(SectionStep, 12)
+	h.Beat(SectionStep, 12)
 	whole, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.beat(SectionStep, 99)
+	h.Beat(SectionStep, 99)
 	other, _ := os.ReadFile(path)
 	end := bytes.LastIndexByte(whole, '}')
 	for i := range end {
@@ -119,7 +119,7 @@ func TestHeartbeatIsWhole(t *testing.T) {
 	done := make(chan struct{})
 	wait.Go(func() {
 		for step := range int64(2000) {
-			h.beat(SectionStep, step*1_000_003)
+			h.Beat(SectionStep, step*1_000_003)
 		}
 		close(done)
 	})
@@ -145,12 +145,12 @@ func TestHeartbeatIsWhole(t *testing.T) {
 
 func BenchmarkHeartbeat(b *testing.B) {
 	b.Setenv(HeartbeatVariable, filepath.Join(b.TempDir(), "heartbeat"))
-	h, err := newHeartbeat()
+	h, err := NewHeartbeat()
 	if err != nil {
 		b.Fatal(err)
 	}
 	b.ReportAllocs()
 	for step := int64(0); b.Loop(); step++ {
-		h.beat(SectionStep, step)
+		h.Beat(SectionStep, step)
 	}
 }

@@ -1,4 +1,7 @@
-package train
+// Package record has the records of a run: the lines of metrics.jsonl and failures.jsonl, files
+// of JSON lines that a resumed run continues, the heartbeat file, and the metrics that Prometheus
+// reads. docs/formats/run.md describes the files.
+package record
 
 import (
 	"encoding/json"
@@ -6,8 +9,8 @@ import (
 	"mula/train/spikes"
 )
 
-// RunRecord is the first line of metrics.jsonl, under the key "run".
-type RunRecord struct {
+// Run is the first line of metrics.jsonl, under the key "run".
+type Run struct {
 	Format           int                `json:"format"` // 1
 	Mula             string             `json:"mula"`   // version of the program
 	Model            json.RawMessage    `json:"model"`  // config.json of the model
@@ -24,7 +27,7 @@ type RunRecord struct {
 	FLOPsPerToken float64 `json:"flops_per_token"`
 	// peak of the products of all ranks' devices, in FLOP/s, measured on rank 0 at the start
 	PeakFLOPS float64 `json:"peak_flops"`
-	Layout    string  `json:"layout,omitempty"` // for several ranks; see [LayoutConfig.String]
+	Layout    string  `json:"layout,omitempty"` // for several ranks; see [mula/train.LayoutConfig.String]
 	Started   string  `json:"started"`          // RFC 3339
 }
 
@@ -68,8 +71,8 @@ type Evaluation struct {
 	SourceLoss    map[string]float64 `json:"source_loss"`
 	SourceTargets map[string]int64   `json:"source_targets"`
 
-	// Half the width of 95 % confidence intervals, as estimated by [Evaluate]. Nil, or without the
-	// source, if only one window of several was read.
+	// Half the width of 95 % confidence intervals, as estimated by [mula/train.Evaluate]. Nil, or
+	// without the source, if only one window of several was read.
 	Margin       *float64           `json:"margin,omitempty"`
 	SourceMargin map[string]float64 `json:"source_margin,omitempty"`
 
@@ -79,8 +82,8 @@ type Evaluation struct {
 	MixMargin *float64 `json:"mix_margin,omitempty"`
 }
 
-// addEntropy adds the entropies of a micro-batch. share is its share of the step's targets.
-func (m *StepMetrics) addEntropy(entropy []float64, share float64) {
+// AddEntropy adds the entropies of a micro-batch. share is its share of the step's targets.
+func (m *StepMetrics) AddEntropy(entropy []float64, share float64) {
 	if m.RouterEntropy == nil && len(entropy) > 0 {
 		m.RouterEntropy = make([]float64, len(entropy))
 	}
@@ -89,9 +92,9 @@ func (m *StepMetrics) addEntropy(entropy []float64, share float64) {
 	}
 }
 
-// clear removes values that are undefined, and may not be valid JSON, if what is not finite. what
+// Clear removes values that are undefined, and may not be valid JSON, if what is not finite. what
 // is as in [spikes.Spike].
-func (m *StepMetrics) clear(what string) {
+func (m *StepMetrics) Clear(what string) {
 	m.GradNorm = 0
 	if what == spikes.GradNorm {
 		return

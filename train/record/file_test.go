@@ -1,4 +1,4 @@
-package train
+package record
 
 import (
 	"os"
@@ -52,14 +52,14 @@ func TestCutRecords(t *testing.T) {
 		if err := os.WriteFile(path, []byte(test.content), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		header, last, err := cutRecords(path, test.stepsDone)
+		header, last, err := Cut(path, test.stepsDone)
 		got, _ := os.ReadFile(path)
 		if err != nil || header != test.header || last != test.last || string(got) != test.want {
 			t.Errorf("%s: header %v, last %d, error %v, content\n%swant header %v, last %d, content\n%s",
 				test.name, header, last, err, got, test.header, test.last, test.want)
 		}
 	}
-	if header, last, err := cutRecords(filepath.Join(t.TempDir(), "none"), 5); header || last != -1 || err != nil {
+	if header, last, err := Cut(filepath.Join(t.TempDir(), "none"), 5); header || last != -1 || err != nil {
 		t.Errorf("no file: %v, %v, %v", header, last, err)
 	}
 	// Damage in the middle is not ours to throw away.
@@ -68,7 +68,7 @@ func TestCutRecords(t *testing.T) {
 	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := cutRecords(path, 2); err == nil || !strings.Contains(err.Error(), path+":3:") {
+	if _, _, err := Cut(path, 2); err == nil || !strings.Contains(err.Error(), path+":3:") {
 		t.Errorf("garbage: %v", err)
 	}
 	if got, _ := os.ReadFile(path); string(got) != content {
@@ -86,7 +86,7 @@ func FuzzCutRecords(f *testing.F) {
 		if err := os.WriteFile(path, content, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		header, last, err := cutRecords(path, stepsDone)
+		header, last, err := Cut(path, stepsDone)
 		got, rerr := os.ReadFile(path)
 		if rerr != nil {
 			t.Fatal(rerr)
@@ -101,7 +101,7 @@ func FuzzCutRecords(f *testing.F) {
 			last >= stepsDone && last != -1 {
 			t.Errorf("%q cut at %d is %q, last step %d", content, stepsDone, got, last)
 		}
-		header2, last2, err := cutRecords(path, stepsDone)
+		header2, last2, err := Cut(path, stepsDone)
 		again, _ := os.ReadFile(path)
 		if header2 != header || last2 != last || err != nil || string(again) != string(got) {
 			t.Errorf("%q cut twice at %d: %q, %v", content, stepsDone, again, err)

@@ -1,4 +1,4 @@
-package train
+package record
 
 import (
 	"bytes"
@@ -93,8 +93,8 @@ func ReadHeartbeat(path string) (Heartbeat, error) {
 	return h.Heartbeat, nil
 }
 
-// A heartbeat writes the heartbeat file of a run. A nil heartbeat writes nothing.
-type heartbeat struct {
+// A HeartbeatWriter writes the heartbeat file of a run. A nil heartbeat writes nothing.
+type HeartbeatWriter struct {
 	path  string
 	now   func() time.Time
 	began time.Time // of the section, monotonic
@@ -103,31 +103,31 @@ type heartbeat struct {
 	text  [heartbeatBytes]byte
 }
 
-// newHeartbeat starts with the section setup. It returns nil if the environment names no file for
+// NewHeartbeat starts with the section setup. It returns nil if the environment names no file for
 // heartbeats. Rank 0 calls it before anything else.
-func newHeartbeat() (*heartbeat, error) {
+func NewHeartbeat() (*HeartbeatWriter, error) {
 	path := os.Getenv(HeartbeatVariable)
 	if path == "" {
 		return nil, nil
 	}
-	h := &heartbeat{path: path, now: time.Now, last: Heartbeat{PID: os.Getpid(), From: -1}}
+	h := &HeartbeatWriter{path: path, now: time.Now, last: Heartbeat{PID: os.Getpid(), From: -1}}
 	if err := h.write(SectionSetup, 0); err != nil {
 		return nil, fmt.Errorf("%s: %w", HeartbeatVariable, err)
 	}
 	return h, nil
 }
 
-// beat records the start of a section after step steps. It takes microseconds and does not wait for
+// Beat records the start of a section after step steps. It takes microseconds and does not wait for
 // the disk. A failed write does not end the run: the watchdog sees a run without progress.
-func (h *heartbeat) beat(section Section, step int64) {
+func (h *HeartbeatWriter) Beat(section Section, step int64) {
 	if h == nil {
 		return
 	}
 	_ = h.write(section, step)
 }
 
-// end records the end of the run after step steps, after all its files are on disk.
-func (h *heartbeat) end(ended Ended, step int64) {
+// End records the end of the run after step steps, after all its files are on disk.
+func (h *HeartbeatWriter) End(ended Ended, step int64) {
 	if h == nil {
 		return
 	}
@@ -137,7 +137,7 @@ func (h *heartbeat) end(ended Ended, step int64) {
 
 // write replaces the file's content in one write. It opens and closes the file each time, because a
 // network file system shows changes to other machines after the close.
-func (h *heartbeat) write(section Section, step int64) error {
+func (h *HeartbeatWriter) write(section Section, step int64) error {
 	now := h.now()
 	if h.last.Section != "" {
 		spent, seconds := &h.spent[slices.Index(Sections, h.last.Section)], now.Sub(h.began).Seconds()
@@ -159,7 +159,7 @@ func (h *heartbeat) write(section Section, step int64) error {
 }
 
 // encode returns the content of the file: a JSON object padded with spaces, and a line feed.
-func (h *heartbeat) encode() []byte {
+func (h *HeartbeatWriter) encode() []byte {
 	b := h.text[:0]
 	b = append(b, `{"pid":`...)
 	b = strconv.AppendInt(b, int64(h.last.PID), 10)

@@ -1,4 +1,4 @@
-package train
+package record
 
 import (
 	"context"
@@ -18,9 +18,9 @@ import (
 	"mula/train/spikes"
 )
 
-// A metricsServer serves the newest metrics of a run at /metrics, in the text exposition format
+// A Server serves the newest metrics of a run at /metrics, in the text exposition format
 // 0.0.4 of Prometheus (prometheus.io/docs/instrumenting/exposition_formats).
-type metricsServer struct {
+type Server struct {
 	server *http.Server
 	text   atomic.Pointer[string] // the served text
 	done   chan struct{}          // closed after the server has stopped
@@ -29,13 +29,13 @@ type metricsServer struct {
 	evaluation *Evaluation        // newest evaluation
 }
 
-// serveMetrics starts to serve at an address. It serves no values before the first step.
-func serveMetrics(ctx context.Context, address string) (*metricsServer, error) {
+// Serve starts to serve at an address. It serves no values before the first step.
+func Serve(ctx context.Context, address string) (*Server, error) {
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("metrics_listen %s: %w; choose another address, or \"\" for none", address, err)
 	}
-	s := &metricsServer{done: make(chan struct{})}
+	s := &Server{done: make(chan struct{})}
 	s.text.Store(new(string))
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
@@ -53,14 +53,14 @@ func serveMetrics(ctx context.Context, address string) (*metricsServer, error) {
 	return s, nil
 }
 
-// close stops the server and closes its connections.
-func (s *metricsServer) close() {
+// Close stops the server and closes its connections.
+func (s *Server) Close() {
 	s.server.Close()
 	<-s.done
 }
 
-// runStatus has served values that are not metrics of a step.
-type runStatus struct {
+// Status has served values that are not metrics of a step.
+type Status struct {
 	Version, Plan, Device string // plan: the fingerprint
 	StepsDone, Steps      int64
 	Tokens                int64         // trained on
@@ -68,9 +68,9 @@ type runStatus struct {
 	Spikes                *spikes.State // or nil
 }
 
-// publish sets the served values to the state after a step. evaluation is the evaluation after the
+// Publish sets the served values to the state after a step. evaluation is the evaluation after the
 // step, or nil. The goroutine of the run calls publish.
-func (s *metricsServer) publish(run runStatus, m StepMetrics, evaluation *Evaluation) {
+func (s *Server) Publish(run Status, m StepMetrics, evaluation *Evaluation) {
 	t := &scrapeText{}
 	t.head("mula_run_info", "gauge", "Run: version of mula, plan fingerprint, device.")
 	t.value("mula_run_info", 1, "version", run.Version, "plan", run.Plan, "device", run.Device)

@@ -1,4 +1,4 @@
-package train
+package record
 
 import (
 	"bufio"
@@ -14,21 +14,21 @@ import (
 	"mula/internal/atomicfile"
 )
 
-// A recordFile is a file of JSON lines that grows with the run. Every line is one write call.
-type recordFile struct {
+// A File is a file of JSON lines that grows with the run. Every line is one write call.
+type File struct {
 	f *os.File
 }
 
-// openRecordFile opens a file for appending and creates it if necessary.
-func openRecordFile(path string) (*recordFile, error) {
+// Open opens a file for appending and creates it if necessary.
+func Open(path string) (*File, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
 	if err != nil {
 		return nil, err
 	}
-	return &recordFile{f}, nil
+	return &File{f}, nil
 }
 
-func (r *recordFile) append(value any) error {
+func (r *File) Append(value any) error {
 	line, err := json.Marshal(value)
 	if err != nil {
 		return fmt.Errorf("writing %s: %w", r.f.Name(), err)
@@ -38,8 +38,8 @@ func (r *recordFile) append(value any) error {
 }
 
 // Write appends bytes unchanged.
-func (r *recordFile) Write(p []byte) (int, error) {
-	if err := faultOfFile(atomicfile.OpWrite, r.f.Name()); err != nil {
+func (r *File) Write(p []byte) (int, error) {
+	if err := fault(atomicfile.OpWrite, r.f.Name()); err != nil {
 		return 0, err
 	}
 	n, err := r.f.Write(p)
@@ -49,10 +49,10 @@ func (r *recordFile) Write(p []byte) (int, error) {
 	return n, nil
 }
 
-// sync writes all lines to disk. A checkpoint is published after sync, so no checkpoint is ahead of
+// Sync writes all lines to disk. A checkpoint is published after sync, so no checkpoint is ahead of
 // its records.
-func (r *recordFile) sync() error {
-	if err := faultOfFile(atomicfile.OpSync, r.f.Name()); err != nil {
+func (r *File) Sync() error {
+	if err := fault(atomicfile.OpSync, r.f.Name()); err != nil {
 		return err
 	}
 	if err := r.f.Sync(); err != nil {
@@ -61,10 +61,10 @@ func (r *recordFile) sync() error {
 	return nil
 }
 
-func (r *recordFile) close() error { return r.f.Close() }
+func (r *File) Close() error { return r.f.Close() }
 
 // fault calls the fault injection of tests for an operation outside package atomicfile.
-func faultOfFile(op atomicfile.Op, path string) error {
+func fault(op atomicfile.Op, path string) error {
 	if atomicfile.Fault == nil {
 		return nil
 	}
@@ -95,10 +95,10 @@ func (p recordPosition) before(stepsDone int64) bool {
 	return *p.Step < stepsDone
 }
 
-// cutRecords removes lines after the checkpoint of stepsDone steps from a file of JSON lines, and
+// Cut removes lines after the checkpoint of stepsDone steps from a file of JSON lines, and
 // an incomplete last line. header reports whether the file has its first line. last is the step of
 // the last remaining line, -1 if there is none. A missing file counts as empty.
-func cutRecords(path string, stepsDone int64) (header bool, last int64, err error) {
+func Cut(path string, stepsDone int64) (header bool, last int64, err error) {
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, -1, nil
@@ -158,4 +158,4 @@ func cutRecords(path string, stepsDone int64) (header bool, last int64, err erro
 	return header, last, out.Publish()
 }
 
-func timestamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+func Timestamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
