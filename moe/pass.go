@@ -103,7 +103,7 @@ func (m *Model) backward(ctx context.Context, opts BackwardOptions, size stepSiz
 			return Stats{}, err
 		}
 	} else {
-		m.dev.Copy(w.dx, m.hidden(in))
+		m.dev.Copy(w.dx, in.Hidden)
 		copy(w.sums, in.Router)
 	}
 	stats := m.stats(opts.Loss.Aux)
@@ -131,7 +131,7 @@ func (m *Model) backward(ctx context.Context, opts BackwardOptions, size stepSiz
 		m.dev.EmbedGrad(m.embed.g, w.dx, w.ids, int32(c.PadTokenID))
 		done.next()
 	} else {
-		m.dev.Copy(m.hidden(out), w.dx)
+		m.dev.Copy(out.Hidden, w.dx)
 		copy(out.Router, w.sums)
 	}
 	return stats, nil
@@ -203,12 +203,12 @@ func (m *Model) forward(ctx context.Context, in, out *Relay) error {
 	if in == nil {
 		m.embedTokens(w.batch.input)
 	} else {
-		m.dev.Copy(w.saved[0].x0, m.hidden(in))
+		m.dev.Copy(w.saved[0].x0, in.Hidden)
 		copy(w.sums, in.Router)
 	}
 	end := w.xL
 	if out != nil {
-		end = m.hidden(out)
+		end = out.Hidden
 	}
 	w.latest = nil
 	if err := m.decode(ctx, end, func(int) kvTarget { return w.ownKeys() }); err != nil {

@@ -11,26 +11,25 @@ import (
 
 // A Relay is the data that one pipeline stage sends to the next: in the forward pass the residual
 // stream, in the backward pass its gradient. Both come with the sums over layers that the router
-// losses need. Hidden is memory of the model's device: call ToHost before sending it to another
-// rank, and ToDevice after receiving it.
+// losses need.
 type Relay struct {
-	Hidden []float32 // [T, H]
-	Router []float64 // [2E+2]; empty in a dense model
+	Hidden xpu.Tensor // [T, H], on the model's device
+	Router []float64  // [2E+2]; empty in a dense model
 }
 
-// NewRelay allocates a Relay for batches of the given shape. Hidden is one allocation of the
-// device's Floats.
+// NewRelay allocates a Relay for batches of the given shape. Hidden is one tensor of the
+// device's New.
 func (m *Model) NewRelay(rows, sequenceLength int) (*Relay, error) {
-	hidden, err := m.dev.Floats(rows * sequenceLength * m.cfg.HiddenSize)
+	hidden, err := m.dev.New(xpu.Float32, rows*sequenceLength, m.cfg.HiddenSize)
 	if err != nil {
 		return nil, fmt.Errorf("hidden states of %d rows of %d tokens for another stage: %w", rows, sequenceLength, err)
 	}
 	return &Relay{hidden, make([]float64, m.routerSums())}, nil
 }
 
-// hidden returns the hidden states of a relay.
-func (m *Model) hidden(r *Relay) xpu.Tensor {
-	return xpu.Of(r.Hidden, m.ws.shape.tokens(), m.cfg.HiddenSize)
+// holds reports whether the hidden states have the shape of a batch.
+func (r *Relay) holds(tokens, width int) bool {
+	return r.Hidden.Rank() == 2 && r.Hidden.Dim(0) == tokens && r.Hidden.Dim(1) == width
 }
 
 // StageForward runs a batch through this stage's layers and keeps the activations for
@@ -115,15 +114,15 @@ func (m *Model) StageBackward(ctx context.Context, slot int, opts BackwardOption
 func (m *Model) checkRelays(batch Batch, before, behind *Relay) error {
 	stage, stages := m.parallel.Mesh.OwnIndex(comm.PP), m.parallel.Mesh.Size(comm.PP)
 	check := func(r *Relay, none bool, name string) error {
-		switch hidden, router := batch.Rows*batch.SequenceLength*m.cfg.HiddenSize, m.routerSums(); {
+		switch tokens, router := batch.Rows*batch.SequenceLength, m.routerSums(); {
 		case r == nil != none && none:
 			return fmt.Errorf("stage %d of %d has no stage %s it; pass nil", stage, stages, name)
 		case r == nil != none:
 			return fmt.Errorf("stage %d of %d needs a relay for the stage %s it", stage, stages, name)
-		case r != nil && (len(r.Hidden) != hidden || len(r.Router) != router):
+		case r != nil && (!r.holds(tokens, m.cfg.HiddenSize) || len(r.Router) != router):
 			return fmt.Errorf("the relay for the stage %s has %d and %d numbers, and a batch of %d rows of %d "+
 				"tokens needs %d and %d", name,
-				len(r.Hidden), len(r.Router), batch.Rows, batch.SequenceLength, hidden, router)
+				r.Hidden.Elements(), len(r.Router), batch.Rows, batch.SequenceLength, tokens*m.cfg.HiddenSize, router)
 		}
 		return nil
 	}

@@ -166,12 +166,13 @@ func hand(ctx context.Context, from, to *Model, b Batch, r *Relay) (*Relay, erro
 	if err != nil {
 		return nil, err
 	}
-	if err := from.dev.ToHost(ctx, r.Hidden); err != nil {
+	var buffer []float32
+	hidden, err := xpu.Numbers(ctx, from.dev, r.Hidden, &buffer)
+	if err != nil {
 		return nil, err
 	}
-	copy(mine.Hidden, r.Hidden)
+	to.dev.Write(mine.Hidden, hidden)
 	copy(mine.Router, r.Router)
-	to.dev.ToDevice(mine.Hidden)
 	return mine, nil
 }
 

@@ -27,12 +27,13 @@ func measurePeak(ctx context.Context, device xpu.Device, work float64) (float64,
 	const repeats = 8
 	budget := work / 100
 	var peak float64
-	var memory [3][]float32
+	var memory [3]xpu.Tensor
+	var buffer []float32
 	free := func() {
 		for i, x := range memory {
-			if x != nil {
-				device.Free(x)
-				memory[i] = nil
+			if x.Present() {
+				device.Release(x)
+				memory[i] = xpu.Tensor{}
 			}
 		}
 	}
@@ -46,21 +47,22 @@ func measurePeak(ctx context.Context, device xpu.Device, work float64) (float64,
 		free()
 		for i := range memory {
 			var err error
-			if memory[i], err = device.Floats(n * n); err != nil && n > usual {
+			if memory[i], err = device.New(xpu.Float32, n, n); err != nil && n > usual {
 				return peak, nil // not enough memory for a larger size
 			} else if err != nil {
 				return 0, err
 			}
 		}
 		a, b, c := memory[0], memory[1], memory[2]
-		for i := range a {
-			a[i], b[i] = float32(i%7)-3, float32(i%5)-2
+		for i, modulus := range []int{7, 5} {
+			x := xpu.HostBuffer(memory[i], &buffer)
+			for j := range x {
+				x[j] = float32(j%modulus - modulus/2)
+			}
+			device.Write(memory[i], x)
 		}
-		device.ToDevice(a)
-		device.ToDevice(b)
 		if n == smallest {
-			device.MatMul(xpu.Of(c, n, n), xpu.Of(a, n, n), xpu.Of(b, n, n).T(),
-				xpu.MatMulOptions{})
+			device.MatMul(c, a, b.T(), xpu.MatMulOptions{})
 			budget -= flops
 		}
 		if err := device.Wait(ctx); err != nil {
@@ -76,8 +78,7 @@ func measurePeak(ctx context.Context, device xpu.Device, work float64) (float64,
 				return 0, err
 			}
 			start := time.Now()
-			device.MatMul(xpu.Of(c, n, n), xpu.Of(a, n, n), xpu.Of(b, n, n).T(),
-				xpu.MatMulOptions{})
+			device.MatMul(c, a, b.T(), xpu.MatMulOptions{})
 			if err := device.Wait(ctx); err != nil {
 				return 0, err
 			}

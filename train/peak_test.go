@@ -20,15 +20,15 @@ type steadyDevice struct {
 	speed, work float64
 
 	start   time.Duration // what a product takes beside its work
-	most    int           // elements of the largest piece of memory that there is; 0: any
+	most    int           // elements of the largest tensor that the device can allocate; 0: any
 	largest int           // rows of the largest product
 }
 
-func (d *steadyDevice) Floats(n int) ([]float32, error) {
-	if d.most > 0 && n > d.most {
-		return nil, errors.New("no room")
+func (d *steadyDevice) New(dtype xpu.DType, shape ...int) (xpu.Tensor, error) {
+	if n, err := xpu.Elements(shape); err != nil || d.most > 0 && n > d.most {
+		return xpu.Tensor{}, errors.Join(err, errors.New("no memory"))
 	}
-	return d.Device.Floats(n)
+	return d.Device.New(dtype, shape...)
 }
 
 func (d *steadyDevice) MatMul(dst, a, _ xpu.Tensor, _ xpu.MatMulOptions) {

@@ -23,18 +23,18 @@ type pipeline struct {
 	device xpu.Device
 	length int // tokens of a row
 
-	in, out  relay        // of the current batch
-	none     *moe.Relay   // for a batch without rows
-	sent     [1][]float32 // the data on the host
-	computed []bool       // for each slot: the model has its batch
+	in, out  relay      // of the current batch
+	none     *moe.Relay // for a batch without rows
+	computed []bool     // for each slot: the model has its batch
 
 	spoilt bool // this stage computed non-finite values from finite input
 }
 
-// A relay has memory of the device for the hidden states of the largest batch so far.
+// A relay has memory for the hidden states of the largest batch so far.
 type relay struct {
 	*moe.Relay
-	memory []float32
+	memory xpu.Tensor
+	host   []float32 // for its data, if the device does not share memory with the host
 }
 
 // newPipeline returns the pipeline of a rank.
@@ -81,11 +81,13 @@ func (p *pipeline) pass(ctx context.Context, step, rows int, compute func(in, ou
 	if err != nil {
 		return err
 	}
+	var received []float32
 	if in != nil && rows > 0 {
-		if err := comm.Recv(ctx, p.group, from, in.Hidden); err != nil {
+		received = xpu.HostBuffer(in.Hidden, &p.in.host)
+		if err := comm.Recv(ctx, p.group, from, received); err != nil {
 			return err
 		}
-		p.device.ToDevice(in.Hidden)
+		p.device.Write(in.Hidden, received)
 		if len(in.Router) > 0 {
 			if err := comm.Recv(ctx, p.group, from, in.Router); err != nil {
 				return err
@@ -98,13 +100,13 @@ func (p *pipeline) pass(ctx context.Context, step, rows int, compute func(in, ou
 	if out == nil || rows == 0 {
 		return nil
 	}
-	p.sent[0] = out.Hidden
-	if err := p.device.ToHost(ctx, p.sent[:]...); err != nil {
+	sent, err := xpu.Numbers(ctx, p.device, out.Hidden, &p.out.host)
+	if err != nil {
 		return err
 	}
-	p.spoilt = p.spoilt || !finite(optimizer.SumOfSquares(out.Hidden)) &&
-		(in == nil || finite(optimizer.SumOfSquares(in.Hidden)))
-	if err := comm.Send(ctx, p.group, to, out.Hidden); err != nil {
+	p.spoilt = p.spoilt || !finite(optimizer.SumOfSquares(sent)) &&
+		(in == nil || finite(optimizer.SumOfSquares(received)))
+	if err := comm.Send(ctx, p.group, to, sent); err != nil {
 		return err
 	}
 	if len(out.Router) > 0 {
@@ -119,17 +121,18 @@ func (p *pipeline) relay(r *relay, stage, rows int) (*moe.Relay, error) {
 	if stage < 0 || stage == p.group.Size() {
 		return nil, nil
 	}
-	n := rows * p.length * p.model.Config().HiddenSize
-	if n > len(r.memory) {
-		if len(r.memory) > 0 {
-			p.device.Free(r.memory)
+	tokens := rows * p.length
+	if !r.memory.Present() || tokens > r.memory.Dim(0) {
+		if r.memory.Present() {
+			p.device.Release(r.memory)
 		}
 		var err error
-		if r.memory, err = p.device.Floats(n); err != nil {
+		if r.memory, err = p.device.New(xpu.Float32, tokens, p.model.Config().HiddenSize); err != nil {
+			r.memory = xpu.Tensor{}
 			return nil, err
 		}
 	}
-	r.Hidden = r.memory[:n]
+	r.Hidden = r.memory.Rows(0, tokens)
 	if rows == 0 {
 		clear(r.Router)
 	}
@@ -147,7 +150,7 @@ func (p *pipeline) blank(in, out *moe.Relay) (noneIn, noneOut *moe.Relay) {
 		noneIn = p.none
 	}
 	if out != nil {
-		p.device.Zero(xpu.Of(out.Hidden, len(out.Hidden)))
+		p.device.Zero(out.Hidden)
 		clear(out.Router)
 		noneOut = p.none
 	}

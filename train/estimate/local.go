@@ -94,23 +94,24 @@ func best(ctx context.Context, f func() error) (float64, error) {
 // products of 1024×1024 matrices, in FLOP/s.
 func ProbeProducts(ctx context.Context, device xpu.Device) (float64, error) {
 	const n = 1024
-	var memory [3][]float32
-	for i := range memory {
-		x, err := device.Floats(n * n)
+	var memory [3]xpu.Tensor
+	var buffer []float32
+	for i, modulus := range []int{7, 5, 1} { // the third is the product, and starts with zeros
+		x, err := device.New(xpu.Float32, n, n)
 		if err != nil {
 			return 0, err
 		}
-		defer device.Free(x)
+		defer device.Release(x)
+		values := xpu.HostBuffer(x, &buffer)
+		for j := range values {
+			values[j] = float32(j%modulus - modulus/2)
+		}
+		device.Write(x, values)
 		memory[i] = x
 	}
 	a, b, c := memory[0], memory[1], memory[2]
-	for i := range a {
-		a[i], b[i] = float32(i%7)-3, float32(i%5)-2
-	}
-	device.ToDevice(a)
-	device.ToDevice(b)
 	seconds, err := best(ctx, func() error {
-		device.MatMul(xpu.Of(c, n, n), xpu.Of(a, n, n), xpu.Of(b, n, n).T(), xpu.MatMulOptions{})
+		device.MatMul(c, a, b.T(), xpu.MatMulOptions{})
 		return device.Wait(ctx)
 	})
 	return 2 * n * n * n / seconds, err
