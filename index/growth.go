@@ -33,14 +33,14 @@ type mixing struct {
 }
 
 func (m *mixing) permutation() *Permutation {
-	m.once.Do(func() { m.lazy = NewPermutation(uint64(m.after-m.at), m.key) })
+	m.once.Do(func() { m.lazy = newPermutation(uint64(m.after-m.at), m.key) })
 	return m.lazy
 }
 
-// GrowthKey returns the key of the permutation that mixes the windows of growth n of a source (from
+// growthKey returns the key of the permutation that mixes the windows of growth n of a source (from
 // 0) with the undrawn windows of its epoch. It is computed like [Key], with the bytes "mula growth
 // 2" and with n instead of the epoch.
-func GrowthKey(seed uint64, source string, n int64) uint64 {
+func growthKey(seed uint64, source string, n int64) uint64 {
 	return labelledKey("mula growth 2", seed, source, n)
 }
 
@@ -73,7 +73,7 @@ func NewGrowingOrder(seed uint64, source string, windows int64, growths []Growth
 			e.base = e.regular
 		}
 		e.mixes = append(e.mixes, &mixing{at: g.Sample - e.start, before: windows, after: windows + g.Windows,
-			key: GrowthKey(seed, source, int64(n))})
+			key: growthKey(seed, source, int64(n))})
 		windows += g.Windows
 		e.regular = NewOrder(seed, source, windows)
 	}

@@ -39,7 +39,7 @@ func listed(seed uint64, first int64, growths []Growth, samples int64) (epochs, 
 	for epoch := int64(0); int64(len(windows)) < samples || number < len(growths); epoch++ {
 		start := int64(len(windows))
 		list := make([]int64, total)
-		p := NewPermutation(uint64(total), Key(seed, "source", epoch))
+		p := newPermutation(uint64(total), Key(seed, "source", epoch))
 		for i := range list {
 			list[i] = int64(p.At(uint64(i)))
 		}
@@ -50,7 +50,7 @@ func listed(seed uint64, first int64, growths []Growth, samples int64) (epochs, 
 			}
 			left := list[growths[number].Sample-start:]
 			pool := slices.Clone(left)
-			mixed := NewPermutation(uint64(len(pool)), GrowthKey(seed, "source", int64(number)))
+			mixed := newPermutation(uint64(len(pool)), growthKey(seed, "source", int64(number)))
 			for i := range left {
 				left[i] = pool[mixed.At(uint64(i))]
 			}

@@ -47,7 +47,7 @@ func TestFrozenVectors(t *testing.T) {
 		}
 	}
 	for _, f := range v.Permutations {
-		p := NewPermutation(f.N, f.Key)
+		p := newPermutation(f.N, f.Key)
 		for i, want := range f.First {
 			if got := p.At(uint64(i)); got != want {
 				t.Errorf("n=%d key=%d: %d goes to %d, want %d", f.N, f.Key, i, got, want)

@@ -52,8 +52,8 @@ type Permutation struct {
 	inverseOnce sync.Once
 }
 
-// NewPermutation returns the permutation of [0, n) that key selects.
-func NewPermutation(n, key uint64) *Permutation {
+// newPermutation returns the permutation of [0, n) that key selects.
+func newPermutation(n, key uint64) *Permutation {
 	p := new(Permutation)
 	p.init(n, key)
 	return p

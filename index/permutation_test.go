@@ -29,7 +29,7 @@ func TestNetworkVectors(t *testing.T) {
 		p := new(Permutation)
 		p.network(v.n, v.key)
 		if v.n >= smallest {
-			p = NewPermutation(v.n, v.key)
+			p = newPermutation(v.n, v.key)
 		}
 		var got []uint64
 		for i := range v.want {
@@ -50,11 +50,11 @@ func TestBijection(t *testing.T) {
 		1<<17 - 1, 1 << 17, 262145}
 	for _, n := range sizes {
 		for _, key := range []uint64{0, math.MaxUint64} {
-			checkBijection(t, NewPermutation(n, key))
+			checkBijection(t, newPermutation(n, key))
 		}
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		checkBijection(t, NewPermutation(rapid.Uint64Range(0, 3000).Draw(t, "n"), rapid.Uint64().Draw(t, "key")))
+		checkBijection(t, newPermutation(rapid.Uint64Range(0, 3000).Draw(t, "n"), rapid.Uint64().Draw(t, "key")))
 	})
 }
 
@@ -76,7 +76,7 @@ func checkBijection(t interface{ Fatalf(string, ...any) }, p *Permutation) {
 func TestInverseOfLarge(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.Uint64Range(smallest, math.MaxUint64).Draw(t, "n")
-		p := NewPermutation(n, rapid.Uint64().Draw(t, "key"))
+		p := newPermutation(n, rapid.Uint64().Draw(t, "key"))
 		i := rapid.Uint64Range(0, n-1).Draw(t, "i")
 		j := p.At(i)
 		if j >= n || p.Inverse(j) != i {
@@ -91,14 +91,14 @@ func TestUniform(t *testing.T) {
 	counts := map[[5]uint64]float64{}
 	const trials = 60_000
 	for key := range uint64(trials) {
-		p := NewPermutation(5, key)
+		p := newPermutation(5, key)
 		counts[[5]uint64{p.At(0), p.At(1), p.At(2), p.At(3), p.At(4)}]++
 	}
 	if z := chiSquaredZ(counts, 120, trials); len(counts) != 120 || math.Abs(z) > 5 {
 		t.Errorf("%d of 120 orders of five, chi squared %+.1f standard deviations from its mean", len(counts), z)
 	}
 	for _, n := range []uint64{smallest - 1, smallest, 1_000_003, 993_200_000} {
-		p := NewPermutation(n, 6198)
+		p := newPermutation(n, 6198)
 		cells, pairs := map[uint64]float64{}, map[[2]uint64]float64{}
 		samples := min(n-1, 100_000)
 		for i := range samples {
@@ -130,7 +130,7 @@ func chiSquaredZ[K comparable](counts map[K]float64, cells int, total float64) f
 }
 
 func TestPermutationIsConcurrent(t *testing.T) {
-	p := NewPermutation(1000, 1)
+	p := newPermutation(1000, 1)
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() { checkBijection(t, p) })
@@ -140,7 +140,7 @@ func TestPermutationIsConcurrent(t *testing.T) {
 
 func BenchmarkPermutation(b *testing.B) {
 	for _, n := range []uint64{60_000, 993_200_000} {
-		p := NewPermutation(n, 6198)
+		p := newPermutation(n, 6198)
 		b.Run(map[bool]string{true: "table", false: "network"}[n < smallest], func(b *testing.B) {
 			var sum uint64
 			for i := range b.N {

@@ -142,7 +142,7 @@ func TestConfigJSONRoundTrip(t *testing.T) {
 		if err := WriteConfigJSON(&b, c, safetensors.BF16); err != nil {
 			t.Fatal(err)
 		}
-		got, err := ReadConfigJSON(&b, name)
+		got, err := readConfigJSON(&b, name)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -222,7 +222,7 @@ func TestReadConfigJSON(t *testing.T) {
 		{"other model", `{"model_type": "llama"}`, nil, `model_type is "llama"`},
 		{"not JSON", `model_type: olmoe`, nil, "invalid character"},
 	} {
-		c, err := ReadConfigJSON(strings.NewReader(test.json), "x/config.json")
+		c, err := readConfigJSON(strings.NewReader(test.json), "x/config.json")
 		if test.want != "" {
 			if err == nil || !strings.Contains(err.Error(), test.want) ||
 				!strings.Contains(err.Error(), "x/config.json") {
@@ -249,7 +249,7 @@ func FuzzReadConfigJSON(f *testing.F) {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		c, err := ReadConfigJSON(bytes.NewReader(text), "config.json")
+		c, err := readConfigJSON(bytes.NewReader(text), "config.json")
 		if err != nil {
 			return
 		}
@@ -257,7 +257,7 @@ func FuzzReadConfigJSON(f *testing.F) {
 		if err := WriteConfigJSON(&b, c, safetensors.F32); err != nil {
 			t.Fatalf("read %+v, which cannot be written: %v", c, err)
 		}
-		if again, err := ReadConfigJSON(&b, "again"); err != nil || again != c {
+		if again, err := readConfigJSON(&b, "again"); err != nil || again != c {
 			t.Fatalf("read %+v, then %+v, %v", c, again, err)
 		}
 		if c.TotalParameters() < c.ActiveParameters() || c.ActiveParameters() <= 0 ||

@@ -147,7 +147,7 @@ func (g golden) ids() []uint32 {
 
 func (g golden) config() Config {
 	g.t.Helper()
-	c, err := ReadConfigJSON(strings.NewReader(g.f.Metadata()["config"]), g.f.Name())
+	c, err := readConfigJSON(strings.NewReader(g.f.Metadata()["config"]), g.f.Name())
 	if err != nil {
 		g.t.Fatal(err)
 	}

@@ -102,11 +102,11 @@ func WriteConfigJSON(w io.Writer, c Config, dtype safetensors.DType) error {
 // maxConfig is the maximum size of a config.json, in bytes.
 const maxConfig = 1 << 20
 
-// ReadConfigJSON reads a config.json of transformers 4 or 5; name is the file name in errors.
+// readConfigJSON reads a config.json of transformers 4 or 5; name is the file name in errors.
 // Missing fields get the defaults of transformers, but sizes are required. A field or value that
 // makes transformers compute something that this package does not support is an error, and so is an
 // unknown field. The error lists all of them.
-func ReadConfigJSON(r io.Reader, name string) (Config, error) {
+func readConfigJSON(r io.Reader, name string) (Config, error) {
 	text, err := io.ReadAll(io.LimitReader(r, maxConfig+1))
 	if err != nil {
 		return Config{}, fmt.Errorf("reading %s: %w", name, err)

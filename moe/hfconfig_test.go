@@ -89,7 +89,7 @@ func TestConfigJSONRefusesValues(t *testing.T) {
 		{"mlp_layer_types", `["dense", "sparse"]`, `["dense","sparse"]`},
 	} {
 		for _, architecture := range []Architecture{OLMoE, OLMo} {
-			_, err := ReadConfigJSON(strings.NewReader(minimalConfig(architecture, fmt.Sprintf("%q: %s", test.field,
+			_, err := readConfigJSON(strings.NewReader(minimalConfig(architecture, fmt.Sprintf("%q: %s", test.field,
 				test.value))), "dir/config.json")
 			shown := test.shown
 			if shown == "" {
@@ -104,7 +104,7 @@ func TestConfigJSONRefusesValues(t *testing.T) {
 	}
 	for field, value := range map[string]string{"norm_topk_prob": "true", "rms_norm_eps": "null",
 		"router_aux_loss_coef": `"x"`, "num_local_experts": "4"} {
-		if _, err := ReadConfigJSON(strings.NewReader(minimalConfig(OLMoE, fmt.Sprintf("%q: %s", field, value))),
+		if _, err := readConfigJSON(strings.NewReader(minimalConfig(OLMoE, fmt.Sprintf("%q: %s", field, value))),
 			"config.json"); err == nil ||
 			!strings.Contains(err.Error(), field) || !strings.Contains(err.Error(), value) {
 			t.Errorf("%s: %s: %v", field, value, err)
@@ -114,7 +114,7 @@ func TestConfigJSONRefusesValues(t *testing.T) {
 
 // All problems of a file are in one error.
 func TestConfigJSONReportsAllProblems(t *testing.T) {
-	_, err := ReadConfigJSON(strings.NewReader(`{"model_type": "olmo", "vocab_size": "many", "hidden_size": 32.5, "is_causal": false, "tie_word_embedings": true}`), "config.json")
+	_, err := readConfigJSON(strings.NewReader(`{"model_type": "olmo", "vocab_size": "many", "hidden_size": 32.5, "is_causal": false, "tie_word_embedings": true}`), "config.json")
 	want := `config.json: vocab_size is "many"; want a whole number
 config.json: hidden_size is 32.5; want a whole number
 config.json: field intermediate_size is missing
@@ -149,7 +149,7 @@ func TestConfigJSONAcceptsValues(t *testing.T) {
 	}
 	for _, architecture := range []Architecture{OLMoE, OLMo} {
 		for _, change := range append(changes, fmt.Sprintf(`"architectures": [%q]`, hfClass[architecture].name)) {
-			if _, err := ReadConfigJSON(strings.NewReader(minimalConfig(architecture, change)),
+			if _, err := readConfigJSON(strings.NewReader(minimalConfig(architecture, change)),
 				"config.json"); err != nil {
 				t.Errorf("%s: %s: %v", architecture, change, err)
 			}
@@ -172,7 +172,7 @@ func TestConfigJSONOfTransformers(t *testing.T) {
 		t.Errorf("%d files, want 16", len(configs))
 	}
 	for name, text := range configs {
-		c, err := ReadConfigJSON(strings.NewReader(string(text)), name)
+		c, err := readConfigJSON(strings.NewReader(string(text)), name)
 		if err != nil {
 			t.Error(err)
 			continue

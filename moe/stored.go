@@ -42,7 +42,7 @@ func OpenStored(dir string) (*Stored, error) {
 	return openStored(dir, c)
 }
 
-// ReadConfig reads the config.json of a Hugging Face directory like [ReadConfigJSON].
+// ReadConfig reads the config.json of a Hugging Face directory like [readConfigJSON].
 func ReadConfig(dir string) (Config, error) {
 	path := filepath.Join(dir, configName)
 	f, err := os.Open(path)
@@ -50,7 +50,7 @@ func ReadConfig(dir string) (Config, error) {
 		return Config{}, err
 	}
 	defer f.Close()
-	return ReadConfigJSON(f, path)
+	return readConfigJSON(f, path)
 }
 
 // openStored opens the weights of a model of configuration c.

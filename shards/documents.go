@@ -62,26 +62,26 @@ var documentSchema = arrow.NewSchema([]arrow.Field{
 // names is well below it.
 const maxBatchBytes = 1 << 30
 
-// An OriginWriter writes x.docs.arrow for a shard of any layout.
-type OriginWriter struct {
+// An originWriter writes x.docs.arrow for a shard of any layout.
+type originWriter struct {
 	file    *ipc.FileWriter
 	mem     memory.Allocator
 	builder *array.RecordBuilder
 	rows    int
 }
 
-// NewOriginWriter starts the file on w. It allocates the memory of one batch from mem until
-// [OriginWriter.Release].
-func NewOriginWriter(w io.Writer, mem memory.Allocator) (*OriginWriter, error) {
+// newOriginWriter starts the file on w. It allocates the memory of one batch from mem until
+// [originWriter.Release].
+func newOriginWriter(w io.Writer, mem memory.Allocator) (*originWriter, error) {
 	file, err := ipc.NewFileWriter(w, ipc.WithSchema(documentSchema), ipc.WithZstd(), ipc.WithAllocator(mem))
 	if err != nil {
 		return nil, err
 	}
-	return &OriginWriter{file: file, mem: mem, builder: array.NewRecordBuilder(mem, documentSchema)}, nil
+	return &originWriter{file: file, mem: mem, builder: array.NewRecordBuilder(mem, documentSchema)}, nil
 }
 
 // Append adds the origin of the next document. The origin must have passed [DocumentOrigin.Check].
-func (w *OriginWriter) Append(o DocumentOrigin) error {
+func (w *originWriter) Append(o DocumentOrigin) error {
 	w.builder.Field(0).(*array.StringBuilder).Append(o.ID)
 	w.builder.Field(1).(*array.StringBuilder).Append(o.File)
 	w.builder.Field(2).(*array.Int64Builder).Append(o.Line)
@@ -91,7 +91,7 @@ func (w *OriginWriter) Append(o DocumentOrigin) error {
 	return nil
 }
 
-func (w *OriginWriter) flush() error {
+func (w *originWriter) flush() error {
 	if w.rows == 0 {
 		return nil
 	}
@@ -102,12 +102,12 @@ func (w *OriginWriter) flush() error {
 }
 
 // Close writes the last batch and the footer.
-func (w *OriginWriter) Close() error {
+func (w *originWriter) Close() error {
 	return errors.Join(w.flush(), w.file.Close())
 }
 
 // Release frees the memory.
-func (w *OriginWriter) Release() { w.builder.Release() }
+func (w *originWriter) Release() { w.builder.Release() }
 
 // Documents reads x.docs.arrow, the origins of a shard's documents. It is safe for concurrent use
 // until its shard is closed.

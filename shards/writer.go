@@ -57,7 +57,7 @@ type Writer struct {
 	encoder Encoder
 	ids     int64 // every id is smaller
 	files   FileSet
-	origins *OriginWriter
+	origins *originWriter
 
 	documents, tokens int64
 	err               error // the first error; nothing is written after it
@@ -114,7 +114,7 @@ func NewWriter(s WriterSettings, begin func(*FileSet) (Encoder, error)) (_ *Writ
 		if s.memory == nil {
 			s.memory = memory.NewGoAllocator()
 		}
-		if w.origins, err = NewOriginWriter(h.Buffer, s.memory); err != nil {
+		if w.origins, err = newOriginWriter(h.Buffer, s.memory); err != nil {
 			return nil, fmt.Errorf("writing %s: %w", s.Path(s.Origins), err)
 		}
 	}

@@ -9,9 +9,9 @@ import (
 
 // The classes of a [rebuild.Entry], with the names of the original programs.
 const (
-	ClassDataset = rebuild.DatasetClass
-	ClassCorpus  = "CorpusDataset"
-	ClassBlend   = "BlendableDataset"
+	classDataset = rebuild.DatasetClass
+	classCorpus  = "CorpusDataset"
+	classBlend   = "BlendableDataset"
 )
 
 // Describe lists all blends, corpora and datasets of the configuration, blends first, each once.
@@ -21,11 +21,11 @@ func (x *Index) Describe() []rebuild.Entry {
 	for i := len(x.blends) - 1; i >= 0; i-- {
 		b := x.blends[i]
 		e := rebuild.Entry{
-			Class: ClassCorpus, Name: b.title(), Splits: b.splits, Samples: b.size, Hash: b.hash(), Dir: c.Cache,
+			Class: classCorpus, Name: b.title(), Splits: b.splits, Samples: b.size, Hash: b.hash(), Dir: c.Cache,
 			Description: b.hash() + descriptionEnd, Files: b.files(), Text: b.text, Length: b.size, Sizes: b.sizes(),
 		}
 		if b.name == "blend" {
-			e.Class = ClassBlend
+			e.Class = classBlend
 		}
 		for _, p := range b.parts {
 			e.Prefixes = append(e.Prefixes, p.name)
@@ -34,7 +34,7 @@ func (x *Index) Describe() []rebuild.Entry {
 	}
 	for _, d := range x.datasets {
 		e := rebuild.Entry{
-			Class: ClassDataset, Name: d.title(), Splits: []rebuild.Split{d.split}, Prefixes: []string{d.prefix},
+			Class: classDataset, Name: d.title(), Splits: []rebuild.Split{d.split}, Prefixes: []string{d.prefix},
 			Samples: d.samples, Hash: d.hash, Dir: c.Cache,
 			Description: d.hash + descriptionEnd, Files: d.files(), Text: d.text(d.epochs), Length: d.layout.Samples,
 			Sizes: d.sizes(),

@@ -199,7 +199,7 @@ func TestDescribe(t *testing.T) {
 			len(e.Files) != len(e.Sizes) {
 			t.Errorf("%+v", e)
 		}
-		if e.Class == ClassCorpus {
+		if e.Class == classCorpus {
 			corpora = append(corpora, e.Text)
 		}
 	}
@@ -231,15 +231,15 @@ func TestDirectories(t *testing.T) {
 		t.Errorf("%+v; want the 9 datasets and no blends", s)
 	}
 	for _, e := range open(t, c).Describe() {
-		if dir := filepath.Join(c.Root, "index-cache"); e.Class == ClassDataset && e.Dir != dir ||
-			e.Class != ClassDataset && e.Dir != "" || e.Shadow != "" {
+		if dir := filepath.Join(c.Root, "index-cache"); e.Class == classDataset && e.Dir != dir ||
+			e.Class != classDataset && e.Dir != "" || e.Shadow != "" {
 			t.Errorf("%s: directory %q, want %q for datasets and none for blends; shadow %q", e.Name, e.Dir, dir,
 				e.Shadow)
 		}
 	}
 	c.Cache = cacheDir
 	for _, e := range open(t, c).Describe() {
-		if (e.Shadow != "") != (e.Class == ClassDataset) || e.Dir != cacheDir {
+		if (e.Shadow != "") != (e.Class == classDataset) || e.Dir != cacheDir {
 			t.Errorf("%s: shadow %q, directory %q", e.Name, e.Shadow, e.Dir)
 		}
 	}
@@ -304,7 +304,7 @@ func TestCorpusCollision(t *testing.T) {
 	build(t, c)
 	for _, e := range open(t, alone).Describe() {
 		for _, name := range append(e.Files, e.Description) {
-			if e.Class == ClassDataset || !slices.ContainsFunc(open(t, c).Describe(),
+			if e.Class == classDataset || !slices.ContainsFunc(open(t, c).Describe(),
 				func(o rebuild.Entry) bool { return o.Hash == e.Hash }) {
 				os.Remove(filepath.Join(c.Cache, name))
 			}
@@ -428,7 +428,7 @@ func TestUnreadable(t *testing.T) {
 	}
 	for _, e := range open(t, c).Describe() {
 		for _, name := range append(e.Files, e.Description) {
-			if _, err := os.Stat(filepath.Join(c.Cache, name)); e.Class == ClassBlend &&
+			if _, err := os.Stat(filepath.Join(c.Cache, name)); e.Class == classBlend &&
 				slices.Contains(e.Splits, rebuild.Train) && !errors.Is(err, fs.ErrNotExist) {
 				t.Errorf("%s of the refused blend: %v", name, err)
 			}
@@ -444,7 +444,7 @@ func TestUnreadable(t *testing.T) {
 	x := open(t, c)
 	var of []string
 	for _, e := range x.Describe() {
-		if e.Class == ClassDataset {
+		if e.Class == classDataset {
 			of = append(of, e.Name)
 		}
 	}

@@ -163,7 +163,7 @@ func TestVectorFiles(t *testing.T) {
 	}
 	want := map[string]int64{"f0": 99, "f1": 50, "f2": 174}
 	for _, e := range open(t, c).Describe() {
-		if e.Class == ClassDataset && slices.Equal(e.Splits, []rebuild.Split{rebuild.Train}) &&
+		if e.Class == classDataset && slices.Equal(e.Splits, []rebuild.Split{rebuild.Train}) &&
 			e.Samples != want[e.Prefixes[0]] {
 			t.Errorf("%s: %d samples, want %d", e.Name, e.Samples, want[e.Prefixes[0]])
 		}

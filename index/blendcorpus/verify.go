@@ -150,7 +150,7 @@ func parseDescription(text string) *description {
 		return n
 	}
 	if m := datasetForm.FindStringSubmatch(text); m != nil {
-		d.class = ClassDataset
+		d.class = classDataset
 		split, _ := rebuild.SplitNamed(m[2])
 		d.request = request{prefix: m[1], split: split, samples: number(m[3]), sequenceLength: number(m[5]),
 			splitText: m[7]}
@@ -159,7 +159,7 @@ func parseDescription(text string) *description {
 		ok = ok && seed <= math.MaxUint32 && d.epochs > 0 && d.sequenceLength > 0
 		d.seed = uint32(seed)
 	} else if m := blendForm.FindStringSubmatch(text); m != nil {
-		d.class = ClassBlend
+		d.class = classBlend
 		d.weights, d.size = m[2], number(m[3])
 		for _, line := range strings.Split(m[1], "\n\n") {
 			e := entryForm.FindStringSubmatch(line)
@@ -170,7 +170,7 @@ func parseDescription(text string) *description {
 			d.entries = append(d.entries, entry{strings.Split(e[1], ","), number(e[2]), e[3]})
 		}
 	} else if m := corpusForm.FindStringSubmatch(text); m != nil {
-		d.class = ClassCorpus
+		d.class = classCorpus
 		d.corpus, d.size = m[1], number(m[2])
 		switch m[3] {
 		case "True":
@@ -190,9 +190,9 @@ func parseDescription(text string) *description {
 // subject returns the prefix and split of a dataset, or the name of a corpus.
 func (d *description) subject() string {
 	switch d.class {
-	case ClassDataset:
+	case classDataset:
 		return d.prefix + ", " + d.split.String()
-	case ClassCorpus:
+	case classCorpus:
 		return "corpus " + d.corpus
 	}
 	return fmt.Sprintf("blend of %d samples", d.size)
@@ -210,7 +210,7 @@ func (v *verifier) verify(ctx context.Context, d *description) (rebuild.Verdict,
 		return out, nil
 	}
 	ends := blendEnds[:]
-	if d.class == ClassDataset {
+	if d.class == classDataset {
 		ends = datasetEnds[:]
 	}
 	files, err := rebuild.OpenFiles(v.dir, named(d.hash, ends))
@@ -227,9 +227,9 @@ func (v *verifier) verify(ctx context.Context, d *description) (rebuild.Verdict,
 	out.Prefixes[0] = d.subject()
 	var difference *rebuild.Difference
 	switch d.class {
-	case ClassDataset:
+	case classDataset:
 		out.Settings, difference, err = v.dataset(ctx, d, files)
-	case ClassCorpus:
+	case classCorpus:
 		out.Settings, difference, err = v.blend(ctx, d, files, v.corpora(d),
 			"its files are unknown: the descriptions of its blend and of its token files are not in this directory")
 	default:
@@ -384,7 +384,7 @@ func (v *verifier) tops(d *description) []candidate {
 	candidates := []candidate{{how: BlendCorpus.String(), blend: blend{size: d.size, parts: parts,
 		weights: corpusWeights(BlendCorpus, parts, d.size, 0)}}}
 	for _, o := range v.descriptions { // any of them may be the train blend
-		if o.class == ClassBlend && o.entries != nil && o.size > 0 && o.size != d.size {
+		if o.class == classBlend && o.entries != nil && o.size > 0 && o.size != d.size {
 			candidates = append(candidates, candidate{how: MegatronDeepSpeed.String(),
 				blend: blend{size: d.size, parts: parts, weights: corpusWeights(MegatronDeepSpeed, parts, d.size,
 					o.size)}})
@@ -428,7 +428,7 @@ func (v *verifier) corpora(d *description) []candidate {
 	asked := map[run]map[string][]int64{}
 	var runs []run
 	for _, o := range v.descriptions {
-		if o.class != ClassDataset {
+		if o.class != classDataset {
 			continue
 		}
 		r := run{o.split, o.sequenceLength, o.seed, o.splitText}

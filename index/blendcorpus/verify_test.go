@@ -34,27 +34,27 @@ func TestVerify(t *testing.T) {
 		change func(*Config)
 		how    map[string]string // by class
 	}{
-		{"H", func(*Config) {}, map[string]string{ClassBlend: "blendcorpus, separate", ClassCorpus: "blended, separate",
-			ClassDataset: "split string"}},
-		{"I", func(c *Config) { c.BlendSampleInCorpus = false }, map[string]string{ClassCorpus: "one after the other"}},
+		{"H", func(*Config) {}, map[string]string{classBlend: "blendcorpus, separate", classCorpus: "blended, separate",
+			classDataset: "split string"}},
+		{"I", func(c *Config) { c.BlendSampleInCorpus = false }, map[string]string{classCorpus: "one after the other"}},
 		{"Megatron-DeepSpeed", func(c *Config) { c.Profile, c.BlendSampleInCorpus = MegatronDeepSpeed, false },
-			map[string]string{ClassCorpus: "one after the other"}},
+			map[string]string{classCorpus: "one after the other"}},
 		{"fused", func(c *Config) {
 			c.Fused = true
 			for i, w := range []float64{.1, .2, .7} {
 				c.Files[i].Weight, c.Files[i].Corpus = w, ""
 			}
-		}, map[string]string{ClassBlend: "fused"}},
+		}, map[string]string{classBlend: "fused"}},
 		{"flat", func(c *Config) {
 			for i := range c.Files {
 				c.Files[i].Corpus = ""
 			}
-		}, map[string]string{ClassBlend: "as recorded"}},
+		}, map[string]string{classBlend: "as recorded"}},
 		{"without a document", func(c *Config) {
 			writeIndex(t, filepath.Join(c.Root, "tiny"), []int32{500, 500, 500})
 			c.Files = append(c.Files, File{1, "tiny", "web"})
 			c.AllowUnreadable = true
-		}, map[string]string{ClassCorpus: "as members"}},
+		}, map[string]string{classCorpus: "as members"}},
 	} {
 		c := vectorConfig(t)
 		test.change(&c)
@@ -245,12 +245,12 @@ func FuzzParseDescription(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		d := parseDescription(text)
 		switch d.class {
-		case ClassDataset:
+		case classDataset:
 			again := parseDescription(d.request.text(d.epochs))
-			if again.class != ClassDataset || again.request != d.request || again.epochs != d.epochs {
+			if again.class != classDataset || again.request != d.request || again.epochs != d.epochs {
 				t.Errorf("%q is read as %+v, which is read as %+v", text, d, again)
 			}
-		case ClassBlend:
+		case classBlend:
 			var total int
 			for _, e := range d.entries {
 				total += len(e.prefixes)
@@ -258,7 +258,7 @@ func FuzzParseDescription(f *testing.F) {
 			if total > len(text) || d.size < 0 {
 				t.Errorf("%q is read as %+v", text, d)
 			}
-		case ClassCorpus:
+		case classCorpus:
 			if !strings.HasPrefix(text, d.corpus+"\n ") || len(d.modes) == 0 {
 				t.Errorf("%q is read as %+v", text, d)
 			}

@@ -11,12 +11,12 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Variable is set in the environment by `make test-long`.
-const Variable = "MULA_TEST_LONG"
+// switchName is set in the environment by `make test-long`.
+const switchName = "MULA_TEST_LONG"
 
 // Rounds returns how many rounds a test makes: usual, or long in a long test.
 func Rounds(usual, long int) int {
-	if os.Getenv(Variable) != "" {
+	if os.Getenv(switchName) != "" {
 		return long
 	}
 	return usual

@@ -20,7 +20,7 @@ func TestCounts(t *testing.T) {
 		t.Fatal(err)
 	}
 	for variable, want := range map[string]struct{ rounds, checks int }{"": {3, 7}, "1": {50, usual}} {
-		t.Setenv(Variable, variable)
+		t.Setenv(switchName, variable)
 		if got := Rounds(3, 50); got != want.rounds {
 			t.Errorf("%q: %d rounds, want %d", variable, got, want.rounds)
 		}

@@ -18,10 +18,10 @@ import (
 	"mula/internal/quantity"
 )
 
-// An Unmarshaler is a type that decodes itself from a scalar node. Anchors and aliases are resolved
+// An unmarshaler is a type that decodes itself from a scalar node. Anchors and aliases are resolved
 // before the call. The error describes the problem with the value; the decoder adds file, line and
 // field.
-type Unmarshaler interface {
+type unmarshaler interface {
 	UnmarshalYAML(n ast.Node) error
 }
 
@@ -148,7 +148,7 @@ func (d *decoder) value(dst reflect.Value, n ast.Node, path string, tag reflect.
 		}
 		return
 	}
-	if u, ok := dst.Addr().Interface().(Unmarshaler); ok {
+	if u, ok := dst.Addr().Interface().(unmarshaler); ok {
 		if err := u.UnmarshalYAML(n); err != nil {
 			d.fail(n, path, "%s: %w", strings.TrimPrefix(path, "$."), err)
 		}

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Unknown is the version of a program that was built outside a git repository, or without its data.
-const Unknown = "unknown version"
+// unknown is the version of a program that was built outside a git repository, or without its data.
+const unknown = "unknown version"
 
 // number is the version without a leading v. The Makefile sets it from `git describe`, with
 // -ldflags "-X mula/internal/version.number=1.2.3". It is empty in other builds.
@@ -20,7 +20,7 @@ var commit, date string
 
 // A Build describes how the program was built. Fields are empty if they are not known.
 type Build struct {
-	Version  string            `json:"version"`               // "1.2.3", or [Unknown]
+	Version  string            `json:"version"`               // "1.2.3", or [unknown]
 	Commit   string            `json:"commit,omitempty"`      // of git
 	Modified bool              `json:"modified"`              // the sources differ from the commit
 	Date     string            `json:"commit_date,omitempty"` // of the commit, as in RFC 3339
@@ -52,7 +52,7 @@ func read(number string, info *debug.BuildInfo) Build {
 		b.Version = strings.TrimPrefix(info.Main.Version, "v")
 	}
 	if b.Version == "" {
-		b.Version = Unknown
+		b.Version = unknown
 	}
 	for _, s := range info.Settings {
 		switch s.Key {

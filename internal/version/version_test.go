@@ -19,8 +19,8 @@ func TestRead(t *testing.T) {
 		{"1.2.3-4-gabc", "v9.9.9", "1.2.3-4-gabc"},
 		{"v1.2.3", "(devel)", "1.2.3"},
 		{"", "v0.0.0-20260102030405-0123abcd+dirty", "0.0.0-20260102030405-0123abcd+dirty"},
-		{"", "(devel)", Unknown},
-		{"", "", Unknown},
+		{"", "(devel)", unknown},
+		{"", "", unknown},
 	} {
 		want := built
 		want.Version = c.want
@@ -35,7 +35,7 @@ func TestRead(t *testing.T) {
 // Outside git and without the flag of the linker there is a version, and no commit.
 func TestUnknown(t *testing.T) {
 	b := read("", &debug.BuildInfo{GoVersion: "go1.99"})
-	if b.Version != Unknown || b.Commit != "" || b.Modified || b.Date != "" || len(b.Settings) != 0 {
+	if b.Version != unknown || b.Commit != "" || b.Modified || b.Date != "" || len(b.Settings) != 0 {
 		t.Errorf("%+v", b)
 	}
 	if got := Read(); got.Go != runtime.Version() || got.Version != String() {

@@ -73,7 +73,7 @@ func readIndex(path string) (Index, error) {
 		return Index{}, fmt.Errorf("%s: %w", path, err)
 	}
 	if len(text) > maxIndex {
-		return Index{}, fmt.Errorf("%s: %w: more than %d bytes", path, ErrCorrupt, maxIndex)
+		return Index{}, fmt.Errorf("%s: %w: more than %d bytes", path, errCorrupt, maxIndex)
 	}
 	index, err := parseIndex(text)
 	if err != nil {
@@ -109,7 +109,7 @@ func (d *Directory) openAll(dir string, index Index) error {
 		d.files = append(d.files, file)
 		for _, t := range file.tensors {
 			if want, ok := index.WeightMap[t.Name]; !ok || want != name {
-				return fmt.Errorf("%s: %w: contains tensor %q, which %s does not place there", file.name, ErrCorrupt,
+				return fmt.Errorf("%s: %w: contains tensor %q, which %s does not place there", file.name, errCorrupt,
 					t.Name, IndexName)
 			}
 			d.where[t.Name] = file
@@ -118,7 +118,7 @@ func (d *Directory) openAll(dir string, index Index) error {
 	for _, tensor := range slices.Sorted(maps.Keys(index.WeightMap)) {
 		if d.where[tensor] == nil {
 			return fmt.Errorf("%s: %w: tensor %q is missing, which %s places there",
-				filepath.Join(dir, index.WeightMap[tensor]), ErrCorrupt, tensor, IndexName)
+				filepath.Join(dir, index.WeightMap[tensor]), errCorrupt, tensor, IndexName)
 		}
 	}
 	return nil

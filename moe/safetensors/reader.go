@@ -56,7 +56,7 @@ func Read(r io.ReaderAt, size int64, name string) (*File, error) {
 }
 
 func corrupt(format string, args ...any) error {
-	return fmt.Errorf("%w: %s", ErrCorrupt, fmt.Sprintf(format, args...))
+	return fmt.Errorf("%w: %s", errCorrupt, fmt.Sprintf(format, args...))
 }
 
 func (f *File) readHeader(size int64) error {

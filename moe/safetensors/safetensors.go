@@ -18,8 +18,8 @@ import (
 	"math"
 )
 
-// ErrCorrupt is wrapped by every error about a file that is inconsistent or violates the format.
-var ErrCorrupt = errors.New("corrupt safetensors file")
+// errCorrupt is wrapped by every error about a file that is inconsistent or violates the format.
+var errCorrupt = errors.New("corrupt safetensors file")
 
 // DType names an element type as in the header.
 type DType string

@@ -160,7 +160,7 @@ func TestCorruptFiles(t *testing.T) {
 		{"no shape", file(`{"a":{"dtype":"F32","data_offsets":[0,8]}}`, 8), "needs dtype, shape"},
 	} {
 		_, err := read(test.file)
-		if !errors.Is(err, ErrCorrupt) || !strings.Contains(err.Error(), test.want) ||
+		if !errors.Is(err, errCorrupt) || !strings.Contains(err.Error(), test.want) ||
 			!strings.HasPrefix(err.Error(), "x.safetensors: ") {
 			t.Errorf("%s: error %v, want one with %q", test.name, err, test.want)
 		}
@@ -280,18 +280,18 @@ func TestDirectory(t *testing.T) {
 		{name: "file missing", index: `{"weight_map":{"a":"1.safetensors"}}`, want: "1.safetensors",
 			is: fs.ErrNotExist},
 		{name: "tensor missing", index: `{"weight_map":{"a":"1.safetensors","b":"1.safetensors"}}`,
-			files: map[string][]string{"1.safetensors": {"a"}}, want: `tensor "b" is missing`, is: ErrCorrupt},
+			files: map[string][]string{"1.safetensors": {"a"}}, want: `tensor "b" is missing`, is: errCorrupt},
 		{name: "tensor elsewhere", index: `{"weight_map":{"a":"1.safetensors","b":"2.safetensors"}}`,
 			files: map[string][]string{"1.safetensors": {"a", "b"}, "2.safetensors": {"b"}},
-			want:  `does not place there`, is: ErrCorrupt},
+			want:  `does not place there`, is: errCorrupt},
 		{name: "tensor not in index", index: `{"weight_map":{"a":"1.safetensors"}}`,
-			files: map[string][]string{"1.safetensors": {"a", "b"}}, want: `does not place there`, is: ErrCorrupt},
+			files: map[string][]string{"1.safetensors": {"a", "b"}}, want: `does not place there`, is: errCorrupt},
 		{name: "path upwards", index: `{"weight_map":{"a":"../1.safetensors"}}`, want: "not the name of a file",
-			is: ErrCorrupt},
+			is: errCorrupt},
 		{name: "absolute path", index: `{"weight_map":{"a":"/etc/passwd"}}`, want: "not the name of a file",
-			is: ErrCorrupt},
-		{name: "empty index", index: `{}`, want: "weight_map is empty", is: ErrCorrupt},
-		{name: "no JSON", index: `weights`, want: "invalid character", is: ErrCorrupt},
+			is: errCorrupt},
+		{name: "empty index", index: `{}`, want: "weight_map is empty", is: errCorrupt},
+		{name: "no JSON", index: `weights`, want: "invalid character", is: errCorrupt},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			dir := t.TempDir()
@@ -340,8 +340,8 @@ func FuzzRead(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		file, err := read(b)
 		if err != nil {
-			if !errors.Is(err, ErrCorrupt) {
-				t.Fatalf("error %v is not ErrCorrupt", err)
+			if !errors.Is(err, errCorrupt) {
+				t.Fatalf("error %v is not errCorrupt", err)
 			}
 			return
 		}

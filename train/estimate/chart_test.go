@@ -17,7 +17,7 @@ func TestChart(t *testing.T) {
 		var results []*Result
 		var curves []Curve
 		for _, scheme := range []Scheme{SO, EPSO, Unsharded} {
-			in, err := PublishedInput(model, scheme)
+			in, err := publishedInput(model, scheme)
 			if err != nil {
 				t.Fatal(err)
 			}

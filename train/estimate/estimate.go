@@ -98,7 +98,7 @@ func Compute(in Input) (*Result, error) {
 	for i, s := range stages {
 		work, again := flops(c, l, s)
 		r.Computed = max(r.Computed, (work+again)*tokens)
-		dispatch := DispatchTraffic(c, s.Layers, l, in.Trainer)
+		dispatch := dispatchTraffic(c, s.Layers, l, in.Trainer)
 		weights := OptimizerTraffic(s.Replicated, s.Divided, l, in.Trainer)
 		if in.Flat {
 			for k := range weights {

@@ -168,13 +168,13 @@ func TestDispatchVolume(t *testing.T) {
 		l := optimusLayout(1, test.ep, 1, SO)
 		l.Dispatch = test.dispatch
 		// forward alone; T·H of bf16
-		got := sent(DispatchTraffic(c, 1, l, Optimus)) / 2 / (2048 * float64(c.HiddenSize) * 2)
+		got := sent(dispatchTraffic(c, 1, l, Optimus)) / 2 / (2048 * float64(c.HiddenSize) * 2)
 		if !near(got, test.want, 0.02) {
 			t.Errorf("%s ep %d %s: %.3f hidden states of a token, want %g", test.model, test.ep, test.dispatch, got,
 				test.want)
 		}
 		l.Recompute = moe.RecomputeExperts
-		if again := sent(DispatchTraffic(c, 1, l, Optimus)); math.Abs(again/sent(DispatchTraffic(c, 1,
+		if again := sent(dispatchTraffic(c, 1, l, Optimus)); math.Abs(again/sent(dispatchTraffic(c, 1,
 			withoutRecompute(l), Optimus))-1.5) > 1e-6 {
 			t.Errorf("%s: recomputation sends %g bytes, want half as much again", test.model, again)
 		}
@@ -332,7 +332,7 @@ func TestRefusals(t *testing.T) {
 		{func(in *Input) { in.Machine = Machine{Name: "none"} }, "machine none: ranks_per_node is 0"},
 		{func(in *Input) { in.Config = preset(t, "mula-1b"); in.Layout.SequenceLength = 2048 }, "dense model"},
 	} {
-		in, err := PublishedInput("mula-20b-a2b", EPSO)
+		in, err := publishedInput("mula-20b-a2b", EPSO)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -342,7 +342,7 @@ func TestRefusals(t *testing.T) {
 		}
 	}
 	for _, model := range []string{"mula-nano", "mula-2b"} {
-		if _, err := PublishedInput(model, EPSO); err == nil {
+		if _, err := publishedInput(model, EPSO); err == nil {
 			t.Errorf("%s: a published layout", model)
 		}
 	}

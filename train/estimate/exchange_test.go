@@ -166,7 +166,7 @@ func TestDispatchTrafficIsCounted(t *testing.T) {
 					}
 					return mesh.Group(comm.EP), nil
 				})
-				for _, e := range DispatchTraffic(c, c.Layers, l, Mula) {
+				for _, e := range dispatchTraffic(c, c.Layers, l, Mula) {
 					got, name := counts[e.Operation], fmt.Sprintf("ep %d, %s, recompute %s, %s", ep, dispatch,
 						recompute, e.Name)
 					if dispatch == moe.AllGather && got != e.Total {

@@ -128,15 +128,6 @@ func LoadMachine(path string) (Machine, error) {
 // Warnings returns remarks about the file, such as old names of fields, with file and line.
 func (m Machine) Warnings() []string { return m.file.Warnings() }
 
-// ParseMachine reads a machine from the content of a YAML file. Errors use name as the file's name.
-func ParseMachine(data []byte, name string) (Machine, error) {
-	file, err := strictyaml.Parse(data, name)
-	if err != nil {
-		return Machine{}, err
-	}
-	return parseMachine(file)
-}
-
 func parseMachine(file *strictyaml.File) (Machine, error) {
 	m := Machine{file: file}
 	if err := file.Decode(&m); err != nil {

@@ -8,7 +8,18 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"mula/internal/strictyaml"
 )
+
+// parseMachineText reads a machine from the content of a YAML file with this name.
+func parseMachineText(data []byte, name string) (Machine, error) {
+	file, err := strictyaml.Parse(data, name)
+	if err != nil {
+		return Machine{}, err
+	}
+	return parseMachine(file)
+}
 
 // fileOf writes a machine as its file.
 func fileOf(m Machine) string {
@@ -67,19 +78,19 @@ func TestMachineFile(t *testing.T) {
 		{line("latency", "latencies: {value: 0}\n"), `unknown field "latencies"; did you mean "latency"?`},
 		{line("global_network", ""), "global_network is missing; set both or neither"},
 	} {
-		if _, err := ParseMachine([]byte(test.text), "m.yaml"); err == nil ||
+		if _, err := parseMachineText([]byte(test.text), "m.yaml"); err == nil ||
 			!strings.Contains(err.Error(), test.want) {
 			t.Errorf("error %v, want one with %q", err, test.want)
 		}
 	}
 
-	plain, err := ParseMachine([]byte(strings.ReplaceAll(line("nodes_per_group", ""), "global_network: ", "# ")),
+	plain, err := parseMachineText([]byte(strings.ReplaceAll(line("nodes_per_group", ""), "global_network: ", "# ")),
 		"m.yaml")
 	if err != nil || plain.NodesPerGroup.Value != 0 ||
 		plain.network(1<<20) != Aurora.Network.Value*Aurora.NetworkEfficiency.Value {
 		t.Errorf("a machine without groups: %+v, %v", plain, err)
 	}
-	if m, err := ParseMachine([]byte(line("latency", "latency: {value: 1e-5}\n")), "m.yaml"); err != nil ||
+	if m, err := parseMachineText([]byte(line("latency", "latency: {value: 1e-5}\n")), "m.yaml"); err != nil ||
 		m.Latency.Kind != Assumed || m.Latency.Value != 1e-5 {
 		t.Errorf("%+v, %v: want an assumed figure", m.Latency, err)
 	}
@@ -159,11 +170,11 @@ func FuzzParseMachine(f *testing.F) {
 	f.Add([]byte(fileOf(Aurora)))
 	f.Add([]byte("name: x\nmemory: {value: 1}\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		m, err := ParseMachine(data, "m.yaml")
+		m, err := parseMachineText(data, "m.yaml")
 		if err != nil {
 			return
 		}
-		in, err := PublishedInput("mula-220b-a10b", EPSO)
+		in, err := publishedInput("mula-220b-a10b", EPSO)
 		if err != nil {
 			t.Fatal(err)
 		}

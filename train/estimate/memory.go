@@ -63,7 +63,7 @@ func StageMemory(c moe.Config, l Layout, t Trainer, i int) Memory {
 	inFlight := min(l.Size(comm.PP)-i, l.MicroBatches()) // 1F1B: micro-batches between their forward and backward pass
 	if t.Own {                                           // counted exactly
 		sums := SumBytes(c, l, t, i)
-		m.Exchange, m.HostOnly = sums+StageBytes(c, l, t), m.HostOnly+sums
+		m.Exchange, m.HostOnly = sums+stageBytes(c, l, t), m.HostOnly+sums
 		m.Activations = c.Memory(moe.Pass{Rows: l.microBatch(), SequenceLength: l.SequenceLength,
 			Recompute: l.Recompute, Documents: l.Documents, Shape: l.Shape, Dispatch: l.Dispatch,
 			Stage: i, InFlight: inFlight}).Buffers
@@ -117,8 +117,8 @@ func stateBytes(c moe.Config, l Layout, t Trainer, s Stage, i int) (bytes, onHos
 	return t.Scratch + own(0) + own(1), own(1)
 }
 
-// StageBytes returns the size of the buffers for hidden states that a stage receives and sends.
-func StageBytes(c moe.Config, l Layout, t Trainer) int64 {
+// stageBytes returns the size of the buffers for hidden states that a stage receives and sends.
+func stageBytes(c moe.Config, l Layout, t Trainer) int64 {
 	if l.Size(comm.PP) == 1 {
 		return 0
 	}

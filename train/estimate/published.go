@@ -50,8 +50,8 @@ const (
 	plainEfficiency = 0.13
 )
 
-// PublishedInput returns the input that describes the paper's run of a model on Aurora.
-func PublishedInput(model string, optimizer Scheme) (Input, error) {
+// publishedInput returns the input that describes the paper's run of a model on Aurora.
+func publishedInput(model string, optimizer Scheme) (Input, error) {
 	c, err := moe.Preset(model)
 	if err != nil {
 		return Input{}, err
@@ -78,7 +78,7 @@ func ComparePublished() ([]Comparison, error) {
 		out = append(out, Comparison{model, what, published, estimated, why})
 	}
 	compute := func(model string, scheme Scheme, efficiency float64) (*Result, error) {
-		in, err := PublishedInput(model, scheme)
+		in, err := publishedInput(model, scheme)
 		if err != nil {
 			return nil, err
 		}
@@ -156,7 +156,7 @@ func ComparePublished() ([]Comparison, error) {
 		"the gain of the kernels is assumed to be the gain of the 20B; without expert parallelism a tile has 64 "+
 			"experts, and the published gain is the largest. The gain of kernels is not estimated")
 
-	in, err := PublishedInput("mula-220b-a10b", EPSO)
+	in, err := publishedInput("mula-220b-a10b", EPSO)
 	if err != nil {
 		return nil, err
 	}

@@ -67,7 +67,7 @@ func TestPublished(t *testing.T) {
 // Weak scaling keeps the sequences of a rank, strong scaling the batch; both keep ep and pp, and
 // neither is perfect.
 func TestScaling(t *testing.T) {
-	in, err := PublishedInput("mula-220b-a10b", EPSO)
+	in, err := publishedInput("mula-220b-a10b", EPSO)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -81,11 +81,11 @@ func OptimizerTraffic(replicated, divided int64, l Layout, t Trainer) []Exchange
 	return out
 }
 
-// DispatchTraffic returns the exchanges of tokens per step, for a rank of a stage with the given
+// dispatchTraffic returns the exchanges of tokens per step, for a rank of a stage with the given
 // number of layers, if the router uses all experts equally. For mula it counts everything that
 // [moe.Config.DispatchBytes] counts, and for other trainers only hidden states. With recomputation,
 // the inputs of experts are sent again; other trainers also send the outputs again.
-func DispatchTraffic(c moe.Config, layers int, l Layout, t Trainer) []Exchange {
+func dispatchTraffic(c moe.Config, layers int, l Layout, t Trainer) []Exchange {
 	if l.Size(comm.EP) == 1 {
 		return nil
 	}

@@ -21,13 +21,13 @@ func (a Advice) String() string {
 		a.SaveSeconds, time.Duration(a.BetweenSeconds*float64(time.Second)).Round(time.Second), a.Every)
 }
 
-// Interval returns the time between two saves, in seconds, that loses the least time. save is the
+// interval returns the time between two saves, in seconds, that loses the least time. save is the
 // time of a save and between the mean time between failures, both in seconds. The interval is
 // √(2·save·between), Young's first-order optimum (J. W. Young, A first order approximation to the
 // optimum checkpoint interval, CACM 17(9), 1974). The formula assumes that save is much less than
 // between. The result is at most between, which is also the limit of J. T. Daly's better estimate
 // (FGCS 22(3), 2006).
-func Interval(save, between float64) float64 {
+func interval(save, between float64) float64 {
 	return min(math.Sqrt(2*save*between), between)
 }
 
@@ -36,5 +36,5 @@ func advise(save, between, step float64) *Advice {
 	if !(save > 0 && between > 0 && step > 0) {
 		return nil
 	}
-	return &Advice{save, between, step, max(1, int64(math.Round(Interval(save, between)/step)))}
+	return &Advice{save, between, step, max(1, int64(math.Round(interval(save, between)/step)))}
 }

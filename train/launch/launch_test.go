@@ -834,7 +834,7 @@ func TestInterval(t *testing.T) {
 	for _, test := range []struct{ save, between, want float64 }{
 		{2, 3600, 120}, {23.6, 11160, 725.78}, {5.4, 11160, 347.17}, {0.5, 100, 10}, {50, 100, 100}, {500, 100, 100},
 	} {
-		if got := Interval(test.save, test.between); got < test.want*0.9999 || got > test.want*1.0001 {
+		if got := interval(test.save, test.between); got < test.want*0.9999 || got > test.want*1.0001 {
 			t.Errorf("a save of %g s, a failure every %g s: every %g s, want %g", test.save, test.between, got,
 				test.want)
 		}

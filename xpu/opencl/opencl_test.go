@@ -561,7 +561,7 @@ func TestWrongSources(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Release()
-	var build *BuildError
+	var build *buildError
 	_, err = c.Build(t.Context(),
 		Source{Name: "wrong.cl", Text: "kernel void f(global int *x)\n{\n\tx[0] = unheard_of;\n}\n"}, nil)
 	wants(t, err, "wrong.cl does not compile for "+c.Device().Name, "unheard_of", "CL_BUILD_PROGRAM_FAILURE")

@@ -29,15 +29,15 @@ type Program struct {
 	cacheErr error
 }
 
-// A BuildError reports a source that does not compile.
-type BuildError struct {
+// A buildError reports a source that does not compile.
+type buildError struct {
 	Source string // name of the source
 	Device string
 	Log    string // compiler output
 	Err    error
 }
 
-func (e *BuildError) Error() string {
+func (e *buildError) Error() string {
 	text := fmt.Sprintf("opencl: %s does not compile for %s: %v", e.Source, e.Device, e.Err)
 	if e.Log == "" {
 		return text + "; the compiler reports no reason"
@@ -45,7 +45,7 @@ func (e *BuildError) Error() string {
 	return text + "\n" + e.Log
 }
 
-func (e *BuildError) Unwrap() error { return e.Err }
+func (e *buildError) Unwrap() error { return e.Err }
 
 // Build compiles a source, or loads the result of an earlier build from cache, unless cache is nil.
 // If the driver rejects a cached result, the source is compiled again. A result that cannot be
@@ -153,7 +153,7 @@ func (c *Context) compile(s Source, create func(code *int32) (call string, handl
 	l, code := c.device.library, new(int32)
 	call, handle := create(code)
 	if err := created(call, handle, *code); err != nil {
-		return nil, &BuildError{Source: s.Name, Device: c.device.Name, Err: err}
+		return nil, &buildError{Source: s.Name, Device: c.device.Name, Err: err}
 	}
 	p := &Program{context: c, name: s.Name}
 	p.start(handle, l.ReleaseProgram, &live.programs, &c.object)
@@ -167,7 +167,7 @@ func (c *Context) compile(s Source, create func(code *int32) (call string, handl
 	}
 	if err != nil {
 		p.Release()
-		return nil, &BuildError{s.Name, c.device.Name, log, err}
+		return nil, &buildError{s.Name, c.device.Name, log, err}
 	}
 	p.log = log
 	return p, nil

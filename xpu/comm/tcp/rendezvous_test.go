@@ -230,7 +230,7 @@ func TestFromEnvironment(t *testing.T) {
 		{[]string{"1", "4", "node-1:29400", "x", "", "", "-1s"}, JoinTimeoutVariable},
 	} {
 		c.values = append(c.values, make([]string, len(names)-len(c.values))...)
-		limit := DefaultLimit
+		limit := defaultLimit
 		for i, name := range names {
 			t.Setenv(name, c.values[i])
 		}

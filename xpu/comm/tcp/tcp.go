@@ -42,8 +42,8 @@ type Options struct {
 	interval time.Duration // between calls of Waiting; 0 is waitingInterval. For tests.
 }
 
-// DefaultLimit is the time limit for joining unless JoinTimeoutVariable is set.
-const DefaultLimit = 10 * time.Minute
+// defaultLimit is the time limit for joining unless JoinTimeoutVariable is set.
+const defaultLimit = 10 * time.Minute
 
 // waitingInterval is the time before the first call of Options.Waiting. It doubles with every call,
 // up to a minute.
@@ -74,7 +74,7 @@ func FromEnvironment() (Options, bool, error) {
 		return Options{}, false, nil
 	}
 	o := Options{Address: os.Getenv(AddressVariable), Secret: os.Getenv(SecretVariable),
-		Listen: os.Getenv(ListenVariable), Announce: os.Getenv(AnnounceVariable), Limit: DefaultLimit}
+		Listen: os.Getenv(ListenVariable), Announce: os.Getenv(AnnounceVariable), Limit: defaultLimit}
 	for _, number := range []struct {
 		name  string
 		value *int
