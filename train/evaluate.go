@@ -48,6 +48,36 @@ func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOpt
 	return evaluate(ctx, mesh, p, data, o)
 }
 
+// A validation evaluates the model on the validation split at the steps of the configuration.
+type validation struct {
+	passive
+	run *run
+}
+
+func (o *validation) stepped(ctx context.Context, p *Progress) error {
+	r := o.run
+	if !due(r.state.Step, *r.config.Evaluate.Every, r.config.Steps) {
+		return nil
+	}
+	r.heartbeat.Beat(record.SectionEvaluate, r.state.Step)
+	if err := r.optimizer.Average(ctx, true); err != nil {
+		return fmt.Errorf("evaluation after step %d: %w", r.state.Step-1, err)
+	}
+	defer r.optimizer.Average(ctx, false)
+	e, err := evaluate(ctx, r.ranks.Mesh, r.pipeline, r.data, EvaluateOptions{Samples: r.config.Evaluate.Samples,
+		BatchSize: r.config.MicroBatchSize, Attention: r.config.Attention})
+	if err != nil {
+		return fmt.Errorf("evaluation after step %d: %w", r.state.Step-1, err)
+	}
+	p.Evaluation = &e
+	for _, other := range r.observers {
+		if err := other.evaluated(&e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // evaluate is [Evaluate] with a model that the ranks of a mesh share. All ranks call it.
 func evaluate(ctx context.Context, mesh *comm.Mesh, p *pipeline, data *blend.Data,
 	o EvaluateOptions) (record.Evaluation, error) {

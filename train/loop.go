@@ -13,12 +13,10 @@
 package train
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"math"
 	"math/rand/v2"
@@ -30,7 +28,6 @@ import (
 
 	"mula/blend"
 	"mula/blend/fingerprint"
-	"mula/internal/atomicfile"
 	"mula/internal/machine"
 	"mula/internal/strictyaml"
 	"mula/moe"
@@ -39,7 +36,6 @@ import (
 	"mula/train/optimizer"
 	"mula/train/record"
 	"mula/train/spikes"
-	"mula/train/tensorboard"
 	"mula/xpu"
 	"mula/xpu/comm"
 )
@@ -374,9 +370,8 @@ func (r *run) shareInitial(ctx context.Context) error {
 
 // close closes everything that begin and prepare have opened.
 func (r *run) close() {
-	r.closeRecords()
-	if r.scrape != nil {
-		r.scrape.Close()
+	for _, o := range slices.Backward(r.observers) {
+		o.close()
 	}
 	r.ranks.Close() // ends communication before the device that it uses
 	if r.device != nil {
@@ -421,16 +416,12 @@ type run struct {
 	pipeline  *pipeline
 	replicas  *replicaCheck // nil if there is nothing to compare
 
-	metrics      *record.File
-	fingerprints *record.File
-	log          *fingerprint.Writer // writes to fingerprints
-	trained      trainedSamples      // since the last checkpoint
-	hasher       fingerprint.Hasher
-	board        *tensorboard.Writer
+	observers []observer     // see observe
+	trained   trainedSamples // since the last checkpoint
+	hasher    fingerprint.Hasher
 
 	heartbeat *record.HeartbeatWriter // nil without a file for heartbeats
 	peak      float64                 // measured peak of the products of all ranks' devices, in FLOP/s
-	scrape    *record.Server          // nil without metrics_listen
 
 	// Of the current step, on this rank.
 	read   samples
@@ -499,25 +490,11 @@ func (r *run) trainOn(ctx context.Context) (*spikes.Spike, error) {
 		if metrics.Skipped != nil && r.config.Spikes.Action == spikes.RollBack {
 			return metrics.Skipped, nil
 		}
-		if err := r.record(metrics); err != nil {
-			return nil, err
-		}
 		progress := Progress{StepMetrics: metrics, Steps: r.config.Steps}
-		if due(r.state.Step, *r.config.Evaluate.Every, r.config.Steps) {
-			if progress.Evaluation, err = r.evaluate(ctx); err != nil {
+		for _, o := range r.observers {
+			if err := o.stepped(ctx, &progress); err != nil {
 				return nil, err
 			}
-		}
-		if every := *r.config.Checkpoint.Every; every > 0 && r.state.Step%every == 0 {
-			if progress.Checkpoint, err = r.save(ctx); err != nil {
-				return nil, err
-			}
-		}
-		if r.scrape != nil {
-			r.scrape.Publish(r.status(), metrics, progress.Evaluation)
-		}
-		if r.options.Progress != nil {
-			r.options.Progress(progress)
 		}
 	}
 	if r.lastSaved != r.state.Step {
@@ -921,51 +898,6 @@ func (r *run) badGradient(ctx context.Context) error {
 	return r.notFinite(spikes.GradNorm, fmt.Errorf("the gradient is %w%s", moe.ErrNotFinite, tensor), rows, rank)
 }
 
-// record writes the records of a step to the run directory.
-func (r *run) record(m record.StepMetrics) error {
-	if !r.leads() {
-		return nil
-	}
-	if err := r.log.Write(r.hasher.Step(m.Step, m.First)); err != nil {
-		return err
-	}
-	if r.state.Spikes != nil {
-		for _, back := range r.state.Spikes.Rollbacks {
-			if back.LeftOut.From == m.First {
-				if err := r.metrics.Append(metricsLine{Step: &m.Step, Rollback: &back}); err != nil {
-					return err
-				}
-			}
-		}
-	}
-	if err := r.metrics.Append(m); err != nil {
-		return err
-	}
-	if m.Samples == 0 {
-		return nil
-	}
-	scalars := []tensorboard.Scalar{
-		{Tag: "train/loss", Value: m.Loss}, {Tag: "train/aux_loss", Value: m.AuxLoss}, {Tag: "train/z_loss",
-			Value: m.ZLoss},
-		{Tag: "train/grad_norm", Value: m.GradNorm}, {Tag: "train/learning_rate", Value: m.LearningRate},
-		{Tag: "train/tokens_per_second", Value: m.TokensPerSecond}, {Tag: "train/mfu", Value: m.MFU},
-	}
-	if s := m.Skipped; s != nil && s.NotFinite {
-		scalars = scalars[4:] // some of the others have no value
-	}
-	for layer, entropy := range m.RouterEntropy {
-		scalars = append(scalars, tensorboard.Scalar{Tag: fmt.Sprintf("router_entropy/layer_%d", layer),
-			Value: entropy})
-	}
-	for _, group := range slices.Sorted(maps.Keys(m.UpdateRatio)) {
-		scalars = append(scalars, tensorboard.Scalar{Tag: "update_ratio/" + group, Value: m.UpdateRatio[group]})
-	}
-	for _, name := range slices.Sorted(maps.Keys(m.SourceLoss)) {
-		scalars = append(scalars, tensorboard.Scalar{Tag: "loss/" + name, Value: m.SourceLoss[name]})
-	}
-	return r.board.Write(m.Step, time.Now(), scalars)
-}
-
 // curvature estimates the curvature of the loss on the rows of the last step, which have the given
 // numbers of tokens and unmasked targets. It uses targets that the model draws; the run's seed and
 // the step number determine them. An estimate that is not finite is ignored. If the model is at
@@ -995,33 +927,6 @@ func curvatureSeed(seed uint64, step int64) uint64 {
 	return generator.Uint64()
 }
 
-// evaluate computes the validation loss and records it.
-func (r *run) evaluate(ctx context.Context) (*record.Evaluation, error) {
-	r.heartbeat.Beat(record.SectionEvaluate, r.state.Step)
-	if err := r.optimizer.Average(ctx, true); err != nil {
-		return nil, fmt.Errorf("evaluation after step %d: %w", r.state.Step-1, err)
-	}
-	defer r.optimizer.Average(ctx, false)
-	e, err := evaluate(ctx, r.ranks.Mesh, r.pipeline, r.data, EvaluateOptions{Samples: r.config.Evaluate.Samples,
-		BatchSize: r.config.MicroBatchSize, Attention: r.config.Attention})
-	if err != nil {
-		return nil, fmt.Errorf("evaluation after step %d: %w", r.state.Step-1, err)
-	}
-	if !r.leads() {
-		return &e, nil
-	}
-	if err := r.metrics.Append(metricsLine{Step: &r.state.Step, Eval: &e}); err != nil {
-		return nil, err
-	}
-	scalars := []tensorboard.Scalar{{Tag: "eval/loss", Value: e.Loss}}
-	for _, name := range slices.Sorted(maps.Keys(e.SourceLoss)) {
-		scalars = append(scalars, tensorboard.Scalar{Tag: "eval/" + name, Value: e.SourceLoss[name]})
-	}
-	// The points belong to the step before, because a resumed run hides points at its first step
-	// and later.
-	return &e, r.board.Write(r.state.Step-1, time.Now(), scalars)
-}
-
 // save writes a checkpoint, removes old checkpoints, and returns the directory of the new
 // checkpoint.
 func (r *run) save(ctx context.Context) (string, error) {
@@ -1030,8 +935,8 @@ func (r *run) save(ctx context.Context) (string, error) {
 		return "", err
 	}
 	err := r.trained.compare(ctx, r.data)
-	if r.leads() {
-		err = errors.Join(err, r.metrics.Sync(), r.fingerprints.Sync())
+	for _, o := range r.observers {
+		err = errors.Join(err, o.saving())
 	}
 	if err := collective.Agree(ctx, r.ranks.World(), err); err != nil {
 		return "", err
@@ -1170,8 +1075,8 @@ func (r *run) result(checkpoint string) Result {
 // prepare creates the model and the optimizer, in their initial state or from the checkpoint, and
 // opens the records at the checkpoint's position.
 func (r *run) prepare(ctx context.Context, checkpoint *Checkpoint) error {
-	var err error
-	if r.leads() {
+	err := r.observe(ctx)
+	if err == nil && r.leads() {
 		err = r.measure(ctx)
 	}
 	if err == nil {
@@ -1191,22 +1096,25 @@ func (r *run) prepare(ctx context.Context, checkpoint *Checkpoint) error {
 		return err
 	}
 	if r.leads() {
-		if err = r.config.write(r.dir.join(configFile)); err == nil {
-			err = r.openRecords(checkpoint, false)
+		err = r.config.write(r.dir.join(configFile))
+	}
+	return r.restored(ctx, checkpoint, false, err)
+}
+
+// restored tells the observers that the run is in the state of the checkpoint, or in its initial
+// state. failed is an error of this rank.
+func (r *run) restored(ctx context.Context, checkpoint *Checkpoint, rollback bool, failed error) error {
+	for _, o := range r.observers {
+		if failed == nil {
+			failed = o.restored(checkpoint, rollback)
 		}
 	}
 	r.takePlan()
-	return collective.Agree(ctx, r.ranks.World(), err)
+	return collective.Agree(ctx, r.ranks.World(), failed)
 }
 
-// measure measures the peak of one device and starts to serve metrics. All ranks use the same peak.
+// measure measures the peak of one device. All ranks use the same peak.
 func (r *run) measure(ctx context.Context) error {
-	var err error
-	if r.config.MetricsListen != "" {
-		if r.scrape, err = record.Serve(ctx, r.config.MetricsListen); err != nil {
-			return err
-		}
-	}
 	n := float64(r.ranks.Ranks())
 	peak, err := measurePeak(ctx, r.device, r.flopsOfRun()/n)
 	r.peak = peak * n
@@ -1285,183 +1193,6 @@ func (r *run) newOptimizer(ctx context.Context) error {
 	var err error
 	r.optimizer, err = optimizer.NewSharded(ctx, c, targets, r.device, r.model.Parameters(), sizes, r.sharding)
 	return err
-}
-
-// runRecord describes the run at its start.
-func (r *run) runRecord(now time.Time) (*record.Run, error) {
-	var model bytes.Buffer
-	if err := moe.WriteConfigJSON(&model, r.config.Model.Config, safetensors.F32); err != nil {
-		return nil, err
-	}
-	line := &record.Run{
-		Format: 1, Mula: r.options.Version, Model: model.Bytes(),
-		Parameters: r.config.Model.TotalParameters(), ActiveParameters: r.config.Model.ActiveParameters(),
-		Plan: r.data.Plan.Fingerprint(), Weights: map[string]float64{},
-		SequenceLength: r.data.SequenceLength, BatchSize: r.config.BatchSize, Steps: r.config.Steps,
-		Device: r.device.Name(), FLOPsPerToken: r.config.Model.FLOPsPerToken(r.data.SequenceLength), PeakFLOPS: r.peak,
-		Started: record.Timestamp(now),
-	}
-	if r.ranks.Ranks() > 1 {
-		line.Layout = r.config.Layout.String() + ", " + r.ranks.World().Name()
-	}
-	for _, s := range r.data.Summary().Sources {
-		line.Sources = append(line.Sources, s.Name)
-		line.Weights[s.Name] = s.Stages[0].Share
-	}
-	return line, nil
-}
-
-// status returns the served facts about the run at this moment.
-func (r *run) status() record.Status {
-	return record.Status{Version: r.options.Version, Plan: r.data.Plan.Fingerprint(), Device: r.device.Name(),
-		StepsDone: r.state.Step, Steps: r.config.Steps, Tokens: r.state.Tokens, PeakFLOPS: r.peak,
-		Spikes: r.state.Spikes}
-}
-
-// openRecords removes records after the checkpoint, or starts new records. back reports whether
-// this run wrote the records and makes a rollback.
-func (r *run) openRecords(checkpoint *Checkpoint, back bool) (err error) {
-	defer func() {
-		if err != nil {
-			r.closeRecords()
-		}
-	}()
-	now := time.Now()
-	plan := r.data.Plan.Fingerprint()
-	oldPlan := r.state.Cursor.Plan
-	r.takePlan()
-	if checkpoint == nil && !back {
-		names, err := fs.Glob(os.DirFS(r.dir.path), fingerprint.OlderLogFile("*"))
-		if err != nil {
-			return err
-		}
-		for _, name := range append(names, metricsFile, fingerprint.LogFile, tensorboardDir) {
-			if _, err := os.Lstat(r.dir.join(name)); err == nil {
-				r.warn("%s is from a run without a checkpoint; replacing it", r.dir.join(name))
-			}
-			if err := os.RemoveAll(r.dir.join(name)); err != nil {
-				return err
-			}
-		}
-	}
-	header, last, err := record.Cut(r.dir.join(metricsFile), r.state.Step)
-	if err != nil {
-		return err
-	}
-	if last != r.state.Step-1 {
-		r.warn("%s ends with step %d, but the checkpoint is of step %d; the steps in between are not recorded",
-			r.dir.join(metricsFile), last, r.state.Step-1)
-	}
-	if r.metrics, err = record.Open(r.dir.join(metricsFile)); err != nil {
-		return err
-	}
-	if !header {
-		line, err := r.runRecord(now)
-		if err != nil {
-			return err
-		}
-		if err := r.metrics.Append(metricsLine{Run: line}); err != nil {
-			return err
-		}
-	}
-
-	// The log of the checkpoint's plan ends at the checkpoint. A process that was killed before its
-	// first checkpoint with the new plan may have renamed this log already. The log of the new plan
-	// then has its name.
-	if header, last, err = r.openLog(oldPlan); err != nil {
-		return err
-	}
-	if last != r.state.Step-1 {
-		r.warn("%s ends with step %d, but the checkpoint is of step %d; the steps in between are not recorded",
-			r.dir.join(fingerprint.LogFile), last, r.state.Step-1)
-	}
-	if oldPlan != plan {
-		if header, _, err = r.openLog(plan); err != nil {
-			return err
-		}
-	}
-	if r.fingerprints, err = record.Open(r.dir.join(fingerprint.LogFile)); err != nil {
-		return err
-	}
-	r.log = fingerprint.ResumeWriter(r.fingerprints)
-	if !header {
-		r.log, err = fingerprint.NewWriter(r.fingerprints,
-			fingerprint.Header{Plan: plan, SequenceLength: r.data.SequenceLength, BatchSize: r.config.BatchSize})
-		if err != nil {
-			return err
-		}
-	}
-
-	if err := r.writeSkips(); err != nil {
-		return err
-	}
-	if r.board, err = tensorboard.Create(r.dir.join(tensorboardDir), r.state.Step, now); err != nil {
-		return err
-	}
-	if err := atomicfile.SyncDir(r.dir.path); err != nil { // the files themselves must be on disk, too
-		return err
-	}
-	if checkpoint == nil || back && oldPlan == plan {
-		return nil
-	}
-	if !back {
-		r.resumed = checkpoint.Name()
-	}
-	resumed := &ResumeRecord{Checkpoint: checkpoint.Name(), Time: record.Timestamp(now), PeakFLOPS: r.peak,
-		Refused: r.refused}
-	if oldPlan != plan {
-		resumed.OldPlan, resumed.Plan = oldPlan, plan
-	}
-	if oldPlan != plan && !back {
-		r.warn("the plan has changed from %.16s… to %.16s…; resuming at position %d of the new plan", oldPlan,
-			plan, r.state.Cursor.Position)
-	}
-	return r.metrics.Append(metricsLine{Step: &r.state.Step, Resumed: resumed})
-}
-
-// openLog makes fingerprints.jsonl the log of the given plan up to the current step, if such a log
-// exists. A log belongs to one plan. openLog renames the log of another plan, and restores the log
-// of this plan. header and last are as in [record.Cut].
-func (r *run) openLog(plan string) (header bool, last int64, err error) {
-	path := r.dir.join(fingerprint.LogFile)
-	if now := planOfLog(path); now != plan {
-		if now != "" {
-			if err := os.Rename(path, r.dir.join(fingerprint.OlderLogFile(now))); err != nil {
-				return false, -1, err
-			}
-		}
-		err := os.Rename(r.dir.join(fingerprint.OlderLogFile(plan)), path)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return false, -1, err
-		}
-	}
-	return record.Cut(path, r.state.Step)
-}
-
-// planOfLog returns the fingerprint of a log's plan, or "" if the log does not exist or its first
-// line is incomplete.
-func planOfLog(path string) string {
-	f, err := os.Open(path)
-	if err != nil {
-		return ""
-	}
-	defer f.Close()
-	log, err := fingerprint.NewReader(f, path)
-	if err != nil {
-		return ""
-	}
-	return log.Header.Plan
-}
-
-func (r *run) closeRecords() {
-	for _, f := range []*record.File{r.metrics, r.fingerprints} {
-		if f != nil {
-			f.Close()
-		}
-	}
-	if r.board != nil {
-		r.board.Close()
-	}
 }
 
 // readTokenizer reads the tokenizer.json for checkpoints and compares it with the plan's tokenizer.

@@ -74,12 +74,7 @@ func (r *run) rollBack(ctx context.Context, spike *spikes.Spike) error {
 	if err := r.restore(ctx, checkpoint); err != nil {
 		return err
 	}
-	if r.leads() {
-		r.closeRecords()
-		err = r.openRecords(checkpoint, true)
-	}
-	r.takePlan()
-	return collective.Agree(ctx, r.ranks.World(), err)
+	return r.restored(ctx, checkpoint, true, nil)
 }
 
 // findInitial checks that the run can restart with its initial weights: initialize_from, or the

@@ -1,0 +1,91 @@
+package train
+
+import (
+	"context"
+
+	"mula/train/record"
+)
+
+// An observer follows a run: the records, the evaluation, the checkpoints, the served metrics and
+// the caller's function are observers. The loop calls the observers in the order of run.observers.
+type observer interface {
+	// restored follows the restore of the run's state, at the start and after a rollback.
+	// checkpoint is nil at step 0.
+	restored(checkpoint *Checkpoint, rollback bool) error
+	// stepped follows a step. An observer may add its result to p, for the observers after it.
+	stepped(ctx context.Context, p *Progress) error
+	// evaluated follows an evaluation.
+	evaluated(e *record.Evaluation) error
+	// saving precedes a checkpoint.
+	saving() error
+	close()
+}
+
+// passive is an observer that does nothing. Others embed it.
+type passive struct{}
+
+func (passive) restored(*Checkpoint, bool) error         { return nil }
+func (passive) stepped(context.Context, *Progress) error { return nil }
+func (passive) evaluated(*record.Evaluation) error       { return nil }
+func (passive) saving() error                            { return nil }
+func (passive) close()                                   {}
+
+// observe creates the observers of this rank.
+func (r *run) observe(ctx context.Context) error {
+	if r.leads() {
+		r.observers = append(r.observers, &records{run: r})
+	}
+	r.observers = append(r.observers, &validation{run: r}, &saves{run: r})
+	if address := r.config.MetricsListen; address != "" && r.leads() {
+		server, err := record.Serve(ctx, address)
+		if err != nil {
+			return err
+		}
+		r.observers = append(r.observers, &served{run: r, server: server})
+	}
+	if f := r.options.Progress; f != nil {
+		r.observers = append(r.observers, reported{report: f})
+	}
+	return nil
+}
+
+// saves writes checkpoints at the steps of the configuration.
+type saves struct {
+	passive
+	run *run
+}
+
+func (o *saves) stepped(ctx context.Context, p *Progress) (err error) {
+	if every := *o.run.config.Checkpoint.Every; every > 0 && o.run.state.Step%every == 0 {
+		p.Checkpoint, err = o.run.save(ctx)
+	}
+	return err
+}
+
+// served serves the metrics of the last step.
+type served struct {
+	passive
+	run    *run
+	server *record.Server
+}
+
+func (o *served) stepped(_ context.Context, p *Progress) error {
+	r := o.run
+	o.server.Publish(record.Status{Version: r.options.Version, Plan: r.data.Plan.Fingerprint(), Device: r.device.Name(),
+		StepsDone: r.state.Step, Steps: r.config.Steps, Tokens: r.state.Tokens, PeakFLOPS: r.peak,
+		Spikes: r.state.Spikes}, p.StepMetrics, p.Evaluation)
+	return nil
+}
+
+func (o *served) close() { o.server.Close() }
+
+// reported passes the progress to the caller of [Run].
+type reported struct {
+	passive
+	report func(Progress)
+}
+
+func (o reported) stepped(_ context.Context, p *Progress) error {
+	o.report(*p)
+	return nil
+}
