@@ -9,7 +9,6 @@ import (
 	"slices"
 	"sort"
 
-	"mula/index"
 	"mula/internal/strictyaml"
 )
 
@@ -75,15 +74,18 @@ func newAmendment(file *strictyaml.File, dir string) (*Amendment, error) {
 // The shards of parent are verified as [Open] does. New shards are hashed as [Seal] does, and the
 // last of their windows are held out: the validation fraction of parent. The epoch limits of parent
 // remain, unless an entry of the amendment changes them. They count from position 0.
+//
+// If parent is packed, the documents of the new shards of each source are packed by themselves, to
+// index files in opts.Packings. The new plan also reads the index files of parent.
 func Amend(ctx context.Context, parent *Plan, a *Amendment, opts SealOptions) (*Plan, error) {
 	l := openLedger()
 	defer l.close()
-	d, err := amended(ctx, parent, a, l)
+	d, err := amended(ctx, parent, a, l, &opts)
 	if err != nil {
 		return nil, err
 	}
 	defer d.Close()
-	if err := d.hashFiles(ctx, l, d.order.files(), opts.Progress); err != nil {
+	if err := d.hashFiles(ctx, l, nil, opts.Progress); err != nil {
 		return nil, err
 	}
 	for i, s := range parent.Sources {
@@ -105,7 +107,7 @@ func Amend(ctx context.Context, parent *Plan, a *Amendment, opts SealOptions) (*
 func SurveyAmendment(ctx context.Context, parent *Plan, a *Amendment) (*Summary, error) {
 	l := openLedger()
 	defer l.close()
-	d, err := amended(ctx, parent, a, l)
+	d, err := amended(ctx, parent, a, l, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -113,15 +115,16 @@ func SurveyAmendment(ctx context.Context, parent *Plan, a *Amendment) (*Summary,
 	return d.Summary(), nil
 }
 
-// amended returns the amended plan without check values and without hashes of new shards, and its
-// open shards.
-func amended(ctx context.Context, parent *Plan, a *Amendment, l *ledger) (_ *Data, err error) {
+// amended returns the amended plan without check values, and its open shards. If opts is nil, it
+// writes nothing. The new shards have hashes only if the plan is packed and opts is not nil.
+func amended(ctx context.Context, parent *Plan, a *Amendment, l *ledger, opts *SealOptions) (_ *Data, err error) {
 	if err := a.validate(parent); err != nil {
 		return nil, err
 	}
 	p := &Plan{Seed: parent.Seed, SequenceLength: parent.SequenceLength, HeldOut: parent.HeldOut,
 		Parents: append(slices.Clone(parent.Parents), Parent{parent.fingerprint, a.At, a.Reason})}
-	p.order = newWindowOrder(p)
+	kind := parent.order.(amendable) // checked by validate
+	p.order = kind.amend(p)
 	if len(p.Parents) > maxParents {
 		return nil, fmt.Errorf("the plan has been amended %d times, which is the limit; build a new plan with "+
 			"`mula blend`", len(parent.Parents))
@@ -129,7 +132,7 @@ func amended(ctx context.Context, parent *Plan, a *Amendment, l *ledger) (_ *Dat
 	list := shardList{dir: a.dir, listed: map[string]string{}, links: realPaths{}, planned: map[string]string{}}
 	for i, s := range parent.Sources {
 		s := Source{Name: s.Name, MaxEpochs: s.MaxEpochs, Validation: s.Validation, Shards: slices.Clone(s.Shards),
-			Growth: slices.Clone(s.Growth)}
+			Growth: slices.Clone(s.Growth), Packed: slices.Clone(s.Packed)}
 		for k := range s.Shards {
 			if s.Shards[k].Path, err = absolutePath(parent.ShardPath(i, k)); err != nil {
 				return nil, err
@@ -196,18 +199,34 @@ func amended(ctx context.Context, parent *Plan, a *Amendment, l *ledger) (_ *Dat
 		}
 		return fmt.Sprintf("$.sources[%d]", entries[source]-1)
 	}
+	first := make([]int, len(p.Sources)) // new shard
+	for i, s := range parent.Sources {
+		first[i] = len(s.Shards)
+	}
+	var packer *packer
+	if p.Traits().Padded {
+		if packer, err = d.newPacker(ctx, l, opts, a.dir, first); err != nil {
+			return nil, err
+		}
+	}
 	limits := make([]Number, len(p.Sources))
 	for i := range p.Sources {
 		s := &p.Sources[i]
-		old, drawn := 0, int64(0)
+		drawn := int64(0)
 		if i < len(parent.Sources) {
-			old, drawn = len(parent.Sources[i].Shards), before[i]
+			drawn = before[i]
 		}
 		if err := s.checkShards(); err != nil {
 			return nil, a.file.Errorf(where(i), "source %q: %w", s.Name, err)
 		}
-		if err := s.grow(old, drawn, p.SequenceLength, held); err != nil {
-			return nil, a.file.Errorf(where(i), "source %q: %w", s.Name, err)
+		if first[i] < len(s.Shards) {
+			out, err := kind.extend(ctx, packer, s, i, first[i], held)
+			if err == nil {
+				err = s.grow(first[i], drawn, out)
+			}
+			if err != nil {
+				return nil, a.file.Errorf(where(i), "source %q: %w", s.Name, err)
+			}
 		}
 		if s.MaxEpochs != "" {
 			if limits[i], err = ParseNumber(s.MaxEpochs); err != nil {
@@ -242,6 +261,13 @@ func amended(ctx context.Context, parent *Plan, a *Amendment, l *ledger) (_ *Dat
 		}
 		return nil, a.file.Errorf(where(source), "%w", err)
 	}
+	if opts != nil {
+		opened, err := p.order.open(ctx, p, nil)
+		if err != nil {
+			return nil, err
+		}
+		p.order = opened
+	}
 	return d, nil
 }
 
@@ -253,8 +279,8 @@ func (a *Amendment) length(parent *Plan) *int64 {
 // validate checks everything that does not need the shards.
 func (a *Amendment) validate(parent *Plan) error {
 	if !parent.Traits().Amendable {
-		return fmt.Errorf("the plan has order %q, and only plans of mula's native order can be amended; build "+
-			"another plan with `mula blend`", parent.OrderVersion())
+		return fmt.Errorf("the plan has order %q, which cannot be amended, because it is read from index files; "+
+			"build another plan with `mula blend`", parent.OrderVersion())
 	}
 	if a.At < 0 || a.At > parent.length {
 		return fmt.Errorf("position %d: must be between 0 and the plan's length, %d", a.At, parent.length)
@@ -357,7 +383,13 @@ func (a *Amendment) validate(parent *Plan) error {
 
 // compareParent verifies the parent's shards, and some of their tokens.
 func (d *Data) compareParent(ctx context.Context, parent *Plan) error {
-	was := &Data{Plan: parent, shelf: d.shelf} // sources and shards of the parent keep their indices
+	opened := *parent
+	var err error
+	if opened.order, err = parent.order.open(ctx, &opened, nil); err != nil {
+		return err
+	}
+	defer opened.order.close()
+	was := &Data{Plan: &opened, shelf: d.shelf} // sources and shards of the parent keep their indices
 	for i, s := range parent.Sources {
 		was.facts = append(was.facts, d.facts[i][:len(s.Shards)])
 		for k, sh := range s.Shards {
@@ -379,27 +411,11 @@ func (p *Plan) drawn(position int64) []int64 {
 	return counts
 }
 
-// grow counts the windows of the source's new shards, which start at index old, and holds out the
-// given fraction. drawn is the number of the source's samples before the new shards.
-func (s *Source) grow(old int, drawn int64, sequenceLength int, held Number) error {
-	if old == len(s.Shards) {
-		return nil
-	}
-	var windows, out int64
-	for _, sh := range s.Shards[old:] {
-		windows += index.ShardWindows(sequenceLength, sh.Tokens)
-	}
-	if held.IsSet() {
-		out, _ = held.ceilTimes(windows) // at most windows, as the share is below 1
-	}
-	switch {
-	case windows == 0:
-		return fmt.Errorf("no new shard has the %d tokens of a window; add more text", sequenceLength+1)
-	case windows == out:
-		return fmt.Errorf("all %d windows of the new shards are validation windows; add more text", windows)
-	}
+// grow adds the source's new shards, which start at index first and have `out` validation windows.
+// drawn is the number of the source's samples before the new shards.
+func (s *Source) grow(first int, drawn, out int64) error {
 	s.Validation += out
-	if old == 0 {
+	if first == 0 {
 		return nil
 	}
 	if n := len(s.Growth); n > 0 && s.Growth[n-1].Sample > drawn {
@@ -407,7 +423,7 @@ func (s *Source) grow(old int, drawn int64, sequenceLength int, held Number) err
 			"%d); amend at a later position, or amend the plan before that growth",
 			s.Growth[n-1].Sample, drawn)
 	}
-	s.Growth = append(s.Growth, Growth{Sample: drawn, Shards: len(s.Shards) - old, Validation: out})
+	s.Growth = append(s.Growth, Growth{Sample: drawn, Shards: len(s.Shards) - first, Validation: out})
 	return nil
 }
 

@@ -222,7 +222,7 @@ const (
 // compare lists the differences between two versions of a source: in the original shards, or in
 // their growth.
 func (s *Source) compare(t *Source) (list []sourceChange) {
-	if (s.Packed == nil) != (t.Packed == nil) || s.Packed != nil && s.Packed.SHA256 != t.Packed.SHA256 {
+	if (s.Packed == nil) != (t.Packed == nil) || s.Packed != nil && s.Packed[0].SHA256 != t.Packed[0].SHA256 {
 		return []sourceChange{{0, inBoth, "is packed differently"}}
 	}
 	was, is := s.pieces(), t.pieces()
@@ -236,10 +236,10 @@ func (s *Source) compare(t *Source) (list []sourceChange) {
 			sizeText(len(t.Shards), t.Windows()), t.Validation, sizeText(len(s.Shards), s.Windows()), s.Validation)}}
 	}
 	for _, p := range was[same:] {
-		list = append(list, sourceChange{p.sample, inFirst, p.text(s, "less")})
+		list = append(list, sourceChange{p.sample, inFirst, p.text("less")})
 	}
 	for _, p := range is[same:] {
-		list = append(list, sourceChange{p.sample, inSecond, p.text(t, "more")})
+		list = append(list, sourceChange{p.sample, inSecond, p.text("more")})
 	}
 	return list
 }
@@ -255,17 +255,14 @@ func sizeText(shards int, windows int64) string {
 // A piece is the original shards of a source, or the shards that one amendment added.
 type piece struct {
 	sample, held int64
-	first        int // number of its first shard in the source
+	windows      int64
 	shards       []Shard
+	packing      string // SHA-256 of the packing index; "" unless the plan is packed
 }
 
-// text describes a piece that source s has and the other plan's source does not.
-func (p piece) text(s *Source, more string) string {
-	var windows int64
-	for k := range p.shards {
-		windows += s.shardWindows(p.first + k)
-	}
-	text := fmt.Sprintf("has %s %s from its sample %d on", sizeText(len(p.shards), windows), more, p.sample)
+// text describes a piece that one source has and the other plan's source does not.
+func (p piece) text(more string) string {
+	text := fmt.Sprintf("has %s %s from its sample %d on", sizeText(len(p.shards), p.windows), more, p.sample)
 	if p.held > 0 {
 		text += fmt.Sprintf(" (%d for validation)", p.held)
 	}
@@ -273,7 +270,10 @@ func (p piece) text(s *Source, more string) string {
 }
 
 func (p piece) equal(q piece) bool {
-	return p.sample == q.sample && p.held == q.held && slices.EqualFunc(p.shards, q.shards, func(a, b Shard) bool {
+	if p.sample != q.sample || p.held != q.held || p.packing != q.packing {
+		return false
+	}
+	return slices.EqualFunc(p.shards, q.shards, func(a, b Shard) bool {
 		a.Path, b.Path = "", "" // the location is not compared
 		return a == b
 	})
@@ -281,14 +281,24 @@ func (p piece) equal(q piece) bool {
 
 // pieces lists the pieces of the source, in order.
 func (s *Source) pieces() []piece {
-	first, held := len(s.Shards), s.Validation
+	held := s.Validation
 	for _, g := range s.Growth {
-		first, held = first-g.Shards, held-g.Validation
+		held -= g.Validation
 	}
-	list := []piece{{0, held, 0, s.Shards[:first]}}
+	list := []piece{{held: held}}
 	for _, g := range s.Growth {
-		list = append(list, piece{g.Sample, g.Validation, first, s.Shards[first : first+g.Shards]})
-		first += g.Shards
+		list = append(list, piece{sample: g.Sample, held: g.Validation})
+	}
+	for i := range list {
+		first, end := s.partShards(i)
+		p := &list[i]
+		p.shards, p.windows = s.Shards[first:end], s.Windows()
+		if s.parts != nil {
+			p.windows = s.parts[i].count + p.held
+		}
+		if s.Packed != nil {
+			p.packing = s.Packed[i].SHA256
+		}
 	}
 	return list
 }

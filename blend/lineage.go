@@ -33,6 +33,7 @@ const (
 // A part is the windows that a source got from the original plan or from one growth. Its first
 // `count` windows are training windows; the others are validation windows.
 type part struct {
+	shard    int   // number of its first shard
 	window   int64 // number of its first window among all windows of the source
 	training int64 // training number of that window
 	count    int64
@@ -74,40 +75,80 @@ func (s *Source) validationWindows() []Range {
 	return list
 }
 
-// compileGrowth prepares the order of a source that has grown. Its windows must be numbered.
-func (s *Source) compileGrowth(seed uint64) error {
-	if len(s.Growth) > maxParents {
-		return fmt.Errorf("the source has grown %d times; the limit is %d", len(s.Growth), maxParents)
+// partOf returns the number of the part that has a window, and the window's number in the part.
+func (s *Source) partOf(window int64) (part int, number int64) {
+	if s.parts == nil {
+		return 0, window
 	}
-	shards, held := len(s.Shards), s.Validation
+	part = sort.Search(len(s.parts)-1, func(j int) bool { return s.parts[j+1].window > window })
+	return part, window - s.parts[part].window
+}
+
+// partOfShard returns the number of the part that has a shard, and the part's first window.
+func (s *Source) partOfShard(shard int) (part int, window int64) {
+	if s.parts == nil {
+		return 0, 0
+	}
+	part = sort.Search(len(s.parts)-1, func(j int) bool { return s.parts[j+1].shard > shard })
+	return part, s.parts[part].window
+}
+
+// partShards returns the range [first, end) of a part's shards.
+func (s *Source) partShards(part int) (first, end int) {
+	if s.parts == nil {
+		return 0, len(s.Shards)
+	}
+	end = len(s.Shards)
+	if part+1 < len(s.parts) {
+		end = s.parts[part+1].shard
+	}
+	return s.parts[part].shard, end
+}
+
+// shardsByPart returns the number of shards of each part.
+func (s *Source) shardsByPart() ([]int, error) {
+	if len(s.Growth) > maxParents {
+		return nil, fmt.Errorf("the source has grown %d times; the limit is %d", len(s.Growth), maxParents)
+	}
+	list := make([]int, 1, len(s.Growth)+1)
+	left := len(s.Shards)
 	for i, g := range s.Growth {
-		if g.Shards < 1 || g.Shards >= shards {
-			return fmt.Errorf("growth %d has %d shards, but only %d shards remain", i+1, g.Shards, shards)
+		if g.Shards < 1 || g.Shards >= left {
+			return nil, fmt.Errorf("growth %d has %d shards, but only %d shards remain", i+1, g.Shards, left)
 		}
+		left -= g.Shards
+		list = append(list, g.Shards)
+	}
+	list[0] = left
+	return list, nil
+}
+
+// compileGrowth prepares the order of a source that has grown, given the shards and windows of each
+// part.
+func (s *Source) compileGrowth(seed uint64, shards []int, windows []int64) error {
+	held := s.Validation
+	for i, g := range s.Growth {
 		if g.Validation < 0 || g.Validation > held || g.Sample > maxLength {
 			return fmt.Errorf("growth %d is invalid: %d validation windows at sample %d", i+1, g.Validation, g.Sample)
 		}
-		shards -= g.Shards
 		held -= g.Validation
 	}
-	// shards and held now describe the first part.
+	// held now describes the first part.
 	s.parts = nil
-	var windows, training int64
-	next := 0
-	add := func(shards int, held int64) (int64, error) {
-		p := part{window: windows, training: training}
-		for range shards {
-			windows += s.windows.ShardCount(next)
-			next++
+	var next part
+	add := func(held int64) (int64, error) {
+		p := next
+		i := len(s.parts)
+		if p.count = windows[i] - held; p.count < 0 {
+			return 0, fmt.Errorf("%d of %d windows are validation windows", held, windows[i])
 		}
-		if p.count = windows - p.window - held; p.count < 0 {
-			return 0, fmt.Errorf("%d of %d windows are validation windows", held, windows-p.window)
-		}
-		training += p.count
+		next.shard += shards[i]
+		next.window += windows[i]
+		next.training += p.count
 		s.parts = append(s.parts, p)
 		return p.count, nil
 	}
-	first, err := add(shards, held)
+	first, err := add(held)
 	if err != nil {
 		return err
 	}
@@ -116,7 +157,7 @@ func (s *Source) compileGrowth(seed uint64) error {
 	}
 	var growths []index.Growth
 	for i, g := range s.Growth {
-		fresh, err := add(g.Shards, g.Validation)
+		fresh, err := add(g.Validation)
 		if err != nil {
 			return fmt.Errorf("growth %d: %w", i+1, err)
 		}
@@ -180,7 +221,7 @@ func validateNewReason(reason string) error {
 }
 
 // OrderVersion returns the version of the plan's order as in plan.json: "1", "2" for a plan that
-// amends another, [MegatronOrder] or [PackedOrder].
+// amends another, [MegatronOrder], [PackedOrder] or [PackedAmendedOrder].
 func (p *Plan) OrderVersion() string { return p.order.traits().Version }
 
 // Shared returns the number of leading positions whose samples are the same in the plan with the

@@ -35,7 +35,11 @@ type Traits struct {
 }
 
 // Traits returns the properties of the plan's order.
-func (p *Plan) Traits() Traits { return p.order.traits() }
+func (p *Plan) Traits() Traits {
+	t := p.order.traits()
+	_, t.Amendable = p.order.(amendable)
+	return t
+}
 
 // An order computes the samples of a plan. Each kind of order is a type. The order of a plan that
 // is not open may be unable to locate samples; open returns an order that can.
@@ -101,6 +105,17 @@ func (f orderFile) same(g orderFile) bool {
 	return filepath.Base(f.path) == filepath.Base(g.path) && f.bytes == g.bytes && *f.sha256 == *g.sha256
 }
 
+// An amendable order continues in a plan that amends the order's plan.
+type amendable interface {
+	order
+	// amend returns the order of p, whose parent is the order's plan.
+	amend(p *Plan) order
+	// extend returns the number of validation windows of the shards of s from number first on: the
+	// fraction held of their windows, rounded up. It fails if no training window is left. source is
+	// the index of s. If samples are packed, extend packs the shards with b.
+	extend(ctx context.Context, b *packer, s *Source, source, first int, held Number) (out int64, err error)
+}
+
 // errNotOpen reports a read of tokens through a plan whose index files are not open.
 var errNotOpen = errors.New("the samples are located by index files; open the plan to read them")
 
@@ -112,6 +127,7 @@ func orderParsers() []orderParser {
 		{strconv.Itoa(AmendedVersion), parseAmended},
 		{strconv.Quote(MegatronOrder), parseMegatron},
 		{strconv.Quote(PackedOrder), parsePacked},
+		{strconv.Quote(PackedAmendedOrder), parsePackedAmended},
 	}
 }
 

@@ -77,13 +77,13 @@ type Source struct {
 	MaxEpochs  string // the limit as written; "" for none
 	Validation int64  // number of validation windows: the last of the original shards and of each growth
 	Shards     []Shard
-	Packed     *PackedSource // nil unless the plan is packed
-	Growth     []Growth      // shards that amendments added, in order; nil if none
+	Growth     []Growth     // shards that amendments added, in order; nil if none
+	Packed     []PackedPart // of the original shards, then of each growth; nil unless the plan is packed
 
 	windows  *index.Windows
 	order    *index.Order
 	training int64
-	firsts   []int64 // by shard, if the source is packed: number of its first token in the source
+	firsts   []int64 // by shard, if the source is packed: number of its first token in its part
 	parts    []part  // nil unless the source has grown
 }
 

@@ -558,6 +558,8 @@ func FuzzReadPlan(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(sealed)
+	f.Add([]byte(`{"format":1,"plan":{"order":"packed 2","parents":[{}],"sources":[{"packing":{},"growth":[{"packing":{}}]}],` +
+		`"stages":[{}]},"written":{"sources":[{"packings":["",""]}],"stages":[[]]}}`))
 	f.Add([]byte(`{"format":1,"plan":{"order":"packed 1","sources":[{"packing":{}}],"stages":[{}]},"written":{"sources":[{}],"stages":[[]],"packings":"."}}`))
 	for _, name := range []string{"several growths", "later epochs"} {
 		f.Add([]byte(amendedVectors(f)[name].File))

@@ -48,6 +48,8 @@ type writtenCache struct {
 type writtenSource struct {
 	MaxEpochs string   `json:"max_epochs"`
 	Paths     []string `json:"paths"` // with slashes; relative to the plan's directory if possible
+	// directories of the packing indexes of an amended plan, by part of the source
+	Packings []string `json:"packings,omitempty"`
 }
 
 // Fingerprint returns the SHA-256, in hexadecimal, of the plan's canonical form

@@ -117,7 +117,8 @@ func (p *Plan) Summary() *Summary {
 			}
 			out.Stages = append(out.Stages, stage)
 		}
-		if k := s.Packed; k != nil {
+		if s.Packed != nil {
+			k := s.packed()
 			padding := k.Padding(p.SampleTokens())
 			out.Packing = &PackingSummary{k.Documents, k.Cut, k.Pieces, padding,
 				float64(padding) / float64(k.Tokens+padding)}

@@ -21,7 +21,7 @@ func (o *windowOrder) traits() Traits {
 	if len(o.plan.Parents) > 0 {
 		version = AmendedVersion
 	}
-	return Traits{Version: strconv.Itoa(version), Windows: true, Scheduled: true, Amendable: true,
+	return Traits{Version: strconv.Itoa(version), Windows: true, Scheduled: true,
 		name: "mula's native order"}
 }
 
@@ -62,10 +62,43 @@ func (o *windowOrder) compileSource(s *Source) error {
 			s.windows.Count())
 	}
 	if len(s.Growth) > 0 {
-		return s.compileGrowth(o.plan.Seed)
+		shards, err := s.shardsByPart()
+		if err != nil {
+			return err
+		}
+		windows := make([]int64, len(shards))
+		next := 0
+		for i, n := range shards {
+			for range n {
+				windows[i] += s.windows.ShardCount(next)
+				next++
+			}
+		}
+		return s.compileGrowth(o.plan.Seed, shards, windows)
 	}
 	s.order = index.NewOrder(o.plan.Seed, s.Name, s.Training())
 	return nil
+}
+
+func (o *windowOrder) amend(p *Plan) order { return newWindowOrder(p) }
+
+// extend implements amendable.
+func (o *windowOrder) extend(_ context.Context, _ *packer, s *Source, _, first int, held Number) (out int64,
+	err error) {
+	var windows int64
+	for _, sh := range s.Shards[first:] {
+		windows += index.ShardWindows(o.plan.SequenceLength, sh.Tokens)
+	}
+	if held.IsSet() {
+		out, _ = held.ceilTimes(windows) // at most windows, as the share is below 1
+	}
+	switch {
+	case windows == 0:
+		return 0, fmt.Errorf("no new shard has the %d tokens of a window; add more text", o.plan.SampleTokens())
+	case windows == out:
+		return 0, fmt.Errorf("all %d windows of the new shards are validation windows; add more text", windows)
+	}
+	return out, nil
 }
 
 func (o *windowOrder) compile() error { return o.compileStages() }

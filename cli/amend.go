@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path/filepath"
 	"strconv"
 	"strings"
 
@@ -97,7 +98,9 @@ func runAmend(c *cli.Context) error {
 		}
 		return printSurvey(c, summary)
 	}
-	plan, err := blend.Amend(c.Context, parent, a, sealOptions(p))
+	options := sealOptions(p)
+	options.Packings = filepath.Dir(c.String("output")) // index files of a packed plan are written before the plan
+	plan, err := blend.Amend(c.Context, parent, a, options)
 	if err != nil {
 		return err
 	}

@@ -56,7 +56,8 @@ func runBlend(c *cli.Context) error {
 	}
 	if c.IsSet("amend") {
 		if c.IsSet("pad") {
-			return usagef("--pad is for packed plans, which cannot be amended")
+			return usagef("--pad cannot be set with --amend, because an amended plan keeps its padding id; " +
+				"remove --pad")
 		}
 		return runAmend(c)
 	}
