@@ -555,11 +555,14 @@ func TestMPI(t *testing.T) {
 		}
 		t.Run(string(kind)+", killed", func(t *testing.T) {
 			mark := filepath.Join(t.TempDir(), "mark")
-			stays := "" // when all others have left already, Open MPI does not always say which one was killed
+			// If another rank has left already, or has not started yet, Open MPI does not always say
+			// which rank was killed.
+			meets, stays := "", ""
 			if kind == OpenMPI {
-				stays = " on 1 once " + mark + "1 wait"
+				meets = "meet " + t.TempDir() + " 3 "
+				stays = " on 0 once " + mark + "0 stop on 1 once " + mark + "1 wait"
 			}
-			p := newPlay(t, "on 0 beat step 1"+stays+" on 2 once "+mark+"2 kill on 0 environment exit 0", start)
+			p := newPlay(t, meets+"on 0 beat step 1"+stays+" on 2 once "+mark+"2 kill on 0 environment exit 0", start)
 			result := p.run(t)
 			a := result.Attempts[0]
 			if result.Code != ExitDone || len(result.Attempts) != 2 || a.Outcome != HostLost ||
