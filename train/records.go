@@ -42,7 +42,6 @@ type metricsLine struct {
 
 // records writes metrics.jsonl, fingerprints.jsonl, skips.yaml and the event files of TensorBoard.
 type records struct {
-	passive
 	run          *run
 	metrics      *record.File
 	fingerprints *record.File
