@@ -555,8 +555,8 @@ func TestMPI(t *testing.T) {
 		}
 		t.Run(string(kind)+", killed", func(t *testing.T) {
 			mark := filepath.Join(t.TempDir(), "mark")
-			// If another rank has left already, or has not started yet, Open MPI does not always say
-			// which rank was killed.
+			// If another rank has left already, or has not started yet, Open MPI does not always
+			// say which rank was killed.
 			meets, stays := "", ""
 			if kind == OpenMPI {
 				meets = "meet " + t.TempDir() + " 3 "
