@@ -358,13 +358,13 @@ func decodeFile(path string, value any, decode func([]byte, any) error) error {
 }
 
 // saveCheckpoint writes a checkpoint of state.Step into dir. Every rank of world writes its weights
-// and its part of the optimizer's state; rank 0 writes the state, the configuration and
-// tokenizer, the content of tokenizer.json, unless it is nil. All files are in a
-// temporary directory, which rank 0 creates. Rank 0 writes the manifest after every rank has synced
-// its files, and then renames the directory, so a directory with the name of a checkpoint is
-// complete. An existing directory of that name is a refused checkpoint, and is replaced.
-// saveCheckpoint sets state.Format and state.Weights. If a rank fails, all ranks return an error
-// that names it, and older checkpoints do not change.
+// and its part of the optimizer's state. Rank 0 also writes the state and the configuration, and
+// tokenizer.json with the content of tokenizer, unless that is nil. All files are in a temporary
+// directory, which rank 0 creates. Rank 0 writes the manifest after every rank has synced its
+// files, and then renames the directory, so a directory with the name of a checkpoint is complete.
+// An existing directory of that name is a refused checkpoint, and is replaced. saveCheckpoint sets
+// state.Format and state.Weights. If a rank fails, all ranks return an error that names it, and
+// older checkpoints do not change.
 func saveCheckpoint(ctx context.Context, world *comm.Comm, dir string, state *State, s share,
 	tokenizer []byte) (err error) {
 	name := checkpointName(state.Step)
@@ -448,7 +448,7 @@ func (c *savedCheckpoint) begin() error {
 	if err := os.RemoveAll(c.temp); err != nil {
 		return err
 	}
-	if err := fault(atomicfile.OpCreate, c.temp); err != nil {
+	if err := atomicfile.Injected(atomicfile.OpCreate, c.temp); err != nil {
 		return err
 	}
 	return os.Mkdir(c.temp, 0o755)
@@ -736,7 +736,7 @@ func (c *savedCheckpoint) finish(name string, all []writtenFiles, state State) e
 	if err := discardCheckpoint(final); err != nil {
 		return err
 	}
-	if err := fault(atomicfile.OpRename, final); err != nil {
+	if err := atomicfile.Injected(atomicfile.OpRename, final); err != nil {
 		return err
 	}
 	if err := os.Rename(c.temp, final); err != nil {

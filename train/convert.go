@@ -162,7 +162,7 @@ func newDirectory(path string, write func(dir string) error) error {
 			return err
 		}
 	}
-	if err := fault(atomicfile.OpCreate, temp); err != nil {
+	if err := atomicfile.Injected(atomicfile.OpCreate, temp); err != nil {
 		return err
 	}
 	if err := os.Mkdir(temp, 0o755); errors.Is(err, fs.ErrExist) {
@@ -175,7 +175,7 @@ func newDirectory(path string, write func(dir string) error) error {
 	if err := write(temp); err != nil {
 		return err
 	}
-	if err := errors.Join(atomicfile.SyncDir(temp), fault(atomicfile.OpRename, path)); err != nil {
+	if err := errors.Join(atomicfile.SyncDir(temp), atomicfile.Injected(atomicfile.OpRename, path)); err != nil {
 		return err
 	}
 	if err := os.Rename(temp, path); err != nil {
@@ -199,7 +199,7 @@ func nothingAt(path string) error {
 // another process has the lock, and [errors.ErrUnsupported] if files cannot be locked.
 func lockName(path string) (release func(), err error) {
 	for {
-		if err := fault(atomicfile.OpCreate, path); err != nil {
+		if err := atomicfile.Injected(atomicfile.OpCreate, path); err != nil {
 			return nil, err
 		}
 		f, err := locks.Hold(path)

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"syscall"
 
-	"mula/internal/atomicfile"
 	"mula/internal/locks"
 	"mula/internal/strictyaml"
 )
@@ -123,15 +122,4 @@ func (d *runDir) close() error {
 		return nil
 	}
 	return d.lock.Close()
-}
-
-// fault calls the fault injection of tests for an operation outside package atomicfile.
-func fault(op atomicfile.Op, path string) error {
-	if atomicfile.Fault == nil {
-		return nil
-	}
-	if err := atomicfile.Fault(op, path); err != nil {
-		return &fs.PathError{Op: string(op), Path: path, Err: err}
-	}
-	return nil
 }

@@ -56,7 +56,9 @@ func toDisk(f filesystem.File) error {
 	return f.Sync()
 }
 
-func fault(op Op, path string) error {
+// Injected calls [Fault] for an operation. Code that changes files without this package calls it
+// before each operation, too.
+func Injected(op Op, path string) error {
 	if Fault == nil {
 		return nil
 	}
@@ -108,7 +110,7 @@ func (w Files) CreateAs(path, name string) (*File, error) {
 
 func (w Files) create(path, name string) (pending, error) {
 	fsys := w.FS()
-	if err := fault(OpCreate, path); err != nil {
+	if err := Injected(OpCreate, path); err != nil {
 		return pending{}, err
 	}
 	if info, err := fsys.Stat(path); err == nil && !info.Mode().IsRegular() {
@@ -162,7 +164,7 @@ func (p *pending) Path() string { return p.path }
 
 // Write appends p to the file.
 func (f *File) Write(p []byte) (int, error) {
-	if err := fault(OpWrite, f.path); err != nil {
+	if err := Injected(OpWrite, f.path); err != nil {
 		return 0, err
 	}
 	n, err := f.f.Write(p)
@@ -178,7 +180,7 @@ func (p *pending) Seal() error {
 	if p.sealed || p.done {
 		return nil
 	}
-	if err := fault(OpSync, p.path); err != nil {
+	if err := Injected(OpSync, p.path); err != nil {
 		return err
 	}
 	if err := toDisk(p.f); err != nil {
@@ -201,7 +203,7 @@ func (p *pending) Rename() error {
 	if err := p.Seal(); err != nil {
 		return err
 	}
-	if err := fault(OpRename, p.path); err != nil {
+	if err := Injected(OpRename, p.path); err != nil {
 		return err
 	}
 	if err := p.fsys.Rename(p.f.Name(), p.path); err != nil {
@@ -265,7 +267,7 @@ func Remove(path string) error { return Files{}.Remove(path) }
 
 // Remove is [Remove] on the file system.
 func (w Files) Remove(path string) error {
-	if err := fault(OpRemove, path); err != nil {
+	if err := Injected(OpRemove, path); err != nil {
 		return err
 	}
 	if err := w.FS().Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -280,7 +282,7 @@ func SyncDir(dir string) error { return Files{}.SyncDir(dir) }
 
 // SyncDir is [SyncDir] on the file system.
 func (w Files) SyncDir(dir string) error {
-	if err := fault(OpSyncDir, dir); err != nil {
+	if err := Injected(OpSyncDir, dir); err != nil {
 		return err
 	}
 	if SkipSync {

@@ -76,7 +76,7 @@ func (m *Image) WriteAt(p []byte, off int64) (int, error) {
 		return 0, fmt.Errorf("writing %s: %d bytes at offset %d exceed the file size of %d bytes", m.path, len(p),
 			off, m.size)
 	}
-	if err := fault(OpWrite, m.path); err != nil {
+	if err := Injected(OpWrite, m.path); err != nil {
 		return 0, err
 	}
 	n, err := m.writeDirect(p, off)

@@ -157,7 +157,7 @@ func (w Files) Clean(dir string) (int, error) {
 		if !owner.Gone() && (owner.Machine == self.Machine || time.Since(info.ModTime()) < AbandonedAfter) {
 			continue
 		}
-		err = fault(OpRemove, path)
+		err = Injected(OpRemove, path)
 		if err == nil {
 			err = w.FS().Remove(path)
 		}

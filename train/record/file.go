@@ -28,6 +28,7 @@ func Open(path string) (*File, error) {
 	return &File{f}, nil
 }
 
+// Append writes a value as a line of JSON.
 func (r *File) Append(value any) error {
 	line, err := json.Marshal(value)
 	if err != nil {
@@ -39,7 +40,7 @@ func (r *File) Append(value any) error {
 
 // Write appends bytes unchanged.
 func (r *File) Write(p []byte) (int, error) {
-	if err := fault(atomicfile.OpWrite, r.f.Name()); err != nil {
+	if err := atomicfile.Injected(atomicfile.OpWrite, r.f.Name()); err != nil {
 		return 0, err
 	}
 	n, err := r.f.Write(p)
@@ -52,7 +53,7 @@ func (r *File) Write(p []byte) (int, error) {
 // Sync writes all lines to disk. A checkpoint is published after sync, so no checkpoint is ahead of
 // its records.
 func (r *File) Sync() error {
-	if err := fault(atomicfile.OpSync, r.f.Name()); err != nil {
+	if err := atomicfile.Injected(atomicfile.OpSync, r.f.Name()); err != nil {
 		return err
 	}
 	if err := r.f.Sync(); err != nil {
@@ -61,18 +62,8 @@ func (r *File) Sync() error {
 	return nil
 }
 
+// Close closes the file. It does not sync it.
 func (r *File) Close() error { return r.f.Close() }
-
-// fault calls the fault injection of tests for an operation outside package atomicfile.
-func fault(op atomicfile.Op, path string) error {
-	if atomicfile.Fault == nil {
-		return nil
-	}
-	if err := atomicfile.Fault(op, path); err != nil {
-		return &fs.PathError{Op: string(op), Path: path, Err: err}
-	}
-	return nil
-}
 
 // recordPosition is the position in time of a line of metrics.jsonl or fingerprints.jsonl.
 type recordPosition struct {
@@ -158,4 +149,5 @@ func Cut(path string, stepsDone int64) (header bool, last int64, err error) {
 	return header, last, out.Publish()
 }
 
+// Timestamp formats a time for the records: RFC 3339, in UTC.
 func Timestamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }

@@ -31,7 +31,7 @@ func TestCutRecords(t *testing.T) {
 		{"an evaluation of the checkpoint's step was before it", run + step0 + step1 + eval2 + step2, 2,
 			run + step0 + step1 + eval2, true, 1},
 		{"and is after an earlier one", run + step0 + step1 + eval2 + step2, 1, run + step0, true, 0},
-		{"a resume from the same checkpoint is written anew", run + step0 + step1 + eval2 + again + step2, 2,
+		{"a second resume from the same checkpoint replaces the first", run + step0 + step1 + eval2 + again + step2, 2,
 			run + step0 + step1 + eval2, true, 1},
 		{"a resume from an earlier one stays", run + step0 + step1 + again + step2 + step3, 3, run + step0 + step1 +
 			again + step2, true, 2},
