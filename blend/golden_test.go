@@ -19,7 +19,7 @@ import (
 // With -update, the files that this package writes are rewritten. The files that other programs
 // make from them must follow, by the commands in testdata/README.md. The plan and the order are
 // frozen: a difference there is a new order version, not an update.
-var update = flag.Bool("update", false, "write the golden files of this package anew")
+var update = flag.Bool("update", false, "write the golden files of this package again")
 
 // The plan of the mixed corpus is the one in testdata, and gives the order that the Python
 // implementation of the format page computes.

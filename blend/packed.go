@@ -316,11 +316,15 @@ func (o *packedOrder) checkPadding() error {
 			}
 		}
 	}
-	if o.padding >= limit {
-		return fmt.Errorf("the padding id is %d, but the shards have ids below %d; set another with pad, or --pad",
-			o.padding, limit)
+	switch {
+	case o.padding < limit:
+		return nil
+	case len(o.plan.Parents) > 0:
+		return fmt.Errorf("the padding id of the plan is %d, but the shards have ids below %d; add shards with int32 "+
+			"ids, or build a new plan with another padding id", o.padding, limit)
 	}
-	return nil
+	return fmt.Errorf("the padding id is %d, but the shards have ids below %d; set another with pad, or --pad",
+		o.padding, limit)
 }
 
 func (o *packedOrder) locate(position int64) (Sample, error) {

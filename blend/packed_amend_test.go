@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"mula/blend/fingerprint"
+	"mula/shards"
 	"mula/shards/audit"
 )
 
@@ -178,6 +179,22 @@ func TestAmendPackedPlanRefuses(t *testing.T) {
 	}
 }
 
+// An amended plan keeps its padding id. If new shards have no such id, the message does not advise
+// to set another one.
+func TestLargePadding(t *testing.T) {
+	for _, parents := range [][]Parent{nil, {{At: 10}}} {
+		list := []Shard{{DType: shards.Int32}, {DType: shards.UInt16}}
+		p := &Plan{Parents: parents, Sources: []Source{{Shards: list}}}
+		err := (&packedOrder{scheduled{p}, 65536}).checkPadding()
+		if err == nil || strings.Contains(err.Error(), "--pad") != (parents == nil) {
+			t.Errorf("%d parents: %v", len(parents), err)
+		}
+		if err := (&packedOrder{scheduled{p}, 65535}).checkPadding(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // frozenPackedAmended is the amended plan of testdata/packed_amended.json.
 func frozenPackedAmended(t *testing.T) (corpus, *Plan) {
 	c, text := packed(t)
@@ -197,23 +214,7 @@ weights: {web: 2, news: 1, wiki: 0.1}
 // for the plan.
 func TestFrozenPackedAmendedPlan(t *testing.T) {
 	c, p := frozenPackedAmended(t)
-	if *update {
-		data, err := os.ReadFile(filepath.Join(c.dir, "amended.json"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile("testdata/packed_amended.json", data, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	frozen, err := ReadPlan("testdata/packed_amended.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if frozen.Fingerprint() != p.Fingerprint() {
-		t.Errorf("built again, the plan is %s, not %s", p.Fingerprint(), frozen.Fingerprint())
-	}
-	compareOrder(t, frozen, "testdata/packed_amended_order.json")
+	compareFrozen(t, p, filepath.Join(c.dir, "amended.json"), "packed_amended")
 }
 
 // A plan.json with an invalid member is refused with a message about the member.

@@ -646,24 +646,31 @@ func TestPackedPlanIsCompared(t *testing.T) {
 // the plan.
 func TestFrozenPackedPlan(t *testing.T) {
 	c, text := packed(t)
-	p := c.seal(text)
+	compareFrozen(t, c.seal(text), filepath.Join(c.dir, "plan.json"), "packed")
+}
+
+// compareFrozen compares a plan, whose file is at path, with the file testdata/NAME.json, and the
+// order of that file with testdata/NAME_order.json.
+func compareFrozen(t *testing.T, p *Plan, path, name string) {
+	t.Helper()
+	golden := filepath.Join("testdata", name+".json")
 	if *update {
-		data, err := os.ReadFile(filepath.Join(c.dir, "plan.json"))
+		data, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := os.WriteFile("testdata/packed.json", data, 0o644); err != nil {
+		if err := os.WriteFile(golden, data, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
-	frozen, err := ReadPlan("testdata/packed.json")
+	frozen, err := ReadPlan(golden)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if frozen.Fingerprint() != p.Fingerprint() {
-		t.Errorf("sealed again the plan is %s, not %s", p.Fingerprint(), frozen.Fingerprint())
+		t.Errorf("built again, the plan is %s, not %s", p.Fingerprint(), frozen.Fingerprint())
 	}
-	compareOrder(t, frozen, "testdata/packed_order.json")
+	compareOrder(t, frozen, filepath.Join("testdata", name+"_order.json"))
 }
 
 // A sample of a packed plan is read in about the time of its tokens. One op is a sample of 4,097.
