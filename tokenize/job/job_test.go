@@ -390,6 +390,38 @@ func TestResume(t *testing.T) {
 	}
 }
 
+// If done.json cannot be read, it is not known whether another process has completed the job. Run
+// returns the error of that read, or writes what it writes without the fault.
+func TestDoneReadFault(t *testing.T) {
+	t.Parallel()
+	c := makeCorpus(t, 5, 3, 30, true)
+	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs, OnError: Skip,
+		tuning: quick, Workers: 2, PieceBytes: 3000, ShardTokens: 3000}
+	o.tuning.segment = 12_000
+	want := t.TempDir()
+	c.expect(t, want, o)
+	expected := outputs(t, want)
+	for k := int64(1); ; k++ {
+		o.Output = filepath.Join(t.TempDir(), "x")
+		nth := &faultfs.Nth{K: k, Err: syscall.EIO, Counts: func(op faultfs.Op, path string) bool {
+			return op.Reads() && filepath.Base(path) == doneName
+		}}
+		o.FS = faultfs.New(nth.Fault)
+		_, err := Run(t.Context(), o)
+		if nth.Failed() == "" {
+			if k < 5 {
+				t.Errorf("only %d reads of %s", k-1, doneName)
+			}
+			return
+		}
+		if err == nil {
+			sameOutputs(t, outputs(t, filepath.Dir(o.Output)), expected)
+		} else if !errors.Is(err, syscall.EIO) {
+			t.Fatalf("read %d of %s failed: got %v, want EIO", k, doneName, err)
+		}
+	}
+}
+
 // A job that resumes while one read fails returns that error, or writes what an unbroken job
 // writes. Without the fault, the same command then writes it.
 func TestResumeReadFault(t *testing.T) {

@@ -248,9 +248,9 @@ func (b *unitQueue) claim(ctx context.Context) (u int, l *locks.Lock, unitCtx co
 			continue
 		}
 		// The process that ends the job removes the records.
-		if done, err := readRecord[finished](b.f.files, b.f.path(doneName)); err != nil || done != nil {
+		if err := b.f.unlessDone(); err != nil {
 			l.Release()
-			return -1, nil, nil, errors.Join(err, errDone)
+			return -1, nil, nil, err
 		}
 		b.mu.Lock()
 		unitCtx, cancel := context.WithCancel(ctx)

@@ -71,8 +71,8 @@ func (p *process) again(k int, err error) (bool, error) {
 		// another process has written the shard and removed files that it no longer needed
 		return e == nil, e
 	}
-	if done, e := readRecord[finished](p.f.files, p.f.path(doneName)); e != nil || done != nil {
-		return false, errors.Join(e, errDone)
+	if err := p.f.unlessDone(); err != nil {
+		return false, err
 	}
 	if err := p.unitQueue.reencode(m.unit, m.segment, err); err != nil {
 		return false, err
@@ -85,6 +85,15 @@ func (p *process) again(k int, err error) (bool, error) {
 
 // errDone means that another process has completed the job.
 var errDone = errors.New("the job is complete")
+
+// unlessDone returns errDone if another process has completed the job, or why that is not known.
+func (f *workDir) unlessDone() error {
+	done, err := readRecord[finished](f.files, f.path(doneName))
+	if err == nil && done != nil {
+		return errDone
+	}
+	return err
+}
 
 func (r *shardQueue) changed() {
 	close(r.changes)
@@ -185,8 +194,8 @@ func (r *shardQueue) try(ctx context.Context, k int, start cut) error {
 				r.set(k, complete, "")
 				return nil
 			}
-			if done, err := readRecord[finished](f.files, f.path(doneName)); err != nil || done != nil {
-				return errors.Join(err, errDone)
+			if err := f.unlessDone(); err != nil {
+				return err
 			}
 			r.mu.Lock() // no notification: waiting goroutines would retry at once
 			r.stages[k], r.holder = theirs, holder
