@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"context"
+	"errors"
 	"net"
 	"sync"
 	"testing"
@@ -47,6 +48,37 @@ func TestLinks(t *testing.T) {
 	for size := 1; size <= 4; size++ {
 		transporttest.Together(t, joined(t, size))
 	}
+}
+
+// TestFailureDuringSplit lets a new group fail at one rank while the other ranks may still open it.
+// The race detector must find nothing, and the calls of the other ranks must fail.
+func TestFailureDuringSplit(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	ended, end := context.WithCancel(ctx)
+	end()
+	var ranks sync.WaitGroup
+	for _, world := range joined(t, 3) {
+		ranks.Go(func() {
+			defer world.Close()
+			for round := range 200 {
+				group, err := world.Split(ctx, 0, world.Rank())
+				if err != nil {
+					t.Errorf("round %d, rank %d: split: %v", round, world.Rank(), err)
+					return
+				}
+				calls, want := ctx, comm.ErrPeerLost
+				if world.Rank() == 1 {
+					calls, want = ended, context.Canceled
+				}
+				if err := group.Barrier(calls); !errors.Is(err, want) {
+					t.Errorf("round %d, rank %d: the barrier returns %v, want %v", round, world.Rank(), err, want)
+				}
+				group.Close()
+			}
+		})
+	}
+	ranks.Wait()
 }
 
 func BenchmarkAllReduce(b *testing.B) { transporttest.Benchmark(b, joined(b, 2)) }

@@ -77,23 +77,31 @@ func open(id uint64, rank int, peers []*peer) *transport {
 	l := &transport{id: id, streams: make([]*stream, len(peers)), ready: make(chan struct{}, 1),
 		ended: make(chan struct{})}
 	l.Group = pairwise.NewGroup("tcp", rank, len(peers), l)
-	var broken error
 	for r, p := range peers {
 		if p == nil {
 			continue
 		}
 		p.mu.Lock()
-		s := p.stream(id)
-		s.transport = l
+		l.streams[r] = p.stream(id)
 		p.foreign--
-		l.streams[r] = s
+		p.mu.Unlock()
+	}
+	// As soon as one stream has the transport, the reader of that connection may end the group. It
+	// then needs all streams.
+	var broken error
+	for _, s := range l.streams {
+		if s == nil {
+			continue
+		}
+		s.peer.mu.Lock()
+		s.transport = l
 		if broken == nil {
 			broken = s.failure
 		}
 		if broken == nil {
-			broken = p.err
+			broken = s.peer.err
 		}
-		p.mu.Unlock()
+		s.peer.mu.Unlock()
 	}
 	if broken != nil {
 		l.fail(broken)
