@@ -33,7 +33,7 @@ func poison(o *train.Options) {
 	}
 	o.BeforeSum = func(rank int, step int64, b moe.Bucket) error {
 		if rank == poisonedRank && step == poisonedStep && b.Divided {
-			b.Grad[len(b.Grad)/2] = float32(math.NaN())
+			b.Grad.Floats()[len(b.Grad.Floats())/2] = float32(math.NaN())
 		}
 		return nil
 	}

@@ -149,6 +149,6 @@ type BackwardOptions struct {
 	// Done, unless nil, is called by Backward with 0, 1, … len(Buckets)-1, once the commands that
 	// complete a bucket's gradients are enqueued. Work that it starts on them may run while
 	// Backward computes the following buckets. To read the gradients in Go, call the device's
-	// ToHost first; it waits for these commands.
+	// Read first; it waits for these commands.
 	Done func(bucket int)
 }

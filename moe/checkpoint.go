@@ -35,9 +35,10 @@ func (m *Model) Save(ctx context.Context, dir string, opts SaveOptions) error {
 	if err := m.whole("saving"); err != nil {
 		return err
 	}
+	var buffer []float32
 	return saveDirectory(dir, m.cfg, opts, func(i int, write func([]float32) error) error {
-		weight := m.params[i].Weight
-		if err := m.dev.ToHost(ctx, weight); err != nil {
+		weight, err := xpu.Numbers(ctx, m.dev, m.params[i].Weight, &buffer)
+		if err != nil {
 			return err
 		}
 		return write(weight)
@@ -233,11 +234,13 @@ func (m *Model) Load(dir string) error {
 }
 
 func (m *Model) read(s *Stored) error {
+	var buffer []float32
 	for _, p := range m.params {
-		if err := s.each(p.Index, p.Weight, func([]float32) error { return nil }); err != nil {
+		weight := xpu.HostBuffer(p.Weight, &buffer)
+		if err := s.each(p.Index, weight, func([]float32) error { return nil }); err != nil {
 			return err
 		}
-		m.dev.ToDevice(p.Weight)
+		xpu.SetNumbers(m.dev, p.Weight, weight)
 	}
 	return nil
 }

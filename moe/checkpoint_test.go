@@ -125,9 +125,10 @@ func TestSaveLoad(t *testing.T) {
 					tiny = 1.0 / (1 << 25)
 				}
 				for i, p := range back.Parameters() {
-					for j, v := range m.Parameters()[i].Weight {
-						if d := math.Abs(float64(p.Weight[j]) - float64(v)); d > max(bound*math.Abs(float64(v)), tiny) {
-							t.Fatalf("%s[%d] is %v, was %v", p.Name, j, p.Weight[j], v)
+					for j, v := range m.Parameters()[i].Weight.Floats() {
+						d := math.Abs(float64(p.Weight.Floats()[j]) - float64(v))
+						if d > max(bound*math.Abs(float64(v)), tiny) {
+							t.Fatalf("%s[%d] is %v, was %v", p.Name, j, p.Weight.Floats()[j], v)
 						}
 					}
 				}

@@ -74,9 +74,9 @@ func TestParametersCount(t *testing.T) {
 			for _, d := range p.Shape {
 				size *= d
 			}
-			if len(p.Weight) != size || len(p.Grad) != size || seen[p.Name] {
+			if p.Weight.Elements() != size || p.Grad.Elements() != size || seen[p.Name] {
 				t.Errorf("%s: parameter %s of shape %v has %d weights and %d gradients, or occurs twice", name, p.Name,
-					p.Shape, len(p.Weight), len(p.Grad))
+					p.Shape, p.Weight.Elements(), p.Grad.Elements())
 			}
 			seen[p.Name] = true
 			n += int64(size)

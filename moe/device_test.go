@@ -139,8 +139,8 @@ func files(t *testing.T, device func(int) xpu.Device, cfg Config) string {
 		t.Fatal(err)
 	}
 	for _, b := range m.Buckets() { // new weights, on the device alone
-		weight := xpu.Of(b.Weight, len(b.Weight))
-		m.dev.Add(weight, weight, xpu.Of(b.Grad, len(b.Grad)))
+		weight := b.Weight
+		m.dev.Add(weight, weight, b.Grad)
 	}
 	dir := t.TempDir()
 	if err := m.Save(t.Context(), dir, SaveOptions{DType: safetensors.BF16, ShardSize: 100_000}); err != nil {

@@ -58,7 +58,7 @@ func TestDocumentsAloneAndTogether(t *testing.T) {
 			t.Errorf("%s: loss %v of %d targets, want %v of %d", name, stats.Loss, stats.Targets, sum, targets)
 		}
 		for i, p := range together.Parameters() {
-			if e := relative(p.Grad, alone.Parameters()[i].Grad); !(e <= 1e-4) {
+			if e := relative(p.Grad.Floats(), alone.Parameters()[i].Grad.Floats()); !(e <= 1e-4) {
 				t.Errorf("%s: gradient of %s differs by %g", name, p.Name, e)
 			}
 		}
@@ -139,7 +139,7 @@ func TestBitsOfDocuments(t *testing.T) {
 			g.backward(t, share(batch, []int{2, 1}), opts)
 			sum := g.gradients(t)
 			for _, p := range whole.Parameters() {
-				if e := relative(sum[p.Name], p.Grad); !(e <= 1e-4) {
+				if e := relative(sum[p.Name], p.Grad.Floats()); !(e <= 1e-4) {
 					t.Errorf("%s, %s: gradient of %s differs by %g", name, dispatch, p.Name, e)
 				}
 			}

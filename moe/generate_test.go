@@ -155,9 +155,8 @@ func TestGenerateRefuses(t *testing.T) {
 	if _, err := m.Logits(t.Context(), make([]uint32, 17)); err == nil {
 		t.Error("logits of a sequence that is too long")
 	}
-	head := byName(m, "lm_head.weight").Weight
+	head := byName(m, "lm_head.weight").Weight.Floats()
 	head[len(head)-1] = float32(math.NaN())
-	toDevice(m)
 	if err := m.Generate(context.Background(), []uint32{1}, GenerateOptions{MaxTokens: 1},
 		func(uint32) bool { return true }); err == nil || !strings.Contains(err.Error(), "not a number") {
 		t.Errorf("damaged weights: %v", err)

@@ -35,7 +35,7 @@ func uniform(name string, n int) []float32 {
 // fillByFormula gives the model the weights of testdata/golden.py.
 func fillByFormula(m *Model) {
 	for _, p := range m.Parameters() {
-		copy(p.Weight, uniform(p.Name, len(p.Weight)))
+		copy(p.Weight.Floats(), uniform(p.Name, p.Weight.Elements()))
 		scale := float32(0.4)
 		switch {
 		case len(p.Shape) == 1:
@@ -43,17 +43,16 @@ func fillByFormula(m *Model) {
 		case strings.HasSuffix(p.Name, "mlp.gate.weight"):
 			scale = 1
 		}
-		for i := range p.Weight {
-			p.Weight[i] *= scale
+		for i := range p.Weight.Floats() {
+			p.Weight.Floats()[i] *= scale
 			if len(p.Shape) == 1 {
-				p.Weight[i]++
+				p.Weight.Floats()[i]++
 			}
 		}
 	}
 	if pad := m.cfg.PadTokenID; pad != NoToken {
 		clear(m.embed.w.Index(pad).Floats())
 	}
-	toDevice(m)
 }
 
 // queryBlock is the number of queries that the CPU's attention takes at a time: lengths around it
@@ -78,34 +77,18 @@ func newModelOn(t testing.TB, dev xpu.Device, cfg Config) *Model {
 
 // weights and grads are copies of all that a model has, bucket by bucket.
 func weights(t testing.TB, m *Model) []float32 {
-	return all(t, m, func(b Bucket) []float32 { return b.Weight })
+	return all(t, m, func(b Bucket) []float32 { return b.Weight.Floats() })
 }
 func grads(t testing.TB, m *Model) []float32 {
-	return all(t, m, func(b Bucket) []float32 { return b.Grad })
+	return all(t, m, func(b Bucket) []float32 { return b.Grad.Floats() })
 }
 
 func all(t testing.TB, m *Model, of func(b Bucket) []float32) (joined []float32) {
 	t.Helper()
 	for _, b := range m.Buckets() {
-		toHost(t, m, of(b))
 		joined = append(joined, of(b)...)
 	}
 	return joined
-}
-
-// toHost brings memory of a model's device to the host, and toDevice what the host has written to
-// its weights to the device.
-func toHost(t testing.TB, m *Model, x ...[]float32) {
-	t.Helper()
-	if err := m.dev.ToHost(t.Context(), x...); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func toDevice(m *Model) {
-	for _, p := range m.Parameters() {
-		m.dev.ToDevice(p.Weight)
-	}
 }
 
 // golden is a file made by testdata/golden.py.
@@ -343,20 +326,20 @@ func gradientError(t testing.TB, p *Parameter, want []float32) float64 {
 		t.Fatalf("gradient of %s is zero: the case tests nothing", p.Name)
 	}
 	sum := 0.0
-	for _, v := range p.Grad {
+	for _, v := range p.Grad.Floats() {
 		sum += float64(v) * float64(v)
 	}
 	worst := math.Abs(math.Sqrt(sum)-norm) / norm
 	for i, w := range want[1:5] {
 		dot := 0.0
-		for j, u := range uniform("dot"+string(rune('0'+i))+" "+p.Name, len(p.Grad)) {
-			dot += float64(u) * float64(p.Grad[j])
+		for j, u := range uniform("dot"+string(rune('0'+i))+" "+p.Name, p.Grad.Elements()) {
+			dot += float64(u) * float64(p.Grad.Floats()[j])
 		}
 		worst = max(worst, math.Abs(dot-float64(w))*math.Sqrt(12)/norm)
 	}
-	stride := max(1, len(p.Grad)/64)
+	stride := max(1, p.Grad.Elements()/64)
 	for i, w := range want[5:] {
-		worst = max(worst, math.Abs(float64(p.Grad[i*stride]-w))/norm)
+		worst = max(worst, math.Abs(float64(p.Grad.Floats()[i*stride]-w))/norm)
 	}
 	if math.IsNaN(sum) {
 		return math.Inf(1)

@@ -5,6 +5,8 @@ import (
 	"encoding/binary"
 	"math/rand/v2"
 	"strings"
+
+	"mula/xpu"
 )
 
 // Init sets every weight to its initial value: matrices are drawn from a normal distribution of
@@ -16,20 +18,20 @@ import (
 func (m *Model) Init(seed uint64) {
 	m.dev.Parallel(len(m.params), func(i int) {
 		p := m.params[i]
+		var buffer []float32
+		weight := xpu.HostBuffer(p.Weight, &buffer)
 		if len(p.Shape) == 1 {
-			for j := range p.Weight {
-				p.Weight[j] = 1
+			for j := range weight {
+				weight[j] = 1
 			}
-			return
+		} else {
+			m.cfg.draw(weight, seed, p.Name)
 		}
-		m.cfg.draw(p.Weight, seed, p.Name)
+		if pad := m.cfg.PadTokenID; pad != NoToken && p.Name == embeddingName {
+			clear(weight[pad*m.cfg.HiddenSize:][:m.cfg.HiddenSize])
+		}
+		xpu.SetNumbers(m.dev, p.Weight, weight)
 	})
-	if pad := m.cfg.PadTokenID; pad != NoToken && m.stage.first {
-		clear(m.embed.w.Index(pad).Floats())
-	}
-	for _, b := range m.buckets {
-		m.dev.ToDevice(b.Weight)
-	}
 }
 
 func (c Config) draw(dst []float32, seed uint64, name string) {

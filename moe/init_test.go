@@ -31,7 +31,7 @@ func TestInitIsIndependentOfLayout(t *testing.T) {
 	for _, p := range a.Parameters() {
 		if q := byName(d, p.Name); q != nil && slices.Equal(p.Shape, q.Shape) {
 			equal++
-			if !slices.Equal(p.Weight, q.Weight) {
+			if !slices.Equal(p.Weight.Floats(), q.Weight.Floats()) {
 				t.Errorf("%s depends on the rest of the model", p.Name)
 			}
 		}
@@ -40,12 +40,12 @@ func TestInitIsIndependentOfLayout(t *testing.T) {
 		t.Errorf("%d tensors compared", equal)
 	}
 	b.Init(43)
-	if slices.Equal(byName(a, "lm_head.weight").Weight, byName(b, "lm_head.weight").Weight) {
+	if slices.Equal(byName(a, "lm_head.weight").Weight.Floats(), byName(b, "lm_head.weight").Weight.Floats()) {
 		t.Error("another seed gives the same weights")
 	}
 	// Runs must be repeatable by later versions of the program and of Go.
 	want := []float32{-0.01758971, -0.012590012, 0.014055627, -0.00027248228}
-	if got := byName(a, "model.layers.0.mlp.gate.weight").Weight[:4]; !slices.Equal(got, want) {
+	if got := byName(a, "model.layers.0.mlp.gate.weight").Weight.Floats()[:4]; !slices.Equal(got, want) {
 		t.Errorf("first weights of the router are %v, were %v", got, want)
 	}
 }
@@ -59,14 +59,14 @@ func TestInitDistribution(t *testing.T) {
 		var n, sum, square, beyond float64
 		for _, p := range m.Parameters() {
 			if len(p.Shape) == 1 {
-				for _, v := range p.Weight {
+				for _, v := range p.Weight.Floats() {
 					if v != 1 {
 						t.Fatalf("%s: a norm weight is %v", p.Name, v)
 					}
 				}
 				continue
 			}
-			for _, v := range p.Weight {
+			for _, v := range p.Weight.Floats() {
 				x := float64(v) / c.InitStd
 				n, sum, square = n+1, sum+x, square+x*x
 				if math.Abs(x) > 3 {

@@ -16,24 +16,23 @@ import (
 const OrderOfSums = 2
 
 // A Parameter is one weight tensor under its Hugging Face name. Weight and Grad are ranges of its
-// bucket's memory on the model's device: call the device's ToHost before reading them in Go, and
-// ToDevice after writing them.
+// bucket's memory, of this shape.
 type Parameter struct {
 	Name   string
 	Shape  []int // linear weights are [out, in]
-	Weight []float32
-	Grad   []float32
+	Weight xpu.Tensor
+	Grad   xpu.Tensor
 
 	Index   int  // index in the list of the complete model's tensors, [Config.Tensors]
 	Divided bool // it belongs to an expert, so that ranks that share the experts hold different ones
 }
 
 // A Bucket is a contiguous range of the model's memory whose gradients are complete at the same
-// time. Weight and Grad are device memory, each one allocation of the device's Floats.
+// time. Weight and Grad have one dimension; each is a tensor of the device's New.
 type Bucket struct {
 	Divided    bool // the value of its parameters' Divided
-	Weight     []float32
-	Grad       []float32
+	Weight     xpu.Tensor
+	Grad       xpu.Tensor
 	Parameters []*Parameter // in their order in Weight and Grad, without gaps
 }
 
@@ -113,8 +112,8 @@ func NewParallel(cfg Config, dev xpu.Device, p Parallel) (*Model, error) {
 // used afterwards. Closing a device also releases the memory of its models.
 func (m *Model) Close() {
 	for _, b := range m.buckets {
-		m.dev.Free(b.Weight)
-		m.dev.Free(b.Grad)
+		m.dev.Release(b.Weight)
+		m.dev.Release(b.Grad)
 	}
 	m.buckets, m.params, m.layers = nil, nil, nil
 	m.rope.free(m.dev)
@@ -154,7 +153,7 @@ func (m *Model) Buckets() []Bucket { return m.buckets }
 // ZeroGradients sets all gradients to zero.
 func (m *Model) ZeroGradients() {
 	for _, b := range m.buckets {
-		m.dev.Zero(xpu.Of(b.Grad, len(b.Grad)))
+		m.dev.Zero(b.Grad)
 	}
 }
 
@@ -181,17 +180,17 @@ func (m *Model) bind() error {
 		}
 		m.buckets = append(m.buckets, Bucket{Divided: divided})
 		b := &m.buckets[len(m.buckets)-1]
-		if b.Weight, err = m.dev.Floats(n); err != nil {
+		if b.Weight, err = m.dev.New(xpu.Float32, n); err != nil {
 			return err
 		}
-		if b.Grad, err = m.dev.Floats(n); err != nil {
+		if b.Grad, err = m.dev.New(xpu.Float32, n); err != nil {
 			return err
 		}
-		weight, grad, at := xpu.Of(b.Weight, n), xpu.Of(b.Grad, n), 0
+		at := 0
 		for _, t := range tensors {
 			if size := elements(t.shape); size > 0 {
-				*t.tensor = tensor{weight.Rows(at, at+size).Reshape(t.shape...),
-					grad.Rows(at, at+size).Reshape(t.shape...)}
+				*t.tensor = tensor{b.Weight.Rows(at, at+size).Reshape(t.shape...),
+					b.Grad.Rows(at, at+size).Reshape(t.shape...)}
 				at += size
 			}
 		}
@@ -207,8 +206,9 @@ func (m *Model) bind() error {
 		var made []*Parameter
 		for _, t := range tensors {
 			if t.w.Present() {
-				made = append(made, &Parameter{Name: list[next].Name, Shape: list[next].Shape, Weight: t.w.Floats(),
-					Grad: t.g.Floats(), Index: next, Divided: divided})
+				shape := list[next].Shape
+				made = append(made, &Parameter{Name: list[next].Name, Shape: shape, Weight: t.w.Reshape(shape...),
+					Grad: t.g.Reshape(shape...), Index: next, Divided: divided})
 				next++
 			}
 		}

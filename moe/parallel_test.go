@@ -125,14 +125,13 @@ func (g rankGroup) gradients(t testing.TB) map[string][]float32 {
 	sum := map[string][]float32{}
 	for _, m := range g.models {
 		for _, p := range m.Parameters() {
-			toHost(t, m, p.Grad)
 			switch {
 			case sum[p.Name] == nil:
-				sum[p.Name] = slices.Clone(p.Grad)
+				sum[p.Name] = slices.Clone(p.Grad.Floats())
 			case p.Divided:
 				t.Fatalf("two ranks hold %s", p.Name)
 			default:
-				cpu.Axpy(sum[p.Name], 1, p.Grad)
+				cpu.Axpy(sum[p.Name], 1, p.Grad.Floats())
 			}
 		}
 	}
@@ -148,9 +147,8 @@ func (g rankGroup) bits(t testing.TB, stats []Stats) string {
 		fmt.Fprintf(&b, "rank %d: %x %x %x %x %v %x\n", r, s.Loss, s.Aux, s.Z, s.RowLoss, s.ExpertCounts,
 			s.RouterEntropy)
 		for _, p := range m.Parameters() {
-			toHost(t, m, p.Grad)
 			h := fnv.New64a()
-			binary.Write(h, binary.LittleEndian, p.Grad)
+			binary.Write(h, binary.LittleEndian, p.Grad.Floats())
 			fmt.Fprintf(&b, "%s %x\n", p.Name, h.Sum64())
 		}
 	}
@@ -242,7 +240,7 @@ func TestParallelEqualsWhole(t *testing.T) {
 						t.Errorf("%s: %d parameters, want %d", what, len(grads), len(whole.Parameters()))
 					}
 					for _, p := range whole.Parameters() {
-						if e := relative(grads[p.Name], p.Grad); !(e <= tolerance) {
+						if e := relative(grads[p.Name], p.Grad.Floats()); !(e <= tolerance) {
 							t.Errorf("%s: gradient of %s differs by %g", what, p.Name, e)
 						}
 					}
@@ -600,7 +598,7 @@ func TestUniformRouting(t *testing.T) {
 	}
 	compareStats(t, "two ranks", joined(g.backward(t, batches, opts)), copyStats(stats), 1e-5)
 	for name, grad := range g.gradients(t) {
-		if e := relative(grad, byName(whole, name).Grad); !(e < 1e-5) {
+		if e := relative(grad, byName(whole, name).Grad.Floats()); !(e < 1e-5) {
 			t.Errorf("gradient of %s differs by %g", name, e)
 		}
 	}
@@ -638,7 +636,7 @@ func TestParallelWeights(t *testing.T) {
 					for _, p := range m.Parameters() {
 						want := whole.Parameters()[p.Index]
 						if p.Name != want.Name || !slices.Equal(p.Shape, want.Shape) ||
-							!slices.Equal(p.Weight, want.Weight) || p.Divided != want.Divided {
+							!slices.Equal(p.Weight.Floats(), want.Weight.Floats()) || p.Divided != want.Divided {
 							t.Errorf("%s of %s, rank %d of %d: %s is not %s of the whole model", what, dir, r, n,
 								p.Name, want.Name)
 						}
@@ -646,7 +644,7 @@ func TestParallelWeights(t *testing.T) {
 							t.Errorf("%s: divided %v, number %d after %d", p.Name, p.Divided, p.Index, last)
 						}
 						last = p.Index
-						elements += len(p.Weight)
+						elements += p.Weight.Elements()
 						held[p.Index]++
 					}
 					if want := cfg.Memory(Pass{Rows: 1, SequenceLength: 1,
@@ -705,7 +703,7 @@ func TestBuckets(t *testing.T) {
 							if b != len(complete) {
 								t.Errorf("%s: bucket %d is complete after %d others", name, b, len(complete))
 							}
-							complete = append(complete, slices.Clone(buckets[b].Grad))
+							complete = append(complete, slices.Clone(buckets[b].Grad.Floats()))
 						}})
 					if err != nil {
 						return err
@@ -715,22 +713,22 @@ func TestBuckets(t *testing.T) {
 					}
 					seen := map[string]bool{}
 					for i, b := range buckets {
-						if !slices.Equal(b.Grad, complete[i]) {
+						if !slices.Equal(b.Grad.Floats(), complete[i]) {
 							t.Errorf("%s, recompute %v: bucket %d of %s… changed after Done", name, recompute, i,
 								b.Parameters[0].Name)
 						}
 						at := 0
 						for _, p := range b.Parameters {
-							if &p.Weight[0] != &b.Weight[at] || &p.Grad[0] != &b.Grad[at] || p.Divided != b.Divided ||
-								seen[p.Name] {
+							if &p.Weight.Floats()[0] != &b.Weight.Floats()[at] ||
+								&p.Grad.Floats()[0] != &b.Grad.Floats()[at] || p.Divided != b.Divided || seen[p.Name] {
 								t.Errorf("%s: %s does not lie at %d of bucket %d", name, p.Name, at, i)
 							}
 							seen[p.Name] = true
-							at += len(p.Weight)
+							at += p.Weight.Elements()
 						}
-						if at != len(b.Weight) || at != len(b.Grad) {
+						if at != b.Weight.Elements() || at != b.Grad.Elements() {
 							t.Errorf("%s: bucket %d has %d weights and %d gradients for parameters of %d", name, i,
-								len(b.Weight), len(b.Grad), at)
+								b.Weight.Elements(), b.Grad.Elements(), at)
 						}
 					}
 					if len(seen) != len(m.Parameters()) {

@@ -29,7 +29,7 @@ func (m *Model) Forward(ctx context.Context, batch Batch) (Stats, error) {
 // gradients are incomplete.
 //
 // The device may still be computing the gradients when Backward returns. Commands enqueued later
-// run after them, and ToHost waits for them.
+// run after them, and Read waits for them.
 func (m *Model) Backward(ctx context.Context, batch Batch, opts BackwardOptions) (Stats, error) {
 	if err := m.oneStage(); err != nil {
 		return Stats{}, err

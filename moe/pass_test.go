@@ -67,7 +67,7 @@ func TestMicroBatchesAddUp(t *testing.T) {
 			t.Errorf("%s: losses %v %v, want %v %v", name, loss, rows, want.Loss, want.RowLoss)
 		}
 		for i, p := range whole.Parameters() {
-			if e := relative(pieces.Parameters()[i].Grad, p.Grad); e > 1e-5 {
+			if e := relative(pieces.Parameters()[i].Grad.Floats(), p.Grad.Floats()); e > 1e-5 {
 				t.Errorf("%s: gradient of %s differs by %g", name, p.Name, e)
 			}
 		}
@@ -94,7 +94,7 @@ func TestAuxiliaryLossesAreWeightedByShare(t *testing.T) {
 		}
 	}
 	for i, p := range once.Parameters() {
-		if e := relative(twice.Parameters()[i].Grad, p.Grad); e > 1e-6 {
+		if e := relative(twice.Parameters()[i].Grad.Floats(), p.Grad.Floats()); e > 1e-6 {
 			t.Errorf("gradient of %s differs by %g", p.Name, e)
 		}
 	}
@@ -164,7 +164,7 @@ func TestPaddingTokenHasNoGradient(t *testing.T) {
 	if _, err := m.Backward(t.Context(), batch, BackwardOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	row := func(p *Parameter) []float32 { return p.Grad[cfg.PadTokenID*cfg.HiddenSize:][:cfg.HiddenSize] }
+	row := func(p *Parameter) []float32 { return p.Grad.Floats()[cfg.PadTokenID*cfg.HiddenSize:][:cfg.HiddenSize] }
 	if relative(row(byName(m, "model.embed_tokens.weight")), make([]float32, cfg.HiddenSize)) != 0 {
 		t.Error("the padding token's embedding has a gradient")
 	}
@@ -217,11 +217,10 @@ func TestLossFalls(t *testing.T) {
 				norm += float64(g) * float64(g)
 			}
 			for _, p := range m.Parameters() {
-				for i, g := range p.Grad {
-					p.Weight[i] -= float32(1/math.Sqrt(norm)) * g
+				for i, g := range p.Grad.Floats() {
+					p.Weight.Floats()[i] -= float32(1/math.Sqrt(norm)) * g
 				}
 			}
-			toDevice(m)
 		}
 		if !(last < first-1) {
 			t.Errorf("%s: loss went from %v to %v", name, first, last)
@@ -469,11 +468,10 @@ func TestNaNWeights(t *testing.T) {
 	for name, cfg := range gradientCases(t) {
 		m := newModel(t, cfg, 2)
 		for _, p := range m.Parameters() {
-			for i := range p.Weight {
-				p.Weight[i] = float32(math.NaN())
+			for i := range p.Weight.Floats() {
+				p.Weight.Floats()[i] = float32(math.NaN())
 			}
 		}
-		toDevice(m)
 		stats, err := m.Backward(t.Context(), randomBatch(cfg, 2, 8, 1), BackwardOptions{Loss: fullLoss})
 		if err != nil || !math.IsNaN(stats.Loss) {
 			t.Errorf("%s: loss %v, %v", name, stats.Loss, err)

@@ -44,12 +44,12 @@ func TestPrecisionsTrainAlike(t *testing.T) {
 		for _, b := range m.Buckets() {
 			var moment [2]xpu.Tensor
 			for i := range moment {
-				if moment[i], err = dev.New(xpu.Float32, len(b.Weight)); err != nil {
+				if moment[i], err = dev.New(xpu.Float32, b.Weight.Elements()); err != nil {
 					t.Fatal(err)
 				}
 			}
-			moments = append(moments, xpu.Moments{Weight: xpu.Of(b.Weight, len(b.Weight)),
-				Grad: xpu.Of(b.Grad, len(b.Grad)), M: moment[0], V: moment[1]})
+			moments = append(moments, xpu.Moments{Weight: b.Weight,
+				Grad: b.Grad, M: moment[0], V: moment[1]})
 		}
 		r := rand.New(rand.NewPCG(1, 2))
 		for step := range steps {

@@ -18,8 +18,8 @@ type reference struct {
 func newReference(m *Model) *reference {
 	r := &reference{m.cfg, map[string][]float64{}}
 	for _, p := range m.Parameters() {
-		w := make([]float64, len(p.Weight))
-		for i, v := range p.Weight {
+		w := make([]float64, p.Weight.Elements())
+		for i, v := range p.Weight.Floats() {
 			w[i] = float64(v)
 		}
 		r.weights[p.Name] = w
@@ -244,12 +244,11 @@ func randomize(m *Model, seed uint64) {
 	r := rand.New(rand.NewPCG(seed, 1))
 	for _, p := range m.Parameters() {
 		if len(p.Shape) == 1 {
-			for i := range p.Weight {
-				p.Weight[i] += 0.5 * float32(r.NormFloat64())
+			for i := range p.Weight.Floats() {
+				p.Weight.Floats()[i] += 0.5 * float32(r.NormFloat64())
 			}
 		}
 	}
-	toDevice(m)
 }
 
 func randomBatch(c Config, rows, s int, seed uint64) Batch {
@@ -357,7 +356,7 @@ func TestGradientsAgainstCentralDifferences(t *testing.T) {
 					t.Fatalf("%s: loss %v, want %v", form.name, got, want)
 				}
 				for _, p := range m.Parameters() {
-					grads[p.Name] = append(grads[p.Name], slices.Clone(p.Grad))
+					grads[p.Name] = append(grads[p.Name], slices.Clone(p.Grad.Floats()))
 				}
 			}
 			random := rand.New(rand.NewPCG(5, 6))
@@ -400,14 +399,14 @@ func TestGradientsAgainstCentralDifferences(t *testing.T) {
 			}
 			for _, p := range m.Parameters() {
 				for i := range directions {
-					u := make([]float64, len(p.Weight))
+					u := make([]float64, p.Weight.Elements())
 					for j := range u {
 						u[j] = float64(2*random.IntN(2) - 1)
 					}
 					check(p, fmt.Sprintf("direction %d", i), u)
 				}
 				for range coordinates {
-					u := make([]float64, len(p.Weight))
+					u := make([]float64, p.Weight.Elements())
 					j := random.IntN(len(u))
 					u[j] = 1
 					check(p, fmt.Sprintf("element %d", j), u)
@@ -485,7 +484,7 @@ func TestEdgeShapes(t *testing.T) {
 			}
 			for _, p := range m.Parameters() {
 				norm := 0.0
-				for _, g := range p.Grad {
+				for _, g := range p.Grad.Floats() {
 					norm += float64(g) * float64(g)
 				}
 				norm = math.Sqrt(norm)
@@ -495,7 +494,7 @@ func TestEdgeShapes(t *testing.T) {
 				w := ref.weights[p.Name]
 				at := slices.Clone(w)
 				move := func(f float64) float64 {
-					for i, g := range p.Grad {
+					for i, g := range p.Grad.Floats() {
 						w[i] = at[i] + f*float64(g)/norm
 					}
 					return loss()

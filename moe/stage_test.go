@@ -286,7 +286,7 @@ func pipelineEqualsWhole(t *testing.T, name string, cfg Config, ranks int, p Par
 						for _, p := range pipe.models[s][r].Parameters() {
 							held++
 							if w := byName(whole.models[r], p.Name); p.Index != w.Index || p.Divided != w.Divided ||
-								!slices.Equal(p.Shape, w.Shape) || !slices.Equal(p.Grad, w.Grad) {
+								!slices.Equal(p.Shape, w.Shape) || !slices.Equal(p.Grad.Floats(), w.Grad.Floats()) {
 								t.Errorf("%s: rank %d, stage %d: %s is not that of the whole model", what, r, s, p.Name)
 							}
 						}
@@ -307,10 +307,9 @@ func randomizeStage(m, like *Model) {
 	m.Init(1)
 	for _, p := range m.Parameters() {
 		if !p.Divided {
-			copy(p.Weight, byName(like, p.Name).Weight)
+			copy(p.Weight.Floats(), byName(like, p.Name).Weight.Floats())
 		}
 	}
-	toDevice(m)
 }
 
 // Stages start with the weights of the complete model, from Init and from files. The buffers of a
@@ -338,7 +337,8 @@ func TestStagesHoldTheModel(t *testing.T) {
 			}
 			for _, p := range m.Parameters() {
 				held++
-				if want := whole.Parameters()[p.Index]; p.Name != want.Name || !slices.Equal(p.Weight, want.Weight) {
+				want := whole.Parameters()[p.Index]
+				if p.Name != want.Name || !slices.Equal(p.Weight.Floats(), want.Weight.Floats()) {
 					t.Errorf("%s, stage %d: %s has not the weights of %s", what, s, p.Name, want.Name)
 				}
 			}

@@ -28,19 +28,20 @@ func TestTensorsAreParameters(t *testing.T) {
 			t.Fatalf("%s: %d tensors, %d parameters", name, len(list), len(m.Parameters()))
 		}
 		for i, p := range m.Parameters() {
-			if n := int(list[i].Elements()); len(p.Weight) != n || len(p.Grad) != n {
-				t.Errorf("%s: %s %v has %d weights and %d gradients", name, p.Name, p.Shape, len(p.Weight), len(p.Grad))
+			if n := int(list[i].Elements()); p.Weight.Elements() != n || p.Grad.Elements() != n {
+				t.Errorf("%s: %s %v has %d weights and %d gradients", name, p.Name, p.Shape, p.Weight.Elements(),
+					p.Grad.Elements())
 			}
-			for j := range p.Weight {
-				p.Weight[j]++
-				p.Grad[j]++
+			for j := range p.Weight.Floats() {
+				p.Weight.Floats()[j]++
+				p.Grad.Floats()[j]++
 			}
 		}
 		for i, b := range m.Buckets() {
-			for j := range b.Weight {
-				if b.Weight[j] != 1 || b.Grad[j] != 1 {
+			for j := range b.Weight.Floats() {
+				if b.Weight.Floats()[j] != 1 || b.Grad.Floats()[j] != 1 {
 					t.Fatalf("%s, bucket %d: weight %d of %d belongs to %v parameters, its gradient to %v", name, i, j,
-						len(b.Weight), b.Weight[j], b.Grad[j])
+						b.Weight.Elements(), b.Weight.Floats()[j], b.Grad.Floats()[j])
 				}
 			}
 		}
@@ -77,7 +78,7 @@ func TestStoredSave(t *testing.T) {
 				}
 				var seen, weights []float32
 				for _, p := range m.Parameters() { // their order, which is not that in memory
-					weights = append(weights, p.Weight...)
+					weights = append(weights, p.Weight.Floats()...)
 				}
 				see := func(_ string, piece []float32) error { seen = append(seen, piece...); return nil }
 				if err := s.Save(context.Background(), got, opts, see); err != nil {
@@ -172,7 +173,7 @@ func TestStoredRefuses(t *testing.T) {
 	if _, err := OpenStored(dir); err != nil {
 		t.Fatal(err)
 	}
-	m.Parameters()[0].Weight[17] = 1e30
+	m.Parameters()[0].Weight.Floats()[17] = 1e30
 	if err := m.Save(t.Context(), t.TempDir(), SaveOptions{DType: safetensors.F16}); err == nil ||
 		!strings.Contains(err.Error(), `"model.embed_tokens.weight": element 17 is 1e+30, beyond the range of F16`) {
 		t.Errorf("a weight beyond half precision: %v", err)

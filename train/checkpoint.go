@@ -28,6 +28,7 @@ import (
 	"mula/shards"
 	"mula/train/collective"
 	"mula/train/spikes"
+	"mula/xpu"
 	"mula/xpu/comm"
 )
 
@@ -426,7 +427,7 @@ type savedCheckpoint struct {
 	weights []safetensors.Tensor       // tensors that this rank writes
 	content []heldTensor               // values of weights
 	ranges  []tensorRange              // ranges of the optimizer's state that this rank writes
-	values  [][]float32                // values of ranges
+	values  []xpu.Tensor               // values of ranges
 	names   [2]string                  // names of its files of weights and state, "" for no file
 	model   *safetensors.Index         // over all ranks; nil for a single file
 	state   *stateIndex                // likewise
@@ -581,15 +582,20 @@ func fileNames(writers []bool, name func(k, n int) string) (names []string, seve
 func (c *savedCheckpoint) writeOwn(ctx context.Context) (writtenFiles, error) {
 	w := writtenFiles{Files: c.files}
 	if len(c.weights) > 0 {
-		err := c.writeTensors(ctx, c.names[0], c.weights, nil, func(i int) []float32 { return c.content[i].weight })
+		err := c.writeTensors(ctx, c.names[0], c.weights, nil, func(i int) xpu.Tensor { return c.content[i].weight })
 		if err != nil {
 			return w, err
 		}
+		var buffer []float32
 		for _, h := range c.content {
 			if err := ctx.Err(); err != nil {
 				return w, err
 			}
-			w.Hashes = append(w.Hashes, c.hashOf(h))
+			hash, err := c.hashOf(ctx, h, &buffer)
+			if err != nil {
+				return w, err
+			}
+			w.Hashes = append(w.Hashes, hash)
 		}
 	}
 	if len(c.ranges) > 0 {
@@ -602,7 +608,7 @@ func (c *savedCheckpoint) writeOwn(ctx context.Context) (writtenFiles, error) {
 			metadata = c.metadata
 		}
 		if err := c.writeTensors(ctx, c.names[1], tensors, metadata,
-			func(i int) []float32 { return c.values[i] }); err != nil {
+			func(i int) xpu.Tensor { return c.values[i] }); err != nil {
 			return w, err
 		}
 	}
@@ -615,14 +621,19 @@ func (c *savedCheckpoint) writeOwn(ctx context.Context) (writtenFiles, error) {
 // writeTensors writes a safetensors file of F32 tensors.
 func (c *savedCheckpoint) writeTensors(ctx context.Context, name string, tensors []safetensors.Tensor,
 	metadata map[string]string,
-	values func(i int) []float32) error {
+	values func(i int) xpu.Tensor) error {
 	return c.writeFile(name, func(file io.Writer) error {
 		out, err := safetensors.NewWriter(file, tensors, metadata)
 		if err != nil {
 			return err
 		}
+		var buffer []float32
 		for i, t := range tensors {
-			if err := errors.Join(ctx.Err(), out.Float32(t.Name, values(i))); err != nil {
+			numbers, err := xpu.Numbers(ctx, c.device, values(i), &buffer)
+			if err == nil {
+				err = errors.Join(ctx.Err(), out.Float32(t.Name, numbers))
+			}
+			if err != nil {
 				return err
 			}
 		}

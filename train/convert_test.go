@@ -118,10 +118,10 @@ func TestConvert(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, p := range back.Parameters() {
-		for j, v := range m.Parameters()[i].Weight {
-			if math.Abs(float64(p.Weight[j]-v)) > math.Abs(float64(v))/256 ||
-				math.Float32bits(p.Weight[j])&0xffff != 0 {
-				t.Fatalf("%s[%d] is %v, was %v", p.Name, j, p.Weight[j], v)
+		for j, v := range m.Parameters()[i].Weight.Floats() {
+			if math.Abs(float64(p.Weight.Floats()[j]-v)) > math.Abs(float64(v))/256 ||
+				math.Float32bits(p.Weight.Floats()[j])&0xffff != 0 {
+				t.Fatalf("%s[%d] is %v, was %v", p.Name, j, p.Weight.Floats()[j], v)
 			}
 		}
 	}
@@ -177,7 +177,7 @@ func TestConvertRefuses(t *testing.T) {
 	strange, _ := huggingFace(t, nil, map[string]string{"tokenizer.json": tokenizerJSON})
 	diverged, m := huggingFace(t, nil, nil)
 	weight := m.Parameters()[3]
-	weight.Weight[5] = float32(math.Inf(-1))
+	weight.Weight.Floats()[5] = float32(math.Inf(-1))
 	for _, name := range namesIn(t, diverged) {
 		if err := os.Remove(filepath.Join(diverged, name)); err != nil {
 			t.Fatal(err)
@@ -457,7 +457,7 @@ func TestInitializeFromRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	diverged, m := huggingFace(t, nil, nil)
-	m.Parameters()[3].Weight[5] = float32(math.NaN())
+	m.Parameters()[3].Weight.Floats()[5] = float32(math.NaN())
 	for _, name := range namesIn(t, diverged) {
 		if err := os.Remove(filepath.Join(diverged, name)); err != nil {
 			t.Fatal(err)

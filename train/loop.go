@@ -873,11 +873,13 @@ func (r *run) badGradient(ctx context.Context) error {
 	if r.ranks.Ranks() > 1 {
 		rank, tensor = r.badRank()
 	} else { // the gradients are still the result of the backward pass
-		if err := r.optimizer.GradientsToHost(ctx); err != nil {
-			return fmt.Errorf("step %d: %w", r.state.Step, err)
-		}
+		var buffer []float32
 		for _, p := range r.model.Parameters() {
-			if !finite(optimizer.SumOfSquares(p.Grad)) {
+			grad, err := xpu.Numbers(ctx, r.device, p.Grad, &buffer)
+			if err != nil {
+				return fmt.Errorf("step %d: %w", r.state.Step, err)
+			}
+			if !finite(optimizer.SumOfSquares(grad)) {
 				tensor = p.Name
 				break
 			}
@@ -945,9 +947,6 @@ func (r *run) save(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer r.optimizer.Average(ctx, false)
-	if err := r.optimizer.ToHost(ctx); err != nil {
-		return "", err
-	}
 	dir := r.dir.join(checkpointsDir)
 	err = saveCheckpoint(ctx, r.ranks.World(), dir, &r.state, newShare(r.model, r.optimizer), r.tokenizer)
 	if err != nil {
@@ -1145,9 +1144,13 @@ func (r *run) restore(ctx context.Context, checkpoint *Checkpoint) error {
 		var err error
 		if r.initial.Dir != "" {
 			err = model.Load(r.initial.Dir)
+			var buffer, weight []float32
 			for _, p := range model.Parameters() {
 				if err == nil {
-					err = moe.CheckFinite(r.initial.Dir, p.Name, 0, p.Weight)
+					weight, err = xpu.Numbers(ctx, r.device, p.Weight, &buffer)
+				}
+				if err == nil {
+					err = moe.CheckFinite(r.initial.Dir, p.Name, 0, weight)
 				}
 			}
 			if err != nil {
@@ -1174,7 +1177,6 @@ func (r *run) restore(ctx context.Context, checkpoint *Checkpoint) error {
 	if err := newShare(model, r.optimizer).load(ctx, world, checkpoint.Dir); err != nil {
 		return err
 	}
-	r.optimizer.ToDevice()
 	r.optimizer.Updates = r.state.Updates
 	return nil
 }

@@ -129,12 +129,12 @@ func TestScheduleFreeCheckpoint(t *testing.T) {
 	}
 	defer f.Close()
 	p := m.Parameters()[0]
-	y, z := make([]float32, len(p.Weight)), make([]float32, len(p.Weight))
+	y, z := make([]float32, p.Weight.Elements()), make([]float32, p.Weight.Elements())
 	if err := errors.Join(f.Float32(y, p.Name+".y", 0), f.Float32(z, p.Name+".z", 0)); err != nil {
 		t.Fatal(err)
 	}
 	var worst, apart float64
-	for i, x := range p.Weight {
+	for i, x := range p.Weight.Floats() {
 		worst = max(worst, math.Abs(float64(y[i])-(0.9*float64(x)+0.1*float64(z[i]))))
 		apart = max(apart, math.Abs(float64(y[i]-x)))
 	}
@@ -230,7 +230,7 @@ func TestOptimizersState(t *testing.T) {
 		d := device(t, 2)
 		o := mustOptimizer(t, defaultOptimizer(name), 100, d, optimizertest.Parameters(1))
 		runSteps(t, o, 0, 3)
-		s := testShare(t, o)
+		s := testShare(t, d, o)
 		if err := saveCheckpoint(t.Context(), comm.NewSingle(), path(name), &State{Step: 3}, s, nil); err != nil {
 			t.Fatal(err)
 		}
@@ -247,21 +247,21 @@ func TestOptimizersState(t *testing.T) {
 		}
 		again := mustOptimizer(t, defaultOptimizer(name), 100, d, optimizertest.Parameters(2))
 		for i, p := range again.Parameters() {
-			copy(p.Weight, o.Parameters()[i].Weight)
+			copy(p.Weight.Floats(), o.Parameters()[i].Weight.Floats())
 		}
-		if err := testShare(t, again).load(t.Context(), comm.NewSingle(), saved(name)); err != nil {
+		if err := testShare(t, d, again).load(t.Context(), comm.NewSingle(), saved(name)); err != nil {
 			t.Fatal(err)
 		}
 		again.Updates = o.Updates
 		runSteps(t, o, 3, 5)
 		runSteps(t, again, 3, 5)
 		for i, p := range again.Parameters() {
-			if !slices.Equal(p.Weight, o.Parameters()[i].Weight) {
+			if !slices.Equal(p.Weight.Floats(), o.Parameters()[i].Weight.Floats()) {
 				t.Errorf("%s differs after two more steps", p.Name)
 			}
 		}
 		fewer := mustOptimizer(t, defaultOptimizer(name), 100, d, optimizertest.Parameters(1)[1:])
-		if err := testShare(t, fewer).load(t.Context(), comm.NewSingle(), saved(name)); err == nil ||
+		if err := testShare(t, d, fewer).load(t.Context(), comm.NewSingle(), saved(name)); err == nil ||
 			!strings.Contains(err.Error(), path(name)) ||
 			!strings.Contains(err.Error(), "does not belong to this model and optimizer") {
 			t.Errorf("state of another model: %v", err)
@@ -276,7 +276,7 @@ func TestOptimizersState(t *testing.T) {
 				slices.Contains([]optimizer.Name{optimizer.AdamW, optimizer.Lamb, optimizer.ADOPT}, name) &&
 					slices.Contains([]optimizer.Name{optimizer.AdamW, optimizer.Lamb, optimizer.ADOPT}, other)
 			o := mustOptimizer(t, defaultOptimizer(name), 100, d, optimizertest.Parameters(1))
-			if err := testShare(t, o).load(t.Context(), comm.NewSingle(), saved(other)); (err == nil) != same {
+			if err := testShare(t, d, o).load(t.Context(), comm.NewSingle(), saved(other)); (err == nil) != same {
 				t.Errorf("%s reads the state of %s: %v", name, other, err)
 			}
 		}
@@ -296,7 +296,8 @@ func TestOptimizersState(t *testing.T) {
 func TestSophiaGTargets(t *testing.T) {
 	config := defaultOptimizer(optimizer.SophiaG)
 	*config.HessianEvery = 2
-	p := &moe.Parameter{Name: "p", Shape: []int{3}, Weight: make([]float32, 3), Grad: []float32{1, -2, 0}}
+	p := &moe.Parameter{Name: "p", Shape: []int{3}, Weight: xpu.Of(make([]float32, 3), 3),
+		Grad: xpu.Of([]float32{1, -2, 0}, 3)}
 	o := mustOptimizer(t, config, 100, device(t, 1), []*moe.Parameter{p})
 	for step := range 4 {
 		if err := o.Step(t.Context(), 1e-3, 1); err != nil {
@@ -315,10 +316,10 @@ func TestSophiaGTargets(t *testing.T) {
 	if len(seeds) != 9 {
 		t.Errorf("seeds of targets %v", seeds)
 	}
-	p.Grad[0], p.Grad[1], p.Grad[2] = 1, -2, 0
+	copy(p.Grad.Floats(), []float32{1, -2, 0})
 	o.UpdateCurvature(0.5, 50) // (1−β₂)·(50/100)·(0.5·g)²
 	for i, want := range []float64{0.01 * 0.5 * 0.25, 0.01 * 0.5, 0} {
-		if got := float64(o.Saved(0)[1].Values[i]); math.Abs(got-want) > 1e-9 {
+		if got := float64(o.Saved(0)[1].Values.Floats()[i]); math.Abs(got-want) > 1e-9 {
 			t.Errorf("hessian[%d] is %v, want %v", i, got, want)
 		}
 	}
@@ -411,8 +412,8 @@ func runSteps(t testing.TB, o *optimizer.Optimizer, from, to int) {
 	for step := from; step < to; step++ {
 		rng := rand.New(rand.NewPCG(uint64(step), 5))
 		for _, p := range o.Parameters() {
-			for i := range p.Grad {
-				p.Grad[i] = rng.Float32() - 0.5
+			for i := range p.Grad.Floats() {
+				p.Grad.Floats()[i] = rng.Float32() - 0.5
 			}
 		}
 		if err := o.Step(t.Context(), 1e-3*float64(step+1), 0.5); err != nil {

@@ -87,7 +87,7 @@ func (p *pipeline) pass(ctx context.Context, step, rows int, compute func(in, ou
 		if err := comm.Recv(ctx, p.group, from, received); err != nil {
 			return err
 		}
-		p.device.Write(in.Hidden, received)
+		xpu.SetNumbers(p.device, in.Hidden, received)
 		if len(in.Router) > 0 {
 			if err := comm.Recv(ctx, p.group, from, in.Router); err != nil {
 				return err

@@ -330,9 +330,9 @@ func TestPipelineNotFinite(t *testing.T) {
 				return nil
 			}
 			if test.weight && step == 4 {
-				b.Weight[0] = float32(math.NaN())
+				b.Weight.Floats()[0] = float32(math.NaN())
 			} else if !test.weight && step == 5 {
-				b.Grad[len(b.Grad)-1] = float32(math.NaN())
+				b.Grad.Floats()[b.Grad.Elements()-1] = float32(math.NaN())
 			}
 			return nil
 		}}

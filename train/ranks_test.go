@@ -75,7 +75,7 @@ func outcomeOf(t testing.TB, c Config, r Result) runOutcome {
 	}
 	o := runOutcome{r, metricsOf(t, c.Output), map[string][]float32{}}
 	for _, p := range m.Parameters() {
-		o.weights[p.Name] = p.Weight
+		o.weights[p.Name] = p.Weight.Floats()
 	}
 	return o
 }
@@ -423,7 +423,7 @@ func TestI7NotFinite(t *testing.T) {
 	t.Setenv("MULA_HOST", "node-7")
 	poison := func(rank int, step int64, b moe.Bucket) error {
 		if rank == 2 && step == 5 && b.Divided {
-			b.Grad[len(b.Grad)-1] = float32(math.NaN())
+			b.Grad.Floats()[b.Grad.Elements()-1] = float32(math.NaN())
 		}
 		return nil
 	}
@@ -480,7 +480,7 @@ func TestRanksRollback(t *testing.T) {
 		c := ranksConfig(t, plan, layouts[1], more)
 		got := mustRun(t, c, Options{BeforeSum: func(rank int, step int64, b moe.Bucket) error {
 			if rank == 1 && step == 5 {
-				b.Grad[0] = float32(math.Inf(1))
+				b.Grad.Floats()[0] = float32(math.Inf(1))
 			}
 			return nil
 		}})
@@ -553,7 +553,7 @@ func TestDiverged(t *testing.T) {
 	poison := func(ranks ...int) func(rank int, step int64, b moe.Bucket) error {
 		return func(rank int, step int64, b moe.Bucket) error {
 			if slices.Contains(ranks, rank) && step == 5 {
-				b.Grad[0] = float32(math.NaN())
+				b.Grad.Floats()[0] = float32(math.NaN())
 			}
 			return nil
 		}
@@ -609,7 +609,8 @@ func TestRanksEndAlike(t *testing.T) {
 			return nil
 		}
 	}
-	gradient, weight := func(b moe.Bucket) []float32 { return b.Grad }, func(b moe.Bucket) []float32 { return b.Weight }
+	gradient := func(b moe.Bucket) []float32 { return b.Grad.Floats() }
+	weight := func(b moe.Bucket) []float32 { return b.Weight.Floats() }
 	for _, test := range []struct {
 		more, want string
 		poison     func(rank int, step int64, b moe.Bucket) error

@@ -51,7 +51,7 @@ func (r *run) newReplicaCheck() *replicaCheck {
 			kind, alike = expertWeights, r.ranks.Group(comm.Replicas)
 		}
 		if alike.Size() > 1 {
-			c.weights[kind] = append(c.weights[kind], xpu.Of(b.Weight, len(b.Weight)))
+			c.weights[kind] = append(c.weights[kind], b.Weight)
 		}
 	}
 	for kind, weights := range c.weights {

@@ -35,20 +35,16 @@ func flipWeight(t testing.TB, r *run, divided, owned bool) {
 				at = offset + begin
 			case !owned && begin > 0 || !owned && begin == end:
 				at = offset
-			case !owned && end < len(p.Weight):
+			case !owned && end < p.Weight.Elements():
 				at = offset + end
 			}
-			offset += len(p.Weight)
+			offset += p.Weight.Elements()
 		}
 		if at < 0 {
 			continue // the rank owns all of the bucket, or nothing
 		}
-		weight := b.Weight[at : at+1]
-		if err := r.device.ToHost(context.Background(), weight); err != nil {
-			t.Error(err)
-		}
+		weight := b.Weight.Floats()[at : at+1]
 		weight[0] = math.Float32frombits(math.Float32bits(weight[0]) ^ 1)
-		r.device.ToDevice(weight)
 		return
 	}
 	t.Errorf("rank %d owns all weights, or none", r.ranks.Rank())

@@ -21,6 +21,7 @@ import (
 	"mula/moe/safetensors"
 	"mula/train/collective"
 	"mula/train/optimizer"
+	"mula/xpu"
 	"mula/xpu/comm"
 )
 
@@ -32,6 +33,7 @@ type share struct {
 	tensors []safetensors.Tensor // of the whole model, in its order
 	// for each tensor, the names of its state tensors, which have the same shape
 	states      [][]string
+	device      xpu.Memory        // of the weights and the state
 	held        []heldTensor      // tensors whose weights this rank has, in ascending order
 	metadata    map[string]string // the optimizer's scalars, equal on all ranks
 	setMetadata func(map[string]string) error
@@ -40,29 +42,29 @@ type share struct {
 // A heldTensor is a tensor whose weights a rank has.
 type heldTensor struct {
 	index  int // in share.tensors
-	weight []float32
+	weight xpu.Tensor
 	// ranges of the optimizer's state that this rank writes; over all ranks, every element of every
 	// tensor exactly once
 	write []stretch
 	read  []stretch // ranges that this rank loads
 }
 
-// A stretch is the elements [begin, begin+len(values)) of a tensor of the optimizer's state.
+// A stretch is the elements from begin on, as many as values, of a tensor of the optimizer's state.
 type stretch struct {
 	name   string // of the tensor, without the parameter's name and the dot
 	begin  int
-	values []float32
+	values xpu.Tensor // of one dimension
 }
 
 // newShare returns the share of a rank with this model and optimizer. Before a save, the optimizer
 // must be averaged.
 func newShare(m *moe.Model, o *optimizer.Optimizer) share {
-	return shareOf(o, m.Config(), m.Config().Tensors())
+	return shareOf(o, m.Device(), m.Config(), m.Config().Tensors())
 }
 
 // shareOf returns the share of a rank whose optimizer updates some of the given tensors.
-func shareOf(o *optimizer.Optimizer, config moe.Config, tensors []safetensors.Tensor) share {
-	s := share{config: config, tensors: tensors, metadata: o.Metadata(), setMetadata: o.SetMetadata}
+func shareOf(o *optimizer.Optimizer, device xpu.Memory, config moe.Config, tensors []safetensors.Tensor) share {
+	s := share{config: config, tensors: tensors, device: device, metadata: o.Metadata(), setMetadata: o.SetMetadata}
 	for _, t := range s.tensors {
 		s.states = append(s.states, o.StateNames(t.Name, t.Shape))
 	}
@@ -75,7 +77,7 @@ func shareOf(o *optimizer.Optimizer, config moe.Config, tensors []safetensors.Te
 				h.write = append(h.write, own)
 			}
 			if t.Name == optimizer.TrainedWeights {
-				own = stretch{t.Name, 0, p.Weight} // every rank with the parameter needs all elements
+				own = stretch{t.Name, 0, p.Weight.Flat()} // every rank with the parameter needs all elements
 			}
 			h.read = append(h.read, own)
 		}
@@ -201,15 +203,15 @@ func (s share) rangeEntry(r tensorRange) safetensors.Tensor {
 }
 
 // written returns the ranges that this rank writes, and their values.
-func (s share) written() (ranges []tensorRange, values [][]float32, err error) {
+func (s share) written() (ranges []tensorRange, values []xpu.Tensor, err error) {
 	for _, h := range s.held {
 		for _, w := range h.write {
 			state := slices.Index(s.states[h.index], w.name)
 			if state < 0 {
 				return nil, nil, fmt.Errorf("%s has no %s", s.tensors[h.index].Name, w.name)
 			}
-			if len(w.values) > 0 {
-				ranges = append(ranges, tensorRange{h.index, state, w.begin, w.begin + len(w.values)})
+			if n := w.values.Elements(); n > 0 {
+				ranges = append(ranges, tensorRange{h.index, state, w.begin, w.begin + n})
 				values = append(values, w.values)
 			}
 		}
@@ -361,7 +363,7 @@ func (s share) read(ctx context.Context, dir string, rank, size int) error {
 	type reading struct {
 		from  tensorRange
 		first int // element of it
-		into  []float32
+		into  xpu.Tensor
 	}
 	content, readings := map[string][]tensorRange{}, map[string][]reading{}
 	for _, r := range ranges {
@@ -374,14 +376,15 @@ func (s share) read(ctx context.Context, dir string, rank, size int) error {
 				return fmt.Errorf("%s has no %s", s.tensors[h.index].Name, want.name)
 			}
 			for _, r := range placed[h.index][state] {
-				from, to := max(r.begin, want.begin), min(r.end, want.begin+len(want.values))
+				from, to := max(r.begin, want.begin), min(r.end, want.begin+want.values.Elements())
 				if from < to {
 					readings[r.file] = append(readings[r.file], reading{r.tensorRange, from - r.begin,
-						want.values[from-want.begin : to-want.begin]})
+						want.values.Rows(from-want.begin, to-want.begin)})
 				}
 			}
 		}
 	}
+	var buffer []float32
 	for i, name := range slices.Sorted(maps.Keys(content)) {
 		if readings[name] == nil && i%size != rank {
 			continue
@@ -396,7 +399,10 @@ func (s share) read(ctx context.Context, dir string, rank, size int) error {
 		err = s.checkContent(file, content[name])
 		for _, r := range readings[name] {
 			if err == nil {
-				err = file.Float32(r.into, s.rangeName(r.from), int64(r.first))
+				values := xpu.HostBuffer(r.into, &buffer)
+				if err = file.Float32(values, s.rangeName(r.from), int64(r.first)); err == nil {
+					xpu.SetNumbers(s.device, r.into, values)
+				}
 			}
 		}
 		file.Close()
@@ -462,11 +468,11 @@ func (s share) checkContent(file *safetensors.File, want []tensorRange) error {
 //
 //	model.norm.weight [64] 01ba4719c80b6fe911b091a7c05124b64eeece964e09c058ef8f9805daca546b
 //
-// So ranks with different tensors can compute it together.
+// So ranks with different tensors can compute it together. The weights must be memory of the host.
 func WeightsHash(parameters []*moe.Parameter) string {
 	w := newWeightsHasher()
 	for _, p := range parameters {
-		w.add(p.Name, p.Shape, sha256.Sum256(bytesOf(p.Weight)))
+		w.add(p.Name, p.Shape, sha256.Sum256(bytesOf(p.Weight.Floats())))
 	}
 	return w.sum()
 }
@@ -492,9 +498,14 @@ type tensorHash struct {
 	SHA256 string `json:"sha256"`
 }
 
-func (s share) hashOf(h heldTensor) tensorHash {
-	sum := sha256.Sum256(bytesOf(h.weight))
-	return tensorHash{h.index, hex.EncodeToString(sum[:])}
+// hashOf returns the hash of a tensor's weights. buffer is memory for them on the host.
+func (s share) hashOf(ctx context.Context, h heldTensor, buffer *[]float32) (tensorHash, error) {
+	weight, err := xpu.Numbers(ctx, s.device, h.weight, buffer)
+	if err != nil {
+		return tensorHash{}, err
+	}
+	sum := sha256.Sum256(bytesOf(weight))
+	return tensorHash{h.index, hex.EncodeToString(sum[:])}, nil
 }
 
 // combine computes the [WeightsHash] from the hashes of all tensors. Each hash is in one of the
@@ -534,10 +545,17 @@ func (s share) weightsHash(ctx context.Context, world *comm.Comm) (string, error
 		return "", err
 	}
 	var own []tensorHash
+	var buffer []float32
 	for _, h := range s.held {
-		if owner[h.index] == world.Rank() {
-			own = append(own, s.hashOf(h))
+		if err != nil || owner[h.index] != world.Rank() {
+			continue
 		}
+		var hash tensorHash
+		hash, err = s.hashOf(ctx, h, &buffer)
+		own = append(own, hash)
+	}
+	if err := collective.Agree(ctx, world, err); err != nil {
+		return "", err
 	}
 	all, err := collective.Gather(ctx, world, own)
 	if err != nil {

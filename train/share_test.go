@@ -30,6 +30,7 @@ import (
 	"mula/train/collective"
 	"mula/train/optimizer"
 	"mula/train/spikes"
+	"mula/xpu"
 	"mula/xpu/comm"
 	"mula/xpu/comm/local"
 )
@@ -55,14 +56,14 @@ func onRanks(size int, f func(world *comm.Comm) error) []error {
 }
 
 // testShare is the share of a rank that is alone and has an optimizer of hand-made parameters.
-func testShare(t testing.TB, o *optimizer.Optimizer) share {
+func testShare(t testing.TB, d xpu.Memory, o *optimizer.Optimizer) share {
 	t.Helper()
 	var tensors []safetensors.Tensor
 	for i, p := range o.Parameters() {
 		p.Index = i
 		tensors = append(tensors, safetensors.Tensor{Name: p.Name, DType: safetensors.F32, Shape: p.Shape})
 	}
-	return shareOf(o, testModel(t), tensors)
+	return shareOf(o, d, testModel(t), tensors)
 }
 
 // testModel is the config.json in checkpoints of hand-made tensors.
@@ -78,6 +79,7 @@ func testModel(t testing.TB) moe.Config {
 // A madeModel is a model made by hand: tensors, and some of them are experts.
 type madeModel struct {
 	config  moe.Config
+	device  xpu.Memory
 	tensors []safetensors.Tensor
 	states  [][]string
 	expert  []int // of each tensor, -1 for a tensor of every rank
@@ -104,7 +106,7 @@ func (m madeModel) fill(values []float32, step int64, tensor, state, begin int) 
 // share returns the share of one rank. owner returns the rank that owns an element, and therefore
 // writes and reads it.
 func (m madeModel) share(rank, ep int, step int64, owner func(tensor, state, element int) int) share {
-	s := share{config: m.config, tensors: m.tensors, states: m.states,
+	s := share{config: m.config, tensors: m.tensors, states: m.states, device: m.device,
 		metadata:    map[string]string{"weight_sum": fmt.Sprint(step)},
 		setMetadata: func(map[string]string) error { return nil }}
 	for i, t := range m.tensors {
@@ -112,8 +114,8 @@ func (m madeModel) share(rank, ep int, step int64, owner func(tensor, state, ele
 			continue
 		}
 		n := int(t.Elements())
-		h := heldTensor{index: i, weight: make([]float32, n)}
-		m.fill(h.weight, step, i, -1, 0)
+		h := heldTensor{index: i, weight: xpu.Of(make([]float32, n), n)}
+		m.fill(h.weight.Floats(), step, i, -1, 0)
 		for j, name := range m.states[i] {
 			for begin := 0; begin < n; {
 				end := begin + 1
@@ -121,8 +123,8 @@ func (m madeModel) share(rank, ep int, step int64, owner func(tensor, state, ele
 					end++
 				}
 				if owner(i, j, begin) == rank {
-					own := stretch{name, begin, make([]float32, end-begin)}
-					m.fill(own.values, step, i, j, begin)
+					own := stretch{name, begin, xpu.Of(make([]float32, end-begin), end-begin)}
+					m.fill(own.values.Floats(), step, i, j, begin)
 					h.write, h.read = append(h.write, own), append(h.read, own)
 				}
 				begin = end
@@ -138,7 +140,7 @@ func (m madeModel) check(s share, step int64) error {
 	for _, h := range s.held {
 		for _, r := range h.read {
 			j := slices.Index(m.states[h.index], r.name)
-			for i, v := range r.values {
+			for i, v := range r.values.Floats() {
 				if want := m.value(step, h.index, j, r.begin+i); v != want {
 					return fmt.Errorf("%s of %s at %d: %v, want %v", r.name, m.tensors[h.index].Name, r.begin+i, v,
 						want)
@@ -164,7 +166,7 @@ func (m madeModel) evenly(size, ep int) func(tensor, state, element int) int {
 
 // oneModel has a tensor of one element, some whose sizes nothing divides, and four experts.
 func oneModel(t testing.TB) madeModel {
-	m := madeModel{config: testModel(t), experts: 4}
+	m := madeModel{config: testModel(t), device: device(t, 1), experts: 4}
 	add := func(name string, expert int, shape ...int) {
 		m.tensors = append(m.tensors, safetensors.Tensor{Name: name, DType: safetensors.F32, Shape: shape})
 		m.states, m.expert = append(m.states, []string{"exp_avg", "exp_avg_sq"}), append(m.expert, expert)
@@ -201,11 +203,11 @@ func (m madeModel) trySave(dir string, step int64, dp, ep int) []error {
 // whatever part of the state each owns. The hash of the weights does not depend on the layout.
 func TestReshard(t *testing.T) {
 	t.Parallel()
-	config := testModel(t)
+	config, memory := testModel(t), device(t, 1)
 	root := t.TempDir()
 	runs := 0
 	rapid.Check(t, func(t *rapid.T) {
-		m := madeModel{config: config, experts: rapid.SampledFrom([]int{4, 6, 12}).Draw(t, "experts")}
+		m := madeModel{config: config, device: memory, experts: rapid.SampledFrom([]int{4, 6, 12}).Draw(t, "experts")}
 		for i := range rapid.IntRange(1, 12).Draw(t, "tensors") {
 			shape := rapid.SliceOfN(rapid.IntRange(1, 9), 0, 3).Draw(t, "shape")
 			names := rapid.SampledFrom([][]string{{"exp_avg", "exp_avg_sq"}, {"momentum_buffer"},
@@ -401,8 +403,8 @@ func TestSharedFiles(t *testing.T) {
 func TestWeightsHash(t *testing.T) {
 	t.Parallel()
 	parameters := []*moe.Parameter{
-		{Name: "a", Shape: []int{2, 1}, Weight: []float32{1, -2}}, // 0000803f 000000c0
-		{Name: "model.norm.weight", Shape: []int{1}, Weight: []float32{0.5}},
+		{Name: "a", Shape: []int{2, 1}, Weight: xpu.Of([]float32{1, -2}, 2, 1)}, // 0000803f 000000c0
+		{Name: "model.norm.weight", Shape: []int{1}, Weight: xpu.Of([]float32{0.5}, 1)},
 	}
 	// printf 'a [2,1] %s\nmodel.norm.weight [1] %s\n' $(printf '\0\0\x80\x3f\0\0\0\xc0' | sha256sum
 	// | cut -d' ' -f1) \
@@ -636,7 +638,8 @@ func TestSaveRefused(t *testing.T) {
 			}
 		}, []string{"embed.exp_avg[77:153] is missing"}},
 		"two ranks write a range": {func(_ int, s *share, _ *string) {
-			s.held[1].write = []stretch{{"exp_avg", 0, make([]float32, 1)}, {"exp_avg_sq", 0, make([]float32, 1)}}
+			s.held[1].write = []stretch{{"exp_avg", 0, xpu.Of([]float32{0}, 1)},
+				{"exp_avg_sq", 0, xpu.Of([]float32{0}, 1)}}
 		}, []string{"scale.exp_avg in optimizer-00001-of-00002.safetensors and scale.exp_avg in " +
 			"optimizer-00002-of-00002.safetensors overlap"}},
 		"an unknown state": {func(rank int, s *share, _ *string) {
@@ -1022,8 +1025,8 @@ func TestMomentsFollowTheirExpert(t *testing.T) {
 	constant := func(s share) share {
 		for _, h := range s.held {
 			for _, w := range h.write {
-				for i := range w.values {
-					w.values[i] = float32(100 + m.expert[h.index])
+				for i := range w.values.Floats() {
+					w.values.Floats()[i] = float32(100 + m.expert[h.index])
 				}
 			}
 		}
@@ -1046,7 +1049,7 @@ func TestMomentsFollowTheirExpert(t *testing.T) {
 			}
 			for _, h := range s.held {
 				for _, got := range h.read {
-					for _, v := range got.values {
+					for _, v := range got.values.Floats() {
 						if v != float32(100+m.expert[h.index]) {
 							return fmt.Errorf("%s.%s has the moments of expert %v", m.tensors[h.index].Name, got.name,
 								v-100)
@@ -1173,7 +1176,7 @@ func TestInitialOfFormat1(t *testing.T) {
 	dir, m := huggingFace(t, func(*moe.Config) {}, nil)
 	var all []byte
 	for _, p := range m.Parameters() {
-		for _, v := range p.Weight {
+		for _, v := range p.Weight.Floats() {
 			all = binary.LittleEndian.AppendUint32(all, math.Float32bits(v))
 		}
 	}

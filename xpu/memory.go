@@ -72,15 +72,26 @@ type Memory interface {
 	Capacity() int64
 }
 
-// Numbers returns the elements of a tensor without gaps. If the host shares its memory, that is the
-// tensor's own memory; otherwise Numbers waits for all preceding commands and copies it to *buffer.
+// Numbers waits for all preceding commands and returns the elements of a tensor without gaps. If it
+// is memory of the host, Numbers returns that memory, and otherwise a copy in *buffer.
 func Numbers(ctx context.Context, m Memory, t Tensor, buffer *[]float32) ([]float32, error) {
 	x := HostBuffer(t, buffer)
+	if !t.IsDiscrete() {
+		CheckCopy("Numbers", t, Float32, len(x))
+		return x, m.Wait(ctx)
+	}
 	return x, m.Read(ctx, x, t)
 }
 
-// HostBuffer returns host memory from which [Memory.Write] can set a tensor without gaps: the
-// tensor's own memory if the host shares it, or else *buffer, whose contents are undefined.
+// SetNumbers sets a tensor without gaps to x, which is the result of [HostBuffer] or [Numbers].
+func SetNumbers(m Memory, t Tensor, x []float32) {
+	if t.IsDiscrete() {
+		m.Write(t, x)
+	}
+}
+
+// HostBuffer returns host memory from which [SetNumbers] can set a tensor without gaps: the
+// tensor's own memory if it is memory of the host, or else *buffer, whose contents are undefined.
 func HostBuffer(t Tensor, buffer *[]float32) []float32 {
 	if x := t.Host(); x != nil {
 		return x

@@ -76,11 +76,13 @@ func run(dir, ids, output string, generate int) (err error) {
 	}
 	data := [][]float32{logits, loss, generated}
 	for _, p := range m.Parameters() {
-		if err := device.ToHost(context.Background(), p.Grad); err != nil {
+		var buffer []float32 // of its own, because it is written later
+		grad, err := xpu.Numbers(context.Background(), device, p.Grad, &buffer)
+		if err != nil {
 			return err
 		}
 		tensors = append(tensors, safetensors.Tensor{Name: p.Name, DType: safetensors.F32, Shape: p.Shape})
-		data = append(data, p.Grad)
+		data = append(data, grad)
 	}
 	file, err := os.Create(output)
 	if err != nil {

@@ -46,10 +46,10 @@ func (r *lamb) begin(_ context.Context, o *Optimizer, learningRate, gradScale fl
 		r.norms = make([]ratio, len(o.blocks))
 		r.prepareOne = func(i int) {
 			b := o.blocks[i]
-			p := o.parameters[b.tensor]
-			weight, grad := p.Weight[b.begin:b.end], p.Grad[b.begin:b.end]
-			cpu.Update(r.steps[o.group[b.tensor]], weight, grad, o.kept(b.tensor, 0, b.begin, b.end),
-				o.kept(b.tensor, 1, b.begin, b.end))
+			h := o.host[b.tensor]
+			weight, grad := h.weight[b.begin:b.end], h.grad[b.begin:b.end]
+			cpu.Update(r.steps[o.group[b.tensor]], weight, grad, o.hostState(b.tensor, 0, b.begin, b.end),
+				o.hostState(b.tensor, 1, b.begin, b.end))
 			r.norms[i] = ratio{cpu.SumSquares(grad), cpu.SumSquares(weight)}
 		}
 	}
@@ -66,7 +66,7 @@ func (r *lamb) begin(_ context.Context, o *Optimizer, learningRate, gradScale fl
 	for i, b := range o.blocks {
 		sum.update += r.norms[i].update
 		sum.weight += r.norms[i].weight
-		if b.end < len(o.parameters[b.tensor].Weight) {
+		if b.end < len(o.host[b.tensor].weight) {
 			continue
 		}
 		r.trust[b.tensor] = 1
@@ -79,6 +79,6 @@ func (r *lamb) begin(_ context.Context, o *Optimizer, learningRate, gradScale fl
 }
 
 func (r *lamb) updateHost(o *Optimizer, p, begin, end int) {
-	cpu.Axpy(o.parameters[p].Weight[begin:end], float32(-r.rate*o.settings[o.group[p]].RateScale*r.trust[p]),
-		o.parameters[p].Grad[begin:end])
+	cpu.Axpy(o.host[p].weight[begin:end], float32(-r.rate*o.settings[o.group[p]].RateScale*r.trust[p]),
+		o.host[p].grad[begin:end])
 }

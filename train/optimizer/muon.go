@@ -79,15 +79,15 @@ const muonLarge = 1 << 20
 // shape, and two squares, in device memory. Its functions are created once, so that a step does not
 // allocate.
 type muonScratch struct {
-	x, a, b []float32 // memory
+	x, a, b xpu.Tensor   // memory
+	buffers [3][]float32 // for X, A and the polynomial on the host, if it does not share memory
 
-	// Of the current matrix.
+	// Of the current matrix, on the host.
 	u, first   []float32 // the input; the initial X, which may be u
 	factor     float32
 	square     []float32 // A
 	polynomial []float32
-	side       int          // of both
-	seen       [2][]float32 // memory for the host
+	side       int // of both
 
 	beginOne, polynomialOne func(i int)
 }
@@ -101,7 +101,7 @@ func newMuon(config Config, o *Optimizer) (*muon, error) {
 	for i, p := range parameters {
 		_, end, _ := o.Owned(i)
 		r.inside[i] = orthogonalized(p.Name, p.Shape) && end > 0
-		if r.inside[i] && len(p.Weight) >= muonLarge {
+		if r.inside[i] && p.Weight.Elements() >= muonLarge {
 			r.large = append(r.large, i)
 		} else if r.inside[i] {
 			r.small = append(r.small, i)
@@ -130,13 +130,13 @@ func newMuonScratch(o *Optimizer, matrices []int) (*muonScratch, error) {
 	var elements, side int
 	for _, i := range matrices {
 		p := o.parameters[i]
-		elements, side = max(elements, len(p.Weight)), max(side, min(p.Shape[0], p.Shape[1]))
+		elements, side = max(elements, p.Weight.Elements()), max(side, min(p.Shape[0], p.Shape[1]))
 	}
 	s := new(muonScratch)
 	var errs [3]error
-	s.x, errs[0] = o.floats(elements)
-	s.a, errs[1] = o.floats(side * side)
-	s.b, errs[2] = o.floats(side * side)
+	s.x, errs[0] = o.newTensor(elements)
+	s.a, errs[1] = o.newTensor(side * side)
+	s.b, errs[2] = o.newTensor(side * side)
 	s.beginOne, s.polynomialOne = s.beginPiece, s.polynomialPiece
 	return s, errors.Join(errs[:]...)
 }
@@ -181,14 +181,14 @@ func (r *muon) begin(ctx context.Context, o *Optimizer, learningRate, gradScale 
 		r.momentumOne = func(i int) {
 			i = o.byHost[i]
 			b := o.blocks[i]
-			p := o.parameters[b.tensor]
-			u := p.Grad[b.begin:b.end]
-			cpu.Update(r.momentum, p.Weight[b.begin:b.end], u, o.kept(b.tensor, 0, b.begin, b.end), nil)
+			h := o.host[b.tensor]
+			u := h.grad[b.begin:b.end]
+			cpu.Update(r.momentum, h.weight[b.begin:b.end], u, o.hostState(b.tensor, 0, b.begin, b.end), nil)
 			o.sums[i] = cpu.SumSquares(u)
 		}
 		r.smallOne = func(i int) {
 			s := <-r.scratch
-			r.failed[i] = r.orthogonalize(r.ctx, o.parameters[r.small[i]], r.norms[r.small[i]], s, false)
+			r.failed[i] = r.orthogonalize(r.ctx, o, r.small[i], s, false)
 			r.scratch <- s
 		}
 	}
@@ -198,7 +198,7 @@ func (r *muon) begin(ctx context.Context, o *Optimizer, learningRate, gradScale 
 		r.norms[o.blocks[i].tensor] += o.sums[i]
 	}
 	for _, i := range r.large {
-		if err := r.orthogonalize(ctx, o.parameters[i], r.norms[i], r.largeScratch, true); err != nil {
+		if err := r.orthogonalize(ctx, o, i, r.largeScratch, true); err != nil {
 			return err
 		}
 	}
@@ -220,10 +220,10 @@ func (r *muon) begin(ctx context.Context, o *Optimizer, learningRate, gradScale 
 	return nil
 }
 
-// orthogonalize replaces u, which has the place of a parameter's gradient on the host, by X.
-// squares is the sum of squares of u. If parallel is set, it uses all workers.
-func (r *muon) orthogonalize(ctx context.Context, p *moe.Parameter, squares float64, s *muonScratch,
-	parallel bool) error {
+// orthogonalize replaces u, which is in the memory of a parameter's gradient on the host, by X. If
+// parallel is set, it uses all workers.
+func (r *muon) orthogonalize(ctx context.Context, o *Optimizer, parameter int, s *muonScratch, parallel bool) error {
+	p, u := o.parameters[parameter], o.host[parameter].grad
 	m, n := p.Shape[0], p.Shape[1]
 	pieces := func(elements int, f func(i int)) {
 		count := (elements + blockSize - 1) / blockSize
@@ -235,48 +235,47 @@ func (r *muon) orthogonalize(ctx context.Context, p *moe.Parameter, squares floa
 			f(i)
 		}
 	}
-	x, y := p.Grad, s.x[:m*n]
+	grad := p.Grad.Reshape(m, n)
+	x, y := grad, s.x.Rows(0, m*n).Reshape(m, n)
 	if *r.config.NewtonSchulzSteps%2 == 1 {
 		x, y = y, x // so that the last X is in the right memory
 	}
-	s.u, s.first, s.factor = p.Grad, x, float32(1/max(math.Sqrt(squares), 1e-7))
+	s.u, s.first, s.factor = u, xpu.HostBuffer(x, &s.buffers[0]), float32(1/max(math.Sqrt(r.norms[parameter]), 1e-7))
 	pieces(m*n, s.beginOne)
-	r.device.ToDevice(x)
+	xpu.SetNumbers(r.device, x, s.first)
 	s.side = min(m, n)
-	s.square, s.polynomial = s.a[:s.side*s.side], s.b[:s.side*s.side]
-	s.seen = [2][]float32{s.square, s.polynomial}
+	square := s.a.Rows(0, s.side*s.side).Reshape(s.side, s.side)
+	polynomial := s.b.Rows(0, s.side*s.side).Reshape(s.side, s.side)
 	for range *r.config.NewtonSchulzSteps {
 		if m <= n {
-			r.device.MatMul(xpu.Of(s.square, m, m), xpu.Of(x, m, n), xpu.Of(x, m, n).T(),
-				xpu.MatMulOptions{})
+			r.device.MatMul(square, x, x.T(), xpu.MatMulOptions{})
 		} else {
-			r.device.MatMul(xpu.Of(s.square, n, n), xpu.Of(x, m, n).T(), xpu.Of(x, m, n),
-				xpu.MatMulOptions{})
+			r.device.MatMul(square, x.T(), x, xpu.MatMulOptions{})
 		}
-		r.device.MatMul(xpu.Of(s.polynomial, s.side, s.side), xpu.Of(s.square, s.side, s.side),
-			xpu.Of(s.square, s.side, s.side), xpu.MatMulOptions{})
-		if err := r.device.ToHost(ctx, s.seen[:]...); err != nil {
+		r.device.MatMul(polynomial, square, square, xpu.MatMulOptions{})
+		var err error
+		if s.square, err = xpu.Numbers(ctx, r.device, square, &s.buffers[1]); err != nil {
+			return err
+		}
+		if s.polynomial, err = xpu.Numbers(ctx, r.device, polynomial, &s.buffers[2]); err != nil {
 			return err
 		}
 		pieces(len(s.polynomial), s.polynomialOne)
-		r.device.ToDevice(s.polynomial)
+		xpu.SetNumbers(r.device, polynomial, s.polynomial)
 		if m <= n {
-			r.device.MatMul(xpu.Of(y, m, n), xpu.Of(s.polynomial, m, m), xpu.Of(x, m, n),
-				xpu.MatMulOptions{})
+			r.device.MatMul(y, polynomial, x, xpu.MatMulOptions{})
 		} else {
-			r.device.MatMul(xpu.Of(y, m, n), xpu.Of(x, m, n), xpu.Of(s.polynomial, n, n),
-				xpu.MatMulOptions{})
+			r.device.MatMul(y, x, polynomial, xpu.MatMulOptions{})
 		}
 		x, y = y, x
 	}
-	s.seen[0] = p.Grad
-	return r.device.ToHost(ctx, s.seen[:1]...)
+	return r.device.Read(ctx, u, grad)
 }
 
 func (r *muon) updateHost(o *Optimizer, p, begin, end int) {
-	weight := o.parameters[p].Weight[begin:end]
+	weight := o.host[p].weight[begin:end]
 	cpu.Scale(weight, r.keep[o.group[p]])
-	cpu.Axpy(weight, float32(-r.scale[p]), o.parameters[p].Grad[begin:end])
+	cpu.Axpy(weight, float32(-r.scale[p]), o.host[p].grad[begin:end])
 }
 
 // muonScratchBytes returns the bytes of Muon's scratch memory for a model and a number of threads.

@@ -37,8 +37,9 @@ const stateChunk = 1 << 26
 // An Optimizer updates the weights of a model from their gradients, in float32, block by block.
 // Each NAME.go has one update rule. Rules that treat each element separately run on the
 // device, and their state is in device memory, like weights and gradients. LAMB, and the matrices
-// of Muon, are updated on the host, on all workers of the device, and their state is there: weights
-// and gradients are copied to the host before an update, and the weights are copied back after it.
+// of Muon, are updated on the host, on all workers of the device, and their state is there. If the
+// device does not share memory with the host, weights and gradients are copied to the host before
+// an update, and the weights are copied back after it.
 // Results do not depend on the number of threads.
 type Optimizer struct {
 	Updates int64 // updates done, t
@@ -49,24 +50,21 @@ type Optimizer struct {
 	parameters []*moe.Parameter
 	sharding   *Sharding
 	state      [][]StateTensor // state of each parameter in the range that this rank owns
-	memory     [][]float32     // device memory of this optimizer
+	memory     []xpu.Tensor    // device memory of this optimizer
 	group      []int           // index in settings of each parameter
 	settings   []GroupSetting
 	blocks     []block      // blocks that this rank owns; other slices per block have the same order
-	grads      [][]float32  // gradients that this rank owns, by parameter
-	gradients  []xpu.Tensor // the same
+	gradients  []xpu.Tensor // gradients that this rank owns, by parameter
 	sums       []float64
 	averaged   bool // see Average
 
 	onDevice []deviceUpdate // updates on the device, by group
 
-	// For updates on the host: the numbers of the blocks, the weights followed by the gradients,
-	// and the weights.
-	byHost      []int
-	hosted      [][]float32
-	hostWeights [][]float32
-
-	averages [][]float32 // weights and first state of an averagingRule, which Average reads
+	// For updates on the host: the numbers of the blocks, the numbers of the parameters, and the
+	// values of each parameter.
+	byHost []int
+	hosted []int
+	host   []hostValues
 
 	// For all blocks of the whole model, in the order of its tensors.
 	first []int     // number of the first block of each tensor, and last the number of all blocks
@@ -76,7 +74,16 @@ type Optimizer struct {
 	before, change      []float64 // sums of squares for each block: of the weights, and of their change
 	ratios              []ratio   // for each tensor of the whole model
 
+	averaging [2][]float32 // weights and first state of the parameter that Average averages
+
 	updateOne, averageOne func(i int) // created once, so that a step does not allocate
+}
+
+// hostValues are the weights and gradients of a parameter during its update on the host: the
+// memory of the tensors, or the buffers if the host does not share it.
+type hostValues struct {
+	weight, grad []float32
+	buffers      [2][]float32
 }
 
 // A deviceUpdate is the update of a group's parameters on the device.
@@ -88,10 +95,10 @@ type deviceUpdate struct {
 }
 
 // A StateTensor is a tensor of an optimizer's state for one parameter, with a value for each
-// element.
+// element. It is memory of the device, or of the host if the host updates the parameter.
 type StateTensor struct {
-	Name   string // in optimizer.safetensors, after the parameter's name and a dot
-	Values []float32
+	Name   string     // in optimizer.safetensors, after the parameter's name and a dot
+	Values xpu.Tensor // of one dimension
 }
 
 type ratio struct{ update, weight float64 }
@@ -175,9 +182,9 @@ type scalarRule interface {
 
 // An averagingRule evaluates with other weights than the training weights.
 type averagingRule interface {
-	// average sets dst to the weights for evaluation of the elements [begin, end) of parameter p,
-	// from the weights and the first state tensor.
-	average(o *Optimizer, dst []float32, p, begin, end int)
+	// average replaces weights by the weights for evaluation. state is the same range of the first
+	// state tensor.
+	average(o *Optimizer, weights, state []float32)
 }
 
 // New returns the optimizer of a resolved configuration, in its initial state, for
@@ -187,7 +194,7 @@ func New(config Config, targets int64, device xpu.Device, parameters []*moe.Para
 	error) {
 	sizes := make([]int, len(parameters))
 	for i, p := range parameters {
-		sizes[i] = len(p.Weight)
+		sizes[i] = p.Weight.Elements()
 	}
 	o, err := newOptimizer(config, targets, device, parameters, newSingleSharding(device, parameters))
 	if err != nil {
@@ -244,44 +251,45 @@ func (o *Optimizer) makeState(most int) error {
 		return len(o.spec.state(p.Name, p.Shape)) * each(i)
 	}
 	updates := make([]deviceUpdate, len(o.settings))
-	var chunk []float32 // device memory for the next parameters
+	chunk := xpu.Of(nil, 0) // device memory for the next parameters
+	o.host = make([]hostValues, len(o.parameters))
 	for i, p := range o.parameters {
 		low, high, _ := o.Owned(i)
 		onDevice, own := o.updatedOnDevice(p), room(i)
-		if own > 0 && len(chunk) == 0 {
+		if own > 0 && chunk.Elements() == 0 {
 			n := own
 			for next := i + 1; next < len(o.parameters) && n+room(next) <= most; next++ {
 				n += room(next)
 			}
 			var err error
-			if chunk, err = o.floats(n); err != nil {
+			if chunk, err = o.newTensor(n); err != nil {
 				return err
 			}
 		}
 		var tensors []StateTensor
 		for _, name := range o.spec.state(p.Name, p.Shape) {
 			if onDevice {
-				tensors = append(tensors, StateTensor{name, chunk[: high-low : high-low]})
-				chunk = chunk[each(i):]
+				tensors = append(tensors, StateTensor{name, chunk.Rows(0, high-low)})
+				chunk = chunk.Rows(each(i), chunk.Elements())
 			} else {
-				tensors = append(tensors, StateTensor{name, make([]float32, high-low)})
+				tensors = append(tensors, StateTensor{name, xpu.Of(make([]float32, high-low), high-low)})
 			}
 		}
 		o.state = append(o.state, tensors)
 		if low == high {
 			continue
 		}
-		weight, grad := p.Weight[low:high], p.Grad[low:high]
-		o.grads, o.gradients = append(o.grads, grad), append(o.gradients, flat(grad))
+		weight, grad := p.Weight.Flat().Rows(low, high), p.Grad.Flat().Rows(low, high)
+		o.gradients = append(o.gradients, grad)
 		update := &updates[o.group[i]]
 		if onDevice {
-			m := xpu.Moments{Weight: flat(weight), Grad: flat(grad), M: flat(tensors[0].Values)}
+			m := xpu.Moments{Weight: weight, Grad: grad, M: tensors[0].Values}
 			if len(tensors) > 1 {
-				m.V = flat(tensors[1].Values)
+				m.V = tensors[1].Values
 			}
 			update.moments = append(update.moments, m)
 		} else {
-			o.hostWeights = append(o.hostWeights, weight)
+			o.hosted = append(o.hosted, i)
 		}
 		for begin := low; begin < high; begin += blockSize {
 			if onDevice {
@@ -298,36 +306,17 @@ func (o *Optimizer) makeState(most int) error {
 			o.onDevice = append(o.onDevice, u)
 		}
 	}
-	if _, ok := o.rule.(averagingRule); ok {
-		for _, u := range o.onDevice {
-			for _, m := range u.moments {
-				o.averages = append(o.averages, m.Weight.Floats(), m.M.Floats())
-			}
-		}
-	}
-	o.hosted = o.hostWeights
-	for i, p := range o.parameters {
-		if low, high, _ := o.Owned(i); low < high && !o.updatedOnDevice(p) {
-			o.hosted = append(o.hosted, p.Grad[low:high])
-		}
-	}
 	return nil
 }
-
-// flat returns device memory as a tensor of one dimension.
-func flat(x []float32) xpu.Tensor { return xpu.Of(x, len(x)) }
 
 // updatedOnDevice reports whether the device updates a parameter.
 func (o *Optimizer) updatedOnDevice(p *moe.Parameter) bool {
 	return !o.spec.updatesOnHost(p.Name, p.Shape)
 }
 
-// floats allocates device memory for the life of the optimizer.
-func (o *Optimizer) floats(n int) ([]float32, error) {
-	if n == 0 {
-		return nil, nil
-	}
-	x, err := o.device.Floats(n)
+// newTensor allocates device memory for the life of the optimizer.
+func (o *Optimizer) newTensor(n int) (xpu.Tensor, error) {
+	x, err := o.device.New(xpu.Float32, n)
 	if err == nil {
 		o.memory = append(o.memory, x)
 	}
@@ -341,7 +330,7 @@ func (o *Optimizer) Free() {
 		return
 	}
 	for _, x := range o.memory {
-		o.device.Free(x)
+		o.device.Release(x)
 	}
 	o.memory = nil
 }
@@ -398,10 +387,11 @@ func (o *Optimizer) Owned(parameter int) (begin, end int, writer bool) {
 	return r.begin, r.end, r.writer
 }
 
-// kept returns state tensor k of the elements [begin, end) of a parameter, which this rank owns.
-func (o *Optimizer) kept(parameter, k, begin, end int) []float32 {
+// hostState returns state tensor k of the elements [begin, end) of a parameter, which this rank
+// owns and the host updates.
+func (o *Optimizer) hostState(parameter, k, begin, end int) []float32 {
 	low, _, _ := o.Owned(parameter)
-	return o.state[parameter][k].Values[begin-low : end-low]
+	return o.state[parameter][k].Values.Floats()[begin-low : end-low]
 }
 
 // everywhere gathers a number for each block of the whole model on all ranks, in the order of the
@@ -411,11 +401,6 @@ func (o *Optimizer) everywhere(ctx context.Context, own []float64) ([]float64, e
 		return own, nil
 	}
 	return o.all, o.sharding.gatherSums(ctx, own, o.all)
-}
-
-// GradientsToHost copies the gradients that this rank owns to the host.
-func (o *Optimizer) GradientsToHost(ctx context.Context) error {
-	return o.device.ToHost(ctx, o.grads...)
 }
 
 // GradientNorm returns the Euclidean norm of the gradients of the whole model. Squares are summed
@@ -485,8 +470,13 @@ func (o *Optimizer) Step(ctx context.Context, learningRate, gradScale float64) e
 // update updates the weights that this rank owns.
 func (o *Optimizer) update(ctx context.Context, learningRate, gradScale float64) error {
 	o.Updates++
-	if len(o.hosted) > 0 {
-		if err := o.device.ToHost(ctx, o.hosted...); err != nil {
+	for _, i := range o.hosted {
+		p, h := o.parameters[i], &o.host[i]
+		var err error
+		if h.weight, err = xpu.Numbers(ctx, o.device, p.Weight, &h.buffers[0]); err != nil {
+			return err
+		}
+		if h.grad, err = xpu.Numbers(ctx, o.device, p.Grad, &h.buffers[1]); err != nil {
 			return err
 		}
 	}
@@ -494,8 +484,8 @@ func (o *Optimizer) update(ctx context.Context, learningRate, gradScale float64)
 		return err
 	}
 	o.device.Parallel(len(o.byHost), o.updateOne)
-	for _, weight := range o.hostWeights {
-		o.device.ToDevice(weight)
+	for _, i := range o.hosted {
+		xpu.SetNumbers(o.device, o.parameters[i].Weight, o.host[i].weight)
 	}
 	for i := range o.onDevice {
 		u := &o.onDevice[i]
@@ -532,7 +522,7 @@ func (o *Optimizer) updateBlock(i int) {
 	var before, change float64
 	for begin := b.begin; begin < b.end; begin += measureSize {
 		end := min(begin+measureSize, b.end)
-		weight := o.parameters[b.tensor].Weight[begin:end]
+		weight := o.host[b.tensor].weight[begin:end]
 		kept := old[:copy(old[:], weight)]
 		before += cpu.SumSquares(kept)
 		rule.updateHost(o, b.tensor, begin, end)
@@ -582,64 +572,35 @@ func (o *Optimizer) Average(ctx context.Context, on bool) error {
 	o.averaged = on
 	if !on {
 		for _, p := range o.parameters {
-			o.device.Copy(flat(p.Weight), flat(p.Grad))
+			o.device.Copy(p.Weight, p.Grad)
 		}
 		return nil
 	}
 	for _, p := range o.parameters { // also parameters of other owners
-		o.device.Copy(flat(p.Grad), flat(p.Weight))
+		o.device.Copy(p.Grad, p.Weight)
 	}
-	if err := o.device.ToHost(ctx, o.averages...); err != nil {
-		return err
-	}
-	o.device.Parallel(len(o.blocks), o.averageOne)
+	var buffers [2][]float32
 	for _, d := range o.onDevice {
 		for _, m := range d.moments {
-			o.device.ToDevice(m.Weight.Floats())
+			for i, t := range [2]xpu.Tensor{m.Weight, m.M} {
+				var err error
+				if o.averaging[i], err = xpu.Numbers(ctx, o.device, t, &buffers[i]); err != nil {
+					return err
+				}
+			}
+			o.device.Parallel((m.Weight.Elements()+blockSize-1)/blockSize, o.averageOne)
+			xpu.SetNumbers(o.device, m.Weight, o.averaging[0])
 		}
 	}
+	o.averaging = [2][]float32{}
 	return o.sharding.gatherWeights(ctx)
 }
 
-// averageBlock averages the i-th block.
+// averageBlock averages the i-th block of a parameter.
 func (o *Optimizer) averageBlock(i int) {
-	b := o.blocks[i]
-	o.rule.(averagingRule).average(o, o.parameters[b.tensor].Weight[b.begin:b.end], b.tensor, b.begin, b.end)
-}
-
-// ToHost copies the content of a checkpoint to the host: all weights and their state.
-func (o *Optimizer) ToHost(ctx context.Context) error {
-	var all [][]float32
-	for _, p := range o.parameters {
-		all = append(all, p.Weight)
-		if o.averaged {
-			all = append(all, p.Grad)
-		}
-	}
-	for _, u := range o.onDevice {
-		for _, m := range u.moments {
-			all = append(all, m.M.Floats())
-			if m.V.Present() {
-				all = append(all, m.V.Floats())
-			}
-		}
-	}
-	return o.device.ToHost(ctx, all...)
-}
-
-// ToDevice copies the content of a checkpoint from the host to the device.
-func (o *Optimizer) ToDevice() {
-	for _, p := range o.parameters {
-		o.device.ToDevice(p.Weight)
-	}
-	for _, u := range o.onDevice {
-		for _, m := range u.moments {
-			o.device.ToDevice(m.M.Floats())
-			if m.V.Present() {
-				o.device.ToDevice(m.V.Floats())
-			}
-		}
-	}
+	weights, state := o.averaging[0], o.averaging[1]
+	begin, end := i*blockSize, min((i+1)*blockSize, len(weights))
+	o.rule.(averagingRule).average(o, weights[begin:end], state[begin:end])
 }
 
 // Saved lists the tensors of optimizer.safetensors for the range of a parameter that this rank
@@ -653,7 +614,7 @@ func (o *Optimizer) Saved(parameter int) []StateTensor {
 			weights = p.Grad
 		}
 		begin, end, _ := o.Owned(parameter)
-		tensors = append([]StateTensor{{TrainedWeights, weights[begin:end]}}, tensors...)
+		tensors = append([]StateTensor{{TrainedWeights, weights.Flat().Rows(begin, end)}}, tensors...)
 	}
 	return tensors
 }

@@ -44,6 +44,9 @@ func defaultOptimizer(name Name) Config {
 	return c
 }
 
+// tensor returns a tensor of one dimension.
+func tensor(x []float32) xpu.Tensor { return xpu.Of(x, len(x)) }
+
 func toFloat32(x []float64) []float32 {
 	y := make([]float32, len(x))
 	for i, v := range x {
@@ -82,7 +85,8 @@ func TestAdamWTorch(t *testing.T) {
 		WeightDecay: &golden.Config.WeightDecay, Decay: DecayTorch}
 	var parameters []*moe.Parameter
 	for _, w := range golden.Initial {
-		parameters = append(parameters, &moe.Parameter{Weight: toFloat32(w), Grad: make([]float32, len(w))})
+		parameters = append(parameters, &moe.Parameter{Weight: tensor(toFloat32(w)),
+			Grad: tensor(make([]float32, len(w)))})
 	}
 	o := mustOptimizer(t, config, 1, device(t, 2), parameters)
 	compare := func(step int, what string, got []float32, want []float64) {
@@ -102,7 +106,7 @@ func TestAdamWTorch(t *testing.T) {
 	}
 	for step, g := range golden.Steps {
 		for i, p := range parameters {
-			copy(p.Grad, toFloat32(g.Gradients[i]))
+			copy(p.Grad.Floats(), toFloat32(g.Gradients[i]))
 		}
 		norm := gradientNorm(t, o)
 		if math.Abs(norm-g.Norm) > 1e-6*g.Norm {
@@ -110,9 +114,9 @@ func TestAdamWTorch(t *testing.T) {
 		}
 		update(t, o, g.LR, ClipFactor(norm, 1))
 		for i, p := range parameters {
-			compare(step, "weight", p.Weight, g.Weights[i])
-			compare(step, "exp_avg", o.state[i][0].Values, g.ExpAvg[i])
-			compare(step, "exp_avg_sq", o.state[i][1].Values, g.ExpAvgSq[i])
+			compare(step, "weight", p.Weight.Floats(), g.Weights[i])
+			compare(step, "exp_avg", o.state[i][0].Values.Floats(), g.ExpAvg[i])
+			compare(step, "exp_avg_sq", o.state[i][1].Values.Floats(), g.ExpAvgSq[i])
 		}
 	}
 }
@@ -125,18 +129,18 @@ func TestAdamWDecayForms(t *testing.T) {
 		config := defaultOptimizer(AdamW)
 		config.Decay = form
 		rng := rand.New(rand.NewPCG(1, 2))
-		parameter := &moe.Parameter{Weight: make([]float32, n), Grad: make([]float32, n)}
+		parameter := &moe.Parameter{Weight: tensor(make([]float32, n)), Grad: tensor(make([]float32, n))}
 		p, other, m, v := make([]float64, n), make([]float64, n), make([]float64, n), make([]float64, n)
 		for i := range p {
-			parameter.Weight[i] = float32(rng.NormFloat64())
-			p[i] = float64(parameter.Weight[i])
+			parameter.Weight.Floats()[i] = float32(rng.NormFloat64())
+			p[i] = float64(parameter.Weight.Floats()[i])
 			other[i] = p[i]
 		}
 		o := mustOptimizer(t, config, 1, device(t, 2), []*moe.Parameter{parameter})
 		for step := 1; step <= steps; step++ {
-			for i := range parameter.Grad {
-				parameter.Grad[i] = float32(rng.NormFloat64())
-				g := float64(parameter.Grad[i]) * 0.5
+			for i := range parameter.Grad.Floats() {
+				parameter.Grad.Floats()[i] = float32(rng.NormFloat64())
+				g := float64(parameter.Grad.Floats()[i]) * 0.5
 				m[i] = 0.9*m[i] + 0.1*g
 				v[i] = 0.95*v[i] + 0.05*g*g
 				update := lr * m[i] / (1 - math.Pow(0.9,
@@ -153,8 +157,8 @@ func TestAdamWDecayForms(t *testing.T) {
 		}
 		var worst, apart float64
 		for i := range p {
-			worst = max(worst, math.Abs(float64(parameter.Weight[i])-p[i]))
-			apart = max(apart, math.Abs(float64(parameter.Weight[i])-other[i]))
+			worst = max(worst, math.Abs(float64(parameter.Weight.Floats()[i])-p[i]))
+			apart = max(apart, math.Abs(float64(parameter.Weight.Floats()[i])-other[i]))
 		}
 		if worst > 3e-6 {
 			t.Errorf("%s: differs from its formula by %g", form, worst)
@@ -175,9 +179,9 @@ func TestAdamWThreads(t *testing.T) {
 		rng := rand.New(rand.NewPCG(3, 4))
 		var parameters []*moe.Parameter
 		for _, n := range sizes {
-			p := &moe.Parameter{Weight: make([]float32, n), Grad: make([]float32, n)}
+			p := &moe.Parameter{Weight: tensor(make([]float32, n)), Grad: tensor(make([]float32, n))}
 			for i := range n {
-				p.Weight[i], p.Grad[i] = float32(rng.NormFloat64()), float32(rng.NormFloat64())
+				p.Weight.Floats()[i], p.Grad.Floats()[i] = float32(rng.NormFloat64()), float32(rng.NormFloat64())
 			}
 			parameters = append(parameters, p)
 		}
@@ -186,7 +190,7 @@ func TestAdamWThreads(t *testing.T) {
 		update(t, o, 1e-3, ClipFactor(norm, 1))
 		var weights [][]float32
 		for _, p := range parameters {
-			weights = append(weights, p.Weight)
+			weights = append(weights, p.Weight.Floats())
 		}
 		if first == nil {
 			first, firstNorm = weights, norm
@@ -207,18 +211,18 @@ func TestAdamWThreads(t *testing.T) {
 }
 
 func TestGradientNorm(t *testing.T) {
-	p := &moe.Parameter{Weight: make([]float32, 2*blockSize), Grad: make([]float32, 2*blockSize)}
+	p := &moe.Parameter{Weight: tensor(make([]float32, 2*blockSize)), Grad: tensor(make([]float32, 2*blockSize))}
 	o := mustOptimizer(t, defaultOptimizer(AdamW), 1, device(t, 2), []*moe.Parameter{p})
-	p.Grad[0], p.Grad[2*blockSize-1] = 3, -4
+	p.Grad.Floats()[0], p.Grad.Floats()[2*blockSize-1] = 3, -4
 	if got := gradientNorm(t, o); got != 5 {
 		t.Errorf("norm %v, want 5", got)
 	}
-	p.Grad[7] = math.MaxFloat32 // its square is beyond float32
+	p.Grad.Floats()[7] = math.MaxFloat32 // its square is beyond float32
 	if got := gradientNorm(t, o); math.IsInf(got, 0) || got < math.MaxFloat32 {
 		t.Errorf("norm %v of a large but finite gradient", got)
 	}
 	for _, bad := range []float64{math.NaN(), math.Inf(1), math.Inf(-1)} {
-		p.Grad[blockSize+1] = float32(bad)
+		p.Grad.Floats()[blockSize+1] = float32(bad)
 		if got := gradientNorm(t, o); !math.IsNaN(got) && !math.IsInf(got, 0) {
 			t.Errorf("norm %v with a gradient of %v", got, bad)
 		}
@@ -304,7 +308,7 @@ func compareGolden(t *testing.T, path string) (seen map[Name]bool) {
 			var parameters []*moe.Parameter
 			for i, w := range golden.Initial {
 				parameters = append(parameters, &moe.Parameter{Name: golden.Names[i], Shape: golden.Shapes[i],
-					Weight: toFloat32(w), Grad: make([]float32, len(w))})
+					Weight: tensor(toFloat32(w)), Grad: tensor(make([]float32, len(w)))})
 			}
 			o := mustOptimizer(t, config, golden.Targets, device(t, 2), parameters)
 			worst := map[string]float64{} // in units of 2^-24 of the largest
@@ -328,22 +332,22 @@ func compareGolden(t *testing.T, path string) (seen map[Name]bool) {
 			}
 			for step, rate := range run.Rates {
 				for i, p := range parameters {
-					copy(p.Grad, toFloat32(golden.Gradients[step][i]))
+					copy(p.Grad.Floats(), toFloat32(golden.Gradients[step][i]))
 				}
 				update(t, o, rate, 1)
 				for i, p := range parameters {
-					compare(step, "weight", p.Name, p.Weight, run.Weights[step][i])
+					compare(step, "weight", p.Name, p.Weight.Floats(), run.Weights[step][i])
 				}
 				if o.CurvatureDue() {
 					for i, p := range parameters {
-						copy(p.Grad, toFloat32(golden.Sampled[step][i]))
+						copy(p.Grad.Floats(), toFloat32(golden.Sampled[step][i]))
 					}
 					o.UpdateCurvature(1, golden.Targets)
 				}
 			}
 			for i, p := range parameters {
 				for _, s := range o.state[i] {
-					compare(len(run.Rates), s.Name, p.Name, s.Values, run.State[s.Name][i])
+					compare(len(run.Rates), s.Name, p.Name, s.Values.Floats(), run.State[s.Name][i])
 				}
 			}
 			if s, ok := o.rule.(scalarRule); ok {
@@ -360,7 +364,7 @@ func compareGolden(t *testing.T, path string) (seen map[Name]bool) {
 				}
 				average(t, o, true)
 				for i, p := range parameters {
-					compare(len(run.Rates), "average", p.Name, p.Weight, run.Average[i])
+					compare(len(run.Rates), "average", p.Name, p.Weight.Floats(), run.Average[i])
 				}
 			}
 			t.Logf("largest differences, in units of 2^-24 of the largest element: %v", worst)
@@ -382,8 +386,8 @@ func runSteps(o *Optimizer, from, to int) {
 		draw := func() {
 			rng := rand.New(rand.NewPCG(uint64(step), 5))
 			for _, p := range o.parameters {
-				for i := range p.Grad {
-					p.Grad[i] = rng.Float32() - 0.5
+				for i := range p.Grad.Floats() {
+					p.Grad.Floats()[i] = rng.Float32() - 0.5
 				}
 			}
 		}
@@ -423,20 +427,20 @@ func TestOptimizersThreadsAndMeasure(t *testing.T) {
 			runSteps(o, 0, 2)
 			var before [][]float32
 			for _, p := range o.parameters {
-				before = append(before, slices.Clone(p.Weight))
+				before = append(before, slices.Clone(p.Weight.Floats()))
 			}
 			o.Measure(threads > 1)
 			runSteps(o, 2, 3)
 			if want == nil {
 				for _, p := range o.parameters {
-					want = append(want, slices.Clone(p.Weight))
+					want = append(want, slices.Clone(p.Weight.Floats()))
 				}
 				if u, w := o.Ratio(0); u != 0 || w != 0 {
 					t.Errorf("a step that was not measured has ratio %v, %v", u, w)
 				}
 			}
 			for i, p := range o.parameters {
-				if !slices.Equal(p.Weight, want[i]) {
+				if !slices.Equal(p.Weight.Floats(), want[i]) {
 					t.Fatalf("%d threads: %s differs", threads, p.Name)
 				}
 				if threads == 1 {
@@ -445,7 +449,7 @@ func TestOptimizersThreadsAndMeasure(t *testing.T) {
 				var got, expected ratio
 				got.update, got.weight = o.Ratio(i)
 				for j, w := range before[i] {
-					d := float64(p.Weight[j] - w)
+					d := float64(p.Weight.Floats()[j] - w)
 					expected.update += d * d
 					expected.weight += float64(w) * float64(w)
 				}
@@ -513,7 +517,7 @@ func TestOptimizerBytes(t *testing.T) {
 			var got int64
 			for _, tensors := range o.state {
 				for _, s := range tensors {
-					got += 4 * int64(len(s.Values))
+					got += 4 * int64(s.Values.Elements())
 				}
 			}
 			if r, ok := o.rule.(*muon); ok {
@@ -523,7 +527,7 @@ func TestOptimizerBytes(t *testing.T) {
 				}
 				for _, s := range scratch {
 					if s != nil {
-						got += 4 * int64(len(s.x)+len(s.a)+len(s.b))
+						got += 4 * int64(s.x.Elements()+s.a.Elements()+s.b.Elements())
 					}
 				}
 			}
@@ -542,7 +546,7 @@ func TestOptimizerBytes(t *testing.T) {
 			}
 			var made int64
 			for _, x := range o.memory {
-				made += 4 * int64(len(x))
+				made += 4 * int64(x.Elements())
 			}
 			if made < onDevice || made > onDevice+2*64*int64(len(o.parameters)) {
 				// each tensor starts at a cache line
@@ -569,8 +573,8 @@ func BenchmarkOptimizers(b *testing.B) {
 			m.Init(1)
 			o := mustOptimizer(b, defaultOptimizer(name), 1, d, m.Parameters())
 			for _, p := range m.Parameters() {
-				for i := range p.Grad {
-					p.Grad[i] = float32(i%7) - 3
+				for i := range p.Grad.Floats() {
+					p.Grad.Floats()[i] = float32(i%7) - 3
 				}
 			}
 			for b.Loop() {

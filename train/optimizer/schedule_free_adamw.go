@@ -94,11 +94,11 @@ func (r *scheduleFreeAdamW) update(s GroupSetting) xpu.Update {
 	return step.Update()
 }
 
-func (r *scheduleFreeAdamW) average(o *Optimizer, dst []float32, p, begin, end int) {
+func (r *scheduleFreeAdamW) average(o *Optimizer, weights, state []float32) {
 	if o.Updates == 0 {
 		return // z is not initialized yet
 	}
-	for i, z := range o.kept(p, 0, begin, end) {
-		dst[i] += float32(r.fromTrainToAvg * (z - dst[i]))
+	for i, z := range state {
+		weights[i] += float32(r.fromTrainToAvg * (z - weights[i]))
 	}
 }

@@ -29,6 +29,7 @@ type Sharding struct {
 	mesh    *comm.Mesh
 	within  *comm.Comm // the ranks of [comm.EP]; nothing else uses this group
 	device  xpu.Memory
+	host    []float32 // for values of a bucket, if the host does not share memory with the device
 	buckets []bucketShard
 	owned   []ownedRange // of each parameter of this rank
 
@@ -48,13 +49,8 @@ type bucketShard struct {
 	group  *comm.Comm // the ranks that share the update; nil if each rank does the full update
 	bounds []int      // of each rank of the group
 
-	own        int         // start of the range that this rank updates
-	grad       [][]float32 // all of Grad
-	ownWeights [][]float32 // the range of Weight that this rank updates
+	begin, end int // the range that this rank updates
 }
-
-// ownGrad returns the range of Grad that this rank updates.
-func (b *bucketShard) ownGrad() []float32 { return b.Grad[b.own:][:len(b.ownWeights[0])] }
 
 // An ownedRange is the range of a parameter that this rank updates. One of the ranks with the same
 // range is the writer.
@@ -73,7 +69,7 @@ func NewSharding(mesh *comm.Mesh, within *comm.Comm, scheme estimate.Scheme, who
 	number := map[*moe.Parameter]int{}
 	for i, p := range parameters {
 		number[p] = i
-		s.owned[i] = ownedRange{0, len(p.Weight), true}
+		s.owned[i] = ownedRange{0, p.Weight.Elements(), true}
 	}
 	for _, b := range buckets {
 		shard := bucketShard{Bucket: b}
@@ -89,15 +85,15 @@ func NewSharding(mesh *comm.Mesh, within *comm.Comm, scheme estimate.Scheme, who
 		default:
 			shard.group, alike = replicas, nil
 		}
-		begin, end := 0, len(b.Weight)
+		begin, end := 0, b.Weight.Elements()
 		if shard.group != nil {
 			shard.bounds = cutBucket(b, shard.group.Size(), whole)
 			begin, end = shard.bounds[shard.group.Rank()], shard.bounds[shard.group.Rank()+1]
 		}
-		shard.own, shard.grad, shard.ownWeights = begin, [][]float32{b.Grad}, [][]float32{b.Weight[begin:end]}
+		shard.begin, shard.end = begin, end
 		at := 0
 		for _, p := range b.Parameters {
-			n := len(p.Weight)
+			n := p.Weight.Elements()
 			o := ownedRange{begin: min(max(begin-at, 0), n), end: min(max(end-at, 0), n)}
 			if o.begin == o.end {
 				o.begin, o.end = 0, 0
@@ -121,7 +117,7 @@ func newSingleSharding(device xpu.Memory, parameters []*moe.Parameter) *Sharding
 // bound is the start of the block nearest to an even division, the lower of two equally near ones.
 func cutBucket(b moe.Bucket, n int, whole bool) []int {
 	bounds := make([]int, n+1)
-	total, r := len(b.Weight), 1
+	total, r := b.Weight.Elements(), 1
 	last := 0 // start of a block
 	pass := func(next int) {
 		for r < n {
@@ -141,11 +137,11 @@ func cutBucket(b moe.Bucket, n int, whole bool) []int {
 	at := 0
 	for _, p := range b.Parameters {
 		if !whole {
-			for begin := blockSize; begin < len(p.Weight); begin += blockSize {
+			for begin := blockSize; begin < p.Weight.Elements(); begin += blockSize {
 				pass(at + begin)
 			}
 		}
-		at += len(p.Weight)
+		at += p.Weight.Elements()
 		pass(at)
 	}
 	bounds[n] = total
@@ -217,37 +213,41 @@ func (s *Sharding) gatherSums(ctx context.Context, own, all []float64) error {
 // range that this rank owns; the rest of the bucket is undefined.
 func (s *Sharding) Reduce(ctx context.Context, bucket int) error {
 	b := &s.buckets[bucket]
-	if err := s.device.ToHost(ctx, b.grad...); err != nil {
+	grad, err := xpu.Numbers(ctx, s.device, b.Grad, &s.host)
+	if err != nil {
 		return err
 	}
-	if err := s.sum(ctx, b); err != nil {
+	if err := s.sum(ctx, b, grad); err != nil {
 		return err
 	}
-	s.device.ToDevice(b.ownGrad())
+	xpu.SetNumbers(s.device, b.Grad.Rows(b.begin, b.end), grad[b.begin:b.end])
 	return nil
 }
 
-// sum is reduce on the host.
-func (s *Sharding) sum(ctx context.Context, b *bucketShard) error {
-	if s.bad < 0 && !isFinite(SumOfSquares(b.Grad)) {
+// sum sums the gradients of a bucket on the host.
+func (s *Sharding) sum(ctx context.Context, b *bucketShard, grad []float32) error {
+	if s.bad < 0 && !isFinite(SumOfSquares(grad)) {
+		at := 0
 		for _, p := range b.Parameters {
-			if !isFinite(SumOfSquares(p.Grad)) {
+			n := p.Grad.Elements()
+			if !isFinite(SumOfSquares(grad[at : at+n])) {
 				s.bad = p.Index
 				break
 			}
+			at += n
 		}
 	}
 	switch {
 	case b.group == nil && b.Divided:
-		return comm.AllReduce(ctx, s.mesh.Group(comm.Replicas), b.Grad)
+		return comm.AllReduce(ctx, s.mesh.Group(comm.Replicas), grad)
 	case b.group == nil:
-		return comm.AllReduce(ctx, s.mesh.Group(comm.Data), b.Grad)
+		return comm.AllReduce(ctx, s.mesh.Group(comm.Data), grad)
 	case s.scheme == estimate.SO && !b.Divided:
-		if err := comm.AllReduce(ctx, s.within, b.Grad); err != nil {
+		if err := comm.AllReduce(ctx, s.within, grad); err != nil {
 			return err
 		}
 	}
-	return comm.ReduceScatter(ctx, b.group, b.Grad, b.bounds)
+	return comm.ReduceScatter(ctx, b.group, grad, b.bounds)
 }
 
 // SumOfSquares returns a sum that is finite if and only if all values of x are.
@@ -274,13 +274,14 @@ func (s *Sharding) gatherWeights(ctx context.Context) error {
 		if b.group == nil || b.group.Size() == 1 {
 			continue
 		}
-		if err := s.device.ToHost(ctx, b.ownWeights...); err != nil {
+		weights := xpu.HostBuffer(b.Weight, &s.host)
+		if err := s.device.Read(ctx, weights[b.begin:b.end], b.Weight.Rows(b.begin, b.end)); err != nil {
 			return err
 		}
-		if err := comm.AllGather(ctx, b.group, b.Weight, b.bounds); err != nil {
+		if err := comm.AllGather(ctx, b.group, weights, b.bounds); err != nil {
 			return err
 		}
-		s.device.ToDevice(b.Weight)
+		xpu.SetNumbers(s.device, b.Weight, weights)
 	}
 	return nil
 }

@@ -120,18 +120,18 @@ func handModel(rank, ranks int) (parameters []*moe.Parameter, buckets []moe.Buck
 		for _, i := range members[b] {
 			total += sizes[i]
 		}
-		bucket.Weight, bucket.Grad = make([]float32, total), make([]float32, total)
+		bucket.Weight, bucket.Grad = tensor(make([]float32, total)), tensor(make([]float32, total))
 		at := 0
 		order := slices.Clone(members[b])
 		slices.Reverse(order) // memory has another order than the list, as the experts of a model have
 		for _, i := range order {
 			p := parameters[slices.IndexFunc(parameters, func(p *moe.Parameter) bool { return p.Index == i })]
-			p.Weight, p.Grad = bucket.Weight[at:at+sizes[i]], bucket.Grad[at:at+sizes[i]]
+			p.Weight, p.Grad = bucket.Weight.Rows(at, at+sizes[i]), bucket.Grad.Rows(at, at+sizes[i])
 			bucket.Parameters, bucket.Divided = append(bucket.Parameters, p), p.Divided
 			at += sizes[i]
 			rng := rand.New(rand.NewPCG(1, uint64(i)))
-			for j := range p.Weight {
-				p.Weight[j] = rng.Float32() - 0.5
+			for j := range p.Weight.Floats() {
+				p.Weight.Floats()[j] = rng.Float32() - 0.5
 			}
 		}
 		buckets = append(buckets, bucket)
@@ -177,7 +177,7 @@ func TestI4SchemesAgree(t *testing.T) {
 		var result outcome
 		sum := func(step int) {
 			for _, p := range parameters {
-				g, inner := make([]float32, len(p.Grad)), make([]float32, len(p.Grad))
+				g, inner := make([]float32, p.Grad.Elements()), make([]float32, p.Grad.Elements())
 				for dp := range l.DP {
 					for ep := range l.EP {
 						handGradient(g, p.Index, step, dp*l.EP+ep)
@@ -197,9 +197,9 @@ func TestI4SchemesAgree(t *testing.T) {
 					}
 					for j := range g {
 						if dp == 0 {
-							p.Grad[j] = inner[j]
+							p.Grad.Floats()[j] = inner[j]
 						} else {
-							p.Grad[j] += inner[j]
+							p.Grad.Floats()[j] += inner[j]
 						}
 					}
 				}
@@ -219,7 +219,7 @@ func TestI4SchemesAgree(t *testing.T) {
 		}
 		average(t, o, true)
 		for i, p := range parameters {
-			result.weights = append(result.weights, slices.Clone(p.Weight))
+			result.weights = append(result.weights, slices.Clone(p.Weight.Floats()))
 			u, w := o.Ratio(i)
 			result.ratios = append(result.ratios, ratio{u, w})
 		}
@@ -272,7 +272,7 @@ func TestI4SchemesAgree(t *testing.T) {
 								if p.Divided {
 									rank -= ep // all gradient of an expert is here, as alone takes it
 								}
-								handGradient(p.Grad, p.Index, step, rank)
+								handGradient(p.Grad.Floats(), p.Index, step, rank)
 							}
 							for b := range buckets {
 								if err := s.Reduce(ctx, b); err != nil {
@@ -310,20 +310,20 @@ func TestI4SchemesAgree(t *testing.T) {
 						}
 						trained := make([][]float32, len(parameters))
 						for i, p := range parameters {
-							trained[i] = slices.Clone(p.Weight)
+							trained[i] = slices.Clone(p.Weight.Floats())
 						}
 						if err := o.Average(ctx, true); err != nil {
 							return err
 						}
 						for i, p := range parameters {
-							if !slices.Equal(p.Weight, want.weights[p.Index]) {
+							if !slices.Equal(p.Weight.Floats(), want.weights[p.Index]) {
 								return fmt.Errorf("weights of %s differ", p.Name)
 							}
 							begin, end, writer := o.Owned(i)
 							for _, state := range o.Saved(i) {
-								if len(state.Values) != end-begin {
+								if state.Values.Elements() != end-begin {
 									return fmt.Errorf("%s of %s has %d elements of [%d, %d)", state.Name, p.Name,
-										len(state.Values), begin, end)
+										state.Values.Elements(), begin, end)
 								}
 							}
 							mu.Lock()
@@ -342,7 +342,7 @@ func TestI4SchemesAgree(t *testing.T) {
 							return err
 						}
 						for i, p := range parameters {
-							if !slices.Equal(p.Weight, trained[i]) {
+							if !slices.Equal(p.Weight.Floats(), trained[i]) {
 								return fmt.Errorf("weights to train on of %s are not put back", p.Name)
 							}
 						}
@@ -407,7 +407,7 @@ func TestI10Bytes(t *testing.T) {
 					own[kind] += bytes
 					// Of this rank: the others' shares for a reduce-scatter, and its own to each
 					// other for an all-gather.
-					z := int64(len(buckets[b].Grad)) * 4
+					z := int64(len(buckets[b].Grad.Floats())) * 4
 					if g := s.buckets[b].group; g != nil && !(scheme == estimate.SO && kind == 0) {
 						share := int64(s.buckets[b].bounds[g.Rank()+1]-s.buckets[b].bounds[g.Rank()]) * 4
 						if bytes != z-share {
@@ -474,7 +474,7 @@ func TestI6NoTokens(t *testing.T) {
 			}
 			defer groups.Close()
 			parameters, buckets := handModel(world.Rank()%2, 2)
-			before := slices.Clone(buckets[0].Weight)
+			before := slices.Clone(buckets[0].Weight.Floats())
 			s := NewSharding(groups, within, scheme, false, device(t, 1), parameters, buckets)
 			o, err := NewSharded(ctx, defaultOptimizer(AdamW), 100, device(t, 1), parameters, handSizes(), s)
 			if err != nil {
@@ -492,7 +492,7 @@ func TestI6NoTokens(t *testing.T) {
 			if err := o.Step(ctx, 0.5, 1); err != nil {
 				return err
 			}
-			for i, w := range buckets[0].Weight {
+			for i, w := range buckets[0].Weight.Floats() {
 				if want := before[i] * float32(1-0.5*0.1); math.Abs(float64(w-want)) > 1e-7 {
 					return fmt.Errorf("%s: weight %d is %v, was %v", scheme, i, w, before[i])
 				}
@@ -510,9 +510,9 @@ func TestCutBucket(t *testing.T) {
 		longest := 0
 		whole := rapid.Bool().Draw(t, "whole")
 		for _, n := range rapid.SliceOfN(rapid.IntRange(1, 3*blockSize), 1, 6).Draw(t, "sizes") {
-			p := &moe.Parameter{Weight: make([]float32, n)}
-			at := len(b.Weight)
-			b.Weight, b.Parameters = append(b.Weight, p.Weight...), append(b.Parameters, p)
+			p := &moe.Parameter{Weight: tensor(make([]float32, n))}
+			at := b.Weight.Elements()
+			b.Weight, b.Parameters = tensor(make([]float32, at+n)), append(b.Parameters, p)
 			for end := min(blockSize, n); ; end = min(end+blockSize, n) {
 				if !whole || end == n {
 					longest = max(longest, at+end-cuts[len(cuts)-1])
@@ -525,11 +525,11 @@ func TestCutBucket(t *testing.T) {
 		}
 		n := rapid.IntRange(1, 9).Draw(t, "ranks")
 		bounds := cutBucket(b, n, whole)
-		if len(bounds) != n+1 || bounds[0] != 0 || bounds[n] != len(b.Weight) || !slices.IsSorted(bounds) {
-			t.Fatalf("bounds %v of %d", bounds, len(b.Weight))
+		if len(bounds) != n+1 || bounds[0] != 0 || bounds[n] != b.Weight.Elements() || !slices.IsSorted(bounds) {
+			t.Fatalf("bounds %v of %d", bounds, b.Weight.Elements())
 		}
 		for r, bound := range bounds {
-			even := float64(len(b.Weight)) * float64(r) / float64(n)
+			even := float64(b.Weight.Elements()) * float64(r) / float64(n)
 			if !slices.Contains(cuts, bound) || math.Abs(float64(bound)-even) > float64(longest)/2+1 {
 				t.Fatalf("bound %d of %v is %d, where blocks begin at %v", r, bounds, bound, cuts)
 			}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"mula/train/optimizer/optimizertest"
+	"mula/xpu"
 	devapart "mula/xpu/apart"
 )
 
@@ -20,25 +21,23 @@ func TestStateApart(t *testing.T) {
 		if err := o.makeState(most); err != nil {
 			t.Fatal(err)
 		}
-		var all [][]float32
+		var all []xpu.Tensor
 		for i, p := range o.parameters {
 			for k := range 2 {
 				all = append(all, o.state[i][k].Values)
-				if len(o.state[i][k].Values) != len(p.Weight) {
-					t.Errorf("most %d: %d moments of %d weights", most, len(o.state[i][k].Values), len(p.Weight))
+				if moments, weights := o.state[i][k].Values.Elements(), p.Weight.Elements(); moments != weights {
+					t.Errorf("most %d: %d moments of %d weights", most, moments, weights)
 				}
 			}
 		}
 		for i, x := range all {
-			for j := range x {
-				x[j] = float32(i + 1)
+			d.Write(x, slices.Repeat([]float32{float32(i + 1)}, x.Elements()))
+		}
+		for i, tensor := range all {
+			x := make([]float32, tensor.Elements())
+			if err := d.Read(t.Context(), x, tensor); err != nil {
+				t.Fatal(err)
 			}
-			d.ToDevice(x)
-		}
-		if err := d.ToHost(t.Context(), all...); err != nil {
-			t.Fatal(err)
-		}
-		for i, x := range all {
 			if slices.Min(x) != float32(i+1) || slices.Max(x) != float32(i+1) {
 				t.Errorf("most %d: tensor %d has numbers of another", most, i)
 			}

@@ -81,8 +81,8 @@ func BenchmarkOptimizerStep(b *testing.B) {
 							part = new([3]float64)
 						}
 						for _, p := range m.Parameters() {
-							for j := range p.Grad {
-								p.Grad[j] = float32(j%7-3) * 1e-3
+							for j := range p.Grad.Floats() {
+								p.Grad.Floats()[j] = float32(j%7-3) * 1e-3
 							}
 						}
 						if err := lap(nil); err != nil {

@@ -32,9 +32,9 @@ func Parameters(seed uint64) []*moe.Parameter {
 		for _, d := range p.Shape {
 			n *= d
 		}
-		p.Weight, p.Grad = make([]float32, n), make([]float32, n)
-		for i := range p.Weight {
-			p.Weight[i] = float32(rng.NormFloat64())
+		p.Weight, p.Grad = xpu.Of(make([]float32, n), n), xpu.Of(make([]float32, n), n)
+		for i := range p.Weight.Floats() {
+			p.Weight.Floats()[i] = float32(rng.NormFloat64())
 		}
 		parameters = append(parameters, &p)
 	}
