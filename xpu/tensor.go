@@ -301,13 +301,3 @@ func (t Tensor) Stored() (stride int, transposed, ok bool) {
 	}
 	return 0, false, false
 }
-
-// On returns the same view of other host memory, where x or ints is the first element.
-func (t Tensor) On(x []float32, ints []int32) Tensor {
-	t.discrete = false
-	t.host = unsafe.Pointer(unsafe.SliceData(x))
-	if t.dtype == Int32 {
-		t.host = unsafe.Pointer(unsafe.SliceData(ints))
-	}
-	return t
-}

@@ -26,8 +26,8 @@ type Host struct {
 	tasks      freelist.List[task]
 
 	mu sync.Mutex
-	// number of elements of each allocation of Floats and Ints, by address, which keeps nothing
-	// from the garbage collector
+	// number of elements of each tensor of New, by address, which keeps nothing from the garbage
+	// collector
 	made map[uintptr]int
 }
 
@@ -51,22 +51,7 @@ func (h *Host) Threads() int { return h.pool.size + 1 }
 // running calls have returned. A panic on a worker ends the program.
 func (h *Host) Parallel(n int, f func(i int)) { h.pool.run(n, f) }
 
-// Floats allocates memory for n numbers; see [xpu.Memory].
-func (h *Host) Floats(n int) ([]float32, error) { return allocate[float32](h, n) }
-
-// Ints allocates memory for n whole numbers; see [xpu.Memory].
-func (h *Host) Ints(n int) ([]int32, error) { return allocate[int32](h, n) }
-
-// Free releases memory; see [xpu.Memory].
-func (h *Host) Free(floats []float32) { free(h, floats) }
-
-// FreeInts releases memory; see [xpu.Memory].
-func (h *Host) FreeInts(ints []int32) { free(h, ints) }
-
 func allocate[E float32 | int32](h *Host, n int) ([]E, error) {
-	if n < 0 {
-		panic(fmt.Sprintf("cpu: cannot allocate %d elements", n))
-	}
 	if n > math.MaxInt/64 || uint64(n) > 1<<45 {
 		return nil, fmt.Errorf("cpu: memory for %d numbers exceeds the limit of a process", n)
 	}
@@ -87,7 +72,7 @@ func free[E float32 | int32](h *Host, x []E) {
 	defer h.mu.Unlock()
 	at := uintptr(unsafe.Pointer(&x[0]))
 	if n, ok := h.made[at]; !ok || n != len(x) {
-		panic(fmt.Sprintf("cpu: freeing %d elements that are not a complete, allocated slice of this device", len(x)))
+		panic(fmt.Sprintf("cpu: Release of %d elements that are not a complete tensor of this device's New", len(x)))
 	}
 	delete(h.made, at)
 }
@@ -158,18 +143,6 @@ func move[E float32 | int32](dst, src []E) {
 		copy(dst, src)
 	}
 }
-
-// ToDevice does nothing: host and device share memory.
-func (h *Host) ToDevice([]float32) {}
-
-// IntsToDevice does nothing.
-func (h *Host) IntsToDevice([]int32) {}
-
-// ToHost does nothing: every command is complete when it returns.
-func (h *Host) ToHost(context.Context, ...[]float32) error { return nil }
-
-// IntsToHost does nothing.
-func (h *Host) IntsToHost(context.Context, ...[]int32) error { return nil }
 
 // Wait does nothing.
 func (h *Host) Wait(context.Context) error { return nil }

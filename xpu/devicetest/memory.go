@@ -19,7 +19,6 @@ func memoryFamily(t *testing.T, d xpu.Device, _ float64) {
 		rapid.Check(t, func(t *rapid.T) { parts(t, d) })
 	})
 	t.Run("whole numbers", func(t *testing.T) { wholeNumbers(t, d) })
-	t.Run("mirrored", func(t *testing.T) { mirrored(t, d) })
 	t.Run("goroutines", func(t *testing.T) { goroutines(t, d) })
 	t.Run("freed", func(t *testing.T) { freed(t, d) })
 	t.Run("done context", func(t *testing.T) { doneContext(t, d) })
@@ -123,35 +122,6 @@ func wholeNumbers(t *testing.T, d xpu.Device) {
 	x := uploadInts(t, d, want)
 	if got := readInts(t, d, x.Rows(1, 7)); !slices.Equal(got, want[1:7]) {
 		t.Errorf("%v, want %v", got, want[1:7])
-	}
-}
-
-// mirrored checks memory with a counterpart on the host.
-func mirrored(t *testing.T, d xpu.Device) {
-	x, err := d.Floats(100)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i := range x {
-		x[i] = float32(i)
-	}
-	d.ToDevice(x)
-	d.Add(xpu.Of(x[10:], 20), xpu.Of(x[50:], 20), xpu.Of(x[70:], 20))
-	if err := d.ToHost(t.Context(), x[5:40]); err != nil {
-		t.Fatal(err)
-	}
-	for i, v := range x {
-		want := float32(i)
-		if i >= 10 && i < 30 {
-			want = float32(2*i + 100)
-		}
-		if v != want {
-			t.Errorf("element %d is %v, want %v", i, v, want)
-		}
-	}
-	d.Free(x)
-	if !panics(func() { d.Free(x) }) {
-		t.Error("a second Free does not panic")
 	}
 }
 

@@ -122,7 +122,7 @@ func newDevice(ctx context.Context, device *opencl.Device, options Options, s sh
 	d := &Device{device: device, precision: options.Precision, shape: s, profile: options.Profile, cache: options.Cache,
 		times: map[string]*KernelTime{}}
 	d.command.d, d.results.turn = d, make(chan struct{}, 1)
-	d.memory.table.Store(&[]*allocation{})
+	d.memory.live = map[*allocation]bool{}
 	defer func() {
 		if err != nil {
 			d.release()

@@ -3,7 +3,6 @@ package gpu
 import (
 	"context"
 	"fmt"
-	"unsafe"
 
 	"mula/xpu"
 	"mula/xpu/opencl"
@@ -112,19 +111,6 @@ func (c *command) writes(x xpu.Tensor) argument { return c.find(x, true) }
 
 // absent is the argument of omitted memory.
 func (c *command) absent() argument { return argument{buffer: c.d.nothing, at: none} }
-
-func floatsOf(x []int32) *float32 { return (*float32)(unsafe.Pointer(unsafe.SliceData(x))) }
-
-// hostOf returns the first element of a tensor on the host, and the number of elements from it to
-// the last one.
-func hostOf(x xpu.Tensor) (*float32, int) {
-	if x.DType() == xpu.Int32 {
-		host := x.Ints()
-		return floatsOf(host), len(host)
-	}
-	host := x.Floats()
-	return unsafe.SliceData(host), len(host)
-}
 
 func (c *command) find(x xpu.Tensor, write bool) argument {
 	if x.Elements() == 0 {

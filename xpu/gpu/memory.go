@@ -4,21 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"sort"
 	"sync"
-	"sync/atomic"
-	"unsafe"
 
 	"mula/xpu"
 	"mula/xpu/opencl"
 )
 
-// memory lists the device's allocations. Allocations with a host side are found by the host's
-// address.
+// memory lists the device's allocations.
 type memory struct {
-	table atomic.Pointer[[]*allocation] // sorted by address; replaced, never changed
-
 	mu    sync.Mutex // held while allocating and freeing
 	bytes int64      // size of all buffers, including scratch memory
 	live  map[*allocation]bool
@@ -26,33 +19,17 @@ type memory struct {
 	versions uint64 // assigned so far; guarded by Device.mu
 }
 
-// An allocation is memory returned by Floats or Ints.
+// An allocation is the memory of a tensor that New returned.
 type allocation struct {
-	host    *float32 // or the first int32
-	n       int
+	n       int // elements
 	buffer  *opencl.Buffer
-	version uint64 // unique version of the device side's contents; guarded by Device.mu
+	version uint64 // unique version of the contents; guarded by Device.mu
 }
-
-func (a *allocation) address() uintptr { return uintptr(unsafe.Pointer(a.host)) }
 
 // wrote assigns an allocation a new version, because a command writes to it.
 func (d *Device) wrote(a *allocation) {
 	d.memory.versions++
 	a.version = d.memory.versions
-}
-
-// find returns the allocation of a slice of the host, and the index of its first element.
-func (m *memory) find(x *float32, n int) (*allocation, int64) {
-	table, address := *m.table.Load(), uintptr(unsafe.Pointer(x))
-	i := sort.Search(len(table), func(i int) bool { return table[i].address() > address }) - 1
-	if i >= 0 {
-		if at := int64(address-table[i].address()) / 4; at+int64(n) <= int64(table[i].n) {
-			return table[i], at
-		}
-	}
-	panic(fmt.Sprintf("gpu: %d elements are not memory of this device: Floats and Ints did not allocate them, or "+
-		"they were freed", n))
 }
 
 // reserve allocates a buffer, if the device has enough memory or packed weights can be dropped.
@@ -92,47 +69,9 @@ func (d *Device) unreserve(b *opencl.Buffer) {
 
 // release releases all memory.
 func (m *memory) release() {
-	for _, a := range *m.table.Load() {
-		a.buffer.Release()
-	}
 	for a := range m.live {
 		a.buffer.Release()
 	}
-}
-
-// Floats allocates memory for n numbers; see [mula/xpu.Memory].
-func (d *Device) Floats(n int) ([]float32, error) {
-	return allocate(d, n, func(x []float32) *float32 { return unsafe.SliceData(x) })
-}
-
-// Ints allocates memory for n whole numbers.
-func (d *Device) Ints(n int) ([]int32, error) { return allocate(d, n, floatsOf) }
-
-func allocate[T float32 | int32](d *Device, n int, address func(x []T) *float32) ([]T, error) {
-	if n < 0 {
-		panic(fmt.Sprintf("gpu: cannot allocate %d elements", n))
-	}
-	c := d.begin()
-	defer c.end()
-	if n == 0 {
-		return []T{}, nil
-	}
-	b, err := d.reserve(4 * int64(n))
-	if err != nil {
-		return nil, fmt.Errorf("gpu: %w", err)
-	}
-	if err := d.queue.Zero(b, 0, b.Bytes()); err != nil {
-		d.unreserve(b)
-		return nil, fmt.Errorf("gpu: %w", err)
-	}
-	x := make([]T, n)
-	a := &allocation{host: address(x), n: n, buffer: b}
-	d.wrote(a)
-	d.memory.change(func(table []*allocation) []*allocation {
-		i := sort.Search(len(table), func(i int) bool { return table[i].address() > a.address() })
-		return slices.Insert(table, i, a)
-	})
-	return x, nil
 }
 
 // New allocates a tensor; see [mula/xpu.Memory].
@@ -236,10 +175,7 @@ func read[E float32 | int32](ctx context.Context, d *Device, dst []E, t xpu.Tens
 // of returns the allocation of a tensor, and the index of its first element.
 func (m *memory) of(t xpu.Tensor) (*allocation, int64) {
 	buffer, at := t.Buffer()
-	a, ok := buffer.(*allocation)
-	if !ok {
-		return m.find(hostOf(t))
-	}
+	a, _ := buffer.(*allocation) // nil for memory of another device
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.live[a] {
@@ -251,9 +187,6 @@ func (m *memory) of(t xpu.Tensor) (*allocation, int64) {
 func (m *memory) add(a *allocation) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.live == nil {
-		m.live = map[*allocation]bool{}
-	}
 	m.live[a] = true
 }
 
@@ -263,96 +196,8 @@ func (m *memory) remove(a *allocation) {
 	delete(m.live, a)
 }
 
-// change replaces the table with a changed copy.
-func (m *memory) change(f func(table []*allocation) []*allocation) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	table := f(slices.Clone(*m.table.Load()))
-	m.table.Store(&table)
-}
-
-// Free releases memory of Floats.
-func (d *Device) Free(x []float32) { d.free(unsafe.SliceData(x), len(x)) }
-
-// FreeInts releases memory of Ints.
-func (d *Device) FreeInts(x []int32) { d.free(floatsOf(x), len(x)) }
-
-func (d *Device) free(x *float32, n int) {
-	c := d.begin()
-	defer c.end()
-	if n == 0 {
-		return
-	}
-	a, at := d.memory.find(x, n)
-	if at != 0 || n != a.n {
-		panic(fmt.Sprintf("gpu: Free of %d elements from element %d on; the allocation has %d elements", n, at, a.n))
-	}
-	d.memory.change(func(table []*allocation) []*allocation {
-		return slices.DeleteFunc(table, func(other *allocation) bool { return other == a })
-	})
-	d.packed.forget(d, a)
-	d.unreserve(a.buffer)
-}
-
 // Capacity returns the memory size that the driver reports.
 func (d *Device) Capacity() int64 { return d.device.Memory }
-
-// ToDevice copies the host's side to the device; see [mula/xpu.Memory].
-func (d *Device) ToDevice(x []float32) { toDevice(d, x, unsafe.SliceData(x)) }
-
-// IntsToDevice does the same.
-func (d *Device) IntsToDevice(x []int32) { toDevice(d, x, floatsOf(x)) }
-
-func toDevice[T float32 | int32](d *Device, x []T, address *float32) {
-	c := d.begin()
-	defer c.end()
-	if len(x) == 0 {
-		return
-	}
-	a, at := d.memory.find(address, len(x))
-	d.wrote(a)
-	if d.err != nil {
-		return
-	}
-	if err := opencl.Write(context.Background(), d.queue, a.buffer, at, x); err != nil {
-		c.fail(err)
-	}
-}
-
-// ToHost waits for all commands, and copies the device's side to the host.
-func (d *Device) ToHost(ctx context.Context, x ...[]float32) error {
-	return toHost(ctx, d, x, func(x []float32) *float32 { return unsafe.SliceData(x) })
-}
-
-// IntsToHost does the same.
-func (d *Device) IntsToHost(ctx context.Context, x ...[]int32) error {
-	return toHost(ctx, d, x, floatsOf)
-}
-
-func toHost[T float32 | int32](ctx context.Context, d *Device, all [][]T, address func(x []T) *float32) error {
-	type part struct {
-		a  *allocation
-		at int64
-	}
-	parts := make([]part, len(all))
-	for i, x := range all { // memory of another device panics before anything is written
-		if len(x) > 0 {
-			parts[i].a, parts[i].at = d.memory.find(address(x), len(x))
-		}
-	}
-	if err := d.Wait(ctx); err != nil {
-		return err
-	}
-	for i, x := range all {
-		if len(x) == 0 {
-			continue
-		}
-		if err := opencl.Read(ctx, d.queue, parts[i].a.buffer, parts[i].at, x); err != nil {
-			return d.broken(ctx, err)
-		}
-	}
-	return nil
-}
 
 // broken records an error of the device, and returns an error of ctx unchanged.
 func (d *Device) broken(ctx context.Context, err error) error {
