@@ -683,7 +683,7 @@ func TestAmendKeepsFingerprints(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer d.Close()
-		if err := d.Hash(t.Context(), HashOptions{BatchSize: 32}, func(s fingerprint.StepHash) error {
+		if err := Hash(t.Context(), d, HashOptions{BatchSize: 32}, func(s fingerprint.StepHash) error {
 			line, err := json.Marshal(s)
 			logs[i] = append(logs[i], string(line))
 			return err

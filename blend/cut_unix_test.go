@@ -85,8 +85,7 @@ func testCut(t *testing.T, dtype shards.DType, summed bool, ending string, left 
 	for range 2 { // an error stays one
 		cutError(t, "a sample whose tokens are left", d.Tokens(tokens, first[1]), path)
 		for _, prefetch := range []int{0, 3} {
-			cutError(t, fmt.Sprint("a stream with prefetch ", prefetch), d.WriteIPC(t.Context(), io.Discard,
-				StreamOptions{BatchSize: 16, Prefetch: prefetch}), path)
+			cutError(t, fmt.Sprint("a stream with prefetch ", prefetch), WriteIPC(t.Context(), io.Discard, d, StreamOptions{BatchSize: 16, Prefetch: prefetch}), path)
 		}
 		_, _, err = d.Peek(t.Context(), first[1].Position)
 		cutError(t, "peek", err, path)
@@ -121,7 +120,7 @@ func TestPackingCutWhileOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	cutError(t, "tokens", d.Tokens(make([]uint32, 17), sample), path)
-	cutError(t, "a stream", d.WriteIPC(t.Context(), io.Discard, StreamOptions{BatchSize: 8}), path)
+	cutError(t, "a stream", WriteIPC(t.Context(), io.Discard, d, StreamOptions{BatchSize: 8}), path)
 	_, err = d.Locate(sample.Position)
 	cutError(t, "locate", err, path)
 	for _, err = range d.order.occurrences(t.Context(), Document{Source: 1, Tokens: 1}) {

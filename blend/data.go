@@ -207,7 +207,10 @@ func (d *Data) Tokens(dst []uint32, s Sample) error { return d.tokens(context.Ba
 // Reread does what [Data.Tokens] does, but first compares the sample's blocks with their sums, even
 // if they were compared recently.
 func (d *Data) Reread(ctx context.Context, dst []uint32, s Sample) error {
-	_, err := d.stretches(ctx, len(dst), s, func(shard *shards.Shard, _ int, g segment) error {
+	if err := d.checkLength(len(dst)); err != nil {
+		return err
+	}
+	_, err := d.stretches(ctx, s, func(shard *shards.Shard, _ int, g segment) error {
 		if err := shard.Recheck(ctx, g.token, g.token+g.length); err != nil {
 			return fmt.Errorf("source %q: %w", d.Sources[s.Source].Name, err)
 		}
@@ -221,20 +224,62 @@ func (d *Data) Reread(ctx context.Context, dst []uint32, s Sample) error {
 
 // tokens implements Tokens. ctx cancels a wait for the verification of the shard.
 func (d *Data) tokens(ctx context.Context, dst []uint32, s Sample) error {
-	n, err := d.stretches(ctx, len(dst), s, func(shard *shards.Shard, at int, g segment) error {
-		return d.read4(dst[at:][:g.length], s.Source, shard, g)
-	})
-	if n < len(dst) && err == nil {
-		pad(dst[n:], d.Traits().Padding)
+	if err := d.checkLength(len(dst)); err != nil {
+		return err
 	}
+	_, err := ReadSample(ctx, d, s, dst, nil)
 	return err
 }
 
-// pad fills the elements after the last document of a sample.
-func pad[T uint16 | uint32](dst []T, id uint32) {
-	for i := range dst {
-		dst[i] = T(id)
+// DocumentStarts appends the offsets in a sample at which non-empty documents start, in ascending
+// order. It returns the number of the sample's tokens that are not padding: L+1 unless the plan is
+// packed.
+func (d *Data) DocumentStarts(dst []int32, s Sample) (starts []int32, length int, err error) {
+	length, err = ReadSample[uint32](context.Background(), d, s, nil, &dst)
+	return dst, length, err
+}
+
+// ReadSample reads the tokens and the document starts of a sample, as [Data.Tokens] and
+// [Data.DocumentStarts] do, in one pass over its shards. If dst is nil, it reads no tokens.
+// Otherwise dst has L+1 elements, and its type must hold the tokens of every shard of the sample:
+// uint32, or uint16 if all these shards are uint16. If starts is nil, ReadSample reads no document
+// starts. It returns the number of tokens that are not padding. ctx cancels a wait for the
+// verification of a shard.
+func ReadSample[T uint16 | uint32](ctx context.Context, d *Data, s Sample, dst []T, starts *[]int32) (length int,
+	err error) {
+	if dst != nil {
+		if err := d.checkLength(len(dst)); err != nil {
+			return 0, err
+		}
 	}
+	length, err = d.stretches(ctx, s, func(shard *shards.Shard, at int, g segment) (err error) {
+		if dst != nil {
+			switch part := any(dst[at:][:g.length]).(type) {
+			case []uint16:
+				err = d.read2(part, s.Source, shard, g)
+			case []uint32:
+				err = d.read4(part, s.Source, shard, g)
+			}
+		}
+		if err == nil && starts != nil {
+			*starts, err = d.appendStarts(*starts, s.Source, shard, at, g)
+		}
+		return err
+	})
+	if err == nil && dst != nil {
+		for i := length; i < len(dst); i++ {
+			dst[i] = T(d.Traits().Padding)
+		}
+	}
+	return length, err
+}
+
+// checkLength verifies the length of a buffer for the tokens of a sample.
+func (d *Data) checkLength(n int) error {
+	if n != d.SampleTokens() {
+		return fmt.Errorf("a sample has %d tokens, but the buffer has %d elements", d.SampleTokens(), n)
+	}
+	return nil
 }
 
 // read4 reads the tokens of a segment.
@@ -253,6 +298,10 @@ func (d *Data) read4(dst []uint32, source int, shard *shards.Shard, g segment) e
 
 // read2 does what read4 does for a shard of uint16 elements, by copying its bytes.
 func (d *Data) read2(dst []uint16, source int, shard *shards.Shard, g segment) error {
+	if t := shard.DType(); t != shards.UInt16 {
+		return fmt.Errorf("source %q: %s.bin has elements of type %s; read its tokens as uint32",
+			d.Sources[source].Name, shard.Prefix(), t)
+	}
 	encoded, err := shard.Encoded(g.token, g.token+g.length)
 	if err != nil {
 		return fmt.Errorf("source %q: %w", d.Sources[source].Name, err)
@@ -266,6 +315,26 @@ func (d *Data) read2(dst []uint16, source int, shard *shards.Shard, g segment) e
 		}
 	}
 	return nil
+}
+
+// appendStarts appends the offsets in a sample at which non-empty documents start within one
+// segment.
+func (d *Data) appendStarts(dst []int32, source int, shard *shards.Shard, at int, g segment) ([]int32, error) {
+	if g.begins {
+		dst = append(dst, int32(at))
+	}
+	if d.Traits().Padded { // a segment is part of one document
+		return dst, nil
+	}
+	for span, err := range shard.Spans(g.token, g.token+g.length) {
+		if err != nil {
+			return dst, fmt.Errorf("source %q: %w", d.Sources[source].Name, err)
+		}
+		if span.First > g.token || span.First == g.token && !g.begins {
+			dst = append(dst, int32(int64(at)+span.First-g.token))
+		}
+	}
+	return dst, nil
 }
 
 // reaches reports whether any of the little-endian uint16 ids is at least limit, which is 1 to
@@ -292,23 +361,19 @@ func reaches(ids []byte, limit uint32) bool {
 	return found&high != 0
 }
 
-// stretches calls read with each segment of a sample, its shard, and its offset in the sample.
-// length is the capacity for tokens. stretches returns the number of tokens read: length, unless
-// the sample is padded.
-func (d *Data) stretches(ctx context.Context, length int, s Sample, read func(shard *shards.Shard, at int,
+// stretches calls read with each segment of a sample, its shard, and its offset in the sample. It
+// returns the number of tokens of the segments: L+1, unless the sample is padded.
+func (d *Data) stretches(ctx context.Context, s Sample, read func(shard *shards.Shard, at int,
 	g segment) error) (n int, err error) {
-	if length != d.SampleTokens() {
-		return 0, fmt.Errorf("a sample has %d tokens, but the buffer has %d elements", d.SampleTokens(), length)
-	}
 	var buffer [16]segment
 	segments, err := d.order.segments(buffer[:0], s)
 	if err != nil {
 		return 0, err
 	}
-	if n := lengthOf(segments); n != int64(length) && !d.Traits().Padded {
+	if n := lengthOf(segments); n != int64(d.SampleTokens()) && !d.Traits().Padded {
 		return 0, fmt.Errorf("source %q: sample %d has only %d of %d tokens; mula cannot read the last, short sample "+
 			"of a validation set, which Megatron pads",
-			d.Sources[s.Source].Name, s.Window, n, length)
+			d.Sources[s.Source].Name, s.Window, n, d.SampleTokens())
 	}
 	err = d.over(s.Source, segments, func(shard *shards.Shard, g segment) error {
 		if d.verifier != nil {

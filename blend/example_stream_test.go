@@ -64,7 +64,7 @@ func Example() {
 	if err := cursor.Check(plan); err != nil {
 		log.Fatal(err)
 	}
-	stream, err := data.Stream(ctx, blend.StreamOptions{From: cursor.Position, BatchSize: 4})
+	stream, err := blend.NewStream(ctx, data, blend.StreamOptions{From: cursor.Position, BatchSize: 4})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -84,7 +84,7 @@ func Example() {
 		fmt.Println("position", batch.Position(0), "has", len(batch.AppendTokens(nil, 0)), "tokens")
 		record.Release()
 	}
-	err = data.Hash(ctx, blend.HashOptions{BatchSize: 4}, func(h fingerprint.StepHash) error {
+	err = blend.Hash(ctx, data, blend.HashOptions{BatchSize: 4}, func(h fingerprint.StepHash) error {
 		fmt.Println("step", h.Step, "has", h.Samples, "samples, and a fingerprint:", h.Order != nil)
 		return nil
 	})

@@ -96,7 +96,7 @@ func TestStreamAsPyarrowReadsIt(t *testing.T) {
 	const batch = 48
 	if *update {
 		var b bytes.Buffer
-		if err := d.WriteIPC(t.Context(), &b, StreamOptions{BatchSize: batch}); err != nil {
+		if err := WriteIPC(t.Context(), &b, d, StreamOptions{BatchSize: batch}); err != nil {
 			t.Fatal(err)
 		}
 		if err := os.WriteFile("testdata/stream.arrow", b.Bytes(), 0o644); err != nil {
@@ -174,7 +174,7 @@ func TestStreamAsPyarrowReadsIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Hash(t.Context(), HashOptions{BatchSize: batch, Prefetch: 1}, w.Write); err != nil {
+	if err := Hash(t.Context(), d, HashOptions{BatchSize: batch, Prefetch: 1}, w.Write); err != nil {
 		t.Fatal(err)
 	}
 	var python bytes.Buffer

@@ -57,6 +57,13 @@ func (g Grid) around(position, least, most int64) string {
 	return fmt.Sprintf("%d or %d", before, after)
 }
 
+// Steps returns the number of steps of the plan. batchSize must be at least 1. The last step may be
+// shorter.
+func (p *Plan) Steps(batchSize int) int64 {
+	b := int64(batchSize)
+	return (p.length-1)/b + 1
+}
+
 // RecordRows returns the number of rows in each record of a rank: microBatch, or the rank's whole
 // part of a step if microBatch is 0. It fails if world does not divide the batch size, or if
 // microBatch does not divide the rank's part.

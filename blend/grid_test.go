@@ -48,7 +48,7 @@ func TestGridCheck(t *testing.T) {
 		if (err == nil) != (v.want == "") || err != nil && !strings.Contains(err.Error(), v.want) {
 			t.Errorf("batch size %d, positions [%d, %d): %v, want %q", v.batch, v.from, v.to, err, v.want)
 		}
-		s, streamErr := d.Stream(t.Context(), StreamOptions{BatchSize: v.batch, From: v.from, To: v.to})
+		s, streamErr := NewStream(t.Context(), d, StreamOptions{BatchSize: v.batch, From: v.from, To: v.to})
 		if (streamErr == nil) != (err == nil) || err != nil && streamErr.Error() != err.Error() {
 			t.Errorf("batch size %d, positions [%d, %d): Stream says %v, Check %v", v.batch, v.from, v.to, streamErr,
 				err)
@@ -64,7 +64,7 @@ func TestStreamOfFinishedRun(t *testing.T) {
 	c, text := mixed(t)
 	d := c.open(text)
 	for _, prefetch := range []int{0, 4} {
-		s, err := d.Stream(t.Context(), StreamOptions{BatchSize: 7, From: d.Length(), Prefetch: prefetch})
+		s, err := NewStream(t.Context(), d, StreamOptions{BatchSize: 7, From: d.Length(), Prefetch: prefetch})
 		if err != nil {
 			t.Fatal(err)
 		}

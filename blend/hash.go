@@ -9,7 +9,7 @@ import (
 	"mula/blend/fingerprint"
 )
 
-// HashOptions are the options of [Data.Hash]: which steps to hash, as a half-open range [From, To)
+// HashOptions are the options of [Hash]: which steps to hash, as a half-open range [From, To)
 // of steps of BatchSize samples, counted from position 0.
 type HashOptions struct {
 	From, To    int64 // steps; To 0: the end of the plan
@@ -18,16 +18,9 @@ type HashOptions struct {
 	Prefetch    int // see [StreamOptions]
 }
 
-// Steps returns the number of steps of the plan. batchSize must be at least 1. The last step may be
-// shorter.
-func (p *Plan) Steps(batchSize int) int64 {
-	b := int64(batchSize)
-	return (p.length-1)/b + 1
-}
-
-// Hash hashes steps as a run would read them, and calls yield for each, in order, until yield
+// Hash hashes steps of d as a run would read them, and calls yield for each, in order, until yield
 // fails.
-func (d *Data) Hash(ctx context.Context, o HashOptions, yield func(fingerprint.StepHash) error) error {
+func Hash(ctx context.Context, d *Data, o HashOptions, yield func(fingerprint.StepHash) error) error {
 	if _, err := d.Grid(o.BatchSize); err != nil {
 		return err
 	}
@@ -40,7 +33,7 @@ func (d *Data) Hash(ctx context.Context, o HashOptions, yield func(fingerprint.S
 			steps, o.BatchSize)
 	}
 	b := int64(o.BatchSize)
-	s, err := d.Stream(ctx, StreamOptions{From: o.From * b, To: min(o.To*b, d.length), BatchSize: o.BatchSize,
+	s, err := NewStream(ctx, d, StreamOptions{From: o.From * b, To: min(o.To*b, d.Length()), BatchSize: o.BatchSize,
 		Rank: o.Rank, World: o.World, Prefetch: o.Prefetch})
 	if err != nil {
 		return err

@@ -23,7 +23,7 @@ func logOf(t testing.TB, d *Data, o HashOptions) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := d.Hash(context.Background(), o, w.Write); err != nil {
+	if err := Hash(context.Background(), d, o, w.Write); err != nil {
 		t.Fatal(err)
 	}
 	return b.String()
@@ -67,12 +67,12 @@ func TestHash(t *testing.T) {
 	}
 	for _, o := range []HashOptions{{}, {BatchSize: 7, From: 86}, {BatchSize: 7, To: 87}, {BatchSize: 7, From: -1},
 		{BatchSize: 7, From: 3, To: 3}} {
-		if err := d.Hash(context.Background(), o, func(fingerprint.StepHash) error { return nil }); err == nil {
+		if err := Hash(context.Background(), d, o, func(fingerprint.StepHash) error { return nil }); err == nil {
 			t.Errorf("%+v: no error", o)
 		}
 	}
 	stop := errors.New("enough")
-	if err := d.Hash(context.Background(), HashOptions{BatchSize: 7, Prefetch: 2},
+	if err := Hash(context.Background(), d, HashOptions{BatchSize: 7, Prefetch: 2},
 		func(fingerprint.StepHash) error { return stop }); !errors.Is(err, stop) {
 		t.Errorf("stopped by %v", err)
 	}

@@ -45,7 +45,7 @@ func TestShardIsReadAgainOnceRestored(t *testing.T) {
 			want := expected(t, c.open(text), 0, d.Length())
 			read := func() error {
 				var stream bytes.Buffer
-				if err := d.WriteIPC(t.Context(), &stream, StreamOptions{BatchSize: 64}); err != nil {
+				if err := WriteIPC(t.Context(), &stream, d, StreamOptions{BatchSize: 64}); err != nil {
 					return err
 				}
 				tokens := make([]uint32, 33)

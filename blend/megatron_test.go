@@ -132,7 +132,7 @@ func TestMegatronGolden(t *testing.T) {
 				t.Errorf("sequence length %d, want %d", d.SequenceLength, want)
 			}
 			n := 0
-			if err := d.Hash(t.Context(), HashOptions{BatchSize: batch, Prefetch: 2}, func(
+			if err := Hash(t.Context(), d, HashOptions{BatchSize: batch, Prefetch: 2}, func(
 				s fingerprint.StepHash) error {
 				if order := hex.EncodeToString(s.Order[:]); order != golden.Steps[n][0] ||
 					hex.EncodeToString(s.Set[:]) != golden.Steps[n][1] {
@@ -281,7 +281,7 @@ func TestMegatronPlan(t *testing.T) {
 	if at != d.Length() {
 		t.Errorf("%d positions in blocks", at)
 	}
-	stream, err := d.Stream(t.Context(), StreamOptions{BatchSize: 16})
+	stream, err := NewStream(t.Context(), d, StreamOptions{BatchSize: 16})
 	if err != nil {
 		t.Fatal(err)
 	}

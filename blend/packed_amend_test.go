@@ -22,7 +22,7 @@ const packedBlend = "packing: best_fit" + livingBlend
 func stepsOf(t *testing.T, d *Data, o HashOptions) (list []string) {
 	t.Helper()
 	o.BatchSize = 8
-	err := d.Hash(t.Context(), o, func(h fingerprint.StepHash) error {
+	err := Hash(t.Context(), d, o, func(h fingerprint.StepHash) error {
 		text, err := json.Marshal(h)
 		list = append(list, string(text))
 		return err

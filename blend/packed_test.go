@@ -1,7 +1,6 @@
 package blend
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -219,7 +218,7 @@ func TestPackedStream(t *testing.T) {
 	const batch = 24
 	next := map[int64]bool{}
 	for rank := range 2 {
-		s, err := d.Stream(t.Context(), StreamOptions{BatchSize: batch, Rank: rank, World: 2, Prefetch: 3})
+		s, err := NewStream(t.Context(), d, StreamOptions{BatchSize: batch, Rank: rank, World: 2, Prefetch: 3})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -292,7 +291,7 @@ func TestPackedStream(t *testing.T) {
 		h.Add(tokens)
 	}
 	want := h.Step(0, 0)
-	err := d.Hash(t.Context(), HashOptions{From: 0, To: 1, BatchSize: batch}, func(s fingerprint.StepHash) error {
+	err := Hash(t.Context(), d, HashOptions{From: 0, To: 1, BatchSize: batch}, func(s fingerprint.StepHash) error {
 		if !reflect.DeepEqual(s, want) {
 			t.Errorf("step %+v, want %+v", s, want)
 		}
@@ -690,10 +689,7 @@ func BenchmarkPackedSample(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				if _, err := d.stretches(context.Background(), len(tokens), s, func(shard *shards.Shard, at int,
-					g segment) error {
-					return d.read2(tokens[at:][:g.length], s.Source, shard, g)
-				}); err != nil {
+				if _, err := ReadSample(b.Context(), d, s, tokens, nil); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -31,7 +31,7 @@ type StreamOptions struct {
 	// maximum number of rows of a record; must divide B/World. 0: B/World, which is one record a
 	// step
 	MicroBatch int
-	Columns    []string // of the records, in this order, from [Data.Columns]; nil: the default columns of [Stream]
+	Columns    []string // of the records, in this order, from [Columns]; nil: the default columns of [Stream]
 
 	Allocator memory.Allocator // for the records; nil: Go's memory
 }
@@ -40,9 +40,9 @@ type StreamOptions struct {
 // several reads of a disk in progress.
 const workers = 4
 
-// maxWorkers limits the concurrency that a caller may request. A larger number is a mistake that
-// would exhaust the memory.
-const maxWorkers = 4096
+// maxPrefetch limits [StreamOptions.Prefetch]. A larger number is a mistake that would exhaust the
+// memory.
+const maxPrefetch = 4096
 
 // A Stream yields one record for each step, with this rank's samples, or several records of
 // [StreamOptions.MicroBatch] rows. The last step may be shorter. Skipped positions make a record
@@ -97,14 +97,15 @@ type built struct {
 	err    error
 }
 
-// Stream starts a stream. If ctx is cancelled, Next returns the context's error.
-func (d *Data) Stream(ctx context.Context, o StreamOptions) (*Stream, error) {
-	if err := d.complete(&o); err != nil {
+// NewStream starts a stream of the samples of d. If ctx is cancelled, Next returns the context's
+// error.
+func NewStream(ctx context.Context, d *Data, o StreamOptions) (*Stream, error) {
+	if err := o.complete(d.Plan); err != nil {
 		return nil, err
 	}
-	s := &Stream{d: d, o: o, width: d.tokenWidth(), next: place{first: o.From}}
+	s := &Stream{d: d, o: o, width: tokenBytes(d.Plan), next: place{first: o.From}}
 	var err error
-	if s.schema, s.columns, err = d.schema(o); err != nil {
+	if s.schema, s.columns, err = schemaOf(d.Plan, o); err != nil {
 		return nil, err
 	}
 	s.names = sourceNames(d.Plan, o.Allocator)
@@ -119,17 +120,17 @@ func (d *Data) Stream(ctx context.Context, o StreamOptions) (*Stream, error) {
 }
 
 // complete sets the defaults of the options and validates them.
-func (d *Data) complete(o *StreamOptions) error {
+func (o *StreamOptions) complete(p *Plan) error {
 	if o.World == 0 {
 		o.World = 1
 	}
 	if o.To == 0 {
-		o.To = d.length
+		o.To = p.Length()
 	}
 	if o.Allocator == nil {
 		o.Allocator = memory.DefaultAllocator
 	}
-	grid, err := d.Grid(o.BatchSize)
+	grid, err := p.Grid(o.BatchSize)
 	if err != nil {
 		return err
 	}
@@ -139,13 +140,13 @@ func (d *Data) complete(o *StreamOptions) error {
 	if o.MicroBatch, err = RecordRows(o.BatchSize, o.Rank, o.World, o.MicroBatch); err != nil {
 		return err
 	}
-	if o.Prefetch < 0 || o.Prefetch > maxWorkers {
-		return fmt.Errorf("prefetch %d is not between 0 and %d", o.Prefetch, maxWorkers)
+	if o.Prefetch < 0 || o.Prefetch > maxPrefetch {
+		return fmt.Errorf("prefetch %d is not between 0 and %d", o.Prefetch, maxPrefetch)
 	}
-	if o.MicroBatch > math.MaxInt32/(d.SampleTokens()) {
+	if o.MicroBatch > math.MaxInt32/(p.SampleTokens()) {
 		return fmt.Errorf("%d samples of %d tokens exceed the limit of 2^31 tokens in a record; use more ranks or a "+
 			"smaller batch",
-			o.MicroBatch, d.SampleTokens())
+			o.MicroBatch, p.SampleTokens())
 	}
 	return nil
 }
@@ -165,9 +166,9 @@ const (
 )
 
 // fields returns the fields of all columns, by column number.
-func (d *Data) fields() [columns]arrow.Field {
+func fields(p *Plan) [columns]arrow.Field {
 	var element arrow.DataType = arrow.PrimitiveTypes.Int32
-	if d.tokenWidth() == 2 {
+	if tokenBytes(p) == 2 {
 		element = arrow.PrimitiveTypes.Uint16
 	}
 	return [columns]arrow.Field{
@@ -175,7 +176,7 @@ func (d *Data) fields() [columns]arrow.Field {
 		columnSource:   {Name: "source", Type: sourceType},
 		columnEpoch:    {Name: "epoch", Type: arrow.PrimitiveTypes.Int32},
 		columnWindow:   {Name: "window", Type: arrow.PrimitiveTypes.Int64},
-		columnTokens: {Name: "tokens", Type: arrow.FixedSizeListOfNonNullable(int32(d.SampleTokens()),
+		columnTokens: {Name: "tokens", Type: arrow.FixedSizeListOfNonNullable(int32(p.SampleTokens()),
 			element)},
 		columnDocumentStarts: {Name: "document_starts", Type: arrow.ListOfNonNullable(arrow.PrimitiveTypes.Int32)},
 		columnLengths:        {Name: "lengths", Type: arrow.PrimitiveTypes.Int32},
@@ -186,34 +187,34 @@ func (d *Data) fields() [columns]arrow.Field {
 
 // Columns names the columns that a stream of the plan can have. A stream without
 // [StreamOptions.Columns] has all except the last two, shard and offset.
-func (d *Data) Columns() (names []string) {
-	for i, f := range d.fields() {
-		if i != columnLengths || d.Traits().Padded {
+func Columns(p *Plan) (names []string) {
+	for i, f := range fields(p) {
+		if i != columnLengths || p.Traits().Padded {
 			names = append(names, f.Name)
 		}
 	}
 	return names
 }
 
-// schema returns the schema of a stream with complete options, and the column of each field.
-func (d *Data) schema(o StreamOptions) (*arrow.Schema, []int, error) {
+// schemaOf returns the schema of a stream with complete options, and the column of each field.
+func schemaOf(p *Plan, o StreamOptions) (*arrow.Schema, []int, error) {
 	said := map[string]string{
-		"mula.plan":            d.fingerprint,
-		"mula.sequence_length": strconv.Itoa(d.SequenceLength),
+		"mula.plan":            p.Fingerprint(),
+		"mula.sequence_length": strconv.Itoa(p.SequenceLength),
 		"mula.batch_size":      strconv.Itoa(o.BatchSize),
 		"mula.from":            strconv.FormatInt(o.From, 10),
 		"mula.to":              strconv.FormatInt(o.To, 10),
 		"mula.rank":            strconv.Itoa(o.Rank),
 		"mula.world":           strconv.Itoa(o.World),
 	}
-	if t := d.Traits(); t.Padded {
+	if t := p.Traits(); t.Padded {
 		said["mula.padding"] = strconv.FormatUint(uint64(t.Padding), 10)
 	}
-	known := d.Columns()
+	known := Columns(p)
 	if o.Columns == nil {
 		o.Columns = known[:len(known)-(columns-columnShard)]
 	}
-	all := d.fields()
+	all := fields(p)
 	var fields []arrow.Field
 	var list []int
 	for _, name := range o.Columns {
@@ -230,10 +231,10 @@ func (d *Data) schema(o StreamOptions) (*arrow.Schema, []int, error) {
 
 var sourceType = &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: arrow.BinaryTypes.String}
 
-// tokenWidth returns the number of bytes of a token in the stream: 2 if every shard of the plan is
+// tokenBytes returns the number of bytes of a token in the stream: 2 if every shard of the plan is
 // uint16, else 4.
-func (d *Data) tokenWidth() int {
-	for _, s := range d.Sources {
+func tokenBytes(p *Plan) int {
+	for _, s := range p.Sources {
 		for _, sh := range s.Shards {
 			if sh.DType != shards.UInt16 {
 				return 4
@@ -262,7 +263,7 @@ func (s *Stream) Next() (arrow.RecordBatch, error) {
 	}
 	record, err := s.take()
 	if err == nil {
-		if err = s.d.damage(); err != nil {
+		if err = s.d.Verification().Err; err != nil {
 			record.Release()
 			record = nil
 		}
@@ -405,15 +406,11 @@ type recordBuilder struct {
 	tokens2                               []uint16
 	tokens4                               []uint32
 
-	row    int     // the current row
-	sample *Sample // of the current row
-	begun  []int32 // the document starts of all rows so far
-	read   func(*shards.Shard, int, segment) error
+	begun []int32 // the document starts of all rows so far
 }
 
 func newRecordBuilder(ctx context.Context, s *Stream, rows int) *recordBuilder {
 	b := &recordBuilder{ctx: ctx, s: s, rows: rows, length: s.d.SampleTokens()}
-	b.read = b.readStretch
 	for _, column := range s.columns {
 		bytes := 4 * rows
 		switch column {
@@ -479,17 +476,9 @@ func (b *recordBuilder) add(row int, sample *Sample) error {
 	put(b.window, row, sample.Window)
 	put(b.shard, row, int32(sample.Shard))
 	put(b.offset, row, sample.Token)
-	b.row, b.sample = row, sample
-	n, err := b.s.d.stretches(b.ctx, b.length, *sample, b.read)
+	n, err := b.readSample(row, sample)
 	if err != nil {
 		return err
-	}
-	if n < b.length {
-		if b.tokens2 != nil {
-			pad(b.tokens2[row*b.length:][n:b.length], b.s.d.Traits().Padding)
-		} else if b.tokens4 != nil {
-			pad(b.tokens4[row*b.length:][n:b.length], b.s.d.Traits().Padding)
-		}
 	}
 	put(b.lengths, row, int32(n))
 	if len(b.begun) > math.MaxInt32 {
@@ -506,51 +495,20 @@ func put[T int64 | int32](column []T, row int, value T) {
 	}
 }
 
-// readStretch reads a segment of the current row, at offset `at`.
-func (b *recordBuilder) readStretch(shard *shards.Shard, at int, g segment) (err error) {
-	from := b.row*b.length + at
+// readSample reads the tokens and the document starts of a row, if they are requested.
+func (b *recordBuilder) readSample(row int, sample *Sample) (length int, err error) {
+	starts := &b.begun
+	if b.starts == nil {
+		starts = nil
+	}
+	from, to := row*b.length, (row+1)*b.length
 	switch {
 	case b.tokens2 != nil:
-		err = b.s.d.read2(b.tokens2[from:][:g.length], b.sample.Source, shard, g)
+		return ReadSample(b.ctx, b.s.d, *sample, b.tokens2[from:to], starts)
 	case b.tokens4 != nil:
-		err = b.s.d.read4(b.tokens4[from:][:g.length], b.sample.Source, shard, g)
+		return ReadSample(b.ctx, b.s.d, *sample, b.tokens4[from:to], starts)
 	}
-	if err == nil && b.starts != nil {
-		b.begun, err = b.s.d.appendStarts(b.begun, b.sample.Source, shard, at, g)
-	}
-	return err
-}
-
-// DocumentStarts appends the offsets in a sample at which non-empty documents start, in ascending
-// order. It returns the number of the sample's tokens that are not padding: L+1 unless the plan is
-// packed.
-func (d *Data) DocumentStarts(dst []int32, s Sample) (starts []int32, length int, err error) {
-	length, err = d.stretches(context.Background(), d.SampleTokens(), s, func(shard *shards.Shard, at int,
-		g segment) (err error) {
-		dst, err = d.appendStarts(dst, s.Source, shard, at, g)
-		return err
-	})
-	return dst, length, err
-}
-
-// appendStarts appends the offsets in a sample at which non-empty documents start within one
-// segment.
-func (d *Data) appendStarts(dst []int32, source int, shard *shards.Shard, at int, g segment) ([]int32, error) {
-	if g.begins {
-		dst = append(dst, int32(at))
-	}
-	if d.Traits().Padded { // a segment is part of one document
-		return dst, nil
-	}
-	for span, err := range shard.Spans(g.token, g.token+g.length) {
-		if err != nil {
-			return dst, fmt.Errorf("source %q: %w", d.Sources[source].Name, err)
-		}
-		if span.First > g.token || span.First == g.token && !g.begins {
-			dst = append(dst, int32(int64(at)+span.First-g.token))
-		}
-	}
-	return dst, nil
+	return ReadSample[uint32](b.ctx, b.s.d, *sample, nil, starts)
 }
 
 // record returns the record. After that, only release may be called.
@@ -592,8 +550,8 @@ func (b *recordBuilder) record() arrow.RecordBatch {
 }
 
 // WriteIPC writes a stream in Arrow's IPC streaming format, which any Arrow library can read.
-func (d *Data) WriteIPC(ctx context.Context, w io.Writer, o StreamOptions) (err error) {
-	s, err := d.Stream(ctx, o)
+func WriteIPC(ctx context.Context, w io.Writer, d *Data, o StreamOptions) (err error) {
+	s, err := NewStream(ctx, d, o)
 	if err != nil {
 		return err
 	}

@@ -85,7 +85,7 @@ func read(t testing.TB, d *Data, o StreamOptions) (steps [][]row) {
 	alloc := memory.NewCheckedAllocator(memory.NewGoAllocator())
 	defer alloc.AssertSize(t, 0)
 	o.Allocator = alloc
-	s, err := d.Stream(context.Background(), o)
+	s, err := NewStream(context.Background(), d, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +188,7 @@ func readIPC(t testing.TB, d *Data, o StreamOptions) (rows []row) {
 	defer alloc.AssertSize(t, 0)
 	o.Allocator = alloc
 	var b bytes.Buffer
-	if err := d.WriteIPC(context.Background(), &b, o); err != nil {
+	if err := WriteIPC(context.Background(), &b, d, o); err != nil {
 		t.Fatal(err)
 	}
 	r, err := ipc.NewReader(&b, ipc.WithAllocator(alloc))
@@ -254,8 +254,8 @@ func TestMixedWidths(t *testing.T) {
 	if fmt.Sprint(rows) != fmt.Sprint(expected(t, d, 0, d.Length())) {
 		t.Error("read something else")
 	}
-	if d.tokenWidth() != 4 {
-		t.Errorf("tokens of %d bytes", d.tokenWidth())
+	if tokenBytes(d.Plan) != 4 {
+		t.Errorf("tokens of %d bytes", tokenBytes(d.Plan))
 	}
 }
 
@@ -279,7 +279,7 @@ func TestStreamRefuses(t *testing.T) {
 		"larger":  {StreamOptions{BatchSize: 1<<64/17 + 1}, "2^31 tokens"},
 		"largest": {StreamOptions{BatchSize: 1<<63 - 1}, "2^60 positions"},
 	} {
-		s, err := d.Stream(context.Background(), v.o)
+		s, err := NewStream(context.Background(), d, v.o)
 		if err == nil || !strings.Contains(err.Error(), v.want) {
 			t.Errorf("%s: %v, want %q", name, err, v.want)
 		}
@@ -298,7 +298,7 @@ func TestStreamLeftEarly(t *testing.T) {
 		for reads := range 4 {
 			alloc := memory.NewCheckedAllocator(memory.NewGoAllocator())
 			ctx, cancel := context.WithCancel(context.Background())
-			s, err := d.Stream(ctx, StreamOptions{BatchSize: 8, Prefetch: prefetch, Allocator: alloc})
+			s, err := NewStream(ctx, d, StreamOptions{BatchSize: 8, Prefetch: prefetch, Allocator: alloc})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -343,7 +343,7 @@ func TestPrefetchIsBounded(t *testing.T) {
 			if ahead {
 				o.Prefetch = records
 			}
-			s, err := d.Stream(context.Background(), o)
+			s, err := NewStream(context.Background(), d, o)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -414,7 +414,7 @@ func TestForeignIDs(t *testing.T) {
 	}
 	defer d.Close()
 	for _, prefetch := range []int{0, 2} {
-		err := d.WriteIPC(context.Background(), io.Discard, StreamOptions{BatchSize: 4, Prefetch: prefetch})
+		err := WriteIPC(context.Background(), io.Discard, d, StreamOptions{BatchSize: 4, Prefetch: prefetch})
 		if err == nil {
 			t.Fatal("no error")
 		}
@@ -453,7 +453,7 @@ func TestWriteIPCFails(t *testing.T) {
 	d := c.open(text)
 	for _, after := range []int{0, 500, 5000, 20000} {
 		alloc := memory.NewCheckedAllocator(memory.NewGoAllocator())
-		if err := d.WriteIPC(context.Background(), &failing{after}, StreamOptions{BatchSize: 8, Prefetch: 2,
+		if err := WriteIPC(context.Background(), &failing{after}, d, StreamOptions{BatchSize: 8, Prefetch: 2,
 			Allocator: alloc}); !errors.Is(err, io.ErrClosedPipe) {
 			t.Errorf("after %d bytes: %v", after, err)
 		}
@@ -461,7 +461,7 @@ func TestWriteIPCFails(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	cancel(errors.New("enough"))
-	if err := d.WriteIPC(ctx, io.Discard, StreamOptions{BatchSize: 8}); err == nil || err.Error() != "enough" {
+	if err := WriteIPC(ctx, io.Discard, d, StreamOptions{BatchSize: 8}); err == nil || err.Error() != "enough" {
 		t.Errorf("after cancelling: %v", err)
 	}
 }
@@ -474,7 +474,7 @@ func BenchmarkStream(b *testing.B) {
 		b.Run(fmt.Sprint("prefetch", prefetch), func(b *testing.B) {
 			b.SetBytes(2 * 2049 * d.Length())
 			for range b.N {
-				s, err := d.Stream(context.Background(), StreamOptions{BatchSize: 32, Prefetch: prefetch})
+				s, err := NewStream(context.Background(), d, StreamOptions{BatchSize: 32, Prefetch: prefetch})
 				if err != nil {
 					b.Fatal(err)
 				}

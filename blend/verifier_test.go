@@ -90,7 +90,7 @@ func TestVerifyBehind(t *testing.T) {
 			continue
 		}
 		// the verifier may have been quicker
-		s, streamErr := d.Stream(t.Context(), StreamOptions{BatchSize: 4, Prefetch: 2})
+		s, streamErr := NewStream(t.Context(), d, StreamOptions{BatchSize: 4, Prefetch: 2})
 		begun(t, d, 2)
 		progress := settle(t, d)
 		if progress.Err == nil || !strings.Contains(progress.Err.Error(), strings.TrimSuffix(path, ".bin")) {
@@ -439,7 +439,7 @@ func rankOf(path string) error {
 		return err
 	}
 	defer d.Close()
-	s, err := d.Stream(context.Background(), StreamOptions{BatchSize: 2 * world, Rank: rank, World: world, Prefetch: 2,
+	s, err := NewStream(context.Background(), d, StreamOptions{BatchSize: 2 * world, Rank: rank, World: world, Prefetch: 2,
 		To: int64(20 * world)})
 	if err != nil {
 		return err
@@ -560,7 +560,7 @@ func BenchmarkFirstBatch(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		s, err := d.Stream(b.Context(), StreamOptions{BatchSize: 512, Prefetch: 2})
+		s, err := NewStream(b.Context(), d, StreamOptions{BatchSize: 512, Prefetch: 2})
 		if err != nil {
 			b.Fatal(err)
 		}

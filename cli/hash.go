@@ -114,7 +114,7 @@ func runHash(c *cli.Context) error {
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
 	options := blend.HashOptions{From: from, To: to, BatchSize: batchSize, Rank: rank, World: world, Prefetch: 4}
-	err = data.Hash(c.Context, options, func(s fingerprint.StepHash) error {
+	err = blend.Hash(c.Context, data, options, func(s fingerprint.StepHash) error {
 		p.update(fmt.Sprintf("step %s of %s", quantity.Grouped(s.Step), quantity.Grouped(to)), float64(s.Step-from+1),
 			float64(to-from))
 		return log.Write(s)

@@ -57,7 +57,7 @@ func runStream(c *cli.Context) error {
 		return err
 	}
 	w := bufio.NewWriterSize(c.App.Writer, 1<<20)
-	err = data.WriteIPC(c.Context, w, blend.StreamOptions{From: from, To: to, BatchSize: batchSize,
+	err = blend.WriteIPC(c.Context, w, data, blend.StreamOptions{From: from, To: to, BatchSize: batchSize,
 		Rank: rank, World: world, Prefetch: c.Int("prefetch")})
 	if err == nil {
 		err = w.Flush()

@@ -506,7 +506,7 @@ func TestPeek(t *testing.T) {
 func TestHash(t *testing.T) {
 	s := serve(t, shards.UInt16, Options{})
 	for _, batch := range []int{1, 7, 64, 600} {
-		err := s.data.Hash(context.Background(), blend.HashOptions{BatchSize: batch}, func(
+		err := blend.Hash(context.Background(), s.data, blend.HashOptions{BatchSize: batch}, func(
 			want fingerprint.StepHash) error {
 			if want.Step%13 != 0 && want.Step != s.data.Steps(batch)-1 {
 				return nil

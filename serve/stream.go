@@ -99,7 +99,7 @@ func (s *Service) open(ctx context.Context, st *Stream) (_ *Stream, err error) {
 		if o.Allocator = st.alloc; st.slot != nil {
 			o.Allocator = st.slot
 		}
-		if st.source, err = s.data.Stream(st.ctx, o); err != nil {
+		if st.source, err = blend.NewStream(st.ctx, s.data, o); err != nil {
 			return nil, err
 		}
 	}

@@ -468,7 +468,7 @@ func (r *run) train(ctx context.Context) error {
 // trainOn does the steps up to the end of the run, or up to a spike that requires a rollback.
 func (r *run) trainOn(ctx context.Context) (*spikes.Spike, error) {
 	batch := int64(r.config.BatchSize)
-	stream, err := r.data.Stream(ctx, blend.StreamOptions{From: r.state.Cursor.Position, To: r.config.Steps * batch,
+	stream, err := blend.NewStream(ctx, r.data, blend.StreamOptions{From: r.state.Cursor.Position, To: r.config.Steps * batch,
 		BatchSize: r.config.BatchSize,
 		Rank:      r.ranks.OwnIndex(comm.Data), World: r.ranks.Size(comm.Data), Prefetch: 2})
 	if err != nil {

@@ -272,7 +272,7 @@ func TestRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := data.Hash(context.Background(), blend.HashOptions{To: 40, BatchSize: 8}, log.Write); err != nil {
+	if err := blend.Hash(context.Background(), data, blend.HashOptions{To: 40, BatchSize: 8}, log.Write); err != nil {
 		t.Fatal(err)
 	}
 	got, err := os.ReadFile(filepath.Join(c.Output, fingerprint.LogFile))

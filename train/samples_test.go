@@ -133,7 +133,7 @@ func TestDocumentsLosses(t *testing.T) {
 		m.Init(c.Seed)
 
 		// The first step, whose weights are known.
-		stream, err := data.Stream(t.Context(), blend.StreamOptions{BatchSize: 8, To: 8})
+		stream, err := blend.NewStream(t.Context(), data, blend.StreamOptions{BatchSize: 8, To: 8})
 		if err != nil {
 			t.Fatal(err)
 		}

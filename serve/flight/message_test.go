@@ -44,7 +44,7 @@ func TestMessages(t *testing.T) {
 	defer data.Close()
 	for _, batch := range []int{1, 7, 100, positions} {
 		checked := memory.NewCheckedAllocator(memory.NewGoAllocator())
-		stream, err := data.Stream(context.Background(), blend.StreamOptions{BatchSize: batch, Allocator: checked})
+		stream, err := blend.NewStream(context.Background(), data, blend.StreamOptions{BatchSize: batch, Allocator: checked})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -31,7 +31,7 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer data.Close()
-	stream, err := data.Stream(ctx, blend.StreamOptions{BatchSize: 4})
+	stream, err := blend.NewStream(ctx, data, blend.StreamOptions{BatchSize: 4})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -64,7 +64,7 @@ func openData(t *testing.T, dtype shards.DType) *blend.Data {
 func TestStream(t *testing.T) {
 	for _, dtype := range []shards.DType{shards.UInt16, shards.Int32} {
 		allocator := memory.NewCheckedAllocator(memory.NewGoAllocator())
-		stream, err := openData(t, dtype).Stream(t.Context(), blend.StreamOptions{BatchSize: 4, Allocator: allocator})
+		stream, err := blend.NewStream(t.Context(), openData(t, dtype), blend.StreamOptions{BatchSize: 4, Allocator: allocator})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -92,7 +92,7 @@ func TestStream(t *testing.T) {
 // firstBatch returns the first record batch of a stream. It is released at the end of the test.
 func firstBatch(t *testing.T, batchSize int) arrow.RecordBatch {
 	t.Helper()
-	stream, err := openData(t, shards.UInt16).Stream(t.Context(), blend.StreamOptions{BatchSize: batchSize})
+	stream, err := blend.NewStream(t.Context(), openData(t, shards.UInt16), blend.StreamOptions{BatchSize: batchSize})
 	if err != nil {
 		t.Fatal(err)
 	}
