@@ -13,8 +13,8 @@ import (
 
 	"pgregory.net/rapid"
 
-	"mula/blend/fingerprint"
 	"mula/shards"
+	"mula/shards/shardtest"
 )
 
 // amend makes the amendment of a text, writes the plan and reads it again.
@@ -59,7 +59,7 @@ func (c corpus) reread(t interface {
 func living(t testing.TB) corpus {
 	c := newCorpus(t)
 	for i := range 8 {
-		c.shard(fmt.Sprintf("part-%d", i), shards.UInt16, lengths(10+7*i, 50)...)
+		c.shard(fmt.Sprintf("part-%d", i), shards.UInt16, shardtest.Lengths(10+7*i, 50)...)
 	}
 	return c
 }
@@ -488,7 +488,7 @@ func TestAmendNoticesChanges(t *testing.T) {
 		}
 		p := c.seal(livingBlend)
 		c.amend(p, 100, "samples: 500")
-		c.shard("part-1", shards.UInt16, append(lengths(16, 50), 40)...)
+		c.shard("part-1", shards.UInt16, append(shardtest.Lengths(16, 50), 40)...)
 		if !manifest {
 			c.foreign("part-1")
 		}
@@ -656,21 +656,6 @@ func TestSubtract(t *testing.T) {
 	})
 }
 
-// The metamorphic test of streams, of a plan that has been amended twice.
-func TestOneOrderHoweverAmended(t *testing.T) {
-	c := living(t)
-	p := c.amend(c.seal(livingBlend), 150,
-		"samples: 640\nsources: [{name: web, shards: [part-3]}, {name: code, shards: [part-5]}]\nweights: {web: 2, "+
-			"wiki: 1, code: 1}")
-	p = c.amend(p, 160, "sources: [{name: web, shards: [part-4]}]", Range{300, 331})
-	d, err := Open(t.Context(), p, OpenOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
-	readEveryWay(t, d)
-}
-
 // The samples of an amended plan before the position have the fingerprints of the old plan.
 func TestAmendKeepsFingerprints(t *testing.T) {
 	c := living(t)
@@ -683,12 +668,12 @@ func TestAmendKeepsFingerprints(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer d.Close()
-		if err := Hash(t.Context(), d, HashOptions{BatchSize: 32}, func(s fingerprint.StepHash) error {
-			line, err := json.Marshal(s)
+		for _, step := range stepsOf(t, d, 32) {
+			line, err := json.Marshal(step)
+			if err != nil {
+				t.Fatal(err)
+			}
 			logs[i] = append(logs[i], string(line))
-			return err
-		}); err != nil {
-			t.Fatal(err)
 		}
 	}
 	if !slices.Equal(logs[0][:6], logs[1][:6]) {

@@ -3,9 +3,9 @@
 // A [Config] (blend.yaml) names sources, weights and stages. [Seal] builds a [Plan] (plan.json)
 // from it. The plan fixes every batch of a run: it maps a position to a source and a window, and
 // back, without an index file. [Open] opens the plan's shards as [Data]. Data locates samples,
-// decodes them ([Data.Peek]) and finds documents ([Data.Where]). [NewStream] streams Arrow record
-// batches, and [Hash] computes batch fingerprints. Package [mula/blend/fingerprint] compares the
-// fingerprint logs of two runs.
+// decodes them ([Data.Peek]) and finds documents ([Data.Where]). Package [mula/blend/stream]
+// streams Data as Arrow record batches, and computes fingerprints of batches. Package
+// [mula/blend/fingerprint] compares the fingerprint logs of two runs.
 //
 // The order depends only on the plan. It does not depend on the number of ranks or goroutines, or
 // on the position at which a reader starts.

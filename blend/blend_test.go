@@ -2,17 +2,17 @@ package blend
 
 import (
 	"context"
-	"fmt"
 	"log"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"go.uber.org/goleak"
 
+	"mula/blend/fingerprint"
 	"mula/internal/filesystem/faultfs"
 	"mula/shards"
+	"mula/shards/shardtest"
 )
 
 // Nothing of a test goes into the user's ledger.
@@ -65,60 +65,10 @@ type corpus struct {
 
 func newCorpus(t testing.TB) corpus { return corpus{t, t.TempDir()} }
 
-const (
-	vocabulary = 1000
-	eod        = 999
-)
-
-var tokenizerInfo = shards.TokenizerInfo{SHA256: strings.Repeat("ab", 32), VocabSize: vocabulary, EOD: eod,
-	ClassTable: "unicode 16.0.0", Specials: "text"}
-
-// shard writes a shard of documents with these lengths. Its ids are a function of the name and the
-// place, and differ from place to place.
+// shard writes a shard of documents with these lengths.
 func (c corpus) shard(name string, dtype shards.DType, lengths ...int) {
 	c.t.Helper()
-	prefix := filepath.Join(c.dir, name)
-	if err := os.MkdirAll(filepath.Dir(prefix), 0o755); err != nil {
-		c.t.Fatal(err)
-	}
-	w, err := shards.CreateOn(faultfs.New(nil), prefix, dtype, tokenizerInfo)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	defer w.Abort()
-	state := uint32(2166136261)
-	for _, b := range []byte(name) {
-		state = (state ^ uint32(b)) * 16777619
-	}
-	for doc, n := range lengths {
-		tokens := make([]uint32, n)
-		for i := range tokens {
-			state = state*1664525 + 1013904223
-			tokens[i] = state >> 8 % eod
-		}
-		if n > 0 {
-			tokens[n-1] = eod
-		}
-		origin := shards.DocumentOrigin{ID: fmt.Sprintf("%s/%d", name, doc), File: name + ".jsonl",
-			Line: int64(doc + 1)}
-		if err := w.Append(tokens, origin); err != nil {
-			c.t.Fatal(err)
-		}
-	}
-	if err := w.Close(); err != nil {
-		c.t.Fatal(err)
-	}
-}
-
-// lengths gives n document lengths between 0 and most.
-func lengths(n, most int) []int {
-	list := make([]int, n)
-	state := uint32(n*31 + most)
-	for i := range list {
-		state = state*1664525 + 1013904223
-		list[i] = int(state>>8) % (most + 1)
-	}
-	return list
+	shardtest.Write(c.t, c.dir, name, dtype, lengths...)
 }
 
 // config parses a blend.yaml in the corpus.
@@ -171,38 +121,73 @@ func (c corpus) open(text string) *Data {
 // all there is to a plan.
 func mixed(t testing.TB) (corpus, string) {
 	c := newCorpus(t)
-	c.shard("web/part-0", shards.UInt16, lengths(40, 60)...)
-	c.shard("web/part-1", shards.UInt16, lengths(60, 30)...)
-	c.shard("web/part-2", shards.UInt16, 3) // too short for a window
-	c.shard("wiki/a", shards.UInt16, lengths(25, 40)...)
-	c.shard("code/x", shards.UInt16, lengths(9, 120)...)
-	return c, mixture
+	shardtest.WriteMixed(t, c.dir)
+	return c, mixedBlend(t)
 }
 
-// mixture is a blend.yaml of web, wiki and code.
-const mixture = `
-sequence_length: 16
-seed: 6198
-validation: 0.05
-samples: 600
-sources:
-  - name: web
-    shards: [web/part-*.idx]
-    weight: 0.7
-  - name: wiki
-    shards: [wiki/a]
-    weight: 1/10
-    max_epochs: 8
-  - name: code
-    shards: [code/x.bin]
-    weight: 0.2
-stages:
-  - samples: 200
-  - samples: 100
-    weights: {wiki: 0.3, web: 0.7}
-  - samples: rest
-    weights: {code: 0.25, web: 0.5, wiki: 0.25}
-skips:
-  - {from: 37, to: 41}
-  - {from: 310, to: 330}
-`
+// mixedBlend returns a blend.yaml with stages, weights, skips, a limit of epochs and validation.
+func mixedBlend(t testing.TB) string {
+	t.Helper()
+	text, err := os.ReadFile("testdata/mixed.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// A positioned has the tokens of the sample at a position.
+type positioned struct {
+	position int64
+	tokens   []uint32
+}
+
+// tokensOf reads all samples of a plan that are not skipped, one by one.
+func tokensOf(t testing.TB, d *Data) (list []positioned) {
+	t.Helper()
+	for position := range d.Length() {
+		s, err := d.Locate(position)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s.Skipped {
+			continue
+		}
+		tokens := make([]uint32, d.SampleTokens())
+		if err := d.Tokens(tokens, s); err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, positioned{position, tokens})
+	}
+	return list
+}
+
+// readAll reads the tokens and document starts of positions [from, to).
+func readAll(ctx context.Context, d *Data, from, to int64) error {
+	tokens, starts := make([]uint32, d.SampleTokens()), []int32{}
+	for position := from; position < to; position++ {
+		s, err := d.Locate(position)
+		if err == nil {
+			starts = starts[:0]
+			_, err = ReadSample(ctx, d, s, tokens, &starts)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// stepsOf returns the fingerprints of the steps of a plan.
+func stepsOf(t testing.TB, d *Data, batch int64) (list []fingerprint.StepHash) {
+	t.Helper()
+	samples := tokensOf(t, d)
+	var hasher fingerprint.Hasher
+	for first := int64(0); first < d.Length(); first += batch {
+		for len(samples) > 0 && samples[0].position < first+batch {
+			hasher.Add(samples[0].tokens)
+			samples = samples[1:]
+		}
+		list = append(list, hasher.Step(first/batch, first))
+	}
+	return list
+}

@@ -13,6 +13,7 @@ import (
 
 	"mula/shards"
 	"mula/shards/audit"
+	"mula/shards/shardtest"
 )
 
 func TestCheck(t *testing.T) {
@@ -61,7 +62,7 @@ sources:
 	}
 	path := func(name string) string { return filepath.Join(c.dir, name) }
 	for i := range report.Shards {
-		if m := &report.Shards[i]; m.MaxID >= vocabulary || m.MaxID < eod {
+		if m := &report.Shards[i]; m.MaxID >= shardtest.Vocabulary || m.MaxID < shardtest.EOD {
 			t.Errorf("%s: the largest id is %d", m.Path, m.MaxID)
 		} else {
 			// What is counted beside these is audit's, and tested there.

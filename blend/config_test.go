@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"mula/shards"
+	"mula/shards/shardtest"
 )
 
 func TestParseConfig(t *testing.T) {
@@ -246,13 +247,10 @@ func TestSealErrors(t *testing.T) {
 	c.shard("a/0", shards.UInt16, 100, 50)
 	c.shard("a/1", shards.UInt16, 100)
 	c.shard("tiny", shards.UInt16, 5)
-	info := tokenizerInfo
-	tokenizerInfo.SHA256 = strings.Repeat("cd", 32)
-	c.shard("other", shards.UInt16, 100)
-	tokenizerInfo = info
-	tokenizerInfo.EOD = -1
-	c.shard("noeod", shards.UInt16, 100)
-	tokenizerInfo = info
+	other, noEOD := shardtest.Tokenizer(), shardtest.Tokenizer()
+	other.SHA256, noEOD.EOD = strings.Repeat("cd", 32), -1
+	shardtest.WriteWith(t, c.dir, "other", shards.UInt16, other, 100)
+	shardtest.WriteWith(t, c.dir, "noeod", shards.UInt16, noEOD, 100)
 	c.shard("torn", shards.UInt16, 100)
 	if err := os.Truncate(filepath.Join(c.dir, "torn.bin"), 190); err != nil {
 		t.Fatal(err)
@@ -503,7 +501,7 @@ func TestLoadConfig(t *testing.T) {
 		t.Fatal(err)
 	}
 	p, err := Seal(context.Background(), cfg, SealOptions{})
-	if err != nil || p.ShardPath(0, 0) != filepath.Join(c.dir, "x/0") || p.Tokenizer.EOD != eod {
+	if err != nil || p.ShardPath(0, 0) != filepath.Join(c.dir, "x/0") || p.Tokenizer.EOD != shardtest.EOD {
 		t.Errorf("%+v, %v", p, err)
 	}
 	if _, err := LoadConfig(filepath.Join(c.dir, "none.yaml")); !errors.Is(err, os.ErrNotExist) {

@@ -5,7 +5,6 @@ package blend
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -13,6 +12,7 @@ import (
 	"testing"
 
 	"mula/shards"
+	"mula/shards/shardtest"
 )
 
 // cutError checks that an error names a file that was cut short, and what can be done.
@@ -50,8 +50,8 @@ func TestFilesCutWhileOpen(t *testing.T) {
 
 func testCut(t *testing.T, dtype shards.DType, summed bool, ending string, left func(int64) int64) {
 	c := newCorpus(t)
-	c.shard("good", dtype, lengths(1000, 60)...)
-	c.shard("bad", dtype, lengths(3000, 60)...)
+	c.shard("good", dtype, shardtest.Lengths(1000, 60)...)
+	c.shard("bad", dtype, shardtest.Lengths(3000, 60)...)
 	if !summed { // as foreign shards are
 		for _, file := range []string{"bad.sums", "bad.json", "bad.docs.arrow"} {
 			if err := os.Remove(filepath.Join(c.dir, file)); err != nil {
@@ -84,9 +84,7 @@ func testCut(t *testing.T, dtype shards.DType, summed bool, ending string, left 
 	}
 	for range 2 { // an error stays one
 		cutError(t, "a sample whose tokens are left", d.Tokens(tokens, first[1]), path)
-		for _, prefetch := range []int{0, 3} {
-			cutError(t, fmt.Sprint("a stream with prefetch ", prefetch), WriteIPC(t.Context(), io.Discard, d, StreamOptions{BatchSize: 16, Prefetch: prefetch}), path)
-		}
+		cutError(t, "all samples", readAll(t.Context(), d, 0, d.Length()), path)
 		_, _, err = d.Peek(t.Context(), first[1].Position)
 		cutError(t, "peek", err, path)
 		if summed && ending == ".idx" { // with the ids of documents
@@ -120,7 +118,7 @@ func TestPackingCutWhileOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	cutError(t, "tokens", d.Tokens(make([]uint32, 17), sample), path)
-	cutError(t, "a stream", WriteIPC(t.Context(), io.Discard, d, StreamOptions{BatchSize: 8}), path)
+	cutError(t, "all samples", readAll(t.Context(), d, 0, d.Length()), path)
 	_, err = d.Locate(sample.Position)
 	cutError(t, "locate", err, path)
 	for _, err = range d.order.occurrences(t.Context(), Document{Source: 1, Tokens: 1}) {

@@ -1,8 +1,6 @@
 package blend
 
 import (
-	"errors"
-	"io"
 	"strings"
 	"testing"
 )
@@ -48,29 +46,5 @@ func TestGridCheck(t *testing.T) {
 		if (err == nil) != (v.want == "") || err != nil && !strings.Contains(err.Error(), v.want) {
 			t.Errorf("batch size %d, positions [%d, %d): %v, want %q", v.batch, v.from, v.to, err, v.want)
 		}
-		s, streamErr := NewStream(t.Context(), d, StreamOptions{BatchSize: v.batch, From: v.from, To: v.to})
-		if (streamErr == nil) != (err == nil) || err != nil && streamErr.Error() != err.Error() {
-			t.Errorf("batch size %d, positions [%d, %d): Stream says %v, Check %v", v.batch, v.from, v.to, streamErr,
-				err)
-		}
-		if s != nil {
-			s.Close()
-		}
-	}
-}
-
-// A stream from the plan's end, the state of a finished run, has no records.
-func TestStreamOfFinishedRun(t *testing.T) {
-	c, text := mixed(t)
-	d := c.open(text)
-	for _, prefetch := range []int{0, 4} {
-		s, err := NewStream(t.Context(), d, StreamOptions{BatchSize: 7, From: d.Length(), Prefetch: prefetch})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := s.Next(); !errors.Is(err, io.EOF) {
-			t.Errorf("prefetch %d: %v, want io.EOF", prefetch, err)
-		}
-		s.Close()
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"mula/blend/fingerprint"
 	"mula/internal/mapping"
 	"mula/shards"
+	"mula/shards/shardtest"
 )
 
 // restore gives a file its content by renaming, as what replaces shards does.
@@ -30,8 +31,8 @@ func TestShardIsReadAgainOnceRestored(t *testing.T) {
 	for _, ending := range []string{".bin", ".idx"} {
 		for _, summed := range []bool{true, false} {
 			c := newCorpus(t)
-			c.shard("good", shards.UInt16, lengths(200, 60)...)
-			c.shard("bad", shards.UInt16, lengths(500, 60)...)
+			c.shard("good", shards.UInt16, shardtest.Lengths(200, 60)...)
+			c.shard("bad", shards.UInt16, shardtest.Lengths(500, 60)...)
 			if !summed {
 				for _, file := range []string{"bad.sums", "bad.json", "bad.docs.arrow"} {
 					if err := os.Remove(filepath.Join(c.dir, file)); err != nil {
@@ -42,10 +43,9 @@ func TestShardIsReadAgainOnceRestored(t *testing.T) {
 			const text = "sequence_length: 32\nsources:\n  - {name: good, shards: [good]}\n  - {name: bad, shards: " +
 				"[bad]}\n"
 			d := c.open(text)
-			want := expected(t, c.open(text), 0, d.Length())
+			want := tokensOf(t, c.open(text))
 			read := func() error {
-				var stream bytes.Buffer
-				if err := WriteIPC(t.Context(), &stream, d, StreamOptions{BatchSize: 64}); err != nil {
+				if err := readAll(t.Context(), d, 0, d.Length()); err != nil {
 					return err
 				}
 				tokens := make([]uint32, 33)
@@ -97,7 +97,7 @@ func TestShardIsReadAgainOnceRestored(t *testing.T) {
 			}
 
 			// What takes the place of a shard that fails must be that shard.
-			c.shard("other", shards.UInt16, lengths(499, 60)...)
+			c.shard("other", shards.UInt16, shardtest.Lengths(499, 60)...)
 			if err := os.Truncate(path, 0); err != nil {
 				t.Fatal(err)
 			}
@@ -125,7 +125,7 @@ func TestShardIsReadAgainOnceRestored(t *testing.T) {
 // block until that is met.
 func TestReplacedShardIsReadUntilItFails(t *testing.T) {
 	c := newCorpus(t)
-	c.shard("a", shards.UInt16, lengths(9000, 60)...)
+	c.shard("a", shards.UInt16, shardtest.Lengths(9000, 60)...)
 	d := c.open("sequence_length: 32\nsources:\n  - {name: a, shards: [a]}\n")
 	path := filepath.Join(c.dir, "a.bin")
 	whole, err := os.ReadFile(path)
@@ -189,7 +189,7 @@ func TestVerifiedShardIsReadAgainBySumsAlone(t *testing.T) {
 	for _, summed := range []bool{true, false} {
 		for _, first := range []bool{true, false} {
 			c := newCorpus(t)
-			c.shard("a", shards.UInt16, lengths(500, 60)...)
+			c.shard("a", shards.UInt16, shardtest.Lengths(500, 60)...)
 			if !summed {
 				for _, file := range []string{"a.sums", "a.json", "a.docs.arrow"} {
 					if err := os.Remove(filepath.Join(c.dir, file)); err != nil {

@@ -20,6 +20,7 @@ import (
 
 	"mula/fixtures/vectors"
 	"mula/shards"
+	"mula/shards/shardtest"
 )
 
 // longAgo is when files of tests were changed last, so that their stamps are trusted.
@@ -43,7 +44,7 @@ func hollow(t testing.TB, prefix string, documents int) int64 {
 	idx := vectors.Index(slices.Repeat([]int32{1 << 30}, documents))
 	tokens := int64(documents) << 30
 	m := shards.Manifest{Format: 1, DType: "uint16", Tokens: tokens, Documents: int64(documents),
-		Tokenizer: tokenizerInfo, Files: map[string]shards.FileInfo{
+		Tokenizer: shardtest.Tokenizer(), Files: map[string]shards.FileInfo{
 			"bin": {Bytes: 2 * tokens, SHA256: unhashed}, "idx": {Bytes: int64(len(idx)),
 				SHA256: fmt.Sprintf("%x", sha256.Sum256(idx))}, "docs": {SHA256: unhashed}}}
 	text, err := json.Marshal(m)

@@ -131,21 +131,15 @@ func TestMegatronGolden(t *testing.T) {
 			if want := map[bool]int{true: 63, false: 64}[name == "no extra token"]; d.SequenceLength != want {
 				t.Errorf("sequence length %d, want %d", d.SequenceLength, want)
 			}
-			n := 0
-			if err := Hash(t.Context(), d, HashOptions{BatchSize: batch, Prefetch: 2}, func(
-				s fingerprint.StepHash) error {
+			steps := stepsOf(t, d, int64(batch))
+			if len(steps) != len(golden.Steps) {
+				t.Fatalf("%d steps, want %d", len(steps), len(golden.Steps))
+			}
+			for n, s := range steps {
 				if order := hex.EncodeToString(s.Order[:]); order != golden.Steps[n][0] ||
 					hex.EncodeToString(s.Set[:]) != golden.Steps[n][1] {
-					return fmt.Errorf("step %d has the hashes %s and %x, Megatron's has %v", n, order, s.Set,
-						golden.Steps[n])
+					t.Fatalf("step %d has the hashes %s and %x, Megatron's has %v", n, order, s.Set, golden.Steps[n])
 				}
-				n++
-				return nil
-			}); err != nil {
-				t.Fatal(err)
-			}
-			if n != len(golden.Steps) {
-				t.Errorf("%d steps, want %d", n, len(golden.Steps))
 			}
 			tokens := make([]uint32, d.SequenceLength+1)
 			for i, s := range d.Sources {
@@ -281,28 +275,17 @@ func TestMegatronPlan(t *testing.T) {
 	if at != d.Length() {
 		t.Errorf("%d positions in blocks", at)
 	}
-	stream, err := NewStream(t.Context(), d, StreamOptions{BatchSize: 16})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer stream.Close()
-	for rows := int64(0); rows < d.Length()-3; {
-		record, err := stream.Next()
+	for position := range d.Length() {
+		s, err := d.Locate(position)
 		if err != nil {
 			t.Fatal(err)
 		}
-		batch, err := NewBatch(record)
-		if err != nil {
-			t.Fatal(err)
+		if s.Skipped {
+			continue
 		}
-		for row := range batch.Rows() {
-			if got := batch.DocumentStarts(row); !slices.Equal(got, starts[batch.Position(row)]) {
-				t.Errorf("position %d: documents begin at %v, want %v", batch.Position(row), got,
-					starts[batch.Position(row)])
-			}
+		if got, _, err := d.DocumentStarts(nil, s); err != nil || !slices.Equal(got, starts[position]) {
+			t.Errorf("position %d: documents start at %v, want %v, %v", position, got, starts[position], err)
 		}
-		rows += int64(batch.Rows())
-		record.Release()
 	}
 
 	summary := d.Summary()

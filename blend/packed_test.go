@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -13,24 +12,23 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/apache/arrow-go/v18/arrow/array"
 	"pgregory.net/rapid"
 
-	"mula/blend/fingerprint"
 	"mula/index/megatron"
 	"mula/index/packing"
 	"mula/shards"
+	"mula/shards/shardtest"
 )
 
 // packed is the corpus of mixed, with documents of all kinds, in a blend that packs.
 func packed(t testing.TB) (corpus, string) {
 	c := newCorpus(t)
-	c.shard("web/part-0", shards.UInt16, lengths(40, 12)...)
-	c.shard("web/part-1", shards.UInt16, append(lengths(60, 30), 0, 0)...)
+	c.shard("web/part-0", shards.UInt16, shardtest.Lengths(40, 12)...)
+	c.shard("web/part-1", shards.UInt16, append(shardtest.Lengths(60, 30), 0, 0)...)
 	c.shard("web/part-2", shards.UInt16, 3)
-	c.shard("wiki/a", shards.UInt16, lengths(45, 50)...)
+	c.shard("wiki/a", shards.UInt16, shardtest.Lengths(45, 50)...)
 	c.shard("code/x", shards.Int32, 17, 34, 1, 16, 0, 100, 18, 5)
-	return c, "packing: best_fit" + mixture
+	return c, "packing: best_fit\n" + mixedBlend(t)
 }
 
 // sampleOf is the sample of a source with a number.
@@ -126,7 +124,7 @@ func checkEveryToken(t *testing.T, d *Data) {
 			}
 			for _, id := range tokens[end:] {
 				padding++
-				if id != eod {
+				if id != shardtest.EOD {
 					t.Fatalf("source %d, sample %d: padding is %d", i, w, id)
 				}
 			}
@@ -207,98 +205,6 @@ func TestOrderOfPackedPlan(t *testing.T) {
 		if n != d.Sources[i].Windows() || d.Sources[i].Validation == 0 {
 			t.Errorf("source %d: held-out samples end at %d of %d", i, n, d.Sources[i].Windows())
 		}
-	}
-}
-
-// A stream has the tokens, and the bounds of the pieces: by document_starts and lengths, with
-// padding behind, on any rank.
-func TestPackedStream(t *testing.T) {
-	c, text := packed(t)
-	d := c.open(strings.Replace(text, "packing: best_fit", "packing: best_fit\npad: 7", 1))
-	const batch = 24
-	next := map[int64]bool{}
-	for rank := range 2 {
-		s, err := NewStream(t.Context(), d, StreamOptions{BatchSize: batch, Rank: rank, World: 2, Prefetch: 3})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer s.Close()
-		for {
-			record, err := s.Next()
-			if errors.Is(err, io.EOF) {
-				break
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			if v, _ := record.Schema().Metadata().GetValue("mula.padding"); v != "7" {
-				t.Fatalf("mula.padding is %q", v)
-			}
-			b, err := NewBatch(record)
-			if err != nil {
-				t.Fatal(err)
-			}
-			column, ok := record.Column(columnLengths).(*array.Int32)
-			if !ok || record.ColumnName(columnLengths) != "lengths" || column.NullN() > 0 {
-				t.Fatalf("the last column is %s", record.Schema().Field(columnLengths))
-			}
-			for row := range b.Rows() {
-				sample, parts, err := d.Peek(t.Context(), b.Position(row))
-				if err != nil {
-					t.Fatal(err)
-				}
-				next[sample.Position] = true
-				want := make([]uint32, 17)
-				if err := d.Tokens(want, sample); err != nil {
-					t.Fatal(err)
-				}
-				if got := b.AppendTokens(nil, row); !slices.Equal(got, want) {
-					t.Fatalf("position %d: %v, want %v", sample.Position, got, want)
-				}
-				var starts []int32
-				for _, p := range parts {
-					starts = append(starts, int32(p.From))
-				}
-				end := parts[len(parts)-1].To
-				if !slices.Equal(b.DocumentStarts(row), starts) || b.Length(row) != end ||
-					int(column.Value(row)) != end || b.Window(row) != sample.Window {
-					t.Fatalf("position %d: starts %v, length %d; want %v, %d", sample.Position, b.DocumentStarts(row),
-						b.Length(row), starts, end)
-				}
-				for _, id := range want[end:] {
-					if id != 7 {
-						t.Fatalf("position %d is padded with %v", sample.Position, want[end:])
-					}
-				}
-			}
-			record.Release()
-		}
-	}
-	if int64(len(next)) != d.Length()-24 { // 24 are skipped
-		t.Errorf("%d rows of %d positions", len(next), d.Length())
-	}
-	// The fingerprints of steps equal the fingerprints of the samples.
-	var h fingerprint.Hasher
-	for position := range int64(batch) {
-		s, err := d.Locate(position)
-		if err != nil {
-			t.Fatal(err)
-		}
-		tokens := make([]uint32, 17)
-		if err := d.Tokens(tokens, s); err != nil {
-			t.Fatal(err)
-		}
-		h.Add(tokens)
-	}
-	want := h.Step(0, 0)
-	err := Hash(t.Context(), d, HashOptions{From: 0, To: 1, BatchSize: batch}, func(s fingerprint.StepHash) error {
-		if !reflect.DeepEqual(s, want) {
-			t.Errorf("step %+v, want %+v", s, want)
-		}
-		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -675,7 +581,7 @@ func compareFrozen(t *testing.T, p *Plan, path, name string) {
 // A sample of a packed plan is read in about the time of its tokens. One op is a sample of 4,097.
 func BenchmarkPackedSample(b *testing.B) {
 	c := newCorpus(b)
-	c.shard("a", shards.UInt16, lengths(3000, 2500)...)
+	c.shard("a", shards.UInt16, shardtest.Lengths(3000, 2500)...)
 	for _, packing := range []string{"", "packing: best_fit\n"} {
 		name := "windows"
 		if packing != "" {
@@ -700,7 +606,7 @@ func BenchmarkPackedSample(b *testing.B) {
 // Progress rises to the tokens of all sources, twice, and a file that is found is not gone through.
 func TestPackingProgress(t *testing.T) {
 	c := newCorpus(t)
-	c.shard("a", shards.UInt16, lengths(70_000, 3)...)
+	c.shard("a", shards.UInt16, shardtest.Lengths(70_000, 3)...)
 	var seen []PackProgress
 	seal := func() {
 		t.Helper()

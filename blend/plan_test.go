@@ -18,6 +18,7 @@ import (
 
 	"mula/internal/filesystem/faultfs"
 	"mula/shards"
+	"mula/shards/shardtest"
 )
 
 // Every position has one (source, epoch, window), every source's windows come epoch by epoch, each
@@ -338,15 +339,17 @@ func TestOpenNoticesChanges(t *testing.T) {
 		change  func(c corpus)
 		message string
 	}{
-		"content":   {func(c corpus) { c.shard("wiki/a", shards.UInt16, append(lengths(24, 40), 40)...) }, "has"},
+		"content": {func(c corpus) {
+			c.shard("wiki/a", shards.UInt16, append(shardtest.Lengths(24, 40), 40)...)
+		}, "has"},
 		"same size": {func(c corpus) { c.reverse("wiki/a") }, "SHA-256"},
-		"dtype":     {func(c corpus) { c.shard("wiki/a", shards.Int32, lengths(25, 40)...) }, "int32"},
+		"dtype":     {func(c corpus) { c.shard("wiki/a", shards.Int32, shardtest.Lengths(25, 40)...) }, "int32"},
 		"no manifest": {func(c corpus) {
 			c.reverse("wiki/a")
 			os.Remove(filepath.Join(c.dir, "wiki/a.json"))
 		}, "sample at position"},
 		"documents": {func(c corpus) {
-			l := lengths(25, 40)
+			l := shardtest.Lengths(25, 40)
 			l[0], l[1] = l[0]+l[1], 0
 			c.shard("wiki/a", shards.UInt16, append(l, 0)...)
 		}, "documents"},
@@ -487,7 +490,7 @@ func (c corpus) reverse(name string) {
 	for i, j := 0, len(tokens)-1; i < j; i, j = i+1, j-1 {
 		tokens[i], tokens[j] = tokens[j], tokens[i]
 	}
-	w, err := shards.Create(prefix, shards.UInt16, tokenizerInfo)
+	w, err := shards.Create(prefix, shards.UInt16, shardtest.Tokenizer())
 	if err != nil {
 		c.t.Fatal(err)
 	}

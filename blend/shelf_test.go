@@ -13,7 +13,7 @@ import (
 func TestShelf(t *testing.T) {
 	c, text := mixed(t)
 	d := c.open(text)
-	want := expected(t, d, 0, d.Length())
+	want := tokensOf(t, d)
 	opened := map[*shards.Shard]bool{}
 	var mu sync.Mutex
 	narrow := &Data{Plan: d.Plan, facts: d.facts}

@@ -23,11 +23,11 @@ import (
 // verified again for a week. A file that changes in place, by size or modification time, is
 // verified again within about [OpenOptions.Reverify].
 //
-// The next [Stream.Next], and [Data.Tokens] for the damaged shard, return an error that names file,
-// bytes and documents. If a shard has sums of blocks (x.sums), no damaged token is ever returned,
-// because blocks are compared when they are first read; the verification finds the damage before
-// the run reads it. A file without sums is trusted until it has been verified. With First, it is
-// not used before.
+// The next record of a stream (package [mula/blend/stream]), and [Data.Tokens] for the damaged
+// shard, return an error that names file, bytes and documents. If a shard has sums of blocks
+// (x.sums), no damaged token is ever returned, because blocks are compared when they are first
+// read; the verification finds the damage before the run reads it. A file without sums is trusted
+// until it has been verified. With First, it is not used before.
 type VerifyOptions struct {
 	Rank, World int   // of the processes that read the same files, this one verifies part Rank; World 0: 1
 	Rate        int64 // maximum bytes read per second; 0: 256 MiB, below 0: no limit

@@ -76,8 +76,8 @@ func damagedCorpus(t *testing.T, sums bool) (*Plan, string) {
 	return nil, ""
 }
 
-// The verifier finds damage before the stream reaches it. The stream then ends with an error that
-// names the file.
+// The verifier finds damage before a reader reaches it. Reads of the damaged shard then fail
+// with an error that names the file.
 func TestVerifyBehind(t *testing.T) {
 	for _, sums := range []bool{true, false} {
 		p, path := damagedCorpus(t, sums)
@@ -89,8 +89,6 @@ func TestVerifyBehind(t *testing.T) {
 			}
 			continue
 		}
-		// the verifier may have been quicker
-		s, streamErr := NewStream(t.Context(), d, StreamOptions{BatchSize: 4, Prefetch: 2})
 		begun(t, d, 2)
 		progress := settle(t, d)
 		if progress.Err == nil || !strings.Contains(progress.Err.Error(), strings.TrimSuffix(path, ".bin")) {
@@ -99,14 +97,6 @@ func TestVerifyBehind(t *testing.T) {
 		var damage *shards.DamageError
 		if sums && (!errors.As(progress.Err, &damage) || damage.Path != path) {
 			t.Errorf("blocks and documents are not named: %v", progress.Err)
-		}
-		err = streamErr
-		if s != nil {
-			_, err = s.Next()
-			s.Close()
-		}
-		if !errors.Is(err, progress.Err) {
-			t.Errorf("sums %v: the stream goes on with %v", sums, err)
 		}
 		tokens := make([]uint32, 17)
 		for source, want := range []error{nil, progress.Err} {
@@ -439,21 +429,8 @@ func rankOf(path string) error {
 		return err
 	}
 	defer d.Close()
-	s, err := NewStream(context.Background(), d, StreamOptions{BatchSize: 2 * world, Rank: rank, World: world, Prefetch: 2,
-		To: int64(20 * world)})
-	if err != nil {
+	if err := readAll(context.Background(), d, int64(20*rank), int64(20*(rank+1))); err != nil {
 		return err
-	}
-	defer s.Close()
-	for {
-		record, err := s.Next()
-		if errors.Is(err, io.EOF) {
-			break
-		}
-		if err != nil {
-			return err
-		}
-		record.Release()
 	}
 	for i := rank; i < len(d.verifier.all); i += world {
 		if err := d.verifier.await(context.Background(), d.verifier.all[i]); err != nil {
@@ -533,7 +510,7 @@ func buildOther(ctx context.Context, dir string, built chan<- struct{}, stop <-c
 	return err
 }
 
-// BenchmarkFirstBatch is the time from a plan's file to the first record of 512 samples, over 3,000
+// BenchmarkFirstBatch is the time from a plan's file to the first 512 samples, over 3,000
 // shards of 256 KiB: with and without what was noted of the shards before, and with the
 // verification of all of them behind it.
 func BenchmarkFirstBatch(b *testing.B) {
@@ -560,16 +537,9 @@ func BenchmarkFirstBatch(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		s, err := NewStream(b.Context(), d, StreamOptions{BatchSize: 512, Prefetch: 2})
-		if err != nil {
+		if err := readAll(b.Context(), d, 0, 512); err != nil {
 			b.Fatal(err)
 		}
-		record, err := s.Next()
-		if err != nil {
-			b.Fatal(err)
-		}
-		record.Release()
-		s.Close()
 		return d
 	}
 	noted := map[string][]byte{}

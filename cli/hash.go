@@ -11,8 +11,8 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"mula/blend"
 	"mula/blend/fingerprint"
+	"mula/blend/stream"
 	"mula/internal/atomicfile"
 	"mula/internal/quantity"
 )
@@ -113,8 +113,8 @@ func runHash(c *cli.Context) error {
 	}
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
-	options := blend.HashOptions{From: from, To: to, BatchSize: batchSize, Rank: rank, World: world, Prefetch: 4}
-	err = blend.Hash(c.Context, data, options, func(s fingerprint.StepHash) error {
+	options := stream.HashOptions{From: from, To: to, BatchSize: batchSize, Rank: rank, World: world, Prefetch: 4}
+	err = stream.Hash(c.Context, data, options, func(s fingerprint.StepHash) error {
 		p.update(fmt.Sprintf("step %s of %s", quantity.Grouped(s.Step), quantity.Grouped(to)), float64(s.Step-from+1),
 			float64(to-from))
 		return log.Write(s)

@@ -6,7 +6,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"mula/blend"
+	"mula/blend/stream"
 )
 
 func streamCommand() *cli.Command {
@@ -57,7 +57,7 @@ func runStream(c *cli.Context) error {
 		return err
 	}
 	w := bufio.NewWriterSize(c.App.Writer, 1<<20)
-	err = blend.WriteIPC(c.Context, w, data, blend.StreamOptions{From: from, To: to, BatchSize: batchSize,
+	err = stream.WriteIPC(c.Context, w, data, stream.Options{From: from, To: to, BatchSize: batchSize,
 		Rank: rank, World: world, Prefetch: c.Int("prefetch")})
 	if err == nil {
 		err = w.Flush()

@@ -3,7 +3,7 @@
 //
 // A [Service] is one open plan. All its clients share the plan and the mappings of its shards. Each
 // client only needs memory for its records in transit. A client sends a [Request] and gets a
-// [Stream]: the records of [blend.NewStream], with the columns shard and offset added. The memory
+// [Stream]: the records of [stream.New], with the columns shard and offset added. The memory
 // of all streams is limited by [Options.Memory], for any number of clients at any speed.
 //
 // docs/formats/serve.md specifies requests and answers.
@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"mula/blend"
+	"mula/blend/stream"
 )
 
 // Options are the limits of a [Service].
@@ -107,7 +108,7 @@ func New(ctx context.Context, data *blend.Data, o Options) (*Service, error) {
 		slots: semaphore.NewWeighted((o.Memory - o.Memory/4) / 2)}
 	s.stopping, s.stop = context.WithCancel(context.Background())
 	// Package blend defines the columns and the metadata.
-	all, err := blend.NewStream(ctx, data, blend.StreamOptions{BatchSize: 1, To: 1, Columns: blend.Columns(data.Plan)})
+	all, err := stream.New(ctx, data, stream.Options{BatchSize: 1, To: 1, Columns: stream.Columns(data.Plan)})
 	if err != nil {
 		return nil, err
 	}

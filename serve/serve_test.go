@@ -27,6 +27,7 @@ import (
 	"mula/blend"
 	"mula/blend/fingerprint"
 	"mula/blend/plantest"
+	"mula/blend/stream"
 	"mula/internal/testwait"
 	"mula/shards"
 )
@@ -506,7 +507,7 @@ func TestPeek(t *testing.T) {
 func TestHash(t *testing.T) {
 	s := serve(t, shards.UInt16, Options{})
 	for _, batch := range []int{1, 7, 64, 600} {
-		err := blend.Hash(context.Background(), s.data, blend.HashOptions{BatchSize: batch}, func(
+		err := stream.Hash(context.Background(), s.data, stream.HashOptions{BatchSize: batch}, func(
 			want fingerprint.StepHash) error {
 			if want.Step%13 != 0 && want.Step != s.data.Steps(batch)-1 {
 				return nil

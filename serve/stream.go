@@ -15,7 +15,7 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/array"
 	"github.com/apache/arrow-go/v18/arrow/memory"
 
-	"mula/blend"
+	"mula/blend/stream"
 )
 
 // The columns that every stream has, with their names in package blend.
@@ -36,10 +36,10 @@ type Stream struct {
 	request Request
 	schema  *arrow.Schema
 	columns []string
-	source  *blend.Stream // nil if there is nothing to read
-	alloc   *recycler     // allocator of the records, unless they are written to slots
-	slot    *slot         // nil unless records are written to slots
-	done    []func()      // called by Close, last first
+	source  *stream.Stream // nil if there is nothing to read
+	alloc   *recycler      // allocator of the records, unless they are written to slots
+	slot    *slot          // nil unless records are written to slots
+	done    []func()       // called by Close, last first
 
 	left   int64 // number of records that Next has not returned
 	size   int64 // bytes reserved for a record, times copies
@@ -94,12 +94,12 @@ func (s *Service) open(ctx context.Context, st *Stream) (_ *Stream, err error) {
 		return nil, err
 	}
 	if r := st.request; r.From < r.To {
-		o := blend.StreamOptions{From: r.From, To: r.To, BatchSize: r.BatchSize, Rank: r.Rank, World: r.World,
+		o := stream.Options{From: r.From, To: r.To, BatchSize: r.BatchSize, Rank: r.Rank, World: r.World,
 			MicroBatch: r.MicroBatch, Columns: st.columns}
 		if o.Allocator = st.alloc; st.slot != nil {
 			o.Allocator = st.slot
 		}
-		if st.source, err = blend.NewStream(st.ctx, s.data, o); err != nil {
+		if st.source, err = stream.New(st.ctx, s.data, o); err != nil {
 			return nil, err
 		}
 	}

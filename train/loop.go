@@ -28,6 +28,7 @@ import (
 
 	"mula/blend"
 	"mula/blend/fingerprint"
+	"mula/blend/stream"
 	"mula/internal/machine"
 	"mula/internal/strictyaml"
 	"mula/moe"
@@ -468,13 +469,13 @@ func (r *run) train(ctx context.Context) error {
 // trainOn does the steps up to the end of the run, or up to a spike that requires a rollback.
 func (r *run) trainOn(ctx context.Context) (*spikes.Spike, error) {
 	batch := int64(r.config.BatchSize)
-	stream, err := blend.NewStream(ctx, r.data, blend.StreamOptions{From: r.state.Cursor.Position, To: r.config.Steps * batch,
+	batches, err := stream.New(ctx, r.data, stream.Options{From: r.state.Cursor.Position, To: r.config.Steps * batch,
 		BatchSize: r.config.BatchSize,
 		Rank:      r.ranks.OwnIndex(comm.Data), World: r.ranks.Size(comm.Data), Prefetch: 2})
 	if err != nil {
 		return nil, err
 	}
-	defer stream.Close()
+	defer batches.Close()
 	for r.state.Step < r.config.Steps {
 		r.heartbeat.Beat(record.SectionStep, r.state.Step)
 		if stops, err := r.ranks.sum(ctx, r.stopped()); err != nil {
@@ -483,7 +484,7 @@ func (r *run) trainOn(ctx context.Context) (*spikes.Spike, error) {
 			r.terminated = stops < stopRequested
 			break
 		}
-		metrics, err := r.step(ctx, stream)
+		metrics, err := r.step(ctx, batches)
 		if err != nil {
 			return nil, err
 		}
@@ -529,12 +530,12 @@ func (r *run) stopped() int64 {
 }
 
 // step trains on the next batch.
-func (r *run) step(ctx context.Context, stream *blend.Stream) (record.StepMetrics, error) {
+func (r *run) step(ctx context.Context, batches *stream.Stream) (record.StepMetrics, error) {
 	start := time.Now()
 	if f := r.options.atStep; f != nil {
 		f(r)
 	}
-	if err := r.countRows(ctx, r.take(stream)); err != nil {
+	if err := r.countRows(ctx, r.take(batches)); err != nil {
 		return record.StepMetrics{}, err
 	}
 	m := record.StepMetrics{
@@ -602,13 +603,13 @@ func (r *run) step(ctx context.Context, stream *blend.Stream) (record.StepMetric
 }
 
 // take takes the next batch from the stream.
-func (r *run) take(stream *blend.Stream) error {
-	record, err := stream.Next()
+func (r *run) take(batches *stream.Stream) error {
+	record, err := batches.Next()
 	if err != nil {
 		return fmt.Errorf("step %d: %w", r.state.Step, err)
 	}
 	defer record.Release()
-	batch, err := blend.NewBatch(record)
+	batch, err := stream.NewBatch(record)
 	if err != nil {
 		return fmt.Errorf("step %d: %w", r.state.Step, err)
 	}

@@ -22,6 +22,7 @@ import (
 	"mula/blend"
 	"mula/blend/fingerprint"
 	"mula/blend/plantest"
+	"mula/blend/stream"
 	"mula/internal/atomicfile"
 	"mula/internal/machine"
 	"mula/internal/strictyaml"
@@ -272,7 +273,7 @@ func TestRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := blend.Hash(context.Background(), data, blend.HashOptions{To: 40, BatchSize: 8}, log.Write); err != nil {
+	if err := stream.Hash(context.Background(), data, stream.HashOptions{To: 40, BatchSize: 8}, log.Write); err != nil {
 		t.Fatal(err)
 	}
 	got, err := os.ReadFile(filepath.Join(c.Output, fingerprint.LogFile))

@@ -16,6 +16,7 @@ import (
 
 	"mula/blend"
 	"mula/blend/plantest"
+	"mula/blend/stream"
 	"mula/internal/longtest"
 	"mula/moe"
 	"mula/shards"
@@ -133,17 +134,17 @@ func TestDocumentsLosses(t *testing.T) {
 		m.Init(c.Seed)
 
 		// The first step, whose weights are known.
-		stream, err := blend.NewStream(t.Context(), data, blend.StreamOptions{BatchSize: 8, To: 8})
+		batches, err := stream.New(t.Context(), data, stream.Options{BatchSize: 8, To: 8})
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer stream.Close()
-		record, err := stream.Next()
+		defer batches.Close()
+		record, err := batches.Next()
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer record.Release()
-		batch, err := blend.NewBatch(record)
+		batch, err := stream.NewBatch(record)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/mem"
 
-	"mula/blend"
+	"mula/blend/stream"
 )
 
 // taken is a call's stream that keeps what is sent, as the transport does until it has written it.
@@ -44,14 +44,14 @@ func TestMessages(t *testing.T) {
 	defer data.Close()
 	for _, batch := range []int{1, 7, 100, positions} {
 		checked := memory.NewCheckedAllocator(memory.NewGoAllocator())
-		stream, err := blend.NewStream(context.Background(), data, blend.StreamOptions{BatchSize: batch, Allocator: checked})
+		batches, err := stream.New(context.Background(), data, stream.Options{BatchSize: batch, Allocator: checked})
 		if err != nil {
 			t.Fatal(err)
 		}
 		got, want := &taken{codec: newCodec()}, &plain{taken{codec: newCodec()}}
-		w, arrows := newWriter(got, stream.Schema()), flight.NewRecordWriter(want, ipc.WithSchema(stream.Schema()))
+		w, arrows := newWriter(got, batches.Schema()), flight.NewRecordWriter(want, ipc.WithSchema(batches.Schema()))
 		for {
-			record, err := stream.Next()
+			record, err := batches.Next()
 			if errors.Is(err, io.EOF) {
 				break
 			}
@@ -66,7 +66,7 @@ func TestMessages(t *testing.T) {
 		if err := errors.Join(w.Close(), arrows.Close()); err != nil {
 			t.Fatal(err)
 		}
-		stream.Close()
+		batches.Close()
 		if len(got.messages) != len(want.messages) || len(got.messages) < 2+positions/batch {
 			t.Fatalf("%d messages, want %d", len(got.messages), len(want.messages))
 		}

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"mula/blend"
+	"mula/blend/stream"
 	"mula/clients/go/tensors"
 	"mula/shards"
 )
@@ -31,13 +32,13 @@ func Example() {
 		log.Fatal(err)
 	}
 	defer data.Close()
-	stream, err := blend.NewStream(ctx, data, blend.StreamOptions{BatchSize: 4})
+	batches, err := stream.New(ctx, data, stream.Options{BatchSize: 4})
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer stream.Close()
+	defer batches.Close()
 	for {
-		record, err := stream.Next()
+		record, err := batches.Next()
 		if errors.Is(err, io.EOF) {
 			break
 		}

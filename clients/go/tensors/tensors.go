@@ -16,7 +16,7 @@ import (
 )
 
 // Column returns a view of a column of a record batch. The shape is [rows], or [rows, n] for a
-// column of lists of n numbers, such as the tokens of [mula/blend.Stream]. The tensor of a
+// column of lists of n numbers, such as the tokens of [mula/blend/stream.Stream]. The tensor of a
 // dictionary, such as the sources of a stream, has the indices into the dictionary.
 //
 // Column fails for a column of another type, such as document_starts, whose rows differ in length:
@@ -48,7 +48,7 @@ func Column(r arrow.RecordBatch, name string) (*tensor.Dense, error) {
 }
 
 // Lists returns views of a column of lists of different lengths, such as document_starts of
-// [mula/blend.Stream]. The list of row i is values[offsets[i]:offsets[i+1]]. values is nil if there
+// [mula/blend/stream.Stream]. The list of row i is values[offsets[i]:offsets[i+1]]. values is nil if there
 // are no values at all.
 func Lists(r arrow.RecordBatch, name string) (values, offsets *tensor.Dense, err error) {
 	column, err := find(r, name)

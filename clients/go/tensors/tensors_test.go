@@ -16,6 +16,7 @@ import (
 
 	"mula/blend"
 	"mula/blend/plantest"
+	"mula/blend/stream"
 	"mula/clients/go/tensors"
 	"mula/shards"
 )
@@ -64,13 +65,13 @@ func openData(t *testing.T, dtype shards.DType) *blend.Data {
 func TestStream(t *testing.T) {
 	for _, dtype := range []shards.DType{shards.UInt16, shards.Int32} {
 		allocator := memory.NewCheckedAllocator(memory.NewGoAllocator())
-		stream, err := blend.NewStream(t.Context(), openData(t, dtype), blend.StreamOptions{BatchSize: 4, Allocator: allocator})
+		batches, err := stream.New(t.Context(), openData(t, dtype), stream.Options{BatchSize: 4, Allocator: allocator})
 		if err != nil {
 			t.Fatal(err)
 		}
 		rows := 0
 		for {
-			r, err := stream.Next()
+			r, err := batches.Next()
 			if errors.Is(err, io.EOF) {
 				break
 			}
@@ -81,7 +82,7 @@ func TestStream(t *testing.T) {
 			rows += int(r.NumRows())
 			r.Release()
 		}
-		stream.Close()
+		batches.Close()
 		allocator.AssertSize(t, 0)
 		if rows != 34 {
 			t.Errorf("%d rows, want 34", rows)
@@ -92,12 +93,12 @@ func TestStream(t *testing.T) {
 // firstBatch returns the first record batch of a stream. It is released at the end of the test.
 func firstBatch(t *testing.T, batchSize int) arrow.RecordBatch {
 	t.Helper()
-	stream, err := blend.NewStream(t.Context(), openData(t, shards.UInt16), blend.StreamOptions{BatchSize: batchSize})
+	batches, err := stream.New(t.Context(), openData(t, shards.UInt16), stream.Options{BatchSize: batchSize})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { stream.Close() })
-	r, err := stream.Next()
+	t.Cleanup(func() { batches.Close() })
+	r, err := batches.Next()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +108,7 @@ func firstBatch(t *testing.T, batchSize int) arrow.RecordBatch {
 
 func compareBatch(t *testing.T, r arrow.RecordBatch) {
 	t.Helper()
-	batch, err := blend.NewBatch(r)
+	batch, err := stream.NewBatch(r)
 	if err != nil {
 		t.Fatal(err)
 	}

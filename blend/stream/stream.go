@@ -1,4 +1,9 @@
-package blend
+// Package stream reads the samples of a plan as a stream of Arrow record batches.
+//
+// [New] starts a [Stream]: the records of one rank, step by step, from any position of the plan. A
+// stream reads ahead in bounded memory. [NewBatch] is a typed view of a record. [WriteIPC] writes a
+// stream in Arrow's IPC format. [Hash] computes the fingerprints of steps.
+package stream
 
 import (
 	"context"
@@ -17,12 +22,13 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/memory"
 	"golang.org/x/sync/errgroup"
 
+	"mula/blend"
 	"mula/shards"
 )
 
-// StreamOptions select the positions and columns of a [Stream].
-type StreamOptions struct {
-	From, To  int64 // positions [From, To), see [Grid.Check]; To 0: the end of the plan
+// Options select the positions and columns of a [Stream].
+type Options struct {
+	From, To  int64 // positions [From, To), see [mula/blend.Grid.Check]; To 0: the end of the plan
 	BatchSize int   // positions of a step, over all ranks
 	Rank      int   // this rank reads positions [first + Rank·B/World, first + (Rank+1)·B/World) of each step
 	World     int   // number of ranks, which must divide BatchSize; 0: 1
@@ -40,12 +46,12 @@ type StreamOptions struct {
 // several reads of a disk in progress.
 const workers = 4
 
-// maxPrefetch limits [StreamOptions.Prefetch]. A larger number is a mistake that would exhaust the
+// maxPrefetch limits [Options.Prefetch]. A larger number is a mistake that would exhaust the
 // memory.
 const maxPrefetch = 4096
 
 // A Stream yields one record for each step, with this rank's samples, or several records of
-// [StreamOptions.MicroBatch] rows. The last step may be shorter. Skipped positions make a record
+// [Options.MicroBatch] rows. The last step may be shorter. Skipped positions make a record
 // shorter or empty. Every rank gets the same number of records. Each sample is a row:
 //
 //	position         int64                            in the plan
@@ -56,7 +62,7 @@ const maxPrefetch = 4096
 //	document_starts  list<int32>                      offsets in the window of document starts
 //	lengths          int32                            packed plans only: tokens before the padding
 //
-// These columns are present only if [StreamOptions.Columns] names them:
+// These columns are present only if [Options.Columns] names them:
 //
 //	shard            int32                            number of the shard in its source
 //	offset           int64                            first token of the window in the shard
@@ -71,8 +77,8 @@ const maxPrefetch = 4096
 //
 // A Stream must be used by one goroutine at a time. It must be closed, even after its end.
 type Stream struct {
-	d       *Data
-	o       StreamOptions
+	d       *blend.Data
+	o       Options
 	schema  *arrow.Schema
 	columns []int       // by field of the schema: its column
 	names   arrow.Array // the dictionary of sources
@@ -97,9 +103,9 @@ type built struct {
 	err    error
 }
 
-// NewStream starts a stream of the samples of d. If ctx is cancelled, Next returns the context's
+// New starts a stream of the samples of d. If ctx is cancelled, Next returns the context's
 // error.
-func NewStream(ctx context.Context, d *Data, o StreamOptions) (*Stream, error) {
+func New(ctx context.Context, d *blend.Data, o Options) (*Stream, error) {
 	if err := o.complete(d.Plan); err != nil {
 		return nil, err
 	}
@@ -120,7 +126,7 @@ func NewStream(ctx context.Context, d *Data, o StreamOptions) (*Stream, error) {
 }
 
 // complete sets the defaults of the options and validates them.
-func (o *StreamOptions) complete(p *Plan) error {
+func (o *Options) complete(p *blend.Plan) error {
 	if o.World == 0 {
 		o.World = 1
 	}
@@ -137,7 +143,7 @@ func (o *StreamOptions) complete(p *Plan) error {
 	if err := grid.Check(o.From, o.To); err != nil {
 		return err
 	}
-	if o.MicroBatch, err = RecordRows(o.BatchSize, o.Rank, o.World, o.MicroBatch); err != nil {
+	if o.MicroBatch, err = blend.RecordRows(o.BatchSize, o.Rank, o.World, o.MicroBatch); err != nil {
 		return err
 	}
 	if o.Prefetch < 0 || o.Prefetch > maxPrefetch {
@@ -166,7 +172,7 @@ const (
 )
 
 // fields returns the fields of all columns, by column number.
-func fields(p *Plan) [columns]arrow.Field {
+func fields(p *blend.Plan) [columns]arrow.Field {
 	var element arrow.DataType = arrow.PrimitiveTypes.Int32
 	if tokenBytes(p) == 2 {
 		element = arrow.PrimitiveTypes.Uint16
@@ -186,8 +192,8 @@ func fields(p *Plan) [columns]arrow.Field {
 }
 
 // Columns names the columns that a stream of the plan can have. A stream without
-// [StreamOptions.Columns] has all except the last two, shard and offset.
-func Columns(p *Plan) (names []string) {
+// [Options.Columns] has all except the last two, shard and offset.
+func Columns(p *blend.Plan) (names []string) {
 	for i, f := range fields(p) {
 		if i != columnLengths || p.Traits().Padded {
 			names = append(names, f.Name)
@@ -197,7 +203,7 @@ func Columns(p *Plan) (names []string) {
 }
 
 // schemaOf returns the schema of a stream with complete options, and the column of each field.
-func schemaOf(p *Plan, o StreamOptions) (*arrow.Schema, []int, error) {
+func schemaOf(p *blend.Plan, o Options) (*arrow.Schema, []int, error) {
 	said := map[string]string{
 		"mula.plan":            p.Fingerprint(),
 		"mula.sequence_length": strconv.Itoa(p.SequenceLength),
@@ -233,7 +239,7 @@ var sourceType = &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, Va
 
 // tokenBytes returns the number of bytes of a token in the stream: 2 if every shard of the plan is
 // uint16, else 4.
-func tokenBytes(p *Plan) int {
+func tokenBytes(p *blend.Plan) int {
 	for _, s := range p.Sources {
 		for _, sh := range s.Shards {
 			if sh.DType != shards.UInt16 {
@@ -244,7 +250,7 @@ func tokenBytes(p *Plan) int {
 	return 2
 }
 
-func sourceNames(p *Plan, alloc memory.Allocator) arrow.Array {
+func sourceNames(p *blend.Plan, alloc memory.Allocator) arrow.Array {
 	b := array.NewStringBuilder(alloc)
 	defer b.Release()
 	for _, s := range p.Sources {
@@ -366,7 +372,7 @@ func (s *Stream) build(ctx context.Context, p place) (arrow.RecordBatch, error) 
 	// are below 2^61.
 	from := min(p.first+int64(s.o.Rank)*share+int64(p.part)*rows, s.o.To)
 	to := min(from+rows, s.o.To)
-	samples := make([]Sample, 0, to-from)
+	samples := make([]blend.Sample, 0, to-from)
 	for position := from; position < to; position++ {
 		sample, err := s.d.Locate(position)
 		if err != nil {
@@ -465,7 +471,7 @@ func (b *recordBuilder) release() {
 }
 
 // add writes one row.
-func (b *recordBuilder) add(row int, sample *Sample) error {
+func (b *recordBuilder) add(row int, sample *blend.Sample) error {
 	if sample.Epoch > math.MaxInt32 {
 		return fmt.Errorf("epoch %d of source %q exceeds the limit of 2^31-1; set max_epochs", sample.Epoch,
 			b.s.d.Sources[sample.Source].Name)
@@ -496,7 +502,7 @@ func put[T int64 | int32](column []T, row int, value T) {
 }
 
 // readSample reads the tokens and the document starts of a row, if they are requested.
-func (b *recordBuilder) readSample(row int, sample *Sample) (length int, err error) {
+func (b *recordBuilder) readSample(row int, sample *blend.Sample) (length int, err error) {
 	starts := &b.begun
 	if b.starts == nil {
 		starts = nil
@@ -504,11 +510,11 @@ func (b *recordBuilder) readSample(row int, sample *Sample) (length int, err err
 	from, to := row*b.length, (row+1)*b.length
 	switch {
 	case b.tokens2 != nil:
-		return ReadSample(b.ctx, b.s.d, *sample, b.tokens2[from:to], starts)
+		return blend.ReadSample(b.ctx, b.s.d, *sample, b.tokens2[from:to], starts)
 	case b.tokens4 != nil:
-		return ReadSample(b.ctx, b.s.d, *sample, b.tokens4[from:to], starts)
+		return blend.ReadSample(b.ctx, b.s.d, *sample, b.tokens4[from:to], starts)
 	}
-	return ReadSample[uint32](b.ctx, b.s.d, *sample, nil, starts)
+	return blend.ReadSample[uint32](b.ctx, b.s.d, *sample, nil, starts)
 }
 
 // record returns the record. After that, only release may be called.
@@ -550,8 +556,8 @@ func (b *recordBuilder) record() arrow.RecordBatch {
 }
 
 // WriteIPC writes a stream in Arrow's IPC streaming format, which any Arrow library can read.
-func WriteIPC(ctx context.Context, w io.Writer, d *Data, o StreamOptions) (err error) {
-	s, err := NewStream(ctx, d, o)
+func WriteIPC(ctx context.Context, w io.Writer, d *blend.Data, o Options) (err error) {
+	s, err := New(ctx, d, o)
 	if err != nil {
 		return err
 	}

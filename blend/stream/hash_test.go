@@ -1,4 +1,4 @@
-package blend
+package stream
 
 import (
 	"bytes"
@@ -9,10 +9,11 @@ import (
 	"strings"
 	"testing"
 
+	"mula/blend"
 	"mula/blend/fingerprint"
 )
 
-func logOf(t testing.TB, d *Data, o HashOptions) string {
+func logOf(t testing.TB, d *blend.Data, o HashOptions) string {
 	t.Helper()
 	var b bytes.Buffer
 	header := fingerprint.Header{Plan: d.Fingerprint(), SequenceLength: d.SequenceLength, BatchSize: o.BatchSize}

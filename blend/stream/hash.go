@@ -1,4 +1,4 @@
-package blend
+package stream
 
 import (
 	"context"
@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 
+	"mula/blend"
 	"mula/blend/fingerprint"
 )
 
@@ -15,12 +16,12 @@ type HashOptions struct {
 	From, To    int64 // steps; To 0: the end of the plan
 	BatchSize   int
 	Rank, World int // hash only this rank's part of each step; World 0: the whole step
-	Prefetch    int // see [StreamOptions]
+	Prefetch    int // see [Options]
 }
 
 // Hash hashes steps of d as a run would read them, and calls yield for each, in order, until yield
 // fails.
-func Hash(ctx context.Context, d *Data, o HashOptions, yield func(fingerprint.StepHash) error) error {
+func Hash(ctx context.Context, d *blend.Data, o HashOptions, yield func(fingerprint.StepHash) error) error {
 	if _, err := d.Grid(o.BatchSize); err != nil {
 		return err
 	}
@@ -33,7 +34,7 @@ func Hash(ctx context.Context, d *Data, o HashOptions, yield func(fingerprint.St
 			steps, o.BatchSize)
 	}
 	b := int64(o.BatchSize)
-	s, err := NewStream(ctx, d, StreamOptions{From: o.From * b, To: min(o.To*b, d.Length()), BatchSize: o.BatchSize,
+	s, err := New(ctx, d, Options{From: o.From * b, To: min(o.To*b, d.Length()), BatchSize: o.BatchSize,
 		Rank: o.Rank, World: o.World, Prefetch: o.Prefetch})
 	if err != nil {
 		return err

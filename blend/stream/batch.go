@@ -1,4 +1,4 @@
-package blend
+package stream
 
 import (
 	"fmt"

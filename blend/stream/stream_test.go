@@ -1,4 +1,4 @@
-package blend
+package stream
 
 import (
 	"bytes"
@@ -14,14 +14,89 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/ipc"
 	"github.com/apache/arrow-go/v18/arrow/memory"
 	"pgregory.net/rapid"
 
+	"mula/blend"
+	"mula/blend/plantest"
+	"mula/internal/testwait"
 	"mula/shards"
+	"mula/shards/shardtest"
 )
+
+func TestMain(m *testing.M) { plantest.Main(m) }
+
+// A corpus is a directory with shards of made-up documents, for one blend.
+type corpus struct {
+	t   testing.TB
+	dir string
+}
+
+func newCorpus(t testing.TB) corpus { return corpus{t, t.TempDir()} }
+
+// shard writes a shard of documents with these lengths.
+func (c corpus) shard(name string, dtype shards.DType, lengths ...int) {
+	c.t.Helper()
+	shardtest.Write(c.t, c.dir, name, dtype, lengths...)
+}
+
+// plan builds the plan of a blend.yaml, writes it and reads it again.
+func (c corpus) plan(text string) *blend.Plan {
+	c.t.Helper()
+	p, err := blend.ReadPlan(plantest.Seal(c.t, c.dir, "plan.json", text))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return p
+}
+
+// open opens the plan of a blend.yaml.
+func (c corpus) open(text string) *blend.Data {
+	c.t.Helper()
+	return c.openPlan(c.plan(text), blend.OpenOptions{})
+}
+
+// openPlan opens a plan until the test ends.
+func (c corpus) openPlan(p *blend.Plan, o blend.OpenOptions) *blend.Data {
+	c.t.Helper()
+	d, err := blend.Open(context.Background(), p, o)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			c.t.Error(err)
+		}
+	})
+	return d
+}
+
+// mixed returns a corpus of three sources, and a blend of them with stages, weights, skips, a limit
+// of epochs and validation.
+func mixed(t testing.TB) (corpus, string) {
+	t.Helper()
+	text, err := os.ReadFile("../testdata/mixed.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newCorpus(t)
+	shardtest.WriteMixed(t, c.dir)
+	return c, string(text)
+}
+
+// documentStart returns the first token of a document.
+func documentStart(t testing.TB, s *shards.Shard, document int64) int64 {
+	t.Helper()
+	start, err := s.DocumentStart(document)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return start
+}
 
 // A row is one sample of a stream.
 type row struct {
@@ -36,8 +111,9 @@ type row struct {
 func (r row) text() []byte { return fmt.Appendf(nil, "%+v\n", r) }
 
 // expected reads the positions one by one, without a stream.
-func expected(t testing.TB, d *Data, from, to int64) (rows []row) {
+func expected(t testing.TB, d *blend.Data, from, to int64) (rows []row) {
 	t.Helper()
+	opened := map[string]*shards.Shard{}
 	for position := from; position < to; position++ {
 		s, err := d.Locate(position)
 		if err != nil {
@@ -51,11 +127,20 @@ func expected(t testing.TB, d *Data, from, to int64) (rows []row) {
 		if err := d.Tokens(r.tokens, s); err != nil {
 			t.Fatal(err)
 		}
-		// The starts by a walk over all documents.
-		shard := shardOf(t, d, s.Source, s.Shard)
+		// Find the starts by a walk over all documents.
+		prefix := d.ShardPath(s.Source, s.Shard)
+		if opened[prefix] == nil {
+			shard, err := shards.Open(prefix)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer shard.Close()
+			opened[prefix] = shard
+		}
+		shard := opened[prefix]
 		for doc := range shard.Documents() {
-			start := documentStart(t, shard, doc)
-			if start >= s.Token && start < s.Token+int64(len(r.tokens)) && documentStart(t, shard, doc+1) > start {
+			start, end := documentStart(t, shard, doc), documentStart(t, shard, doc+1)
+			if start >= s.Token && start < s.Token+int64(len(r.tokens)) && end > start {
 				r.starts = append(r.starts, int32(start-s.Token))
 			}
 		}
@@ -80,12 +165,12 @@ func rowsOf(t testing.TB, record arrow.RecordBatch) (rows []row) {
 
 // read reads a stream to its end, a slice of rows for each step. It checks that nothing is left in
 // the allocator.
-func read(t testing.TB, d *Data, o StreamOptions) (steps [][]row) {
+func read(t testing.TB, d *blend.Data, o Options) (steps [][]row) {
 	t.Helper()
 	alloc := memory.NewCheckedAllocator(memory.NewGoAllocator())
 	defer alloc.AssertSize(t, 0)
 	o.Allocator = alloc
-	s, err := NewStream(context.Background(), d, o)
+	s, err := New(context.Background(), d, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +198,7 @@ func TestOneOrderHoweverRead(t *testing.T) {
 }
 
 // readEveryWay reads a plan of about 600 positions with many options and compares the results.
-func readEveryWay(t *testing.T, d *Data) {
+func readEveryWay(t *testing.T, d *blend.Data) {
 	t.Helper()
 	const batch = 24
 	want := sha256.New()
@@ -134,7 +219,7 @@ func readEveryWay(t *testing.T, d *Data) {
 		for _, prefetch := range []int{0, 1, 2, 8} {
 			var ranks [][][]row
 			for rank := range world {
-				ranks = append(ranks, read(t, d, StreamOptions{BatchSize: batch, Rank: rank, World: world,
+				ranks = append(ranks, read(t, d, Options{BatchSize: batch, Rank: rank, World: world,
 					Prefetch: prefetch}))
 			}
 			var rows []row
@@ -159,12 +244,12 @@ func readEveryWay(t *testing.T, d *Data) {
 	// alone.
 	for _, at := range []int64{batch, 5 * batch, 17 * batch, d.Length()} {
 		var rows []row
-		for _, step := range read(t, d, StreamOptions{To: at, BatchSize: batch, Prefetch: 3}) {
+		for _, step := range read(t, d, Options{To: at, BatchSize: batch, Prefetch: 3}) {
 			rows = append(rows, step...)
 		}
 		if at < d.Length() {
-			first := read(t, d, StreamOptions{From: at, BatchSize: batch, Rank: 0, World: 2, Prefetch: 1})
-			second := read(t, d, StreamOptions{From: at, BatchSize: batch, Rank: 1, World: 2})
+			first := read(t, d, Options{From: at, BatchSize: batch, Rank: 0, World: 2, Prefetch: 1})
+			second := read(t, d, Options{From: at, BatchSize: batch, Rank: 1, World: 2})
 			for step := range first {
 				rows = append(append(rows, first[step]...), second[step]...)
 			}
@@ -174,15 +259,15 @@ func readEveryWay(t *testing.T, d *Data) {
 	// By other batch sizes, and through Arrow's stream format.
 	for _, size := range []int{1, 7, 600, 1000} {
 		var rows []row
-		for _, step := range read(t, d, StreamOptions{BatchSize: size, Prefetch: 2}) {
+		for _, step := range read(t, d, Options{BatchSize: size, Prefetch: 2}) {
 			rows = append(rows, step...)
 		}
 		check(fmt.Sprintf("batches of %d", size), rows)
 	}
-	check("as an IPC stream", readIPC(t, d, StreamOptions{BatchSize: batch, Prefetch: 2}))
+	check("as an IPC stream", readIPC(t, d, Options{BatchSize: batch, Prefetch: 2}))
 }
 
-func readIPC(t testing.TB, d *Data, o StreamOptions) (rows []row) {
+func readIPC(t testing.TB, d *blend.Data, o Options) (rows []row) {
 	t.Helper()
 	alloc := memory.NewCheckedAllocator(memory.NewGoAllocator())
 	defer alloc.AssertSize(t, 0)
@@ -215,7 +300,7 @@ func TestStreamParts(t *testing.T) {
 	all := expected(t, d, 0, d.Length())
 	rapid.Check(t, func(rt *rapid.T) {
 		world := rapid.IntRange(1, 5).Draw(rt, "world")
-		o := StreamOptions{
+		o := Options{
 			BatchSize: world * rapid.IntRange(1, 30).Draw(rt, "share"),
 			Rank:      rapid.IntRange(0, world-1).Draw(rt, "rank"),
 			World:     world,
@@ -250,7 +335,7 @@ func TestMixedWidths(t *testing.T) {
 	c.shard("a", shards.UInt16, 100, 60)
 	c.shard("b", shards.Int32, 100, 3, 30)
 	d := c.open("sequence_length: 16\nsources:\n  - {name: a, shards: [a]}\n  - {name: b, shards: [b]}\n")
-	rows := readIPC(t, d, StreamOptions{BatchSize: 4})
+	rows := readIPC(t, d, Options{BatchSize: 4})
 	if fmt.Sprint(rows) != fmt.Sprint(expected(t, d, 0, d.Length())) {
 		t.Error("read something else")
 	}
@@ -263,23 +348,23 @@ func TestStreamRefuses(t *testing.T) {
 	c, text := mixed(t)
 	d := c.open(text)
 	for name, v := range map[string]struct {
-		o    StreamOptions
+		o    Options
 		want string
 	}{
-		"batch":    {StreamOptions{}, "batch size 0"},
-		"rank":     {StreamOptions{BatchSize: 4, Rank: 2, World: 2}, "rank 2 of 2"},
-		"world":    {StreamOptions{BatchSize: 4, World: 3}, "cannot be divided among 3 ranks"},
-		"from":     {StreamOptions{BatchSize: 4, From: -1}, "[-1, 600)"},
-		"to":       {StreamOptions{BatchSize: 4, To: 601}, "[0, 601)"},
-		"order":    {StreamOptions{BatchSize: 4, From: 8, To: 4}, "the end 4 is before the start 8"},
-		"prefetch": {StreamOptions{BatchSize: 4, Prefetch: -1}, "prefetch -1"},
-		"ahead":    {StreamOptions{BatchSize: 4, Prefetch: 4097}, "prefetch 4097 is not between 0 and 4096"},
-		"large":    {StreamOptions{BatchSize: 1 << 30}, "2^31 tokens"},
+		"batch":    {Options{}, "batch size 0"},
+		"rank":     {Options{BatchSize: 4, Rank: 2, World: 2}, "rank 2 of 2"},
+		"world":    {Options{BatchSize: 4, World: 3}, "cannot be divided among 3 ranks"},
+		"from":     {Options{BatchSize: 4, From: -1}, "[-1, 600)"},
+		"to":       {Options{BatchSize: 4, To: 601}, "[0, 601)"},
+		"order":    {Options{BatchSize: 4, From: 8, To: 4}, "the end 4 is before the start 8"},
+		"prefetch": {Options{BatchSize: 4, Prefetch: -1}, "prefetch -1"},
+		"ahead":    {Options{BatchSize: 4, Prefetch: 4097}, "prefetch 4097 is not between 0 and 4096"},
+		"large":    {Options{BatchSize: 1 << 30}, "2^31 tokens"},
 		// times the 17 tokens of a sample: 16 beyond 2^64
-		"larger":  {StreamOptions{BatchSize: 1<<64/17 + 1}, "2^31 tokens"},
-		"largest": {StreamOptions{BatchSize: 1<<63 - 1}, "2^60 positions"},
+		"larger":  {Options{BatchSize: 1<<64/17 + 1}, "2^31 tokens"},
+		"largest": {Options{BatchSize: 1<<63 - 1}, "2^60 positions"},
 	} {
-		s, err := NewStream(context.Background(), d, v.o)
+		s, err := New(context.Background(), d, v.o)
 		if err == nil || !strings.Contains(err.Error(), v.want) {
 			t.Errorf("%s: %v, want %q", name, err, v.want)
 		}
@@ -298,7 +383,7 @@ func TestStreamLeftEarly(t *testing.T) {
 		for reads := range 4 {
 			alloc := memory.NewCheckedAllocator(memory.NewGoAllocator())
 			ctx, cancel := context.WithCancel(context.Background())
-			s, err := NewStream(ctx, d, StreamOptions{BatchSize: 8, Prefetch: prefetch, Allocator: alloc})
+			s, err := New(ctx, d, Options{BatchSize: 8, Prefetch: prefetch, Allocator: alloc})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -339,11 +424,11 @@ func TestPrefetchIsBounded(t *testing.T) {
 	held := func(records int, ahead bool) (bytes int) {
 		synctest.Test(t, func(t *testing.T) {
 			alloc := memory.NewCheckedAllocator(memory.NewGoAllocator())
-			o := StreamOptions{BatchSize: 8, Allocator: alloc}
+			o := Options{BatchSize: 8, Allocator: alloc}
 			if ahead {
 				o.Prefetch = records
 			}
-			s, err := NewStream(context.Background(), d, o)
+			s, err := New(context.Background(), d, o)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -379,7 +464,7 @@ func TestForeignIDs(t *testing.T) {
 	c := newCorpus(t)
 	c.shard("a", shards.UInt16, 400)
 	const text = "sequence_length: 16\nsources:\n  - {name: src, shards: [a]}\n"
-	p := c.seal(text)
+	p := c.plan(text)
 	// The file is changed in place, where no check value looks: the plan opens, the stream finds
 	// it. Without sums, which would find it before.
 	if err := os.Remove(filepath.Join(c.dir, "a.sums")); err != nil {
@@ -389,7 +474,7 @@ func TestForeignIDs(t *testing.T) {
 	for _, k := range p.Checks {
 		checked[k.Window] = true
 	}
-	var bad Sample
+	var bad blend.Sample
 	for position := range p.Length() {
 		s, err := p.Locate(position)
 		if err != nil {
@@ -404,17 +489,13 @@ func TestForeignIDs(t *testing.T) {
 		t.Fatal(err)
 	}
 	token := bad.Token + 5
-	if _, err := f.WriteAt(binary.LittleEndian.AppendUint16(nil, vocabulary+7), 2*token); err != nil {
+	if _, err := f.WriteAt(binary.LittleEndian.AppendUint16(nil, shardtest.Vocabulary+7), 2*token); err != nil {
 		t.Fatal(err)
 	}
 	f.Close()
-	d, err := Open(context.Background(), p, OpenOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer d.Close()
+	d := c.openPlan(p, blend.OpenOptions{})
 	for _, prefetch := range []int{0, 2} {
-		err := WriteIPC(context.Background(), io.Discard, d, StreamOptions{BatchSize: 4, Prefetch: prefetch})
+		err := WriteIPC(context.Background(), io.Discard, d, Options{BatchSize: 4, Prefetch: prefetch})
 		if err == nil {
 			t.Fatal("no error")
 		}
@@ -425,7 +506,7 @@ func TestForeignIDs(t *testing.T) {
 			}
 		}
 	}
-	report, err := d.Check(context.Background(), CheckOptions{})
+	report, err := d.Check(context.Background(), blend.CheckOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -453,7 +534,7 @@ func TestWriteIPCFails(t *testing.T) {
 	d := c.open(text)
 	for _, after := range []int{0, 500, 5000, 20000} {
 		alloc := memory.NewCheckedAllocator(memory.NewGoAllocator())
-		if err := WriteIPC(context.Background(), &failing{after}, d, StreamOptions{BatchSize: 8, Prefetch: 2,
+		if err := WriteIPC(context.Background(), &failing{after}, d, Options{BatchSize: 8, Prefetch: 2,
 			Allocator: alloc}); !errors.Is(err, io.ErrClosedPipe) {
 			t.Errorf("after %d bytes: %v", after, err)
 		}
@@ -461,20 +542,20 @@ func TestWriteIPCFails(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancelCause(context.Background())
 	cancel(errors.New("enough"))
-	if err := WriteIPC(ctx, io.Discard, d, StreamOptions{BatchSize: 8}); err == nil || err.Error() != "enough" {
+	if err := WriteIPC(ctx, io.Discard, d, Options{BatchSize: 8}); err == nil || err.Error() != "enough" {
 		t.Errorf("after cancelling: %v", err)
 	}
 }
 
 func BenchmarkStream(b *testing.B) {
 	c := newCorpus(b)
-	c.shard("a", shards.UInt16, lengths(2000, 3000)...)
+	c.shard("a", shards.UInt16, shardtest.Lengths(2000, 3000)...)
 	d := c.open("sequence_length: 2048\nsources:\n  - {name: a, shards: [a]}\n")
 	for _, prefetch := range []int{0, 2} {
 		b.Run(fmt.Sprint("prefetch", prefetch), func(b *testing.B) {
 			b.SetBytes(2 * 2049 * d.Length())
 			for range b.N {
-				s, err := NewStream(context.Background(), d, StreamOptions{BatchSize: 32, Prefetch: prefetch})
+				s, err := New(context.Background(), d, Options{BatchSize: 32, Prefetch: prefetch})
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -520,7 +601,105 @@ func TestForeignShards(t *testing.T) {
 			}
 		}
 	}
-	if fmt.Sprint(readIPC(t, d, StreamOptions{BatchSize: 4})) != fmt.Sprint(expected(t, d, 0, d.Length())) {
+	if fmt.Sprint(readIPC(t, d, Options{BatchSize: 4})) != fmt.Sprint(expected(t, d, 0, d.Length())) {
 		t.Error("read something else")
+	}
+}
+
+// A stream from the plan's end, the state of a finished run, has no records.
+func TestStreamOfFinishedRun(t *testing.T) {
+	c, text := mixed(t)
+	d := c.open(text)
+	for _, prefetch := range []int{0, 4} {
+		s, err := New(t.Context(), d, Options{BatchSize: 7, From: d.Length(), Prefetch: prefetch})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Next(); !errors.Is(err, io.EOF) {
+			t.Errorf("prefetch %d: %v, want io.EOF", prefetch, err)
+		}
+		s.Close()
+	}
+}
+
+// A plan that amends another has one order, too, however it is read.
+func TestOneOrderHoweverAmended(t *testing.T) {
+	c := newCorpus(t)
+	for i := range 6 {
+		c.shard(fmt.Sprintf("part-%d", i), shards.UInt16, shardtest.Lengths(10+7*i, 50)...)
+	}
+	p := c.plan(`
+sequence_length: 16
+seed: 6198
+validation: 0.05
+samples: 400
+sources:
+  - {name: web, shards: [part-0, part-1], weight: 3, max_epochs: 20}
+  - {name: wiki, shards: [part-2], weight: 2}
+skips:
+  - {from: 37, to: 41}
+`)
+	amend := func(at int64, text string, skips ...blend.Range) {
+		t.Helper()
+		config, err := blend.ParseAmendment([]byte(text), "amend.yaml", c.dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		config.At, config.Skips = at, skips
+		if p, err = blend.Amend(t.Context(), p, config, blend.SealOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	amend(150, "samples: 640\nsources: [{name: web, shards: [part-3]}, {name: code, shards: [part-5]}]\n"+
+		"weights: {web: 2, wiki: 1, code: 1}")
+	amend(160, "sources: [{name: web, shards: [part-4]}]", blend.Range{From: 300, To: 331})
+	readEveryWay(t, c.openPlan(p, blend.OpenOptions{}))
+}
+
+// A stream ends with an error when the verification of complete files finds damage, even in a shard
+// that the stream has not read yet.
+func TestStreamReportsDamage(t *testing.T) {
+	c := newCorpus(t)
+	c.shard("a", shards.UInt16, slices.Repeat([]int{50}, 2000)...)
+	for _, ending := range []string{".sums", ".json"} {
+		if err := os.Remove(filepath.Join(c.dir, "a"+ending)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := filepath.Join(c.dir, "a.bin")
+	old := time.Now().Add(-2 * time.Hour) // older than blend.Settled
+	for _, ending := range []string{".bin", ".idx"} {
+		if err := os.Chtimes(filepath.Join(c.dir, "a"+ending), old, old); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p := c.plan("sequence_length: 16\nsources: [{name: a, shards: [a]}]\n")
+	d := c.openPlan(p, blend.OpenOptions{Verify: &blend.VerifyOptions{Rate: -1}, Reverify: time.Millisecond})
+	testwait.Until(t, "the shard is verified", func() bool {
+		v := d.Verification()
+		return v.OfFiles == 1 && v.Files == 1
+	})
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteAt([]byte{0xff, 0xff}, 2*99_000); err != nil {
+		t.Fatal(err)
+	}
+	changed := old.Add(time.Hour)
+	if err := os.Chtimes(path, changed, changed); err != nil {
+		t.Fatal(err)
+	}
+	testwait.Until(t, "the damage is found", func() bool { return d.Verification().Err != nil })
+	for _, prefetch := range []int{0, 2} {
+		s, err := New(t.Context(), d, Options{BatchSize: 4, To: 4, Prefetch: prefetch})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err = s.Next(); err == nil || !strings.Contains(err.Error(), "SHA-256 of its .bin") {
+			t.Errorf("prefetch %d: %v", prefetch, err)
+		}
+		s.Close()
 	}
 }

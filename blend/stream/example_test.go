@@ -1,4 +1,4 @@
-package blend_test
+package stream_test
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 
 	"mula/blend"
 	"mula/blend/fingerprint"
+	"mula/blend/stream"
 	"mula/shards"
 )
 
@@ -64,27 +65,27 @@ func Example() {
 	if err := cursor.Check(plan); err != nil {
 		log.Fatal(err)
 	}
-	stream, err := blend.NewStream(ctx, data, blend.StreamOptions{From: cursor.Position, BatchSize: 4})
+	records, err := stream.New(ctx, data, stream.Options{From: cursor.Position, BatchSize: 4})
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer stream.Close()
+	defer records.Close()
 	for {
-		record, err := stream.Next()
+		record, err := records.Next()
 		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
 			log.Fatal(err)
 		}
-		batch, err := blend.NewBatch(record)
+		batch, err := stream.NewBatch(record)
 		if err != nil {
 			log.Fatal(err)
 		}
 		fmt.Println("position", batch.Position(0), "has", len(batch.AppendTokens(nil, 0)), "tokens")
 		record.Release()
 	}
-	err = blend.Hash(ctx, data, blend.HashOptions{BatchSize: 4}, func(h fingerprint.StepHash) error {
+	err = stream.Hash(ctx, data, stream.HashOptions{BatchSize: 4}, func(h fingerprint.StepHash) error {
 		fmt.Println("step", h.Step, "has", h.Samples, "samples, and a fingerprint:", h.Order != nil)
 		return nil
 	})
