@@ -123,13 +123,13 @@ func newDispatch(c Config, dev xpu.Device, p Parallel) *dispatch {
 	return d
 }
 
-// ways allocates the ways of a flight through the given number of layers.
-func (d *dispatch) ways(layers int) []ways {
-	all, n := make([]ways, layers), d.comm.Size()
-	for i := range all {
-		all[i] = ways{received: make([]int, n+1), sent: make([]int, n+1)}
+// prepare allocates the ways of a flight's layers.
+func (d *dispatch) prepare(f *flight, layers int) {
+	f.ways, f.memory = make([]ways, layers), make([]layerMemory, layers)
+	n := d.comm.Size()
+	for i := range f.ways {
+		f.ways[i] = ways{received: make([]int, n+1), sent: make([]int, n+1)}
 	}
-	return all
 }
 
 // free releases the memory that does not belong to a flight.
@@ -154,8 +154,9 @@ func (d *dispatch) failed(number int, doing string, err error) error {
 		d.comm.Size(), doing, err)
 }
 
-// forward is feedForward after the router.
+// forward computes the block of a layer; see feedForwardBlock.
 func (d *dispatch) forward(ctx context.Context, m *Model, l *layer, st *saved, number int, out xpu.Tensor) error {
+	m.route(l, st, number)
 	way, h, r := &m.ws.ways[number], d.c.HiddenSize, &st.routing
 	rowOf := room(&d.host.ints, r.RowOf.Elements())
 	for pair := range rowOf {
@@ -168,7 +169,7 @@ func (d *dispatch) forward(ctx context.Context, m *Model, l *layer, st *saved, n
 	if err := d.sort(way); err != nil {
 		return d.failed(number, "ordering tokens by expert", err)
 	}
-	if err := d.expand(ctx, m, l, number); err != nil {
+	if err := d.expand(ctx, m, l, st, number); err != nil {
 		return err
 	}
 	m.contract(l, &way.own)
@@ -216,7 +217,7 @@ func (d *dispatch) deliver(ctx context.Context, m *Model, way *ways, received, x
 
 // expand delivers the normalised inputs in ws.h and computes the gate and up projections. The
 // backward pass calls it again if their results were not kept.
-func (d *dispatch) expand(ctx context.Context, m *Model, l *layer, number int) error {
+func (d *dispatch) expand(ctx context.Context, m *Model, l *layer, _ *saved, number int) error {
 	way := &m.ws.ways[number]
 	x, err := d.use(m, number)
 	if err == nil {
@@ -229,10 +230,9 @@ func (d *dispatch) expand(ctx context.Context, m *Model, l *layer, number int) e
 	return nil
 }
 
-// grad computes, from the gradient of the layer's output in ws.dx, the gradient of the normalised
-// inputs in ws.dh, without the router's part, and the gradients of the routing weights of this
-// rank's tokens in ws.dweight. It adds to the gradients of this rank's experts.
-func (d *dispatch) grad(ctx context.Context, m *Model, l *layer, number int) error {
+// grad computes the gradients of a layer; see feedForwardBlock. The gradients of the routing
+// weights of this rank's tokens are in ws.dweight afterwards.
+func (d *dispatch) grad(ctx context.Context, m *Model, l *layer, st *saved, number int, zFactor float64) error {
 	way, h, k := &m.ws.ways[number], d.c.HiddenSize, d.c.ExpertsPerToken
 	x, err := d.use(m, number)
 	if err != nil {
@@ -264,6 +264,7 @@ func (d *dispatch) grad(ctx context.Context, m *Model, l *layer, number int) err
 	d.courier.add(m, way, back, h+k, dh, dweight)
 	d.dev.Write(m.ws.dh, dh)
 	d.dev.Write(m.ws.dweight, dweight)
+	m.routeGrad(l, st, number, zFactor)
 	return nil
 }
 

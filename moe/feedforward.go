@@ -4,41 +4,130 @@ import (
 	"context"
 
 	"mula/xpu"
+	"mula/xpu/comm"
 )
 
-// feedForward computes out = x1 + experts(norm(x1)) for layer number; out may alias x0.
+// A feedForwardBlock computes the second half of a layer, out = x1 + f(norm(x1)), where f is a
+// dense network or a sum over experts. In its methods number is the index of the layer.
+type feedForwardBlock interface {
+	// begin starts a pass over the given number of tokens of this rank.
+	begin(ctx context.Context, tokens int) error
+
+	// forward computes out = x1 + f(ws.h), where ws.h is norm(x1); out may alias x0. It may
+	// overwrite ws.h.
+	forward(ctx context.Context, m *Model, l *layer, st *saved, number int, out xpu.Tensor) error
+
+	// expand computes again the gate and up projections of ws.h, which forward computes but does
+	// not keep at some levels of recomputation.
+	expand(ctx context.Context, m *Model, l *layer, st *saved, number int) error
+
+	// grad computes the gradient of ws.h in ws.dh from the gradient of out in ws.dx, and adds to
+	// the gradients of the weights. ws.slopes holds the slopes of the load-balancing loss. zFactor
+	// is the derivative of the weighted z-loss by half the squared logsumexp.
+	grad(ctx context.Context, m *Model, l *layer, st *saved, number int, zFactor float64) error
+
+	// prepare allocates what a flight through the given number of layers needs.
+	prepare(f *flight, layers int)
+
+	// free releases the device memory that does not belong to a flight.
+	free()
+}
+
+// newFeedForward returns the block of a model's layers on one rank.
+func newFeedForward(c Config, dev xpu.Device, p Parallel) feedForwardBlock {
+	switch {
+	case !c.moe():
+		return denseBlock{}
+	case p.Mesh.Size(comm.EP) == 1:
+		return expertBlock{}
+	}
+	return newDispatch(c, dev, p)
+}
+
+// A localBlock exchanges nothing with other ranks and has no memory of its own.
+type localBlock struct{}
+
+func (localBlock) begin(context.Context, int) error { return nil }
+func (localBlock) prepare(*flight, int)             {}
+func (localBlock) free()                            {}
+
+// denseBlock is the block of a model without experts.
+type denseBlock struct{ localBlock }
+
+func (b denseBlock) forward(ctx context.Context, m *Model, l *layer, st *saved, number int, out xpu.Tensor) error {
+	w := &m.ws
+	b.expand(ctx, m, l, st, number)
+	m.dev.SwiGLU(w.act, st.gateUp, xpu.Tensor{})
+	m.dev.Copy(out, st.x1)
+	m.dev.MatMul(out, w.act, l.down.w.T(), accumulate)
+	return nil
+}
+
+func (denseBlock) expand(_ context.Context, m *Model, l *layer, st *saved, _ int) error {
+	m.dev.MatMul(st.gateUp, m.ws.h, l.gateUp.w.T(), xpu.MatMulOptions{})
+	return nil
+}
+
+func (denseBlock) grad(_ context.Context, m *Model, l *layer, st *saved, _ int, _ float64) error {
+	w := &m.ws
+	m.dev.MatMul(w.dact, w.dx, l.down.w, xpu.MatMulOptions{})
+	m.dev.SwiGLUGrad(st.gateUp, w.act, w.dact, xpu.Tensor{}, xpu.Tensor{})
+	m.dev.MatMul(l.down.g, w.dx.T(), w.act, accumulate)
+	m.dev.MatMul(l.gateUp.g, st.gateUp.T(), w.h, accumulate)
+	m.dev.MatMul(w.dh, st.gateUp, l.gateUp.w, xpu.MatMulOptions{})
+	return nil
+}
+
+// expertBlock is the block of a mixture of experts whose experts are all on this rank.
 //
 // The rows of the expert products are the (token, expert) pairs in expert order. A row's routing
 // weight is multiplied into the input of the down projection. As that projection is linear, the sum
 // over a token's experts needs no weights, and the backward pass needs no expert outputs.
-func (m *Model) feedForward(ctx context.Context, l *layer, st *saved, number int, out xpu.Tensor) error {
-	w := &m.ws
-	m.dev.Normalize(w.h, st.x1, m.norm2(l, st), false)
-	if !m.cfg.moe() {
-		m.expand(l, st, w.h)
-		m.dev.SwiGLU(w.act, st.gateUp, xpu.Tensor{})
-		m.dev.Copy(out, st.x1)
-		m.dev.MatMul(out, w.act, l.down.w.T(), accumulate)
-		return nil
-	}
+type expertBlock struct{ localBlock }
+
+func (expertBlock) forward(_ context.Context, m *Model, l *layer, st *saved, number int, out xpu.Tensor) error {
 	m.route(l, st, number)
-	if m.dispatch != nil {
-		return m.dispatch.forward(ctx, m, l, st, number, out)
-	}
 	m.dev.SortRows(st.routing)
-	m.expand(l, st, w.h)
+	m.expand(l, st, m.ws.h)
 	m.contract(l, st)
-	m.dev.SumRows(out, st.x1, w.expert, st.routing.RowOf)
+	m.dev.SumRows(out, st.x1, m.ws.expert, st.routing.RowOf)
 	return nil
 }
 
-// expand computes the gate and up projections of the normalised input x.
+func (expertBlock) expand(_ context.Context, m *Model, l *layer, st *saved, _ int) error {
+	m.expand(l, st, m.ws.h)
+	return nil
+}
+
+func (expertBlock) grad(_ context.Context, m *Model, l *layer, st *saved, number int, zFactor float64) error {
+	w := &m.ws
+	m.contractGrad(l, st, w.dx)
+	m.dev.SumRows(w.dh, xpu.Tensor{}, w.gathered, st.routing.RowOf)
+	m.expertsGrad(l, st, w.h)
+	m.routeGrad(l, st, number, zFactor)
+	return nil
+}
+
+// feedForward computes out = x1 + f(norm(x1)) for layer number; out may alias x0.
+func (m *Model) feedForward(ctx context.Context, l *layer, st *saved, number int, out xpu.Tensor) error {
+	m.dev.Normalize(m.ws.h, st.x1, m.norm2(l, st), false)
+	return m.block.forward(ctx, m, l, st, number, out)
+}
+
+// feedForwardGrad turns the gradient of the output of layer number in ws.dx into the gradient of
+// x1, and adds to the gradients of the weights. ws.h holds the input of the block.
+func (m *Model) feedForwardGrad(ctx context.Context, l *layer, st *saved, number int, zFactor float64) error {
+	w := &m.ws
+	if err := m.block.grad(ctx, m, l, st, number, zFactor); err != nil {
+		return err
+	}
+	m.dev.NormGrad(w.dx, w.dh, st.x1, m.norm2(l, st), l.norm2.g)
+	return nil
+}
+
+// expand computes the gate and up projections of the experts' rows of the normalised input x.
 func (m *Model) expand(l *layer, st *saved, x xpu.Tensor) {
 	w, r := &m.ws, &st.routing
-	if !m.cfg.moe() {
-		m.dev.MatMul(st.gateUp, x, l.gateUp.w.T(), xpu.MatMulOptions{})
-		return
-	}
 	m.dev.GatherRows(w.gathered, x, r.TokenOf)
 	m.dev.GroupedMatMul(st.gateUp, w.gathered, l.gateUp.w.T(), r.Counts, xpu.MatMulOptions{})
 }
@@ -48,34 +137,6 @@ func (m *Model) contract(l *layer, st *saved) {
 	w, r := &m.ws, &st.routing
 	m.dev.SwiGLU(w.act, st.gateUp, r.Weight)
 	m.dev.GroupedMatMul(w.expert, w.act, l.down.w.T(), r.Counts, xpu.MatMulOptions{})
-}
-
-// feedForwardGrad turns the gradient of the output of layer number in ws.dx into the gradient of
-// x1, and adds to the gradients of the weights. ws.h holds the input of the experts, ws.slopes the
-// slopes of the load-balancing loss. zFactor is the derivative of the weighted z-loss by half the
-// squared logsumexp.
-func (m *Model) feedForwardGrad(ctx context.Context, l *layer, st *saved, number int, zFactor float64) error {
-	w := &m.ws
-	switch {
-	case !m.cfg.moe():
-		m.dev.MatMul(w.dact, w.dx, l.down.w, xpu.MatMulOptions{})
-		m.dev.SwiGLUGrad(st.gateUp, w.act, w.dact, xpu.Tensor{}, xpu.Tensor{})
-		m.dev.MatMul(l.down.g, w.dx.T(), w.act, accumulate)
-		m.dev.MatMul(l.gateUp.g, st.gateUp.T(), w.h, accumulate)
-		m.dev.MatMul(w.dh, st.gateUp, l.gateUp.w, xpu.MatMulOptions{})
-	case m.dispatch != nil:
-		if err := m.dispatch.grad(ctx, m, l, number); err != nil {
-			return err
-		}
-		m.routeGrad(l, st, number, zFactor)
-	default:
-		m.contractGrad(l, st, w.dx)
-		m.dev.SumRows(w.dh, xpu.Tensor{}, w.gathered, st.routing.RowOf)
-		m.expertsGrad(l, st, w.h)
-		m.routeGrad(l, st, number, zFactor)
-	}
-	m.dev.NormGrad(w.dx, w.dh, st.x1, m.norm2(l, st), l.norm2.g)
-	return nil
 }
 
 // contractGrad computes, from the gradient dy of the layer's output, the gradients of the routing

@@ -41,7 +41,7 @@ type Model struct {
 	cfg      Config
 	dev      xpu.Device
 	parallel Parallel
-	dispatch *dispatch // nil if the experts are not shared with other ranks
+	block    feedForwardBlock
 	stage    stage
 
 	params  []*Parameter
@@ -96,11 +96,8 @@ func NewParallel(cfg Config, dev xpu.Device, p Parallel) (*Model, error) {
 	if n > most {
 		return nil, fmt.Errorf("%d parameters exceed this machine's address space; make the model smaller", n)
 	}
-	m := &Model{cfg: cfg, dev: dev, parallel: p, stage: here}
+	m := &Model{cfg: cfg, dev: dev, parallel: p, stage: here, block: newFeedForward(cfg, dev, p)}
 	m.loop.run = m.runPiece // stored once, because a method value for each loop would be an allocation
-	if p.Mesh.Size(comm.EP) > 1 {
-		m.dispatch = newDispatch(cfg, dev, p)
-	}
 	if err := m.bind(); err != nil {
 		m.Close()
 		return nil, fmt.Errorf("weights and gradients of %d parameters, %d bytes: %w", n, 8*n, err)
@@ -126,9 +123,7 @@ func (m *Model) Close() {
 		}
 	}
 	m.flights = nil
-	if m.dispatch != nil {
-		m.dispatch.free()
-	}
+	m.block.free()
 }
 
 // Device returns the model's device.

@@ -906,7 +906,7 @@ func TestParallelBuffersArePlanned(t *testing.T) {
 // dispatchBytes is the memory that a dispatch has asked for, but for what depends on the number of
 // ranks alone.
 func dispatchBytes(m *Model) int64 {
-	d := m.dispatch
+	d := m.block.(*dispatch)
 	n, words := cap(d.choices), 0
 	for _, s := range []stock{d.back, d.gathered, d.expert, d.act, d.dact, d.dweight, d.tokenWeights} {
 		n += s.whole.Elements()

@@ -154,7 +154,7 @@ func (p *progress) next() {
 // follows.
 func (m *Model) take(slot int, batch Batch, train bool) error {
 	shape := passShape{rows: batch.Rows, s: batch.SequenceLength, train: train,
-		logits: m.stage.last, layers: len(m.layers), last: m.stage.last, elsewhere: m.dispatch != nil,
+		logits: m.stage.last, layers: len(m.layers), last: m.stage.last, elsewhere: m.parallel.Mesh.Size(comm.EP) > 1,
 		documents: len(batch.Begin) > 0}
 	if train {
 		if err := m.recompute.validate(); err != nil {
@@ -174,9 +174,7 @@ func (m *Model) take(slot int, batch Batch, train bool) error {
 func (m *Model) flight(slot int) (*flight, error) {
 	for slot >= len(m.flights) {
 		f := newFlight(m.cfg, len(m.layers))
-		if m.dispatch != nil {
-			f.ways, f.memory = m.dispatch.ways(len(m.layers)), make([]layerMemory, len(m.layers))
-		}
+		m.block.prepare(f, len(m.layers))
 		m.flights = append(m.flights, f)
 	}
 	f := m.flights[slot]
@@ -191,10 +189,8 @@ func (m *Model) flight(slot int) (*flight, error) {
 // first stage; out is for the next stage, nil on the last.
 func (m *Model) forward(ctx context.Context, in, out *Relay) error {
 	w := &m.ws
-	if m.dispatch != nil {
-		if err := m.dispatch.begin(ctx, w.batch.Rows*w.batch.SequenceLength); err != nil {
-			return err
-		}
+	if err := m.block.begin(ctx, w.batch.Rows*w.batch.SequenceLength); err != nil {
+		return err
 	}
 	if err := m.rope.extend(m.dev, m.cfg, w.shape.s); err != nil {
 		return err

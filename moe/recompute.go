@@ -58,9 +58,5 @@ func (m *Model) restore(ctx context.Context, l *layer, st *saved, number int, fr
 	if fresh || !w.shape.recompute.experts() {
 		return nil
 	}
-	if m.dispatch != nil {
-		return m.dispatch.expand(ctx, m, l, number)
-	}
-	m.expand(l, st, w.h)
-	return nil
+	return m.block.expand(ctx, m, l, st, number)
 }
