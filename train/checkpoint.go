@@ -101,7 +101,7 @@ type State struct {
 
 	FirstLoss float64 `json:"first_loss"` // loss of the first step that changed the weights
 	LastLoss  float64 `json:"last_loss"`  // loss of the last step that changed the weights
-	// see [WeightsHash]; in format 1 the SHA-256 of all weights in sequence
+	// hash of the weights, see docs/formats/run.md; in format 1 the SHA-256 of all weights in sequence
 	Weights string `json:"weights"`
 
 	Spikes *spikes.State `json:"spikes,omitempty"` // nil if spikes.action is "none"

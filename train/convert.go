@@ -45,7 +45,7 @@ type Inspection struct {
 	ActiveParameters int64               `json:"active_parameters"`
 	DTypes           []safetensors.DType `json:"dtypes"`         // element types of the weights, as stored
 	Fused            bool                `json:"fused_experts"`  // the experts of a layer are one tensor
-	Weights          string              `json:"weights_sha256"` // hash of the weights as float32; see [WeightsHash]
+	Weights          string              `json:"weights_sha256"` // as State.Weights, of the weights as float32
 	// hash of the model's tokenizer.json; "" if it does not exist
 	Tokenizer string   `json:"tokenizer_sha256"`
 	Tokens    int      `json:"tokenizer_ids"`   // vocabulary size of the tokenizer; 0 if mula cannot read it
@@ -76,7 +76,7 @@ func (m ModelDir) Inspect(ctx context.Context, progress func(done, total int64))
 }
 
 // HasWeights reports whether the model's weights have a hash that a checkpoint of any format has.
-// now is the model's [WeightsHash]. Format 1 has the SHA-256 of all weights in sequence instead.
+// now is the hash of the model's weights. Format 1 has the SHA-256 of all weights in sequence instead.
 func (m ModelDir) HasWeights(ctx context.Context, want string) (has bool, now string, err error) {
 	inspected, err := m.Inspect(ctx, nil)
 	if err != nil || inspected.Weights == want {
@@ -362,5 +362,5 @@ func (w *weightsCheck) add(tensor string, piece []float32) error {
 	return nil
 }
 
-// sum returns the [WeightsHash] of the weights so far.
+// sum returns the hash of the weights so far.
 func (w *weightsCheck) sum() string { return w.weights.sum() }

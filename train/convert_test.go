@@ -19,71 +19,15 @@ import (
 	"mula/internal/testwait"
 	"mula/moe"
 	"mula/moe/safetensors"
-	"mula/tokenize"
-	"mula/tokenize/documents"
+	"mula/train/checkpoint/checkpointtest"
 )
-
-// smallTokenizer is a tokenizer that mula reads: an end of text, padding, and bytes.
-func smallTokenizer(t testing.TB) string {
-	t.Helper()
-	text, err := tokenize.Train(context.Background(),
-		func(yield func(documents.Document, error) bool) { yield(documents.Document{Text: []byte("a b")}, nil) },
-		tokenize.TrainOptions{VocabSize: 258, SpecialTokens: []string{"<|endoftext|>", "<|padding|>"},
-			Pattern: tokenize.GPT2, Workers: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(text)
-}
-
-func namesIn(t testing.TB, dir string) []string {
-	t.Helper()
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var names []string
-	for _, e := range entries {
-		names = append(names, e.Name())
-	}
-	return names
-}
-
-// huggingFace writes a model like another program: mula-nano with drawn weights, and the given
-// files next to it.
-func huggingFace(t testing.TB, change func(*moe.Config), files map[string]string) (string, *moe.Model) {
-	t.Helper()
-	c, err := moe.Preset("mula-nano")
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.EOSTokenID = 0 // the end of documents of makePlan
-	if change != nil {
-		change(&c)
-	}
-	m, err := moe.New(c, device(t, 1))
-	if err != nil {
-		t.Fatal(err)
-	}
-	m.Init(3)
-	dir := t.TempDir()
-	if err := m.Save(t.Context(), dir, moe.SaveOptions{ShardSize: 100_000}); err != nil {
-		t.Fatal(err)
-	}
-	for name, text := range files {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return dir, m
-}
 
 // A converted model has the weights, rounded to the requested type, and all other files that
 // transformers reads.
 func TestConvert(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
-	dir, m := huggingFace(t, nil, map[string]string{"tokenizer.json": smallTokenizer(t), "README.md": "not copied"})
+	dir, m := checkpointtest.Model(t, nil, map[string]string{"tokenizer.json": checkpointtest.Tokenizer(t), "README.md": "not copied"})
 	output := filepath.Join(t.TempDir(), "new", "model")
 	var done, total int64
 	found, err := ModelDir{Dir: dir}.Convert(ctx, output, ConvertOptions{DType: safetensors.BF16,
@@ -94,15 +38,15 @@ func TestConvert(t *testing.T) {
 	if n := m.Config().TotalParameters(); done != n || total != n || found.Parameters != n {
 		t.Errorf("progress %d of %d, %d parameters, want %d", done, total, found.Parameters, n)
 	}
-	if found.Weights != WeightsHash(m.Parameters()) || found.Tokens != 258 || found.Notes != nil || found.Fused ||
+	if found.Weights != checkpointtest.WeightsHash(m.Parameters()) || found.Tokens != 258 || found.Notes != nil || found.Fused ||
 		!slices.Equal(found.DTypes, []safetensors.DType{safetensors.F32}) {
 		t.Errorf("found %+v", found)
 	}
 	if want := []string{"config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
-		"tokenizer_config.json"}; !slices.Equal(namesIn(t, output), want) {
-		t.Errorf("files %v, want %v", namesIn(t, output), want)
+		"tokenizer_config.json"}; !slices.Equal(checkpointtest.Names(t, output), want) {
+		t.Errorf("files %v, want %v", checkpointtest.Names(t, output), want)
 	}
-	if names := namesIn(t, filepath.Dir(output)); !slices.Equal(names, []string{"model"}) {
+	if names := checkpointtest.Names(t, filepath.Dir(output)); !slices.Equal(names, []string{"model"}) {
 		t.Errorf("beside it: %v", names)
 	}
 	var tokens map[string]any
@@ -113,7 +57,7 @@ func TestConvert(t *testing.T) {
 		"model_max_length": 4096.0, "eos_token": "<|endoftext|>"}; !maps.Equal(tokens, want) {
 		t.Errorf("tokenizer_config.json %v, want %v", tokens, want)
 	}
-	back, err := moe.Open(output, device(t, 1))
+	back, err := moe.Open(output, checkpointtest.Device(t, 1))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +78,7 @@ func TestConvert(t *testing.T) {
 	}
 	again := filepath.Join(t.TempDir(), "again")
 	found, err = ModelDir{Dir: output}.Convert(ctx, again, ConvertOptions{ShardSize: 50_000})
-	if err != nil || found.Weights != WeightsHash(back.Parameters()) {
+	if err != nil || found.Weights != checkpointtest.WeightsHash(back.Parameters()) {
 		t.Fatalf("%+v, %v", found, err)
 	}
 	if text, err := os.ReadFile(filepath.Join(again, tokenizerConfigFile)); err != nil || string(text) != own {
@@ -148,37 +92,19 @@ func TestConvert(t *testing.T) {
 	if want := `{preset: mula-nano, eos_token_id: 0}`; inspected.TrainModel != want {
 		t.Errorf("model for train.yaml: %s, want %s", inspected.TrainModel, want)
 	}
-
-	// A checkpoint is a model, too.
-	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	c := testConfig(t, plan, "steps: 1\nschedule: {warmup_steps: 0}\n")
-	result := mustRun(t, c, Options{})
-	from, refused, err := FindModel(ctx, c.Output)
-	if err != nil || refused != nil || from.Checkpoint == nil || from.Dir != result.Checkpoint {
-		t.Fatalf("%+v, %v, %v", from, refused, err)
-	}
-	exported := filepath.Join(t.TempDir(), "exported")
-	if found, err = from.Convert(ctx, exported, ConvertOptions{}); err != nil || found.Weights != result.Weights ||
-		len(found.Notes) != 1 {
-		t.Errorf("%+v, %v; the run has weights %s", found, err, result.Weights)
-	}
-	if want := []string{"config.json", "generation_config.json", "model.safetensors"}; !slices.Equal(namesIn(t,
-		exported), want) {
-		t.Errorf("files %v, want %v", namesIn(t, exported), want)
-	}
 }
 
 // Whatever is wrong is named, and nothing is left behind.
 func TestConvertRefuses(t *testing.T) {
 	ctx := context.Background()
-	good, _ := huggingFace(t, nil, nil)
-	few, _ := huggingFace(t, func(c *moe.Config) { c.VocabSize = 200 },
-		map[string]string{"tokenizer.json": smallTokenizer(t)})
-	strange, _ := huggingFace(t, nil, map[string]string{"tokenizer.json": tokenizerJSON})
-	diverged, m := huggingFace(t, nil, nil)
+	good, _ := checkpointtest.Model(t, nil, nil)
+	few, _ := checkpointtest.Model(t, func(c *moe.Config) { c.VocabSize = 200 },
+		map[string]string{"tokenizer.json": checkpointtest.Tokenizer(t)})
+	strange, _ := checkpointtest.Model(t, nil, map[string]string{"tokenizer.json": `{"version": "1.0"}`})
+	diverged, m := checkpointtest.Model(t, nil, nil)
 	weight := m.Parameters()[3]
 	weight.Weight.Floats()[5] = float32(math.Inf(-1))
-	for _, name := range namesIn(t, diverged) {
+	for _, name := range checkpointtest.Names(t, diverged) {
 		if err := os.Remove(filepath.Join(diverged, name)); err != nil {
 			t.Fatal(err)
 		}
@@ -194,7 +120,7 @@ func TestConvertRefuses(t *testing.T) {
 	if err := os.WriteFile(file, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	before := namesIn(t, parent)
+	before := checkpointtest.Names(t, parent)
 	for _, test := range []struct{ from, output, want string }{
 		{good, "taken", "taken: the output exists already"},
 		{good, "file", "file: the output exists already"},
@@ -210,7 +136,7 @@ func TestConvertRefuses(t *testing.T) {
 	if _, err := (ModelDir{Dir: diverged}).Inspect(ctx, nil); !errors.Is(err, moe.ErrNotFinite) {
 		t.Errorf("inspecting: %v", err)
 	}
-	if after := namesIn(t, parent); !slices.Equal(before, after) {
+	if after := checkpointtest.Names(t, parent); !slices.Equal(before, after) {
 		t.Errorf("left behind: %v, before: %v", after, before)
 	}
 	if found, err := (ModelDir{Dir: strange}).Inspect(ctx, nil); err != nil || len(found.Notes) != 1 ||
@@ -233,7 +159,7 @@ func TestConvertRefuses(t *testing.T) {
 // attempt succeeds.
 func TestConvertFaults(t *testing.T) {
 	defer func() { atomicfile.Fault = nil }()
-	dir, _ := huggingFace(t, nil, map[string]string{"tokenizer.json": smallTokenizer(t)})
+	dir, _ := checkpointtest.Model(t, nil, map[string]string{"tokenizer.json": checkpointtest.Tokenizer(t)})
 	parent := t.TempDir()
 	output := filepath.Join(parent, "model")
 	for k := 1; ; k++ {
@@ -256,7 +182,7 @@ func TestConvertFaults(t *testing.T) {
 			t.Fatalf("operation %d: error %v does not wrap ENOSPC", k, err)
 		}
 		// After the rename only the sync of the parent can fail; then the model is there and whole.
-		names := namesIn(t, parent)
+		names := checkpointtest.Names(t, parent)
 		if slices.Equal(names, []string{"model"}) {
 			if _, err := (ModelDir{Dir: output}).Inspect(context.Background(), nil); err != nil {
 				t.Errorf("operation %d failed: %v", k, err)
@@ -309,7 +235,7 @@ func TestConvertKilled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, _ := huggingFace(t, nil, map[string]string{"tokenizer.json": smallTokenizer(t)})
+	dir, _ := checkpointtest.Model(t, nil, map[string]string{"tokenizer.json": checkpointtest.Tokenizer(t)})
 	whole, err := (ModelDir{Dir: dir}).Inspect(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -345,7 +271,7 @@ func TestConvertKilled(t *testing.T) {
 		if _, err := (ModelDir{Dir: dir}).Convert(t.Context(), output, ConvertOptions{}); err != nil {
 			t.Fatalf("after a process killed before %s: %v", text, err)
 		}
-		if names := namesIn(t, parent); !slices.Equal(names, []string{"model"}) {
+		if names := checkpointtest.Names(t, parent); !slices.Equal(names, []string{"model"}) {
 			t.Fatalf("after a process killed before %s: %v", text, names)
 		}
 		if err := os.RemoveAll(output); err != nil {
@@ -361,7 +287,7 @@ func TestConvertTwice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, _ := huggingFace(t, nil, nil)
+	dir, _ := checkpointtest.Model(t, nil, nil)
 	output := filepath.Join(t.TempDir(), "model")
 	child := exec.Command(executable)
 	child.Env = append(os.Environ(), fmt.Sprintf("%s=0\n%s\n%s", convertEnv, dir, output))
@@ -394,102 +320,7 @@ func TestConvertTwice(t *testing.T) {
 	if _, err := (ModelDir{Dir: output}).Inspect(t.Context(), nil); err != nil {
 		t.Error(err)
 	}
-	if names := namesIn(t, filepath.Dir(output)); !slices.Equal(names, []string{"model"}) {
+	if names := checkpointtest.Names(t, filepath.Dir(output)); !slices.Equal(names, []string{"model"}) {
 		t.Errorf("left behind: %v", names)
-	}
-}
-
-// A run that starts with given weights has them at step 0, continues like any other run, and does
-// not need their directory again.
-func TestInitializeFrom(t *testing.T) {
-	t.Parallel()
-	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	first := mustRun(t, testConfig(t, plan, "steps: 2\n"), Options{})
-	hf, m := huggingFace(t, func(c *moe.Config) { c.VocabSize = 512 }, nil)
-
-	// An update this small leaves every weight as it is.
-	still := "steps: 1\nschedule: {learning_rate: 1.0e-35, warmup_steps: 0}\noptimizer: {weight_decay: 0}\n"
-	for from, want := range map[string]string{filepath.Dir(filepath.Dir(first.Checkpoint)): first.Weights,
-		first.Checkpoint: first.Weights, hf: WeightsHash(m.Parameters())} {
-		c := testConfig(t, plan, still)
-		c.InitializeFrom = from
-		result := mustRun(t, c, Options{})
-		if result.Weights != want || result.Resumed != "" || result.Steps != 1 {
-			t.Errorf("from %s: %+v, want weights %s", from, result, want)
-		}
-	}
-
-	c := testConfig(t, plan, "checkpoint: {every: 3}\n")
-	c.InitializeFrom = hf
-	whole := mustRun(t, c, Options{})
-	d := c
-	d.Output = filepath.Join(t.TempDir(), "run")
-	if r := mustRun(t, d, stopAfter(3)); r.Finished {
-		t.Fatal("the run did not stop")
-	}
-	d.InitializeFrom = filepath.Join(t.TempDir(), "gone")
-	if r := mustRun(t, d, Options{}); r.Weights != whole.Weights || r.Resumed == "" {
-		t.Errorf("resumed %q to weights %s, want %s", r.Resumed, r.Weights, whole.Weights)
-	}
-	sameRun(t, "stopped and resumed without the first model", c.Output, d.Output)
-	written, err := LoadConfig(filepath.Join(c.Output, configFile))
-	if err != nil || written.InitializeFrom != hf {
-		t.Errorf("train.yaml of the run: %q, %v", written.InitializeFrom, err)
-	}
-}
-
-// Every mismatch between the initial model and the run is named before the first step.
-func TestInitializeFromRefuses(t *testing.T) {
-	t.Parallel()
-	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	checkpoint := mustRun(t, testConfig(t, plan, "steps: 1\nschedule: {warmup_steps: 0}\n"), Options{}).Checkpoint
-	other, _ := huggingFace(t, func(c *moe.Config) { c.VocabSize, c.Layers, c.RopeTheta = 640, 1, 500 }, nil)
-	tokenizer, _ := huggingFace(t, nil, map[string]string{"tokenizer.json": smallTokenizer(t)})
-	damaged := filepath.Join(t.TempDir(), "damaged")
-	if err := os.CopyFS(damaged, os.DirFS(checkpoint)); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Truncate(filepath.Join(damaged, modelFile), 1000); err != nil {
-		t.Fatal(err)
-	}
-	missing, _ := huggingFace(t, nil, nil)
-	if err := os.Remove(filepath.Join(missing, safetensors.ShardName(1, len(namesIn(t, missing))-2))); err != nil {
-		t.Fatal(err)
-	}
-	diverged, m := huggingFace(t, nil, nil)
-	m.Parameters()[3].Weight.Floats()[5] = float32(math.NaN())
-	for _, name := range namesIn(t, diverged) {
-		if err := os.Remove(filepath.Join(diverged, name)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := m.Save(t.Context(), diverged, moe.SaveOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	for _, test := range []struct {
-		from string
-		want []string
-	}{
-		{filepath.Join(t.TempDir(), "nowhere"), []string{"nowhere", "name a run's folder"}},
-		{filepath.Join(checkpoint, modelFile), []string{modelFile + " is a file; name a run's folder"}},
-		{diverged, []string{diverged, "NaN or Inf: element 5 of " + m.Parameters()[3].Name + " is NaN"}},
-		{t.TempDir(), []string{"no config.json of a Hugging Face model"}},
-		{other, []string{other, "model.vocab_size is 640 in the folder and 512 in train.yaml",
-			"model.num_hidden_layers is 1 in the folder and 2 in train.yaml",
-			"model.rope_theta is 500 in the folder and 10000 in train.yaml"}},
-		{tokenizer, []string{tokenizer, "the model's tokenizer has SHA-256",
-			"tokenize the documents with the model's tokenizer.json", "replace the file by the plan's tokenizer.json"}},
-		{damaged, []string{damaged, "damaged", modelFile}},
-		{missing, []string{safetensors.ShardName(1, len(namesIn(t, missing))-1)}},
-	} {
-		c := testConfig(t, plan, "")
-		c.InitializeFrom = test.from
-		_, err := Run(context.Background(), c,
-			Options{Progress: func(Progress) { t.Errorf("%s: a step was made", test.from) }})
-		for _, want := range append(test.want, "initialize_from: ") {
-			if err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("%s: error %v, want %q", test.from, err, want)
-			}
-		}
 	}
 }

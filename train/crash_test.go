@@ -18,7 +18,6 @@ import (
 	"mula/blend/fingerprint"
 	"mula/internal/atomicfile"
 	"mula/internal/longtest"
-	"mula/xpu/comm"
 )
 
 // childEnv, when set, makes the test binary a training process: it names the train.yaml.
@@ -102,9 +101,9 @@ func killAndResume(t *testing.T, plan, config string) {
 				t.Fatalf("run %d, try %d: %v: %s", run, try, err, &stderr)
 			}
 			kills++
-			if names, _ := listCheckpoints(filepath.Join(c.Output, checkpointsDir)); len(names) > 0 {
+			if names := checkpointsIn(t, c.Output); len(names) > 0 {
 				for _, name := range names {
-					if _, err := verifyCheckpoint(context.Background(), comm.NewSingle(), filepath.Join(c.Output,
+					if _, _, err := LoadCheckpoint(context.Background(), filepath.Join(c.Output,
 						checkpointsDir,
 						name)); err != nil {
 						t.Fatalf("run %d: killed after %v, left a checkpoint that is not whole: %v", run, wait, err)
@@ -166,12 +165,9 @@ func TestEveryFault(t *testing.T) {
 		if !errors.Is(err, syscall.ENOSPC) {
 			t.Fatalf("%s: error %v", what, err)
 		}
-		names, lerr := listCheckpoints(filepath.Join(c.Output, checkpointsDir))
-		if lerr != nil {
-			t.Fatal(lerr)
-		}
+		names := checkpointsIn(t, c.Output)
 		for _, name := range names {
-			if _, err := verifyCheckpoint(context.Background(), comm.NewSingle(), filepath.Join(c.Output,
+			if _, _, err := LoadCheckpoint(context.Background(), filepath.Join(c.Output,
 				checkpointsDir,
 				name)); err != nil {
 				t.Fatalf("%s: %v", what, err)
@@ -342,7 +338,7 @@ func TestDamagedCheckpoint(t *testing.T) {
 			t.Errorf("%s: %d lines about resuming", what, lines)
 		}
 		sameRun(t, what, unbroken.Output, c.Output)
-		if _, err := verifyCheckpoint(context.Background(), comm.NewSingle(), newest); err != nil {
+		if _, _, err := LoadCheckpoint(context.Background(), newest); err != nil {
 			t.Errorf("%s: step 6 was not saved again: %v", what, err)
 		}
 		if t.Failed() {
@@ -379,23 +375,23 @@ func TestDamagedCheckpoint(t *testing.T) {
 				t.Errorf("%s: error %v does not say %q", what, err, want)
 			}
 		}
-		if names, _ := listCheckpoints(filepath.Join(c.Output, checkpointsDir)); len(names) != 3 {
+		if names := checkpointsIn(t, c.Output); len(names) != 3 {
 			t.Errorf("%s: checkpoints after the error: %v", what, names)
 		}
 	}
 
 	// With every checkpoint damaged, the run cannot resume, and nothing is removed.
 	c := original
-	names, err := listCheckpoints(filepath.Join(c.Output, checkpointsDir))
-	if err != nil || len(names) != 3 {
-		t.Fatalf("checkpoints %v, %v", names, err)
+	names := checkpointsIn(t, c.Output)
+	if len(names) != 3 {
+		t.Fatalf("checkpoints %v", names)
 	}
 	for _, name := range names {
 		if err := os.Truncate(filepath.Join(c.Output, checkpointsDir, name, modelFile), 100); err != nil {
 			t.Fatal(err)
 		}
 	}
-	_, err = Run(context.Background(), c, Options{})
+	_, err := Run(context.Background(), c, Options{})
 	if err == nil {
 		t.Fatal("a run with all its checkpoints damaged began anew")
 	}
@@ -404,7 +400,7 @@ func TestDamagedCheckpoint(t *testing.T) {
 			t.Errorf("error %q does not name %s", err, name)
 		}
 	}
-	if after, _ := listCheckpoints(filepath.Join(c.Output, checkpointsDir)); len(after) != 3 {
+	if after := checkpointsIn(t, c.Output); len(after) != 3 {
 		t.Errorf("checkpoints after the error: %v", after)
 	}
 	if _, _, err := LoadCheckpoint(context.Background(), c.Output); err == nil {

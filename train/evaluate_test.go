@@ -15,6 +15,7 @@ import (
 
 	"mula/blend"
 	"mula/moe"
+	"mula/train/checkpoint/checkpointtest"
 	"mula/train/record"
 )
 
@@ -35,7 +36,7 @@ func TestEvaluate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if hash := WeightsHash(model.Parameters()); hash != result.Weights {
+	if hash := checkpointtest.WeightsHash(model.Parameters()); hash != result.Weights {
 		t.Errorf("the checkpoint has weights %s, the run had %s", hash, result.Weights)
 	}
 	for _, samples := range []int{7, 1, 0, 10000} {
@@ -228,7 +229,7 @@ func TestNotFinite(t *testing.T) {
 		if lines := readLines(t, filepath.Join(c.Output, metricsFile)); int64(len(lines)) != 1+test.step {
 			t.Errorf("%q: metrics %v", test.more, lines)
 		}
-		names, _ := listCheckpoints(filepath.Join(c.Output, checkpointsDir))
+		names := checkpointsIn(t, c.Output)
 		if test.step == 0 && len(names) != 0 || test.step == 1 && !slices.Equal(names, []string{checkpointName(1)}) {
 			t.Errorf("%q: checkpoints %v", test.more, names)
 		}

@@ -103,7 +103,7 @@ type Result struct {
 	LastLoss   float64 // loss of the last step
 	LeftOut    int64   // samples skipped because of spikes; skips.yaml in the run directory has their positions
 	Checkpoint string  // directory of the newest checkpoint
-	Weights    string  // see WeightsHash
+	Weights    string  // hash of the weights, as in the checkpoint
 }
 
 func (r Result) ended() record.Ended {

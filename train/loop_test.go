@@ -13,6 +13,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -28,10 +29,10 @@ import (
 	"mula/internal/strictyaml"
 	"mula/moe"
 	"mula/shards"
+	"mula/train/checkpoint/checkpointtest"
 	"mula/train/optimizer"
 	"mula/train/record"
 	"mula/train/report"
-	"mula/xpu/comm"
 )
 
 func TestMain(m *testing.M) {
@@ -43,6 +44,20 @@ func TestMain(m *testing.M) {
 		os.Exit(convertChild())
 	}
 	plantest.Main(m)
+}
+
+// checkpointsIn lists the checkpoints of a run, newest first.
+func checkpointsIn(t testing.TB, output string) []string {
+	t.Helper()
+	names, err := filepath.Glob(filepath.Join(output, checkpointsDir, "step-*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, path := range names {
+		names[i] = filepath.Base(path)
+	}
+	slices.Reverse(names)
+	return names
 }
 
 // tokenizerJSON is the tokenizer of the shards. No test reads it.
@@ -185,7 +200,7 @@ func sameRun(t testing.TB, what, want, got string) {
 			t.Fatal(err)
 		}
 		states[i], files[i] = c.State, map[string][]byte{}
-		for _, name := range namesIn(t, c.Dir) {
+		for _, name := range checkpointtest.Names(t, c.Dir) {
 			if files[i][name], err = os.ReadFile(filepath.Join(c.Dir, name)); err != nil {
 				t.Fatal(err)
 			}
@@ -233,9 +248,9 @@ func TestRun(t *testing.T) {
 		summary.Memory.Total() < 16*198208 || summary.Memory.Buffers() <= 0 {
 		t.Errorf("summary %+v", summary)
 	}
-	names, err := listCheckpoints(filepath.Join(c.Output, checkpointsDir))
-	if err != nil || !slices.Equal(names, []string{"step-00000040", "step-00000030"}) {
-		t.Errorf("checkpoints %v, %v", names, err)
+	names := checkpointsIn(t, c.Output)
+	if !slices.Equal(names, []string{"step-00000040", "step-00000030"}) {
+		t.Errorf("checkpoints %v", names)
 	}
 	if result.Checkpoint != filepath.Join(c.Output, checkpointsDir, "step-00000040") {
 		t.Errorf("checkpoint %s", result.Checkpoint)
@@ -620,27 +635,9 @@ func TestRunArithmetic(t *testing.T) {
 	if len(warnings) > 0 {
 		t.Errorf("the same arithmetic: warnings %q", warnings)
 	}
-	path := filepath.Join(saved.Checkpoint, stateFile)
-	var state State
-	if err := readJSON(path, &state); err != nil {
-		t.Fatal(err)
-	}
-	state.Arithmetic = "abacus"
-	if err := writeJSON(path, state); err != nil {
-		t.Fatal(err)
-	}
-	var manifest checkpointManifest
-	if err := readJSON(filepath.Join(saved.Checkpoint, manifestFile), &manifest); err != nil {
-		t.Fatal(err)
-	}
-	hash, size, err := shards.HashFile(context.Background(), path, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	manifest.Files[stateFile] = shards.FileInfo{Bytes: size, SHA256: hash}
-	if err := writeJSON(filepath.Join(saved.Checkpoint, manifestFile), manifest); err != nil {
-		t.Fatal(err)
-	}
+	checkpointtest.Rewrite(t, saved.Checkpoint, stateFile, func(content []byte) []byte {
+		return regexp.MustCompile(`"arithmetic": "[^"]*"`).ReplaceAll(content, []byte(`"arithmetic": "abacus"`))
+	})
 	mustRun(t, c, Options{Warn: func(text string) { warnings = append(warnings, text) }})
 	if len(warnings) != 1 || !strings.Contains(warnings[0], "arithmetic of abacus") {
 		t.Errorf("another arithmetic: warnings %q", warnings)
@@ -661,12 +658,12 @@ func TestRunSkips(t *testing.T) {
 		}
 	}
 	hashes := func(step int64) (string, State) {
-		s, err := verifyCheckpoint(context.Background(), comm.NewSingle(), filepath.Join(c.Output, checkpointsDir,
+		s, _, err := LoadCheckpoint(context.Background(), filepath.Join(c.Output, checkpointsDir,
 			checkpointName(step)))
 		if err != nil {
 			t.Fatal(err)
 		}
-		return s.Weights, s
+		return s.State.Weights, s.State
 	}
 	before, _ := hashes(1)
 	empty, state := hashes(2)
@@ -991,7 +988,7 @@ func TestRunCancelled(t *testing.T) {
 	if !errors.Is(err, context.Canceled) {
 		t.Fatalf("error %v", err)
 	}
-	names, _ := listCheckpoints(filepath.Join(c.Output, checkpointsDir))
+	names := checkpointsIn(t, c.Output)
 	if last := checkpointName(3); slices.Contains(names, checkpointName(4)) || len(names) > 3 || len(names) > 0 &&
 		names[0] > last {
 		t.Errorf("checkpoints %v", names)
@@ -1107,12 +1104,12 @@ func TestRunAmendedPlan(t *testing.T) {
 	whole := testConfig(t, late, "evaluate: {every: 0}\n")
 	mustRun(t, whole, Options{})
 	weights := func(c Config) string {
-		s, err := verifyCheckpoint(t.Context(), comm.NewSingle(), filepath.Join(c.Output, checkpointsDir,
+		s, _, err := LoadCheckpoint(t.Context(), filepath.Join(c.Output, checkpointsDir,
 			checkpointName(8)))
 		if err != nil {
 			t.Fatal(err)
 		}
-		return s.Weights
+		return s.State.Weights
 	}
 	if weights(c) != weights(whole) {
 		t.Error("the weights are not those of a run along the amended plan from the beginning")

@@ -2,12 +2,13 @@ package train
 
 import (
 	"bytes"
-	"mula/xpu/comm"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+
+	"mula/xpu/comm"
 )
 
 // The manifest of a checkpoint has no hash of its own: a renamed, repeated or unknown field is an
@@ -38,9 +39,10 @@ func TestManifestFields(t *testing.T) {
 // The error of a damaged checkpoint names the missing file, or the two files that disagree, in
 // words of the user.
 func TestDamagedCheckpointMessages(t *testing.T) {
-	c := testConfig(t, makePlan(t, t.TempDir(), "plan.json", ""), crashConfig)
-	result := mustRun(t, c, Options{})
-	manifest, err := os.ReadFile(filepath.Join(result.Checkpoint, manifestFile))
+	root := t.TempDir()
+	oneModel(t).save(t, root, 1, 1, 1)
+	dir := filepath.Join(root, checkpointName(1))
+	manifest, err := os.ReadFile(filepath.Join(dir, manifestFile))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +60,7 @@ func TestDamagedCheckpointMessages(t *testing.T) {
 		{manifestFile, regexp.MustCompile(`"sha256": *"[0-9a-f]{4}`).ReplaceAll(manifest, []byte(`"sha256": "0000`)),
 			[]string{"has SHA-256", "but manifest.json says 0000", "one of the two files was changed"}},
 	} {
-		path := filepath.Join(result.Checkpoint, test.file)
+		path := filepath.Join(dir, test.file)
 		whole, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
@@ -71,7 +73,7 @@ func TestDamagedCheckpointMessages(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = verifyCheckpoint(t.Context(), comm.NewSingle(), result.Checkpoint)
+		_, err = verifyCheckpoint(t.Context(), comm.NewSingle(), dir)
 		if err == nil || !damaged(err) || strings.Contains(err.Error(), "stat ") ||
 			strings.Contains(err.Error(), "invalid character") {
 			t.Errorf("%s: %v", test.file, err)

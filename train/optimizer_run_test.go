@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"math/rand/v2"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -19,12 +18,11 @@ import (
 	"mula/internal/longtest"
 	"mula/moe"
 	"mula/moe/safetensors"
+	"mula/train/checkpoint/checkpointtest"
 	"mula/train/estimate"
 	"mula/train/optimizer"
-	"mula/train/optimizer/optimizertest"
 	"mula/train/record"
 	"mula/xpu"
-	"mula/xpu/comm"
 	"mula/xpu/cpu"
 )
 
@@ -111,7 +109,7 @@ func TestScheduleFreeCheckpoint(t *testing.T) {
 	if err := m.Load(result.Checkpoint); err != nil {
 		t.Fatal(err)
 	}
-	if got := WeightsHash(m.Parameters()); got != result.Weights {
+	if got := checkpointtest.WeightsHash(m.Parameters()); got != result.Weights {
 		t.Errorf("weights %s, want %s", got, result.Weights)
 	}
 	data, err := blend.Open(t.Context(), mustPlan(t, plan), blend.OpenOptions{})
@@ -195,98 +193,6 @@ func TestOptimizerFields(t *testing.T) {
 			if !slices.Equal(fields, want) {
 				t.Errorf("fields on record %q, want %q", fields, want)
 			}
-		}
-	}
-}
-
-// savedNames are the first four tensors of optimizer.safetensors, which older checkpoints have,
-// too.
-var savedNames = map[optimizer.Name][]string{
-	optimizer.AdamW: {"model.embed_tokens.weight.exp_avg", "model.embed_tokens.weight.exp_avg_sq",
-		"model.layers.0.self_attn.q_proj.weight.exp_avg", "model.layers.0.self_attn.q_proj.weight.exp_avg_sq"},
-	optimizer.SophiaG: {"model.embed_tokens.weight.exp_avg", "model.embed_tokens.weight.hessian",
-		"model.layers.0.self_attn.q_proj.weight.exp_avg", "model.layers.0.self_attn.q_proj.weight.hessian"},
-	optimizer.Muon: {"model.embed_tokens.weight.exp_avg", "model.embed_tokens.weight.exp_avg_sq",
-		"model.layers.0.self_attn.q_proj.weight.momentum_buffer",
-		"model.layers.0.self_attn.o_proj.weight.momentum_buffer"},
-	optimizer.Lamb: {"model.embed_tokens.weight.exp_avg", "model.embed_tokens.weight.exp_avg_sq",
-		"model.layers.0.self_attn.q_proj.weight.exp_avg", "model.layers.0.self_attn.q_proj.weight.exp_avg_sq"},
-	optimizer.ADOPT: {"model.embed_tokens.weight.exp_avg", "model.embed_tokens.weight.exp_avg_sq",
-		"model.layers.0.self_attn.q_proj.weight.exp_avg", "model.layers.0.self_attn.q_proj.weight.exp_avg_sq"},
-	optimizer.Lion: {"model.embed_tokens.weight.exp_avg", "model.layers.0.self_attn.q_proj.weight.exp_avg",
-		"model.layers.0.self_attn.o_proj.weight.exp_avg", "model.layers.0.mlp.gate.weight.exp_avg"},
-	optimizer.ScheduleFreeAdamW: {"model.embed_tokens.weight.y", "model.embed_tokens.weight.z",
-		"model.embed_tokens.weight.exp_avg_sq", "model.layers.0.self_attn.q_proj.weight.y"},
-}
-
-// The written state is read back to the same bits. The state of another optimizer or model is
-// refused.
-func TestOptimizersState(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	path := func(name optimizer.Name) string { return filepath.Join(dir, string(name)) }
-	saved := func(name optimizer.Name) string { return filepath.Join(path(name), checkpointName(3)) }
-	eachOptimizer(t, func(t *testing.T, name optimizer.Name, _ string) {
-		d := device(t, 2)
-		o := mustOptimizer(t, defaultOptimizer(name), 100, d, optimizertest.Parameters(1))
-		runSteps(t, o, 0, 3)
-		s := testShare(t, d, o)
-		if err := saveCheckpoint(t.Context(), comm.NewSingle(), path(name), &State{Step: 3}, s, nil); err != nil {
-			t.Fatal(err)
-		}
-		ranges, _, err := s.written()
-		if err != nil {
-			t.Fatal(err)
-		}
-		var names []string
-		for _, r := range ranges[:4] {
-			names = append(names, s.rangeName(r))
-		}
-		if want := savedNames[name]; !slices.Equal(names, want) {
-			t.Errorf("tensors %q, want %q", names, want)
-		}
-		again := mustOptimizer(t, defaultOptimizer(name), 100, d, optimizertest.Parameters(2))
-		for i, p := range again.Parameters() {
-			copy(p.Weight.Floats(), o.Parameters()[i].Weight.Floats())
-		}
-		if err := testShare(t, d, again).load(t.Context(), comm.NewSingle(), saved(name)); err != nil {
-			t.Fatal(err)
-		}
-		again.Updates = o.Updates
-		runSteps(t, o, 3, 5)
-		runSteps(t, again, 3, 5)
-		for i, p := range again.Parameters() {
-			if !slices.Equal(p.Weight.Floats(), o.Parameters()[i].Weight.Floats()) {
-				t.Errorf("%s differs after two more steps", p.Name)
-			}
-		}
-		fewer := mustOptimizer(t, defaultOptimizer(name), 100, d, optimizertest.Parameters(1)[1:])
-		if err := testShare(t, d, fewer).load(t.Context(), comm.NewSingle(), saved(name)); err == nil ||
-			!strings.Contains(err.Error(), path(name)) ||
-			!strings.Contains(err.Error(), "does not belong to this model and optimizer") {
-			t.Errorf("state of another model: %v", err)
-		}
-	})
-	d := device(t, 1)
-	for _, name := range optimizer.Names() {
-		name := optimizer.Name(name)
-		for _, other := range optimizer.Names() {
-			other := optimizer.Name(other)
-			same := name == other ||
-				slices.Contains([]optimizer.Name{optimizer.AdamW, optimizer.Lamb, optimizer.ADOPT}, name) &&
-					slices.Contains([]optimizer.Name{optimizer.AdamW, optimizer.Lamb, optimizer.ADOPT}, other)
-			o := mustOptimizer(t, defaultOptimizer(name), 100, d, optimizertest.Parameters(1))
-			if err := testShare(t, d, o).load(t.Context(), comm.NewSingle(), saved(other)); (err == nil) != same {
-				t.Errorf("%s reads the state of %s: %v", name, other, err)
-			}
-		}
-	}
-	// Numbers that are missing or damaged.
-	o := mustOptimizer(t, defaultOptimizer(optimizer.ScheduleFreeAdamW), 100, d, optimizertest.Parameters(1))
-	for _, text := range []map[string]string{nil, {"lr_max": "1"}, {"lr_max": "1", "weight_sum": "x"},
-		{"lr_max": "NaN", "weight_sum": "1"}} {
-		if err := o.SetMetadata(text); err == nil {
-			t.Errorf("metadata %v is accepted", text)
 		}
 	}
 }
@@ -403,25 +309,6 @@ func eachOptimizer(t *testing.T, f func(t *testing.T, name optimizer.Name, yaml 
 	for _, name := range optimizer.Names() {
 		name := optimizer.Name(name)
 		t.Run(string(name), func(t *testing.T) { f(t, name, optimizerYAML(name)) })
-	}
-}
-
-// runSteps does the steps [from, to) with gradients that depend only on the number of the step.
-func runSteps(t testing.TB, o *optimizer.Optimizer, from, to int) {
-	t.Helper()
-	for step := from; step < to; step++ {
-		rng := rand.New(rand.NewPCG(uint64(step), 5))
-		for _, p := range o.Parameters() {
-			for i := range p.Grad.Floats() {
-				p.Grad.Floats()[i] = rng.Float32() - 0.5
-			}
-		}
-		if err := o.Step(t.Context(), 1e-3*float64(step+1), 0.5); err != nil {
-			t.Fatal(err)
-		}
-		if o.CurvatureDue() {
-			o.UpdateCurvature(0.5, 90)
-		}
 	}
 }
 

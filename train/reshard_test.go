@@ -14,6 +14,7 @@ import (
 
 	"mula/internal/longtest"
 	"mula/moe/safetensors"
+	"mula/train/optimizer/optimizertest"
 	"mula/xpu/comm"
 )
 
@@ -61,7 +62,7 @@ func reload(t testing.TB, c Config) string {
 	t.Helper()
 	dir := t.TempDir()
 	var path string
-	for r, err := range onRanks(c.Layout.Ranks(), func(world *comm.Comm) error {
+	optimizertest.Together(t, c.Layout.Ranks(), func(world *comm.Comm) error {
 		ctx := context.Background()
 		ranks, err := newRanks(ctx, world, c.Layout)
 		if err != nil {
@@ -94,11 +95,7 @@ func reload(t testing.TB, c Config) string {
 			path = filepath.Join(dir, checkpointName(r.state.Step))
 		}
 		return nil
-	}) {
-		if err != nil {
-			t.Fatalf("%+v, rank %d: %v", c.Layout, r, err)
-		}
-	}
+	})
 	return path
 }
 

@@ -20,6 +20,7 @@ import (
 	"mula/internal/longtest"
 	"mula/moe"
 	"mula/shards"
+	"mula/train/checkpoint/checkpointtest"
 	"mula/train/estimate"
 	"mula/train/record"
 )
@@ -477,17 +478,14 @@ func TestNothingCounts(t *testing.T) {
 			}
 		}})
 		var weights []string
-		names, err := listCheckpoints(filepath.Join(c.Output, checkpointsDir))
-		if err != nil {
-			t.Fatal(err)
-		}
+		names := checkpointsIn(t, c.Output)
 		slices.Reverse(names)
 		for _, name := range names {
 			m, err := moe.Open(filepath.Join(c.Output, checkpointsDir, name), device(t, 1))
 			if err != nil {
 				t.Fatal(err)
 			}
-			weights = append(weights, WeightsHash(m.Parameters()))
+			weights = append(weights, checkpointtest.WeightsHash(m.Parameters()))
 		}
 		for i, m := range steps {
 			none := i == 2 || i == 3

@@ -462,22 +462,14 @@ func (s share) checkContent(file *safetensors.File, want []tensorRange) error {
 	return nil
 }
 
-// WeightsHash is a SHA-256, in hexadecimal, over the names, shapes and values of all tensors. It is
-// the hash of a text with one line per tensor, in order. The line has the tensor's name, its shape
-// and the SHA-256 of its weights as little-endian float32, in hexadecimal:
+// A weightsHasher computes the hash of a model's weights from the name, shape and hash of each
+// tensor: the SHA-256, in hexadecimal, of a text with one line per tensor, in order. The line has
+// the tensor's name, its shape and the SHA-256 of its weights as little-endian float32, in
+// hexadecimal:
 //
 //	model.norm.weight [64] 01ba4719c80b6fe911b091a7c05124b64eeece964e09c058ef8f9805daca546b
 //
-// So ranks with different tensors can compute it together. The weights must be memory of the host.
-func WeightsHash(parameters []*moe.Parameter) string {
-	w := newWeightsHasher()
-	for _, p := range parameters {
-		w.add(p.Name, p.Shape, sha256.Sum256(bytesOf(p.Weight.Floats())))
-	}
-	return w.sum()
-}
-
-// A weightsHasher computes a [WeightsHash] from the name, shape and hash of each tensor.
+// So ranks with different tensors can compute it together.
 type weightsHasher struct{ hash hash.Hash }
 
 func newWeightsHasher() weightsHasher { return weightsHasher{sha256.New()} }
@@ -508,7 +500,7 @@ func (s share) hashOf(ctx context.Context, h heldTensor, buffer *[]float32) (ten
 	return tensorHash{h.index, hex.EncodeToString(sum[:])}, nil
 }
 
-// combine computes the [WeightsHash] from the hashes of all tensors. Each hash is in one of the
+// combine computes the hash of the weights from the hashes of all tensors. Each hash is in one of the
 // lists.
 func (s share) combine(lists [][]tensorHash) (string, error) {
 	sums := make([][]byte, len(s.tensors))
@@ -534,7 +526,7 @@ func (s share) combine(lists [][]tensorHash) (string, error) {
 	return w.sum(), nil
 }
 
-// weightsHash returns the [WeightsHash] of the whole model. Each rank hashes some tensors.
+// weightsHash returns the hash of the weights of the whole model. Each rank hashes some tensors.
 func (s share) weightsHash(ctx context.Context, world *comm.Comm) (string, error) {
 	runs, err := collective.Gather(ctx, world, s.runs())
 	if err != nil {

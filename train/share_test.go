@@ -3,12 +3,9 @@ package train
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
-	"math"
 	"math/rand/v2"
 	"os"
 	"path"
@@ -27,9 +24,9 @@ import (
 	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/shards"
+	"mula/train/checkpoint/checkpointtest"
 	"mula/train/collective"
 	"mula/train/optimizer"
-	"mula/train/spikes"
 	"mula/xpu"
 	"mula/xpu/comm"
 	"mula/xpu/comm/local"
@@ -166,7 +163,7 @@ func (m madeModel) evenly(size, ep int) func(tensor, state, element int) int {
 
 // oneModel has a tensor of one element, some whose sizes nothing divides, and four experts.
 func oneModel(t testing.TB) madeModel {
-	m := madeModel{config: testModel(t), device: device(t, 1), experts: 4}
+	m := madeModel{config: testModel(t), device: checkpointtest.Device(t, 1), experts: 4}
 	add := func(name string, expert int, shape ...int) {
 		m.tensors = append(m.tensors, safetensors.Tensor{Name: name, DType: safetensors.F32, Shape: shape})
 		m.states, m.expert = append(m.states, []string{"exp_avg", "exp_avg_sq"}), append(m.expert, expert)
@@ -203,7 +200,7 @@ func (m madeModel) trySave(dir string, step int64, dp, ep int) []error {
 // whatever part of the state each owns. The hash of the weights does not depend on the layout.
 func TestReshard(t *testing.T) {
 	t.Parallel()
-	config, memory := testModel(t), device(t, 1)
+	config, memory := testModel(t), checkpointtest.Device(t, 1)
 	root := t.TempDir()
 	runs := 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -263,8 +260,8 @@ func TestReshard(t *testing.T) {
 				Weight: h.weight})
 		}
 		for r, s := range states {
-			if s.Weights != WeightsHash(whole) || s.Format != checkpointFormat {
-				t.Fatalf("rank %d: format %d, weights %s, want %s", r, s.Format, s.Weights, WeightsHash(whole))
+			if s.Weights != checkpointtest.WeightsHash(whole) || s.Format != checkpointFormat {
+				t.Fatalf("rank %d: format %d, weights %s, want %s", r, s.Format, s.Weights, checkpointtest.WeightsHash(whole))
 			}
 		}
 
@@ -402,19 +399,26 @@ func TestSharedFiles(t *testing.T) {
 // The hash of weights is the hash of a text with a simple format.
 func TestWeightsHash(t *testing.T) {
 	t.Parallel()
-	parameters := []*moe.Parameter{
-		{Name: "a", Shape: []int{2, 1}, Weight: xpu.Of([]float32{1, -2}, 2, 1)}, // 0000803f 000000c0
-		{Name: "model.norm.weight", Shape: []int{1}, Weight: xpu.Of([]float32{0.5}, 1)},
-	}
 	// printf 'a [2,1] %s\nmodel.norm.weight [1] %s\n' $(printf '\0\0\x80\x3f\0\0\0\xc0' | sha256sum
 	// | cut -d' ' -f1) \
 	//	$(printf '\0\0\0\x3f' | sha256sum | cut -d' ' -f1) | sha256sum
 	const want = "cfc5db57488a7eb3ff1529cf3fde99af0b2a611b94207213da315bebaeee308e"
-	if got := WeightsHash(parameters); got != want {
-		t.Errorf("%s, want %s", got, want)
+	parameters := []*moe.Parameter{
+		{Name: "a", Shape: []int{2, 1}, Weight: xpu.Of([]float32{1, -2}, 2, 1)}, // 0000803f 000000c0
+		{Name: "model.norm.weight", Shape: []int{1}, Weight: xpu.Of([]float32{0.5}, 1)},
+	}
+	hash := func() string {
+		w := newWeightsHasher()
+		for _, p := range parameters {
+			w.add(p.Name, p.Shape, sha256.Sum256(bytesOf(p.Weight.Floats())))
+		}
+		return w.sum()
+	}
+	if got, test := hash(), checkpointtest.WeightsHash(parameters); got != want || test != want {
+		t.Errorf("%s, and %s for tests, want %s", got, test, want)
 	}
 	parameters[0].Shape = []int{2}
-	if WeightsHash(parameters) == want {
+	if hash() == want {
 		t.Error("another shape has the same hash")
 	}
 }
@@ -668,7 +672,7 @@ func TestSaveRefused(t *testing.T) {
 				}
 			}
 		}
-		if names := namesIn(t, dir); !slices.Equal(names, []string{checkpointName(1)}) {
+		if names := checkpointtest.Names(t, dir); !slices.Equal(names, []string{checkpointName(1)}) {
 			t.Errorf("%s: left %q", what, names)
 		}
 	}
@@ -765,7 +769,7 @@ func TestEveryFaultOfEveryRank(t *testing.T) {
 					}
 				}
 			}
-			for _, name := range namesIn(t, dir) {
+			for _, name := range checkpointtest.Names(t, dir) {
 				if strings.HasPrefix(name, ".") {
 					t.Errorf("%s: left %s", what, name)
 				}
@@ -852,7 +856,7 @@ func TestUnseenFile(t *testing.T) {
 			}
 		}
 	}
-	if names := namesIn(t, dir); !slices.Equal(names, []string{checkpointName(1)}) {
+	if names := checkpointtest.Names(t, dir); !slices.Equal(names, []string{checkpointName(1)}) {
 		t.Errorf("left %q", names)
 	}
 }
@@ -996,7 +1000,7 @@ func TestSaveWithoutARank(t *testing.T) {
 			t.Errorf("rank %d: %v", r, err)
 		}
 	}
-	if names := namesIn(t, dir); !slices.Equal(names, []string{checkpointName(1)}) {
+	if names := checkpointtest.Names(t, dir); !slices.Equal(names, []string{checkpointName(1)}) {
 		t.Errorf("left %q", names)
 	}
 	// A rank that looks for checkpoints also reports it: no checkpoint is refused because of it.
@@ -1066,54 +1070,6 @@ func TestMomentsFollowTheirExpert(t *testing.T) {
 	}
 }
 
-// gather gives every rank everything in order; agree lets all fail if one does.
-func TestGather(t *testing.T) {
-	t.Parallel()
-	broken := errors.New("disk full")
-	for r, err := range onRanks(7, func(world *comm.Comm) error {
-		rank := world.Rank()
-		words, err := collective.Gather(context.Background(), world, strings.Repeat("x", rank))
-		if err != nil {
-			return err
-		}
-		for i, w := range words {
-			if w != strings.Repeat("x", i) {
-				return fmt.Errorf("rank %d gave %q", i, w)
-			}
-		}
-		if _, err := collective.Gather(context.Background(), world, map[string]any{"f": func() {}}); err == nil {
-			return errors.New("what is not JSON was gathered")
-		}
-		if err := collective.Agree(context.Background(), world, nil); err != nil {
-			return err
-		}
-		var own error
-		if rank%2 == 0 || rank > 4 {
-			own = fmt.Errorf("writing: %w", broken)
-		}
-		err = collective.Agree(context.Background(), world, own)
-		if err == nil || errors.Is(err, broken) != (own != nil) ||
-			!strings.Contains(err.Error(), "rank 2 on "+collective.Hostname()+": writing: disk full") {
-			return fmt.Errorf("agreed on %w", err)
-		}
-		if shown, more := strings.Count(err.Error(), "disk full"), strings.Contains(err.Error(),
-			"and 1 more ranks"); shown != 4 && shown != 5 || more != (shown == 4) {
-			return fmt.Errorf("agreed on %w", err)
-		}
-		return nil
-	}) {
-		if err != nil {
-			t.Errorf("rank %d: %v", r, err)
-		}
-	}
-	if errs := onRanks(1, func(world *comm.Comm) error {
-		return collective.Agree(context.Background(), world,
-			fs.ErrExist)
-	}); errs[0] != fs.ErrExist {
-		t.Errorf("alone: %v", errs[0])
-	}
-}
-
 // A checkpoint of format 1, of a version without many ranks, is found and loaded by any layout.
 func TestFormat1(t *testing.T) {
 	t.Parallel()
@@ -1166,29 +1122,5 @@ func TestFormat1(t *testing.T) {
 	if _, err := verifyCheckpoint(context.Background(), comm.NewSingle(), path); err == nil ||
 		!strings.Contains(err.Error(), "does not list "+optimizerFile) {
 		t.Errorf("format 1 with an index: %v", err)
-	}
-}
-
-// A run that started with a model before format 2 has another hash of its weights, and can start
-// with them again.
-func TestInitialOfFormat1(t *testing.T) {
-	t.Parallel()
-	dir, m := huggingFace(t, func(*moe.Config) {}, nil)
-	var all []byte
-	for _, p := range m.Parameters() {
-		for _, v := range p.Weight.Floats() {
-			all = binary.LittleEndian.AppendUint32(all, math.Float32bits(v))
-		}
-	}
-	for began, want := range map[string]string{
-		WeightsHash(m.Parameters()): "", fmt.Sprintf("%x", sha256.Sum256(all)): "", fmt.Sprintf("%x",
-			sha256.Sum256(all[4:])): "restore those weights",
-	} {
-		r := &run{ranks: oneRank(t), initial: ModelDir{Dir: dir}, config: Config{InitializeFrom: dir},
-			state: State{Spikes: &spikes.State{Began: began}}}
-		if err := r.findInitial(context.Background()); (err == nil) != (want == "") || err != nil &&
-			!strings.Contains(err.Error(), want) {
-			t.Errorf("began with %s: %v", began, err)
-		}
 	}
 }

@@ -26,6 +26,7 @@ import (
 	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/shards"
+	"mula/train/checkpoint/checkpointtest"
 	"mula/train/record"
 	"mula/train/report"
 	"mula/train/spikes"
@@ -413,38 +414,21 @@ func TestSpikeNotFinite(t *testing.T) {
 // poison makes the embedding of an id that only garbage has infinite in a checkpoint.
 func poison(t testing.TB, dir string) {
 	t.Helper()
-	path := filepath.Join(dir, modelFile)
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	size := 8 + int(binary.LittleEndian.Uint64(data))
-	var header map[string]struct {
-		Offsets []int `json:"data_offsets"`
-	}
-	if err := json.Unmarshal([]byte(strings.Replace(string(data[8:size]), "__metadata__", "m", 1)),
-		&header); err != nil {
-		t.Fatal(err)
-	}
-	at := size + header["model.embed_tokens.weight"].Offsets[0]
-	for i := range 16 {
-		copy(data[at+4*(293*16+i):], []byte{0, 0, 0x80, 0x7f})
-	}
-	if err := os.WriteFile(path, data, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	var manifest checkpointManifest
-	if err := readJSON(filepath.Join(dir, manifestFile), &manifest); err != nil {
-		t.Fatal(err)
-	}
-	hash, bytes, err := shards.HashFile(context.Background(), path, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	manifest.Files[modelFile] = shards.FileInfo{Bytes: bytes, SHA256: hash}
-	if err := writeJSON(filepath.Join(dir, manifestFile), manifest); err != nil {
-		t.Fatal(err)
-	}
+	checkpointtest.Rewrite(t, dir, modelFile, func(data []byte) []byte {
+		size := 8 + int(binary.LittleEndian.Uint64(data))
+		var header map[string]struct {
+			Offsets []int `json:"data_offsets"`
+		}
+		if err := json.Unmarshal([]byte(strings.Replace(string(data[8:size]), "__metadata__", "m", 1)),
+			&header); err != nil {
+			t.Fatal(err)
+		}
+		at := size + header["model.embed_tokens.weight"].Offsets[0]
+		for i := range 16 {
+			copy(data[at+4*(293*16+i):], []byte{0, 0, 0x80, 0x7f})
+		}
+		return data
+	})
 }
 
 // A run may go back to where its plan changed, and no further.

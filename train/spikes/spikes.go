@@ -87,7 +87,7 @@ type State struct {
 	Rollbacks []Rollback    `json:"rollbacks"` // in order of time
 	// step from which the run follows its current plan; rollbacks do not go back further
 	PlanFrom int64 `json:"plan_from,omitempty"`
-	// initial weights: BeganBySeed, or the WeightsHash of initialize_from
+	// initial weights: BeganBySeed, or the hash of the weights of initialize_from
 	Began string `json:"began"`
 }
 

@@ -1,0 +1,54 @@
+package collective
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+	"testing"
+
+	"mula/train/optimizer/optimizertest"
+	"mula/xpu/comm"
+)
+
+// Gather returns the values of all ranks in order. Agree fails on all ranks if one has failed.
+func TestGather(t *testing.T) {
+	t.Parallel()
+	broken := errors.New("disk full")
+	optimizertest.Together(t, 7, func(world *comm.Comm) error {
+		rank := world.Rank()
+		words, err := Gather(context.Background(), world, strings.Repeat("x", rank))
+		if err != nil {
+			return err
+		}
+		for i, w := range words {
+			if w != strings.Repeat("x", i) {
+				return fmt.Errorf("rank %d sent %q", i, w)
+			}
+		}
+		if _, err := Gather(context.Background(), world, map[string]any{"f": func() {}}); err == nil {
+			return errors.New("a function was gathered, although JSON has none")
+		}
+		if err := Agree(context.Background(), world, nil); err != nil {
+			return err
+		}
+		var own error
+		if rank%2 == 0 || rank > 4 {
+			own = fmt.Errorf("writing: %w", broken)
+		}
+		err = Agree(context.Background(), world, own)
+		if err == nil || errors.Is(err, broken) != (own != nil) ||
+			!strings.Contains(err.Error(), "rank 2 on "+Hostname()+": writing: disk full") {
+			return fmt.Errorf("agreed on %w", err)
+		}
+		if shown, more := strings.Count(err.Error(), "disk full"), strings.Contains(err.Error(),
+			"and 1 more ranks"); shown != 4 && shown != 5 || more != (shown == 4) {
+			return fmt.Errorf("agreed on %w", err)
+		}
+		return nil
+	})
+	if err := Agree(context.Background(), comm.NewSingle(), fs.ErrExist); err != fs.ErrExist {
+		t.Errorf("one rank: %v", err)
+	}
+}
