@@ -11,7 +11,7 @@ import (
 
 	"mula/internal/quantity"
 	"mula/moe/safetensors"
-	"mula/train"
+	"mula/train/checkpoint"
 )
 
 func exportCommand() *cli.Command {
@@ -65,7 +65,7 @@ func runExport(c *cli.Context) error {
 }
 
 // convertOptions reads the flags that export and import share.
-func convertOptions(c *cli.Context) (o train.ConvertOptions, err error) {
+func convertOptions(c *cli.Context) (o checkpoint.ConvertOptions, err error) {
 	if err := noOperands(c); err != nil {
 		return o, err
 	}
@@ -96,7 +96,7 @@ func parseSize(text string) (int64, error) {
 }
 
 // convert writes a model to --output.
-func convert(c *cli.Context, dir train.ModelDir, o train.ConvertOptions) (train.Inspection, error) {
+func convert(c *cli.Context, dir checkpoint.ModelDir, o checkpoint.ConvertOptions) (checkpoint.Inspection, error) {
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
 	o.Progress = weightsProgress(p)
@@ -114,12 +114,12 @@ func weightsProgress(p *progress) func(done, total int64) {
 }
 
 // printInspection describes a model, and the folder to which it was written, if any.
-func printInspection(c *cli.Context, dir train.ModelDir, i train.Inspection, output string) error {
+func printInspection(c *cli.Context, dir checkpoint.ModelDir, i checkpoint.Inspection, output string) error {
 	if c.Bool("json") {
 		return printJSON(c.App.Writer, struct {
 			Model  string `json:"model"`
 			Output string `json:"output,omitempty"`
-			train.Inspection
+			checkpoint.Inspection
 		}{dir.Dir, output, i})
 	}
 	w := c.App.Writer

@@ -14,7 +14,7 @@ import (
 	"mula/moe"
 	"mula/shards"
 	"mula/tokenize"
-	"mula/train"
+	"mula/train/checkpoint"
 )
 
 func generateCommand() *cli.Command {
@@ -156,7 +156,7 @@ func runGenerate(c *cli.Context) error {
 
 // warnOtherTokenizer warns if a tokenizer.json differs from the tokenizer that the model was
 // trained with.
-func warnOtherTokenizer(c *cli.Context, dir train.ModelDir, path string) error {
+func warnOtherTokenizer(c *cli.Context, dir checkpoint.ModelDir, path string) error {
 	trained, err := dir.TokenizerHash(c.Context)
 	if err != nil {
 		return err

@@ -6,7 +6,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"mula/train"
+	"mula/train/checkpoint"
 )
 
 func importCommand() *cli.Command {
@@ -44,13 +44,13 @@ func runImport(c *cli.Context) error {
 	if err := needFlags(c, "from"); err != nil {
 		return err
 	}
-	dir, refused, err := train.FindModel(c.Context, c.String("from"))
+	dir, refused, err := checkpoint.FindModel(c.Context, c.String("from"))
 	warnRefused(c, refused)
 	if err != nil {
 		return err
 	}
 	output := c.String("output")
-	var found train.Inspection
+	var found checkpoint.Inspection
 	if output != "" {
 		found, err = convert(c, dir, options)
 	} else {
@@ -71,7 +71,7 @@ func runImport(c *cli.Context) error {
 }
 
 // inspect reads and checks a model.
-func inspect(c *cli.Context, dir train.ModelDir) (train.Inspection, error) {
+func inspect(c *cli.Context, dir checkpoint.ModelDir) (checkpoint.Inspection, error) {
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
 	return dir.Inspect(c.Context, weightsProgress(p))

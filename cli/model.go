@@ -13,6 +13,7 @@ import (
 	"mula/moe"
 	"mula/tokenize"
 	"mula/train"
+	"mula/train/checkpoint"
 	"mula/xpu"
 	"mula/xpu/opencl"
 )
@@ -31,9 +32,9 @@ var (
 )
 
 // findModel finds and names the model of --model.
-func findModel(c *cli.Context) (train.ModelDir, error) {
+func findModel(c *cli.Context) (checkpoint.ModelDir, error) {
 	dir := c.String("model")
-	m, refused, err := train.FindModel(c.Context, dir)
+	m, refused, err := checkpoint.FindModel(c.Context, dir)
 	warnRefused(c, refused)
 	if err != nil {
 		return m, err
@@ -47,7 +48,7 @@ func findModel(c *cli.Context) (train.ModelDir, error) {
 }
 
 // warnRefused warns about damaged checkpoints.
-func warnRefused(c *cli.Context, refused []train.RefusedCheckpoint) {
+func warnRefused(c *cli.Context, refused []checkpoint.Refused) {
 	for _, r := range refused {
 		fmt.Fprintf(c.App.ErrWriter, "warning: %s is damaged: %s\n", r.Checkpoint, r.Error)
 	}
@@ -55,7 +56,7 @@ func warnRefused(c *cli.Context, refused []train.RefusedCheckpoint) {
 
 // openModel reads a model into the memory of the device of --device with the precision of
 // --precision.
-func openModel(c *cli.Context, dir train.ModelDir) (*moe.Model, xpu.Device, error) {
+func openModel(c *cli.Context, dir checkpoint.ModelDir) (*moe.Model, xpu.Device, error) {
 	p := newProgress(c.App.ErrWriter)
 	device, why, err := train.NewDevice(sayCompiling(c.Context, p), c.String("device"),
 		train.DeviceOptions{Threads: c.Int("threads"), Precision: xpu.Precision(c.String("precision"))})

@@ -18,6 +18,7 @@ import (
 	"mula/blend/fingerprint"
 	"mula/internal/atomicfile"
 	"mula/internal/longtest"
+	"mula/train/checkpoint"
 )
 
 // childEnv, when set, makes the test binary a training process: it names the train.yaml.
@@ -103,8 +104,8 @@ func killAndResume(t *testing.T, plan, config string) {
 			kills++
 			if names := checkpointsIn(t, c.Output); len(names) > 0 {
 				for _, name := range names {
-					if _, _, err := LoadCheckpoint(context.Background(), filepath.Join(c.Output,
-						checkpointsDir,
+					if _, _, err := checkpoint.Find(context.Background(), filepath.Join(c.Output,
+						checkpoint.DirName,
 						name)); err != nil {
 						t.Fatalf("run %d: killed after %v, left a checkpoint that is not whole: %v", run, wait, err)
 					}
@@ -144,7 +145,7 @@ func TestEveryFault(t *testing.T) {
 	for k, o := range operations {
 		// Of many writes to one file in a row the last is enough, and of two checkpoints the
 		// second, which has something to lose.
-		if k < len(operations)-1 && operations[k+1] == o || strings.Contains(o.path, checkpointName(1)) {
+		if k < len(operations)-1 && operations[k+1] == o || strings.Contains(o.path, checkpoint.Name(1)) {
 			continue
 		}
 		failed[o.op]++
@@ -167,17 +168,17 @@ func TestEveryFault(t *testing.T) {
 		}
 		names := checkpointsIn(t, c.Output)
 		for _, name := range names {
-			if _, _, err := LoadCheckpoint(context.Background(), filepath.Join(c.Output,
-				checkpointsDir,
+			if _, _, err := checkpoint.Find(context.Background(), filepath.Join(c.Output,
+				checkpoint.DirName,
 				name)); err != nil {
 				t.Fatalf("%s: %v", what, err)
 			}
 		}
-		if strings.Contains(o.path, checkpointName(2)) && (len(names) == 0 ||
-			!strings.Contains(err.Error(), "newest complete checkpoint is "+checkpointName(1))) {
+		if strings.Contains(o.path, checkpoint.Name(2)) && (len(names) == 0 ||
+			!strings.Contains(err.Error(), "newest complete checkpoint is "+checkpoint.Name(1))) {
 			t.Errorf("%s: error %q with checkpoints %v", what, err, names)
 		}
-		if left, _ := filepath.Glob(filepath.Join(c.Output, checkpointsDir, ".*")); len(left) > 0 {
+		if left, _ := filepath.Glob(filepath.Join(c.Output, checkpoint.DirName, ".*")); len(left) > 0 {
 			t.Errorf("%s: left behind %v", what, left)
 		}
 		mustRun(t, c, Options{})
@@ -211,8 +212,8 @@ func TestRecordsBeforeCheckpoint(t *testing.T) {
 		return nil
 	}
 	mustRun(t, c, Options{})
-	published := slices.Index(trace, fmt.Sprint(atomicfile.OpRename, " ", filepath.Join(checkpointsDir,
-		checkpointName(1))))
+	published := slices.Index(trace, fmt.Sprint(atomicfile.OpRename, " ", filepath.Join(checkpoint.DirName,
+		checkpoint.Name(1))))
 	if published < 0 {
 		t.Fatalf("no checkpoint in %q", trace)
 	}
@@ -245,7 +246,7 @@ func TestDamagedCheckpoint(t *testing.T) {
 	damages := map[string]func(dir string) error{
 		"manifest deleted": func(dir string) error { return os.Remove(filepath.Join(dir, manifestFile)) },
 		"manifest of another step": func(dir string) error {
-			data, err := os.ReadFile(filepath.Join(dir, "..", checkpointName(4), manifestFile))
+			data, err := os.ReadFile(filepath.Join(dir, "..", checkpoint.Name(4), manifestFile))
 			if err != nil {
 				return err
 			}
@@ -255,7 +256,7 @@ func TestDamagedCheckpoint(t *testing.T) {
 			if err := os.RemoveAll(dir); err != nil {
 				return err
 			}
-			return os.CopyFS(dir, os.DirFS(filepath.Join(dir, "..", checkpointName(4))))
+			return os.CopyFS(dir, os.DirFS(filepath.Join(dir, "..", checkpoint.Name(4))))
 		},
 		"manifest without files": func(dir string) error {
 			return os.WriteFile(filepath.Join(dir, manifestFile), []byte(`{"format": 1, "step": 6, "files": {}}`),
@@ -306,13 +307,13 @@ func TestDamagedCheckpoint(t *testing.T) {
 		if err := os.CopyFS(c.Output, os.DirFS(original.Output)); err != nil {
 			t.Fatal(err)
 		}
-		newest := filepath.Join(c.Output, checkpointsDir, checkpointName(6))
+		newest := filepath.Join(c.Output, checkpoint.DirName, checkpoint.Name(6))
 		if err := damage(newest); err != nil {
 			t.Fatal(err)
 		}
-		found, refused, err := LoadCheckpoint(context.Background(), c.Output)
-		if err != nil || found.Name() != checkpointName(4) || len(refused) != 1 ||
-			refused[0].Checkpoint != checkpointName(6) {
+		found, refused, err := checkpoint.Find(context.Background(), c.Output)
+		if err != nil || found.Name() != checkpoint.Name(4) || len(refused) != 1 ||
+			refused[0].Checkpoint != checkpoint.Name(6) {
 			t.Fatalf("%s: load: %+v, refused %v, error %v", what, found, refused, err)
 		}
 		if file, _, ok := strings.Cut(what, ": "); ok && file != modelFile {
@@ -322,14 +323,14 @@ func TestDamagedCheckpoint(t *testing.T) {
 		var resumed string
 		mustRun(t, c, Options{Warn: func(text string) { warnings = append(warnings, text) },
 			Report: func(s Summary) { resumed = s.Resumed }})
-		if resumed != checkpointName(4) || len(warnings) != 1 || !strings.Contains(warnings[0], checkpointName(6)) {
+		if resumed != checkpoint.Name(4) || len(warnings) != 1 || !strings.Contains(warnings[0], checkpoint.Name(6)) {
 			t.Errorf("%s: resumed from %q with warnings %q", what, resumed, warnings)
 		}
 		var lines int
 		for _, line := range readLines(t, filepath.Join(c.Output, metricsFile)) {
 			if r, ok := line["resumed"].(map[string]any); ok {
 				lines++
-				if refused, _ := r["refused"].([]any); len(refused) != 1 || r["checkpoint"] != checkpointName(4) {
+				if refused, _ := r["refused"].([]any); len(refused) != 1 || r["checkpoint"] != checkpoint.Name(4) {
 					t.Errorf("%s: metrics say %v", what, r)
 				}
 			}
@@ -338,7 +339,7 @@ func TestDamagedCheckpoint(t *testing.T) {
 			t.Errorf("%s: %d lines about resuming", what, lines)
 		}
 		sameRun(t, what, unbroken.Output, c.Output)
-		if _, _, err := LoadCheckpoint(context.Background(), newest); err != nil {
+		if _, _, err := checkpoint.Find(context.Background(), newest); err != nil {
 			t.Errorf("%s: step 6 was not saved again: %v", what, err)
 		}
 		if t.Failed() {
@@ -365,12 +366,12 @@ func TestDamagedCheckpoint(t *testing.T) {
 		if err := os.CopyFS(c.Output, os.DirFS(original.Output)); err != nil {
 			t.Fatal(err)
 		}
-		newest := filepath.Join(c.Output, checkpointsDir, checkpointName(6))
+		newest := filepath.Join(c.Output, checkpoint.DirName, checkpoint.Name(6))
 		if err := test.change(newest); err != nil {
 			t.Fatal(err)
 		}
 		_, err := Run(context.Background(), c, Options{})
-		for _, want := range []string{checkpointName(6) + " cannot be read", test.want, "move it away"} {
+		for _, want := range []string{checkpoint.Name(6) + " cannot be read", test.want, "move it away"} {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: error %v does not say %q", what, err, want)
 			}
@@ -387,7 +388,7 @@ func TestDamagedCheckpoint(t *testing.T) {
 		t.Fatalf("checkpoints %v", names)
 	}
 	for _, name := range names {
-		if err := os.Truncate(filepath.Join(c.Output, checkpointsDir, name, modelFile), 100); err != nil {
+		if err := os.Truncate(filepath.Join(c.Output, checkpoint.DirName, name, modelFile), 100); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -403,13 +404,13 @@ func TestDamagedCheckpoint(t *testing.T) {
 	if after := checkpointsIn(t, c.Output); len(after) != 3 {
 		t.Errorf("checkpoints after the error: %v", after)
 	}
-	if _, _, err := LoadCheckpoint(context.Background(), c.Output); err == nil {
+	if _, _, err := checkpoint.Find(context.Background(), c.Output); err == nil {
 		t.Error("a damaged checkpoint was loaded")
 	}
-	if _, _, err := LoadCheckpoint(context.Background(), t.TempDir()); !errors.Is(err, ErrNoCheckpoint) {
+	if _, _, err := checkpoint.Find(context.Background(), t.TempDir()); !errors.Is(err, checkpoint.ErrNone) {
 		t.Errorf("no checkpoint: %v", err)
 	}
-	if _, _, err := LoadCheckpoint(context.Background(), filepath.Join(t.TempDir(), "x")); !errors.Is(err,
+	if _, _, err := checkpoint.Find(context.Background(), filepath.Join(t.TempDir(), "x")); !errors.Is(err,
 		fs.ErrNotExist) {
 		t.Errorf("no directory: %v", err)
 	}
@@ -420,7 +421,7 @@ func TestLeftovers(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	c := testConfig(t, plan, "")
-	dir := filepath.Join(c.Output, checkpointsDir)
+	dir := filepath.Join(c.Output, checkpoint.DirName)
 	for _, name := range []string{".step-00000002.tmp", ".step-00000001.old.tmp", "mine", ".mine"} {
 		if err := os.MkdirAll(filepath.Join(dir, name), 0o755); err != nil {
 			t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"mula/internal/longtest"
+	"mula/train/checkpoint"
 	"mula/xpu/opencl"
 )
 
@@ -115,13 +116,13 @@ func TestRunOpenCL(t *testing.T) {
 		if err := os.CopyFS(c.Output, os.DirFS(test.from.Output)); err != nil {
 			t.Fatal(err)
 		}
-		if err := os.RemoveAll(filepath.Join(c.Output, checkpointsDir, checkpointName(50))); err != nil {
+		if err := os.RemoveAll(filepath.Join(c.Output, checkpoint.DirName, checkpoint.Name(50))); err != nil {
 			t.Fatal(err)
 		}
 		var warnings []string
 		got := mustRun(t, c, Options{Warn: func(text string) { warnings = append(warnings, text) }})
 		what := fmt.Sprintf("from %s to %s", test.from.Device, test.device)
-		if got.Resumed != checkpointName(40) || (len(warnings) > 0) != (test.warn != "") ||
+		if got.Resumed != checkpoint.Name(40) || (len(warnings) > 0) != (test.warn != "") ||
 			!strings.Contains(strings.Join(warnings, "\n"), test.warn) {
 			t.Errorf("%s: went on from %q with warnings %q", what, got.Resumed, warnings)
 		}

@@ -15,6 +15,7 @@ import (
 
 	"mula/blend"
 	"mula/moe"
+	"mula/train/checkpoint"
 	"mula/train/checkpoint/checkpointtest"
 	"mula/train/record"
 )
@@ -230,7 +231,7 @@ func TestNotFinite(t *testing.T) {
 			t.Errorf("%q: metrics %v", test.more, lines)
 		}
 		names := checkpointsIn(t, c.Output)
-		if test.step == 0 && len(names) != 0 || test.step == 1 && !slices.Equal(names, []string{checkpointName(1)}) {
+		if test.step == 0 && len(names) != 0 || test.step == 1 && !slices.Equal(names, []string{checkpoint.Name(1)}) {
 			t.Errorf("%q: checkpoints %v", test.more, names)
 		}
 	}
@@ -243,9 +244,9 @@ func TestCheckpointTokenizer(t *testing.T) {
 	plan := makePlan(t, dir, "plan.json", "")
 	c := testConfig(t, plan, crashConfig)
 	r := mustRun(t, c, Options{})
-	checkpoint, _, err := LoadCheckpoint(context.Background(), r.Checkpoint)
-	if err != nil || (ModelDir{Dir: checkpoint.Dir}).TokenizerFile() != "" || checkpoint.Name() != checkpointName(8) {
-		t.Errorf("without a tokenizer: %+v, %v", checkpoint, err)
+	saved, _, err := checkpoint.Find(context.Background(), r.Checkpoint)
+	if err != nil || (checkpoint.ModelDir{Dir: saved.Dir}).TokenizerFile() != "" || saved.Name() != checkpoint.Name(8) {
+		t.Errorf("without a tokenizer: %+v, %v", saved, err)
 	}
 	c = testConfig(t, plan, crashConfig)
 	c.Tokenizer = filepath.Join(dir, "tokenizer.json")
@@ -253,17 +254,17 @@ func TestCheckpointTokenizer(t *testing.T) {
 		t.Fatal(err)
 	}
 	r = mustRun(t, c, Options{})
-	if checkpoint, _, err = LoadCheckpoint(context.Background(), c.Output); err != nil {
+	if saved, _, err = checkpoint.Find(context.Background(), c.Output); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := os.ReadFile((ModelDir{Dir: checkpoint.Dir}).TokenizerFile()); err != nil ||
-		string(got) != tokenizerJSON || checkpoint.Dir != r.Checkpoint {
-		t.Errorf("checkpoint %s has tokenizer %q, %v", checkpoint.Dir, got, err)
+	if got, err := os.ReadFile((checkpoint.ModelDir{Dir: saved.Dir}).TokenizerFile()); err != nil ||
+		string(got) != tokenizerJSON || saved.Dir != r.Checkpoint {
+		t.Errorf("checkpoint %s has tokenizer %q, %v", saved.Dir, got, err)
 	}
-	if err := os.WriteFile((ModelDir{Dir: checkpoint.Dir}).TokenizerFile(), []byte("{}"), 0o644); err != nil {
+	if err := os.WriteFile((checkpoint.ModelDir{Dir: saved.Dir}).TokenizerFile(), []byte("{}"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := LoadCheckpoint(context.Background(), r.Checkpoint); err == nil ||
+	if _, _, err := checkpoint.Find(context.Background(), r.Checkpoint); err == nil ||
 		!strings.Contains(err.Error(), tokenizerFile) {
 		t.Errorf("another tokenizer in the checkpoint: %v", err)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"mula/moe"
 	"mula/moe/safetensors"
+	"mula/train/checkpoint"
 	"mula/train/checkpoint/checkpointtest"
 	"mula/train/spikes"
 )
@@ -25,12 +26,12 @@ func TestConvertCheckpoint(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	c := testConfig(t, plan, "steps: 1\nschedule: {warmup_steps: 0}\n")
 	result := mustRun(t, c, Options{})
-	from, refused, err := FindModel(ctx, c.Output)
+	from, refused, err := checkpoint.FindModel(ctx, c.Output)
 	if err != nil || refused != nil || from.Checkpoint == nil || from.Dir != result.Checkpoint {
 		t.Fatalf("%+v, %v, %v", from, refused, err)
 	}
 	exported := filepath.Join(t.TempDir(), "exported")
-	found, err := from.Convert(ctx, exported, ConvertOptions{})
+	found, err := from.Convert(ctx, exported, checkpoint.ConvertOptions{})
 	if err != nil || found.Weights != result.Weights || len(found.Notes) != 1 {
 		t.Errorf("%+v, %v; the run has weights %s", found, err, result.Weights)
 	}
@@ -83,18 +84,19 @@ func TestInitializeFrom(t *testing.T) {
 func TestInitializeFromRefuses(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	checkpoint := mustRun(t, testConfig(t, plan, "steps: 1\nschedule: {warmup_steps: 0}\n"), Options{}).Checkpoint
+	saved := mustRun(t, testConfig(t, plan, "steps: 1\nschedule: {warmup_steps: 0}\n"), Options{}).Checkpoint
 	other, _ := checkpointtest.Model(t, func(c *moe.Config) { c.VocabSize, c.Layers, c.RopeTheta = 640, 1, 500 }, nil)
 	tokenizer, _ := checkpointtest.Model(t, nil, map[string]string{"tokenizer.json": checkpointtest.Tokenizer(t)})
 	damaged := filepath.Join(t.TempDir(), "damaged")
-	if err := os.CopyFS(damaged, os.DirFS(checkpoint)); err != nil {
+	if err := os.CopyFS(damaged, os.DirFS(saved)); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Truncate(filepath.Join(damaged, modelFile), 1000); err != nil {
 		t.Fatal(err)
 	}
 	missing, _ := checkpointtest.Model(t, nil, nil)
-	if err := os.Remove(filepath.Join(missing, safetensors.ShardName(1, len(checkpointtest.Names(t, missing))-2))); err != nil {
+	if err := os.Remove(filepath.Join(missing, safetensors.ShardName(1, len(checkpointtest.Names(t,
+		missing))-2))); err != nil {
 		t.Fatal(err)
 	}
 	diverged, m := checkpointtest.Model(t, nil, nil)
@@ -112,7 +114,7 @@ func TestInitializeFromRefuses(t *testing.T) {
 		want []string
 	}{
 		{filepath.Join(t.TempDir(), "nowhere"), []string{"nowhere", "name a run's folder"}},
-		{filepath.Join(checkpoint, modelFile), []string{modelFile + " is a file; name a run's folder"}},
+		{filepath.Join(saved, modelFile), []string{modelFile + " is a file; name a run's folder"}},
 		{diverged, []string{diverged, "NaN or Inf: element 5 of " + m.Parameters()[3].Name + " is NaN"}},
 		{t.TempDir(), []string{"no config.json of a Hugging Face model"}},
 		{other, []string{other, "model.vocab_size is 640 in the folder and 512 in train.yaml",
@@ -150,8 +152,8 @@ func TestInitialOfFormat1(t *testing.T) {
 		checkpointtest.WeightsHash(m.Parameters()): "", fmt.Sprintf("%x", sha256.Sum256(all)): "", fmt.Sprintf("%x",
 			sha256.Sum256(all[4:])): "restore those weights",
 	} {
-		r := &run{ranks: oneRank(t), initial: ModelDir{Dir: dir}, config: Config{InitializeFrom: dir},
-			state: State{Spikes: &spikes.State{Began: began}}}
+		r := &run{ranks: oneRank(t), initial: checkpoint.ModelDir{Dir: dir}, config: Config{InitializeFrom: dir},
+			state: checkpoint.State{Spikes: &spikes.State{Began: began}}}
 		if err := r.findInitial(context.Background()); (err == nil) != (want == "") || err != nil &&
 			!strings.Contains(err.Error(), want) {
 			t.Errorf("began with %s: %v", began, err)

@@ -33,6 +33,7 @@ import (
 	"mula/internal/strictyaml"
 	"mula/moe"
 	"mula/moe/safetensors"
+	"mula/train/checkpoint"
 	"mula/train/collective"
 	"mula/train/optimizer"
 	"mula/train/record"
@@ -158,17 +159,17 @@ func Run(ctx context.Context, config Config, options Options) (result Result, er
 			r.heartbeat.End(result.ended(), result.Steps)
 		}
 	}()
-	checkpoint, err := r.begin(ctx)
+	saved, err := r.begin(ctx)
 	if err != nil {
 		return Result{}, err
 	}
 	if r.options.DryRun {
 		return Result{}, nil
 	}
-	if checkpoint != nil && checkpoint.State.Step >= r.config.Steps {
-		return r.result(checkpoint.Dir), nil
+	if saved != nil && saved.State.Step >= r.config.Steps {
+		return r.result(saved.Dir), nil
 	}
-	if err := r.prepare(ctx, checkpoint); err != nil {
+	if err := r.prepare(ctx, saved); err != nil {
 		return Result{}, err
 	}
 	if err := r.train(ctx); err != nil {
@@ -178,12 +179,12 @@ func Run(ctx context.Context, config Config, options Options) (result Result, er
 	if f := options.ended; f != nil {
 		f(r.ranks)
 	}
-	return r.result(r.dir.join(filepath.Join(checkpointsDir, checkpointName(r.lastSaved)))), nil
+	return r.result(r.dir.join(filepath.Join(checkpoint.DirName, checkpoint.Name(r.lastSaved)))), nil
 }
 
 // begin opens the data and the run directory, reports the summary, and returns the checkpoint to
 // resume from, or nil.
-func (r *run) begin(ctx context.Context) (*Checkpoint, error) {
+func (r *run) begin(ctx context.Context) (*checkpoint.Checkpoint, error) {
 	world := r.ranks.World()
 	// Rank 0 opens the shards first. The other ranks then find the results of its checks in the
 	// cache.
@@ -209,7 +210,7 @@ func (r *run) begin(ctx context.Context) (*Checkpoint, error) {
 	if err := r.sameRun(ctx); err != nil {
 		return nil, err
 	}
-	found, refused, err := newestCheckpoint(ctx, world, r.dir.join(checkpointsDir))
+	found, refused, err := checkpoint.Newest(ctx, world, r.dir.join(checkpoint.DirName))
 	r.refused = refused
 	for _, c := range refused {
 		r.warn("checkpoint %s is damaged; using an older one: %s", c.Checkpoint, c.Error)
@@ -217,8 +218,8 @@ func (r *run) begin(ctx context.Context) (*Checkpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	checkpoint, err := r.findCheckpoint(found)
-	if err == nil && checkpoint == nil && r.config.InitializeFrom != "" && r.leads() {
+	saved, err := r.findCheckpoint(found)
+	if err == nil && saved == nil && r.config.InitializeFrom != "" && r.leads() {
 		r.initial, err = r.config.initialModel(ctx, r.data.Plan, r.warn)
 	}
 	if err := collective.Agree(ctx, world, err); err != nil {
@@ -228,13 +229,13 @@ func (r *run) begin(ctx context.Context) (*Checkpoint, error) {
 		return nil, err
 	}
 	if r.options.Report != nil {
-		r.options.Report(r.summary(checkpoint))
+		r.options.Report(r.summary(saved))
 	}
 	if r.data.Plan.Tokenizer == nil {
 		r.warn("the plan does not name the tokenizer of its shards, so an id beyond the model's vocabulary of %d is "+
 			"only found when it is read; mula check finds the largest id", r.config.Model.VocabSize)
 	}
-	return checkpoint, nil
+	return saved, nil
 }
 
 // open opens the data and the device, and on the first rank the run directory and the tokenizer.
@@ -401,14 +402,14 @@ type run struct {
 	chosenWhy string // see [NewDevice]; of the first rank
 	device    xpu.Device
 	ranks     *ranks
-	tokenizer []byte   // content of tokenizer.json, or nil
-	initial   ModelDir // the model of initialize_from; Dir is "" with random weights or a checkpoint
+	tokenizer []byte              // content of tokenizer.json, or nil
+	initial   checkpoint.ModelDir // the model of initialize_from; Dir is "" with random weights or a checkpoint
 
-	state      State               // state for a checkpoint at this moment
-	resumed    string              // name of the checkpoint that the run resumes from
-	terminated bool                // only SIGTERMs to ranks stopped the run
-	lastSaved  int64               // step of the newest loaded or saved checkpoint; -1 for none
-	refused    []RefusedCheckpoint // damaged checkpoints newer than lastSaved
+	state      checkpoint.State     // state for a checkpoint at this moment
+	resumed    string               // name of the checkpoint that the run resumes from
+	terminated bool                 // only SIGTERMs to ranks stopped the run
+	lastSaved  int64                // step of the newest loaded or saved checkpoint; -1 for none
+	refused    []checkpoint.Refused // damaged checkpoints newer than lastSaved
 
 	model     *moe.Model
 	tensors   []safetensors.Tensor // of the whole model
@@ -848,9 +849,9 @@ func (r *run) notFinite(what string, err error, rows []result, rank int) error {
 		}
 	}
 	from, to := rows[0].position, rows[len(rows)-1].position+1
-	checkpoint := "there is no checkpoint yet"
+	saved := "there is no checkpoint yet"
 	if r.lastSaved >= 0 {
-		checkpoint = "the newest checkpoint is " + checkpointName(r.lastSaved)
+		saved = "the newest checkpoint is " + checkpoint.Name(r.lastSaved)
 	}
 	leave := fmt.Sprintf("amend the plan with mula blend --amend %s --skip %d:%d --output NEW.json and train with "+
 		"the new plan", r.config.Plan, from, to)
@@ -861,7 +862,7 @@ func (r *run) notFinite(what string, err error, rows []result, rank int) error {
 	err = fmt.Errorf("step %d: %w, at positions %d to %d, of %s; the weights are unchanged since the step before, "+
 		"and %s. If the losses before this step rose, the learning rate is too high. Otherwise, look at the text "+
 		"with mula peek --position. To skip it, %s", r.state.Step, err, from, to-1,
-		strings.Join(sources, ", "), checkpoint, leave)
+		strings.Join(sources, ", "), saved, leave)
 	if r.diverged() {
 		rank = -1
 	}
@@ -948,26 +949,26 @@ func (r *run) save(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer r.optimizer.Average(ctx, false)
-	dir := r.dir.join(checkpointsDir)
-	err = saveCheckpoint(ctx, r.ranks.World(), dir, &r.state, newShare(r.model, r.optimizer), r.tokenizer)
+	dir := r.dir.join(checkpoint.DirName)
+	err = checkpoint.Save(ctx, r.ranks.World(), dir, &r.state, checkpoint.NewShard(r.model, r.optimizer), r.tokenizer)
 	if err != nil {
 		if ctx.Err() == nil && r.lastSaved >= 0 {
 			err = fmt.Errorf("%w; the newest complete checkpoint is %s; run the same command to resume from it", err,
-				checkpointName(r.lastSaved))
+				checkpoint.Name(r.lastSaved))
 		}
 		return "", err
 	}
 	r.lastSaved = r.state.Step
 	// replaced
 	r.refused = slices.DeleteFunc(r.refused,
-		func(c RefusedCheckpoint) bool { return c.Checkpoint == checkpointName(r.state.Step) })
+		func(c checkpoint.Refused) bool { return c.Checkpoint == checkpoint.Name(r.state.Step) })
 	if r.leads() {
-		if err := pruneCheckpoints(dir, r.config.Checkpoint.Keep, r.backTo(), r.refused); err != nil {
+		if err := checkpoint.Prune(dir, r.config.Checkpoint.Keep, r.backTo(), r.refused); err != nil {
 			r.warn("old checkpoints could not be removed: %v", err)
 		}
 	}
 	r.refused = nil
-	return filepath.Join(dir, checkpointName(r.state.Step)), nil
+	return filepath.Join(dir, checkpoint.Name(r.state.Step)), nil
 }
 
 func (r *run) warn(format string, args ...any) {
@@ -978,18 +979,18 @@ func (r *run) warn(format string, args ...any) {
 
 // findCheckpoint checks that the run can resume from a checkpoint, which may be nil, and sets the
 // state.
-func (r *run) findCheckpoint(checkpoint *Checkpoint) (*Checkpoint, error) {
+func (r *run) findCheckpoint(saved *checkpoint.Checkpoint) (*checkpoint.Checkpoint, error) {
 	plan := r.data.Plan.Fingerprint()
-	if checkpoint == nil {
+	if saved == nil {
 		r.state = r.newState()
 		return nil, nil
 	}
-	r.state, r.lastSaved = checkpoint.State, checkpoint.State.Step
+	r.state, r.lastSaved = saved.State, saved.State.Step
 	if r.state.Spikes == nil {
 		r.state.Spikes = spikes.NewState(r.config.Spikes)
 	}
 	if err := compareIdentity(r.state.Config, r.identity, r.state.Step); err != nil {
-		return nil, fmt.Errorf("%s: %w", checkpoint.Dir, err)
+		return nil, fmt.Errorf("%s: %w", saved.Dir, err)
 	}
 	if r.state.Cursor.Plan != plan && r.config.PlanChange != AcceptPlanChange {
 		shared, descends := r.data.Plan.Shared(r.state.Cursor.Plan)
@@ -997,11 +998,11 @@ func (r *run) findCheckpoint(checkpoint *Checkpoint) (*Checkpoint, error) {
 		case !descends:
 			return nil, fmt.Errorf("%s was made with plan %.16s…, but %s is plan %.16s…; use the run's plan, or set "+
 				"plan_change: accept to resume at position %d of the new plan",
-				checkpoint.Dir, r.state.Cursor.Plan, r.config.Plan, plan, r.state.Cursor.Position)
+				saved.Dir, r.state.Cursor.Plan, r.config.Plan, plan, r.state.Cursor.Position)
 		case r.state.Cursor.Position > shared:
 			return nil, fmt.Errorf("%s was made with plan %.16s… up to position %d, but %s, plan %.16s…, amends "+
 				"that plan from position %d on; amend it at position %d or later, or set plan_change: accept to "+
-				"resume at position %d of the amended plan", checkpoint.Dir,
+				"resume at position %d of the amended plan", saved.Dir,
 				r.state.Cursor.Plan, r.state.Cursor.Position, r.config.Plan, plan, shared,
 				r.state.Cursor.Position, r.state.Cursor.Position)
 		}
@@ -1009,31 +1010,31 @@ func (r *run) findCheckpoint(checkpoint *Checkpoint) (*Checkpoint, error) {
 	if r.state.SequenceLength != r.data.SequenceLength {
 		return nil, fmt.Errorf("%s was made with samples of %d tokens, but %s has samples of %d, and a run cannot "+
 			"change its sequence length; build the plan with the old length, or start a new run in another output",
-			checkpoint.Dir, r.state.SequenceLength, r.config.Plan,
+			saved.Dir, r.state.SequenceLength, r.config.Plan,
 			r.data.SequenceLength)
 	}
 	if now := r.data.Plan.TokenizerHash(); r.state.Tokenizer != now && r.state.Tokenizer != "" && now != "" {
 		return nil, fmt.Errorf("%s was trained with the tokenizer %.16s… (SHA-256), but the shards of %s were made "+
 			"with %.16s…, whose ids mean different text; tokenize with the old tokenizer, or start a new run in "+
-			"another output", checkpoint.Dir, r.state.Tokenizer,
+			"another output", saved.Dir, r.state.Tokenizer,
 			r.config.Plan, now)
 	}
 	if want := r.state.Step * int64(r.config.BatchSize); r.state.Cursor.Position != want {
 		return nil, fmt.Errorf("%s has position %d after %d steps of %d samples; position %d is expected",
-			checkpoint.Dir,
+			saved.Dir,
 			r.state.Cursor.Position, r.state.Step,
 			r.config.BatchSize, want)
 	}
 	if a := r.arithmetic(); a != r.state.Arithmetic {
 		r.warn("%s was computed with the arithmetic of %s, and this device has %s; the run continues, but its last "+
-			"bits will differ", checkpoint.Name(), r.state.Arithmetic, a)
+			"bits will differ", saved.Name(), r.state.Arithmetic, a)
 	}
-	return checkpoint, nil
+	return saved, nil
 }
 
 // newState is the state before the first step.
-func (r *run) newState() State {
-	return State{Cursor: blend.Cursor{Plan: r.data.Plan.Fingerprint()},
+func (r *run) newState() checkpoint.State {
+	return checkpoint.State{Cursor: blend.Cursor{Plan: r.data.Plan.Fingerprint()},
 		SequenceLength: r.data.SequenceLength,
 		Tokenizer:      r.data.Plan.TokenizerHash(), Seed: r.config.Seed, Spikes: spikes.NewState(r.config.Spikes),
 		Config: r.identity}
@@ -1053,28 +1054,28 @@ func (r *run) arithmetic() string {
 	return text
 }
 
-func (r *run) summary(checkpoint *Checkpoint) Summary {
+func (r *run) summary(saved *checkpoint.Checkpoint) Summary {
 	s := summarize(r.config, r.data.Plan, r.device.Name())
 	s.DeviceWhy = r.chosenWhy
 	s.Scratch = scratchBytes(r.chosen, r.device.Threads(), r.config.Model.Config, r.data.SequenceLength)
 	if r.ranks.Ranks() > 1 {
 		s.Links = r.ranks.World().Name()
 	}
-	if checkpoint != nil {
-		s.Resumed, s.NextStep = checkpoint.Name(), checkpoint.State.Step
+	if saved != nil {
+		s.Resumed, s.NextStep = saved.Name(), saved.State.Step
 	}
 	return s
 }
 
-func (r *run) result(checkpoint string) Result {
+func (r *run) result(saved string) Result {
 	return Result{Steps: r.state.Step, Finished: r.state.Step >= r.config.Steps, Terminated: r.terminated,
 		Resumed: r.resumed, FirstLoss: r.state.FirstLoss, LastLoss: r.state.LastLoss,
-		LeftOut: r.state.Spikes.Excluded(), Checkpoint: checkpoint, Weights: r.state.Weights}
+		LeftOut: r.state.Spikes.Excluded(), Checkpoint: saved, Weights: r.state.Weights}
 }
 
 // prepare creates the model and the optimizer, in their initial state or from the checkpoint, and
 // opens the records at the checkpoint's position.
-func (r *run) prepare(ctx context.Context, checkpoint *Checkpoint) error {
+func (r *run) prepare(ctx context.Context, saved *checkpoint.Checkpoint) error {
 	err := r.observe(ctx)
 	if err == nil && r.leads() {
 		err = r.measure(ctx)
@@ -1092,21 +1093,21 @@ func (r *run) prepare(ctx context.Context, checkpoint *Checkpoint) error {
 		return err
 	}
 	r.replicas = r.newReplicaCheck()
-	if err := r.restore(ctx, checkpoint); err != nil {
+	if err := r.restore(ctx, saved); err != nil {
 		return err
 	}
 	if r.leads() {
 		err = r.config.write(r.dir.join(configFile))
 	}
-	return r.restored(ctx, checkpoint, false, err)
+	return r.restored(ctx, saved, false, err)
 }
 
 // restored tells the observers that the run is in the state of the checkpoint, or in its initial
 // state. failed is an error of this rank.
-func (r *run) restored(ctx context.Context, checkpoint *Checkpoint, rollback bool, failed error) error {
+func (r *run) restored(ctx context.Context, saved *checkpoint.Checkpoint, rollback bool, failed error) error {
 	for _, o := range r.observers {
 		if failed == nil {
-			failed = o.restored(checkpoint, rollback)
+			failed = o.restored(saved, rollback)
 		}
 	}
 	r.takePlan()
@@ -1131,17 +1132,17 @@ func (r *run) takePlan() {
 }
 
 // restore sets the weights and the optimizer to the checkpoint, or to their initial state.
-func (r *run) restore(ctx context.Context, checkpoint *Checkpoint) error {
+func (r *run) restore(ctx context.Context, saved *checkpoint.Checkpoint) error {
 	model, world := r.model, r.ranks.World()
 	r.replicas.begin() // other weights
-	if r.optimizer == nil || checkpoint == nil {
+	if r.optimizer == nil || saved == nil {
 		r.optimizer.Free() // before the new optimizer allocates memory
 		r.optimizer = nil
 		if err := r.newOptimizer(ctx); err != nil {
 			return err
 		}
 	}
-	if checkpoint == nil {
+	if saved == nil {
 		var err error
 		if r.initial.Dir != "" {
 			err = model.Load(r.initial.Dir)
@@ -1166,16 +1167,16 @@ func (r *run) restore(ctx context.Context, checkpoint *Checkpoint) error {
 		if r.state.Spikes != nil && r.initial.Dir == "" {
 			r.state.Spikes.Began = spikes.BeganBySeed
 		} else if r.state.Spikes != nil {
-			if r.state.Spikes.Began, err = newShare(model, r.optimizer).weightsHash(ctx, world); err != nil {
+			if r.state.Spikes.Began, err = checkpoint.NewShard(model, r.optimizer).WeightsHash(ctx, world); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
-	if err := collective.Agree(ctx, world, model.Load(checkpoint.Dir)); err != nil {
+	if err := collective.Agree(ctx, world, model.Load(saved.Dir)); err != nil {
 		return err
 	}
-	if err := newShare(model, r.optimizer).load(ctx, world, checkpoint.Dir); err != nil {
+	if err := checkpoint.NewShard(model, r.optimizer).Load(ctx, world, saved.Dir); err != nil {
 		return err
 	}
 	r.optimizer.Updates = r.state.Updates

@@ -29,6 +29,7 @@ import (
 	"mula/internal/strictyaml"
 	"mula/moe"
 	"mula/shards"
+	"mula/train/checkpoint"
 	"mula/train/checkpoint/checkpointtest"
 	"mula/train/optimizer"
 	"mula/train/record"
@@ -40,16 +41,23 @@ func TestMain(m *testing.M) {
 	if os.Getenv(childEnv) != "" {
 		os.Exit(childMain())
 	}
-	if os.Getenv(convertEnv) != "" {
-		os.Exit(convertChild())
-	}
 	plantest.Main(m)
 }
+
+// Files of a checkpoint.
+const (
+	manifestFile   = "manifest.json"
+	stateFile      = "state.json"
+	modelFile      = "model.safetensors"
+	optimizerFile  = "optimizer.safetensors"
+	generationFile = "generation_config.json"
+	tokenizerFile  = "tokenizer.json"
+)
 
 // checkpointsIn lists the checkpoints of a run, newest first.
 func checkpointsIn(t testing.TB, output string) []string {
 	t.Helper()
-	names, err := filepath.Glob(filepath.Join(output, checkpointsDir, "step-*"))
+	names, err := filepath.Glob(filepath.Join(output, checkpoint.DirName, "step-*"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,10 +200,10 @@ func sameRun(t testing.TB, what, want, got string) {
 		readLines(t, filepath.Join(got, fingerprint.LogFile))); diff != "" {
 		t.Errorf("%s: fingerprints differ (-want +got):\n%s", what, diff)
 	}
-	var states [2]State
+	var states [2]checkpoint.State
 	var files [2]map[string][]byte
 	for i, output := range []string{want, got} {
-		c, _, err := LoadCheckpoint(context.Background(), output)
+		c, _, err := checkpoint.Find(context.Background(), output)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -252,7 +260,7 @@ func TestRun(t *testing.T) {
 	if !slices.Equal(names, []string{"step-00000040", "step-00000030"}) {
 		t.Errorf("checkpoints %v", names)
 	}
-	if result.Checkpoint != filepath.Join(c.Output, checkpointsDir, "step-00000040") {
+	if result.Checkpoint != filepath.Join(c.Output, checkpoint.DirName, "step-00000040") {
 		t.Errorf("checkpoint %s", result.Checkpoint)
 	}
 	lines := readLines(t, filepath.Join(c.Output, metricsFile))
@@ -390,7 +398,7 @@ func TestRunDeterministic(t *testing.T) {
 	// And what ought to matter does.
 	c := first
 	c.Seed, c.Output = 1, filepath.Join(t.TempDir(), "run")
-	a, _, _ := LoadCheckpoint(context.Background(), first.Output)
+	a, _, _ := checkpoint.Find(context.Background(), first.Output)
 	if r := mustRun(t, c, Options{}); r.Weights == a.State.Weights {
 		t.Error("another seed gives the same weights")
 	}
@@ -442,15 +450,15 @@ func TestRunResume(t *testing.T) {
 	for stop := range int64(7) {
 		c := testConfig(t, plan, more)
 		half := mustRun(t, c, stopAfter(stop))
-		if half.Finished || half.Steps != stop+1 || filepath.Base(half.Checkpoint) != checkpointName(stop+1) {
+		if half.Finished || half.Steps != stop+1 || filepath.Base(half.Checkpoint) != checkpoint.Name(stop+1) {
 			t.Fatalf("stopped after step %d: %+v", stop, half)
 		}
 		var summary Summary
 		got := mustRun(t, c, Options{Report: func(s Summary) { summary = s }})
-		if summary.Resumed != checkpointName(stop+1) || summary.NextStep != stop+1 {
+		if summary.Resumed != checkpoint.Name(stop+1) || summary.NextStep != stop+1 {
 			t.Errorf("stopped after step %d: resumed from %q at %d", stop, summary.Resumed, summary.NextStep)
 		}
-		if got.Resumed != checkpointName(stop+1) || got.Weights != want.Weights || got.FirstLoss != want.FirstLoss ||
+		if got.Resumed != checkpoint.Name(stop+1) || got.Weights != want.Weights || got.FirstLoss != want.FirstLoss ||
 			got.LastLoss != want.LastLoss || !got.Finished {
 			t.Errorf("stopped after step %d: %+v, want %+v", stop, got, want)
 		}
@@ -566,9 +574,9 @@ func TestRunLongerSchedule(t *testing.T) {
 		if diff := cmp.Diff(a[1:], b[1:]); diff != "" { // the header has the steps of the beginning
 			t.Errorf("%s: steps differ:\n%s", test.name, diff)
 		}
-		var states [2]State
+		var states [2]checkpoint.State
 		for i, output := range []string{test.long.Output, c.Output} {
-			found, _, err := LoadCheckpoint(t.Context(), output)
+			found, _, err := checkpoint.Find(t.Context(), output)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -615,8 +623,8 @@ func TestRunChangedConfig(t *testing.T) {
 	every := int64(2)
 	c.Checkpoint.Every = &every
 	mustRun(t, c, Options{})
-	a, _, _ := LoadCheckpoint(context.Background(), unbroken.Output)
-	b, _, err := LoadCheckpoint(context.Background(), c.Output)
+	a, _, _ := checkpoint.Find(context.Background(), unbroken.Output)
+	b, _, err := checkpoint.Find(context.Background(), c.Output)
 	if err != nil || a.State.Weights != b.State.Weights {
 		t.Errorf("harmless changes changed the weights (%v)", err)
 	}
@@ -657,9 +665,9 @@ func TestRunSkips(t *testing.T) {
 			t.Errorf("step %d has %s samples, want %s", step, got, want)
 		}
 	}
-	hashes := func(step int64) (string, State) {
-		s, _, err := LoadCheckpoint(context.Background(), filepath.Join(c.Output, checkpointsDir,
-			checkpointName(step)))
+	hashes := func(step int64) (string, checkpoint.State) {
+		s, _, err := checkpoint.Find(context.Background(), filepath.Join(c.Output, checkpoint.DirName,
+			checkpoint.Name(step)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -840,7 +848,7 @@ func TestRunPlanChangeKilled(t *testing.T) {
 	sameRun(t, "back to the first plan", unbroken.Output, c.Output)
 
 	// A new run in the same directory does not use any of this.
-	if err := os.RemoveAll(filepath.Join(c.Output, checkpointsDir)); err != nil {
+	if err := os.RemoveAll(filepath.Join(c.Output, checkpoint.DirName)); err != nil {
 		t.Fatal(err)
 	}
 	mustRun(t, c, Options{})
@@ -989,7 +997,7 @@ func TestRunCancelled(t *testing.T) {
 		t.Fatalf("error %v", err)
 	}
 	names := checkpointsIn(t, c.Output)
-	if last := checkpointName(3); slices.Contains(names, checkpointName(4)) || len(names) > 3 || len(names) > 0 &&
+	if last := checkpoint.Name(3); slices.Contains(names, checkpoint.Name(4)) || len(names) > 3 || len(names) > 0 &&
 		names[0] > last {
 		t.Errorf("checkpoints %v", names)
 	}
@@ -1104,8 +1112,8 @@ func TestRunAmendedPlan(t *testing.T) {
 	whole := testConfig(t, late, "evaluate: {every: 0}\n")
 	mustRun(t, whole, Options{})
 	weights := func(c Config) string {
-		s, _, err := LoadCheckpoint(t.Context(), filepath.Join(c.Output, checkpointsDir,
-			checkpointName(8)))
+		s, _, err := checkpoint.Find(t.Context(), filepath.Join(c.Output, checkpoint.DirName,
+			checkpoint.Name(8)))
 		if err != nil {
 			t.Fatal(err)
 		}

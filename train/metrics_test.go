@@ -12,6 +12,7 @@ import (
 	"mula/blend/fingerprint"
 	"mula/moe"
 	"mula/moe/safetensors"
+	"mula/train/checkpoint"
 	"mula/train/optimizer"
 	"mula/train/record"
 )
@@ -70,7 +71,7 @@ func TestUpdateRatio(t *testing.T) {
 		}
 		change, before := map[string]float64{}, map[string]float64{}
 		weights := func(step int64) map[string][]float32 {
-			f, err := safetensors.Open(filepath.Join(c.Output, checkpointsDir, checkpointName(step), modelFile))
+			f, err := safetensors.Open(filepath.Join(c.Output, checkpoint.DirName, checkpoint.Name(step), modelFile))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -133,7 +134,7 @@ func TestRunReplacesRecords(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	c := testConfig(t, plan, crashConfig)
 	mustRun(t, c, Options{})
-	if err := os.RemoveAll(filepath.Join(c.Output, checkpointsDir)); err != nil {
+	if err := os.RemoveAll(filepath.Join(c.Output, checkpoint.DirName)); err != nil {
 		t.Fatal(err)
 	}
 	warned := 0

@@ -3,6 +3,7 @@ package train
 import (
 	"context"
 
+	"mula/train/checkpoint"
 	"mula/train/record"
 )
 
@@ -11,7 +12,7 @@ import (
 type observer interface {
 	// restored follows the restore of the run's state, at the start and after a rollback.
 	// checkpoint is nil at step 0.
-	restored(checkpoint *Checkpoint, rollback bool) error
+	restored(saved *checkpoint.Checkpoint, rollback bool) error
 	// stepped follows a step. An observer may add its result to p, for the observers after it.
 	stepped(ctx context.Context, p *Progress) error
 	// evaluated follows an evaluation.
@@ -24,11 +25,11 @@ type observer interface {
 // passive is an observer that does nothing. Others embed it.
 type passive struct{}
 
-func (passive) restored(*Checkpoint, bool) error         { return nil }
-func (passive) stepped(context.Context, *Progress) error { return nil }
-func (passive) evaluated(*record.Evaluation) error       { return nil }
-func (passive) saving() error                            { return nil }
-func (passive) close()                                   {}
+func (passive) restored(*checkpoint.Checkpoint, bool) error { return nil }
+func (passive) stepped(context.Context, *Progress) error    { return nil }
+func (passive) evaluated(*record.Evaluation) error          { return nil }
+func (passive) saving() error                               { return nil }
+func (passive) close()                                      {}
 
 // observe creates the observers of this rank.
 func (r *run) observe(ctx context.Context) error {

@@ -18,6 +18,7 @@ import (
 	"mula/internal/longtest"
 	"mula/moe"
 	"mula/moe/safetensors"
+	"mula/train/checkpoint"
 	"mula/train/checkpoint/checkpointtest"
 	"mula/train/estimate"
 	"mula/train/optimizer"
@@ -43,7 +44,7 @@ func TestOptimizersResume(t *testing.T) {
 		c := testConfig(t, plan, more)
 		mustRun(t, c, stopAfter(2))
 		c.Threads = 3
-		if got := mustRun(t, c, Options{}); got.Weights != want.Weights || got.Resumed != checkpointName(3) {
+		if got := mustRun(t, c, Options{}); got.Weights != want.Weights || got.Resumed != checkpoint.Name(3) {
 			t.Errorf("resumed: %+v, want %+v", got, want)
 		}
 		sameRun(t, "resumed", unbroken.Output, c.Output)

@@ -19,6 +19,7 @@ import (
 	"mula/internal/longtest"
 	"mula/moe"
 	"mula/moe/safetensors"
+	"mula/train/checkpoint"
 	"mula/train/collective"
 	"mula/train/estimate"
 	"mula/train/optimizer"
@@ -128,12 +129,12 @@ func TestPipelineResume(t *testing.T) {
 	}{{1, 2, 1}, {3, 1, 3}, {5, 3, 2}, {7, 2, 5}} {
 		c.Layout.PP = stop.pp
 		mustRun(t, c, stopAfter(stop.step))
-		checkpoint, _, err := LoadCheckpoint(context.Background(), c.Output)
+		saved, _, err := checkpoint.Find(context.Background(), c.Output)
 		if err != nil {
 			t.Fatal(err)
 		}
 		held := map[string]int{}
-		files, err := filepath.Glob(filepath.Join(checkpoint.Dir, "model*.safetensors"))
+		files, err := filepath.Glob(filepath.Join(saved.Dir, "model*.safetensors"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -155,7 +156,7 @@ func TestPipelineResume(t *testing.T) {
 			}
 		}
 		c.Layout.PP = stop.then
-		if !maps.EqualFunc(gathered(t, checkpoint.Dir), gathered(t, reload(t, c)), slices.Equal[[]float32]) {
+		if !maps.EqualFunc(gathered(t, saved.Dir), gathered(t, reload(t, c)), slices.Equal[[]float32]) {
 			t.Errorf("from pp %d to %d: another state", stop.pp, stop.then)
 		}
 	}
@@ -377,7 +378,7 @@ func TestPipelineStageDies(t *testing.T) {
 				!strings.Contains(err.Error(), fmt.Sprintf("rank %d on ", victim)) {
 				t.Fatalf("%+v: %v", l, err)
 			}
-			if r := mustRun(t, c, Options{}); r.Weights != whole.Weights || r.Resumed != checkpointName(3) {
+			if r := mustRun(t, c, Options{}); r.Weights != whole.Weights || r.Resumed != checkpoint.Name(3) {
 				t.Errorf("%+v: weights %.16s… from %s, %.16s… of a whole run", l, r.Weights, r.Resumed, whole.Weights)
 			}
 		}

@@ -19,6 +19,7 @@ import (
 	"mula/blend/fingerprint"
 	"mula/internal/longtest"
 	"mula/moe"
+	"mula/train/checkpoint"
 	"mula/train/collective"
 	"mula/train/estimate"
 	"mula/train/optimizer"
@@ -430,7 +431,7 @@ func TestI7NotFinite(t *testing.T) {
 	for _, l := range layouts {
 		c := ranksConfig(t, plan, l, "")
 		mustRun(t, c, stopAfter(4))
-		before, _, err := LoadCheckpoint(context.Background(), c.Output)
+		before, _, err := checkpoint.Find(context.Background(), c.Output)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -440,9 +441,9 @@ func TestI7NotFinite(t *testing.T) {
 			!strings.Contains(err.Error(), ".mlp.experts.") {
 			t.Errorf("dp %d, ep %d: %v", l.DP, l.EP, err)
 		}
-		checkpoint, _, err := LoadCheckpoint(context.Background(), c.Output)
-		if err != nil || checkpoint.State.Step != 5 || checkpoint.State.Weights != before.State.Weights {
-			t.Errorf("dp %d, ep %d: the newest checkpoint is of step %d, %v", l.DP, l.EP, checkpoint.State.Step, err)
+		saved, _, err := checkpoint.Find(context.Background(), c.Output)
+		if err != nil || saved.State.Step != 5 || saved.State.Weights != before.State.Weights {
+			t.Errorf("dp %d, ep %d: the newest checkpoint is of step %d, %v", l.DP, l.EP, saved.State.Step, err)
 		}
 		failures := readLines(t, filepath.Join(c.Output, record.FailuresFile))
 		if len(failures) != 1 || failures[0]["host"] != "node-7" || failures[0]["rank"] != json.Number("2") ||
@@ -516,7 +517,7 @@ func TestRankDies(t *testing.T) {
 		if !errors.Is(err, dies) || collective.Shared(err) || !strings.Contains(err.Error(), "rank 1 on ") {
 			t.Fatalf("dp %d, ep %d: %v", l.DP, l.EP, err)
 		}
-		if r := mustRun(t, c, Options{}); r.Weights != whole.Weights || r.Resumed != checkpointName(9) {
+		if r := mustRun(t, c, Options{}); r.Weights != whole.Weights || r.Resumed != checkpoint.Name(9) {
 			t.Errorf("dp %d, ep %d: weights %.16s… from %s, %.16s… of a whole run", l.DP, l.EP, r.Weights, r.Resumed,
 				whole.Weights)
 		}

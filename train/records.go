@@ -15,6 +15,7 @@ import (
 	"mula/internal/atomicfile"
 	"mula/moe"
 	"mula/moe/safetensors"
+	"mula/train/checkpoint"
 	"mula/train/record"
 	"mula/train/spikes"
 	"mula/train/tensorboard"
@@ -22,10 +23,10 @@ import (
 
 // ResumeRecord names the checkpoint that a run resumed from.
 type ResumeRecord struct {
-	Checkpoint string              `json:"checkpoint"`
-	Time       string              `json:"time"`
-	PeakFLOPS  float64             `json:"peak_flops"`        // as in RunRecord, measured again
-	Refused    []RefusedCheckpoint `json:"refused,omitempty"` // damaged newer checkpoints
+	Checkpoint string               `json:"checkpoint"`
+	Time       string               `json:"time"`
+	PeakFLOPS  float64              `json:"peak_flops"`        // as in RunRecord, measured again
+	Refused    []checkpoint.Refused `json:"refused,omitempty"` // damaged newer checkpoints
 	// fingerprint of the checkpoint's plan, if it differs and plan_change is accept
 	OldPlan string `json:"old_plan,omitempty"`
 	Plan    string `json:"plan,omitempty"` // fingerprint of the new plan
@@ -51,14 +52,14 @@ type records struct {
 
 // restored removes records after the checkpoint, or starts new records. back reports whether this
 // run wrote the records and makes a rollback.
-func (o *records) restored(checkpoint *Checkpoint, back bool) (err error) {
+func (o *records) restored(saved *checkpoint.Checkpoint, back bool) (err error) {
 	r := o.run
 	o.close()
 	now := time.Now()
 	plan := r.data.Plan.Fingerprint()
 	oldPlan := r.state.Cursor.Plan
 	r.takePlan()
-	if checkpoint == nil && !back {
+	if saved == nil && !back {
 		names, err := fs.Glob(os.DirFS(r.dir.path), fingerprint.OlderLogFile("*"))
 		if err != nil {
 			return err
@@ -129,13 +130,13 @@ func (o *records) restored(checkpoint *Checkpoint, back bool) (err error) {
 	if err := atomicfile.SyncDir(r.dir.path); err != nil { // the files themselves must be on disk, too
 		return err
 	}
-	if checkpoint == nil || back && oldPlan == plan {
+	if saved == nil || back && oldPlan == plan {
 		return nil
 	}
 	if !back {
-		r.resumed = checkpoint.Name()
+		r.resumed = saved.Name()
 	}
-	resumed := &ResumeRecord{Checkpoint: checkpoint.Name(), Time: record.Timestamp(now), PeakFLOPS: r.peak,
+	resumed := &ResumeRecord{Checkpoint: saved.Name(), Time: record.Timestamp(now), PeakFLOPS: r.peak,
 		Refused: r.refused}
 	if oldPlan != plan {
 		resumed.OldPlan, resumed.Plan = oldPlan, plan

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"mula/train/checkpoint"
 	"mula/train/collective"
 	"mula/train/record"
 	devapart "mula/xpu/apart"
@@ -132,11 +133,11 @@ func TestReplicasCheckpoint(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "rank 1 on ") || !strings.Contains(err.Error(), "step 4: ") {
 			t.Errorf("comparing every %d steps: %v", every, err)
 		}
-		names, err := os.ReadDir(filepath.Join(c.Output, checkpointsDir))
-		if err != nil || slices.ContainsFunc(names, func(e os.DirEntry) bool { return e.Name() > checkpointName(4) }) {
+		names, err := os.ReadDir(filepath.Join(c.Output, checkpoint.DirName))
+		if err != nil || slices.ContainsFunc(names, func(e os.DirEntry) bool { return e.Name() > checkpoint.Name(4) }) {
 			t.Errorf("checkpoints %v, %v", names, err)
 		}
-		if r := mustRun(t, c, Options{}); r.Weights != want.Weights || r.Resumed != checkpointName(4) {
+		if r := mustRun(t, c, Options{}); r.Weights != want.Weights || r.Resumed != checkpoint.Name(4) {
 			t.Errorf("from %s: weights %.16s…, %.16s… undisturbed", r.Resumed, r.Weights, want.Weights)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 
 	"mula/internal/longtest"
 	"mula/moe/safetensors"
+	"mula/train/checkpoint"
 	"mula/train/optimizer/optimizertest"
 	"mula/xpu/comm"
 )
@@ -71,28 +72,29 @@ func reload(t testing.TB, c Config) string {
 		defer ranks.Close()
 		r := &run{config: c, options: Options{World: world}, ranks: ranks, lastSaved: -1}
 		defer r.close()
-		checkpoint, err := r.begin(ctx)
+		saved, err := r.begin(ctx)
 		if err != nil {
 			return err
 		}
-		if checkpoint == nil {
+		if saved == nil {
 			return fmt.Errorf("no checkpoint in %s", c.Output)
 		}
-		if err := r.prepare(ctx, checkpoint); err != nil {
+		if err := r.prepare(ctx, saved); err != nil {
 			return err
 		}
 		if err := r.optimizer.Average(ctx, true); err != nil {
 			return err
 		}
 		weights := r.state.Weights
-		if err := saveCheckpoint(ctx, world, dir, &r.state, newShare(r.model, r.optimizer), nil); err != nil {
+		if err := checkpoint.Save(ctx, world, dir, &r.state, checkpoint.NewShard(r.model, r.optimizer),
+			nil); err != nil {
 			return err
 		}
 		if r.state.Weights != weights {
 			return fmt.Errorf("weights %s, the checkpoint had %s", r.state.Weights, weights)
 		}
 		if world.Rank() == 0 {
-			path = filepath.Join(dir, checkpointName(r.state.Step))
+			path = filepath.Join(dir, checkpoint.Name(r.state.Step))
 		}
 		return nil
 	})
@@ -129,13 +131,13 @@ func TestInitializeFromManyRanks(t *testing.T) {
 			config+"steps: 1\nschedule: {warmup_steps: 0}\nspikes: {action: rollback}\nlayout: {"+layout+"}\n")
 		c.InitializeFrom = first.Output
 		mustRun(t, c, Options{})
-		checkpoint, _, err := LoadCheckpoint(context.Background(), c.Output)
+		saved, _, err := checkpoint.Find(context.Background(), c.Output)
 		if err != nil {
 			t.Fatal(err)
 		}
-		begun, _, err := LoadCheckpoint(context.Background(), first.Output)
-		if err != nil || checkpoint.State.Spikes.Began != begun.State.Weights {
-			t.Errorf("%s: began with %s, the model has %s; %v", layout, checkpoint.State.Spikes.Began,
+		begun, _, err := checkpoint.Find(context.Background(), first.Output)
+		if err != nil || saved.State.Spikes.Began != begun.State.Weights {
+			t.Errorf("%s: began with %s, the model has %s; %v", layout, saved.State.Spikes.Began,
 				begun.State.Weights, err)
 		}
 		all = append(all, losses(t, c.Output)[0])
@@ -185,7 +187,7 @@ func TestResumeAtAnyLayout(t *testing.T) {
 		}
 		stopped := with(test.from)
 		mustRun(t, stopped, stopAfter(2))
-		saved := filepath.Join(stopped.Output, checkpointsDir, checkpointName(3))
+		saved := filepath.Join(stopped.Output, checkpoint.DirName, checkpoint.Name(3))
 		state := gathered(t, saved)
 		for _, layout := range test.to {
 			what := fmt.Sprintf("%s from %s to %s", test.optimizer, test.from, layout)
@@ -204,7 +206,7 @@ func TestResumeAtAnyLayout(t *testing.T) {
 				}
 			}
 			result := mustRun(t, c, Options{})
-			if result.Resumed != checkpointName(3) {
+			if result.Resumed != checkpoint.Name(3) {
 				t.Errorf("%s: resumed %q", what, result.Resumed)
 			}
 			got := losses(t, c.Output)
@@ -214,7 +216,7 @@ func TestResumeAtAnyLayout(t *testing.T) {
 					break
 				}
 			}
-			found, _, err := FindModel(context.Background(), c.Output)
+			found, _, err := checkpoint.FindModel(context.Background(), c.Output)
 			if err != nil {
 				t.Fatal(err)
 			}

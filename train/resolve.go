@@ -17,6 +17,7 @@ import (
 	"mula/internal/atomicfile"
 	"mula/internal/strictyaml"
 	"mula/moe"
+	"mula/train/checkpoint"
 	"mula/train/optimizer"
 )
 
@@ -227,20 +228,20 @@ func scheduleOf(identity map[string]string) (s optimizer.Schedule, ok bool) {
 
 // compareIdentity compares the identity of a checkpoint after the given number of steps with the
 // identity of the configuration that resumes from it. The error lists all differences.
-func compareIdentity(checkpoint, now map[string]string, steps int64) error {
-	checkpoint = currentFields(checkpoint)
-	old, oldOK := scheduleOf(checkpoint)
+func compareIdentity(saved, now map[string]string, steps int64) error {
+	saved = currentFields(saved)
+	old, oldOK := scheduleOf(saved)
 	schedule, ok := scheduleOf(now)
 	agrees := oldOK && ok && old.Agrees(schedule, steps)
 	var differences []string
 	// Another optimizer or schedule has other fields. Their differences are not listed.
 	follows := func(name string) bool {
 		group, _, _ := strings.Cut(name, ".")
-		was, ok := checkpoint[group+".name"]
+		was, ok := saved[group+".name"]
 		return ok && was != now[group+".name"]
 	}
 	for _, name := range slices.Sorted(maps.Keys(now)) {
-		old, ok := checkpoint[name]
+		old, ok := saved[name]
 		if !ok {
 			old, ok = before[name]
 		}
@@ -253,16 +254,16 @@ func compareIdentity(checkpoint, now map[string]string, steps int64) error {
 			differences = append(differences, fmt.Sprintf("%s was %s and is now %s", name, old, now[name]))
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(checkpoint)) {
+	for _, name := range slices.Sorted(maps.Keys(saved)) {
 		if _, ok := now[name]; !ok && !follows(name) {
-			differences = append(differences, fmt.Sprintf("%s was %s and is now not set", name, checkpoint[name]))
+			differences = append(differences, fmt.Sprintf("%s was %s and is now not set", name, saved[name]))
 		}
 	}
 	if differences == nil {
 		return nil
 	}
 	hint := "restore the old values, or set another output to start a new run"
-	warmup, decay := checkpoint["schedule.warmup_steps"], checkpoint["schedule.decay_steps"]
+	warmup, decay := saved["schedule.warmup_steps"], saved["schedule.decay_steps"]
 	switch {
 	case agrees || !oldOK || !ok || old.Name != schedule.Name:
 	case old.Name == optimizer.WSD && old.Warmup == schedule.Warmup && steps > min(old.Stable(), schedule.Stable()):
@@ -286,9 +287,12 @@ func compareIdentity(checkpoint, now map[string]string, steps int64) error {
 
 // initialModel returns the model that initialize_from names. It fails if the model does not match
 // the resolved configuration and the plan.
-func (c Config) initialModel(ctx context.Context, p *blend.Plan, warn func(string, ...any)) (ModelDir, error) {
-	bad := func(err error) (ModelDir, error) { return ModelDir{}, fmt.Errorf("initialize_from: %w", err) }
-	from, refused, err := FindModel(ctx, c.InitializeFrom)
+func (c Config) initialModel(ctx context.Context, p *blend.Plan, warn func(string, ...any)) (checkpoint.ModelDir,
+	error) {
+	bad := func(err error) (checkpoint.ModelDir, error) {
+		return checkpoint.ModelDir{}, fmt.Errorf("initialize_from: %w", err)
+	}
+	from, refused, err := checkpoint.FindModel(ctx, c.InitializeFrom)
 	for _, r := range refused {
 		warn("initialize_from: checkpoint %s is damaged; using an older one: %s", r.Checkpoint, r.Error)
 	}

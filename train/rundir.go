@@ -11,6 +11,7 @@ import (
 
 	"mula/internal/locks"
 	"mula/internal/strictyaml"
+	"mula/train/checkpoint"
 )
 
 // Names in a run directory.
@@ -35,7 +36,7 @@ func openRunDir(path string) (*runDir, error) {
 	if err := checkRunDir(path); err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(filepath.Join(path, checkpointsDir), 0o755); errors.Is(err, syscall.ENOTDIR) {
+	if err := os.MkdirAll(filepath.Join(path, checkpoint.DirName), 0o755); errors.Is(err, syscall.ENOTDIR) {
 		return nil, &strictyaml.FieldError{Field: "output",
 			Message: fmt.Sprintf(" is %s, but %s is a file; write the path of "+
 				"a directory for the run", path, notDirectory(err, path)), Cause: err}
@@ -55,7 +56,8 @@ func openRunDir(path string) (*runDir, error) {
 		return nil, err
 	}
 	d := &runDir{path, lock}
-	if err := errors.Join(removeTemporary(path), removeTemporary(d.join(checkpointsDir))); err != nil {
+	if err := errors.Join(checkpoint.RemoveTemporary(path),
+		checkpoint.RemoveTemporary(d.join(checkpoint.DirName))); err != nil {
 		d.close()
 		return nil, err
 	}

@@ -20,6 +20,7 @@ import (
 	"mula/internal/longtest"
 	"mula/moe"
 	"mula/shards"
+	"mula/train/checkpoint"
 	"mula/train/checkpoint/checkpointtest"
 	"mula/train/estimate"
 	"mula/train/record"
@@ -408,21 +409,21 @@ func TestDocumentsResume(t *testing.T) {
 	// Windows are the same as before the setting existed.
 	c := testConfig(t, windowsPlan(t, dir, "plain.json", ""), "")
 	mustRun(t, c, stopAfter(2))
-	checkpoint, _, err := LoadCheckpoint(t.Context(), c.Output)
-	if err != nil || checkpoint.State.Config["attention"] != `"window"` {
-		t.Fatal(checkpoint.State.Config, err)
+	saved, _, err := checkpoint.Find(t.Context(), c.Output)
+	if err != nil || saved.State.Config["attention"] != `"window"` {
+		t.Fatal(saved.State.Config, err)
 	}
-	delete(checkpoint.State.Config, "attention")
+	delete(saved.State.Config, "attention")
 	now := c
 	now.Attention = WindowAttention
 	if now, err = now.resolve(mustPlan(t, c.Plan)); err != nil {
 		t.Fatal(err)
 	}
-	if err := compareIdentity(checkpoint.State.Config, now.identity(), 3); err != nil {
+	if err := compareIdentity(saved.State.Config, now.identity(), 3); err != nil {
 		t.Errorf("a checkpoint that does not name its attention: %v", err)
 	}
 	now.Attention = DocumentAttention
-	if err := compareIdentity(checkpoint.State.Config, now.identity(), 3); err == nil {
+	if err := compareIdentity(saved.State.Config, now.identity(), 3); err == nil {
 		t.Error("it goes on with another attention")
 	}
 }
@@ -481,7 +482,7 @@ func TestNothingCounts(t *testing.T) {
 		names := checkpointsIn(t, c.Output)
 		slices.Reverse(names)
 		for _, name := range names {
-			m, err := moe.Open(filepath.Join(c.Output, checkpointsDir, name), device(t, 1))
+			m, err := moe.Open(filepath.Join(c.Output, checkpoint.DirName, name), device(t, 1))
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -11,6 +11,7 @@ import (
 	"mula/blend/fingerprint"
 	"mula/internal/atomicfile"
 	"mula/moe"
+	"mula/train/checkpoint"
 	"mula/train/collective"
 	"mula/train/record"
 	"mula/train/spikes"
@@ -54,15 +55,15 @@ func (r *run) rollBack(ctx context.Context, spike *spikes.Spike) error {
 	first := max(r.state.Step+1-c.LeaveOut, s.PlanFrom)
 	back := spikes.Rollback{Step: r.state.Step, Spike: *spike, LeftOut: blend.Range{From: r.positions(first).From,
 		To: r.positions(r.state.Step).To}}
-	checkpoint, err := r.goBackTo(ctx, first)
+	saved, err := r.goBackTo(ctx, first)
 	if err != nil {
 		return fmt.Errorf("step %d: %s; rollback failed: %w", back.Step, spike, err)
 	}
 	state, where := r.newState(), "step 0"
 	r.lastSaved = -1
-	if checkpoint != nil {
-		state, where = checkpoint.State, checkpoint.Name()
-		r.lastSaved = checkpoint.State.Step
+	if saved != nil {
+		state, where = saved.State, saved.Name()
+		r.lastSaved = saved.State.Step
 	}
 	state.Spikes.Skips, state.Spikes.Rollbacks = s.Skips, append(slices.Clone(s.Rollbacks), back)
 	state.Spikes.Exclude(back.LeftOut)
@@ -71,10 +72,10 @@ func (r *run) rollBack(ctx context.Context, spike *spikes.Spike) error {
 	r.warn("step %d: %s; the run returns to %s and skips positions %d to %d, of steps %d to %d: rollback %d of at "+
 		"most %d", back.Step, spike, where,
 		back.LeftOut.From, back.LeftOut.To-1, first, back.Step, len(state.Spikes.Rollbacks), c.MaxRollbacks)
-	if err := r.restore(ctx, checkpoint); err != nil {
+	if err := r.restore(ctx, saved); err != nil {
 		return err
 	}
-	return r.restored(ctx, checkpoint, true, nil)
+	return r.restored(ctx, saved, true, nil)
 }
 
 // findInitial checks that the run can restart with its initial weights: initialize_from, or the
@@ -82,7 +83,7 @@ func (r *run) rollBack(ctx context.Context, spike *spikes.Spike) error {
 func (r *run) findInitial(ctx context.Context) error {
 	began := r.state.Spikes.Began
 	if began == spikes.BeganBySeed {
-		r.initial = ModelDir{}
+		r.initial = checkpoint.ModelDir{}
 		return nil
 	}
 	if r.config.InitializeFrom == "" {
@@ -110,9 +111,9 @@ func (r *run) findInitial(ctx context.Context) error {
 // removes newer checkpoints, newest first, because their records will be removed. Without a
 // checkpoint it returns nil, which means step 0. It returns an error if the run started with
 // another plan.
-func (r *run) goBackTo(ctx context.Context, step int64) (*Checkpoint, error) {
-	dir, world := r.dir.join(checkpointsDir), r.ranks.World()
-	found, newer, err := newestUntil(ctx, world, dir, step, r.warn)
+func (r *run) goBackTo(ctx context.Context, step int64) (*checkpoint.Checkpoint, error) {
+	dir, world := r.dir.join(checkpoint.DirName), r.ranks.World()
+	found, newer, err := checkpoint.NewestUntil(ctx, world, dir, step, r.warn)
 	if err != nil {
 		return nil, err
 	}
@@ -131,7 +132,7 @@ func (r *run) goBackTo(ctx context.Context, step int64) (*Checkpoint, error) {
 		}
 		for _, path := range newer {
 			if err == nil {
-				err = discardCheckpoint(path)
+				err = checkpoint.Discard(path)
 			}
 		}
 	}
@@ -152,15 +153,15 @@ func (r *run) backTo() int64 {
 
 // endOfSpikes returns the error that ends a run after too many spikes.
 func (r *run) endOfSpikes(spike *spikes.Spike, why string) error {
-	checkpoint := "there is no checkpoint"
+	saved := "there is no checkpoint"
 	if r.lastSaved >= 0 {
-		checkpoint = "the newest checkpoint is " + checkpointName(r.lastSaved)
+		saved = "the newest checkpoint is " + checkpoint.Name(r.lastSaved)
 	}
 	err := fmt.Errorf("step %d: %s, and %s; the weights are unchanged since the step before, and %s. If losses have "+
 		"risen and stay high, the learning rate is too high, or the data has changed permanently (mula peek "+
 		"--position %d shows it). Otherwise, raise the limit and start the run again. Skipped positions are "+
 		"listed in %s",
-		r.state.Step, spike, why, checkpoint, r.positions(r.state.Step).From, r.dir.join(skipsFile))
+		r.state.Step, spike, why, saved, r.positions(r.state.Step).From, r.dir.join(skipsFile))
 	if spike.NotFinite {
 		err = fmt.Errorf("%w: %w", moe.ErrNotFinite, err)
 	}

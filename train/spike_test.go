@@ -26,6 +26,7 @@ import (
 	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/shards"
+	"mula/train/checkpoint"
 	"mula/train/checkpoint/checkpointtest"
 	"mula/train/record"
 	"mula/train/report"
@@ -109,9 +110,9 @@ func sameTraining(t testing.TB, what, skipping, planned string) {
 	if diff := cmp.Diff(b[1:], a[1:]); diff != "" {
 		t.Errorf("%s: fingerprints (-plan +run):\n%s", what, diff)
 	}
-	var states [2]State
+	var states [2]checkpoint.State
 	for i, output := range []string{skipping, planned} {
-		c, _, err := LoadCheckpoint(context.Background(), output)
+		c, _, err := checkpoint.Find(context.Background(), output)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -212,15 +213,15 @@ func TestSpikeRollback(t *testing.T) {
 		}
 		rollbacks = append(rollbacks, *l.Rollback)
 	}
-	checkpoint, _, err := LoadCheckpoint(context.Background(), c.Output)
+	saved, _, err := checkpoint.Find(context.Background(), c.Output)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(checkpoint.State.Spikes.Rollbacks, rollbacks); diff != "" || len(rollbacks) != 2 ||
+	if diff := cmp.Diff(saved.State.Spikes.Rollbacks, rollbacks); diff != "" || len(rollbacks) != 2 ||
 		rollbacks[1].Step != 33 {
 		t.Errorf("rollbacks (-checkpoint +metrics):\n%s", diff)
 	}
-	for _, got := range [][]blend.Range{skipsOf(t, c.Output), checkpoint.State.Spikes.Skips,
+	for _, got := range [][]blend.Range{skipsOf(t, c.Output), saved.State.Spikes.Skips,
 		{rollbacks[0].LeftOut, rollbacks[1].LeftOut}} {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("skips (-want +got):\n%s", diff)
@@ -362,12 +363,12 @@ func TestSpikeNotFinite(t *testing.T) {
 		if diff := cmp.Diff(want, skipsOf(t, c.Output)); diff != "" {
 			t.Errorf("%s: skips (-want +got):\n%s", action, diff)
 		}
-		checkpoint, _, err := LoadCheckpoint(context.Background(), c.Output)
+		saved, _, err := checkpoint.Find(context.Background(), c.Output)
 		if err != nil || !finite(r.LastLoss) {
 			t.Fatal(err)
 		}
 		for _, name := range []string{modelFile, optimizerFile} {
-			f, err := safetensors.Open(filepath.Join(checkpoint.Dir, name))
+			f, err := safetensors.Open(filepath.Join(saved.Dir, name))
 			if err != nil {
 				t.Fatal(err)
 			}

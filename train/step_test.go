@@ -9,6 +9,7 @@ import (
 
 	"mula/internal/alloctest"
 	"mula/moe"
+	"mula/train/checkpoint"
 	"mula/train/optimizer"
 )
 
@@ -89,11 +90,11 @@ func TestRunRecompute(t *testing.T) {
 	mustRun(t, c, stopAfter(5))
 	c.Recompute = moe.RecomputeExperts
 	mustRun(t, c, Options{})
-	a, _, err := LoadCheckpoint(context.Background(), first.Output)
+	a, _, err := checkpoint.Find(context.Background(), first.Output)
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, _, err := LoadCheckpoint(context.Background(), c.Output)
+	b, _, err := checkpoint.Find(context.Background(), c.Output)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"mula/shards"
+	"mula/train/checkpoint"
 )
 
 // A shard that is damaged in place during a run ends it at the next checkpoint, before that is
@@ -52,7 +53,7 @@ func TestDamageDuringRunEndsIt(t *testing.T) {
 			errors.Is(err, shards.ErrCorrupt) != (name == "with sums") {
 			t.Errorf("%s: %v, want %s", name, err, want)
 		}
-		if found, err := filepath.Glob(filepath.Join(c.Output, checkpointsDir, "step-*")); len(found) > 0 ||
+		if found, err := filepath.Glob(filepath.Join(c.Output, checkpoint.DirName, "step-*")); len(found) > 0 ||
 			err != nil {
 			t.Errorf("%s: checkpoints %v were written, %v", name, found, err)
 		}

@@ -56,8 +56,8 @@ func Names(t testing.TB, dir string) []string {
 	return names
 }
 
-// Model writes a Hugging Face model with drawn weights, and the given files beside it. change
-// changes its configuration, which is mula-nano with the end of documents 0.
+// Model writes a Hugging Face model with drawn weights into a new directory, and adds the given
+// files. change changes its configuration, which is mula-nano with the end of documents 0.
 func Model(t testing.TB, change func(*moe.Config), files map[string]string) (dir string, m *moe.Model) {
 	t.Helper()
 	c, err := moe.Preset("mula-nano")

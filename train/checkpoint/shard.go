@@ -1,4 +1,4 @@
-package train
+package checkpoint
 
 import (
 	"cmp"
@@ -25,10 +25,10 @@ import (
 	"mula/xpu/comm"
 )
 
-// A share is the part of the weights and of the optimizer's state that one rank saves in a
+// A Shard is the part of the weights and of the optimizer's state that one rank saves in a
 // checkpoint and loads from it. Names and ranges refer to the whole model, so that a checkpoint
 // does not depend on the layout.
-type share struct {
+type Shard struct {
 	config  moe.Config
 	tensors []safetensors.Tensor // of the whole model, in its order
 	// for each tensor, the names of its state tensors, which have the same shape
@@ -41,7 +41,7 @@ type share struct {
 
 // A heldTensor is a tensor whose weights a rank has.
 type heldTensor struct {
-	index  int // in share.tensors
+	index  int // in Shard.tensors
 	weight xpu.Tensor
 	// ranges of the optimizer's state that this rank writes; over all ranks, every element of every
 	// tensor exactly once
@@ -56,15 +56,15 @@ type stretch struct {
 	values xpu.Tensor // of one dimension
 }
 
-// newShare returns the share of a rank with this model and optimizer. Before a save, the optimizer
+// NewShard returns the shard of a rank with this model and optimizer. Before a save, the optimizer
 // must be averaged.
-func newShare(m *moe.Model, o *optimizer.Optimizer) share {
-	return shareOf(o, m.Device(), m.Config(), m.Config().Tensors())
+func NewShard(m *moe.Model, o *optimizer.Optimizer) Shard {
+	return shardOf(o, m.Device(), m.Config(), m.Config().Tensors())
 }
 
-// shareOf returns the share of a rank whose optimizer updates some of the given tensors.
-func shareOf(o *optimizer.Optimizer, device xpu.Memory, config moe.Config, tensors []safetensors.Tensor) share {
-	s := share{config: config, tensors: tensors, device: device, metadata: o.Metadata(), setMetadata: o.SetMetadata}
+// shardOf returns the shard of a rank whose optimizer updates some of the given tensors.
+func shardOf(o *optimizer.Optimizer, device xpu.Memory, config moe.Config, tensors []safetensors.Tensor) Shard {
+	s := Shard{config: config, tensors: tensors, device: device, metadata: o.Metadata(), setMetadata: o.SetMetadata}
 	for _, t := range s.tensors {
 		s.states = append(s.states, o.StateNames(t.Name, t.Shape))
 	}
@@ -90,7 +90,7 @@ func shareOf(o *optimizer.Optimizer, device xpu.Memory, config moe.Config, tenso
 type indexRun [2]int
 
 // runs returns the numbers of the tensors that this rank has, as runs.
-func (s share) runs() []indexRun {
+func (s Shard) runs() []indexRun {
 	var runs []indexRun
 	for _, h := range s.held {
 		if last := len(runs) - 1; last >= 0 && runs[last][1] == h.index {
@@ -180,12 +180,12 @@ func (q *leastLoaded) Push(any)      {}
 func (q *leastLoaded) Pop() any      { return nil }
 
 // A tensorRange is the elements [begin, end) of state tensor number state of parameter number
-// tensor of a share.
+// tensor of a shard.
 type tensorRange struct{ tensor, state, begin, end int }
 
 // rangeName returns the name of a range in a file: PARAMETER.STATE for a complete tensor,
 // PARAMETER.STATE[begin:end] for a part.
-func (s share) rangeName(r tensorRange) string {
+func (s Shard) rangeName(r tensorRange) string {
 	name := s.tensors[r.tensor].Name + "." + s.states[r.tensor][r.state]
 	if r.begin == 0 && int64(r.end) == s.tensors[r.tensor].Elements() {
 		return name
@@ -194,7 +194,7 @@ func (s share) rangeName(r tensorRange) string {
 }
 
 // rangeEntry returns a range as a tensor of a file.
-func (s share) rangeEntry(r tensorRange) safetensors.Tensor {
+func (s Shard) rangeEntry(r tensorRange) safetensors.Tensor {
 	t := safetensors.Tensor{Name: s.rangeName(r), DType: safetensors.F32, Shape: []int{r.end - r.begin}}
 	if r.begin == 0 && int64(r.end) == s.tensors[r.tensor].Elements() {
 		t.Shape = s.tensors[r.tensor].Shape
@@ -203,7 +203,7 @@ func (s share) rangeEntry(r tensorRange) safetensors.Tensor {
 }
 
 // written returns the ranges that this rank writes, and their values.
-func (s share) written() (ranges []tensorRange, values []xpu.Tensor, err error) {
+func (s Shard) written() (ranges []tensorRange, values []xpu.Tensor, err error) {
 	for _, h := range s.held {
 		for _, w := range h.write {
 			state := slices.Index(s.states[h.index], w.name)
@@ -231,7 +231,7 @@ type stateMap [][][]placedRange
 
 // place returns a map of ranges. It fails and names ranges that are missing, overlap, exceed their
 // tensor, or belong to no tensor of this model and optimizer.
-func (s share) place(ranges []placedRange) (stateMap, error) {
+func (s Shard) place(ranges []placedRange) (stateMap, error) {
 	m := make(stateMap, len(s.tensors))
 	for i := range m {
 		m[i] = make([][]placedRange, len(s.states[i]))
@@ -297,7 +297,7 @@ type stateIndex struct {
 }
 
 // parse returns the ranges of the names in an index.
-func (s share) parse(index stateIndex) ([]placedRange, error) {
+func (s Shard) parse(index stateIndex) ([]placedRange, error) {
 	type key struct{ tensor, state int }
 	names := make(map[string]key, 2*len(s.tensors))
 	for i, t := range s.tensors {
@@ -330,9 +330,9 @@ func (s share) parse(index stateIndex) ([]placedRange, error) {
 	return ranges, someWrong(wrong)
 }
 
-// load reads the ranges of a checkpoint's optimizer state that this rank needs, from any writer.
+// Load reads the ranges of a checkpoint's optimizer state that this rank needs, from any writer.
 // All ranks call it. It fails on all ranks if it fails on one.
-func (s share) load(ctx context.Context, world *comm.Comm, dir string) error {
+func (s Shard) Load(ctx context.Context, world *comm.Comm, dir string) error {
 	err := s.read(ctx, dir, world.Rank(), world.Size())
 	if err != nil {
 		err = fmt.Errorf("loading the optimizer's state: %w", err)
@@ -342,7 +342,7 @@ func (s share) load(ctx context.Context, world *comm.Comm, dir string) error {
 
 // read is load without communication. Rank number rank of size ranks also checks every size-th
 // file, so that all files are checked.
-func (s share) read(ctx context.Context, dir string, rank, size int) error {
+func (s Shard) read(ctx context.Context, dir string, rank, size int) error {
 	index, name, err := openState(dir)
 	if err != nil {
 		return err
@@ -442,7 +442,7 @@ func openState(dir string) (index stateIndex, name string, err error) {
 }
 
 // checkContent returns an error if the tensors of a file differ from the expected ranges.
-func (s share) checkContent(file *safetensors.File, want []tensorRange) error {
+func (s Shard) checkContent(file *safetensors.File, want []tensorRange) error {
 	for _, r := range want {
 		entry := s.rangeEntry(r)
 		got, ok := file.Tensor(entry.Name)
@@ -491,7 +491,7 @@ type tensorHash struct {
 }
 
 // hashOf returns the hash of a tensor's weights. buffer is memory for them on the host.
-func (s share) hashOf(ctx context.Context, h heldTensor, buffer *[]float32) (tensorHash, error) {
+func (s Shard) hashOf(ctx context.Context, h heldTensor, buffer *[]float32) (tensorHash, error) {
 	weight, err := xpu.Numbers(ctx, s.device, h.weight, buffer)
 	if err != nil {
 		return tensorHash{}, err
@@ -500,9 +500,9 @@ func (s share) hashOf(ctx context.Context, h heldTensor, buffer *[]float32) (ten
 	return tensorHash{h.index, hex.EncodeToString(sum[:])}, nil
 }
 
-// combine computes the hash of the weights from the hashes of all tensors. Each hash is in one of the
-// lists.
-func (s share) combine(lists [][]tensorHash) (string, error) {
+// combine computes the hash of the weights from the hashes of all tensors. Each hash is in one of
+// the lists.
+func (s Shard) combine(lists [][]tensorHash) (string, error) {
 	sums := make([][]byte, len(s.tensors))
 	for _, list := range lists {
 		for _, t := range list {
@@ -526,8 +526,8 @@ func (s share) combine(lists [][]tensorHash) (string, error) {
 	return w.sum(), nil
 }
 
-// weightsHash returns the hash of the weights of the whole model. Each rank hashes some tensors.
-func (s share) weightsHash(ctx context.Context, world *comm.Comm) (string, error) {
+// WeightsHash returns the hash of the weights of the whole model. Each rank hashes some tensors.
+func (s Shard) WeightsHash(ctx context.Context, world *comm.Comm) (string, error) {
 	runs, err := collective.Gather(ctx, world, s.runs())
 	if err != nil {
 		return "", err

@@ -1,4 +1,4 @@
-package train
+package checkpoint
 
 import (
 	"bytes"
@@ -76,7 +76,8 @@ func (m ModelDir) Inspect(ctx context.Context, progress func(done, total int64))
 }
 
 // HasWeights reports whether the model's weights have a hash that a checkpoint of any format has.
-// now is the hash of the model's weights. Format 1 has the SHA-256 of all weights in sequence instead.
+// now is the hash of the model's weights. Format 1 has the SHA-256 of all weights in sequence
+// instead.
 func (m ModelDir) HasWeights(ctx context.Context, want string) (has bool, now string, err error) {
 	inspected, err := m.Inspect(ctx, nil)
 	if err != nil || inspected.Weights == want {

@@ -1,4 +1,4 @@
-package train
+package checkpoint
 
 import (
 	"context"
@@ -27,7 +27,8 @@ import (
 func TestConvert(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
-	dir, m := checkpointtest.Model(t, nil, map[string]string{"tokenizer.json": checkpointtest.Tokenizer(t), "README.md": "not copied"})
+	dir, m := checkpointtest.Model(t, nil,
+		map[string]string{"tokenizer.json": checkpointtest.Tokenizer(t), "README.md": "not copied"})
 	output := filepath.Join(t.TempDir(), "new", "model")
 	var done, total int64
 	found, err := ModelDir{Dir: dir}.Convert(ctx, output, ConvertOptions{DType: safetensors.BF16,
@@ -38,7 +39,8 @@ func TestConvert(t *testing.T) {
 	if n := m.Config().TotalParameters(); done != n || total != n || found.Parameters != n {
 		t.Errorf("progress %d of %d, %d parameters, want %d", done, total, found.Parameters, n)
 	}
-	if found.Weights != checkpointtest.WeightsHash(m.Parameters()) || found.Tokens != 258 || found.Notes != nil || found.Fused ||
+	if found.Weights != checkpointtest.WeightsHash(m.Parameters()) || found.Tokens != 258 || found.Notes != nil ||
+		found.Fused ||
 		!slices.Equal(found.DTypes, []safetensors.DType{safetensors.F32}) {
 		t.Errorf("found %+v", found)
 	}
@@ -149,7 +151,7 @@ func TestConvertRefuses(t *testing.T) {
 		ConvertOptions{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("after cancelling: %v", err)
 	}
-	if _, _, err := FindModel(ctx, parent); !errors.Is(err, ErrNoCheckpoint) ||
+	if _, _, err := FindModel(ctx, parent); !errors.Is(err, ErrNone) ||
 		!strings.Contains(err.Error(), "no config.json of a Hugging Face model") {
 		t.Errorf("no model: %v", err)
 	}
@@ -199,7 +201,15 @@ func TestConvertFaults(t *testing.T) {
 // convertEnv, when set, makes the test binary a process that converts a model, and that is killed
 // before the operation of the given number on files; or, if that is 0, reads a byte from its input
 // before each. Its value is the number, the model and the output, a line each.
-const convertEnv = "MULA_TRAIN_CONVERT_CHILD"
+const convertEnv = "MULA_CHECKPOINT_CONVERT_CHILD"
+
+func TestMain(m *testing.M) {
+	atomicfile.SkipSync = true
+	if os.Getenv(convertEnv) != "" {
+		os.Exit(convertChild())
+	}
+	os.Exit(m.Run())
+}
 
 func convertChild() int {
 	lines := strings.Split(os.Getenv(convertEnv), "\n")

@@ -1,4 +1,4 @@
-package train
+package checkpoint
 
 import (
 	"context"
@@ -52,15 +52,15 @@ func onRanks(size int, f func(world *comm.Comm) error) []error {
 	return errs
 }
 
-// testShare is the share of a rank that is alone and has an optimizer of hand-made parameters.
-func testShare(t testing.TB, d xpu.Memory, o *optimizer.Optimizer) share {
+// testShard is the shard of a rank that is alone and has an optimizer of hand-made parameters.
+func testShard(t testing.TB, d xpu.Memory, o *optimizer.Optimizer) Shard {
 	t.Helper()
 	var tensors []safetensors.Tensor
 	for i, p := range o.Parameters() {
 		p.Index = i
 		tensors = append(tensors, safetensors.Tensor{Name: p.Name, DType: safetensors.F32, Shape: p.Shape})
 	}
-	return shareOf(o, d, testModel(t), tensors)
+	return shardOf(o, d, testModel(t), tensors)
 }
 
 // testModel is the config.json in checkpoints of hand-made tensors.
@@ -100,10 +100,10 @@ func (m madeModel) fill(values []float32, step int64, tensor, state, begin int) 
 	}
 }
 
-// share returns the share of one rank. owner returns the rank that owns an element, and therefore
+// shard returns the shard of one rank. owner returns the rank that owns an element, and therefore
 // writes and reads it.
-func (m madeModel) share(rank, ep int, step int64, owner func(tensor, state, element int) int) share {
-	s := share{config: m.config, tensors: m.tensors, states: m.states, device: m.device,
+func (m madeModel) shard(rank, ep int, step int64, owner func(tensor, state, element int) int) Shard {
+	s := Shard{config: m.config, tensors: m.tensors, states: m.states, device: m.device,
 		metadata:    map[string]string{"weight_sum": fmt.Sprint(step)},
 		setMetadata: func(map[string]string) error { return nil }}
 	for i, t := range m.tensors {
@@ -133,7 +133,7 @@ func (m madeModel) share(rank, ep int, step int64, owner func(tensor, state, ele
 }
 
 // check compares the read values with the values of a step.
-func (m madeModel) check(s share, step int64) error {
+func (m madeModel) check(s Shard, step int64) error {
 	for _, h := range s.held {
 		for _, r := range h.read {
 			j := slices.Index(m.states[h.index], r.name)
@@ -191,8 +191,8 @@ func (m madeModel) save(t testing.TB, dir string, step int64, dp, ep int) {
 // trySave returns what each rank says.
 func (m madeModel) trySave(dir string, step int64, dp, ep int) []error {
 	return onRanks(dp*ep, func(world *comm.Comm) error {
-		s := m.share(world.Rank(), ep, step, m.evenly(dp*ep, ep))
-		return saveCheckpoint(context.Background(), world, dir, &State{Step: step}, s, nil)
+		s := m.shard(world.Rank(), ep, step, m.evenly(dp*ep, ep))
+		return Save(context.Background(), world, dir, &State{Step: step}, s, nil)
 	})
 }
 
@@ -248,20 +248,21 @@ func TestReshard(t *testing.T) {
 		for r, err := range onRanks(len(states), func(world *comm.Comm) error {
 			r := world.Rank()
 			states[r].Step = step
-			return saveCheckpoint(context.Background(), world, dir, &states[r], m.share(r, from[1], step, owner), nil)
+			return Save(context.Background(), world, dir, &states[r], m.shard(r, from[1], step, owner), nil)
 		}) {
 			if err != nil {
 				t.Fatalf("saving at %v, rank %d: %v", from, r, err)
 			}
 		}
 		var whole []*moe.Parameter
-		for _, h := range m.share(0, 1, step, func(int, int, int) int { return 0 }).held {
+		for _, h := range m.shard(0, 1, step, func(int, int, int) int { return 0 }).held {
 			whole = append(whole, &moe.Parameter{Name: m.tensors[h.index].Name, Shape: m.tensors[h.index].Shape,
 				Weight: h.weight})
 		}
 		for r, s := range states {
-			if s.Weights != checkpointtest.WeightsHash(whole) || s.Format != checkpointFormat {
-				t.Fatalf("rank %d: format %d, weights %s, want %s", r, s.Format, s.Weights, checkpointtest.WeightsHash(whole))
+			if s.Weights != checkpointtest.WeightsHash(whole) || s.Format != format {
+				t.Fatalf("rank %d: format %d, weights %s, want %s", r, s.Format, s.Weights,
+					checkpointtest.WeightsHash(whole))
 			}
 		}
 
@@ -269,20 +270,20 @@ func TestReshard(t *testing.T) {
 		owner = ownership(to[0], to[1])
 		for r, err := range onRanks(to[0]*to[1], func(world *comm.Comm) error {
 			r := world.Rank()
-			found, refused, err := newestCheckpoint(context.Background(), world, dir)
+			found, refused, err := Newest(context.Background(), world, dir)
 			if err != nil || found == nil || refused != nil {
 				return fmt.Errorf("found %v, refused %v, %w", found, refused, err)
 			}
-			s := m.share(r, to[1], 0, owner) // other values
+			s := m.shard(r, to[1], 0, owner) // other values
 			var metadata map[string]string
 			s.setMetadata = func(text map[string]string) error { metadata = text; return nil }
-			if err := s.load(context.Background(), world, found.Dir); err != nil {
+			if err := s.Load(context.Background(), world, found.Dir); err != nil {
 				return err
 			}
 			if metadata["weight_sum"] != fmt.Sprint(step) {
 				return fmt.Errorf("metadata %v", metadata)
 			}
-			hash, err := m.share(r, to[1], step, owner).weightsHash(context.Background(), world)
+			hash, err := m.shard(r, to[1], step, owner).WeightsHash(context.Background(), world)
 			if err != nil || hash != found.State.Weights {
 				return fmt.Errorf("weights %s, want %s; %w", hash, found.State.Weights, err)
 			}
@@ -292,7 +293,7 @@ func TestReshard(t *testing.T) {
 				t.Fatalf("saved at %v, loading at %v, rank %d: %v", from, to, r, err)
 			}
 		}
-		m.checkModel(t, filepath.Join(dir, checkpointName(step)), step)
+		m.checkModel(t, filepath.Join(dir, Name(step)), step)
 		if err := os.RemoveAll(dir); err != nil {
 			t.Fatal(err)
 		}
@@ -325,7 +326,7 @@ func TestSharedFiles(t *testing.T) {
 	m := oneModel(t)
 	dir := t.TempDir()
 	m.save(t, dir, 1, 2, 2)
-	path := filepath.Join(dir, checkpointName(1))
+	path := filepath.Join(dir, Name(1))
 	entries, err := os.ReadDir(path)
 	if err != nil {
 		t.Fatal(err)
@@ -344,7 +345,7 @@ func TestSharedFiles(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("files %q, want %q", got, want)
 	}
-	var manifest checkpointManifest
+	var manifest manifest
 	if err := readJSON(filepath.Join(path, manifestFile), &manifest); err != nil {
 		t.Fatal(err)
 	}
@@ -387,11 +388,11 @@ func TestSharedFiles(t *testing.T) {
 	single := t.TempDir()
 	m.save(t, single, 1, 1, 1)
 	for _, name := range []string{modelFile, optimizerFile, modelConfig, generationFile, stateFile, manifestFile} {
-		if _, err := os.Stat(filepath.Join(single, checkpointName(1), name)); err != nil {
+		if _, err := os.Stat(filepath.Join(single, Name(1), name)); err != nil {
 			t.Error(err)
 		}
 	}
-	if entries, _ := os.ReadDir(filepath.Join(single, checkpointName(1))); len(entries) != 6 {
+	if entries, _ := os.ReadDir(filepath.Join(single, Name(1))); len(entries) != 6 {
 		t.Errorf("one rank writes %v", entries)
 	}
 }
@@ -439,7 +440,7 @@ func TestAssign(t *testing.T) {
 		size := ep * rapid.IntRange(1, 6).Draw(t, "dp")
 		runs := make([][]indexRun, size)
 		for r := range runs {
-			var s share
+			var s Shard
 			for i := range m.tensors {
 				if m.has(i, r, ep) {
 					s.held = append(s.held, heldTensor{index: i})
@@ -480,7 +481,7 @@ func TestAssign(t *testing.T) {
 // or optimizer; the error names the tensor.
 func TestStateRefused(t *testing.T) {
 	t.Parallel()
-	s := oneModel(t).share(0, 1, 1, func(int, int, int) int { return 0 })
+	s := oneModel(t).shard(0, 1, 1, func(int, int, int) int { return 0 })
 	whole := map[string]string{}
 	ranges, _, err := s.written()
 	if err != nil {
@@ -601,7 +602,7 @@ func TestStateFilesRefused(t *testing.T) {
 			optimizerIndexFile},
 	} {
 		dir := t.TempDir()
-		if err := os.CopyFS(dir, os.DirFS(filepath.Join(original, checkpointName(1)))); err != nil {
+		if err := os.CopyFS(dir, os.DirFS(filepath.Join(original, Name(1)))); err != nil {
 			t.Fatal(err)
 		}
 		if err := test.damage(dir); err != nil {
@@ -610,7 +611,7 @@ func TestStateFilesRefused(t *testing.T) {
 		for _, size := range []int{1, 2, 5} {
 			for r, err := range onRanks(size, func(world *comm.Comm) error {
 				// Rank 0 alone needs anything, and all find it out.
-				return m.share(world.Rank(), 1, 0, func(int, int, int) int { return 0 }).load(context.Background(),
+				return m.shard(world.Rank(), 1, 0, func(int, int, int) int { return 0 }).Load(context.Background(),
 					world, dir)
 			}) {
 				if err == nil || !strings.Contains(err.Error(), test.want) {
@@ -628,32 +629,32 @@ func TestSaveRefused(t *testing.T) {
 	m := oneModel(t)
 	all := m.evenly(2, 1)
 	for what, test := range map[string]struct {
-		change func(rank int, s *share, dir *string)
+		change func(rank int, s *Shard, dir *string)
 		want   []string
 	}{
-		"a directory that is not shared": {func(rank int, _ *share, dir *string) {
+		"a directory that is not shared": {func(rank int, _ *Shard, dir *string) {
 			if rank == 1 {
 				*dir = filepath.Join(*dir, "elsewhere")
 			}
 		}, []string{"rank 1 on " + collective.Hostname(), "cannot see ", "a file system that all ranks share"}},
-		"no rank writes a range": {func(rank int, s *share, _ *string) {
+		"no rank writes a range": {func(rank int, s *Shard, _ *string) {
 			if rank == 1 {
 				s.held[0].write = nil
 			}
 		}, []string{"embed.exp_avg[77:153] is missing"}},
-		"two ranks write a range": {func(_ int, s *share, _ *string) {
+		"two ranks write a range": {func(_ int, s *Shard, _ *string) {
 			s.held[1].write = []stretch{{"exp_avg", 0, xpu.Of([]float32{0}, 1)},
 				{"exp_avg_sq", 0, xpu.Of([]float32{0}, 1)}}
 		}, []string{"scale.exp_avg in optimizer-00001-of-00002.safetensors and scale.exp_avg in " +
 			"optimizer-00002-of-00002.safetensors overlap"}},
-		"an unknown state": {func(rank int, s *share, _ *string) {
+		"an unknown state": {func(rank int, s *Shard, _ *string) {
 			if rank == 1 {
 				s.held[0].write[0].name = "hessian"
 			}
 		}, []string{"rank 1 on", "embed has no hessian"}},
-		"no rank has a tensor": {func(_ int, s *share, _ *string) { s.held = s.held[:len(s.held)-1] },
+		"no rank has a tensor": {func(_ int, s *Shard, _ *string) { s.held = s.held[:len(s.held)-1] },
 			[]string{"no rank has norm"}},
-		"other numbers": {func(rank int, s *share,
+		"other numbers": {func(rank int, s *Shard,
 			_ *string) {
 			s.metadata = map[string]string{"lr_max": fmt.Sprint(rank)}
 		},
@@ -662,17 +663,17 @@ func TestSaveRefused(t *testing.T) {
 		dir := t.TempDir()
 		m.save(t, dir, 1, 1, 1)
 		for r, err := range onRanks(2, func(world *comm.Comm) error {
-			s, own := m.share(world.Rank(), 1, 2, all), dir
+			s, own := m.shard(world.Rank(), 1, 2, all), dir
 			test.change(world.Rank(), &s, &own)
-			return saveCheckpoint(context.Background(), world, own, &State{Step: 2}, s, nil)
+			return Save(context.Background(), world, own, &State{Step: 2}, s, nil)
 		}) {
-			for _, want := range append(test.want, checkpointName(2)) {
+			for _, want := range append(test.want, Name(2)) {
 				if err == nil || !strings.Contains(err.Error(), want) {
 					t.Errorf("%s, rank %d: error %v, want %q", what, r, err, want)
 				}
 			}
 		}
-		if names := checkpointtest.Names(t, dir); !slices.Equal(names, []string{checkpointName(1)}) {
+		if names := checkpointtest.Names(t, dir); !slices.Equal(names, []string{Name(1)}) {
 			t.Errorf("%s: left %q", what, names)
 		}
 	}
@@ -692,7 +693,7 @@ func TestEveryFaultOfEveryRank(t *testing.T) {
 	temporary := regexp.MustCompile(`^/\.step-00000002\.[^/]*\.tmp`)
 	within := func(path string) string {
 		return temporary.ReplaceAllString(strings.TrimPrefix(filepath.ToSlash(path), filepath.ToSlash(dir)),
-			"/"+checkpointName(2)+"~")
+			"/"+Name(2)+"~")
 	}
 	root := t.TempDir()
 	dir = filepath.Join(root, "unharmed")
@@ -751,15 +752,15 @@ func TestEveryFaultOfEveryRank(t *testing.T) {
 			}
 			for _, size := range []int{1, 2} {
 				for r, err := range onRanks(size, func(world *comm.Comm) error {
-					found, refused, err := newestCheckpoint(context.Background(), world, dir)
+					found, refused, err := Newest(context.Background(), world, dir)
 					if err != nil || found == nil || refused != nil {
 						return fmt.Errorf("found %v, refused %v, %w", found, refused, err)
 					}
 					if last := o.op == atomicfile.OpSyncDir && o.path == ""; found.State.Step == 2 != last {
 						return fmt.Errorf("found step %d", found.State.Step)
 					}
-					s := m.share(world.Rank(), 1, 0, m.evenly(size, 1))
-					if err := s.load(context.Background(), world, found.Dir); err != nil {
+					s := m.shard(world.Rank(), 1, 0, m.evenly(size, 1))
+					if err := s.Load(context.Background(), world, found.Dir); err != nil {
 						return err
 					}
 					return m.check(s, found.State.Step)
@@ -777,7 +778,7 @@ func TestEveryFaultOfEveryRank(t *testing.T) {
 			if t.Failed() {
 				return
 			}
-			if err := os.RemoveAll(filepath.Join(dir, checkpointName(2))); err != nil {
+			if err := os.RemoveAll(filepath.Join(dir, Name(2))); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -829,7 +830,7 @@ func TestManifestLast(t *testing.T) {
 	}
 	want := []string{"create manifest.json", "write manifest.json", "sync manifest.json", "rename manifest.json",
 		"sync directory temporary",
-		"rename " + checkpointName(1), "sync directory all"}
+		"rename " + Name(1), "sync directory all"}
 	if !slices.Equal(trace[manifest:], want) {
 		t.Errorf("the end is %q, want %q", trace[manifest:], want)
 	}
@@ -856,7 +857,7 @@ func TestUnseenFile(t *testing.T) {
 			}
 		}
 	}
-	if names := checkpointtest.Names(t, dir); !slices.Equal(names, []string{checkpointName(1)}) {
+	if names := checkpointtest.Names(t, dir); !slices.Equal(names, []string{Name(1)}) {
 		t.Errorf("left %q", names)
 	}
 }
@@ -891,14 +892,14 @@ func TestDamagedSharedCheckpoint(t *testing.T) {
 			return errors.Join(os.Rename(a, c), os.Rename(b, a), os.Rename(c, b))
 		}, "optimizer-0000"},
 		"a file of another step": {func(dir string) error {
-			data, err := os.ReadFile(filepath.Join(dir, "..", checkpointName(1), file("optimizer", 3)))
+			data, err := os.ReadFile(filepath.Join(dir, "..", Name(1), file("optimizer", 3)))
 			return errors.Join(err, os.WriteFile(filepath.Join(dir, file("optimizer", 3)), data, 0o644))
 		}, file("optimizer", 3)},
 		"weights of one file beside those of many": {func(dir string) error {
 			return os.WriteFile(filepath.Join(dir, modelFile), []byte("x"), 0o644)
 		}, modelFile},
 		"manifest without an index": {func(dir string) error {
-			var m checkpointManifest
+			var m manifest
 			err := readJSON(filepath.Join(dir, manifestFile), &m)
 			delete(m.Files, optimizerIndexFile)
 			return errors.Join(err, writeJSON(filepath.Join(dir, manifestFile), m))
@@ -915,14 +916,14 @@ func TestDamagedSharedCheckpoint(t *testing.T) {
 		if err := os.CopyFS(dir, os.DirFS(original)); err != nil {
 			t.Fatal(err)
 		}
-		if err := d.do(filepath.Join(dir, checkpointName(2))); err != nil {
+		if err := d.do(filepath.Join(dir, Name(2))); err != nil {
 			t.Fatal(err)
 		}
 		for _, size := range []int{1, 3} {
 			for r, err := range onRanks(size, func(world *comm.Comm) error {
-				found, refused, err := newestCheckpoint(context.Background(), world, dir)
+				found, refused, err := Newest(context.Background(), world, dir)
 				if err != nil || found == nil || found.State.Step != 1 || len(refused) != 1 ||
-					refused[0].Checkpoint != checkpointName(2) ||
+					refused[0].Checkpoint != Name(2) ||
 					!strings.Contains(refused[0].Error, d.want) {
 					return fmt.Errorf("found %v, refused %v, %w", found, refused, err)
 				}
@@ -951,12 +952,12 @@ func TestDamagedSharedCheckpoint(t *testing.T) {
 		if err := os.CopyFS(dir, os.DirFS(original)); err != nil {
 			t.Fatal(err)
 		}
-		if err := test.do(filepath.Join(dir, checkpointName(2))); err != nil {
+		if err := test.do(filepath.Join(dir, Name(2))); err != nil {
 			t.Fatal(err)
 		}
 		for _, size := range []int{1, 3} {
 			for r, err := range onRanks(size, func(world *comm.Comm) error {
-				_, _, err := newestCheckpoint(context.Background(), world, dir)
+				_, _, err := Newest(context.Background(), world, dir)
 				return err
 			}) {
 				if err == nil || !strings.Contains(err.Error(), "may be complete") ||
@@ -972,7 +973,7 @@ func TestDamagedSharedCheckpoint(t *testing.T) {
 		if world.Rank() == 2 {
 			dir = t.TempDir()
 		}
-		_, _, err := newestCheckpoint(context.Background(), world, dir)
+		_, _, err := Newest(context.Background(), world, dir)
 		return err
 	}) {
 		for _, want := range []string{"may be complete", "rank 2 on", "a file system that all ranks share"} {
@@ -993,14 +994,14 @@ func TestSaveWithoutARank(t *testing.T) {
 		if world.Rank() == 1 {
 			return errors.New("leaves")
 		}
-		return saveCheckpoint(context.Background(), world, dir, &State{Step: 2}, m.share(world.Rank(), 1, 2,
+		return Save(context.Background(), world, dir, &State{Step: 2}, m.shard(world.Rank(), 1, 2,
 			m.evenly(3, 1)), nil)
 	}) {
 		if r != 1 && !errors.Is(err, comm.ErrPeerLost) {
 			t.Errorf("rank %d: %v", r, err)
 		}
 	}
-	if names := checkpointtest.Names(t, dir); !slices.Equal(names, []string{checkpointName(1)}) {
+	if names := checkpointtest.Names(t, dir); !slices.Equal(names, []string{Name(1)}) {
 		t.Errorf("left %q", names)
 	}
 	// A rank that looks for checkpoints also reports it: no checkpoint is refused because of it.
@@ -1008,7 +1009,7 @@ func TestSaveWithoutARank(t *testing.T) {
 		if world.Rank() == 1 {
 			return errors.New("leaves")
 		}
-		_, refused, err := newestCheckpoint(context.Background(), world, dir)
+		_, refused, err := Newest(context.Background(), world, dir)
 		if refused != nil {
 			return fmt.Errorf("refused %v", refused)
 		}
@@ -1026,7 +1027,7 @@ func TestMomentsFollowTheirExpert(t *testing.T) {
 	t.Parallel()
 	m := oneModel(t)
 	dir := t.TempDir()
-	constant := func(s share) share {
+	constant := func(s Shard) Shard {
 		for _, h := range s.held {
 			for _, w := range h.write {
 				for i := range w.values.Floats() {
@@ -1037,8 +1038,8 @@ func TestMomentsFollowTheirExpert(t *testing.T) {
 		return s
 	}
 	for r, err := range onRanks(4, func(world *comm.Comm) error {
-		return saveCheckpoint(context.Background(), world, dir, &State{Step: 1},
-			constant(m.share(world.Rank(), 4, 1, m.evenly(4, 4))), nil)
+		return Save(context.Background(), world, dir, &State{Step: 1},
+			constant(m.shard(world.Rank(), 4, 1, m.evenly(4, 4))), nil)
 	}) {
 		if err != nil {
 			t.Fatalf("rank %d: %v", r, err)
@@ -1047,8 +1048,8 @@ func TestMomentsFollowTheirExpert(t *testing.T) {
 	for _, layout := range [][2]int{{1, 1}, {4, 1}, {2, 2}, {1, 2}, {3, 4}} {
 		size, ep := layout[0]*layout[1], layout[1]
 		for r, err := range onRanks(size, func(world *comm.Comm) error {
-			s := m.share(world.Rank(), ep, 0, m.evenly(size, ep))
-			if err := s.load(context.Background(), world, filepath.Join(dir, checkpointName(1))); err != nil {
+			s := m.shard(world.Rank(), ep, 0, m.evenly(size, ep))
+			if err := s.Load(context.Background(), world, filepath.Join(dir, Name(1))); err != nil {
 				return err
 			}
 			for _, h := range s.held {
@@ -1076,9 +1077,9 @@ func TestFormat1(t *testing.T) {
 	m := oneModel(t)
 	dir := t.TempDir()
 	m.save(t, dir, 3, 1, 1)
-	path := filepath.Join(dir, checkpointName(3))
+	path := filepath.Join(dir, Name(3))
 	var state State
-	var manifest checkpointManifest
+	var manifest manifest
 	if err := errors.Join(readJSON(filepath.Join(path, stateFile), &state), readJSON(filepath.Join(path, manifestFile),
 		&manifest)); err != nil {
 		t.Fatal(err)
@@ -1098,15 +1099,15 @@ func TestFormat1(t *testing.T) {
 	for _, layout := range [][2]int{{1, 1}, {1, 4}, {2, 2}} {
 		size, ep := layout[0]*layout[1], layout[1]
 		for r, err := range onRanks(size, func(world *comm.Comm) error {
-			found, _, err := newestCheckpoint(context.Background(), world, dir)
+			found, _, err := Newest(context.Background(), world, dir)
 			if err != nil {
 				return err
 			}
 			if found.State.Format != 1 || found.State.Weights != "as it was" {
 				return fmt.Errorf("state %+v", found.State)
 			}
-			s := m.share(world.Rank(), ep, 0, m.evenly(size, ep))
-			return errors.Join(s.load(context.Background(), world, found.Dir), m.check(s, 3))
+			s := m.shard(world.Rank(), ep, 0, m.evenly(size, ep))
+			return errors.Join(s.Load(context.Background(), world, found.Dir), m.check(s, 3))
 		}) {
 			if err != nil {
 				t.Errorf("%v, rank %d: %v", layout, r, err)
@@ -1119,7 +1120,7 @@ func TestFormat1(t *testing.T) {
 	if err := writeJSON(filepath.Join(path, manifestFile), manifest); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := verifyCheckpoint(context.Background(), comm.NewSingle(), path); err == nil ||
+	if _, err := verify(context.Background(), comm.NewSingle(), path); err == nil ||
 		!strings.Contains(err.Error(), "does not list "+optimizerFile) {
 		t.Errorf("format 1 with an index: %v", err)
 	}

@@ -1,4 +1,4 @@
-package train
+package checkpoint
 
 import (
 	"math/rand/v2"
@@ -41,14 +41,14 @@ func TestOptimizersState(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	path := func(name optimizer.Name) string { return filepath.Join(dir, string(name)) }
-	saved := func(name optimizer.Name) string { return filepath.Join(path(name), checkpointName(3)) }
+	saved := func(name optimizer.Name) string { return filepath.Join(path(name), Name(3)) }
 	for _, name := range optimizer.Names() {
 		name := optimizer.Name(name)
 		d := checkpointtest.Device(t, 2)
 		o := newOptimizer(t, name, d, optimizertest.Parameters(1))
 		runSteps(t, o, 0, 3)
-		s := testShare(t, d, o)
-		if err := saveCheckpoint(t.Context(), comm.NewSingle(), path(name), &State{Step: 3}, s, nil); err != nil {
+		s := testShard(t, d, o)
+		if err := Save(t.Context(), comm.NewSingle(), path(name), &State{Step: 3}, s, nil); err != nil {
 			t.Fatal(err)
 		}
 		ranges, _, err := s.written()
@@ -66,7 +66,7 @@ func TestOptimizersState(t *testing.T) {
 		for i, p := range again.Parameters() {
 			copy(p.Weight.Floats(), o.Parameters()[i].Weight.Floats())
 		}
-		if err := testShare(t, d, again).load(t.Context(), comm.NewSingle(), saved(name)); err != nil {
+		if err := testShard(t, d, again).Load(t.Context(), comm.NewSingle(), saved(name)); err != nil {
 			t.Fatal(err)
 		}
 		again.Updates = o.Updates
@@ -78,7 +78,7 @@ func TestOptimizersState(t *testing.T) {
 			}
 		}
 		fewer := newOptimizer(t, name, d, optimizertest.Parameters(1)[1:])
-		if err := testShare(t, d, fewer).load(t.Context(), comm.NewSingle(), saved(name)); err == nil ||
+		if err := testShard(t, d, fewer).Load(t.Context(), comm.NewSingle(), saved(name)); err == nil ||
 			!strings.Contains(err.Error(), path(name)) ||
 			!strings.Contains(err.Error(), "does not belong to this model and optimizer") {
 			t.Errorf("state of another model: %v", err)
@@ -93,7 +93,7 @@ func TestOptimizersState(t *testing.T) {
 				slices.Contains([]optimizer.Name{optimizer.AdamW, optimizer.Lamb, optimizer.ADOPT}, name) &&
 					slices.Contains([]optimizer.Name{optimizer.AdamW, optimizer.Lamb, optimizer.ADOPT}, other)
 			o := newOptimizer(t, name, d, optimizertest.Parameters(1))
-			if err := testShare(t, d, o).load(t.Context(), comm.NewSingle(), saved(other)); (err == nil) != same {
+			if err := testShard(t, d, o).Load(t.Context(), comm.NewSingle(), saved(other)); (err == nil) != same {
 				t.Errorf("%s reads the state of %s: %v", name, other, err)
 			}
 		}

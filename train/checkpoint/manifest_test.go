@@ -1,4 +1,4 @@
-package train
+package checkpoint
 
 import (
 	"bytes"
@@ -28,7 +28,7 @@ func TestManifestFields(t *testing.T) {
 		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		var m checkpointManifest
+		var m manifest
 		if err := readManifest(dir, &m); err == nil || !strings.Contains(err.Error(), want) ||
 			!strings.Contains(err.Error(), path) {
 			t.Errorf("%s: %v, want %s", content, err, want)
@@ -41,7 +41,7 @@ func TestManifestFields(t *testing.T) {
 func TestDamagedCheckpointMessages(t *testing.T) {
 	root := t.TempDir()
 	oneModel(t).save(t, root, 1, 1, 1)
-	dir := filepath.Join(root, checkpointName(1))
+	dir := filepath.Join(root, Name(1))
 	manifest, err := os.ReadFile(filepath.Join(dir, manifestFile))
 	if err != nil {
 		t.Fatal(err)
@@ -73,7 +73,7 @@ func TestDamagedCheckpointMessages(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = verifyCheckpoint(t.Context(), comm.NewSingle(), dir)
+		_, err = verify(t.Context(), comm.NewSingle(), dir)
 		if err == nil || !damaged(err) || strings.Contains(err.Error(), "stat ") ||
 			strings.Contains(err.Error(), "invalid character") {
 			t.Errorf("%s: %v", test.file, err)

@@ -1,4 +1,4 @@
-package train
+package checkpoint
 
 import (
 	"context"
@@ -24,13 +24,13 @@ type ModelDir struct {
 
 // FindModel finds the model in dir: the newest complete checkpoint of a run directory, a
 // checkpoint, or a Hugging Face directory. For a run it also returns the newer checkpoints that are
-// damaged. It returns [ErrNoCheckpoint] if dir has no model.
-func FindModel(ctx context.Context, dir string) (ModelDir, []RefusedCheckpoint, error) {
-	checkpoint, refused, err := LoadCheckpoint(ctx, dir)
+// damaged. It returns [ErrNone] if dir has no model.
+func FindModel(ctx context.Context, dir string) (ModelDir, []Refused, error) {
+	checkpoint, refused, err := Find(ctx, dir)
 	if err == nil {
 		return ModelDir{checkpoint.Dir, checkpoint}, refused, nil
 	}
-	if !errors.Is(err, ErrNoCheckpoint) {
+	if !errors.Is(err, ErrNone) {
 		return ModelDir{}, refused, err
 	}
 	// With a state.json it would be a checkpoint that has lost its manifest.
@@ -40,7 +40,7 @@ func FindModel(ctx context.Context, dir string) (ModelDir, []RefusedCheckpoint, 
 	if _, found := os.Stat(filepath.Join(dir, "config.json")); found != nil {
 		return ModelDir{}, refused, fmt.Errorf("%s: %w, and no config.json of a Hugging Face model; name a model, a "+
 			"checkpoint or a run's folder that has one", dir,
-			ErrNoCheckpoint)
+			ErrNone)
 	}
 	return ModelDir{Dir: dir}, refused, nil
 }

@@ -1,0 +1,526 @@
+package checkpoint
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"mula/internal/atomicfile"
+	"mula/moe"
+	"mula/moe/safetensors"
+	"mula/shards"
+	"mula/train/collective"
+	"mula/xpu"
+	"mula/xpu/comm"
+)
+
+// optimizerShardName is the name of file k of n, from 1, of the optimizer's state.
+func optimizerShardName(k, n int) string {
+	if n == 1 {
+		return optimizerFile
+	}
+	return fmt.Sprintf("optimizer-%05d-of-%05d.safetensors", k, n)
+}
+
+// modelShardName is the name of file k of n, from 1, of the weights.
+func modelShardName(k, n int) string {
+	if n == 1 {
+		return modelFile
+	}
+	return safetensors.ShardName(k, n)
+}
+
+// Save writes a checkpoint of state.Step into dir. Every rank of world writes its weights
+// and its part of the optimizer's state. Rank 0 also writes the state and the configuration, and
+// tokenizer.json with the content of tokenizer, unless that is nil. All files are in a temporary
+// directory, which rank 0 creates. Rank 0 writes the manifest after every rank has synced its
+// files, and then renames the directory, so a directory with the name of a checkpoint is complete.
+// An existing directory of that name is a refused checkpoint, and is replaced. Save sets
+// state.Format and state.Weights. If a rank fails, all ranks return an error that names it, and
+// older checkpoints do not change.
+func Save(ctx context.Context, world *comm.Comm, dir string, state *State, s Shard,
+	tokenizer []byte) (err error) {
+	name := Name(state.Step)
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("saving checkpoint %s: %w", name, err)
+		}
+	}()
+	c := writer{Shard: s, rank: world.Rank(), dir: dir, files: map[string]shards.FileInfo{}}
+	if c.rank == 0 {
+		c.temp = filepath.Join(dir, "."+name+atomicfile.TempSuffix)
+		if world.Size() > 1 {
+			// a new name, because a rank may still write to the directory of an earlier attempt
+			c.temp = atomicfile.TempName(filepath.Join(dir, name))
+		}
+		err = c.begin()
+		defer os.RemoveAll(c.temp) // no effect after the rename
+	}
+	if err := c.meet(ctx, world, err); err != nil {
+		return err
+	}
+	if err := c.plan(ctx, world); err != nil {
+		return err
+	}
+	// From here on, a failed rank still takes part in collective calls.
+	written, err := c.writeOwn(ctx)
+	if err == nil && c.rank == 0 {
+		err = c.writeOthers(tokenizer)
+	}
+	written.Failure = collective.FailureOf(err)
+	all, gatherErr := collective.Gather(ctx, world, written)
+	if gatherErr != nil {
+		return errors.Join(err, gatherErr)
+	}
+	var lists [][]tensorHash
+	var failures []collective.Failure
+	for _, w := range all {
+		lists, failures = append(lists, w.Hashes), append(failures, w.Failure)
+	}
+	if err := collective.Combine(world, failures, err); err != nil {
+		return err
+	}
+	state.Format = format
+	if state.Weights, err = s.combine(lists); err != nil {
+		return collective.OfAll(world, err)
+	}
+	if c.rank == 0 {
+		err = c.finish(name, all, *state)
+	}
+	return collective.Agree(ctx, world, err)
+}
+
+// A writer writes a checkpoint for one rank.
+type writer struct {
+	Shard
+	rank      int
+	dir, temp string
+
+	weights []safetensors.Tensor       // tensors that this rank writes
+	content []heldTensor               // values of weights
+	ranges  []tensorRange              // ranges of the optimizer's state that this rank writes
+	values  []xpu.Tensor               // values of ranges
+	names   [2]string                  // names of its files of weights and state, "" for no file
+	model   *safetensors.Index         // over all ranks; nil for a single file
+	state   *stateIndex                // likewise
+	files   map[string]shards.FileInfo // written by this rank
+}
+
+// writtenFiles is the message of a rank that has written its files.
+type writtenFiles struct {
+	collective.Failure
+	Files  map[string]shards.FileInfo `json:"files"`
+	Hashes []tensorHash               `json:"hashes"`
+}
+
+// begin creates the temporary directory.
+func (c *writer) begin() error {
+	if err := os.MkdirAll(c.dir, 0o755); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(c.temp); err != nil {
+		return err
+	}
+	if err := atomicfile.Injected(atomicfile.OpCreate, c.temp); err != nil {
+		return err
+	}
+	return os.Mkdir(c.temp, 0o755)
+}
+
+// meet sends the name of rank 0's directory, or its error, to all ranks.
+func (c *writer) meet(ctx context.Context, world *comm.Comm, own error) error {
+	type place struct {
+		collective.Failure
+		Temp string `json:"temp"` // the name in dir
+	}
+	all, err := collective.Gather(ctx, world, place{collective.FailureOf(own), filepath.Base(c.temp)})
+	if err != nil {
+		return errors.Join(own, err)
+	}
+	var failures []collective.Failure
+	for _, p := range all {
+		failures = append(failures, p.Failure)
+	}
+	c.temp = filepath.Join(c.dir, all[0].Temp)
+	return collective.Combine(world, failures, own)
+}
+
+// plan decides what each rank writes, and into which files. All ranks compute the same plan.
+func (c *writer) plan(ctx context.Context, world *comm.Comm) error {
+	type contribution struct {
+		collective.Failure
+		Runs     []indexRun        `json:"runs"`
+		Ranges   [][4]int          `json:"ranges"` // as tensorRange
+		Metadata map[string]string `json:"metadata"`
+	}
+	var err error
+	if c.ranges, c.values, err = c.written(); err == nil {
+		if _, missing := os.Stat(c.temp); missing != nil {
+			err = fmt.Errorf("cannot see %s, which rank 0 has created: %w; %s", c.temp, missing, needShared)
+		}
+	}
+	own, failed := contribution{Failure: collective.FailureOf(err), Runs: c.runs(), Metadata: c.metadata}, err
+	for _, r := range c.ranges {
+		own.Ranges = append(own.Ranges, [4]int{r.tensor, r.state, r.begin, r.end})
+	}
+	all, err := collective.Gather(ctx, world, own)
+	if err != nil {
+		return err
+	}
+	var failures []collective.Failure
+	var runs [][]indexRun
+	for r, other := range all {
+		failures, runs = append(failures, other.Failure), append(runs, other.Runs)
+		if !maps.Equal(other.Metadata, all[0].Metadata) {
+			return collective.OfAll(world,
+				fmt.Errorf("the optimizer's scalars are %v on rank 0, but %v on rank %d; resume "+
+					"from an older checkpoint",
+					all[0].Metadata, other.Metadata, r))
+		}
+	}
+	if err := collective.Combine(world, failures, failed); err != nil {
+		return err
+	}
+
+	// The weights: whole tensors, each once.
+	owner, err := assign(c.tensors, runs)
+	if err != nil {
+		return collective.OfAll(world, err)
+	}
+	writers := make([]bool, len(all))
+	for _, r := range owner {
+		writers[r] = true
+	}
+	names, several := fileNames(writers, modelShardName)
+	if several {
+		c.model = &safetensors.Index{Metadata: map[string]any{"total_size": 4 * c.config.TotalParameters()},
+			WeightMap: map[string]string{}}
+		for i, t := range c.tensors {
+			c.model.WeightMap[t.Name] = names[owner[i]]
+		}
+	}
+	for _, h := range c.held {
+		if owner[h.index] == c.rank {
+			c.weights, c.content = append(c.weights, c.tensors[h.index]), append(c.content, h)
+		}
+	}
+	c.names[0] = names[c.rank]
+
+	// The optimizer's state.
+	for r, other := range all {
+		writers[r] = len(other.Ranges) > 0
+	}
+	names, several = fileNames(writers, optimizerShardName)
+	var ranges []placedRange
+	for r, other := range all {
+		for _, x := range other.Ranges {
+			ranges = append(ranges, placedRange{tensorRange{x[0], x[1], x[2], x[3]}, names[r]})
+		}
+	}
+	if _, err := c.place(ranges); err != nil {
+		return collective.OfAll(world, fmt.Errorf("gathering the optimizer's state: %w", err))
+	}
+	if several {
+		c.state = &stateIndex{c.metadata, map[string]string{}}
+		for _, r := range ranges {
+			c.state.WeightMap[c.rangeName(r.tensorRange)] = r.file
+		}
+	}
+	c.names[1] = names[c.rank]
+	return nil
+}
+
+// fileNames returns the file name of each rank that writes, and "" for other ranks. several reports
+// whether several ranks write.
+func fileNames(writers []bool, name func(k, n int) string) (names []string, several bool) {
+	n := 0
+	for _, w := range writers {
+		if w {
+			n++
+		}
+	}
+	names = make([]string, len(writers))
+	k := 0
+	for r, w := range writers {
+		if w {
+			k++
+			names[r] = name(k, n)
+		}
+	}
+	return names, n != 1
+}
+
+// writeOwn writes and syncs this rank's weights and its part of the optimizer's state.
+func (c *writer) writeOwn(ctx context.Context) (writtenFiles, error) {
+	w := writtenFiles{Files: c.files}
+	if len(c.weights) > 0 {
+		err := c.writeTensors(ctx, c.names[0], c.weights, nil, func(i int) xpu.Tensor { return c.content[i].weight })
+		if err != nil {
+			return w, err
+		}
+		var buffer []float32
+		for _, h := range c.content {
+			if err := ctx.Err(); err != nil {
+				return w, err
+			}
+			hash, err := c.hashOf(ctx, h, &buffer)
+			if err != nil {
+				return w, err
+			}
+			w.Hashes = append(w.Hashes, hash)
+		}
+	}
+	if len(c.ranges) > 0 {
+		var tensors []safetensors.Tensor
+		for _, r := range c.ranges {
+			tensors = append(tensors, c.rangeEntry(r))
+		}
+		var metadata map[string]string
+		if c.state == nil {
+			metadata = c.metadata
+		}
+		if err := c.writeTensors(ctx, c.names[1], tensors, metadata,
+			func(i int) xpu.Tensor { return c.values[i] }); err != nil {
+			return w, err
+		}
+	}
+	if len(c.files) == 0 {
+		return w, nil
+	}
+	return w, atomicfile.SyncDir(c.temp)
+}
+
+// writeTensors writes a safetensors file of F32 tensors.
+func (c *writer) writeTensors(ctx context.Context, name string, tensors []safetensors.Tensor,
+	metadata map[string]string,
+	values func(i int) xpu.Tensor) error {
+	return c.writeFile(name, func(file io.Writer) error {
+		out, err := safetensors.NewWriter(file, tensors, metadata)
+		if err != nil {
+			return err
+		}
+		var buffer []float32
+		for i, t := range tensors {
+			numbers, err := xpu.Numbers(ctx, c.device, values(i), &buffer)
+			if err == nil {
+				err = errors.Join(ctx.Err(), out.Float32(t.Name, numbers))
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return out.Close()
+	})
+}
+
+// writeFile writes, hashes and syncs a file of the checkpoint. Its name is on disk after a sync of
+// the directory.
+func (c *writer) writeFile(name string, write func(file io.Writer) error) error {
+	file, err := atomicfile.Create(filepath.Join(c.temp, name))
+	if err != nil {
+		return err
+	}
+	defer file.Abort()
+	h := &hashingWriter{file, sha256.New(), 0}
+	if err := write(h); err != nil {
+		return err
+	}
+	if err := file.Rename(); err != nil {
+		return err
+	}
+	c.files[name] = shards.FileInfo{Bytes: h.bytes, SHA256: hex.EncodeToString(h.hash.Sum(nil))}
+	return nil
+}
+
+// A hashingWriter counts and hashes the written bytes.
+type hashingWriter struct {
+	io.Writer
+	hash  hash.Hash
+	bytes int64
+}
+
+func (w *hashingWriter) Write(p []byte) (int, error) {
+	n, err := w.Writer.Write(p)
+	w.hash.Write(p[:n])
+	w.bytes += int64(n)
+	return n, err
+}
+
+// writeOthers writes the files that belong to no single rank, except for the state and the
+// manifest.
+func (c *writer) writeOthers(tokenizer []byte) error {
+	var config bytes.Buffer
+	if err := moe.WriteConfigJSON(&config, c.config, safetensors.F32); err != nil {
+		return err
+	}
+	if err := c.writeBytes(modelConfig, config.Bytes()); err != nil {
+		return err
+	}
+	if err := c.writeValue(generationFile, generationConfig(c.config)); err != nil {
+		return err
+	}
+	if tokenizer != nil {
+		if err := c.writeBytes(tokenizerFile, tokenizer); err != nil {
+			return err
+		}
+	}
+	if c.model != nil {
+		if err := c.writeValue(modelIndexFile, c.model); err != nil {
+			return err
+		}
+	}
+	if c.state != nil {
+		return c.writeValue(optimizerIndexFile, c.state)
+	}
+	return nil
+}
+
+func (c *writer) writeBytes(name string, content []byte) error {
+	return c.writeFile(name, func(file io.Writer) error {
+		_, err := file.Write(content)
+		return err
+	})
+}
+
+func (c *writer) writeValue(name string, value any) error {
+	content, err := jsonText(value)
+	if err != nil {
+		return fmt.Errorf("writing %s: %w", name, err)
+	}
+	return c.writeBytes(name, content)
+}
+
+// finish writes the state and the manifest, and renames the directory.
+func (c *writer) finish(name string, all []writtenFiles, state State) error {
+	if err := c.writeValue(stateFile, state); err != nil {
+		return err
+	}
+	m := manifest{Format: format, Step: state.Step, Files: c.files}
+	for r, w := range all {
+		for _, file := range slices.Sorted(maps.Keys(w.Files)) {
+			if r == c.rank {
+				continue
+			}
+			info, err := os.Stat(filepath.Join(c.temp, file))
+			if err != nil || info.Size() != w.Files[file].Bytes {
+				return fmt.Errorf("%s, written by rank %d, is missing or does not have %d bytes; %s",
+					filepath.Join(c.temp, file), r, w.Files[file].Bytes, needShared)
+			}
+			m.Files[file] = w.Files[file]
+		}
+	}
+	if err := c.writeValue(manifestFile, m); err != nil {
+		return err
+	}
+	if err := atomicfile.SyncDir(c.temp); err != nil {
+		return err
+	}
+	final := filepath.Join(c.dir, name)
+	if err := Discard(final); err != nil {
+		return err
+	}
+	if err := atomicfile.Injected(atomicfile.OpRename, final); err != nil {
+		return err
+	}
+	if err := os.Rename(c.temp, final); err != nil {
+		return err
+	}
+	return atomicfile.SyncDir(c.dir)
+}
+
+func jsonText(value any) ([]byte, error) {
+	data, err := json.MarshalIndent(value, "", "  ")
+	if err != nil {
+		return nil, err
+	}
+	return append(data, '\n'), nil
+}
+
+func writeJSON(path string, value any) error {
+	data, err := jsonText(value)
+	if err != nil {
+		return fmt.Errorf("writing %s: %w", path, err)
+	}
+	return atomicfile.WriteFile(path, data)
+}
+
+// Discard removes a checkpoint if it exists. It renames the directory first, so that a
+// partly removed directory never has the name of a checkpoint.
+func Discard(path string) error {
+	gone := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".old"+atomicfile.TempSuffix)
+	if err := os.RemoveAll(gone); err != nil {
+		return err
+	}
+	if err := os.Rename(path, gone); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	return os.RemoveAll(gone)
+}
+
+// Prune removes old checkpoints, the refused checkpoints, and temporary files of killed
+// processes. It keeps the newest keep checkpoints. If backTo is not negative, it also keeps the
+// newest checkpoint of at most backTo steps and all newer ones.
+func Prune(dir string, keep int, backTo int64, refused []Refused) error {
+	names, err := list(dir)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	kept, enough := 0, backTo < 0 // enough: a checkpoint for a rollback is kept
+	for _, name := range names {
+		damaged := slices.ContainsFunc(refused, func(r Refused) bool { return r.Checkpoint == name })
+		if !damaged && (kept < keep || !enough) {
+			kept++
+			step, _ := stepOf(name)
+			enough = enough || step <= backTo
+			continue
+		}
+		errs = append(errs, Discard(filepath.Join(dir, name)))
+	}
+	return errors.Join(append(errs, RemoveTemporary(dir))...)
+}
+
+// RemoveTemporary removes temporary checkpoints and temporary files of killed processes.
+func RemoveTemporary(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range entries {
+		if name := e.Name(); strings.HasPrefix(name, ".") && strings.HasSuffix(name, atomicfile.TempSuffix) {
+			errs = append(errs, os.RemoveAll(filepath.Join(dir, name)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// generationConfig returns the fields of generation_config.json, with the ids of the begin, end and
+// padding tokens for transformers.
+func generationConfig(c moe.Config) map[string]any {
+	fields := map[string]any{"_from_model_config": true}
+	for name, id := range map[string]int{"bos_token_id": c.BOSTokenID, "eos_token_id": c.EOSTokenID,
+		"pad_token_id": c.PadTokenID} {
+		if id != moe.NoToken {
+			fields[name] = id
+		}
+	}
+	return fields
+}
