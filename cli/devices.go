@@ -11,7 +11,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"mula/internal/quantity"
-	"mula/train"
+	"mula/train/devices"
 	"mula/train/estimate"
 	"mula/xpu"
 	"mula/xpu/cpu"
@@ -101,7 +101,7 @@ func runDevices(c *cli.Context) error {
 	}
 	probe := !c.Bool("no-probe")
 	var report devicesReport
-	entry, err := productDevice(c.Context, train.DeviceCPU, probe, func(p xpu.Precision) (xpu.Device,
+	entry, err := productDevice(c.Context, devices.CPU, probe, func(p xpu.Precision) (xpu.Device,
 		error) {
 		return cpu.New(threads, p), nil
 	})
@@ -114,7 +114,7 @@ func runDevices(c *cli.Context) error {
 		}
 	}
 	report.Devices = append(report.Devices, entry)
-	if entry, err = productDevice(c.Context, train.DeviceOneDNN, probe, func(p xpu.Precision) (xpu.Device,
+	if entry, err = productDevice(c.Context, devices.OneDNN, probe, func(p xpu.Precision) (xpu.Device,
 		error) {
 		return onednn.New(threads, p)
 	}); err == nil {
@@ -122,19 +122,19 @@ func runDevices(c *cli.Context) error {
 	} else if c.Context.Err() != nil {
 		return err
 	} else {
-		report.Missing = append(report.Missing, deviceLack{train.DeviceOneDNN, err.Error()})
+		report.Missing = append(report.Missing, deviceLack{devices.OneDNN, err.Error()})
 	}
-	devices, err := opencl.Devices()
+	found, err := opencl.Devices()
 	if err != nil { // also if there are other devices
-		report.Missing = append(report.Missing, deviceLack{train.DeviceOpenCL, err.Error()})
+		report.Missing = append(report.Missing, deviceLack{devices.OpenCL, err.Error()})
 	}
 	var cache *opencl.Cache
-	if probe && len(devices) > 0 {
+	if probe && len(found) > 0 {
 		if cache, err = opencl.UserCache(); err != nil {
 			fmt.Fprintf(c.App.ErrWriter, "warning: %s; kernels are compiled again in every process\n", err)
 		}
 	}
-	for _, d := range devices {
+	for _, d := range found {
 		entry := describeOpenCL(d)
 		if probe {
 			fmt.Fprintf(c.App.ErrWriter, "measuring %s\n", printable(d.String()))
@@ -178,7 +178,7 @@ func productDevice(ctx context.Context, kind string, probe bool, open func(xpu.P
 }
 
 func describeOpenCL(d *opencl.Device) deviceEntry {
-	return deviceEntry{Kind: train.DeviceOpenCL, Name: d.Name, Trains: true, OpenCL: &openclEntry{
+	return deviceEntry{Kind: devices.OpenCL, Name: d.Name, Trains: true, OpenCL: &openclEntry{
 		Type: d.Type, Platform: d.Platform, Driver: d.DriverVersion, Version: d.Version, ComputeUnits: d.ComputeUnits,
 		Clock: d.Clock, Memory: d.Memory,
 		MaxBuffer: d.MaxAllocation, LocalMemory: d.LocalMemory, MaxWorkGroup: d.MaxWorkGroup, SubGroups: d.SubGroups(),

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"mula/train"
+	"mula/train/devices"
 	"mula/xpu/opencl"
 )
 
@@ -53,7 +53,7 @@ func TestDevicesWithoutLibraries(t *testing.T) {
 }
 
 func TestDevicesOfOpenCL(t *testing.T) {
-	if devices, err := opencl.Devices(); len(devices) == 0 {
+	if found, err := opencl.Devices(); len(found) == 0 {
 		t.Skip(err)
 	}
 	var report devicesReport
@@ -61,7 +61,7 @@ func TestDevicesOfOpenCL(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := report.Devices[len(report.Devices)-1]
-	if d.Kind != train.DeviceOpenCL || !d.Trains || d.OpenCL == nil {
+	if d.Kind != devices.OpenCL || !d.Trains || d.OpenCL == nil {
 		t.Fatalf("%+v", report)
 	}
 	if d.Name == "" || d.Failed != "" || d.FP32 <= 0 || d.Copy <= 0 || d.OpenCL.Memory <= 0 || d.OpenCL.Driver == "" ||
@@ -76,12 +76,12 @@ func TestDevicesOfOpenCL(t *testing.T) {
 // What a compiler is given is told once, however many programs there are; what the cache has is
 // not.
 func TestSayCompiling(t *testing.T) {
-	devices, err := opencl.Devices()
-	if len(devices) == 0 {
+	found, err := opencl.Devices()
+	if len(found) == 0 {
 		t.Skip(err)
 	}
 	t.Setenv("POCL_CACHE_DIR", t.TempDir())
-	c, err := opencl.NewContext(devices[0])
+	c, err := opencl.NewContext(found[0])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +100,7 @@ func TestSayCompiling(t *testing.T) {
 			p.Release()
 		}
 		if text := stderr.String(); strings.Count(text, "\n") != want ||
-			strings.Count(text, "compiling kernels for "+devices[0].Name) != want {
+			strings.Count(text, "compiling kernels for "+found[0].Name) != want {
 			t.Errorf("time %d: %q; want %d lines", i, text, want)
 		}
 	}
@@ -110,13 +110,13 @@ func TestDevicesTable(t *testing.T) {
 	report := devicesReport{
 		Devices: []deviceEntry{
 			{Kind: "cpu", Name: "cpu avx2, 2 threads", Trains: true, FP32: 1.5e11, BF16: 2e11, Copy: 3e10},
-			{Kind: train.DeviceOpenCL, Name: "Max\x1b 1550", Trains: true, FP32: 1e13, Copy: 1.25e12,
+			{Kind: devices.OpenCL, Name: "Max\x1b 1550", Trains: true, FP32: 1e13, Copy: 1.25e12,
 				OpenCL: &openclEntry{Type: opencl.GPU, Platform: "Intel", Driver: "23", Version: "OpenCL 3.0",
 					ComputeUnits: 512, Clock: 1600,
 					Memory: 64e9, MaxBuffer: 32e9, LocalMemory: 128e3, MaxWorkGroup: 1024, SubGroups: true,
 					SubGroupSizes: []int{16, 32}, MatrixInstructions: true, FP16: true, BF16: true,
 					Kernel: "product_shared"}},
-			{Kind: train.DeviceOpenCL, Name: "Broken", Failed: "measuring Broken: no answer",
+			{Kind: devices.OpenCL, Name: "Broken", Failed: "measuring Broken: no answer",
 				OpenCL: &openclEntry{Type: opencl.CPU}},
 		},
 		Missing: []deviceLack{{"onednn", "onednn: not there"}},

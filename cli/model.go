@@ -12,8 +12,8 @@ import (
 	"mula/internal/quantity"
 	"mula/moe"
 	"mula/tokenize"
-	"mula/train"
 	"mula/train/checkpoint"
+	"mula/train/devices"
 	"mula/xpu"
 	"mula/xpu/opencl"
 )
@@ -26,7 +26,7 @@ var (
 		Usage: "threads to compute with (0: all cores); the result does not depend on the number"}
 	deviceFlag = &cli.StringFlag{Name: "device",
 		Usage: "compute device: cpu, onednn if that library is installed, opencl, opencl:NAME or opencl:NAME#2 (see " +
-			"mula devices), or auto (a GPU if there is one)", Value: train.DeviceCPU}
+			"mula devices), or auto (a GPU if there is one)", Value: devices.CPU}
 	precisionFlag = &cli.StringFlag{Name: "precision", Usage: "operands of matrix products: " + anyOf(xpu.Precisions()),
 		Value: string(xpu.FP32)}
 )
@@ -58,8 +58,8 @@ func warnRefused(c *cli.Context, refused []checkpoint.Refused) {
 // --precision.
 func openModel(c *cli.Context, dir checkpoint.ModelDir) (*moe.Model, xpu.Device, error) {
 	p := newProgress(c.App.ErrWriter)
-	device, why, err := train.NewDevice(sayCompiling(c.Context, p), c.String("device"),
-		train.DeviceOptions{Threads: c.Int("threads"), Precision: xpu.Precision(c.String("precision"))})
+	device, why, err := devices.New(sayCompiling(c.Context, p), c.String("device"),
+		devices.Options{Threads: c.Int("threads"), Precision: xpu.Precision(c.String("precision"))})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -88,7 +88,7 @@ func sayCompiling(ctx context.Context, p *progress) context.Context {
 
 // checkComputing checks --device and --threads.
 func checkComputing(c *cli.Context) error {
-	if err := train.CheckDevice(c.String("device")); err != nil {
+	if err := devices.Check(c.String("device")); err != nil {
 		return usagef("--%v", err)
 	}
 	return atMost(c, maxThreads, "threads")

@@ -18,6 +18,7 @@ import (
 	"mula/shards/mds"
 	"mula/tokenize/documents"
 	"mula/train"
+	"mula/train/devices"
 	"mula/train/estimate"
 	"mula/xpu"
 )
@@ -40,7 +41,7 @@ var flagValues = map[string]valueSet{
 	"attention":             {names: train.Attentions},
 	"collectives":           {names: func() []string { return []string{twoLevel, flat} }},
 	"compare":               {names: estimate.Schemes, list: true},
-	"device":                {names: train.Devices, other: true}, // opencl:NAME
+	"device":                {names: devices.Names, other: true}, // opencl:NAME
 	"dispatch":              {names: moe.Dispatches},
 	"for":                   {names: func() []string { return frameworks }},
 	"input-format":          {names: documents.Formats},

@@ -16,7 +16,7 @@ import (
 	"mula/shards"
 	"mula/shards/formats"
 	"mula/tokenize/documents"
-	"mula/train"
+	"mula/train/devices"
 	"mula/train/estimate"
 )
 
@@ -143,7 +143,7 @@ func TestValuesAreRead(t *testing.T) {
 				err := simulate.StorageByName(name)
 			return err
 		}},
-		"device": {train.Devices(), train.CheckDevice},
+		"device": {devices.Names(), devices.Check},
 		"trainer": {flagValues["trainer"].names(), func(name string) error {
 			_, err := estimate.TrainerByName(name)
 			return err

@@ -17,6 +17,7 @@ import (
 	"mula/internal/longtest"
 	"mula/moe"
 	"mula/train/collective"
+	"mula/train/devices"
 	"mula/train/estimate"
 	"mula/train/optimizer"
 	"mula/train/record"
@@ -242,11 +243,11 @@ func TestApartFailsOnRank(t *testing.T) {
 	for _, layout := range []string{"layout: {expert_dp: 2, ep: 2}\n", "layout: {expert_dp: 2, pp: 2}\n"} {
 		c := testConfig(t, plan, "model: {preset: mula-nano, num_hidden_layers: 2}\nmicro_batch_size: 1\n"+layout)
 		lost := errors.New("the driver has lost it")
-		var devices [4]*devapart.Device
-		o := onApart(Options{}, func(rank int, d *devapart.Device) { devices[rank] = d })
+		var found [4]*devapart.Device
+		o := onApart(Options{}, func(rank int, d *devapart.Device) { found[rank] = d })
 		o.BeforeSum = func(rank int, step int64, _ moe.Bucket) error {
 			if rank == 2 && step == 3 {
-				devices[rank].Fail(lost)
+				found[rank].Fail(lost)
 			}
 			return nil
 		}
@@ -262,8 +263,8 @@ func TestApartClosesLast(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	c := testConfig(t, plan, "model: {preset: mula-nano, num_hidden_layers: 2}\nmicro_batch_size: 1\nlayout: "+
 		"{expert_dp: 2}\n")
-	var devices [2]*devapart.Device
-	o := onApart(Options{}, func(rank int, d *devapart.Device) { devices[rank] = d })
+	var found [2]*devapart.Device
+	o := onApart(Options{}, func(rank int, d *devapart.Device) { found[rank] = d })
 	failed, sums := errors.New("no sum"), 0
 	o.BeforeSum = func(rank int, step int64, _ moe.Bucket) error {
 		if rank == 0 {
@@ -275,7 +276,7 @@ func TestApartClosesLast(t *testing.T) {
 		closed := false
 		for begin := time.Now(); sums == 2 && time.Since(begin) < time.Second/2 &&
 			!closed; time.Sleep(time.Millisecond) {
-			closed = isClosed(devices[rank])
+			closed = isClosed(found[rank])
 		}
 		if closed {
 			t.Error("the device was closed while sums were under way")
@@ -319,7 +320,7 @@ func TestApartMemory(t *testing.T) {
 		}
 	}
 	d := devapart.New(device(t, 1))
-	if _, err := measurePeak(t.Context(), d, 1e12); err != nil || d.InUse() != 0 {
+	if _, err := devices.MeasurePeak(t.Context(), d, 1e12); err != nil || d.InUse() != 0 {
 		t.Errorf("measuring the peak left %d bytes, %v", d.InUse(), err)
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"mula/blend"
 	"mula/internal/strictyaml"
 	"mula/moe"
+	"mula/train/devices"
 	"mula/train/estimate"
 	"mula/train/optimizer"
 	"mula/train/spikes"
@@ -54,7 +55,7 @@ type Config struct {
 	ZLoss     ZLossConfig              `yaml:"z_loss"`
 
 	Precision xpu.Precision `yaml:"precision"` // precision of the operands of matrix products; default "fp32"
-	Device    string        `yaml:"device"`    // see [NewDevice]
+	Device    string        `yaml:"device"`    // see [devices.New]
 	Threads   int           `yaml:"threads"`   // 0 = default: GOMAXPROCS; results do not depend on the number
 
 	// Recompute names the activations that the backward pass recomputes to save memory. Results do
@@ -443,7 +444,7 @@ func (c Config) Validate() error {
 		within("aux_loss.coefficient", c.AuxLoss.Coefficient, 0, finite),
 		within("z_loss.coefficient", c.ZLoss.Coefficient, 0, finite),
 		oneOf("precision", c.Precision, xpu.Precisions()...),
-		CheckDevice(c.Device),
+		devices.Check(c.Device),
 		within("threads", float64(c.Threads), 0, 4096),
 		oneOf("recompute", c.Recompute, moe.Recomputes()...),
 		within("layout.expert_dp", float64(c.Layout.DP), 1, 1<<20),

@@ -35,6 +35,7 @@ import (
 	"mula/moe/safetensors"
 	"mula/train/checkpoint"
 	"mula/train/collective"
+	"mula/train/devices"
 	"mula/train/optimizer"
 	"mula/train/record"
 	"mula/train/spikes"
@@ -286,22 +287,22 @@ func (r *run) open(ctx context.Context) error {
 	return nil
 }
 
-// openDevice opens the device that the first rank has chosen. It fails if the device has too little
+// open opens the device that the first rank has chosen. It fails if the device has too little
 // memory.
 func (r *run) openDevice(ctx context.Context) (err error) {
 	number, onHost := r.ranks.numberOnHost(), r.ranks.onHost()
-	options := DeviceOptions{Threads: r.ranks.threads(r.config, r.options.ranksHere), Precision: r.config.Precision,
-		number: number, ranks: onHost}
+	options := devices.Options{Threads: r.ranks.threads(r.config, r.options.ranksHere), Precision: r.config.Precision,
+		Number: number, Ranks: onHost}
 	sharing := onHost
 	if f := r.options.newDevice; f != nil {
 		r.device, err = f(r.ranks.Rank(), options.Threads, options.Precision)
 	} else {
 		if r.leads() {
-			if r.chosen, r.chosenWhy, err = chooseDevice(ctx, r.config.Device); err != nil {
+			if r.chosen, r.chosenWhy, err = devices.Choose(ctx, r.config.Device); err != nil {
 				return err
 			}
 		}
-		r.device, sharing, err = openDevice(ctx, r.chosen, options)
+		r.device, sharing, err = devices.Open(ctx, r.chosen, options)
 	}
 	if err != nil {
 		return err
@@ -399,7 +400,7 @@ type run struct {
 	data      *blend.Data
 	dir       *runDir
 	chosen    string // name of the device, from the configuration or chosen
-	chosenWhy string // see [NewDevice]; of the first rank
+	chosenWhy string // see [devices.New]; of the first rank
 	device    xpu.Device
 	ranks     *ranks
 	tokenizer []byte              // content of tokenizer.json, or nil
@@ -1057,7 +1058,7 @@ func (r *run) arithmetic() string {
 func (r *run) summary(saved *checkpoint.Checkpoint) Summary {
 	s := summarize(r.config, r.data.Plan, r.device.Name())
 	s.DeviceWhy = r.chosenWhy
-	s.Scratch = scratchBytes(r.chosen, r.device.Threads(), r.config.Model.Config, r.data.SequenceLength)
+	s.Scratch = devices.ScratchBytes(r.chosen, r.device.Threads(), r.config.Model.Config, r.data.SequenceLength)
 	if r.ranks.Ranks() > 1 {
 		s.Links = r.ranks.World().Name()
 	}
@@ -1117,9 +1118,15 @@ func (r *run) restored(ctx context.Context, saved *checkpoint.Checkpoint, rollba
 // measure measures the peak of one device. All ranks use the same peak.
 func (r *run) measure(ctx context.Context) error {
 	n := float64(r.ranks.Ranks())
-	peak, err := measurePeak(ctx, r.device, r.flopsOfRun()/n)
+	peak, err := devices.MeasurePeak(ctx, r.device, r.flopsOfRun()/n)
 	r.peak = peak * n
 	return err
+}
+
+// flopsOfRun returns the FLOPs of all remaining steps.
+func (r *run) flopsOfRun() float64 {
+	perStep := float64(r.config.BatchSize) * float64(r.data.SequenceLength)
+	return float64(r.config.Steps-r.state.Step) * perStep * r.config.Model.FLOPsPerToken(r.data.SequenceLength)
 }
 
 // takePlan sets the plan, the configuration and the arithmetic of the run to the current ones.

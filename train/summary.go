@@ -8,6 +8,7 @@ import (
 
 	"mula/blend"
 	"mula/moe"
+	"mula/train/devices"
 	"mula/train/estimate"
 	"mula/xpu/comm"
 )
@@ -77,7 +78,7 @@ func (s Summary) fitsDevice(capacity int64, ranks int) error {
 		"layout.pp, or set device: %s", float64(need)/gb,
 		float64(s.Memory.Weights)/gb,
 		float64(s.Memory.Gradients)/gb, float64(need-s.Memory.Weights-s.Memory.Gradients)/gb, s.Device,
-		float64(capacity)/gb, sharing, s.wouldFit(most, estimate.Memory.OnDevice), DeviceCPU)
+		float64(capacity)/gb, sharing, s.wouldFit(most, estimate.Memory.OnDevice), devices.CPU)
 }
 
 const gb = 1e9 // bytes

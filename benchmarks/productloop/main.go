@@ -26,7 +26,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"mula/train"
+	"mula/train/devices"
 	"mula/xpu"
 )
 
@@ -42,7 +42,7 @@ func main() {
 }
 
 func serve(ctx context.Context, in io.Reader, out io.Writer, kind string) error {
-	devices := map[string]xpu.Device{}
+	opened := map[string]xpu.Device{}
 	lines := bufio.NewScanner(in)
 	for lines.Scan() {
 		var precision, form, groups string
@@ -63,16 +63,16 @@ func serve(ctx context.Context, in io.Reader, out io.Writer, kind string) error 
 			counts = append(counts, int32(count))
 		}
 		key := fmt.Sprint(precision, threads)
-		if devices[key] == nil {
-			d, _, err := train.NewDevice(ctx, kind, train.DeviceOptions{Threads: threads,
+		if opened[key] == nil {
+			d, _, err := devices.New(ctx, kind, devices.Options{Threads: threads,
 				Precision: xpu.Precision(precision)})
 			if err != nil {
 				return err
 			}
 			defer d.Close()
-			devices[key] = d
+			opened[key] = d
 		}
-		best, rate, products, err := measure(ctx, devices[key], form, counts, n, k, seconds)
+		best, rate, products, err := measure(ctx, opened[key], form, counts, n, k, seconds)
 		if err != nil {
 			return fmt.Errorf("request %q: %w", lines.Text(), err)
 		}

@@ -1,4 +1,4 @@
-package train
+package devices
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"mula/xpu"
+	"mula/xpu/cpu"
 )
 
 // A steadyDevice multiplies at one speed, FLOP/s, on the clock of a synctest bubble: at once, or
@@ -58,9 +59,9 @@ func TestMeasurePeak(t *testing.T) {
 	for _, speed := range []float64{1e8, 1e10, 1e12} {
 		for _, work := range []float64{0, 1e6, 1e10, 1e20} {
 			measure := func(t *testing.T, later bool) {
-				d := &steadyDevice{Device: device(t, 1), later: later, speed: speed}
+				d := &steadyDevice{Device: processor(t), later: later, speed: speed}
 				begin := time.Now()
-				peak, err := measurePeak(t.Context(), d, work)
+				peak, err := MeasurePeak(t.Context(), d, work)
 				if err != nil || math.Abs(peak-speed) > 1e-2*speed {
 					t.Errorf("%g FLOP/s, for %g FLOP: peak %g, %v", speed, work, peak, err)
 				}
@@ -92,10 +93,10 @@ func TestMeasurePeak(t *testing.T) {
 		{1e14, 1e13, 0, 2048, 0.85 * 1e14}, // no work to measure more for
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			d := &steadyDevice{Device: device(t, 1), later: true, speed: test.speed, start: 20 * time.Microsecond,
+			d := &steadyDevice{Device: processor(t), later: true, speed: test.speed, start: 20 * time.Microsecond,
 				most: test.most}
 			begin := time.Now()
-			peak, err := measurePeak(t.Context(), d, test.work)
+			peak, err := MeasurePeak(t.Context(), d, test.work)
 			if err != nil || d.largest != test.largest || !(peak >= test.peak && peak <= test.speed) {
 				t.Errorf("%g FLOP/s, for %g FLOP: peak %g with products of %d rows, %v; want %g and %d rows",
 					test.speed, test.work, peak, d.largest, err, test.peak, test.largest)
@@ -107,10 +108,17 @@ func TestMeasurePeak(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if _, err := measurePeak(ctx, device(t, 1), 1e20); !errors.Is(err, context.Canceled) {
+	if _, err := MeasurePeak(ctx, processor(t), 1e20); !errors.Is(err, context.Canceled) {
 		t.Errorf("a done context: %v", err)
 	}
-	if peak, err := measurePeak(context.Background(), device(t, 1), 0); err != nil || !(peak > 0) {
+	if peak, err := MeasurePeak(context.Background(), processor(t), 0); err != nil || !(peak > 0) {
 		t.Errorf("on this machine: peak %g, %v", peak, err)
 	}
+}
+
+// processor returns a device on the processor with one thread.
+func processor(t testing.TB) xpu.Device {
+	d := cpu.New(1, xpu.FP32)
+	t.Cleanup(d.Close)
+	return d
 }

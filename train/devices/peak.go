@@ -1,4 +1,4 @@
-package train
+package devices
 
 import (
 	"context"
@@ -14,13 +14,13 @@ const peakTime = 250 * time.Millisecond
 // the latency of its start.
 const peakProduct = time.Millisecond
 
-// measurePeak measures the peak of the device's matrix products in FLOP/s. It uses the best time of
+// MeasurePeak measures the peak of the device's matrix products in FLOP/s. It uses the best time of
 // products of square matrices of several sizes with small whole numbers. The largest matrix has
 // 1,024 rows. It has 2,048 or 4,096 rows if the product of half the size takes less than
 // peakProduct and the device has enough memory. The measurement takes at most peakTime, and at most
 // 1 % of the FLOPs of work, the work of the run, but at least two small products. The first product
 // is not timed, because a driver may compile for it. The result is rough for a run of seconds.
-func measurePeak(ctx context.Context, device xpu.Device, work float64) (float64, error) {
+func MeasurePeak(ctx context.Context, device xpu.Device, work float64) (float64, error) {
 	const smallest, usual, largest = 64, 1024, 4096
 	// of a size, before it is known whether there is a larger one, which is faster and gets the
 	// rest of the time
@@ -96,10 +96,4 @@ func measurePeak(ctx context.Context, device xpu.Device, work float64) (float64,
 		peak = 1e9 // FLOP/s, of a machine whose clock is too coarse to tell: the figure only scales what is recorded
 	}
 	return peak, nil
-}
-
-// flopsOfRun returns the FLOPs of all remaining steps.
-func (r *run) flopsOfRun() float64 {
-	perStep := float64(r.config.BatchSize) * float64(r.data.SequenceLength)
-	return float64(r.config.Steps-r.state.Step) * perStep * r.config.Model.FLOPsPerToken(r.data.SequenceLength)
 }

@@ -1,4 +1,6 @@
-package train
+// Package devices opens the devices that a configuration can name, chooses among several, and
+// measures them.
+package devices
 
 import (
 	"context"
@@ -18,41 +20,41 @@ import (
 	"mula/xpu/opencl"
 )
 
-// The devices that [NewDevice] accepts.
+// The devices that [New] accepts.
 const (
-	DeviceCPU    = "cpu"    // [mula/xpu/cpu]
-	DeviceOneDNN = "onednn" // [mula/xpu/onednn]
+	CPU    = "cpu"    // [mula/xpu/cpu]
+	OneDNN = "onednn" // [mula/xpu/onednn]
 
-	// DeviceOpenCL is [mula/xpu/gpu] on an OpenCL device: a GPU if there is one, and the fastest of
+	// OpenCL is [mula/xpu/gpu] on an OpenCL device: a GPU if there is one, and the fastest of
 	// several kinds in a short test. "opencl:NAME" selects a device whose name or driver's name
 	// contains NAME, in any case. "opencl:NAME#2" selects the second device of that name.
-	DeviceOpenCL = "opencl"
+	OpenCL = "opencl"
 
-	// DeviceAuto is the fastest OpenCL GPU, or the processor if there is no GPU.
-	DeviceAuto = "auto"
+	// Auto is the fastest OpenCL GPU, or the processor if there is no GPU.
+	Auto = "auto"
 )
 
-// Devices lists the names of devices. The name of an OpenCL device may follow [DeviceOpenCL] and a
+// Names lists the names of devices. The name of an OpenCL device may follow [DeviceOpenCL] and a
 // colon.
-func Devices() []string { return []string{DeviceCPU, DeviceOneDNN, DeviceOpenCL, DeviceAuto} }
+func Names() []string { return []string{CPU, OneDNN, OpenCL, Auto} }
 
-// CheckDevice returns an error if name is not the name of a device.
-func CheckDevice(name string) error {
-	if _, _, ok := parseOpenCL(name); ok || slices.Contains(Devices(), name) {
+// Check returns an error if name is not the name of a device.
+func Check(name string) error {
+	if _, _, ok := parseOpenCL(name); ok || slices.Contains(Names(), name) {
 		return nil
 	}
 	return &strictyaml.FieldError{Field: "device",
 		Message: fmt.Sprintf(" is %q; allowed: %s, %s, %s, %s:NAME, %s:NAME#2, %s",
-			name, DeviceCPU, DeviceOneDNN, DeviceOpenCL, DeviceOpenCL, DeviceOpenCL, DeviceAuto)}
+			name, CPU, OneDNN, OpenCL, OpenCL, OpenCL, Auto)}
 }
 
 // parseOpenCL splits the name of an OpenCL device into a part of the device's own name, "" for any,
 // and its number among devices of the same name, from 1, 0 for any.
 func parseOpenCL(name string) (part string, number int, ok bool) {
-	if name == DeviceOpenCL {
+	if name == OpenCL {
 		return "", 0, true
 	}
-	part, ok = strings.CutPrefix(name, DeviceOpenCL+":")
+	part, ok = strings.CutPrefix(name, OpenCL+":")
 	if i := strings.LastIndexByte(part, '#'); i >= 0 {
 		if n, err := strconv.Atoi(part[i+1:]); err == nil {
 			part, number, ok = part[:i], n, ok && n > 0
@@ -61,43 +63,43 @@ func parseOpenCL(name string) (part string, number int, ok bool) {
 	return part, number, ok && strings.TrimSpace(part) != ""
 }
 
-// DeviceOptions are the options of [NewDevice].
-type DeviceOptions struct {
+// Options are the options of [New].
+type Options struct {
 	Threads   int           // threads of the host; 0 for all cores
 	Precision xpu.Precision // precision of the operands of products
 
 	// of several ranks on this host, which use equal OpenCL devices in rotation: the number of this
 	// rank, and the number of ranks
-	number, ranks int
+	Number, Ranks int
 }
 
-// NewDevice opens the device with the given name. It fails if the name is unknown or if the device
+// New opens the device with the given name. It fails if the name is unknown or if the device
 // needs something that is missing. If the name leaves a choice, why describes the chosen device and
 // the reason.
-func NewDevice(ctx context.Context, name string, o DeviceOptions) (d xpu.Device, why string, err error) {
-	name, why, err = chooseDevice(ctx, name)
+func New(ctx context.Context, name string, o Options) (d xpu.Device, why string, err error) {
+	name, why, err = Choose(ctx, name)
 	if err != nil {
 		return nil, "", err
 	}
-	d, _, err = openDevice(ctx, name, o)
+	d, _, err = Open(ctx, name, o)
 	return d, why, err
 }
 
-// openDevice opens a chosen device. sharing is the number of ranks that use the same device.
-func openDevice(ctx context.Context, name string, o DeviceOptions) (d xpu.Device, sharing int, err error) {
-	if err := CheckDevice(name); err != nil {
+// Open opens a chosen device. sharing is the number of ranks that use the same device.
+func Open(ctx context.Context, name string, o Options) (d xpu.Device, sharing int, err error) {
+	if err := Check(name); err != nil {
 		return nil, 0, err
 	}
-	o.ranks = max(1, o.ranks)
+	o.Ranks = max(1, o.Ranks)
 	switch name {
-	case DeviceCPU:
-		return cpu.New(o.Threads, o.Precision), o.ranks, nil
-	case DeviceOneDNN:
+	case CPU:
+		return cpu.New(o.Threads, o.Precision), o.Ranks, nil
+	case OneDNN:
 		d, err := onednn.New(o.Threads, o.Precision)
 		if err != nil {
 			return nil, 0, err
 		}
-		return d, o.ranks, nil
+		return d, o.Ranks, nil
 	}
 	devices, err := opencl.Devices()
 	if len(devices) == 0 {
@@ -110,20 +112,20 @@ func openDevice(ctx context.Context, name string, o DeviceOptions) (d xpu.Device
 	cache, _ := opencl.UserCache() // without a cache, programs are compiled again
 	g, err := gpu.New(ctx, own, gpu.Options{Precision: o.Precision, Threads: o.Threads, Cache: cache})
 	if err != nil {
-		return nil, 0, fmt.Errorf("%w; device: %s uses the processor instead", err, DeviceCPU)
+		return nil, 0, fmt.Errorf("%w; device: %s uses the processor instead", err, CPU)
 	}
 	return g, sharing, nil
 }
 
-// scratchBytes returns the bytes that a device may allocate in addition to requested memory: for
+// ScratchBytes returns the bytes that a device may allocate in addition to requested memory: for
 // products, attention scores, and sums over tokens. The documentation of the processor's devices
 // has these sizes. For an OpenCL device the result is 0, which means unknown.
-func scratchBytes(name string, threads int, model moe.Config, sequenceLength int) int64 {
+func ScratchBytes(name string, threads int, model moe.Config, sequenceLength int) int64 {
 	product, thread := 0, 0
 	switch name {
-	case DeviceCPU:
+	case CPU:
 		product, thread = 16<<20, 800<<10
-	case DeviceOneDNN:
+	case OneDNN:
 		product, thread = 32<<20, 2<<20
 	default:
 		return 0
@@ -132,7 +134,7 @@ func scratchBytes(name string, threads int, model moe.Config, sequenceLength int
 }
 
 // takeOpenCL returns the OpenCL device of this rank, and the number of ranks that share the device.
-func (o DeviceOptions) takeOpenCL(name string, devices []*opencl.Device) (d *opencl.Device, sharing int, err error) {
+func (o Options) takeOpenCL(name string, devices []*opencl.Device) (d *opencl.Device, sharing int, err error) {
 	part, number, _ := parseOpenCL(name)
 	kinds := deviceKinds(devices, part)
 	if len(kinds) == 0 {
@@ -144,9 +146,9 @@ func (o DeviceOptions) takeOpenCL(name string, devices []*opencl.Device) (d *ope
 		return nil, 0, fmt.Errorf("device is %q, but %s has no device number %d; the last is %d", name, equal[0],
 			number, n)
 	case number > 0:
-		return equal[number-1], o.ranks, nil
+		return equal[number-1], o.Ranks, nil
 	default:
-		return equal[o.number%n], (o.ranks-o.number%n-1)/n + 1, nil
+		return equal[o.Number%n], (o.Ranks-o.Number%n-1)/n + 1, nil
 	}
 }
 
@@ -191,28 +193,28 @@ func noneCalled(name string, devices []*opencl.Device) error {
 		strings.Join(there, "; "))
 }
 
-// chooseDevice resolves a name on this machine: to the full name of one kind of OpenCL devices, or
+// Choose resolves a name on this machine: to the full name of one kind of OpenCL devices, or
 // to another device. why is the reason if there was a choice.
-func chooseDevice(ctx context.Context, name string) (chosen, why string, err error) {
-	if _, _, ok := parseOpenCL(name); !ok && name != DeviceAuto {
-		return name, "", CheckDevice(name)
+func Choose(ctx context.Context, name string) (chosen, why string, err error) {
+	if _, _, ok := parseOpenCL(name); !ok && name != Auto {
+		return name, "", Check(name)
 	}
 	devices, err := opencl.Devices()
 	return chooseOpenCL(ctx, name, devices, err, measureOpenCL)
 }
 
-// chooseOpenCL is chooseDevice for the given OpenCL devices. missing is the reason why there are no
+// chooseOpenCL is Choose for the given OpenCL devices. missing is the reason why there are no
 // others. measure returns the speed of a device.
 func chooseOpenCL(ctx context.Context, name string, devices []*opencl.Device, missing error,
 	measure func(context.Context, *opencl.Device) (float64, error)) (chosen, why string, err error) {
 	part, number, _ := parseOpenCL(name)
-	if name == DeviceAuto {
+	if name == Auto {
 		part, number = "", 0
 		devices = slices.DeleteFunc(slices.Clone(devices), func(d *opencl.Device) bool { return d.Type != opencl.GPU })
 		if len(devices) == 0 && missing != nil {
-			return DeviceCPU, fmt.Sprintf("%s: no GPU: %v", DeviceAuto, missing), nil
+			return CPU, fmt.Sprintf("%s: no GPU: %v", Auto, missing), nil
 		} else if len(devices) == 0 {
-			return DeviceCPU, fmt.Sprintf("%s: no OpenCL device is a GPU", DeviceAuto), nil
+			return CPU, fmt.Sprintf("%s: no OpenCL device is a GPU", Auto), nil
 		}
 	}
 	if len(devices) == 0 {
@@ -223,15 +225,15 @@ func chooseOpenCL(ctx context.Context, name string, devices []*opencl.Device, mi
 		return "", "", noneCalled(name, devices)
 	}
 	called := func(kind []*opencl.Device) string {
-		chosen := DeviceOpenCL + ":" + kind[0].Name
+		chosen := OpenCL + ":" + kind[0].Name
 		if number > 0 {
 			chosen += fmt.Sprintf("#%d", number)
 		}
 		return chosen
 	}
 	if len(kinds) == 1 {
-		if name == DeviceAuto {
-			why = fmt.Sprintf("%s: the only kind of GPU", DeviceAuto)
+		if name == Auto {
+			why = fmt.Sprintf("%s: the only kind of GPU", Auto)
 		}
 		return called(kinds[0]), why, nil
 	}
