@@ -97,11 +97,27 @@ func Open(ctx context.Context, p *Plan, opts OpenOptions) (*Data, error) {
 
 // newData looks up the shards of a plan.
 func newData(ctx context.Context, p *Plan, l *ledger) (*Data, error) {
-	found, err := l.survey(ctx, p)
+	var sources, numbers []int // by shard of the plan
+	for i := range p.Sources {
+		for k := range p.Sources[i].Shards {
+			sources, numbers = append(sources, i), append(numbers, k)
+		}
+	}
+	found, failed, err := l.survey(ctx, len(sources), func(i int) (string, error) {
+		return absolutePath(p.ShardPath(sources[i], numbers[i]))
+	})
+	if err != nil && failed >= 0 {
+		err = fmt.Errorf("source %q: %w", p.Sources[sources[failed]].Name, err)
+	}
 	if err != nil {
 		return nil, err
 	}
-	d := &Data{Plan: p, facts: found}
+	d := &Data{Plan: p}
+	for i := range p.Sources {
+		n := len(p.Sources[i].Shards)
+		d.facts = append(d.facts, found[:n:n])
+		found = found[n:]
+	}
 	d.shelf = newShelf(p, d.open)
 	return d, nil
 }

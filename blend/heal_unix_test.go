@@ -185,7 +185,7 @@ func TestReplacedShardIsReadUntilItFails(t *testing.T) {
 // If complete files are verified, a shard without sums that was cut short is not read again,
 // because its replacement was not verified. A shard with sums is read again.
 func TestVerifiedShardIsReadAgainBySumsAlone(t *testing.T) {
-	ledgerFor(t)
+	shardtest.UserCache(t)
 	for _, summed := range []bool{true, false} {
 		for _, first := range []bool{true, false} {
 			c := newCorpus(t)

@@ -24,13 +24,20 @@ import (
 	"mula/shards"
 )
 
-// facts describe a shard, as far as a plan needs it.
+// facts describe a shard without its tokens and documents.
 type facts struct {
 	dtype             shards.DType
 	tokens, documents int64
-	manifest          bool      // the shard has a manifest
-	tokenizer         Tokenizer // from the manifest; without a hash if the manifest is missing or names none
-	bin, index        string    // SHA-256, from the manifest or by reading the files; "" if unknown
+	manifest          bool           // the shard has a manifest
+	tokenizer         shardTokenizer // from the manifest; without a hash if the manifest is missing or names none
+	bin, index        string         // SHA-256, from the manifest or by reading the files; "" if unknown
+}
+
+// A shardTokenizer identifies the tokenizer of a shard.
+type shardTokenizer struct {
+	SHA256     string // of tokenizer.json, in hexadecimal
+	Vocabulary int    // highest id + 1
+	EOD        int64  // end-of-document id, -1 without one
 }
 
 // factsOf returns the facts of an open shard.
@@ -39,7 +46,7 @@ func factsOf(s *shards.Shard) facts {
 	if m := s.Manifest(); m != nil {
 		f.manifest = true
 		f.bin, f.index = m.Files["bin"].SHA256, m.Files["idx"].SHA256
-		f.tokenizer = Tokenizer{m.Tokenizer.SHA256, m.Tokenizer.VocabSize, m.Tokenizer.EOD}
+		f.tokenizer = shardTokenizer{m.Tokenizer.SHA256, m.Tokenizer.VocabSize, m.Tokenizer.EOD}
 	}
 	return f
 }
@@ -65,6 +72,29 @@ func stampOf(info fs.FileInfo) (s stamp, ok bool) {
 	return stamp{info.Size(), info.ModTime().UnixNano(), inode(info)}, true
 }
 
+// fileStamps returns the stamp of a file that is not part of a shard. ok is false if the file cannot
+// be read, or is not settled.
+func fileStamps(path string) (s stamps, ok bool) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return s, false
+	}
+	s[0], ok = stampOf(info)
+	return s, ok
+}
+
+// sameFiles reports whether the stamps belong to the same files, possibly with changed content.
+func (s stamps) sameFiles(other stamps) bool {
+	for i := range s {
+		if s[i].inode != other[i].inode {
+			return false
+		}
+	}
+	return true
+}
+
+// stampsOf returns the stamps of a shard's files. ok is false if a file cannot be read, or is not
+// settled.
 func stampsOf(prefix string) (s stamps, ok bool) {
 	for i, ending := range []string{".bin", ".idx", ".json"} {
 		info, err := os.Stat(prefix + ending)
@@ -108,6 +138,9 @@ type entry struct {
 	facts
 	indexed bool // the .idx matched the manifest's hash
 }
+
+// verifiedFor is the time for which a verified file is not verified again.
+const verifiedFor = 7 * 24 * time.Hour
 
 // Limits of the ledger on disk.
 const (
@@ -449,7 +482,7 @@ func (p *page) parse(data []byte, dir string) {
 		}
 		e.dtype, e.manifest, e.indexed = shards.DTypeOf(kind[0]), kind[1]&hasManifest != 0, kind[1]&hasIndex != 0
 		if kind[1]&hasTokenizer != 0 {
-			e.tokenizer = Tokenizer{hex.EncodeToString(take(32)), int(number()), number()}
+			e.tokenizer = shardTokenizer{hex.EncodeToString(take(32)), int(number()), number()}
 		}
 		if kind[1]&hasHashes != 0 {
 			e.bin, e.index = hex.EncodeToString(take(32)), hex.EncodeToString(take(32))
@@ -465,43 +498,38 @@ func (p *page) parse(data []byte, dir string) {
 // for the file system, which may be remote.
 const lookers = 32
 
-// survey returns the facts of all shards of a plan, from the ledger or by opening them. If several
-// shards cannot be opened, the error names the first in the plan's order.
-func (l *ledger) survey(ctx context.Context, p *Plan) ([][]facts, error) {
-	type task struct{ source, shard int }
-	var tasks []task
-	found, errs := make([][]facts, len(p.Sources)), make([][]error, len(p.Sources))
-	for i := range p.Sources {
-		n := len(p.Sources[i].Shards)
-		found[i], errs[i] = make([]facts, n), make([]error, n)
-		for k := range n {
-			tasks = append(tasks, task{i, k})
-		}
-	}
+// survey returns the facts of n shards, from the ledger or by opening them. path returns the
+// absolute prefix of a shard; survey calls it from several goroutines. If shards cannot be opened,
+// survey returns the error of the first, and its number as failed. If ctx is cancelled, failed is
+// -1.
+func (l *ledger) survey(ctx context.Context, n int, path func(i int) (string, error)) (found []facts, failed int,
+	err error) {
+	found = make([]facts, n)
+	errs := make([]error, n)
 	const batch = 16 // shards for one goroutine
 	var mu sync.Mutex
-	failed := false // start no further batch; earlier batches have all started
+	refused := false // start no further batch; earlier batches have all started
 	var g errgroup.Group
 	g.SetLimit(lookers)
-	for part := range slices.Chunk(tasks, batch) {
+	for first := 0; first < n; first += batch {
 		mu.Lock()
-		stop := failed
+		stop := refused
 		mu.Unlock()
 		if stop || ctx.Err() != nil {
 			break
 		}
 		g.Go(func() error {
-			for _, t := range part {
+			for i := first; i < min(first+batch, n); i++ {
 				if ctx.Err() != nil {
 					return nil
 				}
-				prefix, err := absolutePath(p.ShardPath(t.source, t.shard))
+				prefix, err := path(i)
 				if err == nil {
-					found[t.source][t.shard], err = l.look(prefix)
+					found[i], err = l.look(prefix)
 				}
-				if errs[t.source][t.shard] = err; err != nil {
+				if errs[i] = err; err != nil {
 					mu.Lock()
-					failed = true
+					refused = true
 					mu.Unlock()
 					return nil
 				}
@@ -511,16 +539,14 @@ func (l *ledger) survey(ctx context.Context, p *Plan) ([][]facts, error) {
 	}
 	g.Wait()
 	if err := context.Cause(ctx); err != nil {
-		return nil, err
+		return nil, -1, err
 	}
-	for i := range errs {
-		for _, err := range errs[i] {
-			if err != nil {
-				return nil, fmt.Errorf("source %q: %w", p.Sources[i].Name, err)
-			}
+	for i, err := range errs {
+		if err != nil {
+			return nil, i, err
 		}
 	}
-	return found, nil
+	return found, -1, nil
 }
 
 // look returns the facts of one shard.

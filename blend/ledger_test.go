@@ -3,39 +3,19 @@ package blend
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/google/go-cmp/cmp"
-	"pgregory.net/rapid"
 
 	"mula/fixtures/vectors"
 	"mula/shards"
 	"mula/shards/shardtest"
 )
-
-// longAgo is when files of tests were changed last, so that their stamps are trusted.
-var longAgo = time.Now().Add(-time.Hour)
-
-// age makes all files below a directory old.
-func age(t testing.TB, dir string) {
-	t.Helper()
-	err := filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
-		return errors.Join(err, os.Chtimes(path, longAgo, longAgo))
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 // hollow writes a shard of documents of 2^30 tokens in a .bin file without a byte on the disk, with
 // a manifest that it would have if its hashes were right, and gives its tokens.
@@ -74,7 +54,7 @@ func vast(t testing.TB, sources ...int) *Config {
 		}
 		text += fmt.Sprintf("  - {name: %s, shards: [%s/part-*.idx]}\n", name, name)
 	}
-	age(t, dir)
+	shardtest.Age(t, dir)
 	c, err := ParseConfig([]byte(text), "blend.yaml", dir)
 	if err != nil {
 		t.Fatal(err)
@@ -85,7 +65,7 @@ func vast(t testing.TB, sources ...int) *Config {
 // A plan that was opened before opens without opening its shards, except the shards of the check
 // values. Later damage of a shard is noticed when the shard is used.
 func TestOpenLazily(t *testing.T) {
-	ledgerFor(t)
+	shardtest.UserCache(t)
 	c := vast(t, 100, 3, 2)
 	p, err := Seal(t.Context(), c, SealOptions{})
 	if err != nil {
@@ -104,7 +84,7 @@ func TestOpenLazily(t *testing.T) {
 		other++
 	}
 	flip(t, p.ShardPath(0, other)+".idx", 0)
-	age(t, c.dir)
+	shardtest.Age(t, c.dir)
 	d, err := Open(t.Context(), p, OpenOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -160,19 +140,6 @@ func BenchmarkVast(b *testing.B) {
 	})
 }
 
-// ledgerFor makes the ledger of a test, separate from the other tests.
-func ledgerFor(t testing.TB) (root string) {
-	t.Helper()
-	dir := t.TempDir()
-	t.Setenv("XDG_CACHE_HOME", dir)
-	t.Setenv("HOME", dir)
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return filepath.Join(cache, "mula", "shards")
-}
-
 // pagesOf lists the pages of a ledger.
 func pagesOf(t testing.TB, root string) (paths []string) {
 	t.Helper()
@@ -186,7 +153,7 @@ func pagesOf(t testing.TB, root string) (paths []string) {
 // A plan is the same whether the facts come from the shards or from the ledger, and what has
 // changed since is looked at again.
 func TestLedger(t *testing.T) {
-	root := ledgerFor(t)
+	root := shardtest.UserCache(t)
 	c, text := mixed(t)
 	config, err := ParseConfig([]byte(text), "blend.yaml", c.dir)
 	if err != nil {
@@ -204,7 +171,7 @@ func TestLedger(t *testing.T) {
 	if pages := pagesOf(t, root); len(pages) != 0 {
 		t.Fatalf("files that were changed a moment ago are in the ledger: %v", pages)
 	}
-	age(t, c.dir)
+	shardtest.Age(t, c.dir)
 	if p := seal(); p.Fingerprint() != fresh.Fingerprint() {
 		t.Error("another plan of the same shards")
 	}
@@ -277,138 +244,10 @@ func TestLedger(t *testing.T) {
 	open("no directory at all")
 }
 
-// A file that another has replaced is looked at again, whatever tells the two apart.
-func TestLedgerNoticesChanges(t *testing.T) {
-	ledgerFor(t)
-	c := newCorpus(t)
-	c.shard("a", shards.UInt16, 30, 40)
-	age(t, c.dir)
-	prefix := filepath.Join(c.dir, "a")
-	l := openLedger()
-	known := func() bool {
-		if _, err := l.look(prefix); err != nil {
-			t.Fatal(err)
-		}
-		_, _, ok := l.find(prefix)
-		return ok
-	}
-	if !known() {
-		t.Fatal("it is not known though it was looked at")
-	}
-	later := longAgo.Add(time.Minute)
-	for what, change := range map[string]func(string) error{
-		"time": func(path string) error { return os.Chtimes(path, later, later) },
-		"inode": func(path string) error {
-			return errors.Join(os.Rename(path, path+".old"), copyFile(path+".old", path),
-				os.Chtimes(path, longAgo, longAgo))
-		},
-		"now":     func(path string) error { now := time.Now(); return os.Chtimes(path, now, now) },
-		"future":  func(path string) error { soon := time.Now().Add(time.Hour); return os.Chtimes(path, soon, soon) },
-		"missing": os.Remove,
-	} {
-		for _, ending := range []string{".bin", ".idx", ".json"} {
-			age(t, c.dir)
-			if !known() {
-				t.Fatalf("before %s of %s: it is not known", what, ending)
-			}
-			saved, err := os.ReadFile(prefix + ending)
-			if err := errors.Join(err, change(prefix+ending)); err != nil {
-				t.Fatal(err)
-			}
-			if _, _, ok := l.find(prefix); ok {
-				t.Errorf("%s of %s: was not noticed", what, ending)
-			}
-			if err := os.WriteFile(prefix+ending, saved, 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-}
-
 func copyFile(from, to string) error {
 	data, err := os.ReadFile(from)
 	if err != nil {
 		return err
 	}
 	return os.WriteFile(to, data, 0o644)
-}
-
-// The ledger stays within its size: the pages written longest ago go.
-func TestLedgerPrune(t *testing.T) {
-	root := ledgerFor(t)
-	if err := os.MkdirAll(root, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	for i := range 6 {
-		path := filepath.Join(root, fmt.Sprint("page", i))
-		at := longAgo.Add(-time.Duration(i) * time.Minute)
-		if err := errors.Join(os.WriteFile(path, nil, 0o600), os.Truncate(path, maxLedgerBytes/4),
-			os.Chtimes(path, at, at)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	openLedger().prune()
-	var left []string
-	for _, path := range pagesOf(t, root) {
-		left = append(left, filepath.Base(path))
-	}
-	if diff := cmp.Diff([]string{"page0", "page1", "page2", "page3"}, left); diff != "" {
-		t.Errorf("(-want +got)\n%s", diff)
-	}
-}
-
-// A written page is read again.
-func TestPage(t *testing.T) {
-	hash := rapid.Custom(func(t *rapid.T) string { return fmt.Sprintf("%064x", rapid.Uint64().Draw(t, "hash")) })
-	rapid.Check(t, func(t *rapid.T) {
-		want := map[string]entry{}
-		for range rapid.IntRange(0, 5).Draw(t, "entries") {
-			var e entry
-			for i := range e.stamps {
-				e.stamps[i] = stamp{rapid.Int64().Draw(t, "size"), rapid.Int64().Draw(t, "changed"),
-					rapid.Uint64().Draw(t, "inode")}
-			}
-			e.dtype, e.tokens, e.documents = rapid.SampledFrom([]shards.DType{shards.UInt16,
-				shards.Int32}).Draw(t, "dtype"), rapid.Int64().Draw(t, "tokens"), rapid.Int64().Draw(t, "documents")
-			if e.manifest = rapid.Bool().Draw(t, "manifest"); rapid.Bool().Draw(t, "tokenizer") {
-				e.tokenizer = Tokenizer{hash.Draw(t, "sha"), rapid.Int().Draw(t, "vocabulary"),
-					rapid.Int64().Draw(t, "eod")}
-			}
-			if rapid.Bool().Draw(t, "hashes") {
-				e.bin, e.index = hash.Draw(t, "bin"), hash.Draw(t, "idx")
-			}
-			e.indexed = rapid.Bool().Draw(t, "indexed")
-			want[rapid.StringN(1, 20, 300).Draw(t, "name")] = e
-		}
-		text := (&page{entries: want}).text("/dir/")
-		got := page{entries: map[string]entry{}}
-		got.parse(text, "/dir/")
-		if len(got.entries) != len(want) {
-			t.Fatalf("%d entries, want %d", len(got.entries), len(want))
-		}
-		for name, e := range want {
-			if got.entries[name] != e {
-				t.Fatalf("%q: %+v, want %+v", name, got.entries[name], e)
-			}
-		}
-		other := page{entries: map[string]entry{}}
-		if other.parse(text, "/other/"); len(other.entries) != 0 {
-			t.Fatal("the page of another directory was read")
-		}
-	})
-}
-
-// FuzzPage reads pages of any content, with a checksum that is right.
-func FuzzPage(f *testing.F) {
-	e := entry{stamps{{1, 2, 3}}, 4, facts{manifest: true, tokenizer: Tokenizer{unhashed, 5, 6}, bin: unhashed,
-		index: unhashed}, true}
-	text := (&page{entries: map[string]entry{"a": e, "b": {}}}).text("/")
-	f.Add(text[:len(text)-4])
-	f.Fuzz(func(t *testing.T, data []byte) {
-		p := page{entries: map[string]entry{}}
-		p.parse(binary.LittleEndian.AppendUint32(slices.Clone(data), crc32.ChecksumIEEE(data)), "/")
-		if len(p.entries) > len(data) {
-			t.Fatalf("%d entries of %d bytes", len(p.entries), len(data))
-		}
-	})
 }

@@ -459,7 +459,7 @@ func TestDamagedPacking(t *testing.T) {
 		t.Errorf("the check found %+v", r.Findings)
 	}
 	d.Close()
-	age(t, c.dir)
+	shardtest.Age(t, c.dir)
 	if d, err = Open(t.Context(), p, OpenOptions{Verify: &VerifyOptions{First: true}}); err == nil {
 		err = d.Tokens(make([]uint32, 17), sampleOf(t, d, 0, 0))
 		d.Close()

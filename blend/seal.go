@@ -424,7 +424,7 @@ func (r realPaths) of(prefix string) string {
 
 // tokenizer returns the tokenizer of the shards whose manifests name one. It fails if they differ.
 func (d *Data) tokenizer() (*Tokenizer, error) {
-	var t *Tokenizer
+	var t *shardTokenizer
 	var first string
 	for i := range d.facts {
 		for k := range d.facts[i] {
@@ -444,7 +444,10 @@ func (d *Data) tokenizer() (*Tokenizer, error) {
 			}
 		}
 	}
-	return t, nil
+	if t == nil {
+		return nil, nil
+	}
+	return &Tokenizer{t.SHA256, t.Vocabulary, t.EOD}, nil
 }
 
 // hashFiles sets the hashes of all shards in the plan. They come from manifests, from the ledger,

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"runtime"
 	"sync"
@@ -75,7 +74,6 @@ type VerifyProgress struct {
 
 const (
 	verifyRate   = 256 << 20
-	verifiedFor  = 7 * 24 * time.Hour
 	verifyWrites = 30 * time.Second // between writes of the ledger
 )
 
@@ -242,7 +240,7 @@ func (v *verifier) verifyChanged(share []*checked) {
 			continue
 		}
 		now, trusted := v.stamps(c)
-		if !trusted || now == c.stamps || !now.inPlaceOf(c.stamps) {
+		if !trusted || now == c.stamps || !now.sameFiles(c.stamps) {
 			continue
 		}
 		v.mu.Lock()
@@ -258,16 +256,6 @@ func (v *verifier) verifyChanged(share []*checked) {
 			v.damage.CompareAndSwap(nil, &err)
 		}
 	}
-}
-
-// inPlaceOf reports whether the stamps belong to the same files, possibly with changed content.
-func (s stamps) inPlaceOf(other stamps) bool {
-	for i := range s {
-		if s[i].inode != other[i].inode {
-			return false
-		}
-	}
-	return true
 }
 
 // count adds a file to the work of the progress.
@@ -326,12 +314,7 @@ func (v *verifier) stamps(c *checked) (s stamps, trusted bool) {
 	if c.file < 0 {
 		return stampsOf(v.path(c))
 	}
-	info, err := os.Stat(v.path(c))
-	if err != nil {
-		return s, false
-	}
-	s[0], trusted = stampOf(info)
-	return s, trusted
+	return fileStamps(v.path(c))
 }
 
 // factsOf returns the facts of a verified file.

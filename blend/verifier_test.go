@@ -17,6 +17,7 @@ import (
 	"mula/index/cache"
 	"mula/internal/testwait"
 	"mula/shards"
+	"mula/shards/shardtest"
 )
 
 // settle waits until all files of the process's share are verified, or one is found damaged.
@@ -42,7 +43,7 @@ func begun(t testing.TB, d *Data, files int) {
 // second shard, which is damaged.
 func damagedCorpus(t *testing.T, sums bool) (*Plan, string) {
 	t.Helper()
-	ledgerFor(t)
+	shardtest.UserCache(t)
 	c := newCorpus(t)
 	for _, name := range []string{"a", "b"} {
 		c.shard(name, shards.UInt16, slices.Repeat([]int{50}, 2000)...)
@@ -54,7 +55,7 @@ func damagedCorpus(t *testing.T, sums bool) (*Plan, string) {
 			}
 		}
 	}
-	age(t, c.dir)
+	shardtest.Age(t, c.dir)
 	for seed := range 50 {
 		p := c.seal(fmt.Sprintf("sequence_length: 16\nseed: %d\nsources: [{name: a, shards: [a]}, {name: b, shards: "+
 			"[b]}]\n", seed))
@@ -68,7 +69,7 @@ func damagedCorpus(t *testing.T, sums bool) (*Plan, string) {
 		}
 		if !touched {
 			flip(t, filepath.Join(c.dir, "b.bin"), 2*99000)
-			age(t, c.dir)
+			shardtest.Age(t, c.dir)
 			return p, filepath.Join(c.dir, "b.bin")
 		}
 	}
@@ -111,7 +112,7 @@ func TestVerifyBehind(t *testing.T) {
 // A shard without sums that is changed in place after it was verified is verified again, and
 // reported.
 func TestVerifyChangedInPlace(t *testing.T) {
-	ledgerFor(t)
+	shardtest.UserCache(t)
 	c := newCorpus(t)
 	c.shard("a", shards.UInt16, 500, 500)
 	for _, ending := range []string{".json", ".sums", ".docs.arrow"} {
@@ -119,7 +120,7 @@ func TestVerifyChangedInPlace(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	age(t, c.dir)
+	shardtest.Age(t, c.dir)
 	p := c.seal("sequence_length: 16\nseed: 1\nsources: [{name: a, shards: [a]}]\n")
 	d, err := Open(t.Context(), p, OpenOptions{Verify: &VerifyOptions{Rate: -1}, Reverify: time.Millisecond})
 	if err != nil {
@@ -208,13 +209,12 @@ func TestVerifyWaitEnds(t *testing.T) {
 	}
 }
 
-// What was verified is not read again, by none of the ranks, until it changes or a week has gone
-// by.
+// A verified file is not read again, by any rank, until it changes.
 func TestVerifiedOnce(t *testing.T) {
-	ledgerFor(t)
+	shardtest.UserCache(t)
 	c, text := mixed(t)
 	p := c.seal(text)
-	age(t, c.dir)
+	shardtest.Age(t, c.dir)
 	open := func() (files int) {
 		t.Helper()
 		d, err := Open(t.Context(), p, OpenOptions{Verify: &VerifyOptions{}})
@@ -262,22 +262,6 @@ func TestVerifiedOnce(t *testing.T) {
 	if n := open(); n != 1 {
 		t.Errorf("after a change of one: %d", n)
 	}
-	l := openLedger()
-	prefix, _ := absolutePath(filepath.Join(c.dir, "code", "x"))
-	f, s, ok := l.find(prefix)
-	if !ok || !l.verifiedAt(prefix, s) {
-		t.Fatal("it is not in the ledger")
-	}
-	dir, name := filepath.Split(prefix)
-	l.page(dir).note(name, entry{s, time.Now().Add(-verifiedFor - time.Hour).UnixNano(), f, false})
-	// By another process, with a verification that this process does not have.
-	if err := os.Remove(l.path(dir)); err != nil {
-		t.Fatal(err)
-	}
-	l.close()
-	if n := open(); n != 1 {
-		t.Errorf("after a week: %d", n)
-	}
 	if _, err := Open(t.Context(), p, OpenOptions{Verify: &VerifyOptions{Rank: 2, World: 2}}); err == nil {
 		t.Error("rank 2 of 2")
 	}
@@ -286,7 +270,7 @@ func TestVerifiedOnce(t *testing.T) {
 // The index files of an order that is read are verified too.
 func TestVerifyOrder(t *testing.T) {
 	for _, first := range []bool{false, true} {
-		ledgerFor(t)
+		shardtest.UserCache(t)
 		c, golden, _ := megatronCache(t, "blend")
 		p := c.seal(golden.config())
 		name := golden.TrainHash + "-BlendedDataset-train-dataset_sample_index.npy"
@@ -320,7 +304,7 @@ func TestVerifyOrder(t *testing.T) {
 // Open and Seal wait for the files of an order while another process builds them, and only for
 // these files.
 func TestOpenWaits(t *testing.T) {
-	ledgerFor(t)
+	shardtest.UserCache(t)
 	c, golden, _ := megatronCache(t, "blend")
 	p := c.seal(golden.config())
 	dir := filepath.Join(c.dir, "cache")
@@ -454,9 +438,9 @@ func TestRanksShareLedger(t *testing.T) {
 	}
 	c, text := mixed(t)
 	p := c.seal(text)
-	age(t, c.dir)
+	shardtest.Age(t, c.dir)
 	for round := range rounds {
-		root := ledgerFor(t)
+		root := shardtest.UserCache(t)
 		var ranks []*exec.Cmd
 		for rank := range world {
 			cmd := exec.Command(exe)
@@ -514,7 +498,7 @@ func buildOther(ctx context.Context, dir string, built chan<- struct{}, stop <-c
 // shards of 256 KiB: with and without what was noted of the shards before, and with the
 // verification of all of them behind it.
 func BenchmarkFirstBatch(b *testing.B) {
-	root := ledgerFor(b)
+	root := shardtest.UserCache(b)
 	c := newCorpus(b)
 	documents := slices.Repeat([]int{512}, 256)
 	c.shard("web/00000", shards.UInt16, documents...)
@@ -526,7 +510,7 @@ func BenchmarkFirstBatch(b *testing.B) {
 			}
 		}
 	}
-	age(b, c.dir)
+	shardtest.Age(b, c.dir)
 	c.seal("sequence_length: 1024\nseed: 1\nsources: [{name: web, shards: [web/*.idx]}]\n")
 	first := func(b *testing.B, verify *VerifyOptions) *Data {
 		p, err := ReadPlan(filepath.Join(c.dir, "plan.json"))

@@ -2,11 +2,13 @@
 package shardtest
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"mula/internal/filesystem/faultfs"
 	"mula/shards"
@@ -86,4 +88,32 @@ func WriteMixed(t testing.TB, dir string) {
 	Write(t, dir, "web/part-2", shards.UInt16, 3) // too short for a window of 17 tokens
 	Write(t, dir, "wiki/a", shards.UInt16, Lengths(25, 40)...)
 	Write(t, dir, "code/x", shards.UInt16, Lengths(9, 120)...)
+}
+
+// LongAgo is the modification time that [Age] sets.
+var LongAgo = time.Now().Add(-time.Hour)
+
+// Age makes all files below a directory old, so that the cache of shard facts trusts their times.
+func Age(t testing.TB, dir string) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(path string, _ os.DirEntry, err error) error {
+		return errors.Join(err, os.Chtimes(path, LongAgo, LongAgo))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// UserCache gives the test a user's cache directory of its own. It returns the directory of the
+// cache of shard facts, which does not exist yet.
+func UserCache(t testing.TB) (facts string) {
+	t.Helper()
+	dir := t.TempDir()
+	t.Setenv("XDG_CACHE_HOME", dir)
+	t.Setenv("HOME", dir)
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(cache, "mula", "shards")
 }
