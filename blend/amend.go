@@ -10,6 +10,7 @@ import (
 	"sort"
 
 	"mula/internal/strictyaml"
+	"mula/shards/facts"
 )
 
 // An Amendment is a change of a plan from position At on. The fields with YAML names are the fields
@@ -78,8 +79,8 @@ func newAmendment(file *strictyaml.File, dir string) (*Amendment, error) {
 // If parent is packed, the documents of the new shards of each source are packed by themselves, to
 // index files in opts.Packings. The new plan also reads the index files of parent.
 func Amend(ctx context.Context, parent *Plan, a *Amendment, opts SealOptions) (*Plan, error) {
-	l := openLedger()
-	defer l.close()
+	l := facts.Open()
+	defer l.Close()
 	d, err := amended(ctx, parent, a, l, &opts)
 	if err != nil {
 		return nil, err
@@ -105,8 +106,8 @@ func Amend(ctx context.Context, parent *Plan, a *Amendment, opts SealOptions) (*
 // SurveyAmendment runs every check of [Amend] without building the plan, and returns a summary of
 // the plan that Amend would build.
 func SurveyAmendment(ctx context.Context, parent *Plan, a *Amendment) (*Summary, error) {
-	l := openLedger()
-	defer l.close()
+	l := facts.Open()
+	defer l.Close()
 	d, err := amended(ctx, parent, a, l, nil)
 	if err != nil {
 		return nil, err
@@ -117,7 +118,7 @@ func SurveyAmendment(ctx context.Context, parent *Plan, a *Amendment) (*Summary,
 
 // amended returns the amended plan without check values, and its open shards. If opts is nil, it
 // writes nothing. The new shards have hashes only if the plan is packed and opts is not nil.
-func amended(ctx context.Context, parent *Plan, a *Amendment, l *ledger, opts *SealOptions) (_ *Data, err error) {
+func amended(ctx context.Context, parent *Plan, a *Amendment, l *facts.Cache, opts *SealOptions) (_ *Data, err error) {
 	if err := a.validate(parent); err != nil {
 		return nil, err
 	}
@@ -393,8 +394,8 @@ func (d *Data) compareParent(ctx context.Context, parent *Plan) error {
 	for i, s := range parent.Sources {
 		was.facts = append(was.facts, d.facts[i][:len(s.Shards)])
 		for k, sh := range s.Shards {
-			if f := &d.facts[i][k]; f.bin == "" { // no manifest; hashed when the parent was built
-				f.bin, f.index = sh.Bin, sh.Index
+			if f := &d.facts[i][k]; f.Bin == "" { // no manifest; hashed when the parent was built
+				f.Bin, f.Index = sh.Bin, sh.Index
 			}
 		}
 	}

@@ -15,7 +15,7 @@ import (
 	"mula/shards/shardtest"
 )
 
-// Nothing of a test goes into the user's ledger.
+// The tests have a cache of shard facts of their own.
 func TestMain(m *testing.M) {
 	if plan := os.Getenv(rankPlan); plan != "" {
 		if err := rankOf(plan); err != nil {

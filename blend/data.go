@@ -14,6 +14,7 @@ import (
 	"mula/blend/fingerprint"
 	"mula/internal/mapping"
 	"mula/shards"
+	"mula/shards/facts"
 )
 
 // Data is a plan with its open shards. It is safe for concurrent use until Close.
@@ -26,7 +27,7 @@ import (
 // shards are open at a time; beyond that, shards without recent reads are closed.
 type Data struct {
 	*Plan
-	facts    [][]facts // by source and shard
+	facts    [][]facts.Facts // by source and shard
 	shelf    *shelf
 	verifier *verifier // nil if whole files are not verified
 	reverify time.Duration
@@ -74,8 +75,8 @@ func Open(ctx context.Context, p *Plan, opts OpenOptions) (*Data, error) {
 	if opened.order, err = p.order.open(ctx, &opened, opts.Waiting); err != nil {
 		return nil, err
 	}
-	l := openLedger()
-	defer l.close()
+	l := facts.Open()
+	defer l.Close()
 	d, err := newData(ctx, &opened, l)
 	if err != nil {
 		opened.order.close()
@@ -96,14 +97,14 @@ func Open(ctx context.Context, p *Plan, opts OpenOptions) (*Data, error) {
 }
 
 // newData looks up the shards of a plan.
-func newData(ctx context.Context, p *Plan, l *ledger) (*Data, error) {
+func newData(ctx context.Context, p *Plan, l *facts.Cache) (*Data, error) {
 	var sources, numbers []int // by shard of the plan
 	for i := range p.Sources {
 		for k := range p.Sources[i].Shards {
 			sources, numbers = append(sources, i), append(numbers, k)
 		}
 	}
-	found, failed, err := l.survey(ctx, len(sources), func(i int) (string, error) {
+	found, failed, err := l.Survey(ctx, len(sources), func(i int) (string, error) {
 		return absolutePath(p.ShardPath(sources[i], numbers[i]))
 	})
 	if err != nil && failed >= 0 {
@@ -128,9 +129,9 @@ func (d *Data) open(source, shard int) (*shards.Shard, error) {
 	if err != nil {
 		return nil, fmt.Errorf("source %q: %w", d.Sources[source].Name, err)
 	}
-	was, is := d.facts[source][shard], factsOf(s)
-	if !is.manifest { // hashes are known only from reading the files
-		is.bin, is.index = was.bin, was.index
+	was, is := d.facts[source][shard], facts.Of(s)
+	if !is.Manifest { // hashes are known only from reading the files
+		is.Bin, is.Index = was.Bin, was.Index
 	}
 	s.Reverify(d.reverify)
 	if is != was {
@@ -176,16 +177,16 @@ func (d *Data) verify(ctx context.Context, unread bool) error {
 		for k, is := range d.facts[i] {
 			want := d.Sources[i].Shards[k]
 			switch {
-			case is.dtype != want.DType:
-				return d.changed(i, k, "element type is %s, was %s", is.dtype, want.DType)
-			case is.tokens != want.Tokens: // this also compares the size of .bin
-				return d.changed(i, k, "it has %d tokens, previously %d", is.tokens, want.Tokens)
-			case is.documents != want.Documents:
-				return d.changed(i, k, "it has %d documents, previously %d", is.documents, want.Documents)
-			case is.manifest && is.bin != want.Bin:
-				return d.changed(i, k, "SHA-256 of .bin in its manifest is %.16s…, was %.16s…", is.bin, want.Bin)
-			case is.manifest && is.index != want.Index:
-				return d.changed(i, k, "SHA-256 of .idx in its manifest is %.16s…, was %.16s…", is.index,
+			case is.DType != want.DType:
+				return d.changed(i, k, "element type is %s, was %s", is.DType, want.DType)
+			case is.Tokens != want.Tokens: // this also compares the size of .bin
+				return d.changed(i, k, "it has %d tokens, previously %d", is.Tokens, want.Tokens)
+			case is.Documents != want.Documents:
+				return d.changed(i, k, "it has %d documents, previously %d", is.Documents, want.Documents)
+			case is.Manifest && is.Bin != want.Bin:
+				return d.changed(i, k, "SHA-256 of .bin in its manifest is %.16s…, was %.16s…", is.Bin, want.Bin)
+			case is.Manifest && is.Index != want.Index:
+				return d.changed(i, k, "SHA-256 of .idx in its manifest is %.16s…, was %.16s…", is.Index,
 					want.Index)
 			}
 		}

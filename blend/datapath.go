@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"mula/index/megatron"
+	"mula/shards/facts"
 )
 
 // ForMegatron converts a blend.yaml to a Megatron-LM configuration, to train with Megatron-LM's own
@@ -37,8 +38,8 @@ func ForMegatron(ctx context.Context, c *Config, base megatron.Config) (megatron
 	if c.Seed > 1<<32-1 {
 		return base, c.file.Errorf("$.seed", "seed is %d; Megatron-LM accepts at most 2^32-1", c.Seed)
 	}
-	l := openLedger()
-	defer l.close()
+	l := facts.Open()
+	defer l.Close()
 	d, err := survey(ctx, c, l, nil)
 	if err != nil {
 		return base, err

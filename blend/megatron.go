@@ -19,6 +19,7 @@ import (
 	"mula/internal/mapping"
 	"mula/internal/strictjson"
 	"mula/shards"
+	"mula/shards/facts"
 )
 
 // The names of orders in blend.yaml.
@@ -513,7 +514,7 @@ func (o *cacheOrder) occurrences(ctx context.Context, doc Document) iter.Seq2[Oc
 
 // surveyMegatron returns the open data of a plan that reads a cache. The plan has no hashes and no
 // check values yet.
-func surveyMegatron(ctx context.Context, c *Config, l *ledger, opts *SealOptions) (_ *Data, err error) {
+func surveyMegatron(ctx context.Context, c *Config, l *facts.Cache, opts *SealOptions) (_ *Data, err error) {
 	var waiting func(string)
 	if opts != nil {
 		waiting = opts.Waiting

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"mula/shards/facts"
 )
 
 // Traits are the properties of a plan's order that readers of its samples depend on.
@@ -156,7 +158,7 @@ func parseOrder(version string, data []byte) (*Plan, string, error) {
 type orderConfig struct {
 	name     string
 	problems func(c *Config, decoded error) []error
-	survey   func(ctx context.Context, c *Config, l *ledger, opts *SealOptions) (*Data, error)
+	survey   func(ctx context.Context, c *Config, l *facts.Cache, opts *SealOptions) (*Data, error)
 }
 
 // orderConfigs lists the values of `order`. The first is the default.

@@ -19,6 +19,7 @@ import (
 	"mula/index/packing"
 	"mula/internal/strictjson"
 	"mula/shards"
+	"mula/shards/facts"
 )
 
 // packingBestFit is the name of the packing in blend.yaml.
@@ -498,7 +499,7 @@ func (o *openPackedOrder) close() error {
 // pack packs the sources of a plan and sets its order. The shards must have been described. With
 // options, pack hashes the shards, and builds or reuses the index files. Without options, it only
 // counts.
-func (d *Data) pack(ctx context.Context, c *Config, l *ledger, opts *SealOptions) error {
+func (d *Data) pack(ctx context.Context, c *Config, l *facts.Cache, opts *SealOptions) error {
 	p := d.Plan
 	o := &packedOrder{scheduled: scheduled{p}}
 	switch {
@@ -570,7 +571,8 @@ type packer struct {
 // newPacker returns a packer for the shards of each source from number first on. With options, it
 // hashes the shards, and the packer builds or reuses index files: in opts.Packings, or in dir.
 // Without options, it only counts.
-func (d *Data) newPacker(ctx context.Context, l *ledger, opts *SealOptions, dir string, first []int) (*packer, error) {
+func (d *Data) newPacker(ctx context.Context, l *facts.Cache, opts *SealOptions, dir string,
+	first []int) (*packer, error) {
 	b := &packer{d: d, read: func(int, int64) {}}
 	if opts == nil {
 		return b, nil

@@ -19,6 +19,7 @@ import (
 	"mula/blend/fingerprint"
 	"mula/internal/strictyaml"
 	"mula/shards"
+	"mula/shards/facts"
 )
 
 // SealOptions are the options of [Seal].
@@ -65,8 +66,8 @@ type HashProgress struct {
 // two, is an error, too: a larger weight repeats a source more often. A plan that skips all
 // positions is refused. If max_epochs would be exceeded, the error wraps an *[EpochsError].
 func Seal(ctx context.Context, c *Config, opts SealOptions) (*Plan, error) {
-	l := openLedger()
-	defer l.close()
+	l := facts.Open()
+	defer l.Close()
 	d, err := survey(ctx, c, l, &opts)
 	if err != nil {
 		return nil, err
@@ -103,8 +104,8 @@ func (d *Data) noteChecks() error {
 // check that a plan must pass, and returns a summary of the plan. It reads no token and writes
 // nothing. It reads every entry of an index cache.
 func Survey(ctx context.Context, c *Config) (*Summary, error) {
-	l := openLedger()
-	defer l.close()
+	l := facts.Open()
+	defer l.Close()
 	d, err := survey(ctx, c, l, nil)
 	if err != nil {
 		return nil, err
@@ -118,7 +119,7 @@ var unhashed = strings.Repeat("0", 64)
 
 // survey returns the open shards and the plan of a configuration, without check values. If opts is
 // nil, it writes nothing. The plan has hashes only if it is packed and opts is not nil.
-func survey(ctx context.Context, c *Config, l *ledger, opts *SealOptions) (*Data, error) {
+func survey(ctx context.Context, c *Config, l *facts.Cache, opts *SealOptions) (*Data, error) {
 	if err := c.validate(); err != nil { // c may be built in code, or changed after loading
 		return nil, err
 	}
@@ -127,7 +128,7 @@ func survey(ctx context.Context, c *Config, l *ledger, opts *SealOptions) (*Data
 }
 
 // surveyNative is survey for orders that mula computes: windows, or packed documents.
-func surveyNative(ctx context.Context, c *Config, l *ledger, opts *SealOptions) (_ *Data, err error) {
+func surveyNative(ctx context.Context, c *Config, l *facts.Cache, opts *SealOptions) (_ *Data, err error) {
 	p := &Plan{Seed: c.Seed, SequenceLength: c.SequenceLength, HeldOut: c.Validation.String()}
 	p.order = newWindowOrder(p) // pack replaces it
 	list := shardList{dir: c.dir, listed: map[string]string{}, links: realPaths{}}
@@ -249,7 +250,7 @@ func (d *Data) describeShards() {
 	for i := range d.Sources {
 		for k, f := range d.facts[i] {
 			sh := &d.Sources[i].Shards[k]
-			sh.DType, sh.Tokens, sh.Documents = f.dtype, f.tokens, f.documents
+			sh.DType, sh.Tokens, sh.Documents = f.DType, f.Tokens, f.Documents
 		}
 	}
 }
@@ -424,11 +425,11 @@ func (r realPaths) of(prefix string) string {
 
 // tokenizer returns the tokenizer of the shards whose manifests name one. It fails if they differ.
 func (d *Data) tokenizer() (*Tokenizer, error) {
-	var t *shardTokenizer
+	var t *facts.Tokenizer
 	var first string
 	for i := range d.facts {
 		for k := range d.facts[i] {
-			u := &d.facts[i][k].tokenizer
+			u := &d.facts[i][k].Tokenizer
 			switch {
 			case u.SHA256 == "": // no manifest, or written from ids without a known tokenizer
 			case t == nil:
@@ -450,11 +451,11 @@ func (d *Data) tokenizer() (*Tokenizer, error) {
 	return &Tokenizer{t.SHA256, t.Vocabulary, t.EOD}, nil
 }
 
-// hashFiles sets the hashes of all shards in the plan. They come from manifests, from the ledger,
-// or from reading and checking the files. It also hashes the index files. The .idx of a shard with
-// a manifest is compared with the manifest, unless the ledger says that it was. A second call does
-// nothing.
-func (d *Data) hashFiles(ctx context.Context, l *ledger, files []orderFile, progress func(HashProgress)) error {
+// hashFiles sets the hashes of all shards in the plan. They come from manifests, from the cache of
+// shard facts, or from reading and checking the files. It also hashes the index files. The .idx of
+// a shard with a manifest is compared with the manifest, unless the cache says that it was. A
+// second call does nothing.
+func (d *Data) hashFiles(ctx context.Context, l *facts.Cache, files []orderFile, progress func(HashProgress)) error {
 	if d.hashed {
 		return nil
 	}
@@ -468,11 +469,11 @@ func (d *Data) hashFiles(ctx context.Context, l *ledger, files []orderFile, prog
 	for i, list := range d.facts {
 		for k, f := range list {
 			sh := &d.Sources[i].Shards[k]
-			sh.Bin, sh.Index = f.bin, f.index
+			sh.Bin, sh.Index = f.Bin, f.Index
 			path := d.ShardPath(i, k)
 			endings := []string{".bin", ".idx"}
-			if f.bin != "" {
-				if s, trusted := stampsOf(path); !f.manifest || trusted && l.indexVerified(path, s) {
+			if f.Bin != "" {
+				if s, trusted := facts.StampsOf(path); !f.Manifest || trusted && l.IndexVerified(path, s) {
 					continue
 				}
 				endings = endings[1:]
@@ -517,19 +518,19 @@ func (d *Data) hashFiles(ctx context.Context, l *ledger, files []orderFile, prog
 	}
 	for _, p := range unread {
 		g.Go(func() error {
-			before, trusted := stampsOf(p.path)
+			before, trusted := facts.StampsOf(p.path)
 			s, err := d.shelf.take(p.source, p.shard)
 			if err != nil {
 				return err
 			}
 			defer d.shelf.put(p.source, p.shard)
 			sh, f := &d.Sources[p.source].Shards[p.shard], d.facts[p.source][p.shard]
-			if err := s.VerifyIndex(ctx, counter(p.path+".idx", f.manifest)); err != nil {
+			if err := s.VerifyIndex(ctx, counter(p.path+".idx", f.Manifest)); err != nil {
 				return fmt.Errorf("source %q: %w", d.Sources[p.source].Name, err)
 			}
-			if f.manifest {
+			if f.Manifest {
 				if trusted {
-					l.noteIndex(p.path, f, before)
+					l.NoteIndex(p.path, f, before)
 				}
 				return nil
 			}
@@ -541,8 +542,8 @@ func (d *Data) hashFiles(ctx context.Context, l *ledger, files []orderFile, prog
 					return err
 				}
 			}
-			if f.bin, f.index = sh.Bin, sh.Index; trusted {
-				l.note(p.path, f, before)
+			if f.Bin, f.Index = sh.Bin, sh.Index; trusted {
+				l.Note(p.path, f, before)
 			}
 			return nil
 		})

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"mula/shards"
+	"mula/shards/facts"
 )
 
 // VerifyOptions are the options of the verification of complete files: in the background, they are
@@ -74,7 +75,7 @@ type VerifyProgress struct {
 
 const (
 	verifyRate   = 256 << 20
-	verifyWrites = 30 * time.Second // between writes of the ledger
+	verifyWrites = 30 * time.Second // between writes of the cache of shard facts
 )
 
 // The states of a verified file.
@@ -110,7 +111,7 @@ type checked struct {
 	state         atomic.Int32
 	known         chan struct{} // closed when state is no longer unverified
 	err           error         // set if state is damaged
-	stamps        stamps        // when it was verified; used only by the verifier's goroutine
+	stamps        facts.Stamps  // when it was verified; used only by the verifier's goroutine
 	counted       bool
 }
 
@@ -161,8 +162,8 @@ func (v *verifier) stop() {
 func (v *verifier) run() {
 	runtime.LockOSThread() // never unlocked: the thread, with its low priority, ends with the goroutine
 	lowestPriority()
-	l := openLedger()
-	defer l.close()
+	l := facts.Open()
+	defer l.Close()
 	written := time.Now()
 	var share, mine []*checked // this process's part; the files in it that are not verified yet
 	var again <-chan time.Time
@@ -174,7 +175,7 @@ func (v *verifier) run() {
 	for i := v.o.Rank; i < len(v.all); i += v.o.World {
 		c := v.all[i]
 		share = append(share, c)
-		if s, trusted := v.stamps(c); trusted && l.verifiedAt(v.path(c), s) {
+		if s, trusted := v.stamps(c); trusted && l.VerifiedAt(v.path(c), s) {
 			c.stamps = s
 			v.settle(c, nil)
 		} else {
@@ -207,7 +208,7 @@ func (v *verifier) run() {
 		}
 		v.count(c)
 		before, trusted := v.stamps(c)
-		if !trusted || !l.verifiedAt(v.path(c), before) {
+		if !trusted || !l.VerifiedAt(v.path(c), before) {
 			err := v.verify(c)
 			if v.ctx.Err() != nil {
 				return
@@ -217,7 +218,7 @@ func (v *verifier) run() {
 				continue
 			}
 			if now, ok := v.stamps(c); trusted && ok && now == before {
-				l.noteVerified(v.path(c), before, v.factsOf(c))
+				l.NoteVerified(v.path(c), before, v.factsOf(c))
 			}
 		}
 		if trusted {
@@ -225,7 +226,7 @@ func (v *verifier) run() {
 		}
 		v.settle(c, nil)
 		if time.Since(written) > verifyWrites || len(mine) == 0 {
-			l.close()
+			l.Close()
 			written = time.Now()
 		}
 	}
@@ -236,11 +237,11 @@ func (v *verifier) run() {
 // files.
 func (v *verifier) verifyChanged(share []*checked) {
 	for _, c := range share {
-		if c.state.Load() != verified || c.stamps == (stamps{}) {
+		if c.state.Load() != verified || c.stamps == (facts.Stamps{}) {
 			continue
 		}
 		now, trusted := v.stamps(c)
-		if !trusted || now == c.stamps || !now.sameFiles(c.stamps) {
+		if !trusted || now == c.stamps || !now.SameFiles(c.stamps) {
 			continue
 		}
 		v.mu.Lock()
@@ -295,7 +296,8 @@ func (v *verifier) settle(c *checked, err error) {
 	close(c.known)
 }
 
-// path returns the file's key in the ledger: the prefix of a shard, or the path of another file.
+// path returns the file's key in the cache of shard facts: the prefix of a shard, or the path of
+// another file.
 func (v *verifier) path(c *checked) string {
 	path := ""
 	if c.file >= 0 {
@@ -310,20 +312,20 @@ func (v *verifier) path(c *checked) string {
 }
 
 // stamps returns the current stamps of a file.
-func (v *verifier) stamps(c *checked) (s stamps, trusted bool) {
+func (v *verifier) stamps(c *checked) (s facts.Stamps, trusted bool) {
 	if c.file < 0 {
-		return stampsOf(v.path(c))
+		return facts.StampsOf(v.path(c))
 	}
-	return fileStamps(v.path(c))
+	return facts.FileStamps(v.path(c))
 }
 
 // factsOf returns the facts of a verified file.
-func (v *verifier) factsOf(c *checked) facts {
+func (v *verifier) factsOf(c *checked) facts.Facts {
 	if c.file >= 0 {
-		return facts{}
+		return facts.Facts{}
 	}
 	f, sh := v.d.facts[c.source][c.shard], v.d.Sources[c.source].Shards[c.shard]
-	f.bin, f.index = sh.Bin, sh.Index
+	f.Bin, f.Index = sh.Bin, sh.Index
 	return f
 }
 

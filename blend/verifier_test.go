@@ -17,6 +17,7 @@ import (
 	"mula/index/cache"
 	"mula/internal/testwait"
 	"mula/shards"
+	"mula/shards/facts"
 	"mula/shards/shardtest"
 )
 
@@ -426,7 +427,7 @@ func rankOf(path string) error {
 
 // Ranks that start together on an empty user's cache each keep what they found out: afterwards it
 // is whole, and nothing has to be found out again.
-func TestRanksShareLedger(t *testing.T) {
+func TestRanksShareFacts(t *testing.T) {
 	const world = 4
 	rounds := 10
 	if testing.Short() {
@@ -457,15 +458,15 @@ func TestRanksShareLedger(t *testing.T) {
 				t.Errorf("round %d, rank %d: %v: %s", round, rank, err, cmd.Stderr)
 			}
 		}
-		l := openLedger()
+		l := facts.Open()
 		for i := range p.Sources {
 			for k := range p.Sources[i].Shards {
 				prefix, err := absolutePath(p.ShardPath(i, k))
 				if err != nil {
 					t.Fatal(err)
 				}
-				if _, s, ok := l.find(prefix); !ok || !l.verifiedAt(prefix, s) {
-					t.Errorf("round %d: %s: in the ledger %v, and not verified", round, prefix, ok)
+				if _, s, ok := l.Find(prefix); !ok || !l.VerifiedAt(prefix, s) {
+					t.Errorf("round %d: %s: in the cache %v, and not verified", round, prefix, ok)
 				}
 			}
 		}

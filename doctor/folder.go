@@ -12,9 +12,9 @@ import (
 	"syscall"
 	"time"
 
-	"mula/blend"
 	"mula/internal/atomicfile"
 	"mula/internal/locks"
+	"mula/shards/facts"
 )
 
 const (
@@ -287,8 +287,8 @@ func checkTimes(_ context.Context, p *probe) Result {
 	if err != nil {
 		return failure(localDisk, "%v", reason(err))
 	}
-	if off := info.ModTime().Sub(at).Abs(); off > blend.Settled {
-		return warning(remedy, "off by %v, more than %v", off, blend.Settled)
+	if off := info.ModTime().Sub(at).Abs(); off > facts.Settled {
+		return warning(remedy, "off by %v, more than %v", off, facts.Settled)
 	} else if off > time.Microsecond {
 		return ok("exact to %v", (off + time.Millisecond - 1).Round(time.Millisecond))
 	}
@@ -309,10 +309,10 @@ func checkFileClock(_ context.Context, p *probe) Result {
 	switch {
 	case off.Abs() > atomicfile.AbandonedAfter/2:
 		return failure(remedy, "differs by %v: files in use look abandoned", off.Round(time.Second))
-	case off.Abs() > blend.Settled:
+	case off.Abs() > facts.Settled:
 		return warning(remedy, "differs from this machine's clock by %v", off.Round(time.Millisecond))
 	}
-	return ok("agrees with this machine's to %v", blend.Settled)
+	return ok("agrees with this machine's to %v", facts.Settled)
 }
 
 func checkLongNames(_ context.Context, p *probe) Result {

@@ -1,6 +1,6 @@
 //go:build unix
 
-package blend
+package facts
 
 import (
 	"io/fs"

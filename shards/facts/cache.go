@@ -1,4 +1,6 @@
-package blend
+// Package facts caches facts about shards between runs: their counts and hashes, and when their
+// files were last verified.
+package facts
 
 import (
 	"bytes"
@@ -24,29 +26,29 @@ import (
 	"mula/shards"
 )
 
-// facts describe a shard without its tokens and documents.
-type facts struct {
-	dtype             shards.DType
-	tokens, documents int64
-	manifest          bool           // the shard has a manifest
-	tokenizer         shardTokenizer // from the manifest; without a hash if the manifest is missing or names none
-	bin, index        string         // SHA-256, from the manifest or by reading the files; "" if unknown
+// Facts describe a shard without its tokens and documents.
+type Facts struct {
+	DType             shards.DType
+	Tokens, Documents int64
+	Manifest          bool      // the shard has a manifest
+	Tokenizer         Tokenizer // from the manifest; without a hash if the manifest is missing or names none
+	Bin, Index        string    // SHA-256, from the manifest or by reading the files; "" if unknown
 }
 
-// A shardTokenizer identifies the tokenizer of a shard.
-type shardTokenizer struct {
+// A Tokenizer identifies the tokenizer of a shard.
+type Tokenizer struct {
 	SHA256     string // of tokenizer.json, in hexadecimal
 	Vocabulary int    // highest id + 1
 	EOD        int64  // end-of-document id, -1 without one
 }
 
-// factsOf returns the facts of an open shard.
-func factsOf(s *shards.Shard) facts {
-	f := facts{dtype: s.DType(), tokens: s.Tokens(), documents: s.Documents()}
+// Of returns the facts of an open shard.
+func Of(s *shards.Shard) Facts {
+	f := Facts{DType: s.DType(), Tokens: s.Tokens(), Documents: s.Documents()}
 	if m := s.Manifest(); m != nil {
-		f.manifest = true
-		f.bin, f.index = m.Files["bin"].SHA256, m.Files["idx"].SHA256
-		f.tokenizer = shardTokenizer{m.Tokenizer.SHA256, m.Tokenizer.VocabSize, m.Tokenizer.EOD}
+		f.Manifest = true
+		f.Bin, f.Index = m.Files["bin"].SHA256, m.Files["idx"].SHA256
+		f.Tokenizer = Tokenizer{m.Tokenizer.SHA256, m.Tokenizer.VocabSize, m.Tokenizer.EOD}
 	}
 	return f
 }
@@ -58,8 +60,8 @@ type stamp struct {
 	inode         uint64
 }
 
-// stamps are the stamps of .bin, .idx and .json.
-type stamps [3]stamp
+// Stamps are the stamps of .bin, .idx and .json.
+type Stamps [3]stamp
 
 // Settled is the age from which the modification time of a shard identifies its content. A file
 // that changes twice within the resolution of the file system's clock may keep its time.
@@ -72,9 +74,9 @@ func stampOf(info fs.FileInfo) (s stamp, ok bool) {
 	return stamp{info.Size(), info.ModTime().UnixNano(), inode(info)}, true
 }
 
-// fileStamps returns the stamp of a file that is not part of a shard. ok is false if the file cannot
-// be read, or is not settled.
-func fileStamps(path string) (s stamps, ok bool) {
+// FileStamps returns the stamp of a file that is not part of a shard. ok is false if the file
+// cannot be read, or is not settled.
+func FileStamps(path string) (s Stamps, ok bool) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return s, false
@@ -83,8 +85,8 @@ func fileStamps(path string) (s stamps, ok bool) {
 	return s, ok
 }
 
-// sameFiles reports whether the stamps belong to the same files, possibly with changed content.
-func (s stamps) sameFiles(other stamps) bool {
+// SameFiles reports whether the stamps belong to the same files, possibly with changed content.
+func (s Stamps) SameFiles(other Stamps) bool {
 	for i := range s {
 		if s[i].inode != other[i].inode {
 			return false
@@ -93,9 +95,9 @@ func (s stamps) sameFiles(other stamps) bool {
 	return true
 }
 
-// stampsOf returns the stamps of a shard's files. ok is false if a file cannot be read, or is not
+// StampsOf returns the stamps of a shard's files. ok is false if a file cannot be read, or is not
 // settled.
-func stampsOf(prefix string) (s stamps, ok bool) {
+func StampsOf(prefix string) (s Stamps, ok bool) {
 	for i, ending := range []string{".bin", ".idx", ".json"} {
 		info, err := os.Stat(prefix + ending)
 		if errors.Is(err, fs.ErrNotExist) && ending == ".json" {
@@ -111,15 +113,15 @@ func stampsOf(prefix string) (s stamps, ok bool) {
 	return s, true
 }
 
-// A ledger caches the facts of shards between runs, so that a plan over thousands of shards opens
+// A Cache keeps the facts of shards between runs, so that a plan over thousands of shards opens
 // without opening each shard. It has one page, a file in the user's cache directory, for each
-// directory of shards. The ledger is only a cache: if it cannot be read, written or trusted, the
-// shards are opened instead. A fact is valid while the stamps of the shard's files are unchanged.
-// Concurrent processes merge their entries.
+// directory of shards. If the cache cannot be read, written or trusted, the shards are opened
+// instead. A fact is valid while the stamps of the shard's files are unchanged. Concurrent
+// processes merge their entries.
 //
-// It also records when files were last verified. A file that is not part of a shard has an entry
-// with one stamp and no facts.
-type ledger struct {
+// The cache also records when files were last verified. A file that is not part of a shard has an
+// entry with one stamp and no facts.
+type Cache struct {
 	root string // directory of the pages; "" disables the cache
 
 	mu    sync.Mutex
@@ -133,45 +135,46 @@ type page struct {
 }
 
 type entry struct {
-	stamps
+	Stamps
 	verified int64 // when all bytes last matched the hashes, in nanoseconds since 1970; 0: never
-	facts
+	Facts
 	indexed bool // the .idx matched the manifest's hash
 }
 
 // verifiedFor is the time for which a verified file is not verified again.
 const verifiedFor = 7 * 24 * time.Hour
 
-// Limits of the ledger on disk.
+// Limits of the cache on disk.
 const (
 	maxPageEntries = 1 << 16
 	maxPageBytes   = 64 << 20
-	maxLedgerBytes = 256 << 20 // beyond it, the oldest pages are removed
+	maxCacheBytes  = 256 << 20 // beyond it, the oldest pages are removed
 )
 
 // pageMagic starts a page, and contains the version of its layout.
 const pageMagic = "mula shards 2\n"
 
-func openLedger() *ledger {
-	l := &ledger{pages: map[string]*page{}}
+// Open opens the cache in the user's cache directory. Close it to write its new entries.
+func Open() *Cache {
+	c := &Cache{pages: map[string]*page{}}
 	if dir, err := usercache.Folder("shards"); err == nil {
-		l.root = dir
+		c.root = dir
 	}
-	return l
+	return c
 }
 
-// page returns the page of a directory. The ledger must be locked.
-func (l *ledger) page(dir string) *page {
-	if p := l.pages[dir]; p != nil {
+// page returns the page of a directory. The cache must be locked.
+func (c *Cache) page(dir string) *page {
+	if p := c.pages[dir]; p != nil {
 		return p
 	}
 	p := &page{entries: map[string]entry{}, used: map[string]bool{}, noted: map[string]bool{}}
-	if l.root != "" {
-		if data, err := readBounded(l.path(dir), maxPageBytes); err == nil {
+	if c.root != "" {
+		if data, err := readBounded(c.path(dir), maxPageBytes); err == nil {
 			p.parse(data, dir)
 		}
 	}
-	l.pages[dir] = p
+	c.pages[dir] = p
 	return p
 }
 
@@ -194,41 +197,41 @@ func readBounded(path string, limit int64) ([]byte, error) {
 }
 
 // path returns the path of a directory's page.
-func (l *ledger) path(dir string) string {
+func (c *Cache) path(dir string) string {
 	sum := sha256.Sum256([]byte(dir))
-	return filepath.Join(l.root, hex.EncodeToString(sum[:16]))
+	return filepath.Join(c.root, hex.EncodeToString(sum[:16]))
 }
 
-// find returns the facts of a shard if they are valid for its current files. Otherwise it returns
+// Find returns the facts of a shard if they are valid for its current files. Otherwise it returns
 // the stamps of the files, for note.
-func (l *ledger) find(prefix string) (f facts, s stamps, ok bool) {
-	s, trusted := stampsOf(prefix)
+func (c *Cache) Find(prefix string) (f Facts, s Stamps, ok bool) {
+	s, trusted := StampsOf(prefix)
 	if !trusted {
-		return facts{}, stamps{}, false
+		return Facts{}, Stamps{}, false
 	}
 	dir, name := filepath.Split(prefix)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	p := l.page(dir)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p := c.page(dir)
 	e, ok := p.entries[name]
-	if !ok || e.stamps != s {
-		return facts{}, s, false
+	if !ok || e.Stamps != s {
+		return Facts{}, s, false
 	}
 	p.used[name] = true
-	return e.facts, s, true
+	return e.Facts, s, true
 }
 
-// note stores facts that were found after the stamps were taken, if the stamps are unchanged.
-func (l *ledger) note(prefix string, f facts, before stamps) {
-	if now, ok := stampsOf(prefix); !ok || now != before {
+// Note stores facts that were found after the stamps were taken, if the stamps are unchanged.
+func (c *Cache) Note(prefix string, f Facts, before Stamps) {
+	if now, ok := StampsOf(prefix); !ok || now != before {
 		return
 	}
 	dir, name := filepath.Split(prefix)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	p := l.page(dir)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p := c.page(dir)
 	e := p.entries[name]
-	p.note(name, entry{before, e.since(before), f, e.indexed && e.stamps == before})
+	p.note(name, entry{before, e.since(before), f, e.indexed && e.Stamps == before})
 }
 
 func (p *page) note(name string, e entry) {
@@ -236,20 +239,20 @@ func (p *page) note(name string, e entry) {
 }
 
 // since returns when the file with these stamps was verified.
-func (e entry) since(s stamps) int64 {
-	if e.stamps != s {
+func (e entry) since(s Stamps) int64 {
+	if e.Stamps != s {
 		return 0
 	}
 	return e.verified
 }
 
-// verifiedAt reports whether a shard (by its prefix) or another file (by its path) was verified
+// VerifiedAt reports whether a shard (by its prefix) or another file (by its path) was verified
 // recently. s are its stamps.
-func (l *ledger) verifiedAt(path string, s stamps) bool {
+func (c *Cache) VerifiedAt(path string, s Stamps) bool {
 	dir, name := filepath.Split(path)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	p := l.page(dir)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p := c.page(dir)
 	ago := time.Since(time.Unix(0, p.entries[name].since(s)))
 	if ago < 0 || ago > verifiedFor {
 		return false
@@ -258,64 +261,64 @@ func (l *ledger) verifiedAt(path string, s stamps) bool {
 	return true
 }
 
-// noteVerified records that a shard or another file with these stamps and facts has been verified.
-func (l *ledger) noteVerified(path string, s stamps, f facts) {
+// NoteVerified records that a shard or another file with these stamps and facts has been verified.
+func (c *Cache) NoteVerified(path string, s Stamps, f Facts) {
 	dir, name := filepath.Split(path)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.page(dir).note(name, entry{s, time.Now().UnixNano(), f, f.manifest})
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.page(dir).note(name, entry{s, time.Now().UnixNano(), f, f.Manifest})
 }
 
-// indexVerified reports whether the .idx of a shard with these stamps matched the manifest's hash.
-func (l *ledger) indexVerified(prefix string, s stamps) bool {
+// IndexVerified reports whether the .idx of a shard with these stamps matched the manifest's hash.
+func (c *Cache) IndexVerified(prefix string, s Stamps) bool {
 	dir, name := filepath.Split(prefix)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	e := l.page(dir).entries[name]
-	return e.indexed && e.stamps == s
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e := c.page(dir).entries[name]
+	return e.indexed && e.Stamps == s
 }
 
-// noteIndex records that the .idx of a shard matches the manifest's hash. The stamps must have been
+// NoteIndex records that the .idx of a shard matches the manifest's hash. The stamps must have been
 // taken before the .idx was read.
-func (l *ledger) noteIndex(prefix string, f facts, before stamps) {
-	if now, ok := stampsOf(prefix); !ok || now != before {
+func (c *Cache) NoteIndex(prefix string, f Facts, before Stamps) {
+	if now, ok := StampsOf(prefix); !ok || now != before {
 		return
 	}
 	dir, name := filepath.Split(prefix)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	p := l.page(dir)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p := c.page(dir)
 	p.note(name, entry{before, p.entries[name].since(before), f, true})
 }
 
-// close merges the new entries into the pages and writes them. Entries that cannot be written are
+// Close merges the new entries into the pages and writes them. Entries that cannot be written are
 // lost, and are found again next time.
-func (l *ledger) close() {
-	if l.root == "" {
+func (c *Cache) Close() {
+	if c.root == "" {
 		return
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	var done func()
-	for dir, p := range l.pages {
+	for dir, p := range c.pages {
 		if len(p.noted) == 0 {
 			continue
 		}
 		if done == nil {
-			if os.MkdirAll(l.root, 0o700) != nil {
+			if os.MkdirAll(c.root, 0o700) != nil {
 				return
 			}
-			done = locks.Alone(l.root)
+			done = locks.Alone(c.root)
 			defer done()
 		}
-		if data, err := readBounded(l.path(dir), maxPageBytes); err == nil {
+		if data, err := readBounded(c.path(dir), maxPageBytes); err == nil {
 			p.merge(data, dir)
 		}
-		_ = replaceFile(l.path(dir), p.text(dir)) // a full disk must not fail the command
+		_ = replaceFile(c.path(dir), p.text(dir)) // a full disk must not fail the command
 		clear(p.noted)
 	}
 	if done != nil {
-		l.prune()
+		c.prune()
 	}
 }
 
@@ -327,8 +330,8 @@ func (p *page) merge(data []byte, dir string) {
 	for name, e := range others.entries {
 		mine, known := p.entries[name]
 		if known && p.noted[name] {
-			mine.verified = max(mine.verified, e.since(mine.stamps))
-			mine.indexed = mine.indexed || e.indexed && e.stamps == mine.stamps
+			mine.verified = max(mine.verified, e.since(mine.Stamps))
+			mine.indexed = mine.indexed || e.indexed && e.Stamps == mine.Stamps
 			e = mine
 		}
 		p.entries[name] = e
@@ -352,9 +355,9 @@ func replaceFile(path string, data []byte) error {
 	return err
 }
 
-// prune removes the oldest pages if the ledger is too large.
-func (l *ledger) prune() {
-	list, err := os.ReadDir(l.root)
+// prune removes the oldest pages if the cache is too large.
+func (c *Cache) prune() {
+	list, err := os.ReadDir(c.root)
 	if err != nil {
 		return
 	}
@@ -368,10 +371,10 @@ func (l *ledger) prune() {
 	}
 	slices.SortFunc(files, func(a, b fs.FileInfo) int { return a.ModTime().Compare(b.ModTime()) })
 	for _, f := range files {
-		if total <= maxLedgerBytes {
+		if total <= maxCacheBytes {
 			return
 		}
-		if os.Remove(filepath.Join(l.root, f.Name())) == nil {
+		if os.Remove(filepath.Join(c.root, f.Name())) == nil {
 			total -= f.Size()
 		}
 	}
@@ -405,25 +408,25 @@ func (p *page) text(dir string) []byte {
 	for _, name := range names {
 		e := p.entries[name]
 		b = append(le.AppendUint16(b, uint16(len(name))), name...)
-		for _, s := range e.stamps {
+		for _, s := range e.Stamps {
 			b = le.AppendUint64(le.AppendUint64(le.AppendUint64(b, uint64(s.size)), uint64(s.changed)), s.inode)
 		}
 		b = le.AppendUint64(b, uint64(e.verified))
-		b = le.AppendUint64(le.AppendUint64(b, uint64(e.tokens)), uint64(e.documents))
+		b = le.AppendUint64(le.AppendUint64(b, uint64(e.Tokens)), uint64(e.Documents))
 		at := len(b) + 1
-		b = append(b, e.dtype.Code(), 0)
-		if e.manifest {
+		b = append(b, e.DType.Code(), 0)
+		if e.Manifest {
 			b[at] |= hasManifest
 		}
-		if len(e.tokenizer.SHA256) == 64 {
+		if len(e.Tokenizer.SHA256) == 64 {
 			b[at] |= hasTokenizer
-			b, _ = hex.AppendDecode(b, []byte(e.tokenizer.SHA256))
-			b = le.AppendUint64(le.AppendUint64(b, uint64(e.tokenizer.Vocabulary)), uint64(e.tokenizer.EOD))
+			b, _ = hex.AppendDecode(b, []byte(e.Tokenizer.SHA256))
+			b = le.AppendUint64(le.AppendUint64(b, uint64(e.Tokenizer.Vocabulary)), uint64(e.Tokenizer.EOD))
 		}
-		if e.bin != "" && e.index != "" {
+		if e.Bin != "" && e.Index != "" {
 			b[at] |= hasHashes
-			b, _ = hex.AppendDecode(b, []byte(e.bin))
-			b, _ = hex.AppendDecode(b, []byte(e.index))
+			b, _ = hex.AppendDecode(b, []byte(e.Bin))
+			b, _ = hex.AppendDecode(b, []byte(e.Index))
 		}
 		if e.indexed {
 			b[at] |= hasIndex
@@ -471,21 +474,21 @@ func (p *page) parse(data []byte, dir string) {
 	for range min(le.Uint32(count), maxPageEntries) {
 		name := text()
 		var e entry
-		for i := range e.stamps {
-			e.stamps[i] = stamp{number(), number(), uint64(number())}
+		for i := range e.Stamps {
+			e.Stamps[i] = stamp{number(), number(), uint64(number())}
 		}
 		e.verified = number()
-		e.tokens, e.documents = number(), number()
+		e.Tokens, e.Documents = number(), number()
 		kind := take(2)
 		if kind == nil {
 			return
 		}
-		e.dtype, e.manifest, e.indexed = shards.DTypeOf(kind[0]), kind[1]&hasManifest != 0, kind[1]&hasIndex != 0
+		e.DType, e.Manifest, e.indexed = shards.DTypeOf(kind[0]), kind[1]&hasManifest != 0, kind[1]&hasIndex != 0
 		if kind[1]&hasTokenizer != 0 {
-			e.tokenizer = shardTokenizer{hex.EncodeToString(take(32)), int(number()), number()}
+			e.Tokenizer = Tokenizer{hex.EncodeToString(take(32)), int(number()), number()}
 		}
 		if kind[1]&hasHashes != 0 {
-			e.bin, e.index = hex.EncodeToString(take(32)), hex.EncodeToString(take(32))
+			e.Bin, e.Index = hex.EncodeToString(take(32)), hex.EncodeToString(take(32))
 		}
 		if data == nil || name == "" {
 			return // truncated despite a valid checksum: written by another version
@@ -498,13 +501,13 @@ func (p *page) parse(data []byte, dir string) {
 // for the file system, which may be remote.
 const lookers = 32
 
-// survey returns the facts of n shards, from the ledger or by opening them. path returns the
+// Survey returns the facts of n shards, from the cache or by opening them. path returns the
 // absolute prefix of a shard; survey calls it from several goroutines. If shards cannot be opened,
 // survey returns the error of the first, and its number as failed. If ctx is cancelled, failed is
 // -1.
-func (l *ledger) survey(ctx context.Context, n int, path func(i int) (string, error)) (found []facts, failed int,
+func (c *Cache) Survey(ctx context.Context, n int, path func(i int) (string, error)) (found []Facts, failed int,
 	err error) {
-	found = make([]facts, n)
+	found = make([]Facts, n)
 	errs := make([]error, n)
 	const batch = 16 // shards for one goroutine
 	var mu sync.Mutex
@@ -525,7 +528,7 @@ func (l *ledger) survey(ctx context.Context, n int, path func(i int) (string, er
 				}
 				prefix, err := path(i)
 				if err == nil {
-					found[i], err = l.look(prefix)
+					found[i], err = c.look(prefix)
 				}
 				if errs[i] = err; err != nil {
 					mu.Lock()
@@ -550,8 +553,8 @@ func (l *ledger) survey(ctx context.Context, n int, path func(i int) (string, er
 }
 
 // look returns the facts of one shard.
-func (l *ledger) look(prefix string) (facts, error) {
-	f, before, ok := l.find(prefix)
+func (c *Cache) look(prefix string) (Facts, error) {
+	f, before, ok := c.Find(prefix)
 	if ok {
 		return f, nil
 	}
@@ -560,9 +563,9 @@ func (l *ledger) look(prefix string) (facts, error) {
 		return f, err
 	}
 	defer s.Close()
-	f = factsOf(s)
-	if before != (stamps{}) {
-		l.note(prefix, f, before)
+	f = Of(s)
+	if before != (Stamps{}) {
+		c.Note(prefix, f, before)
 	}
 	return f, nil
 }
