@@ -390,7 +390,7 @@ func (d *Data) compareParent(ctx context.Context, parent *Plan) error {
 		return err
 	}
 	defer opened.order.close()
-	was := &Data{Plan: &opened, shelf: d.shelf} // sources and shards of the parent keep their indices
+	was := &Data{Plan: &opened, pool: d.pool, firsts: d.firsts} // sources and shards of the parent keep their indices
 	for i, s := range parent.Sources {
 		was.facts = append(was.facts, d.facts[i][:len(s.Shards)])
 		for k, sh := range s.Shards {

@@ -39,11 +39,11 @@ func TestMain(m *testing.M) {
 // shardOf gives a shard of open data to a test.
 func shardOf(t testing.TB, d *Data, source, shard int) *shards.Shard {
 	t.Helper()
-	s, err := d.shelf.take(source, shard)
+	s, err := d.pool.Acquire(d.firsts[source] + shard)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { d.shelf.put(source, shard) })
+	t.Cleanup(func() { d.pool.Release(d.firsts[source] + shard) })
 	return s
 }
 

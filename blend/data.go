@@ -12,7 +12,6 @@ import (
 	"unsafe"
 
 	"mula/blend/fingerprint"
-	"mula/internal/mapping"
 	"mula/shards"
 	"mula/shards/facts"
 )
@@ -27,11 +26,14 @@ import (
 // shards are open at a time; beyond that, shards without recent reads are closed.
 type Data struct {
 	*Plan
-	facts    [][]facts.Facts // by source and shard
-	shelf    *shelf
-	verifier *verifier // nil if whole files are not verified
-	reverify time.Duration
-	hashed   bool // hashFiles has set the hashes of the plan that is being built
+	facts       [][]facts.Facts // by source and shard
+	firsts      []int           // by source: number of its first shard in the pool
+	pool        *Pool
+	verifier    *Verifier // nil if complete files are not verified; verifies the index files, then the shards
+	indexFiles  int       // number of index files
+	verifyFirst bool      // [VerifyOptions.First]
+	reverify    time.Duration
+	hashed      bool // hashFiles has set the hashes of the plan that is being built
 }
 
 // DefaultReverify is the default of [OpenOptions.Reverify].
@@ -84,7 +86,8 @@ func Open(ctx context.Context, p *Plan, opts OpenOptions) (*Data, error) {
 	}
 	d.reverify = max(cmp.Or(opts.Reverify, DefaultReverify), 0)
 	if opts.Verify != nil {
-		if d.verifier, err = startVerifier(d, *opts.Verify); err != nil {
+		d.pool.Verified = true
+		if err = d.startVerifier(*opts.Verify); err != nil {
 			d.Close()
 			return nil, err
 		}
@@ -116,10 +119,11 @@ func newData(ctx context.Context, p *Plan, l *facts.Cache) (*Data, error) {
 	d := &Data{Plan: p}
 	for i := range p.Sources {
 		n := len(p.Sources[i].Shards)
+		d.firsts = append(d.firsts, len(sources)-len(found))
 		d.facts = append(d.facts, found[:n:n])
 		found = found[n:]
 	}
-	d.shelf = newShelf(p, d.open)
+	d.pool = NewPool(len(sources), func(i int) (*shards.Shard, error) { return d.open(sources[i], numbers[i]) })
 	return d, nil
 }
 
@@ -160,9 +164,9 @@ func (p *Plan) Files() (paths []string) {
 // Close closes the shards. No read may be in progress.
 func (d *Data) Close() error {
 	if d.verifier != nil {
-		d.verifier.stop()
+		d.verifier.Stop()
 	}
-	return errors.Join(d.shelf.close(), d.order.close())
+	return errors.Join(d.pool.Close(), d.order.close())
 }
 
 // changed returns the error about a shard that differs from the plan.
@@ -393,10 +397,8 @@ func (d *Data) stretches(ctx context.Context, s Sample, read func(shard *shards.
 			d.Sources[s.Source].Name, s.Window, n, d.SampleTokens())
 	}
 	err = d.over(s.Source, segments, func(shard *shards.Shard, g segment) error {
-		if d.verifier != nil {
-			if err := d.verifier.admit(ctx, s.Source, g.shard, shard.Summed()); err != nil {
-				return err
-			}
+		if err := d.admit(ctx, s.Source, g.shard, shard.Summed()); err != nil {
+			return err
 		}
 		at := n
 		n += int(g.length)
@@ -409,37 +411,18 @@ func (d *Data) stretches(ctx context.Context, s Sample, read func(shard *shards.
 func (d *Data) over(source int, segments []segment, f func(shard *shards.Shard, g segment) error) error {
 	for len(segments) > 0 {
 		k := segments[0].shard
-		shard, err := d.shelf.take(source, k)
-		if err != nil {
-			return err
-		}
-		err = shard.Guard(func() (err error) {
+		err := d.pool.Read(d.firsts[source]+k, func(shard *shards.Shard) (err error) {
 			for err == nil && len(segments) > 0 && segments[0].shard == k {
 				err = f(shard, segments[0])
 				segments = segments[1:]
 			}
 			return err
 		})
-		if d.shouldReopen(shard, err) {
-			d.shelf.renew(source, k, shard, err)
-		}
-		d.shelf.put(source, k)
 		if err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// shouldReopen reports whether a shard must be opened again after a read that returned err: bytes
-// of its files are gone, or its files are damaged and have been replaced. A shard without sums
-// whose complete files are verified is never opened again, because only the opened files were
-// verified.
-func (d *Data) shouldReopen(shard *shards.Shard, err error) bool {
-	if err == nil || d.verifier != nil && !shard.Summed() {
-		return false
-	}
-	return errors.Is(err, mapping.ErrUnreadable) || errors.Is(err, shards.ErrCorrupt) && shard.Replaced()
 }
 
 // Probe reports why a shard cannot be read: its files are missing, do not match the plan, or were

@@ -91,7 +91,7 @@ func TestOpenLazily(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	if n := d.shelf.mapped.Load(); n > 16 {
+	if n := d.pool.Mapped(); n > 16 {
 		t.Errorf("%d shards are open", n)
 	}
 	if err := d.Tokens(make([]uint32, d.SequenceLength+1), Sample{Shard: other}); err == nil ||

@@ -64,7 +64,7 @@ func TestShardIsReadAgainOnceRestored(t *testing.T) {
 				return nil
 			}
 			// One reader has the shard all the time.
-			held, err := d.shelf.take(1, 0)
+			held, err := d.pool.Acquire(1)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -91,8 +91,8 @@ func TestShardIsReadAgainOnceRestored(t *testing.T) {
 			if err := held.Read(make([]uint32, 1), 0); err == nil && ending == ".bin" {
 				t.Error("the file that was cut short can be read")
 			}
-			d.shelf.put(1, 0)
-			if n := d.shelf.mapped.Load(); n != 2 {
+			d.pool.Release(1)
+			if n := d.pool.Mapped(); n != 2 {
 				t.Errorf("%d shards are open, want 2", n)
 			}
 
@@ -202,7 +202,7 @@ func TestVerifiedShardIsReadAgainBySumsAlone(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			<-d.verifier.shards[0][0].known
+			d.verifier.Await(t.Context(), 0)
 			path, tokens := filepath.Join(c.dir, "a.bin"), make([]uint32, 33)
 			whole, err := os.ReadFile(path)
 			if err != nil {

@@ -637,14 +637,14 @@ func (b *packer) documentLengths(source, first int) iter.Seq2[int64, error] {
 		var documents, tokens int64
 		d := b.d
 		for k := first; k < len(d.Sources[source].Shards); k++ {
-			shard, err := d.shelf.take(source, k)
+			shard, err := d.pool.Acquire(d.firsts[source] + k)
 			if err != nil {
 				yield(0, err)
 				return
 			}
 			for n, err := range shard.Index().DocumentLengths() {
 				if !yield(n, err) || err != nil {
-					d.shelf.put(source, k)
+					d.pool.Release(d.firsts[source] + k)
 					return
 				}
 				tokens += n
@@ -653,7 +653,7 @@ func (b *packer) documentLengths(source, first int) iter.Seq2[int64, error] {
 					tokens = 0
 				}
 			}
-			d.shelf.put(source, k)
+			d.pool.Release(d.firsts[source] + k)
 		}
 	}
 }
@@ -669,11 +669,11 @@ func (b *packer) documentBefore(source, first int, token int64) (int64, error) {
 			before += sh.Tokens
 			continue
 		}
-		shard, err := d.shelf.take(source, k)
+		shard, err := d.pool.Acquire(d.firsts[source] + k)
 		if err != nil {
 			return 0, err
 		}
-		defer d.shelf.put(source, k)
+		defer d.pool.Release(d.firsts[source] + k)
 		err = shard.Guard(func() error {
 			document, err := shard.DocumentAt(token - before)
 			if err != nil {

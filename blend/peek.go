@@ -171,11 +171,11 @@ func (d *Data) Where(ctx context.Context, id string) iter.Seq2[Occurrence, error
 
 // find lists the documents of a shard that have an id.
 func (d *Data) find(ctx context.Context, source, shard int, id string) ([]Document, error) {
-	s, err := d.shelf.take(source, shard)
+	s, err := d.pool.Acquire(d.firsts[source] + shard)
 	if err != nil {
 		return nil, err
 	}
-	defer d.shelf.put(source, shard)
+	defer d.pool.Release(d.firsts[source] + shard)
 	origins, err := s.DocumentIDs(ctx)
 	if err != nil {
 		return nil, err

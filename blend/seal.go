@@ -519,11 +519,11 @@ func (d *Data) hashFiles(ctx context.Context, l *facts.Cache, files []orderFile,
 	for _, p := range unread {
 		g.Go(func() error {
 			before, trusted := facts.StampsOf(p.path)
-			s, err := d.shelf.take(p.source, p.shard)
+			s, err := d.pool.Acquire(d.firsts[p.source] + p.shard)
 			if err != nil {
 				return err
 			}
-			defer d.shelf.put(p.source, p.shard)
+			defer d.pool.Release(d.firsts[p.source] + p.shard)
 			sh, f := &d.Sources[p.source].Shards[p.shard], d.facts[p.source][p.shard]
 			if err := s.VerifyIndex(ctx, counter(p.path+".idx", f.Manifest)); err != nil {
 				return fmt.Errorf("source %q: %w", d.Sources[p.source].Name, err)

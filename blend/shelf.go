@@ -6,19 +6,23 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"mula/internal/mapping"
 	"mula/shards"
 )
 
-// maxMapped is the approximate number of shards that a shelf keeps open. Each shard has three
+// maxMapped is the approximate number of shards that a pool keeps open. Each shard has three
 // mappings; Linux allows 65,530 per process by default (vm.max_map_count).
 const maxMapped = 1 << 14
 
-// A shelf opens the shards of a plan on first use, and closes unused shards if too many are open.
-// It is safe for concurrent use.
-type shelf struct {
-	slots  [][]slot // by source
-	all    []*slot  // the same slots in one list
-	open   func(source, shard int) (*shards.Shard, error)
+// A Pool opens shards on first use, and closes unused shards if too many are open. Its shards have
+// numbers. It is safe for concurrent use.
+type Pool struct {
+	// Verified: complete files are verified when they are opened. A shard without sums is then never
+	// opened again, because only the opened files were verified. Set it before the first use.
+	Verified bool
+
+	slots  []slot
+	open   func(i int) (*shards.Shard, error)
 	limit  int64
 	mapped atomic.Int64
 	hand   atomic.Int64 // index of the slot where the search for a shard to close continues
@@ -34,25 +38,35 @@ type slot struct {
 	why    error           // why the last of failed was replaced, until another is open
 }
 
-// newShelf returns an empty shelf for the shards of a plan.
-func newShelf(p *Plan, open func(source, shard int) (*shards.Shard, error)) *shelf {
-	s := &shelf{slots: make([][]slot, len(p.Sources)), open: open, limit: maxMapped}
-	for i := range p.Sources {
-		s.slots[i] = make([]slot, len(p.Sources[i].Shards))
-		for k := range s.slots[i] {
-			s.all = append(s.all, &s.slots[i][k])
-		}
-	}
-	return s
+// NewPool returns a pool of n shards, which open opens. No shard is open yet.
+func NewPool(n int, open func(i int) (*shards.Shard, error)) *Pool {
+	return &Pool{slots: make([]slot, n), open: open, limit: maxMapped}
 }
 
-// take returns a shard for use until put is called.
-func (s *shelf) take(source, shard int) (*shards.Shard, error) {
-	t := &s.slots[source][shard]
+// Read calls f with shard number i, guarded by [shards.Shard.Guard]. If f fails because bytes of
+// the shard's files are gone, or because its files are damaged and have been replaced, the next use
+// opens the shard again.
+func (p *Pool) Read(i int, f func(s *shards.Shard) error) error {
+	shard, err := p.Acquire(i)
+	if err != nil {
+		return err
+	}
+	defer p.Release(i)
+	err = shard.Guard(func() error { return f(shard) })
+	if err != nil && (!p.Verified || shard.Summed()) &&
+		(errors.Is(err, mapping.ErrUnreadable) || errors.Is(err, shards.ErrCorrupt) && shard.Replaced()) {
+		p.discard(i, shard, err)
+	}
+	return err
+}
+
+// Acquire returns shard number i for use until Release is called.
+func (p *Pool) Acquire(i int) (*shards.Shard, error) {
+	t := &p.slots[i]
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.shard == nil {
-		opened, err := s.open(source, shard)
+		opened, err := p.open(i)
 		if err != nil && t.why != nil {
 			err = fmt.Errorf("%w; reopening it: %w", t.why, err)
 		}
@@ -60,8 +74,8 @@ func (s *shelf) take(source, shard int) (*shards.Shard, error) {
 			return nil, err
 		}
 		t.shard, t.why = opened, nil
-		if s.mapped.Add(1) > s.limit {
-			s.closeOne() // skips this slot, which is locked
+		if p.mapped.Add(1) > p.limit {
+			p.closeOne() // skips this slot, which is locked
 		}
 	}
 	t.users++
@@ -69,9 +83,9 @@ func (s *shelf) take(source, shard int) (*shards.Shard, error) {
 	return t.shard, nil
 }
 
-// put ends one use of a shard.
-func (s *shelf) put(source, shard int) {
-	t := &s.slots[source][shard]
+// Release ends one use of a shard.
+func (p *Pool) Release(i int) {
+	t := &p.slots[i]
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.users--; t.users > 0 || len(t.failed) == 0 {
@@ -80,14 +94,13 @@ func (s *shelf) put(source, shard int) {
 	for _, old := range t.failed {
 		old.Close()
 	}
-	s.mapped.Add(-int64(len(t.failed)))
+	p.mapped.Add(-int64(len(t.failed)))
 	t.failed = nil
 }
 
-// renew marks a shard as failed, so that the next take opens it again. The caller must still call
-// put.
-func (s *shelf) renew(source, shard int, failed *shards.Shard, why error) {
-	t := &s.slots[source][shard]
+// discard makes the next use of a shard open it again. The caller must still call Release.
+func (p *Pool) discard(i int, failed *shards.Shard, why error) {
+	t := &p.slots[i]
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.shard == failed { // else another user has already renewed it
@@ -95,11 +108,14 @@ func (s *shelf) renew(source, shard int, failed *shards.Shard, why error) {
 	}
 }
 
+// Mapped returns the number of open shards.
+func (p *Pool) Mapped() int64 { return p.mapped.Load() }
+
 // closeOne closes an unused shard, preferably a shard without recent reads. If all shards are in
 // use, it closes none.
-func (s *shelf) closeOne() {
-	for range 2 * len(s.all) {
-		t := s.all[s.hand.Add(1)%int64(len(s.all))]
+func (p *Pool) closeOne() {
+	for range 2 * len(p.slots) {
+		t := &p.slots[p.hand.Add(1)%int64(len(p.slots))]
 		if !t.mu.TryLock() {
 			continue
 		}
@@ -113,16 +129,17 @@ func (s *shelf) closeOne() {
 		}
 		t.mu.Unlock()
 		if closed {
-			s.mapped.Add(-1)
+			p.mapped.Add(-1)
 			return
 		}
 	}
 }
 
-// close closes all shards. None may be in use.
-func (s *shelf) close() error {
+// Close closes all shards. None may be in use.
+func (p *Pool) Close() error {
 	var errs []error
-	for _, t := range s.all {
+	for i := range p.slots {
+		t := &p.slots[i]
 		t.mu.Lock()
 		if t.shard != nil {
 			errs = append(errs, t.shard.Close())
@@ -130,6 +147,6 @@ func (s *shelf) close() error {
 		}
 		t.mu.Unlock()
 	}
-	s.mapped.Store(0)
+	p.mapped.Store(0)
 	return errors.Join(errs...)
 }

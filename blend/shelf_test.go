@@ -1,55 +1,68 @@
 package blend
 
 import (
+	"fmt"
+	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
 
 	"mula/shards"
+	"mula/shards/shardtest"
 )
 
-// With room for two of many shards, readers at the same time read what is there, and no more than
-// are in use stay open.
-func TestShelf(t *testing.T) {
-	c, text := mixed(t)
-	d := c.open(text)
-	want := tokensOf(t, d)
-	opened := map[*shards.Shard]bool{}
+// If a pool may have two shards open, concurrent readers of more shards read the right tokens, and
+// only the shards in use stay open.
+func TestPoolClosesShards(t *testing.T) {
+	dir := t.TempDir()
+	const n, tokens, readers = 6, 50, 4
+	var want [n][]uint32
+	path := func(i int) string { return filepath.Join(dir, fmt.Sprint("shard", i)) }
+	for i := range n {
+		shardtest.Write(t, dir, filepath.Base(path(i)), shards.UInt16, tokens)
+		s, err := shards.Open(path(i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		want[i] = make([]uint32, tokens)
+		if err := s.Read(want[i], 0); err != nil {
+			t.Fatal(err)
+		}
+		s.Close()
+	}
+	opened := 0
 	var mu sync.Mutex
-	narrow := &Data{Plan: d.Plan, facts: d.facts}
-	narrow.shelf = newShelf(d.Plan, func(source, shard int) (*shards.Shard, error) {
-		s, err := narrow.open(source, shard)
+	p := NewPool(n, func(i int) (*shards.Shard, error) {
 		mu.Lock()
-		opened[s] = true
+		opened++
 		mu.Unlock()
-		return s, err
+		return shards.Open(path(i))
 	})
-	narrow.shelf.limit = 2
-	defer narrow.Close()
-	const readers = 4
+	p.limit = 2
 	var wg sync.WaitGroup
 	for r := range readers {
 		wg.Go(func() {
-			tokens := make([]uint32, d.SequenceLength+1)
-			for i := range want {
-				row := want[(i*(r+1)*7)%len(want)]
-				s, err := narrow.Locate(row.position)
-				if err != nil {
-					t.Error(err)
-					return
+			got := make([]uint32, tokens)
+			for k := range 40 * n {
+				i := k * (r + 1) * 5 % n
+				if r%2 == 0 {
+					i = k % n
 				}
-				if err := narrow.Tokens(tokens, s); err != nil || !slices.Equal(tokens, row.tokens) {
-					t.Errorf("position %d: %v", row.position, err)
-					return
+				err := p.Read(i, func(s *shards.Shard) error { return s.Read(got, 0) })
+				if err != nil || !slices.Equal(got, want[i]) {
+					t.Errorf("shard %d: %v", i, err)
 				}
 			}
 		})
 	}
 	wg.Wait()
-	if n := narrow.shelf.mapped.Load(); n > 2+readers {
-		t.Errorf("%d shards are open", n)
+	if open := p.Mapped(); open > 2+readers {
+		t.Errorf("%d shards are open", open)
 	}
-	if shards := len(narrow.shelf.all); shards < 4 || len(opened) <= shards {
-		t.Errorf("%d shards were opened %d times: none was closed and opened again", shards, len(opened))
+	if opened <= n {
+		t.Errorf("%d shards were opened %d times: no shard was closed and opened again", n, opened)
+	}
+	if err := p.Close(); err != nil || p.Mapped() != 0 {
+		t.Errorf("%d shards are open after Close: %v", p.Mapped(), err)
 	}
 }

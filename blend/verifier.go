@@ -5,13 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"mula/shards"
 	"mula/shards/facts"
 )
 
@@ -85,18 +83,27 @@ const (
 	damaged
 )
 
-// A verifier compares complete files with their hashes in the background.
-type verifier struct {
-	d      *Data
-	o      VerifyOptions
-	ctx    context.Context
-	cancel context.CancelFunc
-	ended  chan struct{}
+// A VerifiedFile is a file, or the files of a shard, for a [Verifier].
+type VerifiedFile struct {
+	Path  string // absolute: the prefix of a shard, or the path of another file
+	Shard bool
+	Bytes int64       // approximate number of bytes to read
+	Facts facts.Facts // of a shard whose files match
 
-	all     []*checked
-	shards  [][]*checked // by source and shard
-	order   []*checked   // index files
-	files   []orderFile  // the same files
+	// Verify reads the files and returns the first damage. It calls count with the number of bytes
+	// after each read.
+	Verify func(ctx context.Context, count func(n int64)) error
+}
+
+// A Verifier compares complete files with their hashes in the background.
+type Verifier struct {
+	o        VerifyOptions
+	reverify time.Duration // interval of the search for files that changed in place; 0: no search
+	ctx      context.Context
+	cancel   context.CancelFunc
+	ended    chan struct{}
+
+	files   []*checked
 	damage  atomic.Pointer[error]
 	awaited chan *checked // sent by readers
 
@@ -104,19 +111,19 @@ type verifier struct {
 	progress VerifyProgress
 }
 
-// A checked is a file, or a shard, and the state of its verification.
+// A checked is a file and the state of its verification.
 type checked struct {
-	source, shard int // -1: file
-	file          int // index in files
-	state         atomic.Int32
-	known         chan struct{} // closed when state is no longer unverified
-	err           error         // set if state is damaged
-	stamps        facts.Stamps  // when it was verified; used only by the verifier's goroutine
-	counted       bool
+	VerifiedFile
+	state   atomic.Int32
+	known   chan struct{} // closed when state is no longer unverified
+	err     error         // set if state is damaged
+	stamps  facts.Stamps  // when it was verified; used only by the verifier's goroutine
+	counted bool
 }
 
-// startVerifier starts the verification of d.
-func startVerifier(d *Data, o VerifyOptions) (*verifier, error) {
+// StartVerifier starts the verification of files. Files that change in place are verified again
+// within about reverify, if it is not 0.
+func StartVerifier(files []VerifiedFile, o VerifyOptions, reverify time.Duration) (*Verifier, error) {
 	if o.World == 0 {
 		o.World = 1
 	}
@@ -127,16 +134,9 @@ func startVerifier(d *Data, o VerifyOptions) (*verifier, error) {
 	if o.Rate == 0 {
 		o.Rate = verifyRate
 	}
-	v := &verifier{d: d, o: o, ended: make(chan struct{}), awaited: make(chan *checked),
-		shards: make([][]*checked, len(d.Sources))}
-	v.files = d.order.files()
-	for i := range v.files {
-		v.order = append(v.order, v.add(-1, -1, i))
-	}
-	for i := range d.Sources {
-		for k := range d.Sources[i].Shards {
-			v.shards[i] = append(v.shards[i], v.add(i, k, -1))
-		}
+	v := &Verifier{o: o, reverify: reverify, ended: make(chan struct{}), awaited: make(chan *checked)}
+	for _, f := range files {
+		v.files = append(v.files, &checked{VerifiedFile: f, known: make(chan struct{})})
 	}
 	v.ctx, v.cancel = context.WithCancel(context.Background())
 	go func() {
@@ -146,20 +146,14 @@ func startVerifier(d *Data, o VerifyOptions) (*verifier, error) {
 	return v, nil
 }
 
-func (v *verifier) add(source, shard, file int) *checked {
-	c := &checked{source: source, shard: shard, file: file, known: make(chan struct{})}
-	v.all = append(v.all, c)
-	return c
-}
-
-// stop cancels the verification and waits for its goroutine.
-func (v *verifier) stop() {
+// Stop cancels the verification and waits for its goroutine.
+func (v *Verifier) Stop() {
 	v.cancel()
 	<-v.ended
 }
 
 // run verifies files: first the files that readers wait for, then this process's part.
-func (v *verifier) run() {
+func (v *Verifier) run() {
 	runtime.LockOSThread() // never unlocked: the thread, with its low priority, ends with the goroutine
 	lowestPriority()
 	l := facts.Open()
@@ -167,15 +161,15 @@ func (v *verifier) run() {
 	written := time.Now()
 	var share, mine []*checked // this process's part; the files in it that are not verified yet
 	var again <-chan time.Time
-	if v.d.reverify > 0 {
-		ticker := time.NewTicker(v.d.reverify)
+	if v.reverify > 0 {
+		ticker := time.NewTicker(v.reverify)
 		defer ticker.Stop()
 		again = ticker.C
 	}
-	for i := v.o.Rank; i < len(v.all); i += v.o.World {
-		c := v.all[i]
+	for i := v.o.Rank; i < len(v.files); i += v.o.World {
+		c := v.files[i]
 		share = append(share, c)
-		if s, trusted := v.stamps(c); trusted && l.VerifiedAt(v.path(c), s) {
+		if s, trusted := c.current(); trusted && l.VerifiedAt(c.Path, s) {
 			c.stamps = s
 			v.settle(c, nil)
 		} else {
@@ -207,9 +201,9 @@ func (v *verifier) run() {
 			continue
 		}
 		v.count(c)
-		before, trusted := v.stamps(c)
-		if !trusted || !l.VerifiedAt(v.path(c), before) {
-			err := v.verify(c)
+		before, trusted := c.current()
+		if !trusted || !l.VerifiedAt(c.Path, before) {
+			err := c.Verify(v.ctx, v.pace())
 			if v.ctx.Err() != nil {
 				return
 			}
@@ -217,8 +211,8 @@ func (v *verifier) run() {
 				v.settle(c, err)
 				continue
 			}
-			if now, ok := v.stamps(c); trusted && ok && now == before {
-				l.NoteVerified(v.path(c), before, v.factsOf(c))
+			if now, ok := c.current(); trusted && ok && now == before {
+				l.NoteVerified(c.Path, before, c.Facts)
 			}
 		}
 		if trusted {
@@ -235,19 +229,19 @@ func (v *verifier) run() {
 // verifyChanged verifies files again that have changed in place, by their size or modification
 // time. It reads no other file. Replaced files are ignored, because reads continue from the opened
 // files.
-func (v *verifier) verifyChanged(share []*checked) {
+func (v *Verifier) verifyChanged(share []*checked) {
 	for _, c := range share {
 		if c.state.Load() != verified || c.stamps == (facts.Stamps{}) {
 			continue
 		}
-		now, trusted := v.stamps(c)
+		now, trusted := c.current()
 		if !trusted || now == c.stamps || !now.SameFiles(c.stamps) {
 			continue
 		}
 		v.mu.Lock()
-		v.progress.Total += v.bytes(c)
+		v.progress.Total += c.Bytes
 		v.mu.Unlock()
-		err := v.verify(c)
+		err := c.Verify(v.ctx, v.pace())
 		if v.ctx.Err() != nil {
 			return
 		}
@@ -260,7 +254,7 @@ func (v *verifier) verifyChanged(share []*checked) {
 }
 
 // count adds a file to the work of the progress.
-func (v *verifier) count(c *checked) {
+func (v *Verifier) count(c *checked) {
 	if c.counted {
 		return
 	}
@@ -268,20 +262,11 @@ func (v *verifier) count(c *checked) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.progress.OfFiles++
-	v.progress.Total += v.bytes(c)
-}
-
-// bytes returns the approximate number of bytes to read.
-func (v *verifier) bytes(c *checked) int64 {
-	if c.file >= 0 {
-		return v.files[c.file].bytes
-	}
-	sh := v.d.Sources[c.source].Shards[c.shard]
-	return sh.Tokens*int64(sh.DType.Size()) + 20*sh.Documents // and the ends of the .idx
+	v.progress.Total += c.Bytes
 }
 
 // settle sets the result of a file.
-func (v *verifier) settle(c *checked, err error) {
+func (v *Verifier) settle(c *checked, err error) {
 	state := verified
 	if err != nil {
 		state, c.err = damaged, err
@@ -296,79 +281,16 @@ func (v *verifier) settle(c *checked, err error) {
 	close(c.known)
 }
 
-// path returns the file's key in the cache of shard facts: the prefix of a shard, or the path of
-// another file.
-func (v *verifier) path(c *checked) string {
-	path := ""
-	if c.file >= 0 {
-		path = v.files[c.file].path
-	} else {
-		path = v.d.ShardPath(c.source, c.shard)
+// current returns the current stamps of a file.
+func (c *checked) current() (s facts.Stamps, trusted bool) {
+	if c.Shard {
+		return facts.StampsOf(c.Path)
 	}
-	if absolute, err := absolutePath(path); err == nil {
-		return absolute
-	}
-	return path
-}
-
-// stamps returns the current stamps of a file.
-func (v *verifier) stamps(c *checked) (s facts.Stamps, trusted bool) {
-	if c.file < 0 {
-		return facts.StampsOf(v.path(c))
-	}
-	return facts.FileStamps(v.path(c))
-}
-
-// factsOf returns the facts of a verified file.
-func (v *verifier) factsOf(c *checked) facts.Facts {
-	if c.file >= 0 {
-		return facts.Facts{}
-	}
-	f, sh := v.d.facts[c.source][c.shard], v.d.Sources[c.source].Shards[c.shard]
-	f.Bin, f.Index = sh.Bin, sh.Index
-	return f
-}
-
-// verify reads a file, or the files of a shard. It uses reads instead of a mapping, so that a slow
-// disk blocks only this goroutine.
-func (v *verifier) verify(c *checked) error {
-	pace := v.pace()
-	if c.file >= 0 {
-		f := v.files[c.file]
-		hash, _, err := shards.HashFile(v.ctx, v.path(c), pace)
-		if err == nil && hash != *f.sha256 {
-			err = fmt.Errorf("%s has changed since the plan was built: SHA-256 of %s is %.16s…, was %.16s…; restore "+
-				"it, or build a new plan",
-				f.of, filepath.Base(f.path), hash, *f.sha256)
-		}
-		return err
-	}
-	s, err := v.d.open(c.source, c.shard) // opened again, because the shelf may close its own at any time
-	if err != nil {
-		return err
-	}
-	defer s.Close()
-	want := v.d.Sources[c.source].Shards[c.shard]
-	for _, f := range []struct{ ending, hash string }{{".bin", want.Bin}, {".idx", want.Index}} {
-		hash, _, err := shards.HashFile(v.ctx, s.Prefix()+f.ending, pace)
-		if err != nil {
-			return fmt.Errorf("source %q: %w", v.d.Sources[c.source].Name, err)
-		}
-		if hash == f.hash {
-			continue
-		}
-		if s.Manifest() != nil {
-			if err := s.Verify(v.ctx, pace); err != nil { // names the damaged bytes
-				return fmt.Errorf("source %q: %w", v.d.Sources[c.source].Name, err)
-			}
-		}
-		return v.d.changed(c.source, c.shard, "SHA-256 of its %s file is %.16s…, was %.16s…", f.ending, hash, f.hash)
-	}
-	return nil
+	return facts.FileStamps(c.Path)
 }
 
 // pace returns a function that counts bytes read, and sleeps to limit the rate.
-func (v *verifier) pace() func(int64) {
+func (v *Verifier) pace() func(int64) {
 	began, read := time.Now(), int64(0)
 	return func(n int64) {
 		v.mu.Lock()
@@ -388,27 +310,17 @@ func (v *verifier) pace() func(int64) {
 	}
 }
 
-// admit waits, if necessary, until a shard may be read. sums tells whether the shard has sums.
-func (v *verifier) admit(ctx context.Context, source, shard int, sums bool) error {
-	if v.o.First {
-		for _, c := range v.order {
-			if err := v.await(ctx, c); err != nil {
-				return err
-			}
-		}
-		if !sums {
-			return v.await(ctx, v.shards[source][shard])
-		}
-	}
-	if c := v.shards[source][shard]; c.state.Load() == damaged {
+// Damaged returns the damage of file number i that has been found so far, or nil.
+func (v *Verifier) Damaged(i int) error {
+	if c := v.files[i]; c.state.Load() == damaged {
 		return c.err
 	}
 	return nil
 }
 
-// await waits for the result of a file.
-func (v *verifier) await(ctx context.Context, c *checked) error {
-	awaited := v.awaited
+// Await waits until file number i is verified, and returns its damage. The file is verified next.
+func (v *Verifier) Await(ctx context.Context, i int) error {
+	c, awaited := v.files[i], v.awaited
 	for {
 		switch c.state.Load() {
 		case verified:
@@ -417,39 +329,33 @@ func (v *verifier) await(ctx context.Context, c *checked) error {
 			return c.err
 		}
 		select {
-		case awaited <- c: // the verifier verifies it next
+		case awaited <- c:
 			awaited = nil
 		case <-c.known:
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-v.ctx.Done():
-			return errClosed
+			return ErrStopped
 		}
 	}
 }
 
-var errClosed = errors.New("the plan's data was closed")
+// ErrStopped is the error of [Verifier.Await] after [Verifier.Stop].
+var ErrStopped = errors.New("the plan's data was closed")
 
-// damage returns the first damage that the verification has found, or nil.
-func (d *Data) damage() error {
-	if d.verifier == nil {
-		return nil
-	}
-	if err := d.verifier.damage.Load(); err != nil {
+// Damage returns the first damage that the verification has found, or nil.
+func (v *Verifier) Damage() error {
+	if err := v.damage.Load(); err != nil {
 		return *err
 	}
 	return nil
 }
 
-// Verification returns the progress of the verification of complete files, if [OpenOptions.Verify]
-// is set.
-func (d *Data) Verification() VerifyProgress {
-	if d.verifier == nil {
-		return VerifyProgress{}
-	}
-	d.verifier.mu.Lock()
-	defer d.verifier.mu.Unlock()
-	p := d.verifier.progress
-	p.Err = d.damage()
+// Progress returns the progress of the verification.
+func (v *Verifier) Progress() VerifyProgress {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	p := v.progress
+	p.Err = v.Damage()
 	return p
 }

@@ -32,6 +32,14 @@ func settle(t testing.TB, d *Data) VerifyProgress {
 	return p
 }
 
+// shardCount returns the number of shards of a plan.
+func shardCount(p *Plan) (n int) {
+	for i := range p.Sources {
+		n += len(p.Sources[i].Shards)
+	}
+	return n
+}
+
 // begun waits until the verifier knows its share, by having it settle a file that it need not read
 // or by its first count.
 func begun(t testing.TB, d *Data, files int) {
@@ -190,7 +198,7 @@ func TestVerifyWaitEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	if d.verifier, err = startVerifier(d, VerifyOptions{First: true, Rate: 1}); err != nil {
+	if err = d.startVerifier(VerifyOptions{First: true, Rate: 1}); err != nil {
 		// a byte a second: it will never end
 		t.Fatal(err)
 	}
@@ -203,9 +211,9 @@ func TestVerifyWaitEnds(t *testing.T) {
 		t.Errorf("told to stop: %v", err)
 	}
 	waits := make(chan error)
-	go func() { waits <- d.verifier.await(t.Context(), d.verifier.shards[1][0]) }()
-	d.verifier.stop()
-	if err := <-waits; !errors.Is(err, errClosed) {
+	go func() { waits <- d.verifier.Await(t.Context(), 1) }()
+	d.verifier.Stop()
+	if err := <-waits; !errors.Is(err, ErrStopped) {
 		t.Errorf("closed: %v", err)
 	}
 }
@@ -223,11 +231,9 @@ func TestVerifiedOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer d.Close()
-		for _, list := range d.verifier.shards {
-			for _, x := range list {
-				if err := d.verifier.await(t.Context(), x); err != nil {
-					t.Error(err)
-				}
+		for i := range shardCount(p) {
+			if err := d.verifier.Await(t.Context(), i); err != nil {
+				t.Error(err)
 			}
 		}
 		return d.Verification().OfFiles
@@ -239,10 +245,10 @@ func TestVerifiedOnce(t *testing.T) {
 		}
 		defer d.Close()
 		mine := 0
-		for i, x := range d.verifier.all {
-			if i%world == rank {
-				mine++
-				<-x.known
+		for i := rank; i < shardCount(p); i += world {
+			mine++
+			if err := d.verifier.Await(t.Context(), i); err != nil {
+				t.Error(err)
 			}
 		}
 		if n := d.Verification().OfFiles; n != 0 && n != mine {
@@ -417,8 +423,8 @@ func rankOf(path string) error {
 	if err := readAll(context.Background(), d, int64(20*rank), int64(20*(rank+1))); err != nil {
 		return err
 	}
-	for i := rank; i < len(d.verifier.all); i += world {
-		if err := d.verifier.await(context.Background(), d.verifier.all[i]); err != nil {
+	for i := rank; i < shardCount(p); i += world {
+		if err := d.verifier.Await(context.Background(), i); err != nil {
 			return err
 		}
 	}

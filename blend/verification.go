@@ -1,0 +1,112 @@
+package blend
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+
+	"mula/shards"
+)
+
+// startVerifier starts the verification of complete files: the index files of the order, then the
+// shards.
+func (d *Data) startVerifier(o VerifyOptions) error {
+	wd, err := absolutePath(".")
+	if err != nil {
+		return err
+	}
+	absolute := func(path string) string {
+		if filepath.IsAbs(path) {
+			return filepath.Clean(path)
+		}
+		return filepath.Join(wd, path)
+	}
+	var files []VerifiedFile
+	for _, f := range d.order.files() {
+		path := absolute(f.path)
+		files = append(files, VerifiedFile{Path: path, Bytes: f.bytes,
+			Verify: func(ctx context.Context, count func(int64)) error { return f.verify(ctx, path, count) }})
+	}
+	d.indexFiles = len(files)
+	for i := range d.Sources {
+		for k, sh := range d.Sources[i].Shards {
+			known := d.facts[i][k]
+			known.Bin, known.Index = sh.Bin, sh.Index
+			files = append(files, VerifiedFile{Path: absolute(d.ShardPath(i, k)), Shard: true,
+				Bytes: sh.Tokens*int64(sh.DType.Size()) + 20*sh.Documents, // and the ends of the .idx
+				Facts: known,
+				Verify: func(ctx context.Context, count func(int64)) error {
+					return d.verifyShard(ctx, i, k, count)
+				}})
+		}
+	}
+	d.verifyFirst = o.First
+	d.verifier, err = StartVerifier(files, o, d.reverify)
+	return err
+}
+
+// verify compares an index file, whose absolute path is given, with its hash.
+func (f orderFile) verify(ctx context.Context, path string, count func(int64)) error {
+	hash, _, err := shards.HashFile(ctx, path, count)
+	if err == nil && hash != *f.sha256 {
+		err = fmt.Errorf("%s has changed since the plan was built: SHA-256 of %s is %.16s…, was %.16s…; restore "+
+			"it, or build a new plan",
+			f.of, filepath.Base(path), hash, *f.sha256)
+	}
+	return err
+}
+
+// verifyShard compares the files of a shard with their hashes. It uses reads instead of a mapping,
+// so that a slow disk blocks only this goroutine.
+func (d *Data) verifyShard(ctx context.Context, source, shard int, count func(int64)) error {
+	s, err := d.open(source, shard) // opened again, because the pool may close its own at any time
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	want := d.Sources[source].Shards[shard]
+	for _, f := range []struct{ ending, hash string }{{".bin", want.Bin}, {".idx", want.Index}} {
+		hash, _, err := shards.HashFile(ctx, s.Prefix()+f.ending, count)
+		if err != nil {
+			return fmt.Errorf("source %q: %w", d.Sources[source].Name, err)
+		}
+		if hash == f.hash {
+			continue
+		}
+		if s.Manifest() != nil {
+			if err := s.Verify(ctx, count); err != nil { // names the damaged bytes
+				return fmt.Errorf("source %q: %w", d.Sources[source].Name, err)
+			}
+		}
+		return d.changed(source, shard, "SHA-256 of its %s file is %.16s…, was %.16s…", f.ending, hash, f.hash)
+	}
+	return nil
+}
+
+// admit waits, if necessary, until a shard may be read. sums tells whether the shard has sums.
+func (d *Data) admit(ctx context.Context, source, shard int, sums bool) error {
+	if d.verifier == nil {
+		return nil
+	}
+	file := d.indexFiles + d.firsts[source] + shard
+	if d.verifyFirst {
+		for i := range d.indexFiles {
+			if err := d.verifier.Await(ctx, i); err != nil {
+				return err
+			}
+		}
+		if !sums {
+			return d.verifier.Await(ctx, file)
+		}
+	}
+	return d.verifier.Damaged(file)
+}
+
+// Verification returns the progress of the verification of complete files, if [OpenOptions.Verify]
+// is set.
+func (d *Data) Verification() VerifyProgress {
+	if d.verifier == nil {
+		return VerifyProgress{}
+	}
+	return d.verifier.Progress()
+}
