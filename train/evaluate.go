@@ -294,7 +294,7 @@ func (e *evaluator) forward(ctx context.Context, losses []float64) error {
 func (e *evaluator) pass(ctx context.Context, rows int) (moe.Stats, error) {
 	batch := e.read.batch(0, e.read.rows())
 	e.passes++ // also after an error, because the other ranks have counted the pass
-	return e.pipeline.loss(ctx, batch, rows, e.mesh.Size(comm.EP) > 1)
+	return e.pipeline.loss(ctx, batch, rows)
 }
 
 // weigh sets the loss of the mix, and the margins of weighted sums.

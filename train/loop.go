@@ -720,12 +720,13 @@ func (r *run) sumGradients(ctx context.Context, options moe.BackwardOptions,
 	r.pending = r.pending[:0]
 	r.sharding.TakeBad()
 	r.pipeline.takeSpoilt()
-	failed := error(nil)
-	if r.ranks.Size(comm.PP) > 1 {
-		failed = r.stages(ctx, options, each)
-	} else {
-		failed = r.whole(ctx, options, each)
+	step := stepRows{number: r.state.Step, rows: &r.read, microBatch: r.config.MicroBatchSize, passes: r.passes,
+		before: r.before, position: func(row int) int64 { return r.rows[row].position }}
+	if r.ranks.Ranks() > 1 && !r.options.late {
+		step.done = func(bucket int) { r.reduce(ctx, bucket) }
 	}
+	failed := r.pipeline.backward(ctx, step, options,
+		func(first, end int, stats moe.Stats) { each(r.rows[first:end], stats) })
 	if f := r.options.passed; f != nil {
 		f(r)
 	}
@@ -742,63 +743,6 @@ func (r *run) sumGradients(ctx context.Context, options moe.BackwardOptions,
 		}
 	}
 	return failed
-}
-
-// microBatch returns the rows [first, end) of a micro-batch of this rank, and its batch. There may
-// be no rows.
-func (r *run) microBatch(number int) (first, end int, batch moe.Batch) {
-	first = min(number*r.config.MicroBatchSize, len(r.rows))
-	end = min(first+r.config.MicroBatchSize, len(r.rows))
-	return first, end, r.read.batch(first, end)
-}
-
-// setPass sets the options of the backward pass of a micro-batch that starts at row first. The
-// gradients of a bucket are complete in the last pass.
-func (r *run) setPass(ctx context.Context, number, first int, options *moe.BackwardOptions) {
-	options.FirstTarget = (r.before + int64(first)) * int64(r.data.SequenceLength)
-	if r.ranks.Ranks() > 1 && !r.options.late && number == r.passes-1 {
-		options.Done = func(bucket int) { r.reduce(ctx, bucket) }
-	}
-}
-
-// whole sums the gradients of this rank's micro-batches, for a model with one pipeline stage.
-func (r *run) whole(ctx context.Context, options moe.BackwardOptions, each func(rows []row, stats moe.Stats)) error {
-	var failed error
-	for pass := range r.passes {
-		first, end, micro := r.microBatch(pass)
-		if failed != nil && r.ranks.Size(comm.EP) == 1 {
-			break // no rank waits for this rank's passes
-		} else if failed != nil {
-			first, micro = end, moe.Batch{SequenceLength: r.data.SequenceLength}
-		}
-		if err := ctx.Err(); err != nil {
-			return &collective.BrokenError{Err: err}
-		}
-		r.setPass(ctx, pass, first, &options)
-		stats, err := r.model.Backward(ctx, micro, options)
-		switch {
-		case err == nil && end > first:
-			each(r.rows[first:end], stats)
-		case err == nil:
-		case first == end:
-			return &collective.BrokenError{Err: errors.Join(failed, fmt.Errorf("step %d: %w", r.state.Step, err))}
-		default:
-			failed = r.failedAt(first, end, err)
-			if r.ranks.Size(comm.EP) == 1 {
-				continue
-			}
-			if _, err := r.model.Backward(ctx, moe.Batch{SequenceLength: r.data.SequenceLength}, options); err != nil {
-				return &collective.BrokenError{Err: failed}
-			}
-		}
-	}
-	return failed
-}
-
-// failedAt adds the positions of this rank's rows [first, end) to an error.
-func (r *run) failedAt(first, end int, err error) error {
-	return fmt.Errorf("step %d, positions %d to %d: %w", r.state.Step, r.rows[first].position, r.rows[end-1].position,
-		err)
 }
 
 // reduce starts the sum of a bucket's gradients over ranks.

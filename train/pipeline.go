@@ -23,6 +23,8 @@ type pipeline struct {
 	device xpu.Device
 	length int // tokens of a row
 
+	experts bool // other ranks have experts of this stage, so each pass needs all ranks
+
 	in, out  relay      // of the current batch
 	none     *moe.Relay // for a batch without rows
 	computed []bool     // for each slot: the model has its batch
@@ -39,7 +41,8 @@ type relay struct {
 
 // newPipeline returns the pipeline of a rank.
 func newPipeline(mesh *comm.Mesh, m *moe.Model, sequenceLength int) (*pipeline, error) {
-	p := &pipeline{group: mesh.Group(comm.PP), model: m, device: m.Device(), length: sequenceLength}
+	p := &pipeline{group: mesh.Group(comm.PP), model: m, device: m.Device(), length: sequenceLength,
+		experts: mesh.Size(comm.EP) > 1}
 	p.computed = make([]bool, p.group.Size()-p.group.Rank())
 	if p.group.Size() == 1 {
 		return p, nil // no neighbour
@@ -157,27 +160,106 @@ func (p *pipeline) blank(in, out *moe.Relay) (noneIn, noneOut *moe.Relay) {
 	return noneIn, noneOut
 }
 
-// stages is [run.whole] for one stage of several, with the schedule 1F1B (one forward, one
+// A stepRows has this rank's rows of a step.
+type stepRows struct {
+	number     int64 // of the step
+	rows       *samples
+	position   func(row int) int64
+	microBatch int   // rows of a micro-batch
+	passes     int   // backward passes; may exceed the number of micro-batches
+	before     int64 // number of rows of lower ranks
+	// called in the last pass when the gradients of a bucket are complete; may be nil
+	done func(bucket int)
+}
+
+// batch returns the rows [first, end) of a micro-batch, and its batch. There may be no rows.
+func (s stepRows) batch(number int) (first, end int, batch moe.Batch) {
+	first = min(number*s.microBatch, s.rows.rows())
+	end = min(first+s.microBatch, s.rows.rows())
+	return first, end, s.rows.batch(first, end)
+}
+
+// setPass sets the options of the backward pass of a micro-batch that starts at row first.
+func (s stepRows) setPass(number, first int, options *moe.BackwardOptions) {
+	options.FirstTarget = (s.before + int64(first)) * int64(s.rows.length)
+	if number == s.passes-1 {
+		options.Done = s.done
+	}
+}
+
+// failed adds the positions of the rows [first, end) to an error.
+func (s stepRows) failed(first, end int, err error) error {
+	return fmt.Errorf("step %d, positions %d to %d: %w", s.number, s.position(first), s.position(end-1), err)
+}
+
+// backward computes the gradients of this rank's rows of a step. It calls each after every
+// micro-batch that has rows. If a batch cannot be computed, the rank continues without rows, and
+// backward returns the error at the end.
+func (p *pipeline) backward(ctx context.Context, s stepRows, options moe.BackwardOptions,
+	each func(first, end int, stats moe.Stats)) error {
+	if p.group.Size() > 1 {
+		return p.stages(ctx, s, options, each)
+	}
+	return p.whole(ctx, s, options, each)
+}
+
+// whole is backward for a model with one pipeline stage.
+func (p *pipeline) whole(ctx context.Context, s stepRows, options moe.BackwardOptions,
+	each func(first, end int, stats moe.Stats)) error {
+	none := moe.Batch{SequenceLength: p.length}
+	var failed error
+	for pass := range s.passes {
+		first, end, micro := s.batch(pass)
+		if failed != nil && !p.experts {
+			break // no rank waits for this rank's passes
+		} else if failed != nil {
+			first, micro = end, none
+		}
+		if err := ctx.Err(); err != nil {
+			return &collective.BrokenError{Err: err}
+		}
+		s.setPass(pass, first, &options)
+		stats, err := p.model.Backward(ctx, micro, options)
+		switch {
+		case err == nil && end > first:
+			each(first, end, stats)
+		case err == nil:
+		case first == end:
+			return &collective.BrokenError{Err: errors.Join(failed, fmt.Errorf("step %d: %w", s.number, err))}
+		default:
+			failed = s.failed(first, end, err)
+			if !p.experts {
+				continue
+			}
+			if _, err := p.model.Backward(ctx, none, options); err != nil {
+				return &collective.BrokenError{Err: failed}
+			}
+		}
+	}
+	return failed
+}
+
+// stages is backward for one stage of several, with the schedule 1F1B (one forward, one
 // backward). Stage s of n starts with n-1-s forward passes, or fewer if there are fewer
 // micro-batches. Then every forward pass is followed by a backward pass. The remaining backward
 // passes end the step. Backward passes are in the order of micro-batches, and a stage keeps at most
 // n-s micro-batches.
-func (r *run) stages(ctx context.Context, options moe.BackwardOptions, each func(rows []row, stats moe.Stats)) error {
-	p, none := r.pipeline, moe.Batch{SequenceLength: r.data.SequenceLength}
+func (p *pipeline) stages(ctx context.Context, s stepRows, options moe.BackwardOptions,
+	each func(first, end int, stats moe.Stats)) error {
+	none := moe.Batch{SequenceLength: p.length}
 	slots := len(p.computed)
 	var failed error
 	lost := func(err error) error {
 		return &collective.BrokenError{Err: errors.Join(failed,
-			fmt.Errorf("step %d, pipeline stage %d: %w", r.state.Step,
-				p.group.Rank(), err))}
+			fmt.Errorf("step %d, pipeline stage %d: %w", s.number, p.group.Rank(), err))}
 	}
 	forward := func(number int) error {
-		first, end, batch := r.microBatch(number)
+		first, end, batch := s.batch(number)
 		slot := number % slots
 		return p.pass(ctx, 1, end-first, func(in, out *moe.Relay) error {
 			p.computed[slot] = false
 			if failed == nil {
-				err := r.model.StageForward(ctx, slot, batch, in, out)
+				err := p.model.StageForward(ctx, slot, batch, in, out)
 				if err == nil {
 					p.computed[slot] = true
 					return nil
@@ -185,42 +267,42 @@ func (r *run) stages(ctx context.Context, options moe.BackwardOptions, each func
 				if first == end {
 					return err
 				}
-				failed = r.failedAt(first, end, err)
+				failed = s.failed(first, end, err)
 			}
 			in, out = p.blank(in, out)
-			if r.ranks.Size(comm.EP) == 1 {
+			if !p.experts {
 				return nil // no rank waits for this rank's experts
 			}
-			return r.model.StageForward(ctx, slot, none, in, out)
+			return p.model.StageForward(ctx, slot, none, in, out)
 		})
 	}
 	backward := func(number int) error {
-		first, end, _ := r.microBatch(number)
+		first, end, _ := s.batch(number)
 		slot := number % slots
-		r.setPass(ctx, number, first, &options)
+		s.setPass(number, first, &options)
 		return p.pass(ctx, -1, end-first, func(in, out *moe.Relay) error {
 			computed := p.computed[slot]
 			if !computed {
 				in, out = p.blank(in, out)
-				if r.ranks.Size(comm.EP) == 1 {
+				if !p.experts {
 					return nil
 				}
 			}
-			stats, err := r.model.StageBackward(ctx, slot, options, in, out)
+			stats, err := p.model.StageBackward(ctx, slot, options, in, out)
 			if err == nil && computed && end > first {
-				each(r.rows[first:end], stats)
+				each(first, end, stats)
 			}
 			return err
 		})
 	}
-	ahead := min(slots-1, r.passes)
+	ahead := min(slots-1, s.passes)
 	for number := range ahead {
 		if err := forward(number); err != nil {
 			return lost(err)
 		}
 	}
-	for number := range r.passes {
-		if next := number + ahead; next < r.passes {
+	for number := range s.passes {
+		if next := number + ahead; next < s.passes {
 			if err := forward(next); err != nil {
 				return lost(err)
 			}
@@ -235,7 +317,7 @@ func (r *run) stages(ctx context.Context, options moe.BackwardOptions, each func
 // loss computes the losses of a batch without a backward pass. The last stage has the losses. A
 // batch without rows, although rows is above 0, could not be read. A stage continues when the next
 // stage has received the batch, so at most one batch waits at a stage.
-func (p *pipeline) loss(ctx context.Context, batch moe.Batch, rows int, experts bool) (stats moe.Stats, err error) {
+func (p *pipeline) loss(ctx context.Context, batch moe.Batch, rows int) (stats moe.Stats, err error) {
 	var failed error
 	note := []byte{1}
 	err = p.pass(ctx, 1, rows, func(in, out *moe.Relay) error {
@@ -253,7 +335,7 @@ func (p *pipeline) loss(ctx context.Context, batch moe.Batch, rows int, experts 
 			}
 		}
 		in, out = p.blank(in, out)
-		if !experts {
+		if !p.experts {
 			return nil
 		}
 		_, err := p.model.StageLoss(ctx, moe.Batch{SequenceLength: p.length}, in, out)

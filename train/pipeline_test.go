@@ -452,12 +452,12 @@ func TestPipelineLoss(t *testing.T) {
 					if stage == p.group.Rank() {
 						batch = bad
 					}
-					if _, err := p.loss(ctx, batch, good.Rows, l.EP > 1); (err != nil) != (stage == p.group.Rank() &&
+					if _, err := p.loss(ctx, batch, good.Rows); (err != nil) != (stage == p.group.Rank() &&
 						batch.Rows > 0) {
 						return fmt.Errorf("a batch of %d rows: %w", batch.Rows, err)
 					}
 				}
-				stats, err := p.loss(ctx, good, good.Rows, l.EP > 1)
+				stats, err := p.loss(ctx, good, good.Rows)
 				if err != nil {
 					return err
 				}
