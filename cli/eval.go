@@ -11,6 +11,7 @@ import (
 
 	"mula/internal/quantity"
 	"mula/train"
+	"mula/train/samples"
 )
 
 func evalCommand() *cli.Command {
@@ -53,7 +54,7 @@ func runEval(c *cli.Context) error {
 	if c.Int("samples") < 0 || c.Int("batch-size") < 1 || c.Int("batch-size") > 1<<16 {
 		return usagef("--samples must not be negative, and --batch-size must be from 1 to 65,536")
 	}
-	attention := train.Attention(c.String("attention"))
+	attention := samples.Attention(c.String("attention"))
 	data, err := openPlan(c)
 	if err != nil {
 		return err

@@ -23,6 +23,7 @@ import (
 	"mula/train/collective"
 	"mula/train/launch"
 	"mula/train/record"
+	"mula/train/samples"
 	"mula/xpu/comm"
 	"mula/xpu/comm/tcp"
 )
@@ -338,7 +339,7 @@ func printRun(p *progress, s train.Summary) {
 	p.line("run        %s steps of %s samples, %s tokens per step, %s in total", quantity.Grouped(s.Config.Steps),
 		quantity.Grouped(int64(s.Config.BatchSize)),
 		quantity.Grouped(s.TokensPerStep), quantity.Tokens(s.TotalTokens))
-	if s.Config.Attention == train.DocumentAttention {
+	if s.Config.Attention == samples.DocumentAttention {
 		p.line("attention  within documents; targets in another document and padding are masked out of the loss")
 	}
 	p.line("work       %.4g MFLOP per token, forward and backward", s.FLOPsPerToken/1e6)

@@ -17,9 +17,9 @@ import (
 	"mula/shards/formats"
 	"mula/shards/mds"
 	"mula/tokenize/documents"
-	"mula/train"
 	"mula/train/devices"
 	"mula/train/estimate"
+	"mula/train/samples"
 	"mula/xpu"
 )
 
@@ -38,7 +38,7 @@ type valueSet struct {
 // the flag if the name has several meanings. Help texts, the check of values and completion use it.
 var flagValues = map[string]valueSet{
 	"arithmetic":            {names: megatron.Arithmetics},
-	"attention":             {names: train.Attentions},
+	"attention":             {names: samples.Attentions},
 	"collectives":           {names: func() []string { return []string{twoLevel, flat} }},
 	"compare":               {names: estimate.Schemes, list: true},
 	"device":                {names: devices.Names, other: true}, // opencl:NAME

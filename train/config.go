@@ -19,6 +19,7 @@ import (
 	"mula/train/devices"
 	"mula/train/estimate"
 	"mula/train/optimizer"
+	"mula/train/samples"
 	"mula/train/spikes"
 	"mula/xpu"
 	"mula/xpu/comm"
@@ -47,7 +48,7 @@ type Config struct {
 	// seed of the initial weights; default 0. The order of the data has the plan's own seed
 	Seed uint64 `yaml:"seed"`
 
-	Attention Attention `yaml:"attention"` // default "": documents for a packed plan, window for others
+	Attention samples.Attention `yaml:"attention"` // default "": documents for a packed plan, window for others
 
 	Optimizer optimizer.Config         `yaml:"optimizer"`
 	Schedule  optimizer.ScheduleConfig `yaml:"schedule"`
@@ -414,7 +415,7 @@ func (c Config) Validate() error {
 		within("batch_size", float64(c.BatchSize), 1, 1<<20),
 		within("micro_batch_size", float64(c.MicroBatchSize), 0, float64(max(1, c.BatchSize))),
 		within("steps", float64(c.Steps), 0, maxSteps),
-		oneOf("attention", c.Attention, append(Attentions(), "")...),
+		oneOf("attention", c.Attention, append(samples.Attentions(), "")...),
 		oneOf("optimizer.name", c.Optimizer.Name, optimizer.Names()...),
 		c.Optimizer.Foreign(),
 		optionalWithin("optimizer.eps", c.Optimizer.Epsilon, 0, finite),

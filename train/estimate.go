@@ -5,6 +5,7 @@ import (
 
 	"mula/blend"
 	"mula/train/estimate"
+	"mula/train/samples"
 )
 
 // EstimateInput returns the input for an estimate of one step of the run on plan p, on a machine.
@@ -42,6 +43,6 @@ func (c Config) estimateLayout(sequenceLength int) estimate.Layout {
 		Shape:     c.Layout.shape(),
 		Optimizer: c.Layout.Optimizer, Dispatch: c.Layout.Dispatch,
 		BatchSize: c.BatchSize, MicroBatchSize: c.MicroBatchSize, SequenceLength: sequenceLength,
-		Recompute: c.Recompute, Documents: c.Attention == DocumentAttention,
+		Recompute: c.Recompute, Documents: c.Attention == samples.DocumentAttention,
 	}
 }

@@ -11,14 +11,15 @@ import (
 	"mula/moe"
 	"mula/train/collective"
 	"mula/train/record"
+	"mula/train/samples"
 	"mula/xpu/comm"
 )
 
 // EvaluateOptions are the options of [Evaluate].
 type EvaluateOptions struct {
-	Samples   int       // validation windows of each source, evenly spaced over its split; 0 = all
-	BatchSize int       // windows computed at once; 0 = 8
-	Attention Attention // "" = the plan's default
+	Samples   int               // validation windows of each source, evenly spaced over its split; 0 = all
+	BatchSize int               // windows computed at once; 0 = 8
+	Attention samples.Attention // "" = the plan's default
 	Progress  func(done, total int64)
 }
 
@@ -114,7 +115,7 @@ func evaluate(ctx context.Context, mesh *comm.Mesh, p *pipeline, data *blend.Dat
 	var loss float64
 	var targets int64
 	windows := evaluator{data: data, mesh: mesh, pipeline: p, batch: o.BatchSize,
-		read: newSamples(data.SequenceLength, data.Traits().Padded, o.Attention), done: func(n int) {
+		read: samples.NewRows(data.SequenceLength, data.Traits().Padded, o.Attention), done: func(n int) {
 			if done += int64(n); o.Progress != nil {
 				o.Progress(done, total)
 			}
@@ -138,7 +139,7 @@ func evaluate(ctx context.Context, mesh *comm.Mesh, p *pipeline, data *blend.Dat
 		}
 		var spread spreadOfLosses
 		for j, l := range losses {
-			if windows.read.counted {
+			if windows.read.Counted {
 				spread.addWeighted(l, float64(each[j]), sourceLoss/float64(n), float64(n)/float64(len(losses)))
 			} else {
 				spread.add(l / float64(data.SequenceLength))
@@ -173,7 +174,7 @@ type evaluator struct {
 	batch    int // windows at once
 	done     func(windows int)
 
-	read   samples
+	read   samples.Rows
 	starts []int32 // of the documents of a sample
 	passes int     // of this rank, for the current source
 }
@@ -201,7 +202,7 @@ func (e *evaluator) losses(ctx context.Context, source int, n int64) ([]float64,
 	default:
 		most = 0
 	}
-	e.read.clear()
+	e.read.Clear()
 	for e.passes < most {
 		if _, lost := e.pass(ctx, min(e.batch, max(0, to-from-e.passes*e.batch))); lost != nil {
 			return nil, nil, errors.Join(err, lost)
@@ -219,7 +220,7 @@ func (e *evaluator) losses(ctx context.Context, source int, n int64) ([]float64,
 	}
 	err = comm.AllGather(ctx, e.mesh.World(), all, bounds)
 	switch {
-	case err == nil && e.read.counted:
+	case err == nil && e.read.Counted:
 		err = comm.AllGather(ctx, e.mesh.World(), targets, bounds)
 	case err == nil:
 		for i := range targets {
@@ -233,7 +234,7 @@ func (e *evaluator) losses(ctx context.Context, source int, n int64) ([]float64,
 func (e *evaluator) compute(ctx context.Context, source int, n int64, from int, losses []float64,
 	targets []int64) error {
 	// Window ⌊j·V/n⌋ is the j-th of n windows that are evenly spaced over V.
-	e.read.clear()
+	e.read.Clear()
 	all, end := e.data.Sources[source].Validation, int64(from+len(losses))
 	var window, j int64
 	for sample := range e.data.Validation(source) {
@@ -246,8 +247,8 @@ func (e *evaluator) compute(ctx context.Context, source int, n int64, from int, 
 					return err
 				}
 			}
-			if rows := e.read.rows(); rows == e.batch || rows > 0 && j == end {
-				copy(targets, e.read.targets)
+			if rows := e.read.Len(); rows == e.batch || rows > 0 && j == end {
+				copy(targets, e.read.Targets)
 				if err := e.forward(ctx, losses[:rows]); err != nil {
 					return err
 				}
@@ -261,17 +262,17 @@ func (e *evaluator) compute(ctx context.Context, source int, n int64, from int, 
 
 // take reads a window.
 func (e *evaluator) take(sample blend.Sample) (err error) {
-	at, width, filled := len(e.read.tokens), e.data.SampleTokens(), e.data.SampleTokens()
-	e.read.tokens = slices.Grow(e.read.tokens, width)[:at+width]
-	if err := e.data.Tokens(e.read.tokens[at:], sample); err != nil {
+	at, width, filled := len(e.read.Tokens), e.data.SampleTokens(), e.data.SampleTokens()
+	e.read.Tokens = slices.Grow(e.read.Tokens, width)[:at+width]
+	if err := e.data.Tokens(e.read.Tokens[at:], sample); err != nil {
 		return err
 	}
-	if e.read.counted {
+	if e.read.Counted {
 		if e.starts, filled, err = e.data.DocumentStarts(e.starts[:0], sample); err != nil {
 			return err
 		}
 	}
-	e.read.end(e.starts, filled)
+	e.read.End(e.starts, filled)
 	return nil
 }
 
@@ -285,14 +286,14 @@ func (e *evaluator) forward(ctx context.Context, losses []float64) error {
 		return err
 	}
 	copy(losses, stats.RowLoss)
-	e.read.clear()
+	e.read.Clear()
 	e.done(len(losses))
 	return nil
 }
 
 // pass runs a batch of rows rows through the model. All rows were read, or none.
 func (e *evaluator) pass(ctx context.Context, rows int) (moe.Stats, error) {
-	batch := e.read.batch(0, e.read.rows())
+	batch := e.read.Batch(0, e.read.Len())
 	e.passes++ // also after an error, because the other ranks have counted the pass
 	return e.pipeline.loss(ctx, batch, rows)
 }

@@ -38,6 +38,7 @@ import (
 	"mula/train/devices"
 	"mula/train/optimizer"
 	"mula/train/record"
+	"mula/train/samples"
 	"mula/train/spikes"
 	"mula/xpu"
 	"mula/xpu/comm"
@@ -263,7 +264,7 @@ func (r *run) open(ctx context.Context) error {
 	if r.config, err = r.config.resolve(plan); err != nil {
 		return err
 	}
-	r.read = newSamples(plan.SequenceLength, plan.Traits().Padded, r.config.Attention)
+	r.read = samples.NewRows(plan.SequenceLength, plan.Traits().Padded, r.config.Attention)
 	if err := summarize(r.config, plan, "").fits(machine.TotalMemory(), r.ranks.onHost()); err != nil {
 		return err
 	}
@@ -419,15 +420,15 @@ type run struct {
 	pipeline  *pipeline
 	replicas  *replicaCheck // nil if there is nothing to compare
 
-	observers []observer     // see observe
-	trained   trainedSamples // since the last checkpoint
+	observers []observer      // see observe
+	trained   samples.Trained // since the last checkpoint
 	hasher    fingerprint.Hasher
 
 	heartbeat *record.HeartbeatWriter // nil without a file for heartbeats
 	peak      float64                 // measured peak of the products of all ranks' devices, in FLOP/s
 
 	// Of the current step, on this rank.
-	read   samples
+	read   samples.Rows
 	rows   []row // origins of the samples
 	passes int   // backward passes; may exceed the number of micro-batches
 	before int64 // number of rows of lower ranks, each row counted once
@@ -546,7 +547,7 @@ func (r *run) step(ctx context.Context, batches *stream.Stream) (record.StepMetr
 		LearningRate: r.schedule.LearningRate(r.state.Step), SourceLoss: map[string]float64{},
 		SourceSamples: map[string]int{},
 	}
-	if r.read.counted {
+	if r.read.Counted {
 		m.Targets = new(r.targets)
 	}
 	if m.Samples > 0 { // a step whose positions are all skipped does not change the weights
@@ -615,21 +616,21 @@ func (r *run) take(batches *stream.Stream) error {
 	if err != nil {
 		return fmt.Errorf("step %d: %w", r.state.Step, err)
 	}
-	r.read.clear()
+	r.read.Clear()
 	r.rows = r.rows[:0]
 	for i := range batch.Rows() {
 		if r.state.Spikes.Excludes(batch.Position(i)) {
 			continue
 		}
-		r.read.tokens = batch.AppendTokens(r.read.tokens, i)
-		r.read.end(batch.DocumentStarts(i), batch.Length(i))
+		r.read.Tokens = batch.AppendTokens(r.read.Tokens, i)
+		r.read.End(batch.DocumentStarts(i), batch.Length(i))
 		if f := r.options.badTokens; f != nil && f(r.ranks.Rank(), r.state.Step) {
-			r.read.tokens[len(r.read.tokens)-1] = math.MaxUint32
+			r.read.Tokens[len(r.read.Tokens)-1] = math.MaxUint32
 		}
-		r.rows = append(r.rows, row{batch.Position(i), batch.Source(i), r.read.targets[len(r.rows)]})
+		r.rows = append(r.rows, row{batch.Position(i), batch.Source(i), r.read.Targets[len(r.rows)]})
 	}
 	if len(r.rows) > 0 {
-		r.trained.note(r.state.Step, r.rows[0].position, r.read.row(0))
+		r.trained.Note(r.state.Step, r.rows[0].position, r.read.Row(0))
 	}
 	return nil
 }
@@ -883,7 +884,7 @@ func (r *run) save(ctx context.Context) (string, error) {
 	if err := r.checkReplicas(ctx, true); err != nil {
 		return "", err
 	}
-	err := r.trained.compare(ctx, r.data)
+	err := r.trained.Compare(ctx, r.data)
 	for _, o := range r.observers {
 		err = errors.Join(err, o.saving())
 	}

@@ -8,6 +8,7 @@ import (
 	"mula/moe"
 	"mula/train/collective"
 	"mula/train/optimizer"
+	"mula/train/samples"
 	"mula/xpu"
 	"mula/xpu/comm"
 )
@@ -163,7 +164,7 @@ func (p *pipeline) blank(in, out *moe.Relay) (noneIn, noneOut *moe.Relay) {
 // A stepRows has this rank's rows of a step.
 type stepRows struct {
 	number     int64 // of the step
-	rows       *samples
+	rows       *samples.Rows
 	position   func(row int) int64
 	microBatch int   // rows of a micro-batch
 	passes     int   // backward passes; may exceed the number of micro-batches
@@ -174,14 +175,14 @@ type stepRows struct {
 
 // batch returns the rows [first, end) of a micro-batch, and its batch. There may be no rows.
 func (s stepRows) batch(number int) (first, end int, batch moe.Batch) {
-	first = min(number*s.microBatch, s.rows.rows())
-	end = min(first+s.microBatch, s.rows.rows())
-	return first, end, s.rows.batch(first, end)
+	first = min(number*s.microBatch, s.rows.Len())
+	end = min(first+s.microBatch, s.rows.Len())
+	return first, end, s.rows.Batch(first, end)
 }
 
 // setPass sets the options of the backward pass of a micro-batch that starts at row first.
 func (s stepRows) setPass(number, first int, options *moe.BackwardOptions) {
-	options.FirstTarget = (s.before + int64(first)) * int64(s.rows.length)
+	options.FirstTarget = (s.before + int64(first)) * int64(s.rows.Length)
 	if number == s.passes-1 {
 		options.Done = s.done
 	}

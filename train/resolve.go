@@ -19,6 +19,7 @@ import (
 	"mula/moe"
 	"mula/train/checkpoint"
 	"mula/train/optimizer"
+	"mula/train/samples"
 )
 
 // resolve sets every field to its value for a run on plan p. It returns an error if a field does
@@ -53,7 +54,7 @@ func (c Config) resolve(p *blend.Plan) (Config, error) {
 			c.Steps, p.Length(), batches, c.BatchSize)
 	}
 	if c.Attention == "" {
-		c.Attention = defaultAttention(p.Traits().Padded)
+		c.Attention = samples.DefaultAttention(p.Traits().Padded)
 	}
 	c.Optimizer.Resolve()
 	if err := c.Schedule.Resolve(c.Steps); err != nil {

@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"pgregory.net/rapid"
 
 	"mula/blend"
 	"mula/blend/plantest"
@@ -24,6 +23,7 @@ import (
 	"mula/train/checkpoint/checkpointtest"
 	"mula/train/estimate"
 	"mula/train/record"
+	"mula/train/samples"
 )
 
 // packedPlan writes two shards of short and a few long documents, text with structure, and seals a
@@ -122,7 +122,7 @@ func TestDocumentsLosses(t *testing.T) {
 			steps = append(steps, p.StepMetrics)
 			during = p.Evaluation
 		}, Warn: func(text string) { t.Errorf("%s: warning %q", name, text) }})
-		if summary.Config.Attention != DocumentAttention {
+		if summary.Config.Attention != samples.DocumentAttention {
 			t.Errorf("%s: attention %q", name, summary.Config.Attention)
 		}
 		if !(result.LastLoss < result.FirstLoss) {
@@ -264,68 +264,6 @@ func TestMarginsOfCounts(t *testing.T) {
 	}
 }
 
-// A target counts if it is of the same document as its input and no padding, and a token attends to
-// its document from its beginning in the sample on.
-func TestSamples(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		length := rapid.IntRange(1, 20).Draw(t, "length")
-		packed := rapid.Bool().Draw(t, "packed")
-		attention := rapid.SampledFrom([]Attention{"", WindowAttention, DocumentAttention}).Draw(t, "attention")
-		s := newSamples(length, packed, attention)
-		rows := rapid.IntRange(1, 3).Draw(t, "rows")
-		var documents [][]int // of each token of a row; padding is -1
-		for range rows {
-			var starts []int32
-			filled, document := length+1, 0
-			if packed {
-				filled = rapid.IntRange(1, length+1).Draw(t, "filled")
-			}
-			var of []int
-			for i := range length + 1 {
-				begins := i < filled && rapid.IntRange(0, 3).Draw(t, "begins") == 0 || packed && i == 0
-				if begins {
-					starts = append(starts, int32(i))
-					document++
-				}
-				if of = append(of, document); i >= filled {
-					of[i] = -1
-				}
-				s.tokens = append(s.tokens, uint32(i))
-			}
-			documents = append(documents, of)
-			s.end(starts, filled)
-		}
-		b := s.batch(0, rows)
-		within := attention == DocumentAttention || attention == "" && packed
-		if (len(b.Begin) > 0) != within || (len(b.Counted) > 0) != (within || packed) || s.rows() != rows {
-			t.Fatalf("%d rows, %d begins and %d counts of %q, packed %v", s.rows(), len(b.Begin), len(b.Counted),
-				attention, packed)
-		}
-		for row, of := range documents {
-			targets := int64(0)
-			for i := range length {
-				counts := of[i+1] == of[i] && of[i] >= 0 || len(b.Counted) == 0
-				if counts {
-					targets++
-				}
-				if len(b.Counted) > 0 && b.Counted[row*length+i] != counts {
-					t.Fatalf("documents %v: target of %d counts: %v", of, i, !counts)
-				}
-				if within && int(b.Begin[row*length+i]) != slices.Index(of, of[i]) {
-					t.Fatalf("documents %v: token %d attends from %d on", of, i, b.Begin[row*length+i])
-				}
-			}
-			if s.targets[row] != targets {
-				t.Fatalf("documents %v: %d targets, want %d", of, s.targets[row], targets)
-			}
-		}
-		if part := s.batch(rows-1, rows); part.Rows != 1 || len(part.Tokens) != length+1 || len(part.Begin) > 0 &&
-			part.Begin[0] != 0 {
-			t.Fatalf("the last row %+v", part)
-		}
-	})
-}
-
 // packedSkips leave steps in which the rows of data ranks differ, one with a single row, and one
 // with none.
 const packedSkips = "skips:\n- {from: 17, to: 23}\n- {from: 24, to: 32}\n- {from: 40, to: 47}\n"
@@ -399,7 +337,7 @@ func TestDocumentsResume(t *testing.T) {
 		mustRun(t, other, Options{Warn: func(text string) { t.Errorf("%s: warning %q", name, text) }})
 		sameRun(t, name, c.Output, other.Output)
 
-		other.Attention = WindowAttention
+		other.Attention = samples.WindowAttention
 		if _, err := Run(t.Context(), other, Options{}); err == nil ||
 			!strings.Contains(err.Error(), `attention was "documents" and is now "window"`) {
 			t.Errorf("%s: with another attention: %v", name, err)
@@ -415,14 +353,14 @@ func TestDocumentsResume(t *testing.T) {
 	}
 	delete(saved.State.Config, "attention")
 	now := c
-	now.Attention = WindowAttention
+	now.Attention = samples.WindowAttention
 	if now, err = now.resolve(mustPlan(t, c.Plan)); err != nil {
 		t.Fatal(err)
 	}
 	if err := compareIdentity(saved.State.Config, now.identity(), 3); err != nil {
 		t.Errorf("a checkpoint that does not name its attention: %v", err)
 	}
-	now.Attention = DocumentAttention
+	now.Attention = samples.DocumentAttention
 	if err := compareIdentity(saved.State.Config, now.identity(), 3); err == nil {
 		t.Error("it goes on with another attention")
 	}

@@ -59,23 +59,3 @@ func TestDamageDuringRunEndsIt(t *testing.T) {
 		}
 	}
 }
-
-// The samples that are read again are spread over all steps since the last checkpoint, and few.
-func TestTrainedSamplesAreSpread(t *testing.T) {
-	var samples trainedSamples
-	for step := range int64(1000) {
-		samples.note(step, 10*step, []uint32{uint32(step)})
-	}
-	list := samples.list
-	if n := len(list); n < maxTrained/2 || n > maxTrained {
-		t.Fatalf("%d samples", n)
-	}
-	for i, s := range list {
-		if s.position != 10*s.step || i > 0 && s.step-list[i-1].step != samples.every {
-			t.Errorf("sample %d is of step %d, position %d", i, s.step, s.position)
-		}
-	}
-	if first, last := list[0].step, list[len(list)-1].step; first != 0 || last < 1000-2*samples.every {
-		t.Errorf("steps %d to %d, every %d", first, last, samples.every)
-	}
-}

@@ -53,7 +53,7 @@ func (r *run) countRows(ctx context.Context, err error) error {
 		}
 		r.samples += int(n)
 	}
-	if !r.read.counted {
+	if !r.read.Counted {
 		r.targets = int64(r.samples) * int64(r.data.SequenceLength)
 		return nil
 	}
@@ -123,7 +123,7 @@ func (r *run) exchange(ctx context.Context, m *record.StepMetrics, failed error)
 	first := m.First + int64(r.ranks.OwnIndex(comm.Data)*slots)
 	for i, row := range r.results {
 		slot := vote[voteHead+layers+int(row.position-first)*voteRow:][:voteRow]
-		hash := fingerprint.SampleHash(r.read.row(i))
+		hash := fingerprint.SampleHash(r.read.Row(i))
 		slot[voteSource], slot[voteLoss] = uint64(row.targets)<<32|uint64(row.source+1), math.Float64bits(row.loss)
 		slot[voteHash], slot[voteHash+1] = binary.LittleEndian.Uint64(hash[:8]), binary.LittleEndian.Uint64(hash[8:])
 	}

@@ -1,4 +1,4 @@
-package train
+package samples
 
 import (
 	"context"
@@ -11,12 +11,12 @@ import (
 // maxTrained is the largest number of samples that each rank reads again at a checkpoint.
 const maxTrained = 8
 
-// trainedSamples are some samples that this rank has trained on since the last checkpoint, from
+// Trained are some samples that this rank has trained on since the last checkpoint, from
 // evenly spaced steps. Before a checkpoint they are read again, from blocks whose checksums are
 // verified again. The run ends before it saves its weights if ids were damaged after the first
 // read, or if ids differ from an intact shard, for example after a memory error. The cost is a
 // SHA-256 of one sample in each of these steps, and of maxTrained samples at a checkpoint.
-type trainedSamples struct {
+type Trained struct {
 	list  []trainedSample
 	every int64 // steps between two of them
 	next  int64 // next step to record
@@ -27,8 +27,8 @@ type trainedSample struct {
 	hash           [16]byte
 }
 
-// note records a sample of a step if the step is due.
-func (t *trainedSamples) note(step, position int64, ids []uint32) {
+// Note records a sample of a step if the step is due.
+func (t *Trained) Note(step, position int64, ids []uint32) {
 	if len(t.list) == 0 {
 		t.every = 1
 	} else if step < t.next {
@@ -45,8 +45,8 @@ func (t *trainedSamples) note(step, position int64, ids []uint32) {
 	t.next = step + t.every
 }
 
-// compare reads the samples again and forgets them.
-func (t *trainedSamples) compare(ctx context.Context, d *blend.Data) error {
+// Compare reads the samples again and forgets them.
+func (t *Trained) Compare(ctx context.Context, d *blend.Data) error {
 	list := t.list
 	t.list = t.list[:0]
 	ids := make([]uint32, d.SampleTokens())
