@@ -10,6 +10,7 @@ import (
 	"mula/blend"
 	"mula/moe"
 	"mula/train/collective"
+	"mula/train/pipeline"
 	"mula/train/record"
 	"mula/train/samples"
 	"mula/xpu/comm"
@@ -42,7 +43,7 @@ type EvaluateOptions struct {
 // weight · margin.
 func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOptions) (record.Evaluation, error) {
 	mesh := comm.NewSingleMesh()
-	p, err := newPipeline(mesh, m, data.SequenceLength)
+	p, err := pipeline.New(mesh, m, data.SequenceLength)
 	if err != nil {
 		return record.Evaluation{}, err
 	}
@@ -80,7 +81,7 @@ func (o *validation) stepped(ctx context.Context, p *Progress) error {
 }
 
 // evaluate is [Evaluate] with a model that the ranks of a mesh share. All ranks call it.
-func evaluate(ctx context.Context, mesh *comm.Mesh, p *pipeline, data *blend.Data,
+func evaluate(ctx context.Context, mesh *comm.Mesh, p *pipeline.Pipeline, data *blend.Data,
 	o EvaluateOptions) (record.Evaluation, error) {
 	if o.Samples < 0 || o.BatchSize < 0 {
 		return record.Evaluation{}, fmt.Errorf("evaluation of %d samples in batches of %d: both numbers "+
@@ -89,7 +90,7 @@ func evaluate(ctx context.Context, mesh *comm.Mesh, p *pipeline, data *blend.Dat
 	if o.BatchSize == 0 {
 		o.BatchSize = 8
 	}
-	if v := p.model.Config().VocabSize; data.Tokenizer != nil && data.Tokenizer.Vocabulary > v {
+	if v := p.Model.Config().VocabSize; data.Tokenizer != nil && data.Tokenizer.Vocabulary > v {
 		return record.Evaluation{}, collective.OfAll(mesh.World(),
 			fmt.Errorf("the model has a vocabulary of %d, but the plan's tokenizer has %d ids; evaluate on a plan "+
 				"with the model's tokenizer",
@@ -170,7 +171,7 @@ func evaluate(ctx context.Context, mesh *comm.Mesh, p *pipeline, data *blend.Dat
 type evaluator struct {
 	data     *blend.Data
 	mesh     *comm.Mesh
-	pipeline *pipeline
+	pipeline *pipeline.Pipeline
 	batch    int // windows at once
 	done     func(windows int)
 
@@ -295,7 +296,7 @@ func (e *evaluator) forward(ctx context.Context, losses []float64) error {
 func (e *evaluator) pass(ctx context.Context, rows int) (moe.Stats, error) {
 	batch := e.read.Batch(0, e.read.Len())
 	e.passes++ // also after an error, because the other ranks have counted the pass
-	return e.pipeline.loss(ctx, batch, rows)
+	return e.pipeline.Loss(ctx, batch, rows)
 }
 
 // weigh sets the loss of the mix, and the margins of weighted sums.

@@ -37,6 +37,7 @@ import (
 	"mula/train/collective"
 	"mula/train/devices"
 	"mula/train/optimizer"
+	"mula/train/pipeline"
 	"mula/train/record"
 	"mula/train/samples"
 	"mula/train/spikes"
@@ -417,7 +418,7 @@ type run struct {
 	tensors   []safetensors.Tensor // of the whole model
 	optimizer *optimizer.Optimizer
 	sharding  *optimizer.Sharding
-	pipeline  *pipeline
+	pipeline  *pipeline.Pipeline
 	replicas  *replicaCheck // nil if there is nothing to compare
 
 	observers []observer      // see observe
@@ -668,7 +669,7 @@ func (r *run) backward(ctx context.Context, m *record.StepMetrics) error {
 		Aux: r.config.AuxLoss.Form, AuxCoefficient: r.config.AuxLoss.Coefficient,
 		ZCoefficient: r.config.ZLoss.Coefficient}}
 	err := r.sumGradients(ctx, options, func(rows []row, stats moe.Stats) {
-		if r.pipeline.last() {
+		if r.pipeline.Last() {
 			for i, loss := range stats.RowLoss {
 				r.results = append(r.results, result{rows[i], loss})
 			}
@@ -720,13 +721,13 @@ func (r *run) sumGradients(ctx context.Context, options moe.BackwardOptions,
 	r.model.ZeroGradients()
 	r.pending = r.pending[:0]
 	r.sharding.TakeBad()
-	r.pipeline.takeSpoilt()
-	step := stepRows{number: r.state.Step, rows: &r.read, microBatch: r.config.MicroBatchSize, passes: r.passes,
-		before: r.before, position: func(row int) int64 { return r.rows[row].position }}
+	r.pipeline.TakeNonFinite()
+	step := pipeline.Step{Number: r.state.Step, Rows: &r.read, MicroBatch: r.config.MicroBatchSize, Passes: r.passes,
+		Before: r.before, Position: func(row int) int64 { return r.rows[row].position }}
 	if r.ranks.Ranks() > 1 && !r.options.late {
-		step.done = func(bucket int) { r.reduce(ctx, bucket) }
+		step.Done = func(bucket int) { r.reduce(ctx, bucket) }
 	}
-	failed := r.pipeline.backward(ctx, step, options,
+	failed := r.pipeline.Backward(ctx, step, options,
 		func(first, end int, stats moe.Stats) { each(r.rows[first:end], stats) })
 	if f := r.options.passed; f != nil {
 		f(r)
@@ -1034,7 +1035,7 @@ func (r *run) prepare(ctx context.Context, saved *checkpoint.Checkpoint) error {
 	}
 	r.model.SetRecompute(r.config.Recompute)
 	r.tensors = r.model.Config().Tensors()
-	r.pipeline, err = newPipeline(r.ranks.Mesh, r.model, r.data.SequenceLength)
+	r.pipeline, err = pipeline.New(r.ranks.Mesh, r.model, r.data.SequenceLength)
 	if err := collective.Agree(ctx, r.ranks.World(), err); err != nil {
 		return err
 	}

@@ -409,67 +409,6 @@ func TestPipelineStageRefuses(t *testing.T) {
 	}
 }
 
-// A stage that cannot read the windows of an evaluation, or cannot compute them, does not stop the
-// others before they receive its error. Later passes work as usual.
-func TestPipelineLoss(t *testing.T) {
-	c, err := moe.Preset("mula-nano")
-	if err != nil {
-		t.Fatal(err)
-	}
-	whole, err := moe.New(c, device(t, 1))
-	if err != nil {
-		t.Fatal(err)
-	}
-	whole.Init(1)
-	good := moe.Batch{Tokens: []uint32{1, 2, 3, 4, 5, 6}, Rows: 2, SequenceLength: 2}
-	wrong := moe.Batch{Tokens: []uint32{1, 2, 3, 4, 5, 1 << 20}, Rows: 2, SequenceLength: 2}
-	want, err := whole.Forward(context.Background(), good)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, l := range []LayoutConfig{{DP: 1, PP: 2, EP: 1}, {DP: 1, PP: 2, EP: 2}} {
-		optimizertest.Together(t, l.PP*l.EP, func(world *comm.Comm) error {
-			ctx := context.Background()
-			r, err := newRanks(ctx, world, l)
-			if err != nil {
-				return err
-			}
-			defer r.Close()
-			d := device(t, 1)
-			m, err := moe.NewParallel(c, d, l.parallel(r.Mesh))
-			if err != nil {
-				return err
-			}
-			m.Init(1)
-			p, err := newPipeline(r.Mesh, m, good.SequenceLength)
-			if err != nil {
-				return err
-			}
-			for stage := range l.PP {
-				for _, bad := range []moe.Batch{{SequenceLength: good.SequenceLength}, wrong} {
-					// not read; not of the model
-					batch := good
-					if stage == p.group.Rank() {
-						batch = bad
-					}
-					if _, err := p.loss(ctx, batch, good.Rows); (err != nil) != (stage == p.group.Rank() &&
-						batch.Rows > 0) {
-						return fmt.Errorf("a batch of %d rows: %w", batch.Rows, err)
-					}
-				}
-				stats, err := p.loss(ctx, good, good.Rows)
-				if err != nil {
-					return err
-				}
-				if p.last() && math.Abs(stats.Loss/want.Loss-1) > 1e-6 {
-					return fmt.Errorf("loss %v, want %v", stats.Loss, want.Loss)
-				}
-			}
-			return nil
-		})
-	}
-}
-
 // The summary has what the stage takes that takes most, and how long stages wait.
 func TestPipelineSummary(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
@@ -489,40 +428,5 @@ func TestPipelineSummary(t *testing.T) {
 	}
 	if three.Memory.Total() >= one.Memory.Total() {
 		t.Errorf("a stage takes %d bytes, all of it %d", three.Memory.Total(), one.Memory.Total())
-	}
-}
-
-// Every tensor of a model belongs to one stage.
-func TestStageTensors(t *testing.T) {
-	c := DefaultConfig().Model.Config
-	c.Layers = 5
-	for stages := 1; stages <= 5; stages++ {
-		var all []string
-		meshes := make([]*comm.Mesh, stages)
-		optimizertest.Together(t, stages, func(world *comm.Comm) (err error) {
-			meshes[world.Rank()], err = comm.NewMesh(t.Context(), world,
-				comm.NewShape(map[comm.Axes]int{comm.PP: stages}))
-			return err
-		})
-		for stage := range stages {
-			m, err := moe.NewParallel(c, device(t, 1), moe.Parallel{Mesh: meshes[stage]})
-			if err != nil {
-				t.Fatal(err)
-			}
-			var held, want []string
-			for _, tensor := range c.StageTensors(stage, stages) {
-				held = append(held, tensor.Name)
-			}
-			for _, p := range m.Parameters() {
-				want = append(want, p.Name)
-			}
-			if diff := cmp.Diff(want, held); diff != "" {
-				t.Errorf("stage %d of %d:\n%s", stage, stages, diff)
-			}
-			all = append(all, held...)
-		}
-		if len(all) != len(c.Tensors()) {
-			t.Errorf("%d stages have %d tensors of %d", stages, len(all), len(c.Tensors()))
-		}
 	}
 }

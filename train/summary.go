@@ -10,6 +10,7 @@ import (
 	"mula/moe"
 	"mula/train/devices"
 	"mula/train/estimate"
+	"mula/train/pipeline"
 	"mula/xpu/comm"
 )
 
@@ -136,7 +137,7 @@ func summarize(c Config, p *blend.Plan, device string) Summary {
 		Parameters: n, ActiveParameters: c.Model.ActiveParameters(),
 		TokensPerStep: perStep, TotalTokens: perStep * c.Steps,
 		FLOPsPerToken: c.Model.FLOPsPerToken(p.SequenceLength),
-		MicroBatches:  microBatches, Bubble: bubble(l.PP, microBatches),
+		MicroBatches:  microBatches, Bubble: pipeline.Bubble(l.PP, microBatches),
 		Memory: c.memory(c.MicroBatchSize, p.SequenceLength),
 		Groups: c.groups(),
 	}

@@ -112,10 +112,10 @@ func (r *run) exchange(ctx context.Context, m *record.StepMetrics, failed error)
 		vote[voteFailed] = 1
 	}
 	vote[voteTensor] = uint64(r.sharding.TakeBad() + 1)
-	if r.pipeline.takeSpoilt() {
+	if r.pipeline.TakeNonFinite() {
 		vote[voteNonFinite] = 1
 	}
-	from := r.pipeline.firstLayer()
+	from := r.pipeline.FirstLayer()
 	vote[voteAux], vote[voteZ] = math.Float64bits(m.AuxLoss), math.Float64bits(m.ZLoss)
 	for layer, entropy := range m.RouterEntropy {
 		vote[voteHead+from+layer] = math.Float64bits(entropy)

@@ -1,9 +1,12 @@
-package train
+// Package pipeline runs the forward and backward passes of a rank's micro-batches, with all layers
+// of the model or with one stage of several. Stages send hidden states and gradients to each other.
+package pipeline
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 
 	"mula/moe"
 	"mula/train/collective"
@@ -13,14 +16,14 @@ import (
 	"mula/xpu/comm"
 )
 
-// A pipeline connects this rank's stage with its neighbours. All stages of a data rank read the
+// A Pipeline connects this rank's stage with its neighbours. All stages of a data rank read the
 // same rows, so they know the number of rows of each micro-batch.
 //
 // A stage that cannot compute a batch still sends the data that its neighbours wait for. All stages
 // then reach the vote, which reports the error.
-type pipeline struct {
+type Pipeline struct {
 	group  *comm.Comm // a rank's number in it is its stage
-	model  *moe.Model
+	Model  *moe.Model
 	device xpu.Device
 	length int // tokens of a row
 
@@ -30,7 +33,7 @@ type pipeline struct {
 	none     *moe.Relay // for a batch without rows
 	computed []bool     // for each slot: the model has its batch
 
-	spoilt bool // this stage computed non-finite values from finite input
+	nonFinite bool // this stage computed non-finite values from finite input
 }
 
 // A relay has memory for the hidden states of the largest batch so far.
@@ -40,9 +43,9 @@ type relay struct {
 	host   []float32 // for its data, if the device does not share memory with the host
 }
 
-// newPipeline returns the pipeline of a rank.
-func newPipeline(mesh *comm.Mesh, m *moe.Model, sequenceLength int) (*pipeline, error) {
-	p := &pipeline{group: mesh.Group(comm.PP), model: m, device: m.Device(), length: sequenceLength,
+// New returns the pipeline of a rank.
+func New(mesh *comm.Mesh, m *moe.Model, sequenceLength int) (*Pipeline, error) {
+	p := &Pipeline{group: mesh.Group(comm.PP), Model: m, device: m.Device(), length: sequenceLength,
 		experts: mesh.Size(comm.EP) > 1}
 	p.computed = make([]bool, p.group.Size()-p.group.Rank())
 	if p.group.Size() == 1 {
@@ -55,27 +58,27 @@ func newPipeline(mesh *comm.Mesh, m *moe.Model, sequenceLength int) (*pipeline, 
 	return p, errors.Join(errs[:]...)
 }
 
-// last reports whether this stage has the losses.
-func (p *pipeline) last() bool { return p.group.Rank() == p.group.Size()-1 }
+// Last reports whether this stage has the losses.
+func (p *Pipeline) Last() bool { return p.group.Rank() == p.group.Size()-1 }
 
-// firstLayer returns the number of this stage's first layer in the whole model.
-func (p *pipeline) firstLayer() int {
-	from, _ := p.model.Config().StageLayers(p.group.Rank(), p.group.Size())
+// FirstLayer returns the number of this stage's first layer in the whole model.
+func (p *Pipeline) FirstLayer() int {
+	from, _ := p.Model.Config().StageLayers(p.group.Rank(), p.group.Size())
 	return from
 }
 
-// takeSpoilt reports whether this stage has computed non-finite values from finite input since the
-// last call.
-func (p *pipeline) takeSpoilt() bool {
-	spoilt := p.spoilt
-	p.spoilt = false
-	return spoilt
+// TakeNonFinite reports whether this stage has computed non-finite values from finite input since
+// the last call.
+func (p *Pipeline) TakeNonFinite() bool {
+	found := p.nonFinite
+	p.nonFinite = false
+	return found
 }
 
 // pass runs a forward pass (step 1) or a backward pass (step -1) of a batch of rows rows in this
 // stage. compute gets the input of one neighbour and the output for the other, nil without a
 // neighbour. After an error of pass, the stage cannot communicate.
-func (p *pipeline) pass(ctx context.Context, step, rows int, compute func(in, out *moe.Relay) error) error {
+func (p *Pipeline) pass(ctx context.Context, step, rows int, compute func(in, out *moe.Relay) error) error {
 	from, to := p.group.Rank()-step, p.group.Rank()+step
 	in, err := p.relay(&p.in, from, rows)
 	if err != nil {
@@ -108,8 +111,8 @@ func (p *pipeline) pass(ctx context.Context, step, rows int, compute func(in, ou
 	if err != nil {
 		return err
 	}
-	p.spoilt = p.spoilt || !finite(optimizer.SumOfSquares(sent)) &&
-		(in == nil || finite(optimizer.SumOfSquares(received)))
+	p.nonFinite = p.nonFinite || !finite(sent) &&
+		(in == nil || finite(received))
 	if err := comm.Send(ctx, p.group, to, sent); err != nil {
 		return err
 	}
@@ -119,9 +122,15 @@ func (p *pipeline) pass(ctx context.Context, step, rows int, compute func(in, ou
 	return nil
 }
 
+// finite reports whether all values are finite.
+func finite(values []float32) bool {
+	sum := optimizer.SumOfSquares(values)
+	return !math.IsNaN(sum) && !math.IsInf(sum, 0)
+}
+
 // relay returns r for a batch of rows rows, or nil if the stage does not exist. Relays without rows
 // are not sent.
-func (p *pipeline) relay(r *relay, stage, rows int) (*moe.Relay, error) {
+func (p *Pipeline) relay(r *relay, stage, rows int) (*moe.Relay, error) {
 	if stage < 0 || stage == p.group.Size() {
 		return nil, nil
 	}
@@ -131,7 +140,7 @@ func (p *pipeline) relay(r *relay, stage, rows int) (*moe.Relay, error) {
 			p.device.Release(r.memory)
 		}
 		var err error
-		if r.memory, err = p.device.New(xpu.Float32, tokens, p.model.Config().HiddenSize); err != nil {
+		if r.memory, err = p.device.New(xpu.Float32, tokens, p.Model.Config().HiddenSize); err != nil {
 			r.memory = xpu.Tensor{}
 			return nil, err
 		}
@@ -145,7 +154,7 @@ func (p *pipeline) relay(r *relay, stage, rows int) (*moe.Relay, error) {
 
 // blank sets the output of a batch that cannot be computed to zeros. It returns relays without rows
 // with which the model takes part in the exchanges of its experts.
-func (p *pipeline) blank(in, out *moe.Relay) (noneIn, noneOut *moe.Relay) {
+func (p *Pipeline) blank(in, out *moe.Relay) (noneIn, noneOut *moe.Relay) {
 	if p.group.Size() == 1 {
 		return nil, nil
 	}
@@ -161,42 +170,42 @@ func (p *pipeline) blank(in, out *moe.Relay) (noneIn, noneOut *moe.Relay) {
 	return noneIn, noneOut
 }
 
-// A stepRows has this rank's rows of a step.
-type stepRows struct {
-	number     int64 // of the step
-	rows       *samples.Rows
-	position   func(row int) int64
-	microBatch int   // rows of a micro-batch
-	passes     int   // backward passes; may exceed the number of micro-batches
-	before     int64 // number of rows of lower ranks
+// A Step has this rank's rows of a step.
+type Step struct {
+	Number     int64 // of the step
+	Rows       *samples.Rows
+	Position   func(row int) int64
+	MicroBatch int   // rows of a micro-batch
+	Passes     int   // backward passes; may exceed the number of micro-batches
+	Before     int64 // number of rows of lower ranks
 	// called in the last pass when the gradients of a bucket are complete; may be nil
-	done func(bucket int)
+	Done func(bucket int)
 }
 
 // batch returns the rows [first, end) of a micro-batch, and its batch. There may be no rows.
-func (s stepRows) batch(number int) (first, end int, batch moe.Batch) {
-	first = min(number*s.microBatch, s.rows.Len())
-	end = min(first+s.microBatch, s.rows.Len())
-	return first, end, s.rows.Batch(first, end)
+func (s Step) batch(number int) (first, end int, batch moe.Batch) {
+	first = min(number*s.MicroBatch, s.Rows.Len())
+	end = min(first+s.MicroBatch, s.Rows.Len())
+	return first, end, s.Rows.Batch(first, end)
 }
 
 // setPass sets the options of the backward pass of a micro-batch that starts at row first.
-func (s stepRows) setPass(number, first int, options *moe.BackwardOptions) {
-	options.FirstTarget = (s.before + int64(first)) * int64(s.rows.Length)
-	if number == s.passes-1 {
-		options.Done = s.done
+func (s Step) setPass(number, first int, options *moe.BackwardOptions) {
+	options.FirstTarget = (s.Before + int64(first)) * int64(s.Rows.Length)
+	if number == s.Passes-1 {
+		options.Done = s.Done
 	}
 }
 
 // failed adds the positions of the rows [first, end) to an error.
-func (s stepRows) failed(first, end int, err error) error {
-	return fmt.Errorf("step %d, positions %d to %d: %w", s.number, s.position(first), s.position(end-1), err)
+func (s Step) failed(first, end int, err error) error {
+	return fmt.Errorf("step %d, positions %d to %d: %w", s.Number, s.Position(first), s.Position(end-1), err)
 }
 
-// backward computes the gradients of this rank's rows of a step. It calls each after every
+// Backward computes the gradients of this rank's rows of a step. It calls each after every
 // micro-batch that has rows. If a batch cannot be computed, the rank continues without rows, and
 // backward returns the error at the end.
-func (p *pipeline) backward(ctx context.Context, s stepRows, options moe.BackwardOptions,
+func (p *Pipeline) Backward(ctx context.Context, s Step, options moe.BackwardOptions,
 	each func(first, end int, stats moe.Stats)) error {
 	if p.group.Size() > 1 {
 		return p.stages(ctx, s, options, each)
@@ -205,11 +214,11 @@ func (p *pipeline) backward(ctx context.Context, s stepRows, options moe.Backwar
 }
 
 // whole is backward for a model with one pipeline stage.
-func (p *pipeline) whole(ctx context.Context, s stepRows, options moe.BackwardOptions,
+func (p *Pipeline) whole(ctx context.Context, s Step, options moe.BackwardOptions,
 	each func(first, end int, stats moe.Stats)) error {
 	none := moe.Batch{SequenceLength: p.length}
 	var failed error
-	for pass := range s.passes {
+	for pass := range s.Passes {
 		first, end, micro := s.batch(pass)
 		if failed != nil && !p.experts {
 			break // no rank waits for this rank's passes
@@ -220,19 +229,19 @@ func (p *pipeline) whole(ctx context.Context, s stepRows, options moe.BackwardOp
 			return &collective.BrokenError{Err: err}
 		}
 		s.setPass(pass, first, &options)
-		stats, err := p.model.Backward(ctx, micro, options)
+		stats, err := p.Model.Backward(ctx, micro, options)
 		switch {
 		case err == nil && end > first:
 			each(first, end, stats)
 		case err == nil:
 		case first == end:
-			return &collective.BrokenError{Err: errors.Join(failed, fmt.Errorf("step %d: %w", s.number, err))}
+			return &collective.BrokenError{Err: errors.Join(failed, fmt.Errorf("step %d: %w", s.Number, err))}
 		default:
 			failed = s.failed(first, end, err)
 			if !p.experts {
 				continue
 			}
-			if _, err := p.model.Backward(ctx, none, options); err != nil {
+			if _, err := p.Model.Backward(ctx, none, options); err != nil {
 				return &collective.BrokenError{Err: failed}
 			}
 		}
@@ -245,14 +254,14 @@ func (p *pipeline) whole(ctx context.Context, s stepRows, options moe.BackwardOp
 // micro-batches. Then every forward pass is followed by a backward pass. The remaining backward
 // passes end the step. Backward passes are in the order of micro-batches, and a stage keeps at most
 // n-s micro-batches.
-func (p *pipeline) stages(ctx context.Context, s stepRows, options moe.BackwardOptions,
+func (p *Pipeline) stages(ctx context.Context, s Step, options moe.BackwardOptions,
 	each func(first, end int, stats moe.Stats)) error {
 	none := moe.Batch{SequenceLength: p.length}
 	slots := len(p.computed)
 	var failed error
 	lost := func(err error) error {
 		return &collective.BrokenError{Err: errors.Join(failed,
-			fmt.Errorf("step %d, pipeline stage %d: %w", s.number, p.group.Rank(), err))}
+			fmt.Errorf("step %d, pipeline stage %d: %w", s.Number, p.group.Rank(), err))}
 	}
 	forward := func(number int) error {
 		first, end, batch := s.batch(number)
@@ -260,7 +269,7 @@ func (p *pipeline) stages(ctx context.Context, s stepRows, options moe.BackwardO
 		return p.pass(ctx, 1, end-first, func(in, out *moe.Relay) error {
 			p.computed[slot] = false
 			if failed == nil {
-				err := p.model.StageForward(ctx, slot, batch, in, out)
+				err := p.Model.StageForward(ctx, slot, batch, in, out)
 				if err == nil {
 					p.computed[slot] = true
 					return nil
@@ -274,7 +283,7 @@ func (p *pipeline) stages(ctx context.Context, s stepRows, options moe.BackwardO
 			if !p.experts {
 				return nil // no rank waits for this rank's experts
 			}
-			return p.model.StageForward(ctx, slot, none, in, out)
+			return p.Model.StageForward(ctx, slot, none, in, out)
 		})
 	}
 	backward := func(number int) error {
@@ -289,21 +298,21 @@ func (p *pipeline) stages(ctx context.Context, s stepRows, options moe.BackwardO
 					return nil
 				}
 			}
-			stats, err := p.model.StageBackward(ctx, slot, options, in, out)
+			stats, err := p.Model.StageBackward(ctx, slot, options, in, out)
 			if err == nil && computed && end > first {
 				each(first, end, stats)
 			}
 			return err
 		})
 	}
-	ahead := min(slots-1, s.passes)
+	ahead := min(slots-1, s.Passes)
 	for number := range ahead {
 		if err := forward(number); err != nil {
 			return lost(err)
 		}
 	}
-	for number := range s.passes {
-		if next := number + ahead; next < s.passes {
+	for number := range s.Passes {
+		if next := number + ahead; next < s.Passes {
 			if err := forward(next); err != nil {
 				return lost(err)
 			}
@@ -315,10 +324,10 @@ func (p *pipeline) stages(ctx context.Context, s stepRows, options moe.BackwardO
 	return failed
 }
 
-// loss computes the losses of a batch without a backward pass. The last stage has the losses. A
+// Loss computes the losses of a batch without a backward pass. The last stage has the losses. A
 // batch without rows, although rows is above 0, could not be read. A stage continues when the next
 // stage has received the batch, so at most one batch waits at a stage.
-func (p *pipeline) loss(ctx context.Context, batch moe.Batch, rows int) (stats moe.Stats, err error) {
+func (p *Pipeline) Loss(ctx context.Context, batch moe.Batch, rows int) (stats moe.Stats, err error) {
 	var failed error
 	note := []byte{1}
 	err = p.pass(ctx, 1, rows, func(in, out *moe.Relay) error {
@@ -328,7 +337,7 @@ func (p *pipeline) loss(ctx context.Context, batch moe.Batch, rows int) (stats m
 			}
 		}
 		if batch.Rows == rows {
-			if stats, failed = p.model.StageLoss(ctx, batch, in, out); failed == nil {
+			if stats, failed = p.Model.StageLoss(ctx, batch, in, out); failed == nil {
 				return nil
 			}
 			if rows == 0 {
@@ -339,17 +348,17 @@ func (p *pipeline) loss(ctx context.Context, batch moe.Batch, rows int) (stats m
 		if !p.experts {
 			return nil
 		}
-		_, err := p.model.StageLoss(ctx, moe.Batch{SequenceLength: p.length}, in, out)
+		_, err := p.Model.StageLoss(ctx, moe.Batch{SequenceLength: p.length}, in, out)
 		return err
 	})
-	if err == nil && !p.last() {
+	if err == nil && !p.Last() {
 		err = comm.Recv(ctx, p.group, p.group.Rank()+1, note)
 	}
 	return stats, errors.Join(failed, err)
 }
 
-// bubble returns the fraction of a step in which pipeline stages are idle, because they wait for
+// Bubble returns the fraction of a step in which pipeline stages are idle, because they wait for
 // the first and the last micro-batches of other stages.
-func bubble(stages, microBatches int) float64 {
+func Bubble(stages, microBatches int) float64 {
 	return float64(stages-1) / float64(microBatches+stages-1)
 }
