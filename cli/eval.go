@@ -10,7 +10,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"mula/internal/quantity"
-	"mula/train"
+	"mula/train/evaluate"
 	"mula/train/samples"
 )
 
@@ -75,7 +75,7 @@ func runEval(c *cli.Context) error {
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
 	start := time.Now()
-	e, err := train.Evaluate(c.Context, m, data, train.EvaluateOptions{Samples: c.Int("samples"),
+	e, err := evaluate.Model(c.Context, m, data, evaluate.Options{Samples: c.Int("samples"),
 		BatchSize: c.Int("batch-size"), Attention: attention,
 		Progress: func(done, total int64) {
 			rate := float64(done*int64(data.SequenceLength)) / time.Since(start).Seconds()

@@ -19,6 +19,7 @@ import (
 	"mula/train/collective"
 	"mula/train/devices"
 	"mula/train/estimate"
+	"mula/train/evaluate"
 	"mula/train/optimizer"
 	"mula/train/record"
 	"mula/xpu"
@@ -142,7 +143,7 @@ func TestInitializeApart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		e, err := Evaluate(t.Context(), m, data, EvaluateOptions{Samples: 5})
+		e, err := evaluate.Model(t.Context(), m, data, evaluate.Options{Samples: 5})
 		if err != nil {
 			t.Fatal(err)
 		}

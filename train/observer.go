@@ -2,8 +2,10 @@ package train
 
 import (
 	"context"
+	"fmt"
 
 	"mula/train/checkpoint"
+	"mula/train/evaluate"
 	"mula/train/record"
 )
 
@@ -46,6 +48,37 @@ func (r *run) observe(ctx context.Context) error {
 	}
 	if f := r.options.Progress; f != nil {
 		r.observers = append(r.observers, reported{report: f})
+	}
+	return nil
+}
+
+// A validation evaluates the model on the validation split at the steps of the configuration.
+type validation struct {
+	passive
+	run *run
+}
+
+func (o *validation) stepped(ctx context.Context, p *Progress) error {
+	r := o.run
+	if !due(r.state.Step, *r.config.Evaluate.Every, r.config.Steps) {
+		return nil
+	}
+	r.heartbeat.Beat(record.SectionEvaluate, r.state.Step)
+	if err := r.optimizer.Average(ctx, true); err != nil {
+		return fmt.Errorf("evaluation after step %d: %w", r.state.Step-1, err)
+	}
+	defer r.optimizer.Average(ctx, false)
+	e, err := evaluate.Shared(ctx, r.ranks.Mesh, r.pipeline, r.data,
+		evaluate.Options{Samples: r.config.Evaluate.Samples,
+			BatchSize: r.config.MicroBatchSize, Attention: r.config.Attention})
+	if err != nil {
+		return fmt.Errorf("evaluation after step %d: %w", r.state.Step-1, err)
+	}
+	p.Evaluation = &e
+	for _, other := range r.observers {
+		if err := other.evaluated(&e); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -21,6 +21,7 @@ import (
 	"mula/train/checkpoint"
 	"mula/train/checkpoint/checkpointtest"
 	"mula/train/estimate"
+	"mula/train/evaluate"
 	"mula/train/optimizer"
 	"mula/train/record"
 	"mula/xpu"
@@ -118,7 +119,7 @@ func TestScheduleFreeCheckpoint(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer data.Close()
-	got, err := Evaluate(t.Context(), m, data, EvaluateOptions{Samples: 3, BatchSize: 8})
+	got, err := evaluate.Model(t.Context(), m, data, evaluate.Options{Samples: 3, BatchSize: 8})
 	if err != nil || got.Loss != evaluated.Loss {
 		t.Errorf("loss %v of the checkpoint, %v was recorded; error %v", got.Loss, evaluated.Loss, err)
 	}

@@ -22,6 +22,7 @@ import (
 	"mula/train/checkpoint"
 	"mula/train/checkpoint/checkpointtest"
 	"mula/train/estimate"
+	"mula/train/evaluate"
 	"mula/train/record"
 	"mula/train/samples"
 )
@@ -176,7 +177,7 @@ func TestDocumentsLosses(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, samples := range []int{4, 0} {
-			got, err := Evaluate(t.Context(), trained, data, EvaluateOptions{Samples: samples, BatchSize: 3,
+			got, err := evaluate.Model(t.Context(), trained, data, evaluate.Options{Samples: samples, BatchSize: 3,
 				Attention: summary.Config.Attention})
 			if err != nil {
 				t.Fatal(err)
@@ -230,39 +231,6 @@ func TestDocumentsLosses(t *testing.T) {
 }
 
 func near(got, want, tolerance float64) bool { return math.Abs(got-want) <= tolerance*math.Abs(want) }
-
-// Where targets differ in number the intervals hold the mean over all of them as often as they say.
-func TestMarginsOfCounts(t *testing.T) {
-	random := rand.New(rand.NewPCG(3, 4))
-	const windows, n, trials = 200, 60, 3000
-	covered := 0
-	for range trials {
-		var losses, counts [windows]float64
-		loss, count := 0.0, 0.0
-		for i := range windows {
-			counts[i] = float64(5 + random.IntN(20))
-			losses[i] = counts[i] * (3 + random.NormFloat64()/2 + counts[i]/20) // longer documents are harder
-			loss += losses[i]
-			count += counts[i]
-		}
-		drawn := random.Perm(windows)[:n]
-		some, of := 0.0, 0.0
-		for _, i := range drawn {
-			some += losses[i]
-			of += counts[i]
-		}
-		var s spreadOfLosses
-		for _, i := range drawn {
-			s.addWeighted(losses[i], counts[i], some/of, of/n)
-		}
-		if margin, ok := s.margin(windows); ok && math.Abs(some/of-loss/count) <= margin {
-			covered++
-		}
-	}
-	if share := float64(covered) / trials; share < 0.93 || share > 0.965 {
-		t.Errorf("%v of the intervals hold the mean", share)
-	}
-}
 
 // packedSkips leave steps in which the rows of data ranks differ, one with a single row, and one
 // with none.
@@ -449,7 +417,7 @@ func TestNothingCounts(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.Init(1)
-	if _, err := Evaluate(t.Context(), m, openData(t, only), EvaluateOptions{}); err == nil ||
+	if _, err := evaluate.Model(t.Context(), m, openData(t, only), evaluate.Options{}); err == nil ||
 		!strings.Contains(err.Error(), "all targets of the validation split are masked") {
 		t.Errorf("evaluated what has no targets: %v", err)
 	}

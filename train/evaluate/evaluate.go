@@ -1,4 +1,6 @@
-package train
+// Package evaluate computes the loss of a model on the validation split of a plan, with confidence
+// intervals.
+package evaluate
 
 import (
 	"context"
@@ -16,15 +18,15 @@ import (
 	"mula/xpu/comm"
 )
 
-// EvaluateOptions are the options of [Evaluate].
-type EvaluateOptions struct {
+// Options are the options of [Model].
+type Options struct {
 	Samples   int               // validation windows of each source, evenly spaced over its split; 0 = all
 	BatchSize int               // windows computed at once; 0 = 8
 	Attention samples.Attention // "" = the plan's default
 	Progress  func(done, total int64)
 }
 
-// Evaluate computes the mean loss of a model on the validation windows of a plan, over the unmasked
+// Model computes the mean loss of a model on the validation windows of a plan, over the unmasked
 // targets. It skips a source that has no validation windows, or none with an unmasked target. It
 // returns an error if no source remains.
 //
@@ -41,48 +43,18 @@ type EvaluateOptions struct {
 // windows are read: the loss is exact for the split, even if the split differs from the text that
 // it represents. The margin of a weighted sum of sources is the root of the sum of the squares of
 // weight · margin.
-func Evaluate(ctx context.Context, m *moe.Model, data *blend.Data, o EvaluateOptions) (record.Evaluation, error) {
+func Model(ctx context.Context, m *moe.Model, data *blend.Data, o Options) (record.Evaluation, error) {
 	mesh := comm.NewSingleMesh()
 	p, err := pipeline.New(mesh, m, data.SequenceLength)
 	if err != nil {
 		return record.Evaluation{}, err
 	}
-	return evaluate(ctx, mesh, p, data, o)
+	return Shared(ctx, mesh, p, data, o)
 }
 
-// A validation evaluates the model on the validation split at the steps of the configuration.
-type validation struct {
-	passive
-	run *run
-}
-
-func (o *validation) stepped(ctx context.Context, p *Progress) error {
-	r := o.run
-	if !due(r.state.Step, *r.config.Evaluate.Every, r.config.Steps) {
-		return nil
-	}
-	r.heartbeat.Beat(record.SectionEvaluate, r.state.Step)
-	if err := r.optimizer.Average(ctx, true); err != nil {
-		return fmt.Errorf("evaluation after step %d: %w", r.state.Step-1, err)
-	}
-	defer r.optimizer.Average(ctx, false)
-	e, err := evaluate(ctx, r.ranks.Mesh, r.pipeline, r.data, EvaluateOptions{Samples: r.config.Evaluate.Samples,
-		BatchSize: r.config.MicroBatchSize, Attention: r.config.Attention})
-	if err != nil {
-		return fmt.Errorf("evaluation after step %d: %w", r.state.Step-1, err)
-	}
-	p.Evaluation = &e
-	for _, other := range r.observers {
-		if err := other.evaluated(&e); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// evaluate is [Evaluate] with a model that the ranks of a mesh share. All ranks call it.
-func evaluate(ctx context.Context, mesh *comm.Mesh, p *pipeline.Pipeline, data *blend.Data,
-	o EvaluateOptions) (record.Evaluation, error) {
+// Shared is [Model] with a model that the ranks of a mesh share. All ranks call it.
+func Shared(ctx context.Context, mesh *comm.Mesh, p *pipeline.Pipeline, data *blend.Data,
+	o Options) (record.Evaluation, error) {
 	if o.Samples < 0 || o.BatchSize < 0 {
 		return record.Evaluation{}, fmt.Errorf("evaluation of %d samples in batches of %d: both numbers "+
 			"must be 0 or more", o.Samples, o.BatchSize)
