@@ -39,6 +39,7 @@ import (
 	"mula/train/optimizer"
 	"mula/train/pipeline"
 	"mula/train/record"
+	"mula/train/replicas"
 	"mula/train/samples"
 	"mula/train/spikes"
 	"mula/xpu"
@@ -419,7 +420,7 @@ type run struct {
 	optimizer *optimizer.Optimizer
 	sharding  *optimizer.Sharding
 	pipeline  *pipeline.Pipeline
-	replicas  *replicaCheck // nil if there is nothing to compare
+	replicas  *replicas.Check // nil if there is nothing to compare
 
 	observers []observer      // see observe
 	trained   samples.Trained // since the last checkpoint
@@ -849,6 +850,26 @@ func (r *run) badGradient(ctx context.Context) error {
 	return r.notFinite(spikes.GradNorm, fmt.Errorf("the gradient is %w%s", moe.ErrNotFinite, tensor), rows, rank)
 }
 
+// checkReplicas adds the digests of this rank's weights, which the step has used or a checkpoint
+// will contain. If compare is true, it compares the digests since the last comparison with the
+// digests of the replicas. All ranks call it with the same compare.
+func (r *run) checkReplicas(ctx context.Context, compare bool) error {
+	if r.replicas == nil {
+		return nil
+	}
+	err := r.replicas.Add(ctx, r.device, r.state.Step)
+	if err == nil && compare {
+		var found *replicas.Difference
+		if found, err = r.replicas.Compare(ctx); found != nil {
+			return r.blame(found.Rank, record.FailureReplica, found)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("step %d: comparing replicas: %w", r.state.Step, err)
+	}
+	return nil
+}
+
 // curvature estimates the curvature of the loss on the rows of the last step, which have the given
 // numbers of tokens and unmasked targets. It uses targets that the model draws; the run's seed and
 // the step number determine them. An estimate that is not finite is ignored. If the model is at
@@ -1039,7 +1060,9 @@ func (r *run) prepare(ctx context.Context, saved *checkpoint.Checkpoint) error {
 	if err := collective.Agree(ctx, r.ranks.World(), err); err != nil {
 		return err
 	}
-	r.replicas = r.newReplicaCheck()
+	if r.config.Layout.CheckReplicasEvery > 0 {
+		r.replicas = replicas.New(r.ranks.Mesh, r.model.Buckets())
+	}
 	if err := r.restore(ctx, saved); err != nil {
 		return err
 	}
@@ -1087,7 +1110,7 @@ func (r *run) takePlan() {
 // restore sets the weights and the optimizer to the checkpoint, or to their initial state.
 func (r *run) restore(ctx context.Context, saved *checkpoint.Checkpoint) error {
 	model, world := r.model, r.ranks.World()
-	r.replicas.begin() // other weights
+	r.replicas.Begin() // other weights
 	if r.optimizer == nil || saved == nil {
 		r.optimizer.Free() // before the new optimizer allocates memory
 		r.optimizer = nil
