@@ -14,6 +14,8 @@ import (
 	"mula/blend/fingerprint"
 	"mula/shards"
 	"mula/shards/facts"
+	"mula/shards/pool"
+	"mula/shards/verifier"
 )
 
 // Data is a plan with its open shards. It is safe for concurrent use until Close.
@@ -28,10 +30,10 @@ type Data struct {
 	*Plan
 	facts       [][]facts.Facts // by source and shard
 	firsts      []int           // by source: number of its first shard in the pool
-	pool        *Pool
-	verifier    *Verifier // nil if complete files are not verified; verifies the index files, then the shards
-	indexFiles  int       // number of index files
-	verifyFirst bool      // [VerifyOptions.First]
+	pool        *pool.Pool
+	verifier    *verifier.Verifier // of index files, then shards; nil if complete files are not verified
+	indexFiles  int                // number of index files
+	verifyFirst bool               // [verifier.Options.First]
 	reverify    time.Duration
 	hashed      bool // hashFiles has set the hashes of the plan that is being built
 }
@@ -51,9 +53,12 @@ type OpenOptions struct {
 	// comparison.
 	Reverify time.Duration
 
-	// Verify, if not nil, verifies complete files while samples are read. If it is nil, only the
-	// comparisons of [Open] are made.
-	Verify *VerifyOptions
+	// Verify, if not nil, verifies complete files while samples are read, until [Data.Close]. If it
+	// is nil, only the comparisons of [Open] are made. A file that changes in place is verified
+	// again within about Reverify. If a file is damaged, the next record of a stream (package
+	// [mula/blend/stream]), and [Data.Tokens] for the damaged shard, return an error that names
+	// file, bytes and documents.
+	Verify *verifier.Options
 
 	// Waiting, if not nil, makes Open wait while another process builds missing index files of the
 	// cache that the plan's order is read from. Waiting is called with a message, again for each
@@ -123,7 +128,7 @@ func newData(ctx context.Context, p *Plan, l *facts.Cache) (*Data, error) {
 		d.facts = append(d.facts, found[:n:n])
 		found = found[n:]
 	}
-	d.pool = NewPool(len(sources), func(i int) (*shards.Shard, error) { return d.open(sources[i], numbers[i]) })
+	d.pool = pool.New(len(sources), func(i int) (*shards.Shard, error) { return d.open(sources[i], numbers[i]) })
 	return d, nil
 }
 

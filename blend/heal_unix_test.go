@@ -14,6 +14,7 @@ import (
 	"mula/internal/mapping"
 	"mula/shards"
 	"mula/shards/shardtest"
+	"mula/shards/verifier"
 )
 
 // restore gives a file its content by renaming, as what replaces shards does.
@@ -198,7 +199,7 @@ func TestVerifiedShardIsReadAgainBySumsAlone(t *testing.T) {
 				}
 			}
 			d, err := Open(t.Context(), c.seal("sequence_length: 32\nsources:\n  - {name: a, shards: [a]}\n"),
-				OpenOptions{Verify: &VerifyOptions{First: first}})
+				OpenOptions{Verify: &verifier.Options{First: first}})
 			if err != nil {
 				t.Fatal(err)
 			}

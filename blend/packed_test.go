@@ -18,6 +18,7 @@ import (
 	"mula/index/packing"
 	"mula/shards"
 	"mula/shards/shardtest"
+	"mula/shards/verifier"
 )
 
 // packed is the corpus of mixed, with documents of all kinds, in a blend that packs.
@@ -460,7 +461,7 @@ func TestDamagedPacking(t *testing.T) {
 	}
 	d.Close()
 	shardtest.Age(t, c.dir)
-	if d, err = Open(t.Context(), p, OpenOptions{Verify: &VerifyOptions{First: true}}); err == nil {
+	if d, err = Open(t.Context(), p, OpenOptions{Verify: &verifier.Options{First: true}}); err == nil {
 		err = d.Tokens(make([]uint32, 17), sampleOf(t, d, 0, 0))
 		d.Close()
 	}

@@ -6,11 +6,12 @@ import (
 	"path/filepath"
 
 	"mula/shards"
+	"mula/shards/verifier"
 )
 
 // startVerifier starts the verification of complete files: the index files of the order, then the
 // shards.
-func (d *Data) startVerifier(o VerifyOptions) error {
+func (d *Data) startVerifier(o verifier.Options) error {
 	wd, err := absolutePath(".")
 	if err != nil {
 		return err
@@ -21,10 +22,10 @@ func (d *Data) startVerifier(o VerifyOptions) error {
 		}
 		return filepath.Join(wd, path)
 	}
-	var files []VerifiedFile
+	var files []verifier.File
 	for _, f := range d.order.files() {
 		path := absolute(f.path)
-		files = append(files, VerifiedFile{Path: path, Bytes: f.bytes,
+		files = append(files, verifier.File{Path: path, Bytes: f.bytes,
 			Verify: func(ctx context.Context, count func(int64)) error { return f.verify(ctx, path, count) }})
 	}
 	d.indexFiles = len(files)
@@ -32,7 +33,7 @@ func (d *Data) startVerifier(o VerifyOptions) error {
 		for k, sh := range d.Sources[i].Shards {
 			known := d.facts[i][k]
 			known.Bin, known.Index = sh.Bin, sh.Index
-			files = append(files, VerifiedFile{Path: absolute(d.ShardPath(i, k)), Shard: true,
+			files = append(files, verifier.File{Path: absolute(d.ShardPath(i, k)), Shard: true,
 				Bytes: sh.Tokens*int64(sh.DType.Size()) + 20*sh.Documents, // and the ends of the .idx
 				Facts: known,
 				Verify: func(ctx context.Context, count func(int64)) error {
@@ -41,7 +42,7 @@ func (d *Data) startVerifier(o VerifyOptions) error {
 		}
 	}
 	d.verifyFirst = o.First
-	d.verifier, err = StartVerifier(files, o, d.reverify)
+	d.verifier, err = verifier.Start(files, o, d.reverify)
 	return err
 }
 
@@ -104,9 +105,9 @@ func (d *Data) admit(ctx context.Context, source, shard int, sums bool) error {
 
 // Verification returns the progress of the verification of complete files, if [OpenOptions.Verify]
 // is set.
-func (d *Data) Verification() VerifyProgress {
+func (d *Data) Verification() verifier.Progress {
 	if d.verifier == nil {
-		return VerifyProgress{}
+		return verifier.Progress{}
 	}
 	return d.verifier.Progress()
 }

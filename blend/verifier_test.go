@@ -19,12 +19,13 @@ import (
 	"mula/shards"
 	"mula/shards/facts"
 	"mula/shards/shardtest"
+	"mula/shards/verifier"
 )
 
 // settle waits until all files of the process's share are verified, or one is found damaged.
-func settle(t testing.TB, d *Data) VerifyProgress {
+func settle(t testing.TB, d *Data) verifier.Progress {
 	t.Helper()
-	var p VerifyProgress
+	var p verifier.Progress
 	testwait.Until(t, "all files are verified, or one is damaged", func() bool {
 		p = d.Verification()
 		return p.Err != nil || p.Files == p.OfFiles
@@ -92,7 +93,7 @@ func TestVerifyBehind(t *testing.T) {
 	for _, sums := range []bool{true, false} {
 		p, path := damagedCorpus(t, sums)
 		// slow, so that it mostly ends behind Open
-		d, err := Open(t.Context(), p, OpenOptions{Verify: &VerifyOptions{Rate: 1 << 20}})
+		d, err := Open(t.Context(), p, OpenOptions{Verify: &verifier.Options{Rate: 1 << 20}})
 		if err != nil {
 			if !strings.Contains(err.Error(), strings.TrimSuffix(path, ".bin")) {
 				t.Error(err)
@@ -131,7 +132,7 @@ func TestVerifyChangedInPlace(t *testing.T) {
 	}
 	shardtest.Age(t, c.dir)
 	p := c.seal("sequence_length: 16\nseed: 1\nsources: [{name: a, shards: [a]}]\n")
-	d, err := Open(t.Context(), p, OpenOptions{Verify: &VerifyOptions{Rate: -1}, Reverify: time.Millisecond})
+	d, err := Open(t.Context(), p, OpenOptions{Verify: &verifier.Options{Rate: -1}, Reverify: time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -171,7 +172,7 @@ func TestVerifyFirst(t *testing.T) {
 		}
 		d.Close()
 		// The other share: what a reader waits for is verified by whom it waits in.
-		d, err = Open(t.Context(), p, OpenOptions{Verify: &VerifyOptions{First: true, Rank: 2, World: 3}})
+		d, err = Open(t.Context(), p, OpenOptions{Verify: &verifier.Options{First: true, Rank: 2, World: 3}})
 		if !sums {
 			// Some of the 16 samples are of the damaged shard.
 			if err == nil || !strings.Contains(err.Error(), strings.TrimSuffix(path, ".bin")) {
@@ -198,7 +199,7 @@ func TestVerifyWaitEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer d.Close()
-	if err = d.startVerifier(VerifyOptions{First: true, Rate: 1}); err != nil {
+	if err = d.startVerifier(verifier.Options{First: true, Rate: 1}); err != nil {
 		// a byte a second: it will never end
 		t.Fatal(err)
 	}
@@ -213,7 +214,7 @@ func TestVerifyWaitEnds(t *testing.T) {
 	waits := make(chan error)
 	go func() { waits <- d.verifier.Await(t.Context(), 1) }()
 	d.verifier.Stop()
-	if err := <-waits; !errors.Is(err, ErrStopped) {
+	if err := <-waits; !errors.Is(err, verifier.ErrStopped) {
 		t.Errorf("closed: %v", err)
 	}
 }
@@ -226,7 +227,7 @@ func TestVerifiedOnce(t *testing.T) {
 	shardtest.Age(t, c.dir)
 	open := func() (files int) {
 		t.Helper()
-		d, err := Open(t.Context(), p, OpenOptions{Verify: &VerifyOptions{}})
+		d, err := Open(t.Context(), p, OpenOptions{Verify: &verifier.Options{}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -239,7 +240,7 @@ func TestVerifiedOnce(t *testing.T) {
 		return d.Verification().OfFiles
 	}
 	share := func(rank, world int) int {
-		d, err := Open(t.Context(), p, OpenOptions{Verify: &VerifyOptions{Rank: rank, World: world}})
+		d, err := Open(t.Context(), p, OpenOptions{Verify: &verifier.Options{Rank: rank, World: world}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -269,7 +270,7 @@ func TestVerifiedOnce(t *testing.T) {
 	if n := open(); n != 1 {
 		t.Errorf("after a change of one: %d", n)
 	}
-	if _, err := Open(t.Context(), p, OpenOptions{Verify: &VerifyOptions{Rank: 2, World: 2}}); err == nil {
+	if _, err := Open(t.Context(), p, OpenOptions{Verify: &verifier.Options{Rank: 2, World: 2}}); err == nil {
 		t.Error("rank 2 of 2")
 	}
 }
@@ -294,7 +295,7 @@ func TestVerifyOrder(t *testing.T) {
 		if err := os.WriteFile(path, flipped, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		d, err := Open(t.Context(), p, OpenOptions{Verify: &VerifyOptions{First: first}})
+		d, err := Open(t.Context(), p, OpenOptions{Verify: &verifier.Options{First: first}})
 		if !first && err == nil {
 			begun(t, d, len(p.order.files())+3)
 			err = settle(t, d).Err
@@ -415,7 +416,7 @@ func rankOf(path string) error {
 	if err != nil {
 		return err
 	}
-	d, err := Open(context.Background(), p, OpenOptions{Verify: &VerifyOptions{Rank: rank, World: world}})
+	d, err := Open(context.Background(), p, OpenOptions{Verify: &verifier.Options{Rank: rank, World: world}})
 	if err != nil {
 		return err
 	}
@@ -519,7 +520,7 @@ func BenchmarkFirstBatch(b *testing.B) {
 	}
 	shardtest.Age(b, c.dir)
 	c.seal("sequence_length: 1024\nseed: 1\nsources: [{name: web, shards: [web/*.idx]}]\n")
-	first := func(b *testing.B, verify *VerifyOptions) *Data {
+	first := func(b *testing.B, verify *verifier.Options) *Data {
 		p, err := ReadPlan(filepath.Join(c.dir, "plan.json"))
 		if err != nil {
 			b.Fatal(err)
@@ -544,10 +545,10 @@ func BenchmarkFirstBatch(b *testing.B) {
 	for _, test := range []struct {
 		name   string
 		forget bool
-		verify *VerifyOptions
+		verify *verifier.Options
 	}{
-		{"noted", false, nil}, {"noted, verified behind", false, &VerifyOptions{Rate: -1}},
-		{"unknown", true, nil}, {"unknown, verified behind", true, &VerifyOptions{Rate: -1}},
+		{"noted", false, nil}, {"noted, verified behind", false, &verifier.Options{Rate: -1}},
+		{"unknown", true, nil}, {"unknown, verified behind", true, &verifier.Options{Rate: -1}},
 	} {
 		b.Run(test.name, func(b *testing.B) {
 			verified := int64(0)

@@ -10,6 +10,7 @@ import (
 
 	"mula/blend"
 	"mula/internal/quantity"
+	"mula/shards/verifier"
 )
 
 // Flags of the commands that read a plan.
@@ -267,7 +268,7 @@ func positions(c *cli.Context, plan *blend.Plan, batchSize int) (from, to int64,
 
 // verification returns the options of --verify and --reverify for opening a plan.
 func verification(c *cli.Context) (o blend.OpenOptions, err error) {
-	if o.Verify, err = blend.ParseVerify(c.String("verify")); err != nil {
+	if o.Verify, err = verifier.Parse(c.String("verify")); err != nil {
 		return o, usagef("--verify: %v", err)
 	}
 	switch o.Reverify = c.Duration("reverify"); {

@@ -6,7 +6,6 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"mula/blend"
 	"mula/blend/simulate"
 	"mula/doctor"
 	"mula/index/megatron"
@@ -16,6 +15,7 @@ import (
 	"mula/shards"
 	"mula/shards/formats"
 	"mula/shards/mds"
+	"mula/shards/verifier"
 	"mula/tokenize/documents"
 	"mula/train/devices"
 	"mula/train/estimate"
@@ -69,7 +69,7 @@ var flagValues = map[string]valueSet{
 	"train-samples":         {names: func() []string { return []string{noSamples} }, other: true},
 	"trainer":               {names: estimate.Trainers},
 	"valid-samples":         {names: func() []string { return []string{noSamples} }, other: true},
-	"verify":                {names: blend.VerifyNames},
+	"verify":                {names: verifier.Names},
 	"with":                  {names: func() []string { return startWays }},
 }
 

@@ -8,13 +8,13 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"mula/blend"
 	"mula/blend/simulate"
 	"mula/index/megatron"
 	"mula/index/olmo"
 	"mula/moe"
 	"mula/shards"
 	"mula/shards/formats"
+	"mula/shards/verifier"
 	"mula/tokenize/documents"
 	"mula/train/devices"
 	"mula/train/estimate"
@@ -136,7 +136,7 @@ func TestValuesAreRead(t *testing.T) {
 		"to":     {formats.Names(), func(name string) error { _, err := formats.Named(name); return err }},
 		"format": {documents.Formats(), func(name string) error { _, err := documents.ParseFormat(name); return err }},
 		"unit":   {documents.Units(), func(name string) error { _, err := documents.ParseUnit(name); return err }},
-		"verify": {blend.VerifyNames(), func(name string) error { _, err := blend.ParseVerify(name); return err }},
+		"verify": {verifier.Names(), func(name string) error { _, err := verifier.Parse(name); return err }},
 		"model":  {moe.Presets(), func(name string) error { _, err := moe.Preset(name); return err }},
 		"storage": {simulate.KindNames(), func(name string) error {
 			_,

@@ -16,6 +16,7 @@ import (
 	"mula/blend"
 	"mula/internal/strictyaml"
 	"mula/moe"
+	"mula/shards/verifier"
 	"mula/train/devices"
 	"mula/train/estimate"
 	"mula/train/optimizer"
@@ -79,7 +80,7 @@ type Config struct {
 	PlanChange PlanChange `yaml:"plan_change"`
 
 	// Verify is the time at which mula compares the shards with the plan's hashes: "on-read"
-	// (default), "background" or "upfront"; see [blend.ParseVerify].
+	// (default), "background" or "upfront"; see [verifier.Parse].
 	Verify string `yaml:"verify"`
 
 	// ReverifySeconds is the age after which a verified block of a shard is verified again on its
@@ -314,7 +315,7 @@ func parseConfig(file *strictyaml.File, name string, settings []string) (Config,
 		}
 	}
 	decoded := file.Decode(&c)
-	if now := blend.CurrentVerify(c.Verify); now != c.Verify {
+	if now := verifier.CurrentName(c.Verify); now != c.Verify {
 		file.Warnf("$.verify", "value %s of verify is now called %s", c.Verify, now)
 		c.Verify = now
 	}

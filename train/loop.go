@@ -33,6 +33,7 @@ import (
 	"mula/internal/strictyaml"
 	"mula/moe"
 	"mula/moe/safetensors"
+	"mula/shards/verifier"
 	"mula/train/checkpoint"
 	"mula/train/collective"
 	"mula/train/devices"
@@ -252,7 +253,7 @@ func (r *run) open(ctx context.Context) error {
 	if s := r.config.ReverifySeconds; s > 0 {
 		options.Reverify = time.Duration(s) * time.Second
 	}
-	if options.Verify, err = blend.ParseVerify(r.config.Verify); err != nil {
+	if options.Verify, err = verifier.Parse(r.config.Verify); err != nil {
 		return err
 	}
 	if v := options.Verify; v != nil && r.options.ranksHere > 1 && !r.leads() {

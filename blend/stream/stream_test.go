@@ -26,6 +26,7 @@ import (
 	"mula/internal/testwait"
 	"mula/shards"
 	"mula/shards/shardtest"
+	"mula/shards/verifier"
 )
 
 func TestMain(m *testing.M) { plantest.Main(m) }
@@ -674,7 +675,7 @@ func TestStreamReportsDamage(t *testing.T) {
 		}
 	}
 	p := c.plan("sequence_length: 16\nsources: [{name: a, shards: [a]}]\n")
-	d := c.openPlan(p, blend.OpenOptions{Verify: &blend.VerifyOptions{Rate: -1}, Reverify: time.Millisecond})
+	d := c.openPlan(p, blend.OpenOptions{Verify: &verifier.Options{Rate: -1}, Reverify: time.Millisecond})
 	testwait.Until(t, "the shard is verified", func() bool {
 		v := d.Verification()
 		return v.OfFiles == 1 && v.Files == 1

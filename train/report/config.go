@@ -9,8 +9,8 @@ import (
 	"strconv"
 	"strings"
 
-	"mula/blend"
 	"mula/internal/strictyaml"
+	"mula/shards/verifier"
 )
 
 // readConfig reads the fields of a train.yaml as text, by full name, such as
@@ -50,7 +50,7 @@ func flatten(fields map[string]any, prefix string, into map[string]string) {
 			}
 			into[full] = valueText(v)
 			if full == "verify" {
-				into[full] = blend.CurrentVerify(into[full])
+				into[full] = verifier.CurrentName(into[full])
 			}
 		}
 	}

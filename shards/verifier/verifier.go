@@ -1,4 +1,6 @@
-package blend
+// Package verifier compares complete files with their hashes in the background, while samples are
+// read from them.
+package verifier
 
 import (
 	"cmp"
@@ -13,32 +15,28 @@ import (
 	"mula/shards/facts"
 )
 
-// VerifyOptions are the options of the verification of complete files: in the background, they are
-// compared with the hashes in the plan while samples are read.
+// Options are the options of a [Verifier].
 //
-// The verification runs on one thread with the lowest priority for processor and disk, and ends
-// with [Data.Close]. Its results are stored in the user's cache directory. An unchanged file is not
+// The verification runs on one thread with the lowest priority for processor and disk. Its results
+// are stored in the user's cache directory (package [mula/shards/facts]). An unchanged file is not
 // verified again for a week. A file that changes in place, by size or modification time, is
-// verified again within about [OpenOptions.Reverify].
+// verified again.
 //
-// The next record of a stream (package [mula/blend/stream]), and [Data.Tokens] for the damaged
-// shard, return an error that names file, bytes and documents. If a shard has sums of blocks
-// (x.sums), no damaged token is ever returned, because blocks are compared when they are first
-// read; the verification finds the damage before the run reads it. A file without sums is trusted
-// until it has been verified. With First, it is not used before.
-type VerifyOptions struct {
+// If a shard has sums of blocks (x.sums), no damaged token is ever returned, because blocks are
+// compared when they are first read; the verification finds the damage before the run reads it. A
+// file without sums is trusted until it has been verified. With First, readers wait for it.
+type Options struct {
 	Rank, World int   // of the processes that read the same files, this one verifies part Rank; World 0: 1
 	Rate        int64 // maximum bytes read per second; 0: 256 MiB, below 0: no limit
 	// verify shards and index files without sums before their first use
 	First bool
 }
 
-// oldVerify maps old words of [ParseVerify] to the current words.
+// oldVerify maps old words of [Parse] to the current words.
 var oldVerify = map[string]string{"reads": "on-read", "behind": "background", "first": "upfront"}
 
-// CurrentVerify returns the current name of an old word for [ParseVerify], and all other words
-// unchanged.
-func CurrentVerify(name string) string { return cmp.Or(oldVerify[name], name) }
+// CurrentName returns the current name of an old word for [Parse], and all other words unchanged.
+func CurrentName(name string) string { return cmp.Or(oldVerify[name], name) }
 
 const (
 	verifyOnRead     = "on-read"
@@ -46,26 +44,26 @@ const (
 	verifyUpfront    = "upfront"
 )
 
-// VerifyNames lists the names that [ParseVerify] accepts.
-func VerifyNames() []string { return []string{verifyOnRead, verifyBackground, verifyUpfront} }
+// Names lists the names that [Parse] accepts.
+func Names() []string { return []string{verifyOnRead, verifyBackground, verifyUpfront} }
 
-// ParseVerify returns the options for "on-read" (nil, the default of [Open]), "background" or
-// "upfront" ([VerifyOptions.First]).
-func ParseVerify(name string) (*VerifyOptions, error) {
-	switch CurrentVerify(name) {
+// Parse returns the options for "on-read" (nil: complete files are not verified), "background" or
+// "upfront" ([Options.First]).
+func Parse(name string) (*Options, error) {
+	switch CurrentName(name) {
 	case verifyOnRead:
 		return nil, nil
 	case verifyBackground:
-		return &VerifyOptions{}, nil
+		return &Options{}, nil
 	case verifyUpfront:
-		return &VerifyOptions{First: true}, nil
+		return &Options{First: true}, nil
 	}
 	return nil, fmt.Errorf("must be on-read (blocks that have sums), background (also complete files, in the "+
 		"background) or upfront (as background, and files without sums before use), got %q", name)
 }
 
-// VerifyProgress is the progress of the verification of complete files.
-type VerifyProgress struct {
+// Progress is the progress of the verification of complete files.
+type Progress struct {
 	Files, OfFiles int   // shards and index files: this process's part, and files that readers waited for
 	Bytes, Total   int64 // read, and to read; without files that were verified recently
 	Err            error // the first damage
@@ -83,8 +81,8 @@ const (
 	damaged
 )
 
-// A VerifiedFile is a file, or the files of a shard, for a [Verifier].
-type VerifiedFile struct {
+// A File is a file, or the files of a shard, for a [Verifier].
+type File struct {
 	Path  string // absolute: the prefix of a shard, or the path of another file
 	Shard bool
 	Bytes int64       // approximate number of bytes to read
@@ -97,7 +95,7 @@ type VerifiedFile struct {
 
 // A Verifier compares complete files with their hashes in the background.
 type Verifier struct {
-	o        VerifyOptions
+	o        Options
 	reverify time.Duration // interval of the search for files that changed in place; 0: no search
 	ctx      context.Context
 	cancel   context.CancelFunc
@@ -108,12 +106,12 @@ type Verifier struct {
 	awaited chan *checked // sent by readers
 
 	mu       sync.Mutex
-	progress VerifyProgress
+	progress Progress
 }
 
 // A checked is a file and the state of its verification.
 type checked struct {
-	VerifiedFile
+	File
 	state   atomic.Int32
 	known   chan struct{} // closed when state is no longer unverified
 	err     error         // set if state is damaged
@@ -121,9 +119,9 @@ type checked struct {
 	counted bool
 }
 
-// StartVerifier starts the verification of files. Files that change in place are verified again
-// within about reverify, if it is not 0.
-func StartVerifier(files []VerifiedFile, o VerifyOptions, reverify time.Duration) (*Verifier, error) {
+// Start starts the verification of files. Files that change in place are verified again within
+// about reverify, if it is not 0.
+func Start(files []File, o Options, reverify time.Duration) (*Verifier, error) {
 	if o.World == 0 {
 		o.World = 1
 	}
@@ -136,7 +134,7 @@ func StartVerifier(files []VerifiedFile, o VerifyOptions, reverify time.Duration
 	}
 	v := &Verifier{o: o, reverify: reverify, ended: make(chan struct{}), awaited: make(chan *checked)}
 	for _, f := range files {
-		v.files = append(v.files, &checked{VerifiedFile: f, known: make(chan struct{})})
+		v.files = append(v.files, &checked{File: f, known: make(chan struct{})})
 	}
 	v.ctx, v.cancel = context.WithCancel(context.Background())
 	go func() {
@@ -352,7 +350,7 @@ func (v *Verifier) Damage() error {
 }
 
 // Progress returns the progress of the verification.
-func (v *Verifier) Progress() VerifyProgress {
+func (v *Verifier) Progress() Progress {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	p := v.progress

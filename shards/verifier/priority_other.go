@@ -1,6 +1,6 @@
 //go:build !linux
 
-package blend
+package verifier
 
 // lowestPriority does nothing, because threads of this system have no priority of their own.
 func lowestPriority() {}

@@ -1,4 +1,4 @@
-package blend
+package pool
 
 import (
 	"fmt"
@@ -32,7 +32,7 @@ func TestPoolClosesShards(t *testing.T) {
 	}
 	opened := 0
 	var mu sync.Mutex
-	p := NewPool(n, func(i int) (*shards.Shard, error) {
+	p := New(n, func(i int) (*shards.Shard, error) {
 		mu.Lock()
 		opened++
 		mu.Unlock()

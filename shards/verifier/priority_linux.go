@@ -1,4 +1,4 @@
-package blend
+package verifier
 
 import (
 	"golang.org/x/sys/unix"

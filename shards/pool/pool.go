@@ -1,4 +1,5 @@
-package blend
+// Package pool keeps the shards open that are being read, up to a limit.
+package pool
 
 import (
 	"errors"
@@ -17,8 +18,8 @@ const maxMapped = 1 << 14
 // A Pool opens shards on first use, and closes unused shards if too many are open. Its shards have
 // numbers. It is safe for concurrent use.
 type Pool struct {
-	// Verified: complete files are verified when they are opened. A shard without sums is then never
-	// opened again, because only the opened files were verified. Set it before the first use.
+	// Verified: complete files are verified. A shard without sums is then never opened again,
+	// because only the opened files were verified. Set it before the first use.
 	Verified bool
 
 	slots  []slot
@@ -38,8 +39,8 @@ type slot struct {
 	why    error           // why the last of failed was replaced, until another is open
 }
 
-// NewPool returns a pool of n shards, which open opens. No shard is open yet.
-func NewPool(n int, open func(i int) (*shards.Shard, error)) *Pool {
+// New returns a pool of n shards, which open opens. No shard is open yet.
+func New(n int, open func(i int) (*shards.Shard, error)) *Pool {
 	return &Pool{slots: make([]slot, n), open: open, limit: maxMapped}
 }
 
