@@ -185,10 +185,9 @@ func TestNotFiniteApart(t *testing.T) {
 	m.ZeroGradients()
 	bad := m.Parameters()[5]
 	bad.Grad.Floats()[3] = float32(math.Inf(1))
-	r := &run{ranks: oneRank(t), device: d, model: m, data: data,
-		optimizer: mustOptimizer(t, defaultOptimizer(optimizer.AdamW),
-			1, d,
-			m.Parameters()), results: []result{{}}}
+	o := mustOptimizer(t, defaultOptimizer(optimizer.AdamW), 1, d, m.Parameters())
+	r := &run{ranks: oneRank(t), device: d, data: data, trainer: trainer{model: m, optimizer: o},
+		batch: batch{results: []result{{}}}}
 	if err := r.badGradient(t.Context()); !errors.Is(err, moe.ErrNotFinite) ||
 		!strings.Contains(err.Error(), "the gradient is NaN or Inf in "+bad.Name+",") {
 		t.Error(err)

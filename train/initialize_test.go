@@ -152,7 +152,7 @@ func TestInitialOfFormat1(t *testing.T) {
 		checkpointtest.WeightsHash(m.Parameters()): "", fmt.Sprintf("%x", sha256.Sum256(all)): "", fmt.Sprintf("%x",
 			sha256.Sum256(all[4:])): "restore those weights",
 	} {
-		r := &run{ranks: oneRank(t), initial: checkpoint.ModelDir{Dir: dir}, config: Config{InitializeFrom: dir},
+		r := &run{ranks: oneRank(t), start: start{initial: checkpoint.ModelDir{Dir: dir}}, config: Config{InitializeFrom: dir},
 			state: checkpoint.State{Spikes: &spikes.State{Began: began}}}
 		if err := r.findInitial(context.Background()); (err == nil) != (want == "") || err != nil &&
 			!strings.Contains(err.Error(), want) {

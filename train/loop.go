@@ -154,14 +154,14 @@ func Run(ctx context.Context, config Config, options Options) (result Result, er
 	if options.hosts != nil {
 		ranks.hosts = options.hosts
 	}
-	r := &run{config: config, options: options, ranks: ranks, lastSaved: -1}
+	r := &run{config: config, options: options, ranks: ranks, history: history{saved: -1}}
 	if !r.leads() {
 		r.options.Report, r.options.Progress, r.options.Warn = nil, nil, nil
 	}
 	defer r.close()
 	defer func() {
 		if err == nil {
-			r.heartbeat.End(result.ended(), result.Steps)
+			r.history.heartbeat.End(result.ended(), result.Steps)
 		}
 	}()
 	saved, err := r.begin(ctx)
@@ -184,7 +184,7 @@ func Run(ctx context.Context, config Config, options Options) (result Result, er
 	if f := options.ended; f != nil {
 		f(r.ranks)
 	}
-	return r.result(r.dir.join(filepath.Join(checkpoint.DirName, checkpoint.Name(r.lastSaved)))), nil
+	return r.result(r.dir.join(filepath.Join(checkpoint.DirName, checkpoint.Name(r.history.saved)))), nil
 }
 
 // begin opens the data and the run directory, reports the summary, and returns the checkpoint to
@@ -195,7 +195,7 @@ func (r *run) begin(ctx context.Context) (*checkpoint.Checkpoint, error) {
 	// cache.
 	var err error
 	if r.leads() {
-		if r.heartbeat, err = record.NewHeartbeat(); err == nil {
+		if r.history.heartbeat, err = record.NewHeartbeat(); err == nil {
 			err = r.open(ctx)
 		}
 	}
@@ -211,12 +211,12 @@ func (r *run) begin(ctx context.Context) (*checkpoint.Checkpoint, error) {
 	if err := collective.Agree(ctx, world, err); err != nil {
 		return nil, err
 	}
-	r.identity, r.schedule = r.config.identity(), r.config.Schedule.Schedule()
+	r.schedule = r.config.Schedule.Schedule()
 	if err := r.sameRun(ctx); err != nil {
 		return nil, err
 	}
 	found, refused, err := checkpoint.Newest(ctx, world, r.dir.join(checkpoint.DirName))
-	r.refused = refused
+	r.history.refused = refused
 	for _, c := range refused {
 		r.warn("checkpoint %s is damaged; using an older one: %s", c.Checkpoint, c.Error)
 	}
@@ -225,7 +225,7 @@ func (r *run) begin(ctx context.Context) (*checkpoint.Checkpoint, error) {
 	}
 	saved, err := r.findCheckpoint(found)
 	if err == nil && saved == nil && r.config.InitializeFrom != "" && r.leads() {
-		r.initial, err = r.config.initialModel(ctx, r.data.Plan, r.warn)
+		r.start.initial, err = r.config.initialModel(ctx, r.data.Plan, r.warn)
 	}
 	if err := collective.Agree(ctx, world, err); err != nil {
 		return nil, err
@@ -267,7 +267,7 @@ func (r *run) open(ctx context.Context) error {
 	if r.config, err = r.config.resolve(plan); err != nil {
 		return err
 	}
-	r.read = samples.NewRows(plan.SequenceLength, plan.Traits().Padded, r.config.Attention)
+	r.batch.rows = samples.NewRows(plan.SequenceLength, plan.Traits().Padded, r.config.Attention)
 	if err := summarize(r.config, plan, "").fits(machine.TotalMemory(), r.ranks.onHost()); err != nil {
 		return err
 	}
@@ -275,7 +275,7 @@ func (r *run) open(ctx context.Context) error {
 		return err
 	}
 	if r.leads() {
-		if r.tokenizer, err = readTokenizer(r.config.Tokenizer, plan); err != nil {
+		if r.start.tokenizer, err = readTokenizer(r.config.Tokenizer, plan); err != nil {
 			return err
 		}
 		openDir := openRunDir
@@ -302,11 +302,11 @@ func (r *run) openDevice(ctx context.Context) (err error) {
 		r.device, err = f(r.ranks.Rank(), options.Threads, options.Precision)
 	} else {
 		if r.leads() {
-			if r.chosen, r.chosenWhy, err = devices.Choose(ctx, r.config.Device); err != nil {
+			if r.start.device, r.start.deviceWhy, err = devices.Choose(ctx, r.config.Device); err != nil {
 				return err
 			}
 		}
-		r.device, sharing, err = devices.Open(ctx, r.chosen, options)
+		r.device, sharing, err = devices.Open(ctx, r.start.device, options)
 	}
 	if err != nil {
 		return err
@@ -316,11 +316,11 @@ func (r *run) openDevice(ctx context.Context) (err error) {
 
 // shareDevice sends the first rank's choice of a device to all ranks.
 func (r *run) shareDevice(ctx context.Context) error {
-	chosen, err := collective.Gather(ctx, r.ranks.World(), r.chosen)
+	chosen, err := collective.Gather(ctx, r.ranks.World(), r.start.device)
 	if err != nil {
 		return err
 	}
-	r.chosen = chosen[0]
+	r.start.device = chosen[0]
 	return nil
 }
 
@@ -367,11 +367,11 @@ func (r *run) sameRun(ctx context.Context) error {
 
 // shareInitial sends the initial model that the first rank has found to all ranks.
 func (r *run) shareInitial(ctx context.Context) error {
-	dirs, err := collective.Gather(ctx, r.ranks.World(), r.initial.Dir)
+	dirs, err := collective.Gather(ctx, r.ranks.World(), r.start.initial.Dir)
 	if err != nil {
 		return err
 	}
-	r.initial.Dir = dirs[0]
+	r.start.initial.Dir = dirs[0]
 	return nil
 }
 
@@ -395,55 +395,72 @@ func (r *run) close() {
 // leads reports whether this rank writes reports, records and the run directory.
 func (r *run) leads() bool { return r.ranks.Rank() == 0 }
 
-// A run is a training run in progress.
+// A run is a training run in progress, on one rank.
 type run struct {
-	config    Config // resolved
-	options   Options
-	identity  map[string]string
-	schedule  optimizer.Schedule
-	data      *blend.Data
-	dir       *runDir
-	chosen    string // name of the device, from the configuration or chosen
-	chosenWhy string // see [devices.New]; of the first rank
-	device    xpu.Device
-	ranks     *ranks
+	config  Config // resolved
+	options Options
+	data    *blend.Data
+	dir     *runDir
+	ranks   *ranks
+	device  xpu.Device
+
+	start   start
+	state   checkpoint.State // state for a checkpoint at this moment
+	history history
+	trainer
+	batch     batch
+	observers []observer // see observe
+}
+
+// start has facts that are found out once, before the first step.
+type start struct {
+	device    string              // name of the device, from the configuration or chosen
+	deviceWhy string              // see [devices.New]; of the first rank
+	peak      float64             // measured peak of the products of all ranks' devices, in FLOP/s
 	tokenizer []byte              // content of tokenizer.json, or nil
 	initial   checkpoint.ModelDir // the model of initialize_from; Dir is "" with random weights or a checkpoint
+}
 
-	state      checkpoint.State     // state for a checkpoint at this moment
-	resumed    string               // name of the checkpoint that the run resumes from
-	terminated bool                 // only SIGTERMs to ranks stopped the run
-	lastSaved  int64                // step of the newest loaded or saved checkpoint; -1 for none
-	refused    []checkpoint.Refused // damaged checkpoints newer than lastSaved
+// history is what has happened to the run, apart from its steps.
+type history struct {
+	resumed    string                  // name of the checkpoint that the run resumed from
+	saved      int64                   // step of the newest loaded or saved checkpoint; -1 for none
+	refused    []checkpoint.Refused    // damaged checkpoints newer than saved
+	terminated bool                    // only SIGTERMs to ranks stopped the run
+	heartbeat  *record.HeartbeatWriter // nil without a file for heartbeats
+}
 
+// A trainer is what a step changes: the model's weights and the optimizer's state, and the parts
+// that compute the change.
+type trainer struct {
+	schedule  optimizer.Schedule
 	model     *moe.Model
 	tensors   []safetensors.Tensor // of the whole model
 	optimizer *optimizer.Optimizer
 	sharding  *optimizer.Sharding
 	pipeline  *pipeline.Pipeline
 	replicas  *replicas.Check // nil if there is nothing to compare
+}
 
-	observers []observer      // see observe
-	trained   samples.Trained // since the last checkpoint
-	hasher    fingerprint.Hasher
+// A batch is the data of the current step.
+type batch struct {
+	// Of this rank.
+	rows    samples.Rows
+	origins []row           // of rows
+	passes  int             // backward passes; may exceed the number of micro-batches
+	before  int64           // number of rows of lower ranks, each row counted once
+	pending []*comm.Pending // of each bucket whose gradients are being summed
 
-	heartbeat *record.HeartbeatWriter // nil without a file for heartbeats
-	peak      float64                 // measured peak of the products of all ranks' devices, in FLOP/s
-
-	// Of the current step, on this rank.
-	read   samples.Rows
-	rows   []row // origins of the samples
-	passes int   // backward passes; may exceed the number of micro-batches
-	before int64 // number of rows of lower ranks, each row counted once
-
-	// Of the current step, on all ranks.
+	// Of all ranks.
 	samples    int
-	targets    int64           // unmasked targets
-	results    []result        // of all rows, in the order of their positions
-	counts     []int64         // tokens of each expert of each layer
-	votes      []uint64        // see exchange
-	voteBounds []int           // of each rank's
-	pending    []*comm.Pending // of each bucket whose gradients are being summed
+	targets    int64    // unmasked targets
+	results    []result // of all rows, in the order of their positions
+	counts     []int64  // tokens of each expert of each layer
+	votes      []uint64 // see exchange
+	voteBounds []int    // of each rank's
+	hasher     fingerprint.Hasher
+
+	trained samples.Trained // samples since the last checkpoint, to read again
 }
 
 // A row is the origin of a sample of the current step.
@@ -483,11 +500,11 @@ func (r *run) trainOn(ctx context.Context) (*spikes.Spike, error) {
 	}
 	defer batches.Close()
 	for r.state.Step < r.config.Steps {
-		r.heartbeat.Beat(record.SectionStep, r.state.Step)
+		r.history.heartbeat.Beat(record.SectionStep, r.state.Step)
 		if stops, err := r.ranks.sum(ctx, r.stopped()); err != nil {
 			return nil, err
 		} else if stops > 0 {
-			r.terminated = stops < stopRequested
+			r.history.terminated = stops < stopRequested
 			break
 		}
 		metrics, err := r.step(ctx, batches)
@@ -504,7 +521,7 @@ func (r *run) trainOn(ctx context.Context) (*spikes.Spike, error) {
 			}
 		}
 	}
-	if r.lastSaved != r.state.Step {
+	if r.history.saved != r.state.Step {
 		_, err = r.save(ctx)
 	}
 	return nil, err
@@ -545,13 +562,13 @@ func (r *run) step(ctx context.Context, batches *stream.Stream) (record.StepMetr
 		return record.StepMetrics{}, err
 	}
 	m := record.StepMetrics{
-		Step: r.state.Step, First: r.state.Cursor.Position, Samples: r.samples,
-		Tokens:       int64(r.samples) * int64(r.data.SequenceLength),
+		Step: r.state.Step, First: r.state.Cursor.Position, Samples: r.batch.samples,
+		Tokens:       int64(r.batch.samples) * int64(r.data.SequenceLength),
 		LearningRate: r.schedule.LearningRate(r.state.Step), SourceLoss: map[string]float64{},
 		SourceSamples: map[string]int{},
 	}
-	if r.read.Counted {
-		m.Targets = new(r.targets)
+	if r.batch.rows.Counted {
+		m.Targets = new(r.batch.targets)
 	}
 	if m.Samples > 0 { // a step whose positions are all skipped does not change the weights
 		if err := r.gradients(ctx, &m); err != nil {
@@ -569,7 +586,7 @@ func (r *run) step(ctx context.Context, batches *stream.Stream) (record.StepMetr
 		if err := r.skip(m.Skipped); err != nil {
 			return record.StepMetrics{}, err
 		}
-	case r.targets > 0: // samples without unmasked targets do not change the weights either
+	case r.batch.targets > 0: // samples without unmasked targets do not change the weights either
 		limit := r.config.Optimizer.Clip
 		if r.config.Optimizer.ClipAfterWarmup && r.state.Step < r.schedule.Warmup {
 			limit = 0
@@ -584,7 +601,7 @@ func (r *run) step(ctx context.Context, batches *stream.Stream) (record.StepMetr
 			m.UpdateRatio = r.optimizer.UpdateRatios(r.tensors)
 		}
 		if r.optimizer.CurvatureDue() {
-			if err := r.curvature(ctx, m.Tokens, r.targets, limit); err != nil {
+			if err := r.curvature(ctx, m.Tokens, r.batch.targets, limit); err != nil {
 				return record.StepMetrics{}, err
 			}
 		}
@@ -603,7 +620,7 @@ func (r *run) step(ctx context.Context, batches *stream.Stream) (record.StepMetr
 	m.Seconds, m.Time = now.Sub(start).Seconds(), record.Timestamp(now)
 	if m.Seconds > 0 { // 0 with a coarse clock and a step without samples; JSON has no 0/0
 		m.TokensPerSecond = float64(m.Tokens) / m.Seconds
-		m.MFU = m.TokensPerSecond * r.config.Model.FLOPsPerToken(r.data.SequenceLength) / r.peak
+		m.MFU = m.TokensPerSecond * r.config.Model.FLOPsPerToken(r.data.SequenceLength) / r.start.peak
 	}
 	return m, nil
 }
@@ -619,21 +636,22 @@ func (r *run) take(batches *stream.Stream) error {
 	if err != nil {
 		return fmt.Errorf("step %d: %w", r.state.Step, err)
 	}
-	r.read.Clear()
-	r.rows = r.rows[:0]
+	r.batch.rows.Clear()
+	r.batch.origins = r.batch.origins[:0]
 	for i := range batch.Rows() {
 		if r.state.Spikes.Excludes(batch.Position(i)) {
 			continue
 		}
-		r.read.Tokens = batch.AppendTokens(r.read.Tokens, i)
-		r.read.End(batch.DocumentStarts(i), batch.Length(i))
+		r.batch.rows.Tokens = batch.AppendTokens(r.batch.rows.Tokens, i)
+		r.batch.rows.End(batch.DocumentStarts(i), batch.Length(i))
 		if f := r.options.badTokens; f != nil && f(r.ranks.Rank(), r.state.Step) {
-			r.read.Tokens[len(r.read.Tokens)-1] = math.MaxUint32
+			r.batch.rows.Tokens[len(r.batch.rows.Tokens)-1] = math.MaxUint32
 		}
-		r.rows = append(r.rows, row{batch.Position(i), batch.Source(i), r.read.Targets[len(r.rows)]})
+		r.batch.origins = append(r.batch.origins,
+			row{batch.Position(i), batch.Source(i), r.batch.rows.Targets[len(r.batch.origins)]})
 	}
-	if len(r.rows) > 0 {
-		r.trained.Note(r.state.Step, r.rows[0].position, r.read.Row(0))
+	if len(r.batch.origins) > 0 {
+		r.batch.trained.Note(r.state.Step, r.batch.origins[0].position, r.batch.rows.Row(0))
 	}
 	return nil
 }
@@ -651,7 +669,7 @@ func (r *run) gradients(ctx context.Context, m *record.StepMetrics) error {
 	}
 	bad := (*notFiniteError)(nil)
 	switch {
-	case err == nil && r.targets == 0: // the gradient has only the router's losses
+	case err == nil && r.batch.targets == 0: // the gradient has only the router's losses
 	case err == nil:
 		m.Skipped = r.state.Spikes.Check(r.config.Spikes, m.Loss, m.GradNorm)
 	case r.config.Spikes.Action != spikes.None && errors.As(err, &bad):
@@ -666,14 +684,14 @@ func (r *run) gradients(ctx context.Context, m *record.StepMetrics) error {
 // backward computes the losses of the step, and its gradients summed over ranks. It hashes exactly
 // the tokens that the model gets.
 func (r *run) backward(ctx context.Context, m *record.StepMetrics) error {
-	r.results = r.results[:0]
-	options := moe.BackwardOptions{Targets: max(1, r.targets), Tokens: m.Tokens, Loss: moe.LossOptions{
+	r.batch.results = r.batch.results[:0]
+	options := moe.BackwardOptions{Targets: max(1, r.batch.targets), Tokens: m.Tokens, Loss: moe.LossOptions{
 		Aux: r.config.AuxLoss.Form, AuxCoefficient: r.config.AuxLoss.Coefficient,
 		ZCoefficient: r.config.ZLoss.Coefficient}}
 	err := r.sumGradients(ctx, options, func(rows []row, stats moe.Stats) {
 		if r.pipeline.Last() {
 			for i, loss := range stats.RowLoss {
-				r.results = append(r.results, result{rows[i], loss})
+				r.batch.results = append(r.batch.results, result{rows[i], loss})
 			}
 		}
 		share := float64(stats.Tokens) / float64(m.Tokens)
@@ -689,9 +707,9 @@ func (r *run) backward(ctx context.Context, m *record.StepMetrics) error {
 		return err
 	}
 	sourceLoss, sourceTargets := make([]float64, len(r.data.Sources)), make([]int64, len(r.data.Sources))
-	for i, row := range r.results {
+	for i, row := range r.batch.results {
 		if !finite(row.loss) {
-			return r.notFinite(spikes.Loss, fmt.Errorf("the loss is %w", moe.ErrNotFinite), r.results[i:i+1],
+			return r.notFinite(spikes.Loss, fmt.Errorf("the loss is %w", moe.ErrNotFinite), r.batch.results[i:i+1],
 				r.firstBadStage(r.rankOf(row.position)))
 		}
 		m.Loss += row.loss
@@ -700,10 +718,10 @@ func (r *run) backward(ctx context.Context, m *record.StepMetrics) error {
 		m.SourceSamples[r.data.Sources[row.source].Name]++
 	}
 	if !finite(m.AuxLoss) || !finite(m.ZLoss) {
-		return r.notFinite(spikes.AuxLoss, fmt.Errorf("the auxiliary loss is %w", moe.ErrNotFinite), r.results,
+		return r.notFinite(spikes.AuxLoss, fmt.Errorf("the auxiliary loss is %w", moe.ErrNotFinite), r.batch.results,
 			r.badLosses())
 	}
-	m.Loss /= float64(max(1, r.targets))
+	m.Loss /= float64(max(1, r.batch.targets))
 	for source, targets := range sourceTargets {
 		if targets > 0 {
 			m.SourceLoss[r.data.Sources[source].Name] = sourceLoss[source] / float64(targets)
@@ -721,26 +739,27 @@ func (r *run) backward(ctx context.Context, m *record.StepMetrics) error {
 func (r *run) sumGradients(ctx context.Context, options moe.BackwardOptions,
 	each func(rows []row, stats moe.Stats)) error {
 	r.model.ZeroGradients()
-	r.pending = r.pending[:0]
+	r.batch.pending = r.batch.pending[:0]
 	r.sharding.TakeBad()
 	r.pipeline.TakeNonFinite()
-	step := pipeline.Step{Number: r.state.Step, Rows: &r.read, MicroBatch: r.config.MicroBatchSize, Passes: r.passes,
-		Before: r.before, Position: func(row int) int64 { return r.rows[row].position }}
+	step := pipeline.Step{Number: r.state.Step, Rows: &r.batch.rows, MicroBatch: r.config.MicroBatchSize,
+		Passes: r.batch.passes,
+		Before: r.batch.before, Position: func(row int) int64 { return r.batch.origins[row].position }}
 	if r.ranks.Ranks() > 1 && !r.options.late {
 		step.Done = func(bucket int) { r.reduce(ctx, bucket) }
 	}
 	failed := r.pipeline.Backward(ctx, step, options,
-		func(first, end int, stats moe.Stats) { each(r.rows[first:end], stats) })
+		func(first, end int, stats moe.Stats) { each(r.batch.origins[first:end], stats) })
 	if f := r.options.passed; f != nil {
 		f(r)
 	}
 	if r.ranks.Ranks() == 1 || collective.IsBroken(failed) {
 		return failed
 	}
-	for bucket := len(r.pending); bucket < len(r.model.Buckets()); bucket++ {
+	for bucket := len(r.batch.pending); bucket < len(r.model.Buckets()); bucket++ {
 		r.reduce(ctx, bucket)
 	}
-	for _, p := range r.pending {
+	for _, p := range r.batch.pending {
 		if err := p.Wait(); err != nil {
 			return &collective.BrokenError{Err: errors.Join(failed,
 				fmt.Errorf("step %d: summing gradients: %w", r.state.Step, err))}
@@ -751,7 +770,7 @@ func (r *run) sumGradients(ctx context.Context, options moe.BackwardOptions,
 
 // reduce starts the sum of a bucket's gradients over ranks.
 func (r *run) reduce(ctx context.Context, bucket int) {
-	r.pending = append(r.pending, r.ranks.Group(comm.Data).Start(func() error {
+	r.batch.pending = append(r.batch.pending, r.ranks.Group(comm.Data).Start(func() error {
 		if f := r.options.BeforeSum; f != nil {
 			if err := f(r.ranks.Rank(), r.state.Step, r.model.Buckets()[bucket]); err != nil {
 				return err
@@ -799,8 +818,8 @@ func (r *run) notFinite(what string, err error, rows []result, rank int) error {
 	}
 	from, to := rows[0].position, rows[len(rows)-1].position+1
 	saved := "there is no checkpoint yet"
-	if r.lastSaved >= 0 {
-		saved = "the newest checkpoint is " + checkpoint.Name(r.lastSaved)
+	if r.history.saved >= 0 {
+		saved = "the newest checkpoint is " + checkpoint.Name(r.history.saved)
 	}
 	leave := fmt.Sprintf("amend the plan with mula blend --amend %s --skip %d:%d --output NEW.json and train with "+
 		"the new plan", r.config.Plan, from, to)
@@ -839,14 +858,14 @@ func (r *run) badGradient(ctx context.Context) error {
 	if tensor != "" {
 		tensor = " in " + tensor
 	}
-	rows := r.results
+	rows := r.batch.results
 	if rank >= 0 {
 		reader := r.ranks.Index(rank, comm.Data)
 		rows = slices.DeleteFunc(slices.Clone(rows),
 			func(row result) bool { return r.readerOf(row.position) != reader })
 	}
 	if len(rows) == 0 { // all positions of the rank are skipped
-		rows = r.results
+		rows = r.batch.results
 	}
 	return r.notFinite(spikes.GradNorm, fmt.Errorf("the gradient is %w%s", moe.ErrNotFinite, tensor), rows, rank)
 }
@@ -903,11 +922,11 @@ func curvatureSeed(seed uint64, step int64) uint64 {
 // save writes a checkpoint, removes old checkpoints, and returns the directory of the new
 // checkpoint.
 func (r *run) save(ctx context.Context) (string, error) {
-	r.heartbeat.Beat(record.SectionCheckpoint, r.state.Step)
+	r.history.heartbeat.Beat(record.SectionCheckpoint, r.state.Step)
 	if err := r.checkReplicas(ctx, true); err != nil {
 		return "", err
 	}
-	err := r.trained.Compare(ctx, r.data)
+	err := r.batch.trained.Compare(ctx, r.data)
 	for _, o := range r.observers {
 		err = errors.Join(err, o.saving())
 	}
@@ -919,24 +938,25 @@ func (r *run) save(ctx context.Context) (string, error) {
 	}
 	defer r.optimizer.Average(ctx, false)
 	dir := r.dir.join(checkpoint.DirName)
-	err = checkpoint.Save(ctx, r.ranks.World(), dir, &r.state, checkpoint.NewShard(r.model, r.optimizer), r.tokenizer)
+	err = checkpoint.Save(ctx, r.ranks.World(), dir, &r.state, checkpoint.NewShard(r.model, r.optimizer),
+		r.start.tokenizer)
 	if err != nil {
-		if ctx.Err() == nil && r.lastSaved >= 0 {
+		if ctx.Err() == nil && r.history.saved >= 0 {
 			err = fmt.Errorf("%w; the newest complete checkpoint is %s; run the same command to resume from it", err,
-				checkpoint.Name(r.lastSaved))
+				checkpoint.Name(r.history.saved))
 		}
 		return "", err
 	}
-	r.lastSaved = r.state.Step
+	r.history.saved = r.state.Step
 	// replaced
-	r.refused = slices.DeleteFunc(r.refused,
+	r.history.refused = slices.DeleteFunc(r.history.refused,
 		func(c checkpoint.Refused) bool { return c.Checkpoint == checkpoint.Name(r.state.Step) })
 	if r.leads() {
-		if err := checkpoint.Prune(dir, r.config.Checkpoint.Keep, r.backTo(), r.refused); err != nil {
+		if err := checkpoint.Prune(dir, r.config.Checkpoint.Keep, r.backTo(), r.history.refused); err != nil {
 			r.warn("old checkpoints could not be removed: %v", err)
 		}
 	}
-	r.refused = nil
+	r.history.refused = nil
 	return filepath.Join(dir, checkpoint.Name(r.state.Step)), nil
 }
 
@@ -954,11 +974,11 @@ func (r *run) findCheckpoint(saved *checkpoint.Checkpoint) (*checkpoint.Checkpoi
 		r.state = r.newState()
 		return nil, nil
 	}
-	r.state, r.lastSaved = saved.State, saved.State.Step
+	r.state, r.history.saved = saved.State, saved.State.Step
 	if r.state.Spikes == nil {
 		r.state.Spikes = spikes.NewState(r.config.Spikes)
 	}
-	if err := compareIdentity(r.state.Config, r.identity, r.state.Step); err != nil {
+	if err := compareIdentity(r.state.Config, r.config.identity(), r.state.Step); err != nil {
 		return nil, fmt.Errorf("%s: %w", saved.Dir, err)
 	}
 	if r.state.Cursor.Plan != plan && r.config.PlanChange != AcceptPlanChange {
@@ -1006,7 +1026,7 @@ func (r *run) newState() checkpoint.State {
 	return checkpoint.State{Cursor: blend.Cursor{Plan: r.data.Plan.Fingerprint()},
 		SequenceLength: r.data.SequenceLength,
 		Tokenizer:      r.data.Plan.TokenizerHash(), Seed: r.config.Seed, Spikes: spikes.NewState(r.config.Spikes),
-		Config: r.identity}
+		Config: r.config.identity()}
 }
 
 // arithmetic describes what determines the last bits of a run: the device's rounding, the model's
@@ -1025,8 +1045,8 @@ func (r *run) arithmetic() string {
 
 func (r *run) summary(saved *checkpoint.Checkpoint) Summary {
 	s := summarize(r.config, r.data.Plan, r.device.Name())
-	s.DeviceWhy = r.chosenWhy
-	s.Scratch = devices.ScratchBytes(r.chosen, r.device.Threads(), r.config.Model.Config, r.data.SequenceLength)
+	s.DeviceWhy = r.start.deviceWhy
+	s.Scratch = devices.ScratchBytes(r.start.device, r.device.Threads(), r.config.Model.Config, r.data.SequenceLength)
 	if r.ranks.Ranks() > 1 {
 		s.Links = r.ranks.World().Name()
 	}
@@ -1037,8 +1057,8 @@ func (r *run) summary(saved *checkpoint.Checkpoint) Summary {
 }
 
 func (r *run) result(saved string) Result {
-	return Result{Steps: r.state.Step, Finished: r.state.Step >= r.config.Steps, Terminated: r.terminated,
-		Resumed: r.resumed, FirstLoss: r.state.FirstLoss, LastLoss: r.state.LastLoss,
+	return Result{Steps: r.state.Step, Finished: r.state.Step >= r.config.Steps, Terminated: r.history.terminated,
+		Resumed: r.history.resumed, FirstLoss: r.state.FirstLoss, LastLoss: r.state.LastLoss,
 		LeftOut: r.state.Spikes.Excluded(), Checkpoint: saved, Weights: r.state.Weights}
 }
 
@@ -1089,7 +1109,7 @@ func (r *run) restored(ctx context.Context, saved *checkpoint.Checkpoint, rollba
 func (r *run) measure(ctx context.Context) error {
 	n := float64(r.ranks.Ranks())
 	peak, err := devices.MeasurePeak(ctx, r.device, r.flopsOfRun()/n)
-	r.peak = peak * n
+	r.start.peak = peak * n
 	return err
 }
 
@@ -1105,7 +1125,7 @@ func (r *run) takePlan() {
 	if r.state.Cursor.Plan != plan && r.state.Spikes != nil {
 		r.state.Spikes.PlanFrom = r.state.Step
 	}
-	r.state.Cursor.Plan, r.state.Config, r.state.Arithmetic = plan, r.identity, r.arithmetic()
+	r.state.Cursor.Plan, r.state.Config, r.state.Arithmetic = plan, r.config.identity(), r.arithmetic()
 }
 
 // restore sets the weights and the optimizer to the checkpoint, or to their initial state.
@@ -1121,15 +1141,15 @@ func (r *run) restore(ctx context.Context, saved *checkpoint.Checkpoint) error {
 	}
 	if saved == nil {
 		var err error
-		if r.initial.Dir != "" {
-			err = model.Load(r.initial.Dir)
+		if r.start.initial.Dir != "" {
+			err = model.Load(r.start.initial.Dir)
 			var buffer, weight []float32
 			for _, p := range model.Parameters() {
 				if err == nil {
 					weight, err = xpu.Numbers(ctx, r.device, p.Weight, &buffer)
 				}
 				if err == nil {
-					err = moe.CheckFinite(r.initial.Dir, p.Name, 0, weight)
+					err = moe.CheckFinite(r.start.initial.Dir, p.Name, 0, weight)
 				}
 			}
 			if err != nil {
@@ -1141,7 +1161,7 @@ func (r *run) restore(ctx context.Context, saved *checkpoint.Checkpoint) error {
 		if err := collective.Agree(ctx, world, err); err != nil {
 			return err
 		}
-		if r.state.Spikes != nil && r.initial.Dir == "" {
+		if r.state.Spikes != nil && r.start.initial.Dir == "" {
 			r.state.Spikes.Began = spikes.BeganBySeed
 		} else if r.state.Spikes != nil {
 			if r.state.Spikes.Began, err = checkpoint.NewShard(model, r.optimizer).WeightsHash(ctx, world); err != nil {

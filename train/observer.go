@@ -63,7 +63,7 @@ func (o *validation) stepped(ctx context.Context, p *Progress) error {
 	if !due(r.state.Step, *r.config.Evaluate.Every, r.config.Steps) {
 		return nil
 	}
-	r.heartbeat.Beat(record.SectionEvaluate, r.state.Step)
+	r.history.heartbeat.Beat(record.SectionEvaluate, r.state.Step)
 	if err := r.optimizer.Average(ctx, true); err != nil {
 		return fmt.Errorf("evaluation after step %d: %w", r.state.Step-1, err)
 	}
@@ -106,7 +106,7 @@ type served struct {
 func (o *served) stepped(_ context.Context, p *Progress) error {
 	r := o.run
 	o.server.Publish(record.Status{Version: r.options.Version, Plan: r.data.Plan.Fingerprint(), Device: r.device.Name(),
-		StepsDone: r.state.Step, Steps: r.config.Steps, Tokens: r.state.Tokens, PeakFLOPS: r.peak,
+		StepsDone: r.state.Step, Steps: r.config.Steps, Tokens: r.state.Tokens, PeakFLOPS: r.start.peak,
 		Spikes: r.state.Spikes}, p.StepMetrics, p.Evaluation)
 	return nil
 }

@@ -340,7 +340,7 @@ func TestOverlap(t *testing.T) {
 				if late {
 					want = 0
 				}
-				if n := len(r.pending); n != want {
+				if n := len(r.batch.pending); n != want {
 					t.Errorf("late %v, rank %d, step %d: sums of %d buckets were started before the pass ended, "+
 						"want %d", late, r.ranks.Rank(), r.state.Step, n, want)
 				}

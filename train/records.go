@@ -134,10 +134,10 @@ func (o *records) restored(saved *checkpoint.Checkpoint, back bool) (err error) 
 		return nil
 	}
 	if !back {
-		r.resumed = saved.Name()
+		r.history.resumed = saved.Name()
 	}
-	resumed := &ResumeRecord{Checkpoint: saved.Name(), Time: record.Timestamp(now), PeakFLOPS: r.peak,
-		Refused: r.refused}
+	resumed := &ResumeRecord{Checkpoint: saved.Name(), Time: record.Timestamp(now), PeakFLOPS: r.start.peak,
+		Refused: r.history.refused}
 	if oldPlan != plan {
 		resumed.OldPlan, resumed.Plan = oldPlan, plan
 	}
@@ -159,8 +159,9 @@ func (r *run) runRecord(now time.Time) (*record.Run, error) {
 		Parameters: r.config.Model.TotalParameters(), ActiveParameters: r.config.Model.ActiveParameters(),
 		Plan: r.data.Plan.Fingerprint(), Weights: map[string]float64{},
 		SequenceLength: r.data.SequenceLength, BatchSize: r.config.BatchSize, Steps: r.config.Steps,
-		Device: r.device.Name(), FLOPsPerToken: r.config.Model.FLOPsPerToken(r.data.SequenceLength), PeakFLOPS: r.peak,
-		Started: record.Timestamp(now),
+		Device: r.device.Name(), FLOPsPerToken: r.config.Model.FLOPsPerToken(r.data.SequenceLength),
+		PeakFLOPS: r.start.peak,
+		Started:   record.Timestamp(now),
 	}
 	if r.ranks.Ranks() > 1 {
 		line.Layout = r.config.Layout.String() + ", " + r.ranks.World().Name()
@@ -210,7 +211,7 @@ func planOfLog(path string) string {
 // stepped writes the lines of a step.
 func (o *records) stepped(_ context.Context, p *Progress) error {
 	r, m := o.run, p.StepMetrics
-	if err := o.log.Write(r.hasher.Step(m.Step, m.First)); err != nil {
+	if err := o.log.Write(r.batch.hasher.Step(m.Step, m.First)); err != nil {
 		return err
 	}
 	if r.state.Spikes != nil {

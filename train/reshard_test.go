@@ -70,7 +70,7 @@ func reload(t testing.TB, c Config) string {
 			return err
 		}
 		defer ranks.Close()
-		r := &run{config: c, options: Options{World: world}, ranks: ranks, lastSaved: -1}
+		r := &run{config: c, options: Options{World: world}, ranks: ranks, history: history{saved: -1}}
 		defer r.close()
 		saved, err := r.begin(ctx)
 		if err != nil {

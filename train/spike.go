@@ -32,7 +32,7 @@ func (r *run) skip(spike *spikes.Spike) error {
 	}
 	s.SkippedInARow++
 	s.Exclude(r.positions(r.state.Step))
-	r.hasher = fingerprint.Hasher{}
+	r.batch.hasher = fingerprint.Hasher{}
 	r.warn("step %d skipped: %s", r.state.Step, spike)
 	if !r.leads() {
 		return nil
@@ -46,7 +46,7 @@ func (r *run) skip(spike *spikes.Spike) error {
 // equal to a run on a plan with these skips, for any checkpoint. A run that is killed during the
 // rollback has the same spike again and does the same rollback.
 func (r *run) rollBack(ctx context.Context, spike *spikes.Spike) error {
-	r.heartbeat.Beat(record.SectionCheckpoint, r.state.Step)
+	r.history.heartbeat.Beat(record.SectionCheckpoint, r.state.Step)
 	s, c := r.state.Spikes, r.config.Spikes
 	if len(s.Rollbacks) >= c.MaxRollbacks {
 		return r.endOfSpikes(spike, fmt.Sprintf("spikes.max_rollbacks (%d) rollbacks were made",
@@ -60,15 +60,15 @@ func (r *run) rollBack(ctx context.Context, spike *spikes.Spike) error {
 		return fmt.Errorf("step %d: %s; rollback failed: %w", back.Step, spike, err)
 	}
 	state, where := r.newState(), "step 0"
-	r.lastSaved = -1
+	r.history.saved = -1
 	if saved != nil {
 		state, where = saved.State, saved.Name()
-		r.lastSaved = saved.State.Step
+		r.history.saved = saved.State.Step
 	}
 	state.Spikes.Skips, state.Spikes.Rollbacks = s.Skips, append(slices.Clone(s.Rollbacks), back)
 	state.Spikes.Exclude(back.LeftOut)
 	r.state = state
-	r.hasher = fingerprint.Hasher{}
+	r.batch.hasher = fingerprint.Hasher{}
 	r.warn("step %d: %s; the run returns to %s and skips positions %d to %d, of steps %d to %d: rollback %d of at "+
 		"most %d", back.Step, spike, where,
 		back.LeftOut.From, back.LeftOut.To-1, first, back.Step, len(state.Spikes.Rollbacks), c.MaxRollbacks)
@@ -83,7 +83,7 @@ func (r *run) rollBack(ctx context.Context, spike *spikes.Spike) error {
 func (r *run) findInitial(ctx context.Context) error {
 	began := r.state.Spikes.Began
 	if began == spikes.BeganBySeed {
-		r.initial = checkpoint.ModelDir{}
+		r.start.initial = checkpoint.ModelDir{}
 		return nil
 	}
 	if r.config.InitializeFrom == "" {
@@ -91,18 +91,18 @@ func (r *run) findInitial(ctx context.Context) error {
 			"model; set initialize_from again")
 	}
 	var err error
-	if r.initial.Dir == "" {
-		if r.initial, err = r.config.initialModel(ctx, r.data.Plan, r.warn); err != nil {
+	if r.start.initial.Dir == "" {
+		if r.start.initial, err = r.config.initialModel(ctx, r.data.Plan, r.warn); err != nil {
 			return err
 		}
 	}
-	same, now, err := r.initial.HasWeights(ctx, began)
+	same, now, err := r.start.initial.HasWeights(ctx, began)
 	if err != nil {
 		return fmt.Errorf("initialize_from: %w", err)
 	}
 	if !same {
 		return fmt.Errorf("initialize_from: %s has weights with SHA-256 %.16s…, but the run started with %.16s…; "+
-			"restore those weights", r.initial.Dir, now, began)
+			"restore those weights", r.start.initial.Dir, now, began)
 	}
 	return nil
 }
@@ -154,8 +154,8 @@ func (r *run) backTo() int64 {
 // endOfSpikes returns the error that ends a run after too many spikes.
 func (r *run) endOfSpikes(spike *spikes.Spike, why string) error {
 	saved := "there is no checkpoint"
-	if r.lastSaved >= 0 {
-		saved = "the newest checkpoint is " + checkpoint.Name(r.lastSaved)
+	if r.history.saved >= 0 {
+		saved = "the newest checkpoint is " + checkpoint.Name(r.history.saved)
 	}
 	err := fmt.Errorf("step %d: %s, and %s; the weights are unchanged since the step before, and %s. If losses have "+
 		"risen and stay high, the learning rate is too high, or the data has changed permanently (mula peek "+

@@ -22,12 +22,12 @@ import (
 // countRows exchanges the numbers of rows and of unmasked targets of the current step. err is this
 // rank's error in reading its rows.
 func (r *run) countRows(ctx context.Context, err error) error {
-	own := len(r.rows)
-	r.samples, r.before, r.targets = own, 0, 0
-	for _, row := range r.rows {
-		r.targets += row.targets
+	own := len(r.batch.origins)
+	r.batch.samples, r.batch.before, r.batch.targets = own, 0, 0
+	for _, row := range r.batch.origins {
+		r.batch.targets += row.targets
 	}
-	r.passes = (own + r.config.MicroBatchSize - 1) / r.config.MicroBatchSize
+	r.batch.passes = (own + r.config.MicroBatchSize - 1) / r.config.MicroBatchSize
 	n := int64(own)
 	if err != nil {
 		n = -1
@@ -36,34 +36,34 @@ func (r *run) countRows(ctx context.Context, err error) error {
 	if lost != nil {
 		return errors.Join(err, lost)
 	}
-	r.samples = 0
+	r.batch.samples = 0
 	stage := r.ranks.OwnIndex(comm.PP)
 	for rank, n := range counts {
 		if n < 0 {
 			return collective.Agree(ctx, r.ranks.World(), err)
 		}
 		if r.ranks.Size(comm.EP) > 1 { // a rank without rows still computes with its experts
-			r.passes = max(r.passes, (int(n)+r.config.MicroBatchSize-1)/r.config.MicroBatchSize)
+			r.batch.passes = max(r.batch.passes, (int(n)+r.config.MicroBatchSize-1)/r.config.MicroBatchSize)
 		}
 		if r.ranks.Index(rank, comm.PP) != stage {
 			continue // the same rows again
 		}
 		if rank < r.ranks.Rank() {
-			r.before += n
+			r.batch.before += n
 		}
-		r.samples += int(n)
+		r.batch.samples += int(n)
 	}
-	if !r.read.Counted {
-		r.targets = int64(r.samples) * int64(r.data.SequenceLength)
+	if !r.batch.rows.Counted {
+		r.batch.targets = int64(r.batch.samples) * int64(r.data.SequenceLength)
 		return nil
 	}
-	if counts, lost = r.ranks.all(ctx, r.targets); lost != nil {
+	if counts, lost = r.ranks.all(ctx, r.batch.targets); lost != nil {
 		return lost
 	}
-	r.targets = 0
+	r.batch.targets = 0
 	for rank, n := range counts {
 		if r.ranks.Index(rank, comm.PP) == stage {
-			r.targets += n
+			r.batch.targets += n
 		}
 	}
 	return nil
@@ -88,7 +88,7 @@ const (
 	voteRow
 )
 
-// exchange combines the losses, the counts and r.results of the step over all ranks. failed is the
+// exchange combines the losses, the counts and r.batch.results of the step over all ranks. failed is the
 // error of a rank that could not compute its part.
 func (r *run) exchange(ctx context.Context, m *record.StepMetrics, failed error) error {
 	c := r.config.Model
@@ -99,14 +99,14 @@ func (r *run) exchange(ctx context.Context, m *record.StepMetrics, failed error)
 	size, own := r.ranks.Ranks(), r.ranks.Rank()
 	slots := r.config.BatchSize / r.ranks.Size(comm.Data)
 	words := voteHead + layers + slots*voteRow
-	if r.votes == nil {
-		r.votes, r.voteBounds = make([]uint64, size*words), make([]int, size+1)
-		for rank := range r.voteBounds {
-			r.voteBounds[rank] = rank * words
+	if r.batch.votes == nil {
+		r.batch.votes, r.batch.voteBounds = make([]uint64, size*words), make([]int, size+1)
+		for rank := range r.batch.voteBounds {
+			r.batch.voteBounds[rank] = rank * words
 		}
-		r.counts = make([]int64, layers*c.Experts)
+		r.batch.counts = make([]int64, layers*c.Experts)
 	}
-	vote := r.votes[own*words : (own+1)*words]
+	vote := r.batch.votes[own*words : (own+1)*words]
 	clear(vote)
 	if failed != nil {
 		vote[voteFailed] = 1
@@ -121,20 +121,20 @@ func (r *run) exchange(ctx context.Context, m *record.StepMetrics, failed error)
 		vote[voteHead+from+layer] = math.Float64bits(entropy)
 	}
 	first := m.First + int64(r.ranks.OwnIndex(comm.Data)*slots)
-	for i, row := range r.results {
+	for i, row := range r.batch.results {
 		slot := vote[voteHead+layers+int(row.position-first)*voteRow:][:voteRow]
-		hash := fingerprint.SampleHash(r.read.Row(i))
+		hash := fingerprint.SampleHash(r.batch.rows.Row(i))
 		slot[voteSource], slot[voteLoss] = uint64(row.targets)<<32|uint64(row.source+1), math.Float64bits(row.loss)
 		slot[voteHash], slot[voteHash+1] = binary.LittleEndian.Uint64(hash[:8]), binary.LittleEndian.Uint64(hash[8:])
 	}
-	if err := comm.AllGather(ctx, r.ranks.World(), r.votes, r.voteBounds); err != nil {
+	if err := comm.AllGather(ctx, r.ranks.World(), r.batch.votes, r.batch.voteBounds); err != nil {
 		return &collective.BrokenError{Err: errors.Join(failed, fmt.Errorf("step %d: %w", m.Step, err))}
 	}
-	clear(r.counts)
+	clear(r.batch.counts)
 	for layer, counts := range m.ExpertTokens {
-		copy(r.counts[(from+layer)*c.Experts:], counts)
+		copy(r.batch.counts[(from+layer)*c.Experts:], counts)
 	}
-	if err := comm.AllReduce(ctx, r.ranks.World(), r.counts); err != nil {
+	if err := comm.AllReduce(ctx, r.ranks.World(), r.batch.counts); err != nil {
 		return &collective.BrokenError{Err: errors.Join(failed, fmt.Errorf("step %d: %w", m.Step, err))}
 	}
 
@@ -142,9 +142,9 @@ func (r *run) exchange(ctx context.Context, m *record.StepMetrics, failed error)
 	if layers > 0 {
 		m.RouterEntropy = make([]float64, layers)
 	}
-	r.results = r.results[:0]
+	r.batch.results = r.batch.results[:0]
 	for rank := range size { // the last stages have the losses, in the order of their rows
-		vote := r.votes[rank*words : (rank+1)*words]
+		vote := r.batch.votes[rank*words : (rank+1)*words]
 		if vote[voteFailed] != 0 {
 			return collective.Agree(ctx, r.ranks.World(), failed)
 		}
@@ -160,15 +160,16 @@ func (r *run) exchange(ctx context.Context, m *record.StepMetrics, failed error)
 			}
 			at := row{m.First + int64(r.ranks.Index(rank, comm.Data)*slots+i), int(uint32(slot[voteSource]) - 1),
 				int64(slot[voteSource] >> 32)}
-			r.results = append(r.results, result{at, math.Float64frombits(slot[voteLoss])})
+			r.batch.results = append(r.batch.results, result{at, math.Float64frombits(slot[voteLoss])})
 			var hash [16]byte
 			binary.LittleEndian.PutUint64(hash[:8], slot[voteHash])
 			binary.LittleEndian.PutUint64(hash[8:], slot[voteHash+1])
-			r.hasher.AddHash(hash)
+			r.batch.hasher.AddHash(hash)
 		}
 	}
 	for layer := range layers {
-		m.ExpertTokens = append(m.ExpertTokens, append([]int64{}, r.counts[layer*c.Experts:(layer+1)*c.Experts]...))
+		m.ExpertTokens = append(m.ExpertTokens,
+			append([]int64{}, r.batch.counts[layer*c.Experts:(layer+1)*c.Experts]...))
 	}
 	return nil
 }
@@ -189,7 +190,7 @@ func (r *run) rankOf(position int64) int {
 // stage.
 func (r *run) firstBadStage(rank int) int {
 	for _, other := range r.ranks.Shape.Group(rank, comm.PP) {
-		if r.votes[r.voteBounds[other]+voteNonFinite] != 0 {
+		if r.batch.votes[r.batch.voteBounds[other]+voteNonFinite] != 0 {
 			return other
 		}
 	}
@@ -200,9 +201,9 @@ func (r *run) firstBadStage(rank int) int {
 // tensor. It returns -1 if all gradients are finite.
 func (r *run) badRank() (int, string) {
 	for rank := range r.ranks.Ranks() {
-		if tensor := r.votes[r.voteBounds[rank]+voteTensor]; tensor > 0 {
+		if tensor := r.batch.votes[r.batch.voteBounds[rank]+voteTensor]; tensor > 0 {
 			first := r.firstBadStage(rank)
-			if own := r.votes[r.voteBounds[first]+voteTensor]; own > 0 {
+			if own := r.batch.votes[r.batch.voteBounds[first]+voteTensor]; own > 0 {
 				tensor = own
 			}
 			return first, r.tensors[tensor-1].Name
@@ -214,7 +215,7 @@ func (r *run) badRank() (int, string) {
 // badLosses returns the first rank with non-finite losses of the router, or -1.
 func (r *run) badLosses() int {
 	for rank := range r.ranks.Ranks() {
-		vote := r.votes[r.voteBounds[rank]:]
+		vote := r.batch.votes[r.batch.voteBounds[rank]:]
 		if !finite(math.Float64frombits(vote[voteAux])) || !finite(math.Float64frombits(vote[voteZ])) {
 			return r.firstBadStage(rank)
 		}
@@ -227,7 +228,7 @@ func (r *run) badLosses() int {
 // only the sum over ranks is not finite. In a run of one pipeline, the first bad stage is the
 // source.
 func (r *run) diverged() bool {
-	if r.votes == nil {
+	if r.batch.votes == nil {
 		return true
 	}
 	hosts, readers := map[string]bool{}, map[int]bool{}
@@ -243,7 +244,7 @@ func (r *run) diverged() bool {
 // votedFinite reports whether all values in the vote of a rank are finite: its losses, and its own
 // gradient.
 func (r *run) votedFinite(rank int) bool {
-	vote := r.votes[r.voteBounds[rank]:r.voteBounds[rank+1]]
+	vote := r.batch.votes[r.batch.voteBounds[rank]:r.batch.voteBounds[rank+1]]
 	if vote[voteTensor] != 0 || vote[voteNonFinite] != 0 || !finite(math.Float64frombits(vote[voteAux])) ||
 		!finite(math.Float64frombits(vote[voteZ])) {
 		return false
