@@ -17,6 +17,7 @@ import (
 
 	"mula/internal/quantity"
 	"mula/train"
+	"mula/train/group"
 	"mula/train/launch"
 	"mula/train/record"
 )
@@ -285,7 +286,7 @@ func launchOptions(c *cli.Context, config train.Config, command []string) (launc
 	}
 	if o.Ranks == 0 {
 		o.Ranks = config.Layout.Ranks()
-		if config.Layout.Links == train.LocalLinks {
+		if config.Layout.Links == group.Local {
 			o.Ranks = 1
 		}
 	}
@@ -296,10 +297,10 @@ func launchOptions(c *cli.Context, config train.Config, command []string) (launc
 			"for one process with all ranks", o.Ranks, ranks)
 	}
 	switch links := config.Layout.Links; {
-	case links == train.MPILinks && with == withTCP:
+	case links == group.MPI && with == withTCP:
 		return o, usagef("layout.transport is mpi, but --with is tcp; use --with mpiexec, srun or pbs, or set " +
 			"layout.transport to auto")
-	case links == train.TCPLinks && with != withTCP && with != withSRun:
+	case links == group.TCP && with != withTCP && with != withSRun:
 		return o, usagef("layout.transport is tcp, but --with is %s; use --with tcp, or set layout.transport to auto",
 			with)
 	}
@@ -366,7 +367,7 @@ func launchHosts(c *cli.Context, with string) ([]launch.Host, error) {
 }
 
 // starter returns the starter of the ranks.
-func starter(c *cli.Context, with string, links train.LinkKind, command []string) (launch.Starter, error) {
+func starter(c *cli.Context, with string, links group.Transport, command []string) (launch.Starter, error) {
 	out := launch.Output{Stdout: c.App.Writer, Stderr: unfiltered(c.App.ErrWriter)}
 	local := c.Bool("local-hosts")
 	if with == withTCP {
@@ -397,12 +398,12 @@ func starter(c *cli.Context, with string, links train.LinkKind, command []string
 	switch {
 	case with != withSRun:
 		m.Kind, err = launch.DetectMPI(c.Context, program)
-	case links == train.TCPLinks:
+	case links == group.TCP:
 		m.TCP = true
 	default:
 		m.TCP = launch.SlurmMPI(c.Context, program, os.Getenv) == "none"
 	}
-	if m.TCP && links == train.MPILinks {
+	if m.TCP && links == group.MPI {
 		return nil, usagef("layout.transport is mpi, but srun starts tasks without MPI here (--mpi=none); choose a " +
 			"type from `srun --mpi=list`, as in --srun 'srun --mpi=pmi2', or set layout.transport to auto")
 	}

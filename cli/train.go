@@ -21,6 +21,7 @@ import (
 	"mula/moe"
 	"mula/train"
 	"mula/train/collective"
+	"mula/train/group"
 	"mula/train/launch"
 	"mula/train/record"
 	"mula/train/samples"
@@ -93,10 +94,12 @@ func runTrain(c *cli.Context) error {
 				n)
 		}
 	}
-	world, err := train.Join(c.Context, config, func(text string) {
-		fmt.Fprintf(c.App.ErrWriter, "waiting: %s\n",
-			printable(text))
-	})
+	var world *comm.Comm
+	if err = config.Validate(); err == nil {
+		world, err = group.Join(c.Context, config.Layout.Links, config.Layout.Ranks(), func(text string) {
+			fmt.Fprintf(c.App.ErrWriter, "waiting: %s\n", printable(text))
+		})
+	}
 	if err != nil && c.Context.Err() != nil {
 		// not %w: Main would print a message without the missing ranks
 		return fmt.Errorf("stopped before all ranks had connected: %v", err)

@@ -19,6 +19,7 @@ import (
 	"mula/shards/verifier"
 	"mula/train/devices"
 	"mula/train/estimate"
+	"mula/train/group"
 	"mula/train/optimizer"
 	"mula/train/samples"
 	"mula/train/spikes"
@@ -133,7 +134,7 @@ type LayoutConfig struct {
 	Optimizer estimate.Scheme `yaml:"optimizer"`             // default "epso"; results do not depend on it
 	Dispatch  moe.Dispatch    `yaml:"dispatch"`              // exchange that sends tokens to their experts; default "alltoall"
 	Sums      Sums            `yaml:"sums"`                  // order of the sums of gradients over ranks; default "exact"
-	Links     LinkKind        `yaml:"transport" was:"links"` // between ranks; default "auto"; results do not depend on it
+	Links     group.Transport `yaml:"transport" was:"links"` // between ranks; default "auto"; results do not depend on it
 
 	// UniformRouting sends tokens to experts in rotation and ignores the router. It is for
 	// measurements, not for training.
@@ -182,17 +183,6 @@ const (
 	FastSums  Sums = "fast" // in the transport's fastest order: the last bits may differ between runs
 )
 
-// LinkKind names a transport between ranks.
-type LinkKind string
-
-// The transports.
-const (
-	AutoLinks  LinkKind = "auto"  // mpi under mpiexec, tcp under mula launch, otherwise local; default
-	LocalLinks LinkKind = "local" // ranks are goroutines of one process, which share its threads
-	TCPLinks   LinkKind = "tcp"   // ranks are processes that mula launch has started
-	MPILinks   LinkKind = "mpi"   // ranks are processes that mpiexec has started
-)
-
 // CheckpointConfig sets the times of checkpoints. A run always writes one at its end and when it is
 // stopped.
 type CheckpointConfig struct {
@@ -237,7 +227,7 @@ func DefaultConfig() Config {
 		Recompute: moe.RecomputeNone,
 		Layout: LayoutConfig{DP: 1, EP: 1, PP: 1, TP: 1, Optimizer: estimate.EPSO, Dispatch: moe.AllToAll,
 			Sums:  ExactSums,
-			Links: AutoLinks, CheckReplicasEvery: 1000},
+			Links: group.Auto, CheckReplicasEvery: 1000},
 		Checkpoint: CheckpointConfig{Keep: 3},
 		Evaluate:   EvaluateConfig{Samples: 64},
 		Spikes: spikes.Config{Action: spikes.None, Sigma: 6, Window: 128, LeaveOut: 100, MaxSkips: 16,
@@ -455,8 +445,8 @@ func (c Config) Validate() error {
 		oneOf("layout.optimizer", c.Layout.Optimizer, estimate.Schemes()...),
 		oneOf("layout.dispatch", c.Layout.Dispatch, moe.Dispatches()...),
 		oneOf("layout.sums", c.Layout.Sums, string(ExactSums), string(FastSums)),
-		oneOf("layout.transport", c.Layout.Links, string(AutoLinks), string(LocalLinks), string(TCPLinks),
-			string(MPILinks)),
+		oneOf("layout.transport", c.Layout.Links, string(group.Auto), string(group.Local), string(group.TCP),
+			string(group.MPI)),
 		within("layout.check_replicas_every", float64(c.Layout.CheckReplicasEvery), 0, maxSteps),
 		optional("checkpoint.every", c.Checkpoint.Every),
 		within("checkpoint.keep", float64(c.Checkpoint.Keep), 1, 1<<20),

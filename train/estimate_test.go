@@ -10,6 +10,7 @@ import (
 	"mula/internal/longtest"
 	"mula/moe"
 	"mula/train/estimate"
+	"mula/train/group"
 	"mula/train/optimizer"
 	"mula/train/optimizer/optimizertest"
 	"mula/xpu"
@@ -72,7 +73,7 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 			got := map[kind]int64{}
 			optimizertest.Together(t, layout.Ranks(), func(world *comm.Comm) error {
 				ctx := context.Background()
-				groups, err := newRanks(ctx, world, layout)
+				groups, err := group.New(ctx, world, layout.shape(), layout.Sums == FastSums)
 				if err != nil {
 					return err
 				}
@@ -81,17 +82,17 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				s := optimizer.NewSharding(groups.Mesh, groups.within, scheme, false, device(t, 1), m.Parameters(),
+				s := optimizer.NewSharding(groups.Mesh, groups.Within, scheme, false, device(t, 1), m.Parameters(),
 					m.Buckets())
 				o, err := optimizer.NewSharded(ctx, defaultOptimizer(optimizer.AdamW), 100, device(t, 1),
 					m.Parameters(), sizes, s)
 				if err != nil {
 					return err
 				}
-				of := map[comm.Axes][]*comm.Comm{comm.EP: {groups.Group(comm.EP), groups.within},
+				of := map[comm.Axes][]*comm.Comm{comm.EP: {groups.Group(comm.EP), groups.Within},
 					comm.Replicas: {groups.Group(comm.Replicas)}, comm.Data: {groups.Group(comm.Data)}}
-				for _, group := range of {
-					for _, member := range group {
+				for _, each := range of {
+					for _, member := range each {
 						member.ResetTraffic()
 					}
 				}
@@ -108,8 +109,8 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 				}
 				mu.Lock()
 				defer mu.Unlock()
-				for name, group := range of {
-					for _, member := range group {
+				for name, each := range of {
+					for _, member := range each {
 						for _, traffic := range member.Traffic() {
 							if traffic.Bytes != 0 {
 								got[kind{name, traffic.Operation}] += traffic.Bytes
@@ -162,7 +163,7 @@ func TestSumBytesAreTheCommunicators(t *testing.T) {
 					most := make([]int64, layout.PP)
 					optimizertest.Together(t, layout.Ranks(), func(world *comm.Comm) error {
 						ctx := context.Background()
-						groups, err := newRanks(ctx, world, layout)
+						groups, err := group.New(ctx, world, layout.shape(), layout.Sums == FastSums)
 						if err != nil {
 							return err
 						}
@@ -171,7 +172,7 @@ func TestSumBytesAreTheCommunicators(t *testing.T) {
 						if err != nil {
 							return err
 						}
-						s := optimizer.NewSharding(groups.Mesh, groups.within, scheme, name.NeedsWholeTensors(),
+						s := optimizer.NewSharding(groups.Mesh, groups.Within, scheme, name.NeedsWholeTensors(),
 							device(t, 1),
 							m.Parameters(),
 							m.Buckets())
@@ -185,7 +186,7 @@ func TestSumBytesAreTheCommunicators(t *testing.T) {
 						stage := groups.OwnIndex(comm.PP)
 						most[stage] = max(most[stage],
 							groups.Group(comm.Replicas).SumMemory()+groups.Group(comm.Data).SumMemory()+
-								groups.within.SumMemory())
+								groups.Within.SumMemory())
 						return nil
 					})
 					for stage, got := range most {
@@ -249,11 +250,11 @@ func measureMemory(t *testing.T, c Config) {
 				onDevice[r.ranks.OwnIndex(comm.PP)] += r.device.(*devapart.Device).InUse()
 			}
 		},
-		ended: func(r *ranks) {
+		ended: func(r *group.Group) {
 			mu.Lock()
 			defer mu.Unlock()
 			own := &sums[r.OwnIndex(comm.PP)]
-			*own = max(*own, r.Group(comm.Replicas).SumMemory()+r.Group(comm.Data).SumMemory()+r.within.SumMemory())
+			*own = max(*own, r.Group(comm.Replicas).SumMemory()+r.Group(comm.Data).SumMemory()+r.Within.SumMemory())
 		},
 	}, nil))
 	for stage := range c.Layout.PP {

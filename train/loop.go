@@ -37,6 +37,7 @@ import (
 	"mula/train/checkpoint"
 	"mula/train/collective"
 	"mula/train/devices"
+	"mula/train/group"
 	"mula/train/optimizer"
 	"mula/train/pipeline"
 	"mula/train/record"
@@ -66,7 +67,7 @@ type Options struct {
 	// the run. Nil means false.
 	Terminated func() bool
 
-	// World has the ranks of the run, including this process; see [Join]. If it is nil, all ranks
+	// World has the ranks of the run, including this process; see [group.Join]. If it is nil, all ranks
 	// are in this process. Only rank 0 reports, keeps records and writes to the run directory. All
 	// ranks must see that directory.
 	World *comm.Comm
@@ -85,7 +86,7 @@ type Options struct {
 	atStep    func(r *run)                    // called on every rank before a step
 	late      bool                            // gradients are summed after the backward pass instead of during it
 	passed    func(r *run)                    // called on every rank after the backward passes of a step
-	ended     func(r *ranks)                  // called after the last step
+	ended     func(r *group.Group)            // called after the last step
 	hosts     []string                        // host names of all ranks, instead of this machine's
 }
 
@@ -142,17 +143,17 @@ func Run(ctx context.Context, config Config, options Options) (result Result, er
 	if err := config.fitsWorld(options.World.Size()); err != nil {
 		return Result{}, &collective.GroupError{Err: err}
 	}
-	ranks, err := newRanks(ctx, options.World, config.Layout)
+	ranks, err := group.New(ctx, options.World, config.Layout.shape(), config.Layout.Sums == FastSums)
 	if err != nil {
 		return Result{}, err
 	}
 	defer func() {
 		if err != nil && ranks.Ranks() > 1 && !collective.Shared(err) {
-			err = fmt.Errorf("rank %d on %s: %w", ranks.Rank(), ranks.hosts[ranks.Rank()], err)
+			err = fmt.Errorf("rank %d on %s: %w", ranks.Rank(), ranks.Hosts[ranks.Rank()], err)
 		}
 	}()
 	if options.hosts != nil {
-		ranks.hosts = options.hosts
+		ranks.Hosts = options.hosts
 	}
 	r := &run{config: config, options: options, ranks: ranks, history: history{saved: -1}}
 	if !r.leads() {
@@ -268,7 +269,7 @@ func (r *run) open(ctx context.Context) error {
 		return err
 	}
 	r.batch.rows = samples.NewRows(plan.SequenceLength, plan.Traits().Padded, r.config.Attention)
-	if err := summarize(r.config, plan, "").fits(machine.TotalMemory(), r.ranks.onHost()); err != nil {
+	if err := summarize(r.config, plan, "").fits(machine.TotalMemory(), r.ranks.OnHost()); err != nil {
 		return err
 	}
 	if err := r.openDevice(ctx); err != nil {
@@ -294,9 +295,10 @@ func (r *run) open(ctx context.Context) error {
 // open opens the device that the first rank has chosen. It fails if the device has too little
 // memory.
 func (r *run) openDevice(ctx context.Context) (err error) {
-	number, onHost := r.ranks.numberOnHost(), r.ranks.onHost()
-	options := devices.Options{Threads: r.ranks.threads(r.config, r.options.ranksHere), Precision: r.config.Precision,
-		Number: number, Ranks: onHost}
+	number, onHost := r.ranks.NumberOnHost(), r.ranks.OnHost()
+	options := devices.Options{Threads: r.ranks.Threads(r.config.Threads, r.options.ranksHere),
+		Precision: r.config.Precision,
+		Number:    number, Ranks: onHost}
 	sharing := onHost
 	if f := r.options.newDevice; f != nil {
 		r.device, err = f(r.ranks.Rank(), options.Threads, options.Precision)
@@ -359,7 +361,7 @@ func (r *run) sameRun(ctx context.Context) error {
 			}
 		}
 		if err != nil {
-			return collective.OfRank(r.ranks.hosts, rank, err)
+			return collective.OfRank(r.ranks.Hosts, rank, err)
 		}
 	}
 	return nil
@@ -401,7 +403,7 @@ type run struct {
 	options Options
 	data    *blend.Data
 	dir     *runDir
-	ranks   *ranks
+	ranks   *group.Group
 	device  xpu.Device
 
 	start   start
@@ -501,7 +503,7 @@ func (r *run) trainOn(ctx context.Context) (*spikes.Spike, error) {
 	defer batches.Close()
 	for r.state.Step < r.config.Steps {
 		r.history.heartbeat.Beat(record.SectionStep, r.state.Step)
-		if stops, err := r.ranks.sum(ctx, r.stopped()); err != nil {
+		if stops, err := r.ranks.Sum(ctx, r.stopped()); err != nil {
 			return nil, err
 		} else if stops > 0 {
 			r.history.terminated = stops < stopRequested
@@ -1183,7 +1185,7 @@ func (r *run) restore(ctx context.Context, saved *checkpoint.Checkpoint) error {
 // newOptimizer creates the optimizer in its initial state.
 func (r *run) newOptimizer(ctx context.Context) error {
 	c, targets := r.config.Optimizer, int64(r.config.BatchSize)*int64(r.data.SequenceLength)
-	r.sharding = optimizer.NewSharding(r.ranks.Mesh, r.ranks.within, r.config.Layout.Optimizer,
+	r.sharding = optimizer.NewSharding(r.ranks.Mesh, r.ranks.Within, r.config.Layout.Optimizer,
 		c.Name.NeedsWholeTensors(),
 		r.device,
 		r.model.Parameters(), r.model.Buckets())

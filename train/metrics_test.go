@@ -96,9 +96,9 @@ func TestUpdateRatio(t *testing.T) {
 		if len(m.UpdateRatio) != len(before) {
 			t.Errorf("step %d: groups %v, want %v", m.Step, m.UpdateRatio, before)
 		}
-		for group, ratio := range m.UpdateRatio {
-			if want := math.Sqrt(change[group] / before[group]); math.Abs(ratio-want) > 1e-5*want {
-				t.Errorf("step %d: %s is %v, want %v", m.Step, group, ratio, want)
+		for each, ratio := range m.UpdateRatio {
+			if want := math.Sqrt(change[each] / before[each]); math.Abs(ratio-want) > 1e-5*want {
+				t.Errorf("step %d: %s is %v, want %v", m.Step, each, ratio, want)
 			}
 		}
 	}

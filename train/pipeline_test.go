@@ -22,6 +22,7 @@ import (
 	"mula/train/checkpoint"
 	"mula/train/collective"
 	"mula/train/estimate"
+	"mula/train/group"
 	"mula/train/optimizer"
 	"mula/train/optimizer/optimizertest"
 	"mula/train/record"
@@ -199,7 +200,7 @@ func TestPipelineBytes(t *testing.T) {
 				"{every: 0}\n", steps, micro))
 			var mu sync.Mutex
 			var bytes, calls, most, weights int64
-			mustRun(t, c, Options{ended: func(r *ranks) {
+			mustRun(t, c, Options{ended: func(r *group.Group) {
 				mu.Lock()
 				defer mu.Unlock()
 				for _, operation := range r.Group(comm.PP).Traffic() {
@@ -207,8 +208,8 @@ func TestPipelineBytes(t *testing.T) {
 					calls += operation.Calls
 					most = max(most, operation.Calls)
 				}
-				for _, group := range []*comm.Comm{r.Group(comm.Replicas), r.Group(comm.Data), r.within} {
-					for _, operation := range group.Traffic() {
+				for _, each := range []*comm.Comm{r.Group(comm.Replicas), r.Group(comm.Data), r.Within} {
+					for _, operation := range each.Traffic() {
 						weights += operation.Bytes
 					}
 				}

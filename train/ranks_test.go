@@ -8,7 +8,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -22,6 +21,7 @@ import (
 	"mula/train/checkpoint"
 	"mula/train/collective"
 	"mula/train/estimate"
+	"mula/train/group"
 	"mula/train/optimizer"
 	"mula/train/optimizer/optimizertest"
 	"mula/train/record"
@@ -52,9 +52,9 @@ func ranksConfig(t testing.TB, plan string, l LayoutConfig, more string) Config 
 }
 
 // oneRank returns the groups of a run of one rank.
-func oneRank(t testing.TB) *ranks {
+func oneRank(t testing.TB) *group.Group {
 	t.Helper()
-	r, err := newRanks(t.Context(), comm.NewSingle(), LayoutConfig{DP: 1, EP: 1, PP: 1})
+	r, err := group.New(t.Context(), comm.NewSingle(), comm.NewShape(nil), false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -219,11 +219,11 @@ func TestI10Run(t *testing.T) {
 			c.Layout.CheckReplicasEvery = 1
 			var mu sync.Mutex
 			var got int64
-			mustRun(t, c, Options{ended: func(r *ranks) {
+			mustRun(t, c, Options{ended: func(r *group.Group) {
 				mu.Lock()
 				defer mu.Unlock()
-				for _, group := range []*comm.Comm{r.Group(comm.Replicas), r.Group(comm.Data), r.within} {
-					for _, operation := range group.Traffic() {
+				for _, each := range []*comm.Comm{r.Group(comm.Replicas), r.Group(comm.Data), r.Within} {
+					for _, operation := range each.Traffic() {
 						got += operation.Bytes
 					}
 				}
@@ -710,8 +710,8 @@ func TestLayoutRefused(t *testing.T) {
 	if err := c.fitsWorld(3); err == nil || !strings.Contains(err.Error(), "start 1, or ") {
 		t.Error(err)
 	}
-	c.Layout.Links = TCPLinks
-	if _, err := Join(context.Background(), c, nil); err == nil || !strings.Contains(err.Error(), "mula launch") {
+	if _, err := group.Join(context.Background(), group.TCP, 1, nil); err == nil || !strings.Contains(err.Error(),
+		"mula launch") {
 		t.Error(err)
 	}
 	optimizertest.Together(t, 2, func(world *comm.Comm) error {
@@ -721,35 +721,6 @@ func TestLayoutRefused(t *testing.T) {
 		}
 		return nil
 	})
-}
-
-// Ranks that run on the same processors divide them, unless a number was chosen.
-func TestRanksThreads(t *testing.T) {
-	t.Setenv("GOMAXPROCS", "")
-	most := runtime.GOMAXPROCS(0)
-	two := &comm.Mesh{Shape: comm.NewShape(map[comm.Axes]int{comm.ExpertDP: 2})}
-	for _, test := range []struct {
-		threads, sharing, here, want int
-		environment                  string
-	}{
-		{threads: 0, sharing: 1, want: most},
-		{threads: 0, sharing: 2 * most, want: 1},
-		{threads: 0, sharing: most, want: 1},
-		{threads: 0, sharing: 2 * most, environment: "7", want: most},
-		{threads: 6, sharing: 3, want: 6},
-		{threads: 6, sharing: 3, here: 3, want: 2},
-		{threads: 2, sharing: 3, here: 3, want: 1},
-		{threads: 0, sharing: most, here: most, environment: "7", want: 1},
-	} {
-		t.Setenv("GOMAXPROCS", test.environment)
-		if got := (&ranks{Mesh: two, sharing: test.sharing}).threads(Config{Threads: test.threads},
-			test.here); got != test.want {
-			t.Errorf("%+v: %d threads", test, got)
-		}
-	}
-	if got := (&ranks{Mesh: comm.NewSingleMesh()}).threads(Config{Threads: 3}, 0); got != 3 {
-		t.Errorf("%d threads of one rank, want 3", got)
-	}
 }
 
 // The summary of a run of many ranks has the memory of one rank.

@@ -15,6 +15,7 @@ import (
 	"mula/internal/longtest"
 	"mula/moe/safetensors"
 	"mula/train/checkpoint"
+	"mula/train/group"
 	"mula/train/optimizer/optimizertest"
 	"mula/xpu/comm"
 )
@@ -65,7 +66,7 @@ func reload(t testing.TB, c Config) string {
 	var path string
 	optimizertest.Together(t, c.Layout.Ranks(), func(world *comm.Comm) error {
 		ctx := context.Background()
-		ranks, err := newRanks(ctx, world, c.Layout)
+		ranks, err := group.New(ctx, world, c.Layout.shape(), c.Layout.Sums == FastSums)
 		if err != nil {
 			return err
 		}

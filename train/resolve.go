@@ -237,9 +237,9 @@ func compareIdentity(saved, now map[string]string, steps int64) error {
 	var differences []string
 	// Another optimizer or schedule has other fields. Their differences are not listed.
 	follows := func(name string) bool {
-		group, _, _ := strings.Cut(name, ".")
-		was, ok := saved[group+".name"]
-		return ok && was != now[group+".name"]
+		each, _, _ := strings.Cut(name, ".")
+		was, ok := saved[each+".name"]
+		return ok && was != now[each+".name"]
 	}
 	for _, name := range slices.Sorted(maps.Keys(now)) {
 		old, ok := saved[name]

@@ -32,7 +32,7 @@ func (r *run) countRows(ctx context.Context, err error) error {
 	if err != nil {
 		n = -1
 	}
-	counts, lost := r.ranks.all(ctx, n)
+	counts, lost := r.ranks.All(ctx, n)
 	if lost != nil {
 		return errors.Join(err, lost)
 	}
@@ -57,7 +57,7 @@ func (r *run) countRows(ctx context.Context, err error) error {
 		r.batch.targets = int64(r.batch.samples) * int64(r.data.SequenceLength)
 		return nil
 	}
-	if counts, lost = r.ranks.all(ctx, r.batch.targets); lost != nil {
+	if counts, lost = r.ranks.All(ctx, r.batch.targets); lost != nil {
 		return lost
 	}
 	r.batch.targets = 0
@@ -235,7 +235,7 @@ func (r *run) diverged() bool {
 	for rank := range r.ranks.Ranks() {
 		if !r.votedFinite(rank) {
 			readers[r.ranks.Index(rank, comm.Data)] = true
-			hosts[r.ranks.hosts[r.firstBadStage(rank)]] = true
+			hosts[r.ranks.Hosts[r.firstBadStage(rank)]] = true
 		}
 	}
 	return len(hosts) != 1 || len(readers) == r.ranks.Size(comm.Data) && len(readers) > 1
@@ -268,7 +268,7 @@ func (r *run) blame(rank int, kind string, err error) error {
 		return collective.OfAll(r.ranks.World(), err)
 	}
 	r.recordFailure(rank, kind, err.Error())
-	shared := collective.OfRank(r.ranks.hosts, rank, err)
+	shared := collective.OfRank(r.ranks.Hosts, rank, err)
 	shared.Recorded = true
 	return shared
 }
@@ -310,7 +310,7 @@ func (r *run) recordFailure(rank int, kind, text string) {
 func (r *run) appendFailure(rank int, kind, text string) {
 	host := ""
 	if rank >= 0 {
-		host = r.ranks.hosts[rank]
+		host = r.ranks.Hosts[rank]
 	}
 	err := record.AppendFailure(r.dir.join(record.FailuresFile), record.Failure{Time: record.Timestamp(time.Now()),
 		Host: host, Rank: rank, Step: r.state.Step, Kind: kind, Error: text})

@@ -1,6 +1,6 @@
 //go:build !linux
 
-package train
+package group
 
 // processors names the processors on which this process may run, "" if unknown.
 func processors() string { return "" }

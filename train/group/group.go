@@ -1,0 +1,232 @@
+// Package group connects the ranks of a run, and has their groups, hosts and threads.
+package group
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+
+	"mula/internal/launchers"
+	"mula/internal/strictyaml"
+	"mula/train/collective"
+	"mula/xpu/comm"
+	"mula/xpu/comm/mpi"
+	"mula/xpu/comm/tcp"
+)
+
+// Join connects to the other processes of a run, which mpiexec or mula launch has started. transport
+// is the field layout.transport, and n the number of ranks of the layout. Join returns nil if the
+// run has one process, whose ranks are goroutines. While ranks with the tcp transport are missing,
+// Join calls waiting from time to time with a text that names them. The caller closes the group
+// after the run has ended.
+func Join(ctx context.Context, transport Transport, n int, waiting func(text string)) (*comm.Comm, error) {
+	options, launched, err := tcp.FromEnvironment()
+	kind, kindErr := transportOf(transport)
+	if kindErr != nil {
+		return nil, kindErr
+	}
+	var link comm.Transport
+	switch {
+	case kind == Local:
+		return nil, startedWith(1)
+	case kind == MPI:
+		link, err = mpi.Init(ctx)
+	case err != nil:
+		return nil, err
+	case !launched:
+		return nil, &strictyaml.FieldError{Field: "layout.transport",
+			Message: " is \"tcp\", but mula launch did not start this " +
+				"process; start the run with mula launch"}
+	default:
+		options.Waiting = waiting
+		link, err = tcp.Join(ctx, options)
+	}
+	if err != nil {
+		return nil, err
+	}
+	world := comm.New(link)
+	err = startedWith(world.Size())
+	if err == nil && kind == MPI && world.Size() == 1 && n > 1 {
+		err = loneRank(link.Name())
+	}
+	if err != nil {
+		world.Close()
+		return nil, err
+	}
+	return world, nil
+}
+
+// transportOf returns the transport of this process: layout.transport, or for auto the transport from
+// the environment. It returns an error in one of several processes that cannot find each other,
+// because each of them would run the whole job.
+func transportOf(kind Transport) (Transport, error) {
+	process, started := launchers.Find()
+	if kind == Auto {
+		switch {
+		case os.Getenv(tcp.RankVariable) != "":
+			kind = TCP
+		case os.Getenv(tcp.SizeVariable) == "1": // mula launch has started one process for all ranks
+			kind = Local
+		case mpi.Launched():
+			kind = MPI
+		case started && process.Size > 1:
+			return "", separateProcesses(process)
+		default:
+			kind = Local
+		}
+	}
+	if kind == MPI && !mpi.Launched() && started && process.Size > 1 {
+		return "", separateProcesses(process)
+	}
+	return kind, nil
+}
+
+// separateProcesses is the error of a process that a launcher has started as one of several, but
+// that cannot find the other processes.
+func separateProcesses(p launchers.Process) error {
+	pmi := ""
+	if p.Launcher.Rank == "SLURM_PROCID" {
+		pmi = "start the run with srun --mpi=pmi2 or --mpi=pmix (srun --mpi=list shows the choices), " +
+			"or with mula launch"
+	} else {
+		pmi = "start the run with mula launch or mpiexec"
+	}
+	return &strictyaml.FieldError{Field: "layout.transport",
+		Message: fmt.Sprintf(": %s has started %d processes (%s), but "+
+			"without "+
+			"PMI for MPI, so each process would train the whole run; %s. If each process is a separate run with its "+
+			"own output, set layout.transport to local", p.Launcher.Name, p.Size,
+			p.Launcher.Size, pmi)}
+}
+
+// startedWith returns an error if the size of the world differs from the number of ranks that mula
+// launch has started.
+func startedWith(size int) error {
+	text := os.Getenv(tcp.SizeVariable)
+	if n, err := strconv.Atoi(text); text == "" || err == nil && n == size {
+		return nil
+	}
+	return &strictyaml.FieldError{Field: "layout.transport",
+		Message: fmt.Sprintf(": mula launch has started %s ranks (%s), but "+
+			"this rank is in a world of size %d; use the mpiexec or srun of the same MPI library, or mula launch "+
+			"--with tcp", text, tcp.SizeVariable, size)}
+}
+
+// loneRank is the error of a process whose MPI library sees no other process, although the layout
+// has several ranks.
+func loneRank(library string) error {
+	p, _ := launchers.Find()
+	return &strictyaml.FieldError{Field: "layout.transport",
+		Message: fmt.Sprintf(": %s has started this process (%s), but %s sees "+
+			"no other process; name the MPI library of %s in %s, or start the run with mula launch --with tcp",
+			p.Launcher.Name, p.Launcher.Rank, library, p.Launcher.Name, mpi.LibraryVariable)}
+}
+
+// Group has the groups of a rank and the hosts of all ranks.
+type Group struct {
+	*comm.Mesh
+	Within *comm.Comm // the ranks of [comm.EP] again, for gradients in transit at the same time as tokens
+
+	Hosts   []string // of each rank
+	sharing int      // ranks on the same processors of this host, including this rank
+
+	each   []int   // bounds of one number from each rank
+	counts []int64 // one from each
+}
+
+// New creates the groups of a mesh from the world. fast is for [comm.Comm.SetFast].
+func New(ctx context.Context, world *comm.Comm, shape comm.Shape, fast bool) (*Group, error) {
+	mesh, err := comm.NewMesh(ctx, world, shape)
+	if err != nil {
+		return nil, err
+	}
+	r := &Group{Mesh: mesh}
+	if r.Within, err = mesh.Split(ctx, comm.EP); err != nil {
+		r.Close()
+		return nil, err
+	}
+	r.counts, r.each = make([]int64, world.Size()), make([]int, world.Size()+1)
+	for i := range r.each {
+		r.each[i] = i
+	}
+	for _, group := range []*comm.Comm{r.Group(comm.Replicas), r.Group(comm.Data), r.Within} {
+		group.SetFast(fast)
+	}
+	type location struct{ Host, Processors string }
+	own := location{collective.Hostname(), processors()}
+	locations, err := collective.Gather(ctx, world, own)
+	if err != nil {
+		r.Close()
+		return nil, err
+	}
+	for _, l := range locations {
+		r.Hosts = append(r.Hosts, l.Host)
+		if l == own {
+			r.sharing++
+		}
+	}
+	return r, nil
+}
+
+// OnHost returns the number of ranks on this rank's host.
+func (r *Group) OnHost() int {
+	n := 0
+	for _, host := range r.Hosts {
+		if host == r.Hosts[r.Rank()] {
+			n++
+		}
+	}
+	return n
+}
+
+// NumberOnHost returns this rank's number among the ranks on its host.
+func (r *Group) NumberOnHost() int {
+	n := 0
+	for _, host := range r.Hosts[:r.Rank()] {
+		if host == r.Hosts[r.Rank()] {
+			n++
+		}
+	}
+	return n
+}
+
+// Sum returns the sum of a number of each rank, on all ranks.
+func (r *Group) Sum(ctx context.Context, n int64) (int64, error) {
+	r.counts[0] = n
+	err := comm.AllReduce(ctx, r.World(), r.counts[:1])
+	return r.counts[0], err
+}
+
+// All returns the numbers of all ranks on every rank. The result is valid until the next call.
+func (r *Group) All(ctx context.Context, n int64) ([]int64, error) {
+	r.counts[r.Rank()] = n
+	return r.counts, comm.AllGather(ctx, r.World(), r.counts, r.each)
+}
+
+// Threads returns the number of threads of this rank's device. Ranks on the same processors share
+// the threads of the process evenly. n is the field threads. A number from this field or from the
+// environment is per process.
+func (r *Group) Threads(n, ranksHere int) int {
+	switch {
+	case r.Ranks() == 1:
+		return n
+	case n == 0 && (ranksHere > 1 || os.Getenv("GOMAXPROCS") == ""):
+		return max(1, runtime.GOMAXPROCS(0)/r.sharing)
+	case n == 0:
+		return runtime.GOMAXPROCS(0)
+	}
+	return max(1, n/max(1, ranksHere))
+}
+
+// Transport names a transport between ranks.
+type Transport string
+
+// The transports.
+const (
+	Auto  Transport = "auto"  // mpi under mpiexec, tcp under mula launch, otherwise local; default
+	Local Transport = "local" // ranks are goroutines of one process, which share its threads
+	TCP   Transport = "tcp"   // ranks are processes that mula launch has started
+	MPI   Transport = "mpi"   // ranks are processes that mpiexec has started
+)
