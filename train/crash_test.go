@@ -19,6 +19,7 @@ import (
 	"mula/internal/atomicfile"
 	"mula/internal/longtest"
 	"mula/train/checkpoint"
+	"mula/train/rundir"
 )
 
 // childEnv, when set, makes the test binary a training process: it names the train.yaml.
@@ -217,7 +218,7 @@ func TestRecordsBeforeCheckpoint(t *testing.T) {
 	if published < 0 {
 		t.Fatalf("no checkpoint in %q", trace)
 	}
-	for _, name := range []string{metricsFile, fingerprint.LogFile} {
+	for _, name := range []string{rundir.MetricsFile, fingerprint.LogFile} {
 		written := slices.Index(trace, fmt.Sprint(atomicfile.OpWrite, " ", name))
 		synced := slices.Index(trace, fmt.Sprint(atomicfile.OpSync, " ", name))
 		named := -1
@@ -327,7 +328,7 @@ func TestDamagedCheckpoint(t *testing.T) {
 			t.Errorf("%s: resumed from %q with warnings %q", what, resumed, warnings)
 		}
 		var lines int
-		for _, line := range readLines(t, filepath.Join(c.Output, metricsFile)) {
+		for _, line := range readLines(t, filepath.Join(c.Output, rundir.MetricsFile)) {
 			if r, ok := line["resumed"].(map[string]any); ok {
 				lines++
 				if refused, _ := r["refused"].([]any); len(refused) != 1 || r["checkpoint"] != checkpoint.Name(4) {

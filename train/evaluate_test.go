@@ -16,6 +16,7 @@ import (
 	"mula/train/checkpoint/checkpointtest"
 	"mula/train/evaluate"
 	"mula/train/record"
+	"mula/train/rundir"
 )
 
 // The evaluation of a checkpoint equals the evaluation in the run, and the mean over the windows,
@@ -174,7 +175,7 @@ func TestNotFinite(t *testing.T) {
 				t.Errorf("%q: error %q does not say %q", test.more, err, want)
 			}
 		}
-		if lines := readLines(t, filepath.Join(c.Output, metricsFile)); int64(len(lines)) != 1+test.step {
+		if lines := readLines(t, filepath.Join(c.Output, rundir.MetricsFile)); int64(len(lines)) != 1+test.step {
 			t.Errorf("%q: metrics %v", test.more, lines)
 		}
 		names := checkpointsIn(t, c.Output)

@@ -10,6 +10,7 @@ import (
 	"mula/moe"
 	"mula/train/estimate"
 	"mula/train/optimizer"
+	"mula/train/rundir"
 )
 
 const groupsYAML = `optimizer:
@@ -143,10 +144,10 @@ func TestGroupsResume(t *testing.T) {
 		want := mustRun(t, testConfig(t, plan, more+"layout: {expert_dp: 2}\n"), Options{})
 		c := testConfig(t, plan, more+"layout: {expert_dp: 2}\n")
 		mustRun(t, c, stopAfter(3))
-		written, err := LoadConfig(c.Output + "/" + configFile)
+		written, err := LoadConfig(c.Output + "/" + rundir.ConfigFile)
 		if err != nil || len(written.Optimizer.Groups) != 3 || *written.Optimizer.Groups[2].WeightDecay != 0.5 ||
 			written.Optimizer.Groups[2].Match[0] != c.Optimizer.Groups[2].Match[0] {
-			t.Errorf("%s in the run directory has the groups %+v, %v", configFile, written.Optimizer.Groups, err)
+			t.Errorf("%s in the run directory has the groups %+v, %v", rundir.ConfigFile, written.Optimizer.Groups, err)
 		}
 		for text, change := range map[string]func(o *optimizer.Config){
 			"optimizer.groups was [{": func(o *optimizer.Config) { o.Groups = nil },

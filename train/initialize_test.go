@@ -16,6 +16,7 @@ import (
 	"mula/moe/safetensors"
 	"mula/train/checkpoint"
 	"mula/train/checkpoint/checkpointtest"
+	"mula/train/rundir"
 	"mula/train/spikes"
 )
 
@@ -74,7 +75,7 @@ func TestInitializeFrom(t *testing.T) {
 		t.Errorf("resumed %q to weights %s, want %s", r.Resumed, r.Weights, whole.Weights)
 	}
 	sameRun(t, "stopped and resumed without the first model", c.Output, d.Output)
-	written, err := LoadConfig(filepath.Join(c.Output, configFile))
+	written, err := LoadConfig(filepath.Join(c.Output, rundir.ConfigFile))
 	if err != nil || written.InitializeFrom != hf {
 		t.Errorf("train.yaml of the run: %q, %v", written.InitializeFrom, err)
 	}
@@ -152,8 +153,9 @@ func TestInitialOfFormat1(t *testing.T) {
 		checkpointtest.WeightsHash(m.Parameters()): "", fmt.Sprintf("%x", sha256.Sum256(all)): "", fmt.Sprintf("%x",
 			sha256.Sum256(all[4:])): "restore those weights",
 	} {
-		r := &run{ranks: oneRank(t), start: start{initial: checkpoint.ModelDir{Dir: dir}}, config: Config{InitializeFrom: dir},
-			state: checkpoint.State{Spikes: &spikes.State{Began: began}}}
+		r := &run{ranks: oneRank(t), start: start{initial: checkpoint.ModelDir{Dir: dir}},
+			config: Config{InitializeFrom: dir},
+			state:  checkpoint.State{Spikes: &spikes.State{Began: began}}}
 		if err := r.findInitial(context.Background()); (err == nil) != (want == "") || err != nil &&
 			!strings.Contains(err.Error(), want) {
 			t.Errorf("began with %s: %v", began, err)

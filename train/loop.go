@@ -42,6 +42,7 @@ import (
 	"mula/train/pipeline"
 	"mula/train/record"
 	"mula/train/replicas"
+	"mula/train/rundir"
 	"mula/train/samples"
 	"mula/train/spikes"
 	"mula/xpu"
@@ -67,9 +68,9 @@ type Options struct {
 	// the run. Nil means false.
 	Terminated func() bool
 
-	// World has the ranks of the run, including this process; see [group.Join]. If it is nil, all ranks
-	// are in this process. Only rank 0 reports, keeps records and writes to the run directory. All
-	// ranks must see that directory.
+	// World has the ranks of the run, including this process; see [group.Join]. If it is nil, all
+	// ranks are in this process. Only rank 0 reports, keeps records and writes to the run
+	// directory. All ranks must see that directory.
 	World *comm.Comm
 
 	// BeforeSum is called by every rank before its gradients of a bucket are added to the other
@@ -185,7 +186,7 @@ func Run(ctx context.Context, config Config, options Options) (result Result, er
 	if f := options.ended; f != nil {
 		f(r.ranks)
 	}
-	return r.result(r.dir.join(filepath.Join(checkpoint.DirName, checkpoint.Name(r.history.saved)))), nil
+	return r.result(r.dir.Join(filepath.Join(checkpoint.DirName, checkpoint.Name(r.history.saved)))), nil
 }
 
 // begin opens the data and the run directory, reports the summary, and returns the checkpoint to
@@ -216,7 +217,7 @@ func (r *run) begin(ctx context.Context) (*checkpoint.Checkpoint, error) {
 	if err := r.sameRun(ctx); err != nil {
 		return nil, err
 	}
-	found, refused, err := checkpoint.Newest(ctx, world, r.dir.join(checkpoint.DirName))
+	found, refused, err := checkpoint.Newest(ctx, world, r.dir.Join(checkpoint.DirName))
 	r.history.refused = refused
 	for _, c := range refused {
 		r.warn("checkpoint %s is damaged; using an older one: %s", c.Checkpoint, c.Error)
@@ -279,15 +280,15 @@ func (r *run) open(ctx context.Context) error {
 		if r.start.tokenizer, err = readTokenizer(r.config.Tokenizer, plan); err != nil {
 			return err
 		}
-		openDir := openRunDir
+		openDir := rundir.Open
 		if r.options.DryRun {
-			openDir = lookAtRunDir
+			openDir = rundir.Inspect
 		}
 		if r.dir, err = openDir(r.config.Output); err != nil {
 			return err
 		}
 	} else {
-		r.dir = &runDir{path: r.config.Output}
+		r.dir = &rundir.Dir{Path: r.config.Output}
 	}
 	return nil
 }
@@ -387,7 +388,7 @@ func (r *run) close() {
 		r.device.Close()
 	}
 	if r.dir != nil {
-		r.dir.close()
+		r.dir.Close()
 	}
 	if r.data != nil {
 		r.data.Close()
@@ -402,7 +403,7 @@ type run struct {
 	config  Config // resolved
 	options Options
 	data    *blend.Data
-	dir     *runDir
+	dir     *rundir.Dir
 	ranks   *group.Group
 	device  xpu.Device
 
@@ -423,7 +424,7 @@ type start struct {
 	initial   checkpoint.ModelDir // the model of initialize_from; Dir is "" with random weights or a checkpoint
 }
 
-// history is what has happened to the run, apart from its steps.
+// history has the checkpoints and the end of the run so far, and reports its progress.
 type history struct {
 	resumed    string                  // name of the checkpoint that the run resumed from
 	saved      int64                   // step of the newest loaded or saved checkpoint; -1 for none
@@ -432,8 +433,8 @@ type history struct {
 	heartbeat  *record.HeartbeatWriter // nil without a file for heartbeats
 }
 
-// A trainer is what a step changes: the model's weights and the optimizer's state, and the parts
-// that compute the change.
+// A trainer has the model and the optimizer, which a step changes, and the parts that compute the
+// change.
 type trainer struct {
 	schedule  optimizer.Schedule
 	model     *moe.Model
@@ -939,7 +940,7 @@ func (r *run) save(ctx context.Context) (string, error) {
 		return "", err
 	}
 	defer r.optimizer.Average(ctx, false)
-	dir := r.dir.join(checkpoint.DirName)
+	dir := r.dir.Join(checkpoint.DirName)
 	err = checkpoint.Save(ctx, r.ranks.World(), dir, &r.state, checkpoint.NewShard(r.model, r.optimizer),
 		r.start.tokenizer)
 	if err != nil {
@@ -1090,7 +1091,7 @@ func (r *run) prepare(ctx context.Context, saved *checkpoint.Checkpoint) error {
 		return err
 	}
 	if r.leads() {
-		err = r.config.write(r.dir.join(configFile))
+		err = r.config.write(r.dir.Join(rundir.ConfigFile))
 	}
 	return r.restored(ctx, saved, false, err)
 }

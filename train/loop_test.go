@@ -34,6 +34,7 @@ import (
 	"mula/train/optimizer"
 	"mula/train/record"
 	"mula/train/report"
+	"mula/train/rundir"
 )
 
 func TestMain(m *testing.M) {
@@ -151,7 +152,7 @@ func stopAfter(step int64) Options {
 func metricsOf(t testing.TB, output string) []map[string]any {
 	t.Helper()
 	var lines []map[string]any
-	for _, line := range readLines(t, filepath.Join(output, metricsFile)) {
+	for _, line := range readLines(t, filepath.Join(output, rundir.MetricsFile)) {
 		if line["resumed"] != nil {
 			continue
 		}
@@ -263,7 +264,7 @@ func TestRun(t *testing.T) {
 	if result.Checkpoint != filepath.Join(c.Output, checkpoint.DirName, "step-00000040") {
 		t.Errorf("checkpoint %s", result.Checkpoint)
 	}
-	lines := readLines(t, filepath.Join(c.Output, metricsFile))
+	lines := readLines(t, filepath.Join(c.Output, rundir.MetricsFile))
 	run, _ := lines[0]["run"].(map[string]any)
 	if run["mula"] != "test" || fmt.Sprint(run["weights"]) != "map[go:0.7 tests:0.3]" ||
 		run["model"].(map[string]any)["model_type"] != "olmoe" {
@@ -305,16 +306,16 @@ func TestRun(t *testing.T) {
 	}
 
 	// The resolved configuration describes the same run, which is finished.
-	again, err := LoadConfig(filepath.Join(c.Output, configFile))
+	again, err := LoadConfig(filepath.Join(c.Output, rundir.ConfigFile))
 	if err != nil {
 		t.Fatal(err)
 	}
-	before := readLines(t, filepath.Join(c.Output, metricsFile))
+	before := readLines(t, filepath.Join(c.Output, rundir.MetricsFile))
 	second := mustRun(t, again, Options{Progress: func(Progress) { t.Error("a finished run did a step") }})
 	if second != result {
 		t.Errorf("run again: %+v, want %+v", second, result)
 	}
-	if diff := cmp.Diff(before, readLines(t, filepath.Join(c.Output, metricsFile))); diff != "" {
+	if diff := cmp.Diff(before, readLines(t, filepath.Join(c.Output, rundir.MetricsFile))); diff != "" {
 		t.Errorf("run again: metrics have changed:\n%s", diff)
 	}
 }
@@ -718,7 +719,7 @@ func TestRunPlanChange(t *testing.T) {
 	}
 	var samples []string
 	var resumed map[string]any
-	for _, line := range readLines(t, filepath.Join(c.Output, metricsFile))[1:] {
+	for _, line := range readLines(t, filepath.Join(c.Output, rundir.MetricsFile))[1:] {
 		if line["resumed"] != nil {
 			resumed = line["resumed"].(map[string]any)
 		} else {
@@ -877,7 +878,7 @@ func TestRunRelativePaths(t *testing.T) {
 	if err := os.Rename(dir, moved); err != nil {
 		t.Fatal(err)
 	}
-	again, err := LoadConfig(filepath.Join("there", "runs", "a", configFile))
+	again, err := LoadConfig(filepath.Join("there", "runs", "a", rundir.ConfigFile))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -895,7 +896,7 @@ func TestRunRelativePaths(t *testing.T) {
 func TestRunKeepsConfig(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	c := testConfig(t, plan, crashConfig)
-	path := filepath.Join(c.Output, configFile)
+	path := filepath.Join(c.Output, rundir.ConfigFile)
 	if err := os.MkdirAll(c.Output, 0o755); err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"mula/train/checkpoint"
 	"mula/train/optimizer"
 	"mula/train/record"
+	"mula/train/rundir"
 )
 
 // Every tensor of every preset is in exactly one group, the group of its kind.
@@ -54,7 +55,7 @@ func TestUpdateRatio(t *testing.T) {
 	c := testConfig(t, plan,
 		crashConfig+"checkpoint: {every: 1, keep: 9}\nevaluate: {every: 0}\nlog: {update_ratio_every: 3}\n")
 	mustRun(t, c, Options{})
-	for _, line := range readLines(t, filepath.Join(c.Output, metricsFile))[1:] {
+	for _, line := range readLines(t, filepath.Join(c.Output, rundir.MetricsFile))[1:] {
 		var m record.StepMetrics
 		text, _ := json.Marshal(line)
 		if err := json.Unmarshal(text, &m); err != nil {
@@ -110,18 +111,18 @@ func TestRunWithoutRecords(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	c := testConfig(t, plan, crashConfig)
 	mustRun(t, c, stopAfter(3))
-	for _, name := range []string{metricsFile, fingerprint.LogFile} {
+	for _, name := range []string{rundir.MetricsFile, fingerprint.LogFile} {
 		if err := os.Remove(filepath.Join(c.Output, name)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	var warnings []string
 	mustRun(t, c, Options{Warn: func(text string) { warnings = append(warnings, text) }})
-	if len(warnings) != 2 || !strings.Contains(warnings[0], metricsFile) ||
+	if len(warnings) != 2 || !strings.Contains(warnings[0], rundir.MetricsFile) ||
 		!strings.Contains(warnings[1], fingerprint.LogFile) {
 		t.Errorf("warnings %q", warnings)
 	}
-	lines := readLines(t, filepath.Join(c.Output, metricsFile))
+	lines := readLines(t, filepath.Join(c.Output, rundir.MetricsFile))
 	if lines[0]["run"] == nil || lines[1]["resumed"] == nil {
 		t.Errorf("metrics begin with %v, %v", lines[0], lines[1])
 	}

@@ -17,6 +17,7 @@ import (
 	"mula/moe/safetensors"
 	"mula/train/checkpoint"
 	"mula/train/record"
+	"mula/train/rundir"
 	"mula/train/spikes"
 	"mula/train/tensorboard"
 )
@@ -60,28 +61,28 @@ func (o *records) restored(saved *checkpoint.Checkpoint, back bool) (err error) 
 	oldPlan := r.state.Cursor.Plan
 	r.takePlan()
 	if saved == nil && !back {
-		names, err := fs.Glob(os.DirFS(r.dir.path), fingerprint.OlderLogFile("*"))
+		names, err := fs.Glob(os.DirFS(r.dir.Path), fingerprint.OlderLogFile("*"))
 		if err != nil {
 			return err
 		}
-		for _, name := range append(names, metricsFile, fingerprint.LogFile, tensorboardDir) {
-			if _, err := os.Lstat(r.dir.join(name)); err == nil {
-				r.warn("%s is from a run without a checkpoint; replacing it", r.dir.join(name))
+		for _, name := range append(names, rundir.MetricsFile, fingerprint.LogFile, rundir.TensorBoardDir) {
+			if _, err := os.Lstat(r.dir.Join(name)); err == nil {
+				r.warn("%s is from a run without a checkpoint; replacing it", r.dir.Join(name))
 			}
-			if err := os.RemoveAll(r.dir.join(name)); err != nil {
+			if err := os.RemoveAll(r.dir.Join(name)); err != nil {
 				return err
 			}
 		}
 	}
-	header, last, err := record.Cut(r.dir.join(metricsFile), r.state.Step)
+	header, last, err := record.Cut(r.dir.Join(rundir.MetricsFile), r.state.Step)
 	if err != nil {
 		return err
 	}
 	if last != r.state.Step-1 {
 		r.warn("%s ends with step %d, but the checkpoint is of step %d; the steps in between are not recorded",
-			r.dir.join(metricsFile), last, r.state.Step-1)
+			r.dir.Join(rundir.MetricsFile), last, r.state.Step-1)
 	}
-	if o.metrics, err = record.Open(r.dir.join(metricsFile)); err != nil {
+	if o.metrics, err = record.Open(r.dir.Join(rundir.MetricsFile)); err != nil {
 		return err
 	}
 	if !header {
@@ -102,14 +103,14 @@ func (o *records) restored(saved *checkpoint.Checkpoint, back bool) (err error) 
 	}
 	if last != r.state.Step-1 {
 		r.warn("%s ends with step %d, but the checkpoint is of step %d; the steps in between are not recorded",
-			r.dir.join(fingerprint.LogFile), last, r.state.Step-1)
+			r.dir.Join(fingerprint.LogFile), last, r.state.Step-1)
 	}
 	if oldPlan != plan {
 		if header, _, err = o.openLog(plan); err != nil {
 			return err
 		}
 	}
-	if o.fingerprints, err = record.Open(r.dir.join(fingerprint.LogFile)); err != nil {
+	if o.fingerprints, err = record.Open(r.dir.Join(fingerprint.LogFile)); err != nil {
 		return err
 	}
 	o.log = fingerprint.ResumeWriter(o.fingerprints)
@@ -124,10 +125,10 @@ func (o *records) restored(saved *checkpoint.Checkpoint, back bool) (err error) 
 	if err := r.writeSkips(); err != nil {
 		return err
 	}
-	if o.board, err = tensorboard.Create(r.dir.join(tensorboardDir), r.state.Step, now); err != nil {
+	if o.board, err = tensorboard.Create(r.dir.Join(rundir.TensorBoardDir), r.state.Step, now); err != nil {
 		return err
 	}
-	if err := atomicfile.SyncDir(r.dir.path); err != nil { // the files themselves must be on disk, too
+	if err := atomicfile.SyncDir(r.dir.Path); err != nil { // the files themselves must be on disk, too
 		return err
 	}
 	if saved == nil || back && oldPlan == plan {
@@ -178,14 +179,14 @@ func (r *run) runRecord(now time.Time) (*record.Run, error) {
 // of this plan. header and last are as in [record.Cut].
 func (o *records) openLog(plan string) (header bool, last int64, err error) {
 	r := o.run
-	path := r.dir.join(fingerprint.LogFile)
+	path := r.dir.Join(fingerprint.LogFile)
 	if now := planOfLog(path); now != plan {
 		if now != "" {
-			if err := os.Rename(path, r.dir.join(fingerprint.OlderLogFile(now))); err != nil {
+			if err := os.Rename(path, r.dir.Join(fingerprint.OlderLogFile(now))); err != nil {
 				return false, -1, err
 			}
 		}
-		err := os.Rename(r.dir.join(fingerprint.OlderLogFile(plan)), path)
+		err := os.Rename(r.dir.Join(fingerprint.OlderLogFile(plan)), path)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return false, -1, err
 		}

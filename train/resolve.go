@@ -19,6 +19,7 @@ import (
 	"mula/moe"
 	"mula/train/checkpoint"
 	"mula/train/optimizer"
+	"mula/train/rundir"
 	"mula/train/samples"
 )
 
@@ -121,9 +122,6 @@ func (m *ModelConfig) resolve(t *blend.Tokenizer) error {
 	return nil
 }
 
-// configComment is the first line of every train.yaml that mula train writes.
-const configComment = "# The configuration of this run with every default written out, by mula train.\n"
-
 // write writes a resolved configuration as a train.yaml of the same run. Its paths are relative to
 // its directory, so that a tree of files can be moved.
 func (c Config) write(path string) error {
@@ -141,7 +139,7 @@ func (c Config) write(path string) error {
 	if err != nil {
 		return fmt.Errorf("writing %s: %w", path, err)
 	}
-	return atomicfile.WriteFile(path, append([]byte(configComment), data...))
+	return atomicfile.WriteFile(path, append([]byte(rundir.ConfigComment), data...))
 }
 
 // relativePath returns path relative to dir, or an absolute path if there is no relative path, such

@@ -14,6 +14,7 @@ import (
 	"mula/train/checkpoint"
 	"mula/train/collective"
 	"mula/train/record"
+	"mula/train/rundir"
 	"mula/train/spikes"
 )
 
@@ -112,7 +113,7 @@ func (r *run) findInitial(ctx context.Context) error {
 // checkpoint it returns nil, which means step 0. It returns an error if the run started with
 // another plan.
 func (r *run) goBackTo(ctx context.Context, step int64) (*checkpoint.Checkpoint, error) {
-	dir, world := r.dir.join(checkpoint.DirName), r.ranks.World()
+	dir, world := r.dir.Join(checkpoint.DirName), r.ranks.World()
 	found, newer, err := checkpoint.NewestUntil(ctx, world, dir, step, r.warn)
 	if err != nil {
 		return nil, err
@@ -161,7 +162,7 @@ func (r *run) endOfSpikes(spike *spikes.Spike, why string) error {
 		"risen and stay high, the learning rate is too high, or the data has changed permanently (mula peek "+
 		"--position %d shows it). Otherwise, raise the limit and start the run again. Skipped positions are "+
 		"listed in %s",
-		r.state.Step, spike, why, saved, r.positions(r.state.Step).From, r.dir.join(skipsFile))
+		r.state.Step, spike, why, saved, r.positions(r.state.Step).From, r.dir.Join(rundir.SkipsFile))
 	if spike.NotFinite {
 		err = fmt.Errorf("%w: %w", moe.ErrNotFinite, err)
 	}
@@ -171,7 +172,7 @@ func (r *run) endOfSpikes(spike *spikes.Spike, why string) error {
 // writeSkips writes the positions skipped because of spikes in the format of blend.yaml. Without
 // any, it removes an old file.
 func (r *run) writeSkips() error {
-	path := r.dir.join(skipsFile)
+	path := r.dir.Join(rundir.SkipsFile)
 	if r.state.Spikes == nil || len(r.state.Spikes.Skips) == 0 {
 		return atomicfile.Remove(path)
 	}

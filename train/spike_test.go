@@ -30,6 +30,7 @@ import (
 	"mula/train/checkpoint/checkpointtest"
 	"mula/train/record"
 	"mula/train/report"
+	"mula/train/rundir"
 	"mula/train/spikes"
 )
 
@@ -97,7 +98,7 @@ func spikesYAML(action string) string {
 // linesWith returns the lines of metrics.jsonl that have a member.
 func linesWith(t testing.TB, output, member string) []map[string]any {
 	t.Helper()
-	return slices.DeleteFunc(readLines(t, filepath.Join(output, metricsFile)),
+	return slices.DeleteFunc(readLines(t, filepath.Join(output, rundir.MetricsFile)),
 		func(l map[string]any) bool { return l[member] == nil })
 }
 
@@ -127,12 +128,12 @@ func sameTraining(t testing.TB, what, skipping, planned string) {
 // skipsOf reads a skips.yaml as a part of a blend.yaml.
 func skipsOf(t testing.TB, output string) []blend.Range {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(output, skipsFile))
+	data, err := os.ReadFile(filepath.Join(output, rundir.SkipsFile))
 	if err != nil {
 		t.Fatal(err)
 	}
 	c, err := blend.ParseConfig(append([]byte("sequence_length: 16\nsources: [{name: a, shards: [a]}]\n"), data...),
-		skipsFile, ".")
+		rundir.SkipsFile, ".")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,7 +179,7 @@ func TestSpikeSkip(t *testing.T) {
 	if a, b := mustRun(t, look, Options{}), mustRun(t, not, Options{}); a.Weights != b.Weights {
 		t.Error("looking for spikes changes a run that has none")
 	}
-	if _, err := os.Stat(filepath.Join(look.Output, skipsFile)); err == nil {
+	if _, err := os.Stat(filepath.Join(look.Output, rundir.SkipsFile)); err == nil {
 		t.Error("a run without spikes left skips.yaml")
 	}
 }
@@ -316,9 +317,9 @@ func TestSpikeBounds(t *testing.T) {
 	}{
 		{"skip", "max_skips: 2", []string{"step 22: loss ", "spikes.max_skips (2) consecutive steps were skipped",
 			"step-00000020",
-			"mula peek --position 176", skipsFile}},
+			"mula peek --position 176", rundir.SkipsFile}},
 		{"rollback", "max_rollbacks: 1",
-			[]string{"step 21: loss ", "spikes.max_rollbacks (1) rollbacks were made", skipsFile}},
+			[]string{"step 21: loss ", "spikes.max_rollbacks (1) rollbacks were made", rundir.SkipsFile}},
 	} {
 		file := spikyConfig + strings.Replace(spikesYAML(test.action), "}", ", "+test.bound+"}", 1)
 		c := testConfig(t, plan, file)

@@ -88,8 +88,8 @@ const (
 	voteRow
 )
 
-// exchange combines the losses, the counts and r.batch.results of the step over all ranks. failed is the
-// error of a rank that could not compute its part.
+// exchange combines the losses, the counts and r.batch.results of the step over all ranks. failed
+// is the error of a rank that could not compute its part.
 func (r *run) exchange(ctx context.Context, m *record.StepMetrics, failed error) error {
 	c := r.config.Model
 	layers := 0
@@ -312,7 +312,7 @@ func (r *run) appendFailure(rank int, kind, text string) {
 	if rank >= 0 {
 		host = r.ranks.Hosts[rank]
 	}
-	err := record.AppendFailure(r.dir.join(record.FailuresFile), record.Failure{Time: record.Timestamp(time.Now()),
+	err := record.AppendFailure(r.dir.Join(record.FailuresFile), record.Failure{Time: record.Timestamp(time.Now()),
 		Host: host, Rank: rank, Step: r.state.Step, Kind: kind, Error: text})
 	if err != nil {
 		r.warn("a failure of rank %d on %s could not be recorded: %v", rank, host, err)

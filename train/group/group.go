@@ -16,11 +16,11 @@ import (
 	"mula/xpu/comm/tcp"
 )
 
-// Join connects to the other processes of a run, which mpiexec or mula launch has started. transport
-// is the field layout.transport, and n the number of ranks of the layout. Join returns nil if the
-// run has one process, whose ranks are goroutines. While ranks with the tcp transport are missing,
-// Join calls waiting from time to time with a text that names them. The caller closes the group
-// after the run has ended.
+// Join connects to the other processes of a run, which mpiexec or mula launch has started.
+// transport is the field layout.transport, and n the number of ranks of the layout. Join returns
+// nil if the run has one process, whose ranks are goroutines. While ranks with the tcp transport are
+// missing, Join calls waiting from time to time with a text that names them. The caller closes the
+// group after the run has ended.
 func Join(ctx context.Context, transport Transport, n int, waiting func(text string)) (*comm.Comm, error) {
 	options, launched, err := tcp.FromEnvironment()
 	kind, kindErr := transportOf(transport)
@@ -58,9 +58,9 @@ func Join(ctx context.Context, transport Transport, n int, waiting func(text str
 	return world, nil
 }
 
-// transportOf returns the transport of this process: layout.transport, or for auto the transport from
-// the environment. It returns an error in one of several processes that cannot find each other,
-// because each of them would run the whole job.
+// transportOf returns the transport of this process: layout.transport, or for auto the transport
+// from the environment. It returns an error in one of several processes that cannot find each
+// other, because each of them would run the whole job.
 func transportOf(kind Transport) (Transport, error) {
 	process, started := launchers.Find()
 	if kind == Auto {

@@ -1,4 +1,5 @@
-package train
+// Package rundir creates, checks and locks the directory of a run, and names the files in it.
+package rundir
 
 import (
 	"errors"
@@ -16,23 +17,26 @@ import (
 
 // Names in a run directory.
 const (
-	configFile     = "train.yaml"
-	metricsFile    = "metrics.jsonl"
-	skipsFile      = "skips.yaml"
-	tensorboardDir = "tensorboard"
+	ConfigFile     = "train.yaml"
+	MetricsFile    = "metrics.jsonl"
+	SkipsFile      = "skips.yaml"
+	TensorBoardDir = "tensorboard"
 	lockFile       = ".lock"
 )
 
-// A runDir is a run directory to which only this process writes.
-type runDir struct {
-	path string
+// ConfigComment is the first line of every train.yaml that mula train writes.
+const ConfigComment = "# The configuration of this run with every default written out, by mula train.\n"
+
+// A Dir is a run directory to which only this process writes.
+type Dir struct {
+	Path string
 	lock *locks.File // nil on all ranks but one
 }
 
-// openRunDir creates the directory if necessary, locks it, and removes temporary files of killed
-// processes. The lock ends with the process; its file remains. openRunDir refuses a directory whose
+// Open creates the directory if necessary, locks it, and removes temporary files of killed
+// processes. The lock ends with the process; its file remains. Open refuses a directory whose
 // train.yaml was not written by a run, because a run would overwrite the file.
-func openRunDir(path string) (*runDir, error) {
+func Open(path string) (*Dir, error) {
 	if err := checkRunDir(path); err != nil {
 		return nil, err
 	}
@@ -55,10 +59,10 @@ func openRunDir(path string) (*runDir, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &runDir{path, lock}
+	d := &Dir{path, lock}
 	if err := errors.Join(checkpoint.RemoveTemporary(path),
-		checkpoint.RemoveTemporary(d.join(checkpoint.DirName))); err != nil {
-		d.close()
+		checkpoint.RemoveTemporary(d.Join(checkpoint.DirName))); err != nil {
+		d.Close()
 		return nil, err
 	}
 	return d, nil
@@ -66,16 +70,16 @@ func openRunDir(path string) (*runDir, error) {
 
 // checkRunDir refuses a directory whose train.yaml was not written by a run.
 func checkRunDir(path string) error {
-	if own := filepath.Join(path, configFile); !writtenByTrain(own) {
+	if own := filepath.Join(path, ConfigFile); !writtenByTrain(own) {
 		return fmt.Errorf("output %s: mula writes the run's configuration to %s, but that file exists and is "+
 			"not from a run; choose another output", path, own)
 	}
 	return nil
 }
 
-// lookAtRunDir checks a run directory, or the folder in which it would be created, and changes
+// Inspect checks a run directory, or the folder in which it would be created, and changes
 // nothing.
-func lookAtRunDir(path string) (*runDir, error) {
+func Inspect(path string) (*Dir, error) {
 	if err := checkRunDir(path); err != nil {
 		return nil, err
 	}
@@ -87,7 +91,7 @@ func lookAtRunDir(path string) (*runDir, error) {
 				Message: fmt.Sprintf(" is %s, but %s is a file; write the path of "+
 					"a directory for the run", path, at), Cause: syscall.ENOTDIR}
 		case err == nil:
-			return &runDir{path: path}, nil
+			return &Dir{Path: path}, nil
 		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) || at == filepath.Dir(at):
 			return nil, fmt.Errorf("reading the run directory %s: %w", path, err)
 		}
@@ -111,15 +115,15 @@ func writtenByTrain(path string) bool {
 		return true // for other reasons than a missing file, writing it will fail
 	}
 	defer f.Close()
-	head := make([]byte, len(configComment))
+	head := make([]byte, len(ConfigComment))
 	n, _ := io.ReadFull(f, head)
-	return string(head[:n]) == configComment
+	return string(head[:n]) == ConfigComment
 }
 
-func (d *runDir) join(name string) string { return filepath.Join(d.path, name) }
+func (d *Dir) Join(name string) string { return filepath.Join(d.Path, name) }
 
-// close releases the lock. Only one rank has the lock.
-func (d *runDir) close() error {
+// Close releases the lock. Only one rank has the lock.
+func (d *Dir) Close() error {
 	if d.lock == nil {
 		return nil
 	}
