@@ -18,9 +18,9 @@ import (
 
 // Join connects to the other processes of a run, which mpiexec or mula launch has started.
 // transport is the field layout.transport, and n the number of ranks of the layout. Join returns
-// nil if the run has one process, whose ranks are goroutines. While ranks with the tcp transport are
-// missing, Join calls waiting from time to time with a text that names them. The caller closes the
-// group after the run has ended.
+// nil if the run has one process, whose ranks are goroutines. While ranks with the tcp transport
+// are missing, Join calls waiting from time to time with a text that names them. The caller closes
+// the group after the run has ended.
 func Join(ctx context.Context, transport Transport, n int, waiting func(text string)) (*comm.Comm, error) {
 	options, launched, err := tcp.FromEnvironment()
 	kind, kindErr := transportOf(transport)
