@@ -154,6 +154,7 @@ func contents(t *testing.T, dir string) map[string]string {
 
 // A killed `mula tokenize` leaves a shard that is whole, or none that any command accepts.
 func TestKilledTokenize(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	dir := prepared(t)
 	whole := tokenizeOutput(t, filepath.Join(dir, "shards"))
@@ -217,6 +218,7 @@ func TestKilledBlend(t *testing.T) {
 
 // A run of `mula train` that is killed twenty times, at any point, ends like an unbroken run.
 func TestKilledTrain(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
@@ -244,6 +246,7 @@ func TestKilledTrain(t *testing.T) {
 // SIGINT and SIGTERM let `mula train` finish its step, save and exit with 3, or 0 with
 // --stop-is-success. The same command then resumes the run, which ends like an unbroken run.
 func TestStoppedTrain(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	dir := prepared(t)
 	mustRun(t, dir, "blend")

@@ -145,6 +145,7 @@ func TestLaunchHosts(t *testing.T) {
 // A run that diverges ends at its second attempt and says why. It keeps no host from the next
 // launch.
 func TestLaunchDiverged(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	dir := prepared(t)
 	mustRun(t, dir, "blend")

@@ -454,6 +454,7 @@ exit $code
 // In a job of Slurm without MPI the tasks of srun are ranks that speak TCP. SIGUSR1 to the launcher
 // stops them after a checkpoint.
 func TestLaunchSlurm(t *testing.T) {
+	longtest.SkipIfShort(t)
 	dir := prepared(t)
 	mustRun(t, dir, "blend")
 	bin := t.TempDir()

@@ -10,11 +10,14 @@ import (
 	"testing"
 
 	"github.com/urfave/cli/v2"
+
+	"mula/internal/longtest"
 )
 
 // Every command has a page, which names every flag, and which man renders without a warning. The
 // same commit gives the same bytes.
 func TestManPages(t *testing.T) {
+	longtest.SkipIfShort(t)
 	dir, again := t.TempDir(), t.TempDir()
 	for _, d := range []string{dir, again} {
 		if err := WriteManPages(d, "2026-01-02"); err != nil {

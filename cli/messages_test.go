@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"mula/internal/longtest"
 	"mula/moe"
 )
 
@@ -56,6 +57,7 @@ func TestMessages(t *testing.T) {
 // Errors and the results of checks are coloured on a terminal only, and neither with NO_COLOR nor
 // with TERM=dumb.
 func TestColour(t *testing.T) {
+	longtest.SkipIfShort(t)
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
