@@ -293,7 +293,7 @@ func (r *run) open(ctx context.Context) error {
 	return nil
 }
 
-// open opens the device that the first rank has chosen. It fails if the device has too little
+// openDevice opens the device that the first rank has chosen. It fails if the device has too little
 // memory.
 func (r *run) openDevice(ctx context.Context) (err error) {
 	number, onHost := r.ranks.NumberOnHost(), r.ranks.OnHost()

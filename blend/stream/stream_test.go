@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -368,6 +369,34 @@ func TestStreamRefuses(t *testing.T) {
 		s, err := New(context.Background(), d, v.o)
 		if err == nil || !strings.Contains(err.Error(), v.want) {
 			t.Errorf("%s: %v, want %q", name, err, v.want)
+		}
+		if s != nil {
+			s.Close()
+		}
+	}
+}
+
+// TestStreamGrid checks that a stream accepts the starts and ends of the table that
+// [mula/blend.Grid] and the Python client are tested with, and no others.
+func TestStreamGrid(t *testing.T) {
+	c, text := mixed(t)
+	d := c.open(text)
+	data, err := os.ReadFile("../testdata/grid.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var table []struct {
+		BatchSize int `json:"batch_size"`
+		From, To  int64
+		Valid     bool
+	}
+	if err := json.Unmarshal(data, &table); err != nil || len(table) == 0 {
+		t.Fatalf("%d rows, %v", len(table), err)
+	}
+	for _, row := range table {
+		s, err := New(t.Context(), d, Options{BatchSize: row.BatchSize, From: row.From, To: row.To})
+		if (err == nil) != row.Valid {
+			t.Errorf("%+v: %v", row, err)
 		}
 		if s != nil {
 			s.Close()

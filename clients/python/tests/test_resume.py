@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import CLIENT, MINUTE
+from conftest import CLIENT, MINUTE, Made
 
 import mula
 from mula.fingerprints import logs
@@ -196,6 +196,20 @@ def test_a_change_that_breaks_a_step_is_refused_before_the_first_batch(made):
     ):
         with pytest.raises(mula.Error):
             mula.Stream(made.path, 8, **wrong)
+
+
+def test_starts_and_ends_are_those_of_the_program(program, tmp_path):
+    """The tests of the readers in Go use the same table."""
+    plan = Made(tmp_path, program, samples=600).path
+    table = json.loads((CLIENT.parent.parent / "blend" / "testdata" / "grid.json").read_text())
+    assert table
+    for row in table:
+        try:
+            mula.Stream(plan, row["batch_size"], position=row["from"], end=row["to"]).close()
+            valid = True
+        except mula.Error:
+            valid = False
+        assert valid == row["valid"], row
 
 
 def test_starts_and_ends_begin_a_step(made):
