@@ -127,14 +127,30 @@ func (r *report) take(e event, w io.Writer) error {
 		delete(r.running, e.Package)
 		return p.print(w, e.Action == "fail")
 	case e.Action == "skip" || e.Action == "pass":
-		text := ""
+		text, after := "", ""
 		if b := p.tests[e.Test]; b != nil {
-			text = b.String()
-			delete(p.tests, e.Test)
+			text, after = atResult(b.String(), e.Test)
+			b.Reset()
+			b.WriteString(after)
 		}
 		r.note(text, e.Action == "skip")
 	}
 	return nil
+}
+
+// atResult divides the output of a test after the line with its result. What follows that line is
+// the output of the package that go test attributes to the last test, such as the stack traces of a
+// time limit.
+func atResult(output, test string) (own, after string) {
+	at := 0
+	for line := range strings.Lines(output) {
+		at += len(line)
+		line = strings.TrimLeft(line, " ")
+		if strings.HasPrefix(line, "--- PASS: "+test+" (") || strings.HasPrefix(line, "--- SKIP: "+test+" (") {
+			return output[:at], output[at:]
+		}
+	}
+	return output, ""
 }
 
 // note counts a test that was skipped or has passed, and its output.

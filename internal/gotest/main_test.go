@@ -26,10 +26,10 @@ func write(t *testing.T, packages map[string]string) string {
 	return dir
 }
 
-// run runs go test on the module, and returns what the command prints of it.
-func run(t *testing.T, dir string) string {
+// run runs go test with flags on the module, and returns what the command prints of it.
+func run(t *testing.T, dir string, flags ...string) string {
 	t.Helper()
-	c := exec.Command("go", "test", "-json", "./...")
+	c := exec.Command("go", append(append([]string{"test", "-json"}, flags...), "./...")...)
 	c.Dir = dir
 	c.Env = append(os.Environ(), "GOWORK=off")
 	c.Stderr = os.Stderr
@@ -73,6 +73,26 @@ func TestGoTest(t *testing.T) {
 		if strings.Contains(got, not) {
 			t.Errorf("%q is in\n%s", not, got)
 		}
+	}
+}
+
+// TestTimeLimit checks that the reason of a failure is printed if go test attributes it to a test
+// that has passed.
+func TestTimeLimit(t *testing.T) {
+	t.Parallel()
+	got := run(t, write(t, map[string]string{
+		"stuck": "func TestA(t *testing.T) {\n\tt.Run(\"a\", func(t *testing.T) { t.Parallel(); select {} })\n" +
+			"\tt.Run(\"b\", func(t *testing.T) { t.Parallel(); t.Log(\"not printed\") })\n}\n",
+	}), "-timeout", "1s")
+	for _, want := range []string{
+		"panic: test timed out after 1s\n\trunning tests:\n\t\tTestA/a (", "FAIL\tm/stuck\t",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%q is missing in\n%s", want, got)
+		}
+	}
+	if strings.Contains(got, "not printed") {
+		t.Errorf("the output of a passed test is printed:\n%s", got)
 	}
 }
 
