@@ -550,12 +550,3 @@ func (d *Data) hashFiles(ctx context.Context, l *facts.Cache, files []orderFile,
 	}
 	return g.Wait()
 }
-
-// integer returns a whole number as a Number.
-func integer(n int64) Number {
-	v, err := ParseNumber(fmt.Sprint(n))
-	if err != nil {
-		panic(err) // digits alone always parse
-	}
-	return v
-}

@@ -53,6 +53,9 @@ func ParseNumber(text string) (Number, error) {
 	return Number{text, rat}, nil
 }
 
+// integer returns a whole number as a Number.
+func integer(n int64) Number { return Number{strconv.FormatInt(n, 10), new(big.Rat).SetInt64(n)} }
+
 // String returns the original text, or "" if the number is not set.
 func (n Number) String() string { return n.text }
 
