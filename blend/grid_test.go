@@ -1,40 +1,9 @@
 package blend
 
 import (
-	"encoding/json"
-	"os"
 	"strings"
 	"testing"
 )
-
-// TestGridTable compares [Grid.Check] with the table of testdata/grid.json. The tests of
-// blend/stream and of the Python client compare their readers with the same table, so that all of
-// them accept the same starts and ends. The plan has 600 positions.
-func TestGridTable(t *testing.T) {
-	c, text := mixed(t)
-	d := c.open(text)
-	data, err := os.ReadFile("testdata/grid.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var table []struct {
-		BatchSize int `json:"batch_size"`
-		From, To  int64
-		Valid     bool
-	}
-	if err := json.Unmarshal(data, &table); err != nil || len(table) == 0 {
-		t.Fatalf("%d rows, %v", len(table), err)
-	}
-	for _, row := range table {
-		grid, err := d.Grid(row.BatchSize)
-		if err == nil {
-			err = grid.Check(row.From, row.To)
-		}
-		if (err == nil) != row.Valid {
-			t.Errorf("%+v: %v", row, err)
-		}
-	}
-}
 
 // TestGridCheck has the rule for starts and ends that blend, serve and the commands share. The plan
 // has 600 positions.

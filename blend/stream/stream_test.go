@@ -376,8 +376,8 @@ func TestStreamRefuses(t *testing.T) {
 	}
 }
 
-// TestStreamGrid checks that a stream accepts the starts and ends of the table that
-// [mula/blend.Grid] and the Python client are tested with, and no others.
+// TestStreamGrid checks that [mula/blend.Grid] and a stream accept the same starts and ends of
+// steps, in a plan of 600 positions. A test of the Python client reads the same table.
 func TestStreamGrid(t *testing.T) {
 	c, text := mixed(t)
 	d := c.open(text)
@@ -394,9 +394,16 @@ func TestStreamGrid(t *testing.T) {
 		t.Fatalf("%d rows, %v", len(table), err)
 	}
 	for _, row := range table {
-		s, err := New(t.Context(), d, Options{BatchSize: row.BatchSize, From: row.From, To: row.To})
+		grid, err := d.Grid(row.BatchSize)
+		if err == nil {
+			err = grid.Check(row.From, row.To)
+		}
 		if (err == nil) != row.Valid {
 			t.Errorf("%+v: %v", row, err)
+		}
+		s, err := New(t.Context(), d, Options{BatchSize: row.BatchSize, From: row.From, To: row.To})
+		if (err == nil) != row.Valid {
+			t.Errorf("%+v: a stream: %v", row, err)
 		}
 		if s != nil {
 			s.Close()
