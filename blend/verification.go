@@ -2,6 +2,7 @@ package blend
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 
@@ -92,15 +93,27 @@ func (d *Data) admit(ctx context.Context, source, shard int, sums bool) error {
 	file := d.indexFiles + d.firsts[source] + shard
 	if d.verifyFirst {
 		for i := range d.indexFiles {
-			if err := d.verifier.Await(ctx, i); err != nil {
+			if err := d.await(ctx, i); err != nil {
 				return err
 			}
 		}
 		if !sums {
-			return d.verifier.Await(ctx, file)
+			return d.await(ctx, file)
 		}
 	}
 	return d.verifier.Damaged(file)
+}
+
+// errClosed is the error of reads that wait for a verification when the data is closed.
+var errClosed = errors.New("the plan's data was closed")
+
+// await waits until a file of the verifier is verified.
+func (d *Data) await(ctx context.Context, file int) error {
+	err := d.verifier.Await(ctx, file)
+	if errors.Is(err, verifier.ErrStopped) {
+		return errClosed
+	}
+	return err
 }
 
 // Verification returns the progress of the verification of complete files, if [OpenOptions.Verify]

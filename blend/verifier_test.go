@@ -212,9 +212,9 @@ func TestVerifyWaitEnds(t *testing.T) {
 		t.Errorf("told to stop: %v", err)
 	}
 	waits := make(chan error)
-	go func() { waits <- d.verifier.Await(t.Context(), 1) }()
+	go func() { waits <- d.await(t.Context(), 1) }()
 	d.verifier.Stop()
-	if err := <-waits; !errors.Is(err, verifier.ErrStopped) {
+	if err := <-waits; !errors.Is(err, errClosed) {
 		t.Errorf("closed: %v", err)
 	}
 }

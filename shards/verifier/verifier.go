@@ -32,30 +32,30 @@ type Options struct {
 	First bool
 }
 
-// oldVerify maps old words of [Parse] to the current words.
-var oldVerify = map[string]string{"reads": "on-read", "behind": "background", "first": "upfront"}
+// oldNames maps old words of [Parse] to the current words.
+var oldNames = map[string]string{"reads": "on-read", "behind": "background", "first": "upfront"}
 
 // CurrentName returns the current name of an old word for [Parse], and all other words unchanged.
-func CurrentName(name string) string { return cmp.Or(oldVerify[name], name) }
+func CurrentName(name string) string { return cmp.Or(oldNames[name], name) }
 
 const (
-	verifyOnRead     = "on-read"
-	verifyBackground = "background"
-	verifyUpfront    = "upfront"
+	nameOnRead     = "on-read"
+	nameBackground = "background"
+	nameUpfront    = "upfront"
 )
 
 // Names lists the names that [Parse] accepts.
-func Names() []string { return []string{verifyOnRead, verifyBackground, verifyUpfront} }
+func Names() []string { return []string{nameOnRead, nameBackground, nameUpfront} }
 
 // Parse returns the options for "on-read" (nil: complete files are not verified), "background" or
 // "upfront" ([Options.First]).
 func Parse(name string) (*Options, error) {
 	switch CurrentName(name) {
-	case verifyOnRead:
+	case nameOnRead:
 		return nil, nil
-	case verifyBackground:
+	case nameBackground:
 		return &Options{}, nil
-	case verifyUpfront:
+	case nameUpfront:
 		return &Options{First: true}, nil
 	}
 	return nil, fmt.Errorf("must be on-read (blocks that have sums), background (also complete files, in the "+
@@ -70,8 +70,8 @@ type Progress struct {
 }
 
 const (
-	verifyRate   = 256 << 20
-	verifyWrites = 30 * time.Second // between writes of the cache of shard facts
+	defaultRate   = 256 << 20
+	writeInterval = 30 * time.Second // between writes of the cache of shard facts
 )
 
 // The states of a verified file.
@@ -130,7 +130,7 @@ func Start(files []File, o Options, reverify time.Duration) (*Verifier, error) {
 			o.World)
 	}
 	if o.Rate == 0 {
-		o.Rate = verifyRate
+		o.Rate = defaultRate
 	}
 	v := &Verifier{o: o, reverify: reverify, ended: make(chan struct{}), awaited: make(chan *checked)}
 	for _, f := range files {
@@ -217,7 +217,7 @@ func (v *Verifier) run() {
 			c.stamps = before
 		}
 		v.settle(c, nil)
-		if time.Since(written) > verifyWrites || len(mine) == 0 {
+		if time.Since(written) > writeInterval || len(mine) == 0 {
 			l.Close()
 			written = time.Now()
 		}
@@ -339,7 +339,7 @@ func (v *Verifier) Await(ctx context.Context, i int) error {
 }
 
 // ErrStopped is the error of [Verifier.Await] after [Verifier.Stop].
-var ErrStopped = errors.New("the plan's data was closed")
+var ErrStopped = errors.New("the verification was stopped")
 
 // Damage returns the first damage that the verification has found, or nil.
 func (v *Verifier) Damage() error {
