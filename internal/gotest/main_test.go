@@ -83,9 +83,9 @@ func TestTimeLimit(t *testing.T) {
 	got := run(t, write(t, map[string]string{
 		"stuck": "func TestA(t *testing.T) {\n\tt.Run(\"a\", func(t *testing.T) { t.Parallel(); select {} })\n" +
 			"\tt.Run(\"b\", func(t *testing.T) { t.Parallel(); t.Log(\"not printed\") })\n}\n",
-	}), "-timeout", "1s")
+	}), "-timeout", "5s")
 	for _, want := range []string{
-		"panic: test timed out after 1s\n\trunning tests:\n\t\tTestA/a (", "FAIL\tm/stuck\t",
+		"panic: test timed out after 5s\n\trunning tests:\n\t\tTestA/a (", "FAIL\tm/stuck\t",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%q is missing in\n%s", want, got)
