@@ -228,7 +228,7 @@ func TestFactsFromCache(t *testing.T) {
 		"empty":       func([]byte) []byte { return nil },
 		"cut":         func(b []byte) []byte { return b[:len(b)/2] },
 		"a byte":      func(b []byte) []byte { b[len(b)/2] ^= 1; return b },
-		"other files": func(b []byte) []byte { return []byte("something else, of somebody else's") },
+		"other files": func(b []byte) []byte { return []byte("not a page of shard facts") },
 	} {
 		for page, data := range whole {
 			if err := os.WriteFile(page, damage(slices.Clone(data)), 0o600); err != nil {

@@ -448,7 +448,7 @@ func (d *Data) tokenizer() (*Tokenizer, error) {
 	if t == nil {
 		return nil, nil
 	}
-	return &Tokenizer{t.SHA256, t.Vocabulary, t.EOD}, nil
+	return new(Tokenizer(*t)), nil
 }
 
 // hashFiles sets the hashes of all shards in the plan. They come from manifests, from the cache of

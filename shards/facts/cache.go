@@ -203,7 +203,7 @@ func (c *Cache) path(dir string) string {
 }
 
 // Find returns the facts of a shard if they are valid for its current files. Otherwise it returns
-// the stamps of the files, for note.
+// the stamps of the files, for [Cache.Note].
 func (c *Cache) Find(prefix string) (f Facts, s Stamps, ok bool) {
 	s, trusted := StampsOf(prefix)
 	if !trusted {
