@@ -286,7 +286,7 @@ func launchOptions(c *cli.Context, config train.Config, command []string) (launc
 	}
 	if o.Ranks == 0 {
 		o.Ranks = config.Layout.Ranks()
-		if config.Layout.Links == group.Local {
+		if config.Layout.Transport == group.Local {
 			o.Ranks = 1
 		}
 	}
@@ -296,11 +296,11 @@ func launchOptions(c *cli.Context, config train.Config, command []string) (launc
 		return o, usagef("--ranks is %d; it must be %d (expert_dp · pp · ep of the configuration's layout), or 1 "+
 			"for one process with all ranks", o.Ranks, ranks)
 	}
-	switch links := config.Layout.Links; {
-	case links == group.MPI && with == withTCP:
+	switch transport := config.Layout.Transport; {
+	case transport == group.MPI && with == withTCP:
 		return o, usagef("layout.transport is mpi, but --with is tcp; use --with mpiexec, srun or pbs, or set " +
 			"layout.transport to auto")
-	case links == group.TCP && with != withTCP && with != withSRun:
+	case transport == group.TCP && with != withTCP && with != withSRun:
 		return o, usagef("layout.transport is tcp, but --with is %s; use --with tcp, or set layout.transport to auto",
 			with)
 	}
@@ -318,7 +318,7 @@ func launchOptions(c *cli.Context, config train.Config, command []string) (launc
 	if c.Bool("elastic") {
 		o.Shrink = func(room int) (int, []string, error) { return shrink(config, room) }
 	}
-	o.Start, err = starter(c, with, config.Layout.Links, command)
+	o.Start, err = starter(c, with, config.Layout.Transport, command)
 	return o, err
 }
 
@@ -367,7 +367,7 @@ func launchHosts(c *cli.Context, with string) ([]launch.Host, error) {
 }
 
 // starter returns the starter of the ranks.
-func starter(c *cli.Context, with string, links group.Transport, command []string) (launch.Starter, error) {
+func starter(c *cli.Context, with string, transport group.Transport, command []string) (launch.Starter, error) {
 	out := launch.Output{Stdout: c.App.Writer, Stderr: unfiltered(c.App.ErrWriter)}
 	local := c.Bool("local-hosts")
 	if with == withTCP {
@@ -398,12 +398,12 @@ func starter(c *cli.Context, with string, links group.Transport, command []strin
 	switch {
 	case with != withSRun:
 		m.Kind, err = launch.DetectMPI(c.Context, program)
-	case links == group.TCP:
+	case transport == group.TCP:
 		m.TCP = true
 	default:
 		m.TCP = launch.SlurmMPI(c.Context, program, os.Getenv) == "none"
 	}
-	if m.TCP && links == group.MPI {
+	if m.TCP && transport == group.MPI {
 		return nil, usagef("layout.transport is mpi, but srun starts tasks without MPI here (--mpi=none); choose a " +
 			"type from `srun --mpi=list`, as in --srun 'srun --mpi=pmi2', or set layout.transport to auto")
 	}

@@ -96,7 +96,7 @@ func runTrain(c *cli.Context) error {
 	}
 	var world *comm.Comm
 	if err = config.Validate(); err == nil {
-		world, err = group.Join(c.Context, config.Layout.Links, config.Layout.Ranks(), func(text string) {
+		world, err = group.Join(c.Context, config.Layout.Transport, config.Layout.Ranks(), func(text string) {
 			fmt.Fprintf(c.App.ErrWriter, "waiting: %s\n", printable(text))
 		})
 	}
@@ -356,7 +356,7 @@ func printRun(p *progress, s train.Summary) {
 	}
 	each := ""
 	if l := s.Config.Layout; l.Ranks() > 1 {
-		p.line("layout     %d ranks: %s; transport: %s", l.Ranks(), l, s.Links)
+		p.line("layout     %d ranks: %s; transport: %s", l.Ranks(), l, s.Transport)
 		if l.PP > 1 {
 			p.line("pipeline   %d stages, micro-batches per step: %d; stages are idle %.0f %% of the time%s", l.PP,
 				s.MicroBatches, 100*s.Bubble, fewMicroBatches(s))

@@ -134,7 +134,7 @@ type LayoutConfig struct {
 	Optimizer estimate.Scheme `yaml:"optimizer"`             // default "epso"; results do not depend on it
 	Dispatch  moe.Dispatch    `yaml:"dispatch"`              // exchange that sends tokens to their experts; default "alltoall"
 	Sums      Sums            `yaml:"sums"`                  // order of the sums of gradients over ranks; default "exact"
-	Links     group.Transport `yaml:"transport" was:"links"` // between ranks; default "auto"; results do not depend on it
+	Transport group.Transport `yaml:"transport" was:"links"` // between ranks; default "auto"; results do not depend on it
 
 	// UniformRouting sends tokens to experts in rotation and ignores the router. It is for
 	// measurements, not for training.
@@ -226,8 +226,8 @@ func DefaultConfig() Config {
 		Precision: xpu.FP32, Device: "cpu",
 		Recompute: moe.RecomputeNone,
 		Layout: LayoutConfig{DP: 1, EP: 1, PP: 1, TP: 1, Optimizer: estimate.EPSO, Dispatch: moe.AllToAll,
-			Sums:  ExactSums,
-			Links: group.Auto, CheckReplicasEvery: 1000},
+			Sums:      ExactSums,
+			Transport: group.Auto, CheckReplicasEvery: 1000},
 		Checkpoint: CheckpointConfig{Keep: 3},
 		Evaluate:   EvaluateConfig{Samples: 64},
 		Spikes: spikes.Config{Action: spikes.None, Sigma: 6, Window: 128, LeaveOut: 100, MaxSkips: 16,
@@ -445,7 +445,7 @@ func (c Config) Validate() error {
 		oneOf("layout.optimizer", c.Layout.Optimizer, estimate.Schemes()...),
 		oneOf("layout.dispatch", c.Layout.Dispatch, moe.Dispatches()...),
 		oneOf("layout.sums", c.Layout.Sums, string(ExactSums), string(FastSums)),
-		oneOf("layout.transport", c.Layout.Links, string(group.Auto), string(group.Local), string(group.TCP),
+		oneOf("layout.transport", c.Layout.Transport, string(group.Auto), string(group.Local), string(group.TCP),
 			string(group.MPI)),
 		within("layout.check_replicas_every", float64(c.Layout.CheckReplicasEvery), 0, maxSteps),
 		optional("checkpoint.every", c.Checkpoint.Every),

@@ -852,7 +852,7 @@ func (r *run) badGradient(ctx context.Context) error {
 			if err != nil {
 				return fmt.Errorf("step %d: %w", r.state.Step, err)
 			}
-			if !finite(optimizer.SumOfSquares(grad)) {
+			if !optimizer.Finite(grad) {
 				tensor = p.Name
 				break
 			}
@@ -1051,7 +1051,7 @@ func (r *run) summary(saved *checkpoint.Checkpoint) Summary {
 	s.DeviceWhy = r.start.deviceWhy
 	s.Scratch = devices.ScratchBytes(r.start.device, r.device.Threads(), r.config.Model.Config, r.data.SequenceLength)
 	if r.ranks.Ranks() > 1 {
-		s.Links = r.ranks.World().Name()
+		s.Transport = r.ranks.World().Name()
 	}
 	if saved != nil {
 		s.Resumed, s.NextStep = saved.Name(), saved.State.Step

@@ -97,9 +97,9 @@ func TestUpdateRatio(t *testing.T) {
 		if len(m.UpdateRatio) != len(before) {
 			t.Errorf("step %d: groups %v, want %v", m.Step, m.UpdateRatio, before)
 		}
-		for each, ratio := range m.UpdateRatio {
-			if want := math.Sqrt(change[each] / before[each]); math.Abs(ratio-want) > 1e-5*want {
-				t.Errorf("step %d: %s is %v, want %v", m.Step, each, ratio, want)
+		for name, ratio := range m.UpdateRatio {
+			if want := math.Sqrt(change[name] / before[name]); math.Abs(ratio-want) > 1e-5*want {
+				t.Errorf("step %d: %s is %v, want %v", m.Step, name, ratio, want)
 			}
 		}
 	}

@@ -208,8 +208,8 @@ func TestPipelineBytes(t *testing.T) {
 					calls += operation.Calls
 					most = max(most, operation.Calls)
 				}
-				for _, each := range []*comm.Comm{r.Group(comm.Replicas), r.Group(comm.Data), r.Within} {
-					for _, operation := range each.Traffic() {
+				for _, c := range []*comm.Comm{r.Group(comm.Replicas), r.Group(comm.Data), r.Within} {
+					for _, operation := range c.Traffic() {
 						weights += operation.Bytes
 					}
 				}

@@ -222,8 +222,8 @@ func TestI10Run(t *testing.T) {
 			mustRun(t, c, Options{ended: func(r *group.Group) {
 				mu.Lock()
 				defer mu.Unlock()
-				for _, each := range []*comm.Comm{r.Group(comm.Replicas), r.Group(comm.Data), r.Within} {
-					for _, operation := range each.Traffic() {
+				for _, c := range []*comm.Comm{r.Group(comm.Replicas), r.Group(comm.Data), r.Within} {
+					for _, operation := range c.Traffic() {
 						got += operation.Bytes
 					}
 				}

@@ -243,8 +243,8 @@ func (o *records) stepped(_ context.Context, p *Progress) error {
 		scalars = append(scalars, tensorboard.Scalar{Tag: fmt.Sprintf("router_entropy/layer_%d", layer),
 			Value: entropy})
 	}
-	for _, each := range slices.Sorted(maps.Keys(m.UpdateRatio)) {
-		scalars = append(scalars, tensorboard.Scalar{Tag: "update_ratio/" + each, Value: m.UpdateRatio[each]})
+	for _, name := range slices.Sorted(maps.Keys(m.UpdateRatio)) {
+		scalars = append(scalars, tensorboard.Scalar{Tag: "update_ratio/" + name, Value: m.UpdateRatio[name]})
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.SourceLoss)) {
 		scalars = append(scalars, tensorboard.Scalar{Tag: "loss/" + name, Value: m.SourceLoss[name]})

@@ -235,9 +235,9 @@ func compareIdentity(saved, now map[string]string, steps int64) error {
 	var differences []string
 	// Another optimizer or schedule has other fields. Their differences are not listed.
 	follows := func(name string) bool {
-		each, _, _ := strings.Cut(name, ".")
-		was, ok := saved[each+".name"]
-		return ok && was != now[each+".name"]
+		section, _, _ := strings.Cut(name, ".")
+		was, ok := saved[section+".name"]
+		return ok && was != now[section+".name"]
 	}
 	for _, name := range slices.Sorted(maps.Keys(now)) {
 		old, ok := saved[name]

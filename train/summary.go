@@ -23,7 +23,7 @@ type Summary struct {
 	DeviceWhy string // reason for the choice, if the configuration left one; otherwise ""
 	Resumed   string // name of the checkpoint that the run resumes from, "" for a new run
 	NextStep  int64
-	Links     string // transport between ranks, "" for one rank
+	Transport string // transport between ranks, "" for one rank
 
 	MicroBatches int     // micro-batches per rank and step
 	Bubble       float64 // fraction of time in which pipeline stages are idle; 0 for one stage

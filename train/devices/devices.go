@@ -34,7 +34,7 @@ const (
 	Auto = "auto"
 )
 
-// Names lists the names of devices. The name of an OpenCL device may follow [DeviceOpenCL] and a
+// Names lists the names of devices. The name of an OpenCL device may follow [OpenCL] and a
 // colon.
 func Names() []string { return []string{CPU, OneDNN, OpenCL, Auto} }
 

@@ -16,6 +16,17 @@ import (
 	"mula/xpu/comm/tcp"
 )
 
+// Transport names a transport between ranks.
+type Transport string
+
+// The transports.
+const (
+	Auto  Transport = "auto"  // mpi under mpiexec, tcp under mula launch, otherwise local; default
+	Local Transport = "local" // ranks are goroutines of one process, which share its threads
+	TCP   Transport = "tcp"   // ranks are processes that mula launch has started
+	MPI   Transport = "mpi"   // ranks are processes that mpiexec has started
+)
+
 // Join connects to the other processes of a run, which mpiexec or mula launch has started.
 // transport is the field layout.transport, and n the number of ranks of the layout. Join returns
 // nil if the run has one process, whose ranks are goroutines. While ranks with the tcp transport
@@ -37,8 +48,7 @@ func Join(ctx context.Context, transport Transport, n int, waiting func(text str
 		return nil, err
 	case !launched:
 		return nil, &strictyaml.FieldError{Field: "layout.transport",
-			Message: " is \"tcp\", but mula launch did not start this " +
-				"process; start the run with mula launch"}
+			Message: " is \"tcp\", but mula launch did not start this process; start the run with mula launch"}
 	default:
 		options.Waiting = waiting
 		link, err = tcp.Join(ctx, options)
@@ -94,11 +104,9 @@ func separateProcesses(p launchers.Process) error {
 		pmi = "start the run with mula launch or mpiexec"
 	}
 	return &strictyaml.FieldError{Field: "layout.transport",
-		Message: fmt.Sprintf(": %s has started %d processes (%s), but "+
-			"without "+
-			"PMI for MPI, so each process would train the whole run; %s. If each process is a separate run with its "+
-			"own output, set layout.transport to local", p.Launcher.Name, p.Size,
-			p.Launcher.Size, pmi)}
+		Message: fmt.Sprintf(": %s has started %d processes (%s), but without PMI for MPI, so each process would "+
+			"train the whole run; %s. If each process is a separate run with its own output, set layout.transport to "+
+			"local", p.Launcher.Name, p.Size, p.Launcher.Size, pmi)}
 }
 
 // startedWith returns an error if the size of the world differs from the number of ranks that mula
@@ -109,9 +117,8 @@ func startedWith(size int) error {
 		return nil
 	}
 	return &strictyaml.FieldError{Field: "layout.transport",
-		Message: fmt.Sprintf(": mula launch has started %s ranks (%s), but "+
-			"this rank is in a world of size %d; use the mpiexec or srun of the same MPI library, or mula launch "+
-			"--with tcp", text, tcp.SizeVariable, size)}
+		Message: fmt.Sprintf(": mula launch has started %s ranks (%s), but this rank is in a world of size %d; use "+
+			"the mpiexec or srun of the same MPI library, or mula launch --with tcp", text, tcp.SizeVariable, size)}
 }
 
 // loneRank is the error of a process whose MPI library sees no other process, although the layout
@@ -119,8 +126,8 @@ func startedWith(size int) error {
 func loneRank(library string) error {
 	p, _ := launchers.Find()
 	return &strictyaml.FieldError{Field: "layout.transport",
-		Message: fmt.Sprintf(": %s has started this process (%s), but %s sees "+
-			"no other process; name the MPI library of %s in %s, or start the run with mula launch --with tcp",
+		Message: fmt.Sprintf(": %s has started this process (%s), but %s sees no other process; name the MPI "+
+			"library of %s in %s, or start the run with mula launch --with tcp",
 			p.Launcher.Name, p.Launcher.Rank, library, p.Launcher.Name, mpi.LibraryVariable)}
 }
 
@@ -142,39 +149,39 @@ func New(ctx context.Context, world *comm.Comm, shape comm.Shape, fast bool) (*G
 	if err != nil {
 		return nil, err
 	}
-	r := &Group{Mesh: mesh}
-	if r.Within, err = mesh.Split(ctx, comm.EP); err != nil {
-		r.Close()
+	g := &Group{Mesh: mesh}
+	if g.Within, err = mesh.Split(ctx, comm.EP); err != nil {
+		g.Close()
 		return nil, err
 	}
-	r.counts, r.each = make([]int64, world.Size()), make([]int, world.Size()+1)
-	for i := range r.each {
-		r.each[i] = i
+	g.counts, g.each = make([]int64, world.Size()), make([]int, world.Size()+1)
+	for i := range g.each {
+		g.each[i] = i
 	}
-	for _, group := range []*comm.Comm{r.Group(comm.Replicas), r.Group(comm.Data), r.Within} {
+	for _, group := range []*comm.Comm{g.Group(comm.Replicas), g.Group(comm.Data), g.Within} {
 		group.SetFast(fast)
 	}
 	type location struct{ Host, Processors string }
 	own := location{collective.Hostname(), processors()}
 	locations, err := collective.Gather(ctx, world, own)
 	if err != nil {
-		r.Close()
+		g.Close()
 		return nil, err
 	}
 	for _, l := range locations {
-		r.Hosts = append(r.Hosts, l.Host)
+		g.Hosts = append(g.Hosts, l.Host)
 		if l == own {
-			r.sharing++
+			g.sharing++
 		}
 	}
-	return r, nil
+	return g, nil
 }
 
 // OnHost returns the number of ranks on this rank's host.
-func (r *Group) OnHost() int {
+func (g *Group) OnHost() int {
 	n := 0
-	for _, host := range r.Hosts {
-		if host == r.Hosts[r.Rank()] {
+	for _, host := range g.Hosts {
+		if host == g.Hosts[g.Rank()] {
 			n++
 		}
 	}
@@ -182,10 +189,10 @@ func (r *Group) OnHost() int {
 }
 
 // NumberOnHost returns this rank's number among the ranks on its host.
-func (r *Group) NumberOnHost() int {
+func (g *Group) NumberOnHost() int {
 	n := 0
-	for _, host := range r.Hosts[:r.Rank()] {
-		if host == r.Hosts[r.Rank()] {
+	for _, host := range g.Hosts[:g.Rank()] {
+		if host == g.Hosts[g.Rank()] {
 			n++
 		}
 	}
@@ -193,40 +200,29 @@ func (r *Group) NumberOnHost() int {
 }
 
 // Sum returns the sum of a number of each rank, on all ranks.
-func (r *Group) Sum(ctx context.Context, n int64) (int64, error) {
-	r.counts[0] = n
-	err := comm.AllReduce(ctx, r.World(), r.counts[:1])
-	return r.counts[0], err
+func (g *Group) Sum(ctx context.Context, n int64) (int64, error) {
+	g.counts[0] = n
+	err := comm.AllReduce(ctx, g.World(), g.counts[:1])
+	return g.counts[0], err
 }
 
 // All returns the numbers of all ranks on every rank. The result is valid until the next call.
-func (r *Group) All(ctx context.Context, n int64) ([]int64, error) {
-	r.counts[r.Rank()] = n
-	return r.counts, comm.AllGather(ctx, r.World(), r.counts, r.each)
+func (g *Group) All(ctx context.Context, n int64) ([]int64, error) {
+	g.counts[g.Rank()] = n
+	return g.counts, comm.AllGather(ctx, g.World(), g.counts, g.each)
 }
 
 // Threads returns the number of threads of this rank's device. Ranks on the same processors share
 // the threads of the process evenly. n is the field threads. A number from this field or from the
 // environment is per process.
-func (r *Group) Threads(n, ranksHere int) int {
+func (g *Group) Threads(n, ranksHere int) int {
 	switch {
-	case r.Ranks() == 1:
+	case g.Ranks() == 1:
 		return n
 	case n == 0 && (ranksHere > 1 || os.Getenv("GOMAXPROCS") == ""):
-		return max(1, runtime.GOMAXPROCS(0)/r.sharing)
+		return max(1, runtime.GOMAXPROCS(0)/g.sharing)
 	case n == 0:
 		return runtime.GOMAXPROCS(0)
 	}
 	return max(1, n/max(1, ranksHere))
 }
-
-// Transport names a transport between ranks.
-type Transport string
-
-// The transports.
-const (
-	Auto  Transport = "auto"  // mpi under mpiexec, tcp under mula launch, otherwise local; default
-	Local Transport = "local" // ranks are goroutines of one process, which share its threads
-	TCP   Transport = "tcp"   // ranks are processes that mula launch has started
-	MPI   Transport = "mpi"   // ranks are processes that mpiexec has started
-)

@@ -226,11 +226,11 @@ func (s *Sharding) Reduce(ctx context.Context, bucket int) error {
 
 // sum sums the gradients of a bucket on the host.
 func (s *Sharding) sum(ctx context.Context, b *bucketShard, grad []float32) error {
-	if s.bad < 0 && !isFinite(SumOfSquares(grad)) {
+	if s.bad < 0 && !Finite(grad) {
 		at := 0
 		for _, p := range b.Parameters {
 			n := p.Grad.Elements()
-			if !isFinite(SumOfSquares(grad[at : at+n])) {
+			if !Finite(grad[at : at+n]) {
 				s.bad = p.Index
 				break
 			}
@@ -250,13 +250,13 @@ func (s *Sharding) sum(ctx context.Context, b *bucketShard, grad []float32) erro
 	return comm.ReduceScatter(ctx, b.group, grad, b.bounds)
 }
 
-// SumOfSquares returns a sum that is finite if and only if all values of x are.
-func SumOfSquares(x []float32) float64 {
+// Finite reports whether all values of x are finite: then the sum of their squares is, too.
+func Finite(x []float32) bool {
 	var sum float64
 	for begin := 0; begin < len(x); begin += blockSize {
 		sum += cpu.SumSquares(x[begin:min(begin+blockSize, len(x))])
 	}
-	return sum
+	return isFinite(sum)
 }
 
 // TakeBad returns the number of a tensor in which this rank's own gradient was not finite since the

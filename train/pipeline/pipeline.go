@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 
 	"mula/moe"
 	"mula/train/collective"
@@ -111,8 +110,7 @@ func (p *Pipeline) pass(ctx context.Context, step, rows int, compute func(in, ou
 	if err != nil {
 		return err
 	}
-	p.nonFinite = p.nonFinite || !finite(sent) &&
-		(in == nil || finite(received))
+	p.nonFinite = p.nonFinite || !optimizer.Finite(sent) && (in == nil || optimizer.Finite(received))
 	if err := comm.Send(ctx, p.group, to, sent); err != nil {
 		return err
 	}
@@ -120,12 +118,6 @@ func (p *Pipeline) pass(ctx context.Context, step, rows int, compute func(in, ou
 		return comm.Send(ctx, p.group, to, out.Router)
 	}
 	return nil
-}
-
-// finite reports whether all values are finite.
-func finite(values []float32) bool {
-	sum := optimizer.SumOfSquares(values)
-	return !math.IsNaN(sum) && !math.IsInf(sum, 0)
 }
 
 // relay returns r for a batch of rows rows, or nil if the stage does not exist. Relays without rows
@@ -204,7 +196,7 @@ func (s Step) failed(first, end int, err error) error {
 
 // Backward computes the gradients of this rank's rows of a step. It calls each after every
 // micro-batch that has rows. If a batch cannot be computed, the rank continues without rows, and
-// backward returns the error at the end.
+// Backward returns the error at the end.
 func (p *Pipeline) Backward(ctx context.Context, s Step, options moe.BackwardOptions,
 	each func(first, end int, stats moe.Stats)) error {
 	if p.group.Size() > 1 {
@@ -213,7 +205,7 @@ func (p *Pipeline) Backward(ctx context.Context, s Step, options moe.BackwardOpt
 	return p.whole(ctx, s, options, each)
 }
 
-// whole is backward for a model with one pipeline stage.
+// whole is Backward for a model with one pipeline stage.
 func (p *Pipeline) whole(ctx context.Context, s Step, options moe.BackwardOptions,
 	each func(first, end int, stats moe.Stats)) error {
 	none := moe.Batch{SequenceLength: p.length}
@@ -249,7 +241,7 @@ func (p *Pipeline) whole(ctx context.Context, s Step, options moe.BackwardOption
 	return failed
 }
 
-// stages is backward for one stage of several, with the schedule 1F1B (one forward, one
+// stages is Backward for one stage of several, with the schedule 1F1B (one forward, one
 // backward). Stage s of n starts with n-1-s forward passes, or fewer if there are fewer
 // micro-batches. Then every forward pass is followed by a backward pass. The remaining backward
 // passes end the step. Backward passes are in the order of micro-batches, and a stage keeps at most

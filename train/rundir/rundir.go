@@ -42,12 +42,12 @@ func Open(path string) (*Dir, error) {
 	}
 	if err := os.MkdirAll(filepath.Join(path, checkpoint.DirName), 0o755); errors.Is(err, syscall.ENOTDIR) {
 		return nil, &strictyaml.FieldError{Field: "output",
-			Message: fmt.Sprintf(" is %s, but %s is a file; write the path of "+
-				"a directory for the run", path, notDirectory(err, path)), Cause: err}
+			Message: fmt.Sprintf(" is %s, but %s is a file; write the path of a directory for the run", path,
+				notDirectory(err, path)), Cause: err}
 	} else if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
 		return nil, &strictyaml.FieldError{Field: "output",
-			Message: fmt.Sprintf(" is %s, which cannot be created (%s); write "+
-				"the path of a writable directory", path, err), Cause: err}
+			Message: fmt.Sprintf(" is %s, which cannot be created (%s); write the path of a writable directory",
+				path, err), Cause: err}
 	} else if err != nil {
 		return nil, fmt.Errorf("creating the run directory %s: %w", path, err)
 	}
@@ -88,8 +88,8 @@ func Inspect(path string) (*Dir, error) {
 		switch {
 		case err == nil && !info.IsDir():
 			return nil, &strictyaml.FieldError{Field: "output",
-				Message: fmt.Sprintf(" is %s, but %s is a file; write the path of "+
-					"a directory for the run", path, at), Cause: syscall.ENOTDIR}
+				Message: fmt.Sprintf(" is %s, but %s is a file; write the path of a directory for the run", path, at),
+				Cause:   syscall.ENOTDIR}
 		case err == nil:
 			return &Dir{Path: path}, nil
 		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) || at == filepath.Dir(at):
@@ -120,6 +120,7 @@ func writtenByTrain(path string) bool {
 	return string(head[:n]) == ConfigComment
 }
 
+// Join returns the path of a name in the directory.
 func (d *Dir) Join(name string) string { return filepath.Join(d.Path, name) }
 
 // Close releases the lock. Only one rank has the lock.
