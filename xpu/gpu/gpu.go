@@ -78,13 +78,14 @@ var _ xpu.Device = (*Device)(nil)
 type shape struct {
 	processor bool   // one work-item does the work of a group on a GPU
 	group     int    // number of work-items that share a row, GROUP in kernels; a power of two
+	chains    int    // limits the elements of the chains of a product that are computed at the same time
 	options   string // for tests: compiler options
 	emulate   string // for tests: definitions for pvc.cl that emulate matrix instructions on any device
 }
 
 var (
 	processorShape = shape{processor: true, group: 1}
-	gpuShape       = shape{group: 128}
+	gpuShape       = shape{group: 128, chains: 16 << 20}
 )
 
 // New creates the device. It fails if it cannot create a queue, or if the driver's compiler

@@ -158,7 +158,7 @@ func TestWrongOptions(t *testing.T) {
 	// enough for all kernels except the kernels of attention, which are compiled at their first
 	// launch
 	small.MaxWorkGroup = attendItems / 2
-	if _, err := newDevice(t.Context(), &small, Options{}, shapes["gpu"]); err == nil ||
+	if _, err := newDevice(t.Context(), &small, Options{}, gpuShape); err == nil ||
 		!strings.Contains(err.Error(), "the maximum work-group size is 128") {
 		t.Errorf("a device of small groups: %v", err)
 	}

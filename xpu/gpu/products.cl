@@ -1,6 +1,7 @@
 // Products of matrices, C = op(A)·op(B). Of a stored matrix with leading dimension ld, element (i, j) of op is x[i·rows + j·columns]: rows = ld and
 // columns = 1 as it is, the other way round of the transpose. An element of C is one chain of fused multiply-adds over the terms, in ascending order,
-// from zero; so it depends on nothing but its operands.
+// from zero; so it depends on nothing but its operands. On a GPU a chain has at most sumTerms terms (products.go), and the sums of the chains are added
+// in ascending order.
 
 // The rows and the group of a tile. With tiles the rows of groups follow each other, and a tile has rows of one group.
 // With starts the terms of groups follow each other, and there is a matrix C for each.
@@ -263,8 +264,23 @@ kernel void multiply_groups(MEMORY(float, c), MEMORY(const float, a), MEMORY(con
 
 #else
 
+// A row of the sum of matrices that follow each other in memory, in their order; dimension 1 is the row.
+kernel void add_chains(MEMORY(float, c), MEMORY(const float, x), const int matrices, const int m, const int n, const long ldc, const int accumulate)
+{
+	LOCATE(c), LOCATE(x);
+	const size_t j = get_global_id(0), i = get_group_id(1), each = (size_t)m * n;
+	if (j >= n)
+		return;
+	c += i * ldc + j;
+	x += i * n + j;
+	float sum = accumulate ? *c + x[0] : x[0];
+	for (int g = 1; g < matrices; g++)
+		sum += x[g * each];
+	*c = sum;
+}
+
 // 64 work-items have SIDE × SIDE elements of C, each 8 × 8 of them: rows and columns 4·y … 4·y+3 and 32 + 4·y …, with y of 8. DEPTH terms of
-// A and B at a time are in local memory, zeros beyond their edges.
+// A and B at a time are in local memory, zeros beyond their edges. With a length of chains, dimension 2 is the chain, and each has its own matrix C.
 #define SIDE 64
 #define DEPTH 16
 #define LINE (SIDE + 4)
@@ -308,17 +324,19 @@ __attribute__((intel_reqd_sub_group_size(16))) // in sub-groups of 32 Intel's co
 kernel __attribute__((reqd_work_group_size(64, 1, 1)))
 void multiply_shared(MEMORY(float, c), MEMORY(const float, a), MEMORY(const float, b), MEMORY(const int, tiles), MEMORY(const int, starts),
 	const int m, const int n, const int k, const long a_rows, const long a_columns, const long b_rows, const long b_columns, const long b_stack, const long ldc,
-	const int accumulate)
+	const int accumulate, const int chain)
 {
 	local float __attribute__((aligned(16))) left[DEPTH][LINE], right[DEPTH][LINE];
 	LOCATE(c), LOCATE(a), LOCATE(b), LOCATE(tiles), LOCATE(starts);
-	const part p = part_of(get_group_id(0), tiles, GIVEN(tiles), starts, GIVEN(starts), SIDE, m, k);
+	part p = part_of(get_group_id(0), tiles, GIVEN(tiles), starts, GIVEN(starts), SIDE, m, k);
+	if (chain > 0)
+		p.first = chain * (int)get_group_id(2), p.terms = min(chain, k - p.first);
 	if (p.rows <= 0 || accumulate && p.terms <= 0)
 		return;
 	const int column = SIDE * get_group_id(1), y = 4 * (get_local_id(0) / 8), x = 4 * (get_local_id(0) % 8);
 	a += p.row * a_rows + p.first * a_columns;
 	b += (GIVEN(tiles) ? p.group * b_stack : p.first * b_rows) + column * b_columns;
-	c += (GIVEN(starts) ? (size_t)p.group * m * n : 0) + p.row * ldc + column;
+	c += (GIVEN(starts) || chain > 0 ? get_group_id(2) * m * n : 0) + p.row * ldc + column;
 	float8 sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}; // indexed by constants alone: so it stays in registers
 	for (int t = 0; t < p.terms; t += DEPTH) {
 		fill_tile(left, a + t * a_columns, a_rows, a_columns, p.rows, p.terms - t);

@@ -13,6 +13,10 @@ const (
 // rows at a time.
 const groupTerms, groupBand = 2048, 2048
 
+// sumTerms is the number of terms of a chain: on a GPU, the terms of a product without groups are
+// divided into chains, whose sums are added in ascending order.
+const sumTerms = 1024
+
 // packedElements limits the copy of op(B) of one launch, on a CPU.
 const packedElements = 16 << 20
 
@@ -116,9 +120,7 @@ func (d *Device) multiply(p product) {
 		starts = c.starts(p)
 	}
 	if !d.shape.processor {
-		c.launch("multiply_shared", groups(64, down, over(p.n, tileSide), matrices), to, a, b, tiles, starts,
-			integer(p.m), integer(p.n), integer(p.k), long(aRows), long(aColumns), long(p.bRows), long(p.bColumns),
-			long(p.stack), long(p.ldc), accumulate)
+		c.multiplyShared(p, to, a, b, tiles, starts, down, matrices)
 		return
 	}
 	stack, packed := 1, c.absent()
@@ -139,6 +141,39 @@ func (d *Device) multiply(p product) {
 		}
 		c.launch("multiply_registers", order, to, a, panels, tiles, starts,
 			column, integer(p.m), integer(p.n), integer(p.k), long(aRows), long(aColumns), long(p.ldc), accumulate)
+	}
+}
+
+// multiplyShared computes a product on a GPU, in tiles in local memory. As many chains are computed
+// at the same time as the shape allows, so that a small C with many terms keeps all cores busy: the
+// gradients of weights, and of the logits' inputs. The bits do not depend on their number.
+func (c *command) multiplyShared(p product, to, a, b, tiles, starts argument, down, matrices int) {
+	multiply := func(to, a, b argument, matrices, terms, ldc, chain int, accumulate argument) {
+		c.launch("multiply_shared", groups(64, down, over(p.n, tileSide), matrices), to, a, b, tiles, starts,
+			integer(p.m), integer(p.n), integer(terms), long(p.aRows), long(p.aColumns), long(p.bRows),
+			long(p.bColumns), long(p.stack), long(ldc), accumulate, integer(chain))
+	}
+	accumulate := flag(p.accumulate)
+	if p.groupRows || p.groupSum || p.k <= sumTerms {
+		multiply(to, a, b, matrices, p.k, p.ldc, 0, accumulate)
+		return
+	}
+	together := min(over(p.k, sumTerms), max(1, c.d.shape.chains/(p.m*p.n)))
+	var sums argument
+	if together > 1 {
+		sums = c.take(together * p.m * p.n)
+	}
+	for first := 0; first < p.k; first += together * sumTerms {
+		terms := min(together*sumTerms, p.k-first)
+		chains, a, b := over(terms, sumTerms), a.plus(first*p.aColumns), b.plus(first*p.bRows)
+		if chains == 1 {
+			multiply(to, a, b, 1, terms, p.ldc, 0, accumulate)
+		} else {
+			multiply(sums, a, b, chains, terms, p.n, sumTerms, flag(false))
+			c.launch("add_chains", groups(itemsGroup, over(p.n, itemsGroup), p.m, 1), to, sums, integer(chains),
+				integer(p.m), integer(p.n), long(p.ldc), accumulate)
+		}
+		accumulate = flag(true)
 	}
 }
 

@@ -11,13 +11,15 @@ import (
 	"mula/internal/longtest"
 	"mula/xpu"
 	"mula/xpu/devicetest"
+	"mula/xpu/opencl"
 )
 
 // emulated are the shapes that take the path of matrix instructions with its sub-groups emulated,
-// in both layouts of A.
+// in both layouts of A. They are tested on a CPU: a work-item emulates a whole sub-group, which is
+// too slow on a GPU.
 var emulated = map[string]shape{
-	"blocks":    {group: gpuShape.group, options: "-cl-opt-disable", emulate: "-DEMULATED"},
-	"2D blocks": {group: gpuShape.group, options: "-cl-opt-disable", emulate: "-DEMULATED -DWIDE"},
+	"blocks":    emulation("-DEMULATED"),
+	"2D blocks": emulation("-DEMULATED -DWIDE"),
 }
 
 // Products on the emulated path.
@@ -26,7 +28,7 @@ func TestMatrix(t *testing.T) {
 	t.Parallel()
 	for name, s := range emulated {
 		t.Run(name, func(t *testing.T) {
-			d := newTest(t, xpu.BF16, s)
+			d := newTest(t, xpu.BF16, s, opencl.CPU)
 			t.Run("MatMul", func(t *testing.T) { testMatrixMatMul(t, d) })
 			t.Run("groups", func(t *testing.T) { testMatrixGroups(t, d) })
 			t.Run("rounding", func(t *testing.T) { testMatrixRounding(t, d) })
@@ -271,7 +273,7 @@ func testMatrixRounding(t *testing.T, d *Device) {
 
 // Weights are packed once while they do not change, and again after each way of changing them.
 func TestMatrixWeightsArePackedOnce(t *testing.T) {
-	d, err := newDevice(t.Context(), someDevice(t), Options{Precision: xpu.BF16, Threads: 1, Profile: true},
+	d, err := newDevice(t.Context(), someDevice(t, opencl.CPU), Options{Precision: xpu.BF16, Threads: 1, Profile: true},
 		emulated["blocks"])
 	if err != nil {
 		t.Fatal(err)
