@@ -1,12 +1,14 @@
 // Kernels measures every command of mula's device at the sizes of mula-mini, alternately on the
 // processor and on an OpenCL device:
 //
-//	go run ./benchmarks/kernels [-rows N] [-rounds N] [-precision fp32|bf16] [-device NAME] [-only WORDS] [-table FILE]
+//	go run ./benchmarks/kernels [-rows N] [-rounds N] [-precision fp32|bf16] [-device NAME] [-only WORDS]
+//		[-step PRESET] [-table FILE]
 //
 // It compares each time with a floor. The floor is the time of the same device, in the same round,
 // for a copy of the bytes that the command has to read and write, or for products of 1024 × 1024
 // matrices with the command's number of multiplications, whichever is longer. With -table it
-// replaces the tables between two marks in the file.
+// replaces the tables between two marks in the file. With -step it measures the forward and
+// backward pass of a model on the OpenCL device alone, and lists its kernels by their time.
 package main
 
 import (
@@ -38,17 +40,28 @@ const (
 func main() {
 	log.SetFlags(0)
 	log.SetPrefix("kernels: ")
-	rows := flag.Int("rows", 2, "rows of 512 tokens")
+	rows := flag.Int("rows", 2, "rows of 512 tokens, or 1,024 with -step")
 	rounds := flag.Int("rounds", 9, "rounds of each command; the tables show the minimum")
 	precision := flag.String("precision", "fp32", "fp32 or bf16")
 	name := flag.String("device", "", "part of the OpenCL device's name; empty for the fastest type")
+	step := flag.String("step", "", "measure the kernels of the forward and backward pass of this preset instead")
 	only := flag.String("only", "", "measure only commands whose names contain these words")
 	table := flag.String("table", "", "file whose tables to replace")
 	flag.Parse()
 	if flag.NArg() > 0 {
 		log.Fatalf("unexpected argument %q; see -help", flag.Arg(0))
 	}
-	text, err := measure(context.Background(), xpu.Precision(*precision), *name, *rows, *rounds, *only)
+	ctx := context.Background()
+	chosen, err := choose(*name)
+	if err != nil {
+		log.Fatal(err)
+	}
+	var text string
+	if *step != "" {
+		text, err = measureStep(ctx, xpu.Precision(*precision), chosen, *step, *rows, *rounds)
+	} else {
+		text, err = measure(ctx, xpu.Precision(*precision), chosen, *rows, *rounds, *only)
+	}
 	if err == nil && *table != "" {
 		err = replace(*table, text)
 	}
@@ -198,15 +211,17 @@ func compare(ctx context.Context, sides [2]*side, first, last, rounds int) (resu
 	return results, nil
 }
 
-func measure(ctx context.Context, precision xpu.Precision, name string, rows, rounds int, only string) (string, error) {
+// choose returns the OpenCL device of that name.
+func choose(name string) (*opencl.Device, error) {
 	devices, err := opencl.Devices()
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	chosen, err := opencl.Choose(devices, opencl.Choice{Name: name})
-	if err != nil {
-		return "", err
-	}
+	return opencl.Choose(devices, opencl.Choice{Name: name})
+}
+
+func measure(ctx context.Context, precision xpu.Precision, chosen *opencl.Device, rows, rounds int,
+	only string) (string, error) {
 	apart, err := gpu.New(ctx, chosen, gpu.Options{Precision: precision, Profile: true})
 	if err != nil {
 		return "", err
