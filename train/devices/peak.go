@@ -15,7 +15,8 @@ const peakTime = 250 * time.Millisecond
 const peakProduct = time.Millisecond
 
 // MeasurePeak measures the peak of the device's matrix products in FLOP/s. It uses the best time of
-// products of square matrices of several sizes with small whole numbers. The largest matrix has
+// products of square matrices of several sizes with small whole numbers, in the three forms of a
+// training step: outputs, gradients of inputs, gradients of weights. The largest matrix has
 // 1,024 rows. It has 2,048 or 4,096 rows if the product of half the size takes less than
 // peakProduct and the device has enough memory. The measurement takes at most peakTime, and at most
 // 1 % of the FLOPs of work, the work of the run, but at least two small products. The first product
@@ -24,7 +25,7 @@ func MeasurePeak(ctx context.Context, device xpu.Device, work float64) (float64,
 	const smallest, usual, largest = 64, 1024, 4096
 	// of a size, before it is known whether there is a larger one, which is faster and gets the
 	// rest of the time
-	const repeats = 8
+	const repeats = 9
 	budget := work / 100
 	var peak float64
 	var memory [3]xpu.Tensor
@@ -61,6 +62,7 @@ func MeasurePeak(ctx context.Context, device xpu.Device, work float64) (float64,
 			}
 			device.Write(memory[i], x)
 		}
+		forms := [][2]xpu.Tensor{{a, b.T()}, {a, b}, {a.T(), b}}
 		if n == smallest {
 			device.MatMul(c, a, b.T(), xpu.MatMulOptions{})
 			budget -= flops
@@ -77,8 +79,8 @@ func MeasurePeak(ctx context.Context, device xpu.Device, work float64) (float64,
 			if err := ctx.Err(); err != nil {
 				return 0, err
 			}
-			start := time.Now()
-			device.MatMul(c, a, b.T(), xpu.MatMulOptions{})
+			start, form := time.Now(), forms[i%len(forms)]
+			device.MatMul(c, form[0], form[1], xpu.MatMulOptions{})
 			if err := device.Wait(ctx); err != nil {
 				return 0, err
 			}
