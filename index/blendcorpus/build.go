@@ -25,7 +25,7 @@ import (
 // blends. The name of a blend does not determine its contents, so Build computes the blend and
 // compares. A difference is an error.
 func (x *Index) Build(ctx context.Context, o rebuild.BuildOptions) (cache.Summary, error) {
-	w := gpt.NewWorkshop(o.Threads)
+	w := gpt.NewWorkers(o.Threads)
 	if x.config.Cache != "" && o.Resume {
 		if err := x.compareForeign(ctx, w, x.config.Cache); err != nil {
 			return cache.Summary{}, err
@@ -59,7 +59,7 @@ func (x *Index) directory(d *dataset) string {
 	return d.besides(x.config.Root)
 }
 
-func (b *blend) unit(w *gpt.Workshop) (cache.Unit, error) {
+func (b *blend) unit(w *gpt.Workers) (cache.Unit, error) {
 	settings, err := b.settings()
 	sizes := b.sizes()
 	return cache.Unit{
@@ -74,7 +74,7 @@ func (b *blend) unit(w *gpt.Workshop) (cache.Unit, error) {
 }
 
 // unit returns the unit of a dataset. With together, a large dataset is divided between processes.
-func (d *dataset) unit(w *gpt.Workshop, together bool) (cache.Unit, error) {
+func (d *dataset) unit(w *gpt.Workers, together bool) (cache.Unit, error) {
 	settings, err := d.settings()
 	sizes := d.sizes()
 	u := cache.Unit{
@@ -94,7 +94,7 @@ func (d *dataset) unit(w *gpt.Workshop, together bool) (cache.Unit, error) {
 
 // compareForeign compares the blends that another program left in the directory with the expected
 // contents.
-func (x *Index) compareForeign(ctx context.Context, w *gpt.Workshop, dir string) error {
+func (x *Index) compareForeign(ctx context.Context, w *gpt.Workers, dir string) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for _, b := range x.blends {
 		marker := b.hash() + descriptionEnd

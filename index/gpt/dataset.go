@@ -81,7 +81,7 @@ type Layout struct {
 }
 
 // Sizes returns the sizes of the document, sample and shuffle index, in the order of
-// [Workshop.Build].
+// [Workers.Build].
 func (l *Layout) Sizes() []int64 { return []int64{l.DocumentBytes, l.SampleBytes, l.ShuffleBytes} }
 
 const (
@@ -180,7 +180,7 @@ func (d *Dataset) layout(tokens int64) (Layout, error) {
 }
 
 // Parts returns how several processes can divide a dataset, as indices of the files of
-// [Workshop.Build], or nil if the dataset is too small to divide. The shuffle index depends only on
+// [Workers.Build], or nil if the dataset is too small to divide. The shuffle index depends only on
 // how many draws the document index consumes, and draws are quickly skipped. The document index is
 // one sequential shuffle, and the sample index is computed from it while it is in the processor's
 // caches.

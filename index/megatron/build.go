@@ -19,7 +19,7 @@ import (
 // fails before the blend's files become visible. Without a cache directory, every token file has
 // its own directory, and there are no blends.
 func (x *Index) Build(ctx context.Context, o rebuild.BuildOptions) (cache.Summary, error) {
-	w := gpt.NewWorkshop(o.Threads)
+	w := gpt.NewWorkers(o.Threads)
 	var units rebuild.Units
 	if x.config.Cache != "" {
 		for _, b := range x.blends {
@@ -34,7 +34,7 @@ func (x *Index) Build(ctx context.Context, o rebuild.BuildOptions) (cache.Summar
 
 // buildBlend writes the files of a blend, skipping nil files, and returns the number of samples of
 // each dataset.
-func buildBlend(ctx context.Context, w *gpt.Workshop, b *blend, a Arithmetic, files []io.WriterAt) (counts []int64,
+func buildBlend(ctx context.Context, w *gpt.Workers, b *blend, a Arithmetic, files []io.WriterAt) (counts []int64,
 	err error) {
 	n := b.length()
 	which, sample := numpy.NewWriter[int16](files[0], n), numpy.NewWriter[int64](files[1], n)
@@ -72,7 +72,7 @@ var sampleTypes = map[gpt.SampleType]string{gpt.Auto: "auto", gpt.Int32: "int32"
 
 // datasetUnit returns the unit of a dataset. With together, a large dataset is divided between
 // processes.
-func (x *Index) datasetUnit(w *gpt.Workshop, d *dataset, together bool) cache.Unit {
+func (x *Index) datasetUnit(w *gpt.Workers, d *dataset, together bool) cache.Unit {
 	base := x.config.Profile.gptName(d.hash, d.split)
 	u := cache.Unit{
 		Name: d.title(), Marker: base + descriptionEnd, MarkerText: []byte(d.text),
@@ -106,7 +106,7 @@ func (x *Index) datasetUnit(w *gpt.Workshop, d *dataset, together bool) cache.Un
 	return u
 }
 
-func (x *Index) blendUnit(w *gpt.Workshop, b *blend) cache.Unit {
+func (x *Index) blendUnit(w *gpt.Workers, b *blend) cache.Unit {
 	base := x.config.Profile.blendName(b.hash, b.split)
 	sizes := b.sizes()
 	u := cache.Unit{

@@ -57,11 +57,11 @@ func Verify(ctx context.Context, dir string, o rebuild.VerifyOptions) (rebuild.R
 			}
 		}
 	}
-	v := &verifier{dir: dir, root: o.Root, workshop: gpt.NewWorkshop(o.Threads)}
+	v := &verifier{dir: dir, root: o.Root, workers: gpt.NewWorkers(o.Threads)}
 	var mu sync.Mutex
 	finished := 0
 	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(v.workshop.Places())
+	g.SetLimit(v.workers.Places())
 	for _, u := range units {
 		g.Go(func() error {
 			if err := v.unit(ctx, u); err != nil {
@@ -102,7 +102,7 @@ func Verify(ctx context.Context, dir string, o rebuild.VerifyOptions) (rebuild.R
 // verifier holds the state that the units of one Verify share.
 type verifier struct {
 	dir, root string
-	workshop  *gpt.Workshop
+	workers   *gpt.Workers
 }
 
 // unit fills in the result of a unit.
@@ -225,7 +225,7 @@ func (v *verifier) datasetCandidate(g *gpt.Dataset, l gpt.Layout) *candidate {
 			{gptEnds[1], l.SampleDescr, 2, l.Samples + 1},
 			{gptEnds[2], l.ShuffleDescr, 0, l.Samples},
 		},
-		build: func(ctx context.Context, files []io.WriterAt) error { return v.workshop.Build(ctx, g, l, files) },
+		build: func(ctx context.Context, files []io.WriterAt) error { return v.workers.Build(ctx, g, l, files) },
 	}
 	if !g.ExtraToken {
 		c.settings = append(c.settings, "no extra token")
@@ -249,7 +249,7 @@ func (v *verifier) blend(ctx context.Context, u *unit, d *description, bare bool
 			settings: []string{a.String()}, profiles: d.profiles(bare),
 			files: []wanted{{blendEnds[0], "<i2", 0, n}, {blendEnds[1], "<i8", 0, n}},
 			build: func(ctx context.Context, files []io.WriterAt) error {
-				_, err := buildBlend(ctx, v.workshop, b, a, files)
+				_, err := buildBlend(ctx, v.workers, b, a, files)
 				return err
 			},
 		})

@@ -83,12 +83,12 @@ func (u *Units) AddDataset(path string, dataset cache.Unit) {
 
 // Build builds the units, one directory after the other, with the threads of w. Blends are first,
 // because they take longest, then datasets by size.
-func (u *Units) Build(ctx context.Context, w *gpt.Workshop, o BuildOptions) (cache.Summary, error) {
+func (u *Units) Build(ctx context.Context, w *gpt.Workers, o BuildOptions) (cache.Summary, error) {
 	var total cache.Summary
 	for _, d := range u.directories {
 		slices.SortStableFunc(d.datasets, func(a, b cache.Unit) int { return cmp.Compare(b.Expect, a.Expect) })
 		s, err := cache.Run(ctx, d.path, slices.Concat(d.blends, d.datasets), cache.Options{
-			// a blend waits in the workshop, where datasets have priority
+			// a blend waits for a thread, and datasets have priority
 			Threads: w.Places() + len(d.blends), Resume: o.Resume, Together: o.Together, Progress: o.Progress,
 		})
 		total.Add(s)

@@ -45,7 +45,7 @@ func TestBuild(t *testing.T) {
 	u.AddDataset(b, unit("x"))
 	u.AddBlend(a, unit("y"))
 	u.AddBlend(a, unit("z"))
-	s, err := u.Build(t.Context(), gpt.NewWorkshop(1), BuildOptions{Threads: 1})
+	s, err := u.Build(t.Context(), gpt.NewWorkers(1), BuildOptions{Threads: 1})
 	if err != nil || s.Built != 4 || s.Bytes != 12 {
 		t.Errorf("%+v, %v", s, err)
 	}

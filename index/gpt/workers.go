@@ -7,16 +7,16 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// workshopMemory bounds the memory of the datasets that a [Workshop] builds at once. A dataset that
+// workersMemory bounds the memory of the datasets that [Workers] build at once. A dataset that
 // needs more is built alone.
-const workshopMemory = 4 << 30
+const workersMemory = 4 << 30
 
-// idleBuilders is how many builders a [Workshop] has in addition to its threads: while one waits
+// idleBuilders is how many builders [Workers] have in addition to their threads: while one waits
 // for the disk, another computes.
 const idleBuilders = 6
 
-// A Workshop builds several datasets at once, within limits of processor and memory use.
-type Workshop struct {
+// Workers build several datasets at once, within limits of processor and memory use.
+type Workers struct {
 	// Pool has one slot per computing thread. Other computations that run next to the datasets use
 	// it too.
 	Pool *semaphore.Weighted
@@ -29,14 +29,14 @@ type Workshop struct {
 	builders chan *Builder // free builders, each with the memory that it keeps
 }
 
-// NewWorkshop returns a workshop that computes on the given number of threads, at least one.
-func NewWorkshop(threads int) *Workshop {
+// NewWorkers returns workers that compute on the given number of threads, at least one.
+func NewWorkers(threads int) *Workers {
 	threads = max(1, threads)
-	w := &Workshop{
-		Pool: semaphore.NewWeighted(int64(threads)), threads: threads, memory: semaphore.NewWeighted(workshopMemory),
+	w := &Workers{
+		Pool: semaphore.NewWeighted(int64(threads)), threads: threads, memory: semaphore.NewWeighted(workersMemory),
 		builders: make(chan *Builder, threads+idleBuilders),
 	}
-	w.keep = workshopMemory / int64(cap(w.builders))
+	w.keep = workersMemory / int64(cap(w.builders))
 	for range cap(w.builders) {
 		w.builders <- new(Builder)
 	}
@@ -44,15 +44,15 @@ func NewWorkshop(threads int) *Workshop {
 }
 
 // Threads returns the number of computing threads.
-func (w *Workshop) Threads() int { return w.threads }
+func (w *Workers) Threads() int { return w.threads }
 
 // Places returns how many datasets are built at once; more calls of Build wait.
-func (w *Workshop) Places() int { return cap(w.builders) }
+func (w *Workers) Places() int { return cap(w.builders) }
 
 // Build writes the document, sample and shuffle index of d, whose layout is l, into files, in that
 // order. A nil file is skipped. Build waits for a free builder and for memory.
-func (w *Workshop) Build(ctx context.Context, d *Dataset, l Layout, files []io.WriterAt) error {
-	need := min(l.Memory(), workshopMemory)
+func (w *Workers) Build(ctx context.Context, d *Dataset, l Layout, files []io.WriterAt) error {
+	need := min(l.Memory(), workersMemory)
 	if err := w.memory.Acquire(ctx, need); err != nil {
 		return context.Cause(ctx)
 	}

@@ -7,8 +7,8 @@ import (
 )
 
 // A builder that is given back keeps the memory of small datasets and none of a large one.
-func TestWorkshopGivesMemoryBack(t *testing.T) {
-	w := NewWorkshop(1)
+func TestWorkersGiveMemoryBack(t *testing.T) {
+	w := NewWorkers(1)
 	small := &Dataset{Lengths: lengthBytes(3, 5, 4), End: 3, SequenceLength: 4, ExtraToken: true, Samples: 10, Seed: 1}
 	large := &Dataset{Lengths: lengthBytes(make([]int32, 3000)...), End: 3000, SequenceLength: 4, ExtraToken: true,
 		Samples: 5, Seed: 1}
@@ -41,7 +41,7 @@ func TestWorkshopGivesMemoryBack(t *testing.T) {
 		}
 		return n
 	}
-	if each := w.keep * int64(w.Places()); each > workshopMemory {
+	if each := w.keep * int64(w.Places()); each > workersMemory {
 		t.Errorf("the builders may keep %d bytes together", each)
 	}
 	w.keep = 10_000
