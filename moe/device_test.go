@@ -11,8 +11,8 @@ import (
 	"mula/internal/longtest"
 	"mula/moe/safetensors"
 	"mula/xpu"
-	"mula/xpu/apart"
 	"mula/xpu/cpu"
+	"mula/xpu/discrete"
 )
 
 // A use of models on devices returns all that they have computed.
@@ -157,7 +157,7 @@ func files(t *testing.T, device func(int) xpu.Device, cfg Config) string {
 	return fmt.Sprintf("%v %x %x", hashFiles(t, dir), weights(t, back), stats.Loss)
 }
 
-// A device whose memory is apart from the host's gives the CPU's bits, whatever it is used for.
+// A device whose memory is separate from the host's gives the CPU's bits, whatever it is used for.
 func TestDeviceApart(t *testing.T) {
 	longtest.SkipIfShort(t)
 	for kind, f := range map[string]use{"whole model": wholeModel, "shared experts": sharedExperts, "stages": stages,
@@ -173,7 +173,7 @@ func TestDeviceApart(t *testing.T) {
 			}
 			t.Run(kind+"/"+name, func(t *testing.T) {
 				want := f(t, func(int) xpu.Device { return cpu.New(2, xpu.FP32) }, cfg)
-				got := f(t, func(int) xpu.Device { return apart.New(cpu.New(2, xpu.FP32)) }, cfg)
+				got := f(t, func(int) xpu.Device { return discrete.New(cpu.New(2, xpu.FP32)) }, cfg)
 				if got != want {
 					a, b := strings.Split(got, "\n"), strings.Split(want, "\n")
 					for i, line := range b {
@@ -192,7 +192,7 @@ func TestDeviceApart(t *testing.T) {
 // the purpose of the allocation.
 func TestMemoryIsGivenBack(t *testing.T) {
 	for name, cfg := range gradientCases(t) {
-		dev := apart.New(cpu.New(1, xpu.FP32))
+		dev := discrete.New(cpu.New(1, xpu.FP32))
 		defer dev.Close()
 		batch := randomBatch(cfg, 2, 30, 1)
 		like := newModelOn(t, dev, cfg)
@@ -248,11 +248,11 @@ func TestMemoryIsGivenBack(t *testing.T) {
 			t.Errorf("%s: after reading texts, %d bytes are still in use", name, n)
 		}
 	}
-	var devices []*apart.Device
+	var devices []*discrete.Device
 	cfg := mustPreset(t, "mula-nano")
 	for _, dispatch := range dispatches {
 		g := newRanksOn(t, func(int) xpu.Device {
-			devices = append(devices, apart.New(cpu.New(1, xpu.FP32)))
+			devices = append(devices, discrete.New(cpu.New(1, xpu.FP32)))
 			return devices[len(devices)-1]
 		}, cfg, 2, Parallel{Dispatch: dispatch}, nil)
 		for _, m := range g.models {
@@ -279,7 +279,7 @@ func TestMemoryIsGivenBack(t *testing.T) {
 func TestDeviceFails(t *testing.T) {
 	lost := errors.New("the driver has lost the device")
 	cfg := mustPreset(t, "mula-nano")
-	dev := apart.New(cpu.New(1, xpu.FP32))
+	dev := discrete.New(cpu.New(1, xpu.FP32))
 	defer dev.Close()
 	m := newModelOn(t, dev, cfg)
 	m.Init(1)

@@ -14,8 +14,8 @@ import (
 	"mula/train/optimizer"
 	"mula/train/optimizer/optimizertest"
 	"mula/xpu"
-	devapart "mula/xpu/apart"
 	"mula/xpu/comm"
+	"mula/xpu/discrete"
 )
 
 // An estimate uses the configuration, with its defaults and the plan's length.
@@ -241,13 +241,13 @@ func measureMemory(t *testing.T, c Config) {
 	var mu sync.Mutex
 	var resolved Config
 	onDevice, sums := make([]int64, c.Layout.PP), make([]int64, c.Layout.PP) // by stage: sum, and maximum
-	mustRun(t, c, onApart(Options{
+	mustRun(t, c, onDiscrete(Options{
 		Report: func(s Summary) { resolved = s.Config },
 		passed: func(r *run) {
 			mu.Lock()
 			defer mu.Unlock()
 			if r.state.Step == c.Steps-1 {
-				onDevice[r.ranks.OwnIndex(comm.PP)] += r.device.(*devapart.Device).InUse()
+				onDevice[r.ranks.OwnIndex(comm.PP)] += r.device.(*discrete.Device).InUse()
 			}
 		},
 		ended: func(r *group.Group) {

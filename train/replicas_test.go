@@ -14,7 +14,7 @@ import (
 	"mula/train/checkpoint"
 	"mula/train/collective"
 	"mula/train/record"
-	devapart "mula/xpu/apart"
+	"mula/xpu/discrete"
 
 	"mula/train/estimate"
 )
@@ -150,7 +150,7 @@ func TestReplicasApart(t *testing.T) {
 		for _, divided := range []bool{false, true} {
 			c := testConfig(t, plan,
 				crashConfig+fmt.Sprintf("layout: {expert_dp: 4, optimizer: %s, check_replicas_every: 2}\n", scheme))
-			o := onApart(Options{}, func(int, *devapart.Device) {})
+			o := onDiscrete(Options{}, func(int, *discrete.Device) {})
 			o.atStep = func(r *run) {
 				if r.ranks.Rank() == 2 && r.state.Step == 2 {
 					flipWeight(t, r, divided, true)

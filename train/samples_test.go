@@ -301,7 +301,7 @@ func TestDocumentsResume(t *testing.T) {
 		other := c
 		other.Output = filepath.Join(t.TempDir(), "run")
 		mustRun(t, other, stopAfter(2))
-		mustRun(t, other, onApart(stopAfter(4), nil))
+		mustRun(t, other, onDiscrete(stopAfter(4), nil))
 		mustRun(t, other, Options{Warn: func(text string) { t.Errorf("%s: warning %q", name, text) }})
 		sameRun(t, name, c.Output, other.Output)
 
@@ -433,7 +433,7 @@ func TestDocumentsApart(t *testing.T) {
 		mustRun(t, c, Options{})
 		other := c
 		other.Output = filepath.Join(t.TempDir(), "run")
-		mustRun(t, other, onApart(Options{}, nil))
+		mustRun(t, other, onDiscrete(Options{}, nil))
 		sameRun(t, name, c.Output, other.Output)
 	}
 }

@@ -7,13 +7,13 @@ import (
 
 	"mula/train/optimizer/optimizertest"
 	"mula/xpu"
-	devapart "mula/xpu/apart"
+	"mula/xpu/discrete"
 )
 
 // The moments of all parameters lie beside each other in memory of the device, however it is cut.
 func TestStateApart(t *testing.T) {
 	for _, most := range []int{0, 1, 1000, 100_000, stateChunk} {
-		d := devapart.New(device(t, 1))
+		d := discrete.New(device(t, 1))
 		o := &Optimizer{device: d, parameters: optimizertest.Parameters(1)}
 		o.sharding = newSingleSharding(d, o.parameters)
 		o.spec, o.rule = specs[AdamW], newAdamW(defaultOptimizer(AdamW))
@@ -49,7 +49,7 @@ func TestStateApart(t *testing.T) {
 			t.Errorf("most %d: %d bytes are not given back", most, d.InUse())
 		}
 	}
-	d := devapart.New(device(t, 1))
+	d := discrete.New(device(t, 1))
 	d.SetCapacity(1000)
 	if _, err := New(defaultOptimizer(AdamW), 1, d, optimizertest.Parameters(1)); err == nil ||
 		!strings.Contains(err.Error(), "memory for the optimizer: ") || d.InUse() != 0 {

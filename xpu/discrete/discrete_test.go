@@ -1,4 +1,4 @@
-package apart_test
+package discrete_test
 
 import (
 	"errors"
@@ -8,13 +8,13 @@ import (
 	"testing"
 
 	"mula/xpu"
-	"mula/xpu/apart"
 	"mula/xpu/cpu"
 	"mula/xpu/devicetest"
+	"mula/xpu/discrete"
 )
 
-func device(t *testing.T, precision xpu.Precision) *apart.Device {
-	d := apart.New(cpu.New(2, precision))
+func device(t *testing.T, precision xpu.Precision) *discrete.Device {
+	d := discrete.New(cpu.New(2, precision))
 	t.Cleanup(d.Close)
 	return d
 }
@@ -70,7 +70,7 @@ func TestMistakes(t *testing.T) {
 	} {
 		func() {
 			defer func() {
-				if r, _ := recover().(string); !strings.HasPrefix(r, "apart: ") {
+				if r, _ := recover().(string); !strings.HasPrefix(r, "discrete: ") {
 					t.Errorf("%s: panicked with %q", name, r)
 				}
 			}()
@@ -115,7 +115,7 @@ func (w waiting) SumSquares(stretches []xpu.Tensor, sums []float64) {
 // of its results, which are whole after its own wait.
 func TestWaitDuringCommand(t *testing.T) {
 	inner := waiting{cpu.New(1, xpu.FP32), make(chan struct{}), make(chan struct{})}
-	d := apart.New(inner)
+	d := discrete.New(inner)
 	defer d.Close()
 	x, sums, done := floats(t, d, 3, 4), make([]float64, 1), make(chan struct{})
 	go func() {

@@ -1,12 +1,12 @@
-// Package apart is an [xpu.Device] for tests. Like a GPU, it has memory that the host cannot read:
-// [xpu.Tensor.Host] returns nil for its tensors. Another device, which shares memory with the host,
-// executes its commands, so that the results have the other device's bits. It finds these mistakes
-// of its callers:
+// Package discrete is an [xpu.Device] for tests. Like a GPU, it has memory that the host cannot
+// read: [xpu.Tensor.Host] returns nil for its tensors. Another device, which shares memory with the
+// host, executes its commands, so that the results have the other device's bits. It finds these
+// mistakes of its callers:
 //
 //   - a command panics if it gets memory of the host, or after Close;
 //   - host results are NaN, or the least int64, until Wait or Read;
 //   - released memory becomes NaN, or the least int32.
-package apart
+package discrete
 
 import (
 	"context"
@@ -55,8 +55,8 @@ func (d *Device) InUse() int64 {
 	return d.bytes
 }
 
-// Name returns "apart" and the name of the inner device.
-func (d *Device) Name() string { return "apart " + d.inner.Name() }
+// Name returns "discrete" and the name of the inner device.
+func (d *Device) Name() string { return "discrete " + d.inner.Name() }
 
 // Precision returns the inner device's precision.
 func (d *Device) Precision() xpu.Precision { return d.inner.Precision() }
@@ -81,7 +81,7 @@ func (d *Device) Close() {
 // open panics after Close. The caller holds the lock.
 func (d *Device) open() {
 	if d.closed {
-		panic("apart: the device was used after Close")
+		panic("discrete: the device was used after Close")
 	}
 }
 
@@ -89,7 +89,7 @@ func (d *Device) open() {
 func (d *Device) New(dtype xpu.DType, shape ...int) (xpu.Tensor, error) {
 	n, err := xpu.Elements(shape)
 	if err != nil {
-		return xpu.Tensor{}, fmt.Errorf("apart: %w", err)
+		return xpu.Tensor{}, fmt.Errorf("discrete: %w", err)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -98,7 +98,7 @@ func (d *Device) New(dtype xpu.DType, shape ...int) (xpu.Tensor, error) {
 		return xpu.Tensor{}, d.failed
 	}
 	if int64(n) > (d.capacity-d.bytes)/4 {
-		return xpu.Tensor{}, fmt.Errorf("apart: out of memory for %d numbers: %d of %d bytes are in use", n, d.bytes,
+		return xpu.Tensor{}, fmt.Errorf("discrete: out of memory for %d numbers: %d of %d bytes are in use", n, d.bytes,
 			d.capacity)
 	}
 	t, err := d.inner.New(dtype, shape...)
@@ -194,7 +194,7 @@ func (d *Device) works(operands ...xpu.Tensor) bool {
 func checkOwn(operands ...xpu.Tensor) {
 	for _, t := range operands {
 		if t.Elements() > 0 && !t.IsDiscrete() {
-			panic(fmt.Sprintf("apart: a tensor of shape %v is not memory of this device", t.Shape()))
+			panic(fmt.Sprintf("discrete: a tensor of shape %v is not memory of this device", t.Shape()))
 		}
 	}
 }

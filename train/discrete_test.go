@@ -23,15 +23,15 @@ import (
 	"mula/train/optimizer"
 	"mula/train/record"
 	"mula/xpu"
-	devapart "mula/xpu/apart"
 	"mula/xpu/cpu"
+	"mula/xpu/discrete"
 )
 
-// onApart makes a run use devices whose memory has two sides. A read of the host's side without a
-// copy returns wrong numbers. made, unless nil, is called with the device of each rank.
-func onApart(o Options, made func(rank int, d *devapart.Device)) Options {
+// onDiscrete makes a run use devices whose memory has two sides. A read of the host's side without
+// a copy returns wrong numbers. made, unless nil, is called with the device of each rank.
+func onDiscrete(o Options, made func(rank int, d *discrete.Device)) Options {
 	o.newDevice = func(rank, threads int, precision xpu.Precision) (xpu.Device, error) {
-		d := devapart.New(cpu.New(threads, precision))
+		d := discrete.New(cpu.New(threads, precision))
 		if made != nil {
 			made(rank, d)
 		}
@@ -89,7 +89,7 @@ func TestRunApart(t *testing.T) {
 			want := mustRun(t, c, Options{})
 			other := c
 			other.Output = filepath.Join(t.TempDir(), "run")
-			if got := mustRun(t, other, onApart(Options{}, nil)); got.Weights != want.Weights ||
+			if got := mustRun(t, other, onDiscrete(Options{}, nil)); got.Weights != want.Weights ||
 				got.LastLoss != want.LastLoss {
 				t.Errorf("%+v, want %+v", got, want)
 			}
@@ -110,9 +110,10 @@ func TestResumeApart(t *testing.T) {
 			mustRun(t, c, Options{})
 			other := c
 			other.Output = filepath.Join(t.TempDir(), "run")
-			mustRun(t, other, onApart(stopAfter(2), nil))
+			mustRun(t, other, onDiscrete(stopAfter(2), nil))
 			mustRun(t, other, stopAfter(4))
-			mustRun(t, other, onApart(Options{Warn: func(text string) { t.Errorf("%s: warning %q", name, text) }}, nil))
+			warn := func(text string) { t.Errorf("%s: warning %q", name, text) }
+			mustRun(t, other, onDiscrete(Options{Warn: warn}, nil))
 			sameRun(t, string(name), c.Output, other.Output)
 		}
 	}
@@ -129,7 +130,7 @@ func TestInitializeApart(t *testing.T) {
 	want := mustRun(t, c, Options{})
 	other := c
 	other.Output = filepath.Join(t.TempDir(), "run")
-	mustRun(t, other, onApart(Options{}, nil))
+	mustRun(t, other, onDiscrete(Options{}, nil))
 	sameRun(t, "initialize_from", c.Output, other.Output)
 
 	data, err := blend.Open(t.Context(), mustPlan(t, plan), blend.OpenOptions{})
@@ -138,7 +139,7 @@ func TestInitializeApart(t *testing.T) {
 	}
 	defer data.Close()
 	var evaluations []record.Evaluation
-	for _, d := range []xpu.Device{device(t, 1), devapart.New(device(t, 1))} {
+	for _, d := range []xpu.Device{device(t, 1), discrete.New(device(t, 1))} {
 		m, err := moe.Open(want.Checkpoint, d)
 		if err != nil {
 			t.Fatal(err)
@@ -159,7 +160,7 @@ func TestNotFiniteApart(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for _, layout := range []string{"", "layout: {expert_dp: 2}\n"} {
 		var errs []string
-		for _, o := range []Options{{}, onApart(Options{}, nil)} {
+		for _, o := range []Options{{}, onDiscrete(Options{}, nil)} {
 			c := testConfig(t, plan, "z_loss: {coefficient: 1e300}\nspikes: {action: none}\n"+layout)
 			_, err := Run(context.Background(), c, o)
 			if !errors.Is(err, moe.ErrNotFinite) || !strings.Contains(err.Error(),
@@ -177,7 +178,7 @@ func TestNotFiniteApart(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer data.Close()
-	d := devapart.New(device(t, 1))
+	d := discrete.New(device(t, 1))
 	m, err := moe.New(DefaultConfig().Model.Config, d)
 	if err != nil {
 		t.Fatal(err)
@@ -207,28 +208,28 @@ func TestApartFails(t *testing.T) {
 	}
 	c.Output = filepath.Join(t.TempDir(), "run")
 	_, err := Run(context.Background(), c,
-		onApart(Options{}, func(_ int, d *devapart.Device) { d.SetCapacity(need.Total() - 1) }))
+		onDiscrete(Options{}, func(_ int, d *discrete.Device) { d.SetCapacity(need.Total() - 1) }))
 	if err == nil || !strings.Contains(err.Error(), "a rank needs ") ||
-		!strings.Contains(err.Error(), "of its device's memory") || !strings.Contains(err.Error(), "apart cpu") {
+		!strings.Contains(err.Error(), "of its device's memory") || !strings.Contains(err.Error(), "discrete cpu") {
 		t.Errorf("too small a device: %v", err)
 	}
 	// The moments of other optimizers are the host's.
 	lamb := testConfig(t, plan, "optimizer: {name: lamb}\nsteps: 2\n")
-	mustRun(t, lamb, onApart(Options{},
-		func(_ int, d *devapart.Device) { d.SetCapacity(need.Total() - need.Optimizer) }))
+	mustRun(t, lamb, onDiscrete(Options{},
+		func(_ int, d *discrete.Device) { d.SetCapacity(need.Total() - need.Optimizer) }))
 	_, err = Run(context.Background(), testConfig(t, plan, "steps: 2\nlayout: {expert_dp: 2}\n"),
-		onApart(Options{}, func(_ int, d *devapart.Device) { d.SetCapacity(need.Total() * 5 / 4) }))
+		onDiscrete(Options{}, func(_ int, d *discrete.Device) { d.SetCapacity(need.Total() * 5 / 4) }))
 	if err == nil || !strings.Contains(err.Error(), "for 2 ranks") || !collective.Shared(err) {
 		t.Errorf("too small a device for two ranks: %v", err)
 	}
 
 	lost := errors.New("the driver has lost it")
-	var d *devapart.Device
-	_, err = Run(context.Background(), c, onApart(Options{Progress: func(p Progress) {
+	var d *discrete.Device
+	_, err = Run(context.Background(), c, onDiscrete(Options{Progress: func(p Progress) {
 		if p.Step == 4 {
 			d.Fail(lost)
 		}
-	}}, func(_ int, made *devapart.Device) { d = made }))
+	}}, func(_ int, made *discrete.Device) { d = made }))
 	if !errors.Is(err, lost) || !strings.Contains(err.Error(), "step 5") {
 		t.Errorf("the device is lost: %v", err)
 	}
@@ -243,8 +244,8 @@ func TestApartFailsOnRank(t *testing.T) {
 	for _, layout := range []string{"layout: {expert_dp: 2, ep: 2}\n", "layout: {expert_dp: 2, pp: 2}\n"} {
 		c := testConfig(t, plan, "model: {preset: mula-nano, num_hidden_layers: 2}\nmicro_batch_size: 1\n"+layout)
 		lost := errors.New("the driver has lost it")
-		var found [4]*devapart.Device
-		o := onApart(Options{}, func(rank int, d *devapart.Device) { found[rank] = d })
+		var found [4]*discrete.Device
+		o := onDiscrete(Options{}, func(rank int, d *discrete.Device) { found[rank] = d })
 		o.BeforeSum = func(rank int, step int64, _ moe.Bucket) error {
 			if rank == 2 && step == 3 {
 				found[rank].Fail(lost)
@@ -263,8 +264,8 @@ func TestApartClosesLast(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	c := testConfig(t, plan, "model: {preset: mula-nano, num_hidden_layers: 2}\nmicro_batch_size: 1\nlayout: "+
 		"{expert_dp: 2}\n")
-	var found [2]*devapart.Device
-	o := onApart(Options{}, func(rank int, d *devapart.Device) { found[rank] = d })
+	var found [2]*discrete.Device
+	o := onDiscrete(Options{}, func(rank int, d *discrete.Device) { found[rank] = d })
 	failed, sums := errors.New("no sum"), 0
 	o.BeforeSum = func(rank int, step int64, _ moe.Bucket) error {
 		if rank == 0 {
@@ -302,13 +303,13 @@ func TestApartMemory(t *testing.T) {
 	for _, optimizer := range []string{"adamw", "muon", "lion"} {
 		c := testConfig(t, plan, strings.NewReplacer("{every: 5}", "{every: 0}", "steps: 40",
 			"steps: 30").Replace(spikyConfig)+spikesYAML("rollback")+"optimizer: {name: "+optimizer+"}\n")
-		var d *devapart.Device
+		var d *discrete.Device
 		var need int64
 		var used, steps []int64
-		mustRun(t, c, onApart(Options{
+		mustRun(t, c, onDiscrete(Options{
 			Report:   func(s Summary) { need = s.Memory.Total() - s.Memory.HostOnly },
 			Progress: func(p Progress) { used, steps = append(used, d.InUse()), append(steps, p.Step) },
-		}, func(_ int, made *devapart.Device) { d = made }))
+		}, func(_ int, made *discrete.Device) { d = made }))
 		if len(steps) != 20+30 || steps[20] != 0 {
 			t.Fatalf("%s: steps %v", optimizer, steps)
 		}
@@ -319,7 +320,7 @@ func TestApartMemory(t *testing.T) {
 			t.Errorf("%s: %d bytes in use, the summary says %d", optimizer, used[0], need)
 		}
 	}
-	d := devapart.New(device(t, 1))
+	d := discrete.New(device(t, 1))
 	if _, err := devices.MeasurePeak(t.Context(), d, 1e12); err != nil || d.InUse() != 0 {
 		t.Errorf("measuring the peak left %d bytes, %v", d.InUse(), err)
 	}

@@ -1,4 +1,4 @@
-package apart
+package discrete
 
 import (
 	"math"
