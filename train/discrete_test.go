@@ -22,6 +22,7 @@ import (
 	"mula/train/evaluate"
 	"mula/train/optimizer"
 	"mula/train/record"
+	"mula/train/votes"
 	"mula/xpu"
 	"mula/xpu/cpu"
 	"mula/xpu/discrete"
@@ -187,8 +188,9 @@ func TestNotFiniteApart(t *testing.T) {
 	bad := m.Parameters()[5]
 	bad.Grad.Floats()[3] = float32(math.Inf(1))
 	o := mustOptimizer(t, defaultOptimizer(optimizer.AdamW), 1, d, m.Parameters())
-	r := &run{ranks: oneRank(t), device: d, data: data, trainer: trainer{model: m, optimizer: o},
-		batch: batch{results: []result{{}}}}
+	r := &run{ranks: oneRank(t), device: d, data: data, trainer: trainer{model: m, optimizer: o}}
+	r.votes = votes.New(r.ranks, m.Config(), 1)
+	r.votes.Rows = []votes.Row{{}}
 	if err := r.badGradient(t.Context()); !errors.Is(err, moe.ErrNotFinite) ||
 		!strings.Contains(err.Error(), "the gradient is NaN or Inf in "+bad.Name+",") {
 		t.Error(err)

@@ -45,6 +45,7 @@ import (
 	"mula/train/rundir"
 	"mula/train/samples"
 	"mula/train/spikes"
+	"mula/train/votes"
 	"mula/xpu"
 	"mula/xpu/comm"
 )
@@ -442,6 +443,7 @@ type trainer struct {
 	optimizer *optimizer.Optimizer
 	sharding  *optimizer.Sharding
 	pipeline  *pipeline.Pipeline
+	votes     *votes.Votes
 	replicas  *replicas.Check // nil if there is nothing to compare
 }
 
@@ -449,34 +451,17 @@ type trainer struct {
 type batch struct {
 	// Of this rank.
 	rows    samples.Rows
-	origins []row           // of rows
+	origins []votes.Row     // of rows, without results
 	passes  int             // backward passes; may exceed the number of micro-batches
 	before  int64           // number of rows of lower ranks, each row counted once
 	pending []*comm.Pending // of each bucket whose gradients are being summed
 
 	// Of all ranks.
-	samples    int
-	targets    int64    // unmasked targets
-	results    []result // of all rows, in the order of their positions
-	counts     []int64  // tokens of each expert of each layer
-	votes      []uint64 // see exchange
-	voteBounds []int    // of each rank's
-	hasher     fingerprint.Hasher
+	samples int
+	targets int64 // unmasked targets
+	hasher  fingerprint.Hasher
 
 	trained samples.Trained // samples since the last checkpoint, to read again
-}
-
-// A row is the origin of a sample of the current step.
-type row struct {
-	position int64
-	source   int
-	targets  int64 // unmasked
-}
-
-// A result is the result of a row of the current step.
-type result struct {
-	row
-	loss float64 // sum of the cross entropies of its unmasked targets
 }
 
 // train does the steps.
@@ -651,10 +636,11 @@ func (r *run) take(batches *stream.Stream) error {
 			r.batch.rows.Tokens[len(r.batch.rows.Tokens)-1] = math.MaxUint32
 		}
 		r.batch.origins = append(r.batch.origins,
-			row{batch.Position(i), batch.Source(i), r.batch.rows.Targets[len(r.batch.origins)]})
+			votes.Row{Position: batch.Position(i), Source: batch.Source(i),
+				Targets: r.batch.rows.Targets[len(r.batch.origins)]})
 	}
 	if len(r.batch.origins) > 0 {
-		r.batch.trained.Note(r.state.Step, r.batch.origins[0].position, r.batch.rows.Row(0))
+		r.batch.trained.Note(r.state.Step, r.batch.origins[0].Position, r.batch.rows.Row(0))
 	}
 	return nil
 }
@@ -687,14 +673,15 @@ func (r *run) gradients(ctx context.Context, m *record.StepMetrics) error {
 // backward computes the losses of the step, and its gradients summed over ranks. It hashes exactly
 // the tokens that the model gets.
 func (r *run) backward(ctx context.Context, m *record.StepMetrics) error {
-	r.batch.results = r.batch.results[:0]
+	r.votes.Rows = r.votes.Rows[:0]
 	options := moe.BackwardOptions{Targets: max(1, r.batch.targets), Tokens: m.Tokens, Loss: moe.LossOptions{
 		Aux: r.config.AuxLoss.Form, AuxCoefficient: r.config.AuxLoss.Coefficient,
 		ZCoefficient: r.config.ZLoss.Coefficient}}
-	err := r.sumGradients(ctx, options, func(rows []row, stats moe.Stats) {
+	err := r.sumGradients(ctx, options, func(rows []votes.Row, stats moe.Stats) {
 		if r.pipeline.Last() {
-			for i, loss := range stats.RowLoss {
-				r.batch.results = append(r.batch.results, result{rows[i], loss})
+			for i, row := range rows {
+				row.Loss, row.Hash = stats.RowLoss[i], fingerprint.SampleHash(r.batch.rows.Row(len(r.votes.Rows)))
+				r.votes.Rows = append(r.votes.Rows, row)
 			}
 		}
 		share := float64(stats.Tokens) / float64(m.Tokens)
@@ -706,23 +693,25 @@ func (r *run) backward(ctx context.Context, m *record.StepMetrics) error {
 	if collective.IsBroken(err) {
 		return err
 	}
-	if err := r.exchange(ctx, m, err); err != nil {
+	if err := r.votes.Exchange(ctx, m, votes.Own{Err: err, FirstLayer: r.pipeline.FirstLayer(),
+		Tensor: r.sharding.TakeBad(), NonFinite: r.pipeline.TakeNonFinite()}); err != nil {
 		return err
 	}
 	sourceLoss, sourceTargets := make([]float64, len(r.data.Sources)), make([]int64, len(r.data.Sources))
-	for i, row := range r.batch.results {
-		if !finite(row.loss) {
-			return r.notFinite(spikes.Loss, fmt.Errorf("the loss is %w", moe.ErrNotFinite), r.batch.results[i:i+1],
-				r.firstBadStage(r.rankOf(row.position)))
+	for i, row := range r.votes.Rows {
+		r.batch.hasher.AddHash(row.Hash)
+		if !finite(row.Loss) {
+			return r.notFinite(spikes.Loss, fmt.Errorf("the loss is %w", moe.ErrNotFinite), r.votes.Rows[i:i+1],
+				r.votes.BadLoss(row.Position))
 		}
-		m.Loss += row.loss
-		sourceLoss[row.source] += row.loss
-		sourceTargets[row.source] += row.targets
-		m.SourceSamples[r.data.Sources[row.source].Name]++
+		m.Loss += row.Loss
+		sourceLoss[row.Source] += row.Loss
+		sourceTargets[row.Source] += row.Targets
+		m.SourceSamples[r.data.Sources[row.Source].Name]++
 	}
 	if !finite(m.AuxLoss) || !finite(m.ZLoss) {
-		return r.notFinite(spikes.AuxLoss, fmt.Errorf("the auxiliary loss is %w", moe.ErrNotFinite), r.batch.results,
-			r.badLosses())
+		return r.notFinite(spikes.AuxLoss, fmt.Errorf("the auxiliary loss is %w", moe.ErrNotFinite), r.votes.Rows,
+			r.votes.BadRouterLoss())
 	}
 	m.Loss /= float64(max(1, r.batch.targets))
 	for source, targets := range sourceTargets {
@@ -740,14 +729,14 @@ func (r *run) backward(ctx context.Context, m *record.StepMetrics) error {
 // If a batch cannot be computed, this rank continues without rows until the end of the step, where
 // all ranks exchange their errors.
 func (r *run) sumGradients(ctx context.Context, options moe.BackwardOptions,
-	each func(rows []row, stats moe.Stats)) error {
+	each func(rows []votes.Row, stats moe.Stats)) error {
 	r.model.ZeroGradients()
 	r.batch.pending = r.batch.pending[:0]
 	r.sharding.TakeBad()
 	r.pipeline.TakeNonFinite()
 	step := pipeline.Step{Number: r.state.Step, Rows: &r.batch.rows, MicroBatch: r.config.MicroBatchSize,
 		Passes: r.batch.passes,
-		Before: r.batch.before, Position: func(row int) int64 { return r.batch.origins[row].position }}
+		Before: r.batch.before, Position: func(row int) int64 { return r.batch.origins[row].Position }}
 	if r.ranks.Ranks() > 1 && !r.options.late {
 		step.Done = func(bucket int) { r.reduce(ctx, bucket) }
 	}
@@ -812,14 +801,14 @@ func (e *notFiniteError) Unwrap() error { return e.error }
 // notFinite completes the error about a value that is not finite. The error ends the run unless the
 // run handles spikes. The weights are unchanged. rows may be the cause. rank computed the value, -1
 // if unknown.
-func (r *run) notFinite(what string, err error, rows []result, rank int) error {
+func (r *run) notFinite(what string, err error, rows []votes.Row, rank int) error {
 	var sources []string
 	for _, row := range rows {
-		if name := r.data.Sources[row.source].Name; !slices.Contains(sources, name) {
+		if name := r.data.Sources[row.Source].Name; !slices.Contains(sources, name) {
 			sources = append(sources, name)
 		}
 	}
-	from, to := rows[0].position, rows[len(rows)-1].position+1
+	from, to := rows[0].Position, rows[len(rows)-1].Position+1
 	saved := "there is no checkpoint yet"
 	if r.history.saved >= 0 {
 		saved = "the newest checkpoint is " + checkpoint.Name(r.history.saved)
@@ -834,7 +823,7 @@ func (r *run) notFinite(what string, err error, rows []result, rank int) error {
 		"and %s. If the losses before this step rose, the learning rate is too high. Otherwise, look at the text "+
 		"with mula peek --position. To skip it, %s", r.state.Step, err, from, to-1,
 		strings.Join(sources, ", "), saved, leave)
-	if r.diverged() {
+	if r.votes.Diverged() {
 		rank = -1
 	}
 	return &notFiniteError{what, r.blame(rank, record.FailureNotFinite, err)}
@@ -842,9 +831,12 @@ func (r *run) notFinite(what string, err error, rows []result, rank int) error {
 
 // badGradient returns the error about a gradient that is not finite.
 func (r *run) badGradient(ctx context.Context) error {
-	rank, tensor := -1, ""
+	rank, tensor, rows := -1, "", r.votes.Rows
 	if r.ranks.Ranks() > 1 {
-		rank, tensor = r.badRank()
+		var number int
+		if rank, number = r.votes.BadGradient(); rank >= 0 {
+			tensor, rows = r.tensors[number].Name, r.votes.RowsOf(rank)
+		}
 	} else { // the gradients are still the result of the backward pass
 		var buffer []float32
 		for _, p := range r.model.Parameters() {
@@ -860,15 +852,6 @@ func (r *run) badGradient(ctx context.Context) error {
 	}
 	if tensor != "" {
 		tensor = " in " + tensor
-	}
-	rows := r.batch.results
-	if rank >= 0 {
-		reader := r.ranks.Index(rank, comm.Data)
-		rows = slices.DeleteFunc(slices.Clone(rows),
-			func(row result) bool { return r.readerOf(row.position) != reader })
-	}
-	if len(rows) == 0 { // all positions of the rank are skipped
-		rows = r.batch.results
 	}
 	return r.notFinite(spikes.GradNorm, fmt.Errorf("the gradient is %w%s", moe.ErrNotFinite, tensor), rows, rank)
 }
@@ -900,7 +883,7 @@ func (r *run) checkReplicas(ctx context.Context, compare bool) error {
 func (r *run) curvature(ctx context.Context, tokens, targets int64, limit float64) error {
 	options := moe.BackwardOptions{Targets: targets, Tokens: tokens, SampleTargets: true,
 		SampleSeed: curvatureSeed(r.config.Seed, r.state.Step)}
-	if err := r.sumGradients(ctx, options, func([]row, moe.Stats) {}); err != nil {
+	if err := r.sumGradients(ctx, options, func([]votes.Row, moe.Stats) {}); err != nil {
 		return fmt.Errorf("curvature estimate: %w", err)
 	}
 	norm, err := r.optimizer.GradientNorm(ctx)
@@ -1080,6 +1063,7 @@ func (r *run) prepare(ctx context.Context, saved *checkpoint.Checkpoint) error {
 	}
 	r.model.SetRecompute(r.config.Recompute)
 	r.tensors = r.model.Config().Tensors()
+	r.votes = votes.New(r.ranks, r.model.Config(), r.config.BatchSize)
 	r.pipeline, err = pipeline.New(r.ranks.Mesh, r.model, r.data.SequenceLength)
 	if err := collective.Agree(ctx, r.ranks.World(), err); err != nil {
 		return err
