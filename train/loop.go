@@ -218,7 +218,7 @@ func (r *run) begin(ctx context.Context) (*checkpoint.Checkpoint, error) {
 	if err := r.sameRun(ctx); err != nil {
 		return nil, err
 	}
-	found, refused, err := checkpoint.Newest(ctx, world, r.dir.Join(checkpoint.DirName))
+	saved, refused, err := checkpoint.Newest(ctx, world, r.dir.Join(checkpoint.DirName))
 	r.history.refused = refused
 	for _, c := range refused {
 		r.warn("checkpoint %s is damaged; using an older one: %s", c.Checkpoint, c.Error)
@@ -226,9 +226,10 @@ func (r *run) begin(ctx context.Context) (*checkpoint.Checkpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	saved, err := r.findCheckpoint(found)
+	err = r.resumeFrom(saved)
 	if err == nil && saved == nil && r.config.InitializeFrom != "" && r.leads() {
-		r.start.initial, err = r.config.initialModel(ctx, r.data.Plan, r.warn)
+		r.start.initial, err = checkpoint.FindInitial(ctx, r.config.InitializeFrom, r.config.Model.Config, r.data.Plan,
+			r.warn)
 	}
 	if err := collective.Agree(ctx, world, err); err != nil {
 		return nil, err
@@ -952,59 +953,32 @@ func (r *run) warn(format string, args ...any) {
 	}
 }
 
-// findCheckpoint checks that the run can resume from a checkpoint, which may be nil, and sets the
-// state.
-func (r *run) findCheckpoint(saved *checkpoint.Checkpoint) (*checkpoint.Checkpoint, error) {
-	plan := r.data.Plan.Fingerprint()
+// resumeFrom sets the state to the state of a checkpoint, or to the state before the first step. It
+// returns an error if the run cannot resume from the checkpoint.
+func (r *run) resumeFrom(saved *checkpoint.Checkpoint) error {
 	if saved == nil {
 		r.state = r.newState()
-		return nil, nil
+		return nil
 	}
 	r.state, r.history.saved = saved.State, saved.State.Step
 	if r.state.Spikes == nil {
 		r.state.Spikes = spikes.NewState(r.config.Spikes)
 	}
-	if err := compareIdentity(r.state.Config, r.config.identity(), r.state.Step); err != nil {
-		return nil, fmt.Errorf("%s: %w", saved.Dir, err)
+	if err := r.state.CheckConfig(r.config.identity(), strictyaml.OldNames(&Config{})); err != nil {
+		return fmt.Errorf("%s: %w", saved.Dir, err)
 	}
-	if r.state.Cursor.Plan != plan && r.config.PlanChange != AcceptPlanChange {
-		shared, descends := r.data.Plan.Shared(r.state.Cursor.Plan)
-		switch {
-		case !descends:
-			return nil, fmt.Errorf("%s was made with plan %.16s…, but %s is plan %.16s…; use the run's plan, or set "+
-				"plan_change: accept to resume at position %d of the new plan",
-				saved.Dir, r.state.Cursor.Plan, r.config.Plan, plan, r.state.Cursor.Position)
-		case r.state.Cursor.Position > shared:
-			return nil, fmt.Errorf("%s was made with plan %.16s… up to position %d, but %s, plan %.16s…, amends "+
-				"that plan from position %d on; amend it at position %d or later, or set plan_change: accept to "+
-				"resume at position %d of the amended plan", saved.Dir,
-				r.state.Cursor.Plan, r.state.Cursor.Position, r.config.Plan, plan, shared,
-				r.state.Cursor.Position, r.state.Cursor.Position)
-		}
-	}
-	if r.state.SequenceLength != r.data.SequenceLength {
-		return nil, fmt.Errorf("%s was made with samples of %d tokens, but %s has samples of %d, and a run cannot "+
-			"change its sequence length; build the plan with the old length, or start a new run in another output",
-			saved.Dir, r.state.SequenceLength, r.config.Plan,
-			r.data.SequenceLength)
-	}
-	if now := r.data.Plan.TokenizerHash(); r.state.Tokenizer != now && r.state.Tokenizer != "" && now != "" {
-		return nil, fmt.Errorf("%s was trained with the tokenizer %.16s… (SHA-256), but the shards of %s were made "+
-			"with %.16s…, whose ids mean different text; tokenize with the old tokenizer, or start a new run in "+
-			"another output", saved.Dir, r.state.Tokenizer,
-			r.config.Plan, now)
+	if err := saved.CheckPlan(r.data.Plan, r.config.Plan, r.config.PlanChange == AcceptPlanChange); err != nil {
+		return err
 	}
 	if want := r.state.Step * int64(r.config.BatchSize); r.state.Cursor.Position != want {
-		return nil, fmt.Errorf("%s has position %d after %d steps of %d samples; position %d is expected",
-			saved.Dir,
-			r.state.Cursor.Position, r.state.Step,
-			r.config.BatchSize, want)
+		return fmt.Errorf("%s has position %d after %d steps of %d samples; position %d is expected", saved.Dir,
+			r.state.Cursor.Position, r.state.Step, r.config.BatchSize, want)
 	}
 	if a := r.arithmetic(); a != r.state.Arithmetic {
 		r.warn("%s was computed with the arithmetic of %s, and this device has %s; the run continues, but its last "+
 			"bits will differ", saved.Name(), r.state.Arithmetic, a)
 	}
-	return saved, nil
+	return nil
 }
 
 // newState is the state before the first step.

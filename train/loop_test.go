@@ -1016,17 +1016,17 @@ func TestIdentity(t *testing.T) {
 			t.Errorf("%s is not a field", name)
 		}
 	}
-	identity := c.identity()
+	identity, oldNames := c.identity(), strictyaml.OldNames(&Config{})
 	if len(identity)+len(free) != len(all) || identity["optimizer.betas"] != "[0.9,0.95]" ||
 		identity["model.hidden_size"] != "256" {
 		t.Errorf("identity %v", identity)
 	}
-	if err := compareIdentity(identity, identity, 4); err != nil {
+	if err := (checkpoint.State{Config: identity, Step: 4}).CheckConfig(identity, oldNames); err != nil {
 		t.Error(err)
 	}
 	less := maps.Clone(identity)
 	delete(less, "seed")
-	if err := compareIdentity(less, identity, 4); err == nil ||
+	if err := (checkpoint.State{Config: less, Step: 4}).CheckConfig(identity, oldNames); err == nil ||
 		!strings.Contains(err.Error(), "seed was not set and is now 0") {
 		t.Errorf("field that the checkpoint lacks: %v", err)
 	}
@@ -1036,27 +1036,27 @@ func TestIdentity(t *testing.T) {
 			delete(older, name)
 		}
 	}
-	if err := compareIdentity(older, identity, 4); err != nil {
+	if err := (checkpoint.State{Config: older, Step: 4}).CheckConfig(identity, oldNames); err != nil {
 		t.Errorf("checkpoint of an older version: %v", err)
 	}
 	renamed := maps.Clone(identity) // a checkpoint with the old name of a field
 	renamed["spikes.leave_out"] = renamed["spikes.skip_steps"]
 	delete(renamed, "spikes.skip_steps")
-	if err := compareIdentity(renamed, identity, 4); err != nil {
+	if err := (checkpoint.State{Config: renamed, Step: 4}).CheckConfig(identity, oldNames); err != nil {
 		t.Errorf("checkpoint with an old name: %v", err)
 	}
 	renamed["spikes.leave_out"] = "7"
-	if err := compareIdentity(renamed, identity, 4); err == nil ||
+	if err := (checkpoint.State{Config: renamed, Step: 4}).CheckConfig(identity, oldNames); err == nil ||
 		!strings.Contains(err.Error(), "spikes.skip_steps was 7 and is now 100;") {
 		t.Errorf("another value under an old name: %v", err)
 	}
 	skipping := maps.Clone(identity)
 	skipping["spikes.action"] = `"skip"`
-	if err := compareIdentity(older, skipping, 4); err == nil ||
+	if err := (checkpoint.State{Config: older, Step: 4}).CheckConfig(skipping, oldNames); err == nil ||
 		!strings.Contains(err.Error(), `spikes.action was "none" and is now "skip"`) {
 		t.Errorf("checkpoint of an older version, and spikes are to be skipped: %v", err)
 	}
-	if err := compareIdentity(identity, less, 4); err == nil ||
+	if err := (checkpoint.State{Config: identity, Step: 4}).CheckConfig(less, oldNames); err == nil ||
 		!strings.Contains(err.Error(), "seed was 0 and is now not set") {
 		t.Errorf("field that only the checkpoint has: %v", err)
 	}

@@ -93,7 +93,8 @@ func (r *run) findInitial(ctx context.Context) error {
 	}
 	var err error
 	if r.start.initial.Dir == "" {
-		if r.start.initial, err = r.config.initialModel(ctx, r.data.Plan, r.warn); err != nil {
+		if r.start.initial, err = checkpoint.FindInitial(ctx, r.config.InitializeFrom, r.config.Model.Config,
+			r.data.Plan, r.warn); err != nil {
 			return err
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"mula/blend"
 	"mula/internal/strictyaml"
@@ -88,6 +89,51 @@ func (m ModelDir) CheckTokenizer(ctx context.Context, p *blend.Plan) error {
 		return err
 	}
 	return nil
+}
+
+// FindInitial returns the model that supplies the initial weights of a run. path is the run's
+// initialize_from. It fails if the model does not match the run's configuration and plan.
+func FindInitial(ctx context.Context, path string, want moe.Config, plan *blend.Plan,
+	warn func(format string, args ...any)) (ModelDir, error) {
+	bad := func(err error) (ModelDir, error) {
+		return ModelDir{}, fmt.Errorf("initialize_from: %w", err)
+	}
+	from, refused, err := FindModel(ctx, path)
+	for _, r := range refused {
+		warn("initialize_from: checkpoint %s is damaged; using an older one: %s", r.Checkpoint, r.Error)
+	}
+	if err != nil {
+		return bad(err)
+	}
+	model, err := moe.ReadConfig(from.Dir)
+	if err != nil {
+		return bad(err)
+	}
+	if differences := differentFields(model, want); differences != nil {
+		return bad(fmt.Errorf("%s is a different model than train.yaml describes: %s; write its values under model",
+			from.Dir, strings.Join(differences, ", ")))
+	}
+	if err := from.CheckTokenizer(ctx, plan); err != nil {
+		return bad(err)
+	}
+	return from, nil
+}
+
+// differentFields names the fields that differ between the model there and the configuration here,
+// if they change the model's function or are needed for the plan's windows.
+func differentFields(there, here moe.Config) []string {
+	// These are for initialization or for other programs, or are compared with the plan.
+	free := []string{"initializer_range", "initializer_cutoff", "router_aux_loss_coef", "bos_token_id", "eos_token_id",
+		"max_position_embeddings"}
+	a, b := strictyaml.Fields(there), strictyaml.Fields(here)
+	var differences []string
+	for _, name := range slices.Sorted(maps.Keys(a)) {
+		if a[name] != b[name] && !slices.Contains(free, name) {
+			differences = append(differences, fmt.Sprintf("model.%s is %s in the folder and %s in train.yaml", name,
+				a[name], b[name]))
+		}
+	}
+	return differences
 }
 
 // modelYAML returns the value of model in a train.yaml for configuration c: the nearest preset and

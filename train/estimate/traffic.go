@@ -147,7 +147,7 @@ func PipelineTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
 		2*int64(l.Size(comm.PP)-1)*total)}
 }
 
-// Numbers of 8 bytes in a rank's vote (train/votes.go): for the rank, and for each of its
+// Numbers of 8 bytes in a rank's vote (package train/votes): for the rank, and for each of its
 // sequences.
 const (
 	voteHead = 5
