@@ -14,29 +14,21 @@ package train
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
-	"maps"
 	"math"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"mula/blend"
 	"mula/blend/fingerprint"
 	"mula/blend/stream"
-	"mula/internal/machine"
-	"mula/internal/strictyaml"
 	"mula/moe"
 	"mula/moe/safetensors"
-	"mula/shards/verifier"
 	"mula/train/checkpoint"
 	"mula/train/collective"
-	"mula/train/devices"
 	"mula/train/group"
 	"mula/train/optimizer"
 	"mula/train/pipeline"
@@ -190,216 +182,6 @@ func Run(ctx context.Context, config Config, options Options) (result Result, er
 	return r.result(r.dir.Join(filepath.Join(checkpoint.DirName, checkpoint.Name(r.history.saved)))), nil
 }
 
-// begin opens the data and the run directory, reports the summary, and returns the checkpoint to
-// resume from, or nil.
-func (r *run) begin(ctx context.Context) (*checkpoint.Checkpoint, error) {
-	world := r.ranks.World()
-	// Rank 0 opens the shards first. The other ranks then find the results of its checks in the
-	// cache.
-	var err error
-	if r.leads() {
-		if r.history.heartbeat, err = record.NewHeartbeat(); err == nil {
-			err = r.open(ctx)
-		}
-	}
-	if err := collective.Agree(ctx, world, err); err != nil {
-		return nil, err
-	}
-	if err := r.shareDevice(ctx); err != nil {
-		return nil, err
-	}
-	if !r.leads() {
-		err = r.open(ctx)
-	}
-	if err := collective.Agree(ctx, world, err); err != nil {
-		return nil, err
-	}
-	r.schedule = r.config.Schedule.Schedule()
-	if err := r.sameRun(ctx); err != nil {
-		return nil, err
-	}
-	saved, refused, err := checkpoint.Newest(ctx, world, r.dir.Join(checkpoint.DirName))
-	r.history.refused = refused
-	for _, c := range refused {
-		r.warn("checkpoint %s is damaged; using an older one: %s", c.Checkpoint, c.Error)
-	}
-	if err != nil {
-		return nil, err
-	}
-	err = r.resumeFrom(saved)
-	if err == nil && saved == nil && r.config.InitializeFrom != "" && r.leads() {
-		r.start.initial, err = checkpoint.FindInitial(ctx, r.config.InitializeFrom, r.config.Model.Config, r.data.Plan,
-			r.warn)
-	}
-	if err := collective.Agree(ctx, world, err); err != nil {
-		return nil, err
-	}
-	if err := r.shareInitial(ctx); err != nil {
-		return nil, err
-	}
-	if r.options.Report != nil {
-		r.options.Report(r.summary(saved))
-	}
-	if r.data.Plan.Tokenizer == nil {
-		r.warn("the plan does not name the tokenizer of its shards, so an id beyond the model's vocabulary of %d is "+
-			"only found when it is read; mula check finds the largest id", r.config.Model.VocabSize)
-	}
-	return saved, nil
-}
-
-// open opens the data and the device, and on the first rank the run directory and the tokenizer.
-func (r *run) open(ctx context.Context) error {
-	plan, err := r.config.ReadPlan()
-	if err != nil {
-		return err
-	}
-	options := blend.OpenOptions{Waiting: func(message string) { r.warn("%s", message) }, Reverify: -1}
-	if s := r.config.ReverifySeconds; s > 0 {
-		options.Reverify = time.Duration(s) * time.Second
-	}
-	if options.Verify, err = verifier.Parse(r.config.Verify); err != nil {
-		return err
-	}
-	if v := options.Verify; v != nil && r.options.ranksHere > 1 && !r.leads() {
-		options.Verify = nil // the first rank verifies for all ranks in this process
-	} else if v != nil && r.options.ranksHere <= 1 {
-		v.Rank, v.World = r.ranks.Rank(), r.ranks.Ranks()
-	}
-	if r.data, err = blend.Open(ctx, plan, options); err != nil {
-		return err
-	}
-	if r.config, err = r.config.resolve(plan); err != nil {
-		return err
-	}
-	r.batch.rows = samples.NewRows(plan.SequenceLength, plan.Traits().Padded, r.config.Attention)
-	if err := summarize(r.config, plan, "").fits(machine.TotalMemory(), r.ranks.OnHost()); err != nil {
-		return err
-	}
-	if err := r.openDevice(ctx); err != nil {
-		return err
-	}
-	if r.leads() {
-		if r.start.tokenizer, err = readTokenizer(r.config.Tokenizer, plan); err != nil {
-			return err
-		}
-		openDir := rundir.Open
-		if r.options.DryRun {
-			openDir = rundir.Inspect
-		}
-		if r.dir, err = openDir(r.config.Output); err != nil {
-			return err
-		}
-	} else {
-		r.dir = &rundir.Dir{Path: r.config.Output}
-	}
-	return nil
-}
-
-// openDevice opens the device that the first rank has chosen. It fails if the device has too little
-// memory.
-func (r *run) openDevice(ctx context.Context) (err error) {
-	number, onHost := r.ranks.NumberOnHost(), r.ranks.OnHost()
-	options := devices.Options{Threads: r.ranks.Threads(r.config.Threads, r.options.ranksHere),
-		Precision: r.config.Precision,
-		Number:    number, Ranks: onHost}
-	sharing := onHost
-	if f := r.options.newDevice; f != nil {
-		r.device, err = f(r.ranks.Rank(), options.Threads, options.Precision)
-	} else {
-		if r.leads() {
-			if r.start.device, r.start.deviceWhy, err = devices.Choose(ctx, r.config.Device); err != nil {
-				return err
-			}
-		}
-		r.device, sharing, err = devices.Open(ctx, r.start.device, options)
-	}
-	if err != nil {
-		return err
-	}
-	return summarize(r.config, r.data.Plan, r.device.Name()).fitsDevice(r.device.Capacity(), sharing)
-}
-
-// shareDevice sends the first rank's choice of a device to all ranks.
-func (r *run) shareDevice(ctx context.Context) error {
-	chosen, err := collective.Gather(ctx, r.ranks.World(), r.start.device)
-	if err != nil {
-		return err
-	}
-	r.start.device = chosen[0]
-	return nil
-}
-
-// sameRun returns an error if ranks have different plans, configurations or arithmetic, because
-// their weights would differ.
-func (r *run) sameRun(ctx context.Context) error {
-	type what struct {
-		Plan, Arithmetic string
-		Fields           map[string]string
-	}
-	own := what{r.data.Plan.Fingerprint(), r.device.Arithmetic(), strictyaml.Fields(r.config)}
-	for _, name := range []string{"plan", "output", "tokenizer", "initialize_from", "threads", "metrics_listen"} {
-		// may differ between machines
-		delete(own.Fields, name)
-	}
-	all, err := collective.Gather(ctx, r.ranks.World(), own)
-	if err != nil {
-		return err
-	}
-	first := all[0]
-	for rank, other := range all {
-		var err error
-		switch {
-		case other.Plan != first.Plan:
-			err = fmt.Errorf("this rank has plan %.16s…, but rank 0 has plan %.16s…; use the same file on all ranks",
-				other.Plan, first.Plan)
-		case other.Arithmetic != first.Arithmetic:
-			err = fmt.Errorf("this rank has the arithmetic of %s, but rank 0 has the arithmetic of %s; run on "+
-				"machines of one kind",
-				other.Arithmetic, first.Arithmetic)
-		}
-		for _, name := range slices.Sorted(maps.Keys(first.Fields)) {
-			if err == nil && other.Fields[name] != first.Fields[name] {
-				err = fmt.Errorf("this rank has %s %s, but rank 0 has %s; use the same train.yaml on all ranks", name,
-					other.Fields[name], first.Fields[name])
-			}
-		}
-		if err != nil {
-			return collective.OfRank(r.ranks.Hosts, rank, err)
-		}
-	}
-	return nil
-}
-
-// shareInitial sends the initial model that the first rank has found to all ranks.
-func (r *run) shareInitial(ctx context.Context) error {
-	dirs, err := collective.Gather(ctx, r.ranks.World(), r.start.initial.Dir)
-	if err != nil {
-		return err
-	}
-	r.start.initial.Dir = dirs[0]
-	return nil
-}
-
-// close closes everything that begin and prepare have opened.
-func (r *run) close() {
-	for _, o := range slices.Backward(r.observers) {
-		o.close()
-	}
-	r.ranks.Close() // ends communication before the device that it uses
-	if r.device != nil {
-		r.device.Close()
-	}
-	if r.dir != nil {
-		r.dir.Close()
-	}
-	if r.data != nil {
-		r.data.Close()
-	}
-}
-
-// leads reports whether this rank writes reports, records and the run directory.
-func (r *run) leads() bool { return r.ranks.Rank() == 0 }
-
 // A run is a training run in progress, on one rank.
 type run struct {
 	config  Config // resolved
@@ -463,6 +245,131 @@ type batch struct {
 	hasher  fingerprint.Hasher
 
 	trained samples.Trained // samples since the last checkpoint, to read again
+}
+
+// leads reports whether this rank writes reports, records and the run directory.
+func (r *run) leads() bool { return r.ranks.Rank() == 0 }
+
+func (r *run) warn(format string, args ...any) {
+	if r.options.Warn != nil {
+		r.options.Warn(fmt.Sprintf(format, args...))
+	}
+}
+
+func (r *run) result(saved string) Result {
+	return Result{Steps: r.state.Step, Finished: r.state.Step >= r.config.Steps, Terminated: r.history.terminated,
+		Resumed: r.history.resumed, FirstLoss: r.state.FirstLoss, LastLoss: r.state.LastLoss,
+		LeftOut: r.state.Spikes.Excluded(), Checkpoint: saved, Weights: r.state.Weights}
+}
+
+// begin opens the data and the run directory, reports the summary, and returns the checkpoint to
+// resume from, or nil.
+func (r *run) begin(ctx context.Context) (*checkpoint.Checkpoint, error) {
+	world := r.ranks.World()
+	// Rank 0 opens the shards first. The other ranks then find the results of its checks in the
+	// cache.
+	var err error
+	if r.leads() {
+		if r.history.heartbeat, err = record.NewHeartbeat(); err == nil {
+			err = r.open(ctx)
+		}
+	}
+	if err := collective.Agree(ctx, world, err); err != nil {
+		return nil, err
+	}
+	if err := r.shareDevice(ctx); err != nil {
+		return nil, err
+	}
+	if !r.leads() {
+		err = r.open(ctx)
+	}
+	if err := collective.Agree(ctx, world, err); err != nil {
+		return nil, err
+	}
+	r.schedule = r.config.Schedule.Schedule()
+	if err := r.sameRun(ctx); err != nil {
+		return nil, err
+	}
+	saved, refused, err := checkpoint.Newest(ctx, world, r.dir.Join(checkpoint.DirName))
+	r.history.refused = refused
+	for _, c := range refused {
+		r.warn("checkpoint %s is damaged; using an older one: %s", c.Checkpoint, c.Error)
+	}
+	if err != nil {
+		return nil, err
+	}
+	err = r.resumeFrom(saved)
+	if err == nil && saved == nil && r.config.InitializeFrom != "" && r.leads() {
+		r.start.initial, err = checkpoint.FindInitial(ctx, r.config.InitializeFrom, r.config.Model.Config, r.data.Plan,
+			r.warn)
+	}
+	if err := collective.Agree(ctx, world, err); err != nil {
+		return nil, err
+	}
+	if err := r.shareInitial(ctx); err != nil {
+		return nil, err
+	}
+	if r.options.Report != nil {
+		r.options.Report(r.summary(saved))
+	}
+	if r.data.Plan.Tokenizer == nil {
+		r.warn("the plan does not name the tokenizer of its shards, so an id beyond the model's vocabulary of %d is "+
+			"only found when it is read; mula check finds the largest id", r.config.Model.VocabSize)
+	}
+	return saved, nil
+}
+
+// prepare creates the model and the optimizer, in their initial state or from the checkpoint, and
+// opens the records at the checkpoint's position.
+func (r *run) prepare(ctx context.Context, saved *checkpoint.Checkpoint) error {
+	err := r.observe(ctx)
+	if err == nil && r.leads() {
+		err = r.measure(ctx)
+	}
+	if err == nil {
+		r.model, err = moe.NewParallel(r.config.Model.Config, r.device, r.config.Layout.parallel(r.ranks.Mesh))
+	}
+	if err := collective.Agree(ctx, r.ranks.World(), err); err != nil {
+		return err
+	}
+	r.model.SetRecompute(r.config.Recompute)
+	r.tensors = r.model.Config().Tensors()
+	r.votes = votes.New(r.ranks, r.model.Config(), r.config.BatchSize)
+	r.pipeline, err = pipeline.New(r.ranks.Mesh, r.model, r.data.SequenceLength)
+	if err := collective.Agree(ctx, r.ranks.World(), err); err != nil {
+		return err
+	}
+	if r.config.Layout.CheckReplicasEvery > 0 {
+		r.replicas = replicas.New(r.ranks.Mesh, r.model.Buckets())
+	}
+	if err := r.restore(ctx, saved); err != nil {
+		return err
+	}
+	if r.leads() {
+		err = r.config.write(r.dir.Join(rundir.ConfigFile))
+	}
+	return r.restored(ctx, saved, false, err)
+}
+
+// restored tells the observers that the run is in the state of the checkpoint, or in its initial
+// state. failed is an error of this rank.
+func (r *run) restored(ctx context.Context, saved *checkpoint.Checkpoint, rollback bool, failed error) error {
+	for _, o := range r.observers {
+		if failed == nil {
+			failed = o.restored(saved, rollback)
+		}
+	}
+	r.takePlan()
+	return collective.Agree(ctx, r.ranks.World(), failed)
+}
+
+// takePlan sets the plan, the configuration and the arithmetic of the run to the current ones.
+func (r *run) takePlan() {
+	plan := r.data.Plan.Fingerprint()
+	if r.state.Cursor.Plan != plan && r.state.Spikes != nil {
+		r.state.Spikes.PlanFrom = r.state.Step
+	}
+	r.state.Cursor.Plan, r.state.Config, r.state.Arithmetic = plan, r.config.identity(), r.arithmetic()
 }
 
 // train does the steps.
@@ -646,6 +553,49 @@ func (r *run) take(batches *stream.Stream) error {
 	return nil
 }
 
+// countRows exchanges the numbers of rows and of unmasked targets of the current step. err is this
+// rank's error in reading its rows.
+func (r *run) countRows(ctx context.Context, err error) error {
+	b, own, n := &r.batch, r.ranks.Rank(), int64(len(r.batch.origins))
+	if err != nil {
+		n = -1
+	}
+	counts, lost := r.ranks.All(ctx, n)
+	if lost != nil {
+		return errors.Join(err, lost)
+	}
+	if slices.Min(counts) < 0 {
+		return collective.Agree(ctx, r.ranks.World(), err)
+	}
+	if r.ranks.Size(comm.EP) > 1 { // a rank without rows still computes with its experts
+		n = slices.Max(counts)
+	}
+	b.passes = (int(n) + r.config.MicroBatchSize - 1) / r.config.MicroBatchSize
+	b.samples, b.before = 0, 0
+	stage := r.ranks.Shape.Group(own, comm.Data) // other stages have the same rows
+	for _, rank := range stage {
+		if rank < own {
+			b.before += counts[rank]
+		}
+		b.samples += int(counts[rank])
+	}
+	if b.targets = int64(b.samples) * int64(r.data.SequenceLength); !b.rows.Counted {
+		return nil
+	}
+	n = 0
+	for _, row := range b.origins {
+		n += row.Targets
+	}
+	if counts, lost = r.ranks.All(ctx, n); lost != nil {
+		return lost
+	}
+	b.targets = 0
+	for _, rank := range stage {
+		b.targets += counts[rank]
+	}
+	return nil
+}
+
 // gradients computes losses and gradients of the step. It sets m.Skipped if they are a spike.
 func (r *run) gradients(ctx context.Context, m *record.StepMetrics) error {
 	err := r.backward(ctx, m)
@@ -790,73 +740,6 @@ func addCounts(sum, counts [][]int64) [][]int64 {
 
 func finite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }
 
-// A notFiniteError reports a loss or gradient that is not finite. The field what is as in
-// [spikes.Spike].
-type notFiniteError struct {
-	what string
-	error
-}
-
-func (e *notFiniteError) Unwrap() error { return e.error }
-
-// notFinite completes the error about a value that is not finite. The error ends the run unless the
-// run handles spikes. The weights are unchanged. rows may be the cause. rank computed the value, -1
-// if unknown.
-func (r *run) notFinite(what string, err error, rows []votes.Row, rank int) error {
-	var sources []string
-	for _, row := range rows {
-		if name := r.data.Sources[row.Source].Name; !slices.Contains(sources, name) {
-			sources = append(sources, name)
-		}
-	}
-	from, to := rows[0].Position, rows[len(rows)-1].Position+1
-	saved := "there is no checkpoint yet"
-	if r.history.saved >= 0 {
-		saved = "the newest checkpoint is " + checkpoint.Name(r.history.saved)
-	}
-	leave := fmt.Sprintf("amend the plan with mula blend --amend %s --skip %d:%d --output NEW.json and train with "+
-		"the new plan", r.config.Plan, from, to)
-	if !r.data.Traits().Amendable {
-		leave = fmt.Sprintf("add {from: %d, to: %d} to skips in blend.yaml, build the plan again and set "+
-			"plan_change: accept", from, to)
-	}
-	err = fmt.Errorf("step %d: %w, at positions %d to %d, of %s; the weights are unchanged since the step before, "+
-		"and %s. If the losses before this step rose, the learning rate is too high. Otherwise, look at the text "+
-		"with mula peek --position. To skip it, %s", r.state.Step, err, from, to-1,
-		strings.Join(sources, ", "), saved, leave)
-	if r.votes.Diverged() {
-		rank = -1
-	}
-	return &notFiniteError{what, r.blame(rank, record.FailureNotFinite, err)}
-}
-
-// badGradient returns the error about a gradient that is not finite.
-func (r *run) badGradient(ctx context.Context) error {
-	rank, tensor, rows := -1, "", r.votes.Rows
-	if r.ranks.Ranks() > 1 {
-		var number int
-		if rank, number = r.votes.BadGradient(); rank >= 0 {
-			tensor, rows = r.tensors[number].Name, r.votes.RowsOf(rank)
-		}
-	} else { // the gradients are still the result of the backward pass
-		var buffer []float32
-		for _, p := range r.model.Parameters() {
-			grad, err := xpu.Numbers(ctx, r.device, p.Grad, &buffer)
-			if err != nil {
-				return fmt.Errorf("step %d: %w", r.state.Step, err)
-			}
-			if !optimizer.Finite(grad) {
-				tensor = p.Name
-				break
-			}
-		}
-	}
-	if tensor != "" {
-		tensor = " in " + tensor
-	}
-	return r.notFinite(spikes.GradNorm, fmt.Errorf("the gradient is %w%s", moe.ErrNotFinite, tensor), rows, rank)
-}
-
 // checkReplicas adds the digests of this rank's weights, which the step has used or a checkpoint
 // will contain. If compare is true, it compares the digests since the last comparison with the
 // digests of the replicas. All ranks call it with the same compare.
@@ -947,229 +830,19 @@ func (r *run) save(ctx context.Context) (string, error) {
 	return filepath.Join(dir, checkpoint.Name(r.state.Step)), nil
 }
 
-func (r *run) warn(format string, args ...any) {
-	if r.options.Warn != nil {
-		r.options.Warn(fmt.Sprintf(format, args...))
+// close closes everything that begin and prepare have opened.
+func (r *run) close() {
+	for _, o := range slices.Backward(r.observers) {
+		o.close()
 	}
-}
-
-// resumeFrom sets the state to the state of a checkpoint, or to the state before the first step. It
-// returns an error if the run cannot resume from the checkpoint.
-func (r *run) resumeFrom(saved *checkpoint.Checkpoint) error {
-	if saved == nil {
-		r.state = r.newState()
-		return nil
+	r.ranks.Close() // ends communication before the device that it uses
+	if r.device != nil {
+		r.device.Close()
 	}
-	r.state, r.history.saved = saved.State, saved.State.Step
-	if r.state.Spikes == nil {
-		r.state.Spikes = spikes.NewState(r.config.Spikes)
+	if r.dir != nil {
+		r.dir.Close()
 	}
-	if err := r.state.CheckConfig(r.config.identity(), strictyaml.OldNames(&Config{})); err != nil {
-		return fmt.Errorf("%s: %w", saved.Dir, err)
+	if r.data != nil {
+		r.data.Close()
 	}
-	if err := saved.CheckPlan(r.data.Plan, r.config.Plan, r.config.PlanChange == AcceptPlanChange); err != nil {
-		return err
-	}
-	if want := r.state.Step * int64(r.config.BatchSize); r.state.Cursor.Position != want {
-		return fmt.Errorf("%s has position %d after %d steps of %d samples; position %d is expected", saved.Dir,
-			r.state.Cursor.Position, r.state.Step, r.config.BatchSize, want)
-	}
-	if a := r.arithmetic(); a != r.state.Arithmetic {
-		r.warn("%s was computed with the arithmetic of %s, and this device has %s; the run continues, but its last "+
-			"bits will differ", saved.Name(), r.state.Arithmetic, a)
-	}
-	return nil
-}
-
-// newState is the state before the first step.
-func (r *run) newState() checkpoint.State {
-	return checkpoint.State{Cursor: blend.Cursor{Plan: r.data.Plan.Fingerprint()},
-		SequenceLength: r.data.SequenceLength,
-		Tokenizer:      r.data.Plan.TokenizerHash(), Seed: r.config.Seed, Spikes: spikes.NewState(r.config.Spikes),
-		Config: r.config.identity()}
-}
-
-// arithmetic describes what determines the last bits of a run: the device's rounding, the model's
-// order of sums, and the layout of several ranks. Checkpoints of the model's first order do not
-// have the order.
-func (r *run) arithmetic() string {
-	text := fmt.Sprintf("%s, order of sums %d", r.device.Arithmetic(), moe.OrderOfSums)
-	if s := r.ranks.Shape; s.Size(comm.Data) > 1 { // pipeline stages do not change the result
-		text += fmt.Sprintf(", dp %d, ep %d", s.Size(comm.ExpertDP), s.Size(comm.EP))
-		if r.config.Layout.Sums == FastSums {
-			text += ", fast sums"
-		}
-	}
-	return text
-}
-
-func (r *run) summary(saved *checkpoint.Checkpoint) Summary {
-	s := summarize(r.config, r.data.Plan, r.device.Name())
-	s.DeviceWhy = r.start.deviceWhy
-	s.Scratch = devices.ScratchBytes(r.start.device, r.device.Threads(), r.config.Model.Config, r.data.SequenceLength)
-	if r.ranks.Ranks() > 1 {
-		s.Transport = r.ranks.World().Name()
-	}
-	if saved != nil {
-		s.Resumed, s.NextStep = saved.Name(), saved.State.Step
-	}
-	return s
-}
-
-func (r *run) result(saved string) Result {
-	return Result{Steps: r.state.Step, Finished: r.state.Step >= r.config.Steps, Terminated: r.history.terminated,
-		Resumed: r.history.resumed, FirstLoss: r.state.FirstLoss, LastLoss: r.state.LastLoss,
-		LeftOut: r.state.Spikes.Excluded(), Checkpoint: saved, Weights: r.state.Weights}
-}
-
-// prepare creates the model and the optimizer, in their initial state or from the checkpoint, and
-// opens the records at the checkpoint's position.
-func (r *run) prepare(ctx context.Context, saved *checkpoint.Checkpoint) error {
-	err := r.observe(ctx)
-	if err == nil && r.leads() {
-		err = r.measure(ctx)
-	}
-	if err == nil {
-		r.model, err = moe.NewParallel(r.config.Model.Config, r.device, r.config.Layout.parallel(r.ranks.Mesh))
-	}
-	if err := collective.Agree(ctx, r.ranks.World(), err); err != nil {
-		return err
-	}
-	r.model.SetRecompute(r.config.Recompute)
-	r.tensors = r.model.Config().Tensors()
-	r.votes = votes.New(r.ranks, r.model.Config(), r.config.BatchSize)
-	r.pipeline, err = pipeline.New(r.ranks.Mesh, r.model, r.data.SequenceLength)
-	if err := collective.Agree(ctx, r.ranks.World(), err); err != nil {
-		return err
-	}
-	if r.config.Layout.CheckReplicasEvery > 0 {
-		r.replicas = replicas.New(r.ranks.Mesh, r.model.Buckets())
-	}
-	if err := r.restore(ctx, saved); err != nil {
-		return err
-	}
-	if r.leads() {
-		err = r.config.write(r.dir.Join(rundir.ConfigFile))
-	}
-	return r.restored(ctx, saved, false, err)
-}
-
-// restored tells the observers that the run is in the state of the checkpoint, or in its initial
-// state. failed is an error of this rank.
-func (r *run) restored(ctx context.Context, saved *checkpoint.Checkpoint, rollback bool, failed error) error {
-	for _, o := range r.observers {
-		if failed == nil {
-			failed = o.restored(saved, rollback)
-		}
-	}
-	r.takePlan()
-	return collective.Agree(ctx, r.ranks.World(), failed)
-}
-
-// measure measures the peak of one device. All ranks use the same peak.
-func (r *run) measure(ctx context.Context) error {
-	n := float64(r.ranks.Ranks())
-	peak, err := devices.MeasurePeak(ctx, r.device, r.flopsOfRun()/n)
-	r.start.peak = peak * n
-	return err
-}
-
-// flopsOfRun returns the FLOPs of all remaining steps.
-func (r *run) flopsOfRun() float64 {
-	perStep := float64(r.config.BatchSize) * float64(r.data.SequenceLength)
-	return float64(r.config.Steps-r.state.Step) * perStep * r.config.Model.FLOPsPerToken(r.data.SequenceLength)
-}
-
-// takePlan sets the plan, the configuration and the arithmetic of the run to the current ones.
-func (r *run) takePlan() {
-	plan := r.data.Plan.Fingerprint()
-	if r.state.Cursor.Plan != plan && r.state.Spikes != nil {
-		r.state.Spikes.PlanFrom = r.state.Step
-	}
-	r.state.Cursor.Plan, r.state.Config, r.state.Arithmetic = plan, r.config.identity(), r.arithmetic()
-}
-
-// restore sets the weights and the optimizer to the checkpoint, or to their initial state.
-func (r *run) restore(ctx context.Context, saved *checkpoint.Checkpoint) error {
-	model, world := r.model, r.ranks.World()
-	r.replicas.Begin() // other weights
-	if r.optimizer == nil || saved == nil {
-		r.optimizer.Free() // before the new optimizer allocates memory
-		r.optimizer = nil
-		if err := r.newOptimizer(ctx); err != nil {
-			return err
-		}
-	}
-	if saved == nil {
-		var err error
-		if r.start.initial.Dir != "" {
-			err = model.Load(r.start.initial.Dir)
-			var buffer, weight []float32
-			for _, p := range model.Parameters() {
-				if err == nil {
-					weight, err = xpu.Numbers(ctx, r.device, p.Weight, &buffer)
-				}
-				if err == nil {
-					err = moe.CheckFinite(r.start.initial.Dir, p.Name, 0, weight)
-				}
-			}
-			if err != nil {
-				err = fmt.Errorf("initialize_from: %w", err)
-			}
-		} else {
-			model.Init(r.config.Seed)
-		}
-		if err := collective.Agree(ctx, world, err); err != nil {
-			return err
-		}
-		if r.state.Spikes != nil && r.start.initial.Dir == "" {
-			r.state.Spikes.Began = spikes.BeganBySeed
-		} else if r.state.Spikes != nil {
-			if r.state.Spikes.Began, err = checkpoint.NewShard(model, r.optimizer).WeightsHash(ctx, world); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	if err := collective.Agree(ctx, world, model.Load(saved.Dir)); err != nil {
-		return err
-	}
-	if err := checkpoint.NewShard(model, r.optimizer).Load(ctx, world, saved.Dir); err != nil {
-		return err
-	}
-	r.optimizer.Updates = r.state.Updates
-	return nil
-}
-
-// newOptimizer creates the optimizer in its initial state.
-func (r *run) newOptimizer(ctx context.Context) error {
-	c, targets := r.config.Optimizer, int64(r.config.BatchSize)*int64(r.data.SequenceLength)
-	r.sharding = optimizer.NewSharding(r.ranks.Mesh, r.ranks.Within, r.config.Layout.Optimizer,
-		c.Name.NeedsWholeTensors(),
-		r.device,
-		r.model.Parameters(), r.model.Buckets())
-	sizes := make([]int, len(r.tensors))
-	for i, t := range r.tensors {
-		sizes[i] = int(t.Elements())
-	}
-	var err error
-	r.optimizer, err = optimizer.NewSharded(ctx, c, targets, r.device, r.model.Parameters(), sizes, r.sharding)
-	return err
-}
-
-// readTokenizer reads the tokenizer.json for checkpoints and compares it with the plan's tokenizer.
-func readTokenizer(path string, p *blend.Plan) ([]byte, error) {
-	if path == "" {
-		return nil, nil
-	}
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return nil, fmt.Errorf("tokenizer: %w", err)
-	}
-	hash := fmt.Sprintf("%x", sha256.Sum256(data))
-	if p.Tokenizer != nil && p.Tokenizer.SHA256 != hash {
-		return nil, fmt.Errorf("tokenizer %s has SHA-256 %.16s…, but the plan's shards were made with %.16s…; name "+
-			"that tokenizer, or remove the field", path, hash, p.Tokenizer.SHA256)
-	}
-	return data, nil
 }
