@@ -277,7 +277,7 @@ func (r *run) begin(ctx context.Context) (*checkpoint.Checkpoint, error) {
 	if err := collective.Agree(ctx, world, err); err != nil {
 		return nil, err
 	}
-	if err := r.shareDevice(ctx); err != nil {
+	if err := collective.Broadcast(ctx, world, &r.start.device); err != nil {
 		return nil, err
 	}
 	if !r.leads() {
@@ -306,7 +306,7 @@ func (r *run) begin(ctx context.Context) (*checkpoint.Checkpoint, error) {
 	if err := collective.Agree(ctx, world, err); err != nil {
 		return nil, err
 	}
-	if err := r.shareInitial(ctx); err != nil {
+	if err := collective.Broadcast(ctx, world, &r.start.initial.Dir); err != nil {
 		return nil, err
 	}
 	if r.options.Report != nil {

@@ -141,7 +141,7 @@ func (r *run) goBackTo(ctx context.Context, step int64) (*checkpoint.Checkpoint,
 	if err := collective.Agree(ctx, world, err); err != nil {
 		return nil, err
 	}
-	return found, r.shareInitial(ctx)
+	return found, collective.Broadcast(ctx, world, &r.start.initial.Dir)
 }
 
 // backTo returns the earliest step to which the next rollback may return. The newest checkpoint up

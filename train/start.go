@@ -97,16 +97,6 @@ func (r *run) openDevice(ctx context.Context) (err error) {
 	return summarize(r.config, r.data.Plan, r.device.Name()).fitsDevice(r.device.Capacity(), sharing)
 }
 
-// shareDevice sends the first rank's choice of a device to all ranks.
-func (r *run) shareDevice(ctx context.Context) error {
-	chosen, err := collective.Gather(ctx, r.ranks.World(), r.start.device)
-	if err != nil {
-		return err
-	}
-	r.start.device = chosen[0]
-	return nil
-}
-
 // readTokenizer reads the tokenizer.json for checkpoints and compares it with the plan's tokenizer.
 func readTokenizer(path string, p *blend.Plan) ([]byte, error) {
 	if path == "" {
@@ -215,16 +205,6 @@ func (r *run) arithmetic() string {
 	return text
 }
 
-// shareInitial sends the initial model that the first rank has found to all ranks.
-func (r *run) shareInitial(ctx context.Context) error {
-	dirs, err := collective.Gather(ctx, r.ranks.World(), r.start.initial.Dir)
-	if err != nil {
-		return err
-	}
-	r.start.initial.Dir = dirs[0]
-	return nil
-}
-
 func (r *run) summary(saved *checkpoint.Checkpoint) Summary {
 	s := summarize(r.config, r.data.Plan, r.device.Name())
 	s.DeviceWhy = r.start.deviceWhy
@@ -238,18 +218,13 @@ func (r *run) summary(saved *checkpoint.Checkpoint) Summary {
 	return s
 }
 
-// measure measures the peak of one device. All ranks use the same peak.
+// measure measures the peak of one device, for the remaining steps. All ranks use the same peak.
 func (r *run) measure(ctx context.Context) error {
-	n := float64(r.ranks.Ranks())
-	peak, err := devices.MeasurePeak(ctx, r.device, r.flopsOfRun()/n)
+	n, length := float64(r.ranks.Ranks()), r.data.SequenceLength
+	tokens := float64(r.config.Steps-r.state.Step) * (float64(r.config.BatchSize) * float64(length))
+	peak, err := devices.MeasurePeak(ctx, r.device, tokens*r.config.Model.FLOPsPerToken(length)/n)
 	r.start.peak = peak * n
 	return err
-}
-
-// flopsOfRun returns the FLOPs of all remaining steps.
-func (r *run) flopsOfRun() float64 {
-	perStep := float64(r.config.BatchSize) * float64(r.data.SequenceLength)
-	return float64(r.config.Steps-r.state.Step) * perStep * r.config.Model.FLOPsPerToken(r.data.SequenceLength)
 }
 
 // restore sets the weights and the optimizer to the checkpoint, or to their initial state.
@@ -264,35 +239,7 @@ func (r *run) restore(ctx context.Context, saved *checkpoint.Checkpoint) error {
 		}
 	}
 	if saved == nil {
-		var err error
-		if r.start.initial.Dir != "" {
-			err = model.Load(r.start.initial.Dir)
-			var buffer, weight []float32
-			for _, p := range model.Parameters() {
-				if err == nil {
-					weight, err = xpu.Numbers(ctx, r.device, p.Weight, &buffer)
-				}
-				if err == nil {
-					err = moe.CheckFinite(r.start.initial.Dir, p.Name, 0, weight)
-				}
-			}
-			if err != nil {
-				err = fmt.Errorf("initialize_from: %w", err)
-			}
-		} else {
-			model.Init(r.config.Seed)
-		}
-		if err := collective.Agree(ctx, world, err); err != nil {
-			return err
-		}
-		if r.state.Spikes != nil && r.start.initial.Dir == "" {
-			r.state.Spikes.Began = spikes.BeganBySeed
-		} else if r.state.Spikes != nil {
-			if r.state.Spikes.Began, err = checkpoint.NewShard(model, r.optimizer).WeightsHash(ctx, world); err != nil {
-				return err
-			}
-		}
-		return nil
+		return r.initialize(ctx)
 	}
 	if err := collective.Agree(ctx, world, model.Load(saved.Dir)); err != nil {
 		return err
@@ -304,13 +251,43 @@ func (r *run) restore(ctx context.Context, saved *checkpoint.Checkpoint) error {
 	return nil
 }
 
+// initialize sets the weights to random weights, or to the weights of initialize_from.
+func (r *run) initialize(ctx context.Context) error {
+	model, world := r.model, r.ranks.World()
+	var err error
+	if r.start.initial.Dir != "" {
+		err = model.Load(r.start.initial.Dir)
+		var buffer, weight []float32
+		for _, p := range model.Parameters() {
+			if err == nil {
+				weight, err = xpu.Numbers(ctx, r.device, p.Weight, &buffer)
+			}
+			if err == nil {
+				err = moe.CheckFinite(r.start.initial.Dir, p.Name, 0, weight)
+			}
+		}
+		if err != nil {
+			err = fmt.Errorf("initialize_from: %w", err)
+		}
+	} else {
+		model.Init(r.config.Seed)
+	}
+	if err := collective.Agree(ctx, world, err); err != nil {
+		return err
+	}
+	if r.state.Spikes != nil && r.start.initial.Dir == "" {
+		r.state.Spikes.Began = spikes.BeganBySeed
+	} else if r.state.Spikes != nil {
+		r.state.Spikes.Began, err = checkpoint.NewShard(model, r.optimizer).WeightsHash(ctx, world)
+	}
+	return err
+}
+
 // newOptimizer creates the optimizer in its initial state.
 func (r *run) newOptimizer(ctx context.Context) error {
 	c, targets := r.config.Optimizer, int64(r.config.BatchSize)*int64(r.data.SequenceLength)
 	r.sharding = optimizer.NewSharding(r.ranks.Mesh, r.ranks.Within, r.config.Layout.Optimizer,
-		c.Name.NeedsWholeTensors(),
-		r.device,
-		r.model.Parameters(), r.model.Buckets())
+		c.Name.NeedsWholeTensors(), r.device, r.model.Parameters(), r.model.Buckets())
 	sizes := make([]int, len(r.tensors))
 	for i, t := range r.tensors {
 		sizes[i] = int(t.Elements())

@@ -48,3 +48,12 @@ func Gather[T any](ctx context.Context, world *comm.Comm, value T) ([]T, error) 
 	}
 	return values, nil
 }
+
+// Broadcast sets value to the value of rank 0. It sends JSON, as [Gather] does.
+func Broadcast[T any](ctx context.Context, world *comm.Comm, value *T) error {
+	all, err := Gather(ctx, world, *value)
+	if err == nil {
+		*value = all[0]
+	}
+	return err
+}

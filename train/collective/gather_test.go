@@ -30,6 +30,10 @@ func TestGather(t *testing.T) {
 		if _, err := Gather(context.Background(), world, map[string]any{"f": func() {}}); err == nil {
 			return errors.New("a function was gathered, although JSON has none")
 		}
+		first := rank + 7
+		if err := Broadcast(context.Background(), world, &first); err != nil || first != 7 {
+			return fmt.Errorf("rank 0 sent %d: %w", first, err)
+		}
 		if err := Agree(context.Background(), world, nil); err != nil {
 			return err
 		}
