@@ -21,6 +21,7 @@ import (
 	"mula/index/megatron"
 	"mula/index/python"
 	"mula/index/rebuild"
+	"mula/internal/longtest"
 	"mula/shards/audit"
 )
 
@@ -164,6 +165,7 @@ func TestMegatronGolden(t *testing.T) {
 // Everything else that reads along a plan agrees with itself: peek with the tokens, where with
 // peek, document starts with both, blocks with single positions.
 func TestMegatronPlan(t *testing.T) {
+	longtest.SkipIfShort(t)
 	c, golden, _ := megatronCache(t, "partial")
 	d := c.open(golden.config() + "skips: [{from: 10, to: 13}]\n")
 	again, err := ReadPlan(filepath.Join(c.dir, "plan.json"))

@@ -185,6 +185,7 @@ func TestKilledTokenize(t *testing.T) {
 
 // A killed `mula blend` leaves the old plan or the new one.
 func TestKilledBlend(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	dir := prepared(t)
 	path := filepath.Join(dir, "plan.json")

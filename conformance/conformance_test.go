@@ -234,6 +234,9 @@ func TestMegatron(t *testing.T) {
 			if c.Files != nil {
 				written++
 			}
+			if testing.Short() && i%8 != 0 { // one of eight cases is enough while the code changes
+				continue
+			}
 			t.Run(fmt.Sprintf("%s/%s/%d", golden.Profile, golden.Arithmetic, i), func(t *testing.T) {
 				t.Parallel()
 				root, cache := t.TempDir(), filepath.Join(t.TempDir(), "cache")

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"testing"
 
+	"mula/internal/longtest"
 	"mula/xpu"
 	"mula/xpu/comm"
 	"mula/xpu/comm/local"
@@ -341,6 +342,7 @@ func compareStats(t *testing.T, what string, got, want Stats, tolerance float64)
 // Both ways of dispatch, with and without recomputation, with any number of threads, in models that
 // did other things before, give the same bits.
 func TestParallelBits(t *testing.T) {
+	longtest.SkipIfShort(t)
 	for name, cfg := range parallelCases(t) {
 		cfg.Layers = 3
 		for _, n := range []int{2, 4} {

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"mula/internal/longtest"
 )
 
 var fullLoss = LossOptions{Aux: AuxHF, AuxCoefficient: 0.01, ZCoefficient: 0.001}
@@ -397,6 +399,7 @@ func flightArenas(m *Model) (arenas []*arena) {
 // A training step of a shape that has been seen allocates nothing, and neither does one of a
 // smaller shape.
 func TestStepsDoNotAllocate(t *testing.T) {
+	longtest.SkipIfShort(t)
 	if raceDetector { // its own bookkeeping allocates
 		t.Skip("the race detector allocates")
 	}

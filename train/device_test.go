@@ -18,6 +18,7 @@ import (
 // A run whose products are oneDNN's keeps the promises of one on the CPU device, and its losses
 // stay within rounding of it.
 func TestRunOneDNN(t *testing.T) {
+	longtest.SkipIfShort(t)
 	d, why, err := devices.New(t.Context(), devices.OneDNN, devices.Options{Threads: 1, Precision: "fp32"})
 	if err != nil && strings.Contains(err.Error(), "no oneDNN library was found") {
 		t.Skip(err)

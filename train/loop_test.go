@@ -25,6 +25,7 @@ import (
 	"mula/blend/plantest"
 	"mula/blend/stream"
 	"mula/internal/atomicfile"
+	"mula/internal/longtest"
 	"mula/internal/machine"
 	"mula/internal/strictyaml"
 	"mula/moe"
@@ -510,6 +511,7 @@ func TestRunLonger(t *testing.T) {
 // fall, and one with a constant one at any time: it is then the run that was so long from the
 // beginning. What has changed is on record for the next time.
 func TestRunLongerSchedule(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	const wsd, constant = "name: wsd, learning_rate: 3e-3, ", "name: constant, learning_rate: 3e-3, "

@@ -31,6 +31,7 @@ import (
 // With every optimizer, a run that is stopped and goes on, on another number of threads, is the run
 // that was never stopped; and how often it is evaluated and saved changes nothing but the records.
 func TestOptimizersResume(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	weights := map[string]optimizer.Name{}

@@ -312,6 +312,7 @@ func TestVoteBytes(t *testing.T) {
 // What is not finite on one stage goes on to others: the stage that made it is named, all end
 // together, and no weight has changed; or all skip the step.
 func TestPipelineNotFinite(t *testing.T) {
+	longtest.SkipIfShort(t)
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	t.Setenv("MULA_HOST", "node-7")
 	for _, test := range []struct {

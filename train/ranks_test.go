@@ -357,6 +357,7 @@ func TestOverlap(t *testing.T) {
 // stops all. Steps whose positions are partly or completely skipped, so that ranks have different
 // numbers of rows and micro-batches, equal the steps of one rank.
 func TestRanksResume(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	// step 2 has 1 and 7; step 3 nothing; step 5 its second half
 	more := "skips:\n- {from: 17, to: 23}\n- {from: 24, to: 32}\n- {from: 40, to: 44}\n"

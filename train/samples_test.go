@@ -289,6 +289,7 @@ func TestDocumentsLayouts(t *testing.T) {
 // A run on packed samples that is stopped and goes on leaves what one does that was not, byte for
 // byte; what a token attends to stays as it was.
 func TestDocumentsResume(t *testing.T) {
+	longtest.SkipIfShort(t)
 	dir := t.TempDir()
 	plan := packedPlan(t, dir, "plan.json", "")
 	for name, test := range map[string]struct{ plan, more string }{
@@ -337,6 +338,7 @@ func TestDocumentsResume(t *testing.T) {
 // The data of a spike is also skipped in packed samples: the run equals the run of a plan without
 // it.
 func TestDocumentsSpikes(t *testing.T) {
+	longtest.SkipIfShort(t)
 	dir := t.TempDir()
 	spikyPlan(t, dir, "windows.json", nil, 20) // for its shards
 	const config = "sequence_length: 16\nseed: 5\npacking: best_fit\nsources:\n- {name: text, shards: " +

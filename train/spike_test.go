@@ -187,6 +187,7 @@ func TestSpikeSkip(t *testing.T) {
 // A run that goes back equals the run of a plan that skips the same steps, and it names these
 // steps.
 func TestSpikeRollback(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	dir := t.TempDir()
 	c := testConfig(t, spikyPlan(t, dir, "plan.json", nil, 20, 33), spikyConfig+spikesYAML("rollback"))
@@ -309,6 +310,7 @@ func TestSpikeKill(t *testing.T) {
 // Bounds end a run that cannot continue, and the error has the remedy. With a higher bound the run
 // resumes, to the same end as with the higher bound from the start.
 func TestSpikeBounds(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := spikyPlan(t, t.TempDir(), "plan.json", nil, 20, 21, 22, 33)
 	for _, test := range []struct {
@@ -342,6 +344,7 @@ func TestSpikeBounds(t *testing.T) {
 // not the window is full. The weights are not touched by it. It comes from the embedding of an id
 // that only garbage has, which is made infinite before the first step.
 func TestSpikeNotFinite(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	dir := t.TempDir()
 	plan := spikyPlan(t, dir, "plan.json", nil, 3, 20)
@@ -435,6 +438,7 @@ func poison(t testing.TB, dir string) {
 
 // A run may go back to where its plan changed, and no further.
 func TestSpikePlanChange(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	dir := t.TempDir()
 	first, second := spikyPlan(t, dir, "first.json", nil, 38), spikyPlan(t, dir, "second.json", nil, 20)

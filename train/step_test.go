@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"mula/internal/alloctest"
+	"mula/internal/longtest"
 	"mula/moe"
 	"mula/train/checkpoint"
 	"mula/train/optimizer"
@@ -62,6 +63,7 @@ func TestStepsDoNotAllocate(t *testing.T) {
 // A run that recomputes is the run that does not, also if it is stopped and goes on the other way;
 // it takes less memory.
 func TestRunRecompute(t *testing.T) {
+	longtest.SkipIfShort(t)
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	first := testConfig(t, plan,
 		"model: {preset: mula-nano, num_hidden_layers: 8}\nevaluate: {every: 0}\ncheckpoint: {every: 0}\n")
