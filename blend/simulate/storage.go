@@ -71,15 +71,6 @@ func LoadStorage(path string) (Storage, error) {
 // Warnings returns warnings about the file, such as deprecated field names, with file and line.
 func (s Storage) Warnings() []string { return s.file.Warnings() }
 
-// ParseStorage parses the text of a storage file. Messages use name as the file's name.
-func ParseStorage(data []byte, name string) (Storage, error) {
-	file, err := strictyaml.Parse(data, name)
-	if err != nil {
-		return Storage{}, err
-	}
-	return parseStorage(file)
-}
-
 func parseStorage(file *strictyaml.File) (Storage, error) {
 	s := Storage{file: file}
 	if err := file.Decode(&s); err != nil {

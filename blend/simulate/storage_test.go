@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"mula/blend"
+	"mula/internal/strictyaml"
 	"mula/shards"
 )
 
@@ -303,6 +304,15 @@ func TestStorageByName(t *testing.T) {
 const example = "name: scratch\nlatency: 0.002\nnode_bandwidth: 4e9\ntotal_bandwidth: 650e9\nrequest_size: " +
 	"4194304\ncache: 100000000000\n"
 
+// storageOf parses the text of a storage file.
+func storageOf(text string) (Storage, error) {
+	file, err := strictyaml.Parse([]byte(text), "s.yaml")
+	if err != nil {
+		return Storage{}, err
+	}
+	return parseStorage(file)
+}
+
 func TestLoadStorage(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "scratch.yaml")
 	if err := os.WriteFile(path, []byte(example), 0o644); err != nil {
@@ -322,7 +332,7 @@ func TestLoadStorage(t *testing.T) {
 		{"cache:", "cash:", `"cache"`},
 		{"name: scratch", "name: ''", "name is empty"},
 	} {
-		if _, err := ParseStorage([]byte(strings.Replace(example, c.old, c.new, 1)), "s.yaml"); err == nil ||
+		if _, err := storageOf(strings.Replace(example, c.old, c.new, 1)); err == nil ||
 			!strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v; want %q", c.new, err, c.says)
 		}
@@ -334,7 +344,7 @@ func FuzzStorage(f *testing.F) {
 	f.Add(example)
 	f.Add("name: [1]\nlatency: 1e999\n")
 	f.Fuzz(func(t *testing.T, text string) {
-		s, err := ParseStorage([]byte(text), "s.yaml")
+		s, err := storageOf(text)
 		if err != nil {
 			return
 		}
