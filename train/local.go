@@ -84,8 +84,8 @@ func (c Config) fitsWorld(ranks int) error {
 		}
 	}
 	var possible []string
-	for _, ep := range divisors(readers) {
-		if ep == 1 || c.Model.Experts > 0 && c.Model.Experts%ep == 0 {
+	for ep := 1; ep <= readers; ep++ {
+		if readers%ep == 0 && (ep == 1 || c.Model.Experts > 0 && c.Model.Experts%ep == 0) {
 			possible = append(possible, fmt.Sprintf("{expert_dp: %d, %sep: %d}", readers/ep, stages, ep))
 		}
 	}
@@ -96,14 +96,4 @@ func (c Config) fitsWorld(ranks int) error {
 	}
 	return &strictyaml.FieldError{Field: "layout",
 		Message: fmt.Sprintf(" is %s ranks, but %d were started; %s", shape.Product(axes, ""), ranks, text)}
-}
-
-func divisors(n int) []int {
-	var all []int
-	for d := 1; d <= n; d++ {
-		if n%d == 0 {
-			all = append(all, d)
-		}
-	}
-	return all
 }

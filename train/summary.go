@@ -49,20 +49,15 @@ func (s Summary) fits(machine int64, ranks int) error {
 		return nil
 	}
 	advice := s.wouldFit(most, estimate.Memory.Total)
+	m := s.Memory
+	needs := fmt.Sprintf("%.4g GB of memory (weights %.4g, gradients %.4g, optimizer %.4g, activations %.4g), but "+
+		"this machine has %.4g GB", float64(m.Total())/gb, float64(m.Weights)/gb, float64(m.Gradients)/gb,
+		float64(m.Optimizer)/gb, float64(m.Buffers())/gb, float64(machine)/gb)
 	if ranks > 1 {
-		return fmt.Errorf("each rank needs %.4g GB of memory (weights %.4g, gradients %.4g, optimizer %.4g, "+
-			"activations %.4g), but this machine has %.4g GB for %d ranks: %s; otherwise run fewer ranks per "+
-			"machine, or raise layout.ep or layout.pp", float64(s.Memory.Total())/gb,
-			float64(s.Memory.Weights)/gb,
-			float64(s.Memory.Gradients)/gb, float64(s.Memory.Optimizer)/gb, float64(s.Memory.Buffers())/gb,
-			float64(machine)/gb, ranks, advice)
+		return fmt.Errorf("each rank needs %s for %d ranks: %s; otherwise run fewer ranks per machine, or raise "+
+			"layout.ep or layout.pp", needs, ranks, advice)
 	}
-	return fmt.Errorf("the run needs %.4g GB of memory (weights %.4g, gradients %.4g, optimizer %.4g, activations "+
-		"%.4g), but this machine has %.4g GB: %s; otherwise choose a smaller model or a larger machine",
-		float64(s.Memory.Total())/gb,
-		float64(s.Memory.Weights)/gb,
-		float64(s.Memory.Gradients)/gb, float64(s.Memory.Optimizer)/gb, float64(s.Memory.Buffers())/gb,
-		float64(machine)/gb, advice)
+	return fmt.Errorf("the run needs %s: %s; otherwise choose a smaller model or a larger machine", needs, advice)
 }
 
 // fitsDevice returns an error if ranks ranks need more memory than the device that they share. A
@@ -78,8 +73,7 @@ func (s Summary) fitsDevice(capacity int64, ranks int) error {
 	}
 	return fmt.Errorf("a rank needs %.4g GB of its device's memory (weights %.4g, gradients %.4g, optimizer and "+
 		"activations %.4g), but %s has %.4g GB%s: %s; otherwise choose a smaller model, raise layout.ep or "+
-		"layout.pp, or set device: %s", float64(need)/gb,
-		float64(s.Memory.Weights)/gb,
+		"layout.pp, or set device: %s", float64(need)/gb, float64(s.Memory.Weights)/gb,
 		float64(s.Memory.Gradients)/gb, float64(need-s.Memory.Weights-s.Memory.Gradients)/gb, s.Device,
 		float64(capacity)/gb, sharing, s.wouldFit(most, estimate.Memory.OnDevice), devices.CPU)
 }
