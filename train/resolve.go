@@ -44,8 +44,7 @@ func (c Config) resolve(p *blend.Plan) (Config, error) {
 	}
 	if c.Steps > batches {
 		return bad("steps", "is %d, but the plan has %d positions, enough for %d steps of batch_size %d; lower "+
-			"steps, or build a longer plan",
-			c.Steps, p.Length(), batches, c.BatchSize)
+			"steps, or build a longer plan", c.Steps, p.Length(), batches, c.BatchSize)
 	}
 	if c.Attention == "" {
 		c.Attention = samples.DefaultAttention(p.Traits().Padded)
@@ -77,8 +76,7 @@ func (c Config) resolve(p *blend.Plan) (Config, error) {
 	}
 	if *c.Evaluate.Every > 0 && !validation {
 		return bad("evaluate.every", "is %d, but the plan has no validation split; set validation in blend.yaml and "+
-			"build the plan again, or set this field to 0",
-			*c.Evaluate.Every)
+			"build the plan again, or set this field to 0", *c.Evaluate.Every)
 	}
 	return c, c.Validate()
 }

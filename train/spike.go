@@ -162,8 +162,7 @@ func (r *run) endOfSpikes(spike *spikes.Spike, why string) error {
 	err := fmt.Errorf("step %d: %s, and %s; the weights are unchanged since the step before, and %s. If losses have "+
 		"risen and stay high, the learning rate is too high, or the data has changed permanently (mula peek "+
 		"--position %d shows it). Otherwise, raise the limit and start the run again. Skipped positions are "+
-		"listed in %s",
-		r.state.Step, spike, why, saved, r.positions(r.state.Step).From, r.dir.Join(rundir.SkipsFile))
+		"listed in %s", r.state.Step, spike, why, saved, r.positions(r.state.Step).From, r.dir.Join(rundir.SkipsFile))
 	if spike.NotFinite {
 		err = fmt.Errorf("%w: %w", moe.ErrNotFinite, err)
 	}

@@ -139,8 +139,7 @@ func (r *run) sameRun(ctx context.Context) error {
 				other.Plan, first.Plan)
 		case other.Arithmetic != first.Arithmetic:
 			err = fmt.Errorf("this rank has the arithmetic of %s, but rank 0 has the arithmetic of %s; run on "+
-				"machines of one kind",
-				other.Arithmetic, first.Arithmetic)
+				"machines of one kind", other.Arithmetic, first.Arithmetic)
 		}
 		for _, name := range slices.Sorted(maps.Keys(first.Fields)) {
 			if err == nil && other.Fields[name] != first.Fields[name] {

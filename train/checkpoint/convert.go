@@ -244,8 +244,7 @@ func (m ModelDir) inspect(stored *moe.Stored) (*tokenize.Tokenizer, Inspection, 
 	i.Tokenizer = hex.EncodeToString(sum[:])
 	if m.Checkpoint != nil && m.Checkpoint.State.Tokenizer != "" && m.Checkpoint.State.Tokenizer != i.Tokenizer {
 		return nil, i, fmt.Errorf("%s has SHA-256 %.16s…, but the model was trained with the tokenizer %.16s…; "+
-			"remove the file, or replace it by that tokenizer",
-			path, i.Tokenizer, m.Checkpoint.State.Tokenizer)
+			"remove the file, or replace it by that tokenizer", path, i.Tokenizer, m.Checkpoint.State.Tokenizer)
 	}
 	t, err := tokenize.ParseWith(text, path, tokenize.LoadOptions{IgnoreTruncationAndPadding: true})
 	if err != nil {
@@ -254,8 +253,7 @@ func (m ModelDir) inspect(stored *moe.Stored) (*tokenize.Tokenizer, Inspection, 
 	}
 	if i.Tokens = t.VocabSize(); i.Tokens > i.Config.VocabSize {
 		return nil, i, fmt.Errorf("%s has %d ids, but the model has a vocabulary of %d; use the tokenizer that the "+
-			"model was trained with", path,
-			i.Tokens, i.Config.VocabSize)
+			"model was trained with", path, i.Tokens, i.Config.VocabSize)
 	}
 	return t, i, nil
 }

@@ -40,8 +40,7 @@ func FindModel(ctx context.Context, dir string) (ModelDir, []Refused, error) {
 	}
 	if _, found := os.Stat(filepath.Join(dir, "config.json")); found != nil {
 		return ModelDir{}, refused, fmt.Errorf("%s: %w, and no config.json of a Hugging Face model; name a model, a "+
-			"checkpoint or a run's folder that has one", dir,
-			ErrNone)
+			"checkpoint or a run's folder that has one", dir, ErrNone)
 	}
 	return ModelDir{Dir: dir}, refused, nil
 }
@@ -80,8 +79,7 @@ func (m ModelDir) CheckTokenizer(ctx context.Context, p *blend.Plan) error {
 	if plan := p.TokenizerHash(); plan != "" && model != "" && plan != model {
 		err := fmt.Errorf("%s: the model's tokenizer has SHA-256 %.16s…, but the plan's shards were made with "+
 			"%.16s…, whose ids mean different text; tokenize the documents with the model's tokenizer.json and "+
-			"build a plan of those shards", m.Dir, model,
-			plan)
+			"build a plan of those shards", m.Dir, model, plan)
 		if m.Checkpoint == nil {
 			err = fmt.Errorf("%w; if it is the same tokenizer in another form, replace the file by the plan's "+
 				"tokenizer.json", err)

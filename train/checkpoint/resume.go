@@ -125,14 +125,12 @@ func (c *Checkpoint) CheckPlan(plan *blend.Plan, path string, accept bool) error
 	if c.State.SequenceLength != plan.SequenceLength {
 		return fmt.Errorf("%s was made with samples of %d tokens, but %s has samples of %d, and a run cannot "+
 			"change its sequence length; build the plan with the old length, or start a new run in another output",
-			c.Dir, c.State.SequenceLength, path,
-			plan.SequenceLength)
+			c.Dir, c.State.SequenceLength, path, plan.SequenceLength)
 	}
 	if hash := plan.TokenizerHash(); c.State.Tokenizer != hash && c.State.Tokenizer != "" && hash != "" {
 		return fmt.Errorf("%s was trained with the tokenizer %.16s… (SHA-256), but the shards of %s were made "+
 			"with %.16s…, whose ids mean different text; tokenize with the old tokenizer, or start a new run in "+
-			"another output", c.Dir, c.State.Tokenizer,
-			path, hash)
+			"another output", c.Dir, c.State.Tokenizer, path, hash)
 	}
 	return nil
 }

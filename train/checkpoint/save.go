@@ -186,8 +186,7 @@ func (c *writer) plan(ctx context.Context, world *comm.Comm) error {
 		if !maps.Equal(other.Metadata, all[0].Metadata) {
 			return collective.OfAll(world,
 				fmt.Errorf("the optimizer's scalars are %v on rank 0, but %v on rank %d; resume "+
-					"from an older checkpoint",
-					all[0].Metadata, other.Metadata, r))
+					"from an older checkpoint", all[0].Metadata, other.Metadata, r))
 		}
 	}
 	if err := collective.Combine(world, failures, failed); err != nil {

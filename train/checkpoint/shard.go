@@ -256,8 +256,7 @@ func (s Shard) place(ranges []placedRange) (stateMap, error) {
 			for k, r := range list {
 				if r.begin < at {
 					wrong = append(wrong, fmt.Sprintf("%s in %s and %s in %s overlap",
-						s.rangeName(list[before].tensorRange), list[before].file,
-						s.rangeName(r.tensorRange), r.file))
+						s.rangeName(list[before].tensorRange), list[before].file, s.rangeName(r.tensorRange), r.file))
 				} else if r.begin > at {
 					missing = append(missing, tensorRange{i, j, at, r.begin})
 				}
@@ -451,8 +450,7 @@ func (s Shard) checkContent(file *safetensors.File, want []tensorRange) error {
 		}
 		if got.DType != entry.DType || !slices.Equal(got.Shape, entry.Shape) {
 			return fmt.Errorf("%s: %s has shape %v and element type %s; this model needs %v and %s",
-				file.Name(), entry.Name, got.Shape, got.DType,
-				entry.Shape, entry.DType)
+				file.Name(), entry.Name, got.Shape, got.DType, entry.Shape, entry.DType)
 		}
 	}
 	if n := len(file.Tensors()); n > len(want) {

@@ -130,8 +130,7 @@ func efficiency(d *chart.Drawing, r *Result, curves []Curve, y, left, right floa
 	if mark {
 		for _, at := range [][2]float64{{across(publishedTo), at(publishedScaling)}, {right - 168, top + 14}} {
 			d.Add(`<polygon points="%s,%s %s,%s %s,%s %s,%s" fill="#222"/>`, at[0],
-				at[1]-6, at[0]+6, at[1],
-				at[0], at[1]+6, at[0]-6, at[1])
+				at[1]-6, at[0]+6, at[1], at[0], at[1]+6, at[0]-6, at[1])
 		}
 		d.Text("", right-156, top+18, chart.Start, "published: around 90 %")
 	}

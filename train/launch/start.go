@@ -154,8 +154,7 @@ func meetingPoint(host string, port int, allLocal bool) ([]string, *net.TCPListe
 	secret := make([]byte, 16)
 	rand.Read(secret)
 	return []string{tcp.AddressVariable + "=" + address, tcp.SecretVariable + "=" + hex.EncodeToString(secret)},
-		listener,
-		nil
+		listener, nil
 }
 
 // rankZero returns the address at which rank 0 listens on a host. If mula launch chooses the port

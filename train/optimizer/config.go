@@ -189,8 +189,7 @@ func (c *ScheduleConfig) Resolve(steps int64) error {
 	if *c.CooldownSteps > left {
 		return &strictyaml.FieldError{Field: "schedule.cooldown_steps",
 			Message: fmt.Sprintf(" is %d, but schedule.warmup_steps of %d leaves %d of schedule.decay_steps; lower "+
-				"one of the first two or raise the last",
-				*c.CooldownSteps, *c.WarmupSteps, left)}
+				"one of the first two or raise the last", *c.CooldownSteps, *c.WarmupSteps, left)}
 	}
 	return nil
 }
@@ -267,8 +266,7 @@ func foreignField[N ~string, C any](prefix string, name N, config C, fields map[
 		slices.Sort(others)
 		return &strictyaml.FieldError{Field: prefix + f.name,
 			Message: fmt.Sprintf(" is %v, but %s has no such setting; the "+
-				"setting belongs to %s",
-				reflect.Indirect(f.value), name, strings.Join(others, ", "))}
+				"setting belongs to %s", reflect.Indirect(f.value), name, strings.Join(others, ", "))}
 	}
 	return nil
 }

@@ -216,19 +216,15 @@ func sectionOf(name string, r *Run) section {
 	add("Speed and optimizer",
 		stepFigure(r, "Tokens per second", "Training speed of each step.", "tokens/s", true, false,
 			func(s *Step) float64 { return emptyGap(s, s.TokensPerSecond) }),
-		mfuFigure(r),
-		stepFigure(r, "Gradient norm", "Before clipping.", "norm", false, true,
+		mfuFigure(r), stepFigure(r, "Gradient norm", "Before clipping.", "norm", false, true,
 			func(s *Step) float64 { return emptyGap(s, s.GradNorm) }),
 		plainFigure(r, "Learning rate", "As set by the schedule.", "learning rate",
 			func(s *Step) float64 { return s.LearningRate }),
-		updateRatioFigure(r),
-		stepFigure(r, "Auxiliary loss",
+		updateRatioFigure(r), stepFigure(r, "Auxiliary loss",
 			"Load balancing loss of the router, without its coefficient. Lower means a more even load.",
-			"auxiliary loss",
-			false, false, ifAny(r, func(s *Step) float64 { return s.AuxLoss })),
+			"auxiliary loss", false, false, ifAny(r, func(s *Step) float64 { return s.AuxLoss })),
 		stepFigure(r, "Router z-loss", "Mean squared log-sum-exp of the router's logits, without its coefficient.",
-			"z-loss",
-			false, true, ifAny(r, func(s *Step) float64 { return s.ZLoss })))
+			"z-loss", false, true, ifAny(r, func(s *Step) float64 { return s.ZLoss })))
 	add("Experts", loadFigure(r), imbalanceFigure(r), balanceFigure(r), entropyFigure(r), routerEntropyFigure(r))
 	return s
 }
@@ -438,8 +434,7 @@ func loadFigure(r *Run) page.Figure {
 		m.values = append(m.values, row)
 		m.notes = append(m.notes, quantity.Exact(b.MaxOverMean, 3)+"×, "+quantity.Exact(b.Entropy, 3))
 		m.titles = append(m.titles, fmt.Sprintf("layer %d: busiest expert %d with %s × the mean, least busy expert %d "+
-			"with %s ×",
-			layer, busiest, quantity.Exact(row[busiest], 3), least, quantity.Exact(row[least], 3)))
+			"with %s ×", layer, busiest, quantity.Exact(row[busiest], 3), least, quantity.Exact(row[least], 3)))
 	}
 	over := fmt.Sprintf("the last %d steps", r.LoadSteps)
 	if r.LoadSteps == 1 {
@@ -521,8 +516,7 @@ func balanceFigure(r *Run) page.Figure {
 func entropyFigure(r *Run) page.Figure {
 	return acrossLayers(r, "Entropy of the load",
 		"Entropy of the experts' shares in each step, divided by ln(experts): 1 is even, 0 is a single expert.",
-		"entropy ÷ ln(experts)",
-		func(b Balance) float64 { return b.Entropy }, math.Min)
+		"entropy ÷ ln(experts)", func(b Balance) float64 { return b.Entropy }, math.Min)
 }
 
 // mfuFigure draws the model's FLOP/s as a share of the machine's peak.

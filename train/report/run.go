@@ -262,8 +262,7 @@ func parse(r io.Reader, path string) (*Run, error) {
 					path, len(text))
 			}
 			return nil, fmt.Errorf("%s:%d: not a line of metrics: %w; restore the file, or delete the damaged "+
-				"line", path,
-				number, err)
+				"line", path, number, err)
 		}
 		if err := p.add(&l, number == 1); err != nil {
 			return nil, fmt.Errorf("%s:%d: %w", path, number, err)
