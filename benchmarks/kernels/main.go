@@ -51,6 +51,9 @@ func main() {
 	if flag.NArg() > 0 {
 		log.Fatalf("unexpected argument %q; see -help", flag.Arg(0))
 	}
+	if *step != "" && (*only != "" || *table != "") {
+		log.Fatal("-step prints its own table; use it without -only and -table")
+	}
 	ctx := context.Background()
 	chosen, err := choose(*name)
 	if err != nil {

@@ -21,15 +21,15 @@ const stepLength = 1024
 // it down.
 func measureStep(ctx context.Context, precision xpu.Precision, device *opencl.Device, preset string, rows,
 	rounds int) (string, error) {
-	least, _, err := passes(ctx, precision, device, preset, rows, rounds, false)
-	if err != nil {
-		return "", err
-	}
-	_, kernels, err := passes(ctx, precision, device, preset, rows, rounds, true)
-	if err != nil {
-		return "", err
-	}
 	cfg, err := moe.Preset(preset)
+	if err != nil {
+		return "", err
+	}
+	least, _, err := passes(ctx, precision, device, cfg, rows, rounds, false)
+	if err != nil {
+		return "", err
+	}
+	_, kernels, err := passes(ctx, precision, device, cfg, rows, rounds, true)
 	if err != nil {
 		return "", err
 	}
@@ -53,12 +53,8 @@ func measureStep(ctx context.Context, precision xpu.Precision, device *opencl.De
 
 // passes runs passes; the first is not counted. It returns the least time of a pass and, if
 // they are recorded, the kernels of all passes.
-func passes(ctx context.Context, precision xpu.Precision, device *opencl.Device, preset string, rows, rounds int,
+func passes(ctx context.Context, precision xpu.Precision, device *opencl.Device, cfg moe.Config, rows, rounds int,
 	record bool) (least time.Duration, kernels []gpu.KernelTime, err error) {
-	cfg, err := moe.Preset(preset)
-	if err != nil {
-		return 0, nil, err
-	}
 	d, err := gpu.New(ctx, device, gpu.Options{Precision: precision, Profile: record})
 	if err != nil {
 		return 0, nil, err
