@@ -1,7 +1,7 @@
 // Products of matrices, C = op(A)·op(B). Of a stored matrix with leading dimension ld, element (i, j) of op is x[i·rows + j·columns]: rows = ld and
 // columns = 1 as it is, the other way round of the transpose. An element of C is one chain of fused multiply-adds over the terms, in ascending order,
-// from zero; so it depends on nothing but its operands. On a GPU a chain has at most sumTerms terms (products.go), and the sums of the chains are added
-// in ascending order.
+// from zero; so it depends on nothing but its operands. On a GPU a product without groups has chains of at most sumTerms terms (products.go), whose sums
+// are added in ascending order.
 
 // The rows and the group of a tile. With tiles the rows of groups follow each other, and a tile has rows of one group.
 // With starts the terms of groups follow each other, and there is a matrix C for each.
