@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"sync"
 	"time"
 	"unsafe"
 
@@ -349,7 +350,7 @@ func (d *Data) appendStarts(dst []int32, source int, shard *shards.Shard, at int
 	if g.begins {
 		dst = append(dst, int32(at))
 	}
-	if d.Traits().Padded { // a segment is part of one document
+	if d.order.traits().Padded { // a segment is part of one document
 		return dst, nil
 	}
 	for span, err := range shard.Spans(g.token, g.token+g.length) {
@@ -387,15 +388,21 @@ func reaches(ids []byte, limit uint32) bool {
 	return found&high != 0
 }
 
+// segmentLists holds lists of segments for reuse. An order is an interface, so a list that is
+// passed to it would otherwise be allocated for each sample.
+var segmentLists = sync.Pool{New: func() any { return new([]segment) }}
+
 // stretches calls read with each segment of a sample, its shard, and its offset in the sample. It
 // returns the number of tokens of the segments: L+1, unless the sample is padded.
 func (d *Data) stretches(ctx context.Context, s Sample, read func(shard *shards.Shard, at int,
 	g segment) error) (n int, err error) {
-	var buffer [16]segment
-	segments, err := d.order.segments(buffer[:0], s)
+	buffer := segmentLists.Get().(*[]segment)
+	defer segmentLists.Put(buffer)
+	segments, err := d.order.segments((*buffer)[:0], s)
 	if err != nil {
 		return 0, err
 	}
+	*buffer = segments
 	if n := lengthOf(segments); n != int64(d.SampleTokens()) && !d.Traits().Padded {
 		return 0, fmt.Errorf("source %q: sample %d has only %d of %d tokens; mula cannot read the last, short sample "+
 			"of a validation set, which Megatron pads",
