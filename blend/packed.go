@@ -329,14 +329,15 @@ func (o *packedOrder) checkPadding() error {
 }
 
 func (o *packedOrder) locate(position int64) (Sample, error) {
-	s := o.draw(position)
-	s.Shard, s.Token = -1, -1
-	return s, nil
+	source, epoch, window := o.draw(position)
+	return Sample{position, source, epoch, window, -1, -1, o.plan.skipped(position)}, nil
 }
 
 func (o *openPackedOrder) locate(position int64) (Sample, error) {
-	s := o.draw(position)
-	err := o.begin(&s)
+	s, err := o.packedOrder.locate(position)
+	if err == nil {
+		err = o.begin(&s)
+	}
 	return s, err
 }
 

@@ -71,14 +71,12 @@ func (m scheduled) stage(position int64) int {
 }
 
 // draw returns the source, epoch and window at a position.
-func (m scheduled) draw(position int64) Sample {
-	p := m.plan
-	st := &p.schedule[m.stage(position)]
+func (m scheduled) draw(position int64) (source int, epoch, window int64) {
+	st := &m.plan.schedule[m.stage(position)]
 	source, k := st.tree.At(position - st.start)
-	src := &p.Sources[source]
-	epoch, window := src.order.At(st.base[source] + k)
-	return Sample{Position: position, Source: source, Epoch: epoch, Window: src.window(window),
-		Skipped: p.skipped(position)}
+	src := &m.plan.Sources[source]
+	epoch, window = src.order.At(st.base[source] + k)
+	return source, epoch, src.window(window)
 }
 
 // position implements order.

@@ -108,9 +108,9 @@ func (o *windowOrder) open(_ context.Context, p *Plan, _ func(string)) (order, e
 }
 
 func (o *windowOrder) locate(position int64) (Sample, error) {
-	s := o.draw(position)
-	s.Shard, s.Token = o.plan.Sources[s.Source].windows.Locate(s.Window)
-	return s, nil
+	source, epoch, window := o.draw(position)
+	shard, token := o.plan.Sources[source].windows.Locate(window)
+	return Sample{position, source, epoch, window, shard, token, o.plan.skipped(position)}, nil
 }
 
 func (o *windowOrder) segments(dst []segment, s Sample) ([]segment, error) {
