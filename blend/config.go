@@ -15,6 +15,15 @@ import (
 	"mula/internal/strictyaml"
 )
 
+// packingBestFit is the name of the packing in blend.yaml.
+const packingBestFit = "best_fit"
+
+// The names of orders in blend.yaml.
+const (
+	orderNative   = "native"
+	orderMegatron = "megatron"
+)
+
 // A Config is the content of blend.yaml. A Config built in code is equally valid; its shard paths
 // are relative to the working directory.
 type Config struct {
@@ -60,16 +69,22 @@ type StageConfig struct {
 	Weights map[string]Number `yaml:"weights"`
 }
 
+// A MegatronConfig is the entry megatron in blend.yaml. It selects an order of an index cache.
+type MegatronConfig struct {
+	Cache string `yaml:"cache"` // directory of the index files
+	// hash of a blend or dataset, or a file whose name starts with the hash; "": the only order of
+	// the split
+	Name       string `yaml:"name"`
+	Split      string `yaml:"split"`      // "": train
+	Validation string `yaml:"validation"` // like Name, for the validation split; "": none
+	// directory for relative prefixes of token files; "": the configuration's directory
+	Root string `yaml:"root"`
+}
+
 // A StageLength is a number of samples, or "rest": the remaining samples of the plan.
 type StageLength struct {
 	Rest  bool
 	Count int64
-}
-
-// A Range is the half-open range [From, To).
-type Range struct {
-	From int64 `yaml:"from" json:"from"`
-	To   int64 `yaml:"to" json:"to"`
 }
 
 // UnmarshalYAML accepts a number, optionally with a suffix of [quantity.Count], or the word rest.

@@ -9,35 +9,11 @@ import (
 	"mula/index"
 )
 
-// A Parent is a plan that was amended to this plan by [Amend].
-type Parent struct {
-	Fingerprint string `json:"fingerprint"` // of the amended plan
-	At          int64  `json:"at"`          // samples before this position are the samples of the amended plan
-	Reason      string `json:"reason"`      // why the plan was amended; may be empty
-}
-
-// A Growth is the list of shards that an amendment appended to a source.
-type Growth struct {
-	// number of the source's first sample that may use the new windows
-	Sample     int64 `json:"sample"`
-	Shards     int   `json:"shards"`             // number of new shards
-	Validation int64 `json:"validation_windows"` // number of validation windows, the last of the new windows
-}
-
 // Limits of the number of amendments, and of a reason in bytes.
 const (
 	maxParents = 4096
 	maxReason  = 1000
 )
-
-// A part is the windows that a source got from the original plan or from one growth. Its first
-// `count` windows are training windows; the others are validation windows.
-type part struct {
-	shard    int   // number of its first shard
-	window   int64 // number of its first window among all windows of the source
-	training int64 // training number of that window
-	count    int64
-}
 
 // window returns the window number of the source's training window t.
 func (s *Source) window(t int64) int64 {

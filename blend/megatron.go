@@ -22,27 +22,9 @@ import (
 	"mula/shards/facts"
 )
 
-// The names of orders in blend.yaml.
-const (
-	orderNative   = "native"
-	orderMegatron = "megatron"
-)
-
 // MegatronOrder is the order version in plan.json for an order that is read from an index cache of
 // Megatron-LM.
 const MegatronOrder = "megatron 1"
-
-// A MegatronConfig is the entry megatron in blend.yaml. It selects an order of an index cache.
-type MegatronConfig struct {
-	Cache string `yaml:"cache"` // directory of the index files
-	// hash of a blend or dataset, or a file whose name starts with the hash; "": the only order of
-	// the split
-	Name       string `yaml:"name"`
-	Split      string `yaml:"split"`      // "": train
-	Validation string `yaml:"validation"` // like Name, for the validation split; "": none
-	// directory for relative prefixes of token files; "": the configuration's directory
-	Root string `yaml:"root"`
-}
 
 // A megatronOrder is an order that is read from an index cache of Megatron-LM. Samples can be
 // located only by a [cacheOrder], the order of an open plan. The sources are the datasets, with one

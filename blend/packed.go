@@ -22,9 +22,6 @@ import (
 	"mula/shards/facts"
 )
 
-// packingBestFit is the name of the packing in blend.yaml.
-const packingBestFit = "best_fit"
-
 // The order versions in plan.json for plans with packed samples: of plans that do not amend another
 // plan, and of plans that do. Both give the same samples if no source has grown.
 const (
@@ -57,19 +54,6 @@ func (o *packedOrder) traits() Traits {
 	return Traits{Version: version, Scheduled: true, Padded: true, Padding: o.padding,
 		name: "a packed plan", instead: "build a plan without packing"}
 }
-
-// A PackedPart describes the packing of the original shards of a source, or of the shards that one
-// growth added.
-type PackedPart struct {
-	File   string `json:"file"` // name of the index file
-	Bytes  int64  `json:"bytes"`
-	SHA256 string `json:"sha256"`
-	packing.Statistics
-
-	directory string // of the index file
-}
-
-func (k *PackedPart) path() string { return filepath.Join(k.directory, k.File) }
 
 // packed returns the statistics of all parts of a packed source together.
 func (s *Source) packed() (sum packing.Statistics) {

@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"iter"
 	"math/big"
+	"path/filepath"
 	"sort"
 	"strings"
 	"unicode/utf8"
 
 	"mula/index"
+	"mula/index/packing"
 	"mula/shards"
 )
 
@@ -104,12 +106,62 @@ type Stage struct {
 	Written []string `json:"-"`       // the weights as written, "" for weight 0
 }
 
+// A Range is the half-open range [From, To).
+type Range struct {
+	From int64 `yaml:"from" json:"from"`
+	To   int64 `yaml:"to" json:"to"`
+}
+
 // A Check is the sample at a position when the plan was built.
 type Check struct {
 	Position int64  `json:"position"`
 	Source   int    `json:"source"`
 	Window   int64  `json:"window"`
 	Hash     string `json:"sample"` // SampleHash of the window's tokens, in hexadecimal
+}
+
+// A Parent is a plan that was amended to this plan by [Amend].
+type Parent struct {
+	Fingerprint string `json:"fingerprint"` // of the amended plan
+	At          int64  `json:"at"`          // samples before this position are the samples of the amended plan
+	Reason      string `json:"reason"`      // why the plan was amended; may be empty
+}
+
+// A Growth is the list of shards that an amendment appended to a source.
+type Growth struct {
+	// number of the source's first sample that may use the new windows
+	Sample     int64 `json:"sample"`
+	Shards     int   `json:"shards"`             // number of new shards
+	Validation int64 `json:"validation_windows"` // number of validation windows, the last of the new windows
+}
+
+// A PackedPart describes the packing of the original shards of a source, or of the shards that one
+// growth added.
+type PackedPart struct {
+	File   string `json:"file"` // name of the index file
+	Bytes  int64  `json:"bytes"`
+	SHA256 string `json:"sha256"`
+	packing.Statistics
+
+	directory string // of the index file
+}
+
+func (k *PackedPart) path() string { return filepath.Join(k.directory, k.File) }
+
+// A part is the windows that a source got from the original plan or from one growth. Its first
+// `count` windows are training windows; the others are validation windows.
+type part struct {
+	shard    int   // number of its first shard
+	window   int64 // number of its first window among all windows of the source
+	training int64 // training number of that window
+	count    int64
+}
+
+// schedule has the precomputed values of one stage.
+type schedule struct {
+	start int64 // first position
+	tree  *Tree
+	base  []int64 // by source: samples in earlier stages
 }
 
 // A Sample is a window at a position.

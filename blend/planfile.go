@@ -5,15 +5,11 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"os"
 	"path/filepath"
 
 	"mula/internal/atomicfile"
 	"mula/internal/filesystem"
-	"mula/internal/strictjson"
 )
 
 // planFormat is the version of the layout of plan.json.
@@ -129,22 +125,6 @@ func (p *Plan) WriteOn(fsys filesystem.FS, path string) error {
 	return atomicfile.On(fsys).WriteFile(path, append(text, '\n'))
 }
 
-// absolutePath does what filepath.Abs does, with the real path of the working directory. $PWD may
-// contain symbolic links, after which ".." would lead to another directory.
-func absolutePath(path string) (string, error) {
-	if filepath.IsAbs(path) {
-		return filepath.Clean(path), nil
-	}
-	wd, err := os.Getwd()
-	if err != nil {
-		return "", err
-	}
-	if wd, err = filepath.EvalSymlinks(wd); err != nil {
-		return "", err
-	}
-	return filepath.Join(wd, path), nil
-}
-
 // path resolves a path of the plan file, which may be relative to the plan's directory.
 func (p *Plan) path(written string) string {
 	path := filepath.FromSlash(written)
@@ -152,95 +132,6 @@ func (p *Plan) path(written string) string {
 		return path
 	}
 	return filepath.Join(p.base, path)
-}
-
-// realDir resolves symbolic links in a directory, so that ".." after it leads to the real parent.
-func realDir(dir string) string {
-	if real, err := filepath.EvalSymlinks(dir); err == nil {
-		return real
-	}
-	return dir
-}
-
-// relativePath returns the path from a plan's directory to a shard, both absolute. The result is
-// relative to the real directory, as [Plan.ShardPath] expects.
-func relativePath(dir, shard string) string {
-	way, err := filepath.Rel(dir, shard)
-	if err != nil || !filepath.IsLocal(way) {
-		way, err = filepath.Rel(realDir(dir), shard)
-	}
-	if err != nil {
-		return shard // on another volume
-	}
-	return way
-}
-
-// ReadPlan reads a plan.json and verifies everything that does not need the shards: its structure,
-// its fingerprint, and that the order still yields the (source, window) pairs of its check values.
-func ReadPlan(path string) (*Plan, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxPlanFile+1))
-	if err != nil {
-		return nil, fmt.Errorf("reading %s: %w", path, err)
-	}
-	p, err := parsePlan(data)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	p.base = realDir(filepath.Dir(path))
-	p.order.resolve()
-	return p, nil
-}
-
-func parsePlan(data []byte) (*Plan, error) {
-	if len(data) > maxPlanFile {
-		return nil, fmt.Errorf("the file has more than %d bytes, so it is not a plan", maxPlanFile)
-	}
-	// Versions are checked first; otherwise another version would be reported as a damaged file.
-	var versions struct {
-		Format *int `json:"format"`
-		Plan   struct {
-			Order json.RawMessage `json:"order"`
-		} `json:"plan"`
-	}
-	if text := bytes.TrimLeft(data, " \t\r\n"); len(text) > 0 && text[0] != '{' && text[0] != '[' {
-		return nil, errors.New("this is not a plan.json, because it is not JSON; to build a plan, run `mula blend`")
-	}
-	if err := strictjson.DecodeLoosely(data, &versions); err != nil {
-		return nil, err
-	}
-	switch {
-	case versions.Format == nil:
-		return nil, errors.New("this is not a plan, because it has no format version; to build a plan, run " +
-			"`mula blend`")
-	case *versions.Format != planFormat:
-		return nil, fmt.Errorf("format version %d is not supported; this program reads version %d", *versions.Format,
-			planFormat)
-	case versions.Plan.Order == nil:
-		return nil, errors.New("the plan has no order version")
-	}
-	p, fingerprint, err := parseOrder(string(versions.Plan.Order), data)
-	if err != nil {
-		return nil, err
-	}
-	if err := p.compile(); err != nil {
-		return nil, err
-	}
-	if err := p.seal(); err != nil {
-		return nil, err
-	}
-	if p.fingerprint != fingerprint {
-		return nil, fmt.Errorf("the plan was changed after it was built: its fingerprint is %s, not %.64q; restore "+
-			"it, or build a new plan", p.fingerprint, fingerprint)
-	}
-	if !p.Traits().Scheduled { // the pairs can be verified only with an open cache
-		return p, p.verifyPositions()
-	}
-	return p, p.verifyPairs()
 }
 
 // takeWritten sets the fields that do not change the plan's meaning.

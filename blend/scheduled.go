@@ -13,13 +13,6 @@ import (
 // and draws each source epoch by epoch. It is the part that all scheduled orders have in common.
 type scheduled struct{ plan *Plan }
 
-// schedule has the precomputed values of one stage.
-type schedule struct {
-	start int64 // first position
-	tree  *Tree
-	base  []int64 // by source: samples in earlier stages
-}
-
 // compileStages computes the distribution of positions among the sources.
 func (m scheduled) compileStages() error {
 	p := m.plan

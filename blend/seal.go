@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/hex"
 	"fmt"
-	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -396,31 +395,6 @@ func expand(dir, pattern string) ([]string, error) {
 		return nil, fmt.Errorf("%q matches no shard (looked for %s.idx and .bin)", pattern, stem)
 	}
 	return slices.Sorted(maps.Keys(found)), nil
-}
-
-func escapePattern(path string) string {
-	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
-}
-
-// realPaths caches the resolved path of each directory.
-type realPaths map[string]string
-
-// of returns the real path of a shard's .bin file, if it exists.
-func (r realPaths) of(prefix string) string {
-	dir, name := filepath.Split(prefix + ".bin")
-	real, ok := r[dir]
-	if !ok {
-		real = realDir(dir)
-		r[dir] = real
-	}
-	path := filepath.Join(real, name)
-	if info, err := os.Lstat(path); err == nil && info.Mode()&fs.ModeSymlink == 0 {
-		return path
-	}
-	if target, err := filepath.EvalSymlinks(path); err == nil {
-		return target
-	}
-	return path
 }
 
 // tokenizer returns the tokenizer of the shards whose manifests name one. It fails if they differ.
