@@ -167,7 +167,7 @@ func (l LayoutConfig) String() string {
 	if shape.Size(comm.EP) > 1 {
 		text += ", dispatch " + string(l.Dispatch)
 	}
-	if l.Sums == FastSums {
+	if l.Sums == fastSums {
 		text += ", fast sums"
 	}
 	return text
@@ -179,8 +179,8 @@ type Sums string
 // The orders of sums.
 const (
 	// over ep in ascending order, then over dp: the same bits with every transport; default
-	ExactSums Sums = "exact"
-	FastSums  Sums = "fast" // in the transport's fastest order: the last bits may differ between runs
+	exactSums Sums = "exact"
+	fastSums  Sums = "fast" // in the transport's fastest order: the last bits may differ between runs
 )
 
 // CheckpointConfig sets the times of checkpoints. A run always writes one at its end and when it is
@@ -208,15 +208,15 @@ type PlanChange string
 
 // The actions if a checkpoint was made with another plan.
 const (
-	RefusePlanChange PlanChange = "refuse"
-	AcceptPlanChange PlanChange = "accept"
+	refusePlanChange PlanChange = "refuse"
+	acceptPlanChange PlanChange = "accept"
 )
 
 const defaultPreset = "mula-tiny"
 
-// DefaultConfig returns the configuration of an empty train.yaml: a mula-tiny model with the
+// defaultConfig returns the configuration of an empty train.yaml: a mula-tiny model with the
 // training settings of the Mula models.
-func DefaultConfig() Config {
+func defaultConfig() Config {
 	c := Config{
 		Plan: "plan.json", Output: "run", BatchSize: 32,
 		Optimizer: optimizer.Config{Name: optimizer.AdamW, Clip: 1},
@@ -226,14 +226,14 @@ func DefaultConfig() Config {
 		Precision: xpu.FP32, Device: "cpu",
 		Recompute: moe.RecomputeNone,
 		Layout: LayoutConfig{DP: 1, EP: 1, PP: 1, TP: 1, Optimizer: estimate.EPSO, Dispatch: moe.AllToAll,
-			Sums:      ExactSums,
+			Sums:      exactSums,
 			Transport: group.Auto, CheckReplicasEvery: 1000},
 		Checkpoint: CheckpointConfig{Keep: 3},
 		Evaluate:   EvaluateConfig{Samples: 64},
 		Spikes: spikes.Config{Action: spikes.None, Sigma: 6, Window: 128, LeaveOut: 100, MaxSkips: 16,
 			MaxRollbacks: 10},
 		Log:        LogConfig{UpdateRatioEvery: 10},
-		PlanChange: RefusePlanChange,
+		PlanChange: refusePlanChange,
 		Verify:     "on-read",
 
 		ReverifySeconds: int64(blend.DefaultReverify / time.Second),
@@ -296,7 +296,7 @@ func parseConfig(file *strictyaml.File, name string, settings []string) (Config,
 		return Config{}, fmt.Errorf("%s: the file is empty; write at least one field, such as plan: plan.json",
 			name)
 	}
-	c := DefaultConfig()
+	c := defaultConfig()
 	c.file = file
 	var unknownPreset error
 	if preset := file.Text("$.model.preset"); preset != "" { // before the fields that override it
@@ -444,7 +444,7 @@ func (c Config) Validate() error {
 		within("layout.pp", float64(c.Layout.PP), 1, 1<<10),
 		oneOf("layout.optimizer", c.Layout.Optimizer, estimate.Schemes()...),
 		oneOf("layout.dispatch", c.Layout.Dispatch, moe.Dispatches()...),
-		oneOf("layout.sums", c.Layout.Sums, string(ExactSums), string(FastSums)),
+		oneOf("layout.sums", c.Layout.Sums, string(exactSums), string(fastSums)),
 		oneOf("layout.transport", c.Layout.Transport, string(group.Auto), string(group.Local), string(group.TCP),
 			string(group.MPI)),
 		within("layout.check_replicas_every", float64(c.Layout.CheckReplicasEvery), 0, maxSteps),
@@ -459,7 +459,7 @@ func (c Config) Validate() error {
 		within("spikes.max_skips", float64(c.Spikes.MaxSkips), 0, 1<<20),
 		within("spikes.max_rollbacks", float64(c.Spikes.MaxRollbacks), 0, 1<<20),
 		within("log.update_ratio_every", float64(c.Log.UpdateRatioEvery), 0, maxSteps),
-		oneOf("plan_change", c.PlanChange, string(RefusePlanChange), string(AcceptPlanChange)),
+		oneOf("plan_change", c.PlanChange, string(refusePlanChange), string(acceptPlanChange)),
 		oneOf("verify", c.Verify, "on-read", "background", "upfront"),
 		within("reverify_seconds", float64(c.ReverifySeconds), 0, 1<<30),
 	}

@@ -34,7 +34,7 @@ z_loss: {coefficient: 0.001}
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := DefaultConfig()
+	want := defaultConfig()
 	if err := want.Model.usePreset("mula-nano"); err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +65,7 @@ func TestParseConfigEmpty(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%q: %v", file, err)
 		}
-		if diff := cmp.Diff(DefaultConfig(), got, cmpopts.IgnoreUnexported(Config{}, ModelConfig{})); diff != "" {
+		if diff := cmp.Diff(defaultConfig(), got, cmpopts.IgnoreUnexported(Config{}, ModelConfig{})); diff != "" {
 			t.Errorf("%q (-default +got):\n%s", file, diff)
 		}
 	}

@@ -110,7 +110,7 @@ func valuesOf(c Config) map[string]reflect.Value {
 // The page has the fields of Config, with their types, and says rightly which may change when a run
 // is resumed.
 func TestConfigDocFields(t *testing.T) {
-	fields, values := docFields(t), valuesOf(DefaultConfig())
+	fields, values := docFields(t), valuesOf(defaultConfig())
 	if diff := cmp.Diff(slices.Sorted(maps.Keys(values)), slices.Sorted(maps.Keys(fields))); diff != "" {
 		t.Fatalf("fields (-code +page):\n%s", diff)
 	}
@@ -152,7 +152,7 @@ var (
 )
 
 // A default is on the page as one `value` exactly if it is the same for all plans, presets and
-// batch sizes. It then equals the value of DefaultConfig. The others are described in words, and
+// batch sizes. It then equals the value of defaultConfig. The others are described in words, and
 // each number and `value` in the description is a result of resolve in some case.
 func TestConfigDocDefaults(t *testing.T) {
 	plan, err := blend.ReadPlan(makePlan(t, t.TempDir(), "plan.json", "samples: 2000000\n"))
@@ -171,7 +171,7 @@ func TestConfigDocDefaults(t *testing.T) {
 	for i := range bare.Sources {
 		bare.Sources[i].Validation = 0
 	}
-	defaults, varies, seen := valuesOf(DefaultConfig()), map[string]bool{}, map[string][]string{}
+	defaults, varies, seen := valuesOf(defaultConfig()), map[string]bool{}, map[string][]string{}
 	for _, preset := range moe.Presets() {
 		for _, p := range []*blend.Plan{plan, &large, &bare, packed} {
 			for _, batch := range []int{3, 32} {
@@ -181,7 +181,7 @@ func TestConfigDocDefaults(t *testing.T) {
 						if (optimizer.Name(rule) == optimizer.ScheduleFreeAdamW) != (schedule == optimizer.Constant) {
 							continue
 						}
-						c := DefaultConfig()
+						c := defaultConfig()
 						if err := c.Model.usePreset(preset); err != nil {
 							t.Fatal(err)
 						}
@@ -191,7 +191,7 @@ func TestConfigDocDefaults(t *testing.T) {
 						}
 						// Ours, not resolve's.
 						c.Model.Preset, c.BatchSize, c.Optimizer.Name, c.Schedule.Name = defaultPreset,
-							DefaultConfig().BatchSize, optimizer.AdamW, optimizer.Cosine
+							defaultConfig().BatchSize, optimizer.AdamW, optimizer.Cosine
 						for name, v := range valuesOf(c) {
 							varies[name] = varies[name] || !reflect.DeepEqual(defaults[name].Interface(), v.Interface())
 							if numbers, ok := v.Interface().([]float64); ok {

@@ -180,7 +180,7 @@ func TestNotFiniteApart(t *testing.T) {
 	}
 	defer data.Close()
 	d := discrete.New(device(t, 1))
-	m, err := moe.New(DefaultConfig().Model.Config, d)
+	m, err := moe.New(defaultConfig().Model.Config, d)
 	if err != nil {
 		t.Fatal(err)
 	}

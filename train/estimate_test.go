@@ -73,7 +73,7 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 			got := map[kind]int64{}
 			optimizertest.Together(t, layout.Ranks(), func(world *comm.Comm) error {
 				ctx := context.Background()
-				groups, err := group.New(ctx, world, layout.shape(), layout.Sums == FastSums)
+				groups, err := group.New(ctx, world, layout.shape(), layout.Sums == fastSums)
 				if err != nil {
 					return err
 				}
@@ -157,13 +157,13 @@ func TestSumBytesAreTheCommunicators(t *testing.T) {
 					}
 					layout := LayoutConfig{DP: axes[0], PP: axes[1], EP: axes[2], TP: 1, Optimizer: scheme,
 						Dispatch: moe.AllToAll}
-					config := DefaultConfig()
+					config := defaultConfig()
 					config.Model.Config, config.Layout, config.Optimizer.Name = model, layout, name
 					var mu sync.Mutex
 					most := make([]int64, layout.PP)
 					optimizertest.Together(t, layout.Ranks(), func(world *comm.Comm) error {
 						ctx := context.Background()
-						groups, err := group.New(ctx, world, layout.shape(), layout.Sums == FastSums)
+						groups, err := group.New(ctx, world, layout.shape(), layout.Sums == fastSums)
 						if err != nil {
 							return err
 						}

@@ -137,7 +137,7 @@ func Run(ctx context.Context, config Config, options Options) (result Result, er
 	if err := config.fitsWorld(options.World.Size()); err != nil {
 		return Result{}, &collective.GroupError{Err: err}
 	}
-	ranks, err := group.New(ctx, options.World, config.Layout.shape(), config.Layout.Sums == FastSums)
+	ranks, err := group.New(ctx, options.World, config.Layout.shape(), config.Layout.Sums == fastSums)
 	if err != nil {
 		return Result{}, err
 	}

@@ -713,7 +713,7 @@ func TestRunPlanChange(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "plan_change: accept") {
 		t.Fatalf("another plan: %v", err)
 	}
-	c.PlanChange = AcceptPlanChange
+	c.PlanChange = acceptPlanChange
 	var warnings []string
 	mustRun(t, c, Options{Warn: func(text string) { warnings = append(warnings, text) }})
 	if len(warnings) != 1 || !strings.Contains(warnings[0], "position 32") {
@@ -744,7 +744,7 @@ func TestRunPlanChange(t *testing.T) {
 		t.Errorf("fingerprints of the old plan %v, of the new one %v", old, now)
 	}
 	// The next resume knows the new plan.
-	c.PlanChange, c.Steps, c.Schedule.DecaySteps = RefusePlanChange, 10, 8
+	c.PlanChange, c.Steps, c.Schedule.DecaySteps = refusePlanChange, 10, 8
 	mustRun(t, c, Options{Warn: func(text string) { t.Errorf("warning: %s", text) }})
 }
 
@@ -818,7 +818,7 @@ func TestRunPlanChangeKilled(t *testing.T) {
 	killed := func() Config {
 		c := testConfig(t, plan, more)
 		mustRun(t, c, stopAfter(3))
-		c.Plan, c.PlanChange = other, AcceptPlanChange
+		c.Plan, c.PlanChange = other, acceptPlanChange
 		ctx, cancel := context.WithCancel(context.Background())
 		_, err := Run(ctx, c, Options{Progress: func(p Progress) {
 			if p.Step == 5 {
@@ -846,7 +846,7 @@ func TestRunPlanChangeKilled(t *testing.T) {
 	}
 
 	c = killed()
-	c.Plan, c.PlanChange = plan, RefusePlanChange
+	c.Plan, c.PlanChange = plan, refusePlanChange
 	mustRun(t, c, Options{Warn: func(text string) { t.Errorf("back to the first plan: warning: %s", text) }})
 	sameRun(t, "back to the first plan", unbroken.Output, c.Output)
 
@@ -1008,7 +1008,7 @@ func TestRunCancelled(t *testing.T) {
 
 // Every field that may change on resume is a field.
 func TestIdentity(t *testing.T) {
-	c := DefaultConfig()
+	c := defaultConfig()
 	c.Schedule.WarmupSteps, c.Schedule.MinLearningRate, c.Checkpoint.Every, c.Evaluate.Every = new(int64), new(float64),
 		new(int64), new(int64)
 	c.Optimizer.Resolve()

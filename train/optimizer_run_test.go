@@ -156,7 +156,7 @@ func TestOptimizerFields(t *testing.T) {
 			if name == optimizer.ScheduleFreeAdamW && schedule != optimizer.Constant {
 				continue
 			}
-			c := DefaultConfig()
+			c := defaultConfig()
 			c.Optimizer.Name, c.Schedule.Name = name, schedule
 			c, err := c.resolve(plan)
 			if err != nil {

@@ -695,7 +695,7 @@ func TestLayoutRefused(t *testing.T) {
 			t.Errorf("%q: %v, want %q", text, err, want)
 		}
 	}
-	c := DefaultConfig()
+	c := defaultConfig()
 	if err := c.fitsWorld(4); err == nil || err.Error() != "layout is expert_dp · ep = 1 · 1 = 1 ranks, but 4 were "+
 		"started; possible: {expert_dp: 4, ep: 1}, {expert_dp: 2, ep: 2}, {expert_dp: 1, ep: 4}" ||
 		!collective.Misconfigured(err) {
@@ -716,7 +716,7 @@ func TestLayoutRefused(t *testing.T) {
 		t.Error(err)
 	}
 	optimizertest.Together(t, 2, func(world *comm.Comm) error {
-		_, err := Run(context.Background(), DefaultConfig(), Options{World: world})
+		_, err := Run(context.Background(), defaultConfig(), Options{World: world})
 		if err == nil || !strings.Contains(err.Error(), "but 2 were started") {
 			return fmt.Errorf("a world of another size: %w", err)
 		}

@@ -22,8 +22,8 @@ import (
 	"mula/train/tensorboard"
 )
 
-// ResumeRecord names the checkpoint that a run resumed from.
-type ResumeRecord struct {
+// resumeRecord names the checkpoint that a run resumed from.
+type resumeRecord struct {
 	Checkpoint string               `json:"checkpoint"`
 	Time       string               `json:"time"`
 	PeakFLOPS  float64              `json:"peak_flops"`        // as in RunRecord, measured again
@@ -38,7 +38,7 @@ type metricsLine struct {
 	Run      *record.Run        `json:"run,omitempty"`
 	Step     *int64             `json:"step,omitempty"`
 	Eval     *record.Evaluation `json:"eval,omitempty"`
-	Resumed  *ResumeRecord      `json:"resumed,omitempty"`
+	Resumed  *resumeRecord      `json:"resumed,omitempty"`
 	Rollback *spikes.Rollback   `json:"rollback,omitempty"` // before the first step whose data it skips
 }
 
@@ -137,7 +137,7 @@ func (o *records) restored(saved *checkpoint.Checkpoint, back bool) (err error) 
 	if !back {
 		r.history.resumed = saved.Name()
 	}
-	resumed := &ResumeRecord{Checkpoint: saved.Name(), Time: record.Timestamp(now), PeakFLOPS: r.start.peak,
+	resumed := &resumeRecord{Checkpoint: saved.Name(), Time: record.Timestamp(now), PeakFLOPS: r.start.peak,
 		Refused: r.history.refused}
 	if oldPlan != plan {
 		resumed.OldPlan, resumed.Plan = oldPlan, plan

@@ -445,7 +445,7 @@ func TestSpikePlanChange(t *testing.T) {
 	run := func(kill bool) string {
 		c := testConfig(t, first, spikyConfig+spikesYAML("rollback"))
 		mustRun(t, c, stopAfter(17)) // 18 steps; without the change, the run would go back to 17
-		c.Plan, c.PlanChange = second, AcceptPlanChange
+		c.Plan, c.PlanChange = second, acceptPlanChange
 		if kill {
 			ctx, cancel := context.WithCancel(context.Background())
 			if _, err := Run(ctx, c, Options{Progress: func(p Progress) {

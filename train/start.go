@@ -168,7 +168,7 @@ func (r *run) resumeFrom(saved *checkpoint.Checkpoint) error {
 	if err := r.state.CheckConfig(r.config.identity(), strictyaml.OldNames(&Config{})); err != nil {
 		return fmt.Errorf("%s: %w", saved.Dir, err)
 	}
-	if err := saved.CheckPlan(r.data.Plan, r.config.Plan, r.config.PlanChange == AcceptPlanChange); err != nil {
+	if err := saved.CheckPlan(r.data.Plan, r.config.Plan, r.config.PlanChange == acceptPlanChange); err != nil {
 		return err
 	}
 	if want := r.state.Step * int64(r.config.BatchSize); r.state.Cursor.Position != want {
@@ -197,7 +197,7 @@ func (r *run) arithmetic() string {
 	text := fmt.Sprintf("%s, order of sums %d", r.device.Arithmetic(), moe.OrderOfSums)
 	if s := r.ranks.Shape; s.Size(comm.Data) > 1 { // pipeline stages do not change the result
 		text += fmt.Sprintf(", dp %d, ep %d", s.Size(comm.ExpertDP), s.Size(comm.EP))
-		if r.config.Layout.Sums == FastSums {
+		if r.config.Layout.Sums == fastSums {
 			text += ", fast sums"
 		}
 	}

@@ -24,7 +24,6 @@ var exportedUnused = map[string]int{
 	"moe/safetensors":     1,
 	"shards/formats":      2,
 	"tokenize/documents":  5,
-	"train":               6,
 	"train/estimate":      1,
 	"xpu/cpu":             8,
 }
