@@ -163,7 +163,7 @@ func amended(ctx context.Context, parent *Plan, a *Amendment, l *facts.Cache, op
 			s.Shards = append(s.Shards, found...)
 		}
 	}
-	d, err := newData(ctx, p, l)
+	d, err := newData(ctx, p, l, false)
 	if err != nil {
 		return nil, err
 	}

@@ -85,14 +85,13 @@ func Open(ctx context.Context, p *Plan, opts OpenOptions) (*Data, error) {
 	}
 	l := facts.Open()
 	defer l.Close()
-	d, err := newData(ctx, &opened, l)
+	d, err := newData(ctx, &opened, l, opts.Verify != nil)
 	if err != nil {
 		opened.order.close()
 		return nil, err
 	}
 	d.reverify = max(cmp.Or(opts.Reverify, DefaultReverify), 0)
 	if opts.Verify != nil {
-		d.pool.Verified = true
 		if err = d.startVerifier(*opts.Verify); err != nil {
 			d.Close()
 			return nil, err
@@ -105,8 +104,8 @@ func Open(ctx context.Context, p *Plan, opts OpenOptions) (*Data, error) {
 	return d, nil
 }
 
-// newData looks up the shards of a plan.
-func newData(ctx context.Context, p *Plan, l *facts.Cache) (*Data, error) {
+// newData looks up the shards of a plan. verified is the argument of [pool.New].
+func newData(ctx context.Context, p *Plan, l *facts.Cache, verified bool) (*Data, error) {
 	var sources, numbers []int // by shard of the plan
 	for i := range p.Sources {
 		for k := range p.Sources[i].Shards {
@@ -129,7 +128,9 @@ func newData(ctx context.Context, p *Plan, l *facts.Cache) (*Data, error) {
 		d.facts = append(d.facts, found[:n:n])
 		found = found[n:]
 	}
-	d.pool = pool.New(len(sources), func(i int) (*shards.Shard, error) { return d.open(sources[i], numbers[i]) })
+	d.pool = pool.New(len(sources), verified, func(i int) (*shards.Shard, error) {
+		return d.open(sources[i], numbers[i])
+	})
 	return d, nil
 }
 

@@ -588,7 +588,7 @@ func surveyMegatron(ctx context.Context, c *Config, l *facts.Cache, opts *SealOp
 	if m.Files, err = opened.listFiles(); err != nil {
 		return nil, at(".cache", err)
 	}
-	d, err := newData(ctx, p, l)
+	d, err := newData(ctx, p, l, false)
 	if err != nil {
 		return nil, err
 	}

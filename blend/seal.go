@@ -142,7 +142,7 @@ func surveyNative(ctx context.Context, c *Config, l *facts.Cache, opts *SealOpti
 		}
 		p.Sources = append(p.Sources, s)
 	}
-	d, err := newData(ctx, p, l)
+	d, err := newData(ctx, p, l, false)
 	if err != nil {
 		return nil, err
 	}

@@ -18,15 +18,12 @@ const maxMapped = 1 << 14
 // A Pool opens shards on first use, and closes unused shards if too many are open. Its shards have
 // numbers. It is safe for concurrent use.
 type Pool struct {
-	// Verified: complete files are verified. A shard without sums is then never opened again,
-	// because only the opened files were verified. Set it before the first use.
-	Verified bool
-
-	slots  []slot
-	open   func(i int) (*shards.Shard, error)
-	limit  int64
-	mapped atomic.Int64
-	hand   atomic.Int64 // index of the slot where the search for a shard to close continues
+	slots    []slot
+	open     func(i int) (*shards.Shard, error)
+	verified bool
+	limit    int64
+	mapped   atomic.Int64 // number of open shards
+	hand     atomic.Int64 // index of the slot where the search for a shard to close continues
 }
 
 // A slot holds one shard.
@@ -39,9 +36,11 @@ type slot struct {
 	why    error           // why the last of failed was replaced, until another is open
 }
 
-// New returns a pool of n shards, which open opens. No shard is open yet.
-func New(n int, open func(i int) (*shards.Shard, error)) *Pool {
-	return &Pool{slots: make([]slot, n), open: open, limit: maxMapped}
+// New returns a pool of n shards, which open opens. No shard is open yet. If complete files are
+// verified, a shard without sums is never opened again, because only the opened files were
+// verified.
+func New(n int, verified bool, open func(i int) (*shards.Shard, error)) *Pool {
+	return &Pool{slots: make([]slot, n), open: open, verified: verified, limit: maxMapped}
 }
 
 // Read calls f with shard number i, guarded by [shards.Shard.Guard]. If f fails because bytes of
@@ -54,7 +53,7 @@ func (p *Pool) Read(i int, f func(s *shards.Shard) error) error {
 	}
 	defer p.Release(i)
 	err = shard.Guard(func() error { return f(shard) })
-	if err != nil && (!p.Verified || shard.Summed()) &&
+	if err != nil && (!p.verified || shard.Summed()) &&
 		(errors.Is(err, mapping.ErrUnreadable) || errors.Is(err, shards.ErrCorrupt) && shard.Replaced()) {
 		p.discard(i, shard, err)
 	}
@@ -108,9 +107,6 @@ func (p *Pool) discard(i int, failed *shards.Shard, why error) {
 		t.shard, t.failed, t.why = nil, append(t.failed, failed), why
 	}
 }
-
-// Mapped returns the number of open shards.
-func (p *Pool) Mapped() int64 { return p.mapped.Load() }
 
 // closeOne closes an unused shard, preferably a shard without recent reads. If all shards are in
 // use, it closes none.
