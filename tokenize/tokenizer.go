@@ -2,15 +2,43 @@
 // tokenizers. [Train] makes a new byte-level BPE. Package tokenize/documents reads documents, and
 // package tokenize/job writes their ids to shards.
 //
-// A [Tokenizer] is loaded from a tokenizer.json. These steps determine the ids, in order:
+// # Encode and decode
 //
-// 1. The text is cut at added tokens that are not "normalized": at the leftmost token, and at the
-// longest of several.
-// 2. The normalizers change each piece between them separately.
-// 3. Each piece is cut at the added tokens that are "normalized", whose own text is normalized too.
-// 4. The pre-tokenizers split the rest into words. For them, the text ends at the end of a piece.
-// 5. The model converts each word to ids: BPE, WordPiece, Unigram or WordLevel.
-// 6. If requested, the post-processor adds special tokens to the ids.
+// [Load] reads a tokenizer.json. [Tokenizer.NewEncoder] makes an [Encoder], whose method Append
+// appends the ids of a text to a slice. [Tokenizer.Decode] is the inverse.
+//
+//	t, err := tokenize.Load("tokenizer.json")
+//	e := t.NewEncoder(tokenize.EncodeOptions{})
+//	ids, err = e.Append(ids[:0], text)
+//	text, err = t.Decode(text[:0], ids)
+//
+// The zero value of [EncodeOptions] has the defaults of `mula tokenize`: special tokens in a text
+// are plain text, and no token is added. With [SpecialsAsTokens] and AddSpecialTokens, the ids
+// equal the ids of Hugging Face's encode.
+//
+// A [Tokenizer] is immutable, and any number of goroutines may use it. An Encoder belongs to one
+// goroutine. It remembers words, so make one for each goroutine and keep it for all texts. An
+// encoder allocates nothing if the slice has enough capacity and its buffers have the size of the
+// texts. The example of [Tokenizer] encodes a batch with several goroutines.
+//
+// # Errors
+//
+// Load fails if the file has a setting that affects ids and that this package does not compute
+// exactly. Append fails if the text is not valid UTF-8, or has a byte without a token in the
+// vocabulary. The encoder stays usable.
+//
+// # How the ids are determined
+//
+// These steps determine the ids, in order:
+//
+//  1. The text is cut at added tokens that are not "normalized": at the leftmost token, and at the
+//     longest of several.
+//  2. The normalizers change each piece between them separately.
+//  3. Each piece is cut at the added tokens that are "normalized", whose own text is normalized
+//     too.
+//  4. The pre-tokenizers split the rest into words. For them, the text ends at the end of a piece.
+//  5. The model converts each word to ids: BPE, WordPiece, Unigram or WordLevel.
+//  6. If requested, the post-processor adds special tokens to the ids.
 //
 // Byte-level BPEs with the patterns of well-known vocabularies take a fast path, all others a
 // general path (pipeline). Character classes and the data of NFC are pinned in the package;
