@@ -18,7 +18,7 @@ import (
 func tokenizerCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "tokenizer",
-		Usage: "train tokenizers",
+		Usage: "train tokenizers, and encode for Python programs",
 		Subcommands: []*cli.Command{{
 			Name:      "train",
 			Usage:     "train a byte-level BPE tokenizer and write a Hugging Face tokenizer.json",
@@ -43,7 +43,7 @@ func tokenizerCommand() *cli.Command {
 				&cli.Int64Flag{Name: "max-bytes", Usage: "read at most `N` bytes of text; 0: all"},
 			}, readFlags(), []cli.Flag{workersFlag, jsonFlag}),
 			Action: tokenizerTrain,
-		}},
+		}, tokenizerServeCommand()},
 	}
 }
 
