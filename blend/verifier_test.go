@@ -219,62 +219,6 @@ func TestVerifyWaitEnds(t *testing.T) {
 	}
 }
 
-// A verified file is not read again, by any rank, until it changes.
-func TestVerifiedOnce(t *testing.T) {
-	shardtest.UserCache(t)
-	c, text := mixed(t)
-	p := c.seal(text)
-	shardtest.Age(t, c.dir)
-	open := func() (files int) {
-		t.Helper()
-		d, err := Open(t.Context(), p, OpenOptions{Verify: &verifier.Options{}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer d.Close()
-		for i := range shardCount(p) {
-			if err := d.verifier.Await(t.Context(), i); err != nil {
-				t.Error(err)
-			}
-		}
-		return d.Verification().OfFiles
-	}
-	share := func(rank, world int) int {
-		d, err := Open(t.Context(), p, OpenOptions{Verify: &verifier.Options{Rank: rank, World: world}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer d.Close()
-		mine := 0
-		for i := rank; i < shardCount(p); i += world {
-			mine++
-			if err := d.verifier.Await(t.Context(), i); err != nil {
-				t.Error(err)
-			}
-		}
-		if n := d.Verification().OfFiles; n != 0 && n != mine {
-			t.Errorf("rank %d of %d: %d files to verify, its share is %d", rank, world, n, mine)
-		}
-		return d.Verification().OfFiles
-	}
-	if a, b := share(0, 2), share(1, 2); a != 3 || b != 2 {
-		t.Errorf("two ranks verified %d and %d files of 5", a, b)
-	}
-	if n := open(); n != 0 {
-		t.Errorf("%d files were verified again", n)
-	}
-	now := time.Now().Add(-time.Minute)
-	if err := os.Chtimes(filepath.Join(c.dir, "wiki/a.bin"), now, now); err != nil {
-		t.Fatal(err)
-	}
-	if n := open(); n != 1 {
-		t.Errorf("after a change of one: %d", n)
-	}
-	if _, err := Open(t.Context(), p, OpenOptions{Verify: &verifier.Options{Rank: 2, World: 2}}); err == nil {
-		t.Error("rank 2 of 2")
-	}
-}
-
 // The index files of an order that is read are verified too.
 func TestVerifyOrder(t *testing.T) {
 	for _, first := range []bool{false, true} {
