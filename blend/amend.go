@@ -85,7 +85,7 @@ func Amend(ctx context.Context, parent *Plan, a *Amendment, opts SealOptions) (*
 	if err != nil {
 		return nil, err
 	}
-	defer d.Close()
+	defer d.closeBuilt()
 	if err := d.hashFiles(ctx, l, nil, opts.Progress); err != nil {
 		return nil, err
 	}

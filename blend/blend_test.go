@@ -2,6 +2,7 @@ package blend
 
 import (
 	"context"
+	"fmt"
 	"log"
 	"os"
 	"path/filepath"
@@ -88,6 +89,7 @@ func (c corpus) seal(text string) *Plan {
 	if err != nil {
 		c.t.Fatal(err)
 	}
+	sealed, sealedErr := p.Locate(0)
 	path := filepath.Join(c.dir, "plan.json")
 	if err := p.WriteOn(faultfs.New(nil), path); err != nil {
 		c.t.Fatal(err)
@@ -98,6 +100,10 @@ func (c corpus) seal(text string) *Plan {
 	}
 	if read.Fingerprint() != p.Fingerprint() {
 		c.t.Fatalf("the plan that was sealed is %s, the one that was read %s", p.Fingerprint(), read.Fingerprint())
+	}
+	if got, err := read.Locate(0); got != sealed || fmt.Sprint(err) != fmt.Sprint(sealedErr) {
+		c.t.Fatalf("position 0 of the plan that was sealed is %+v, %v; of the one that was read %+v, %v", sealed,
+			sealedErr, got, err)
 	}
 	return read
 }

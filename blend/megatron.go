@@ -162,6 +162,8 @@ func (*megatronOrder) occurrences(context.Context, Document) iter.Seq2[Occurrenc
 
 func (*megatronOrder) close() error { return nil }
 
+func (o *megatronOrder) closed() order { return o }
+
 func (o *megatronOrder) files() (files []orderFile) {
 	for i := range o.cache.Files {
 		f := &o.cache.Files[i]

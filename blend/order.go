@@ -58,6 +58,8 @@ type order interface {
 	// nil, open waits for files that another process is building.
 	open(ctx context.Context, p *Plan, waiting func(string)) (order, error)
 	close() error
+	// closed returns the order of the plan when it is not open.
+	closed() order
 
 	// locate returns the sample at a position of the plan.
 	locate(position int64) (Sample, error)

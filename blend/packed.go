@@ -457,6 +457,8 @@ func (o *packedOrder) open(_ context.Context, p *Plan, _ func(string)) (_ order,
 	return opened, nil
 }
 
+func (o *packedOrder) closed() order { return o }
+
 func (o *packedOrder) files() (files []orderFile) {
 	for i := range o.plan.Sources {
 		s := &o.plan.Sources[i]

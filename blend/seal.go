@@ -71,7 +71,7 @@ func Seal(ctx context.Context, c *Config, opts SealOptions) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer d.Close()
+	defer d.closeBuilt()
 	p := d.Plan
 	if err := d.hashFiles(ctx, l, p.order.files(), opts.Progress); err != nil {
 		return nil, err
@@ -80,6 +80,13 @@ func Seal(ctx context.Context, c *Config, opts SealOptions) (*Plan, error) {
 		return nil, err
 	}
 	return p, p.seal()
+}
+
+// closeBuilt closes the shards and index files of a plan that was built. The plan is then not open,
+// as if it had been read.
+func (d *Data) closeBuilt() {
+	d.Close() // of files that were only read; no data can be lost
+	d.order = d.order.closed()
 }
 
 // noteChecks stores the check values in the plan.

@@ -107,6 +107,8 @@ func (o *windowOrder) open(_ context.Context, p *Plan, _ func(string)) (order, e
 	return newWindowOrder(p), nil
 }
 
+func (o *windowOrder) closed() order { return o }
+
 func (o *windowOrder) locate(position int64) (Sample, error) {
 	source, epoch, window := o.draw(position)
 	shard, token := o.plan.Sources[source].windows.Locate(window)
