@@ -179,7 +179,7 @@ func (p *pipeline) parsePreTokenizers(b json.RawMessage) error {
 // addPreTokenizer appends a pre-tokenizer to p. After an error, p is unusable.
 func (p *pipeline) addPreTokenizer(s stepJSON) (err error) {
 	add := func(steps ...preTokenizeStep) { p.preTokenizers = append(p.preTokenizers, steps...) }
-	is := func(kind uint16) func(r rune) bool { return pinnedRust().is(kind) }
+	cutAt := func(kind uint16, b behavior) { add(splitRunes{pinnedRust().kinds, kind, b}) }
 	switch s.kind {
 	case "ByteLevel":
 		var f byteLevelJSON
@@ -203,9 +203,10 @@ func (p *pipeline) addPreTokenizer(s stepJSON) (err error) {
 	case "Whitespace":
 		add(wordsAndSymbols{pinnedRust()})
 	case "WhitespaceSplit":
-		add(splitRunes{is(whiteSpace), removed})
+		cutAt(whiteSpace, removed)
 	case "BertPreTokenizer":
-		add(splitRunes{is(whiteSpace), removed}, splitRunes{is(punctuationMark), isolated})
+		cutAt(whiteSpace, removed)
+		cutAt(punctuationMark, isolated)
 	case "Punctuation":
 		var f struct {
 			Type     string  `json:"type"`
@@ -215,7 +216,7 @@ func (p *pipeline) addPreTokenizer(s stepJSON) (err error) {
 		if err = s.read(&f); err == nil && f.Behavior != nil {
 			how, err = parseBehavior(*f.Behavior, s.name)
 		}
-		add(splitRunes{is(punctuationMark), how})
+		cutAt(punctuationMark, how)
 	case "Digits":
 		var f struct {
 			Type       string `json:"type"`
@@ -226,7 +227,7 @@ func (p *pipeline) addPreTokenizer(s stepJSON) (err error) {
 		if f.Individual {
 			how = isolated
 		}
-		add(splitRunes{is(numeric), how})
+		cutAt(numeric, how)
 	case "Metaspace":
 		var m metaspace
 		m, err = parseMetaspace(s)
@@ -240,11 +241,10 @@ func (p *pipeline) addPreTokenizer(s stepJSON) (err error) {
 		if err = s.read(&f); err != nil {
 			return err
 		}
-		delimiter, err := oneRune(f.Delimiter, s.name+".delimiter")
-		if err != nil {
+		if _, err := oneRune(f.Delimiter, s.name+".delimiter"); err != nil {
 			return err
 		}
-		add(splitRunes{func(r rune) bool { return r == delimiter }, removed})
+		add(split{matcher: matcher{literal: []byte(f.Delimiter)}, behavior: removed})
 	case "UnicodeScripts":
 		add(splitScripts{pinnedRust()})
 	case "FixedLength":
@@ -336,9 +336,10 @@ func (s split) cut(c *cutting) {
 	}
 }
 
-// splitRunes cuts at the characters for which a function is true.
+// splitRunes cuts at the characters of a kind.
 type splitRunes struct {
-	is       func(rune) bool
+	kinds    *runeTable[uint16]
+	kind     uint16
 	behavior behavior
 }
 
@@ -348,7 +349,7 @@ func (s splitRunes) cut(c *cutting) {
 		d.begin(c, p, s.behavior, false)
 		for i := p.start; i < p.end; {
 			r, n := utf8.DecodeRune(c.text[i:p.end])
-			if s.is(r) {
+			if s.kinds.at(r)&s.kind != 0 {
 				d.take(i, i+n)
 			}
 			i += n
