@@ -98,21 +98,41 @@ func fallbackBytes(vocab map[string]uint32) (ids [256]uint32) {
 	return ids
 }
 
-// cuts reports whether a word may be cut before each U+2581 that does not follow another one,
-// without changing the ids. That requires that no merge crosses such a boundary, and that the
-// character has a token, so that unknown characters on both sides are not fused. SentencePiece's
-// vocabularies meet this, and their words are whole documents.
-func (b *charBPE) cuts(merges []mergeJSON) bool {
-	r, _ := utf8.DecodeRuneInString(lowerOneEighthBlock)
-	if b.prefix != "" || b.suffix != "" || b.ignoreMerges || b.symbols[0].of(r) == noToken {
-		return false
+// newCharPairs returns the pairs of adjacent characters between which some merge may happen, or nil
+// if that does not only depend on two characters.
+//
+// A merge joins two tokens. They are adjacent in the text, so the last character of the left token
+// is next to the first character of the right one. Between two characters for which no merge has
+// such tokens, a boundary remains until the end, and the merges on its two sides cannot influence
+// each other. Words may therefore be cut there without changing the ids. This requires that every
+// symbol is a character with a token or a byte that no merge has, and that a symbol does not depend
+// on its position in the word. Two unknown characters are fused, so without bytes for all unknown
+// characters, a word may be cut only next to a character with a token.
+func (b *charBPE) newCharPairs(merges []mergeJSON) *charPairs {
+	if b.prefix != "" || b.suffix != "" || b.ignoreMerges || b.symbols[0].of(spaceMark) == noToken {
+		return nil
 	}
+	unknown := map[uint32]bool{}
+	for _, id := range b.fallback {
+		unknown[id] = b.byteFallback
+	}
+	complete := b.byteFallback && !unknown[noToken]
+	unknown[b.unkID] = true
+	found := map[[2]rune]bool{}
 	for _, m := range merges {
-		if strings.HasPrefix(m.right, lowerOneEighthBlock) && !strings.HasSuffix(m.left, lowerOneEighthBlock) {
-			return false
+		if m.comment {
+			continue
 		}
+		if unknown[b.vocab[m.left]] || unknown[b.vocab[m.right]] {
+			return nil
+		}
+		left, _ := utf8.DecodeLastRuneInString(m.left)
+		right, _ := utf8.DecodeRuneInString(m.right)
+		found[[2]rune{left, right}] = true
 	}
-	return true
+	pairs := newCharPairSet(found)
+	pairs.complete = complete
+	return pairs
 }
 
 func (b *charBPE) appendWord(z *modelScratch, dst []uint32, word []byte) ([]uint32, error) {
@@ -155,11 +175,45 @@ func (b *charBPE) appendWord(z *modelScratch, dst []uint32, word []byte) ([]uint
 	if pending {
 		ids = append(ids, b.unkID)
 	}
+	if z.ids = ids; len(ids) <= shortWord {
+		return z.merger.mergeFew(b.t, dst, ids), nil
+	}
 	dst = z.merger.mergeSymbols(b.t, dst, ids)
-	if z.ids = ids; cap(ids) > keptScratch {
+	if cap(ids) > keptScratch {
 		z.ids = nil
 	}
 	return dst, nil
+}
+
+// mergeFew is mergeSymbols for at most shortWord symbols. It overwrites ids.
+func (z *merger) mergeFew(t *Tokenizer, dst, ids []uint32) []uint32 {
+	n := len(ids)
+	merges := z.merges[:n]
+	for i := range n - 1 {
+		merges[i] = t.pairs.get(ids[i], ids[i+1])
+	}
+	for n > 1 {
+		best, at := uint32(noToken), 0
+		for i := range merges[:n-1] {
+			if r := merges[i].rank; r < best { // not <=: the leftmost of equals
+				best, at = r, i
+			}
+		}
+		if best == noToken {
+			break
+		}
+		ids[at] = merges[at].id
+		copy(ids[at+1:n-1], ids[at+2:n])
+		copy(merges[at:n-2], merges[at+1:n-1])
+		n--
+		if at+1 < n {
+			merges[at] = t.pairs.get(ids[at], ids[at+1])
+		}
+		if at > 0 {
+			merges[at-1] = t.pairs.get(ids[at-1], ids[at])
+		}
+	}
+	return append(dst, ids[:n]...)
 }
 
 // appendBytes appends the ids of the bytes of a character, with the prefix or suffix for its

@@ -346,15 +346,34 @@ type splitRunes struct {
 func (s splitRunes) cut(c *cutting) {
 	var d delimiting
 	for _, p := range c.pieces {
-		d.begin(c, p, s.behavior, false)
+		if s.behavior != isolated && s.behavior != removed {
+			d.begin(c, p, s.behavior, false)
+		}
+		start := p.start
 		for i := p.start; i < p.end; {
-			r, n := utf8.DecodeRune(c.text[i:p.end])
+			r, n := rune(c.text[i]), 1
+			if r >= utf8.RuneSelf {
+				r, n = utf8.DecodeRune(c.text[i:p.end])
+			}
 			if s.kinds.at(r)&s.kind != 0 {
-				d.take(i, i+n)
+				switch s.behavior {
+				case isolated:
+					c.add(p, start, i)
+					c.add(p, i, i+n)
+				case removed:
+					c.add(p, start, i)
+				default:
+					d.take(i, i+n)
+				}
+				start = i + n
 			}
 			i += n
 		}
-		d.finish()
+		if s.behavior != isolated && s.behavior != removed {
+			d.finish()
+		} else {
+			c.add(p, start, p.end)
+		}
 	}
 }
 
@@ -528,31 +547,6 @@ func (f fixedLength) cut(c *cutting) {
 			_, n := utf8.DecodeRune(c.text[i:p.end])
 			i += n
 			count++
-		}
-		c.add(p, start, p.end)
-	}
-}
-
-// cutBefore cuts before each U+2581 that does not follow another one, in words whose parts are
-// independent: see [charBPE.cuts].
-type cutBefore struct{}
-
-const lowerOneEighthBlock = "\u2581" // SentencePiece's character for a space
-
-func (cutBefore) cut(c *cutting) {
-	mark := []byte(lowerOneEighthBlock)
-	for _, p := range c.pieces {
-		start := p.start
-		for at := p.start; ; {
-			i := bytes.Index(c.text[at:p.end], mark)
-			if i < 0 {
-				break
-			}
-			if at += i; !bytes.HasSuffix(c.text[start:at], mark) {
-				c.add(p, start, at)
-				start = at
-			}
-			at += len(mark)
 		}
 		c.add(p, start, p.end)
 	}

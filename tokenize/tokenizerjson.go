@@ -199,8 +199,8 @@ func parse(b []byte, o LoadOptions) (*Tokenizer, error) {
 	switch m.Type {
 	case "BPE":
 		b := newCharBPE(t, m)
-		if b.cuts(m.Merges) {
-			p.preTokenizers = append(p.preTokenizers, cutBefore{})
+		if pairs := b.newCharPairs(m.Merges); pairs != nil {
+			p.preTokenizers = append(p.preTokenizers, cutPairs{pairs})
 		}
 		p.model = b
 	case "WordPiece":
