@@ -39,7 +39,7 @@ func TestCutPairsChangeNothing(t *testing.T) {
 				}
 			}
 			var cut cutting
-			cut.begin(text, 0)
+			cut.begin(text, 0, false)
 			last.cut(&cut)
 			cut.finish()
 			var got []uint32

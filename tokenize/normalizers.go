@@ -34,11 +34,13 @@ func newNormalizing(p *pipeline) *normalizing {
 
 // run normalizes s, whose first origin bytes originate from the first character of the document.
 func (b *normalizing) run(p *pipeline, s []byte, origin int) {
-	b.text, b.origin, b.turn = s, origin, 0
+	b.begin(s, origin)
 	for _, n := range p.normalizers {
 		n.normalize(b)
 	}
 }
+
+func (b *normalizing) begin(s []byte, origin int) { b.text, b.origin, b.turn = s, origin, 0 }
 
 // next returns the empty buffer for the new text.
 func (b *normalizing) next() []byte {
@@ -121,7 +123,7 @@ func (p *pipeline) addNormalizer(s stepJSON) (err error) {
 			err = fmt.Errorf("%s: the pattern matches the empty text, which is not supported because Hugging Face "+
 				"tokenizers does not handle it well", s.name)
 		}
-		add(replace{m, []byte(f.Content)})
+		add(replace{m, deref(f.Pattern.Regex), []byte(f.Content)})
 	case "Precompiled":
 		var f struct {
 			Type     string `json:"type"`
@@ -316,6 +318,7 @@ func (f *replaceJSON) read(s stepJSON) (matcher, error) {
 // replace replaces each match by content.
 type replace struct {
 	matcher
+	source  string // the regular expression
 	content []byte
 }
 

@@ -16,6 +16,7 @@ type pipeline struct {
 	model         model
 	forms         int  // number of normalizers that need a [normalizer]
 	usesOrigin    bool // a step depends on which piece starts the document
+	chunks        *chunking
 }
 
 // A model converts the words from the pre-tokenizers to ids.
@@ -38,41 +39,70 @@ type pipelineEncoder struct {
 	normalizing *normalizing
 	cutting     cutting
 	scratch     modelScratch
-	cache       pieceCache
+	cache       textCache
+	chunks      *chunkEncoder // nil if the text cannot be divided into chunks
+	first       bool          // the document starts with the last text of normalize
 }
 
 func newPipelineEncoder(t *Tokenizer) *pipelineEncoder {
-	return &pipelineEncoder{p: t.general, normalizing: newNormalizing(t.general)}
+	e := &pipelineEncoder{p: t.general, normalizing: newNormalizing(t.general), cache: newTextCache(12, 10)}
+	if t.general.chunks != nil {
+		e.chunks = &chunkEncoder{chunking: t.general.chunks, cache: newTextCache(16, 13)}
+	}
+	return e
 }
 
 // normalize returns the normalized text of a piece of a document, between added tokens that are
 // matched before normalization. It is valid until the next call. first means that the document
-// starts with the piece.
+// starts with the piece. If the text is divided into chunks, normalize returns it unchanged.
 func (e *pipelineEncoder) normalize(s []byte, first bool) []byte {
+	e.first = first
+	if e.chunks != nil {
+		return s
+	}
+	e.normalizeWhole(s, first)
+	return e.normalizing.text
+}
+
+func (e *pipelineEncoder) normalizeWhole(s []byte, first bool) {
 	origin := 0
 	if first && e.p.usesOrigin {
 		_, origin = utf8.DecodeRune(s)
 	}
 	e.normalizing.release()
 	e.normalizing.run(e.p, s, origin)
-	return e.normalizing.text
 }
 
 // appendWords appends the ids of a part without added tokens, at the given position of the last
-// normalized text.
+// text that normalize returned.
 func (e *pipelineEncoder) appendWords(dst []uint32, s []byte, at int) ([]uint32, error) {
+	if e.chunks != nil {
+		return e.appendChunks(dst, s, e.first)
+	}
+	return e.appendNormalized(dst, s, e.normalizing.origin-at, false)
+}
+
+// appendWhole appends the ids of a piece of a document without dividing it into chunks.
+func (e *pipelineEncoder) appendWhole(dst []uint32, s []byte, first bool) ([]uint32, error) {
+	e.normalizeWhole(s, first)
+	return e.appendNormalized(dst, e.normalizing.text, e.normalizing.origin, false)
+}
+
+// appendNormalized appends the ids of normalized text without added tokens. Its first origin bytes
+// originate from the first character of the document. inside means that text is before it.
+func (e *pipelineEncoder) appendNormalized(dst []uint32, s []byte, origin int, inside bool) ([]uint32, error) {
 	if len(s) == 0 {
 		return dst, nil
 	}
 	c := &e.cutting
-	c.begin(s, e.normalizing.origin-at)
+	c.begin(s, origin, inside)
 	for _, p := range e.p.preTokenizers {
 		p.cut(c)
 		c.finish()
 	}
 	var err error
 	for _, p := range c.pieces {
-		if dst, err = e.appendWord(dst, c.text[p.start:p.end]); err != nil {
+		if dst, err = e.appendWord(dst, c.text[p.start:], p.end-p.start); err != nil {
 			return dst, err
 		}
 	}
@@ -80,19 +110,29 @@ func (e *pipelineEncoder) appendWords(dst []uint32, s []byte, at int) ([]uint32,
 	return dst, nil
 }
 
-// appendWord appends the ids of a word, from the cache if possible.
-func (e *pipelineEncoder) appendWord(dst []uint32, word []byte) ([]uint32, error) {
-	if len(word) > cachedPiece {
-		return e.p.model.appendWord(&e.scratch, dst, word)
-	}
-	entry := e.cache.entry(word)
-	if entry.holds(word) {
-		return append(dst, entry.ids[:entry.k]...), nil
-	}
+// appendWord appends the ids of the word s[:n], from the cache if possible.
+func (e *pipelineEncoder) appendWord(dst []uint32, s []byte, n int) ([]uint32, error) {
 	start := len(dst)
-	dst, err := e.p.model.appendWord(&e.scratch, dst, word)
-	if err == nil {
-		entry.set(word, dst[start:])
+	var err error
+	switch {
+	case n <= shortText:
+		key, kind := shortKeyOf(s, n), kindOf(n, 0)
+		set := e.cache.shortSet(&key, kind)
+		if known := set.find(&key, kind); known != nil {
+			dst = known.appendTo(dst)
+		} else if dst, err = e.p.model.appendWord(&e.scratch, dst, s[:n]); err == nil {
+			set.remember(&key, kind, dst[start:])
+		}
+	case n <= longestCached:
+		kind := kindOf(n, 0)
+		entry := e.cache.longText(s[:n], kind)
+		if entry.holds(s[:n], kind) {
+			dst = append(dst, entry.ids[:entry.k]...)
+		} else if dst, err = e.p.model.appendWord(&e.scratch, dst, s[:n]); err == nil {
+			entry.remember(s[:n], kind, dst[start:])
+		}
+	default:
+		dst, err = e.p.model.appendWord(&e.scratch, dst, s[:n])
 	}
 	return dst, err
 }
@@ -118,36 +158,4 @@ func clipped(word []byte) []byte {
 		n--
 	}
 	return word[:n]
-}
-
-// pieceCache caches the ids of words. It is direct-mapped: a word replaces another.
-type pieceCache [1 << 13]pieceEntry
-
-const cachedPiece = 32 // bytes of the longest cached word
-
-type pieceEntry struct {
-	n, k uint8 // bytes and ids; n 0 is an empty entry
-	word [cachedPiece]byte
-	ids  [14]uint32
-}
-
-func (c *pieceCache) entry(word []byte) *pieceEntry {
-	h := uint64(len(word))
-	for _, b := range word {
-		h = (h ^ uint64(b)) * 0x9e3779b97f4a7c15
-	}
-	return &c[h>>(64-13)]
-}
-
-func (e *pieceEntry) holds(word []byte) bool {
-	return int(e.n) == len(word) && string(e.word[:e.n]) == string(word)
-}
-
-func (e *pieceEntry) set(word []byte, ids []uint32) {
-	if len(ids) > len(e.ids) {
-		return
-	}
-	e.n, e.k = uint8(len(word)), uint8(len(ids))
-	copy(e.word[:], word)
-	copy(e.ids[:], ids)
 }

@@ -18,6 +18,7 @@ type part struct{ start, end, origin int }
 type cutting struct {
 	text   []byte // never written to
 	pieces []part
+	inside bool // text is before this one, so Metaspace inserts nothing
 
 	// The current step writes pieces to cut, and text to out[turn] if it also changes text.
 	cut       []part
@@ -29,8 +30,8 @@ type cutting struct {
 	scratch   []byte
 }
 
-func (c *cutting) begin(s []byte, origin int) {
-	c.text, c.turn, c.list = s, 0, 0
+func (c *cutting) begin(s []byte, origin int, inside bool) {
+	c.text, c.inside, c.turn, c.list = s, inside, 0, 0
 	c.pieces = append(c.lists[0][:0], part{0, len(s), min(max(origin, 0), len(s))})
 	c.lists[0], c.cut = c.pieces, c.lists[1][:0]
 }
@@ -465,7 +466,8 @@ func (m metaspace) cut(c *cutting) {
 	for _, p := range c.pieces {
 		s := c.text[p.start:p.end]
 		start, origin := len(out), 0
-		if (m.always || m.first && p.origin > 0) && s[0] != ' ' && !bytes.HasPrefix(s, []byte(m.replacement)) {
+		if (m.always || m.first && p.origin > 0) && !(c.inside && p.start == 0) && s[0] != ' ' &&
+			!bytes.HasPrefix(s, []byte(m.replacement)) {
 			out = append(out, m.replacement...)
 			origin = len(m.replacement)
 		}

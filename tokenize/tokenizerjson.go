@@ -210,6 +210,7 @@ func parse(b []byte, o LoadOptions) (*Tokenizer, error) {
 	case "Unigram":
 		p.model = newUnigram(m)
 	}
+	p.chunks = p.newChunking(t)
 	return t, nil
 }
 
