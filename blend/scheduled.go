@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"math/bits"
 	"sort"
 )
 
@@ -165,75 +164,30 @@ func (m scheduled) usesOf(o Occurrence, yield func(Occurrence) bool) bool {
 
 // A lister computes blocks. It reuses their memory.
 type lister struct {
-	plan    *Plan
-	sources []int32
-	windows []int64
-	drawn   []int64 // the windows of one source, in its order
-	// Indices in the block, by node of the tree. The positions of a node are a range of one of the
-	// two lists; the positions of its children are the same range of the other.
-	places [2][]uint16
+	plan        *Plan
+	sources     []int32
+	windows     []int64
+	drawn       []int64 // the windows of one source, in its order
+	distributor Distributor
 }
 
 // list computes the block of n positions from first on, all in one stage.
 func (l *lister) list(st *schedule, first int64, n int) Block {
 	if cap(l.sources) < n {
 		l.sources, l.windows, l.drawn = make([]int32, n), make([]int64, n), make([]int64, n)
-		for i := range l.places {
-			l.places[i] = make([]uint16, n)
-		}
 	}
 	l.sources, l.windows = l.sources[:n], l.windows[:n]
-	for i := range n {
-		l.places[0][i] = uint16(i)
-	}
-	l.descend(st, st.tree.root, uint64(first-st.start), 0, n, 0)
-	return Block{first, l.sources, l.windows}
-}
-
-// descend distributes the indices [from, to) of places[side] below a node. They are the node's
-// positions y, y+1, ….
-func (l *lister) descend(st *schedule, id int32, y uint64, from, to, side int) {
-	if from == to {
-		return
-	}
-	if id < 0 {
-		source := ^id
-		drawn := l.drawn[:to-from]
-		l.plan.Sources[source].order.Fill(drawn, st.base[source]+int64(y))
-		if src := &l.plan.Sources[source]; src.parts != nil {
+	l.distributor.Distribute(st.tree, first-st.start, n, func(source int, k int64, indices []uint16) {
+		src, drawn := &l.plan.Sources[source], l.drawn[:len(indices)]
+		src.order.Fill(drawn, st.base[source]+k)
+		if src.parts != nil {
 			for i, training := range drawn {
 				drawn[i] = src.window(training)
 			}
 		}
-		for i, place := range l.places[side][from:to] {
-			l.sources[place], l.windows[place] = source, drawn[i]
+		for i, at := range indices {
+			l.sources[at], l.windows[at] = int32(source), drawn[i]
 		}
-		return
-	}
-	// The remainder of y·a/s decides between left and right. Each position adds a to it.
-	e := &st.tree.nodes[id]
-	hi, lo := bits.Mul64(y, e.left)
-	q, rest := bits.Div64(hi, lo, e.sum)
-	hi, lo = bits.Mul64(y+uint64(to-from), e.left)
-	end, _ := bits.Div64(hi, lo, e.sum)
-	middle := from + int(end-q)
-	in, out := l.places[side][from:to], l.places[1-side]
-	left, right := out[from:middle], out[middle:to]
-	// There is no branch on the direction of a position: each is written to both sides, and one of
-	// the two is overwritten.
-	need, nl, nr := e.sum-e.left, 0, 0
-	for _, place := range in {
-		less, borrow := bits.Sub64(rest, need, 0) // borrow is 1 for positions that go right
-		rest = less + e.sum&-borrow
-		if nl < len(left) {
-			left[nl] = place
-		}
-		if nr < len(right) {
-			right[nr] = place
-		}
-		nl += int(1 - borrow)
-		nr += int(borrow)
-	}
-	l.descend(st, e.leftNode, q, from, middle, 1-side)
-	l.descend(st, e.rightNode, y-q, middle, to, 1-side)
+	})
+	return Block{first, l.sources, l.windows}
 }
