@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 
+	"mula/blend/mixture"
 	"mula/index/cache"
 	"mula/index/megatron"
 	"mula/index/rebuild"
@@ -784,7 +785,7 @@ func (o *megatronOrder) compile() error {
 		return fmt.Errorf("the sources have %d samples in total, but the plan has %d", drawn, p.length)
 	}
 	p.Stages = []Stage{{Samples: p.length, Weights: weights, Written: make([]string, len(weights))}}
-	p.schedule = []schedule{{tree: new(Tree), base: make([]int64, len(p.Sources))}}
+	p.schedule = []schedule{{tree: new(mixture.Tree), base: make([]int64, len(p.Sources))}}
 	last := ""
 	for _, f := range m.Files {
 		if f.Name <= last || filepath.Base(f.Name) != f.Name || strings.ContainsAny(f.Name, `/\`) ||

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"mula/blend/mixture"
 	"mula/index"
 	"mula/index/packing"
 	"mula/shards"
@@ -160,7 +161,7 @@ type part struct {
 // schedule has the precomputed values of one stage.
 type schedule struct {
 	start int64 // first position
-	tree  *Tree
+	tree  *mixture.Tree
 	base  []int64 // by source: samples in earlier stages
 }
 

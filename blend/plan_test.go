@@ -668,6 +668,8 @@ var largePlans = []struct {
 	plan func(testing.TB) *Plan
 }{{"2000sources", manySources}, {"7sources2000files", sevenOfManyFiles}}
 
+var sink int64
+
 func BenchmarkLocate(b *testing.B) {
 	for _, v := range largePlans {
 		b.Run(v.name, func(b *testing.B) {

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"iter"
 	"sort"
+
+	"mula/blend/mixture"
 )
 
 // A scheduled order distributes positions among the sources of a plan by the weights of its stages,
@@ -28,7 +30,7 @@ func (m scheduled) compileStages() error {
 		if len(st.Weights) != len(p.Sources) || st.Written != nil && len(st.Written) != len(p.Sources) {
 			return fmt.Errorf("stage %d has %d weights for %d sources", j+1, len(st.Weights), len(p.Sources))
 		}
-		tree, err := NewTree(st.Weights)
+		tree, err := mixture.NewTree(st.Weights)
 		if err != nil {
 			return fmt.Errorf("stage %d: %w", j+1, err)
 		}
@@ -168,7 +170,7 @@ type lister struct {
 	sources     []int32
 	windows     []int64
 	drawn       []int64 // the windows of one source, in its order
-	distributor Distributor
+	distributor mixture.Distributor
 }
 
 // list computes the block of n positions from first on, all in one stage.

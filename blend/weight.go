@@ -11,6 +11,7 @@ import (
 
 	"github.com/goccy/go-yaml/ast"
 
+	"mula/blend/mixture"
 	"mula/internal/quantity"
 )
 
@@ -122,10 +123,6 @@ func (n Number) floorTimes(count int64) (int64, bool) {
 	return q.Int64(), q.IsInt64()
 }
 
-// maxWeight bounds the sum of the integer weights of a stage, so that a product with a position
-// fits 128 bits and a sum of two 64.
-const maxWeight = 1 << 62
-
 // integers scales weights to the smallest integers with the same ratios. It multiplies by the least
 // common multiple of the denominators and divides by the greatest common divisor. A Number that is
 // not set stays 0. At least one must be set, and set numbers must be positive.
@@ -165,7 +162,7 @@ func integers(weights []Number) ([]uint64, error) {
 		}
 		result[i] = v.Uint64()
 		var carry uint64
-		if sum, carry = bits.Add64(sum, result[i], 0); carry != 0 || sum > maxWeight {
+		if sum, carry = bits.Add64(sum, result[i], 0); carry != 0 || sum > mixture.MaxSum {
 			return nil, errTooLarge
 		}
 	}

@@ -92,16 +92,16 @@ func TestIntegersAreExact(t *testing.T) {
 		if err != nil {
 			t.Skip(err)
 		}
-		divisor := uint64(0)
+		divisor := new(big.Int)
 		for i := range got {
-			divisor = gcd(divisor, got[i])
+			divisor.GCD(nil, nil, divisor, new(big.Int).SetUint64(got[i]))
 			left := new(big.Rat).Mul(weights[i].rat, new(big.Rat).SetUint64(got[0]))
 			right := new(big.Rat).Mul(weights[0].rat, new(big.Rat).SetUint64(got[i]))
 			if left.Cmp(right) != 0 {
 				t.Fatalf("%v became %v", weights, got)
 			}
 		}
-		if divisor != 1 {
+		if !divisor.IsInt64() || divisor.Int64() != 1 {
 			t.Fatalf("%v became %v, which share %d", weights, got, divisor)
 		}
 	})

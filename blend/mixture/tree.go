@@ -1,4 +1,5 @@
-package blend
+// Package mixture distributes positions among sources in proportion to integer weights.
+package mixture
 
 import (
 	"errors"
@@ -57,6 +58,10 @@ func newStep(n *node) step {
 
 const none = -1
 
+// MaxSum is the maximum sum of the weights of a tree. A product with a position then fits 128 bits,
+// and a sum of two weights 64.
+const MaxSum = 1 << 62
+
 // NewTree builds the tree of sources with these weights. Sources with weight 0 get no position. The
 // sum may be at most 2^62.
 func NewTree(weights []uint64) (*Tree, error) {
@@ -72,7 +77,7 @@ func NewTree(weights []uint64) (*Tree, error) {
 		if w == 0 {
 			continue
 		}
-		if w > maxWeight || sum+w > maxWeight {
+		if w > MaxSum || sum+w > MaxSum {
 			return nil, fmt.Errorf("the weights add up to more than 2^62; use smaller weights")
 		}
 		sum += w
@@ -153,7 +158,7 @@ func (e *node) divide(v uint64) (q, left uint64) {
 // Inverse is the inverse of At: it returns the position of a source's sample number k. ok is false
 // if the source has weight 0, or if that position is beyond 2^62.
 func (t *Tree) Inverse(source int, k int64) (y int64, ok bool) {
-	if t.sources[source] == 0 || k < 0 || k >= maxWeight {
+	if t.sources[source] == 0 || k < 0 || k >= MaxSum {
 		return 0, false
 	}
 	v := uint64(k)
@@ -173,7 +178,7 @@ func (t *Tree) Inverse(source int, k int64) (y int64, ok bool) {
 		if hi >= by {
 			return 0, false
 		}
-		if v, _ = bits.Div64(hi, lo, by); v >= maxWeight {
+		if v, _ = bits.Div64(hi, lo, by); v >= MaxSum {
 			return 0, false
 		}
 	}

@@ -1,14 +1,14 @@
-package blend_test
+package mixture_test
 
 import (
 	"fmt"
 
-	"mula/blend"
+	"mula/blend/mixture"
 )
 
 // Positions are shared out by weight, evenly over any stretch, and can be asked for in any order.
 func ExampleTree() {
-	tree, err := blend.NewTree([]uint64{5, 2, 1})
+	tree, err := mixture.NewTree([]uint64{5, 2, 1})
 	if err != nil {
 		panic(err)
 	}

@@ -1,4 +1,4 @@
-package blend
+package mixture
 
 import "math/bits"
 
