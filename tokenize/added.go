@@ -1,6 +1,9 @@
 package tokenize
 
-import "unicode/utf8"
+import (
+	"math/bits"
+	"unicode/utf8"
+)
 
 // An addedToken is matched in the text as a whole. The model does not produce it.
 type addedToken struct {
@@ -86,6 +89,32 @@ type trie struct {
 	first [256]bool
 	two   [1 << 16 / 64]uint64 // pairs of first bytes, so that ordinary text is skipped quickly
 	short bool                 // some token has one byte
+	pairs pairTables
+}
+
+// pairTables find pairs of bytes with vector instructions: one table each for the lower and the
+// upper half of the first byte, and of the second. Each pair has one of eight bits in all four
+// tables, so that the tables also find some other pairs.
+type pairTables struct {
+	tables [4][16]byte
+	n      int // pairs that were added
+}
+
+// add adds a pair. Any second byte is found if b is negative.
+func (p *pairTables) add(a byte, b int) {
+	bit := byte(1) << (p.n & 7)
+	p.n++
+	p.tables[0][a&15] |= bit
+	p.tables[1][a>>4] |= bit
+	if b >= 0 {
+		p.tables[2][b&15] |= bit
+		p.tables[3][b>>4] |= bit
+		return
+	}
+	for i := range 16 {
+		p.tables[2][i] |= bit
+		p.tables[3][i] |= bit
+	}
 }
 
 type trieNode struct {
@@ -103,9 +132,10 @@ func (t *trie) add(text []byte, token addedToken) bool {
 	t.first[text[0]] = true
 	if len(text) == 1 {
 		t.short = true
-	} else {
-		k := int(text[0])<<8 | int(text[1])
+		t.pairs.add(text[0], -1)
+	} else if k := int(text[0])<<8 | int(text[1]); t.two[k>>6]>>(k&63)&1 == 0 {
 		t.two[k>>6] |= 1 << (k & 63)
+		t.pairs.add(text[0], int(text[1]))
 	}
 	at := int32(0)
 	for _, c := range text {
@@ -134,30 +164,53 @@ func (t *trie) step(at int32, c byte) int32 {
 
 // find returns the first token in s[from:] and its range in s. end is 0 if there is no token.
 func (t *trie) find(s []byte, from int) (start, end int, token addedToken) {
+	// Blocks of pairs, which reach one byte further than the block.
+	for len(s)-from > pairBlock {
+		at, found := findPairs(s[from:], &t.pairs)
+		from += at
+		if found == 0 {
+			break
+		}
+		for ; found != 0; found &= found - 1 {
+			i := from + bits.TrailingZeros32(found)
+			if end, token := t.match(s, i); end > 0 {
+				return i, end, token
+			}
+		}
+		from += pairBlock
+	}
 	for i := from; i < len(s); i++ {
 		if !t.first[s[i]] {
 			continue
 		}
-		if !t.short {
-			if i+1 == len(s) {
-				break
-			}
-			if k := int(s[i])<<8 | int(s[i+1]); t.two[k>>6]>>(k&63)&1 == 0 {
-				continue
-			}
-		}
-		at := int32(0)
-		for j := i; j < len(s); j++ {
-			if at = t.step(at, s[j]); at == 0 {
-				break
-			}
-			if n := &t.nodes[at]; n.end {
-				end, token = j+1, n.token
-			}
-		}
-		if end > 0 {
+		if end, token := t.match(s, i); end > 0 {
 			return i, end, token
 		}
 	}
 	return 0, 0, addedToken{}
+}
+
+// pairBlock is how many pairs findPairs compares at a time.
+const pairBlock = 32
+
+// match returns the longest token at s[i:] and its end in s, or 0.
+func (t *trie) match(s []byte, i int) (end int, token addedToken) {
+	if !t.short {
+		if i+1 == len(s) {
+			return 0, addedToken{}
+		}
+		if k := int(s[i])<<8 | int(s[i+1]); t.two[k>>6]>>(k&63)&1 == 0 {
+			return 0, addedToken{}
+		}
+	}
+	at := int32(0)
+	for j := i; j < len(s); j++ {
+		if at = t.step(at, s[j]); at == 0 {
+			break
+		}
+		if n := &t.nodes[at]; n.end {
+			end, token = j+1, n.token
+		}
+	}
+	return end, token
 }

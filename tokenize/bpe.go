@@ -34,7 +34,7 @@ type pairSlot struct {
 
 func newPairTable(n int) pairTable {
 	b := bits.Len(uint(2*n + 15))
-	return pairTable{make([]pairSlot, 1<<b), make([]uint64, 1<<b<<filterBits/64), uint(64 - b)}
+	return pairTable{newTable[pairSlot](1 << b), make([]uint64, 1<<b<<filterBits/64), uint(64 - b)}
 }
 
 func (t *pairTable) hash(key uint64) uint64 { return key * 0x9e3779b97f4a7c15 }

@@ -47,7 +47,7 @@ type greedy struct {
 // merge.
 func newGreedy(tokens []prefixToken, size int, alphabet *[256]uint32, pairs *pairTable) *greedy {
 	const never = noToken
-	g := &greedy{pairs: pairs, pieces: make([]piece, size), shorter: make([]uint32, size)}
+	g := &greedy{pairs: pairs, pieces: newTable[piece](size), shorter: make([]uint32, size)}
 	for id := range g.pieces {
 		g.pieces[id].born = never
 	}

@@ -255,34 +255,39 @@ func TestPairTable(t *testing.T) {
 	}
 }
 
-// TestCachesHold has more words than the caches and few enough letters that they come again, some
-// with too many ids to be kept.
+// TestCachesHold has more words than the caches, of all lengths, and few enough letters that they
+// come again.
 func TestCachesHold(t *testing.T) {
 	tok := load(t, "testdata/gpt2.json")
 	e := tok.NewEncoder(EncodeOptions{})
+	e.cache.ring = e.cache.ring[:1<<10]
 	r := rand.New(rand.NewPCG(17, 18))
-	words := make([][]byte, 1<<narrowBits)
+	words := make([][]byte, 1<<15)
 	for i := range words {
 		words[i] = fmt.Appendf(nil, "%x", r.Uint64()>>(r.IntN(60)))
 		if i%3 == 0 {
 			words[i] = append(words[i], words[i/2]...)
 		}
-	}
-	found := 0
-	for range 2 * len(words) {
-		w := words[r.IntN(1+r.IntN(len(words)))]
-		for s := w; len(s) > 0; {
-			n := tok.scan(tok.classes, s)
-			if n <= narrowWord {
-				if k := narrowKeyOf(s, n); e.cache.narrowSet(k.hash()).find(k) != nil {
-					found++
-				}
+		if i%2 == 0 { // one word of letters
+			for k, c := range words[i] {
+				words[i][k] = 'a' + c%16
 			}
-			s = s[n:]
 		}
+	}
+	found := map[bool]int{}
+	for range 8 * len(words) {
+		w := words[r.IntN(1+r.IntN(len(words)))]
 		var want []uint32
 		for s := w; len(s) > 0; {
-			n := tok.scan(tok.classes, s)
+			n := tok.split.first(tok.classes, s)
+			if n <= narrowWord {
+				key := narrowKeyOf(s, n)
+				if _, ok := e.cache.appendNarrow(nil, key, key.hash()); ok {
+					found[false]++
+				}
+			} else if e.cache.findWide(s[:n], hashWide(s[:n])) != nil {
+				found[true]++
+			}
 			want = append(want, mergePlainly(tok, s[:n])...)
 			s = s[n:]
 		}
@@ -290,8 +295,12 @@ func TestCachesHold(t *testing.T) {
 			t.Fatalf("%q becomes %v (%v), want %v", w, got, err, want)
 		}
 	}
-	if found < len(words) {
-		t.Errorf("%d words came from the cache: the test tries too little", found)
+	if e.cache.head < 8*uint64(len(e.cache.ring)) {
+		t.Errorf("%d numbers were added to the ring: the test tries too little", e.cache.head)
+	}
+	if found[false] < len(words) || found[true] == 0 {
+		t.Errorf("%d narrow and %d wide words came from the cache: the test tries too little", found[false],
+			found[true])
 	}
 }
 

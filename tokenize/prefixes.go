@@ -86,7 +86,9 @@ func newPrefixTree(tokens []prefixToken) prefixTree {
 		}
 	}
 	b.labelFree()
-	return prefixTree{b.nodes}
+	nodes := newTable[prefixNode](len(b.nodes))
+	copy(nodes, b.nodes)
+	return prefixTree{nodes}
 }
 
 // treeBuilder is the state of all blocks of 256 nodes during construction.

@@ -63,26 +63,26 @@ func (p Pattern) scanner() scanner {
 	return scanGPT2
 }
 
-// scannerOf returns the hand-written scanner for consecutive Split pre-tokenizers with these
+// splitterOf returns the hand-written splitter for consecutive Split pre-tokenizers with these
 // regexes and behavior Isolated, if there is one. (For all but DeepSeek's, Removed with invert is
 // equivalent.)
-func scannerOf(regexes ...string) (scanner, bool) {
+func splitterOf(regexes ...string) (splitter, bool) {
 	// Some files have line breaks instead of \r and \n; both are equivalent.
 	switch strings.NewReplacer("\r", `\r`, "\n", `\n`).Replace(strings.Join(regexes, "\x00")) {
 	case gpt2Regex:
-		return scanGPT2, true
+		return splitter{first: scanGPT2, starts: startsGPT2}, true
 	case cl100kRegex:
-		return scanCL100K, true
+		return splitter{first: scanCL100K, starts: startsCL100K}, true
 	case qwen2Regex:
-		return scanQwen2, true
+		return splitter{first: scanQwen2, starts: startsQwen2}, true
 	case o200kRegex:
-		return scanO200K, true
+		return splitter{first: scanO200K, starts: startsO200K, cases: true}, true
 	case tekkenRegex:
-		return scanTekken, true
+		return splitter{first: scanTekken, starts: startsTekken, cases: true}, true
 	case deepSeekNumbers + "\x00" + deepSeekCJK + "\x00" + deepSeekRegex:
-		return scanDeepSeek, true
+		return splitter{first: scanDeepSeek}, true
 	}
-	return nil, false
+	return splitter{}, false
 }
 
 // scanGPT2 implements gpt2Regex.
@@ -504,3 +504,6 @@ func foldedContraction(s []byte) int {
 	}
 	return 0
 }
+
+// foldedBytes is how many bytes after an apostrophe decide on a contraction, at most.
+const foldedBytes = 3

@@ -24,15 +24,15 @@ func TestTablesArePinned(t *testing.T) {
 	}
 }
 
-// goldenScanners are the hand-written scanners by their names in testdata/splits.json.
-func goldenScanners(t testing.TB) map[string]scanner {
-	out := map[string]scanner{}
+// goldenSplitters are the hand-written splitters by their names in testdata/splits.json.
+func goldenSplitters(t testing.TB) map[string]splitter {
+	out := map[string]splitter{}
 	for name, c := range readSplits(t).Scanners {
-		scan, ok := scannerOf(c.Regexes...)
+		split, ok := splitterOf(c.Regexes...)
 		if !ok {
 			t.Fatalf("%s has no scanner", name)
 		}
-		out[name] = scan
+		out[name] = split
 	}
 	return out
 }
@@ -54,29 +54,34 @@ func TestWordsOfAllCodePoints(t *testing.T) {
 	g := readSplits(t)
 	classes := pinnedClasses()
 	separator := []byte{0}
-	for name, scan := range goldenScanners(t) {
-		got := hashAll(g.WordContexts, func(h io.Writer, s []byte) {
-			for len(s) > 0 {
-				n := scan(classes, s)
-				h.Write(s[:n])
-				if s = s[n:]; len(s) > 0 {
-					h.Write(separator)
+	for name, split := range goldenSplitters(t) {
+		c := newCutter(classes, split)
+		for way, words := range map[string]func(s []byte) []int{
+			"scanner": func(s []byte) []int { return wordsOf(classes, split.first, s) },
+			"cutter":  func(s []byte) []int { return cutWords(c, s) },
+		} {
+			got := hashAll(g.WordContexts, func(h io.Writer, s []byte) {
+				for _, n := range words(s) {
+					h.Write(s[:n])
+					if s = s[n:]; len(s) > 0 {
+						h.Write(separator)
+					}
 				}
+			})
+			if want := g.Scanners[name].Hash; got != want {
+				t.Errorf("%s, %s: hash is %s, want %s", name, way, got, want)
 			}
-		})
-		if want := g.Scanners[name].Hash; got != want {
-			t.Errorf("%s: hash is %s, want %s", name, got, want)
 		}
 	}
 }
 
 func TestScannersGolden(t *testing.T) {
 	g := readSplits(t)
-	for name, scan := range goldenScanners(t) {
+	for name, split := range goldenSplitters(t) {
 		for i, text := range g.Texts {
 			s := []byte(text)
 			got := []int{}
-			for _, n := range wordsOf(pinnedClasses(), scan, s) {
+			for _, n := range wordsOf(pinnedClasses(), split.first, s) {
 				got = append(got, utf8.RuneCount(s[:n]))
 				s = s[n:]
 			}
@@ -89,12 +94,12 @@ func TestScannersGolden(t *testing.T) {
 
 // Some published files have the line breaks themselves in the pattern.
 func TestScannerOf(t *testing.T) {
-	if _, ok := scannerOf(strings.NewReplacer(`\r`, "\r", `\n`, "\n").Replace(qwen2Regex)); !ok {
+	if _, ok := splitterOf(strings.NewReplacer(`\r`, "\r", `\n`, "\n").Replace(qwen2Regex)); !ok {
 		t.Error("Qwen's pattern with line breaks has no scanner")
 	}
 	for _, r := range [][]string{{}, {""}, {qwen2Regex + " "}, {gpt2Regex, gpt2Regex},
 		{deepSeekNumbers, deepSeekRegex}} {
-		if _, ok := scannerOf(r...); ok {
+		if _, ok := splitterOf(r...); ok {
 			t.Errorf("%q has a scanner", r)
 		}
 	}
@@ -175,8 +180,8 @@ type oracle struct {
 
 func oracles(t testing.TB) []oracle {
 	var out []oracle
-	for name, scan := range goldenScanners(t) {
-		o := oracle{name: name, scan: scan}
+	for name, split := range goldenSplitters(t) {
+		o := oracle{name: name, scan: split.first}
 		for _, regex := range readSplits(t).Scanners[name].Regexes {
 			p, err := compilePattern(regex)
 			if err != nil {
@@ -279,14 +284,14 @@ var benchmarkTexts = map[string]string{
 
 func BenchmarkScan(b *testing.B) {
 	classes := pinnedClasses()
-	for name, scan := range goldenScanners(b) {
+	for name, split := range goldenSplitters(b) {
 		for language, s := range benchmarkTexts {
 			b.Run(name+"/"+language, func(b *testing.B) {
 				text := bytes.Repeat([]byte(s), 1<<16/len(s))
 				b.SetBytes(int64(len(text)))
 				for b.Loop() {
 					for s := text; len(s) > 0; {
-						s = s[scan(classes, s):]
+						s = s[split.first(classes, s):]
 					}
 				}
 			})

@@ -64,7 +64,7 @@ type Tokenizer struct {
 	tokens []span // by id
 	text   []byte // the text that the spans refer to
 
-	scan      scanner
+	split     splitter
 	normalize bool  // NFC
 	raw       *trie // added tokens that are matched before normalization
 	composed  *trie // added tokens that are matched after it
@@ -80,7 +80,7 @@ type Tokenizer struct {
 	greedy       *greedy // nil if the merges are not ordered
 	classes      *classTable
 
-	// for a tokenizer other than a byte-level BPE with one scanner; scan, normalize, bytes, tree
+	// for a tokenizer other than a byte-level BPE with one splitter; split, normalize, bytes, tree
 	// and greedy are then unused
 	general *pipeline
 	post    []postItem // special tokens around a text; nil for none

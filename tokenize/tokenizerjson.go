@@ -172,8 +172,8 @@ func parse(b []byte, o LoadOptions) (*Tokenizer, error) {
 	if err := m.check(); err != nil {
 		return nil, err
 	}
-	if scan := p.fastScanner(); scan != nil && m.isByteLevel() && (t.decode == nil || isNull(file.Decoder)) {
-		t.scan, t.normalize, t.ignoreMerges = scan, len(p.normalizers) > 0, isTrue(m.IgnoreMerges)
+	if split, ok := p.fastSplitter(); ok && m.isByteLevel() && (t.decode == nil || isNull(file.Decoder)) {
+		t.split, t.normalize, t.ignoreMerges = split, len(p.normalizers) > 0, isTrue(m.IgnoreMerges)
 		t.decode = nil
 	} else {
 		t.general = p
@@ -304,24 +304,24 @@ func (m *modelJSON) isByteLevel() bool {
 	return true
 }
 
-// fastScanner returns the scanner that replaces all pre-tokenizers, if there is one and the
+// fastSplitter returns the splitter that replaces all pre-tokenizers, if there is one and the
 // normalizers are NFC or none.
-func (p *pipeline) fastScanner() scanner {
+func (p *pipeline) fastSplitter() (splitter, bool) {
 	for _, n := range p.normalizers {
 		if f, ok := n.(normalForm); !ok || f.form != nfc {
-			return nil
+			return splitter{}, false
 		}
 	}
 	last := len(p.preTokenizers) - 1
 	if last < 0 {
-		return nil
+		return splitter{}, false
 	}
 	level, ok := p.preTokenizers[last].(byteLevel)
 	if !ok || level.prefix || level.regex && last > 0 {
-		return nil
+		return splitter{}, false
 	}
 	if level.regex {
-		return scanGPT2
+		return splitter{first: scanGPT2, starts: startsGPT2}, true
 	}
 	var regexes []string
 	for _, s := range p.preTokenizers[:last] {
@@ -329,15 +329,11 @@ func (p *pipeline) fastScanner() scanner {
 		// The patterns match everything, so keeping the matches (Removed, inverted) and cutting at
 		// them (Isolated) are equivalent.
 		if !ok || s.source == "" || s.behavior != isolated && !(s.behavior == removed && s.invert && last == 1) {
-			return nil
+			return splitter{}, false
 		}
 		regexes = append(regexes, s.source)
 	}
-	scan, ok := scannerOf(regexes...)
-	if !ok {
-		return nil
-	}
-	return scan
+	return splitterOf(regexes...)
 }
 
 func refuse(name string, value json.RawMessage) error {

@@ -3,23 +3,20 @@ package tokenize
 import (
 	"encoding/binary"
 	"math/bits"
+	"unsafe"
 )
 
-// Most words of a text have occurred before. A word is its own key: its bytes as machine words with
-// its length in the last byte, so that comparison needs no loop and an entry is half a cache line
-// or a whole one.
+// Most words of a text have occurred before. A short word is its own key: its bytes as machine
+// words with its length in the last byte, so that comparison needs no loop and two entries are a
+// cache line.
 
 const (
-	narrowWord = 15 // length in bytes of the longest word with a narrow key
-	wideWord   = 31 // of the longest word in the cache
-	narrowIDs  = 3  // maximum number of ids of an entry
-	wideIDs    = 7
+	narrowWord = 15  // length in bytes of the longest word with a narrow key
+	cachedWord = 512 // of the longest word in the cache
+	narrowIDs  = 5   // maximum number of ids in a narrow entry
 )
 
-type (
-	narrowKey [2]uint64
-	wideKey   [4]uint64
-)
+type narrowKey [2]uint64
 
 // keyMasks[n] keeps the first n of 16 bytes.
 var keyMasks = func() (masks [16][2]uint64) {
@@ -36,8 +33,15 @@ func narrowKeyOf(s []byte, n int) narrowKey {
 		copy(b[:], s)
 		s = b[:]
 	}
+	return narrowKeyIn((*[16]byte)(s), n)
+}
+
+// narrowKeyIn returns the key of s[:n], 0 < n <= narrowWord.
+func narrowKeyIn(s *[16]byte, n int) narrowKey {
 	mask := &keyMasks[n&15]
-	return narrowKey{binary.LittleEndian.Uint64(s) & mask[0], binary.LittleEndian.Uint64(s[8:])&mask[1] | uint64(n)<<56}
+	return narrowKey{
+		binary.LittleEndian.Uint64(s[:]) & mask[0], binary.LittleEndian.Uint64(s[8:])&mask[1] | uint64(n)<<56,
+	}
 }
 
 func (k *narrowKey) hash() uint64 {
@@ -45,119 +49,288 @@ func (k *narrowKey) hash() uint64 {
 	return hi ^ lo
 }
 
-// wideKeyOf returns the key of s[:n], narrowWord < n <= wideWord. It reads beyond n if s is longer.
-func wideKeyOf(s []byte, n int) wideKey {
-	if len(s) < 32 {
-		var b [32]byte
-		copy(b[:], s)
-		s = b[:]
+// hashWide returns the hash of a word that is longer than narrowWord.
+func hashWide(w []byte) uint64 {
+	h := uint64(len(w)) * 0x8ebc6af09c88c6e3
+	mix := func(s []byte) {
+		hi, lo := bits.Mul64(binary.LittleEndian.Uint64(s)^0xa0761d6478bd642f^h,
+			binary.LittleEndian.Uint64(s[8:])^0xe7037ed1a0b428db)
+		h = hi ^ lo
 	}
-	mask := &keyMasks[n&15]
-	return wideKey{
-		binary.LittleEndian.Uint64(s), binary.LittleEndian.Uint64(s[8:]),
-		binary.LittleEndian.Uint64(s[16:]) & mask[0], binary.LittleEndian.Uint64(s[24:])&mask[1] | uint64(n)<<56,
+	end := w[len(w)-16:]
+	for ; len(w) > 16; w = w[16:] {
+		mix(w)
 	}
+	mix(end)
+	return h
 }
 
-func (k *wideKey) hash() uint64 {
-	h1, l1 := bits.Mul64(k[0]^0xa0761d6478bd642f, k[1]^0xe7037ed1a0b428db)
-	h2, l2 := bits.Mul64(k[2]^0x8ebc6af09c88c6e3, k[3]^0x589965cc75374cc3)
-	h, l := bits.Mul64(h1^l1^0x1d8e4e27c47d124f, h2^l2)
-	return h ^ l
-}
-
-// wordCache caches the ids of words. A set has two entries per word: a new word takes the first,
-// and the previous one moves to the second. The cache is small enough for the processor's cache.
+// wordCache caches the ids of words of at most cachedWord bytes. The ids of most words are in the
+// entry of their key. The ids of others are in a ring, with the bytes of words that have no narrow
+// key. New records overwrite the oldest.
+//
+// A set has room for two words. A new word mostly takes the second place, so that words that occur
+// once rarely displace the first word, which is a frequent one if the text does not change.
 type wordCache struct {
-	narrow [1 << narrowBits]narrowSet
-	wide   [1 << wideBits]wideSet
+	narrow []narrowSet
+	wide   []wideSet
+	ring   []uint32
+	added  uint   // words
+	head   uint64 // how many numbers have ever been added to ring
 }
 
 const (
-	narrowBits = 15
-	wideBits   = 12
+	narrowBits = 17
+	wideBits   = 16
+	ringBits   = 22
 )
 
 type (
 	narrowSet [2]narrowEntry // a cache line
-	wideSet   [2]wideEntry
+	wideSet   [2]wideEntry   // a cache line
 )
 
 type narrowEntry struct {
 	key narrowKey // zero if the entry is empty: no word has length 0
-	k   uint32    // number of ids
-	ids [narrowIDs]uint32
+	ids packedIDs
+}
+
+// packedIDs are the ids of a narrow word: up to narrowIDs ids with three bytes each, which
+// maxVocabulary allows. If there are more, it has the position of their record in the ring instead.
+// The last byte is the number of ids.
+type packedIDs [16]byte
+
+func (p *packedIDs) count() int { return int(p[15]) }
+
+// record returns the position of the record of more than narrowIDs ids.
+func (p *packedIDs) record() uint64 { return binary.LittleEndian.Uint64(p[:]) }
+
+// appendTo appends the ids, at most narrowIDs.
+func (p *packedIDs) appendTo(dst []uint32) []uint32 {
+	for i := 0; i < 3*p.count(); i += 3 {
+		dst = append(dst, uint32(p[i])|uint32(p[i+1])<<8|uint32(p[i+2])<<16)
+	}
+	return dst
+}
+
+func (p *packedIDs) set(ids []uint32) {
+	*p = packedIDs{15: byte(len(ids))}
+	for i, id := range ids {
+		p[3*i], p[3*i+1], p[3*i+2] = byte(id), byte(id>>8), byte(id>>16)
+	}
 }
 
 type wideEntry struct {
-	key wideKey
-	k   uint32
-	ids [wideIDs]uint32
+	hash uint64
+	at   uint64 // position of the record in the ring: the word, in whole numbers, then its ids
+	n, k uint32 // bytes and ids; n is 0 if the entry is empty
+	_    uint64
 }
 
-func (c *wordCache) narrowSet(hash uint64) *narrowSet { return &c.narrow[hash>>(64-narrowBits)] }
-
-func (c *wordCache) wideSet(hash uint64) *wideSet { return &c.wide[hash>>(64-wideBits)] }
-
-// find returns the entry of the word, nil if there is none.
-func (s *narrowSet) find(key narrowKey) *narrowEntry {
-	if s[0].key == key {
-		return &s[0]
+func newWordCache() *wordCache {
+	return &wordCache{
+		narrow: newTable[narrowSet](1 << narrowBits), wide: newTable[wideSet](1 << wideBits),
+		ring: newTable[uint32](1 << ringBits),
 	}
-	if s[1].key == key {
-		return &s[1]
+}
+
+// A lookup is the state of looking up the words of a view.
+type lookup struct {
+	text  *byte      // of the view
+	sets  *narrowSet // the first of all
+	ids   *uint32    // with room for an entry's ids more than the words have
+	n     int        // how many ids there are
+	next  int        // the next word
+	count int        // how many words there are
+	wide  int        // how many of them have no narrow key
+	ends  uint64     // where words end: a bit for each
+	words [maskedBytes]lookedUp
+	word  []byte // follows the words of the view
+}
+
+// A lookedUp is a word of a view.
+type lookedUp struct {
+	key  narrowKey // its last byte is the word's length, even if the word is too long for a narrow key
+	hash uint64    // of narrowKey, or hashWide
+	end  int       // where the word ends in the view
+}
+
+func (w *lookedUp) length() int { return int(w.key[1] >> 56) }
+
+// hashWordsGo computes the keys and sets of the words of a view.
+func hashWordsGo(l *lookup) {
+	text := unsafe.Slice(l.text, maskedBytes+16)
+	from := 0
+	l.count, l.wide = 0, 0
+	for ends := l.ends; ends != 0; ends &= ends - 1 {
+		w := &l.words[l.count]
+		w.end = bits.TrailingZeros64(ends)
+		n := w.end - from
+		w.key = narrowKeyIn((*[16]byte)(text[from:]), n)
+		w.hash = w.key.hash()
+		if n > narrowWord {
+			l.wide++
+		}
+		from = w.end
+		l.count++
+	}
+}
+
+// addKnownGo adds the ids of words from narrow entries, until the next word has no such entry.
+func addKnownGo(l *lookup) {
+	sets := unsafe.Slice(l.sets, 1<<narrowBits)
+	for l.next < l.count {
+		w := &l.words[l.next]
+		set := &sets[w.hash>>(64-narrowBits)]
+		e := &set[0]
+		if e.key != w.key {
+			e = &set[1]
+		}
+		if e.key != w.key || e.ids.count() > narrowIDs {
+			return
+		}
+		ids := unsafe.Slice(l.ids, l.n+narrowIDs)
+		l.n = len(e.ids.appendTo(ids[:l.n]))
+		l.next++
+	}
+}
+
+// record returns the record of n numbers at a position, or nil if it has been overwritten.
+func (c *wordCache) record(at uint64, n int) []uint32 {
+	if c.head-at > uint64(len(c.ring)) {
+		return nil
+	}
+	i := at & uint64(len(c.ring)-1)
+	return c.ring[i : i+uint64(n)]
+}
+
+// add reserves a record of n numbers.
+func (c *wordCache) add(n int) (at uint64, record []uint32) {
+	if room := len(c.ring) - int(c.head&uint64(len(c.ring)-1)); room < n { // records do not wrap around
+		c.head += uint64(room)
+	}
+	at = c.head
+	c.head += uint64(n)
+	return at, c.record(at, n)
+}
+
+// turn reports whether a new word replaces the first of two words, and not the second.
+func (c *wordCache) turn() bool {
+	c.added++
+	return c.added%8 == 0
+}
+
+// sets returns the sets of a word: it is in the first set that had room for it.
+func (c *wordCache) sets(hash uint64) [2]*narrowSet {
+	return [2]*narrowSet{&c.narrow[hash>>(64-narrowBits)], &c.narrow[hash&(1<<narrowBits-1)]}
+}
+
+// appendNarrow appends the ids of a word. ok is false if it is not in the cache.
+func (c *wordCache) appendNarrow(dst []uint32, key narrowKey, hash uint64) (with []uint32, ok bool) {
+	for _, s := range c.sets(hash) {
+		for i := range s {
+			e := &s[i]
+			if e.key != key {
+				continue
+			}
+			n := e.ids.count()
+			if n <= narrowIDs {
+				return e.ids.appendTo(dst), true
+			}
+			if ids := c.record(e.ids.record(), n); ids != nil {
+				return append(dst, ids...), true
+			}
+			e.key = narrowKey{}
+			return dst, false
+		}
+	}
+	return dst, false
+}
+
+// addNarrow adds a word that is not in the cache.
+func (c *wordCache) addNarrow(key narrowKey, hash uint64, ids []uint32) {
+	sets := c.sets(hash)
+	e := &sets[0][1]
+	if c.turn() {
+		e = &sets[0][0]
+	}
+	for _, free := range []*narrowEntry{&sets[1][1], &sets[1][0], &sets[0][1], &sets[0][0]} {
+		if free.key == (narrowKey{}) {
+			e = free
+		}
+	}
+	e.key = key
+	if len(ids) <= narrowIDs {
+		e.ids.set(ids)
+		return
+	}
+	at, record := c.add(len(ids))
+	copy(record, ids)
+	binary.LittleEndian.PutUint64(e.ids[:], at)
+	e.ids[15] = byte(len(ids))
+}
+
+// wideSets is sets for a word of more than narrowWord bytes.
+func (c *wordCache) wideSets(hash uint64) [2]*wideSet {
+	return [2]*wideSet{&c.wide[hash>>(64-wideBits)], &c.wide[hash&(1<<wideBits-1)]}
+}
+
+// prefetchWide prefetches the record of a word whose first set has been prefetched, or the second
+// set.
+func (c *wordCache) prefetchWide(hash uint64) {
+	sets := c.wideSets(hash)
+	for i := range sets[0] {
+		if e := &sets[0][i]; e.hash == hash {
+			prefetch(unsafe.Pointer(&c.ring[e.at&uint64(len(c.ring)-1)]))
+			return
+		}
+	}
+	prefetch(unsafe.Pointer(sets[1]))
+}
+
+// findWide returns the ids of a word, which are valid until the next word is added, or nil if it
+// is not in the cache.
+func (c *wordCache) findWide(w []byte, hash uint64) []uint32 {
+	for _, s := range c.wideSets(hash) {
+		for i := range s {
+			e := &s[i]
+			if e.hash != hash || int(e.n) != len(w) {
+				continue
+			}
+			numbers := numbersOf(len(w))
+			record := c.record(e.at, numbers+int(e.k))
+			if record != nil && string(bytesOf(record)[:len(w)]) == string(w) {
+				return record[numbers:]
+			}
+		}
 	}
 	return nil
 }
 
-func (s *wideSet) find(key wideKey) *wideEntry {
-	if s[0].key == key {
-		return &s[0]
+// addWide adds a word that is not in the cache.
+func (c *wordCache) addWide(w []byte, hash uint64, ids []uint32) {
+	sets := c.wideSets(hash)
+	e := &sets[0][1]
+	if c.turn() {
+		e = &sets[0][0]
 	}
-	if s[1].key == key {
-		return &s[1]
+	for _, free := range []*wideEntry{&sets[1][1], &sets[1][0], &sets[0][1], &sets[0][0]} {
+		if free.n == 0 {
+			e = free
+		}
 	}
-	return nil
+	numbers := numbersOf(len(w))
+	at, record := c.add(numbers + len(ids))
+	*e = wideEntry{hash: hash, at: at, n: uint32(len(w)), k: uint32(len(ids))}
+	copy(bytesOf(record), w)
+	copy(record[numbers:], ids)
 }
 
-// appendTo appends the ids. If dst has the capacity, it writes all ids of the entry, which avoids a
-// dependency on their number.
-func (e *narrowEntry) appendTo(dst []uint32) []uint32 {
-	n := len(dst)
-	if cap(dst)-n < narrowIDs {
-		return append(dst, e.ids[:e.k]...)
-	}
-	*(*[narrowIDs]uint32)(dst[n : n+narrowIDs]) = e.ids
-	return dst[:n+int(e.k)]
-}
+// numbersOf returns how many uint32 hold n bytes.
+func numbersOf(n int) int { return (n + 3) / 4 }
 
-func (e *wideEntry) appendTo(dst []uint32) []uint32 {
-	n := len(dst)
-	if cap(dst)-n < wideIDs {
-		return append(dst, e.ids[:e.k]...)
-	}
-	*(*[wideIDs]uint32)(dst[n : n+wideIDs]) = e.ids
-	return dst[:n+int(e.k)]
-}
-
-// remember adds a word that is not in the set, unless it has too many ids.
-func (s *narrowSet) remember(key narrowKey, ids []uint32) {
-	if len(ids) > narrowIDs {
-		return
-	}
-	s[1] = s[0]
-	s[0].key, s[0].k = key, uint32(len(ids))
-	copy(s[0].ids[:], ids)
-}
-
-func (s *wideSet) remember(key wideKey, ids []uint32) {
-	if len(ids) > wideIDs {
-		return
-	}
-	s[1] = s[0]
-	s[0].key, s[0].k = key, uint32(len(ids))
-	copy(s[0].ids[:], ids)
-}
+// bytesOf returns the bytes of x, which is not empty.
+func bytesOf(x []uint32) []byte { return unsafe.Slice((*byte)(unsafe.Pointer(&x[0])), 4*len(x)) }
 
 // wordTable holds the narrow words that are one token, for all encoders. It is used when the cache
 // does not have a word: it reads one cache line, where a search for tokens would read many. Buckets
@@ -171,7 +344,7 @@ type wordBucket struct {
 }
 
 // newWordTable returns a table for n words: buckets are at most two thirds full on average.
-func newWordTable(n int) wordTable { return wordTable{make([]wordBucket, 1<<bits.Len(uint(n/2)))} }
+func newWordTable(n int) wordTable { return wordTable{newTable[wordBucket](1 << bits.Len(uint(n/2)))} }
 
 func (t *wordTable) put(k narrowKey, id uint32) {
 	mask := uint64(len(t.buckets) - 1)
@@ -185,6 +358,9 @@ func (t *wordTable) put(k narrowKey, id uint32) {
 		}
 	}
 }
+
+// first returns the first bucket of words with this hash.
+func (t *wordTable) first(hash uint64) *wordBucket { return &t.buckets[hash&uint64(len(t.buckets)-1)] }
 
 // get returns the id of the word with this key and hash, noToken if it is not one token.
 func (t *wordTable) get(k narrowKey, hash uint64) uint32 {
