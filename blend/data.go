@@ -350,9 +350,9 @@ func (d *Data) read2(dst []uint16, source int, shard *shards.Shard, g segment) e
 func (d *Data) appendStarts(dst []int32, source int, shard *shards.Shard, at int, g segment) ([]int32, error) {
 	if g.begins {
 		dst = append(dst, int32(at))
-	}
-	if d.order.traits().Padded { // a segment is part of one document
-		return dst, nil
+		if d.order.traits().Padded { // each segment is part of one document
+			return dst, nil
+		}
 	}
 	for span, err := range shard.Spans(g.token, g.token+g.length) {
 		if err != nil {

@@ -79,8 +79,10 @@ type order interface {
 // Megatron sample or a packed sample has a segment for each document.
 type segment struct {
 	token, length int64
-	begins        bool // a document starts here, even if the shard's index has none here
-	shard         int
+	// a document starts here, even if the shard's index has none here; true for all segments of
+	// padded samples
+	begins bool
+	shard  int
 }
 
 func lengthOf(segments []segment) (n int64) {
