@@ -17,6 +17,9 @@ The script measures all libraries that the interpreters of --python have install
 fastest function for bulk encoding:
 
 mula        benchmarks/encodeloop, a Go program: one encoder a thread, one output slice per encoder
+mula (Python)
+            mula.Tokenizer of clients/python: encode_batch, all documents in one call; needs numpy
+            and pyarrow, and the program of --mula
 tokenizers  encode_batch_fast of 0.23.3, encode_batch of 1.0, 1,000 documents a call
 fastokens   encode_batch_flat, all documents in one call
 gigatoken   encode_batch, all documents in one call
@@ -59,6 +62,12 @@ def encoder(library, tokenizer, documents, threads):
     """
     import numpy
 
+    if library == "mula":
+        sys.path.insert(0, str(here.parent / "clients" / "python"))
+        import mula
+
+        t = mula.Tokenizer(tokenizer, threads=threads, specials="tokens")
+        return lambda: t.encode_batch(documents), lambda result: [result.ids]
     if library == "tiktoken":
         encoding = tiktoken_of(tokenizer)
         return lambda: encoding.encode_ordinary_batch(documents, num_threads=threads), lambda ids: ids
@@ -134,7 +143,8 @@ LIBRARIES = ("tokenizers", "fastokens", "gigatoken", "tiktoken")
 def installed(pythons):
     """The libraries of the interpreters: {"tokenizers 0.23.3": interpreter, …}.
 
-    Of equal versions, the first is used.
+    Of equal versions, the first is used. "mula (Python)" has the first interpreter with numpy and
+    pyarrow.
     """
     find = f"""
 import importlib.metadata as m
@@ -149,7 +159,17 @@ for p in {LIBRARIES}:
         ).stdout.splitlines():
             if not (line.startswith("tiktoken") and any(f.startswith("tiktoken") for f in found)):
                 found.setdefault(line, str(python))
-    return dict(sorted(found.items(), key=lambda f: LIBRARIES.index(f[0].split()[0])))
+    python = having(pythons, "numpy, pyarrow")
+    client = {"mula (Python)": python} if python else {}
+    return client | dict(sorted(found.items(), key=lambda f: LIBRARIES.index(f[0].split()[0])))
+
+
+def having(pythons, packages):
+    """Returns the first interpreter with these packages, or None."""
+    for python in pythons:
+        if subprocess.run([python, "-c", f"import {packages}"], capture_output=True).returncode == 0:
+            return str(python)
+    return None
 
 
 def measure(line, path, threads):
@@ -182,6 +202,7 @@ def encoding(args, tmp):
         env={**os.environ, "CGO_ENABLED": "0"},
     )
     libraries = installed(args.python)
+    os.environ["MULA"] = str(args.mula.resolve())
     size = int(args.megabytes * 1e6)
     go = texts.go({".go"})
     found = {}
@@ -263,7 +284,8 @@ def encoding(args, tmp):
                         first, second = median[side]
                         return f"{first:.1f} ({second:.1f}), {min(firsts):.1f} to {max(firsts):.1f}{mark}"
 
-                    ratio = lambda i: f"{median['mula'][i] / max(median[o][i] for o in others):.2f}" if others else ""
+                    rivals = [o for o in others if o != "mula (Python)"]
+                    ratio = lambda i: f"{median['mula'][i] / max(median[o][i] for o in rivals):.2f}" if rivals else ""
                     print(
                         f"| {pathlib.Path(tokenizer).stem} | {name} | {megabytes:.1f} | {form} | {threads} | "
                         f"{cell('mula')} | "
@@ -306,14 +328,7 @@ def pipeline(args, tmp):
     dtype = (
         "uint16" if len(file["model"]["vocab"]) < 1 << 16 else "uint32"
     )  # the choice of all three; dolma needs it as a flag
-    have = lambda packages: next(
-        (
-            str(p)
-            for p in args.python
-            if subprocess.run([p, "-c", f"import {packages}"], capture_output=True).returncode == 0
-        ),
-        None,
-    )
+    have = lambda packages: having(args.python, packages)
     print(
         f"Files to shards, {len(inputs)} files, {bytes_of_text / 1e6:.1f} MB of text; seconds, medians of "
         f"{args.rounds} alternating rounds.\n"

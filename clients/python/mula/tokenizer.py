@@ -34,7 +34,7 @@ KIND_SLOTS, KIND_BATCH, KIND_PART, KIND_DECODE = range(4)
 PROTOCOL = 1
 
 SLOTS = 4  # parts of a batch that are in transit at once
-PART = 1 << 20  # characters of a part, or bytes of an Arrow array, unless a single text is longer
+LEAST_PART, MOST_PART = 256 << 10, 4 << 20  # characters or bytes of a part, unless one text is longer
 PART_TEXTS = 1 << 16  # most texts of a part
 KEPT_SLOT = 8 << 20  # bytes; a larger slot gives its memory back after the batch
 SMALL = 1 << 20  # bytes; smaller results are copies in memory of their own
@@ -457,13 +457,23 @@ def list_parts(texts: Iterable[str]) -> tuple[int, Iterator[Part]]:
     return len(items), converted(items)
 
 
+def part_size(batch: int) -> int:
+    """Returns the size of the parts of a batch.
+
+    Large parts save switches between the processes. With several parts, one process converts while
+    the other encodes.
+    """
+    return min(max(batch // (2 * SLOTS), LEAST_PART), MOST_PART)
+
+
 def converted(texts: Sequence[str]) -> Iterator[Part]:
     """Returns texts in UTF-8, in parts."""
     ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
+    size = part_size(int(ends[-1]) if texts else 0)
     start = 0
     while start < len(texts):
         before = ends[start - 1] if start else 0
-        stop = min(max(start + 1, int(np.searchsorted(ends, before + PART, "right"))), start + PART_TEXTS)
+        stop = min(max(start + 1, int(np.searchsorted(ends, before + size, "right"))), start + PART_TEXTS)
         try:
             array = pa.array(texts[start:stop], pa.large_string())
         except UnicodeEncodeError:
@@ -477,7 +487,7 @@ def converted(texts: Sequence[str]) -> Iterator[Part]:
                         "example by text.encode(errors='replace').decode()",
                     ) from None
             raise
-        yield from slices(array)
+        yield from slices(array, size)
         start = stop
 
 
@@ -490,10 +500,11 @@ def arrow_parts(texts: pa.Array | pa.ChunkedArray) -> tuple[int, Iterator[Part]]
         text = texts.is_null().to_pylist().index(True)
         raise Error(f"text {text} is null; remove nulls, or replace them by texts.fill_null('')")
     chunks = texts.chunks if isinstance(texts, pa.ChunkedArray) else [texts]
-    return len(texts), (part for chunk in chunks for part in slices(chunk))
+    size = part_size(texts.nbytes)
+    return len(texts), (part for chunk in chunks for part in slices(chunk, size))
 
 
-def slices(array: pa.Array) -> Iterator[Part]:
+def slices(array: pa.Array, size: int) -> Iterator[Part]:
     """Returns the texts of an Arrow array in parts, without a copy of texts."""
     if array.type != pa.string():
         array = array.cast(pa.large_string())  # without a copy, unless it is a dictionary or has views
@@ -505,7 +516,7 @@ def slices(array: pa.Array) -> Iterator[Part]:
     memory = memoryview(data or b"").cast("B")
     start = 0
     while start < len(array):
-        fit = int(np.searchsorted(bounds, int(bounds[start]) + PART, "right")) - 1
+        fit = int(np.searchsorted(bounds, int(bounds[start]) + size, "right")) - 1
         stop = min(max(start + 1, fit), start + PART_TEXTS, len(array))
         yield Part(
             np.subtract(bounds[start : stop + 1], bounds[start], dtype=np.int64), memory[bounds[start] : bounds[stop]]
