@@ -12,7 +12,7 @@ type charPairs struct {
 	ascii    [utf8.RuneSelf][utf8.RuneSelf / 64]uint64 // exact, by the left character
 	others   []uint64                                  // a bit for each hash
 	shift    uint                                      // of a hash, for a bit of others
-	before   []rune                                    // the exact left characters of pairs with U+2581
+	before   []rune                                    // the left characters of pairs with a blank
 	complete bool                                      // no character is unknown
 }
 
@@ -22,12 +22,12 @@ func newCharPairSet(pairs map[[2]rune]bool) *charPairs {
 	p := &charPairs{others: make([]uint64, 1<<b/64), shift: uint(64 - b)}
 	for pair := range pairs {
 		left, right := pair[0], pair[1]
+		if right == spaceMark || right == ' ' || right == '\n' {
+			p.before = append(p.before, left)
+		}
 		if left|right < utf8.RuneSelf {
 			p.ascii[left][right>>6] |= 1 << (right & 63)
 			continue
-		}
-		if right == spaceMark {
-			p.before = append(p.before, left)
 		}
 		bit := p.bit(left, right)
 		p.others[bit>>6] |= 1 << (bit & 63)
@@ -45,11 +45,17 @@ func (p *charPairs) has(left, right rune) bool {
 		return p.ascii[left][right>>6]>>(right&63)&1 != 0
 	}
 	if right == spaceMark {
-		_, found := slices.BinarySearch(p.before, left)
-		return found
+		return p.beforeBlank(left)
 	}
 	bit := p.bit(left, right)
 	return p.others[bit>>6]>>(bit&63)&1 != 0
+}
+
+// beforeBlank reports whether a pair has this left character, and a space, a line break or U+2581
+// on the right.
+func (p *charPairs) beforeBlank(left rune) bool {
+	_, found := slices.BinarySearch(p.before, left)
+	return found
 }
 
 // cutPairs cuts between the characters that no merge joins.

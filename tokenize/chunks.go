@@ -37,6 +37,7 @@ type chunking struct {
 	// where the boundary between chunks is
 	kind  boundaryKind
 	pairs *charPairs // for betweenPairs
+	plain *plainRunes
 	// Chinese characters are chunks too, because the first normalizers put spaces around them.
 	chinese *rustData // nil if not
 }
@@ -72,7 +73,7 @@ func (p *pipeline) newChunking(t *Tokenizer) *chunking {
 	z := newNormalizing(p)
 	for i, blank := range []byte{' ', '\n'} {
 		// A blank must remain a character that starts chunks.
-		if opens, _ := k.normalize(z, []byte{blank, 'a'}, 0, insideText); !opens {
+		if opens, _ := k.normalizeSteps(z, []byte{blank, 'a'}, 0, insideText); !opens {
 			break
 		}
 		for ; i < len(k.blanks); i++ {
@@ -82,6 +83,7 @@ func (p *pipeline) newChunking(t *Tokenizer) *chunking {
 	if k.blanks[0] == 0 {
 		return nil
 	}
+	k.plain = newPlainRunes(k)
 	return k
 }
 
@@ -211,8 +213,19 @@ func (k *chunking) beforeChinese(s []byte) (n int, isChinese bool) {
 }
 
 // normalize normalizes s, whose first origin bytes originate from the first character of the
-// document, and reports whether it opens and closes as far as the normalizers are concerned.
+// document, and reports whether it opens and closes.
 func (k *chunking) normalize(z *normalizing, s []byte, origin int, tag uint16) (opens, closes bool) {
+	if tag == insideText {
+		// The steps before the last have the same ends as far as normalizeSteps checks them.
+		if z.begin(nil, 0); k.plain.normalize(z, s, k.blanks) {
+			return k.opens(z.text), k.closes(z.text)
+		}
+	}
+	return k.normalizeSteps(z, s, origin, tag)
+}
+
+// normalizeSteps is normalize with all normalizers.
+func (k *chunking) normalizeSteps(z *normalizing, s []byte, origin int, tag uint16) (opens, closes bool) {
 	z.begin(s, origin)
 	opens, closes = true, true
 	inside := tag == insideText
@@ -268,7 +281,7 @@ func (k *chunking) closes(s []byte) bool {
 		return true
 	}
 	last, _ := utf8.DecodeLastRune(s)
-	return last != ' ' && !k.pairs.has(last, spaceMark) && !k.pairs.has(last, ' ') && !k.pairs.has(last, '\n')
+	return last != ' ' && !k.pairs.beforeBlank(last)
 }
 
 // chunkEncoder has the chunks of one goroutine.
@@ -310,32 +323,19 @@ func (e *pipelineEncoder) appendChunks(dst []uint32, s []byte, first bool) ([]ui
 	c.begin()
 	for at := 0; at < len(s); {
 		n, isChinese := c.chunk(s, at)
-		ids, end, alone := len(dst), at+n, false
-		var err error
-		switch {
-		case n <= shortText:
-			key, kind := shortKeyOf(s[at:], n), kindOf(n, tag)
-			set := c.cache.shortSet(&key, kind)
-			if known := set.find(&key, kind); known != nil {
-				c.at, c.ids, c.tag = at, ids, tag
-				dst = known.appendTo(dst)
-			} else if dst, end, alone, err = e.appendChunk(dst, s, at, n, tag); alone {
-				set.remember(&key, kind, dst[ids:])
+		ids, end := len(dst), at+n
+		var known bool
+		if dst, known = c.cache.appendIDs(dst, s[at:], n, tag); known {
+			c.at, c.ids, c.tag = at, ids, tag
+		} else {
+			var alone bool
+			var err error
+			if dst, end, alone, err = e.appendChunk(dst, s, at, n, tag); err != nil {
+				return e.appendWhole(dst[:start], s, first)
 			}
-		case n <= longestCached:
-			text, kind := s[at:end], kindOf(n, tag)
-			entry := c.cache.longText(text, kind)
-			if entry.holds(text, kind) {
-				c.at, c.ids, c.tag = at, ids, tag
-				dst = append(dst, entry.ids[:entry.k]...)
-			} else if dst, end, alone, err = e.appendChunk(dst, s, at, n, tag); alone {
-				entry.remember(text, kind, dst[ids:])
+			if alone {
+				c.cache.remember(s[at:], n, tag, dst[ids:])
 			}
-		default:
-			dst, end, _, err = e.appendChunk(dst, s, at, n, tag)
-		}
-		if err != nil {
-			return e.appendWhole(dst[:start], s, first)
 		}
 		at, tag = end, insideText
 		if isChinese {

@@ -2,6 +2,7 @@ package tokenize
 
 import (
 	"bytes"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -70,7 +71,8 @@ func compareChunks(t *testing.T, name string, e *pipelineEncoder, text []byte, f
 	got, err1 := e.appendChunks(nil, text, first)
 	want, err2 := e.appendWhole(nil, text, first)
 	if (err1 == nil) != (err2 == nil) || err1 == nil && !slices.Equal(got, want) {
-		t.Fatalf("%s, first %v, %+q: ids in chunks %v (%v), want %v (%v)", name, first, text, got, err1, want, err2)
+		t.Fatalf("%s, first %v, %+.300q: ids in chunks %.300s (%v), want %.300s (%v)", name, first, text,
+			fmt.Sprint(got), err1, fmt.Sprint(want), err2)
 	}
 }
 

@@ -45,9 +45,9 @@ type pipelineEncoder struct {
 }
 
 func newPipelineEncoder(t *Tokenizer) *pipelineEncoder {
-	e := &pipelineEncoder{p: t.general, normalizing: newNormalizing(t.general), cache: newTextCache(12, 10)}
+	e := &pipelineEncoder{p: t.general, normalizing: newNormalizing(t.general), cache: newTextCache(12, 20)}
 	if t.general.chunks != nil {
-		e.chunks = &chunkEncoder{chunking: t.general.chunks, cache: newTextCache(16, 13)}
+		e.chunks = &chunkEncoder{chunking: t.general.chunks, cache: newTextCache(15, 23)}
 	}
 	return e
 }
@@ -112,27 +112,14 @@ func (e *pipelineEncoder) appendNormalized(dst []uint32, s []byte, origin int, i
 
 // appendWord appends the ids of the word s[:n], from the cache if possible.
 func (e *pipelineEncoder) appendWord(dst []uint32, s []byte, n int) ([]uint32, error) {
+	dst, known := e.cache.appendIDs(dst, s, n, 0)
+	if known {
+		return dst, nil
+	}
 	start := len(dst)
-	var err error
-	switch {
-	case n <= shortText:
-		key, kind := shortKeyOf(s, n), kindOf(n, 0)
-		set := e.cache.shortSet(&key, kind)
-		if known := set.find(&key, kind); known != nil {
-			dst = known.appendTo(dst)
-		} else if dst, err = e.p.model.appendWord(&e.scratch, dst, s[:n]); err == nil {
-			set.remember(&key, kind, dst[start:])
-		}
-	case n <= longestCached:
-		kind := kindOf(n, 0)
-		entry := e.cache.longText(s[:n], kind)
-		if entry.holds(s[:n], kind) {
-			dst = append(dst, entry.ids[:entry.k]...)
-		} else if dst, err = e.p.model.appendWord(&e.scratch, dst, s[:n]); err == nil {
-			entry.remember(s[:n], kind, dst[start:])
-		}
-	default:
-		dst, err = e.p.model.appendWord(&e.scratch, dst, s[:n])
+	dst, err := e.p.model.appendWord(&e.scratch, dst, s[:n])
+	if err == nil {
+		e.cache.remember(s, n, 0, dst[start:])
 	}
 	return dst, err
 }
