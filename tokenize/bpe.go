@@ -99,6 +99,7 @@ type merger struct {
 	symbols []symbol
 	heap    []candidate
 	dead    []uint64 // see greedy
+	fits    []uint64 // see fit: pairs and in bit 0 the result, or 0
 }
 
 // merge appends the ids of the word w, which is not empty. ok is false if a byte of it has no

@@ -146,6 +146,27 @@ func (g *greedy) fit(x, y uint32, joining bool) bool {
 	}
 }
 
+// fitsBits is the binary logarithm of how many pairs of tokens merger.fit remembers. They need 256
+// kB.
+const fitsBits = 15
+
+// fit is g.fit(x, y, false). It remembers the results: most pairs of adjacent tokens of a language
+// are few.
+func (z *merger) fit(g *greedy, x, y uint32) bool {
+	if z.fits == nil {
+		z.fits = make([]uint64, 1<<fitsBits)
+	}
+	pair := (uint64(x)<<32 | uint64(y)) + 1 // at most 54 bits, and not 0
+	known := &z.fits[pair*0x9e3779b97f4a7c15>>(64-fitsBits)&(1<<fitsBits-1)]
+	if *known>>1 != pair {
+		*known = pair << 1
+		if g.fit(x, y, false) {
+			*known |= 1
+		}
+	}
+	return *known&1 != 0
+}
+
 // greedy appends the ids of the word w, which is not empty, to dst. ok is false if no tokens spell
 // the word; dst is then unchanged.
 func (z *merger) greedy(g *greedy, dst []uint32, w []byte) (ids []uint32, ok bool) {
@@ -172,7 +193,7 @@ func (z *merger) greedy(g *greedy, dst []uint32, w []byte) (ids []uint32, ok boo
 			continue
 		}
 		end := at + int(g.pieces[next].length)
-		if len(dead) > 0 && dead[end>>6]>>(end&63)&1 != 0 || len(dst) > start && !g.fit(dst[len(dst)-1], next, false) {
+		if len(dead) > 0 && dead[end>>6]>>(end&63)&1 != 0 || len(dst) > start && !z.fit(g, dst[len(dst)-1], next) {
 			next = g.shorter[next]
 			continue
 		}
