@@ -5,8 +5,8 @@ import "unicode/utf8"
 // plainRunes normalizes most chunks in one pass, without the normalizers: it has the characters
 // whose normalization does not depend on their neighbours and results in one known character.
 type plainRunes struct {
-	// ascii is what each character below 0x80 becomes, except the blank at the start of a chunk; 0
-	// if that is not one such character.
+	// ascii has the result for each character below 0x80, except the blank that starts a chunk. It
+	// is 0 if the result is not one such character.
 	ascii [utf8.RuneSelf]byte
 	// same has the other characters that remain unchanged.
 	same *runeTable[bool]
