@@ -62,26 +62,36 @@ func (u *unigram) appendWord(z *modelScratch, dst []uint32, word []byte) ([]uint
 	for i := range paths {
 		paths[i] = pathNode{start: -1}
 	}
+	nodes := u.tree.nodes
+	root := nodes[treeRoot].base
 	for at := 0; at < len(word); {
-		_, size := utf8.DecodeRune(word[at:])
+		size := 1
+		switch c := word[at]; {
+		case c >= 0xf0:
+			size = 4
+		case c >= 0xe0:
+			size = 3
+		case c >= utf8.RuneSelf:
+			size = 2
+		}
 		here := paths[at].score
 		single := false // a token is exactly the character that starts here
-		node := uint32(treeRoot)
-		for i := at; i < len(word); i++ {
-			child, info, ok := u.tree.step(node, word[i])
-			if !ok {
+		base := root
+		for i, c := range word[at:] {
+			n := nodes[base^uint32(c)]
+			if byte(n.info>>24) != c {
 				break
 			}
-			if node = child; info&wholeNode == 0 {
+			if base = n.base; n.info&wholeNode == 0 {
 				continue
 			}
-			id := info & idMask
-			end := &paths[i+1]
+			id := n.info & idMask
+			end := &paths[at+i+1]
 			// For equal sums the first path found is kept: the path with the longest last token.
 			if score := u.scores[id] + here; end.start < 0 || score > end.score {
 				*end = pathNode{score, int32(at), id}
 			}
-			single = single || i+1-at == size
+			single = single || i+1 == size
 		}
 		if !single {
 			end := &paths[at+size]
