@@ -74,7 +74,7 @@ func (k cutPairs) cut(c *cutting) {
 		for i := start + n; i < p.end; i += n {
 			var r rune
 			if r, n = rune(c.text[i]), 1; r >= utf8.RuneSelf {
-				r, n = utf8.DecodeRune(c.text[i:p.end])
+				r, n = decodeMany(c.text[i:p.end])
 			}
 			if (k.pairs.complete || r == spaceMark) && !k.pairs.has(last, r) {
 				c.add(p, start, i)

@@ -112,16 +112,6 @@ func (k *chunking) findKind() bool {
 			return true
 		}
 		steps = steps[1:]
-	case split:
-		// Gemma's pre-tokenizer cuts at spaces, which the last normalizer has replaced.
-		if len(k.p.normalizers) == 0 || first.regex != nil || string(first.literal) != " " {
-			return false
-		}
-		last, ok := k.p.normalizers[len(k.p.normalizers)-1].(replace)
-		if !ok || string(last.literal) != " " || bytes.Contains(last.content, last.literal) {
-			return false
-		}
-		steps = steps[1:]
 	}
 	if len(steps) != 1 {
 		return false

@@ -200,6 +200,10 @@ func (p *pipeline) addPreTokenizer(s stepJSON) (err error) {
 		if err != nil {
 			return err
 		}
+		// Gemma's files cut at spaces that the normalizer has replaced.
+		if m.regex == nil && how != removed && p.replacesAll(m.literal) {
+			break
+		}
 		add(split{m, deref(f.Pattern.Regex), how, f.Invert})
 	case "Whitespace":
 		add(wordsAndSymbols{pinnedRust()})
@@ -266,6 +270,16 @@ func (p *pipeline) addPreTokenizer(s stepJSON) (err error) {
 		err = s.refuse()
 	}
 	return err
+}
+
+// replacesAll reports whether the last normalizer leaves no occurrence of a literal of one byte,
+// and no pre-tokenizer changes the text.
+func (p *pipeline) replacesAll(literal []byte) bool {
+	if len(p.normalizers) == 0 || len(p.preTokenizers) > 0 || len(literal) != 1 {
+		return false
+	}
+	last, ok := p.normalizers[len(p.normalizers)-1].(replace)
+	return ok && bytes.Equal(last.literal, literal) && !bytes.Contains(last.content, literal)
 }
 
 // byteLevelJSON is ByteLevel, which is a pre-tokenizer, post-processor and decoder; the latter two

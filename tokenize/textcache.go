@@ -74,7 +74,7 @@ func (s *shortSet) find(key *shortKey, kind uint16) *shortEntry {
 	if s[0].key == *key && s[0].kind == kind {
 		return &s[0]
 	}
-	for i := 1; i < len(s); i++ {
+	for i := 1; i < len(s) && s[i-1].kind != 0; i++ {
 		if s[i].key == *key && s[i].kind == kind {
 			s[i-1], s[i] = s[i], s[i-1]
 			return &s[i-1]
