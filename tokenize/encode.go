@@ -66,9 +66,9 @@ func (t *Tokenizer) NewEncoder(opts EncodeOptions) *Encoder {
 	if t.normalize {
 		e.normalizer = newNormalizer()
 	}
-	e.cut, e.cache = newCutter(t.classes, t.split), newWordCache()
+	e.cut, e.cache = newCutter(t.classes, t.split), newWordCache(t.VocabSize())
 	for i := range e.lookups {
-		e.lookups[i].sets = &e.cache.narrow[0]
+		e.lookups[i].sets, e.lookups[i].packing = &e.cache.narrow[0], e.cache.packing
 	}
 	return e
 }
@@ -177,7 +177,7 @@ func (e *Encoder) start(l *lookup, at int, ends uint64, word []byte) {
 	}
 	l.text = &e.cut.chunk.text[at]
 	hashWords(l)
-	if l.wide == 0 {
+	if !l.hasWide() {
 		return
 	}
 	text := e.cut.chunk.text[at : at+maskedBytes]
@@ -191,10 +191,9 @@ func (e *Encoder) start(l *lookup, at int, ends uint64, word []byte) {
 
 // finish appends the ids of the words of l, and empties it.
 func (e *Encoder) finish(dst []uint32, l *lookup) []uint32 {
-	if e.missed || l.wide > 0 {
-		e.prefetchMore(l)
-		e.missed = false
-		l.wide = 0
+	if e.missed || l.hasWide() {
+		e.prefetchMore(l, e.missed)
+		e.missed, l.lengths = false, 0
 	}
 	// Every token has one byte or more. An entry may write more ids than the word has.
 	dst = slices.Grow(dst, maskedBytes+narrowIDs)
@@ -225,11 +224,14 @@ func (e *Encoder) finish(dst []uint32, l *lookup) []uint32 {
 // prefetchMore prefetches the entries that are read for words whose sets have been prefetched: the
 // record of a wide word, and for a word that is not in its first set, the second and the entry of
 // e.t.words.
-func (e *Encoder) prefetchMore(l *lookup) {
+func (e *Encoder) prefetchMore(l *lookup, narrow bool) {
 	for i := range l.words[:l.count] {
 		w := &l.words[i]
 		if w.length() > narrowWord {
 			e.cache.prefetchWide(w.hash)
+			continue
+		}
+		if !narrow {
 			continue
 		}
 		if sets := e.cache.sets(w.hash); sets[0][0].key != w.key && sets[0][1].key != w.key {

@@ -105,14 +105,15 @@ func (c *chunk) maskBeyond(t *classTable, blocks int, cases bool) {
 			rest &^= m.cyrillic
 		}
 		text := c.text[b*maskedBytes : b*maskedBytes+maskedBytes+4]
+		letters, numbers, spaces := m.letters, m.numbers, m.spaces
 		for ; rest != 0; rest &= rest - 1 {
 			i := bits.TrailingZeros64(rest)
 			k, n := t.ofMany(text[i : i+4])
 			line, bytes := &classLines[k&31], uint64(1)<<(n&63)-1
 			here := bytes << (i & 63)
-			m.letters &^= here &^ line.letters
-			m.numbers |= here & line.numbers
-			m.spaces |= here & line.spaces
+			letters &^= here &^ line.letters
+			numbers |= here & line.numbers
+			spaces |= here & line.spaces
 			if cases {
 				m.setCases(here, line)
 			}
@@ -120,6 +121,7 @@ func (c *chunk) maskBeyond(t *classTable, blocks int, cases bool) {
 				cut, cutBytes = line, bytes>>((maskedBytes-i)&63)
 			}
 		}
+		m.letters, m.numbers, m.spaces = letters, numbers, spaces
 	}
 }
 

@@ -13,15 +13,15 @@ import (
 const (
 	narrowWord = 15  // length in bytes of the longest word with a narrow key
 	cachedWord = 512 // of the longest word in the cache
-	narrowIDs  = 5   // maximum number of ids in a narrow entry
+	narrowIDs  = 8   // maximum number of ids in a narrow entry
 )
 
 type narrowKey [2]uint64
 
-// keyMasks[n] keeps the first n of 16 bytes.
-var keyMasks = func() (masks [16][2]uint64) {
+// keyMasks[n] keeps the first n of 16 bytes, but not the last, which is for the length.
+var keyMasks = func() (masks [maskedBytes][2]uint64) {
 	for n := range masks {
-		masks[n] = [2]uint64{1<<(8*min(n, 8)) - 1, 1<<(8*max(n-8, 0)) - 1}
+		masks[n] = [2]uint64{1<<(8*min(n, 8)) - 1, 1<<(8*min(max(n-8, 0), 7)) - 1}
 	}
 	return masks
 }()
@@ -38,7 +38,7 @@ func narrowKeyOf(s []byte, n int) narrowKey {
 
 // narrowKeyIn returns the key of s[:n], 0 < n <= narrowWord.
 func narrowKeyIn(s *[16]byte, n int) narrowKey {
-	mask := &keyMasks[n&15]
+	mask := &keyMasks[n&(maskedBytes-1)]
 	return narrowKey{
 		binary.LittleEndian.Uint64(s[:]) & mask[0], binary.LittleEndian.Uint64(s[8:])&mask[1] | uint64(n)<<56,
 	}
@@ -72,11 +72,12 @@ func hashWide(w []byte) uint64 {
 // A set has room for two words. A new word mostly takes the second place, so that words that occur
 // once rarely displace the first word, which is a frequent one if the text does not change.
 type wordCache struct {
-	narrow []narrowSet
-	wide   []wideSet
-	ring   []uint32
-	added  uint   // words
-	head   uint64 // how many numbers have ever been added to ring
+	packing *packing
+	narrow  []narrowSet
+	wide    []wideSet
+	ring    []uint32
+	added   uint   // words
+	head    uint64 // how many numbers have ever been added to ring
 }
 
 const (
@@ -95,29 +96,64 @@ type narrowEntry struct {
 	ids packedIDs
 }
 
-// packedIDs are the ids of a narrow word: up to narrowIDs ids with three bytes each, which
-// maxVocabulary allows. If there are more, it has the position of their record in the ring instead.
-// The last byte is the number of ids.
-type packedIDs [16]byte
+// packedIDs are the ids of a narrow word with as many bits each as the vocabulary needs. The upper
+// four bits are the number of ids. If there are more than fit, the first half is the position of
+// their record in the ring instead.
+type packedIDs [2]uint64
 
-func (p *packedIDs) count() int { return int(p[15]) }
+func (p *packedIDs) count() int { return int(p[1] >> 60) }
 
-// record returns the position of the record of more than narrowIDs ids.
-func (p *packedIDs) record() uint64 { return binary.LittleEndian.Uint64(p[:]) }
-
-// appendTo appends the ids, at most narrowIDs.
-func (p *packedIDs) appendTo(dst []uint32) []uint32 {
-	for i := 0; i < 3*p.count(); i += 3 {
-		dst = append(dst, uint32(p[i])|uint32(p[i+1])<<8|uint32(p[i+2])<<16)
-	}
-	return dst
+// A packing is how the ids of a vocabulary are packed. The arrays are for vector instructions,
+// which take four bytes with each id, shift them, and mask the id.
+type packing struct {
+	bytes [4 * narrowIDs]byte
+	shift [narrowIDs]uint32
+	mask  [narrowIDs]uint32
+	width int // bits of an id
+	most  int // how many ids fit
 }
 
-func (p *packedIDs) set(ids []uint32) {
-	*p = packedIDs{15: byte(len(ids))}
-	for i, id := range ids {
-		p[3*i], p[3*i+1], p[3*i+2] = byte(id), byte(id>>8), byte(id>>16)
+// newPacking returns the packing of ids below n.
+func newPacking(n int) *packing {
+	p := &packing{width: bits.Len(uint(max(n, 2) - 1))}
+	p.most = min(narrowIDs, 124/p.width)
+	for i := range p.most {
+		first := i * p.width / 8
+		for k := range 4 {
+			p.bytes[4*i+k] = byte(first + k)
+			if first+k > 15 {
+				p.bytes[4*i+k] = 0x80 // no byte
+			}
+		}
+		p.shift[i], p.mask[i] = uint32(i*p.width%8), 1<<p.width-1
 	}
+	return p
+}
+
+// pack packs at most p.most ids.
+func (p *packing) pack(ids []uint32) (packed packedIDs) {
+	packed[1] = uint64(len(ids)) << 60
+	for i, id := range ids {
+		at := uint(i * p.width)
+		packed[at/64] |= uint64(id) << (at % 64)
+		if at < 64 && at+uint(p.width) > 64 {
+			packed[1] |= uint64(id) >> (64 - at)
+		}
+	}
+	return packed
+}
+
+// appendTo appends the ids, at most p.most.
+func (p *packing) appendTo(dst []uint32, packed *packedIDs) []uint32 {
+	for i := range packed.count() {
+		at := uint(i * p.width)
+		id := packed[at/64] >> (at % 64)
+		if at < 64 {
+			id |= packed[1] << (64 - at) // no bits if at is 0
+		}
+		dst = append(dst, uint32(id)&p.mask[i])
+	}
+	return dst
 }
 
 type wideEntry struct {
@@ -127,25 +163,27 @@ type wideEntry struct {
 	_    uint64
 }
 
-func newWordCache() *wordCache {
+// newWordCache returns a cache of ids below n.
+func newWordCache(n int) *wordCache {
 	return &wordCache{
-		narrow: newTable[narrowSet](1 << narrowBits), wide: newTable[wideSet](1 << wideBits),
+		packing: newPacking(n), narrow: newTable[narrowSet](1 << narrowBits), wide: newTable[wideSet](1 << wideBits),
 		ring: newTable[uint32](1 << ringBits),
 	}
 }
 
 // A lookup is the state of looking up the words of a view.
 type lookup struct {
-	text  *byte      // of the view
-	sets  *narrowSet // the first of all
-	ids   *uint32    // with room for an entry's ids more than the words have
-	n     int        // how many ids there are
-	next  int        // the next word
-	count int        // how many words there are
-	wide  int        // how many of them have no narrow key
-	ends  uint64     // where words end: a bit for each
-	words [maskedBytes]lookedUp
-	word  []byte // follows the words of the view
+	text    *byte      // of the view
+	sets    *narrowSet // the first of all
+	packing *packing
+	ids     *uint32 // with room for an entry's ids more than the words have
+	n       int     // how many ids there are
+	next    int     // the next word
+	count   int     // how many words there are
+	lengths int     // the bits of all lengths
+	ends    uint64  // where words end: a bit for each
+	words   [maskedBytes]lookedUp
+	word    []byte // follows the words of the view
 }
 
 // A lookedUp is a word of a view.
@@ -157,20 +195,21 @@ type lookedUp struct {
 
 func (w *lookedUp) length() int { return int(w.key[1] >> 56) }
 
+// hasWide reports whether a word has no narrow key.
+func (l *lookup) hasWide() bool { return l.lengths > narrowWord }
+
 // hashWordsGo computes the keys and sets of the words of a view.
 func hashWordsGo(l *lookup) {
 	text := unsafe.Slice(l.text, maskedBytes+16)
 	from := 0
-	l.count, l.wide = 0, 0
+	l.count, l.lengths = 0, 0
 	for ends := l.ends; ends != 0; ends &= ends - 1 {
 		w := &l.words[l.count]
 		w.end = bits.TrailingZeros64(ends)
 		n := w.end - from
 		w.key = narrowKeyIn((*[16]byte)(text[from:]), n)
 		w.hash = w.key.hash()
-		if n > narrowWord {
-			l.wide++
-		}
+		l.lengths |= n
 		from = w.end
 		l.count++
 	}
@@ -186,11 +225,11 @@ func addKnownGo(l *lookup) {
 		if e.key != w.key {
 			e = &set[1]
 		}
-		if e.key != w.key || e.ids.count() > narrowIDs {
+		if e.key != w.key || e.ids.count() > l.packing.most {
 			return
 		}
 		ids := unsafe.Slice(l.ids, l.n+narrowIDs)
-		l.n = len(e.ids.appendTo(ids[:l.n]))
+		l.n = len(l.packing.appendTo(ids[:l.n], &e.ids))
 		l.next++
 	}
 }
@@ -234,10 +273,10 @@ func (c *wordCache) appendNarrow(dst []uint32, key narrowKey, hash uint64) (with
 				continue
 			}
 			n := e.ids.count()
-			if n <= narrowIDs {
-				return e.ids.appendTo(dst), true
+			if n <= c.packing.most {
+				return c.packing.appendTo(dst, &e.ids), true
 			}
-			if ids := c.record(e.ids.record(), n); ids != nil {
+			if ids := c.record(e.ids[0], n); ids != nil {
 				return append(dst, ids...), true
 			}
 			e.key = narrowKey{}
@@ -260,14 +299,13 @@ func (c *wordCache) addNarrow(key narrowKey, hash uint64, ids []uint32) {
 		}
 	}
 	e.key = key
-	if len(ids) <= narrowIDs {
-		e.ids.set(ids)
+	if len(ids) <= c.packing.most {
+		e.ids = c.packing.pack(ids)
 		return
 	}
 	at, record := c.add(len(ids))
 	copy(record, ids)
-	binary.LittleEndian.PutUint64(e.ids[:], at)
-	e.ids[15] = byte(len(ids))
+	e.ids = packedIDs{at, uint64(len(ids)) << 60}
 }
 
 // wideSets is sets for a word of more than narrowWord bytes.

@@ -34,7 +34,7 @@ func TestWordKeys(t *testing.T) {
 // TestWordCache adds many more words than the cache has room for: it finds a word with its ids or
 // not at all.
 func TestWordCache(t *testing.T) {
-	c := newWordCache()
+	c := newWordCache(maxVocabulary)
 	c.ring = c.ring[:1<<16]
 	r := rand.New(rand.NewPCG(7, 8))
 	word := func(i uint64) ([]byte, []uint32) {

@@ -87,14 +87,6 @@ func assembly() []byte {
 		}
 		fmt.Fprintf(s, "GLOBL %s<>(SB), RODATA|NOPTR, $64\n", c.name)
 	}
-	// The bytes of the first four ids of packedIDs, and of the fifth, with a zero after each id.
-	s.WriteString(`DATA unpackFour<>+0(SB)/8, $0x8005040380020100
-DATA unpackFour<>+8(SB)/8, $0x800b0a0980080706
-GLOBL unpackFour<>(SB), RODATA|NOPTR, $16
-DATA unpackFifth<>+0(SB)/8, $0x80808080800e0d0c
-DATA unpackFifth<>+8(SB)/8, $0x8080808080808080
-GLOBL unpackFifth<>(SB), RODATA|NOPTR, $16
-`)
 	masksAVX2(s)
 	masksAVX512(s)
 	pairsAVX2(s)
@@ -318,11 +310,12 @@ func pairsAVX2(s *source) {
 const (
 	lookupText = 8 * iota
 	lookupSets
+	lookupPacking
 	lookupIDs
 	lookupN
 	lookupNext
 	lookupCount
-	lookupWide
+	lookupLengths
 	lookupEnds
 	lookupWords
 
@@ -334,9 +327,12 @@ const (
 	setBytes   = 64
 	entryBytes = 32
 	entryIDs   = 16
-	entryCount = 31
-	narrowWord = 15
-	narrowIDs  = 5
+	entryCount = 31 // in its upper half
+
+	packingBytes = 0
+	packingShift = 32
+	packingMask  = 64
+	packingMost  = 96 + 8
 )
 
 // hashWords computes the keys and sets of the words of a view, and prefetches the sets.
@@ -347,7 +343,7 @@ func hashWords(s *source) {
 	s.i("MOVQ %d(DI), R8", lookupSets)
 	s.i("MOVQ %d(DI), R9", lookupEnds)
 	s.i("LEAQ %d(DI), R10", lookupWords)
-	s.i("XORL DI, DI")   // how many words are wide
+	s.i("XORL DI, DI")   // the bits of all lengths
 	s.i("XORL R11, R11") // where the word starts
 	s.i("LEAQ ·keyMasks(SB), R13")
 	s.i("MOVQ $0x%x, R12", uint64(0xa0761d6478bd642f)) // the constants of narrowKey.hash
@@ -359,10 +355,8 @@ func hashWords(s *source) {
 	s.i("MOVQ (SI)(R11*1), AX")
 	s.i("MOVQ 8(SI)(R11*1), BX")
 	s.i("MOVQ CX, R11")
-	s.i("CMPQ R15, $%d", narrowWord+1) // the carry is set for a narrow word
-	s.i("SBBQ $-1, DI")
-	s.i("MOVQ R15, DX") // the masks of a long word do not matter
-	s.i("ANDQ $15, DX")
+	s.i("ORQ R15, DI")
+	s.i("MOVQ R15, DX")
 	s.i("SHLQ $4, DX")
 	s.i("ANDQ (R13)(DX*1), AX")
 	s.i("ANDQ 8(R13)(DX*1), BX")
@@ -385,7 +379,7 @@ func hashWords(s *source) {
 	s.i("JNE loop")
 	s.i("MOVQ DI, AX")
 	s.i("MOVQ l+0(FP), DI")
-	s.i("MOVQ AX, %d(DI)", lookupWide)
+	s.i("MOVQ AX, %d(DI)", lookupLengths)
 	s.i("SUBQ DI, R10")
 	s.i("SUBQ $%d, R10", lookupWords)
 	s.i("SHRQ $5, R10")
@@ -402,8 +396,11 @@ func knownWords(s *source) {
 	s.i("MOVQ %d(DI), R11", lookupN)
 	s.i("MOVQ %d(DI), R9", lookupNext)
 	s.i("MOVQ %d(DI), R12", lookupCount)
-	s.i("VMOVDQU unpackFour<>(SB), X2")
-	s.i("VMOVDQU unpackFifth<>(SB), X3")
+	s.i("MOVQ %d(DI), DX", lookupPacking)
+	s.i("VMOVDQU %d(DX), Y2", packingBytes)
+	s.i("VMOVDQU %d(DX), Y3", packingShift)
+	s.i("VMOVDQU %d(DX), Y4", packingMask)
+	s.i("MOVQ %d(DX), R13", packingMost)
 	s.i("MOVQ R9, SI")
 	s.i("SHLQ $5, SI")
 	s.i("LEAQ %d(DI)(SI*1), SI", lookupWords)
@@ -418,15 +415,16 @@ func knownWords(s *source) {
 	s.i("JNE second")
 	s.i("CMPQ BX, 8(R15)")
 	s.i("JNE second")
-	s.WriteString("found:\n")
+	s.label("found")
 	s.i("MOVBLZX %d(R15), DX", entryCount)
-	s.i("CMPL DX, $%d", narrowIDs)
+	s.i("SHRL $4, DX")
+	s.i("CMPQ DX, R13")
 	s.i("JA done")
-	s.i("VMOVDQU %d(R15), X0", entryIDs)
-	s.i("VPSHUFB X2, X0, X1") // ids of three bytes become ids of four
-	s.i("VPSHUFB X3, X0, X0")
-	s.i("VMOVDQU X1, (R10)(R11*4)")
-	s.i("VMOVD X0, 16(R10)(R11*4)")
+	s.i("VBROADCASTI128 %d(R15), Y0", entryIDs)
+	s.i("VPSHUFB Y2, Y0, Y0") // four bytes with each id
+	s.i("VPSRLVD Y3, Y0, Y0")
+	s.i("VPAND Y4, Y0, Y0")
+	s.i("VMOVDQU Y0, (R10)(R11*4)")
 	s.i("ADDQ DX, R11")
 	s.i("ADDQ $%d, SI", wordBytes)
 	s.i("INCQ R9")
@@ -435,8 +433,9 @@ func knownWords(s *source) {
 	s.WriteString("done:\n")
 	s.i("MOVQ R11, %d(DI)", lookupN)
 	s.i("MOVQ R9, %d(DI)", lookupNext)
+	s.i("VZEROUPPER")
 	s.i("RET")
-	s.WriteString("second:\n")
+	s.label("second")
 	s.i("ADDQ $%d, R15", entryBytes)
 	s.i("CMPQ AX, (R15)")
 	s.i("JNE done")
