@@ -5,12 +5,16 @@ package mapping
 import (
 	"errors"
 	"io/fs"
+	"os"
 )
 
 // Open fails: mapping is implemented for Unix systems only.
 func Open(path string) (File, error) {
 	return File{}, &fs.PathError{Op: "map", Path: path, Err: errors.ErrUnsupported}
 }
+
+// Of fails, too.
+func Of(f *os.File) (File, error) { return Open(f.Name()) }
 
 // Scattered announces random access to Data.
 func (f *File) Scattered() {}

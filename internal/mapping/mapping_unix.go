@@ -19,6 +19,12 @@ func Open(path string) (File, error) {
 		return File{}, err
 	}
 	defer f.Close() // the mapping does not need the descriptor
+	return Of(f)
+}
+
+// Of maps an open regular file. The mapping does not need f any more.
+func Of(f *os.File) (File, error) {
+	path := f.Name()
 	info, err := f.Stat()
 	if err != nil {
 		return File{}, err

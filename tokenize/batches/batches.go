@@ -50,6 +50,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"mula/internal/mapping"
 	"mula/tokenize"
 )
 
@@ -119,8 +120,9 @@ func Serve(ctx context.Context, c *net.UnixConn, t *tokenize.Tokenizer, o Option
 		})
 	}
 	err := group.Wait()
-	for _, f := range s.slots {
-		f.Close()
+	for _, slot := range s.slots {
+		slot.file.Close()
+		slot.mapped.Close()
 	}
 	if s.batch != nil {
 		s.batch.result.Close()
@@ -132,7 +134,7 @@ func Serve(ctx context.Context, c *net.UnixConn, t *tokenize.Tokenizer, o Option
 type server struct {
 	c      *net.UnixConn
 	t      *tokenize.Tokenizer
-	slots  []*os.File
+	slots  []*slot
 	chunks chan *chunk
 	batch  *batch // the current or the last batch
 }
@@ -194,8 +196,11 @@ func (s *server) request() (r request, files []*os.File, err error) {
 
 // greet keeps the slots and answers with the greeting.
 func (s *server) greet(files []*os.File) error {
-	if s.slots = files; len(files) == 0 {
+	if len(files) == 0 {
 		return errors.New("no slots")
+	}
+	for _, f := range files {
+		s.slots = append(s.slots, &slot{file: f})
 	}
 	text, err := json.Marshal(Greeting{Protocol: protocol, VocabSize: s.t.VocabSize(), SHA256: s.t.SHA256()})
 	if err != nil {
@@ -228,18 +233,22 @@ func (s *server) part(ctx context.Context, r request) error {
 	case r.Slot >= uint32(len(s.slots)):
 		return fmt.Errorf("unknown slot %d", r.Slot)
 	}
-	slot := s.slots[r.Slot]
-	if info, err := slot.Stat(); err != nil || r.Bytes > maxBytes || 8*(r.Count+1)+r.Bytes > uint64(info.Size()) {
-		return fmt.Errorf("a slot is too small for %d texts of %d bytes: %w", r.Count, r.Bytes, err)
+	if r.Bytes > maxBytes {
+		return fmt.Errorf("a part of %d bytes", r.Bytes)
+	}
+	size := 8 * (r.Count + 1)
+	data, err := s.slots[r.Slot].data(size + r.Bytes)
+	if err != nil {
+		return err
 	}
 	offsets := make([]int64, r.Count+1)
-	if err := readFull(slot, bytesOf(offsets), 0); err != nil {
-		return fmt.Errorf("reading the offsets of texts: %w", err)
+	if err := mapping.Guard(func() error { copy(bytesOf(offsets), data); return nil }); err != nil {
+		return err
 	}
 	if err := checkOffsets(offsets, int64(r.Bytes)); err != nil {
 		return err
 	}
-	for _, c := range b.divide(slot, offsets) {
+	for _, c := range b.divide(data[size:], offsets) {
 		select {
 		case s.chunks <- c:
 		case <-ctx.Done():
@@ -297,13 +306,27 @@ func answer(w io.Writer, status uint32, number int64, payload []byte) error {
 	return err
 }
 
-// readFull fills b with the bytes of a file from an offset.
-func readFull(f *os.File, b []byte, at int64) error {
-	n, err := f.ReadAt(b, at)
-	if n == len(b) {
-		return nil
+// A slot is a file of the client.
+type slot struct {
+	file   *os.File
+	mapped mapping.File
+}
+
+// data returns the first bytes of the slot. No chunk may refer to the slot.
+func (s *slot) data(size uint64) ([]byte, error) {
+	if size > uint64(len(s.mapped.Data)) {
+		if err := s.mapped.Close(); err != nil {
+			return nil, err
+		}
+		var err error
+		if s.mapped, err = mapping.Of(s.file); err != nil {
+			return nil, err
+		}
 	}
-	return err
+	if size > uint64(len(s.mapped.Data)) {
+		return nil, fmt.Errorf("a slot of %d bytes is too small for a part of %d bytes", len(s.mapped.Data), size)
+	}
+	return s.mapped.Data[:size], nil
 }
 
 // bytesOf returns the memory of numbers.

@@ -296,9 +296,10 @@ func TestWrongRequests(t *testing.T) {
 		{"a part of 0 texts is not in a batch", func(c *client) { c.request(1, 0, 0, 0, 1, c.file()) }},
 		{"a batch of 1 texts with 0 result files", func(c *client) { c.request(1, 0, 1, 0, 1) }},
 		{"unknown slot 7", func(c *client) { c.request(1, 7, 1, 0, 1, c.file()) }},
-		{"a slot is too small for 1 texts of 99 bytes", func(c *client) { c.request(1, 0, 1, 99, 1, c.file()) }},
-		{"a slot is too small", func(c *client) { c.request(1, 0, 1<<40, 0, 1<<40, c.file()) }},
-		{"a slot is too small", func(c *client) { c.request(1, 0, 1, -1, 1, c.file()) }},
+		{"a slot of 0 bytes is too small for a part of 115 bytes",
+			func(c *client) { c.request(1, 0, 1, 99, 1, c.file()) }},
+		{"a slot of 0 bytes is too small", func(c *client) { c.request(1, 0, 1<<40, 0, 1<<40, c.file()) }},
+		{"a part of 18446744073709551615 bytes", func(c *client) { c.request(1, 0, 1, -1, 1, c.file()) }},
 		{"a batch of 18446744073709551615 texts", func(c *client) { c.request(1, 0, 1, 0, -1, c.file()) }},
 		{"a part of 1 bytes has texts of 4 bytes", func(c *client) {
 			c.fill(0, []string{"text"})

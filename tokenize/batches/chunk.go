@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"mula/internal/freelist"
+	"mula/internal/mapping"
 	"mula/tokenize"
 )
 
@@ -15,24 +16,22 @@ const (
 	chunkTexts = 8 << 10
 )
 
-// keptBytes limits the buffers of a chunk that are kept for reuse.
+// keptBytes limits the buffer of a chunk that is kept for reuse.
 const keptBytes = 4 << 20
 
 // A chunk is consecutive texts of a part that a worker encodes together.
 type chunk struct {
 	batch  *batch
 	part   *part
-	number int // in the batch, from 0
-	slot   *os.File
+	number int     // in the batch, from 0
 	first  int64   // index in the batch of the first text
-	at     int64   // first byte of the texts in the slot
-	ends   []int64 // of the texts, in bytes from at; after encode, of their ids
+	texts  []byte  // in the slot
+	ends   []int64 // of the texts, in bytes; after encode, of their ids
 	start  int64   // number of ids before the chunk
 
-	text []byte
-	ids  []uint32
-	err  error
-	bad  int64 // index in the batch of the text that err is about, or -1
+	ids []uint32
+	err error
+	bad int64 // index in the batch of the text that err is about, or -1
 }
 
 // unused has chunks with buffers.
@@ -75,18 +74,17 @@ func (b *batch) idle() bool {
 // idsAt returns the position of the ids in the result file.
 func (b *batch) idsAt() int64 { return (8*(b.total+1) + 63) / 64 * 64 }
 
-// divide returns the chunks of a part whose texts are in a slot at these offsets.
-func (b *batch) divide(slot *os.File, offsets []int64) []*chunk {
+// divide returns the chunks of a part with these texts.
+func (b *batch) divide(texts []byte, offsets []int64) []*chunk {
 	p := &part{}
 	var out []*chunk
-	text := int64(8 * len(offsets)) // of the slot's first text
 	for i := 0; i < len(offsets)-1; {
 		from := i
 		for i++; i < len(offsets)-1 && i-from < chunkTexts && offsets[i+1]-offsets[from] <= chunkBytes; i++ {
 		}
 		c := unused.Get()
-		*c = chunk{batch: b, part: p, number: b.chunks, slot: slot, first: b.texts + int64(from),
-			at: text + offsets[from], ends: c.ends[:0], text: c.text, ids: c.ids[:0]}
+		*c = chunk{batch: b, part: p, number: b.chunks, first: b.texts + int64(from),
+			texts: texts[offsets[from]:offsets[i]], ends: c.ends[:0], ids: c.ids[:0]}
 		for _, end := range offsets[from+1 : i+1] {
 			c.ends = append(c.ends, end-offsets[from])
 		}
@@ -101,28 +99,22 @@ func (b *batch) divide(slot *os.File, offsets []int64) []*chunk {
 	return out
 }
 
-// encode reads the texts and encodes them. It stops at the first text that fails.
+// encode encodes the texts. It stops at the first text that fails.
 func (c *chunk) encode(e *tokenize.Encoder) {
 	if c.batch.failedBefore(c.first) {
 		return
 	}
-	size := int(c.ends[len(c.ends)-1])
-	if cap(c.text) < size {
-		c.text = make([]byte, size)
-	}
-	c.text = c.text[:size]
-	if c.err = readFull(c.slot, c.text, c.at); c.err != nil {
-		c.bad = -1
-		return
-	}
-	from := int64(0)
-	for i, end := range c.ends {
-		if c.ids, c.err = e.Append(c.ids, c.text[from:end]); c.err != nil {
+	c.err = mapping.Guard(func() (err error) {
+		from := int64(0)
+		for i, end := range c.ends {
 			c.bad = c.first + int64(i)
-			return
+			if c.ids, err = e.Append(c.ids, c.texts[from:end]); err != nil {
+				return err
+			}
+			from, c.ends[i] = end, int64(len(c.ids))
 		}
-		from, c.ends[i] = end, int64(len(c.ids))
-	}
+		return nil
+	})
 }
 
 // failedBefore reports whether a text before this one has failed.
@@ -160,7 +152,7 @@ func (b *batch) finish(c *chunk) error {
 		if c.part.left--; c.err != nil {
 			b.fail(c.err, c.bad)
 		}
-		if cap(c.text)+4*cap(c.ids) <= keptBytes {
+		if 4*cap(c.ids) <= keptBytes {
 			unused.Put(c)
 		}
 	}
