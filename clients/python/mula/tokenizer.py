@@ -34,7 +34,7 @@ KIND_SLOTS, KIND_BATCH, KIND_PART, KIND_DECODE = range(4)
 PROTOCOL = 1
 
 SLOTS = 4  # parts of a batch that are in transit at once
-LEAST_PART, MOST_PART = 256 << 10, 4 << 20  # characters or bytes of a part, unless one text is longer
+LEAST_PART, MOST_PART = 1 << 20, 4 << 20  # characters or bytes of a part, unless one text is longer
 PART_TEXTS = 1 << 16  # most texts of a part
 KEPT_SLOT = 8 << 20  # bytes; a larger slot gives its memory back after the batch
 SMALL = 1 << 20  # bytes; smaller results are copies in memory of their own
@@ -451,9 +451,6 @@ def list_parts(texts: Iterable[str]) -> tuple[int, Iterator[Part]]:
     if isinstance(texts, (str, bytes)):
         raise Error(f"texts is one {type(texts).__name__}: want a list of str; `encode` has the ids of one text")
     items = texts if isinstance(texts, (list, tuple)) else list(texts)
-    if not all(issubclass(kind, str) for kind in set(map(type, items))):
-        text = next(i for i, item in enumerate(items) if not isinstance(item, str))
-        raise Error(f"text {text} is {type(items[text]).__name__}: want str")
     return len(items), converted(items)
 
 
@@ -468,14 +465,20 @@ def part_size(batch: int) -> int:
 
 def converted(texts: Sequence[str]) -> Iterator[Part]:
     """Returns texts in UTF-8, in parts."""
-    ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
+    try:
+        ends = np.cumsum(np.fromiter(map(len, texts), np.int64, len(texts)))
+    except TypeError:  # an object without a length
+        raise not_str(texts, 0) from None
     size = part_size(int(ends[-1]) if texts else 0)
     start = 0
     while start < len(texts):
         before = ends[start - 1] if start else 0
         stop = min(max(start + 1, int(np.searchsorted(ends, before + size, "right"))), start + PART_TEXTS)
+        items = texts[start:stop]
+        if not all(issubclass(kind, str) for kind in set(map(type, items))):
+            raise not_str(items, start)
         try:
-            array = pa.array(texts[start:stop], pa.large_string())
+            array = pa.array(items, pa.large_string())
         except UnicodeEncodeError:
             for i in range(start, stop):
                 try:
@@ -489,6 +492,12 @@ def converted(texts: Sequence[str]) -> Iterator[Part]:
             raise
         yield from slices(array, size)
         start = stop
+
+
+def not_str(texts: Sequence[Any], start: int) -> Refused:
+    """Returns the error about the first text that is not a str. texts[0] has the index start."""
+    text = next(i for i, item in enumerate(texts) if not isinstance(item, str))
+    return Refused(start + text, f"want str, not {type(texts[text]).__name__}")
 
 
 def arrow_parts(texts: pa.Array | pa.ChunkedArray) -> tuple[int, Iterator[Part]]:

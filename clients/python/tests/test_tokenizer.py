@@ -233,8 +233,9 @@ def test_texts_that_fail(text, tmp_path):
 
         fails(["a", "b\ud800c"], r"text 1: character 1 is half a surrogate pair.*errors='replace'")
         fails([text] * 300 + ["\udfff"] + ["\ud800"], "text 300: character 0")
-        fails(["a", None], "text 1 is NoneType: want str")
-        fails([b"bytes"], "text 0 is bytes: want str")
+        fails(["a", None], "text 1: want str, not NoneType")
+        fails([b"bytes"], "text 0: want str, not bytes")
+        fails(["a"] * 100_000 + [["a"]], "text 100000: want str, not list")
         fails("a text", "texts is one str: want a list of str")
         fails(pa.array(["a", None]), r"text 1 is null; .*fill_null")
         fails(pa.array([1, 2]), "an Arrow array of int64: want strings")
