@@ -10,7 +10,8 @@ All encode the same documents, alternately, in one run. Prints Markdown tables.
 
 Texts: English (the corpus's wiki, pes2o and open-web-math; without a corpus the comments of Go's
 sources), the complete corpus, and a mix of 24 languages, code and HTML. The mix's Japanese and
-Chinese, its Go sources and its HTML are also measured separately. Each text is cut to --megabytes,
+Chinese, its Go sources and its HTML are also measured separately, and random texts with hardly a
+word that occurs twice. Each text is cut to --megabytes,
 and encoded both in documents of 4 kB and in complete documents.
 
 The script measures all libraries that the interpreters of --python have installed, each with its
@@ -33,7 +34,10 @@ tiktoken's, which does not match added tokens. MB are 10^6 bytes.
 --pipeline FILE... compares complete commands instead, with decompression and JSON: `mula tokenize`
 (writes and hashes a shard), `dolma tokens` and datatrove's DocumentTokenizer on the same files,
 --threads processes each. --python then lists the interpreters of the environments `layouts` and
-`dolma-1.2.1`.
+`dolma-1.2.1`. With --megatron FOLDER, a checkout of Megatron-LM's main branch, its
+`preprocess_data.py` and `preprocess_data_fast.py`, both with gigatoken, get the same documents in
+one uncompressed file, which is all they can read. --megatron-python is an interpreter with torch,
+transformers and gigatoken.
 """
 
 import argparse, hashlib, json, os, pathlib, statistics, struct, subprocess, sys, tempfile, time
@@ -215,6 +219,7 @@ def encoding(args, tmp):
     found["Japanese, Chinese"] = texts.catalogues("ja") + texts.catalogues("zh_CN")
     found["Go sources"] = go
     found["HTML"] = texts.html(size * 2)
+    found["adversarial"] = texts.adversarial(size)
     if unknown := [t for t in args.texts or () if t not in found]:
         sys.exit(f"--texts: unknown text: {', '.join(unknown)}; choose from {', '.join(found)}")
     print(
@@ -333,10 +338,21 @@ def pipeline(args, tmp):
         f"Files to shards, {len(inputs)} files, {bytes_of_text / 1e6:.1f} MB of text; seconds, medians of "
         f"{args.rounds} alternating rounds.\n"
     )
-    print("| threads | mula tokenize | dolma tokens | datatrove | mula / best |\n|---|---|---|---|---|", flush=True)
+    if args.megatron:
+        plain, folder_of_tokenizer = pathlib.Path(tmp, "all.jsonl"), pathlib.Path(tmp, "tokenizer")
+        with plain.open("w", encoding="utf-8") as out:
+            for f in args.pipeline:
+                for t in texts.corpus(f.parent, (f.name,)):
+                    out.write(json.dumps({"text": t}, ensure_ascii=False) + "\n")
+        folder_of_tokenizer.mkdir()
+        (folder_of_tokenizer / "tokenizer.json").write_bytes(args.tokenizers[0].read_bytes())
+        (folder_of_tokenizer / "tokenizer_config.json").write_text(
+            json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>"})
+        )
+    print("| threads | command | seconds | MB/s of text | its time / mula's |\n|---|---|---|---|---|", flush=True)
     for threads in args.threads:
         lines = {
-            "mula": lambda out: [
+            "mula tokenize": lambda out: [
                 str(args.mula),
                 "tokenize",
                 "--tokenizer",
@@ -349,7 +365,7 @@ def pipeline(args, tmp):
             ]
         }
         if dolma := have("dolma"):
-            lines["dolma"] = lambda out: [
+            lines["dolma tokens"] = lambda out: [
                 str(pathlib.Path(dolma).parent / "dolma"),
                 "tokens",
                 "--documents",
@@ -371,7 +387,30 @@ def pipeline(args, tmp):
             script = pathlib.Path(tmp, "datatrove_run.py")
             script.write_text(DATATROVE)
             lines["datatrove"] = lambda out: [datatrove, str(script), str(folder), out, tokenizer, str(threads)]
+        if args.megatron:
+            megatron = lambda tool, out: [
+                str(args.megatron_python),
+                str(args.megatron / "tools" / tool),
+                "--input",
+                str(plain),
+                "--output-prefix",
+                f"{out}/x",
+                "--tokenizer-type",
+                "HuggingFaceTokenizer",
+                "--tokenizer-model",
+                str(folder_of_tokenizer),
+                "--use-gigatoken",
+                "--append-eod",
+            ]
+            lines["Megatron-LM, preprocess_data_fast.py"] = lambda out: megatron("preprocess_data_fast.py", out)
+            lines["Megatron-LM, preprocess_data.py"] = lambda out: [
+                *megatron("preprocess_data.py", out),
+                "--workers",
+                str(threads),
+            ]
         runs = {name: [] for name in lines}
+        cores = sorted(os.sched_getaffinity(0))[:threads] if hasattr(os, "sched_getaffinity") else None
+        bind = (lambda: os.sched_setaffinity(0, cores)) if cores else None
         for _ in range(args.rounds):
             for name, line in lines.items():
                 with tempfile.TemporaryDirectory(dir=tmp) as out:
@@ -380,10 +419,12 @@ def pipeline(args, tmp):
                         line(out),
                         capture_output=True,
                         text=True,
+                        preexec_fn=bind,
                         env={
                             **os.environ,
                             "GOMAXPROCS": str(threads),
-                            "RAYON_NUM_THREADS": "1",
+                            # one library has threads, the others have processes
+                            "RAYON_NUM_THREADS": str(threads) if name.endswith("fast.py") else "1",
                             "TOKENIZERS_PARALLELISM": "false",
                         },
                     )
@@ -391,12 +432,12 @@ def pipeline(args, tmp):
                         sys.exit(f"{name} failed:\n{done.stderr[-3000:]}")
                     runs[name].append(time.perf_counter() - began)
         median = {name: statistics.median(r) for name, r in runs.items()}
-        others = [m for name, m in median.items() if name != "mula"]
-        ratio = f"{min(others) / median['mula']:.1f}" if others else ""
-        cell = lambda name: (
-            f"{median[name]:.2f} ({bytes_of_text / 1e6 / median[name]:.1f} MB/s)" if name in median else "not installed"
-        )
-        print(f"| {threads} | **{cell('mula')}** | {cell('dolma')} | {cell('datatrove')} | {ratio} |", flush=True)
+        for name, seconds in median.items():
+            print(
+                f"| {threads} | {name} | {seconds:.2f}, {min(runs[name]):.2f} to {max(runs[name]):.2f} | "
+                f"{bytes_of_text / 1e6 / seconds:.1f} | {seconds / median['mula tokenize']:.1f} |",
+                flush=True,
+            )
 
 
 def main():
@@ -409,6 +450,8 @@ def main():
     ap.add_argument("--documents", nargs="+", choices=["4 kB", "whole"], default=["4 kB", "whole"])
     ap.add_argument("--texts", nargs="+", help="only these texts, by their names in the table")
     ap.add_argument("--pipeline", nargs="+", type=pathlib.Path)
+    ap.add_argument("--megatron", type=pathlib.Path)
+    ap.add_argument("--megatron-python", type=pathlib.Path)
     ap.add_argument("--mula", type=pathlib.Path, default=here.parent / "bin" / "mula")
     ap.add_argument(
         "--python",

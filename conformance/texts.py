@@ -6,7 +6,7 @@ pages. conformance/ids.py, benchmarks/encoding.py and the scripts in tokenize/te
 Each function except nasty returns a list of str in an order that depends only on file names.
 """
 
-import gzip, json, os, pathlib, struct, subprocess
+import base64, gzip, json, os, pathlib, random, struct, subprocess
 
 # The languages of catalogues and manual pages, with scripts of all kinds, in the order of the mix.
 LANGUAGES = [
@@ -264,6 +264,30 @@ def html(most=20_000_000):
                 total += len(text)
                 if total >= most:
                     return out
+    return out
+
+
+def adversarial(size, seed=1):
+    """Returns random texts that defeat caches: hardly a word of them occurs twice."""
+    r, out, total = random.Random(seed), [], 0
+    word = lambda letters, n: "".join(r.choice(letters) for _ in range(n))
+    point = lambda: r.choice(
+        [r.randrange(32, 127), r.randrange(0x80, 0x800), r.randrange(0x800, 0xD800), r.randrange(0x10000, 0x1FFFF)]
+    )
+    kinds = [
+        lambda: base64.b64encode(r.randbytes(3000)).decode(),
+        lambda: " ".join(f"{r.getrandbits(128):032x}" for _ in range(120)),
+        lambda: "".join(chr(r.randrange(0x4E00, 0x9FA5)) for _ in range(1300)),
+        lambda: word(" \t\n\r\u3000\u00a0", 2500),
+        lambda: word("ab", 4000),
+        lambda: " ".join(word("abcdefghijklmnopqrstuvwxyz", r.randrange(1, 30)) for _ in range(250)),
+        lambda: "".join(chr(point()) for _ in range(1500)),
+        lambda: word("'s'tre.!?-/\\", 4000),
+        lambda: word("0123456789,.", 4000),
+    ]
+    while total < size:
+        out.append(r.choice(kinds)())
+        total += len(out[-1].encode())
     return out
 
 
