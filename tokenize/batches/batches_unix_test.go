@@ -318,6 +318,13 @@ func TestWrongRequests(t *testing.T) {
 			c.request(1, 0, 1, n, 1, c.file())
 			c.request(1, 0, 1, n, 1, c.file())
 		}},
+		{"the file was cut short while in use", func(c *client) {
+			c.encode(c.file(), []string{"It's a text."}, 1)
+			if err := c.slots[0].Truncate(0); err != nil {
+				c.t.Fatal(err)
+			}
+			c.request(1, 0, 1, 0, 1, c.file())
+		}},
 		{"67108865 ids to decode", func(c *client) { c.request(3, 0, 1<<26+1, 0, 0) }},
 	} {
 		c := connect(t, 1, 1)

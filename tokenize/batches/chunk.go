@@ -16,7 +16,7 @@ const (
 	chunkTexts = 8 << 10
 )
 
-// keptBytes limits the buffer of a chunk that is kept for reuse.
+// keptBytes limits a buffer that is kept for reuse.
 const keptBytes = 4 << 20
 
 // A chunk is consecutive texts of a part that a worker encodes together.
@@ -26,16 +26,19 @@ type chunk struct {
 	number int     // in the batch, from 0
 	first  int64   // index in the batch of the first text
 	texts  []byte  // in the slot
-	ends   []int64 // of the texts, in bytes; after encode, of their ids
+	ends   []int64 // of the texts, in bytes of the part; after encode, of their ids
+	from   int64   // start of the texts, in bytes of the part
 	start  int64   // number of ids before the chunk
 
-	ids []uint32
-	err error
-	bad int64 // index in the batch of the text that err is about, or -1
+	ids    []uint32
+	buffer *[]uint32 // of ids, from unused
+	err    error
+	bad    int64 // index in the batch of the text that err is about, or -1
 }
 
-// unused has chunks with buffers.
-var unused freelist.List[chunk]
+// unused has buffers of ids. A chunk has one only while it is encoded and written, so that few
+// buffers are in use and stay in the cache.
+var unused freelist.List[[]uint32]
 
 // A part is the texts of one slot.
 type part struct {
@@ -74,7 +77,7 @@ func (b *batch) idle() bool {
 // idsAt returns the position of the ids in the result file.
 func (b *batch) idsAt() int64 { return (8*(b.total+1) + 63) / 64 * 64 }
 
-// divide returns the chunks of a part with these texts.
+// divide returns the chunks of a part with these texts. The chunks keep and change offsets.
 func (b *batch) divide(texts []byte, offsets []int64) []*chunk {
 	p := &part{}
 	var out []*chunk
@@ -82,13 +85,8 @@ func (b *batch) divide(texts []byte, offsets []int64) []*chunk {
 		from := i
 		for i++; i < len(offsets)-1 && i-from < chunkTexts && offsets[i+1]-offsets[from] <= chunkBytes; i++ {
 		}
-		c := unused.Get()
-		*c = chunk{batch: b, part: p, number: b.chunks, first: b.texts + int64(from),
-			texts: texts[offsets[from]:offsets[i]], ends: c.ends[:0], ids: c.ids[:0]}
-		for _, end := range offsets[from+1 : i+1] {
-			c.ends = append(c.ends, end-offsets[from])
-		}
-		out = append(out, c)
+		out = append(out, &chunk{batch: b, part: p, number: b.chunks, first: b.texts + int64(from),
+			texts: texts[offsets[from]:offsets[i]], ends: offsets[from+1 : i+1], from: offsets[from]})
 		b.chunks++
 	}
 	b.mu.Lock()
@@ -104,14 +102,16 @@ func (c *chunk) encode(e *tokenize.Encoder) {
 	if c.batch.failedBefore(c.first) {
 		return
 	}
+	c.buffer = unused.Get()
+	c.ids = (*c.buffer)[:0]
 	c.err = mapping.Guard(func() (err error) {
 		from := int64(0)
 		for i, end := range c.ends {
 			c.bad = c.first + int64(i)
-			if c.ids, err = e.Append(c.ids, c.texts[from:end]); err != nil {
+			if c.ids, err = e.Append(c.ids, c.texts[from:end-c.from]); err != nil {
 				return err
 			}
-			from, c.ends[i] = end, int64(len(c.ids))
+			from, c.ends[i] = end-c.from, int64(len(c.ids))
 		}
 		return nil
 	})
@@ -152,8 +152,9 @@ func (b *batch) finish(c *chunk) error {
 		if c.part.left--; c.err != nil {
 			b.fail(c.err, c.bad)
 		}
-		if 4*cap(c.ids) <= keptBytes {
-			unused.Put(c)
+		if c.buffer != nil && 4*cap(c.ids) <= keptBytes {
+			*c.buffer = c.ids
+			unused.Put(c.buffer)
 		}
 	}
 	for len(b.parts) > 0 && b.parts[0].left == 0 {
