@@ -40,7 +40,7 @@ func main() {
 }
 
 func run(in io.Reader, out io.Writer, file string, workers, rounds int, hash bool, profile string) error {
-	if workers < 1 || rounds < 1 {
+	if workers < 1 || rounds < 0 {
 		return fmt.Errorf("%d workers, %d rounds", workers, rounds)
 	}
 	t, err := tokenize.Load(file)
