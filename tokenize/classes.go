@@ -324,7 +324,13 @@ func (k class) in(set classes) bool { return set>>(k&31)&1 != 0 }
 type classTable struct {
 	ascii  [256]class // the upper half is unused; 256 entries avoid the bounds check
 	beyond *runeTable[class]
+	kinds  *runeTable[uint8] // the bits below; 0 for letters
 }
+
+const (
+	notLetter     = 1
+	numberOrSpace = 2
+)
 
 var pinnedClasses = sync.OnceValue(func() *classTable {
 	d := pinnedOniguruma()
@@ -348,6 +354,16 @@ var pinnedClasses = sync.OnceValue(func() *classTable {
 
 func newClassTable(of func(rune) class) *classTable {
 	t := &classTable{beyond: newRuneTable(of)}
+	t.kinds = newRuneTable(func(r rune) (kind uint8) {
+		k := of(r)
+		if !k.in(letter) {
+			kind |= notLetter
+		}
+		if k.in(number | space) {
+			kind |= numberOrSpace
+		}
+		return kind
+	})
 	for c := range rune(utf8.RuneSelf) {
 		t.ascii[c] = of(c)
 	}

@@ -3,6 +3,7 @@ package tokenize
 import (
 	"encoding/binary"
 	"math/bits"
+	"unicode/utf8"
 )
 
 // The starts of words are computed for 64 bytes of text at a time. Each class of characters is a
@@ -85,7 +86,7 @@ var classLines = func() (lines [32]classLine) {
 
 // maskBeyond adds the characters that are not ASCII.
 func (c *chunk) maskBeyond(t *classTable, blocks int, cases bool) {
-	// the rest of a character that started in the block before
+	// the rest of the last character of the block before, if it reaches into the next
 	var cut *classLine
 	var cutBytes uint64
 	for b := range blocks {
@@ -100,44 +101,72 @@ func (c *chunk) maskBeyond(t *classTable, blocks int, cases bool) {
 			m.set(cutBytes, cut)
 			cutBytes = 0
 		}
-		rest := m.beyond &^ m.continued &^ m.caseless
-		if !cases {
-			rest &^= m.cyrillic
-		}
-		text := c.text[b*maskedBytes : b*maskedBytes+maskedBytes+4]
-		letters, numbers, spaces := m.letters, m.numbers, m.spaces
-		for ; rest != 0; rest &= rest - 1 {
-			i := bits.TrailingZeros64(rest)
-			k, n := t.ofMany(text[i : i+4])
-			line, bytes := &classLines[k&31], uint64(1)<<(n&63)-1
-			here := bytes << (i & 63)
-			letters &^= here &^ line.letters
-			numbers |= here & line.numbers
-			spaces |= here & line.spaces
-			if cases {
-				m.setCases(here, line)
-			}
-			if i+n > maskedBytes {
-				cut, cutBytes = line, bytes>>((maskedBytes-i)&63)
+		firsts := m.beyond &^ m.continued
+		text := (*[maskedBytes + utf8.UTFMax]byte)(c.text[b*maskedBytes:])
+		if last := lastOf(firsts); firsts != 0 && last > maskedBytes-utf8.UTFMax {
+			k, n := t.ofMany(text[last : last+utf8.UTFMax])
+			if last+n > maskedBytes {
+				cut, cutBytes = &classLines[k&31], (uint64(1)<<(n&63)-1)>>((maskedBytes-last)&63)
 			}
 		}
-		m.letters, m.numbers, m.spaces = letters, numbers, spaces
+		firsts &^= m.caseless
+		if cases {
+			m.setClasses(t, firsts, text)
+			continue
+		}
+		firsts &^= m.cyrillic
+		letters, kinds := t.removeNotLetters(m.letters, firsts, text)
+		if kinds&numberOrSpace != 0 { // rare
+			m.setClasses(t, firsts, text)
+		} else {
+			m.letters = letters
+		}
+	}
+}
+
+// removeNotLetters removes from letters the bytes of characters that are not letters. firsts has
+// their first bytes. It returns the kinds of all the characters.
+func (t *classTable) removeNotLetters(letters, firsts uint64, text *[maskedBytes + utf8.UTFMax]byte) (uint64, uint8) {
+	page, data := &t.kinds.page, t.kinds.data
+	kinds := uint8(0)
+	for ; firsts != 0; firsts &= firsts - 1 {
+		i := bits.TrailingZeros64(firsts) & 63
+		var at int
+		var bytes uint64
+		switch c := text[i]; { // as in ofMany, which would be a call
+		case c < 0xe0:
+			at, bytes = int(page[c&0x1f])<<6|int(text[i+1]&0x3f), 1<<2-1
+		case c < 0xf0:
+			at, bytes = int(page[int(c&0xf)<<6|int(text[i+1]&0x3f)])<<6|int(text[i+2]&0x3f), 1<<3-1
+		default:
+			at = int(page[int(c&7)<<12|int(text[i+1]&0x3f)<<6|int(text[i+2]&0x3f)])<<6 | int(text[i+3]&0x3f)
+			bytes = 1<<4 - 1
+		}
+		kind := data[at]
+		kinds |= kind
+		letters &^= bytes << i & -uint64(kind&notLetter)
+	}
+	return letters, kinds
+}
+
+// setClasses sets the classes of the characters whose first bytes are in firsts, and whose bytes
+// are letters so far.
+func (m *masks) setClasses(t *classTable, firsts uint64, text *[maskedBytes + utf8.UTFMax]byte) {
+	for ; firsts != 0; firsts &= firsts - 1 {
+		i := bits.TrailingZeros64(firsts)
+		k, n := t.ofMany(text[i : i+utf8.UTFMax])
+		m.set((1<<n-1)<<i, &classLines[k&31])
 	}
 }
 
 // set sets the classes of a character that is not ASCII, whose bytes are letters so far.
 func (m *masks) set(bytes uint64, line *classLine) {
 	m.letters &^= bytes &^ line.letters
-	m.numbers |= bytes & line.numbers
-	m.spaces |= bytes & line.spaces
-	m.setCases(bytes, line)
-}
-
-// setCases sets the classes of a character that only patterns with cases need.
-func (m *masks) setCases(bytes uint64, line *classLine) {
 	m.capitals |= bytes & line.capitals
 	m.smalls |= bytes & line.smalls
 	m.marks |= bytes & line.marks
+	m.numbers |= bytes & line.numbers
+	m.spaces |= bytes & line.spaces
 }
 
 // window sets w to the masks of the 64 bytes from at, without the masks of windowCases.
