@@ -13,6 +13,10 @@ The vocabularies come from packages on PyPI.
     tekken.json      Mistral's Tekken         mistral-common 1.13.1, tekken_240911.json
     mistral-v1.json  Mistral 7B               mistral-common 1.13.1, tokenizer.model.v1:
                                               SentencePiece BPE with byte fallback
+    llama2.json      Llama 2                  llama-cpp-python 0.3.36, ggml-vocab-llama-spm.gguf
+    gemma4.json      Gemma 4                  the same, ggml-vocab-gemma-4.gguf
+    xlm-r.json       XLM-RoBERTa, a Unigram   the same, ggml-vocab-nomic-bert-moe.gguf
+    bert.json        BERT uncased, WordPiece  the same, ggml-vocab-bert-bge.gguf
 
 The files are for comparisons (conformance/ids.py). Do not commit them. They have only some of the
 published special tokens, enough to test how these are treated. Needs pip, tokenizers, sentencepiece
@@ -23,7 +27,11 @@ import argparse, base64, json, pathlib, subprocess, sys, tarfile, tempfile, zipf
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+import gguf
+
 PACKAGES = ["openai-whisper==20250625", "llama-models==0.3.0", "dashscope==2.0.2", "mistral-common==1.13.1"]
+
+GGUF = ("llama-spm", "gemma-4", "nomic-bert-moe", "bert-bge")
 
 LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
@@ -41,6 +49,11 @@ def download(folder):
     """Returns a function that returns the bytes of the only packaged file with a path suffix."""
     subprocess.run(
         [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-build-isolation", "-d", folder, *PACKAGES],
+        check=True,
+    )
+    # This package is only a source archive, and pip builds its description.
+    subprocess.run(
+        [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder, "llama-cpp-python==0.3.36"],
         check=True,
     )
     archives = sorted(pathlib.Path(folder).iterdir())
@@ -129,31 +142,82 @@ def byte_level(path, ranks, pattern, specials, ignore_merges=False, every_cut=Fa
     print(f"{path}: {tokenizer.get_vocab_size():,} ids, {len(merges):,} merges")
 
 
-def sentencepiece_bpe(path, model):
-    """Writes the BPE of a SentencePiece model, with the other steps of Llama's and Mistral's files.
-    """
+def pieces_of(model):
+    """Returns tokens and scores of a SentencePiece model."""
     from sentencepiece import sentencepiece_model_pb2
 
     proto = sentencepiece_model_pb2.ModelProto()
     proto.ParseFromString(model)
-    vocabulary = {p.piece: i for i, p in enumerate(proto.pieces)}
+    return [(p.piece, p.score) for p in proto.pieces]
+
+
+def sentencepiece_bpe(path, pieces):
+    """Writes the BPE of a SentencePiece model, with the other steps of Llama's and Mistral's files.
+    """
+    vocabulary = {piece: i for i, (piece, _) in enumerate(pieces)}
     merges = []
-    for piece in proto.pieces:
-        cuts = [(piece.piece[:k], piece.piece[k:]) for k in range(1, len(piece.piece))]
+    for piece, score in pieces:
+        cuts = [(piece[:k], piece[k:]) for k in range(1, len(piece))]
         cuts = [c for c in cuts if c[0] in vocabulary and c[1] in vocabulary]
-        merges += [(piece.score, c) for c in sorted(cuts, key=lambda c: (vocabulary[c[0]], vocabulary[c[1]]))]
+        merges += [(score, c) for c in sorted(cuts, key=lambda c: (vocabulary[c[0]], vocabulary[c[1]]))]
     merges.sort(key=lambda m: -m[0])
-    tokenizer = Tokenizer(
-        models.BPE(vocabulary, [m[1] for m in merges], unk_token="<unk>", fuse_unk=True, byte_fallback=True)
-    )
+    tokenizer = byte_fallback_bpe(vocabulary, [m[1] for m in merges], ["<unk>", "<s>", "</s>"])
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    tokenizer.add_special_tokens([AddedToken(s, normalized=False, special=True) for s in ("<unk>", "<s>", "</s>")])
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
     )
+    save(tokenizer, path, merges)
+
+
+def gemma(path, data):
+    tokens, _, kinds, fields = gguf.vocabulary(data)
+    merges = [tuple(merge.decode().split(" ")) for merge in fields["merges"]]
+    special = [t for t, kind in zip(tokens, kinds) if kind == 3]
+    tokenizer = byte_fallback_bpe({t: i for i, t in enumerate(tokens)}, merges, special)
+    tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", behavior="merged_with_previous")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    save(tokenizer, path, merges)
+
+
+def byte_fallback_bpe(vocabulary, merges, special):
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.add_special_tokens([AddedToken(s, normalized=False, special=True) for s in special])
+    return tokenizer
+
+
+def xlm_roberta(path, data):
+    tokens, scores, _, fields = gguf.vocabulary(data)
+    vocabulary = list(zip(tokens, scores))[:250001] + [("<mask>", 0.0)]  # nomic's padding follows
+    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=3, byte_fallback=False))
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    tokenizer.add_special_tokens([AddedToken(s, normalized=False, special=True, lstrip=s == "<mask>") for s in special])
+    charsmap = bytes(x & 0xFF for x in fields["precompiled_charsmap"])
+    tokenizer.normalizer = normalizers.Precompiled(charsmap)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    tokenizer.decoder = decoders.Metaspace()
+    save(tokenizer, path)
+
+
+def bert(path, data):
+    vocabulary = {}
+    for i, token in enumerate(gguf.vocabulary(data)[0]):
+        # llama.cpp marks the tokens that start words, and not those that continue words.
+        special = token.startswith("[") and token.endswith("]")
+        vocabulary[token if special else token[1:] if token.startswith("▁") else "##" + token] = i
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer.add_special_tokens([AddedToken(s, normalized=False, special=True) for s in special])
+    save(tokenizer, path)
+
+
+def save(tokenizer, path, merges=()):
     tokenizer.save(str(path))
     print(f"{path}: {tokenizer.get_vocab_size():,} ids, {len(merges):,} merges")
 
@@ -171,6 +235,7 @@ def main():
         qwen = tiktoken_ranks(read("dashscope/resources/qwen.tiktoken"))
         tekken = json.loads(read("mistral_common/data/tekken_240911.json"))
         mistral = read("mistral_common/data/tokenizer.model.v1")
+        models_of = {name: read(f"ggml-vocab-{name}.gguf") for name in GGUF}
     byte_level(output / "gpt2.json", gpt2, None, ["<|endoftext|>"])
     byte_level(
         output / "llama3.json",
@@ -196,7 +261,12 @@ def main():
         ignore_merges=True,
         every_cut=True,
     )
-    sentencepiece_bpe(output / "mistral-v1.json", mistral)
+    sentencepiece_bpe(output / "mistral-v1.json", pieces_of(mistral))
+    tokens, scores, _, _ = gguf.vocabulary(models_of["llama-spm"])
+    sentencepiece_bpe(output / "llama2.json", list(zip(tokens, scores)))
+    gemma(output / "gemma4.json", models_of["gemma-4"])
+    xlm_roberta(output / "xlm-r.json", models_of["nomic-bert-moe"])
+    bert(output / "bert.json", models_of["bert-bge"])
 
 
 main()
