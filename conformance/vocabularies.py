@@ -205,7 +205,7 @@ def xlm_roberta(path, data):
 def bert(path, data):
     vocabulary = {}
     for i, token in enumerate(gguf.vocabulary(data)[0]):
-        # llama.cpp marks the tokens that start words, and not those that continue words.
+        # llama.cpp marks tokens at the start of words, where BERT marks all other tokens.
         special = token.startswith("[") and token.endswith("]")
         vocabulary[token if special else token[1:] if token.startswith("▁") else "##" + token] = i
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
