@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"unsafe"
 )
 
 // encode writes ids to dst, which must have their size in bytes. The type must have 1, 2 or 4 bytes
@@ -26,8 +27,9 @@ func (t DType) encode(dst []byte, ids []uint32) {
 			le.PutUint16(dst[2*i:], uint16(id))
 		}
 	default:
-		for ; len(ids) >= 2 && len(dst) >= 8; ids, dst = ids[2:], dst[8:] {
-			le.PutUint64(dst, uint64(ids[0])|uint64(ids[1])<<32)
+		if binary.NativeEndian.Uint16([]byte{1, 0}) == 1 { // the ids are in memory as they are in files
+			copy(dst, unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(ids))), 4*len(ids)))
+			return
 		}
 		for i, id := range ids {
 			le.PutUint32(dst[4*i:], id)
