@@ -96,6 +96,9 @@ func TestChunksChangeNothing(t *testing.T) {
 
 // TestChunksInLinearTime has texts whose chunks do not open or close.
 func TestChunksInLinearTime(t *testing.T) {
+	if raceEnabled {
+		t.Skip("one goroutine with much work, which the race detector makes ten times slower")
+	}
 	for name, tok := range chunkTokenizers(t) {
 		t.Run(name, func(t *testing.T) {
 			e := newPipelineEncoder(tok)

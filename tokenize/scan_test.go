@@ -51,6 +51,9 @@ func wordsOf(t *classTable, scan scanner, s []byte) []int {
 // TestWordsOfAllCodePoints compares with the words that the library's regexes cut, for every code
 // point in each context.
 func TestWordsOfAllCodePoints(t *testing.T) {
+	if raceEnabled {
+		t.Skip("one goroutine with much work, which the race detector makes ten times slower")
+	}
 	g := readSplits(t)
 	classes := pinnedClasses()
 	separator := []byte{0}
