@@ -113,13 +113,19 @@ func (z *merger) merge(t *Tokenizer, dst []uint32, w []byte) (ids []uint32, ok b
 
 // mergeLinear is merge for words of at most shortWord bytes.
 func (z *merger) mergeLinear(t *Tokenizer, dst []uint32, w []byte) ([]uint32, bool) {
-	n := len(w)
-	ids, merges := z.ids[:n], z.merges[:n]
+	ids := z.ids[:len(w)]
 	for i, c := range w {
 		if ids[i] = t.bytes[c]; ids[i] == noToken {
 			return dst, false
 		}
 	}
+	return z.mergeFew(t, dst, ids), true
+}
+
+// mergeFew is mergeSymbols for at most shortWord symbols. It overwrites ids.
+func (z *merger) mergeFew(t *Tokenizer, dst, ids []uint32) []uint32 {
+	n := len(ids)
+	merges := z.merges[:n]
 	for i := range n - 1 {
 		merges[i] = t.pairs.get(ids[i], ids[i+1])
 	}
@@ -144,7 +150,7 @@ func (z *merger) mergeLinear(t *Tokenizer, dst []uint32, w []byte) ([]uint32, bo
 			merges[at-1] = t.pairs.get(ids[at-1], ids[at])
 		}
 	}
-	return append(dst, ids[:n]...), true
+	return append(dst, ids[:n]...)
 }
 
 // symbol is a token in a doubly linked list; -1 ends it.

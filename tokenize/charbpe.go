@@ -185,37 +185,6 @@ func (b *charBPE) appendWord(z *modelScratch, dst []uint32, word []byte) ([]uint
 	return dst, nil
 }
 
-// mergeFew is mergeSymbols for at most shortWord symbols. It overwrites ids.
-func (z *merger) mergeFew(t *Tokenizer, dst, ids []uint32) []uint32 {
-	n := len(ids)
-	merges := z.merges[:n]
-	for i := range n - 1 {
-		merges[i] = t.pairs.get(ids[i], ids[i+1])
-	}
-	for n > 1 {
-		best, at := uint32(noToken), 0
-		for i := range merges[:n-1] {
-			if r := merges[i].rank; r < best { // not <=: the leftmost of equals
-				best, at = r, i
-			}
-		}
-		if best == noToken {
-			break
-		}
-		ids[at] = merges[at].id
-		copy(ids[at+1:n-1], ids[at+2:n])
-		copy(merges[at:n-2], merges[at+1:n-1])
-		n--
-		if at+1 < n {
-			merges[at] = t.pairs.get(ids[at], ids[at+1])
-		}
-		if at > 0 {
-			merges[at-1] = t.pairs.get(ids[at-1], ids[at])
-		}
-	}
-	return append(dst, ids[:n]...)
-}
-
 // appendBytes appends the ids of the bytes of a character, with the prefix or suffix for its
 // position. ok is false if a byte has no id.
 func (b *charBPE) appendBytes(z *modelScratch, ids []uint32, char []byte, place int) (with []uint32, ok bool) {
