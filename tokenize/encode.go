@@ -40,8 +40,8 @@ type EncodeOptions struct {
 }
 
 // An Encoder turns texts into ids for one goroutine. For a byte-level BPE it holds 28 MB of cached
-// words, whatever the texts and the size of the vocabulary. Once its buffers have grown to the size
-// of the texts, it allocates nothing.
+// words, whatever the texts and the size of the vocabulary; for another model, up to 20 MB. Once
+// its buffers have grown to the size of the texts, it allocates nothing.
 type Encoder struct {
 	t          *Tokenizer
 	asText     bool // special tokens are text
@@ -167,20 +167,20 @@ func (e *Encoder) appendWords(dst []uint32, s []byte, _ int) []uint32 {
 	return e.finish(dst, last)
 }
 
-// start starts looking up the words of a view: the first starts at byte at of the chunk, and each
-// ends where the next starts. ends are relative to at. Another word follows them, which may be
+// start starts looking up the words of a view: the first starts at byte at of the masked text, and
+// each ends where the next starts. ends are relative to at. Another word follows them, which may be
 // empty.
 func (e *Encoder) start(l *lookup, at int, ends uint64, word []byte) {
 	l.word, l.next, l.count, l.ends = word, 0, 0, ends
 	if ends == 0 {
 		return
 	}
-	l.text = &e.cut.chunk.text[at]
+	l.text = &e.cut.masked.text[at]
 	hashWords(l)
 	if !l.hasWide() {
 		return
 	}
-	text := e.cut.chunk.text[at : at+maskedBytes]
+	text := e.cut.masked.text[at : at+maskedBytes]
 	for i := range l.words[:l.count] {
 		if w := &l.words[i]; w.length() > narrowWord {
 			w.hash = hashWide(text[w.end-w.length() : w.end])
@@ -209,7 +209,7 @@ func (e *Encoder) finish(dst []uint32, l *lookup) []uint32 {
 			text := unsafe.Slice(l.text, maskedBytes)
 			dst = e.appendWide(dst, text[w.end-n:w.end], w.hash)
 		} else {
-			dst = e.appendNarrow(dst, w.key, w.key.hash())
+			dst = e.appendNarrow(dst, w.key, w.hash)
 		}
 		l.next++
 	}

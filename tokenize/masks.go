@@ -34,23 +34,23 @@ type masks struct {
 	marks uint64 // defined if the pattern has cases
 }
 
-// chunkBytes is the size of the text whose masks are computed together. It fits in the first level
-// of the processor's cache with its masks.
-const chunkBytes = 4096
+// maskedTextBytes is the size of the text whose masks are computed together. It fits in the first
+// level of the processor's cache with its masks.
+const maskedTextBytes = 4096
 
-// A chunk is a part of a text with its masks.
-type chunk struct {
+// A maskedText is a part of a text with its masks.
+type maskedText struct {
 	// text is followed by zeros, so that keys can be read beyond its end
-	text   [chunkBytes + maskedBytes + 16]byte
-	masks  [chunkBytes/maskedBytes + 2]masks
+	text   [maskedTextBytes + maskedBytes + 16]byte
+	masks  [maskedTextBytes/maskedBytes + 2]masks
 	n      int    // bytes of text
 	beyond uint64 // not 0 if some byte is not ASCII
 }
 
 // fill copies the start of s, which is valid UTF-8, and computes its masks. cases states whether
 // the masks for patterns with cases are needed.
-func (c *chunk) fill(t *classTable, s []byte, cases bool) {
-	c.n = copy(c.text[:chunkBytes], s)
+func (c *maskedText) fill(t *classTable, s []byte, cases bool) {
+	c.n = copy(c.text[:maskedTextBytes], s)
 	if c.n < len(s) {
 		for s[c.n]&0xc0 == 0x80 { // do not cut a character
 			c.n--
@@ -85,7 +85,7 @@ var classLines = func() (lines [32]classLine) {
 }()
 
 // maskBeyond adds the characters that are not ASCII.
-func (c *chunk) maskBeyond(t *classTable, blocks int, cases bool) {
+func (c *maskedText) maskBeyond(t *classTable, blocks int, cases bool) {
 	// the rest of the last character of the block before, if it reaches into the next
 	var cut *classLine
 	var cutBytes uint64
@@ -170,7 +170,7 @@ func (m *masks) set(bytes uint64, line *classLine) {
 }
 
 // window sets w to the masks of the 64 bytes from at, without the masks of windowCases.
-func (c *chunk) window(w *masks, at int) {
+func (c *maskedText) window(w *masks, at int) {
 	b, k := at/maskedBytes, uint(at%maskedBytes)
 	x, y := &c.masks[b], &c.masks[b+1]
 	w.letters = join(x.letters, y.letters, k)
@@ -187,7 +187,7 @@ func (c *chunk) window(w *masks, at int) {
 }
 
 // windowCases sets the masks that only patterns with cases need.
-func (c *chunk) windowCases(w *masks, at int) {
+func (c *maskedText) windowCases(w *masks, at int) {
 	b, k := at/maskedBytes, uint(at%maskedBytes)
 	x, y := &c.masks[b], &c.masks[b+1]
 	w.capitals = join(x.capitals, y.capitals, k)

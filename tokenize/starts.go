@@ -13,14 +13,14 @@ type splitter struct {
 // A view is a range of a text that starts where a word starts.
 type view struct {
 	masks
-	text   []byte // from the start of the view, to the end of the chunk or further
+	text   []byte // from the start of the view, to the end of the masked text
 	inside uint64 // the bytes that belong to the text
 	last   bool   // the text ends within the view or at its end
 	// unsure is the first byte whose words only the scanner can cut, otherwise 64
 	unsure int
 }
 
-// run returns the bits of runs of set that start at starts.
+// tailOf returns the run of set that ends at the highest bit.
 func tailOf(set uint64) uint64 { return ^(^uint64(0) >> bits.LeadingZeros64(^set)) }
 
 // firstsOf returns the first byte of each run.
@@ -29,9 +29,9 @@ func firstsOf(set uint64) uint64 { return set &^ (set << 1) }
 // after returns the positions after the runs of set that start at starts.
 func after(set, starts uint64) uint64 { return (set + starts) &^ set }
 
-// spaceRuns returns the starts of words in white space for the patterns that end with
-// \s+(?!\S)|\s+. The last character of a run starts a word, except at the end of the text. tail are
-// the spaces at the end of the view.
+// lastSpaces returns the starts of words before a character that is not white space, for patterns
+// that end with \s+(?!\S)|\s+: the last character of each run of white space. tail is the run at
+// the end of the view, which has none.
 func (v *view) lastSpaces(tail uint64) uint64 {
 	s := v.spaces &^ (v.spaces >> 1) &^ tail // last bytes
 	if v.continued == 0 {
@@ -91,7 +91,7 @@ func (v *view) cl100k(digits int) uint64 {
 			words |= 1 << (i + n) & v.letters
 		}
 	}
-	return v.certain(words|groups|v.digits(digits)|v.brokenSpaces(others, v.breaks, tail), tail)
+	return v.certain(words|groups|v.digits(digits)|v.brokenSpaces(others, tail), tail)
 }
 
 // startsO200K implements o200kRegex.
@@ -130,12 +130,12 @@ func (v *view) o200k(digits int, contractions bool) uint64 {
 			}
 		}
 	}
-	return v.certain(starts|v.digits(digits)|v.brokenSpaces(others, v.breaks, tail), tail)
+	return v.certain(starts|v.digits(digits)|v.brokenSpaces(others, tail), tail)
 }
 
 // groups returns the starts of groups of others: a U+0020 before a group belongs to its word. alone
-// are the last bytes of the characters that are the first of a group: only a letter after a group's
-// only character follows them.
+// has the last byte of the first character of each group. If a letter follows that byte, the group
+// has no other character.
 func (v *view) groups(others uint64) (starts, alone uint64) {
 	starts = firstsOf(others) &^ (v.blanks << 1)
 	alone = starts
@@ -175,14 +175,14 @@ func (v *view) digits(most int) uint64 {
 
 // brokenSpaces returns the starts of words in white space for patterns with
 // [others]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+.
-func (v *view) brokenSpaces(others, breaks, tail uint64) uint64 {
+func (v *view) brokenSpaces(others, tail uint64) uint64 {
 	starts := firstsOf(v.spaces)
 	if v.breaks == 0 {
 		return starts | v.lastSpaces(tail)
 	}
 	// Line breaks after other characters belong to their word.
-	taken := starts & breaks & (others << 1)
-	starts = starts&^taken | after(breaks, taken)&v.spaces
+	taken := starts & v.breaks & (others << 1)
+	starts = starts&^taken | after(v.breaks, taken)&v.spaces
 	// What follows the last line break is as if nothing preceded it.
 	plain := v.spaces &^ v.breaks
 	rests := plain & (v.breaks << 1)
@@ -200,8 +200,8 @@ type cutter struct {
 	classes *classTable
 	split   splitter
 	view    view
-	chunk   chunk
-	s       []byte // the rest of the text, from the start of the chunk
+	masked  maskedText
+	s       []byte // the rest of the text, from the start of the masked part
 	at      int    // where the next word starts in s
 	until   int    // words that start at or before this byte of s are cut by split.first
 }
@@ -213,7 +213,7 @@ func newCutter(classes *classTable, split splitter) *cutter {
 // begin prepares cutting s, which is valid UTF-8.
 func (c *cutter) begin(s []byte) *cutter {
 	c.s, c.at, c.until = s, 0, -1
-	c.chunk.n = 0
+	c.masked.n = 0
 	if c.split.starts == nil {
 		c.until = len(s)
 	}
@@ -223,13 +223,13 @@ func (c *cutter) begin(s []byte) *cutter {
 // more reports whether words are left.
 func (c *cutter) more() bool { return c.at < len(c.s) }
 
-// mustFill reports whether next will fill the chunk with other text.
+// mustFill reports whether next will overwrite the masked text.
 func (c *cutter) mustFill() bool {
-	n := c.chunk.n - c.at
-	return c.at > c.until && (n <= 0 || n < maskedBytes+foldedBytes && c.chunk.n < len(c.s))
+	n := c.masked.n - c.at
+	return c.at > c.until && (n <= 0 || n < maskedBytes+foldedBytes && c.masked.n < len(c.s))
 }
 
-// next returns the next words. The first words start at byte at of the chunk's text, and end where
+// next returns the next words. The first words start at byte at of the masked text, and end where
 // bits of ends are set, relative to at. One word follows them, unless it is empty.
 func (c *cutter) next() (at int, ends uint64, word []byte) {
 	if c.at <= c.until {
@@ -239,20 +239,20 @@ func (c *cutter) next() (at int, ends uint64, word []byte) {
 		c.s = c.s[c.at:]
 		c.at = 0
 		c.until = -1
-		c.chunk.fill(c.classes, c.s, c.split.cases)
+		c.masked.fill(c.classes, c.s, c.split.cases)
 	}
-	last := c.chunk.n == len(c.s)
+	last := c.masked.n == len(c.s)
 	at = c.at
-	n := c.chunk.n - at
+	n := c.masked.n - at
 	v := &c.view
-	v.text, v.inside, v.last, v.unsure = c.chunk.text[at:c.chunk.n], ^uint64(0), false, maskedBytes
+	v.text, v.inside, v.last, v.unsure = c.masked.text[at:c.masked.n], ^uint64(0), false, maskedBytes
 	if last && n <= maskedBytes {
 		v.last = true
 		v.inside >>= maskedBytes - n
 	}
-	c.chunk.window(&v.masks, at)
+	c.masked.window(&v.masks, at)
 	if c.split.cases {
-		c.chunk.windowCases(&v.masks, at)
+		c.masked.windowCases(&v.masks, at)
 	}
 	ends = c.split.starts(v) &^ 1
 	switch {

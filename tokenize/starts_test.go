@@ -75,7 +75,7 @@ func TestCuttersChunks(t *testing.T) {
 	cutters := goldenCutters(t)
 	for range longtest.Rounds(30, 3000) {
 		var s []byte
-		for size := r.IntN(4 * chunkBytes); len(s) < size; {
+		for size := r.IntN(4 * maskedTextBytes); len(s) < size; {
 			s = append(s, randomText(r)...)
 			if r.IntN(50) == 0 {
 				s = append(s, bytes.Repeat([]byte(pieces[r.IntN(len(pieces))]), r.IntN(2000))...)

@@ -76,7 +76,7 @@ type wordCache struct {
 	narrow  []narrowSet
 	wide    []wideSet
 	ring    []uint32
-	added   uint   // words
+	added   uint   // words that replaced others
 	head    uint64 // how many numbers have ever been added to ring
 }
 
@@ -253,10 +253,20 @@ func (c *wordCache) add(n int) (at uint64, record []uint32) {
 	return at, c.record(at, n)
 }
 
-// turn reports whether a new word replaces the first of two words, and not the second.
-func (c *wordCache) turn() bool {
-	c.added++
-	return c.added%8 == 0
+// place returns the entry for a new word: the first empty one of its two sets, otherwise mostly the
+// second of the first set.
+func place[E any](c *wordCache, first, second *[2]E, empty func(*E) bool) *E {
+	for _, set := range []*[2]E{first, second} {
+		for i := range set {
+			if empty(&set[i]) {
+				return &set[i]
+			}
+		}
+	}
+	if c.added++; c.added%8 == 0 {
+		return &first[0]
+	}
+	return &first[1]
 }
 
 // sets returns the sets of a word: it is in the first set that had room for it.
@@ -289,15 +299,9 @@ func (c *wordCache) appendNarrow(dst []uint32, key narrowKey, hash uint64) (with
 // addNarrow adds a word that is not in the cache.
 func (c *wordCache) addNarrow(key narrowKey, hash uint64, ids []uint32) {
 	sets := c.sets(hash)
-	e := &sets[0][1]
-	if c.turn() {
-		e = &sets[0][0]
-	}
-	for _, free := range []*narrowEntry{&sets[1][1], &sets[1][0], &sets[0][1], &sets[0][0]} {
-		if free.key == (narrowKey{}) {
-			e = free
-		}
-	}
+	e := place(c, (*[2]narrowEntry)(sets[0]), (*[2]narrowEntry)(sets[1]), func(e *narrowEntry) bool {
+		return e.key == (narrowKey{})
+	})
 	e.key = key
 	if len(ids) <= c.packing.most {
 		e.ids = c.packing.pack(ids)
@@ -348,15 +352,7 @@ func (c *wordCache) findWide(w []byte, hash uint64) []uint32 {
 // addWide adds a word that is not in the cache.
 func (c *wordCache) addWide(w []byte, hash uint64, ids []uint32) {
 	sets := c.wideSets(hash)
-	e := &sets[0][1]
-	if c.turn() {
-		e = &sets[0][0]
-	}
-	for _, free := range []*wideEntry{&sets[1][1], &sets[1][0], &sets[0][1], &sets[0][0]} {
-		if free.n == 0 {
-			e = free
-		}
-	}
+	e := place(c, (*[2]wideEntry)(sets[0]), (*[2]wideEntry)(sets[1]), func(e *wideEntry) bool { return e.n == 0 })
 	numbers := numbersOf(len(w))
 	at, record := c.add(numbers + len(ids))
 	*e = wideEntry{hash: hash, at: at, n: uint32(len(w)), k: uint32(len(ids))}

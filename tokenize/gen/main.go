@@ -151,7 +151,7 @@ func masksAVX2(s *source) {
 		mask(low, high, "AX")
 		s.i("MOVQ AX, %d(DI)", at)
 	}
-	s.WriteString("loop:\n")
+	s.label("loop")
 	s.i("VMOVDQU (SI), Y0")
 	s.i("VMOVDQU 32(SI), Y1")
 	both := func(f func(x, a, b, c string)) {
@@ -222,7 +222,7 @@ func masksAVX512(s *source) {
 	}
 	equal := func(k, name string) { s.i("VPCMPEQB %s, Z0, %s", held[name], k) }
 	put := func(k string, at int) { s.i("KMOVQ %s, %d(DI)", k, at) }
-	s.WriteString("loop:\n")
+	s.label("loop")
 	s.i("VMOVDQU64 (SI), Z0")
 	between("K1", "upperA", "letterSpan")
 	put("K1", capitals)
@@ -278,7 +278,7 @@ func pairsAVX2(s *source) {
 	s.i("VMOVDQU nibble<>(SB), Y12")
 	s.i("VPXOR Y13, Y13, Y13")
 	s.i("XORL R8, R8")
-	s.WriteString("loop:\n")
+	s.label("loop")
 	half := func(at int, low, high, to, scratch string) {
 		s.i("VMOVDQU %d(SI)(R8*1), %s", at, scratch)
 		s.i("VPAND Y12, %s, %s", scratch, to)
@@ -299,7 +299,7 @@ func pairsAVX2(s *source) {
 	s.i("ADDQ $32, R8")
 	s.i("DECQ CX")
 	s.i("JNZ loop")
-	s.WriteString("done:\n")
+	s.label("done")
 	s.i("MOVQ R8, at+24(FP)")
 	s.i("MOVL AX, found+32(FP)")
 	s.i("VZEROUPPER")
@@ -347,7 +347,7 @@ func hashWords(s *source) {
 	s.i("XORL R11, R11") // where the word starts
 	s.i("LEAQ ·keyMasks(SB), R13")
 	s.i("MOVQ $0x%x, R12", uint64(0xa0761d6478bd642f)) // the constants of narrowKey.hash
-	s.WriteString("loop:\n")
+	s.label("loop")
 	s.i("TZCNTQ R9, CX")
 	s.i("MOVQ CX, %d(R10)", wordEnd)
 	s.i("MOVQ CX, R15")
@@ -404,7 +404,7 @@ func knownWords(s *source) {
 	s.i("MOVQ R9, SI")
 	s.i("SHLQ $5, SI")
 	s.i("LEAQ %d(DI)(SI*1), SI", lookupWords)
-	s.WriteString("loop:\n")
+	s.label("loop")
 	s.i("MOVQ %d(SI), R15", wordHash)
 	s.i("SHRQ $%d, R15", 64-narrowBits)
 	s.i("SHLQ $6, R15")
@@ -430,7 +430,7 @@ func knownWords(s *source) {
 	s.i("INCQ R9")
 	s.i("CMPQ R9, R12")
 	s.i("JB loop")
-	s.WriteString("done:\n")
+	s.label("done")
 	s.i("MOVQ R11, %d(DI)", lookupN)
 	s.i("MOVQ R9, %d(DI)", lookupNext)
 	s.i("VZEROUPPER")
