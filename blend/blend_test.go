@@ -102,7 +102,7 @@ func (c corpus) seal(text string) *Plan {
 		c.t.Fatalf("the plan that was sealed is %s, the one that was read %s", p.Fingerprint(), read.Fingerprint())
 	}
 	if got, err := read.Locate(0); got != sealed || fmt.Sprint(err) != fmt.Sprint(sealedErr) {
-		c.t.Fatalf("position 0 of the plan that was sealed is %+v, %v; of the one that was read %+v, %v", sealed,
+		c.t.Fatalf("position 0 of the sealed plan is %+v, %v; of the plan that was read %+v, %v", sealed,
 			sealedErr, got, err)
 	}
 	return read
