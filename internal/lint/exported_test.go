@@ -12,7 +12,7 @@ import (
 )
 
 // public lists the packages whose exported names are for Go users outside this module.
-var public = []string{"blend", "blend/stream", "shards", "tokenize"}
+var public = []string{"blend", "blend/mixture", "blend/stream", "shards", "tokenize"}
 
 // exportedUnused lists how many exported names of a package no other package uses. The numbers only
 // get smaller.
