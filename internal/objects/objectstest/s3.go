@@ -1,0 +1,28 @@
+package objectstest
+
+import (
+	"net/http/httptest"
+	"testing"
+
+	"github.com/johannesboyne/gofakes3"
+	"github.com/johannesboyne/gofakes3/backend/s3mem"
+)
+
+// S3 starts a server in memory with the interface of S3, behind a proxy, and sets the environment
+// to it. Both end with the test. The server does not check signatures.
+func S3(t *testing.T) Place {
+	const bucket = "bucket"
+	backend := s3mem.New()
+	if err := backend.CreateBucket(bucket); err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(gofakes3.New(backend, gofakes3.WithHostBucket(false)).Server())
+	t.Cleanup(server.Close)
+	proxy := NewProxy(t, server.URL)
+	for name, value := range map[string]string{"AWS_ENDPOINT_URL": proxy.URL, "AWS_ACCESS_KEY_ID": "test",
+		"AWS_SECRET_ACCESS_KEY": "hidden-secret", "AWS_REGION": "us-east-1", "AWS_ENDPOINT_URL_S3": "",
+		"AWS_PROFILE": ""} {
+		t.Setenv(name, value)
+	}
+	return Place{URL: "s3://" + bucket + "/", Proxy: proxy, List: true, Secrets: []string{"hidden-secret"}}
+}
