@@ -156,7 +156,7 @@ func amended(ctx context.Context, parent *Plan, a *Amendment, l *facts.Cache, op
 			s.MaxEpochs = e.MaxEpochs.String()
 		}
 		for j, pattern := range e.Shards {
-			found, err := list.find(e.Name, pattern)
+			found, err := list.find(ctx, e.Name, pattern)
 			if err != nil {
 				return nil, a.file.Errorf(fmt.Sprintf("$.sources[%d].shards[%d]", i, j), "%w", err)
 			}

@@ -55,7 +55,7 @@ type Config struct {
 // A SourceConfig is one entry of sources in blend.yaml.
 type SourceConfig struct {
 	Name   string   `yaml:"name" url:"ok"`
-	Shards []string `yaml:"shards"` // paths and patterns, see [Seal]
+	Shards []string `yaml:"shards" url:"ok"` // paths, URLs and patterns, see [Seal]
 	// share of the samples; if no source has a weight, weights are the numbers of training windows
 	Weight    Number `yaml:"weight"`
 	MaxEpochs Number `yaml:"max_epochs"` // limit on the epochs that a plan may draw; no limit if not set

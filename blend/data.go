@@ -210,6 +210,9 @@ func (d *Data) verify(ctx context.Context, unread bool) error {
 	if unread {
 		return nil
 	}
+	if err := d.fetchChecks(ctx); err != nil {
+		return err
+	}
 	tokens := make([]uint32, d.SampleTokens())
 	for _, c := range d.Checks {
 		s, err := d.Locate(c.Position)
@@ -272,7 +275,7 @@ func (d *Data) DocumentStarts(dst []int32, s Sample) (starts []int32, length int
 // Otherwise dst has L+1 elements, and its type must hold the tokens of every shard of the sample:
 // uint32, or uint16 if all these shards are uint16. If starts is nil, ReadSample reads no document
 // starts. It returns the number of tokens that are not padding. ctx cancels a wait for the
-// verification of a shard.
+// verification of a shard, and requests to an object store.
 func ReadSample[T uint16 | uint32](ctx context.Context, d *Data, s Sample, dst []T, starts *[]int32) (length int,
 	err error) {
 	if dst != nil {
@@ -284,12 +287,15 @@ func ReadSample[T uint16 | uint32](ctx context.Context, d *Data, s Sample, dst [
 		if dst != nil {
 			switch part := any(dst[at:][:g.length]).(type) {
 			case []uint16:
-				err = d.read2(part, s.Source, shard, g)
+				err = d.read2(ctx, part, s.Source, shard, g)
 			case []uint32:
-				err = d.read4(part, s.Source, shard, g)
+				err = d.read4(ctx, part, s.Source, shard, g)
 			}
 		}
 		if err == nil && starts != nil {
+			if err := shard.Fetch(ctx, g.token, g.token, true); err != nil {
+				return fmt.Errorf("source %q: %w", d.Sources[s.Source].Name, err)
+			}
 			*starts, err = d.appendStarts(*starts, s.Source, shard, at, g)
 		}
 		return err
@@ -311,8 +317,8 @@ func (d *Data) checkLength(n int) error {
 }
 
 // read4 reads the tokens of a segment.
-func (d *Data) read4(dst []uint32, source int, shard *shards.Shard, g segment) error {
-	if err := shard.Read(dst, g.token); err != nil {
+func (d *Data) read4(ctx context.Context, dst []uint32, source int, shard *shards.Shard, g segment) error {
+	if err := shard.ReadContext(ctx, dst, g.token); err != nil {
 		return fmt.Errorf("source %q: %w", d.Sources[source].Name, err)
 	}
 	limit := d.idLimit()
@@ -325,12 +331,12 @@ func (d *Data) read4(dst []uint32, source int, shard *shards.Shard, g segment) e
 }
 
 // read2 does what read4 does for a shard of uint16 elements, by copying its bytes.
-func (d *Data) read2(dst []uint16, source int, shard *shards.Shard, g segment) error {
+func (d *Data) read2(ctx context.Context, dst []uint16, source int, shard *shards.Shard, g segment) error {
 	if t := shard.DType(); t != shards.UInt16 {
 		return fmt.Errorf("source %q: %s.bin has elements of type %s; read its tokens as uint32",
 			d.Sources[source].Name, shard.Prefix(), t)
 	}
-	encoded, err := shard.Encoded(g.token, g.token+g.length)
+	encoded, err := shard.Encoded(ctx, g.token, g.token+g.length)
 	if err != nil {
 		return fmt.Errorf("source %q: %w", d.Sources[source].Name, err)
 	}

@@ -629,7 +629,7 @@ func (b *packer) documentLengths(source, first int) iter.Seq2[int64, error] {
 				yield(0, err)
 				return
 			}
-			for n, err := range shard.Index().DocumentLengths() {
+			for n, err := range shard.DocumentLengths() {
 				if !yield(n, err) || err != nil {
 					d.pool.Release(d.firsts[source] + k)
 					return

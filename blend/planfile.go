@@ -2,6 +2,7 @@ package blend
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -10,6 +11,7 @@ import (
 
 	"mula/internal/atomicfile"
 	"mula/internal/filesystem"
+	"mula/internal/objects"
 )
 
 // planFormat is the version of the layout of plan.json.
@@ -85,13 +87,14 @@ func encodeJSON(v any, indent string) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
 }
 
-// Write writes the plan to a file atomically. Paths of shards are relative to the file's directory,
+// Write writes the plan to a file or an object (a URL) atomically. Paths of shards are relative to
+// the file's directory,
 // so that plan and shards can be moved together.
 func (p *Plan) Write(path string) error { return p.WriteOn(nil, path) }
 
 // WriteOn is [Plan.Write] on another file system; nil is the machine's.
 func (p *Plan) WriteOn(fsys filesystem.FS, path string) error {
-	dir, err := absolutePath(filepath.Dir(path))
+	dir, err := absolutePath(dirOf(path))
 	if err != nil {
 		return fmt.Errorf("writing %s: %w", path, err)
 	}
@@ -122,14 +125,22 @@ func (p *Plan) WriteOn(fsys filesystem.FS, path string) error {
 	if err != nil {
 		return fmt.Errorf("writing %s: %w", path, err)
 	}
+	if objects.IsURL(path) {
+		return objects.WriteFile(context.Background(), path, append(text, '\n'))
+	}
 	return atomicfile.On(fsys).WriteFile(path, append(text, '\n'))
 }
 
 // path resolves a path of the plan file, which may be relative to the plan's directory.
 func (p *Plan) path(written string) string {
 	path := filepath.FromSlash(written)
-	if filepath.IsAbs(path) {
+	switch {
+	case objects.IsURL(written):
+		return written
+	case filepath.IsAbs(path):
 		return path
+	case objects.IsURL(p.base):
+		return objects.Join(p.base, written)
 	}
 	return filepath.Join(p.base, path)
 }

@@ -2,19 +2,39 @@ package blend
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 
+	"mula/internal/objects"
 	"mula/internal/strictjson"
 )
 
 // ReadPlan reads a plan.json and verifies everything that does not need the shards: its structure,
 // its fingerprint, and that the order still yields the (source, window) pairs of its check values.
+// The path may be a URL.
 func ReadPlan(path string) (*Plan, error) {
+	data, err := readPlanFile(path)
+	if err != nil {
+		return nil, err
+	}
+	p, err := parsePlan(data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	p.base = realDir(dirOf(path))
+	p.order.resolve()
+	return p, nil
+}
+
+func readPlanFile(path string) ([]byte, error) {
+	if objects.IsURL(path) {
+		data, _, err := objects.ReadFile(context.Background(), path, maxPlanFile+1)
+		return data, err
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err
@@ -24,13 +44,7 @@ func ReadPlan(path string) (*Plan, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading %s: %w", path, err)
 	}
-	p, err := parsePlan(data)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	p.base = realDir(filepath.Dir(path))
-	p.order.resolve()
-	return p, nil
+	return data, nil
 }
 
 func parsePlan(data []byte) (*Plan, error) {

@@ -4,9 +4,10 @@ import (
 	"cmp"
 	"context"
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
-	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"mula/blend/fingerprint"
+	"mula/internal/objects"
 	"mula/internal/strictyaml"
 	"mula/shards"
 	"mula/shards/facts"
@@ -74,6 +76,9 @@ func Seal(ctx context.Context, c *Config, opts SealOptions) (*Plan, error) {
 	defer d.closeBuilt()
 	p := d.Plan
 	if err := d.hashFiles(ctx, l, p.order.files(), opts.Progress); err != nil {
+		return nil, err
+	}
+	if err := d.fetchChecks(ctx); err != nil {
 		return nil, err
 	}
 	if err := d.noteChecks(); err != nil {
@@ -141,7 +146,7 @@ func surveyNative(ctx context.Context, c *Config, l *facts.Cache, opts *SealOpti
 	for i, sc := range c.Sources {
 		s := Source{Name: sc.Name, MaxEpochs: sc.MaxEpochs.String()}
 		for j, pattern := range sc.Shards {
-			found, err := list.find(sc.Name, pattern)
+			found, err := list.find(ctx, sc.Name, pattern)
 			if err != nil {
 				return nil, c.file.Errorf(fmt.Sprintf("$.sources[%d].shards[%d]", i, j), "%w", err)
 			}
@@ -220,8 +225,8 @@ type shardList struct {
 }
 
 // find returns the shards that an entry of a source names, without hashes.
-func (l *shardList) find(source, pattern string) ([]Shard, error) {
-	paths, err := expand(l.dir, pattern)
+func (l *shardList) find(ctx context.Context, source, pattern string) ([]Shard, error) {
+	paths, err := expand(ctx, l.dir, pattern)
 	if err != nil {
 		return nil, fmt.Errorf("source %q: %w", source, err)
 	}
@@ -371,25 +376,46 @@ func (p *Plan) resolveSkips(c *Config, length int64) error {
 
 // expand lists the prefixes of the shards that an entry of the configuration names, each once,
 // sorted by bytes.
-func expand(dir, pattern string) ([]string, error) {
+func expand(ctx context.Context, dir, pattern string) ([]string, error) {
 	stem := strings.TrimSuffix(strings.TrimSuffix(pattern, ".idx"), ".bin")
 	if stem == "" {
 		return nil, fmt.Errorf("%q names no shard", pattern)
 	}
-	if !filepath.IsAbs(stem) {
+	remote := objects.IsURL(stem)
+	if !filepath.IsAbs(stem) && !remote {
 		// Brackets in the name of a directory are not part of the pattern.
 		stem = filepath.Join(escapePattern(dir), filepath.FromSlash(stem))
 	}
 	// A complete shard has an .idx. A shard with only a .bin is listed as well, so that opening it
 	// reports the problem.
 	found := map[string]bool{}
-	_, err := filepath.Match(stem, "") // without the suffix below, which could close a bracket
+	if _, err := filepath.Match(stem, ""); err != nil { // without the suffix below, which could close a bracket
+		return nil, fmt.Errorf("the pattern %q is malformed: %w", pattern, err)
+	}
+	const endings = ".[ib][di][xn]" // .idx and .bin with one listing
 	var matches []string
-	if err == nil {
-		matches, err = filepath.Glob(stem + ".[ib][di][xn]") // .idx and .bin with one directory listing
+	var err error
+	switch {
+	case !remote:
+		matches, err = filepath.Glob(stem + endings)
+	case objects.HasPattern(stem):
+		var entries []objects.Entry
+		entries, err = objects.Glob(ctx, stem+endings)
+		for _, e := range entries {
+			matches = append(matches, e.URL)
+		}
+	default: // a web server cannot list its files
+		for _, ending := range []string{".idx", ".bin"} {
+			switch _, statErr := objects.Stat(ctx, stem+ending); {
+			case statErr == nil:
+				matches = append(matches, stem+ending)
+			case !errors.Is(statErr, fs.ErrNotExist):
+				err = statErr
+			}
+		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("the pattern %q is malformed: %w", pattern, err)
+		return nil, fmt.Errorf("looking for %q: %w", pattern, err)
 	}
 	for _, m := range matches {
 		for _, ending := range []string{".idx", ".bin"} {
@@ -454,6 +480,9 @@ func (d *Data) hashFiles(ctx context.Context, l *facts.Cache, files []orderFile,
 			path := d.ShardPath(i, k)
 			endings := []string{".bin", ".idx"}
 			if f.Bin != "" {
+				if objects.IsURL(path) {
+					continue // the .idx is compared with the manifest when it is fetched
+				}
 				if s, trusted := facts.StampsOf(path); !f.Manifest || trusted && l.IndexVerified(path, s) {
 					continue
 				}
@@ -461,11 +490,11 @@ func (d *Data) hashFiles(ctx context.Context, l *facts.Cache, files []orderFile,
 			}
 			unread = append(unread, place{path, i, k})
 			for _, ending := range endings {
-				info, err := os.Stat(path + ending)
+				size, err := sizeOf(ctx, path+ending)
 				if err != nil {
 					return err
 				}
-				total += info.Size()
+				total += size
 			}
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"mula/blend"
+	"mula/internal/objects"
 	"mula/internal/quantity"
 )
 
@@ -106,6 +107,10 @@ func runBlend(c *cli.Context) error {
 	defer p.end()
 	options := sealOptions(p)
 	if config.Packing != "" { // its index files are written before the plan
+		if objects.IsURL(c.String("output")) {
+			return usagef("the index files of packed samples are written next to the plan, in a local folder; name a " +
+				"local --output, and copy it")
+		}
 		options.Packings = filepath.Dir(c.String("output"))
 	}
 	plan, err := blend.Seal(c.Context, config, options)

@@ -3,6 +3,7 @@ package cli
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 
 	"mula/blend"
 	"mula/blend/fingerprint"
+	"mula/internal/objects"
 	"mula/shards/layout"
 	"mula/tokenize"
 )
@@ -127,6 +129,18 @@ func beginning(path string, n int) ([]byte, error) {
 // notOther returns an error if the output exists and is of another kind. A repeated command may
 // replace its own output, but no other file.
 func notOther(output string, k kind) error {
+	if objects.IsURL(output) {
+		info, err := objects.Stat(context.Background(), output)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return nil
+		case err != nil:
+			return fmt.Errorf("output: %w", err)
+		case info.Size > 0 && !k.is(output):
+			return usagef("%s already exists and is not a %s; name another object, or remove it", output, k.name)
+		}
+		return nil
+	}
 	info, err := os.Stat(output)
 	switch {
 	case output == "":
@@ -152,7 +166,7 @@ func oneFile(output string, k kind) error {
 	if output == "" {
 		return nil
 	}
-	if err := notOther(output, k); err != nil {
+	if err := notOther(output, k); err != nil || objects.IsURL(output) {
 		return err
 	}
 	folder := filepath.Dir(output)

@@ -4,6 +4,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"mula/internal/localpath"
+	"mula/internal/objects"
 )
 
 // notPaths are the flags whose values may be URLs: addresses, commands, names and texts. The values
@@ -14,6 +15,25 @@ var notPaths = map[string]bool{
 	"flight": true, "listen": true, // addresses
 	"mpiexec": true, "remote-shell": true, // commands
 	"tokenizer-name": true, "tokenizer-path": true, // names that are recorded and not opened
+}
+
+// mayBeURLs are the flags that name files which mula also reads from or writes to object stores, by
+// command. An entry of the command "" is for all commands that have the flag.
+var mayBeURLs = map[string]map[string]bool{
+	"":           {"plan": true, "shards": true},
+	"mula blend": {"output": true, "amend": true},
+}
+
+// operandsMayBeURLs are the commands whose operands are plans, which may be in object stores.
+var operandsMayBeURLs = map[string]bool{"mula plan show": true, "mula plan diff": true}
+
+// checkPath returns an error if a value is a URL. If urls is set, it returns an error only if the
+// URL's scheme is unknown.
+func checkPath(value string, urls bool) error {
+	if urls && objects.IsURL(value) {
+		return objects.Check(value)
+	}
+	return localpath.CheckWords(value)
 }
 
 // notOperands are the commands whose operands are not paths.
@@ -49,7 +69,7 @@ func localOnly(c *cli.Context) error {
 			values = c.StringSlice(name)
 		}
 		for _, value := range values {
-			if err := localpath.CheckWords(value); err != nil {
+			if err := checkPath(value, mayBeURLs[""][name] || mayBeURLs[c.Command.HelpName][name]); err != nil {
 				return usagef("--%s: %v", name, err)
 			}
 		}
@@ -58,7 +78,7 @@ func localOnly(c *cli.Context) error {
 		return nil
 	}
 	for _, operand := range c.Args().Slice() {
-		err := localpath.CheckWords(operand)
+		err := checkPath(operand, operandsMayBeURLs[c.Command.HelpName])
 		if pipe := localpath.Pipe(operand); err != nil && pipe != "" && c.Command.HelpName == "mula tokenize" {
 			return usagef("%v; documents can be piped: %s", err, pipe)
 		}

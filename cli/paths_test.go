@@ -17,8 +17,8 @@ import (
 	"mula/train"
 )
 
-// Every flag that is a path, and every operand, of every command is refused if it is a URL, and
-// nothing is written.
+// Every flag that is a path, and every operand, of every command is refused if it is a URL that the
+// command does not support, and nothing is written.
 func TestURLs(t *testing.T) {
 	t.Chdir(t.TempDir())
 	const url = "s3://bucket/x"
@@ -28,6 +28,13 @@ func TestURLs(t *testing.T) {
 		if code != exitUsage || stdout != "" ||
 			!strings.Contains(stderr, url+" is a URL, and mula reads and writes local files only") ||
 			strings.Count(stderr, "\n") != 1 {
+			t.Errorf("mula %s: exit %d, %q%q", strings.Join(args, " "), code, stdout, stderr)
+		}
+	}
+	unknown := func(args ...string) { // every command refuses a scheme that mula does not know
+		t.Helper()
+		code, stdout, stderr := call(t, args...)
+		if code != exitUsage || stdout != "" || !strings.Contains(stderr, `unknown scheme "unknown"`) {
 			t.Errorf("mula %s: exit %d, %q%q", strings.Join(args, " "), code, stdout, stderr)
 		}
 	}
@@ -57,12 +64,18 @@ func TestURLs(t *testing.T) {
 					continue
 				}
 				paths++
+				if mayBeURLs[""][name] || mayBeURLs["mula "+strings.Join(args, " ")][name] {
+					unknown(append(args, "--"+name, "unknown://bucket/x")...)
+					continue
+				}
 				refused(append(args, "--"+name, url)...)
 				refused(append(args, "--"+name, "s3:/b "+url)...)
 			}
 			name := "mula " + strings.Join(args, " ")
 			seen[name] = true
-			if len(c.Subcommands) == 0 && !notOperands[name] {
+			if operandsMayBeURLs[name] {
+				unknown(append(args, "unknown://bucket/x")...)
+			} else if len(c.Subcommands) == 0 && !notOperands[name] {
 				refused(append(args, url)...)
 				refused(append(args, "x", "0.5="+url)...)
 			}
@@ -80,6 +93,13 @@ func TestURLs(t *testing.T) {
 	for name := range notPaths {
 		if !seen[name] {
 			t.Errorf("no command has the flag --%s of notPaths", name)
+		}
+	}
+	for command, flags := range mayBeURLs {
+		for name := range flags {
+			if !seen[name] || command != "" && !seen[command] {
+				t.Errorf("no command %q has the flag --%s of mayBeURLs", command, name)
+			}
 		}
 	}
 	for name := range notOperands {
@@ -145,12 +165,10 @@ func texts(of reflect.Type, indent string) (found []string) {
 }
 
 func TestURLsInConfigurations(t *testing.T) {
+	tried := 0
 	for _, v := range []any{new(blend.Config), new(blend.Amendment), new(train.Config)} {
-		fields := texts(reflect.TypeOf(v).Elem(), "")
-		if len(fields) < 1 {
-			t.Errorf("%T has no texts", v)
-		}
-		for _, text := range fields {
+		for _, text := range texts(reflect.TypeOf(v).Elem(), "") {
+			tried++
 			text = strings.Replace(text, "VALUE", "s3://bucket/x", 1)
 			file, err := strictyaml.Parse([]byte(text), "config.yaml")
 			if err != nil {

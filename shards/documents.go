@@ -133,7 +133,7 @@ func (s *Shard) DocumentIDs(ctx context.Context) (*Documents, error) {
 		return s.origins, nil
 	}
 	path := s.prefix + docsExt
-	if s.manifest == nil {
+	if s.manifest == nil && s.remote == nil {
 		if _, err := os.Stat(path); err == nil {
 			return nil, fmt.Errorf("%s cannot be verified without the manifest %s, which has its hash; restore it",
 				path,
@@ -143,6 +143,16 @@ func (s *Shard) DocumentIDs(ctx context.Context) (*Documents, error) {
 	var want FileInfo
 	if s.manifest != nil {
 		want = s.manifest.Files["docs"]
+	}
+	if s.remote != nil {
+		local, err := s.remote.local(ctx, path, want)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("%w: %w", ErrNoDocuments, err)
+		}
+		if err != nil {
+			return nil, err
+		}
+		path = local
 	}
 	d, err := OpenDocuments(ctx, path, want, s.Documents())
 	if err != nil {
@@ -164,7 +174,7 @@ func OpenDocuments(ctx context.Context, path string, want FileInfo, documents in
 		return nil, err
 	}
 	d := &Documents{path: path, rows: documents, file: f}
-	if err = verifyFile(ctx, f, want, nil); err == nil {
+	if err = verifyFile(ctx, f, path, want, nil); err == nil {
 		err = d.open(memory.NewGoAllocator())
 	}
 	if err != nil {

@@ -1,6 +1,7 @@
 package shards
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -49,20 +50,38 @@ func OpenIndex(path string) (*Index, error) {
 	}
 	file.Scattered()
 	x := &Index{path: path, file: file}
-	if err := mapping.Guard(x.parse); err != nil {
+	if err := mapping.Guard(x.open); err != nil {
 		x.Close()
 		return nil, err
 	}
 	return x, nil
 }
 
+// open finds the arrays of a mapped file.
+func (x *Index) open() error {
+	idx := x.file.Data
+	err := x.parse(int64(len(idx)), func(from int64, n int) ([]byte, error) { return idx[from:][:n], nil })
+	if err != nil {
+		return err
+	}
+	ns, nd := x.sequences, x.documents+1
+	x.lengths = idx[idxHeaderSize:][:4*ns]
+	x.starts = idx[idxHeaderSize+4*ns:][:8*ns]
+	x.ends = idx[idxHeaderSize+12*ns:][:8*nd]
+	return nil
+}
+
 func (x *Index) corrupt(format string, args ...any) error {
 	return fmt.Errorf("%s: %s: %w", x.path, fmt.Sprintf(format, args...), ErrCorrupt)
 }
 
-// parse makes all checks that take constant time.
-func (x *Index) parse() error {
-	idx := x.file.Data
+// parse makes all checks that take constant time, and sets the element type and the counts. at
+// reads n bytes of the file, which has size bytes.
+func (x *Index) parse(size int64, at func(from int64, n int) ([]byte, error)) error {
+	idx, err := at(0, int(min(size, idxHeaderSize)))
+	if err != nil {
+		return err
+	}
 	if start := idx[:min(len(idx), len(idxMagic))]; string(start) != idxMagic {
 		return fmt.Errorf("%s is not an MMIDIDX index: its first %d bytes are %q", x.path, len(start), start)
 	}
@@ -77,10 +96,10 @@ func (x *Index) parse() error {
 		return fmt.Errorf("%s: unknown type of tokens: %s (byte 17)", x.path, x.dtype)
 	}
 	ns, nd := binary.LittleEndian.Uint64(idx[18:]), binary.LittleEndian.Uint64(idx[26:])
-	body := uint64(len(idx) - idxHeaderSize)
+	body := uint64(size - idxHeaderSize)
 	if ns > body/12 || nd > body/8 || 12*ns+8*nd > body {
 		return x.corrupt("%d sequences and %d document entries (bytes 18 and 26) need more than the file's %d "+
-			"bytes; the file was cut short", ns, nd, len(idx))
+			"bytes; the file was cut short", ns, nd, size)
 	}
 	switch rest := body - 12*ns - 8*nd; {
 	case rest != 0 && rest != ns: // a multimodal file ends with one byte of mode for each sequence
@@ -89,31 +108,39 @@ func (x *Index) parse() error {
 		return x.corrupt("the document array is empty; the first entry must be 0")
 	}
 	x.sequences, x.documents = int64(ns), int64(nd)-1
-	x.lengths = idx[idxHeaderSize : idxHeaderSize+4*ns]
-	x.starts = idx[idxHeaderSize+4*ns : idxHeaderSize+12*ns]
-	x.ends = idx[idxHeaderSize+12*ns : idxHeaderSize+12*ns+8*nd]
-	if first := x.end(0); first != 0 {
+	lengths, starts, ends := int64(idxHeaderSize), idxHeaderSize+4*x.sequences, idxHeaderSize+12*x.sequences
+	number := func(from int64) (n int64) { // the first error is reported at the end
+		entry, readErr := at(from, 8)
+		if readErr != nil {
+			err = cmp.Or(err, readErr)
+			return 0
+		}
+		return int64(binary.LittleEndian.Uint64(entry))
+	}
+	first, last := number(ends), number(ends+8*x.documents)
+	var start0, start, length int64
+	if ns > 0 {
+		start0, start = number(starts), number(starts+8*(x.sequences-1))
+		// The 4 bytes after the last length belong to the first start.
+		length = int64(int32(number(lengths + 4*(x.sequences-1))))
+	}
+	element := int64(x.dtype.Size())
+	switch {
+	case err != nil:
+		return err
+	case first != 0:
 		return x.corrupt("entry 0 of the document array is %d, not 0", first)
-	}
-	if last := x.end(x.documents); last != x.sequences {
+	case last != x.sequences:
 		return x.corrupt("the document array ends at sequence %d of %d", last, x.sequences)
-	}
-	if ns == 0 {
-		return nil
-	}
-	if start := x.start(0); start != 0 {
-		return x.corrupt("sequence 0 starts at byte %d, not 0", start)
-	}
-	size := int64(x.dtype.Size())
-	switch start, length := x.start(x.sequences-1), x.length(x.sequences-1); {
+	case start0 != 0:
+		return x.corrupt("sequence 0 starts at byte %d, not 0", start0)
 	case length < 0:
 		return x.corrupt("sequence %d has the length %d", x.sequences-1, length)
-	case start < 0 || start%size != 0 || start > math.MaxInt64-length*size:
+	case start < 0 || start%element != 0 || start > math.MaxInt64-length*element:
 		return x.corrupt("sequence %d starts at byte %d, not a valid offset of a %d-byte element", x.sequences-1, start,
-			size)
-	default:
-		x.elements = start/size + length
+			element)
 	}
+	x.elements = start/element + length
 	return nil
 }
 

@@ -159,7 +159,7 @@ func TestSpanComparesEntries(t *testing.T) {
 			t.Errorf("%s: Check: %v", c.name, err)
 		}
 		for sequence := range int64(sequences) {
-			_, err := s.Index().SequenceStart(sequence)
+			_, err := s.index.SequenceStart(sequence)
 			if wrong := strings.HasSuffix(c.name, fmt.Sprint("sequence ", sequence)); wrong &&
 				!errors.Is(err, ErrCorrupt) {
 				t.Errorf("%s: SequenceStart(%d): %v", c.name, sequence, err)

@@ -19,6 +19,7 @@ import (
 	"strings"
 
 	"mula/internal/atomicfile"
+	"mula/internal/objects"
 	"mula/internal/strictjson"
 )
 
@@ -94,6 +95,11 @@ func ReadManifest(path string) (*Manifest, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading manifest: %w", err)
 	}
+	return decodeManifest(path, data)
+}
+
+// decodeManifest returns the content of a manifest with the bytes data.
+func decodeManifest(path string, data []byte) (*Manifest, error) {
 	m, err := parseManifest(data)
 	if errors.Is(err, ErrCorrupt) {
 		return nil, fmt.Errorf("%s: %w; restore it or write the shard again", path, err)
@@ -299,12 +305,12 @@ func (s *Shard) checkManifest() error {
 		return differs("tokens", m.Tokens, s.Tokens())
 	case m.Documents != s.Documents():
 		return differs("documents", m.Documents, s.Documents())
-	case m.Documents != s.index.sequences: // [Writer] makes each document one sequence
+	case s.index != nil && m.Documents != s.index.sequences: // [Writer] makes each document one sequence
 		return differs("documents of one sequence each", m.Documents, s.index.sequences)
-	case bin.Bytes != int64(len(s.bin.Data)):
-		return differs("bytes of .bin", bin.Bytes, len(s.bin.Data))
-	case idx.Bytes != s.index.Size():
-		return differs("bytes of .idx", idx.Bytes, s.index.Size())
+	case bin.Bytes != s.binBytes():
+		return differs("bytes of .bin", bin.Bytes, s.binBytes())
+	case idx.Bytes != s.idxBytes:
+		return differs("bytes of .idx", idx.Bytes, s.idxBytes)
 	}
 	return nil
 }
@@ -336,12 +342,12 @@ func (s *Shard) VerifyIndex(ctx context.Context, progress func(bytes int64)) err
 
 // verifyFile compares the file with the given suffix with its entry in the manifest.
 func (s *Shard) verifyFile(ctx context.Context, ext string, want FileInfo, progress func(bytes int64)) error {
-	file, err := os.Open(s.prefix + ext)
+	file, err := openFile(ctx, s.prefix+ext)
 	if err != nil {
 		return fmt.Errorf("verifying shard: %w", err)
 	}
 	defer file.Close()
-	return verifyFile(ctx, file, want, progress)
+	return verifyFile(ctx, file, s.prefix+ext, want, progress)
 }
 
 // VerifyRest verifies all files except x.bin as [Shard.Verify] does. Without a manifest it only
@@ -386,14 +392,30 @@ func (s *Shard) verifyTokens(ctx context.Context, progress func(bytes int64),
 	size := s.DType().Size()
 	hash := sha256.New()
 	ids := make([]uint32, min(readAtOnce, s.Tokens()))
+	next := func(at, end int64) ([]byte, error) { return s.bin.Data[at:end], nil }
+	if s.remote != nil {
+		in, err := openFile(ctx, s.prefix+binExt)
+		if err != nil {
+			return "", err
+		}
+		defer in.Close()
+		part := make([]byte, readAtOnce*size)
+		next = func(at, end int64) ([]byte, error) {
+			n, err := io.ReadFull(in, part[:end-at])
+			return part[:n], err
+		}
+	}
 	s.bin.InSequence(s.bin.Data)
 	defer s.bin.Usual()
-	for rest := s.bin.Data; len(rest) > 0; {
+	for at := int64(0); at < s.binBytes(); {
 		if ctx.Err() != nil {
 			return "", fmt.Errorf("verifying %s: %w", s.prefix+binExt, context.Cause(ctx))
 		}
-		part := rest[:min(len(rest), readAtOnce*size)]
-		rest = rest[len(part):]
+		part, err := next(at, min(s.binBytes(), at+int64(readAtOnce*size)))
+		if err != nil {
+			return "", fmt.Errorf("verifying %s: %w", s.prefix+binExt, err)
+		}
+		at += int64(len(part))
 		hash.Write(part)
 		if visit != nil {
 			ids = ids[:len(part)/size]
@@ -416,7 +438,7 @@ func (s *Shard) verifyTokens(ctx context.Context, progress func(bytes int64),
 	if want := s.manifest.Files["bin"]; sum != want.SHA256 {
 		err = fmt.Errorf("%s: expected %d bytes with SHA-256 %s, found %d bytes with %s; restore it or write the "+
 			"shard again: %w",
-			s.prefix+binExt, want.Bytes, want.SHA256, len(s.bin.Data), sum, ErrCorrupt)
+			s.prefix+binExt, want.Bytes, want.SHA256, s.binBytes(), sum, ErrCorrupt)
 		return sum, s.locateDamage(ctx, err)
 	}
 	return sum, nil
@@ -424,15 +446,20 @@ func (s *Shard) verifyTokens(ctx context.Context, progress func(bytes int64),
 
 // locateDamage adds blocks and documents to an error that x.bin does not match the manifest.
 func (s *Shard) locateDamage(ctx context.Context, err error) error {
-	if s.sums == nil {
-		return err
+	sums, sumsErr := s.blockSums(ctx)
+	if sums == nil {
+		return errors.Join(err, sumsErr)
 	}
 	var blocks []int64
-	for b := range s.sums.blocks(int64(len(s.bin.Data))) {
+	for b := range sums.blocks(s.binBytes()) {
 		if b%1024 == 0 && ctx.Err() != nil {
 			return fmt.Errorf("verifying shard: %w", context.Cause(ctx))
 		}
-		if !s.sums.right(s.bin.Data, b) {
+		right, readErr := s.rightBlock(ctx, sums, b)
+		if readErr != nil {
+			return errors.Join(err, readErr)
+		}
+		if !right {
 			blocks = append(blocks, b)
 		}
 	}
@@ -443,34 +470,51 @@ func (s *Shard) locateDamage(ctx context.Context, err error) error {
 }
 
 // verifyFile hashes a file from its start and compares it with want.
-func verifyFile(ctx context.Context, f *os.File, want FileInfo, progress func(bytes int64)) error {
-	found, err := hashFile(ctx, f, progress)
+func verifyFile(ctx context.Context, f io.Reader, path string, want FileInfo, progress func(bytes int64)) error {
+	found, err := hashFile(ctx, f, path, progress)
 	if err == nil && found != want {
-		err = fmt.Errorf("%s: expected %d bytes with SHA-256 %s, found %d bytes with %s; restore it or write the "+
-			"shard again: %w",
-			f.Name(), want.Bytes, want.SHA256, found.Bytes, found.SHA256, ErrCorrupt)
+		err = wrongFile(path, want, found)
 	}
 	return err
 }
 
-// HashFile returns the SHA-256 of a file in hexadecimal and its size. progress is as in
-// [Shard.Verify].
+// wrongFile returns the error about a file that differs from the manifest.
+func wrongFile(path string, want, found FileInfo) error {
+	return fmt.Errorf("%s: expected %d bytes with SHA-256 %s, found %d bytes with %s; restore it or write the shard "+
+		"again: %w",
+		path, want.Bytes, want.SHA256, found.Bytes, found.SHA256, ErrCorrupt)
+}
+
+// openFile opens a local file or an object for reading from its start.
+func openFile(ctx context.Context, path string) (io.ReadCloser, error) {
+	if !objects.IsURL(path) {
+		return os.Open(path)
+	}
+	o, err := objects.Open(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	return o.Reader(ctx), nil
+}
+
+// HashFile returns the SHA-256 of a file or an object in hexadecimal, and its size. progress is as
+// in [Shard.Verify].
 func HashFile(ctx context.Context, path string, progress func(bytes int64)) (sha256hex string, bytes int64, err error) {
-	f, err := os.Open(path)
+	f, err := openFile(ctx, path)
 	if err != nil {
 		return "", 0, err
 	}
 	defer f.Close()
-	info, err := hashFile(ctx, f, progress)
+	info, err := hashFile(ctx, f, path, progress)
 	return info.SHA256, info.Bytes, err
 }
 
-func hashFile(ctx context.Context, f *os.File, progress func(bytes int64)) (info FileInfo, err error) {
+func hashFile(ctx context.Context, f io.Reader, path string, progress func(bytes int64)) (info FileInfo, err error) {
 	h := sha256.New()
 	block := make([]byte, 1<<20)
 	for {
 		if err := ctx.Err(); err != nil {
-			return FileInfo{}, fmt.Errorf("hashing %s: %w", f.Name(), err)
+			return FileInfo{}, fmt.Errorf("hashing %s: %w", path, err)
 		}
 		n, err := f.Read(block)
 		h.Write(block[:n])

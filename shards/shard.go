@@ -32,6 +32,7 @@ import (
 	"time"
 
 	"mula/internal/mapping"
+	"mula/internal/objects"
 )
 
 // ErrCorrupt is wrapped by errors about a file whose content is inconsistent in itself or with the
@@ -55,9 +56,14 @@ func Files(prefix string) []string {
 
 // A Shard is an open pair of x.bin and x.idx. It is safe for concurrent use until [Shard.Close].
 type Shard struct {
-	prefix string
-	index  *Index
-	bin    mapping.File
+	prefix            string
+	dtype             DType
+	tokens, documents int64
+	idxBytes          int64 // size of .idx
+
+	index  *Index       // nil for a shard in an object store: see openIndex
+	bin    mapping.File // has no bytes for a shard in an object store
+	remote *remote      // nil for a local shard
 
 	manifest *Manifest
 	sums     *blockSums // nil if the shard has no sums
@@ -71,27 +77,38 @@ type Shard struct {
 // the sizes of both files and the manifest, if there is one. The other entries are checked when
 // they are used, and by [Shard.Check]. Tokens are checked when [Shard.Read] first reads them, and
 // by [Shard.Verify].
-func Open(prefix string) (*Shard, error) {
+//
+// The prefix may be a URL of an object store. Then the size of .idx is compared with the manifest,
+// and its entries are checked when they are first used. Tokens are read through the cache of remote
+// files ([blockcache.Default]).
+func Open(prefix string) (*Shard, error) { return OpenContext(context.Background(), prefix) }
+
+// OpenContext does what [Open] does. ctx cancels requests to an object store.
+func OpenContext(ctx context.Context, prefix string) (*Shard, error) {
 	s := &Shard{prefix: strings.TrimSuffix(strings.TrimSuffix(prefix, idxExt), binExt)}
-	if err := mapping.Guard(s.open); err != nil {
+	open := s.openLocal
+	if objects.IsURL(prefix) {
+		open = func() error { return s.openRemote(ctx) }
+	}
+	if err := mapping.Guard(open); err != nil {
 		s.Close()
 		return nil, err
 	}
 	return s, nil
 }
 
-func (s *Shard) open() (err error) {
+func (s *Shard) openLocal() (err error) {
 	prefix := s.prefix
 	if s.index, err = OpenIndex(prefix + idxExt); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			if _, binErr := os.Stat(prefix + binExt); binErr == nil {
-				return fmt.Errorf("%s has no %s, which is written last: the shard was never finished; write it "+
-					"again: %w",
-					prefix+binExt, prefix+idxExt, err)
+				return neverFinished(prefix, err)
 			}
 		}
 		return err
 	}
+	s.dtype, s.tokens, s.documents = s.index.dtype, s.index.elements, s.index.documents
+	s.idxBytes = s.index.Size()
 	if s.bin, err = mapping.Open(prefix + binExt); err != nil {
 		return fmt.Errorf("opening shard: %w", err)
 	}
@@ -125,6 +142,12 @@ func (s *Shard) open() (err error) {
 	return nil
 }
 
+// neverFinished returns the error about a shard without .idx.
+func neverFinished(prefix string, err error) error {
+	return fmt.Errorf("%s has no %s, which is written last: the shard was never finished; write it again: %w",
+		prefix+binExt, prefix+idxExt, err)
+}
+
 // Guard calls read and returns its error. read may use methods of the shard, and tokens from
 // [Shard.Encoded], but only on the calling goroutine. If another program has truncated a mapped
 // file, or the disk fails, Guard returns an error that names the file and the reason. Without Guard
@@ -135,7 +158,9 @@ func (s *Shard) Guard(read func() error) error {
 		err := read()
 		if err == nil {
 			s.bin.Probe()
-			s.index.file.Probe()
+			if s.index != nil {
+				s.index.file.Probe()
+			}
 		}
 		return err
 	})
@@ -165,11 +190,17 @@ func (x *Index) holdsTokens(binSize int64, bin string) error {
 
 // Check reads the whole .idx file and checks that it is consistent, as [Index.Check] does. A file
 // that passes is valid for every document.
-func (s *Shard) Check(ctx context.Context) error { return s.index.Check(ctx) }
+func (s *Shard) Check(ctx context.Context) error {
+	x, err := s.openIndex(ctx)
+	if err != nil {
+		return err
+	}
+	return x.Check(ctx)
+}
 
 // Summed reports whether the shard has block sums. With sums, [Shard.Read] never returns damaged
 // tokens.
-func (s *Shard) Summed() bool { return s.sums != nil }
+func (s *Shard) Summed() bool { return s.sums != nil || s.remote != nil && s.remote.summed(s) }
 
 // Reverify sets the time after which a block is compared with its sum again when it is read, so
 // that damage after the first read is found. 0, the default, means never; a negative time means at
@@ -188,11 +219,15 @@ func (s *Shard) Recheck(ctx context.Context, from, to int64) error {
 	if from < 0 || to < from || to > s.Tokens() {
 		return fmt.Errorf("%s: token range [%d, %d) exceeds its %d tokens", s.prefix+binExt, from, to, s.Tokens())
 	}
-	if s.sums == nil {
+	if !s.Summed() {
 		return nil
 	}
 	return s.Guard(func() error {
 		size := int64(s.DType().Size())
+		if s.remote != nil {
+			_, err := s.remote.read(ctx, s, from*size, to*size) // compares every block
+			return err
+		}
 		for b := from * size / s.sums.block; b*s.sums.block < to*size; b++ {
 			if !s.sums.right(s.bin.Data, b) {
 				return s.damage(ctx, "", []int64{b})
@@ -207,21 +242,45 @@ func (s *Shard) Prefix() string { return s.prefix }
 
 // Replaced reports whether the shard's path now names other files than the open ones.
 func (s *Shard) Replaced() bool {
+	if s.remote != nil {
+		return s.remote.replaced(s.prefix)
+	}
 	return s.bin.Replaced() || s.index.file.Replaced() || s.sums != nil && s.sums.file.Replaced()
 }
 
 // DType returns the element type of the .bin file.
-func (s *Shard) DType() DType { return s.index.dtype }
+func (s *Shard) DType() DType { return s.dtype }
 
 // Tokens returns the number of tokens.
-func (s *Shard) Tokens() int64 { return s.index.elements }
+func (s *Shard) Tokens() int64 { return s.tokens }
 
 // Documents returns the number of documents. A document is a run of one or more sequences; files
 // that mula did not write may have several sequences in a document.
-func (s *Shard) Documents() int64 { return s.index.documents }
+func (s *Shard) Documents() int64 { return s.documents }
 
-// Index returns the shard's .idx file. [Shard.Close] closes it.
-func (s *Shard) Index() *Index { return s.index }
+// openIndex returns the shard's .idx file, which [Shard.Close] closes. If the shard is in an object
+// store, the first call fetches the complete file.
+func (s *Shard) openIndex(ctx context.Context) (*Index, error) {
+	if s.remote != nil {
+		return s.remote.openIndex(ctx, s)
+	}
+	return s.index, nil
+}
+
+// DocumentLengths yields the number of tokens of every document, as [Index.DocumentLengths] does.
+func (s *Shard) DocumentLengths() iter.Seq2[int64, error] {
+	return func(yield func(int64, error) bool) {
+		x, err := s.openIndex(context.Background())
+		if err != nil {
+			yield(0, err)
+			return
+		}
+		x.DocumentLengths()(yield)
+	}
+}
+
+// binBytes returns the size of .bin.
+func (s *Shard) binBytes() int64 { return s.tokens * int64(s.dtype.Size()) }
 
 // Manifest returns the content of x.json, or nil for a shard without a manifest. The caller must
 // not modify it.
@@ -229,7 +288,13 @@ func (s *Shard) Manifest() *Manifest { return s.manifest }
 
 // DocumentStart returns the first token of document d, counted from 0. If d is [Shard.Documents],
 // it returns [Shard.Tokens]. The error wraps [ErrCorrupt] if the .idx file has an impossible value.
-func (s *Shard) DocumentStart(d int64) (int64, error) { return s.index.documentStart(d) }
+func (s *Shard) DocumentStart(d int64) (int64, error) {
+	x, err := s.openIndex(context.Background())
+	if err != nil {
+		return 0, err
+	}
+	return x.documentStart(d)
+}
 
 // DocumentAt returns the document that contains the given token: the only d with DocumentStart(d) ≤
 // token < DocumentStart(d+1), which is never empty. It returns -1 for a token that the shard does
@@ -238,8 +303,12 @@ func (s *Shard) DocumentAt(token int64) (int64, error) {
 	if token < 0 || token >= s.Tokens() {
 		return -1, nil
 	}
-	low, high := int64(0), s.index.documents // low starts at or before the token, high after it
-	first, end := int64(0), s.Tokens()       // the starts of low and high
+	x, err := s.openIndex(context.Background())
+	if err != nil {
+		return -1, err
+	}
+	low, high := int64(0), x.documents // low starts at or before the token, high after it
+	first, end := int64(0), s.Tokens() // the starts of low and high
 	// Interpolation finds one of a million documents in a few guesses, where a binary search needs
 	// twenty steps. If lengths are uneven, bisection ends the search.
 	const guesses = 7
@@ -249,7 +318,7 @@ func (s *Shard) DocumentAt(token int64) (int64, error) {
 			guess := low + int64(float64(token-first)/float64(end-first)*float64(high-low))
 			middle = min(max(guess, low+1), high-1)
 		}
-		start, err := s.index.documentStart(middle)
+		start, err := x.documentStart(middle)
 		if err != nil {
 			return -1, err
 		}
@@ -272,9 +341,13 @@ type Span struct {
 // [ErrCorrupt] if the range is negative, or if starts, lengths and documents of the .idx file
 // contradict each other.
 func (s *Shard) Span(d int64) (Span, error) {
-	first, end, err := s.index.document(d)
-	if err == nil && s.manifest != nil && s.index.end(d) != d { // with a manifest, each document is one sequence
-		err = s.index.corrupt("entry %d of the document array is %d, not %d", d, s.index.end(d), d)
+	x, err := s.openIndex(context.Background())
+	if err != nil {
+		return Span{}, err
+	}
+	first, end, err := x.document(d)
+	if err == nil && s.manifest != nil && x.end(d) != d { // with a manifest, each document is one sequence
+		err = x.corrupt("entry %d of the document array is %d, not %d", d, x.end(d), d)
 	}
 	return Span{d, first, end}, err
 }
@@ -298,7 +371,7 @@ func (s *Shard) Spans(from, to int64) iter.Seq2[Span, error] {
 
 // spanAt returns the document that contains token. It tries document number guess first.
 func (s *Shard) spanAt(token, guess int64) (Span, error) {
-	if guess > 0 && guess < s.index.documents {
+	if guess > 0 && guess < s.documents {
 		if span, err := s.Span(guess); err != nil || span.First <= token && token < span.End {
 			return span, err
 		}
@@ -309,8 +382,9 @@ func (s *Shard) spanAt(token, guess int64) (Span, error) {
 	}
 	span, err := s.Span(d)
 	if err == nil && (token < span.First || token >= span.End) {
-		err = s.index.corrupt("token %d is in no document: the search found document %d, which has the tokens [%d, %d)",
-			token, d, span.First, span.End)
+		err = fmt.Errorf("%s: token %d is in no document: the search found document %d, which has the tokens "+
+			"[%d, %d): %w",
+			s.prefix+idxExt, token, d, span.First, span.End, ErrCorrupt)
 	}
 	return span, err
 }
@@ -322,11 +396,16 @@ func (s *Shard) spanAt(token, guess int64) (Span, error) {
 // first read through this Shard, and again as [Shard.Reverify] requires. Reading a damaged block
 // always returns a [DamageError]. The tokens of a shard without x.sums are not checked.
 func (s *Shard) Read(dst []uint32, token int64) error {
-	return s.Guard(func() error { return s.read(dst, token) })
+	return s.ReadContext(context.Background(), dst, token)
 }
 
-func (s *Shard) read(dst []uint32, token int64) error {
-	src, err := s.Encoded(token, token+int64(len(dst)))
+// ReadContext does what [Shard.Read] does. ctx cancels requests to an object store.
+func (s *Shard) ReadContext(ctx context.Context, dst []uint32, token int64) error {
+	return s.Guard(func() error { return s.read(ctx, dst, token) })
+}
+
+func (s *Shard) read(ctx context.Context, dst []uint32, token int64) error {
+	src, err := s.Encoded(ctx, token, token+int64(len(dst)))
 	if err != nil {
 		return err
 	}
@@ -345,20 +424,21 @@ func (s *Shard) read(dst []uint32, token int64) error {
 
 // Encoded returns the tokens [from, to) as stored in x.bin: little-endian elements of the shard's
 // type. Values are not checked, but sums are. The slice is read-only and valid until Close. Read it
-// inside [Shard.Guard].
-func (s *Shard) Encoded(from, to int64) ([]byte, error) {
+// inside [Shard.Guard]. ctx cancels requests to an object store.
+func (s *Shard) Encoded(ctx context.Context, from, to int64) ([]byte, error) {
 	if from < 0 || to < from || to > s.Tokens() {
 		return nil, fmt.Errorf("%s: token range [%d, %d) exceeds its %d tokens", s.prefix+binExt, from, to, s.Tokens())
 	}
 	size := int64(s.DType().Size())
+	if s.remote != nil {
+		return s.remote.read(ctx, s, from*size, to*size)
+	}
 	if err := s.bin.CutBefore(to * size); err != nil {
 		return nil, err
 	}
 	if s.sums != nil {
 		if block := s.sums.check(s.bin.Data, from*size, to*size); block >= 0 {
-			// Reading has no context. Naming the documents may take as long as hashing
-			// x.docs.arrow, once.
-			return nil, s.damage(context.Background(), "", []int64{block})
+			return nil, s.damage(ctx, "", []int64{block})
 		}
 	}
 	return s.bin.Data[from*size : to*size : to*size], nil
@@ -374,6 +454,9 @@ func (s *Shard) Close() error {
 	var err error
 	if origins != nil {
 		err = origins.Close()
+	}
+	if s.remote != nil {
+		err = errors.Join(err, s.remote.close())
 	}
 	if s.index != nil {
 		err = errors.Join(err, s.index.Close())

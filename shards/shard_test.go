@@ -14,9 +14,24 @@ import (
 
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
+
+	"mula/internal/blockcache"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(withCache{m}) }
+
+// withCache runs the tests with a temporary cache of remote files.
+type withCache struct{ tests *testing.M }
+
+func (m withCache) Run() int {
+	dir, err := os.MkdirTemp("", "mula-test")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	os.Setenv(blockcache.FolderVariable, dir)
+	return m.tests.Run()
+}
 
 // foreign gives the bytes of an .idx and a .bin file as Megatron's builder writes them: documents
 // are runs of sequences of ids. It is written from the format's table alone, apart from the Writer,

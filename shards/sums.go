@@ -81,6 +81,12 @@ func openSums(path string, idBytes ...int64) (all []*blockSums, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening shard: %w", err)
 	}
+	return parseSums(path, file, idBytes...)
+}
+
+// parseSums is openSums for a mapped file, which it closes after an error. path is its name in
+// messages.
+func parseSums(path string, file mapping.File, idBytes ...int64) (all []*blockSums, err error) {
 	at := int64(0)
 	for _, n := range idBytes {
 		c := &blockSums{path: path, file: file}
@@ -170,11 +176,15 @@ func (c *blockSums) compared(binBytes int64) *comparedBlocks {
 	return next
 }
 
-// right reports whether a block matches its sum.
+// right reports whether a block of bin matches its sum.
 func (c *blockSums) right(bin []byte, block int64) bool {
 	start := block * c.block
-	return crc32.Checksum(bin[start:min(start+c.block, int64(len(bin)))],
-		castagnoli) == binary.LittleEndian.Uint32(c.sums[4*block:])
+	return c.matches(bin[start:min(start+c.block, int64(len(bin)))], block)
+}
+
+// matches reports whether data matches the sum of a block.
+func (c *blockSums) matches(data []byte, block int64) bool {
+	return crc32.Checksum(data, castagnoli) == binary.LittleEndian.Uint32(c.sums[4*block:])
 }
 
 // doubt returns an error if the sums themselves are damaged or do not match the manifest.
@@ -234,13 +244,17 @@ func (e *DamageError) Error() string {
 
 // damage returns the error about blocks, in order, that differ from their sums.
 func (s *Shard) damage(ctx context.Context, why string, blocks []int64) error {
-	if err := s.sums.doubt(s.manifest.Files["sums"]); err != nil {
+	sums, err := s.blockSums(ctx)
+	if err != nil {
+		return err
+	}
+	if err := sums.doubt(s.manifest.Files["sums"]); err != nil {
 		return err
 	}
 	e := &DamageError{Path: s.prefix + binExt, why: why}
 	size, last := int64(s.DType().Size()), int64(-1)
 	for _, b := range blocks {
-		span := ByteSpan{b * s.sums.block, min((b+1)*s.sums.block, int64(len(s.bin.Data)))}
+		span := ByteSpan{b * sums.block, min((b+1)*sums.block, s.binBytes())}
 		e.addBlock(span)
 		for doc, err := range s.Spans(span.First/size, span.End/size) {
 			if err != nil { // then x.idx is damaged as well

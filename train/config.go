@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"mula/blend"
+	"mula/internal/objects"
 	"mula/internal/strictyaml"
 	"mula/moe"
 	"mula/shards/verifier"
@@ -32,9 +33,9 @@ import (
 // The train.yaml in the run directory has the values used. Relative paths are relative to the
 // directory of the file.
 type Config struct {
-	Plan      string `yaml:"plan"`      // plan.json, as mula blend writes it; default "plan.json"
-	Output    string `yaml:"output"`    // run directory; default "run"
-	Tokenizer string `yaml:"tokenizer"` // tokenizer.json that is copied into every checkpoint; default "": none
+	Plan      string `yaml:"plan" url:"ok"` // plan.json, as mula blend writes it; may be a URL; default "plan.json"
+	Output    string `yaml:"output"`        // run directory; default "run"
+	Tokenizer string `yaml:"tokenizer"`     // tokenizer.json that is copied into every checkpoint; default "": none
 
 	// InitializeFrom names the model that supplies the initial weights: a Hugging Face directory,
 	// or a run or checkpoint of mula. Only the weights are used. The model's configuration must
@@ -267,7 +268,7 @@ func LoadConfig(path string, settings ...string) (Config, error) {
 	}
 	dir := filepath.Dir(path)
 	for _, p := range []*string{&c.Plan, &c.Output, &c.Tokenizer, &c.InitializeFrom} {
-		if *p != "" && !filepath.IsAbs(*p) {
+		if *p != "" && !filepath.IsAbs(*p) && !objects.IsURL(*p) {
 			*p = filepath.Join(dir, *p)
 		}
 	}

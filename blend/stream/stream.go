@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -89,7 +90,9 @@ type Stream struct {
 	cancel  context.CancelFunc
 	queue   chan chan built // records in order; nil without prefetch
 	room    chan struct{}   // one element for each record that is read ahead
-	group   *errgroup.Group
+	group   *errgroup.Group // of produce and fetchAhead
+	taken   chan struct{}   // has an element after a record was taken; nil for local shards
+	count   atomic.Int64    // number of records taken
 }
 
 // place identifies a record: the first position of its step, and its number in the step.
@@ -116,11 +119,16 @@ func New(ctx context.Context, d *blend.Data, o Options) (*Stream, error) {
 	}
 	s.names = sourceNames(d.Plan, o.Allocator)
 	s.ctx, s.cancel = context.WithCancel(ctx)
+	s.group = new(errgroup.Group)
 	if o.Prefetch > 0 {
 		s.queue = make(chan chan built, o.Prefetch)
 		s.room = make(chan struct{}, o.Prefetch)
-		s.group = new(errgroup.Group)
 		s.group.Go(s.produce)
+	}
+	if d.Remote() {
+		s.taken = make(chan struct{}, 1)
+		at := s.next
+		s.group.Go(func() error { return s.fetchAhead(at) })
 	}
 	return s, nil
 }
@@ -291,6 +299,7 @@ func (s *Stream) take() (arrow.RecordBatch, error) {
 		}
 		record, err := s.build(s.ctx, s.next)
 		s.next = s.after(s.next)
+		s.advance()
 		return record, err
 	}
 	select {
@@ -303,6 +312,7 @@ func (s *Stream) take() (arrow.RecordBatch, error) {
 		}
 		b := <-slot // does not block long: a cancelled worker returns an error
 		<-s.room
+		s.advance()
 		return b.record, b.err
 	case <-s.ctx.Done():
 		return nil, context.Cause(s.ctx)
@@ -330,9 +340,9 @@ func (s *Stream) Close() {
 			}
 			<-s.room
 		}
-		s.group.Wait()
 		s.queue = nil
 	}
+	s.group.Wait()
 	if s.names != nil {
 		s.names.Release()
 		s.names = nil
@@ -365,8 +375,8 @@ func (s *Stream) produce() error {
 	return nil
 }
 
-// build reads the record at place p.
-func (s *Stream) build(ctx context.Context, p place) (arrow.RecordBatch, error) {
+// samplesAt returns the samples of the record at place p.
+func (s *Stream) samplesAt(p place) ([]blend.Sample, error) {
 	share, rows := int64(s.o.BatchSize/s.o.World), int64(s.o.MicroBatch)
 	// Positions may exceed the end of the range here. The sums cannot overflow, because both terms
 	// are below 2^61.
@@ -380,6 +390,20 @@ func (s *Stream) build(ctx context.Context, p place) (arrow.RecordBatch, error) 
 		}
 		if !sample.Skipped {
 			samples = append(samples, sample)
+		}
+	}
+	return samples, nil
+}
+
+// build reads the record at place p.
+func (s *Stream) build(ctx context.Context, p place) (arrow.RecordBatch, error) {
+	samples, err := s.samplesAt(p)
+	if err != nil {
+		return nil, err
+	}
+	if s.taken != nil {
+		if err := s.d.Fetch(ctx, samples, s.wantsStarts()); err != nil {
+			return nil, err
 		}
 	}
 	b := newRecordBuilder(ctx, s, len(samples))

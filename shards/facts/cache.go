@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"mula/internal/locks"
+	"mula/internal/objects"
 	"mula/internal/usercache"
 	"mula/shards"
 )
@@ -95,9 +96,12 @@ func (s Stamps) SameFiles(other Stamps) bool {
 	return true
 }
 
-// StampsOf returns the stamps of a shard's files. ok is false if a file cannot be read, or is not
-// settled.
+// StampsOf returns the stamps of a shard's files. ok is false if a file cannot be read, is not
+// settled, or is in an object store.
 func StampsOf(prefix string) (s Stamps, ok bool) {
+	if objects.IsURL(prefix) {
+		return s, false // opening a shard is as fast as reading the versions of its objects
+	}
 	for i, ending := range []string{".bin", ".idx", ".json"} {
 		info, err := os.Stat(prefix + ending)
 		if errors.Is(err, fs.ErrNotExist) && ending == ".json" {
@@ -499,7 +503,7 @@ func (p *page) parse(data []byte, dir string) {
 
 // lookers is the number of shards that are examined concurrently. Most of the time is spent waiting
 // for the file system, which may be remote.
-const lookers = 32
+const lookers = 128
 
 // Survey returns the facts of n shards, from the cache or by opening them. path returns the
 // absolute prefix of a shard; survey calls it from several goroutines. If shards cannot be opened,
@@ -509,7 +513,7 @@ func (c *Cache) Survey(ctx context.Context, n int, path func(i int) (string, err
 	err error) {
 	found = make([]Facts, n)
 	errs := make([]error, n)
-	const batch = 16 // shards for one goroutine
+	batch := min(16, n/lookers+1) // shards for one goroutine
 	var mu sync.Mutex
 	refused := false // start no further batch; earlier batches have all started
 	var g errgroup.Group
@@ -528,7 +532,7 @@ func (c *Cache) Survey(ctx context.Context, n int, path func(i int) (string, err
 				}
 				prefix, err := path(i)
 				if err == nil {
-					found[i], err = c.look(prefix)
+					found[i], err = c.look(ctx, prefix)
 				}
 				if errs[i] = err; err != nil {
 					mu.Lock()
@@ -553,12 +557,12 @@ func (c *Cache) Survey(ctx context.Context, n int, path func(i int) (string, err
 }
 
 // look returns the facts of one shard.
-func (c *Cache) look(prefix string) (Facts, error) {
+func (c *Cache) look(ctx context.Context, prefix string) (Facts, error) {
 	f, before, ok := c.Find(prefix)
 	if ok {
 		return f, nil
 	}
-	s, err := shards.Open(prefix)
+	s, err := shards.OpenContext(ctx, prefix)
 	if err != nil {
 		return f, err
 	}

@@ -28,7 +28,7 @@ func TestReplacedFiles(t *testing.T) {
 	prefix := filepath.Join(dir, "a")
 	c := Open()
 	known := func() bool {
-		if _, err := c.look(prefix); err != nil {
+		if _, err := c.look(t.Context(), prefix); err != nil {
 			t.Fatal(err)
 		}
 		_, _, ok := c.Find(prefix)
@@ -161,7 +161,7 @@ func TestVerificationExpires(t *testing.T) {
 	shardtest.Age(t, dir)
 	prefix := filepath.Join(dir, "a")
 	c := Open()
-	f, err := c.look(prefix)
+	f, err := c.look(t.Context(), prefix)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,282 @@
+package blockcache
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+)
+
+// The layout of a cache file of n blocks: the blocks; a table with 8 bytes for each block; the
+// trailer. The file is sparse. An entry of the table is a CRC-32C (u32) and the time of the last
+// use in seconds since 1970 (u32), or 8 zero bytes for an absent block. Numbers are little-endian.
+const (
+	blocksEnding = ".blocks"
+	entrySize    = 8
+	trailer      = "mula block cache 1\n"
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// refresh is the age from which the time of the last use is written again.
+const refresh = 60 // seconds
+
+// A File reads a remote file through the cache. It is safe for concurrent use until Close.
+type File struct {
+	cache  *Cache
+	source Source
+	size   int64
+	disk   *os.File // the cache file; nil if the folder cannot hold it
+
+	mu      sync.Mutex
+	flights map[int64]*flight // by block
+}
+
+// File opens the cache file of a remote file. identity names the remote file and its version; two
+// files with the same identity have the same content. size is the number of its bytes.
+func (c *Cache) File(identity string, size int64, source Source) *File {
+	f := &File{cache: c, source: source, size: size, flights: map[int64]*flight{}}
+	var err error
+	if f.disk, err = openBlocks(c.path(identity, blocksEnding), f.blocks()); err != nil {
+		c.stats.failed.Add(1)
+	}
+	return f
+}
+
+// Size returns the number of bytes of the remote file.
+func (f *File) Size() int64 { return f.size }
+
+// Close closes the cache file. No other method may run during or after Close.
+func (f *File) Close() error {
+	if f.disk == nil {
+		return nil
+	}
+	return f.disk.Close()
+}
+
+// blocks returns the number of blocks.
+func (f *File) blocks() int64 { return (f.size + Block - 1) / Block }
+
+// openBlocks opens the cache file of n blocks, or creates it.
+func openBlocks(path string, n int64) (*os.File, error) {
+	size := n*(Block+entrySize) + int64(len(trailer))
+	for {
+		disk, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err == nil {
+			end := make([]byte, len(trailer))
+			if info, err := disk.Stat(); err == nil && info.Size() == size {
+				if _, err := disk.ReadAt(end, size-int64(len(end))); err == nil && string(end) == trailer {
+					return disk, nil
+				}
+			}
+			disk.Close()
+			if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) { // damaged
+				return nil, err
+			}
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		if err := createBlocks(path, size); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// createBlocks creates a cache file without blocks, unless another process is faster.
+func createBlocks(path string, size int64) error {
+	disk, err := os.CreateTemp(filepath.Dir(path), "*"+tempEnding)
+	if err != nil {
+		return err
+	}
+	defer os.Remove(disk.Name())
+	_, err = disk.WriteAt([]byte(trailer), size-int64(len(trailer)))
+	if err = errors.Join(err, disk.Close()); err != nil {
+		return err
+	}
+	if err := os.Link(disk.Name(), path); err == nil || errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	return os.Rename(disk.Name(), path) // a file system without links; a file of another process becomes invisible
+}
+
+// A run is the blocks [from, end).
+type run struct{ from, end int64 }
+
+// ReadBlocks fills p with blocks of the remote file, from the block with the given number on. p
+// ends at the end of a block. Blocks that the cache has are read from it, the others are fetched.
+func (f *File) ReadBlocks(ctx context.Context, p []byte, first int64) error {
+	end := first*Block + int64(len(p))
+	if first < 0 || end > f.size || end%Block != 0 && end != f.size {
+		return fmt.Errorf("bytes %d to %d are not blocks of a file of %d bytes", first*Block, end, f.size)
+	}
+	for _, r := range f.load(p, first) {
+		if err := f.fetch(ctx, f.part(p, first, r), r.from); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Fetch makes sure that the cache has the blocks of the bytes [from, end).
+func (f *File) Fetch(ctx context.Context, from, end int64) error {
+	first := from / Block
+	p := make([]byte, min(f.size, (end+Block-1)/Block*Block)-first*Block)
+	return f.ReadBlocks(ctx, p, first)
+}
+
+// part returns the part of p that has the blocks of a run. p starts with block first.
+func (f *File) part(p []byte, first int64, r run) []byte {
+	return p[(r.from-first)*Block : min((r.end-first)*Block, int64(len(p)))]
+}
+
+// load reads the blocks of p that the cache has, and returns the runs of the others.
+func (f *File) load(p []byte, first int64) (absent []run) {
+	n := (int64(len(p)) + Block - 1) / Block
+	all := []run{{first, first + n}}
+	if f.disk == nil || n == 0 {
+		return all
+	}
+	entries := make([]byte, n*entrySize)
+	if _, err := f.disk.ReadAt(entries, f.entry(first)); err != nil {
+		return all
+	}
+	now := uint32(time.Now().Unix())
+	add := func(r run) {
+		if k := len(absent); k > 0 && absent[k-1].end == r.from {
+			absent[k-1].end = r.end
+		} else {
+			absent = append(absent, r)
+		}
+	}
+	for i := int64(0); i < n; {
+		present := binary.LittleEndian.Uint64(entries[i*entrySize:]) != 0
+		r := run{first + i, first + i + 1}
+		for r.end-first < n && (binary.LittleEndian.Uint64(entries[(r.end-first)*entrySize:]) != 0) == present {
+			r.end++
+		}
+		i = r.end - first
+		if !present {
+			add(r)
+			continue
+		}
+		to := f.part(p, first, r)
+		if _, err := f.disk.ReadAt(to, r.from*Block); err != nil {
+			add(r)
+			continue
+		}
+		stale := false
+		for b := r.from; b < r.end; b++ {
+			block := f.part(p, first, run{b, b + 1})
+			entry := entries[(b-first)*entrySize:]
+			if crc32.Checksum(block, castagnoli) != binary.LittleEndian.Uint32(entry) {
+				add(run{b, b + 1})
+				continue
+			}
+			f.cache.stats.cached.Add(int64(len(block)))
+			if binary.LittleEndian.Uint32(entry[4:])+refresh < now {
+				binary.LittleEndian.PutUint32(entry[4:], now)
+				stale = true
+			}
+		}
+		if stale { // An error, or an entry that changes meanwhile, costs a fetch later.
+			_, _ = f.disk.WriteAt(entries[(r.from-first)*entrySize:(r.end-first)*entrySize], f.entry(r.from))
+		}
+	}
+	return absent
+}
+
+// entry returns the offset of a block's entry in the cache file.
+func (f *File) entry(block int64) int64 { return f.blocks()*Block + block*entrySize }
+
+// fetch fills p with blocks from the source and adds them to the cache. Blocks that another
+// goroutine fetches at the same time are fetched once.
+func (f *File) fetch(ctx context.Context, p []byte, first int64) error {
+	for len(p) > 0 {
+		n, other := f.claim(first, min(int64(len(p)+Block-1)/Block, longest/Block))
+		if n == 0 {
+			if err := other.wait(ctx); err != nil {
+				return err
+			}
+			block := p[:min(Block, len(p))]
+			if len(f.load(block, first)) > 0 {
+				continue // the other goroutine failed, or the block could not be stored
+			}
+			p, first = p[len(block):], first+1
+			continue
+		}
+		part := p[:min(n*Block, int64(len(p)))]
+		err := f.fetchClaimed(ctx, part, first)
+		f.release(first, n)
+		if err != nil {
+			return err
+		}
+		p, first = p[len(part):], first+n
+	}
+	return nil
+}
+
+// fetchClaimed fetches the blocks of p that no other goroutine has added since they were claimed.
+func (f *File) fetchClaimed(ctx context.Context, p []byte, first int64) error {
+	for _, r := range f.load(p, first) {
+		part := f.part(p, first, r)
+		if err := f.cache.get(ctx, f.source, part, r.from*Block); err != nil {
+			return err
+		}
+		f.store(part, r.from)
+	}
+	return nil
+}
+
+// claim marks up to n blocks from first as being fetched, until the first that another goroutine
+// fetches. If this is block first, it returns 0 and the other goroutine's flight.
+func (f *File) claim(first, n int64) (claimed int64, other *flight) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	mine := &flight{make(chan struct{})}
+	for claimed < n {
+		if other = f.flights[first+claimed]; other != nil {
+			break
+		}
+		f.flights[first+claimed] = mine
+		claimed++
+	}
+	return claimed, other
+}
+
+// release ends a flight of n blocks.
+func (f *File) release(first, n int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	close(f.flights[first].done)
+	for b := first; b < first+n; b++ {
+		delete(f.flights, b)
+	}
+}
+
+// store adds blocks to the cache. If the folder is full, they are not added.
+func (f *File) store(p []byte, first int64) {
+	if f.disk == nil {
+		return
+	}
+	now := uint32(time.Now().Unix())
+	var entries []byte
+	for at := 0; at < len(p); at += Block {
+		sum := crc32.Checksum(p[at:min(at+Block, len(p))], castagnoli)
+		entries = binary.LittleEndian.AppendUint32(entries, sum)
+		entries = binary.LittleEndian.AppendUint32(entries, now)
+	}
+	_, err := f.disk.WriteAt(p, first*Block)
+	if err == nil {
+		_, err = f.disk.WriteAt(entries, f.entry(first))
+	}
+	if err != nil {
+		f.cache.stats.failed.Add(1)
+	}
+	f.cache.wrote(int64(len(p)))
+}
