@@ -62,8 +62,8 @@ func realDir(dir string) string {
 }
 
 // relativePath returns the path from a plan's directory to a shard, both absolute paths or URLs.
-// The result is relative to the real directory, as [Plan.ShardPath] expects. The path to a shard in an
-// object store is a URL, unless the plan's directory contains the shard.
+// The result is relative to the real directory, as [Plan.ShardPath] expects. The path to a shard in
+// an object store is a URL, unless the plan's directory contains the shard.
 func relativePath(dir, shard string) string {
 	if objects.IsURL(dir) || objects.IsURL(shard) {
 		if rest, ok := strings.CutPrefix(shard, strings.TrimSuffix(dir, "/")+"/"); ok && objects.IsURL(dir) {

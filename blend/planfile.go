@@ -88,8 +88,7 @@ func encodeJSON(v any, indent string) ([]byte, error) {
 }
 
 // Write writes the plan to a file or an object (a URL) atomically. Paths of shards are relative to
-// the file's directory,
-// so that plan and shards can be moved together.
+// the plan's directory, so that plan and shards can be moved together.
 func (p *Plan) Write(path string) error { return p.WriteOn(nil, path) }
 
 // WriteOn is [Plan.Write] on another file system; nil is the machine's.

@@ -398,7 +398,7 @@ func expand(ctx context.Context, dir, pattern string) ([]string, error) {
 	switch {
 	case !remote:
 		matches, err = filepath.Glob(stem + endings)
-	case objects.HasPattern(stem):
+	case strings.ContainsAny(stem, `*?[\`):
 		var entries []objects.Entry
 		entries, err = objects.Glob(ctx, stem+endings)
 		for _, e := range entries {

@@ -1,0 +1,105 @@
+package blend
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+
+	"mula/internal/objects"
+	"mula/shards"
+)
+
+// fetchers is the number of requests that [Data.Fetch] makes at the same time.
+const fetchers = 64
+
+// nearby is the number of bytes between two ranges of a shard up to which one request reads both.
+const nearby = 64 << 10
+
+// Remote reports whether a shard of the plan is in an object store.
+func (p *Plan) Remote() bool {
+	for i := range p.Sources {
+		for k := range p.Sources[i].Shards {
+			if objects.IsURL(p.ShardPath(i, k)) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// A stretch is a token range [from, to) of a shard.
+type stretch struct {
+	source, shard int
+	from, to      int64
+}
+
+// Fetch reads the tokens of samples that are in object stores into the cache of remote files, so
+// that [ReadSample] does not wait for them. If starts is set, it also fetches the index files that
+// [Data.DocumentStarts] needs. Ranges that are close to each other are read by one request, and
+// requests are made in parallel. Fetch does nothing for local shards.
+func (d *Data) Fetch(ctx context.Context, samples []Sample, starts bool) error {
+	var list []stretch
+	var segments []segment
+	for i := range samples {
+		s := &samples[i]
+		var err error
+		if segments, err = d.order.segments(segments[:0], *s); err != nil {
+			return err
+		}
+		for _, g := range segments {
+			if objects.IsURL(d.ShardPath(s.Source, g.shard)) {
+				list = append(list, stretch{s.Source, g.shard, g.token, g.token + g.length})
+			}
+		}
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(fetchers)
+	for _, r := range joined(list) {
+		g.Go(func() error {
+			err := d.pool.Read(d.firsts[r.source]+r.shard, func(s *shards.Shard) error {
+				return s.Fetch(ctx, r.from, r.to, starts)
+			})
+			if err != nil {
+				return fmt.Errorf("source %q: %w", d.Sources[r.source].Name, err)
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+// fetchChecks fetches the samples of the check values.
+func (d *Data) fetchChecks(ctx context.Context) error {
+	if !d.Remote() {
+		return nil
+	}
+	var samples []Sample
+	for _, position := range checkPositions(d.length) {
+		s, err := d.Locate(position)
+		if err != nil {
+			return err
+		}
+		samples = append(samples, s)
+	}
+	return d.Fetch(ctx, samples, false)
+}
+
+// joined sorts stretches and joins stretches that are close to each other.
+func joined(list []stretch) []stretch {
+	slices.SortFunc(list, func(a, b stretch) int {
+		return cmp.Or(cmp.Compare(a.source, b.source), cmp.Compare(a.shard, b.shard), cmp.Compare(a.from, b.from))
+	})
+	var out []stretch
+	for _, r := range list {
+		if n := len(out); n > 0 && out[n-1].source == r.source && out[n-1].shard == r.shard &&
+			r.from-out[n-1].to <= nearby/4 { // a token has at most 4 bytes
+			out[n-1].to = max(out[n-1].to, r.to)
+			continue
+		}
+		out = append(out, r)
+	}
+	return out
+}
