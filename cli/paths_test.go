@@ -181,4 +181,7 @@ func TestURLsInConfigurations(t *testing.T) {
 			}
 		}
 	}
+	if tried < 10 {
+		t.Errorf("only %d fields were tried", tried)
+	}
 }
