@@ -139,7 +139,7 @@ func (s *Source) compileGrowth(seed uint64, shards []int, windows []int64) error
 		}
 		growths = append(growths, index.Growth{Sample: g.Sample, Windows: fresh})
 	}
-	s.order, err = index.NewGrowingOrder(seed, s.Name, first, growths)
+	s.order, err = index.NewGrowingOrder(seed, s.Name, first, growths, l)
 	return err
 }
 

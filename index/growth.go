@@ -48,12 +48,13 @@ func growthKey(seed uint64, source string, n int64) uint64 {
 // training windows, at least 1, and grows. Samples before a growth are the same as without the
 // growth. The current epoch then continues with its undrawn windows and the new windows, mixed, so
 // that it still draws each window once. Epochs of all windows follow. It is an error if growths are
-// not consecutive.
-func NewGrowingOrder(seed uint64, source string, windows int64, growths []Growth) (*Order, error) {
+// not consecutive. With a locality, it is the order "blocks 2": epochs and the start of an epoch
+// before a growth have the locality, the rest of this epoch has not.
+func NewGrowingOrder(seed uint64, source string, windows int64, growths []Growth, l Locality) (*Order, error) {
 	if len(growths) == 0 {
-		return NewOrder(seed, source, windows), nil
+		return NewLocalOrder(seed, source, windows, l), nil
 	}
-	list := []era{{regular: NewOrder(seed, source, windows)}}
+	list := []era{{regular: NewLocalOrder(seed, source, windows, l)}}
 	last := int64(0)
 	for n, g := range growths {
 		if g.Sample < last || g.Windows < 0 || g.Windows > math.MaxInt64-windows {
@@ -75,9 +76,9 @@ func NewGrowingOrder(seed uint64, source string, windows int64, growths []Growth
 		e.mixes = append(e.mixes, &mixing{at: g.Sample - e.start, before: windows, after: windows + g.Windows,
 			key: growthKey(seed, source, int64(n))})
 		windows += g.Windows
-		e.regular = NewOrder(seed, source, windows)
+		e.regular = NewLocalOrder(seed, source, windows, l)
 	}
-	o := NewOrder(seed, source, windows)
+	o := NewLocalOrder(seed, source, windows, l)
 	o.eras = list
 	return o, nil
 }
@@ -130,7 +131,7 @@ func (o *Order) grownAt(k int64) (epoch, window int64) {
 	} else if e.base != nil {
 		return epoch, e.mixed(i)
 	}
-	return epoch, int64(e.regular.permutation(epoch).At(uint64(i)))
+	return epoch, e.regular.at(epoch, i)
 }
 
 // grownFill is Fill for a source that has grown.
@@ -145,7 +146,7 @@ func (o *Order) grownFill(dst []int64, k int64) {
 				part[j] = e.mixed(i + int64(j))
 			}
 		} else {
-			e.regular.permutation(e.epoch+q).fill(part, uint64(i))
+			e.regular.fill(e.epoch+q, part, i)
 		}
 		dst, k = dst[len(part):], k+int64(len(part))
 	}
@@ -157,7 +158,7 @@ func (o *Order) grownInverse(epoch, window int64) int64 {
 	if epoch == e.epoch && e.base != nil {
 		return e.start + e.place(window)
 	}
-	return e.start + (epoch-e.epoch)*e.regular.windows + int64(e.regular.permutation(epoch).Inverse(uint64(window)))
+	return e.start + (epoch-e.epoch)*e.regular.windows + e.regular.inverse(epoch, window)
 }
 
 // mixed returns the window at index i of the era's first epoch, which has mixes.
@@ -171,14 +172,14 @@ func (e *era) mixed(i int64) int64 {
 			return i // the extension has the new windows in ascending order
 		}
 	}
-	return int64(e.base.permutation(e.epoch).At(uint64(i)))
+	return e.base.at(e.epoch, i)
 }
 
 // place is the inverse of mixed.
 func (e *era) place(window int64) int64 {
 	i, g := window, 0
 	if window < e.base.windows {
-		i = int64(e.base.permutation(e.epoch).Inverse(uint64(window)))
+		i = e.base.inverse(e.epoch, window)
 	} else {
 		for window >= e.mixes[g].after {
 			g++

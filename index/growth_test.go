@@ -24,8 +24,8 @@ func growing(t *rapid.T, largest int64) (seed uint64, first int64, growths []Gro
 	return seed, first, growths
 }
 
-func growingOrder(t interface{ Fatal(...any) }, seed uint64, first int64, growths []Growth) *Order {
-	o, err := NewGrowingOrder(seed, "source", first, growths)
+func growingOrder(t interface{ Fatal(...any) }, seed uint64, first int64, growths []Growth, l Locality) *Order {
+	o, err := NewGrowingOrder(seed, "source", first, growths, l)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,15 +34,11 @@ func growingOrder(t interface{ Fatal(...any) }, seed uint64, first int64, growth
 
 // A plain list by the rules of the format page: the current epoch is a list. Its drawn places are
 // kept. The rest, followed by the new windows, is permuted.
-func listed(seed uint64, first int64, growths []Growth, samples int64) (epochs, windows []int64) {
+func listed(seed uint64, first int64, growths []Growth, l Locality, samples int64) (epochs, windows []int64) {
 	total, number := first, 0
 	for epoch := int64(0); int64(len(windows)) < samples || number < len(growths); epoch++ {
 		start := int64(len(windows))
-		list := make([]int64, total)
-		p := newPermutation(uint64(total), Key(seed, "source", epoch))
-		for i := range list {
-			list[i] = int64(p.At(uint64(i)))
-		}
+		list := listedEpoch(seed, "source", epoch, total, l)
 		for ; number < len(growths) && growths[number].Sample < start+int64(len(list)); number++ {
 			for range growths[number].Windows {
 				list = append(list, total)
@@ -67,8 +63,9 @@ func listed(seed uint64, first int64, growths []Growth, samples int64) (epochs, 
 func TestGrowthIsThatOfTheList(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		seed, first, growths := growing(t, 40)
-		o := growingOrder(t, seed, first, growths)
-		epochs, windows := listed(seed, first, growths, 3*o.Windows())
+		l := drawLocality(t)
+		o := growingOrder(t, seed, first, growths, l)
+		epochs, windows := listed(seed, first, growths, l, 3*o.Windows())
 		for k, want := range windows {
 			epoch, window := o.At(int64(k))
 			if epoch != epochs[k] || window != want {
@@ -103,8 +100,10 @@ func TestGrowthIsThatOfTheList(t *testing.T) {
 func TestGrowthRepeatsNothing(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		seed, first, growths := growing(t, 60)
+		l := drawLocality(t)
 		for n := range growths {
-			before, after := growingOrder(t, seed, first, growths[:n]), growingOrder(t, seed, first, growths[:n+1])
+			before := growingOrder(t, seed, first, growths[:n], l)
+			after := growingOrder(t, seed, first, growths[:n+1], l)
 			for k := range growths[n].Sample {
 				e, w := before.At(k)
 				if f, v := after.At(k); e != f || w != v {
@@ -112,7 +111,7 @@ func TestGrowthRepeatsNothing(t *testing.T) {
 				}
 			}
 		}
-		o := growingOrder(t, seed, first, growths)
+		o := growingOrder(t, seed, first, growths, l)
 		last := int64(0)
 		if len(growths) > 0 {
 			last = growths[len(growths)-1].Sample
@@ -139,7 +138,8 @@ func TestGrowthRepeatsNothing(t *testing.T) {
 func TestGrowthOfLargeSources(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		seed, first, growths := growing(t, 1<<40)
-		o := growingOrder(t, seed, first, growths)
+		l := drawLocality(t)
+		o := growingOrder(t, seed, first, growths, l)
 		k := rapid.Int64Range(0, 1<<50).Draw(t, "k")
 		if len(growths) > 0 && rapid.Bool().Draw(t, "near") {
 			k = growths[rapid.IntRange(0, len(growths)-1).Draw(t, "growth")].Sample + rapid.Int64Range(0, first).Draw(t,
@@ -167,7 +167,7 @@ func TestGrowthMixes(t *testing.T) {
 	const old, fresh, drawn, trials = 40, 20, 10, 4000
 	places := make([]float64, old+fresh)
 	for seed := range uint64(trials) {
-		o := growingOrder(t, seed, old, []Growth{{drawn, fresh}})
+		o := growingOrder(t, seed, old, []Growth{{drawn, fresh}}, Locality{})
 		for k := range int64(old + fresh) {
 			if _, w := o.At(k); w >= old {
 				places[k]++
@@ -187,14 +187,14 @@ func TestGrowthMixes(t *testing.T) {
 
 func TestGrowthRefused(t *testing.T) {
 	for _, growths := range [][]Growth{{{-1, 1}}, {{5, 1}, {4, 1}}, {{0, -1}}, {{0, 1<<63 - 1}}} {
-		if _, err := NewGrowingOrder(1, "a", 10, growths); err == nil {
+		if _, err := NewGrowingOrder(1, "a", 10, growths, Locality{}); err == nil {
 			t.Errorf("growths %v were accepted", growths)
 		}
 	}
 }
 
 func BenchmarkGrownAt(b *testing.B) {
-	o := growingOrder(b, 1, 1<<30, []Growth{{1 << 29, 1 << 20}, {1<<29 + 1000, 1 << 21}, {1<<29 + 2000, 1 << 22}})
+	o := growingOrder(b, 1, 1<<30, []Growth{{1 << 29, 1 << 20}, {1<<29 + 1000, 1 << 21}, {1<<29 + 2000, 1 << 22}}, Locality{})
 	b.Run("at", func(b *testing.B) {
 		for k := int64(1<<29 + 3000); b.Loop(); k++ {
 			o.At(k)
