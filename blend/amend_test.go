@@ -195,6 +195,10 @@ func TestAmendKeepsThePrefix(t *testing.T) {
 			Sources: []SourceConfig{{Name: "web", Shards: []string{"part-0", "part-1"}, Weight: integer(3)},
 				{Name: "wiki", Shards: []string{"part-2"}, Weight: integer(2)}},
 			Packing: rapid.SampledFrom([]string{"", packingBestFit}).Draw(rt, "packing")}
+		if config.Packing == "" && rapid.Bool().Draw(rt, "local") {
+			config.Shuffle = &ShuffleConfig{rapid.Int64Range(1, 30).Draw(rt, "block"), rapid.Int64Range(0, 5).Draw(rt,
+				"group")}
+		}
 		if held != "" {
 			config.Validation, _ = ParseNumber(held)
 		}

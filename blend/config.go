@@ -11,6 +11,7 @@ import (
 
 	"github.com/goccy/go-yaml/ast"
 
+	"mula/index"
 	"mula/internal/quantity"
 	"mula/internal/strictyaml"
 )
@@ -44,12 +45,33 @@ type Config struct {
 	Order    string          `yaml:"order"`
 	Megatron *MegatronConfig `yaml:"megatron"` // location of the index files
 
+	// locality of the windows of a source; nil: all windows of an epoch are shuffled
+	Shuffle *ShuffleConfig `yaml:"shuffle"`
+
 	Packing string `yaml:"packing"` // "best_fit": samples are whole documents, packed; "" for windows
 	// token id after the last document of a packed sample; nil: the end-of-document id
 	Pad *int64 `yaml:"pad"`
 
 	dir  string           // shard paths are relative to it
 	file *strictyaml.File // for lines in messages; may be nil
+}
+
+// A ShuffleConfig makes a plan draw windows that are stored together at about the same time: see
+// [index.Locality].
+type ShuffleConfig struct {
+	Block int64 `yaml:"block" count:"suffix"` // windows of a block
+	Group int64 `yaml:"group" count:"suffix"` // blocks of a group; default 64
+}
+
+// defaultGroup is the default of [ShuffleConfig.Group].
+const defaultGroup = 64
+
+// locality returns the locality of the windows of a source.
+func (c *Config) locality() index.Locality {
+	if c.Shuffle == nil {
+		return index.Locality{}
+	}
+	return index.Locality{Block: c.Shuffle.Block, Group: cmp.Or(c.Shuffle.Group, defaultGroup)}
 }
 
 // A SourceConfig is one entry of sources in blend.yaml.
@@ -230,6 +252,15 @@ func (c *Config) nativeProblems(decoded error) (problems []error) {
 		bad("$.packing", "packing %q is not known%s (use %s, or omit packing for windows)", c.Packing,
 			strictyaml.DidYouMean(c.Packing, []string{packingBestFit}), packingBestFit)
 	}
+	if c.Shuffle != nil {
+		if err := c.locality().Check(); err != nil {
+			bad("$.shuffle", "shuffle: %w", err)
+		}
+		if c.Packing != "" {
+			bad("$.shuffle", "shuffle is for windows, and packed samples are shuffled in the whole source; remove "+
+				"shuffle or packing")
+		}
+	}
 	if c.Pad != nil && c.Packing == "" {
 		bad("$.pad",
 			"pad requires packing, because windows are never padded; remove it, or add packing: %s",
@@ -336,8 +367,8 @@ func (c *Config) megatronProblems(error) (problems []error) {
 		name string
 		set  bool
 	}{
-		{"seed", c.Seed != 0}, {"packing", c.Packing != ""}, {"pad", c.Pad != nil}, {"validation",
-			c.Validation.IsSet()}, {"samples", c.Samples != nil},
+		{"seed", c.Seed != 0}, {"packing", c.Packing != ""}, {"pad", c.Pad != nil}, {"shuffle", c.Shuffle != nil},
+		{"validation", c.Validation.IsSet()}, {"samples", c.Samples != nil},
 		{"tokens", c.Tokens != nil}, {"sources", len(c.Sources) > 0}, {"stages", len(c.Stages) > 0},
 	} {
 		if f.set || c.file.Has("$."+f.name) { // explicit 0 and [] are refused too

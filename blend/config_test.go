@@ -181,7 +181,7 @@ stages:
   - tokens: 5X
 validation: 2
 `), "blend.yaml", ".")
-	want := `blend.yaml:1: unknown field "seq_len"; known are sequence_length, seed, validation, samples, tokens, sources, stages, skips, order, megatron, packing, pad
+	want := `blend.yaml:1: unknown field "seq_len"; known are sequence_length, seed, validation, samples, tokens, sources, stages, skips, order, megatron, shuffle, packing, pad
 blend.yaml:2: seed is 18446744073709551616; it must be between 0 and 18446744073709551615
 blend.yaml:6: sources[0].weight: "50%" is a percentage; write 0.5
 blend.yaml:7: source "text" has no shards

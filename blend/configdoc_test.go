@@ -141,6 +141,8 @@ megatron: {cache: cache, name: a, split: train, validation: b, root: .}
 			full = strings.Replace(full, "samples: 9\n", "tokens: 144\n", 1)
 		case "stages[].tokens":
 			full = strings.Replace(full, "{samples: 9", "{tokens: 144", 1)
+		case "shuffle", "shuffle.block", "shuffle.group":
+			full += "shuffle: {block: 3, group: 2}\n"
 		case "packing":
 			full += "packing: best_fit\n"
 		case "pad":

@@ -81,6 +81,10 @@ func Diff(a, b *Plan) *Difference {
 	if native && a.Seed != b.Seed {
 		add(0, "seed", "the seed is %d, was %d", b.Seed, a.Seed)
 	}
+	if was.Locality != is.Locality {
+		add(0, "shuffle", "the windows are shuffled in %s, were shuffled in %s", localityText(is.Locality),
+			localityText(was.Locality))
+	}
 	if s, t := a.Tokenizer, b.Tokenizer; (s == nil) != (t == nil) || s != nil && *s != *t {
 		add(-1, "tokenizer", "the tokenizer is %s, was %s", t, s)
 	}

@@ -40,6 +40,12 @@ func TestFrozenPlan(t *testing.T) {
 	compareOrder(t, frozen, "testdata/order.json")
 }
 
+// The same corpus with a locality.
+func TestFrozenBlocksPlan(t *testing.T) {
+	c, text := mixed(t)
+	compareFrozen(t, c.seal(text+"shuffle: {block: 3, group: 4}\n"), filepath.Join(c.dir, "plan.json"), "blocks")
+}
+
 // A plan that the Python implementation made, of sources far larger than fit a test: its
 // fingerprint, its check values and its order are ours, and every listed sample leads back to its
 // position.

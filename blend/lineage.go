@@ -101,7 +101,7 @@ func (s *Source) shardsByPart() ([]int, error) {
 
 // compileGrowth prepares the order of a source that has grown, given the shards and windows of each
 // part.
-func (s *Source) compileGrowth(seed uint64, shards []int, windows []int64) error {
+func (s *Source) compileGrowth(seed uint64, l index.Locality, shards []int, windows []int64) error {
 	held := s.Validation
 	for i, g := range s.Growth {
 		if g.Validation < 0 || g.Validation > held || g.Sample > maxLength {
@@ -197,7 +197,8 @@ func validateNewReason(reason string) error {
 }
 
 // OrderVersion returns the version of the plan's order as in plan.json: "1", "2" for a plan that
-// amends another, [MegatronOrder], [PackedOrder] or [PackedAmendedOrder].
+// amends another, [BlocksOrder], [BlocksAmendedOrder], [MegatronOrder], [PackedOrder] or
+// [PackedAmendedOrder].
 func (p *Plan) OrderVersion() string { return p.order.traits().Version }
 
 // Shared returns the number of leading positions whose samples are the same in the plan with the

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"iter"
 	"path/filepath"
+
+	"mula/index"
 )
 
 // Traits are the properties of a plan's order that readers of its samples depend on.
@@ -24,6 +26,9 @@ type Traits struct {
 	// Padding fills the rest.
 	Padded  bool
 	Padding uint32
+
+	// Locality of the windows of a source; zero if all windows of an epoch are shuffled.
+	Locality index.Locality
 
 	Amendable bool // [Amend] accepts the plan
 

@@ -16,6 +16,8 @@ func orderParsers() []orderParser {
 	return []orderParser{
 		{strconv.Itoa(OrderVersion), parseNative},
 		{strconv.Itoa(AmendedVersion), parseAmended},
+		{strconv.Quote(BlocksOrder), parseBlocks},
+		{strconv.Quote(BlocksAmendedOrder), parseBlocksAmended},
 		{strconv.Quote(MegatronOrder), parseMegatron},
 		{strconv.Quote(PackedOrder), parsePacked},
 		{strconv.Quote(PackedAmendedOrder), parsePackedAmended},

@@ -278,7 +278,7 @@ func (o *packedOrder) compileSource(s *Source) error {
 		s.training += k.Samples - k.HeldOut
 	}
 	if len(s.Growth) > 0 {
-		return s.compileGrowth(o.plan.Seed, shards, samples)
+		return s.compileGrowth(o.plan.Seed, index.Locality{}, shards, samples)
 	}
 	s.order = index.NewOrder(o.plan.Seed, s.Name, s.training)
 	return nil

@@ -24,6 +24,13 @@ const (
 	AmendedVersion = 2
 )
 
+// The orders of windows with a locality: of plans that do not amend another plan, and of plans that
+// do.
+const (
+	BlocksOrder        = "blocks 1"
+	BlocksAmendedOrder = "blocks 2"
+)
+
 // Limits of a plan. They keep every product within 128 bits and every sum within 64.
 const (
 	maxLength         = 1 << 60 // samples

@@ -16,6 +16,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"mula/index"
 	"mula/internal/filesystem/faultfs"
 	"mula/shards"
 	"mula/shards/shardtest"
@@ -24,8 +25,14 @@ import (
 // Every position has one (source, epoch, window), every source's windows come epoch by epoch, each
 // once an epoch, over the stages' borders; and Position leads back from each.
 func TestOrderOfPlan(t *testing.T) {
-	c, text := mixed(t)
-	p := c.seal(text)
+	for _, shuffle := range []string{"", "shuffle: {block: 4}\n", "shuffle: {block: 1000, group: 1}\n"} {
+		c, text := mixed(t)
+		checkOrder(t, c.seal(text+shuffle))
+	}
+}
+
+func checkOrder(t *testing.T, p *Plan) {
+	t.Helper()
 	if p.Length() != 600 {
 		t.Fatalf("%d positions, want 600", p.Length())
 	}
@@ -101,7 +108,7 @@ func planOf(t interface {
 }, windows []int64, stages []Stage) *Plan {
 	t.Helper()
 	p := &Plan{Seed: 1, SequenceLength: 8, Stages: stages}
-	p.order = newWindowOrder(p)
+	p.order = newWindowOrder(p, index.Locality{})
 	for i, n := range windows {
 		p.Sources = append(p.Sources, Source{Name: string(rune('a'+i%26)) + string(rune('a'+i/26%26)) +
 			string(rune('a'+i/676)),
@@ -126,6 +133,13 @@ func TestPositionInvertsLocate(t *testing.T) {
 			stages[j].Weights[rapid.IntRange(0, len(windows)-1).Draw(rt, "one")]++
 		}
 		p := planOf(t, windows, stages)
+		if rapid.Bool().Draw(rt, "local") {
+			p.order = newWindowOrder(p, index.Locality{Block: rapid.Int64Range(1, 1<<24).Draw(rt, "block"),
+				Group: rapid.Int64Range(1, 1<<24).Draw(rt, "group")})
+			if err := p.compile(); err != nil {
+				rt.Fatal(err)
+			}
+		}
 		position := rapid.Int64Range(0, p.Length()-1).Draw(rt, "position")
 		s, err := p.Locate(position)
 		if err != nil {
@@ -641,7 +655,7 @@ func manySources(t testing.TB) *Plan {
 // unlike sizes, 4T tokens.
 func sevenOfManyFiles(t testing.TB) *Plan {
 	p := &Plan{Seed: 6198, SequenceLength: 4096}
-	p.order = newWindowOrder(p)
+	p.order = newWindowOrder(p, index.Locality{})
 	shares := []uint64{948, 20, 21, 5, 4, 1, 1}
 	x := uint64(1)
 	for i, share := range shares {

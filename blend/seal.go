@@ -141,7 +141,7 @@ func survey(ctx context.Context, c *Config, l *facts.Cache, opts *SealOptions) (
 // surveyNative is survey for orders that mula computes: windows, or packed documents.
 func surveyNative(ctx context.Context, c *Config, l *facts.Cache, opts *SealOptions) (_ *Data, err error) {
 	p := &Plan{Seed: c.Seed, SequenceLength: c.SequenceLength, HeldOut: c.Validation.String()}
-	p.order = newWindowOrder(p) // pack replaces it
+	p.order = newWindowOrder(p, c.locality()) // pack replaces it
 	list := shardList{dir: c.dir, listed: map[string]string{}, links: realPaths{}}
 	for i, sc := range c.Sources {
 		s := Source{Name: sc.Name, MaxEpochs: sc.MaxEpochs.String()}

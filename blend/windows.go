@@ -11,18 +11,35 @@ import (
 )
 
 // A windowOrder is mula's native order of windows: order version 1, and version 2 if the plan
-// amends another.
-type windowOrder struct{ scheduled }
+// amends another. With a locality, it is order "blocks 1" or "blocks 2".
+type windowOrder struct {
+	scheduled
+	locality index.Locality
+}
 
-func newWindowOrder(p *Plan) *windowOrder { return &windowOrder{scheduled{p}} }
+func newWindowOrder(p *Plan, l index.Locality) *windowOrder { return &windowOrder{scheduled{p}, l} }
 
 func (o *windowOrder) traits() Traits {
-	version := OrderVersion
-	if len(o.plan.Parents) > 0 {
-		version = AmendedVersion
-	}
-	return Traits{Version: strconv.Itoa(version), Windows: true, Scheduled: true,
+	amended := len(o.plan.Parents) > 0
+	t := Traits{Version: strconv.Itoa(OrderVersion), Windows: true, Scheduled: true, Locality: o.locality,
 		name: "mula's native order"}
+	switch local := o.locality != (index.Locality{}); {
+	case local && amended:
+		t.Version = BlocksAmendedOrder
+	case local:
+		t.Version = BlocksOrder
+	case amended:
+		t.Version = strconv.Itoa(AmendedVersion)
+	}
+	return t
+}
+
+// localityText describes a locality for messages.
+func localityText(l index.Locality) string {
+	if l == (index.Locality{}) {
+		return "the whole source"
+	}
+	return fmt.Sprintf("groups of %d blocks of %d windows", l.Group, l.Block)
 }
 
 // holdOutWindows sets the number of validation windows of all sources, given their fraction.
@@ -74,13 +91,13 @@ func (o *windowOrder) compileSource(s *Source) error {
 				next++
 			}
 		}
-		return s.compileGrowth(o.plan.Seed, shards, windows)
+		return s.compileGrowth(o.plan.Seed, o.locality, shards, windows)
 	}
-	s.order = index.NewOrder(o.plan.Seed, s.Name, s.Training())
+	s.order = index.NewLocalOrder(o.plan.Seed, s.Name, s.Training(), o.locality)
 	return nil
 }
 
-func (o *windowOrder) amend(p *Plan) order { return newWindowOrder(p) }
+func (o *windowOrder) amend(p *Plan) order { return newWindowOrder(p, o.locality) }
 
 // extend implements amendable.
 func (o *windowOrder) extend(_ context.Context, _ *packer, s *Source, _, first int, held Number) (out int64,
@@ -104,7 +121,7 @@ func (o *windowOrder) extend(_ context.Context, _ *packer, s *Source, _, first i
 func (o *windowOrder) compile() error { return o.compileStages() }
 
 func (o *windowOrder) open(_ context.Context, p *Plan, _ func(string)) (order, error) {
-	return newWindowOrder(p), nil
+	return newWindowOrder(p, o.locality), nil
 }
 
 func (o *windowOrder) closed() order { return o }
@@ -196,11 +213,35 @@ type grownSource struct {
 	Shards     []Shard  `json:"shards"`
 }
 
+// sealedBlocks replaces sealedPlan in a plan of order "blocks 1", and sealedBlocksAmended in a plan
+// of order "blocks 2". Their first members replace the member order of the embedded plans.
+type sealedBlocks struct {
+	Order   string         `json:"order"`
+	Shuffle index.Locality `json:"shuffle"`
+	sealedPlan
+}
+
+type sealedBlocksAmended struct {
+	Order   string         `json:"order"`
+	Shuffle index.Locality `json:"shuffle"`
+	sealedAmended
+}
+
 func (o *windowOrder) sealed() any {
-	p := o.plan
-	if len(p.Parents) > 0 {
+	local := o.locality != (index.Locality{})
+	switch amended := len(o.plan.Parents) > 0; {
+	case local && amended:
+		return sealedBlocksAmended{BlocksAmendedOrder, o.locality, o.sealedAmended()}
+	case local:
+		return sealedBlocks{BlocksOrder, o.locality, o.sealedPlan()}
+	case amended:
 		return o.sealedAmended()
 	}
+	return o.sealedPlan()
+}
+
+func (o *windowOrder) sealedPlan() sealedPlan {
+	p := o.plan
 	f := sealedPlan{Order: OrderVersion, Seed: p.Seed, SequenceLength: p.SequenceLength, Tokenizer: p.Tokenizer,
 		Stages: p.Stages, Skips: p.sealedSkips(), Checks: p.Checks}
 	for _, s := range p.Sources {
@@ -229,13 +270,32 @@ func parseNative(data []byte) (*Plan, string, error) {
 	if err := strictjson.Decode(data, &f); err != nil {
 		return nil, "", err
 	}
-	p := &Plan{Seed: f.Plan.Seed, SequenceLength: f.Plan.SequenceLength, Tokenizer: f.Plan.Tokenizer,
-		Stages: f.Plan.Stages, Skips: f.Plan.Skips, Checks: f.Plan.Checks}
-	p.order = newWindowOrder(p)
-	for _, s := range f.Plan.Sources {
+	p := f.Plan.plan(index.Locality{})
+	return p, f.Fingerprint, p.takeWritten(f.Written)
+}
+
+// parseBlocks parses a plan of order "blocks 1".
+func parseBlocks(data []byte) (*Plan, string, error) {
+	var f planFile[sealedBlocks]
+	if err := strictjson.Decode(data, &f); err != nil {
+		return nil, "", err
+	}
+	if err := f.Plan.Shuffle.Check(); err != nil {
+		return nil, "", fmt.Errorf("`shuffle`: %w", err)
+	}
+	p := f.Plan.plan(f.Plan.Shuffle)
+	return p, f.Fingerprint, p.takeWritten(f.Written)
+}
+
+// plan returns the plan without the paths of its shards.
+func (f *sealedPlan) plan(l index.Locality) *Plan {
+	p := &Plan{Seed: f.Seed, SequenceLength: f.SequenceLength, Tokenizer: f.Tokenizer, Stages: f.Stages, Skips: f.Skips,
+		Checks: f.Checks}
+	p.order = newWindowOrder(p, l)
+	for _, s := range f.Sources {
 		p.Sources = append(p.Sources, Source{Name: s.Name, Validation: s.Validation, Shards: s.Shards})
 	}
-	return p, f.Fingerprint, p.takeWritten(f.Written)
+	return p
 }
 
 // parseAmended parses a plan of order version 2.
@@ -244,15 +304,40 @@ func parseAmended(data []byte) (*Plan, string, error) {
 	if err := strictjson.Decode(data, &f); err != nil {
 		return nil, "", err
 	}
-	if len(f.Plan.Parents) == 0 {
-		return nil, "", fmt.Errorf("order version %d is for amended plans, but the plan has no parent", AmendedVersion)
+	p, err := f.Plan.plan(strconv.Itoa(AmendedVersion), index.Locality{})
+	if err != nil {
+		return nil, "", err
 	}
-	p := &Plan{Seed: f.Plan.Seed, SequenceLength: f.Plan.SequenceLength, Tokenizer: f.Plan.Tokenizer,
-		Stages: f.Plan.Stages, Skips: f.Plan.Skips, Checks: f.Plan.Checks, Parents: f.Plan.Parents}
-	p.order = newWindowOrder(p)
-	for _, s := range f.Plan.Sources {
+	return p, f.Fingerprint, p.takeWritten(f.Written)
+}
+
+// parseBlocksAmended parses a plan of order "blocks 2".
+func parseBlocksAmended(data []byte) (*Plan, string, error) {
+	var f planFile[sealedBlocksAmended]
+	if err := strictjson.Decode(data, &f); err != nil {
+		return nil, "", err
+	}
+	if err := f.Plan.Shuffle.Check(); err != nil {
+		return nil, "", fmt.Errorf("`shuffle`: %w", err)
+	}
+	p, err := f.Plan.plan(BlocksAmendedOrder, f.Plan.Shuffle)
+	if err != nil {
+		return nil, "", err
+	}
+	return p, f.Fingerprint, p.takeWritten(f.Written)
+}
+
+// plan returns the plan without the paths of its shards. version is its order, for messages.
+func (f *sealedAmended) plan(version string, l index.Locality) (*Plan, error) {
+	if len(f.Parents) == 0 {
+		return nil, fmt.Errorf("order version %s is for amended plans, but the plan has no parent", version)
+	}
+	p := &Plan{Seed: f.Seed, SequenceLength: f.SequenceLength, Tokenizer: f.Tokenizer, Stages: f.Stages, Skips: f.Skips,
+		Checks: f.Checks, Parents: f.Parents}
+	p.order = newWindowOrder(p, l)
+	for _, s := range f.Sources {
 		p.Sources = append(p.Sources, Source{Name: s.Name, Validation: s.Validation, Shards: s.Shards,
 			Growth: s.Growth})
 	}
-	return p, f.Fingerprint, p.takeWritten(f.Written)
+	return p, nil
 }

@@ -194,7 +194,8 @@ func TestGrowthRefused(t *testing.T) {
 }
 
 func BenchmarkGrownAt(b *testing.B) {
-	o := growingOrder(b, 1, 1<<30, []Growth{{1 << 29, 1 << 20}, {1<<29 + 1000, 1 << 21}, {1<<29 + 2000, 1 << 22}}, Locality{})
+	growths := []Growth{{1 << 29, 1 << 20}, {1<<29 + 1000, 1 << 21}, {1<<29 + 2000, 1 << 22}}
+	o := growingOrder(b, 1, 1<<30, growths, Locality{})
 	b.Run("at", func(b *testing.B) {
 		for k := int64(1<<29 + 3000); b.Loop(); k++ {
 			o.At(k)

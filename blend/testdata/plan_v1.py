@@ -1,4 +1,4 @@
-"""Plans and order version 1, written from docs/formats/plan.md, not from the Go code.
+"""Plans and orders 1 and "blocks 1", written from docs/formats/plan.md, not from the Go code.
 
 The first command writes every position of a plan. The second writes a plan with check values, of
 sources with up to 10^9 windows and no files:
@@ -15,6 +15,7 @@ import os
 import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../index/testdata"))
+from blocks_v1 import epoch_of
 from order_v1 import key, permutation
 
 
@@ -70,16 +71,19 @@ class Plan:
             for s, n in tree.counts(stage["samples"]).items():
                 base[s] += n
             start += stage["samples"]
-        self.length, self.permutations = start, {}
+        self.length, self.permutations, self.shuffle = start, {}, plan.get("shuffle")
 
     def at(self, position):
         start, tree, base = self.stages[bisect.bisect_right([s[0] for s in self.stages], position) - 1]
         source, k = tree.at(position - start)
         epoch, i = divmod(base[source] + k, self.training[source])
         if (source, epoch) not in self.permutations:
-            self.permutations[source, epoch] = permutation(
-                self.training[source], key(self.seed, self.sources[source]["name"], epoch)
-            )
+            name, n = self.sources[source]["name"], self.training[source]
+            if self.shuffle:
+                windows = epoch_of(self.seed, name, epoch, n, self.shuffle["block"], self.shuffle["group"])
+                self.permutations[source, epoch] = windows.__getitem__
+            else:
+                self.permutations[source, epoch] = permutation(n, key(self.seed, name, epoch))
         return source, epoch, self.permutations[source, epoch](i)
 
 
