@@ -17,7 +17,6 @@ import (
 	"fmt"
 	"log"
 	"math"
-	"os"
 	"runtime"
 	"strings"
 	"time"
@@ -66,7 +65,7 @@ func main() {
 		text, err = measure(ctx, xpu.Precision(*precision), chosen, *rows, *rounds, *only)
 	}
 	if err == nil && *table != "" {
-		err = replace(*table, text)
+		err = atomicfile.ReplaceBetween(*table, tableBegin, tableEnd, text)
 	}
 	if err != nil {
 		log.Fatal(err)
@@ -319,21 +318,6 @@ func some(x float64) string {
 		return ""
 	}
 	return fmt.Sprintf("%.3g", x)
-}
-
-// replace puts text between the marks of a file.
-func replace(path, text string) error {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
-	before, rest, ok := strings.Cut(string(data), tableBegin)
-	_, after, closed := strings.Cut(rest, tableEnd)
-	if !ok || !closed {
-		return fmt.Errorf("%s: no table marks; add the lines %q and %q", path,
-			strings.TrimSpace(tableBegin), strings.TrimSpace(tableEnd))
-	}
-	return atomicfile.WriteFile(path, []byte(before+tableBegin+text+tableEnd+after))
 }
 
 // processorSeconds returns the processor time of this process, with the threads of a CPU driver.

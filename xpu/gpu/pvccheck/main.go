@@ -48,7 +48,7 @@ func main() {
 		fmt.Println(k)
 	}
 	if err == nil && *table != "" {
-		err = replaceTable(*table, kernels)
+		err = atomicfile.ReplaceBetween(*table, tableBegin, tableEnd, tableOf(kernels))
 	}
 	if err != nil {
 		log.Fatal(err)
@@ -170,18 +170,8 @@ func verdict(kernels []kernel) error {
 // The marks around the table.
 const tableBegin, tableEnd = "<!-- make pvc writes this table -->\n", "<!-- up to here -->\n"
 
-// replaceTable replaces the table in the file.
-func replaceTable(path string, kernels []kernel) error {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
-	before, rest, ok := strings.Cut(string(data), tableBegin)
-	_, after, closed := strings.Cut(rest, tableEnd)
-	if !ok || !closed {
-		return fmt.Errorf("%s: no table marks; add the lines %q and %q", path,
-			strings.TrimSpace(tableBegin), strings.TrimSpace(tableEnd))
-	}
+// tableOf returns a table of the kernels.
+func tableOf(kernels []kernel) string {
 	var b strings.Builder
 	b.WriteString("\n| kernel | file | precision | lanes | registers | scratch, bytes | instructions | dpas | inner " +
 		"loop: dpas of instructions | bytes/FLOP from L1 | from L2 |\n")
@@ -198,5 +188,5 @@ func replaceTable(path string, kernels []kernel) error {
 			k.Lanes, k.Registers, k.Scratch, k.Instructions, k.DPAS, loop, near, far)
 	}
 	b.WriteString("\n")
-	return atomicfile.WriteFile(path, []byte(before+tableBegin+b.String()+tableEnd+after))
+	return b.String()
 }
