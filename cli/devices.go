@@ -183,7 +183,7 @@ func describeOpenCL(d *opencl.Device) deviceEntry {
 		Clock: d.Clock, Memory: d.Memory,
 		MaxBuffer: d.MaxAllocation, LocalMemory: d.LocalMemory, MaxWorkGroup: d.MaxWorkGroup, SubGroups: d.SubGroups(),
 		SubGroupSizes:      d.SubGroupSizes,
-		MatrixInstructions: d.MatrixInstructions(), FP16: d.FP16(), BF16: d.BF16(),
+		MatrixInstructions: d.MatrixInstructions() || d.TensorCores(), FP16: d.FP16(), BF16: d.BF16(),
 	}}
 }
 

@@ -51,6 +51,10 @@ func (d *Device) Attend(a xpu.Attention) {
 	}
 	c := d.begin()
 	defer c.end()
+	if pieces := d.attendPieces(a); pieces > 0 {
+		c.attendTensors(a, pieces)
+		return
+	}
 	c.attend("attend", h, h.Heads, 4, 1, c.writes(a.Context), c.writes(a.LSE), c.reads(a.Q), c.reads(a.K),
 		c.reads(a.V),
 		c.reads(a.Begin), integer(h.Length), integer(h.Heads/h.KVHeads), integer(h.Size), integer(a.First),
@@ -67,6 +71,10 @@ func (d *Device) AttendGrad(a xpu.Attention, dcontext, dqkv, dk, dv xpu.Tensor) 
 	}
 	c := d.begin()
 	defer c.end()
+	if pieces := d.attendPieces(a); pieces > 0 {
+		c.attendTensorsGrad(a, dcontext, dqkv, dk, dv, pieces)
+		return
+	}
 	delta := c.take(a.LSE.Elements())
 	share, size := integer(h.Heads/h.KVHeads), integer(h.Size)
 	c.attend("attend_grad_queries", h, h.Heads, 7, 2, c.writes(dqkv), delta, c.reads(dcontext),

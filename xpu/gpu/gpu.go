@@ -80,12 +80,14 @@ type shape struct {
 	group     int    // number of work-items that share a row, GROUP in kernels; a power of two
 	chains    int    // limits the elements of the chains of a product that are computed at the same time
 	options   string // for tests: compiler options
-	emulate   string // for tests: definitions for pvc.cl that emulate matrix instructions on any device
+	tile      tensorTile
+	emulated  string // for tests: the file whose matrix instructions are emulated on any device
+	emulate   string // for tests: definitions for that
 }
 
 var (
 	processorShape = shape{processor: true, group: 1}
-	gpuShape       = shape{group: 128, chains: 16 << 20}
+	gpuShape       = shape{group: 128, chains: 16 << 20, tile: largeTile}
 )
 
 // New creates the device. It fails if it cannot create a queue, or if the driver's compiler
@@ -171,14 +173,14 @@ func (d *Device) programs() []program {
 	}
 	var all []program
 	for _, e := range entries {
-		if name := e.Name(); name != baseFile && !strings.HasPrefix(name, matrixPrefix) {
+		if name := e.Name(); !slices.Contains([]string{baseFile, pvcFile, nvidiaFile, attendTensorFile}, name) {
 			if p := d.program(name, ""); len(p.kernels) > 0 { // else a file that others include
 				all = append(all, p)
 			}
 		}
 	}
-	if d.matrixLanes() > 0 {
-		all = append(all, d.matrixProgram())
+	if file := d.matrixFile(); file != "" {
+		all = append(all, d.matrixProgram(file))
 	}
 	return all
 }
@@ -194,18 +196,6 @@ func (d *Device) program(file, options string) program {
 	if d.shape.processor {
 		all = append(all, "-DPROCESSOR")
 	}
-	// A program that does not use these definitions is the same in all precisions.
-	if d.device.Has("cl_khr_fp64") && bytes.Contains(text, []byte("FP64")) {
-		all = append(all, "-DFP64")
-	}
-	if d.precision == xpu.BF16 && (bytes.Contains(text, []byte("BF16")) || bytes.Contains(text, []byte("operand("))) {
-		all = append(all, "-DBF16")
-	}
-	for _, more := range []string{d.shape.options, options} {
-		if more != "" {
-			all = append(all, more)
-		}
-	}
 	included := includeLine.ReplaceAllFunc(text, func(line []byte) []byte {
 		name := string(includeLine.FindSubmatch(line)[1])
 		part, err := texts.ReadFile(name)
@@ -215,6 +205,19 @@ func (d *Device) program(file, options string) program {
 		after := bytes.Count(text[:bytes.Index(text, line)], []byte("\n")) + 2
 		return fmt.Appendf(nil, "#line 1 %q\n%s#line %d %q", name, part, after, file)
 	})
+	// A program that does not use these definitions is the same in all precisions.
+	if d.device.Has("cl_khr_fp64") && bytes.Contains(included, []byte("FP64")) {
+		all = append(all, "-DFP64")
+	}
+	rounds := bytes.Contains(included, []byte("BF16")) || bytes.Contains(included, []byte("operand("))
+	if d.precision == xpu.BF16 && rounds {
+		all = append(all, "-DBF16")
+	}
+	for _, more := range []string{d.shape.options, options} {
+		if more != "" {
+			all = append(all, more)
+		}
+	}
 	p := program{source: opencl.Source{Name: file, Text: fmt.Sprintf("%s#line 1 %q\n%s", base, file, included),
 		Options: strings.Join(all, " ")}}
 	for _, match := range kernelName.FindAllSubmatch(text, -1) {
@@ -224,10 +227,6 @@ func (d *Device) program(file, options string) program {
 	}
 	return p
 }
-
-// matrixPrefix starts the names of files for devices with matrix instructions, which are compiled
-// with additional options.
-const matrixPrefix = "pvc"
 
 // build compiles programs, one per processor of the host at a time, and returns their kernels by
 // name.
@@ -291,11 +290,15 @@ func (d *Device) Name() string {
 func (d *Device) Precision() xpu.Precision { return d.precision }
 
 // Arithmetic returns for example "opencl NVIDIA H100 80GB HBM3 driver 550.54": with another driver
-// the compiler may choose other instructions. [xpu.BF16] adds the suffix " bf16".
+// the compiler may choose other instructions. [xpu.BF16] adds the suffix " bf16", or " bf16 tensor
+// cores" with these.
 func (d *Device) Arithmetic() string {
 	name := fmt.Sprintf("opencl %s driver %s", d.device.Name, d.device.DriverVersion)
 	if d.precision != xpu.FP32 {
 		name += " " + string(d.precision)
+	}
+	if d.matrixFile() == nvidiaFile {
+		name += " tensor cores"
 	}
 	return name
 }

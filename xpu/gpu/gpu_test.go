@@ -32,14 +32,15 @@ func shapes(device *opencl.Device) map[string]shape {
 	if device.Type != opencl.CPU {
 		return map[string]shape{"gpu": gpuShape}
 	}
-	return map[string]shape{"processor": processorShape, "gpu": emulation("")}
+	return map[string]shape{"processor": processorShape, "gpu": emulation("", "")}
 }
 
-// emulation is the shape of the kernels for a GPU, for a CPU. PoCL needs ten times as long to
-// compile them if it may optimize them.
-func emulation(emulate string) shape {
+// emulation is the shape of the kernels for a GPU, for a CPU. It emulates the matrix instructions
+// of a file. PoCL needs ten times as long to compile the kernels if it may optimize them.
+func emulation(file, emulate string) shape {
 	s := gpuShape
-	s.options, s.emulate = "-cl-opt-disable", emulate
+	s.options, s.emulated, s.emulate = "-cl-opt-disable", file, emulate
+	s.tile = tensorTile{down: 2, across: 2, high: 1, wide: 2, pieces: 4, stages: 3}
 	return s
 }
 

@@ -1,7 +1,7 @@
 // Products of matrices, C = op(A)·op(B). Of a stored matrix with leading dimension ld, element (i, j) of op is x[i·rows + j·columns]: rows = ld and
 // columns = 1 as it is, the other way round of the transpose. An element of C is one chain of fused multiply-adds over the terms, in ascending order,
-// from zero; so it depends on nothing but its operands. On a GPU a product without groups has chains of at most sumTerms terms (products.go), whose sums
-// are added in ascending order.
+// from zero; so it depends on nothing but its operands. On a GPU a product without groups has chains of a limited number of terms (products.go), whose
+// sums are added in ascending order.
 
 // The rows and the group of a tile. With tiles the rows of groups follow each other, and a tile has rows of one group.
 // With starts the terms of groups follow each other, and there is a matrix C for each.
@@ -264,19 +264,29 @@ kernel void multiply_groups(MEMORY(float, c), MEMORY(const float, a), MEMORY(con
 
 #else
 
-// A row of the sum of matrices that follow each other in memory, in their order; dimension 1 is the row.
+// The sum of matrices that follow each other in memory, in their order. A work-item has four columns of a row.
 kernel void add_chains(MEMORY(float, c), MEMORY(const float, x), const int matrices, const int m, const int n, const long ldc, const int accumulate)
 {
 	LOCATE(c), LOCATE(x);
-	const size_t j = get_global_id(0), i = get_group_id(1), each = (size_t)m * n;
-	if (j >= n)
+	const int quads = (n + 3) / 4, row = get_global_id(0) / quads, j = 4 * (get_global_id(0) % quads);
+	if (row >= m)
 		return;
-	c += i * ldc + j;
-	x += i * n + j;
-	float sum = accumulate ? *c + x[0] : x[0];
-	for (int g = 1; g < matrices; g++)
-		sum += x[g * each];
-	*c = sum;
+	const size_t each = (size_t)m * n;
+	c += row * ldc + j;
+	x += row * (size_t)n + j;
+	if (n % 4 == 0 && ((ulong)c & 15) == 0 && ((ulong)x & 15) == 0) {
+		float4 sum = accumulate ? *(const global float4 *)c + *(const global float4 *)x : *(const global float4 *)x;
+		for (int g = 1; g < matrices; g++)
+			sum += *(const global float4 *)(x + g * each);
+		*(global float4 *)c = sum;
+		return;
+	}
+	for (int i = 0; i < 4 && j + i < n; i++) {
+		float sum = accumulate ? c[i] + x[i] : x[i];
+		for (int g = 1; g < matrices; g++)
+			sum += x[g * each + i];
+		c[i] = sum;
+	}
 }
 
 // 64 work-items have SIDE × SIDE elements of C, each 8 × 8 of them: rows and columns 4·y … 4·y+3 and 32 + 4·y …, with y of 8. DEPTH terms of

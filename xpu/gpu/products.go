@@ -82,8 +82,12 @@ func (d *Device) multiply(p product) {
 	if p.m == 0 || p.n == 0 || parts == 0 || p.k == 0 && p.accumulate {
 		return
 	}
-	if d.matrixLanes() > 0 {
+	switch d.matrixFile() {
+	case pvcFile:
 		c.multiplyMatrix(p)
+		return
+	case nvidiaFile:
+		c.multiplyTensors(p)
 		return
 	}
 	to := c.writes(p.c)
@@ -144,36 +148,48 @@ func (d *Device) multiply(p product) {
 	}
 }
 
-// multiplyShared computes a product on a GPU, in tiles in local memory. As many chains are computed
-// at the same time as the shape allows, so that a small C with many terms keeps all cores busy: the
-// gradients of weights, and of the logits' inputs. The bits do not depend on their number.
+// multiplyShared computes a product on a GPU, in tiles in local memory.
 func (c *command) multiplyShared(p product, to, a, b, tiles, starts argument, down, matrices int) {
-	multiply := func(to, a, b argument, matrices, terms, ldc, chain int, accumulate argument) {
-		c.launch("multiply_shared", groups(64, down, over(p.n, tileSide), matrices), to, a, b, tiles, starts,
-			integer(p.m), integer(p.n), integer(terms), long(p.aRows), long(p.aColumns), long(p.bRows),
-			long(p.bColumns), long(p.stack), long(ldc), accumulate, integer(chain))
+	multiply := func(to argument, first, terms, matrices, chain, ldc int, accumulate bool) {
+		c.launch("multiply_shared", groups(64, down, over(p.n, tileSide), matrices), to, a.plus(first*p.aColumns),
+			b.plus(first*p.bRows), tiles, starts, integer(p.m), integer(p.n), integer(terms), long(p.aRows),
+			long(p.aColumns), long(p.bRows), long(p.bColumns), long(p.stack), long(ldc), flag(accumulate),
+			integer(chain))
 	}
-	accumulate := flag(p.accumulate)
-	if p.groupRows || p.groupSum || p.k <= sumTerms {
-		multiply(to, a, b, matrices, p.k, p.ldc, 0, accumulate)
+	if p.groupRows || p.groupSum {
+		multiply(to, 0, p.k, matrices, 0, p.ldc, p.accumulate)
 		return
 	}
-	together := min(over(p.k, sumTerms), max(1, c.d.shape.chains/(p.m*p.n)))
+	c.inChains(p, to, sumTerms, multiply)
+}
+
+// inChains computes a product without groups in chains of at most `most` terms. multiply computes
+// some of them, from term `first` on, to matrices that follow each other; it is one if chain is 0.
+// As many chains are computed at the same time as the shape allows, so that a small C with many
+// terms keeps all cores busy: the gradients of weights, and of the logits' inputs. The bits do not
+// depend on their number.
+func (c *command) inChains(p product, to argument, most int, multiply func(to argument, first, terms, chains, chain,
+	ldc int, accumulate bool)) {
+	if p.k <= most {
+		multiply(to, 0, p.k, 1, 0, p.ldc, p.accumulate)
+		return
+	}
+	together := min(over(p.k, most), max(1, c.d.shape.chains/(p.m*p.n)))
 	var sums argument
 	if together > 1 {
 		sums = c.take(together * p.m * p.n)
 	}
-	for first := 0; first < p.k; first += together * sumTerms {
-		terms := min(together*sumTerms, p.k-first)
-		chains, a, b := over(terms, sumTerms), a.plus(first*p.aColumns), b.plus(first*p.bRows)
-		if chains == 1 {
-			multiply(to, a, b, 1, terms, p.ldc, 0, accumulate)
+	accumulate := p.accumulate
+	for first := 0; first < p.k; first += together * most {
+		terms := min(together*most, p.k-first)
+		if chains := over(terms, most); chains == 1 {
+			multiply(to, first, terms, 1, 0, p.ldc, accumulate)
 		} else {
-			multiply(sums, a, b, chains, terms, p.n, sumTerms, flag(false))
-			c.launch("add_chains", groups(itemsGroup, over(p.n, itemsGroup), p.m, 1), to, sums, integer(chains),
-				integer(p.m), integer(p.n), long(p.ldc), accumulate)
+			multiply(sums, first, terms, chains, most, p.n, false)
+			c.launch("add_chains", items(p.m*over(p.n, 4)), to, sums, integer(chains), integer(p.m), integer(p.n),
+				long(p.ldc), flag(accumulate))
 		}
-		accumulate = flag(true)
+		accumulate = true
 	}
 }
 

@@ -171,6 +171,8 @@ inline void store_block(global float *c, const size_t ld, c_block x, const int r
 
 #endif
 
+#include "groups.cl"
+
 // A plan has the first row, panel of 32 rows, step of 16 rows (each group has an even number of steps), and band of 128
 // rows of each group, and then their ends. Without counts there is one group of all rows.
 #define ROW(plan, groups) (plan)
@@ -205,21 +207,6 @@ kernel void pvc_plan(MEMORY(int, plan), MEMORY(const int, counts), const int gro
 	PANEL(plan, groups)[group] = panel;
 	TERMS(plan, groups)[group] = step;
 	BAND(plan, groups)[group] = band;
-}
-
-// The group that has number i, below first[groups]: the last group whose first number is at most i. Earlier groups with
-// the same first number are empty.
-inline int group_of(global const int *first, const int groups, const int i)
-{
-	int low = 0, high = groups;
-	while (high - low > 1) {
-		const int middle = (low + high) / 2;
-		if (first[middle] <= i)
-			low = middle;
-		else
-			high = middle;
-	}
-	return low;
 }
 
 // A number as a bfloat16: to the nearest, ties to even; a denormal number becomes zero, a NaN stays one.

@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"maps"
+	"strings"
 
 	"mula/xpu"
 	"mula/xpu/opencl"
@@ -17,28 +18,37 @@ const (
 	matrixRows, matrixColumns = 32, 64 // size of a sub-group's tile
 	matrixStep                = 16     // terms of a sum at a time
 	matrixSide                = 4      // a work-group is 4 × 4 sub-groups
+	matrixLanes               = 16     // work-items of a sub-group
 )
 
-// matrixLanes returns the number of work-items of a sub-group that multiplies matrices: 1 if the
-// instructions are emulated, 0 if the device cannot use this path.
-func (d *Device) matrixLanes() int {
+// Files of kernels with matrix instructions.
+const pvcFile, nvidiaFile = "pvc.cl", "nvidia.cl"
+
+// matrixFile returns the file with the kernels of products, if they have matrix instructions.
+func (d *Device) matrixFile() string {
 	switch {
 	case d.precision != xpu.BF16:
-		return 0
 	case d.shape.emulate != "":
-		return 1
+		return d.shape.emulated
 	case d.device.MatrixInstructions():
-		return 16
+		return pvcFile
+	case d.device.TensorCores():
+		return nvidiaFile
 	}
-	return 0
+	return ""
 }
 
-// matrixProgram returns pvc.cl. Each thread of its kernels has the registers of two threads.
-func (d *Device) matrixProgram() program {
-	if d.shape.emulate != "" {
-		return d.program("pvc.cl", d.shape.emulate)
+// matrixProgram returns that file with its options. On Ponte Vecchio each thread of its kernels has
+// the registers of two threads.
+func (d *Device) matrixProgram(file string) program {
+	options := d.shape.emulate
+	switch {
+	case file == nvidiaFile:
+		options += " " + d.shape.tile.options()
+	case options == "":
+		options = "-cl-intel-256-GRF-per-thread"
 	}
-	return d.program("pvc.cl", "-cl-intel-256-GRF-per-thread")
+	return d.program(file, strings.TrimSpace(options))
 }
 
 // Sources returns the programs that a device compiles, including the programs compiled at first
@@ -52,6 +62,16 @@ func Sources(device *opencl.Device, precision xpu.Precision) []opencl.Source {
 			p := d.program("attention.cl", options)
 			p.source.Name += " " + options
 			all = append(all, p)
+		}
+	}
+	if d.matrixFile() == nvidiaFile {
+		for _, pieces := range tensorPieces {
+			for _, grad := range []bool{false, true} {
+				options := d.attendTensorOptions(pieces, grad)
+				p := d.program(attendTensorFile, options)
+				p.source.Name += " " + options
+				all = append(all, p)
+			}
 		}
 	}
 	var sources []opencl.Source
@@ -129,7 +149,11 @@ func (c *command) sumRows(p product, a, b operand) {
 
 // matrixGrid returns a grid of work-groups of 4 × 4 sub-groups.
 func (c *command) matrixGrid(x, y, z int) grid {
-	return groups(matrixSide*matrixSide*c.d.matrixLanes(), x, y, z)
+	lanes := matrixLanes
+	if c.d.shape.emulate != "" {
+		lanes = 1
+	}
+	return groups(matrixSide*matrixSide*lanes, x, y, z)
 }
 
 // packedOperands are the packed operands that are kept, guarded by Device.mu. They are dropped when

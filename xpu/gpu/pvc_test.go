@@ -15,11 +15,12 @@ import (
 )
 
 // emulated are the shapes that take the path of matrix instructions with its sub-groups emulated,
-// in both layouts of A. They are tested on a CPU: a work-item emulates a whole sub-group, which is
-// too slow on a GPU.
+// for Ponte Vecchio in both layouts of A. They are tested on a CPU: a work-item emulates a whole
+// sub-group, which is too slow on a GPU.
 var emulated = map[string]shape{
-	"blocks":    emulation("-DEMULATED"),
-	"2D blocks": emulation("-DEMULATED -DWIDE"),
+	"blocks":    emulation(pvcFile, "-DEMULATED"),
+	"2D blocks": emulation(pvcFile, "-DEMULATED -DWIDE"),
+	"warps":     emulation(nvidiaFile, "-DEMULATED"),
 }
 
 // Products on the emulated path.

@@ -35,6 +35,7 @@ const (
 	deviceCompiler, deviceName, deviceVendor               = 0x1028, 0x102B, 0x102C
 	driverVersion, deviceVersion, deviceExtensions         = 0x102D, 0x102F, 0x1030
 	deviceMaxSubGroups, deviceSubGroupSizes                = 0x105C, 0x4108
+	deviceMajor, deviceMinor                               = 0x4000, 0x4001 // of cl_nv_device_attribute_query
 	typeCPU, typeGPU, typeAccelerator                      = 1 << 1, 1 << 2, 1 << 3
 	queueProfiling, memoryReadWrite                        = 1 << 1, 1 << 0
 	programBinarySizes, programBinaries, programBuildLog   = 0x1165, 0x1166, 0x1183

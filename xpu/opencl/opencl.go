@@ -68,6 +68,8 @@ type Device struct {
 	MaxWorkGroup  int   // number of work-items
 	SubGroupSizes []int // empty if a kernel cannot choose; see SubGroups
 
+	ComputeCapability int // of NVIDIA's devices, times ten: 90 is 9.0; else 0
+
 	library         *library
 	id              uintptr
 	platformVersion string
@@ -88,13 +90,16 @@ func (d *Device) MatrixInstructions() bool {
 	return d.Has("cl_intel_subgroup_matrix_multiply_accumulate")
 }
 
+// TensorCores reports whether warps have NVIDIA's instructions to multiply bfloat16 matrices.
+func (d *Device) TensorCores() bool { return d.ComputeCapability >= 80 }
+
 // FP16 reports whether kernels can compute in half precision (cl_khr_fp16).
 func (d *Device) FP16() bool { return d.Has("cl_khr_fp16") }
 
 // BF16 reports whether the device has instructions that convert to and from bfloat16, or multiply
 // it.
 func (d *Device) BF16() bool {
-	return d.Has("cl_intel_bfloat16_conversions") || d.MatrixInstructions()
+	return d.Has("cl_intel_bfloat16_conversions") || d.MatrixInstructions() || d.TensorCores()
 }
 
 // String returns for example "Intel(R) Data Center GPU Max 1550 (gpu, Intel(R) OpenCL Graphics)".
@@ -255,6 +260,13 @@ func (d *Device) describe() error {
 			for ; len(sizes) >= 8; sizes = sizes[8:] {
 				d.SubGroupSizes = append(d.SubGroupSizes, int(binary.NativeEndian.Uint64(sizes)))
 			}
+		}
+	}
+	if d.Has("cl_nv_device_attribute_query") {
+		major, err1 := askNumber[uint32](call, info(deviceMajor))
+		minor, err2 := askNumber[uint32](call, info(deviceMinor))
+		if err1 == nil && err2 == nil {
+			d.ComputeCapability = int(10*major + minor)
 		}
 	}
 	return first
