@@ -12,7 +12,7 @@ ENVIRONMENTS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mula/conformance
 VERSION ?= $(patsubst v%,%,$(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null))
 LDFLAGS = $(if $(VERSION),-X mula/internal/version.number=$(VERSION))
 
-.PHONY: help build check dist man site screenshots test test-long race lint fmt fuzz bench bench-index bench-encoding bench-training bench-products bench-kernels bench-loaders pvc conformance conformance-ids conformance-layouts conformance-huggingface quickstart clean
+.PHONY: help build check dist man site screenshots test test-long race lint fmt fuzz bench bench-index bench-encoding bench-training bench-products bench-kernels bench-loaders pvc nvidia gpu gpu-programs conformance conformance-ids conformance-layouts conformance-huggingface quickstart clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 26
@@ -102,6 +102,20 @@ bench-kernels: ## every command of the device at mula-mini's sizes: processor, O
 
 pvc: ## compile all kernels for Intel's Ponte Vecchio, check the machine code, write the table of benchmarks/pvc.md (needs ocloc)
 	$(GO) run ./xpu/gpu/pvccheck -table benchmarks/pvc.md
+
+nvidia: ## compile all kernels for NVIDIA's GPUs, check the machine code, write the table of benchmarks/nvidia.md (needs clang, libclc, ptxas, nvdisasm; ARGS='-clang clang-15 -ptxas FILE')
+	$(GO) run ./xpu/gpu/nvidiacheck -table benchmarks/nvidia.md $(ARGS)
+
+# What benchmarks/gpu.sh runs, for a machine without Go too.
+GPU_PROGRAMS = bin/gpu
+gpu: gpu-programs ## all that a GPU can show in ten minutes: tests, kernels, training; writes bin/gpu/report.md
+	benchmarks/gpu.sh $(GPU_PROGRAMS) $(GPU_PROGRAMS)/report.md
+
+gpu-programs: ## build the programs of `make gpu`
+	mkdir -p $(GPU_PROGRAMS)
+	$(GO) build -ldflags '-s -w $(LDFLAGS)' -o $(GPU_PROGRAMS)/mula ./cli/mula
+	$(GO) build -ldflags '-s -w' -o $(GPU_PROGRAMS)/kernels ./benchmarks/kernels
+	for p in xpu/opencl xpu/gpu moe train; do $(GO) test -c -ldflags '-s -w' -o $(GPU_PROGRAMS)/$${p##*/}.test ./$$p; done
 
 conformance: build ## compare index files of mula, Megatron core and OLMo-core, from PyPI (needs python3.11)
 	conformance/environments.sh $(ENVIRONMENTS)
