@@ -35,7 +35,6 @@ func uniform(name string, n int) []float32 {
 // fillByFormula gives the model the weights of testdata/golden.py.
 func fillByFormula(m *Model) {
 	for _, p := range m.Parameters() {
-		copy(p.Weight.Floats(), uniform(p.Name, p.Weight.Elements()))
 		scale := float32(0.4)
 		switch {
 		case len(p.Shape) == 1:
@@ -43,15 +42,17 @@ func fillByFormula(m *Model) {
 		case strings.HasSuffix(p.Name, "mlp.gate.weight"):
 			scale = 1
 		}
-		for i := range p.Weight.Floats() {
-			p.Weight.Floats()[i] *= scale
+		w := uniform(p.Name, p.Weight.Elements())
+		for i := range w {
+			w[i] *= scale
 			if len(p.Shape) == 1 {
-				p.Weight.Floats()[i]++
+				w[i]++
 			}
 		}
+		m.dev.Write(p.Weight, w)
 	}
 	if pad := m.cfg.PadTokenID; pad != NoToken {
-		clear(m.embed.w.Index(pad).Floats())
+		m.dev.Zero(m.embed.w.Index(pad))
 	}
 }
 
@@ -75,12 +76,23 @@ func newModelOn(t testing.TB, dev xpu.Device, cfg Config) *Model {
 	return m
 }
 
+// numbers are the elements of a tensor of the model's device.
+func numbers(t testing.TB, m *Model, x xpu.Tensor) []float32 {
+	t.Helper()
+	var buffer []float32
+	v, err := xpu.Numbers(t.Context(), m.dev, x, &buffer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
 // weights and grads are copies of all that a model has, bucket by bucket.
 func weights(t testing.TB, m *Model) []float32 {
-	return all(t, m, func(b Bucket) []float32 { return b.Weight.Floats() })
+	return all(t, m, func(b Bucket) []float32 { return numbers(t, m, b.Weight) })
 }
 func grads(t testing.TB, m *Model) []float32 {
-	return all(t, m, func(b Bucket) []float32 { return b.Grad.Floats() })
+	return all(t, m, func(b Bucket) []float32 { return numbers(t, m, b.Grad) })
 }
 
 func all(t testing.TB, m *Model, of func(b Bucket) []float32) (joined []float32) {
@@ -139,7 +151,13 @@ func (g golden) config() Config {
 
 // The model and batch of a case.
 func (g golden) model(threads int) (*Model, Batch) {
-	m := newModel(g.t, g.config(), threads)
+	dev := cpu.New(threads, xpu.FP32)
+	g.t.Cleanup(func() { dev.Close() })
+	return g.modelOn(dev)
+}
+
+func (g golden) modelOn(dev xpu.Device) (*Model, Batch) {
+	m := newModelOn(g.t, dev, g.config())
 	fillByFormula(m)
 	tensor, _ := g.f.Tensor("ids")
 	return m, Batch{Tokens: g.ids(), Rows: tensor.Shape[0], SequenceLength: tensor.Shape[1] - 1}
@@ -175,24 +193,29 @@ func maxDiff(t testing.TB, got, want []float32) float64 {
 	return worst
 }
 
+// logits computes the logits of every fourth position.
+func (g golden) logits(t *testing.T, m *Model, batch Batch) (all []float32) {
+	t.Helper()
+	s, v := batch.SequenceLength, m.cfg.VocabSize
+	for row := range batch.Rows {
+		logits, err := m.Logits(t.Context(), batch.Tokens[row*(s+1):][:s])
+		if err != nil {
+			t.Fatal(err)
+		}
+		for pos := 0; pos < s; pos += 4 {
+			all = append(all, logits[pos*v:][:v]...)
+		}
+	}
+	return all
+}
+
 // Logits of transformers' OlmoeForCausalLM and OlmoForCausalLM.
 func TestGoldenLogits(t *testing.T) {
 	for _, name := range goldenCases {
 		t.Run(name, func(t *testing.T) {
 			g := openGolden(t, name+".safetensors")
 			m, batch := g.model(2)
-			s, v := batch.SequenceLength, m.cfg.VocabSize
-			var got []float32
-			for row := range batch.Rows {
-				logits, err := m.Logits(t.Context(), batch.Tokens[row*(s+1):][:s])
-				if err != nil {
-					t.Fatal(err)
-				}
-				for pos := 0; pos < s; pos += 4 {
-					got = append(got, logits[pos*v:][:v]...)
-				}
-			}
-			d := maxDiff(t, got, g.floats("logits"))
+			d := maxDiff(t, g.logits(t, m, batch), g.floats("logits"))
 			t.Logf("largest difference %.2g", d)
 			if !(d < 1e-5) {
 				t.Errorf("logits differ from transformers' by %g", d)
@@ -220,7 +243,7 @@ func TestGoldenGradients(t *testing.T) {
 				g.checkStats(t, stats, form)
 				worst := 0.0
 				for _, p := range m.Parameters() {
-					d := gradientError(t, p, g.floats(form+" "+p.Name))
+					d := gradientError(t, m, p, g.floats(form+" "+p.Name))
 					worst = max(worst, d)
 					if !(d < 1e-4) {
 						t.Errorf("gradient of %s: relative error %g", p.Name, d)
@@ -254,7 +277,7 @@ func TestGoldenDocuments(t *testing.T) {
 	}
 	worst := 0.0
 	for _, p := range m.Parameters() {
-		d := gradientError(t, p, g.floats("hf "+p.Name))
+		d := gradientError(t, m, p, g.floats("hf "+p.Name))
 		worst = max(worst, d)
 		if !(d < 1e-4) {
 			t.Errorf("gradient of %s: relative error %g", p.Name, d)
@@ -319,27 +342,28 @@ func (g golden) checkStats(t *testing.T, stats Stats, form string) {
 // gradientError is the largest error of a gradient against its summary (norm, four dot products, up
 // to 64 elements), relative to the norm. A dot product with u, uniform in ±0.5, sees an error e as
 // about |e|·√(1/12); it is scaled back by that.
-func gradientError(t testing.TB, p *Parameter, want []float32) float64 {
+func gradientError(t testing.TB, m *Model, p *Parameter, want []float32) float64 {
 	t.Helper()
+	grad := numbers(t, m, p.Grad)
 	norm := float64(want[0])
 	if norm == 0 {
 		t.Fatalf("gradient of %s is zero: the case tests nothing", p.Name)
 	}
 	sum := 0.0
-	for _, v := range p.Grad.Floats() {
+	for _, v := range grad {
 		sum += float64(v) * float64(v)
 	}
 	worst := math.Abs(math.Sqrt(sum)-norm) / norm
 	for i, w := range want[1:5] {
 		dot := 0.0
-		for j, u := range uniform("dot"+string(rune('0'+i))+" "+p.Name, p.Grad.Elements()) {
-			dot += float64(u) * float64(p.Grad.Floats()[j])
+		for j, u := range uniform("dot"+string(rune('0'+i))+" "+p.Name, len(grad)) {
+			dot += float64(u) * float64(grad[j])
 		}
 		worst = max(worst, math.Abs(dot-float64(w))*math.Sqrt(12)/norm)
 	}
-	stride := max(1, p.Grad.Elements()/64)
+	stride := max(1, len(grad)/64)
 	for i, w := range want[5:] {
-		worst = max(worst, math.Abs(float64(p.Grad.Floats()[i*stride]-w))/norm)
+		worst = max(worst, math.Abs(float64(grad[i*stride]-w))/norm)
 	}
 	if math.IsNaN(sum) {
 		return math.Inf(1)

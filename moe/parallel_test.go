@@ -149,7 +149,7 @@ func (g rankGroup) bits(t testing.TB, stats []Stats) string {
 			s.RouterEntropy)
 		for _, p := range m.Parameters() {
 			h := fnv.New64a()
-			binary.Write(h, binary.LittleEndian, p.Grad.Floats())
+			binary.Write(h, binary.LittleEndian, numbers(t, m, p.Grad))
 			fmt.Fprintf(&b, "%s %x\n", p.Name, h.Sum64())
 		}
 	}

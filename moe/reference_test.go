@@ -1,11 +1,14 @@
 package moe
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"mula/xpu"
 )
 
 // reference is a plain float64 forward pass, written from the formulas one token at a time; it
@@ -244,9 +247,15 @@ func randomize(m *Model, seed uint64) {
 	r := rand.New(rand.NewPCG(seed, 1))
 	for _, p := range m.Parameters() {
 		if len(p.Shape) == 1 {
-			for i := range p.Weight.Floats() {
-				p.Weight.Floats()[i] += 0.5 * float32(r.NormFloat64())
+			var buffer []float32
+			w, err := xpu.Numbers(context.Background(), m.dev, p.Weight, &buffer)
+			if err != nil {
+				panic(err) // in tests of memory alone
 			}
+			for i := range w {
+				w[i] += 0.5 * float32(r.NormFloat64())
+			}
+			xpu.SetNumbers(m.dev, p.Weight, w)
 		}
 	}
 }
