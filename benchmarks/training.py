@@ -5,11 +5,13 @@ Both start from the same weights and use the same batches, alternately, in one r
 
     conformance/environments.sh DIR transformers-5.23.0 && make build
     DIR/transformers-5.23.0/bin/python benchmarks/training.py [--quick] [--models tiny]
-        [--precisions fp32] [--threads 2] [--rounds 3] [--work DIR]
+        [--precisions fp32] [--threads 2] [--rounds 3] [--work DIR] [--gpu]
 
 tiny    mula-tiny, 8 x 256 tokens a step
 mid     an OLMoE of 59M active parameters of 153M: vocabulary 16,384, width 512, 8 heads, 10 layers,
         8 of 32 experts of width 256; 2 x 1,024 tokens a step
+cut     mula-7b-a1b with 2 of its 16 layers: 1.05 billion parameters, 0.34 billion active; 4 x 1,024
+        tokens a step
 
 A step is the forward and backward pass with the load-balancing loss of transformers, clipping and
 AdamW. mula is the command `mula train`, timed by the seconds in its metrics.jsonl. PyTorch uses
@@ -27,6 +29,9 @@ steps. FLOPs are computed by moe.Config.FLOPsPerToken: matrix products alone, at
 They are compared with the fastest product of 2048 x 2048 matrices found here, by numpy's OpenBLAS
 or torch's MKL or oneDNN. No training reaches this peak. The losses of both sides follow each table.
 In fp32 they agree, see conformance/training.py.
+
+With --gpu both use the GPU: mula its OpenCL device, PyTorch CUDA, both with all cores and 4 times
+the rows. PyTorch's memory is then what it allocated there; mula's is not known.
 """
 
 import argparse, json, os, pathlib, statistics, subprocess, sys, tempfile, time
@@ -52,8 +57,18 @@ MID = dict(
     num_experts=32,
     num_experts_per_tok=8,
 )
+CUT = dict(
+    vocab_size=50304,
+    hidden_size=2048,
+    intermediate_size=1024,
+    num_hidden_layers=2,
+    num_attention_heads=16,
+    num_key_value_heads=16,
+    num_experts=64,
+    num_experts_per_tok=8,
+)
 # fields of the model, rows and tokens of a step, counted steps of a round
-MODELS = {"tiny": (TINY, 8, 256, 12), "mid": (MID, 2, 1024, 3)}
+MODELS = {"tiny": (TINY, 8, 256, 12), "mid": (MID, 2, 1024, 3), "cut": (CUT, 4, 1024, 3)}
 VARIANTS = {
     "fp32": [dict(experts="eager"), dict(experts="grouped_mm"), dict(experts="grouped_mm", compile=True)],
     "bf16": [
@@ -91,14 +106,17 @@ def peak(job):
     import numpy, torch
 
     torch.set_num_threads(job["threads"])
-    n, best = 2048, {}
-    sides = {"torch": torch.randn(n, n, dtype=torch.bfloat16 if job["precision"] == "bf16" else torch.float32)}
-    if job["precision"] == "fp32":
+    n, best = 8192 if job["gpu"] else 2048, {}
+    dtype, device = torch.bfloat16 if job["precision"] == "bf16" else torch.float32, "cuda" if job["gpu"] else "cpu"
+    sides = {"torch": torch.randn(n, n, dtype=dtype, device=device)}
+    if job["precision"] == "fp32" and not job["gpu"]:
         sides["numpy"] = numpy.random.default_rng(0).standard_normal((n, n), dtype=numpy.float32)
     for _ in range(job["times"]):
         for name, a in sides.items():
             began = time.perf_counter()
             a @ a
+            if job["gpu"]:
+                torch.cuda.synchronize()
             best[name] = max(best.get(name, 0), 2 * n**3 / (time.perf_counter() - began) / 1e9)
     return best
 
@@ -110,10 +128,11 @@ def torch_steps(job):
     torch.set_num_threads(job["threads"])
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    batches = torch.from_numpy(numpy.load(job["batches"]))
+    device = "cuda" if job["gpu"] else "cpu"
+    batches = torch.from_numpy(numpy.load(job["batches"])).to(device)
     model = transformers.OlmoeForCausalLM.from_pretrained(
         job["checkpoint"], dtype=torch.float32, attn_implementation="sdpa", experts_implementation=job["experts"]
-    )
+    ).to(device)
     model.config.output_router_logits, model.config.use_cache = True, False
     model.train()
     masters = list(model.parameters())
@@ -124,7 +143,7 @@ def torch_steps(job):
     forward = torch.compile(model) if job.get("compile") else model
 
     def step(batch):
-        with torch.autocast("cpu", torch.bfloat16, enabled=job.get("weights") == "autocast"):
+        with torch.autocast(device, torch.bfloat16, enabled=job.get("weights") == "autocast"):
             out = forward(input_ids=batch[:, :-1], labels=batch[:, 1:], shift_labels=batch[:, 1:].contiguous())
         out.loss.backward()
         if job.get("weights") == "bf16":
@@ -143,7 +162,8 @@ def torch_steps(job):
     for i, batch in enumerate(batches):
         if i == job["warm"]:
             cpu = time.process_time()
-            pathlib.Path("/proc/self/clear_refs").write_text("5")  # memory from here on
+            if not job["gpu"]:
+                pathlib.Path("/proc/self/clear_refs").write_text("5")  # memory from here on
         began = time.perf_counter()
         losses.append(step(batch))
         seconds.append(time.perf_counter() - began)
@@ -151,7 +171,7 @@ def torch_steps(job):
         "seconds": seconds[job["warm"] :],
         "losses": losses,
         "cpu": time.process_time() - cpu,
-        "memory": resident(),
+        "memory": torch.cuda.max_memory_allocated() / 1e9 if job["gpu"] else resident(),
         "versions": f"torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}",
     }
     if job.get("profile"):
@@ -210,7 +230,14 @@ def inside(kind, threads=1, stdin=None, **job):
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
     with tempfile.NamedTemporaryFile("w+") as answer:
         subprocess.run(
-            [sys.executable, __file__, "--inside", kind, json.dumps({**job, "threads": threads}), answer.name],
+            [
+                sys.executable,
+                __file__,
+                "--inside",
+                kind,
+                json.dumps({"gpu": False, **job, "threads": threads}),
+                answer.name,
+            ],
             stdin=stdin,
             env=environment,
             check=True,
@@ -277,6 +304,8 @@ def title(variant):
 def measure(args, work, name):
     fields, rows, length, steps = MODELS[name]
     warm, rate = args.warm, 4e-4
+    if args.gpu:
+        rows, steps = 4 * rows, 4 * steps
     if args.quick:
         steps, warm = 2, 1
     steps += warm
@@ -308,6 +337,8 @@ def measure(args, work, name):
         "schedule": {"learning_rate": rate, "min_learning_rate": rate, "warmup_steps": 0},
         "checkpoint": {"every": 0},
     }
+    if args.gpu:
+        config["device"] = "opencl"
     # A step with such a learning rate does not change the initial weights.
     (work / "start.yaml").write_text(
         json.dumps(
@@ -325,6 +356,7 @@ def measure(args, work, name):
         batches=str(work / "batches.npy"),
         learning_rate=rate,
         warm=warm,
+        gpu=args.gpu,
     )
 
     def round_of_mula(precision, threads):
@@ -334,7 +366,7 @@ def measure(args, work, name):
 
     for precision in args.precisions:
         for threads in args.threads:
-            best = inside("peak", threads, precision=precision, times=5 if args.quick else 20)
+            best = inside("peak", threads, precision=precision, times=5 if args.quick else 20, gpu=args.gpu)
             top = max(best.values())
             print(
                 f"\n{name}, {precision}, {threads} thread{'s' * (threads > 1)}; peak {top:.0f} GFLOP/s "
@@ -342,6 +374,8 @@ def measure(args, work, name):
             )
             found = []
             for variant in VARIANTS[precision]:
+                if variant.get("compile") and args.no_compile:
+                    continue
                 out = inside("torch", threads, **common, **variant)
                 found.append((statistics.median(out["seconds"]), variant))
                 print(
@@ -399,6 +433,8 @@ def main():
     ap.add_argument("--rounds", type=int, default=3)
     ap.add_argument("--warm", type=int, default=2, help="steps of a run that are not counted")
     ap.add_argument("--quick", action="store_true", help="one round of few steps, to try the script")
+    ap.add_argument("--gpu", action="store_true", help="measure on the GPU")
+    ap.add_argument("--no-compile", action="store_true", help="skip the variants with torch.compile")
     ap.add_argument("--profile", action="store_true", help="also print where PyTorch's time goes, by its profiler")
     ap.add_argument("--work", type=pathlib.Path, help="folder for a few GB (default: the temporary folder)")
     ap.add_argument("--inside", nargs=3, metavar=("KIND", "JOB", "ANSWER"), help=argparse.SUPPRESS)
@@ -409,6 +445,8 @@ def main():
         return
     if args.quick:
         args.rounds = 1
+    if args.gpu:
+        args.threads = [len(CORES)]
     began = time.monotonic()
     with tempfile.TemporaryDirectory(dir=args.work) as tmp:
         for name in args.models:
