@@ -189,6 +189,9 @@ const (
 type CheckpointConfig struct {
 	Every *int64 `yaml:"every"` // in steps; 0 = only at the end; default: a tenth of steps, at most 1000
 	Keep  int    `yaml:"keep"`  // number of complete checkpoints to keep; default 3
+	// URL of a folder in an object store, to which every checkpoint is copied; default "": none
+	Copies     string `yaml:"copies" url:"ok"`
+	KeepCopies int    `yaml:"keep_copies"` // number of complete copies to keep; 0 = all; default 3
 }
 
 // EvaluateConfig sets the times at which the validation loss is computed.
@@ -229,7 +232,7 @@ func defaultConfig() Config {
 		Layout: LayoutConfig{DP: 1, EP: 1, PP: 1, TP: 1, Optimizer: estimate.EPSO, Dispatch: moe.AllToAll,
 			Sums:      exactSums,
 			Transport: group.Auto, CheckReplicasEvery: 1000},
-		Checkpoint: CheckpointConfig{Keep: 3},
+		Checkpoint: CheckpointConfig{Keep: 3, KeepCopies: 3},
 		Evaluate:   EvaluateConfig{Samples: 64},
 		Spikes: spikes.Config{Action: spikes.None, Sigma: 6, Window: 128, LeaveOut: 100, MaxSkips: 16,
 			MaxRollbacks: 10},
@@ -451,6 +454,8 @@ func (c Config) Validate() error {
 		within("layout.check_replicas_every", float64(c.Layout.CheckReplicasEvery), 0, maxSteps),
 		optional("checkpoint.every", c.Checkpoint.Every),
 		within("checkpoint.keep", float64(c.Checkpoint.Keep), 1, 1<<20),
+		checkCopies(c.Checkpoint.Copies),
+		within("checkpoint.keep_copies", float64(c.Checkpoint.KeepCopies), 0, 1<<20),
 		optional("evaluate.every", c.Evaluate.Every),
 		within("evaluate.samples", float64(c.Evaluate.Samples), 1, 1<<30),
 		oneOf("spikes.action", c.Spikes.Action, string(spikes.None), string(spikes.Skip), string(spikes.RollBack)),

@@ -176,6 +176,12 @@ func Run(ctx context.Context, config Config, options Options) (result Result, er
 		r.recordFailures(err)
 		return Result{}, err
 	}
+	if r.history.copies != nil {
+		err = r.history.copies.wait(ctx)
+	}
+	if err := collective.Agree(ctx, r.ranks.World(), err); err != nil {
+		return Result{}, err
+	}
 	if f := options.ended; f != nil {
 		f(r.ranks)
 	}
@@ -212,6 +218,7 @@ type start struct {
 type history struct {
 	resumed    string                  // name of the checkpoint that the run resumed from
 	saved      int64                   // step of the newest loaded or saved checkpoint; -1 for none
+	copies     *copies                 // of checkpoints in an object store; nil without, and on other ranks than 0
 	refused    []checkpoint.Refused    // damaged checkpoints newer than saved
 	terminated bool                    // only SIGTERMs to ranks stopped the run
 	heartbeat  *record.HeartbeatWriter // nil without a file for heartbeats
@@ -290,7 +297,7 @@ func (r *run) begin(ctx context.Context) (*checkpoint.Checkpoint, error) {
 	if err := r.sameRun(ctx); err != nil {
 		return nil, err
 	}
-	saved, refused, err := checkpoint.Newest(ctx, world, r.dir.Join(checkpoint.DirName))
+	saved, refused, err := r.newest(ctx)
 	r.history.refused = refused
 	for _, c := range refused {
 		r.warn("checkpoint %s is damaged; using an older one: %s", c.Checkpoint, c.Error)
@@ -827,7 +834,11 @@ func (r *run) save(ctx context.Context) (string, error) {
 		}
 	}
 	r.history.refused = nil
-	return filepath.Join(dir, checkpoint.Name(r.state.Step)), nil
+	path := filepath.Join(dir, checkpoint.Name(r.state.Step))
+	if r.history.copies != nil {
+		r.history.copies.start(ctx, path)
+	}
+	return path, nil
 }
 
 // close closes everything that begin and prepare have opened.

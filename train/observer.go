@@ -39,6 +39,15 @@ func (r *run) observe(ctx context.Context) error {
 		r.observers = append(r.observers, &records{run: r})
 	}
 	r.observers = append(r.observers, &validation{run: r}, &saves{run: r})
+	if r.leads() {
+		var err error
+		if r.history.copies, err = newCopies(r); err != nil {
+			return err
+		}
+		if r.history.copies != nil {
+			r.observers = append(r.observers, r.history.copies)
+		}
+	}
 	if address := r.config.MetricsListen; address != "" && r.leads() {
 		server, err := record.Serve(ctx, address)
 		if err != nil {

@@ -1,0 +1,321 @@
+package checkpoint
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"mula/internal/atomicfile"
+	"mula/internal/objects"
+	"mula/internal/strictjson"
+	"mula/shards"
+)
+
+// A Store keeps copies of checkpoints in an object store. A copy of step-00000100 has the same
+// files under URL/step-00000100/, and the records of the run at that step under records/. Its
+// manifest.json is written last and removed first, so a copy with a manifest is complete.
+type Store struct{ url string }
+
+// recordsDir is the folder of the records in a copy.
+const recordsDir = "records"
+
+// transfers is the number of files that are copied at the same time.
+const transfers = 4
+
+// OpenStore returns the store at a URL. It sends no request.
+func OpenStore(url string) (Store, error) {
+	return Store{strings.TrimRight(url, "/")}, objects.Check(url)
+}
+
+// An Upload is a checkpoint that is about to be copied. It holds its files open, so they may be
+// removed.
+type Upload struct {
+	store Store
+	name  string
+	files map[string]*os.File // by name in the copy
+}
+
+// Prepare opens the files of the checkpoint in dir, and files of records.
+func (s Store) Prepare(dir string, records []string) (_ *Upload, err error) {
+	var m manifest
+	if err := readManifest(dir, &m); err != nil {
+		return nil, err
+	}
+	u := &Upload{store: s, name: filepath.Base(dir), files: map[string]*os.File{}}
+	defer func() {
+		if err != nil {
+			u.Close()
+		}
+	}()
+	open := func(name, path string) {
+		f, openErr := os.Open(path)
+		if err = errors.Join(err, openErr); openErr == nil {
+			u.files[name] = f
+		}
+	}
+	open(manifestFile, filepath.Join(dir, manifestFile))
+	for name := range m.Files {
+		open(name, filepath.Join(dir, name))
+	}
+	for _, path := range records {
+		open(recordsDir+"/"+filepath.Base(path), path)
+	}
+	return u, err
+}
+
+// Name is the name of the checkpoint.
+func (u *Upload) Name() string { return u.name }
+
+// Close closes the files.
+func (u *Upload) Close() {
+	for _, f := range u.files {
+		f.Close() // it was only read
+	}
+}
+
+// Run writes the copy. A record is copied up to its size when Run reads it. progress, which may be
+// nil, is called now and then from several goroutines.
+func (u *Upload) Run(ctx context.Context, progress func()) error {
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(transfers)
+	for name, f := range u.files {
+		if name != manifestFile {
+			g.Go(func() error { return u.copy(gctx, name, f, progress) })
+		}
+	}
+	err := g.Wait()
+	if err == nil {
+		err = u.copy(ctx, manifestFile, u.files[manifestFile], progress)
+	}
+	if err != nil {
+		return fmt.Errorf("copying checkpoint %s: %w", u.name, err)
+	}
+	return nil
+}
+
+// copy writes one object.
+func (u *Upload) copy(ctx context.Context, name string, f *os.File, progress func()) error {
+	w, err := objects.Create(ctx, objects.Join(u.store.url, u.name+"/"+name))
+	if err != nil {
+		return err
+	}
+	defer w.Abort()
+	if _, err := io.Copy(w, reporting{f, progress}); err != nil {
+		return err
+	}
+	return w.Close()
+}
+
+// reporting calls progress after each read.
+type reporting struct {
+	io.Reader
+	progress func()
+}
+
+func (r reporting) Read(p []byte) (int, error) {
+	n, err := r.Reader.Read(p)
+	if r.progress != nil {
+		r.progress()
+	}
+	return n, err
+}
+
+// A storedCopy is a complete or incomplete copy of a checkpoint.
+type storedCopy struct {
+	step     int64
+	complete bool
+	names    []string // of its objects, relative to the copy
+}
+
+// copies lists the copies in the store, newest first.
+func (s Store) copies(ctx context.Context) ([]storedCopy, error) {
+	byName := map[string]*storedCopy{}
+	prefix := s.url + "/"
+	for e, err := range objects.List(ctx, prefix+"step-") {
+		if err != nil {
+			return nil, fmt.Errorf("looking for checkpoints in %s: %w", s.url, err)
+		}
+		name, file, _ := strings.Cut(strings.TrimPrefix(e.URL, prefix), "/")
+		step, ok := stepOf(name)
+		if !ok {
+			continue
+		}
+		c := byName[name]
+		if c == nil {
+			c = &storedCopy{step: step}
+			byName[name] = c
+		}
+		c.names = append(c.names, file)
+		c.complete = c.complete || file == manifestFile
+	}
+	list := make([]storedCopy, 0, len(byName))
+	for _, name := range slices.Backward(slices.Sorted(maps.Keys(byName))) {
+		list = append(list, *byName[name])
+	}
+	slices.SortFunc(list, func(a, b storedCopy) int { return int(b.step - a.step) })
+	return list, nil
+}
+
+// Newest returns the step of the newest complete copy, or -1.
+func (s Store) Newest(ctx context.Context) (int64, error) {
+	list, err := s.copies(ctx)
+	for _, c := range list {
+		if c.complete {
+			return c.step, nil
+		}
+	}
+	return -1, err
+}
+
+// remove removes a copy.
+func (s Store) remove(ctx context.Context, c storedCopy) error {
+	base := s.url + "/" + Name(c.step) + "/"
+	if c.complete {
+		if err := objects.Remove(ctx, base+manifestFile); err != nil {
+			return err
+		}
+	}
+	var errs []error
+	for _, name := range c.names {
+		if name != manifestFile {
+			errs = append(errs, objects.Remove(ctx, base+name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Prune keeps the newest keep complete copies, or all of them if keep is 0. It also removes
+// incomplete copies that are older than the newest complete one.
+func (s Store) Prune(ctx context.Context, keep int) error {
+	list, err := s.copies(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	complete := 0
+	for _, c := range list {
+		if c.complete {
+			complete++
+		}
+		if complete > 0 && !c.complete || keep > 0 && complete > keep {
+			errs = append(errs, s.remove(ctx, c))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// RemoveAfter removes the copies of later steps, so that a run that went back does not resume from
+// them.
+func (s Store) RemoveAfter(ctx context.Context, step int64) error {
+	list, err := s.copies(ctx)
+	if err != nil {
+		return err
+	}
+	for _, c := range list { // newest first: a copy never becomes the newest by the removal of an older one
+		if c.step > step {
+			if err := s.remove(ctx, c); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Download writes the copy of a step as a checkpoint into dir, whose files have the hashes of the
+// manifest. It replaces a checkpoint of that step. Records of the copy are written into runDir,
+// except records that exist there.
+func (s Store) Download(ctx context.Context, step int64, dir, runDir string) (err error) {
+	name := Name(step)
+	base := s.url + "/" + name + "/"
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("fetching checkpoint %s from %s: %w", name, s.url, err)
+		}
+	}()
+	text, _, err := objects.ReadFile(ctx, base+manifestFile, maxStateFile)
+	if err != nil {
+		return err
+	}
+	var m manifest
+	if err := strictjson.Decode(text, &m); err != nil {
+		return fmt.Errorf("%s: %w", base+manifestFile, err)
+	}
+	temp := filepath.Join(dir, "."+name+atomicfile.TempSuffix)
+	if err := errors.Join(os.MkdirAll(dir, 0o755), os.RemoveAll(temp), os.Mkdir(temp, 0o755)); err != nil {
+		return err
+	}
+	defer os.RemoveAll(temp) // no effect after the rename
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(transfers)
+	for file, want := range m.Files {
+		if !filepath.IsLocal(file) || strings.ContainsAny(file, `/\`) {
+			return fmt.Errorf("%s lists the file %q, which is not in the checkpoint", base+manifestFile, file)
+		}
+		g.Go(func() error { return fetch(gctx, base+file, filepath.Join(temp, file), want) })
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	if err := atomicfile.WriteFile(filepath.Join(temp, manifestFile), text); err != nil {
+		return err
+	}
+	for e, err := range objects.List(ctx, base+recordsDir+"/") {
+		if err != nil {
+			return err
+		}
+		path := filepath.Join(runDir, filepath.Base(filepath.FromSlash(strings.TrimPrefix(e.URL, base))))
+		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err := fetch(ctx, e.URL, path, shards.FileInfo{}); err != nil {
+			return err
+		}
+	}
+	if err := atomicfile.SyncDir(temp); err != nil {
+		return err
+	}
+	final := filepath.Join(dir, name)
+	if err := Discard(final); err != nil {
+		return err
+	}
+	if err := os.Rename(temp, final); err != nil {
+		return err
+	}
+	return atomicfile.SyncDir(dir)
+}
+
+// fetch writes an object to a file, which must have the size and hash of want, unless want is zero.
+func fetch(ctx context.Context, url, path string, want shards.FileInfo) error {
+	o, err := objects.Open(ctx, url)
+	if err != nil {
+		return err
+	}
+	in := o.Reader(ctx)
+	defer in.Close()
+	out, err := atomicfile.Create(path)
+	if err != nil {
+		return err
+	}
+	defer out.Abort()
+	h := &hashingWriter{out, sha256.New(), 0}
+	if _, err := io.Copy(h, in); err != nil {
+		return err
+	}
+	found := shards.FileInfo{Bytes: h.bytes, SHA256: hex.EncodeToString(h.hash.Sum(nil))}
+	if want != (shards.FileInfo{}) && found != want {
+		return fmt.Errorf("%s: expected %d bytes with SHA-256 %s, found %d bytes with %s; remove the copy, or its "+
+			"manifest.json, to use an older one", url, want.Bytes, want.SHA256, found.Bytes, found.SHA256)
+	}
+	return out.Rename()
+}

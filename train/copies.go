@@ -1,0 +1,224 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"mula/internal/objects"
+	"mula/train/checkpoint"
+	"mula/train/collective"
+	"mula/train/record"
+)
+
+// copies copies the checkpoints of a run to an object store, in the background. Only rank 0 has it.
+// One checkpoint is copied at a time, and one more waits. If a newer checkpoint is saved meanwhile,
+// the waiting one is not copied.
+type copies struct {
+	passive
+	run   *run
+	store checkpoint.Store
+
+	running *copying           // nil if there is none
+	next    *checkpoint.Upload // nil if none waits
+	failed  error              // of the checkpoint that was copied last
+}
+
+// A copying is a copy in progress.
+type copying struct {
+	cancel context.CancelFunc
+	result chan error
+	reads  atomic.Int64 // number of reads of files, which shows that the copy makes progress
+}
+
+// checkCopies validates checkpoint.copies.
+func checkCopies(url string) error {
+	switch {
+	case url == "":
+		return nil
+	case !objects.IsURL(url):
+		return fmt.Errorf("checkpoint.copies is %q; it must be the URL of a folder in an object store, such as "+
+			"s3://bucket/run", url)
+	}
+	if err := objects.Check(url); err != nil {
+		return fmt.Errorf("checkpoint.copies: %w", err)
+	}
+	return nil
+}
+
+// newCopies returns the copies of a run, or nil if the run has none.
+func newCopies(r *run) (*copies, error) {
+	if r.config.Checkpoint.Copies == "" {
+		return nil, nil
+	}
+	store, err := checkpoint.OpenStore(r.config.Checkpoint.Copies)
+	return &copies{run: r, store: store}, err
+}
+
+// restored implements observer: a run that went back must not resume from a later copy.
+func (c *copies) restored(_ *checkpoint.Checkpoint, rollback bool) error {
+	if !rollback {
+		return nil
+	}
+	c.close()
+	ctx := context.Background() // objects have their own time limits
+	if err := c.store.RemoveAfter(ctx, c.run.state.Step); err != nil {
+		return fmt.Errorf("removing the copies of later checkpoints from %s: %w", c.run.config.Checkpoint.Copies, err)
+	}
+	return nil
+}
+
+// start begins to copy the checkpoint in dir. An error does not end the run: the checkpoint is on
+// the local disk, and the next one is copied again.
+func (c *copies) start(ctx context.Context, dir string) {
+	names, err := fs.Glob(os.DirFS(c.run.dir.Path), "*.jsonl")
+	var records []string
+	for _, name := range names {
+		records = append(records, c.run.dir.Join(name))
+	}
+	var u *checkpoint.Upload
+	if err == nil {
+		u, err = c.store.Prepare(dir, records)
+	}
+	if err != nil {
+		c.ended(fmt.Errorf("%s: %w", filepath.Base(dir), err))
+		return
+	}
+	if c.next != nil {
+		c.run.warn("checkpoint %s is not copied to %s, because an older one is still being copied; set "+
+			"checkpoint.every higher", c.next.Name(), c.run.config.Checkpoint.Copies)
+		c.next.Close()
+	}
+	c.next = u
+	c.advance(ctx)
+}
+
+// stepped implements observer: it starts the next copy.
+func (c *copies) stepped(ctx context.Context, _ *Progress) error {
+	if c.running != nil {
+		select {
+		case err := <-c.running.result:
+			c.running = nil
+			c.ended(err)
+		default:
+		}
+	}
+	c.advance(ctx)
+	return nil
+}
+
+// ended records the result of a copy.
+func (c *copies) ended(err error) {
+	if c.failed = err; err != nil {
+		c.run.warn("checkpoints: copying to %s: %v", c.run.config.Checkpoint.Copies, err)
+	}
+}
+
+// advance starts to copy the waiting checkpoint if none is being copied.
+func (c *copies) advance(ctx context.Context) {
+	if c.running != nil || c.next == nil {
+		return
+	}
+	u, keep := c.next, c.run.config.Checkpoint.KeepCopies
+	ctx, cancel := context.WithCancel(ctx)
+	job := &copying{cancel: cancel, result: make(chan error, 1)}
+	c.next, c.running = nil, job
+	go func() {
+		defer u.Close()
+		err := u.Run(ctx, func() { job.reads.Add(1) })
+		if err == nil {
+			if err = c.store.Prune(ctx, keep); err != nil {
+				err = fmt.Errorf("%s is complete, but older copies could not be removed: %w", u.Name(), err)
+			}
+		}
+		job.result <- err
+	}()
+}
+
+// wait waits until the newest checkpoint is copied, and returns the error if it could not be.
+func (c *copies) wait(ctx context.Context) error {
+	seen := int64(-1)
+	for c.running != nil || c.next != nil {
+		c.advance(ctx)
+		select {
+		case err := <-c.running.result:
+			c.running = nil
+			c.ended(err)
+		case <-time.After(time.Second):
+			if now := c.running.reads.Load(); now != seen { // a copy that makes progress is not a hang
+				seen = now
+				c.run.history.heartbeat.Beat(record.SectionCheckpoint, c.run.state.Step)
+			}
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	if c.failed != nil {
+		return fmt.Errorf("the last checkpoint is complete, but not its copy in %s: %w; run the same command to copy "+
+			"it", c.run.config.Checkpoint.Copies, c.failed)
+	}
+	return nil
+}
+
+// close ends a copy in progress. An incomplete copy has no manifest.
+func (c *copies) close() {
+	if c.running != nil {
+		c.running.cancel()
+		<-c.running.result
+		c.running = nil
+	}
+	if c.next != nil {
+		c.next.Close()
+		c.next = nil
+	}
+}
+
+// newest returns the newest complete checkpoint of the run, and the newer damaged ones. If the
+// object store has a newer one than the run directory, it is fetched first.
+func (r *run) newest(ctx context.Context) (*checkpoint.Checkpoint, []checkpoint.Refused, error) {
+	world, dir := r.ranks.World(), r.dir.Join(checkpoint.DirName)
+	saved, refused, err := checkpoint.Newest(ctx, world, dir)
+	if r.config.Checkpoint.Copies == "" || ctx.Err() != nil {
+		return saved, refused, err
+	}
+	step := int64(-1) // of the copy to fetch
+	var fetchErr error
+	if r.leads() {
+		step, fetchErr = r.fetchCopy(ctx, dir, saved)
+	}
+	if err := collective.Agree(ctx, world, fetchErr); err != nil {
+		return nil, nil, err
+	}
+	if err := collective.Broadcast(ctx, world, &step); err != nil {
+		return nil, nil, err
+	}
+	if step < 0 {
+		return saved, refused, err
+	}
+	return checkpoint.Newest(ctx, world, dir)
+}
+
+// fetchCopy fetches the newest copy if it is newer than saved, which may be nil, and returns its
+// step. Otherwise it returns -1.
+func (r *run) fetchCopy(ctx context.Context, dir string, saved *checkpoint.Checkpoint) (step int64, err error) {
+	store, err := checkpoint.OpenStore(r.config.Checkpoint.Copies)
+	if err != nil {
+		return -1, err
+	}
+	step, err = store.Newest(ctx)
+	if err != nil || step < 0 || saved != nil && saved.State.Step >= step {
+		return -1, err
+	}
+	if r.options.DryRun {
+		return -1, errors.New("a newer checkpoint is in " + r.config.Checkpoint.Copies + ", and a dry run does not " +
+			"fetch it; run without --dry-run, or without checkpoint.copies")
+	}
+	r.warn("fetching checkpoint %s from %s, which is newer than the checkpoints in %s", checkpoint.Name(step),
+		r.config.Checkpoint.Copies, dir)
+	return step, store.Download(ctx, step, dir, r.dir.Path)
+}

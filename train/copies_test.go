@@ -1,0 +1,194 @@
+package train
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"mula/internal/longtest"
+	"mula/internal/objects"
+	"mula/internal/objects/objectstest"
+)
+
+const copiedRun = crashConfig + "checkpoint: {every: 2, keep: 1, copies: s3://bucket/run/, keep_copies: 2}\n" +
+	"evaluate: {every: 3, samples: 2}\n"
+
+// copied lists the complete copies of s3://bucket/run.
+func copied(t *testing.T) (names []string) {
+	t.Helper()
+	for e, err := range objects.List(t.Context(), "s3://bucket/run/") {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if name, ok := strings.CutSuffix(e.URL, "/manifest.json"); ok {
+			names = append(names, strings.TrimPrefix(name, "s3://bucket/run/"))
+		}
+	}
+	return names
+}
+
+// A run that loses its folder continues from the copies in an object store, to the same weights,
+// metrics and fingerprints. The store fails now and then.
+func TestCopies(t *testing.T) {
+	store := objectstest.S3(t)
+	var requests atomic.Int64
+	store.Proxy.Disturb(func(*http.Request) (f objectstest.Fault) {
+		switch requests.Add(1) % 11 {
+		case 2:
+			f.Status = http.StatusServiceUnavailable
+		case 5:
+			f.Drop = true
+		case 8:
+			f.Lose = true
+		}
+		return f
+	})
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	unbroken := testConfig(t, plan, crashConfig+"checkpoint: {every: 2, keep: 1}\nevaluate: {every: 3, samples: 2}\n")
+	mustRun(t, unbroken, Options{})
+
+	c := testConfig(t, plan, copiedRun)
+	mustRun(t, c, stopAfter(5))
+	if got := copied(t); len(got) == 0 || got[len(got)-1] != "step-00000006" {
+		t.Errorf("copies: %v", got)
+	}
+	if err := os.RemoveAll(c.Output); err != nil {
+		t.Fatal(err)
+	}
+	if r := mustRun(t, c, Options{}); r.Resumed != "step-00000006" {
+		t.Errorf("resumed from %q", r.Resumed)
+	}
+	sameRun(t, "from the copies", unbroken.Output, c.Output)
+	if got := copied(t); !slices.Equal(got, []string{"step-00000006", "step-00000008"}) {
+		t.Errorf("copies at the end, of which two are kept: %v", got)
+	}
+}
+
+// A copy without a manifest is not used. A damaged copy, and a store that cannot be reached, are
+// errors.
+func TestCopiesThatCannotBeUsed(t *testing.T) {
+	store := objectstest.S3(t)
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	c := testConfig(t, plan, copiedRun)
+	mustRun(t, c, stopAfter(5)) // the last checkpoint of a run is always copied
+	mustRun(t, c, Options{})
+	fresh := func() (Result, error) {
+		again := testConfig(t, plan, copiedRun)
+		return Run(objects.WithPatience(context.Background(), time.Second), again, Options{})
+	}
+	ctx := t.Context()
+	if err := objects.Remove(ctx, "s3://bucket/run/step-00000008/manifest.json"); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := fresh(); err != nil || r.Resumed != "step-00000006" {
+		t.Errorf("without the newest manifest: resumed from %q, %v", r.Resumed, err)
+	}
+	const state = "s3://bucket/run/step-00000008/state.json"
+	data, _, err := objects.ReadFile(ctx, state, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data[len(data)/2] ^= 1
+	if err := objects.WriteFile(ctx, state, data); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fresh(); err == nil || !strings.Contains(err.Error(), state) {
+		t.Errorf("a damaged copy: %v", err)
+	}
+	store.Proxy.Disturb(func(*http.Request) objectstest.Fault {
+		return objectstest.Fault{Status: http.StatusForbidden}
+	})
+	if _, err := fresh(); err == nil || !strings.Contains(err.Error(), "s3://bucket/run") {
+		t.Errorf("a store that refuses: %v", err)
+	}
+	// A run that has begun goes on, and reports the missing copy at its end.
+	store.Proxy.Disturb(func(r *http.Request) (f objectstest.Fault) {
+		if r.Method != http.MethodGet {
+			f.Status = http.StatusForbidden
+		}
+		return f
+	})
+	c = testConfig(t, plan, strings.ReplaceAll(copiedRun, "bucket/run/", "bucket/other"))
+	var warned []string
+	_, err = Run(context.Background(), c, Options{Warn: func(text string) { warned = append(warned, text) }})
+	if err == nil || !strings.Contains(err.Error(), "the last checkpoint is complete, but not its copy") {
+		t.Errorf("a store that refuses to write: %v", err)
+	}
+	if !slices.ContainsFunc(warned, func(text string) bool { return strings.Contains(text, "s3://bucket/other") }) {
+		t.Errorf("warnings: %q", warned)
+	}
+	if got := checkpointsIn(t, c.Output); !slices.Equal(got, []string{"step-00000008"}) {
+		t.Errorf("local checkpoints: %v", got)
+	}
+}
+
+// A process that is killed at any moment, and whose folder is lost each time, comes to its end with
+// the weights, metrics and fingerprints of the unbroken run.
+func TestKillWithLostFolders(t *testing.T) {
+	longtest.SkipIfShort(t)
+	objectstest.S3(t)
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	local := strings.ReplaceAll(copiedRun, ", copies: s3://bucket/run/, keep_copies: 2", "")
+	unbroken := testConfig(t, plan, local)
+	begin := time.Now()
+	mustRun(t, unbroken, Options{})
+	whole := time.Since(begin) + 50*time.Millisecond
+	executable, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	kills := 0
+	for run := 0; kills < 10; run++ {
+		c := testConfig(t, plan, strings.ReplaceAll(copiedRun, "bucket/run", fmt.Sprint("bucket/", run)))
+		resolved, err := c.resolve(mustPlan(t, plan))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.MkdirAll(filepath.Dir(c.Output), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		file := filepath.Join(filepath.Dir(c.Output), "train.yaml")
+		if err := resolved.write(file); err != nil {
+			t.Fatal(err)
+		}
+		for try := 0; ; try++ {
+			if try == 500 {
+				t.Fatal("the run does not come to its end")
+			}
+			var stderr strings.Builder
+			child := exec.Command(executable)
+			child.Env = append(os.Environ(), childEnv+"="+file)
+			child.Stderr = &stderr
+			if err := child.Start(); err != nil {
+				t.Fatal(err)
+			}
+			timer := time.AfterFunc(time.Duration(rand.Int64N(int64(whole)*int64(5+try)/5)),
+				func() { child.Process.Kill() })
+			err := child.Wait()
+			if timer.Stop(); err == nil {
+				break
+			}
+			if child.ProcessState.Exited() {
+				t.Fatalf("try %d: %v: %s", try, err, &stderr)
+			}
+			kills++
+			if err := os.RemoveAll(c.Output); err != nil {
+				t.Fatal(err)
+			}
+		}
+		sameRun(t, fmt.Sprint("run ", run), unbroken.Output, c.Output)
+		if t.Failed() {
+			return
+		}
+	}
+	t.Logf("%d kills", kills)
+}
