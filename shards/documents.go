@@ -137,11 +137,14 @@ func (s *Shard) DocumentIDs(ctx context.Context) (*Documents, error) {
 		if _, err := os.Stat(path); err == nil {
 			return nil, fmt.Errorf("%s cannot be verified without the manifest %s, which has its hash; restore it",
 				path,
-				s.prefix+manifestExt)
+				s.ManifestPath())
 		}
 	}
 	var want FileInfo
 	if s.manifest != nil {
+		if s.manifest.Foreign() {
+			return nil, fmt.Errorf("%w: another program wrote %s", ErrNoDocuments, s.prefix)
+		}
 		want = s.manifest.Files["docs"]
 	}
 	if s.remote != nil {

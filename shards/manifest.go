@@ -27,6 +27,11 @@ import (
 // which has no checksum.
 const manifestFormat = 2
 
+// foreignFormat is the version of the manifest of a shard that another program wrote: see
+// [WriteSidecar]. Its tokenizer and the origins of its documents are unknown, and a document may
+// have any number of sequences.
+const foreignFormat = 3
+
 // maxManifest is the maximum size of a manifest in bytes. A manifest that mula writes has less than
 // a thousand.
 const maxManifest = 1 << 20
@@ -34,7 +39,7 @@ const maxManifest = 1 << 20
 // Manifest is the content of x.json, a file of the shard: its contents, its tokenizer, and the
 // hashes of its files.
 type Manifest struct {
-	Format int    `json:"format"`           // 2, or 1 in older files
+	Format int    `json:"format"`           // 2, 1 in older files, 3 if another program wrote the shard
 	Layout Layout `json:"layout,omitempty"` // omitted for Megatron
 	// type of the ids on disk: "uint16" or "int32", in layouts other than Megatron's also "uint32"
 	DType     DType         `json:"dtype"`
@@ -122,8 +127,8 @@ func parseManifest(data []byte) (*Manifest, error) {
 	if err := strictjson.DecodeLoosely(data, &version); err != nil {
 		return nil, err
 	}
-	if version.Format != manifestFormat && version.Format != 1 {
-		return nil, fmt.Errorf("format %d is not supported; want 1 to %d", version.Format, manifestFormat)
+	if version.Format < 1 || version.Format > foreignFormat {
+		return nil, fmt.Errorf("format %d is not supported; want 1 to %d", version.Format, foreignFormat)
 	}
 	m := new(Manifest)
 	err := strictjson.Decode(data, m)
@@ -174,6 +179,8 @@ func complete(data []byte) error {
 func (m *Manifest) check() error {
 	ids, t := m.DType.IDs(), &m.Tokenizer
 	switch {
+	case m.Foreign() && (m.Layout != Megatron || *t != TokenizerInfo{EOD: -1}):
+		return fmt.Errorf("format %d has no layout and no tokenizer", m.Format)
 	case !layoutName.MatchString(string(m.Layout)):
 		return fmt.Errorf("layout: %.80q is not the name of a layout", m.Layout)
 	case !slices.Contains(idTypes, m.DType):
@@ -248,10 +255,16 @@ func checkSum(data []byte, sum string) error {
 	return nil
 }
 
+// Foreign reports whether another program wrote the shard, so that its tokenizer is unknown.
+func (m *Manifest) Foreign() bool { return m.Format == foreignFormat }
+
 // Seal writes the manifest, in the format version of this package, under a temporary name. The
 // caller publishes it. Seal returns an error if [ReadManifest] could not read the manifest.
 func (m *Manifest) Seal(files atomicfile.Files, path string) (*atomicfile.File, error) {
-	m.Format, m.Checksum = manifestFormat, noSum
+	if !m.Foreign() {
+		m.Format = manifestFormat
+	}
+	m.Checksum = noSum
 	if err := m.check(); err != nil {
 		return nil, fmt.Errorf("writing %s: %w", path, err)
 	}
@@ -282,22 +295,27 @@ func (m *Manifest) Seal(files atomicfile.Files, path string) (*atomicfile.File, 
 	return f, nil
 }
 
+// optional reports whether the manifest need not have the file.
+func (m *Manifest) optional(f manifestFile) bool {
+	return f.optional || m.Foreign() && f.name == "docs"
+}
+
 // checkManifest compares the manifest with the files without hashing them.
 func (s *Shard) checkManifest() error {
 	m := s.manifest
 	differs := func(what string, manifest, found any) error {
 		return fmt.Errorf("%s has %s %v, but %s has %v; they belong to different shards: %w",
-			s.prefix+manifestExt, what, manifest, s.prefix, found, ErrCorrupt)
+			s.ManifestPath(), what, manifest, s.prefix, found, ErrCorrupt)
 	}
 	for _, f := range manifestFiles {
-		if _, ok := m.Files[f.name]; !ok && !f.optional {
-			return fmt.Errorf("%s has no SHA-256 of %s; restore it or write the shard again: %w", s.prefix+manifestExt,
+		if _, ok := m.Files[f.name]; !ok && !m.optional(f) {
+			return fmt.Errorf("%s has no SHA-256 of %s; restore it or write the shard again: %w", s.ManifestPath(),
 				s.prefix+f.ext, ErrCorrupt)
 		}
 	}
 	switch bin, idx := m.Files["bin"], m.Files["idx"]; {
 	case m.Layout != Megatron:
-		return fmt.Errorf("%s belongs to a shard of another layout; move one of the two away: %w", s.prefix+manifestExt,
+		return fmt.Errorf("%s belongs to a shard of another layout; move one of the two away: %w", s.ManifestPath(),
 			ErrCorrupt)
 	case m.DType != s.DType():
 		return differs("dtype", m.DType, s.DType())
@@ -305,7 +323,7 @@ func (s *Shard) checkManifest() error {
 		return differs("tokens", m.Tokens, s.Tokens())
 	case m.Documents != s.Documents():
 		return differs("documents", m.Documents, s.Documents())
-	case s.index != nil && m.Documents != s.index.sequences: // [Writer] makes each document one sequence
+	case s.index != nil && !m.Foreign() && m.Documents != s.index.sequences: // [Writer] makes each one sequence
 		return differs("documents of one sequence each", m.Documents, s.index.sequences)
 	case bin.Bytes != s.binBytes():
 		return differs("bytes of .bin", bin.Bytes, s.binBytes())
@@ -321,7 +339,7 @@ func (s *Shard) checkManifest() error {
 // nil, is called with the number of bytes read since its last call.
 func (s *Shard) Verify(ctx context.Context, progress func(bytes int64)) error {
 	if s.manifest == nil {
-		return fmt.Errorf("cannot verify %s: it has no manifest %s", s.prefix, s.prefix+manifestExt)
+		return fmt.Errorf("cannot verify %s: it has no manifest %s", s.prefix, s.ManifestPath())
 	}
 	_, err := s.VerifyTokens(ctx, progress, nil)
 	return errors.Join(err, s.VerifyRest(ctx, progress))
@@ -342,7 +360,11 @@ func (s *Shard) VerifyIndex(ctx context.Context, progress func(bytes int64)) err
 
 // verifyFile compares the file with the given suffix with its entry in the manifest.
 func (s *Shard) verifyFile(ctx context.Context, ext string, want FileInfo, progress func(bytes int64)) error {
-	file, err := openFile(ctx, s.prefix+ext)
+	prefix := s.prefix
+	if ext == sumsExt {
+		prefix = s.sidecar
+	}
+	file, err := openFile(ctx, prefix+ext)
 	if err != nil {
 		return fmt.Errorf("verifying shard: %w", err)
 	}
@@ -359,7 +381,7 @@ func (s *Shard) VerifyRest(ctx context.Context, progress func(bytes int64)) erro
 			continue
 		}
 		want, ok := s.manifest.Files[f.name]
-		if !ok && f.optional {
+		if !ok && s.manifest.optional(f) {
 			continue
 		}
 		errs = append(errs, s.verifyFile(ctx, f.ext, want, progress))

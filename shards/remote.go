@@ -62,6 +62,13 @@ func (s *Shard) openRemote(ctx context.Context) error {
 	case binErr != nil:
 		return fmt.Errorf("opening shard: %w", binErr)
 	}
+	if s.manifest != nil || s.sidecar == "" {
+		s.sidecar = s.prefix
+	} else if s.manifest, err = ReadManifest(s.sidecar + manifestExt); err != nil {
+		return err
+	} else if s.manifest == nil {
+		s.sidecar = s.prefix
+	}
 	r.stats = map[string]objects.Info{binExt: bin, idxExt: idx}
 	s.remote, s.idxBytes = r, idx.Size
 	x, err := r.facts(ctx, s, idx)
@@ -139,8 +146,14 @@ func (r *remote) openSums(ctx context.Context, s *Shard) (*blockSums, error) {
 	if r.sums != nil || !r.summed(s) {
 		return r.sums, nil
 	}
-	path := s.prefix + sumsExt
-	file, err := r.mapLocal(ctx, path, s.manifest.Files["sums"])
+	path := s.sidecar + sumsExt
+	var file mapping.File
+	var err error
+	if objects.IsURL(path) {
+		file, err = r.mapLocal(ctx, path, s.manifest.Files["sums"])
+	} else {
+		file, err = mapping.Open(path)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("opening the sums of a shard: %w", err)
 	}
@@ -220,7 +233,7 @@ func (r *remote) openIndex(ctx context.Context, s *Shard) (*Index, error) {
 	case x.dtype != s.dtype || x.elements != s.tokens || x.documents != s.documents:
 		err = x.corrupt("it has %d tokens of type %s in %d documents, but the shard has %d of type %s in %d",
 			x.elements, x.dtype, x.documents, s.tokens, s.dtype, s.documents)
-	case s.manifest != nil && x.sequences != x.documents:
+	case s.manifest != nil && !s.manifest.Foreign() && x.sequences != x.documents:
 		err = x.corrupt("%d documents with %d sequences, but the manifest says one each", x.documents, x.sequences)
 	}
 	if err != nil {

@@ -57,6 +57,7 @@ func Files(prefix string) []string {
 // A Shard is an open pair of x.bin and x.idx. It is safe for concurrent use until [Shard.Close].
 type Shard struct {
 	prefix            string
+	sidecar           string // prefix of the manifest and of the sums
 	dtype             DType
 	tokens, documents int64
 	idxBytes          int64 // size of .idx
@@ -84,8 +85,13 @@ type Shard struct {
 func Open(prefix string) (*Shard, error) { return OpenContext(context.Background(), prefix) }
 
 // OpenContext does what [Open] does. ctx cancels requests to an object store.
-func OpenContext(ctx context.Context, prefix string) (*Shard, error) {
-	s := &Shard{prefix: strings.TrimSuffix(strings.TrimSuffix(prefix, idxExt), binExt)}
+func OpenContext(ctx context.Context, prefix string) (*Shard, error) { return OpenFrom(ctx, prefix, "") }
+
+// OpenFrom is [OpenContext] for a shard whose manifest and sums may be in another folder
+// ([WriteSidecar]): sidecar.json and sidecar.sums. They are used if the shard has no manifest next
+// to it. "" means no other folder.
+func OpenFrom(ctx context.Context, prefix, sidecar string) (*Shard, error) {
+	s := &Shard{prefix: strings.TrimSuffix(strings.TrimSuffix(prefix, idxExt), binExt), sidecar: sidecar}
 	open := s.openLocal
 	if objects.IsURL(prefix) {
 		open = func() error { return s.openRemote(ctx) }
@@ -118,9 +124,16 @@ func (s *Shard) openLocal() (err error) {
 	if s.manifest, err = ReadManifest(prefix + manifestExt); err != nil {
 		return err
 	}
+	if s.manifest != nil || s.sidecar == "" {
+		s.sidecar = prefix
+	} else if s.manifest, err = ReadManifest(s.sidecar + manifestExt); err != nil {
+		return err
+	} else if s.manifest == nil {
+		s.sidecar = prefix
+	}
 	if s.manifest != nil && s.manifest.Files["sums"].SHA256 != "" {
 		// sums that the manifest does not list belong to an older shard
-		sums, err := openSums(prefix+sumsExt, int64(len(s.bin.Data)))
+		sums, err := openSums(s.sidecar+sumsExt, int64(len(s.bin.Data)))
 		if err != nil {
 			return err
 		}
@@ -248,6 +261,9 @@ func (s *Shard) Replaced() bool {
 	return s.bin.Replaced() || s.index.file.Replaced() || s.sums != nil && s.sums.file.Replaced()
 }
 
+// ManifestPath returns the path of the shard's manifest.
+func (s *Shard) ManifestPath() string { return s.sidecar + manifestExt }
+
 // DType returns the element type of the .bin file.
 func (s *Shard) DType() DType { return s.dtype }
 
@@ -346,7 +362,7 @@ func (s *Shard) Span(d int64) (Span, error) {
 		return Span{}, err
 	}
 	first, end, err := x.document(d)
-	if err == nil && s.manifest != nil && x.end(d) != d { // with a manifest, each document is one sequence
+	if err == nil && s.manifest != nil && !s.manifest.Foreign() && x.end(d) != d { // each is one sequence
 		err = x.corrupt("entry %d of the document array is %d, not %d", d, x.end(d), d)
 	}
 	return Span{d, first, end}, err

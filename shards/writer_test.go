@@ -489,7 +489,7 @@ func TestManifestOfAnother(t *testing.T) {
 		t.Errorf("another shard's manifest: %v", err)
 	}
 	for content, want := range map[string]string{
-		`{"format": 3}`: "format 3 is not supported", `[`: "is not the manifest", "{}": "format 0 is not",
+		`{"format": 4}`: "format 4 is not supported", `[`: "is not the manifest", "{}": "format 0 is not",
 		strings.Repeat(" ",
 			maxManifest+1): "more than",
 	} {

@@ -407,7 +407,10 @@ func parts(err error) []error {
 // settings determines the vocabulary and the separator from the options or the manifest.
 func (r *run) settings(m *shards.Manifest, most int64, find func(Finding)) (limit, eod int64) {
 	limit, eod = most, -1
-	if m != nil {
+	if m != nil && m.Foreign() {
+		find(Finding{Level: Note, Kind: "hash", Document: -1, Byte: -1,
+			Message: "another program wrote the shard; its tokenizer and the origins of its documents are unknown"})
+	} else if m != nil {
 		eod = m.Tokenizer.EOD
 		if m.Tokenizer.VocabSize > 0 {
 			limit = int64(m.Tokenizer.VocabSize)
@@ -420,7 +423,7 @@ func (r *run) settings(m *shards.Manifest, most int64, find func(Finding)) (limi
 		limit = r.o.Vocabulary
 	}
 	if r.o.EOD != nil {
-		if m != nil && *r.o.EOD != eod {
+		if m != nil && !m.Foreign() && *r.o.EOD != eod {
 			find(Finding{Level: Warning, Kind: "separator", Document: -1, Byte: -1, Message: fmt.Sprintf(
 				"the end-of-document id is %d in its manifest (-1: none), but %d was given", eod, *r.o.EOD)})
 		}
@@ -460,7 +463,7 @@ func (r *run) megatron(ctx context.Context, in *Input, number int, s *shards.Sha
 		return nil
 	}
 	if s.Manifest() != nil {
-		sum, _, err := shards.HashFile(ctx, formats.Megatron.At(s.Prefix(), formats.Megatron.Manifest), nil)
+		sum, _, err := shards.HashFile(ctx, s.ManifestPath(), nil)
 		if err != nil {
 			if err := wrong(err); err != nil {
 				return err

@@ -127,7 +127,7 @@ func (c *Conversion) prepare(ctx context.Context) (info shards.TokenizerInfo, wi
 		if err := errors.Join(err, r.Close()); err != nil {
 			return info, 0, err
 		}
-		if m != nil {
+		if m != nil && !m.Foreign() {
 			own = m.Tokenizer
 		}
 		switch {

@@ -1,0 +1,265 @@
+package shards
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"hash/maphash"
+	"io"
+	"math"
+	"os"
+
+	"mula/internal/atomicfile"
+)
+
+// WriteSidecar reads both files of a shard that another program wrote, each byte once, and writes
+// their hashes to a manifest and the sums of the blocks of .bin to a file of sums: sidecar.json and
+// sidecar.sums. sidecar may be the prefix of the shard, or a prefix in another folder, which must
+// exist: see [OpenFrom].
+//
+// It also checks that .idx is consistent, as [Index.Check] does. block is called with each block of
+// 16 KiB of .idx and then of .bin, in order. data is valid until it returns. accept is called after
+// the last block; if it returns an error, nothing is written. progress is as in [Shard.Verify].
+func WriteSidecar(ctx context.Context, prefix, sidecar string, block func(suffix string, number int64, data []byte),
+	accept func() error, progress func(bytes int64)) (*Manifest, error) {
+	x, err := OpenIndex(prefix)
+	if err != nil {
+		return nil, err
+	}
+	defer x.Close()
+	info, err := os.Stat(prefix + binExt)
+	if err != nil {
+		return nil, err
+	}
+	if err := x.holdsTokens(info.Size(), prefix+binExt); err != nil {
+		return nil, err
+	}
+	scan := newIndexScan(x)
+	r := sidecarReader{ctx: ctx, block: block, progress: progress}
+	idx, err := r.read(prefix, idxExt, x.Size(), scan.add)
+	if err == nil {
+		err = scan.finish(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	var sums []uint32
+	bin, err := r.read(prefix, binExt, info.Size(), func(data []byte) error {
+		for first := 0; first < len(data); first += sumsBlock {
+			sums = append(sums, crc32.Checksum(data[first:min(first+sumsBlock, len(data))], castagnoli))
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := accept(); err != nil {
+		return nil, err
+	}
+	text := encodeSums(bin.Bytes, sums)
+	sum := sha256.Sum256(text)
+	m := &Manifest{Format: foreignFormat, DType: x.dtype, Tokens: x.elements, Documents: x.documents,
+		Tokenizer: TokenizerInfo{EOD: -1}, Files: map[string]FileInfo{"bin": bin, "idx": idx,
+			"sums": {int64(len(text)), hex.EncodeToString(sum[:])}}}
+	return m, m.publish(sidecar, text)
+}
+
+// publish writes the file of sums and then the manifest.
+func (m *Manifest) publish(sidecar string, sums []byte) error {
+	var disk atomicfile.Files
+	f, err := disk.Create(sidecar + sumsExt)
+	if err != nil {
+		return err
+	}
+	defer f.Abort()
+	if _, err := f.Write(sums); err != nil {
+		return err
+	}
+	if err := f.Seal(); err != nil {
+		return err
+	}
+	sealed, err := m.Seal(disk, sidecar+manifestExt)
+	if err != nil {
+		return err
+	}
+	defer sealed.Abort()
+	if err := f.Publish(); err != nil {
+		return err
+	}
+	return sealed.Publish()
+}
+
+// A sidecarReader reads the files of a shard for WriteSidecar.
+type sidecarReader struct {
+	ctx      context.Context
+	block    func(suffix string, number int64, data []byte)
+	progress func(bytes int64)
+	buffer   []byte
+}
+
+// read reads a file, which must have the given size, and passes its bytes to add in pieces that
+// start at multiples of sumsBlock.
+func (r *sidecarReader) read(prefix, suffix string, size int64, add func(data []byte) error) (FileInfo, error) {
+	path := prefix + suffix
+	f, err := os.Open(path)
+	if err != nil {
+		return FileInfo{}, err
+	}
+	defer f.Close()
+	before, err := f.Stat()
+	if err != nil {
+		return FileInfo{}, err
+	}
+	if r.buffer == nil {
+		r.buffer = make([]byte, 1<<20)
+	}
+	hash := sha256.New()
+	at := int64(0)
+	for {
+		if r.ctx.Err() != nil {
+			return FileInfo{}, fmt.Errorf("hashing %s: %w", path, context.Cause(r.ctx))
+		}
+		n, err := io.ReadFull(f, r.buffer)
+		data := r.buffer[:n]
+		hash.Write(data)
+		if err := add(data); err != nil {
+			return FileInfo{}, err
+		}
+		for first := 0; first < n; first += sumsBlock {
+			r.block(suffix, (at+int64(first))/sumsBlock, data[first:min(first+sumsBlock, n)])
+		}
+		at += int64(n)
+		if r.progress != nil && n > 0 {
+			r.progress(int64(n))
+		}
+		if err == io.EOF || err == io.ErrUnexpectedEOF {
+			break
+		}
+		if err != nil {
+			return FileInfo{}, fmt.Errorf("hashing: %w", err)
+		}
+	}
+	after, err := os.Stat(path)
+	if err != nil {
+		return FileInfo{}, err
+	}
+	if at != size || !os.SameFile(before, after) || after.Size() != at || !after.ModTime().Equal(before.ModTime()) {
+		return FileInfo{}, fmt.Errorf("%s: the file changed while it was read: it has %d bytes, want %d; wait "+
+			"until its writer has finished, or restore it: %w", path, at, size, ErrCorrupt)
+	}
+	return FileInfo{at, hex.EncodeToString(hash.Sum(nil))}, nil
+}
+
+// An indexScan checks an .idx file in one pass, as [Index.Check] does. The starts follow the
+// lengths in the file, so it compares a hash of the starts that the lengths imply with a hash of
+// the starts in the file.
+type indexScan struct {
+	x       *Index
+	at      int64  // position in the file
+	partial []byte // the first bytes of the entry at this position
+
+	implied, found maphash.Hash // of the starts
+	next           int64        // the start of the next sequence, implied by the lengths
+	last           int64        // entry of the document array
+	starts         []byte       // starts that have not been added to implied yet
+}
+
+func newIndexScan(x *Index) *indexScan {
+	s := &indexScan{x: x}
+	s.found.SetSeed(s.implied.Seed())
+	return s
+}
+
+// add checks the next bytes of the file.
+func (s *indexScan) add(data []byte) error {
+	x := s.x
+	lengths := int64(idxHeaderSize)
+	starts := lengths + 4*x.sequences
+	ends := starts + 8*x.sequences
+	for len(data) > 0 {
+		var until, width int64 // of the array at this position
+		var check func(entries []byte) error
+		switch {
+		case s.at < lengths:
+			until, width, check = lengths, 1, func([]byte) error { return nil }
+		case s.at < starts:
+			until, width, check = starts, 4, s.addLengths
+		case s.at < ends:
+			until, width, check = ends, 8, s.addStarts
+		default:
+			until, width, check = x.Size(), 8, s.addEnds
+		}
+		part := data[:min(int64(len(data)), until-s.at-int64(len(s.partial)))]
+		if len(part) == 0 {
+			return x.corrupt("%d bytes follow the document array", len(data))
+		}
+		data = data[len(part):]
+		if len(s.partial) > 0 {
+			n := min(int(width)-len(s.partial), len(part))
+			s.partial = append(s.partial, part[:n]...)
+			part = part[n:]
+			if len(s.partial) < int(width) {
+				continue
+			}
+			if err := check(s.partial); err != nil {
+				return err
+			}
+			s.at += width
+			s.partial = s.partial[:0]
+		}
+		n := int64(len(part)) / width * width
+		if err := check(part[:n]); err != nil {
+			return err
+		}
+		s.at += n
+		s.partial = append(s.partial, part[n:]...)
+	}
+	return nil
+}
+
+func (s *indexScan) addLengths(entries []byte) error {
+	size := int64(s.x.dtype.Size())
+	for ; len(entries) > 0; entries = entries[4:] {
+		length := int64(int32(binary.LittleEndian.Uint32(entries)))
+		if length < 0 || length > (math.MaxInt64-s.next)/size {
+			return s.x.corrupt("a length is %d, or the lengths add up to more than 2^63 bytes", length)
+		}
+		s.starts = binary.LittleEndian.AppendUint64(s.starts, uint64(s.next))
+		s.next += length * size
+		if len(s.starts) == 1<<12 {
+			s.implied.Write(s.starts)
+			s.starts = s.starts[:0]
+		}
+	}
+	return nil
+}
+
+func (s *indexScan) addStarts(entries []byte) error {
+	s.found.Write(entries)
+	return nil
+}
+
+func (s *indexScan) addEnds(entries []byte) error {
+	for ; len(entries) > 0; entries = entries[8:] {
+		end := int64(binary.LittleEndian.Uint64(entries))
+		if end < s.last || end > s.x.sequences {
+			return s.x.corrupt("an entry of the document array is %d, after %d", end, s.last)
+		}
+		s.last = end
+	}
+	return nil
+}
+
+// finish returns the error about starts that do not follow from the lengths.
+func (s *indexScan) finish(ctx context.Context) error {
+	s.implied.Write(s.starts)
+	if s.implied.Sum64() == s.found.Sum64() {
+		return nil
+	}
+	return errors.Join(s.x.Check(ctx), // names the entry
+		s.x.corrupt("the starts of the sequences do not follow from their lengths"))
+}
