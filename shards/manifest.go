@@ -17,6 +17,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"mula/internal/atomicfile"
 	"mula/internal/objects"
@@ -531,9 +532,14 @@ func HashFile(ctx context.Context, path string, progress func(bytes int64)) (sha
 	return info.SHA256, info.Bytes, err
 }
 
+// hashBuffers has the buffers of hashFile: thousands of small files must not clear a buffer each.
+var hashBuffers = sync.Pool{New: func() any { return new([1 << 20]byte) }}
+
 func hashFile(ctx context.Context, f io.Reader, path string, progress func(bytes int64)) (info FileInfo, err error) {
 	h := sha256.New()
-	block := make([]byte, 1<<20)
+	buffer := hashBuffers.Get().(*[1 << 20]byte)
+	defer hashBuffers.Put(buffer)
+	block := buffer[:]
 	for {
 		if err := ctx.Err(); err != nil {
 			return FileInfo{}, fmt.Errorf("hashing %s: %w", path, err)

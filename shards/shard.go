@@ -85,7 +85,9 @@ type Shard struct {
 func Open(prefix string) (*Shard, error) { return OpenContext(context.Background(), prefix) }
 
 // OpenContext does what [Open] does. ctx cancels requests to an object store.
-func OpenContext(ctx context.Context, prefix string) (*Shard, error) { return OpenFrom(ctx, prefix, "") }
+func OpenContext(ctx context.Context, prefix string) (*Shard, error) {
+	return OpenFrom(ctx, prefix, "")
+}
 
 // OpenFrom is [OpenContext] for a shard whose manifest and sums may be in another folder
 // ([WriteSidecar]): sidecar.json and sidecar.sums. They are used if the shard has no manifest next
