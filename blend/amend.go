@@ -86,7 +86,7 @@ func Amend(ctx context.Context, parent *Plan, a *Amendment, opts SealOptions) (*
 		return nil, err
 	}
 	defer d.closeBuilt()
-	if err := d.hashFiles(ctx, l, nil, opts.Progress); err != nil {
+	if err := d.hashFiles(ctx, l, nil, &opts); err != nil {
 		return nil, err
 	}
 	for i, s := range parent.Sources {
@@ -135,8 +135,15 @@ func amended(ctx context.Context, parent *Plan, a *Amendment, l *facts.Cache, op
 		s := Source{Name: s.Name, MaxEpochs: s.MaxEpochs, Validation: s.Validation, Shards: slices.Clone(s.Shards),
 			Growth: slices.Clone(s.Growth), Packed: slices.Clone(s.Packed)}
 		for k := range s.Shards {
-			if s.Shards[k].Path, err = absolutePath(parent.ShardPath(i, k)); err != nil {
+			sh := &s.Shards[k]
+			if sh.Path, err = absolutePath(parent.ShardPath(i, k)); err != nil {
 				return nil, err
+			}
+			sh.sampled = "" // the new plan never had the sample
+			if sh.sums != "" {
+				if sh.sums, err = absolutePath(parent.sidecar(i, k)); err != nil {
+					return nil, err
+				}
 			}
 			list.planned[list.links.of(s.Shards[k].Path)] = s.Name
 		}
@@ -163,15 +170,15 @@ func amended(ctx context.Context, parent *Plan, a *Amendment, l *facts.Cache, op
 			s.Shards = append(s.Shards, found...)
 		}
 	}
-	d, err := newData(ctx, p, l, false)
-	if err != nil {
-		return nil, err
-	}
+	d := newData(p, false)
 	defer func() {
 		if err != nil {
 			d.Close()
 		}
 	}()
+	if err = d.survey(ctx, l); err != nil {
+		return nil, err
+	}
 	if err := d.compareParent(ctx, parent); err != nil {
 		return nil, err
 	}

@@ -25,12 +25,22 @@ func (d *Data) Check(ctx context.Context, o CheckOptions) (*audit.Report, error)
 	for i := range d.Sources {
 		src := &d.Sources[i]
 		for k, sh := range src.Shards {
-			inputs = append(inputs, audit.Input{Source: src.Name, Path: d.ShardPath(i, k),
+			input := audit.Input{Source: src.Name, Path: d.ShardPath(i, k),
 				// Opened again, so that the shard cache cannot close a shard that is read for an
 				// hour.
-				Open:  func() (*shards.Shard, error) { return d.open(i, k) },
-				Check: func(bin string) string { return d.checkHashes(ctx, i, k, sh, bin) },
-			})
+				Open: func() (*shards.Shard, error) {
+					if sh.sampled != "" {
+						if err := d.readSample(ctx, i, k); err != nil {
+							return nil, err
+						}
+					}
+					return d.open(i, k)
+				},
+			}
+			if sh.Sample == "" { // else there is no hash; the sample is compared when the shard is opened
+				input.Check = func(bin string) string { return d.checkHashes(ctx, i, k, sh, bin) }
+			}
+			inputs = append(inputs, input)
 			windows = append(windows, src.shardWindows(k))
 		}
 	}

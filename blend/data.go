@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"time"
 	"unsafe"
@@ -29,7 +30,7 @@ import (
 // shards are open at a time; beyond that, shards without recent reads are closed.
 type Data struct {
 	*Plan
-	facts       [][]facts.Facts // by source and shard
+	facts       [][]facts.Facts // by source and shard; nil if the shards were not surveyed
 	firsts      []int           // by source: number of its first shard in the pool
 	pool        *pool.Pool
 	verifier    *verifier.Verifier // of index files, then shards; nil if complete files are not verified
@@ -37,6 +38,7 @@ type Data struct {
 	verifyFirst bool               // [verifier.Options.First]
 	reverify    time.Duration
 	hashed      bool // hashFiles has set the hashes of the plan that is being built
+	packs       bool // the plan that is being built is packed
 }
 
 // DefaultReverify is the default of [OpenOptions.Reverify].
@@ -48,6 +50,11 @@ type OpenOptions struct {
 	// skip the comparison of sample tokens; for [Data.Check], which reads everything and reports
 	// more about each problem
 	Unread bool
+
+	// Unsurveyed makes Open look at no shard. A shard is compared with the plan when a sample first
+	// needs it, and the 16 samples are not read. It is for all processes of a job except one, which
+	// opens the plan without Unsurveyed.
+	Unsurveyed bool
 
 	// Reverify is the time after which a block of a shard with sums is compared again when it is
 	// read ([shards.Shard.Reverify]). 0 is [DefaultReverify]; a negative time disables the
@@ -83,10 +90,10 @@ func Open(ctx context.Context, p *Plan, opts OpenOptions) (*Data, error) {
 	if opened.order, err = p.order.open(ctx, &opened, opts.Waiting); err != nil {
 		return nil, err
 	}
-	l := facts.Open()
-	defer l.Close()
-	d, err := newData(ctx, &opened, l, opts.Verify != nil)
-	if err != nil {
+	var d *Data
+	if opts.Unsurveyed {
+		d = newData(&opened, opts.Verify != nil)
+	} else if d, err = surveyShards(ctx, &opened, opts.Verify != nil); err != nil {
 		opened.order.close()
 		return nil, err
 	}
@@ -97,61 +104,103 @@ func Open(ctx context.Context, p *Plan, opts OpenOptions) (*Data, error) {
 			return nil, err
 		}
 	}
-	if err := d.verify(ctx, opts.Unread); err != nil {
-		d.Close()
-		return nil, err
+	if !opts.Unsurveyed {
+		if err := d.verify(ctx, opts.Unread); err != nil {
+			d.Close()
+			return nil, err
+		}
 	}
 	return d, nil
 }
 
-// newData looks up the shards of a plan. verified is the argument of [pool.New].
-func newData(ctx context.Context, p *Plan, l *facts.Cache, verified bool) (*Data, error) {
+// newData returns the data of a plan whose shards are not open. verified is the argument of
+// [pool.New].
+func newData(p *Plan, verified bool) *Data {
+	d := &Data{Plan: p}
 	var sources, numbers []int // by shard of the plan
 	for i := range p.Sources {
+		d.firsts = append(d.firsts, len(sources))
 		for k := range p.Sources[i].Shards {
 			sources, numbers = append(sources, i), append(numbers, k)
 		}
 	}
-	found, failed, err := l.Survey(ctx, len(sources), func(i int) (string, error) {
-		return absolutePath(p.ShardPath(sources[i], numbers[i]))
-	})
-	if err != nil && failed >= 0 {
-		err = fmt.Errorf("source %q: %w", p.Sources[sources[failed]].Name, err)
-	}
-	if err != nil {
-		return nil, err
-	}
-	d := &Data{Plan: p}
-	for i := range p.Sources {
-		n := len(p.Sources[i].Shards)
-		d.firsts = append(d.firsts, len(sources)-len(found))
-		d.facts = append(d.facts, found[:n:n])
-		found = found[n:]
-	}
 	d.pool = pool.New(len(sources), verified, func(i int) (*shards.Shard, error) {
 		return d.open(sources[i], numbers[i])
 	})
-	return d, nil
+	return d
 }
 
-// open opens a shard and verifies that it has not been replaced since the plan was opened.
+// surveyShards is newData, and looks up the facts of all shards.
+func surveyShards(ctx context.Context, p *Plan, verified bool) (*Data, error) {
+	l := facts.Open()
+	defer l.Close()
+	d := newData(p, verified)
+	return d, d.survey(ctx, l)
+}
+
+// survey looks up the facts of all shards.
+func (d *Data) survey(ctx context.Context, l *facts.Cache) error {
+	var sources []int // by shard of the plan
+	for i := range d.Sources {
+		sources = append(sources, slices.Repeat([]int{i}, len(d.Sources[i].Shards))...)
+	}
+	found, failed, err := l.Survey(ctx, len(sources), func(i int) (string, error) {
+		return absolutePath(d.ShardPath(sources[i], i-d.firsts[sources[i]]))
+	})
+	if err != nil && failed >= 0 {
+		err = fmt.Errorf("source %q: %w", d.Sources[sources[failed]].Name, err)
+	}
+	if err != nil {
+		return err
+	}
+	for i := range d.Sources {
+		n := len(d.Sources[i].Shards)
+		d.facts = append(d.facts, found[:n:n])
+		found = found[n:]
+	}
+	return nil
+}
+
+// open opens a shard, and compares it with the plan and with the facts of the survey.
 func (d *Data) open(source, shard int) (*shards.Shard, error) {
-	s, err := shards.Open(d.ShardPath(source, shard))
+	s, err := shards.OpenFrom(d.ShardPath(source, shard), d.sidecar(source, shard))
 	if err != nil {
 		return nil, fmt.Errorf("source %q: %w", d.Sources[source].Name, err)
 	}
-	was, is := d.facts[source][shard], facts.Of(s)
+	s.Reverify(d.reverify)
+	err = d.compareShard(source, shard, facts.Of(s))
+	if err == nil && d.Sources[source].Shards[shard].Sample != "" {
+		err = d.readSample(context.Background(), source, shard)
+	}
+	if err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// compareShard compares a shard that was opened with the facts of the survey, or with the plan if
+// there was no survey.
+func (d *Data) compareShard(source, shard int, is facts.Facts) error {
+	if d.facts == nil {
+		return d.compareFacts(source, shard, is)
+	}
+	was := d.facts[source][shard]
 	if !is.Manifest { // hashes are known only from reading the files
 		is.Bin, is.Index = was.Bin, was.Index
+	} else if !was.Manifest && is.Tokens == was.Tokens && is.Documents == was.Documents && is.DType == was.DType {
+		// another process has hashed the shard since
+		if err := d.compareFacts(source, shard, is); err != nil {
+			return err
+		}
+		is = was
 	}
-	s.Reverify(d.reverify)
 	if is != was {
-		s.Close()
-		return nil, fmt.Errorf("source %q: shard %s was replaced since the plan was opened; restart the program, "+
+		return fmt.Errorf("source %q: shard %s was replaced since the plan was opened; restart the program, "+
 			"so that the new file is compared with the plan",
 			d.Sources[source].Name, d.ShardPath(source, shard))
 	}
-	return s, nil
+	return nil
 }
 
 // Files lists the files that samples of the plan are read from: the files of its shards, including
@@ -177,28 +226,17 @@ func (d *Data) Close() error {
 }
 
 // changed returns the error about a shard that differs from the plan.
-func (d *Data) changed(source, shard int, format string, args ...any) error {
+func (p *Plan) changed(source, shard int, format string, args ...any) error {
 	return fmt.Errorf("shard %s of source %q has changed since the plan was built: %s; restore it, or build a new plan",
-		d.ShardPath(source, shard), d.Sources[source].Name, fmt.Sprintf(format, args...))
+		p.ShardPath(source, shard), p.Sources[source].Name, fmt.Sprintf(format, args...))
 }
 
 // verify compares the shards with the plan, and, unless unread is set, the tokens of some samples.
 func (d *Data) verify(ctx context.Context, unread bool) error {
 	for i := range d.Sources {
 		for k, is := range d.facts[i] {
-			want := d.Sources[i].Shards[k]
-			switch {
-			case is.DType != want.DType:
-				return d.changed(i, k, "element type is %s, was %s", is.DType, want.DType)
-			case is.Tokens != want.Tokens: // this also compares the size of .bin
-				return d.changed(i, k, "it has %d tokens, previously %d", is.Tokens, want.Tokens)
-			case is.Documents != want.Documents:
-				return d.changed(i, k, "it has %d documents, previously %d", is.Documents, want.Documents)
-			case is.Manifest && is.Bin != want.Bin:
-				return d.changed(i, k, "SHA-256 of .bin in its manifest is %.16s…, was %.16s…", is.Bin, want.Bin)
-			case is.Manifest && is.Index != want.Index:
-				return d.changed(i, k, "SHA-256 of .idx in its manifest is %.16s…, was %.16s…", is.Index,
-					want.Index)
+			if err := d.compareFacts(i, k, is); err != nil {
+				return err
 			}
 		}
 	}

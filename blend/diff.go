@@ -137,6 +137,9 @@ func (d *Difference) relate(a, b *Plan) {
 		return append(list, p.fingerprint)
 	}
 	first, second := line(a), line(b)
+	if a.Has(b.fingerprint) || b.Has(a.fingerprint) { // one of the two may be provisional
+		first[len(first)-1] = second[len(second)-1]
+	}
 	for i := len(first) - 1; i >= 0; i-- {
 		j := slices.Index(second, first[i])
 		if j < 0 {
@@ -278,8 +281,7 @@ func (p piece) equal(q piece) bool {
 		return false
 	}
 	return slices.EqualFunc(p.shards, q.shards, func(a, b Shard) bool {
-		a.Path, b.Path = "", "" // the location is not compared
-		return a == b
+		return a.same(b)
 	})
 }
 

@@ -202,11 +202,12 @@ func validateNewReason(reason string) error {
 func (p *Plan) OrderVersion() string { return p.order.traits().Version }
 
 // Shared returns the number of leading positions whose samples are the same in the plan with the
-// given fingerprint. For the plan's own fingerprint these are all positions. For a parent, they are
-// the positions before every amendment since. ok is false for other plans.
+// given fingerprint. For the plan's own fingerprint, and for the fingerprint that it had before it
+// was completed, these are all positions. For a parent, they are the positions before every
+// amendment since. ok is false for other plans.
 func (p *Plan) Shared(fingerprint string) (positions int64, ok bool) {
 	positions = p.length
-	if fingerprint == p.fingerprint {
+	if p.Has(fingerprint) {
 		return positions, true
 	}
 	for i := len(p.Parents) - 1; i >= 0; i-- {

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"mula/blend/mixture"
 	"mula/index/cache"
@@ -60,8 +61,22 @@ type cacheOrder struct {
 	*megatronOrder
 	train   *megatron.Cache
 	valid   *megatron.Cache // nil without validation
-	indexes []*shards.Index // by source
+	indexes []openedIndex   // by source
 	held    []int           // by source: index of its dataset in valid, -1 if none
+}
+
+// An openedIndex is the .idx file of a source, opened when it is first needed.
+type openedIndex struct {
+	once sync.Once
+	x    *shards.Index
+	err  error
+}
+
+// index returns the .idx file of a source.
+func (o *cacheOrder) index(source int) (*shards.Index, error) {
+	x := &o.indexes[source]
+	x.once.Do(func() { x.x, x.err = shards.OpenIndex(o.plan.ShardPath(source, 0)) })
+	return x.x, x.err
 }
 
 // sealedMegatron replaces sealedPlan in a plan whose order is read from a Megatron cache.
@@ -232,15 +247,8 @@ func awaitCache(ctx context.Context, dir string, waiting func(string), open func
 
 // bind maps the datasets of the caches to the sources of the plan.
 func (o *cacheOrder) bind() error {
-	o.held = make([]int, len(o.plan.Sources))
-	for i := range o.plan.Sources {
-		o.held[i] = -1
-		x, err := shards.OpenIndex(o.plan.ShardPath(i, 0))
-		if err != nil {
-			return err
-		}
-		o.indexes = append(o.indexes, x)
-	}
+	o.held = slices.Repeat([]int{-1}, len(o.plan.Sources))
+	o.indexes = make([]openedIndex, len(o.plan.Sources))
 	if o.valid == nil {
 		return nil
 	}
@@ -270,8 +278,10 @@ func (o *cacheOrder) close() error {
 			errs = append(errs, c.Close())
 		}
 	}
-	for _, x := range o.indexes {
-		errs = append(errs, x.Close())
+	for i := range o.indexes {
+		if x := o.indexes[i].x; x != nil {
+			errs = append(errs, x.Close())
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -309,14 +319,18 @@ func (o *cacheOrder) segments(dst []segment, s Sample) ([]segment, error) {
 			return dst, fmt.Errorf("source %q has no sample %d", o.plan.Sources[s.Source].Name, s.Window)
 		}
 	}
-	err := mapping.Guard(func() error {
+	x, err := o.index(s.Source)
+	if err != nil {
+		return dst, err
+	}
+	err = mapping.Guard(func() error {
 		var buffer [16]megatron.Segment
 		list, err := cache.Segments(buffer[:0], dataset, number)
 		if err != nil {
 			return err
 		}
 		for _, g := range list {
-			start, err := o.indexes[s.Source].SequenceStart(g.Document)
+			start, err := x.SequenceStart(g.Document)
 			if err != nil {
 				return err
 			}
@@ -591,8 +605,8 @@ func surveyMegatron(ctx context.Context, c *Config, l *facts.Cache, opts *SealOp
 	if m.Files, err = opened.listFiles(); err != nil {
 		return nil, at(".cache", err)
 	}
-	d, err := newData(ctx, p, l, false)
-	if err != nil {
+	d := newData(p, false)
+	if err := d.survey(ctx, l); err != nil {
 		return nil, err
 	}
 	d.describeShards()

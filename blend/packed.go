@@ -564,7 +564,8 @@ func (d *Data) newPacker(ctx context.Context, l *facts.Cache, opts *SealOptions,
 	if opts == nil {
 		return b, nil
 	}
-	if err := d.hashFiles(ctx, l, nil, opts.Progress); err != nil {
+	d.packs = true
+	if err := d.hashFiles(ctx, l, nil, opts); err != nil {
 		return nil, err
 	}
 	var err error

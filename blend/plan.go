@@ -58,6 +58,7 @@ type Plan struct {
 	Parents []Parent
 
 	fingerprint string
+	provisional string     // the fingerprint before the plan was completed; "" if it never was provisional
 	base        string     // directory that paths of shards are relative to
 	schedule    []schedule // by stage
 	totals      []int64    // by source: samples in the whole plan
@@ -103,8 +104,16 @@ type Shard struct {
 	DType     shards.DType `json:"dtype"`
 	Tokens    int64        `json:"tokens"`
 	Documents int64        `json:"documents"`
-	Bin       string       `json:"bin"` // SHA-256 of the .bin file, in hexadecimal
-	Index     string       `json:"idx"` // SHA-256 of the .idx file
+	Bin       string       `json:"bin,omitempty"` // SHA-256 of the .bin file, in hexadecimal
+	Index     string       `json:"idx,omitempty"` // SHA-256 of the .idx file
+
+	// Sample replaces the hashes in a provisional plan: see [sample.Sample]. A packed plan also has
+	// Index.
+	Sample string `json:"sample,omitempty"`
+
+	sampled string // the Sample that the plan had before it was completed
+	blocks  string // [sample.Sample.Blocks], if Sample is not empty
+	sums    string // prefix of the manifest and the sums, if they are not beside the shard
 }
 
 // A Stage is a range of positions with its own weights.
@@ -254,7 +263,7 @@ func (s *Source) checkShards() error {
 		if sh.Tokens < 0 || sh.Tokens > maxTokens-total || sh.Documents < 0 {
 			return fmt.Errorf("shard %d has invalid counts: %d tokens, %d documents", i+1, sh.Tokens, sh.Documents)
 		}
-		if !isHex(sh.Bin, 64) || !isHex(sh.Index, 64) {
+		if !sh.sealed() {
 			return fmt.Errorf("shard %d has no valid SHA-256 of its files", i+1)
 		}
 		total += sh.Tokens

@@ -14,8 +14,12 @@ import (
 	"mula/internal/objects"
 )
 
-// planFormat is the version of the layout of plan.json.
-const planFormat = 1
+// planFormat is the version of the layout of plan.json. sampledFormat is the version of plans with
+// samples of shards, or with the places of their sums.
+const (
+	planFormat    = 1
+	sampledFormat = 2
+)
 
 // maxPlanFile limits the size of a plan.json. A shard takes about 300 bytes.
 const maxPlanFile = 512 << 20
@@ -25,6 +29,7 @@ const maxPlanFile = 512 << 20
 type planFile[P any] struct {
 	Format      int         `json:"format"`
 	Fingerprint string      `json:"fingerprint"`
+	Provisional string      `json:"provisional,omitempty"` // the fingerprint before the plan was completed
 	Plan        P           `json:"plan"`
 	Written     writtenPlan `json:"written"`
 }
@@ -48,21 +53,30 @@ type writtenSource struct {
 	Paths     []string `json:"paths"` // with slashes; relative to the plan's directory if possible
 	// directories of the packing indexes of an amended plan, by part of the source
 	Packings []string `json:"packings,omitempty"`
+	writtenSamples
 }
 
 // Fingerprint returns the SHA-256, in hexadecimal, of the plan's canonical form
 // (docs/formats/plan.md). The paths of files and the spelling of weights are not part of it.
 func (p *Plan) Fingerprint() string { return p.fingerprint }
 
-// seal computes and sets the fingerprint.
-func (p *Plan) seal() error {
-	text, err := p.canonical()
-	if err != nil {
+// seal computes and sets the fingerprints.
+func (p *Plan) seal() (err error) {
+	if p.fingerprint, err = p.hash(); err != nil {
 		return err
 	}
+	p.provisional, err = p.hashProvisional()
+	return err
+}
+
+// hash returns the SHA-256 of the canonical form.
+func (p *Plan) hash() (string, error) {
+	text, err := p.canonical()
+	if err != nil {
+		return "", err
+	}
 	sum := sha256.Sum256(text)
-	p.fingerprint = hex.EncodeToString(sum[:])
-	return nil
+	return hex.EncodeToString(sum[:]), nil
 }
 
 func (p *Plan) canonical() ([]byte, error) { return encodeJSON(p.order.sealed(), "") }
@@ -97,8 +111,11 @@ func (p *Plan) WriteOn(fsys filesystem.FS, path string) error {
 	if err != nil {
 		return fmt.Errorf("writing %s: %w", path, err)
 	}
-	f := planFile[any]{Format: planFormat, Fingerprint: p.fingerprint, Plan: p.order.sealed(),
+	f := planFile[any]{Format: p.format(), Fingerprint: p.fingerprint, Plan: p.order.sealed(),
 		Written: writtenPlan{Validation: p.HeldOut}}
+	if !p.Provisional() {
+		f.Provisional = p.provisional
+	}
 	relative := func(to string) (string, error) {
 		absolute, err := absolutePath(to)
 		if err != nil {
@@ -114,6 +131,9 @@ func (p *Plan) WriteOn(fsys filesystem.FS, path string) error {
 				return err
 			}
 			w.Paths = append(w.Paths, way)
+		}
+		if w.writtenSamples, err = p.writeSamples(s.Shards, relative); err != nil {
+			return err
 		}
 		f.Written.Sources = append(f.Written.Sources, w)
 	}

@@ -53,10 +53,14 @@ func parsePlan(data []byte) (*Plan, error) {
 	}
 	// Versions are checked first; otherwise another version would be reported as a damaged file.
 	var versions struct {
-		Format *int `json:"format"`
-		Plan   struct {
+		Format      *int   `json:"format"`
+		Provisional string `json:"provisional"`
+		Plan        struct {
 			Order json.RawMessage `json:"order"`
 		} `json:"plan"`
+		Written struct {
+			Sources []writtenSamples `json:"sources"`
+		} `json:"written"`
 	}
 	if text := bytes.TrimLeft(data, " \t\r\n"); len(text) > 0 && text[0] != '{' && text[0] != '[' {
 		return nil, errors.New("this is not a plan.json, because it is not JSON; to build a plan, run `mula blend`")
@@ -68,15 +72,21 @@ func parsePlan(data []byte) (*Plan, error) {
 	case versions.Format == nil:
 		return nil, errors.New("this is not a plan, because it has no format version; to build a plan, run " +
 			"`mula blend`")
-	case *versions.Format != planFormat:
-		return nil, fmt.Errorf("format version %d is not supported; this program reads version %d", *versions.Format,
-			planFormat)
+	case *versions.Format != planFormat && *versions.Format != sampledFormat:
+		return nil, fmt.Errorf("format version %d is not supported; this program reads versions %d and %d",
+			*versions.Format, planFormat, sampledFormat)
 	case versions.Plan.Order == nil:
 		return nil, errors.New("the plan has no order version")
 	}
 	p, fingerprint, err := parseOrder(string(versions.Plan.Order), data)
 	if err != nil {
 		return nil, err
+	}
+	if err := p.takeSamples(versions.Written.Sources); err != nil {
+		return nil, err
+	}
+	if p.format() > *versions.Format {
+		return nil, fmt.Errorf("a plan of format version %d has no samples of shards", *versions.Format)
 	}
 	if err := p.compile(); err != nil {
 		return nil, err
@@ -87,6 +97,10 @@ func parsePlan(data []byte) (*Plan, error) {
 	if p.fingerprint != fingerprint {
 		return nil, fmt.Errorf("the plan was changed after it was built: its fingerprint is %s, not %.64q; restore "+
 			"it, or build a new plan", p.fingerprint, fingerprint)
+	}
+	if want := p.provisional; versions.Provisional != want && (versions.Provisional != "" || !p.Provisional()) {
+		return nil, fmt.Errorf("the samples of its shards were changed: with them, its provisional fingerprint is %s, "+
+			"not %.64q; restore it, or build a new plan", want, versions.Provisional)
 	}
 	if !p.Traits().Scheduled { // the pairs can be verified only with an open cache
 		return p, p.verifyPositions()

@@ -21,12 +21,22 @@ import (
 	"mula/internal/strictyaml"
 	"mula/shards"
 	"mula/shards/facts"
+	"mula/shards/sample"
 )
 
 // SealOptions are the options of [Seal].
 type SealOptions struct {
 	// called, from one goroutine at a time, while files without a manifest are hashed; may be nil
 	Progress func(HashProgress)
+
+	// Sample makes Seal read a sample of each large shard without a manifest, instead of all its
+	// bytes. The plan is then provisional: see [Plan.Provisional] and [Complete].
+	Sample   bool
+	Sampling func(shards, total int) // called, from one goroutine at a time, after each sample; may be nil
+
+	// Sums is the folder in which [Complete] is to write manifests and block sums of these shards.
+	// "" means beside the shards.
+	Sums string
 
 	// Waiting, if not nil, makes Seal wait while another process builds the index files that an
 	// order is read from: see [OpenOptions.Waiting].
@@ -57,7 +67,8 @@ type HashProgress struct {
 
 // Seal builds the plan of a configuration. It finds the shards, counts their windows, resolves
 // weights and stages, validates limits, and stores hashes of the shards and check values. Hashes
-// come from the shards' manifests; a shard without a manifest is read completely. An index cache
+// come from the shards' manifests; a shard without a manifest is read completely, unless
+// opts.Sample is set. An index cache
 // for the order is also read completely, and refused if it is inconsistent: see
 // [megatron.Cache.Check].
 //
@@ -75,7 +86,7 @@ func Seal(ctx context.Context, c *Config, opts SealOptions) (*Plan, error) {
 	}
 	defer d.closeBuilt()
 	p := d.Plan
-	if err := d.hashFiles(ctx, l, p.order.files(), opts.Progress); err != nil {
+	if err := d.hashFiles(ctx, l, p.order.files(), &opts); err != nil {
 		return nil, err
 	}
 	if err := d.fetchChecks(ctx); err != nil {
@@ -154,15 +165,15 @@ func surveyNative(ctx context.Context, c *Config, l *facts.Cache, opts *SealOpti
 		}
 		p.Sources = append(p.Sources, s)
 	}
-	d, err := newData(ctx, p, l, false)
-	if err != nil {
-		return nil, err
-	}
+	d := newData(p, false)
 	defer func() {
 		if err != nil {
 			d.Close()
 		}
 	}()
+	if err = d.survey(ctx, l); err != nil {
+		return nil, err
+	}
 	d.describeShards()
 	if p.Tokenizer, err = d.tokenizer(); err != nil {
 		return nil, err
@@ -461,24 +472,39 @@ func (d *Data) tokenizer() (*Tokenizer, error) {
 // hashFiles sets the hashes of all shards in the plan. They come from manifests, from the cache of
 // shard facts, or from reading and checking the files. It also hashes the index files. The .idx of
 // a shard with a manifest is compared with the manifest, unless the cache says that it was. A
-// second call does nothing.
-func (d *Data) hashFiles(ctx context.Context, l *facts.Cache, files []orderFile, progress func(HashProgress)) error {
+// second call does nothing. With opts.Sample, large shards without a manifest get samples, even if
+// their hashes are in the cache, so that the plan does not depend on the cache.
+func (d *Data) hashFiles(ctx context.Context, l *facts.Cache, files []orderFile, opts *SealOptions) error {
 	if d.hashed {
 		return nil
 	}
 	d.hashed = true
-	type place struct {
-		path          string
-		source, shard int
-	}
-	var unread []place
+	progress := opts.Progress
+	var sampled, unread []shardNumber
 	var total int64
 	for i, list := range d.facts {
 		for k, f := range list {
 			sh := &d.Sources[i].Shards[k]
-			sh.Bin, sh.Index = f.Bin, f.Index
+			if sh.Sample != "" { // of the plan that is amended
+				continue
+			}
 			path := d.ShardPath(i, k)
 			endings := []string{".bin", ".idx"}
+			if opts.Sample && !f.Manifest && sh.Bin == unhashed {
+				var size int64
+				for _, ending := range endings {
+					info, err := os.Stat(path + ending)
+					if err != nil {
+						return err
+					}
+					size += info.Size()
+				}
+				if size > sample.Small {
+					sampled = append(sampled, shardNumber{i, k})
+					continue
+				}
+			}
+			sh.Bin, sh.Index = f.Bin, f.Index
 			if f.Bin != "" {
 				if objects.IsURL(path) {
 					continue // the .idx is compared with the manifest when it is fetched
@@ -488,7 +514,7 @@ func (d *Data) hashFiles(ctx context.Context, l *facts.Cache, files []orderFile,
 				}
 				endings = endings[1:]
 			}
-			unread = append(unread, place{path, i, k})
+			unread = append(unread, shardNumber{i, k})
 			for _, ending := range endings {
 				size, err := sizeOf(ctx, path+ending)
 				if err != nil {
@@ -515,6 +541,9 @@ func (d *Data) hashFiles(ctx context.Context, l *facts.Cache, files []orderFile,
 		hash, _, err = shards.HashFile(ctx, path, counter(path, true))
 		return hash, err
 	}
+	if err := d.sampleShards(ctx, sampled, opts); err != nil {
+		return err
+	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(runtime.GOMAXPROCS(0))
 	for _, f := range files {
@@ -528,32 +557,82 @@ func (d *Data) hashFiles(ctx context.Context, l *facts.Cache, files []orderFile,
 	}
 	for _, p := range unread {
 		g.Go(func() error {
-			before, trusted := facts.StampsOf(p.path)
+			path := d.ShardPath(p.source, p.shard)
+			before, trusted := facts.StampsOf(path)
 			s, err := d.pool.Acquire(d.firsts[p.source] + p.shard)
 			if err != nil {
 				return err
 			}
 			defer d.pool.Release(d.firsts[p.source] + p.shard)
 			sh, f := &d.Sources[p.source].Shards[p.shard], d.facts[p.source][p.shard]
-			if err := s.VerifyIndex(ctx, counter(p.path+".idx", f.Manifest)); err != nil {
+			if err := s.VerifyIndex(ctx, counter(path+".idx", f.Manifest)); err != nil {
 				return fmt.Errorf("source %q: %w", d.Sources[p.source].Name, err)
 			}
 			if f.Manifest {
 				if trusted {
-					l.NoteIndex(p.path, f, before)
+					l.NoteIndex(path, f, before)
 				}
 				return nil
 			}
 			for _, file := range []struct {
 				path string
 				to   *string
-			}{{p.path + ".bin", &sh.Bin}, {p.path + ".idx", &sh.Index}} {
+			}{{path + ".bin", &sh.Bin}, {path + ".idx", &sh.Index}} {
 				if *file.to, err = read(ctx, file.path); err != nil {
 					return err
 				}
 			}
 			if f.Bin, f.Index = sh.Bin, sh.Index; trusted {
-				l.Note(p.path, f, before)
+				l.Note(path, f, before)
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+// shardNumber identifies a shard by the index of its source and its index in the source.
+type shardNumber struct{ source, shard int }
+
+// samplers is the number of shards whose samples are read at once. Most of the time is spent
+// waiting for the disk.
+const samplers = 32
+
+// sampleShards sets the samples of shards. If the plan will be packed, it also sets the hashes of
+// their .idx, because packing reads these files completely.
+func (d *Data) sampleShards(ctx context.Context, list []shardNumber, opts *SealOptions) (err error) {
+	folder := opts.Sums
+	if folder != "" {
+		if folder, err = absolutePath(folder); err != nil {
+			return err
+		}
+	}
+	var mu sync.Mutex
+	done := 0
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(samplers)
+	for _, p := range list {
+		g.Go(func() error {
+			path := d.ShardPath(p.source, p.shard)
+			c, err := sample.Read(ctx, path)
+			if err != nil {
+				return fmt.Errorf("source %q: %w", d.Sources[p.source].Name, err)
+			}
+			sh, taken := &d.Sources[p.source].Shards[p.shard], c.Sample()
+			sh.Sample, sh.blocks, sh.Bin, sh.Index = taken.Hash, taken.Blocks, "", ""
+			if folder != "" {
+				sh.sums = sidecarIn(folder, path, taken.Hash)
+			}
+			if d.packs {
+				if sh.Index, _, err = shards.HashFile(ctx, path+".idx", nil); err != nil {
+					return err
+				}
+			}
+			if opts.Sampling != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				done++
+				opts.Sampling(done, len(list))
 			}
 			return nil
 		})

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 
 	"mula/shards"
+	"mula/shards/facts"
 	"mula/shards/verifier"
 )
 
@@ -27,17 +28,16 @@ func (d *Data) startVerifier(o verifier.Options) error {
 	for _, f := range d.order.files() {
 		path := absolute(f.path)
 		files = append(files, verifier.File{Path: path, Bytes: f.bytes,
-			Verify: func(ctx context.Context, count func(int64)) error { return f.verify(ctx, path, count) }})
+			Verify: func(ctx context.Context, count func(int64)) (*facts.Facts, error) {
+				return new(facts.Facts), f.verify(ctx, path, count)
+			}})
 	}
 	d.indexFiles = len(files)
 	for i := range d.Sources {
 		for k, sh := range d.Sources[i].Shards {
-			known := d.facts[i][k]
-			known.Bin, known.Index = sh.Bin, sh.Index
 			files = append(files, verifier.File{Path: absolute(d.ShardPath(i, k)), Shard: true,
 				Bytes: sh.Tokens*int64(sh.DType.Size()) + 20*sh.Documents, // and the ends of the .idx
-				Facts: known,
-				Verify: func(ctx context.Context, count func(int64)) error {
+				Verify: func(ctx context.Context, count func(int64)) (*facts.Facts, error) {
 					return d.verifyShard(ctx, i, k, count)
 				}})
 		}
@@ -59,30 +59,40 @@ func (f orderFile) verify(ctx context.Context, path string, count func(int64)) e
 }
 
 // verifyShard compares the files of a shard with their hashes. It uses reads instead of a mapping,
-// so that a slow disk blocks only this goroutine.
-func (d *Data) verifyShard(ctx context.Context, source, shard int, count func(int64)) error {
+// so that a slow disk blocks only this goroutine. It returns the facts of the shard. A shard that
+// has only a sample, which is compared when the shard is opened, has no facts yet.
+func (d *Data) verifyShard(ctx context.Context, source, shard int, count func(int64)) (*facts.Facts, error) {
 	s, err := d.open(source, shard) // opened again, because the pool may close its own at any time
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer s.Close()
 	want := d.Sources[source].Shards[shard]
+	if want.Sample != "" {
+		if s.Manifest() == nil {
+			return nil, nil
+		}
+		want.Bin, want.Index = s.Manifest().Files["bin"].SHA256, s.Manifest().Files["idx"].SHA256
+	}
 	for _, f := range []struct{ ending, hash string }{{".bin", want.Bin}, {".idx", want.Index}} {
 		hash, _, err := shards.HashFile(ctx, s.Prefix()+f.ending, count)
 		if err != nil {
-			return fmt.Errorf("source %q: %w", d.Sources[source].Name, err)
+			return nil, fmt.Errorf("source %q: %w", d.Sources[source].Name, err)
 		}
 		if hash == f.hash {
 			continue
 		}
 		if s.Manifest() != nil {
 			if err := s.Verify(ctx, count); err != nil { // names the damaged bytes
-				return fmt.Errorf("source %q: %w", d.Sources[source].Name, err)
+				return nil, fmt.Errorf("source %q: %w", d.Sources[source].Name, err)
 			}
 		}
-		return d.changed(source, shard, "SHA-256 of its %s file is %.16s…, was %.16s…", f.ending, hash, f.hash)
+		return nil, d.changed(source, shard, "SHA-256 of its %s file is %.16s…, was %.16s…", f.ending, hash, f.hash)
 	}
-	return nil
+	known := facts.Of(s)
+	known.Bin, known.Index = want.Bin, want.Index
+	known.Manifest = known.Manifest && d.sidecar(source, shard) == "" // the cache does not know the other folder
+	return &known, nil
 }
 
 // admit waits, if necessary, until a shard may be read. sums tells whether the shard has sums.

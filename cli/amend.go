@@ -98,7 +98,7 @@ func runAmend(c *cli.Context) error {
 		}
 		return printSurvey(c, summary)
 	}
-	options := sealOptions(p)
+	options := sealOptions(c, p)
 	options.Packings = filepath.Dir(c.String("output")) // index files of a packed plan are written before the plan
 	plan, err := blend.Amend(c.Context, parent, a, options)
 	if err != nil {

@@ -21,10 +21,16 @@ func blendCommand() *cli.Command {
 		Name:  "blend",
 		Usage: "build a plan, which fixes the order of all samples, from a blend of shards",
 		Description: "Prints sources and tokens, and the samples, epochs and repeats of each stage.\n\n" +
+			"A shard without a manifest (.json) that has more than 1 MiB is sampled, not hashed. The plan is then " +
+			"provisional: it can be used at\n" +
+			"once. --complete reads all bytes of these shards and replaces the plan by the complete plan, with the " +
+			"same order. Several processes\n" +
+			"of mpiexec, srun, a job array or several shells divide the shards.\n\n" +
 			"--amend changes a plan from a position: --config adds sources and shards, changes weights and adds " +
 			"samples; --skip skips\n" +
 			"positions. All samples before the position stay the same (docs/guides/amend.md).\n\n" +
 			"Example: mula blend --config blend.yaml --output plan.json\n" +
+			"         mpiexec -n 8 mula blend --complete plan.json --sums sums\n" +
 			"         mula blend --amend plan.json --at 320000 --config amend.yaml --reason 'more web text' " +
 			"--output plan-2.json\n" +
 			"         mula blend --amend plan.json --skip 961:977 --reason 'spike at step 30' --output plan-2.json",
@@ -35,6 +41,14 @@ func blendCommand() *cli.Command {
 			&cli.StringFlag{Name: "pad",
 				Usage:       "with packing: fill samples with the token `ID`, or with " + padEOD + ", the end-of-document id",
 				DefaultText: "pad of the configuration, else eod"},
+			&cli.BoolFlag{Name: "hash-all",
+				Usage: "hash all bytes of shards without a manifest before the plan is written, instead of samples"},
+			&cli.StringFlag{Name: "complete", Category: "Completing",
+				Usage: "complete the provisional plan in `FILE`; --output is FILE unless it is set"},
+			&cli.StringFlag{Name: "sums", Category: "Completing",
+				Usage:       "write manifests and block sums of shards without a manifest to `FOLDER`",
+				DefaultText: "beside the shards"},
+			&cli.IntFlag{Name: "threads", Category: "Completing", Usage: "read `N` shards at once; 0: one per core"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "print the plan's summary and write nothing"},
 			&cli.StringFlag{Name: "amend", Category: "Amending",
 				Usage: "amend the plan in `FILE`; --config then names an amend.yaml"},
@@ -54,6 +68,12 @@ func blendCommand() *cli.Command {
 func runBlend(c *cli.Context) error {
 	if err := noOperands(c); err != nil {
 		return err
+	}
+	if c.IsSet("complete") {
+		return runComplete(c)
+	}
+	if c.IsSet("threads") {
+		return usagef("--threads requires --complete with the plan to complete")
 	}
 	if c.IsSet("amend") {
 		if c.IsSet("pad") {
@@ -105,7 +125,7 @@ func runBlend(c *cli.Context) error {
 	}
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
-	options := sealOptions(p)
+	options := sealOptions(c, p)
 	if config.Packing != "" { // its index files are written before the plan
 		if objects.IsURL(c.String("output")) {
 			return usagef("the index files of packed samples are written next to the plan, in a local folder; name a " +
@@ -146,8 +166,13 @@ func padOf(text string) (*int64, error) {
 }
 
 // sealOptions returns options that show the progress of building a plan.
-func sealOptions(p *progress) blend.SealOptions {
+func sealOptions(c *cli.Context, p *progress) blend.SealOptions {
 	return blend.SealOptions{
+		Sample: !c.Bool("hash-all"), Sums: c.String("sums"),
+		Sampling: func(shards, total int) {
+			p.update(fmt.Sprintf("sampling shards without a manifest: %d of %d", shards, total), float64(shards),
+				float64(total))
+		},
 		Progress: func(h blend.HashProgress) {
 			p.update(fmt.Sprintf("hashing shards without a manifest: %s of %s, %s", quantity.Bytes(h.Bytes),
 				quantity.Bytes(h.Total), h.Path),
@@ -172,14 +197,16 @@ func writePlan(c *cli.Context, p *progress, plan *blend.Plan) error {
 		return err
 	}
 	p.end()
-	if n := foreignShards(plan); n > 0 {
+	if plan.Provisional() {
+		p.line("%s", provisionalNote(output))
+	} else if n := foreignShards(plan); n > 0 {
 		p.line("note: %s without a manifest (.json): hashed now, but their tokenizer is unknown; `mula check` "+
 			"examines their ids", quantity.Plural(n, "shard"))
 	}
 	summary := plan.Summary()
 	if c.Bool("json") {
 		return printJSON(c.App.Writer, map[string]any{"plan": output, "fingerprint": plan.Fingerprint(),
-			"summary": summary})
+			"provisional": plan.Provisional(), "summary": summary})
 	}
 	printSummary(c.App.Writer, summary)
 	fmt.Fprintf(c.App.Writer, "\n%s: plan %s\n", filepath.ToSlash(output), plan.Fingerprint())

@@ -117,7 +117,18 @@ func runCheck(c *cli.Context) error {
 	if !c.Bool("json") {
 		n := quantity.Plural(int64(len(report.Shards)), "shard")
 		if ofPlan {
-			fmt.Fprintf(w, "%s: all bytes match the plan\n", n)
+			sampled := int64(0)
+			for _, s := range report.Shards {
+				if !s.Compared {
+					sampled++
+				}
+			}
+			if sampled > 0 {
+				fmt.Fprintf(w, "%s: no difference from the plan, which is provisional: only the sampled blocks of %s "+
+					"could be compared\n", n, quantity.Plural(sampled, "shard"))
+			} else {
+				fmt.Fprintf(w, "%s: all bytes match the plan\n", n)
+			}
 		} else {
 			fmt.Fprintf(w, "%s: no errors\n", n)
 		}

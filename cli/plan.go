@@ -101,12 +101,19 @@ func runPlanShow(c *cli.Context) error {
 	}
 	if c.Bool("json") {
 		return printJSON(c.App.Writer, map[string]any{"plan": path, "fingerprint": plan.Fingerprint(),
+			"provisional": plan.Provisional(), "provisional_fingerprint": plan.ProvisionalFingerprint(),
 			"order_version": plan.OrderVersion(), "parents": parents,
 			"summary": summary})
 	}
 	printSummary(c.App.Writer, summary)
 	fmt.Fprintf(c.App.Writer, "\n%s: plan %s, order version %s\n", printable(path), plan.Fingerprint(),
 		plan.OrderVersion())
+	switch provisional := plan.ProvisionalFingerprint(); {
+	case plan.Provisional():
+		fmt.Fprintf(c.App.Writer, "provisional; complete it with `mula blend --complete %s`\n", printable(path))
+	case provisional != "":
+		fmt.Fprintf(c.App.Writer, "complete; it was the provisional plan %s\n", provisional)
+	}
 	printParents(c.App.Writer, "amends", parents)
 	return nil
 }
@@ -224,6 +231,9 @@ func openPlanWith(c *cli.Context, o blend.OpenOptions) (*blend.Data, error) {
 	}
 	o.Base = c.String("shards")
 	p := newProgress(c.App.ErrWriter)
+	if plan.Provisional() {
+		p.line("%s", provisionalNote(c.String("plan")))
+	}
 	o.Waiting = func(message string) { p.line("%s", message) }
 	data, err := blend.Open(c.Context, plan, o)
 	switch {

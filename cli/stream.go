@@ -47,6 +47,7 @@ func runStream(c *cli.Context) error {
 	if v := options.Verify; v != nil {
 		v.Rank, v.World = rank, world
 	}
+	options.Unsurveyed = rank > 0 // the first rank looks at all shards
 	data, err := openPlanWith(c, options)
 	if err != nil {
 		return err

@@ -116,6 +116,13 @@ func runVerify(c *cli.Context) error {
 				fmt.Fprintf(w, "the newest plan is %s, %s\n", printable(file), printable(why))
 			}
 			printParents(w, fmt.Sprintf("%s: amends", printable(file)), amended)
+			for _, fingerprint := range plans {
+				if fingerprint != plan.Fingerprint() && plan.Has(fingerprint) {
+					fmt.Fprintf(w, "%s: plan %.16s… is the same plan before it was completed\n", printable(file),
+						printable(fingerprint))
+					break
+				}
+			}
 			if found < len(plans) {
 				fmt.Fprintf(w, "%s does not amend all plans of the logs\n", printable(file))
 			}

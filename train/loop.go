@@ -273,8 +273,8 @@ func (r *run) result(saved string) Result {
 // resume from, or nil.
 func (r *run) begin(ctx context.Context) (*checkpoint.Checkpoint, error) {
 	world := r.ranks.World()
-	// Rank 0 opens the shards first. The other ranks then find the results of its checks in the
-	// cache.
+	// Rank 0 opens the plan first, and compares all shards with it. The other ranks look at a shard
+	// only when they need it.
 	var err error
 	if r.leads() {
 		if r.history.heartbeat, err = record.NewHeartbeat(); err == nil {

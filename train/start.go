@@ -43,8 +43,13 @@ func (r *run) open(ctx context.Context) error {
 	} else if v != nil && r.options.ranksHere <= 1 {
 		v.Rank, v.World = r.ranks.Rank(), r.ranks.Ranks()
 	}
+	options.Unsurveyed = !r.leads() // the first rank looks at all shards
 	if r.data, err = blend.Open(ctx, plan, options); err != nil {
 		return err
+	}
+	if plan.Provisional() && r.leads() {
+		r.warn("%s is provisional: shards without a manifest were sampled, not hashed. Complete it with `mula blend "+
+			"--complete %s`, now or later; the run resumes with the complete plan", r.config.Plan, r.config.Plan)
 	}
 	if r.config, err = r.config.resolve(plan); err != nil {
 		return err

@@ -85,12 +85,12 @@ const (
 type File struct {
 	Path  string // absolute: the prefix of a shard, or the path of another file
 	Shard bool
-	Bytes int64       // approximate number of bytes to read
-	Facts facts.Facts // of a shard whose files match
+	Bytes int64 // approximate number of bytes to read
 
-	// Verify reads the files and returns the first damage. It calls count with the number of bytes
-	// after each read.
-	Verify func(ctx context.Context, count func(n int64)) error
+	// Verify reads the files and returns the first damage, or the facts of the shard. The facts are
+	// nil if not all bytes could be compared. It calls count with the number of bytes after each
+	// read.
+	Verify func(ctx context.Context, count func(n int64)) (*facts.Facts, error)
 }
 
 // A Verifier compares complete files with their hashes in the background.
@@ -201,7 +201,7 @@ func (v *Verifier) run() {
 		v.count(c)
 		before, trusted := c.current()
 		if !trusted || !l.VerifiedAt(c.Path, before) {
-			err := c.Verify(v.ctx, v.pace())
+			found, err := c.Verify(v.ctx, v.pace())
 			if v.ctx.Err() != nil {
 				return
 			}
@@ -209,8 +209,8 @@ func (v *Verifier) run() {
 				v.settle(c, err)
 				continue
 			}
-			if now, ok := c.current(); trusted && ok && now == before {
-				l.NoteVerified(c.Path, before, c.Facts)
+			if now, ok := c.current(); found != nil && trusted && ok && now == before {
+				l.NoteVerified(c.Path, before, *found)
 			}
 		}
 		if trusted {
@@ -239,7 +239,7 @@ func (v *Verifier) verifyChanged(share []*checked) {
 		v.mu.Lock()
 		v.progress.Total += c.Bytes
 		v.mu.Unlock()
-		err := c.Verify(v.ctx, v.pace())
+		_, err := c.Verify(v.ctx, v.pace())
 		if v.ctx.Err() != nil {
 			return
 		}

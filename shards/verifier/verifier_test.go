@@ -25,8 +25,9 @@ func TestVerifiedOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		files = append(files, File{Path: path, Shard: true, Facts: facts.Of(s),
-			Verify: func(context.Context, func(int64)) error { return nil }})
+		known := facts.Of(s)
+		files = append(files, File{Path: path, Shard: true,
+			Verify: func(context.Context, func(int64)) (*facts.Facts, error) { return &known, nil }})
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}

@@ -165,7 +165,7 @@ func Amendments(plan *blend.Plan, fingerprints []string) (list []blend.Parent, f
 	for _, fingerprint := range fingerprints {
 		at := slices.IndexFunc(plan.Parents, func(p blend.Parent) bool { return p.Fingerprint == fingerprint })
 		switch {
-		case fingerprint == plan.Fingerprint():
+		case plan.Has(fingerprint):
 			at = len(plan.Parents)
 		case at < 0:
 			continue
