@@ -14,6 +14,7 @@ import (
 
 	"mula/index/cache"
 	"mula/internal/filesystem"
+	"mula/internal/objects"
 	"mula/shards"
 	"mula/shards/facts"
 	"mula/shards/sample"
@@ -63,6 +64,10 @@ type Completion struct {
 // manifest and block sums for each shard: see [shards.WriteSidecar]. If output is already complete,
 // Complete does nothing.
 func Complete(ctx context.Context, path, output string, o CompleteOptions) (*Completion, error) {
+	if objects.IsURL(output) {
+		return nil, fmt.Errorf("%s is a URL, but the processes share a folder next to the complete plan; name a "+
+			"file", output)
+	}
 	p, err := ReadPlan(path)
 	if err != nil {
 		return nil, err
@@ -75,7 +80,7 @@ func Complete(ctx context.Context, path, output string, o CompleteOptions) (*Com
 	if !p.Provisional() {
 		return &Completion{Plan: p}, p.WriteOn(o.FS, output)
 	}
-	if err := j.list(); err != nil {
+	if err := j.list(ctx); err != nil {
 		return nil, err
 	}
 	if err := j.run(ctx); err != nil {
@@ -130,7 +135,7 @@ func (j *completionJob) complete() *Plan {
 }
 
 // list lists the shards and the units of work.
-func (j *completionJob) list() (err error) {
+func (j *completionJob) list(ctx context.Context) (err error) {
 	j.state = strings.TrimSuffix(j.output, ".json") + ".complete"
 	folder := j.o.Sums
 	if folder != "" {
@@ -155,11 +160,11 @@ func (j *completionJob) list() (err error) {
 			if sh.sums != "" {
 				c.sidecar = p.sidecar(i, k)
 			}
-			info, err := os.Stat(path + ".idx")
+			size, err := sizeOf(ctx, path+".idx")
 			if err != nil {
 				return fmt.Errorf("source %q: %w", p.Sources[i].Name, err)
 			}
-			c.bytes += info.Size()
+			c.bytes += size
 			settings, err := json.Marshal(map[string]string{"sample": sh.Sample, "sums": sh.sums})
 			if err != nil {
 				return err
@@ -243,12 +248,13 @@ func (j *completionJob) build(ctx context.Context, n int, file io.WriterAt) erro
 func (j *completionJob) hash(ctx context.Context, n int) (bin, index string, err error) {
 	p, c := j.plan, &j.shards[n]
 	path := p.ShardPath(c.source, c.shard)
-	s, err := shards.OpenFrom(path, c.sidecar)
+	s, err := shards.OpenFrom(ctx, path, c.sidecar)
 	if err != nil {
 		return "", "", fmt.Errorf("source %q: %w", p.Sources[c.source].Name, err)
 	}
 	m, is := s.Manifest(), facts.Of(s)
-	blocks := sample.NewCollector(is.Tokens*int64(is.DType.Size()), s.Index().Size())
+	size := is.Tokens * int64(is.DType.Size()) // of .bin
+	blocks := sample.NewCollector(size, c.bytes-size)
 	if err := errors.Join(p.compareFacts(c.source, c.shard, is), s.Close()); err != nil {
 		return "", "", err
 	}
@@ -258,8 +264,10 @@ func (j *completionJob) hash(ctx context.Context, n int) (bin, index string, err
 		}
 		return m.Files["bin"].SHA256, m.Files["idx"].SHA256, nil
 	}
-	if err := os.MkdirAll(filepath.Dir(c.sidecar), 0o777); err != nil {
-		return "", "", err
+	if !objects.IsURL(c.sidecar) {
+		if err := os.MkdirAll(filepath.Dir(c.sidecar), 0o777); err != nil {
+			return "", "", err
+		}
 	}
 	m, err = shards.WriteSidecar(ctx, path, c.sidecar, blocks.Add,
 		func() error { return p.compareSample(c.source, c.shard, blocks) },

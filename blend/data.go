@@ -163,7 +163,7 @@ func (d *Data) survey(ctx context.Context, l *facts.Cache) error {
 
 // open opens a shard, and compares it with the plan and with the facts of the survey.
 func (d *Data) open(source, shard int) (*shards.Shard, error) {
-	s, err := shards.OpenFrom(d.ShardPath(source, shard), d.sidecar(source, shard))
+	s, err := shards.OpenFrom(context.Background(), d.ShardPath(source, shard), d.sidecar(source, shard))
 	if err != nil {
 		return nil, fmt.Errorf("source %q: %w", d.Sources[source].Name, err)
 	}

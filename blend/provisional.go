@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"path/filepath"
 
+	"mula/internal/objects"
 	"mula/shards/facts"
 	"mula/shards/sample"
 )
@@ -181,7 +182,11 @@ func (p *Plan) sidecar(source, shard int) string {
 // sidecarIn returns the prefix of the manifest and the sums of a shard with this sample in a
 // folder. The name does not depend on the place of the shard or on the plan.
 func sidecarIn(folder, path, hash string) string {
-	return filepath.Join(folder, fmt.Sprintf("%s-%.16s", filepath.Base(path), hash))
+	name := fmt.Sprintf("%s-%.16s", filepath.Base(path), hash)
+	if objects.IsURL(folder) {
+		return objects.Join(folder, name)
+	}
+	return filepath.Join(folder, name)
 }
 
 // readSample reads the sampled blocks of a shard and compares them with the sample that the plan

@@ -361,3 +361,41 @@ func TestCheckProvisional(t *testing.T) {
 		t.Errorf("complete: failed: %v, compared: %v", failed, compared)
 	}
 }
+
+// Shards on a web server have the samples of the local files. They are completed with manifests and
+// sums in a local folder.
+func TestCompleteRemote(t *testing.T) {
+	c, config, size := foreign(t)
+	server := shardtest.Serve(t, c.dir)
+	path, sums := filepath.Join(c.dir, "plan.json"), filepath.Join(c.dir, "sums")
+	local := sealSampled(t, config, path, "")
+	text := "sequence_length: 64\nseed: 7\nvalidation: 0.01\nsources:\n"
+	for _, s := range local.Sources {
+		text += fmt.Sprintf("  - name: %s\n    shards:\n", s.Name)
+		for _, sh := range s.Shards {
+			text += fmt.Sprintf("      - %s/%s/%s\n", server.URL, s.Name, filepath.Base(sh.Path))
+		}
+	}
+	if p := sealSampled(t, c.config(text), path, ""); p.Fingerprint() != local.Fingerprint() {
+		t.Error("the provisional plan of remote shards differs from the plan of local files")
+	}
+	done, err := Complete(t.Context(), path, path, CompleteOptions{Sums: sums, Threads: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	full, err := Seal(t.Context(), config, SealOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if done.Bytes != size || done.Plan.Fingerprint() != full.Fingerprint() {
+		t.Errorf("%d bytes were read, want %d; fingerprint %s, want %s", done.Bytes, size, done.Plan.Fingerprint(),
+			full.Fingerprint())
+	}
+	d := c.openPlan(path)
+	if s := shardOf(t, d, 0, 0); !s.Summed() || !s.Remote() {
+		t.Errorf("sums: %v, remote: %v", s.Summed(), s.Remote())
+	}
+	if err := d.Tokens(make([]uint32, d.SampleTokens()), Sample{}); err != nil {
+		t.Error(err)
+	}
+}

@@ -493,11 +493,11 @@ func (d *Data) hashFiles(ctx context.Context, l *facts.Cache, files []orderFile,
 			if opts.Sample && !f.Manifest && sh.Bin == unhashed {
 				var size int64
 				for _, ending := range endings {
-					info, err := os.Stat(path + ending)
+					n, err := sizeOf(ctx, path+ending)
 					if err != nil {
 						return err
 					}
-					size += info.Size()
+					size += n
 				}
 				if size > sample.Small {
 					sampled = append(sampled, shardNumber{i, k})

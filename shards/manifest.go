@@ -262,6 +262,26 @@ func (m *Manifest) Foreign() bool { return m.Format == foreignFormat }
 // Seal writes the manifest, in the format version of this package, under a temporary name. The
 // caller publishes it. Seal returns an error if [ReadManifest] could not read the manifest.
 func (m *Manifest) Seal(files atomicfile.Files, path string) (*atomicfile.File, error) {
+	data, err := m.encode(path)
+	if err != nil {
+		return nil, err
+	}
+	f, err := files.Create(path)
+	if err != nil {
+		return nil, err
+	}
+	if _, err = f.Write(data); err == nil {
+		err = f.Seal()
+	}
+	if err != nil {
+		f.Abort()
+		return nil, err
+	}
+	return f, nil
+}
+
+// encode returns the bytes of the manifest, which will be written to path.
+func (m *Manifest) encode(path string) ([]byte, error) {
 	if !m.Foreign() {
 		m.Format = manifestFormat
 	}
@@ -282,18 +302,7 @@ func (m *Manifest) Seal(files atomicfile.Files, path string) (*atomicfile.File, 
 			"into several shards",
 			path, len(m.Files), len(data), maxManifest)
 	}
-	f, err := files.Create(path)
-	if err != nil {
-		return nil, err
-	}
-	if _, err = f.Write(data); err == nil {
-		err = f.Seal()
-	}
-	if err != nil {
-		f.Abort()
-		return nil, err
-	}
-	return f, nil
+	return data, nil
 }
 
 // optional reports whether the manifest need not have the file.

@@ -24,6 +24,8 @@ type remote struct {
 	bin   *blockcache.File
 	stats map[string]objects.Info // of .bin and .idx, by suffix
 
+	header *Index // has only the element type and the counts
+
 	indexLock sync.Mutex
 	index     *Index // nil until it is used
 
@@ -78,7 +80,7 @@ func (s *Shard) openRemote(ctx context.Context) error {
 	if err := x.holdsTokens(bin.Size, s.prefix+binExt); err != nil {
 		return err
 	}
-	s.dtype, s.tokens, s.documents = x.dtype, x.elements, x.documents
+	s.dtype, s.tokens, s.documents, r.header = x.dtype, x.elements, x.documents, x
 	if r.bin, err = r.cached(ctx, s.prefix+binExt, bin); err != nil {
 		return err
 	}

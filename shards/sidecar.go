@@ -14,6 +14,7 @@ import (
 	"os"
 
 	"mula/internal/atomicfile"
+	"mula/internal/objects"
 )
 
 // WriteSidecar reads both files of a shard that another program wrote, each byte once, and writes
@@ -26,21 +27,18 @@ import (
 // the last block; if it returns an error, nothing is written. progress is as in [Shard.Verify].
 func WriteSidecar(ctx context.Context, prefix, sidecar string, block func(suffix string, number int64, data []byte),
 	accept func() error, progress func(bytes int64)) (*Manifest, error) {
-	x, err := OpenIndex(prefix)
+	s, err := OpenContext(ctx, prefix)
 	if err != nil {
 		return nil, err
 	}
-	defer x.Close()
-	info, err := os.Stat(prefix + binExt)
-	if err != nil {
-		return nil, err
+	defer s.Close()
+	x := s.index
+	if s.remote != nil {
+		x = s.remote.header
 	}
-	if err := x.holdsTokens(info.Size(), prefix+binExt); err != nil {
-		return nil, err
-	}
-	scan := newIndexScan(x)
+	scan := newIndexScan(x, s.idxBytes)
 	r := sidecarReader{ctx: ctx, block: block, progress: progress}
-	idx, err := r.read(prefix, idxExt, x.Size(), scan.add)
+	idx, err := r.read(prefix, idxExt, s.idxBytes, scan.add)
 	if err == nil {
 		err = scan.finish(ctx)
 	}
@@ -48,7 +46,7 @@ func WriteSidecar(ctx context.Context, prefix, sidecar string, block func(suffix
 		return nil, err
 	}
 	var sums []uint32
-	bin, err := r.read(prefix, binExt, info.Size(), func(data []byte) error {
+	bin, err := r.read(prefix, binExt, s.binBytes(), func(data []byte) error {
 		for first := 0; first < len(data); first += sumsBlock {
 			sums = append(sums, crc32.Checksum(data[first:min(first+sumsBlock, len(data))], castagnoli))
 		}
@@ -65,11 +63,21 @@ func WriteSidecar(ctx context.Context, prefix, sidecar string, block func(suffix
 	m := &Manifest{Format: foreignFormat, DType: x.dtype, Tokens: x.elements, Documents: x.documents,
 		Tokenizer: TokenizerInfo{EOD: -1}, Files: map[string]FileInfo{"bin": bin, "idx": idx,
 			"sums": {int64(len(text)), hex.EncodeToString(sum[:])}}}
-	return m, m.publish(sidecar, text)
+	return m, m.publish(ctx, sidecar, text)
 }
 
 // publish writes the file of sums and then the manifest.
-func (m *Manifest) publish(sidecar string, sums []byte) error {
+func (m *Manifest) publish(ctx context.Context, sidecar string, sums []byte) error {
+	if objects.IsURL(sidecar) {
+		data, err := m.encode(sidecar + manifestExt)
+		if err == nil {
+			err = objects.WriteFile(ctx, sidecar+sumsExt, sums)
+		}
+		if err == nil {
+			err = objects.WriteFile(ctx, sidecar+manifestExt, data)
+		}
+		return err
+	}
 	var disk atomicfile.Files
 	f, err := disk.Create(sidecar + sumsExt)
 	if err != nil {
@@ -105,15 +113,15 @@ type sidecarReader struct {
 // start at multiples of sumsBlock.
 func (r *sidecarReader) read(prefix, suffix string, size int64, add func(data []byte) error) (FileInfo, error) {
 	path := prefix + suffix
-	f, err := os.Open(path)
+	before, err := versionOf(r.ctx, path)
+	if err != nil {
+		return FileInfo{}, err
+	}
+	f, err := openFile(r.ctx, path)
 	if err != nil {
 		return FileInfo{}, err
 	}
 	defer f.Close()
-	before, err := f.Stat()
-	if err != nil {
-		return FileInfo{}, err
-	}
 	if r.buffer == nil {
 		r.buffer = make([]byte, 1<<20)
 	}
@@ -143,15 +151,28 @@ func (r *sidecarReader) read(prefix, suffix string, size int64, add func(data []
 			return FileInfo{}, fmt.Errorf("hashing: %w", err)
 		}
 	}
-	after, err := os.Stat(path)
+	after, err := versionOf(r.ctx, path)
 	if err != nil {
 		return FileInfo{}, err
 	}
-	if at != size || !os.SameFile(before, after) || after.Size() != at || !after.ModTime().Equal(before.ModTime()) {
+	if at != size || after != before {
 		return FileInfo{}, fmt.Errorf("%s: the file changed while it was read: it has %d bytes, want %d; wait "+
 			"until its writer has finished, or restore it: %w", path, at, size, ErrCorrupt)
 	}
 	return FileInfo{at, hex.EncodeToString(hash.Sum(nil))}, nil
+}
+
+// versionOf describes a file or an object: it changes when the content does.
+func versionOf(ctx context.Context, path string) (string, error) {
+	if objects.IsURL(path) {
+		info, err := objects.Stat(ctx, path)
+		return identity(path, info), err
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprint(info.Size(), info.ModTime().UnixNano()), nil
 }
 
 // An indexScan checks an .idx file in one pass, as [Index.Check] does. The starts follow the
@@ -159,6 +180,7 @@ func (r *sidecarReader) read(prefix, suffix string, size int64, add func(data []
 // the starts in the file.
 type indexScan struct {
 	x       *Index
+	size    int64  // of the file
 	at      int64  // position in the file
 	partial []byte // the first bytes of the entry at this position
 
@@ -168,8 +190,8 @@ type indexScan struct {
 	starts         []byte       // starts that have not been added to implied yet
 }
 
-func newIndexScan(x *Index) *indexScan {
-	s := &indexScan{x: x}
+func newIndexScan(x *Index, size int64) *indexScan {
+	s := &indexScan{x: x, size: size}
 	s.found.SetSeed(s.implied.Seed())
 	return s
 }
@@ -191,7 +213,7 @@ func (s *indexScan) add(data []byte) error {
 		case s.at < ends:
 			until, width, check = ends, 8, s.addStarts
 		default:
-			until, width, check = x.Size(), 8, s.addEnds
+			until, width, check = s.size, 8, s.addEnds
 		}
 		part := data[:min(int64(len(data)), until-s.at-int64(len(s.partial)))]
 		if len(part) == 0 {
@@ -260,6 +282,9 @@ func (s *indexScan) finish(ctx context.Context) error {
 	if s.implied.Sum64() == s.found.Sum64() {
 		return nil
 	}
-	return errors.Join(s.x.Check(ctx), // names the entry
-		s.x.corrupt("the starts of the sequences do not follow from their lengths"))
+	err := s.x.corrupt("the starts of the sequences do not follow from their lengths")
+	if s.x.starts != nil {
+		err = errors.Join(s.x.Check(ctx), err) // names the entry
+	}
+	return err
 }

@@ -13,6 +13,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sync/errgroup"
+
+	"mula/internal/objects"
 )
 
 const (
@@ -74,7 +78,7 @@ func Blocks(size int64) []int64 {
 	return list
 }
 
-// A Collector computes a sample from blocks that are read in any order.
+// A Collector computes a sample from blocks that are read in any order, also concurrently.
 type Collector struct {
 	sizes  [2]int64
 	blocks [2][]int64
@@ -143,11 +147,21 @@ func (c *Collector) Differs(want Sample) string {
 	return fmt.Sprintf("its sample is %.16s…, was %.16s…: a sampled block has changed", is.Hash, want.Hash)
 }
 
-// Read reads the blocks of a shard's sample. path is the prefix of the shard's files.
-func Read(ctx context.Context, path string) (c *Collector, err error) {
-	var files [2]*os.File
+// Read reads the blocks of a shard's sample. path is the prefix of the shard's files, which may be
+// a URL.
+func Read(ctx context.Context, path string) (*Collector, error) {
+	var read [2]func(ctx context.Context, p []byte, off int64) error
 	var sizes [2]int64
+	parallel := 1
 	for i, suffix := range suffixes {
+		if objects.IsURL(path) {
+			object, err := objects.Open(ctx, path+suffix)
+			if err != nil {
+				return nil, err
+			}
+			read[i], sizes[i], parallel = object.ReadAt, object.Info().Size, 2*blocks
+			continue
+		}
 		f, err := os.Open(path + suffix)
 		if err != nil {
 			return nil, err
@@ -157,24 +171,29 @@ func Read(ctx context.Context, path string) (c *Collector, err error) {
 		if err != nil {
 			return nil, err
 		}
-		files[i], sizes[i] = f, info.Size()
+		sizes[i] = info.Size()
+		read[i] = func(_ context.Context, p []byte, off int64) error { _, err := f.ReadAt(p, off); return err }
 	}
-	c = NewCollector(sizes[0], sizes[1])
-	buffer := make([]byte, BlockSize)
-	for i, f := range files {
+	c := NewCollector(sizes[0], sizes[1])
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(parallel)
+	for i, suffix := range suffixes {
 		for _, block := range c.blocks[i] {
-			if ctx.Err() != nil {
-				return nil, fmt.Errorf("reading %s: %w", f.Name(), context.Cause(ctx))
-			}
-			first := block * BlockSize
-			data := buffer[:min(BlockSize, sizes[i]-first)]
-			if _, err := f.ReadAt(data, first); err != nil {
-				return nil, fmt.Errorf("reading block %d of %s: %w", block, f.Name(), err)
-			}
-			c.Add(suffixes[i], block, data)
+			g.Go(func() error {
+				if ctx.Err() != nil {
+					return fmt.Errorf("reading %s: %w", path+suffix, context.Cause(ctx))
+				}
+				first := block * BlockSize
+				data := make([]byte, min(BlockSize, sizes[i]-first))
+				if err := read[i](ctx, data, first); err != nil {
+					return fmt.Errorf("reading block %d of %s: %w", block, path+suffix, err)
+				}
+				c.Add(suffix, block, data)
+				return nil
+			})
 		}
 	}
-	return c, nil
+	return c, g.Wait()
 }
 
 // Valid reports whether the text of [Sample.Blocks] is well-formed.
