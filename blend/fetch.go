@@ -15,8 +15,12 @@ import (
 // fetchers is the number of requests that [Data.Fetch] makes at the same time.
 const fetchers = 64
 
-// nearby is the number of bytes between two ranges of a shard up to which one request reads both.
-const nearby = 64 << 10
+// Two ranges of a shard that are at most nearby bytes apart are read by one request, of at most
+// longest bytes.
+const (
+	nearby  = 64 << 10
+	longest = 1 << 20
+)
 
 // Remote reports whether a shard of the plan is in an object store.
 func (p *Plan) Remote() bool {
@@ -95,7 +99,7 @@ func joined(list []stretch) []stretch {
 	var out []stretch
 	for _, r := range list {
 		if n := len(out); n > 0 && out[n-1].source == r.source && out[n-1].shard == r.shard &&
-			r.from-out[n-1].to <= nearby/4 { // a token has at most 4 bytes
+			r.from-out[n-1].to <= nearby/4 && r.to-out[n-1].from <= longest/4 { // a token has at most 4 bytes
 			out[n-1].to = max(out[n-1].to, r.to)
 			continue
 		}

@@ -17,6 +17,8 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+
+	"mula/internal/freelist"
 )
 
 // Block is the number of bytes of a block. The last block of a file may be shorter.
@@ -32,8 +34,9 @@ type Source interface {
 // milliseconds, and serves many requests at the same time.
 const parallel = 64
 
-// longest is the maximum number of bytes of one request.
-const longest = 4 << 20
+// longest is the maximum number of bytes of one request. All requests of a cache together need at
+// most 64 MiB of memory.
+const longest = 1 << 20
 
 // A Cache is a folder of cache files. It is safe for concurrent use by several goroutines and
 // processes.
@@ -45,9 +48,22 @@ type Cache struct {
 	mu     sync.Mutex
 	wholes map[string]*flight // complete files that are being fetched, by path
 
+	buffers freelist.List[buffer]
+
 	untrimmed atomic.Int64 // bytes written since the last trim
 	trimming  atomic.Bool
 	stats     struct{ requests, fetched, cached, failed atomic.Int64 }
+}
+
+// A buffer is memory for the blocks of one request.
+type buffer struct{ bytes []byte }
+
+// sized returns n bytes of the buffer.
+func (b *buffer) sized(n int64) []byte {
+	if int64(len(b.bytes)) < n {
+		b.bytes = make([]byte, n)
+	}
+	return b.bytes[:n]
 }
 
 // A flight is a fetch in progress. done is closed at its end.

@@ -123,11 +123,44 @@ func (f *File) ReadBlocks(ctx context.Context, p []byte, first int64) error {
 	return nil
 }
 
-// Fetch makes sure that the cache has the blocks of the bytes [from, end).
+// Fetch adds the blocks of the bytes [from, end) to the cache. It does not read blocks that the
+// cache has, so it costs little to call it again.
 func (f *File) Fetch(ctx context.Context, from, end int64) error {
+	if f.disk == nil {
+		return nil // there is no place for the blocks
+	}
 	first := from / Block
-	p := make([]byte, min(f.size, (end+Block-1)/Block*Block)-first*Block)
-	return f.ReadBlocks(ctx, p, first)
+	for _, r := range f.absent(first, (min(end, f.size)+Block-1)/Block-first) {
+		for ; r.from < r.end; r.from += longest / Block {
+			part := run{r.from, min(r.end, r.from+longest/Block)}
+			memory := f.cache.buffers.Get()
+			err := f.fetch(ctx, memory.sized(min(part.end*Block, f.size)-part.from*Block), part.from)
+			f.cache.buffers.Put(memory)
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// absent returns the runs of blocks, of n blocks from first, that the table does not have.
+func (f *File) absent(first, n int64) (list []run) {
+	entries := make([]byte, n*entrySize)
+	if _, err := f.disk.ReadAt(entries, f.entry(first)); err != nil {
+		clear(entries)
+	}
+	for i := range n {
+		if binary.LittleEndian.Uint64(entries[i*entrySize:]) != 0 {
+			continue
+		}
+		if k := len(list); k > 0 && list[k-1].end == first+i {
+			list[k-1].end++
+		} else {
+			list = append(list, run{first + i, first + i + 1})
+		}
+	}
+	return list
 }
 
 // part returns the part of p that has the blocks of a run. p starts with block first.

@@ -6,8 +6,11 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 const (
@@ -64,19 +67,30 @@ func (c *Cache) fetchWhole(ctx context.Context, path string, size int64, source 
 			os.Remove(out.Name())
 		}
 	}()
-	hash := sha256.New()
-	block := make([]byte, min(longest, size))
-	for at := int64(0); at < size; at += int64(len(block)) {
-		block = block[:min(int64(len(block)), size-at)]
-		if err := c.get(ctx, source, block, at); err != nil {
-			return err
-		}
-		hash.Write(block)
-		if _, err := out.Write(block); err != nil {
-			return fmt.Errorf("caching a remote file: %w", err)
-		}
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(parallel / 4) // so that others can read at the same time
+	for at := int64(0); at < size; at += longest {
+		g.Go(func() error {
+			part := c.buffers.Get()
+			defer c.buffers.Put(part)
+			p := part.sized(min(longest, size-at))
+			if err := c.get(gctx, source, p, at); err != nil {
+				return err
+			}
+			if _, err := out.WriteAt(p, at); err != nil {
+				return fmt.Errorf("caching a remote file: %w", err)
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
 	}
 	if check != nil {
+		hash := sha256.New()
+		if _, err := io.Copy(hash, io.NewSectionReader(out, 0, size)); err != nil {
+			return fmt.Errorf("caching a remote file: %w", err)
+		}
 		if err := check(hex.EncodeToString(hash.Sum(nil))); err != nil {
 			return err
 		}
