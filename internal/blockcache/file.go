@@ -127,7 +127,7 @@ func (f *File) ReadBlocks(ctx context.Context, p []byte, first int64) error {
 // cache has, so it costs little to call it again.
 func (f *File) Fetch(ctx context.Context, from, end int64) error {
 	if f.disk == nil {
-		return nil // there is no place for the blocks
+		return nil // the cache cannot keep the blocks
 	}
 	first := from / Block
 	for _, r := range f.absent(first, (min(end, f.size)+Block-1)/Block-first) {
