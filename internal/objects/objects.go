@@ -101,12 +101,12 @@ type location struct {
 }
 
 // name returns the URL for messages, without credentials.
-func (l location) name() string { return clean(l.base + l.key) }
+func (l location) name() string { return Clean(l.base + l.key) }
 
-// clean removes credentials from a URL: the user's name and password, and the query, which may be a
-// signature.
-func clean(address string) string {
-	if !strings.HasPrefix(address, "http") {
+// Clean removes credentials from the URL of a web server: the user's name and password, and the
+// query, which may be a signature. It returns other paths unchanged.
+func Clean(address string) string {
+	if !strings.HasPrefix(address, "http://") && !strings.HasPrefix(address, "https://") {
 		return address
 	}
 	u, err := url.Parse(address)
@@ -155,10 +155,10 @@ func Check(address string) error {
 	}
 	scheme = strings.ToLower(scheme)
 	if schemes[scheme] == nil {
-		return fmt.Errorf("%s: unknown scheme %q; mula knows %s", clean(address), scheme, schemeNames)
+		return fmt.Errorf("%s: unknown scheme %q; mula knows %s", Clean(address), scheme, schemeNames)
 	}
 	if rest == "" || rest[0] == '/' {
-		return fmt.Errorf("%s: the name after %s:// is missing", clean(address), scheme)
+		return fmt.Errorf("%s: the name after %s:// is missing", Clean(address), scheme)
 	}
 	return nil
 }
@@ -172,7 +172,7 @@ func locate(ctx context.Context, address string) (location, error) {
 	scheme = strings.ToLower(scheme)
 	l, err := schemes[scheme](ctx, scheme, rest)
 	if err != nil {
-		return location{}, fmt.Errorf("%s: %w", clean(address), err)
+		return location{}, fmt.Errorf("%s: %w", Clean(address), err)
 	}
 	return l, nil
 }
@@ -181,7 +181,7 @@ func locate(ctx context.Context, address string) (location, error) {
 func locateObject(ctx context.Context, address string) (location, error) {
 	l, err := locate(ctx, address)
 	if err == nil && l.key == "" {
-		err = fmt.Errorf("%s names no object; add its key", clean(address))
+		err = fmt.Errorf("%s names no object; add its key", Clean(address))
 	}
 	return l, err
 }

@@ -49,6 +49,9 @@ func OpenVersion(ctx context.Context, address string, info Info) (*Object, error
 // Info returns the facts about the object when it was opened.
 func (o *Object) Info() Info { return o.info }
 
+// HasRanges returns false after a read from a server that sends complete objects only.
+func (o *Object) HasRanges() bool { return !o.noRanges.Load() }
+
 // ReadAt reads len(p) bytes from byte off. It returns an error unless it has read all of them. A
 // broken response is resumed at the first byte that is missing.
 func (o *Object) ReadAt(ctx context.Context, p []byte, off int64) error {

@@ -183,12 +183,13 @@ func storeError(text []byte) (code, message string) {
 type retrier struct {
 	last  time.Time // of the last progress
 	tries int       // since then
+	moved bool      // there was progress
 }
 
 func newRetrier() *retrier { return &retrier{last: time.Now()} }
 
 // progress says that bytes have arrived.
-func (r *retrier) progress() { r.last, r.tries = time.Now(), 0 }
+func (r *retrier) progress() { r.last, r.tries, r.moved = time.Now(), 0, true }
 
 // again waits before the next try after an error. It returns an error if there is no next try.
 func (r *retrier) again(ctx context.Context, err error) error {
@@ -203,6 +204,9 @@ func (r *retrier) again(ctx context.Context, err error) error {
 		pause = min(most, first<<(r.tries-1))
 	}
 	pause = pause/2 + rand.N(pause/2+1)
+	if r.moved && r.tries == 1 { // the server works, and only the connection broke
+		pause = 0
+	}
 	lost, fail := (*transient)(nil), (*failure)(nil)
 	switch {
 	case errors.As(err, &fail):

@@ -114,7 +114,7 @@ func s3Endpoint(c aws.Config) (string, error) {
 	}
 	u, err := url.Parse(endpoint)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return "", fmt.Errorf("AWS_ENDPOINT_URL is %q; it must be a URL such as http://127.0.0.1:9000", clean(endpoint))
+		return "", fmt.Errorf("AWS_ENDPOINT_URL is %q; it must be a URL such as http://127.0.0.1:9000", Clean(endpoint))
 	}
 	return strings.TrimSuffix(endpoint, "/"), nil
 }

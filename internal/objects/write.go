@@ -181,7 +181,7 @@ func WriteFile(ctx context.Context, address string, data []byte) error {
 func WriteNew(ctx context.Context, address string, data []byte) error {
 	err := writeIf(ctx, address, data, condition{absent: true})
 	if errors.Is(err, ErrChanged) {
-		return fmt.Errorf("%s: %w", clean(address), fs.ErrExist)
+		return fmt.Errorf("%s: %w", Clean(address), fs.ErrExist)
 	}
 	return err
 }
@@ -190,7 +190,7 @@ func WriteNew(ctx context.Context, address string, data []byte) error {
 // [ErrChanged].
 func Replace(ctx context.Context, address string, data []byte, was Info) error {
 	if was.Version == "" {
-		return fmt.Errorf("%s: the version to replace is unknown", clean(address))
+		return fmt.Errorf("%s: the version to replace is unknown", Clean(address))
 	}
 	err := writeIf(ctx, address, data, condition{version: was.Version})
 	if errors.Is(err, fs.ErrNotExist) { // as S3 says of an object that was removed

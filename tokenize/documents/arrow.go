@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strconv"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -179,12 +178,8 @@ type arrowReader struct {
 // structs. It is nil if the column does not exist.
 type arrowPath []int
 
-func newArrowFileReader(r *Reader, file *os.File) (rowReader, error) {
-	info, err := file.Stat()
-	if err != nil {
-		return nil, fmt.Errorf("reading documents: %w", err)
-	}
-	a := &arrowReader{r: r, size: info.Size(), batch: r.piece.Start - 1}
+func newArrowFileReader(r *Reader, file *source) (rowReader, error) {
+	a := &arrowReader{r: r, size: file.size, batch: r.piece.Start - 1}
 	bad := func(err error) error {
 		return r.broken(0, 0, inMetadata("Arrow", err))
 	}

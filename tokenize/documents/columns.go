@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"strconv"
 
 	"github.com/apache/arrow-go/v18/arrow/memory"
@@ -148,7 +149,17 @@ func (c *columnReader) open(group int) error {
 		chunk.TotalCompressedSize()))
 	properties.MaxUncompressedPageSize = min(maxPage, max(parquet.DefaultMaxUncompressedPageSize,
 		chunk.TotalUncompressedSize()))
-	reader, err := file.NewParquetReader(c.p.file, file.WithMetadata(c.p.meta.file), file.WithReadProps(properties))
+	var from io.ReaderAt = c.p.source
+	if o := c.p.source.object; o != nil {
+		data := c.p.meta.file.RowGroups[group].Columns[c.column.leaf].MetaData
+		start, size := data.DataPageOffset, data.TotalCompressedSize
+		if dictionary := data.GetDictionaryPageOffset(); dictionary > 0 && dictionary < start {
+			start = dictionary
+		}
+		from = newObjectReader(c.p.r.ctx, o, min(max(size, smallReads), maxReads), start+size)
+	}
+	reader, err := file.NewParquetReader(io.NewSectionReader(from, 0, c.p.size),
+		file.WithMetadata(c.p.meta.file), file.WithReadProps(properties))
 	if err != nil {
 		return err
 	}

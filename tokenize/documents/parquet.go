@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"slices"
 	"strings"
 
@@ -297,7 +296,7 @@ func (m *parquetMeta) bound(group int64, size int64) int64 {
 // parquetReader reads the documents of row groups.
 type parquetReader struct {
 	r        *Reader
-	file     *os.File
+	source   *source
 	meta     *parquetMeta
 	size     int64
 	group    int64         // the current group
@@ -310,16 +309,12 @@ type parquetReader struct {
 	text, id *columnReader // id is nil if there is no id column
 }
 
-func newParquetReader(r *Reader, file *os.File) (rowReader, error) {
-	info, err := file.Stat()
-	if err != nil {
-		return nil, fmt.Errorf("reading documents: %w", err)
-	}
-	meta, err := readParquetMeta(file, info.Size(), r.o, r.scanner.paths)
+func newParquetReader(r *Reader, s *source) (rowReader, error) {
+	meta, err := readParquetMeta(s, s.size, r.o, r.scanner.paths)
 	if err != nil {
 		return nil, r.broken(0, 0, inMetadata("Parquet", err))
 	}
-	p := &parquetReader{r: r, file: file, meta: meta, size: info.Size(), group: r.piece.Start, end: r.piece.End}
+	p := &parquetReader{r: r, source: s, meta: meta, size: s.size, group: r.piece.Start, end: r.piece.End}
 	if p.end < 0 {
 		p.end = int64(len(meta.groups))
 	}
@@ -329,7 +324,7 @@ func newParquetReader(r *Reader, file *os.File) (rowReader, error) {
 			r.piece.File, len(meta.groups), p.group, p.end)
 	}
 	p.base = meta.bound(p.group, p.size)
-	r.hashRange(file, p.base, meta.bound(p.end, p.size))
+	r.hashRange(s, p.base, meta.bound(p.end, p.size))
 	p.text = &columnReader{p: p, column: meta.text}
 	if meta.id != nil {
 		p.id = &columnReader{p: p, column: meta.id}

@@ -8,6 +8,8 @@ import (
 	"os"
 
 	"golang.org/x/sync/errgroup"
+
+	"mula/internal/objects"
 )
 
 // A Piece is a part of an input that can be read on its own. All pieces of an input, in order, hold
@@ -52,7 +54,7 @@ func Pieces(ctx context.Context, inputs []string, o Options, target int64) ([]Pi
 			break
 		}
 		group.Go(func() error {
-			cut[i], errs[i] = cutInput(input, o, scanner.paths, target)
+			cut[i], errs[i] = cutInput(ctx, input, o, scanner.paths, target)
 			return nil
 		})
 	}
@@ -71,35 +73,34 @@ func Pieces(ctx context.Context, inputs []string, o Options, target int64) ([]Pi
 }
 
 // cutInput cuts one input.
-func cutInput(input string, o Options, paths [2][]string, target int64) ([]Piece, error) {
+func cutInput(ctx context.Context, input string, o Options, paths [2][]string, target int64) ([]Piece, error) {
 	whole := []Piece{{File: input, End: -1}}
 	if input == "-" {
 		return whole, nil
 	}
-	// before it is opened, which may block until another process opens a pipe
-	info, err := os.Stat(input)
-	switch {
-	case err != nil:
-		return nil, fmt.Errorf("reading documents: %w", err)
-	case info.IsDir():
-		return nil, fmt.Errorf("reading documents: %s is a folder; name the files in it", input)
-	case !info.Mode().IsRegular():
-		return whole, nil
+	if !objects.IsURL(input) {
+		// before it is opened, which may block until another process opens a pipe
+		if info, err := os.Stat(input); err == nil && !info.IsDir() && !info.Mode().IsRegular() {
+			return whole, nil
+		}
 	}
-	file, err := os.Open(input)
+	stream, file, err := openInput(ctx, input, nil)
 	if err != nil {
 		return nil, fmt.Errorf("reading documents: %w", err)
 	}
-	defer file.Close()
-	size := info.Size()
-	n := 512
-	if size > target {
-		n = readBuffer
+	if file == nil { // a server does not send the size
+		return whole, stream.Close()
 	}
-	head := make([]byte, min(int64(n), size))
-	if n, err := file.ReadAt(head, 0); err == io.EOF {
+	defer file.Close()
+	size := file.size
+	head := make([]byte, min(512, size))
+	n, err := file.ReadAt(head, 0)
+	if head = head[:n]; err == nil && size > target && byMagic(head) == Auto { // the first line shows the format
+		head = make([]byte, min(readBuffer, size))
+		n, err = file.ReadAt(head, 0)
 		head = head[:n]
-	} else if err != nil {
+	}
+	if err != nil && err != io.EOF {
 		return nil, fmt.Errorf("reading documents: %w", err)
 	}
 	c := compressionOf(head)
@@ -109,12 +110,13 @@ func cutInput(input string, o Options, paths [2][]string, target int64) ([]Piece
 	if !o.KeepMark {
 		head = bytes.TrimPrefix(head, []byte(byteOrderMark))
 	}
-	bad := func(err error) error { return &DocumentError{File: input, Kind: BadStream, Err: err} }
-	format, err := formatOf(input, head, c, o.Format)
+	name := objects.Clean(input)
+	bad := func(err error) error { return &DocumentError{File: name, Kind: BadStream, Err: err} }
+	format, err := formatOf(name, head, c, o.Format)
 	if err != nil {
 		return nil, bad(err)
 	}
-	if size <= target {
+	if size <= target || file.object != nil && !file.object.HasRanges() {
 		return whole, nil
 	}
 	var bounds []int64 // start offsets of the units that pieces consist of
@@ -140,7 +142,7 @@ func cutInput(input string, o Options, paths [2][]string, target int64) ([]Piece
 		for _, g := range meta.groups {
 			bounds = append(bounds, g.start)
 		}
-	case format == Arrow && head[0] != 0xff:
+	case format == Arrow && head[0] != 0xff && file.object == nil: // each piece needs the earlier batches' sizes
 		blocks, _, err := readArrowFooter(file, size)
 		if err != nil {
 			return nil, bad(explain(inMetadata("Arrow", err)))

@@ -16,6 +16,8 @@ import (
 	"unsafe"
 
 	"github.com/klauspost/compress/zstd"
+
+	"mula/internal/objects"
 )
 
 // readBuffer is the size of the line buffers.
@@ -40,7 +42,7 @@ type Reader struct {
 
 	// For every format: the file.
 	file io.Closer
-	sum  hash.Hash
+	sum  hash.Hash // nil if the bytes are not hashed
 	read atomic.Int64
 
 	// For sequential formats: the decompressed content.
@@ -120,27 +122,29 @@ func (r *Reader) open() error {
 	if err := r.scanner.find(r.o.Text, r.o.idField()); err != nil {
 		return err
 	}
-	file, regular, err := openInput(r.ctx, r.piece.File, r.o.Stdin)
+	stream, source, err := openInput(r.ctx, r.piece.File, r.o.Stdin)
 	if err != nil {
 		return fmt.Errorf("reading documents: %w", err)
 	}
-	r.file = file
-	if regular != nil {
-		if rows, err := r.openRows(regular); rows || err != nil {
+	r.piece.File = objects.Clean(r.piece.File) // for documents and messages
+	if source != nil {
+		r.file = source
+		if rows, err := r.openRows(source); rows || err != nil {
 			return err
 		}
-		if _, err := regular.Seek(r.piece.Start, io.SeekStart); err != nil {
+		if stream, err = source.stream(r.ctx, r.piece); err != nil {
 			return fmt.Errorf("reading documents: %w", err)
 		}
 	}
-	return r.openStream(file)
+	r.file = stream
+	return r.openStream(stream)
 }
 
 // openRows sets up reading of a Parquet file or an Arrow file, which needs random access. It
 // reports whether the file has such a format.
-func (r *Reader) openRows(file *os.File) (bool, error) {
+func (r *Reader) openRows(s *source) (bool, error) {
 	head := make([]byte, 8)
-	n, err := file.ReadAt(head, 0)
+	n, err := s.ReadAt(head, 0)
 	if err != nil && err != io.EOF {
 		return false, fmt.Errorf("reading documents: %w", err)
 	}
@@ -150,10 +154,13 @@ func (r *Reader) openRows(file *os.File) (bool, error) {
 	if r.format, err = formatOf(r.piece.File, head[:n], plain, r.o.Format); err != nil {
 		return false, r.faultAt(0, 0, BadStream, err)
 	}
+	if s.object != nil {
+		r.sum = nil // the columns that are not needed are not read
+	}
 	if r.format == Parquet {
-		r.rows, err = newParquetReader(r, file)
+		r.rows, err = newParquetReader(r, s)
 	} else {
-		r.rows, err = newArrowFileReader(r, file)
+		r.rows, err = newArrowFileReader(r, s)
 	}
 	if err != nil {
 		return false, err
@@ -300,9 +307,10 @@ func (r *Reader) BytesRead() int64 {
 // SHA256 returns the hash of the piece's bytes on disk in hexadecimal after Next has returned
 // [io.EOF], and "" before that. The pieces of a file together have all bytes of the file: a line is
 // hashed with the piece that holds its bytes. Bytes around row groups and record batches are hashed
-// with the first piece or with the previous piece.
+// with the first piece or with the previous piece. Of objects of Parquet and Arrow it returns "":
+// not all of their bytes are read.
 func (r *Reader) SHA256() string {
-	if r.err != io.EOF {
+	if r.err != io.EOF || r.sum == nil {
 		return ""
 	}
 	return hex.EncodeToString(r.sum.Sum(nil))

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"unicode/utf8"
 )
 
@@ -43,7 +42,10 @@ func (r *Reader) rowDocument(text, id []byte) (Document, error) {
 
 // hashRange hashes bytes of a file in its own goroutine, while the required columns are read with
 // random access.
-func (r *Reader) hashRange(file *os.File, from, to int64) {
+func (r *Reader) hashRange(file io.ReaderAt, from, to int64) {
+	if r.sum == nil {
+		return
+	}
 	r.hashed = make(chan struct{})
 	go func() {
 		defer close(r.hashed)
