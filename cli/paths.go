@@ -1,6 +1,8 @@
 package cli
 
 import (
+	"strings"
+
 	"github.com/urfave/cli/v2"
 
 	"mula/internal/localpath"
@@ -24,13 +26,15 @@ var mayBeURLs = map[string]map[string]bool{
 	"mula blend": {"output": true, "amend": true},
 }
 
-// operandsMayBeURLs are the commands whose operands are plans, which may be in object stores.
-var operandsMayBeURLs = map[string]bool{"mula plan show": true, "mula plan diff": true}
+// operandsMayBeURLs are the commands whose operands are plans or documents, which may be in object
+// stores.
+var operandsMayBeURLs = map[string]bool{"mula plan show": true, "mula plan diff": true, "mula tokenize": true,
+	"mula tokenizer train": true}
 
 // checkPath returns an error if a value is a URL. If urls is set, it returns an error only if the
 // URL's scheme is unknown.
 func checkPath(value string, urls bool) error {
-	if urls && objects.IsURL(value) {
+	if urls && objects.IsURL(value) && !strings.HasPrefix(strings.ToLower(value), "file:") {
 		return objects.Check(value)
 	}
 	return localpath.CheckWords(value)
@@ -78,11 +82,7 @@ func localOnly(c *cli.Context) error {
 		return nil
 	}
 	for _, operand := range c.Args().Slice() {
-		err := checkPath(operand, operandsMayBeURLs[c.Command.HelpName])
-		if pipe := localpath.Pipe(operand); err != nil && pipe != "" && c.Command.HelpName == "mula tokenize" {
-			return usagef("%v; documents can be piped: %s", err, pipe)
-		}
-		if err != nil {
+		if err := checkPath(operand, operandsMayBeURLs[c.Command.HelpName]); err != nil {
 			return usagef("%v", err)
 		}
 	}

@@ -26,7 +26,7 @@ func TestURLs(t *testing.T) {
 		t.Helper()
 		code, stdout, stderr := call(t, args...)
 		if code != exitUsage || stdout != "" ||
-			!strings.Contains(stderr, url+" is a URL, and mula reads and writes local files only") ||
+			!strings.Contains(stderr, url+" is a URL, and this path must be local") ||
 			strings.Count(stderr, "\n") != 1 {
 			t.Errorf("mula %s: exit %d, %q%q", strings.Join(args, " "), code, stdout, stderr)
 		}
@@ -75,15 +75,17 @@ func TestURLs(t *testing.T) {
 			seen[name] = true
 			if operandsMayBeURLs[name] {
 				unknown(append(args, "unknown://bucket/x")...)
+				for _, operand := range []string{"s3:/bucket/x", "file:///x", "s3://"} {
+					code, stdout, stderr := call(t, append(args, operand)...)
+					if code != exitUsage || stdout != "" || !strings.Contains(stderr, operand) {
+						t.Errorf("%s %s: exit %d, %q%q", name, operand, code, stdout, stderr)
+					}
+				}
 			} else if len(c.Subcommands) == 0 && !notOperands[name] {
 				refused(append(args, url)...)
 				refused(append(args, "x", "0.5="+url)...)
 			}
 		}
-	}
-	if _, _, stderr := call(t, "tokenize", url); !strings.Contains(stderr,
-		"documents can be piped: aws s3 cp s3://bucket/x - | mula tokenize … -") {
-		t.Errorf("no remedy in %q", stderr)
 	}
 	app := newApp(nil, io.Discard, io.Discard)
 	walk(app.Commands, nil)

@@ -26,7 +26,8 @@ func tokenizeCommand() *cli.Command {
 		ArgsUsage: "INPUT...",
 		Description: "Inputs are files of documents (JSON lines, JSON, Parquet, Arrow, plain text; plain, gzip or " +
 			"zstd), folders of them, or - for standard\n" +
-			"input. Writes PREFIX.bin and PREFIX.idx (Megatron-LM's format) or the files of another framework " +
+			"input. They may be URLs (s3://bucket/folder/*.jsonl.zst, https://host/file).\n" +
+			"Writes PREFIX.bin and PREFIX.idx (Megatron-LM's format) or the files of another framework " +
 			"(--to), the origin of each document, and\n" +
 			"hashes. The bytes depend only on inputs, tokenizer and flags, not on workers and processes.\n\n" +
 			"Progress is kept in PREFIX.job. After a kill, the same command resumes the job. Several processes, on " +
@@ -97,6 +98,7 @@ func readFlags() []cli.Flag {
 		&cli.StringSliceFlag{Name: "glob",
 			Usage: "in folders, read the files that match `PATTERN`, with any extension: *.md by name, web/**/*.md " +
 				"by path in the folder; may be repeated"},
+		&cli.StringFlag{Name: "files-from", Usage: "read more inputs from `FILE`, one path or URL a line"},
 		&cli.StringFlag{Name: "text-field",
 			Usage: "read texts from the field or column `NAME`; a dot selects a field of an object, as in doc.body",
 			Value: "text"},

@@ -1,6 +1,8 @@
 package documents
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -9,6 +11,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"mula/internal/objects"
 )
 
 // Found is the result of [Find].
@@ -31,6 +35,10 @@ const (
 // Find replaces the folders among operands by the files of documents in them, recursively, in the
 // order of their names. An operand that is a file, or "-", is an input itself.
 //
+// An operand may be a URL of package objects. It is an object, a folder, or a pattern such as
+// s3://bucket/folder/*.jsonl, in which * ? and [a-z] do not match slashes. The addresses of web
+// servers are files.
+//
 // Without globs and with the format [Auto], files in folders are read if [hasEnding] accepts their
 // name. With another format every file is read. With globs, the files that match one of them are
 // read. Hidden files are read only if a glob has a dot for them. Hidden folders are never searched.
@@ -38,7 +46,7 @@ const (
 // A glob without a slash is compared with the name of a file. A glob with a slash is compared with
 // the path of the file relative to the operand, where "**" matches any number of folders. The rest
 // is as in [path.Match].
-func Find(operands []string, format Format, globs []string) (*Found, error) {
+func Find(ctx context.Context, operands []string, format Format, globs []string) (*Found, error) {
 	s := finder{Found: Found{Unread: make(map[string]int)}, format: format, globs: make([]glob, len(globs))}
 	for i, pattern := range globs {
 		if err := s.globs[i].parse(pattern); err != nil {
@@ -49,6 +57,14 @@ func Find(operands []string, format Format, globs []string) (*Found, error) {
 	for _, operand := range operands {
 		if operand == "-" {
 			s.add(operand, operand)
+			continue
+		}
+		if objects.IsURL(operand) {
+			folder, err := s.addURL(ctx, operand)
+			if err != nil {
+				return nil, fmt.Errorf("input: %w", err)
+			}
+			folders = folders || folder
 			continue
 		}
 		info, err := os.Stat(operand)
@@ -92,7 +108,7 @@ func uniqueNames(inputs, names []string) []string {
 			count[name]++
 		}
 		for i, name := range names {
-			if whole := filepath.ToSlash(inputs[i]); count[name] > 1 && name != whole {
+			if whole := filepath.ToSlash(objects.Clean(inputs[i])); count[name] > 1 && name != whole {
 				names[i], changed = whole, true
 			}
 		}
@@ -104,9 +120,17 @@ func uniqueNames(inputs, names []string) []string {
 func BaseNames(inputs []string) []string {
 	names := make([]string, len(inputs))
 	for i, input := range inputs {
-		names[i] = filepath.Base(input)
+		names[i] = baseName(input)
 	}
 	return uniqueNames(inputs, names)
+}
+
+// baseName returns the last element of a path, or of a URL without its query.
+func baseName(input string) string {
+	if objects.IsURL(input) {
+		return path.Base(objects.Clean(input))
+	}
+	return filepath.Base(input)
 }
 
 // A finder is the state of a [Find].
@@ -119,6 +143,95 @@ type finder struct {
 func (s *finder) add(input, name string) {
 	s.Inputs = append(s.Inputs, input)
 	s.Names = append(s.Names, name)
+}
+
+// addURL adds the objects of a URL, and reports whether it is a folder.
+func (s *finder) addURL(ctx context.Context, address string) (folder bool, err error) {
+	scheme, _, _ := strings.Cut(strings.ToLower(address), "://")
+	web := scheme == "http" || scheme == "https"
+	switch {
+	case web:
+		s.add(address, baseName(address))
+		return false, nil
+	case strings.ContainsAny(address, `*?[\`):
+		found, err := objects.Glob(ctx, address)
+		if !hidden(path.Base(address)) {
+			found = slices.DeleteFunc(found, func(e objects.Entry) bool { return hidden(path.Base(e.URL)) })
+		}
+		if err == nil && len(found) == 0 {
+			err = fmt.Errorf("%s: no object matches the pattern", address)
+		}
+		slices.SortFunc(found, asFolders)
+		for _, e := range found {
+			s.add(e.URL, baseName(e.URL))
+		}
+		return false, err
+	case !strings.HasSuffix(address, "/"):
+		_, err := objects.Stat(ctx, address)
+		if err == nil {
+			s.add(address, baseName(address))
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return false, err
+		}
+		for _, listErr := range objects.List(ctx, address+"/") {
+			if listErr != nil {
+				return false, listErr
+			}
+			return true, s.walkObjects(ctx, address+"/")
+		}
+		return false, err
+	}
+	return true, s.walkObjects(ctx, address)
+}
+
+// asFolders orders objects as files in folders are ordered: by the names of the folders first.
+func asFolders(a, b objects.Entry) int {
+	return strings.Compare(strings.ReplaceAll(a.URL, "/", "\x00"), strings.ReplaceAll(b.URL, "/", "\x00"))
+}
+
+// walkObjects adds the objects of a folder, whose URL ends with a slash.
+func (s *finder) walkObjects(ctx context.Context, folder string) error {
+	before, unread := len(s.Inputs), maps.Clone(s.Unread)
+	var found []objects.Entry
+	for e, err := range objects.List(ctx, folder) {
+		if err != nil {
+			return err
+		}
+		found = append(found, e)
+	}
+	slices.SortFunc(found, asFolders)
+	hiddenFolders := make(map[string]bool)
+	for _, e := range found {
+		below := strings.TrimPrefix(e.URL, folder)
+		if below == "" || strings.HasSuffix(below, "/") { // a mark that a folder exists
+			continue
+		}
+		if top := hiddenFolder(below); top != "" {
+			if !hiddenFolders[top] && len(s.globs) == 0 {
+				s.Unread[HiddenFolder]++
+			}
+			hiddenFolders[top] = true
+		} else if s.wants(below) {
+			s.add(e.URL, below)
+		} else if len(s.globs) == 0 {
+			s.Unread[unreadKey(path.Base(below))]++
+		}
+	}
+	if len(s.Inputs) > before || len(s.globs) > 0 {
+		return nil
+	}
+	return s.nothing(folder, unread)
+}
+
+// hiddenFolder returns the path up to the first hidden folder, or "".
+func hiddenFolder(below string) string {
+	for i := range len(below) {
+		if below[i] == '/' && hidden(path.Base(below[:i])) {
+			return below[:i]
+		}
+	}
+	return ""
 }
 
 // walk adds the files of a folder.
@@ -165,6 +278,12 @@ func (s *finder) walk(folder string) error {
 	if err != nil || len(s.Inputs) > before || len(s.globs) > 0 {
 		return err
 	}
+	return s.nothing(folder, unread)
+}
+
+// nothing is the error of a folder without files of documents. unread is [Found.Unread] before it
+// was searched.
+func (s *finder) nothing(folder string, unread map[string]int) error {
 	for key, n := range unread {
 		s.Unread[key] -= n
 	}

@@ -61,7 +61,7 @@ func TestFind(t *testing.T) {
 		{"c", Auto, "[", nil, nil},
 		{"c absent", Auto, "", nil, nil},
 	} {
-		got, err := Find(strings.Fields(test.operands), test.format, strings.Fields(test.globs))
+		got, err := Find(t.Context(), strings.Fields(test.operands), test.format, strings.Fields(test.globs))
 		if test.want == nil {
 			if err == nil {
 				t.Errorf("%s, globs %s: %q and no error", test.operands, test.globs, got.Inputs)
@@ -81,7 +81,7 @@ func TestFind(t *testing.T) {
 		"2 .l, 1 .a, 1 .b, 1 .c, 1 .d, 1 .e, 1 .f, 1 .g, 1 .h, 1 .i, 2 with 2 other extensions"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
-	if _, err := Find([]string{"c/sub/deep"}, Auto, nil); err == nil ||
+	if _, err := Find(t.Context(), []string{"c/sub/deep"}, Auto, nil); err == nil ||
 		!strings.Contains(err.Error(), "in c/sub/deep, which has 1 .md; select files with --glob") {
 		t.Error(err)
 	}
@@ -125,7 +125,7 @@ func TestNames(t *testing.T) {
 		"README.txt p/a p/c.txt -":        "README.txt p/a/README.txt c.txt -",
 		"p p/a/README.txt q/a/README.txt": "a/README.txt b/README.txt c.txt p/a/README.txt q/a/README.txt",
 	} {
-		got, err := Find(strings.Fields(operands), Auto, nil)
+		got, err := Find(t.Context(), strings.Fields(operands), Auto, nil)
 		if err != nil || strings.Join(got.Names, " ") != want {
 			t.Errorf("%s: %v, %v; want %s", operands, got, err, want)
 		}

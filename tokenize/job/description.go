@@ -7,6 +7,9 @@ import (
 	"path/filepath"
 	"strings"
 
+	"golang.org/x/sync/errgroup"
+
+	"mula/internal/objects"
 	"mula/shards"
 	"mula/shards/formats"
 	"mula/tokenize"
@@ -70,9 +73,19 @@ type settings struct {
 
 // An input is the state of an input at the start of the job.
 type input struct {
-	Path     string `json:"path"`
+	Path     string `json:"path"`     // a URL has no credentials
 	Size     int64  `json:"size"`     // in bytes, -1 if it is not a regular file
-	Modified int64  `json:"modified"` // nanoseconds since 1970
+	Modified int64  `json:"modified"` // nanoseconds since 1970; 0 if unknown
+	// Version is the ETag or generation of an object.
+	Version string `json:"version,omitempty"`
+}
+
+// same reports whether an input is unchanged. The time of an object with a version is not compared.
+func (in input) same(other input) bool {
+	if in.Version != "" && in.Version == other.Version {
+		other.Modified = in.Modified
+	}
+	return in == other
 }
 
 // A unit is a run of parts that are read one after the other.
@@ -108,7 +121,7 @@ const (
 )
 
 // describe returns the description for the options, without the units.
-func describe(o *Options) (*description, error) {
+func describe(ctx context.Context, o *Options) (*description, error) {
 	d := &description{Format: descriptionFormat, Settings: settings{
 		Tokenizer: shards.TokenizerInfo{
 			SHA256: o.Tokenizer.SHA256(), VocabSize: o.Tokenizer.VocabSize(), EOD: -1,
@@ -126,21 +139,39 @@ func describe(o *Options) (*description, error) {
 	if d.Names = o.Names; d.Names == nil {
 		d.Names = documents.BaseNames(o.Inputs)
 	}
-	for _, path := range o.Inputs {
-		in, err := look(path)
-		if err != nil {
-			return nil, err
-		}
+	d.Inputs = make([]input, len(o.Inputs))
+	var group errgroup.Group // a store needs milliseconds for each
+	group.SetLimit(32)
+	for i, path := range o.Inputs {
+		group.Go(func() (err error) {
+			d.Inputs[i], err = look(ctx, path)
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	for _, in := range d.Inputs {
 		d.Private = d.Private || in.Size < 0
-		d.Inputs = append(d.Inputs, in)
 	}
 	return d, nil
 }
 
 // look returns the current state of an input.
-func look(path string) (input, error) {
-	in := input{Path: path, Size: -1}
+func look(ctx context.Context, path string) (input, error) {
+	in := input{Path: objects.Clean(path), Size: -1}
 	if path == "-" {
+		return in, nil
+	}
+	if objects.IsURL(path) {
+		info, err := objects.Stat(ctx, path)
+		if err != nil {
+			return in, fmt.Errorf("tokenizing: %w", err)
+		}
+		in.Size, in.Version = info.Size, info.Version
+		if !info.Modified.IsZero() {
+			in.Modified = info.Modified.UnixNano()
+		}
 		return in, nil
 	}
 	info, err := os.Stat(path)
@@ -176,8 +207,8 @@ func (d *description) cut(ctx context.Context, o *Options, target int64) error {
 		return err
 	}
 	number := make(map[string]int, len(d.Inputs))
-	for i, in := range d.Inputs {
-		number[in.Path] = i
+	for i, path := range o.Inputs {
+		number[path] = i
 	}
 	d.Units = nil
 	var open int64 // bytes of the last unit
@@ -253,7 +284,7 @@ func (d *description) difference(other *description) string {
 // changed returns the indices of the inputs whose size or time has changed.
 func (d *description) changed(now *description) (inputs []int) {
 	for i, in := range d.Inputs {
-		if now.Inputs[i] != in {
+		if !now.Inputs[i].same(in) {
 			inputs = append(inputs, i)
 		}
 	}

@@ -329,10 +329,11 @@ var errEnough = errors.New("enough")
 func (e *unitEncoder) readPart(ctx context.Context, from place, n int, limit uint64, add func(item) error) error {
 	part := e.p.f.d.Units[e.u][n]
 	in := e.p.f.d.Inputs[part.Input]
-	if err := unmodified(in); err != nil {
+	path := e.p.o.Inputs[part.Input]
+	if err := unmodified(ctx, path, in); err != nil {
 		return err
 	}
-	r, err := documents.Open(ctx, documents.Piece{File: in.Path, Start: part.Start, End: part.End}, e.p.o.Read)
+	r, err := documents.Open(ctx, documents.Piece{File: path, Start: part.Start, End: part.End}, e.p.o.Read)
 	if err != nil {
 		var bad *documents.DocumentError
 		if !errors.As(err, &bad) {
@@ -354,7 +355,7 @@ func (e *unitEncoder) readPart(ctx context.Context, from place, n int, limit uin
 		var bad *documents.DocumentError
 		switch {
 		case err == io.EOF:
-			if err := unmodified(in); err != nil {
+			if err := unmodified(ctx, path, in); err != nil {
 				return err
 			}
 			return add(item{part: n, lines: r.Lines(), read: r.BytesRead(), partEnds: true, sha256: r.SHA256()})
@@ -365,7 +366,7 @@ func (e *unitEncoder) readPart(ctx context.Context, from place, n int, limit uin
 		case !errors.As(err, &bad):
 			return err
 		case bad.Kind == documents.BadStream:
-			if err := unmodified(in); err != nil {
+			if err := unmodified(ctx, path, in); err != nil {
 				return err
 			}
 		}
@@ -378,13 +379,13 @@ func (e *unitEncoder) readPart(ctx context.Context, from place, n int, limit uin
 	}
 }
 
-// unmodified returns an error if an input has changed since the start of the job.
-func unmodified(in input) error {
+// unmodified returns an error if the input at a path has changed since the start of the job.
+func unmodified(ctx context.Context, path string, in input) error {
 	if in.Size < 0 {
 		return nil
 	}
-	now, err := look(in.Path)
-	if err == nil && now != in {
+	now, err := look(ctx, path)
+	if err == nil && !now.same(in) {
 		err = fmt.Errorf("the input %s changed after the job started: it had %d bytes, last modified at %s, and has "+
 			"%d, modified at %s; repeat the command to continue with the new input", in.Path, in.Size, stamp(in),
 			now.Size, stamp(now))

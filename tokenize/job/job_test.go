@@ -183,7 +183,7 @@ func (c corpusOf) expect(t testing.TB, dir string, o Options) (rejects []string)
 
 func classTable(t testing.TB, o Options) string {
 	t.Helper()
-	d, err := describe(&o)
+	d, err := describe(t.Context(), &o)
 	if err != nil {
 		t.Fatal(err)
 	}

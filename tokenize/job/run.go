@@ -35,6 +35,7 @@ import (
 
 	"mula/internal/filesystem"
 	"mula/internal/locks"
+	"mula/internal/objects"
 	"mula/internal/quantity"
 	"mula/shards"
 	"mula/shards/formats"
@@ -316,7 +317,7 @@ func (o *Options) checkInputs() error {
 		info  fs.FileInfo
 	}
 	files := make(map[stamp][]listed)
-	stdin := false
+	stdin, urls := false, make(map[string]bool)
 	for _, input := range o.Inputs {
 		if !utf8.ValidString(input) {
 			return fmt.Errorf("the name %q is not UTF-8, so a shard cannot refer to it; rename the file", input)
@@ -331,6 +332,15 @@ func (o *Options) checkInputs() error {
 				return errors.New("standard input, \"-\", is listed twice; list it once")
 			}
 			stdin = true
+			continue
+		}
+		if objects.IsURL(input) {
+			name := objects.Clean(input)
+			if urls[name] {
+				return fmt.Errorf("the input %s is listed twice; remove one, or its documents would be duplicated",
+					name)
+			}
+			urls[name] = true
 			continue
 		}
 		info, err := os.Stat(input)

@@ -117,7 +117,7 @@ func (f *workDir) prefix(k int) string {
 // openWorkDir joins the job that the options specify, or starts it. done is not nil if the job is
 // complete.
 func openWorkDir(ctx context.Context, o *Options) (f *workDir, done *finished, err error) {
-	want, err := describe(o)
+	want, err := describe(ctx, o)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -429,7 +429,7 @@ func (f *workDir) reconcile(ctx context.Context, old, want *description) error {
 			}
 			sum := ""
 			if record.Parts[i].SHA256 != "" {
-				if sum, err = hashPart(ctx, f.o, old.Inputs, p); err != nil {
+				if sum, err = hashPart(ctx, f.o, p); err != nil {
 					return err
 				}
 			}
@@ -470,7 +470,7 @@ func (f *workDir) reconcileDone(ctx context.Context, old, want *description, don
 			sum := ""
 			if p.SHA256 != "" && was.Size == now.Size {
 				var err error
-				if sum, err = hashPart(ctx, f.o, old.Inputs, part{i, p.Start, p.End}); err != nil {
+				if sum, err = hashPart(ctx, f.o, part{i, p.Start, p.End}); err != nil {
 					return err
 				}
 			}
@@ -488,8 +488,8 @@ func (f *workDir) reconcileDone(ctx context.Context, old, want *description, don
 func stamp(in input) string { return time.Unix(0, in.Modified).UTC().Format(time.RFC3339Nano) }
 
 // hashPart returns the SHA-256 of a part's bytes on disk.
-func hashPart(ctx context.Context, o *Options, inputs []input, p part) (string, error) {
-	r, err := documents.Open(ctx, documents.Piece{File: inputs[p.Input].Path, Start: p.Start, End: p.End}, o.Read)
+func hashPart(ctx context.Context, o *Options, p part) (string, error) {
+	r, err := documents.Open(ctx, documents.Piece{File: o.Inputs[p.Input], Start: p.Start, End: p.End}, o.Read)
 	var bad *documents.DocumentError
 	if errors.As(err, &bad) {
 		return "", nil // broken: it has changed
