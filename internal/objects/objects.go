@@ -124,12 +124,15 @@ func Clean(address string) string {
 // schemes has the function that finds the store for the rest of a URL, after "scheme://".
 var schemes = map[string]func(ctx context.Context, scheme, rest string) (location, error){
 	"s3":    locateS3,
+	"gs":    locateGCS,
+	"az":    locateAzure,
+	"hf":    locateHub,
 	"http":  locateWeb,
 	"https": locateWeb,
 }
 
 // schemeNames lists the schemes for messages.
-const schemeNames = "s3, http and https"
+const schemeNames = "s3, gs, az, hf, http and https"
 
 // IsURL reports whether a path is a URL of any scheme, known or not.
 func IsURL(path string) bool {

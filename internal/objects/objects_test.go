@@ -209,6 +209,41 @@ func TestS3(t *testing.T) {
 	}
 }
 
+// As TestS3, for a server with the interface of Google Cloud Storage.
+func TestGCS(t *testing.T) {
+	place := os.Getenv("MULA_TEST_GS")
+	if place == "" {
+		t.Skip("MULA_TEST_GS is not set; conformance/objects.sh starts a server and sets it")
+	}
+	proxy := objectstest.NewProxy(t, "http://"+os.Getenv("STORAGE_EMULATOR_HOST"))
+	t.Setenv("STORAGE_EMULATOR_HOST", strings.TrimPrefix(proxy.URL, "http://"))
+	objectstest.Run(t, objectstest.Place{URL: fresh(t, place), Proxy: proxy, List: true,
+		// fake-gcs-server finishes an upload when it is asked how many bytes it has. TestGCSUpload
+		// has another server.
+		Except: func(r *http.Request) bool { return r.URL.Query().Has("upload_id") }})
+}
+
+// As TestS3, for an emulator of Azure Blob Storage.
+func TestAzure(t *testing.T) {
+	place := os.Getenv("MULA_TEST_AZ")
+	if place == "" {
+		t.Skip("MULA_TEST_AZ is not set; conformance/objects.sh starts a server and sets it")
+	}
+	connection := os.Getenv("AZURE_STORAGE_CONNECTION_STRING")
+	_, endpoint, _ := strings.Cut(connection, "BlobEndpoint=")
+	u, err := url.Parse(endpoint)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := objectstest.NewProxy(t, "http://"+u.Host)
+	t.Setenv("AZURE_STORAGE_CONNECTION_STRING", strings.Replace(connection, "http://"+u.Host, proxy.URL, 1))
+	if err := objects.CreateContainer(t.Context(), place); err != nil {
+		t.Fatal(err)
+	}
+	_, key, _ := strings.Cut(connection, "AccountKey=")
+	objectstest.Run(t, objectstest.Place{URL: fresh(t, place), Proxy: proxy, List: true, Secrets: []string{key[:20]}})
+}
+
 // fresh returns an unused folder in a place.
 func fresh(t *testing.T, place string) string {
 	if u, err := url.Parse(place); err != nil || u.Host == "" || !strings.HasSuffix(place, "/") {
