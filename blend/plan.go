@@ -57,6 +57,7 @@ type Plan struct {
 	// the plan does not amend another.
 	Parents []Parent
 
+	foreign     int64 // see Foreign
 	fingerprint string
 	provisional string     // the fingerprint before the plan was completed; "" if it never was provisional
 	base        string     // directory that paths of shards are relative to
@@ -191,6 +192,10 @@ type Sample struct {
 	Token    int64 // first token of the window in the shard
 	Skipped  bool  // the plan skips the position
 }
+
+// Foreign returns the number of shards that had no manifest when [Seal] or [Amend] built the plan.
+// It is 0 for a plan from a file.
+func (p *Plan) Foreign() int64 { return p.foreign }
 
 // Windows returns the number of windows of the source, including validation windows.
 func (s *Source) Windows() int64 { return s.training + s.Validation }

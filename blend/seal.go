@@ -480,6 +480,10 @@ func (d *Data) hashFiles(ctx context.Context, l *facts.Cache, files []orderFile,
 	}
 	d.hashed = true
 	progress := opts.Progress
+	sizes, err := d.foreignSizes(ctx)
+	if err != nil {
+		return err
+	}
 	var sampled, unread []shardNumber
 	var total int64
 	for i, list := range d.facts {
@@ -491,15 +495,7 @@ func (d *Data) hashFiles(ctx context.Context, l *facts.Cache, files []orderFile,
 			path := d.ShardPath(i, k)
 			endings := []string{".bin", ".idx"}
 			if opts.Sample && !f.Manifest && sh.Bin == unhashed {
-				var size int64
-				for _, ending := range endings {
-					n, err := sizeOf(ctx, path+ending)
-					if err != nil {
-						return err
-					}
-					size += n
-				}
-				if size > sample.Small {
+				if sizes[path+".bin"]+sizes[path+".idx"] > sample.Small {
 					sampled = append(sampled, shardNumber{i, k})
 					continue
 				}
@@ -515,12 +511,16 @@ func (d *Data) hashFiles(ctx context.Context, l *facts.Cache, files []orderFile,
 				endings = endings[1:]
 			}
 			unread = append(unread, shardNumber{i, k})
-			for _, ending := range endings {
-				size, err := sizeOf(ctx, path+ending)
+			if f.Manifest {
+				size, err := sizeOf(ctx, path+".idx")
 				if err != nil {
 					return err
 				}
 				total += size
+				continue
+			}
+			for _, ending := range endings {
+				total += sizes[path+ending]
 			}
 		}
 	}
@@ -591,12 +591,40 @@ func (d *Data) hashFiles(ctx context.Context, l *facts.Cache, files []orderFile,
 	return g.Wait()
 }
 
+// foreignSizes returns the sizes of the files of all shards without a manifest, by path. It counts
+// these shards.
+func (d *Data) foreignSizes(ctx context.Context) (map[string]int64, error) {
+	var mu sync.Mutex
+	sizes := map[string]int64{}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(samplers)
+	for i, list := range d.facts {
+		for k, f := range list {
+			if f.Manifest {
+				continue
+			}
+			d.foreign++
+			for _, ending := range []string{".bin", ".idx"} {
+				path := d.ShardPath(i, k) + ending
+				g.Go(func() error {
+					size, err := sizeOf(ctx, path)
+					mu.Lock()
+					defer mu.Unlock()
+					sizes[path] = size
+					return err
+				})
+			}
+		}
+	}
+	return sizes, g.Wait()
+}
+
 // shardNumber identifies a shard by the index of its source and its index in the source.
 type shardNumber struct{ source, shard int }
 
-// samplers is the number of shards whose samples are read at once. Most of the time is spent
-// waiting for the disk.
-const samplers = 32
+// samplers is the number of shards that are examined at once. Most of the time is spent waiting for
+// the disk or the object store.
+const samplers = 64
 
 // sampleShards sets the samples of shards. If the plan will be packed, it also sets the hashes of
 // their .idx, because packing reads these files completely.

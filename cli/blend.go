@@ -199,7 +199,7 @@ func writePlan(c *cli.Context, p *progress, plan *blend.Plan) error {
 	p.end()
 	if plan.Provisional() {
 		p.line("%s", provisionalNote(output))
-	} else if n := foreignShards(plan); n > 0 {
+	} else if n := plan.Foreign(); n > 0 {
 		p.line("note: %s without a manifest (.json): hashed now, but their tokenizer is unknown; `mula check` "+
 			"examines their ids", quantity.Plural(n, "shard"))
 	}
@@ -211,18 +211,6 @@ func writePlan(c *cli.Context, p *progress, plan *blend.Plan) error {
 	printSummary(c.App.Writer, summary)
 	fmt.Fprintf(c.App.Writer, "\n%s: plan %s\n", filepath.ToSlash(output), plan.Fingerprint())
 	return nil
-}
-
-// foreignShards counts the shards that have no manifest.
-func foreignShards(plan *blend.Plan) (n int64) {
-	for i, source := range plan.Sources {
-		for j := range source.Shards {
-			if !exists(plan.ShardPath(i, j) + ".json") {
-				n++
-			}
-		}
-	}
-	return n
 }
 
 func printSummary(w io.Writer, s *blend.Summary) {
