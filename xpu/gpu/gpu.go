@@ -68,6 +68,7 @@ type Device struct {
 	err     error // the first error
 	closed  bool
 	packed  packedOperands
+	tables  map[string]*opencl.Buffer // of stretches, by their contents
 	events  []event
 	times   map[string]*KernelTime
 }
@@ -338,6 +339,9 @@ func (d *Device) release() {
 	d.memory.release()
 	d.results.release()
 	d.packed.release()
+	for _, b := range d.tables {
+		b.Release()
+	}
 	d.command.scratch.release()
 	if d.nothing != nil {
 		d.nothing.Release()

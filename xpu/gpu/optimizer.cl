@@ -1,14 +1,16 @@
 #include "squares.cl"
+#include "stretches.cl"
 
-// sums [groups, 3] of the squares of x [n]; a group has length elements.
+// sums [groups, 3] of the squares of x in stretches; a group has length elements.
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
-void sum_squares(MEMORY(float, sums), MEMORY(const float, x), const long n, const int length)
+void sum_squares(MEMORY(float, sums), MEMORY(const float, x), MEMORY(const long, table), const int stretches, const int length)
 {
-	LOCATE(sums), LOCATE(x);
+	LOCATE(sums), LOCATE(x), LOCATE(table);
 	local float part[GROUP];
-	const long begin = (long)length * get_group_id(0);
-	const int end = min((long)length, n - begin);
-	x += begin;
+	const global long *s = stretch_of(table, stretches);
+	const long begin = length * ((long)get_group_id(0) - s[FIRST_GROUP]);
+	const int end = min((long)length, s[ELEMENTS] - begin);
+	x += s[0] + begin;
 	squares all = {0, 0, 0};
 	for (int i = LANES * ITEM; i < end; i += AT_A_TIME) {
 		lanes sum[DEEP], size = 0;
