@@ -374,7 +374,8 @@ def measure(args, work, name):
             )
             found = []
             for variant in VARIANTS[precision]:
-                if variant.get("compile") and args.no_compile:
+                # On a GPU the experts one by one take ten times as long.
+                if variant.get("compile") and args.no_compile or args.gpu and variant["experts"] == "eager":
                     continue
                 out = inside("torch", threads, **common, **variant)
                 found.append((statistics.median(out["seconds"]), variant))
