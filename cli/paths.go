@@ -22,8 +22,9 @@ var notPaths = map[string]bool{
 // mayBeURLs are the flags that name files which mula also reads from or writes to object stores, by
 // command. An entry of the command "" is for all commands that have the flag.
 var mayBeURLs = map[string]map[string]bool{
-	"":           {"plan": true, "shards": true},
-	"mula blend": {"output": true, "amend": true},
+	"":              {"plan": true, "shards": true},
+	"mula blend":    {"output": true, "amend": true},
+	"mula tokenize": {"output": true},
 }
 
 // operandsMayBeURLs are the commands whose operands are plans or documents, which may be in object

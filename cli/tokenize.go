@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"mula/internal/objects"
 	"mula/internal/quantity"
 	"mula/shards/formats"
 	"mula/tokenize"
@@ -37,7 +39,9 @@ func tokenizeCommand() *cli.Command {
 		Flags: slices.Concat([]cli.Flag{
 			&cli.StringFlag{Name: "tokenizer", Usage: "use the Hugging Face tokenizer.json in `FILE` (required)"},
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"},
-				Usage: "write shards to `PREFIX`.bin, .idx and so on (required)"},
+				Usage: "write shards to `PREFIX`.bin, .idx and so on; may be a URL of an object store (required)"},
+			&cli.StringFlag{Name: "work",
+				Usage: "if --output is a URL, keep the job and a copy of the shards in the local folder `DIR`"},
 			&cli.StringFlag{Name: "to", Usage: "write shards in the layout `NAME`: " + anyOf(formats.Names()),
 				Value: "megatron"},
 			&cli.StringFlag{Name: "shard-tokens",
@@ -184,7 +188,19 @@ func runTokenize(c *cli.Context) error {
 	if err != nil {
 		return usagef("--to: %v", err)
 	}
-	output := c.String("output")
+	output, store := c.String("output"), ""
+	switch {
+	case !objects.IsURL(output):
+		if c.IsSet("work") {
+			return usagef("--work requires a URL as --output")
+		}
+	case c.String("work") == "":
+		return usagef("--output is a URL; name a local folder for the job and a copy of the shards with --work")
+	case strings.HasSuffix(output, "/"):
+		return usagef("--output %s is a folder; add a file name prefix, such as %stokens", output, output)
+	default:
+		output, store = filepath.Join(c.String("work"), path.Base(output)), output
+	}
 	switch {
 	case !os.IsPathSeparator(output[len(output)-1]):
 	case to.Folder:
@@ -194,7 +210,8 @@ func runTokenize(c *cli.Context) error {
 		return usagef("--output %s is a folder; add a file name prefix, such as %stokens",
 			output, output)
 	}
-	options := job.Options{Inputs: found.Inputs, Names: found.Names, Read: read, Output: output, Layout: to.ID,
+	options := job.Options{Inputs: found.Inputs, Names: found.Names, Read: read, Output: output, Copy: store,
+		Layout:  to.ID,
 		FS:      fileSystem(c),
 		Workers: c.Int("workers"), AppendEOD: !c.Bool("no-eod"), Overwrite: c.Bool("overwrite"),
 		Shuffle: c.IsSet("shuffle-seed"), ShuffleSeed: c.Uint64("shuffle-seed"), Sample: c.Float64("fraction")}
@@ -311,6 +328,9 @@ func runTokenize(c *cli.Context) error {
 		}{s, found.Unread})
 	}
 	showTokenized(c, s)
+	if store != "" {
+		fmt.Fprintf(c.App.Writer, "  copied to %s\n", store)
+	}
 	return nil
 }
 

@@ -60,6 +60,25 @@ func TestTokenizeObjects(t *testing.T) {
 		t.Fatal(err)
 	}
 	tokenize("listed", "--files-from", "list")
+	run("tokenize", "--tokenizer", "tokenizer.json", "--output", store.URL+"tokens/x", "--work", "work", local[0],
+		local[1], local[2])
+	for _, ending := range []string{".bin", ".idx", ".json", ".sums", ".docs.arrow"} {
+		want, err := os.ReadFile("local" + ending)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, _, err := objects.ReadFile(t.Context(), store.URL+"tokens/x"+ending, 1<<30); err != nil ||
+			string(got) != string(want) {
+			t.Errorf("%s in the store: %d bytes, want %d, %v", ending, len(got), len(want), err)
+		}
+	}
+	for _, args := range [][]string{{"--output", store.URL + "tokens/x"}, {"--output", "y", "--work", "work"},
+		{"--output", store.URL + "tokens/", "--work", "work"}} {
+		args = append(append([]string{"tokenize", "--tokenizer", "tokenizer.json"}, args...), local[0])
+		if code, _, stderr := call(t, args...); code != exitUsage || !strings.Contains(stderr, "--output") {
+			t.Errorf("%q: exit %d, %s", args, code, stderr)
+		}
+	}
 	if err := os.WriteFile("list", []byte("unknown://x/y\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}

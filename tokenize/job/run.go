@@ -72,6 +72,9 @@ type Options struct {
 	Read  documents.Options
 
 	Output string // prefix of the shards' files; their directory must exist
+	// Copy is a URL prefix. If it is not empty, the files of the shards are copied to an object
+	// store, with Copy instead of Output in their names.
+	Copy   string
 	Layout shards.Layout
 
 	// ShardTokens is the maximum number of tokens of a shard. A shard ends before the first
@@ -172,7 +175,13 @@ func Run(ctx context.Context, opts Options) (Summary, error) {
 		if err := o.exceeded(&done.Summary); err != nil {
 			return Summary{}, err
 		}
+		if err := o.finishCopies(ctx, done.Shards); err != nil {
+			return Summary{}, err
+		}
 		return done.Summary, f.removeLeftovers()
+	}
+	if err := o.startCopies(ctx); err != nil {
+		return Summary{}, err
 	}
 	var p *process
 	for reencoded := make(map[int]int); ; {
@@ -203,7 +212,7 @@ func Run(ctx context.Context, opts Options) (Summary, error) {
 	if err := o.exceeded(&done.Summary); err != nil {
 		return Summary{}, err
 	}
-	return done.Summary, nil
+	return done.Summary, o.finishCopies(ctx, done.Shards)
 }
 
 // check completes the options and rejects invalid options before anything is written.
@@ -234,6 +243,9 @@ func (o *Options) check() error {
 		return fmt.Errorf("there are %d inputs and %d names of inputs", len(o.Inputs), len(o.Names))
 	case formats.Of(o.Layout) == nil:
 		return fmt.Errorf("unknown layout %q", string(o.Layout))
+	case o.Copy != "" && formats.Of(o.Layout).Published != nil:
+		return fmt.Errorf("the layout %s has a file about all shards of a folder, which is not copied to a store; "+
+			"write to a local folder and copy it", formats.Name(o.Layout))
 	case len(o.Inputs) == 0:
 		return errors.New("there are no inputs to tokenize")
 	case o.Rejects != "" && o.OnError != Skip:

@@ -215,10 +215,13 @@ func (r *shardQueue) try(ctx context.Context, k int, start cut) error {
 			return err
 		}
 		r.set(k, complete, "")
-		if record != nil {
-			return r.p.sweep(k, record)
+		if record == nil {
+			return nil
 		}
-		return nil
+		if err := r.p.sweep(k, record); err != nil {
+			return err
+		}
+		return r.p.o.copyShard(ctx, record.Shard)
 	}
 }
 
