@@ -64,6 +64,19 @@ func (o *opens) take() map[string]bool {
 	}
 }
 
+// bytesRead returns the number of bytes that the process has read by system calls.
+func bytesRead(t testing.TB) (n int64) {
+	t.Helper()
+	data, err := os.ReadFile("/proc/self/io")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fmt.Sscanf(string(data), "rchar: %d", &n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
 // Of 64 ranks that read a plan over 3,000 shards, one looks at all shards. The other ranks open the
 // shards of their samples and no others: all other shards may be missing, so no rank has looked at
 // them. A rank that needs a missing or a changed shard names it.
@@ -130,12 +143,16 @@ func TestUnsurveyed(t *testing.T) {
 	tokens, read := make([]uint32, p.SampleTokens()), 0
 	for rank := range ranks {
 		watch.take()
+		before := bytesRead(t)
 		d, err := Open(t.Context(), p, OpenOptions{Unsurveyed: true})
 		if err != nil {
 			t.Fatal(err)
 		}
 		if opened := watch.take(); len(opened) > 0 {
 			t.Errorf("rank %d opened %v before its first sample", rank, opened)
+		}
+		if n := bytesRead(t) - before; n > 1<<10 { // of the counter itself
+			t.Errorf("rank %d read %d bytes before its first sample", rank, n)
 		}
 		mine := map[string]bool{}
 		for _, s := range samples[rank*batch/ranks : (rank+1)*batch/ranks] {
