@@ -3,14 +3,17 @@
 # OpenCL device on that GPU, kernels and passes with their times, and training, beside PyTorch if
 # python3 has torch, transformers and pyarrow.
 #
-#   benchmarks/gpu.sh PROGRAMS REPORT
+#   benchmarks/gpu.sh PROGRAMS REPORT [STEP…]
 #
+# With names of steps, such as devices, gpu or training, it runs these alone.
 # PROGRAMS is the folder that `make gpu` builds; Go itself is not needed. After a failure the others
 # go on, and the script exits with 1. Logs are written beside the report.
 set -u
 
 programs=$(cd "$1" && pwd) || exit 2
 report=$2
+shift 2
+wanted=" $* "
 root=$(cd "$(dirname "$0")/.." && pwd)
 began=$(date +%s)
 failed=0
@@ -25,6 +28,7 @@ say() { printf '%s\n' "$*" | tee -a "$report"; }
 step() {
 	name=$1 most=$2 folder=$3
 	shift 3
+	case $wanted in "  " | *" $name "*) ;; *) return ;; esac
 	left=$((limit - $(date +%s) + began))
 	[ "$left" -lt "$most" ] && most=$left
 	if [ "$most" -lt 5 ]; then
@@ -44,6 +48,7 @@ step() {
 
 # show NAME: the tables and figures of a log.
 show() {
+	[ -e "$logs/$1.log" ] || return 0
 	say ""
 	cat "$logs/$1.log" >>"$report"
 	say ""
@@ -73,7 +78,8 @@ done
 step kernels 120 "$root" "$programs/kernels" -rows 8 -rounds 3 -precision bf16
 show kernels
 if python3 -c 'import torch, transformers, numpy, pyarrow' 2>/dev/null; then
-	step training 240 "$root" python3 benchmarks/training.py --mula "$programs/mula" --gpu --no-compile --rounds 1 --models tiny mid --precisions fp32 bf16
+	step training 240 "$root" python3 benchmarks/training.py --mula "$programs/mula" --gpu --no-compile --rounds 1 \
+		--models mid tiny cut --precisions bf16
 	show training
 else
 	say "- training: python3 has no torch, transformers, numpy or pyarrow"

@@ -295,14 +295,39 @@ kernel void add_chains(MEMORY(float, c), MEMORY(const float, x), const int matri
 #define DEPTH 16
 #define LINE (SIDE + 4)
 
-INLINE void fill_tile(local float (*tile)[LINE], const global float *x, const long along, const long terms, const int size, const int depth)
+// The item's four numbers of each part of a tile: they lie side by side in memory, in rows if `along` is 1, else in terms. Beyond the edges they are zero.
+#define QUAD(i) (64 * (i) + (int)get_local_id(0))
+#define QUAD_ROW(i, along) (along == 1 ? 4 * (QUAD(i) % 16) : QUAD(i) / 4)
+#define QUAD_TERM(i, along) (along == 1 ? QUAD(i) / 16 : 4 * (QUAD(i) % 4))
+
+INLINE void load_tile(float4 v[4], const global float *x, const long along, const long terms, const int size, const int depth)
 {
-	const int item = get_local_id(0);
-	#pragma unroll 4
-	for (int i = 0; i < SIDE * DEPTH / 64; i++) {
-		const int e = 64 * i + item; // neighbours read what lies side by side
-		const int at = along == 1 ? e % SIDE : e / DEPTH, d = along == 1 ? e / SIDE : e % DEPTH;
-		tile[d][at] = at < size && d < depth ? operand(x[at * along + d * terms]) : 0;
+	#pragma unroll
+	for (int i = 0; i < 4; i++) {
+		const int at = QUAD_ROW(i, along), d = QUAD_TERM(i, along);
+		const int there = along == 1 ? d < depth ? size - at : 0 : at < size ? depth - d : 0;
+		const global float *from = x + at * along + d * terms;
+		if (there >= 4 && ((ulong)from & 15) == 0)
+			v[i] = *(const global float4 *)from;
+		else
+			v[i] = (float4)(there > 0 ? from[0] : 0, there > 1 ? from[1] : 0, there > 2 ? from[2] : 0, there > 3 ? from[3] : 0);
+	}
+}
+
+INLINE void fill_tile(local float (*tile)[LINE], const float4 v[4], const long along)
+{
+	#pragma unroll
+	for (int i = 0; i < 4; i++) {
+		const int at = QUAD_ROW(i, along), d = QUAD_TERM(i, along);
+		const float4 x = (float4)(operand(v[i].x), operand(v[i].y), operand(v[i].z), operand(v[i].w));
+		if (along == 1) {
+			vstore4(x, 0, tile[d] + at);
+		} else {
+			tile[d][at] = x.x;
+			tile[d + 1][at] = x.y;
+			tile[d + 2][at] = x.z;
+			tile[d + 3][at] = x.w;
+		}
 	}
 }
 
@@ -328,6 +353,13 @@ INLINE void store_row(global float *c, const float8 v, const bool is, const int 
 	}
 }
 
+// A tile is loaded while the one before it is multiplied, where an item has registers for that.
+#ifdef cl_intel_required_subgroup_size
+#define AHEAD 0
+#else
+#define AHEAD 1
+#endif
+
 #ifdef cl_intel_required_subgroup_size
 __attribute__((intel_reqd_sub_group_size(16))) // in sub-groups of 32 Intel's compiler has too few registers for an item
 #endif
@@ -348,10 +380,23 @@ void multiply_shared(MEMORY(float, c), MEMORY(const float, a), MEMORY(const floa
 	b += (GIVEN(tiles) ? p.group * b_stack : p.first * b_rows) + column * b_columns;
 	c += (GIVEN(starts) || chain > 0 ? get_group_id(2) * m * n : 0) + p.row * ldc + column;
 	float8 sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}; // indexed by constants alone: so it stays in registers
+	float4 next_left[4], next_right[4];
+#define LOAD(t) \
+	load_tile(next_left, a + (t) * a_columns, a_rows, a_columns, p.rows, p.terms - (t)); \
+	load_tile(next_right, b + (t) * b_rows, b_columns, b_rows, n - column, p.terms - (t))
+	if (AHEAD) {
+		LOAD(0);
+	}
 	for (int t = 0; t < p.terms; t += DEPTH) {
-		fill_tile(left, a + t * a_columns, a_rows, a_columns, p.rows, p.terms - t);
-		fill_tile(right, b + t * b_rows, b_columns, b_rows, n - column, p.terms - t);
+		if (!AHEAD) {
+			LOAD(t);
+		}
+		fill_tile(left, next_left, a_rows);
+		fill_tile(right, next_right, b_columns);
 		barrier(CLK_LOCAL_MEM_FENCE);
+		if (AHEAD && t + DEPTH < p.terms) {
+			LOAD(t + DEPTH);
+		}
 		#pragma unroll 4
 		for (int d = 0; d < DEPTH; d++) {
 			const float8 v = (float8)(vload4(0, left[d] + y), vload4(0, left[d] + y + 32)), w = (float8)(vload4(0, right[d] + x), vload4(0, right[d] + x + 32));

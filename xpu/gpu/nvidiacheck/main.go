@@ -159,11 +159,11 @@ type matrixKernel struct {
 	shared    int     // maximum of local memory, in bytes
 }
 
-// A step of 32 terms of a warp's tile of 64 × 64 is 64 instructions m16n8k16, 16 loads of four
-// matrices, and 8 copies to local memory. With 128 threads in a work-group, two of them fit into a
+// A step of 32 terms of a warp's tile of 64 × 32 is 32 instructions m16n8k16, 12 loads of four
+// matrices, and 4 copies to local memory. With 256 threads in a work-group, two of them fit into a
 // multiprocessor's 65,536 registers. OpenCL has 48 KiB of its local memory.
 var matrixKernels = []matrixKernel{
-	{"nvidia_product", 64, 0.4, 255, 48 << 10},
+	{"nvidia_product", 32, 0.25, 128, 48 << 10},
 	// of a tile: of scores and of sums
 	{"nvidia_attend", 32, 0.05, 255, 48 << 10},
 	{"nvidia_grad_queries", 48, 0.05, 255, 48 << 10},

@@ -38,7 +38,7 @@ func TestVerdict(t *testing.T) {
 		{"local memory", func(k *kernel) { k.Shared = 50000 }, "50000 bytes of local memory"},
 		{"no matrix instruction", func(k *kernel) { k.code = code{Instructions: 1000} },
 			"0 matrix instructions in its inner loop, of 0 in all"},
-		{"a long loop", func(k *kernel) { k.LoopInstructions = 1000 }, "among 1000 of the inner loop, 0.064"},
+		{"a long loop", func(k *kernel) { k.LoopInstructions = 1000 }, "among 1000 of the inner loop, 0.032"},
 	} {
 		kernels := good()
 		test.change(&kernels[0])
@@ -51,7 +51,7 @@ func TestVerdict(t *testing.T) {
 
 func TestTable(t *testing.T) {
 	text := tableOf(good())
-	if strings.Count(text, "| nvidia_product |") != 1 || !strings.Contains(text, "| 64 of 128, 0.50 |") {
+	if strings.Count(text, "| nvidia_product |") != 1 || !strings.Contains(text, "| 32 of 64, 0.50 |") {
 		t.Errorf("%s", text)
 	}
 }
