@@ -2,8 +2,10 @@ package objects_test
 
 import (
 	"bytes"
+	"encoding/pem"
 	"fmt"
 	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -190,6 +192,32 @@ func TestWrongHost(t *testing.T) {
 }
 
 func TestS3InMemory(t *testing.T) { objectstest.Run(t, objectstest.S3(t)) }
+
+// AWS_CA_BUNDLE has the certificates of S3 servers, as in the SDK.
+func TestS3Certificates(t *testing.T) {
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("ETag", `"tag"`)
+	}))
+	defer server.Close()
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	for name, value := range map[string]string{"AWS_ENDPOINT_URL": server.URL, "AWS_ACCESS_KEY_ID": "test",
+		"AWS_SECRET_ACCESS_KEY": "test", "AWS_CA_BUNDLE": ""} {
+		t.Setenv(name, value)
+	}
+	if _, err := objects.Stat(t.Context(), "s3://bucket/x"); err == nil ||
+		!strings.Contains(err.Error(), "certificate") {
+		t.Errorf("an unknown certificate: %v", err)
+	}
+	bundle := filepath.Join(t.TempDir(), "ca.pem")
+	certificate := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	if err := os.WriteFile(bundle, certificate, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("AWS_CA_BUNDLE", bundle)
+	if info, err := objects.Stat(t.Context(), "s3://bucket/x"); err != nil || info.Version != "tag" {
+		t.Errorf("%+v, %v", info, err)
+	}
+}
 
 // With the environment of a server with the interface of S3 that runs elsewhere, such as
 // conformance/objects.sh starts, its bucket is tested.

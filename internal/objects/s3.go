@@ -21,6 +21,7 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	signer "github.com/aws/aws-sdk-go-v2/aws/signer/v4"
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/aws-sdk-go-v2/config"
 )
 
@@ -31,13 +32,14 @@ type s3Account struct {
 	region      string
 	regions     sync.Map // by bucket, of buckets in other regions
 	signer      *signer.Signer
+	client      *http.Client // trusts the certificates of AWS_CA_BUNDLE
 }
 
 // s3Settings are the variables on which an account depends. Tests change them within a process.
 var s3Settings = []string{
 	"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "AWS_REGION",
 	"AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE",
-	"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN",
+	"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_CA_BUNDLE",
 }
 
 var s3Accounts perSettings[*s3Account]
@@ -80,6 +82,14 @@ func loadS3() (*s3Account, error) {
 	})}
 	if a.region == "" {
 		a.region = "us-east-1"
+	}
+	a.client = client
+	if b, ok := c.HTTPClient.(*awshttp.BuildableClient); ok {
+		if tls := b.GetTransport().TLSClientConfig; tls != nil && tls.RootCAs != nil {
+			t := newTransport()
+			t.TLSClientConfig = tls
+			a.client = &http.Client{Transport: t, CheckRedirect: client.CheckRedirect}
+		}
 	}
 	a.credentials, _ = c.Credentials.(*aws.CredentialsCache)
 	if a.endpoint, err = s3Endpoint(c); err != nil {
@@ -209,7 +219,7 @@ func (s *s3Store) sendTo(ctx context.Context, region, method, key string, query 
 		return nil, ctx.Err()
 	}
 	// Without credentials, public buckets can be read.
-	resp, err := send(client, req)
+	resp, err := send(s.client, req)
 	if missing != nil && errors.Is(err, fs.ErrPermission) {
 		err = fmt.Errorf("%w; no credentials for S3 were found in AWS_ACCESS_KEY_ID, the shared configuration, or the "+
 			"machine's role: %w", err, missing)
