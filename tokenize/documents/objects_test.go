@@ -44,7 +44,7 @@ func TestObjects(t *testing.T) {
 		options[f.Name] = Options{Text: f.Text, ID: f.ID}
 	}
 	var lines strings.Builder
-	for i := range 3000 {
+	for i := range 1000 {
 		fmt.Fprintf(&lines, `{"id":"d%d","text":%q}`+"\n", i, strings.Repeat("word ", i%97))
 	}
 	for name, content := range map[string]string{"a.jsonl": lines.String(), "b.jsonl.gz": gzipped(lines.String()),
@@ -57,10 +57,10 @@ func TestObjects(t *testing.T) {
 		local := put(t, name, content)
 		for _, target := range []int64{1, 300, 1 << 40} {
 			if target < 300 && len(content) > 10_000 {
-				target = 10_000
+				target = 20_000
 			}
 			want := seen(t, local, options[name], target)
-			cut := 5000 + random.IntN(50_000)
+			cut := 20_000 + random.IntN(50_000)
 			store.Proxy.Disturb(func(r *http.Request) objectstest.Fault {
 				if r.Method != http.MethodGet {
 					return objectstest.Fault{}
