@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 
 	"mula/index/cache"
 	"mula/internal/filesystem"
@@ -278,6 +280,9 @@ func (j *completionJob) hash(ctx context.Context, n int) (bin, index string, err
 			j.done[n] += bytes
 			j.tell(n, "")
 		})
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
+		err = fmt.Errorf("%w; name another folder for manifests and block sums with --sums", err)
+	}
 	if err != nil {
 		return "", "", fmt.Errorf("source %q: %w", p.Sources[c.source].Name, err)
 	}

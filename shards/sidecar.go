@@ -32,6 +32,13 @@ func WriteSidecar(ctx context.Context, prefix, sidecar string, block func(suffix
 		return nil, err
 	}
 	defer s.Close()
+	var out *atomicfile.File // created first, so that a folder without write permission costs no read
+	if !objects.IsURL(sidecar) {
+		if out, err = atomicfile.Create(sidecar + sumsExt); err != nil {
+			return nil, err
+		}
+		defer out.Abort()
+	}
 	x := s.index
 	if s.remote != nil {
 		x = s.remote.header
@@ -63,12 +70,13 @@ func WriteSidecar(ctx context.Context, prefix, sidecar string, block func(suffix
 	m := &Manifest{Format: foreignFormat, DType: x.dtype, Tokens: x.elements, Documents: x.documents,
 		Tokenizer: TokenizerInfo{EOD: -1}, Files: map[string]FileInfo{"bin": bin, "idx": idx,
 			"sums": {int64(len(text)), hex.EncodeToString(sum[:])}}}
-	return m, m.publish(ctx, sidecar, text)
+	return m, m.publish(ctx, sidecar, out, text)
 }
 
-// publish writes the file of sums and then the manifest.
-func (m *Manifest) publish(ctx context.Context, sidecar string, sums []byte) error {
-	if objects.IsURL(sidecar) {
+// publish writes the sums and then the manifest. out is the local file of the sums, or nil if the
+// sidecar is in an object store.
+func (m *Manifest) publish(ctx context.Context, sidecar string, out *atomicfile.File, sums []byte) error {
+	if out == nil {
 		data, err := m.encode(sidecar + manifestExt)
 		if err == nil {
 			err = objects.WriteFile(ctx, sidecar+sumsExt, sums)
@@ -78,24 +86,18 @@ func (m *Manifest) publish(ctx context.Context, sidecar string, sums []byte) err
 		}
 		return err
 	}
-	var disk atomicfile.Files
-	f, err := disk.Create(sidecar + sumsExt)
-	if err != nil {
+	if _, err := out.Write(sums); err != nil {
 		return err
 	}
-	defer f.Abort()
-	if _, err := f.Write(sums); err != nil {
+	if err := out.Seal(); err != nil {
 		return err
 	}
-	if err := f.Seal(); err != nil {
-		return err
-	}
-	sealed, err := m.Seal(disk, sidecar+manifestExt)
+	sealed, err := m.Seal(atomicfile.Files{}, sidecar+manifestExt)
 	if err != nil {
 		return err
 	}
 	defer sealed.Abort()
-	if err := f.Publish(); err != nil {
+	if err := out.Publish(); err != nil {
 		return err
 	}
 	return sealed.Publish()

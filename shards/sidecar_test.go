@@ -147,6 +147,9 @@ func TestSidecarOfDamagedIndex(t *testing.T) {
 	if err := os.WriteFile(prefix+".idx", idx, 0o644); err != nil {
 		t.Fatal(err)
 	}
+	if _, read, _, err := describe(t, prefix, filepath.Join(prefix+".missing", "x")); err == nil || read > 0 {
+		t.Errorf("a folder that does not exist: %v, after %d bytes", err, read)
+	}
 	refused := errors.New("refused")
 	_, err = WriteSidecar(t.Context(), prefix, prefix, func(string, int64, []byte) {},
 		func() error { return refused }, nil)
