@@ -19,7 +19,7 @@ const fetchers = 64
 // longest bytes.
 const (
 	nearby  = 64 << 10
-	longest = 1 << 20
+	longest = 2 << 20
 )
 
 // Remote reports whether a shard of the plan is in an object store.
@@ -40,15 +40,30 @@ type stretch struct {
 	from, to      int64
 }
 
+// FetchOptions are the options of [Data.Fetch].
+type FetchOptions struct {
+	Starts bool // also fetch the index files that [Data.DocumentStarts] needs
+	// Blocks fetches the complete block of each sample, if the plan has a [Traits.Locality]. The
+	// other windows of the block are samples of the next positions.
+	Blocks bool
+}
+
 // Fetch reads the tokens of samples that are in object stores into the cache of remote files, so
-// that [ReadSample] does not wait for them. If starts is set, it also fetches the index files that
-// [Data.DocumentStarts] needs. Ranges that are close to each other are read by one request, and
-// requests are made in parallel. Fetch does nothing for local shards.
-func (d *Data) Fetch(ctx context.Context, samples []Sample, starts bool) error {
+// that [ReadSample] does not wait for them. Ranges that are close to each other are read by one
+// request, and requests are made in parallel. Fetch does nothing for local shards.
+func (d *Data) Fetch(ctx context.Context, samples []Sample, o FetchOptions) error {
+	block := int64(0)
+	if o.Blocks {
+		block = d.Traits().Locality.Block
+	}
 	var list []stretch
 	var segments []segment
 	for i := range samples {
 		s := &samples[i]
+		if block > 0 && objects.IsURL(d.ShardPath(s.Source, s.Shard)) {
+			list = d.appendBlock(list, s, block)
+			continue
+		}
 		var err error
 		if segments, err = d.order.segments(segments[:0], *s); err != nil {
 			return err
@@ -64,7 +79,7 @@ func (d *Data) Fetch(ctx context.Context, samples []Sample, starts bool) error {
 	for _, r := range joined(list) {
 		g.Go(func() error {
 			err := d.pool.Read(d.firsts[r.source]+r.shard, func(s *shards.Shard) error {
-				return s.Fetch(ctx, r.from, r.to, starts)
+				return s.Fetch(ctx, r.from, r.to, o.Starts)
 			})
 			if err != nil {
 				return fmt.Errorf("source %q: %w", d.Sources[r.source].Name, err)
@@ -88,7 +103,20 @@ func (d *Data) fetchChecks(ctx context.Context) error {
 		}
 		samples = append(samples, s)
 	}
-	return d.Fetch(ctx, samples, false)
+	return d.Fetch(ctx, samples, FetchOptions{})
+}
+
+// appendBlock appends the tokens of the block of a sample that are in the sample's shard. block is
+// the number of windows of a block.
+func (d *Data) appendBlock(list []stretch, s *Sample, block int64) []stretch {
+	length, sh := int64(d.SequenceLength), d.Sources[s.Source].Shards[s.Shard]
+	before := s.Window % block                            // windows of the block before the sample
+	from := max(0, s.Token-before*length)                 // both may be in another shard
+	to := min(sh.Tokens, s.Token+(block-before)*length+1) // a window has one more token
+	if n := len(list); n > 0 && list[n-1] == (stretch{s.Source, s.Shard, from, to}) {
+		return list
+	}
+	return append(list, stretch{s.Source, s.Shard, from, to})
 }
 
 // joined sorts stretches and joins stretches that are close to each other.

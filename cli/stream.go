@@ -7,6 +7,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"mula/blend/stream"
+	"mula/internal/launchers"
 )
 
 func streamCommand() *cli.Command {
@@ -58,8 +59,12 @@ func runStream(c *cli.Context) error {
 		return err
 	}
 	w := bufio.NewWriterSize(c.App.Writer, 1<<20)
+	hosts := 0 // not known
+	if p, ok := launchers.Find(); ok && p.Size == world {
+		hosts = (world + p.Here - 1) / p.Here
+	}
 	err = stream.WriteIPC(c.Context, w, data, stream.Options{From: from, To: to, BatchSize: batchSize,
-		Rank: rank, World: world, Prefetch: c.Int("prefetch")})
+		Rank: rank, World: world, Hosts: hosts, Prefetch: c.Int("prefetch")})
 	if err == nil {
 		err = w.Flush()
 	}

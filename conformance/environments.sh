@@ -4,9 +4,10 @@
 # complete environment has the file "complete".
 #
 #     conformance/environments.sh DIR [megatron-0.16.1 … olmo-3.0.0 … tokenizers-0.23.3 encoders
-#         layouts dolma-1.2.1 transformers-5.23.0 loaders]
+#         layouts dolma-1.2.1 transformers-5.23.0 loaders litdata]
 #
-# The last six are independent, and are only made if they are listed:
+# The last seven are independent, except that litdata needs layouts. They are only made if they are
+# listed:
 #
 #     tokenizers-*       conformance/ids.py, benchmarks/encoding.py
 #     encoders           benchmarks/encoding.py
@@ -14,6 +15,7 @@
 #     transformers-*     conformance/huggingface.py, conformance/training.py,
 #                        benchmarks/training.py; with its own torch
 #     loaders            benchmarks/loaders.py, and the tests in clients/python
+#     litdata            benchmarks/stores.py, with layouts
 #
 # PYTHON sets the interpreter (for 3.11, every megatron-core from 0.5 on has wheels with compiled
 # helpers). Needs about 6 GB, mostly for torch. loaders needs the same again, and 4 GB in the
@@ -62,6 +64,16 @@ for name in "$@"; do
 		else
 			"$env/bin/pip" install -q "dolma==${name#*-}"
 		fi
+		touch "$env/complete"
+		;;
+	litdata) # benchmarks/stores.py; borrows torch from layouts
+		env="$dir/$name"
+		[ ! -e "$env/complete" ] || continue
+		echo "== $name" >&2
+		"$python" -m venv --clear "$env"
+		site=$("$env/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+		"$dir/layouts/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$site/borrowed.pth"
+		"$env/bin/pip" install -q --no-deps litdata==0.2.76 lightning-utilities
 		touch "$env/complete"
 		;;
 	loaders)

@@ -94,7 +94,7 @@ func (s *Service) open(ctx context.Context, st *Stream) (_ *Stream, err error) {
 		return nil, err
 	}
 	if r := st.request; r.From < r.To {
-		o := stream.Options{From: r.From, To: r.To, BatchSize: r.BatchSize, Rank: r.Rank, World: r.World,
+		o := stream.Options{From: r.From, To: r.To, BatchSize: r.BatchSize, Rank: r.Rank, World: r.World, Hosts: 1,
 			MicroBatch: r.MicroBatch, Columns: st.columns}
 		if o.Allocator = st.alloc; st.slot != nil {
 			o.Allocator = st.slot

@@ -396,8 +396,8 @@ func (r *run) train(ctx context.Context) error {
 func (r *run) trainOn(ctx context.Context) (*spikes.Spike, error) {
 	batch := int64(r.config.BatchSize)
 	batches, err := stream.New(ctx, r.data, stream.Options{From: r.state.Cursor.Position, To: r.config.Steps * batch,
-		BatchSize: r.config.BatchSize,
-		Rank:      r.ranks.OwnIndex(comm.Data), World: r.ranks.Size(comm.Data), Prefetch: 2})
+		BatchSize: r.config.BatchSize, Rank: r.ranks.OwnIndex(comm.Data), World: r.ranks.Size(comm.Data),
+		Hosts: r.ranks.Machines(), Prefetch: 2})
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"cmp"
 	"slices"
 
 	"golang.org/x/sync/errgroup"
@@ -14,6 +15,11 @@ const (
 	aheadBytes = 256 << 20 // tokens of the samples that are fetched ahead
 	groupBytes = 8 << 20   // tokens of the samples whose requests are combined
 	groups     = 8         // groups that are fetched at the same time
+
+	// A machine that reads every n-th sample uses an n-th of the bytes of a block. Up to this
+	// number it fetches complete blocks: alone, a window of 8 KiB needs two blocks of 16 KiB with
+	// their sums, and a request.
+	mostHosts = 3
 )
 
 // fetchAhead fetches the tokens of the records from a place on into the cache of remote files,
@@ -39,15 +45,18 @@ func (s *Stream) fetchAhead(at place) error {
 			return nil
 		}
 		group = append(group, samples...)
-		at = s.after(at)
-		// The first record is fetched alone, so that it does not wait for others.
-		if record > 0 && at.first < s.o.To && int64(len(group))*sample < groupBytes {
+		after := s.after(at)
+		// The first groups are small, so that the first records do not wait for others.
+		if after.first < s.o.To && int64(len(group))*sample < min(groupBytes, record*sample) {
+			at = after
 			continue
 		}
 		list := slices.Clone(group)
 		group = group[:0]
+		o := s.fetchOptions(at)
+		at = after
 		fetches.Go(func() error {
-			_ = s.d.Fetch(s.ctx, list, s.wantsStarts())
+			_ = s.d.Fetch(s.ctx, list, o)
 			return nil
 		})
 		if s.ctx.Err() != nil {
@@ -67,6 +76,13 @@ func (s *Stream) advance() {
 	case s.taken <- struct{}{}:
 	default:
 	}
+}
+
+// fetchOptions returns the options for fetching the samples of the record at place p. The samples
+// of the first record are fetched alone, because they are waited for.
+func (s *Stream) fetchOptions(p place) blend.FetchOptions {
+	return blend.FetchOptions{Starts: s.wantsStarts(),
+		Blocks: p != (place{first: s.o.From}) && cmp.Or(s.o.Hosts, s.o.World) <= mostHosts}
 }
 
 // wantsStarts reports whether the records have the column document_starts.

@@ -33,7 +33,10 @@ type Options struct {
 	BatchSize int   // positions of a step, over all ranks
 	Rank      int   // this rank reads positions [first + Rank·B/World, first + (Rank+1)·B/World) of each step
 	World     int   // number of ranks, which must divide BatchSize; 0: 1
-	Prefetch  int   // maximum number of records that are read ahead, up to 4096; 0: none
+	// number of machines on which the ranks run, if it is known; 0: one for each rank. A machine
+	// that reads a large part of the samples fetches larger pieces from an object store
+	Hosts    int
+	Prefetch int // maximum number of records that are read ahead, up to 4096; 0: none
 
 	// maximum number of rows of a record; must divide B/World. 0: B/World, which is one record a
 	// step
@@ -402,7 +405,7 @@ func (s *Stream) build(ctx context.Context, p place) (arrow.RecordBatch, error) 
 		return nil, err
 	}
 	if s.taken != nil {
-		if err := s.d.Fetch(ctx, samples, s.wantsStarts()); err != nil {
+		if err := s.d.Fetch(ctx, samples, s.fetchOptions(p)); err != nil {
 			return nil, err
 		}
 	}

@@ -35,8 +35,8 @@ type Source interface {
 const parallel = 64
 
 // longest is the maximum number of bytes of one request. All requests of a cache together need at
-// most 64 MiB of memory.
-const longest = 1 << 20
+// most 128 MiB of memory.
+const longest = 2 << 20
 
 // A Cache is a folder of cache files. It is safe for concurrent use by several goroutines and
 // processes.

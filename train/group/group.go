@@ -177,6 +177,15 @@ func New(ctx context.Context, world *comm.Comm, shape comm.Shape, fast bool) (*G
 	return g, nil
 }
 
+// Machines returns the number of machines on which the ranks run.
+func (g *Group) Machines() int {
+	seen := map[string]bool{}
+	for _, host := range g.Hosts {
+		seen[host] = true
+	}
+	return len(seen)
+}
+
 // OnHost returns the number of ranks on this rank's host.
 func (g *Group) OnHost() int {
 	n := 0
