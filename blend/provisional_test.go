@@ -23,7 +23,6 @@ import (
 // a manifest. It returns the configuration and the total size of the three large shards.
 func foreign(t testing.TB) (corpus, *Config, int64) {
 	t.Helper()
-	shardtest.UserCache(t)
 	c := newCorpus(t)
 	var size int64
 	for i, name := range []string{"web/a", "web/b", "wiki/a", "wiki/small"} {
