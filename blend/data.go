@@ -81,6 +81,10 @@ type OpenOptions struct {
 // Open stores its findings about a shard in the user's cache directory, and reuses them while size,
 // modification time and inode of the shard's files are unchanged. A second Open of a plan with
 // thousands of shards therefore opens only the shards of the 16 samples.
+//
+// A shard in an object store is compared with the plan when it is first read, because thousands of
+// requests would delay the first batch by seconds. If the plan has such a shard, this holds for its
+// other shards, too. [Data.Check] looks at all of them.
 func Open(ctx context.Context, p *Plan, opts OpenOptions) (*Data, error) {
 	opened := *p
 	if opts.Base != "" {
@@ -91,7 +95,7 @@ func Open(ctx context.Context, p *Plan, opts OpenOptions) (*Data, error) {
 		return nil, err
 	}
 	var d *Data
-	if opts.Unsurveyed {
+	if opts.Unsurveyed || opened.Remote() {
 		d = newData(&opened, opts.Verify != nil)
 	} else if d, err = surveyShards(ctx, &opened, opts.Verify != nil); err != nil {
 		opened.order.close()
@@ -233,8 +237,8 @@ func (p *Plan) changed(source, shard int, format string, args ...any) error {
 
 // verify compares the shards with the plan, and, unless unread is set, the tokens of some samples.
 func (d *Data) verify(ctx context.Context, unread bool) error {
-	for i := range d.Sources {
-		for k, is := range d.facts[i] {
+	for i, list := range d.facts { // empty without a survey
+		for k, is := range list {
 			if err := d.compareFacts(i, k, is); err != nil {
 				return err
 			}
