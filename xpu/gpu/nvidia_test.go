@@ -7,26 +7,21 @@ import (
 	"slices"
 	"testing"
 
-	"mula/internal/longtest"
 	"mula/xpu"
-	"mula/xpu/opencl"
 )
 
 // A product of many terms on emulated tensor cores is the sum of its chains, with the same bits
 // however many are computed at the same time.
-func TestTensorChains(t *testing.T) {
-	longtest.SkipIfShort(t)
-	t.Parallel()
+func testTensorChains(t *testing.T, d *Device) {
 	const m, n = 3, 20
-	few := emulated["warps"]
-	few.chains = 1
-	devices := []*Device{newTest(t, xpu.BF16, emulated["warps"], opencl.CPU), newTest(t, xpu.BF16, few, opencl.CPU)}
+	many := d.shape.chains
+	defer func() { d.shape.chains = many }()
 	r := rand.New(rand.NewPCG(1, 0))
 	for _, k := range []int{tensorTerms, 2*tensorTerms + 7} {
 		a, b := normal(r, m*k), normal(r, k*n)
 		roundA, roundB := rounded(a), rounded(b)
 		var first []float32
-		for _, d := range devices {
+		for _, d.shape.chains = range []int{many, 1} {
 			product := upload(t, d, make([]float32, m*n), m, n)
 			d.MatMul(product, upload(t, d, a, k, m).T(), upload(t, d, b, k, n), xpu.MatMulOptions{})
 			got := numbersOf(t, d, product)
@@ -50,11 +45,8 @@ func TestTensorChains(t *testing.T) {
 // Attention on emulated tensor cores equals the portable kernels, which round the same numbers:
 // with heads of two sizes of packed rows, shared heads of keys, documents, and rows beyond the last
 // tile.
-func TestTensorAttention(t *testing.T) {
-	longtest.SkipIfShort(t)
-	t.Parallel()
-	tensors := newTest(t, xpu.BF16, emulated["warps"], opencl.CPU)
-	portable := newTest(t, xpu.BF16, emulation("", ""), opencl.CPU)
+func testTensorAttention(t *testing.T, d *Device) {
+	defer func() { d.shape.emulated = nvidiaFile }()
 	for _, test := range []struct {
 		h        xpu.Heads
 		document int
@@ -71,12 +63,13 @@ func TestTensorAttention(t *testing.T) {
 			q[i] /= float32(math.Sqrt(float64(h.Size)))
 		}
 		var results [2][][]float32
-		for i, d := range []*Device{portable, tensors} {
+		for i, file := range []string{"", nvidiaFile} {
+			d.shape.emulated = file
 			keys := []int{h.Rows, h.KVHeads, h.Length, h.Size}
 			a := xpu.Attention{Q: upload(t, d, q, h.Rows, h.Heads, h.Length, h.Size), K: upload(t, d, k, keys...),
 				V: upload(t, d, v, keys...), Context: upload(t, d, make([]float32, tokens*width), tokens, width),
 				LSE: upload(t, d, make([]float32, tokens*h.Heads), h.Rows, h.Heads, h.Length)}
-			if (d.attendPieces(a) > 0) != (d == tensors) {
+			if (d.attendPieces(a) > 0) != (file == nvidiaFile) {
 				t.Fatalf("%v: %d pieces", h, d.attendPieces(a))
 			}
 			if test.document > 0 {

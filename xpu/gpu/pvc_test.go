@@ -33,6 +33,10 @@ func TestMatrix(t *testing.T) {
 			t.Run("MatMul", func(t *testing.T) { testMatrixMatMul(t, d) })
 			t.Run("groups", func(t *testing.T) { testMatrixGroups(t, d) })
 			t.Run("rounding", func(t *testing.T) { testMatrixRounding(t, d) })
+			if s.emulated == nvidiaFile {
+				t.Run("chains", func(t *testing.T) { testTensorChains(t, d) })
+				t.Run("attention", func(t *testing.T) { testTensorAttention(t, d) })
+			}
 		})
 	}
 }
