@@ -5,7 +5,7 @@
 #
 #   benchmarks/gpu.sh PROGRAMS REPORT [STEP…]
 #
-# With names of steps, such as devices, gpu or training, it runs these alone.
+# With names of steps, such as devices, gpu or training-mid, it runs these alone.
 # PROGRAMS is the folder that `make gpu` builds; Go itself is not needed. After a failure the others
 # go on, and the script exits with 1. Logs are written beside the report.
 set -u
@@ -78,9 +78,11 @@ done
 step kernels 120 "$root" "$programs/kernels" -rows 8 -rounds 3 -precision bf16
 show kernels
 if python3 -c 'import torch, transformers, numpy, pyarrow' 2>/dev/null; then
-	step training 240 "$root" python3 benchmarks/training.py --mula "$programs/mula" --gpu --no-compile --rounds 1 \
-		--models mid tiny cut --precisions bf16
-	show training
+	for model in mid cut tiny; do
+		step "training-$model" 120 "$root" python3 benchmarks/training.py --mula "$programs/mula" --gpu --no-compile \
+			--rounds 1 --models "$model" --precisions bf16
+		show "training-$model"
+	done
 else
 	say "- training: python3 has no torch, transformers, numpy or pyarrow"
 fi
