@@ -280,7 +280,7 @@ func (r *reader) request(from int64) {
 			err := r.o.ReadAt(r.ctx, memory[:n], off)
 			return chunk{memory[:n], err}
 		}
-		if off == from {
+		if _, web := r.o.at.store.(webStore); web && off == from { // the server may not have ranges
 			first := fetch(off)
 			if errors.Is(first.err, errNoRanges) {
 				first = chunk{}

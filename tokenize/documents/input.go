@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"sync"
 
 	"mula/internal/objects"
@@ -67,7 +68,9 @@ func (s *source) stream(ctx context.Context, p Piece) (io.ReadCloser, error) {
 	if p.End >= 0 {
 		end = min(end, p.End+smallReads)
 	}
-	return &objectStream{ctx, s.object, s.object.Range(ctx, p.Start, end), end, s.size}, nil
+	// The bytes that showed the format are not requested again.
+	begin := s.ReaderAt.(*objectReader).beginning(p.Start, end)
+	return &objectStream{ctx, begin, s.object, s.object.Range(ctx, p.Start+int64(len(begin)), end), end, s.size}, nil
 }
 
 // Close closes a file.
@@ -81,12 +84,18 @@ func (s *source) Close() error {
 // An objectStream reads a range of an object, and then the rest of the object if it is needed.
 type objectStream struct {
 	ctx    context.Context
+	begin  []byte // the first bytes, which are known
 	object *objects.Object
 	io.ReadCloser
 	end, size int64 // the end of the range and of the object
 }
 
 func (s *objectStream) Read(p []byte) (int, error) {
+	if len(s.begin) > 0 {
+		n := copy(p, s.begin)
+		s.begin = s.begin[n:]
+		return n, nil
+	}
 	n, err := s.ReadCloser.Read(p)
 	if err == io.EOF && s.end < s.size {
 		s.ReadCloser.Close()
@@ -117,6 +126,17 @@ type objectReader struct {
 
 func newObjectReader(ctx context.Context, o *objects.Object, want, limit int64) *objectReader {
 	return &objectReader{ctx: ctx, object: o, size: o.Info().Size, want: want, limit: limit}
+}
+
+// beginning returns the bytes of the window from an offset, up to end.
+func (r *objectReader) beginning(off, end int64) []byte {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	end = min(end, r.at+int64(len(r.window)))
+	if off < r.at || off >= end {
+		return nil
+	}
+	return slices.Clone(r.window[off-r.at : end-r.at])
 }
 
 // ReadAt reads from the window of the last request, or sends a request.

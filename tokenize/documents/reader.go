@@ -41,9 +41,10 @@ type Reader struct {
 	closed bool
 
 	// For every format: the file.
-	file io.Closer
-	sum  hash.Hash // nil if the bytes are not hashed
-	read atomic.Int64
+	file    io.Closer
+	version string    // of an object
+	sum     hash.Hash // nil if the bytes are not hashed
+	read    atomic.Int64
 
 	// For sequential formats: the decompressed content.
 	*machine
@@ -129,6 +130,9 @@ func (r *Reader) open() error {
 	r.piece.File = objects.Clean(r.piece.File) // for documents and messages
 	if source != nil {
 		r.file = source
+		if source.object != nil {
+			r.version = source.object.Info().Version
+		}
 		if rows, err := r.openRows(source); rows || err != nil {
 			return err
 		}
@@ -338,6 +342,9 @@ func (r *Reader) Skip(offset, lines int64) error {
 	}
 	return err
 }
+
+// Version returns the ETag or generation of the object that is read, and "" for other inputs.
+func (r *Reader) Version() string { return r.version }
 
 // Close ends reading and releases the reader's memory and file.
 func (r *Reader) Close() error {

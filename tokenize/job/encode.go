@@ -27,6 +27,7 @@ const (
 	// encoding by about this factor.
 	workersPerReader = 4
 	maxReaders       = 16
+	minObjectReaders = 4
 )
 
 // A batch is a run of documents that passes from the reader of a unit through a worker to the
@@ -330,8 +331,11 @@ func (e *unitEncoder) readPart(ctx context.Context, from place, n int, limit uin
 	part := e.p.f.d.Units[e.u][n]
 	in := e.p.f.d.Inputs[part.Input]
 	path := e.p.o.Inputs[part.Input]
-	if err := unmodified(ctx, path, in); err != nil {
-		return err
+	checked := in.Version != "" // reading compares the version of every response
+	if !checked {
+		if err := unmodified(ctx, path, in); err != nil {
+			return err
+		}
 	}
 	r, err := documents.Open(ctx, documents.Piece{File: path, Start: part.Start, End: part.End}, e.p.o.Read)
 	if err != nil {
@@ -345,6 +349,12 @@ func (e *unitEncoder) readPart(ctx context.Context, from place, n int, limit uin
 		return errEnough
 	}
 	defer r.Close()
+	if checked && r.Version() != in.Version {
+		if err := unmodified(ctx, path, in); err != nil {
+			return err
+		}
+		return fmt.Errorf("the input %s changed and changed back; repeat the command", in.Path)
+	}
 	if n == from.Part && from.Within {
 		if err := r.Skip(from.Offset, from.Lines); err != nil {
 			return err
@@ -355,8 +365,10 @@ func (e *unitEncoder) readPart(ctx context.Context, from place, n int, limit uin
 		var bad *documents.DocumentError
 		switch {
 		case err == io.EOF:
-			if err := unmodified(ctx, path, in); err != nil {
-				return err
+			if !checked {
+				if err := unmodified(ctx, path, in); err != nil {
+					return err
+				}
 			}
 			return add(item{part: n, lines: r.Lines(), read: r.BytesRead(), partEnds: true, sha256: r.SHA256()})
 		case err == nil:

@@ -421,6 +421,9 @@ func newProcess(f *workDir, start time.Time) *process {
 	p.shardQueue = &shardQueue{p: p, changes: make(chan struct{})}
 	p.progress = &meter{p: p}
 	p.readers = min(1+(o.Workers+workersPerReader-1)/workersPerReader, maxReaders)
+	if slices.ContainsFunc(o.Inputs, objects.IsURL) { // a reader of objects mostly waits
+		p.readers = max(p.readers, minObjectReaders)
+	}
 	p.writers = max(1, min(o.Workers/2, maxReaders))
 	p.order = sequence{p.unitQueue}
 	if f.d.Settings.Shuffle {
