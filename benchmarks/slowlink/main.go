@@ -1,5 +1,6 @@
-// Slowlink is a proxy before an HTTP server that makes its link slow: each request waits for a
-// latency, and all responses together have a rate. It counts requests and bytes.
+// Slowlink is a proxy before an HTTP server that makes its link slow and unreliable: each request
+// waits for a latency, all responses together have a rate, and a fraction of the requests fails. It
+// counts requests, bytes and faults.
 //
 //	go run ./benchmarks/slowlink -listen 127.0.0.1:7071 -server http://127.0.0.1:7070 -latency 50ms -rate 100e6
 //
@@ -10,7 +11,9 @@ import (
 	"flag"
 	"fmt"
 	"log"
+	"math/rand/v2"
 	"net/http"
+	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
 	"sync"
@@ -23,12 +26,15 @@ func main() {
 	server := flag.String("server", "", "URL of the server")
 	latency := flag.Duration("latency", 50*time.Millisecond, "wait before each request")
 	rate := flag.Float64("rate", 0, "bytes/s of all responses together; 0: no limit")
+	faults := flag.Float64("faults", 0, "fraction of the requests that fail: status 503 or 429, a connection that "+
+		"is closed before, within or after the response, or a long wait")
+	seed := flag.Uint64("seed", 1, "seed of the faults")
 	flag.Parse()
 	target, err := url.Parse(*server)
 	if err != nil || *server == "" {
 		log.Fatalf("-server %q: name the URL of the server", *server)
 	}
-	l := &link{rate: *rate}
+	l := &link{rate: *rate, random: rand.New(rand.NewPCG(*seed, 0))}
 	proxy := httputil.NewSingleHostReverseProxy(target)
 	direct := proxy.Director
 	proxy.Director = func(r *http.Request) {
@@ -39,22 +45,52 @@ func main() {
 	proxy.Transport = &http.Transport{MaxIdleConnsPerHost: 1000, DisableCompression: true}
 	log.Fatal(http.ListenAndServe(*listen, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/_stats" {
-			fmt.Fprintf(w, "{\"requests\": %d, \"bytes\": %d}\n", l.requests.Swap(0), l.bytes.Swap(0))
+			fmt.Fprintf(w, "{\"requests\": %d, \"bytes\": %d, \"faults\": %d}\n", l.requests.Swap(0), l.bytes.Swap(0),
+				l.faults.Swap(0))
 			return
 		}
 		l.requests.Add(1)
 		time.Sleep(*latency)
-		proxy.ServeHTTP(response{w, l}, r)
+		if l.draw() >= *faults {
+			proxy.ServeHTTP(response{w, l, -1}, r)
+			return
+		}
+		l.faults.Add(1)
+		switch kind := l.draw() * 6; {
+		case kind < 1:
+			w.WriteHeader(http.StatusServiceUnavailable)
+		case kind < 2:
+			w.Header().Set("Retry-After", "1")
+			w.WriteHeader(http.StatusTooManyRequests)
+		case kind < 3: // the server does not get the request
+			panic(http.ErrAbortHandler)
+		case kind < 4: // the server has served it, and the client does not know
+			proxy.ServeHTTP(httptest.NewRecorder(), r)
+			panic(http.ErrAbortHandler)
+		case kind < 5: // the content is cut
+			proxy.ServeHTTP(response{w, l, int(l.draw() * 1e5)}, r)
+		default:
+			time.Sleep(time.Duration(l.draw() * float64(3*time.Second)))
+			proxy.ServeHTTP(response{w, l, -1}, r)
+		}
 	})))
 }
 
 // A link counts bytes, and lets them pass at its rate.
 type link struct {
-	requests, bytes atomic.Int64
-	rate            float64
+	requests, bytes, faults atomic.Int64
+	rate                    float64
 
-	mu   sync.Mutex
-	free time.Time // when the bytes before have passed
+	mu     sync.Mutex
+	free   time.Time // when the bytes before have passed
+	random *rand.Rand
+}
+
+// draw returns a random number in [0, 1).
+func (l *link) draw() float64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.random.Float64()
 }
 
 // pass waits until n bytes have passed.
@@ -77,10 +113,15 @@ func (l *link) pass(n int) {
 type response struct {
 	http.ResponseWriter
 	link *link
+	left int // bytes until the connection is closed; below 0: it is not
 }
 
 func (r response) Write(p []byte) (int, error) {
 	r.link.pass(len(p))
+	if r.left >= 0 && len(p) > r.left {
+		_, _ = r.ResponseWriter.Write(p[:r.left])
+		panic(http.ErrAbortHandler)
+	}
 	return r.ResponseWriter.Write(p)
 }
 

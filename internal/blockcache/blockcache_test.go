@@ -280,6 +280,37 @@ func TestWhole(t *testing.T) {
 	if r.reads.Load() != 2*size {
 		t.Errorf("%d bytes were fetched; want %d for each check", r.reads.Load(), size)
 	}
+	path := c.path("x", wholeEnding)
+	for _, damage := range []func() error{
+		func() error { return os.Truncate(path, size-1) },
+		func() error { return os.Truncate(path, 0) },
+		func() error {
+			f, err := os.OpenFile(path, os.O_WRONLY, 0)
+			if err == nil {
+				_, err = f.WriteAt([]byte{r.data[5] ^ 1}, 5)
+				f.Close()
+			}
+			return err
+		},
+		func() error { return os.Remove(sumPath(path)) },
+		func() error { return os.WriteFile(sumPath(path), []byte("x"), 0o600) },
+	} {
+		before := r.reads.Load()
+		if err := damage(); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if _, err := c.Whole(context.Background(), "x", size, r, nil); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, r.data) {
+				t.Fatalf("%d bytes, %v", len(got), err)
+			}
+		}
+		if got := r.reads.Load() - before; got != size {
+			t.Errorf("%d bytes were fetched after a damage, want %d", got, size)
+		}
+	}
 	left, _ := filepath.Glob(filepath.Join(c.dir, "*"+tempEnding))
 	if len(left) > 0 {
 		t.Errorf("left: %v", left)

@@ -81,6 +81,7 @@ func (c *Cache) trim() {
 		}
 		if x.first < 0 {
 			os.Remove(x.path)
+			os.Remove(sumPath(x.path))
 		} else {
 			x.clear()
 		}

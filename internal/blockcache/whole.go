@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -15,21 +16,20 @@ import (
 
 const (
 	wholeEnding = ".whole"
+	sumEnding   = ".sum" // has the SHA-256 of the .whole of the same name, in hexadecimal
 	tempEnding  = ".tmp"
 )
 
 // Whole returns the path of a complete local copy of a remote file. If the cache does not have it,
 // it is fetched. identity and size are as in [Cache.File]. check, which may be nil, gets the
-// SHA-256 of a fetched file; if it returns an error, the file is not kept. The copy may be removed
-// at any time, so open it at once, and repeat the call if it is gone.
+// SHA-256 of a fetched file; if it returns an error, the file is not kept. A copy that the cache
+// has is hashed, and fetched again if it is damaged. It may be removed at any time, so open it at
+// once, and repeat the call if it is gone.
 func (c *Cache) Whole(ctx context.Context, identity string, size int64, source Source,
 	check func(sha256hex string) error) (path string, err error) {
 	path = c.path(identity, wholeEnding)
 	for {
-		if info, err := os.Stat(path); err == nil && info.Size() == size {
-			if now := time.Now(); now.Sub(info.ModTime()) > refresh*time.Second {
-				_ = os.Chtimes(path, now, now) // the time of the last use, for trim
-			}
+		if wholeIsRight(path, size) {
 			return path, nil
 		}
 		c.mu.Lock()
@@ -50,6 +50,42 @@ func (c *Cache) Whole(ctx context.Context, identity string, size int64, source S
 			return "", err
 		}
 	}
+}
+
+// sumPath returns the path of the hash of a complete file.
+func sumPath(path string) string { return strings.TrimSuffix(path, wholeEnding) + sumEnding }
+
+// wholeIsRight reports whether a complete file has its size and its hash.
+func wholeIsRight(path string, size int64) bool {
+	f, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil || info.Size() != size {
+		return false
+	}
+	want, err := os.ReadFile(sumPath(path))
+	if err != nil {
+		return false
+	}
+	if sum, err := hashOf(f, size); err != nil || sum != string(want) {
+		return false
+	}
+	if now := time.Now(); now.Sub(info.ModTime()) > refresh*time.Second {
+		_ = os.Chtimes(path, now, now) // the time of the last use, for trim
+	}
+	return true
+}
+
+// hashOf returns the SHA-256 of the first size bytes of a file, in hexadecimal.
+func hashOf(f *os.File, size int64) (string, error) {
+	hash := sha256.New()
+	if _, err := io.Copy(hash, io.NewSectionReader(f, 0, size)); err != nil {
+		return "", fmt.Errorf("caching a remote file: %w", err)
+	}
+	return hex.EncodeToString(hash.Sum(nil)), nil
 }
 
 // fetchWhole fetches a file to path, under which it appears complete.
@@ -86,14 +122,15 @@ func (c *Cache) fetchWhole(ctx context.Context, path string, size int64, source 
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	if check != nil {
-		hash := sha256.New()
-		if _, err := io.Copy(hash, io.NewSectionReader(out, 0, size)); err != nil {
-			return fmt.Errorf("caching a remote file: %w", err)
-		}
-		if err := check(hex.EncodeToString(hash.Sum(nil))); err != nil {
-			return err
-		}
+	sum, err := hashOf(out, size)
+	if err == nil && check != nil {
+		err = check(sum)
+	}
+	if err == nil {
+		err = os.WriteFile(sumPath(path), []byte(sum), 0o600)
+	}
+	if err != nil {
+		return err
 	}
 	c.wrote(size)
 	return out.Sync()
