@@ -24,7 +24,7 @@ import (
 // here or in flagValues, so that no fixed set of values is without a check and completion.
 var freeFlags = strings.Fields(`
 	config output amend plan shards report root cache token-file tls-cert tls-key socket tokenizer rejects
-	data-args-path file-list complete sums tokenizer-json tokenizer-path like paths plot log from
+	data-args-path file-list files-from work complete sums tokenizer-json tokenizer-path like paths plot log from
 
 	data-path train-data-path valid-data-path test-data-path split steps skip reason title document special glob
 	text-field id-field tokenizer-name listen flight hosts mpiexec srun remote-shell layout scaling
