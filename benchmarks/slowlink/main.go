@@ -35,14 +35,13 @@ func main() {
 		log.Fatalf("-server %q: name the URL of the server", *server)
 	}
 	l := &link{rate: *rate, random: rand.New(rand.NewPCG(*seed, 0))}
-	proxy := httputil.NewSingleHostReverseProxy(target)
-	direct := proxy.Director
-	proxy.Director = func(r *http.Request) {
-		host := r.Host // is part of the signature of a request to S3
-		direct(r)
-		r.Host = host
+	proxy := &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.SetURL(target)
+			r.Out.Host = r.In.Host // is part of the signature of a request to S3
+		},
+		Transport: &http.Transport{MaxIdleConnsPerHost: 1000, DisableCompression: true},
 	}
-	proxy.Transport = &http.Transport{MaxIdleConnsPerHost: 1000, DisableCompression: true}
 	log.Fatal(http.ListenAndServe(*listen, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/_stats" {
 			fmt.Fprintf(w, "{\"requests\": %d, \"bytes\": %d, \"faults\": %d}\n", l.requests.Swap(0), l.bytes.Swap(0),

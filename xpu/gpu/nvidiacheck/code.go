@@ -96,8 +96,8 @@ func number(digits string) int {
 var (
 	sectionLine     = regexp.MustCompile(`^\s*\.section\s+\.text\.(\w+)`)
 	labelLine       = regexp.MustCompile(`^(\.L_x_\d+):`)
-	instructionLine = regexp.MustCompile("^\\s*/\\*[0-9a-f]{4,}\\*/\\s+(?:@!?\\w+\\s+)?(\\w[\\w.]*)([^;]*);")
-	targetText      = regexp.MustCompile("\\(\\.L_x_\\d+\\)")
+	instructionLine = regexp.MustCompile(`^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?(\w[\w.]*)([^;]*);`)
+	targetText      = regexp.MustCompile(`\(\.L_x_\d+\)`)
 )
 
 // countAll counts the instructions of kernels in a disassembly.
