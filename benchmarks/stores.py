@@ -190,18 +190,16 @@ def stats(o):
 
 
 def run_mula(o, plan, env):
-    import io
-
     began = time.perf_counter()
     p = subprocess.Popen(
         [o.mula, "stream", "--plan", plan, "--batch-size", str(o.batch_size), "--to", str(o.samples)],
         stdout=subprocess.PIPE,
+        bufsize=0,  # a buffer would wait for more than the first batch
         env=env,
     )
     whole, first = 0, None
     read = o.batch_size * (o.length + 1) * 2
-    data = io.BufferedReader(p.stdout, 1 << 20)
-    while chunk := data.read1(1 << 20):
+    while chunk := p.stdout.read(1 << 20):
         whole += len(chunk)
         if first is None and whole >= read:
             first = time.perf_counter() - began

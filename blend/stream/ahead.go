@@ -2,6 +2,7 @@ package stream
 
 import (
 	"cmp"
+	"context"
 	"slices"
 
 	"golang.org/x/sync/errgroup"
@@ -31,8 +32,12 @@ func (s *Stream) fetchAhead(at place) error {
 	var fetches errgroup.Group
 	fetches.SetLimit(groups)
 	defer fetches.Wait()
+	if at.first >= s.o.To || !s.afterFirst(s.ctx) {
+		return nil
+	}
+	at = s.after(at) // build has fetched the first record
 	var group []blend.Sample
-	for record := int64(0); at.first < s.o.To; record++ {
+	for record := int64(1); at.first < s.o.To; record++ {
 		for record-s.count.Load() > ahead {
 			select {
 			case <-s.taken:
@@ -64,6 +69,17 @@ func (s *Stream) fetchAhead(at place) error {
 		}
 	}
 	return nil
+}
+
+// afterFirst waits until the first record is built. Its consumer waits for it, so nothing else uses
+// the link meanwhile. It returns false if ctx is done.
+func (s *Stream) afterFirst(ctx context.Context) bool {
+	select {
+	case <-s.begun:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // advance tells fetchAhead that a record was taken.

@@ -95,6 +95,7 @@ type Stream struct {
 	room    chan struct{}   // one element for each record that is read ahead
 	group   *errgroup.Group // of produce and fetchAhead
 	taken   chan struct{}   // has an element after a record was taken; nil for local shards
+	begun   chan struct{}   // closed when the first record is built; nil for local shards
 	count   atomic.Int64    // number of records taken
 }
 
@@ -123,13 +124,15 @@ func New(ctx context.Context, d *blend.Data, o Options) (*Stream, error) {
 	s.names = sourceNames(d.Plan, o.Allocator)
 	s.ctx, s.cancel = context.WithCancel(ctx)
 	s.group = new(errgroup.Group)
+	if d.Remote() {
+		s.taken, s.begun = make(chan struct{}, 1), make(chan struct{})
+	}
 	if o.Prefetch > 0 {
 		s.queue = make(chan chan built, o.Prefetch)
 		s.room = make(chan struct{}, o.Prefetch)
 		s.group.Go(s.produce)
 	}
-	if d.Remote() {
-		s.taken = make(chan struct{}, 1)
+	if s.taken != nil {
 		at := s.next
 		s.group.Go(func() error { return s.fetchAhead(at) })
 	}
@@ -405,6 +408,11 @@ func (s *Stream) build(ctx context.Context, p place) (arrow.RecordBatch, error) 
 		return nil, err
 	}
 	if s.taken != nil {
+		if p == (place{first: s.o.From}) {
+			defer close(s.begun)
+		} else if !s.afterFirst(ctx) {
+			return nil, context.Cause(ctx)
+		}
 		if err := s.d.Fetch(ctx, samples, s.fetchOptions(p)); err != nil {
 			return nil, err
 		}
@@ -582,7 +590,8 @@ func (b *recordBuilder) record() arrow.RecordBatch {
 	return record
 }
 
-// WriteIPC writes a stream in Arrow's IPC streaming format, which any Arrow library can read.
+// WriteIPC writes a stream in Arrow's IPC streaming format, which any Arrow library can read. If w
+// has a method Flush, like [bufio.Writer], WriteIPC calls it after each record.
 func WriteIPC(ctx context.Context, w io.Writer, d *blend.Data, o Options) (err error) {
 	s, err := New(ctx, d, o)
 	if err != nil {
@@ -605,6 +614,9 @@ func WriteIPC(ctx context.Context, w io.Writer, d *blend.Data, o Options) (err e
 		}
 		err = out.Write(record)
 		record.Release()
+		if f, ok := w.(interface{ Flush() error }); ok && err == nil {
+			err = f.Flush() // a reader gets a record as soon as it is there
+		}
 		if err != nil {
 			return fmt.Errorf("writing the stream: %w", err)
 		}
