@@ -8,19 +8,13 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"mula/internal/blockcache"
 	"mula/internal/objects"
 	"mula/shards"
 )
 
-// fetchers is the number of requests that [Data.Fetch] makes at the same time.
-const fetchers = 64
-
-// Two ranges of a shard that are at most nearby bytes apart are read by one request, of at most
-// longest bytes.
-const (
-	nearby  = 64 << 10
-	longest = 2 << 20
-)
+// nearby is the number of bytes between two ranges of a shard up to which one request reads both.
+const nearby = 64 << 10
 
 // Remote reports whether a shard of the plan is in an object store.
 func (p *Plan) Remote() bool {
@@ -75,7 +69,7 @@ func (d *Data) Fetch(ctx context.Context, samples []Sample, o FetchOptions) erro
 		}
 	}
 	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(fetchers)
+	g.SetLimit(blockcache.Parallel)
 	for _, r := range joined(list) {
 		g.Go(func() error {
 			err := d.pool.Read(d.firsts[r.source]+r.shard, func(s *shards.Shard) error {
@@ -127,7 +121,7 @@ func joined(list []stretch) []stretch {
 	var out []stretch
 	for _, r := range list {
 		if n := len(out); n > 0 && out[n-1].source == r.source && out[n-1].shard == r.shard &&
-			r.from-out[n-1].to <= nearby/4 && r.to-out[n-1].from <= longest/4 { // a token has at most 4 bytes
+			r.from-out[n-1].to <= nearby/4 && r.to-out[n-1].from <= blockcache.Longest/4 { // 4 bytes a token, or 2
 			out[n-1].to = max(out[n-1].to, r.to)
 			continue
 		}

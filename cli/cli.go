@@ -25,6 +25,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"mula/internal/blockcache"
 	"mula/internal/filesystem"
 	"mula/internal/quantity"
 	"mula/internal/suggest"
@@ -88,6 +89,9 @@ func run(fsys filesystem.FS, args []string, stdin io.Reader, stdout, stderr io.W
 	}
 	if err == nil {
 		err = app.RunContext(ctx, ordered)
+	}
+	if failure := blockcache.Failure(); failure != nil {
+		printWarnings(stderr, []string{failure.Error()})
 	}
 	if err == nil && out.err != nil {
 		err = fmt.Errorf("writing to standard output: %w", out.err)

@@ -2,6 +2,7 @@ package shards
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -334,10 +335,14 @@ func (r *remote) close() (err error) {
 	return err
 }
 
-// identity names an object and its version, for the cache of remote files.
+// identity names an object and its version, for the cache of remote files. The blocks of an object
+// without a version are used only through this File: the object may change unnoticed.
 func identity(url string, info objects.Info) string {
 	version := info.Version
-	if version == "" {
+	switch {
+	case version == "" && info.Modified.IsZero():
+		version = rand.Text()
+	case version == "":
 		version = info.Modified.UTC().Format(time.RFC3339Nano)
 	}
 	return url + "\n" + version + "\n" + strconv.FormatInt(info.Size, 10)

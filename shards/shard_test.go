@@ -11,11 +11,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
 	"mula/internal/blockcache"
+	"mula/internal/objects"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(withCache{m}) }
@@ -547,5 +549,28 @@ func BenchmarkRead(b *testing.B) {
 				token = (token + 4096) % (1<<20 - 4097)
 			}
 		})
+	}
+}
+
+// Blocks of an object are used again only if its version is known to be the same.
+func TestIdentity(t *testing.T) {
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	for _, c := range []struct {
+		a, b objects.Info
+		same bool
+	}{
+		{objects.Info{Size: 1, Version: "v"}, objects.Info{Size: 1, Version: "v", Modified: at}, true},
+		{objects.Info{Size: 1, Version: "v"}, objects.Info{Size: 1, Version: "w"}, false},
+		{objects.Info{Size: 1, Version: "v"}, objects.Info{Size: 2, Version: "v"}, false},
+		{objects.Info{Size: 1, Modified: at}, objects.Info{Size: 1, Modified: at}, true},
+		{objects.Info{Size: 1, Modified: at}, objects.Info{Size: 1, Modified: at.Add(time.Second)}, false},
+		{objects.Info{Size: 1}, objects.Info{Size: 1}, false},
+	} {
+		if same := identity("u", c.a) == identity("u", c.b); same != c.same {
+			t.Errorf("%+v, %+v: the same: %v", c.a, c.b, same)
+		}
+	}
+	if identity("u", objects.Info{Version: "v"}) == identity("v", objects.Info{Version: "v"}) {
+		t.Error("two objects have the same identity")
 	}
 }

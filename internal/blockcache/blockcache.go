@@ -17,8 +17,6 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
-
-	"mula/internal/freelist"
 )
 
 // Block is the number of bytes of a block. The last block of a file may be shorter.
@@ -30,13 +28,13 @@ type Source interface {
 	ReadAt(ctx context.Context, p []byte, off int64) error
 }
 
-// parallel is the maximum number of requests of a cache at a time. A store answers after tens of
+// Parallel is the maximum number of requests of a cache at a time. A store answers after tens of
 // milliseconds, and serves many requests at the same time.
-const parallel = 64
+const Parallel = 64
 
-// longest is the maximum number of bytes of one request. All requests of a cache together need at
-// most 128 MiB of memory.
-const longest = 2 << 20
+// Longest is the maximum number of bytes of one request. All blocks that are fetched ahead at a
+// time, and all complete files, need at most Parallel times as much memory: 128 MiB.
+const Longest = 2 << 20
 
 // A Cache is a folder of cache files. It is safe for concurrent use by several goroutines and
 // processes.
@@ -45,55 +43,52 @@ type Cache struct {
 	limit    int64
 	requests chan struct{} // one element for each request in progress
 
+	buffers chan []byte // memory of requests; Parallel elements, nil until they are used
+
 	mu     sync.Mutex
 	wholes map[string]*flight // complete files that are being fetched, by path
 
-	buffers freelist.List[buffer]
-
 	untrimmed atomic.Int64 // bytes written since the last trim
 	trimming  atomic.Bool
-	stats     struct{ requests, fetched, cached, failed atomic.Int64 }
-}
-
-// A buffer is memory for the blocks of one request.
-type buffer struct{ bytes []byte }
-
-// sized returns n bytes of the buffer.
-func (b *buffer) sized(n int64) []byte {
-	if int64(len(b.bytes)) < n {
-		b.bytes = make([]byte, n)
-	}
-	return b.bytes[:n]
+	failure   atomic.Pointer[error] // see [Failure]
 }
 
 // A flight is a fetch in progress. done is closed at its end.
 type flight struct{ done chan struct{} }
 
-// Stats counts what a cache of this process has done.
-type Stats struct {
-	Requests     int64 // reads of a source
-	Fetched      int64 // bytes read from sources
-	Cached       int64 // bytes read from the folder
-	FailedWrites int64 // fetched runs of blocks that the folder could not take
-}
-
 // openCache opens the cache in a folder, and creates the folder if it does not exist. Processes
 // that use the folder remove old blocks when all files together have more than limit bytes on disk.
 // The limit may be exceeded by a sixteenth for each process.
 func openCache(dir string, limit int64) (*Cache, error) {
-	if limit < longest {
-		return nil, fmt.Errorf("a cache needs at least %d bytes, not %d", longest, limit)
+	if limit < Longest {
+		return nil, fmt.Errorf("a cache needs at least %d bytes, not %d", Longest, limit)
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("opening the cache of remote files: %w", err)
 	}
-	return &Cache{dir: dir, limit: limit, requests: make(chan struct{}, parallel), wholes: map[string]*flight{}}, nil
+	c := &Cache{dir: dir, limit: limit, requests: make(chan struct{}, Parallel), buffers: make(chan []byte, Parallel),
+		wholes: map[string]*flight{}}
+	for range Parallel {
+		c.buffers <- nil
+	}
+	return c, nil
 }
 
-// Stats returns the counters of this process.
-func (c *Cache) Stats() Stats {
-	s := &c.stats
-	return Stats{s.requests.Load(), s.fetched.Load(), s.cached.Load(), s.failed.Load()}
+// fail records why the folder could not keep a block.
+func (c *Cache) fail(err error) { c.failure.CompareAndSwap(nil, &err) }
+
+// borrow waits for memory for a request of n bytes, at most Longest. The caller sends it back to
+// c.buffers.
+func (c *Cache) borrow(ctx context.Context, n int64) ([]byte, error) {
+	select {
+	case b := <-c.buffers:
+		if int64(cap(b)) < n {
+			b = make([]byte, n)
+		}
+		return b[:n], nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 }
 
 // path returns the path of a cache file. identity names the remote file and its version.
@@ -113,12 +108,7 @@ func (c *Cache) get(ctx context.Context, source Source, p []byte, off int64) err
 		return context.Cause(ctx)
 	}
 	defer func() { <-c.requests }()
-	c.stats.requests.Add(1)
-	if err := source.ReadAt(ctx, p, off); err != nil {
-		return err
-	}
-	c.stats.fetched.Add(int64(len(p)))
-	return nil
+	return source.ReadAt(ctx, p, off)
 }
 
 // wrote counts bytes that were added to the folder, and starts to remove old ones if necessary.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"mula/internal/quantity"
 	"mula/internal/usercache"
@@ -17,6 +18,22 @@ const (
 
 // defaultSize is the limit of the default cache if no variable sets it.
 const defaultSize = 20 << 30
+
+// opened is the default cache, after it was opened.
+var opened atomic.Pointer[Cache]
+
+// Failure returns why the folder of the default cache could not keep a block that this process has
+// fetched, for instance because the disk is full. It returns nil if it has kept all of them, or if
+// the process has not used the cache. Such blocks are fetched again each time they are read.
+func Failure() error {
+	if c := opened.Load(); c != nil {
+		if err := c.failure.Load(); err != nil {
+			return fmt.Errorf("the cache %s cannot keep remote data, which is fetched again for each read: %w; free "+
+				"space, or set %s to another folder", c.dir, *err, FolderVariable)
+		}
+	}
+	return nil
+}
 
 // Default returns the cache that all parts of this process use. Its folder is in the user's folder
 // for caches, unless an environment variable names another.
@@ -35,5 +52,7 @@ var Default = sync.OnceValues(func() (*Cache, error) {
 			return nil, fmt.Errorf("a cache of remote files needs a folder; set %s: %w", FolderVariable, err)
 		}
 	}
-	return openCache(dir, limit)
+	c, err := openCache(dir, limit)
+	opened.Store(c)
+	return c, err
 })

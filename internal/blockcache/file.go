@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io/fs"
+	"iter"
 	"os"
 	"path/filepath"
 	"sync"
@@ -44,7 +45,7 @@ func (c *Cache) File(identity string, size int64, source Source) *File {
 	f := &File{cache: c, source: source, size: size, flights: map[int64]*flight{}}
 	var err error
 	if f.disk, err = openBlocks(c.path(identity, blocksEnding), f.blocks()); err != nil {
-		c.stats.failed.Add(1)
+		c.fail(err)
 	}
 	return f
 }
@@ -129,13 +130,15 @@ func (f *File) Fetch(ctx context.Context, from, end int64) error {
 	if f.disk == nil {
 		return nil // the cache cannot keep the blocks
 	}
-	first := from / Block
-	for _, r := range f.absent(first, (min(end, f.size)+Block-1)/Block-first) {
-		for ; r.from < r.end; r.from += longest / Block {
-			part := run{r.from, min(r.end, r.from+longest/Block)}
-			memory := f.cache.buffers.Get()
-			err := f.fetch(ctx, memory.sized(min(part.end*Block, f.size)-part.from*Block), part.from)
-			f.cache.buffers.Put(memory)
+	first, last := from/Block, (min(end, f.size)+Block-1)/Block
+	for r, present := range runs(f.entries(first, last-first), first) {
+		for ; !present && r.from < r.end; r.from += Longest / Block {
+			part, err := f.cache.borrow(ctx, min(Longest, min(r.end*Block, f.size)-r.from*Block))
+			if err != nil {
+				return err
+			}
+			err = f.fetch(ctx, part, r.from)
+			f.cache.buffers <- part
 			if err != nil {
 				return err
 			}
@@ -144,23 +147,43 @@ func (f *File) Fetch(ctx context.Context, from, end int64) error {
 	return nil
 }
 
-// absent returns the runs of blocks, of n blocks from first, that the table does not have.
-func (f *File) absent(first, n int64) (list []run) {
+// entries returns the entries of n blocks from first, with zeros if they cannot be read.
+func (f *File) entries(first, n int64) []byte {
 	entries := make([]byte, n*entrySize)
+	if f.disk == nil {
+		return entries
+	}
 	if _, err := f.disk.ReadAt(entries, f.entry(first)); err != nil {
 		clear(entries)
 	}
-	for i := range n {
-		if binary.LittleEndian.Uint64(entries[i*entrySize:]) != 0 {
-			continue
-		}
-		if k := len(list); k > 0 && list[k-1].end == first+i {
-			list[k-1].end++
-		} else {
-			list = append(list, run{first + i, first + i + 1})
+	return entries
+}
+
+// runs divides blocks from first into the longest runs that are present, or absent.
+func runs(entries []byte, first int64) iter.Seq2[run, bool] {
+	return func(yield func(run, bool) bool) {
+		n := int64(len(entries) / entrySize)
+		present := func(i int64) bool { return binary.LittleEndian.Uint64(entries[i*entrySize:]) != 0 }
+		for from := int64(0); from < n; {
+			end := from + 1
+			for end < n && present(end) == present(from) {
+				end++
+			}
+			if !yield(run{first + from, first + end}, present(from)) {
+				return
+			}
+			from = end
 		}
 	}
-	return list
+}
+
+// joined appends a run to a list, or extends the last one.
+func joined(list []run, r run) []run {
+	if k := len(list); k > 0 && list[k-1].end == r.from {
+		list[k-1].end = r.end
+		return list
+	}
+	return append(list, r)
 }
 
 // part returns the part of p that has the blocks of a run. p starts with block first.
@@ -170,49 +193,23 @@ func (f *File) part(p []byte, first int64, r run) []byte {
 
 // load reads the blocks of p that the cache has, and returns the runs of the others.
 func (f *File) load(p []byte, first int64) (absent []run) {
-	n := (int64(len(p)) + Block - 1) / Block
-	all := []run{{first, first + n}}
-	if f.disk == nil || n == 0 {
-		return all
-	}
-	entries := make([]byte, n*entrySize)
-	if _, err := f.disk.ReadAt(entries, f.entry(first)); err != nil {
-		return all
-	}
+	entries := f.entries(first, (int64(len(p))+Block-1)/Block)
 	now := uint32(time.Now().Unix())
-	add := func(r run) {
-		if k := len(absent); k > 0 && absent[k-1].end == r.from {
-			absent[k-1].end = r.end
-		} else {
-			absent = append(absent, r)
+	for r, present := range runs(entries, first) {
+		if present {
+			_, err := f.disk.ReadAt(f.part(p, first, r), r.from*Block)
+			present = err == nil
 		}
-	}
-	for i := int64(0); i < n; {
-		present := binary.LittleEndian.Uint64(entries[i*entrySize:]) != 0
-		r := run{first + i, first + i + 1}
-		for r.end-first < n && (binary.LittleEndian.Uint64(entries[(r.end-first)*entrySize:]) != 0) == present {
-			r.end++
-		}
-		i = r.end - first
 		if !present {
-			add(r)
-			continue
-		}
-		to := f.part(p, first, r)
-		if _, err := f.disk.ReadAt(to, r.from*Block); err != nil {
-			add(r)
+			absent = joined(absent, r)
 			continue
 		}
 		stale := false
 		for b := r.from; b < r.end; b++ {
-			block := f.part(p, first, run{b, b + 1})
 			entry := entries[(b-first)*entrySize:]
-			if crc32.Checksum(block, castagnoli) != binary.LittleEndian.Uint32(entry) {
-				add(run{b, b + 1})
-				continue
-			}
-			f.cache.stats.cached.Add(int64(len(block)))
-			if binary.LittleEndian.Uint32(entry[4:])+refresh < now {
+			if crc32.Checksum(f.part(p, first, run{b, b + 1}), castagnoli) != binary.LittleEndian.Uint32(entry) {
+				absent = joined(absent, run{b, b + 1})
+			} else if binary.LittleEndian.Uint32(entry[4:])+refresh < now {
 				binary.LittleEndian.PutUint32(entry[4:], now)
 				stale = true
 			}
@@ -231,7 +228,7 @@ func (f *File) entry(block int64) int64 { return f.blocks()*Block + block*entryS
 // goroutine fetches at the same time are fetched once.
 func (f *File) fetch(ctx context.Context, p []byte, first int64) error {
 	for len(p) > 0 {
-		n, other := f.claim(first, min(int64(len(p)+Block-1)/Block, longest/Block))
+		n, other := f.claim(first, min(int64(len(p)+Block-1)/Block, Longest/Block))
 		if n == 0 {
 			if err := other.wait(ctx); err != nil {
 				return err
@@ -309,7 +306,7 @@ func (f *File) store(p []byte, first int64) {
 		_, err = f.disk.WriteAt(entries, f.entry(first))
 	}
 	if err != nil {
-		f.cache.stats.failed.Add(1)
+		f.cache.fail(err)
 	}
 	f.cache.wrote(int64(len(p)))
 }

@@ -1,12 +1,12 @@
 package blockcache
 
 import (
+	"cmp"
 	"encoding/binary"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"mula/internal/locks"
@@ -70,10 +70,7 @@ func (c *Cache) trim() {
 		return
 	}
 	slices.SortFunc(items, func(a, b item) int {
-		if a.used != b.used {
-			return int(int64(a.used) - int64(b.used))
-		}
-		return strings.Compare(a.path, b.path)
+		return cmp.Or(cmp.Compare(a.used, b.used), cmp.Compare(a.path, b.path))
 	})
 	for _, x := range items {
 		if total <= c.limit/4*3 {

@@ -104,12 +104,14 @@ func (c *Cache) fetchWhole(ctx context.Context, path string, size int64, source 
 		}
 	}()
 	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(parallel / 4) // so that others can read at the same time
-	for at := int64(0); at < size; at += longest {
+	g.SetLimit(Parallel / 4) // so that others can read at the same time
+	for at := int64(0); at < size; at += Longest {
 		g.Go(func() error {
-			part := c.buffers.Get()
-			defer c.buffers.Put(part)
-			p := part.sized(min(longest, size-at))
+			p, err := c.borrow(gctx, min(Longest, size-at))
+			if err != nil {
+				return err
+			}
+			defer func() { c.buffers <- p }()
 			if err := c.get(gctx, source, p, at); err != nil {
 				return err
 			}
