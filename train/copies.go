@@ -32,9 +32,12 @@ type copies struct {
 // A copying is a copy in progress.
 type copying struct {
 	cancel context.CancelFunc
-	result chan error
+	result chan copyResult
 	reads  atomic.Int64 // number of reads of files, which shows that the copy makes progress
 }
+
+// A copyResult has the error of a copy, and of the removal of older ones.
+type copyResult struct{ err, pruning error }
 
 // checkCopies validates checkpoint.copies.
 func checkCopies(url string) error {
@@ -86,7 +89,7 @@ func (c *copies) start(ctx context.Context, dir string) {
 		u, err = c.store.Prepare(dir, records)
 	}
 	if err != nil {
-		c.ended(fmt.Errorf("%s: %w", filepath.Base(dir), err))
+		c.ended(copyResult{err: fmt.Errorf("%s: %w", filepath.Base(dir), err)})
 		return
 	}
 	if c.next != nil {
@@ -102,9 +105,9 @@ func (c *copies) start(ctx context.Context, dir string) {
 func (c *copies) stepped(ctx context.Context, _ *Progress) error {
 	if c.running != nil {
 		select {
-		case err := <-c.running.result:
+		case result := <-c.running.result:
 			c.running = nil
-			c.ended(err)
+			c.ended(result)
 		default:
 		}
 	}
@@ -113,9 +116,13 @@ func (c *copies) stepped(ctx context.Context, _ *Progress) error {
 }
 
 // ended records the result of a copy.
-func (c *copies) ended(err error) {
-	if c.failed = err; err != nil {
-		c.run.warn("checkpoints: copying to %s: %v", c.run.config.Checkpoint.Copies, err)
+func (c *copies) ended(result copyResult) {
+	if c.failed = result.err; c.failed != nil {
+		c.run.warn("checkpoints: copying to %s: %v", c.run.config.Checkpoint.Copies, c.failed)
+	}
+	if result.pruning != nil {
+		c.run.warn("checkpoints: older copies could not be removed from %s: %v", c.run.config.Checkpoint.Copies,
+			result.pruning)
 	}
 }
 
@@ -126,17 +133,15 @@ func (c *copies) advance(ctx context.Context) {
 	}
 	u, keep := c.next, c.run.config.Checkpoint.KeepCopies
 	ctx, cancel := context.WithCancel(ctx)
-	job := &copying{cancel: cancel, result: make(chan error, 1)}
+	job := &copying{cancel: cancel, result: make(chan copyResult, 1)}
 	c.next, c.running = nil, job
 	go func() {
 		defer u.Close()
-		err := u.Run(ctx, func() { job.reads.Add(1) })
-		if err == nil {
-			if err = c.store.Prune(ctx, keep); err != nil {
-				err = fmt.Errorf("%s is complete, but older copies could not be removed: %w", u.Name(), err)
-			}
+		var result copyResult
+		if result.err = u.Run(ctx, func() { job.reads.Add(1) }); result.err == nil {
+			result.pruning = c.store.Prune(ctx, keep)
 		}
-		job.result <- err
+		job.result <- result
 	}()
 }
 
@@ -146,9 +151,9 @@ func (c *copies) wait(ctx context.Context) error {
 	for c.running != nil || c.next != nil {
 		c.advance(ctx)
 		select {
-		case err := <-c.running.result:
+		case result := <-c.running.result:
 			c.running = nil
-			c.ended(err)
+			c.ended(result)
 		case <-time.After(time.Second):
 			if now := c.running.reads.Load(); now != seen { // a copy that makes progress is not a hang
 				seen = now
@@ -163,6 +168,29 @@ func (c *copies) wait(ctx context.Context) error {
 			"it", c.run.config.Checkpoint.Copies, c.failed)
 	}
 	return nil
+}
+
+// copyFinished copies the last checkpoint of a run that was finished before, unless it was copied
+// then.
+func (r *run) copyFinished(ctx context.Context, saved *checkpoint.Checkpoint) error {
+	var err error
+	if r.leads() {
+		err = r.copyUnlessCopied(ctx, saved)
+	}
+	return collective.Agree(ctx, r.ranks.World(), err)
+}
+
+func (r *run) copyUnlessCopied(ctx context.Context, saved *checkpoint.Checkpoint) error {
+	c, err := newCopies(r)
+	if c == nil || err != nil {
+		return err
+	}
+	if step, err := c.store.Newest(ctx); err != nil || step >= saved.State.Step {
+		return err
+	}
+	defer c.close()
+	c.start(ctx, saved.Dir)
+	return c.wait(ctx)
 }
 
 // close ends a copy in progress. An incomplete copy has no manifest.

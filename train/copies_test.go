@@ -3,11 +3,8 @@ package train
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"net/http"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -69,7 +66,7 @@ func TestCopies(t *testing.T) {
 	}
 	sameRun(t, "from the copies", unbroken.Output, c.Output)
 	if got := copied(t); !slices.Equal(got, []string{"step-00000006", "step-00000008"}) {
-		t.Errorf("copies at the end, of which two are kept: %v", got)
+		t.Errorf("copies at the end: %v; want the newest two", got)
 	}
 }
 
@@ -129,6 +126,16 @@ func TestCopiesThatCannotBeUsed(t *testing.T) {
 	if got := checkpointsIn(t, c.Output); !slices.Equal(got, []string{"step-00000008"}) {
 		t.Errorf("local checkpoints: %v", got)
 	}
+	// The same command copies it.
+	store.Proxy.Disturb(nil)
+	for range 2 {
+		if _, err := Run(context.Background(), c, Options{}); err != nil {
+			t.Error(err)
+		}
+		if _, err := objects.Stat(ctx, "s3://bucket/other/step-00000008/manifest.json"); err != nil {
+			t.Error(err)
+		}
+	}
 }
 
 // A process that is killed at any moment, and whose folder is lost each time, comes to its end with
@@ -137,58 +144,11 @@ func TestKillWithLostFolders(t *testing.T) {
 	longtest.SkipIfShort(t)
 	objectstest.S3(t)
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	local := strings.ReplaceAll(copiedRun, ", copies: s3://bucket/run/, keep_copies: 2", "")
-	unbroken := testConfig(t, plan, local)
-	begin := time.Now()
-	mustRun(t, unbroken, Options{})
-	whole := time.Since(begin) + 50*time.Millisecond
-	executable, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	kills := 0
-	for run := 0; kills < 10; run++ {
-		c := testConfig(t, plan, strings.ReplaceAll(copiedRun, "bucket/run", fmt.Sprint("bucket/", run)))
-		resolved, err := c.resolve(mustPlan(t, plan))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.MkdirAll(filepath.Dir(c.Output), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		file := filepath.Join(filepath.Dir(c.Output), "train.yaml")
-		if err := resolved.write(file); err != nil {
-			t.Fatal(err)
-		}
-		for try := 0; ; try++ {
-			if try == 500 {
-				t.Fatal("the run does not come to its end")
-			}
-			var stderr strings.Builder
-			child := exec.Command(executable)
-			child.Env = append(os.Environ(), childEnv+"="+file)
-			child.Stderr = &stderr
-			if err := child.Start(); err != nil {
-				t.Fatal(err)
-			}
-			timer := time.AfterFunc(time.Duration(rand.Int64N(int64(whole)*int64(5+try)/5)),
-				func() { child.Process.Kill() })
-			err := child.Wait()
-			if timer.Stop(); err == nil {
-				break
-			}
-			if child.ProcessState.Exited() {
-				t.Fatalf("try %d: %v: %s", try, err, &stderr)
-			}
-			kills++
+	killAndResume(t, plan, strings.ReplaceAll(copiedRun, ", copies: s3://bucket/run/, keep_copies: 2", ""),
+		func(run int) string { return strings.ReplaceAll(copiedRun, "bucket/run", fmt.Sprint("bucket/", run)) },
+		func(c Config) {
 			if err := os.RemoveAll(c.Output); err != nil {
 				t.Fatal(err)
 			}
-		}
-		sameRun(t, fmt.Sprint("run ", run), unbroken.Output, c.Output)
-		if t.Failed() {
-			return
-		}
-	}
-	t.Logf("%d kills", kills)
+		})
 }

@@ -50,14 +50,24 @@ func TestKill(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for name, layout := range map[string]string{"one rank": "", "four ranks": "layout: {expert_dp: 2, ep: 2}\n"} {
 		t.Run(name, func(t *testing.T) {
-			killAndResume(t, plan,
-				crashConfig+"checkpoint: {every: 2, keep: 2}\nevaluate: {every: 3, samples: 2}\n"+layout)
+			config := crashConfig + "checkpoint: {every: 2, keep: 2}\nevaluate: {every: 3, samples: 2}\n" + layout
+			killAndResume(t, plan, config, func(int) string { return config }, func(c Config) {
+				for _, name := range checkpointsIn(t, c.Output) {
+					dir := filepath.Join(c.Output, checkpoint.DirName, name)
+					if _, _, err := checkpoint.Find(context.Background(), dir); err != nil {
+						t.Fatalf("left a checkpoint that is not whole: %v", err)
+					}
+				}
+			})
 		})
 	}
 }
 
-func killAndResume(t *testing.T, plan, config string) {
-	unbroken := testConfig(t, plan, config)
+// killAndResume starts runs, kills their processes at any moment and starts them again until they
+// end, and compares each with an unbroken run. A run has the configuration that configOf returns
+// for its number. killed is called after each kill.
+func killAndResume(t *testing.T, plan, unbrokenConfig string, configOf func(run int) string, killed func(c Config)) {
+	unbroken := testConfig(t, plan, unbrokenConfig)
 	begin := time.Now()
 	mustRun(t, unbroken, Options{})
 	whole := time.Since(begin) + 20*time.Millisecond // and the start of a process; see below
@@ -67,7 +77,7 @@ func killAndResume(t *testing.T, plan, config string) {
 	}
 	kills := 0
 	for run := 0; kills < 10; run++ {
-		c := testConfig(t, plan, config)
+		c := testConfig(t, plan, configOf(run))
 		if err := os.MkdirAll(c.Output, 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -103,15 +113,7 @@ func killAndResume(t *testing.T, plan, config string) {
 				t.Fatalf("run %d, try %d: %v: %s", run, try, err, &stderr)
 			}
 			kills++
-			if names := checkpointsIn(t, c.Output); len(names) > 0 {
-				for _, name := range names {
-					if _, _, err := checkpoint.Find(context.Background(), filepath.Join(c.Output,
-						checkpoint.DirName,
-						name)); err != nil {
-						t.Fatalf("run %d: killed after %v, left a checkpoint that is not whole: %v", run, wait, err)
-					}
-				}
-			}
+			killed(c)
 		}
 		sameRun(t, fmt.Sprint("run ", run), unbroken.Output, c.Output)
 		if t.Failed() {

@@ -167,7 +167,7 @@ func Run(ctx context.Context, config Config, options Options) (result Result, er
 		return Result{}, nil
 	}
 	if saved != nil && saved.State.Step >= r.config.Steps {
-		return r.result(saved.Dir), nil
+		return r.result(saved.Dir), r.copyFinished(ctx, saved)
 	}
 	if err := r.prepare(ctx, saved); err != nil {
 		return Result{}, err

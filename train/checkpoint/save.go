@@ -423,20 +423,25 @@ func (c *writer) finish(name string, all []writtenFiles, state State) error {
 	if err := c.writeValue(manifestFile, m); err != nil {
 		return err
 	}
-	if err := atomicfile.SyncDir(c.temp); err != nil {
+	return publish(c.temp, filepath.Join(c.dir, name))
+}
+
+// publish gives a complete temporary directory the name of a checkpoint. It replaces a checkpoint
+// of that name.
+func publish(temp, final string) error {
+	if err := atomicfile.SyncDir(temp); err != nil {
 		return err
 	}
-	final := filepath.Join(c.dir, name)
 	if err := Discard(final); err != nil {
 		return err
 	}
 	if err := atomicfile.Injected(atomicfile.OpRename, final); err != nil {
 		return err
 	}
-	if err := os.Rename(c.temp, final); err != nil {
+	if err := os.Rename(temp, final); err != nil {
 		return err
 	}
-	return atomicfile.SyncDir(c.dir)
+	return atomicfile.SyncDir(filepath.Dir(final))
 }
 
 func jsonText(value any) ([]byte, error) {

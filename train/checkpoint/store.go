@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -139,8 +140,8 @@ type storedCopy struct {
 }
 
 // copies lists the copies in the store, newest first.
-func (s Store) copies(ctx context.Context) ([]storedCopy, error) {
-	byName := map[string]*storedCopy{}
+func (s Store) copies(ctx context.Context) ([]*storedCopy, error) {
+	byStep := map[int64]*storedCopy{}
 	prefix := s.url + "/"
 	for e, err := range objects.List(ctx, prefix+"step-") {
 		if err != nil {
@@ -151,20 +152,16 @@ func (s Store) copies(ctx context.Context) ([]storedCopy, error) {
 		if !ok {
 			continue
 		}
-		c := byName[name]
+		c := byStep[step]
 		if c == nil {
 			c = &storedCopy{step: step}
-			byName[name] = c
+			byStep[step] = c
 		}
 		c.names = append(c.names, file)
 		c.complete = c.complete || file == manifestFile
 	}
-	list := make([]storedCopy, 0, len(byName))
-	for _, name := range slices.Backward(slices.Sorted(maps.Keys(byName))) {
-		list = append(list, *byName[name])
-	}
-	slices.SortFunc(list, func(a, b storedCopy) int { return int(b.step - a.step) })
-	return list, nil
+	newestFirst := func(a, b *storedCopy) int { return cmp.Compare(b.step, a.step) }
+	return slices.SortedFunc(maps.Values(byStep), newestFirst), nil
 }
 
 // Newest returns the step of the newest complete copy, or -1.
@@ -179,7 +176,7 @@ func (s Store) Newest(ctx context.Context) (int64, error) {
 }
 
 // remove removes a copy.
-func (s Store) remove(ctx context.Context, c storedCopy) error {
+func (s Store) remove(ctx context.Context, c *storedCopy) error {
 	base := s.url + "/" + Name(c.step) + "/"
 	if c.complete {
 		if err := objects.Remove(ctx, base+manifestFile); err != nil {
@@ -282,17 +279,7 @@ func (s Store) Download(ctx context.Context, step int64, dir, runDir string) (er
 			return err
 		}
 	}
-	if err := atomicfile.SyncDir(temp); err != nil {
-		return err
-	}
-	final := filepath.Join(dir, name)
-	if err := Discard(final); err != nil {
-		return err
-	}
-	if err := os.Rename(temp, final); err != nil {
-		return err
-	}
-	return atomicfile.SyncDir(dir)
+	return publish(temp, filepath.Join(dir, name))
 }
 
 // fetch writes an object to a file, which must have the size and hash of want, unless want is zero.
