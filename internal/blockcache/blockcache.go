@@ -5,7 +5,7 @@
 // read from the cache compares the block with its sum. So a block is never wrong: a write that a
 // kill or a crash has interrupted, a block that another process removes at the same time, and a
 // damaged disk all look like a block that is absent, which is fetched again. A folder that is full
-// or cannot be written makes reads slower, never wrong.
+// or cannot be written makes reads of blocks slower, never wrong. Complete files need space in it.
 package blockcache
 
 import (

@@ -28,11 +28,16 @@ var opened atomic.Pointer[Cache]
 func Failure() error {
 	if c := opened.Load(); c != nil {
 		if err := c.failure.Load(); err != nil {
-			return fmt.Errorf("the cache %s cannot keep remote data, which is fetched again for each read: %w; free "+
-				"space, or set %s to another folder", c.dir, *err, FolderVariable)
+			return fmt.Errorf("remote data is fetched again for each read: %w", c.unable(*err))
 		}
 	}
 	return nil
+}
+
+// unable returns the error about a folder that cannot keep data.
+func (c *Cache) unable(err error) error {
+	return fmt.Errorf("the cache %s cannot keep remote data: %w; free space, or set %s to another folder", c.dir, err,
+		FolderVariable)
 }
 
 // Default returns the cache that all parts of this process use. Its folder is in the user's folder

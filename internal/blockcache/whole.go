@@ -24,7 +24,7 @@ const (
 // it is fetched. identity and size are as in [Cache.File]. check, which may be nil, gets the
 // SHA-256 of a fetched file; if it returns an error, the file is not kept. A copy that the cache
 // has is hashed, and fetched again if it is damaged. It may be removed at any time, so open it at
-// once, and repeat the call if it is gone.
+// once, and repeat the call if it is gone. If the folder is full, Whole fails.
 func (c *Cache) Whole(ctx context.Context, identity string, size int64, source Source,
 	check func(sha256hex string) error) (path string, err error) {
 	path = c.path(identity, wholeEnding)
@@ -93,7 +93,7 @@ func (c *Cache) fetchWhole(ctx context.Context, path string, size int64, source 
 	check func(sha256hex string) error) (err error) {
 	out, err := os.CreateTemp(c.dir, "*"+tempEnding)
 	if err != nil {
-		return fmt.Errorf("caching a remote file: %w", err)
+		return c.unable(err)
 	}
 	defer func() {
 		if err = errors.Join(err, out.Close()); err == nil {
@@ -116,7 +116,7 @@ func (c *Cache) fetchWhole(ctx context.Context, path string, size int64, source 
 				return err
 			}
 			if _, err := out.WriteAt(p, at); err != nil {
-				return fmt.Errorf("caching a remote file: %w", err)
+				return c.unable(err)
 			}
 			return nil
 		})
@@ -129,7 +129,9 @@ func (c *Cache) fetchWhole(ctx context.Context, path string, size int64, source 
 		err = check(sum)
 	}
 	if err == nil {
-		err = os.WriteFile(sumPath(path), []byte(sum), 0o600)
+		if err = os.WriteFile(sumPath(path), []byte(sum), 0o600); err != nil {
+			err = c.unable(err)
+		}
 	}
 	if err != nil {
 		return err
