@@ -28,16 +28,13 @@ until --samples samples have arrived, with the first batch. "samples/s" are the 
 time. "bytes" are the bytes of all responses per byte of the samples' tokens. MB are 10^6 bytes.
 """
 
-import argparse, glob, json, os, pathlib, shutil, statistics, subprocess, sys, tempfile, time, urllib.request
+import argparse, glob, json, os, pathlib, shutil, statistics, subprocess, sys, tempfile, time
 
 here = pathlib.Path(__file__).resolve().parent
-KEYS = {
-    "AWS_ACCESS_KEY_ID": "user",
-    "AWS_SECRET_ACCESS_KEY": "password123",
-    "AWS_REGION": "us-east-1",
-    "AWS_DEFAULT_REGION": "us-east-1",
-}
-PORTS = 7170, 7171  # of the server, of the link
+sys.path.append(str(here.parent / "conformance"))
+import objectserver
+
+PORT = 7170  # of the server; the link has the next one
 
 
 # ---- one measurement, in its own process: --inside SIDE WORKERS
@@ -88,8 +85,8 @@ def inside(o, side, workers):
                 seed=1,
                 storage_options={
                     "endpoint_url": os.environ["AWS_ENDPOINT_URL"],
-                    "aws_access_key_id": KEYS["AWS_ACCESS_KEY_ID"],
-                    "aws_secret_access_key": KEYS["AWS_SECRET_ACCESS_KEY"],
+                    "aws_access_key_id": objectserver.KEYS["AWS_ACCESS_KEY_ID"],
+                    "aws_secret_access_key": objectserver.KEYS["AWS_SECRET_ACCESS_KEY"],
                 },
             )
             loader = StreamingDataLoader(data, batch_size=o.batch_size, num_workers=workers)
@@ -184,11 +181,6 @@ def prepare(o):
 # ---- the comparison
 
 
-def stats(o):
-    with urllib.request.urlopen(f"http://127.0.0.1:{PORTS[1]}/_stats") as r:
-        return json.load(r)
-
-
 def run_mula(o, plan, env):
     began = time.perf_counter()
     p = subprocess.Popen(
@@ -237,22 +229,9 @@ def main():
     o.samples -= o.samples % o.batch_size
     prepare(o)
 
-    link = f"http://127.0.0.1:{PORTS[1]}"
-    env = {**os.environ, **KEYS, "AWS_ENDPOINT_URL": link, "PYTHONWARNINGS": "ignore"}
-    program = str(o.work / "slowlink")
-    subprocess.run(["go", "build", "-o", program, "./benchmarks/slowlink"], cwd=here.parent, check=True)
-    server = subprocess.Popen(
-        [o.server, "--quiet", "--port", f"127.0.0.1:{PORTS[0]}", "posix", o.work / "store"],
-        env=os.environ
-        | {"ROOT_ACCESS_KEY": KEYS["AWS_ACCESS_KEY_ID"], "ROOT_SECRET_KEY": KEYS["AWS_SECRET_ACCESS_KEY"]},
-        stdout=subprocess.DEVNULL,
-    )
-    slow = subprocess.Popen(
-        [program, "-listen", f"127.0.0.1:{PORTS[1]}", "-server", f"http://127.0.0.1:{PORTS[0]}"]
-        + ["-latency", o.latency, "-rate", str(o.rate)]
-    )
-    try:
-        time.sleep(2)
+    link_flags = ["-latency", o.latency, "-rate", str(o.rate)]
+    with objectserver.running(o.server, o.work, PORT, *link_flags) as (_, link):
+        env = {**os.environ, **objectserver.KEYS, "AWS_ENDPOINT_URL": link, "PYTHONWARNINGS": "ignore"}
         plans = {}
         for name, shuffle in (("mula", ""), ("mula, shuffle", "shuffle: {block: 128, group: 64}\n")):
             config = o.work / "blend.yaml"
@@ -268,7 +247,7 @@ def main():
         }
         for _ in range(o.rounds):
             for name, list_ in runs.items():
-                stats(o)
+                objectserver.stats(link)
                 if name in plans:
                     cache = tempfile.mkdtemp(dir=o.work)
                     found = run_mula(o, plans[name], {**env, "MULA_CACHE": cache})
@@ -287,7 +266,7 @@ def main():
                         continue
                     found = json.loads(lines[-1])
                     subprocess.run(["pkill", "-f", "--", f"--inside {side}"])  # workers
-                found |= stats(o)
+                found |= objectserver.stats(link)
                 list_.append(found)
                 for left in o.work.glob("tmp*"):
                     shutil.rmtree(left, ignore_errors=True)
@@ -304,9 +283,6 @@ def main():
                     f"| {name} | {m('first'):.2f} | {m('all'):.2f} | {m('samples') / m('all'):,.0f} | "
                     f"{m('requests'):,.0f} | {m('bytes') / used:.2f} |"
                 )
-    finally:
-        slow.kill()
-        server.kill()
 
 
 if __name__ == "__main__":

@@ -14,11 +14,12 @@ same shards, plan, fingerprints and weights, byte for byte. Prints a line for ea
 with 1 at the first difference.
 """
 
-import argparse, hashlib, json, os, pathlib, random, shutil, signal, subprocess, sys, tempfile, time, urllib.request
+import argparse, hashlib, json, os, pathlib, random, shutil, signal, subprocess, sys, tempfile, time
+
+import objectserver
 
 here = pathlib.Path(__file__).resolve().parent
-PORTS = 7180, 7181  # of the server, of the link
-KEYS = {"AWS_ACCESS_KEY_ID": "user", "AWS_SECRET_ACCESS_KEY": "password123", "AWS_REGION": "us-east-1"}
+PORT = 7180  # of the server; the link has the next one
 TRAIN = """plan: s3://data/{run}/plan.json
 output: run
 model: {{preset: mula-nano, vocab_size: 50304, num_hidden_layers: 1, hidden_size: 16, intermediate_size: 8}}
@@ -131,33 +132,18 @@ def main():
     texts.mkdir(parents=True)
     for f in o.texts:
         shutil.copy(f, texts / f"{f.parent.name}-{f.name}")
-    program = str(o.work / "slowlink")
-    subprocess.run(["go", "build", "-o", program, "./benchmarks/slowlink"], cwd=here.parent, check=True)
-    server = subprocess.Popen(
-        [o.server, "--quiet", "--port", f"127.0.0.1:{PORTS[0]}", "posix", o.work / "store"],
-        env=os.environ
-        | {"ROOT_ACCESS_KEY": KEYS["AWS_ACCESS_KEY_ID"], "ROOT_SECRET_KEY": KEYS["AWS_SECRET_ACCESS_KEY"]},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    link = subprocess.Popen(
-        [program, "-listen", f"127.0.0.1:{PORTS[1]}", "-server", f"http://127.0.0.1:{PORTS[0]}", "-latency", "1ms"]
-        + ["-faults", str(o.rate), "-seed", str(o.seed)],
-        stderr=subprocess.DEVNULL,
-    )
-    env = {**os.environ, **KEYS}
-    try:
-        time.sleep(2)
-        want = Job(o, "calm", {**env, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{PORTS[0]}"}, None).all()
+    env = {**os.environ, **objectserver.KEYS}
+    flags = ["-latency", "1ms", "-faults", str(o.rate), "-seed", str(o.seed)]
+    with objectserver.running(o.server, o.work, PORT, *flags) as (server, link):
+        want = Job(o, "calm", {**env, "AWS_ENDPOINT_URL": server}, None).all()
         print(f"without faults: {want}", flush=True)
         chaos, faults, run = random.Random(o.seed), 0, 0
         while faults < o.faults:
             run += 1
             began = time.perf_counter()
-            job = Job(o, f"run{run}", {**env, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{PORTS[1]}"}, chaos)
+            job = Job(o, f"run{run}", {**env, "AWS_ENDPOINT_URL": link}, chaos)
             found = job.all()
-            with urllib.request.urlopen(f"http://127.0.0.1:{PORTS[1]}/_stats") as r:
-                counted = json.load(r)["faults"]
+            counted = objectserver.stats(link)["faults"]
             faults += counted + job.kills + job.damaged
             print(
                 f"run {run}: {counted} failed requests, {job.kills} kills, {job.damaged} damaged files of the cache; "
@@ -169,9 +155,6 @@ def main():
                 sys.exit(1)
             shutil.rmtree(job.folder)
             shutil.rmtree(o.work / "store/data" / job.run)
-    finally:
-        link.kill()
-        server.kill()
 
 
 if __name__ == "__main__":
