@@ -72,13 +72,12 @@ func (d *Data) Fetch(ctx context.Context, samples []Sample, o FetchOptions) erro
 	g.SetLimit(blockcache.Parallel)
 	for _, r := range joined(list) {
 		g.Go(func() error {
-			err := d.pool.Read(d.firsts[r.source]+r.shard, func(s *shards.Shard) error {
-				return s.Fetch(ctx, r.from, r.to, o.Starts)
+			return d.pool.Read(d.firsts[r.source]+r.shard, func(s *shards.Shard) error {
+				if err := s.Fetch(ctx, r.from, r.to, o.Starts); err != nil {
+					return fmt.Errorf("source %q: %w", d.Sources[r.source].Name, err)
+				}
+				return nil
 			})
-			if err != nil {
-				return fmt.Errorf("source %q: %w", d.Sources[r.source].Name, err)
-			}
-			return nil
 		})
 	}
 	return g.Wait()

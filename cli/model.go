@@ -9,7 +9,6 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"mula/internal/objects"
 	"mula/internal/quantity"
 	"mula/moe"
 	"mula/tokenize"
@@ -96,10 +95,6 @@ func checkComputing(c *cli.Context) error {
 }
 
 func exists(path string) bool {
-	if objects.IsURL(path) {
-		_, err := objects.Stat(context.Background(), path)
-		return err == nil
-	}
 	_, err := os.Stat(path)
 	return err == nil
 }
