@@ -270,19 +270,8 @@ func (s *azureStore) list(ctx context.Context, prefix string, flat bool, token s
 	return entries, page.NextMarker, nil
 }
 
-func (s *azureStore) put(ctx context.Context, key string, data []byte, c condition) error {
-	h := http.Header{"X-Ms-Blob-Type": {"BlockBlob"}}
-	if c.absent {
-		h.Set("If-None-Match", "*")
-	}
-	if c.version != "" {
-		h.Set("If-Match", `"`+c.version+`"`)
-	}
-	err := s.call(ctx, http.MethodPut, key, nil, h, data)
-	if f := (*failure)(nil); c.absent && errors.As(err, &f) && f.status == http.StatusConflict {
-		f.kind = ErrChanged // the blob exists
-	}
-	return err
+func (s *azureStore) put(ctx context.Context, key string, data []byte) error {
+	return s.call(ctx, http.MethodPut, key, nil, http.Header{"X-Ms-Blob-Type": {"BlockBlob"}}, data)
 }
 
 // call sends a request whose response has no content.

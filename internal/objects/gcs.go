@@ -194,20 +194,14 @@ func (s *gcsStore) list(ctx context.Context, prefix string, flat bool, token str
 	return entries, page.NextPageToken, nil
 }
 
-func (s *gcsStore) uploadAddress(key, kind string, c condition) string {
+func (s *gcsStore) uploadAddress(key, kind string) string {
 	query := url.Values{"uploadType": {kind}, "name": {key}}
-	if c.absent {
-		query.Set("ifGenerationMatch", "0")
-	}
-	if c.version != "" {
-		query.Set("ifGenerationMatch", c.version)
-	}
 	return fmt.Sprintf("%s/upload/storage/v1/b/%s/o?%s", s.base, s.bucket, query.Encode())
 }
 
-func (s *gcsStore) put(ctx context.Context, key string, data []byte, c condition) error {
+func (s *gcsStore) put(ctx context.Context, key string, data []byte) error {
 	h := http.Header{"Content-Type": {"application/octet-stream"}}
-	resp, err := s.send(ctx, http.MethodPost, s.uploadAddress(key, "media", c), h, data)
+	resp, err := s.send(ctx, http.MethodPost, s.uploadAddress(key, "media"), h, data)
 	if err != nil {
 		return err
 	}
@@ -226,7 +220,7 @@ func (s *gcsStore) remove(ctx context.Context, key string) error {
 
 func (s *gcsStore) upload(ctx context.Context, key string) (upload, error) {
 	h := http.Header{"X-Upload-Content-Type": {"application/octet-stream"}}
-	resp, err := s.send(ctx, http.MethodPost, s.uploadAddress(key, "resumable", condition{}), h, nil)
+	resp, err := s.send(ctx, http.MethodPost, s.uploadAddress(key, "resumable"), h, nil)
 	if err != nil {
 		return nil, err
 	}

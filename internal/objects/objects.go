@@ -70,7 +70,7 @@ type store interface {
 	// list returns a page of the keys with a prefix, in bytewise order, and the token of the next
 	// page. With flat, keys with a slash after the prefix are omitted. The URLs are the keys.
 	list(ctx context.Context, prefix string, flat bool, token string) (entries []Entry, next string, err error)
-	put(ctx context.Context, key string, data []byte, c condition) error
+	put(ctx context.Context, key string, data []byte) error
 	// upload starts an object of several parts.
 	upload(ctx context.Context, key string) (upload, error)
 	remove(ctx context.Context, key string) error
@@ -85,12 +85,6 @@ type upload interface {
 	// finish makes the object appear. It may be repeated.
 	finish(ctx context.Context, parts int, size int64) error
 	abort(ctx context.Context) error
-}
-
-// A condition of a write.
-type condition struct {
-	absent  bool   // the object must not exist
-	version string // the object must have this version, unless it is ""
 }
 
 // A location is an object in its store.

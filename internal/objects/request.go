@@ -149,8 +149,7 @@ func failed(resp *http.Response) *failure {
 		f.again = true
 	}
 	switch f.code { // of S3
-	case "RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch", "OperationAborted",
-		"ConditionalRequestConflict":
+	case "RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch", "OperationAborted":
 		f.again = true
 	}
 	if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && seconds > 0 {

@@ -316,15 +316,8 @@ func (s *s3Store) list(ctx context.Context, prefix string, flat bool, token stri
 	return entries, result.NextContinuationToken, nil
 }
 
-func (s *s3Store) put(ctx context.Context, key string, data []byte, c condition) error {
-	h := http.Header{}
-	if c.absent {
-		h.Set("If-None-Match", "*")
-	}
-	if c.version != "" {
-		h.Set("If-Match", `"`+c.version+`"`)
-	}
-	_, err := s.call(ctx, http.MethodPut, key, nil, h, data, nil)
+func (s *s3Store) put(ctx context.Context, key string, data []byte) error {
+	_, err := s.call(ctx, http.MethodPut, key, nil, nil, data, nil)
 	return err
 }
 

@@ -1,7 +1,6 @@
 package objects
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -121,7 +120,7 @@ func (w *Writer) Close() error {
 	}
 	if w.up == nil {
 		w.err = errClosed
-		return write(w.ctx, w.at, w.buf, condition{})
+		return write(w.ctx, w.at, w.buf)
 	}
 	if w.send(); w.err != nil {
 		return w.abort(w.err)
@@ -173,54 +172,18 @@ func (w *Writer) abort(why error) error {
 
 // WriteFile writes an object.
 func WriteFile(ctx context.Context, address string, data []byte) error {
-	return writeIf(ctx, address, data, condition{})
-}
-
-// WriteNew writes an object that does not exist. If it exists, the error wraps [io/fs.ErrExist].
-// Only one of several writers succeeds, even at the same time.
-func WriteNew(ctx context.Context, address string, data []byte) error {
-	err := writeIf(ctx, address, data, condition{absent: true})
-	if errors.Is(err, ErrChanged) {
-		return fmt.Errorf("%s: %w", Clean(address), fs.ErrExist)
-	}
-	return err
-}
-
-// Replace writes an object if its version is still the one of was. Otherwise the error wraps
-// [ErrChanged].
-func Replace(ctx context.Context, address string, data []byte, was Info) error {
-	if was.Version == "" {
-		return fmt.Errorf("%s: the version to replace is unknown", Clean(address))
-	}
-	err := writeIf(ctx, address, data, condition{version: was.Version})
-	if errors.Is(err, fs.ErrNotExist) { // as S3 says of an object that was removed
-		return fmt.Errorf("%w: %w", ErrChanged, err)
-	}
-	return err
-}
-
-func writeIf(ctx context.Context, address string, data []byte, c condition) error {
 	l, err := locateObject(ctx, address)
 	if err != nil {
 		return err
 	}
-	return write(ctx, l, data, c)
+	return write(ctx, l, data)
 }
 
-// write sends one request with the data. If the response to an earlier try was lost, the condition
-// may fail because of that try: then the object has the data.
-func write(ctx context.Context, l location, data []byte, c condition) error {
-	tries := 0
+// write sends one request with the data.
+func write(ctx context.Context, l location, data []byte) error {
 	err := retry(ctx, l, func(ctx context.Context) error {
-		tries++
-		return limited(ctx, len(data), func(ctx context.Context) error { return l.put(ctx, l.key, data, c) })
+		return limited(ctx, len(data), func(ctx context.Context) error { return l.put(ctx, l.key, data) })
 	})
-	if errors.Is(err, ErrChanged) && tries > 1 {
-		now, _, readErr := ReadFile(ctx, l.base+l.key, int64(len(data)))
-		if readErr == nil && bytes.Equal(now, data) {
-			err = nil
-		}
-	}
 	if err == nil {
 		counters.written.Add(int64(len(data)))
 	}

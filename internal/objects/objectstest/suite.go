@@ -60,7 +60,6 @@ func Run(t *testing.T, p Place) {
 		{"ReadOnly", s.readOnly, p.Put != nil},
 		{"Names", s.names, p.Put == nil},
 		{"Write", s.write, p.Put == nil},
-		{"Conditions", s.conditions, p.Put == nil},
 		{"LostResponses", s.lostResponses, p.Put == nil},
 		{"FailedUpload", s.failedUpload, p.Put == nil},
 	} {
@@ -402,12 +401,9 @@ func (s *suite) writeWithFaults(t *testing.T, seed uint64) {
 	s.same(t, at, large)
 	for i := range byte(3) {
 		check("remove", objects.Remove(s.ctx, other))
-		check("write new", objects.WriteNew(s.ctx, other, []byte{byte(seed), i}))
-		s.is(t, objects.WriteNew(s.ctx, other, []byte{99}), fs.ErrExist, other)
-		info, err := objects.Stat(s.ctx, other)
-		check("stat", err)
-		check("replace", objects.Replace(s.ctx, other, []byte{byte(seed), i, 1}, info))
-		s.is(t, objects.Replace(s.ctx, other, []byte{99}, info), objects.ErrChanged, other)
+		check("write file", objects.WriteFile(s.ctx, other, []byte{byte(seed), i}))
+		s.same(t, other, []byte{byte(seed), i})
+		check("write file again", objects.WriteFile(s.ctx, other, []byte{byte(seed), i, 1}))
 		s.same(t, other, []byte{byte(seed), i, 1})
 	}
 	check("remove", objects.Remove(s.ctx, other))
@@ -503,8 +499,7 @@ func (s *suite) readOnly(t *testing.T) {
 		w.Write([]byte("x"))
 		err = w.Close()
 	}
-	for _, err := range []error{err, objects.WriteFile(s.ctx, at, nil), objects.WriteNew(s.ctx, at, nil),
-		objects.Remove(s.ctx, at)} {
+	for _, err := range []error{err, objects.WriteFile(s.ctx, at, nil), objects.Remove(s.ctx, at)} {
 		s.is(t, err, errors.ErrUnsupported, at)
 	}
 }
@@ -606,58 +601,7 @@ func (s *suite) write(t *testing.T) {
 	}
 }
 
-func (s *suite) conditions(t *testing.T) {
-	at := s.URL + "conditions/claim"
-	race := func(write func(i int) error, kind error) byte {
-		t.Helper()
-		var group sync.WaitGroup
-		errs := make([]error, 8)
-		for i := range errs {
-			group.Go(func() { errs[i] = write(i) })
-		}
-		group.Wait()
-		winner := -1
-		for i, err := range errs {
-			switch {
-			case err == nil && winner >= 0:
-				t.Errorf("%d and %d both succeeded", winner, i)
-			case err == nil:
-				winner = i
-			default:
-				s.is(t, err, kind, at)
-			}
-		}
-		if winner < 0 {
-			t.Fatal("no writer succeeded")
-		}
-		return byte(winner)
-	}
-	for range 5 {
-		if err := objects.Remove(s.ctx, at); err != nil {
-			t.Fatal(err)
-		}
-		was, err := objects.Stat(s.ctx, at)
-		s.is(t, err, fs.ErrNotExist, at)
-		if err := objects.Replace(s.ctx, at, nil, was); err == nil {
-			t.Error("an object without a version was replaced")
-		}
-		first := race(func(i int) error { return objects.WriteNew(s.ctx, at, []byte{byte(i)}) }, fs.ErrExist)
-		s.same(t, at, []byte{first})
-		if was, err = objects.Stat(s.ctx, at); err != nil {
-			t.Fatal(err)
-		}
-		second := race(func(i int) error { return objects.Replace(s.ctx, at, []byte{byte(i), 1}, was) },
-			objects.ErrChanged)
-		s.same(t, at, []byte{second, 1})
-		if err := objects.Remove(s.ctx, at); err != nil {
-			t.Fatal(err)
-		}
-		s.is(t, objects.Replace(s.ctx, at, []byte{9}, was), objects.ErrChanged, at)
-	}
-}
-
-// A request that succeeded, but whose response was lost, is not taken as the request of another
-// process when it is repeated.
+// A request that succeeded, but whose response was lost, can be repeated.
 func (s *suite) lostResponses(t *testing.T) {
 	loseFirst := func() {
 		seen := make(map[string]bool)
@@ -673,18 +617,10 @@ func (s *suite) lostResponses(t *testing.T) {
 	}
 	at := s.URL + "lost/x"
 	loseFirst()
-	if err := objects.WriteNew(s.ctx, at, []byte("mine")); err != nil {
+	if err := objects.WriteFile(s.ctx, at, []byte("mine")); err != nil {
 		t.Error(err)
 	}
-	info, err := objects.Stat(s.ctx, at)
-	if err != nil {
-		t.Fatal(err)
-	}
-	loseFirst()
-	if err := objects.Replace(s.ctx, at, []byte("mine, too"), info); err != nil {
-		t.Error(err)
-	}
-	s.same(t, at, []byte("mine, too"))
+	s.same(t, at, []byte("mine"))
 	loseFirst()
 	want := content(50, 33<<20)
 	w, err := objects.Create(s.ctx, at)
