@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"time"
 
@@ -168,6 +169,19 @@ func (w *Writer) abort(why error) error {
 	}
 	w.up, w.err, w.buf = nil, errClosed, nil
 	return why
+}
+
+// Upload writes an object with all bytes of r.
+func Upload(ctx context.Context, address string, r io.Reader) error {
+	w, err := Create(ctx, address)
+	if err != nil {
+		return err
+	}
+	defer w.Abort()
+	if _, err := io.Copy(w, r); err != nil {
+		return err
+	}
+	return w.Close()
 }
 
 // WriteFile writes an object.

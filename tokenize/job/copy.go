@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -97,7 +96,7 @@ func (o *Options) copyShard(ctx context.Context, s ShardFile) error {
 		return fmt.Errorf("output: %w", err)
 	}
 	for _, path := range files {
-		if err := copyFile(ctx, path, to(path)); err != nil {
+		if err := upload(ctx, path, to(path)); err != nil {
 			return fmt.Errorf("copying %s: %w", path, err)
 		}
 	}
@@ -119,19 +118,11 @@ func sameSizes(ctx context.Context, files []string, to func(string) string) bool
 	return true
 }
 
-func copyFile(ctx context.Context, path, address string) error {
+func upload(ctx context.Context, path, address string) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	w, err := objects.Create(ctx, address)
-	if err != nil {
-		return err
-	}
-	defer w.Abort()
-	if _, err := io.CopyBuffer(struct{ io.Writer }{w}, f, make([]byte, 1<<20)); err != nil {
-		return err
-	}
-	return w.Close()
+	return objects.Upload(ctx, address, f)
 }

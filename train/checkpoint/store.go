@@ -92,12 +92,12 @@ func (u *Upload) Run(ctx context.Context, progress func()) error {
 	g.SetLimit(transfers)
 	for name, f := range u.files {
 		if name != manifestFile {
-			g.Go(func() error { return u.copy(gctx, name, f, progress) })
+			g.Go(func() error { return objects.Upload(gctx, u.url(name), reporting{f, progress}) })
 		}
 	}
 	err := g.Wait()
 	if err == nil {
-		err = u.copy(ctx, manifestFile, u.files[manifestFile], progress)
+		err = objects.Upload(ctx, u.url(manifestFile), reporting{u.files[manifestFile], progress})
 	}
 	if err != nil {
 		return fmt.Errorf("copying checkpoint %s: %w", u.name, err)
@@ -105,18 +105,8 @@ func (u *Upload) Run(ctx context.Context, progress func()) error {
 	return nil
 }
 
-// copy writes one object.
-func (u *Upload) copy(ctx context.Context, name string, f *os.File, progress func()) error {
-	w, err := objects.Create(ctx, objects.Join(u.store.url, u.name+"/"+name))
-	if err != nil {
-		return err
-	}
-	defer w.Abort()
-	if _, err := io.Copy(w, reporting{f, progress}); err != nil {
-		return err
-	}
-	return w.Close()
-}
+// url returns the URL of a file in the copy.
+func (u *Upload) url(name string) string { return objects.Join(u.store.url, u.name+"/"+name) }
 
 // reporting calls progress after each read.
 type reporting struct {
