@@ -70,7 +70,7 @@ func pretended(t *testing.T) {
 	}
 	defer d.Close()
 	if file := d.matrixFile(); file != pvcFile {
-		t.Fatalf("the products are those of %q", file)
+		t.Fatalf("matrix products use the kernels of %q, want %q", file, pvcFile)
 	}
 	const rows, n, k = 40, 72, 24
 	counts := uploadInts(t, d, []int32{33, 0, 7})
