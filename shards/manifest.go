@@ -503,7 +503,7 @@ func (s *Shard) locateDamage(ctx context.Context, err error) error {
 
 // verifyFile hashes a file from its start and compares it with want.
 func verifyFile(ctx context.Context, f io.Reader, path string, want FileInfo, progress func(bytes int64)) error {
-	found, err := hashFile(ctx, f, path, progress)
+	found, err := hashFile(ctx, f, path, nil, progress)
 	if err == nil && found != want {
 		err = wrongFile(path, want, found)
 	}
@@ -537,25 +537,39 @@ func HashFile(ctx context.Context, path string, progress func(bytes int64)) (sha
 		return "", 0, err
 	}
 	defer f.Close()
-	info, err := hashFile(ctx, f, path, progress)
+	info, err := hashFile(ctx, f, path, nil, progress)
 	return info.SHA256, info.Bytes, err
 }
 
 // hashBuffers has the buffers of hashFile: thousands of small files must not clear a buffer each.
 var hashBuffers = sync.Pool{New: func() any { return new([1 << 20]byte) }}
 
-func hashFile(ctx context.Context, f io.Reader, path string, progress func(bytes int64)) (info FileInfo, err error) {
+// hashFile hashes a file from its start. visit, if not nil, is called with all bytes of the file in
+// order, in pieces of 1 MiB. The last piece may be shorter.
+func hashFile(ctx context.Context, f io.Reader, path string, visit func(data []byte) error,
+	progress func(bytes int64)) (info FileInfo, err error) {
 	h := sha256.New()
 	buffer := hashBuffers.Get().(*[1 << 20]byte)
 	defer hashBuffers.Put(buffer)
-	block := buffer[:]
 	for {
-		if err := ctx.Err(); err != nil {
-			return FileInfo{}, fmt.Errorf("hashing %s: %w", path, err)
+		if ctx.Err() != nil {
+			return FileInfo{}, fmt.Errorf("hashing %s: %w", path, context.Cause(ctx))
 		}
-		n, err := f.Read(block)
-		h.Write(block[:n])
+		// Unlike io.ReadFull, this does not take io.ErrUnexpectedEOF of a connection for the end.
+		n, err := 0, error(nil)
+		for n < len(buffer) && err == nil {
+			var more int
+			more, err = f.Read(buffer[n:])
+			n += more
+		}
+		data := buffer[:n]
+		h.Write(data)
 		info.Bytes += int64(n)
+		if visit != nil {
+			if err := visit(data); err != nil {
+				return FileInfo{}, err
+			}
+		}
 		if progress != nil && n > 0 {
 			progress(int64(n))
 		}

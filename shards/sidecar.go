@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"hash/maphash"
-	"io"
 	"math"
 	"os"
 
@@ -108,7 +107,6 @@ type sidecarReader struct {
 	ctx      context.Context
 	block    func(suffix string, number int64, data []byte)
 	progress func(bytes int64)
-	buffer   []byte
 }
 
 // read reads a file, which must have the given size, and passes its bytes to add in pieces that
@@ -124,44 +122,29 @@ func (r *sidecarReader) read(prefix, suffix string, size int64, add func(data []
 		return FileInfo{}, err
 	}
 	defer f.Close()
-	if r.buffer == nil {
-		r.buffer = make([]byte, 1<<20)
-	}
-	hash := sha256.New()
 	at := int64(0)
-	for {
-		if r.ctx.Err() != nil {
-			return FileInfo{}, fmt.Errorf("hashing %s: %w", path, context.Cause(r.ctx))
-		}
-		n, err := io.ReadFull(f, r.buffer)
-		data := r.buffer[:n]
-		hash.Write(data)
+	info, err := hashFile(r.ctx, f, path, func(data []byte) error {
 		if err := add(data); err != nil {
-			return FileInfo{}, err
+			return err
 		}
-		for first := 0; first < n; first += sumsBlock {
-			r.block(suffix, (at+int64(first))/sumsBlock, data[first:min(first+sumsBlock, n)])
+		for first := 0; first < len(data); first += sumsBlock {
+			r.block(suffix, (at+int64(first))/sumsBlock, data[first:min(first+sumsBlock, len(data))])
 		}
-		at += int64(n)
-		if r.progress != nil && n > 0 {
-			r.progress(int64(n))
-		}
-		if err == io.EOF || err == io.ErrUnexpectedEOF {
-			break
-		}
-		if err != nil {
-			return FileInfo{}, fmt.Errorf("hashing: %w", err)
-		}
+		at += int64(len(data))
+		return nil
+	}, r.progress)
+	if err != nil {
+		return FileInfo{}, err
 	}
 	after, err := versionOf(r.ctx, path)
 	if err != nil {
 		return FileInfo{}, err
 	}
-	if at != size || after != before {
+	if info.Bytes != size || after != before {
 		return FileInfo{}, fmt.Errorf("%s: the file changed while it was read: it has %d bytes, want %d; wait "+
-			"until its writer has finished, or restore it: %w", path, at, size, ErrCorrupt)
+			"until its writer has finished, or restore it: %w", path, info.Bytes, size, ErrCorrupt)
 	}
-	return FileInfo{at, hex.EncodeToString(hash.Sum(nil))}, nil
+	return info, nil
 }
 
 // versionOf describes a file or an object: it changes when the content does.

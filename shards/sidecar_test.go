@@ -4,11 +4,13 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"testing/iotest"
 )
 
 // writeForeign writes a shard as another program may write it, with documents of several sequences.
@@ -161,6 +163,14 @@ func TestSidecarOfDamagedIndex(t *testing.T) {
 	}
 	if _, _, _, err := describe(t, prefix, prefix); err == nil || !strings.Contains(err.Error(), "cut short") {
 		t.Errorf("a .bin that was cut short: %v", err)
+	}
+}
+
+// A connection that ends early is an error, not the end of the file.
+func TestHashOfCutStream(t *testing.T) {
+	cut := io.MultiReader(strings.NewReader("abc"), iotest.ErrReader(io.ErrUnexpectedEOF))
+	if info, err := hashFile(t.Context(), cut, "x", nil, nil); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("%+v, %v", info, err)
 	}
 }
 
