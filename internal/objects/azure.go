@@ -1,7 +1,6 @@
 package objects
 
 import (
-	"bytes"
 	"context"
 	"crypto/hmac"
 	"crypto/md5"
@@ -11,7 +10,6 @@ import (
 	"encoding/xml"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net/http"
 	"net/url"
@@ -109,27 +107,28 @@ func loadAzure() (*azureAccount, error) {
 func locateAzure(_ context.Context, scheme, rest string) (location, error) {
 	return splitBucket(scheme, rest, func(container string) (store, error) {
 		a, err := azureAccounts.get(azureSettings, loadAzure)
-		return &azureStore{a, container}, err
+		s := &azureStore{azureAccount: a, container: container}
+		s.send = s.sendSigned
+		return s, err
 	})
 }
 
 type azureStore struct {
+	tagged
 	*azureAccount
 	container string
 }
 
-func (s *azureStore) send(ctx context.Context, method, key string, query url.Values, h http.Header, data []byte) (
+// sendSigned sends a request with the account's credentials.
+func (s *azureStore) sendSigned(ctx context.Context, method, key string, query url.Values, h http.Header, data []byte) (
 	*http.Response, error) {
 	address := s.base + "/" + escapePath(s.container)
 	if key != "" {
 		address += "/" + escapePath(key)
 	}
-	req, err := http.NewRequestWithContext(ctx, method, address, bytes.NewReader(data))
+	req, err := newRequest(ctx, method, address, h, data)
 	if err != nil {
 		return nil, err
-	}
-	if h != nil {
-		req.Header = h.Clone()
 	}
 	req.Header.Set("X-Ms-Version", azureVersion)
 	req.Header.Set("X-Ms-Date", time.Now().UTC().Format(http.TimeFormat))
@@ -198,28 +197,6 @@ func (s *azureStore) sign(req *http.Request, query url.Values) {
 	req.Header.Set("Authorization", "SharedKey "+s.account+":"+base64.StdEncoding.EncodeToString(mac.Sum(nil)))
 }
 
-func (s *azureStore) stat(ctx context.Context, key string) (Info, error) {
-	resp, err := s.send(ctx, http.MethodHead, key, nil, nil, nil)
-	if err != nil {
-		return Info{}, err
-	}
-	resp.Body.Close()
-	info := s.info(resp)
-	info.Size = resp.ContentLength
-	return info, nil
-}
-
-func (s *azureStore) info(r *http.Response) Info { return taggedInfo(r.Header) }
-
-func (s *azureStore) get(ctx context.Context, key string, off, n int64, version string) (*http.Response, error) {
-	h := http.Header{}
-	setRange(h, off, n)
-	if version != "" {
-		h.Set("If-Match", `"`+version+`"`)
-	}
-	return s.send(ctx, http.MethodGet, key, nil, h, nil)
-}
-
 func (s *azureStore) list(ctx context.Context, prefix string, flat bool, token string) (entries []Entry, next string,
 	err error) {
 	query := url.Values{"restype": {"container"}, "comp": {"list"}, "prefix": {prefix}}
@@ -228,15 +205,6 @@ func (s *azureStore) list(ctx context.Context, prefix string, flat bool, token s
 	}
 	if token != "" {
 		query.Set("marker", token)
-	}
-	resp, err := s.send(ctx, http.MethodGet, "", query, nil, nil)
-	if err != nil {
-		return nil, "", err
-	}
-	defer discard(resp.Body)
-	text, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return nil, "", temporary(err)
 	}
 	type name struct {
 		Encoded bool   `xml:"Encoded,attr"`
@@ -253,8 +221,12 @@ func (s *azureStore) list(ctx context.Context, prefix string, flat bool, token s
 		} `xml:"Blobs>Blob"`
 		NextMarker string
 	}
-	if err := xml.Unmarshal(bytes.TrimPrefix(text, []byte("\xef\xbb\xbf")), &page); err != nil {
-		return nil, "", temporary(fmt.Errorf("unreadable response of the store: %w", err))
+	resp, err := s.send(ctx, http.MethodGet, "", query, nil, nil)
+	if err == nil {
+		err = decode(resp, xml.Unmarshal, &page)
+	}
+	if err != nil {
+		return nil, "", err
 	}
 	for _, b := range page.Blob {
 		key := b.Name.Text
@@ -271,21 +243,7 @@ func (s *azureStore) list(ctx context.Context, prefix string, flat bool, token s
 }
 
 func (s *azureStore) put(ctx context.Context, key string, data []byte) error {
-	return s.call(ctx, http.MethodPut, key, nil, http.Header{"X-Ms-Blob-Type": {"BlockBlob"}}, data)
-}
-
-// call sends a request whose response has no content.
-func (s *azureStore) call(ctx context.Context, method, key string, query url.Values, h http.Header, data []byte) error {
-	resp, err := s.send(ctx, method, key, query, h, data)
-	if err != nil {
-		return err
-	}
-	discard(resp.Body)
-	return nil
-}
-
-func (s *azureStore) remove(ctx context.Context, key string) error {
-	return s.call(ctx, http.MethodDelete, key, nil, nil, nil)
+	return done(s.send(ctx, http.MethodPut, key, nil, http.Header{"X-Ms-Blob-Type": {"BlockBlob"}}, data))
 }
 
 func (s *azureStore) upload(_ context.Context, key string) (upload, error) {
@@ -306,7 +264,8 @@ func (u *azureUpload) block(n int) string {
 }
 
 func (u *azureUpload) part(ctx context.Context, n int, _ int64, data []byte) error {
-	return u.call(ctx, http.MethodPut, u.key, url.Values{"comp": {"block"}, "blockid": {u.block(n)}}, nil, data)
+	query := url.Values{"comp": {"block"}, "blockid": {u.block(n)}}
+	return done(u.send(ctx, http.MethodPut, u.key, query, nil, data))
 }
 
 func (u *azureUpload) finish(ctx context.Context, parts int, _ int64) error {
@@ -321,7 +280,7 @@ func (u *azureUpload) finish(ctx context.Context, parts int, _ int64) error {
 	if err != nil {
 		return err
 	}
-	return u.call(ctx, http.MethodPut, u.key, url.Values{"comp": {"blocklist"}}, nil, text)
+	return done(u.send(ctx, http.MethodPut, u.key, url.Values{"comp": {"blocklist"}}, nil, text))
 }
 
 func (u *azureUpload) abort(context.Context) error { return nil }

@@ -12,5 +12,5 @@ func CreateContainer(ctx context.Context, address string) error {
 	if err != nil {
 		return err
 	}
-	return l.store.(*azureStore).call(ctx, http.MethodPut, "", url.Values{"restype": {"container"}}, nil, nil)
+	return done(l.store.(*azureStore).send(ctx, http.MethodPut, "", url.Values{"restype": {"container"}}, nil, nil))
 }

@@ -1,12 +1,10 @@
 package objects
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net/http"
 	"net/url"
@@ -75,12 +73,9 @@ func (s *gcsStore) object(key string, query url.Values) string {
 
 func (s *gcsStore) send(ctx context.Context, method, address string, h http.Header, data []byte, accept ...int) (
 	*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, method, address, bytes.NewReader(data))
+	req, err := newRequest(ctx, method, address, h, data)
 	if err != nil {
 		return nil, err
-	}
-	if h != nil {
-		req.Header = h.Clone()
 	}
 	if s.tokens != nil {
 		token, err := s.tokens.Token()
@@ -127,21 +122,13 @@ func (o gcsObject) info() (Info, error) {
 	return Info{size, o.Generation, o.Updated}, nil
 }
 
-func (s *gcsStore) decode(resp *http.Response, out any) error {
-	defer discard(resp.Body)
-	if err := json.NewDecoder(resp.Body).Decode(out); err != nil {
-		return temporary(fmt.Errorf("unreadable response of the store: %w", err))
-	}
-	return nil
-}
-
 func (s *gcsStore) stat(ctx context.Context, key string) (Info, error) {
 	resp, err := s.send(ctx, http.MethodGet, s.object(key, nil), nil, nil)
 	if err != nil {
 		return Info{}, err
 	}
 	var o gcsObject
-	if err := s.decode(resp, &o); err != nil {
+	if err := decode(resp, json.Unmarshal, &o); err != nil {
 		return Info{}, err
 	}
 	return o.info()
@@ -181,7 +168,7 @@ func (s *gcsStore) list(ctx context.Context, prefix string, flat bool, token str
 		Items         []gcsObject
 		NextPageToken string
 	}
-	if err := s.decode(resp, &page); err != nil {
+	if err := decode(resp, json.Unmarshal, &page); err != nil {
 		return nil, "", err
 	}
 	for _, o := range page.Items {
@@ -201,21 +188,11 @@ func (s *gcsStore) uploadAddress(key, kind string) string {
 
 func (s *gcsStore) put(ctx context.Context, key string, data []byte) error {
 	h := http.Header{"Content-Type": {"application/octet-stream"}}
-	resp, err := s.send(ctx, http.MethodPost, s.uploadAddress(key, "media"), h, data)
-	if err != nil {
-		return err
-	}
-	discard(resp.Body)
-	return nil
+	return done(s.send(ctx, http.MethodPost, s.uploadAddress(key, "media"), h, data))
 }
 
 func (s *gcsStore) remove(ctx context.Context, key string) error {
-	resp, err := s.send(ctx, http.MethodDelete, s.object(key, nil), nil, nil)
-	if err != nil {
-		return err
-	}
-	discard(resp.Body)
-	return nil
+	return done(s.send(ctx, http.MethodDelete, s.object(key, nil), nil, nil))
 }
 
 func (s *gcsStore) upload(ctx context.Context, key string) (upload, error) {
@@ -313,10 +290,5 @@ func received(resp *http.Response) int64 {
 }
 
 func (u *gcsUpload) abort(ctx context.Context) error {
-	resp, err := u.send(ctx, http.MethodDelete, u.at, nil, nil, 499) // 499: cancelled
-	if err != nil {
-		return err
-	}
-	io.Copy(io.Discard, resp.Body)
-	return resp.Body.Close()
+	return done(u.send(ctx, http.MethodDelete, u.at, nil, nil, 499)) // 499: cancelled
 }

@@ -97,12 +97,9 @@ func hubToken() string {
 // request sends a request to the hub, which may answer with a redirect.
 func (s *hubStore) request(ctx context.Context, method, address string, h http.Header) (*http.Response, error) {
 	for range 5 {
-		req, err := http.NewRequestWithContext(ctx, method, address, nil)
+		req, err := newRequest(ctx, method, address, h, nil)
 		if err != nil {
 			return nil, err
-		}
-		if h != nil {
-			req.Header = h.Clone()
 		}
 		if s.token != "" {
 			req.Header.Set("Authorization", "Bearer "+s.token)
@@ -226,10 +223,8 @@ func (s *hubStore) list(ctx context.Context, prefix string, flat bool, token str
 			Size            int64
 			LFS             *struct{ OID string }
 		}
-		err = json.NewDecoder(resp.Body).Decode(&page)
-		discard(resp.Body)
-		if err != nil {
-			return nil, "", temporary(fmt.Errorf("unreadable response of the hub: %w", err))
+		if err := decode(resp, json.Unmarshal, &page); err != nil {
+			return nil, "", err
 		}
 		for _, f := range page {
 			if f.Type != "file" || !strings.HasPrefix(f.Path, prefix) {

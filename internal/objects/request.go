@@ -158,6 +158,9 @@ func failed(resp *http.Response) *failure {
 	return f
 }
 
+// byteOrderMark is at the start of Azure's XML.
+const byteOrderMark = "\xef\xbb\xbf"
+
 // storeError reads code and message of an error of S3, Azure or Google.
 func storeError(text []byte) (code, message string) {
 	var x struct {
@@ -168,7 +171,7 @@ func storeError(text []byte) (code, message string) {
 	var j struct {
 		Error struct{ Message string }
 	}
-	text = bytes.TrimPrefix(text, []byte("\xef\xbb\xbf"))
+	text = bytes.TrimPrefix(text, []byte(byteOrderMark))
 	if xml.Unmarshal(text, &x) == nil {
 		code, message = x.Code, x.Message
 	} else if json.Unmarshal(text, &j) == nil {
@@ -257,6 +260,36 @@ func limited(ctx context.Context, n int, call func(context.Context) error) error
 	err := call(inner)
 	if err != nil && ctx.Err() == nil && inner.Err() != nil {
 		return temporary(fmt.Errorf("no response in %v", limit))
+	}
+	return err
+}
+
+// newRequest returns a request with data and a copy of the header h, which may be nil.
+func newRequest(ctx context.Context, method, address string, h http.Header, data []byte) (*http.Request, error) {
+	req, err := http.NewRequestWithContext(ctx, method, address, bytes.NewReader(data))
+	if err == nil && h != nil {
+		req.Header = h.Clone()
+	}
+	return req, err
+}
+
+// decode reads a short response into out with the function unmarshal.
+func decode(resp *http.Response, unmarshal func([]byte, any) error, out any) error {
+	defer discard(resp.Body)
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return temporary(err)
+	}
+	if err := unmarshal(bytes.TrimPrefix(text, []byte(byteOrderMark)), out); err != nil {
+		return temporary(fmt.Errorf("unexpected response of the store: %w", err))
+	}
+	return nil
+}
+
+// done ends a request whose response has no content of interest.
+func done(resp *http.Response, err error) error {
+	if err == nil {
+		discard(resp.Body)
 	}
 	return err
 }

@@ -1,7 +1,6 @@
 package objects
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -9,7 +8,6 @@ import (
 	"encoding/xml"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net/http"
 	"net/url"
@@ -132,11 +130,14 @@ func s3Endpoint(c aws.Config) (string, error) {
 func locateS3(_ context.Context, scheme, rest string) (location, error) {
 	return splitBucket(scheme, rest, func(bucket string) (store, error) {
 		a, err := s3Accounts.get(s3Settings, loadS3)
-		return &s3Store{a, bucket}, err
+		s := &s3Store{s3Account: a, bucket: bucket}
+		s.send = s.sendSigned
+		return s, err
 	})
 }
 
 type s3Store struct {
+	tagged
 	*s3Account
 	bucket string
 }
@@ -172,8 +173,9 @@ func escapePath(path string) string {
 	return b.String()
 }
 
-// send sends a signed request. If the bucket is in another region, it sends the request there.
-func (s *s3Store) send(ctx context.Context, method, key string, query url.Values, h http.Header, data []byte) (
+// sendSigned sends a signed request. If the bucket is in another region, it sends the request
+// there.
+func (s *s3Store) sendSigned(ctx context.Context, method, key string, query url.Values, h http.Header, data []byte) (
 	*http.Response, error) {
 	for second := false; ; second = true {
 		region := s.region
@@ -199,14 +201,11 @@ func (s *s3Store) send(ctx context.Context, method, key string, query url.Values
 
 func (s *s3Store) sendTo(ctx context.Context, region, method, key string, query url.Values, h http.Header,
 	data []byte) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, method, s.address(key, region), bytes.NewReader(data))
+	req, err := newRequest(ctx, method, s.address(key, region), h, data)
 	if err != nil {
 		return nil, err
 	}
 	req.URL.RawQuery = query.Encode()
-	if h != nil {
-		req.Header = h.Clone()
-	}
 	sum := sha256.Sum256(data)
 	hash := hex.EncodeToString(sum[:])
 	req.Header.Set("X-Amz-Content-Sha256", hash)
@@ -227,56 +226,13 @@ func (s *s3Store) sendTo(ctx context.Context, region, method, key string, query 
 	return resp, err
 }
 
-// call sends a request, and decodes the XML of the response into out unless it is nil.
-func (s *s3Store) call(ctx context.Context, method, key string, query url.Values, h http.Header, data []byte, out any) (
-	http.Header, error) {
-	resp, err := s.send(ctx, method, key, query, h, data)
-	if err != nil {
-		return nil, err
+// unmarshalS3 is [xml.Unmarshal] for a response with status 200, which may still be an error of
+// CompleteMultipartUpload.
+func unmarshalS3(text []byte, out any) error {
+	if code, message := storeError(text); code != "" {
+		return &failure{status: http.StatusOK, code: code, message: message, again: true}
 	}
-	defer discard(resp.Body)
-	if out != nil {
-		text, err := io.ReadAll(resp.Body)
-		if err != nil {
-			return nil, temporary(err)
-		}
-		if code, message := storeError(text); code != "" { // CompleteMultipartUpload fails with status 200
-			return nil, &failure{status: resp.StatusCode, code: code, message: message, again: true}
-		}
-		if err := xml.Unmarshal(text, out); err != nil {
-			return nil, temporary(fmt.Errorf("unreadable response of the store: %w", err))
-		}
-	}
-	return resp.Header, nil
-}
-
-func (s *s3Store) stat(ctx context.Context, key string) (Info, error) {
-	resp, err := s.send(ctx, http.MethodHead, key, nil, nil, nil)
-	if err != nil {
-		return Info{}, err
-	}
-	resp.Body.Close()
-	info := s.info(resp)
-	info.Size = resp.ContentLength
-	return info, nil
-}
-
-func (s *s3Store) info(r *http.Response) Info { return taggedInfo(r.Header) }
-
-// taggedInfo returns the facts in a response with an ETag.
-func taggedInfo(h http.Header) Info {
-	info := Info{Version: strings.Trim(h.Get("ETag"), `"`)}
-	info.Modified, _ = http.ParseTime(h.Get("Last-Modified")) // else the zero time
-	return info
-}
-
-func (s *s3Store) get(ctx context.Context, key string, off, n int64, version string) (*http.Response, error) {
-	h := http.Header{}
-	setRange(h, off, n)
-	if version != "" {
-		h.Set("If-Match", `"`+version+`"`)
-	}
-	return s.send(ctx, http.MethodGet, key, nil, h, nil)
+	return xml.Unmarshal(text, out)
 }
 
 func (s *s3Store) list(ctx context.Context, prefix string, flat bool, token string) (entries []Entry, next string,
@@ -299,7 +255,11 @@ func (s *s3Store) list(ctx context.Context, prefix string, flat bool, token stri
 			LastModified time.Time
 		}
 	}
-	if _, err := s.call(ctx, http.MethodGet, "", query, nil, nil, &result); err != nil {
+	resp, err := s.send(ctx, http.MethodGet, "", query, nil, nil)
+	if err == nil {
+		err = decode(resp, unmarshalS3, &result)
+	}
+	if err != nil {
 		return nil, "", err
 	}
 	for _, c := range result.Contents {
@@ -317,13 +277,7 @@ func (s *s3Store) list(ctx context.Context, prefix string, flat bool, token stri
 }
 
 func (s *s3Store) put(ctx context.Context, key string, data []byte) error {
-	_, err := s.call(ctx, http.MethodPut, key, nil, nil, data, nil)
-	return err
-}
-
-func (s *s3Store) remove(ctx context.Context, key string) error {
-	_, err := s.call(ctx, http.MethodDelete, key, nil, nil, nil, nil)
-	return err
+	return done(s.send(ctx, http.MethodPut, key, nil, nil, data))
 }
 
 // uploadMark is the metadata of an object of several parts. It tells a repeated finish that the
@@ -335,8 +289,10 @@ func (s *s3Store) upload(ctx context.Context, key string) (upload, error) {
 	var result struct {
 		UploadID string `xml:"UploadId"`
 	}
-	_, err := s.call(ctx, http.MethodPost, key, url.Values{"uploads": {""}}, http.Header{uploadMark: {u.mark}}, nil,
-		&result)
+	resp, err := s.send(ctx, http.MethodPost, key, url.Values{"uploads": {""}}, http.Header{uploadMark: {u.mark}}, nil)
+	if err == nil {
+		err = decode(resp, unmarshalS3, &result)
+	}
 	u.id = result.UploadID
 	return u, err
 }
@@ -353,8 +309,8 @@ func (u *s3Upload) parallel() int { return 4 }
 
 func (u *s3Upload) part(ctx context.Context, n int, _ int64, data []byte) error {
 	query := url.Values{"partNumber": {strconv.Itoa(n + 1)}, "uploadId": {u.id}}
-	h, err := u.call(ctx, http.MethodPut, u.key, query, nil, data, nil)
-	if err != nil {
+	resp, err := u.send(ctx, http.MethodPut, u.key, query, nil, data)
+	if err := done(resp, err); err != nil {
 		return err
 	}
 	u.mutex.Lock()
@@ -362,7 +318,7 @@ func (u *s3Upload) part(ctx context.Context, n int, _ int64, data []byte) error 
 	if u.tags == nil {
 		u.tags = make(map[int]string)
 	}
-	u.tags[n] = h.Get("ETag")
+	u.tags[n] = resp.Header.Get("ETag")
 	return nil
 }
 
@@ -382,7 +338,10 @@ func (u *s3Upload) finish(ctx context.Context, parts int, _ int64) error {
 	if err != nil {
 		return err
 	}
-	_, err = u.call(ctx, http.MethodPost, u.key, url.Values{"uploadId": {u.id}}, nil, text, new(struct{}))
+	resp, err := u.send(ctx, http.MethodPost, u.key, url.Values{"uploadId": {u.id}}, nil, text)
+	if err == nil {
+		err = decode(resp, unmarshalS3, new(struct{}))
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		resp, statErr := u.send(ctx, http.MethodHead, u.key, nil, nil, nil)
 		if statErr == nil {
@@ -396,6 +355,5 @@ func (u *s3Upload) finish(ctx context.Context, parts int, _ int64) error {
 }
 
 func (u *s3Upload) abort(ctx context.Context) error {
-	_, err := u.call(ctx, http.MethodDelete, u.key, url.Values{"uploadId": {u.id}}, nil, nil, nil)
-	return err
+	return done(u.send(ctx, http.MethodDelete, u.key, url.Values{"uploadId": {u.id}}, nil, nil))
 }
