@@ -242,8 +242,12 @@ func (s *azureStore) list(ctx context.Context, prefix string, flat bool, token s
 	return entries, page.NextMarker, nil
 }
 
-func (s *azureStore) put(ctx context.Context, key string, data []byte) error {
-	return done(s.send(ctx, http.MethodPut, key, nil, http.Header{"X-Ms-Blob-Type": {"BlockBlob"}}, data))
+func (s *azureStore) put(ctx context.Context, key string, data []byte, c condition) (version string, err error) {
+	version, err = s.putIf(ctx, key, http.Header{"X-Ms-Blob-Type": {"BlockBlob"}}, data, c)
+	if f := (*failure)(nil); c.absent && errors.As(err, &f) && f.status == http.StatusConflict {
+		f.kind = ErrChanged // the blob exists
+	}
+	return version, err
 }
 
 func (s *azureStore) upload(_ context.Context, key string) (upload, error) {

@@ -181,14 +181,26 @@ func (s *gcsStore) list(ctx context.Context, prefix string, flat bool, token str
 	return entries, page.NextPageToken, nil
 }
 
-func (s *gcsStore) uploadAddress(key, kind string) string {
+func (s *gcsStore) uploadAddress(key, kind string, c condition) string {
 	query := url.Values{"uploadType": {kind}, "name": {key}}
+	if c.absent {
+		query.Set("ifGenerationMatch", "0")
+	}
+	if c.version != "" {
+		query.Set("ifGenerationMatch", c.version)
+	}
 	return fmt.Sprintf("%s/upload/storage/v1/b/%s/o?%s", s.base, s.bucket, query.Encode())
 }
 
-func (s *gcsStore) put(ctx context.Context, key string, data []byte) error {
+func (s *gcsStore) put(ctx context.Context, key string, data []byte, c condition) (version string, err error) {
 	h := http.Header{"Content-Type": {"application/octet-stream"}}
-	return done(s.send(ctx, http.MethodPost, s.uploadAddress(key, "media"), h, data))
+	resp, err := s.send(ctx, http.MethodPost, s.uploadAddress(key, "media", c), h, data)
+	if err != nil {
+		return "", err
+	}
+	var o gcsObject
+	err = decode(resp, json.Unmarshal, &o)
+	return o.Generation, err
 }
 
 func (s *gcsStore) remove(ctx context.Context, key string) error {
@@ -197,7 +209,7 @@ func (s *gcsStore) remove(ctx context.Context, key string) error {
 
 func (s *gcsStore) upload(ctx context.Context, key string) (upload, error) {
 	h := http.Header{"X-Upload-Content-Type": {"application/octet-stream"}}
-	resp, err := s.send(ctx, http.MethodPost, s.uploadAddress(key, "resumable"), h, nil)
+	resp, err := s.send(ctx, http.MethodPost, s.uploadAddress(key, "resumable", condition{}), h, nil)
 	if err != nil {
 		return nil, err
 	}

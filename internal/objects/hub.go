@@ -245,7 +245,9 @@ func (s *hubStore) list(ctx context.Context, prefix string, flat bool, token str
 	return entries, "", nil
 }
 
-func (s *hubStore) put(context.Context, string, []byte) error { return errReadOnly }
+func (s *hubStore) put(context.Context, string, []byte, condition) (string, error) {
+	return "", errReadOnly
+}
 
 func (s *hubStore) upload(context.Context, string) (upload, error) { return nil, errReadOnly }
 

@@ -70,7 +70,9 @@ type store interface {
 	// list returns a page of the keys with a prefix, in bytewise order, and the token of the next
 	// page. With flat, keys with a slash after the prefix are omitted. The URLs are the keys.
 	list(ctx context.Context, prefix string, flat bool, token string) (entries []Entry, next string, err error)
-	put(ctx context.Context, key string, data []byte) error
+	// put writes an object and returns its version. The error wraps ErrChanged if the condition
+	// does not hold.
+	put(ctx context.Context, key string, data []byte, c condition) (version string, err error)
 	// upload starts an object of several parts.
 	upload(ctx context.Context, key string) (upload, error)
 	remove(ctx context.Context, key string) error
@@ -85,6 +87,12 @@ type upload interface {
 	// finish makes the object appear. It may be repeated.
 	finish(ctx context.Context, parts int, size int64) error
 	abort(ctx context.Context) error
+}
+
+// A condition of a write.
+type condition struct {
+	absent  bool   // the object must not exist
+	version string // the object must have this version, unless it is ""
 }
 
 // A location is an object in its store.

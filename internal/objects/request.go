@@ -149,7 +149,8 @@ func failed(resp *http.Response) *failure {
 		f.again = true
 	}
 	switch f.code { // of S3
-	case "RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch", "OperationAborted":
+	case "RequestTimeout", "IncompleteBody", "BadDigest", "XAmzContentSHA256Mismatch", "OperationAborted",
+		"ConditionalRequestConflict":
 		f.again = true
 	}
 	if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && seconds > 0 {

@@ -276,8 +276,8 @@ func (s *s3Store) list(ctx context.Context, prefix string, flat bool, token stri
 	return entries, result.NextContinuationToken, nil
 }
 
-func (s *s3Store) put(ctx context.Context, key string, data []byte) error {
-	return done(s.send(ctx, http.MethodPut, key, nil, nil, data))
+func (s *s3Store) put(ctx context.Context, key string, data []byte, c condition) (version string, err error) {
+	return s.putIf(ctx, key, http.Header{}, data, c)
 }
 
 // uploadMark is the metadata of an object of several parts. It tells a repeated finish that the

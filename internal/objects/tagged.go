@@ -45,3 +45,19 @@ func (s tagged) get(ctx context.Context, key string, off, n int64, version strin
 func (s tagged) remove(ctx context.Context, key string) error {
 	return done(s.send(ctx, http.MethodDelete, key, nil, nil, nil))
 }
+
+// putIf writes an object.
+func (s tagged) putIf(ctx context.Context, key string, h http.Header, data []byte, c condition) (version string,
+	err error) {
+	if c.absent {
+		h.Set("If-None-Match", "*")
+	}
+	if c.version != "" {
+		h.Set("If-Match", `"`+c.version+`"`)
+	}
+	resp, err := s.send(ctx, http.MethodPut, key, nil, h, data)
+	if err := done(resp, err); err != nil {
+		return "", err
+	}
+	return s.info(resp).Version, nil
+}

@@ -70,7 +70,9 @@ func (w webStore) list(context.Context, string, bool, string) ([]Entry, string, 
 	return nil, "", fmt.Errorf("a web server has no list of its files; name each file: %w", errors.ErrUnsupported)
 }
 
-func (w webStore) put(context.Context, string, []byte) error { return errReadOnly }
+func (w webStore) put(context.Context, string, []byte, condition) (string, error) {
+	return "", errReadOnly
+}
 
 func (w webStore) upload(context.Context, string) (upload, error) { return nil, errReadOnly }
 

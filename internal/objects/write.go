@@ -1,6 +1,7 @@
 package objects
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -121,7 +122,8 @@ func (w *Writer) Close() error {
 	}
 	if w.up == nil {
 		w.err = errClosed
-		return write(w.ctx, w.at, w.buf)
+		_, err := write(w.ctx, w.at, w.buf, condition{})
+		return err
 	}
 	if w.send(); w.err != nil {
 		return w.abort(w.err)
@@ -186,20 +188,62 @@ func Upload(ctx context.Context, address string, r io.Reader) error {
 
 // WriteFile writes an object.
 func WriteFile(ctx context.Context, address string, data []byte) error {
-	l, err := locateObject(ctx, address)
-	if err != nil {
-		return err
-	}
-	return write(ctx, l, data)
+	_, err := writeIf(ctx, address, data, condition{})
+	return err
 }
 
-// write sends one request with the data.
-func write(ctx context.Context, l location, data []byte) error {
-	err := retry(ctx, l, func(ctx context.Context) error {
-		return limited(ctx, len(data), func(ctx context.Context) error { return l.put(ctx, l.key, data) })
-	})
-	if err == nil {
-		counters.written.Add(int64(len(data)))
+// WriteNew writes an object that does not exist, and returns its facts. If it exists, the error
+// wraps [io/fs.ErrExist]. Only one of several writers succeeds, even at the same time.
+func WriteNew(ctx context.Context, address string, data []byte) (Info, error) {
+	info, err := writeIf(ctx, address, data, condition{absent: true})
+	if errors.Is(err, ErrChanged) {
+		err = fmt.Errorf("%s: %w", Clean(address), fs.ErrExist)
 	}
-	return err
+	return info, err
+}
+
+// Replace writes an object if its version is still the one of was, and returns its facts. Otherwise
+// the error wraps [ErrChanged].
+func Replace(ctx context.Context, address string, data []byte, was Info) (Info, error) {
+	if was.Version == "" {
+		return Info{}, fmt.Errorf("%s: the version to replace is unknown", Clean(address))
+	}
+	info, err := writeIf(ctx, address, data, condition{version: was.Version})
+	if errors.Is(err, fs.ErrNotExist) { // as S3 says of an object that was removed
+		err = fmt.Errorf("%w: %w", ErrChanged, err)
+	}
+	return info, err
+}
+
+func writeIf(ctx context.Context, address string, data []byte, c condition) (Info, error) {
+	l, err := locateObject(ctx, address)
+	if err != nil {
+		return Info{}, err
+	}
+	return write(ctx, l, data, c)
+}
+
+// write sends one request with the data. If the response to an earlier try was lost, the condition
+// may fail because of that try: then the object has the data.
+func write(ctx context.Context, l location, data []byte, c condition) (Info, error) {
+	info := Info{Size: int64(len(data))}
+	tries := 0
+	err := retry(ctx, l, func(ctx context.Context) error {
+		tries++
+		return limited(ctx, len(data), func(ctx context.Context) (err error) {
+			info.Version, err = l.put(ctx, l.key, data, c)
+			return err
+		})
+	})
+	if errors.Is(err, ErrChanged) && tries > 1 {
+		now, found, readErr := ReadFile(ctx, l.base+l.key, int64(len(data)))
+		if readErr == nil && bytes.Equal(now, data) {
+			info, err = found, nil
+		}
+	}
+	if err != nil {
+		return Info{}, err
+	}
+	counters.written.Add(int64(len(data)))
+	return info, nil
 }

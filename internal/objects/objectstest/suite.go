@@ -60,6 +60,7 @@ func Run(t *testing.T, p Place) {
 		{"ReadOnly", s.readOnly, p.Put != nil},
 		{"Names", s.names, p.Put == nil},
 		{"Write", s.write, p.Put == nil},
+		{"Conditions", s.conditions, p.Put == nil},
 		{"LostResponses", s.lostResponses, p.Put == nil},
 		{"FailedUpload", s.failedUpload, p.Put == nil},
 	} {
@@ -401,9 +402,14 @@ func (s *suite) writeWithFaults(t *testing.T, seed uint64) {
 	s.same(t, at, large)
 	for i := range byte(3) {
 		check("remove", objects.Remove(s.ctx, other))
-		check("write file", objects.WriteFile(s.ctx, other, []byte{byte(seed), i}))
-		s.same(t, other, []byte{byte(seed), i})
-		check("write file again", objects.WriteFile(s.ctx, other, []byte{byte(seed), i, 1}))
+		info, err := objects.WriteNew(s.ctx, other, []byte{byte(seed), i})
+		check("write new", err)
+		_, err = objects.WriteNew(s.ctx, other, []byte{99})
+		s.is(t, err, fs.ErrExist, other)
+		_, err = objects.Replace(s.ctx, other, []byte{byte(seed), i, 1}, info)
+		check("replace", err)
+		_, err = objects.Replace(s.ctx, other, []byte{99}, info)
+		s.is(t, err, objects.ErrChanged, other)
 		s.same(t, other, []byte{byte(seed), i, 1})
 	}
 	check("remove", objects.Remove(s.ctx, other))
@@ -499,7 +505,8 @@ func (s *suite) readOnly(t *testing.T) {
 		w.Write([]byte("x"))
 		err = w.Close()
 	}
-	for _, err := range []error{err, objects.WriteFile(s.ctx, at, nil), objects.Remove(s.ctx, at)} {
+	_, newErr := objects.WriteNew(s.ctx, at, nil)
+	for _, err := range []error{err, newErr, objects.WriteFile(s.ctx, at, nil), objects.Remove(s.ctx, at)} {
 		s.is(t, err, errors.ErrUnsupported, at)
 	}
 }
@@ -601,7 +608,62 @@ func (s *suite) write(t *testing.T) {
 	}
 }
 
-// A request that succeeded, but whose response was lost, can be repeated.
+// conditions: of several writers at the same time, one succeeds.
+func (s *suite) conditions(t *testing.T) {
+	at := s.URL + "conditions/claim"
+	race := func(write func(i int) (objects.Info, error), kind error) (objects.Info, byte) {
+		t.Helper()
+		var group sync.WaitGroup
+		infos, errs := make([]objects.Info, 8), make([]error, 8)
+		for i := range errs {
+			group.Go(func() { infos[i], errs[i] = write(i) })
+		}
+		group.Wait()
+		winner := -1
+		for i, err := range errs {
+			switch {
+			case err == nil && winner >= 0:
+				t.Errorf("%d and %d both succeeded", winner, i)
+			case err == nil:
+				winner = i
+			default:
+				s.is(t, err, kind, at)
+			}
+		}
+		if winner < 0 {
+			t.Fatal("no writer succeeded")
+		}
+		now, err := objects.Stat(s.ctx, at)
+		if got := infos[winner]; err != nil || got.Version != now.Version || got.Size != now.Size {
+			t.Errorf("the writer got %+v, the object is %+v, %v", got, now, err)
+		}
+		return infos[winner], byte(winner)
+	}
+	for range 5 {
+		if err := objects.Remove(s.ctx, at); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := objects.Replace(s.ctx, at, nil, objects.Info{}); err == nil {
+			t.Error("an object without a version was replaced")
+		}
+		was, first := race(func(i int) (objects.Info, error) {
+			return objects.WriteNew(s.ctx, at, []byte{byte(i)})
+		}, fs.ErrExist)
+		s.same(t, at, []byte{first})
+		was, second := race(func(i int) (objects.Info, error) {
+			return objects.Replace(s.ctx, at, []byte{byte(i), 1}, was)
+		}, objects.ErrChanged)
+		s.same(t, at, []byte{second, 1})
+		if err := objects.Remove(s.ctx, at); err != nil {
+			t.Fatal(err)
+		}
+		_, err := objects.Replace(s.ctx, at, []byte{9}, was)
+		s.is(t, err, objects.ErrChanged, at)
+	}
+}
+
+// A request that succeeded, but whose response was lost, is not taken as the request of another
+// process when it is repeated.
 func (s *suite) lostResponses(t *testing.T) {
 	loseFirst := func() {
 		seen := make(map[string]bool)
@@ -617,10 +679,18 @@ func (s *suite) lostResponses(t *testing.T) {
 	}
 	at := s.URL + "lost/x"
 	loseFirst()
-	if err := objects.WriteFile(s.ctx, at, []byte("mine")); err != nil {
+	info, err := objects.WriteNew(s.ctx, at, []byte("mine"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	loseFirst()
+	if info, err = objects.Replace(s.ctx, at, []byte("mine, too"), info); err != nil {
 		t.Error(err)
 	}
-	s.same(t, at, []byte("mine"))
+	if now, err := objects.Stat(s.ctx, at); err != nil || now.Version != info.Version {
+		t.Errorf("the writer got the version %q, the object has %q, %v", info.Version, now.Version, err)
+	}
+	s.same(t, at, []byte("mine, too"))
 	loseFirst()
 	want := content(50, 33<<20)
 	w, err := objects.Create(s.ctx, at)
