@@ -310,13 +310,13 @@ func (r *run) run(ctx context.Context) error {
 		return err
 	}
 	if len(left) == 0 {
-		_ = r.clean() // ignore errors: this process may have no right to write to a complete directory
+		_ = r.clean(ctx) // ignore errors: this process may have no right to write to a complete directory
 		return nil
 	}
-	if err := r.prepare(); err != nil {
+	if err := r.prepare(ctx); err != nil {
 		return err
 	}
-	if r.locks, err = locks.Open(r.state, r.timing.Timing); err != nil {
+	if r.locks, err = locks.Open(ctx, r.state, r.timing.Timing); err != nil {
 		return err
 	}
 	defer r.locks.Close()
@@ -427,7 +427,7 @@ func (r *run) survey(ctx context.Context) ([]*unit, error) {
 }
 
 // prepare creates the directories.
-func (r *run) prepare() error {
+func (r *run) prepare(ctx context.Context) error {
 	if err := os.MkdirAll(r.state, 0o777); err != nil {
 		return fmt.Errorf("making the directory: %w", err)
 	}
@@ -435,17 +435,17 @@ func (r *run) prepare() error {
 	if err := r.dirSync.sync(); err != nil {
 		return err
 	}
-	return r.clean()
+	return r.clean(ctx)
 }
 
 // clean removes temporary files of killed processes.
-func (r *run) clean() error {
+func (r *run) clean(ctx context.Context) error {
 	for _, dir := range []string{r.dir, r.state} {
 		if _, err := r.files.Clean(dir); err != nil {
 			return err
 		}
 	}
-	return locks.Clean(r.state)
+	return locks.Clean(ctx, r.state)
 }
 
 // round tries each unit once. It returns the units that other processes hold, and the units that it

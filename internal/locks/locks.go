@@ -1,14 +1,16 @@
-// Package locks lets processes that share a directory, on one machine or several, divide work
-// without a server. A lock is a file that only one process can create.
+// Package locks lets processes that share a directory or a folder of an object store, on one
+// machine or several, divide work without a server. A lock is a file or object that only one
+// process can create.
 //
-// The process that creates a lock holds it. The lock file names its holder, and the holder updates
-// the file's modification time as long as it lives. A lock is stale as soon as its holder, if that
-// ran on this machine, has ended. A lock of another machine is stale when this process has seen no
-// change of the modification time for a minute. Clocks of different machines are not compared.
+// The process that creates a lock holds it. The lock names its holder, and the holder updates the
+// file's modification time, or the number in the object, as long as it lives. A lock is stale as
+// soon as its holder, if that ran on this machine, has ended. A lock of another machine is stale
+// when this process has seen no change for a minute. Clocks of different machines are not compared.
 //
-// A lock is created as a hard link to a file that already has the lock's text, so that a killed
-// process leaves no lock without a holder's name. Without hard links, the file is created
-// exclusively (O_EXCL) and then written.
+// A lock file is created as a hard link to a file that already has the lock's text, so that a
+// killed process leaves no lock without a holder's name. Without hard links, the file is created
+// exclusively (O_EXCL) and then written. A lock object is created and replaced with conditions on
+// its version.
 //
 // Locks save work. Correct output must not depend on them, because they can fail: a process may be
 // stopped for minutes and then continue, and some file systems do not implement exclusive creation.
@@ -17,20 +19,18 @@
 package locks
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"time"
 
 	"mula/internal/atomicfile"
+	"mula/internal/objects"
 )
 
 // Timing sets the intervals of heartbeats.
@@ -48,15 +48,55 @@ const Suffix = ".lock"
 // text is the content of a lock file.
 type text struct {
 	atomicfile.Owner
-	Nonce uint64 `json:"nonce"` // distinguishes several Sets of one process
+	Nonce uint64 `json:"nonce"`           // distinguishes several Sets of one process
+	Beats int    `json:"beats,omitempty"` // heartbeats of a lock in a store
+}
+
+// content returns the content of a lock.
+func (t text) content() []byte {
+	content, err := json.Marshal(t)
+	if err != nil {
+		panic(err) // it always can be encoded
+	}
+	return content
+}
+
+// wrote reports whether the set with this text has written the content of a lock.
+func (t text) wrote(content []byte) bool {
+	var other text
+	if json.Unmarshal(content, &other) != nil {
+		return false
+	}
+	other.Beats = t.Beats
+	return other == t
+}
+
+// A place has the locks of a set. Paths are complete.
+type place interface {
+	open() error // before create
+	// create creates a lock with the set's text. The error is [fs.ErrExist] if there is a lock.
+	create(path string) error
+	// read returns the content of a lock, and when it was changed if a heartbeat does not change
+	// the content.
+	read(path string) (content []byte, changed time.Time, err error)
+	// free makes a path free for create, unless its lock is not the stale one any more.
+	free(path string, stale []byte) error
+	// beat sends a heartbeat of a lock, or of the set if the path is "". It ignores errors: the
+	// holder notices that its lock is gone before it publishes.
+	beat(path string)
+	// remove removes a lock if this set still holds it.
+	remove(path string)
+	// names returns the names of the locks, and possibly of other files.
+	names() ([]string, error)
+	close()
 }
 
 // A Set holds the locks that one run acquires in a directory. It is safe for concurrent use.
 type Set struct {
 	dir    string
 	timing Timing
-	text   []byte // the content of the lock files
-	source string // the file that the locks are hard links to
+	text   text // of the locks, without heartbeats
+	at     place
 
 	mu   sync.Mutex
 	held map[*Lock]bool
@@ -69,43 +109,32 @@ type Lock struct {
 	all  *Set
 }
 
-// Open prepares dir, which must exist, for locks.
-func Open(dir string, timing Timing) (*Set, error) {
-	ls := &Set{dir: dir, timing: timing, held: make(map[*Lock]bool), seen: make(map[string]sighting)}
-	var err error
-	if ls.text, err = json.Marshal(text{atomicfile.Self(), rand.Uint64()}); err != nil {
-		return nil, err
-	}
-	ls.source = atomicfile.TempName(filepath.Join(ls.dir, runName))
-	// The file appears by a rename, so that a Watch cannot see it before its text is written.
-	draft := atomicfile.TempName(filepath.Join(ls.dir, "start"))
-	err = os.WriteFile(draft, ls.text, 0o666)
-	if err == nil {
-		err = os.Rename(draft, ls.source)
-	}
-	if err != nil {
-		os.Remove(draft)
-		var at *fs.PathError
-		var link *os.LinkError
-		switch { // the user does not know the temporary names
-		case errors.As(err, &at):
-			err = at.Err
-		case errors.As(err, &link):
-			err = link.Err
-		}
-		return nil, fmt.Errorf("cannot write to %s, the folder of locks and records: %w", ls.dir, err)
-	}
-	return ls, nil
+// Open prepares dir for locks: a directory, which must exist, or the URL of a folder of an object
+// store. The requests to the store end with ctx.
+func Open(ctx context.Context, dir string, timing Timing) (*Set, error) {
+	ls := newSet(ctx, dir, timing, text{Owner: atomicfile.Self(), Nonce: rand.Uint64()})
+	return ls, ls.at.open()
 }
 
-// Close removes the file that Open created. All locks must have been released before.
-func (ls *Set) Close() { os.Remove(ls.source) }
+// newSet returns a set that cannot create locks until its place is opened.
+func newSet(ctx context.Context, dir string, timing Timing, t text) *Set {
+	ls := &Set{dir: dir, timing: timing, text: t, held: make(map[*Lock]bool), seen: make(map[string]sighting)}
+	if objects.IsURL(dir) {
+		ls.at = &store{ctx: ctx, dir: dir, text: t, held: make(map[string]*claim)}
+	} else {
+		ls.at = &directory{path: dir, text: t.content()}
+	}
+	return ls
+}
+
+// Close ends the use of the set. All locks must have been released before.
+func (ls *Set) Close() { ls.at.close() }
 
 // A sighting is the state of another process's lock, and the time since which it has had that
 // state.
 type sighting struct {
 	text    string
-	changed time.Time // modification time of the file
+	changed time.Time // modification time of a file; a store has it in the text
 	since   time.Time // this process's monotonic clock
 }
 
@@ -114,7 +143,7 @@ type sighting struct {
 // stale lock.
 func (ls *Set) Acquire(path string) (l *Lock, holder string, err error) {
 	for {
-		err := put(ls.source, path, ls.text)
+		err := ls.at.create(path)
 		if err == nil {
 			l := &Lock{path, ls}
 			ls.mu.Lock()
@@ -135,8 +164,8 @@ func (ls *Set) Acquire(path string) (l *Lock, holder string, err error) {
 		if !stale {
 			return nil, holderOf(other), nil
 		}
-		if err := ls.breakLock(path, other); err != nil {
-			return nil, "", err
+		if err := ls.at.free(path, other); err != nil {
+			return nil, "", fmt.Errorf("breaking a stale lock: %w", err)
 		}
 	}
 }
@@ -158,27 +187,6 @@ func (ls *Set) Wait(ctx context.Context, path string, pause time.Duration) (*Loc
 	}
 }
 
-// put creates the file at path with the given content, which is also the content of the file from.
-// The error is [fs.ErrExist] if path exists.
-func put(from, path string, content []byte) error {
-	err := os.Link(from, path)
-	if err == nil || errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(content)
-	if e := f.Close(); err == nil {
-		err = e
-	}
-	if err != nil {
-		os.Remove(path)
-	}
-	return err
-}
-
 // holderOf describes the holder of a lock with that content.
 func holderOf(content []byte) string {
 	var t text
@@ -193,14 +201,8 @@ const maxLock = 4096
 
 // look reads the lock at path and decides whether it is stale.
 func (ls *Set) look(path string) (content []byte, stale bool, err error) {
-	info, err := os.Stat(path)
+	content, changed, err := ls.at.read(path)
 	if err != nil {
-		return nil, false, err
-	}
-	if info.Size() > maxLock {
-		return nil, false, fmt.Errorf("%s is not a lock file; remove it", path)
-	}
-	if content, err = os.ReadFile(path); err != nil {
 		return nil, false, err
 	}
 	var t text
@@ -211,57 +213,17 @@ func (ls *Set) look(path string) (content []byte, stale bool, err error) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	s, ok := ls.seen[path]
-	if !ok || s.text != string(content) || !s.changed.Equal(info.ModTime()) {
-		ls.seen[path] = sighting{string(content), info.ModTime(), now}
+	if !ok || s.text != string(content) || !s.changed.Equal(changed) {
+		ls.seen[path] = sighting{string(content), changed, now}
 		return content, false, nil
 	}
 	return content, now.Sub(s.since) > ls.timing.Stale, nil
 }
 
-// breakLock removes a stale lock. Processes on one machine do this one at a time ([Alone]) and
-// check again that the lock is still the stale one. If Alone is not supported, each process renames
-// the lock to a unique name and reads it there. If the renamed lock is not the stale lock, another
-// process acquired it between the check and the rename. breakLock then puts it back, unless a third
-// process has acquired the lock meanwhile. In that case the holder of the lost lock finds out with
-// [Lock.Ours].
-func (ls *Set) breakLock(path string, stale []byte) error {
-	done := Alone(ls.dir)
-	defer done()
-	now, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil // a lock that appears later belongs to another process
-	}
-	if err != nil {
-		return fmt.Errorf("breaking a stale lock: %w", err)
-	}
-	if !bytes.Equal(now, stale) {
-		return nil
-	}
-	away := atomicfile.TempName(path)
-	if err := os.Rename(path, away); err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		return fmt.Errorf("breaking a stale lock: %w", err)
-	}
-	defer os.Remove(away)
-	got, err := os.ReadFile(away)
-	if err != nil {
-		return fmt.Errorf("breaking a stale lock: %w", err)
-	}
-	if bytes.Equal(got, stale) {
-		return nil
-	}
-	if err := put(away, path, got); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("restoring a lock: %w", err)
-	}
-	return nil
-}
-
 // Ours reports whether this run still holds the lock.
 func (l *Lock) Ours() bool {
-	content, err := os.ReadFile(l.path)
-	return err == nil && bytes.Equal(content, l.all.text)
+	content, _, err := l.all.at.read(l.path)
+	return err == nil && l.all.text.wrote(content)
 }
 
 // Release releases the lock. A second call does nothing.
@@ -270,8 +232,8 @@ func (l *Lock) Release() {
 	held := l.all.held[l]
 	delete(l.all.held, l)
 	l.all.mu.Unlock()
-	if held && l.Ours() {
-		os.Remove(l.path)
+	if held {
+		l.all.at.remove(l.path)
 	}
 }
 
@@ -283,38 +245,39 @@ func (ls *Set) Beat(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case now := <-tick.C:
+		case <-tick.C:
 			ls.mu.Lock()
 			held := make([]*Lock, 0, len(ls.held))
 			for l := range ls.held {
 				held = append(held, l)
 			}
 			ls.mu.Unlock()
-			_ = os.Chtimes(ls.source, time.Time{}, now)
+			var beats sync.WaitGroup
 			for _, l := range held {
-				// The holder notices that its lock is gone before it publishes.
-				_ = os.Chtimes(l.path, time.Time{}, now)
+				beats.Go(func() { ls.at.beat(l.path) })
 			}
+			ls.at.beat("")
+			beats.Wait()
 		}
 	}
 }
 
-// Clean removes all locks in dir whose processes have certainly ended. Locks that it may not read
-// or remove stay; acquiring such a lock returns the error.
-func Clean(dir string) error {
-	ls := &Set{dir: dir, timing: DefaultTiming, seen: make(map[string]sighting)}
-	entries, err := os.ReadDir(dir)
+// Clean removes all locks in dir, as in [Open], whose processes have certainly ended. Locks that it
+// may not read or remove stay; acquiring such a lock returns the error.
+func Clean(ctx context.Context, dir string) error {
+	ls := newSet(ctx, dir, DefaultTiming, text{})
+	names, err := ls.at.names()
 	if err != nil {
 		return fmt.Errorf("cleaning up: %w", err)
 	}
-	for _, e := range entries {
-		if !strings.HasSuffix(e.Name(), Suffix) || strings.HasPrefix(e.Name(), ".") {
+	for _, name := range names {
+		if !strings.HasSuffix(name, Suffix) || strings.HasPrefix(name, ".") {
 			continue
 		}
-		path := filepath.Join(dir, e.Name())
+		path := objects.Join(dir, name)
 		content, stale, err := ls.look(path)
 		if err == nil && stale {
-			err = ls.breakLock(path, content)
+			err = ls.at.free(path, content)
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
 			return err

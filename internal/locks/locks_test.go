@@ -27,7 +27,7 @@ func deadOwner() atomicfile.Owner {
 
 func writeLock(t *testing.T, dir string, o atomicfile.Owner) (path string, content []byte) {
 	t.Helper()
-	content, err := json.Marshal(text{o, 1})
+	content, err := json.Marshal(text{Owner: o, Nonce: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,7 +40,7 @@ func writeLock(t *testing.T, dir string, o atomicfile.Owner) (path string, conte
 
 func open(t *testing.T, dir string) *Set {
 	t.Helper()
-	ls, err := Open(dir, quick)
+	ls, err := Open(t.Context(), dir, quick)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,8 +68,8 @@ func TestAcquire(t *testing.T) {
 		path := filepath.Join(dir, "unit"+Suffix)
 		a, b := open(t, dir), open(t, dir)
 		if !links { // as if the file system had none
-			os.Remove(a.source)
-			os.Remove(b.source)
+			os.Remove(a.at.(*directory).source)
+			os.Remove(b.at.(*directory).source)
 		}
 		l, _, err := a.Acquire(path)
 		if l == nil || err != nil || !l.Ours() {
@@ -167,7 +167,7 @@ func TestStale(t *testing.T) {
 func TestBeat(t *testing.T) {
 	dir := t.TempDir()
 	ls := open(t, dir)
-	os.Remove(ls.source) // or all locks were one file
+	os.Remove(ls.at.(*directory).source) // or all locks were one file
 	changed := func(l *Lock) time.Time {
 		t.Helper()
 		info, err := os.Stat(l.path)
@@ -213,17 +213,17 @@ func TestBeat(t *testing.T) {
 func TestBreakLeavesAnother(t *testing.T) {
 	dir := t.TempDir()
 	path, before := writeLock(t, dir, atomicfile.Self())
-	ls := &Set{dir: dir}
-	if err := ls.breakLock(path, []byte("the stale one")); err != nil {
+	locks := &directory{path: dir}
+	if err := locks.free(path, []byte("the stale one")); err != nil {
 		t.Fatal(err)
 	}
 	if after, err := os.ReadFile(path); err != nil || string(after) != string(before) {
 		t.Errorf("the lock holds %q, %v; want %q", after, err, before)
 	}
-	if err := ls.breakLock(path, before); err != nil {
+	if err := locks.free(path, before); err != nil {
 		t.Fatal(err)
 	}
-	if err := ls.breakLock(path, before); err != nil {
+	if err := locks.free(path, before); err != nil {
 		t.Errorf("breaking what another has broken: %v", err)
 	}
 	leaves(t, dir)
@@ -239,14 +239,14 @@ func TestBreakers(t *testing.T) {
 		var g sync.WaitGroup
 		for range 8 {
 			g.Go(func() {
-				ls, err := Open(dir, quick)
+				ls, err := Open(t.Context(), dir, quick)
 				if err != nil {
 					t.Error(err)
 					return
 				}
 				defer ls.Close()
 				if round%2 == 1 { // as if there were no hard links
-					os.Remove(ls.source)
+					os.Remove(ls.at.(*directory).source)
 				}
 				l, _, err := ls.Acquire(path)
 				if err != nil {
@@ -271,7 +271,7 @@ func TestClean(t *testing.T) {
 		t.Fatal(err)
 	}
 	writeLock(t, dir, atomicfile.Self())
-	if err := Clean(dir); err != nil {
+	if err := Clean(t.Context(), dir); err != nil {
 		t.Fatal(err)
 	}
 	leaves(t, dir, "unit"+Suffix)
@@ -285,7 +285,7 @@ func TestClean(t *testing.T) {
 }
 
 func TestOpenWithoutDirectory(t *testing.T) {
-	if _, err := Open(filepath.Join(t.TempDir(), "missing"), quick); err == nil ||
+	if _, err := Open(t.Context(), filepath.Join(t.TempDir(), "missing"), quick); err == nil ||
 		strings.Contains(err.Error(), atomicfile.TempSuffix) {
 		t.Errorf("%v", err)
 	}
@@ -298,7 +298,7 @@ func TestWatchSeesCompleteSets(t *testing.T) {
 	go func() {
 		defer close(done)
 		for range 2000 {
-			set, err := Open(dir, quick)
+			set, err := Open(t.Context(), dir, quick)
 			if err != nil {
 				t.Error(err)
 				return

@@ -1,6 +1,7 @@
 package locks
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
@@ -20,7 +21,7 @@ type Watch struct{ set *Set }
 
 // NewWatch returns a Watch on dir, which need not exist yet.
 func NewWatch(dir string, timing Timing) *Watch {
-	return &Watch{&Set{dir: dir, timing: timing, seen: make(map[string]sighting)}}
+	return &Watch{newSet(context.Background(), dir, timing, text{})}
 }
 
 // Processes returns the sorted names of all processes that have a [Set] of the directory open, even

@@ -16,6 +16,11 @@ func List(ctx context.Context, prefix string) iter.Seq2[Entry, error] {
 	return list(ctx, prefix, false)
 }
 
+// ListFolder is [List] for the objects in a folder, without those in folders below it.
+func ListFolder(ctx context.Context, folder string) iter.Seq2[Entry, error] {
+	return list(ctx, strings.TrimSuffix(folder, "/")+"/", true)
+}
+
 func list(ctx context.Context, prefix string, flat bool) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		l, err := locate(ctx, prefix)

@@ -61,7 +61,7 @@ func alone(ctx context.Context, files atomicfile.Files, meta string, do func() e
 	if _, err := files.Clean(meta); err != nil { // remove files of a killed process
 		return err
 	}
-	all, err := locks.Open(meta, locks.DefaultTiming)
+	all, err := locks.Open(ctx, meta, locks.DefaultTiming)
 	if err != nil {
 		return err
 	}

@@ -126,7 +126,7 @@ func openWorkDir(ctx context.Context, o *Options) (f *workDir, done *finished, e
 		if err := os.MkdirAll(f.dir, 0o777); err != nil {
 			return nil, nil, fmt.Errorf("creating the job's folder: %w", err)
 		}
-		if f.locks, err = locks.Open(f.dir, o.tuning.timing); err == nil {
+		if f.locks, err = locks.Open(ctx, f.dir, o.tuning.timing); err == nil {
 			break
 		}
 		// A process that abandons its job removes the folder.
@@ -249,7 +249,7 @@ func (f *workDir) clear(all bool) error {
 
 // join decides whether to resume the job in the folder or to start a job. It runs alone.
 func (f *workDir) join(ctx context.Context, want *description) (*finished, error) {
-	if err := locks.Clean(f.dir); err != nil {
+	if err := locks.Clean(ctx, f.dir); err != nil {
 		return nil, err
 	}
 	for _, dir := range []string{f.dir, filepath.Dir(f.o.Output)} {
