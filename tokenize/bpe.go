@@ -1,7 +1,6 @@
 package tokenize
 
 import (
-	"cmp"
 	"math"
 	"math/bits"
 	"slices"
@@ -78,13 +77,25 @@ type pairMerge struct {
 
 // byRank returns all merges in the order of their ranks.
 func (t *pairTable) byRank() []pairMerge {
-	var merges []pairMerge
+	ranks := 0
 	for _, s := range t.slots {
 		if s.key != 0 {
+			ranks = max(ranks, int(s.rank)+1)
+		}
+	}
+	at := make([]uint32, ranks) // by rank: its slot plus one, or 0 if a later merge has the pair
+	for i, s := range t.slots {
+		if s.key != 0 {
+			at[s.rank] = uint32(i) + 1
+		}
+	}
+	merges := make([]pairMerge, 0, ranks)
+	for _, i := range at {
+		if i > 0 {
+			s := &t.slots[i-1]
 			merges = append(merges, pairMerge{uint32((s.key - 1) >> 32), uint32(s.key - 1), s.merge})
 		}
 	}
-	slices.SortFunc(merges, func(a, b pairMerge) int { return cmp.Compare(a.rank, b.rank) })
 	return merges
 }
 

@@ -19,12 +19,12 @@ var (
 		return runes
 	}()
 
-	runeBytes = func() map[rune]byte {
-		m := make(map[rune]byte, len(byteRunes))
+	// runeBytes has a byte plus one for each character up to the last of the alphabet, or 0.
+	runeBytes = func() (bytes [256 + 68]uint16) {
 		for c, r := range byteRunes {
-			m[r] = byte(c)
+			bytes[r] = uint16(c) + 1
 		}
-		return m
+		return bytes
 	}()
 )
 
@@ -33,11 +33,10 @@ var (
 func unspell(dst []byte, s string) (b []byte, ok bool) {
 	start := len(dst)
 	for _, r := range s {
-		c, ok := runeBytes[r]
-		if !ok {
+		if int(r) >= len(runeBytes) || runeBytes[r] == 0 {
 			return dst[:start], false
 		}
-		dst = append(dst, c)
+		dst = append(dst, byte(runeBytes[r]-1))
 	}
 	return dst, true
 }

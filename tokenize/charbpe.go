@@ -108,7 +108,7 @@ func fallbackBytes(vocab map[string]uint32) (ids [256]uint32) {
 // symbol is a character with a token or a byte that no merge has, and that a symbol does not depend
 // on its position in the word. Two unknown characters are fused, so without bytes for all unknown
 // characters, a word may be cut only next to a character with a token.
-func (b *charBPE) newCharPairs(merges []mergeJSON) *charPairs {
+func (b *charBPE) newCharPairs(merges mergesJSON) *charPairs {
 	if b.prefix != "" || b.suffix != "" || b.ignoreMerges || b.symbols[0].of(spaceMark) == noToken {
 		return nil
 	}

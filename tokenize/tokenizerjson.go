@@ -59,7 +59,7 @@ type modelJSON struct {
 	MaxInputCharsPerWord    *int            `json:"max_input_chars_per_word"`
 	UnkID                   *uint32         `json:"unk_id"`
 	Vocab                   vocabJSON       `json:"vocab"`
-	Merges                  []mergeJSON     `json:"merges"`
+	Merges                  mergesJSON      `json:"merges"`
 }
 
 // vocabJSON is a model's vocabulary: an object of tokens and ids, or in a Unigram a list of tokens
@@ -74,7 +74,26 @@ func (v *vocabJSON) UnmarshalJSON(b []byte) error {
 		v.scored = []scoredToken{}
 		return json.Unmarshal(b, &v.scored)
 	}
-	return json.Unmarshal(b, &v.ids)
+	if b[0] != '{' {
+		return json.Unmarshal(b, &v.ids) // an error, or null
+	}
+	v.ids = map[string]uint32{}
+	c := strictjson.NewCursor(b)
+	return c.Elements(func() error {
+		token, err := c.Name()
+		if err != nil {
+			return fmt.Errorf("model.vocab: %w", err)
+		}
+		var id uint32
+		number := c.Skip()
+		if n, err := strconv.ParseUint(number, 10, 32); err == nil {
+			id = uint32(n)
+		} else if err := strictjson.Value(json.RawMessage(number), &id); err != nil {
+			return fmt.Errorf("model.vocab: the id of %q is %.40s: %w", token, number, err)
+		}
+		v.ids[token] = id
+		return nil
+	})
 }
 
 func isTrue(b *bool) bool { return b != nil && *b }
@@ -92,30 +111,56 @@ type mergeJSON struct {
 	comment     bool // "#version: 0.2", which old files copy from merges.txt and the library skips
 }
 
-func (m *mergeJSON) UnmarshalJSON(b []byte) error {
-	if b[0] == '[' {
-		var pair []string
-		if err := json.Unmarshal(b, &pair); err != nil {
-			return err
+// mergesJSON is the list of merges.
+type mergesJSON []mergeJSON
+
+func (m *mergesJSON) UnmarshalJSON(b []byte) error {
+	if b[0] != '[' {
+		return json.Unmarshal(b, (*[]string)(nil)) // an error, or null
+	}
+	*m = make(mergesJSON, 0, len(b)/16)
+	c := strictjson.NewCursor(b)
+	text := func() (string, error) {
+		if c.Peek() == '"' {
+			return c.String()
 		}
-		if len(pair) != 2 {
-			return fmt.Errorf("model.merges: %s does not have two parts", b)
+		var s string
+		err := strictjson.Value(json.RawMessage(c.Skip()), &s)
+		return s, err
+	}
+	err := c.Elements(func() error {
+		var parts []string
+		if c.Peek() == '[' {
+			pair := [2]string{}
+			parts = pair[:0]
+			if err := c.Elements(func() error {
+				s, err := text()
+				parts = append(parts, s)
+				return err
+			}); err != nil {
+				return err
+			}
+			if len(parts) != 2 {
+				return fmt.Errorf("%q does not have two parts", parts)
+			}
+		} else {
+			s, err := text()
+			if err != nil {
+				return err
+			}
+			if strings.HasPrefix(s, "#version") {
+				*m = append(*m, mergeJSON{comment: true})
+				return nil
+			}
+			if parts = strings.Split(s, " "); len(parts) != 2 {
+				return fmt.Errorf("%q does not have two parts with one space between them", s)
+			}
 		}
-		m.left, m.right = pair[0], pair[1]
+		*m = append(*m, mergeJSON{left: parts[0], right: parts[1]})
 		return nil
-	}
-	var s string
-	if err := json.Unmarshal(b, &s); err != nil {
-		return err
-	}
-	if strings.HasPrefix(s, "#version") {
-		m.comment = true
-		return nil
-	}
-	var ok bool
-	m.left, m.right, ok = strings.Cut(s, " ")
-	if !ok || strings.Contains(m.right, " ") {
-		return fmt.Errorf("model.merges: %q does not have two parts with one space between them", s)
+	})
+	if err != nil {
+		return fmt.Errorf("model.merges[%d]: %w", len(*m), err)
 	}
 	return nil
 }
@@ -125,14 +170,17 @@ func parse(b []byte, o LoadOptions) (*Tokenizer, error) {
 	if err := strictjson.DecodeLoosely(b, &file); err != nil {
 		return nil, err
 	}
-	var fields map[string]json.RawMessage
-	if err := strictjson.DecodeLoosely(b, &fields); err != nil {
-		return nil, err
-	}
-	for _, name := range slices.Sorted(maps.Keys(fields)) {
-		if !slices.Contains(fieldNames(&file), name) {
-			return nil, fmt.Errorf("unknown field %q", name)
+	known := fieldNames(&file)
+	c := strictjson.NewCursor(b)
+	if err := c.Elements(func() error {
+		name, err := c.Name()
+		if err == nil && !slices.Contains(known, name) {
+			err = fmt.Errorf("unknown field %q", name)
 		}
+		c.Skip()
+		return err
+	}); err != nil {
+		return nil, err
 	}
 	if file.Version != "1.0" {
 		return nil, fmt.Errorf("unknown version %q; use \"1.0\"; is this a tokenizer.json of Hugging Face tokenizers?",

@@ -5,26 +5,21 @@ import (
 	"encoding/json"
 	"fmt"
 	"reflect"
-	"strconv"
 	"strings"
-	"unicode/utf8"
 )
 
 // A members checks JSON text that [encoding/json] has decoded for errors that it accepts: duplicate
 // members of an object, names that differ from a field's name only in case, and strings that are
 // not UTF-8.
-type members struct {
-	text []byte
-	at   int
-}
+type members struct{ Cursor }
 
 var (
 	jsonUnmarshaler = reflect.TypeFor[json.Unmarshaler]()
 	textUnmarshaler = reflect.TypeFor[encoding.TextUnmarshaler]()
 )
 
-// value checks the value that starts at m.at, of the Go type t, and moves m.at past it. If t is nil
-// or has an UnmarshalJSON method, which has its own rules for names, only strings are checked.
+// value checks the value at the cursor, of the Go type t, and moves past it. If t is nil or has an
+// UnmarshalJSON method, which has its own rules for names, only strings are checked.
 func (m *members) value(t reflect.Type) error {
 	for t != nil && t.Kind() == reflect.Pointer {
 		t = t.Elem()
@@ -32,8 +27,7 @@ func (m *members) value(t reflect.Type) error {
 	if t != nil && reflect.PointerTo(t).Implements(jsonUnmarshaler) {
 		t = nil
 	}
-	m.space()
-	switch m.text[m.at] {
+	switch m.Peek() {
 	case '{':
 		return m.object(t)
 	case '[':
@@ -44,14 +38,13 @@ func (m *members) value(t reflect.Type) error {
 				t = nil
 			}
 		}
-		return m.list(']', func() error { return m.value(t) })
+		return m.Elements(func() error { return m.value(t) })
 	case '"':
-		_, err := m.string()
-		return err
+		start := m.at
+		_, err := m.String()
+		return at(start, err)
 	}
-	for m.at < len(m.text) && !strings.ContainsRune(",]} \t\r\n", rune(m.text[m.at])) {
-		m.at++
-	}
+	m.skipWord()
 	return nil
 }
 
@@ -67,12 +60,12 @@ func (m *members) object(t reflect.Type) error {
 		unique = !reflect.PointerTo(t.Key()).Implements(textUnmarshaler)
 	}
 	seen := map[string]bool{}
-	return m.list('}', func() error {
-		m.space()
+	return m.Elements(func() error {
+		m.Peek()
 		start := m.at
-		name, err := m.string()
+		name, err := m.Name()
 		if err != nil {
-			return err
+			return at(start, err)
 		}
 		if seen[name] && unique {
 			return fmt.Errorf("byte %d: duplicate field %q", start, name)
@@ -85,54 +78,16 @@ func (m *members) object(t reflect.Type) error {
 				return fmt.Errorf("byte %d: unknown field %q", start, name)
 			}
 		}
-		m.space()
-		m.at++ // the colon
 		return m.value(of)
 	})
 }
 
-// list calls do for each element up to the closing bracket.
-func (m *members) list(end byte, do func() error) error {
-	m.at++
-	for m.space(); m.text[m.at] != end; m.space() {
-		if m.text[m.at] == ',' {
-			m.at++
-		}
-		if err := do(); err != nil {
-			return err
-		}
+// at adds the offset of a string to an error of reading it.
+func at(start int, err error) error {
+	if err != nil {
+		return fmt.Errorf("byte %d: %w", start, err)
 	}
-	m.at++
 	return nil
-}
-
-// string reads a string.
-func (m *members) string() (string, error) {
-	start, escaped := m.at, false
-	for m.at++; m.text[m.at] != '"'; m.at++ {
-		if m.text[m.at] == '\\' {
-			escaped = true
-			m.at++
-		}
-	}
-	m.at++
-	text := m.text[start:m.at]
-	if !utf8.Valid(text) {
-		return "", fmt.Errorf("byte %d: the string is not valid UTF-8: %s", start,
-			strconv.QuoteToASCII(string(text[:min(len(text), 40)])))
-	}
-	if !escaped {
-		return string(text[1 : len(text)-1]), nil
-	}
-	var s string
-	err := json.Unmarshal(text, &s)
-	return s, err
-}
-
-func (m *members) space() {
-	for strings.IndexByte(" \t\r\n", m.text[m.at]) >= 0 {
-		m.at++
-	}
 }
 
 // fieldsOf returns the types of a struct's fields by JSON name.

@@ -31,7 +31,7 @@ func decode(data []byte, v any, strict bool) error {
 			return fmt.Errorf("byte %d: unexpected data after the JSON value", d.InputOffset())
 		}
 		if strict {
-			m := members{text: data}
+			m := members{*NewCursor(data)}
 			return m.value(reflect.TypeOf(v))
 		}
 		return nil
