@@ -1,6 +1,7 @@
 package lint
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -51,4 +52,39 @@ func callsScript(text, name string) bool {
 		}
 	}
 	return false
+}
+
+// A file that names its interpreter can be run by its path, as its documentation says.
+func TestScriptsAreExecutable(t *testing.T) {
+	root, count := thisModule(t).root, 0
+	err := filepath.WalkDir(root, func(name string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() {
+			if name != root && strings.HasPrefix(entry.Name(), ".") {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		if ext := filepath.Ext(name); ext != ".py" && ext != ".sh" {
+			return nil
+		}
+		text, err := os.ReadFile(name)
+		if err != nil || !strings.HasPrefix(string(text), "#!") {
+			return err
+		}
+		count++
+		info, err := entry.Info()
+		if err == nil && info.Mode()&0o111 == 0 {
+			t.Errorf("%s: starts with #!, but is not executable; run chmod +x", name)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if count < 20 {
+		t.Errorf("only %d scripts were found", count)
+	}
 }
