@@ -208,6 +208,19 @@ func (s *Source) Training() int64 { return s.training }
 // last.
 func (p *Plan) SampleTokens() int { return p.SequenceLength + 1 }
 
+// TokenBytes returns the number of bytes of a token in a stream of the plan: 2 if every shard is
+// uint16, else 4.
+func (p *Plan) TokenBytes() int {
+	for _, s := range p.Sources {
+		for _, sh := range s.Shards {
+			if sh.DType != shards.UInt16 {
+				return 4
+			}
+		}
+	}
+	return 2
+}
+
 // compile validates the plan and computes its derived fields. It allocates only a few words for
 // each entry of the plan, so that the memory for a hostile plan is at most a multiple of its file
 // size.

@@ -24,7 +24,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"mula/blend"
-	"mula/shards"
+	"mula/blend/ahead"
+	"mula/internal/blockcache"
 )
 
 // Options select the positions and columns of a [Stream].
@@ -96,6 +97,8 @@ type Stream struct {
 	group   *errgroup.Group // of produce and fetchAhead
 	taken   chan struct{}   // has an element after a record was taken; nil for local shards
 	begun   chan struct{}   // closed when the first record is built; nil for local shards
+	cache   int64           // limit of the cache of remote files
+	blocks  bool            // complete blocks of windows are fetched, except for the first record
 	count   atomic.Int64    // number of records taken
 }
 
@@ -116,10 +119,16 @@ func New(ctx context.Context, d *blend.Data, o Options) (*Stream, error) {
 	if err := o.complete(d.Plan); err != nil {
 		return nil, err
 	}
-	s := &Stream{d: d, o: o, width: tokenBytes(d.Plan), next: place{first: o.From}}
+	s := &Stream{d: d, o: o, width: d.TokenBytes(), next: place{first: o.From}}
 	var err error
 	if s.schema, s.columns, err = schemaOf(d.Plan, o); err != nil {
 		return nil, err
+	}
+	if d.Remote() {
+		if s.cache, err = blockcache.Limit(); err != nil {
+			return nil, err
+		}
+		s.blocks = ahead.Blocks(d.Plan, s.hosts(), s.cache)
 	}
 	s.names = sourceNames(d.Plan, o.Allocator)
 	s.ctx, s.cancel = context.WithCancel(ctx)
@@ -188,7 +197,7 @@ const (
 // fields returns the fields of all columns, by column number.
 func fields(p *blend.Plan) [columns]arrow.Field {
 	var element arrow.DataType = arrow.PrimitiveTypes.Int32
-	if tokenBytes(p) == 2 {
+	if p.TokenBytes() == 2 {
 		element = arrow.PrimitiveTypes.Uint16
 	}
 	return [columns]arrow.Field{
@@ -250,19 +259,6 @@ func schemaOf(p *blend.Plan, o Options) (*arrow.Schema, []int, error) {
 }
 
 var sourceType = &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: arrow.BinaryTypes.String}
-
-// tokenBytes returns the number of bytes of a token in the stream: 2 if every shard of the plan is
-// uint16, else 4.
-func tokenBytes(p *blend.Plan) int {
-	for _, s := range p.Sources {
-		for _, sh := range s.Shards {
-			if sh.DType != shards.UInt16 {
-				return 4
-			}
-		}
-	}
-	return 2
-}
 
 func sourceNames(p *blend.Plan, alloc memory.Allocator) arrow.Array {
 	b := array.NewStringBuilder(alloc)

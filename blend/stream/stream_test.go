@@ -341,8 +341,8 @@ func TestMixedWidths(t *testing.T) {
 	if fmt.Sprint(rows) != fmt.Sprint(expected(t, d, 0, d.Length())) {
 		t.Error("read something else")
 	}
-	if tokenBytes(d.Plan) != 4 {
-		t.Errorf("tokens of %d bytes", tokenBytes(d.Plan))
+	if d.TokenBytes() != 4 {
+		t.Errorf("tokens of %d bytes", d.TokenBytes())
 	}
 }
 

@@ -40,19 +40,28 @@ func (c *Cache) unable(err error) error {
 		FolderVariable)
 }
 
+// Limit returns the limit of the default cache in bytes.
+func Limit() (int64, error) {
+	text := os.Getenv(SizeVariable)
+	if text == "" {
+		return defaultSize, nil
+	}
+	limit, err := quantity.Count(text)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", SizeVariable, err)
+	}
+	return limit, nil
+}
+
 // Default returns the cache that all parts of this process use. Its folder is in the user's folder
 // for caches, unless an environment variable names another.
 var Default = sync.OnceValues(func() (*Cache, error) {
-	limit := int64(defaultSize)
-	if text := os.Getenv(SizeVariable); text != "" {
-		var err error
-		if limit, err = quantity.Count(text); err != nil {
-			return nil, fmt.Errorf("%s: %w", SizeVariable, err)
-		}
+	limit, err := Limit()
+	if err != nil {
+		return nil, err
 	}
 	dir := os.Getenv(FolderVariable)
 	if dir == "" {
-		var err error
 		if dir, err = usercache.Folder("objects"); err != nil {
 			return nil, fmt.Errorf("a cache of remote files needs a folder; set %s: %w", FolderVariable, err)
 		}
