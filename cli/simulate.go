@@ -20,8 +20,8 @@ func simulateCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "simulate",
 		Usage: "estimate the storage load of a plan, and show its shuffle and mixture statistics",
-		Description: "Statistics of the order are counted from the plan. Times come from a simple storage model, " +
-			"whose figures are assumptions:\n" +
+		Description: "Statistics of the order, and the requests of the reader of object stores, are counted from the " +
+			"plan. Times come from a simple storage model, whose figures are assumptions:\n" +
 			"docs/reference/simulate.md has the formulas, the kinds of storage and the format of a storage file.\n\n" +
 			"Example: mula simulate --plan plan.json --nodes 64 --ranks-per-node 8 --batch-size 1024 --step-time " +
 			"0.9 --storage parallel-fs --report simulate.html",
@@ -165,7 +165,8 @@ func simulateOptions(c *cli.Context) (simulate.Options, error) {
 func printSimulation(w io.Writer, r *simulate.Report) {
 	fmt.Fprintf(w, "%s of %d from position %d; storage %s (assumed figures: docs/reference/simulate.md)\n\n",
 		quantity.Plural(r.Steps, "step"), r.BatchSize, r.From, r.Reading.Storage.Name)
-	for i, t := range []page.Table{r.ReadingTable(), r.MixtureTable(), r.ShuffleTable(), r.RepeatsTable()} {
+	for i, t := range []page.Table{r.ReadingTable(), r.StoreTable(), r.MixtureTable(), r.ShuffleTable(),
+		r.RepeatsTable()} {
 		if i > 0 {
 			fmt.Fprintln(w)
 		}

@@ -176,6 +176,13 @@ func (s *Shard) blockSums(ctx context.Context) (*blockSums, error) {
 	return s.sums, nil
 }
 
+// FetchedWhole returns the sizes of .sums and .idx of a shard that mula wrote, from its counts. A
+// reader of a shard in an object store fetches both as a whole, .idx if it needs documents.
+func FetchedWhole(d DType, tokens, documents int64) (sums, idx int64) {
+	blocks := (tokens*int64(d.Size()) + sumsBlock - 1) / sumsBlock
+	return sumsHeaderSize + 4*blocks + 4, idxHeaderSize + 12*documents + 8*(documents+1)
+}
+
 // local fetches an object and returns the path of the local copy. The object must match want, its
 // entry in the manifest. The zero FileInfo matches everything.
 func (r *remote) local(ctx context.Context, url string, want FileInfo) (string, error) {

@@ -1,5 +1,5 @@
 // Package ahead decides which samples a stream fetches together from object stores, and how far
-// ahead of its consumer.
+// ahead of its consumer. Package [mula/blend/simulate] counts requests with the same decisions.
 package ahead
 
 import "mula/blend"
@@ -21,12 +21,12 @@ const (
 // caches of cacheBytes bytes. Blocks that the cache cannot keep until their last window is read
 // would be fetched again and again.
 func Blocks(p *blend.Plan, hosts int, cacheBytes int64) bool {
-	return p.Traits().Locality.Block > 0 && hosts <= mostHosts && groupsOf(p) <= cacheBytes/2
+	return p.Traits().Locality.Block > 0 && hosts <= mostHosts && GroupBytes(p) <= cacheBytes/2
 }
 
-// groupsOf returns the number of bytes of one group of blocks of each source: the blocks that are
+// GroupBytes returns the number of bytes of one group of blocks of each source: the blocks that are
 // read at a time.
-func groupsOf(p *blend.Plan) (bytes int64) {
+func GroupBytes(p *blend.Plan) (bytes int64) {
 	l := p.Traits().Locality
 	for _, s := range p.Sources {
 		windows := min(l.Block*l.Group, s.Windows())

@@ -17,7 +17,8 @@ const (
 	// number of epochs from which repeated data helps less (N. Muennighoff and others, 2023,
 	// arXiv:2305.16264)
 	manyEpochs = 4
-	muchMore   = 4 // bytes read per byte of tokens
+	muchMore   = 4    // bytes read per byte of tokens
+	muchAgain  = 0.05 // fraction of the bytes from an object store that are fetched again
 )
 
 // above reports whether Seen is much larger than Expected.
@@ -70,6 +71,17 @@ func (r *Report) findings() []Finding {
 				"the assumed cache has %s, and after an epoch "+
 				"a node has read 1/%d of them itself", quantity.Bytes(rd.RepeatSize),
 			quantity.Bytes(rd.Storage.Cache), rd.Nodes)
+	}
+	if st := &r.Store; st.GroupBytes > st.CacheLimit/2 {
+		add(Note, "",
+			"the cache of an object store has %s, and the groups of blocks of all sources %s: only single windows are "+
+				"fetched; set MULA_CACHE_SIZE to at least %s", quantity.Bytes(st.CacheLimit),
+			quantity.Bytes(st.GroupBytes), quantity.Bytes(2*st.GroupBytes))
+	} else if float64(st.Again) > muchAgain*float64(st.Bytes) {
+		add(Note, "",
+			"%s of the bytes from an object store are fetched again, because a cache of %s has removed them; a larger "+
+				"MULA_CACHE_SIZE, or shuffle in blend.yaml, avoids that", share(float64(st.Again)/float64(st.Bytes)),
+			quantity.Bytes(st.CacheLimit))
 	}
 	for i := range r.Mixture.Sources {
 		m := &r.Mixture.Sources[i]

@@ -35,7 +35,8 @@ type document struct {
 	Sum, Plan, Order, Assumptions                      string
 	Findings                                           page.Findings
 	ReadingText, MixtureText, ShuffleText, RepeatsText string
-	Reading, Mixture, Shuffle, Repeats                 page.Table
+	StoreText                                          string
+	Reading, Store, Mixture, Shuffle, Repeats          page.Table
 	ReadingFigures, MixtureFigures                     []page.Figure
 	Sources                                            []section
 	MoreSources                                        int
@@ -65,6 +66,10 @@ func (r *Report) WritePage(w io.Writer, title string) error {
 		"its samples, and the time that %s needs to read them.",
 		quantity.Grouped(rd.Steps), rd.Storage.Name)
 	doc.Reading = r.ReadingTable()
+	doc.StoreText = fmt.Sprintf("The requests of mula's reader of object stores, if the shards are in one: the first "+
+		"node in %s steps, with a cache of %s that its ranks share.", quantity.Grouped(r.Store.Steps),
+		quantity.Bytes(r.Store.CacheLimit))
+	doc.Store = r.StoreTable()
 	doc.MixtureText = fmt.Sprintf("Positions were counted by source in %s intervals, one every %s steps, %s steps "+
 		"per interval. The bound is the guarantee of the plan's order. "+
 		"Random is the standard deviation of independent draws with the same weights.",
@@ -150,6 +155,23 @@ func (r *Report) ReadingTable() page.Table {
 	row("all windows of the plan", "%s", quantity.Bytes(rd.DrawnBytes))
 	row("cache size that keeps later epochs local", "%s", quantity.Bytes(rd.RepeatSize))
 	return t
+}
+
+// StoreTable has the requests to an object store, one figure per row.
+func (r *Report) StoreTable() page.Table {
+	st := &r.Store
+	mean := func(total int64) float64 { return float64(total) / float64(st.Steps) }
+	fetched := func(requests, bytes float64) string {
+		return fmt.Sprintf("%s in %.4g requests", quantity.Bytes(int64(bytes)), requests)
+	}
+	return page.Table{Heading: []string{"object store, one node", "value"}, Rows: [][]string{
+		{"tokens of the samples, one step", quantity.Bytes(int64(mean(st.TokenBytes)))},
+		{"fetched, one step", fetched(mean(st.Requests), mean(st.Bytes))},
+		{"bytes fetched per byte of tokens", fmt.Sprintf("%.3g", st.amplification())},
+		{"fetched again after removal from the cache", share(float64(st.Again) / float64(max(1, st.Bytes)))},
+		{"cache", quantity.Bytes(st.CacheLimit)},
+		{"opening the shards, all steps", fetched(float64(st.OpenRequests), float64(st.OpenBytes))},
+	}}
 }
 
 // MixtureTable has a row for each source.

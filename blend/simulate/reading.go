@@ -155,6 +155,17 @@ func (l *layout) blocks(t stretch) (file int32, from, to int64) {
 // bytes returns the size of a block. The last block of a file may be shorter.
 func (l *layout) bytes(k blockKey) int64 { return min(l.request, l.size[k.file]-k.block*l.request) }
 
+// stepsOfRange returns the number of steps of the range.
+func (s *simulation) stepsOfRange() int64 {
+	return (s.To - s.From + int64(s.BatchSize) - 1) / int64(s.BatchSize)
+}
+
+// examined returns the number of steps in which a node that reads share samples of each is
+// simulated.
+func (s *simulation) examined(share int64) int64 {
+	return min(s.stepsOfRange(), max(1, s.Samples/share))
+}
+
 // reading simulates the first node in the first steps.
 func (s *simulation) reading() (Reading, error) {
 	st := &s.Storage
@@ -162,8 +173,7 @@ func (s *simulation) reading() (Reading, error) {
 		Bandwidth: st.bandwidth(s.Nodes)}
 	l := newLayout(s.plan, st.RequestSize)
 	share := int64(s.BatchSize / s.Nodes)
-	steps := (s.To - s.From + int64(s.BatchSize) - 1) / int64(s.BatchSize) // of the range
-	r.Steps = min(steps, max(1, s.Samples/share))
+	r.Steps = s.examined(share)
 	stack := newStack()
 	opened := make(map[int32]bool) // files of the first step
 	var reads []float64            // seconds of each step
@@ -219,7 +229,7 @@ func (s *simulation) reading() (Reading, error) {
 	for _, sum := range []*float64{&r.TokenBytes, &r.WantedBytes, &r.Wanted, &r.Bytes, &r.Requests, &r.ReadTime} {
 		*sum /= float64(r.Steps)
 	}
-	r.AllRequests = r.Requests * float64(s.Nodes) * float64(steps)
+	r.AllRequests = r.Requests * float64(s.Nodes) * float64(s.stepsOfRange())
 	r.Busy = busiest(each)
 	busy := &r.Busy
 	if busy.ReadTime > 0 {

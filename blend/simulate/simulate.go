@@ -16,6 +16,7 @@ import (
 
 	"mula/blend"
 	"mula/index"
+	"mula/internal/blockcache"
 )
 
 // Options are the options of [Run].
@@ -27,8 +28,10 @@ type Options struct {
 	// keeps up
 	StepTime float64
 	Storage  Storage
-	From, To int64 // positions [From, To), see [blend.Grid.Check]; To 0: the end of the plan
-	Samples  int64 // maximum number of positions to examine one by one; 0: DefaultSamples
+	// limit of a node's cache of an object store in bytes; 0: the limit of this machine's cache
+	StoreCache int64
+	From, To   int64 // positions [From, To), see [blend.Grid.Check]; To 0: the end of the plan
+	Samples    int64 // maximum number of positions to examine one by one; 0: DefaultSamples
 
 	// Data, if not nil, is the open plan. Run then computes document statistics, and the plan
 	// passed to Run may be nil. Orders that are read from index files need Data.
@@ -58,6 +61,7 @@ type Report struct {
 	To             int64     `json:"to"`
 	Steps          int64     `json:"steps"`
 	Reading        Reading   `json:"reading"`
+	Store          Store     `json:"object_store"`
 	Mixture        Mixture   `json:"mixture"`
 	Shuffle        Shuffle   `json:"shuffle"`
 	Sources        []Source  `json:"sources"`
@@ -130,8 +134,7 @@ func run(ctx context.Context, p *blend.Plan, order order, o Options) (*Report, e
 			p.OrderVersion())
 	}
 	r := &Report{Plan: p.Fingerprint(), Order: p.OrderVersion(), SequenceLength: p.SequenceLength,
-		BatchSize: o.BatchSize, From: o.From, To: o.To,
-		Steps: (o.To - o.From + int64(o.BatchSize) - 1) / int64(o.BatchSize)}
+		BatchSize: o.BatchSize, From: o.From, To: o.To, Steps: s.stepsOfRange()}
 	var err error
 	r.Sources = s.sources()
 	if r.Mixture, err = s.mixture(); err != nil {
@@ -141,6 +144,9 @@ func run(ctx context.Context, p *blend.Plan, order order, o Options) (*Report, e
 		return nil, err
 	}
 	if r.Reading, err = s.reading(); err != nil {
+		return nil, err
+	}
+	if r.Store, err = s.store(); err != nil {
 		return nil, err
 	}
 	r.Findings = r.findings()
@@ -178,7 +184,9 @@ func (o *Options) complete(p *blend.Plan) error {
 	if err := grid.Check(o.From, o.To); err != nil {
 		return err
 	}
-	_, err = o.Storage.check()
+	if _, err = o.Storage.check(); err == nil && o.StoreCache == 0 {
+		o.StoreCache, err = blockcache.Limit()
+	}
 	return err
 }
 

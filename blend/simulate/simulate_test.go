@@ -6,6 +6,7 @@ import (
 	"iter"
 	"math"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,7 +19,15 @@ import (
 	"mula/shards"
 )
 
-func TestMain(m *testing.M) { plantest.Main(m) }
+func TestMain(m *testing.M) {
+	if url := os.Getenv(storeVariable); url != "" {
+		if err := readStore(context.Background(), url, 16, 1, func() {}); err != nil {
+			panic(err)
+		}
+		return
+	}
+	plantest.Main(m)
+}
 
 const sequenceLength = 16
 

@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // Block is the number of bytes of a block. The last block of a file may be shorter.
@@ -51,6 +52,9 @@ type Cache struct {
 	untrimmed atomic.Int64 // bytes written since the last trim
 	trimming  atomic.Bool
 	failure   atomic.Pointer[error] // see [Failure]
+
+	now   func() uint32 // seconds since 1970
+	spawn func(func())  // runs a function in the background
 }
 
 // A flight is a fetch in progress. done is closed at its end.
@@ -67,7 +71,8 @@ func openCache(dir string, limit int64) (*Cache, error) {
 		return nil, fmt.Errorf("opening the cache of remote files: %w", err)
 	}
 	c := &Cache{dir: dir, limit: limit, requests: make(chan struct{}, Parallel), buffers: make(chan []byte, Parallel),
-		wholes: map[string]*flight{}}
+		wholes: map[string]*flight{}, now: func() uint32 { return uint32(time.Now().Unix()) },
+		spawn: func(f func()) { go f() }}
 	for range Parallel {
 		c.buffers <- nil
 	}
@@ -113,15 +118,18 @@ func (c *Cache) get(ctx context.Context, source Source, p []byte, off int64) err
 
 // wrote counts bytes that were added to the folder, and starts to remove old ones if necessary.
 func (c *Cache) wrote(n int64) {
-	if c.untrimmed.Add(n) < c.limit/16 || !c.trimming.CompareAndSwap(false, true) {
+	if c.untrimmed.Add(n) < trimAfter(c.limit) || !c.trimming.CompareAndSwap(false, true) {
 		return
 	}
 	c.untrimmed.Store(0)
-	go func() {
+	c.spawn(func() {
 		defer c.trimming.Store(false)
 		c.trim()
-	}()
+	})
 }
+
+// trimAfter returns the number of bytes that a process writes before it looks for old blocks.
+func trimAfter(limit int64) int64 { return limit / 16 }
 
 // wait waits for the end of a fetch by another goroutine.
 func (f *flight) wait(ctx context.Context) error {

@@ -11,7 +11,6 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
-	"time"
 )
 
 // The layout of a cache file of n blocks: the blocks; a table with 8 bytes for each block; the
@@ -131,20 +130,32 @@ func (f *File) Fetch(ctx context.Context, from, end int64) error {
 		return nil // the cache cannot keep the blocks
 	}
 	first, last := from/Block, (min(end, f.size)+Block-1)/Block
-	for r, present := range runs(f.entries(first, last-first), first) {
-		for ; !present && r.from < r.end; r.from += Longest / Block {
-			part, err := f.cache.borrow(ctx, min(Longest, min(r.end*Block, f.size)-r.from*Block))
-			if err != nil {
-				return err
-			}
-			err = f.fetch(ctx, part, r.from)
-			f.cache.buffers <- part
-			if err != nil {
-				return err
-			}
+	entries := f.entries(first, last-first)
+	for r := range requests(first, last, presentIn(entries, first)) {
+		part, err := f.cache.borrow(ctx, min(r.end*Block, f.size)-r.from*Block)
+		if err != nil {
+			return err
+		}
+		err = f.fetch(ctx, part, r.from)
+		f.cache.buffers <- part
+		if err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// requests divides the absent blocks of [first, end) into requests of at most Longest bytes.
+func requests(first, end int64, present func(block int64) bool) iter.Seq[run] {
+	return func(yield func(run) bool) {
+		for r, present := range runs(first, end, present) {
+			for ; !present && r.from < r.end; r.from += Longest / Block {
+				if !yield(run{r.from, min(r.end, r.from+Longest/Block)}) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // entries returns the entries of n blocks from first, with zeros if they cannot be read.
@@ -159,20 +170,24 @@ func (f *File) entries(first, n int64) []byte {
 	return entries
 }
 
-// runs divides blocks from first into the longest runs that are present, or absent.
-func runs(entries []byte, first int64) iter.Seq2[run, bool] {
+// presentIn returns a function that reports whether a block is present, from the entries of the
+// blocks from first.
+func presentIn(entries []byte, first int64) func(block int64) bool {
+	return func(block int64) bool { return binary.LittleEndian.Uint64(entries[(block-first)*entrySize:]) != 0 }
+}
+
+// runs divides the blocks [first, end) into the longest runs that are present, or absent.
+func runs(first, end int64, present func(block int64) bool) iter.Seq2[run, bool] {
 	return func(yield func(run, bool) bool) {
-		n := int64(len(entries) / entrySize)
-		present := func(i int64) bool { return binary.LittleEndian.Uint64(entries[i*entrySize:]) != 0 }
-		for from := int64(0); from < n; {
-			end := from + 1
-			for end < n && present(end) == present(from) {
-				end++
+		for from := first; from < end; {
+			is, to := present(from), from+1
+			for to < end && present(to) == is {
+				to++
 			}
-			if !yield(run{first + from, first + end}, present(from)) {
+			if !yield(run{from, to}, is) {
 				return
 			}
-			from = end
+			from = to
 		}
 	}
 }
@@ -193,9 +208,10 @@ func (f *File) part(p []byte, first int64, r run) []byte {
 
 // load reads the blocks of p that the cache has, and returns the runs of the others.
 func (f *File) load(p []byte, first int64) (absent []run) {
-	entries := f.entries(first, (int64(len(p))+Block-1)/Block)
-	now := uint32(time.Now().Unix())
-	for r, present := range runs(entries, first) {
+	n := (int64(len(p)) + Block - 1) / Block
+	entries := f.entries(first, n)
+	now := f.cache.now()
+	for r, present := range runs(first, first+n, presentIn(entries, first)) {
 		if present {
 			_, err := f.disk.ReadAt(f.part(p, first, r), r.from*Block)
 			present = err == nil
@@ -294,7 +310,7 @@ func (f *File) store(p []byte, first int64) {
 	if f.disk == nil {
 		return
 	}
-	now := uint32(time.Now().Unix())
+	now := f.cache.now()
 	var entries []byte
 	for at := 0; at < len(p); at += Block {
 		sum := crc32.Checksum(p[at:min(at+Block, len(p))], castagnoli)

@@ -66,24 +66,30 @@ func (c *Cache) trim() {
 			}
 		}
 	}
-	if total <= c.limit {
-		return
-	}
-	slices.SortFunc(items, func(a, b item) int {
-		return cmp.Or(cmp.Compare(a.used, b.used), cmp.Compare(a.path, b.path))
-	})
-	for _, x := range items {
-		if total <= c.limit/4*3 {
-			return
-		}
+	for _, x := range surplus(items, total, c.limit) {
 		if x.first < 0 {
 			os.Remove(x.path)
 			os.Remove(sumPath(x.path))
 		} else {
 			x.clear()
 		}
-		total -= x.bytes
 	}
+}
+
+// surplus sorts the items of a cache that have total bytes. It returns the first of them, which
+// must be removed.
+func surplus(items []item, total, limit int64) []item {
+	if total <= limit {
+		return nil
+	}
+	slices.SortFunc(items, func(a, b item) int {
+		return cmp.Or(cmp.Compare(a.used, b.used), cmp.Compare(a.path, b.path), cmp.Compare(a.first, b.first))
+	})
+	n := 0
+	for ; n < len(items) && total > limit/4*3; n++ {
+		total -= items[n].bytes
+	}
+	return items[:n]
 }
 
 // listExtents returns the extents of a cache file that have blocks.
