@@ -250,17 +250,13 @@ func TestStoppedTrain(t *testing.T) {
 	longtest.SkipIfShort(t)
 	t.Parallel()
 	dir := prepared(t)
+	writeFile(t, "sequence_length: 32\nsamples: 400000\nsources:\n  - {name: a, shards: [shards/a]}\n", dir, "blend.yaml")
 	mustRun(t, dir, "blend")
-	// Long enough that the signals come before the end.
-	config := "output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 200\ncheckpoint: {every: " +
-		"0}\nevaluate: {every: 0}\n"
-	if err := os.WriteFile(filepath.Join(dir, "train.yaml"), []byte(config), 0o644); err != nil {
-		t.Fatal(err)
+	configure := func(output string, steps int) {
+		writeFile(t, fmt.Sprintf("output: %s\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: %d\nschedule: "+
+			"{decay_steps: 50}\ncheckpoint: {every: 0}\nevaluate: {every: 0}\n", output, steps), dir, "train.yaml")
 	}
-	mustRun(t, dir, "train")
-	if err := os.Rename(filepath.Join(dir, "run"), filepath.Join(dir, "whole")); err != nil {
-		t.Fatal(err)
-	}
+	configure("run", 100_000) // never reached
 	for i, test := range []struct {
 		sig  os.Signal
 		args []string
@@ -279,11 +275,13 @@ func TestStoppedTrain(t *testing.T) {
 			return bytes.Count(data, []byte(`"learning_rate"`))
 		}
 		before := steps()
-		testwait.Until(t, "three more steps are done", func() bool { return steps() >= before+3 })
+		ended := make(chan error, 1)
+		go func() { ended <- c.Wait() }()
+		testwait.Until(t, "three more steps are done", func() bool { return steps() >= before+3 || len(ended) > 0 })
 		if err := c.Process.Signal(sig); err != nil {
 			t.Fatal(err)
 		}
-		if err := c.Wait(); c.ProcessState.ExitCode() != test.code {
+		if err := <-ended; c.ProcessState.ExitCode() != test.code {
 			t.Fatalf("%v %v: %v, want exit code %d\n%s", sig, test.args, err, test.code, out.String())
 		}
 		if !strings.Contains(out.String(), "stopped; run the same command to resume") {
@@ -294,10 +292,20 @@ func TestStoppedTrain(t *testing.T) {
 			t.Fatalf("%v: checkpoints %v, %v", sig, checkpoints, err)
 		}
 	}
+	checkpoints, err := filepath.Glob(filepath.Join(dir, "run/checkpoints/step-*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := filepath.Base(checkpoints[len(checkpoints)-1])
+	var step int
+	if _, err := fmt.Sscanf(last, "step-%d", &step); err != nil {
+		t.Fatal(err)
+	}
+	configure("whole", step)
 	mustRun(t, dir, "train")
 	got, want := contents(t, filepath.Join(dir, "run")), contents(t, filepath.Join(dir, "whole"))
-	for _, name := range []string{"checkpoints/step-00000200/model.safetensors",
-		"checkpoints/step-00000200/optimizer.safetensors", "fingerprints.jsonl"} {
+	for _, name := range []string{"checkpoints/" + last + "/model.safetensors",
+		"checkpoints/" + last + "/optimizer.safetensors", "fingerprints.jsonl"} {
 		if want[name] == "" || got[name] != want[name] {
 			t.Errorf("%s differs after three stops", name)
 		}
