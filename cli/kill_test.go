@@ -250,7 +250,8 @@ func TestStoppedTrain(t *testing.T) {
 	longtest.SkipIfShort(t)
 	t.Parallel()
 	dir := prepared(t)
-	writeFile(t, "sequence_length: 32\nsamples: 400000\nsources:\n  - {name: a, shards: [shards/a]}\n", dir, "blend.yaml")
+	writeFile(t, "sequence_length: 32\nsamples: 400000\nsources:\n  - {name: a, shards: [shards/a]}\n", dir,
+		"blend.yaml")
 	mustRun(t, dir, "blend")
 	configure := func(output string, steps int) {
 		writeFile(t, fmt.Sprintf("output: %s\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: %d\nschedule: "+
