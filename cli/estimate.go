@@ -22,8 +22,8 @@ import (
 
 // Values of --collectives.
 const (
-	twoLevel = "two-level"
-	flat     = "flat"
+	twoLevels = "two-level"
+	flat      = "flat"
 )
 
 func estimateCommand() *cli.Command {
@@ -43,7 +43,8 @@ func estimateCommand() *cli.Command {
 				Usage: "read model, layout, batch and plan from the train.yaml `FILE`; other flags override its " +
 					"values"},
 			setFlag(),
-			&cli.StringFlag{Name: "layout", Usage: "sizes of the axes that are not 1, as `expert_dp=256,ep=12,pp=4`"},
+			&cli.StringFlag{Name: "layout", Usage: "sizes of the axes that are not 1, as " +
+				"`expert_dp=256,ep=12,pp=4`, and sum_replicas as in train.yaml"},
 			&cli.StringFlag{Name: "optimizer",
 				Usage: "scheme that divides the weight updates between ranks: " + anyOf(estimate.Schemes()),
 				Value: string(estimate.EPSO)},
@@ -62,9 +63,8 @@ func estimateCommand() *cli.Command {
 					"weights, gradients and traffic, and an fp32 master copy; it trained the Mula " +
 					"models)", Value: estimate.Mula.Name},
 			&cli.StringFlag{Name: "collectives",
-				Usage: "`KIND` of reductions and gathers: two-level (within a node, then between nodes, one call " +
-					"per group) or flat (every rank with every other, one call per bucket); mula's trainer is " +
-					"flat", Value: twoLevel},
+				Usage: "`KIND` of exchanges between ranks: two-level (inside a node and between nodes) or flat " +
+					"(each rank with each other rank, as if mula did not know the nodes)", Value: twoLevels},
 			&cli.StringFlag{Name: "machine",
 				Usage: "aurora, local (this machine, measured now), or a `FILE` that ends in .yaml",
 				Value: estimate.Aurora.Name},
@@ -252,6 +252,7 @@ func parseLayout(text string, l *estimate.Layout) (warnings []string, err error)
 	for _, axis := range comm.AllAxes() {
 		axes[axis.String()] = axis
 	}
+	axes["sum_replicas"] = 0
 	for _, part := range strings.Split(text, ",") {
 		name, value, ok := strings.Cut(strings.TrimSpace(part), "=")
 		if name == "dp" {
@@ -265,7 +266,11 @@ func parseLayout(text string, l *estimate.Layout) (warnings []string, err error)
 					"at most once, got %q", text)
 		}
 		delete(axes, name)
-		l.Shape = l.With(axis, n)
+		if axis == 0 {
+			l.SumReplicas = n
+		} else {
+			l.Shape = l.With(axis, n)
+		}
 	}
 	return warnings, nil
 }
@@ -419,10 +424,6 @@ func (e *estimateReport) write(w io.Writer) {
 	}
 	assumed.write(w)
 	if last.Trainer.Own && l.Ranks() > 1 {
-		if !last.Flat {
-			fmt.Fprintln(w, "Not in mula yet: two-level collectives with one call per group, which these times "+
-				"assume. `--collectives flat` estimates mula's own collectives.")
-		}
 		fmt.Fprintln(w, "Not included: on a GPU, gradients, weights and tokens for other ranks pass through the "+
 			"host, which sums the gradients.")
 	}

@@ -31,17 +31,16 @@ func TestEstimateWrongUsage(t *testing.T) {
 	}
 }
 
-// The output for mula names the parts of its estimate that the program does not have, and counts
-// norm and votes.
+// The output for mula names what its estimate does not include, and counts norm and votes.
 func TestEstimateSaysWhatIsMissing(t *testing.T) {
-	const missing = "Not in mula yet: two-level collectives"
+	const missing = "Not included: on a GPU"
 	for _, c := range []struct {
 		args    string
 		missing bool
 		votes   string
 	}{
 		{"--layout expert_dp=128,ep=12,pp=8", true, "37.2 MB"},
-		{"--layout expert_dp=128,ep=12,pp=8 --collectives flat", false, "37.2 MB"},
+		{"--layout expert_dp=128,ep=12,pp=8 --collectives flat", true, "37.2 MB"},
 		{"--layout expert_dp=128,ep=12,pp=8 --trainer optimus", false, "0 B"},
 		{"", false, "0 B"}, // one rank
 	} {

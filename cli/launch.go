@@ -446,15 +446,16 @@ func readWaits(text string) ([]time.Duration, error) {
 func shrink(config train.Config, room int) (int, []string, error) {
 	each := config.Layout.Ranks() / config.Layout.DP
 	for dp := min(room/each, config.Layout.DP-1); dp > 0; dp-- {
-		if config.BatchSize%(dp*config.Layout.EP) == 0 {
+		if config.BatchSize%(dp*config.Layout.EP) == 0 && dp%config.Layout.SumReplicas == 0 {
 			return dp * each, []string{fmt.Sprintf("%s=%d", dpVariable, dp)}, nil
 		}
 	}
 	if room < each {
 		return 0, nil, fmt.Errorf("one replica of the experts needs %d ranks (layout.ep is %d)", each, config.Layout.EP)
 	}
-	return 0, nil, fmt.Errorf("batch_size %d is not a multiple of any smaller number of data ranks",
-		config.BatchSize)
+	return 0, nil, fmt.Errorf("batch_size %d is not a multiple of any smaller number of data ranks, or "+
+		"layout.sum_replicas (%d) does not divide a smaller layout.expert_dp", config.BatchSize,
+		config.Layout.SumReplicas)
 }
 
 // dpVariable is the environment variable that replaces layout.expert_dp for a run that has lost

@@ -39,7 +39,7 @@ type valueSet struct {
 var flagValues = map[string]valueSet{
 	"arithmetic":            {names: megatron.Arithmetics},
 	"attention":             {names: samples.Attentions},
-	"collectives":           {names: func() []string { return []string{twoLevel, flat} }},
+	"collectives":           {names: func() []string { return []string{twoLevels, flat} }},
 	"compare":               {names: estimate.Schemes, list: true},
 	"device":                {names: devices.Names, other: true}, // opencl:NAME
 	"dispatch":              {names: moe.Dispatches},

@@ -524,7 +524,7 @@ func TestDispatchBytes(t *testing.T) {
 						}
 						got := int64(0)
 						for _, traffic := range c.Traffic() {
-							got += traffic.Bytes
+							got += traffic.Bytes()
 							if dispatch == AllGather && traffic.Operation == comm.OpAllToAll && traffic.Calls > 0 ||
 								dispatch == AllToAll && traffic.Operation != comm.OpAllToAll && traffic.Calls > 0 {
 								t.Errorf("%s: %+v", what, traffic)

@@ -132,9 +132,14 @@ type LayoutConfig struct {
 	PP int `yaml:"pp"`                 // pipeline parallelism: stages that share the layers; default 1
 	TP int `yaml:"tp"`                 // tensor parallelism; must be 1
 
-	Optimizer estimate.Scheme `yaml:"optimizer"`             // default "epso"; results do not depend on it
-	Dispatch  moe.Dispatch    `yaml:"dispatch"`              // exchange that sends tokens to their experts; default "alltoall"
-	Sums      Sums            `yaml:"sums"`                  // order of the sums of gradients over ranks; default "exact"
+	Optimizer estimate.Scheme `yaml:"optimizer"` // default "epso"; results do not depend on it
+	Dispatch  moe.Dispatch    `yaml:"dispatch"`  // exchange that sends tokens to their experts; default "alltoall"
+	Sums      Sums            `yaml:"sums"`      // order of the sums of gradients over ranks; default "exact"
+	// SumReplicas is the number of consecutive replicas of an expert whose gradients are summed
+	// first. It must divide DP. If they are on one host, the host sends their sum instead of each
+	// term; default 1.
+	SumReplicas int `yaml:"sum_replicas"`
+
 	Transport group.Transport `yaml:"transport" was:"links"` // between ranks; default "auto"; results do not depend on it
 
 	// UniformRouting sends tokens to experts in rotation and ignores the router. It is for
@@ -168,10 +173,24 @@ func (l LayoutConfig) String() string {
 	if shape.Size(comm.EP) > 1 {
 		text += ", dispatch " + string(l.Dispatch)
 	}
+	return text + l.orderOfSums()
+}
+
+// orderOfSums describes the order of sums over ranks, unless it is the default.
+func (l LayoutConfig) orderOfSums() (text string) {
 	if l.Sums == fastSums {
-		text += ", fast sums"
+		text = ", fast sums"
+	}
+	if l.SumReplicas > 1 {
+		text += fmt.Sprintf(", sums of %d replicas", l.SumReplicas)
 	}
 	return text
+}
+
+// groupOptions returns the options of the groups of ranks. hosts replaces the hosts of all ranks,
+// unless it is nil.
+func (l LayoutConfig) groupOptions(hosts []string) group.Options {
+	return group.Options{Fast: l.Sums == fastSums, InnerReplicas: l.SumReplicas, Hosts: hosts}
 }
 
 // Sums is the order in which gradients are added over ranks.
@@ -230,7 +249,7 @@ func defaultConfig() Config {
 		Precision: xpu.FP32, Device: "cpu",
 		Recompute: moe.RecomputeNone,
 		Layout: LayoutConfig{DP: 1, EP: 1, PP: 1, TP: 1, Optimizer: estimate.EPSO, Dispatch: moe.AllToAll,
-			Sums:      exactSums,
+			Sums: exactSums, SumReplicas: 1,
 			Transport: group.Auto, CheckReplicasEvery: 1000},
 		Checkpoint: CheckpointConfig{Keep: 3, KeepCopies: 3},
 		Evaluate:   EvaluateConfig{Samples: 64},
@@ -449,6 +468,7 @@ func (c Config) Validate() error {
 		oneOf("layout.optimizer", c.Layout.Optimizer, estimate.Schemes()...),
 		oneOf("layout.dispatch", c.Layout.Dispatch, moe.Dispatches()...),
 		oneOf("layout.sums", c.Layout.Sums, string(exactSums), string(fastSums)),
+		within("layout.sum_replicas", float64(c.Layout.SumReplicas), 1, 1<<20),
 		oneOf("layout.transport", c.Layout.Transport, string(group.Auto), string(group.Local), string(group.TCP),
 			string(group.MPI)),
 		within("layout.check_replicas_every", float64(c.Layout.CheckReplicasEvery), 0, maxSteps),
@@ -482,6 +502,10 @@ func (c Config) Validate() error {
 	if tp := c.Layout.TP; tp != 1 {
 		errs = append(errs, strictyaml.Invalid("layout.tp",
 			"is %d, but this version has no tensor parallelism; must be 1", tp))
+	}
+	if n := c.Layout.SumReplicas; n > 1 && c.Layout.DP%n != 0 {
+		errs = append(errs, strictyaml.Invalid("layout.sum_replicas",
+			"is %d; must divide layout.expert_dp, which is %d", n, c.Layout.DP))
 	}
 	if ranks := shape.Size(comm.Data); ranks > 1 && c.BatchSize%ranks != 0 {
 		errs = append(errs, strictyaml.Invalid("batch_size",

@@ -34,7 +34,7 @@ func TestEstimateInput(t *testing.T) {
 	want := estimate.Input{
 		Model: "mula-nano", Config: in.Config, Trainer: lion, Precision: xpu.BF16, Machine: estimate.Aurora,
 		Layout: estimate.Layout{Shape: LayoutConfig{DP: 2, EP: 4, PP: 1}.shape(), Optimizer: estimate.SO,
-			Dispatch: moe.AllGather, BatchSize: 8,
+			Dispatch: moe.AllGather, SumReplicas: 1, BatchSize: 8,
 			MicroBatchSize: 8, SequenceLength: 16,
 			Recompute: moe.RecomputeLayers},
 	}
@@ -73,7 +73,7 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 			got := map[kind]int64{}
 			optimizertest.Together(t, layout.Ranks(), func(world *comm.Comm) error {
 				ctx := context.Background()
-				groups, err := group.New(ctx, world, layout.shape(), layout.Sums == fastSums)
+				groups, err := group.New(ctx, world, layout.shape(), layout.groupOptions(nil))
 				if err != nil {
 					return err
 				}
@@ -112,8 +112,8 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 				for name, each := range of {
 					for _, member := range each {
 						for _, traffic := range member.Traffic() {
-							if traffic.Bytes != 0 {
-								got[kind{name, traffic.Operation}] += traffic.Bytes
+							if traffic.Bytes() != 0 {
+								got[kind{name, traffic.Operation}] += traffic.Bytes()
 							}
 						}
 					}
@@ -163,7 +163,7 @@ func TestSumBytesAreTheCommunicators(t *testing.T) {
 					most := make([]int64, layout.PP)
 					optimizertest.Together(t, layout.Ranks(), func(world *comm.Comm) error {
 						ctx := context.Background()
-						groups, err := group.New(ctx, world, layout.shape(), layout.Sums == fastSums)
+						groups, err := group.New(ctx, world, layout.shape(), layout.groupOptions(nil))
 						if err != nil {
 							return err
 						}

@@ -137,7 +137,7 @@ func Run(ctx context.Context, config Config, options Options) (result Result, er
 	if err := config.fitsWorld(options.World.Size()); err != nil {
 		return Result{}, &collective.GroupError{Err: err}
 	}
-	ranks, err := group.New(ctx, options.World, config.Layout.shape(), config.Layout.Sums == fastSums)
+	ranks, err := group.New(ctx, options.World, config.Layout.shape(), config.Layout.groupOptions(options.hosts))
 	if err != nil {
 		return Result{}, err
 	}
@@ -146,9 +146,6 @@ func Run(ctx context.Context, config Config, options Options) (result Result, er
 			err = fmt.Errorf("rank %d on %s: %w", ranks.Rank(), ranks.Hosts[ranks.Rank()], err)
 		}
 	}()
-	if options.hosts != nil {
-		ranks.Hosts = options.hosts
-	}
 	r := &run{config: config, options: options, ranks: ranks, history: history{saved: -1}}
 	if !r.leads() {
 		r.options.Report, r.options.Progress, r.options.Warn = nil, nil, nil

@@ -204,13 +204,13 @@ func TestPipelineBytes(t *testing.T) {
 				mu.Lock()
 				defer mu.Unlock()
 				for _, operation := range r.Group(comm.PP).Traffic() {
-					bytes += operation.Bytes
+					bytes += operation.Bytes()
 					calls += operation.Calls
 					most = max(most, operation.Calls)
 				}
 				for _, c := range []*comm.Comm{r.Group(comm.Replicas), r.Group(comm.Data), r.Within} {
 					for _, operation := range c.Traffic() {
-						weights += operation.Bytes
+						weights += operation.Bytes()
 					}
 				}
 			}})
@@ -278,7 +278,7 @@ func TestVoteBytes(t *testing.T) {
 			for _, o := range worlds[rank].Traffic() {
 				sum := got[o.Operation]
 				got[o.Operation] = comm.Traffic{Operation: o.Operation, Calls: sum.Calls + sign*o.Calls,
-					Bytes: sum.Bytes + sign*o.Bytes}
+					Inside: sum.Inside + sign*o.Inside}
 			}
 			return nil
 		}
@@ -295,15 +295,15 @@ func TestVoteBytes(t *testing.T) {
 		}
 		for _, e := range estimate.VoteTraffic(in.Config, in.Layout, in.Trainer) {
 			sent := got[e.Operation]
-			if sent.Bytes != (to-from)*e.Total || sent.Calls != int64((to-from)*e.Calls*e.Ranks) {
+			if sent.Bytes() != (to-from)*e.Total || sent.Calls != int64((to-from)*e.Calls*e.Ranks) {
 				t.Errorf("%+v: %s: %d bytes in %d calls in %d steps, the estimate says %+v for each", l, e.Name,
-					sent.Bytes, sent.Calls, to-from, e)
+					sent.Bytes(), sent.Calls, to-from, e)
 			}
 			delete(got, e.Operation)
 		}
 		for operation, sent := range got {
-			if sent.Bytes != 0 {
-				t.Errorf("%+v: %s: %d bytes that are not in the estimate", l, operation, sent.Bytes)
+			if sent.Bytes() != 0 {
+				t.Errorf("%+v: %s: %d bytes that are not in the estimate", l, operation, sent.Bytes())
 			}
 		}
 	}

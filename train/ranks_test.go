@@ -54,7 +54,7 @@ func ranksConfig(t testing.TB, plan string, l LayoutConfig, more string) Config 
 // oneRank returns the groups of a run of one rank.
 func oneRank(t testing.TB) *group.Group {
 	t.Helper()
-	r, err := group.New(t.Context(), comm.NewSingle(), comm.NewShape(nil), false)
+	r, err := group.New(t.Context(), comm.NewSingle(), comm.NewShape(nil), group.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -224,7 +224,7 @@ func TestI10Run(t *testing.T) {
 				defer mu.Unlock()
 				for _, c := range []*comm.Comm{r.Group(comm.Replicas), r.Group(comm.Data), r.Within} {
 					for _, operation := range c.Traffic() {
-						got += operation.Bytes
+						got += operation.Bytes()
 					}
 				}
 			}})

@@ -66,7 +66,7 @@ func reload(t testing.TB, c Config) string {
 	var path string
 	optimizertest.Together(t, c.Layout.Ranks(), func(world *comm.Comm) error {
 		ctx := context.Background()
-		ranks, err := group.New(ctx, world, c.Layout.shape(), c.Layout.Sums == fastSums)
+		ranks, err := group.New(ctx, world, c.Layout.shape(), c.Layout.groupOptions(nil))
 		if err != nil {
 			return err
 		}

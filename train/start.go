@@ -202,9 +202,7 @@ func (r *run) arithmetic() string {
 	text := fmt.Sprintf("%s, order of sums %d", r.device.Arithmetic(), moe.OrderOfSums)
 	if s := r.ranks.Shape; s.Size(comm.Data) > 1 { // pipeline stages do not change the result
 		text += fmt.Sprintf(", dp %d, ep %d", s.Size(comm.ExpertDP), s.Size(comm.EP))
-		if r.config.Layout.Sums == fastSums {
-			text += ", fast sums"
-		}
+		text += r.config.Layout.orderOfSums()
 	}
 	return text
 }

@@ -24,9 +24,8 @@ type Input struct {
 	Precision xpu.Precision `json:"precision"` // of the operands of matrix products
 	Machine   Machine       `json:"machine"`
 
-	// Flat selects mula's own reductions and gathers: each rank exchanges messages with every other
-	// rank, in one call per bucket. Otherwise the collectives have two levels, within a node and
-	// between nodes, and one call per group.
+	// Flat selects exchanges of one level, as if mula did not know the hosts: each rank exchanges
+	// messages with every other rank. Only for mula.
 	Flat bool `json:"flat"`
 }
 
@@ -51,6 +50,17 @@ type Result struct {
 	StepTime        float64 `json:"step_seconds"`
 	TokensPerSecond float64 `json:"tokens_per_second"`
 	MFU             float64 `json:"mfu"` // FLOPs of the model per second, as a fraction of the peak
+}
+
+// collectives returns the algorithm of the exchanges.
+func (in *Input) collectives() collectives {
+	switch {
+	case !in.Trainer.Own:
+		return assumed
+	case in.Flat:
+		return direct
+	}
+	return relayed
 }
 
 // Sent returns the number of bytes that a rank sends per step for the given purposes. Without
@@ -86,8 +96,12 @@ func Compute(in Input) (*Result, error) {
 	if err != nil {
 		return nil, err
 	}
+	onHosts := in.Layout
+	if in.collectives() == relayed {
+		onHosts.perHost = int(in.Machine.RanksPerNode.Value)
+	}
 	r := &Result{Input: in, Parameters: in.Config.TotalParameters(), Active: in.Config.ActiveParameters(),
-		Stages: stages, Memory: RankMemory(in.Config, in.Layout, in.Trainer)}
+		Stages: stages, Memory: RankMemory(in.Config, onHosts, in.Trainer)}
 	c, l, m := in.Config, in.Layout, &in.Machine
 	tokens := float64(l.Sequences()) * float64(l.SequenceLength) // of a data rank
 	r.FLOPs = c.FLOPsPerToken(l.SequenceLength) * tokens / float64(l.Size(comm.PP))
@@ -100,7 +114,7 @@ func Compute(in Input) (*Result, error) {
 		r.Computed = max(r.Computed, (work+again)*tokens)
 		dispatch := dispatchTraffic(c, s.Layers, l, in.Trainer)
 		weights := OptimizerTraffic(s.Replicated, s.Divided, l, in.Trainer)
-		if in.Flat {
+		if in.Trainer.Own {
 			for k := range weights {
 				weights[k].Calls = buckets(c, l, i, s, weights[k].Group)
 			}
@@ -122,7 +136,7 @@ func Compute(in Input) (*Result, error) {
 		}
 		step := Time{Update: Stepped(s.Replicated, s.Divided, l) * in.Trainer.update() / m.MemoryBandwidth.Value}
 		for _, e := range weights {
-			seconds := m.seconds(m.place(l, e.Group), e, in.Flat)
+			seconds := m.seconds(m.place(l, e.Group), e, in.collectives())
 			if e.Purpose == ForGradients {
 				step.Gradients += seconds
 			} else {
@@ -171,7 +185,7 @@ func buckets(c moe.Config, l Layout, i int, s Stage, g comm.Axes) int {
 func (r *Result) seconds(exchanges []Exchange) float64 {
 	sum := 0.0
 	for _, e := range exchanges {
-		sum += r.Machine.seconds(r.Machine.place(r.Layout, e.Group), e, r.Flat)
+		sum += r.Machine.seconds(r.Machine.place(r.Layout, e.Group), e, r.collectives())
 	}
 	return sum
 }

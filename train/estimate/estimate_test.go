@@ -375,46 +375,59 @@ func TestSecondsByHand(t *testing.T) {
 		e       Exchange
 		latency float64
 		want    float64
-		flat    bool
+		how     collectives
 	}{
 		{"all-gather inside a node", Layout{Shape: shape(1, 2, 1)}, exchange(ForDispatch, comm.OpAllGather, comm.EP, 2,
 			1,
-			4e9), 0, 4e9 / 2 / 2e9, false},
+			4e9), 0, 4e9 / 2 / 2e9, assumed},
 		{"all-gather of replicas in two nodes", Layout{Shape: shape(2, 2, 1)}, exchange(ForWeights, comm.OpAllGather,
-			comm.Replicas, 2, 1, 4e9), 0, 4e9 / 2 / 2.5e8, false},
+			comm.Replicas, 2, 1, 4e9), 0, 4e9 / 2 / 2.5e8, assumed},
 		// z = 4e9/3; inside z/2 at 2e9, then half of z's half at 2.5e8.
 		{"reduce-scatter of all in two nodes", Layout{Shape: shape(2, 2, 1)}, exchange(ForGradients,
 			comm.OpReduceScatter,
-			comm.Data, 4, 1, 4e9), 0, 4e9/3/2/2e9 + 4e9/3/2/2/2.5e8, false},
+			comm.Data, 4, 1, 4e9), 0, 4e9/3/2/2e9 + 4e9/3/2/2/2.5e8, assumed},
 		{"all-reduce is two of them", Layout{Shape: shape(2, 2, 1)}, exchange(ForGradients, comm.OpAllReduce, comm.Data,
 			4, 1,
-			8e9), 0, 2 * (4e9/3/2/2e9 + 4e9/3/2/2/2.5e8), false},
+			8e9), 0, 2 * (4e9/3/2/2e9 + 4e9/3/2/2/2.5e8), assumed},
 		// A rank sends a third of its bytes within the node.
 		{"all-to-all in two nodes", Layout{Shape: shape(1, 4, 1)}, exchange(ForDispatch, comm.OpAllToAll, comm.EP, 4, 1,
-			12e9), 0, 1e9/2e9 + 2e9/2.5e8, false},
+			12e9), 0, 1e9/2e9 + 2e9/2.5e8, assumed},
 		// Four nodes are two groups: half of the messages leave theirs, for which a node has 1e9:
 		// 2e9 in all, as much as the network.
 		{"two groups, limited by the network", Layout{Shape: shape(8, 1, 1)}, exchange(ForWeights, comm.OpAllGather,
-			comm.Replicas, 8, 1, 56e9), 0, 8e9/2/2e9 + 8e9/2*3/4/2.5e8, false},
+			comm.Replicas, 8, 1, 56e9), 0, 8e9/2/2e9 + 8e9/2*3/4/2.5e8, assumed},
 		// Eight nodes are four groups: 3/4 leave, so 4/3e9 in all.
 		{"four groups, limited between them", Layout{Shape: shape(16, 1, 1)}, exchange(ForWeights, comm.OpAllGather,
 			comm.Replicas, 16, 1, 15*16e9), 0,
-			16e9/2/2e9 + 16e9/2*7/8/(2.5e8*2/3), false},
+			16e9/2/2e9 + 16e9/2*7/8/(2.5e8*2/3), assumed},
 		{"latency", Layout{Shape: shape(2, 2, 1)}, exchange(ForGradients, comm.OpReduceScatter, comm.Data, 4, 10, 0),
 			0.001,
-			10 * (1 + 1) * 0.001, false},
+			10 * (1 + 1) * 0.001, assumed},
 		{"latency of an all-reduce", Layout{Shape: shape(2, 2, 1)}, exchange(ForGradients, comm.OpAllReduce, comm.Data,
 			4, 10,
-			0), 0.001, 2 * 10 * (1 + 1) * 0.001, false},
+			0), 0.001, 2 * 10 * (1 + 1) * 0.001, assumed},
 		{"a flat gather in two nodes sends as an all-to-all", Layout{Shape: shape(2, 2, 1)},
-			exchange(ForWeights, comm.OpAllGather, comm.Data, 4, 1, 12e9), 0, 1e9/2e9 + 2e9/2.5e8, true},
+			exchange(ForWeights, comm.OpAllGather, comm.Data, 4, 1, 12e9), 0, 1e9/2e9 + 2e9/2.5e8, direct},
+		// A rank sends half of the vector, 1e9, inside its node, and a quarter, 5e8, to the other
+		// node. Two of the four ranks are not their own relays, which costs another 5e8 inside.
+		{"gather with relays", Layout{Shape: shape(2, 2, 1)}, exchange(ForWeights, comm.OpAllGather, comm.Data, 4, 1,
+			6e9), 0, (1e9+5e8/2)/2e9 + 5e8/2.5e8, relayed},
+		{"sum of partial sums", Layout{Shape: shape(2, 2, 1)}, exchange(ForGradients, comm.OpReduceScatter, comm.Data,
+			4, 1, 6e9), 0, (1e9+5e8/2)/2e9 + 5e8/2.5e8, relayed},
+		{"sum of terms", Layout{Shape: shape(4, 1, 1)}, exchange(ForGradients, comm.OpReduceScatter, comm.Data,
+			4, 1, 6e9), 0, (1e9+5e8)/2e9 + 1e9/2.5e8, relayed},
+		{"sum of partial sums of replicas", Layout{Shape: shape(4, 1, 1), SumReplicas: 2},
+			exchange(ForGradients, comm.OpReduceScatter, comm.Data, 4, 1, 6e9), 0, (1e9+5e8/2)/2e9 + 5e8/2.5e8,
+			relayed},
+		{"messages with relays", Layout{Shape: shape(2, 2, 1)}, exchange(ForGradients, comm.OpReduceScatter, comm.Data,
+			4, 10, 0), 0.001, 10 * 3 * 0.001, relayed},
 		{"flat messages", Layout{Shape: shape(2, 2, 1)}, exchange(ForGradients, comm.OpReduceScatter, comm.Data, 4, 10,
 			0),
-			0.001, 10 * 3 * 0.001, true},
+			0.001, 10 * 3 * 0.001, direct},
 	} {
 		m.Latency.Value = test.latency
 		if got := m.seconds(m.place(test.l, test.e.Group), test.e,
-			test.flat); math.Abs(got-test.want) > 1e-9*test.want {
+			test.how); math.Abs(got-test.want) > 1e-9*test.want {
 			t.Errorf("%s: %g s, want %g", test.what, got, test.want)
 		}
 	}

@@ -2,6 +2,7 @@ package estimate
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"sync"
@@ -43,6 +44,15 @@ func (t *tap) AllGather(ctx context.Context, own []byte, all [][]byte) error {
 	return t.Transport.AllGather(ctx, own, all)
 }
 
+func (t *tap) Broadcast(ctx context.Context, root int, data []byte) error {
+	if t.Rank() == root {
+		t.sent.Add(int64(len(data) * (t.Size() - 1)))
+	} else {
+		t.received.Add(int64(len(data)))
+	}
+	return t.Transport.Broadcast(ctx, root, data)
+}
+
 func (t *tap) Split(ctx context.Context, color, key int) (comm.Transport, error) {
 	part, err := t.Transport.Split(ctx, color, key)
 	if part == nil {
@@ -76,8 +86,8 @@ func run(t interface{ Fatal(...any) }, ranks int,
 			t.Fatal(r, errs[r])
 		}
 		for _, traffic := range c.Traffic() {
-			counts[traffic.Operation] += traffic.Bytes
-			total += traffic.Bytes
+			counts[traffic.Operation] += traffic.Bytes()
+			total += traffic.Bytes()
 		}
 		worlds[r].Close()
 	}
@@ -123,6 +133,78 @@ func TestOptimizerTrafficIsCounted(t *testing.T) {
 			}
 			if l.Size(e.Group) != e.Ranks {
 				t.Fatalf("%+v: the group has %d ranks", e, l.Size(e.Group))
+			}
+		}
+	})
+}
+
+// Exchanges of two levels send the bytes of twoLevelBytes inside hosts and between them, for even
+// and uneven hosts, parts of any size, and all partial sums.
+func TestTwoLevelsAreCounted(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		hosts := rapid.SampledFrom([][]int{{2, 2}, {4, 4, 4}, {3, 3, 3, 3}, {4, 2}, {1, 3, 2}, {5, 1}, {2, 6, 4}, {4},
+			{1, 1, 1}}).Draw(t, "hosts")
+		stage := rapid.SampledFrom([]int{1, 2, 3, 4}).Draw(t, "stage")
+		n := 0
+		var names []string
+		partial := stage
+		for host, a := range hosts {
+			n += a
+			if a%stage != 0 {
+				partial = 1
+			}
+			for range a {
+				names = append(names, fmt.Sprint(host))
+			}
+		}
+		if n%stage != 0 {
+			stage, partial = 1, 1
+		}
+		x := rapid.IntRange(0, 300).Draw(t, "elements")
+		bounds := make([]int, n+1)
+		for r := 1; r < n; r++ {
+			bounds[r] = rapid.IntRange(bounds[r-1], x).Draw(t, "bound")
+		}
+		bounds[n] = x
+		parts, even := make([]int64, n), make([]int64, n)
+		for r := range n {
+			parts[r], even[r] = 4*int64(bounds[r+1]-bounds[r]), 4*int64(x*(r+1)/n-x*r/n)
+		}
+		comms := make([]*comm.Comm, n)
+		run(t, n, func(ctx context.Context, c *comm.Comm) (*comm.Comm, error) {
+			c.SetInner(stage)
+			c.SetHosts(names)
+			comms[c.Rank()] = c
+			out, in := make([]int, n+1), make([]int, n+1) // each rank gets its part from each other rank
+			for r := range n {
+				out[r+1], in[r+1] = out[r]+bounds[r+1]-bounds[r], in[r]+bounds[c.Rank()+1]-bounds[c.Rank()]
+				if r == c.Rank() {
+					out[r+1], in[r+1] = out[r], in[r]
+				}
+			}
+			send, recv, sums := make([]float32, out[n]), make([]float32, in[n]), make([]float32, x)
+			return c, errors.Join(comm.AllToAll(ctx, c, send, out, recv, in), comm.ReduceScatter(ctx, c, sums, bounds),
+				comm.AllGather(ctx, c, sums, bounds), comm.AllReduce(ctx, c, sums),
+				comm.Broadcast(ctx, c, n/2, sums))
+		})
+		for _, o := range []comm.Operation{comm.OpAllToAll, comm.OpReduceScatter, comm.OpAllGather, comm.OpAllReduce,
+			comm.OpBroadcast} {
+			of := parts
+			switch o {
+			case comm.OpAllReduce:
+				of = even
+			case comm.OpBroadcast:
+				of = []int64{4 * int64(x)}
+			}
+			inside, between := twoLevelBytes(o, hosts, partial, of)
+			var got comm.Traffic
+			for _, c := range comms {
+				traffic := c.Traffic()[o]
+				got.Inside, got.Between = got.Inside+traffic.Inside, got.Between+traffic.Between
+			}
+			if got.Inside != inside || got.Between != between {
+				t.Errorf("%s, hosts %v, stages of %d: %d bytes inside and %d between hosts, the formula says %d and %d",
+					o, hosts, stage, got.Inside, got.Between, inside, between)
 			}
 		}
 	})

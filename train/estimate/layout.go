@@ -31,11 +31,15 @@ type Layout struct {
 	Optimizer Scheme       `json:"optimizer"`
 	Dispatch  moe.Dispatch `json:"dispatch"`
 
+	SumReplicas int `json:"sum_replicas"` // layout.sum_replicas; 0 means 1
+
 	BatchSize      int           `json:"batch_size"`       // sequences per step, over all ranks
 	MicroBatchSize int           `json:"micro_batch_size"` // sequences that a rank computes at once
 	SequenceLength int           `json:"sequence_length"`
 	Recompute      moe.Recompute `json:"recompute"` // experts is level 1 of Optimus, layers is level 7
 	Documents      bool          `json:"-"`         // attention is restricted to documents
+
+	perHost int // ranks of a host, if exchanges have two levels; 0: one host
 }
 
 func shape(dp, ep, pp int) comm.Shape {
@@ -87,6 +91,9 @@ func (l Layout) check(c moe.Config) error {
 	}
 	for _, misfit := range c.Misfits(l.Shape) {
 		return misfit
+	}
+	if n := l.SumReplicas; n > 0 && l.Size(comm.ExpertDP)%n != 0 {
+		return fmt.Errorf("sum_replicas is %d; it must divide expert_dp, which is %d", n, l.Size(comm.ExpertDP))
 	}
 	if l.BatchSize%l.DataRanks() != 0 {
 		return fmt.Errorf("the batch has %d sequences, which is not a multiple of the %d data ranks (expert_dp·ep); "+

@@ -142,7 +142,8 @@ func SumBytes(c moe.Config, l Layout, t Trainer, stage int) int64 {
 	}
 	// of returns the buffer size of a group. Each of its ranks owns a part of every bucket: an
 	// equal part, or complete blocks or tensors.
-	of := func(ranks int, even bool, buckets ...bucket) int64 {
+	of := func(g comm.Axes, even bool, buckets ...bucket) int64 {
+		ranks := l.Size(g)
 		if ranks == 1 {
 			return 0
 		}
@@ -157,15 +158,18 @@ func SumBytes(c moe.Config, l Layout, t Trainer, stage int) int64 {
 			}
 			part = max(part, own)
 		}
+		if a := l.inHost(g, l.perHost); a > 1 && a < ranks {
+			return comm.SumMemoryByHosts(ranks, a, a/l.partialSum(g, a), int(part), t.Gradients)
+		}
 		return comm.SumMemory(ranks, int(part), t.Gradients)
 	}
 	switch l.Optimizer {
 	case Unsharded:
-		return of(l.DataRanks(), true, layer, end) + of(l.Size(comm.Replicas), true, experts)
+		return of(comm.Data, true, layer, end) + of(comm.Replicas, true, experts)
 	case SO:
-		return of(l.Size(comm.EP), true, layer, end) + of(l.Size(comm.Replicas), false, layer, end, experts)
+		return of(comm.EP, true, layer, end) + of(comm.Replicas, false, layer, end, experts)
 	}
-	return of(l.DataRanks(), false, layer, end) + of(l.Size(comm.Replicas), false, experts)
+	return of(comm.Data, false, layer, end) + of(comm.Replicas, false, experts)
 }
 
 // over returns n/by, rounded up.

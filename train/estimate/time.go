@@ -53,29 +53,30 @@ func Parts() []Part {
 type place struct {
 	inNode  int // ranks of the group in one node
 	nodes   int // nodes with ranks of the group
+	partial int // ranks of a partial sum; see [twoLevelBytes]
 	sharing int // ranks that use a node's network at the same time
 	network float64
 }
 
+// collectives is an algorithm of reductions, gathers and all-to-alls.
+type collectives int
+
+const (
+	// mula's: see [twoLevelBytes]
+	relayed collectives = iota
+	// mula's on hosts whose names are not known: each rank sends to every other rank
+	direct
+	// assumed for other trainers: reductions and gathers add and gather inside a node, and then
+	// between nodes; all-to-alls are direct
+	assumed
+)
+
 // place returns the location of a group's ranks. Ranks fill one node after the other.
 func (m *Machine) place(l Layout, g comm.Axes) place {
 	perNode := int(m.RanksPerNode.Value)
-	n := l.Size(g)
-	var inNode int
-	switch g {
-	case comm.EP:
-		inNode = min(l.Size(comm.EP), perNode)
-	case comm.Replicas:
-		inNode = min(l.Size(comm.Replicas), max(1, perNode/(l.Size(comm.PP)*l.Size(comm.EP))))
-	case comm.Data:
-		inNode = min(l.Size(comm.EP), perNode) * min(l.Size(comm.Replicas), max(1,
-			perNode/(l.Size(comm.PP)*l.Size(comm.EP))))
-	case comm.World:
-		inNode = min(n, perNode)
-	case comm.PP:
-		inNode = min(l.Size(comm.PP), max(1, perNode/l.Size(comm.EP)))
-	}
-	return place{inNode, (n + inNode - 1) / inNode, min(perNode, l.Ranks()), m.network(l.Ranks())}
+	n, inNode := l.Size(g), l.inHost(g, perNode)
+	return place{inNode, (n + inNode - 1) / inNode, l.partialSum(g, inNode), min(perNode, l.Ranks()),
+		m.network(l.Ranks())}
 }
 
 // network returns the rate at which a node of a run can send to other nodes, in bytes/s. If the run
@@ -91,34 +92,63 @@ func (m *Machine) network(ranks int) float64 {
 	return rate * m.NetworkEfficiency.Value
 }
 
-// seconds returns the duration of an exchange.
+// split returns the bytes that a rank sends inside its node and to other nodes in an exchange, the
+// mean over the ranks, and the number of messages.
 //
-// Reductions and gathers have two levels: a ranks in each of b nodes. First the ranks of a node
-// divide a vector of z bytes; each sends z·(a-1)/a. Then each rank exchanges its part, z/a, with
-// the other nodes. It sends z/a·(b-1)/b and shares the node's network with the other ranks of the
-// node. In an all-to-all, and in flat reductions and gathers, a rank sends the same amount to every
-// other rank.
-func (m *Machine) seconds(p place, e Exchange, flat bool) float64 {
-	link := m.NodeLink.Value * m.NodeEfficiency.Value
-	outside := p.network / float64(p.sharing)
+// In the assumed collectives there are a ranks in each of b nodes. First the ranks of a node divide
+// a vector of z bytes; each sends z·(a-1)/a. Then each rank exchanges its part, z/a, with the other
+// nodes and sends z/a·(b-1)/b.
+func (p place) split(e Exchange, how collectives) (inside, across, messages float64) {
 	a, b, n := float64(p.inNode), float64(p.nodes), float64(e.Ranks)
-	var inside, across float64
-	messages := float64(e.Calls) * (a - 1 + b - 1)
+	reduces := e.Operation == comm.OpReduceScatter || e.Operation == comm.OpAllReduce || e.Operation == comm.OpAllGather
+	two := p.inNode > 1 && p.nodes > 1
+	messages = a - 1 + b - 1
 	switch {
-	case flat || e.Operation == comm.OpAllToAll || e.Operation == comm.OpSend:
-		inside = e.PerRank() * (a - 1) / (n - 1)
-		across = e.PerRank() - inside
-	default:
+	case how == assumed && reduces:
 		z := e.PerRank() * n / (n - 1)
 		inside, across = z*(a-1)/a, z/a*(b-1)/b
-	}
-	if flat && e.Operation != comm.OpSend {
-		messages = float64(e.Calls) * (n - 1)
+	case how == relayed && two && e.Operation != comm.OpSend:
+		inside, across = p.relayed(e)
+		messages++ // a relay also sends to a rank of its own node
+		if e.Operation == comm.OpAllToAll {
+			messages += a - 1 // the lengths
+		}
+	default:
+		inside = e.PerRank() * (a - 1) / (n - 1)
+		across = e.PerRank() - inside
+		if e.Operation != comm.OpSend && how != assumed {
+			messages = n - 1
+		}
 	}
 	if e.Operation == comm.OpAllReduce {
 		messages *= 2
 	}
-	return inside/link + across/outside + messages*m.Latency.Value
+	return inside, across, messages * float64(e.Calls)
+}
+
+// relayed returns the bytes of [twoLevelBytes] for a rank, if all ranks have equal parts.
+func (p place) relayed(e Exchange) (inside, across float64) {
+	hosts, parts := make([]int, p.nodes), make([]int64, e.Ranks)
+	for i := range hosts {
+		hosts[i] = min(p.inNode, e.Ranks-i*p.inNode)
+	}
+	part := e.Total / int64(e.Ranks-1) / int64(e.Ranks)
+	if e.Operation == comm.OpAllReduce {
+		part /= 2
+	}
+	for i := range parts {
+		parts[i] = part
+	}
+	in, out := twoLevelBytes(e.Operation, hosts, p.partial, parts)
+	return float64(in) / float64(e.Ranks), float64(out) / float64(e.Ranks)
+}
+
+// seconds returns the duration of an exchange. A rank shares the node's network with the other
+// ranks of the node.
+func (m *Machine) seconds(p place, e Exchange, how collectives) float64 {
+	inside, across, messages := p.split(e, how)
+	link := m.NodeLink.Value * m.NodeEfficiency.Value
+	return inside/link + across/(p.network/float64(p.sharing)) + messages*m.Latency.Value
 }
 
 // flops returns the FLOPs of a stage for one token in a forward and backward pass, and the

@@ -143,8 +143,15 @@ type Group struct {
 	counts []int64 // one from each
 }
 
-// New creates the groups of a mesh from the world. fast is for [comm.Comm.SetFast].
-func New(ctx context.Context, world *comm.Comm, shape comm.Shape, fast bool) (*Group, error) {
+// Options are settings of a group.
+type Options struct {
+	Fast          bool     // for [comm.Comm.SetFast]
+	InnerReplicas int      // for [comm.Mesh.SetInner]; 0 means 1
+	Hosts         []string // of all ranks, instead of this machine's, for tests
+}
+
+// New creates the groups of a mesh from the world.
+func New(ctx context.Context, world *comm.Comm, shape comm.Shape, options Options) (*Group, error) {
 	mesh, err := comm.NewMesh(ctx, world, shape)
 	if err != nil {
 		return nil, err
@@ -159,8 +166,9 @@ func New(ctx context.Context, world *comm.Comm, shape comm.Shape, fast bool) (*G
 		g.each[i] = i
 	}
 	for _, group := range []*comm.Comm{g.Group(comm.Replicas), g.Group(comm.Data), g.Within} {
-		group.SetFast(fast)
+		group.SetFast(options.Fast)
 	}
+	mesh.SetInner(max(1, options.InnerReplicas))
 	type location struct{ Host, Processors string }
 	own := location{collective.Hostname(), processors()}
 	locations, err := collective.Gather(ctx, world, own)
@@ -174,6 +182,10 @@ func New(ctx context.Context, world *comm.Comm, shape comm.Shape, fast bool) (*G
 			g.sharing++
 		}
 	}
+	if options.Hosts != nil {
+		g.Hosts = options.Hosts
+	}
+	mesh.SetHosts(g.Hosts)
 	return g, nil
 }
 

@@ -387,7 +387,7 @@ func TestI10Bytes(t *testing.T) {
 					for _, group := range []*comm.Comm{groups.Group(comm.EP), groups.Group(comm.Replicas),
 						groups.Group(comm.Data), within} {
 						for _, operation := range group.Traffic() {
-							bytes += operation.Bytes
+							bytes += operation.Bytes()
 						}
 						group.ResetTraffic()
 					}

@@ -20,7 +20,7 @@ func TestExchange(t *testing.T) {
 	shape := comm.NewShape(map[comm.Axes]int{comm.ExpertDP: 2, comm.PP: 2}) // ranks 0 and 1 are one pipeline
 	for _, bad := range [][]int{nil, {2}, {0, 2}} {
 		optimizertest.Together(t, 4, func(world *comm.Comm) error {
-			g, err := group.New(context.Background(), world, shape, false)
+			g, err := group.New(context.Background(), world, shape, group.Options{})
 			if err != nil {
 				return err
 			}

@@ -30,17 +30,19 @@ type Number interface {
 //
 // Each element is summed over the ranks in its own type, in ascending order of the ranks. With
 // [Comm.SetInner](n) there are two stages: first the sum over each n consecutive ranks, then the
-// sum of these sums. The result depends on nothing else: not on the transport, on the division
-// of a vector among ranks or on timing. With [Comm.SetFast], a transport that is a [Summer] chooses
-// the order of float32 sums.
+// sum of these sums. The result depends on nothing else: not on the transport, on the hosts, on the
+// division of a vector among ranks or on timing. With [Comm.SetFast], a transport that is a
+// [Summer] chooses the order of float32 sums.
 type Comm struct {
 	transport Transport
-	inner     int
+	stages    []int  // sizes of the inner stages of sums
 	fast      Summer // nil: sums in the fixed order
+	hosts     *hosts // nil: one host
 
 	send, recv [][]byte
+	lengths    []int64   // for all-to-alls of two levels
 	even       []int     // bounds of an even split, for AllReduce
-	scratch    []float64 // for reductions: bytes, aligned for every Number
+	scratch    []float64 // for reductions and relays: bytes, aligned for every Number
 	traffic    [operations]traffic
 
 	mu     sync.Mutex
@@ -67,22 +69,27 @@ func (o Operation) String() string {
 	return [...]string{"all-reduce", "reduce-scatter", "all-gather", "all-to-all", "broadcast", "send"}[o]
 }
 
-// Traffic counts the bytes that a rank sent to the other ranks of a group. A broadcast counts the
-// root's bytes once for every other rank, whatever their route. A reduction of z bytes, evenly
-// split over n ranks, counts z·(n-1)/n, and twice that if all ranks get the result: the minimum
-// that an algorithm can send.
+// Traffic counts the bytes that a rank sent to the other ranks of a group. With one host, a
+// broadcast counts the root's bytes once for every other rank, whatever their route, and a
+// reduction of z bytes, evenly split over n ranks, counts z·(n-1)/n, and twice that if all ranks
+// get the result: the minimum that an algorithm can send. With two levels, the bytes that a rank
+// relays count again.
 type Traffic struct {
 	Operation Operation
 	Calls     int64
-	Bytes     int64
+	Inside    int64 // bytes sent to ranks of the same host
+	Between   int64 // bytes sent to other hosts
 }
 
-type traffic struct{ calls, bytes atomic.Int64 }
+// Bytes is the number of bytes sent to all ranks.
+func (t Traffic) Bytes() int64 { return t.Inside + t.Between }
+
+type traffic struct{ calls, inside, between atomic.Int64 }
 
 // New returns a group that uses the transport; Close closes the transport.
 func New(transport Transport) *Comm {
 	n := transport.Size()
-	return &Comm{transport: transport, inner: 1, send: make([][]byte, n), recv: make([][]byte, n),
+	return &Comm{transport: transport, send: make([][]byte, n), recv: make([][]byte, n),
 		even: make([]int, n+1)}
 }
 
@@ -95,13 +102,21 @@ func (c *Comm) Rank() int { return c.transport.Rank() }
 // Size returns the number of ranks.
 func (c *Comm) Size() int { return c.transport.Size() }
 
-// SetInner sets the size n of the inner stage of sums; n must divide the number of ranks. See the
-// order of sums.
-func (c *Comm) SetInner(n int) {
-	if n < 1 || c.Size()%n != 0 {
-		panic(fmt.Sprintf("comm: an inner stage of %d ranks does not divide %d ranks", n, c.Size()))
+// SetInner sets the sizes of the inner stages of sums, in ranks. Each size must divide the next
+// one, and the last one the number of ranks. See the order of sums.
+func (c *Comm) SetInner(sizes ...int) {
+	c.stages = c.stages[:0]
+	last := 1
+	for _, n := range append(sizes, c.Size()) {
+		if n < 1 || n%last != 0 {
+			panic(fmt.Sprintf("comm: inner stages of %v ranks do not divide %d ranks", sizes, c.Size()))
+		}
+		if n > last && n < c.Size() {
+			c.stages = append(c.stages, n)
+		}
+		last = n
 	}
-	c.inner = n
+	c.divideSums()
 }
 
 // SetFast lets the transport choose the order of float32 sums, if it is a [Summer]; otherwise it
@@ -153,7 +168,8 @@ func (c *Comm) Close() error {
 func (c *Comm) Traffic() []Traffic {
 	all := make([]Traffic, operations)
 	for i := range all {
-		all[i] = Traffic{Operation(i), c.traffic[i].calls.Load(), c.traffic[i].bytes.Load()}
+		t := &c.traffic[i]
+		all[i] = Traffic{Operation(i), t.calls.Load(), t.inside.Load(), t.between.Load()}
 	}
 	return all
 }
@@ -162,13 +178,9 @@ func (c *Comm) Traffic() []Traffic {
 func (c *Comm) ResetTraffic() {
 	for i := range c.traffic {
 		c.traffic[i].calls.Store(0)
-		c.traffic[i].bytes.Store(0)
+		c.traffic[i].inside.Store(0)
+		c.traffic[i].between.Store(0)
 	}
-}
-
-func (c *Comm) count(o Operation, bytes int) {
-	c.traffic[o].calls.Add(1)
-	c.traffic[o].bytes.Add(int64(bytes))
 }
 
 // AllToAll sends send[sendBounds[r]:sendBounds[r+1]] to every rank r, and fills
@@ -177,36 +189,44 @@ func (c *Comm) count(o Operation, bytes int) {
 func AllToAll[E Element](ctx context.Context, c *Comm, send []E, sendBounds []int, recv []E, recvBounds []int) error {
 	checkBounds(c, len(send), sendBounds)
 	checkBounds(c, len(recv), recvBounds)
+	c.traffic[OpAllToAll].calls.Add(1)
+	if c.twoLevels() {
+		return allToAllByHosts(ctx, c, send, sendBounds, recv, recvBounds)
+	}
 	for r := range c.send {
 		c.send[r], c.recv[r] = piece(send, sendBounds, r), piece(recv, recvBounds, r)
 	}
-	c.count(OpAllToAll, others(c, sendBounds)*size[E]())
-	return c.transport.AllToAll(ctx, c.send, c.recv)
+	return c.exchange(ctx, OpAllToAll)
 }
 
 // AllGather copies each rank r's x[bounds[r]:bounds[r+1]] to the same range of x on all ranks.
 func AllGather[E Element](ctx context.Context, c *Comm, x []E, bounds []int) error {
-	c.count(OpAllGather, (bounds[c.Rank()+1]-bounds[c.Rank()])*(c.Size()-1)*size[E]())
-	return allGather(ctx, c, x, bounds)
+	c.traffic[OpAllGather].calls.Add(1)
+	return allGather(ctx, c, OpAllGather, x, bounds)
 }
 
-func allGather[E Element](ctx context.Context, c *Comm, x []E, bounds []int) error {
+func allGather[E Element](ctx context.Context, c *Comm, o Operation, x []E, bounds []int) error {
 	checkBounds(c, len(x), bounds)
+	if c.twoLevels() {
+		return allGatherByHosts(ctx, c, o, x, bounds)
+	}
 	for r := range c.recv {
 		c.recv[r] = piece(x, bounds, r)
+		c.count(o, r, len(piece(x, bounds, c.Rank())))
 	}
+	defer clear(c.recv)
 	return c.transport.AllGather(ctx, c.recv[c.Rank()], c.recv)
 }
 
 // ReduceScatter replaces this rank's part of x, x[bounds[Rank()]:bounds[Rank()+1]], with its sum
 // over all ranks. The rest of x is undefined afterwards.
 func ReduceScatter[N Number](ctx context.Context, c *Comm, x []N, bounds []int) error {
-	c.count(OpReduceScatter, others(c, bounds)*size[N]())
-	return reduceScatter(ctx, c, x, bounds)
+	c.traffic[OpReduceScatter].calls.Add(1)
+	return reduceScatter(ctx, c, OpReduceScatter, x, bounds)
 }
 
-// SumMemory returns the number of bytes that this rank keeps for sums of the group; see
-// [SumMemory].
+// SumMemory returns the number of bytes that this rank keeps for sums and relays of the group; see
+// [SumMemory] and [SumMemoryByHosts].
 func (c *Comm) SumMemory() int64 { return 8 * int64(len(c.scratch)) }
 
 // segment is the number of bytes of a sum that two ranks exchange at a time: few enough to add them
@@ -214,24 +234,50 @@ func (c *Comm) SumMemory() int64 { return 8 * int64(len(c.scratch)) }
 const segment = 1 << 20
 
 // SumMemory returns the number of bytes that a rank of a group of the given number of ranks keeps
-// for sums, if its own part has at most `part` elements of `size` bytes.
+// for sums, if its own part has at most `part` elements of `size` bytes and the ranks are on one
+// host.
 func SumMemory(ranks, part, size int) int64 {
 	return (int64(ranks)*int64(min(segment/size, part)*size) + 7) &^ 7
 }
 
-func reduceScatter[N Number](ctx context.Context, c *Comm, x []N, bounds []int) error {
+// SumMemoryByHosts is [SumMemory] for sums of two levels: each host has the given number of ranks,
+// and sends the given number of partial sums. The parts of all ranks have `part` elements.
+func SumMemoryByHosts(ranks, onHost, partial, part, size int) int64 {
+	own, relayed := min(segment/size, part), (ranks+onHost-1)/onHost
+	packed := 0
+	if part > own {
+		packed = ranks
+	}
+	if partial > 1 {
+		packed = max(packed, partial*relayed)
+	}
+	return (int64(onHost*relayed+packed+ranks/onHost*partial)*int64(own*size) + 7) &^ 7
+}
+
+// longestPart returns the number of elements of the longest part.
+func longestPart(bounds []int) (longest int) {
+	for r := range len(bounds) - 1 {
+		longest = max(longest, bounds[r+1]-bounds[r])
+	}
+	return longest
+}
+
+func reduceScatter[N Number](ctx context.Context, c *Comm, o Operation, x []N, bounds []int) error {
 	checkBounds(c, len(x), bounds)
 	n, rank := c.Size(), c.Rank()
 	if n == 1 {
 		return nil
 	}
 	if floats, ok := any(x).([]float32); ok && c.fast != nil {
+		for r := range n {
+			c.count(o, r, len(piece(x, bounds, r)))
+		}
 		return c.fast.Sum(ctx, floats[bounds[0]:bounds[n]])
 	}
-	longest := 0 // of the ranks' parts, in elements
-	for r := range n {
-		longest = max(longest, bounds[r+1]-bounds[r])
+	if c.twoLevels() {
+		return reduceScatterByHosts(ctx, c, o, x, bounds)
 	}
+	longest := longestPart(bounds)
 	step := segment / size[N]()
 	if need := int(SumMemory(n, bounds[rank+1]-bounds[rank], size[N]()) / 8); need > len(c.scratch) {
 		c.scratch = make([]float64, need)
@@ -248,37 +294,46 @@ func reduceScatter[N Number](ctx context.Context, c *Comm, x []N, bounds []int) 
 		}
 		// This rank's own part is added directly from x.
 		c.send[rank], c.recv[rank] = nil, nil
-		if err := c.transport.AllToAll(ctx, c.send, c.recv); err != nil {
+		if err := c.exchange(ctx, o); err != nil {
 			return err
 		}
-		addUp(c, own, parts)
+		total := addUp(summands[N]{values: parts, each: len(own), own: rank, ownValues: own}, n, c.stages)
+		if rank != 0 {
+			copy(own, total)
+		}
 	}
 	return nil
 }
 
 // AllReduce replaces x on all ranks with its sum over all ranks.
 func AllReduce[N Number](ctx context.Context, c *Comm, x []N) error {
-	n, rank, bounds := c.Size(), c.Rank(), c.even
+	n, bounds := c.Size(), c.even
 	for r := range bounds {
 		bounds[r] = len(x) * r / n
 	}
-	own := bounds[rank+1] - bounds[rank]
-	c.count(OpAllReduce, (len(x)-own+own*(n-1))*size[N]())
-	if err := reduceScatter(ctx, c, x, bounds); err != nil {
+	c.traffic[OpAllReduce].calls.Add(1)
+	if err := reduceScatter(ctx, c, OpAllReduce, x, bounds); err != nil {
 		return err
 	}
-	if _, ok := any(x).([]float32); ok && c.fast != nil {
-		return nil // the transport has summed all of x
+	if _, ok := any(x).([]float32); ok && c.fast != nil { // the transport has summed all of x
+		for r := range n {
+			c.count(OpAllReduce, r, len(piece(x, bounds, c.Rank())))
+		}
+		return nil
 	}
-	return allGather(ctx, c, x, bounds)
+	return allGather(ctx, c, OpAllReduce, x, bounds)
 }
 
 // Broadcast copies the root's x to all ranks.
 func Broadcast[E Element](ctx context.Context, c *Comm, root int, x []E) error {
-	if c.Rank() == root {
-		c.count(OpBroadcast, len(x)*(c.Size()-1)*size[E]())
-	} else {
-		c.count(OpBroadcast, 0)
+	c.traffic[OpBroadcast].calls.Add(1)
+	if c.twoLevels() {
+		return broadcastByHosts(ctx, c, root, bytesOf(x))
+	}
+	for r := range c.Size() {
+		if c.Rank() == root {
+			c.count(OpBroadcast, r, len(bytesOf(x)))
+		}
 	}
 	return c.transport.Broadcast(ctx, root, bytesOf(x))
 }
@@ -287,7 +342,8 @@ func Broadcast[E Element](ctx context.Context, c *Comm, root int, x []E) error {
 // Recv.
 func Send[E Element](ctx context.Context, c *Comm, to int, x []E) error {
 	checkPeer(c, to)
-	c.count(OpSend, len(x)*size[E]())
+	c.traffic[OpSend].calls.Add(1)
+	c.count(OpSend, to, len(bytesOf(x)))
 	return c.transport.Send(ctx, to, bytesOf(x))
 }
 
@@ -336,33 +392,46 @@ func (p *Pending) Wait() error {
 	return p.err
 }
 
-// addUp replaces own with its sum over all ranks in the order of sums. parts holds the terms of the
-// other ranks, by rank; its contents are undefined afterwards.
-func addUp[N Number](c *Comm, own, parts []N) {
-	const block = 2048 // so that sums are still in the first-level cache when the next rank is added
-	n, rank := c.Size(), c.Rank()
-	for lo := 0; lo < len(own); lo += block {
-		hi := min(lo+block, len(own))
-		term := func(r int) []N {
-			if r == rank {
-				return own[lo:hi]
+// summands are the terms of sums, one after the other.
+type summands[N Number] struct {
+	values    []N
+	each      int   // elements of a term
+	place     []int // of each term in values; nil: in order
+	own       int   // the term that is elsewhere, in ownValues; -1: none
+	ownValues []N
+}
+
+func (s summands[N]) term(k int) []N {
+	if k == s.own {
+		return s.ownValues
+	}
+	if s.place != nil {
+		k = s.place[k]
+	}
+	return s.values[k*s.each : (k+1)*s.each]
+}
+
+// addUp returns the sum of n terms, in stages of the given sizes, each a multiple of the one
+// before. The sum is in the memory of the first term; the other terms are undefined afterwards.
+func addUp[N Number](s summands[N], n int, stages []int) []N {
+	const block = 2048 // so that sums are still in the first-level cache when the next term is added
+	for lo := 0; lo < s.each; lo += block {
+		hi := min(lo+block, s.each)
+		for stage, inner := 0, 1; stage <= len(stages); stage++ {
+			size := n
+			if stage < len(stages) {
+				size = stages[stage]
 			}
-			return parts[r*len(own)+lo : r*len(own)+hi]
-		}
-		total := term(0)
-		for first := 0; first < n; first += c.inner {
-			stage := term(first)
-			for r := first + 1; r < first+c.inner; r++ {
-				add(stage, term(r))
+			for first := 0; first < n; first += size {
+				total := s.term(first)[lo:hi]
+				for k := first + inner; k < first+size; k += inner {
+					add(total, s.term(k)[lo:hi])
+				}
 			}
-			if first > 0 {
-				add(total, stage)
-			}
-		}
-		if rank != 0 {
-			copy(own[lo:hi], total)
+			inner = size
 		}
 	}
+	return s.term(0)
 }
 
 // add adds src to dst, element by element.
@@ -386,12 +455,6 @@ func bytesOf[E Element](x []E) []byte {
 // piece returns the part of x between the bounds of rank r, as bytes.
 func piece[E Element](x []E, bounds []int, r int) []byte {
 	return bytesOf(x[bounds[r]:bounds[r+1]])
-}
-
-// others returns the number of elements between the bounds of all ranks but this one.
-func others(c *Comm, bounds []int) int {
-	n, rank := c.Size(), c.Rank()
-	return bounds[n] - bounds[0] - (bounds[rank+1] - bounds[rank])
 }
 
 func checkBounds(c *Comm, n int, bounds []int) {

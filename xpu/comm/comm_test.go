@@ -2,6 +2,7 @@ package comm_test
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"runtime"
 	"slices"
@@ -45,8 +46,23 @@ func bounds(t *rapid.T, name string, size, n int) []int {
 func TestReductions(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		size := rapid.IntRange(1, 6).Draw(t, "size")
-		divisors := slices.DeleteFunc([]int{1, 2, 3, 4, 5, 6}, func(d int) bool { return size%d != 0 })
-		inner := rapid.SampledFrom(divisors).Draw(t, "inner")
+		size = rapid.SampledFrom([]int{size, size, 8, 12}).Draw(t, "larger size")
+		divide := func(n int, name string) int {
+			divisors := slices.DeleteFunc([]int{1, 2, 3, 4, 5, 6, 12}, func(d int) bool { return n%d != 0 })
+			return rapid.SampledFrom(divisors).Draw(t, name)
+		}
+		inner := divide(size, "inner")
+		outer := inner * divide(size/inner, "outer")
+		hosts := make([]string, size)
+		if rapid.Bool().Draw(t, "several hosts") {
+			onHost := rapid.SampledFrom([]int{1, 2, 3, 4, 5, 6}).Draw(t, "ranks of a host")
+			for r := range hosts {
+				hosts[r] = fmt.Sprint(r / onHost)
+			}
+			if rapid.Bool().Draw(t, "any order") {
+				hosts = rapid.Permutation(hosts).Draw(t, "hosts")
+			}
+		}
 		n := rapid.IntRange(0, 5000).Draw(t, "elements")
 		parts := bounds(t, "bounds", size, n)
 		finite := rapid.Float64().Filter(func(v float64) bool { return !math.IsInf(v, 0) && math.Abs(v) < 1e300 })
@@ -54,20 +70,22 @@ func TestReductions(t *testing.T) {
 		term := func(rank, i int) float64 { return few[(i+3*rank)%len(few)] * float64(1+i%11) / float64(1+rank) }
 		want := make([]float64, n)
 		for i := range want {
-			for first := 0; first < size; first += inner {
-				stage := term(first, i)
-				for r := first + 1; r < first+inner; r++ {
-					stage += term(r, i)
+			var sum func(first, n int, stages ...int) float64
+			sum = func(first, n int, stages ...int) float64 {
+				if n == 1 {
+					return term(first, i)
 				}
-				if first == 0 {
-					want[i] = stage
-				} else {
-					want[i] += stage
+				total := sum(first, stages[0], stages[1:]...)
+				for r := first + stages[0]; r < first+n; r += stages[0] {
+					total += sum(r, stages[0], stages[1:]...)
 				}
+				return total
 			}
+			want[i] = sum(0, size, outer, inner, 1)
 		}
 		together(t, size, func(ctx context.Context, c *comm.Comm) error {
-			c.SetInner(inner)
+			c.SetInner(inner, outer)
+			c.SetHosts(hosts)
 			compare := func(what string, got []float64, lo, hi int) {
 				for i := lo; i < hi; i++ {
 					if math.Float64bits(got[i]) != math.Float64bits(want[i]) {
@@ -94,6 +112,9 @@ func TestReductions(t *testing.T) {
 			}
 			compare("all-gather", y, parts[0], parts[size])
 
+			if slices.ContainsFunc(hosts, func(name string) bool { return name != "" }) {
+				return nil // with two levels, package estimate tests the number of bytes
+			}
 			own := parts[c.Rank()+1] - parts[c.Rank()]
 			even := n*(c.Rank()+1)/size - n*c.Rank()/size
 			traffic := c.Traffic()
@@ -105,8 +126,8 @@ func TestReductions(t *testing.T) {
 				{comm.OpAllGather, own * (size - 1)},
 				{comm.OpAllReduce, n - even + even*(size-1)},
 			} {
-				if got := traffic[count.operation]; got.Bytes != int64(8*count.elements) || got.Calls != 1 {
-					t.Errorf("%v, rank %d: %d bytes in %d calls, not %d in 1", count.operation, c.Rank(), got.Bytes,
+				if got := traffic[count.operation]; got.Bytes() != int64(8*count.elements) || got.Calls != 1 {
+					t.Errorf("%v, rank %d: %d bytes in %d calls, not %d in 1", count.operation, c.Rank(), got.Bytes(),
 						got.Calls, 8*count.elements)
 				}
 			}
@@ -120,7 +141,12 @@ func TestAllToAll(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		size := rapid.IntRange(1, 6).Draw(t, "size")
 		lengths := rapid.SliceOfN(rapid.IntRange(0, 300), size*size, size*size).Draw(t, "lengths")
+		hosts := make([]string, size)
+		for r := range hosts {
+			hosts[r] = rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "host")
+		}
 		together(t, size, func(ctx context.Context, c *comm.Comm) error {
+			c.SetHosts(hosts)
 			rank := c.Rank()
 			out, in := make([]int, size+1), make([]int, size+1)
 			for r := range size {
@@ -220,6 +246,27 @@ func TestSumMemory(t *testing.T) {
 	want := uint64(ranks * comm.SumMemory(ranks, n/ranks, 4))
 	if got := after.TotalAlloc - before.TotalAlloc; got < want || got > want+want/4 {
 		t.Errorf("%d ranks allocate %d bytes for sums, SumMemory says %d", ranks, got, want)
+	}
+}
+
+// The same with two levels, for equal parts.
+func TestSumMemoryByHosts(t *testing.T) {
+	const ranks, onHost = 6, 3
+	for _, part := range []int{1, 1000, 300_000} {
+		for _, partial := range []int{1, 3} {
+			together(t, ranks, func(ctx context.Context, c *comm.Comm) error {
+				c.SetInner(onHost / partial)
+				c.SetHosts([]string{"a", "a", "a", "b", "b", "b"})
+				if err := comm.AllReduce(ctx, c, make([]float32, ranks*part)); err != nil {
+					return err
+				}
+				if got, want := c.SumMemory(), comm.SumMemoryByHosts(ranks, onHost, partial, part, 4); got != want {
+					t.Errorf("parts of %d, %d partial sums: %d bytes for sums, SumMemoryByHosts says %d", part, partial,
+						got, want)
+				}
+				return nil
+			})
+		}
 	}
 }
 

@@ -171,14 +171,21 @@ type Mesh struct {
 	Shape
 	world  *Comm
 	groups map[Axes]*Comm
-	copies []*Comm // of Split
+	copies []copied
+}
+
+// A copied is a communicator of [Mesh.Split].
+type copied struct {
+	axes Axes
+	*Comm
 }
 
 // meshGroups lists the groups of a mesh that are created with it.
 var meshGroups = []Axes{EP, Replicas, Data, PP}
 
 // NewMesh arranges the ranks of the world. All ranks of the world call it. Sums over the group
-// [Data] are over [EP] first, then over the other axes. Closing the mesh does not close the world.
+// [Data] are over [EP] first, then over the other axes; see [Mesh.SetInner]. Closing the mesh does
+// not close the world.
 func NewMesh(ctx context.Context, world *Comm, shape Shape) (*Mesh, error) {
 	if shape.Ranks() != world.Size() {
 		return nil, fmt.Errorf("a mesh of %s has %d ranks, but the world has %d", shape, shape.Ranks(), world.Size())
@@ -192,8 +199,34 @@ func NewMesh(ctx context.Context, world *Comm, shape Shape) (*Mesh, error) {
 		}
 		m.groups[axes] = group
 	}
-	m.groups[Data].SetInner(shape.Size(EP))
+	m.SetInner(1)
 	return m, nil
+}
+
+// SetInner sets the number of consecutive replicas of each expert whose sums are computed first, in
+// the groups [Replicas] and [Data]. It must divide the number of replicas.
+func (m *Mesh) SetInner(replicas int) {
+	m.groups[Replicas].SetInner(replicas)
+	m.groups[Data].SetInner(m.Size(EP), replicas*m.Size(EP))
+}
+
+// SetHosts sets the name of the host of each rank of the world, for all groups; see
+// [Comm.SetHosts].
+func (m *Mesh) SetHosts(names []string) {
+	set := func(group *Comm, axes Axes) {
+		var own []string
+		for _, rank := range m.Shape.Group(m.Rank(), axes) {
+			own = append(own, names[rank])
+		}
+		group.SetHosts(own)
+	}
+	set(m.world, World)
+	for axes, group := range m.groups {
+		set(group, axes)
+	}
+	for _, group := range m.copies {
+		set(group.Comm, group.axes)
+	}
 }
 
 // NewSingleMesh returns the mesh of a run of one rank.
@@ -228,7 +261,7 @@ func (m *Mesh) OwnIndex(group Axes) int { return m.Index(m.Rank(), group) }
 func (m *Mesh) Split(ctx context.Context, axes Axes) (*Comm, error) {
 	group, err := m.split(ctx, axes)
 	if err == nil {
-		m.copies = append(m.copies, group)
+		m.copies = append(m.copies, copied{axes, group})
 	}
 	return group, err
 }

@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -437,8 +438,38 @@ func groupsAtOnce(ctx context.Context, transport comm.Transport) error {
 	return errors.Join(errs...)
 }
 
+// pretendHosts returns divisions of ranks into hosts: the names of each rank's host.
+func pretendHosts(size int) map[string][]string {
+	divisions := map[string]func(rank int) int{
+		"one host":          func(int) int { return 0 },
+		"hosts of 1":        func(rank int) int { return rank },
+		"hosts of 2":        func(rank int) int { return rank / 2 },
+		"hosts of 4":        func(rank int) int { return rank / 4 },
+		"a small host":      func(rank int) int { return (rank + 2) / 3 },
+		"alternating hosts": func(rank int) int { return rank % 2 },
+	}
+	hosts := map[string][]string{}
+	for name, of := range divisions {
+		for rank := range size {
+			hosts[name] = append(hosts[name], fmt.Sprint("host ", of(rank)))
+		}
+	}
+	return hosts
+}
+
 func elementTypes(ctx context.Context, transport comm.Transport) error {
-	c := comm.New(transport)
+	hosts := pretendHosts(transport.Size())
+	for _, name := range slices.Sorted(maps.Keys(hosts)) {
+		c := comm.New(transport)
+		c.SetHosts(hosts[name])
+		if err := ofAllTypes(ctx, c); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func ofAllTypes(ctx context.Context, c *comm.Comm) error {
 	return errors.Join(
 		elements[uint8](ctx, c), elements[uint16](ctx, c), elements[int32](ctx, c), elements[uint32](ctx,
 			c), elements[int64](ctx, c),
@@ -570,15 +601,26 @@ func sameBits(what string, got, want []float32) error {
 }
 
 func orderOfSums(ctx context.Context, transport comm.Transport) error {
-	c := comm.New(transport)
+	hosts := pretendHosts(transport.Size())
+	for _, name := range slices.Sorted(maps.Keys(hosts)) {
+		c := comm.New(transport)
+		c.SetHosts(hosts[name])
+		if err := sumsInOrder(ctx, c); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func sumsInOrder(ctx context.Context, c *comm.Comm) error {
 	size, rank := c.Size(), c.Rank()
 	for inner := 1; inner <= size; inner++ {
 		if size%inner != 0 {
 			continue
 		}
 		c.SetInner(inner)
-		for round, n := range []int{0, 1, size - 1, 5000, 600_014} {
-			if n > 5000 && (size != 2 || inner > 1) { // with two ranks a part is sent in several pieces
+		for round, n := range []int{0, 1, size - 1, 5000, 900_014} {
+			if n > 5000 && (size > 3 || inner > 1) { // with few ranks a part is sent in several pieces
 				continue
 			}
 			want := sums(size, inner, n)
@@ -700,15 +742,15 @@ func traffic(ctx context.Context, transport comm.Transport) error {
 		}
 	}
 	want := []comm.Traffic{
-		{Operation: comm.OpAllReduce, Calls: 1, Bytes: 2 * z * others / int64(n)},
-		{Operation: comm.OpReduceScatter, Calls: 1, Bytes: z * others / int64(n)},
-		{Operation: comm.OpAllGather, Calls: 1, Bytes: z * others / int64(n)},
-		{Operation: comm.OpAllToAll, Calls: 1, Bytes: toOthers},
+		{Operation: comm.OpAllReduce, Calls: 1, Inside: 2 * z * others / int64(n)},
+		{Operation: comm.OpReduceScatter, Calls: 1, Inside: z * others / int64(n)},
+		{Operation: comm.OpAllGather, Calls: 1, Inside: z * others / int64(n)},
+		{Operation: comm.OpAllToAll, Calls: 1, Inside: toOthers},
 		{Operation: comm.OpBroadcast, Calls: 2},
 		{Operation: comm.OpSend},
 	}
 	if rank == 0 {
-		want[comm.OpBroadcast].Bytes = 2 * z * others
+		want[comm.OpBroadcast].Inside = 2 * z * others
 	}
 	err := errors.Join(
 		comm.AllReduce(ctx, c, x), comm.ReduceScatter(ctx, c, x, even), comm.AllGather(ctx, c, x, even),
@@ -720,21 +762,21 @@ func traffic(ctx context.Context, transport comm.Transport) error {
 		return err
 	}
 	if n > 1 {
-		want[comm.OpSend] = comm.Traffic{Operation: comm.OpSend, Calls: 1, Bytes: z}
+		want[comm.OpSend] = comm.Traffic{Operation: comm.OpSend, Calls: 1, Inside: z}
 		if err := errors.Join(comm.Send(ctx, c, (rank+1)%n, x), comm.Recv(ctx, c, (rank+n-1)%n, x)); err != nil {
 			return err
 		}
 	}
 	for i, got := range c.Traffic() {
 		if got != want[i] {
-			return fmt.Errorf("%v: %d calls and %d bytes, not %d and %d", got.Operation, got.Calls, got.Bytes,
-				want[i].Calls, want[i].Bytes)
+			return fmt.Errorf("%v: %d calls and %d bytes, not %d and %d", got.Operation, got.Calls, got.Bytes(),
+				want[i].Calls, want[i].Bytes())
 		}
 	}
 	c.ResetTraffic()
 	for _, got := range c.Traffic() {
-		if got.Calls != 0 || got.Bytes != 0 {
-			return fmt.Errorf("%v after a reset: %d calls, %d bytes", got.Operation, got.Calls, got.Bytes)
+		if got.Calls != 0 || got.Bytes() != 0 {
+			return fmt.Errorf("%v after a reset: %d calls, %d bytes", got.Operation, got.Calls, got.Bytes())
 		}
 	}
 	return nil
