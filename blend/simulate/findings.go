@@ -26,9 +26,14 @@ func (c Count) above() bool {
 	return c.Expected >= 0 && float64(c.Seen) > c.Expected+manyDeviations*math.Sqrt(c.Expected)+manyDeviations
 }
 
-// findings returns the findings that follow from the figures.
-func (r *Report) findings() []Finding {
+// findings returns the findings that follow from the figures. local means that the order draws
+// windows that are stored together at about the same time, on purpose.
+func (r *Report) findings(local bool) []Finding {
 	list := []Finding{}
+	clusters := Warning // level of findings that such an order causes
+	if local {
+		clusters = Note
+	}
 	add := func(level Level, source, format string, args ...any) {
 		list = append(list, Finding{level, source, fmt.Sprintf(format, args...)})
 	}
@@ -92,7 +97,7 @@ func (r *Report) findings() []Finding {
 				m.Outside, len(r.Mixture.Intervals), m.Deviation, m.Bound)
 		}
 		if m.Cells > 0 && m.Unevenness > manyDeviations {
-			add(Warning, m.Name,
+			add(clusters, m.Name,
 				"the windows are not drawn evenly: ranges of the source cluster (%.3g standard deviations above "+
 					"chance)",
 				m.Unevenness)
@@ -105,7 +110,7 @@ func (r *Report) findings() []Finding {
 				quantity.Grouped(s.EpochWindow))
 		}
 		if math.Abs(s.DistanceOff) > manyDeviations && math.Abs(s.Distance-1.0/3) > leastDistance {
-			add(Warning, s.Name,
+			add(clusters, s.Name,
 				"the mean distance of consecutive samples is %.3g of the source; a shuffle gives 0.333", s.Distance)
 		}
 		if math.Abs(s.ParityOff) > manyDeviations && math.Abs(s.Parity-0.5) > leastParity {
@@ -115,16 +120,17 @@ func (r *Report) findings() []Finding {
 		}
 		for _, c := range []struct {
 			Count
-			what string
+			level Level
+			what  string
 		}{
-			{s.Adjacent, "pairs of consecutive samples are adjacent windows"},
-			{s.SameShard, "pairs of consecutive samples are from the same shard"},
-			{s.SameDocument, "pairs of consecutive samples share a document"},
-			{s.BatchDocument, "pairs of samples of a step share a document"},
-			{s.BatchWindow, "samples repeat a window of the same step"},
+			{s.Adjacent, clusters, "pairs of consecutive samples are adjacent windows"},
+			{s.SameShard, clusters, "pairs of consecutive samples are from the same shard"},
+			{s.SameDocument, clusters, "pairs of consecutive samples share a document"},
+			{s.BatchDocument, clusters, "pairs of samples of a step share a document"},
+			{s.BatchWindow, Warning, "samples repeat a window of the same step"},
 		} {
 			if c.above() {
-				add(Warning, s.Name, "%s %s; a shuffle gives about %.3g", quantity.Grouped(c.Seen), c.what,
+				add(c.level, s.Name, "%s %s; a shuffle gives about %.3g", quantity.Grouped(c.Seen), c.what,
 					c.Expected)
 			}
 		}

@@ -111,7 +111,7 @@ func (s *simulation) mixture() (Mixture, error) {
 				byPart[j] = make([]int64, parts)
 			}
 		}
-		for block, err := range s.order.Positions(s.ctx, from, to) {
+		for block, err := range s.Order.Positions(s.ctx, from, to) {
 			if err != nil {
 				return m, err
 			}

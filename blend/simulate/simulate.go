@@ -37,6 +37,10 @@ type Options struct {
 	// passed to Run may be nil. Orders that are read from index files need Data.
 	Data *blend.Data
 
+	// Order, if not nil, is examined instead of the plan's order. Another loader may have drawn it
+	// from the plan's shards.
+	Order Order
+
 	Progress func(what string, done, total int64) // may be nil; done and total count positions
 }
 
@@ -101,8 +105,8 @@ type Finding struct {
 	Message string `json:"message"`
 }
 
-// An order yields the samples at positions. A [blend.Plan] implements it; tests have others.
-type order interface {
+// An Order yields the samples at positions. A [blend.Plan] implements it.
+type Order interface {
 	Locate(position int64) (blend.Sample, error)
 	Positions(ctx context.Context, from, to int64) iter.Seq2[blend.Block, error]
 }
@@ -112,7 +116,6 @@ type simulation struct {
 	Options
 	plan   *blend.Plan
 	traits blend.Traits // of the plan
-	order  order
 	ctx    context.Context
 }
 
@@ -121,14 +124,13 @@ func Run(ctx context.Context, p *blend.Plan, o Options) (*Report, error) {
 	if o.Data != nil {
 		p = o.Data.Plan
 	}
-	return run(ctx, p, p, o)
-}
-
-func run(ctx context.Context, p *blend.Plan, order order, o Options) (*Report, error) {
+	if o.Order == nil {
+		o.Order = p
+	}
 	if err := o.complete(p); err != nil {
 		return nil, err
 	}
-	s := &simulation{Options: o, plan: p, traits: p.Traits(), order: order, ctx: ctx}
+	s := &simulation{Options: o, plan: p, traits: p.Traits(), ctx: ctx}
 	if !s.traits.Windows && o.Data == nil {
 		return nil, fmt.Errorf("the order %q is read from index files; set Options.Data to the open plan",
 			p.OrderVersion())
@@ -149,7 +151,7 @@ func run(ctx context.Context, p *blend.Plan, order order, o Options) (*Report, e
 	if r.Store, err = s.store(); err != nil {
 		return nil, err
 	}
-	r.Findings = r.findings()
+	r.Findings = r.findings(s.traits.Locality.Block > 0)
 	return r, nil
 }
 
@@ -204,7 +206,7 @@ func (s *simulation) locate(position int64) (blend.Sample, error) {
 			return blend.Sample{}, err
 		}
 	}
-	return s.order.Locate(position)
+	return s.Order.Locate(position)
 }
 
 func (s *simulation) sources() []Source {

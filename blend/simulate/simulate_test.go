@@ -65,6 +65,27 @@ func open(t testing.TB, path string) *blend.Data {
 const stagesAndSkips = "validation: 0.05\nsamples: 1501\nstages:\n- samples: 250\n- {samples: rest, weights: {web: " +
 	"0.5, code: 0.5}}\nskips:\n- {from: 37, to: 41}\n- {from: 310, to: 345}\n"
 
+// Windows that shuffle in blend.yaml keeps together are notes.
+func TestClustersOfBlocks(t *testing.T) {
+	d := seal(t, 1, "shuffle: {block: 32, group: 1}\n")
+	r, err := Run(context.Background(), nil, Options{BatchSize: 16, Nodes: 1, Storage: Kinds[0], Data: d})
+	if err != nil {
+		t.Fatal(err)
+	}
+	clusters := 0
+	for _, f := range r.Findings {
+		if f.Level == Warning {
+			t.Errorf("%+v", f)
+		}
+		if strings.Contains(f.Message, "not drawn evenly") || strings.Contains(f.Message, "adjacent windows") {
+			clusters++
+		}
+	}
+	if clusters == 0 {
+		t.Errorf("no clusters: %+v", r.Findings)
+	}
+}
+
 // The counts equal the counts of a plain loop over the positions, with the documents of each window
 // from Parts.
 func TestPlainCounting(t *testing.T) {
@@ -434,8 +455,8 @@ func TestBadOrders(t *testing.T) {
 			s.Window = int64(rand.New(rand.NewPCG(uint64(s.Position), 6)).Int64N(m(s)))
 		}, []string{"the share deviates from the weights"}},
 	} {
-		o := Options{BatchSize: 20, Nodes: 1, Storage: Kinds[0], Data: d}
-		r, err := run(context.Background(), d.Plan, testOrder{d.Plan, c.change}, o)
+		o := Options{BatchSize: 20, Nodes: 1, Storage: Kinds[0], Data: d, Order: testOrder{d.Plan, c.change}}
+		r, err := Run(context.Background(), d.Plan, o)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -509,7 +530,7 @@ func TestDeviations(t *testing.T) {
 		order := testOrder{d.Plan, func(s *blend.Sample) {
 			s.Window = rand.New(rand.NewPCG(uint64(s.Position), seed)).Int64N(d.Sources[s.Source].Training())
 		}}
-		r, err := run(context.Background(), d.Plan, order, Options{BatchSize: 20, Nodes: 1, Storage: Kinds[0]})
+		r, err := Run(context.Background(), d.Plan, Options{BatchSize: 20, Nodes: 1, Storage: Kinds[0], Order: order})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+"""Compares the orders in which loaders draw the samples of the same windows of tokens.
+
+It runs the loaders on local files, records which window each sample of the first epoch is, and
+prints the statistics that `mula simulate` has for a plan (docs/reference/simulate.md).
+
+    python3 benchmarks/stores.py … --work DIR     # writes the data of all loaders to DIR
+    python3 benchmarks/orders.py --work DIR --python DIR/layouts/bin/python DIR/litdata/bin/python
+        [--length 4096] [--batch-size 16] [--workers 0 2]
+
+mosaicml         StreamingDataset over MDS with shuffle=True, under its loader
+mosaicml, block  the same with shuffle_block_size=8192, the size of a group of `mula, shuffle`
+litdata          StreamingDataset over chunks of 64 MiB with shuffle=True, under its loader
+megatron         Megatron-Core's GPTDataset. Its samples do not start at the start of a window: the
+                 window of the first token counts
+mula             all windows of an epoch shuffled
+mula, shuffle    shuffle: {block: 128, group: 64} in blend.yaml
+
+mosaicml and litdata run with each of --workers worker processes, which read alternately. The
+windows of their samples are found by the hash of the tokens.
+"""
+
+import argparse, hashlib, os, pathlib, shutil, subprocess, sys, tempfile
+
+here = pathlib.Path(__file__).resolve().parent
+COLUMNS = (
+    "order",
+    "samples",
+    "distance (z)",
+    "parity (z)",
+    "adjacent",
+    "same shard",
+    "same document",
+    "same document in a step",
+    "unevenness",
+)
+
+
+def tokens_of(o):
+    """The tokens of each shard of mula."""
+    import numpy as np
+
+    for file in sorted((o.work / "store/data/mula").glob("*.bin")):
+        yield np.memmap(file, np.uint16, "r")
+
+
+def record(o, side, workers, out):
+    """Writes the windows of a loader's samples to a file. Runs in that loader's environment."""
+    import numpy as np
+
+    cache = tempfile.mkdtemp(dir=o.work)
+    if side == "megatron":
+        numbers = megatron(o, cache)
+    else:
+        known = {}
+        for tokens in tokens_of(o):
+            for w in range((len(tokens) - 1) // o.length):
+                window = tokens[w * o.length : w * o.length + o.length + 1]
+                known[hashlib.sha256(window.tobytes()).digest()] = len(known)
+        if side == "litdata":
+            from litdata import StreamingDataLoader, StreamingDataset
+
+            data = StreamingDataset(str(o.work / "store/data/lit"), cache_dir=cache, shuffle=True, seed=1)
+            batches = StreamingDataLoader(data, batch_size=o.batch_size, num_workers=workers)
+        else:
+            import streaming
+            from streaming import StreamingDataLoader, StreamingDataset
+
+            streaming.base.util.clean_stale_shared_memory()
+            block = {"shuffle_block_size": 8192} if side == "mosaicml-block" else {}
+            data = StreamingDataset(
+                remote=str(o.work / "store/data/mds"),
+                local=cache,
+                shuffle=True,
+                shuffle_seed=1,
+                batch_size=o.batch_size,
+                num_canonical_nodes=1,
+                **block,
+            )
+            loader = StreamingDataLoader(data, batch_size=o.batch_size, num_workers=workers)
+            batches = (batch["tokens"] for batch in loader)
+        numbers = [
+            known[hashlib.sha256(np.asarray(sample).astype(np.uint16).tobytes()).digest()]
+            for batch in batches
+            for sample in batch
+        ]
+    np.array(numbers, "<i8").tofile(out)
+    shutil.rmtree(cache, ignore_errors=True)
+    sys.stdout.flush()
+    os._exit(0)  # without waiting for workers
+
+
+def megatron(o, cache):
+    import torch
+    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+
+    class Tokenizer:
+        eod, vocab_size, unique_identifiers = 50279, 50280, {"class": "none"}
+
+    prefixes = sorted(str(f.with_suffix("")) for f in (o.work / "store/data/mula").glob("*.idx"))
+    before, firsts = 0, []  # windows of the shards before
+    for tokens in tokens_of(o):
+        firsts.append(before)
+        before += (len(tokens) - 1) // o.length
+    config = GPTDatasetConfig(
+        random_seed=1,
+        sequence_length=o.length,
+        blend=(prefixes, None),
+        split="100,0,0",
+        path_to_cache=cache,
+        tokenizer=Tokenizer(),
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        create_attention_mask=False,
+    )
+    size = before - before % o.batch_size
+    data = BlendedMegatronDatasetBuilder(GPTDataset, [size, 0, 0], lambda: True, config).build()[0]
+    numbers = []
+    for i in range(size):
+        k = int(data.dataset_index[i])
+        part = data.datasets[k]
+        document, offset = part.sample_index[part.shuffle_index[int(data.dataset_sample_index[i])]]
+        start = part.dataset.index.sequence_pointers[part.document_index[document]] // 2 + offset
+        last = (firsts + [before])[k + 1] - 1  # a sample may start in the tokens after the last window
+        numbers.append(min(firsts[k] + int(start) // o.length, last))
+    return numbers
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--work", type=pathlib.Path, required=True)
+    ap.add_argument("--python", nargs="+", type=pathlib.Path, required=True)
+    ap.add_argument("--mula", type=pathlib.Path, default=here.parent / "bin/mula")
+    ap.add_argument("--length", type=int, default=4096)
+    ap.add_argument("--batch-size", type=int, default=16)
+    ap.add_argument("--workers", nargs="+", type=int, default=[0, 2])
+    ap.add_argument("--record", nargs=3, help=argparse.SUPPRESS)
+    o = ap.parse_args()
+    if o.record:
+        return record(o, o.record[0], int(o.record[1]), o.record[2])
+    orders = o.work / "orders"
+    orders.mkdir(exist_ok=True)
+    program = orders / "program"
+    subprocess.run(["go", "build", "-o", program, "./benchmarks/orders"], cwd=here.parent, check=True)
+    print("| " + " | ".join(COLUMNS) + " |\n" + "|---" * len(COLUMNS) + "|", flush=True)
+    for name, shuffle in (("mula", ""), ("mula-shuffle", "shuffle: {block: 128, group: 64}\n")):
+        config, plan = orders / f"{name}.yaml", orders / f"{name}.json"
+        shards = (o.work / "store/data/mula").resolve()
+        config.write_text(
+            f'sequence_length: {o.length}\nseed: 1\nsources: [{{name: x, shards: ["{shards}/*"]}}]\n{shuffle}'
+        )
+        subprocess.run([o.mula, "blend", "--config", config, "-o", plan], check=True, capture_output=True)
+        subprocess.run([program, plan], check=True)
+    pythons = {}
+    for side, package in (("mosaicml", "streaming"), ("litdata", "litdata"), ("megatron", "megatron.core")):
+        for python in o.python:
+            if not subprocess.run([python, "-c", f"import {package}"], capture_output=True).returncode:
+                pythons[side] = python
+    runs = [(s, w) for s in ("mosaicml", "mosaicml-block", "litdata") for w in o.workers] + [("megatron", 0)]
+    for side, workers in runs:
+        file = orders / f"{side}-{workers}"
+        line = [pythons[side.partition("-")[0]], __file__, *sys.argv[1:], "--record", side, str(workers), file]
+        done = subprocess.run(line, capture_output=True, text=True)
+        if done.returncode or not file.exists():
+            print(f"{side}, {workers} workers: {done.stderr[-1500:]}", file=sys.stderr)
+            continue
+        name = side if side == "megatron" else f"{side}, {workers} workers"
+        subprocess.run([program, orders / "mula.json", f"{name}={file}"], check=True)
+
+
+if __name__ == "__main__":
+    main()
