@@ -6,6 +6,9 @@
 // kill or a crash has interrupted, a block that another process removes at the same time, and a
 // damaged disk all look like a block that is absent, which is fetched again. A folder that is full
 // or cannot be written makes reads of blocks slower, never wrong. Complete files need space in it.
+//
+// A process claims bytes before it fetches them, by a lock that ends with the process, so that
+// several processes do not fetch the same bytes.
 package blockcache
 
 import (
@@ -53,8 +56,12 @@ type Cache struct {
 	trimming  atomic.Bool
 	failure   atomic.Pointer[error] // see [Failure]
 
-	now   func() uint32 // seconds since 1970
-	spawn func(func())  // runs a function in the background
+	claims  *os.File     // its bytes are claimed for complete files; nil if it cannot be opened
+	hurried atomic.Int64 // nanoseconds since 1970 until which no claim waits
+
+	patience time.Duration // see the constant
+	now      func() uint32 // seconds since 1970
+	spawn    func(func())  // runs a function in the background
 }
 
 // A flight is a fetch in progress. done is closed at its end.
@@ -70,9 +77,11 @@ func openCache(dir string, limit int64) (*Cache, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("opening the cache of remote files: %w", err)
 	}
+	// Without the file, processes fetch complete files that they need at the same time twice.
+	claims, _ := os.OpenFile(filepath.Join(dir, "claims.lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	c := &Cache{dir: dir, limit: limit, requests: make(chan struct{}, Parallel), buffers: make(chan []byte, Parallel),
-		wholes: map[string]*flight{}, now: func() uint32 { return uint32(time.Now().Unix()) },
-		spawn: func(f func()) { go f() }}
+		wholes: map[string]*flight{}, claims: claims, patience: patience,
+		now: func() uint32 { return uint32(time.Now().Unix()) }, spawn: func(f func()) { go f() }}
 	for range Parallel {
 		c.buffers <- nil
 	}

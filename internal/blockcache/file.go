@@ -244,7 +244,7 @@ func (f *File) entry(block int64) int64 { return f.blocks()*Block + block*entryS
 // goroutine fetches at the same time are fetched once.
 func (f *File) fetch(ctx context.Context, p []byte, first int64) error {
 	for len(p) > 0 {
-		n, other := f.claim(first, min(int64(len(p)+Block-1)/Block, Longest/Block))
+		n, other := f.begin(first, min(int64(len(p)+Block-1)/Block, Longest/Block))
 		if n == 0 {
 			if err := other.wait(ctx); err != nil {
 				return err
@@ -267,8 +267,11 @@ func (f *File) fetch(ctx context.Context, p []byte, first int64) error {
 	return nil
 }
 
-// fetchClaimed fetches the blocks of p that no other goroutine has added since they were claimed.
+// fetchClaimed fetches the blocks of p that no other goroutine or process has added since they were
+// claimed. Other processes fetch none of them meanwhile.
 func (f *File) fetchClaimed(ctx context.Context, p []byte, first int64) error {
+	n := (int64(len(p)) + Block - 1) / Block
+	defer f.cache.claim(ctx, f.disk, f.entry(first), n*entrySize, int64(len(p)))()
 	for _, r := range f.load(p, first) {
 		part := f.part(p, first, r)
 		if err := f.cache.get(ctx, f.source, part, r.from*Block); err != nil {
@@ -279,9 +282,9 @@ func (f *File) fetchClaimed(ctx context.Context, p []byte, first int64) error {
 	return nil
 }
 
-// claim marks up to n blocks from first as being fetched, until the first that another goroutine
+// begin marks up to n blocks from first as being fetched, until the first that another goroutine
 // fetches. If this is block first, it returns 0 and the other goroutine's flight.
-func (f *File) claim(first, n int64) (claimed int64, other *flight) {
+func (f *File) begin(first, n int64) (claimed int64, other *flight) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	mine := &flight{make(chan struct{})}

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"os"
 	"strings"
@@ -38,7 +39,12 @@ func (c *Cache) Whole(ctx context.Context, identity string, size int64, source S
 			mine := &flight{make(chan struct{})}
 			c.wholes[path] = mine
 			c.mu.Unlock()
-			err := c.fetchWhole(ctx, path, size, source, check)
+			release := c.claim(ctx, c.claims, claimOf(path), 1, size)
+			var err error
+			if !wholeIsRight(path, size) { // another process has not fetched it meanwhile
+				err = c.fetchWhole(ctx, path, size, source, check)
+			}
+			release()
 			c.mu.Lock()
 			delete(c.wholes, path)
 			c.mu.Unlock()
@@ -51,6 +57,9 @@ func (c *Cache) Whole(ctx context.Context, identity string, size int64, source S
 		}
 	}
 }
+
+// claimOf returns the byte of the file of claims that is locked for a complete file.
+func claimOf(path string) int64 { return int64(crc32.ChecksumIEEE([]byte(path))) }
 
 // sumPath returns the path of the hash of a complete file.
 func sumPath(path string) string { return strings.TrimSuffix(path, wholeEnding) + sumEnding }
