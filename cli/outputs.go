@@ -23,6 +23,19 @@ import (
 // outsideInputs returns an error if the output is in a folder that is searched for inputs: a later
 // run of the command would read the output as documents.
 func outsideInputs(output string, args []string) error {
+	inside := func(arg string) error {
+		return usagef("the output %s is inside the input folder %s, and the next run would read it as "+
+			"documents; choose another output, "+
+			"or name the input files instead of the folder", output, arg)
+	}
+	if objects.IsURL(output) {
+		for _, arg := range args {
+			if strings.HasPrefix(output, strings.TrimSuffix(arg, "/")+"/") {
+				return inside(arg)
+			}
+		}
+		return nil
+	}
 	to, err := realPath(filepath.Dir(output))
 	if err != nil {
 		return fmt.Errorf("output: %w", err)
@@ -37,9 +50,7 @@ func outsideInputs(output string, args []string) error {
 		}
 		below, err := filepath.Rel(from, to)
 		if err == nil && filepath.IsLocal(below) {
-			return usagef("the output %s is inside the input folder %s, and the next run would read it as "+
-				"documents; choose another output, "+
-				"or name the input files instead of the folder", output, arg)
+			return inside(arg)
 		}
 	}
 	return nil
@@ -118,6 +129,14 @@ func firstLine(is func(line []byte) bool) func(path string) bool {
 
 // beginning returns up to n bytes from the start of a file.
 func beginning(path string, n int) ([]byte, error) {
+	if objects.IsURL(path) {
+		o, err := objects.Open(context.Background(), path)
+		if err != nil {
+			return nil, err
+		}
+		begin := make([]byte, min(int64(n), o.Info().Size))
+		return begin, o.ReadAt(context.Background(), begin, 0)
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, err

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -33,15 +32,16 @@ func tokenizeCommand() *cli.Command {
 			"(--to), the origin of each document, and\n" +
 			"hashes. The bytes depend only on inputs, tokenizer and flags, not on workers and processes.\n\n" +
 			"Progress is kept in PREFIX.job. After a kill, the same command resumes the job. Several processes, on " +
-			"machines that share the folder, may run\n" +
-			"the same command to share the work. A finished job is not repeated.\n\n" +
+			"machines that share the folder or the store,\n" +
+			"may run the same command to share the work. A finished job is not repeated.\n\n" +
 			"Example: mula tokenize --tokenizer tokenizer.json --output shards/wiki --shard-tokens 2G corpus/wiki",
 		Flags: slices.Concat([]cli.Flag{
 			&cli.StringFlag{Name: "tokenizer", Usage: "use the Hugging Face tokenizer.json in `FILE` (required)"},
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"},
 				Usage: "write shards to `PREFIX`.bin, .idx and so on; may be a URL of an object store (required)"},
 			&cli.StringFlag{Name: "work",
-				Usage: "if --output is a URL, keep the job and a copy of the shards in the local folder `DIR`"},
+				Usage: "if --output is a URL, keep files that are being written in the local folder `DIR`, " +
+					"one for each process or machine"},
 			&cli.StringFlag{Name: "to", Usage: "write shards in the layout `NAME`: " + anyOf(formats.Names()),
 				Value: "megatron"},
 			&cli.StringFlag{Name: "shard-tokens",
@@ -152,7 +152,7 @@ func noStrayFile(o job.Options) error {
 	if o.Overwrite || o.ShardTokens > 0 {
 		return nil
 	}
-	if _, _, err := formats.Detect(o.Output); err == nil {
+	if _, _, err := formats.Detect(o.Output); err == nil || objects.IsURL(o.Output) {
 		return nil
 	}
 	found := notShard(o.Output, formats.Of(o.Layout), false)
@@ -188,18 +188,14 @@ func runTokenize(c *cli.Context) error {
 	if err != nil {
 		return usagef("--to: %v", err)
 	}
-	output, store := c.String("output"), ""
+	output := c.String("output")
 	switch {
 	case !objects.IsURL(output):
 		if c.IsSet("work") {
 			return usagef("--work requires a URL as --output")
 		}
 	case c.String("work") == "":
-		return usagef("--output is a URL; name a local folder for the job and a copy of the shards with --work")
-	case strings.HasSuffix(output, "/"):
-		return usagef("--output %s is a folder; add a file name prefix, such as %stokens", output, output)
-	default:
-		output, store = filepath.Join(c.String("work"), path.Base(output)), output
+		return usagef("--output is a URL; name a local folder for files that are being written with --work")
 	}
 	switch {
 	case !os.IsPathSeparator(output[len(output)-1]):
@@ -210,8 +206,8 @@ func runTokenize(c *cli.Context) error {
 		return usagef("--output %s is a folder; add a file name prefix, such as %stokens",
 			output, output)
 	}
-	options := job.Options{Inputs: found.Inputs, Names: found.Names, Read: read, Output: output, Copy: store,
-		Layout:  to.ID,
+	options := job.Options{Inputs: found.Inputs, Names: found.Names, Read: read, Output: output,
+		Work: c.String("work"), Layout: to.ID,
 		FS:      fileSystem(c),
 		Workers: c.Int("workers"), AppendEOD: !c.Bool("no-eod"), Overwrite: c.Bool("overwrite"),
 		Shuffle: c.IsSet("shuffle-seed"), ShuffleSeed: c.Uint64("shuffle-seed"), Sample: c.Float64("fraction")}
@@ -279,8 +275,10 @@ func runTokenize(c *cli.Context) error {
 	if err := outsideInputs(options.Output, c.Args().Slice()); err != nil {
 		return err
 	}
-	if err := makeParent(options.Output); err != nil {
-		return err
+	if !objects.IsURL(options.Output) {
+		if err := makeParent(options.Output); err != nil {
+			return err
+		}
 	}
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
@@ -328,9 +326,6 @@ func runTokenize(c *cli.Context) error {
 		}{s, found.Unread})
 	}
 	showTokenized(c, s)
-	if store != "" {
-		fmt.Fprintf(c.App.Writer, "  copied to %s\n", store)
-	}
 	return nil
 }
 

@@ -4,17 +4,16 @@
     python3 conformance/storefaults.py --server DIR/versitygw --tokenizer tokenizer.json
         --texts FILE... [--faults 1000] [--rate 0.02] [--seed 1] [--mula bin/mula] [--work DIR]
 
-The job is: `mula tokenize` of the texts in a bucket to shards in the bucket, `mula blend` of the
-shards to a plan in the bucket, and `mula train` of a small model on that plan, with checkpoints
-copied to the bucket. First it runs without faults. Then it runs again and again, until there were
---faults faults: a share --rate of all requests fails (benchmarks/slowlink -faults), each process is
-killed at random times and started again, the folder of the run is removed after half of the kills,
-and files of the cache are removed, cut or overwritten between the starts. Every run must give the
-same shards, plan, fingerprints and weights, byte for byte. Prints a line for each run, and exits
-with 1 at the first difference.
-"""
+The job is: `mula tokenize` in two processes of the texts in a bucket to shards in the bucket, `mula
+blend` of the shards to a plan in the bucket, and `mula train` of a small model on that plan, with
+checkpoints copied to the bucket. First it runs without faults. Then it runs again and again, until
+there were --faults faults: a share --rate of all requests fails (benchmarks/slowlink -faults), each
+process is killed at random times and started again, the folder of the run is removed after half of
+the kills, and files of the cache are removed, cut or overwritten between the starts. Every run must
+give the same shards, plan, fingerprints and weights, byte for byte. Prints a line for each run, and
+exits with 1 at the first difference. """
 
-import argparse, hashlib, json, os, pathlib, random, shutil, signal, subprocess, sys, tempfile, time
+import argparse, concurrent.futures, hashlib, json, os, pathlib, random, shutil, signal, subprocess, sys, tempfile, time
 
 import objectserver
 
@@ -48,7 +47,7 @@ class Job:
         self.kills = self.damaged = 0
 
     def command(self, *args, lose=None):
-        """Runs a command until it has succeeded."""
+        """Runs a command until it has succeeded. After some kills it removes the folder lose."""
         for attempt in range(200):
             p = subprocess.Popen(
                 [self.o.mula, *args],
@@ -92,7 +91,10 @@ class Job:
         o, run = self.o, self.run
         texts = sorted(f"s3://data/texts/{f.parent.name}-{f.name}" for f in o.texts)
         tokenize = ["tokenize", "--tokenizer", str(o.tokenizer), "--output", f"s3://data/{run}/shards/x"]
-        self.command(*tokenize, "--work", "work", "--shard-tokens", "300k", *texts)
+        tokenize += ["--shard-tokens", "300k", "--piece-size", "500k", *texts]
+        works = ["work0", "work1"]  # of processes that share only the store
+        with concurrent.futures.ThreadPoolExecutor(len(works)) as pool:
+            list(pool.map(lambda work: self.command(*tokenize, "--work", work, lose=work), works))
         (self.folder / "blend.yaml").write_text(
             "sequence_length: 256\nseed: 3\nshuffle: {block: 16, group: 8}\n"
             f'sources: [{{name: x, shards: ["s3://data/{run}/shards/*"]}}]\n'

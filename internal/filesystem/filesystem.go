@@ -51,8 +51,12 @@ func Default(fsys FS) FS {
 // Open opens a file for reading.
 func Open(fsys FS, name string) (File, error) { return fsys.OpenFile(name, os.O_RDONLY, 0) }
 
-// ReadFile returns the contents of a file.
+// ReadFile returns the contents of a file. A file system may have a method for it, as in
+// package io/fs.
 func ReadFile(fsys FS, name string) ([]byte, error) {
+	if f, ok := fsys.(interface{ ReadFile(string) ([]byte, error) }); ok {
+		return f.ReadFile(name)
+	}
 	f, err := Open(fsys, name)
 	if err != nil {
 		return nil, err

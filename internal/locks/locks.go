@@ -187,6 +187,35 @@ func (ls *Set) Wait(ctx context.Context, path string, pause time.Duration) (*Loc
 	}
 }
 
+// Holder returns a description of the process that holds the lock at path, "" if none does. If the
+// process is on another machine, Holder waits for its heartbeat, or until its lock is stale. It
+// looks again after each pause.
+func (ls *Set) Holder(ctx context.Context, path string, pause time.Duration) (string, error) {
+	var first sighting
+	for {
+		content, stale, err := ls.look(path)
+		if errors.Is(err, fs.ErrNotExist) || err == nil && stale {
+			return "", nil
+		}
+		if err != nil {
+			return "", fmt.Errorf("reading a lock: %w", err)
+		}
+		ls.mu.Lock()
+		now := ls.seen[path]
+		ls.mu.Unlock()
+		var t text
+		if json.Unmarshal(content, &t) == nil && t.Machine == ls.text.Machine || first != (sighting{}) && now != first {
+			return holderOf(content), nil
+		}
+		first = now
+		select {
+		case <-ctx.Done():
+			return "", context.Cause(ctx)
+		case <-time.After(pause):
+		}
+	}
+}
+
 // holderOf describes the holder of a lock with that content.
 func holderOf(content []byte) string {
 	var t text
@@ -265,7 +294,7 @@ func (ls *Set) Beat(ctx context.Context) {
 // Clean removes all locks in dir, as in [Open], whose processes have certainly ended. Locks that it
 // may not read or remove stay; acquiring such a lock returns the error.
 func Clean(ctx context.Context, dir string) error {
-	ls := newSet(ctx, dir, DefaultTiming, text{})
+	ls := newSet(ctx, dir, DefaultTiming, text{Owner: atomicfile.Self(), Nonce: rand.Uint64()})
 	names, err := ls.at.names()
 	if err != nil {
 		return fmt.Errorf("cleaning up: %w", err)
@@ -275,9 +304,12 @@ func Clean(ctx context.Context, dir string) error {
 			continue
 		}
 		path := objects.Join(dir, name)
-		content, stale, err := ls.look(path)
+		_, stale, err := ls.look(path)
 		if err == nil && stale {
-			err = ls.at.free(path, content)
+			var l *Lock
+			if l, _, err = ls.Acquire(path); l != nil {
+				l.Release()
+			}
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
 			return err

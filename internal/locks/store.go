@@ -66,6 +66,9 @@ func (s *store) create(path string) error {
 
 func (s *store) read(path string) (content []byte, changed time.Time, err error) {
 	content, _, err = objects.ReadFile(s.ctx, path, maxLock)
+	if err == nil && string(content) == noHolder {
+		err = fs.ErrNotExist
+	}
 	return content, changed, err
 }
 

@@ -168,6 +168,16 @@ func Check(address string) error {
 	return nil
 }
 
+// Writable reports whether objects can be written to the store of a URL.
+func Writable(address string) bool {
+	scheme, _, _ := strings.Cut(address, "://")
+	switch strings.ToLower(scheme) {
+	case "s3", "gs", "az":
+		return true
+	}
+	return false
+}
+
 // locate finds the store of a URL.
 func locate(ctx context.Context, address string) (location, error) {
 	if err := Check(address); err != nil {

@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"mula/internal/filesystem"
 	"mula/shards/layout"
 )
 
@@ -192,7 +193,7 @@ func TestStale(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	got, err := stale(dir, &encoder{list: []file{{RawData: contents{Basename: "shard.00000.mds"}}}})
+	got, err := stale(filesystem.OS{}, dir, &encoder{list: []file{{RawData: contents{Basename: "shard.00000.mds"}}}})
 	want := []string{filepath.Join(dir, "shard.00001.mds"), filepath.Join(dir, "shard.00001.mds.zstd")}
 	if err != nil || !slices.Equal(got, want) {
 		t.Errorf("%v, %v", got, err)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
+	"mula/internal/filesystem"
 	"mula/shards"
 	"mula/shards/layout"
 )
@@ -82,7 +83,7 @@ func create(l *layout.Layout, s layout.Settings) (shards.DocumentWriter, error) 
 		}
 	}
 	e.samples.config = e.config.text()
-	stale := func() ([]string, error) { return stale(folder, e) }
+	stale := func() ([]string, error) { return stale(filesystem.Default(s.FS), folder, e) }
 	return l.NewWriter(s, stale, func(files *shards.FileSet) (shards.Encoder, error) {
 		e.files = files
 		return e, nil
@@ -108,8 +109,8 @@ func replaceable(folder string) error {
 var sampleFile = regexp.MustCompile(`^shard\.[0-9]{5}\.mds(\.zstd)?$`)
 
 // stale returns the files of samples in the folder that e does not replace.
-func stale(folder string, e *encoder) ([]string, error) {
-	entries, err := os.ReadDir(folder)
+func stale(fsys filesystem.FS, folder string, e *encoder) ([]string, error) {
+	entries, err := fsys.ReadDir(folder)
 	if err != nil {
 		return nil, err
 	}

@@ -19,7 +19,10 @@ import (
 // A description is the contents of job.json: the settings that determine the bytes of the output,
 // and how the work is divided, which does not affect the output.
 type description struct {
-	Format   int      `json:"format"` // 1 or 2
+	Format int `json:"format"` // 1 or 2
+	// ID distinguishes jobs in the same folder of a store. It is in all files of a job, because a
+	// process that was stopped may write a file of an older job at any time. Local jobs have none.
+	ID       string   `json:"id,omitempty"`
 	Settings settings `json:"settings"`
 	Inputs   []input  `json:"inputs"`
 	// Names are the names of the inputs in the ids of documents without ids. Format 1 has no names

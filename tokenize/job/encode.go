@@ -182,7 +182,7 @@ type unitEncoder struct {
 // resume finds the existing segments. It reports whether they cover the whole unit.
 func (e *unitEncoder) resume() (last bool, err error) {
 	for ; ; e.number++ {
-		s, err := openSegment(e.p.f.files, segmentName(e.p.f.dir, e.u, e.number))
+		s, err := e.p.f.openSegment(e.u, e.number)
 		if err != nil {
 			if errors.Is(err, os.ErrNotExist) || errors.Is(err, errDamaged) {
 				break
@@ -236,7 +236,7 @@ func (e *unitEncoder) run(ctx context.Context) error {
 			return err
 		}
 	}
-	e.record.Parts = e.parts
+	e.record.Job, e.record.Parts = e.p.f.d.ID, e.parts
 	e.record.Cut = len(e.parts) < len(e.p.f.d.Units[e.u]) || e.next.Within
 	if !e.lock.Ours() {
 		return errLost
@@ -482,9 +482,8 @@ func (e *unitEncoder) reject(d *item) error {
 
 // begin starts a segment.
 func (e *unitEncoder) begin() error {
-	d := e.p.f.d
 	w, err := createSegment(e.p.f.files, segmentName(e.p.f.dir, e.u, e.number),
-		rejectName(e.p.f.dir, e.u, e.number), d.width(), d.SegmentBytes, d.Settings.Shuffle, e.segment)
+		rejectName(e.p.f.dir, e.u, e.number), e.p.f.d, e.segment)
 	if err == nil {
 		e.segment, e.working = w, true
 	}

@@ -85,12 +85,7 @@ func (f *workDir) removeLeftovers() error {
 	if err := f.clear(false); err != nil {
 		return err
 	}
-	for _, dir := range []string{f.dir, filepath.Dir(f.o.Output)} {
-		if _, err := f.files.Clean(dir); err != nil {
-			return err
-		}
-	}
-	return nil
+	return f.clean()
 }
 
 // complete does the work of finish.
@@ -103,7 +98,10 @@ func (p *process) complete(ctx context.Context, l *locks.Lock) (*finished, error
 		if err != nil {
 			return nil, fmt.Errorf("%w; repeat the command to write the shard again", err)
 		}
-		if r == nil {
+		if r != nil && r.Job != p.f.d.ID && k < len(p.shardQueue.starts) {
+			return nil, fmt.Errorf("%s: %w; repeat the command to write the shard again", p.f.shardPath(k), errOtherJob)
+		}
+		if r == nil || r.Job != p.f.d.ID {
 			break
 		}
 		done.Shards = append(done.Shards, r.Shard)

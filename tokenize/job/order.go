@@ -35,15 +35,25 @@ type spooled struct {
 // An order yields all documents of the output in order. It waits for documents that are still being
 // encoded.
 type order interface {
-	// from yields the documents after a cut. An error ends the iteration.
-	from(ctx context.Context, start cut, ids bool) iter.Seq2[*spooled, error]
+	// from yields the documents after a cut. An error ends the iteration. If skip is not nil, the
+	// documents have no tokens, and the order may omit ranges of documents that skip accepts.
+	from(ctx context.Context, start cut, skip skipper) iter.Seq2[*spooled, error]
 }
+
+// A skipper reports whether the next documents, which have that many tokens, need not be yielded.
+type skipper func(documents, tokens int64) bool
 
 // shardEnd returns the cut at the end of a shard that starts at start: before the first document
 // that exceeds size tokens. A shard has at least one document.
 func shardEnd(ctx context.Context, o order, start cut, size int64) (cut, error) {
 	var tokens, documents int64
-	for d, err := range o.from(ctx, start, false) {
+	for d, err := range o.from(ctx, start, func(n, more int64) bool {
+		all := tokens <= size-more // each of them fits
+		if all {
+			tokens, documents = tokens+more, documents+n
+		}
+		return all
+	}) {
 		if err != nil {
 			return cut{}, err
 		}

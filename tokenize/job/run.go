@@ -1,11 +1,12 @@
 // Package job tokenizes documents into shards. Any number of processes can work on a job together,
 // and the job survives the end of any of them.
 //
-// A job has a folder next to its output, PREFIX.job. Its inputs are divided into units. Processes
-// claim units with locks (internal/locks), encode them, and write segments to the folder: files
-// with the ids and origins of documents, which are created atomically. As soon as the segments of a
-// shard are complete, a process claims and writes the shard. Records in the folder show which work
-// is complete, so a killed process loses only its current segments and shard.
+// A job has a folder next to its output, PREFIX.job, which may be in an object store. Its inputs
+// are divided into units. Processes claim units with locks (internal/locks), encode them, and write
+// segments to the folder: files with the ids and origins of documents, which are created
+// atomically. As soon as the segments of a shard are complete, a process claims and writes the
+// shard. Records in the folder show which work is complete, so a killed process loses only its
+// current segments and shard.
 //
 // The bytes of the output depend only on the inputs and on the settings that affect ids and order.
 // They do not depend on the workers, memory, processes, the division into units and segments, or
@@ -19,6 +20,7 @@ import (
 	"io/fs"
 	"math"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -34,6 +36,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"mula/internal/filesystem"
+	"mula/internal/filesystem/objectfs"
 	"mula/internal/locks"
 	"mula/internal/objects"
 	"mula/internal/quantity"
@@ -71,10 +74,10 @@ type Options struct {
 	Names []string
 	Read  documents.Options
 
-	Output string // prefix of the shards' files; their directory must exist
-	// Copy is a URL prefix. If it is not empty, the files of the shards are copied to an object
-	// store, with Copy instead of Output in their names.
-	Copy   string
+	// prefix of the shards' files, whose directory must exist, or the prefix of URLs of a store
+	Output string
+	// Work is a local folder for files that are being written, if Output is a URL.
+	Work   string
 	Layout shards.Layout
 
 	// ShardTokens is the maximum number of tokens of a shard. A shard ends before the first
@@ -165,6 +168,9 @@ func Run(ctx context.Context, opts Options) (Summary, error) {
 	if err := o.check(); err != nil {
 		return Summary{}, err
 	}
+	if objects.IsURL(o.Output) {
+		o.FS = objectfs.New(ctx, o.FS, o.Work)
+	}
 	f, done, err := openWorkDir(ctx, o)
 	if err != nil {
 		return Summary{}, full(err, nil)
@@ -175,13 +181,7 @@ func Run(ctx context.Context, opts Options) (Summary, error) {
 		if err := o.exceeded(&done.Summary); err != nil {
 			return Summary{}, err
 		}
-		if err := o.finishCopies(ctx, done.Shards); err != nil {
-			return Summary{}, err
-		}
 		return done.Summary, f.removeLeftovers()
-	}
-	if err := o.startCopies(ctx); err != nil {
-		return Summary{}, err
 	}
 	var p *process
 	for reencoded := make(map[int]int); ; {
@@ -212,7 +212,7 @@ func Run(ctx context.Context, opts Options) (Summary, error) {
 	if err := o.exceeded(&done.Summary); err != nil {
 		return Summary{}, err
 	}
-	return done.Summary, o.finishCopies(ctx, done.Shards)
+	return done.Summary, nil
 }
 
 // check completes the options and rejects invalid options before anything is written.
@@ -232,6 +232,9 @@ func (o *Options) check() error {
 	}
 	if t.poll == 0 {
 		t.poll, t.maxPoll = 50*time.Millisecond, 2*time.Second
+		if objects.IsURL(o.Output) { // every look is a request
+			t.poll, t.maxPoll = time.Second, 10*time.Second
+		}
 	}
 	if t.memory == 0 {
 		t.memory = o.Memory / 2
@@ -243,9 +246,9 @@ func (o *Options) check() error {
 		return fmt.Errorf("there are %d inputs and %d names of inputs", len(o.Inputs), len(o.Names))
 	case formats.Of(o.Layout) == nil:
 		return fmt.Errorf("unknown layout %q", string(o.Layout))
-	case o.Copy != "" && formats.Of(o.Layout).Published != nil:
-		return fmt.Errorf("the layout %s has a file about all shards of a folder, which is not copied to a store; "+
-			"write to a local folder and copy it", formats.Name(o.Layout))
+	case objects.IsURL(o.Output) && formats.Of(o.Layout).Published != nil:
+		return fmt.Errorf("the layout %s has a file about all shards of a folder, which mula does not write to a "+
+			"store; write to a local folder and copy it", formats.Name(o.Layout))
 	case len(o.Inputs) == 0:
 		return errors.New("there are no inputs to tokenize")
 	case o.Rejects != "" && o.OnError != Skip:
@@ -262,7 +265,11 @@ func (o *Options) check() error {
 		os.IsPathSeparator(o.Output[len(o.Output)-1]) {
 		return fmt.Errorf("%q is not a prefix for file names; append a name to the folder", o.Output)
 	}
-	if info, err := os.Stat(filepath.Dir(o.Output)); err != nil {
+	if objects.IsURL(o.Output) {
+		if err := o.checkURL(); err != nil {
+			return err
+		}
+	} else if info, err := os.Stat(filepath.Dir(o.Output)); err != nil {
 		return fmt.Errorf("the folder of the output %s: %w", o.Output, err)
 	} else if !info.IsDir() {
 		return fmt.Errorf("%s, the folder of the output, is a file", filepath.Dir(o.Output))
@@ -274,6 +281,26 @@ func (o *Options) check() error {
 		o.ShuffleSeed = 0
 	}
 	return o.checkInputs()
+}
+
+// checkURL checks an output in a store.
+func (o *Options) checkURL() error {
+	if err := objects.Check(o.Output); err != nil {
+		return fmt.Errorf("output: %w", err)
+	}
+	_, key, _ := strings.Cut(o.Output, "://")
+	if bucket, rest, ok := strings.Cut(key, "/"); !ok || rest == "" || path.Clean(rest) != rest || bucket == "" {
+		return fmt.Errorf("the output %s must have a bucket and a prefix without empty parts, such as "+
+			"s3://bucket/folder/name", o.Output)
+	}
+	if !objects.Writable(o.Output) {
+		return fmt.Errorf("the output %s is in a store that mula only reads; name a bucket of s3, gs or az", o.Output)
+	}
+	if o.Work == "" {
+		return fmt.Errorf("the output %s is a URL, which requires a local folder for files that are being written",
+			o.Output)
+	}
+	return nil
 }
 
 // endings returns the endings of the files of shards of all layouts without folders.
@@ -353,6 +380,9 @@ func (o *Options) checkInputs() error {
 					name)
 			}
 			urls[name] = true
+			if rest, ok := strings.CutPrefix(name, o.Output); ok && isShardFile(rest) {
+				return fmt.Errorf("the output would replace the input %s; choose another prefix for the output", name)
+			}
 			continue
 		}
 		info, err := os.Stat(input)
@@ -421,7 +451,8 @@ func newProcess(f *workDir, start time.Time) *process {
 	p.shardQueue = &shardQueue{p: p, changes: make(chan struct{})}
 	p.progress = &meter{p: p}
 	p.readers = min(1+(o.Workers+workersPerReader-1)/workersPerReader, maxReaders)
-	if slices.ContainsFunc(o.Inputs, objects.IsURL) { // a reader of objects mostly waits
+	// A reader or writer of objects mostly waits.
+	if slices.ContainsFunc(append([]string{o.Output}, o.Inputs...), objects.IsURL) {
 		p.readers = max(p.readers, minObjectReaders)
 	}
 	p.writers = max(1, min(o.Workers/2, maxReaders))

@@ -10,11 +10,11 @@ import (
 	"io"
 	"io/fs"
 	"math"
-	"path/filepath"
 	"slices"
 
 	"mula/internal/atomicfile"
 	"mula/internal/filesystem"
+	"mula/internal/objects"
 	"mula/shards"
 	"mula/tokenize/documents"
 )
@@ -125,11 +125,12 @@ type totals struct {
 
 // A footer is the end of a segment.
 type footer struct {
-	Format    int   `json:"format"` // 1
-	Width     int   `json:"width"`  // bytes of an id: 2 or 4
-	Shuffled  bool  `json:"shuffled"`
-	Documents int64 `json:"documents"`
-	Tokens    int64 `json:"tokens"`
+	Format    int    `json:"format"`        // 1
+	Job       string `json:"job,omitempty"` // as in the description
+	Width     int    `json:"width"`         // bytes of an id: 2 or 4
+	Shuffled  bool   `json:"shuffled"`
+	Documents int64  `json:"documents"`
+	Tokens    int64  `json:"tokens"`
 	// lines of the rejects file next to the segment, which does not exist if there are none
 	Rejects    int64    `json:"rejects"`
 	RejectsSum uint32   `json:"rejects_sum"` // its CRC-32C
@@ -182,17 +183,19 @@ func blockIDs(limit int64, shuffled bool) int {
 
 // createSegment starts a segment. It reuses the memory of old, which may be nil and must not be
 // used afterwards.
-func createSegment(files atomicfile.Files, path, rejectPath string, width int, limit int64, shuffled bool,
-	old *segmentWriter) (*segmentWriter, error) {
+func createSegment(files atomicfile.Files, path, rejectPath string, d *description, old *segmentWriter) (
+	*segmentWriter, error) {
 	f, err := files.Create(path)
 	if err != nil {
 		return nil, err
 	}
-	w := &segmentWriter{files: files, file: f, limit: limit, idMax: blockIDs(limit, shuffled), rejectPath: rejectPath}
+	shuffled := d.Settings.Shuffle
+	w := &segmentWriter{files: files, file: f, limit: d.SegmentBytes, idMax: blockIDs(d.SegmentBytes, shuffled),
+		rejectPath: rejectPath}
 	if old != nil {
 		w.meta, w.ids, w.kept, w.keptIDs = old.meta[:0], old.ids[:0], old.kept[:0], old.keptIDs[:0]
 	}
-	w.foot = footer{Format: 1, Width: width, Shuffled: shuffled, Blocks: []block{}}
+	w.foot = footer{Format: 1, Job: d.ID, Width: d.width(), Shuffled: shuffled, Blocks: []block{}}
 	if _, err := f.Write([]byte(segmentMagic)); err != nil {
 		f.Abort()
 		return nil, err
@@ -360,6 +363,19 @@ type segmentFile interface {
 	io.Closer
 }
 
+// openSegment opens a segment of the job and checks its footer.
+func (f *workDir) openSegment(unit, number int) (*segment, error) {
+	path := segmentName(f.dir, unit, number)
+	s, err := openSegment(f.files, path)
+	if err == nil && s.foot.Job != f.d.ID {
+		s.close()
+		return nil, fmt.Errorf("%s: %w: %w", path, errDamaged, errOtherJob)
+	}
+	return s, err
+}
+
+var errOtherJob = errors.New("the file belongs to an older job in the same folder")
+
 // openSegment opens a segment and checks its footer.
 func openSegment(files atomicfile.Files, path string) (*segment, error) {
 	f, err := filesystem.Open(files.FS(), path)
@@ -474,7 +490,7 @@ func (f *workDir) verifySegment(u, number int, record *unitRecord) error {
 		func(*rejected) error { return nil }); err != nil {
 		return err
 	}
-	s, err := openSegment(f.files, segmentName(f.dir, u, number))
+	s, err := f.openSegment(u, number)
 	if err != nil {
 		return err
 	}
@@ -606,9 +622,9 @@ type footerRejects struct {
 
 // segmentName and rejectName return file names in the job's folder.
 func segmentName(dir string, unit, number int) string {
-	return filepath.Join(dir, fmt.Sprintf("unit-%05d.%04d.segment", unit, number))
+	return objects.Join(dir, fmt.Sprintf("unit-%05d.%04d.segment", unit, number))
 }
 
 func rejectName(dir string, unit, number int) string {
-	return filepath.Join(dir, fmt.Sprintf("unit-%05d.%04d.rejects", unit, number))
+	return objects.Join(dir, fmt.Sprintf("unit-%05d.%04d.rejects", unit, number))
 }

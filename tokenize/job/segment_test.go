@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"mula/internal/atomicfile"
+	"mula/shards"
 	"mula/tokenize/documents"
 )
 
@@ -21,7 +22,9 @@ func writeSegment(t testing.TB, dir string, width int, limit int64, shuffled boo
 	tokens [][]uint32) string {
 	t.Helper()
 	path := segmentName(dir, 3, 1)
-	w, err := createSegment(atomicfile.Files{}, path, rejectName(dir, 3, 1), width, limit, shuffled, nil)
+	d := &description{SegmentBytes: limit, Settings: settings{Shuffle: shuffled,
+		Tokenizer: shards.TokenizerInfo{VocabSize: 1 << (8*width - 1)}}}
+	w, err := createSegment(atomicfile.Files{}, path, rejectName(dir, 3, 1), d, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

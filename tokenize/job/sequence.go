@@ -11,9 +11,9 @@ import (
 // A sequence is the order of the inputs: of units, segments and documents in them.
 type sequence struct{ b *unitQueue }
 
-func (q sequence) from(ctx context.Context, start cut, ids bool) iter.Seq2[*spooled, error] {
+func (q sequence) from(ctx context.Context, start cut, skip skipper) iter.Seq2[*spooled, error] {
 	return func(yield func(*spooled, error) bool) {
-		w := sequenceWalk{sequence: q, ids: ids, d: spooled{at: start}}
+		w := sequenceWalk{sequence: q, skip: skip, d: spooled{at: start}}
 		if _, err := w.walk(ctx, yield); err != nil {
 			yield(nil, err)
 		}
@@ -23,7 +23,7 @@ func (q sequence) from(ctx context.Context, start cut, ids bool) iter.Seq2[*spoo
 // A sequenceWalk is one iteration.
 type sequenceWalk struct {
 	sequence
-	ids    bool
+	skip   skipper
 	d      spooled // d.at is the start, and then the current position
 	reader blockReader
 	tokens []uint32
@@ -40,14 +40,24 @@ func (w *sequenceWalk) walk(ctx context.Context, yield func(*spooled, error) boo
 			return true, err
 		}
 		for ; at.Segment < len(record.Segments); at.Segment, at.Document = at.Segment+1, 0 {
-			if record.Segments[at.Segment].Documents == 0 {
+			r := record.Segments[at.Segment]
+			if r.Documents == 0 || at.Document == 0 && w.skips(r.Documents, r.Tokens) {
 				continue
 			}
-			if more, err := w.segment(ctx, record.Segments[at.Segment], yield); err != nil || !more {
+			if more, err := w.segment(ctx, r, yield); err != nil || !more {
 				return more, err
 			}
 		}
 	}
+}
+
+// skips reports whether to skip a range of documents, and counts them.
+func (w *sequenceWalk) skips(documents, tokens int64) bool {
+	if w.skip == nil || w.b.limit > 0 && w.d.at.Documents+documents > w.b.limit || !w.skip(documents, tokens) {
+		return false
+	}
+	w.d.at.Documents += documents
+	return true
 }
 
 // segment iterates over one segment from at.Document on.
@@ -60,7 +70,7 @@ func (w *sequenceWalk) segment(ctx context.Context, record segmentRecord, yield 
 		}
 		return true, err
 	}
-	s, err := openSegment(w.b.f.files, segmentName(w.b.f.dir, at.Unit, at.Segment))
+	s, err := w.b.f.openSegment(at.Unit, at.Segment)
 	if err != nil {
 		return fail(err)
 	}
@@ -75,10 +85,14 @@ func (w *sequenceWalk) segment(ctx context.Context, record segmentRecord, yield 
 			skip -= b.Documents
 			continue
 		}
+		if skip == 0 && w.skips(int64(b.Documents), b.Tokens) {
+			at.Document += b.Documents
+			continue
+		}
 		if err := ctx.Err(); err != nil {
 			return true, context.Cause(ctx)
 		}
-		if err := w.reader.open(s, n, w.ids); err != nil {
+		if err := w.reader.open(s, n, w.skip == nil); err != nil {
 			return fail(err)
 		}
 		for {
@@ -96,14 +110,14 @@ func (w *sequenceWalk) segment(ctx context.Context, record segmentRecord, yield 
 				return false, nil
 			}
 			var ids []byte
-			if w.ids {
+			if w.skip == nil {
 				ids = w.reader.take()
 			}
 			if skip > 0 {
 				skip--
 				continue
 			}
-			if w.ids {
+			if w.skip == nil {
 				w.tokens = s.foot.dtype().AppendDecoded(w.tokens[:0], ids)
 			}
 			w.d.unit, w.d.meta, w.d.tokens = at.Unit, w.reader.current, w.tokens

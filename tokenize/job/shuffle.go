@@ -61,7 +61,7 @@ func (s *shuffle) load(ctx context.Context) error {
 			if r.Documents == 0 {
 				continue
 			}
-			seg, err := openSegment(s.b.f.files, segmentName(s.b.f.dir, u, n))
+			seg, err := s.b.f.openSegment(u, n)
 			if err != nil {
 				return missed(u, n, err)
 			}
@@ -109,7 +109,8 @@ type gathering struct {
 	reader    blockReader
 }
 
-func (s *shuffle) from(ctx context.Context, start cut, ids bool) iter.Seq2[*spooled, error] {
+func (s *shuffle) from(ctx context.Context, start cut, skip skipper) iter.Seq2[*spooled, error] {
+	ids := skip == nil
 	return func(yield func(*spooled, error) bool) {
 		if err := s.load(ctx); err != nil {
 			yield(nil, err)

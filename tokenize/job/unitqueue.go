@@ -82,14 +82,16 @@ func (b *unitQueue) findComplete() error {
 	for _, e := range entries {
 		there[e.Name()] = true
 	}
+	group := b.f.group()
 	for u := range b.units {
 		if there[filepath.Base(b.f.unitPath(u))] {
-			if _, err := b.check(u); err != nil {
+			group.Go(func() error {
+				_, err := b.check(u)
 				return err
-			}
+			})
 		}
 	}
-	return nil
+	return group.Wait()
 }
 
 // check reports whether a unit is complete, by its record.

@@ -2,6 +2,7 @@ package job
 
 import (
 	"context"
+	cryptorand "crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -10,15 +11,21 @@ import (
 	"io/fs"
 	"math/rand/v2"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"mula/internal/atomicfile"
 	"mula/internal/filesystem"
+	"mula/internal/filesystem/objectfs"
 	"mula/internal/locks"
+	"mula/internal/objects"
 	"mula/internal/strictjson"
 	"mula/shards"
 	"mula/shards/formats"
@@ -47,7 +54,8 @@ type unitRecord struct {
 	Parts    []totals        `json:"parts"`
 	Segments []segmentRecord `json:"segments"`
 	// the unit has the last requested document, and was not read further
-	Cut bool `json:"cut,omitempty"`
+	Cut bool   `json:"cut,omitempty"`
+	Job string `json:"job,omitempty"` // as in the description
 }
 
 type segmentRecord struct {
@@ -68,6 +76,7 @@ func (u *unitRecord) sum() (t totals) {
 
 // A shardRecord is the record of a complete shard.
 type shardRecord struct {
+	Job   string    `json:"job,omitempty"` // as in the description
 	Start cut       `json:"start"`
 	End   cut       `json:"end"`
 	Shard ShardFile `json:"shard"`
@@ -94,9 +103,13 @@ type workDir struct {
 	presentAt string // path of the file that shows that this process takes part
 	stopBeat  func()
 	worthless bool // the job has no result
+
+	store       *objectfs.FS // nil: the folder is local
+	description sync.Mutex
+	version     string // of the description in the store, when it was last read
 }
 
-func (f *workDir) path(name string) string { return filepath.Join(f.dir, name) }
+func (f *workDir) path(name string) string { return objects.Join(f.dir, name) }
 
 func (f *workDir) unitPath(u int) string  { return f.path(fmt.Sprintf("unit-%05d.json", u)) }
 func (f *workDir) shardPath(k int) string { return f.path(fmt.Sprintf("shard-%05d.json", k)) }
@@ -122,8 +135,12 @@ func openWorkDir(ctx context.Context, o *Options) (f *workDir, done *finished, e
 		return nil, nil, err
 	}
 	f = &workDir{dir: o.Output + FolderSuffix, o: o, files: atomicfile.On(o.FS)}
+	local := f.dir
+	if store, ok := o.FS.(*objectfs.FS); ok {
+		f.store, local = store, o.Work
+	}
 	for try := 0; ; try++ {
-		if err := os.MkdirAll(f.dir, 0o777); err != nil {
+		if err := os.MkdirAll(local, 0o777); err != nil {
 			return nil, nil, fmt.Errorf("creating the job's folder: %w", err)
 		}
 		if f.locks, err = locks.Open(ctx, f.dir, o.tuning.timing); err == nil {
@@ -163,8 +180,11 @@ func (f *workDir) close() {
 	if f.locks == nil {
 		return
 	}
+	if f.store != nil {
+		f.store.Guard = nil // clear removes the description first
+	}
 	_ = f.locked(context.Background(), func() error { // ignored: remaining files are harmless
-		if holder, err := f.others(); err != nil || holder != "" || f.worked() && !f.worthless || f.d == nil ||
+		if holder, err := f.others(nil); err != nil || holder != "" || f.worked() && !f.worthless || f.d == nil ||
 			len(f.d.Replaces) > 0 {
 			return err
 		}
@@ -172,7 +192,9 @@ func (f *workDir) close() {
 	})
 	f.stopBeat()
 	f.locks.Close()
-	os.Remove(f.dir) // if it is empty
+	if f.store == nil {
+		os.Remove(f.dir) // if it is empty
+	}
 }
 
 // locked runs do under the lock that all such functions use.
@@ -185,15 +207,21 @@ func (f *workDir) locked(ctx context.Context, do func() error) error {
 	return do()
 }
 
-// others returns the name of another process that takes part in the job, "" if there is none.
-func (f *workDir) others() (holder string, err error) {
-	names, err := filepath.Glob(f.path("process-*" + locks.Suffix))
+// others returns the name of another process that takes part in the job, "" if there is none. With
+// a context, it waits until it knows whether a process on another machine is alive.
+func (f *workDir) others(ctx context.Context) (holder string, err error) {
+	names, err := f.named("process-*" + locks.Suffix)
 	if err != nil {
 		return "", err
 	}
 	for _, name := range names {
 		if name == f.presentAt {
 			continue
+		}
+		if ctx != nil {
+			if holder, err := f.locks.Holder(ctx, name, f.o.tuning.poll); err != nil || holder != "" {
+				return holder, err
+			}
 		}
 		l, holder, err := f.locks.Acquire(name)
 		if err != nil || l == nil {
@@ -202,6 +230,17 @@ func (f *workDir) others() (holder string, err error) {
 		l.Release()
 	}
 	return "", nil
+}
+
+// named returns the paths of the files in the folder whose names match a pattern.
+func (f *workDir) named(pattern string) (paths []string, err error) {
+	entries, err := f.files.FS().ReadDir(f.dir)
+	for _, e := range entries {
+		if ok, _ := path.Match(pattern, e.Name()); ok {
+			paths = append(paths, f.path(e.Name()))
+		}
+	}
+	return paths, err
 }
 
 // worked reports whether deleting the folder would lose work.
@@ -219,10 +258,6 @@ var spoolName = regexp.MustCompile(`^(unit-\d{5,}(\.\d{4,}\.(segment|rejects)|\.
 // clear removes the contents of the folder except locks. Without all, job.json and done.json are
 // kept.
 func (f *workDir) clear(all bool) error {
-	entries, err := f.files.FS().ReadDir(f.dir)
-	if err != nil {
-		return err
-	}
 	remove := func(name string) error { return f.files.Remove(f.path(name)) }
 	if all {
 		// Remove records before the files that they describe.
@@ -235,16 +270,80 @@ func (f *workDir) clear(all bool) error {
 			return err
 		}
 	}
+	entries, err := f.files.FS().ReadDir(f.dir)
+	if err != nil {
+		return err
+	}
 	for _, records := range []bool{true, false} {
+		group := f.group()
 		for _, e := range entries {
 			if name := e.Name(); spoolName.MatchString(name) && strings.HasSuffix(name, ".json") == records {
-				if err := remove(name); err != nil {
-					return err
-				}
+				group.Go(func() error { return remove(name) })
 			}
+		}
+		if err := group.Wait(); err != nil {
+			return err
 		}
 	}
 	return nil
+}
+
+// requests is how many short requests are sent to a store at a time.
+const requests = 32
+
+// group returns a group for operations on many files: one after the other on a local disk, and many
+// at a time in a store.
+func (f *workDir) group() *errgroup.Group {
+	group := new(errgroup.Group)
+	group.SetLimit(1)
+	if f.store != nil {
+		group.SetLimit(requests)
+	}
+	return group
+}
+
+// clean removes files of killed processes.
+func (f *workDir) clean() error {
+	dirs := []string{f.dir, filepath.Dir(f.o.Output)}
+	if f.store != nil {
+		dirs = []string{f.o.Work}
+	}
+	for _, dir := range dirs {
+		if _, err := f.files.Clean(dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// errRestarted means that this process must not write files of the job any more.
+var errRestarted = errors.New("another process has removed the job or started it again meanwhile")
+
+// guard keeps this process from changing files in the store after another process has started the
+// job again, and from changing shards after the end of the job. This process may have been stopped
+// for any time before it writes.
+func (f *workDir) guard(url string) error {
+	f.description.Lock()
+	defer f.description.Unlock()
+	info, err := f.files.FS().Stat(f.path(descriptionName))
+	if err == nil && info.Sys().(objects.Info).Version != f.version {
+		var now *description
+		now, err = readRecord[description](f.files, f.path(descriptionName))
+		if err == nil && (now == nil || now.ID != f.d.ID) {
+			err = fs.ErrNotExist
+		}
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%s: %w", f.dir, errRestarted)
+	}
+	if err != nil {
+		return err
+	}
+	f.version = info.Sys().(objects.Info).Version
+	if strings.HasPrefix(url, f.dir+"/") {
+		return nil
+	}
+	return f.unlessDone()
 }
 
 // join decides whether to resume the job in the folder or to start a job. It runs alone.
@@ -252,10 +351,8 @@ func (f *workDir) join(ctx context.Context, want *description) (*finished, error
 	if err := locks.Clean(ctx, f.dir); err != nil {
 		return nil, err
 	}
-	for _, dir := range []string{f.dir, filepath.Dir(f.o.Output)} {
-		if _, err := f.files.Clean(dir); err != nil {
-			return nil, err
-		}
+	if err := f.clean(); err != nil {
+		return nil, err
 	}
 	old, err := readRecord[description](f.files, f.path(descriptionName))
 	if err == nil && old != nil {
@@ -290,7 +387,7 @@ func (f *workDir) join(ctx context.Context, want *description) (*finished, error
 		}
 		return nil, f.announce()
 	}
-	if holder, err := f.others(); err != nil {
+	if holder, err := f.others(ctx); err != nil {
 		return nil, err
 	} else if holder != "" {
 		if errors.Is(why, errRestart) {
@@ -307,6 +404,9 @@ func (f *workDir) join(ctx context.Context, want *description) (*finished, error
 	}
 	f.d = want
 	want.SegmentBytes = f.o.segmentBytes()
+	if f.store != nil {
+		want.ID = cryptorand.Text()
+	}
 	var all bool
 	want.Replaces, all = f.outputs(old)
 	// Steps that can fail or take long come before the older job is removed.
@@ -367,6 +467,9 @@ func (f *workDir) refuses(ctx context.Context, old, want *description) error {
 
 // announce announces to other processes that this process takes part.
 func (f *workDir) announce() error {
+	if f.store != nil {
+		f.store.Guard = f.guard
+	}
 	for {
 		path := f.path(fmt.Sprintf("process-%016x%s", rand.Uint64(), locks.Suffix))
 		l, _, err := f.locks.Acquire(path)
@@ -440,9 +543,11 @@ func (f *workDir) reconcile(ctx context.Context, old, want *description) error {
 			}
 		}
 	}
-	if holder, err := f.others(); err != nil {
+	if len(redo) == 0 {
+		// no other process has read a part of the old input
+	} else if holder, err := f.others(ctx); err != nil {
 		return err
-	} else if holder != "" && len(redo) > 0 {
+	} else if holder != "" {
 		return fmt.Errorf("the input %s changed after the job started", want.Inputs[changed[0]].Path)
 	}
 	for _, n := range redo {
@@ -515,7 +620,7 @@ func hashPart(ctx context.Context, o *Options, p part) (string, error) {
 // removeSegments removes the segments of a unit.
 func (f *workDir) removeSegments(u int) error {
 	for _, kind := range []string{"segment", "rejects"} {
-		names, err := filepath.Glob(f.path(fmt.Sprintf("unit-%05d.*.%s", u, kind)))
+		names, err := f.named(fmt.Sprintf("unit-%05d.*.%s", u, kind))
 		if err != nil {
 			return err
 		}
@@ -559,7 +664,7 @@ func (f *workDir) outputs(d *description) (files []string, all bool) {
 // written returns the complete shards according to their records. all is false if some records are
 // damaged.
 func (f *workDir) written() (written []ShardFile, all bool, err error) {
-	names, err := filepath.Glob(f.path("shard-*.json"))
+	names, err := f.named("shard-*.json")
 	if err != nil {
 		return nil, false, err
 	}
@@ -591,7 +696,7 @@ func (s *ShardFile) paths(l shards.Layout) map[string]int64 {
 // foreign returns an error if the output would overwrite a shard of another origin, or be mixed
 // with such numbered shards. With Overwrite, they are replaced.
 func (f *workDir) foreign() error {
-	if f.o.ShardTokens == 0 {
+	if f.o.ShardTokens == 0 && f.store == nil {
 		if l, _, err := formats.Detect(f.o.Output); err == nil && l.ID == f.o.Layout && !f.o.Overwrite {
 			// create rejects a shard of another layout
 			return fmt.Errorf("the shard %s exists and does not belong to this job; replace it with --overwrite, "+
@@ -605,11 +710,17 @@ func (f *workDir) foreign() error {
 	}
 	numbered := regexp.MustCompile("^" + regexp.QuoteMeta(filepath.Base(f.o.Output)) + `-\d{5,}(\.|$)`)
 	for _, e := range entries {
-		if !numbered.MatchString(e.Name()) {
+		rest, ok := strings.CutPrefix(e.Name(), filepath.Base(f.o.Output))
+		if f.o.ShardTokens == 0 { // the files of a single shard
+			ok = ok && slices.Contains(endings(), rest)
+		} else {
+			ok = numbered.MatchString(e.Name())
+		}
+		if !ok {
 			continue
 		}
-		path, advice := filepath.Join(filepath.Dir(f.o.Output), e.Name()), ""
-		if isShardFile(strings.TrimPrefix(e.Name(), filepath.Base(f.o.Output))) && e.Type().IsRegular() {
+		path, advice := strings.TrimSuffix(f.o.Output, filepath.Base(f.o.Output))+e.Name(), ""
+		if isShardFile(rest) && e.Type().IsRegular() {
 			if f.o.Overwrite {
 				f.d.Replaces = append(f.d.Replaces, path)
 				continue
@@ -635,20 +746,23 @@ func (f *workDir) remove(paths []string) error {
 
 // unchanged returns an error if a written shard is missing or changed.
 func (f *workDir) unchanged(written []ShardFile) error {
+	group := f.group()
 	for _, s := range written {
 		for path, size := range s.paths(f.d.Settings.Layout) {
-			info, err := f.files.FS().Stat(path)
-			if err == nil && (size < 0 || info.Size() == size) {
-				continue
-			}
-			if err == nil {
-				err = fmt.Errorf("%s has %d bytes, not %d", path, info.Size(), size)
-			}
-			return fmt.Errorf("the job %s wrote the shard %s, which has changed since: %w; restore it, or rebuild "+
-				"everything with --overwrite", f.dir, s.Prefix, err)
+			group.Go(func() error {
+				info, err := f.files.FS().Stat(path)
+				if err == nil && (size < 0 || info.Size() == size) {
+					return nil
+				}
+				if err == nil {
+					err = fmt.Errorf("%s has %d bytes, not %d", path, info.Size(), size)
+				}
+				return fmt.Errorf("the job %s wrote the shard %s, which has changed since: %w; restore it, or rebuild "+
+					"everything with --overwrite", f.dir, s.Prefix, err)
+			})
 		}
 	}
-	return nil
+	return group.Wait()
 }
 
 // write writes v as a record.
@@ -723,7 +837,8 @@ func undamaged[T any](r *T, err error) (*T, error) {
 // are then encoded again.
 func (f *workDir) readUnit(u int) (*unitRecord, error) {
 	r, err := undamaged(readSealed[unitRecord](f.files, f.unitPath(u)))
-	if r != nil && (len(r.Parts) != len(f.d.Units[u]) && !r.Cut || len(r.Parts) > len(f.d.Units[u])) {
+	if r != nil && (r.Job != f.d.ID || len(r.Parts) != len(f.d.Units[u]) && !r.Cut ||
+		len(r.Parts) > len(f.d.Units[u])) {
 		return nil, nil // it belongs to another job
 	}
 	return r, err
@@ -732,5 +847,9 @@ func (f *workDir) readUnit(u int) (*unitRecord, error) {
 // readShard reads the record of a shard, nil if it is missing or damaged. The shard is then written
 // again.
 func (f *workDir) readShard(k int) (*shardRecord, error) {
-	return undamaged(readSealed[shardRecord](f.files, f.shardPath(k)))
+	r, err := undamaged(readSealed[shardRecord](f.files, f.shardPath(k)))
+	if r != nil && r.Job != f.d.ID {
+		return nil, nil
+	}
+	return r, err
 }

@@ -218,17 +218,14 @@ func (r *shardQueue) try(ctx context.Context, k int, start cut) error {
 		if record == nil {
 			return nil
 		}
-		if err := r.p.sweep(k, record); err != nil {
-			return err
-		}
-		return r.p.o.copyShard(ctx, record.Shard)
+		return r.p.sweep(k, record)
 	}
 }
 
 // writeShard writes shard k and its record. If the shard has no documents, it writes nothing.
 func (p *process) writeShard(ctx context.Context, k int, start cut, ours func() bool) (*shardRecord, error) {
 	prefix := p.f.prefix(k)
-	record := &shardRecord{Start: start, Shard: ShardFile{Prefix: prefix}}
+	record := &shardRecord{Job: p.f.d.ID, Start: start, Shard: ShardFile{Prefix: prefix}}
 	s := &record.Shard
 	var w shards.DocumentWriter
 	defer func() {
@@ -236,7 +233,7 @@ func (p *process) writeShard(ctx context.Context, k int, start cut, ours func() 
 			w.Abort()
 		}
 	}()
-	for d, err := range p.order.from(ctx, start, true) {
+	for d, err := range p.order.from(ctx, start, nil) {
 		if err != nil {
 			return nil, err
 		}

@@ -1,0 +1,311 @@
+package job
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"mula/internal/atomicfile"
+	"mula/internal/locks"
+	"mula/internal/longtest"
+	"mula/internal/objects"
+	"mula/internal/objects/objectstest"
+	"mula/shards"
+)
+
+// quickLeases are timings for jobs in a store: a process that does not answer for a short time is
+// dead.
+var quickLeases = tuning{timing: locks.Timing{Beat: 20 * time.Millisecond, Stale: 150 * time.Millisecond},
+	poll: time.Millisecond, maxPoll: 20 * time.Millisecond, segment: 4000}
+
+// stored returns the contents of the objects with a prefix, by the rest of their names.
+func stored(t *testing.T, prefix string) map[string]string {
+	t.Helper()
+	found := make(map[string]string)
+	for e, err := range objects.List(t.Context(), prefix) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		data, _, err := objects.ReadFile(t.Context(), e.URL, 1<<30)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found[strings.TrimPrefix(e.URL, prefix)] = string(data)
+	}
+	return found
+}
+
+// withoutJob removes the files of the complete job x, and checks that there are no others.
+func withoutJob(t *testing.T, found map[string]string) map[string]string {
+	t.Helper()
+	for name := range found {
+		if file, ok := strings.CutPrefix(name, "x.job/"); ok {
+			if file != descriptionName && file != doneName && !strings.HasSuffix(file, locks.Suffix) {
+				t.Errorf("the complete job has the file %s", file)
+			}
+			delete(found, name)
+		}
+	}
+	return found
+}
+
+// variants are settings of jobs in a store.
+func variants(t *testing.T, c corpusOf) map[string]Options {
+	base := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs, Workers: 2,
+		PieceBytes: 4000, OnError: Skip, tuning: quickLeases}
+	sharded, shuffled, limited, mds := base, base, base, base
+	sharded.ShardTokens = 3000
+	shuffled.Shuffle, shuffled.ShuffleSeed, shuffled.ShardTokens = true, 5, 5000
+	shuffled.tuning.memory = 60_000
+	limited.MaxDocuments, limited.ShardTokens, limited.Sample = 90, 2000, 0.7
+	mds.Layout, mds.ShardTokens = "mds", 6000
+	return map[string]Options{"sharded": sharded, "shuffled": shuffled, "limited": limited, "mds": mds}
+}
+
+// local runs the job with local files and returns its output.
+func local(t *testing.T, o Options) map[string]string {
+	t.Helper()
+	dir := t.TempDir()
+	o.Output, o.Rejects = filepath.Join(dir, "x"), filepath.Join(dir, "x.rejects.jsonl")
+	if _, err := Run(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	want := make(map[string]string)
+	err := fs.WalkDir(os.DirFS(dir), ".", func(name string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() || strings.HasPrefix(name, "x.job") {
+			return err
+		}
+		data, err := os.ReadFile(filepath.Join(dir, name))
+		want[name] = string(data)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return want
+}
+
+// Several processes that share nothing but a store that fails now and then write the files of a
+// local job.
+func TestStoreJob(t *testing.T) {
+	c := makeCorpus(t, 41, 4, 50, true)
+	longtest.SkipIfShort(t)
+	for _, name := range []string{"shuffled", "mds", "limited"}[:longtest.Rounds(2, 3)] {
+		o := variants(t, c)[name]
+		t.Run(name, func(t *testing.T) {
+			want := local(t, o)
+			store := objectstest.S3(t)
+			o.Output, o.Rejects = store.URL+"tokens/x", store.URL+"tokens/x.rejects.jsonl"
+			random, mutex := rand.New(rand.NewPCG(4, uint64(len(name)))), sync.Mutex{}
+			store.Proxy.Disturb(func(*http.Request) objectstest.Fault {
+				mutex.Lock()
+				defer mutex.Unlock()
+				switch random.IntN(40) {
+				case 0:
+					return objectstest.Fault{Status: 503}
+				case 1:
+					return objectstest.Fault{Lose: true}
+				case 2:
+					return objectstest.Fault{Cut: 10}
+				}
+				return objectstest.Fault{}
+			})
+			ctx := objects.WithPatience(t.Context(), 2*time.Second)
+			var group sync.WaitGroup
+			for range 2 {
+				mine := o
+				mine.Work = filepath.Join(t.TempDir(), "work")
+				group.Go(func() {
+					if _, err := Run(ctx, mine); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			group.Wait()
+			store.Proxy.Disturb(nil)
+			sameOutputs(t, withoutJob(t, stored(t, store.URL+"tokens/")), want)
+			o.Work = t.TempDir()
+			before := objects.Count().BytesWritten
+			s, err := Run(t.Context(), o)
+			if err != nil || !s.Before {
+				t.Errorf("a complete job: %+v, %v", s, err)
+			}
+			if n := objects.Count().BytesWritten - before; n > 10_000 {
+				t.Errorf("a complete job wrote %d bytes", n)
+			}
+			leaves, err := filepath.Glob(filepath.Join(o.Work, "*"))
+			if err != nil || len(leaves) > 0 {
+				t.Errorf("left in the local folder: %q, %v", leaves, err)
+			}
+		})
+	}
+}
+
+// A process that is cut off from the store at any request loses only its work in progress.
+func TestStoreKills(t *testing.T) {
+	c := makeCorpus(t, 43, 4, 40, true)
+	o := variants(t, c)["sharded"]
+	want := local(t, o)
+	store := objectstest.S3(t)
+	longtest.SkipIfShort(t)
+	for k := range longtest.Rounds(2, 3) {
+		o.Work = t.TempDir()
+		o.Output = fmt.Sprintf("%sjob%d/x", store.URL, k)
+		o.Rejects = o.Output + ".rejects.jsonl"
+		// The last request that arrives is one of these, each after the one before.
+		last := []string{".segment", "x-00001.bin", descriptionName}[k]
+		var cut atomic.Bool
+		store.Proxy.Disturb(func(r *http.Request) objectstest.Fault {
+			drop := cut.Load()
+			if r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, last) {
+				cut.Store(true)
+			}
+			return objectstest.Fault{Drop: drop}
+		})
+		if _, err := Run(objects.WithPatience(t.Context(), 60*time.Millisecond), o); err == nil {
+			t.Errorf("a job succeeded without its store after %s", last)
+		}
+		store.Proxy.Disturb(nil)
+		if _, err := Run(t.Context(), o); err != nil {
+			t.Fatalf("after %s: %v", last, err)
+		}
+		sameOutputs(t, withoutJob(t, stored(t, strings.TrimSuffix(o.Output, "x"))), want)
+	}
+}
+
+// A process that was stopped while the job was started again with other settings writes nothing
+// more, and its files in the folder are not taken as files of the new job.
+func TestStoreRestarted(t *testing.T) {
+	longtest.SkipIfShort(t)
+	c := makeCorpus(t, 47, 4, 60, false)
+	store := objectstest.S3(t)
+	old := variants(t, c)["sharded"]
+	old.Output, old.Rejects, old.Work = store.URL+"tokens/x", store.URL+"tokens/x.rejects.jsonl", t.TempDir()
+	fresh := old
+	fresh.AppendEOD, fresh.Work = false, t.TempDir()
+	want := local(t, fresh)
+
+	// The process of the old job stops when it has uploaded a shard's first file except for the
+	// last request.
+	stopped, goOn := make(chan struct{}), make(chan struct{})
+	var writing, others atomic.Bool
+	var once sync.Once
+	store.Proxy.Disturb(func(r *http.Request) objectstest.Fault {
+		writing.CompareAndSwap(false, strings.HasSuffix(r.URL.Path, "x-00001.bin"))
+		if writing.Load() && !others.Load() && strings.HasSuffix(r.URL.Path, descriptionName) {
+			once.Do(func() { close(stopped) })
+			<-goOn
+		}
+		return objectstest.Fault{}
+	})
+	ended := make(chan error)
+	go func() {
+		o := old
+		o.tuning.timing.Beat = time.Hour
+		_, err := Run(t.Context(), o)
+		ended <- err
+	}()
+	<-stopped
+	others.Store(true)
+	files := stored(t, old.Output+FolderSuffix+"/")
+	presence := slices.IndexFunc(slices.Collect(maps.Keys(files)), func(name string) bool {
+		return strings.HasPrefix(name, "process-")
+	})
+	if presence < 0 {
+		t.Fatalf("the old process does not show that it takes part: %q", slices.Collect(maps.Keys(files)))
+	}
+	fresh.Overwrite = true
+	if _, err := Run(t.Context(), fresh); err == nil || !strings.Contains(err.Error(), "works on the job") {
+		t.Errorf("a job that a process of this machine works on was restarted: %v", err)
+	}
+	for name, data := range files {
+		if strings.HasSuffix(name, locks.Suffix) { // as if the process were on another machine
+			data = strings.Replace(data, atomicfile.Self().Machine, "0123456789abcdef", 1)
+			if err := objects.WriteFile(t.Context(), old.Output+FolderSuffix+"/"+name, []byte(data)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if _, err := Run(t.Context(), fresh); err != nil {
+		t.Fatal(err)
+	}
+	close(goOn)
+	if err := <-ended; !errors.Is(err, errRestarted) {
+		t.Errorf("the old process: %v", err)
+	}
+	sameOutputs(t, withoutJob(t, stored(t, store.URL+"tokens/")), want)
+
+	// Files of the old job appear in the folder while the new job is in progress.
+	fresh.Output, fresh.Rejects, fresh.Overwrite = store.URL+"again/x", store.URL+"again/x.rejects.jsonl", false
+	var described atomic.Bool
+	store.Proxy.Disturb(func(r *http.Request) objectstest.Fault {
+		if r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, descriptionName) {
+			described.Store(true)
+			return objectstest.Fault{}
+		}
+		return objectstest.Fault{Drop: described.Load()}
+	})
+	if _, err := Run(objects.WithPatience(t.Context(), 20*time.Millisecond), fresh); err == nil {
+		t.Fatal("a job succeeded without its store")
+	}
+	store.Proxy.Disturb(nil)
+	segments := 0
+	for name, data := range files {
+		if strings.HasPrefix(name, "unit-") && !strings.HasSuffix(name, locks.Suffix) {
+			segments++
+			if err := objects.WriteFile(t.Context(), fresh.Output+FolderSuffix+"/"+name, []byte(data)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if segments < 4 {
+		t.Fatalf("the old job has the files %q", slices.Collect(maps.Keys(files)))
+	}
+	if _, err := Run(t.Context(), fresh); err != nil {
+		t.Fatal(err)
+	}
+	sameOutputs(t, withoutJob(t, stored(t, store.URL+"again/")), want)
+}
+
+// An output that cannot be in a store is refused before anything is written.
+func TestStoreRefused(t *testing.T) {
+	c := makeCorpus(t, 48, 1, 20, false)
+	store := objectstest.S3(t)
+	if err := objects.WriteFile(t.Context(), store.URL+"other/x.bin", []byte("not mula's")); err != nil {
+		t.Fatal(err)
+	}
+	if err := objects.WriteFile(t.Context(), store.URL+"other/y-00000.idx", []byte("not mula's")); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct{ output, layout, want string }{
+		{store.URL + "x", "fms", "does not write to a store"},
+		{"https://127.0.0.1:1/a/x", "", "only reads"},
+		{"s3://bucket", "", "must have a bucket and a prefix"},
+		{store.URL + "a//x", "", "without empty parts"},
+		{store.URL + "other/x", "", "other/x.bin exists and does not belong to this job"},
+		{store.URL + "other/y", "", "other/y-00000.idx exists and does not belong to this job"},
+	} {
+		o := Options{Tokenizer: bytesTokenizer(t, ""), Inputs: c.inputs, Output: test.output, Work: t.TempDir(),
+			Layout: shards.Layout(test.layout), tuning: quickLeases}
+		if strings.HasSuffix(test.output, "/y") {
+			o.ShardTokens = 1000
+		}
+		before := stored(t, store.URL)
+		ctx := objects.WithPatience(t.Context(), 100*time.Millisecond)
+		if _, err := Run(ctx, o); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v; want %q", test.output, err, test.want)
+		}
+		sameOutputs(t, stored(t, store.URL), before)
+	}
+}
