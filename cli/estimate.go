@@ -51,6 +51,8 @@ func estimateCommand() *cli.Command {
 			&cli.StringFlag{Name: "dispatch",
 				Usage: "exchange that sends tokens to their experts: " + anyOf(moe.Dispatches()),
 				Value: string(moe.AllToAll)},
+			&cli.StringFlag{Name: "norm", Usage: "`WAY` in which ranks add the norm of the gradient, as layout.norm " +
+				"in train.yaml: gather or reduce", Value: "gather"},
 			&cli.IntFlag{Name: "batch-size", Usage: "sequences per step (0: one micro-batch per rank)"},
 			&cli.IntFlag{Name: "micro-batch-size", Usage: "sequences that a rank computes at once", Value: 1},
 			&cli.IntFlag{Name: "sequence-length", Usage: "tokens per sequence; with --config the plan's", Value: 2048},
@@ -205,6 +207,9 @@ func estimateInput(c *cli.Context) (estimate.Input, error) {
 	}
 	if given("optimizer") {
 		l.Optimizer = estimate.Scheme(c.String("optimizer"))
+	}
+	if given("norm") {
+		l.ReduceNorm = c.String("norm") == "reduce"
 	}
 	if given("dispatch") {
 		l.Dispatch = moe.Dispatch(c.String("dispatch"))

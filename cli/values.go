@@ -54,6 +54,7 @@ var flagValues = map[string]valueSet{
 	"mula import dtype":     {names: weightTypes.names},
 	"mula index dtype":      {names: olmo.DTypes},
 	"on-error":              {names: onErrors.names},
+	"norm":                  {names: func() []string { return []string{"gather", "reduce"} }},
 	"optimizer":             {names: estimate.Schemes},
 	"pad":                   {names: func() []string { return []string{padEOD} }, other: true}, // an id
 	"pattern":               {names: patterns.names},

@@ -140,6 +140,8 @@ type LayoutConfig struct {
 	// term; default 1.
 	SumReplicas int `yaml:"sum_replicas"`
 
+	Norm Norms `yaml:"norm"` // how ranks add the norm of the gradient; default "gather"
+
 	Transport group.Transport `yaml:"transport" was:"links"` // between ranks; default "auto"; results do not depend on it
 
 	// UniformRouting sends tokens to experts in rotation and ignores the router. It is for
@@ -186,6 +188,17 @@ func (l LayoutConfig) orderOfSums() (text string) {
 	}
 	return text
 }
+
+// Norms is the way in which ranks add the squares of the norm of the gradient, and of sizes of
+// updates.
+type Norms string
+
+// The ways.
+const (
+	// every rank gets the sums of all blocks, and adds them in the order of the model; default
+	gatherNorms Norms = "gather"
+	reduceNorms Norms = "reduce" // ranks add exact sums, which are rounded once
+)
 
 // groupOptions returns the options of the groups of ranks. hosts replaces the hosts of all ranks,
 // unless it is nil.
@@ -249,7 +262,7 @@ func defaultConfig() Config {
 		Precision: xpu.FP32, Device: "cpu",
 		Recompute: moe.RecomputeNone,
 		Layout: LayoutConfig{DP: 1, EP: 1, PP: 1, TP: 1, Optimizer: estimate.EPSO, Dispatch: moe.AllToAll,
-			Sums: exactSums, SumReplicas: 1,
+			Sums: exactSums, SumReplicas: 1, Norm: gatherNorms,
 			Transport: group.Auto, CheckReplicasEvery: 1000},
 		Checkpoint: CheckpointConfig{Keep: 3, KeepCopies: 3},
 		Evaluate:   EvaluateConfig{Samples: 64},
@@ -468,6 +481,7 @@ func (c Config) Validate() error {
 		oneOf("layout.optimizer", c.Layout.Optimizer, estimate.Schemes()...),
 		oneOf("layout.dispatch", c.Layout.Dispatch, moe.Dispatches()...),
 		oneOf("layout.sums", c.Layout.Sums, string(exactSums), string(fastSums)),
+		oneOf("layout.norm", c.Layout.Norm, string(gatherNorms), string(reduceNorms)),
 		within("layout.sum_replicas", float64(c.Layout.SumReplicas), 1, 1<<20),
 		oneOf("layout.transport", c.Layout.Transport, string(group.Auto), string(group.Local), string(group.TCP),
 			string(group.MPI)),

@@ -564,6 +564,14 @@ func (r *run) countRows(ctx context.Context, err error) error {
 	if err != nil {
 		n = -1
 	}
+	full := int64(r.config.BatchSize / r.ranks.Size(comm.Data))
+	missing, lost := r.ranks.Sum(ctx, full-n) // more than all rows if a rank has failed
+	if lost != nil {
+		return errors.Join(err, lost)
+	}
+	if missing == 0 { // the usual case, without skipped positions
+		return r.fullRows(ctx, int(full))
+	}
 	counts, lost := r.ranks.All(ctx, n)
 	if lost != nil {
 		return errors.Join(err, lost)
@@ -583,21 +591,30 @@ func (r *run) countRows(ctx context.Context, err error) error {
 		}
 		b.samples += int(counts[rank])
 	}
+	return r.countTargets(ctx)
+}
+
+// fullRows sets the numbers of rows if every rank has all its rows.
+func (r *run) fullRows(ctx context.Context, rows int) error {
+	b := &r.batch
+	b.passes = (rows + r.config.MicroBatchSize - 1) / r.config.MicroBatchSize
+	b.samples, b.before = r.config.BatchSize, int64(r.ranks.OwnIndex(comm.Data)*rows)
+	return r.countTargets(ctx)
+}
+
+// countTargets exchanges the numbers of unmasked targets.
+func (r *run) countTargets(ctx context.Context) (err error) {
+	b := &r.batch
 	if b.targets = int64(b.samples) * int64(r.data.SequenceLength); !b.rows.Counted {
 		return nil
 	}
-	n = 0
+	own := int64(0)
 	for _, row := range b.origins {
-		n += row.Targets
+		own += row.Targets
 	}
-	if counts, lost = r.ranks.All(ctx, n); lost != nil {
-		return lost
-	}
-	b.targets = 0
-	for _, rank := range stage {
-		b.targets += counts[rank]
-	}
-	return nil
+	b.targets, err = r.ranks.Sum(ctx, own)
+	b.targets /= int64(r.ranks.Size(comm.PP)) // all stages have the same rows
+	return err
 }
 
 // gradients computes losses and gradients of the step. It sets m.Skipped if they are a spike.

@@ -254,9 +254,13 @@ func TestVoteBytes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, l := range []LayoutConfig{{DP: 2, PP: 1, EP: 2}, {DP: 2, PP: 3, EP: 1}} {
+	for _, l := range []LayoutConfig{{DP: 2, PP: 1, EP: 2}, {DP: 2, PP: 3, EP: 1},
+		{DP: 2, PP: 3, EP: 1, Norm: reduceNorms}} {
 		c := ranksConfig(t, path, l, pipelineModel+fmt.Sprintf("steps: %d\nevaluate: {every: 0}\n", to+1))
 		c.Layout.CheckReplicasEvery = 0
+		if l.Norm != "" {
+			c.Layout.Norm = l.Norm
+		}
 		worlds := make([]*comm.Comm, c.Layout.Ranks())
 		got := map[comm.Operation]comm.Traffic{}
 		var mu sync.Mutex

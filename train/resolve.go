@@ -159,7 +159,7 @@ var free = []string{"plan", "output", "tokenizer", "initialize_from", "model.pre
 	// These determine where something is computed, and the order of sums. They change at most the
 	// last bits, and State.Arithmetic records them.
 	"layout.expert_dp", "layout.ep", "layout.pp", "layout.tp", "layout.optimizer", "layout.dispatch", "layout.sums",
-	"layout.sum_replicas", "layout.transport", "layout.check_replicas_every"}
+	"layout.sum_replicas", "layout.norm", "layout.transport", "layout.check_replicas_every"}
 
 // identity returns the fields of a resolved configuration that determine the weights, as JSON text
 // by full name. Two runs on one plan with the same identity and the same kind of device have

@@ -204,6 +204,9 @@ func (r *run) arithmetic() string {
 		text += fmt.Sprintf(", dp %d, ep %d", s.Size(comm.ExpertDP), s.Size(comm.EP))
 		text += r.config.Layout.orderOfSums()
 	}
+	if r.config.Layout.Norm == reduceNorms {
+		text += ", exact norms"
+	}
 	return text
 }
 
@@ -296,5 +299,8 @@ func (r *run) newOptimizer(ctx context.Context) error {
 	}
 	var err error
 	r.optimizer, err = optimizer.NewSharded(ctx, c, targets, r.device, r.model.Parameters(), sizes, r.sharding)
+	if err == nil && r.config.Layout.Norm == reduceNorms {
+		r.optimizer.ReduceSums()
+	}
 	return err
 }

@@ -184,7 +184,8 @@ func (c Config) estimateLayout(sequenceLength int) estimate.Layout {
 	return estimate.Layout{
 		Shape:     c.Layout.shape(),
 		Optimizer: c.Layout.Optimizer, Dispatch: c.Layout.Dispatch, SumReplicas: c.Layout.SumReplicas,
-		BatchSize: c.BatchSize, MicroBatchSize: c.MicroBatchSize, SequenceLength: sequenceLength,
+		ReduceNorm: c.Layout.Norm == reduceNorms,
+		BatchSize:  c.BatchSize, MicroBatchSize: c.MicroBatchSize, SequenceLength: sequenceLength,
 		Recompute: c.Recompute, Documents: c.Attention == samples.DocumentAttention,
 	}
 }

@@ -31,7 +31,8 @@ type Layout struct {
 	Optimizer Scheme       `json:"optimizer"`
 	Dispatch  moe.Dispatch `json:"dispatch"`
 
-	SumReplicas int `json:"sum_replicas"` // layout.sum_replicas; 0 means 1
+	SumReplicas int  `json:"sum_replicas"` // layout.sum_replicas; 0 means 1
+	ReduceNorm  bool `json:"reduce_norm"`  // layout.norm is reduce
 
 	BatchSize      int           `json:"batch_size"`       // sequences per step, over all ranks
 	MicroBatchSize int           `json:"micro_batch_size"` // sequences that a rank computes at once

@@ -154,15 +154,19 @@ const (
 	voteRow  = 4
 )
 
+// exactSum is the number of bytes of an exact sum of squares (package train/optimizer).
+const exactSum = 160
+
 // VoteTraffic returns the exchanges between all ranks in each step of mula before the update:
 //
-//   - all-reduces of the stop request (8 bytes) and of the number of tokens of each expert of each
-//     layer (8 bytes each)
-//   - all-gathers of the rank's number of rows (8 bytes), of its vote, and of the sum of squares of
-//     each block of gradients (8 bytes each), for the norm
+//   - all-reduces of the stop request (8 bytes), of the number of missing rows (8 bytes), and of
+//     the number of tokens of each expert of each layer (8 bytes each)
+//   - an all-gather of the rank's vote
+//   - for the norm, an all-gather of the sum of squares of each block of gradients (8 bytes each),
+//     or with ReduceNorm an all-reduce of an exact sum (160 bytes)
 //
-// Optimizers with other norms (lamb, muon), `attention: documents`, evaluations and checkpoints
-// send more, which is not counted. For other trainers it returns nil.
+// Steps that measure the sizes of updates, steps with skipped positions, `attention: documents`,
+// evaluations and checkpoints send more, which is not counted. For other trainers it returns nil.
 func VoteTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
 	n := int64(l.Ranks())
 	if n == 1 || !t.Own {
@@ -173,15 +177,18 @@ func VoteTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
 		blocks += (tensor.Elements() + xpu.BlockSize - 1) / xpu.BlockSize
 	}
 	layers := int64(0)
-	reduces := 1
+	reduces, reduced, gathers := 2, int64(2*8), 2
+	if l.ReduceNorm {
+		reduces, reduced, gathers, blocks = reduces+1, reduced+exactSum, gathers-1, 0
+	}
 	if c.Experts > 0 {
 		layers = int64(c.Layers)
 		reduces++
 	}
 	votes := voteHead + layers + voteRow*int64(l.Sequences())
 	return []Exchange{
-		exchange(ForVotes, comm.OpAllReduce, comm.World, int(n), reduces, 2*8*(1+layers*int64(c.Experts))*(n-1)),
-		exchange(ForVotes, comm.OpAllGather, comm.World, int(n), 3, 8*(n*(1+votes)+blocks)*(n-1)),
+		exchange(ForVotes, comm.OpAllReduce, comm.World, int(n), reduces, 2*(reduced+8*layers*int64(c.Experts))*(n-1)),
+		exchange(ForVotes, comm.OpAllGather, comm.World, int(n), gathers, 8*(n*votes+blocks)*(n-1)),
 	}
 }
 

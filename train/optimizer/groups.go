@@ -170,7 +170,15 @@ func TensorGroup(name string) string {
 // UpdateRatios returns the relative sizes of a measured update, by group of tensors.
 func (o *Optimizer) UpdateRatios(tensors []safetensors.Tensor) map[string]float64 {
 	update, weight := map[string]float64{}, map[string]float64{}
+	for i, group := range classes {
+		if o.reduced && o.measured {
+			update[group], weight[group] = o.groupUpdates[i], o.groupWeights[i]
+		}
+	}
 	for i, t := range tensors {
+		if o.reduced {
+			break
+		}
 		u, w := o.Ratio(i)
 		group := TensorGroup(t.Name)
 		update[group] += u * u

@@ -70,9 +70,14 @@ type Optimizer struct {
 	first []int     // number of the first block of each tensor, and last the number of all blocks
 	all   []float64 // summands over all blocks
 
+	reduced bool // see ReduceSums
+
 	measuring, measured bool
 	before, change      []float64 // sums of squares for each block: of the weights, and of their change
-	ratios              []ratio   // for each tensor of the whole model
+	ratios              []ratio   // for each tensor of the whole model; not with ReduceSums
+	// with ReduceSums: squares of the norms of the update and of the weights, for each of
+	// classes
+	groupUpdates, groupWeights []float64
 
 	averaging [2][]float32 // weights and first state of the parameter that Average averages
 
@@ -403,14 +408,26 @@ func (o *Optimizer) everywhere(ctx context.Context, own []float64) ([]float64, e
 	return o.all, o.sharding.gatherSums(ctx, own, o.all)
 }
 
+// ReduceSums makes GradientNorm and UpdateRatios add the sums of blocks exactly and round the
+// result once. Ranks then exchange a few exact sums, instead of the sums of all blocks, whose
+// number grows with the model. All ranks call it, or none.
+func (o *Optimizer) ReduceSums() { o.reduced = true }
+
 // GradientNorm returns the Euclidean norm of the gradients of the whole model. Squares are summed
-// in float64 within each block, then over the blocks in the order of the model's tensors, so all
-// ranks get the same bits. The norm is non-finite if and only if some gradient is: the squares of
-// finite float32 values cannot overflow a float64.
+// in float64 within each block, then over the blocks in the order of the model's tensors, or
+// exactly with [Optimizer.ReduceSums], so all ranks get the same bits. The norm is non-finite if
+// and only if some gradient is: the squares of finite float32 values cannot overflow a float64.
 func (o *Optimizer) GradientNorm(ctx context.Context) (float64, error) {
 	o.device.SumSquares(o.gradients, o.sums)
 	if err := o.device.Wait(ctx); err != nil {
 		return 0, err
+	}
+	if o.reduced {
+		sums, err := o.sharding.reduceSums(ctx, o.blocks, 1, func(int) int { return 0 }, o.sums)
+		if err != nil {
+			return 0, err
+		}
+		return math.Sqrt(sums[0]), nil
 	}
 	sums, err := o.everywhere(ctx, o.sums)
 	if err != nil {
@@ -445,6 +462,15 @@ func (o *Optimizer) Step(ctx context.Context, learningRate, gradScale float64) e
 	o.measured = o.measuring
 	if !o.measured {
 		return nil
+	}
+	if n := len(classes); o.reduced {
+		sums, err := o.sharding.reduceSums(ctx, o.blocks, n, func(parameter int) int {
+			return slices.Index(classes, TensorGroup(o.parameters[parameter].Name))
+		}, o.change, o.before)
+		if err == nil {
+			o.groupUpdates, o.groupWeights = sums[:n], sums[n:]
+		}
+		return err
 	}
 	clear(o.ratios)
 	sums, err := o.everywhere(ctx, o.change)
@@ -538,7 +564,7 @@ func (o *Optimizer) Measure(on bool) { o.measuring = on }
 
 // Ratio returns two Euclidean norms for a tensor, given by its number in the whole model: the norm
 // of the last step's change, weight decay included, and the norm of the weights before it. Both are
-// 0 if the step was not measured.
+// 0 if the step was not measured, or with [Optimizer.ReduceSums].
 func (o *Optimizer) Ratio(tensor int) (update, weight float64) {
 	if !o.measured {
 		return 0, 0

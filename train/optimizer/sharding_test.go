@@ -26,6 +26,13 @@ func gradientNorm(t testing.TB, o *Optimizer) float64 {
 	return norm
 }
 
+// reducedNorm is gradientNorm with ReduceSums.
+func reducedNorm(t testing.TB, o *Optimizer) float64 {
+	o.reduced = true
+	defer func() { o.reduced = false }()
+	return gradientNorm(t, o)
+}
+
 func update(t testing.TB, o *Optimizer, learningRate, gradScale float64) {
 	t.Helper()
 	if err := o.Step(context.Background(), learningRate, gradScale); err != nil {
@@ -157,6 +164,7 @@ func TestI4SchemesAgree(t *testing.T) {
 	type outcome struct {
 		weights [][]float32 // by tensor
 		norms   []float64
+		reduced []float64 // norms with ReduceSums
 		ratios  []ratio
 	}
 	config := func(name Name, grouped bool) Config {
@@ -208,7 +216,7 @@ func TestI4SchemesAgree(t *testing.T) {
 		for step := range steps {
 			sum(step)
 			norm := gradientNorm(t, o)
-			result.norms = append(result.norms, norm)
+			result.norms, result.reduced = append(result.norms, norm), append(result.reduced, reducedNorm(t, o))
 			update(t, o, 1e-2, ClipFactor(norm, 1))
 		}
 		if name == SophiaG {
@@ -291,6 +299,11 @@ func TestI4SchemesAgree(t *testing.T) {
 							}
 							if norm != want.norms[step] {
 								return fmt.Errorf("norm of step %d is %v, alone %v", step, norm, want.norms[step])
+							}
+							reduced := reducedNorm(t, o)
+							if reduced != want.reduced[step] || math.Abs(reduced/norm-1) > 1e-14 {
+								return fmt.Errorf("reduced norm of step %d is %v, alone %v; in order %v", step, reduced,
+									want.reduced[step], norm)
 							}
 							if err := o.Step(ctx, 1e-2, ClipFactor(norm, 1)); err != nil {
 								return err
