@@ -20,6 +20,7 @@ import (
 	"mula/shards"
 	"mula/shards/facts"
 	"mula/shards/sample"
+	"mula/shards/verifier"
 )
 
 // CompleteOptions are the options of [Complete].
@@ -66,6 +67,28 @@ type Completion struct {
 // manifest and block sums for each shard: see [shards.WriteSidecar]. If output is already complete,
 // Complete does nothing.
 func Complete(ctx context.Context, path, output string, o CompleteOptions) (*Completion, error) {
+	j, err := newCompletionJob(path, output, o)
+	if err != nil {
+		return nil, err
+	}
+	if done := j.complete(); done != nil {
+		return &Completion{Plan: done}, nil
+	}
+	if !j.plan.Provisional() {
+		return &Completion{Plan: j.plan}, j.plan.WriteOn(o.FS, output)
+	}
+	if err := j.list(ctx); err != nil {
+		return nil, err
+	}
+	if err := j.run(ctx, j.units); err != nil {
+		return nil, err
+	}
+	p, err := j.finish()
+	return &Completion{Plan: p, Shards: j.built, Bytes: j.read}, err
+}
+
+// newCompletionJob reads the plan at path.
+func newCompletionJob(path, output string, o CompleteOptions) (*completionJob, error) {
 	if objects.IsURL(output) {
 		return nil, fmt.Errorf("%s is a URL, but the processes share a folder next to the complete plan; name a "+
 			"file", output)
@@ -76,26 +99,18 @@ func Complete(ctx context.Context, path, output string, o CompleteOptions) (*Com
 	}
 	j := &completionJob{plan: p, output: output, o: o}
 	j.before, _ = os.Stat(output)
-	if done := j.complete(); done != nil {
-		return &Completion{Plan: done}, nil
-	}
-	if !p.Provisional() {
-		return &Completion{Plan: p}, p.WriteOn(o.FS, output)
-	}
-	if err := j.list(ctx); err != nil {
-		return nil, err
-	}
-	if err := j.run(ctx); err != nil {
-		return nil, err
-	}
-	result := &Completion{Plan: j.complete(), Shards: j.built, Bytes: j.read}
-	if result.Plan == nil {
-		result.Plan, err = j.write()
+	return j, nil
+}
+
+// finish writes the complete plan, unless another process has written it.
+func (j *completionJob) finish() (p *Plan, err error) {
+	if p = j.complete(); p == nil {
+		p, err = j.write()
 	}
 	if err == nil {
 		err = j.clean()
 	}
-	return result, err
+	return p, err
 }
 
 // A completionJob is one call of Complete.
@@ -107,6 +122,9 @@ type completionJob struct {
 	state  string // folder of the locks and of the hashes of complete shards
 	shards []completedShard
 	units  []cache.Unit
+
+	// of a completion in the background: counts bytes, and waits to limit the rate; else nil
+	pace func(bytes int64)
 
 	mu    sync.Mutex // guards what follows and calls of Progress
 	done  []int64    // bytes, by shard
@@ -185,13 +203,13 @@ func (j *completionJob) list(ctx context.Context) (err error) {
 	return nil
 }
 
-// run completes the shards, together with other processes.
-func (j *completionJob) run(ctx context.Context) error {
+// run completes the shards of units, together with other processes.
+func (j *completionJob) run(ctx context.Context, units []cache.Unit) error {
 	byName := make(map[string]int, len(j.shards))
 	for n := range j.shards {
 		byName[j.shards[n].name] = n
 	}
-	_, err := cache.Run(ctx, j.state, j.units, cache.Options{Threads: max(j.o.Threads, 1), Resume: true,
+	_, err := cache.Run(ctx, j.state, units, cache.Options{Threads: max(j.o.Threads, 1), Resume: true,
 		Together: j.o.Together, Progress: func(e cache.Event) { j.event(byName[e.Unit], e) }})
 	if err != nil && ctx.Err() == nil && j.complete() != nil {
 		return nil // another process has finished all shards and removed the folder
@@ -237,6 +255,9 @@ func (j *completionJob) build(ctx context.Context, n int, file io.WriterAt) erro
 		j.complete() != nil {
 		return errComplete
 	}
+	if j.pace != nil {
+		verifier.LowestPriority()
+	}
 	bin, index, err := j.hash(ctx, n)
 	if err != nil {
 		return err
@@ -275,10 +296,13 @@ func (j *completionJob) hash(ctx context.Context, n int) (bin, index string, err
 		func() error { return p.compareSample(c.source, c.shard, blocks) },
 		func(bytes int64) {
 			j.mu.Lock()
-			defer j.mu.Unlock()
 			j.read += bytes
 			j.done[n] += bytes
 			j.tell(n, "")
+			j.mu.Unlock()
+			if j.pace != nil {
+				j.pace(bytes)
+			}
 		})
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
 		err = fmt.Errorf("%w; name another folder for manifests and block sums with --sums", err)
@@ -336,4 +360,45 @@ func (j *completionJob) clean() error {
 		return nil // the last process removes it
 	}
 	return os.RemoveAll(j.state)
+}
+
+// A backgroundCompletion completes a plan while its samples are read. The verifier of a process
+// calls shard for the process's part of the shards.
+type backgroundCompletion struct {
+	plan *Plan
+	job  *completionJob // nil before the first shard
+}
+
+// shard completes a shard. If it is the last, shard writes the complete plan. pace is called with
+// the number of bytes after each read.
+func (b *backgroundCompletion) shard(ctx context.Context, source, shard int, pace func(bytes int64)) error {
+	if b.job == nil {
+		job, err := newCompletionJob(b.plan.file, b.plan.file, CompleteOptions{})
+		if err == nil {
+			err = job.list(ctx)
+		}
+		if err != nil {
+			return err
+		}
+		b.job = job
+	}
+	j := b.job
+	if j.complete() != nil {
+		return nil
+	}
+	j.pace = pace
+	for n := range j.shards {
+		if j.shards[n].shardNumber == (shardNumber{source, shard}) {
+			if err := j.run(ctx, j.units[n:n+1]); err != nil {
+				return err
+			}
+		}
+	}
+	for n := range j.units {
+		if _, err := os.Stat(filepath.Join(j.state, j.units[n].Marker)); err != nil {
+			return nil // another process hashes this shard, or this process will
+		}
+	}
+	_, err := j.finish()
+	return err
 }

@@ -33,9 +33,10 @@ type Data struct {
 	facts       [][]facts.Facts // by source and shard; nil if the shards were not surveyed
 	firsts      []int           // by source: number of its first shard in the pool
 	pool        *pool.Pool
-	verifier    *verifier.Verifier // of index files, then shards; nil if complete files are not verified
-	indexFiles  int                // number of index files
-	verifyFirst bool               // [verifier.Options.First]
+	verifier    *verifier.Verifier    // of index files, then shards; nil if complete files are not verified
+	indexFiles  int                   // number of index files
+	verifyFirst bool                  // [verifier.Options.First]
+	completion  *backgroundCompletion // nil without [verifier.Options.Complete]
 	reverify    time.Duration
 	hashed      bool // hashFiles has set the hashes of the plan that is being built
 	packs       bool // the plan that is being built is packed
@@ -66,6 +67,10 @@ type OpenOptions struct {
 	// again within about Reverify. If a file is damaged, the next record of a stream (package
 	// [mula/blend/stream]), and [Data.Tokens] for the damaged shard, return an error that names
 	// file, bytes and documents.
+	//
+	// With Complete, and without Base, Open also completes a provisional plan in the background, as
+	// [Complete] does. It shares the work with other processes, and replaces the plan's file when
+	// all shards are hashed. If it fails, the next record of a stream returns the error.
 	Verify *verifier.Options
 
 	// Waiting, if not nil, makes Open wait while another process builds missing index files of the
@@ -88,7 +93,7 @@ type OpenOptions struct {
 func Open(ctx context.Context, p *Plan, opts OpenOptions) (*Data, error) {
 	opened := *p
 	if opts.Base != "" {
-		opened.base = realDir(opts.Base)
+		opened.base, opened.file = realDir(opts.Base), "" // its file has other paths
 	}
 	var err error
 	if opened.order, err = p.order.open(ctx, &opened, opts.Waiting); err != nil {

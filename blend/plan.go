@@ -60,6 +60,7 @@ type Plan struct {
 	foreign     int64 // see Foreign
 	fingerprint string
 	provisional string     // the fingerprint before the plan was completed; "" if it never was provisional
+	file        string     // that the plan was read from; "" for a new plan
 	base        string     // directory that paths of shards are relative to
 	schedule    []schedule // by stage
 	totals      []int64    // by source: samples in the whole plan

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,9 +16,13 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"mula/internal/objects"
+	"mula/internal/objects/objectstest"
+	"mula/internal/testwait"
 	"mula/shards"
 	"mula/shards/sample"
 	"mula/shards/shardtest"
+	"mula/shards/verifier"
 )
 
 // foreign makes a corpus of four shards without manifests, one of them small, and of one shard with
@@ -389,6 +395,140 @@ func TestCompleteRemote(t *testing.T) {
 	if done.Bytes != size || done.Plan.Fingerprint() != full.Fingerprint() {
 		t.Errorf("%d bytes were read, want %d; fingerprint %s, want %s", done.Bytes, size, done.Plan.Fingerprint(),
 			full.Fingerprint())
+	}
+	d := c.openPlan(path)
+	if s := shardOf(t, d, 0, 0); !s.Summed() || !s.Remote() {
+		t.Errorf("sums: %v, remote: %v", s.Summed(), s.Remote())
+	}
+	if err := d.Tokens(make([]uint32, d.SampleTokens()), Sample{}); err != nil {
+		t.Error(err)
+	}
+}
+
+// The processes of a run complete a plan while they read its samples. They read each byte once.
+func TestCompleteInTheBackground(t *testing.T) {
+	c, config, _ := foreign(t)
+	path := filepath.Join(c.dir, "plan.json")
+	full, err := Seal(t.Context(), config, SealOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sealSampled(t, config, path, "")
+	p, err := ReadPlan(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var size int64
+	for i := range p.Sources {
+		for k := range p.Sources[i].Shards {
+			for _, ending := range []string{".bin", ".idx"} {
+				info, err := os.Stat(p.ShardPath(i, k) + ending)
+				if err != nil {
+					t.Fatal(err)
+				}
+				size += info.Size()
+			}
+		}
+	}
+	var ranks []*Data
+	for rank := range 2 {
+		d, err := Open(t.Context(), p, OpenOptions{Unsurveyed: rank > 0,
+			Verify: &verifier.Options{Complete: true, Rank: rank, World: 2, Rate: -1}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+		ranks = append(ranks, d)
+	}
+	testwait.Until(t, "the complete plan is written", func() bool {
+		now, err := ReadPlan(path)
+		return err == nil && !now.Provisional() || errors.Join(ranks[0].Verification().Err,
+			ranks[1].Verification().Err) != nil
+	})
+	testwait.Until(t, "all files are verified", func() bool {
+		a, b := ranks[0].Verification(), ranks[1].Verification()
+		return a.Files == a.OfFiles && b.Files == b.OfFiles
+	})
+	var read int64
+	for _, d := range ranks {
+		v := d.Verification()
+		if v.Err != nil {
+			t.Error(v.Err)
+		}
+		read += v.Bytes
+		if err := d.Tokens(make([]uint32, d.SampleTokens()), Sample{}); err != nil {
+			t.Error(err)
+		}
+	}
+	if now, err := ReadPlan(path); err != nil || now.Fingerprint() != full.Fingerprint() || read != size {
+		t.Errorf("%v; %d bytes were read, want %d; the plan is not the complete one", err, read, size)
+	}
+	if _, err := os.Stat(filepath.Join(c.dir, "plan.complete")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the folder of the work: %v", err)
+	}
+	d := c.openPlan(path)
+	if s := shardOf(t, d, 0, 0); !s.Summed() {
+		t.Error("a shard has no sums")
+	}
+	for _, o := range []OpenOptions{{Base: c.dir}, {}} {
+		q := *p
+		if o.Base == "" {
+			q.file = "s3://bucket/plan.json"
+		}
+		o.Verify = &verifier.Options{Complete: true}
+		if d, err := Open(t.Context(), &q, o); err == nil {
+			t.Errorf("%+v: no error", o)
+			d.Close()
+		}
+	}
+}
+
+// Manifests and sums are written beside shards in a store, the manifest after the sums.
+func TestCompleteInAStore(t *testing.T) {
+	c, config, _ := foreign(t)
+	place := objectstest.S3(t)
+	path := filepath.Join(c.dir, "plan.json")
+	local := sealSampled(t, config, path, "")
+	text := "sequence_length: 64\nseed: 7\nvalidation: 0.01\nsources:\n"
+	for i, s := range local.Sources {
+		text += fmt.Sprintf("  - name: %s\n    shards:\n", s.Name)
+		for k := range s.Shards {
+			url := place.URL + s.Name + "/" + filepath.Base(local.ShardPath(i, k))
+			text += "      - " + url + "\n"
+			for _, file := range shards.Files(local.ShardPath(i, k)) {
+				data, err := os.ReadFile(file)
+				if errors.Is(err, fs.ErrNotExist) {
+					continue
+				}
+				if err == nil {
+					err = objects.WriteFile(t.Context(), url+filepath.Ext(file), data)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	p := sealSampled(t, c.config(text), path, "")
+	var mu sync.Mutex
+	var written []string
+	place.Proxy.Disturb(func(r *http.Request) (none objectstest.Fault) {
+		mu.Lock()
+		defer mu.Unlock()
+		if r.Method == http.MethodPut {
+			written = append(written, r.URL.Path)
+		}
+		return none
+	})
+	done, err := Complete(t.Context(), path, path, CompleteOptions{Threads: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	url := p.ShardPath(0, 0)
+	key := strings.TrimPrefix(url, "s3:/")
+	sums, manifest := slices.Index(written, key+".sums"), slices.Index(written, key+".json")
+	if sums < 0 || manifest != sums+1 || done.Plan.Fingerprint() == p.Fingerprint() {
+		t.Errorf("written: %v", written)
 	}
 	d := c.openPlan(path)
 	if s := shardOf(t, d, 0, 0); !s.Summed() || !s.Remote() {

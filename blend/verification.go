@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"path/filepath"
 
+	"mula/internal/objects"
 	"mula/shards"
 	"mula/shards/facts"
 	"mula/shards/verifier"
@@ -43,6 +44,13 @@ func (d *Data) startVerifier(o verifier.Options) error {
 		}
 	}
 	d.verifyFirst = o.First
+	if o.Complete && d.Provisional() {
+		if d.file == "" || objects.IsURL(d.file) {
+			return errors.New("a plan is completed in the background only if it was read from a local file and has " +
+				"the paths of its shards; use `mula blend --complete`")
+		}
+		d.completion = &backgroundCompletion{plan: d.Plan}
+	}
 	d.verifier, err = verifier.Start(files, o, d.reverify)
 	return err
 }
@@ -70,7 +78,10 @@ func (d *Data) verifyShard(ctx context.Context, source, shard int, count func(in
 	want := d.Sources[source].Shards[shard]
 	if want.Sample != "" {
 		if s.Manifest() == nil {
-			return nil, nil
+			if d.completion != nil {
+				err = d.completion.shard(ctx, source, shard, count)
+			}
+			return nil, err
 		}
 		want.Bin, want.Index = s.Manifest().Files["bin"].SHA256, s.Manifest().Files["idx"].SHA256
 	}

@@ -29,7 +29,8 @@ var (
 		Value: blend.DefaultReverify}
 	verifyFlag = &cli.StringFlag{Name: "verify",
 		Usage: "when to verify checksums: `WHEN` is on-read (blocks that have sums), background (also complete " +
-			"files, in the background) or upfront (as background, and files without sums before use)", Value: "on-read"}
+			"files, in the background), upfront (as background, and files without sums before use) or complete (as " +
+			"background, and complete a provisional plan)", Value: "on-read"}
 	worldFlag = &cli.IntFlag{Name: "world", Usage: "number of ranks; must divide the batch size", Value: 1}
 )
 

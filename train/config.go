@@ -82,7 +82,7 @@ type Config struct {
 	PlanChange PlanChange `yaml:"plan_change"`
 
 	// Verify is the time at which mula compares the shards with the plan's hashes: "on-read"
-	// (default), "background" or "upfront"; see [verifier.Parse].
+	// (default), "background", "upfront" or "complete"; see [verifier.Parse].
 	Verify string `yaml:"verify"`
 
 	// ReverifySeconds is the age after which a verified block of a shard is verified again on its
@@ -500,7 +500,7 @@ func (c Config) Validate() error {
 		within("spikes.max_rollbacks", float64(c.Spikes.MaxRollbacks), 0, 1<<20),
 		within("log.update_ratio_every", float64(c.Log.UpdateRatioEvery), 0, maxSteps),
 		oneOf("plan_change", c.PlanChange, string(refusePlanChange), string(acceptPlanChange)),
-		oneOf("verify", c.Verify, "on-read", "background", "upfront"),
+		oneOf("verify", c.Verify, verifier.Names()...),
 		within("reverify_seconds", float64(c.ReverifySeconds), 0, 1<<30),
 	}
 	shape := c.Layout.shape()

@@ -47,9 +47,10 @@ func (r *run) open(ctx context.Context) error {
 	if r.data, err = blend.Open(ctx, plan, options); err != nil {
 		return err
 	}
-	if plan.Provisional() && r.leads() {
+	if plan.Provisional() && r.leads() && (options.Verify == nil || !options.Verify.Complete) {
 		r.warn("%s is provisional: shards without a manifest were sampled, not hashed. Complete it with `mula blend "+
-			"--complete %s`, now or later; the run resumes with the complete plan", r.config.Plan, r.config.Plan)
+			"--complete %s`, now or later, or with `verify: complete`; the run resumes with the complete plan",
+			r.config.Plan, r.config.Plan)
 	}
 	if r.config, err = r.config.resolve(plan); err != nil {
 		return err

@@ -30,6 +30,8 @@ type Options struct {
 	Rate        int64 // maximum bytes read per second; 0: 256 MiB, below 0: no limit
 	// verify shards and index files without sums before their first use
 	First bool
+	// hash the shards that a provisional plan knows by a sample only, and complete the plan
+	Complete bool
 }
 
 // oldNames maps old words of [Parse] to the current words.
@@ -42,13 +44,14 @@ const (
 	nameOnRead     = "on-read"
 	nameBackground = "background"
 	nameUpfront    = "upfront"
+	nameComplete   = "complete"
 )
 
 // Names lists the names that [Parse] accepts.
-func Names() []string { return []string{nameOnRead, nameBackground, nameUpfront} }
+func Names() []string { return []string{nameOnRead, nameBackground, nameUpfront, nameComplete} }
 
-// Parse returns the options for "on-read" (nil: complete files are not verified), "background" or
-// "upfront" ([Options.First]).
+// Parse returns the options for "on-read" (nil: complete files are not verified), "background",
+// "upfront" ([Options.First]) or "complete" ([Options.Complete]).
 func Parse(name string) (*Options, error) {
 	switch CurrentName(name) {
 	case nameOnRead:
@@ -57,9 +60,12 @@ func Parse(name string) (*Options, error) {
 		return &Options{}, nil
 	case nameUpfront:
 		return &Options{First: true}, nil
+	case nameComplete:
+		return &Options{Complete: true}, nil
 	}
 	return nil, fmt.Errorf("must be on-read (blocks that have sums), background (also complete files, in the "+
-		"background) or upfront (as background, and files without sums before use), got %q", name)
+		"background), upfront (as background, and files without sums before use) or complete (as background, and "+
+		"complete a provisional plan), got %q", name)
 }
 
 // Progress is the progress of the verification of complete files.
@@ -152,8 +158,7 @@ func (v *Verifier) Stop() {
 
 // run verifies files: first the files that readers wait for, then this process's part.
 func (v *Verifier) run() {
-	runtime.LockOSThread() // never unlocked: the thread, with its low priority, ends with the goroutine
-	lowestPriority()
+	LowestPriority()
 	l := facts.Open()
 	defer l.Close()
 	written := time.Now()
@@ -222,6 +227,13 @@ func (v *Verifier) run() {
 			written = time.Now()
 		}
 	}
+}
+
+// LowestPriority gives the calling goroutine a thread with the lowest priority for processor and
+// disk. The thread ends with the goroutine.
+func LowestPriority() {
+	runtime.LockOSThread() // never unlocked, so that the thread ends
+	lowestPriority()
 }
 
 // verifyChanged verifies files again that have changed in place, by their size or modification
