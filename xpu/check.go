@@ -9,10 +9,10 @@ import "fmt"
 // CheckMatMul panics unless the arguments of [Products.MatMul] are valid.
 func CheckMatMul(dst, a, b Tensor) {
 	const name = "MatMul"
-	checkMatrix(name, "a", a)
-	checkMatrix(name, "b", b)
-	checkMatrix(name, "dst", dst)
-	checkShape(name, "b", b, Float32, a.shape[1], b.shape[1])
+	checkMatrix(name, "a", a, Float32)
+	checkMatrix(name, "b", b, number(b))
+	checkMatrix(name, "dst", dst, Float32)
+	checkShape(name, "b", b, number(b), a.shape[1], b.shape[1])
 	checkShape(name, "dst", dst, Float32, a.shape[0], b.shape[1])
 	if _, transposed, _ := dst.Stored(); transposed {
 		panic("xpu: MatMul: dst is transposed")
@@ -20,8 +20,8 @@ func CheckMatMul(dst, a, b Tensor) {
 }
 
 // checkMatrix panics unless t is a matrix of numbers with contiguous rows or columns.
-func checkMatrix(name, operand string, t Tensor) {
-	checkRank(name, operand, t, Float32, 2)
+func checkMatrix(name, operand string, t Tensor, dtype DType) {
+	checkRank(name, operand, t, dtype, 2)
 	if _, _, ok := t.Stored(); !ok {
 		panic(fmt.Sprintf("xpu: %s: neither rows nor columns of %s are contiguous", name, operand))
 	}
@@ -32,12 +32,12 @@ func CheckGroupedMatMul(dst, a, b, counts Tensor) {
 	const name = "GroupedMatMul"
 	checkRank(name, "counts", counts, Int32, 1)
 	checkRank(name, "a", a, Float32, 2)
-	checkRank(name, "b", b, Float32, 3)
+	checkRank(name, "b", b, number(b), 3)
 	groups, terms, columns := counts.shape[0], a.shape[1], b.shape[2]
 	if _, transposed, _ := b.Stored(); transposed {
-		check(name, "b transposed", b.T(), Float32, groups, columns, terms)
+		check(name, "b transposed", b.T(), number(b), groups, columns, terms)
 	} else {
-		check(name, "b", b, Float32, groups, terms, columns)
+		check(name, "b", b, number(b), groups, terms, columns)
 	}
 	check(name, "a", a, Float32, a.shape[0], terms)
 	check(name, "dst", dst, Float32, a.shape[0], columns)
@@ -67,8 +67,14 @@ func CheckCounts(name string, counts []int32, rows int) {
 	}
 }
 
-// CheckElements panics unless all operands of [Layers.Zero], [Layers.Copy] or [Layers.Add] have
-// the result's shape.
+// CheckCopied panics unless the arguments of [Layers.Copy] are valid.
+func CheckCopied(dst, x Tensor) {
+	check("Copy", "dst", dst, number(dst), dst.shape[:dst.rank]...)
+	check("Copy", "x", x, number(x), dst.shape[:dst.rank]...)
+}
+
+// CheckElements panics unless all operands of [Layers.Zero] or [Layers.Add] have the result's
+// shape.
 func CheckElements(name string, dst Tensor, operands ...Tensor) {
 	check(name, "dst", dst, Float32, dst.shape[:dst.rank]...)
 	for _, x := range operands {
@@ -76,12 +82,17 @@ func CheckElements(name string, dst Tensor, operands ...Tensor) {
 	}
 }
 
-// CheckRows panics unless the arguments of [Layers.Embed], [Layers.EmbedGrad] or
-// [Layers.GatherRows] are valid. rows is the method's dst or dx, with one row for each id.
-func CheckRows(name string, rows, table, ids Tensor) {
+// CheckEmbed panics unless the arguments of [Layers.Embed] are valid.
+func CheckEmbed(dst, table, ids Tensor) { checkRows("Embed", dst, table, number(table), ids) }
+
+// CheckRows panics unless the arguments of [Layers.EmbedGrad] or [Layers.GatherRows] are valid.
+// rows is the method's dst or dx, with one row for each id.
+func CheckRows(name string, rows, table, ids Tensor) { checkRows(name, rows, table, Float32, ids) }
+
+func checkRows(name string, rows, table Tensor, dtype DType, ids Tensor) {
 	checkRank(name, "the ids", ids, Int32, 1)
-	checkRank(name, "the table", table, Float32, 2)
-	check(name, "the table", table, Float32, table.shape[0], table.shape[1])
+	checkRank(name, "the table", table, dtype, 2)
+	check(name, "the table", table, dtype, table.shape[0], table.shape[1])
 	check(name, "the matrix with a row for each id", rows, Float32, ids.shape[0], table.shape[1])
 }
 
@@ -107,7 +118,7 @@ func (n Norm) check(name string, x Tensor) {
 	check(name, "x", x, Float32, x.shape[0], x.shape[1])
 	check(name, "RStd", n.RStd, Float32, x.shape[0])
 	if n.Weight.Present() {
-		check(name, "Weight", n.Weight, Float32, x.shape[1])
+		check(name, "Weight", n.Weight, number(n.Weight), x.shape[1])
 	} else {
 		check(name, "Mean", n.Mean, Float32, x.shape[0])
 	}
@@ -148,11 +159,11 @@ func (p Projections) check(name string) {
 	h.check(name, p.Q, p.K, p.V, p.First)
 	check(name, "QKV", p.QKV, Float32, h.Tokens(), h.Width())
 	if p.QWeight.Present() {
-		check(name, "QWeight", p.QWeight, Float32, h.Heads*h.Size)
+		check(name, "QWeight", p.QWeight, number(p.QWeight), h.Heads*h.Size)
 		check(name, "RQ", p.RQ, Float32, h.Tokens())
 	}
 	if p.KWeight.Present() {
-		check(name, "KWeight", p.KWeight, Float32, h.KVHeads*h.Size)
+		check(name, "KWeight", p.KWeight, number(p.KWeight), h.KVHeads*h.Size)
 		check(name, "RK", p.RK, Float32, h.Tokens())
 	}
 	positions := max(p.First+h.Length, p.Cos.shape[0])
@@ -299,7 +310,11 @@ func CheckCrossEntropy(c CrossEntropy) {
 // and returns the number of blocks. results is the number of host results.
 func CheckBlocks(name string, stretches []Tensor, results int) (blocks int) {
 	for _, x := range stretches {
-		check(name, "a stretch", x, Float32, x.shape[:x.rank]...)
+		dtype := Float32
+		if name == "Checksums" {
+			dtype = number(x)
+		}
+		check(name, "a stretch", x, dtype, x.shape[:x.rank]...)
 	}
 	blocks = Blocks(stretches)
 	need(name, "sums", results, blocks)
@@ -337,6 +352,14 @@ func CheckCopy(name string, t Tensor, dtype DType, n int) {
 		panic(fmt.Sprintf("xpu: %s: the tensor of shape %v has %d elements, and the host %d", name, t.Shape(),
 			t.Elements(), n))
 	}
+}
+
+// number returns the type of an operand that may be BFloat16, and Float32 for all other types.
+func number(t Tensor) DType {
+	if t.dtype == BFloat16 {
+		return BFloat16
+	}
+	return Float32
 }
 
 // check panics unless an operand has the given type and shape, without gaps.

@@ -2,8 +2,8 @@
 // operations of a decoder and its training. Each sub-package implements [Device] for one kind of
 // hardware; [mula/xpu/cpu] works on every machine.
 //
-// All numbers are float32 and all matrices row-major: element (i, j) of a matrix x with leading
-// dimension ld is x[i*ld+j].
+// All numbers are float32, but weights may be bfloat16 (see [Layers]). All matrices are row-major:
+// element (i, j) of a matrix x with leading dimension ld is x[i*ld+j].
 //
 // # Precision
 //

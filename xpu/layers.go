@@ -14,9 +14,12 @@ import (
 // but host results are still set. Slices of tensors are read before a method returns. Host results
 // must not be used before Wait. The values of ids, rows and targets are not checked: an index out
 // of range is an error of the caller with an undefined effect.
+//
+// Numbers are Float32. Weights that are only read may be BFloat16: the table of Embed, and the
+// weights of norms. So may both operands of Copy, and the operands of Checksums.
 type Layers interface {
 	// Zero sets x to zero, Copy sets dst to x, and Add sets dst to x + y; dst may be x. All have
-	// the same shape.
+	// the same shape. Copy rounds to a dst of BFloat16 as defined by [BF16].
 	Zero(x Tensor)
 	Copy(dst, x Tensor)
 	Add(dst, x, y Tensor)
@@ -136,13 +139,13 @@ func Blocks(stretches []Tensor) (n int) {
 // number.
 const ChecksumKey = 0x9E3779B97F4A7C15
 
-// Checksum returns a checksum of the bits of at most [BlockSize] numbers. Each four numbers form
-// two little-endian words of 64 bits, padded with zeros. Words a and b of the i-th four, from 0,
+// Checksum returns a checksum of the bits of at most [BlockSize] numbers. Each 16 bytes form two
+// little-endian words of 64 bits, padded with zeros. Words a and b of the i-th 16 bytes, from 0,
 // add the lower half xor the upper half of the 128-bit product (a xor (2i+1)·[ChecksumKey])·(b xor
 // (2i+2)·[ChecksumKey]) to the sum, modulo 2^64. Any difference, including signs and order, is
 // missed with a probability of about 2^-64.
-func Checksum(x []float32) uint64 {
-	data := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), 4*len(x))
+func Checksum[E float32 | uint16](x []E) uint64 {
+	data := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), int(unsafe.Sizeof(*new(E)))*len(x))
 	key := uint64(ChecksumKey)
 	keyA, keyB, sum := key, 2*key, uint64(0)
 	for ; len(data) >= 16; data = data[16:] {

@@ -28,13 +28,16 @@ type Memory interface {
 
 	// Write copies the host's src to a tensor without gaps, which has as many elements, and returns
 	// when the host may write to src again. If src is the tensor's own memory, see [Tensor.Host],
-	// nothing is copied.
+	// nothing is copied. Numbers for a tensor of BFloat16 are rounded as defined by [BF16].
+	// WriteHalves has their bits, which are not rounded.
 	Write(t Tensor, src []float32)
+	WriteHalves(t Tensor, src []uint16)
 	WriteInts(t Tensor, src []int32)
 
 	// Read waits for all preceding commands and copies a tensor without gaps to the host's dst,
-	// which has as many elements.
+	// which has as many elements. ReadHalves copies the bits of a tensor of BFloat16.
 	Read(ctx context.Context, dst []float32, t Tensor) error
+	ReadHalves(ctx context.Context, dst []uint16, t Tensor) error
 	ReadInts(ctx context.Context, dst []int32, t Tensor) error
 
 	// Wait waits for all preceding commands.
@@ -46,10 +49,11 @@ type Memory interface {
 }
 
 // Numbers waits for all preceding commands and returns the elements of a tensor without gaps. If it
-// is memory of the host, Numbers returns that memory, and otherwise a copy in *buffer.
+// is memory of the host and of Float32, Numbers returns that memory, and otherwise a copy in
+// *buffer.
 func Numbers(ctx context.Context, m Memory, t Tensor, buffer *[]float32) ([]float32, error) {
 	x := HostBuffer(t, buffer)
-	if !t.IsDiscrete() {
+	if !t.IsDiscrete() && t.dtype == Float32 {
 		CheckCopy("Numbers", t, Float32, len(x))
 		return x, m.Wait(ctx)
 	}
@@ -58,21 +62,26 @@ func Numbers(ctx context.Context, m Memory, t Tensor, buffer *[]float32) ([]floa
 
 // SetNumbers sets a tensor without gaps to x, which is the result of [HostBuffer] or [Numbers].
 func SetNumbers(m Memory, t Tensor, x []float32) {
-	if t.IsDiscrete() {
+	if t.IsDiscrete() || t.dtype == BFloat16 {
 		m.Write(t, x)
 	}
 }
 
 // HostBuffer returns host memory from which [SetNumbers] can set a tensor without gaps: the
-// tensor's own memory if it is memory of the host, or else *buffer, whose contents are undefined.
+// tensor's own memory if it is memory of the host and of Float32, or else *buffer, whose contents
+// are undefined.
 func HostBuffer(t Tensor, buffer *[]float32) []float32 {
 	if x := t.Host(); x != nil {
 		return x
 	}
-	n := t.Elements()
+	return room(buffer, t.Elements())
+}
+
+// room sets the length of *buffer to n and returns it.
+func room[E any](buffer *[]E, n int) []E {
 	if n > cap(*buffer) {
 		*buffer = nil // so that it can be collected before the new allocation
-		*buffer = make([]float32, n)
+		*buffer = make([]E, n)
 	}
 	*buffer = (*buffer)[:n]
 	return *buffer

@@ -2,7 +2,7 @@ package xpu
 
 // Products are matrix products, of complete matrices and of groups of rows (the experts of a
 // mixture). An operand may be a transposed view, see [Tensor.T], and the rows of a matrix may have
-// gaps.
+// gaps. The right operand b of MatMul and GroupedMatMul may be of BFloat16.
 type Products interface {
 	// MatMul computes dst = a·b, or dst += a·b with Accumulate, of a [m, k], b [k, n] and dst
 	// [m, n]. With k = 0 the product is zero. dst is not transposed.

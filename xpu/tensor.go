@@ -62,6 +62,11 @@ func Of(x []float32, shape ...int) Tensor {
 	return tensorOf(unsafe.Pointer(unsafe.SliceData(x)), len(x), Float32, shape)
 }
 
+// OfHalves is Of for the bits of numbers of BFloat16.
+func OfHalves(x []uint16, shape ...int) Tensor {
+	return tensorOf(unsafe.Pointer(unsafe.SliceData(x)), len(x), BFloat16, shape)
+}
+
 // OfInts is Of for whole numbers.
 func OfInts(x []int32, shape ...int) Tensor {
 	return tensorOf(unsafe.Pointer(unsafe.SliceData(x)), len(x), Int32, shape)
@@ -258,9 +263,10 @@ func (t Tensor) advance(n int) Tensor {
 }
 
 // Host returns the memory of a tensor of Float32, from its first to its last element, without a
-// copy, or nil if the device does not share it with the host.
+// copy, or nil if the device does not share it with the host. It also returns nil for a tensor of
+// BFloat16, whose memory has no float32.
 func (t Tensor) Host() []float32 {
-	if t.discrete {
+	if t.discrete || t.dtype == BFloat16 {
 		return nil
 	}
 	return t.Floats()
@@ -271,6 +277,12 @@ func (t Tensor) Host() []float32 {
 func (t Tensor) Floats() []float32 {
 	t.checkHost(Float32)
 	return unsafe.Slice((*float32)(t.host), t.extent())
+}
+
+// Halves is Floats for a tensor of BFloat16. An element is the upper half of a float32.
+func (t Tensor) Halves() []uint16 {
+	t.checkHost(BFloat16)
+	return unsafe.Slice((*uint16)(t.host), t.extent())
 }
 
 // Ints is Floats for a tensor of Int32.

@@ -124,7 +124,7 @@ func ScratchBytes(name string, threads int, model moe.Config, sequenceLength int
 	product, thread := 0, 0
 	switch name {
 	case CPU:
-		product, thread = 16<<20, 800<<10
+		product, thread = 16<<20, 864<<10
 	case OneDNN:
 		product, thread = 32<<20, 2<<20
 	default:

@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"unsafe"
+
+	"mula/xpu/cpu"
 )
 
 // An Element is an element type that a [Comm] can send. All ranks of a group have the same byte
@@ -17,9 +19,12 @@ type Element interface {
 	~uint8 | ~uint16 | ~int32 | ~uint32 | ~int64 | ~uint64 | ~float32 | ~float64
 }
 
+// A BF16 has the bits of a bfloat16 number, the upper half of a float32.
+type BF16 uint16
+
 // A Number is an element type that a [Comm] can sum.
 type Number interface {
-	~int64 | ~float32 | ~float64
+	~int64 | ~float32 | ~float64 | BF16
 }
 
 // A Comm is a group of ranks that compute together: it sums, gathers and exchanges numbers over a
@@ -33,6 +38,9 @@ type Number interface {
 // sum of these sums. The result depends on nothing else: not on the transport, on the hosts, on the
 // division of a vector among ranks or on timing. With [Comm.SetFast], a transport that is a
 // [Summer] chooses the order of float32 sums.
+//
+// Numbers of [BF16] are added in float32, in the same order. The result of each stage is rounded
+// once, as defined by [mula/xpu.BF16], so that hosts and groups can send the results of stages.
 type Comm struct {
 	transport Transport
 	stages    []int  // sizes of the inner stages of sums
@@ -411,12 +419,15 @@ func (s summands[N]) term(k int) []N {
 	return s.values[k*s.each : (k+1)*s.each]
 }
 
+// sumBlock is the number of elements that are added at a time, so that sums are still in the
+// first-level cache when the next term is added.
+const sumBlock = 2048
+
 // addUp returns the sum of n terms, in stages of the given sizes, each a multiple of the one
 // before. The sum is in the memory of the first term; the other terms are undefined afterwards.
 func addUp[N Number](s summands[N], n int, stages []int) []N {
-	const block = 2048 // so that sums are still in the first-level cache when the next term is added
-	for lo := 0; lo < s.each; lo += block {
-		hi := min(lo+block, s.each)
+	for lo := 0; lo < s.each; lo += sumBlock {
+		hi := min(lo+sumBlock, s.each)
 		for stage, inner := 0, 1; stage <= len(stages); stage++ {
 			size := n
 			if stage < len(stages) {
@@ -424,6 +435,10 @@ func addUp[N Number](s summands[N], n int, stages []int) []N {
 			}
 			for first := 0; first < n; first += size {
 				total := s.term(first)[lo:hi]
+				if halves, ok := any(total).([]BF16); ok {
+					addHalves(halves, any(s).(summands[BF16]), first, size, inner, lo)
+					continue
+				}
 				for k := first + inner; k < first+size; k += inner {
 					add(total, s.term(k)[lo:hi])
 				}
@@ -432,6 +447,23 @@ func addUp[N Number](s summands[N], n int, stages []int) []N {
 		}
 	}
 	return s.term(0)
+}
+
+// addHalves adds a block of the terms first+inner, first+2·inner, … below first+size to total,
+// which is the block from element lo of term first, in float32, and rounds the sum.
+func addHalves(total []BF16, s summands[BF16], first, size, inner, lo int) {
+	var sums, terms [sumBlock]float32
+	sum, term := sums[:len(total)], terms[:len(total)]
+	cpu.Widen(sum, bitsOf(total))
+	for k := first + inner; k < first+size; k += inner {
+		cpu.Widen(term, bitsOf(s.term(k)[lo:][:len(total)]))
+		add(sum, term)
+	}
+	cpu.BF16(bitsOf(total), sum)
+}
+
+func bitsOf(x []BF16) []uint16 {
+	return unsafe.Slice((*uint16)(unsafe.Pointer(unsafe.SliceData(x))), len(x))
 }
 
 // add adds src to dst, element by element.

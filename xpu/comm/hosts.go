@@ -168,7 +168,7 @@ func allGatherByHosts[E Element](ctx context.Context, c *Comm, o Operation, x []
 func reduceScatterByHosts[N Number](ctx context.Context, c *Comm, o Operation, x []N, bounds []int) error {
 	h, n, rank := c.hosts, c.Size(), c.Rank()
 	sums := &h.sums
-	if N(1)/2 == 0 {
+	if _, halves := any(x).([]BF16); !halves && N(1)/2 == 0 {
 		sums = &h.counts
 	}
 	a, partial := len(h.ranks[h.own]), sums.first[h.own+1]-sums.first[h.own] // of this host

@@ -7,14 +7,17 @@ import "mula/xpu"
 const measureSize = 1 << 12
 
 // moments are [xpu.Moments] in host memory. Commands that only read have the numbers in Weight.
-type moments struct{ Weight, Grad, M, V []float32 }
+type moments struct {
+	Weight, Grad, M, V []float32
+	halves             []uint16 // of Checksums, if the numbers are of BFloat16
+}
 
 // A block is a range of elements of a stretch.
 type block struct{ stretch, begin, end int }
 
 // addStretch adds a range and cuts it into blocks.
 func (t *task) addStretch(m moments) {
-	stretch, n := len(t.ranges), len(m.Weight)
+	stretch, n := len(t.ranges), max(len(m.Weight), len(m.halves))
 	t.ranges = append(t.ranges, m)
 	for begin := 0; begin < n; begin += xpu.BlockSize {
 		t.blocks = append(t.blocks, block{stretch, begin, min(begin+xpu.BlockSize, n)})
@@ -43,11 +46,19 @@ func (h *Host) Checksums(stretches []xpu.Tensor, sums []uint64) {
 	defer t.end()
 	t.blocks = t.blocks[:0]
 	for _, x := range stretches {
-		t.addStretch(moments{Weight: x.Floats()})
+		if x.DType() == xpu.BFloat16 {
+			t.addStretch(moments{halves: x.Halves()})
+		} else {
+			t.addStretch(moments{Weight: x.Floats()})
+		}
 	}
 	t.cut(n, n, func(t *task, i, _, _ int) {
 		b := t.blocks[i]
-		t.checksums[i] = xpu.Checksum(t.ranges[b.stretch].Weight[b.begin:b.end])
+		if s := &t.ranges[b.stretch]; s.halves != nil {
+			t.checksums[i] = xpu.Checksum(s.halves[b.begin:b.end])
+		} else {
+			t.checksums[i] = xpu.Checksum(s.Weight[b.begin:b.end])
+		}
 	})
 }
 
@@ -58,7 +69,7 @@ func (h *Host) Update(u xpu.Update, stretches []xpu.Moments, before, change []fl
 	defer t.end()
 	t.blocks = t.blocks[:0]
 	for _, s := range stretches {
-		t.addStretch(moments{s.Weight.Floats(), s.Grad.Floats(), s.M.Floats(), s.V.Floats()})
+		t.addStretch(moments{Weight: s.Weight.Floats(), Grad: s.Grad.Floats(), M: s.M.Floats(), V: s.V.Floats()})
 	}
 	t.cut(n, n, func(t *task, i, _, _ int) {
 		b := t.blocks[i]

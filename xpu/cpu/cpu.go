@@ -37,8 +37,8 @@ import (
 
 // Device computes on the processor, with a pool of threads that run until [Host.Close]. It is safe
 // for use by several goroutines at once; each calling goroutine works on its own command, together
-// with the shared workers of the pool. The device keeps its scratch memory: about 470 KiB for each
-// thread (800 if bf16 is rounded in float32), up to 16 MiB for each concurrent product, and the
+// with the shared workers of the pool. The device keeps its scratch memory: about 530 KiB for each
+// thread (860 if bf16 is rounded in float32), up to 16 MiB for each concurrent product, and the
 // scratch memory of its [Host].
 type Device struct {
 	*Host

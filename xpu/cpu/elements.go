@@ -14,11 +14,26 @@ func (h *Host) Zero(x xpu.Tensor) {
 
 // Copy sets dst to x.
 func (h *Host) Copy(dst, x xpu.Tensor) {
-	xpu.CheckElements("Copy", dst, x)
-	h.elements(operands{dst: dst.Floats(), x: x.Floats()}, func(t *task, _, lo,
-		hi int) {
-		copy(t.dst[lo:hi], t.x[lo:hi])
-	})
+	xpu.CheckCopied(dst, x)
+	half := xpu.BFloat16
+	switch {
+	case dst.DType() == half && x.DType() == half:
+		h.elements(operands{dstHalves: dst.Halves(), halves: x.Halves()}, func(t *task, _, lo, hi int) {
+			copy(t.dstHalves[lo:hi], t.halves[lo:hi])
+		})
+	case dst.DType() == half:
+		h.elements(operands{dstHalves: dst.Halves(), x: x.Floats()}, func(t *task, _, lo, hi int) {
+			BF16(t.dstHalves[lo:hi], t.x[lo:hi])
+		})
+	case x.DType() == half:
+		h.elements(operands{dst: dst.Floats(), halves: x.Halves()}, func(t *task, _, lo, hi int) {
+			Widen(t.dst[lo:hi], t.halves[lo:hi])
+		})
+	default:
+		h.elements(operands{dst: dst.Floats(), x: x.Floats()}, func(t *task, _, lo, hi int) {
+			copy(t.dst[lo:hi], t.x[lo:hi])
+		})
+	}
 }
 
 // Add sets dst to x + y; dst may be x.
@@ -30,9 +45,9 @@ func (h *Host) Add(dst, x, y xpu.Tensor) {
 	})
 }
 
-// elements runs a command that is one loop over the elements of o.dst.
+// elements runs a command that is one loop over the elements of its result.
 func (h *Host) elements(o operands, body func(t *task, part, lo, hi int)) {
-	n := len(o.dst)
+	n := max(len(o.dst), len(o.dstHalves))
 	t := h.begin(o)
 	t.cut(n, min(parts, (n+leastElements-1)/leastElements), body)
 	t.end()

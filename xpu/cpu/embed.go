@@ -4,8 +4,17 @@ import "mula/xpu"
 
 // Embed looks up rows of a table; see [xpu.Layers].
 func (h *Host) Embed(dst, table, ids xpu.Tensor) {
-	xpu.CheckRows("Embed", dst, table, ids)
-	h.gather(dst, table, ids)
+	xpu.CheckEmbed(dst, table, ids)
+	if table.DType() != xpu.BFloat16 {
+		h.gather(dst, table, ids)
+		return
+	}
+	h.split(dst.Dim(0), operands{dst: dst.Floats(), halves: table.Halves(), ids: ids.Ints(), width: dst.Dim(1)},
+		func(t *task, _, lo, hi int) {
+			for i := lo; i < hi; i++ {
+				Widen(t.dst[i*t.width:][:t.width], t.halves[int(t.ids[i])*t.width:][:t.width])
+			}
+		})
 }
 
 // GatherRows copies rows of x in the order of tokenOf; see [xpu.Layers].

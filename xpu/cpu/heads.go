@@ -15,9 +15,10 @@ type projections struct {
 	First                                            int
 }
 
-func projectionsOf(p xpu.Projections) projections {
-	return projections{Heads: p.Heads(), QKV: p.QKV.Floats(), QWeight: p.QWeight.Floats(), KWeight: p.KWeight.Floats(),
-		RQ: p.RQ.Floats(), RK: p.RK.Floats(), Cos: p.Cos.Floats(), Sin: p.Sin.Floats(), Q: p.Q.Floats(),
+func (t *task) setProjections(p xpu.Projections) {
+	t.projections = projections{Heads: p.Heads(), QKV: p.QKV.Floats(), QWeight: t.weights(0, p.QWeight),
+		KWeight: t.weights(1, p.KWeight),
+		RQ:      p.RQ.Floats(), RK: p.RK.Floats(), Cos: p.Cos.Floats(), Sin: p.Sin.Floats(), Q: p.Q.Floats(),
 		K: p.K.Floats(),
 		V: p.V.Floats(), Epsilon: p.Epsilon, Clip: p.Clip, Known: p.Known, First: p.First}
 }
@@ -25,7 +26,10 @@ func projectionsOf(p xpu.Projections) projections {
 // SplitHeads splits projections into heads; see [xpu.Layers].
 func (h *Host) SplitHeads(p xpu.Projections) {
 	xpu.CheckSplitHeads(p)
-	h.split(p.QKV.Dim(0), operands{projections: projectionsOf(p)}, func(t *task, _, lo, hi int) {
+	t := h.begin(operands{})
+	defer t.end()
+	t.setProjections(p)
+	t.split(p.QKV.Dim(0), func(t *task, _, lo, hi int) {
 		p := &t.projections
 		d, s, width := p.Size, p.Length, p.Width()
 		q, kv := p.Heads.Heads*d, p.KVHeads*d
@@ -98,10 +102,10 @@ func clip(x []float32, bound float64) {
 // JoinHeads computes the gradients of projections from the gradients of heads; see [xpu.Layers].
 func (h *Host) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight xpu.Tensor) {
 	xpu.CheckJoinHeads(p, dqkv, dk, dv, dqWeight, dkWeight)
-	o := operands{projections: projectionsOf(p), dst: dqkv.Floats(), x: dk.Floats(), y: dv.Floats()}
-	q, kv, n := o.projections.Heads.Heads*o.projections.Size, o.projections.KVHeads*o.projections.Size, dqkv.Dim(0)
-	t := h.begin(o)
+	t := h.begin(operands{dst: dqkv.Floats(), x: dk.Floats(), y: dv.Floats()})
 	defer t.end()
+	t.setProjections(p)
+	q, kv, n := t.projections.Heads.Heads*t.projections.Size, t.projections.KVHeads*t.projections.Size, dqkv.Dim(0)
 	room(&t.partial, min(n, parts)*(q+kv))
 	t.split(n, func(t *task, part, lo, hi int) {
 		p := &t.projections

@@ -51,7 +51,7 @@ func (h *Host) Threads() int { return h.pool.size + 1 }
 // running calls have returned. A panic on a worker ends the program.
 func (h *Host) Parallel(n int, f func(i int)) { h.pool.run(n, f) }
 
-func allocate[E float32 | int32](h *Host, n int) ([]E, error) {
+func allocate[E float32 | uint16 | int32](h *Host, n int) ([]E, error) {
 	if n > math.MaxInt/64 || uint64(n) > 1<<45 {
 		return nil, fmt.Errorf("cpu: memory for %d numbers exceeds the limit of a process", n)
 	}
@@ -64,7 +64,7 @@ func allocate[E float32 | int32](h *Host, n int) ([]E, error) {
 	return x, nil
 }
 
-func free[E float32 | int32](h *Host, x []E) {
+func free[E float32 | uint16 | int32](h *Host, x []E) {
 	if len(x) == 0 {
 		return
 	}
@@ -96,8 +96,14 @@ func (h *Host) New(dtype xpu.DType, shape ...int) (xpu.Tensor, error) {
 			return xpu.Tensor{}, err
 		}
 		return xpu.OfInts(x, shape...), nil
+	case xpu.BFloat16:
+		x, err := allocate[uint16](h, n)
+		if err != nil {
+			return xpu.Tensor{}, err
+		}
+		return xpu.OfHalves(x, shape...), nil
 	}
-	return xpu.Tensor{}, fmt.Errorf("cpu: no command computes on %s yet", dtype)
+	return xpu.Tensor{}, fmt.Errorf("cpu: unknown type %s", dtype)
 }
 
 // Release releases memory; see [xpu.Memory].
@@ -106,6 +112,8 @@ func (h *Host) Release(t xpu.Tensor) {
 	case t.Elements() == 0:
 	case t.DType() == xpu.Int32:
 		free(h, t.Ints())
+	case t.DType() == xpu.BFloat16:
+		free(h, t.Halves())
 	default:
 		free(h, t.Floats())
 	}
@@ -113,8 +121,19 @@ func (h *Host) Release(t xpu.Tensor) {
 
 // Write copies src to t; see [xpu.Memory].
 func (h *Host) Write(t xpu.Tensor, src []float32) {
+	if t.DType() == xpu.BFloat16 {
+		xpu.CheckCopy("Write", t, xpu.BFloat16, len(src))
+		BF16(t.Halves(), src)
+		return
+	}
 	xpu.CheckCopy("Write", t, xpu.Float32, len(src))
 	move(t.Floats(), src)
+}
+
+// WriteHalves copies src to t.
+func (h *Host) WriteHalves(t xpu.Tensor, src []uint16) {
+	xpu.CheckCopy("WriteHalves", t, xpu.BFloat16, len(src))
+	move(t.Halves(), src)
 }
 
 // WriteInts copies src to t.
@@ -125,8 +144,20 @@ func (h *Host) WriteInts(t xpu.Tensor, src []int32) {
 
 // Read copies t to dst.
 func (h *Host) Read(_ context.Context, dst []float32, t xpu.Tensor) error {
+	if t.DType() == xpu.BFloat16 {
+		xpu.CheckCopy("Read", t, xpu.BFloat16, len(dst))
+		Widen(dst, t.Halves())
+		return nil
+	}
 	xpu.CheckCopy("Read", t, xpu.Float32, len(dst))
 	move(dst, t.Floats())
+	return nil
+}
+
+// ReadHalves copies t to dst.
+func (h *Host) ReadHalves(_ context.Context, dst []uint16, t xpu.Tensor) error {
+	xpu.CheckCopy("ReadHalves", t, xpu.BFloat16, len(dst))
+	move(dst, t.Halves())
 	return nil
 }
 
@@ -138,7 +169,7 @@ func (h *Host) ReadInts(_ context.Context, dst []int32, t xpu.Tensor) error {
 }
 
 // move copies src to dst, if they are not the same memory.
-func move[E float32 | int32](dst, src []E) {
+func move[E float32 | uint16 | int32](dst, src []E) {
 	if unsafe.SliceData(dst) != unsafe.SliceData(src) {
 		copy(dst, src)
 	}

@@ -102,6 +102,15 @@ func BF16(dst []uint16, x []float32) {
 	}
 }
 
+// Widen sets dst[i] to the number with the bits x[i], the inverse of [BF16]. dst must have the
+// length of x.
+func Widen(dst []float32, x []uint16) {
+	sameLength(len(dst), len(x))
+	for i := widen(dst, x); i < len(x); i++ {
+		dst[i] = math.Float32frombits(uint32(x[i]) << 16)
+	}
+}
+
 // roundBF16Go rounds to bfloat16; see [xpu.BF16].
 func roundBF16Go(x []float32) {
 	for i, v := range x {
@@ -183,6 +192,23 @@ func (s *kernelSet) packB(dst, b []float32, ldb int, trans bool, column0, n, k0,
 		s.packColumns(s.packColumnsB, dst, b[k0*ldb+column0:], ldb, s.nr, n, kc, edge)
 	} else {
 		s.packRows(s.packRowsB, dst, b[column0*ldb+k0:], ldb, s.nr, n, kc, 1<<31, edge)
+	}
+}
+
+// packHalves is packB for a matrix of bfloat16. It converts one panel after another to float32, in
+// wide, which has space for the lines of a panel.
+func (s *kernelSet) packHalves(dst []float32, b []uint16, ldb int, trans bool, column0, n, k0, kc int,
+	edge, wide []float32) {
+	for done := 0; done < n; done += s.nr {
+		columns := min(s.nr, n-done)
+		lines, length, at := kc, columns, k0*ldb+column0+done
+		if trans {
+			lines, length, at = columns, kc, (column0+done)*ldb+k0
+		}
+		for i := range lines {
+			Widen(wide[i*length:][:length], b[at+i*ldb:][:length])
+		}
+		s.packB(dst[done*s.elements(kc):], wide[:lines*length], length, trans, 0, columns, 0, kc, edge)
 	}
 }
 

@@ -135,5 +135,19 @@ func halves(dst []uint16, src []float32) int {
 //go:noescape
 func halvesAVX512(dst *uint16, src *float32, n int64)
 
+// widen converts the first elements of src to float32 and returns their number.
+func widen(dst []float32, src []uint16) int {
+	n := len(src) &^ 15
+	if n == 0 || !cpu.X86.HasAVX2 {
+		return 0
+	}
+	_ = dst[n-1]
+	widenAVX2(&dst[0], &src[0], int64(n))
+	return n
+}
+
+//go:noescape
+func widenAVX2(dst *float32, src *uint16, n int64)
+
 //go:noescape
 func roundAVX2(x *float32, n int64)

@@ -18,16 +18,18 @@ type norm struct {
 	Weight, Mean, RStd []float32
 }
 
-func normOf(n xpu.Norm, width int) norm {
-	return norm{width, n.Epsilon, n.Weight.Floats(), n.Mean.Floats(), n.RStd.Floats()}
+func (t *task) setNorm(n xpu.Norm, width int) {
+	t.norm = norm{width, n.Epsilon, t.weights(0, n.Weight), n.Mean.Floats(), n.RStd.Floats()}
 }
 
 // Normalize writes the norm of the rows of x to y; see [xpu.Layers]. Like the original, RMSNorm
 // multiplies by the inverse first and then by the weight.
 func (h *Host) Normalize(y, x xpu.Tensor, n xpu.Norm, known bool) {
 	xpu.CheckNormalize(y, x, n)
-	o := operands{dst: y.Floats(), x: x.Floats(), norm: normOf(n, x.Dim(1)), known: known}
-	h.split(x.Dim(0), o, func(t *task, _, lo, hi int) {
+	t := h.begin(operands{dst: y.Floats(), x: x.Floats(), known: known})
+	defer t.end()
+	t.setNorm(n, x.Dim(1))
+	t.split(x.Dim(0), func(t *task, _, lo, hi int) {
 		n := &t.norm
 		for i := lo; i < hi; i++ {
 			row, dst := t.x[i*n.Width:][:n.Width], t.dst[i*n.Width:][:n.Width]
@@ -70,8 +72,9 @@ func layerStatistics(x []float32, eps float64) (mean, rstd float32) {
 func (h *Host) NormGrad(dx, dh, x xpu.Tensor, n xpu.Norm, dweight xpu.Tensor) {
 	xpu.CheckNormGrad(dx, dh, x, n, dweight)
 	rows, width := x.Dim(0), x.Dim(1)
-	t := h.begin(operands{dst: dx.Floats(), y: dh.Floats(), x: x.Floats(), norm: normOf(n, width)})
+	t := h.begin(operands{dst: dx.Floats(), y: dh.Floats(), x: x.Floats()})
 	defer t.end()
+	t.setNorm(n, width)
 	if !n.Weight.Present() {
 		t.split(rows, func(t *task, _, lo, hi int) {
 			n, width := &t.norm, t.norm.Width

@@ -46,6 +46,7 @@ type product struct {
 type problem struct {
 	m, n, k        int
 	a, b, c        []float32
+	halves         []uint16 // op(B) of BFloat16, instead of b
 	lda, ldb, ldc  int
 	transA, transB bool
 	add            bool
@@ -71,6 +72,7 @@ type scratch struct {
 	a    [blockPanels * maxMR * depth * blockKBF16]float32
 	b    [maxNR * blockKBF16]float32
 	edge [maxNR * blockKBF16]float32
+	wide [maxNR * blockKBF16]float32 // a panel of op(B) of BFloat16, as float32
 	tile [maxMR * maxNR]float32
 }
 
@@ -81,9 +83,10 @@ func (d *Device) MatMul(dst, a, b xpu.Tensor, o xpu.MatMulOptions) {
 	ldb, transB, _ := b.Stored()
 	ldc, _, _ := dst.Stored()
 	p := d.product()
-	p.problems = append(p.problems, problem{m: dst.Dim(0), n: dst.Dim(1), k: a.Dim(1), a: a.Floats(), b: b.Floats(),
-		c: dst.Floats(), lda: lda,
-		ldb: ldb, ldc: ldc, transA: transA, transB: transB, add: o.Accumulate})
+	q := problem{m: dst.Dim(0), n: dst.Dim(1), k: a.Dim(1), a: a.Floats(), c: dst.Floats(), lda: lda, ldb: ldb,
+		ldc: ldc, transA: transA, transB: transB, add: o.Accumulate}
+	q.setB(b, 0)
+	p.problems = append(p.problems, q)
 	p.run()
 }
 
@@ -98,9 +101,10 @@ func (d *Device) GroupedMatMul(dst, a, b, counts xpu.Tensor, o xpu.MatMulOptions
 	for g, count := range groups {
 		m := int(count)
 		if m > 0 {
-			p.problems = append(p.problems, problem{m: m, n: n, k: k, a: a.Floats()[row*k:], b: b.Floats()[g*k*n:],
-				c:   dst.Floats()[row*n:],
-				lda: k, ldb: ldb, ldc: n, transB: transB, add: o.Accumulate})
+			q := problem{m: m, n: n, k: k, a: a.Floats()[row*k:], c: dst.Floats()[row*n:], lda: k, ldb: ldb, ldc: n,
+				transB: transB, add: o.Accumulate}
+			q.setB(b, g*k*n)
+			p.problems = append(p.problems, q)
 		}
 		row += m
 	}
@@ -124,6 +128,15 @@ func (d *Device) GroupedWeightGrad(dst, a, b, counts xpu.Tensor, o xpu.MatMulOpt
 		row += k
 	}
 	p.run()
+}
+
+// setB sets op(B) to the elements of b from the given one on.
+func (q *problem) setB(b xpu.Tensor, from int) {
+	if b.DType() == xpu.BFloat16 {
+		q.halves = b.Halves()[from:]
+	} else {
+		q.b = b.Floats()[from:]
+	}
 }
 
 func (d *Device) product() *product {
@@ -239,8 +252,17 @@ func (p *product) packOne(i int) {
 	column := (s.first + g.first) * nr
 	dst := p.packed[s.offset+kernels.elements(g.k0)*s.panels*nr+g.first*nr*kernels.elements(kc):]
 	work := p.dev.scratch.Get()
-	kernels.packB(dst, q.b, q.ldb, q.transB, column, min(g.panels*nr, q.n-column), g.k0, kc, work.edge[:])
+	q.packB(kernels, dst, column, min(g.panels*nr, q.n-column), g.k0, kc, work)
 	p.dev.scratch.Put(work)
+}
+
+// packB packs n columns, from column0, and kc terms, from k0, of op(B).
+func (q *problem) packB(s *kernelSet, dst []float32, column0, n, k0, kc int, work *scratch) {
+	if q.halves != nil {
+		s.packHalves(dst, q.halves, q.ldb, q.transB, column0, n, k0, kc, work.edge[:], work.wide[:])
+	} else {
+		s.packB(dst, q.b, q.ldb, q.transB, column0, n, k0, kc, work.edge[:])
+	}
 }
 
 func (p *product) computeOne(i int) {
@@ -287,10 +309,10 @@ func (p *product) multiply(t piece, j, k0, kc int, work *scratch, a []float32) {
 	switch {
 	case s.offset >= 0:
 		b = p.packed[s.offset+kernels.elements(k0)*s.panels*nr+(j-s.first)*nr*size:]
-	case !q.transB && columns == nr && t.rows <= mr && kernels.precision == xpu.FP32:
+	case !q.transB && q.halves == nil && columns == nr && t.rows <= mr && kernels.precision == xpu.FP32:
 		b, ldb = q.b[k0*q.ldb+j*nr:], q.ldb // read once: a copy would not pay
 	default:
-		kernels.packB(b, q.b, q.ldb, q.transB, j*nr, columns, k0, kc, work.edge[:])
+		q.packB(kernels, b, j*nr, columns, k0, kc, work)
 	}
 	c := q.c[t.row*q.ldc+j*nr:]
 	if columns == nr {

@@ -5517,3 +5517,22 @@ some:
 	JNZ some
 	VZEROUPPER
 	RET
+
+// func widenAVX2(dst *float32, src *uint16, n int64)
+TEXT ·widenAVX2(SB), NOSPLIT, $0-24
+	MOVQ dst+0(FP), DI
+	MOVQ src+8(FP), SI
+	MOVQ n+16(FP), CX
+some:
+	VPMOVZXWD 0(SI), Y0
+	VPSLLD $16, Y0, Y0
+	VMOVDQU Y0, 0(DI)
+	VPMOVZXWD 16(SI), Y1
+	VPSLLD $16, Y1, Y1
+	VMOVDQU Y1, 32(DI)
+	ADDQ $32, SI
+	ADDQ $64, DI
+	SUBQ $16, CX
+	JNZ some
+	VZEROUPPER
+	RET

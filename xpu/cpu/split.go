@@ -17,6 +17,7 @@ type task struct {
 	run       func(piece int)
 
 	partial []float32 // partial sums, one part after the other
+	widened [2][]float32
 	sums    []float64 // partial sums in float64
 	starts  []int32
 	blocks  []block
@@ -27,6 +28,8 @@ type task struct {
 // operands are the operands of a command's loops; each command sets the fields that it uses.
 type operands struct {
 	dst, x, y, z, w []float32
+	dstHalves       []uint16 // a result, and an operand, of BFloat16
+	halves          []uint16
 	ids             []int32
 	width, perToken int
 	skip            int32
@@ -60,6 +63,16 @@ func (t *task) end() {
 	clear(t.ranges)
 	t.ranges = t.ranges[:0]
 	t.host.tasks.Put(t)
+}
+
+// weights returns the numbers of the i-th operand that may be of BFloat16.
+func (t *task) weights(i int, x xpu.Tensor) []float32 {
+	if x.DType() != xpu.BFloat16 {
+		return x.Floats()
+	}
+	halves := x.Halves()
+	Widen(room(&t.widened[i], len(halves)), halves)
+	return t.widened[i]
 }
 
 // split calls body for the chunks [lo, hi) of n items, in parallel on the workers. part is the

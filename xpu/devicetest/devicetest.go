@@ -20,6 +20,7 @@ var families = []struct {
 	rounds bool // operations that round operands to the precision of the device
 }{
 	{"memory", memoryFamily, false},
+	{"bf16", halvesFamily, true},
 	{"products", productsFamily, true},
 	{"attention", attentionFamily, true},
 	{"heads", headsFamily, false},
@@ -71,10 +72,16 @@ func uploadInts(t tester, d xpu.Device, x []int32, shape ...int) xpu.Tensor {
 	return fenced(t, d, xpu.Int32, x, shape, fence, d.WriteInts, readInts)
 }
 
+// uploadHalves is upload for the bits of numbers of bfloat16.
+func uploadHalves(t tester, d xpu.Device, x []uint16, shape ...int) xpu.Tensor {
+	t.Helper()
+	return fenced(t, d, xpu.BFloat16, x, shape, fence>>16, d.WriteHalves, readHalves)
+}
+
 // A fence surrounds memory. As float32 it is NaN, so that a device that reads it is detected too.
 const fence, fenceBefore, fenceBehind = 0x7fc0fe9c, 19, 32
 
-func fenced[E float32 | int32](t tester, d xpu.Device, dtype xpu.DType, x []E, shape []int, mark E,
+func fenced[E float32 | uint16 | int32](t tester, d xpu.Device, dtype xpu.DType, x []E, shape []int, mark E,
 	write func(xpu.Tensor, []E), read func(tester, xpu.Device, xpu.Tensor) []E) xpu.Tensor {
 	t.Helper()
 	all, err := d.New(dtype, fenceBefore+len(x)+fenceBehind)
@@ -100,7 +107,7 @@ func fenced[E float32 | int32](t tester, d xpu.Device, dtype xpu.DType, x []E, s
 }
 
 // equalBits compares numbers by their bits, as a fence is NaN.
-func equalBits[E float32 | int32](x, y []E) bool {
+func equalBits[E float32 | uint16 | int32](x, y []E) bool {
 	return slices.EqualFunc(x, y, func(a, b E) bool { return a == b || a != a && b != b })
 }
 
@@ -119,6 +126,16 @@ func readInts(t tester, d xpu.Device, x xpu.Tensor) []int32 {
 	t.Helper()
 	host := make([]int32, x.Elements())
 	if err := d.ReadInts(context.Background(), host, x); err != nil {
+		t.Fatal(err)
+	}
+	return host
+}
+
+// readHalves is read for the bits of numbers of bfloat16.
+func readHalves(t tester, d xpu.Device, x xpu.Tensor) []uint16 {
+	t.Helper()
+	host := make([]uint16, x.Elements())
+	if err := d.ReadHalves(context.Background(), host, x); err != nil {
 		t.Fatal(err)
 	}
 	return host

@@ -97,7 +97,7 @@ func (d *Device) New(dtype xpu.DType, shape ...int) (xpu.Tensor, error) {
 	if d.failed != nil {
 		return xpu.Tensor{}, d.failed
 	}
-	if int64(n) > (d.capacity-d.bytes)/4 {
+	if int64(n) > (d.capacity-d.bytes)/int64(dtype.Bytes()) {
 		return xpu.Tensor{}, fmt.Errorf("discrete: out of memory for %d numbers: %d of %d bytes are in use", n, d.bytes,
 			d.capacity)
 	}
@@ -105,7 +105,7 @@ func (d *Device) New(dtype xpu.DType, shape ...int) (xpu.Tensor, error) {
 	if err != nil {
 		return xpu.Tensor{}, err
 	}
-	d.bytes += int64(4 * n)
+	d.bytes += int64(dtype.Bytes() * n)
 	return t.Discrete(), nil
 }
 
@@ -113,24 +113,36 @@ func (d *Device) New(dtype xpu.DType, shape ...int) (xpu.Tensor, error) {
 func (d *Device) Release(t xpu.Tensor) {
 	checkOwn(t)
 	d.inner.Release(t)
-	if t.DType() == xpu.Int32 {
-		for i, x := 0, t.Ints(); i < len(x); i++ {
-			x[i] = math.MinInt32
-		}
-	} else {
-		for i, x := 0, t.Floats(); i < len(x); i++ {
-			x[i] = float32(math.NaN())
-		}
+	switch t.DType() {
+	case xpu.Int32:
+		poison(t.Ints(), math.MinInt32)
+	case xpu.BFloat16:
+		poison(t.Halves(), 0x7fc0) // NaN
+	default:
+		poison(t.Floats(), float32(math.NaN()))
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.bytes -= int64(4 * t.Elements())
+	d.bytes -= int64(t.DType().Bytes() * t.Elements())
+}
+
+func poison[E any](x []E, value E) {
+	for i := range x {
+		x[i] = value
+	}
 }
 
 // Write copies src to a tensor.
 func (d *Device) Write(t xpu.Tensor, src []float32) {
 	if d.works(t) {
 		d.inner.Write(t, src)
+	}
+}
+
+// WriteHalves copies src to a tensor.
+func (d *Device) WriteHalves(t xpu.Tensor, src []uint16) {
+	if d.works(t) {
+		d.inner.WriteHalves(t, src)
 	}
 }
 
@@ -148,6 +160,15 @@ func (d *Device) Read(ctx context.Context, dst []float32, t xpu.Tensor) error {
 		return err
 	}
 	return d.inner.Read(ctx, dst, t)
+}
+
+// ReadHalves waits and copies a tensor to the host.
+func (d *Device) ReadHalves(ctx context.Context, dst []uint16, t xpu.Tensor) error {
+	checkOwn(t)
+	if err := d.Wait(ctx); err != nil {
+		return err
+	}
+	return d.inner.ReadHalves(ctx, dst, t)
 }
 
 // ReadInts waits and copies a tensor to the host.

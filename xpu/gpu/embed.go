@@ -4,7 +4,7 @@ import "mula/xpu"
 
 // Embed looks up rows of a table; see [xpu.Layers].
 func (d *Device) Embed(dst, table, ids xpu.Tensor) {
-	xpu.CheckRows("Embed", dst, table, ids)
+	xpu.CheckEmbed(dst, table, ids)
 	d.gatherRows(dst, table, ids)
 }
 

@@ -129,6 +129,11 @@ func (d *Device) WriteInts(t xpu.Tensor, src []int32) {
 	write(d, t, src)
 }
 
+// WriteHalves has no tensor to write to, because New allocates none of bf16.
+func (d *Device) WriteHalves(t xpu.Tensor, src []uint16) {
+	xpu.CheckCopy("WriteHalves", t, xpu.BFloat16, len(src))
+}
+
 func write[E float32 | int32](d *Device, t xpu.Tensor, src []E) {
 	c := d.begin()
 	defer c.end()
@@ -155,6 +160,12 @@ func (d *Device) Read(ctx context.Context, dst []float32, t xpu.Tensor) error {
 func (d *Device) ReadInts(ctx context.Context, dst []int32, t xpu.Tensor) error {
 	xpu.CheckCopy("ReadInts", t, xpu.Int32, len(dst))
 	return read(ctx, d, dst, t)
+}
+
+// ReadHalves has no tensor to read, like WriteHalves.
+func (d *Device) ReadHalves(_ context.Context, dst []uint16, t xpu.Tensor) error {
+	xpu.CheckCopy("ReadHalves", t, xpu.BFloat16, len(dst))
+	return nil
 }
 
 func read[E float32 | int32](ctx context.Context, d *Device, dst []E, t xpu.Tensor) error {
@@ -231,7 +242,7 @@ func (c *command) stretch(n int) (each, parts int) {
 
 // Copy sets dst to x.
 func (d *Device) Copy(dst, x xpu.Tensor) {
-	xpu.CheckElements("Copy", dst, x)
+	xpu.CheckCopied(dst, x)
 	c := d.begin()
 	defer c.end()
 	if x.Elements() == 0 {

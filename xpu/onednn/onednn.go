@@ -76,6 +76,14 @@ func New(threads int, precision xpu.Precision) (*Device, error) {
 	return d, nil
 }
 
+// New allocates a tensor; see [xpu.Memory].
+func (d *Device) New(dtype xpu.DType, shape ...int) (xpu.Tensor, error) {
+	if dtype == xpu.BFloat16 {
+		return xpu.Tensor{}, fmt.Errorf("onednn: no product computes on %s yet", dtype)
+	}
+	return d.Host.New(dtype, shape...)
+}
+
 // Name returns for example "onednn 3.2.0 brg:avx512_core, 2 threads": the library's version and the
 // name of its implementation. With [xpu.BF16], "bf16" precedes the threads.
 func (d *Device) Name() string {

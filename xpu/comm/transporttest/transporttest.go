@@ -590,6 +590,45 @@ func sums(size, inner, n int) []float32 {
 	return out
 }
 
+// rounded returns numbers, which are not denormal, rounded to bfloat16, to nearest even.
+func rounded(x []float32) []comm.BF16 {
+	halves := make([]comm.BF16, len(x))
+	for i, v := range x {
+		b := math.Float32bits(v)
+		halves[i] = comm.BF16((b + 0x7fff + b>>16&1) >> 16)
+	}
+	return halves
+}
+
+// sumsOfHalves is sums of the rounded terms: in float32, and rounded after each stage.
+func sumsOfHalves(size, inner, n int) []comm.BF16 {
+	wide := func(halves []comm.BF16) []float32 {
+		x := make([]float32, len(halves))
+		for i, h := range halves {
+			x[i] = math.Float32frombits(uint32(h) << 16)
+		}
+		return x
+	}
+	var total []float32
+	for first := 0; first < size; first += inner {
+		stage := wide(rounded(terms(first, n)))
+		for r := first + 1; r < first+inner; r++ {
+			for i, v := range wide(rounded(terms(r, n))) {
+				stage[i] += v
+			}
+		}
+		stage = wide(rounded(stage))
+		if first == 0 {
+			total = stage
+			continue
+		}
+		for i, v := range stage {
+			total[i] += v
+		}
+	}
+	return rounded(total)
+}
+
 func sameBits(what string, got, want []float32) error {
 	for i := range want {
 		if math.Float32bits(got[i]) != math.Float32bits(want[i]) {
@@ -631,6 +670,13 @@ func sumsInOrder(ctx context.Context, c *comm.Comm) error {
 			}
 			if err := sameBits(what+": all-reduce", x, want); err != nil {
 				return err
+			}
+			halves := rounded(terms(rank, n))
+			if err := comm.AllReduce(ctx, c, halves); err != nil {
+				return err
+			}
+			if !slices.Equal(halves, sumsOfHalves(size, inner, n)) {
+				return fmt.Errorf("%s: all-reduce of bf16: other bits", what)
 			}
 			// Parts of any length, some of them empty, with elements before and after them.
 			random := rand.New(rand.NewPCG(uint64(round), 4))

@@ -21,6 +21,7 @@ func productAssembly() []byte {
 	pairLines(s)
 	roundPanels(s)
 	halves(s)
+	widen(s)
 	return s.Bytes()
 }
 
@@ -547,6 +548,25 @@ func halves(s *source) {
 	s.i("ADDQ $128, SI")
 	s.i("ADDQ $64, DI")
 	s.i("SUBQ $32, CX")
+	s.i("JNZ some")
+	s.ret()
+}
+
+// widen writes the function that converts n elements of bfloat16, a multiple of 16, to float32.
+func widen(s *source) {
+	s.fn("widenAVX2", 24, "func widenAVX2(dst *float32, src *uint16, n int64)")
+	s.i("MOVQ dst+0(FP), DI")
+	s.i("MOVQ src+8(FP), SI")
+	s.i("MOVQ n+16(FP), CX")
+	s.label("some")
+	for i := range 2 {
+		s.i("VPMOVZXWD %d(SI), Y%d", 16*i, i)
+		s.i("VPSLLD $16, Y%d, Y%d", i, i)
+		s.i("VMOVDQU Y%d, %d(DI)", i, 32*i)
+	}
+	s.i("ADDQ $32, SI")
+	s.i("ADDQ $64, DI")
+	s.i("SUBQ $16, CX")
 	s.i("JNZ some")
 	s.ret()
 }

@@ -1,0 +1,204 @@
+package devicetest
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"mula/xpu"
+)
+
+// halvesFamily checks tensors of bf16, if the device allocates them.
+func halvesFamily(t *testing.T, d xpu.Device, _ float64) {
+	x, err := d.New(xpu.BFloat16, 3)
+	if err != nil {
+		t.Skip(err)
+	}
+	d.Release(x)
+	t.Run("numbers", func(t *testing.T) { halfNumbers(t, d) })
+	t.Run("elements", func(t *testing.T) {
+		rapid.Check(t, func(t *rapid.T) { halfElements(t, d) })
+	})
+	t.Run("operands", func(t *testing.T) {
+		rapid.Check(t, func(t *rapid.T) { halfOperands(t, d) })
+	})
+}
+
+// halfNumbers rounds every kind of number, to nearest even, by Write and by Copy.
+func halfNumbers(t *testing.T, d xpu.Device) {
+	var x []float32
+	for high := range 1 << 16 {
+		for _, low := range []uint32{0, 1, 0x7fff, 0x8000, 0x8001, 0xffff} {
+			x = append(x, math.Float32frombits(uint32(high)<<16|low))
+		}
+	}
+	want := make([]float32, len(x))
+	for i, v := range x {
+		want[i] = roundBF16(v)
+	}
+	floats, written, copied := upload(t, d, x), uploadHalves(t, d, make([]uint16, len(x))),
+		uploadHalves(t, d, make([]uint16, len(x)))
+	d.Write(written, x)
+	d.Copy(copied, floats)
+	for name, half := range map[string]xpu.Tensor{"Write": written, "Copy": copied} {
+		for i, v := range read(t, d, half) {
+			if w := want[i]; math.Float32bits(v) != math.Float32bits(w) && (v == v || w == w) {
+				t.Fatalf("%s: %x becomes %x, want %x", name, math.Float32bits(x[i]), math.Float32bits(v),
+					math.Float32bits(w))
+			}
+		}
+	}
+	bits := readHalves(t, d, written)
+	moved, wide := uploadHalves(t, d, make([]uint16, len(x))), upload(t, d, make([]float32, len(x)))
+	d.Copy(moved, written)
+	d.Copy(wide, moved)
+	if !slices.Equal(readHalves(t, d, moved), bits) {
+		t.Error("a copy from bf16 to bf16 changes bits")
+	}
+	for i, v := range read(t, d, wide) {
+		if math.Float32bits(v) != uint32(bits[i])<<16 && v == v {
+			t.Fatalf("%x becomes %x in float32", bits[i], math.Float32bits(v))
+		}
+	}
+}
+
+// halfElements copies parts of any length, and compares checksums.
+func halfElements(t *rapid.T, d xpu.Device) {
+	n := rapid.IntRange(0, 300).Draw(t, "n")
+	at := rapid.IntRange(0, n).Draw(t, "at")
+	r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 0))
+	bits := halfBits(r, n)
+	half, floats := uploadHalves(t, d, bits), upload(t, d, random(r, n))
+	d.Copy(floats.Rows(at, n), half.Rows(at, n))
+	d.Copy(half.Rows(0, at), floats.Rows(0, at))
+	got := readHalves(t, d, half)
+	if !slices.Equal(got[at:], bits[at:]) {
+		t.Errorf("elements from %d of %d on have changed", at, n)
+	}
+	var sums [1]uint64
+	d.Checksums([]xpu.Tensor{half}, sums[:])
+	if err := d.Wait(t.Context()); err != nil || n > 0 && sums[0] != xpu.Checksum(got) {
+		t.Errorf("checksum %x of %d elements, want %x; %v", sums[0], n, xpu.Checksum(got), err)
+	}
+}
+
+// halfBits returns n numbers in ±1 as bfloat16.
+func halfBits(r *rand.Rand, n int) []uint16 {
+	bits := make([]uint16, n)
+	for i, v := range random(r, n) {
+		bits[i] = uint16(math.Float32bits(v) >> 16)
+	}
+	return bits
+}
+
+// halfOperands runs each command that accepts an operand of bf16, and the same command with the
+// same numbers in float32. Both must compute the same bits.
+func halfOperands(t *rapid.T, d xpu.Device) {
+	size := func(name string, most int) int { return rapid.IntRange(1, most).Draw(t, name) }
+	r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))
+	// both returns the same numbers in either type
+	both := func(shape ...int) [2]xpu.Tensor {
+		n, _ := xpu.Elements(shape)
+		half := uploadHalves(t, d, halfBits(r, n), shape...)
+		return [2]xpu.Tensor{upload(t, d, read(t, d, half), shape...), half}
+	}
+	// same runs a command with either type and compares the results.
+	same := func(name string, shape []int, run func(dst xpu.Tensor, kind int)) {
+		n, _ := xpu.Elements(shape)
+		x := random(r, n)
+		var results [2][]float32
+		for kind := range results {
+			dst := upload(t, d, x, shape...)
+			run(dst, kind)
+			results[kind] = read(t, d, dst)
+		}
+		if !equalBits(results[0], results[1]) {
+			t.Errorf("%s: float32 %v, bf16 %v", name, results[0], results[1])
+		}
+	}
+	floats := func(shape ...int) xpu.Tensor {
+		n, _ := xpu.Elements(shape)
+		return upload(t, d, random(r, n), shape...)
+	}
+
+	m, n, k := size("m", 200), size("n", 70), size("k", 600)
+	o := xpu.MatMulOptions{Accumulate: rapid.Bool().Draw(t, "accumulate")}
+	a, b, transposed := floats(m, k), both(k, n), both(n, k)
+	same("MatMul", []int{m, n}, func(dst xpu.Tensor, kind int) { d.MatMul(dst, a, b[kind], o) })
+	same("MatMul, b transposed", []int{m, n}, func(dst xpu.Tensor, kind int) {
+		d.MatMul(dst, a, transposed[kind].T(), o)
+	})
+
+	groups := both(3, k, n)
+	counts := uploadInts(t, d, []int32{int32(m / 3), 0, int32(m - m/3)})
+	columns := both(3, n, k)
+	same("GroupedMatMul", []int{m, n}, func(dst xpu.Tensor, kind int) {
+		d.GroupedMatMul(dst, a, groups[kind], counts, o)
+	})
+	same("GroupedMatMul, b transposed", []int{m, n}, func(dst xpu.Tensor, kind int) {
+		d.GroupedMatMul(dst, a, columns[kind].T(), counts, o)
+	})
+
+	table := both(5, n)
+	ids := make([]int32, m)
+	for i := range ids {
+		ids[i] = int32(r.IntN(5))
+	}
+	numbers := uploadInts(t, d, ids)
+	same("Embed", []int{m, n}, func(dst xpu.Tensor, kind int) { d.Embed(dst, table[kind], numbers) })
+
+	weight, x := both(n), floats(m, n)
+	norm := xpu.Norm{Epsilon: 1e-5, RStd: floats(m)}
+	withWeight := func(kind int) xpu.Norm {
+		n := norm
+		n.Weight = weight[kind]
+		return n
+	}
+	same("Normalize", []int{m, n}, func(dst xpu.Tensor, kind int) { d.Normalize(dst, x, withWeight(kind), false) })
+	dy, dw := random(r, m*n), random(r, n)
+	var dweights [2][]float32
+	same("NormGrad", []int{m, n}, func(dst xpu.Tensor, kind int) {
+		dweight := upload(t, d, dw)
+		d.NormGrad(dst, upload(t, d, dy, m, n), x, withWeight(kind), dweight)
+		dweights[kind] = read(t, d, dweight)
+	})
+	if !equalBits(dweights[0], dweights[1]) {
+		t.Errorf("NormGrad: dweight in float32 %v, in bf16 %v", dweights[0], dweights[1])
+	}
+
+	tokens, half := min(m, 9), size("half of a head", 9)
+	width := 3 * 2 * half
+	q, kv := both(width/3), both(width/3)
+	p := xpu.Projections{QKV: floats(tokens, width), Epsilon: 1e-5, RQ: floats(tokens), RK: floats(tokens),
+		Cos: floats(tokens, half), Sin: floats(tokens, half), K: floats(1, 1, tokens, 2*half),
+		V: floats(1, 1, tokens, 2*half)}
+	withWeights := func(kind int) xpu.Projections {
+		p := p
+		p.QWeight, p.KWeight = q[kind], kv[kind]
+		return p
+	}
+	var keys [2][]float32
+	same("SplitHeads", []int{1, 1, tokens, 2 * half}, func(dst xpu.Tensor, kind int) {
+		p := withWeights(kind)
+		p.Q = dst
+		d.SplitHeads(p)
+		keys[kind] = read(t, d, p.K)
+	})
+	if !equalBits(keys[0], keys[1]) {
+		t.Errorf("SplitHeads: keys in float32 %v, in bf16 %v", keys[0], keys[1])
+	}
+	p.Q = floats(1, 1, tokens, 2*half)
+	dk, dv, dq := floats(1, 1, tokens, 2*half), floats(1, 1, tokens, 2*half), random(r, 2*width/3)
+	var gradients [2][]float32
+	same("JoinHeads", []int{tokens, width}, func(dst xpu.Tensor, kind int) {
+		weights := upload(t, d, dq, 2, width/3)
+		d.JoinHeads(withWeights(kind), dst, dk, dv, weights.Index(0), weights.Index(1))
+		gradients[kind] = read(t, d, weights)
+	})
+	if !equalBits(gradients[0], gradients[1]) {
+		t.Errorf("JoinHeads: gradients of weights in float32 %v, in bf16 %v", gradients[0], gradients[1])
+	}
+}
