@@ -61,8 +61,8 @@ func estimateCommand() *cli.Command {
 				Value: string(moe.RecomputeNone)},
 			&cli.StringFlag{Name: "precision", Usage: precisionFlag.Usage, Value: string(xpu.BF16)},
 			&cli.StringFlag{Name: "trainer",
-				Usage: "byte sizes of this trainer: mula (fp32 weights, gradients and traffic) or optimus (bf16 " +
-					"weights, gradients and traffic, and an fp32 master copy; it trained the Mula " +
+				Usage: "byte sizes of this trainer: mula (the weights of --precision, fp32 activations) or optimus " +
+					"(bf16 weights, gradients and traffic, and an fp32 master copy; it trained the Mula " +
 					"models)", Value: estimate.Mula.Name},
 			&cli.StringFlag{Name: "collectives",
 				Usage: "`KIND` of exchanges between ranks: two-level (inside a node and between nodes) or flat " +
@@ -239,6 +239,12 @@ func estimateInput(c *cli.Context) (estimate.Input, error) {
 		}
 		in.Trainer = trainer
 	}
+	switch mixed := in.Precision == xpu.BF16Mixed; {
+	case mixed && in.Trainer.Own && !in.Trainer.Master:
+		in.Trainer = in.Trainer.Mixed(xpu.BFloat16)
+	case !mixed && in.Trainer.Own && in.Trainer.Master:
+		return in, usagef("--precision %s contradicts precision: %s of --config", in.Precision, xpu.BF16Mixed)
+	}
 	switch kind := c.String("collectives"); {
 	case kind == flat && !in.Trainer.Own:
 		return in, usagef("--collectives flat needs --trainer %s", estimate.Mula.Name)
@@ -332,8 +338,12 @@ func (e *estimateReport) write(w io.Writer) {
 	if t.Master {
 		master = ", including a master copy"
 	}
-	fmt.Fprintf(w, "bytes per element of %s: weight %d, gradient %d (both also in traffic), optimizer state %d%s, "+
-		"activation %d; products in %s\n\n", t.Name, t.Weights, t.Gradients, t.State, master,
+	stored := ""
+	if t.Accumulated > 0 {
+		stored = fmt.Sprintf(", %d in memory", t.Accumulated)
+	}
+	fmt.Fprintf(w, "bytes per element of %s: weight %d, gradient %d (both also in traffic)%s, optimizer state %d%s, "+
+		"activation %d; products in %s\n\n", t.Name, t.Weights, t.Gradients, stored, t.State, master,
 		t.Activations, r.Precision)
 
 	heading := []string{"per rank"}

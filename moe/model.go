@@ -175,7 +175,7 @@ func (m *Model) bind() error {
 		}
 		m.buckets = append(m.buckets, Bucket{Divided: divided})
 		b := &m.buckets[len(m.buckets)-1]
-		if b.Weight, err = m.dev.New(xpu.Float32, n); err != nil {
+		if b.Weight, err = m.dev.New(m.dev.Precision().Weights(), n); err != nil {
 			return err
 		}
 		if b.Grad, err = m.dev.New(xpu.Float32, n); err != nil {

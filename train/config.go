@@ -142,6 +142,10 @@ type LayoutConfig struct {
 
 	Norm Norms `yaml:"norm"` // how ranks add the norm of the gradient; default "gather"
 
+	// Gradients is the type of the gradients that ranks send: "fp32", or "bf16", which needs
+	// precision bf16_mixed and is its default.
+	Gradients string `yaml:"gradients"`
+
 	Transport group.Transport `yaml:"transport" was:"links"` // between ranks; default "auto"; results do not depend on it
 
 	// UniformRouting sends tokens to experts in rotation and ignores the router. It is for
@@ -160,6 +164,14 @@ func (l LayoutConfig) Ranks() int { return l.shape().Ranks() }
 // shape returns the shape of the mesh of the ranks.
 func (l LayoutConfig) shape() comm.Shape {
 	return comm.NewShape(map[comm.Axes]int{comm.ExpertDP: l.DP, comm.PP: l.PP, comm.EP: l.EP})
+}
+
+// sent returns the type of gradients that ranks send, in a resolved layout.
+func (l LayoutConfig) sent() xpu.DType {
+	if l.Gradients == xpu.BFloat16.String() {
+		return xpu.BFloat16
+	}
+	return xpu.Float32
 }
 
 // parallel returns the part of a model that this rank of a mesh holds.
@@ -480,6 +492,7 @@ func (c Config) Validate() error {
 		within("layout.pp", float64(c.Layout.PP), 1, 1<<10),
 		oneOf("layout.optimizer", c.Layout.Optimizer, estimate.Schemes()...),
 		oneOf("layout.dispatch", c.Layout.Dispatch, moe.Dispatches()...),
+		oneOf("layout.gradients", c.Layout.Gradients, "", xpu.Float32.String(), xpu.BFloat16.String()),
 		oneOf("layout.sums", c.Layout.Sums, string(exactSums), string(fastSums)),
 		oneOf("layout.norm", c.Layout.Norm, string(gatherNorms), string(reduceNorms)),
 		within("layout.sum_replicas", float64(c.Layout.SumReplicas), 1, 1<<20),
@@ -520,6 +533,10 @@ func (c Config) Validate() error {
 	if n := c.Layout.SumReplicas; n > 1 && c.Layout.DP%n != 0 {
 		errs = append(errs, strictyaml.Invalid("layout.sum_replicas",
 			"is %d; must divide layout.expert_dp, which is %d", n, c.Layout.DP))
+	}
+	if c.Layout.sent() == xpu.BFloat16 && c.Precision != xpu.BF16Mixed {
+		errs = append(errs, strictyaml.Invalid("layout.gradients", "is %q, which needs precision: %s; allowed: %s",
+			c.Layout.Gradients, xpu.BF16Mixed, xpu.Float32))
 	}
 	if ranks := shape.Size(comm.Data); ranks > 1 && c.BatchSize%ranks != 0 {
 		errs = append(errs, strictyaml.Invalid("batch_size",

@@ -18,6 +18,7 @@ import (
 	"mula/blend"
 	"mula/moe"
 	"mula/train/optimizer"
+	"mula/xpu"
 )
 
 // docSection returns what docs/formats/config.md says about train.yaml: the text, and the rows,
@@ -186,12 +187,16 @@ func TestConfigDocDefaults(t *testing.T) {
 							t.Fatal(err)
 						}
 						c.BatchSize, c.Optimizer.Name, c.Schedule.Name = batch, optimizer.Name(rule), schedule
+						if batch == 3 {
+							c.Precision = xpu.BF16Mixed
+						}
 						if c, err = c.resolve(p); err != nil {
 							t.Fatal(err)
 						}
 						// Ours, not resolve's.
 						c.Model.Preset, c.BatchSize, c.Optimizer.Name, c.Schedule.Name = defaultPreset,
 							defaultConfig().BatchSize, optimizer.AdamW, optimizer.Cosine
+						c.Precision = defaultConfig().Precision
 						for name, v := range valuesOf(c) {
 							varies[name] = varies[name] || !reflect.DeepEqual(defaults[name].Interface(), v.Interface())
 							if numbers, ok := v.Interface().([]float64); ok {

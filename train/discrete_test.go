@@ -71,10 +71,15 @@ func TestRunApart(t *testing.T) {
 			spikesYAML("rollback")},
 		"rollback, 4 ranks": {spiky, spikyConfig + spikesYAML("rollback") + "layout: {expert_dp: 2, ep: 2}\n"},
 	}
-	for _, name := range optimizer.Names() {
+	const mixed = "precision: bf16_mixed\n"
+	cases["stages and experts mixed"] = struct{ plan, config string }{uneven, pipelineModel + often + mixed +
+		"layout: {expert_dp: 2, pp: 2, ep: 2, check_replicas_every: 1}\nmicro_batch_size: 2\nbatch_size: 8\n"}
+	for i, name := range optimizer.Names() {
 		name := optimizer.Name(name)
 		yaml := optimizerYAML(name)
 		cases[string(name)+" alone"] = struct{ plan, config string }{plan, crashConfig + often + yaml}
+		cases[string(name)+" mixed"] = struct{ plan, config string }{plan, crashConfig + often + mixed + yaml +
+			fmt.Sprintf("layout: {expert_dp: 2, ep: 2, optimizer: %s}\n", schemes[i%len(schemes)])}
 		for _, scheme := range schemes {
 			if name != optimizer.AdamW && scheme != estimate.EPSO {
 				continue

@@ -15,6 +15,7 @@ import (
 	"mula/train/optimizer/optimizertest"
 	"mula/xpu"
 	"mula/xpu/comm"
+	"mula/xpu/cpu"
 	"mula/xpu/discrete"
 )
 
@@ -62,7 +63,12 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 	for i, tensor := range c.Tensors() {
 		sizes[i] = int(tensor.Elements())
 	}
-	for _, axes := range [][2]int{{4, 1}, {2, 2}, {1, 4}, {3, 2}} {
+	for i, axes := range [][2]int{{4, 1}, {2, 2}, {1, 4}, {3, 2}, {4, 1}, {2, 2}, {3, 2}} {
+		precision, sent, trainer := xpu.FP32, xpu.Float32, estimate.Mula
+		if i >= 4 {
+			precision, sent = xpu.BF16Mixed, xpu.BFloat16
+			trainer = trainer.Mixed(sent)
+		}
 		for _, scheme := range []estimate.Scheme{estimate.Unsharded, estimate.SO, estimate.EPSO} {
 			layout := LayoutConfig{DP: axes[0], EP: axes[1], PP: 1, TP: 1, Optimizer: scheme, Dispatch: moe.AllToAll}
 			type kind struct {
@@ -78,13 +84,15 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 					return err
 				}
 				defer groups.Close()
-				m, err := moe.NewParallel(c, device(t, 1), layout.parallel(groups.Mesh))
+				d := cpu.New(1, precision)
+				defer d.Close()
+				m, err := moe.NewParallel(c, d, layout.parallel(groups.Mesh))
 				if err != nil {
 					return err
 				}
-				s := optimizer.NewSharding(groups.Mesh, groups.Within, scheme, false, device(t, 1), m.Parameters(),
+				s := optimizer.NewSharding(groups.Mesh, groups.Within, scheme, false, sent, d, m.Parameters(),
 					m.Buckets())
-				o, err := optimizer.NewSharded(ctx, defaultOptimizer(optimizer.AdamW), 100, device(t, 1),
+				o, err := optimizer.NewSharded(ctx, defaultOptimizer(optimizer.AdamW), 100, d,
 					m.Parameters(), sizes, s)
 				if err != nil {
 					return err
@@ -128,12 +136,12 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := map[kind]int64{}
-			for _, e := range estimate.OptimizerTraffic(stages[0].Replicated, stages[0].Divided, l, estimate.Mula) {
+			for _, e := range estimate.OptimizerTraffic(stages[0].Replicated, stages[0].Divided, l, trainer) {
 				want[kind{e.Group, e.Operation}] += e.Total * int64(layout.Ranks()/e.Ranks)
 			}
 			if fmt.Sprint(got) != fmt.Sprint(want) {
-				t.Errorf("dp %d, ep %d, %s: the ranks sent %v, the estimate says %v", layout.DP, layout.EP, scheme, got,
-					want)
+				t.Errorf("dp %d, ep %d, %s, %s: the ranks sent %v, the estimate says %v", layout.DP, layout.EP, scheme,
+					precision, got, want)
 			}
 		}
 	}
@@ -173,9 +181,7 @@ func TestSumBytesAreTheCommunicators(t *testing.T) {
 							return err
 						}
 						s := optimizer.NewSharding(groups.Mesh, groups.Within, scheme, name.NeedsWholeTensors(),
-							device(t, 1),
-							m.Parameters(),
-							m.Buckets())
+							xpu.Float32, device(t, 1), m.Parameters(), m.Buckets())
 						for b := range m.Buckets() {
 							if err := s.Reduce(ctx, b); err != nil {
 								return err

@@ -49,6 +49,9 @@ func (c Config) resolve(p *blend.Plan) (Config, error) {
 	if c.Attention == "" {
 		c.Attention = samples.DefaultAttention(p.Traits().Padded)
 	}
+	if c.Layout.Gradients == "" {
+		c.Layout.Gradients = c.Precision.Weights().String()
+	}
 	c.Optimizer.Resolve()
 	if err := c.Schedule.Resolve(c.Steps); err != nil {
 		return Config{}, err

@@ -254,7 +254,10 @@ func (r *run) restore(ctx context.Context, saved *checkpoint.Checkpoint) error {
 		return err
 	}
 	r.optimizer.Updates = r.state.Updates
-	return nil
+	if r.device.Precision().Weights() == xpu.Float32 {
+		return nil
+	}
+	return r.optimizer.WriteWeights(ctx) // an averaging optimizer saves a model of other weights
 }
 
 // initialize sets the weights to random weights, or to the weights of initialize_from.
@@ -281,6 +284,7 @@ func (r *run) initialize(ctx context.Context) error {
 	if err := collective.Agree(ctx, world, err); err != nil {
 		return err
 	}
+	r.optimizer.ReadWeights()
 	if r.state.Spikes != nil && r.start.initial.Dir == "" {
 		r.state.Spikes.Began = spikes.BeganBySeed
 	} else if r.state.Spikes != nil {
@@ -293,7 +297,7 @@ func (r *run) initialize(ctx context.Context) error {
 func (r *run) newOptimizer(ctx context.Context) error {
 	c, targets := r.config.Optimizer, int64(r.config.BatchSize)*int64(r.data.SequenceLength)
 	r.sharding = optimizer.NewSharding(r.ranks.Mesh, r.ranks.Within, r.config.Layout.Optimizer,
-		c.Name.NeedsWholeTensors(), r.device, r.model.Parameters(), r.model.Buckets())
+		c.Name.NeedsWholeTensors(), r.config.Layout.sent(), r.device, r.model.Parameters(), r.model.Buckets())
 	sizes := make([]int, len(r.tensors))
 	for i, t := range r.tensors {
 		sizes[i] = int(t.Elements())

@@ -13,6 +13,7 @@ import (
 	"mula/train/estimate"
 	"mula/train/pipeline"
 	"mula/train/samples"
+	"mula/xpu"
 	"mula/xpu/comm"
 )
 
@@ -175,6 +176,9 @@ func (c Config) estimateTrainer() estimate.Trainer {
 	t.TensorState = func(tensor string, shape []int) (bytes int, onHost bool) {
 		tensors, onHost := name.State(tensor, shape)
 		return 4 * tensors, onHost
+	}
+	if c.Precision == xpu.BF16Mixed {
+		t = t.Mixed(c.Layout.sent())
 	}
 	return t
 }

@@ -8,7 +8,8 @@
 // # Precision
 //
 // A device computes all products in one [Precision]. With [BF16] every element of A and B of a
-// product is rounded to bfloat16 before the multiplication; in memory it stays float32. A product
+// product is rounded to bfloat16 before the multiplication; in memory it stays float32. [BF16Mixed]
+// computes the same bits. A product
 // of two bfloat16 numbers is exact in float32; the sums and C are float32.
 //
 // # Determinism
@@ -39,10 +40,21 @@ const (
 	// Numbers beyond the largest bfloat16 become infinite, a NaN stays a NaN, and a denormal number
 	// becomes a zero of its sign.
 	BF16 Precision = "bf16"
+
+	// BF16Mixed is BF16 for a model whose weights are of [BFloat16] in memory.
+	BF16Mixed Precision = "bf16_mixed"
 )
 
+// Weights returns the type of a model's weights in memory.
+func (p Precision) Weights() DType {
+	if p == BF16Mixed {
+		return BFloat16
+	}
+	return Float32
+}
+
 // Precisions lists the precisions.
-func Precisions() []string { return []string{string(FP32), string(BF16)} }
+func Precisions() []string { return []string{string(FP32), string(BF16), string(BF16Mixed)} }
 
 // A Device executes the commands of [Memory], [Products] and [Layers]. Several goroutines may call
 // them at once, but no two may write, or one read and one write, the same memory.

@@ -77,6 +77,15 @@ func HostBuffer(t Tensor, buffer *[]float32) []float32 {
 	return room(buffer, t.Elements())
 }
 
+// HostHalves is [HostBuffer] for the bits of a tensor of BFloat16, which [Memory] reads and writes
+// by ReadHalves and WriteHalves.
+func HostHalves(t Tensor, buffer *[]uint16) []uint16 {
+	if !t.IsDiscrete() {
+		return t.Halves()
+	}
+	return room(buffer, t.Elements())
+}
+
 // room sets the length of *buffer to n and returns it.
 func room[E any](buffer *[]E, n int) []E {
 	if n > cap(*buffer) {

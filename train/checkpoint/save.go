@@ -204,11 +204,13 @@ func (c *writer) plan(ctx context.Context, world *comm.Comm) error {
 	}
 	names, several := fileNames(writers, modelShardName)
 	if several {
-		c.model = &safetensors.Index{Metadata: map[string]any{"total_size": 4 * c.config.TotalParameters()},
-			WeightMap: map[string]string{}}
+		size := int64(0)
+		c.model = &safetensors.Index{Metadata: map[string]any{}, WeightMap: map[string]string{}}
 		for i, t := range c.tensors {
 			c.model.WeightMap[t.Name] = names[owner[i]]
+			size += t.Elements() * int64(t.DType.Size())
 		}
+		c.model.Metadata["total_size"] = size
 	}
 	for _, h := range c.held {
 		if owner[h.index] == c.rank {
@@ -301,7 +303,7 @@ func (c *writer) writeOwn(ctx context.Context) (writtenFiles, error) {
 	return w, atomicfile.SyncDir(c.temp)
 }
 
-// writeTensors writes a safetensors file of F32 tensors.
+// writeTensors writes a safetensors file.
 func (c *writer) writeTensors(ctx context.Context, name string, tensors []safetensors.Tensor,
 	metadata map[string]string,
 	values func(i int) xpu.Tensor) error {
@@ -361,7 +363,7 @@ func (w *hashingWriter) Write(p []byte) (int, error) {
 // manifest.
 func (c *writer) writeOthers(tokenizer []byte) error {
 	var config bytes.Buffer
-	if err := moe.WriteConfigJSON(&config, c.config, safetensors.F32); err != nil {
+	if err := moe.WriteConfigJSON(&config, c.config, c.tensors[0].DType); err != nil {
 		return err
 	}
 	if err := c.writeBytes(modelConfig, config.Bytes()); err != nil {

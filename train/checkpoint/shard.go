@@ -30,7 +30,7 @@ import (
 // does not depend on the layout.
 type Shard struct {
 	config  moe.Config
-	tensors []safetensors.Tensor // of the whole model, in its order
+	tensors []safetensors.Tensor // of the whole model, in its order, with the type of the weights
 	// for each tensor, the names of its state tensors, which have the same shape
 	states      [][]string
 	device      xpu.Memory        // of the weights and the state
@@ -59,7 +59,13 @@ type stretch struct {
 // NewShard returns the shard of a rank with this model and optimizer. Before a save, the optimizer
 // must be averaged.
 func NewShard(m *moe.Model, o *optimizer.Optimizer) Shard {
-	return shardOf(o, m.Device(), m.Config(), m.Config().Tensors())
+	tensors := m.Config().Tensors()
+	if m.Device().Precision().Weights() == xpu.BFloat16 {
+		for i := range tensors {
+			tensors[i].DType = safetensors.BF16
+		}
+	}
+	return shardOf(o, m.Device(), m.Config(), tensors)
 }
 
 // shardOf returns the shard of a rank whose optimizer updates some of the given tensors.
@@ -76,7 +82,7 @@ func shardOf(o *optimizer.Optimizer, device xpu.Memory, config moe.Config, tenso
 			if writer {
 				h.write = append(h.write, own)
 			}
-			if t.Name == optimizer.TrainedWeights {
+			if t.Name == optimizer.TrainedWeights && p.Weight.DType() == xpu.Float32 {
 				own = stretch{t.Name, 0, p.Weight.Flat()} // every rank with the parameter needs all elements
 			}
 			h.read = append(h.read, own)

@@ -9,6 +9,7 @@ package estimate
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"mula/moe"
 	"mula/xpu"
@@ -86,8 +87,8 @@ func Compute(in Input) (*Result, error) {
 		return nil, fmt.Errorf("sequences of %d tokens are longer than the model's max_position_embeddings, %d",
 			in.Layout.SequenceLength, in.Config.MaxPositions)
 	}
-	if in.Precision != xpu.FP32 && in.Precision != xpu.BF16 {
-		return nil, fmt.Errorf("precision is %q; allowed: %s, %s", in.Precision, xpu.FP32, xpu.BF16)
+	if !slices.Contains(xpu.Precisions(), string(in.Precision)) {
+		return nil, fmt.Errorf("precision is %q; allowed: %s", in.Precision, strings.Join(xpu.Precisions(), ", "))
 	}
 	if _, err := in.Machine.check(); err != nil {
 		return nil, fmt.Errorf("machine %s: %w", in.Machine.Name, err)
@@ -105,7 +106,7 @@ func Compute(in Input) (*Result, error) {
 	c, l, m := in.Config, in.Layout, &in.Machine
 	tokens := float64(l.Sequences()) * float64(l.SequenceLength) // of a data rank
 	r.FLOPs = c.FLOPsPerToken(l.SequenceLength) * tokens / float64(l.Size(comm.PP))
-	peak := m.peak(in.Precision == xpu.BF16)
+	peak := m.peak(in.Precision != xpu.FP32)
 
 	votes := VoteTraffic(c, l, in.Trainer)
 	var slowest Time // of a micro-batch, in the stage that takes longest

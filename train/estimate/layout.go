@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"mula/moe"
+	"mula/xpu"
 	"mula/xpu/comm"
 )
 
@@ -119,7 +120,8 @@ func (l Layout) check(c moe.Config) error {
 type Trainer struct {
 	Name        string `json:"name"`
 	Weights     int    `json:"weight_bytes"`     // of a weight, stored or sent
-	Gradients   int    `json:"gradient_bytes"`   // of a gradient, stored or sent
+	Gradients   int    `json:"gradient_bytes"`   // of a gradient, sent, and stored unless Accumulated is set
+	Accumulated int    `json:"-"`                // of a gradient, stored; 0 means Gradients
 	State       int    `json:"state_bytes"`      // of the optimizer state, per weight that a rank owns
 	Master      bool   `json:"master"`           // the state has a float32 copy of the weight
 	Activations int    `json:"activation_bytes"` // of an element of a hidden state, stored or sent
@@ -127,8 +129,9 @@ type Trainer struct {
 	// mula: buffers, and traffic in addition to hidden states, are counted exactly
 	Own bool `json:"-"`
 
-	// TensorState returns the bytes of the optimizer's state per weight of a tensor, and whether
-	// the state is in host memory on every device. Nil means State bytes, on the device.
+	// TensorState returns the bytes of the optimizer's state per weight of a tensor, without a
+	// master, and whether the state is in host memory on every device. Nil means State bytes, on
+	// the device.
 	TensorState func(name string, shape []int) (bytes int, onHost bool) `json:"-"`
 
 	Scratch int64 `json:"-"` // bytes of device memory for intermediate results of the update
@@ -144,6 +147,25 @@ var (
 	// float32 master copy and two moments (https://github.com/IntelLabs/Optimus-LM).
 	Optimus = Trainer{Name: "optimus", Weights: 2, Gradients: 2, State: 12, Master: true, Activations: 2}
 )
+
+// Mixed returns a trainer like Mula with the precision [xpu.BF16Mixed] instead, whose ranks send
+// gradients of the given type.
+func (t Trainer) Mixed(sent xpu.DType) Trainer {
+	t.Weights, t.Gradients, t.Accumulated = xpu.BFloat16.Bytes(), sent.Bytes(), t.Gradients
+	t.State, t.Master = t.State+masterBytes, true
+	return t
+}
+
+// masterBytes is the size of the float32 copy of a weight.
+const masterBytes = 4
+
+// accumulated returns the bytes of a stored gradient.
+func (t Trainer) accumulated() int {
+	if t.Accumulated > 0 {
+		return t.Accumulated
+	}
+	return t.Gradients
+}
 
 var trainers = []Trainer{Mula, Optimus}
 

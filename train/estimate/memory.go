@@ -55,7 +55,7 @@ func StageMemory(c moe.Config, l Layout, t Trainer, i int) Memory {
 	s := stages(c, l)[i]
 	n := s.Elements()
 	m := Memory{
-		Weights: n * int64(t.Weights), Gradients: n * int64(t.Gradients),
+		Weights: n * int64(t.Weights), Gradients: n * int64(t.accumulated()),
 	}
 	m.Optimizer, m.HostOnly = stateBytes(c, l, t, s, i)
 	tokens := int64(l.microBatch()) * int64(l.SequenceLength)
@@ -63,7 +63,7 @@ func StageMemory(c moe.Config, l Layout, t Trainer, i int) Memory {
 	inFlight := min(l.Size(comm.PP)-i, l.MicroBatches()) // 1F1B: micro-batches between their forward and backward pass
 	if t.Own {                                           // counted exactly
 		sums := SumBytes(c, l, t, i)
-		m.Exchange, m.HostOnly = sums+stageBytes(c, l, t), m.HostOnly+sums
+		m.Exchange, m.HostOnly = sums+stageBytes(c, l, t)+roundedBytes(c, l, t, s), m.HostOnly+sums
 		m.Activations = c.Memory(moe.Pass{Rows: l.microBatch(), SequenceLength: l.SequenceLength,
 			Recompute: l.Recompute, Documents: l.Documents, Shape: l.Shape, Dispatch: l.Dispatch,
 			Stage: i, InFlight: inFlight}).Buffers
@@ -102,6 +102,9 @@ func stateBytes(c moe.Config, l Layout, t Trainer, s Stage, i int) (bytes, onHos
 			location = 1
 		}
 		sums[kind][location] += tensor.Elements() * int64(perWeight)
+		if t.Master {
+			sums[kind][0] += tensor.Elements() * masterBytes
+		}
 	}
 	replicas, data := 1, 1 // ranks that share the update of an expert weight, and of a replicated weight
 	switch l.Optimizer {
@@ -125,6 +128,29 @@ func stageBytes(c moe.Config, l Layout, t Trainer) int64 {
 	return 2 * int64(l.microBatch()) * int64(l.SequenceLength) * int64(c.HiddenSize) * int64(t.Activations)
 }
 
+// roundedBytes returns the size of the buffer for the rounded gradients of a bucket.
+func roundedBytes(c moe.Config, l Layout, t Trainer, s Stage) int64 {
+	if t.accumulated() == t.Gradients || l.DataRanks() == 1 {
+		return 0
+	}
+	most, _ := s.end(c)
+	most = max(most, s.PerLayer)
+	if l.Size(comm.Replicas) > 1 {
+		most = max(most, s.Divided/int64(s.Layers))
+	}
+	return int64(t.Gradients) * most
+}
+
+// end returns the number of weights in the largest bucket outside of the layers, with the embedding
+// or the head, and how many of them are the final norm's.
+func (s Stage) end(c moe.Config) (weights, norm int64) {
+	n, vocabulary := s.Replicated-int64(s.Layers)*s.PerLayer, int64(c.VocabSize)*int64(c.HiddenSize)
+	if n == 0 {
+		return 0, 0
+	}
+	return vocabulary + n%vocabulary, n % vocabulary
+}
+
 // SumBytes returns the size of the buffers in which a rank of a stage sums gradients, over all its
 // groups (each is an [comm.Comm]). It is the maximum over the ranks of the stage.
 func SumBytes(c moe.Config, l Layout, t Trainer, stage int) int64 {
@@ -137,8 +163,8 @@ func SumBytes(c moe.Config, l Layout, t Trainer, stage int) int64 {
 	if c.Experts == 0 {
 		layer.tensor = max(layer.tensor, h*ffn)
 	}
-	if n := s.Replicated - int64(s.Layers)*s.PerLayer; n > 0 { // the embedding or the head, or both, and the norm
-		end = bucket{vocabulary + n%vocabulary, vocabulary, n % vocabulary}
+	if n, norm := s.end(c); n > 0 {
+		end = bucket{n, vocabulary, norm}
 	}
 	// of returns the buffer size of a group. Each of its ranks owns a part of every bucket: an
 	// equal part, or complete blocks or tensors.

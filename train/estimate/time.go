@@ -174,7 +174,7 @@ func flops(c moe.Config, l Layout, s Stage) (model, again float64) {
 // gradient, reads and writes the state, and writes the weight. It also reads the weight, unless the
 // state has a copy of the weight.
 func (t Trainer) update() float64 {
-	moved := t.Gradients + 2*t.State + t.Weights
+	moved := t.accumulated() + 2*t.State + t.Weights
 	if !t.Master {
 		moved += t.Weights
 	}

@@ -49,14 +49,17 @@ type Optimizer struct {
 	device     xpu.Device
 	parameters []*moe.Parameter
 	sharding   *Sharding
-	state      [][]StateTensor // state of each parameter in the range that this rank owns
-	memory     []xpu.Tensor    // device memory of this optimizer
-	group      []int           // index in settings of each parameter
-	settings   []GroupSetting
-	blocks     []block      // blocks that this rank owns; other slices per block have the same order
-	gradients  []xpu.Tensor // gradients that this rank owns, by parameter
-	sums       []float64
-	averaged   bool // see Average
+	// float32 weights of each parameter in the range that this rank owns: the model's weights, or
+	// masters of bfloat16 weights
+	weights   []xpu.Tensor
+	state     [][]StateTensor // state of each parameter in the range that this rank owns
+	memory    []xpu.Tensor    // device memory of this optimizer
+	group     []int           // index in settings of each parameter
+	settings  []GroupSetting
+	blocks    []block      // blocks that this rank owns; other slices per block have the same order
+	gradients []xpu.Tensor // gradients that this rank owns, by parameter
+	sums      []float64
+	averaged  bool // see Average
 
 	onDevice []deviceUpdate // updates on the device, by group
 
@@ -241,7 +244,8 @@ func (o *Optimizer) divide(config Config) {
 }
 
 // makeState allocates the state of all parameters and decides which of them the device updates.
-// State is allocated in chunks of at most most elements; a larger parameter has its own chunk.
+// It also allocates the masters of bfloat16 weights. Memory is allocated in chunks of at most most
+// elements; a larger parameter has its own chunk.
 func (o *Optimizer) makeState(most int) error {
 	// elements of each state tensor of a parameter on the device, aligned to cache lines
 	each := func(i int) int {
@@ -249,11 +253,14 @@ func (o *Optimizer) makeState(most int) error {
 		return (high - low + 15) &^ 15
 	}
 	room := func(i int) int {
-		p := o.parameters[i]
-		if !o.updatedOnDevice(p) {
-			return 0
+		p, tensors := o.parameters[i], 0
+		if o.updatedOnDevice(p) {
+			tensors = len(o.spec.state(p.Name, p.Shape))
 		}
-		return len(o.spec.state(p.Name, p.Shape)) * each(i)
+		if hasMaster(p) {
+			tensors++
+		}
+		return tensors * each(i)
 	}
 	updates := make([]deviceUpdate, len(o.settings))
 	chunk := xpu.Of(nil, 0) // device memory for the next parameters
@@ -271,11 +278,20 @@ func (o *Optimizer) makeState(most int) error {
 				return err
 			}
 		}
+		next := func() xpu.Tensor {
+			t := chunk.Rows(0, high-low)
+			chunk = chunk.Rows(each(i), chunk.Elements())
+			return t
+		}
+		weight, grad := o.model(i), p.Grad.Flat().Rows(low, high)
+		if hasMaster(p) {
+			weight = next()
+		}
+		o.weights = append(o.weights, weight)
 		var tensors []StateTensor
 		for _, name := range o.spec.state(p.Name, p.Shape) {
 			if onDevice {
-				tensors = append(tensors, StateTensor{name, chunk.Rows(0, high-low)})
-				chunk = chunk.Rows(each(i), chunk.Elements())
+				tensors = append(tensors, StateTensor{name, next()})
 			} else {
 				tensors = append(tensors, StateTensor{name, xpu.Of(make([]float32, high-low), high-low)})
 			}
@@ -284,7 +300,6 @@ func (o *Optimizer) makeState(most int) error {
 		if low == high {
 			continue
 		}
-		weight, grad := p.Weight.Flat().Rows(low, high), p.Grad.Flat().Rows(low, high)
 		o.gradients = append(o.gradients, grad)
 		update := &updates[o.group[i]]
 		if onDevice {
@@ -312,6 +327,35 @@ func (o *Optimizer) makeState(most int) error {
 		}
 	}
 	return nil
+}
+
+// model returns the weights of the model that this rank owns, of a parameter.
+func (o *Optimizer) model(parameter int) xpu.Tensor {
+	begin, end, _ := o.Owned(parameter)
+	return o.parameters[parameter].Weight.Flat().Rows(begin, end)
+}
+
+// hasMaster reports whether the optimizer keeps float32 weights of a parameter.
+func hasMaster(p *moe.Parameter) bool { return p.Weight.DType() == xpu.BFloat16 }
+
+// ReadWeights sets the masters of bfloat16 weights to the model's weights, which the caller has
+// set.
+func (o *Optimizer) ReadWeights() {
+	for i, p := range o.parameters {
+		if hasMaster(p) {
+			o.device.Copy(o.weights[i], o.model(i))
+		}
+	}
+}
+
+// WriteWeights sets the model's weights to the rounded masters of their owners. All ranks call it.
+func (o *Optimizer) WriteWeights(ctx context.Context) error {
+	for i, p := range o.parameters {
+		if hasMaster(p) {
+			o.device.Copy(o.model(i), o.weights[i])
+		}
+	}
+	return o.sharding.gatherWeights(ctx)
 }
 
 // updatedOnDevice reports whether the device updates a parameter.
@@ -345,6 +389,10 @@ func (o *Optimizer) Free() {
 func NewSharded(ctx context.Context, config Config, targets int64, device xpu.Device,
 	parameters []*moe.Parameter, sizes []int, s *Sharding) (*Optimizer, error) {
 	o, err := newOptimizer(config, targets, device, parameters, s)
+	if err == nil {
+		err = s.allocate()
+		o.memory = append(o.memory, s.half)
+	}
 	if err := collective.Agree(ctx, s.mesh.World(), err); err != nil {
 		o.Free()
 		return nil, err
@@ -372,10 +420,22 @@ func (o *Optimizer) Parameters() []*moe.Parameter { return o.parameters }
 // weights.
 func (o *Optimizer) StateNames(name string, shape []int) []string {
 	names := o.spec.state(name, shape)
-	if o.isAveraging() {
-		names = append([]string{TrainedWeights}, names...)
+	if own := o.weightsName(); own != "" {
+		names = append([]string{own}, names...)
 	}
 	return names
+}
+
+// weightsName returns the name of the weights in optimizer.safetensors, or "" if the saved model
+// has them.
+func (o *Optimizer) weightsName() string {
+	switch {
+	case o.isAveraging():
+		return TrainedWeights
+	case slices.ContainsFunc(o.parameters, hasMaster):
+		return master
+	}
+	return ""
 }
 
 // isAveraging reports whether evaluation uses other weights than the training weights.
@@ -450,13 +510,14 @@ func ClipFactor(norm, limit float64) float64 {
 }
 
 // Step multiplies the gradients by gradScale, which is below 1 after clipping, and updates all
-// weights. Each weight is updated by the ranks that own it and sent to the others. Step leaves the
-// gradients undefined.
+// weights. Each weight is updated by the ranks that own it and sent to the others. Of bfloat16
+// weights, the owner updates a float32 master, which it rounds once. Step leaves the gradients
+// undefined.
 func (o *Optimizer) Step(ctx context.Context, learningRate, gradScale float64) error {
 	if err := o.update(ctx, learningRate, gradScale); err != nil {
 		return err
 	}
-	if err := o.sharding.gatherWeights(ctx); err != nil {
+	if err := o.WriteWeights(ctx); err != nil {
 		return err
 	}
 	o.measured = o.measuring
@@ -499,7 +560,7 @@ func (o *Optimizer) update(ctx context.Context, learningRate, gradScale float64)
 	for _, i := range o.hosted {
 		p, h := o.parameters[i], &o.host[i]
 		var err error
-		if h.weight, err = xpu.Numbers(ctx, o.device, p.Weight, &h.buffers[0]); err != nil {
+		if h.weight, err = xpu.Numbers(ctx, o.device, o.weights[i], &h.buffers[0]); err != nil {
 			return err
 		}
 		if h.grad, err = xpu.Numbers(ctx, o.device, p.Grad, &h.buffers[1]); err != nil {
@@ -511,7 +572,7 @@ func (o *Optimizer) update(ctx context.Context, learningRate, gradScale float64)
 	}
 	o.device.Parallel(len(o.byHost), o.updateOne)
 	for _, i := range o.hosted {
-		xpu.SetNumbers(o.device, o.parameters[i].Weight, o.host[i].weight)
+		xpu.SetNumbers(o.device, o.weights[i], o.host[i].weight)
 	}
 	for i := range o.onDevice {
 		u := &o.onDevice[i]
@@ -606,17 +667,21 @@ func (o *Optimizer) Average(ctx context.Context, on bool) error {
 		o.device.Copy(p.Grad, p.Weight)
 	}
 	var buffers [2][]float32
-	for _, d := range o.onDevice {
-		for _, m := range d.moments {
-			for i, t := range [2]xpu.Tensor{m.Weight, m.M} {
-				var err error
-				if o.averaging[i], err = xpu.Numbers(ctx, o.device, t, &buffers[i]); err != nil {
-					return err
-				}
-			}
-			o.device.Parallel((m.Weight.Elements()+blockSize-1)/blockSize, o.averageOne)
-			xpu.SetNumbers(o.device, m.Weight, o.averaging[0])
+	for i := range o.parameters {
+		weight := o.model(i)
+		if weight.Elements() == 0 {
+			continue
 		}
+		o.averaging[0] = xpu.HostBuffer(weight, &buffers[0])
+		err := o.device.Read(ctx, o.averaging[0], o.weights[i])
+		if err == nil {
+			o.averaging[1], err = xpu.Numbers(ctx, o.device, o.state[i][0].Values, &buffers[1])
+		}
+		if err != nil {
+			return err
+		}
+		o.device.Parallel((weight.Elements()+blockSize-1)/blockSize, o.averageOne)
+		xpu.SetNumbers(o.device, weight, o.averaging[0])
 	}
 	o.averaging = [2][]float32{}
 	return o.sharding.gatherWeights(ctx)
@@ -630,19 +695,18 @@ func (o *Optimizer) averageBlock(i int) {
 }
 
 // Saved lists the tensors of optimizer.safetensors for the range of a parameter that this rank
-// owns: its state, and the training weights if they differ from the saved model.
+// owns: its state, and the float32 training weights if the saved model does not have them.
 func (o *Optimizer) Saved(parameter int) []StateTensor {
-	tensors := o.state[parameter]
-	if _, ok := o.rule.(averagingRule); ok {
-		p := o.parameters[parameter]
-		weights := p.Weight
-		if o.averaged {
-			weights = p.Grad
-		}
-		begin, end, _ := o.Owned(parameter)
-		tensors = append([]StateTensor{{TrainedWeights, weights.Flat().Rows(begin, end)}}, tensors...)
+	tensors, name := o.state[parameter], o.weightsName()
+	if name == "" {
+		return tensors
 	}
-	return tensors
+	weights := o.weights[parameter]
+	if p := o.parameters[parameter]; o.averaged && !hasMaster(p) {
+		begin, end, _ := o.Owned(parameter)
+		weights = p.Grad.Flat().Rows(begin, end)
+	}
+	return append([]StateTensor{{name, weights}}, tensors...)
 }
 
 // Metadata returns the rule's scalars as text, or nil without scalars. Reading the text restores
@@ -678,5 +742,9 @@ func (o *Optimizer) SetMetadata(text map[string]string) error {
 // TrainedWeights is the tensor of the optimizer's state with the training weights, if they differ
 // from the saved model.
 const TrainedWeights = "y"
+
+// master is the tensor of the optimizer's state with the float32 masters of bfloat16 weights, if
+// there is no TrainedWeights.
+const master = "master"
 
 func isFinite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }

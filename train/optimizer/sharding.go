@@ -3,6 +3,8 @@ package optimizer
 import (
 	"context"
 	"fmt"
+	"slices"
+	"unsafe"
 
 	"mula/moe"
 	"mula/train/estimate"
@@ -21,15 +23,19 @@ import (
 //	            replicas; weights: all-gather there
 //	epso        gradients: reduce-scatter over data (divided: replicas); weights: all-gather there
 //
-// Gradients and weights are sent as float32 from and to host memory. All three schemes sum an
-// element over ep and then over dp, so that the results have the same bits. A rank owns parameters
-// that are in no bucket.
+// Gradients and weights are sent from and to host memory: weights in their type, gradients as
+// float32 or bfloat16. A rank rounds its gradients to bfloat16 once, and sums of bfloat16 are
+// rounded as [comm.Comm] defines. All three schemes sum an element over ep and then over dp, so
+// that the results have the same bits. A rank owns parameters that are in no bucket.
 type Sharding struct {
 	scheme  estimate.Scheme
 	mesh    *comm.Mesh
 	within  *comm.Comm // the ranks of [comm.EP]; nothing else uses this group
-	device  xpu.Memory
-	host    []float32 // for values of a bucket, if the host does not share memory with the device
+	device  xpu.Device
+	host    []float32  // for values of a bucket, if the host does not share memory with the device
+	halves  []uint16   // likewise, of bfloat16
+	sent    xpu.DType  // of gradients
+	half    xpu.Tensor // the gradients of a bucket, to be sent as bfloat16
 	buckets []bucketShard
 	owned   []ownedRange // of each parameter of this rank
 
@@ -60,10 +66,10 @@ type ownedRange struct {
 }
 
 // NewSharding divides the update of a model. All ranks call it. whole means that the update of a
-// tensor cannot be divided.
-func NewSharding(mesh *comm.Mesh, within *comm.Comm, scheme estimate.Scheme, whole bool, device xpu.Memory,
-	parameters []*moe.Parameter, buckets []moe.Bucket) *Sharding {
-	s := &Sharding{scheme: scheme, mesh: mesh, within: within, device: device,
+// tensor cannot be divided. sent is the type of gradients when they are sent.
+func NewSharding(mesh *comm.Mesh, within *comm.Comm, scheme estimate.Scheme, whole bool, sent xpu.DType,
+	device xpu.Device, parameters []*moe.Parameter, buckets []moe.Bucket) *Sharding {
+	s := &Sharding{scheme: scheme, mesh: mesh, within: within, device: device, sent: sent,
 		owned: make([]ownedRange, len(parameters)), bad: -1}
 	data, replicas := mesh.Group(comm.Data), mesh.Group(comm.Replicas)
 	number := map[*moe.Parameter]int{}
@@ -108,9 +114,9 @@ func NewSharding(mesh *comm.Mesh, within *comm.Comm, scheme estimate.Scheme, who
 }
 
 // newSingleSharding returns the sharding of one rank, which owns all parameters.
-func newSingleSharding(device xpu.Memory, parameters []*moe.Parameter) *Sharding {
+func newSingleSharding(device xpu.Device, parameters []*moe.Parameter) *Sharding {
 	mesh := comm.NewSingleMesh()
-	return NewSharding(mesh, mesh.Group(comm.EP), estimate.Unsharded, false, device, parameters, nil)
+	return NewSharding(mesh, mesh.Group(comm.EP), estimate.Unsharded, false, xpu.Float32, device, parameters, nil)
 }
 
 // cutBucket returns the bounds of n runs of complete blocks, or complete tensors, of a bucket. A
@@ -213,24 +219,72 @@ func (s *Sharding) gatherSums(ctx context.Context, own, all []float64) error {
 // range that this rank owns; the rest of the bucket is undefined.
 func (s *Sharding) Reduce(ctx context.Context, bucket int) error {
 	b := &s.buckets[bucket]
+	if s.sent == xpu.BFloat16 && s.holders(b.Bucket).Size() > 1 {
+		return s.reduceHalves(ctx, b)
+	}
 	grad, err := xpu.Numbers(ctx, s.device, b.Grad, &s.host)
 	if err != nil {
 		return err
 	}
-	if err := s.sum(ctx, b, grad); err != nil {
+	if err := sum(ctx, s, b, grad, Finite); err != nil {
 		return err
 	}
 	xpu.SetNumbers(s.device, b.Grad.Rows(b.begin, b.end), grad[b.begin:b.end])
 	return nil
 }
 
+// reduceHalves is Reduce with gradients sent as bfloat16.
+func (s *Sharding) reduceHalves(ctx context.Context, b *bucketShard) error {
+	half := s.half.Rows(0, b.Grad.Elements())
+	s.device.Copy(half, b.Grad)
+	bits := xpu.HostHalves(half, &s.halves)
+	if err := s.device.ReadHalves(ctx, bits, half); err != nil {
+		return err
+	}
+	grad := unsafe.Slice((*comm.BF16)(unsafe.SliceData(bits)), len(bits))
+	if err := sum(ctx, s, b, grad, finiteHalves); err != nil {
+		return err
+	}
+	half = half.Rows(b.begin, b.end)
+	s.device.WriteHalves(half, bits[b.begin:b.end])
+	s.device.Copy(b.Grad.Rows(b.begin, b.end), half)
+	return nil
+}
+
+// holders returns the ranks that hold the weights of a bucket.
+func (s *Sharding) holders(b moe.Bucket) *comm.Comm {
+	if b.Divided {
+		return s.mesh.Group(comm.Replicas)
+	}
+	return s.mesh.Group(comm.Data)
+}
+
+// finiteHalves is [Finite] for bfloat16.
+func finiteHalves(x []comm.BF16) bool {
+	return !slices.ContainsFunc(x, func(v comm.BF16) bool { return v&0x7f80 == 0x7f80 })
+}
+
+// allocate allocates the memory for gradients to be sent as bfloat16, if there is any need.
+func (s *Sharding) allocate() (err error) {
+	n := 0
+	for _, b := range s.buckets {
+		if s.holders(b.Bucket).Size() > 1 {
+			n = max(n, b.Grad.Elements())
+		}
+	}
+	if s.sent == xpu.BFloat16 && n > 0 {
+		s.half, err = s.device.New(xpu.BFloat16, n)
+	}
+	return err
+}
+
 // sum sums the gradients of a bucket on the host.
-func (s *Sharding) sum(ctx context.Context, b *bucketShard, grad []float32) error {
-	if s.bad < 0 && !Finite(grad) {
+func sum[N comm.Number](ctx context.Context, s *Sharding, b *bucketShard, grad []N, finite func([]N) bool) error {
+	if s.bad < 0 && !finite(grad) {
 		at := 0
 		for _, p := range b.Parameters {
 			n := p.Grad.Elements()
-			if !Finite(grad[at : at+n]) {
+			if !finite(grad[at : at+n]) {
 				s.bad = p.Index
 				break
 			}
@@ -238,10 +292,8 @@ func (s *Sharding) sum(ctx context.Context, b *bucketShard, grad []float32) erro
 		}
 	}
 	switch {
-	case b.group == nil && b.Divided:
-		return comm.AllReduce(ctx, s.mesh.Group(comm.Replicas), grad)
 	case b.group == nil:
-		return comm.AllReduce(ctx, s.mesh.Group(comm.Data), grad)
+		return comm.AllReduce(ctx, s.holders(b.Bucket), grad)
 	case s.scheme == estimate.SO && !b.Divided:
 		if err := comm.AllReduce(ctx, s.within, grad); err != nil {
 			return err
@@ -272,6 +324,18 @@ func (s *Sharding) gatherWeights(ctx context.Context) error {
 	for i := range s.buckets {
 		b := &s.buckets[i]
 		if b.group == nil || b.group.Size() == 1 {
+			continue
+		}
+		if b.Weight.DType() == xpu.BFloat16 {
+			weights := xpu.HostHalves(b.Weight, &s.halves)
+			err := s.device.ReadHalves(ctx, weights[b.begin:b.end], b.Weight.Rows(b.begin, b.end))
+			if err == nil {
+				err = comm.AllGather(ctx, b.group, weights, b.bounds)
+			}
+			if err != nil {
+				return err
+			}
+			s.device.WriteHalves(b.Weight, weights)
 			continue
 		}
 		weights := xpu.HostBuffer(b.Weight, &s.host)

@@ -14,6 +14,7 @@ import (
 	"mula/moe"
 	"mula/train/estimate"
 	"mula/train/optimizer/optimizertest"
+	"mula/xpu"
 	"mula/xpu/comm"
 )
 
@@ -266,7 +267,7 @@ func TestI4SchemesAgree(t *testing.T) {
 						defer groups.Close()
 						ep := world.Rank() % l.EP
 						parameters, buckets := handModel(ep, l.EP)
-						s := NewSharding(groups, within, scheme, specs[name].whole, device(t, 1),
+						s := NewSharding(groups, within, scheme, specs[name].whole, xpu.Float32, device(t, 1),
 							parameters, buckets)
 						o, err := NewSharded(ctx, config(name, grouped), 100, device(t, 1), parameters, sizes,
 							s)
@@ -391,7 +392,7 @@ func TestI10Bytes(t *testing.T) {
 				}
 				defer groups.Close()
 				parameters, buckets := handModel(world.Rank()%l.EP, l.EP)
-				s := NewSharding(groups, within, scheme, false, device(t, 1), parameters, buckets)
+				s := NewSharding(groups, within, scheme, false, xpu.Float32, device(t, 1), parameters, buckets)
 				if _, err := NewSharded(ctx, defaultOptimizer(AdamW), 100, device(t, 1), parameters, sizes,
 					s); err != nil {
 					return err
@@ -488,7 +489,7 @@ func TestI6NoTokens(t *testing.T) {
 			defer groups.Close()
 			parameters, buckets := handModel(world.Rank()%2, 2)
 			before := slices.Clone(buckets[0].Weight.Floats())
-			s := NewSharding(groups, within, scheme, false, device(t, 1), parameters, buckets)
+			s := NewSharding(groups, within, scheme, false, xpu.Float32, device(t, 1), parameters, buckets)
 			o, err := NewSharded(ctx, defaultOptimizer(AdamW), 100, device(t, 1), parameters, handSizes(), s)
 			if err != nil {
 				return err

@@ -10,6 +10,7 @@ import (
 	"mula/moe"
 	"mula/train/estimate"
 	"mula/train/optimizer/optimizertest"
+	"mula/xpu"
 	"mula/xpu/comm"
 )
 
@@ -47,7 +48,7 @@ func BenchmarkOptimizerStep(b *testing.B) {
 				m.Init(1)
 				shardings, optimizers := make([]*Sharding, len(both)), make([]*Optimizer, len(both))
 				for i, scheme := range both {
-					shardings[i] = NewSharding(groups, within, scheme, false, device(b, 1), m.Parameters(),
+					shardings[i] = NewSharding(groups, within, scheme, false, xpu.Float32, device(b, 1), m.Parameters(),
 						m.Buckets())
 					optimizers[i], err = NewSharded(ctx, defaultOptimizer(AdamW), 100, device(b, 1),
 						m.Parameters(), sizes, shardings[i])

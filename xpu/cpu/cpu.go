@@ -43,6 +43,7 @@ import (
 type Device struct {
 	*Host
 	kernels        *kernelSet
+	precision      xpu.Precision
 	packedElements int // bound on the shared copy of op(B) of one call
 	products       freelist.List[product]
 	scratch        freelist.List[scratch]
@@ -56,14 +57,16 @@ func New(threads int, precision xpu.Precision) *Device {
 	if threads < 0 {
 		panic(fmt.Sprintf("cpu: New: invalid number of threads %d", threads))
 	}
-	if precision != xpu.FP32 && precision != xpu.BF16 {
+	if precision != xpu.FP32 && precision != xpu.BF16 && precision != xpu.BF16Mixed {
 		panic(fmt.Sprintf("cpu: New: unknown precision %q", precision))
 	}
-	return newDevice(kernelsFor(precision)[0], threads)
+	d := newDevice(kernelsFor(precision)[0], threads)
+	d.precision = precision
+	return d
 }
 
 func newDevice(k *kernelSet, threads int) *Device {
-	d := &Device{kernels: k, packedElements: packedElements}
+	d := &Device{kernels: k, precision: k.precision, packedElements: packedElements}
 	d.Host = NewHost(threads, d)
 	return d
 }
@@ -87,4 +90,4 @@ func (d *Device) Name() string {
 func (d *Device) Arithmetic() string { return "cpu " + d.kernels.arithmetic }
 
 // Precision returns the precision given to [New].
-func (d *Device) Precision() xpu.Precision { return d.kernels.precision }
+func (d *Device) Precision() xpu.Precision { return d.precision }

@@ -110,7 +110,7 @@ func newDevice(ctx context.Context, device *opencl.Device, options Options, s sh
 		options.Precision = xpu.FP32
 	}
 	if options.Precision != xpu.FP32 && options.Precision != xpu.BF16 {
-		return nil, fmt.Errorf("gpu: unknown precision %q; use %s or %s", options.Precision, xpu.FP32, xpu.BF16)
+		return nil, fmt.Errorf("gpu: precision is %q; this device has %s and %s", options.Precision, xpu.FP32, xpu.BF16)
 	}
 	if options.Threads < 0 {
 		return nil, fmt.Errorf("gpu: invalid number of threads %d", options.Threads)

@@ -52,6 +52,9 @@ var _ xpu.Device = (*Device)(nil)
 // the processor supports it, and otherwise multiplies rounded operands in float32. The error names
 // the libraries that were tried, or the reason why the library cannot be used.
 func New(threads int, precision xpu.Precision) (*Device, error) {
+	if precision == xpu.BF16Mixed {
+		return nil, fmt.Errorf("onednn: precision %s needs the device cpu", precision)
+	}
 	if threads < 0 || precision != xpu.FP32 && precision != xpu.BF16 {
 		panic(fmt.Sprintf("onednn: New: invalid number of threads %d or precision %q", threads, precision))
 	}
