@@ -6,6 +6,7 @@ Both start from the same weights and use the same batches.
     conformance/environments.sh DIR transformers-5.23.0 && make build
     DIR/transformers-5.23.0/bin/python conformance/training.py [--write]      about a minute
     … conformance/training.py --preset mula-tiny --batch 8 --length 128      some minutes
+    … conformance/training.py --precision bf16_mixed [--write]
 
 The text is made by formula. mula makes the tokenizer, the shard, the plan, the batches (mula
 stream) and the initial weights (the checkpoint of a run whose only step has a learning rate of
@@ -22,8 +23,12 @@ reference runs shows the effect of rounding. When a token changes its experts, o
 clip_qkv, a gradient jumps. With a learning rate of 2e-3, or with clip_qkv and any learning rate,
 two runs of mula-nano then differ by 1e-3 after 200 steps. The runs here avoid these settings.
 
---write writes the reference's numbers to golden/training.json. go test ./conformance compares
-mula's numbers with them.
+With --precision bf16_mixed, the reference is the model in bfloat16, with bfloat16 activations and
+gradients. Its optimizer has float32 masters and adds the gradients of micro-batches in float32. It
+rounds more than mula.
+
+--write writes the reference's numbers to golden/training.json, or golden/mixed.json. go test
+./conformance compares mula's numbers with them.
 """
 
 import argparse, hashlib, json, math, pathlib, subprocess, sys, tempfile, time
@@ -197,7 +202,8 @@ def reference(checkpoint, config, batches, attention="eager", experts="eager", r
     """Runs the same steps in torch, from mula's checkpoint.
 
     Returns loss, auxiliary losses, gradient norm and learning rate of each. Weights are first
-    changed by up to the fraction rounding.
+    changed by up to the fraction rounding. If the checkpoint is of bf16_mixed, the weights are
+    bfloat16, and the optimizer updates float32 masters.
     """
     import torch, transformers
 
@@ -205,7 +211,7 @@ def reference(checkpoint, config, batches, attention="eager", experts="eager", r
     sparse = form != "none"
     model = transformers.AutoModelForCausalLM.from_pretrained(
         checkpoint,
-        dtype=torch.float32,
+        dtype=torch.float32 if config["precision"] == "fp32" else torch.bfloat16,
         attn_implementation=attention,
         **({"experts_implementation": experts} if sparse else {}),
     )
@@ -215,8 +221,10 @@ def reference(checkpoint, config, batches, attention="eager", experts="eager", r
             random = torch.Generator().manual_seed(1)
             for p in model.parameters():
                 p.mul_(1 + rounding * (2 * torch.rand(p.shape, generator=random) - 1))
+    weights = list(model.parameters())
+    masters = weights if config["precision"] == "fp32" else [p.detach().float() for p in weights]
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=1, betas=opt["betas"], eps=opt["eps"], weight_decay=opt["weight_decay"]
+        masters, lr=1, betas=opt["betas"], eps=opt["eps"], weight_decay=opt["weight_decay"]
     )
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(schedule, step))
     rows = config["micro_batch_size"]
@@ -228,28 +236,39 @@ def reference(checkpoint, config, batches, attention="eager", experts="eager", r
             answer = model(
                 input_ids=part[:, :-1], use_cache=False, **({"output_router_logits": True} if sparse else {})
             )
-            loss = torch.nn.functional.cross_entropy(answer.logits.view(-1, answer.logits.shape[-1]), targets.view(-1))
+            logits = answer.logits.float()
+            loss = torch.nn.functional.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
             balance = z = torch.zeros(())
             if sparse:
-                if all(torch.allclose(logits.sum(-1), torch.ones(())) for logits in answer.router_logits):
+                router_logits = [logits.float() for logits in answer.router_logits]
+                if all(torch.allclose(logits.sum(-1), torch.ones(())) for logits in router_logits):
                     sys.exit(
                         f"transformers {transformers.__version__} returns probabilities as router logits; take a "
                         "release without this error"
                     )
                 balance, z = megablocks(
-                    answer.router_logits, model.config.num_experts, model.config.num_experts_per_tok
+                    router_logits, model.config.num_experts, model.config.num_experts_per_tok
                 )
                 if form == "hf":
                     balance = answer.aux_loss
             total = loss + config["aux_loss"]["coefficient"] * balance + config["z_loss"]["coefficient"] * z
             (total / len(parts)).backward()
+            if masters is not weights:
+                for p, master in zip(weights, masters):
+                    if p.grad is not None:
+                        master.grad = p.grad.float() + (0 if master.grad is None else master.grad)
+                        p.grad = None
             for key, value in (("loss", loss), ("aux_loss", balance), ("z_loss", z)):
                 sums[key] += value.item() / len(parts)
-        sums["grad_norm"] = torch.nn.utils.clip_grad_norm_(model.parameters(), opt["clip"]).item()
+        sums["grad_norm"] = torch.nn.utils.clip_grad_norm_(masters, opt["clip"]).item()
         sums["learning_rate"] = scheduler.get_last_lr()[0]
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
+        if masters is not weights:
+            with torch.no_grad():
+                for p, master in zip(weights, masters):
+                    p.copy_(master)
         out.append(sums)
     return out
 
@@ -260,7 +279,8 @@ def main():
     ap.add_argument("--preset", default="mula-nano")
     ap.add_argument("--batch", type=int, default=4)
     ap.add_argument("--length", type=int, default=64)
-    ap.add_argument("--write", action="store_true", help="write golden/training.json")
+    ap.add_argument("--precision", choices=["fp32", "bf16_mixed"], default="fp32")
+    ap.add_argument("--write", action="store_true", help="write the golden file of the precision")
     args = ap.parse_args()
     if args.write and [args.preset, args.batch, args.length] != ["mula-nano", 4, 64]:
         ap.error("the golden file has the default sizes")
@@ -275,14 +295,15 @@ def main():
         "numpy": numpy.__version__,
     }
     print(
-        f"{args.preset}, {STEPS} steps of {args.batch} x {args.length} tokens, fp32; torch {versions['torch']}, "
-        f"transformers {versions['transformers']}"
+        f"{args.preset}, {STEPS} steps of {args.batch} x {args.length} tokens, {args.precision}; "
+        f"torch {versions['torch']}, transformers {versions['transformers']}"
     )
     wrong, golden = False, []
     with tempfile.TemporaryDirectory() as tmp:
         work = pathlib.Path(tmp)
         text, batches = prepare(args.mula, work, args.batch, args.length)
         for i, (name, config) in enumerate(runs(args.preset, args.batch).items()):
+            config["precision"] = args.precision
             began = time.perf_counter()
             # A step with such a learning rate does not change the initial weights.
             start, plan, _ = train(
@@ -340,7 +361,8 @@ def main():
             "corpus": hashlib.sha256(text.encode()).hexdigest(),
             "plan": plan,
         }
-        (here / "golden" / "training.json").write_text(
+        name = "training.json" if args.precision == "fp32" else "mixed.json"
+        (here / "golden" / name).write_text(
             json.dumps(header, separators=(",", ":"))[:-1] + f',"runs":[\n{lines}\n]}}\n'
         )
     if wrong:
