@@ -25,7 +25,8 @@ mosaicml, litdata and megatron run with each of --workers worker processes. Ever
 process with empty caches. "first batch" is the time from the start of the loader, after the imports
 of Python's packages, to its first batch; for mula from the start of the program. "all" is the time
 until --samples samples have arrived, with the first batch. "samples/s" are the samples by that
-time. "bytes" are the bytes of all responses per byte of the samples' tokens. MB are 10^6 bytes.
+time. "bytes" are the bytes of all responses per byte of the samples' tokens. "link idle" is the
+time between the first and the last byte in which the link had nothing to send. MB are 10^6 bytes.
 """
 
 import argparse, glob, json, os, pathlib, shutil, statistics, subprocess, sys, tempfile, time
@@ -273,7 +274,7 @@ def main():
         print(
             f"{o.samples} samples of {o.length + 1} tokens, {o.latency} a request, {o.rate / 1e6:.0f} MB/s; medians "
             f"of {o.rounds} alternating rounds.\n\n| loader | first batch, s | all, s "
-            "| samples/s | requests | bytes per byte used |\n|---|---|---|---|---|---|"
+            "| samples/s | requests | bytes per byte used | link idle, s |\n|---|---|---|---|---|---|---|"
         )
         for name, list_ in runs.items():
             if list_:
@@ -281,7 +282,7 @@ def main():
                 used = m("samples") * (o.length + 1) * 2
                 print(
                     f"| {name} | {m('first'):.2f} | {m('all'):.2f} | {m('samples') / m('all'):,.0f} | "
-                    f"{m('requests'):,.0f} | {m('bytes') / used:.2f} |"
+                    f"{m('requests'):,.0f} | {m('bytes') / used:.2f} | {m('idle'):.2f} |"
                 )
 
 

@@ -44,7 +44,8 @@ type FetchOptions struct {
 
 // Fetch reads the tokens of samples that are in object stores into the cache of remote files, so
 // that [ReadSample] does not wait for them. Ranges that are close to each other are read by one
-// request, and requests are made in parallel. Fetch does nothing for local shards.
+// request, and requests are made in parallel. Fetch does not wait for tokens that another call is
+// reading. It does nothing for local shards.
 func (d *Data) Fetch(ctx context.Context, samples []Sample, o FetchOptions) error {
 	ranges, err := d.Ranges(samples, o.Blocks, func(source, shard int) bool {
 		return objects.IsURL(d.ShardPath(source, shard))

@@ -296,8 +296,8 @@ func (s *Shard) rightBlock(ctx context.Context, sums *blockSums, block int64) (b
 func (s *Shard) Remote() bool { return s.remote != nil }
 
 // Fetch reads the tokens [from, to) of a shard in an object store into the cache of remote files,
-// so that [Shard.Read] does not wait. It also fetches .idx if index is set. It does nothing for a
-// local shard.
+// so that [Shard.Read] does not wait, except for tokens that another call is reading. It also
+// fetches .idx if index is set. It does nothing for a local shard.
 func (s *Shard) Fetch(ctx context.Context, from, to int64, index bool) error {
 	if s.remote == nil {
 		return nil

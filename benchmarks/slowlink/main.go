@@ -4,7 +4,8 @@
 //
 //	go run ./benchmarks/slowlink -listen 127.0.0.1:7071 -server http://127.0.0.1:7070 -latency 50ms -rate 100e6
 //
-// GET /_stats returns the counters as JSON and sets them to zero.
+// GET /_stats returns the counters as JSON and sets them to zero: requests, bytes, faults, and the
+// seconds between the first and the last byte in which a link with a rate had nothing to send.
 package main
 
 import (
@@ -44,8 +45,8 @@ func main() {
 	}
 	log.Fatal(http.ListenAndServe(*listen, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/_stats" {
-			fmt.Fprintf(w, "{\"requests\": %d, \"bytes\": %d, \"faults\": %d}\n", l.requests.Swap(0), l.bytes.Swap(0),
-				l.faults.Swap(0))
+			fmt.Fprintf(w, "{\"requests\": %d, \"bytes\": %d, \"faults\": %d, \"idle\": %.3f}\n", l.requests.Swap(0),
+				l.bytes.Swap(0), l.faults.Swap(0), l.stopIdle().Seconds())
 			return
 		}
 		l.requests.Add(1)
@@ -81,7 +82,8 @@ type link struct {
 	rate                    float64
 
 	mu     sync.Mutex
-	free   time.Time // when the bytes before have passed
+	free   time.Time // when the bytes before have passed; zero before the first
+	idle   time.Duration
 	random *rand.Rand
 }
 
@@ -90,6 +92,15 @@ func (l *link) draw() float64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.random.Float64()
+}
+
+// stopIdle returns the time in which the link had nothing to send, and sets it to zero.
+func (l *link) stopIdle() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	idle := l.idle
+	l.idle, l.free = 0, time.Time{}
+	return idle
 }
 
 // pass waits until n bytes have passed.
@@ -101,6 +112,9 @@ func (l *link) pass(n int) {
 	l.mu.Lock()
 	now := time.Now()
 	if l.free.Before(now) {
+		if !l.free.IsZero() {
+			l.idle += now.Sub(l.free)
+		}
 		l.free = now
 	}
 	l.free = l.free.Add(time.Duration(float64(n) / l.rate * 1e9))

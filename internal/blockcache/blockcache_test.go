@@ -187,6 +187,45 @@ func TestErrorsOfTheSource(t *testing.T) {
 	}
 }
 
+// Fetch does not wait for blocks that another goroutine fetches. A read waits for them.
+func TestFetchDoesNotWait(t *testing.T) {
+	c := open(t, t.TempDir(), 1<<30)
+	r := newRemote(4 * Block)
+	started, proceed := make(chan struct{}), make(chan struct{})
+	r.fail = func(off int64) error {
+		if off == Block {
+			close(started)
+			<-proceed
+		}
+		return nil
+	}
+	f := c.File("x", int64(len(r.data)), r)
+	defer f.Close()
+	var g sync.WaitGroup
+	g.Go(func() {
+		if err := f.Fetch(context.Background(), Block, 2*Block); err != nil {
+			t.Error(err)
+		}
+	})
+	<-started
+	if err := f.Fetch(context.Background(), 0, f.size); err != nil {
+		t.Error(err)
+	}
+	if r.reads.Load() != 3*Block {
+		t.Errorf("%d bytes were fetched, want the other blocks", r.reads.Load())
+	}
+	g.Go(func() {
+		if err := read(f, r, 0, 4); err != nil {
+			t.Error(err)
+		}
+	})
+	close(proceed)
+	g.Wait()
+	if r.reads.Load() != 4*Block {
+		t.Errorf("%d bytes were fetched, want each block once", r.reads.Load())
+	}
+}
+
 // Without a usable folder, reads are right and each is fetched.
 func TestFolderThatCannotBeWritten(t *testing.T) {
 	dir := t.TempDir()

@@ -124,7 +124,8 @@ func (f *File) ReadBlocks(ctx context.Context, p []byte, first int64) error {
 }
 
 // Fetch adds the blocks of the bytes [from, end) to the cache. It does not read blocks that the
-// cache has, so it costs little to call it again.
+// cache has, and it does not wait for blocks that another goroutine fetches, so it costs little to
+// call it again.
 func (f *File) Fetch(ctx context.Context, from, end int64) error {
 	if f.disk == nil {
 		return nil // the cache cannot keep the blocks
@@ -132,17 +133,31 @@ func (f *File) Fetch(ctx context.Context, from, end int64) error {
 	first, last := from/Block, (min(end, f.size)+Block-1)/Block
 	entries := f.entries(first, last-first)
 	for r := range requests(first, last, presentIn(entries, first)) {
-		part, err := f.cache.borrow(ctx, min(r.end*Block, f.size)-r.from*Block)
-		if err != nil {
-			return err
-		}
-		err = f.fetch(ctx, part, r.from)
-		f.cache.buffers <- part
-		if err != nil {
-			return err
+		for at := r.from; at < r.end; {
+			n, _ := f.begin(at, r.end-at)
+			if n == 0 {
+				at++
+				continue
+			}
+			err := f.fetchAhead(ctx, run{at, at + n})
+			f.release(at, n)
+			if err != nil {
+				return err
+			}
+			at += n
 		}
 	}
 	return nil
+}
+
+// fetchAhead fetches blocks that this goroutine has marked.
+func (f *File) fetchAhead(ctx context.Context, r run) error {
+	part, err := f.cache.borrow(ctx, min(r.end*Block, f.size)-r.from*Block)
+	if err != nil {
+		return err
+	}
+	defer func() { f.cache.buffers <- part }()
+	return f.fetchClaimed(ctx, part, r.from)
 }
 
 // requests divides the absent blocks of [first, end) into requests of at most Longest bytes.
