@@ -17,8 +17,11 @@ import (
 	"mula/index/cache"
 	"mula/index/olmo"
 	"mula/index/rebuild"
+	"mula/internal/atomicfile"
+	"mula/internal/filesystem/objectfs"
 	"mula/internal/launchers"
 	"mula/internal/machine"
+	"mula/internal/objects"
 	"mula/internal/quantity"
 )
 
@@ -70,7 +73,10 @@ func indexCommand() *cli.Command {
 			&cli.StringFlag{Name: "for",
 				Usage: "build for `FRAMEWORK`: " + anyOf(frameworks) + " (required)"},
 			&cli.StringFlag{Name: "cache",
-				Usage: "write the files to `DIR` (--data-cache-path; work_dir of OLMo-core)"},
+				Usage: "write the files to `DIR` (--data-cache-path; work_dir of OLMo-core); may be a URL of an " +
+					"object store, except for OLMo-core"},
+			&cli.StringFlag{Name: "work",
+				Usage: "if --cache is a URL, keep files that are being written in the local folder `DIR`"},
 			&cli.IntFlag{Name: "threads", Usage: "compute on `N` cores; 0: all"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "print names, sizes and the estimated time, and write nothing"},
 			&cli.BoolFlag{Name: "resume",
@@ -172,11 +178,24 @@ func runIndex(c *cli.Context) error {
 	if err := atMost(c, maxThreads, "threads"); err != nil {
 		return err
 	}
-	if err := reachable(c.String("cache")); err != nil {
-		return err
+	switch folder := c.String("cache"); {
+	case !objects.IsURL(folder):
+		if c.IsSet("work") {
+			return usagef("--work requires a URL as --cache")
+		}
+		if err := reachable(folder); err != nil {
+			return err
+		}
+	case target == forOLMo || c.IsSet("config"):
+		return usagef("--cache is a URL, which is not supported with --for %s and --config; name a local folder",
+			forOLMo)
+	case !objects.Writable(folder):
+		return usagef("--cache %s is in a store that mula only reads; name a bucket of s3, gs or az", folder)
+	case c.String("work") == "" && !c.Bool("dry-run"):
+		return usagef("--cache is a URL; name a local folder for files that are being written with --work")
 	}
 	for _, name := range c.LocalFlagNames() {
-		if slices.Contains([]string{"for", "cache", "threads", "dry-run", "resume", "json"}, name) ||
+		if slices.Contains([]string{"for", "cache", "work", "threads", "dry-run", "resume", "json"}, name) ||
 			slices.Contains(own, name) {
 			continue
 		}
@@ -354,6 +373,15 @@ func buildIndex(c *cli.Context, x foreignIndex, job launchers.Process) error {
 	began := time.Now()
 	waiting := map[string]bool{}
 	o := rebuild.BuildOptions{Threads: rankThreads(c, job), Resume: c.Bool("resume"), Together: job.Size > 1}
+	if objects.IsURL(c.String("cache")) {
+		if err := os.MkdirAll(c.String("work"), 0o777); err != nil {
+			return fmt.Errorf("--work: %w", err)
+		}
+		if _, err := atomicfile.Clean(c.String("work")); err != nil {
+			return fmt.Errorf("--work: %w", err)
+		}
+		o.FS = objectfs.New(c.Context, nil, c.String("work"))
+	}
 	o.Progress = func(e cache.Event) {
 		if e.Stage == cache.Waiting && !waiting[e.Holder] {
 			waiting[e.Holder] = true

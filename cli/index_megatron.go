@@ -20,6 +20,7 @@ import (
 	"mula/index/python"
 	"mula/index/rebuild"
 	"mula/internal/atomicfile"
+	"mula/internal/objects"
 	"mula/internal/quantity"
 )
 
@@ -73,6 +74,11 @@ func megatronIndex(c *cli.Context) (foreignIndex, error) {
 	}
 	if err := megatronSizes(c, &config); err != nil {
 		return nil, err
+	}
+	if config.Cache == "" && slices.ContainsFunc(config.Prefixes(), func(prefix string) bool {
+		return objects.IsURL(gpt.Locate(config.Root, prefix))
+	}) {
+		return nil, usagef("--cache is required, because token files are in an object store")
 	}
 	x, err := megatron.New(c.Context, config)
 	if err != nil {
@@ -360,7 +366,7 @@ func (m *megatronBuild) notes() []string {
 		if e.Class != rebuild.DatasetClass {
 			continue
 		}
-		if bin := gpt.Locate(m.config.Root, e.Prefixes[0]) + ".bin"; !exists(bin) {
+		if bin := gpt.Locate(m.config.Root, e.Prefixes[0]) + ".bin"; !objects.IsURL(bin) && !exists(bin) {
 			if len(bare) == 0 {
 				first = bin
 			}

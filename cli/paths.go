@@ -25,6 +25,8 @@ var mayBeURLs = map[string]map[string]bool{
 	"":              {"plan": true, "shards": true},
 	"mula blend":    {"output": true, "amend": true},
 	"mula tokenize": {"output": true},
+	"mula index": {"cache": true, "root": true, "data-path": true, "train-data-path": true, "valid-data-path": true,
+		"test-data-path": true},
 }
 
 // operandsMayBeURLs are the commands whose operands are plans or documents, which may be in object
@@ -32,13 +34,28 @@ var mayBeURLs = map[string]map[string]bool{
 var operandsMayBeURLs = map[string]bool{"mula plan show": true, "mula plan diff": true, "mula tokenize": true,
 	"mula tokenizer train": true}
 
-// checkPath returns an error if a value is a URL. If urls is set, it returns an error only if the
-// URL's scheme is unknown.
+// checkPath returns an error if a value is a URL, or has one among its words. If urls is set, it
+// returns an error only if a URL's scheme is unknown.
 func checkPath(value string, urls bool) error {
-	if urls && objects.IsURL(value) && !strings.HasPrefix(strings.ToLower(value), "file:") {
+	url := func(word string) bool {
+		return objects.IsURL(word) && !strings.HasPrefix(strings.ToLower(word), "file:")
+	}
+	if !urls {
+		return localpath.CheckWords(value)
+	}
+	if url(value) {
 		return objects.Check(value)
 	}
-	return localpath.CheckWords(value)
+	for _, word := range strings.Fields(value) {
+		err := localpath.CheckWords(word)
+		if url(word) {
+			err = objects.Check(word)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // notOperands are the commands whose operands are not paths.

@@ -32,10 +32,11 @@ type Index struct {
 	documents int64
 	elements  int64 // in x.bin, according to the last sequence
 
-	file    mapping.File
-	lengths []byte // sequences × i32
-	starts  []byte // sequences × i64, byte offset of each sequence in x.bin
-	ends    []byte // (documents+1) × i64, the document array
+	file     mapping.File
+	modified time.Time // of an object; zero for a local file
+	lengths  []byte    // sequences × i32
+	starts   []byte    // sequences × i64, byte offset of each sequence in x.bin
+	ends     []byte    // (documents+1) × i64, the document array
 }
 
 // OpenIndex opens the .idx file at path, which may also be the prefix of the shard. It takes
@@ -164,8 +165,13 @@ func (x *Index) Path() string { return x.path }
 // Size returns the size of the file in bytes.
 func (x *Index) Size() int64 { return x.file.Info.Size() }
 
-// ModTime returns the modification time of the file when the index was opened.
-func (x *Index) ModTime() time.Time { return x.file.Info.ModTime() }
+// ModTime returns the modification time of the file or object when the index was opened.
+func (x *Index) ModTime() time.Time {
+	if !x.modified.IsZero() {
+		return x.modified
+	}
+	return x.file.Info.ModTime()
+}
 
 // DType returns the element type of x.bin.
 func (x *Index) DType() DType { return x.dtype }

@@ -254,6 +254,35 @@ func (r *remote) openIndex(ctx context.Context, s *Shard) (*Index, error) {
 	return x, nil
 }
 
+// FetchIndex fetches the .idx of a shard in an object store into the cache of remote files, and
+// opens it like [OpenIndex]. It needs no other file of the shard.
+func FetchIndex(ctx context.Context, prefix string) (*Index, error) {
+	cache, err := blockcache.Default()
+	if err != nil {
+		return nil, err
+	}
+	x := &Index{path: prefix + idxExt}
+	info, err := objects.Stat(ctx, x.path)
+	if err != nil {
+		return nil, fmt.Errorf("opening index: %w", err)
+	}
+	if x.file, err = (&remote{cache: cache}).mapLocal(ctx, x.path, FileInfo{}); err != nil {
+		return nil, fmt.Errorf("opening index: %w", err)
+	}
+	x.modified = info.Modified
+	x.file.Scattered()
+	if x.Size() != info.Size {
+		err = fmt.Errorf("opening index: %s: %w", x.path, objects.ErrChanged)
+	} else {
+		err = mapping.Guard(x.open)
+	}
+	if err != nil {
+		x.Close()
+		return nil, err
+	}
+	return x, nil
+}
+
 // read returns the bytes [from, end) of .bin, whose blocks match their sums. The caller may keep
 // them.
 func (r *remote) read(ctx context.Context, s *Shard, from, end int64) ([]byte, error) {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"syscall"
 
@@ -15,6 +14,8 @@ import (
 	"mula/index/cache"
 	"mula/index/gpt"
 	"mula/index/rebuild"
+	"mula/internal/filesystem"
+	"mula/internal/objects"
 )
 
 // Build writes the files of all datasets and blends into the cache directory, the data of each
@@ -27,7 +28,7 @@ import (
 func (x *Index) Build(ctx context.Context, o rebuild.BuildOptions) (cache.Summary, error) {
 	w := gpt.NewWorkers(o.Threads)
 	if x.config.Cache != "" && o.Resume {
-		if err := x.compareForeign(ctx, w, x.config.Cache); err != nil {
+		if err := x.compareForeign(ctx, w, filesystem.Default(o.FS), x.config.Cache); err != nil {
 			return cache.Summary{}, err
 		}
 	}
@@ -94,19 +95,27 @@ func (d *dataset) unit(w *gpt.Workers, together bool) (cache.Unit, error) {
 
 // compareForeign compares the blends that another program left in the directory with the expected
 // contents.
-func (x *Index) compareForeign(ctx context.Context, w *gpt.Workers, dir string) error {
+func (x *Index) compareForeign(ctx context.Context, w *gpt.Workers, fsys filesystem.FS, dir string) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for _, b := range x.blends {
 		marker := b.hash() + descriptionEnd
-		foreign, err := there(dir, append(b.files(), marker), append(b.sizes(), int64(len(b.text))))
+		foreign, err := there(fsys, dir, append(b.files(), marker), append(b.sizes(), int64(len(b.text))))
 		if err != nil {
 			return err
 		}
 		// With a record, mula built the blend, and the record's settings describe the contents.
-		if _, err := os.Stat(filepath.Join(dir, cache.StateDir, marker+".json")); err == nil || !foreign {
+		if !foreign {
+			continue
+		}
+		if _, err := fsys.Stat(filepath.Join(dir, cache.StateDir, marker+".json")); err == nil {
 			continue
 		} else if !errors.Is(err, fs.ErrNotExist) {
 			return err
+		}
+		if objects.IsURL(dir) {
+			return fmt.Errorf("%s: another program wrote %s in %s, and the name of a corpus does not show which files "+
+				"it contains; remove the files whose names start with %s, or use a separate folder", b.title(), marker,
+				dir, b.hash())
 		}
 		g.Go(func() error {
 			files, err := rebuild.OpenFiles(dir, b.files())
@@ -137,9 +146,9 @@ func (x *Index) compareForeign(ctx context.Context, w *gpt.Workers, dir string) 
 
 // there reports whether the files exist and have these sizes. Other files are rebuilt, right or
 // wrong.
-func there(dir string, names []string, sizes []int64) (bool, error) {
+func there(fsys filesystem.FS, dir string, names []string, sizes []int64) (bool, error) {
 	for i, name := range names {
-		info, err := os.Stat(filepath.Join(dir, name))
+		info, err := fsys.Stat(filepath.Join(dir, name))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) {
 			// if dir is a file, a later check fails
 			return false, err

@@ -65,6 +65,13 @@ func New(ctx context.Context, c Config) (_ *Index, err error) {
 			plans = append(plans, p)
 		}
 	}
+	prefixes := make([]string, len(c.Files))
+	for i, f := range c.Files {
+		prefixes[i] = f.Prefix
+	}
+	if err := gpt.FetchTokens(ctx, c.Root, prefixes, x.files); err != nil {
+		return nil, err
+	}
 	for _, p := range plans {
 		if err := x.open(p); err != nil {
 			return nil, err

@@ -29,6 +29,7 @@ import (
 	"mula/internal/atomicfile"
 	"mula/internal/filesystem"
 	"mula/internal/locks"
+	"mula/internal/objects"
 	"mula/internal/quantity"
 )
 
@@ -102,7 +103,8 @@ type Options struct {
 	// Progress, if not nil, receives events. Calls do not overlap. A slow call delays the work.
 	Progress func(Event)
 
-	// FS is the file system of the directory; nil = the machine's. Locks never use it.
+	// FS is the file system of the directory; nil = the machine's. A directory may be the URL of a
+	// folder in a store if FS is an [objectfs.FS]. Locks do not use FS.
 	FS filesystem.FS
 
 	timing *timing // for tests; nil = defaultTiming
@@ -116,6 +118,9 @@ type timing struct {
 	// between checks for units that other processes completed, and for their failures
 	watch time.Duration
 }
+
+// storeTiming is for directories in a store, where every look is a request.
+var storeTiming = timing{locks.DefaultTiming, time.Second, 10 * time.Second, 5 * time.Second}
 
 var defaultTiming = timing{locks.DefaultTiming, 50 * time.Millisecond, 2 * time.Second, time.Second}
 
@@ -231,8 +236,11 @@ type unit struct {
 }
 
 func newRun(dir string, units []Unit, o Options) (*run, error) {
-	r := &run{dir: dir, state: filepath.Join(dir, StateDir), o: o, timing: defaultTiming,
+	r := &run{dir: dir, state: objects.Join(dir, StateDir), o: o, timing: defaultTiming,
 		files: atomicfile.On(o.FS)}
+	if objects.IsURL(dir) {
+		r.timing = storeTiming
+	}
 	if o.timing != nil {
 		r.timing = *o.timing
 	}
@@ -428,8 +436,10 @@ func (r *run) survey(ctx context.Context) ([]*unit, error) {
 
 // prepare creates the directories.
 func (r *run) prepare(ctx context.Context) error {
-	if err := os.MkdirAll(r.state, 0o777); err != nil {
-		return fmt.Errorf("making the directory: %w", err)
+	if !objects.IsURL(r.state) {
+		if err := os.MkdirAll(r.state, 0o777); err != nil {
+			return fmt.Errorf("making the directory: %w", err)
+		}
 	}
 	// The entry of the state directory must survive a crash, or its contents are lost.
 	if err := r.dirSync.sync(); err != nil {
@@ -541,7 +551,7 @@ func (r *run) lockPath(u *unit, part int) string {
 	if len(u.Parts) > 1 {
 		name = fmt.Sprintf("%s.part%d", name, part)
 	}
-	return filepath.Join(r.state, name+locks.Suffix)
+	return objects.Join(r.state, name+locks.Suffix)
 }
 
 // try builds the parts of a unit that are neither complete nor held by another process, and passes
@@ -644,7 +654,7 @@ func (r *run) build(ctx context.Context, u *unit, part int, f findings, l *locks
 			continue
 		}
 		name := u.Files[i]
-		m, err := r.files.CreateImage(filepath.Join(r.dir, name), j.sizes[i])
+		m, err := r.files.CreateImage(objects.Join(r.dir, name), j.sizes[i])
 		if err != nil {
 			j.abort()
 			return nil, err

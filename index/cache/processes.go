@@ -14,6 +14,7 @@ import (
 
 	"mula/internal/atomicfile"
 	"mula/internal/locks"
+	"mula/internal/objects"
 )
 
 // A FailedError is the error of a process of a group ([Options.Together]) that stopped because
@@ -41,7 +42,7 @@ func (r *run) failurePath() string {
 	for _, u := range r.units {
 		fmt.Fprintf(h, "%q %s\n", u.Marker, u.Settings)
 	}
-	return filepath.Join(r.state, "failed-"+hex.EncodeToString(h.Sum(nil)[:8])+".json")
+	return objects.Join(r.state, "failed-"+hex.EncodeToString(h.Sum(nil)[:8])+".json")
 }
 
 // noteFailure writes the note. It ignores its own errors: this process fails with err anyway.
@@ -58,7 +59,7 @@ func (r *run) noteFailure(err error) {
 // readFailure reads the note, unless the note is still the file described by before.
 func (r *run) readFailure(path string, before os.FileInfo) *FailedError {
 	info, err := r.files.FS().Stat(path)
-	if err != nil || before != nil && os.SameFile(info, before) && info.ModTime().Equal(before.ModTime()) {
+	if err != nil || unchanged(info, before) {
 		return nil
 	}
 	text, err := r.readFile(path, maxRecord)

@@ -3,12 +3,12 @@ package cache
 import (
 	"context"
 	"errors"
-	"path/filepath"
 	"slices"
 	"sync"
 
 	"mula/internal/atomicfile"
 	"mula/internal/locks"
+	"mula/internal/objects"
 )
 
 // How a unit is published, and what remains after a kill.
@@ -88,7 +88,7 @@ func (r *run) publish(ctx context.Context, j *job) (complete bool, err error) {
 	held := []*locks.Lock{j.lock}
 	ours := func() bool { return !slices.ContainsFunc(held, func(l *locks.Lock) bool { return !l.Ours() }) }
 	if len(j.Parts) > 1 {
-		l, err := r.locks.Wait(ctx, filepath.Join(r.state, j.Marker+locks.Suffix), r.timing.poll)
+		l, err := r.locks.Wait(ctx, objects.Join(r.state, j.Marker+locks.Suffix), r.timing.poll)
 		if err != nil {
 			return false, err
 		}
@@ -114,7 +114,7 @@ func (r *run) publish(ctx context.Context, j *job) (complete bool, err error) {
 		}
 		defer record.Abort()
 	}
-	marker, err := r.sealed(filepath.Join(r.dir, j.Marker), j.MarkerText)
+	marker, err := r.sealed(objects.Join(r.dir, j.Marker), j.MarkerText)
 	if err != nil {
 		return false, err
 	}
@@ -127,7 +127,7 @@ func (r *run) publish(ctx context.Context, j *job) (complete bool, err error) {
 		return false, errLost
 	}
 	if j.findings.marker {
-		if err := r.files.Remove(filepath.Join(r.dir, j.Marker)); err != nil {
+		if err := r.files.Remove(objects.Join(r.dir, j.Marker)); err != nil {
 			return false, err
 		}
 		if err := r.dirSync.sync(); err != nil {
@@ -136,7 +136,7 @@ func (r *run) publish(ctx context.Context, j *job) (complete bool, err error) {
 	}
 	if j.stale {
 		for _, name := range j.Files {
-			if err := r.files.Remove(filepath.Join(r.dir, name)); err != nil {
+			if err := r.files.Remove(objects.Join(r.dir, name)); err != nil {
 				return false, err
 			}
 		}

@@ -8,10 +8,10 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 
 	"mula/internal/filesystem"
+	"mula/internal/objects"
 )
 
 // A record describes a unit that this package built. It is stored as <marker>.json in the state
@@ -32,7 +32,7 @@ const (
 	maxRecord    = 16 << 20 // far above the size of a record
 )
 
-func (r *run) recordPath(u *unit) string { return filepath.Join(r.state, u.Marker+".json") }
+func (r *run) recordPath(u *unit) string { return objects.Join(r.state, u.Marker+".json") }
 
 // recordText returns the record of a unit with files of these sizes.
 func recordText(u *unit, sizes []int64) ([]byte, error) {
@@ -63,7 +63,7 @@ func (f *findings) has(files []int) bool {
 // inspect finds the existing files of a unit.
 func (r *run) inspect(ctx context.Context, u *unit) (findings, error) {
 	f := findings{have: make([]bool, len(u.Files))}
-	text, err := r.readFile(filepath.Join(r.dir, u.Marker), int64(len(u.MarkerText)))
+	text, err := r.readFile(objects.Join(r.dir, u.Marker), int64(len(u.MarkerText)))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return f, err
 	}
@@ -74,8 +74,7 @@ func (r *run) inspect(ctx context.Context, u *unit) (findings, error) {
 	if err != nil {
 		return f, err
 	}
-	fresh := r.o.Resume || info != nil && (u.before == nil || !os.SameFile(info, u.before) ||
-		!info.ModTime().Equal(u.before.ModTime()))
+	fresh := r.o.Resume || info != nil && !unchanged(info, u.before)
 	switch {
 	case rec == nil && info == nil: // no record
 		// A marker without a record: the unit is another program's, if it is complete. Without a
@@ -99,7 +98,7 @@ func (r *run) inspect(ctx context.Context, u *unit) (findings, error) {
 	}
 	f.complete = marked
 	for i, name := range u.Files {
-		info, err := r.files.FS().Stat(filepath.Join(r.dir, name))
+		info, err := r.files.FS().Stat(objects.Join(r.dir, name))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return f, err
 		}
@@ -111,6 +110,19 @@ func (r *run) inspect(ctx context.Context, u *unit) (findings, error) {
 		clear(f.have)
 	}
 	return f, nil
+}
+
+// unchanged reports whether now is the same version of a file as before, which is nil if the file
+// did not exist.
+func unchanged(now, before os.FileInfo) bool {
+	if before == nil {
+		return false
+	}
+	if object, ok := now.Sys().(objects.Info); ok {
+		was, _ := before.Sys().(objects.Info)
+		return object.Version == was.Version
+	}
+	return os.SameFile(now, before) && now.ModTime().Equal(before.ModTime())
 }
 
 // of reports whether the record describes the unit.

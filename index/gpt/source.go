@@ -1,15 +1,21 @@
 package gpt
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"mula/internal/localpath"
+	"mula/internal/objects"
 	"mula/shards"
 )
 
@@ -27,37 +33,92 @@ func SourceOf(x *shards.Index) Source {
 	return Source{x.Size(), x.ModTime().UTC().Format(time.RFC3339Nano), x.Elements()}
 }
 
-// Locate returns the path of a token file's prefix on this machine. Relative prefixes are relative
-// to root; "" is the working directory.
+// Locate returns the path of a token file's prefix on this machine, or its URL. Relative prefixes
+// are relative to root, which may be a URL; "" is the working directory.
 func Locate(root, prefix string) string {
-	if filepath.IsAbs(prefix) || root == "" {
+	if filepath.IsAbs(prefix) || objects.IsURL(prefix) || root == "" {
 		return prefix
 	}
-	return filepath.Join(root, prefix)
+	return objects.Join(root, filepath.ToSlash(prefix))
+}
+
+// fetches is how many .idx files are fetched at a time.
+const fetches = 16
+
+// FetchTokens opens the .idx files of the prefixes that are in object stores, and adds them to
+// files by prefix. [OpenTokens] opens the other files.
+func FetchTokens(ctx context.Context, root string, prefixes []string, files map[string]*shards.Index) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(fetches)
+	var mu sync.Mutex
+	for _, prefix := range slices.Compact(slices.Sorted(slices.Values(prefixes))) {
+		url := Locate(root, prefix)
+		if !objects.IsURL(url) || files[prefix] != nil {
+			continue
+		}
+		if err := noExtension(prefix); err != nil {
+			return err
+		}
+		g.Go(func() error {
+			file, err := shards.FetchIndex(ctx, url)
+			if errors.Is(err, fs.ErrNotExist) {
+				err = fmt.Errorf("%w; check the prefix, and --root if the prefix is relative", err)
+			}
+			if err != nil {
+				return fmt.Errorf("%s: %w", prefix, err)
+			}
+			mu.Lock()
+			files[prefix] = file
+			mu.Unlock()
+			info, err := objects.Stat(ctx, url+".bin")
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil
+			} else if err != nil {
+				return err
+			}
+			return fits(file, url+".bin", info.Size)
+		})
+	}
+	return g.Wait()
+}
+
+// fits returns an error if a .bin file has another size than its .idx says.
+func fits(file *shards.Index, bin string, size int64) error {
+	if want := file.Elements() * int64(file.DType().Size()); size != want {
+		return fmt.Errorf("%s: expected %d bytes by %s, found %d: %w", bin, want, file.Path(), size, shards.ErrCorrupt)
+	}
+	return nil
+}
+
+func noExtension(prefix string) error {
+	for _, ending := range []string{".idx", ".bin"} {
+		if strings.HasSuffix(prefix, ending) {
+			return fmt.Errorf("%s: remove %s from the prefix; the frameworks append the extension, and the "+
+				"prefix is part of the hash in the file names", prefix, ending)
+		}
+	}
+	return nil
 }
 
 // OpenTokens opens the .idx file of a prefix. If the file does not exist, the error suggests the
 // cause. If a .bin file exists, its size must match the .idx, so that a damaged or wrong .idx
 // cannot cause an index of terabytes. If it does not exist, the .idx is not checked.
 func OpenTokens(root, prefix string) (*shards.Index, error) {
-	for _, ending := range []string{".idx", ".bin"} {
-		if strings.HasSuffix(prefix, ending) {
-			return nil, fmt.Errorf("%s: remove %s from the prefix; the frameworks append the extension, and the "+
-				"prefix is part of the hash in the file names", prefix, ending)
-		}
+	if err := noExtension(prefix); err != nil {
+		return nil, err
 	}
-	if err := localpath.Check(prefix); err != nil {
+	if err := localpath.Check(Locate(root, prefix)); err != nil {
 		return nil, err
 	}
 	file, err := shards.OpenIndex(Locate(root, prefix))
 	switch {
 	case err == nil:
 		bin := Locate(root, prefix) + ".bin"
-		info, err := os.Stat(bin)
-		if want := file.Elements() * int64(file.DType().Size()); err == nil && info.Size() != want {
-			file.Close()
-			return nil, fmt.Errorf("%s: expected %d bytes by %s, found %d: %w", bin, want, file.Path(), info.Size(),
-				shards.ErrCorrupt)
+		if info, err := os.Stat(bin); err == nil {
+			if err := fits(file, bin, info.Size()); err != nil {
+				file.Close()
+				return nil, err
+			}
 		}
 		return file, nil
 	case !errors.Is(err, fs.ErrNotExist):

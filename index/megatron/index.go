@@ -10,6 +10,7 @@ import (
 	"math"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -80,6 +81,9 @@ func New(ctx context.Context, c Config) (_ *Index, err error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := gpt.FetchTokens(ctx, c.Root, c.Prefixes(), x.files); err != nil {
+		return nil, err
+	}
 	for s := range c.Samples {
 		b := c.PerSplit[s]
 		if b == nil && !c.Blend.empty() && x.stretches[s].present {
@@ -93,6 +97,17 @@ func New(ctx context.Context, c Config) (_ *Index, err error) {
 		}
 	}
 	return x, nil
+}
+
+// Prefixes returns the prefixes of all token files, with repeats.
+func (c *Config) Prefixes() []string {
+	prefixes := slices.Clone(c.Blend.Prefixes)
+	for _, b := range c.PerSplit {
+		if b != nil {
+			prefixes = append(prefixes, b.Prefixes...)
+		}
+	}
+	return prefixes
 }
 
 // check validates everything that does not depend on the files.

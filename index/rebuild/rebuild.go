@@ -11,6 +11,7 @@ import (
 
 	"mula/index/cache"
 	"mula/index/gpt"
+	"mula/internal/filesystem"
 )
 
 // Split identifies a split of the data.
@@ -46,6 +47,7 @@ type BuildOptions struct {
 	// other processes, such as the ranks of a job, build the same files at the same time: see
 	// [cache.Options.Together]
 	Together bool
+	FS       filesystem.FS     // of the directory, see [cache.Options.FS]
 	Progress func(cache.Event) // receives events, if not nil; calls do not overlap
 }
 
@@ -90,6 +92,7 @@ func (u *Units) Build(ctx context.Context, w *gpt.Workers, o BuildOptions) (cach
 		s, err := cache.Run(ctx, d.path, slices.Concat(d.blends, d.datasets), cache.Options{
 			// a blend waits for a thread, and datasets have priority
 			Threads: w.Places() + len(d.blends), Resume: o.Resume, Together: o.Together, Progress: o.Progress,
+			FS: o.FS,
 		})
 		total.Add(s)
 		if err != nil {
