@@ -1,8 +1,8 @@
 """Compares models of transformers with mula, in both directions.
 
-    python conformance/huggingface.py [--mula bin/mula] [--count 24] [--seed 1]
+    python conformance/huggingface.py [--mula bin/mula] [--count 24] [--seed 1] [--families llama]
 
-The script makes random tiny OLMoE and OLMo models in transformers, as fp32, bf16 or fp16, in one
+The script makes random tiny OLMoE, OLMo and Llama models in transformers, as fp32, bf16 or fp16, in one
 file or several, with separate or (if the release has them) fused experts. `mula import` and
 conformance/forward, a short program over package moe, read each model. The checks are:
 
@@ -22,7 +22,8 @@ Runs with transformers 4.57 and 5.23. Any difference ends the script with exit c
 import argparse, json, os, pathlib, random, shutil, subprocess, sys, tempfile
 import tokenizers, torch, transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, OlmoConfig, OlmoeConfig, OlmoeForCausalLM, OlmoForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import OlmoConfig, OlmoeConfig, OlmoeForCausalLM, OlmoForCausalLM
 
 here = pathlib.Path(__file__).resolve().parent
 FUSED = int(transformers.__version__.split(".")[0]) >= 5  # experts are one tensor in memory
@@ -74,7 +75,7 @@ def load(directory, dtype):
     return model.eval()
 
 
-def random_config(r):
+def random_config(r, families):
     heads, head = r.choice([1, 2, 4]), r.choice([4, 8, 16])
     config = dict(
         vocab_size=r.randrange(40, 200),
@@ -83,7 +84,6 @@ def random_config(r):
         num_key_value_heads=r.choice([k for k in (1, 2, 4) if heads % k == 0]),
         num_hidden_layers=r.choice([1, 2, 3]),
         intermediate_size=r.choice([5, 8, 24]),
-        clip_qkv=r.choice([None, None, 0.7]),
         tie_word_embeddings=r.random() < 0.3,
         pad_token_id=r.choice([None, 1]),
         bos_token_id=None,
@@ -91,10 +91,32 @@ def random_config(r):
         max_position_embeddings=128,
     )
     theta = r.choice([10000.0, 500.0])
-    config.update(
-        {"rope_parameters": {"rope_type": "default", "rope_theta": theta}} if FUSED else {"rope_theta": theta}
-    )
-    if r.random() < 0.3:
+    family, scaling = r.choice(families), {"rope_type": "default"}
+    if family == "llama":
+        scaling = r.choice(
+            [
+                scaling,
+                {"rope_type": "linear", "factor": r.choice([1.5, 4.0])},
+                {"rope_type": "dynamic", "factor": 2.0},
+                {
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": r.choice([2.0, 4.0]),
+                    "original_max_position_embeddings": r.choice([16, 64]),
+                },
+                {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+                | r.choice([{}, {"beta_fast": 8.0, "beta_slow": 2.0}, {"attention_factor": 1.25}]),
+            ]
+        )
+    if FUSED:
+        config["rope_parameters"] = scaling | {"rope_theta": theta}
+    else:
+        config |= {"rope_theta": theta, "rope_scaling": None if scaling["rope_type"] == "default" else scaling}
+    if family == "llama":
+        return LlamaConfig(**config, rms_norm_eps=r.choice([1e-6, 1e-3])), LlamaForCausalLM
+    config["clip_qkv"] = r.choice([None, None, 0.7])
+    if family == "olmo":
         return OlmoConfig(**config), OlmoForCausalLM
     experts = r.choice([1, 3, 8])
     return OlmoeConfig(
@@ -107,7 +129,7 @@ def random_config(r):
 
 def clear(model, ids):
     """Reports whether rounding cannot change any choice of experts."""
-    if isinstance(model, OlmoForCausalLM):
+    if not isinstance(model, OlmoeForCausalLM):
         return True
     out = model(ids, output_router_logits=True, use_cache=False)
     k = model.config.num_experts_per_tok
@@ -199,8 +221,8 @@ def greedy(model, prompt, n):
     return out.sequences[0, prompt.shape[1] :].tolist()[: n if gap.all() else int(gap.long().argmin())]
 
 
-def from_transformers(tools, tmp, r, number):
-    config, cls = random_config(r)
+def from_transformers(tools, tmp, r, number, families):
+    config, cls = random_config(r, families)
     dtype, shards, fused = (
         r.choice(list(DTYPES)),
         r.random() < 0.4,
@@ -388,6 +410,7 @@ def main():
     ap.add_argument("--mula", type=pathlib.Path, default=here.parent / "bin" / "mula")
     ap.add_argument("--count", type=int, default=24, help="random models")
     ap.add_argument("--seed", type=int, default=1)
+    ap.add_argument("--families", nargs="+", default=["olmoe", "olmoe", "olmo", "llama"], help="one is drawn per model")
     args = ap.parse_args()
     torch.set_num_threads(1)
     print(f"transformers {transformers.__version__}, torch {torch.__version__}")
@@ -408,7 +431,7 @@ def main():
         for number in range(args.count):
             case = tmp / f"case-{number}"
             case.mkdir()
-            from_transformers(tools, case, r, number)
+            from_transformers(tools, case, r, number, args.families)
             shutil.rmtree(case)
     print(
         f"all equal; largest difference of logits {worst['logits']:.2g}, of gradients {worst['gradients']:.2g} of "

@@ -115,23 +115,24 @@ func (c Config) Tensors() []safetensors.Tensor {
 	add := func(name string, shape ...int) {
 		list = append(list, safetensors.Tensor{Name: name, DType: safetensors.F32, Shape: shape})
 	}
-	h, kv, ffn := c.HiddenSize, c.kvWidth(), c.IntermediateSize
+	h, kv, ffn, f := c.HiddenSize, c.kvWidth(), c.IntermediateSize, c.family()
 	add(embeddingName, c.VocabSize, h)
 	for l := range c.Layers {
 		prefix := fmt.Sprintf("model.layers.%d.", l)
-		norm := func(n int, name string) {
-			if c.moe() {
-				add(prefix+name, n)
-			}
+		if f.rms {
+			add(prefix+"input_layernorm.weight", h)
 		}
-		norm(h, "input_layernorm.weight")
 		add(prefix+"self_attn.q_proj.weight", h, h)
 		add(prefix+"self_attn.k_proj.weight", kv, h)
 		add(prefix+"self_attn.v_proj.weight", kv, h)
-		norm(h, "self_attn.q_norm.weight")
-		norm(kv, "self_attn.k_norm.weight")
+		if f.qkNorm {
+			add(prefix+"self_attn.q_norm.weight", h)
+			add(prefix+"self_attn.k_norm.weight", kv)
+		}
 		add(prefix+"self_attn.o_proj.weight", h, h)
-		norm(h, "post_attention_layernorm.weight")
+		if f.rms {
+			add(prefix+"post_attention_layernorm.weight", h)
+		}
 		experts := []string{prefix + "mlp."}
 		if c.moe() {
 			add(prefix+"mlp.gate.weight", c.Experts, h)
@@ -146,7 +147,7 @@ func (c Config) Tensors() []safetensors.Tensor {
 			add(expert+"down_proj.weight", h, ffn)
 		}
 	}
-	if c.moe() {
+	if f.rms {
 		add("model.norm.weight", h)
 	}
 	if !c.TieEmbeddings {

@@ -12,6 +12,7 @@ type Architecture string
 const (
 	OLMoE Architecture = "olmoe" // mixture of experts, RMSNorm, q/k norm
 	OLMo  Architecture = "olmo"  // dense, LayerNorm without weights
+	Llama Architecture = "llama" // dense, RMSNorm
 )
 
 // NoToken is the value of a token id of [Config] that is not set.
@@ -28,14 +29,15 @@ type Config struct {
 	Layers           int          `yaml:"num_hidden_layers"`
 	Heads            int          `yaml:"num_attention_heads"`
 	// divides Heads; equal to Heads without grouped-query attention
-	KVHeads         int     `yaml:"num_key_value_heads"`
-	Experts         int     `yaml:"num_experts"`         // 0 for the dense architecture
-	ExpertsPerToken int     `yaml:"num_experts_per_tok"` // 0 for the dense architecture
-	MaxPositions    int     `yaml:"max_position_embeddings"`
-	RopeTheta       float64 `yaml:"rope_theta"`
-	NormEps         float64 `yaml:"rms_norm_eps"` // fixed at 1e-5 for the dense architecture
-	ClipQKV         float64 `yaml:"clip_qkv"`     // q, k and v are clipped to ±ClipQKV; 0 = not clipped
-	TieEmbeddings   bool    `yaml:"tie_word_embeddings"`
+	KVHeads         int         `yaml:"num_key_value_heads"`
+	Experts         int         `yaml:"num_experts"`         // 0 for a dense model
+	ExpertsPerToken int         `yaml:"num_experts_per_tok"` // 0 for a dense model
+	MaxPositions    int         `yaml:"max_position_embeddings"`
+	RopeTheta       float64     `yaml:"rope_theta"`
+	RopeScaling     RopeScaling `yaml:"rope_scaling"` // [Llama] only
+	NormEps         float64     `yaml:"rms_norm_eps"` // fixed at 1e-5 for [OLMo]
+	ClipQKV         float64     `yaml:"clip_qkv"`     // q, k and v are clipped to ±ClipQKV; 0 = not clipped
+	TieEmbeddings   bool        `yaml:"tie_word_embeddings"`
 
 	// PadTokenID is padding_idx of PyTorch's Embedding: its embedding is initialized to zero and
 	// gets no gradient.
@@ -74,8 +76,9 @@ func (c Config) Validate() error {
 	bad := func(field, format string, args ...any) error {
 		return &FieldError{field, fmt.Sprintf(format, args...)}
 	}
-	if c.Architecture != OLMoE && c.Architecture != OLMo {
-		return bad("model_type", "is %q; it must be %q or %q", c.Architecture, OLMoE, OLMo)
+	f, known := families[c.Architecture]
+	if !known {
+		return bad("model_type", "is %q; it must be one of %q", c.Architecture, Architectures())
 	}
 	for _, s := range []struct {
 		field    string
@@ -103,8 +106,7 @@ func (c Config) Validate() error {
 	if c.Heads%c.KVHeads != 0 {
 		return bad("num_key_value_heads", "%d does not divide num_attention_heads %d", c.KVHeads, c.Heads)
 	}
-	switch c.Architecture {
-	case OLMoE:
+	if f.experts {
 		if c.Experts < 1 || c.Experts > maxExperts {
 			return bad("num_experts", "is %d; it must be between 1 and %d", c.Experts, maxExperts)
 		}
@@ -112,24 +114,33 @@ func (c Config) Validate() error {
 			return bad("num_experts_per_tok", "is %d; it must be between 1 and num_experts %d", c.ExpertsPerToken,
 				c.Experts)
 		}
-		if !(c.NormEps > 0 && c.NormEps < 1) {
-			return bad("rms_norm_eps", "is %g; it must be between 0 and 1", c.NormEps)
-		}
-	case OLMo:
-		if c.Experts != 0 || c.ExpertsPerToken != 0 {
-			return bad("num_experts", "is %d and num_experts_per_tok %d; the dense architecture has none (0)",
-				c.Experts, c.ExpertsPerToken)
-		}
-		if c.NormEps != 1e-5 {
-			return bad("rms_norm_eps", "is %g; it must be 1e-5, the fixed value of the LayerNorm of "+
-				"%q", c.NormEps, OLMo)
-		}
+	} else if c.Experts != 0 || c.ExpertsPerToken != 0 {
+		return bad("num_experts", "is %d and num_experts_per_tok %d; the dense architecture has none (0)",
+			c.Experts, c.ExpertsPerToken)
+	}
+	if f.rms && !(c.NormEps > 0 && c.NormEps < 1) {
+		return bad("rms_norm_eps", "is %g; it must be between 0 and 1", c.NormEps)
+	}
+	if !f.rms && c.NormEps != f.normEps {
+		return bad("rms_norm_eps", "is %g; it must be 1e-5, the fixed value of the LayerNorm of %q", c.NormEps,
+			c.Architecture)
 	}
 	if !(c.RopeTheta > 0) || math.IsInf(c.RopeTheta, 0) {
 		return bad("rope_theta", "is %g; it must be positive", c.RopeTheta)
 	}
 	if !(c.ClipQKV >= 0) || math.IsInf(c.ClipQKV, 0) {
 		return bad("clip_qkv", "is %g; it must be positive, or 0 for none", c.ClipQKV)
+	}
+	if c.ClipQKV != 0 && !f.clip {
+		return bad("clip_qkv", "is %g; it must be 0, because a %s model does not clip", c.ClipQKV, c.Architecture)
+	}
+	if err := c.RopeScaling.validate(f); err != nil {
+		return err
+	}
+	if r := c.RopeScaling; r.Type == "yarn" && r.Factor*float64(r.OriginalMaxPositions) != float64(c.MaxPositions) {
+		return bad("rope_scaling.factor", "is %g; it must be max_position_embeddings %d / "+
+			"original_max_position_embeddings %d, which transformers 4 uses instead of it", r.Factor, c.MaxPositions,
+			r.OriginalMaxPositions)
 	}
 	if !(c.InitStd >= 0) || math.IsInf(c.InitStd, 0) {
 		return bad("initializer_range", "is %g; it must not be negative", c.InitStd)
@@ -159,7 +170,7 @@ func (c Config) HeadDim() int { return c.HiddenSize / c.Heads }
 
 func (c Config) kvWidth() int  { return c.KVHeads * c.HeadDim() }
 func (c Config) qkvWidth() int { return c.HiddenSize + 2*c.kvWidth() }
-func (c Config) moe() bool     { return c.Architecture == OLMoE }
+func (c Config) moe() bool     { return c.family().experts }
 
 // TotalParameters returns the number of weights of the model.
 func (c Config) TotalParameters() int64 { return c.parameters(c.Experts) }
@@ -182,14 +193,17 @@ func (s stage) parameters(c Config, experts int) int64 {
 	if s.last && !c.TieEmbeddings {
 		total += int64(c.VocabSize) * h
 	}
+	norm := int64(c.NormWeights())
+	layer += 2 * norm
+	if s.last {
+		total += norm
+	}
+	if c.family().qkNorm {
+		layer += h + kv
+	}
 	if c.moe() {
-		layer += h + kv               // q and k norm
-		layer += 2 * h                // layer norms
 		layer += int64(c.Experts) * h // router
 		layer += int64(experts) * 3 * h * ffn
-		if s.last {
-			total += h // final norm
-		}
 	} else {
 		layer += 3 * h * ffn
 	}

@@ -35,6 +35,7 @@ func TestPresets(t *testing.T) {
 		{"mula-tiny", 9_457_920, 4_739_328, 0},
 		{"mula-mini", 261_505_536, 85_344_768, 0},
 		{"mula-1b", 1_279_787_008, 1_279_787_008, 7.87},
+		{"auroragpt-7b", 5_933_109_248, 5_933_109_248, 0},
 		{"mula-7b-a1b", 6_919_161_856, 1_282_017_280, 7.87},
 		{"mula-20b-a2b", 20_076_824_576, 2_360_084_480, 15.11},
 		{"mula-100b-a7b", 99_987_557_376, 7_578_651_648, 48.04},
@@ -92,7 +93,7 @@ func TestValidateNamesTheField(t *testing.T) {
 		change func(c *Config)
 		want   string
 	}{
-		{func(c *Config) { c.Architecture = "llama" }, "model_type"},
+		{func(c *Config) { c.Architecture = "gpt2" }, "model_type"},
 		{func(c *Config) { c.VocabSize = 0 }, "vocab_size"},
 		{func(c *Config) { c.VocabSize = math.MaxInt }, "vocab_size"},
 		{func(c *Config) { c.HiddenSize = -1 }, "hidden_size"},
@@ -219,7 +220,7 @@ func TestReadConfigJSON(t *testing.T) {
 		{"no experts", olmoe + `}`, nil, "num_experts is missing"},
 		{"no sizes", `{"model_type": "olmoe"}`, nil, "vocab_size is missing"},
 		{"wrong type", `{"model_type": "olmo", "vocab_size": "many"}`, nil, "vocab_size"},
-		{"other model", `{"model_type": "llama"}`, nil, `model_type is "llama"`},
+		{"other model", `{"model_type": "gpt2"}`, nil, `model_type is "gpt2"`},
 		{"not JSON", `model_type: olmoe`, nil, "invalid character"},
 	} {
 		c, err := readConfigJSON(strings.NewReader(test.json), "x/config.json")

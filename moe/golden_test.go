@@ -176,7 +176,7 @@ func (g golden) documents(b Batch) Batch {
 	return b
 }
 
-var goldenCases = []string{"olmoe", "olmoe-gqa", "olmo", "olmo-gqa-tied"}
+var goldenCases = []string{"olmoe", "olmoe-gqa", "olmo", "olmo-gqa-tied", "llama-gqa", "llama-tied"}
 
 func maxDiff(t testing.TB, got, want []float32) float64 {
 	t.Helper()

@@ -15,25 +15,13 @@ import (
 	"mula/moe/safetensors"
 )
 
-// The defaults that transformers' OlmoeConfig and OlmoConfig use for a field missing from
-// config.json. Sizes are not among them: a config.json without sizes is an error, because the class
-// defaults surprise (intermediate_size is 2048 in OlmoeConfig and 1024 in OLMoE itself).
+// The defaults of transformers, for all families, for a field missing from config.json. Each
+// [family] has more.
 const (
-	hfPadTokenID = 1
-	hfEOSTokenID = 50279
-	hfRopeTheta  = 10000
-	hfInitStd    = 0.02
-	hfNormEps    = 1e-5
-	hfAuxCoef    = 0.01
+	hfRopeTheta = 10000
+	hfInitStd   = 0.02
+	hfAuxCoef   = 0.01
 )
-
-var hfClass = map[Architecture]struct {
-	name         string
-	maxPositions int
-}{
-	OLMoE: {"OlmoeForCausalLM", 4096},
-	OLMo:  {"OlmoForCausalLM", 2048},
-}
 
 // torchDTypes are PyTorch's names of the element types of weights.
 var torchDTypes = map[safetensors.DType]string{
@@ -69,24 +57,34 @@ func WriteConfigJSON(w io.Writer, c Config, dtype safetensors.DType) error {
 		}
 		return v
 	}
+	family, scaling, parameters := c.family(), c.RopeScaling.json(), c.RopeScaling.json()
+	if parameters == nil {
+		parameters = map[string]any{"rope_type": "default"}
+	}
+	parameters["rope_theta"] = fraction(c.RopeTheta)
 	fields := map[string]any{
-		"architectures": []string{hfClass[c.Architecture].name}, "model_type": c.Architecture,
+		"architectures": []string{family.class}, "model_type": c.Architecture,
 		"vocab_size": c.VocabSize, "hidden_size": c.HiddenSize, "intermediate_size": c.IntermediateSize,
 		"num_hidden_layers": c.Layers, "num_attention_heads": c.Heads, "num_key_value_heads": c.KVHeads,
 		"max_position_embeddings": c.MaxPositions, "tie_word_embeddings": c.TieEmbeddings,
 		"pad_token_id": id(c.PadTokenID), "bos_token_id": id(c.BOSTokenID), "eos_token_id": id(c.EOSTokenID),
 		"initializer_range": fraction(c.InitStd), "hidden_act": "silu", "attention_bias": false,
-		"attention_dropout": fraction(0), "clip_qkv": nil,
-		"rope_theta": fraction(c.RopeTheta), "rope_scaling": nil,
-		"rope_parameters": map[string]any{"rope_type": "default", "rope_theta": fraction(c.RopeTheta)},
-		"dtype":           torch, "torch_dtype": torch, "use_cache": true,
+		"attention_dropout": fraction(0),
+		"rope_theta":        fraction(c.RopeTheta), "rope_scaling": scaling, "rope_parameters": parameters,
+		"dtype": torch, "torch_dtype": torch, "use_cache": true,
 	}
-	if c.ClipQKV > 0 {
+	switch {
+	case c.ClipQKV > 0:
 		fields["clip_qkv"] = fraction(c.ClipQKV)
+	case family.clip:
+		fields["clip_qkv"] = nil
+	}
+	if family.rms {
+		fields["rms_norm_eps"] = fraction(c.NormEps)
 	}
 	if c.moe() {
 		fields["num_experts"], fields["num_experts_per_tok"] = c.Experts, c.ExpertsPerToken
-		fields["rms_norm_eps"], fields["router_aux_loss_coef"] = fraction(c.NormEps), fraction(c.RouterAuxLossCoef)
+		fields["router_aux_loss_coef"] = fraction(c.RouterAuxLossCoef)
 		fields["norm_topk_prob"], fields["output_router_logits"] = false, false
 	}
 	text, err := json.MarshalIndent(fields, "", "  ")
@@ -324,10 +322,10 @@ func (f *hfFields) token(name string, absent int) int {
 // there are none.
 func (f *hfFields) config() (c Config) {
 	f.read("model_type", (*string)(&c.Architecture))
-	class, ok := hfClass[c.Architecture]
+	family, ok := families[c.Architecture]
 	if !ok {
 		if len(f.problems) == 0 {
-			f.fail("model_type is %q; %q and %q are supported", c.Architecture, OLMoE, OLMo)
+			f.fail("model_type is %q; %q are supported", c.Architecture, Architectures())
 		}
 		return c
 	}
@@ -338,9 +336,12 @@ func (f *hfFields) config() (c Config) {
 	c.Heads = f.size("num_attention_heads")
 	c.KVHeads = c.Heads
 	f.optional("num_key_value_heads", &c.KVHeads)
-	c.MaxPositions = class.maxPositions
+	c.MaxPositions = family.maxPositions
 	f.read("max_position_embeddings", &c.MaxPositions)
-	c.NormEps = hfNormEps
+	c.NormEps = family.normEps
+	if family.rms {
+		f.read("rms_norm_eps", &c.NormEps)
+	}
 	if c.moe() {
 		c.Experts = f.size("num_experts", "num_local_experts")
 		if n := c.Experts; f.set("num_local_experts") {
@@ -350,26 +351,29 @@ func (f *hfFields) config() (c Config) {
 			}
 		}
 		c.ExpertsPerToken = f.size("num_experts_per_tok")
-		c.NormEps = f.float("rms_norm_eps", hfNormEps)
 		c.RouterAuxLossCoef = f.float("router_aux_loss_coef", hfAuxCoef)
-		f.fixed("norm_topk_prob", `[false]`)
+	}
+	for _, name := range slices.Sorted(maps.Keys(family.fixed)) {
+		f.fixed(name, family.fixed[name])
 	}
 	c.InitStd = f.float("initializer_range", hfInitStd)
-	f.optional("clip_qkv", &c.ClipQKV)
-	if f.set("clip_qkv") && c.ClipQKV == 0 {
-		f.fail("clip_qkv is 0; write null for no clipping")
+	if family.clip {
+		f.optional("clip_qkv", &c.ClipQKV)
+		if f.set("clip_qkv") && c.ClipQKV == 0 {
+			f.fail("clip_qkv is 0; write null for no clipping")
+		}
 	}
 	c.TieEmbeddings = f.bool("tie_word_embeddings")
-	c.PadTokenID = f.token("pad_token_id", hfPadTokenID)
-	c.BOSTokenID = f.token("bos_token_id", NoToken)
-	c.EOSTokenID = f.token("eos_token_id", hfEOSTokenID)
-	c.RopeTheta = f.rope()
+	c.PadTokenID = f.token("pad_token_id", family.padTokenID)
+	c.BOSTokenID = f.token("bos_token_id", family.bosTokenID)
+	c.EOSTokenID = f.token("eos_token_id", family.eosTokenID)
+	c.RopeTheta, c.RopeScaling = f.rope(family)
 	if d := 0; f.set("head_dim") {
 		if f.read("head_dim", &d); c.Heads > 0 && d*c.Heads != c.HiddenSize {
 			f.fail("head_dim is %d; only hidden_size / num_attention_heads is supported", d)
 		}
 	}
-	f.fixed("architectures", fmt.Sprintf(`[null, [%q]]`, class.name))
+	f.fixed("architectures", fmt.Sprintf(`[null, [%q]]`, family.class))
 	f.layerTypes(c.Layers)
 	f.others()
 	return c
@@ -410,24 +414,19 @@ func (f *hfFields) others() {
 	}
 }
 
-// rope reads the base of the rotary embedding: rope_parameters in transformers 5, rope_theta and
-// rope_scaling before.
-func (f *hfFields) rope() float64 {
-	theta := float64(hfRopeTheta)
+// rope reads the rotary embedding: rope_parameters in transformers 5, rope_theta and rope_scaling
+// before. A file may have both if they are equal, so that all releases read the same.
+func (f *hfFields) rope(family *family) (theta float64, scaling RopeScaling) {
+	theta = hfRopeTheta
 	f.read("rope_theta", &theta)
 	_, given := f.fields["rope_theta"]
-	if f.set("rope_scaling") && f.set("rope_parameters") {
-		f.fail("rope_scaling and rope_parameters are both set; remove one")
-	}
+	var all []RopeScaling
 	for _, name := range []string{"rope_scaling", "rope_parameters"} {
 		if !f.set(name) {
 			continue
 		}
 		inner := &hfFields{fields: map[string]json.RawMessage{}, known: map[string]bool{}}
 		f.read(name, &inner.fields)
-		inner.fixed("rope_type", `["default"]`)
-		inner.fixed("type", `["default"]`)
-		inner.fixed("partial_rotary_factor", `[1]`)
 		base := theta
 		if inner.read("rope_theta", &base); base != theta {
 			switch {
@@ -439,17 +438,71 @@ func (f *hfFields) rope() float64 {
 			}
 			theta = base
 		}
-		if len(inner.problems) == 0 { // other scaling types have further parameters
-			for _, key := range slices.Sorted(maps.Keys(inner.fields)) {
-				if !inner.known[key] {
-					inner.fail("%s is %s, but only rope_type and rope_theta are supported", key,
-						shown(inner.fields[key]))
-				}
-			}
-		}
+		all = append(all, inner.scaling(family))
 		for _, err := range inner.problems {
 			f.fail("in %s: %w", name, err)
 		}
 	}
-	return theta
+	if len(all) == 2 && (all[0] != all[1] || !given) {
+		f.fail("rope_scaling and rope_parameters are both set, and differ; remove one")
+	}
+	if len(all) > 0 {
+		scaling = all[0]
+	}
+	return theta, scaling
+}
+
+// scaling reads the fields of rope_scaling or rope_parameters.
+func (f *hfFields) scaling(family *family) (r RopeScaling) {
+	f.read("type", &r.Type) // the name of old releases
+	f.read("rope_type", &r.Type)
+	f.fixed("partial_rotary_factor", `[1]`)
+	types := `["default"]`
+	if family.scaling {
+		types = `["default", "linear", "dynamic", "llama3", "yarn"]`
+	}
+	f.fixed("type", types)
+	f.fixed("rope_type", types)
+	kind := ropeFields[r.kind()]
+	numbers := r.numbers()
+	for _, name := range slices.Concat(kind.required, kind.optional) {
+		if v := numbers[name]; v != nil {
+			f.optional(name, v)
+		} else {
+			f.optional(name, &r.OriginalMaxPositions)
+		}
+	}
+	if r.kind() == "yarn" {
+		f.fixed("truncate", `[true]`)
+		f.fixed("mscale", `[null, 0]`)
+		f.fixed("mscale_all_dim", `[null, 0]`)
+	}
+	if len(f.problems) == 0 { // other types have further parameters
+		for _, key := range slices.Sorted(maps.Keys(f.fields)) {
+			if !f.known[key] {
+				f.fail("%s is %s, but the type %s has no such field", key, shown(f.fields[key]), r.kind())
+			}
+		}
+	}
+	if r.Type == "default" {
+		r.Type = ""
+	}
+	return r
+}
+
+// json returns the fields of rope_scaling in config.json, or nil.
+func (r RopeScaling) json() map[string]any {
+	if r.kind() == "default" {
+		return nil
+	}
+	fields := map[string]any{"rope_type": r.Type}
+	for name, v := range r.numbers() {
+		if *v != 0 {
+			fields[name] = fraction(*v)
+		}
+	}
+	if n := r.OriginalMaxPositions; n != 0 {
+		fields["original_max_position_embeddings"] = n
+	}
+	return fields
 }

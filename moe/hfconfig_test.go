@@ -88,7 +88,10 @@ func TestConfigJSONRefusesValues(t *testing.T) {
 		{"residual_multiplier", "0.5", ""},
 		{"mlp_layer_types", `["dense", "sparse"]`, `["dense","sparse"]`},
 	} {
-		for _, architecture := range []Architecture{OLMoE, OLMo} {
+		for _, architecture := range Architectures() {
+			if architecture == Llama && (strings.HasPrefix(test.field, "rope_") || test.field == "clip_qkv") {
+				continue // see TestConfigJSONOfLlama
+			}
 			_, err := readConfigJSON(strings.NewReader(minimalConfig(architecture, fmt.Sprintf("%q: %s", test.field,
 				test.value))), "dir/config.json")
 			shown := test.shown
@@ -108,6 +111,53 @@ func TestConfigJSONRefusesValues(t *testing.T) {
 			"config.json"); err == nil ||
 			!strings.Contains(err.Error(), field) || !strings.Contains(err.Error(), value) {
 			t.Errorf("%s: %s: %v", field, value, err)
+		}
+	}
+}
+
+func TestConfigJSONOfLlama(t *testing.T) {
+	llama3 := `{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1, "high_freq_factor": 4.0, ` +
+		`"original_max_position_embeddings": 64}`
+	for _, test := range []struct{ changes, problem string }{
+		{changes: `"rope_scaling": null`},
+		{changes: `"rope_scaling": {"type": "linear", "factor": 2.0}`},
+		{changes: `"rope_parameters": {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 2.0}`},
+		{changes: `"rope_scaling": ` + llama3},
+		{changes: `"rope_theta": 9, "rope_parameters": ` + llama3 + `, "rope_scaling": ` + llama3},
+		{changes: `"max_position_embeddings": 128, "rope_scaling": {"rope_type": "yarn", "factor": 2, ` +
+			`"original_max_position_embeddings": 64, "beta_fast": 16.0, "mscale": null, "truncate": true}`},
+		{`"rope_scaling": {"rope_type": "longrope", "factor": 2.0}`, `rope_type is "longrope"; supported are "default"`},
+		{`"rope_scaling": {"type": "linear"}`, "rope_scaling.factor is 0"},
+		{`"rope_scaling": {"type": "linear", "factor": 0.5}`, "rope_scaling.factor is 0.5"},
+		{`"rope_scaling": {"type": "linear", "factor": 2, "beta_fast": 3}`, "beta_fast is 3, but the type linear has no"},
+		{`"rope_scaling": {"rope_type": "llama3", "factor": 8}`, "_factor is 0; llama3 needs"},
+		{`"rope_scaling": ` + strings.Replace(llama3, "4.0", "0.5", 1), "it must be below high_freq_factor"},
+		{`"rope_scaling": {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 64}`,
+			"it must be max_position_embeddings 2048 / original_max_position_embeddings 64"},
+		{`"rope_scaling": {"rope_type": "yarn", "factor": 32, "original_max_position_embeddings": 64, "truncate": false}`,
+			"truncate is false"},
+		{`"rope_parameters": ` + llama3 + `, "rope_scaling": ` + llama3, "both set, and differ"}, // theta of transformers 4
+		{`"rope_theta": 9, "rope_parameters": {"rope_type": "default"}, "rope_scaling": ` + llama3,
+			"both set, and differ"},
+		{`"clip_qkv": null`, "unknown field clip_qkv"},
+		{`"mlp_bias": true`, "mlp_bias is true"},
+		{`"pretraining_tp": 2`, "pretraining_tp is 2"},
+		{`"rms_norm_eps": 0`, "rms_norm_eps is 0"},
+	} {
+		c, err := readConfigJSON(strings.NewReader(minimalConfig(Llama, test.changes)), "config.json")
+		switch {
+		case test.problem != "" && (err == nil || !strings.Contains(err.Error(), test.problem)):
+			t.Errorf("%s: error %v, want %s", test.changes, err, test.problem)
+		case test.problem == "" && err != nil:
+			t.Errorf("%s: %v", test.changes, err)
+		case err == nil: // what is written is read as the same
+			var text strings.Builder
+			if err := WriteConfigJSON(&text, c, "F32"); err != nil {
+				t.Fatal(err)
+			}
+			if again, err := readConfigJSON(strings.NewReader(text.String()), "config.json"); err != nil || again != c {
+				t.Errorf("%s: %v\n%+v\n%+v", text.String(), err, again, c)
+			}
 		}
 	}
 }
@@ -147,8 +197,8 @@ func TestConfigJSONAcceptsValues(t *testing.T) {
 	for _, field := range hfIgnored {
 		changes = append(changes, fmt.Sprintf(`%q: {"any": ["value"]}`, field))
 	}
-	for _, architecture := range []Architecture{OLMoE, OLMo} {
-		for _, change := range append(changes, fmt.Sprintf(`"architectures": [%q]`, hfClass[architecture].name)) {
+	for _, architecture := range Architectures() {
+		for _, change := range append(changes, fmt.Sprintf(`"architectures": [%q]`, families[architecture].class)) {
 			if _, err := readConfigJSON(strings.NewReader(minimalConfig(architecture, change)),
 				"config.json"); err != nil {
 				t.Errorf("%s: %s: %v", architecture, change, err)
@@ -168,8 +218,8 @@ func TestConfigJSONOfTransformers(t *testing.T) {
 	if err := json.Unmarshal(text, &configs); err != nil {
 		t.Fatal(err)
 	}
-	if len(configs) != 16 {
-		t.Errorf("%d files, want 16", len(configs))
+	if len(configs) != 24 {
+		t.Errorf("%d files, want 24", len(configs))
 	}
 	for name, text := range configs {
 		c, err := readConfigJSON(strings.NewReader(string(text)), name)
@@ -177,8 +227,15 @@ func TestConfigJSONOfTransformers(t *testing.T) {
 			t.Error(err)
 			continue
 		}
-		if others := strings.Contains(name, "others"); c.TieEmbeddings != others || (c.ClipQKV == 8) != others ||
-			(c.KVHeads == 2) != others || (c.PadTokenID == NoToken) != others {
+		clip, pad := 8.0, NoToken
+		if c.Architecture == Llama {
+			clip, pad = 0, 3
+		}
+		others := strings.Contains(name, "others")
+		if !others {
+			clip = 0
+		}
+		if c.TieEmbeddings != others || c.ClipQKV != clip || (c.KVHeads == 2) != others || (c.PadTokenID == pad) != others {
 			t.Errorf("%s: %+v", name, c)
 		}
 	}
@@ -226,7 +283,11 @@ func TestConfigJSONDocumentation(t *testing.T) {
 			t.Errorf("%s is not where it belongs", name)
 		}
 	}
-	for name, list := range hfFixed {
+	everyFixed := maps.Clone(hfFixed)
+	for _, family := range families {
+		maps.Copy(everyFixed, family.fixed)
+	}
+	for name, list := range everyFixed {
 		if !fixed[name] {
 			t.Errorf("%s is not in the list of fields with one supported value", name)
 		}
@@ -239,6 +300,14 @@ func TestConfigJSONDocumentation(t *testing.T) {
 	for _, name := range hfIgnored {
 		if !ignored[name] {
 			t.Errorf("%s is not in the list of ignored fields", name)
+		}
+	}
+	types := section("Scaled rotary embeddings", 2)
+	for kind, fields := range ropeFields {
+		for _, name := range append(slices.Concat(fields.required, fields.optional), kind) {
+			if !types[name] && kind != "default" {
+				t.Errorf("%s is not in the list of rope_types", name)
+			}
 		}
 	}
 	all := slices.Concat(slices.Collect(maps.Keys(f.known)), slices.Collect(maps.Keys(hfFixed)), hfIgnored)

@@ -62,7 +62,7 @@ type tensor struct{ w, g xpu.Tensor }
 
 // A layer holds the tensors of one decoder layer in the form that the products need: q, k and v are
 // one matrix, and so are gate and up of an expert, gate first, like gate_up_proj of transformers
-// v5. In the dense architecture the norms and the router are empty.
+// v5. Norms without weights, and the router of a dense model, are empty.
 type layer struct {
 	norm1, norm2 tensor // [H]
 	qkv          tensor // [H+2GD, H]
@@ -157,16 +157,19 @@ func (m *Model) ZeroGradients() {
 func (m *Model) bind() error {
 	c := m.cfg
 	h, kv, ffn := c.HiddenSize, c.kvWidth(), c.IntermediateSize
-	norms, experts, firstExpert := 0, 1, 0
+	norm, qkNorms, experts, firstExpert := c.NormWeights(), 0, 1, 0
+	if c.family().qkNorm {
+		qkNorms = 1
+	}
 	if c.moe() {
-		norms, experts = 1, c.Experts/m.parallel.Mesh.Size(comm.EP)
+		experts = c.Experts / m.parallel.Mesh.Size(comm.EP)
 		firstExpert = m.parallel.Mesh.OwnIndex(comm.EP) * experts
 	}
 	type shaped struct {
 		*tensor
 		shape []int
 	}
-	vector := func(t *tensor, n int) shaped { return shaped{t, []int{norms * n}} }
+	vector := func(t *tensor, n int) shaped { return shaped{t, []int{n}} }
 	matrix := func(t *tensor, shape ...int) shaped { return shaped{t, shape} }
 	bucket := func(divided bool, tensors ...shaped) (err error) { // allocates its memory
 		n := 0
@@ -192,7 +195,10 @@ func (m *Model) bind() error {
 		return nil
 	}
 	list, next := c.Tensors(), 0
-	perLayer := len(list) - 1 - norms // tensors
+	perLayer := len(list) - 1 // tensors
+	if norm > 0 {
+		perLayer--
+	}
 	if !c.TieEmbeddings {
 		perLayer--
 	}
@@ -218,7 +224,7 @@ func (m *Model) bind() error {
 	if m.stage.first {
 		tensors := []shaped{matrix(&m.embed, c.VocabSize, h)}
 		if c.TieEmbeddings {
-			tensors = append(tensors, vector(&m.norm, h))
+			tensors = append(tensors, vector(&m.norm, norm))
 		}
 		if err := bucket(false, tensors...); err != nil {
 			return err
@@ -230,8 +236,9 @@ func (m *Model) bind() error {
 	for i := range m.layers {
 		next = 1 + (m.stage.from+i)*perLayer
 		l := &m.layers[i]
-		rest := []shaped{vector(&l.norm1, h), matrix(&l.qkv, c.qkvWidth(), h), vector(&l.qNorm, h),
-			vector(&l.kNorm, kv), matrix(&l.out, h, h), vector(&l.norm2, h), matrix(&l.router, c.Experts, h)}
+		rest := []shaped{vector(&l.norm1, norm), matrix(&l.qkv, c.qkvWidth(), h), vector(&l.qNorm, qkNorms*h),
+			vector(&l.kNorm, qkNorms*kv), matrix(&l.out, h, h), vector(&l.norm2, norm),
+			matrix(&l.router, c.Experts, h)}
 		feedForward := []shaped{matrix(&l.gateUp, experts, 2*ffn, h), matrix(&l.down, experts, h, ffn)}
 		if !c.moe() {
 			rest, feedForward = append(rest, matrix(&l.gateUp, 2*ffn, h), matrix(&l.down, h, ffn)), nil
@@ -263,7 +270,7 @@ func (m *Model) bind() error {
 	case c.TieEmbeddings:
 		m.buckets[0].Parameters = append(m.buckets[0].Parameters, parameters(false, m.norm)...)
 	case m.stage.last:
-		if err := bucket(false, vector(&m.norm, h), matrix(&m.head, c.VocabSize, h)); err != nil {
+		if err := bucket(false, vector(&m.norm, norm), matrix(&m.head, c.VocabSize, h)); err != nil {
 			return err
 		}
 		hold(parameters(false, m.norm, m.head)...)

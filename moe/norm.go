@@ -3,8 +3,7 @@ package moe
 import "mula/xpu"
 
 // The three norms of the residual stream: before a layer's attention, before its experts, and after
-// the last layer. In a mixture of experts they are RMSNorm with weights, in a dense model LayerNorm
-// without weights.
+// the last layer. They are RMSNorm with weights, or in an OLMo model LayerNorm without weights.
 
 func (m *Model) norm1(l *layer, st *saved) xpu.Norm {
 	return m.residualNorm(l.norm1, st.mean1, st.rstd1)

@@ -83,7 +83,7 @@ func (c Config) Misfits(shape comm.Shape) []*Misfit {
 		misfit(comm.PP, "but the model has only %d layers; lower the number of stages", c.Layers)
 	}
 	switch ranks := shape.Size(comm.EP); {
-	case ranks > 1 && c.Architecture == OLMo:
+	case ranks > 1 && c.Dense():
 		misfit(comm.EP, "but a dense model has no experts to divide; must be 1")
 	case ranks > 1 && c.Experts > 0 && c.Experts%ranks != 0:
 		var sizes []string

@@ -13,6 +13,7 @@ type preset struct {
 	v, h, a, l       int
 	experts, topK, i int
 	positions        int
+	kv               int  // key and value heads; 0: as many as heads
 	dolma            bool // vocabulary of the tokenizer allenai/gpt-neox-olmo-dolma-v1_5: padding 1, end of text 50279
 }
 
@@ -26,6 +27,9 @@ var presets = []preset{
 	{name: "mula-mini", arch: OLMoE, v: 50304, h: 512, a: 8, l: 8, experts: 64, topK: 8, i: 256, positions: 4096,
 		dolma: true},
 	{name: "mula-1b", arch: OLMo, v: 50304, h: 2048, a: 16, l: 16, i: 8192, positions: 2048, dolma: true},
+	// The arguments that Argonne's Megatron-DeepSpeed has for AuroraGPT-7B
+	// (https://github.com/argonne-lcf/Megatron-DeepSpeed, ALCF/helpers.sh), with Llama 2's tokenizer.
+	{name: "auroragpt-7b", arch: Llama, v: 32000, h: 4096, a: 32, kv: 8, l: 32, i: 11008, positions: 4096},
 	{name: "mula-7b-a1b", arch: OLMoE, v: 50304, h: 2048, a: 16, l: 16, experts: 64, topK: 8, i: 1024, positions: 4096,
 		dolma: true},
 	{name: "mula-20b-a2b", arch: OLMoE, v: 50304, h: 2048, a: 16, l: 32, experts: 96, topK: 8, i: 1024, positions: 4096,
@@ -52,17 +56,23 @@ func Preset(name string) (Config, error) {
 		return Config{}, fmt.Errorf("unknown preset %q; the choices are %s", name, strings.Join(Presets(), ", "))
 	}
 	p := presets[i]
+	if p.kv == 0 {
+		p.kv = p.a
+	}
 	c := Config{
 		Architecture: p.arch, VocabSize: p.v, HiddenSize: p.h, IntermediateSize: p.i, Layers: p.l, Heads: p.a,
-		KVHeads: p.a,
+		KVHeads: p.kv,
 		Experts: p.experts, ExpertsPerToken: p.topK, MaxPositions: p.positions, RopeTheta: 10000, NormEps: 1e-5,
 		PadTokenID: NoToken, BOSTokenID: NoToken, EOSTokenID: NoToken, InitStd: 0.02,
 	}
-	if p.arch == OLMoE {
+	if c.moe() {
 		c.RouterAuxLossCoef = 0.01
 	}
-	if p.dolma {
+	switch {
+	case p.dolma:
 		c.PadTokenID, c.EOSTokenID = 1, 50279
+	case p.arch == Llama:
+		c.BOSTokenID, c.EOSTokenID = 1, 2
 	}
 	return c, nil
 }

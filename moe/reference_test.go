@@ -73,7 +73,7 @@ func (r *reference) norm(name string, x []float64) []float64 {
 	return y
 }
 
-// projection is q, k or v of one token: projection, norm (not of v, not if dense), clipping.
+// projection is q, k or v of one token: projection, norm (OLMoE's q and k), clipping.
 func (r *reference) projection(prefix, which string, h []float64) []float64 {
 	y := r.times(prefix+which+"_proj.weight", h)
 	if r.c.Architecture == OLMoE && which != "v" {
@@ -186,7 +186,7 @@ func (r *reference) losses(b Batch) losses {
 			}
 			for t := range x {
 				in := r.norm(layer+"post_attention_layernorm.weight", x[t])
-				if c.Architecture == OLMo {
+				if c.Dense() {
 					addTo(x[t], r.mlp(layer+"mlp.", in), 1)
 					continue
 				}
@@ -297,7 +297,9 @@ func gradientCases(t testing.TB) map[string]Config {
 		0, 96, 0
 	tied := dense
 	tied.VocabSize, tied.KVHeads, tied.ClipQKV, tied.TieEmbeddings = 96, 1, 0.6, true
-	return map[string]Config{"nano": nano, "gqa": gqa, "dense": dense, "dense tied": tied}
+	llama := dense
+	llama.Architecture, llama.VocabSize, llama.KVHeads, llama.NormEps = Llama, 96, 2, 1e-3
+	return map[string]Config{"nano": nano, "gqa": gqa, "dense": dense, "dense tied": tied, "llama": llama}
 }
 
 // Gradients of every tensor agree with central differences of the reference: along random

@@ -8,7 +8,7 @@ import (
 )
 
 // ropeTable holds the rotations of the first positions: cosine and sine of position·θ^(-2j/D) for j
-// < D/2.
+// < D/2, or of scaled frequencies.
 type ropeTable struct {
 	cos, sin xpu.Tensor // [positions, D/2]
 }
@@ -35,12 +35,11 @@ func (r *ropeTable) extend(dev xpu.Memory, c Config, positions int) (err error) 
 		return fmt.Errorf("rotations of %d positions: %w", positions, err)
 	}
 	cos, sin := make([]float32, positions*half), make([]float32, positions*half)
-	for j := range half {
-		exponent := float32(2*j) / float32(c.HeadDim())
-		frequency := 1 / float32(math.Pow(float64(float32(c.RopeTheta)), float64(exponent)))
+	frequencies, factor := c.frequencies()
+	for j, frequency := range frequencies {
 		for p := range positions {
 			angle := float64(float32(p) * frequency)
-			cos[p*half+j], sin[p*half+j] = float32(math.Cos(angle)), float32(math.Sin(angle))
+			cos[p*half+j], sin[p*half+j] = float32(math.Cos(angle))*factor, float32(math.Sin(angle))*factor
 		}
 	}
 	dev.Write(r.cos, cos)

@@ -210,7 +210,7 @@ func (f *flight) cut(c Config, p passShape, a *arena) {
 	f.keys.cut(p, a)
 	if p.last {
 		f.xL, f.rstdL = a.f32(t, h), a.f32(t)
-		if !c.moe() {
+		if !c.family().rms {
 			f.meanL = a.f32(t)
 		}
 	}
@@ -235,9 +235,10 @@ func (k *attended) cut(c Config, p passShape, a *arena) {
 		ctx: a.f32(t, h), lse: a.f32(p.rows, c.Heads, p.s),
 		x1: a.f32(t, h), rstd2: a.f32(t),
 	}
-	if c.moe() {
+	if c.family().qkNorm {
 		k.rq, k.rk = a.f32(t), a.f32(t)
-	} else {
+	}
+	if !c.family().rms {
 		k.mean1, k.mean2 = a.f32(t), a.f32(t)
 	}
 }

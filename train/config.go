@@ -543,7 +543,7 @@ func (c Config) Validate() error {
 			"is %d; must be a multiple of %s, the number of data ranks", c.BatchSize,
 			shape.Product(comm.Data, "layout.")))
 	}
-	if c.Layout.UniformRouting && c.Model.Architecture == moe.OLMo {
+	if c.Layout.UniformRouting && c.Model.Dense() {
 		errs = append(errs, strictyaml.Invalid("layout.uniform_routing",
 			"is true, but a dense model has no router; remove it"))
 	}
@@ -588,12 +588,12 @@ func (c Config) Validate() error {
 	if low := c.Schedule.MinLearningRate; low != nil && c.Schedule.LearningRate > 0 {
 		errs = append(errs, within("schedule.min_learning_rate", *low, 0, c.Schedule.LearningRate))
 	}
-	if form := c.AuxLoss.Form; c.Model.Architecture == moe.OLMo && form != "" && form != moe.AuxNone {
+	if form := c.AuxLoss.Form; c.Model.Dense() && form != "" && form != moe.AuxNone {
 		errs = append(errs, strictyaml.Invalid("aux_loss.form",
 			"is %q, but a dense model has no router to balance; allowed: none",
 			form))
 	}
-	if z := c.ZLoss.Coefficient; c.Model.Architecture == moe.OLMo && z != 0 {
+	if z := c.ZLoss.Coefficient; c.Model.Dense() && z != 0 {
 		errs = append(errs, strictyaml.Invalid("z_loss.coefficient",
 			"is %v, but a dense model has no router; must be 0", z))
 	}

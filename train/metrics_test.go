@@ -31,7 +31,7 @@ func TestTensorGroups(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if c.Architecture == moe.OLMo {
+		if c.Dense() {
 			c.HiddenSize, c.IntermediateSize, c.Layers, c.VocabSize, c.Heads, c.KVHeads, c.PadTokenID,
 				c.EOSTokenID = 16, 8, 1, 32, 2, 2, moe.NoToken, moe.NoToken
 		}

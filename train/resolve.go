@@ -58,7 +58,7 @@ func (c Config) resolve(p *blend.Plan) (Config, error) {
 	}
 	if c.AuxLoss.Form == "" {
 		c.AuxLoss.Form = moe.AuxHF
-		if c.Model.Architecture == moe.OLMo {
+		if c.Model.Dense() {
 			c.AuxLoss.Form = moe.AuxNone
 		}
 	}

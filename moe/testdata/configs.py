@@ -7,11 +7,11 @@ each version:
 """
 
 import json, os
-from transformers import OlmoConfig, OlmoeConfig, __version__
+from transformers import LlamaConfig, OlmoConfig, OlmoeConfig, __version__
 
 path = os.path.join(os.path.dirname(__file__), "configs.json")
 configs = json.load(open(path)) if os.path.exists(path) else {}
-for config in OlmoeConfig, OlmoConfig:
+for config in OlmoeConfig, OlmoConfig, LlamaConfig:
     for kind, fields in (
         ("defaults", {}),
         (
@@ -20,13 +20,13 @@ for config in OlmoeConfig, OlmoConfig:
                 "architectures": [config.__name__.replace("Config", "ForCausalLM")],
                 "dtype": "bfloat16",
                 "num_key_value_heads": 2,
-                "clip_qkv": 8.0,
                 "tie_word_embeddings": True,
                 "bos_token_id": 0,
-                "pad_token_id": None,
+                "pad_token_id": 3 if config is LlamaConfig else None,
                 "use_cache": False,
                 "attn_implementation": "sdpa",
-            },
+            }
+            | ({"mlp_bias": False} if config is LlamaConfig else {"clip_qkv": 8.0}),
         ),
     ):
         for use_diff in True, False:

@@ -19,7 +19,7 @@ hf-*/
 import json, os, shutil, sys
 import numpy as np, torch, transformers, safetensors
 from safetensors.torch import save_file
-from transformers import OlmoeConfig, OlmoeForCausalLM, OlmoConfig, OlmoForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, OlmoeConfig, OlmoeForCausalLM, OlmoConfig, OlmoForCausalLM
 from transformers.models.olmoe.modeling_olmoe import load_balancing_loss_func
 
 torch.set_num_threads(1)
@@ -284,6 +284,30 @@ def main():
         "olmo-gqa-tied",
         OlmoConfig(**base, pad_token_id=1, num_key_value_heads=1, clip_qkv=0.75, tie_word_embeddings=True),
         OlmoForCausalLM,
+    )
+    llama3 = dict(
+        rope_type="llama3",
+        rope_theta=500.0,
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=32,
+    )
+    case(
+        "llama-gqa",
+        LlamaConfig(
+            **base, pad_token_id=1, num_key_value_heads=2, rms_norm_eps=1e-3, max_position_embeddings=256,
+            rope_parameters=llama3,
+        ),
+        LlamaForCausalLM,
+    )
+    yarn = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=32)
+    case(
+        "llama-tied",
+        LlamaConfig(
+            **base, pad_token_id=None, tie_word_embeddings=True, max_position_embeddings=128, rope_parameters=yarn
+        ),
+        LlamaForCausalLM,
     )
 
     small = dict(

@@ -215,12 +215,9 @@ func Stages(c moe.Config, l Layout) ([]Stage, error) {
 func stages(c moe.Config, l Layout) []Stage {
 	h, ffn := int64(c.HiddenSize), int64(c.IntermediateSize)
 	embedding := int64(c.VocabSize) * h
-	norm := int64(0)
+	norm := int64(c.NormWeights())
 	expert := 3 * h * ffn
 	experts := int64(c.Experts) * expert
-	if c.Architecture == moe.OLMoE {
-		norm = h
-	}
 	ends := embedding + norm
 	if !c.TieEmbeddings {
 		ends += embedding

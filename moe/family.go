@@ -1,0 +1,52 @@
+package moe
+
+import (
+	"maps"
+	"slices"
+)
+
+// A family describes the models of one architecture: their parts, and their config.json.
+// family_NAME.go has one each.
+type family struct {
+	class string // of transformers
+
+	experts bool // a mixture of experts; otherwise a dense feed-forward network
+	rms     bool // RMSNorm with weights; otherwise LayerNorm without weights
+	qkNorm  bool // RMSNorm of all queries of a token, and of all keys
+	clip    bool // has the field clip_qkv
+	scaling bool // frequencies of the rotary embedding may be scaled; see [RopeScaling]
+
+	// The values of transformers for fields that are missing in config.json. Sizes are not among
+	// them: a config.json without sizes is an error, because the defaults of the classes surprise
+	// (intermediate_size is 2048 in OlmoeConfig and 1024 in OLMoE itself).
+	maxPositions                       int
+	normEps                            float64
+	padTokenID, bosTokenID, eosTokenID int
+
+	// Fields that only this family has, and the only values that are supported, as in hfFixed.
+	fixed map[string]string
+}
+
+var families = map[Architecture]*family{OLMoE: &olmoe, OLMo: &olmo, Llama: &llama}
+
+// Architectures lists the architectures that this package builds, sorted by name.
+func Architectures() []Architecture { return slices.Sorted(maps.Keys(families)) }
+
+// family returns the family of a configuration. That of an unknown architecture has no parts.
+func (c Config) family() *family {
+	if f := families[c.Architecture]; f != nil {
+		return f
+	}
+	return &family{}
+}
+
+// NormWeights returns the number of weights of a norm of the residual stream: HiddenSize, or 0.
+func (c Config) NormWeights() int {
+	if c.family().rms {
+		return c.HiddenSize
+	}
+	return 0
+}
+
+// Dense reports whether the model has no experts.
+func (c Config) Dense() bool { return !c.moe() }
