@@ -2,8 +2,8 @@
 
     python conformance/huggingface.py [--mula bin/mula] [--count 24] [--seed 1] [--families llama]
 
-The script makes random tiny OLMoE, OLMo and Llama models in transformers, as fp32, bf16 or fp16, in one
-file or several, with separate or (if the release has them) fused experts. `mula import` and
+The script makes random tiny OLMoE, OLMo and Llama models in transformers, as fp32, bf16 or fp16, in
+one file or several, with separate or (if the release has them) fused experts. `mula import` and
 conformance/forward, a short program over package moe, read each model. The checks are:
 
     logits     differ by less than 1e-5, in fp32 with the weights as stored

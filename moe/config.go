@@ -78,7 +78,7 @@ func (c Config) Validate() error {
 	}
 	f, known := families[c.Architecture]
 	if !known {
-		return bad("model_type", "is %q; it must be one of %q", c.Architecture, Architectures())
+		return bad("model_type", "is %q; it must be one of %q", c.Architecture, architectures())
 	}
 	for _, s := range []struct {
 		field    string

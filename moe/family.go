@@ -29,10 +29,10 @@ type family struct {
 
 var families = map[Architecture]*family{OLMoE: &olmoe, OLMo: &olmo, Llama: &llama}
 
-// Architectures lists the architectures that this package builds, sorted by name.
-func Architectures() []Architecture { return slices.Sorted(maps.Keys(families)) }
+// architectures lists the architectures that this package builds, sorted by name.
+func architectures() []Architecture { return slices.Sorted(maps.Keys(families)) }
 
-// family returns the family of a configuration. That of an unknown architecture has no parts.
+// family returns the family of a configuration. An unknown architecture has no parts.
 func (c Config) family() *family {
 	if f := families[c.Architecture]; f != nil {
 		return f

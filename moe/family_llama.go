@@ -5,6 +5,7 @@ package moe
 var llama = family{
 	class: "LlamaForCausalLM", rms: true, scaling: true,
 	maxPositions: 2048, normEps: 1e-6, padTokenID: NoToken, bosTokenID: 1, eosTokenID: 2,
-	// pretraining_tp divides products in transformers 4, which changes no more than their last bits.
+	// pretraining_tp divides products in transformers 4, which changes no more than their last
+	// bits.
 	fixed: map[string]string{"mlp_bias": `[false]`, "pretraining_tp": `[null, 1]`},
 }

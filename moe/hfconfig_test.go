@@ -88,7 +88,7 @@ func TestConfigJSONRefusesValues(t *testing.T) {
 		{"residual_multiplier", "0.5", ""},
 		{"mlp_layer_types", `["dense", "sparse"]`, `["dense","sparse"]`},
 	} {
-		for _, architecture := range Architectures() {
+		for _, architecture := range architectures() {
 			if architecture == Llama && (strings.HasPrefix(test.field, "rope_") || test.field == "clip_qkv") {
 				continue // see TestConfigJSONOfLlama
 			}
@@ -150,7 +150,7 @@ func TestConfigJSONOfLlama(t *testing.T) {
 			t.Errorf("%s: error %v, want %s", test.changes, err, test.problem)
 		case test.problem == "" && err != nil:
 			t.Errorf("%s: %v", test.changes, err)
-		case err == nil: // what is written is read as the same
+		case err == nil: // WriteConfigJSON keeps all fields
 			var text strings.Builder
 			if err := WriteConfigJSON(&text, c, "F32"); err != nil {
 				t.Fatal(err)
@@ -197,7 +197,7 @@ func TestConfigJSONAcceptsValues(t *testing.T) {
 	for _, field := range hfIgnored {
 		changes = append(changes, fmt.Sprintf(`%q: {"any": ["value"]}`, field))
 	}
-	for _, architecture := range Architectures() {
+	for _, architecture := range architectures() {
 		for _, change := range append(changes, fmt.Sprintf(`"architectures": [%q]`, families[architecture].class)) {
 			if _, err := readConfigJSON(strings.NewReader(minimalConfig(architecture, change)),
 				"config.json"); err != nil {
@@ -235,7 +235,8 @@ func TestConfigJSONOfTransformers(t *testing.T) {
 		if !others {
 			clip = 0
 		}
-		if c.TieEmbeddings != others || c.ClipQKV != clip || (c.KVHeads == 2) != others || (c.PadTokenID == pad) != others {
+		if c.TieEmbeddings != others || c.ClipQKV != clip || (c.KVHeads == 2) != others ||
+			(c.PadTokenID == pad) != others {
 			t.Errorf("%s: %+v", name, c)
 		}
 	}

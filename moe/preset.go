@@ -28,7 +28,8 @@ var presets = []preset{
 		dolma: true},
 	{name: "mula-1b", arch: OLMo, v: 50304, h: 2048, a: 16, l: 16, i: 8192, positions: 2048, dolma: true},
 	// The arguments that Argonne's Megatron-DeepSpeed has for AuroraGPT-7B
-	// (https://github.com/argonne-lcf/Megatron-DeepSpeed, ALCF/helpers.sh), with Llama 2's tokenizer.
+	// (https://github.com/argonne-lcf/Megatron-DeepSpeed, ALCF/helpers.sh), with Llama 2's
+	// tokenizer.
 	{name: "auroragpt-7b", arch: Llama, v: 32000, h: 4096, a: 32, kv: 8, l: 32, i: 11008, positions: 4096},
 	{name: "mula-7b-a1b", arch: OLMoE, v: 50304, h: 2048, a: 16, l: 16, experts: 64, topK: 8, i: 1024, positions: 4096,
 		dolma: true},

@@ -6,8 +6,8 @@ import (
 )
 
 // RopeScaling changes the frequencies of the rotary embedding, so that a model can use more
-// positions than it was pretrained with. Its fields are those of rope_scaling in config.json. The
-// zero value changes nothing.
+// positions than it was pretrained with. Its fields have their names in rope_scaling of
+// config.json. The zero value changes nothing.
 type RopeScaling struct {
 	// "" or "default": no change. "linear": all frequencies divided by Factor. "dynamic": no change
 	// up to max_position_embeddings, which is the limit of this package. "llama3": low frequencies
@@ -24,8 +24,8 @@ type RopeScaling struct {
 	LowFreqFactor  float64 `yaml:"low_freq_factor"`
 	HighFreqFactor float64 `yaml:"high_freq_factor"`
 
-	// yarn: frequencies with at least BetaFast periods in the original positions are kept, and those
-	// with at most BetaSlow are divided.
+	// yarn: frequencies with at least BetaFast periods in the original positions are kept, and
+	// those with at most BetaSlow are divided.
 	BetaFast        float64 `yaml:"beta_fast"`        // 0 means 32
 	BetaSlow        float64 `yaml:"beta_slow"`        // 0 means 1
 	AttentionFactor float64 `yaml:"attention_factor"` // 0 means 0.1·ln(Factor) + 1
@@ -53,8 +53,9 @@ var ropeFields = map[string]struct{ required, optional []string }{
 
 // numbers returns the fields by name.
 func (r *RopeScaling) numbers() map[string]*float64 {
-	return map[string]*float64{"factor": &r.Factor, "low_freq_factor": &r.LowFreqFactor, "high_freq_factor": &r.HighFreqFactor,
-		"beta_fast": &r.BetaFast, "beta_slow": &r.BetaSlow, "attention_factor": &r.AttentionFactor}
+	return map[string]*float64{"factor": &r.Factor, "low_freq_factor": &r.LowFreqFactor,
+		"high_freq_factor": &r.HighFreqFactor, "beta_fast": &r.BetaFast, "beta_slow": &r.BetaSlow,
+		"attention_factor": &r.AttentionFactor}
 }
 
 func (r RopeScaling) validate(f *family) error {

@@ -96,6 +96,18 @@ func TestConvert(t *testing.T) {
 	}
 }
 
+func TestModelYAML(t *testing.T) {
+	c, err := moe.Preset("auroragpt-7b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.TieEmbeddings, c.RopeScaling = true, moe.RopeScaling{Type: "linear", Factor: 2.5}
+	want := `{preset: auroragpt-7b, rope_scaling: {factor: 2.5, rope_type: "linear"}, tie_word_embeddings: true}`
+	if got := modelYAML(c); got != want {
+		t.Errorf("%s\nwant %s", got, want)
+	}
+}
+
 // Whatever is wrong is named, and nothing is left behind.
 func TestConvertRefuses(t *testing.T) {
 	ctx := context.Background()

@@ -145,17 +145,42 @@ func modelYAML(c moe.Config) string {
 		if err != nil {
 			continue
 		}
-		text, differ := "{preset: "+name, 0
-		has := strictyaml.Fields(preset)
-		for _, field := range slices.Sorted(maps.Keys(want)) {
-			if has[field] != want[field] {
-				text += ", " + field + ": " + want[field]
-				differ++
+		has, differ := strictyaml.Fields(preset), map[string]string{}
+		for field, value := range want {
+			if has[field] != value {
+				differ[field] = value
 			}
 		}
-		if differ < fewest {
-			best, fewest = text+"}", differ
+		if len(differ) < fewest {
+			best, fewest = "{preset: "+name, len(differ)
+			if fewest > 0 {
+				best += ", " + flowMap(differ)
+			}
+			best += "}"
 		}
 	}
 	return best
+}
+
+// flowMap writes fields as a YAML map in one line, without its braces. A name with a dot is in a
+// nested map.
+func flowMap(fields map[string]string) string {
+	flat, nested := map[string]string{}, map[string]map[string]string{}
+	for name, value := range fields {
+		if outer, inner, ok := strings.Cut(name, "."); !ok {
+			flat[name] = value
+		} else if nested[outer] == nil {
+			nested[outer] = map[string]string{inner: value}
+		} else {
+			nested[outer][inner] = value
+		}
+	}
+	for outer, inner := range nested {
+		flat[outer] = "{" + flowMap(inner) + "}"
+	}
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(flat)) {
+		parts = append(parts, name+": "+flat[name])
+	}
+	return strings.Join(parts, ", ")
 }
