@@ -214,8 +214,8 @@ func TestWrongUsage(t *testing.T) {
 		{"index --for megatron --cache https://h/c --work w", "mula only reads"},
 		{"index --for olmo --cache s3://b/c --work w", "not supported with --for olmo"},
 		{"index --for megatron --cache c --data-path unknown://b/x", "unknown scheme"},
-		{"index --for megatron --seq-length 8 --tokenizer-path t --train-samples 1 --valid-samples 0 --test-samples 0 " +
-			"--data-path s3://b/x",
+		{"index --for megatron --seq-length 8 --tokenizer-path t --train-samples 1 --valid-samples 0 " +
+			"--test-samples 0 --data-path s3://b/x",
 			"--cache is required, because token files are in an object store"},
 		{"blend --amend p.json --skip 1:2", "--output is required with --amend"},
 		{"blend --amend p.json --dry-run", "nothing to amend"},
