@@ -44,7 +44,7 @@ type Options struct {
 	Progress func(what string, done, total int64) // may be nil; done and total count positions
 }
 
-// DefaultSamples is the default of [Options.Samples]. Each position needs about 100 bytes of
+// DefaultSamples is the default of [Options.Samples]. Each position needs about 400 bytes of
 // memory.
 const DefaultSamples = 1 << 20
 
