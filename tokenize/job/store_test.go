@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -276,6 +277,67 @@ func TestStoreRestarted(t *testing.T) {
 		t.Fatal(err)
 	}
 	sameOutputs(t, withoutJob(t, stored(t, store.URL+"again/")), want)
+}
+
+// A process that was stopped while another one took its shard over leaves the shard alone, and ends
+// without an error.
+func TestStoreTakenOver(t *testing.T) {
+	longtest.SkipIfShort(t)
+	c := makeCorpus(t, 49, 4, 60, false)
+	store := objectstest.S3(t)
+	o := variants(t, c)["sharded"]
+	o.Output, o.Rejects = store.URL+"tokens/x", store.URL+"tokens/x.rejects.jsonl"
+	want := local(t, o)
+
+	// The first process stops before the last request of a file of the shard. The second one does
+	// not end before the first one has read the record of the shard, or changed the shard.
+	stopped, goOn, looked := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	var writing, second, resumed atomic.Bool
+	var once, onceLooked sync.Once
+	var changes atomic.Int64
+	store.Proxy.Disturb(func(r *http.Request) objectstest.Fault {
+		name := path.Base(r.URL.Path)
+		writing.CompareAndSwap(false, name == "x-00001.bin")
+		switch {
+		case resumed.Load() && strings.HasPrefix(name, "x-00001.") && r.Method != http.MethodGet:
+			if r.Method != http.MethodHead {
+				changes.Add(1)
+				onceLooked.Do(func() { close(looked) })
+			}
+		case resumed.Load() && name == "shard-00001.json":
+			onceLooked.Do(func() { close(looked) })
+		case writing.Load() && !second.Load() && name == descriptionName:
+			once.Do(func() { close(stopped) })
+			<-goOn
+		case name == doneName && r.Method == http.MethodPut:
+			if resumed.CompareAndSwap(false, true) {
+				close(goOn)
+			}
+			<-looked
+		}
+		return objectstest.Fault{}
+	})
+	first := make(chan error)
+	go func() {
+		o := o
+		o.Work, o.tuning.timing.Beat = t.TempDir(), time.Hour
+		_, err := Run(t.Context(), o)
+		first <- err
+	}()
+	<-stopped
+	second.Store(true)
+	o.Work = t.TempDir()
+	if _, err := Run(t.Context(), o); err != nil {
+		t.Error(err)
+	}
+	if err := <-first; err != nil {
+		t.Errorf("the first process: %v", err)
+	}
+	store.Proxy.Disturb(nil)
+	if n := changes.Load(); n > 0 {
+		t.Errorf("the first process has sent %d changes of the shard", n)
+	}
+	sameOutputs(t, withoutJob(t, stored(t, store.URL+"tokens/")), want)
 }
 
 // An output that cannot be in a store is refused before anything is written.

@@ -106,7 +106,8 @@ type workDir struct {
 
 	store       *objectfs.FS // nil: the folder is local
 	description sync.Mutex
-	version     string // of the description in the store, when it was last read
+	version     string   // of the description in the store, when it was last read
+	writing     sync.Map // the *locks.Lock of each shard that this process writes, by prefix
 }
 
 func (f *workDir) path(name string) string { return objects.Join(f.dir, name) }
@@ -320,8 +321,8 @@ func (f *workDir) clean() error {
 var errRestarted = errors.New("another process has removed the job or started it again meanwhile")
 
 // guard keeps this process from changing files in the store after another process has started the
-// job again, and from changing shards after the end of the job. This process may have been stopped
-// for any time before it writes.
+// job again, and from changing a shard that another process has taken over, or after the end of the
+// job. This process may have been stopped for any time before it writes.
 func (f *workDir) guard(url string) error {
 	f.description.Lock()
 	defer f.description.Unlock()
@@ -342,6 +343,12 @@ func (f *workDir) guard(url string) error {
 	f.version = info.Sys().(objects.Info).Version
 	if strings.HasPrefix(url, f.dir+"/") {
 		return nil
+	}
+	for prefix, lock := range f.writing.Range {
+		rest, ok := strings.CutPrefix(url, prefix.(string))
+		if ok && strings.IndexAny(rest, "./") == 0 && !lock.(*locks.Lock).Ours() {
+			return errLost
+		}
 	}
 	return f.unlessDone()
 }

@@ -202,7 +202,9 @@ func (r *shardQueue) try(ctx context.Context, k int, start cut) error {
 			r.mu.Unlock()
 			return nil
 		}
+		f.writing.Store(f.prefix(k), l)
 		record, err = r.p.writeShard(ctx, k, start, l.Ours)
+		f.writing.Delete(f.prefix(k))
 		l.Release()
 		if again, err := r.p.again(k, err); again {
 			continue
