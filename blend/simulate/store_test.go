@@ -178,7 +178,7 @@ const storeVariable = "MULA_TEST_STORE"
 // Another process has such a cache.
 func TestStoreWithASmallCache(t *testing.T) {
 	const cache = 2 << 20
-	s := newCountedStore(t, 10, 3_000_000)
+	s := newCountedStore(t, 10, 1_500_000)
 	path := s.seal(t, "shuffle: {block: 64, group: 64}\n")
 	ample, want := simulateStore(t, path, 16, 1, 1<<30), simulateStore(t, path, 16, 1, cache)
 	cmd := exec.Command(os.Args[0])

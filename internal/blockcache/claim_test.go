@@ -107,12 +107,12 @@ type webFile struct {
 	*httptest.Server
 	data  []byte
 	bytes atomic.Int64
-	stall func(process string) bool // whether a request gets no answer
+	stall func(process string) bool // whether a request gets no answer; nil: no request
 	asked chan string
 }
 
-func serve(t *testing.T, size int) *webFile {
-	w := &webFile{data: newRemote(size).data, asked: make(chan string, 10000)}
+func serve(t *testing.T, size int, stall func(process string) bool) *webFile {
+	w := &webFile{data: newRemote(size).data, asked: make(chan string, 10000), stall: stall}
 	w.Server = httptest.NewServer(http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
 		process := r.Header.Get("Process")
 		w.asked <- process
@@ -151,7 +151,7 @@ func (w *webFile) start(t *testing.T, folder string, seed int, patience string) 
 
 // Processes that need the same blocks at the same time fetch each of them once.
 func TestProcessesFetchBlocksOnce(t *testing.T) {
-	w := serve(t, 60*Block+17)
+	w := serve(t, 60*Block+17, nil)
 	folder := t.TempDir()
 	var g sync.WaitGroup
 	for seed := range 3 {
@@ -172,8 +172,7 @@ func TestProcessesFetchBlocksOnce(t *testing.T) {
 // process whose request gets no answer.
 func TestHoldersThatDoNotFinish(t *testing.T) {
 	for patience, kill := range map[string]bool{"1h": true, "300ms": false} {
-		w := serve(t, 5*Block)
-		w.stall = func(process string) bool { return process == "0" }
+		w := serve(t, 5*Block, func(process string) bool { return process == "0" })
 		folder := t.TempDir()
 		stuck := w.start(t, folder, 0, patience)
 		<-w.asked

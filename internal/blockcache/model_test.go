@@ -3,17 +3,18 @@ package blockcache
 import (
 	"context"
 	"math/rand/v2"
+	"sync/atomic"
 	"testing"
 )
 
 // counted counts the requests of a source.
 type counted struct {
 	*remote
-	requests int64
+	requests atomic.Int64
 }
 
 func (c *counted) ReadAt(ctx context.Context, p []byte, off int64) error {
-	c.requests++
+	c.requests.Add(1)
 	return c.remote.ReadAt(ctx, p, off)
 }
 
@@ -31,7 +32,7 @@ func TestModel(t *testing.T) {
 		var files []*File
 		var sources []*counted
 		for i, r := range remotes {
-			sources = append(sources, &counted{&remote{data: r.data}, 0})
+			sources = append(sources, &counted{remote: &remote{data: r.data}})
 			files = append(files, c.File(string(rune('a'+i)), int64(len(r.data)), sources[i]))
 			defer files[i].Close()
 		}
@@ -62,7 +63,7 @@ func TestModel(t *testing.T) {
 		}
 		var requests, bytes, all int64
 		for _, r := range sources {
-			requests, bytes, all = requests+r.requests, bytes+r.reads.Load(), all+int64(len(r.data))
+			requests, bytes, all = requests+r.requests.Load(), bytes+r.reads.Load(), all+int64(len(r.data))
 		}
 		if m.Requests != requests || m.Bytes != bytes {
 			t.Errorf("seed %d: the model has %d requests and %d bytes, the cache %d and %d", seed, m.Requests, m.Bytes,
