@@ -366,6 +366,9 @@ func (e *estimateReport) write(w io.Writer) {
 	size("memory: optimizer", func(r *estimate.Result) float64 { return float64(r.Memory.Optimizer) })
 	size("memory: activations", func(r *estimate.Result) float64 { return float64(r.Memory.Activations) })
 	size("memory: exchange", func(r *estimate.Result) float64 { return float64(r.Memory.Exchange) })
+	if l.Background {
+		size("memory: checkpoint", func(r *estimate.Result) float64 { return float64(r.Memory.Checkpoint) })
+	}
 	size("memory: total", func(r *estimate.Result) float64 { return float64(r.Memory.Total()) })
 	add("weights updated per step", func(r *estimate.Result) string { return quantity.Tokens(int64(r.Stepped + 0.5)) })
 	add("work per step, TFLOP", func(r *estimate.Result) string { return fmt.Sprintf("%.4g", r.FLOPs/1e12) })

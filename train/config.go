@@ -233,6 +233,9 @@ const (
 type CheckpointConfig struct {
 	Every *int64 `yaml:"every"` // in steps; 0 = only at the end; default: a tenth of steps, at most 1000
 	Keep  int    `yaml:"keep"`  // number of complete checkpoints to keep; default 3
+	// write checkpoints while the next steps run, from a copy in memory; the last one of a run is
+	// written before the run ends
+	Background bool `yaml:"background"`
 	// URL of a folder in an object store, to which every checkpoint is copied; default "": none
 	Copies     string `yaml:"copies" url:"ok"`
 	KeepCopies int    `yaml:"keep_copies"` // number of complete copies to keep; 0 = all; default 3

@@ -51,7 +51,9 @@ func TestKill(t *testing.T) {
 	for name, layout := range map[string]string{"one rank": "", "four ranks": "layout: {expert_dp: 2, ep: 2}\n"} {
 		t.Run(name, func(t *testing.T) {
 			config := crashConfig + "checkpoint: {every: 2, keep: 2}\nevaluate: {every: 3, samples: 2}\n" + layout
-			killAndResume(t, plan, config, func(int) string { return config }, func(c Config) {
+			killAndResume(t, plan, config, func(run int) string {
+				return strings.Replace(config, "keep: 2", fmt.Sprintf("keep: 2, background: %t", run%2 == 0), 1)
+			}, func(c Config) {
 				for _, name := range checkpointsIn(t, c.Output) {
 					dir := filepath.Join(c.Output, checkpoint.DirName, name)
 					if _, _, err := checkpoint.Find(context.Background(), dir); err != nil {

@@ -200,6 +200,9 @@ type run struct {
 	trainer
 	batch     batch
 	observers []observer // see observe
+
+	saving   *checkpoint.Pending // checkpoint in the background; nil for none
+	snapshot []float32           // memory for it
 }
 
 // start has facts that are found out once, before the first step.
@@ -421,8 +424,11 @@ func (r *run) trainOn(ctx context.Context) (*spikes.Spike, error) {
 			}
 		}
 	}
+	if _, err := r.advanceSave(ctx, true); err != nil {
+		return nil, err
+	}
 	if r.history.saved != r.state.Step {
-		_, err = r.save(ctx)
+		_, err = r.save(ctx, false)
 	}
 	return nil, err
 }
@@ -811,8 +817,8 @@ func curvatureSeed(seed uint64, step int64) uint64 {
 }
 
 // save writes a checkpoint, removes old checkpoints, and returns the directory of the new
-// checkpoint.
-func (r *run) save(ctx context.Context) (string, error) {
+// checkpoint. In the background, it only begins to write the checkpoint; see advanceSave.
+func (r *run) save(ctx context.Context, background bool) (string, error) {
 	r.history.heartbeat.Beat(record.SectionCheckpoint, r.state.Step)
 	if err := r.checkReplicas(ctx, true); err != nil {
 		return "", err
@@ -829,36 +835,99 @@ func (r *run) save(ctx context.Context) (string, error) {
 	}
 	defer r.optimizer.Average(ctx, false)
 	dir := r.dir.Join(checkpoint.DirName)
-	err = checkpoint.Save(ctx, r.ranks.World(), dir, &r.state, checkpoint.NewShard(r.model, r.optimizer),
-		r.start.tokenizer)
-	if err != nil {
+	shard := checkpoint.NewShard(r.model, r.optimizer)
+	if background {
+		r.saving, err = checkpoint.Start(ctx, r.ranks.World(), dir, r.state, shard, r.start.tokenizer, &r.snapshot)
+		return "", r.notSaved(ctx, err)
+	}
+	if err := checkpoint.Save(ctx, r.ranks.World(), dir, &r.state, shard, r.start.tokenizer); err != nil {
 		if ctx.Err() == nil && r.history.saved >= 0 {
 			err = fmt.Errorf("%w; the newest complete checkpoint is %s; run the same command to resume from it", err,
 				checkpoint.Name(r.history.saved))
 		}
 		return "", err
 	}
-	r.history.saved = r.state.Step
+	return r.saved(ctx, r.state), nil
+}
+
+// notSaved returns nil and warns if a checkpoint could not be written in the background: the run
+// continues, and the next checkpoint is written again. If the ranks are lost, it returns the error.
+func (r *run) notSaved(ctx context.Context, err error) error {
+	if err == nil || ctx.Err() != nil || errors.Is(err, comm.ErrPeerLost) {
+		return err
+	}
+	newest := "there is no older one"
+	if r.history.saved >= 0 {
+		newest = "the newest complete one is " + checkpoint.Name(r.history.saved)
+	}
+	r.warn("%v; the run continues, and %s", err, newest)
+	return nil
+}
+
+// advanceSave continues a checkpoint in the background, if all ranks have done their part of it. It
+// returns the directory if the checkpoint is complete. If wait is true, it waits for the end of the
+// checkpoint. All ranks call it.
+func (r *run) advanceSave(ctx context.Context, wait bool) (path string, err error) {
+	for r.saving != nil {
+		if wait {
+			r.history.heartbeat.Beat(record.SectionCheckpoint, r.state.Step)
+		} else {
+			writing := int64(1)
+			if r.saving.Done() {
+				writing = 0
+			}
+			if writing, err = r.ranks.Sum(ctx, writing); err != nil || writing > 0 {
+				return "", err
+			}
+		}
+		finished, err := r.saving.Advance(ctx, r.ranks.World())
+		if err != nil || finished {
+			state := r.saving.State
+			r.saving.Close()
+			r.saving = nil
+			if err != nil {
+				return "", r.notSaved(ctx, err)
+			}
+			return r.saved(ctx, state), nil
+		}
+		if !wait {
+			break
+		}
+	}
+	return "", nil
+}
+
+// saved follows a complete checkpoint: it removes old ones, and returns the directory of the new
+// one.
+func (r *run) saved(ctx context.Context, saved checkpoint.State) string {
+	dir := r.dir.Join(checkpoint.DirName)
+	r.history.saved = saved.Step
+	if saved.Step == r.state.Step {
+		r.state.Weights = saved.Weights
+	}
 	// replaced
 	r.history.refused = slices.DeleteFunc(r.history.refused,
-		func(c checkpoint.Refused) bool { return c.Checkpoint == checkpoint.Name(r.state.Step) })
+		func(c checkpoint.Refused) bool { return c.Checkpoint == checkpoint.Name(saved.Step) })
 	if r.leads() {
 		if err := checkpoint.Prune(dir, r.config.Checkpoint.Keep, r.backTo(), r.history.refused); err != nil {
 			r.warn("old checkpoints could not be removed: %v", err)
 		}
 	}
 	r.history.refused = nil
-	path := filepath.Join(dir, checkpoint.Name(r.state.Step))
+	path := filepath.Join(dir, checkpoint.Name(saved.Step))
 	if r.history.copies != nil {
 		r.history.copies.start(ctx, path)
 	}
-	return path, nil
+	return path
 }
 
 // close closes everything that begin and prepare have opened.
 func (r *run) close() {
 	for _, o := range slices.Backward(r.observers) {
 		o.close()
+	}
+	if r.saving != nil {
+		r.saving.Close()
 	}
 	r.ranks.Close() // ends communication before the device that it uses
 	if r.device != nil {

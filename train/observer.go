@@ -99,8 +99,20 @@ type saves struct {
 }
 
 func (o *saves) stepped(ctx context.Context, p *Progress) (err error) {
-	if every := *o.run.config.Checkpoint.Every; every > 0 && o.run.state.Step%every == 0 {
-		p.Checkpoint, err = o.run.save(ctx)
+	r := o.run
+	if p.Checkpoint, err = r.advanceSave(ctx, false); err != nil {
+		return err
+	}
+	every := *r.config.Checkpoint.Every
+	switch {
+	case every == 0 || r.state.Step%every != 0:
+	case r.saving != nil:
+		r.warn("no checkpoint is written after step %d, because %s is still being written; set checkpoint.every higher",
+			r.state.Step, checkpoint.Name(r.saving.State.Step))
+	case r.config.Checkpoint.Background:
+		_, err = r.save(ctx, true)
+	default:
+		p.Checkpoint, err = r.save(ctx, false)
 	}
 	return err
 }

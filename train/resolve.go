@@ -156,9 +156,10 @@ func relativePath(dir, path string) (string, error) {
 // computes. The plan is in the list because its fingerprint is compared instead, and steps because
 // schedule.decay_steps is compared instead: a longer run continues with the same schedule.
 var free = []string{"plan", "output", "tokenizer", "initialize_from", "model.preset", "steps", "threads", "recompute",
-	"device", "checkpoint.every", "checkpoint.keep", "checkpoint.copies", "checkpoint.keep_copies",
-	"evaluate.every", "evaluate.samples", "spikes.max_skips", "spikes.max_rollbacks", "log.update_ratio_every",
-	"metrics_listen", "plan_change", "verify", "reverify_seconds",
+	"device", "checkpoint.every", "checkpoint.keep", "checkpoint.background", "checkpoint.copies",
+	"checkpoint.keep_copies", "evaluate.every", "evaluate.samples", "spikes.max_skips",
+	"spikes.max_rollbacks", "log.update_ratio_every", "metrics_listen", "plan_change", "verify",
+	"reverify_seconds",
 	// These determine where something is computed, and the order of sums. They change at most the
 	// last bits, and State.Arithmetic records them.
 	"layout.expert_dp", "layout.ep", "layout.pp", "layout.tp", "layout.optimizer", "layout.dispatch", "layout.sums",

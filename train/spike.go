@@ -48,6 +48,9 @@ func (r *run) skip(spike *spikes.Spike) error {
 // rollback has the same spike again and does the same rollback.
 func (r *run) rollBack(ctx context.Context, spike *spikes.Spike) error {
 	r.history.heartbeat.Beat(record.SectionCheckpoint, r.state.Step)
+	if _, err := r.advanceSave(ctx, true); err != nil {
+		return err
+	}
 	s, c := r.state.Spikes, r.config.Spikes
 	if len(s.Rollbacks) >= c.MaxRollbacks {
 		return r.endOfSpikes(spike, fmt.Sprintf("spikes.max_rollbacks (%d) rollbacks were made",

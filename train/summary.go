@@ -51,9 +51,13 @@ func (s Summary) fits(machine int64, ranks int) error {
 	}
 	advice := s.wouldFit(most, estimate.Memory.Total)
 	m := s.Memory
-	needs := fmt.Sprintf("%.4g GB of memory (weights %.4g, gradients %.4g, optimizer %.4g, activations %.4g), but "+
-		"this machine has %.4g GB", float64(m.Total())/gb, float64(m.Weights)/gb, float64(m.Gradients)/gb,
-		float64(m.Optimizer)/gb, float64(m.Buffers())/gb, float64(machine)/gb)
+	needs := fmt.Sprintf("%.4g GB of memory (weights %.4g, gradients %.4g, optimizer %.4g, activations %.4g",
+		float64(m.Total())/gb, float64(m.Weights)/gb, float64(m.Gradients)/gb, float64(m.Optimizer)/gb,
+		float64(m.Buffers())/gb)
+	if m.Checkpoint > 0 {
+		needs += fmt.Sprintf(", checkpoint in the background %.4g", float64(m.Checkpoint)/gb)
+	}
+	needs += fmt.Sprintf("), but this machine has %.4g GB", float64(machine)/gb)
 	if ranks > 1 {
 		return fmt.Errorf("each rank needs %s for %d ranks: %s; otherwise run fewer ranks per machine, or raise "+
 			"layout.ep or layout.pp", needs, ranks, advice)
@@ -191,6 +195,7 @@ func (c Config) estimateLayout(sequenceLength int) estimate.Layout {
 		ReduceNorm: c.Layout.Norm == reduceNorms,
 		BatchSize:  c.BatchSize, MicroBatchSize: c.MicroBatchSize, SequenceLength: sequenceLength,
 		Recompute: c.Recompute, Documents: c.Attention == samples.DocumentAttention,
+		Background: c.Checkpoint.Background,
 	}
 }
 

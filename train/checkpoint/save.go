@@ -52,13 +52,65 @@ func modelShardName(k, n int) string {
 // older checkpoints do not change.
 func Save(ctx context.Context, world *comm.Comm, dir string, state *State, s Shard,
 	tokenizer []byte) (err error) {
-	name := Name(state.Step)
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("saving checkpoint %s: %w", name, err)
-		}
-	}()
-	c := writer{Shard: s, rank: world.Rank(), dir: dir, files: map[string]shards.FileInfo{}}
+	p, err := prepare(ctx, world, dir, *state, s)
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	p.start(ctx, func(ctx context.Context) error { return p.write(ctx, tokenizer) })
+	for finished := false; err == nil && !finished; {
+		finished, err = p.Advance(ctx, world)
+	}
+	if err == nil {
+		*state = p.State
+	}
+	return err
+}
+
+// A Pending is a checkpoint that this rank writes in the background. Close ends it.
+type Pending struct {
+	State State // of the checkpoint; Weights is set when the checkpoint is finished
+
+	writer  writer
+	written writtenFiles
+	wrote   bool // all ranks have written their files; rank 0 publishes them
+
+	cancel context.CancelFunc
+	done   chan struct{} // closed when the work in the background has ended, with err
+	err    error
+}
+
+// Start is [Save] in the background: it copies the weights and the state into *memory, which it
+// enlarges if needed, and returns. The caller calls [Pending.Advance] until the checkpoint is
+// finished, and does not use the memory before that.
+func Start(ctx context.Context, world *comm.Comm, dir string, state State, s Shard, tokenizer []byte,
+	memory *[]float32) (*Pending, error) {
+	text, err := json.Marshal(state) // a copy of all that the state refers to
+	if err == nil {
+		state = State{}
+		err = json.Unmarshal(text, &state)
+	}
+	if err := collective.Agree(ctx, world, err); err != nil {
+		return nil, err
+	}
+	p, err := prepare(ctx, world, dir, state, s)
+	if err != nil {
+		return nil, err
+	}
+	if err := collective.Agree(ctx, world, p.writer.copyTo(ctx, memory)); err != nil {
+		p.Close()
+		return nil, p.named(err)
+	}
+	p.start(ctx, func(ctx context.Context) error { return p.write(ctx, tokenizer) })
+	return p, nil
+}
+
+// prepare creates the temporary directory, and decides what each rank writes.
+func prepare(ctx context.Context, world *comm.Comm, dir string, state State, s Shard) (*Pending, error) {
+	p := &Pending{State: state, cancel: func() {}}
+	name, c := Name(state.Step), &p.writer
+	*c = writer{Shard: s, rank: world.Rank(), dir: dir, files: map[string]shards.FileInfo{}}
+	var err error
 	if c.rank == 0 {
 		c.temp = filepath.Join(dir, "."+name+atomicfile.TempSuffix)
 		if world.Size() > 1 {
@@ -66,40 +118,102 @@ func Save(ctx context.Context, world *comm.Comm, dir string, state *State, s Sha
 			c.temp = atomicfile.TempName(filepath.Join(dir, name))
 		}
 		err = c.begin()
-		defer os.RemoveAll(c.temp) // no effect after the rename
 	}
-	if err := c.meet(ctx, world, err); err != nil {
-		return err
+	if err = c.meet(ctx, world, err); err == nil {
+		err = c.plan(ctx, world)
 	}
-	if err := c.plan(ctx, world); err != nil {
-		return err
+	if err != nil {
+		p.Close()
+		return nil, p.named(err)
 	}
-	// From here on, a failed rank still takes part in collective calls.
-	written, err := c.writeOwn(ctx)
-	if err == nil && c.rank == 0 {
-		err = c.writeOthers(tokenizer)
+	return p, nil
+}
+
+// named adds the name of the checkpoint to an error.
+func (p *Pending) named(err error) error {
+	if err == nil {
+		return nil
 	}
-	written.Failure = collective.FailureOf(err)
-	all, gatherErr := collective.Gather(ctx, world, written)
+	return fmt.Errorf("saving checkpoint %s: %w", Name(p.State.Step), err)
+}
+
+// start runs f in the background.
+func (p *Pending) start(ctx context.Context, f func(ctx context.Context) error) {
+	done := make(chan struct{})
+	ctx, p.cancel = context.WithCancel(ctx)
+	p.done = done
+	go func() {
+		defer close(done)
+		p.err = f(ctx)
+	}()
+}
+
+// write writes this rank's files.
+func (p *Pending) write(ctx context.Context, tokenizer []byte) (err error) {
+	if p.written, err = p.writer.writeOwn(ctx); err == nil && p.writer.rank == 0 {
+		err = p.writer.writeOthers(tokenizer)
+	}
+	return err
+}
+
+// Done reports whether this rank does not write at the moment. When all ranks are done, they call
+// Advance.
+func (p *Pending) Done() bool {
+	select {
+	case <-p.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// Advance waits until this rank is done, exchanges the results of all ranks, and begins the next
+// part of the work: after the files of all ranks, rank 0 writes the manifest and publishes the
+// checkpoint. It reports whether the checkpoint is complete. All ranks call it, also after an error
+// of their own.
+func (p *Pending) Advance(ctx context.Context, world *comm.Comm) (finished bool, err error) {
+	<-p.done
+	p.cancel()
+	if p.wrote {
+		return true, p.named(collective.Agree(ctx, world, p.err))
+	}
+	p.written.Failure = collective.FailureOf(p.err)
+	all, gatherErr := collective.Gather(ctx, world, p.written)
 	if gatherErr != nil {
-		return errors.Join(err, gatherErr)
+		return false, p.named(errors.Join(p.err, gatherErr))
 	}
 	var lists [][]tensorHash
 	var failures []collective.Failure
 	for _, w := range all {
 		lists, failures = append(lists, w.Hashes), append(failures, w.Failure)
 	}
-	if err := collective.Combine(world, failures, err); err != nil {
-		return err
+	if err := collective.Combine(world, failures, p.err); err != nil {
+		return false, p.named(err)
 	}
-	state.Format = format
-	if state.Weights, err = s.combine(lists); err != nil {
-		return collective.OfAll(world, err)
+	p.State.Format = format
+	if p.State.Weights, err = p.writer.combine(lists); err != nil {
+		return false, p.named(collective.OfAll(world, err))
 	}
-	if c.rank == 0 {
-		err = c.finish(name, all, *state)
+	p.wrote = true
+	p.start(ctx, func(context.Context) error {
+		if p.writer.rank != 0 {
+			return nil
+		}
+		return p.writer.finish(Name(p.State.Step), all, p.State)
+	})
+	return false, nil
+}
+
+// Close ends the work of this rank and removes the temporary directory. A finished checkpoint
+// stays.
+func (p *Pending) Close() {
+	p.cancel()
+	if p.done != nil {
+		<-p.done
 	}
-	return collective.Agree(ctx, world, err)
+	if p.writer.rank == 0 {
+		os.RemoveAll(p.writer.temp) // no effect after the rename
+	}
 }
 
 // A writer writes a checkpoint for one rank.
@@ -138,6 +252,41 @@ func (c *writer) begin() error {
 	}
 	return os.Mkdir(c.temp, 0o755)
 }
+
+// copyTo copies the values that this rank writes to memory, and writes from there.
+func (c *writer) copyTo(ctx context.Context, memory *[]float32) error {
+	var tensors []*xpu.Tensor
+	elements := 0
+	for i := range c.content {
+		tensors = append(tensors, &c.content[i].weight)
+	}
+	for i := range c.values {
+		tensors = append(tensors, &c.values[i])
+	}
+	for _, t := range tensors {
+		elements += t.Elements()
+	}
+	if len(*memory) < elements {
+		*memory = make([]float32, elements)
+	}
+	rest := *memory
+	var buffer []float32
+	for _, t := range tensors {
+		numbers, err := xpu.Numbers(ctx, c.device, *t, &buffer)
+		if err != nil {
+			return err
+		}
+		n := copy(rest, numbers)
+		*t, rest = xpu.Of(rest[:n], n), rest[n:]
+	}
+	c.device = hostMemory{}
+	return nil
+}
+
+// hostMemory has only tensors of host memory, which no command of a device changes.
+type hostMemory struct{ xpu.Memory }
+
+func (hostMemory) Wait(ctx context.Context) error { return ctx.Err() }
 
 // meet sends the name of rank 0's directory, or its error, to all ranks.
 func (c *writer) meet(ctx context.Context, world *comm.Comm, own error) error {

@@ -41,6 +41,8 @@ type Layout struct {
 	Recompute      moe.Recompute `json:"recompute"` // experts is level 1 of Optimus, layers is level 7
 	Documents      bool          `json:"-"`         // attention is restricted to documents
 
+	Background bool `json:"-"` // checkpoint.background
+
 	perHost int // ranks of a host, if exchanges have two levels; 0: one host
 }
 

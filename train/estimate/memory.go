@@ -13,14 +13,15 @@ type Memory struct {
 	Optimizer int64 `json:"optimizer"` // state of the weights that the rank owns
 	// activations that the backward pass needs, and scratch memory for a layer and for logits
 	Activations int64 `json:"activations"`
-	Exchange    int64 `json:"exchange"` // communication buffers
+	Exchange    int64 `json:"exchange"`   // communication buffers
+	Checkpoint  int64 `json:"checkpoint"` // copy of weights and state that is written in the background
 
 	HostOnly int64 `json:"-"` // the part that a device with its own memory does not hold
 }
 
 // Total is the sum of all fields.
 func (m Memory) Total() int64 {
-	return m.Weights + m.Gradients + m.Optimizer + m.Activations + m.Exchange
+	return m.Weights + m.Gradients + m.Optimizer + m.Activations + m.Exchange + m.Checkpoint
 }
 
 // OnDevice is the part that a device with its own memory holds.
@@ -63,7 +64,10 @@ func StageMemory(c moe.Config, l Layout, t Trainer, i int) Memory {
 	inFlight := min(l.Size(comm.PP)-i, l.MicroBatches()) // 1F1B: micro-batches between their forward and backward pass
 	if t.Own {                                           // counted exactly
 		sums := SumBytes(c, l, t, i)
-		m.Exchange, m.HostOnly = sums+stageBytes(c, l, t)+roundedBytes(c, l, t, s), m.HostOnly+sums
+		if l.Background { // each weight, as float32, and its state once, divided among all ranks
+			m.Checkpoint = over(c.TotalParameters()*int64(4+t.State), int64(l.Ranks()))
+		}
+		m.Exchange, m.HostOnly = sums+stageBytes(c, l, t)+roundedBytes(c, l, t, s), m.HostOnly+sums+m.Checkpoint
 		m.Activations = c.Memory(moe.Pass{Rows: l.microBatch(), SequenceLength: l.SequenceLength,
 			Recompute: l.Recompute, Documents: l.Documents, Shape: l.Shape, Dispatch: l.Dispatch,
 			Stage: i, InFlight: inFlight}).Buffers

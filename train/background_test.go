@@ -1,0 +1,204 @@
+package train
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"mula/internal/atomicfile"
+	"mula/train/checkpoint"
+	"mula/train/checkpoint/checkpointtest"
+)
+
+// backgroundConfig is a run whose checkpoints are written in the background, each of them before
+// the next one is due if hooks.atStep is waitForSave.
+const backgroundConfig = "steps: 7\ncheckpoint: {every: 3, keep: 9, background: true}\nevaluate: {every: 0}\n"
+
+// waitForSave waits before each step for the part of the checkpoint that this rank writes.
+func waitForSave(r *run) {
+	for r.saving != nil && !r.saving.Done() {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// sameCheckpoint compares all files of a step's checkpoint in two runs.
+func sameCheckpoint(t *testing.T, step int64, want, got string) {
+	t.Helper()
+	want, got = filepath.Join(want, checkpoint.DirName, checkpoint.Name(step)), filepath.Join(got,
+		checkpoint.DirName, checkpoint.Name(step))
+	names := checkpointtest.Names(t, want)
+	if other := checkpointtest.Names(t, got); !slices.Equal(names, other) {
+		t.Fatalf("step %d: files %v, want %v", step, other, names)
+	}
+	for _, name := range names {
+		a, err := os.ReadFile(filepath.Join(want, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := os.ReadFile(filepath.Join(got, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(a, b) {
+			t.Errorf("step %d: %s differs", step, name)
+		}
+	}
+}
+
+// A checkpoint that is written in the background has the bytes of a checkpoint that is written
+// while the run waits, for one and several ranks, weights that are averaged, and bfloat16 weights.
+func TestBackgroundBytes(t *testing.T) {
+	t.Parallel()
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	for i, more := range []string{"", "optimizer: {name: schedule_free_adamw}\nschedule: {name: constant, " +
+		"learning_rate: 3e-3, warmup_steps: 2}\n", "precision: bf16_mixed\n"} {
+		l := LayoutConfig{DP: 1, EP: 1}
+		if i > 0 {
+			l = LayoutConfig{DP: 2, EP: 2}
+		}
+		c := ranksConfig(t, plan, l, more+backgroundConfig)
+		results := map[bool]Result{}
+		outputs := map[bool]string{}
+		for _, background := range []bool{false, true} {
+			c.Output, c.Checkpoint.Background = filepath.Join(t.TempDir(), "run"), background
+			outputs[background] = c.Output
+			var mu sync.Mutex
+			copied := map[int]int64{} // bytes of each rank
+			count := func(r *run) {
+				waitForSave(r)
+				mu.Lock()
+				defer mu.Unlock()
+				copied[r.ranks.Rank()] = 4 * int64(len(r.snapshot))
+			}
+			results[background] = mustRun(t, c, Options{atStep: count, Warn: func(text string) { t.Error(text) }})
+			total := int64(0)
+			for _, bytes := range copied {
+				total += bytes
+			}
+			want := c.memory(c.MicroBatchSize, 16).Checkpoint * int64(l.DP*l.EP)
+			if i == 1 { // the averaged weights and the trained weights
+				want += want / 3
+			}
+			if want-total < 0 || want-total >= int64(l.DP*l.EP) || background != (want > 0) {
+				t.Errorf("%d: the ranks copy %d bytes, the estimate says %d", i, total, want)
+			}
+		}
+		if results[true].Weights != results[false].Weights {
+			t.Errorf("%d: weights %.16s…, want %.16s…", i, results[true].Weights, results[false].Weights)
+		}
+		for _, step := range []int64{3, 6, 7} {
+			sameCheckpoint(t, step, outputs[false], outputs[true])
+		}
+	}
+}
+
+// Steps do not wait for a checkpoint in the background: the file system stops at its first file
+// until four more steps have ended. The checkpoint has the weights of its step, not newer ones. The
+// checkpoint that is due meanwhile is not written.
+func TestBackgroundDoesNotStopSteps(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	c := ranksConfig(t, plan, LayoutConfig{DP: 2, EP: 1},
+		"steps: 9\ncheckpoint: {every: 3, keep: 9}\nevaluate: {every: 0}\n")
+	mustRun(t, c, Options{})
+	want := c.Output
+	c.Output, c.Checkpoint.Background = filepath.Join(t.TempDir(), "run"), true
+	release := make(chan struct{})
+	defer func() { atomicfile.Fault = nil }()
+	atomicfile.Fault = func(op atomicfile.Op, path string) error {
+		if op == atomicfile.OpWrite && strings.Contains(path, checkpoint.Name(3)) {
+			<-release
+		}
+		return nil
+	}
+	var warnings []string
+	mustRun(t, c, Options{Warn: func(text string) { warnings = append(warnings, text) }, atStep: func(r *run) {
+		if r.state.Step == 7 && r.leads() {
+			close(release)
+		}
+		if r.state.Step >= 7 {
+			waitForSave(r)
+		}
+	}})
+	if len(warnings) != 1 || !strings.Contains(warnings[0], "no checkpoint is written after step 6, because "+
+		checkpoint.Name(3)+" is still being written") {
+		t.Errorf("warnings %q", warnings)
+	}
+	if names := checkpointsIn(t, c.Output); !slices.Equal(names, []string{checkpoint.Name(9), checkpoint.Name(3)}) {
+		t.Errorf("checkpoints %v", names)
+	}
+	sameCheckpoint(t, 3, want, c.Output)
+	sameCheckpoint(t, 9, want, c.Output)
+}
+
+// A checkpoint in the background that fails at any file operation does not stop the run: the next
+// one is complete, nothing partial stays, and the run ends like an unbroken run.
+func TestBackgroundFaults(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	c := ranksConfig(t, plan, LayoutConfig{DP: 2, EP: 1}, crashConfig+backgroundConfig)
+	unbroken := c.Output
+	type operation struct {
+		op   atomicfile.Op
+		name string // of the file; of the temporary directory without its random part
+	}
+	var mu sync.Mutex
+	defer func() { atomicfile.Fault = nil }()
+	// fault calls f before the operations on the first checkpoint.
+	fault := func(f func(o operation) error) {
+		atomicfile.Fault = func(op atomicfile.Op, path string) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if !strings.Contains(path, checkpoint.Name(3)) {
+				return nil
+			}
+			name := filepath.Base(path)
+			if strings.HasPrefix(name, ".") {
+				name = "the directory"
+			}
+			return f(operation{op, name})
+		}
+	}
+	var operations []operation
+	fault(func(o operation) error {
+		if !slices.Contains(operations, o) {
+			operations = append(operations, o)
+		}
+		return nil
+	})
+	mustRun(t, c, Options{atStep: waitForSave})
+	if len(operations) < 30 {
+		t.Fatalf("%d operations", len(operations))
+	}
+	for _, failing := range operations {
+		c.Output = filepath.Join(t.TempDir(), "run")
+		failed := false
+		fault(func(o operation) error {
+			if failed = failed || o == failing; failed {
+				return syscall.ENOSPC
+			}
+			return nil
+		})
+		var warnings []string
+		mustRun(t, c, Options{atStep: waitForSave, Warn: func(text string) { warnings = append(warnings, text) }})
+		what := fmt.Sprintf("%s of %s failed", failing.op, failing.name)
+		if len(warnings) != 1 || !strings.Contains(warnings[0], "saving checkpoint "+checkpoint.Name(3)) ||
+			!strings.Contains(warnings[0], "no space left on device; the run continues") {
+			t.Errorf("%s: warnings %q", what, warnings)
+		}
+		names := checkpointsIn(t, c.Output)
+		if !slices.Equal(names, []string{checkpoint.Name(7), checkpoint.Name(6)}) {
+			t.Errorf("%s: checkpoints %v", what, names)
+			continue
+		}
+		sameCheckpoint(t, 6, unbroken, c.Output)
+		if left, _ := filepath.Glob(filepath.Join(c.Output, checkpoint.DirName, ".*")); len(left) > 0 {
+			t.Errorf("%s: left behind %v", what, left)
+		}
+	}
+}
