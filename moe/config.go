@@ -34,9 +34,9 @@ type Config struct {
 	ExpertsPerToken int         `yaml:"num_experts_per_tok"` // 0 for a dense model
 	MaxPositions    int         `yaml:"max_position_embeddings"`
 	RopeTheta       float64     `yaml:"rope_theta"`
-	RopeScaling     RopeScaling `yaml:"rope_scaling"` // [Llama] only
-	NormEps         float64     `yaml:"rms_norm_eps"` // fixed at 1e-5 for [OLMo]
-	ClipQKV         float64     `yaml:"clip_qkv"`     // q, k and v are clipped to ±ClipQKV; 0 = not clipped
+	RopeScaling     RopeScaling `yaml:"rope_scaling,omitempty"` // [Llama] only
+	NormEps         float64     `yaml:"rms_norm_eps"`           // fixed at 1e-5 for [OLMo]
+	ClipQKV         float64     `yaml:"clip_qkv"`               // q, k and v are clipped to ±ClipQKV; 0 = not clipped
 	TieEmbeddings   bool        `yaml:"tie_word_embeddings"`
 
 	// PadTokenID is padding_idx of PyTorch's Embedding: its embedding is initialized to zero and

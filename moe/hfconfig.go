@@ -325,7 +325,7 @@ func (f *hfFields) config() (c Config) {
 	family, ok := families[c.Architecture]
 	if !ok {
 		if len(f.problems) == 0 {
-			f.fail("model_type is %q; %q are supported", c.Architecture, architectures())
+			f.fail("model_type is %q; supported are %q", c.Architecture, architectures())
 		}
 		return c
 	}

@@ -13,22 +13,22 @@ type RopeScaling struct {
 	// up to max_position_embeddings, which is the limit of this package. "llama3": low frequencies
 	// divided by Factor. "yarn": low frequencies divided by Factor, and queries and keys multiplied
 	// by AttentionFactor (https://arxiv.org/abs/2309.00071).
-	Type   string  `yaml:"rope_type"`
-	Factor float64 `yaml:"factor"` // at least 1
+	Type   string  `yaml:"rope_type,omitempty"`
+	Factor float64 `yaml:"factor,omitempty"` // at least 1
 
 	// llama3 and yarn: max_position_embeddings of the pretraining.
-	OriginalMaxPositions int `yaml:"original_max_position_embeddings"`
+	OriginalMaxPositions int `yaml:"original_max_position_embeddings,omitempty"`
 
 	// llama3: frequencies with at least HighFreqFactor periods in the original positions are kept,
 	// and those with at most LowFreqFactor are divided; between them lies a linear transition.
-	LowFreqFactor  float64 `yaml:"low_freq_factor"`
-	HighFreqFactor float64 `yaml:"high_freq_factor"`
+	LowFreqFactor  float64 `yaml:"low_freq_factor,omitempty"`
+	HighFreqFactor float64 `yaml:"high_freq_factor,omitempty"`
 
 	// yarn: frequencies with at least BetaFast periods in the original positions are kept, and
 	// those with at most BetaSlow are divided.
-	BetaFast        float64 `yaml:"beta_fast"`        // 0 means 32
-	BetaSlow        float64 `yaml:"beta_slow"`        // 0 means 1
-	AttentionFactor float64 `yaml:"attention_factor"` // 0 means 0.1·ln(Factor) + 1
+	BetaFast        float64 `yaml:"beta_fast,omitempty"`        // 0 means 32
+	BetaSlow        float64 `yaml:"beta_slow,omitempty"`        // 0 means 1
+	AttentionFactor float64 `yaml:"attention_factor,omitempty"` // 0 means 0.1·ln(Factor) + 1
 }
 
 // kind returns the type, "default" if there is none.

@@ -22,7 +22,7 @@ func TestErrorsOfPlanHaveLines(t *testing.T) {
 			"is not a multiple of num_attention_heads 5",
 		"model:\n  preset: mula-nano\n  num_key_value_heads: 3\n": "train.yaml:5: model.num_key_value_heads 3 " +
 			"does not divide",
-		"model:\n  preset: mula-nano\n  model_type: llama\n":          `train.yaml:5: model.model_type is "llama"`,
+		"model:\n  preset: mula-nano\n  model_type: gpt2\n":           `train.yaml:5: model.model_type is "gpt2"`,
 		"model: {preset: mula-nano}\n\nschedule: {warmup_steps: 5}\n": "train.yaml:5: schedule.warmup_steps is 5, but",
 		"model: {preset: mula-nano}\nschedule: {name: wsd, warmup_steps: 2}\n": "train.yaml:4: schedule.warmup_steps " +
 			"is 2, which leaves no steps of schedule.decay_steps",

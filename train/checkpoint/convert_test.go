@@ -106,6 +106,14 @@ func TestModelYAML(t *testing.T) {
 	if got := modelYAML(c); got != want {
 		t.Errorf("%s\nwant %s", got, want)
 	}
+	plain := c
+	plain.RopeScaling = moe.RopeScaling{}
+	for there, here := range map[moe.Config]moe.Config{c: plain, plain: c} {
+		got := differentFields(there, here)
+		if len(got) != 2 || !strings.Contains(got[0], "model.rope_scaling.factor is ") {
+			t.Errorf("a scaled rotary embedding and another: %q", got)
+		}
+	}
 }
 
 // Whatever is wrong is named, and nothing is left behind.

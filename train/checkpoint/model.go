@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -124,11 +125,13 @@ func differentFields(there, here moe.Config) []string {
 	free := []string{"initializer_range", "initializer_cutoff", "router_aux_loss_coef", "bos_token_id", "eos_token_id",
 		"max_position_embeddings"}
 	a, b := strictyaml.Fields(there), strictyaml.Fields(here)
+	both := maps.Clone(a)
+	maps.Copy(both, b)
 	var differences []string
-	for _, name := range slices.Sorted(maps.Keys(a)) {
+	for _, name := range slices.Sorted(maps.Keys(both)) {
 		if a[name] != b[name] && !slices.Contains(free, name) {
 			differences = append(differences, fmt.Sprintf("model.%s is %s in the folder and %s in train.yaml", name,
-				a[name], b[name]))
+				cmp.Or(a[name], "not set"), cmp.Or(b[name], "not set")))
 		}
 	}
 	return differences
