@@ -29,7 +29,7 @@ type Memory interface {
 	// Write copies the host's src to a tensor without gaps, which has as many elements, and returns
 	// when the host may write to src again. If src is the tensor's own memory, see [Tensor.Host],
 	// nothing is copied. Numbers for a tensor of BFloat16 are rounded as defined by [BF16].
-	// WriteHalves has their bits, which are not rounded.
+	// WriteHalves has their bits, which are not rounded and must not be denormal.
 	Write(t Tensor, src []float32)
 	WriteHalves(t Tensor, src []uint16)
 	WriteInts(t Tensor, src []int32)

@@ -39,7 +39,8 @@ type kernelSet struct {
 	// elements at the end have the bits of pad. Nil in sets without pairs.
 	pairLines func(dst, src *float32, kc, ld, lines, pad int64)
 
-	round func(panels []float32) // rounds panels of float32 to bfloat16; nil if packing does so
+	round   func(panels []float32) // rounds panels of float32 to bfloat16; nil if packing does so
+	rounded *kernelSet             // with round: packs operands that are rounded already
 }
 
 func (s *kernelSet) pairs() bool { return s.pairLines != nil }
@@ -73,8 +74,8 @@ func kernelsFor(precision xpu.Precision) []*kernelSet {
 	sets := pairSets()
 	for _, s := range kernelSets() {
 		twin := *s
-		twin.precision, twin.arithmetic, twin.blockK, twin.mode, twin.round = xpu.BF16, s.arithmetic+" bf16",
-			blockKBF16, tileFlush, roundBF16
+		twin.precision, twin.arithmetic, twin.blockK, twin.mode, twin.round, twin.rounded = xpu.BF16,
+			s.arithmetic+" bf16", blockKBF16, tileFlush, roundBF16, s
 		sets = append(sets, &twin)
 	}
 	return sets
@@ -208,7 +209,11 @@ func (s *kernelSet) packHalves(dst []float32, b []uint16, ldb int, trans bool, c
 		for i := range lines {
 			Widen(wide[i*length:][:length], b[at+i*ldb:][:length])
 		}
-		s.packB(dst[done*s.elements(kc):], wide[:lines*length], length, trans, 0, columns, 0, kc, edge)
+		pack := s
+		if s.round != nil {
+			pack = s.rounded
+		}
+		pack.packB(dst[done*s.elements(kc):], wide[:lines*length], length, trans, 0, columns, 0, kc, edge)
 	}
 }
 
