@@ -185,8 +185,8 @@ func (f *workDir) close() {
 		f.store.Guard = nil // clear removes the description first
 	}
 	_ = f.locked(context.Background(), func() error { // ignored: remaining files are harmless
-		if holder, err := f.others(nil); err != nil || holder != "" || f.worked() && !f.worthless || f.d == nil ||
-			len(f.d.Replaces) > 0 {
+		holder, err := f.others(context.Background(), false)
+		if err != nil || holder != "" || f.worked() && !f.worthless || f.d == nil || len(f.d.Replaces) > 0 {
 			return err
 		}
 		return f.clear(true)
@@ -208,9 +208,9 @@ func (f *workDir) locked(ctx context.Context, do func() error) error {
 	return do()
 }
 
-// others returns the name of another process that takes part in the job, "" if there is none. With
-// a context, it waits until it knows whether a process on another machine is alive.
-func (f *workDir) others(ctx context.Context) (holder string, err error) {
+// others returns the name of another process that takes part in the job, "" if there is none. If
+// wait is set, it waits until it knows whether a process on another machine is alive.
+func (f *workDir) others(ctx context.Context, wait bool) (holder string, err error) {
 	names, err := f.named("process-*" + locks.Suffix)
 	if err != nil {
 		return "", err
@@ -219,7 +219,7 @@ func (f *workDir) others(ctx context.Context) (holder string, err error) {
 		if name == f.presentAt {
 			continue
 		}
-		if ctx != nil {
+		if wait {
 			if holder, err := f.locks.Holder(ctx, name, f.o.tuning.poll); err != nil || holder != "" {
 				return holder, err
 			}
@@ -394,7 +394,7 @@ func (f *workDir) join(ctx context.Context, want *description) (*finished, error
 		}
 		return nil, f.announce()
 	}
-	if holder, err := f.others(ctx); err != nil {
+	if holder, err := f.others(ctx, true); err != nil {
 		return nil, err
 	} else if holder != "" {
 		if errors.Is(why, errRestart) {
@@ -552,7 +552,7 @@ func (f *workDir) reconcile(ctx context.Context, old, want *description) error {
 	}
 	if len(redo) == 0 {
 		// no other process has read a part of the old input
-	} else if holder, err := f.others(ctx); err != nil {
+	} else if holder, err := f.others(ctx, true); err != nil {
 		return err
 	} else if holder != "" {
 		return fmt.Errorf("the input %s changed after the job started", want.Inputs[changed[0]].Path)
