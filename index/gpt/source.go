@@ -48,18 +48,22 @@ const fetches = 16
 // FetchTokens opens the .idx files of the prefixes that are in object stores, and adds them to
 // files by prefix. [OpenTokens] opens the other files.
 func FetchTokens(ctx context.Context, root string, prefixes []string, files map[string]*shards.Index) error {
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(fetches)
-	var mu sync.Mutex
+	var remote []string
 	for _, prefix := range slices.Compact(slices.Sorted(slices.Values(prefixes))) {
-		url := Locate(root, prefix)
-		if !objects.IsURL(url) || files[prefix] != nil {
+		if !objects.IsURL(Locate(root, prefix)) || files[prefix] != nil {
 			continue
 		}
 		if err := noExtension(prefix); err != nil {
 			return err
 		}
+		remote = append(remote, prefix)
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(fetches)
+	var mu sync.Mutex
+	for _, prefix := range remote {
 		g.Go(func() error {
+			url := Locate(root, prefix)
 			file, err := shards.FetchIndex(ctx, url)
 			if errors.Is(err, fs.ErrNotExist) {
 				err = fmt.Errorf("%w; check the prefix, and --root if the prefix is relative", err)
