@@ -95,9 +95,9 @@ func TestRunOpenCL(t *testing.T) {
 		for name, most := range map[string]float64{"loss": 1e-4, "eval.loss": 1e-4, "aux_loss": 1e-3,
 			"grad_norm": 1e-2} {
 			d := apart(t, metricsOf(t, processor), metricsOf(t, output), name)
-			t.Logf("%s: %s is apart from the CPU's by %.2g", what, name, d)
+			t.Logf("%s: %s differs from the CPU's by %.2g", what, name, d)
 			if !(d <= most) {
-				t.Errorf("%s: %s is apart from the CPU's by %.2g, at most %g is allowed", what, name, d, most)
+				t.Errorf("%s: %s differs from the CPU's by %.2g, at most %g is allowed", what, name, d, most)
 			}
 		}
 	}

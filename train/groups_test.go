@@ -127,7 +127,7 @@ func TestGroupsLayouts(t *testing.T) {
 					t.Errorf("%s: weights %.16s…, want %.16s…", l, got.Weights, first)
 				}
 				if d := apart(t, one.lines, got.lines, "loss"); d > 1e-6 {
-					t.Errorf("%s: losses are apart from those of one rank by %v", l, d)
+					t.Errorf("%s: losses differ from the losses of one rank by %v", l, d)
 				}
 			}
 		}

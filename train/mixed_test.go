@@ -93,7 +93,7 @@ func TestMixedLayouts(t *testing.T) {
 				if i == 0 {
 					want = got
 					if d := apart(t, one.lines, want.lines, "loss"); d > 0.01 {
-						t.Errorf("dp %d, ep %d, gradients %s: the loss is apart from that of one rank by %v", l.DP,
+						t.Errorf("dp %d, ep %d, gradients %s: the loss differs from the loss of one rank by %v", l.DP,
 							l.EP, sent, d)
 					}
 				}

@@ -78,7 +78,7 @@ func TestPipelineLayouts(t *testing.T) {
 			for number, most := range map[string]float64{"loss": 1e-5, "grad_norm": 1e-4, "z_loss": 1e-4,
 				"eval.loss": 1e-5, "update_ratio.experts": 1e-3} {
 				if d := apart(t, one.lines, want.lines, number); d > most {
-					t.Errorf("%s: %s is apart from that of one rank by %v", name, number, d)
+					t.Errorf("%s: %s differs from the %[2]s of one rank by %v", name, number, d)
 				}
 			}
 		}
@@ -175,7 +175,7 @@ func TestPipelineResume(t *testing.T) {
 	got = mustRunRanks(t, c, Options{Warn: func(text string) { warnings = append(warnings, text) }})
 	for _, name := range []string{"loss", "grad_norm"} {
 		if d := apart(t, one.lines, got.lines, name); d > 1e-4 {
-			t.Errorf("%s is apart from that of one rank by %v", name, d)
+			t.Errorf("%s differs from the %[1]s of one rank by %v", name, d)
 		}
 	}
 	if len(warnings) != 1 || !strings.Contains(warnings[0], "was computed with the arithmetic of") {

@@ -152,9 +152,9 @@ func TestI5Layouts(t *testing.T) {
 			"z_loss": 1e-5, "eval.loss": 1e-6, "eval.mix_loss": 1e-6, "eval.margin": 1e-4, "update_ratio.experts": 1e-4,
 			"update_ratio.norms": 1e-4} {
 			d := apart(t, one.lines, first.lines, name)
-			t.Logf("dp %d, ep %d: %s is apart by %.2g", l.DP, l.EP, name, d)
+			t.Logf("dp %d, ep %d: %s differs by %.2g", l.DP, l.EP, name, d)
 			if d > most {
-				t.Errorf("dp %d, ep %d: %s is apart from that of one rank by %v, at most %v is allowed", l.DP, l.EP,
+				t.Errorf("dp %d, ep %d: %s differs from the %[3]s of one rank by %v, at most %v is allowed", l.DP, l.EP,
 					name, d, most)
 			}
 		}
@@ -164,11 +164,11 @@ func TestI5Layouts(t *testing.T) {
 				worst = max(worst, math.Abs(float64(w-first.weights[name][i])))
 			}
 		}
-		t.Logf("dp %d, ep %d: weights are apart by %.2g", l.DP, l.EP, worst)
+		t.Logf("dp %d, ep %d: weights differ by %.2g", l.DP, l.EP, worst)
 		if worst > 1e-4 {
 			// a thirtieth of the learning rate: where a moment is near zero, its last bits decide
 			// on the step
-			t.Errorf("dp %d, ep %d: weights are apart from those of one rank by %v", l.DP, l.EP, worst)
+			t.Errorf("dp %d, ep %d: weights differ from the weights of one rank by %v", l.DP, l.EP, worst)
 		}
 		for i := range one.lines {
 			for _, name := range []string{"source_samples", "expert_tokens"} {
@@ -318,9 +318,9 @@ func TestSophiaGRanks(t *testing.T) {
 	for _, l := range layouts[:2] {
 		got := mustRunRanks(t, ranksConfig(t, plan, l, more), Options{})
 		d := apart(t, one.lines, got.lines, "loss")
-		t.Logf("dp %d, ep %d: losses are apart by %.2g", l.DP, l.EP, d)
+		t.Logf("dp %d, ep %d: losses differ by %.2g", l.DP, l.EP, d)
 		if d > 1e-5 {
-			t.Errorf("dp %d, ep %d: losses are apart from those of one rank by %v", l.DP, l.EP, d)
+			t.Errorf("dp %d, ep %d: losses differ from the losses of one rank by %v", l.DP, l.EP, d)
 		}
 	}
 }
@@ -378,7 +378,7 @@ func TestRanksResume(t *testing.T) {
 	for _, l := range layouts[:2] {
 		whole := mustRunRanks(t, ranksConfig(t, plan, l, "micro_batch_size: 1\n"), Options{})
 		if d := apart(t, one.lines, whole.lines, "loss"); d > 1e-5 {
-			t.Errorf("dp %d, ep %d: losses are apart from those of one rank by %v", l.DP, l.EP, d)
+			t.Errorf("dp %d, ep %d: losses differ from the losses of one rank by %v", l.DP, l.EP, d)
 		}
 		c := ranksConfig(t, plan, l, "micro_batch_size: 1\n")
 		for _, step := range []int64{2, 9} {
@@ -415,7 +415,7 @@ func TestRanksOtherLayout(t *testing.T) {
 	got := metricsOf(t, c.Output)
 	for _, name := range []string{"loss", "grad_norm"} {
 		if d := apart(t, whole.lines, got, name); d > 1e-4 {
-			t.Errorf("%s is apart from that of one rank by %v", name, d)
+			t.Errorf("%s differs from the %[1]s of one rank by %v", name, d)
 		}
 	}
 	changed := 0

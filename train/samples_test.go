@@ -271,7 +271,7 @@ func TestDocumentsLayouts(t *testing.T) {
 				for number, most := range map[string]float64{"loss": 1e-5, "grad_norm": 1e-4, "z_loss": 1e-4,
 					"targets": 0, "tokens": 0, "eval.loss": 1e-5, "eval.margin": 1e-3} {
 					if d := apart(t, one.lines, want.lines, number); d > most {
-						t.Errorf("%s: %s is apart from that of one rank by %v", what, number, d)
+						t.Errorf("%s: %s differs from the %[2]s of one rank by %v", what, number, d)
 					}
 				}
 			}
