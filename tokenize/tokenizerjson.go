@@ -116,7 +116,8 @@ type mergesJSON []mergeJSON
 
 func (m *mergesJSON) UnmarshalJSON(b []byte) error {
 	if b[0] != '[' {
-		return json.Unmarshal(b, (*[]string)(nil)) // an error, or null
+		var none []string
+		return json.Unmarshal(b, &none) // an error, or null
 	}
 	*m = make(mergesJSON, 0, len(b)/16)
 	c := strictjson.NewCursor(b)
