@@ -1,7 +1,7 @@
 package moe
 
-// llama is Llama (https://arxiv.org/abs/2302.13971) in all its versions up to 3.3, and models of
-// the same structure, such as AuroraGPT.
+// llama is Llama (https://arxiv.org/abs/2302.13971), and models of the same structure, such as
+// AuroraGPT. Llama 3 has a scaled rotary embedding.
 var llama = family{
 	class: "LlamaForCausalLM", rms: true, scaling: true,
 	maxPositions: 2048, normEps: 1e-6, padTokenID: NoToken, bosTokenID: 1, eosTokenID: 2,

@@ -457,12 +457,12 @@ func (f *hfFields) scaling(family *family) (r RopeScaling) {
 	f.read("type", &r.Type) // the name of old releases
 	f.read("rope_type", &r.Type)
 	f.fixed("partial_rotary_factor", `[1]`)
-	types := `["default"]`
-	if family.scaling {
-		types = `["default", "linear", "dynamic", "llama3", "yarn"]`
+	types, err := json.Marshal(family.ropeTypes())
+	if err != nil {
+		panic(err) // they are strings
 	}
-	f.fixed("type", types)
-	f.fixed("rope_type", types)
+	f.fixed("type", string(types))
+	f.fixed("rope_type", string(types))
 	kind := ropeFields[r.kind()]
 	numbers := r.numbers()
 	for _, name := range slices.Concat(kind.required, kind.optional) {

@@ -2,7 +2,9 @@ package moe
 
 import (
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 )
 
 // RopeScaling changes the frequencies of the rotary embedding, so that a model can use more
@@ -51,6 +53,14 @@ var ropeFields = map[string]struct{ required, optional []string }{
 		optional: []string{"beta_fast", "beta_slow", "attention_factor"}},
 }
 
+// ropeTypes lists the values of rope_type that a family supports.
+func (f *family) ropeTypes() []string {
+	if !f.scaling {
+		return []string{"default"}
+	}
+	return slices.Sorted(maps.Keys(ropeFields))
+}
+
 // numbers returns the fields by name.
 func (r *RopeScaling) numbers() map[string]*float64 {
 	return map[string]*float64{"factor": &r.Factor, "low_freq_factor": &r.LowFreqFactor,
@@ -64,22 +74,19 @@ func (r RopeScaling) validate(f *family) error {
 	}
 	fields, known := ropeFields[r.kind()]
 	switch {
-	case !known:
-		return bad("rope_type", "is %q; supported are default, linear, dynamic, llama3 and yarn", r.Type)
-	case r.kind() != "default" && !f.scaling:
-		return bad("rope_type", "is %q; this model_type supports only default", r.Type)
+	case !known || r.kind() != "default" && !f.scaling:
+		return bad("rope_type", "is %q; supported are %q", r.Type, f.ropeTypes())
 	}
 	set := map[string]float64{"original_max_position_embeddings": float64(r.OriginalMaxPositions)}
 	for name, v := range r.numbers() {
 		set[name] = *v
 	}
+	if slices.Contains(fields.required, "factor") && r.Factor < 1 {
+		return bad("factor", "is %g; %s needs a number of at least 1", r.Factor, r.Type)
+	}
 	for _, name := range fields.required {
-		least := math.SmallestNonzeroFloat64
-		if name == "factor" {
-			least = 1
-		}
-		if v := set[name]; !(v >= least) || math.IsInf(v, 0) {
-			return bad(name, "is %g; %s needs a number of at least %.3g", v, r.Type, max(least, 0))
+		if v := set[name]; !(v > 0) || math.IsInf(v, 0) {
+			return bad(name, "is %g; %s needs a number above 0", v, r.Type)
 		}
 		delete(set, name)
 	}
@@ -89,8 +96,8 @@ func (r RopeScaling) validate(f *family) error {
 		}
 		delete(set, name)
 	}
-	for name, v := range set {
-		if v != 0 {
+	for _, name := range slices.Sorted(maps.Keys(set)) {
+		if v := set[name]; v != 0 {
 			return bad(name, "is %g, but the type %s does not use it; remove it", v, r.kind())
 		}
 	}
