@@ -95,9 +95,6 @@ func read(path string, p *blend.Plan) (*recorded, error) {
 
 // Locate implements [simulate.Order].
 func (r *recorded) Locate(position int64) (blend.Sample, error) {
-	if position >= int64(len(r.numbers)) { // a check value of the plan
-		position = int64(len(r.numbers)) - 1
-	}
 	w := r.numbers[position]
 	shard, token := r.windows.Locate(w)
 	return blend.Sample{Position: position, Window: w, Shard: shard, Token: token}, nil

@@ -278,11 +278,11 @@ func busiest(steps []Busy) Busy {
 func (s *simulation) firstBatch(r *Reading, l *layout, opened map[int32]bool, first float64, samples int64) error {
 	st := &s.Storage
 	k := float64(readersOfARank * s.RanksPerNode)
-	for _, c := range s.plan.Checks {
-		at, err := s.locate(c.Position)
-		if err != nil {
-			return err
-		}
+	checks, err := s.checks()
+	if err != nil {
+		return err
+	}
+	for _, at := range checks {
 		opened[l.first[at.Source]+int32(at.Shard)] = true
 	}
 	opening := func(shards int) float64 { return math.Ceil(float64(openRequests*shards)/k) * st.Latency }

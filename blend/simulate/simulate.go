@@ -38,7 +38,7 @@ type Options struct {
 	Data *blend.Data
 
 	// Order, if not nil, is examined instead of the plan's order. Another loader may have drawn it
-	// from the plan's shards.
+	// from the plan's shards. It needs only the positions [From, To).
 	Order Order
 
 	Progress func(what string, done, total int64) // may be nil; done and total count positions
@@ -207,6 +207,18 @@ func (s *simulation) locate(position int64) (blend.Sample, error) {
 		}
 	}
 	return s.Order.Locate(position)
+}
+
+// checks returns the samples that are compared when the plan is opened, in the plan's own order.
+func (s *simulation) checks() (list []blend.Sample, err error) {
+	for _, c := range s.plan.Checks {
+		at, err := s.plan.Locate(c.Position)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, at)
+	}
+	return list, nil
 }
 
 func (s *simulation) sources() []Source {

@@ -469,6 +469,21 @@ func TestBadOrders(t *testing.T) {
 	}
 }
 
+// An order may be shorter than the plan: only positions of the range are read from it.
+func TestShortOrder(t *testing.T) {
+	const to = 200
+	d := seal(t, 3, "samples: 600\n")
+	order := testOrder{d.Plan, func(s *blend.Sample) {
+		if s.Position >= to {
+			t.Errorf("position %d is read, but the range ends at %d", s.Position, to)
+		}
+	}}
+	if _, err := Run(t.Context(), nil, Options{BatchSize: 20, Nodes: 1, Storage: Kinds[0], To: to, Data: d,
+		Order: order}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // The plan's own order is found to be good, whatever the seed; the figures that compare with chance
 // stay near it.
 func TestGoodOrders(t *testing.T) {

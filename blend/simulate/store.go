@@ -77,13 +77,9 @@ func (s *simulation) store() (Store, error) {
 			r.files = append(r.files, storeFile{path, sums, idx})
 		}
 	}
-	var checks []blend.Sample // are compared when the plan is opened
-	for _, c := range s.plan.Checks {
-		at, err := s.locate(c.Position)
-		if err != nil {
-			return r.out, err
-		}
-		checks = append(checks, at)
+	checks, err := s.checks()
+	if err != nil {
+		return r.out, err
 	}
 	var ranks []*storeRank
 	for number := range s.RanksPerNode {
