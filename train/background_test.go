@@ -105,7 +105,7 @@ func TestBackgroundBytes(t *testing.T) {
 func TestBackgroundDoesNotStopSteps(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	c := ranksConfig(t, plan, LayoutConfig{DP: 2, EP: 1},
-		"steps: 9\ncheckpoint: {every: 3, keep: 9}\nevaluate: {every: 0}\n")
+		"steps: 9\ncheckpoint: {every: 3, keep: 9}\nevaluate: {every: 0}\n"+spikesYAML("skip"))
 	mustRun(t, c, Options{})
 	want := c.Output
 	c.Output, c.Checkpoint.Background = filepath.Join(t.TempDir(), "run"), true
