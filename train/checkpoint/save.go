@@ -52,12 +52,11 @@ func modelShardName(k, n int) string {
 // older checkpoints do not change.
 func Save(ctx context.Context, world *comm.Comm, dir string, state *State, s Shard,
 	tokenizer []byte) (err error) {
-	p, err := prepare(ctx, world, dir, *state, s)
+	p, err := Start(ctx, world, dir, *state, s, tokenizer, nil)
 	if err != nil {
 		return err
 	}
 	defer p.Close()
-	p.start(ctx, func(ctx context.Context) error { return p.write(ctx, tokenizer) })
 	for finished := false; err == nil && !finished; {
 		finished, err = p.Advance(ctx, world)
 	}
@@ -80,33 +79,12 @@ type Pending struct {
 	err    error
 }
 
-// Start is [Save] in the background: it copies the weights and the state into *memory, which it
-// enlarges if needed, and returns. The caller calls [Pending.Advance] until the checkpoint is
-// finished, and does not use the memory before that.
+// Start begins [Save] in the background. It copies the weights and the state into *memory, which it
+// enlarges if needed. The caller calls [Pending.Advance] until the checkpoint is finished, and does
+// not use the memory before that. If memory is nil, nothing is copied, and the caller does not
+// change the weights and the state before that.
 func Start(ctx context.Context, world *comm.Comm, dir string, state State, s Shard, tokenizer []byte,
 	memory *[]float32) (*Pending, error) {
-	text, err := json.Marshal(state) // a copy of all that the state refers to
-	if err == nil {
-		state = State{}
-		err = json.Unmarshal(text, &state)
-	}
-	if err := collective.Agree(ctx, world, err); err != nil {
-		return nil, err
-	}
-	p, err := prepare(ctx, world, dir, state, s)
-	if err != nil {
-		return nil, err
-	}
-	if err := collective.Agree(ctx, world, p.writer.copyTo(ctx, memory)); err != nil {
-		p.Close()
-		return nil, p.named(err)
-	}
-	p.start(ctx, func(ctx context.Context) error { return p.write(ctx, tokenizer) })
-	return p, nil
-}
-
-// prepare creates the temporary directory, and decides what each rank writes.
-func prepare(ctx context.Context, world *comm.Comm, dir string, state State, s Shard) (*Pending, error) {
 	p := &Pending{State: state, cancel: func() {}}
 	name, c := Name(state.Step), &p.writer
 	*c = writer{Shard: s, rank: world.Rank(), dir: dir, files: map[string]shards.FileInfo{}}
@@ -122,11 +100,28 @@ func prepare(ctx context.Context, world *comm.Comm, dir string, state State, s S
 	if err = c.meet(ctx, world, err); err == nil {
 		err = c.plan(ctx, world)
 	}
+	if err == nil && memory != nil {
+		err = collective.Agree(ctx, world, p.snapshot(ctx, memory))
+	}
 	if err != nil {
 		p.Close()
 		return nil, p.named(err)
 	}
+	p.start(ctx, func(ctx context.Context) error { return p.write(ctx, tokenizer) })
 	return p, nil
+}
+
+// snapshot copies all values that this rank writes, so that they can change.
+func (p *Pending) snapshot(ctx context.Context, memory *[]float32) error {
+	text, err := json.Marshal(p.State)
+	if err != nil {
+		return err
+	}
+	p.State = State{}
+	if err := json.Unmarshal(text, &p.State); err != nil {
+		return err
+	}
+	return p.writer.copyTo(ctx, memory)
 }
 
 // named adds the name of the checkpoint to an error.
