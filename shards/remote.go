@@ -207,9 +207,14 @@ func (r *remote) local(ctx context.Context, url string, want FileInfo) (string, 
 }
 
 // mapLocal maps the local copy of an object.
-func (r *remote) mapLocal(ctx context.Context, url string, want FileInfo) (file mapping.File, err error) {
+func (r *remote) mapLocal(ctx context.Context, url string, want FileInfo) (mapping.File, error) {
+	return mapCopy(func() (string, error) { return r.local(ctx, url, want) })
+}
+
+// mapCopy maps a local copy in the cache. fetch returns its path.
+func mapCopy(fetch func() (path string, err error)) (file mapping.File, err error) {
 	for range 3 { // another process may remove the copy before it is mapped
-		path, err := r.local(ctx, url, want)
+		path, err := fetch()
 		if err != nil {
 			return mapping.File{}, err
 		}
@@ -262,21 +267,20 @@ func FetchIndex(ctx context.Context, prefix string) (*Index, error) {
 		return nil, err
 	}
 	x := &Index{path: prefix + idxExt}
-	info, err := objects.Stat(ctx, x.path)
+	object, err := objects.Open(ctx, x.path)
 	if err != nil {
 		return nil, fmt.Errorf("opening index: %w", err)
 	}
-	if x.file, err = (&remote{cache: cache}).mapLocal(ctx, x.path, FileInfo{}); err != nil {
-		return nil, fmt.Errorf("opening index: %w", err)
-	}
+	info := object.Info()
 	x.modified = info.Modified
-	x.file.Scattered()
-	if x.Size() != info.Size {
-		err = fmt.Errorf("opening index: %s: %w", x.path, objects.ErrChanged)
-	} else {
-		err = mapping.Guard(x.open)
-	}
+	x.file, err = mapCopy(func() (string, error) {
+		return cache.Whole(ctx, identity(x.path, info), info.Size, object, nil)
+	})
 	if err != nil {
+		return nil, fmt.Errorf("opening index: %w", err)
+	}
+	x.file.Scattered()
+	if err := mapping.Guard(x.open); err != nil {
 		x.Close()
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"mula/internal/objects"
 	"mula/shards"
@@ -211,5 +212,35 @@ func TestRemoteShardThatIsIncomplete(t *testing.T) {
 	cancel()
 	if _, err := shards.OpenContext(ctx, server.URL+"/s"); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
+	}
+}
+
+// FetchIndex asks for the version of .idx once, and fetches a version once. It needs no other file.
+func TestFetchIndex(t *testing.T) {
+	dir := t.TempDir()
+	shardtest.Write(t, dir, "s", shards.UInt16, 5, 9, 3)
+	if err := os.Remove(filepath.Join(dir, "s.bin")); err != nil {
+		t.Fatal(err)
+	}
+	local, err := shards.OpenIndex(filepath.Join(dir, "s.idx"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer local.Close()
+	server := shardtest.Serve(t, dir)
+	for _, requests := range []int64{2, 3} {
+		x, err := shards.FetchIndex(t.Context(), server.URL+"/s")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer x.Close()
+		if got := server.Requests.Load(); got != requests {
+			t.Errorf("%d requests, want %d", got, requests)
+		}
+		if x.Elements() != local.Elements() || x.Documents() != local.Documents() ||
+			!x.ModTime().Equal(local.ModTime().Truncate(time.Second)) {
+			t.Errorf("%d tokens in %d documents, modified at %v; want %d in %d, %v", x.Elements(), x.Documents(),
+				x.ModTime(), local.Elements(), local.Documents(), local.ModTime())
+		}
 	}
 }
