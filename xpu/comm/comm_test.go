@@ -270,6 +270,50 @@ func TestSumMemoryByHosts(t *testing.T) {
 	}
 }
 
+// A messageCounter counts the messages of a rank's all-to-alls.
+type messageCounter struct {
+	comm.Transport
+	messages int
+}
+
+func (m *messageCounter) AllToAll(ctx context.Context, send, recv [][]byte) error {
+	for r, data := range send {
+		if r != m.Rank() && len(data) > 0 {
+			m.messages++
+		}
+	}
+	return m.Transport.AllToAll(ctx, send, recv)
+}
+
+// On b hosts of a ranks each, the busiest rank sends a-1 + b messages in each half of an
+// all-reduce.
+func TestMessagesByHosts(t *testing.T) {
+	const hosts, onHost = 3, 4
+	names := make([]string, hosts*onHost)
+	for r := range names {
+		names[r] = fmt.Sprint(r / onHost)
+	}
+	counts := make([]int, len(names))
+	var ranks sync.WaitGroup
+	for r, transport := range local.New(len(names)) {
+		ranks.Go(func() {
+			counter := &messageCounter{Transport: transport}
+			c := comm.New(counter)
+			defer c.Close()
+			c.SetHosts(names)
+			if err := comm.AllReduce(t.Context(), c, make([]float32, 100)); err != nil {
+				t.Errorf("rank %d: %v", r, err)
+			}
+			counts[r] = counter.messages
+			c.Barrier(t.Context()) // so that no rank exits early
+		})
+	}
+	ranks.Wait()
+	if got, want := slices.Max(counts), 2*(onHost-1+hosts); got != want {
+		t.Errorf("the busiest rank sends %d messages, want %d; all ranks %v", got, want, counts)
+	}
+}
+
 func TestCloseOfNil(t *testing.T) {
 	var c *comm.Comm
 	if err := c.Close(); err != nil {

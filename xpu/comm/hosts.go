@@ -10,8 +10,8 @@ import (
 // hosts has the hosts of a group's ranks. Exchanges with several hosts have two levels. On every
 // host, each rank relays for an equal part of the group's ranks, in their order: the ranks of a
 // host first collect what they send to a rank at its relay, and the relay sends it in one message.
-// A gather takes the opposite route. So a rank of n ranks on b hosts, a on each, sends a-1 + b-1
-// messages instead of n-1.
+// A gather takes the opposite route. So a rank of n ranks on b hosts, a on each, sends at most
+// a-1 + b messages instead of n-1.
 type hosts struct {
 	of    []int   // number of each rank's host
 	ranks [][]int // of each host, in ascending order
