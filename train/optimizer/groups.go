@@ -170,19 +170,20 @@ func TensorGroup(name string) string {
 // UpdateRatios returns the relative sizes of a measured update, by group of tensors.
 func (o *Optimizer) UpdateRatios(tensors []safetensors.Tensor) map[string]float64 {
 	update, weight := map[string]float64{}, map[string]float64{}
-	for i, group := range classes {
-		if o.reduced && o.measured {
+	switch {
+	case !o.measured:
+		return map[string]float64{}
+	case o.reduced:
+		for i, group := range classes {
 			update[group], weight[group] = o.groupUpdates[i], o.groupWeights[i]
 		}
-	}
-	for i, t := range tensors {
-		if o.reduced {
-			break
+	default:
+		for i, t := range tensors {
+			u, w := o.Ratio(i)
+			group := TensorGroup(t.Name)
+			update[group] += u * u
+			weight[group] += w * w
 		}
-		u, w := o.Ratio(i)
-		group := TensorGroup(t.Name)
-		update[group] += u * u
-		weight[group] += w * w
 	}
 	ratios := map[string]float64{}
 	for group, w := range weight {

@@ -653,7 +653,7 @@ func (o *Optimizer) UpdateCurvature(gradScale float64, targets int64) {
 // weights. Between the two calls the gradients hold the training weights. Only Average(true) can
 // fail.
 func (o *Optimizer) Average(ctx context.Context, on bool) error {
-	if _, ok := o.rule.(averagingRule); !ok || on == o.averaged {
+	if !o.isAveraging() || on == o.averaged {
 		return nil
 	}
 	o.averaged = on
