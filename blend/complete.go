@@ -93,13 +93,12 @@ func newCompletionJob(path, output string, o CompleteOptions) (*completionJob, e
 		return nil, fmt.Errorf("%s is a URL, but the processes share a folder next to the complete plan; name a "+
 			"file", output)
 	}
+	before, _ := os.Stat(output) // before the plan is read, so that no replacement is missed
 	p, err := ReadPlan(path)
 	if err != nil {
 		return nil, err
 	}
-	j := &completionJob{plan: p, output: output, o: o}
-	j.before, _ = os.Stat(output)
-	return j, nil
+	return &completionJob{plan: p, output: output, before: before, o: o}, nil
 }
 
 // finish writes the complete plan, unless another process has written it.
@@ -152,6 +151,13 @@ func (j *completionJob) complete() *Plan {
 		return nil
 	}
 	return p
+}
+
+// overtaken reports whether another process has written the complete plan since the start. It does
+// not read a file that has not been replaced.
+func (j *completionJob) overtaken() bool {
+	info, err := os.Stat(j.output)
+	return err == nil && (j.before == nil || !os.SameFile(info, j.before)) && j.complete() != nil
 }
 
 // list lists the shards and the units of work.
@@ -251,8 +257,7 @@ const hashesLength = 2 * (64 + 1)
 
 // build completes a shard and writes its hashes.
 func (j *completionJob) build(ctx context.Context, n int, file io.WriterAt) error {
-	if info, err := os.Stat(j.output); err == nil && (j.before == nil || !os.SameFile(info, j.before)) &&
-		j.complete() != nil {
+	if j.overtaken() {
 		return errComplete
 	}
 	if j.pace != nil {
@@ -383,7 +388,7 @@ func (b *backgroundCompletion) shard(ctx context.Context, source, shard int, pac
 		b.job = job
 	}
 	j := b.job
-	if j.complete() != nil {
+	if j.overtaken() {
 		return nil
 	}
 	j.pace = pace
