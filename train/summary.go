@@ -176,6 +176,7 @@ func (c Config) estimateTrainer() estimate.Trainer {
 		threads = runtime.GOMAXPROCS(0)
 	}
 	tensors, _ := name.State("", nil)
+	t.Averages = name.Averages()
 	t.Whole, t.State, t.Scratch = name.NeedsWholeTensors(), 4*tensors, name.ScratchBytes(c.Model.Config, threads)
 	t.TensorState = func(tensor string, shape []int) (bytes int, onHost bool) {
 		tensors, onHost := name.State(tensor, shape)

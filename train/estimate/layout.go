@@ -136,6 +136,9 @@ type Trainer struct {
 	// the device.
 	TensorState func(name string, shape []int) (bytes int, onHost bool) `json:"-"`
 
+	// the model of a checkpoint has averages of the weights, and the state has the weights
+	Averages bool `json:"-"`
+
 	Scratch int64 `json:"-"` // bytes of device memory for intermediate results of the update
 }
 

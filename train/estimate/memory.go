@@ -64,8 +64,8 @@ func StageMemory(c moe.Config, l Layout, t Trainer, i int) Memory {
 	inFlight := min(l.Size(comm.PP)-i, l.MicroBatches()) // 1F1B: micro-batches between their forward and backward pass
 	if t.Own {                                           // counted exactly
 		sums := SumBytes(c, l, t, i)
-		if l.Background { // each weight, as float32, and its state once, divided among all ranks
-			m.Checkpoint = over(c.TotalParameters()*int64(4+t.State), int64(l.Ranks()))
+		if l.Background {
+			m.Checkpoint = over(savedBytes(c, t), int64(l.Ranks()))
 		}
 		m.Exchange, m.HostOnly = sums+stageBytes(c, l, t)+roundedBytes(c, l, t, s), m.HostOnly+sums+m.Checkpoint
 		m.Activations = c.Memory(moe.Pass{Rows: l.microBatch(), SequenceLength: l.SequenceLength,
@@ -122,6 +122,22 @@ func stateBytes(c moe.Config, l Layout, t Trainer, s Stage, i int) (bytes, onHos
 			int64(replicas))
 	}
 	return t.Scratch + own(0) + own(1), own(1)
+}
+
+// savedBytes returns the size of a model's weights and their state in a checkpoint, as float32.
+func savedBytes(c moe.Config, t Trainer) (bytes int64) {
+	for _, tensor := range c.Tensors() {
+		perWeight := 4 + t.State
+		if t.TensorState != nil {
+			state, _ := t.TensorState(tensor.Name, tensor.Shape)
+			perWeight = 4 + state
+			if t.Master || t.Averages {
+				perWeight += masterBytes
+			}
+		}
+		bytes += tensor.Elements() * int64(perWeight)
+	}
+	return bytes
 }
 
 // stageBytes returns the size of the buffers for hidden states that a stage receives and sends.

@@ -231,6 +231,9 @@ func (c Config) Check(schedule ScheduleConfig) []error {
 // NeedsWholeTensors reports whether an update needs complete tensors, which ranks cannot divide.
 func (n Name) NeedsWholeTensors() bool { return specs[n].whole }
 
+// Averages reports whether evaluation uses averages of the weights; see [Optimizer.Average].
+func (n Name) Averages() bool { return specs[n].averages }
+
 // State returns the number of tensors in the state of a parameter, and reports whether the host
 // updates the parameter and has its state.
 func (n Name) State(parameter string, shape []int) (tensors int, onHost bool) {

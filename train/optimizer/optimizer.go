@@ -122,10 +122,11 @@ type spec struct {
 	// The rule is then a [hostRule], and a [deviceRule] if the device updates other parameters.
 	onHost func(name string, shape []int) bool
 
-	whole   bool                                     // an update needs complete tensors, which ranks cannot divide
-	scratch func(m moe.Config, threads int) int64    // bytes of device memory for intermediate results; nil: 0
-	check   func(c Config, s ScheduleConfig) []error // finds settings that the optimizer does not support; nil: none
-	rule    func(config Config, targets int64, o *Optimizer) (rule, error)
+	whole    bool                                     // an update needs complete tensors, which ranks cannot divide
+	averages bool                                     // the rule is an [averagingRule]
+	scratch  func(m moe.Config, threads int) int64    // bytes of device memory for intermediate results; nil: 0
+	check    func(c Config, s ScheduleConfig) []error // finds settings that the optimizer does not support; nil: none
+	rule     func(config Config, targets int64, o *Optimizer) (rule, error)
 }
 
 func (s *spec) updatesOnHost(name string, shape []int) bool {
@@ -430,18 +431,12 @@ func (o *Optimizer) StateNames(name string, shape []int) []string {
 // has them.
 func (o *Optimizer) weightsName() string {
 	switch {
-	case o.isAveraging():
+	case o.spec.averages:
 		return TrainedWeights
 	case slices.ContainsFunc(o.parameters, hasMaster):
 		return master
 	}
 	return ""
-}
-
-// isAveraging reports whether evaluation uses other weights than the training weights.
-func (o *Optimizer) isAveraging() bool {
-	_, ok := o.rule.(averagingRule)
-	return ok
 }
 
 // Owned returns the range of a parameter that this rank updates, which may be empty. parameter is
@@ -653,7 +648,7 @@ func (o *Optimizer) UpdateCurvature(gradScale float64, targets int64) {
 // weights. Between the two calls the gradients hold the training weights. Only Average(true) can
 // fail.
 func (o *Optimizer) Average(ctx context.Context, on bool) error {
-	if !o.isAveraging() || on == o.averaged {
+	if !o.spec.averages || on == o.averaged {
 		return nil
 	}
 	o.averaged = on

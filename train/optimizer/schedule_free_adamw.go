@@ -15,7 +15,8 @@ var _ = register(ScheduleFreeAdamW, spec{
 	defaults: Config{
 		Betas: []float64{0.9, 0.999}, Epsilon: new(1e-8), WeightDecay: new(0.0), R: new(0.0), WeightLRPower: new(2.0),
 	},
-	state: func(string, []int) []string { return []string{"z", "exp_avg_sq"} },
+	state:    func(string, []int) []string { return []string{"z", "exp_avg_sq"} },
+	averages: true,
 	check: func(c Config, s ScheduleConfig) (errs []error) {
 		if b := c.Betas; len(b) == 2 && b[0] == 0 {
 			errs = append(errs, strictyaml.Invalid("optimizer.betas",
