@@ -22,6 +22,8 @@ windows of their samples are found by the hash of the tokens.
 
 import argparse, hashlib, os, pathlib, shutil, subprocess, sys, tempfile
 
+import stores
+
 here = pathlib.Path(__file__).resolve().parent
 COLUMNS = (
     "order",
@@ -58,30 +60,13 @@ def record(o, side, workers, out):
                 window = tokens[w * o.length : w * o.length + o.length + 1]
                 known[hashlib.sha256(window.tobytes()).digest()] = len(known)
         if side == "litdata":
-            from litdata import StreamingDataLoader, StreamingDataset
-
-            data = StreamingDataset(str(o.work / "store/data/lit"), cache_dir=cache, shuffle=True, seed=1)
-            batches = StreamingDataLoader(data, batch_size=o.batch_size, num_workers=workers)
+            opened = stores.epochs(o, side, str(o.work / "store/data/lit"), cache, workers)
         else:
-            import streaming
-            from streaming import StreamingDataLoader, StreamingDataset
-
-            streaming.base.util.clean_stale_shared_memory()
             block = {"shuffle_block_size": 8192} if side == "mosaicml-block" else {}
-            data = StreamingDataset(
-                remote=str(o.work / "store/data/mds"),
-                local=cache,
-                shuffle=True,
-                shuffle_seed=1,
-                batch_size=o.batch_size,
-                num_canonical_nodes=1,
-                **block,
-            )
-            loader = StreamingDataLoader(data, batch_size=o.batch_size, num_workers=workers)
-            batches = (batch["tokens"] for batch in loader)
+            opened = stores.epochs(o, "mosaicml", str(o.work / "store/data/mds"), cache, workers, **block)
         numbers = [
             known[hashlib.sha256(np.asarray(sample).astype(np.uint16).tobytes()).digest()]
-            for batch in batches
+            for batch in next(opened())
             for sample in batch
         ]
     np.array(numbers, "<i8").tofile(out)
@@ -91,34 +76,14 @@ def record(o, side, workers, out):
 
 
 def megatron(o, cache):
-    import torch
-    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
-    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
-
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-
-    class Tokenizer:
-        eod, vocab_size, unique_identifiers = 50279, 50280, {"class": "none"}
-
-    prefixes = sorted(str(f.with_suffix("")) for f in (o.work / "store/data/mula").glob("*.idx"))
+    """Returns the windows of the first tokens of Megatron's samples."""
+    prefixes = [str(f.with_suffix("")) for f in (o.work / "store/data/mula").glob("*.idx")]
     before, firsts = 0, []  # windows of the shards before
     for tokens in tokens_of(o):
         firsts.append(before)
         before += (len(tokens) - 1) // o.length
-    config = GPTDatasetConfig(
-        random_seed=1,
-        sequence_length=o.length,
-        blend=(prefixes, None),
-        split="100,0,0",
-        path_to_cache=cache,
-        tokenizer=Tokenizer(),
-        reset_position_ids=False,
-        reset_attention_mask=False,
-        eod_mask_loss=False,
-        create_attention_mask=False,
-    )
     size = before - before % o.batch_size
-    data = BlendedMegatronDatasetBuilder(GPTDataset, [size, 0, 0], lambda: True, config).build()[0]
+    data = stores.megatron(o, prefixes, cache)(size)
     numbers = []
     for i in range(size):
         k = int(data.dataset_index[i])
@@ -155,11 +120,7 @@ def main():
         )
         subprocess.run([o.mula, "blend", "--config", config, "-o", plan], check=True, capture_output=True)
         subprocess.run([program, plan], check=True)
-    pythons = {}
-    for side, package in (("mosaicml", "streaming"), ("litdata", "litdata"), ("megatron", "megatron.core")):
-        for python in o.python:
-            if not subprocess.run([python, "-c", f"import {package}"], capture_output=True).returncode:
-                pythons[side] = python
+    pythons = stores.pythons(o.python)
     runs = [(s, w) for s in ("mosaicml", "mosaicml-block", "litdata") for w in o.workers] + [("megatron", 0)]
     for side, workers in runs:
         file = orders / f"{side}-{workers}"

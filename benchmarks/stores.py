@@ -29,13 +29,90 @@ time. "bytes" are the bytes of all responses per byte of the samples' tokens. "l
 time between the first and the last byte in which the link had nothing to send. MB are 10^6 bytes.
 """
 
-import argparse, glob, json, os, pathlib, shutil, statistics, subprocess, sys, tempfile, time
+import argparse, glob, itertools, json, os, pathlib, shutil, statistics, subprocess, sys, tempfile, time
 
 here = pathlib.Path(__file__).resolve().parent
 sys.path.append(str(here.parent / "conformance"))
 import objectserver
 
 PORT = 7170  # of the server; the link has the next one
+
+
+# ---- the loaders, also of orders.py. The first call imports the packages
+
+
+def epochs(o, side, place, cache, workers, **options):
+    """Returns a function that opens a loader of mosaicml or litdata and yields its epochs.
+
+    place is a folder or URL. options are arguments of the data set.
+    """
+    if side == "mosaicml":
+        import streaming
+        from streaming import StreamingDataLoader, StreamingDataset
+
+        streaming.base.util.clean_stale_shared_memory()  # of the previous process
+        options |= {
+            "remote": place,
+            "local": cache,
+            "shuffle_seed": 1,
+            "batch_size": o.batch_size,
+            "num_canonical_nodes": 1,
+        }
+    else:
+        from litdata import StreamingDataLoader, StreamingDataset
+
+        options |= {"input_dir": place, "cache_dir": cache, "seed": 1}
+
+    def opened():
+        data = StreamingDataset(shuffle=True, **options)
+        loader = StreamingDataLoader(data, batch_size=o.batch_size, num_workers=workers)
+        while True:
+            yield (batch["tokens"] for batch in loader) if side == "mosaicml" else loader
+
+    return opened
+
+
+def megatron(o, prefixes, cache, **options):
+    """Returns a function that opens Megatron's data set of a number of samples.
+
+    options are arguments of its configuration.
+    """
+    import torch
+    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+
+    class Tokenizer:
+        eod, vocab_size, unique_identifiers = 50279, 50280, {"class": "none"}
+
+    def opened(samples):
+        config = GPTDatasetConfig(
+            random_seed=1,
+            sequence_length=o.length,
+            blend=(sorted(prefixes), None),
+            split="100,0,0",
+            path_to_cache=cache + "/index",
+            tokenizer=Tokenizer(),
+            reset_position_ids=False,
+            reset_attention_mask=False,
+            eod_mask_loss=False,
+            create_attention_mask=False,
+            **options,
+        )
+        return BlendedMegatronDatasetBuilder(GPTDataset, [samples, 0, 0], lambda: True, config).build()[0]
+
+    return opened
+
+
+def pythons(list_):
+    """Returns the Python of each loader."""
+    found = {}
+    for side, package in (("mosaicml", "streaming"), ("litdata", "litdata"), ("megatron", "megatron.core")):
+        for python in list_:
+            if not subprocess.run([python, "-c", f"import {package}"], capture_output=True).returncode:
+                found[side] = python
+    return found
 
 
 # ---- one measurement, in its own process: --inside SIDE WORKERS
@@ -54,78 +131,31 @@ def measure(batches, samples):
 
 def inside(o, side, workers):
     cache = tempfile.mkdtemp(dir=o.work)
-    if side == "mosaicml":
-        import streaming
-        from streaming import StreamingDataLoader, StreamingDataset
-
-        streaming.base.util.clean_stale_shared_memory()  # of the previous process
-        os.environ["S3_ENDPOINT_URL"] = os.environ["AWS_ENDPOINT_URL"]
-
-        def batches():
-            data = StreamingDataset(
-                remote="s3://data/mds",
-                local=cache,
-                shuffle=True,
-                shuffle_seed=1,
-                batch_size=o.batch_size,
-                num_canonical_nodes=1,
-            )
-            loader = StreamingDataLoader(data, batch_size=o.batch_size, num_workers=workers)
-            while True:
-                for batch in loader:
-                    yield batch["tokens"]
-
-    elif side == "litdata":
-        from litdata import StreamingDataLoader, StreamingDataset
-
-        def batches():
-            data = StreamingDataset(
-                "s3://data/lit",
-                cache_dir=cache,
-                shuffle=True,
-                seed=1,
-                storage_options={
-                    "endpoint_url": os.environ["AWS_ENDPOINT_URL"],
-                    "aws_access_key_id": objectserver.KEYS["AWS_ACCESS_KEY_ID"],
-                    "aws_secret_access_key": objectserver.KEYS["AWS_SECRET_ACCESS_KEY"],
-                },
-            )
-            loader = StreamingDataLoader(data, batch_size=o.batch_size, num_workers=workers)
-            while True:
-                yield from loader
-
-    else:
+    endpoint = os.environ["AWS_ENDPOINT_URL"]
+    if side == "megatron":
         import torch
-        from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
-        from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
         torch.set_num_threads(1)
-        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-
-        class Tokenizer:
-            eod, vocab_size, unique_identifiers = 50279, 50280, {"class": "none"}
-
-        prefixes = sorted(f"s3://data/mula/{f.stem}" for f in (o.work / "store/data/mula").glob("*.idx"))
+        prefixes = [f"s3://data/mula/{f.stem}" for f in (o.work / "store/data/mula").glob("*.idx")]
+        opened = megatron(o, prefixes, cache, object_storage_cache_path=cache + "/idx", mmap_bin_files=False)
 
         def batches():
-            config = GPTDatasetConfig(
-                random_seed=1,
-                sequence_length=o.length,
-                blend=(prefixes, None),
-                split="100,0,0",
-                path_to_cache=cache + "/index",
-                object_storage_cache_path=cache + "/idx",
-                mmap_bin_files=False,
-                tokenizer=Tokenizer(),
-                reset_position_ids=False,
-                reset_attention_mask=False,
-                eod_mask_loss=False,
-                create_attention_mask=False,
-            )
-            data = BlendedMegatronDatasetBuilder(GPTDataset, [o.samples, 0, 0], lambda: True, config).build()[0]
-            loader = torch.utils.data.DataLoader(data, batch_size=o.batch_size, num_workers=workers)
+            loader = torch.utils.data.DataLoader(opened(o.samples), batch_size=o.batch_size, num_workers=workers)
             for batch in loader:
                 yield batch["tokens"]
+
+    else:
+        if side == "mosaicml":
+            os.environ["S3_ENDPOINT_URL"] = endpoint
+            opened = epochs(o, side, "s3://data/mds", cache, workers)
+        else:
+            storage = {
+                "endpoint_url": endpoint,
+                "aws_access_key_id": objectserver.KEYS["AWS_ACCESS_KEY_ID"],
+                "aws_secret_access_key": objectserver.KEYS["AWS_SECRET_ACCESS_KEY"],
+            }
+            opened = epochs(o, side, "s3://data/lit", cache, workers, storage_options=storage)
+        batches = lambda: itertools.chain.from_iterable(opened())
 
     measure(batches, o.samples)
 
@@ -222,11 +252,7 @@ def main():
         return write(o, o.write)
     if o.inside:
         return inside(o, o.inside[0], int(o.inside[1]))
-    o.pythons = {}
-    for side, package in (("mosaicml", "streaming"), ("litdata", "litdata"), ("megatron", "megatron.core")):
-        for python in o.python:
-            if not subprocess.run([python, "-c", f"import {package}"], capture_output=True).returncode:
-                o.pythons[side] = python
+    o.pythons = pythons(o.python)
     o.samples -= o.samples % o.batch_size
     prepare(o)
 
