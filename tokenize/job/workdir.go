@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -104,10 +105,9 @@ type workDir struct {
 	stopBeat  func()
 	worthless bool // the job has no result
 
-	store       *objectfs.FS // nil: the folder is local
-	description sync.Mutex
-	version     string   // of the description in the store, when it was last read
-	writing     sync.Map // the *locks.Lock of each shard that this process writes, by prefix
+	store   *objectfs.FS // nil: the folder is local
+	version atomic.Value // a string: the version of the description in the store, when it was last read
+	writing sync.Map     // the *locks.Lock of each shard that this process writes, by prefix
 }
 
 func (f *workDir) path(name string) string { return objects.Join(f.dir, name) }
@@ -324,10 +324,8 @@ var errRestarted = errors.New("another process has removed the job or started it
 // job again, and from changing a shard that another process has taken over, or after the end of the
 // job. This process may have been stopped for any time before it writes.
 func (f *workDir) guard(url string) error {
-	f.description.Lock()
-	defer f.description.Unlock()
 	info, err := f.files.FS().Stat(f.path(descriptionName))
-	if err == nil && info.Sys().(objects.Info).Version != f.version {
+	if err == nil && f.version.Load() != info.Sys().(objects.Info).Version {
 		var now *description
 		now, err = readRecord[description](f.files, f.path(descriptionName))
 		if err == nil && (now == nil || now.ID != f.d.ID) {
@@ -340,7 +338,7 @@ func (f *workDir) guard(url string) error {
 	if err != nil {
 		return err
 	}
-	f.version = info.Sys().(objects.Info).Version
+	f.version.Store(info.Sys().(objects.Info).Version)
 	if strings.HasPrefix(url, f.dir+"/") {
 		return nil
 	}
