@@ -173,8 +173,9 @@ func (w *Writer) abort(why error) error {
 	return why
 }
 
-// Upload writes an object with all bytes of r.
-func Upload(ctx context.Context, address string, r io.Reader) error {
+// Upload writes an object with all bytes of r. check, if not nil, is called after r is read and
+// before the object appears. An error keeps it from that.
+func Upload(ctx context.Context, address string, r io.Reader, check func() error) error {
 	w, err := Create(ctx, address)
 	if err != nil {
 		return err
@@ -182,6 +183,11 @@ func Upload(ctx context.Context, address string, r io.Reader) error {
 	defer w.Abort()
 	if _, err := io.Copy(w, r); err != nil {
 		return err
+	}
+	if check != nil {
+		if err := check(); err != nil {
+			return err
+		}
 	}
 	return w.Close()
 }

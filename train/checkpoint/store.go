@@ -92,12 +92,12 @@ func (u *Upload) Run(ctx context.Context, progress func()) error {
 	g.SetLimit(transfers)
 	for name, f := range u.files {
 		if name != manifestFile {
-			g.Go(func() error { return objects.Upload(gctx, u.url(name), reporting{f, progress}) })
+			g.Go(func() error { return objects.Upload(gctx, u.url(name), reporting{f, progress}, nil) })
 		}
 	}
 	err := g.Wait()
 	if err == nil {
-		err = objects.Upload(ctx, u.url(manifestFile), reporting{u.files[manifestFile], progress})
+		err = objects.Upload(ctx, u.url(manifestFile), reporting{u.files[manifestFile], progress}, nil)
 	}
 	if err != nil {
 		return fmt.Errorf("copying checkpoint %s: %w", u.name, err)

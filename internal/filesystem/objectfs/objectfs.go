@@ -10,7 +10,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path"
@@ -127,18 +126,7 @@ func (f *FS) upload(from, url string) error {
 		return err
 	}
 	defer file.Close()
-	w, err := objects.Create(f.ctx, url)
-	if err != nil {
-		return err
-	}
-	defer w.Abort()
-	if _, err := io.Copy(w, file); err != nil {
-		return err
-	}
-	if err := f.guard(url); err != nil {
-		return err
-	}
-	return w.Close()
+	return objects.Upload(f.ctx, url, file, func() error { return f.guard(url) })
 }
 
 func (f *FS) guard(url string) error {
