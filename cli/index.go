@@ -189,10 +189,12 @@ func runIndex(c *cli.Context) error {
 	case target == forOLMo || c.IsSet("config"):
 		return usagef("--cache is a URL, which is not supported with --for %s and --config; name a local folder",
 			forOLMo)
-	case !objects.Writable(folder):
-		return usagef("--cache %s is in a store that mula only reads; name a bucket of s3, gs or az", folder)
 	case c.String("work") == "" && !c.Bool("dry-run"):
 		return usagef("--cache is a URL; name a local folder for files that are being written with --work")
+	default:
+		if err := objects.CheckWritable(folder); err != nil {
+			return usagef("--cache: %v", err)
+		}
 	}
 	for _, name := range c.LocalFlagNames() {
 		if slices.Contains([]string{"for", "cache", "work", "threads", "dry-run", "resume", "json"}, name) ||

@@ -168,14 +168,17 @@ func Check(address string) error {
 	return nil
 }
 
-// Writable reports whether objects can be written to the store of a URL.
-func Writable(address string) bool {
+// CheckWritable is [Check] for a URL to which objects are to be written.
+func CheckWritable(address string) error {
+	if err := Check(address); err != nil {
+		return err
+	}
 	scheme, _, _ := strings.Cut(address, "://")
 	switch strings.ToLower(scheme) {
 	case "s3", "gs", "az":
-		return true
+		return nil
 	}
-	return false
+	return fmt.Errorf("%s is in a store that mula only reads; name a bucket of s3, gs or az", Clean(address))
 }
 
 // locate finds the store of a URL.

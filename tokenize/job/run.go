@@ -285,16 +285,13 @@ func (o *Options) check() error {
 
 // checkURL checks an output in a store.
 func (o *Options) checkURL() error {
-	if err := objects.Check(o.Output); err != nil {
+	if err := objects.CheckWritable(o.Output); err != nil {
 		return fmt.Errorf("output: %w", err)
 	}
 	_, key, _ := strings.Cut(o.Output, "://")
 	if bucket, rest, ok := strings.Cut(key, "/"); !ok || rest == "" || path.Clean(rest) != rest || bucket == "" {
 		return fmt.Errorf("the output %s must have a bucket and a prefix without empty parts, such as "+
 			"s3://bucket/folder/name", o.Output)
-	}
-	if !objects.Writable(o.Output) {
-		return fmt.Errorf("the output %s is in a store that mula only reads; name a bucket of s3, gs or az", o.Output)
 	}
 	if o.Work == "" {
 		return fmt.Errorf("the output %s is a URL, which requires a local folder for files that are being written",
