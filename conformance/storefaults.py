@@ -11,7 +11,8 @@ there were --faults faults: a share --rate of all requests fails (benchmarks/slo
 process is killed at random times and started again, the folder of the run is removed after half of
 the kills, and files of the cache are removed, cut or overwritten between the starts. Every run must
 give the same shards, plan, fingerprints and weights, byte for byte. Prints a line for each run, and
-exits with 1 at the first difference. """
+exits with 1 at the first difference.
+"""
 
 import argparse, concurrent.futures, hashlib, json, os, pathlib, random, shutil, signal, subprocess, sys, tempfile, time
 
