@@ -50,7 +50,7 @@ const fetches = 16
 func FetchTokens(ctx context.Context, root string, prefixes []string, files map[string]*shards.Index) error {
 	var remote []string
 	for _, prefix := range slices.Compact(slices.Sorted(slices.Values(prefixes))) {
-		if !objects.IsURL(Locate(root, prefix)) || files[prefix] != nil {
+		if !objects.IsURL(Locate(root, prefix)) {
 			continue
 		}
 		if err := noExtension(prefix); err != nil {
