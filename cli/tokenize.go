@@ -149,10 +149,10 @@ func amount(c *cli.Context, flag string) (int64, error) {
 // the train.bin of another program, and that the job itself did not write. The job checks complete
 // shards and numbered shards.
 func noStrayFile(o job.Options) error {
-	if o.Overwrite || o.ShardTokens > 0 {
+	if o.Overwrite || o.ShardTokens > 0 || objects.IsURL(o.Output) {
 		return nil
 	}
-	if _, _, err := formats.Detect(o.Output); err == nil || objects.IsURL(o.Output) {
+	if _, _, err := formats.Detect(o.Output); err == nil {
 		return nil
 	}
 	found := notShard(o.Output, formats.Of(o.Layout), false)
