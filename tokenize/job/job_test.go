@@ -761,7 +761,7 @@ func TestFinishesForAnother(t *testing.T) {
 	if err != nil || done != nil {
 		t.Fatal(done, err)
 	}
-	defer f.close()
+	defer f.close(t.Context())
 	p := newProcess(f, time.Now())
 	ctx := testwait.Context(t)
 	if err := p.unitQueue.waitComplete(ctx); err != nil {
@@ -798,7 +798,7 @@ func TestOthers(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	f.close()
+	f.close(t.Context())
 	if _, err := os.Stat(f.dir); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a job without any work left its folder: %v", err)
 	}

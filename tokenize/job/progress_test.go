@@ -27,7 +27,7 @@ func TestProgressOfLongLine(t *testing.T) {
 		if err != nil || done != nil {
 			t.Fatal(done, err)
 		}
-		defer f.close()
+		defer f.close(t.Context())
 		if len(f.d.Units) != 10 {
 			t.Fatalf("%d units", len(f.d.Units))
 		}

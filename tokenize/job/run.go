@@ -175,7 +175,7 @@ func Run(ctx context.Context, opts Options) (Summary, error) {
 	if err != nil {
 		return Summary{}, full(err, nil)
 	}
-	defer f.close()
+	defer f.close(ctx)
 	if done != nil {
 		done.Before = true
 		if err := o.exceeded(&done.Summary); err != nil {

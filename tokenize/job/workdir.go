@@ -167,25 +167,29 @@ func openWorkDir(ctx context.Context, o *Options) (f *workDir, done *finished, e
 		return err
 	})
 	if err != nil {
-		f.close()
+		f.close(ctx)
 		return nil, nil, err
 	}
 	return f, done, nil
 }
 
-// close ends the participation. It removes a folder without any work in it.
-func (f *workDir) close() {
+// closeTime is how long close waits at most for a lock, whose process may have ended on another
+// machine.
+const closeTime = 10 * time.Second
+
+// close ends the participation, also after the end of ctx. It removes a folder without any work in
+// it.
+func (f *workDir) close(ctx context.Context) {
 	if f.presence != nil {
 		f.presence.Release()
-	}
-	if f.locks == nil {
-		return
 	}
 	if f.store != nil {
 		f.store.Guard = nil // clear removes the description first
 	}
-	_ = f.locked(context.Background(), func() error { // ignored: remaining files are harmless
-		holder, err := f.others(context.Background(), false)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTime)
+	defer cancel()
+	_ = f.locked(ctx, func() error { // ignored: remaining files are harmless
+		holder, err := f.others(ctx, false)
 		if err != nil || holder != "" || f.worked() && !f.worthless || f.d == nil || len(f.d.Replaces) > 0 {
 			return err
 		}
@@ -548,12 +552,12 @@ func (f *workDir) reconcile(ctx context.Context, old, want *description) error {
 			}
 		}
 	}
-	if len(redo) == 0 {
-		// no other process has read a part of the old input
-	} else if holder, err := f.others(ctx, true); err != nil {
-		return err
-	} else if holder != "" {
-		return fmt.Errorf("the input %s changed after the job started", want.Inputs[changed[0]].Path)
+	if len(redo) > 0 { // another process may have read a part of the old input
+		if holder, err := f.others(ctx, true); err != nil {
+			return err
+		} else if holder != "" {
+			return fmt.Errorf("the input %s changed after the job started", want.Inputs[changed[0]].Path)
+		}
 	}
 	for _, n := range redo {
 		if err := f.removeSegments(n); err != nil {
