@@ -32,7 +32,7 @@ type Facts struct {
 	DType             shards.DType
 	Tokens, Documents int64
 	Manifest          bool      // the shard has a manifest
-	Tokenizer         Tokenizer // from the manifest; without a hash if the manifest is missing or names none
+	Tokenizer         Tokenizer // from the manifest; zero if it is missing or has no hash of a tokenizer
 	Bin, Index        string    // SHA-256, from the manifest or by reading the files; "" if unknown
 }
 
@@ -49,7 +49,9 @@ func Of(s *shards.Shard) Facts {
 	if m := s.Manifest(); m != nil {
 		f.Manifest = true
 		f.Bin, f.Index = m.Files["bin"].SHA256, m.Files["idx"].SHA256
-		f.Tokenizer = Tokenizer{m.Tokenizer.SHA256, m.Tokenizer.VocabSize, m.Tokenizer.EOD}
+		if t := m.Tokenizer; t.SHA256 != "" { // the cache keeps no others
+			f.Tokenizer = Tokenizer{t.SHA256, t.VocabSize, t.EOD}
+		}
 	}
 	return f
 }

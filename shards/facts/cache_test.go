@@ -68,6 +68,42 @@ func TestReplacedFiles(t *testing.T) {
 	}
 }
 
+// The facts from the cache are the facts of the opened shard, also for the manifest of a shard that
+// another program wrote, which names no tokenizer.
+func TestFactsAreKept(t *testing.T) {
+	shardtest.UserCache(t)
+	dir := t.TempDir()
+	shardtest.Write(t, dir, "own", shards.UInt16, 30, 40)
+	shardtest.Write(t, dir, "foreign", shards.UInt16, 30, 40)
+	shardtest.Write(t, dir, "bare", shards.UInt16, 30, 40)
+	foreign, bare := filepath.Join(dir, "foreign"), filepath.Join(dir, "bare")
+	if err := errors.Join(os.Remove(foreign+".json"), os.Remove(foreign+".sums"), os.Remove(bare+".json")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := shards.WriteSidecar(t.Context(), foreign, foreign, func(string, int64, []byte) {},
+		func() error { return nil }, func(int64) {}); err != nil {
+		t.Fatal(err)
+	}
+	shardtest.Age(t, dir)
+	for _, name := range []string{"own", "foreign", "bare"} {
+		prefix := filepath.Join(dir, name)
+		c := Open()
+		if _, err := c.look(t.Context(), prefix); err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+		got, _, ok := Open().Find(prefix)
+		s, err := shards.Open(prefix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := Of(s); !ok || got != want {
+			t.Errorf("%s: the cache has %t %+v, the shard %+v", name, ok, got, want)
+		}
+		s.Close()
+	}
+}
+
 // Pages that were written long ago are removed if the cache is too large.
 func TestPrune(t *testing.T) {
 	root := shardtest.UserCache(t)
