@@ -289,15 +289,15 @@ func TestStoreTakenOver(t *testing.T) {
 	o.Output, o.Rejects = store.URL+"tokens/x", store.URL+"tokens/x.rejects.jsonl"
 	want := local(t, o)
 
-	// The first process stops before the last request of a file of the shard. The second one does
-	// not end before the first one has read the record of the shard, or changed the shard.
+	// The first process stops before it removes the old .idx of the shard. The request at which it
+	// stops belongs to no other shard, and the second process starts after it. The second one does
+	// not end before the first one has read the record of the shard, changed the shard, or ended.
 	stopped, goOn, looked := make(chan struct{}), make(chan struct{}), make(chan struct{})
-	var writing, second, resumed atomic.Bool
-	var once, onceLooked sync.Once
+	var second, resumed atomic.Bool
+	var onceLooked sync.Once
 	var changes atomic.Int64
 	store.Proxy.Disturb(func(r *http.Request) objectstest.Fault {
 		name := path.Base(r.URL.Path)
-		writing.CompareAndSwap(false, name == "x-00001.bin")
 		switch {
 		case resumed.Load() && strings.HasPrefix(name, "x-00001.") && r.Method != http.MethodGet:
 			if r.Method != http.MethodHead {
@@ -306,8 +306,8 @@ func TestStoreTakenOver(t *testing.T) {
 			}
 		case resumed.Load() && name == "shard-00001.json":
 			onceLooked.Do(func() { close(looked) })
-		case writing.Load() && !second.Load() && name == descriptionName:
-			once.Do(func() { close(stopped) })
+		case name == "x-00001.json" && second.CompareAndSwap(false, true):
+			close(stopped)
 			<-goOn
 		case name == doneName && r.Method == http.MethodPut:
 			if resumed.CompareAndSwap(false, true) {
@@ -322,10 +322,10 @@ func TestStoreTakenOver(t *testing.T) {
 		o := o
 		o.Work, o.tuning.timing.Beat = t.TempDir(), time.Hour
 		_, err := Run(t.Context(), o)
+		onceLooked.Do(func() { close(looked) })
 		first <- err
 	}()
 	<-stopped
-	second.Store(true)
 	o.Work = t.TempDir()
 	if _, err := Run(t.Context(), o); err != nil {
 		t.Error(err)
