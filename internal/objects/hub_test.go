@@ -162,7 +162,7 @@ func TestHub(t *testing.T) {
 			t.Errorf("%s: %q, %v", address, data, err)
 		}
 	}
-	ctx := objects.WithPatience(t.Context(), 100*time.Millisecond)
+	ctx := objects.WithPatience(t.Context(), 3*time.Second)
 	for address, want := range map[string]string{
 		"hf://datasets/owner":                                   "hf://datasets/OWNER/NAME",
 		"hf://owner/name/x":                                     "hf://datasets/OWNER/NAME",

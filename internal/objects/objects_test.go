@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -108,7 +109,7 @@ func TestWebSecrets(t *testing.T) {
 	}))
 	defer server.Close()
 	host := strings.TrimPrefix(server.URL, "http://")
-	ctx := objects.WithPatience(t.Context(), 100*time.Millisecond)
+	ctx := objects.WithPatience(t.Context(), 3*time.Second)
 	for _, path := range []string{"x", "to", "%zz"} {
 		_, err := objects.Stat(ctx, "http://me:hidden@"+host+"/"+path+"?sig=secret")
 		if err == nil || strings.Contains(err.Error(), "hidden") || strings.Contains(err.Error(), "secret") ||
@@ -188,6 +189,24 @@ func TestWrongHost(t *testing.T) {
 	_, err := objects.Stat(ctx, "http://127.0.0.1:1/x")
 	if took := time.Since(start); err == nil || took > 5*time.Second || !strings.Contains(err.Error(), "refused") {
 		t.Errorf("%v after %v", err, took)
+	}
+}
+
+// What the store answered is in the error, also when it answers the last try too late.
+func TestLateAnswer(t *testing.T) {
+	var requests atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if requests.Add(1) > 1 {
+			<-r.Context().Done()
+		}
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}))
+	defer server.Close()
+	_, err := objects.Stat(objects.WithPatience(t.Context(), time.Second), server.URL+"/x")
+	for _, want := range []string{"no response", "503"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q", err, want)
+		}
 	}
 }
 

@@ -184,15 +184,17 @@ func storeError(text []byte) (code, message string) {
 
 // A retrier repeats an operation until it makes no progress for the context's patience.
 type retrier struct {
-	last  time.Time // of the last progress
-	tries int       // since then
-	moved bool      // there was progress
+	last   time.Time // of the last progress
+	tries  int       // since then
+	moved  bool      // there was progress
+	before error     // of the try before the last one
+	other  error     // of an earlier try; its text differs from the text of before
 }
 
 func newRetrier() *retrier { return &retrier{last: time.Now()} }
 
 // progress says that bytes have arrived.
-func (r *retrier) progress() { r.last, r.tries, r.moved = time.Now(), 0, true }
+func (r *retrier) progress() { *r = retrier{last: time.Now(), moved: true} }
 
 // again waits before the next try after an error. It returns an error if there is no next try.
 func (r *retrier) again(ctx context.Context, err error) error {
@@ -224,8 +226,16 @@ func (r *retrier) again(ctx context.Context, err error) error {
 	default:
 		return err
 	}
+	if r.before != nil && r.before.Error() != err.Error() {
+		r.other = r.before
+	}
+	r.before = err
 	if passed := time.Since(r.last); passed+pause > budget {
-		return fmt.Errorf("%w (%d tries in %v)", err, r.tries, passed.Round(100*time.Millisecond))
+		err = fmt.Errorf("%w (%d tries in %v)", err, r.tries, passed.Round(100*time.Millisecond))
+		if r.other != nil { // a last try without a response does not hide what the store answered
+			err = fmt.Errorf("%w; an earlier try: %w", err, r.other)
+		}
+		return err
 	}
 	counters.retries.Add(1)
 	timer := time.NewTimer(pause)
