@@ -563,12 +563,13 @@ func TestMPI(t *testing.T) {
 			// If another rank has left already, or has not started yet, Open MPI does not always
 			// say which rank was killed. If another rank was stopped by a signal just before, it
 			// does not always end that rank.
-			meets, stays := "", ""
+			stays, meets := "", ""
 			if kind == OpenMPI {
 				meets = "meet " + t.TempDir() + " 3 "
-				stays = " on 0 once " + mark + "0 sleep on 1 once " + mark + "1 sleep"
+				stays = " on 0 once " + mark + "0 " + meets + "sleep on 1 once " + mark + "1 " + meets + "sleep"
 			}
-			p := newPlay(t, meets+"on 0 beat step 1"+stays+" on 2 once "+mark+"2 kill on 0 environment exit 0", start)
+			p := newPlay(t, "on 0 beat step 1"+stays+" on 2 once "+mark+"2 "+meets+"kill on 0 environment exit 0",
+				start)
 			result := p.run(t)
 			a := result.Attempts[0]
 			if result.Code != ExitDone || len(result.Attempts) != 2 || a.Outcome != HostLost ||
