@@ -62,8 +62,8 @@ func launchCommand() *cli.Command {
 				Usage: "start ranks with tcp (mula launch starts them itself), mpiexec, srun, or pbs (mpiexec on " +
 					"the hosts of PBS_NODEFILE). auto: srun in a Slurm job, pbs in a PBS job, else " +
 					"tcp", Value: withAuto},
-			&cli.StringFlag{Name: "mpiexec", Usage: "run this `PROGRAM` of Open MPI or MPICH, with its first arguments",
-				Value: "mpiexec"},
+			&cli.StringFlag{Name: "mpiexec", Value: "mpiexec",
+				Usage: "run this `PROGRAM` of Open MPI, MPICH or PALS, with its first arguments"},
 			&cli.StringFlag{Name: "srun",
 				Usage: "run this `PROGRAM` with its first arguments, as in 'srun --mpi=pmix --cpus-per-task=16'. If " +
 					"neither this flag nor Slurm's MpiDefault names an MPI type, ranks use TCP", Value: "srun"},

@@ -34,7 +34,11 @@ func (e Exit) String() string {
 	}
 	switch {
 	case e.Unreachable:
-		return fmt.Sprintf("host %s cannot be reached", e.Host)
+		who = fmt.Sprintf("host %s cannot be reached", e.Host)
+		if e.Note != "" {
+			who += ": " + e.Note
+		}
+		return who
 	case e.Shell:
 		who = fmt.Sprintf("the remote shell to %s, on this machine,", e.Host)
 	}

@@ -123,7 +123,8 @@ func TestDeadlineOfScheduler(t *testing.T) {
 		{"SLURM_JOB_ID=12", squeue("echo INVALID"), 0, `squeue printed "INVALID"`},
 		{"SLURM_JOB_ID=12", squeue("echo no connection >&2; exit 1"), 0, "set --walltime"},
 		{"SLURM_JOB_ID=12", "", 0, "set --walltime"},
-		{"PBS_JOBID=3", "", 0, "only Torque sets PBS_WALLTIME"},
+		{"PBS_JOBID=3", "", 0, "set --walltime"},
+		{"PBS_JOBID=3.aurora PBS_WALLTIME=7200", "", 1_007_200, ""},
 	} {
 		t.Run(test.environment+" "+test.squeue, func(t *testing.T) {
 			t.Setenv("PATH", t.TempDir()) // a machine may have a squeue of its own
@@ -141,6 +142,35 @@ func TestDeadlineOfScheduler(t *testing.T) {
 				t.Errorf("%d, %q; want %d, %q", got, warning, test.want, test.warning)
 			}
 		})
+	}
+}
+
+// The end of a job of PBS comes from qstat.
+func TestDeadlineOfPBS(t *testing.T) {
+	now := time.Date(2026, 11, 27, 12, 0, 0, 0, time.Local)
+	const job = "Job Id: 3.aurora\n    Job_Name = train\n    job_state = R\n"
+	for _, test := range []struct {
+		said    string
+		want    time.Time
+		warning string
+	}{
+		{job + "    Resource_List.walltime = 01:30:00\n    stime = Fri Nov 27 11:45:10 2026\n",
+			now.Add(75*time.Minute + 10*time.Second), ""},
+		{job + "    Resource_List.walltime = 48:00:00\n    stime = Tue Dec  1 11:45:10 2026\n",
+			time.Date(2026, 12, 3, 11, 45, 10, 0, time.Local), ""},
+		{job + "    Walltime.Remaining = 90\n", now.Add(90 * time.Second), ""}, // Torque
+		{job, time.Time{}, ""}, // no limit
+		{job + "    Resource_List.walltime = soon\n", time.Time{}, `Resource_List.walltime "soon"`},
+		{job + "    Resource_List.walltime = 01:30:00\n", time.Time{}, `stime = ""`},
+		{"", time.Time{}, `Resource_List.walltime ""`},
+	} {
+		t.Setenv("PATH", t.TempDir())
+		program(t, "qstat", `[ "$*" = "-f 3.aurora" ] || exit 1; printf '%s' '`+test.said+`'`)
+		at, warning, err := Deadline(t.Context(), variables("PBS_JOBID=3.aurora"), now)
+		if err != nil || !at.Equal(test.want) || (warning == "") != (test.warning == "") ||
+			!strings.Contains(warning, test.warning) {
+			t.Errorf("%q: %v, %q, %v; want %v, %q", test.said, at, warning, err, test.want, test.warning)
+		}
 	}
 }
 

@@ -25,8 +25,12 @@ type Kind string
 const (
 	OpenMPI Kind = "Open MPI"
 	MPICH   Kind = "MPICH"
+	PALS    Kind = "PALS" // Parallel Application Launch Service, of HPE Cray machines
 	Slurm   Kind = "Slurm"
 )
+
+// palsVersion is the first line that PALS prints as its version: "mpiexec version 1.8.0 revision".
+var palsVersion = regexp.MustCompile(`^mpiexec version \d`)
 
 // DetectMPI runs mpiexec, a program with its arguments, to find out which MPI it belongs to.
 func DetectMPI(ctx context.Context, mpiexec []string) (Kind, error) {
@@ -39,11 +43,13 @@ func DetectMPI(ctx context.Context, mpiexec []string) (Kind, error) {
 		return OpenMPI, nil
 	case strings.Contains(text, "HYDRA"):
 		return MPICH, nil
+	case palsVersion.MatchString(strings.TrimSpace(text)):
+		return PALS, nil
 	case err != nil:
 		return "", fmt.Errorf("%s --version: %w", mpiexec[0], err)
 	}
 	line, _, _ := strings.Cut(strings.TrimSpace(text), "\n")
-	return "", fmt.Errorf("%s is neither from Open MPI nor from MPICH's Hydra, and mula launch supports no "+
+	return "", fmt.Errorf("%s is not from Open MPI, MPICH's Hydra or PALS, and mula launch supports no "+
 		"other: its --version is %q. Name another program with --mpiexec, start the ranks "+
 		"over ssh with --with tcp --hosts HOSTS (in a PBS job: --hosts $PBS_NODEFILE), or start them without mula "+
 		"launch: %s -n RANKS mula train", mpiexec[0], line, mpiexec[0])
@@ -96,6 +102,9 @@ func (m *MPI) Start(_ context.Context, r Ranks) (Job, error) {
 	}
 	cmd := exec.Command(m.Program[0], append(slices.Clone(m.Program[1:]), arguments...)...)
 	cmd.Env = append(os.Environ(), r.Environment...)
+	if m.Kind == PALS {
+		cmd.Env = append(cmd.Env, palsEnvironment...)
+	}
 	said := &tail{}
 	cmd.Stdout, cmd.Stderr = tee{out.stdout, said}, tee{out.stderr, said}
 	cmd.WaitDelay = 2 * time.Second
@@ -120,6 +129,10 @@ func (m *MPI) Start(_ context.Context, r Ranks) (Job, error) {
 	}()
 	return j, nil
 }
+
+// palsEnvironment makes PALS end all ranks when one fails, pass all variables to the ranks, and
+// write complete lines.
+var palsEnvironment = []string{"PALS_ABORT_ON_FAILURE=1", "PALS_ENVALL=1", "PALS_LINE_BUFFER=1"}
 
 // A run of ranks on one host.
 type hostRanks struct {
@@ -162,6 +175,18 @@ func (m *MPI) arguments(r Ranks) ([]string, error) {
 		arguments = append(arguments, "--host", strings.Join(rooms, ","))
 	case m.Kind == MPICH:
 		arguments = append(arguments, "-hosts", strings.Join(rooms, ","))
+	case m.Kind == PALS:
+		names := make([]string, len(hosts))
+		for i, h := range hosts {
+			names[i] = h.host
+			last, first := i == len(hosts)-1, hosts[0]
+			if h.ranks > first.ranks || h.ranks < first.ranks && !last || slices.Contains(names[:i], h.host) {
+				return nil, fmt.Errorf("PALS starts the same number of ranks on each host, and fewer only on the "+
+					"last: host %s would have %d, and host %s has %d; change --hosts or --ranks", h.host, h.ranks,
+					first.host, first.ranks)
+			}
+		}
+		arguments = append(arguments, "--ppn", strconv.Itoa(hosts[0].ranks), "--hosts", strings.Join(names, ","))
 	default: // the name of a node for each of its ranks; Slurm may use another order
 		arguments = append(arguments, "--nodes="+strconv.Itoa(len(hosts)), "--distribution=arbitrary",
 			"--nodelist="+strings.Join(r.Hosts, ","))
@@ -192,7 +217,7 @@ func (m *MPI) slurmArguments() []string {
 }
 
 // export returns the arguments that make the program pass variables of its environment to ranks on
-// other hosts. MPICH and Slurm pass all variables.
+// other hosts. MPICH, PALS and Slurm pass all variables.
 func (m *MPI) export(environment []string) []string {
 	var arguments []string
 	if m.Kind == OpenMPI {
@@ -205,12 +230,14 @@ func (m *MPI) export(environment []string) []string {
 }
 
 // Messages of the programs about the rank whose failure made them end the others: Open MPI 4.1,
-// MPICH 4.0 (Hydra), Slurm 23.
+// MPICH 4.0 (Hydra), PALS 1.3 to 1.8, Slurm 23. A shepherd is PALS's process beside the ranks of a
+// host.
 var (
 	openMPISignal = regexp.MustCompile(`process\s+rank\s+(\d+)\s+with\s+PID\s+\d+\s+on\s+node\s+(\S+)\s+exited\s+on\s+signal\s+(\d+)`)
 	openMPICode   = regexp.MustCompile(`Process name: \[\[\d+,\d+\],(\d+)\]\s+Exit code:\s+(\d+)`)
 	mpichCode     = regexp.MustCompile(`PID \d+ RUNNING AT (\S+)\s+=\s+EXIT CODE: (\d+)`)
 	mpichSignal   = regexp.MustCompile(`EXIT STRING: .*\(signal (\d+)\)`)
+	palsRank      = regexp.MustCompile(`(?m)^(\S+): (?:rank (\d+)|shepherd) (?:exited with code (\d+)|died from signal (\d+)(?: and dumped core)?)$`)
 	slurmTask     = regexp.MustCompile(`srun: error: (\S+): tasks? (\d+)[-,0-9]*: (?:Exited with exit code (\d+)|(Killed|Terminated|Aborted|Segmentation fault|Bus error|Out Of Memory))`)
 	slurmMemory   = regexp.MustCompile(`(?mi)^(?:srun|slurmstepd[^:\n]*): error: .*(?:out of memory|oom[-_ ]kill|exceeded .*memory limit)`)
 )
@@ -223,9 +250,7 @@ var slurmSignals = map[string]syscall.Signal{"Out Of Memory": syscall.SIGKILL, "
 // the ranks.
 func (m *MPI) cause(e *Exit, said string, hosts []string) {
 	number := func(text string) int { n, _ := strconv.Atoi(text); return n } // of digits
-	if e.Signal == 0 && e.Code > 128 && e.Code < 128+65 {
-		e.Signal, e.Code = syscall.Signal(e.Code-128), 0
-	}
+	*e = e.withSignal()
 	switch m.Kind {
 	case OpenMPI:
 		if found := openMPISignal.FindStringSubmatch(said); found != nil {
@@ -239,6 +264,21 @@ func (m *MPI) cause(e *Exit, said string, hosts []string) {
 		}
 		if found := mpichSignal.FindStringSubmatch(said); found != nil {
 			e.Signal, e.Code = syscall.Signal(number(found[1])), 0
+		}
+	case PALS:
+		var exits []Exit
+		for _, found := range palsRank.FindAllStringSubmatch(said, -1) {
+			exit := Exit{Host: nameIn(hosts, found[1]), Rank: -1, Signal: syscall.Signal(number(found[4])),
+				Code: number(found[3])}
+			if found[2] != "" {
+				exit.Rank = number(found[2])
+			} else {
+				exit.Unreachable, exit.Note = true, "PALS lost its shepherd there"
+			}
+			exits = append(exits, exit.withSignal())
+		}
+		if first := cause(exits); first != nil {
+			*e = *first
 		}
 	case Slurm:
 		// A rank whose peer is killed often exits with an error before srun reports the peer.
@@ -257,6 +297,25 @@ func (m *MPI) cause(e *Exit, said string, hosts []string) {
 	if e.Rank >= 0 && e.Rank < len(hosts) {
 		e.Host = hosts[e.Rank] // the name in our list
 	}
+}
+
+// withSignal returns e with the signal that a shell or launcher reports as 128 plus its number.
+func (e Exit) withSignal() Exit {
+	if e.Signal == 0 && e.Code > 128 && e.Code < 128+65 {
+		e.Signal, e.Code = syscall.Signal(e.Code-128), 0
+	}
+	return e
+}
+
+// nameIn returns the name in hosts of the machine that a launcher calls name. The two may differ in
+// their domains.
+func nameIn(hosts []string, name string) string {
+	short := func(name string) string { s, _, _ := strings.Cut(name, "."); return s }
+	if i := slices.IndexFunc(hosts, func(h string) bool { return h != name && short(h) == short(name) }); i >= 0 &&
+		!slices.Contains(hosts, name) {
+		return hosts[i]
+	}
+	return name
 }
 
 // A tail keeps the end of the written bytes.

@@ -40,6 +40,9 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(code)
 	}
+	if len(os.Args) > 1 && os.Args[1] == "pals" {
+		playPALS(os.Args[2:])
+	}
 	if acts := os.Getenv(actVariable); acts != "" {
 		awaitStart()
 		act(strings.Fields(acts))
@@ -641,6 +644,10 @@ func TestMPIArguments(t *testing.T) {
 		{MPI{Kind: Slurm, TCP: true, Program: []string{"srun", "--mpi=pmix", "--export=A"}}, r,
 			`--kill-on-bad-exit=1 sh -c `},
 		{MPI{Kind: MPICH}, Ranks{Hosts: []string{"localhost", "localhost"}}, "-n 2 mula train"},
+		{MPI{Kind: PALS}, r, "-n 4 --ppn 2 --hosts n1,n2 mula train"},
+		{MPI{Kind: PALS}, Ranks{Hosts: []string{"n1", "n1", "n2"}}, "-n 3 --ppn 2 --hosts n1,n2 mula train"},
+		{MPI{Kind: PALS}, Ranks{Hosts: []string{"n1", "n2", "n2"}}, "host n2 would have 2, and host n1 has 1"},
+		{MPI{Kind: PALS}, Ranks{Hosts: []string{"n1", "n1", "n2", "n3"}}, "host n2 would have 1, and host n1 has 2"},
 		{MPI{Kind: OpenMPI, AllLocal: true}, r,
 			"-n 2 -x A -x B env MULA_HOST=n1 mula train : -n 2 -x A -x B env MULA_HOST=n2 mula train"},
 	} {
@@ -709,8 +716,8 @@ func TestNothingToStart(t *testing.T) {
 			t.Errorf("%s: %v", s.Name(), err)
 		}
 	}
-	if _, err := DetectMPI(t.Context(), []string{"true"}); err == nil || !strings.Contains(err.Error(), "neither") ||
-		!strings.Contains(err.Error(), "--with tcp --hosts") {
+	if _, err := DetectMPI(t.Context(), []string{"true"}); err == nil ||
+		!strings.Contains(err.Error(), "is not from Open MPI") || !strings.Contains(err.Error(), "--with tcp --hosts") {
 		t.Errorf("%v", err)
 	}
 }

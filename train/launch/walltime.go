@@ -15,8 +15,8 @@ const askLimit = 10 * time.Second
 
 // Deadline returns the time at which the scheduler ends this job, zero without a limit. It uses, in
 // this order: SLURM_JOB_END_TIME, in seconds since 1970; squeue, for versions of Slurm without this
-// variable (before 23.02); PBS_WALLTIME of Torque, in seconds from now, as if the job had just
-// started. warning is the reason if the end of a job is unknown, else "".
+// variable (before 23.02); qstat of PBS; PBS_WALLTIME of Torque, in seconds from now, as if the job
+// had just started. warning is the reason if the end of a job is unknown, else "".
 func Deadline(ctx context.Context, getenv func(string) string, now time.Time) (at time.Time, warning string,
 	err error) {
 	seconds := func(name string, limit int64) (int64, error) {
@@ -42,31 +42,42 @@ func Deadline(ctx context.Context, getenv func(string) string, now time.Time) (a
 		}
 		var d time.Duration
 		if err == nil {
-			d, err = slurmDuration(left)
+			if d, err = clockDuration(left); err != nil {
+				err = fmt.Errorf("squeue printed %w", err)
+			}
 		}
 		if err != nil {
 			return time.Time{}, fmt.Sprintf("the end of Slurm job %s is unknown (%v); set --walltime to stop the run "+
 				"before the job ends", job, err), nil
 		}
 		return now.Add(d), "", nil
-	case getenv("PBS_WALLTIME") != "":
+	case getenv("PBS_JOBID") != "":
+		said, err := ask(ctx, "qstat", "-f", getenv("PBS_JOBID"))
+		if err == nil {
+			at, err = pbsEnd(said, now)
+		}
+		if err == nil {
+			return at, "", nil
+		}
+		if getenv("PBS_WALLTIME") == "" {
+			return time.Time{}, fmt.Sprintf("the end of PBS job %s is unknown (%v); set --walltime to stop the run "+
+				"before the job ends", getenv("PBS_JOBID"), err), nil
+		}
+	}
+	if getenv("PBS_WALLTIME") != "" {
 		n, err := seconds("PBS_WALLTIME", 1<<32)
 		if err != nil {
 			return time.Time{}, "", err
 		}
 		return now.Add(time.Duration(n) * time.Second), "", nil
-	case getenv("PBS_JOBID") != "":
-		return time.Time{},
-			"the end of the PBS job is unknown (only Torque sets PBS_WALLTIME); set --walltime to stop " +
-				"the run before the job ends", nil
 	}
 	return time.Time{}, "", nil
 }
 
-// slurmDuration reads a duration of Slurm: days-hours:minutes:seconds. Days and hours may be
+// clockDuration reads a duration of a scheduler: days-hours:minutes:seconds. Days and hours may be
 // missing.
-func slurmDuration(text string) (time.Duration, error) {
-	invalid := fmt.Errorf("squeue printed %q", text)
+func clockDuration(text string) (time.Duration, error) {
+	invalid := fmt.Errorf("%q, not a duration such as 1-02:30:00", text)
 	days, clock, hasDays := strings.Cut(text, "-")
 	if !hasDays {
 		days, clock = "0", text
@@ -87,6 +98,37 @@ func slurmDuration(text string) (time.Duration, error) {
 		total += time.Duration(n) * unit
 	}
 	return total, nil
+}
+
+// pbsEnd returns the end of a job from the output of qstat -f: its start and its time limit, or
+// Torque's remaining seconds. It is zero for a job without a limit.
+func pbsEnd(said string, now time.Time) (time.Time, error) {
+	fields := map[string]string{}
+	for line := range strings.Lines(said) {
+		if name, value, ok := strings.Cut(line, " = "); ok {
+			fields[strings.TrimSpace(name)] = strings.TrimSpace(value)
+		}
+	}
+	if left, ok := fields["Walltime.Remaining"]; ok {
+		n, err := strconv.ParseUint(left, 10, 32)
+		if err != nil {
+			return time.Time{}, fmt.Errorf("qstat printed Walltime.Remaining = %q", left)
+		}
+		return now.Add(time.Duration(n) * time.Second), nil
+	}
+	limit, ok := fields["Resource_List.walltime"]
+	if !ok && fields["job_state"] != "" {
+		return time.Time{}, nil
+	}
+	d, err := clockDuration(limit)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("qstat printed as Resource_List.walltime %w", err)
+	}
+	start, err := time.ParseInLocation(time.ANSIC, fields["stime"], time.Local)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("qstat printed stime = %q", fields["stime"])
+	}
+	return start.Add(d), nil
 }
 
 // ask returns what a program of the scheduler prints, without white space around it.
