@@ -231,8 +231,9 @@ func (s *supervisor) judge(a Attempt) *Result {
 				"again; see the ranks' output in %s", a.Reason, s.Log)
 	}
 	s.furthest = max(s.furthest, a.Step)
+	s.idle++
 	if s.furthest-s.counted >= max(s.Progress, 1) {
-		s.counted, s.failed = s.furthest, 0
+		s.counted, s.failed, s.idle = s.furthest, 0, 0
 	}
 	if s.failed++; s.failed > s.Retries {
 		return end(code, "%s; this was failure %d without progress, and --retries is %d", a.Reason, s.failed, s.Retries)

@@ -156,7 +156,8 @@ type supervisor struct {
 	environment []string        // of the ranks, from Shrink
 	furthest    int64           // largest number of steps done by an attempt
 	counted     int64           // furthest when failed was last set to 0
-	failed      int             // attempts in a row without progress
+	failed      int             // failures in a row without progress between them
+	idle        int             // attempts in a row without progress
 	stuck       int             // attempts in a row that ended before their first step was done
 	wrong       *record.Failure // the newest failure with wrong values: of one host, or of the run
 	deadline    time.Time       // zero for none, or if the run is already stopped for it
@@ -412,12 +413,12 @@ func (s *supervisor) wait(ctx context.Context, d time.Duration) error {
 	return nil
 }
 
-// backOff is the wait before the next attempt.
+// backOff is the wait before the next attempt. There is none after progress.
 func (s *supervisor) backOff() time.Duration {
-	if len(s.BackOff) == 0 {
+	if len(s.BackOff) == 0 || s.idle == 0 {
 		return 0
 	}
-	return s.BackOff[max(min(s.failed, len(s.BackOff))-1, 0)]
+	return s.BackOff[min(s.idle, len(s.BackOff))-1]
 }
 
 // exclude takes hosts out of use that failures.jsonl blames for failures of earlier launches.
