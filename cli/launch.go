@@ -94,6 +94,10 @@ func launchCommand() *cli.Command {
 				Value: limits.Factor},
 			&cli.DurationFlag{Name: "grace", Usage: "time between SIGTERM and SIGKILL for ranks that must stop",
 				Value: 10 * time.Second},
+			&cli.DurationFlag{Name: "probe-timeout",
+				Usage: "after an attempt without a step, replace hosts that do not start a process in this time (0: " +
+					"do not look for them)",
+				Value: 30 * time.Second},
 			&cli.DurationFlag{Name: "walltime", Usage: "end of the machine's allocation, counted from now",
 				DefaultText: "as Slurm or PBS report"},
 			&cli.DurationFlag{Name: "walltime-margin",
@@ -241,6 +245,7 @@ func launchOptions(c *cli.Context, config train.Config, command []string) (launc
 		Output: config.Output, Log: c.String("log"), Ranks: c.Int("ranks"), Retries: c.Int("retries"),
 		Progress: c.Int64("progress-steps"),
 		Grace:    c.Duration("grace"), Margin: c.Duration("walltime-margin"), BlameExpiry: c.Duration("blame-expiry"),
+		ProbeLimit:  c.Duration("probe-timeout"),
 		ForgetBlame: c.Bool("forget-blame"),
 		Limits: launch.Limits{Floor: launch.DefaultLimits().Floor, First: c.Duration("first-timeout"),
 			Factor: c.Float64("timeout-factor")},
@@ -257,7 +262,8 @@ func launchOptions(c *cli.Context, config train.Config, command []string) (launc
 	if x := o.Limits.Factor; !(x >= 1 && x <= 1e6) {
 		return o, usagef("--timeout-factor: must be from 1 to 1e6, got %g", x)
 	}
-	for _, name := range []string{"first-timeout", "grace", "walltime", "walltime-margin", "blame-expiry"} {
+	for _, name := range []string{"first-timeout", "grace", "probe-timeout", "walltime", "walltime-margin",
+		"blame-expiry"} {
 		if c.Duration(name) < 0 {
 			return o, usagef("--%s: must not be negative, got %s", name, c.Duration(name))
 		}

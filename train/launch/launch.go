@@ -47,6 +47,10 @@ type Options struct {
 	BackOff []time.Duration
 	Grace   time.Duration // time between the SIGTERM and the SIGKILL for a rank
 
+	// after an attempt that ended before its first step, the time for a host to start a process;
+	// a host that does not is out of use. 0: hosts are not probed
+	ProbeLimit time.Duration
+
 	BlameExpiry time.Duration // time for which failures.jsonl keeps a host out of use; 0: forever
 	ForgetBlame bool          // use all hosts, also hosts that failures.jsonl blames
 
@@ -256,6 +260,7 @@ func (s *supervisor) attempt(ctx context.Context, hosts []string) (Attempt, erro
 	a.End = time.Now()
 	a.beat(w.last)
 	s.classify(&a, w)
+	s.probe(ctx, &a)
 	return a, nil
 }
 

@@ -119,6 +119,24 @@ func (th *theatre) Start(_ context.Context, r Ranks) (Job, error) {
 	return s, nil
 }
 
+// A probed theatre has hosts that start no process.
+type probedTheatre struct {
+	theatre
+	dead   []string
+	probes int
+}
+
+func (th *probedTheatre) probe(_ context.Context, hosts []string, _ time.Duration) map[string]error {
+	th.probes++
+	failed := map[string]error{}
+	for _, h := range hosts {
+		if slices.Contains(th.dead, h) {
+			failed[h] = errors.New("no route")
+		}
+	}
+	return failed
+}
+
 // hosts returns the hosts of each rank, attempt by attempt.
 func (th *theatre) hosts() string {
 	var all []string
@@ -361,6 +379,43 @@ func TestRun(t *testing.T) {
 				}
 				if len(result.Attempts) != len(th.played) {
 					t.Errorf("%d attempts in the result, %d were made", len(result.Attempts), len(th.played))
+				}
+			})
+		})
+	}
+}
+
+// An attempt that ends before its first step, without a cause, has its hosts probed.
+func TestProbe(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		scripts []script
+		dead    []string
+		limit   time.Duration
+		probes  int
+		outcome Outcome
+		hosts   string
+		blamed  string // after the first attempt
+	}{
+		{"a dead host is replaced", []script{setupFails(1), done(0, 5)}, []string{"b"}, time.Minute, 1, Done,
+			"aabb aacc", "b"},
+		{"a spare is not probed", []script{setupFails(1), done(0, 5)}, []string{"c"}, time.Minute, 1, Done,
+			"aabb aabb", ""},
+		{"all hosts: no host is the cause", []script{setupFails(1)}, []string{"a", "b", "c"}, time.Minute, 2, Failed,
+			"aabb aabb", ""},
+		{"after a step", []script{fails(0, 3, 1), done(3, 5)}, []string{"b"}, time.Minute, 0, Done, "aabb aabb", ""},
+		{"a wrong configuration", []script{setupFails(2)}, []string{"b"}, time.Minute, 0, Configuration, "aabb", ""},
+		{"no probe", []script{setupFails(1), done(0, 5)}, []string{"b"}, 0, 0, Done, "aabb aabb", ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				th := &probedTheatre{theatre: theatre{scripts: test.scripts}, dead: test.dead}
+				o := begin(t, &th.theatre)
+				o.Start, o.ProbeLimit = th, test.limit
+				result, err := Run(t.Context(), o)
+				if err != nil || result.Outcome != test.outcome || th.hosts() != test.hosts ||
+					th.probes != test.probes || result.Attempts[0].Blamed != test.blamed {
+					t.Errorf("%+v, %v, on %s, %d probes", result, err, th.hosts(), th.probes)
 				}
 			})
 		})

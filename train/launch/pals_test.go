@@ -8,11 +8,13 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 )
 
 // playPALS plays the mpiexec of PALS on this machine: options, signals, messages and exit codes, as
@@ -32,6 +34,10 @@ func playPALS(arguments []string) {
 			os.Exit(1)
 		}
 		arguments = arguments[2:]
+	}
+	if slices.Contains(hosts, "dead") {
+		fmt.Fprintln(os.Stderr, "mpiexec: host dead: connection refused")
+		os.Exit(1)
 	}
 	if len(hosts)*each < n {
 		fmt.Fprintln(os.Stderr, "mpiexec: not enough hosts")
@@ -113,6 +119,19 @@ func TestPALSKilled(t *testing.T) {
 	}
 	if !strings.Contains(p.stdout.String(), "host a ") {
 		t.Errorf("standard output %q", p.stdout.String())
+	}
+}
+
+// mpiexec does not say which host is dead. The launcher finds it.
+func TestPALSDeadHost(t *testing.T) {
+	p := newPlay(t, "exit 0", pals)
+	p.Hosts, p.ProbeLimit = []Host{{"b", 1}, {"dead", 1}, {"c", 1}, {"d", 1}}, time.Minute
+	result := p.run(t)
+	if result.Code != ExitDone || len(result.Attempts) != 2 || result.Attempts[0].Blamed != "dead" ||
+		!strings.Contains(result.Attempts[0].Reason, "host dead starts no process: ") ||
+		!strings.Contains(result.Attempts[0].Reason, "connection refused") ||
+		strings.Join(result.Attempts[1].Hosts, "") != "bcd" {
+		t.Errorf("%+v\n%s", result, p.stderr.String())
 	}
 }
 

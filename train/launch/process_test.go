@@ -474,6 +474,19 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
+// A host that accepts a connection and does nothing is replaced.
+func TestSilentHostReplaced(t *testing.T) {
+	longtest.SkipIfShort(t)
+	p := newPlay(t, "on 0 once "+filepath.Join(t.TempDir(), "mark")+" exit 1 on 0 exit 0", remotes(t))
+	p.Hosts, p.Ranks, p.ProbeLimit = []Host{{"b", 1}, {"silent", 1}, {"c", 1}}, 2, 8*time.Second
+	result := p.run(t)
+	if result.Code != ExitDone || len(result.Attempts) != 2 || result.Attempts[0].Blamed != "silent" ||
+		!strings.Contains(result.Attempts[0].Reason, "no answer within 8s") ||
+		strings.Join(result.Attempts[1].Hosts, "") != "bc" {
+		t.Errorf("%+v\n%s", result, p.stderr.String())
+	}
+}
+
 // A remote shell that does not end, because its host has gone silent, is killed when it has had the
 // time to.
 func TestSilentHost(t *testing.T) {

@@ -3,7 +3,6 @@ package launch
 import (
 	"context"
 	"fmt"
-	"os/exec"
 	"strconv"
 	"strings"
 	"time"
@@ -132,19 +131,8 @@ func pbsEnd(said string, now time.Time) (time.Time, error) {
 }
 
 // ask returns what a program of the scheduler prints, without white space around it.
-func ask(ctx context.Context, program string, arguments ...string) (string, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, askLimit, fmt.Errorf("no answer within %s", askLimit))
-	defer cancel()
-	cmd := exec.CommandContext(ctx, program, arguments...)
-	cmd.WaitDelay = time.Second
-	out, err := cmd.Output()
-	if err != nil {
-		if ctx.Err() != nil {
-			err = context.Cause(ctx)
-		}
-		return "", fmt.Errorf("%s: %w", program, err)
-	}
-	return strings.TrimSpace(string(out)), nil
+func ask(ctx context.Context, words ...string) (string, error) {
+	return answer(ctx, askLimit, "", words)
 }
 
 // SlurmMPI returns the MPI type with which srun, a program with its arguments, starts a step: the
