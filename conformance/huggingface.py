@@ -2,7 +2,7 @@
 
     python conformance/huggingface.py [--mula bin/mula] [--count 24] [--seed 1] [--families llama]
 
-The script makes random tiny OLMoE, OLMo and Llama models in transformers, as fp32, bf16 or fp16, in
+The script makes random tiny models of mula's families in transformers, as fp32, bf16 or fp16, in
 one file or several, with separate or (if the release has them) fused experts. `mula import` and
 conformance/forward, a short program over package moe, read each model. The checks are:
 
@@ -22,8 +22,7 @@ Runs with transformers 4.57 and 5.23. Any difference ends the script with exit c
 import argparse, json, os, pathlib, random, shutil, subprocess, sys, tempfile
 import tokenizers, torch, transformers
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
-from transformers import OlmoConfig, OlmoeConfig, OlmoeForCausalLM, OlmoForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 here = pathlib.Path(__file__).resolve().parent
 FUSED = int(transformers.__version__.split(".")[0]) >= 5  # experts are one tensor in memory
@@ -92,7 +91,7 @@ def random_config(r, families):
     )
     theta = r.choice([10000.0, 500.0])
     family, scaling = r.choice(families), {"rope_type": "default"}
-    if family == "llama":
+    if family not in ("olmo", "olmoe"):
         scaling = r.choice(
             [
                 scaling,
@@ -113,23 +112,27 @@ def random_config(r, families):
         config["rope_parameters"] = scaling | {"rope_theta": theta}
     else:
         config |= {"rope_theta": theta, "rope_scaling": None if scaling["rope_type"] == "default" else scaling}
-    if family == "llama":
-        return LlamaConfig(**config, rms_norm_eps=r.choice([1e-6, 1e-3])), LlamaForCausalLM
-    config["clip_qkv"] = r.choice([None, None, 0.7])
-    if family == "olmo":
-        return OlmoConfig(**config), OlmoForCausalLM
-    experts = r.choice([1, 3, 8])
-    return OlmoeConfig(
-        **config,
-        num_experts=experts,
-        num_experts_per_tok=r.randrange(1, experts + 1),
-        rms_norm_eps=r.choice([1e-5, 1e-3]),
-    ), OlmoeForCausalLM
+    if family in ("olmo", "olmoe"):
+        config["clip_qkv"] = r.choice([None, None, 0.7])
+    if family != "olmo":
+        config["rms_norm_eps"] = r.choice([1e-6, 1e-5, 1e-3])
+    if family not in ("olmo", "olmoe"):
+        config["head_dim"] = r.choice([head, 4, 12, 32])
+    if family == "mistral":
+        config["sliding_window"] = None
+    if family == "olmoe":
+        config["num_experts"] = r.choice([1, 3, 8])
+        config["num_experts_per_tok"] = r.randrange(1, config["num_experts"] + 1)
+    return AutoConfig.for_model(family, **config)
+
+
+def has_experts(config):
+    return hasattr(config, "num_experts_per_tok")
 
 
 def clear(model, ids):
     """Reports whether rounding cannot change any choice of experts."""
-    if not isinstance(model, OlmoeForCausalLM):
+    if not has_experts(model.config):
         return True
     out = model(ids, output_router_logits=True, use_cache=False)
     k = model.config.num_experts_per_tok
@@ -222,18 +225,18 @@ def greedy(model, prompt, n):
 
 
 def from_transformers(tools, tmp, r, number, families):
-    config, cls = random_config(r, families)
+    config = random_config(r, families)
     dtype, shards, fused = (
         r.choice(list(DTYPES)),
         r.random() < 0.4,
-        FUSED and cls is OlmoeForCausalLM and r.random() < 0.4,
+        FUSED and has_experts(config) and r.random() < 0.4,
     )
-    what = f"model {number}: {cls.__name__} {dtype}{' sharded' if shards else ''}{' fused' if fused else ''}"
+    what = f"model {number}: {config.model_type} {dtype}{' sharded' if shards else ''}{' fused' if fused else ''}"
     ids = torch.tensor([[r.randrange(config.vocab_size) for _ in range(50)]])
     source = tmp / "source"
     while True:
         torch.manual_seed(r.randrange(2**32))
-        model = cls(config).eval()
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         with torch.no_grad():
             for p in model.parameters():
                 p.add_(0.2 * torch.randn_like(p)) if p.dim() == 1 else p.mul_(0.7 * config.hidden_size**-0.5 / 0.02)
@@ -241,7 +244,7 @@ def from_transformers(tools, tmp, r, number, families):
         shutil.rmtree(source, ignore_errors=True)
         if fused:
             source.mkdir()
-            model.config.architectures = [cls.__name__]
+            model.config.architectures = [type(model).__name__]
             model.config.save_pretrained(source)
             left_out = (
                 {"lm_head.weight"} if config.tie_word_embeddings and number % 2 else {}
@@ -410,7 +413,8 @@ def main():
     ap.add_argument("--mula", type=pathlib.Path, default=here.parent / "bin" / "mula")
     ap.add_argument("--count", type=int, default=24, help="random models")
     ap.add_argument("--seed", type=int, default=1)
-    ap.add_argument("--families", nargs="+", default=["olmoe", "olmoe", "olmo", "llama"], help="one is drawn per model")
+    families = ["olmoe", "olmoe", "olmo", "llama", "mistral"]
+    ap.add_argument("--families", nargs="+", default=families, help="one is drawn per model")
     args = ap.parse_args()
     torch.set_num_threads(1)
     print(f"transformers {transformers.__version__}, torch {torch.__version__}")

@@ -66,7 +66,7 @@ func (m *Model) attendGrad(l *layer, st *saved, fresh bool) {
 	w := &m.ws
 
 	// Through the output projection.
-	m.dev.MatMul(w.dh, w.dx, l.out.w, xpu.MatMulOptions{})
+	m.dev.MatMul(w.dctx, w.dx, l.out.w, xpu.MatMulOptions{})
 	m.dev.MatMul(l.out.g, w.dx.T(), st.ctx, accumulate)
 
 	// Through the attention.
@@ -74,7 +74,7 @@ func (m *Model) attendGrad(l *layer, st *saved, fresh bool) {
 	if !fresh {
 		m.dev.SplitHeads(p)
 	}
-	m.dev.AttendGrad(m.attention(st, w.ownKeys()), w.dh, w.dqkv, w.dk, w.dv)
+	m.dev.AttendGrad(m.attention(st, w.ownKeys()), w.dctx, w.dqkv, w.dk, w.dv)
 	m.dev.JoinHeads(p, w.dqkv, w.dk, w.dv, l.qNorm.g, l.kNorm.g)
 
 	// Through the projections and the norm.

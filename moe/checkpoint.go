@@ -115,21 +115,21 @@ func (c Config) Tensors() []safetensors.Tensor {
 	add := func(name string, shape ...int) {
 		list = append(list, safetensors.Tensor{Name: name, DType: safetensors.F32, Shape: shape})
 	}
-	h, kv, ffn, f := c.HiddenSize, c.kvWidth(), c.IntermediateSize, c.family()
+	h, q, kv, ffn, f := c.HiddenSize, c.QueryWidth(), c.KVWidth(), c.IntermediateSize, c.family()
 	add(embeddingName, c.VocabSize, h)
 	for l := range c.Layers {
 		prefix := fmt.Sprintf("model.layers.%d.", l)
 		if f.rms {
 			add(prefix+"input_layernorm.weight", h)
 		}
-		add(prefix+"self_attn.q_proj.weight", h, h)
+		add(prefix+"self_attn.q_proj.weight", q, h)
 		add(prefix+"self_attn.k_proj.weight", kv, h)
 		add(prefix+"self_attn.v_proj.weight", kv, h)
 		if f.qkNorm {
-			add(prefix+"self_attn.q_norm.weight", h)
+			add(prefix+"self_attn.q_norm.weight", q)
 			add(prefix+"self_attn.k_norm.weight", kv)
 		}
-		add(prefix+"self_attn.o_proj.weight", h, h)
+		add(prefix+"self_attn.o_proj.weight", h, q)
 		if f.rms {
 			add(prefix+"post_attention_layernorm.weight", h)
 		}

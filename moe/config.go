@@ -10,9 +10,10 @@ type Architecture string
 
 // The architectures this package builds.
 const (
-	OLMoE Architecture = "olmoe" // mixture of experts, RMSNorm, q/k norm
-	OLMo  Architecture = "olmo"  // dense, LayerNorm without weights
-	Llama Architecture = "llama" // dense, RMSNorm
+	OLMoE   Architecture = "olmoe"   // mixture of experts, RMSNorm, q/k norm
+	OLMo    Architecture = "olmo"    // dense, LayerNorm without weights
+	Llama   Architecture = "llama"   // dense, RMSNorm
+	Mistral Architecture = "mistral" // dense, RMSNorm
 )
 
 // NoToken is the value of a token id of [Config] that is not set.
@@ -30,11 +31,12 @@ type Config struct {
 	Heads            int          `yaml:"num_attention_heads"`
 	// divides Heads; equal to Heads without grouped-query attention
 	KVHeads         int         `yaml:"num_key_value_heads"`
+	HeadSize        int         `yaml:"head_dim,omitempty"`  // 0: HiddenSize/Heads; see [Config.HeadDim]
 	Experts         int         `yaml:"num_experts"`         // 0 for a dense model
 	ExpertsPerToken int         `yaml:"num_experts_per_tok"` // 0 for a dense model
 	MaxPositions    int         `yaml:"max_position_embeddings"`
 	RopeTheta       float64     `yaml:"rope_theta"`
-	RopeScaling     RopeScaling `yaml:"rope_scaling,omitempty"` // [Llama] only
+	RopeScaling     RopeScaling `yaml:"rope_scaling,omitempty"` // not for [OLMoE] and [OLMo]
 	NormEps         float64     `yaml:"rms_norm_eps"`           // fixed at 1e-5 for [OLMo]
 	ClipQKV         float64     `yaml:"clip_qkv"`               // q, k and v are clipped to ±ClipQKV; 0 = not clipped
 	TieEmbeddings   bool        `yaml:"tie_word_embeddings"`
@@ -96,8 +98,17 @@ func (c Config) Validate() error {
 			return bad(s.field, "is %d; it must be between 1 and %d", s.v, s.limit)
 		}
 	}
-	if c.HiddenSize%c.Heads != 0 {
+	switch {
+	case c.HeadSize == 0 && c.HiddenSize%c.Heads != 0:
 		return bad("hidden_size", "%d is not a multiple of num_attention_heads %d", c.HiddenSize, c.Heads)
+	case c.HeadSize < 0 || c.HeadSize > maxWidth/c.Heads:
+		return bad("head_dim", "is %d; it must be between 1 and %d, or 0 for hidden_size / num_attention_heads",
+			c.HeadSize, maxWidth/c.Heads)
+	case c.HeadSize%2 != 0:
+		return bad("head_dim", "is %d; rotary embedding needs an even head size", c.HeadSize)
+	case c.HeadDim()*c.Heads != c.HiddenSize && !f.headDim:
+		return bad("head_dim", "is %d; a %s model supports only hidden_size / num_attention_heads = %d", c.HeadSize,
+			c.Architecture, c.HiddenSize/c.Heads)
 	}
 	if c.HeadDim()%2 != 0 {
 		return bad("hidden_size", "%d / num_attention_heads %d = %d is odd; rotary embedding needs an even head size",
@@ -166,10 +177,19 @@ func (c Config) Validate() error {
 }
 
 // HeadDim returns the size of one attention head.
-func (c Config) HeadDim() int { return c.HiddenSize / c.Heads }
+func (c Config) HeadDim() int {
+	if c.HeadSize != 0 {
+		return c.HeadSize
+	}
+	return c.HiddenSize / c.Heads
+}
 
-func (c Config) kvWidth() int  { return c.KVHeads * c.HeadDim() }
-func (c Config) qkvWidth() int { return c.HiddenSize + 2*c.kvWidth() }
+// QueryWidth returns the width of a token's queries, and KVWidth the width of its keys, and of its
+// values.
+func (c Config) QueryWidth() int { return c.Heads * c.HeadDim() }
+func (c Config) KVWidth() int    { return c.KVHeads * c.HeadDim() }
+
+func (c Config) qkvWidth() int { return c.QueryWidth() + 2*c.KVWidth() }
 func (c Config) moe() bool     { return c.family().experts }
 
 // TotalParameters returns the number of weights of the model.
@@ -184,8 +204,8 @@ func (c Config) parameters(experts int) int64 { return stageOf(c, 0, 1).paramete
 // parameters returns the number of weights of a stage with the given number of experts in each
 // layer.
 func (s stage) parameters(c Config, experts int) int64 {
-	h, kv, ffn := int64(c.HiddenSize), int64(c.kvWidth()), int64(c.IntermediateSize)
-	layer := 2*h*h + 2*h*kv // q, o and k, v
+	h, q, kv, ffn := int64(c.HiddenSize), int64(c.QueryWidth()), int64(c.KVWidth()), int64(c.IntermediateSize)
+	layer := 2*h*q + 2*h*kv // q, o and k, v
 	total := int64(0)
 	if s.first {
 		total += int64(c.VocabSize) * h
@@ -199,7 +219,7 @@ func (s stage) parameters(c Config, experts int) int64 {
 		total += norm
 	}
 	if c.family().qkNorm {
-		layer += h + kv
+		layer += q + kv
 	}
 	if c.moe() {
 		layer += int64(c.Experts) * h // router
@@ -214,13 +234,13 @@ func (s stage) parameters(c Config, experts int) int64 {
 // backward. It counts matrix products only, with full attention (not halved for causality), and
 // without router, norms and the embedding look-up. Optimus counts in the same way:
 //
-//	L·(12·H² + 12·H·G·D + 12·S·H + 18·K·H·I) + 6·V·H
+//	L·(12·H·A·D + 12·H·G·D + 12·S·A·D + 18·K·H·I) + 6·V·H
 func (c Config) FLOPsPerToken(sequenceLength int) float64 {
-	h, kv, ffn := float64(c.HiddenSize), float64(c.kvWidth()), float64(c.IntermediateSize)
+	h, q, kv, ffn := float64(c.HiddenSize), float64(c.QueryWidth()), float64(c.KVWidth()), float64(c.IntermediateSize)
 	k := 1.0
 	if c.moe() {
 		k = float64(c.ExpertsPerToken)
 	}
-	layer := 12*h*h + 12*h*kv + 12*float64(sequenceLength)*h + 18*k*h*ffn
+	layer := 12*h*q + 12*h*kv + 12*float64(sequenceLength)*q + 18*k*h*ffn
 	return float64(c.Layers)*layer + 6*float64(c.VocabSize)*h
 }

@@ -23,7 +23,7 @@
 //	T  tokens in the current batch (rows × sequence length)     H  hidden size
 //	S  sequence length                                          A  query heads
 //	V  vocabulary size                                          G  key/value heads
-//	L  layers                                                   D  size of one head, H/A
+//	L  layers                                                   D  size of one head, mostly H/A
 //	E  experts                                                  I  width of one expert (or of the dense feed-forward)
 //	K  experts per token                                        R  T·K, rows of the expert products
 //

@@ -15,19 +15,25 @@ type family struct {
 	qkNorm  bool // RMSNorm of all queries of a token, and of all keys
 	clip    bool // has the field clip_qkv
 	scaling bool // frequencies of the rotary embedding may be scaled; see [RopeScaling]
+	headDim bool // heads may have another size than hidden_size / num_attention_heads
 
 	// The values of transformers for fields that are missing in config.json. Sizes are not among
 	// them: a config.json without sizes is an error, because the defaults of the classes surprise
 	// (intermediate_size is 2048 in OlmoeConfig and 1024 in OLMoE itself).
 	maxPositions                       int
+	kvHeads                            int // 0: as many as heads
 	normEps                            float64
 	padTokenID, bosTokenID, eosTokenID int
 
 	// Fields that only this family has, and the only values that are supported, as in hfFixed.
 	fixed map[string]string
+
+	// Fields of hfFixed that must be in config.json, as null, because the default of transformers
+	// is not supported.
+	null []string
 }
 
-var families = map[Architecture]*family{OLMoE: &olmoe, OLMo: &olmo, Llama: &llama}
+var families = map[Architecture]*family{OLMoE: &olmoe, OLMo: &olmo, Llama: &llama, Mistral: &mistral}
 
 // architectures lists the architectures that this package builds, sorted by name.
 func architectures() []Architecture { return slices.Sorted(maps.Keys(families)) }

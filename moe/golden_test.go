@@ -176,7 +176,8 @@ func (g golden) documents(b Batch) Batch {
 	return b
 }
 
-var goldenCases = []string{"olmoe", "olmoe-gqa", "olmo", "olmo-gqa-tied", "llama-gqa", "llama-tied"}
+var goldenCases = []string{"olmoe", "olmoe-gqa", "olmo", "olmo-gqa-tied", "llama-gqa", "llama-tied",
+	"mistral"}
 
 func maxDiff(t testing.TB, got, want []float32) float64 {
 	t.Helper()
@@ -209,7 +210,7 @@ func (g golden) logits(t *testing.T, m *Model, batch Batch) (all []float32) {
 	return all
 }
 
-// Logits of transformers' OlmoeForCausalLM and OlmoForCausalLM.
+// Logits of transformers, for each family.
 func TestGoldenLogits(t *testing.T) {
 	for _, name := range goldenCases {
 		t.Run(name, func(t *testing.T) {

@@ -73,6 +73,12 @@ func WriteConfigJSON(w io.Writer, c Config, dtype safetensors.DType) error {
 		"rope_theta":        fraction(c.RopeTheta), "rope_scaling": scaling, "rope_parameters": parameters,
 		"dtype": torch, "torch_dtype": torch, "use_cache": true,
 	}
+	if family.headDim { // transformers 4 needs it for Mistral with YaRN
+		fields["head_dim"] = c.HeadDim()
+	}
+	for _, name := range family.null {
+		fields[name] = nil
+	}
 	switch {
 	case c.ClipQKV > 0:
 		fields["clip_qkv"] = fraction(c.ClipQKV)
@@ -335,7 +341,11 @@ func (f *hfFields) config() (c Config) {
 	c.Layers = f.size("num_hidden_layers")
 	c.Heads = f.size("num_attention_heads")
 	c.KVHeads = c.Heads
+	if _, given := f.fields["num_key_value_heads"]; !given && family.kvHeads != 0 {
+		c.KVHeads = family.kvHeads
+	}
 	f.optional("num_key_value_heads", &c.KVHeads)
+	f.headDim(&c)
 	c.MaxPositions = family.maxPositions
 	f.read("max_position_embeddings", &c.MaxPositions)
 	c.NormEps = family.normEps
@@ -356,6 +366,12 @@ func (f *hfFields) config() (c Config) {
 	for _, name := range slices.Sorted(maps.Keys(family.fixed)) {
 		f.fixed(name, family.fixed[name])
 	}
+	for _, name := range family.null {
+		if _, given := f.fields[name]; !given {
+			f.fail("field %s is missing, and its default in transformers is not supported; write null if the model "+
+				"has none", name)
+		}
+	}
 	c.InitStd = f.float("initializer_range", hfInitStd)
 	if family.clip {
 		f.optional("clip_qkv", &c.ClipQKV)
@@ -368,15 +384,23 @@ func (f *hfFields) config() (c Config) {
 	c.BOSTokenID = f.token("bos_token_id", family.bosTokenID)
 	c.EOSTokenID = f.token("eos_token_id", family.eosTokenID)
 	c.RopeTheta, c.RopeScaling = f.rope(family)
-	if d := 0; f.set("head_dim") {
-		if f.read("head_dim", &d); c.Heads > 0 && d*c.Heads != c.HiddenSize {
-			f.fail("head_dim is %d; only hidden_size / num_attention_heads is supported", d)
-		}
-	}
 	f.fixed("architectures", fmt.Sprintf(`[null, [%q]]`, family.class))
 	f.layerTypes(c.Layers)
 	f.others()
 	return c
+}
+
+// headDim reads the size of a head. [Config] has 0 for hidden_size / num_attention_heads.
+func (f *hfFields) headDim(c *Config) {
+	if !f.set("head_dim") {
+		return
+	}
+	if f.read("head_dim", &c.HeadSize); c.HeadSize == 0 {
+		f.fail("head_dim is 0; write null for hidden_size / num_attention_heads")
+	}
+	if c.HeadSize*c.Heads == c.HiddenSize {
+		c.HeadSize = 0
+	}
 }
 
 // layerTypes checks that every layer attends to all preceding positions.

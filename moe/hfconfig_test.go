@@ -6,17 +6,30 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
 
 // minimalConfig is a config.json with the fields that must be there, and the changes given.
 func minimalConfig(architecture Architecture, changes ...string) string {
+	family, changed := families[architecture], strings.Join(changes, ", ")
 	text := fmt.Sprintf(`{"model_type": %q, "vocab_size": 60000, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4`, architecture)
-	if architecture == OLMoE {
+	add := func(field, value string) { // unless it is among the changes
+		if !strings.Contains(changed, strconv.Quote(field)+":") {
+			text += fmt.Sprintf(", %q: %s", field, value)
+		}
+	}
+	if family.experts {
 		text += `, "num_experts": 8, "num_experts_per_tok": 2`
 	}
-	return text + ", " + strings.Join(changes, ", ") + "}"
+	if family.kvHeads != 0 {
+		add("num_key_value_heads", "4")
+	}
+	for _, field := range family.null {
+		add(field, "null")
+	}
+	return text + ", " + changed + "}"
 }
 
 // A value that transformers would compute something else for is refused with a message that names
@@ -89,8 +102,10 @@ func TestConfigJSONRefusesValues(t *testing.T) {
 		{"mlp_layer_types", `["dense", "sparse"]`, `["dense","sparse"]`},
 	} {
 		for _, architecture := range architectures() {
-			if architecture == Llama && (strings.HasPrefix(test.field, "rope_") || test.field == "clip_qkv") {
-				continue // see TestConfigJSONOfLlama
+			family := families[architecture]
+			if family.scaling && strings.HasPrefix(test.field, "rope_") || // see TestConfigJSONOfLlama
+				!family.clip && test.field == "clip_qkv" || family.headDim && test.field == "head_dim" {
+				continue
 			}
 			_, err := readConfigJSON(strings.NewReader(minimalConfig(architecture, fmt.Sprintf("%q: %s", test.field,
 				test.value))), "dir/config.json")
@@ -139,6 +154,11 @@ func TestConfigJSONOfLlama(t *testing.T) {
 		{`"rope_parameters": ` + llama3 + `, "rope_scaling": ` + llama3, "both set, and differ"}, // theta of transformers 4
 		{`"rope_theta": 9, "rope_parameters": {"rope_type": "default"}, "rope_scaling": ` + llama3,
 			"both set, and differ"},
+		{changes: `"head_dim": 24`},
+		{changes: `"head_dim": 16`}, // hidden_size / num_attention_heads
+		{`"head_dim": 25`, "head_dim is 25; rotary embedding needs an even"},
+		{`"head_dim": 0`, "head_dim is 0; write null"},
+		{`"head_dim": -2`, "head_dim is -2"},
 		{`"clip_qkv": null`, "unknown field clip_qkv"},
 		{`"mlp_bias": true`, "mlp_bias is true"},
 		{`"pretraining_tp": 2`, "pretraining_tp is 2"},
@@ -159,6 +179,25 @@ func TestConfigJSONOfLlama(t *testing.T) {
 				t.Errorf("%s: %v\n%+v\n%+v", text.String(), err, again, c)
 			}
 		}
+	}
+}
+
+// Mistral has other defaults than the other families: a window, and eight heads of keys.
+func TestConfigJSONOfMistral(t *testing.T) {
+	text := minimalConfig(Mistral, `"max_position_embeddings": 64`)
+	c, err := readConfigJSON(strings.NewReader(strings.Replace(text, `"num_attention_heads": 4, `+
+		`"num_key_value_heads": 4`, `"num_attention_heads": 16`, 1)), "config.json")
+	if err != nil || c.KVHeads != 8 {
+		t.Errorf("%d heads of keys, want 8; %v", c.KVHeads, err)
+	}
+	var written strings.Builder
+	if err := WriteConfigJSON(&written, c, "F32"); err != nil ||
+		!strings.Contains(written.String(), `"sliding_window": null`) {
+		t.Errorf("%v: %s has a window in transformers", err, written.String())
+	}
+	_, err = readConfigJSON(strings.NewReader(strings.Replace(text, `"sliding_window": null, `, "", 1)), "config.json")
+	if want := "config.json: field sliding_window is missing"; err == nil || !strings.HasPrefix(err.Error(), want) {
+		t.Errorf("error %v, want %s", err, want)
 	}
 }
 
@@ -218,8 +257,8 @@ func TestConfigJSONOfTransformers(t *testing.T) {
 	if err := json.Unmarshal(text, &configs); err != nil {
 		t.Fatal(err)
 	}
-	if len(configs) != 24 {
-		t.Errorf("%d files, want 24", len(configs))
+	if want := 8 * len(families); len(configs) != want {
+		t.Errorf("%d files, want %d", len(configs), want)
 	}
 	for name, text := range configs {
 		c, err := readConfigJSON(strings.NewReader(string(text)), name)
@@ -228,7 +267,7 @@ func TestConfigJSONOfTransformers(t *testing.T) {
 			continue
 		}
 		clip, pad := 8.0, NoToken
-		if c.Architecture == Llama {
+		if !c.family().clip {
 			clip, pad = 0, 3
 		}
 		others := strings.Contains(name, "others")

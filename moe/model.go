@@ -65,9 +65,9 @@ type tensor struct{ w, g xpu.Tensor }
 // v5. Norms without weights, and the router of a dense model, are empty.
 type layer struct {
 	norm1, norm2 tensor // [H]
-	qkv          tensor // [H+2GD, H]
-	qNorm, kNorm tensor // [H], [GD]
-	out          tensor // [H, H]
+	qkv          tensor // [AD+2GD, H]
+	qNorm, kNorm tensor // [AD], [GD]
+	out          tensor // [H, AD]
 	router       tensor // [E, H]
 	gateUp, down tensor // [E, 2I, H], [E, H, I]; without the first dimension if dense
 }
@@ -156,7 +156,7 @@ func (m *Model) ZeroGradients() {
 // and creates the parameters, with names and shapes from [Config.Tensors].
 func (m *Model) bind() error {
 	c := m.cfg
-	h, kv, ffn := c.HiddenSize, c.kvWidth(), c.IntermediateSize
+	h, q, kv, ffn := c.HiddenSize, c.QueryWidth(), c.KVWidth(), c.IntermediateSize
 	norm, qkNorms, experts, firstExpert := c.NormWeights(), 0, 1, 0
 	if c.family().qkNorm {
 		qkNorms = 1
@@ -236,8 +236,8 @@ func (m *Model) bind() error {
 	for i := range m.layers {
 		next = 1 + (m.stage.from+i)*perLayer
 		l := &m.layers[i]
-		rest := []shaped{vector(&l.norm1, norm), matrix(&l.qkv, c.qkvWidth(), h), vector(&l.qNorm, qkNorms*h),
-			vector(&l.kNorm, qkNorms*kv), matrix(&l.out, h, h), vector(&l.norm2, norm),
+		rest := []shaped{vector(&l.norm1, norm), matrix(&l.qkv, c.qkvWidth(), h), vector(&l.qNorm, qkNorms*q),
+			vector(&l.kNorm, qkNorms*kv), matrix(&l.out, h, q), vector(&l.norm2, norm),
 			matrix(&l.router, c.Experts, h)}
 		feedForward := []shaped{matrix(&l.gateUp, experts, 2*ffn, h), matrix(&l.down, experts, h, ffn)}
 		if !c.moe() {
@@ -246,7 +246,7 @@ func (m *Model) bind() error {
 		if err := bucket(false, rest...); err != nil {
 			return err
 		}
-		hold(parameters(false, l.norm1, l.qkv.rows(0, h), l.qkv.rows(h, kv), l.qkv.rows(h+kv, kv), l.qNorm,
+		hold(parameters(false, l.norm1, l.qkv.rows(0, q), l.qkv.rows(q, kv), l.qkv.rows(q+kv, kv), l.qNorm,
 			l.kNorm, l.out, l.norm2, l.router)...)
 		if c.moe() {
 			if err := bucket(true, feedForward...); err != nil {

@@ -88,7 +88,7 @@ func (r *reference) projection(prefix, which string, h []float64) []float64 {
 }
 
 func (r *reference) turn(x []float64, position int) {
-	d := r.c.HiddenSize / r.c.Heads
+	d := r.c.HeadDim()
 	for j := range d / 2 {
 		sin, cos := math.Sincos(float64(position) * math.Pow(r.c.RopeTheta, -2*float64(j)/float64(d)))
 		for head := 0; head < len(x); head += d {
@@ -128,7 +128,7 @@ func addTo(x, y []float64, f float64) {
 
 func (r *reference) losses(b Batch) losses {
 	c := r.c
-	h, d := c.HiddenSize, c.HiddenSize/c.Heads
+	h, d := c.HiddenSize, c.HeadDim()
 	head := "lm_head.weight"
 	if c.TieEmbeddings {
 		head = "model.embed_tokens.weight"
@@ -164,7 +164,7 @@ func (r *reference) losses(b Batch) losses {
 				r.turn(k[t], t)
 			}
 			for t := range x {
-				context := make([]float64, h)
+				context := make([]float64, c.Heads*d)
 				for a := range c.Heads {
 					g := a / (c.Heads / c.KVHeads) * d
 					begin := 0
@@ -299,7 +299,10 @@ func gradientCases(t testing.TB) map[string]Config {
 	tied.VocabSize, tied.KVHeads, tied.ClipQKV, tied.TieEmbeddings = 96, 1, 0.6, true
 	llama := dense
 	llama.Architecture, llama.VocabSize, llama.KVHeads, llama.NormEps = Llama, 96, 2, 1e-3
-	return map[string]Config{"nano": nano, "gqa": gqa, "dense": dense, "dense tied": tied, "llama": llama}
+	mistral := llama
+	mistral.Architecture, mistral.HeadSize = Mistral, 24
+	return map[string]Config{"nano": nano, "gqa": gqa, "dense": dense, "dense tied": tied, "llama": llama,
+		"mistral": mistral}
 }
 
 // Gradients of every tensor agree with central differences of the reference: along random

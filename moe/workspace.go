@@ -47,9 +47,9 @@ type saved struct {
 // attended holds the results of the attention, and the statistics of the norm after it.
 type attended struct {
 	mean1, rstd1 xpu.Tensor // [T] of the first norm; means with LayerNorm only
-	qkv          xpu.Tensor // [T, H+2GD] projections, before norm, clip and rotation
+	qkv          xpu.Tensor // [T, AD+2GD] projections, before norm, clip and rotation
 	rq, rk       xpu.Tensor // [T] of the q and k norms
-	ctx          xpu.Tensor // [T, H] result of the attention, before its output projection
+	ctx          xpu.Tensor // [T, AD] result of the attention, before its output projection
 	lse          xpu.Tensor // [rows, A, S] logsumexp of the scores
 	x1           xpu.Tensor // [T, H] residual stream after the attention
 	mean2, rstd2 xpu.Tensor // [T] of the second norm
@@ -104,8 +104,9 @@ type workspace struct {
 
 	dx      xpu.Tensor // [T, H] gradient of the residual stream
 	dh      xpu.Tensor // [T, H] gradient of h
+	dctx    xpu.Tensor // [T, AD] gradient of ctx, in the memory of dh
 	dk, dv  xpu.Tensor // like k
-	dqkv    xpu.Tensor // [T, H+2GD]
+	dqkv    xpu.Tensor // [T, AD+2GD]
 	dact    xpu.Tensor // [R, I]
 	dweight xpu.Tensor // [R] gradient of a routing weight
 	slopes  xpu.Tensor // [L, E] derivative of the load-balancing loss by a probability
@@ -232,7 +233,7 @@ func (k *attended) cut(c Config, p passShape, a *arena) {
 	t, h := p.tokens(), c.HiddenSize
 	*k = attended{
 		rstd1: a.f32(t), qkv: a.f32(t, c.qkvWidth()),
-		ctx: a.f32(t, h), lse: a.f32(p.rows, c.Heads, p.s),
+		ctx: a.f32(t, c.QueryWidth()), lse: a.f32(p.rows, c.Heads, p.s),
 		x1: a.f32(t, h), rstd2: a.f32(t),
 	}
 	if c.family().qkNorm {
@@ -268,7 +269,11 @@ func (w *workspace) cut(c Config, p passShape, a *arena) {
 		w.logits = a.f32(w.logitsRows, c.VocabSize)
 	}
 	if p.train {
-		w.dx, w.dh = a.f32(t, h), a.f32(t, h)
+		w.dx = a.f32(t, h)
+		if both := a.f32(t * max(h, c.QueryWidth())); both.Present() {
+			w.dh = both.Rows(0, t*h).Reshape(t, h)
+			w.dctx = both.Rows(0, t*c.QueryWidth()).Reshape(t, c.QueryWidth())
+		}
 		w.dk, w.dv = heads(c.KVHeads), heads(c.KVHeads)
 		w.dqkv, w.dact = a.f32(t, c.qkvWidth()), a.f32(r, ffn)
 		if c.moe() {

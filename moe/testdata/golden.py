@@ -1,6 +1,7 @@
 """Makes the golden files of package moe with Hugging Face transformers.
 
-Run in this directory; needs torch, transformers, safetensors.
+Run in this directory; needs torch, transformers, safetensors. With names of cases as arguments, it
+makes only their files.
 
 A formula (below, and in golden_test.go) makes the weights of the cases, so only results are stored:
 
@@ -19,7 +20,7 @@ hf-*/
 import json, os, shutil, sys
 import numpy as np, torch, transformers, safetensors
 from safetensors.torch import save_file
-from transformers import LlamaConfig, LlamaForCausalLM, OlmoeConfig, OlmoeForCausalLM, OlmoConfig, OlmoForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, OlmoConfig, OlmoeConfig, OlmoeForCausalLM, OlmoForCausalLM
 from transformers.models.olmoe.modeling_olmoe import load_balancing_loss_func
 
 torch.set_num_threads(1)
@@ -103,8 +104,11 @@ def summary(name, g):
     return torch.tensor([np.linalg.norm(g)] + dots + list(g[::stride][:64]), dtype=torch.float32)
 
 
-def case(file, config, cls):
-    model = cls(config).eval()
+def case(file, family, **fields):
+    if len(sys.argv) > 1 and file not in sys.argv[1:]:
+        return
+    config = AutoConfig.for_model(family, **fields)
+    model = AutoModelForCausalLM.from_config(config).eval()
     fill(model)
     v = config.vocab_size
     ids = torch.from_numpy(
@@ -112,7 +116,7 @@ def case(file, config, cls):
     ).reshape(ROWS, LENGTH + 1)
     if config.pad_token_id is not None:
         ids[0, 3] = ids[1, 40] = config.pad_token_id
-    moe = cls is OlmoeForCausalLM
+    moe = hasattr(config, "num_experts_per_tok")
     out = {"ids": ids.float()}
 
     def run(aux, z):
@@ -264,26 +268,18 @@ def main():
         eos_token_id=2,
     )
     moe = dict(num_experts=8, num_experts_per_tok=2)
-    case("olmoe", OlmoeConfig(**base, **moe, pad_token_id=None), OlmoeForCausalLM)
-    case(
-        "olmoe-gqa",
-        OlmoeConfig(
-            **base,
-            **moe,
-            pad_token_id=1,
-            num_key_value_heads=2,
-            clip_qkv=1.5,
-            rope_parameters={"rope_type": "default", "rope_theta": 500.0},
-            rms_norm_eps=1e-3,
-        ),
-        OlmoeForCausalLM,
-    )
-    documents("olmoe-documents", OlmoeConfig(**base, **moe, pad_token_id=None), PACKED)
-    case("olmo", OlmoConfig(**base, pad_token_id=None), OlmoForCausalLM)
+    other = dict(rope_parameters={"rope_type": "default", "rope_theta": 500.0}, rms_norm_eps=1e-3)
+    case("olmoe", "olmoe", **base, **moe, pad_token_id=None)
+    case("olmoe-gqa", "olmoe", **base, **moe, **other, pad_token_id=1, num_key_value_heads=2, clip_qkv=1.5)
+    case("olmo", "olmo", **base, pad_token_id=None)
     case(
         "olmo-gqa-tied",
-        OlmoConfig(**base, pad_token_id=1, num_key_value_heads=1, clip_qkv=0.75, tie_word_embeddings=True),
-        OlmoForCausalLM,
+        "olmo",
+        **base,
+        pad_token_id=1,
+        num_key_value_heads=1,
+        clip_qkv=0.75,
+        tie_word_embeddings=True,
     )
     llama3 = dict(
         rope_type="llama3",
@@ -295,20 +291,28 @@ def main():
     )
     case(
         "llama-gqa",
-        LlamaConfig(
-            **base, pad_token_id=1, num_key_value_heads=2, rms_norm_eps=1e-3, max_position_embeddings=256,
-            rope_parameters=llama3,
-        ),
-        LlamaForCausalLM,
+        "llama",
+        **base,
+        pad_token_id=1,
+        num_key_value_heads=2,
+        rms_norm_eps=1e-3,
+        max_position_embeddings=256,
+        rope_parameters=llama3,
     )
     yarn = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=32)
     case(
         "llama-tied",
-        LlamaConfig(
-            **base, pad_token_id=None, tie_word_embeddings=True, max_position_embeddings=128, rope_parameters=yarn
-        ),
-        LlamaForCausalLM,
+        "llama",
+        **base,
+        pad_token_id=None,
+        tie_word_embeddings=True,
+        max_position_embeddings=128,
+        rope_parameters=yarn,
     )
+    case("mistral", "mistral", **base, **other, num_key_value_heads=2, head_dim=24, sliding_window=None)
+    if len(sys.argv) > 1:
+        return
+    documents("olmoe-documents", OlmoeConfig(**base, **moe, pad_token_id=None), PACKED)
 
     small = dict(
         vocab_size=40,

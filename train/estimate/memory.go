@@ -175,10 +175,11 @@ func (s Stage) end(c moe.Config) (weights, norm int64) {
 // groups (each is an [comm.Comm]). It is the maximum over the ranks of the stage.
 func SumBytes(c moe.Config, l Layout, t Trainer, stage int) int64 {
 	s := stages(c, l)[stage]
-	h, ffn, vocabulary := int64(c.HiddenSize), int64(c.IntermediateSize), int64(c.VocabSize)*int64(c.HiddenSize)
+	h, q, ffn := int64(c.HiddenSize), int64(c.QueryWidth()), int64(c.IntermediateSize)
+	vocabulary := int64(c.VocabSize) * h
 	// tensor: elements of the largest tensor; norm: elements of the final norm
 	type bucket struct{ elements, tensor, norm int64 }
-	layer, experts, end := bucket{s.PerLayer, h * max(h, int64(c.Experts)), 0}, bucket{s.Divided / int64(s.Layers),
+	layer, experts, end := bucket{s.PerLayer, h * max(q, int64(c.Experts)), 0}, bucket{s.Divided / int64(s.Layers),
 		h * ffn, 0}, bucket{}
 	if c.Experts == 0 {
 		layer.tensor = max(layer.tensor, h*ffn)
@@ -226,7 +227,8 @@ func over(n, by int64) int64 { return (n + by - 1) / by }
 // allocations of package moe. Attention scores are not included: the device computes them in
 // blocks.
 func activations(c moe.Config, l Layout, s Stage) (saved, scratch int64) {
-	h, kv, ffn, heads := int64(c.HiddenSize), int64(c.KVHeads*c.HeadDim()), int64(c.IntermediateSize), int64(c.Heads)
+	h, ffn, heads := int64(c.HiddenSize), int64(c.IntermediateSize), int64(c.Heads)
+	q, kv := int64(c.QueryWidth()), int64(c.KVWidth())
 	// outputs of experts, or of the dense layer, per token; numbers that the router saves
 	rows, routing := int64(1), int64(0)
 	if c.Experts > 0 {
@@ -234,9 +236,9 @@ func activations(c moe.Config, l Layout, s Stage) (saved, scratch int64) {
 		routing = int64(c.Experts) + 4*rows + 1
 	}
 	input := h + routing
-	attention := (h + 2*kv) + 2*h + heads + 4 // projections, context and residual stream; sums of softmax and norms
+	attention := (q + 2*kv) + q + h + heads + 4 // projections, context and residual stream; sums of softmax and norms
 	products := rows * 2 * ffn
-	scratch = 5*h + (h + 2*kv) + 4*kv + 2*rows*ffn + 6
+	scratch = 3*h + q + max(h, q) + (q + 2*kv) + 4*kv + 2*rows*ffn + 6
 	if c.Experts > 0 {
 		scratch += 2*rows*h + int64(c.Experts) + rows
 	}

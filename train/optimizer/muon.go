@@ -280,9 +280,9 @@ func (r *muon) updateHost(o *Optimizer, p, begin, end int) {
 
 // muonScratchBytes returns the bytes of Muon's scratch memory for a model and a number of threads.
 func muonScratchBytes(m moe.Config, threads int) int64 {
-	h, kv, ffn := m.HiddenSize, m.KVHeads*m.HeadDim(), m.IntermediateSize
+	h, q, kv, ffn := m.HiddenSize, m.QueryWidth(), m.KVWidth(), m.IntermediateSize
 	var elements, side [2]int64 // of small and of large matrices
-	for _, s := range [][2]int{{h, h}, {kv, h}, {ffn, h}} {
+	for _, s := range [][2]int{{q, h}, {kv, h}, {ffn, h}} {
 		n, k := int64(s[0])*int64(s[1]), 0
 		if n >= muonLarge {
 			k = 1
