@@ -12,6 +12,7 @@ import (
 	"sync"
 	"syscall"
 	"time"
+	"unicode"
 
 	"golang.org/x/sync/errgroup"
 )
@@ -130,7 +131,7 @@ var errNoAnswer = errors.New("no answer")
 
 // answer returns the standard output of a program, without white space around it. The program has
 // limited time. Its standard input is line, and stays open. An error has the last line of its
-// standard error.
+// standard error that has a letter.
 func answer(ctx context.Context, limit time.Duration, line string, words []string) (string, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("%w within %s", errNoAnswer, limit))
 	defer cancel()
@@ -155,8 +156,11 @@ func answer(ctx context.Context, limit time.Duration, line string, words []strin
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
-		if lines := slices.Collect(strings.Lines(strings.TrimSpace(said.String()))); len(lines) > 0 {
-			return "", fmt.Errorf("%s: %w: %s", words[0], err, lines[len(lines)-1])
+		lines := strings.Split(said.String(), "\n")
+		for _, line := range slices.Backward(lines) {
+			if strings.ContainsFunc(line, unicode.IsLetter) {
+				return "", fmt.Errorf("%s: %w: %s", words[0], err, strings.TrimSpace(line))
+			}
 		}
 		return "", fmt.Errorf("%s: %w", words[0], err)
 	}
