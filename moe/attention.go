@@ -52,7 +52,10 @@ var accumulate = xpu.MatMulOptions{Accumulate: true}
 func (m *Model) attend(l *layer, st *saved, to kvTarget) {
 	w := &m.ws
 	m.dev.Normalize(w.h, st.x0, m.norm1(l, st), false)
-	m.dev.MatMul(st.qkv, w.h, l.qkv.w.T(), xpu.MatMulOptions{})
+	if l.qkvBias.w.Present() {
+		m.dev.Embed(st.qkv, l.qkvBias.w.Reshape(1, m.cfg.qkvWidth()), w.row0)
+	}
+	m.dev.MatMul(st.qkv, w.h, l.qkv.w.T(), xpu.MatMulOptions{Accumulate: l.qkvBias.w.Present()})
 	m.dev.SplitHeads(m.projections(l, st, to, false))
 	m.dev.Attend(m.attention(st, to))
 	m.dev.Copy(st.x1, st.x0)
@@ -80,6 +83,10 @@ func (m *Model) attendGrad(l *layer, st *saved, fresh bool) {
 	// Through the projections and the norm.
 	m.dev.Normalize(w.h, st.x0, m.norm1(l, st), true)
 	m.dev.MatMul(l.qkv.g, w.dqkv.T(), w.h, accumulate)
+	if l.qkvBias.g.Present() {
+		const none = -1 // no row is skipped
+		m.dev.EmbedGrad(l.qkvBias.g.Reshape(1, m.cfg.qkvWidth()), w.dqkv, w.row0, none)
+	}
 	m.dev.MatMul(w.dh, w.dqkv, l.qkv.w, xpu.MatMulOptions{})
 	m.dev.NormGrad(w.dx, w.dh, st.x0, m.norm1(l, st), l.norm1.g)
 }

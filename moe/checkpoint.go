@@ -125,6 +125,11 @@ func (c Config) Tensors() []safetensors.Tensor {
 		add(prefix+"self_attn.q_proj.weight", q, h)
 		add(prefix+"self_attn.k_proj.weight", kv, h)
 		add(prefix+"self_attn.v_proj.weight", kv, h)
+		if f.qkvBias {
+			add(prefix+"self_attn.q_proj.bias", q)
+			add(prefix+"self_attn.k_proj.bias", kv)
+			add(prefix+"self_attn.v_proj.bias", kv)
+		}
 		if f.qkNorm {
 			add(prefix+"self_attn.q_norm.weight", q)
 			add(prefix+"self_attn.k_norm.weight", kv)

@@ -14,6 +14,7 @@ const (
 	OLMo    Architecture = "olmo"    // dense, LayerNorm without weights
 	Llama   Architecture = "llama"   // dense, RMSNorm
 	Mistral Architecture = "mistral" // dense, RMSNorm
+	Qwen2   Architecture = "qwen2"   // dense, RMSNorm, biases of q, k and v
 )
 
 // NoToken is the value of a token id of [Config] that is not set.
@@ -217,6 +218,9 @@ func (s stage) parameters(c Config, experts int) int64 {
 	layer += 2 * norm
 	if s.last {
 		total += norm
+	}
+	if c.family().qkvBias {
+		layer += q + 2*kv
 	}
 	if c.family().qkNorm {
 		layer += q + kv

@@ -13,6 +13,7 @@ type family struct {
 	experts bool // a mixture of experts; otherwise a dense feed-forward network
 	rms     bool // RMSNorm with weights; otherwise LayerNorm without weights
 	qkNorm  bool // RMSNorm of all queries of a token, and of all keys
+	qkvBias bool // projections to queries, keys and values have biases
 	clip    bool // has the field clip_qkv
 	scaling bool // frequencies of the rotary embedding may be scaled; see [RopeScaling]
 	headDim bool // heads may have another size than hidden_size / num_attention_heads
@@ -31,9 +32,13 @@ type family struct {
 	// Fields of hfFixed that must be in config.json, as null, because the default of transformers
 	// is not supported.
 	null []string
+
+	// Fields without an effect in this family, besides hfIgnored.
+	ignored []string
 }
 
-var families = map[Architecture]*family{OLMoE: &olmoe, OLMo: &olmo, Llama: &llama, Mistral: &mistral}
+var families = map[Architecture]*family{OLMoE: &olmoe, OLMo: &olmo, Llama: &llama, Mistral: &mistral,
+	Qwen2: &qwen2}
 
 // architectures lists the architectures that this package builds, sorted by name.
 func architectures() []Architecture { return slices.Sorted(maps.Keys(families)) }

@@ -73,6 +73,9 @@ func WriteConfigJSON(w io.Writer, c Config, dtype safetensors.DType) error {
 		"rope_theta":        fraction(c.RopeTheta), "rope_scaling": scaling, "rope_parameters": parameters,
 		"dtype": torch, "torch_dtype": torch, "use_cache": true,
 	}
+	if family.qkvBias { // without a field for them
+		delete(fields, "attention_bias")
+	}
 	if family.headDim { // transformers 4 needs it for Mistral with YaRN
 		fields["head_dim"] = c.HeadDim()
 	}
@@ -386,7 +389,7 @@ func (f *hfFields) config() (c Config) {
 	c.RopeTheta, c.RopeScaling = f.rope(family)
 	f.fixed("architectures", fmt.Sprintf(`[null, [%q]]`, family.class))
 	f.layerTypes(c.Layers)
-	f.others()
+	f.others(family)
 	return c
 }
 
@@ -422,10 +425,11 @@ func (f *hfFields) layerTypes(layers int) {
 
 // others checks the fields that [Config] does not have. Fields that are in no list are refused,
 // because transformers keeps every field and may compute something else because of it.
-func (f *hfFields) others() {
+func (f *hfFields) others(family *family) {
 	for _, name := range slices.Sorted(maps.Keys(f.fields)) {
 		list, fixed := hfFixed[name]
 		switch {
+		case slices.Contains(family.ignored, name):
 		case fixed:
 			f.fixed(name, list)
 		case !f.known[name] && !slices.Contains(hfIgnored, name):

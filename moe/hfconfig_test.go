@@ -104,7 +104,8 @@ func TestConfigJSONRefusesValues(t *testing.T) {
 		for _, architecture := range architectures() {
 			family := families[architecture]
 			if family.scaling && strings.HasPrefix(test.field, "rope_") || // see TestConfigJSONOfLlama
-				!family.clip && test.field == "clip_qkv" || family.headDim && test.field == "head_dim" {
+				slices.Contains(family.ignored, test.field) || !family.clip && test.field == "clip_qkv" ||
+				family.headDim && test.field == "head_dim" {
 				continue
 			}
 			_, err := readConfigJSON(strings.NewReader(minimalConfig(architecture, fmt.Sprintf("%q: %s", test.field,
@@ -198,6 +199,19 @@ func TestConfigJSONOfMistral(t *testing.T) {
 	_, err = readConfigJSON(strings.NewReader(strings.Replace(text, `"sliding_window": null, `, "", 1)), "config.json")
 	if want := "config.json: field sliding_window is missing"; err == nil || !strings.HasPrefix(err.Error(), want) {
 		t.Errorf("error %v, want %s", err, want)
+	}
+}
+
+// Qwen2's fields of sliding windows have no effect until use_sliding_window is set.
+func TestConfigJSONOfQwen2(t *testing.T) {
+	text := minimalConfig(Qwen2, `"use_sliding_window": false, "sliding_window": 131072, "max_window_layers": 28`)
+	if _, err := readConfigJSON(strings.NewReader(text), "config.json"); err != nil {
+		t.Error(err)
+	}
+	text = strings.Replace(text, "false", "true", 1)
+	_, err := readConfigJSON(strings.NewReader(text), "config.json")
+	if err == nil || !strings.Contains(err.Error(), "use_sliding_window is true") {
+		t.Errorf("%v; want use_sliding_window to be refused", err)
 	}
 }
 
@@ -351,6 +365,14 @@ func TestConfigJSONDocumentation(t *testing.T) {
 		}
 	}
 	all := slices.Concat(slices.Collect(maps.Keys(f.known)), slices.Collect(maps.Keys(hfFixed)), hfIgnored)
+	for _, family := range families {
+		for _, name := range family.ignored {
+			if !ignored[name] && !fixed[name] {
+				t.Errorf("%s is not in the list of ignored fields", name)
+			}
+		}
+		all = append(all, family.ignored...)
+	}
 	for _, names := range []map[string]bool{used, ignored} {
 		for name := range names {
 			if name != "aux_loss" && !slices.Contains(all, name) {

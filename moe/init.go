@@ -11,7 +11,7 @@ import (
 
 // Init sets every weight to its initial value: matrices are drawn from a normal distribution of
 // standard deviation InitStd, redrawn beyond InitCutoff standard deviations if that is set; norm
-// weights are 1, the embedding of the padding token 0.
+// weights are 1, biases and the embedding of the padding token 0.
 //
 // The values of a tensor depend only on seed, its name and its size, not on its address, other
 // tensors or threads: its generator is math/rand/v2's PCG, seeded by the SHA-256 of seed and name.
@@ -20,11 +20,14 @@ func (m *Model) Init(seed uint64) {
 		p := m.params[i]
 		var buffer []float32
 		weight := xpu.HostBuffer(p.Weight, &buffer)
-		if len(p.Shape) == 1 {
+		switch {
+		case strings.HasSuffix(p.Name, ".bias"):
+			clear(weight)
+		case len(p.Shape) == 1:
 			for j := range weight {
 				weight[j] = 1
 			}
-		} else {
+		default:
 			m.cfg.draw(weight, seed, p.Name)
 		}
 		if pad := m.cfg.PadTokenID; pad != NoToken && p.Name == embeddingName {

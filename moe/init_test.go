@@ -50,6 +50,18 @@ func TestInitIsIndependentOfLayout(t *testing.T) {
 	}
 }
 
+// Biases start at zero, although they are vectors like the weights of norms.
+func TestInitOfBiases(t *testing.T) {
+	c := gradientCases(t)["qwen2"]
+	m := newModel(t, c, 1)
+	m.Init(1)
+	norm, bias := byName(m, "model.norm.weight").Weight.Floats(),
+		byName(m, "model.layers.1.self_attn.k_proj.bias").Weight.Floats()
+	if norm[0] != 1 || len(bias) != c.KVWidth() || slices.ContainsFunc(bias, func(x float32) bool { return x != 0 }) {
+		t.Errorf("norm %v, bias %v", norm[:1], bias)
+	}
+}
+
 func TestInitDistribution(t *testing.T) {
 	for _, cutoff := range []float64{0, 3, 1} {
 		c := mustPreset(t, "mula-nano")

@@ -62,10 +62,11 @@ type tensor struct{ w, g xpu.Tensor }
 
 // A layer holds the tensors of one decoder layer in the form that the products need: q, k and v are
 // one matrix, and so are gate and up of an expert, gate first, like gate_up_proj of transformers
-// v5. Norms without weights, and the router of a dense model, are empty.
+// v5. Weights that a family does not have are empty.
 type layer struct {
 	norm1, norm2 tensor // [H]
 	qkv          tensor // [AD+2GD, H]
+	qkvBias      tensor // [AD+2GD]
 	qNorm, kNorm tensor // [AD], [GD]
 	out          tensor // [H, AD]
 	router       tensor // [E, H]
@@ -157,7 +158,10 @@ func (m *Model) ZeroGradients() {
 func (m *Model) bind() error {
 	c := m.cfg
 	h, q, kv, ffn := c.HiddenSize, c.QueryWidth(), c.KVWidth(), c.IntermediateSize
-	norm, qkNorms, experts, firstExpert := c.NormWeights(), 0, 1, 0
+	norm, bias, qkNorms, experts, firstExpert := c.NormWeights(), 0, 0, 1, 0
+	if c.family().qkvBias {
+		bias = c.qkvWidth()
+	}
 	if c.family().qkNorm {
 		qkNorms = 1
 	}
@@ -236,8 +240,8 @@ func (m *Model) bind() error {
 	for i := range m.layers {
 		next = 1 + (m.stage.from+i)*perLayer
 		l := &m.layers[i]
-		rest := []shaped{vector(&l.norm1, norm), matrix(&l.qkv, c.qkvWidth(), h), vector(&l.qNorm, qkNorms*q),
-			vector(&l.kNorm, qkNorms*kv), matrix(&l.out, h, q), vector(&l.norm2, norm),
+		rest := []shaped{vector(&l.norm1, norm), matrix(&l.qkv, c.qkvWidth(), h), vector(&l.qkvBias, bias),
+			vector(&l.qNorm, qkNorms*q), vector(&l.kNorm, qkNorms*kv), matrix(&l.out, h, q), vector(&l.norm2, norm),
 			matrix(&l.router, c.Experts, h)}
 		feedForward := []shaped{matrix(&l.gateUp, experts, 2*ffn, h), matrix(&l.down, experts, h, ffn)}
 		if !c.moe() {
@@ -246,8 +250,9 @@ func (m *Model) bind() error {
 		if err := bucket(false, rest...); err != nil {
 			return err
 		}
-		hold(parameters(false, l.norm1, l.qkv.rows(0, q), l.qkv.rows(q, kv), l.qkv.rows(q+kv, kv), l.qNorm,
-			l.kNorm, l.out, l.norm2, l.router)...)
+		hold(parameters(false, l.norm1, l.qkv.rows(0, q), l.qkv.rows(q, kv), l.qkv.rows(q+kv, kv),
+			l.qkvBias.rows(0, q), l.qkvBias.rows(q, kv), l.qkvBias.rows(q+kv, kv), l.qNorm, l.kNorm, l.out, l.norm2,
+			l.router)...)
 		if c.moe() {
 			if err := bucket(true, feedForward...); err != nil {
 				return err
@@ -279,8 +284,11 @@ func (m *Model) bind() error {
 	return nil
 }
 
-// rows returns n rows, from row first.
+// rows returns n rows, from row first; of an empty tensor, an empty tensor.
 func (t tensor) rows(first, n int) tensor {
+	if !t.w.Present() {
+		return tensor{}
+	}
 	return tensor{t.w.Rows(first, first+n), t.g.Rows(first, first+n)}
 }
 

@@ -261,6 +261,11 @@ func (m *Model) embedTokens(token func(i int) uint32) {
 func (m *Model) decode(ctx context.Context, end xpu.Tensor, target func(l int) kvTarget) error {
 	w := &m.ws
 	w.keys.write(m.dev, w.batch)
+	if w.row0.Present() {
+		zeros := room(&w.ints, w.row0.Elements())
+		clear(zeros)
+		m.dev.WriteInts(w.row0, zeros)
+	}
 	for i := range m.layers {
 		st, out := &w.saved[0], w.saved[0].x0
 		if w.shape.train {

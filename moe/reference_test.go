@@ -76,6 +76,9 @@ func (r *reference) norm(name string, x []float64) []float64 {
 // projection is q, k or v of one token: projection, norm (OLMoE's q and k), clipping.
 func (r *reference) projection(prefix, which string, h []float64) []float64 {
 	y := r.times(prefix+which+"_proj.weight", h)
+	if r.c.Architecture == Qwen2 {
+		addTo(y, r.weights[prefix+which+"_proj.bias"], 1)
+	}
 	if r.c.Architecture == OLMoE && which != "v" {
 		y = r.norm(prefix+which+"_norm.weight", y)
 	}
@@ -299,10 +302,10 @@ func gradientCases(t testing.TB) map[string]Config {
 	tied.VocabSize, tied.KVHeads, tied.ClipQKV, tied.TieEmbeddings = 96, 1, 0.6, true
 	llama := dense
 	llama.Architecture, llama.VocabSize, llama.KVHeads, llama.NormEps = Llama, 96, 2, 1e-3
-	mistral := llama
-	mistral.Architecture, mistral.HeadSize = Mistral, 24
+	qwen2 := llama
+	qwen2.Architecture, qwen2.HeadSize = Qwen2, 24
 	return map[string]Config{"nano": nano, "gqa": gqa, "dense": dense, "dense tied": tied, "llama": llama,
-		"mistral": mistral}
+		"qwen2": qwen2}
 }
 
 // Gradients of every tensor agree with central differences of the reference: along random

@@ -65,6 +65,7 @@ type flight struct {
 
 	saved []saved    // [L], or one without a backward pass
 	ids   xpu.Tensor // [T] input tokens
+	row0  xpu.Tensor // [T] zeros: each token's row of a bias, a table of one row
 	keys  firstKeys
 	xL    xpu.Tensor // [T, H] output of the last layer
 	meanL xpu.Tensor // [T]
@@ -207,7 +208,10 @@ func (f *flight) cut(c Config, p passShape, a *arena) {
 				Chosen: a.i32(t, k), RowOf: a.i32(t, k), TokenOf: a.i32(r), Counts: a.i32(c.Experts)}
 		}
 	}
-	f.ids = a.i32(t)
+	f.ids, f.row0 = a.i32(t), xpu.Tensor{}
+	if c.family().qkvBias {
+		f.row0 = a.i32(t)
+	}
 	f.keys.cut(p, a)
 	if p.last {
 		f.xL, f.rstdL = a.f32(t, h), a.f32(t)

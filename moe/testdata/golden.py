@@ -310,6 +310,7 @@ def main():
         rope_parameters=yarn,
     )
     case("mistral", "mistral", **base, **other, num_key_value_heads=2, head_dim=24, sliding_window=None)
+    case("qwen2", "qwen2", **base, num_key_value_heads=2, tie_word_embeddings=True)
     if len(sys.argv) > 1:
         return
     documents("olmoe-documents", OlmoeConfig(**base, **moe, pad_token_id=None), PACKED)
