@@ -9,6 +9,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"mula/internal/objects"
 	"mula/internal/quantity"
 	"mula/moe/safetensors"
 	"mula/train/checkpoint"
@@ -23,12 +24,15 @@ func exportCommand() *cli.Command {
 			"if there are several), and the tokenizer with the files that AutoTokenizer needs. The folder appears\n" +
 			"complete or not at all, and no existing file is overwritten. If an export is killed, the next export\n" +
 			"to the same folder removes its files.\n\n" +
+			"--output s3://BUCKET/PATH (also gs and az) writes to an object store. There config.json appears last:\n" +
+			"without it, the export is incomplete.\n\n" +
 			"Weights are rounded to nearest, ties to even. The export fails if a weight is out of range for the\n" +
 			"element type. The printed sha256 is the hash of the weights before rounding.\n\n" +
 			"Example: mula export --model runs/base --output base-hf --dtype bf16",
 		Flags: []cli.Flag{
 			modelFlag,
-			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write the new folder `DIR` (required)"},
+			&cli.StringFlag{Name: "output", Aliases: []string{"o"},
+				Usage: "write the new folder `DIR`; may be a URL of an object store (required)"},
 			&cli.StringFlag{Name: "dtype", Usage: "element type of the weights: " + anyOf(weightTypes.names()),
 				Value: "fp32"},
 			shardSizeFlag,
@@ -69,7 +73,12 @@ func convertOptions(c *cli.Context) (o checkpoint.ConvertOptions, err error) {
 	if err := noOperands(c); err != nil {
 		return o, err
 	}
-	if err := reachable(c.String("output")); err != nil {
+	if output := c.String("output"); !objects.IsURL(output) {
+		err = reachable(output)
+	} else if err = objects.CheckWritable(output); err != nil {
+		err = usagef("--output: %v", err)
+	}
+	if err != nil {
 		return o, err
 	}
 	if name := c.String("dtype"); name != "" {

@@ -89,7 +89,7 @@ func runGenerate(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	tokenizer, err := loadTokenizer(c, dir.TokenizerFile())
+	tokenizer, err := loadTokenizer(c, dir)
 	if err != nil {
 		return err
 	}

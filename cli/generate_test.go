@@ -8,6 +8,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"mula/internal/objects/objectstest"
 	"mula/tokenize"
 )
 
@@ -57,5 +58,27 @@ func TestGenerateText(t *testing.T) {
 	}
 	if sample.Text != want || !utf8.ValidString(plain) || plain != "a"+want+"\n" {
 		t.Errorf("text %q, printed %q, want %q", sample.Text, plain, want)
+	}
+
+	// The same text comes from the exported model, also in a store.
+	store := objectstest.S3(t)
+	url := store.URL + "model"
+	for _, command := range [][]string{{"export", "--model", filepath.Join(dir, "run"), "--output", url},
+		{"import", "--from", url, "--output", filepath.Join(dir, "back")},
+		{"import", "--from", filepath.Join(dir, "back"), "--output", url + "2"},
+		{"eval", "--model", url + "2", "--plan", filepath.Join(dir, "plan.json"), "--samples", "2"}} {
+		if code, _, stderr := call(t, command...); code != exitDone {
+			t.Fatalf("mula %s: exit %d, %s", strings.Join(command, " "), code, stderr)
+		}
+	}
+	args[2] = url + "2"
+	if code, text, stderr := call(t, args...); code != exitDone || text != plain {
+		t.Errorf("exit code %d, text %q, want %q; %s", code, text, plain, stderr)
+	}
+	for output, says := range map[string]string{url: "the output exists already", "https://host/x": "only reads"} {
+		if code, _, stderr := call(t, "export", "--model", url, "--output", output); code == exitDone ||
+			!strings.Contains(stderr, says) {
+			t.Errorf("an export to %s: exit %d, %s", output, code, stderr)
+		}
 	}
 }

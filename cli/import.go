@@ -6,6 +6,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"mula/internal/objects"
 	"mula/train/checkpoint"
 )
 
@@ -24,9 +25,10 @@ func importCommand() *cli.Command {
 			"`initialize_from: DIR` in train.yaml starts a run with the weights of either folder.\n\n" +
 			"Example: mula import --from OLMoE-1B-7B-0924 --output olmoe",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "from", Usage: "read the Hugging Face model in `DIR` (required)"},
+			&cli.StringFlag{Name: "from",
+				Usage: "read the Hugging Face model in `DIR`; may be a URL of an object store (required)"},
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"},
-				Usage: "write the new folder `DIR` (default: only check the model)"},
+				Usage: "write the new folder `DIR`; may be a URL of an object store (default: only check the model)"},
 			&cli.StringFlag{Name: "dtype",
 				Usage: "element type of the weights: " + anyOf(weightTypes.names()) + " (default: unchanged)"},
 			shardSizeFlag,
@@ -64,6 +66,9 @@ func runImport(c *cli.Context) error {
 	}
 	if output == "" {
 		output = dir.Dir
+	}
+	if objects.IsURL(output) {
+		output = "a local copy of " + output
 	}
 	_, err = fmt.Fprintf(c.App.Writer, "to train   initialize_from: %s\n           model: %s\n",
 		filepath.ToSlash(output), found.TrainModel)

@@ -2,7 +2,9 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
@@ -21,7 +23,7 @@ import (
 var (
 	modelFlag = &cli.StringFlag{Name: "model", Aliases: []string{"m"},
 		Usage: "read the model in `DIR`: a run's folder (its newest complete checkpoint), a checkpoint, or a " +
-			"Hugging Face model (required)"}
+			"Hugging Face model; may be a URL of an object store (required)"}
 	threadsFlag = &cli.IntFlag{Name: "threads",
 		Usage: "threads to compute with (0: all cores); the result does not depend on the number"}
 	deviceFlag = &cli.StringFlag{Name: "device",
@@ -66,7 +68,7 @@ func openModel(c *cli.Context, dir checkpoint.ModelDir) (*moe.Model, xpu.Device,
 	if why != "" {
 		fmt.Fprintf(c.App.ErrWriter, "device %s (%s)\n", printable(device.Name()), printable(why))
 	}
-	m, err := moe.Open(dir.Dir, device)
+	m, err := dir.Model(device)
 	if err != nil {
 		device.Close()
 		return nil, nil, err
@@ -99,13 +101,15 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// loadTokenizer loads the tokenizer of --tokenizer, or else the tokenizer found next to the model.
-func loadTokenizer(c *cli.Context, found string) (*tokenize.Tokenizer, error) {
+// loadTokenizer loads the tokenizer of --tokenizer, or else the model's own.
+func loadTokenizer(c *cli.Context, dir checkpoint.ModelDir) (*tokenize.Tokenizer, error) {
+	options := tokenize.LoadOptions{IgnoreTruncationAndPadding: true}
 	if path := c.String("tokenizer"); path != "" {
-		found = path
+		return tokenize.LoadWith(path, options)
 	}
-	if found == "" {
+	t, err := dir.Tokenizer(options)
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%s has no tokenizer.json; name one with --tokenizer", c.String("model"))
 	}
-	return tokenize.LoadWith(found, tokenize.LoadOptions{IgnoreTruncationAndPadding: true})
+	return t, err
 }

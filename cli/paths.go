@@ -23,6 +23,10 @@ var notPaths = map[string]bool{
 // command. An entry of the command "" is for all commands that have the flag.
 var mayBeURLs = map[string]map[string]bool{
 	"":              {"plan": true, "shards": true},
+	"mula eval":     {"model": true},
+	"mula export":   {"model": true, "output": true},
+	"mula generate": {"model": true},
+	"mula import":   {"from": true, "output": true},
 	"mula blend":    {"output": true, "amend": true},
 	"mula tokenize": {"output": true},
 	"mula index": {"cache": true, "root": true, "data-path": true, "train-data-path": true, "valid-data-path": true,

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -24,7 +25,35 @@ type SaveOptions struct {
 	DType safetensors.DType // element type of the weights; empty means F32
 	// maximum bytes of weights in a file (a larger tensor gets its own file); 0 means one file
 	ShardSize int64
-	FS        filesystem.FS // the file system of the directory; nil = the machine's
+	Create    Creator // creates the files; nil: in the directory on the machine's file system
+}
+
+// A Creator creates a file of a model.
+type Creator func(name string) (SavedFile, error)
+
+// A SavedFile is a file that is being written. It appears with Publish, complete or not at all.
+type SavedFile interface {
+	io.Writer
+	Publish() error
+	Abort() // nothing after Publish
+}
+
+// In returns the Creator of files in a directory on the machine's file system.
+func In(dir string) Creator {
+	return func(name string) (SavedFile, error) { return atomicfile.Create(filepath.Join(dir, name)) }
+}
+
+// WriteFile writes a file.
+func (c Creator) WriteFile(name string, content []byte) error {
+	file, err := c(name)
+	if err != nil {
+		return err
+	}
+	defer file.Abort()
+	if _, err := file.Write(content); err != nil {
+		return err
+	}
+	return file.Publish()
 }
 
 // Save writes the model as a Hugging Face directory: weights in safetensors files under the names
@@ -60,15 +89,18 @@ func saveDirectory(dir string, c Config, opts SaveOptions,
 	if opts.ShardSize < 0 {
 		return fmt.Errorf("shard size %d is negative", opts.ShardSize)
 	}
-	for _, name := range []string{configName, safetensors.SingleName, safetensors.IndexName} {
-		if _, err := os.Lstat(filepath.Join(dir, name)); !errors.Is(err, fs.ErrNotExist) {
-			if err == nil {
-				err = fmt.Errorf("%s already exists; save into an empty directory", name)
+	create := opts.Create
+	if create == nil {
+		for _, name := range []string{configName, safetensors.SingleName, safetensors.IndexName} {
+			if _, err := os.Lstat(filepath.Join(dir, name)); !errors.Is(err, fs.ErrNotExist) {
+				if err == nil {
+					err = fmt.Errorf("%s already exists; save into an empty directory", name)
+				}
+				return err
 			}
-			return err
 		}
+		create = In(dir)
 	}
-	files := atomicfile.On(opts.FS)
 	tensors := c.Tensors()
 	for i := range tensors {
 		tensors[i].DType = opts.DType
@@ -85,7 +117,7 @@ func saveDirectory(dir string, c Config, opts SaveOptions,
 		for _, t := range shard {
 			index.WeightMap[t.Name] = name
 		}
-		err := writeShard(files, filepath.Join(dir, name), shard,
+		err := writeShard(create, name, shard,
 			func(i int, write func([]float32) error) error { return fill(first+i, write) })
 		if err != nil {
 			return err
@@ -97,7 +129,7 @@ func saveDirectory(dir string, c Config, opts SaveOptions,
 		if err != nil {
 			return err
 		}
-		if err := files.WriteFile(filepath.Join(dir, safetensors.IndexName), append(text, '\n')); err != nil {
+		if err := create.WriteFile(safetensors.IndexName, append(text, '\n')); err != nil {
 			return err
 		}
 	}
@@ -105,7 +137,7 @@ func saveDirectory(dir string, c Config, opts SaveOptions,
 	if err := WriteConfigJSON(&config, c, opts.DType); err != nil {
 		return err
 	}
-	return files.WriteFile(filepath.Join(dir, configName), []byte(config.String()))
+	return create.WriteFile(configName, []byte(config.String()))
 }
 
 // Tensors lists the weights of a complete model of this configuration as stored in files, in the
@@ -183,9 +215,9 @@ func shardTensors(tensors []safetensors.Tensor, opts SaveOptions) [][]safetensor
 	return shards
 }
 
-func writeShard(files atomicfile.Files, path string, tensors []safetensors.Tensor,
+func writeShard(create Creator, name string, tensors []safetensors.Tensor,
 	fill func(i int, write func([]float32) error) error) error {
-	file, err := files.Create(path)
+	file, err := create(name)
 	if err != nil {
 		return err
 	}
@@ -207,20 +239,12 @@ func writeShard(files atomicfile.Files, path string, tensors []safetensors.Tenso
 
 // Open creates a model from a Hugging Face directory: its config.json and its weights.
 func Open(dir string, dev xpu.Device) (*Model, error) {
-	s, err := OpenStored(dir)
+	s, err := OpenStored(filesystem.OS{}, dir)
 	if err != nil {
 		return nil, err
 	}
 	defer s.Close()
-	m, err := New(s.config, dev)
-	if err != nil {
-		return nil, err
-	}
-	if err := m.read(s); err != nil {
-		m.Close()
-		return nil, err
-	}
-	return m, nil
+	return s.Model(dev)
 }
 
 // Load reads the weights of a Hugging Face directory, in one file or several, of element type F32,
@@ -231,7 +255,7 @@ func Open(dir string, dev xpu.Device) (*Model, error) {
 // before it reads the first weight. A model that holds a part of the experts reads only its part.
 // After a read error, the weights are a mixture of old and new.
 func (m *Model) Load(dir string) error {
-	s, err := openStored(dir, m.cfg)
+	s, err := openStored(filesystem.OS{}, dir, m.cfg)
 	if err != nil {
 		return err
 	}

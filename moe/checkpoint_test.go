@@ -163,7 +163,9 @@ func TestSaveFaults(t *testing.T) {
 	for k := int64(1); ; k++ {
 		dir := t.TempDir()
 		nth := &faultfs.Nth{K: k, Err: syscall.ENOSPC}
-		err := m.Save(t.Context(), dir, SaveOptions{ShardSize: 100_000, FS: faultfs.New(nth.Fault)})
+		files := atomicfile.On(faultfs.New(nth.Fault))
+		err := m.Save(t.Context(), dir, SaveOptions{ShardSize: 100_000,
+			Create: func(name string) (SavedFile, error) { return files.Create(filepath.Join(dir, name)) }})
 		if nth.Failed() == "" {
 			if err != nil || k < 20 {
 				t.Fatalf("without a fault: %v after %d operations; want at least 19", err, k-1)

@@ -4,12 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
+	"mula/internal/filesystem"
+	"mula/internal/objects"
 	"mula/moe/safetensors"
+	"mula/xpu"
 )
 
 // A Stored is a model stored in a Hugging Face directory whose tensors match its config.json. It is
@@ -33,19 +34,20 @@ type source struct {
 
 // OpenStored opens the model of a Hugging Face directory and compares its tensor names and shapes
 // with config.json; it accepts what [Model.Load] accepts. The error lists every tensor that is
-// missing, wrong or unknown.
-func OpenStored(dir string) (*Stored, error) {
-	c, err := ReadConfig(dir)
+// missing, wrong or unknown. dir is a directory of fsys, or its URL.
+func OpenStored(fsys filesystem.FS, dir string) (*Stored, error) {
+	c, err := ReadConfig(fsys, dir)
 	if err != nil {
 		return nil, err
 	}
-	return openStored(dir, c)
+	return openStored(fsys, dir, c)
 }
 
-// ReadConfig reads the config.json of a Hugging Face directory like [readConfigJSON].
-func ReadConfig(dir string) (Config, error) {
-	path := filepath.Join(dir, configName)
-	f, err := os.Open(path)
+// ReadConfig reads the config.json of a Hugging Face directory like [readConfigJSON]. dir is as in
+// [OpenStored].
+func ReadConfig(fsys filesystem.FS, dir string) (Config, error) {
+	path := objects.Join(dir, configName)
+	f, err := filesystem.Open(fsys, path)
 	if err != nil {
 		return Config{}, err
 	}
@@ -54,10 +56,10 @@ func ReadConfig(dir string) (Config, error) {
 }
 
 // openStored opens the weights of a model of configuration c.
-func openStored(dir string, c Config) (*Stored, error) {
-	files, err := safetensors.OpenDirectory(dir)
+func openStored(fsys filesystem.FS, dir string, c Config) (*Stored, error) {
+	files, err := safetensors.OpenDirectory(fsys, dir)
 	if err != nil {
-		if _, other := os.Stat(filepath.Join(dir, "pytorch_model.bin")); other == nil {
+		if _, other := fsys.Stat(objects.Join(dir, "pytorch_model.bin")); other == nil {
 			err = fmt.Errorf("%w, but pytorch_model.bin, which is not read: load the model with transformers and "+
 				"save it again", err)
 		}
@@ -83,7 +85,7 @@ func (s *Stored) match() error {
 	if n := s.config.TotalParameters(); elements < n && int64(s.config.Layers)*int64(1+s.config.Experts) > most {
 		return fmt.Errorf("%s describes a model of %d weights, but the weight files have %d; complete them, or "+
 			"use the config.json that belongs to them",
-			filepath.Join(s.dir, configName), n, elements)
+			objects.Join(s.dir, configName), n, elements)
 	}
 	s.tensors = s.config.Tensors()
 	s.sources = make([]source, len(s.tensors))
@@ -253,6 +255,19 @@ func (s *Stored) Each(ctx context.Context, visit func(tensor string, piece []flo
 		}
 	}
 	return nil
+}
+
+// Model creates a model with the stored weights on a device.
+func (s *Stored) Model(dev xpu.Device) (*Model, error) {
+	m, err := New(s.config, dev)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.read(s); err != nil {
+		m.Close()
+		return nil, err
+	}
+	return m, nil
 }
 
 // Save writes the model to dir like [Model.Save], one tensor per expert matrix, and passes every

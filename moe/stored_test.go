@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"mula/internal/filesystem"
 	"mula/moe/safetensors"
 )
 
@@ -65,7 +66,7 @@ func TestStoredSave(t *testing.T) {
 				if err := m.Save(t.Context(), want, opts); err != nil {
 					t.Fatal(err)
 				}
-				s, err := OpenStored(from)
+				s, err := OpenStored(filesystem.OS{}, from)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -170,7 +171,7 @@ func TestStoredRefuses(t *testing.T) {
 	if err := m.Save(t.Context(), dir, SaveOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := OpenStored(dir); err != nil {
+	if _, err := OpenStored(filesystem.OS{}, dir); err != nil {
 		t.Fatal(err)
 	}
 	m.Parameters()[0].Weight.Floats()[17] = 1e30

@@ -2,6 +2,7 @@ package train
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"mula/internal/longtest"
 	"mula/internal/objects"
 	"mula/internal/objects/objectstest"
+	"mula/train/checkpoint"
 )
 
 const copiedRun = crashConfig + "checkpoint: {every: 2, keep: 1, copies: s3://bucket/run/, keep_copies: 2}\n" +
@@ -151,4 +153,60 @@ func TestKillWithLostFolders(t *testing.T) {
 				t.Fatal(err)
 			}
 		})
+}
+
+// The model of a copy is the model of the checkpoint. The newest complete copy of a folder is used.
+// An incomplete one, and a damaged one, are errors; the optimizer's state is not read.
+func TestModelOfCopy(t *testing.T) {
+	store := objectstest.S3(t)
+	c := testConfig(t, makePlan(t, t.TempDir(), "plan.json", ""), copiedRun)
+	mustRun(t, c, stopAfter(5))
+	r := mustRun(t, c, Options{})
+	ctx := t.Context()
+	store.Proxy.Disturb(func(r *http.Request) (f objectstest.Fault) {
+		if strings.HasSuffix(r.URL.Path, "optimizer.safetensors") && r.Method == http.MethodGet {
+			f.Status = http.StatusForbidden
+		}
+		return f
+	})
+	const newest = "s3://bucket/run/step-00000008"
+	for _, url := range []string{"s3://bucket/run/", newest} {
+		m, _, err := checkpoint.FindModel(ctx, url)
+		if err != nil || m.Dir != newest || m.Checkpoint.State.Step != 8 {
+			t.Fatalf("%s: %+v, %v", url, m, err)
+		}
+		if found, err := m.Inspect(ctx, nil); err != nil || found.Weights != r.Weights {
+			t.Errorf("%s: %+v, %v; want weights %s", url, found, err, r.Weights)
+		}
+	}
+	if _, _, err := checkpoint.FindModel(ctx, "s3://bucket/none"); !errors.Is(err, checkpoint.ErrNone) {
+		t.Errorf("a folder without copies: %v", err)
+	}
+	data, _, err := objects.ReadFile(ctx, newest+"/state.json", 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data[len(data)/2] ^= 1
+	if err := objects.WriteFile(ctx, newest+"/state.json", data); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := checkpoint.FindModel(ctx, "s3://bucket/run"); err == nil ||
+		!strings.Contains(err.Error(), newest+"/state.json has SHA-256") {
+		t.Errorf("a damaged copy: %v", err)
+	}
+	if err := objects.Remove(ctx, newest+"/manifest.json"); err != nil {
+		t.Fatal(err)
+	}
+	if m, _, err := checkpoint.FindModel(ctx, "s3://bucket/run"); err != nil || m.Checkpoint.State.Step != 6 {
+		t.Errorf("without the newest manifest: %+v, %v", m, err)
+	}
+	for range 2 { // with and without state.json
+		if _, _, err := checkpoint.FindModel(ctx, newest); err == nil ||
+			!strings.Contains(err.Error(), newest+" is an incomplete checkpoint") {
+			t.Errorf("a copy without a manifest: %v", err)
+		}
+		if err := objects.Remove(ctx, newest+"/state.json"); err != nil {
+			t.Fatal(err)
+		}
+	}
 }

@@ -7,9 +7,11 @@ import (
 	"io"
 	"io/fs"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
+
+	"mula/internal/filesystem"
+	"mula/internal/objects"
 )
 
 // Names of the weight files that transformers looks for.
@@ -37,10 +39,10 @@ type Directory struct {
 }
 
 // OpenDirectory opens model.safetensors in dir, or the files named by model.safetensors.index.json.
-// Like transformers, it prefers the single file.
-func OpenDirectory(dir string) (*Directory, error) {
+// Like transformers, it prefers the single file. dir is a folder of fsys, or its URL.
+func OpenDirectory(fsys filesystem.FS, dir string) (*Directory, error) {
 	d := &Directory{where: map[string]*File{}}
-	file, err := Open(filepath.Join(dir, SingleName))
+	file, err := open(fsys, objects.Join(dir, SingleName))
 	if err == nil {
 		d.add(file)
 		return d, nil
@@ -48,22 +50,22 @@ func OpenDirectory(dir string) (*Directory, error) {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	index, err := readIndex(filepath.Join(dir, IndexName))
+	index, err := readIndex(fsys, objects.Join(dir, IndexName))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%s: holds neither %s nor %s: %w", dir, SingleName, IndexName, fs.ErrNotExist)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if err := d.openAll(dir, index); err != nil {
+	if err := d.openAll(fsys, dir, index); err != nil {
 		d.Close()
 		return nil, err
 	}
 	return d, nil
 }
 
-func readIndex(path string) (Index, error) {
-	f, err := os.Open(path)
+func readIndex(fsys filesystem.FS, path string) (Index, error) {
+	f, err := filesystem.Open(fsys, path)
 	if err != nil {
 		return Index{}, err
 	}
@@ -99,10 +101,10 @@ func parseIndex(text []byte) (Index, error) {
 	return index, nil
 }
 
-func (d *Directory) openAll(dir string, index Index) error {
+func (d *Directory) openAll(fsys filesystem.FS, dir string, index Index) error {
 	names := slices.Compact(slices.Sorted(maps.Values(index.WeightMap)))
 	for _, name := range names {
-		file, err := Open(filepath.Join(dir, name))
+		file, err := open(fsys, objects.Join(dir, name))
 		if err != nil {
 			return err
 		}
@@ -118,7 +120,7 @@ func (d *Directory) openAll(dir string, index Index) error {
 	for _, tensor := range slices.Sorted(maps.Keys(index.WeightMap)) {
 		if d.where[tensor] == nil {
 			return fmt.Errorf("%s: %w: tensor %q is missing, which %s places there",
-				filepath.Join(dir, index.WeightMap[tensor]), errCorrupt, tensor, IndexName)
+				objects.Join(dir, index.WeightMap[tensor]), errCorrupt, tensor, IndexName)
 		}
 	}
 	return nil

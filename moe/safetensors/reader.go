@@ -7,8 +7,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"os"
 	"slices"
+
+	"mula/internal/filesystem"
 )
 
 // maxHeader is the longest header that the reference implementation reads, in bytes.
@@ -26,8 +27,10 @@ type File struct {
 }
 
 // Open opens a file and checks its header against the file size.
-func Open(path string) (*File, error) {
-	f, err := os.Open(path)
+func Open(path string) (*File, error) { return open(filesystem.OS{}, path) }
+
+func open(fsys filesystem.FS, path string) (*File, error) {
+	f, err := filesystem.Open(fsys, path)
 	if err != nil {
 		return nil, err
 	}

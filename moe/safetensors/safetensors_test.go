@@ -15,6 +15,8 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"mula/internal/filesystem"
 )
 
 // file is a safetensors file with the given header and size of data.
@@ -303,7 +305,7 @@ func TestDirectory(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			d, err := OpenDirectory(dir)
+			d, err := OpenDirectory(filesystem.OS{}, dir)
 			if test.want != "" {
 				if err == nil || !strings.Contains(err.Error(), test.want) || !errors.Is(err, test.is) {
 					t.Fatalf("error %v, want one with %q that is %v", err, test.want, test.is)

@@ -14,7 +14,9 @@ import (
 	"path/filepath"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
 	"mula/internal/locks"
+	"mula/internal/objects"
 	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/tokenize"
@@ -58,7 +60,7 @@ type Inspection struct {
 // other tensor may exist. Every weight must be finite, and every id of the tokenizer must be in the
 // vocabulary. progress may be nil.
 func (m ModelDir) Inspect(ctx context.Context, progress func(done, total int64)) (Inspection, error) {
-	stored, err := moe.OpenStored(m.Dir)
+	stored, err := moe.OpenStored(m.files(), m.Dir)
 	if err != nil {
 		return Inspection{}, err
 	}
@@ -83,7 +85,7 @@ func (m ModelDir) HasWeights(ctx context.Context, want string) (has bool, now st
 	if err != nil || inspected.Weights == want {
 		return err == nil, inspected.Weights, err
 	}
-	stored, err := moe.OpenStored(m.Dir)
+	stored, err := moe.OpenStored(m.files(), m.Dir)
 	if err != nil {
 		return false, "", err
 	}
@@ -100,9 +102,10 @@ func (m ModelDir) HasWeights(ctx context.Context, want string) (has bool, now st
 // a separate tensor per expert, weights in files of the requested size, config.json, and the
 // tokenizer and generation config. The last two are copied from the model, or generated. Convert
 // checks the model like [ModelDir.Inspect]. It reads and writes chunks, and never holds the whole
-// model in memory. output must not exist. It appears complete or not at all.
+// model in memory. output must not exist. It appears complete or not at all. output may be a URL,
+// see [newFolder].
 func (m ModelDir) Convert(ctx context.Context, output string, o ConvertOptions) (Inspection, error) {
-	stored, err := moe.OpenStored(m.Dir)
+	stored, err := moe.OpenStored(m.files(), m.Dir)
 	if err != nil {
 		return Inspection{}, err
 	}
@@ -118,13 +121,17 @@ func (m ModelDir) Convert(ctx context.Context, output string, o ConvertOptions) 
 		}
 	}
 	check := newWeightsCheck(m.Dir, result.Config, o.Progress)
-	err = newDirectory(output, func(dir string) error {
-		if err := stored.Save(ctx, dir, moe.SaveOptions{DType: o.DType, ShardSize: o.ShardSize},
-			check.add); err != nil {
+	write := func(dir string, create moe.Creator) error {
+		if err := m.writeCompanions(create, result.Config, tokenizer); err != nil {
 			return err
 		}
-		return m.writeCompanions(dir, result.Config, tokenizer)
-	})
+		return stored.Save(ctx, dir, moe.SaveOptions{DType: o.DType, ShardSize: o.ShardSize, Create: create}, check.add)
+	}
+	if objects.IsURL(output) {
+		err = newFolder(ctx, output, func(create moe.Creator) error { return write(output, create) })
+	} else {
+		err = newDirectory(output, func(dir string) error { return write(dir, moe.In(dir)) })
+	}
 	if err != nil {
 		return result, fmt.Errorf("writing %s: %w", output, err)
 	}
@@ -185,10 +192,12 @@ func newDirectory(path string, write func(dir string) error) error {
 	return atomicfile.SyncDir(parent)
 }
 
+var errExists = errors.New("the output exists already, and mula does not overwrite it; name a new directory")
+
 // nothingAt returns an error if path exists.
 func nothingAt(path string) error {
 	if _, err := os.Lstat(path); err == nil {
-		return errors.New("the output exists already, and mula does not overwrite it; name a new directory")
+		return errExists
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
@@ -229,14 +238,14 @@ func (m ModelDir) inspect(stored *moe.Stored) (*tokenize.Tokenizer, Inspection, 
 	i := Inspection{Config: c, Parameters: c.TotalParameters(), ActiveParameters: c.ActiveParameters(),
 		DTypes: stored.Types(), Fused: stored.Fused(),
 		TrainModel: modelYAML(c)}
-	path := m.TokenizerFile()
-	if path == "" {
+	path := m.path(tokenizerFile)
+	text, err := m.readCompanion(tokenizerFile)
+	if errors.Is(err, fs.ErrNotExist) {
 		i.Notes = append(i.Notes,
 			"the model has no tokenizer.json, so AutoTokenizer and mula generate cannot work: copy the "+
 				"tokenizer.json of its shards into "+filepath.ToSlash(m.Dir)+", and export again")
 		return nil, i, nil
 	}
-	text, err := readCompanion(path)
 	if err != nil {
 		return nil, i, err
 	}
@@ -258,23 +267,24 @@ func (m ModelDir) inspect(stored *moe.Stored) (*tokenize.Tokenizer, Inspection, 
 	return t, i, nil
 }
 
-func readCompanion(path string) ([]byte, error) {
-	info, err := os.Stat(path)
+func (m ModelDir) readCompanion(name string) ([]byte, error) {
+	path := m.path(name)
+	info, err := m.files().Stat(path)
 	if err != nil {
 		return nil, err
 	}
 	if info.Size() > maxCompanion {
 		return nil, fmt.Errorf("%s has %d bytes; the maximum is %d", path, info.Size(), maxCompanion)
 	}
-	return os.ReadFile(path)
+	return filesystem.ReadFile(m.files(), path)
 }
 
 // writeCompanions copies the companion files of a model, and creates missing files that
 // transformers needs.
-func (m ModelDir) writeCompanions(dir string, c moe.Config, t *tokenize.Tokenizer) error {
+func (m ModelDir) writeCompanions(create moe.Creator, c moe.Config, t *tokenize.Tokenizer) error {
 	there := map[string]bool{}
 	for _, name := range companions {
-		text, err := readCompanion(filepath.Join(m.Dir, name))
+		text, err := m.readCompanion(name)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -282,24 +292,32 @@ func (m ModelDir) writeCompanions(dir string, c moe.Config, t *tokenize.Tokenize
 			return err
 		}
 		there[name] = true
-		if err := atomicfile.WriteFile(filepath.Join(dir, name), text); err != nil {
+		if err := create.WriteFile(name, text); err != nil {
 			return err
 		}
 	}
 	if !there[generationFile] {
-		if err := writeJSON(filepath.Join(dir, generationFile), generationConfig(c)); err != nil {
+		text, err := jsonText(generationConfig(c))
+		if err != nil {
+			return err
+		}
+		if err := create.WriteFile(generationFile, text); err != nil {
 			return err
 		}
 	}
 	if t != nil && !there[tokenizerConfigFile] {
-		return writeTokenizerConfig(filepath.Join(dir, tokenizerConfigFile), c, t)
+		text, err := tokenizerConfig(c, t)
+		if err != nil {
+			return err
+		}
+		return create.WriteFile(tokenizerConfigFile, text)
 	}
 	return nil
 }
 
-// writeTokenizerConfig writes tokenizer_config.json, so that AutoTokenizer uses tokenizer.json
-// unchanged. The file also names the model's special tokens.
-func writeTokenizerConfig(path string, c moe.Config, t *tokenize.Tokenizer) error {
+// tokenizerConfig returns a tokenizer_config.json with which AutoTokenizer uses tokenizer.json
+// unchanged. It also names the model's special tokens.
+func tokenizerConfig(c moe.Config, t *tokenize.Tokenizer) ([]byte, error) {
 	fields := map[string]any{
 		"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": false,
 		"model_max_length": c.MaxPositions,
@@ -321,10 +339,8 @@ func writeTokenizerConfig(path string, c moe.Config, t *tokenize.Tokenizer) erro
 	e := json.NewEncoder(&text)
 	e.SetEscapeHTML(false) // people read <|endoftext|>
 	e.SetIndent("", "  ")
-	if err := e.Encode(fields); err != nil {
-		return fmt.Errorf("writing %s: %w", path, err)
-	}
-	return atomicfile.WriteFile(path, text.Bytes())
+	err := e.Encode(fields)
+	return text.Bytes(), err
 }
 
 // A weightsCheck checks that all weights of a model are finite. It gets them in order.

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"mula/internal/filesystem"
 	"mula/xpu/comm"
 )
 
@@ -29,7 +30,7 @@ func TestManifestFields(t *testing.T) {
 			t.Fatal(err)
 		}
 		var m manifest
-		if err := readManifest(dir, &m); err == nil || !strings.Contains(err.Error(), want) ||
+		if err := readManifest(filesystem.OS{}, dir, &m); err == nil || !strings.Contains(err.Error(), want) ||
 			!strings.Contains(err.Error(), path) {
 			t.Errorf("%s: %v, want %s", content, err, want)
 		}

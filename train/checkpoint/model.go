@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -12,25 +13,40 @@ import (
 	"strings"
 
 	"mula/blend"
+	"mula/internal/filesystem"
+	"mula/internal/objects"
 	"mula/internal/strictyaml"
 	"mula/moe"
 	"mula/shards"
+	"mula/tokenize"
+	"mula/xpu"
 )
 
 // A ModelDir is a directory with a model in Hugging Face's format: a checkpoint of a run, or a
 // model from another source.
 type ModelDir struct {
-	Dir        string
+	Dir        string      // or a URL
 	Checkpoint *Checkpoint // nil if the model is not a checkpoint
+
+	fsys filesystem.FS // of Dir; nil: of the machine
 }
+
+func (m ModelDir) files() filesystem.FS { return filesystem.Default(m.fsys) }
+
+func (m ModelDir) path(name string) string { return objects.Join(m.Dir, name) }
 
 // FindModel finds the model in dir: the newest complete checkpoint of a run directory, a
 // checkpoint, or a Hugging Face directory. For a run it also returns the newer checkpoints that are
-// damaged. It returns [ErrNone] if dir has no model.
+// damaged. It returns [ErrNone] if dir has no model. dir may also be the URL of a Hugging Face
+// model, of a copy of a checkpoint, or of a folder of copies ([Store]). Requests end with ctx.
 func FindModel(ctx context.Context, dir string) (ModelDir, []Refused, error) {
+	if objects.IsURL(dir) {
+		m, err := findStored(ctx, dir)
+		return m, nil, err
+	}
 	checkpoint, refused, err := Find(ctx, dir)
 	if err == nil {
-		return ModelDir{checkpoint.Dir, checkpoint}, refused, nil
+		return ModelDir{Dir: checkpoint.Dir, Checkpoint: checkpoint}, refused, nil
 	}
 	if !errors.Is(err, ErrNone) {
 		return ModelDir{}, refused, err
@@ -46,13 +62,23 @@ func FindModel(ctx context.Context, dir string) (ModelDir, []Refused, error) {
 	return ModelDir{Dir: dir}, refused, nil
 }
 
-// TokenizerFile is the path of the model's tokenizer.json, or "" if it does not exist.
-func (m ModelDir) TokenizerFile() string {
-	path := filepath.Join(m.Dir, tokenizerFile)
-	if _, err := os.Stat(path); err != nil {
-		return ""
+// Model creates the model on a device.
+func (m ModelDir) Model(dev xpu.Device) (*moe.Model, error) {
+	stored, err := moe.OpenStored(m.files(), m.Dir)
+	if err != nil {
+		return nil, err
 	}
-	return path
+	defer stored.Close()
+	return stored.Model(dev)
+}
+
+// Tokenizer reads the model's tokenizer.json. The error wraps [fs.ErrNotExist] if there is none.
+func (m ModelDir) Tokenizer(o tokenize.LoadOptions) (*tokenize.Tokenizer, error) {
+	text, err := m.readCompanion(tokenizerFile)
+	if err != nil {
+		return nil, err
+	}
+	return tokenize.ParseWith(text, m.path(tokenizerFile), o)
 }
 
 // TokenizerHash is the SHA-256, in hexadecimal, of the tokenizer.json that the model was trained
@@ -62,11 +88,10 @@ func (m ModelDir) TokenizerHash(ctx context.Context) (string, error) {
 	if m.Checkpoint != nil && m.Checkpoint.State.Tokenizer != "" {
 		return m.Checkpoint.State.Tokenizer, nil
 	}
-	path := m.TokenizerFile()
-	if path == "" {
+	hash, _, err := shards.HashFile(ctx, m.path(tokenizerFile), nil)
+	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil
 	}
-	hash, _, err := shards.HashFile(ctx, path, nil)
 	return hash, err
 }
 
@@ -104,7 +129,7 @@ func FindInitial(ctx context.Context, path string, want moe.Config, plan *blend.
 	if err != nil {
 		return bad(err)
 	}
-	model, err := moe.ReadConfig(from.Dir)
+	model, err := moe.ReadConfig(from.files(), from.Dir)
 	if err != nil {
 		return bad(err)
 	}

@@ -598,14 +598,6 @@ func jsonText(value any) ([]byte, error) {
 	return append(data, '\n'), nil
 }
 
-func writeJSON(path string, value any) error {
-	data, err := jsonText(value)
-	if err != nil {
-		return fmt.Errorf("writing %s: %w", path, err)
-	}
-	return atomicfile.WriteFile(path, data)
-}
-
 // Discard removes a checkpoint if it exists. It renames the directory first, so that a
 // partly removed directory never has the name of a checkpoint.
 func Discard(path string) error {

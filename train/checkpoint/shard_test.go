@@ -20,6 +20,7 @@ import (
 	"pgregory.net/rapid"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
 	"mula/internal/longtest"
 	"mula/moe"
 	"mula/moe/safetensors"
@@ -31,6 +32,11 @@ import (
 	"mula/xpu/comm"
 	"mula/xpu/comm/local"
 )
+
+func writeJSON(path string, value any) error {
+	data, err := jsonText(value)
+	return errors.Join(err, os.WriteFile(path, data, 0o644))
+}
 
 // onRanks runs f as every rank of a world and returns what each has returned.
 func onRanks(size int, f func(world *comm.Comm) error) []error {
@@ -302,7 +308,7 @@ func TestReshard(t *testing.T) {
 
 // checkModel reads the weights of a checkpoint as any program does that knows Hugging Face's files.
 func (m madeModel) checkModel(t interface{ Fatalf(string, ...any) }, dir string, step int64) {
-	d, err := safetensors.OpenDirectory(dir)
+	d, err := safetensors.OpenDirectory(filesystem.OS{}, dir)
 	if err != nil {
 		t.Fatalf("%v", err)
 	}

@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,6 +19,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
+	"mula/internal/filesystem/objectfs"
 	"mula/internal/objects"
 	"mula/internal/strictjson"
 	"mula/shards"
@@ -50,7 +53,7 @@ type Upload struct {
 // Prepare opens the files of the checkpoint in dir, and files of records.
 func (s Store) Prepare(dir string, records []string) (_ *Upload, err error) {
 	var m manifest
-	if err := readManifest(dir, &m); err != nil {
+	if err := readManifest(filesystem.OS{}, dir, &m); err != nil {
 		return nil, err
 	}
 	u := &Upload{store: s, name: filepath.Base(dir), files: map[string]*os.File{}}
@@ -163,6 +166,67 @@ func (s Store) Newest(ctx context.Context) (int64, error) {
 		}
 	}
 	return -1, err
+}
+
+// findStored is [FindModel] for a URL. An incomplete copy of a checkpoint is an error.
+func findStored(ctx context.Context, url string) (ModelDir, error) {
+	s, err := OpenStore(url)
+	if err != nil {
+		return ModelDir{}, err
+	}
+	m := ModelDir{Dir: s.url, fsys: objectfs.New(ctx, nil, "")}
+	has := func(name string) bool {
+		_, statErr := m.fsys.Stat(m.path(name))
+		if !errors.Is(statErr, fs.ErrNotExist) {
+			err = errors.Join(err, statErr)
+		}
+		return statErr == nil
+	}
+	copied, model, state := has(manifestFile), has(modelConfig), has(stateFile)
+	_, named := stepOf(path.Base(s.url))
+	switch {
+	case err != nil:
+		return ModelDir{}, err
+	case copied:
+	case state, named:
+		return ModelDir{}, fmt.Errorf("%s is an incomplete checkpoint: it has no %s; name another", s.url, manifestFile)
+	case model:
+		return m, nil
+	case has(folderLock):
+		return ModelDir{}, fmt.Errorf("%s: %w: mula export or import writes this folder, or was killed there; wait "+
+			"for it, or repeat it", s.url, ErrNone)
+	default:
+		step, err := s.Newest(ctx)
+		if err == nil && step < 0 {
+			err = fmt.Errorf("%s: %w, and no %s of a Hugging Face model; name a model, a copy of a checkpoint, or the "+
+				"folder of checkpoint.copies", s.url, ErrNone, modelConfig)
+		}
+		if err != nil {
+			return ModelDir{}, err
+		}
+		m.Dir = objects.Join(s.url, Name(step))
+	}
+	m.Checkpoint, err = verifyModel(ctx, m.fsys, m.Dir)
+	return m, err
+}
+
+// verifyModel compares the files of a copy with its manifest, except the optimizer's state, which
+// only training needs.
+func verifyModel(ctx context.Context, fsys filesystem.FS, dir string) (*Checkpoint, error) {
+	var m manifest
+	c := &Checkpoint{Dir: dir}
+	err := readManifest(fsys, dir, &m)
+	maps.DeleteFunc(m.Files, func(name string, _ shards.FileInfo) bool { return strings.HasPrefix(name, "optimizer") })
+	if err == nil {
+		err = verifyFiles(ctx, dir, m, 0, 1)
+	}
+	if err == nil {
+		err = readState(fsys, dir, &m, &c.State)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("checkpoint %s cannot be used: %w", dir, err)
+	}
+	return c, nil
 }
 
 // remove removes a copy.

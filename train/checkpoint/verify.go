@@ -6,11 +6,12 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"syscall"
 
+	"mula/internal/filesystem"
+	"mula/internal/objects"
 	"mula/internal/strictjson"
 	"mula/shards"
 	"mula/train/collective"
@@ -22,45 +23,48 @@ import (
 // the same result.
 func verify(ctx context.Context, world *comm.Comm, dir string) (State, error) {
 	var m manifest
-	if err := fromFirst(ctx, world, &m, func() error { return readManifest(dir, &m) }); err != nil {
+	if err := fromFirst(ctx, world, &m, func() error { return readManifest(filesystem.OS{}, dir, &m) }); err != nil {
 		return State{}, err
 	}
 	if err := allJudge(ctx, world, verifyFiles(ctx, dir, m, world.Rank(), world.Size())); err != nil {
 		return State{}, err
 	}
 	var s State
-	err := fromFirst(ctx, world, &s, func() error {
-		if err := readJSON(filepath.Join(dir, stateFile), &s); err != nil {
-			return err
-		}
-		switch {
-		case s.Format != m.Format:
-			return fmt.Errorf("%s has format %d, but its manifest has format %d", filepath.Join(dir, stateFile),
-				s.Format, m.Format)
-		case s.Step != m.Step || s.Step < 0 || s.Updates < 0 || s.Updates > s.Step:
-			return fmt.Errorf("%s is of step %d with %d updates, but its manifest is of step %d",
-				filepath.Join(dir, stateFile), s.Step, s.Updates, m.Step)
-		}
-		return nil
-	})
+	err := fromFirst(ctx, world, &s, func() error { return readState(filesystem.OS{}, dir, &m, &s) })
 	return s, err
+}
+
+// readState reads the state of the checkpoint with manifest m.
+func readState(fsys filesystem.FS, dir string, m *manifest, s *State) error {
+	path := objects.Join(dir, stateFile)
+	if err := decodeFile(fsys, path, s, strictjson.Decode); err != nil {
+		return err
+	}
+	switch {
+	case s.Format != m.Format:
+		return fmt.Errorf("%s has format %d, but its manifest has format %d", path, s.Format, m.Format)
+	case s.Step != m.Step || s.Step < 0 || s.Updates < 0 || s.Updates > s.Step:
+		return fmt.Errorf("%s is of step %d with %d updates, but its manifest is of step %d", path, s.Step, s.Updates,
+			m.Step)
+	}
+	return nil
 }
 
 // readManifest reads the manifest of a checkpoint and checks the sizes of the files in it. It finds
 // a truncated large file without reading the file.
-func readManifest(dir string, m *manifest) error {
-	path := filepath.Join(dir, manifestFile)
+func readManifest(fsys filesystem.FS, dir string, m *manifest) error {
+	path := objects.Join(dir, manifestFile)
 	var version struct {
 		Format int `json:"format"`
 	}
-	if err := decodeFile(path, &version, strictjson.DecodeLoosely); err != nil {
+	if err := decodeFile(fsys, path, &version, strictjson.DecodeLoosely); err != nil {
 		return err
 	}
 	if version.Format > format {
 		return fmt.Errorf("%s has format %d, %w; this version reads 1 to %d", path, version.Format, errNewer,
 			format)
 	}
-	if err := readJSON(path, m); err != nil {
+	if err := decodeFile(fsys, path, m, strictjson.Decode); err != nil {
 		return err
 	}
 	if m.Format < 1 {
@@ -82,7 +86,7 @@ func readManifest(dir string, m *manifest) error {
 			return fmt.Errorf("%s lists neither %s nor %s", path, names[0], names[1])
 		case !single:
 			// It would be read instead of the files that the index names.
-			if _, err := os.Lstat(filepath.Join(dir, names[0])); err == nil {
+			if _, err := fsys.Stat(objects.Join(dir, names[0])); err == nil {
 				return fmt.Errorf("%s does not list the existing file %s, which belongs to another checkpoint", path,
 					names[0])
 			}
@@ -92,13 +96,14 @@ func readManifest(dir string, m *manifest) error {
 		if name != filepath.Base(name) || name == manifestFile {
 			return fmt.Errorf("%s lists %q, which is not the name of a checkpoint file", path, name)
 		}
-		if info, err := os.Stat(filepath.Join(dir, name)); errors.Is(err, fs.ErrNotExist) {
-			return &missingFile{filepath.Join(dir, name), ", and " + manifestFile + " lists the file"}
+		file := objects.Join(dir, name)
+		if info, err := fsys.Stat(file); errors.Is(err, fs.ErrNotExist) {
+			return &missingFile{file, ", and " + manifestFile + " lists the file"}
 		} else if err != nil {
 			return err
 		} else if want := m.Files[name]; info.Size() != want.Bytes {
-			return fmt.Errorf("%s has %d bytes, but %s says %d; one of the two files was changed",
-				filepath.Join(dir, name), info.Size(), manifestFile, want.Bytes)
+			return fmt.Errorf("%s has %d bytes, but %s says %d; one of the two files was changed", file, info.Size(),
+				manifestFile, want.Bytes)
 		}
 	}
 	return nil
@@ -119,7 +124,7 @@ func verifyFiles(ctx context.Context, dir string, m manifest, rank, size int) er
 		if owner != rank {
 			continue
 		}
-		path, want := filepath.Join(dir, names[i]), m.Files[names[i]]
+		path, want := objects.Join(dir, names[i]), m.Files[names[i]]
 		hash, size, err := shards.HashFile(ctx, path, nil)
 		switch {
 		case ctx.Err() != nil && errors.Is(err, ctx.Err()):
@@ -198,11 +203,13 @@ func (e *missingFile) Error() string { return e.path + " is missing" + e.listed 
 func (e *missingFile) Unwrap() error { return fs.ErrNotExist }
 
 // readJSON reads a small JSON file. It refuses unknown and repeated fields.
-func readJSON(path string, value any) error { return decodeFile(path, value, strictjson.Decode) }
+func readJSON(path string, value any) error {
+	return decodeFile(filesystem.OS{}, path, value, strictjson.Decode)
+}
 
 // decodeFile reads a small JSON file with a function of package strictjson.
-func decodeFile(path string, value any, decode func([]byte, any) error) error {
-	info, err := os.Stat(path)
+func decodeFile(fsys filesystem.FS, path string, value any, decode func([]byte, any) error) error {
+	info, err := fsys.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return &missingFile{path, ""}
 	}
@@ -212,7 +219,7 @@ func decodeFile(path string, value any, decode func([]byte, any) error) error {
 	if info.Size() > maxStateFile {
 		return fmt.Errorf("%s has %d bytes; the maximum is %d", path, info.Size(), maxStateFile)
 	}
-	data, err := os.ReadFile(path)
+	data, err := filesystem.ReadFile(fsys, path)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,258 @@
+package checkpoint
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"mula/internal/objects"
+	"mula/internal/objects/objectstest"
+	"mula/moe"
+	"mula/train/checkpoint/checkpointtest"
+)
+
+// stored returns the contents of the objects in a folder of a store, by name.
+func stored(t *testing.T, url string) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for e, err := range objects.List(t.Context(), url+"/") {
+		if err != nil {
+			t.Fatal(err)
+		}
+		content, _, err := objects.ReadFile(t.Context(), e.URL, 1<<30)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[strings.TrimPrefix(e.URL, url+"/")] = string(content)
+	}
+	return all
+}
+
+// files returns the contents of the files in a directory, by name.
+func files(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for _, name := range checkpointtest.Names(t, dir) {
+		content, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[name] = string(content)
+	}
+	return all
+}
+
+// unreliable makes a store fail now and then.
+func unreliable(store objectstest.Place) {
+	var requests atomic.Int64
+	store.Proxy.Disturb(func(*http.Request) (f objectstest.Fault) {
+		switch requests.Add(1) % 23 {
+		case 3:
+			f.Status = http.StatusServiceUnavailable
+		case 6:
+			f.Drop = true
+		case 9:
+			f.Lose = true
+		case 11:
+			f.Cut = 100
+		}
+		return f
+	})
+}
+
+// A large model is converted to a store with the bytes of a local directory. Its weights are sent
+// in parts, and config.json appears after all other objects.
+func TestConvertStore(t *testing.T) {
+	ctx := t.Context()
+	dir, _ := checkpointtest.Model(t, func(c *moe.Config) { c.VocabSize, c.TieEmbeddings = 67_000, true },
+		map[string]string{"tokenizer.json": checkpointtest.Tokenizer(t), "README.md": "not copied"})
+	local := filepath.Join(t.TempDir(), "model")
+	options := ConvertOptions{ShardSize: 17_200_000}
+	want, err := ModelDir{Dir: dir}.Convert(ctx, local, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := objectstest.S3(t)
+	url := store.URL + "models/a"
+	var lock sync.Mutex
+	var parts, appeared []string
+	store.Proxy.Disturb(func(r *http.Request) (f objectstest.Fault) {
+		lock.Lock()
+		defer lock.Unlock()
+		name := strings.TrimPrefix(r.URL.Path, "/bucket/models/a/")
+		switch {
+		case name == folderLock:
+		case r.Method == http.MethodPut && r.URL.Query().Get("partNumber") != "":
+			parts = append(parts, name)
+		case r.Method == http.MethodPut || r.Method == http.MethodPost && r.URL.Query().Get("uploadId") != "":
+			appeared = append(appeared, name)
+		}
+		return f
+	})
+	if found, err := (ModelDir{Dir: dir}).Convert(ctx, url, options); err != nil || found.Weights != want.Weights {
+		t.Fatalf("%+v, %v", found, err)
+	}
+	if !slices.Equal(appeared, []string{"tokenizer.json", "generation_config.json", "tokenizer_config.json",
+		"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json",
+		"config.json"}) || len(parts) != 2 {
+		t.Errorf("%q appeared, with the parts %q", appeared, parts)
+	}
+	if !maps.Equal(stored(t, url), files(t, local)) {
+		t.Error("the model in the store differs from the local one")
+	}
+}
+
+// A model is converted to a store, within it and from it, and opened there, though the store fails
+// now and then.
+func TestConvertUnreliableStore(t *testing.T) {
+	ctx := t.Context()
+	dir, m := checkpointtest.Model(t, nil, map[string]string{"tokenizer.json": checkpointtest.Tokenizer(t)})
+	local, back := filepath.Join(t.TempDir(), "model"), filepath.Join(t.TempDir(), "back")
+	options := ConvertOptions{ShardSize: 500_000}
+	want, err := ModelDir{Dir: dir}.Convert(ctx, local, options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := objectstest.S3(t)
+	unreliable(store)
+	if _, err := (ModelDir{Dir: dir}).Convert(ctx, store.URL+"a/", options); err != nil {
+		t.Fatal(err)
+	}
+	from, refused, err := FindModel(ctx, store.URL+"a")
+	if err != nil || refused != nil || from.Checkpoint != nil {
+		t.Fatalf("%+v, %v, %v", from, refused, err)
+	}
+	if _, err := from.Convert(ctx, store.URL+"b", options); err != nil {
+		t.Fatal(err)
+	}
+	found, err := from.Convert(ctx, back, options)
+	if err != nil || found.Weights != want.Weights || found.Tokens != 258 {
+		t.Fatalf("%+v, %v", found, err)
+	}
+	opened, err := from.Model(checkpointtest.Device(t, 1))
+	if err != nil || checkpointtest.WeightsHash(opened.Parameters()) != checkpointtest.WeightsHash(m.Parameters()) {
+		t.Errorf("opened from the store: other weights, %v", err)
+	}
+	store.Proxy.Disturb(nil)
+	for _, got := range []map[string]string{stored(t, store.URL+"a"), stored(t, store.URL+"b"), files(t, back)} {
+		if !maps.Equal(got, files(t, local)) {
+			t.Error("a model of an unreliable store differs from the local one")
+		}
+	}
+}
+
+// Objects that no killed export has left are never removed or overwritten, and a failed export
+// leaves nothing.
+func TestConvertStoreRefuses(t *testing.T) {
+	ctx := t.Context()
+	dir, m := checkpointtest.Model(t, nil, nil)
+	store := objectstest.S3(t)
+	good := ModelDir{Dir: dir}
+	for name, content := range map[string]string{"model": "config.json", "weights": "model.safetensors",
+		"other": "notes.txt", "below": "step-00000001/config.json"} {
+		url := store.URL + name
+		if err := objects.WriteFile(ctx, objects.Join(url, content), []byte("mine")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := good.Convert(ctx, url, ConvertOptions{}); !errors.Is(err, errExists) {
+			t.Errorf("into a folder with %s: %v", content, err)
+		}
+		if got := stored(t, url); !maps.Equal(got, map[string]string{content: "mine"}) {
+			t.Errorf("a folder with %s has %d objects", content, len(got))
+		}
+	}
+	m.Parameters()[3].Weight.Floats()[5] = 1e30
+	large := t.TempDir()
+	if err := m.Save(ctx, large, moe.SaveOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := (ModelDir{Dir: large}).Convert(ctx, store.URL+"large", ConvertOptions{DType: "F16"}); err == nil ||
+		!strings.Contains(err.Error(), "beyond the range of F16") {
+		t.Errorf("a weight out of range: %v", err)
+	}
+	if got := stored(t, store.URL+"large"); len(got) > 0 {
+		t.Errorf("a failed export left %d objects", len(got))
+	}
+}
+
+// A process that is killed at any request leaves no model, or a whole one. The next process that
+// writes to that URL succeeds, and leaves nothing else.
+func TestConvertStoreKilled(t *testing.T) {
+	executable, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, _ := checkpointtest.Model(t, nil, map[string]string{"tokenizer.json": checkpointtest.Tokenizer(t)})
+	store := objectstest.S3(t)
+	url := store.URL + "model"
+	local := filepath.Join(t.TempDir(), "model")
+	options := ConvertOptions{ShardSize: 500_000} // of the child
+	if _, err := (ModelDir{Dir: dir}).Convert(t.Context(), local, options); err != nil {
+		t.Fatal(err)
+	}
+	want := files(t, local)
+	partial := 0
+	for k := int64(1); ; k += 1 + k/3 {
+		child := exec.Command(executable)
+		child.Env = append(os.Environ(), fmt.Sprintf("%s=%d\n%s\n%s", convertEnv, 1<<30, dir, url))
+		var output bytes.Buffer
+		child.Stdout, child.Stderr = &output, &output
+		var requests atomic.Int64
+		started := make(chan struct{})
+		store.Proxy.Disturb(func(*http.Request) (f objectstest.Fault) {
+			<-started
+			if requests.Add(1) >= k {
+				child.Process.Kill()
+				f.Drop = true
+			}
+			return f
+		})
+		if err := child.Start(); err != nil {
+			t.Fatal(err)
+		}
+		close(started)
+		err := child.Wait()
+		store.Proxy.Disturb(nil)
+		if err == nil {
+			if k < 20 || partial < 3 {
+				t.Errorf("%d requests only; %d processes left a part of the model", k, partial)
+			}
+			return
+		}
+		if requests.Load() < k {
+			t.Fatalf("request %d: %v: %s", k, err, output.Bytes())
+		}
+		left := stored(t, url)
+		if left["config.json"] == "" {
+			if _, _, err := FindModel(t.Context(), url); !errors.Is(err, ErrNone) {
+				t.Errorf("killed at request %d: %v, want %v", k, err, ErrNone)
+			}
+			if len(left) > 1 {
+				partial++
+			}
+			if _, err := (ModelDir{Dir: dir}).Convert(t.Context(), url, options); err != nil {
+				t.Fatalf("after a process killed at request %d: %v", k, err)
+			}
+			left = stored(t, url)
+		}
+		delete(left, folderLock)
+		if !maps.Equal(left, want) {
+			t.Errorf("killed at request %d: the model differs from the local one", k)
+		}
+		for name := range stored(t, url) {
+			if err := objects.Remove(t.Context(), objects.Join(url, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
