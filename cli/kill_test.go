@@ -266,8 +266,17 @@ func TestStoppedTrain(t *testing.T) {
 		{syscall.SIGTERM, []string{"--stop-is-success"}, exitDone}} {
 		sig := test.sig
 		c := mula(dir, append([]string{"train"}, test.args...)...)
-		var out bytes.Buffer
-		c.Stdout, c.Stderr = &out, &out
+		log := filepath.Join(t.TempDir(), "log")
+		out, err := os.Create(log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer out.Close()
+		said := func() string {
+			text, _ := os.ReadFile(log)
+			return string(text)
+		}
+		c.Stdout, c.Stderr = out, out
 		if err := c.Start(); err != nil {
 			t.Fatal(err)
 		}
@@ -279,14 +288,25 @@ func TestStoppedTrain(t *testing.T) {
 		ended := make(chan error, 1)
 		go func() { ended <- c.Wait() }()
 		testwait.Until(t, "three more steps are done", func() bool { return steps() >= before+3 || len(ended) > 0 })
+		if i == 0 { // a SIGQUIT does not end the run
+			if err := c.Process.Signal(syscall.SIGQUIT); err != nil {
+				t.Fatal(err)
+			}
+			testwait.Until(t, "the stacks are written", func() bool {
+				return strings.Contains(said(), "end of the stacks") || len(ended) > 0
+			})
+			if !strings.Contains(said(), "mula/train.") {
+				t.Errorf("no function of package train is in the stacks:\n%s", said())
+			}
+		}
 		if err := c.Process.Signal(sig); err != nil {
 			t.Fatal(err)
 		}
 		if err := <-ended; c.ProcessState.ExitCode() != test.code {
-			t.Fatalf("%v %v: %v, want exit code %d\n%s", sig, test.args, err, test.code, out.String())
+			t.Fatalf("%v %v: %v, want exit code %d\n%s", sig, test.args, err, test.code, said())
 		}
-		if !strings.Contains(out.String(), "stopped; run the same command to resume") {
-			t.Fatalf("%v: the run was not stopped before its end:\n%s", sig, out.String())
+		if !strings.Contains(said(), "stopped; run the same command to resume") {
+			t.Fatalf("%v: the run was not stopped before its end:\n%s", sig, said())
 		}
 		checkpoints, err := filepath.Glob(filepath.Join(dir, "run/checkpoints/step-*"))
 		if err != nil || len(checkpoints) != i+1 {

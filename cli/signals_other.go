@@ -3,8 +3,11 @@
 package cli
 
 import (
+	"io"
 	"os"
 	"syscall"
 )
 
 var stopSignals = []os.Signal{os.Interrupt, syscall.SIGTERM}
+
+func writeStacks(io.Writer) (stop func()) { return func() {} }

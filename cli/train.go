@@ -107,6 +107,7 @@ func runTrain(c *cli.Context) error {
 	if err != nil {
 		return configurationError(c, config, err)
 	}
+	defer writeStacks(unfiltered(c.App.ErrWriter))() // of each rank
 	first := world == nil || world.Rank() == 0
 	messages := c.App.ErrWriter
 	if !first {

@@ -12,7 +12,10 @@ func leadGroup(*exec.Cmd) {}
 
 func signalGroup(pid int, s syscall.Signal) { signalProcess(pid, s) }
 
-func signalProcess(pid int, _ syscall.Signal) {
+func signalProcess(pid int, s syscall.Signal) {
+	if s == syscall.SIGQUIT { // which must not end the process
+		return
+	}
 	if p, err := os.FindProcess(pid); err == nil {
 		_ = p.Kill()
 	}

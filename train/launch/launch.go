@@ -352,7 +352,8 @@ func (w *attemptWatch) act(now time.Time) {
 		}
 	case s.watch.overdue(now) != nil:
 		w.hang = s.watch.overdue(now)
-		s.Notice(w.hang.String() + "; ending all ranks")
+		s.Notice(w.hang.String() + "; ending all ranks, which write their stacks to " + s.Log)
+		w.job.Stacks()
 		w.end(now)
 	case !s.deadline.IsZero() && !now.Before(s.stopTime()):
 		s.deadline = time.Time{}

@@ -354,7 +354,27 @@ type programJob struct {
 
 func (j *programJob) Exits() <-chan Exit { return j.exits }
 func (j *programJob) Stop()              { j.signal(j.stop) }
-func (j *programJob) End()               { j.signal(syscall.SIGTERM) }
+
+// Stacks reaches only ranks on this machine, because mpiexec and srun do not pass SIGQUIT on. A
+// SIGQUIT would end their daemons, so only processes of the launcher's own program get it.
+func (j *programJob) Stacks() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if j.ended {
+		return
+	}
+	own, err := os.Readlink("/proc/self/exe")
+	if err != nil {
+		return
+	}
+	for _, pid := range descendants(j.cmd.Process.Pid) {
+		if program, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err == nil && program == own {
+			signalProcess(pid, syscall.SIGQUIT)
+		}
+	}
+}
+
+func (j *programJob) End() { j.signal(syscall.SIGTERM) }
 
 // signal sends a signal to the program alone.
 func (j *programJob) signal(s syscall.Signal) {

@@ -72,6 +72,13 @@ func act(words []string) {
 			rank = os.Getenv(name)
 		}
 	}
+	quit := make(chan os.Signal, 1)
+	signal.Notify(quit, syscall.SIGQUIT)
+	go func() {
+		for range quit { // as mula train
+			fmt.Fprintln(os.Stderr, "stacks of rank", rank)
+		}
+	}()
 	mine := true
 	for len(words) > 0 {
 		word, arguments := words[0], words[1:]
@@ -392,8 +399,11 @@ func TestStoppedRank(t *testing.T) {
 			p := newPlay(t, "pid meet "+t.TempDir()+" 3 beat step 7 on 0 deaf on 1 stop on 2 wait", start)
 			p.Limits = Limits{Floor: map[record.Section]time.Duration{record.SectionSetup: time.Hour},
 				First: time.Second, Factor: 1}
-			p.Retries = 0
+			p.Retries, p.Grace = 0, 3*time.Second
 			result := p.run(t)
+			if !strings.Contains(p.stderr.String(), "stacks of rank 0\n") {
+				t.Errorf("rank 0 wrote no stacks: %q", p.stderr.String())
+			}
 			if a := result.Attempts[0]; result.Outcome != Hang || result.Code != ExitHang ||
 				len(result.Attempts) != 1 || a.Step != 7 || a.Blamed != "" {
 				t.Errorf("%+v", result)
@@ -627,9 +637,12 @@ func TestMPI(t *testing.T) {
 			p := newPlay(t, "pid meet "+t.TempDir()+" 3 on 0 beat step 7 wait on 1 stop on 2 deaf", start)
 			p.Limits = Limits{Floor: map[record.Section]time.Duration{record.SectionSetup: time.Hour},
 				First: time.Second, Factor: 1}
-			p.Retries, p.Grace = 0, time.Second
+			p.Retries, p.Grace = 0, 3*time.Second
 			if result := p.run(t); result.Outcome != Hang || result.Code != ExitHang {
 				t.Errorf("%+v", result)
+			}
+			if !strings.Contains(p.stderr.String(), "stacks of rank 2\n") {
+				t.Errorf("rank 2 wrote no stacks: %q", p.stderr.String())
 			}
 			for _, pid := range processLine.FindAllStringSubmatch(p.stderr.String(), -1) {
 				await(t, "process "+pid[1]+" is gone", func() bool { return gone(pid[1]) })

@@ -40,6 +40,7 @@ type Ranks struct {
 // A Job is the running ranks of an attempt. Its methods do not wait.
 type Job interface {
 	Exits() <-chan Exit // closed after the last exit
+	Stacks()            // asks the ranks to write the stacks of their goroutines
 	Stop()              // asks the ranks to finish their step, save and exit
 	End()               // asks the ranks to exit now
 	Kill()              // kills the ranks
@@ -334,6 +335,7 @@ func exitOf(e Exit, state *os.ProcessState, remote bool) Exit {
 }
 
 func (j *processJob) Exits() <-chan Exit { return j.exits }
+func (j *processJob) Stacks()            { j.signal(syscall.SIGQUIT) }
 func (j *processJob) Stop()              { j.signal(syscall.SIGTERM) }
 func (j *processJob) End()               { j.signal(syscall.SIGTERM) }
 func (j *processJob) Kill()              { j.signal(syscall.SIGKILL) }
