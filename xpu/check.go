@@ -158,13 +158,14 @@ func (p Projections) check(name string) {
 	h := p.Heads()
 	h.check(name, p.Q, p.K, p.V, p.First)
 	check(name, "QKV", p.QKV, Float32, h.Tokens(), h.Width())
+	q, k := p.Norms()
 	if p.QWeight.Present() {
-		check(name, "QWeight", p.QWeight, number(p.QWeight), h.Heads*h.Size)
-		check(name, "RQ", p.RQ, Float32, h.Tokens())
+		check(name, "QWeight", p.QWeight, number(p.QWeight), h.Heads*h.Size/q)
+		check(name, "RQ", p.RQ, Float32, h.Tokens()*q)
 	}
 	if p.KWeight.Present() {
-		check(name, "KWeight", p.KWeight, number(p.KWeight), h.KVHeads*h.Size)
-		check(name, "RK", p.RK, Float32, h.Tokens())
+		check(name, "KWeight", p.KWeight, number(p.KWeight), h.KVHeads*h.Size/k)
+		check(name, "RK", p.RK, Float32, h.Tokens()*k)
 	}
 	positions := max(p.First+h.Length, p.Cos.shape[0])
 	check(name, "Cos", p.Cos, Float32, positions, h.Size/2)
@@ -181,10 +182,10 @@ func CheckJoinHeads(p Projections, dqkv, dk, dv, dqWeight, dkWeight Tensor) {
 	check(name, "dk", dk, Float32, h.Rows, h.KVHeads, h.Length, h.Size)
 	check(name, "dv", dv, Float32, h.Rows, h.KVHeads, h.Length, h.Size)
 	if p.QWeight.Present() {
-		check(name, "dqWeight", dqWeight, Float32, h.Heads*h.Size)
+		check(name, "dqWeight", dqWeight, Float32, p.QWeight.Elements())
 	}
 	if p.KWeight.Present() {
-		check(name, "dkWeight", dkWeight, Float32, h.KVHeads*h.Size)
+		check(name, "dkWeight", dkWeight, Float32, p.KWeight.Elements())
 	}
 }
 

@@ -195,12 +195,14 @@ func headsOf(q, k Tensor) Heads {
 // Projections are the projections of tokens and the heads computed from them. Elements j and
 // j+Size/2 of a head are rotated together, as in transformers.
 type Projections struct {
-	QKV     Tensor // [T, Width]
-	QWeight Tensor // [Heads·Size] weight of an RMSNorm over all queries of a token; absent for none
-	KWeight Tensor // [KVHeads·Size] the same for the keys
+	QKV Tensor // [T, Width]
+	// weight of an RMSNorm: [Heads·Size] over all queries of a token, or [Size] over each head of
+	// queries; absent for none
+	QWeight Tensor
+	KWeight Tensor // [KVHeads·Size] or [Size], the same for the keys
 	Epsilon float64
-	// [T] inverse roots of these norms, set by SplitHeads, or read if Known is set; not used
-	// without the weight
+	// [T·norms of a token] inverse roots of these norms, set by SplitHeads, or read if Known is
+	// set; not used without the weight
 	RQ, RK   Tensor
 	Known    bool
 	Clip     float64 // bound of queries, keys (after the norm) and values; 0 for none
@@ -212,6 +214,18 @@ type Projections struct {
 
 // Heads returns the shape of the heads.
 func (p Projections) Heads() Heads { return headsOf(p.Q, p.K) }
+
+// Norms returns the number of norms of a token's queries, and of its keys: 1, or one for each head.
+func (p Projections) Norms() (q, k int) {
+	h := p.Heads()
+	norms := func(weight Tensor, heads int) int {
+		if weight.Present() && weight.Elements() == h.Size {
+			return heads
+		}
+		return 1
+	}
+	return norms(p.QWeight, h.Heads), norms(p.KWeight, h.KVHeads)
+}
 
 // An Attention is an attention over heads.
 type Attention struct {

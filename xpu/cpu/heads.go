@@ -37,19 +37,7 @@ func (h *Host) SplitHeads(p xpu.Projections) {
 		for i := lo; i < hi; i++ {
 			row, pos := i/s, i%s
 			x := p.QKV[i*width:][:width]
-			var rq, rk float32
-			if len(p.QWeight) > 0 {
-				if !p.Known {
-					p.RQ[i] = rmsInverse(x[:q], p.Epsilon)
-				}
-				rq = p.RQ[i]
-			}
-			if len(p.KWeight) > 0 {
-				if !p.Known {
-					p.RK[i] = rmsInverse(x[q:q+kv], p.Epsilon)
-				}
-				rk = p.RK[i]
-			}
+			rq, rk := p.roots(x[:q], p.QWeight, p.RQ, i), p.roots(x[q:q+kv], p.KWeight, p.RK, i)
 			cos, sin := rotation(p, p.First+pos)
 			for a := range p.Heads.Heads {
 				writeHead(p.Q[((row*p.Heads.Heads+a)*s+pos)*d:][:d], x[a*d:][:d], p.QWeight, a*d, rq, p.Clip, cos, sin,
@@ -66,6 +54,22 @@ func (h *Host) SplitHeads(p xpu.Projections) {
 	})
 }
 
+// roots returns the inverse roots of the norms of token i's projection x, in inverse, and computes
+// them unless they are known. Each norm is over as many elements as there are weights.
+func (p *projections) roots(x, weights, inverse []float32, i int) []float32 {
+	if len(weights) == 0 {
+		return nil
+	}
+	norms := len(x) / len(weights)
+	inverse = inverse[i*norms:][:norms]
+	if !p.Known {
+		for j := range inverse {
+			inverse[j] = rmsInverse(x[j*len(weights):][:len(weights)], p.Epsilon)
+		}
+	}
+	return inverse
+}
+
 // rotation returns the rotation of a position.
 func rotation(p *projections, position int) (cos, sin []float32) {
 	half := p.Size / 2
@@ -73,11 +77,11 @@ func rotation(p *projections, position int) (cos, sin []float32) {
 }
 
 // writeHead writes one head of a projection x to dst after norm, clipping and rotation, times
-// scale. The head starts at element `at` of the projection. The projection's norm has the weights
-// w, if any, and the inverse root mean square inv.
-func writeHead(dst, x, w []float32, at int, inv float32, bound float64, cos, sin []float32, scale float32) {
+// scale. The head starts at element `at` of the projection. The projection's norms have the weights
+// w, if any, and the inverse root mean squares inverse.
+func writeHead(dst, x, w []float32, at int, inverse []float32, bound float64, cos, sin []float32, scale float32) {
 	if len(w) > 0 {
-		MulScaled(dst, w[at:][:len(dst)], inv, x)
+		MulScaled(dst, w[at%len(w):][:len(dst)], inverse[at/len(w)], x)
 		x = dst
 	}
 	if bound > 0 {
@@ -105,14 +109,15 @@ func (h *Host) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight xpu
 	t := h.begin(operands{dst: dqkv.Floats(), x: dk.Floats(), y: dv.Floats()})
 	defer t.end()
 	t.setProjections(p)
-	q, kv, n := t.projections.Heads.Heads*t.projections.Size, t.projections.KVHeads*t.projections.Size, dqkv.Dim(0)
-	room(&t.partial, min(n, parts)*(q+kv))
+	n, weights := dqkv.Dim(0), len(t.projections.QWeight)+len(t.projections.KWeight)
+	room(&t.partial, min(n, parts)*weights)
 	t.split(n, func(t *task, part, lo, hi int) {
 		p := &t.projections
 		d, s, width := p.Size, p.Length, p.Width()
 		q, kv := p.Heads.Heads*d, p.KVHeads*d
 		scale := float32(1 / math.Sqrt(float64(d)))
-		sums := t.partial[part*(q+kv):][:q+kv]
+		weights := len(p.QWeight) + len(p.KWeight)
+		sums := t.partial[part*weights:][:weights]
 		clear(sums)
 		for i := lo; i < hi; i++ {
 			row, pos := i/s, i%s
@@ -127,31 +132,34 @@ func (h *Host) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight xpu
 				copy(dx[q+kv+g*d:][:d], t.y[place:])
 			}
 			clipGrad(dx[q+kv:], x[q+kv:], nil, 1, p.Clip)
-			projectionGrad(dx[:q], x[:q], p.QWeight, sums[:q], p.RQ, i, p.Clip)
-			projectionGrad(dx[q:q+kv], x[q:q+kv], p.KWeight, sums[q:], p.RK, i, p.Clip)
+			projectionGrad(dx[:q], x[:q], p.QWeight, sums, p.RQ, i, p.Clip)
+			projectionGrad(dx[q:q+kv], x[q:q+kv], p.KWeight, sums[len(p.QWeight):], p.RK, i, p.Clip)
 		}
 	})
 	if p.QWeight.Present() {
-		t.addPartials(dqWeight.Floats(), q+kv, 0, n)
+		t.addPartials(dqWeight.Floats(), weights, 0, n)
 	}
 	if p.KWeight.Present() {
-		t.addPartials(dkWeight.Floats(), q+kv, q, n)
+		t.addPartials(dkWeight.Floats(), weights, p.QWeight.Elements(), n)
 	}
 }
 
 // projectionGrad turns dy into the gradient of the projection x of token i, in place. dy is the
-// gradient of the clipped projection, or with weights w the gradient of its clipped norm. inverse
-// holds the inverse roots of the norm.
+// gradient of the clipped projection, or with weights w the gradient of its clipped norms. inverse
+// holds the inverse roots of the norms of all tokens.
 func projectionGrad(dy, x, w, dw, inverse []float32, i int, bound float64) {
 	if len(w) == 0 {
 		clipGrad(dy, x, nil, 1, bound)
 		return
 	}
-	w, r := w[:len(x)], inverse[i]
-	clipGrad(dy, x, w, r, bound)
-	a, b := rmsNormGrad(dy, x, w, dw, r)
-	Scale(dy, a)
-	Axpy(dy, -b, x)
+	n := len(w)
+	for j := range len(x) / n { // the norms
+		dy, x, r := dy[j*n:][:n], x[j*n:][:n], inverse[i*len(x)/n+j]
+		clipGrad(dy, x, w, r, bound)
+		a, b := rmsNormGrad(dy, x, w, dw[:n], r)
+		Scale(dy, a)
+		Axpy(dy, -b, x)
+	}
 }
 
 // clipGrad clears the gradient where clipping took effect: where w·x·r, or x·r without w, is beyond

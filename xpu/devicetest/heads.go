@@ -17,29 +17,36 @@ type headsCase struct {
 	xpu.Heads
 	first         int
 	normed, known bool
+	each          bool // a norm for each head, with the same weights
 	clip          float64
 }
 
 func (c headsCase) String() string {
-	return fmt.Sprintf("%d rows of %d, %d and %d heads of %d, from position %d, room for %d, normed %v, known %v, "+
-		"clip %g",
-		c.Rows, c.Length, c.Heads.Heads, c.KVHeads, c.Size, c.first, c.Capacity, c.normed, c.known, c.clip)
+	return fmt.Sprintf("%d rows of %d, %d and %d heads of %d, from position %d, room for %d, normed %v, "+
+		"each head %v, known %v, clip %g",
+		c.Rows, c.Length, c.Heads.Heads, c.KVHeads, c.Size, c.first, c.Capacity, c.normed, c.each, c.known,
+		c.clip)
 }
 
 func headsFamily(t *testing.T, d xpu.Device, tolerance float64) {
 	tolerance = min(tolerance, 1e-5) // no product whose operands would be rounded
 	for i, c := range []headsCase{
-		{xpu.Heads{Rows: 1, Length: 1, Heads: 1, KVHeads: 1, Size: 2, Capacity: 1}, 0, true, false, 0},
-		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 2, Size: 6, Capacity: 5}, 0, true, false, 0.8},
-		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 2, Size: 6, Capacity: 5}, 0, true, true, 0},
-		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 1, Size: 32, Capacity: 5}, 0, false, false, 0.5},
-		{xpu.Heads{Rows: 3, Length: 4, Heads: 3, KVHeads: 3, Size: 34, Capacity: 4}, 0, true, false, 1.2},
-		{xpu.Heads{Rows: 1, Length: 70, Heads: 5, KVHeads: 5, Size: 66, Capacity: 70}, 0, true, true, 0.4},
-		{xpu.Heads{Rows: 2, Length: 3, Heads: 2, KVHeads: 1, Size: 128, Capacity: 3}, 0, false, false, 0},
-		{xpu.Heads{Rows: 1, Length: 1100, Heads: 2, KVHeads: 1, Size: 4, Capacity: 1100}, 0, true, false, 0.9},
-		{xpu.Heads{Rows: 2, Length: 3, Heads: 2, KVHeads: 1, Size: 10, Capacity: 20}, 7, true, false, 1},
-		{xpu.Heads{Rows: 2, Length: 1, Heads: 2, KVHeads: 2, Size: 16, Capacity: 10}, 9, false, false, 0},
-		{xpu.Heads{Rows: 0, Length: 3, Heads: 2, KVHeads: 2, Size: 16, Capacity: 3}, 0, true, false, 0},
+		{xpu.Heads{Rows: 1, Length: 1, Heads: 1, KVHeads: 1, Size: 2, Capacity: 1}, 0, true, false, false, 0},
+		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 2, Size: 6, Capacity: 5}, 0, true, false, false, 0.8},
+		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 2, Size: 6, Capacity: 5}, 0, true, true, false, 0},
+		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 1, Size: 32, Capacity: 5}, 0, false, false, false, 0.5},
+		{xpu.Heads{Rows: 3, Length: 4, Heads: 3, KVHeads: 3, Size: 34, Capacity: 4}, 0, true, false, false, 1.2},
+		{xpu.Heads{Rows: 1, Length: 70, Heads: 5, KVHeads: 5, Size: 66, Capacity: 70}, 0, true, true, false, 0.4},
+		{xpu.Heads{Rows: 2, Length: 3, Heads: 2, KVHeads: 1, Size: 128, Capacity: 3}, 0, false, false, false, 0},
+		{xpu.Heads{Rows: 1, Length: 1100, Heads: 2, KVHeads: 1, Size: 4, Capacity: 1100}, 0, true, false, false, 0.9},
+		{xpu.Heads{Rows: 2, Length: 3, Heads: 2, KVHeads: 1, Size: 10, Capacity: 20}, 7, true, false, false, 1},
+		{xpu.Heads{Rows: 2, Length: 1, Heads: 2, KVHeads: 2, Size: 16, Capacity: 10}, 9, false, false, false, 0},
+		{xpu.Heads{Rows: 0, Length: 3, Heads: 2, KVHeads: 2, Size: 16, Capacity: 3}, 0, true, false, false, 0},
+		{xpu.Heads{Rows: 1, Length: 1, Heads: 1, KVHeads: 1, Size: 2, Capacity: 1}, 0, true, false, true, 0},
+		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 2, Size: 6, Capacity: 5}, 0, true, false, true, 0.8},
+		{xpu.Heads{Rows: 1, Length: 70, Heads: 6, KVHeads: 3, Size: 66, Capacity: 70}, 0, true, true, true, 0.4},
+		{xpu.Heads{Rows: 2, Length: 3, Heads: 2, KVHeads: 1, Size: 128, Capacity: 3}, 0, true, false, true, 0},
+		{xpu.Heads{Rows: 2, Length: 3, Heads: 4, KVHeads: 2, Size: 10, Capacity: 20}, 7, true, false, true, 0},
 	} {
 		t.Run(c.String(), func(t *testing.T) { c.check(t, d, tolerance, uint64(i)) })
 	}
@@ -56,6 +63,7 @@ func headsFamily(t *testing.T, d xpu.Device, tolerance float64) {
 				c.Capacity += rapid.IntRange(0, 9).Draw(t, "room")
 			}
 			c.normed, c.known = rapid.Bool().Draw(t, "normed"), rapid.Bool().Draw(t, "known")
+			c.each = rapid.Bool().Draw(t, "a norm for each head")
 			c.clip = rapid.SampledFrom([]float64{0, 0.3, 1}).Draw(t, "clip")
 			c.check(t, d, tolerance, rapid.Uint64().Draw(t, "seed"))
 		})
@@ -67,17 +75,21 @@ func headsFamily(t *testing.T, d xpu.Device, tolerance float64) {
 type side struct {
 	at, heads int
 	weight    []float32 // nil without norm
-	r         []float64 // [T]
+	norms     int       // of a token
+	r         []float64 // [T, norms]
 }
 
 // normed returns element j of the side of a projection, before clipping.
 func (s side) normed(x []float32, token, j int) float64 {
 	v := float64(x[s.at+j])
 	if s.weight != nil {
-		v *= s.r[token] * float64(s.weight[j])
+		v *= s.root(token, j) * float64(s.weight[j%len(s.weight)])
 	}
 	return v
 }
+
+// root returns the inverse root of the norm of element j.
+func (s side) root(token, j int) float64 { return s.r[token*s.norms+j/len(s.weight)] }
 
 // check compares heads with the formulas, and the gradients if the heads start at position 0 and
 // use the full capacity.
@@ -90,14 +102,19 @@ func (c headsCase) check(t tester, d xpu.Device, tolerance float64, seed uint64)
 	p := xpu.Projections{Epsilon: 1e-5, Known: c.known, Clip: c.clip, First: c.first}
 	sides := []side{{at: 0, heads: c.Heads.Heads}, {at: queries, heads: c.KVHeads},
 		{at: queries + keys, heads: c.KVHeads}}
-	roots := [][]float32{poison(tokens), poison(tokens)}
+	roots := make([][]float32, 2)
 	if c.normed {
 		for i := range 2 {
-			sides[i].weight = random(r, sides[i].heads*size)
-			if sides[i].r = make([]float64, tokens); c.known {
-				for token := range tokens {
-					roots[i][token] = 1 + r.Float32()
-					sides[i].r[token] = float64(roots[i][token])
+			s := &sides[i]
+			if s.norms = 1; c.each {
+				s.norms = s.heads
+			}
+			s.weight = random(r, s.heads*size/s.norms)
+			s.r, roots[i] = make([]float64, tokens*s.norms), poison(tokens*s.norms)
+			for j := range s.r {
+				if c.known {
+					roots[i][j] = 1 + r.Float32()
+					s.r[j] = float64(roots[i][j])
 				}
 			}
 		}
@@ -204,7 +221,7 @@ func (c headsCase) check(t tester, d xpu.Device, tolerance float64, seed uint64)
 				}
 			}
 			g, bound := make([]float64, s.heads*size), make([]float64, s.heads*size)
-			along, alongSize := 0.0, 0.0
+			along, alongSize := make([]float64, s.heads), make([]float64, s.heads) // of each norm
 			for j := range g {
 				g[j] = from(j)
 				bound[j] = math.Abs(g[j])
@@ -221,12 +238,12 @@ func (c headsCase) check(t tester, d xpu.Device, tolerance float64, seed uint64)
 					g[j], bound[j] = 0, 0
 				}
 				if s.weight != nil {
-					v := float64(x[s.at+j]) * s.r[token]
-					wantWeights[i].add(j, g[j]*v, bound[j]*v)
-					g[j] *= float64(s.weight[j])
-					bound[j] *= math.Abs(float64(s.weight[j]))
-					along += g[j] * v
-					alongSize += math.Abs(bound[j] * v)
+					v, k, norm := float64(x[s.at+j])*s.root(token, j), j%len(s.weight), j/len(s.weight)
+					wantWeights[i].add(k, g[j]*v, bound[j]*v)
+					g[j] *= float64(s.weight[k])
+					bound[j] *= math.Abs(float64(s.weight[k]))
+					along[norm] += g[j] * v
+					alongSize[norm] += math.Abs(bound[j] * v)
 				}
 			}
 			for j := range g {
@@ -234,8 +251,9 @@ func (c headsCase) check(t tester, d xpu.Device, tolerance float64, seed uint64)
 					back.add(out+j, g[j], bound[j])
 					continue
 				}
-				v, n := float64(x[s.at+j])*s.r[token], float64(len(g))
-				back.add(out+j, s.r[token]*(g[j]-v*along/n), s.r[token]*(bound[j]+math.Abs(v)*alongSize/n))
+				r, n, norm := s.root(token, j), float64(len(s.weight)), j/len(s.weight)
+				v := float64(x[s.at+j]) * r
+				back.add(out+j, r*(g[j]-v*along[norm]/n), r*(bound[j]+math.Abs(v)*alongSize[norm]/n))
 			}
 		}
 	}
@@ -264,11 +282,14 @@ func (c headsCase) settle(qkv []float32, sides []side) {
 		for _, s := range sides {
 			for again := true; again; {
 				if again = false; s.weight != nil && !c.known {
-					squares := 0.0
-					for _, v := range x[s.at:][:s.heads*c.Size] {
-						squares += float64(v) * float64(v)
+					n := len(s.weight)
+					for norm := range s.norms {
+						squares := 0.0
+						for _, v := range x[s.at+norm*n:][:n] {
+							squares += float64(v) * float64(v)
+						}
+						s.r[token*s.norms+norm] = 1 / math.Sqrt(squares/float64(n)+1e-5)
 					}
-					s.r[token] = 1 / math.Sqrt(squares/float64(s.heads*c.Size)+1e-5)
 				}
 				for j := range s.heads * c.Size {
 					if v := math.Abs(s.normed(x, token, j)); c.clip > 0 && math.Abs(v-c.clip) < 1e-4*c.clip {

@@ -43,11 +43,32 @@ static void split_one(global float *to, const ulong pitch, const global float *x
 	}
 }
 
+// A projection of the token becomes heads as in split_one. It has `norms` norms, each of heads / norms heads, whose inverse roots are in roots,
+// or if they are not known are written there.
+static void split_side(global float *to, const ulong pitch, const global float *x, const global float *weight, const bool normed, const int norms,
+	global float *roots, const bool known, const float epsilon, const int heads, const int half_size, const global float *cosine, const global float *sine,
+	const float bound, const float scale, local float *part)
+{
+	const int each = heads / norms, width = each * 2 * half_size;
+	for (int n = 0; n < norms; n++) {
+		float r = 1;
+		if (normed && known)
+			r = roots[n];
+		else if (normed) {
+			r = 1 / sqrt(group_sum(squares(x, width), part) / width + epsilon);
+			if (ITEM == 0)
+				roots[n] = r;
+		}
+		split_one(to, pitch, x, weight, normed, r, each, half_size, cosine, sine, bound, scale);
+		x += width, to += each * pitch;
+	}
+}
+
 // Tokens.
 kernel void split_heads(MEMORY(float, q), MEMORY(float, k), MEMORY(float, v), MEMORY(const float, qkv), MEMORY(const float, q_weight),
 	MEMORY(const float, k_weight), MEMORY(float, rq), MEMORY(float, rk), MEMORY(const float, cosine), MEMORY(const float, sine), const int length,
-	const int heads, const int kv_heads, const int size, const int first, const int capacity, const float epsilon, const int known, const float bound,
-	const float scale)
+	const int heads, const int kv_heads, const int size, const int first, const int capacity, const int q_norms, const int k_norms, const float epsilon,
+	const int known, const float bound, const float scale)
 {
 	LOCATE(q), LOCATE(k), LOCATE(v), LOCATE(qkv), LOCATE(q_weight), LOCATE(k_weight), LOCATE(rq), LOCATE(rk), LOCATE(cosine), LOCATE(sine);
 	local float part[GROUP];
@@ -56,23 +77,11 @@ kernel void split_heads(MEMORY(float, q), MEMORY(float, k), MEMORY(float, v), ME
 	qkv += token * (width + 2 * kv_width);
 	cosine += place * (size / 2), sine += place * (size / 2);
 	const bool q_normed = GIVEN(q_weight), k_normed = GIVEN(k_weight);
-	float r = 1 / sqrt(group_sum(q_normed && !known ? squares(qkv, width) : 0, part) / width + epsilon);
-	float s = 1 / sqrt(group_sum(k_normed && !known ? squares(qkv + width, kv_width) : 0, part) / kv_width + epsilon);
-	if (q_normed) {
-		if (known)
-			r = rq[token];
-		else if (ITEM == 0)
-			rq[token] = r;
-	}
-	if (k_normed) {
-		if (known)
-			s = rk[token];
-		else if (ITEM == 0)
-			rk[token] = s;
-	}
-	split_one(q + (row * heads * length + position) * size, (ulong)length * size, qkv, q_weight, q_normed, r, heads, size / 2, cosine, sine, bound, scale);
+	split_side(q + (row * heads * length + position) * size, (ulong)length * size, qkv, q_weight, q_normed, q_norms, rq + token * q_norms, known, epsilon,
+		heads, size / 2, cosine, sine, bound, scale, part);
 	const ulong to = (row * kv_heads * capacity + place) * size, pitch = (ulong)capacity * size;
-	split_one(k + to, pitch, qkv + width, k_weight, k_normed, s, kv_heads, size / 2, cosine, sine, bound, 1);
+	split_side(k + to, pitch, qkv + width, k_weight, k_normed, k_norms, rk + token * k_norms, known, epsilon, kv_heads, size / 2, cosine, sine, bound, 1,
+		part);
 	const int blocks = (size + LANES - 1) / LANES;
 	for (int i = ITEM; i < kv_heads * blocks; i += GROUP) {
 		const int a = i / blocks, j = i % blocks * LANES;
@@ -128,31 +137,44 @@ static void join_norm(global float *dx, const global float *x, const float r, co
 	}
 }
 
+// The gradient of heads goes to a projection of the token as in join_one, and through its norms, as in split_side.
+static void join_side(global float *dx, const global float *from, const ulong pitch, global float *partial, const bool fresh, const global float *x,
+	const global float *weight, const bool normed, const int norms, const global float *roots, const int heads, const int half_size,
+	const global float *cosine, const global float *sine, const float bound, const float scale, local float *part)
+{
+	const int each = heads / norms, width = each * 2 * half_size;
+	for (int n = 0; n < norms; n++) {
+		const float r = normed ? roots[n] : 1;
+		// the work-item has the same weights in every norm
+		const float own = join_one(dx, from, pitch, partial, fresh && n == 0, x, weight, normed, r, each, half_size, cosine, sine, bound, scale);
+		if (normed)
+			join_norm(dx, x, r, group_sum(own, part), each, half_size);
+		dx += width, x += width, from += each * pitch;
+	}
+}
+
 // Consecutive groups of `each` tokens. Row g of partial, q_normed and then k_normed elements, becomes the sum of the
 // gradients of the weights over the tokens of group g.
 kernel void join_heads(MEMORY(float, dqkv), MEMORY(const float, dk), MEMORY(const float, dv), MEMORY(const float, qkv), MEMORY(const float, q_weight),
 	MEMORY(const float, k_weight), MEMORY(const float, rq), MEMORY(const float, rk), MEMORY(const float, cosine), MEMORY(const float, sine),
-	MEMORY(float, partial), const int tokens, const int each, const int length, const int heads, const int kv_heads, const int size, const float bound,
-	const float scale)
+	MEMORY(float, partial), const int tokens, const int each, const int length, const int heads, const int kv_heads, const int size, const int q_norms,
+	const int k_norms, const float bound, const float scale)
 {
 	LOCATE(dqkv), LOCATE(dk), LOCATE(dv), LOCATE(qkv), LOCATE(q_weight), LOCATE(k_weight), LOCATE(rq), LOCATE(rk), LOCATE(cosine), LOCATE(sine), LOCATE(partial);
 	local float part[GROUP];
 	const int first = (int)get_group_id(0) * each, last = min(first + each, tokens);
-	const int width = heads * size, kv_width = kv_heads * size, q_normed = GIVEN(q_weight) ? width : 0, k_normed = GIVEN(k_weight) ? kv_width : 0;
+	const int width = heads * size, kv_width = kv_heads * size;
+	const int q_normed = GIVEN(q_weight) ? width / q_norms : 0, k_normed = GIVEN(k_weight) ? kv_width / k_norms : 0; // weights
 	const ulong pitch = (ulong)length * size;
 	partial += get_group_id(0) * (q_normed + k_normed);
 	for (int token = first; token < last; token++) {
 		const ulong row = token / length, position = token % length, from = (row * kv_heads * length + position) * size;
 		const global float *x = qkv + (ulong)token * (width + 2 * kv_width), *c = cosine + position * (size / 2), *s = sine + position * (size / 2);
 		global float *dx = dqkv + (ulong)token * (width + 2 * kv_width);
-		const float r = q_normed > 0 ? rq[token] : 1, t = k_normed > 0 ? rk[token] : 1;
-		const float q_sum = group_sum(join_one(dx, dx, size, partial, token == first, x, q_weight, q_normed > 0, r, heads, size / 2, c, s, bound, scale), part);
-		const float k_sum = group_sum(join_one(dx + width, dk + from, pitch, partial + q_normed, token == first, x + width, k_weight, k_normed > 0, t, kv_heads,
-			size / 2, c, s, bound, 1), part);
-		if (q_normed > 0)
-			join_norm(dx, x, r, q_sum, heads, size / 2);
-		if (k_normed > 0)
-			join_norm(dx + width, x + width, t, k_sum, kv_heads, size / 2);
+		join_side(dx, dx, size, partial, token == first, x, q_weight, q_normed > 0, q_norms, rq + (ulong)token * q_norms, heads, size / 2, c, s, bound, scale,
+			part);
+		join_side(dx + width, dk + from, pitch, partial + q_normed, token == first, x + width, k_weight, k_normed > 0, k_norms, rk + (ulong)token * k_norms,
+			kv_heads, size / 2, c, s, bound, 1, part);
 		const int blocks = (size + LANES - 1) / LANES;
 		for (int i = ITEM; i < kv_heads * blocks; i += GROUP) {
 			const int a = i / blocks, j = i % blocks * LANES, at = width + kv_width + a * size;

@@ -13,13 +13,15 @@ func (d *Device) SplitHeads(p xpu.Projections) {
 	if h.Tokens() == 0 {
 		return
 	}
+	qNorms, kNorms := p.Norms()
 	c := d.begin()
 	defer c.end()
 	c.launch("split_heads", c.rows(h.Tokens()), c.writes(p.Q), c.writes(p.K), c.writes(p.V), c.reads(p.QKV),
 		c.reads(p.QWeight), c.reads(p.KWeight),
 		c.writes(p.RQ), c.writes(p.RK), c.reads(p.Cos), c.reads(p.Sin), integer(h.Length), integer(h.Heads),
 		integer(h.KVHeads), integer(h.Size),
-		integer(p.First), integer(h.Capacity), number(p.Epsilon), flag(p.Known), number(p.Clip), queryScale(h.Size))
+		integer(p.First), integer(h.Capacity), integer(qNorms), integer(kNorms), number(p.Epsilon), flag(p.Known),
+		number(p.Clip), queryScale(h.Size))
 }
 
 // queryScale returns the factor of queries.
@@ -37,12 +39,13 @@ func (d *Device) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight x
 	defer c.end()
 	each, parts := c.partialRows(tokens)
 	queries, keys := p.QWeight.Elements(), p.KWeight.Elements()
+	qNorms, kNorms := p.Norms()
 	partial := c.take(max(1, parts*(queries+keys)))
 	c.launch("join_heads", c.rows(parts), c.writes(dqkv), c.reads(dk), c.reads(dv), c.reads(p.QKV), c.reads(p.QWeight),
 		c.reads(p.KWeight),
 		c.reads(p.RQ), c.reads(p.RK), c.reads(p.Cos), c.reads(p.Sin), partial, integer(tokens), integer(each),
 		integer(h.Length), integer(h.Heads),
-		integer(h.KVHeads), integer(h.Size), number(p.Clip), queryScale(h.Size))
+		integer(h.KVHeads), integer(h.Size), integer(qNorms), integer(kNorms), number(p.Clip), queryScale(h.Size))
 	if queries > 0 {
 		c.addPartial(dqWeight, partial, parts, queries+keys)
 	}
