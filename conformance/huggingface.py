@@ -413,7 +413,7 @@ def main():
     ap.add_argument("--mula", type=pathlib.Path, default=here.parent / "bin" / "mula")
     ap.add_argument("--count", type=int, default=24, help="random models")
     ap.add_argument("--seed", type=int, default=1)
-    families = ["olmoe", "olmoe", "olmo", "llama", "mistral", "qwen2"]
+    families = ["olmoe", "olmoe", "olmo", "llama", "mistral", "qwen2", "qwen3"]
     ap.add_argument("--families", nargs="+", default=families, help="one is drawn per model")
     args = ap.parse_args()
     torch.set_num_threads(1)

@@ -162,9 +162,9 @@ func (c Config) Tensors() []safetensors.Tensor {
 			add(prefix+"self_attn.k_proj.bias", kv)
 			add(prefix+"self_attn.v_proj.bias", kv)
 		}
-		if f.qkNorm {
-			add(prefix+"self_attn.q_norm.weight", q)
-			add(prefix+"self_attn.k_norm.weight", kv)
+		if qNorm, kNorm := c.qkNormWidths(); qNorm > 0 {
+			add(prefix+"self_attn.q_norm.weight", qNorm)
+			add(prefix+"self_attn.k_norm.weight", kNorm)
 		}
 		add(prefix+"self_attn.o_proj.weight", h, q)
 		if f.rms {

@@ -15,6 +15,7 @@ const (
 	Llama   Architecture = "llama"   // dense, RMSNorm
 	Mistral Architecture = "mistral" // dense, RMSNorm
 	Qwen2   Architecture = "qwen2"   // dense, RMSNorm, biases of q, k and v
+	Qwen3   Architecture = "qwen3"   // dense, RMSNorm, q/k norm of each head
 )
 
 // NoToken is the value of a token id of [Config] that is not set.
@@ -222,9 +223,8 @@ func (s stage) parameters(c Config, experts int) int64 {
 	if c.family().qkvBias {
 		layer += q + 2*kv
 	}
-	if c.family().qkNorm {
-		layer += q + kv
-	}
+	qNorm, kNorm := c.qkNormWidths()
+	layer += int64(qNorm + kNorm)
 	if c.moe() {
 		layer += int64(c.Experts) * h // router
 		layer += int64(experts) * 3 * h * ffn

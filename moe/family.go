@@ -10,19 +10,20 @@ import (
 type family struct {
 	class string // of transformers
 
-	experts bool // a mixture of experts; otherwise a dense feed-forward network
-	rms     bool // RMSNorm with weights; otherwise LayerNorm without weights
-	qkNorm  bool // RMSNorm of all queries of a token, and of all keys
-	qkvBias bool // projections to queries, keys and values have biases
-	clip    bool // has the field clip_qkv
-	scaling bool // frequencies of the rotary embedding may be scaled; see [RopeScaling]
-	headDim bool // heads may have another size than hidden_size / num_attention_heads
+	experts bool   // a mixture of experts; otherwise a dense feed-forward network
+	rms     bool   // RMSNorm with weights; otherwise LayerNorm without weights
+	qkNorm  qkNorm // RMSNorm of queries and keys
+	qkvBias bool   // projections to queries, keys and values have biases
+	clip    bool   // has the field clip_qkv
+	scaling bool   // frequencies of the rotary embedding may be scaled; see [RopeScaling]
+	headDim bool   // heads may have another size than hidden_size / num_attention_heads
 
 	// The values of transformers for fields that are missing in config.json. Sizes are not among
 	// them: a config.json without sizes is an error, because the defaults of the classes surprise
 	// (intermediate_size is 2048 in OlmoeConfig and 1024 in OLMoE itself).
 	maxPositions                       int
 	kvHeads                            int // 0: as many as heads
+	headSize                           int // 0: hidden_size / num_attention_heads
 	normEps                            float64
 	padTokenID, bosTokenID, eosTokenID int
 
@@ -38,7 +39,38 @@ type family struct {
 }
 
 var families = map[Architecture]*family{OLMoE: &olmoe, OLMo: &olmo, Llama: &llama, Mistral: &mistral,
-	Qwen2: &qwen2}
+	Qwen2: &qwen2, Qwen3: &qwen3}
+
+// A qkNorm is the RMSNorm of queries and keys after their projection.
+type qkNorm int
+
+const (
+	noQKNorm     qkNorm = iota
+	normOfTokens        // of all queries of a token, and of all its keys
+	normOfHeads         // of each head, with the same weights for all heads of queries, or of keys
+)
+
+// norms returns the number of norms of a token that has this number of heads.
+func (n qkNorm) norms(heads int) int {
+	switch n {
+	case noQKNorm:
+		return 0
+	case normOfTokens:
+		return 1
+	}
+	return heads
+}
+
+// qkNormWidths returns the number of weights of the norms of queries, and of keys.
+func (c Config) qkNormWidths() (q, k int) {
+	switch c.family().qkNorm {
+	case noQKNorm:
+		return 0, 0
+	case normOfTokens:
+		return c.QueryWidth(), c.KVWidth()
+	}
+	return c.HeadDim(), c.HeadDim()
+}
 
 // architectures lists the architectures that this package builds, sorted by name.
 func architectures() []Architecture { return slices.Sorted(maps.Keys(families)) }

@@ -395,10 +395,10 @@ func (f *hfFields) config() (c Config) {
 
 // headDim reads the size of a head. [Config] has 0 for hidden_size / num_attention_heads.
 func (f *hfFields) headDim(c *Config) {
-	if !f.set("head_dim") {
-		return
+	if _, given := f.fields["head_dim"]; !given {
+		c.HeadSize = families[c.Architecture].headSize
 	}
-	if f.read("head_dim", &c.HeadSize); c.HeadSize == 0 {
+	if f.optional("head_dim", &c.HeadSize); f.set("head_dim") && c.HeadSize == 0 {
 		f.fail("head_dim is 0; write null for hidden_size / num_attention_heads")
 	}
 	if c.HeadSize*c.Heads == c.HiddenSize {

@@ -215,6 +215,20 @@ func TestConfigJSONOfQwen2(t *testing.T) {
 	}
 }
 
+// The heads of Qwen3 have 128 elements unless its config.json has another number.
+func TestConfigJSONOfQwen3(t *testing.T) {
+	c, err := readConfigJSON(strings.NewReader(minimalConfig(Qwen3, `"tie_word_embeddings": false`)), "config.json")
+	if err != nil || c.HeadDim() != 128 {
+		t.Errorf("heads of %d elements, want 128; %v", c.HeadDim(), err)
+	}
+	var written strings.Builder
+	c.HeadSize = 0
+	if err := WriteConfigJSON(&written, c, "F32"); err != nil ||
+		!strings.Contains(written.String(), `"head_dim": 16`) {
+		t.Errorf("%v: %s has other heads in transformers", err, written.String())
+	}
+}
+
 // All problems of a file are in one error.
 func TestConfigJSONReportsAllProblems(t *testing.T) {
 	_, err := readConfigJSON(strings.NewReader(`{"model_type": "olmo", "vocab_size": "many", "hidden_size": 32.5, "is_causal": false, "tie_word_embedings": true}`), "config.json")

@@ -67,7 +67,7 @@ type layer struct {
 	norm1, norm2 tensor // [H]
 	qkv          tensor // [AD+2GD, H]
 	qkvBias      tensor // [AD+2GD]
-	qNorm, kNorm tensor // [AD], [GD]
+	qNorm, kNorm tensor // [AD], [GD]; [D] of single heads
 	out          tensor // [H, AD]
 	router       tensor // [E, H]
 	gateUp, down tensor // [E, 2I, H], [E, H, I]; without the first dimension if dense
@@ -158,13 +158,11 @@ func (m *Model) ZeroGradients() {
 func (m *Model) bind() error {
 	c := m.cfg
 	h, q, kv, ffn := c.HiddenSize, c.QueryWidth(), c.KVWidth(), c.IntermediateSize
-	norm, bias, qkNorms, experts, firstExpert := c.NormWeights(), 0, 0, 1, 0
+	norm, bias, experts, firstExpert := c.NormWeights(), 0, 1, 0
 	if c.family().qkvBias {
 		bias = c.qkvWidth()
 	}
-	if c.family().qkNorm {
-		qkNorms = 1
-	}
+	qNorm, kNorm := c.qkNormWidths()
 	if c.moe() {
 		experts = c.Experts / m.parallel.Mesh.Size(comm.EP)
 		firstExpert = m.parallel.Mesh.OwnIndex(comm.EP) * experts
@@ -241,7 +239,7 @@ func (m *Model) bind() error {
 		next = 1 + (m.stage.from+i)*perLayer
 		l := &m.layers[i]
 		rest := []shaped{vector(&l.norm1, norm), matrix(&l.qkv, c.qkvWidth(), h), vector(&l.qkvBias, bias),
-			vector(&l.qNorm, qkNorms*q), vector(&l.kNorm, qkNorms*kv), matrix(&l.out, h, q), vector(&l.norm2, norm),
+			vector(&l.qNorm, qNorm), vector(&l.kNorm, kNorm), matrix(&l.out, h, q), vector(&l.norm2, norm),
 			matrix(&l.router, c.Experts, h)}
 		feedForward := []shaped{matrix(&l.gateUp, experts, 2*ffn, h), matrix(&l.down, experts, h, ffn)}
 		if !c.moe() {

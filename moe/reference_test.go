@@ -82,6 +82,11 @@ func (r *reference) projection(prefix, which string, h []float64) []float64 {
 	if r.c.Architecture == OLMoE && which != "v" {
 		y = r.norm(prefix+which+"_norm.weight", y)
 	}
+	if r.c.Architecture == Qwen3 && which != "v" {
+		for head := 0; head < len(y); head += r.c.HeadDim() {
+			copy(y[head:], r.norm(prefix+which+"_norm.weight", y[head:head+r.c.HeadDim()]))
+		}
+	}
 	if c := r.c.ClipQKV; c > 0 {
 		for i := range y {
 			y[i] = math.Max(-c, math.Min(c, y[i]))
@@ -304,8 +309,10 @@ func gradientCases(t testing.TB) map[string]Config {
 	llama.Architecture, llama.VocabSize, llama.KVHeads, llama.NormEps = Llama, 96, 2, 1e-3
 	qwen2 := llama
 	qwen2.Architecture, qwen2.HeadSize = Qwen2, 24
+	qwen3 := llama
+	qwen3.Architecture = Qwen3
 	return map[string]Config{"nano": nano, "gqa": gqa, "dense": dense, "dense tied": tied, "llama": llama,
-		"qwen2": qwen2}
+		"qwen2": qwen2, "qwen3": qwen3}
 }
 
 // Gradients of every tensor agree with central differences of the reference: along random

@@ -48,7 +48,7 @@ type saved struct {
 type attended struct {
 	mean1, rstd1 xpu.Tensor // [T] of the first norm; means with LayerNorm only
 	qkv          xpu.Tensor // [T, AD+2GD] projections, before norm, clip and rotation
-	rq, rk       xpu.Tensor // [T] of the q and k norms
+	rq, rk       xpu.Tensor // [T·norms] of the q and k norms
 	ctx          xpu.Tensor // [T, AD] result of the attention, before its output projection
 	lse          xpu.Tensor // [rows, A, S] logsumexp of the scores
 	x1           xpu.Tensor // [T, H] residual stream after the attention
@@ -240,8 +240,8 @@ func (k *attended) cut(c Config, p passShape, a *arena) {
 		ctx: a.f32(t, c.QueryWidth()), lse: a.f32(p.rows, c.Heads, p.s),
 		x1: a.f32(t, h), rstd2: a.f32(t),
 	}
-	if c.family().qkNorm {
-		k.rq, k.rk = a.f32(t), a.f32(t)
+	if n := c.family().qkNorm; n != noQKNorm {
+		k.rq, k.rk = a.f32(t*n.norms(c.Heads)), a.f32(t*n.norms(c.KVHeads))
 	}
 	if !c.family().rms {
 		k.mean1, k.mean2 = a.f32(t), a.f32(t)

@@ -311,6 +311,7 @@ def main():
     )
     case("mistral", "mistral", **base, **other, num_key_value_heads=2, head_dim=24, sliding_window=None)
     case("qwen2", "qwen2", **base, num_key_value_heads=2, tie_word_embeddings=True)
+    case("qwen3", "qwen3", **base, **other, num_key_value_heads=2, head_dim=24)
     if len(sys.argv) > 1:
         return
     documents("olmoe-documents", OlmoeConfig(**base, **moe, pad_token_id=None), PACKED)
