@@ -194,8 +194,11 @@ func TestNotFiniteApart(t *testing.T) {
 	bad.Grad.Floats()[3] = float32(math.Inf(1))
 	o := mustOptimizer(t, defaultOptimizer(optimizer.AdamW), 1, d, m.Parameters())
 	r := &run{ranks: oneRank(t), device: d, data: data, trainer: trainer{model: m, optimizer: o}}
-	r.votes = votes.New(r.ranks, m.Config(), 1)
+	r.votes = votes.New(r.ranks, m.Config(), 1, 1)
 	r.votes.Rows = []votes.Row{{}}
+	if err := r.votes.Exchange(t.Context(), &record.StepMetrics{Tokens: 1}, votes.Own{Tensor: -1}); err != nil {
+		t.Fatal(err)
+	}
 	if err := r.badGradient(t.Context()); !errors.Is(err, moe.ErrNotFinite) ||
 		!strings.Contains(err.Error(), "the gradient is NaN or Inf in "+bad.Name+",") {
 		t.Error(err)

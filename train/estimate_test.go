@@ -37,7 +37,7 @@ func TestEstimateInput(t *testing.T) {
 		Layout: estimate.Layout{Shape: LayoutConfig{DP: 2, EP: 4, PP: 1}.shape(), Optimizer: estimate.SO,
 			Dispatch: moe.AllGather, SumReplicas: 1, BatchSize: 8,
 			MicroBatchSize: 8, SequenceLength: 16,
-			Recompute: moe.RecomputeLayers},
+			Recompute: moe.RecomputeLayers, Sources: len(mustPlan(t, plan).Sources)},
 	}
 	in.Trainer.TensorState = nil // a function
 	if !reflect.DeepEqual(in, want) || in.Config.HiddenSize != 64 {

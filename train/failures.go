@@ -59,8 +59,29 @@ func (r *run) notFinite(what string, err error, rows []votes.Row, rank int) erro
 	return &notFiniteError{what, r.blame(rank, record.FailureNotFinite, err)}
 }
 
+// badLoss returns the error about losses that are not finite.
+func (r *run) badLoss(ctx context.Context, m *record.StepMetrics) error {
+	if err := r.votes.Gather(ctx); err != nil {
+		return fmt.Errorf("step %d: %w", m.Step, err)
+	}
+	for i, row := range r.votes.Rows {
+		if !finite(row.Loss) {
+			return r.notFinite(spikes.Loss, fmt.Errorf("the loss is %w", moe.ErrNotFinite), r.votes.Rows[i:i+1],
+				r.votes.BadLoss(row.Position))
+		}
+	}
+	if finite(m.AuxLoss) && finite(m.ZLoss) {
+		return nil
+	}
+	return r.notFinite(spikes.AuxLoss, fmt.Errorf("the auxiliary loss is %w", moe.ErrNotFinite), r.votes.Rows,
+		r.votes.BadRouterLoss())
+}
+
 // badGradient returns the error about a gradient that is not finite.
 func (r *run) badGradient(ctx context.Context) error {
+	if err := r.votes.Gather(ctx); err != nil {
+		return fmt.Errorf("step %d: %w", r.state.Step, err)
+	}
 	rank, tensor, rows := -1, "", r.votes.Rows
 	if r.ranks.Ranks() > 1 {
 		var number int

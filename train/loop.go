@@ -341,7 +341,7 @@ func (r *run) prepare(ctx context.Context, saved *checkpoint.Checkpoint) error {
 	}
 	r.model.SetRecompute(r.config.Recompute)
 	r.tensors = r.model.Config().Tensors()
-	r.votes = votes.New(r.ranks, r.model.Config(), r.config.BatchSize)
+	r.votes = votes.New(r.ranks, r.model.Config(), r.config.BatchSize, len(r.data.Sources))
 	r.pipeline, err = pipeline.New(r.ranks.Mesh, r.model, r.data.SequenceLength)
 	if err := collective.Agree(ctx, r.ranks.World(), err); err != nil {
 		return err
@@ -649,7 +649,7 @@ func (r *run) gradients(ctx context.Context, m *record.StepMetrics) error {
 }
 
 // backward computes the losses of the step, and its gradients summed over ranks. It hashes exactly
-// the tokens that the model gets.
+// the tokens that the model gets. Only rank 0 gets the metrics other than the losses.
 func (r *run) backward(ctx context.Context, m *record.StepMetrics) error {
 	r.votes.Rows = r.votes.Rows[:0]
 	options := moe.BackwardOptions{Targets: max(1, r.batch.targets), Tokens: m.Tokens, Loss: moe.LossOptions{
@@ -671,30 +671,24 @@ func (r *run) backward(ctx context.Context, m *record.StepMetrics) error {
 	if collective.IsBroken(err) {
 		return err
 	}
-	if err := r.votes.Exchange(ctx, m, votes.Own{Err: err, FirstLayer: r.pipeline.FirstLayer(),
-		Tensor: r.sharding.TakeBad(), NonFinite: r.pipeline.TakeNonFinite()}); err != nil {
+	if err := r.votes.Exchange(ctx, m, votes.Own{Err: err, Tensor: r.sharding.TakeBad(),
+		NonFinite: r.pipeline.TakeNonFinite()}); err != nil {
 		return err
 	}
-	sourceLoss, sourceTargets := make([]float64, len(r.data.Sources)), make([]int64, len(r.data.Sources))
-	for i, row := range r.votes.Rows {
-		r.batch.hasher.AddHash(row.Hash)
-		if !finite(row.Loss) {
-			return r.notFinite(spikes.Loss, fmt.Errorf("the loss is %w", moe.ErrNotFinite), r.votes.Rows[i:i+1],
-				r.votes.BadLoss(row.Position))
+	if !finite(m.Loss) || !finite(m.AuxLoss) || !finite(m.ZLoss) {
+		if err := r.badLoss(ctx, m); err != nil {
+			return err
 		}
-		m.Loss += row.Loss
-		sourceLoss[row.Source] += row.Loss
-		sourceTargets[row.Source] += row.Targets
-		m.SourceSamples[r.data.Sources[row.Source].Name]++
-	}
-	if !finite(m.AuxLoss) || !finite(m.ZLoss) {
-		return r.notFinite(spikes.AuxLoss, fmt.Errorf("the auxiliary loss is %w", moe.ErrNotFinite), r.votes.Rows,
-			r.votes.BadRouterLoss())
 	}
 	m.Loss /= float64(max(1, r.batch.targets))
-	for source, targets := range sourceTargets {
-		if targets > 0 {
-			m.SourceLoss[r.data.Sources[source].Name] = sourceLoss[source] / float64(targets)
+	r.batch.hasher = r.votes.Hasher
+	for source, sums := range r.votes.Sources {
+		name := r.data.Sources[source].Name
+		if sums.Samples > 0 {
+			m.SourceSamples[name] += int(sums.Samples)
+		}
+		if sums.Targets > 0 {
+			m.SourceLoss[name] = sums.Loss / float64(sums.Targets)
 		}
 	}
 	return nil

@@ -184,7 +184,7 @@ func TestPipelineResume(t *testing.T) {
 }
 
 // The bytes and calls between stages in some steps equal the estimate. Gradients and weights are
-// sent only between the ranks of a stage, with the bytes of the estimate.
+// sent only between the ranks of a stage, with the bytes of the estimate, and so are votes.
 func TestPipelineBytes(t *testing.T) {
 	t.Parallel()
 	const steps = 3
@@ -194,12 +194,13 @@ func TestPipelineBytes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, l := range []LayoutConfig{{DP: 1, PP: 2, EP: 1}, {DP: 2, PP: 3, EP: 1}, {DP: 1, PP: 2, EP: 2}} {
+	for _, l := range []LayoutConfig{{DP: 1, PP: 2, EP: 1}, {DP: 2, PP: 3, EP: 1}, {DP: 1, PP: 2, EP: 2},
+		{DP: 2, PP: 2, EP: 2}} {
 		for _, micro := range []int{1, 3} {
 			c := ranksConfig(t, path, l, pipelineModel+fmt.Sprintf("steps: %d\nmicro_batch_size: %d\nevaluate: "+
 				"{every: 0}\n", steps, micro))
 			var mu sync.Mutex
-			var bytes, calls, most, weights int64
+			var bytes, calls, most, weights, votes int64
 			mustRun(t, c, Options{ended: func(r *group.Group) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -212,6 +213,9 @@ func TestPipelineBytes(t *testing.T) {
 					for _, operation := range c.Traffic() {
 						weights += operation.Bytes()
 					}
+				}
+				for _, operation := range r.Stage.Traffic() {
+					votes += operation.Bytes()
 				}
 			}})
 			in, err := c.EstimateInput(plan, estimate.Machine{})
@@ -232,20 +236,29 @@ func TestPipelineBytes(t *testing.T) {
 				t.Errorf("%+v, micro-batches of %d: the stages sent %d times, one of them %d times, the estimate "+
 					"says %d", l, micro, calls, most, each)
 			}
-			var want int64
-			for _, stage := range stages {
+			var want, wantVotes int64
+			for i, stage := range stages {
 				for _, e := range estimate.OptimizerTraffic(stage.Replicated, stage.Divided, in.Layout, in.Trainer) {
 					want += e.Total * int64(l.DP*l.EP/e.Ranks)
+				}
+				for _, e := range estimate.VoteTraffic(in.Config, i, in.Layout, in.Trainer) {
+					if e.Group == comm.Data {
+						wantVotes += e.Total
+					}
 				}
 			}
 			if weights != steps*want {
 				t.Errorf("%+v: %d bytes of gradients and weights, the estimate says %d", l, weights, steps*want)
 			}
+			if votes != steps*wantVotes {
+				t.Errorf("%+v: %d bytes of votes in the stages, the estimate says %d", l, votes, steps*wantVotes)
+			}
 		}
 	}
 }
 
-// The votes of all ranks in a step have the bytes and calls of the estimate.
+// The votes between all ranks in a step have the bytes and calls of the estimate.
+// [TestPipelineBytes] has those between the ranks of a stage.
 func TestVoteBytes(t *testing.T) {
 	t.Parallel()
 	const from, to = 1, 3 // steps
@@ -254,7 +267,7 @@ func TestVoteBytes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, l := range []LayoutConfig{{DP: 2, PP: 1, EP: 2}, {DP: 2, PP: 3, EP: 1},
+	for _, l := range []LayoutConfig{{DP: 2, PP: 1, EP: 2}, {DP: 2, PP: 3, EP: 1}, {DP: 4, PP: 1, EP: 2},
 		{DP: 2, PP: 3, EP: 1, Norm: reduceNorms}} {
 		c := ranksConfig(t, path, l, pipelineModel+fmt.Sprintf("steps: %d\nevaluate: {every: 0}\n", to+1))
 		c.Layout.CheckReplicasEvery = 0
@@ -297,9 +310,13 @@ func TestVoteBytes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, e := range estimate.VoteTraffic(in.Config, in.Layout, in.Trainer) {
+		for _, e := range estimate.VoteTraffic(in.Config, 0, in.Layout, in.Trainer) {
+			if e.Group != comm.World {
+				continue
+			}
 			sent := got[e.Operation]
-			if sent.Bytes() != (to-from)*e.Total || sent.Calls != int64((to-from)*e.Calls*e.Ranks) {
+			if sent.Bytes() != (to-from)*e.Total ||
+				e.Operation != comm.OpSend && sent.Calls != int64((to-from)*e.Calls*e.Ranks) {
 				t.Errorf("%+v: %s: %d bytes in %d calls in %d steps, the estimate says %+v for each", l, e.Name,
 					sent.Bytes(), sent.Calls, to-from, e)
 			}

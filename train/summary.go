@@ -161,10 +161,11 @@ func (c Config) EstimateInput(p *blend.Plan, machine estimate.Machine) (estimate
 	if err != nil {
 		return estimate.Input{}, err
 	}
+	layout := c.estimateLayout(p.SequenceLength)
+	layout.Sources = len(p.Sources)
 	return estimate.Input{
 		Model: c.Model.Preset, Config: c.Model.Config, Trainer: c.estimateTrainer(), Precision: c.Precision,
-		Machine: machine,
-		Layout:  c.estimateLayout(p.SequenceLength),
+		Machine: machine, Layout: layout,
 	}, nil
 }
 

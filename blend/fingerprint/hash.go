@@ -6,6 +6,7 @@ package fingerprint
 
 import (
 	"crypto/sha256"
+	"encoding"
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
@@ -87,6 +88,31 @@ func (h *Hasher) AddHash(sum [16]byte) {
 	h.order.Write(sum[:])
 	h.set.Add(sum)
 	h.samples++
+}
+
+// HasherBytes is the length of the state of a [Hasher]: the sum, the number of samples, and the
+// state of a SHA-256.
+const HasherBytes = len(SetHash{}) + 8 + 108
+
+// AppendBinary appends the state of the hasher to b, so that another rank can continue with the
+// next samples of the step.
+func (h *Hasher) AppendBinary(b []byte) ([]byte, error) {
+	if h.order == nil {
+		h.order = sha256.New()
+	}
+	b = append(b, h.set[:]...)
+	b = binary.LittleEndian.AppendUint64(b, uint64(h.samples))
+	return h.order.(encoding.BinaryAppender).AppendBinary(b)
+}
+
+// UnmarshalBinary sets the state of the hasher to a state that AppendBinary has written.
+func (h *Hasher) UnmarshalBinary(state []byte) error {
+	if len(state) != HasherBytes {
+		return fmt.Errorf("the state of a hasher has %d bytes, want %d", len(state), HasherBytes)
+	}
+	h.order = sha256.New()
+	h.set, h.samples = SetHash(state), int64(binary.LittleEndian.Uint64(state[len(h.set):]))
+	return h.order.(encoding.BinaryUnmarshaler).UnmarshalBinary(state[len(h.set)+8:])
 }
 
 // Step ends a step, returns its hashes, and resets the hasher for the next step.

@@ -44,6 +44,30 @@ func TestSetHash(t *testing.T) {
 	})
 }
 
+// A rank that continues with the state of another gets the hashes of a single rank.
+func TestHasherState(t *testing.T) {
+	var whole, part Hasher
+	for n := range uint32(40) {
+		whole.Add([]uint32{n})
+		state, err := part.AppendBinary([]byte("before"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		part = Hasher{}
+		if err := part.UnmarshalBinary(state[len("before"):]); err != nil || len(state) != len("before")+HasherBytes {
+			t.Fatalf("%d bytes, %v", len(state), err)
+		}
+		part.Add([]uint32{n})
+	}
+	if got, want := part.Step(3, 5), whole.Step(3, 5); *got.Order != *want.Order || got.Set != want.Set ||
+		got.Samples != want.Samples {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	if err := part.UnmarshalBinary(make([]byte, HasherBytes-1)); err == nil {
+		t.Error("a state that is too short was read")
+	}
+}
+
 // A testRun is a run of 600 samples of 17 tokens. The tokens are a function of the plan's name and
 // of the position.
 type testRun struct{ plan string }

@@ -108,13 +108,15 @@ func Compute(in Input) (*Result, error) {
 	r.FLOPs = c.FLOPsPerToken(l.SequenceLength) * tokens / float64(l.Size(comm.PP))
 	peak := m.peak(in.Precision != xpu.FP32)
 
-	votes := VoteTraffic(c, l, in.Trainer)
 	var slowest Time // of a micro-batch, in the stage that takes longest
+	forVotes := 0.0
 	for i, s := range stages {
 		work, again := flops(c, l, s)
 		r.Computed = max(r.Computed, (work+again)*tokens)
 		dispatch := dispatchTraffic(c, s.Layers, l, in.Trainer)
 		weights := OptimizerTraffic(s.Replicated, s.Divided, l, in.Trainer)
+		votes := VoteTraffic(c, i, l, in.Trainer)
+		forVotes = max(forVotes, r.seconds(votes))
 		if in.Trainer.Own {
 			for k := range weights {
 				weights[k].Calls = buckets(c, l, i, s, weights[k].Group)
@@ -150,7 +152,7 @@ func Compute(in Input) (*Result, error) {
 	}
 	micro := float64(l.MicroBatches())
 	r.Time.Compute, r.Time.Dispatch, r.Time.Stages = micro*slowest.Compute, micro*slowest.Dispatch, micro*slowest.Stages
-	r.Time.Votes = r.seconds(votes)
+	r.Time.Votes = forVotes
 	r.Time.Bubble = float64(l.Size(comm.PP)-1) * slowest.Passes()
 	r.StepTime = r.Time.Step()
 	r.Fits = float64(r.Memory.Total()) <= m.Memory.Value

@@ -20,8 +20,7 @@ func (l Layout) inHost(g comm.Axes, perHost int) int {
 }
 
 // partialSum returns the number of ranks whose sum a host with a ranks of a group sends: the
-// largest stage of the order of sums that fits into the host. In the world it is 0, for all ranks
-// of the host, because the world only sums integers.
+// largest stage of the order of sums that fits into the host.
 func (l Layout) partialSum(g comm.Axes, a int) int {
 	sum := 1
 	for _, stage := range []struct {
@@ -31,9 +30,6 @@ func (l Layout) partialSum(g comm.Axes, a int) int {
 		if stage.group == g && stage.ranks > 0 && a%stage.ranks == 0 {
 			sum = stage.ranks
 		}
-	}
-	if g == comm.World {
-		sum = 0
 	}
 	return sum
 }

@@ -42,6 +42,7 @@ type Layout struct {
 	Documents      bool          `json:"-"`         // attention is restricted to documents
 
 	Background bool `json:"-"` // checkpoint.background
+	Sources    int  `json:"-"` // of the plan; 0 means 1
 
 	perHost int // ranks of a host, if exchanges have two levels; 0: one host
 }

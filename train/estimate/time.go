@@ -2,6 +2,7 @@ package estimate
 
 import (
 	"math"
+	"math/bits"
 
 	"mula/moe"
 	"mula/xpu/comm"
@@ -104,6 +105,9 @@ func (p place) split(e Exchange, how collectives) (inside, across, messages floa
 	two := p.inNode > 1 && p.nodes > 1
 	messages = a - 1 + b - 1
 	switch {
+	case e.Operation == comm.OpBroadcast: // trees
+		inside, across = e.PerRank()*(n-b)/(n-1), e.PerRank()*(b-1)/(n-1)
+		messages = float64(bits.Len(uint(p.inNode-1)) + bits.Len(uint(p.nodes-1)))
 	case how == assumed && reduces:
 		z := e.PerRank() * n / (n - 1)
 		inside, across = z*(a-1)/a, z/a*(b-1)/b
@@ -120,7 +124,10 @@ func (p place) split(e Exchange, how collectives) (inside, across, messages floa
 			messages = n - 1
 		}
 	}
-	if e.Operation == comm.OpAllReduce {
+	switch {
+	case e.Messages > 0:
+		messages = float64(e.Messages)
+	case e.Operation == comm.OpAllReduce:
 		messages *= 2
 	}
 	return inside, across, messages * float64(e.Calls)
@@ -139,7 +146,11 @@ func (p place) relayed(e Exchange) (inside, across float64) {
 	for i := range parts {
 		parts[i] = part
 	}
-	in, out := twoLevelBytes(e.Operation, hosts, p.partial, parts)
+	partial := p.partial
+	if e.Purpose == ForVotes { // integers, of all ranks of a host
+		partial = 0
+	}
+	in, out := twoLevelBytes(e.Operation, hosts, partial, parts)
 	return float64(in) / float64(e.Ranks), float64(out) / float64(e.Ranks)
 }
 

@@ -2,7 +2,9 @@ package estimate
 
 import (
 	"math"
+	"math/bits"
 
+	"mula/blend/fingerprint"
 	"mula/moe"
 	"mula/xpu"
 	"mula/xpu/comm"
@@ -28,6 +30,8 @@ type Exchange struct {
 	Group     comm.Axes      `json:"group"`
 	Ranks     int            `json:"ranks"` // of the group
 	Calls     int            `json:"calls"` // of the operation, per rank
+	// of a sequence of messages, one after the other; 0: as many as the operation has
+	Messages int `json:"messages,omitempty"`
 
 	// Total is the number of bytes that all ranks of the group send: z·(n-1) for a reduce-scatter
 	// or an all-gather of z bytes over n ranks, and 2·z·(n-1) for an all-reduce. It equals the sum
@@ -147,49 +151,98 @@ func PipelineTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
 		2*int64(l.Size(comm.PP)-1)*total)}
 }
 
-// Numbers of 8 bytes in a rank's vote (package train/votes): for the rank, and for each of its
-// sequences.
+// Sizes in package train/votes, in bytes.
 const (
-	voteHead = 5
-	voteRow  = 4
+	voteHead     = 5 * 8 // of a rank's vote, without the entropy of each of its stage's layers
+	voteRow      = 4 * 8 // in a vote of the last stage, for each sequence
+	tallyHead    = 4 * 8 // of the sums of a stage, without the entropies
+	tallySource  = 3 * 8 // in the sums of the last stage, for each source
+	decisionSize = 4 * 8 // what rank 0 tells all ranks
 )
 
 // exactSum is the number of bytes of an exact sum of squares (package train/optimizer).
 const exactSum = 160
 
-// VoteTraffic returns the exchanges between all ranks in each step of mula before the update:
+// VoteTraffic returns the exchanges of votes in each step of mula before the update, for the ranks
+// of stage i. Between the ranks of the stage:
 //
-//   - all-reduces of the stop request (8 bytes), of the number of missing rows (8 bytes), and of
-//     the number of tokens of each expert of each layer (8 bytes each)
-//   - an all-gather of the rank's vote
+//   - an all-reduce of the tokens of each expert of each layer, several in 8 bytes
+//   - messages with votes, and with sums over votes
+//
+// And between all ranks:
+//
+//   - all-reduces of the stop request and of the number of missing rows (8 bytes each)
+//   - messages with the sums and the counts of each stage, to rank 0
+//   - a broadcast of the sums that all ranks need
 //   - for the norm, an all-gather of the sum of squares of each block of gradients (8 bytes each),
 //     or with ReduceNorm an all-reduce of an exact sum (160 bytes)
 //
 // Steps that measure the sizes of updates, steps with skipped positions, `attention: documents`,
 // evaluations and checkpoints send more, which is not counted. For other trainers it returns nil.
-func VoteTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
+func VoteTraffic(c moe.Config, i int, l Layout, t Trainer) []Exchange {
 	n := int64(l.Ranks())
 	if n == 1 || !t.Own {
 		return nil
+	}
+	var out []Exchange
+	if ranks, sections := int64(l.DataRanks()), int64(l.sections()); ranks > 1 {
+		vote, tally, added, _ := l.voteBytes(c, i)
+		if added > 0 {
+			out = append(out, exchange(ForVotes, comm.OpAllReduce, comm.Data, int(ranks), 1, 2*added*(ranks-1)))
+		}
+		sent := (ranks - sections) * vote
+		if sections > 1 {
+			sent += sections * tally
+		}
+		votes := exchange(ForVotes, comm.OpSend, comm.Data, int(ranks), 1, sent)
+		votes.Messages = l.section() - 1 + l.sections()
+		out = append(out, votes)
+	}
+	if stages := l.Size(comm.PP); stages > 1 {
+		sent := int64(0)
+		for stage := 1; stage < stages; stage++ {
+			_, tally, _, counts := l.voteBytes(c, stage)
+			sent += tally + counts
+		}
+		sums := exchange(ForVotes, comm.OpSend, comm.World, int(n), 1, sent)
+		sums.Messages = stages - 1
+		out = append(out, sums)
+	}
+	out = append(out, exchange(ForVotes, comm.OpBroadcast, comm.World, int(n), 1, decisionSize*(n-1)))
+	if l.ReduceNorm {
+		return append(out, exchange(ForVotes, comm.OpAllReduce, comm.World, int(n), 3, 2*(2*8+exactSum)*(n-1)))
 	}
 	blocks := int64(0)
 	for _, tensor := range c.Tensors() {
 		blocks += (tensor.Elements() + xpu.BlockSize - 1) / xpu.BlockSize
 	}
-	layers := int64(0)
-	reduces, reduced, gathers := 2, int64(2*8), 2
-	if l.ReduceNorm {
-		reduces, reduced, gathers, blocks = reduces+1, reduced+exactSum, gathers-1, 0
-	}
+	return append(out, exchange(ForVotes, comm.OpAllReduce, comm.World, int(n), 2, 2*2*8*(n-1)),
+		exchange(ForVotes, comm.OpAllGather, comm.World, int(n), 1, 8*blocks*(n-1)))
+}
+
+// section is the number of ranks of a stage in a section, about the square root; see package
+// train/votes.
+func (l Layout) section() int { return int(math.Ceil(math.Sqrt(float64(l.DataRanks())))) }
+
+// sections is the number of sections of a stage.
+func (l Layout) sections() int { return (l.DataRanks() + l.section() - 1) / l.section() }
+
+// voteBytes returns the sizes of a vote of a stage, of sums over its votes, and of the tokens of
+// its experts: while they are added, as integers of 8 bytes with as many counts as fit, and in a
+// message to rank 0.
+func (l Layout) voteBytes(c moe.Config, stage int) (vote, tally, added, counts int64) {
+	from, to := c.StageLayers(stage, l.Size(comm.PP))
+	layers := int64(to - from)
+	vote, tally = voteHead, tallyHead
 	if c.Experts > 0 {
-		layers = int64(c.Layers)
-		reduces++
+		vote, tally = vote+8*layers, tally+8*layers
 	}
-	votes := voteHead + layers + voteRow*int64(l.Sequences())
-	return []Exchange{
-		exchange(ForVotes, comm.OpAllReduce, comm.World, int(n), reduces, 2*(reduced+8*layers*int64(c.Experts))*(n-1)),
-		exchange(ForVotes, comm.OpAllGather, comm.World, int(n), gathers, 8*(n*votes+blocks)*(n-1)),
+	if stage == l.Size(comm.PP)-1 {
+		vote += voteRow * int64(l.Sequences())
+		tally += tallySource*int64(max(1, l.Sources)) + int64(fingerprint.HasherBytes)
 	}
+	n, width := layers*int64(c.Experts), bits.Len64(uint64(l.BatchSize)*uint64(l.SequenceLength))
+	return vote, tally, 8 * over(n, int64(64/width)), over(n*int64(width), 8)
 }
 
 // Stepped returns the number of weights that a rank updates: the mean over the ranks that share

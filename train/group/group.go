@@ -135,6 +135,7 @@ func loneRank(library string) error {
 type Group struct {
 	*comm.Mesh
 	Within *comm.Comm // the ranks of [comm.EP] again, for gradients in transit at the same time as tokens
+	Stage  *comm.Comm // the ranks of [comm.Data] again, for votes
 
 	Hosts   []string // of each rank
 	sharing int      // ranks on the same processors of this host, including this rank
@@ -157,7 +158,10 @@ func New(ctx context.Context, world *comm.Comm, shape comm.Shape, options Option
 		return nil, err
 	}
 	g := &Group{Mesh: mesh}
-	if g.Within, err = mesh.Split(ctx, comm.EP); err != nil {
+	if g.Within, err = mesh.Split(ctx, comm.EP); err == nil {
+		g.Stage, err = mesh.Split(ctx, comm.Data)
+	}
+	if err != nil {
 		g.Close()
 		return nil, err
 	}

@@ -60,12 +60,6 @@ func New(mesh *comm.Mesh, m *moe.Model, sequenceLength int) (*Pipeline, error) {
 // Last reports whether this stage has the losses.
 func (p *Pipeline) Last() bool { return p.group.Rank() == p.group.Size()-1 }
 
-// FirstLayer returns the number of this stage's first layer in the whole model.
-func (p *Pipeline) FirstLayer() int {
-	from, _ := p.Model.Config().StageLayers(p.group.Rank(), p.group.Size())
-	return from
-}
-
 // TakeNonFinite reports whether this stage has computed non-finite values from finite input since
 // the last call.
 func (p *Pipeline) TakeNonFinite() bool {

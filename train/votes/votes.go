@@ -1,6 +1,6 @@
-// Package votes exchanges the results of each step among the ranks of a run, so that all ranks have
-// the same metrics and act in the same way. If a value is not finite, it finds the rank that first
-// computed such a value.
+// Package votes exchanges the results of each step among the ranks of a run, so that all ranks act
+// in the same way and rank 0 has the metrics of all. If a value is not finite, it finds the rank
+// that first computed such a value.
 package votes
 
 import (
@@ -8,9 +8,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"iter"
 	"math"
 	"slices"
 
+	"mula/blend/fingerprint"
 	"mula/moe"
 	"mula/train/collective"
 	"mula/train/group"
@@ -27,22 +29,39 @@ type Row struct {
 	Hash     [16]byte // of its tokens
 }
 
-// Votes has the votes of all ranks about a step.
+// Votes has the votes about a step: of this rank, their sums over all ranks, and if the ranks need
+// them, the votes of all ranks.
 type Votes struct {
-	// Rows has the rows whose losses this rank has. After Exchange it has the rows of all ranks, in
+	// Rows has the rows whose losses this rank has. After Gather it has the rows of all ranks, in
 	// the order of their positions.
 	Rows []Row
 
-	ranks           *group.Group
-	layers, experts int      // layers with experts, and the experts of each
-	slots           int      // rows of a rank in a step
-	votes           []uint64 // of each rank
-	bounds          []int    // of each rank's vote
-	counts          []int64  // tokens of each expert of each layer
+	// After Exchange, of the rows of all ranks; only on rank 0.
+	Sources []SourceSums
+	Hasher  fingerprint.Hasher
+
+	ranks   *group.Group
+	model   moe.Config
+	stages  int
+	slots   int // rows of a rank in a step
+	sources int
+	first   int64 // position of the step
+
+	section   int      // ranks of a stage in a section; see tallyStage
+	own       []uint64 // this rank's vote
+	other     []uint64 // of another rank of the stage
+	tally     *tally
+	message   []byte
+	counts    []int64 // tokens of each expert of each layer of this stage
+	packed    []int64
+	decisions []float64 // what Exchange broadcasts
+
+	gathered []uint64 // the votes of all ranks, nil before Gather
+	bounds   []int    // of each rank's vote
 }
 
-// The vote of a rank, in 64-bit words: voteHead, the entropy of each layer's router, and voteRow
-// for each of its positions.
+// The vote of a rank, in 64-bit words: voteHead, the entropies of the routers of its stage, and on
+// the last stage voteRow for each of its positions.
 const (
 	voteFailed = iota // 1 if the rank could not compute the step
 	voteTensor        // 1 + Own.Tensor
@@ -62,31 +81,90 @@ const (
 
 // Own is the vote of this rank, in addition to its metrics.
 type Own struct {
-	Err        error // if the rank could not compute its part
-	FirstLayer int   // of its pipeline stage
-	Tensor     int   // first tensor in which its gradient is not finite, or -1
-	NonFinite  bool  // its pipeline stage has computed non-finite values from finite input
+	Err       error // if the rank could not compute its part
+	Tensor    int   // first tensor in which its gradient is not finite, or -1
+	NonFinite bool  // its pipeline stage has computed non-finite values from finite input
 }
 
-// New returns the votes of a run with batchSize rows in a step.
-func New(ranks *group.Group, model moe.Config, batchSize int) *Votes {
-	v := &Votes{ranks: ranks, experts: model.Experts, slots: batchSize / ranks.Size(comm.Data)}
-	if v.experts > 0 {
-		v.layers = model.Layers
+// New returns the votes of a run with batchSize rows in a step, from the given number of sources.
+func New(ranks *group.Group, model moe.Config, batchSize, sources int) *Votes {
+	n := ranks.Size(comm.Data)
+	v := &Votes{ranks: ranks, model: model, stages: ranks.Size(comm.PP), slots: batchSize / n,
+		sources: sources, section: sectionOf(n), decisions: make([]float64, decisionCount),
+		bounds: make([]int, ranks.Ranks()+1)}
+	stage := ranks.OwnIndex(comm.PP)
+	for rank := range ranks.Ranks() {
+		v.bounds[rank+1] = v.bounds[rank] + v.voteWords(ranks.Index(rank, comm.PP))
 	}
-	words := voteHead + v.layers + v.slots*voteRow
-	v.votes, v.bounds = make([]uint64, ranks.Ranks()*words), make([]int, ranks.Ranks()+1)
-	for rank := range v.bounds {
-		v.bounds[rank] = rank * words
-	}
-	v.counts = make([]int64, v.layers*v.experts)
+	v.own, v.other = make([]uint64, v.voteWords(stage)), make([]uint64, v.voteWords(stage))
+	v.counts = make([]int64, v.layers(stage)*model.Experts)
+	v.packed = make([]int64, len(v.counts))
+	v.tally = v.newTally(stage)
 	return v
 }
 
-// Exchange combines the losses and the counts of m, and v.Rows, over all ranks. All ranks call it.
+// layers returns the number of layers with experts of a stage.
+func (v *Votes) layers(stage int) int {
+	if v.model.Experts == 0 {
+		return 0
+	}
+	from, to := v.model.StageLayers(stage, v.stages)
+	return to - from
+}
+
+// voteWords returns the length of a vote of a stage.
+func (v *Votes) voteWords(stage int) int {
+	words := voteHead + v.layers(stage)
+	if stage == v.stages-1 {
+		words += v.slots * voteRow
+	}
+	return words
+}
+
+// What rank 0 tells all ranks.
+const (
+	decideFailed = iota // number of ranks that could not compute the step
+	decideLoss
+	decideAux
+	decideZ
+	decisionCount
+)
+
+// Exchange adds the losses and the counts of m, and v.Rows, over all ranks. All ranks call it, and
+// get the sum of the losses of all rows and the losses of the routers. Only rank 0 gets the rest.
 // It returns an error if a rank could not compute its part.
 func (v *Votes) Exchange(ctx context.Context, m *record.StepMetrics, own Own) error {
-	world, vote := v.ranks.World(), v.vote(v.ranks.Rank())
+	v.first, v.gathered, v.Sources = m.First, nil, nil
+	v.vote(m, own)
+	clear(v.counts)
+	for layer, counts := range m.ExpertTokens {
+		copy(v.counts[layer*v.model.Experts:], counts)
+	}
+	m.Loss, m.AuxLoss, m.ZLoss, m.RouterEntropy, m.ExpertTokens = 0, 0, 0, nil, nil
+	err := v.sumCounts(ctx, m.Tokens)
+	if err == nil {
+		err = v.tallyStage(ctx)
+	}
+	if err == nil {
+		err = v.tallyStages(ctx, m)
+	}
+	world := v.ranks.World()
+	if err == nil {
+		err = comm.Broadcast(ctx, world, 0, v.decisions)
+	}
+	if err != nil {
+		return &collective.BrokenError{Err: errors.Join(own.Err, fmt.Errorf("step %d: %w", m.Step, err))}
+	}
+	if v.decisions[decideFailed] > 0 {
+		return collective.Agree(ctx, world, own.Err)
+	}
+	m.Loss, m.AuxLoss, m.ZLoss = v.decisions[decideLoss], v.decisions[decideAux], v.decisions[decideZ]
+	return nil
+}
+
+// vote sets this rank's vote.
+func (v *Votes) vote(m *record.StepMetrics, own Own) {
+	vote := v.own
 	clear(vote)
 	if own.Err != nil {
 		vote[voteFailed] = 1
@@ -97,7 +175,7 @@ func (v *Votes) Exchange(ctx context.Context, m *record.StepMetrics, own Own) er
 	vote[voteTensor] = uint64(own.Tensor + 1)
 	vote[voteAux], vote[voteZ] = math.Float64bits(m.AuxLoss), math.Float64bits(m.ZLoss)
 	for layer, entropy := range m.RouterEntropy {
-		vote[voteHead+own.FirstLayer+layer] = math.Float64bits(entropy)
+		vote[voteHead+layer] = math.Float64bits(entropy)
 	}
 	for _, row := range v.Rows {
 		slot := v.slot(vote, int((row.Position-m.First)%int64(v.slots)))
@@ -105,57 +183,55 @@ func (v *Votes) Exchange(ctx context.Context, m *record.StepMetrics, own Own) er
 		slot[voteHash] = binary.LittleEndian.Uint64(row.Hash[:8])
 		slot[voteHash+1] = binary.LittleEndian.Uint64(row.Hash[8:])
 	}
-	clear(v.counts)
-	for layer, counts := range m.ExpertTokens {
-		copy(v.counts[(own.FirstLayer+layer)*v.experts:], counts)
-	}
-	err := comm.AllGather(ctx, world, v.votes, v.bounds)
-	if err == nil {
-		err = comm.AllReduce(ctx, world, v.counts)
-	}
-	if err != nil {
-		return &collective.BrokenError{Err: errors.Join(own.Err, fmt.Errorf("step %d: %w", m.Step, err))}
-	}
+}
 
-	m.AuxLoss, m.ZLoss, m.RouterEntropy, m.ExpertTokens = 0, 0, nil, nil
-	if v.layers > 0 {
-		m.RouterEntropy = make([]float64, v.layers)
-	}
-	v.Rows = v.Rows[:0]
-	for rank := range v.ranks.Ranks() { // the last stages have the losses, in the order of their rows
-		vote := v.vote(rank)
-		if vote[voteFailed] != 0 {
-			return collective.Agree(ctx, world, own.Err)
-		}
-		m.AuxLoss += math.Float64frombits(vote[voteAux])
-		m.ZLoss += math.Float64frombits(vote[voteZ])
-		for layer := range m.RouterEntropy {
-			m.RouterEntropy[layer] += math.Float64frombits(vote[voteHead+layer])
-		}
+// rows yields the rows in the vote of a rank of the last stage, which has the given number there.
+func (v *Votes) rows(number int, vote []uint64) iter.Seq[Row] {
+	return func(yield func(Row) bool) {
 		for i := range v.slots {
 			slot := v.slot(vote, i)
 			if slot[voteSource] == 0 {
 				continue
 			}
-			row := Row{Position: m.First + int64(v.ranks.Index(rank, comm.Data)*v.slots+i),
+			row := Row{Position: v.first + int64(number*v.slots+i),
 				Source: int(uint32(slot[voteSource]) - 1), Targets: int64(slot[voteSource] >> 32),
 				Loss: math.Float64frombits(slot[voteLoss])}
 			binary.LittleEndian.PutUint64(row.Hash[:8], slot[voteHash])
 			binary.LittleEndian.PutUint64(row.Hash[8:], slot[voteHash+1])
-			v.Rows = append(v.Rows, row)
+			if !yield(row) {
+				return
+			}
 		}
 	}
-	for layer := range v.layers {
-		m.ExpertTokens = append(m.ExpertTokens, slices.Clone(v.counts[layer*v.experts:(layer+1)*v.experts]))
+}
+
+// Gather gathers the votes of the last Exchange on every rank, and sets v.Rows. It is needed to
+// find the cause of values that are not finite. All ranks call it.
+func (v *Votes) Gather(ctx context.Context) error {
+	if v.gathered != nil {
+		return nil
+	}
+	n := v.ranks.Ranks()
+	v.gathered = make([]uint64, v.bounds[n])
+	copy(v.of(v.ranks.Rank()), v.own)
+	if err := comm.AllGather(ctx, v.ranks.World(), v.gathered, v.bounds); err != nil {
+		return &collective.BrokenError{Err: fmt.Errorf("gathering the votes of all ranks: %w", err)}
+	}
+	v.Rows = v.Rows[:0]
+	for rank := range n {
+		if v.ranks.Index(rank, comm.PP) == v.stages-1 {
+			v.Rows = slices.AppendSeq(v.Rows, v.rows(v.ranks.Index(rank, comm.Data), v.of(rank)))
+		}
 	}
 	return nil
 }
 
-func (v *Votes) vote(rank int) []uint64 { return v.votes[v.bounds[rank]:v.bounds[rank+1]] }
+// of returns the vote of a rank, after Gather.
+func (v *Votes) of(rank int) []uint64 { return v.gathered[v.bounds[rank]:v.bounds[rank+1]] }
 
-// slot returns the part of a vote about a position of the rank.
+// slot returns the part of a vote about a position of the rank, on the last stage.
 func (v *Votes) slot(vote []uint64, i int) []uint64 {
-	return vote[voteHead+v.layers+i*voteRow:][:voteRow]
+	return vote[len(vote)-(v.slots-i)*voteRow:][:voteRow]
 }
 
 // reader returns the number of the reader of a position, among the ranks that read rows.
@@ -177,7 +253,7 @@ func (v *Votes) RowsOf(rank int) []Row {
 // stage of its pipeline, or rank. Non-finite values spread from stage to stage.
 func (v *Votes) firstBadStage(rank int) int {
 	for _, other := range v.ranks.Shape.Group(rank, comm.PP) {
-		if v.vote(other)[voteNonFinite] != 0 {
+		if v.of(other)[voteNonFinite] != 0 {
 			return other
 		}
 	}
@@ -193,7 +269,7 @@ func (v *Votes) BadLoss(position int64) int {
 // BadRouterLoss returns the rank that caused the first non-finite loss of a router, or -1.
 func (v *Votes) BadRouterLoss() int {
 	for rank := range v.ranks.Ranks() {
-		if vote := v.vote(rank); !finite(vote[voteAux]) || !finite(vote[voteZ]) {
+		if vote := v.of(rank); !finite(vote[voteAux]) || !finite(vote[voteZ]) {
 			return v.firstBadStage(rank)
 		}
 	}
@@ -204,9 +280,9 @@ func (v *Votes) BadRouterLoss() int {
 // tensor. It returns -1 if the gradients of all ranks are finite.
 func (v *Votes) BadGradient() (rank, tensor int) {
 	for rank := range v.ranks.Ranks() {
-		if tensor := v.vote(rank)[voteTensor]; tensor > 0 {
+		if tensor := v.of(rank)[voteTensor]; tensor > 0 {
 			first := v.firstBadStage(rank)
-			if own := v.vote(first)[voteTensor]; own > 0 {
+			if own := v.of(first)[voteTensor]; own > 0 {
 				tensor = own
 			}
 			return first, int(tensor - 1)
@@ -220,6 +296,9 @@ func (v *Votes) BadGradient() (rank, tensor int) {
 // only the sum over ranks is not finite. In a run of one pipeline, the first bad stage is the
 // source.
 func (v *Votes) Diverged() bool {
+	if v.gathered == nil { // all votes are finite
+		return true
+	}
 	hosts, readers := map[string]bool{}, map[int]bool{}
 	for rank := range v.ranks.Ranks() {
 		if !v.finite(rank) {
@@ -233,12 +312,15 @@ func (v *Votes) Diverged() bool {
 // finite reports whether all values in the vote of a rank are finite: its losses, and its own
 // gradient.
 func (v *Votes) finite(rank int) bool {
-	vote := v.vote(rank)
+	vote := v.of(rank)
 	if vote[voteTensor] != 0 || vote[voteNonFinite] != 0 || !finite(vote[voteAux]) || !finite(vote[voteZ]) {
 		return false
 	}
-	for i := range v.slots {
-		if slot := v.slot(vote, i); slot[voteSource] != 0 && !finite(slot[voteLoss]) {
+	if v.ranks.Index(rank, comm.PP) < v.stages-1 {
+		return true
+	}
+	for row := range v.rows(0, vote) {
+		if !finite(math.Float64bits(row.Loss)) {
 			return false
 		}
 	}

@@ -4,9 +4,14 @@ import (
 	"context"
 	"errors"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"mula/blend/fingerprint"
 	"mula/moe"
 	"mula/train/group"
 	"mula/train/optimizer/optimizertest"
@@ -14,8 +19,9 @@ import (
 	"mula/xpu/comm"
 )
 
-// All ranks have the rows of the last stages in the order of their positions, and find the same
-// rank at fault: the first stage with a non-finite value, or none if several hosts have one.
+// After Gather, all ranks have the rows of the last stages in the order of their positions, and
+// find the same rank at fault: the first stage with a non-finite value, or none if several hosts
+// have one.
 func TestExchange(t *testing.T) {
 	shape := comm.NewShape(map[comm.Axes]int{comm.ExpertDP: 2, comm.PP: 2}) // ranks 0 and 1 are one pipeline
 	for _, bad := range [][]int{nil, {2}, {0, 2}} {
@@ -26,7 +32,7 @@ func TestExchange(t *testing.T) {
 			}
 			defer g.Close()
 			g.Hosts = []string{"a", "a", "b", "b"}
-			v := New(g, moe.Config{}, 4)
+			v := New(g, moe.Config{}, 4, 4)
 			m := record.StepMetrics{Step: 2, First: 8, AuxLoss: 1}
 			own := Own{Tensor: -1, NonFinite: slices.Contains(bad, g.Rank())}
 			if slices.Contains(bad, g.Rank()-1) { // the last stage has the loss
@@ -38,6 +44,10 @@ func TestExchange(t *testing.T) {
 			}
 			rows := []Row{{9, 1, 5, 0.5, [16]byte{0: 1, 15: 9}}, {11, 3, 5, 0.5, [16]byte{0: 1, 15: 11}}}
 			err = v.Exchange(context.Background(), &m, own)
+			if !v.Diverged() {
+				t.Error("a rank is to blame before the votes are gathered")
+			}
+			err = errors.Join(err, v.Gather(context.Background()))
 			if err != nil || m.AuxLoss != 4 || !slices.Equal(v.Rows, rows) {
 				t.Errorf("rank %d: %v, %+v, %+v", g.Rank(), err, m, v.Rows)
 			}
@@ -60,4 +70,107 @@ func TestExchange(t *testing.T) {
 			return nil
 		})
 	}
+}
+
+// Rank 0 gets the sums of a plain loop over all ranks and their rows, to the bit, and the other
+// ranks the sums that they need: for stages with one section, with several and with a smaller last
+// one, for stages of different size, and with skipped positions.
+func TestExchangeIsOrdered(t *testing.T) {
+	const sources, slots, step, tokens = 3, 2, 7, 1000
+	for _, sizes := range []struct{ dp, pp, ep int }{{1, 1, 1}, {2, 1, 1}, {2, 3, 2}, {7, 1, 1}, {3, 2, 3},
+		{17, 1, 1}} {
+		shape := comm.NewShape(map[comm.Axes]int{comm.ExpertDP: sizes.dp, comm.PP: sizes.pp, comm.EP: sizes.ep})
+		for _, model := range []moe.Config{{Layers: 5}, {Layers: 5, Experts: 9}} {
+			ranks, batch := shape.Ranks(), slots*shape.Size(comm.Data)
+			first := int64(step * batch)
+			metrics, rows := make([]record.StepMetrics, ranks), make([][]Row, ranks)
+			rng := rand.New(rand.NewPCG(uint64(ranks), uint64(model.Experts)))
+			random := func() float64 { return rng.NormFloat64() * math.Exp(10*rng.NormFloat64()) }
+			want := record.StepMetrics{Step: step, First: first, Tokens: tokens}
+			sums := make([]SourceSums, sources)
+			var hasher fingerprint.Hasher
+			if model.Experts > 0 {
+				want.RouterEntropy = make([]float64, model.Layers)
+				for range model.Layers {
+					want.ExpertTokens = append(want.ExpertTokens, make([]int64, model.Experts))
+				}
+			}
+			for rank := range ranks {
+				m := &metrics[rank]
+				m.Step, m.First, m.Tokens = step, first, tokens
+				stage := shape.Index(rank, comm.PP)
+				from, to := model.StageLayers(stage, sizes.pp)
+				for layer := from; layer < to && model.Experts > 0; layer++ {
+					entropy, counts := random(), make([]int64, model.Experts)
+					want.RouterEntropy[layer] += entropy
+					m.RouterEntropy = append(m.RouterEntropy, entropy)
+					for i := range counts {
+						counts[i] = rng.Int64N(tokens/int64(shape.Size(comm.Data)) + 1)
+						want.ExpertTokens[layer][i] += counts[i]
+					}
+					m.ExpertTokens = append(m.ExpertTokens, counts)
+				}
+				if stage < sizes.pp-1 {
+					continue
+				}
+				m.AuxLoss, m.ZLoss = random(), random()
+				want.AuxLoss += m.AuxLoss
+				want.ZLoss += m.ZLoss
+				for i := range slots {
+					if rng.IntN(4) == 0 { // skipped
+						continue
+					}
+					position := first + int64(shape.Index(rank, comm.Data)*slots+i)
+					row := Row{position, rng.IntN(sources), rng.Int64N(50), random(),
+						fingerprint.SampleHash([]uint32{rng.Uint32()})}
+					rows[rank] = append(rows[rank], row)
+					hasher.AddHash(row.Hash)
+					want.Loss += row.Loss
+					of := &sums[row.Source]
+					of.Loss, of.Targets, of.Samples = of.Loss+row.Loss, of.Targets+row.Targets, of.Samples+1
+				}
+			}
+			hashes := hasher.Step(step, first)
+			optimizertest.Together(t, ranks, func(world *comm.Comm) error {
+				g, err := group.New(context.Background(), world, shape, group.Options{})
+				if err != nil {
+					return err
+				}
+				defer g.Close()
+				v := New(g, model, batch, sources)
+				for range 2 { // nothing is left of the first exchange
+					v.Rows = append(v.Rows[:0], rows[g.Rank()]...)
+					m := metrics[g.Rank()]
+					if err := v.Exchange(context.Background(), &m, Own{Tensor: -1}); err != nil {
+						return err
+					}
+					if g.Rank() > 0 {
+						if m.Loss != want.Loss || m.AuxLoss != want.AuxLoss || m.ZLoss != want.ZLoss {
+							t.Errorf("%s: rank %d has %+v, want %+v", shape, g.Rank(), m, want)
+						}
+						continue
+					}
+					got := v.Hasher.Step(step, first)
+					if diff := cmp.Diff(want, m); diff != "" || !slices.Equal(v.Sources, sums) ||
+						*got.Order != *hashes.Order || got.Set != hashes.Set || got.Samples != hashes.Samples {
+						t.Errorf("%s: sources %v, want %v; %v, want %v; %s", shape, v.Sources, sums, got, hashes, diff)
+					}
+				}
+				return nil
+			})
+		}
+	}
+}
+
+// Numbers of any width come back from their bits.
+func TestPackBits(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		width := rapid.IntRange(1, 56).Draw(t, "width")
+		numbers := rapid.SliceOf(rapid.Int64Range(0, 1<<width-1)).Draw(t, "numbers")
+		packed, got := packBits(nil, numbers, width), make([]int64, len(numbers))
+		unpackBits(got, packed, width)
+		if !slices.Equal(got, numbers) || len(packed) != (len(numbers)*width+7)/8 {
+			t.Fatalf("%d bytes, %v", len(packed), got)
+		}
+	})
 }

@@ -1,0 +1,265 @@
+package votes
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"math"
+	"math/bits"
+	"slices"
+
+	"mula/blend/fingerprint"
+	"mula/train/record"
+	"mula/xpu/comm"
+)
+
+// SourceSums has sums over the rows of a source in a step.
+type SourceSums struct {
+	Loss    float64
+	Targets int64
+	Samples int64
+}
+
+// A tally has sums over the votes of consecutive ranks of a stage, computed in the order of the
+// ranks and of their rows. Sums of floating-point numbers and the hash depend on this order, so
+// that ranks continue a tally instead of adding tallies.
+type tally struct {
+	totals  totals
+	entropy []float64 // of the routers of the stage
+	// Of the last stage.
+	sources []SourceSums
+	hasher  fingerprint.Hasher
+}
+
+type totals struct {
+	Failed  int64 // ranks
+	Aux, Z  float64
+	RowLoss float64
+}
+
+// newTally returns an empty tally of a stage.
+func (v *Votes) newTally(stage int) *tally {
+	t := &tally{entropy: make([]float64, v.layers(stage))}
+	if stage == v.stages-1 {
+		t.sources = make([]SourceSums, v.sources)
+	}
+	return t
+}
+
+func (t *tally) reset() {
+	t.totals, t.hasher = totals{}, fingerprint.Hasher{}
+	clear(t.entropy)
+	clear(t.sources)
+}
+
+// add adds the vote of the next rank of the stage.
+func (t *tally) add(v *Votes, vote []uint64) {
+	t.totals.Failed += int64(vote[voteFailed])
+	t.totals.Aux += math.Float64frombits(vote[voteAux])
+	t.totals.Z += math.Float64frombits(vote[voteZ])
+	for layer := range t.entropy {
+		t.entropy[layer] += math.Float64frombits(vote[voteHead+layer])
+	}
+	if t.sources == nil {
+		return
+	}
+	for row := range v.rows(0, vote) { // positions are not needed
+		t.hasher.AddHash(row.Hash)
+		t.totals.RowLoss += row.Loss
+		of := &t.sources[row.Source]
+		of.Loss, of.Targets, of.Samples = of.Loss+row.Loss, of.Targets+row.Targets, of.Samples+1
+	}
+}
+
+// bytes returns the length of a tally as appendTo writes it. It depends on the stage only.
+func (t *tally) bytes() int {
+	n := binary.Size(t.totals) + binary.Size(t.entropy) + binary.Size(t.sources)
+	if t.sources != nil {
+		n += fingerprint.HasherBytes
+	}
+	return n
+}
+
+// appendTo appends the tally to b.
+func (t *tally) appendTo(b []byte) ([]byte, error) {
+	b, err := binary.Append(b, binary.LittleEndian, t.totals)
+	if err == nil {
+		b, err = binary.Append(b, binary.LittleEndian, t.entropy)
+	}
+	if err == nil && t.sources != nil {
+		if b, err = binary.Append(b, binary.LittleEndian, t.sources); err == nil {
+			b, err = t.hasher.AppendBinary(b)
+		}
+	}
+	return b, err
+}
+
+// read sets t to a tally that appendTo has written.
+func (t *tally) read(b []byte) error {
+	var err error
+	for _, part := range []any{&t.totals, t.entropy, t.sources} {
+		n := 0
+		if n, err = binary.Decode(b, binary.LittleEndian, part); err != nil {
+			return err
+		}
+		b = b[n:]
+	}
+	if t.sources != nil {
+		err = t.hasher.UnmarshalBinary(b)
+	}
+	return err
+}
+
+// sectionOf returns the number of ranks in a section of a stage with n ranks; the last section may
+// have fewer.
+func sectionOf(n int) int {
+	section := 1
+	for section*section < n {
+		section++
+	}
+	return section
+}
+
+// tallyStage sets the tally of the first rank of each stage to the votes of all its ranks. The
+// ranks of a stage are divided into about √n sections of about √n ranks. The first rank of a
+// section gets the tally of the sections before it, adds the votes of its section in order, and
+// sends the tally to the first rank of the next section, or at last to the first rank of the stage.
+func (v *Votes) tallyStage(ctx context.Context) (err error) {
+	stage := v.ranks.Stage
+	own, n := stage.Rank(), stage.Size()
+	first := own - own%v.section
+	if own != first {
+		return comm.Send(ctx, stage, first, v.own)
+	}
+	v.tally.reset()
+	if first > 0 {
+		_, err = v.receive(ctx, stage, first-v.section, v.tally, 0)
+	}
+	if err != nil {
+		return err
+	}
+	v.tally.add(v, v.own)
+	for other := first + 1; other < min(first+v.section, n); other++ {
+		if err := comm.Recv(ctx, stage, other, v.other); err != nil {
+			return err
+		}
+		v.tally.add(v, v.other)
+	}
+	next := first + v.section
+	if next >= n {
+		next = 0
+	}
+	if next != own {
+		if v.message, err = v.tally.appendTo(v.message[:0]); err == nil {
+			err = comm.Send(ctx, stage, next, v.message)
+		}
+	}
+	if err == nil && own == 0 && v.section < n {
+		_, err = v.receive(ctx, stage, (n-1)/v.section*v.section, v.tally, 0)
+	}
+	return err
+}
+
+// receive sets a tally to the tally that a rank of a group sends, and returns more bytes that
+// follow it.
+func (v *Votes) receive(ctx context.Context, group *comm.Comm, from int, t *tally, more int) ([]byte, error) {
+	length := t.bytes()
+	v.message = slices.Grow(v.message[:0], length+more)[:length+more]
+	if err := comm.Recv(ctx, group, from, v.message); err != nil {
+		return nil, err
+	}
+	if err := t.read(v.message[:length]); err != nil {
+		return nil, fmt.Errorf("the votes from rank %d of %d: %w", from, group.Size(), err)
+	}
+	return v.message[length:], nil
+}
+
+// tallyStages collects the tallies and the counts of all stages on rank 0, which sets m, v.Sources,
+// v.Hasher and v.decisions.
+func (v *Votes) tallyStages(ctx context.Context, m *record.StepMetrics) (err error) {
+	width := bits.Len64(uint64(m.Tokens))
+	world := v.ranks.World()
+	if world.Rank() > 0 {
+		if v.ranks.Stage.Rank() == 0 {
+			if v.message, err = v.tally.appendTo(v.message[:0]); err == nil {
+				v.message = packBits(v.message, v.counts, width)
+				err = comm.Send(ctx, world, 0, v.message)
+			}
+		}
+		return err
+	}
+	clear(v.decisions)
+	for stage := range v.stages {
+		t, counts := v.tally, v.counts
+		if stage > 0 {
+			t, counts = v.newTally(stage), make([]int64, v.layers(stage)*v.model.Experts)
+			packed, err := v.receive(ctx, world, v.ranks.At(0, comm.PP, stage), t, (len(counts)*width+7)/8)
+			if err != nil {
+				return err
+			}
+			unpackBits(counts, packed, width)
+		}
+		v.decisions[decideFailed] += float64(t.totals.Failed)
+		v.decisions[decideLoss] += t.totals.RowLoss
+		v.decisions[decideAux] += t.totals.Aux
+		v.decisions[decideZ] += t.totals.Z
+		m.RouterEntropy = append(m.RouterEntropy, t.entropy...)
+		for ; len(counts) > 0; counts = counts[v.model.Experts:] {
+			m.ExpertTokens = append(m.ExpertTokens, slices.Clone(counts[:v.model.Experts]))
+		}
+		v.Sources, v.Hasher = t.sources, t.hasher // the last stage has them
+	}
+	return nil
+}
+
+// sumCounts adds v.counts over the ranks of the stage. An expert gets a token at most once, so that
+// a count needs as many bits as the number of tokens. Several counts are added as one integer.
+func (v *Votes) sumCounts(ctx context.Context, tokens int64) error {
+	if len(v.counts) == 0 || v.ranks.Stage.Size() == 1 {
+		return nil
+	}
+	width := bits.Len64(uint64(tokens))
+	each := 64 / width
+	packed := v.packed[:(len(v.counts)+each-1)/each]
+	clear(packed)
+	for i, n := range v.counts {
+		packed[i/each] |= n << (i % each * width)
+	}
+	if err := comm.AllReduce(ctx, v.ranks.Stage, packed); err != nil {
+		return err
+	}
+	for i := range v.counts {
+		v.counts[i] = packed[i/each] >> (i % each * width) & (1<<width - 1)
+	}
+	return nil
+}
+
+// packBits appends numbers of the given number of bits, at most 56, to b, the lowest bits first.
+func packBits(b []byte, numbers []int64, width int) []byte {
+	held, n := uint64(0), 0
+	for _, x := range numbers {
+		held |= uint64(x) << n
+		for n += width; n >= 8; n -= 8 {
+			b = append(b, byte(held))
+			held >>= 8
+		}
+	}
+	if n > 0 {
+		b = append(b, byte(held))
+	}
+	return b
+}
+
+// unpackBits is the inverse of packBits.
+func unpackBits(numbers []int64, b []byte, width int) {
+	held, n := uint64(0), 0
+	for i := range numbers {
+		for ; n < width; n += 8 {
+			held |= uint64(b[0]) << n
+			b = b[1:]
+		}
+		numbers[i] = int64(held & (1<<width - 1))
+		held >>= width
+		n -= width
+	}
+}
