@@ -460,15 +460,20 @@ func readFooter(r io.ReaderAt, size int64) (f footer, err error) {
 // size returns the number of bytes of a block.
 func (b *block) size(width int) int64 { return b.Meta + b.Tokens*int64(width) }
 
+// length returns the number of bytes of a block without the ids, or with them.
+func (b *block) length(width int, ids bool) int64 {
+	if ids {
+		return b.size(width)
+	}
+	return b.Meta
+}
+
 func (s *segment) close() { s.file.Close() }
 
 // read reads a block into buf: the metadata of the documents and, if requested, the ids.
 func (s *segment) read(n int, buf []byte, ids bool) (metas, idBytes, newBuf []byte, err error) {
 	b := &s.foot.Blocks[n]
-	size := b.Meta
-	if ids {
-		size = b.size(s.foot.Width)
-	}
+	size := b.length(s.foot.Width, ids)
 	buf = slices.Grow(buf[:0], int(size))[:size]
 	if _, err := s.file.ReadAt(buf, b.At); err != nil {
 		return nil, nil, buf, fmt.Errorf("%s: %w: %w", s.path, errDamaged, err)

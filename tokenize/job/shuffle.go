@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"iter"
 	"math"
@@ -25,7 +26,7 @@ type shuffle struct {
 
 	mu       sync.Mutex
 	loaded   bool
-	segments []sortedSegment
+	segments []*sortedSegment
 	weight   int64 // of all segments together
 	units    int   // number of needed units
 	rest     int64 // documents requested from the last of them, 0: all
@@ -46,6 +47,9 @@ func (s *shuffle) load(ctx context.Context) error {
 	}
 	s.segments, s.weight, s.units, s.rest = nil, 0, 0, 0
 	left := s.b.limit
+	group := s.b.f.group()
+	defer group.Wait() // after an error of a unit
+	var found []*sortedSegment
 	for u := range s.b.units {
 		record, err := s.b.unit(ctx, u)
 		if err != nil {
@@ -61,19 +65,28 @@ func (s *shuffle) load(ctx context.Context) error {
 			if r.Documents == 0 {
 				continue
 			}
-			seg, err := s.b.f.openSegment(u, n)
-			if err != nil {
-				return missed(u, n, err)
-			}
-			seg.close()
-			if seg.foot.Documents != r.Documents || seg.foot.Tokens != r.Tokens || !seg.foot.Shuffled {
-				return missed(u, n, fmt.Errorf("%s: %w: it has %d documents, but its unit's record has %d", seg.path,
-					errDamaged, seg.foot.Documents, r.Documents))
-			}
-			s.segments = append(s.segments, sortedSegment{u, n, seg.foot.Blocks, seg.foot.Width})
-			s.weight += int64(r.Documents)*documentWeight + r.Tokens*int64(seg.foot.Width)
+			sorted := &sortedSegment{unit: u, number: n}
+			found = append(found, sorted)
+			group.Go(func() error {
+				seg, err := s.b.f.openSegment(u, n)
+				if err != nil {
+					return missed(u, n, err)
+				}
+				seg.close()
+				if seg.foot.Documents != r.Documents || seg.foot.Tokens != r.Tokens || !seg.foot.Shuffled {
+					return missed(u, n, fmt.Errorf("%s: %w: it has %d documents, but its unit's record has %d",
+						seg.path, errDamaged, seg.foot.Documents, r.Documents))
+				}
+				sorted.blocks, sorted.width = seg.foot.Blocks, seg.foot.Width
+				return nil
+			})
+			s.weight += r.Documents*documentWeight + r.Tokens*int64(s.b.f.d.width())
 		}
 	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	s.segments = found
 	s.loaded = true
 	return nil
 }
@@ -183,62 +196,13 @@ func (s *shuffle) used(g *gathering) int64 {
 // more than the memory; documents of a single key may.
 func (s *shuffle) gather(ctx context.Context, g *gathering, low, high uint64, ids bool) (fits bool, err error) {
 	g.documents, g.ids, g.names = g.documents[:0], g.ids[:0], g.names[:0]
-	parts := s.b.f.d.Units
-	for i := range s.segments {
-		seg := &s.segments[i]
-		// The first block that can have such a document: the last block that starts below low.
-		first := max(sort.Search(len(seg.blocks), func(n int) bool { return seg.blocks[n].Key >= low })-1, 0)
-		if seg.blocks[first].Key > high {
-			continue
+	for p, err := range s.read(ctx, s.pieces(low, high), ids) {
+		fits := false
+		if err == nil {
+			fits, err = s.add(g, p, low, high, ids)
 		}
-		if err := ctx.Err(); err != nil {
-			return false, context.Cause(ctx)
-		}
-		file := &segment{path: segmentName(s.b.f.dir, seg.unit, seg.number), foot: footer{Width: seg.width,
-			Shuffled: true, Blocks: seg.blocks}}
-		if file.file, err = filesystem.Open(s.b.f.files.FS(), file.path); err != nil {
-			return false, missed(seg.unit, seg.number, err)
-		}
-		fits, err := func() (bool, error) {
-			defer file.close()
-			for n := first; n < len(seg.blocks) && seg.blocks[n].Key <= high; n++ {
-				if err := g.reader.open(file, n, ids); err != nil {
-					return false, err
-				}
-				for {
-					more, err := g.reader.next()
-					if err != nil {
-						return false, err
-					}
-					if !more {
-						break
-					}
-					m := &g.reader.current
-					var stored []byte
-					if ids {
-						stored = g.reader.take()
-					}
-					if m.key < low || m.key > high || s.rest > 0 && seg.unit == s.units-1 && m.ordinal >= s.rest {
-						continue
-					}
-					if m.part >= len(parts[seg.unit]) {
-						return false, errDamaged
-					}
-					d := gathered{*m, seg.unit, parts[seg.unit][m.part].Input, len(g.ids), seg.width}
-					g.names = append(g.names, m.id...)
-					// refers to the old memory when names moves, with the same bytes
-					d.id = g.names[len(g.names)-len(m.id):]
-					g.ids = append(g.ids, stored...)
-					g.documents = append(g.documents, d)
-					if low < high && s.used(g) > s.memory {
-						return false, nil
-					}
-				}
-			}
-			return true, nil
-		}()
 		if err != nil {
-			return false, missed(seg.unit, seg.number, err)
+			return false, missed(p.unit, p.number, err)
 		}
 		if !fits {
 			return false, nil
@@ -250,3 +214,167 @@ func (s *shuffle) gather(ctx context.Context, g *gathering, low, high uint64, id
 	})
 	return true, nil
 }
+
+// add collects the documents of a piece.
+func (s *shuffle) add(g *gathering, p *piece, low, high uint64, ids bool) (fits bool, err error) {
+	parts := s.b.f.d.Units[p.unit]
+	for n := p.first; n <= p.last; n++ {
+		if err := g.reader.open(p.from, n, ids); err != nil {
+			return false, err
+		}
+		for {
+			more, err := g.reader.next()
+			if err != nil {
+				return false, err
+			}
+			if !more {
+				break
+			}
+			m := &g.reader.current
+			var stored []byte
+			if ids {
+				stored = g.reader.take()
+			}
+			if m.key < low || m.key > high || s.rest > 0 && p.unit == s.units-1 && m.ordinal >= s.rest {
+				continue
+			}
+			if m.part >= len(parts) {
+				return false, errDamaged
+			}
+			d := gathered{*m, p.unit, parts[m.part].Input, len(g.ids), p.width}
+			g.names = append(g.names, m.id...)
+			// refers to the old memory when names moves, with the same bytes
+			d.id = g.names[len(g.names)-len(m.id):]
+			g.ids = append(g.ids, stored...)
+			g.documents = append(g.documents, d)
+			if low < high && s.used(g) > s.memory {
+				return false, nil
+			}
+		}
+	}
+	return true, nil
+}
+
+// Limits of reading ahead from a store: 16 pieces, of 4 MiB or one larger block.
+const (
+	piecesAhead = 16
+	pieceBytes  = 4 << 20
+)
+
+// A piece is a run of blocks of a segment that are read together.
+type piece struct {
+	*sortedSegment
+	first, last int
+	from        *segment // that has the blocks
+}
+
+// pieces returns the blocks that can have documents with keys from low to high. From a local disk,
+// a segment is one piece.
+func (s *shuffle) pieces(low, high uint64) (list []piece) {
+	for _, seg := range s.segments {
+		// The first block that can have such a document: the last block that starts below low.
+		next := max(sort.Search(len(seg.blocks), func(n int) bool { return seg.blocks[n].Key >= low })-1, 0)
+		for next < len(seg.blocks) && seg.blocks[next].Key <= high {
+			first, size := next, int64(0)
+			for ; next < len(seg.blocks) && seg.blocks[next].Key <= high; next++ {
+				size += seg.blocks[next].size(seg.width)
+				if s.b.f.store != nil && size > pieceBytes && next > first {
+					break
+				}
+			}
+			list = append(list, piece{sortedSegment: seg, first: first, last: next - 1})
+		}
+	}
+	return list
+}
+
+// read yields the pieces with their segments, which are valid until the next one. Pieces from a
+// store are fetched ahead.
+func (s *shuffle) read(ctx context.Context, list []piece, ids bool) iter.Seq2[*piece, error] {
+	return func(yield func(*piece, error) bool) {
+		ahead := 1
+		if s.b.f.store != nil {
+			ahead = piecesAhead
+		}
+		errs, memory := make([]chan error, min(ahead, len(list))), make([][]byte, ahead)
+		for i := range errs {
+			errs[i] = make(chan error, 1)
+		}
+		var fetching sync.WaitGroup
+		defer fetching.Wait()
+		started := 0
+		for i := range list {
+			for ; started < min(i+ahead, len(list)); started++ {
+				n := started
+				fetching.Go(func() { errs[n%ahead] <- s.open(ctx, &list[n], ids, &memory[n%ahead]) })
+			}
+			err := <-errs[i%ahead]
+			more := yield(&list[i], err) && err == nil
+			if err == nil {
+				list[i].from.close()
+			}
+			if !more {
+				return
+			}
+		}
+	}
+}
+
+// open opens the segment of a piece. From a store it reads the blocks, with one request if ids are
+// requested, and else with one for each block. memory is used again.
+func (s *shuffle) open(ctx context.Context, p *piece, ids bool, memory *[]byte) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	p.from = &segment{path: segmentName(s.b.f.dir, p.unit, p.number), foot: footer{Width: p.width, Shuffled: true,
+		Blocks: p.blocks}}
+	file, err := filesystem.Open(s.b.f.files.FS(), p.from.path)
+	if err != nil {
+		return err
+	}
+	if s.b.f.store == nil {
+		p.from.file = file
+		return nil
+	}
+	defer file.Close()
+	size := int64(0)
+	for i := p.first; i <= p.last; i++ {
+		size += p.blocks[i].length(p.width, ids)
+	}
+	*memory = slices.Grow((*memory)[:0], int(size))
+	rest := (*memory)[:size]
+	if ids { // the blocks are side by side
+		if _, err := file.ReadAt(rest, p.blocks[p.first].At); err != nil {
+			return fmt.Errorf("%s: %w: %w", p.from.path, errDamaged, err)
+		}
+	}
+	blocks := fetchedBlocks{}
+	for i := p.first; i <= p.last; i++ {
+		b := &p.blocks[i]
+		data := rest[:b.length(p.width, ids)]
+		rest = rest[len(data):]
+		if !ids {
+			if _, err := file.ReadAt(data, b.At); err != nil {
+				return fmt.Errorf("%s: %w: %w", p.from.path, errDamaged, err)
+			}
+		}
+		blocks[b.At] = data
+	}
+	p.from.file = blocks
+	return nil
+}
+
+// fetchedBlocks are blocks of a segment in memory, by their positions.
+type fetchedBlocks map[int64][]byte
+
+// ReadAt reads a block from its start.
+func (f fetchedBlocks) ReadAt(p []byte, off int64) (int, error) {
+	n := copy(p, f[off])
+	if n < len(p) {
+		return n, io.ErrUnexpectedEOF
+	}
+	return n, nil
+}
+
+// Close does nothing.
+func (f fetchedBlocks) Close() error { return nil }

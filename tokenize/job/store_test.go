@@ -371,3 +371,61 @@ func TestStoreRefused(t *testing.T) {
 		sameOutputs(t, stored(t, store.URL), before)
 	}
 }
+
+// Blocks of a segment in a store that are side by side are read with one request, though the
+// segment has several. The output equals a local job's, also if only some blocks of each segment
+// are read at a time and the store fails now and then.
+func TestStoreShuffledRequests(t *testing.T) {
+	c := makeCorpus(t, 47, 2, 2500, false)
+	o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs,
+		PieceBytes: 250_000, Shuffle: true, ShuffleSeed: 5, OnError: Skip, tuning: quick}
+	o.tuning.segment = 4 << 20
+	want := local(t, o)
+	store := objectstest.S3(t)
+	var mutex sync.Mutex
+	reads := make(map[string]int) // by segment
+	store.Proxy.Disturb(func(r *http.Request) objectstest.Fault {
+		if r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, ".segment") {
+			mutex.Lock()
+			defer mutex.Unlock()
+			reads[r.URL.Path]++
+		}
+		return objectstest.Fault{}
+	})
+	o.Output, o.Work = store.URL+"one/x", t.TempDir()
+	o.Rejects = o.Output + ".rejects.jsonl"
+	if _, err := Run(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	sameOutputs(t, withoutJob(t, stored(t, store.URL+"one/")), want)
+	for segment, n := range reads {
+		if n != 3+1 {
+			t.Errorf("%d reads of %s; want 3 for its footer, and 1 for its blocks", n, segment)
+		}
+	}
+	if len(reads) < 2 {
+		t.Errorf("reads of %d segments only", len(reads))
+	}
+
+	o.ShardTokens, o.tuning.memory = 200_000, 400_000
+	want = local(t, o)
+	var requests atomic.Int64
+	store.Proxy.Disturb(func(*http.Request) (f objectstest.Fault) {
+		switch requests.Add(1) % 61 {
+		case 5:
+			f.Status = http.StatusServiceUnavailable
+		case 17:
+			f.Cut = 5000
+		case 29:
+			f.Drop = true
+		}
+		return f
+	})
+	o.Output, o.Work = store.URL+"several/x", t.TempDir()
+	o.Rejects = o.Output + ".rejects.jsonl"
+	if _, err := Run(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	store.Proxy.Disturb(nil)
+	sameOutputs(t, withoutJob(t, stored(t, store.URL+"several/")), want)
+}

@@ -323,6 +323,8 @@ func (p *process) sweep(k int, record *shardRecord) error {
 			break
 		}
 	}
+	group := p.f.group()
+	defer group.Wait() // after an error of a unit's record
 	for u := start.Unit; u < len(p.f.d.Units) && (end.End || u <= end.Unit); u++ {
 		record, err := p.f.readUnit(u)
 		if err != nil {
@@ -337,10 +339,8 @@ func (p *process) sweep(k int, record *shardRecord) error {
 			if before || after {
 				continue
 			}
-			if err := p.f.files.Remove(segmentName(p.f.dir, u, n)); err != nil {
-				return err
-			}
+			group.Go(func() error { return p.f.files.Remove(segmentName(p.f.dir, u, n)) })
 		}
 	}
-	return nil
+	return group.Wait()
 }
