@@ -210,11 +210,11 @@ var propertyAliases = map[string]string{
 	"Digit": "Nd", "Punct": "P", "Cntrl": "Cc",
 }
 
+var separators = strings.NewReplacer(" ", "", "-", "", "_", "")
+
 // propertyName is a property's name as Oniguruma compares it: without regard to case, spaces, - and
 // _.
-func propertyName(s string) string {
-	return strings.ToLower(strings.NewReplacer(" ", "", "-", "", "_", "").Replace(s))
-}
+func propertyName(s string) string { return strings.ToLower(separators.Replace(s)) }
 
 func parseOniguruma(table string) (*onigurumaData, error) {
 	lines, err := parseTable(table)
