@@ -135,8 +135,7 @@ func TestStoreLostBeat(t *testing.T) {
 	place := objectstest.S3(t)
 	dir := place.URL + "job"
 	path := dir + "/unit" + Suffix
-	ctx := objects.WithPatience(t.Context(), 100*time.Millisecond)
-	a, err := Open(ctx, dir, quick)
+	a, err := Open(t.Context(), dir, quick)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,22 +143,35 @@ func TestStoreLostBeat(t *testing.T) {
 	if l == nil || err != nil {
 		t.Fatalf("%v, %v", l, err)
 	}
-	claim := a.at.(*store).held[path]
+	at := a.at.(*store)
+	claim := at.held[path]
 	for range 2 {
 		first := claim.info
-		place.Proxy.Disturb(loseWrites)
+		// The heartbeat arrives, and the process gives up when it repeats the request.
+		ctx, giveUp := context.WithCancel(t.Context())
+		var writes atomic.Int64
+		place.Proxy.Disturb(func(r *http.Request) (f objectstest.Fault) {
+			if r.Method == http.MethodPut {
+				if f.Lose = writes.Add(1) == 1; !f.Lose {
+					f.Drop = true
+					giveUp()
+				}
+			}
+			return f
+		})
+		at.ctx = ctx
 		a.at.beat(path)
 		place.Proxy.Disturb(nil)
+		at.ctx = t.Context()
+		if n := writes.Load(); n != 2 {
+			t.Fatalf("%d requests", n)
+		}
 		a.at.beat(path)
 		a.at.beat(path)
-		if now, err := objects.Stat(ctx, path); err != nil || now.Version == first.Version ||
+		if now, err := objects.Stat(t.Context(), path); err != nil || now.Version == first.Version ||
 			now.Version != claim.info.Version || !l.Ours() {
 			t.Errorf("the lock has the version %q, %v; the holder knows %q; before: %q", now.Version, err,
 				claim.info.Version, first.Version)
 		}
 	}
-}
-
-func loseWrites(r *http.Request) objectstest.Fault {
-	return objectstest.Fault{Lose: r.Method == http.MethodPut}
 }
