@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"mula/internal/longtest"
 	"mula/internal/objects"
@@ -82,7 +81,7 @@ func TestCopiesThatCannotBeUsed(t *testing.T) {
 	mustRun(t, c, Options{})
 	fresh := func() (Result, error) {
 		again := testConfig(t, plan, copiedRun)
-		return Run(objects.WithPatience(context.Background(), time.Second), again, Options{})
+		return Run(context.Background(), again, Options{})
 	}
 	ctx := t.Context()
 	if err := objects.Remove(ctx, "s3://bucket/run/step-00000008/manifest.json"); err != nil {
