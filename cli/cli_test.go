@@ -214,7 +214,7 @@ func TestWrongUsage(t *testing.T) {
 		{"index --for megatron --cache c --work w", "--work requires a URL as --cache"},
 		{"index --for megatron --cache s3://b/c", "name a local folder for files that are being written with --work"},
 		{"index --for megatron --cache https://h/c --work w", "mula only reads"},
-		{"index --for olmo --cache s3://b/c --work w", "not supported with --for olmo"},
+		{"index --for megatron --config c.yaml --cache s3://b/c --work w", "not supported with --config"},
 		{"index --for megatron --cache c --data-path unknown://b/x", "unknown scheme"},
 		{"index --for megatron --seq-length 8 --tokenizer-path t --train-samples 1 --valid-samples 0 " +
 			"--test-samples 0 --data-path s3://b/x",

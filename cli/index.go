@@ -18,6 +18,7 @@ import (
 	"mula/index/olmo"
 	"mula/index/rebuild"
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
 	"mula/internal/filesystem/objectfs"
 	"mula/internal/launchers"
 	"mula/internal/machine"
@@ -186,9 +187,8 @@ func runIndex(c *cli.Context) error {
 		if err := reachable(folder); err != nil {
 			return err
 		}
-	case target == forOLMo || c.IsSet("config"):
-		return usagef("--cache is a URL, which is not supported with --for %s and --config; name a local folder",
-			forOLMo)
+	case c.IsSet("config"):
+		return usagef("--cache is a URL, which is not supported with --config; name a local folder")
 	case c.String("work") == "" && !c.Bool("dry-run"):
 		return usagef("--cache is a URL; name a local folder for files that are being written with --work")
 	default:
@@ -368,6 +368,22 @@ func fileCount(entries []rebuild.Entry) (n int64) {
 	return n
 }
 
+// cacheFS returns the file system of --cache, which is nil for a local folder.
+func cacheFS(c *cli.Context) (filesystem.FS, error) {
+	if !objects.IsURL(c.String("cache")) {
+		return nil, nil
+	}
+	work := c.String("work")
+	err := os.MkdirAll(work, 0o777)
+	if err == nil {
+		_, err = atomicfile.Clean(work)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("--work: %w", err)
+	}
+	return objectfs.New(c.Context, nil, work), nil
+}
+
 // buildIndex writes the files.
 func buildIndex(c *cli.Context, x foreignIndex, job launchers.Process) error {
 	p := newProgress(c.App.ErrWriter)
@@ -375,14 +391,9 @@ func buildIndex(c *cli.Context, x foreignIndex, job launchers.Process) error {
 	began := time.Now()
 	waiting := map[string]bool{}
 	o := rebuild.BuildOptions{Threads: rankThreads(c, job), Resume: c.Bool("resume"), Together: job.Size > 1}
-	if objects.IsURL(c.String("cache")) {
-		if err := os.MkdirAll(c.String("work"), 0o777); err != nil {
-			return fmt.Errorf("--work: %w", err)
-		}
-		if _, err := atomicfile.Clean(c.String("work")); err != nil {
-			return fmt.Errorf("--work: %w", err)
-		}
-		o.FS = objectfs.New(c.Context, nil, c.String("work"))
+	var err error
+	if o.FS, err = cacheFS(c); err != nil {
+		return err
 	}
 	o.Progress = func(e cache.Event) {
 		if e.Stage == cache.Waiting && !waiting[e.Holder] {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"syscall"
 	"time"
 
@@ -15,6 +14,8 @@ import (
 	"mula/blend"
 	"mula/index/olmo"
 	"mula/index/rebuild"
+	"mula/internal/filesystem"
+	"mula/internal/objects"
 	"mula/internal/quantity"
 	"mula/shards"
 )
@@ -57,10 +58,16 @@ func runIndexOLMo(c *cli.Context) error {
 	if !c.Bool("dry-run") && dir == "" {
 		return usagef("--cache is required: the work_dir of OLMo-core")
 	}
-	path := filepath.Join(dir, x.order.Name())
+	path := objects.Join(dir, x.order.Name())
+	var fsys filesystem.FS
+	if !c.Bool("dry-run") {
+		if fsys, err = cacheFS(c); err != nil {
+			return err
+		}
+	}
 	took, kept := time.Duration(0), false
 	if !c.Bool("dry-run") && c.Bool("resume") {
-		if kept, err = x.present(c.Context, path, threads(c)); errors.Is(err, syscall.ENOTDIR) {
+		if kept, err = x.present(c.Context, fsys, path, threads(c)); errors.Is(err, syscall.ENOTDIR) {
 			return usagef("--cache %s is a file; name a folder", dir)
 		} else if err != nil {
 			return fmt.Errorf("%w; the file has another order of the same name: --resume=false replaces it, another "+
@@ -68,14 +75,16 @@ func runIndexOLMo(c *cli.Context) error {
 		}
 	}
 	if !c.Bool("dry-run") && !kept {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return fmt.Errorf("creating the folder of the order: %w", err)
+		if !objects.IsURL(dir) {
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				return fmt.Errorf("creating the folder of the order: %w", err)
+			}
 		}
 		began := time.Now()
 		if x.fill != nil {
-			path, err = x.order.WriteFunc(c.Context, dir, threads(c), x.entries, x.fill)
+			path, err = x.order.WriteFunc(c.Context, fsys, dir, threads(c), x.entries, x.fill)
 		} else {
-			path, err = x.order.Write(c.Context, dir, threads(c))
+			path, err = x.order.Write(c.Context, fsys, dir, threads(c))
 		}
 		if err != nil {
 			return err
@@ -124,12 +133,12 @@ func runIndexOLMo(c *cli.Context) error {
 // present reports whether the file at path has the order. A file with another order is an error:
 // its name does not show whether the order is OLMo-core's own or a plan's, and a training that
 // resumes with the other order would silently repeat and omit data.
-func (x *olmoIndex) present(ctx context.Context, path string, threads int) (bool, error) {
+func (x *olmoIndex) present(ctx context.Context, fsys filesystem.FS, path string, threads int) (bool, error) {
 	var err error
 	if x.fill != nil {
-		err = olmo.VerifyFunc(ctx, path, x.entries, x.fill)
+		err = olmo.VerifyFunc(ctx, fsys, path, x.entries, x.fill)
 	} else {
-		err = x.order.Verify(ctx, path, threads)
+		err = x.order.Verify(ctx, fsys, path, threads)
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil

@@ -121,7 +121,7 @@ func TestDatasets(t *testing.T) {
 			t.Errorf("%s is parsed as %+v, %v", c.Name, back, err)
 		}
 		dir := t.TempDir()
-		path, err := o.Write(t.Context(), dir, 2)
+		path, err := o.Write(t.Context(), nil, dir, 2)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -129,7 +129,7 @@ func TestDatasets(t *testing.T) {
 		if err != nil || path != filepath.Join(dir, c.Name) || sum(got) != c.MD5 {
 			t.Errorf("data set %d: %s, %v: MD5 %s, want %s (%v…)", k, path, err, sum(got), c.MD5, c.First)
 		}
-		if err := o.Verify(t.Context(), path, 1); err != nil {
+		if err := o.Verify(t.Context(), nil, path, 1); err != nil {
 			t.Error(err)
 		}
 	}
@@ -150,7 +150,7 @@ func TestVectors(t *testing.T) {
 			"ca0256320532041e54f395b0f93d894b"},
 		{Order{100003, 1, true, 6198, 0}, []uint32{27125, 8068, 8648, 62718, 32625, 99822, 96240, 52874}, ""},
 	} {
-		path, err := c.o.Write(t.Context(), t.TempDir(), 1)
+		path, err := c.o.Write(t.Context(), nil, t.TempDir(), 1)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -234,7 +234,7 @@ func TestCheck(t *testing.T) {
 		if o.Check() == nil {
 			t.Errorf("%+v was accepted", o)
 		}
-		if _, err := o.Write(t.Context(), t.TempDir(), 1); err == nil {
+		if _, err := o.Write(t.Context(), nil, t.TempDir(), 1); err == nil {
 			t.Errorf("%+v was written", o)
 		}
 	}
@@ -266,10 +266,11 @@ func TestWriteFunc(t *testing.T) {
 		}
 		return nil
 	}
-	path, err := o.WriteFunc(t.Context(), dir, 3, entries, func(ctx context.Context, first int64, ids []uint32) error {
+	counted := func(ctx context.Context, first int64, ids []uint32) error {
 		asked.Add(int64(len(ids)))
 		return fill(ctx, first, ids)
-	})
+	}
+	path, err := o.WriteFunc(t.Context(), nil, dir, 3, entries, counted)
 	if err != nil || path != filepath.Join(dir, o.Name()) || asked.Load() != entries {
 		t.Fatal(path, err, asked.Load())
 	}
@@ -282,10 +283,10 @@ func TestWriteFunc(t *testing.T) {
 			t.Fatalf("position %d: %d, want %d", k, got, rule(k))
 		}
 	}
-	if err := VerifyFunc(t.Context(), path, entries, fill); err != nil {
+	if err := VerifyFunc(t.Context(), nil, path, entries, fill); err != nil {
 		t.Error(err)
 	}
-	if err := VerifyFunc(t.Context(), path, entries-1, fill); err == nil {
+	if err := VerifyFunc(t.Context(), nil, path, entries-1, fill); err == nil {
 		t.Error("a longer file was verified")
 	}
 	const at = chunkBytes/4 + 5
@@ -294,7 +295,7 @@ func TestWriteFunc(t *testing.T) {
 		t.Fatal(err)
 	}
 	var d *difference
-	if err := VerifyFunc(t.Context(), path, entries, fill); !errors.As(err, &d) || d.Position != at ||
+	if err := VerifyFunc(t.Context(), nil, path, entries, fill); !errors.As(err, &d) || d.Position != at ||
 		d.Want != rule(at) || d.Got != rule(at)^1 {
 		t.Errorf("changed at %d: %v", at, err)
 	}
@@ -308,7 +309,7 @@ func TestWriteFunc(t *testing.T) {
 		"cancelled":    func(int64, []uint32) error { cancel(); return nil },
 	} {
 		dir := t.TempDir()
-		_, err := o.WriteFunc(ctx, dir, 1, entries, func(_ context.Context, first int64, ids []uint32) error {
+		_, err := o.WriteFunc(ctx, nil, dir, 1, entries, func(_ context.Context, first int64, ids []uint32) error {
 			clear(ids)
 			return fill(first, ids)
 		})
@@ -323,7 +324,7 @@ func TestWriteFunc(t *testing.T) {
 		}
 	}
 	cancel()
-	if _, err := o.WriteFunc(t.Context(), t.TempDir(), 1, 0, nil); err == nil {
+	if _, err := o.WriteFunc(t.Context(), nil, t.TempDir(), 1, 0, nil); err == nil {
 		t.Error("an order of nothing was written")
 	}
 }
@@ -337,7 +338,7 @@ func TestWriteVerify(t *testing.T) {
 			Seed: rapid.Int64Range(0, 1<<40).Draw(rt, "seed"), Epoch: rapid.Int64Range(1, 5).Draw(rt, "epoch")}
 		o.Instances = max(o.Instances, o.Chunk)
 		dir := t.TempDir()
-		path, err := o.Write(t.Context(), dir, 2)
+		path, err := o.Write(t.Context(), nil, dir, 2)
 		if err != nil {
 			rt.Fatal(err)
 		}
@@ -360,7 +361,7 @@ func TestWriteVerify(t *testing.T) {
 				rt.Fatalf("position %d: %d, want %d", k, got, w)
 			}
 		}
-		if err := o.Verify(t.Context(), path, 1); err != nil {
+		if err := o.Verify(t.Context(), nil, path, 1); err != nil {
 			rt.Fatal(err)
 		}
 		at := rapid.Int64Range(0, o.Entries()-1).Draw(rt, "changed")
@@ -369,14 +370,14 @@ func TestWriteVerify(t *testing.T) {
 			rt.Fatal(err)
 		}
 		var d *difference
-		if err := o.Verify(t.Context(), path, 1); !errors.As(err, &d) || d.Position != at || d.Got != d.Want^1 ||
+		if err := o.Verify(t.Context(), nil, path, 1); !errors.As(err, &d) || d.Position != at || d.Got != d.Want^1 ||
 			d.Got != binary.LittleEndian.Uint32(p[at*4:]) {
 			rt.Fatalf("changed at %d: %v", at, err)
 		}
 		if err := os.Truncate(path, int64(len(p)-4)); err != nil {
 			rt.Fatal(err)
 		}
-		if err := o.Verify(t.Context(), path, 1); err == nil {
+		if err := o.Verify(t.Context(), nil, path, 1); err == nil {
 			rt.Fatal("a shorter file was verified")
 		}
 	})
@@ -413,7 +414,7 @@ func BenchmarkWrite(b *testing.B) {
 			o := Order{Instances: n, Chunk: 1, Shuffle: true, Seed: 6198, Epoch: 1}
 			b.SetBytes(n * int64(unsafe.Sizeof(uint32(0))))
 			for b.Loop() {
-				if _, err := o.Write(b.Context(), b.TempDir(), 2); err != nil {
+				if _, err := o.Write(b.Context(), nil, b.TempDir(), 2); err != nil {
 					b.Fatal(err)
 				}
 			}

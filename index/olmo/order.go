@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -23,6 +22,8 @@ import (
 
 	"mula/index/numpy"
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
+	"mula/internal/objects"
 )
 
 // Order holds the parameters of OLMo-core's order of one epoch (NumpyFSLDataLoader).
@@ -147,15 +148,16 @@ func (o Order) expand(dst, indices []uint32, first int64) {
 	}
 }
 
-// Write writes the order to dir under its name, replacing an existing file, and returns the path.
-// It needs 4 bytes of memory per instance and the shuffle's scratch memory.
-func (o Order) Write(ctx context.Context, dir string, threads int) (string, error) {
+// Write writes the order to dir, a folder of fsys or its URL, under its name, replacing an existing
+// file, and returns the path. fsys may be nil, for the machine's file system. Write needs 4 bytes
+// of memory per instance and the shuffle's scratch memory.
+func (o Order) Write(ctx context.Context, fsys filesystem.FS, dir string, threads int) (string, error) {
 	indices, release, err := o.indices(ctx, threads)
 	if err != nil {
 		return "", err
 	}
 	defer release()
-	return o.WriteFunc(ctx, dir, threads, o.Entries(), o.fill(indices))
+	return o.WriteFunc(ctx, fsys, dir, threads, o.Entries(), o.fill(indices))
 }
 
 // fill returns the order as a fill function for [Order.WriteFunc].
@@ -175,16 +177,16 @@ func (o Order) fill(indices []uint32) func(ctx context.Context, first int64, ids
 // first+1, …. Up to threads goroutines call it at once, once for every range, in any order. entries
 // is the number of positions. OLMo-core needs a position for each instance of each of its batches;
 // by convention, entries is the number of instances.
-func (o Order) WriteFunc(ctx context.Context, dir string, threads int, entries int64, fill func(ctx context.Context,
-	first int64, ids []uint32) error) (string, error) {
+func (o Order) WriteFunc(ctx context.Context, fsys filesystem.FS, dir string, threads int, entries int64,
+	fill func(ctx context.Context, first int64, ids []uint32) error) (string, error) {
 	if err := o.Check(); err != nil {
 		return "", err
 	}
 	if entries < 1 || entries > math.MaxInt64/4 {
 		return "", fmt.Errorf("invalid order of %d entries", entries)
 	}
-	path := filepath.Join(dir, o.Name())
-	file, err := atomicfile.CreateImage(path, entries*4)
+	path := objects.Join(dir, o.Name())
+	file, err := atomicfile.On(fsys).CreateImage(path, entries*4)
 	if err != nil {
 		return "", err
 	}
@@ -240,12 +242,13 @@ func (d *difference) Error() string {
 }
 
 // Verify computes the order and compares the file at path with it. If the file has the right size
-// and different contents, the error names the first position that differs.
-func (o Order) Verify(ctx context.Context, path string, threads int) error {
+// and different contents, the error names the first position that differs. fsys is as for
+// [Order.Write].
+func (o Order) Verify(ctx context.Context, fsys filesystem.FS, path string, threads int) error {
 	if err := o.Check(); err != nil {
 		return err
 	}
-	f, err := openOrder(path, o.Entries())
+	f, err := openOrder(fsys, path, o.Entries())
 	if err != nil {
 		return err
 	}
@@ -260,9 +263,9 @@ func (o Order) Verify(ctx context.Context, path string, threads int) error {
 
 // VerifyFunc is [Order.Verify] for a file that [Order.WriteFunc] wrote. fill is called for
 // consecutive ranges of positions.
-func VerifyFunc(ctx context.Context, path string, entries int64, fill func(ctx context.Context, first int64,
-	ids []uint32) error) error {
-	f, err := openOrder(path, entries)
+func VerifyFunc(ctx context.Context, fsys filesystem.FS, path string, entries int64,
+	fill func(ctx context.Context, first int64, ids []uint32) error) error {
+	f, err := openOrder(fsys, path, entries)
 	if err != nil {
 		return err
 	}
@@ -271,8 +274,8 @@ func VerifyFunc(ctx context.Context, path string, entries int64, fill func(ctx c
 }
 
 // openOrder opens a file that should have the given number of entries.
-func openOrder(path string, entries int64) (*os.File, error) {
-	f, err := os.Open(path)
+func openOrder(fsys filesystem.FS, path string, entries int64) (filesystem.File, error) {
+	f, err := filesystem.Open(filesystem.Default(fsys), path)
 	if err != nil {
 		return nil, err
 	}
@@ -288,7 +291,7 @@ func openOrder(path string, entries int64) (*os.File, error) {
 }
 
 // compare finds the first entry of a file that differs from fill.
-func compare(ctx context.Context, f *os.File, entries int64, fill func(ctx context.Context, first int64,
+func compare(ctx context.Context, f filesystem.File, entries int64, fill func(ctx context.Context, first int64,
 	ids []uint32) error) error {
 	const per = chunkBytes / 4
 	memory, releaseChunk := numpy.Aligned(chunkBytes)

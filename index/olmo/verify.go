@@ -54,13 +54,13 @@ func Verify(ctx context.Context, dir string, o rebuild.VerifyOptions, planned fu
 			o.Progress(len(r.Verdicts), len(entries), v.Description)
 		}
 		if planned == nil {
-			err = order.Verify(ctx, path, o.Threads)
+			err = order.Verify(ctx, nil, path, o.Threads)
 		} else if p, failed := planned(order); failed != nil {
 			return r, failed
 		} else if p.Order != order {
 			err = fmt.Errorf("the file of the plan's order must have the name %s", p.Order.Name())
 		} else {
-			err = VerifyFunc(ctx, path, p.Entries, p.Fill)
+			err = VerifyFunc(ctx, nil, path, p.Entries, p.Fill)
 		}
 		if ctx.Err() != nil {
 			return r, ctx.Err()

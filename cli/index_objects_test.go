@@ -1,0 +1,70 @@
+package cli
+
+import (
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"mula/internal/objects"
+	"mula/internal/objects/objectstest"
+)
+
+// An order of OLMo-core in a store that fails now and then has the bytes of the local file. It is
+// kept by a second command, and another order of its name is not replaced.
+func TestIndexOLMoStore(t *testing.T) {
+	t.Chdir(t.TempDir())
+	if err := os.WriteFile("tokens.npy", make([]byte, 2*8*100_000), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	store := objectstest.S3(t)
+	index := func(folder string, more ...string) (code int, stdout, stderr string) {
+		return call(t, append([]string{"index", "--for", "olmo", "--paths", "tokens.npy", "--seq-length", "8", "--seed",
+			"1", "--cache", folder}, more...)...)
+	}
+	if code, _, stderr := index("local"); code != exitDone {
+		t.Fatalf("exit %d, %s", code, stderr)
+	}
+	names, err := filepath.Glob("local/*")
+	if err != nil || len(names) != 1 {
+		t.Fatal(names, err)
+	}
+	want, err := os.ReadFile(names[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	var requests atomic.Int64
+	store.Proxy.Disturb(func(*http.Request) (f objectstest.Fault) {
+		switch requests.Add(1) % 3 {
+		case 1:
+			f.Status = http.StatusServiceUnavailable
+		case 2:
+			f.Cut = 1000
+		}
+		return f
+	})
+	url := store.URL + "orders/" + filepath.Base(names[0])
+	for _, says := range []string{"an order of 100,000 samples", "The file was already complete."} {
+		if code, stdout, stderr := index(store.URL+"orders", "--work", "work"); code != exitDone ||
+			!strings.Contains(stdout, says) {
+			t.Fatalf("exit %d, %s%s", code, stdout, stderr)
+		}
+		if got, _, err := objects.ReadFile(t.Context(), url, 1<<30); err != nil || string(got) != string(want) {
+			t.Errorf("%d bytes, want %d, %v", len(got), len(want), err)
+		}
+	}
+	store.Proxy.Disturb(nil)
+	want[len(want)/2] ^= 1
+	if err := objects.WriteFile(t.Context(), url, want); err != nil {
+		t.Fatal(err)
+	}
+	if code, _, stderr := index(store.URL+"orders", "--work", "work"); code != exitFailed ||
+		!strings.Contains(stderr, url+": position 50000 ") {
+		t.Errorf("another order: exit %d, %s", code, stderr)
+	}
+	if left, err := os.ReadDir("work"); err != nil || len(left) > 0 {
+		t.Errorf("left in the local folder: %v, %v", left, err)
+	}
+}
