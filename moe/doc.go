@@ -1,12 +1,12 @@
-// Package moe implements decoder-only transformers of the OLMoE family: their forward and backward
-// passes, and their Hugging Face format.
+// Package moe implements decoder-only transformers, dense and with experts: their forward and
+// backward passes, and their Hugging Face format.
 //
-// It supports two architectures. "olmoe" is the mixture of experts of
-// https://arxiv.org/abs/2409.02060 (transformers' OlmoeForCausalLM): RMSNorm, q/k norm over the
-// whole projected vector, rotate-half RoPE, a router that computes the softmax over all experts
-// before choosing the top k and does not renormalise, SwiGLU experts, no dropped tokens. "olmo" is
-// its dense relative (OlmoForCausalLM): LayerNorm without weights, one SwiGLU feed-forward per
-// layer.
+// A family ([Architecture]) is composed of parts and has one file, family_NAME.go. "olmoe" is the
+// mixture of experts of https://arxiv.org/abs/2409.02060 (transformers' OlmoeForCausalLM): RMSNorm,
+// q/k norm over the whole projected vector, rotate-half RoPE, a router that computes the softmax
+// over all experts before choosing the top k and does not renormalise, SwiGLU experts, no dropped
+// tokens. The other families are dense, with one SwiGLU feed-forward per layer. They differ in
+// their norms, biases, sizes of heads and rotary embeddings.
 //
 // Numbers are float32. A pass is a sequence of commands to an [xpu.Device], which holds weights,
 // gradients and activations in its memory. Only the losses and the router statistics are copied to
