@@ -44,7 +44,12 @@ func (d *directory) open() error {
 
 func (d *directory) close() { os.Remove(d.source) }
 
-func (d *directory) create(path string) error { return put(d.source, path, d.text) }
+func (d *directory) create(path string) error {
+	if d.source == "" {
+		return errors.New("the set of locks is not open") // a link to no file falls back on O_EXCL
+	}
+	return put(d.source, path, d.text)
+}
 
 // put creates the file at path with the given content, which is also the content of the file from.
 // The error is [fs.ErrExist] if path exists.
@@ -118,6 +123,10 @@ func (d *directory) free(path string, stale []byte) error {
 	}
 	return nil
 }
+
+// discard frees the path. It must not create a lock: a process that is killed then would leave a
+// lock without a holder.
+func (d *directory) discard(path string, stale []byte) error { return d.free(path, stale) }
 
 func (d *directory) beat(path string) {
 	if path == "" {

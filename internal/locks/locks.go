@@ -81,6 +81,9 @@ type place interface {
 	read(path string) (content []byte, changed time.Time, err error)
 	// free makes a path free for create, unless its lock is not the stale one any more.
 	free(path string, stale []byte) error
+	// discard removes a stale lock, unless it is not the stale one any more. The place need not be
+	// open.
+	discard(path string, stale []byte) error
 	// beat sends a heartbeat of a lock, or of the set if the path is "". It ignores errors: the
 	// holder notices that its lock is gone before it publishes.
 	beat(path string)
@@ -304,12 +307,9 @@ func Clean(ctx context.Context, dir string) error {
 			continue
 		}
 		path := objects.Join(dir, name)
-		_, stale, err := ls.look(path)
+		content, stale, err := ls.look(path)
 		if err == nil && stale {
-			var l *Lock
-			if l, _, err = ls.Acquire(path); l != nil {
-				l.Release()
-			}
+			err = ls.at.discard(path, content)
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
 			return err

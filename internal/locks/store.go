@@ -86,6 +86,22 @@ func (s *store) free(path string, stale []byte) error {
 	return err
 }
 
+// discard acquires the lock and removes it: not every store can remove an object on the condition
+// that it is still the stale lock.
+func (s *store) discard(path string, stale []byte) error {
+	err := s.free(path, stale)
+	if err == nil {
+		err = s.create(path)
+	}
+	if errors.Is(err, fs.ErrExist) {
+		return nil // another process has acquired it
+	}
+	if err == nil {
+		s.remove(path)
+	}
+	return err
+}
+
 // beatTime is how long a heartbeat is tried before the next one is due.
 const beatTime = 10 * time.Second
 
