@@ -70,7 +70,7 @@ func TestStore(t *testing.T) {
 		}
 		defer x.Close()
 		scratch := t.TempDir()
-		ctx := objects.WithPatience(t.Context(), 2*time.Second)
+		ctx := objects.WithPatience(t.Context(), 10*time.Second)
 		s, err := x.Build(ctx, rebuild.BuildOptions{Threads: 2, Resume: resume, FS: objectfs.New(ctx, nil, scratch)})
 		if err != nil {
 			t.Error(err)

@@ -114,7 +114,7 @@ func TestGCSUpload(t *testing.T) {
 		})
 		want := make([]byte, []int{48 << 20, 40<<20 + 7, 33 << 20}[seed])
 		rand.NewChaCha8([32]byte{byte(seed)}).Read(want)
-		w, err := objects.Create(objects.WithPatience(t.Context(), 3*time.Second), "gs://bucket/x")
+		w, err := objects.Create(objects.WithPatience(t.Context(), 30*time.Second), "gs://bucket/x")
 		if err != nil {
 			t.Fatal(err)
 		}

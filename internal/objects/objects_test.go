@@ -202,7 +202,7 @@ func TestLateAnswer(t *testing.T) {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}))
 	defer server.Close()
-	_, err := objects.Stat(objects.WithPatience(t.Context(), time.Second), server.URL+"/x")
+	_, err := objects.Stat(objects.WithPatience(t.Context(), 3*time.Second), server.URL+"/x")
 	for _, want := range []string{"no response", "503"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)

@@ -122,7 +122,7 @@ func TestStoreJob(t *testing.T) {
 				}
 				return objectstest.Fault{}
 			})
-			ctx := objects.WithPatience(t.Context(), 2*time.Second)
+			ctx := objects.WithPatience(t.Context(), 10*time.Second)
 			var group sync.WaitGroup
 			for range 2 {
 				mine := o

@@ -39,7 +39,7 @@ type Place struct {
 }
 
 // patience is how long an operation is repeated without progress.
-const patience = 3 * time.Second
+const patience = 6 * time.Second
 
 // Run tests the store.
 func Run(t *testing.T, p Place) {
