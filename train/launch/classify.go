@@ -23,6 +23,14 @@ func (e Exit) fine() bool {
 	return !e.Unreachable && e.Signal == 0 && (e.Code == ExitDone || e.Code == ExitStopped)
 }
 
+// withSignal returns e with the signal that a shell or launcher reports as 128 plus its number.
+func (e Exit) withSignal() Exit {
+	if e.Signal == 0 && e.Code > 128 && e.Code < 128+65 {
+		e.Signal, e.Code = syscall.Signal(e.Code-128), 0
+	}
+	return e
+}
+
 // String describes the exit.
 func (e Exit) String() string {
 	who := "a rank"

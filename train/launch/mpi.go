@@ -270,10 +270,11 @@ func (m *MPI) cause(e *Exit, said string, hosts []string) {
 		for _, found := range palsRank.FindAllStringSubmatch(said, -1) {
 			exit := Exit{Host: nameIn(hosts, found[1]), Rank: -1, Signal: syscall.Signal(number(found[4])),
 				Code: number(found[3])}
-			if found[2] != "" {
+			switch {
+			case found[2] != "":
 				exit.Rank = number(found[2])
-			} else {
-				exit.Unreachable, exit.Note = true, "PALS lost its shepherd there"
+			case exit.Signal == syscall.SIGKILL:
+				exit.Unreachable, exit.Note = true, "its shepherd was killed, according to PALS"
 			}
 			exits = append(exits, exit.withSignal())
 		}
@@ -297,14 +298,6 @@ func (m *MPI) cause(e *Exit, said string, hosts []string) {
 	if e.Rank >= 0 && e.Rank < len(hosts) {
 		e.Host = hosts[e.Rank] // the name in our list
 	}
-}
-
-// withSignal returns e with the signal that a shell or launcher reports as 128 plus its number.
-func (e Exit) withSignal() Exit {
-	if e.Signal == 0 && e.Code > 128 && e.Code < 128+65 {
-		e.Signal, e.Code = syscall.Signal(e.Code-128), 0
-	}
-	return e
 }
 
 // nameIn returns the name in hosts of the machine that a launcher calls name. The two may differ in

@@ -171,8 +171,10 @@ func TestPALSSays(t *testing.T) {
 			"rank 0 on x4213c4s7b0n0 was killed by signal 6 (aborted)"},
 		{here + ": rank 1 exited with code 2\n", 2, "rank 1 on x4213c4s7b0n0 exited with code 2"},
 		{here + ": rank 1 died from signal 11\n" + there + ": shepherd died from signal 9\n", 139,
-			"host x4417c3s5b0n0 cannot be reached: PALS lost its shepherd there"},
-		{"loss: rank 1 died from signal 9 is what a rank printed before\n" + here + ": rank 1 exited with code 2\n", 2,
+			"host x4417c3s5b0n0 cannot be reached: its shepherd was killed, according to PALS"},
+		{there + ": rank 2 died from signal 9\n" + here + ": shepherd died from signal 15\n", 137,
+			"rank 2 on x4417c3s5b0n0 was killed by signal 9 (killed)"},
+		{"loss: rank 1 died from signal 9 (the output of a rank)\n" + here + ": rank 1 exited with code 2\n", 2,
 			"rank 1 on x4213c4s7b0n0 exited with code 2"},
 		{"", 143, "a rank was killed by signal 15 (terminated)"},
 	} {

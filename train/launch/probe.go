@@ -34,8 +34,8 @@ func (s *supervisor) probe(ctx context.Context, a *Attempt) {
 		return
 	}
 	hosts := slices.Compact(slices.Clone(a.Hosts))
-	if len(hosts) < 2 && !s.hosts.has(hosts[0]) {
-		return // this machine
+	if len(hosts) < 2 {
+		return // the program may be the cause as well
 	}
 	s.Notice(fmt.Sprintf("attempt %d: %s; starting a process on each host to find unfit hosts", a.Number, a.Reason))
 	ctx, cancel := context.WithCancel(ctx)

@@ -324,12 +324,8 @@ func exitOf(e Exit, state *os.ProcessState, remote bool) Exit {
 		e.Code = status.ExitStatus()
 	}
 	if remote && e.Signal == 0 {
-		switch {
-		case e.Code == remoteShellFailed:
-			e.Unreachable = true
-		case e.Code > 128 && e.Code < 128+65:
-			e.Signal, e.Code = syscall.Signal(e.Code-128), 0
-		}
+		e.Unreachable = e.Code == remoteShellFailed
+		return e.withSignal()
 	}
 	return e
 }
