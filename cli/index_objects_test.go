@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"mula/internal/objects"
@@ -35,16 +34,8 @@ func TestIndexOLMoStore(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var requests atomic.Int64
-	store.Proxy.Disturb(func(*http.Request) (f objectstest.Fault) {
-		switch requests.Add(1) % 3 {
-		case 1:
-			f.Status = http.StatusServiceUnavailable
-		case 2:
-			f.Cut = 1000
-		}
-		return f
-	})
+	store.Proxy.Disturb(objectstest.Repeat(3, map[int64]objectstest.Fault{
+		1: {Status: http.StatusServiceUnavailable}, 2: {Cut: 1000}}))
 	url := store.URL + "orders/" + filepath.Base(names[0])
 	for _, says := range []string{"an order of 100,000 samples", "The file was already complete."} {
 		if code, stdout, stderr := index(store.URL+"orders", "--work", "work"); code != exitDone ||

@@ -8,7 +8,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"mula/internal/longtest"
@@ -38,18 +37,8 @@ func copied(t *testing.T) (names []string) {
 // metrics and fingerprints. The store fails now and then.
 func TestCopies(t *testing.T) {
 	store := objectstest.S3(t)
-	var requests atomic.Int64
-	store.Proxy.Disturb(func(*http.Request) (f objectstest.Fault) {
-		switch requests.Add(1) % 11 {
-		case 2:
-			f.Status = http.StatusServiceUnavailable
-		case 5:
-			f.Drop = true
-		case 8:
-			f.Lose = true
-		}
-		return f
-	})
+	store.Proxy.Disturb(objectstest.Repeat(11, map[int64]objectstest.Fault{
+		2: {Status: http.StatusServiceUnavailable}, 5: {Drop: true}, 8: {Lose: true}}))
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	unbroken := testConfig(t, plan, crashConfig+"checkpoint: {every: 2, keep: 1}\nevaluate: {every: 3, samples: 2}\n")
 	mustRun(t, unbroken, Options{})

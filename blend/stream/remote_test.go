@@ -46,23 +46,8 @@ func TestRemoteStreamEqualsLocalStream(t *testing.T) {
 	c, _ := mixed(t)
 	server := shardtest.Serve(t, c.dir)
 	proxy := objectstest.NewProxy(t, server.URL)
-	requests := 0
-	var turns = make(chan struct{}, 1)
-	proxy.Disturb(func(*http.Request) (f objectstest.Fault) {
-		turns <- struct{}{}
-		defer func() { <-turns }()
-		switch requests++; requests % 20 {
-		case 3:
-			f.Status = http.StatusServiceUnavailable
-		case 7:
-			f.Cut = 5
-		case 11:
-			f.Range = true
-		case 15:
-			f.Drop = true
-		}
-		return f
-	})
+	proxy.Disturb(objectstest.Repeat(20, map[int64]objectstest.Fault{
+		3: {Status: http.StatusServiceUnavailable}, 7: {Cut: 5}, 11: {Range: true}, 15: {Drop: true}}))
 	local := c.open(remoteConfig("."))
 	remote := c.open(remoteConfig(proxy.URL))
 	if local.Fingerprint() != remote.Fingerprint() || local.Remote() || !remote.Remote() {

@@ -408,18 +408,8 @@ func TestStoreShuffledRequests(t *testing.T) {
 
 	o.ShardTokens, o.tuning.memory = 200_000, 400_000
 	want = local(t, o)
-	var requests atomic.Int64
-	store.Proxy.Disturb(func(*http.Request) (f objectstest.Fault) {
-		switch requests.Add(1) % 61 {
-		case 5:
-			f.Status = http.StatusServiceUnavailable
-		case 17:
-			f.Cut = 5000
-		case 29:
-			f.Drop = true
-		}
-		return f
-	})
+	store.Proxy.Disturb(objectstest.Repeat(61, map[int64]objectstest.Fault{
+		5: {Status: http.StatusServiceUnavailable}, 17: {Cut: 5000}, 29: {Drop: true}}))
 	o.Output, o.Work = store.URL+"several/x", t.TempDir()
 	o.Rejects = o.Output + ".rejects.jsonl"
 	if _, err := Run(t.Context(), o); err != nil {

@@ -52,24 +52,6 @@ func files(t *testing.T, dir string) map[string]string {
 	return all
 }
 
-// unreliable makes a store fail now and then.
-func unreliable(store objectstest.Place) {
-	var requests atomic.Int64
-	store.Proxy.Disturb(func(*http.Request) (f objectstest.Fault) {
-		switch requests.Add(1) % 23 {
-		case 3:
-			f.Status = http.StatusServiceUnavailable
-		case 6:
-			f.Drop = true
-		case 9:
-			f.Lose = true
-		case 11:
-			f.Cut = 100
-		}
-		return f
-	})
-}
-
 // A large model is converted to a store with the bytes of a local directory. Its weights are sent
 // in parts, and config.json appears after all other objects.
 func TestConvertStore(t *testing.T) {
@@ -124,7 +106,8 @@ func TestConvertUnreliableStore(t *testing.T) {
 		t.Fatal(err)
 	}
 	store := objectstest.S3(t)
-	unreliable(store)
+	store.Proxy.Disturb(objectstest.Repeat(23, map[int64]objectstest.Fault{
+		3: {Status: http.StatusServiceUnavailable}, 6: {Drop: true}, 9: {Lose: true}, 11: {Cut: 100}}))
 	if _, err := (ModelDir{Dir: dir}).Convert(ctx, store.URL+"a/", options); err != nil {
 		t.Fatal(err)
 	}

@@ -57,6 +57,13 @@ func (p *Proxy) Disturb(fault func(*http.Request) Fault) {
 	p.fault.Store(&fault)
 }
 
+// Repeat returns a function for [Proxy.Disturb]. Request k, counted from 1, has the fault
+// faults[k%n].
+func Repeat(n int64, faults map[int64]Fault) func(*http.Request) Fault {
+	var requests atomic.Int64
+	return func(*http.Request) Fault { return faults[requests.Add(1)%n] }
+}
+
 // ServeHTTP forwards a request.
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var f Fault
