@@ -241,10 +241,8 @@ func TestPipelineBytes(t *testing.T) {
 				for _, e := range estimate.OptimizerTraffic(stage.Replicated, stage.Divided, in.Layout, in.Trainer) {
 					want += e.Total * int64(l.DP*l.EP/e.Ranks)
 				}
-				for _, e := range estimate.VoteTraffic(in.Config, i, in.Layout, in.Trainer) {
-					if e.Group == comm.Data {
-						wantVotes += e.Total
-					}
+				for _, e := range estimate.StageVotes(in.Config, i, in.Layout, in.Trainer) {
+					wantVotes += e.Total
 				}
 			}
 			if weights != steps*want {
@@ -258,7 +256,7 @@ func TestPipelineBytes(t *testing.T) {
 }
 
 // The votes between all ranks in a step have the bytes and calls of the estimate.
-// [TestPipelineBytes] has those between the ranks of a stage.
+// [TestPipelineBytes] has the votes between the ranks of a stage.
 func TestVoteBytes(t *testing.T) {
 	t.Parallel()
 	const from, to = 1, 3 // steps
@@ -310,10 +308,7 @@ func TestVoteBytes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, e := range estimate.VoteTraffic(in.Config, 0, in.Layout, in.Trainer) {
-			if e.Group != comm.World {
-				continue
-			}
+		for _, e := range estimate.WorldVotes(in.Config, in.Layout, in.Trainer) {
 			sent := got[e.Operation]
 			if sent.Bytes() != (to-from)*e.Total ||
 				e.Operation != comm.OpSend && sent.Calls != int64((to-from)*e.Calls*e.Ranks) {

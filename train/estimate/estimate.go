@@ -108,6 +108,7 @@ func Compute(in Input) (*Result, error) {
 	r.FLOPs = c.FLOPsPerToken(l.SequenceLength) * tokens / float64(l.Size(comm.PP))
 	peak := m.peak(in.Precision != xpu.FP32)
 
+	ofWorld := WorldVotes(c, l, in.Trainer)
 	var slowest Time // of a micro-batch, in the stage that takes longest
 	forVotes := 0.0
 	for i, s := range stages {
@@ -115,7 +116,7 @@ func Compute(in Input) (*Result, error) {
 		r.Computed = max(r.Computed, (work+again)*tokens)
 		dispatch := dispatchTraffic(c, s.Layers, l, in.Trainer)
 		weights := OptimizerTraffic(s.Replicated, s.Divided, l, in.Trainer)
-		votes := VoteTraffic(c, i, l, in.Trainer)
+		votes := slices.Concat(StageVotes(c, i, l, in.Trainer), ofWorld)
 		forVotes = max(forVotes, r.seconds(votes))
 		if in.Trainer.Own {
 			for k := range weights {

@@ -19,7 +19,7 @@ const (
 	ForPipeline  Purpose = "pipeline"  // hidden states and their gradients between stages
 	ForGradients Purpose = "gradients" // sums over ranks
 	ForWeights   Purpose = "weights"   // from their owners to the other ranks that have them
-	ForVotes     Purpose = "votes"     // state of all ranks before an update; see [VoteTraffic]
+	ForVotes     Purpose = "votes"     // state of all ranks before an update; see [WorldVotes]
 )
 
 // An Exchange is the traffic of a group per step, by one operation for one purpose.
@@ -50,7 +50,7 @@ func exchange(purpose Purpose, o comm.Operation, g comm.Axes, ranks, calls int, 
 
 // OptimizerTraffic returns the exchanges of gradients and weights per step. replicated and divided
 // are the numbers of replicated weights and expert weights of a rank. Each entry describes the
-// rank's own group. [VoteTraffic] has the norm of the gradients.
+// rank's own group. [WorldVotes] has the norm of the gradients.
 func OptimizerTraffic(replicated, divided int64, l Layout, t Trainer) []Exchange {
 	var out []Exchange
 	add := func(purpose Purpose, o comm.Operation, g comm.Axes, elements int64) {
@@ -163,13 +163,33 @@ const (
 // exactSum is the number of bytes of an exact sum of squares (package train/optimizer).
 const exactSum = 160
 
-// VoteTraffic returns the exchanges of votes in each step of mula before the update, for the ranks
-// of stage i. Between the ranks of the stage:
+// StageVotes returns the exchanges of votes between the ranks of stage i in each step of mula:
 //
 //   - an all-reduce of the tokens of each expert of each layer, several in 8 bytes
 //   - messages with votes, and with sums over votes
 //
-// And between all ranks:
+// For other trainers it returns nil.
+func StageVotes(c moe.Config, i int, l Layout, t Trainer) []Exchange {
+	n, sections := int64(l.DataRanks()), int64(l.sections())
+	if n == 1 || !t.Own {
+		return nil
+	}
+	var out []Exchange
+	vote, tally, added, _ := l.voteBytes(c, i)
+	if added > 0 {
+		out = append(out, exchange(ForVotes, comm.OpAllReduce, comm.Data, int(n), 1, 2*added*(n-1)))
+	}
+	sent := (n - sections) * vote
+	if sections > 1 {
+		sent += sections * tally
+	}
+	votes := exchange(ForVotes, comm.OpSend, comm.Data, int(n), 1, sent)
+	votes.Messages = l.section() - 1 + l.sections()
+	return append(out, votes)
+}
+
+// WorldVotes returns the exchanges of votes between all ranks in each step of mula before the
+// update:
 //
 //   - all-reduces of the stop request and of the number of missing rows (8 bytes each)
 //   - messages with the sums and the counts of each stage, to rank 0
@@ -179,25 +199,12 @@ const exactSum = 160
 //
 // Steps that measure the sizes of updates, steps with skipped positions, `attention: documents`,
 // evaluations and checkpoints send more, which is not counted. For other trainers it returns nil.
-func VoteTraffic(c moe.Config, i int, l Layout, t Trainer) []Exchange {
+func WorldVotes(c moe.Config, l Layout, t Trainer) []Exchange {
 	n := int64(l.Ranks())
 	if n == 1 || !t.Own {
 		return nil
 	}
 	var out []Exchange
-	if ranks, sections := int64(l.DataRanks()), int64(l.sections()); ranks > 1 {
-		vote, tally, added, _ := l.voteBytes(c, i)
-		if added > 0 {
-			out = append(out, exchange(ForVotes, comm.OpAllReduce, comm.Data, int(ranks), 1, 2*added*(ranks-1)))
-		}
-		sent := (ranks - sections) * vote
-		if sections > 1 {
-			sent += sections * tally
-		}
-		votes := exchange(ForVotes, comm.OpSend, comm.Data, int(ranks), 1, sent)
-		votes.Messages = l.section() - 1 + l.sections()
-		out = append(out, votes)
-	}
 	if stages := l.Size(comm.PP); stages > 1 {
 		sent := int64(0)
 		for stage := 1; stage < stages; stage++ {
@@ -214,7 +221,7 @@ func VoteTraffic(c moe.Config, i int, l Layout, t Trainer) []Exchange {
 	}
 	blocks := int64(0)
 	for _, tensor := range c.Tensors() {
-		blocks += (tensor.Elements() + xpu.BlockSize - 1) / xpu.BlockSize
+		blocks += over(tensor.Elements(), xpu.BlockSize)
 	}
 	return append(out, exchange(ForVotes, comm.OpAllReduce, comm.World, int(n), 2, 2*2*8*(n-1)),
 		exchange(ForVotes, comm.OpAllGather, comm.World, int(n), 1, 8*blocks*(n-1)))
