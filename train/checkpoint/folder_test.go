@@ -168,6 +168,40 @@ func TestConvertStoreRefuses(t *testing.T) {
 	}
 }
 
+// A folder that a process is writing is refused. A process whose lock is taken over publishes no
+// further object, and removes none.
+func TestConvertStoreLocked(t *testing.T) {
+	ctx := t.Context()
+	dir, _ := checkpointtest.Model(t, nil, map[string]string{"tokenizer.json": checkpointtest.Tokenizer(t)})
+	store := objectstest.S3(t)
+	url := store.URL + "model"
+	convert := func() error {
+		_, err := ModelDir{Dir: dir}.Convert(ctx, url, ConvertOptions{})
+		return err
+	}
+	var once sync.Once
+	store.Proxy.Disturb(func(r *http.Request) (none objectstest.Fault) {
+		if r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, "/tokenizer.json") {
+			once.Do(func() {
+				if err := convert(); err == nil || !strings.Contains(err.Error(), "is writing this folder") {
+					t.Errorf("while the folder is written: %v", err)
+				}
+				if err := objects.WriteFile(ctx, objects.Join(url, folderLock), []byte("{}")); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		return none
+	})
+	if err := convert(); err == nil || !strings.Contains(err.Error(), "has taken it over") {
+		t.Errorf("after the lock was taken over: %v", err)
+	}
+	if got, want := slices.Sorted(maps.Keys(stored(t, url))), []string{folderLock, "tokenizer.json"}; !slices.Equal(got,
+		want) {
+		t.Errorf("objects %q, want %q", got, want)
+	}
+}
+
 // A process that is killed at any request leaves no model, or a whole one. The next process that
 // writes to that URL succeeds, and leaves nothing else.
 func TestConvertStoreKilled(t *testing.T) {
