@@ -59,7 +59,7 @@ func (r *run) notFinite(what string, err error, rows []votes.Row, rank int) erro
 	return &notFiniteError{what, r.blame(rank, record.FailureNotFinite, err)}
 }
 
-// badLoss returns the error about losses that are not finite.
+// badLoss returns the error about a loss of a row or of a router that is not finite.
 func (r *run) badLoss(ctx context.Context, m *record.StepMetrics) error {
 	if err := r.votes.Gather(ctx); err != nil {
 		return fmt.Errorf("step %d: %w", m.Step, err)
@@ -70,7 +70,7 @@ func (r *run) badLoss(ctx context.Context, m *record.StepMetrics) error {
 				r.votes.BadLoss(row.Position))
 		}
 	}
-	if finite(m.AuxLoss) && finite(m.ZLoss) {
+	if finite(m.AuxLoss) && finite(m.ZLoss) { // only the sum of the rows' losses is not finite
 		return nil
 	}
 	return r.notFinite(spikes.AuxLoss, fmt.Errorf("the auxiliary loss is %w", moe.ErrNotFinite), r.votes.Rows,

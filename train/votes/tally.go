@@ -81,33 +81,31 @@ func (t *tally) bytes() int {
 }
 
 // appendTo appends the tally to b.
-func (t *tally) appendTo(b []byte) ([]byte, error) {
-	b, err := binary.Append(b, binary.LittleEndian, t.totals)
-	if err == nil {
-		b, err = binary.Append(b, binary.LittleEndian, t.entropy)
-	}
-	if err == nil && t.sources != nil {
-		if b, err = binary.Append(b, binary.LittleEndian, t.sources); err == nil {
-			b, err = t.hasher.AppendBinary(b)
+func (t *tally) appendTo(b []byte) (_ []byte, err error) {
+	for _, part := range []any{t.totals, t.entropy, t.sources} {
+		if b, err = binary.Append(b, binary.LittleEndian, part); err != nil {
+			return nil, err
 		}
 	}
-	return b, err
+	if t.sources == nil {
+		return b, nil
+	}
+	return t.hasher.AppendBinary(b)
 }
 
 // read sets t to a tally that appendTo has written.
 func (t *tally) read(b []byte) error {
-	var err error
 	for _, part := range []any{&t.totals, t.entropy, t.sources} {
-		n := 0
-		if n, err = binary.Decode(b, binary.LittleEndian, part); err != nil {
+		n, err := binary.Decode(b, binary.LittleEndian, part)
+		if err != nil {
 			return err
 		}
 		b = b[n:]
 	}
-	if t.sources != nil {
-		err = t.hasher.UnmarshalBinary(b)
+	if t.sources == nil {
+		return nil
 	}
-	return err
+	return t.hasher.UnmarshalBinary(b)
 }
 
 // sectionOf returns the number of ranks in a section of a stage with n ranks; the last section may
@@ -131,11 +129,9 @@ func (v *Votes) tallyStage(ctx context.Context) (err error) {
 	if own != first {
 		return comm.Send(ctx, stage, first, v.own)
 	}
-	v.tally.reset()
-	if first > 0 {
-		_, err = v.receive(ctx, stage, first-v.section, v.tally, 0)
-	}
-	if err != nil {
+	if first == 0 {
+		v.tally.reset()
+	} else if _, err := v.receive(ctx, stage, first-v.section, v.tally, 0); err != nil {
 		return err
 	}
 	v.tally.add(v, v.own)
@@ -145,18 +141,20 @@ func (v *Votes) tallyStage(ctx context.Context) (err error) {
 		}
 		v.tally.add(v, v.other)
 	}
+	if v.section >= n { // there is one section
+		return nil
+	}
 	next := first + v.section
 	if next >= n {
 		next = 0
 	}
-	if next != own {
-		if v.message, err = v.tally.appendTo(v.message[:0]); err == nil {
-			err = comm.Send(ctx, stage, next, v.message)
-		}
+	if v.message, err = v.tally.appendTo(v.message[:0]); err != nil {
+		return err
 	}
-	if err == nil && own == 0 && v.section < n {
-		_, err = v.receive(ctx, stage, (n-1)/v.section*v.section, v.tally, 0)
+	if err := comm.Send(ctx, stage, next, v.message); err != nil || own > 0 {
+		return err
 	}
+	_, err = v.receive(ctx, stage, (n-1)/v.section*v.section, v.tally, 0)
 	return err
 }
 
@@ -177,16 +175,17 @@ func (v *Votes) receive(ctx context.Context, group *comm.Comm, from int, t *tall
 // tallyStages collects the tallies and the counts of all stages on rank 0, which sets m, v.Sources,
 // v.Hasher and v.decisions.
 func (v *Votes) tallyStages(ctx context.Context, m *record.StepMetrics) (err error) {
+	if v.ranks.Stage.Rank() > 0 {
+		return nil
+	}
 	width := bits.Len64(uint64(m.Tokens))
 	world := v.ranks.World()
 	if world.Rank() > 0 {
-		if v.ranks.Stage.Rank() == 0 {
-			if v.message, err = v.tally.appendTo(v.message[:0]); err == nil {
-				v.message = packBits(v.message, v.counts, width)
-				err = comm.Send(ctx, world, 0, v.message)
-			}
+		if v.message, err = v.tally.appendTo(v.message[:0]); err != nil {
+			return err
 		}
-		return err
+		v.message = packBits(v.message, v.counts, width)
+		return comm.Send(ctx, world, 0, v.message)
 	}
 	clear(v.decisions)
 	for stage := range v.stages {
