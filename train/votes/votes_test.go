@@ -3,9 +3,11 @@ package votes
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -74,7 +76,8 @@ func TestExchange(t *testing.T) {
 
 // Rank 0 gets the sums of a plain loop over all ranks and their rows, to the bit, and the other
 // ranks the sums that they need: for stages with one section, with several and with a smaller last
-// one, for stages of different size, and with skipped positions.
+// one, for stages of different size, and with skipped positions. Before that, each rank fails once,
+// and all ranks get its error.
 func TestExchangeIsOrdered(t *testing.T) {
 	const sources, slots, step, tokens = 3, 2, 7, 1000
 	for _, sizes := range []struct{ dp, pp, ep int }{{1, 1, 1}, {2, 1, 1}, {2, 3, 2}, {7, 1, 1}, {3, 2, 3},
@@ -100,7 +103,7 @@ func TestExchangeIsOrdered(t *testing.T) {
 				m.Step, m.First, m.Tokens = step, first, tokens
 				stage := shape.Index(rank, comm.PP)
 				from, to := model.StageLayers(stage, sizes.pp)
-				for layer := from; layer < to && model.Experts > 0; layer++ {
+				for layer := from; layer < to && model.Experts > 0 && rank%4 != 2; layer++ { // the others have no rows
 					entropy, counts := random(), make([]int64, model.Experts)
 					want.RouterEntropy[layer] += entropy
 					m.RouterEntropy = append(m.RouterEntropy, entropy)
@@ -138,23 +141,41 @@ func TestExchangeIsOrdered(t *testing.T) {
 				}
 				defer g.Close()
 				v := New(g, model, batch, sources)
-				for range 2 { // nothing is left of the first exchange
-					v.Rows = append(v.Rows[:0], rows[g.Rank()]...)
-					m := metrics[g.Rank()]
-					if err := v.Exchange(context.Background(), &m, Own{Tensor: -1}); err != nil {
-						return err
+				stage, reader := g.OwnIndex(comm.PP), int64(g.OwnIndex(comm.Data))
+				for failed := range ranks {
+					m := record.StepMetrics{Step: step, First: first, Tokens: tokens, AuxLoss: 1, ZLoss: 1}
+					for range v.layers(stage) {
+						m.RouterEntropy = append(m.RouterEntropy, 1)
+						m.ExpertTokens = append(m.ExpertTokens, slices.Repeat([]int64{1}, model.Experts))
 					}
-					if g.Rank() > 0 {
-						if m.Loss != want.Loss || m.AuxLoss != want.AuxLoss || m.ZLoss != want.ZLoss {
-							t.Errorf("%s: rank %d has %+v, want %+v", shape, g.Rank(), m, want)
-						}
-						continue
+					v.Rows = v.Rows[:0]
+					for i := int64(0); i < slots && stage == sizes.pp-1; i++ {
+						v.Rows = append(v.Rows, Row{Position: first + reader*slots + i, Loss: 1})
 					}
-					got := v.Hasher.Step(step, first)
-					if diff := cmp.Diff(want, m); diff != "" || !slices.Equal(v.Sources, sums) ||
-						*got.Order != *hashes.Order || got.Set != hashes.Set || got.Samples != hashes.Samples {
-						t.Errorf("%s: sources %v, want %v; %v, want %v; %s", shape, v.Sources, sums, got, hashes, diff)
+					own := Own{Tensor: -1}
+					if g.Rank() == failed {
+						own.Err = errors.New("no memory")
 					}
+					err := v.Exchange(context.Background(), &m, own)
+					if err == nil || ranks > 1 && !strings.Contains(err.Error(), fmt.Sprintf("rank %d on ", failed)) {
+						t.Errorf("%s: rank %d failed, rank %d has the error %v", shape, failed, g.Rank(), err)
+					}
+				}
+				v.Rows = append(v.Rows[:0], rows[g.Rank()]...)
+				m := metrics[g.Rank()]
+				if err := v.Exchange(context.Background(), &m, Own{Tensor: -1}); err != nil {
+					return err
+				}
+				if g.Rank() > 0 {
+					if m.Loss != want.Loss || m.AuxLoss != want.AuxLoss || m.ZLoss != want.ZLoss {
+						t.Errorf("%s: rank %d has %+v, want %+v", shape, g.Rank(), m, want)
+					}
+					return nil
+				}
+				got := v.Hasher.Step(step, first)
+				if diff := cmp.Diff(want, m); diff != "" || !slices.Equal(v.Sources, sums) ||
+					*got.Order != *hashes.Order || got.Set != hashes.Set || got.Samples != hashes.Samples {
+					t.Errorf("%s: sources %v, want %v; %v, want %v; %s", shape, v.Sources, sums, got, hashes, diff)
 				}
 				return nil
 			})
