@@ -36,9 +36,9 @@ var _ = register(Muon, spec{
 })
 
 // muon is [Muon]. The orthogonalized momentum updates the matrices of attention and of feed-forward
-// layers, each expert's matrices separately. [AdamW] updates embedding, head, norms and routers
-// with the same learning rate, unless a group scales it. With g the gradient of an m×n matrix, η
-// the learning rate, λ the weight decay and μ the momentum:
+// layers, each expert's matrices separately. [AdamW] updates embedding, head, norms, biases and
+// routers with the same learning rate, unless a group scales it. With g the gradient of an m×n
+// matrix, η the learning rate, λ the weight decay and μ the momentum:
 //
 //	b ← μb + (1−μ)g;   u = μb + (1−μ)g with nesterov, else b
 //	X = u/max(‖u‖, 1e-7);   ns_steps times  A = XXᵀ,  X ← aX + (bA + cA²)X,  a = 3.4445, b = −4.775, c = 2.0315
