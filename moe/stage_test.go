@@ -211,9 +211,14 @@ func TestPipelineEqualsWhole(t *testing.T) {
 		cfg.Layers = 5
 		pipelineEqualsWhole(t, name, cfg, 1, Parallel{})
 	}
-	dense := gradientCases(t)["dense"]
-	dense.Layers = 3
-	pipelineEqualsWhole(t, "dense", dense, 1, Parallel{})
+	for _, name := range []string{"dense", "qwen2", "qwen3"} {
+		if raceDetector && name != "dense" {
+			continue
+		}
+		dense := gradientCases(t)[name]
+		dense.Layers = 3
+		pipelineEqualsWhole(t, name, dense, 1, Parallel{})
+	}
 	nano := mustPreset(t, "mula-nano")
 	nano.Layers = 3
 	for _, dispatch := range dispatches {
