@@ -50,17 +50,6 @@ const (
 	normOfHeads         // of each head, with the same weights for all heads of queries, or of keys
 )
 
-// norms returns the number of norms of a token that has this number of heads.
-func (n qkNorm) norms(heads int) int {
-	switch n {
-	case noQKNorm:
-		return 0
-	case normOfTokens:
-		return 1
-	}
-	return heads
-}
-
 // qkNormWidths returns the number of weights of the norms of queries, and of keys.
 func (c Config) qkNormWidths() (q, k int) {
 	switch c.family().qkNorm {

@@ -73,7 +73,8 @@ func (r *reference) norm(name string, x []float64) []float64 {
 	return y
 }
 
-// projection is q, k or v of one token: projection, norm (OLMoE's q and k), clipping.
+// projection is q, k or v of one token: projection, bias, norm, clipping, as far as the model has
+// them.
 func (r *reference) projection(prefix, which string, h []float64) []float64 {
 	y := r.times(prefix+which+"_proj.weight", h)
 	if r.c.Architecture == Qwen2 {

@@ -240,8 +240,8 @@ func (k *attended) cut(c Config, p passShape, a *arena) {
 		ctx: a.f32(t, c.QueryWidth()), lse: a.f32(p.rows, c.Heads, p.s),
 		x1: a.f32(t, h), rstd2: a.f32(t),
 	}
-	if n := c.family().qkNorm; n != noQKNorm {
-		k.rq, k.rk = a.f32(t*n.norms(c.Heads)), a.f32(t*n.norms(c.KVHeads))
+	if qNorm, kNorm := c.qkNormWidths(); qNorm > 0 {
+		k.rq, k.rk = a.f32(t*(c.QueryWidth()/qNorm)), a.f32(t*(c.KVWidth()/kNorm))
 	}
 	if !c.family().rms {
 		k.mean1, k.mean2 = a.f32(t), a.f32(t)
