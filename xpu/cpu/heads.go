@@ -54,8 +54,9 @@ func (h *Host) SplitHeads(p xpu.Projections) {
 	})
 }
 
-// roots returns the inverse roots of the norms of token i's projection x, in inverse, and computes
-// them unless they are known. Each norm is over as many elements as there are weights.
+// roots returns the part of inverse that has the inverse roots of the norms of token i. Unless they
+// are known, it computes them from the token's projection x. Each norm is over as many elements as
+// there are weights.
 func (p *projections) roots(x, weights, inverse []float32, i int) []float32 {
 	if len(weights) == 0 {
 		return nil
