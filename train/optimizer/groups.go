@@ -43,13 +43,14 @@ func matches(entry, name string, shape []int) bool {
 		ok, err := path.Match(entry, name)
 		return ok && err == nil
 	}
+	bias := strings.HasSuffix(name, ".bias")
 	switch entry {
 	case biasesClass:
-		return strings.HasSuffix(name, ".bias")
+		return bias
 	case matricesClass:
 		return orthogonalized(name, shape)
 	}
-	return TensorGroup(name) == entry
+	return TensorGroup(name) == entry && !bias
 }
 
 // GroupOf returns the number of a parameter's group, from 1, or 0 if no group matches it.

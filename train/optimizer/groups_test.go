@@ -8,10 +8,13 @@ import (
 
 // The class of each parameter of the models, and what patterns match.
 func TestGroupOf(t *testing.T) {
-	for _, preset := range []string{"mula-nano", "mula-1b"} {
+	for _, preset := range []string{"mula-nano", "mula-1b", "auroragpt-7b"} {
 		c, err := moe.Preset(preset)
 		if err != nil {
 			t.Fatal(err)
+		}
+		if c.Architecture == moe.Llama {
+			c.Architecture = moe.Qwen2 // which has biases
 		}
 		for _, tensor := range c.Tensors() {
 			var found []string
