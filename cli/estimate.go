@@ -380,6 +380,7 @@ func (e *estimateReport) write(w io.Writer) {
 		size("sent per step: "+string(p), func(r *estimate.Result) float64 { return r.Sent(p) })
 	}
 	size("sent per step: total", func(r *estimate.Result) float64 { return r.Sent() })
+	size("received per step: votes", func(r *estimate.Result) float64 { return float64(r.Received) })
 	for _, part := range estimate.Parts() {
 		add("seconds: "+part.Name, func(r *estimate.Result) string { return fmt.Sprintf("%.4g", part.Of(r.Time)) })
 	}

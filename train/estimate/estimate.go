@@ -46,6 +46,7 @@ type Result struct {
 	FLOPs    float64    `json:"flops"`          // of the model per step, mean over the ranks
 	Computed float64    `json:"flops_computed"` // of the rank with the most work, including recomputation
 	Traffic  []Exchange `json:"traffic"`        // of the stage with the most traffic of gradients and weights
+	Received int64      `json:"votes_received"` // bytes of votes and norm, by the rank that receives most
 
 	Time            Time    `json:"seconds"`
 	StepTime        float64 `json:"step_seconds"`
@@ -156,6 +157,12 @@ func Compute(in Input) (*Result, error) {
 	r.Time.Votes = forVotes
 	r.Time.Bubble = float64(l.Size(comm.PP)-1) * slowest.Passes()
 	r.StepTime = r.Time.Step()
+	for rank := range l.Ranks() {
+		r.Received = max(r.Received, votesReceived(c, onHosts, in.Trainer, rank))
+	}
+	if n := int64(l.Ranks()); in.Trainer.Own && !l.ReduceNorm { // each rank gathers the others' blocks
+		r.Received += 8 * normBlocks(c) * (n - 1) / n
+	}
 	r.Fits = float64(r.Memory.Total()) <= m.Memory.Value
 	r.TokensPerSecond = float64(l.BatchSize) * float64(l.SequenceLength) / r.StepTime
 	r.MFU = r.FLOPs / r.StepTime / peak

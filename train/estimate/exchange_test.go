@@ -12,6 +12,9 @@ import (
 	"pgregory.net/rapid"
 
 	"mula/moe"
+	"mula/train/group"
+	"mula/train/record"
+	"mula/train/votes"
 	"mula/xpu"
 	"mula/xpu/comm"
 	"mula/xpu/comm/local"
@@ -51,6 +54,16 @@ func (t *tap) Broadcast(ctx context.Context, root int, data []byte) error {
 		t.received.Add(int64(len(data)))
 	}
 	return t.Transport.Broadcast(ctx, root, data)
+}
+
+func (t *tap) Send(ctx context.Context, to int, data []byte) error {
+	t.sent.Add(int64(len(data)))
+	return t.Transport.Send(ctx, to, data)
+}
+
+func (t *tap) Recv(ctx context.Context, from int, data []byte) error {
+	t.received.Add(int64(len(data)))
+	return t.Transport.Recv(ctx, from, data)
 }
 
 func (t *tap) Split(ctx context.Context, color, key int) (comm.Transport, error) {
@@ -267,5 +280,71 @@ func TestDispatchTrafficIsCounted(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// Every rank receives the bytes of the formula for votes, for several numbers of ranks, on one host
+// and on several.
+func TestVotesReceived(t *testing.T) {
+	c := moe.Config{Layers: 5, Experts: 9}
+	for _, test := range []struct{ dp, pp, ep, perHost int }{{2, 1, 1, 0}, {5, 1, 2, 0}, {4, 3, 1, 0}, {4, 2, 2, 4},
+		{6, 2, 3, 6}, {12, 1, 1, 4}, {8, 1, 4, 4}} {
+		l := Layout{Shape: shape(test.dp, test.ep, test.pp), ReduceNorm: true, SequenceLength: 8, Sources: 3,
+			perHost: test.perHost}
+		l.BatchSize = 2 * l.DataRanks()
+		n := l.Ranks()
+		var hosts []string
+		for rank := range n {
+			host := "one"
+			if l.perHost > 0 {
+				host = fmt.Sprint(rank / l.perHost)
+			}
+			hosts = append(hosts, host)
+		}
+		received, errs := make([]atomic.Int64, n), make([]error, n)
+		var sent atomic.Int64
+		var all sync.WaitGroup
+		for rank, link := range local.New(n) {
+			all.Go(func() {
+				ctx := context.Background()
+				world := comm.New(&tap{link, &sent, &received[rank]})
+				defer world.Close()
+				g, err := group.New(ctx, world, l.Shape, group.Options{Hosts: hosts})
+				if err != nil {
+					errs[rank] = err
+					return
+				}
+				defer g.Close()
+				v := votes.New(g, c, l.BatchSize, l.Sources)
+				m := record.StepMetrics{Tokens: int64(l.BatchSize * l.SequenceLength)}
+				before := received[rank].Load()
+				err = v.Exchange(ctx, &m, votes.Own{Tensor: -1})
+				for range 2 {
+					_, sumErr := g.Sum(ctx, 1)
+					err = errors.Join(err, sumErr)
+				}
+				err = errors.Join(err, comm.AllReduce(ctx, world, make([]int64, exactSum/8)))
+				if got, want := received[rank].Load()-before, votesReceived(c, l, Mula, rank); got != want {
+					err = errors.Join(err, fmt.Errorf("%d bytes received, the formula says %d", got, want))
+				}
+				errs[rank] = errors.Join(err, world.Barrier(ctx))
+			})
+		}
+		all.Wait()
+		for rank, err := range errs {
+			if err != nil {
+				t.Errorf("%+v: rank %d: %v", test, rank, err)
+			}
+		}
+	}
+}
+
+// In a step of the largest Mula model on 12,288 ranks, no rank receives more than 64 kB of votes.
+func TestVotesAreSmall(t *testing.T) {
+	r, err := Compute(Input{Config: preset(t, "mula-220b-a10b"), Trainer: Mula, Precision: xpu.BF16, Machine: Aurora,
+		Layout: Layout{Shape: shape(128, 12, 8), Optimizer: EPSO, Dispatch: moe.AllToAll, ReduceNorm: true,
+			BatchSize: 12288, MicroBatchSize: 1, SequenceLength: 2048, Recompute: moe.RecomputeNone}})
+	if err != nil || r.Received == 0 || r.Received > 64000 {
+		t.Errorf("%d bytes received, %v", r.Received, err)
 	}
 }

@@ -219,12 +219,67 @@ func WorldVotes(c moe.Config, l Layout, t Trainer) []Exchange {
 	if l.ReduceNorm {
 		return append(out, exchange(ForVotes, comm.OpAllReduce, comm.World, int(n), 3, 2*(2*8+exactSum)*(n-1)))
 	}
-	blocks := int64(0)
+	return append(out, exchange(ForVotes, comm.OpAllReduce, comm.World, int(n), 2, 2*2*8*(n-1)),
+		exchange(ForVotes, comm.OpAllGather, comm.World, int(n), 1, 8*normBlocks(c)*(n-1)))
+}
+
+// votesReceived returns the bytes that a rank receives in the exchanges of [StageVotes] and
+// [WorldVotes], if the ranks fill hosts of l.perHost ranks evenly. It does not count the numbers
+// that are gathered for the norm without l.ReduceNorm.
+func votesReceived(c moe.Config, l Layout, t Trainer, rank int) int64 {
+	n := int64(l.Ranks())
+	if n == 1 || !t.Own {
+		return 0
+	}
+	number, stage := l.Index(rank, comm.Data), l.Index(rank, comm.PP)
+	vote, tally, added, _ := l.voteBytes(c, stage)
+	received := l.sumReceived(comm.Data, number, added/8) + 2*l.sumReceived(comm.World, rank, 1)
+	if number%l.section() == 0 {
+		received += int64(min(l.section(), l.DataRanks()-number)-1) * vote
+		if l.sections() > 1 { // from the section before; the first rank gets the complete sums
+			received += tally
+		}
+	}
+	if rank > 0 {
+		received += decisionSize
+	} else {
+		for stage := 1; stage < l.Size(comm.PP); stage++ {
+			_, tally, _, counts := l.voteBytes(c, stage)
+			received += tally + counts
+		}
+	}
+	if l.ReduceNorm {
+		return received + l.sumReceived(comm.World, rank, exactSum/8)
+	}
+	return received
+}
+
+// sumReceived returns the bytes that a rank of a group receives in an all-reduce of integers of 8
+// bytes. See [twoLevelBytes].
+func (l Layout) sumReceived(g comm.Axes, rank int, integers int64) int64 {
+	n, a := l.Size(g), l.inHost(g, l.perHost)
+	bound := func(r int) int64 { return integers * int64(r) / int64(n) }
+	own := bound(rank+1) - bound(rank)
+	if a <= 1 || a >= n {
+		return 8 * (int64(n-1)*own + integers - own)
+	}
+	i := rank % a // on its host; it relays for the i-th part of the group
+	relayed := bound(((i+1)*n+a-1)/a) - bound((i*n+a-1)/a)
+	received := int64(a-1)*relayed + int64(n/a-1)*own + integers
+	if rank*a/n == i { // its own relay
+		received -= own
+	} else {
+		received += own
+	}
+	return 8 * received
+}
+
+// normBlocks returns the number of blocks of gradients whose sums of squares are added.
+func normBlocks(c moe.Config) (blocks int64) {
 	for _, tensor := range c.Tensors() {
 		blocks += over(tensor.Elements(), xpu.BlockSize)
 	}
-	return append(out, exchange(ForVotes, comm.OpAllReduce, comm.World, int(n), 2, 2*2*8*(n-1)),
-		exchange(ForVotes, comm.OpAllGather, comm.World, int(n), 1, 8*blocks*(n-1)))
+	return blocks
 }
 
 // section is the number of ranks of a stage in a section, about the square root; see package
