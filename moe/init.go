@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"strings"
 
+	"mula/internal/freelist"
 	"mula/xpu"
 )
 
@@ -16,38 +17,54 @@ import (
 // The values of a tensor depend only on seed, its name and its size, not on its address, other
 // tensors or threads: its generator is math/rand/v2's PCG, seeded by the SHA-256 of seed and name.
 func (m *Model) Init(seed uint64) {
+	var buffers freelist.List[[]float32]
 	m.dev.Parallel(len(m.params), func(i int) {
-		p := m.params[i]
-		var buffer []float32
-		weight := xpu.HostBuffer(p.Weight, &buffer)
-		switch {
-		case strings.HasSuffix(p.Name, ".bias"):
-			clear(weight)
-		case len(p.Shape) == 1:
-			for j := range weight {
-				weight[j] = 1
-			}
-		default:
-			m.cfg.draw(weight, seed, p.Name)
+		p, buffer := m.params[i], buffers.Get()
+		defer buffers.Put(buffer)
+		set := func(weights xpu.Tensor, values func(dst []float32)) {
+			dst := xpu.HostBuffer(weights, buffer)
+			values(dst)
+			xpu.SetNumbers(m.dev, weights, dst)
+		}
+		initial := m.cfg.initial(p, seed)
+		all := p.Weight.Flat()
+		for begin, n := 0, all.Elements(); begin < n; begin += initElements {
+			set(all.Rows(begin, min(begin+initElements, n)), initial)
 		}
 		if pad := m.cfg.PadTokenID; pad != NoToken && p.Name == embeddingName {
-			clear(weight[pad*m.cfg.HiddenSize:][:m.cfg.HiddenSize])
+			set(p.Weight.Index(pad), func(dst []float32) { clear(dst) })
 		}
-		xpu.SetNumbers(m.dev, p.Weight, weight)
 	})
 }
 
-func (c Config) draw(dst []float32, seed uint64, name string) {
+// initElements is the number of weights that Init computes at once, if it cannot write to the
+// weights' memory.
+const initElements = 1 << 16
+
+// initial returns a function that computes the next initial values of a parameter.
+func (c Config) initial(p *Parameter, seed uint64) func(dst []float32) {
+	switch {
+	case strings.HasSuffix(p.Name, ".bias"):
+		return func(dst []float32) { clear(dst) }
+	case len(p.Shape) == 1:
+		return func(dst []float32) {
+			for i := range dst {
+				dst[i] = 1
+			}
+		}
+	}
 	var key strings.Builder
 	binary.Write(&key, binary.LittleEndian, seed)
-	key.WriteString(name)
+	key.WriteString(p.Name)
 	sum := sha256.Sum256([]byte(key.String()))
 	r := rand.New(rand.NewPCG(binary.LittleEndian.Uint64(sum[:8]), binary.LittleEndian.Uint64(sum[8:16])))
-	for i := range dst {
-		v := r.NormFloat64()
-		for c.InitCutoff > 0 && (v > c.InitCutoff || v < -c.InitCutoff) {
-			v = r.NormFloat64()
+	return func(dst []float32) {
+		for i := range dst {
+			v := r.NormFloat64()
+			for c.InitCutoff > 0 && (v > c.InitCutoff || v < -c.InitCutoff) {
+				v = r.NormFloat64()
+			}
+			dst[i] = float32(v * c.InitStd)
 		}
-		dst[i] = float32(v * c.InitStd)
 	}
 }

@@ -2,8 +2,12 @@ package moe
 
 import (
 	"math"
+	"runtime"
 	"slices"
 	"testing"
+
+	"mula/xpu"
+	"mula/xpu/cpu"
 )
 
 func byName(m *Model, name string) *Parameter {
@@ -107,5 +111,41 @@ func TestInitDistribution(t *testing.T) {
 				t.Fatalf("embedding of the padding token holds %v", v)
 			}
 		}
+	}
+}
+
+// Initial bfloat16 weights are computed in little memory, and are the rounded float32 weights, also
+// of tensors that are computed in several pieces.
+func TestInitOfHalves(t *testing.T) {
+	c := mustPreset(t, "mula-nano")
+	c.VocabSize = 3*initElements/c.HiddenSize + 5
+	c.PadTokenID = 2
+	dev := cpu.New(1, xpu.BF16Mixed)
+	defer dev.Close()
+	m, err := New(c, dev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	m.Init(42)
+	runtime.ReadMemStats(&after)
+	if most := 4 * uint64(byName(m, embeddingName).Weight.Elements()); after.TotalAlloc-before.TotalAlloc > most/2 {
+		t.Errorf("Init has allocated %d bytes, and the embedding has %d in float32",
+			after.TotalAlloc-before.TotalAlloc, most)
+	}
+	wide := newModel(t, c, 1)
+	wide.Init(42)
+	for _, p := range m.Parameters() {
+		want := make([]uint16, p.Weight.Elements())
+		cpu.BF16(want, byName(wide, p.Name).Weight.Floats())
+		if !slices.Equal(p.Weight.Halves(), want) {
+			t.Errorf("%s is not the rounded weights in float32", p.Name)
+		}
+	}
+	rows := byName(wide, embeddingName).Weight
+	if slices.ContainsFunc(rows.Index(2).Floats(), func(x float32) bool { return x != 0 }) ||
+		rows.Index(1).Floats()[0] == 0 {
+		t.Error("the embedding of padding is not zero, or all of it is")
 	}
 }
