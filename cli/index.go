@@ -75,7 +75,7 @@ func indexCommand() *cli.Command {
 				Usage: "build for `FRAMEWORK`: " + anyOf(frameworks) + " (required)"},
 			&cli.StringFlag{Name: "cache",
 				Usage: "write the files to `DIR` (--data-cache-path; work_dir of OLMo-core); may be a URL of an " +
-					"object store, except for OLMo-core"},
+					"object store"},
 			&cli.StringFlag{Name: "work",
 				Usage: "if --cache is a URL, keep files that are being written in the local folder `DIR`"},
 			&cli.IntFlag{Name: "threads", Usage: "compute on `N` cores; 0: all"},

@@ -12,7 +12,7 @@ import (
 )
 
 // An order of OLMo-core in a store that fails now and then has the bytes of the local file. It is
-// kept by a second command, and another order of its name is not replaced.
+// kept by a second command and verified, and another order of its name is not replaced.
 func TestIndexOLMoStore(t *testing.T) {
 	t.Chdir(t.TempDir())
 	if err := os.WriteFile("tokens.npy", make([]byte, 2*8*100_000), 0o644); err != nil {
@@ -46,6 +46,10 @@ func TestIndexOLMoStore(t *testing.T) {
 			t.Errorf("%d bytes, want %d, %v", len(got), len(want), err)
 		}
 	}
+	if code, stdout, stderr := call(t, "index", "verify", store.URL+"orders"); code != exitDone ||
+		!strings.Contains(stdout, "1 of 1 set equal, byte for byte; written by OLMo-core") {
+		t.Errorf("verify: exit %d, %s%s", code, stdout, stderr)
+	}
 	store.Proxy.Disturb(nil)
 	want[len(want)/2] ^= 1
 	if err := objects.WriteFile(t.Context(), url, want); err != nil {
@@ -54,6 +58,14 @@ func TestIndexOLMoStore(t *testing.T) {
 	if code, _, stderr := index(store.URL+"orders", "--work", "work"); code != exitFailed ||
 		!strings.Contains(stderr, url+": position 50000 ") {
 		t.Errorf("another order: exit %d, %s", code, stderr)
+	}
+	if code, stdout, stderr := call(t, "index", "verify", store.URL+"orders"); code != exitFailed ||
+		!strings.Contains(stdout, url+": position 50000 ") {
+		t.Errorf("verify another order: exit %d, %s%s", code, stdout, stderr)
+	}
+	if code, _, stderr := call(t, "index", "verify", store.URL+"empty"); code != exitFailed ||
+		!strings.Contains(stderr, store.URL+"empty holds no index files") {
+		t.Errorf("verify an empty folder: exit %d, %s", code, stderr)
 	}
 	if left, err := os.ReadDir("work"); err != nil || len(left) > 0 {
 		t.Errorf("left in the local folder: %v, %v", left, err)

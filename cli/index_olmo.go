@@ -253,9 +253,7 @@ func olmoPaths(c *cli.Context) (*olmoIndex, error) {
 
 // verifyOLMo compares the orders in a folder with OLMo-core's own orders, or with the order of
 // --plan.
-func verifyOLMo(c *cli.Context, dir string, p *progress) (rebuild.Report, error) {
-	o := rebuild.VerifyOptions{Threads: threads(c),
-		Progress: func(_, _ int, description string) { p.update(description, 0, 0) }}
+func verifyOLMo(c *cli.Context, dir string, o rebuild.VerifyOptions) (rebuild.Report, error) {
 	if !c.IsSet("plan") {
 		return olmo.Verify(c.Context, dir, o, nil)
 	}

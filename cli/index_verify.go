@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -17,6 +15,9 @@ import (
 	"mula/index/megatron"
 	"mula/index/olmo"
 	"mula/index/rebuild"
+	"mula/internal/filesystem/objectfs"
+	"mula/internal/locks"
+	"mula/internal/objects"
 	"mula/internal/quantity"
 )
 
@@ -34,10 +35,12 @@ func indexVerifyCommand() *cli.Command {
 		ArgsUsage: "DIR",
 		Description: "Shows the releases of the framework that could have written each file, and the settings that " +
 			"are not in its name.\n" +
-			"Writes nothing. Exits with 1 if anything differs.\n\n" +
-			"Example: mula index verify /data/cache --root /data",
+			"Writes nothing. Exits with 1 if anything differs. DIR may be a URL of an object store.\n\n" +
+			"Example: mula index verify /data/cache --root /data\n" +
+			"         mula index verify s3://corpus/index --root s3://corpus/tokens",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "root", Usage: "resolve relative prefixes from `DIR`"},
+			&cli.StringFlag{Name: "root",
+				Usage: "resolve relative prefixes from `DIR`; may be a URL of an object store"},
 			&cli.StringFlag{Name: "plan",
 				Usage: "compare OLMo-core's orders with the order of the plan in `FILE`"},
 			&cli.Int64Flag{Name: "global-batch-size", Usage: "with --plan: the same value as for mula index",
@@ -72,21 +75,20 @@ func runIndexVerify(c *cli.Context) error {
 		return err
 	}
 	dir := c.Args().First()
-	names, err := os.ReadDir(dir)
+	fsys := objectfs.New(c.Context, nil, "") // which is only read
+	names, err := fsys.ReadDir(dir)
 	if err != nil {
 		return fmt.Errorf("verifying index files: %w", err)
 	}
 	var found rebuild.Report
+	state, _ := fsys.ReadDir(objects.Join(dir, cache.StateDir)) // only for a note
+	if slices.ContainsFunc(state, func(e fs.DirEntry) bool { return strings.HasSuffix(e.Name(), locks.Suffix) }) {
+		found.Notes = append(found.Notes, "there are locks in "+cache.StateDir+": a build seems to be running, "+
+			"and its unfinished files differ")
+	}
 	kinds := map[string]bool{}
 	for _, e := range names {
 		switch name := e.Name(); {
-		case name == cache.StateDir:
-			state, _ := os.ReadDir(filepath.Join(dir, name)) // only for a note
-			if slices.ContainsFunc(state, func(e fs.DirEntry) bool { return strings.HasSuffix(e.Name(), ".lock") }) {
-				found.Notes = append(found.Notes,
-					"there are locks in "+cache.StateDir+": a build seems to be running, "+
-						"and its unfinished files differ")
-			}
 		case strings.HasPrefix(name, "."):
 		case strings.HasSuffix(name, "-description.txt"), strings.HasSuffix(name, "-document_index.npy"):
 			kinds[forMegatron] = true
@@ -102,22 +104,21 @@ func runIndexVerify(c *cli.Context) error {
 	}
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
+	options := rebuild.VerifyOptions{Root: c.String("root"), Threads: threads(c), FS: fsys,
+		Progress: func(_, _ int, description string) { p.update(description, 0, 0) }}
 	for _, kind := range []struct {
 		name   string
 		verify func() (rebuild.Report, error)
 	}{
 		{forMegatron, func() (rebuild.Report, error) {
-			return megatron.Verify(c.Context, dir, rebuild.VerifyOptions{Root: c.String("root"), Threads: threads(c),
-				Progress: func(finished, all int, description string) {
-					p.update(fmt.Sprintf("%d of %d sets, %s", finished, all, description), float64(finished),
-						float64(all))
-				}})
+			o := options
+			o.Progress = func(finished, all int, description string) {
+				p.update(fmt.Sprintf("%d of %d sets, %s", finished, all, description), float64(finished), float64(all))
+			}
+			return megatron.Verify(c.Context, dir, o)
 		}},
-		{forBlendCorpus, func() (rebuild.Report, error) {
-			return blendcorpus.Verify(c.Context, dir, rebuild.VerifyOptions{Root: c.String("root"), Threads: threads(c),
-				Progress: func(_, _ int, description string) { p.update(description, 0, 0) }})
-		}},
-		{forOLMo, func() (rebuild.Report, error) { return verifyOLMo(c, dir, p) }},
+		{forBlendCorpus, func() (rebuild.Report, error) { return blendcorpus.Verify(c.Context, dir, options) }},
+		{forOLMo, func() (rebuild.Report, error) { return verifyOLMo(c, dir, options) }},
 	} {
 		if !kinds[kind.name] {
 			continue

@@ -31,12 +31,13 @@ var mayBeURLs = map[string]map[string]bool{
 	"mula tokenize": {"output": true},
 	"mula index": {"cache": true, "root": true, "data-path": true, "train-data-path": true, "valid-data-path": true,
 		"test-data-path": true},
+	"mula index verify": {"root": true},
 }
 
-// operandsMayBeURLs are the commands whose operands are plans or documents, which may be in object
-// stores.
-var operandsMayBeURLs = map[string]bool{"mula plan show": true, "mula plan diff": true, "mula tokenize": true,
-	"mula tokenizer train": true}
+// operandsMayBeURLs are the commands whose operands are plans, documents or folders of index files,
+// which may be in object stores.
+var operandsMayBeURLs = map[string]bool{"mula index verify": true, "mula plan show": true, "mula plan diff": true,
+	"mula tokenize": true, "mula tokenizer train": true}
 
 // checkPath returns an error if a value is a URL, or has one among its words. If urls is set, it
 // returns an error only if a URL's scheme is unknown.

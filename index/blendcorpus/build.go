@@ -15,7 +15,6 @@ import (
 	"mula/index/gpt"
 	"mula/index/rebuild"
 	"mula/internal/filesystem"
-	"mula/internal/objects"
 )
 
 // Build writes the files of all datasets and blends into the cache directory, the data of each
@@ -112,13 +111,8 @@ func (x *Index) compareForeign(ctx context.Context, w *gpt.Workers, fsys filesys
 		} else if !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
-		if objects.IsURL(dir) {
-			return fmt.Errorf("%s: another program wrote %s in %s, and the name of a corpus does not show which files "+
-				"it contains; remove the files whose names start with %s, or use a separate folder", b.title(), marker,
-				dir, b.hash())
-		}
 		g.Go(func() error {
-			files, err := rebuild.OpenFiles(dir, b.files())
+			files, err := rebuild.OpenFiles(fsys, dir, b.files())
 			if err != nil {
 				return err
 			}

@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -20,7 +18,9 @@ import (
 	"mula/index/gpt"
 	"mula/index/numpy"
 	"mula/index/rebuild"
+	"mula/internal/filesystem"
 	"mula/internal/mapping"
+	"mula/internal/objects"
 	"mula/internal/quantity"
 	"mula/shards"
 )
@@ -34,7 +34,7 @@ const maxDescription = 64 << 20
 // other setting that affects the contents. It finds the members of a corpus through the
 // descriptions of the corpus's blend and token files, which must be in the same directory.
 func Verify(ctx context.Context, dir string, o rebuild.VerifyOptions) (rebuild.Report, error) {
-	o.Threads = max(1, o.Threads)
+	o.Threads, o.FS = max(1, o.Threads), filesystem.Default(o.FS)
 	v := &verifier{dir: dir, o: o, pool: semaphore.NewWeighted(int64(o.Threads)), files: map[string]*shards.Index{}}
 	defer v.close()
 	if err := v.read(); err != nil {
@@ -49,7 +49,7 @@ func Verify(ctx context.Context, dir string, o rebuild.VerifyOptions) (rebuild.R
 	for _, d := range v.descriptions {
 		got, err := v.verify(ctx, d)
 		if err != nil {
-			return r, fmt.Errorf("%s: %w", filepath.Join(dir, d.hash+descriptionEnd), err)
+			return r, fmt.Errorf("%s: %w", objects.Join(dir, d.hash+descriptionEnd), err)
 		}
 		r.Verdicts = append(r.Verdicts, got)
 		equal = equal && got.Equal
@@ -103,7 +103,7 @@ func (v *verifier) close() {
 
 // read reads all descriptions.
 func (v *verifier) read() error {
-	entries, err := os.ReadDir(v.dir)
+	entries, err := v.o.FS.ReadDir(v.dir)
 	if err != nil {
 		return err
 	}
@@ -112,15 +112,15 @@ func (v *verifier) read() error {
 		if !ok {
 			continue
 		}
-		name := filepath.Join(v.dir, e.Name())
-		info, err := os.Stat(name)
+		name := objects.Join(v.dir, e.Name())
+		info, err := v.o.FS.Stat(name)
 		if err != nil {
 			return err
 		}
 		if !info.Mode().IsRegular() || info.Size() > maxDescription {
 			return fmt.Errorf("%s is not a description: %d bytes", name, info.Size())
 		}
-		text, err := os.ReadFile(name)
+		text, err := filesystem.ReadFile(v.o.FS, name)
 		if err != nil {
 			return err
 		}
@@ -213,7 +213,7 @@ func (v *verifier) verify(ctx context.Context, d *description) (rebuild.Verdict,
 	if d.class == classDataset {
 		ends = datasetEnds[:]
 	}
-	files, err := rebuild.OpenFiles(v.dir, named(d.hash, ends))
+	files, err := rebuild.OpenFiles(v.o.FS, v.dir, named(d.hash, ends))
 	if err != nil {
 		return out, err
 	}
@@ -257,7 +257,7 @@ func (v *verifier) dataset(ctx context.Context, d *description, files rebuild.Fi
 	how string, difference *rebuild.Difference, err error) {
 	file := v.files[d.prefix]
 	if file == nil {
-		if file, err = gpt.OpenTokens(v.o.Root, d.prefix); err != nil {
+		if file, err = gpt.OpenPrefix(ctx, v.o.Root, d.prefix); err != nil {
 			return "", nil, fmt.Errorf("cannot read its token file: %w", err)
 		}
 		v.files[d.prefix] = file
@@ -396,15 +396,15 @@ func (v *verifier) tops(d *description) []candidate {
 // recorded returns the settings that this package recorded for a blend.
 func (v *verifier) recorded(d *description) (blendSettings, error) {
 	var record struct{ Settings blendSettings }
-	name := filepath.Join(v.dir, cache.StateDir, d.hash+descriptionEnd+".json")
-	info, err := os.Stat(name)
+	name := objects.Join(v.dir, cache.StateDir+"/"+d.hash+descriptionEnd+".json")
+	info, err := v.o.FS.Stat(name)
 	if err != nil {
 		return blendSettings{}, err
 	}
 	if info.Size() > maxDescription {
 		return blendSettings{}, fmt.Errorf("%s has %d bytes", name, info.Size())
 	}
-	text, err := os.ReadFile(name)
+	text, err := filesystem.ReadFile(v.o.FS, name)
 	if err != nil {
 		return blendSettings{}, err
 	}

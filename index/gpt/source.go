@@ -50,40 +50,59 @@ const fetches = 16
 func FetchTokens(ctx context.Context, root string, prefixes []string, files map[string]*shards.Index) error {
 	var remote []string
 	for _, prefix := range slices.Compact(slices.Sorted(slices.Values(prefixes))) {
-		if !objects.IsURL(Locate(root, prefix)) {
-			continue
+		if objects.IsURL(Locate(root, prefix)) {
+			remote = append(remote, prefix)
 		}
-		if err := noExtension(prefix); err != nil {
-			return err
-		}
-		remote = append(remote, prefix)
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(fetches)
 	var mu sync.Mutex
 	for _, prefix := range remote {
 		g.Go(func() error {
-			url := Locate(root, prefix)
-			file, err := shards.FetchIndex(ctx, url)
-			if errors.Is(err, fs.ErrNotExist) {
-				err = fmt.Errorf("%w; check the prefix, and --root if the prefix is relative", err)
-			}
+			file, err := fetch(ctx, root, prefix)
 			if err != nil {
-				return fmt.Errorf("%s: %w", prefix, err)
-			}
-			mu.Lock()
-			files[prefix] = file
-			mu.Unlock()
-			info, err := objects.Stat(ctx, url+".bin")
-			if errors.Is(err, fs.ErrNotExist) {
-				return nil
-			} else if err != nil {
 				return err
 			}
-			return fits(file, url+".bin", info.Size)
+			mu.Lock()
+			defer mu.Unlock()
+			files[prefix] = file
+			return nil
 		})
 	}
 	return g.Wait()
+}
+
+// fetch opens the .idx file of a prefix in an object store. If a .bin file exists, its size must
+// match.
+func fetch(ctx context.Context, root, prefix string) (*shards.Index, error) {
+	if err := noExtension(prefix); err != nil {
+		return nil, err
+	}
+	url := Locate(root, prefix)
+	file, err := shards.FetchIndex(ctx, url)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w; check the prefix, and --root if the prefix is relative", err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", prefix, err)
+	}
+	info, err := objects.Stat(ctx, url+".bin")
+	if err == nil {
+		err = fits(file, url+".bin", info.Size)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		file.Close()
+		return nil, err
+	}
+	return file, nil
+}
+
+// OpenPrefix opens the .idx file of a prefix, which may be in an object store.
+func OpenPrefix(ctx context.Context, root, prefix string) (*shards.Index, error) {
+	if objects.IsURL(Locate(root, prefix)) {
+		return fetch(ctx, root, prefix)
+	}
+	return OpenTokens(root, prefix)
 }
 
 // fits returns an error if a .bin file has another size than its .idx says.

@@ -19,7 +19,9 @@ import (
 	"mula/index/gpt"
 	"mula/index/numpy"
 	"mula/index/rebuild"
+	"mula/internal/filesystem"
 	"mula/internal/mapping"
+	"mula/internal/objects"
 	"mula/shards"
 )
 
@@ -99,7 +101,7 @@ func (c *column) intact(i int64) error {
 // files must have the types that Megatron uses, and consistent lengths. OpenCache does not read
 // tokens, and .bin files are not needed.
 func OpenCache(dir, name, root string) (_ *Cache, err error) {
-	d, bare, err := findDescription(dir, name)
+	d, bare, err := findDescription(filesystem.OS{}, dir, name)
 	if err != nil {
 		return nil, err
 	}
@@ -172,7 +174,7 @@ func (c *Cache) openDatasets(dir string, members []*description, bare bool, root
 
 // findDescription reads the description that a name in a cache directory refers to. bare means that
 // its files are named without a split.
-func findDescription(dir, name string) (d *description, bare bool, err error) {
+func findDescription(fsys filesystem.FS, dir, name string) (d *description, bare bool, err error) {
 	hash, _, _ := strings.Cut(filepath.Base(name), "-")
 	if len(hash) != 32 || strings.Trim(hash, "0123456789abcdef") != "" {
 		return nil, false, fmt.Errorf("%q is not a name in an index cache; give the 32 digits at the start of the "+
@@ -180,12 +182,12 @@ func findDescription(dir, name string) (d *description, bare bool, err error) {
 	}
 	base := filepath.Base(name)
 	if !strings.HasSuffix(base, descriptionEnd) {
-		if base, err = descriptionOf(dir, base, hash); err != nil {
+		if base, err = descriptionOf(fsys, dir, base, hash); err != nil {
 			return nil, false, err
 		}
 	}
-	path := filepath.Join(dir, base)
-	text, err := readDescription(path)
+	path := objects.Join(dir, base)
+	text, err := readDescription(fsys, path)
 	if err != nil {
 		return nil, false, err
 	}
@@ -206,8 +208,8 @@ func findDescription(dir, name string) (d *description, bare bool, err error) {
 }
 
 // descriptionOf returns the name of the description for a file name or a hash.
-func descriptionOf(dir, name, hash string) (string, error) {
-	entries, err := os.ReadDir(dir)
+func descriptionOf(fsys filesystem.FS, dir, name, hash string) (string, error) {
+	entries, err := fsys.ReadDir(dir)
 	if err != nil {
 		return "", fmt.Errorf("opening index cache: %w", err)
 	}
@@ -236,8 +238,8 @@ func descriptionOf(dir, name, hash string) (string, error) {
 const maxDescription = 1 << 28
 
 // readDescription reads a description file.
-func readDescription(path string) ([]byte, error) {
-	info, err := os.Stat(path)
+func readDescription(fsys filesystem.FS, path string) ([]byte, error) {
+	info, err := fsys.Stat(path)
 	if err != nil {
 		return nil, fmt.Errorf("reading description: %w", err)
 	}
@@ -245,7 +247,7 @@ func readDescription(path string) ([]byte, error) {
 		return nil, fmt.Errorf("%s is not a description: it is not a regular file, or has more than %d bytes", path,
 			maxDescription)
 	}
-	text, err := os.ReadFile(path)
+	text, err := filesystem.ReadFile(fsys, path)
 	if err != nil {
 		return nil, fmt.Errorf("reading description: %w", err)
 	}

@@ -9,6 +9,7 @@ import (
 	"mula/index/gpt"
 	"mula/index/python"
 	"mula/index/rebuild"
+	"mula/internal/filesystem"
 )
 
 // A description is a parsed description.txt.
@@ -315,7 +316,7 @@ type Like struct {
 
 // ReadLike calls [likeDescription] for a description.txt.
 func ReadLike(path string) (Like, error) {
-	text, err := readDescription(path)
+	text, err := readDescription(filesystem.OS{}, path)
 	if err != nil {
 		return Like{}, err
 	}

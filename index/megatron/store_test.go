@@ -7,8 +7,10 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -33,10 +35,10 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// put copies the .idx files of a folder to a store.
-func put(t *testing.T, dir, url string) {
+// put copies the files of a folder whose names match a pattern to a store.
+func put(t *testing.T, dir, pattern, url string) {
 	t.Helper()
-	names, err := filepath.Glob(filepath.Join(dir, "*.idx"))
+	names, err := filepath.Glob(filepath.Join(dir, pattern))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,7 +61,7 @@ func TestStore(t *testing.T) {
 		t.Fatal(err)
 	}
 	store := objectstest.S3(t)
-	put(t, local.Root, store.URL+"tokens/")
+	put(t, local.Root, "*.idx", store.URL+"tokens/")
 	c := local
 	c.Root, c.Cache = store.URL+"tokens", store.URL+"cache"
 	run := func(resume bool) cache.Summary {
@@ -158,7 +160,7 @@ func TestStore(t *testing.T) {
 func TestStoreRefused(t *testing.T) {
 	root := vectorFiles(t)
 	store := objectstest.S3(t)
-	put(t, root, store.URL+"tokens/")
+	put(t, root, "*.idx", store.URL+"tokens/")
 	whole, err := os.ReadFile(filepath.Join(root, "f2.idx"))
 	if err != nil {
 		t.Fatal(err)
@@ -192,5 +194,104 @@ func TestStoreRefused(t *testing.T) {
 	c.Blend = mustBlend(t, "1 f0.idx 1 f2")
 	if _, err := New(t.Context(), c); err == nil || !strings.Contains(err.Error(), "remove .idx") {
 		t.Errorf("a prefix with an extension: %v", err)
+	}
+}
+
+// The report about a cache in a store that fails now and then equals the report about a local copy,
+// whether the cache is right or damaged. Token files are in the store, or local.
+func TestVerifyStore(t *testing.T) {
+	root := vectorFiles(t)
+	local := copyCache(t, vectorNamed(t, root, "A").Cache)
+	store := objectstest.S3(t)
+	put(t, root, "*.idx", store.URL+"tokens/")
+	put(t, local, "*", store.URL+"cache/")
+	ctx := objects.WithPatience(t.Context(), time.Minute)
+	report := func(root string) rebuild.Report {
+		t.Helper()
+		r, err := Verify(ctx, store.URL+"cache", rebuild.VerifyOptions{Root: root, Threads: 2,
+			FS: objectfs.New(ctx, nil, "")})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	store.Proxy.Disturb(objectstest.Repeat(29, map[int64]objectstest.Fault{
+		3: {Status: http.StatusServiceUnavailable}, 11: {Cut: 100}, 19: {Lose: true}}))
+	for _, root := range []string{root, store.URL + "tokens"} {
+		if r := report(root); !allEqual(r) || !reflect.DeepEqual(r, verify(t, local, root)) {
+			t.Errorf("token files in %s: %+v", root, r)
+		}
+	}
+	store.Proxy.Disturb(nil)
+
+	const train, blend = "f94a98c76b76328c9e7b19cbbaeb93e9-GPTDataset-train-",
+		"2919b6575c2ab8302aed2016a1b7193c-BlendedDataset-train-"
+	edit(t, filepath.Join(local, train+"sample_index.npy"), 128+8*17+4)
+	edit(t, filepath.Join(local, blend+"dataset_index.npy"), 62)
+	cut(t, filepath.Join(local, "9550917d92b5853d13ed9a169d7581ef-GPTDataset-train-shuffle_index.npy"), 4)
+	put(t, local, "*", store.URL+"cache/")
+	for _, name := range []string{blend + "dataset_sample_index.npy", train + descriptionEnd} {
+		remove(t, filepath.Join(local, name))
+		if err := objects.Remove(t.Context(), store.URL+"cache/"+name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := report(root)
+	if want := verify(t, local, root); !reflect.DeepEqual(r, want) {
+		t.Errorf("damaged: %+v; want %+v", r, want)
+	}
+	wrong := 0
+	for _, v := range r.Verdicts {
+		if v.Differs {
+			wrong++
+		}
+	}
+	if wrong != 2 || len(r.Notes) != 3 {
+		t.Errorf("%d units differ: %+v", wrong, r)
+	}
+}
+
+// An object that is replaced or refused while it is compared is named. Its unit is neither right
+// nor wrong, although other settings than the right ones could still be compared.
+func TestVerifyStoreUnreadable(t *testing.T) {
+	root := vectorFiles(t)
+	cache := copyCache(t, vectorNamed(t, root, "A").Cache)
+	store := objectstest.S3(t)
+	const unit = "f94a98c76b76328c9e7b19cbbaeb93e9-GPTDataset-train-"
+	url := store.URL + "cache/" + unit + "sample_index.npy"
+	for _, test := range []struct {
+		says  string
+		fault func() objectstest.Fault // of the first comparison
+	}{
+		{objects.ErrChanged.Error(), func() (none objectstest.Fault) {
+			if err := objects.WriteFile(t.Context(), url, []byte("another")); err != nil {
+				t.Error(err)
+			}
+			return none
+		}},
+		{"403 Forbidden", func() objectstest.Fault { return objectstest.Fault{Status: http.StatusForbidden} }},
+	} {
+		put(t, cache, "*", store.URL+"cache/")
+		var reads atomic.Int64
+		store.Proxy.Disturb(func(r *http.Request) (none objectstest.Fault) {
+			// the first read is of the header
+			if r.Method == http.MethodGet && strings.HasSuffix(url, r.URL.Path) && reads.Add(1) == 2 {
+				return test.fault()
+			}
+			return none
+		})
+		r, err := Verify(t.Context(), store.URL+"cache", rebuild.VerifyOptions{Root: root, Threads: 2,
+			FS: objectfs.New(t.Context(), nil, "")})
+		store.Proxy.Disturb(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, v := range r.Verdicts {
+			if wrong := v.Description == unit+descriptionEnd; v.Equal == wrong || v.Differs {
+				t.Errorf("%s: %+v", test.says, v)
+			} else if wrong && (!strings.Contains(v.Problem, url) || !strings.Contains(v.Problem, test.says)) {
+				t.Errorf("%s; want %s: %s", v.Problem, url, test.says)
+			}
+		}
 	}
 }

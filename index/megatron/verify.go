@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -18,6 +16,7 @@ import (
 	"mula/index/gpt"
 	"mula/index/numpy"
 	"mula/index/rebuild"
+	"mula/internal/filesystem"
 	"mula/internal/mapping"
 	"mula/internal/quantity"
 )
@@ -35,7 +34,8 @@ type unit struct {
 // the arithmetic of blends. It writes nothing. The error concerns the directory or ctx; faults of
 // the cache are in the report.
 func Verify(ctx context.Context, dir string, o rebuild.VerifyOptions) (rebuild.Report, error) {
-	entries, err := os.ReadDir(dir)
+	fsys := filesystem.Default(o.FS)
+	entries, err := fsys.ReadDir(dir)
 	if err != nil {
 		return rebuild.Report{}, fmt.Errorf("verifying index cache: %w", err)
 	}
@@ -57,7 +57,7 @@ func Verify(ctx context.Context, dir string, o rebuild.VerifyOptions) (rebuild.R
 			}
 		}
 	}
-	v := &verifier{dir: dir, root: o.Root, workers: gpt.NewWorkers(o.Threads)}
+	v := &verifier{fsys: fsys, dir: dir, root: o.Root, described: described, workers: gpt.NewWorkers(o.Threads)}
 	var mu sync.Mutex
 	finished := 0
 	g, ctx := errgroup.WithContext(ctx)
@@ -101,7 +101,9 @@ func Verify(ctx context.Context, dir string, o rebuild.VerifyOptions) (rebuild.R
 
 // verifier holds the state that the units of one Verify share.
 type verifier struct {
+	fsys      filesystem.FS
 	dir, root string
+	described map[string]bool // the descriptions in dir, without descriptionEnd
 	workers   *gpt.Workers
 }
 
@@ -110,7 +112,7 @@ func (v *verifier) unit(ctx context.Context, u *unit) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	d, bare, err := findDescription(v.dir, u.Description)
+	d, bare, err := findDescription(v.fsys, v.dir, u.Description)
 	if err != nil {
 		return err
 	}
@@ -123,8 +125,8 @@ func (v *verifier) unit(ctx context.Context, u *unit) error {
 	var missing []string
 	for _, m := range d.members {
 		u.Prefixes = append(u.Prefixes, m.prefix)
-		name := Profile{bareNames: bare}.gptName(hashed(m.text), m.split) + descriptionEnd
-		if _, err := os.Stat(filepath.Join(v.dir, name)); err != nil && !slices.Contains(missing, name) {
+		base := Profile{bareNames: bare}.gptName(hashed(m.text), m.split)
+		if name := base + descriptionEnd; !v.described[base] && !slices.Contains(missing, name) {
 			missing = append(missing, name)
 		}
 	}
@@ -144,6 +146,7 @@ type candidate struct {
 	profiles []Profile
 	files    []wanted
 	build    func(ctx context.Context, files []io.WriterAt) error
+	headers  int // number of existing files with its sizes and headers
 }
 
 // wanted describes the expected contents of a file.
@@ -167,7 +170,7 @@ func (w wanted) size() int64 { return numpy.HeaderSize + w.rows*max(1, w.cols)*w
 
 // dataset compares a GPT dataset.
 func (v *verifier) dataset(ctx context.Context, u *unit, d *description, bare bool) error {
-	file, err := openIndex(v.root, d.prefix)
+	file, err := gpt.OpenPrefix(ctx, v.root, d.prefix)
 	if err != nil {
 		return err
 	}
@@ -264,7 +267,7 @@ func (v *verifier) compare(ctx context.Context, u *unit, candidates []*candidate
 	for _, w := range candidates[0].files {
 		names = append(names, strings.TrimSuffix(u.Description, descriptionEnd)+w.name)
 	}
-	files, err := rebuild.OpenFiles(v.dir, names)
+	files, err := rebuild.OpenFiles(v.fsys, v.dir, names)
 	if err != nil {
 		return err
 	}
@@ -282,10 +285,25 @@ func (v *verifier) compare(ctx context.Context, u *unit, candidates []*candidate
 
 // match is compare with open files. The caller must use [mapping.Guard].
 func match(ctx context.Context, u *unit, candidates []*candidate, files rebuild.Files) error {
-	// Candidates whose headers match the files are first; only they can be right.
-	slices.SortStableFunc(candidates, func(a, b *candidate) int { return b.headers(files) - a.headers(files) })
+	heads := make([][]byte, len(files))
+	for i := range files {
+		var err error
+		if heads[i], err = files[i].Range(0, numpy.HeaderSize); err != nil {
+			return err
+		}
+	}
 	for _, c := range candidates {
-		if c.headers(files) < len(files) {
+		for i, w := range c.files {
+			header := w.header()
+			if !files[i].Missing && files[i].Size == w.size() && bytes.Equal(heads[i], header[:]) {
+				c.headers++
+			}
+		}
+	}
+	// Candidates whose headers match the files are first; only they can be right.
+	slices.SortStableFunc(candidates, func(a, b *candidate) int { return b.headers - a.headers })
+	for _, c := range candidates {
+		if c.headers < len(files) {
 			break
 		}
 		comparers, err := c.compare(ctx, files, rebuild.Any)
@@ -300,8 +318,7 @@ func match(ctx context.Context, u *unit, candidates []*candidate, files rebuild.
 			continue
 		}
 		if !slices.ContainsFunc(comparers, func(c *rebuild.Comparer) bool { _, differs := c.First(); return differs }) {
-			u.equal(c, candidates, files)
-			return nil
+			return u.equal(c, candidates, files)
 		}
 	}
 	var closest *candidate
@@ -309,7 +326,7 @@ func match(ctx context.Context, u *unit, candidates []*candidate, files rebuild.
 	var failed error
 	fewest := int64(-1)
 	for _, c := range candidates {
-		if c.headers(files) < candidates[0].headers(files) {
+		if c.headers < candidates[0].headers {
 			break
 		}
 		comparers, err := c.compare(ctx, files, rebuild.Count)
@@ -341,8 +358,12 @@ func match(ctx context.Context, u *unit, candidates []*candidate, files rebuild.
 		case files[i].Missing:
 			problems = append(problems, files[i].Name+" is missing")
 		case differs:
+			meaning, err := w.meaning(&files[i], at, best[i])
+			if err != nil {
+				return err
+			}
 			problems = append(problems, fmt.Sprintf("%s differs first at byte %s: %s", files[i].Name,
-				quantity.Grouped(at), w.meaning(files[i].Data, at, best[i])))
+				quantity.Grouped(at), meaning))
 		}
 	}
 	u.Differs, u.Problem = true, strings.Join(problems, "; ")
@@ -350,35 +371,34 @@ func match(ctx context.Context, u *unit, candidates []*candidate, files rebuild.
 }
 
 // equal fills in the result of files that are equal to the result of a candidate.
-func (u *unit) equal(c *candidate, candidates []*candidate, files rebuild.Files) {
+func (u *unit) equal(c *candidate, candidates []*candidate, files rebuild.Files) error {
 	u.Equal, u.match, u.profiles = true, true, c.profiles
 	settings := c.settings
 	if u.Kind == gptClass {
 		samples := c.files[1]
-		if samples.descr == "<i4" && endsBackwards(files[1].Data, samples) {
+		backwards, err := endsBackwards(&files[1], samples)
+		if err != nil {
+			return err
+		}
+		if samples.descr == "<i4" && backwards {
 			u.profiles = slices.DeleteFunc(slices.Clone(u.profiles), func(p Profile) bool { return p.checkOffsets })
 		}
 		// Without a sample that starts at the start of a document, the files are the same with and
 		// without the extra token.
-		if c.extra && len(settings) == 0 && !beginsWithDocument(files[1].Data, samples) &&
-			slices.ContainsFunc(candidates, func(other *candidate) bool {
-				return !other.extra && slices.Equal(other.files, c.files)
-			}) {
-			settings = []string{"extra token or not"}
+		if c.extra && len(settings) == 0 && slices.ContainsFunc(candidates, func(other *candidate) bool {
+			return !other.extra && slices.Equal(other.files, c.files)
+		}) {
+			begins, err := beginsWithDocument(&files[1], samples)
+			if err != nil {
+				return err
+			}
+			if !begins {
+				settings = []string{"extra token or not"}
+			}
 		}
 	}
 	u.Settings = strings.Join(settings, ", ")
-}
-
-// headers returns the number of files with the candidate's sizes and headers.
-func (c *candidate) headers(files rebuild.Files) (n int) {
-	for i, w := range c.files {
-		header, f := w.header(), &files[i]
-		if !f.Missing && int64(len(f.Data)) == w.size() && bytes.HasPrefix(f.Data, header[:]) {
-			n++
-		}
-	}
-	return n
+	return nil
 }
 
 // compare builds a candidate and compares it with the files. If the candidate is not plausible,
@@ -408,7 +428,7 @@ func (c *candidate) compare(ctx context.Context, files rebuild.Files, search reb
 			if _, err := to[i].WriteAt(header[:], 0); err != nil {
 				return err
 			}
-			end := int64(len(files[i].Data)) // missing bytes start there
+			end := files[i].Size // missing bytes start there
 			if _, err := to[i].WriteAt([]byte{0}, end); err != nil {
 				return err
 			}
@@ -419,37 +439,61 @@ func (c *candidate) compare(ctx context.Context, files rebuild.Files, search reb
 
 // beginsWithDocument reports whether a sample other than the first starts with the first token of a
 // document, in a sample index with an extra token.
-func beginsWithDocument(data []byte, w wanted) bool {
-	rows := column{data: data[numpy.HeaderSize:], width: int(w.width())}
-	for k := int64(1); k < w.rows; k++ {
-		if rows.at(2*k+1) == 0 {
-			return true
+func beginsWithDocument(f *rebuild.File, w wanted) (bool, error) {
+	const most = 1 << 16 // rows that are read at a time
+	for first := int64(1); first < w.rows; first += most {
+		n := min(most, w.rows-first)
+		rows, err := w.read(f, first, n)
+		if err != nil {
+			return false, err
+		}
+		for k := range n {
+			if rows.at(2*k+1) == 0 {
+				return true, nil
+			}
 		}
 	}
-	return false
+	return false, nil
 }
 
 // endsBackwards reports whether a sample index ends with offset -1, which newer releases reject.
-func endsBackwards(data []byte, w wanted) bool {
-	rows := column{data: data[numpy.HeaderSize:], width: int(w.width())}
-	return rows.at(2*w.rows-1) < 0
+func endsBackwards(f *rebuild.File, w wanted) (bool, error) {
+	last, err := w.read(f, w.rows-1, 1)
+	if err != nil {
+		return false, err
+	}
+	return last.at(1) < 0, nil
 }
 
+// read returns n rows of a sample index from the given row.
+func (w wanted) read(f *rebuild.File, row, n int64) (column, error) {
+	size := w.width() * w.cols
+	data, err := f.Range(numpy.HeaderSize+row*size, n*size)
+	return column{data: data, width: int(w.width())}, err
+}
+
+// longestHeader is at least the size of a header that [numpy.ReadHeader] accepts.
+const longestHeader = 1 << 17
+
 // meaning describes the first differing byte, which is at the given offset.
-func (w wanted) meaning(data []byte, at int64, c *rebuild.Comparer) string {
+func (w wanted) meaning(f *rebuild.File, at int64, c *rebuild.Comparer) (string, error) {
 	name := strings.TrimSuffix(w.name, ".npy")
 	switch {
 	case at >= w.size():
-		return fmt.Sprintf("%s: %d bytes after its end", name, int64(len(data))-w.size())
+		return fmt.Sprintf("%s: %d bytes after its end", name, f.Size-w.size()), nil
 	case at < numpy.HeaderSize:
-		want := fmt.Sprintf("%s of shape %s", w.descr, shape(w.rows, w.cols))
-		got, err := numpy.ReadHeader(bytes.NewReader(data), int64(len(data)))
+		head, err := f.Range(0, longestHeader)
 		if err != nil {
-			return fmt.Sprintf("%s header: not readable (%v), should be %s", name, err, want)
+			return "", err
 		}
-		return fmt.Sprintf("%s header: %s of shape %s, should be %s", name, got.Descr, shape(got.Shape...), want)
-	case at >= int64(len(data)):
-		return fmt.Sprintf("%s: truncated after %d of %d bytes", name, len(data), w.size())
+		want := fmt.Sprintf("%s of shape %s", w.descr, shape(w.rows, w.cols))
+		got, err := numpy.ReadHeader(bytes.NewReader(head), f.Size)
+		if err != nil {
+			return fmt.Sprintf("%s header: not readable (%v), should be %s", name, err, want), nil
+		}
+		return fmt.Sprintf("%s header: %s of shape %s, should be %s", name, got.Descr, shape(got.Shape...), want), nil
+	case at >= f.Size:
+		return fmt.Sprintf("%s: truncated after %d of %d bytes", name, f.Size, w.size()), nil
 	}
 	width := w.width()
 	number := (at - numpy.HeaderSize) / width
@@ -458,11 +502,15 @@ func (w wanted) meaning(data []byte, at int64, c *rebuild.Comparer) string {
 		place = fmt.Sprintf("row %d, %s", number/w.cols, [...]string{"document", "offset"}[number%w.cols])
 	}
 	begin := numpy.HeaderSize + number*width
-	if begin+width > int64(len(data)) {
-		return fmt.Sprintf("%s %s: truncated", name, place)
+	if begin+width > f.Size {
+		return fmt.Sprintf("%s %s: truncated", name, place), nil
+	}
+	got, err := f.Range(begin, width)
+	if err != nil {
+		return "", err
 	}
 	row, rowAt := c.Want()
-	return fmt.Sprintf("%s %s: %s, should be %s", name, place, w.number(data[begin:]), w.number(row[begin-rowAt:]))
+	return fmt.Sprintf("%s %s: %s, should be %s", name, place, w.number(got), w.number(row[begin-rowAt:])), nil
 }
 
 // number formats one number of the file's type.

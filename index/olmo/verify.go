@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 
 	"mula/index/rebuild"
+	"mula/internal/filesystem"
+	"mula/internal/objects"
 )
 
 // IsName reports whether a file name is the name of an order of OLMo-core.
@@ -29,7 +29,7 @@ type Planned struct {
 func Verify(ctx context.Context, dir string, o rebuild.VerifyOptions, planned func(Order) (Planned, error)) (
 	rebuild.Report, error) {
 	var r rebuild.Report
-	entries, err := os.ReadDir(dir)
+	entries, err := filesystem.Default(o.FS).ReadDir(dir)
 	if err != nil {
 		return r, fmt.Errorf("verifying index files: %w", err)
 	}
@@ -42,7 +42,7 @@ func Verify(ctx context.Context, dir string, o rebuild.VerifyOptions, planned fu
 		if !IsName(e.Name()) {
 			continue
 		}
-		path := filepath.Join(dir, e.Name())
+		path := objects.Join(dir, e.Name())
 		v := rebuild.Verdict{Description: e.Name(), Kind: "global indices", Prefixes: []string{"epoch order"}}
 		order, err := parseName(path)
 		if err != nil {
@@ -54,13 +54,13 @@ func Verify(ctx context.Context, dir string, o rebuild.VerifyOptions, planned fu
 			o.Progress(len(r.Verdicts), len(entries), v.Description)
 		}
 		if planned == nil {
-			err = order.Verify(ctx, nil, path, o.Threads)
+			err = order.Verify(ctx, o.FS, path, o.Threads)
 		} else if p, failed := planned(order); failed != nil {
 			return r, failed
 		} else if p.Order != order {
 			err = fmt.Errorf("the file of the plan's order must have the name %s", p.Order.Name())
 		} else {
-			err = VerifyFunc(ctx, nil, path, p.Entries, p.Fill)
+			err = VerifyFunc(ctx, o.FS, path, p.Entries, p.Fill)
 		}
 		if ctx.Err() != nil {
 			return r, ctx.Err()

@@ -14,10 +14,10 @@ var errDiffers = errors.New("the files differ")
 // A Comparer replaces a file in [cache.Unit.Build]: it compares the written bytes with the existing
 // file. It must not be copied after the first write.
 type Comparer struct {
-	data  []byte // the bytes of the file, which may be mapped
-	row   int    // bytes per row, counted from the start of the file; 0 means 1
-	stop  bool   // fail with errDiffers at the first difference found, which need not be the first in the file
-	count bool   // count all bytes that differ, also after the first difference
+	file  *File
+	row   int  // bytes per row, counted from the start of the file; 0 means 1
+	stop  bool // fail with errDiffers at the first difference found, which need not be the first in the file
+	count bool // count all bytes that differ, also after the first difference
 
 	mu        sync.Mutex
 	met       bool
@@ -27,13 +27,13 @@ type Comparer struct {
 	wantAt    int64
 }
 
-// WriteAt compares p with the bytes at off. Bytes after the end of the file differ. It fails if a
-// mapped file was truncated ([mapping.Guard]).
+// WriteAt compares p with the bytes at off. Bytes after the end of the file differ. It fails if the
+// file cannot be read, for instance because a mapped file was truncated ([mapping.Guard]).
 func (c *Comparer) WriteAt(p []byte, off int64) (int, error) {
 	same := false
-	err := mapping.Guard(func() error {
-		same = c.compare(p, off)
-		return nil
+	err := mapping.Guard(func() (err error) {
+		same, err = c.compare(p, off)
+		return err
 	})
 	if err == nil && !same && c.stop {
 		err = errDiffers
@@ -46,14 +46,13 @@ func (c *Comparer) WriteAt(p []byte, off int64) (int, error) {
 
 // compare reports whether p equals the file at off. Without count, it may also return true if an
 // earlier byte is known to differ.
-func (c *Comparer) compare(p []byte, off int64) bool {
+func (c *Comparer) compare(p []byte, off int64) (bool, error) {
 	if at, met := c.First(); met && at <= off && !c.count && !c.stop {
-		return true
+		return true, nil
 	}
-	there := c.data[min(off, int64(len(c.data))):]
-	there = there[:min(len(there), len(p))]
-	if bytes.Equal(there, p) {
-		return true
+	there, err := c.file.Range(off, int64(len(p)))
+	if err != nil || bytes.Equal(there, p) {
+		return err == nil, err
 	}
 	n := 0
 	for n < len(there) && there[n] == p[n] {
@@ -77,12 +76,12 @@ func (c *Comparer) compare(p []byte, off int64) bool {
 		c.wantAt = off + begin
 		c.want = append(c.want[:0], p[begin:min(int64(len(p)), begin+row)]...)
 	}
-	return false
+	return false, nil
 }
 
 // end declares that the file should have size bytes; any bytes after them differ.
 func (c *Comparer) end(size int64) {
-	surplus := int64(len(c.data)) - size
+	surplus := c.file.Size - size
 	if surplus <= 0 {
 		return
 	}

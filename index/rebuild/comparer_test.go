@@ -7,7 +7,13 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"mula/internal/mapping"
 )
+
+func fileOf(data []byte) *File {
+	return &File{Size: int64(len(data)), mapped: mapping.File{Data: data}}
+}
 
 // For all pieces and all their orders, the first difference, the count and the row equal the
 // results of a plain comparison.
@@ -37,7 +43,7 @@ func TestComparer(t *testing.T) {
 		}
 
 		const row, piece = 8, 32 // rows lie within pieces
-		c := &Comparer{data: have, row: row, count: rapid.Bool().Draw(t, "count")}
+		c := &Comparer{file: fileOf(have), row: row, count: rapid.Bool().Draw(t, "count")}
 		starts := make([]int, (len(want)+piece-1)/piece)
 		for i := range starts {
 			starts[i] = i * piece
@@ -70,7 +76,7 @@ func TestComparer(t *testing.T) {
 }
 
 func TestComparerStops(t *testing.T) {
-	c := &Comparer{data: []byte("abcdef"), stop: true}
+	c := &Comparer{file: fileOf([]byte("abcdef")), stop: true}
 	if _, err := c.WriteAt([]byte("abc"), 0); err != nil {
 		t.Fatal(err)
 	}

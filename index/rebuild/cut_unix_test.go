@@ -18,13 +18,13 @@ func TestComparerOfTruncatedFile(t *testing.T) {
 	if err := os.WriteFile(path, make([]byte, 3*page), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	file, err := mapping.Open(path)
+	files, err := OpenFiles(nil, filepath.Dir(path), []string{"file"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer file.Close()
-	for _, c := range []*Comparer{{data: file.Data}, {data: file.Data, stop: true},
-		{data: file.Data, count: true, row: 8}} {
+	defer files.Close()
+	file := &files[0]
+	for _, c := range []*Comparer{{file: file}, {file: file, stop: true}, {file: file, count: true, row: 8}} {
 		if err := os.Truncate(path, int64(3*page)); err != nil {
 			t.Fatal(err)
 		}
@@ -53,7 +53,7 @@ func TestDifferenceOfTruncatedFile(t *testing.T) {
 		if err := os.WriteFile(path, make([]byte, size), 0o666); err != nil {
 			t.Fatal(err)
 		}
-		files, err := OpenFiles(dir, []string{"file"})
+		files, err := OpenFiles(nil, dir, []string{"file"})
 		if err != nil {
 			t.Fatal(err)
 		}

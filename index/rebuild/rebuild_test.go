@@ -1,9 +1,11 @@
 package rebuild
 
 import (
+	"bytes"
 	"context"
 	"io"
 	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,6 +15,9 @@ import (
 
 	"mula/index/cache"
 	"mula/index/gpt"
+	"mula/internal/filesystem/objectfs"
+	"mula/internal/objects"
+	"mula/internal/objects/objectstest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -71,7 +76,7 @@ func TestFiles(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "a"), []byte("abcdef"), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	files, err := OpenFiles(dir, []string{"a", "b"})
+	files, err := OpenFiles(nil, dir, []string{"a", "b"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,6 +99,54 @@ func TestFiles(t *testing.T) {
 	}
 	if !files.Plausible(1<<30) || files.Plausible(1<<31) || files.Plausible(math.MaxInt64) {
 		t.Error("the limit of plausible sizes")
+	}
+}
+
+// Files in a store are compared without a local copy: each byte is fetched once, whether it is
+// compared from the start or from the end.
+func TestFilesStore(t *testing.T) {
+	store := objectstest.S3(t)
+	const piece = 1 << 20
+	want := make([]byte, 5*piece+12345)
+	rand.NewChaCha8([32]byte{7}).Read(want)
+	have := bytes.Clone(want)
+	have[3*piece+17] ^= 1
+	for name, data := range map[string][]byte{"equal": want, "other": have, "short": want[:4*piece+1]} {
+		if err := objects.WriteFile(t.Context(), store.URL+name, data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fsys := objectfs.New(t.Context(), nil, "")
+	for _, descending := range []bool{false, true} {
+		for name, at := range map[string]int64{"equal": -1, "other": 3*piece + 17, "short": 4*piece + 1} {
+			files, err := OpenFiles(fsys, store.URL, []string{name, "absent"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !files[1].Missing || files[0].Size != files.Bytes() {
+				t.Errorf("%+v", files)
+			}
+			before := objects.Count().BytesRead
+			got, err := files.Difference([]int64{int64(len(want)), 0}, func(to []io.WriterAt) error {
+				for k := range 6 {
+					if descending {
+						k = 5 - k
+					}
+					p := want[k*piece : min((k+1)*piece, len(want))]
+					if _, err := to[0].WriteAt(p, int64(k*piece)); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+			files.Close()
+			if err != nil || (got == nil) != (at < 0) || got != nil && *got != (Difference{name, at}) {
+				t.Errorf("%s: %v, %v; want %d", name, got, err, at)
+			}
+			if read := objects.Count().BytesRead - before; name == "equal" && read != int64(len(want)) {
+				t.Errorf("%d bytes were fetched of %d", read, len(want))
+			}
+		}
 	}
 }
 

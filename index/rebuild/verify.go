@@ -2,17 +2,21 @@ package rebuild
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
-	"path/filepath"
+	"os"
 
+	"mula/internal/filesystem"
 	"mula/internal/mapping"
+	"mula/internal/objects"
 )
 
 // VerifyOptions are the options of the packages' Verify functions.
 type VerifyOptions struct {
-	Root    string // the base directory of relative prefixes; "" is the working directory
-	Threads int    // number of goroutines that compute; at least 1
+	Root    string        // the base directory of relative prefixes; "" is the working directory
+	Threads int           // number of goroutines that compute; at least 1
+	FS      filesystem.FS // of the directory, which may be a URL; nil is the machine's
 	// receives each description when it is done, if not nil; calls do not overlap
 	Progress func(finished, all int, description string)
 }
@@ -39,33 +43,80 @@ type Verdict struct {
 // Files are the existing files of a unit, to be compared with their expected contents.
 type Files []File
 
-// A File is a file of a directory.
+// A File is a file of a directory. Local files are mapped. Objects of a store are read range by
+// range.
 type File struct {
 	Name    string // in the directory
 	Missing bool
-	Data    []byte // mapped
+	Size    int64
 	mapped  mapping.File
+	object  filesystem.File // nil for a local file
 }
 
-// OpenFiles opens the files with the given names. A file may be missing.
-func OpenFiles(dir string, names []string) (Files, error) {
+// OpenFiles opens the files with the given names in a directory of fsys. A file may be missing.
+func OpenFiles(fsys filesystem.FS, dir string, names []string) (Files, error) {
 	var f Files
 	for _, name := range names {
-		file, err := mapping.Open(filepath.Join(dir, name))
-		missing := errors.Is(err, fs.ErrNotExist)
-		if err != nil && !missing {
+		file, err := openFile(filesystem.Default(fsys), objects.Join(dir, name))
+		file.Name, file.Missing = name, errors.Is(err, fs.ErrNotExist)
+		if err != nil && !file.Missing {
 			f.Close()
 			return nil, err
 		}
-		f = append(f, File{Name: name, Missing: missing, Data: file.Data, mapped: file})
+		f = append(f, file)
 	}
 	return f, nil
+}
+
+func openFile(fsys filesystem.FS, path string) (f File, err error) {
+	opened, err := filesystem.Open(fsys, path)
+	if err != nil {
+		return f, err
+	}
+	if local, ok := opened.(*os.File); ok {
+		defer local.Close() // the mapping does not need it
+		f.mapped, err = mapping.Of(local)
+		f.Size = int64(len(f.mapped.Data))
+		return f, err
+	}
+	info, err := opened.Stat()
+	if err != nil {
+		opened.Close()
+		return f, err
+	}
+	f.object, f.Size = opened, info.Size()
+	return f, nil
+}
+
+// unreadable is an error of reading an object. Like an error of a mapped file, it is
+// [mapping.ErrUnreadable].
+type unreadable struct{ error }
+
+func (u unreadable) Unwrap() error      { return u.error }
+func (unreadable) Is(target error) bool { return target == mapping.ErrUnreadable }
+
+// Range returns up to n bytes from off, less at the end of the file. They may be mapped: the caller
+// must use [mapping.Guard].
+func (f *File) Range(off, n int64) ([]byte, error) {
+	off = min(off, f.Size)
+	n = min(n, f.Size-off)
+	if f.object == nil {
+		return f.mapped.Data[off:][:n], nil
+	}
+	p := make([]byte, n)
+	if m, err := f.object.ReadAt(p, off); int64(m) < n {
+		return nil, unreadable{fmt.Errorf("reading index files: %w", err)}
+	}
+	return p, nil
 }
 
 // Close releases the files.
 func (f Files) Close() {
 	for i := range f {
 		f[i].mapped.Close()
+		if f[i].object != nil {
+			f[i].object.Close()
+		}
 	}
 }
 
@@ -83,7 +134,7 @@ func (f Files) Cut() error {
 // Bytes returns the total size of the files.
 func (f Files) Bytes() (n int64) {
 	for i := range f {
-		n += int64(len(f[i].Data))
+		n += f[i].Size
 	}
 	return n
 }
@@ -111,7 +162,7 @@ func (f Files) Compare(search Search, sizes []int64, rows []int, build func(to [
 	[]*Comparer, error) {
 	comparers, to := make([]*Comparer, len(f)), make([]io.WriterAt, len(f))
 	for i := range f {
-		comparers[i] = &Comparer{data: f[i].Data, stop: search == Any, count: search == Count}
+		comparers[i] = &Comparer{file: &f[i], stop: search == Any, count: search == Count}
 		if rows != nil {
 			comparers[i].row = rows[i]
 		}
