@@ -252,7 +252,8 @@ func (d *dispatch) grad(ctx context.Context, m *Model, l *layer, st *saved, numb
 	if err != nil {
 		return d.failed(number, "sending gradients of inputs back", err)
 	}
-	sending := d.comm.Start(func() error { return d.courier.giveBack(ctx, way, back, h+k) })
+	sending := d.comm.Start(ctx,
+		func(ctx context.Context) error { return d.courier.giveBack(ctx, way, back, h+k) })
 	m.expertsGrad(l, &way.own, x)
 	if err := sending.Wait(); err != nil {
 		return d.failed(number, "sending gradients of inputs back", err)

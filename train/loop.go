@@ -151,6 +151,8 @@ func Run(ctx context.Context, config Config, options Options) (result Result, er
 		r.options.Report, r.options.Progress, r.options.Warn = nil, nil, nil
 	}
 	defer r.close()
+	ctx, waits := comm.CountWaits(ctx)
+	r.clock = newClock(waits)
 	defer func() {
 		if err == nil {
 			r.history.heartbeat.End(result.ended(), result.Steps)
@@ -197,6 +199,7 @@ type run struct {
 	start   start
 	state   checkpoint.State // state for a checkpoint at this moment
 	history history
+	clock   *clock
 	trainer
 	batch     batch
 	observers []observer // see observe
@@ -402,6 +405,7 @@ func (r *run) trainOn(ctx context.Context) (*spikes.Spike, error) {
 		return nil, err
 	}
 	defer batches.Close()
+	r.clock.take() // the start is not part of a step
 	for r.state.Step < r.config.Steps {
 		r.history.heartbeat.Beat(record.SectionStep, r.state.Step)
 		if stops, err := r.ranks.Sum(ctx, r.stopped()); err != nil {
@@ -464,9 +468,11 @@ func (r *run) step(ctx context.Context, batches *stream.Stream) (record.StepMetr
 	if f := r.options.atStep; f != nil {
 		f(r)
 	}
+	defer r.clock.begin(r.clock.begin(reading))
 	if err := r.countRows(ctx, r.take(batches)); err != nil {
 		return record.StepMetrics{}, err
 	}
+	r.clock.begin(computing)
 	m := record.StepMetrics{
 		Step: r.state.Step, First: r.state.Cursor.Position, Samples: r.batch.samples,
 		Tokens:       int64(r.batch.samples) * int64(r.data.SequenceLength),
@@ -672,9 +678,10 @@ func (r *run) backward(ctx context.Context, m *record.StepMetrics) error {
 		return err
 	}
 	if err := r.votes.Exchange(ctx, m, votes.Own{Err: err, Tensor: r.sharding.TakeBad(),
-		NonFinite: r.pipeline.TakeNonFinite()}); err != nil {
+		NonFinite: r.pipeline.TakeNonFinite(), Seconds: r.clock.take()}); err != nil {
 		return err
 	}
+	r.clock.begin(updating)
 	if !finite(m.Loss) || !finite(m.AuxLoss) || !finite(m.ZLoss) {
 		if err := r.badLoss(ctx, m); err != nil {
 			return err
@@ -734,7 +741,7 @@ func (r *run) sumGradients(ctx context.Context, options moe.BackwardOptions,
 
 // reduce starts the sum of a bucket's gradients over ranks.
 func (r *run) reduce(ctx context.Context, bucket int) {
-	r.batch.pending = append(r.batch.pending, r.ranks.Group(comm.Data).Start(func() error {
+	r.batch.pending = append(r.batch.pending, r.ranks.Group(comm.Data).Start(ctx, func(ctx context.Context) error {
 		if f := r.options.BeforeSum; f != nil {
 			if err := f(r.ranks.Rank(), r.state.Step, r.model.Buckets()[bucket]); err != nil {
 				return err
@@ -813,6 +820,7 @@ func curvatureSeed(seed uint64, step int64) uint64 {
 // save writes a checkpoint, removes old checkpoints, and returns the directory of the new
 // checkpoint. In the background, it only begins to write the checkpoint; see advanceSave.
 func (r *run) save(ctx context.Context, background bool) (string, error) {
+	defer r.clock.begin(r.clock.begin(saving))
 	r.history.heartbeat.Beat(record.SectionCheckpoint, r.state.Step)
 	if err := r.checkReplicas(ctx, true); err != nil {
 		return "", err
@@ -862,6 +870,7 @@ func (r *run) notSaved(ctx context.Context, err error) error {
 // returns the directory if the checkpoint is complete. If wait is true, it waits for the end of the
 // checkpoint. All ranks call it.
 func (r *run) advanceSave(ctx context.Context, wait bool) (path string, err error) {
+	defer r.clock.begin(r.clock.begin(saving))
 	for r.saving != nil {
 		if wait {
 			r.history.heartbeat.Beat(record.SectionCheckpoint, r.state.Step)

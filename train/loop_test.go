@@ -157,7 +157,7 @@ func metricsOf(t testing.TB, output string) []map[string]any {
 		if line["resumed"] != nil {
 			continue
 		}
-		for _, name := range []string{"seconds", "tokens_per_second", "mfu", "time"} {
+		for _, name := range []string{"seconds", "tokens_per_second", "mfu", "time", "rank_seconds", "slowest_ranks"} {
 			delete(line, name)
 		}
 		if run, ok := line["run"].(map[string]any); ok {

@@ -153,11 +153,12 @@ func PipelineTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
 
 // Sizes in package train/votes, in bytes.
 const (
-	voteHead     = 5 * 8 // of a rank's vote, without the entropy of each of its stage's layers
-	voteRow      = 4 * 8 // in a vote of the last stage, for each sequence
-	tallyHead    = 4 * 8 // of the sums of a stage, without the entropies
-	tallySource  = 3 * 8 // in the sums of the last stage, for each source
-	decisionSize = 4 * 8 // what rank 0 tells all ranks
+	voteHead     = 8 * 8            // of a rank's vote, without the entropy of each of its stage's layers
+	voteRow      = 4 * 8            // in a vote of the last stage, for each sequence
+	tallyHead    = 4*8 + 7*4 + 3*28 // of the sums of a stage, with 3 slow ranks, without entropies
+	tallySection = 4                // between sections, in addition to the sums, for each section
+	tallySource  = 3 * 8            // in the sums of the last stage, for each source
+	decisionSize = 4 * 8            // what rank 0 tells all ranks
 )
 
 // exactSum is the number of bytes of an exact sum of squares (package train/optimizer).
@@ -181,7 +182,7 @@ func StageVotes(c moe.Config, i int, l Layout, t Trainer) []Exchange {
 	}
 	sent := (n - sections) * vote
 	if sections > 1 {
-		sent += sections * tally
+		sent += sections * (tally + tallySection*sections)
 	}
 	votes := exchange(ForVotes, comm.OpSend, comm.Data, int(n), 1, sent)
 	votes.Messages = l.section() - 1 + l.sections()
@@ -237,7 +238,7 @@ func votesReceived(c moe.Config, l Layout, t Trainer, rank int) int64 {
 	if number%l.section() == 0 {
 		received += int64(min(l.section(), l.DataRanks()-number)-1) * vote
 		if l.sections() > 1 { // from the section before; the first rank gets the complete sums
-			received += tally
+			received += tally + tallySection*int64(l.sections())
 		}
 	}
 	if rank > 0 {

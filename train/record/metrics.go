@@ -5,6 +5,7 @@ package record
 
 import (
 	"encoding/json"
+	"strconv"
 
 	"mula/train/spikes"
 )
@@ -32,8 +33,8 @@ type Run struct {
 }
 
 // StepMetrics is the line of one step in metrics.jsonl. Losses are means over unmasked targets, in
-// nats. All fields except the four about time are bit-identical, however often the run was stopped
-// and resumed.
+// nats. All fields except those about time are bit-identical, however often the run was stopped and
+// resumed.
 //
 // MFU is the model FLOPs utilization of Chowdhery et al. (arXiv 2204.02311, appendix B): tokens per
 // second times [RunRecord.FLOPsPerToken], over the peak of the machine. Recomputed work is not
@@ -63,6 +64,55 @@ type StepMetrics struct {
 	UpdateRatio map[string]float64 `json:"update_ratio,omitempty"`
 	// why the update was not made; the samples are read, but not trained on
 	Skipped *spikes.Spike `json:"skipped,omitempty"`
+
+	RankSeconds  *RankSeconds `json:"rank_seconds,omitempty"`  // sums over all ranks
+	SlowestRanks []SlowRank   `json:"slowest_ranks,omitempty"` // the slowest first
+}
+
+// RankSeconds is the time that a rank spent in its activities, from its vote of the previous step
+// to its vote of this step. Waiting for other ranks counts in Waiting only.
+type RankSeconds struct {
+	Reading Seconds `json:"reading"` // waiting for the samples of the step
+	Compute Seconds `json:"compute"` // losses and gradients
+	Waiting Seconds `json:"waiting"` // in exchanges with other ranks
+	Update  Seconds `json:"update"`  // of the weights, in the previous step
+	Saving  Seconds `json:"saving"`  // checkpoints
+}
+
+// Own is the time in which the rank worked on a step.
+func (s RankSeconds) Own() Seconds { return s.Reading + s.Compute + s.Update }
+
+// Add adds other to s.
+func (s *RankSeconds) Add(other RankSeconds) {
+	s.Reading += other.Reading
+	s.Compute += other.Compute
+	s.Waiting += other.Waiting
+	s.Update += other.Update
+	s.Saving += other.Saving
+}
+
+// Seconds is a measured time. Its JSON has four significant digits.
+type Seconds float64
+
+// MarshalJSON returns the rounded number.
+func (s Seconds) MarshalJSON() ([]byte, error) {
+	return strconv.AppendFloat(nil, float64(s), 'g', 4, 64), nil
+}
+
+// A SlowRank is a rank that takes longer for its own work than others of its stage.
+type SlowRank struct {
+	Rank   int     `json:"rank"`
+	Host   string  `json:"host"`
+	Median Seconds `json:"median"` // of [RankSeconds.Own] of the ranks of its stage
+	RankSeconds
+}
+
+// Excess is the rank's own work relative to the median, or 1 if the median is 0.
+func (r SlowRank) Excess() float64 {
+	if r.Median <= 0 {
+		return 1
+	}
+	return float64(r.Own()) / float64(r.Median)
 }
 
 // Evaluation is the loss on the validation split: means over targets, in nats.

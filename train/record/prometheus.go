@@ -114,6 +114,16 @@ func (s *Server) Publish(run Status, m StepMetrics, evaluation *Evaluation) {
 			t.value("mula_router_entropy", entropy, "layer", strconv.Itoa(layer))
 		}
 	}
+	if r := m.RankSeconds; r != nil {
+		t.head("mula_rank_seconds", "gauge", "Time of all ranks in the last step, by activity, in seconds.")
+		for _, a := range []struct {
+			name    string
+			seconds Seconds
+		}{{"reading", r.Reading}, {"compute", r.Compute}, {"waiting", r.Waiting}, {"update", r.Update},
+			{"saving", r.Saving}} {
+			t.value("mula_rank_seconds", float64(a.seconds), "activity", a.name)
+		}
+	}
 	if m.UpdateRatio != nil {
 		s.ratios = m.UpdateRatio
 	}

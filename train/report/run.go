@@ -3,6 +3,7 @@ package report
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 	"time"
 
 	"mula/internal/quantity"
+	"mula/train/record"
 )
 
 const (
@@ -41,6 +43,10 @@ type Run struct {
 	// last LoadSteps steps with tokens. It is empty for a dense model and for a run without steps.
 	ExpertLoad [][]int64
 	LoadSteps  int
+	// RankSeconds has sums over all steps and ranks.
+	RankSeconds record.RankSeconds
+	// Slowest has the ranks that were the slowest of a step, in descending order of their Steps.
+	Slowest []SlowRank
 	// Config has the fields of the run's train.yaml by full name, as text; nil if the directory has
 	// none.
 	Config map[string]string
@@ -128,6 +134,14 @@ type Evaluation struct {
 	SourceTargets []int64   // in the order of Info.Sources
 }
 
+// A SlowRank is a rank that was the slowest one in some steps, relative to the median of its stage.
+type SlowRank struct {
+	Rank   int
+	Host   string  // in the last of the steps
+	Steps  int     // number of these steps
+	Excess float64 // its own work relative to the median, mean over these steps
+}
+
 // A Resume is a point at which the run resumed from a checkpoint.
 type Resume struct {
 	Step       int64 // the first step after the resume
@@ -201,6 +215,9 @@ type line struct {
 	SourceSamples   map[string]int64   `json:"source_samples"`
 	ExpertTokens    [][]int64          `json:"expert_tokens"`
 
+	RankSeconds  *record.RankSeconds `json:"rank_seconds"`
+	SlowestRanks []record.SlowRank   `json:"slowest_ranks"`
+
 	Eval *struct {
 		Loss          *float64           `json:"loss"`
 		SourceLoss    map[string]float64 `json:"source_loss"`
@@ -234,11 +251,12 @@ type parser struct {
 	shape   []int          // experts of each layer, from the first step with samples; nil before
 	recent  [][][]int64    // expert counts of the last loadWindow steps with counts, as a ring
 	loads   int            // number of steps with expert counts
+	slowest map[int]*SlowRank
 }
 
 func parse(r io.Reader, path string) (*Run, error) {
 	in := bufio.NewReaderSize(r, 1<<20)
-	p := &parser{run: &Run{}}
+	p := &parser{run: &Run{}, slowest: map[int]*SlowRank{}}
 	for number := 1; ; number++ {
 		text, whole, err := readLine(in)
 		if err != nil {
@@ -400,7 +418,25 @@ func (p *parser) addStep(l *line) error {
 		}
 	}
 	run.Steps = append(run.Steps, s)
+	if l.RankSeconds != nil {
+		run.RankSeconds.Add(*l.RankSeconds)
+	}
+	if len(l.SlowestRanks) > 0 {
+		p.addSlowest(l.SlowestRanks[0])
+	}
 	return nil
+}
+
+// addSlowest counts a step whose slowest rank is r.
+func (p *parser) addSlowest(r record.SlowRank) {
+	of := p.slowest[r.Rank]
+	if of == nil {
+		of = &SlowRank{Rank: r.Rank}
+		p.slowest[r.Rank] = of
+	}
+	of.Host = r.Host
+	of.Steps++
+	of.Excess += (r.Excess() - of.Excess) / float64(of.Steps)
 }
 
 // addLoad checks that one step's counts have the shape of the first step's counts, keeps them for
@@ -500,6 +536,12 @@ func (p *parser) finish() *Run {
 		e := &run.Evaluations[i]
 		e.SourceLoss, e.SourceTargets = p.pad(e.SourceLoss, e.SourceTargets)
 	}
+	for _, rank := range p.slowest {
+		run.Slowest = append(run.Slowest, *rank)
+	}
+	slices.SortFunc(run.Slowest, func(a, b SlowRank) int {
+		return cmp.Or(cmp.Compare(b.Steps, a.Steps), cmp.Compare(a.Rank, b.Rank))
+	})
 	if len(p.shape) == 0 {
 		return run
 	}

@@ -67,6 +67,40 @@ func TestParse(t *testing.T) {
 	}
 }
 
+// The times of ranks are added over the steps, and the slowest ranks are counted.
+func TestParseRanks(t *testing.T) {
+	rank := func(number int, host, own string) string {
+		return `{"rank":` + strconv.Itoa(number) + `,"host":"` + host + `","median":2,"reading":0,"compute":` + own +
+			`,"waiting":9,"update":1,"saving":0}`
+	}
+	times := func(step, ranks string) string {
+		return strings.Replace(step, `"grad_norm"`,
+			`"rank_seconds":{"reading":1,"compute":5,"waiting":2.5,"update":0.5,"saving":1},"slowest_ranks":[`+ranks+
+				`],"grad_norm"`, 1)
+	}
+	run, err := parse(strings.NewReader(headLine+times(step0, rank(3, "b", "2")+","+rank(0, "a", "1"))+
+		times(step1, rank(0, "a", "3"))+times(step2, rank(3, "c", "4"))), "m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]SlowRank{{Rank: 3, Host: "c", Steps: 2, Excess: 2}, {Host: "a", Steps: 1, Excess: 2}},
+		run.Slowest); diff != "" {
+		t.Errorf("slowest ranks (-want +got):\n%s", diff)
+	}
+	rows := map[string]string{}
+	for _, row := range summarise([]string{"r"}, []*Run{run}).Rows {
+		rows[row.Name] = row.Cells[0].Text
+	}
+	if got, want := rows["time of ranks"], "compute 50.0 %, waiting for other ranks 25.0 %, reading 10.0 %, "+
+		"update 5.0 %, saving 10.0 %"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if got, want := rows["slowest ranks"], "rank 3 on c: 2 steps, 2 times the median; rank 0 on a: 1 steps, 2 times "+
+		"the median"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
 // A step that was skipped keeps what it computed, but nothing was trained on; what is not finite is
 // no value.
 func TestParseSpikes(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"mula/internal/quantity"
+	"mula/train/record"
 )
 
 // A summary is the table at the top, with a row for each property and a column for each run.
@@ -125,6 +126,8 @@ func summarise(names []string, runs []*Run) summary {
 		}
 		return duration(seconds)
 	}))
+	add("time of ranks", text(rankTimes))
+	add("slowest ranks", text(slowestRanks))
 	add("resumes", text(func(r *Run) string {
 		if len(r.Resumes) == 0 {
 			return "none"
@@ -171,6 +174,36 @@ func summarise(names []string, runs []*Run) summary {
 	add("device", text(func(r *Run) string { return r.Info.Device }))
 	add("mula", text(func(r *Run) string { return r.Info.Mula }))
 	return s
+}
+
+// rankTimes describes how all ranks spent their time in steps and checkpoints.
+func rankTimes(r *Run) string {
+	s := r.RankSeconds
+	total := s.Own() + s.Waiting + s.Saving
+	if total <= 0 {
+		return ""
+	}
+	var parts []string
+	for _, part := range []struct {
+		name    string
+		seconds record.Seconds
+	}{{"compute", s.Compute}, {"waiting for other ranks", s.Waiting}, {"reading", s.Reading}, {"update", s.Update},
+		{"saving", s.Saving}} {
+		if part.seconds > 0 {
+			parts = append(parts, part.name+" "+percent(float64(part.seconds/total), nil))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// slowestRanks describes the ranks that were the slowest in most steps.
+func slowestRanks(r *Run) string {
+	var parts []string
+	for _, s := range r.Slowest[:min(3, len(r.Slowest))] {
+		parts = append(parts, fmt.Sprintf("rank %d on %s: %s steps, %s times the median", s.Rank, s.Host,
+			quantity.Grouped(int64(s.Steps)), quantity.Short(s.Excess, 3)))
+	}
+	return strings.Join(parts, "; ")
 }
 
 // modelName describes the model by the main fields of its configuration.

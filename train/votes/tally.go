@@ -1,6 +1,7 @@
 package votes
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -25,7 +26,8 @@ type SourceSums struct {
 // that ranks continue a tally instead of adding tallies.
 type tally struct {
 	totals  totals
-	entropy []float64 // of the routers of the stage
+	slowest [slowestRanks]slowRank // the ranks with the most own work, in descending order
+	entropy []float64              // of the routers of the stage
 	// Of the last stage.
 	sources []SourceSums
 	hasher  fingerprint.Hasher
@@ -35,6 +37,8 @@ type totals struct {
 	Failed  int64 // ranks
 	Aux, Z  float64
 	RowLoss float64
+	Times   times
+	Median  float32 // of the own work; of a complete tally
 }
 
 // newTally returns an empty tally of a stage.
@@ -47,13 +51,19 @@ func (v *Votes) newTally(stage int) *tally {
 }
 
 func (t *tally) reset() {
-	t.totals, t.hasher = totals{}, fingerprint.Hasher{}
+	t.totals, t.hasher, t.slowest = totals{}, fingerprint.Hasher{}, [slowestRanks]slowRank{}
 	clear(t.entropy)
 	clear(t.sources)
 }
 
-// add adds the vote of the next rank of the stage.
-func (t *tally) add(v *Votes, vote []uint64) {
+// add adds the vote of the next rank of the stage, which has the given number there.
+func (t *tally) add(v *Votes, number int, vote []uint64) {
+	own := timesOf(vote)
+	for i, seconds := range own {
+		t.totals.Times[i] += seconds
+	}
+	t.addSlow(slowRank{int32(number + 1), own})
+	v.work = append(v.work, own.work())
 	t.totals.Failed += int64(vote[voteFailed])
 	t.totals.Aux += math.Float64frombits(vote[voteAux])
 	t.totals.Z += math.Float64frombits(vote[voteZ])
@@ -73,16 +83,22 @@ func (t *tally) add(v *Votes, vote []uint64) {
 
 // bytes returns the length of a tally as appendTo writes it. It depends on the stage only.
 func (t *tally) bytes() int {
-	n := binary.Size(t.totals) + binary.Size(t.entropy) + binary.Size(t.sources)
+	n := 0
+	for _, part := range t.parts() {
+		n += binary.Size(part)
+	}
 	if t.sources != nil {
 		n += fingerprint.HasherBytes
 	}
 	return n
 }
 
+// parts returns the parts of the tally except the hasher, for package binary.
+func (t *tally) parts() []any { return []any{&t.totals, &t.slowest, t.entropy, t.sources} }
+
 // appendTo appends the tally to b.
 func (t *tally) appendTo(b []byte) (_ []byte, err error) {
-	for _, part := range []any{t.totals, t.entropy, t.sources} {
+	for _, part := range t.parts() {
 		if b, err = binary.Append(b, binary.LittleEndian, part); err != nil {
 			return nil, err
 		}
@@ -95,7 +111,7 @@ func (t *tally) appendTo(b []byte) (_ []byte, err error) {
 
 // read sets t to a tally that appendTo has written.
 func (t *tally) read(b []byte) error {
-	for _, part := range []any{&t.totals, t.entropy, t.sources} {
+	for _, part := range t.parts() {
 		n, err := binary.Decode(b, binary.LittleEndian, part)
 		if err != nil {
 			return err
@@ -131,30 +147,47 @@ func (v *Votes) tallyStage(ctx context.Context) (err error) {
 	}
 	if first == 0 {
 		v.tally.reset()
-	} else if _, err := v.receive(ctx, stage, first-v.section, v.tally, 0); err != nil {
+		clear(v.medians)
+	} else if err := v.receiveSections(ctx, first-v.section); err != nil {
 		return err
 	}
-	v.tally.add(v, v.own)
+	v.work = v.work[:0]
+	v.tally.add(v, own, v.own)
 	for other := first + 1; other < min(first+v.section, n); other++ {
 		if err := comm.Recv(ctx, stage, other, v.other); err != nil {
 			return err
 		}
-		v.tally.add(v, v.other)
+		v.tally.add(v, other, v.other)
 	}
-	if v.section >= n { // there is one section
-		return nil
+	v.medians[first/v.section] = median(v.work, nil)
+	if v.section < n { // there are several sections
+		next := first + v.section
+		if next >= n {
+			next = 0
+		}
+		if v.message, err = v.tally.appendTo(v.message[:0]); err == nil {
+			v.message, err = binary.Append(v.message, binary.LittleEndian, v.medians)
+		}
+		if err != nil {
+			return err
+		}
+		if err := comm.Send(ctx, stage, next, v.message); err != nil || own > 0 {
+			return err
+		}
+		if err := v.receiveSections(ctx, (n-1)/v.section*v.section); err != nil {
+			return err
+		}
 	}
-	next := first + v.section
-	if next >= n {
-		next = 0
+	v.tally.totals.Median = v.stageMedian()
+	return nil
+}
+
+// receiveSections receives the tally and the medians of the sections from a rank of the stage.
+func (v *Votes) receiveSections(ctx context.Context, from int) error {
+	medians, err := v.receive(ctx, v.ranks.Stage, from, v.tally, binary.Size(v.medians))
+	if err == nil {
+		_, err = binary.Decode(medians, binary.LittleEndian, v.medians)
 	}
-	if v.message, err = v.tally.appendTo(v.message[:0]); err != nil {
-		return err
-	}
-	if err := comm.Send(ctx, stage, next, v.message); err != nil || own > 0 {
-		return err
-	}
-	_, err = v.receive(ctx, stage, (n-1)/v.section*v.section, v.tally, 0)
 	return err
 }
 
@@ -188,6 +221,7 @@ func (v *Votes) tallyStages(ctx context.Context, m *record.StepMetrics) (err err
 		return comm.Send(ctx, world, 0, v.message)
 	}
 	clear(v.decisions)
+	var all times
 	for stage := range v.stages {
 		t, counts := v.tally, v.counts
 		if stage > 0 {
@@ -207,7 +241,14 @@ func (v *Votes) tallyStages(ctx context.Context, m *record.StepMetrics) (err err
 			m.ExpertTokens = append(m.ExpertTokens, slices.Clone(counts[:v.model.Experts]))
 		}
 		v.Sources, v.Hasher = t.sources, t.hasher // the last stage has them
+		for i, seconds := range t.totals.Times {
+			all[i] += seconds
+		}
+		m.SlowestRanks = append(m.SlowestRanks, v.slowest(stage, t)...)
 	}
+	m.RankSeconds = new(all.seconds())
+	slices.SortStableFunc(m.SlowestRanks, func(a, b record.SlowRank) int { return cmp.Compare(b.Excess(), a.Excess()) })
+	m.SlowestRanks = m.SlowestRanks[:min(len(m.SlowestRanks), recordedRanks)]
 	return nil
 }
 

@@ -47,9 +47,11 @@ type Votes struct {
 	sources int
 	first   int64 // position of the step
 
-	section   int      // ranks of a stage in a section; see tallyStage
-	own       []uint64 // this rank's vote
-	other     []uint64 // of another rank of the stage
+	section   int       // ranks of a stage in a section; see tallyStage
+	work      []float32 // own work of the ranks of a section
+	medians   []float32 // of the own work of the ranks of each section
+	own       []uint64  // this rank's vote
+	other     []uint64  // of another rank of the stage
 	tally     *tally
 	message   []byte
 	counts    []int64 // tokens of each expert of each layer of this stage
@@ -68,6 +70,9 @@ const (
 	voteAux           // its part of the router's losses
 	voteZ
 	voteNonFinite // 1 if Own.NonFinite
+	voteTimes     // of Own.Seconds, three words
+	_
+	_
 	voteHead
 
 	// 1 + number of the source, 0 if the position is skipped; the upper half has the number of
@@ -84,6 +89,7 @@ type Own struct {
 	Err       error // if the rank could not compute its part
 	Tensor    int   // first tensor in which its gradient is not finite, or -1
 	NonFinite bool  // its pipeline stage has computed non-finite values from finite input
+	Seconds   record.RankSeconds
 }
 
 // New returns the votes of a run with batchSize rows in a step, from the given number of sources.
@@ -99,7 +105,7 @@ func New(ranks *group.Group, model moe.Config, batchSize, sources int) *Votes {
 	v.own, v.other = make([]uint64, v.voteWords(stage)), make([]uint64, v.voteWords(stage))
 	v.counts = make([]int64, v.layers(stage)*model.Experts)
 	v.packed = make([]int64, len(v.counts))
-	v.tally = v.newTally(stage)
+	v.tally, v.medians = v.newTally(stage), make([]float32, (n+v.section-1)/v.section)
 	return v
 }
 
@@ -140,7 +146,7 @@ func (v *Votes) Exchange(ctx context.Context, m *record.StepMetrics, own Own) er
 	for layer, counts := range m.ExpertTokens {
 		copy(v.counts[layer*v.model.Experts:], counts)
 	}
-	m.Loss, m.AuxLoss, m.ZLoss, m.RouterEntropy, m.ExpertTokens = 0, 0, 0, nil, nil
+	m.Loss, m.AuxLoss, m.ZLoss, m.RouterEntropy, m.ExpertTokens, m.SlowestRanks = 0, 0, 0, nil, nil, nil
 	err := v.sumCounts(ctx, m.Tokens)
 	if err == nil {
 		err = v.tallyStage(ctx)
@@ -174,6 +180,7 @@ func (v *Votes) vote(m *record.StepMetrics, own Own) {
 	}
 	vote[voteTensor] = uint64(own.Tensor + 1)
 	vote[voteAux], vote[voteZ] = math.Float64bits(m.AuxLoss), math.Float64bits(m.ZLoss)
+	newTimes(own.Seconds).vote(vote)
 	for layer, entropy := range m.RouterEntropy {
 		vote[voteHead+layer] = math.Float64bits(entropy)
 	}

@@ -1,6 +1,7 @@
 package votes
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
 	"mula/blend/fingerprint"
@@ -89,7 +90,8 @@ func TestExchangeIsOrdered(t *testing.T) {
 			metrics, rows := make([]record.StepMetrics, ranks), make([][]Row, ranks)
 			rng := rand.New(rand.NewPCG(uint64(ranks), uint64(model.Experts)))
 			random := func() float64 { return rng.NormFloat64() * math.Exp(10*rng.NormFloat64()) }
-			want := record.StepMetrics{Step: step, First: first, Tokens: tokens}
+			want := record.StepMetrics{Step: step, First: first, Tokens: tokens, RankSeconds: new(record.RankSeconds)}
+			seconds := make([]record.RankSeconds, ranks)
 			sums := make([]SourceSums, sources)
 			var hasher fingerprint.Hasher
 			if model.Experts > 0 {
@@ -101,6 +103,10 @@ func TestExchangeIsOrdered(t *testing.T) {
 			for rank := range ranks {
 				m := &metrics[rank]
 				m.Step, m.First, m.Tokens = step, first, tokens
+				// multiples of 1/8, so that sums are exact; each rank has other times
+				seconds[rank] = record.RankSeconds{Reading: 1, Compute: record.Seconds(8+rank*5%ranks) / 8,
+					Waiting: record.Seconds(rank), Update: 0.5, Saving: record.Seconds(2 * rank)}
+				want.RankSeconds.Add(seconds[rank])
 				stage := shape.Index(rank, comm.PP)
 				from, to := model.StageLayers(stage, sizes.pp)
 				for layer := from; layer < to && model.Experts > 0 && rank%4 != 2; layer++ { // the others have no rows
@@ -134,12 +140,14 @@ func TestExchangeIsOrdered(t *testing.T) {
 				}
 			}
 			hashes := hasher.Step(step, first)
+			want.SlowestRanks = slowest(shape, seconds)
 			optimizertest.Together(t, ranks, func(world *comm.Comm) error {
 				g, err := group.New(context.Background(), world, shape, group.Options{})
 				if err != nil {
 					return err
 				}
 				defer g.Close()
+				g.Hosts = slices.Repeat([]string{"host"}, ranks)
 				v := New(g, model, batch, sources)
 				stage, reader := g.OwnIndex(comm.PP), int64(g.OwnIndex(comm.Data))
 				for failed := range ranks {
@@ -163,7 +171,8 @@ func TestExchangeIsOrdered(t *testing.T) {
 				}
 				v.Rows = append(v.Rows[:0], rows[g.Rank()]...)
 				m := metrics[g.Rank()]
-				if err := v.Exchange(context.Background(), &m, Own{Tensor: -1}); err != nil {
+				own := Own{Tensor: -1, Seconds: seconds[g.Rank()]}
+				if err := v.Exchange(context.Background(), &m, own); err != nil {
 					return err
 				}
 				if g.Rank() > 0 {
@@ -173,7 +182,7 @@ func TestExchangeIsOrdered(t *testing.T) {
 					return nil
 				}
 				got := v.Hasher.Step(step, first)
-				if diff := cmp.Diff(want, m); diff != "" || !slices.Equal(v.Sources, sums) ||
+				if diff := gocmp.Diff(want, m); diff != "" || !slices.Equal(v.Sources, sums) ||
 					*got.Order != *hashes.Order || got.Set != hashes.Set || got.Samples != hashes.Samples {
 					t.Errorf("%s: sources %v, want %v; %v, want %v; %s", shape, v.Sources, sums, got, hashes, diff)
 				}
@@ -181,6 +190,38 @@ func TestExchangeIsOrdered(t *testing.T) {
 			})
 		}
 	}
+}
+
+// slowest returns the slowest ranks as a plain loop finds them. The median of a stage is the median
+// of the medians of its sections, repeated for each of their ranks.
+func slowest(shape comm.Shape, seconds []record.RankSeconds) (all []record.SlowRank) {
+	lower := func(times []record.Seconds) record.Seconds {
+		slices.Sort(times)
+		return times[(len(times)-1)/2]
+	}
+	n := shape.Size(comm.Data)
+	section := int(math.Ceil(math.Sqrt(float64(n))))
+	for stage := 0; stage < shape.Size(comm.PP) && n > 1; stage++ {
+		var ranks []record.SlowRank
+		var medians []record.Seconds
+		for part := range slices.Chunk(shape.Group(shape.At(0, comm.PP, stage), comm.Data), section) {
+			var own []record.Seconds
+			for _, rank := range part {
+				ranks = append(ranks, record.SlowRank{Rank: rank, Host: "host", RankSeconds: seconds[rank]})
+				own = append(own, seconds[rank].Own())
+			}
+			medians = append(medians, slices.Repeat([]record.Seconds{lower(own)}, len(part))...)
+		}
+		for i := range ranks {
+			ranks[i].Median = lower(medians)
+		}
+		slices.SortStableFunc(ranks, func(a, b record.SlowRank) int { return cmp.Compare(b.Own(), a.Own()) })
+		all = append(all, ranks[:min(n, slowestRanks)]...)
+	}
+	slices.SortStableFunc(all, func(a, b record.SlowRank) int {
+		return cmp.Compare(float64(b.Own())/float64(b.Median), float64(a.Own())/float64(a.Median))
+	})
+	return all[:min(len(all), recordedRanks)]
 }
 
 // Numbers of any width come back from their bits.

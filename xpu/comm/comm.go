@@ -149,7 +149,16 @@ func (c *Comm) Split(ctx context.Context, color, key int) (*Comm, error) {
 }
 
 // Barrier returns when all ranks have called it.
-func (c *Comm) Barrier(ctx context.Context) error { return c.transport.Barrier(ctx) }
+func (c *Comm) Barrier(ctx context.Context) error {
+	defer waitsOf(ctx).begin().end()
+	return c.transport.Barrier(ctx)
+}
+
+// begin counts a call of an operation, and the time until the end of the result.
+func (c *Comm) begin(ctx context.Context, o Operation) wait {
+	c.traffic[o].calls.Add(1)
+	return waitsOf(ctx).begin()
+}
 
 // Close leaves this group and all groups split off from it. Started operations that have not ended
 // get an error; none is running when Close returns. Close may be called again, and on a nil Comm.
@@ -197,7 +206,7 @@ func (c *Comm) ResetTraffic() {
 func AllToAll[E Element](ctx context.Context, c *Comm, send []E, sendBounds []int, recv []E, recvBounds []int) error {
 	checkBounds(c, len(send), sendBounds)
 	checkBounds(c, len(recv), recvBounds)
-	c.traffic[OpAllToAll].calls.Add(1)
+	defer c.begin(ctx, OpAllToAll).end()
 	if c.twoLevels() {
 		return allToAllByHosts(ctx, c, send, sendBounds, recv, recvBounds)
 	}
@@ -209,7 +218,7 @@ func AllToAll[E Element](ctx context.Context, c *Comm, send []E, sendBounds []in
 
 // AllGather copies each rank r's x[bounds[r]:bounds[r+1]] to the same range of x on all ranks.
 func AllGather[E Element](ctx context.Context, c *Comm, x []E, bounds []int) error {
-	c.traffic[OpAllGather].calls.Add(1)
+	defer c.begin(ctx, OpAllGather).end()
 	return allGather(ctx, c, OpAllGather, x, bounds)
 }
 
@@ -229,7 +238,7 @@ func allGather[E Element](ctx context.Context, c *Comm, o Operation, x []E, boun
 // ReduceScatter replaces this rank's part of x, x[bounds[Rank()]:bounds[Rank()+1]], with its sum
 // over all ranks. The rest of x is undefined afterwards.
 func ReduceScatter[N Number](ctx context.Context, c *Comm, x []N, bounds []int) error {
-	c.traffic[OpReduceScatter].calls.Add(1)
+	defer c.begin(ctx, OpReduceScatter).end()
 	return reduceScatter(ctx, c, OpReduceScatter, x, bounds)
 }
 
@@ -319,7 +328,7 @@ func AllReduce[N Number](ctx context.Context, c *Comm, x []N) error {
 	for r := range bounds {
 		bounds[r] = len(x) * r / n
 	}
-	c.traffic[OpAllReduce].calls.Add(1)
+	defer c.begin(ctx, OpAllReduce).end()
 	if err := reduceScatter(ctx, c, OpAllReduce, x, bounds); err != nil {
 		return err
 	}
@@ -334,7 +343,7 @@ func AllReduce[N Number](ctx context.Context, c *Comm, x []N) error {
 
 // Broadcast copies the root's x to all ranks.
 func Broadcast[E Element](ctx context.Context, c *Comm, root int, x []E) error {
-	c.traffic[OpBroadcast].calls.Add(1)
+	defer c.begin(ctx, OpBroadcast).end()
 	if c.twoLevels() {
 		return broadcastByHosts(ctx, c, root, bytesOf(x))
 	}
@@ -350,7 +359,7 @@ func Broadcast[E Element](ctx context.Context, c *Comm, root int, x []E) error {
 // Recv.
 func Send[E Element](ctx context.Context, c *Comm, to int, x []E) error {
 	checkPeer(c, to)
-	c.traffic[OpSend].calls.Add(1)
+	defer c.begin(ctx, OpSend).end()
 	c.count(OpSend, to, len(bytesOf(x)))
 	return c.transport.Send(ctx, to, bytesOf(x))
 }
@@ -358,20 +367,24 @@ func Send[E Element](ctx context.Context, c *Comm, to int, x []E) error {
 // Recv fills x with the elements that another rank sends with [Send].
 func Recv[E Element](ctx context.Context, c *Comm, from int, x []E) error {
 	checkPeer(c, from)
+	defer waitsOf(ctx).begin().end()
 	return c.transport.Recv(ctx, from, bytesOf(x))
 }
 
 // A Pending is an operation that was started.
 type Pending struct {
-	f    func() error
-	done chan struct{}
-	err  error
+	f     func() error
+	waits *Waits
+	done  chan struct{}
+	err   error
 }
 
-// Start runs f, which uses this group, in the background, after all operations started before.
-// Nothing else may use the group until the last of them has ended.
-func (c *Comm) Start(f func() error) *Pending {
-	p := &Pending{f: f, done: make(chan struct{})}
+// Start runs f, which uses this group, in the background, after all operations started before. f
+// gets ctx, but without its [Waits]. Nothing else may use the group until the last of them has
+// ended.
+func (c *Comm) Start(ctx context.Context, f func(ctx context.Context) error) *Pending {
+	background, waits := uncounted(ctx)
+	p := &Pending{f: func() error { return f(background) }, waits: waits, done: make(chan struct{})}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -396,6 +409,7 @@ func (c *Comm) Start(f func() error) *Pending {
 
 // Wait returns when the operation has ended, with its error.
 func (p *Pending) Wait() error {
+	defer p.waits.begin().end()
 	<-p.done
 	return p.err
 }

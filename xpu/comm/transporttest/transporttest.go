@@ -752,7 +752,7 @@ func started(ctx context.Context, transport comm.Transport) error {
 		for j := range x[i] {
 			x[i][j] = float64(i)
 		}
-		pending[i] = c.Start(func() error { return comm.AllReduce(ctx, c, x[i]) })
+		pending[i] = c.Start(ctx, func(ctx context.Context) error { return comm.AllReduce(ctx, c, x[i]) })
 	}
 	for i, p := range pending {
 		if err := p.Wait(); err != nil {
@@ -762,7 +762,7 @@ func started(ctx context.Context, transport comm.Transport) error {
 			return fmt.Errorf("operation %d: %v, not %v", i, x[i][0], want)
 		}
 	}
-	failing := c.Start(func() error { return errTest })
+	failing := c.Start(ctx, func(context.Context) error { return errTest })
 	if err := failing.Wait(); err != errTest {
 		return fmt.Errorf("a failing operation gives %v", err)
 	}
@@ -1053,7 +1053,7 @@ func closing(ctx context.Context, transport comm.Transport) error {
 	var pending *comm.Pending
 	if part.Rank() == 0 {
 		begun := make(chan struct{})
-		pending = c.Start(func() error {
+		pending = c.Start(ctx, func(ctx context.Context) error {
 			running.Add(1)
 			defer running.Add(-1)
 			close(begun)
@@ -1070,7 +1070,7 @@ func closing(ctx context.Context, transport comm.Transport) error {
 	if pending != nil && pending.Wait() == nil {
 		return errors.New("an operation on a closed group has no error")
 	}
-	if err := c.Start(func() error { return nil }).Wait(); err == nil {
+	if err := c.Start(ctx, func(context.Context) error { return nil }).Wait(); err == nil {
 		return errors.New("an operation can be started on a closed group")
 	}
 	return nil

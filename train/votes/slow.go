@@ -1,0 +1,113 @@
+package votes
+
+import (
+	"cmp"
+	"math"
+	"slices"
+
+	"mula/train/record"
+	"mula/xpu/comm"
+)
+
+const (
+	slowestRanks  = 3 // ranks of a stage whose times rank 0 gets
+	recordedRanks = 3 // ranks of all stages in the metrics of a step
+)
+
+// A slowRank is a rank in a [tally].
+type slowRank struct {
+	Number int32 // 1 + number of the rank in its stage; 0: no rank
+	Times  times
+}
+
+// times has seconds of a rank or of several ranks: reading, compute, update, waiting, saving. The
+// last number is 0. A vote has two numbers in a word.
+type times [6]float32
+
+func newTimes(s record.RankSeconds) times {
+	return times{float32(s.Reading), float32(s.Compute), float32(s.Update), float32(s.Waiting), float32(s.Saving)}
+}
+
+func (t times) seconds() record.RankSeconds {
+	return record.RankSeconds{Reading: record.Seconds(t[0]), Compute: record.Seconds(t[1]),
+		Update: record.Seconds(t[2]), Waiting: record.Seconds(t[3]), Saving: record.Seconds(t[4])}
+}
+
+// work returns the seconds of the rank's own work, see [record.RankSeconds.Own].
+func (t times) work() float32 { return t[0] + t[1] + t[2] }
+
+// vote sets the times in a vote.
+func (t times) vote(vote []uint64) {
+	for i := range len(t) / 2 {
+		vote[voteTimes+i] = uint64(math.Float32bits(t[2*i])) | uint64(math.Float32bits(t[2*i+1]))<<32
+	}
+}
+
+// timesOf returns the times in a vote.
+func timesOf(vote []uint64) (t times) {
+	for i := range t {
+		t[i] = math.Float32frombits(uint32(vote[voteTimes+i/2] >> (i % 2 * 32)))
+	}
+	return t
+}
+
+// addSlow adds a rank to the slowest ranks, if it is one of them.
+func (t *tally) addSlow(rank slowRank) {
+	for i := range t.slowest {
+		if rank.Times.work() > t.slowest[i].Times.work() {
+			rank, t.slowest[i] = t.slowest[i], rank
+		}
+	}
+}
+
+// slowest returns the slowest ranks of a stage, whose complete tally is t, if the stage has several
+// ranks.
+func (v *Votes) slowest(stage int, t *tally) (slowest []record.SlowRank) {
+	if v.ranks.Size(comm.Data) == 1 {
+		return nil
+	}
+	first := v.ranks.At(0, comm.PP, stage)
+	for _, r := range t.slowest {
+		if r.Number == 0 {
+			break
+		}
+		rank := v.ranks.At(first, comm.Data, int(r.Number)-1)
+		slowest = append(slowest, record.SlowRank{Rank: rank, Host: v.ranks.Hosts[rank],
+			Median: record.Seconds(t.totals.Median), RankSeconds: r.Times.seconds()})
+	}
+	return slowest
+}
+
+// stageMedian returns the median of the medians of the sections. Each counts once for each rank of
+// its section.
+func (v *Votes) stageMedian() float32 {
+	weights, left := make([]int, len(v.medians)), v.ranks.Size(comm.Data)
+	for i := range weights {
+		weights[i] = min(v.section, left)
+		left -= weights[i]
+	}
+	return median(v.medians, weights)
+}
+
+// median returns the lower median of values. Each value counts as often as its weight, or once
+// without weights.
+func median(values []float32, weights []int) float32 {
+	order, total := make([]int, len(values)), 0
+	weight := func(i int) int {
+		if weights == nil {
+			return 1
+		}
+		return weights[i]
+	}
+	for i := range order {
+		order[i] = i
+		total += weight(i)
+	}
+	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(values[a], values[b]) })
+	for _, i := range order {
+		if total -= 2 * weight(i); total <= 0 {
+			return values[i]
+		}
+	}
+	return 0
+}
