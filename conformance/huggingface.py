@@ -19,7 +19,8 @@ returns the same ids as mula's tokenizer. bf16 weights are bit-identical after i
 Runs with transformers 4.57 and 5.23. Any difference ends the script with exit code 1.
 """
 
-import argparse, json, os, pathlib, random, shutil, subprocess, sys, tempfile
+import argparse, copy, json, os, pathlib, random, shutil, subprocess, sys, tempfile
+from unittest import mock
 import tokenizers, torch, transformers
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -130,8 +131,27 @@ def has_experts(config):
     return hasattr(config, "num_experts_per_tok")
 
 
+def exact(model, ids):
+    """Returns the logits of a model in float64.
+
+    The code of transformers computes norms, softmax and rotary embeddings in float32. That name
+    means float64 here.
+    """
+    double = mock.patch.multiple(torch, float=torch.float64, float32=torch.float64)
+    with double, mock.patch.object(torch.Tensor, "float", torch.Tensor.double), torch.no_grad():
+        return copy.deepcopy(model).double()(ids, use_cache=False).logits
+
+
 def clear(model, ids):
-    """Reports whether rounding cannot change any choice of experts."""
+    """Reports whether rounding changes neither a choice of experts nor a logit by much.
+
+    In a model with a few channels, a norm may divide by numbers near zero. In fp32 its logits can
+    differ by more than 1e-5 from those in float64, in transformers and in mula. transformers alone
+    decides here which models are drawn again.
+    """
+    with torch.no_grad():
+        if (model(ids, use_cache=False).logits - exact(model, ids)).abs().max() > 2.5e-6:
+            return False
     if not has_experts(model.config):
         return True
     out = model(ids, output_router_logits=True, use_cache=False)
@@ -175,15 +195,16 @@ def compare(tools, directory, reference, ids, what):
         fail(f"{what}: greedy tokens {got}, transformers' {want}")
     counts["generated"] += len(want)
     rounding = 1e-7 * max(
-        p.grad.norm().item() for p in reference.parameters()
+        p.grad.norm().item() for p in reference.parameters() if p.grad is not None
     )  # terms that cancel out in small gradients
     for name, p in reference.named_parameters():
-        for key, g in per_expert(name, p.grad):
+        # transformers 4 skips experts without tokens
+        for key, g in per_expert(name, torch.zeros_like(p) if p.grad is None else p.grad):
             got, norm = mula.pop(key), g.norm().item()
             difference = (got - g).norm().item()
             if not difference <= 1e-4 * norm + rounding:
                 fail(f"{what}: gradient of {key} differs by {difference}, its norm is {norm}")
-            worst["gradients"] = max(worst["gradients"], difference / (norm + rounding))
+            worst["gradients"] = max(worst["gradients"], difference / (norm + 1e4 * rounding))
     if mula:
         fail(f"{what}: gradients of other tensors than the model's: {list(mula)}")
 
