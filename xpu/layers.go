@@ -81,9 +81,12 @@ type Layers interface {
 	SortRows(r Routing)
 
 	// RouteGrad sets dlogits [T, Experts] to the gradient of the router's logits. Let G_i be the
-	// slope of expert i plus, if i was chosen, the gradient dweight [R] of that row's routing
-	// weight. Then dz_i = p_i·(G_i - Σ p_j·G_j) + zFactor·lse·p_i. Counts, TokenOf and Weight of r
-	// are not used, and RowOf may be any numbering of the choices that matches dweight.
+	// slope of expert i plus, if i was chosen, the gradient g of its probability. Without
+	// Renormalize, g is the gradient dweight [R] of that row's routing weight. With it, a routing
+	// weight is w = p/s, where s is a sum over the token's choices, and g is
+	// (dweight - Σ w·dweight) / s. Then dz_i = p_i·(G_i - Σ p_j·G_j) + zFactor·lse·p_i. Counts,
+	// TokenOf and Weight of r are not used, and RowOf may be any numbering of the choices that
+	// matches dweight.
 	RouteGrad(r Routing, dlogits, slope, dweight Tensor, zFactor float64)
 
 	// GatherRows sets row r of dst [R, width] to row tokenOf[r] of x [·, width].
@@ -250,7 +253,10 @@ type Routing struct {
 	Counts  Tensor // [Experts] rows of each expert
 	RowOf   Tensor // [T, PerToken] rows of a token, in the order of its choices
 	TokenOf Tensor // [R] token of a row
-	Weight  Tensor // [R] probability of a row's choice
+	Weight  Tensor // [R] routing weight of a row: the probability of its choice
+
+	// Renormalize divides routing weights by their sum over a token's choices.
+	Renormalize bool
 }
 
 // RouterStats are sums over the tokens of a pass.

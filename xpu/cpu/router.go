@@ -12,11 +12,20 @@ type routing struct {
 	Probs, LSE, Weight []float32
 	Chosen, Counts     []int32
 	RowOf, TokenOf     []int32
+	Renormalize        bool
 }
 
 func routingOf(r xpu.Routing) routing {
 	return routing{r.Probs.Dim(1), r.Chosen.Dim(1), r.Probs.Floats(), r.LSE.Floats(), r.Weight.Floats(),
-		r.Chosen.Ints(), r.Counts.Ints(), r.RowOf.Ints(), r.TokenOf.Ints()}
+		r.Chosen.Ints(), r.Counts.Ints(), r.RowOf.Ints(), r.TokenOf.Ints(), r.Renormalize}
+}
+
+// Selected returns the sum of the elements of p at these indices, added in their order.
+func Selected(p []float32, indices []int32) (sum float32) {
+	for _, i := range indices {
+		sum += p[i]
+	}
+	return sum
 }
 
 // Route computes the router's distribution and chooses experts; see [xpu.Layers].
@@ -108,11 +117,16 @@ func (h *Host) SortRows(choice xpu.Routing) {
 		start[e] = at
 		at += n
 	}
-	for pair, e := range r.Chosen {
-		token := pair / r.PerToken
-		row := start[e]
-		start[e]++
-		r.RowOf[pair], r.TokenOf[row], r.Weight[row] = row, int32(token), r.Probs[token*r.Experts+int(e)]
+	for token := range len(r.Chosen) / r.PerToken {
+		chosen, p, sum := r.Chosen[token*r.PerToken:][:r.PerToken], r.Probs[token*r.Experts:][:r.Experts], float32(1)
+		if r.Renormalize {
+			sum = Selected(p, chosen)
+		}
+		for j, e := range chosen {
+			row := start[e]
+			start[e]++
+			r.RowOf[token*r.PerToken+j], r.TokenOf[row], r.Weight[row] = row, int32(token), p[e]/sum
+		}
 	}
 }
 
@@ -127,8 +141,15 @@ func (h *Host) RouteGrad(r xpu.Routing, dlogits, slope, dweight xpu.Tensor, zFac
 		for i := lo; i < hi; i++ {
 			p, dz := r.Probs[i*e:][:e], t.dst[i*e:][:e]
 			copy(dz, t.x[:e])
-			for j := i * k; j < (i+1)*k; j++ {
-				dz[r.Chosen[j]] += t.y[r.RowOf[j]]
+			chosen, rows, scale, mean := r.Chosen[i*k:][:k], r.RowOf[i*k:][:k], float32(1), float32(0)
+			if r.Renormalize {
+				scale = 1 / Selected(p, chosen)
+				for j, e := range chosen {
+					mean += p[e] * scale * t.y[rows[j]]
+				}
+			}
+			for j, e := range chosen {
+				dz[e] += (t.y[rows[j]] - mean) * scale
 			}
 			SoftmaxGrad(dz, p, dz, Dot(p, dz)-float32(t.factor)*r.LSE[i])
 		}

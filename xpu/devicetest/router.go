@@ -18,11 +18,12 @@ type routingCase struct {
 	uniform                   bool
 	levels                    int     // number of different logits, so that some probabilities are equal; 0 for any
 	spread                    float32 // spread of the logits
+	renormalize               bool
 }
 
 func (c routingCase) String() string {
-	return fmt.Sprintf("%d tokens, %d of %d experts, uniform %v, %d levels, spread %g", c.tokens, c.perToken, c.experts,
-		c.uniform, c.levels, c.spread)
+	return fmt.Sprintf("%d tokens, %d of %d experts, uniform %v, %d levels, spread %g, renormalize %v", c.tokens,
+		c.perToken, c.experts, c.uniform, c.levels, c.spread, c.renormalize)
 }
 
 func (c routingCase) logits(source *rand.Rand) []float32 {
@@ -46,6 +47,7 @@ func (c routingCase) routing(t tester, d xpu.Device) xpu.Routing {
 		Probs: floats(c.tokens*c.experts, c.tokens, c.experts), LSE: floats(c.tokens),
 		Chosen: ints(rows, c.tokens, c.perToken), Counts: ints(c.experts),
 		RowOf: ints(rows, c.tokens, c.perToken), TokenOf: ints(rows), Weight: floats(rows),
+		Renormalize: c.renormalize,
 	}
 }
 
@@ -64,6 +66,9 @@ func routerFamily(t *testing.T, d xpu.Device, tolerance float64) {
 		{tokens: 65, experts: 130, perToken: 10, levels: 1, spread: 1},
 		{tokens: 3, experts: 2000, perToken: 6, levels: 30, spread: 3},
 		{tokens: 0, experts: 4, perToken: 2, spread: 1},
+		{tokens: 40, experts: 64, perToken: 8, spread: 8, renormalize: true},
+		{tokens: 130, experts: 5, perToken: 5, spread: 3, renormalize: true},
+		{tokens: 9, experts: 7, perToken: 1, spread: 3, renormalize: true},
 	}
 	for i, c := range cases {
 		t.Run(c.String(), func(t *testing.T) { route(t, d, c, rand.New(rand.NewPCG(1, uint64(i))), tolerance) })
@@ -72,10 +77,10 @@ func routerFamily(t *testing.T, d xpu.Device, tolerance float64) {
 		rapid.Check(t, func(t *rapid.T) {
 			experts := rapid.IntRange(1, 40).Draw(t, "experts")
 			c := routingCase{
-				tokens: rapid.IntRange(0, 300).Draw(t, "tokens"), experts: experts, perToken: rapid.IntRange(1,
-					experts).Draw(t, "perToken"),
-				uniform: rapid.Bool().Draw(t, "uniform"), levels: rapid.IntRange(0, 4).Draw(t,
-					"levels"), spread: rapid.Float32Range(0, 30).Draw(t, "spread"),
+				tokens: rapid.IntRange(0, 300).Draw(t, "tokens"), experts: experts,
+				perToken: rapid.IntRange(1, experts).Draw(t, "perToken"), uniform: rapid.Bool().Draw(t, "uniform"),
+				levels: rapid.IntRange(0, 4).Draw(t, "levels"), spread: rapid.Float32Range(0, 30).Draw(t, "spread"),
+				renormalize: rapid.Bool().Draw(t, "renormalize"),
 			}
 			route(t, d, c, rand.New(rand.NewPCG(2, rapid.Uint64().Draw(t, "seed"))), tolerance)
 		})
@@ -189,10 +194,20 @@ func route(t tester, d xpu.Device, c routingCase, source *rand.Rand, tolerance f
 				continue
 			}
 			token := pair / k
-			if rowOf[pair] != row || tokenOf[row] != int32(token) || weight[row] != gotProbs[token*experts+e] {
+			want := gotProbs[token*experts+e]
+			if c.renormalize {
+				sum := float32(0)
+				for _, other := range allChosen[token*k:][:k] {
+					sum += gotProbs[token*experts+int(other)]
+				}
+				if want /= sum; math.Abs(float64(weight[row]-want)) < 1e-6*float64(want) {
+					want = weight[row] // devices may divide with another last bit
+				}
+			}
+			if rowOf[pair] != row || tokenOf[row] != int32(token) || weight[row] != want {
 				t.Fatalf("choice %d of token %d, expert %d: row %d, of token %d with weight %v; want row %d and "+
 					"weight %v",
-					pair%k, token, e, rowOf[pair], tokenOf[row], weight[row], row, gotProbs[token*experts+e])
+					pair%k, token, e, rowOf[pair], tokenOf[row], weight[row], row, want)
 			}
 			row++
 		}
@@ -224,8 +239,17 @@ func routeGrad(t tester, d xpu.Device, c routingCase, r xpu.Routing, source *ran
 		for e, s := range slope {
 			g[e] = float64(s)
 		}
+		sum, along := 1.0, 0.0 // of the choices: probabilities, and weights times gradients
+		if c.renormalize {
+			sum = 0
+			for j, e := range allChosen[i*k:][:k] {
+				sum += float64(p[e])
+				along += float64(p[e]) * float64(dweight[rowOf[i*k+j]])
+			}
+			along /= sum
+		}
 		for j, e := range allChosen[i*k:][:k] {
-			g[e] += float64(dweight[rowOf[i*k+j]])
+			g[e] += (float64(dweight[rowOf[i*k+j]]) - along) / sum
 		}
 		mean, magnitude := 0.0, 0.0
 		for e, v := range p {
@@ -234,7 +258,7 @@ func routeGrad(t tester, d xpu.Device, c routingCase, r xpu.Routing, source *ran
 		}
 		for e, v := range p {
 			want[i*experts+e] = float64(v) * (g[e] - mean + zFactor*float64(lse[i]))
-			size[i*experts+e] = float64(v) * (2 + magnitude + math.Abs(zFactor*float64(lse[i])))
+			size[i*experts+e] = float64(v) * (2 + 2/sum + magnitude + math.Abs(zFactor*float64(lse[i])))
 		}
 	}
 	compare(t, "the logits' gradient", read(t, d, got), want, size, tolerance)

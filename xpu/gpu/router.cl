@@ -172,11 +172,26 @@ void first_rows(MEMORY(int, counts), MEMORY(const int, all), const int blocks, c
 	}
 }
 
+// The sum of the probabilities of a token's experts.
+static float selected(const global float *probs, const global int *chosen, const int perToken)
+{
+	float sum = 0;
+	for (int j = 0; j < perToken; j++)
+		sum += probs[chosen[j]];
+	return sum;
+}
+
+// The routing weight of one of a token's experts.
+static float share(const global float *probs, const global int *chosen, const int perToken, const int renormalize, const int expert)
+{
+	return renormalize ? probs[expert] / selected(probs, chosen, perToken) : probs[expert];
+}
+
 // The rows of a block's choices: the rows of an expert follow each other in the order of tokens, starting at first
 // [blocks, experts]. A token's bit in choosers [experts] is set if it has chosen the expert.
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
 void sort_rows(MEMORY(int, rowOf), MEMORY(int, tokenOf), MEMORY(float, weight), MEMORY(const int, chosen), MEMORY(const float, probs), MEMORY(const int, first),
-	const int tokens, const int perToken, const int experts, local uint *choosers)
+	const int tokens, const int perToken, const int experts, const int renormalize, local uint *choosers)
 {
 	LOCATE(rowOf), LOCATE(tokenOf), LOCATE(weight), LOCATE(chosen), LOCATE(probs), LOCATE(first);
 	const size_t begin = TOKENS * get_group_id(0);
@@ -192,7 +207,7 @@ void sort_rows(MEMORY(int, rowOf), MEMORY(int, tokenOf), MEMORY(float, weight), 
 			const int expert = chosen[i], row = choosers[expert]++;
 			rowOf[i] = row;
 			tokenOf[row] = begin + token;
-			weight[row] = probs[(begin + token) * experts + expert];
+			weight[row] = share(probs + (begin + token) * experts, chosen + token * perToken, perToken, renormalize, expert);
 		}
 #else
 	for (int i = ITEM; i < experts * TOKENS / 32; i += GROUP)
@@ -211,7 +226,7 @@ void sort_rows(MEMORY(int, rowOf), MEMORY(int, tokenOf), MEMORY(float, weight), 
 			row += popcount(words[w]);
 		rowOf[i] = row;
 		tokenOf[row] = begin + token;
-		weight[row] = probs[(begin + token) * experts + expert];
+		weight[row] = share(probs + (begin + token) * experts, chosen + token * perToken, perToken, renormalize, expert);
 	}
 #endif
 }
@@ -220,7 +235,7 @@ void sort_rows(MEMORY(int, rowOf), MEMORY(int, tokenOf), MEMORY(float, weight), 
 // softmax; and the gradient of the squared lse.
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
 void route_grad(MEMORY(float, dlogits), MEMORY(const float, probs), MEMORY(const float, lse), MEMORY(const int, chosen), MEMORY(const int, rowOf),
-	MEMORY(const float, slope), MEMORY(const float, dweight), const int experts, const int perToken, const float zFactor, local float *gradient)
+	MEMORY(const float, slope), MEMORY(const float, dweight), const int experts, const int perToken, const float zFactor, const int renormalize, local float *gradient)
 {
 	LOCATE(dlogits), LOCATE(probs), LOCATE(lse), LOCATE(chosen), LOCATE(rowOf), LOCATE(slope), LOCATE(dweight);
 	local float part[GROUP];
@@ -232,8 +247,14 @@ void route_grad(MEMORY(float, dlogits), MEMORY(const float, probs), MEMORY(const
 	for (int e = ITEM; e < experts; e += GROUP)
 		gradient[e] = slope[e];
 	barrier(CLK_LOCAL_MEM_FENCE);
+	float scale = 1, mean = 0;
+	if (renormalize) {
+		scale = 1 / selected(probs, chosen, perToken);
+		for (int j = 0; j < perToken; j++)
+			mean += probs[chosen[j]] * scale * dweight[rowOf[j]];
+	}
 	for (int j = ITEM; j < perToken; j += GROUP)
-		gradient[chosen[j]] += dweight[rowOf[j]]; // a token chooses no expert twice
+		gradient[chosen[j]] += (dweight[rowOf[j]] - mean) * scale; // a token chooses no expert twice
 	barrier(CLK_LOCAL_MEM_FENCE);
 	float product = 0;
 	for (int e = ITEM; e < experts; e += GROUP)

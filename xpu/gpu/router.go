@@ -56,7 +56,7 @@ func (d *Device) SortRows(r xpu.Routing) {
 	c.launch("first_rows", c.rows(experts), first, c.reads(r.Counts), integer(blocks), integer(experts))
 	c.launch("sort_rows", c.rows(blocks), c.writes(r.RowOf), c.writes(r.TokenOf), c.writes(r.Weight), chosen,
 		c.reads(r.Probs), first,
-		integer(tokens), integer(perToken), integer(experts), local(experts*routeBlock/32))
+		integer(tokens), integer(perToken), integer(experts), flag(r.Renormalize), local(experts*routeBlock/32))
 }
 
 // RouteGrad computes the gradient of the router's logits; see [xpu.Layers]. The softmax precedes
@@ -68,5 +68,5 @@ func (d *Device) RouteGrad(r xpu.Routing, dlogits, slope, dweight xpu.Tensor, zF
 	defer c.end()
 	c.launch("route_grad", c.rows(tokens), c.writes(dlogits), c.reads(r.Probs), c.reads(r.LSE), c.reads(r.Chosen),
 		c.reads(r.RowOf), c.reads(slope),
-		c.reads(dweight), integer(experts), integer(perToken), number(zFactor), local(experts))
+		c.reads(dweight), integer(experts), integer(perToken), number(zFactor), flag(r.Renormalize), local(experts))
 }
