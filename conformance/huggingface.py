@@ -121,7 +121,10 @@ def random_config(r, families):
         config["head_dim"] = r.choice([head, 4, 12, 32])
     if family == "mistral":
         config["sliding_window"] = None
-    if family == "olmoe":
+    if family == "qwen3_moe":
+        config["moe_intermediate_size"] = r.choice([5, 8, 24])
+    if family in ("olmoe", "qwen3_moe"):
+        config["norm_topk_prob"] = r.random() < 0.5
         config["num_experts"] = r.choice([1, 3, 8])
         config["num_experts_per_tok"] = r.randrange(1, config["num_experts"] + 1)
     return AutoConfig.for_model(family, **config)
@@ -196,7 +199,7 @@ def compare(tools, directory, reference, ids, what):
     counts["generated"] += len(want)
     rounding = 1e-7 * max(
         p.grad.norm().item() for p in reference.parameters() if p.grad is not None
-    )  # terms that cancel out in small gradients
+    )  # terms that cancel out in small gradients, such as all of a router whose one weight is 1
     for name, p in reference.named_parameters():
         # transformers 4 skips experts without tokens
         for key, g in per_expert(name, torch.zeros_like(p) if p.grad is None else p.grad):
@@ -434,7 +437,7 @@ def main():
     ap.add_argument("--mula", type=pathlib.Path, default=here.parent / "bin" / "mula")
     ap.add_argument("--count", type=int, default=24, help="random models")
     ap.add_argument("--seed", type=int, default=1)
-    families = ["olmoe", "olmoe", "olmo", "llama", "mistral", "qwen2", "qwen3"]
+    families = ["olmoe", "olmoe", "olmo", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen3_moe"]
     ap.add_argument("--families", nargs="+", default=families, help="one is drawn per model")
     args = ap.parse_args()
     torch.set_num_threads(1)

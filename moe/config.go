@@ -16,6 +16,8 @@ const (
 	Mistral Architecture = "mistral" // dense, RMSNorm
 	Qwen2   Architecture = "qwen2"   // dense, RMSNorm, biases of q, k and v
 	Qwen3   Architecture = "qwen3"   // dense, RMSNorm, q/k norm of each head
+
+	Qwen3MoE Architecture = "qwen3_moe" // mixture of experts, otherwise as Qwen3
 )
 
 // NoToken is the value of a token id of [Config] that is not set.
@@ -33,9 +35,10 @@ type Config struct {
 	Heads            int          `yaml:"num_attention_heads"`
 	// divides Heads; equal to Heads without grouped-query attention
 	KVHeads         int         `yaml:"num_key_value_heads"`
-	HeadSize        int         `yaml:"head_dim,omitempty"`  // 0: HiddenSize/Heads; see [Config.HeadDim]
-	Experts         int         `yaml:"num_experts"`         // 0 for a dense model
-	ExpertsPerToken int         `yaml:"num_experts_per_tok"` // 0 for a dense model
+	HeadSize        int         `yaml:"head_dim,omitempty"`       // 0: HiddenSize/Heads; see [Config.HeadDim]
+	Experts         int         `yaml:"num_experts"`              // 0 for a dense model
+	ExpertsPerToken int         `yaml:"num_experts_per_tok"`      // 0 for a dense model
+	NormTopK        bool        `yaml:"norm_topk_prob,omitempty"` // routing weights are divided by a token's sum
 	MaxPositions    int         `yaml:"max_position_embeddings"`
 	RopeTheta       float64     `yaml:"rope_theta"`
 	RopeScaling     RopeScaling `yaml:"rope_scaling,omitempty"` // not for [OLMoE] and [OLMo]
@@ -127,6 +130,8 @@ func (c Config) Validate() error {
 			return bad("num_experts_per_tok", "is %d; it must be between 1 and num_experts %d", c.ExpertsPerToken,
 				c.Experts)
 		}
+	} else if c.NormTopK {
+		return bad("norm_topk_prob", "is true; a dense model has no routing weights")
 	} else if c.Experts != 0 || c.ExpertsPerToken != 0 {
 		return bad("num_experts", "is %d and num_experts_per_tok %d; the dense architecture has none (0)",
 			c.Experts, c.ExpertsPerToken)

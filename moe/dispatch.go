@@ -190,7 +190,8 @@ func (d *dispatch) forward(ctx context.Context, m *Model, l *layer, st *saved, n
 // address computes the ways of a layer's tokens.
 func (d *dispatch) address(ctx context.Context, m *Model, st *saved, way *ways) error {
 	r := &st.routing
-	c := choices{chosen: room(&d.host.ints, r.Chosen.Elements()), experts: r.Probs.Dim(1), perToken: r.Chosen.Dim(1)}
+	c := choices{chosen: room(&d.host.ints, r.Chosen.Elements()), experts: r.Probs.Dim(1), perToken: r.Chosen.Dim(1),
+		renormalize: r.Renormalize}
 	err := d.dev.ReadInts(ctx, c.chosen, r.Chosen)
 	if err == nil {
 		c.probs, err = xpu.Numbers(ctx, d.dev, r.Probs, &d.host.probs)
@@ -398,6 +399,7 @@ type choices struct {
 	chosen            []int32   // [T, perToken]
 	probs             []float32 // [T, experts]
 	experts, perToken int
+	renormalize       bool
 }
 
 func (c choices) tokens() int { return len(c.chosen) / c.perToken }
@@ -406,8 +408,12 @@ func (c choices) tokens() int { return len(c.chosen) / c.perToken }
 func (c choices) encode(dst []int32, t int) {
 	k := c.perToken
 	copy(dst[:k], c.chosen[t*k:])
+	probs, sum := c.probs[t*c.experts:][:c.experts], float32(1)
+	if c.renormalize {
+		sum = cpu.Selected(probs, dst[:k])
+	}
 	for j, e := range dst[:k] {
-		dst[k+j] = int32(math.Float32bits(c.probs[t*c.experts+int(e)]))
+		dst[k+j] = int32(math.Float32bits(probs[e] / sum))
 	}
 }
 

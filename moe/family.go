@@ -18,13 +18,15 @@ type family struct {
 	scaling bool   // frequencies of the rotary embedding may be scaled; see [RopeScaling]
 	headDim bool   // heads may have another size than hidden_size / num_attention_heads
 
+	expertWidth string // field of the width of an expert; "": intermediate_size
+
 	// The values of transformers for fields that are missing in config.json. Sizes are not among
 	// them: a config.json without sizes is an error, because the defaults of the classes surprise
 	// (intermediate_size is 2048 in OlmoeConfig and 1024 in OLMoE itself).
 	maxPositions                       int
 	kvHeads                            int // 0: as many as heads
 	headSize                           int // 0: hidden_size / num_attention_heads
-	normEps                            float64
+	normEps, auxCoef                   float64
 	padTokenID, bosTokenID, eosTokenID int
 
 	// Fields that only this family has, and the only values that are supported, as in hfFixed.
@@ -39,7 +41,7 @@ type family struct {
 }
 
 var families = map[Architecture]*family{OLMoE: &olmoe, OLMo: &olmo, Llama: &llama, Mistral: &mistral,
-	Qwen2: &qwen2, Qwen3: &qwen3}
+	Qwen2: &qwen2, Qwen3: &qwen3, Qwen3MoE: &qwen3MoE}
 
 // A qkNorm is the RMSNorm of queries and keys after their projection.
 type qkNorm int

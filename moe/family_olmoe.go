@@ -4,5 +4,5 @@ package moe
 var olmoe = family{
 	class: "OlmoeForCausalLM", experts: true, rms: true, qkNorm: normOfTokens, clip: true,
 	maxPositions: 4096, normEps: 1e-5, padTokenID: 1, bosTokenID: NoToken, eosTokenID: 50279,
-	fixed: map[string]string{"norm_topk_prob": `[false]`},
+	auxCoef: 0.01,
 }

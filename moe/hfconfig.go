@@ -2,6 +2,7 @@ package moe
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -20,7 +21,6 @@ import (
 const (
 	hfRopeTheta = 10000
 	hfInitStd   = 0.02
-	hfAuxCoef   = 0.01
 )
 
 // torchDTypes are PyTorch's names of the element types of weights.
@@ -94,7 +94,10 @@ func WriteConfigJSON(w io.Writer, c Config, dtype safetensors.DType) error {
 	if c.moe() {
 		fields["num_experts"], fields["num_experts_per_tok"] = c.Experts, c.ExpertsPerToken
 		fields["router_aux_loss_coef"] = fraction(c.RouterAuxLossCoef)
-		fields["norm_topk_prob"], fields["output_router_logits"] = false, false
+		fields["norm_topk_prob"], fields["output_router_logits"] = c.NormTopK, false
+		if family.expertWidth != "" {
+			fields[family.expertWidth] = c.IntermediateSize
+		}
 	}
 	text, err := json.MarshalIndent(fields, "", "  ")
 	if err != nil {
@@ -340,7 +343,7 @@ func (f *hfFields) config() (c Config) {
 	}
 	c.VocabSize = f.size("vocab_size")
 	c.HiddenSize = f.size("hidden_size")
-	c.IntermediateSize = f.size("intermediate_size")
+	c.IntermediateSize = f.size(cmp.Or(family.expertWidth, "intermediate_size"))
 	c.Layers = f.size("num_hidden_layers")
 	c.Heads = f.size("num_attention_heads")
 	c.KVHeads = c.Heads
@@ -364,7 +367,8 @@ func (f *hfFields) config() (c Config) {
 			}
 		}
 		c.ExpertsPerToken = f.size("num_experts_per_tok")
-		c.RouterAuxLossCoef = f.float("router_aux_loss_coef", hfAuxCoef)
+		c.NormTopK = f.bool("norm_topk_prob")
+		c.RouterAuxLossCoef = f.float("router_aux_loss_coef", family.auxCoef)
 	}
 	for _, name := range slices.Sorted(maps.Keys(family.fixed)) {
 		f.fixed(name, family.fixed[name])

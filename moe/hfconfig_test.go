@@ -20,6 +20,9 @@ func minimalConfig(architecture Architecture, changes ...string) string {
 			text += fmt.Sprintf(", %q: %s", field, value)
 		}
 	}
+	if family.expertWidth != "" {
+		add(family.expertWidth, "32")
+	}
 	if family.experts {
 		text += `, "num_experts": 8, "num_experts_per_tok": 2`
 	}
@@ -121,7 +124,7 @@ func TestConfigJSONRefusesValues(t *testing.T) {
 			}
 		}
 	}
-	for field, value := range map[string]string{"norm_topk_prob": "true", "rms_norm_eps": "null",
+	for field, value := range map[string]string{"norm_topk_prob": "1", "rms_norm_eps": "null",
 		"router_aux_loss_coef": `"x"`, "num_local_experts": "4"} {
 		if _, err := readConfigJSON(strings.NewReader(minimalConfig(OLMoE, fmt.Sprintf("%q: %s", field, value))),
 			"config.json"); err == nil ||
@@ -226,6 +229,23 @@ func TestConfigJSONOfQwen3(t *testing.T) {
 	if err := WriteConfigJSON(&written, c, "F32"); err != nil ||
 		!strings.Contains(written.String(), `"head_dim": 16`) {
 		t.Errorf("%v: %s has other heads in transformers", err, written.String())
+	}
+}
+
+// An expert of Qwen3MoE has its own field of the width, and layers without experts are refused.
+func TestConfigJSONOfQwen3MoE(t *testing.T) {
+	text := minimalConfig(Qwen3MoE, `"decoder_sparse_step": 1, "mlp_only_layers": []`)
+	text = strings.Replace(text, `"intermediate_size": 32`, `"intermediate_size": 5`, 1)
+	c, err := readConfigJSON(strings.NewReader(text), "config.json")
+	if err != nil || c.IntermediateSize != 32 || c.RouterAuxLossCoef != 0.001 {
+		t.Errorf("%+v, %v", c, err)
+	}
+	_, err = readConfigJSON(strings.NewReader(minimalConfig(Qwen3MoE, `"decoder_sparse_step": 2`,
+		`"mlp_only_layers": [1]`, `"use_sliding_window": true`)), "config.json")
+	for _, want := range []string{"decoder_sparse_step is 2", "mlp_only_layers is [1]", "use_sliding_window is true"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v; want %s", err, want)
+		}
 	}
 }
 
@@ -344,7 +364,7 @@ func TestConfigJSONDocumentation(t *testing.T) {
 		2), section("Fields that mula ignores", 0)
 	for name := range f.known {
 		_, isFixed := hfFixed[name]
-		if name == "norm_topk_prob" || name == "architectures" || name == "layer_types" {
+		if name == "architectures" || name == "layer_types" {
 			isFixed = true
 		}
 		if isFixed && !fixed[name] || !isFixed && !used[name] {
@@ -381,11 +401,11 @@ func TestConfigJSONDocumentation(t *testing.T) {
 	all := slices.Concat(slices.Collect(maps.Keys(f.known)), slices.Collect(maps.Keys(hfFixed)), hfIgnored)
 	for _, family := range families {
 		for _, name := range family.ignored {
-			if !ignored[name] && !fixed[name] {
+			if !ignored[name] && !fixed[name] && !used[name] {
 				t.Errorf("%s is not in the list of ignored fields", name)
 			}
 		}
-		all = append(all, family.ignored...)
+		all = append(append(all, family.ignored...), family.expertWidth)
 	}
 	for _, names := range []map[string]bool{used, ignored} {
 		for name := range names {

@@ -83,7 +83,7 @@ func (r *reference) projection(prefix, which string, h []float64) []float64 {
 	if r.c.Architecture == OLMoE && which != "v" {
 		y = r.norm(prefix+which+"_norm.weight", y)
 	}
-	if r.c.Architecture == Qwen3 && which != "v" {
+	if r.c.Architecture == Qwen3MoE && which != "v" {
 		for head := 0; head < len(y); head += r.c.HeadDim() {
 			copy(y[head:], r.norm(prefix+which+"_norm.weight", y[head:head+r.c.HeadDim()]))
 		}
@@ -210,10 +210,17 @@ func (r *reference) losses(b Batch) losses {
 					order[i] = i
 				}
 				slices.SortStableFunc(order, func(a, b int) int { return -cmpFloat(p[a], p[b]) })
+				sum := 1.0
+				if c.NormTopK {
+					sum = 0
+					for _, e := range order[:c.ExpertsPerToken] {
+						sum += p[e]
+					}
+				}
 				for _, e := range order[:c.ExpertsPerToken] {
 					out.chosen = append(out.chosen, e)
 					counts[l][e]++
-					addTo(x[t], r.mlp(fmt.Sprintf("%smlp.experts.%d.", layer, e), in), p[e])
+					addTo(x[t], r.mlp(fmt.Sprintf("%smlp.experts.%d.", layer, e), in), p[e]/sum)
 				}
 			}
 		}
@@ -300,7 +307,7 @@ func inDocuments(b Batch, lengths ...int) Batch {
 func gradientCases(t testing.TB) map[string]Config {
 	nano := mustPreset(t, "mula-nano")
 	gqa := nano
-	gqa.VocabSize, gqa.KVHeads, gqa.ClipQKV, gqa.PadTokenID, gqa.NormEps = 96, 2, 1.2, 5, 1e-2
+	gqa.VocabSize, gqa.KVHeads, gqa.ClipQKV, gqa.PadTokenID, gqa.NormEps, gqa.NormTopK = 96, 2, 1.2, 5, 1e-2, true
 	dense := nano
 	dense.Architecture, dense.Experts, dense.ExpertsPerToken, dense.IntermediateSize, dense.RouterAuxLossCoef = OLMo, 0,
 		0, 96, 0
@@ -310,10 +317,10 @@ func gradientCases(t testing.TB) map[string]Config {
 	llama.Architecture, llama.VocabSize, llama.KVHeads, llama.NormEps = Llama, 96, 2, 1e-3
 	qwen2 := llama
 	qwen2.Architecture, qwen2.HeadSize = Qwen2, 24
-	qwen3 := llama
-	qwen3.Architecture = Qwen3
+	qwen3MoE := gqa
+	qwen3MoE.Architecture, qwen3MoE.HeadSize, qwen3MoE.ClipQKV = Qwen3MoE, 24, 0
 	return map[string]Config{"nano": nano, "gqa": gqa, "dense": dense, "dense tied": tied, "llama": llama,
-		"qwen2": qwen2, "qwen3": qwen3}
+		"qwen2": qwen2, "qwen3_moe": qwen3MoE}
 }
 
 // Gradients of every tensor agree with central differences of the reference: along random

@@ -211,13 +211,13 @@ func TestPipelineEqualsWhole(t *testing.T) {
 		cfg.Layers = 5
 		pipelineEqualsWhole(t, name, cfg, 1, Parallel{})
 	}
-	for _, name := range []string{"dense", "qwen2", "qwen3"} {
+	for _, name := range []string{"dense", "qwen2", "qwen3_moe"} {
 		if raceDetector && name != "dense" {
 			continue
 		}
-		dense := gradientCases(t)[name]
-		dense.Layers = 3
-		pipelineEqualsWhole(t, name, dense, 1, Parallel{})
+		cfg := gradientCases(t)[name]
+		cfg.Layers = 3
+		pipelineEqualsWhole(t, name, cfg, 1, Parallel{})
 	}
 	nano := mustPreset(t, "mula-nano")
 	nano.Layers = 3

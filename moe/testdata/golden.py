@@ -312,6 +312,17 @@ def main():
     case("mistral", "mistral", **base, **other, num_key_value_heads=2, head_dim=24, sliding_window=None)
     case("qwen2", "qwen2", **base, num_key_value_heads=2, tie_word_embeddings=True)
     case("qwen3", "qwen3", **base, **other, num_key_value_heads=2, head_dim=24)
+    case(
+        "qwen3-moe",
+        "qwen3_moe",
+        **base,
+        num_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=24,
+        norm_topk_prob=True,
+        num_key_value_heads=2,
+        head_dim=24,
+    )
     if len(sys.argv) > 1:
         return
     documents("olmoe-documents", OlmoeConfig(**base, **moe, pad_token_id=None), PACKED)
