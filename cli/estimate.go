@@ -61,7 +61,7 @@ func estimateCommand() *cli.Command {
 				Value: string(moe.RecomputeNone)},
 			&cli.StringFlag{Name: "precision", Usage: precisionFlag.Usage, Value: string(xpu.BF16)},
 			&cli.StringFlag{Name: "trainer",
-				Usage: "byte sizes of this trainer: mula (the weights of --precision, fp32 activations) or optimus " +
+				Usage: "byte sizes of this trainer: mula (the types of --precision, fp32 activations) or optimus " +
 					"(bf16 weights, gradients and traffic, and an fp32 master copy; it trained the Mula " +
 					"models)", Value: estimate.Mula.Name},
 			&cli.StringFlag{Name: "collectives",
@@ -229,6 +229,7 @@ func estimateInput(c *cli.Context) (estimate.Input, error) {
 	if c.String("config") == "" {
 		l.SequenceLength = c.Int("sequence-length")
 	}
+	configured := in.Precision
 	if given("precision") {
 		in.Precision = xpu.Precision(c.String("precision"))
 	}
@@ -239,11 +240,11 @@ func estimateInput(c *cli.Context) (estimate.Input, error) {
 		}
 		in.Trainer = trainer
 	}
-	switch mixed := in.Precision == xpu.BF16Mixed; {
+	switch mixed := in.Precision.Weights() == xpu.BFloat16; {
 	case mixed && in.Trainer.Own && !in.Trainer.Master:
-		in.Trainer = in.Trainer.Mixed(xpu.BFloat16)
-	case !mixed && in.Trainer.Own && in.Trainer.Master:
-		return in, usagef("--precision %s contradicts precision: %s of --config", in.Precision, xpu.BF16Mixed)
+		in.Trainer = in.Trainer.Mixed(in.Precision, xpu.BFloat16)
+	case in.Trainer.Own && in.Trainer.Master && in.Precision != configured:
+		return in, usagef("--precision %s contradicts precision: %s of --config", in.Precision, configured)
 	}
 	switch kind := c.String("collectives"); {
 	case kind == flat && !in.Trainer.Own:
@@ -339,7 +340,7 @@ func (e *estimateReport) write(w io.Writer) {
 		master = ", including a master copy"
 	}
 	stored := ""
-	if t.Accumulated > 0 {
+	if n := t.Accumulated; n > 0 && n != t.Gradients {
 		stored = fmt.Sprintf(", %d in memory", t.Accumulated)
 	}
 	fmt.Fprintf(w, "bytes per element of %s: weight %d, gradient %d (both also in traffic)%s, optimizer state %d%s, "+

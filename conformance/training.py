@@ -7,6 +7,7 @@ Both start from the same weights and use the same batches.
     DIR/transformers-5.23.0/bin/python conformance/training.py [--write]      about a minute
     … conformance/training.py --preset mula-tiny --batch 8 --length 128      some minutes
     … conformance/training.py --precision bf16_mixed [--write]
+    … conformance/training.py --precision bf16_compact
 
 The text is made by formula. mula makes the tokenizer, the shard, the plan, the batches (mula
 stream) and the initial weights (the checkpoint of a run whose only step has a learning rate of
@@ -23,9 +24,9 @@ reference runs shows the effect of rounding. When a token changes its experts, o
 clip_qkv, a gradient jumps. With a learning rate of 2e-3, or with clip_qkv and any learning rate,
 two runs of mula-nano then differ by 1e-3 after 200 steps. The runs here avoid these settings.
 
-With --precision bf16_mixed, the reference is the model in bfloat16, with bfloat16 activations and
-gradients. Its optimizer has float32 masters and adds the gradients of micro-batches in float32. It
-rounds more than mula.
+With --precision bf16_mixed and bf16_compact, the reference is the model in bfloat16, with bfloat16
+activations and gradients. Its optimizer has float32 masters and adds the gradients of micro-batches
+in float32. It rounds more than mula.
 
 --write writes the reference's numbers to golden/training.json, or golden/mixed.json. go test
 ./conformance compares mula's numbers with them.
@@ -202,8 +203,8 @@ def reference(checkpoint, config, batches, attention="eager", experts="eager", r
     """Runs the same steps in torch, from mula's checkpoint.
 
     Returns loss, auxiliary losses, gradient norm and learning rate of each. Weights are first
-    changed by up to the fraction rounding. If the checkpoint is of bf16_mixed, the weights are
-    bfloat16, and the optimizer updates float32 masters.
+    changed by up to the fraction rounding. With a precision other than fp32, the weights
+    are bfloat16, and the optimizer updates float32 masters.
     """
     import torch, transformers
 
@@ -279,11 +280,13 @@ def main():
     ap.add_argument("--preset", default="mula-nano")
     ap.add_argument("--batch", type=int, default=4)
     ap.add_argument("--length", type=int, default=64)
-    ap.add_argument("--precision", choices=["fp32", "bf16_mixed"], default="fp32")
+    ap.add_argument("--precision", choices=["fp32", "bf16_mixed", "bf16_compact"], default="fp32")
     ap.add_argument("--write", action="store_true", help="write the golden file of the precision")
     args = ap.parse_args()
     if args.write and [args.preset, args.batch, args.length] != ["mula-nano", 4, 64]:
         ap.error("the golden file has the default sizes")
+    if args.write and args.precision == "bf16_compact":
+        ap.error("its golden file is the file of bf16_mixed; write that")
     import numpy, torch, transformers
 
     torch.set_num_threads(1)

@@ -50,15 +50,19 @@ func trainingText(documents int) string {
 // weights and on the batches of the plan. They were written as float32. Two fp32 runs drift apart
 // by rounding, mostly at tokens that are close to another choice of experts. training.py shows how
 // far two runs of the reference with different kernels differ.
-func TestTraining(t *testing.T) { testTraining(t, "golden/training.json", 1e-3) }
+func TestTraining(t *testing.T) { testTraining(t, "golden/training.json", "fp32", 1e-3) }
 
-// The same in bf16_mixed. torch's activations and gradients are bfloat16, and mula's are float32.
-// The losses of the router differ by 2 % between two runs of torch.
-func TestTrainingMixed(t *testing.T) { testTraining(t, "golden/mixed.json", 3e-2) }
+// The same with bfloat16 weights. torch's activations and gradients are bfloat16. The losses of the
+// router differ by 2 % between two runs of torch.
+func TestTrainingMixed(t *testing.T) {
+	for _, precision := range []string{"bf16_mixed", "bf16_compact"} {
+		t.Run(precision, func(t *testing.T) { testTraining(t, "golden/mixed.json", precision, 3e-2) })
+	}
+}
 
-// testTraining compares losses with the losses in a golden file. router is the relative tolerance
-// of the losses of the router.
-func testTraining(t *testing.T, path string, router float64) {
+// testTraining compares losses in a precision with the losses in a golden file. router is the
+// relative tolerance of the losses of the router.
+func testTraining(t *testing.T, path, precision string, router float64) {
 	longtest.SkipIfShort(t)
 	const tolerance = 1e-3 // relative
 	var golden struct {
@@ -105,6 +109,7 @@ func testTraining(t *testing.T, path string, router float64) {
 				name := fmt.Sprintf("run%d", i)
 				g.Train["plan"], g.Train["tokenizer"], g.Train["output"] = "plan.json", "tokenizer.json", name
 				g.Train["threads"], g.Train["checkpoint"] = 2, map[string]int{"every": 0}
+				g.Train["precision"] = precision
 				config, err := json.Marshal(g.Train) // JSON is YAML
 				if err != nil {
 					t.Fatal(err)

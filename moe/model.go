@@ -183,7 +183,7 @@ func (m *Model) bind() error {
 		if b.Weight, err = m.dev.New(m.dev.Precision().Weights(), n); err != nil {
 			return err
 		}
-		if b.Grad, err = m.dev.New(xpu.Float32, n); err != nil {
+		if b.Grad, err = m.dev.New(m.dev.Precision().Gradients(), n); err != nil {
 			return err
 		}
 		at := 0

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"mula/xpu"
@@ -91,5 +92,65 @@ func TestPrecisionsTrainAlike(t *testing.T) {
 	t.Logf("largest difference %.3f %%, loss %.3f to %.3f", 100*worst, fp32[0], fp32[steps-1])
 	if !differs {
 		t.Error("both trainings are the same: bf16 was not used")
+	}
+}
+
+// Gradients of bfloat16 are the rounded gradients of float32. A further batch adds its float32
+// gradient and rounds the sum. The head's gradient is a sum over blocks of tokens in the same way:
+// here the second batch has the targets of the second block.
+func TestGradientsInBFloat16(t *testing.T) {
+	for name, c := range gradientCases(t) {
+		t.Run(name, func(t *testing.T) {
+			c.VocabSize, c.InitStd = 300, 0.1
+			rows, length, split := 2, 40, 40
+			if name == "nano" {
+				c.VocabSize, c.MaxPositions = 40_000, 300 // blocks of 256 tokens
+				rows, length, split = 1, 300, 256
+			}
+			both := randomBatch(c, rows, length, 5)
+			both.Counted = make([]bool, rows*length)
+			opts := BackwardOptions{Targets: 2 * int64(rows*length),
+				Loss: LossOptions{Aux: AuxHF, AuxCoefficient: 0.01}}
+			// gradients computes the gradients of batches whose targets from..to count.
+			gradients := func(precision xpu.Precision, targets ...[2]int) (sums [][]float32) {
+				dev := cpu.New(2, precision)
+				defer dev.Close()
+				m := newModelOn(t, dev, c)
+				m.Init(3)
+				for _, r := range targets {
+					clear(both.Counted)
+					for i := r[0]; i < r[1]; i++ {
+						both.Counted[i] = true
+					}
+					if _, err := m.Backward(t.Context(), both, opts); err != nil {
+						t.Fatal(err)
+					}
+				}
+				for _, p := range m.Parameters() {
+					sums = append(sums, slices.Clone(numbers(t, m, p.Grad)))
+				}
+				return sums
+			}
+			first, second := [2]int{0, split}, [2]int{split, rows * length}
+			a, b := gradients(xpu.BF16Mixed, first), gradients(xpu.BF16Mixed, second)
+			got := gradients(xpu.BF16Compact, first, second)
+			blocks := gradients(xpu.BF16Compact, [2]int{0, rows * length})
+			for i, tensor := range c.Tensors() {
+				want := slices.Clone(a[i])
+				cpu.RoundBF16(want)
+				cpu.Axpy(want, 1, b[i])
+				cpu.RoundBF16(want)
+				// a tied embedding is rounded twice for each batch
+				if !slices.Equal(got[i], want) && !(c.TieEmbeddings && i == 0) {
+					t.Errorf("%s: not the sum of rounded gradients", tensor.Name)
+				}
+				if tensor.Name == "lm_head.weight" && name == "nano" && !slices.Equal(blocks[i], want) {
+					t.Errorf("%s: not the sum of rounded blocks", tensor.Name)
+				}
+				if slices.Equal(want, a[i]) {
+					t.Errorf("%s: the second batch has no gradient", tensor.Name)
+				}
+			}
+		})
 	}
 }

@@ -59,7 +59,8 @@ func TestBackgroundBytes(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for i, more := range []string{"", "optimizer: {name: schedule_free_adamw}\nschedule: {name: constant, " +
-		"learning_rate: 3e-3, warmup_steps: 2}\n", "precision: bf16_mixed\n", "optimizer: {name: muon}\n"} {
+		"learning_rate: 3e-3, warmup_steps: 2}\n", "precision: bf16_mixed\n", "precision: bf16_compact\n",
+		"optimizer: {name: muon}\n"} {
 		l := LayoutConfig{DP: 1, EP: 1}
 		if i > 0 {
 			l = LayoutConfig{DP: 2, EP: 2}

@@ -58,7 +58,7 @@ type Config struct {
 	AuxLoss   AuxLossConfig            `yaml:"aux_loss"`
 	ZLoss     ZLossConfig              `yaml:"z_loss"`
 
-	Precision xpu.Precision `yaml:"precision"` // precision of the operands of matrix products; default "fp32"
+	Precision xpu.Precision `yaml:"precision"` // of operands of products, weights and gradients; default "fp32"
 	Device    string        `yaml:"device"`    // see [devices.New]
 	Threads   int           `yaml:"threads"`   // 0 = default: GOMAXPROCS; results do not depend on the number
 
@@ -143,7 +143,7 @@ type LayoutConfig struct {
 	Norm Norms `yaml:"norm"` // how ranks add the norm of the gradient; default "gather"
 
 	// Gradients is the type of the gradients that ranks send: "fp32", or "bf16", which needs
-	// precision bf16_mixed and is its default.
+	// bfloat16 weights and is their default.
 	Gradients string `yaml:"gradients"`
 
 	Transport group.Transport `yaml:"transport" was:"links"` // between ranks; default "auto"; results do not depend on it
@@ -537,9 +537,17 @@ func (c Config) Validate() error {
 		errs = append(errs, strictyaml.Invalid("layout.sum_replicas",
 			"is %d; must divide layout.expert_dp, which is %d", n, c.Layout.DP))
 	}
-	if c.Layout.sent() == xpu.BFloat16 && c.Precision != xpu.BF16Mixed {
+	switch gradients := c.Layout.Gradients; {
+	case c.Layout.sent() == xpu.BFloat16 && c.Precision.Weights() != xpu.BFloat16:
 		errs = append(errs, strictyaml.Invalid("layout.gradients", "is %q, which needs precision: %s; allowed: %s",
-			c.Layout.Gradients, xpu.BF16Mixed, xpu.Float32))
+			gradients, xpu.BF16Mixed, xpu.Float32))
+	case gradients == xpu.Float32.String() && c.Precision.Gradients() == xpu.BFloat16:
+		errs = append(errs, strictyaml.Invalid("layout.gradients", "is %q, but with precision: %s gradients are %s "+
+			"in memory; allowed: %[3]s", gradients, c.Precision, xpu.BFloat16))
+	}
+	if c.Precision.Gradients() == xpu.BFloat16 && c.Optimizer.Name.OnHost() {
+		errs = append(errs, strictyaml.Invalid("precision", "is %q, but %s needs float32 gradients; use %s",
+			c.Precision, c.Optimizer.Name, xpu.BF16Mixed))
 	}
 	if ranks := shape.Size(comm.Data); ranks > 1 && c.BatchSize%ranks != 0 {
 		errs = append(errs, strictyaml.Invalid("batch_size",

@@ -275,7 +275,7 @@ func TestLoadConfigSettings(t *testing.T) {
 	want := filepath.Join(dir, "train.yaml") + ":1: batch_size is 5; must be a multiple of layout.expert_dp · " +
 		"layout.ep = 1 · 2 = 2, " +
 		"the number of data ranks\n" + filepath.Join(dir, "train.yaml") + ":2: precision is \"fp8\"; allowed: fp32, " +
-		"bf16, bf16_mixed\n" +
+		"bf16, bf16_mixed, bf16_compact\n" +
 		"--set stepz: unknown field \"stepz\"; did you mean \"steps\"?\n--set spikes.window: spikes.window is 1; " +
 		"must be from 2 to 65536"
 	if err == nil || err.Error() != want {

@@ -71,15 +71,21 @@ func TestRunApart(t *testing.T) {
 			spikesYAML("rollback")},
 		"rollback, 4 ranks": {spiky, spikyConfig + spikesYAML("rollback") + "layout: {expert_dp: 2, ep: 2}\n"},
 	}
-	const mixed = "precision: bf16_mixed\n"
-	cases["stages and experts mixed"] = struct{ plan, config string }{uneven, pipelineModel + often + mixed +
-		"layout: {expert_dp: 2, pp: 2, ep: 2, check_replicas_every: 1}\nmicro_batch_size: 2\nbatch_size: 8\n"}
+	precision := func(p xpu.Precision) string { return fmt.Sprintf("precision: %s\n", p) }
+	cases["stages and experts mixed"] = struct{ plan, config string }{uneven, pipelineModel + often +
+		precision(xpu.BF16Mixed) + "layout: {expert_dp: 2, pp: 2, ep: 2, check_replicas_every: 1}\n" +
+		"micro_batch_size: 2\nbatch_size: 8\n"}
 	for i, name := range optimizer.Names() {
 		name := optimizer.Name(name)
 		yaml := optimizerYAML(name)
 		cases[string(name)+" alone"] = struct{ plan, config string }{plan, crashConfig + often + yaml}
-		cases[string(name)+" mixed"] = struct{ plan, config string }{plan, crashConfig + often + mixed + yaml +
+		cases[string(name)+" mixed"] = struct{ plan, config string }{plan, crashConfig + often +
+			precision(xpu.BF16Mixed) + yaml +
 			fmt.Sprintf("layout: {expert_dp: 2, ep: 2, optimizer: %s}\n", schemes[i%len(schemes)])}
+		if !name.OnHost() {
+			cases[string(name)+" compact"] = struct{ plan, config string }{plan, crashConfig + often +
+				precision(xpu.BF16Compact) + yaml + "layout: {expert_dp: 2, ep: 2}\n"}
+		}
 		for _, scheme := range schemes {
 			if name != optimizer.AdamW && scheme != estimate.EPSO {
 				continue

@@ -63,11 +63,14 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 	for i, tensor := range c.Tensors() {
 		sizes[i] = int(tensor.Elements())
 	}
-	for i, axes := range [][2]int{{4, 1}, {2, 2}, {1, 4}, {3, 2}, {4, 1}, {2, 2}, {3, 2}} {
+	for i, axes := range [][2]int{{4, 1}, {2, 2}, {1, 4}, {3, 2}, {4, 1}, {2, 2}, {3, 2}, {2, 2}} {
 		precision, sent, trainer := xpu.FP32, xpu.Float32, estimate.Mula
 		if i >= 4 {
 			precision, sent = xpu.BF16Mixed, xpu.BFloat16
-			trainer = trainer.Mixed(sent)
+			if i == 7 {
+				precision = xpu.BF16Compact
+			}
+			trainer = trainer.Mixed(precision, sent)
 		}
 		for _, scheme := range []estimate.Scheme{estimate.Unsharded, estimate.SO, estimate.EPSO} {
 			layout := LayoutConfig{DP: axes[0], EP: axes[1], PP: 1, TP: 1, Optimizer: scheme, Dispatch: moe.AllToAll}
@@ -229,8 +232,12 @@ func TestMemoryIsMeasured(t *testing.T) {
 				for k, scheme := range estimate.Schemes() {
 					l.Optimizer = estimate.Scheme(scheme)
 					more := fmt.Sprintf("steps: 2\nrecompute: %s\nprecision: %s\n", recompute, precision)
-					more += fmt.Sprintf("optimizer: {name: %s}\n",
-						[]optimizer.Name{optimizer.AdamW, optimizer.Muon, optimizer.Lion}[(i+j+k)%3])
+					name := []optimizer.Name{optimizer.AdamW, optimizer.Muon, optimizer.Lion}[(i+j+k)%3]
+					if name.OnHost() && xpu.Precision(precision).Gradients() == xpu.BFloat16 {
+						name = optimizer.ScheduleFreeAdamW
+						more += "schedule: {name: constant}\n"
+					}
+					more += fmt.Sprintf("optimizer: {name: %s}\n", name)
 					c := ranksConfig(t, plan, l, more)
 					c.Layout.UniformRouting = true
 					c.Layout.Dispatch = []moe.Dispatch{moe.AllToAll, moe.AllGather}[(i+j+k)%2]

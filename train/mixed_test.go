@@ -10,26 +10,44 @@ import (
 	"mula/moe/safetensors"
 	"mula/train/checkpoint"
 	"mula/train/estimate"
+	"mula/train/optimizer"
+	"mula/xpu"
 )
 
-const mixedYAML = "precision: bf16_mixed\n"
+// mixed are the precisions with bfloat16 weights.
+var mixed = []xpu.Precision{xpu.BF16Mixed, xpu.BF16Compact}
 
-// A run with precision bf16_mixed is near a run in fp32. Its checkpoints have bfloat16 weights that
-// are rounded masters, and the masters move where weights cannot. A stopped run resumes without a
-// difference.
+// A run with bfloat16 weights is near a run in fp32. Its checkpoints have bfloat16 weights that are
+// rounded masters, and the masters move where weights cannot. A stopped run resumes without a
+// difference. Gradients in bfloat16 change the result.
 func TestRunMixed(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	const more = "evaluate: {every: 0}\nsteps: 30\ncheckpoint: {every: 30}\n"
-	single, c := testConfig(t, plan, more), testConfig(t, plan, more+mixedYAML)
+	single := testConfig(t, plan, more)
 	mustRun(t, single, Options{})
-	want := mustRun(t, c, Options{})
-	a, b := losses(t, single.Output), losses(t, c.Output)
-	for step := range a {
-		if a[step] == b[step] || math.Abs(a[step]-b[step]) > 0.01*a[step] {
-			t.Errorf("step %d: loss %v in fp32, %v in bf16_mixed", step, a[step], b[step])
+	var weights []string
+	for _, precision := range mixed {
+		c := testConfig(t, plan, more)
+		c.Precision = precision
+		got := runMixed(t, c)
+		a, b := losses(t, single.Output), losses(t, c.Output)
+		for step := range a {
+			if a[step] == b[step] || math.Abs(a[step]-b[step]) > 0.01*a[step] {
+				t.Errorf("step %d: loss %v in fp32, %v in %s", step, a[step], b[step], precision)
+			}
 		}
+		weights = append(weights, got.Weights)
 	}
+	if weights[0] == weights[1] {
+		t.Errorf("%v leave the same weights", mixed)
+	}
+}
+
+// runMixed checks a run with bfloat16 weights, and returns its result.
+func runMixed(t *testing.T, c Config) Result {
+	t.Helper()
+	want := mustRun(t, c, Options{})
 	state := gathered(t, want.Checkpoint)
 	moved, norms := 0, 0
 	for name, weights := range state {
@@ -61,47 +79,54 @@ func TestRunMixed(t *testing.T) {
 	if got := file.Tensors()[0].DType; got != safetensors.BF16 {
 		t.Errorf("the model is saved as %s", got)
 	}
-	// On another number of threads, killed and resumed.
+	// on another number of threads, stopped and resumed
 	c.Output, c.Threads = filepath.Join(t.TempDir(), "run"), 3
 	mustRun(t, c, stopAfter(17))
 	if got := mustRun(t, c, Options{}); got.Weights != want.Weights || got.LastLoss != want.LastLoss ||
 		got.Resumed == "" {
-		t.Errorf("resumed: %+v, want %+v", got, want)
+		t.Errorf("%s, resumed: %+v, want %+v", c.Precision, got, want)
 	}
+	return want
 }
 
 // I2, I4: in a layout, all schemes and any number of pipeline stages leave the same bits, with
-// gradients sent in either type; a run that changes its layout keeps every bit of its state.
+// gradients sent in either type, or kept in bfloat16.
 func TestMixedLayouts(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", unevenSkips)
-	run := func(l LayoutConfig, more string) runOutcome {
-		c := ranksConfig(t, plan, l, mixedYAML+pipelineModel+"steps: 6\nmicro_batch_size: 1\n"+
-			"evaluate: {every: 3, samples: 5}\n"+more)
+	run := func(l LayoutConfig, precision xpu.Precision, more string) runOutcome {
+		c := ranksConfig(t, plan, l, pipelineModel+"steps: 6\nmicro_batch_size: 1\n"+
+			"evaluate: {every: 3, samples: 5}\nprecision: "+string(precision)+"\n"+more)
 		c.Layout.SumReplicas = max(1, c.Layout.DP/2)
 		return mustRunRanks(t, c, Options{})
 	}
-	one := run(LayoutConfig{}, "")
-	sameBits(t, "pp 2", one, run(LayoutConfig{DP: 1, PP: 2, EP: 1}, ""))
+	one := map[xpu.Precision]runOutcome{}
+	for _, precision := range mixed {
+		one[precision] = run(LayoutConfig{}, precision, "")
+		sameBits(t, "pp 2", one[precision], run(LayoutConfig{DP: 1, PP: 2, EP: 1}, precision, ""))
+	}
 	for _, l := range layouts {
-		for _, sent := range []string{"bf16", "fp32"} {
-			more := fmt.Sprintf("layout: {gradients: %s}\n", sent)
+		for _, kind := range []struct {
+			precision xpu.Precision
+			sent      xpu.DType
+		}{{xpu.BF16Mixed, xpu.BFloat16}, {xpu.BF16Mixed, xpu.Float32}, {xpu.BF16Compact, xpu.BFloat16}} {
+			more := fmt.Sprintf("layout: {gradients: %s}\n", kind.sent)
 			var want runOutcome
 			for i, scheme := range schemes {
 				l.Optimizer = scheme
-				got := run(l, more)
+				got := run(l, kind.precision, more)
 				if i == 0 {
 					want = got
-					if d := apart(t, one.lines, want.lines, "loss"); d > 0.01 {
-						t.Errorf("dp %d, ep %d, gradients %s: the loss differs from the loss of one rank by %v", l.DP,
-							l.EP, sent, d)
+					if d := apart(t, one[kind.precision].lines, want.lines, "loss"); d > 0.01 {
+						t.Errorf("dp %d, ep %d, %v: the loss differs from the loss of one rank by %v", l.DP, l.EP, kind,
+							d)
 					}
 				}
-				sameBits(t, fmt.Sprintf("dp %d, ep %d, %s, gradients %s", l.DP, l.EP, scheme, sent), want, got)
+				sameBits(t, fmt.Sprintf("dp %d, ep %d, %s, %v", l.DP, l.EP, scheme, kind), want, got)
 			}
 			if l.EP == 2 {
 				l.Optimizer, l.PP = estimate.EPSO, 2
-				sameBits(t, "dp 2, pp 2, ep 2, gradients "+sent, want, run(l, more))
+				sameBits(t, fmt.Sprintf("dp 2, pp 2, ep 2, %v", kind), want, run(l, kind.precision, more))
 			}
 		}
 	}
@@ -116,10 +141,20 @@ func TestMixedRefused(t *testing.T) {
 	if err := c.Validate(); err == nil || !strings.Contains(err.Error(), "needs precision: bf16_mixed") {
 		t.Errorf("gradients in bf16 with fp32 weights: %v", err)
 	}
-	c = testConfig(t, plan, mixedYAML+"device: onednn\n")
-	if _, err := Run(t.Context(), c, Options{}); err == nil ||
-		!strings.Contains(err.Error(), "precision bf16_mixed needs the device cpu") {
-		t.Errorf("oneDNN in bf16_mixed: %v", err)
+	c.Layout.Gradients, c.Precision = "fp32", xpu.BF16Compact
+	if err := c.Validate(); err == nil || !strings.Contains(err.Error(), "gradients are bf16 in memory") {
+		t.Errorf("gradients kept in bf16 and sent in fp32: %v", err)
+	}
+	c.Layout.Gradients, c.Optimizer.Name = "", optimizer.Muon
+	if err := c.Validate(); err == nil || !strings.Contains(err.Error(), "muon needs float32 gradients") {
+		t.Errorf("gradients in bf16 with Muon: %v", err)
+	}
+	c = testConfig(t, plan, "device: onednn\n")
+	for _, c.Precision = range mixed {
+		if _, err := Run(t.Context(), c, Options{}); err == nil ||
+			!strings.Contains(err.Error(), fmt.Sprintf("precision %s needs the device cpu", c.Precision)) {
+			t.Errorf("oneDNN in %s: %v", c.Precision, err)
+		}
 	}
 	if names, _ := filepath.Glob(filepath.Join(c.Output, checkpoint.DirName, "*")); len(names) > 0 {
 		t.Errorf("it has written %v", names)

@@ -217,7 +217,7 @@ func TestI10Run(t *testing.T) {
 			c := ranksConfig(t, plan, l, fmt.Sprintf("steps: %d\ncheckpoint: {every: 2}\nevaluate: {every: 1, "+
 				"samples: 2}\n", steps))
 			if i >= len(layouts) {
-				c.Precision = xpu.BF16Mixed
+				c.Precision = mixed[i%len(mixed)]
 			}
 			c.Layout.CheckReplicasEvery = 1
 			var mu sync.Mutex
@@ -238,7 +238,7 @@ func TestI10Run(t *testing.T) {
 			if scheme == estimate.SO {
 				want = 8*n*(ep-1)*dp + 8*n*(dp-1)*ep + 8*x*(dp-1)
 			}
-			if c.Precision == xpu.BF16Mixed {
+			if c.Precision.Weights() == xpu.BFloat16 {
 				want /= 2
 			}
 			if got != steps*want {
@@ -285,7 +285,7 @@ func TestI4Optimizers(t *testing.T) {
 func TestI9Float32(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	for _, precision := range []xpu.Precision{xpu.BF16, xpu.BF16Mixed} {
+	for _, precision := range []xpu.Precision{xpu.BF16, xpu.BF16Mixed, xpu.BF16Compact} {
 		var first string
 		for i, scheme := range schemes {
 			c := ranksConfig(t, plan, LayoutConfig{DP: 2, EP: 2, Optimizer: scheme},
@@ -299,7 +299,7 @@ func TestI9Float32(t *testing.T) {
 					schemes[0])
 			}
 			norms := got.weights["model.norm.weight"]
-			if precision == xpu.BF16Mixed {
+			if precision.Weights() == xpu.BFloat16 {
 				norms = gathered(t, got.Checkpoint)["model.norm.weight.master"]
 			}
 			if len(norms) == 0 || slices.Contains(norms, 1) {

@@ -17,6 +17,7 @@ import (
 	"mula/train/checkpoint"
 	"mula/train/group"
 	"mula/train/optimizer/optimizertest"
+	"mula/xpu"
 	"mula/xpu/comm"
 )
 
@@ -162,25 +163,27 @@ func TestResumeAtAnyLayout(t *testing.T) {
 		optimizer string
 		from      string
 		to        []string
-		mixed     bool
+		precision xpu.Precision
 	}{
 		{"adamw", "expert_dp: 4, ep: 1", []string{"expert_dp: 4, ep: 1, optimizer: so", "expert_dp: 2, ep: 2",
 			"expert_dp: 1, ep: 4",
-			"expert_dp: 2, ep: 1, optimizer: unsharded", "expert_dp: 1, ep: 1"}, false},
-		{"adamw", "expert_dp: 1, ep: 1", []string{"expert_dp: 2, ep: 2"}, false},
-		{"muon", "expert_dp: 2, ep: 2, optimizer: so", []string{"expert_dp: 1, ep: 4", "expert_dp: 1, ep: 1"}, false},
+			"expert_dp: 2, ep: 1, optimizer: unsharded", "expert_dp: 1, ep: 1"}, xpu.FP32},
+		{"adamw", "expert_dp: 1, ep: 1", []string{"expert_dp: 2, ep: 2"}, xpu.FP32},
+		{"muon", "expert_dp: 2, ep: 2, optimizer: so", []string{"expert_dp: 1, ep: 4", "expert_dp: 1, ep: 1"},
+			xpu.FP32},
 		{"schedule_free_adamw", "expert_dp: 2, ep: 2", []string{"expert_dp: 4, ep: 1", "expert_dp: 1, ep: 2, " +
 			"optimizer: unsharded",
-			"expert_dp: 1, ep: 1"}, false},
+			"expert_dp: 1, ep: 1"}, xpu.FP32},
 		{"adamw", "expert_dp: 4, ep: 1", []string{"expert_dp: 2, ep: 2", "expert_dp: 1, ep: 2, pp: 2, optimizer: so",
-			"expert_dp: 1, ep: 1"}, true},
-		{"muon", "expert_dp: 2, ep: 2, optimizer: so", []string{"expert_dp: 1, ep: 1"}, true},
-		{"schedule_free_adamw", "expert_dp: 2, ep: 2", []string{"expert_dp: 4, ep: 1", "expert_dp: 1, ep: 1"}, true},
+			"expert_dp: 1, ep: 1"}, xpu.BF16Mixed},
+		{"muon", "expert_dp: 2, ep: 2, optimizer: so", []string{"expert_dp: 1, ep: 1"}, xpu.BF16Mixed},
+		{"adamw", "expert_dp: 2, ep: 2, pp: 2", []string{"expert_dp: 1, ep: 1"}, xpu.BF16Compact},
+		{"schedule_free_adamw", "expert_dp: 2, ep: 2", []string{"expert_dp: 4, ep: 1", "expert_dp: 1, ep: 1"},
+			xpu.BF16Compact},
 	} {
-		more := config
+		more := fmt.Sprintf("%sprecision: %s\n", config, test.precision)
 		tolerance := 1e-5
-		if test.mixed {
-			more += mixedYAML
+		if test.precision != xpu.FP32 {
 			tolerance = 0.005
 		}
 		if test.optimizer != "adamw" {

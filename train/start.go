@@ -214,7 +214,7 @@ func (r *run) arithmetic() string {
 func (r *run) summary(saved *checkpoint.Checkpoint) Summary {
 	s := summarize(r.config, r.data.Plan, r.device.Name())
 	s.DeviceWhy = r.start.deviceWhy
-	s.Scratch = devices.ScratchBytes(r.start.device, r.device.Threads(), r.config.Model.Config, r.data.SequenceLength)
+	s.Scratch = devices.ScratchBytes(r.start.device, r.device, r.config.Model.Config, r.data.SequenceLength)
 	if r.ranks.Ranks() > 1 {
 		s.Transport = r.ranks.World().Name()
 	}

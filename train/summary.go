@@ -183,8 +183,8 @@ func (c Config) estimateTrainer() estimate.Trainer {
 		tensors, onHost := name.State(tensor, shape)
 		return 4 * tensors, onHost
 	}
-	if c.Precision == xpu.BF16Mixed {
-		t = t.Mixed(c.Layout.sent())
+	if c.Precision.Weights() == xpu.BFloat16 {
+		t = t.Mixed(c.Precision, c.Layout.sent())
 	}
 	return t
 }

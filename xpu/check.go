@@ -11,9 +11,9 @@ func CheckMatMul(dst, a, b Tensor) {
 	const name = "MatMul"
 	checkMatrix(name, "a", a, Float32)
 	checkMatrix(name, "b", b, number(b))
-	checkMatrix(name, "dst", dst, Float32)
+	checkMatrix(name, "dst", dst, number(dst))
 	checkShape(name, "b", b, number(b), a.shape[1], b.shape[1])
-	checkShape(name, "dst", dst, Float32, a.shape[0], b.shape[1])
+	checkShape(name, "dst", dst, number(dst), a.shape[0], b.shape[1])
 	if _, transposed, _ := dst.Stored(); transposed {
 		panic("xpu: MatMul: dst is transposed")
 	}
@@ -51,7 +51,7 @@ func CheckGroupedWeightGrad(dst, a, b, counts Tensor) {
 	checkRank(name, "b", b, Float32, 2)
 	check(name, "a", a, Float32, a.shape[0], a.shape[1])
 	check(name, "b", b, Float32, a.shape[0], b.shape[1])
-	check(name, "dst", dst, Float32, counts.shape[0], a.shape[1], b.shape[1])
+	check(name, "dst", dst, number(dst), counts.shape[0], a.shape[1], b.shape[1])
 }
 
 // CheckCounts panics if a count is negative or the counts do not add up to rows.
@@ -76,7 +76,11 @@ func CheckCopied(dst, x Tensor) {
 // CheckElements panics unless all operands of [Layers.Zero] or [Layers.Add] have the result's
 // shape.
 func CheckElements(name string, dst Tensor, operands ...Tensor) {
-	check(name, "dst", dst, Float32, dst.shape[:dst.rank]...)
+	dtype := Float32
+	if name == "Zero" {
+		dtype = number(dst)
+	}
+	check(name, "dst", dst, dtype, dst.shape[:dst.rank]...)
 	for _, x := range operands {
 		check(name, "an operand", x, Float32, dst.shape[:dst.rank]...)
 	}
@@ -85,10 +89,13 @@ func CheckElements(name string, dst Tensor, operands ...Tensor) {
 // CheckEmbed panics unless the arguments of [Layers.Embed] are valid.
 func CheckEmbed(dst, table, ids Tensor) { checkRows("Embed", dst, table, number(table), ids) }
 
-// CheckRows panics unless the arguments of [Layers.EmbedGrad] or [Layers.GatherRows] are valid.
-// rows is the method's dst or dx, with one row for each id.
-func CheckRows(name string, rows, table, ids Tensor) { checkRows(name, rows, table, Float32, ids) }
+// CheckEmbedGrad panics unless the arguments of [Layers.EmbedGrad] are valid.
+func CheckEmbedGrad(dtable, dx, ids Tensor) { checkRows("EmbedGrad", dx, dtable, number(dtable), ids) }
 
+// CheckGatherRows panics unless the arguments of [Layers.GatherRows] are valid.
+func CheckGatherRows(dst, x, ids Tensor) { checkRows("GatherRows", dst, x, Float32, ids) }
+
+// checkRows checks rows, a matrix with a row for each id, and a table that the ids index.
 func checkRows(name string, rows, table Tensor, dtype DType, ids Tensor) {
 	checkRank(name, "the ids", ids, Int32, 1)
 	checkRank(name, "the table", table, dtype, 2)
@@ -109,7 +116,7 @@ func CheckNormGrad(dx, dh, x Tensor, n Norm, dweight Tensor) {
 	check(name, "dx", dx, Float32, x.shape[0], x.shape[1])
 	check(name, "dh", dh, Float32, x.shape[0], x.shape[1])
 	if n.Weight.Present() {
-		check(name, "dweight", dweight, Float32, x.shape[1])
+		check(name, "dweight", dweight, number(dweight), x.shape[1])
 	}
 }
 
@@ -182,10 +189,10 @@ func CheckJoinHeads(p Projections, dqkv, dk, dv, dqWeight, dkWeight Tensor) {
 	check(name, "dk", dk, Float32, h.Rows, h.KVHeads, h.Length, h.Size)
 	check(name, "dv", dv, Float32, h.Rows, h.KVHeads, h.Length, h.Size)
 	if p.QWeight.Present() {
-		check(name, "dqWeight", dqWeight, Float32, p.QWeight.Elements())
+		check(name, "dqWeight", dqWeight, number(dqWeight), p.QWeight.Elements())
 	}
 	if p.KWeight.Present() {
-		check(name, "dkWeight", dkWeight, Float32, p.KWeight.Elements())
+		check(name, "dkWeight", dkWeight, number(dkWeight), p.KWeight.Elements())
 	}
 }
 
@@ -311,11 +318,7 @@ func CheckCrossEntropy(c CrossEntropy) {
 // and returns the number of blocks. results is the number of host results.
 func CheckBlocks(name string, stretches []Tensor, results int) (blocks int) {
 	for _, x := range stretches {
-		dtype := Float32
-		if name == "Checksums" {
-			dtype = number(x)
-		}
-		check(name, "a stretch", x, dtype, x.shape[:x.rank]...)
+		check(name, "a stretch", x, number(x), x.shape[:x.rank]...)
 	}
 	blocks = Blocks(stretches)
 	need(name, "sums", results, blocks)
@@ -329,7 +332,7 @@ func CheckUpdate(u Update, stretches []Moments, before, change []float64) (block
 	for _, s := range stretches {
 		shape := s.Weight.shape[:s.Weight.rank]
 		check(name, "Weight", s.Weight, Float32, shape...)
-		check(name, "Grad", s.Grad, Float32, shape...)
+		check(name, "Grad", s.Grad, number(s.Grad), shape...)
 		check(name, "M", s.M, Float32, shape...)
 		if u.States > 1 {
 			check(name, "V", s.V, Float32, shape...)

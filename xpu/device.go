@@ -9,8 +9,8 @@
 //
 // A device computes all products in one [Precision]. With [BF16] every element of A and B of a
 // product is rounded to bfloat16 before the multiplication; in memory it stays float32. A product
-// of two bfloat16 numbers is exact in float32; the sums and C are float32. [BF16Mixed] computes the
-// same bits.
+// of two bfloat16 numbers is exact in float32; the sums and C are float32. [BF16Mixed] and
+// [BF16Compact] compute the same bits.
 //
 // # Determinism
 //
@@ -43,6 +43,9 @@ const (
 
 	// BF16Mixed is BF16 for a model whose weights are of [BFloat16] in memory.
 	BF16Mixed Precision = "bf16_mixed"
+
+	// BF16Compact is BF16Mixed for a model whose gradients are of BFloat16 in memory, too.
+	BF16Compact Precision = "bf16_compact"
 )
 
 // Weights returns the type of a model's weights in memory.
@@ -50,11 +53,21 @@ func (p Precision) Weights() DType {
 	if p == BF16Mixed {
 		return BFloat16
 	}
+	return p.Gradients()
+}
+
+// Gradients returns the type of a model's gradients in memory.
+func (p Precision) Gradients() DType {
+	if p == BF16Compact {
+		return BFloat16
+	}
 	return Float32
 }
 
 // Precisions lists the precisions.
-func Precisions() []string { return []string{string(FP32), string(BF16), string(BF16Mixed)} }
+func Precisions() []string {
+	return []string{string(FP32), string(BF16), string(BF16Mixed), string(BF16Compact)}
+}
 
 // A Device executes the commands of [Memory], [Products] and [Layers]. Several goroutines may call
 // them at once, but no two may write, or one read and one write, the same memory.

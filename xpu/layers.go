@@ -16,7 +16,13 @@ import (
 // of range is an error of the caller with an undefined effect.
 //
 // Numbers are Float32. Weights that are only read may be BFloat16: the table of Embed, and the
-// weights of norms. So may both operands of Copy, and the operands of Checksums.
+// weights of norms. So may the operands of Zero, both operands of Copy, and the operands of
+// Checksums and SumSquares.
+//
+// Gradients of weights may be BFloat16: dtable, dweight, dqWeight, dkWeight, and Grad of Update. A
+// command that adds to such a gradient computes the sum over its tokens in float32, from zero, in
+// the order in which it adds to a gradient of Float32. It adds this sum to the gradient once, and
+// rounds the result as defined by [BF16].
 type Layers interface {
 	// Zero sets x to zero, Copy sets dst to x, and Add sets dst to x + y; dst may be x. All have
 	// the same shape. Copy rounds to a dst of BFloat16 as defined by [BF16].

@@ -3,6 +3,9 @@ package xpu
 // Products are matrix products, of complete matrices and of groups of rows (the experts of a
 // mixture). An operand may be a transposed view, see [Tensor.T], and the rows of a matrix may have
 // gaps. The right operand b of MatMul and GroupedMatMul may be of BFloat16.
+//
+// So may dst of MatMul and GroupedWeightGrad. Then the product is computed in float32, from zero.
+// With Accumulate, dst is added in float32. The result is rounded once, as defined by [BF16].
 type Products interface {
 	// MatMul computes dst = a·b, or dst += a·b with Accumulate, of a [m, k], b [k, n] and dst
 	// [m, n]. With k = 0 the product is zero. dst is not transposed.

@@ -118,9 +118,9 @@ func Open(ctx context.Context, name string, o Options) (d xpu.Device, sharing in
 }
 
 // ScratchBytes returns the bytes that a device may allocate in addition to requested memory: for
-// products, attention scores, and sums over tokens. The documentation of the processor's devices
-// has these sizes. For an OpenCL device the result is 0, which means unknown.
-func ScratchBytes(name string, threads int, model moe.Config, sequenceLength int) int64 {
+// products, attention scores, sums over tokens, and gradients of bfloat16. The documentation of the
+// processor's devices has these sizes. For an OpenCL device the result is 0, which means unknown.
+func ScratchBytes(name string, device xpu.Device, model moe.Config, sequenceLength int) int64 {
 	product, thread := 0, 0
 	switch name {
 	case CPU:
@@ -130,7 +130,10 @@ func ScratchBytes(name string, threads int, model moe.Config, sequenceLength int
 	default:
 		return 0
 	}
-	return int64(product+256*model.HiddenSize) + int64(threads)*int64(thread+512*sequenceLength)
+	if device.Precision().Gradients() == xpu.BFloat16 {
+		thread += 672*max(model.HiddenSize, model.QueryWidth(), model.IntermediateSize) + 4*xpu.BlockSize
+	}
+	return int64(product+256*model.HiddenSize) + int64(device.Threads())*int64(thread+512*sequenceLength)
 }
 
 // takeOpenCL returns the OpenCL device of this rank, and the number of ranks that share the device.

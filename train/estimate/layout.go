@@ -154,10 +154,10 @@ var (
 	Optimus = Trainer{Name: "optimus", Weights: 2, Gradients: 2, State: 12, Master: true, Activations: 2}
 )
 
-// Mixed returns a trainer like Mula with the precision [xpu.BF16Mixed] instead, whose ranks send
+// Mixed returns a trainer like Mula with a precision of bfloat16 weights instead, whose ranks send
 // gradients of the given type.
-func (t Trainer) Mixed(sent xpu.DType) Trainer {
-	t.Weights, t.Gradients, t.Accumulated = xpu.BFloat16.Bytes(), sent.Bytes(), t.Gradients
+func (t Trainer) Mixed(p xpu.Precision, sent xpu.DType) Trainer {
+	t.Weights, t.Gradients, t.Accumulated = p.Weights().Bytes(), sent.Bytes(), p.Gradients().Bytes()
 	t.State, t.Master = t.State+masterBytes, true
 	return t
 }

@@ -231,6 +231,12 @@ func (c Config) Check(schedule ScheduleConfig) []error {
 // NeedsWholeTensors reports whether an update needs complete tensors, which ranks cannot divide.
 func (n Name) NeedsWholeTensors() bool { return specs[n].whole }
 
+// OnHost reports whether the host updates some parameters, whose gradients must then be float32.
+func (n Name) OnHost() bool {
+	spec := specs[n]
+	return spec != nil && spec.onHost != nil
+}
+
 // Averages reports whether evaluation uses averages of the weights; see [Optimizer.Average].
 func (n Name) Averages() bool { return specs[n].averages }
 

@@ -35,7 +35,7 @@ type Sharding struct {
 	host    []float32  // for values of a bucket, if the host does not share memory with the device
 	halves  []uint16   // likewise, of bfloat16
 	sent    xpu.DType  // of gradients
-	half    xpu.Tensor // the gradients of a bucket, to be sent as bfloat16
+	half    xpu.Tensor // the float32 gradients of a bucket, to be sent as bfloat16
 	buckets []bucketShard
 	owned   []ownedRange // of each parameter of this rank
 
@@ -235,8 +235,11 @@ func (s *Sharding) Reduce(ctx context.Context, bucket int) error {
 
 // reduceHalves is Reduce with gradients sent as bfloat16.
 func (s *Sharding) reduceHalves(ctx context.Context, b *bucketShard) error {
-	half := s.half.Rows(0, b.Grad.Elements())
-	s.device.Copy(half, b.Grad)
+	half := b.Grad
+	if half.DType() == xpu.Float32 {
+		half = s.half.Rows(0, b.Grad.Elements())
+		s.device.Copy(half, b.Grad)
+	}
 	bits := xpu.HostHalves(half, &s.halves)
 	if err := s.device.ReadHalves(ctx, bits, half); err != nil {
 		return err
@@ -247,7 +250,9 @@ func (s *Sharding) reduceHalves(ctx context.Context, b *bucketShard) error {
 	}
 	half = half.Rows(b.begin, b.end)
 	s.device.WriteHalves(half, bits[b.begin:b.end])
-	s.device.Copy(b.Grad.Rows(b.begin, b.end), half)
+	if b.Grad.DType() == xpu.Float32 {
+		s.device.Copy(b.Grad.Rows(b.begin, b.end), half)
+	}
 	return nil
 }
 
@@ -264,11 +269,11 @@ func finiteHalves(x []comm.BF16) bool {
 	return !slices.ContainsFunc(x, func(v comm.BF16) bool { return v&0x7f80 == 0x7f80 })
 }
 
-// allocate allocates the memory for gradients to be sent as bfloat16, if there is any need.
+// allocate allocates the memory for float32 gradients to be sent as bfloat16, if there is any need.
 func (s *Sharding) allocate() (err error) {
 	n := 0
 	for _, b := range s.buckets {
-		if s.holders(b.Bucket).Size() > 1 {
+		if s.holders(b.Bucket).Size() > 1 && b.Grad.DType() == xpu.Float32 {
 			n = max(n, b.Grad.Elements())
 		}
 	}

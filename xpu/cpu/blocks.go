@@ -9,7 +9,8 @@ const measureSize = 1 << 12
 // moments are [xpu.Moments] in host memory. Commands that only read have the numbers in Weight.
 type moments struct {
 	Weight, Grad, M, V []float32
-	halves             []uint16 // of Checksums, if the numbers are of BFloat16
+	// bits of numbers of BFloat16: of Grad in Update, of Weight in commands that only read
+	halves []uint16
 }
 
 // A block is a range of elements of a stretch.
@@ -30,12 +31,19 @@ func (h *Host) SumSquares(stretches []xpu.Tensor, sums []float64) {
 	t := h.begin(operands{results: sums})
 	defer t.end()
 	t.blocks = t.blocks[:0]
-	for _, x := range stretches {
-		t.addStretch(moments{Weight: x.Floats()})
-	}
+	t.addStretches(stretches)
 	t.cut(n, n, func(t *task, i, _, _ int) {
 		b := t.blocks[i]
-		t.results[i] = SumSquares(t.ranges[b.stretch].Weight[b.begin:b.end])
+		s := &t.ranges[b.stretch]
+		if s.halves == nil {
+			t.results[i] = SumSquares(s.Weight[b.begin:b.end])
+			return
+		}
+		buffer := t.host.buffers.Get()
+		x := room(buffer, b.end-b.begin)
+		Widen(x, s.halves[b.begin:b.end])
+		t.results[i] = SumSquares(x)
+		t.host.buffers.Put(buffer)
 	})
 }
 
@@ -45,13 +53,7 @@ func (h *Host) Checksums(stretches []xpu.Tensor, sums []uint64) {
 	t := h.begin(operands{checksums: sums})
 	defer t.end()
 	t.blocks = t.blocks[:0]
-	for _, x := range stretches {
-		if x.DType() == xpu.BFloat16 {
-			t.addStretch(moments{halves: x.Halves()})
-		} else {
-			t.addStretch(moments{Weight: x.Floats()})
-		}
-	}
+	t.addStretches(stretches)
 	t.cut(n, n, func(t *task, i, _, _ int) {
 		b := t.blocks[i]
 		if s := &t.ranges[b.stretch]; s.halves != nil {
@@ -69,13 +71,19 @@ func (h *Host) Update(u xpu.Update, stretches []xpu.Moments, before, change []fl
 	defer t.end()
 	t.blocks = t.blocks[:0]
 	for _, s := range stretches {
-		t.addStretch(moments{Weight: s.Weight.Floats(), Grad: s.Grad.Floats(), M: s.M.Floats(), V: s.V.Floats()})
+		m := moments{Weight: s.Weight.Floats(), M: s.M.Floats(), V: s.V.Floats()}
+		if s.Grad.DType() == xpu.BFloat16 {
+			m.halves = s.Grad.Halves()
+		} else {
+			m.Grad = s.Grad.Floats()
+		}
+		t.addStretch(m)
 	}
 	t.cut(n, n, func(t *task, i, _, _ int) {
 		b := t.blocks[i]
 		s := &t.ranges[b.stretch]
 		if len(t.results) == 0 {
-			updateRange(&t.update, s, b.begin, b.end)
+			t.host.updateRange(&t.update, s, b.begin, b.end)
 			return
 		}
 		var old [measureSize]float32
@@ -85,12 +93,42 @@ func (h *Host) Update(u xpu.Update, stretches []xpu.Moments, before, change []fl
 			weight := s.Weight[begin:end]
 			kept := old[:copy(old[:], weight)]
 			before += SumSquares(kept)
-			updateRange(&t.update, s, begin, end)
+			t.host.updateRange(&t.update, s, begin, end)
 			AddScaled(kept, weight, -1, kept)
 			change += SumSquares(kept)
 		}
 		t.results[i], t.change[i] = before, change
 	})
+}
+
+// addStretches adds ranges of numbers that are only read.
+func (t *task) addStretches(stretches []xpu.Tensor) {
+	for _, x := range stretches {
+		if x.DType() == xpu.BFloat16 {
+			t.addStretch(moments{halves: x.Halves()})
+		} else {
+			t.addStretch(moments{Weight: x.Floats()})
+		}
+	}
+}
+
+// updateRange updates the elements from begin to end, whose gradients may be of BFloat16.
+func (h *Host) updateRange(u *xpu.Update, s *moments, begin, end int) {
+	if s.halves == nil {
+		updateRange(u, s, begin, end)
+		return
+	}
+	buffer := h.buffers.Get()
+	defer h.buffers.Put(buffer)
+	for ; begin < end; begin += measureSize {
+		n := min(measureSize, end-begin)
+		piece := moments{Weight: s.Weight[begin:][:n], Grad: room(buffer, n), M: s.M[begin:][:n]}
+		if len(s.V) > 0 {
+			piece.V = s.V[begin:][:n]
+		}
+		Widen(piece.Grad, s.halves[begin:][:n])
+		updateRange(u, &piece, 0, n)
+	}
 }
 
 // updateRange updates the elements from begin to end.

@@ -30,6 +30,7 @@ package cpu
 
 import (
 	"fmt"
+	"slices"
 
 	"mula/internal/freelist"
 	"mula/xpu"
@@ -39,7 +40,8 @@ import (
 // for use by several goroutines at once; each calling goroutine works on its own command, together
 // with the shared workers of the pool. The device keeps its scratch memory: about 530 KiB for each
 // thread (860 if bf16 is rounded in float32), up to 16 MiB for each concurrent product, and the
-// scratch memory of its [Host].
+// scratch memory of its [Host]. Products of more than 1,024 terms that are rounded to BFloat16 need
+// 672 bytes a column for each thread.
 type Device struct {
 	*Host
 	kernels        *kernelSet
@@ -57,7 +59,7 @@ func New(threads int, precision xpu.Precision) *Device {
 	if threads < 0 {
 		panic(fmt.Sprintf("cpu: New: invalid number of threads %d", threads))
 	}
-	if precision != xpu.FP32 && precision != xpu.BF16 && precision != xpu.BF16Mixed {
+	if !slices.Contains(xpu.Precisions(), string(precision)) {
 		panic(fmt.Sprintf("cpu: New: unknown precision %q", precision))
 	}
 	d := newDevice(kernelsFor(precision)[0], threads)

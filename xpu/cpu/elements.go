@@ -9,6 +9,10 @@ const leastElements = 1 << 14
 // Zero sets x to zero.
 func (h *Host) Zero(x xpu.Tensor) {
 	xpu.CheckElements("Zero", x)
+	if x.DType() == xpu.BFloat16 {
+		h.elements(operands{dstHalves: x.Halves()}, func(t *task, _, lo, hi int) { clear(t.dstHalves[lo:hi]) })
+		return
+	}
 	h.elements(operands{dst: x.Floats()}, func(t *task, _, lo, hi int) { clear(t.dst[lo:hi]) })
 }
 

@@ -1,6 +1,11 @@
 package cpu
 
-import "mula/xpu"
+import (
+	"cmp"
+	"slices"
+
+	"mula/xpu"
+)
 
 // Embed looks up rows of a table; see [xpu.Layers].
 func (h *Host) Embed(dst, table, ids xpu.Tensor) {
@@ -19,7 +24,7 @@ func (h *Host) Embed(dst, table, ids xpu.Tensor) {
 
 // GatherRows copies rows of x in the order of tokenOf; see [xpu.Layers].
 func (h *Host) GatherRows(dst, x, tokenOf xpu.Tensor) {
-	xpu.CheckRows("GatherRows", dst, x, tokenOf)
+	xpu.CheckGatherRows(dst, x, tokenOf)
 	h.gather(dst, x, tokenOf)
 }
 
@@ -33,12 +38,18 @@ func (h *Host) gather(dst, x, numbers xpu.Tensor) {
 		})
 }
 
+// stripe is the number of columns that a worker adds at a time in EmbedGrad.
+const stripe = 64
+
 // EmbedGrad is the gradient of [Host.Embed]. Workers divide the columns, because two tokens can
 // have the same id.
 func (h *Host) EmbedGrad(dtable, dx, ids xpu.Tensor, skip int32) {
-	xpu.CheckRows("EmbedGrad", dx, dtable, ids)
-	const stripe = 64
+	xpu.CheckEmbedGrad(dtable, dx, ids)
 	width := dx.Dim(1)
+	if dtable.DType() == xpu.BFloat16 {
+		h.embedGradHalves(dtable.Halves(), dx.Floats(), ids.Ints(), width, skip)
+		return
+	}
 	h.split((width+stripe-1)/stripe, operands{dst: dtable.Floats(), x: dx.Floats(), ids: ids.Ints(), width: width,
 		skip: skip},
 		func(t *task, _, lo, hi int) {
@@ -51,4 +62,32 @@ func (h *Host) EmbedGrad(dtable, dx, ids xpu.Tensor, skip int32) {
 				}
 			}
 		})
+}
+
+// embedGradHalves is EmbedGrad for a dtable of BFloat16.
+func (h *Host) embedGradHalves(dtable []uint16, dx []float32, ids []int32, width int, skip int32) {
+	t := h.begin(operands{dstHalves: dtable, x: dx, ids: ids, width: width, skip: skip})
+	defer t.end()
+	order := room(&t.order, len(ids)) // tokens by id
+	for i := range order {
+		order[i] = int32(i)
+	}
+	slices.SortFunc(order, func(a, b int32) int { return cmp.Or(cmp.Compare(ids[a], ids[b]), cmp.Compare(a, b)) })
+	t.split((width+stripe-1)/stripe, func(t *task, _, lo, hi int) {
+		for lo, end := lo*stripe, min(t.width, hi*stripe); lo < end; lo += stripe {
+			var memory [stripe]float32
+			sum := memory[:min(stripe, end-lo)]
+			for i, token := range t.order {
+				id := t.ids[token]
+				if id == t.skip {
+					continue
+				}
+				Axpy(sum, 1, t.x[int(token)*t.width+lo:][:len(sum)])
+				if i+1 == len(t.order) || t.ids[t.order[i+1]] != id {
+					addHalves(t.dstHalves[int(id)*t.width+lo:][:len(sum)], sum)
+					clear(sum)
+				}
+			}
+		}
+	})
 }

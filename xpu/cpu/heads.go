@@ -138,10 +138,10 @@ func (h *Host) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight xpu
 		}
 	})
 	if p.QWeight.Present() {
-		t.addPartials(dqWeight.Floats(), weights, 0, n)
+		t.addPartials(dqWeight, weights, 0, n)
 	}
 	if p.KWeight.Present() {
-		t.addPartials(dkWeight.Floats(), weights, p.QWeight.Elements(), n)
+		t.addPartials(dkWeight, weights, p.QWeight.Elements(), n)
 	}
 }
 

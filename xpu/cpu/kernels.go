@@ -112,6 +112,18 @@ func Widen(dst []float32, x []uint16) {
 	}
 }
 
+// addHalves adds x to the bfloat16 numbers dst, in float32, and rounds the sums. x is overwritten.
+func addHalves(dst []uint16, x []float32) {
+	var memory [64]float32
+	for begin := 0; begin < len(dst); begin += len(memory) {
+		d := dst[begin:min(begin+len(memory), len(dst))]
+		wide, sum := memory[:len(d)], x[begin:][:len(d)]
+		Widen(wide, d)
+		AddScaled(sum, wide, 1, sum)
+		BF16(d, sum)
+	}
+}
+
 // roundBF16Go rounds to bfloat16; see [xpu.BF16].
 func roundBF16Go(x []float32) {
 	for i, v := range x {

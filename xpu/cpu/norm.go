@@ -97,7 +97,7 @@ func (h *Host) NormGrad(dx, dh, x xpu.Tensor, n xpu.Norm, dweight xpu.Tensor) {
 			Axpy(dst, -b, row)
 		}
 	})
-	t.addPartials(dweight.Floats(), width, 0, rows)
+	t.addPartials(dweight, width, 0, rows)
 }
 
 // rmsNormGrad adds a row's part to the gradient of the weights, dw, multiplies dy by the weights,

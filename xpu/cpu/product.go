@@ -47,6 +47,7 @@ type problem struct {
 	m, n, k        int
 	a, b, c        []float32
 	halves         []uint16 // op(B) of BFloat16, instead of b
+	rounded        []uint16 // C of BFloat16, instead of c
 	lda, ldb, ldc  int
 	transA, transB bool
 	add            bool
@@ -74,6 +75,7 @@ type scratch struct {
 	edge [maxNR * blockKBF16]float32
 	wide [maxNR * blockKBF16]float32 // a panel of op(B) of BFloat16, as float32
 	tile [maxMR * maxNR]float32
+	sums []float32 // for C of BFloat16: the product, panel after panel
 }
 
 // MatMul computes dst = a·b, or dst += a·b; see [xpu.Products].
@@ -83,9 +85,10 @@ func (d *Device) MatMul(dst, a, b xpu.Tensor, o xpu.MatMulOptions) {
 	ldb, transB, _ := b.Stored()
 	ldc, _, _ := dst.Stored()
 	p := d.product()
-	q := problem{m: dst.Dim(0), n: dst.Dim(1), k: a.Dim(1), a: a.Floats(), c: dst.Floats(), lda: lda, ldb: ldb,
-		ldc: ldc, transA: transA, transB: transB, add: o.Accumulate}
+	q := problem{m: dst.Dim(0), n: dst.Dim(1), k: a.Dim(1), a: a.Floats(), lda: lda, ldb: ldb, ldc: ldc,
+		transA: transA, transB: transB, add: o.Accumulate}
 	q.setB(b, 0)
+	q.setC(dst, 0)
 	p.problems = append(p.problems, q)
 	p.run()
 }
@@ -121,9 +124,10 @@ func (d *Device) GroupedWeightGrad(dst, a, b, counts xpu.Tensor, o xpu.MatMulOpt
 	for g, count := range groups {
 		k := int(count)
 		if k > 0 || !o.Accumulate {
-			p.problems = append(p.problems, problem{m: m, n: n, k: k, a: a.Floats()[row*m:], b: b.Floats()[row*n:],
-				c:   dst.Floats()[g*m*n:],
-				lda: m, ldb: n, ldc: n, transA: true, add: o.Accumulate})
+			q := problem{m: m, n: n, k: k, a: a.Floats()[row*m:], b: b.Floats()[row*n:], lda: m, ldb: n, ldc: n,
+				transA: true, add: o.Accumulate}
+			q.setC(dst, g*m*n)
+			p.problems = append(p.problems, q)
 		}
 		row += k
 	}
@@ -136,6 +140,15 @@ func (q *problem) setB(b xpu.Tensor, from int) {
 		q.halves = b.Halves()[from:]
 	} else {
 		q.b = b.Floats()[from:]
+	}
+}
+
+// setC sets C to the elements of c from the given one on.
+func (q *problem) setC(c xpu.Tensor, from int) {
+	if c.DType() == xpu.BFloat16 {
+		q.rounded = c.Halves()[from:]
+	} else {
+		q.c = c.Floats()[from:]
 	}
 }
 
@@ -274,7 +287,12 @@ func (p *product) computeOne(i int) {
 	if q.k == 0 {
 		if !q.add {
 			for r := range t.rows {
-				clear(q.c[(t.row+r)*q.ldc:][t.first*nr : min(q.n, (t.first+t.panels)*nr)])
+				from, to := (t.row+r)*q.ldc+t.first*nr, (t.row+r)*q.ldc+min(q.n, (t.first+t.panels)*nr)
+				if q.rounded != nil {
+					clear(q.rounded[from:to])
+				} else {
+					clear(q.c[from:to])
+				}
 			}
 		}
 		return
@@ -282,6 +300,13 @@ func (p *product) computeOne(i int) {
 	work := p.dev.scratch.Get()
 	defer p.dev.scratch.Put(work)
 	padded := (t.rows + mr - 1) / mr * mr
+	if q.rounded != nil {
+		panels := t.panels
+		if q.k <= depth*kernels.blockK {
+			panels = 1 // complete before the next panel
+		}
+		room(&work.sums, panels*t.rows*nr)
+	}
 	for from, to := 0, 0; from < q.k; from = to {
 		to = min(q.k, from+depth*kernels.blockK)
 		for k0 := from; k0 < to; k0 += kernels.blockK {
@@ -293,6 +318,28 @@ func (p *product) computeOne(i int) {
 			for k0 := from; k0 < to; k0 += kernels.blockK {
 				p.multiply(t, j, k0, min(kernels.blockK, to-k0), work, work.a[padded*kernels.elements(k0-from):])
 			}
+			if q.rounded != nil && to == q.k {
+				q.round(t, j*nr, nr, work.panel(t, j, nr))
+			}
+		}
+	}
+}
+
+// panel returns the sums of panel j of a piece.
+func (s *scratch) panel(t piece, j, nr int) []float32 {
+	size := t.rows * nr
+	return s.sums[(j-t.first)*size%len(s.sums):][:size]
+}
+
+// round sets nr columns of C, from the given one on, to the product in sums, or with add adds it.
+func (q *problem) round(t piece, column, nr int, sums []float32) {
+	columns := min(nr, q.n-column)
+	for r := range t.rows {
+		dst, x := q.rounded[(t.row+r)*q.ldc+column:][:columns], sums[r*nr:][:columns]
+		if q.add {
+			addHalves(dst, x)
+		} else {
+			BF16(dst, x)
 		}
 	}
 }
@@ -303,7 +350,7 @@ func (p *product) multiply(t piece, j, k0, kc int, work *scratch, a []float32) {
 	q := &p.problems[s.problem]
 	kernels := p.dev.kernels
 	mr, nr := kernels.mr, kernels.nr
-	size, add := kernels.elements(kc), q.add || k0 > 0
+	size, add := kernels.elements(kc), q.add && q.rounded == nil || k0 > 0
 	columns := min(nr, q.n-j*nr)
 	b, ldb := work.b[:], nr
 	switch {
@@ -313,6 +360,10 @@ func (p *product) multiply(t piece, j, k0, kc int, work *scratch, a []float32) {
 		b, ldb = q.b[k0*q.ldb+j*nr:], q.ldb // read once: a copy would not pay
 	default:
 		q.packB(kernels, b, j*nr, columns, k0, kc, work)
+	}
+	if q.rounded != nil {
+		kernels.multiply(t.rows, size, a, b, ldb, work.panel(t, j, nr), nr, add)
+		return
 	}
 	c := q.c[t.row*q.ldc+j*nr:]
 	if columns == nr {

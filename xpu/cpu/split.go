@@ -17,6 +17,8 @@ type task struct {
 	run       func(piece int)
 
 	partial []float32 // partial sums, one part after the other
+	total   []float32 // their sum
+	order   []int32   // of EmbedGrad
 	widened [2][]float32
 	sums    []float64 // partial sums in float64
 	starts  []int32
@@ -105,10 +107,21 @@ func room[E any](memory *[]E, n int) []E {
 	return *memory
 }
 
-// addPartials adds to dst the columns [first, first+len(dst)) of the partial sums of a split over n
-// items, whose rows have the given width.
-func (t *task) addPartials(dst []float32, width, first, n int) {
+// addPartials adds to the vector dst the columns from first on of the partial sums of a split over
+// n items, whose rows have the given width.
+func (t *task) addPartials(dst xpu.Tensor, width, first, n int) {
+	var sum []float32
+	half := dst.DType() == xpu.BFloat16
+	if half {
+		sum = room(&t.total, dst.Dim(0))
+		clear(sum)
+	} else {
+		sum = dst.Floats()
+	}
 	for part := range min(n, parts) {
-		Axpy(dst, 1, t.partial[part*width+first:][:len(dst)])
+		Axpy(sum, 1, t.partial[part*width+first:][:len(sum)])
+	}
+	if half {
+		addHalves(dst.Halves(), sum)
 	}
 }

@@ -25,6 +25,12 @@ func halvesFamily(t *testing.T, d xpu.Device, _ float64) {
 	t.Run("operands", func(t *testing.T) {
 		rapid.Check(t, func(t *rapid.T) { halfOperands(t, d) })
 	})
+	t.Run("gradients", func(t *testing.T) {
+		rapid.Check(t, func(t *rapid.T) { halfGradients(t, d) })
+	})
+	t.Run("updates", func(t *testing.T) {
+		rapid.Check(t, func(t *rapid.T) { halfUpdates(t, d) })
+	})
 }
 
 // halfNumbers rounds every kind of number, to nearest even, by Write and by Copy.
@@ -200,5 +206,114 @@ func halfOperands(t *rapid.T, d xpu.Device) {
 	})
 	if !equalBits(gradients[0], gradients[1]) {
 		t.Errorf("JoinHeads: gradients of weights in float32 %v, in bf16 %v", gradients[0], gradients[1])
+	}
+}
+
+// halfGradients runs each command that adds to a gradient of bf16. The result is the rounded sum of
+// the gradient and of the same command's result in float32, from zero.
+func halfGradients(t *rapid.T, d xpu.Device) {
+	size := func(name string, most int) int { return rapid.IntRange(1, most).Draw(t, name) }
+	r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 2))
+	floats := func(shape ...int) xpu.Tensor {
+		n, _ := xpu.Elements(shape)
+		return upload(t, d, random(r, n), shape...)
+	}
+	// adds compares the results of run, which adds to a gradient of the given shape if add is set,
+	// and otherwise sets it.
+	adds := func(name string, add bool, shape []int, run func(dst xpu.Tensor)) {
+		n, _ := xpu.Elements(shape)
+		before := halfBits(r, n)
+		wide, half := upload(t, d, make([]float32, n), shape...), uploadHalves(t, d, before, shape...)
+		run(wide)
+		run(half)
+		got, product := readHalves(t, d, half), read(t, d, wide)
+		for i, x := range product {
+			if add {
+				x += math.Float32frombits(uint32(before[i]) << 16)
+			}
+			if want := uint16(math.Float32bits(roundBF16(x)) >> 16); got[i] != want {
+				t.Fatalf("%s: element %d of %v is %x, want %x: %x and %v", name, i, shape, got[i], want, before[i],
+					product[i])
+			}
+		}
+	}
+
+	m, n, k := size("m", 200), size("n", 70), size("k", 2500)
+	o := xpu.MatMulOptions{Accumulate: rapid.Bool().Draw(t, "accumulate")}
+	a, b := floats(k, m), floats(k, n)
+	adds("MatMul", o.Accumulate, []int{m, n}, func(dst xpu.Tensor) { d.MatMul(dst, a.T(), b, o) })
+	counts := uploadInts(t, d, []int32{int32(k / 3), 0, int32(k - k/3)})
+	adds("GroupedWeightGrad", o.Accumulate, []int{3, m, n}, func(dst xpu.Tensor) {
+		d.GroupedWeightGrad(dst, a, b, counts, o)
+	})
+
+	ids := make([]int32, k)
+	for i := range ids {
+		ids[i] = int32(r.IntN(5))
+	}
+	numbers := uploadInts(t, d, ids)
+	adds("EmbedGrad", true, []int{5, n}, func(dst xpu.Tensor) { d.EmbedGrad(dst, b, numbers, 3) })
+
+	x, dy := floats(m, n), random(r, m*n)
+	norm := xpu.Norm{Epsilon: 1e-5, Weight: floats(n), RStd: floats(m)}
+	adds("NormGrad", true, []int{n}, func(dst xpu.Tensor) {
+		d.NormGrad(upload(t, d, make([]float32, m*n), m, n), upload(t, d, dy, m, n), x, norm, dst)
+	})
+
+	tokens, half := min(m, 9), size("half of a head", 9)
+	width := 3 * 2 * half
+	p := xpu.Projections{QKV: floats(tokens, width), Epsilon: 1e-5, RQ: floats(tokens), RK: floats(tokens),
+		QWeight: floats(width / 3), KWeight: floats(width / 3), Cos: floats(tokens, half), Sin: floats(tokens, half),
+		Q: floats(1, 1, tokens, 2*half), K: floats(1, 1, tokens, 2*half), V: floats(1, 1, tokens, 2*half)}
+	dk, dv, dqkv := floats(1, 1, tokens, 2*half), floats(1, 1, tokens, 2*half), random(r, tokens*width)
+	adds("JoinHeads", true, []int{2, width / 3}, func(dst xpu.Tensor) {
+		d.JoinHeads(p, upload(t, d, dqkv, tokens, width), dk, dv, dst.Index(0), dst.Index(1))
+	})
+}
+
+// halfUpdates compares the norm of a gradient of bf16, and every update by it, with the results for
+// the same numbers in float32.
+func halfUpdates(t *rapid.T, d xpu.Device) {
+	n := rapid.IntRange(1, xpu.BlockSize+10_000).Draw(t, "n")
+	r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 3))
+	half := uploadHalves(t, d, halfBits(r, n))
+	wide := upload(t, d, read(t, d, half))
+	d.Zero(half.Rows(0, n/2))
+	d.Zero(wide.Rows(0, n/2))
+	u := rapid.SampledFrom(UpdateCases).Draw(t, "update").Update
+	if u.Rule == "lamb" || u.Rule == "muon" {
+		return // the update is written to the gradient, which must be float32
+	}
+	measured := rapid.Bool().Draw(t, "measured")
+	start := [3][]float32{random(r, n), random(r, n), random(r, n)}
+	for i, v := range start[2] {
+		start[2][i] = v * v
+	}
+	var results [2][]float32
+	var sums [2][]float64
+	for kind, grad := range []xpu.Tensor{wide, half} {
+		blocks := xpu.Blocks([]xpu.Tensor{grad})
+		sums[kind] = make([]float64, 3*blocks)
+		before, change := sums[kind][blocks:2*blocks], sums[kind][2*blocks:]
+		d.SumSquares([]xpu.Tensor{grad}, sums[kind][:blocks])
+		m := xpu.Moments{Weight: upload(t, d, start[0]), Grad: grad, M: upload(t, d, start[1])}
+		if u.States > 1 {
+			m.V = upload(t, d, start[2])
+		}
+		if !measured {
+			before, change = nil, nil
+		}
+		d.Update(u, []xpu.Moments{m}, before, change)
+		for _, x := range []xpu.Tensor{m.Weight, m.M, m.V} {
+			if x.Present() {
+				results[kind] = append(results[kind], read(t, d, x)...)
+			}
+		}
+	}
+	if !equalBits(results[0], results[1]) {
+		t.Errorf("%s: another result than in float32", u.Rule)
+	}
+	if !slices.Equal(sums[0], sums[1]) {
+		t.Errorf("%s: sums %v, in float32 %v", u.Rule, sums[1], sums[0])
 	}
 }

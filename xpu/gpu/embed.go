@@ -12,7 +12,7 @@ func (d *Device) Embed(dst, table, ids xpu.Tensor) {
 // by comparing each token with all others: for 32,768 tokens a billion comparisons, a few tenths of
 // a millisecond on a GPU.
 func (d *Device) EmbedGrad(dtable, dx, ids xpu.Tensor, skip int32) {
-	xpu.CheckRows("EmbedGrad", dx, dtable, ids)
+	xpu.CheckEmbedGrad(dtable, dx, ids)
 	tokens, width := dx.Dim(0), dx.Dim(1)
 	if tokens == 0 {
 		return

@@ -4,7 +4,7 @@ import "mula/xpu"
 
 // GatherRows copies rows of x in the order of tokenOf; see [xpu.Layers].
 func (d *Device) GatherRows(dst, x, tokenOf xpu.Tensor) {
-	xpu.CheckRows("GatherRows", dst, x, tokenOf)
+	xpu.CheckGatherRows(dst, x, tokenOf)
 	d.gatherRows(dst, x, tokenOf)
 }
 

@@ -52,7 +52,7 @@ var _ xpu.Device = (*Device)(nil)
 // the processor supports it, and otherwise multiplies rounded operands in float32. The error names
 // the libraries that were tried, or the reason why the library cannot be used.
 func New(threads int, precision xpu.Precision) (*Device, error) {
-	if precision == xpu.BF16Mixed {
+	if precision.Weights() == xpu.BFloat16 {
 		return nil, fmt.Errorf("onednn: precision %s needs the device cpu", precision)
 	}
 	if threads < 0 || precision != xpu.FP32 && precision != xpu.BF16 {
