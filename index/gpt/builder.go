@@ -1,6 +1,7 @@
 package gpt
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,11 +76,9 @@ func (b *Builder) Build(ctx context.Context, d *Dataset, l Layout, f Files, pool
 	if err := b.room(l); err != nil {
 		return err
 	}
-	if b.chunks.free == nil {
-		b.chunks = chunkPool{size: chunkBytes, free: make(chan []byte, chunkMemory)}
-		if b.chunkBytes > 0 {
-			b.chunks.size = b.chunkBytes
-		}
+	if size := b.chunkSize(l); size > b.chunks.size {
+		b.chunks.drop()
+		b.chunks = chunkPool{size: size, free: make(chan []byte, chunkMemory)}
 	}
 	share := &lease{pool: pool}
 	out := startOutput(ctx, share, &b.chunks)
@@ -111,6 +110,12 @@ func (b *Builder) compute(out *output, d *Dataset, l Layout, f Files) error {
 	}
 	out.writeImage(f.Shuffle, image)
 	return nil
+}
+
+// chunkSize returns the size of the chunks for files of layout l. Short files are one chunk each.
+func (b *Builder) chunkSize(l Layout) int {
+	longest := max(l.DocumentBytes, l.SampleBytes, l.ShuffleBytes)
+	return int(min(int64(cmp.Or(b.chunkBytes, chunkBytes)), (longest+chunkAlign-1)&^(chunkAlign-1)))
 }
 
 // threads returns the number of threads to shuffle the given number of elements, and acquires that

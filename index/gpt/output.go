@@ -120,7 +120,7 @@ func (p *chunkPool) drop() {
 	for _, release := range p.release {
 		release()
 	}
-	p.release, p.free = nil, nil
+	*p = chunkPool{}
 }
 
 // lease is a builder's share of a pool that limits how many goroutines compute at once.

@@ -7,8 +7,8 @@ import (
 )
 
 // Aligned allocates zeroed memory of the given size outside Go's heap. The memory is aligned to 2
-// MiB and uses huge pages if possible, which speeds up random access to large arrays. release frees
-// the memory, which must not be used afterwards.
+// MiB. If it is at least that large, it uses huge pages if possible, which speeds up random access
+// to large arrays. release frees the memory, which must not be used afterwards.
 func Aligned(bytes int) (memory []byte, release func()) {
 	const page = 2 << 20
 	size := (max(bytes, 1) + page - 1) &^ (page - 1)
@@ -22,8 +22,10 @@ func Aligned(bytes int) (memory []byte, release func()) {
 	}
 	first := unsafe.Add(base, -int(uintptr(base))&(page-1))
 	all := unsafe.Slice((*byte)(first), size)
-	// Without huge pages the memory is only slower.
-	_ = unix.Madvise(all, unix.MADV_HUGEPAGE)
+	if bytes >= page { // else the kernel would clear a whole huge page for a few bytes
+		// Without huge pages the memory is only slower.
+		_ = unix.Madvise(all, unix.MADV_HUGEPAGE)
+	}
 	return all[:bytes:bytes], func() {
 		if base != nil {
 			_ = unix.MunmapPtr(base, uintptr(size+page))
