@@ -3,49 +3,73 @@
 // It ends with the exit code of go test.
 //
 // The environment variable GO names the go command.
+//
+// The files of tests are in a folder in memory if the machine has 4 GiB for it, because some disks
+// take long to create and remove many files. The environment variable TMPDIR names another folder.
 package main
 
 import (
 	"bufio"
 	"bytes"
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"slices"
 	"strings"
+	"syscall"
 )
 
 func main() {
-	c := exec.Command(cmp.Or(os.Getenv("GO"), "go"), append([]string{"test", "-json"}, os.Args[1:]...)...)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code, err := goTest(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "gotest:", err)
+	}
+	os.Exit(code)
+}
+
+// goTest runs go test and returns its exit code. If ctx is done, it stops go test.
+func goTest(ctx context.Context) (code int, err error) {
+	c := exec.CommandContext(ctx, cmp.Or(os.Getenv("GO"), "go"), append([]string{"test", "-json"}, os.Args[1:]...)...)
+	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
 	c.Stdin, c.Stderr = os.Stdin, os.Stderr
+	folder, err := inMemory()
+	if err != nil {
+		return 1, err
+	}
+	if folder != "" {
+		defer func() { err = errors.Join(err, os.RemoveAll(folder)) }()
+		c.Env = append(os.Environ(), "TMPDIR="+folder)
+	}
 	out, err := c.StdoutPipe()
 	if err == nil {
 		err = c.Start()
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "gotest:", err)
-		os.Exit(1)
+		return 1, err
 	}
 	var r report
 	readErr := r.read(out, os.Stdout)
 	if readErr != nil {
-		fmt.Fprintln(os.Stderr, "gotest: reading what go test prints:", readErr)
+		readErr = fmt.Errorf("reading what go test prints: %w", readErr)
 		io.Copy(io.Discard, out)
 	}
 	err = c.Wait()
 	fmt.Println(r.summary())
-	var exit *exec.ExitError
-	switch {
-	case errors.As(err, &exit) && exit.ExitCode() > 0:
-		os.Exit(exit.ExitCode())
-	case err != nil || readErr != nil:
-		fmt.Fprintln(os.Stderr, "gotest:", errors.Join(err, readErr))
-		os.Exit(1)
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.ExitCode() > 0 {
+		return exit.ExitCode(), readErr
 	}
+	if err = errors.Join(err, readErr); err != nil {
+		return 1, err
+	}
+	return 0, nil
 }
 
 // libraries lists libraries that tests need and may not find: a text in the message of the test,
