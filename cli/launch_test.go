@@ -430,6 +430,7 @@ while [ "$1" != sh ]; do
 	if [ "$1" = -n ]; then n=$2; fi
 	shift
 done
+echo "$SRUN_CPUS_PER_TASK processors for each task" >&2
 trap 'kill -USR1 $pids' USR1
 trap 'kill -TERM $pids' TERM
 i=0
@@ -467,6 +468,7 @@ func TestLaunchSlurm(t *testing.T) {
 	t.Setenv("PATH", bin+string(filepath.ListSeparator)+os.Getenv("PATH"))
 	t.Setenv("SLURM_JOB_ID", "12")
 	t.Setenv("SLURM_JOB_NODELIST", "127.0.0.1")
+	t.Setenv("SLURM_CPUS_PER_TASK", "3")
 	config := func(name string) string { return launchConfig(name, fourRanksSteps, fourRanks) }
 	writeFile(t, config("whole"), dir, "whole.yaml")
 	mustRun(t, dir, "train", "--config", "whole.yaml")
@@ -481,6 +483,9 @@ func TestLaunchSlurm(t *testing.T) {
 	if attempts := l.attempts(); len(attempts) != 1 || attempts[0].Outcome != launch.Stopped ||
 		attempts[0].With != "Slurm, tcp" {
 		t.Errorf("%+v\n%s", attempts, l.output())
+	}
+	if !strings.Contains(l.output(), "3 processors for each task") {
+		t.Errorf("srun does not get the number of processors of the job: %s", l.output())
 	}
 	l = start(t, dir, "slurm", config("slurm"))
 	l.ends(exitDone)

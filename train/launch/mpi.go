@@ -102,8 +102,11 @@ func (m *MPI) Start(_ context.Context, r Ranks) (Job, error) {
 	}
 	cmd := exec.Command(m.Program[0], append(slices.Clone(m.Program[1:]), arguments...)...)
 	cmd.Env = append(os.Environ(), r.Environment...)
-	if m.Kind == PALS {
+	switch n := os.Getenv("SLURM_CPUS_PER_TASK"); {
+	case m.Kind == PALS:
 		cmd.Env = append(cmd.Env, palsEnvironment...)
+	case m.Kind == Slurm && n != "" && os.Getenv(cpusVariable) == "":
+		cmd.Env = append(cmd.Env, cpusVariable+"="+n)
 	}
 	said := &tail{}
 	cmd.Stdout, cmd.Stderr = tee{out.stdout, said}, tee{out.stderr, said}
@@ -133,6 +136,9 @@ func (m *MPI) Start(_ context.Context, r Ranks) (Job, error) {
 // palsEnvironment makes PALS end all ranks when one fails, pass all variables to the ranks, and
 // write complete lines.
 var palsEnvironment = []string{"PALS_ABORT_ON_FAILURE=1", "PALS_ENVALL=1", "PALS_LINE_BUFFER=1"}
+
+// cpusVariable has srun's --cpus-per-task. Since version 22.05, srun ignores the value of the job.
+const cpusVariable = "SRUN_CPUS_PER_TASK"
 
 // A run of ranks on one host.
 type hostRanks struct {
@@ -206,6 +212,10 @@ func (m *MPI) slurmArguments() []string {
 		// a job that was submitted with --export=NONE has SLURM_EXPORT_ENV
 		arguments = append(arguments, "--export=ALL")
 	}
+	if !slices.Contains(m.Program, "--exclusive") {
+		// an earlier step with a dead node never ends, and its cores stay in use on the other nodes
+		arguments = append(arguments, "--overlap")
+	}
 	set := "export " + hostVariable + `="$SLURMD_NODENAME"`
 	if m.TCP {
 		set += " " + tcp.RankVariable + `="$SLURM_PROCID"`
@@ -230,8 +240,8 @@ func (m *MPI) export(environment []string) []string {
 }
 
 // Messages of the programs about the rank whose failure made them end the others: Open MPI 4.1,
-// MPICH 4.0 (Hydra), PALS 1.3 to 1.8, Slurm 23. A shepherd is PALS's process beside the ranks of a
-// host.
+// MPICH 4.0 (Hydra), PALS 1.3 to 1.8, Slurm 22.05 and 23. A shepherd is PALS's process beside
+// the ranks of a host.
 var (
 	openMPISignal = regexp.MustCompile(`process\s+rank\s+(\d+)\s+with\s+PID\s+\d+\s+on\s+node\s+(\S+)\s+exited\s+on\s+signal\s+(\d+)`)
 	openMPICode   = regexp.MustCompile(`Process name: \[\[\d+,\d+\],(\d+)\]\s+Exit code:\s+(\d+)`)
@@ -239,6 +249,7 @@ var (
 	mpichSignal   = regexp.MustCompile(`EXIT STRING: .*\(signal (\d+)\)`)
 	palsRank      = regexp.MustCompile(`(?m)^(\S+): (?:rank (\d+)|shepherd) (?:exited with code (\d+)|died from signal (\d+)(?: and dumped core)?)$`)
 	slurmTask     = regexp.MustCompile(`srun: error: (\S+): tasks? (\d+)[-,0-9]*: (?:Exited with exit code (\d+)|(Killed|Terminated|Aborted|Segmentation fault|Bus error|Out Of Memory))`)
+	slurmNode     = regexp.MustCompile(`(?m)^srun: error: (?:Node failure on (\S+)|Task launch for .*failed on node (\S+): (?:Communication|Socket timed out).*)$`)
 	slurmMemory   = regexp.MustCompile(`(?mi)^(?:srun|slurmstepd[^:\n]*): error: .*(?:out of memory|oom[-_ ]kill|exceeded .*memory limit)`)
 )
 
@@ -287,6 +298,13 @@ func (m *MPI) cause(e *Exit, said string, hosts []string) {
 		for _, found := range slurmTask.FindAllStringSubmatch(said, -1) {
 			exits = append(exits, Exit{Host: found[1], Rank: number(found[2]), Signal: slurmSignals[found[4]],
 				Code: number(found[3])})
+		}
+		if found := slurmNode.FindStringSubmatch(said); found != nil {
+			nodes, err := ParseNodeList(found[1] + found[2])
+			if err == nil && len(nodes) > 0 {
+				_, note, _ := strings.Cut(found[0], "error: ")
+				exits = append(exits, Exit{Rank: -1, Host: nodes[0].Name, Unreachable: true, Note: note})
+			}
 		}
 		if first := cause(exits); first != nil {
 			*e = *first
