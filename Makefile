@@ -12,7 +12,7 @@ ENVIRONMENTS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mula/conformance
 VERSION ?= $(patsubst v%,%,$(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null))
 LDFLAGS = $(if $(VERSION),-X mula/internal/version.number=$(VERSION))
 
-.PHONY: help build check dist man site screenshots test test-long race lint fmt fuzz bench bench-index bench-encoding bench-training bench-products bench-kernels bench-loaders pvc nvidia gpu gpu-programs conformance conformance-ids conformance-layouts conformance-huggingface quickstart clean
+.PHONY: help build check dist man site screenshots test test-long race lint fmt fuzz bench bench-index bench-encoding bench-training bench-products bench-kernels bench-loaders pvc nvidia gpu gpu-programs conformance conformance-ids conformance-layouts conformance-huggingface slurm quickstart clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 26
@@ -138,6 +138,11 @@ conformance-huggingface: build ## compare logits, gradients, weights and tokens 
 	conformance/environments.sh $(ENVIRONMENTS) transformers-5.23.0 transformers-4.57.6
 	$(ENVIRONMENTS)/transformers-5.23.0/bin/python conformance/huggingface.py $(ARGS)
 	$(ENVIRONMENTS)/transformers-4.57.6/bin/python conformance/huggingface.py $(ARGS)
+
+# Not in .ci/run: it waits for Slurm's timers, and needs packages of Debian. Run it every night, and
+# after changes of examples/slurm or train/launch.
+slurm: build ## run the templates of examples/slurm in a Slurm of four nodes on this machine (two minutes; needs slurm-wlm, munge)
+	conformance/slurm.sh
 
 quickstart: build ## the main job, end to end, on real text (a few minutes)
 	./fixtures/quickstart.sh quickstart

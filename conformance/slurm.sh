@@ -1,0 +1,229 @@
+#!/usr/bin/env bash
+# Runs the templates of examples/slurm in a Slurm of four nodes on this machine: munged, slurmctld
+# and four slurmd, on free ports, in a temporary folder. Jobs are ended before their time limit,
+# requeued by hand, cancelled, and lose a node. Shards, index files and weights are compared with
+# the output of commands that ran alone. It takes about two minutes.
+#
+#     conformance/slurm.sh                needs bin/mula, Go and python3
+#
+# Debian's packages slurm-wlm and munge are installed if they are missing and root runs the script.
+# The exit code is 75 if Slurm cannot be installed, or does not start here.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+root=$PWD
+export PATH=$root/bin:$PATH:/usr/sbin
+
+say() { printf '== slurm: %s (%d s)\n' "$*" "$SECONDS"; }
+unavailable() { echo "slurm: $*" >&2; exit 75; }
+for program in munged slurmctld slurmd sbatch srun; do
+	if ! command -v $program >/dev/null; then
+		[ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || unavailable "install slurm-wlm and munge; only root can do that here, with apt-get"
+		{ apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends slurm-wlm munge; } >/dev/null 2>&1 ||
+			unavailable "slurm-wlm and munge could not be installed (is there a network?)"
+		break
+	fi
+done
+
+data=$(mktemp -d)
+export SLURM_CONF=$data/slurm.conf
+processes() { # processes SETTING: ids of the processes with this variable in their environment
+	( unset SLURM_CONF # grep and cut must not find themselves
+		{ grep -l -a -z -x -F -e "$1" /proc/[0-9]*/environ 2>/dev/null || true; } | cut -d/ -f3)
+}
+stop() {
+	code=$?
+	trap - EXIT
+	if [ $code != 0 ] && [ $code != 75 ]; then tail -n 20 "$data"/log/*ctld "$data"/*.log >&2 || true; fi
+	# Daemons and jobs have the path of this configuration in their environment, as this shell's
+	# children have, but not this shell itself.
+	while ids=$(processes "SLURM_CONF=$SLURM_CONF"); [ -n "$ids" ]; do
+		kill -KILL $ids 2>/dev/null || true
+		sleep 0.2
+	done
+	rm -rf "$data"
+	exit $code
+}
+trap stop EXIT
+
+# wait_for SECONDS COMMAND…: waits until the command succeeds. The time is for machines that hang.
+wait_for() {
+	local end=$((SECONDS + $1))
+	shift
+	until "$@"; do
+		if [ $SECONDS -ge $end ]; then
+			echo "slurm: no success in time: $*" >&2
+			return 1
+		fi
+		sleep 0.1
+	done
+}
+
+say "start munged, slurmctld and four slurmd"
+mkdir -p "$data/state" "$data/log"
+chmod 755 "$data"
+(umask 077 && head -c 128 /dev/urandom >"$data/munge.key")
+ports=($(python3 -c '
+import socket
+sockets = [socket.socket() for _ in range(5)]
+for s in sockets: s.bind(("127.0.0.1", 0))
+print(*(s.getsockname()[1] for s in sockets))'))
+nodes=(127.0.0.11 127.0.0.12 127.0.0.13 127.0.0.14) # the names of nodes are addresses, which ranks can reach
+cat >"$SLURM_CONF" <<END
+ClusterName=mula
+SlurmctldHost=$(hostname)(127.0.0.1)
+SlurmctldPort=${ports[0]}
+SlurmUser=$(id -un)
+SlurmdUser=$(id -un)
+AuthType=auth/munge
+# a requeued job waits until the credentials of its first start are invalid
+AuthInfo=socket=$data/munge.sock,cred_expire=15
+StateSaveLocation=$data/state
+SlurmdSpoolDir=$data/spool-%n
+SlurmctldPidFile=$data/slurmctld.pid
+SlurmdPidFile=$data/slurmd-%n.pid
+SlurmctldLogFile=$data/log/slurmctld
+SlurmdLogFile=$data/log/slurmd-%n
+SlurmctldDebug=debug
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SwitchType=switch/none
+MpiDefault=none
+ReturnToService=2
+SlurmdTimeout=30
+NodeName=127.0.0.[11-14] NodeHostname=localhost NodeAddr=127.0.0.1 Port=$(IFS=,; echo "${ports[*]:1}") CPUs=16
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+END
+force=()
+[ "$(id -u)" != 0 ] || force=(--force)
+munged "${force[@]}" --foreground --socket="$data/munge.sock" --key-file="$data/munge.key" --pid-file="$data/munged.pid" \
+	--log-file="$data/log/munged" --seed-file="$data/munged.seed" >"$data/log/munged.out" 2>&1 &
+disown
+wait_for 60 test -S "$data/munge.sock" || unavailable "munged does not start: $(tail -n 3 "$data/log/munged.out")"
+slurmctld -D -i >"$data/log/slurmctld.out" 2>&1 &
+disown
+start_node() { # the node's processes have its name in their environment, as the ranks of jobs have
+	mkdir -p "$data/spool-$1"
+	SLURMD_NODENAME=$1 slurmd -D -N "$1" >>"$data/log/slurmd-$1.out" 2>&1 &
+	disown
+}
+for node in "${nodes[@]}"; do start_node "$node"; done
+idle() { [ "$(sinfo -h -t idle -o %D 2>/dev/null)" = "$1" ]; }
+wait_for 120 idle 4 || unavailable "the nodes do not start: $(sinfo 2>&1; tail -n 3 "$data"/log/*.out)"
+
+# A job is submitted from the folder of the data, as a user does.
+submit() { sbatch --parsable "$@"; }
+template() { echo "$root/examples/slurm/$1.sbatch"; }
+states() { scontrol -o show job "$1" | sed -n 's/.* JobState=\([A-Z_]*\) .*/\1/p' | sort -u; }
+has_ended() { # has_ended JOB: all its tasks are complete; a failed job ends the script
+	local now
+	now=$(states "$1")
+	case $now in
+	*FAILED* | *TIMEOUT* | *CANCELLED*)
+		echo "slurm: job $1 has ended with $now" >&2
+		exit 1
+		;;
+	esac
+	[ "$now" = COMPLETED ]
+}
+restarts() { scontrol -o show job "$1" | sed -n 's/.* Restarts=\([0-9]*\) .*/\1/p'; }
+has_restarted() { [ "$(restarts "$1")" -ge 1 ]; }
+weights() { sed -n 's/.*"weights": *"\([0-9a-f]*\)".*/\1/p' "$1/checkpoints/step-00000400/state.json"; }
+
+say "corpus, shards, plan, index files and weights of commands that run alone"
+go run ./fixtures/gocorpus --output "$data/corpus" >/dev/null
+cd "$data"
+mula tokenizer train --quiet --vocab-size 1024 --output tokenizer.json corpus/books >/dev/null
+mula tokenize --quiet --tokenizer tokenizer.json --output alone/go corpus/go >/dev/null
+index=(--for megatron --data-path "1 alone/go" --tokenizer-path tokenizer.json --split 99,1,0 --seq-length 64 --train-samples 40000 --valid-samples 100 --test-samples 0)
+mula index --quiet "${index[@]}" --cache alone/index >/dev/null
+printf 'sequence_length: 16\nsources: [{name: go, shards: [alone/go.idx]}]\n' >blend.yaml
+mula blend --quiet --config blend.yaml --output plan.json >/dev/null
+config() { # config NAME: the configuration of a run of four ranks in the folder of this name
+	cat >"$1.yaml" <<END
+plan: plan.json
+output: $1
+model: {preset: mula-nano, vocab_size: 1024, num_hidden_layers: 1}
+batch_size: 4
+steps: 400
+checkpoint: {every: 20}
+layout: {expert_dp: 2, ep: 2}
+END
+}
+config alone-run
+mula train --quiet --config alone-run.yaml >/dev/null
+expected=$(weights alone-run)
+
+say "submit the jobs"
+tokens=$(submit --array=0-3 --cpus-per-task=1 "$(template tokenize)" --tokenizer tokenizer.json --output array/go corpus/go)
+pauses=()
+small=(--ntasks-per-node=2 --cpus-per-task=2 --nodes=3 --time=10 --signal=USR1@60)
+runs=(signal requeue spare node)
+for name in "${runs[@]}" cancel; do config "$name"; done
+signal=$(submit "${small[@]}" --exclude="${nodes[1]}" --time=3 --signal=USR1@120 "$(template train)" --config signal.yaml)
+requeue=$(submit "${small[@]}" --exclude="${nodes[1]}" "$(template train)" --config requeue.yaml)
+cancel=$(submit "${small[@]}" --exclude="${nodes[1]}" "$(template train)" --config cancel.yaml)
+# Node 2 runs two ranks of one job, which goes on without it, and the script of the other.
+spare=$(submit "${small[@]}" --no-kill --exclude="${nodes[3]}" "$(template train)" --config spare.yaml)
+node=$(submit "${small[@]}" --exclude="${nodes[0]}" "$(template train)" --config node.yaml)
+# When a run has a checkpoint, its ranks are stopped, so that it does not end before its fault.
+for name in "${runs[@]}" cancel; do
+	{ wait_for 300 test -e "$name/checkpoints/step-00000020" && scancel --signal=STOP "${!name}"; } &
+	pauses+=($!)
+done
+for pause in "${pauses[@]}"; do wait "$pause"; done
+for name in "${runs[@]}" cancel; do
+	[ ! -e "$name/checkpoints/step-00000400" ] || { echo "slurm: run $name has ended before its fault" >&2; exit 1; }
+done
+
+scontrol requeue "$requeue"
+scancel "$cancel"
+# A task of an array starts again, whether it is complete or not.
+has_begun() { [[ $(states "$1") != *PENDING* ]]; }
+wait_for 300 has_begun "${tokens}_1"
+scontrol requeue "${tokens}_1"
+
+say "node ${nodes[1]} dies"
+ids=$(processes "SLURMD_NODENAME=${nodes[1]}")
+daemons=()
+for parent in $(sed -n 's/^PPid:\t//p' $(printf '/proc/%s/status ' $ids) | sort -u); do
+	[ "$(cat "/proc/$parent/comm")" != slurmstepd ] || daemons+=("$parent")
+done
+kill -KILL ${daemons[@]} $ids
+scancel --signal=CONT "$spare"
+
+say "job $signal gets its signal before the time limit"
+wait_for 300 grep -q "send_job_warn_signal: .*JobId=$signal\$" "$data/log/slurmctld"
+scancel --signal=CONT "$signal"
+
+say "job $node starts again, because the node of its script has died"
+wait_for 300 has_restarted "$node"
+start_node "${nodes[1]}"
+
+say "index files by a job of two nodes, and by an array"
+wait_for 300 has_ended "$tokens"
+built=$(submit --nodes=2 --cpus-per-task=1 "$(template index)" "${index[@]}" --cache index)
+builtArray=$(submit --array=0-1 --nodes=1 --cpus-per-task=1 "$(template index)" "${index[@]}" --cache index-array)
+if ldconfig -p | grep -q -e libmpich -e 'libmpi\.so\.12'; then
+	say "ranks of srun --mpi=pmi2, without mula launch"
+	config mpi
+	srun --mpi=pmi2 --nodes=2 --ntasks=4 mula train --quiet --config mpi.yaml >/dev/null
+	runs+=(mpi)
+fi
+for job in $built $builtArray $signal $requeue $spare $node; do wait_for 600 has_ended "$job"; done
+
+say "compare"
+for extension in bin idx; do cmp "alone/go.$extension" "array/go.$extension"; done
+diff -r alone/index index
+diff -r alone/index index-array
+for name in "${runs[@]}"; do
+	[ "$(weights "$name")" = "$expected" ] || { echo "slurm: run $name has other weights" >&2; exit 1; }
+done
+for job in $signal $requeue $node; do has_restarted "$job"; done
+grep -q '"reason":"a signal to the ranks stopped the run after a checkpoint"' signal/launch.jsonl
+[ "$(restarts "$spare")$(restarts "$cancel")$(states "$cancel")" = 00CANCELLED ]
+grep -q "\"blamed\":\"${nodes[1]}\"" spare/launch.jsonl
+say "all weights, shards and index files are equal"
