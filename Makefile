@@ -45,10 +45,10 @@ check: ## the inner loop: build, vet, staticcheck, short tests
 test-long: export RAPID_CHECKS ?= 10000
 test-long: ## the random tests of `make test` with new cases and more rounds
 	MULA_TEST_LONG=1 $(GO) test -vet=off -count=1 -run 'Kill|EightProcesses' ./index/cache ./cli
-	MULA_TEST_LONG=1 $(GO) test -vet=off -short -count=1 -timeout 30m $$($(PROPERTIES))
+	GO=$(GO) MULA_TEST_LONG=1 $(GO) run ./internal/gotest -vet=off -short -count=1 -timeout 30m $$($(PROPERTIES))
 
 race: ## run the tests under the race detector (needs a C compiler)
-	CGO_ENABLED=1 $(GO) test -vet=off -race -timeout 30m ./...
+	GO=$(GO) CGO_ENABLED=1 $(GO) run ./internal/gotest -vet=off -race -timeout 30m ./...
 
 lint: ## format, vet, staticcheck, the rules of internal/lint, links of the documentation
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$unformatted" ]; then echo "not formatted, run make fmt:"; echo "$$unformatted"; exit 1; fi

@@ -21,13 +21,14 @@ func aligned(n, shift int) []byte {
 	return p[off : off+n : off+n]
 }
 
-// directories are one of the disk's file system and, where there is one, one of a file system in
-// memory.
+// directories are one for temporary files and, where they exist, one on a disk and one in memory.
 func directories(t *testing.T) map[string]string {
-	dirs := map[string]string{"disk": t.TempDir()}
-	if dir, err := os.MkdirTemp("/dev/shm", "atomicfile"); err == nil {
-		t.Cleanup(func() { os.RemoveAll(dir) })
-		dirs["memory"] = dir
+	dirs := map[string]string{"temporary": t.TempDir()}
+	for name, root := range map[string]string{"disk": "/var/tmp", "memory": "/dev/shm"} {
+		if dir, err := os.MkdirTemp(root, "atomicfile"); err == nil {
+			t.Cleanup(func() { os.RemoveAll(dir) })
+			dirs[name] = dir
+		}
 	}
 	return dirs
 }

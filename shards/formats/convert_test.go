@@ -61,7 +61,7 @@ func TestConversion(t *testing.T) {
 	t.Parallel()
 	docs := corpus(50, 30, 50280)
 	for _, to := range all {
-		dir := quickDir(t)
+		dir := t.TempDir()
 		var inputs []string
 		for i, part := range [][]document{docs[:20], docs[20:20], docs[20:]} {
 			inputs = append(inputs, filepath.Join(dir, fmt.Sprint("in", i)))
@@ -210,7 +210,7 @@ func TestConversionOfBareArrays(t *testing.T) {
 // Two hundred thousand documents go through in the memory of one batch of their origins.
 func TestMemoryIsFlat(t *testing.T) {
 	const n = 200_000
-	dir := quickDir(t)
+	dir := t.TempDir()
 	tokens := make([]uint32, 12)
 	for _, l := range all {
 		prefix := filepath.Join(dir, "x"+l.Name)

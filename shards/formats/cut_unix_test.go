@@ -28,7 +28,7 @@ func TestFilesCutWhileOpen(t *testing.T) {
 		docs = append(docs, doc)
 	}
 	for _, l := range all {
-		folder := quickDir(t)
+		folder := t.TempDir()
 		prefix := filepath.Join(folder, "x")
 		if _, err := write(l, prefix, testInfo, Options{}, docs); err != nil {
 			t.Fatal(err)

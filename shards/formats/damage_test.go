@@ -125,7 +125,7 @@ func TestFlippedBitNamesDocuments(t *testing.T) {
 				continue
 			}
 			t.Run(fmt.Sprint(l.name, width), func(t *testing.T) {
-				prefix := filepath.Join(quickDir(t), "x")
+				prefix := filepath.Join(t.TempDir(), "x")
 				var docs []document
 				var ends []int // in ids; in a bare array the second document ends where the first block does
 				random := rand.New(rand.NewPCG(1, uint64(width)))
@@ -265,7 +265,7 @@ func samplesOf(t *testing.T, folder string, n int) int64 {
 // none, ids are read as they are; without the list of documents damage is found too.
 func TestDamagedSums(t *testing.T) {
 	for _, l := range summed {
-		prefix := filepath.Join(quickDir(t), "x")
+		prefix := filepath.Join(t.TempDir(), "x")
 		info := testInfo
 		docs := []document{{append(slices.Repeat([]uint32{7}, 20000), uint32(info.EOD)), shards.DocumentOrigin{ID: "a",
 			File: "f", Line: 1}}}

@@ -34,18 +34,6 @@ var all = All()
 var testInfo = shards.TokenizerInfo{SHA256: strings.Repeat("ab", 32), VocabSize: 50280, EOD: 50279,
 	ClassTable: "tokenizers-0.23.3", Specials: "text"}
 
-// quickDir is a folder in memory where there is one: tests that write thousands of files would
-// otherwise wait for the disk at each.
-func quickDir(t testing.TB) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("/dev/shm", "mula-formats-")
-	if err != nil {
-		return t.TempDir()
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	return dir
-}
-
 // A document is a document that a test writes and expects back.
 type document struct {
 	Tokens []uint32
@@ -138,7 +126,7 @@ func holdsEmpty(l *layout.Layout) bool { return l != &datatrove.Layout && l != &
 // Whatever is written in a layout, and from it in another, is read back: tokens, boundaries,
 // origins, tokenizer.
 func TestAnyToAny(t *testing.T) {
-	dir := quickDir(t)
+	dir := t.TempDir()
 	n := 0
 	rapid.Check(t, func(t *rapid.T) {
 		n++
@@ -355,7 +343,7 @@ func TestReadersLeaveNothingOpen(t *testing.T) {
 	if err != nil {
 		t.Skip("this system does not say which files are open")
 	}
-	dir := quickDir(t)
+	dir := t.TempDir()
 	for _, l := range all {
 		for _, compression := range []string{"", "zstd"} {
 			if l != &mds.Layout && compression != "" {
@@ -411,7 +399,7 @@ func TestEveryFault(t *testing.T) {
 		}
 		return out
 	}
-	before, after, quick := docs(7, 30), docs(9, 11), quickDir(t)
+	before, after, quick := docs(7, 30), docs(9, 11), t.TempDir()
 	for _, l := range all {
 		for _, compression := range []string{"", "zstd"} {
 			if l != &mds.Layout && compression != "" {

@@ -69,7 +69,7 @@ func TestConversionFindsMovedBoundaries(t *testing.T) {
 		}},
 	} {
 		t.Run(c.layout.Name+" "+c.name, func(t *testing.T) {
-			dir := quickDir(t)
+			dir := t.TempDir()
 			in := filepath.Join(dir, "in")
 			if _, err := write(c.layout, in, testInfo, Options{}, docs); err != nil {
 				t.Fatal(err)

@@ -37,18 +37,6 @@ import (
 var quick = tuning{timing: locks.Timing{Beat: 50 * time.Millisecond, Stale: time.Minute}, poll: time.Millisecond,
 	maxPoll: 5 * time.Millisecond}
 
-// TestMain puts the tests' files into memory where that is possible: on a disk the tests mostly
-// wait for fsync.
-func TestMain(m *testing.M) {
-	if dir, err := os.MkdirTemp("/dev/shm", "mula-job"); err == nil {
-		os.Setenv("TMPDIR", dir)
-		code := m.Run()
-		os.RemoveAll(dir)
-		os.Exit(code)
-	}
-	os.Exit(m.Run())
-}
-
 // A known document of a test corpus.
 type known struct {
 	input  int
