@@ -265,13 +265,11 @@ func (c *writer) copyTo(ctx context.Context, memory *[]float32) error {
 		*memory = make([]float32, elements)
 	}
 	rest := *memory
-	var buffer []float32
 	for _, t := range tensors {
-		numbers, err := xpu.Numbers(ctx, c.device, *t, &buffer)
-		if err != nil {
+		n := t.Elements()
+		if err := c.device.Read(ctx, rest[:n], *t); err != nil {
 			return err
 		}
-		n := copy(rest, numbers)
 		*t, rest = xpu.Of(rest[:n], n), rest[n:]
 	}
 	c.device = hostMemory{}
@@ -458,10 +456,9 @@ func (c *writer) writeTensors(ctx context.Context, name string, tensors []safete
 		}
 		var buffer []float32
 		for i, t := range tensors {
-			numbers, err := xpu.Numbers(ctx, c.device, values(i), &buffer)
-			if err == nil {
-				err = errors.Join(ctx.Err(), out.Float32(t.Name, numbers))
-			}
+			err := pieces(ctx, c.device, values(i), &buffer, func(numbers []float32) error {
+				return errors.Join(ctx.Err(), out.Float32(t.Name, numbers))
+			})
 			if err != nil {
 				return err
 			}

@@ -494,14 +494,33 @@ type tensorHash struct {
 	SHA256 string `json:"sha256"`
 }
 
-// hashOf returns the hash of a tensor's weights. buffer is memory for them on the host.
+// hashOf returns the hash of a tensor's weights. buffer is memory for [pieces].
 func (s Shard) hashOf(ctx context.Context, h heldTensor, buffer *[]float32) (tensorHash, error) {
-	weight, err := xpu.Numbers(ctx, s.device, h.weight, buffer)
-	if err != nil {
-		return tensorHash{}, err
+	sum := sha256.New()
+	err := pieces(ctx, s.device, h.weight, buffer, func(weights []float32) error {
+		_, err := sum.Write(bytesOf(weights))
+		return err
+	})
+	return tensorHash{h.index, hex.EncodeToString(sum.Sum(nil))}, err
+}
+
+// pieceElements is the number of elements that are read at once from memory that the host cannot
+// use as it is, so that a large tensor does not need its size again.
+const pieceElements = 1 << 18
+
+// pieces calls each with all numbers of a tensor, in order. buffer is host memory for a piece.
+func pieces(ctx context.Context, m xpu.Memory, t xpu.Tensor, buffer *[]float32, each func([]float32) error) error {
+	all := t.Flat()
+	for begin, n := 0, all.Elements(); begin < n; begin += pieceElements {
+		numbers, err := xpu.Numbers(ctx, m, all.Rows(begin, min(begin+pieceElements, n)), buffer)
+		if err == nil {
+			err = each(numbers)
+		}
+		if err != nil {
+			return err
+		}
 	}
-	sum := sha256.Sum256(bytesOf(weight))
-	return tensorHash{h.index, hex.EncodeToString(sum[:])}, nil
+	return nil
 }
 
 // combine computes the hash of the weights from the hashes of all tensors. Each hash is in one of

@@ -31,6 +31,7 @@ import (
 	"mula/xpu"
 	"mula/xpu/comm"
 	"mula/xpu/comm/local"
+	"mula/xpu/cpu"
 )
 
 func writeJSON(path string, value any) error {
@@ -1129,5 +1130,34 @@ func TestFormat1(t *testing.T) {
 	if _, err := verify(context.Background(), comm.NewSingle(), path); err == nil ||
 		!strings.Contains(err.Error(), "does not list "+optimizerFile) {
 		t.Errorf("format 1 with an index: %v", err)
+	}
+}
+
+// A tensor that the host cannot use as it is, is read in pieces of a limited size.
+func TestPieces(t *testing.T) {
+	d := cpu.New(1, xpu.BF16Mixed)
+	defer d.Close()
+	want := make([]float32, 2*pieceElements+7)
+	for i := range want {
+		want[i] = float32(i % 251)
+	}
+	halves, err := d.New(xpu.BFloat16, len(want))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Write(halves, want)
+	for _, x := range []xpu.Tensor{halves, xpu.Of(want, len(want))} {
+		var buffer, got []float32
+		err := pieces(t.Context(), d, x, &buffer, func(numbers []float32) error {
+			got = append(got, numbers...)
+			return nil
+		})
+		if err != nil || !slices.Equal(got, want) || cap(buffer) > pieceElements {
+			t.Errorf("%s: %d numbers of %d, with a buffer of %d; %v", x.DType(), len(got), len(want), cap(buffer), err)
+		}
+		broken := errors.New("broken")
+		if err := pieces(t.Context(), d, x, &buffer, func([]float32) error { return broken }); err != broken {
+			t.Errorf("%s: the error is %v", x.DType(), err)
+		}
 	}
 }
