@@ -73,17 +73,14 @@ func CheckCopied(dst, x Tensor) {
 	check("Copy", "x", x, number(x), dst.shape[:dst.rank]...)
 }
 
-// CheckElements panics unless all operands of [Layers.Zero] or [Layers.Add] have the result's
-// shape.
-func CheckElements(name string, dst Tensor, operands ...Tensor) {
-	dtype := Float32
-	if name == "Zero" {
-		dtype = number(dst)
-	}
-	check(name, "dst", dst, dtype, dst.shape[:dst.rank]...)
-	for _, x := range operands {
-		check(name, "an operand", x, Float32, dst.shape[:dst.rank]...)
-	}
+// CheckZeroed panics unless the argument of [Layers.Zero] is valid.
+func CheckZeroed(x Tensor) { check("Zero", "x", x, number(x), x.shape[:x.rank]...) }
+
+// CheckAdded panics unless the arguments of [Layers.Add] are valid.
+func CheckAdded(dst, x, y Tensor) {
+	check("Add", "dst", dst, Float32, dst.shape[:dst.rank]...)
+	check("Add", "x", x, Float32, dst.shape[:dst.rank]...)
+	check("Add", "y", y, Float32, dst.shape[:dst.rank]...)
 }
 
 // CheckEmbed panics unless the arguments of [Layers.Embed] are valid.

@@ -8,7 +8,7 @@ const leastElements = 1 << 14
 
 // Zero sets x to zero.
 func (h *Host) Zero(x xpu.Tensor) {
-	xpu.CheckElements("Zero", x)
+	xpu.CheckZeroed(x)
 	if x.DType() == xpu.BFloat16 {
 		h.elements(operands{dstHalves: x.Halves()}, func(t *task, _, lo, hi int) { clear(t.dstHalves[lo:hi]) })
 		return
@@ -42,7 +42,7 @@ func (h *Host) Copy(dst, x xpu.Tensor) {
 
 // Add sets dst to x + y; dst may be x.
 func (h *Host) Add(dst, x, y xpu.Tensor) {
-	xpu.CheckElements("Add", dst, x, y)
+	xpu.CheckAdded(dst, x, y)
 	h.elements(operands{dst: dst.Floats(), x: x.Floats(), y: y.Floats()}, func(t *task, _, lo, hi int) {
 		AddScaled(t.dst[lo:hi], t.x[lo:hi], 1,
 			t.y[lo:hi])

@@ -223,7 +223,7 @@ func (d *Device) broken(ctx context.Context, err error) error {
 
 // Zero sets x to zero.
 func (d *Device) Zero(x xpu.Tensor) {
-	xpu.CheckElements("Zero", x)
+	xpu.CheckZeroed(x)
 	c := d.begin()
 	defer c.end()
 	each, parts := c.stretch(x.Elements())
@@ -261,7 +261,7 @@ func (d *Device) Copy(dst, x xpu.Tensor) {
 
 // Add sets dst to x + y.
 func (d *Device) Add(dst, x, y xpu.Tensor) {
-	xpu.CheckElements("Add", dst, x, y)
+	xpu.CheckAdded(dst, x, y)
 	c := d.begin()
 	defer c.end()
 	each, parts := c.stretch(dst.Elements())
