@@ -63,8 +63,9 @@ func checkPath(value string, urls bool) error {
 	return nil
 }
 
-// notOperands are the commands whose operands are not paths.
-var notOperands = map[string]bool{"mula generate": true}
+// notOperands are the commands whose operands are not paths: a prompt, and a command that checks
+// its own flags and operands.
+var notOperands = map[string]bool{"mula generate": true, "mula launch": true}
 
 // refuseURLs makes every command refuse URLs in place of paths before it does anything.
 func refuseURLs(commands []*cli.Command) {

@@ -120,7 +120,8 @@ func TestURLsThatAreNoPaths(t *testing.T) {
 	for _, args := range []string{"where --document https://host/page",
 		"blend --amend p.json --output q.json --skip 1:2 --reason https://host/issue",
 		"report --title https://host run",
-		"generate --model m https://host", "serve --listen http://127.0.0.1:1",
+		"generate --model m https://host", "launch -- train --config absent.yaml --set plan=s3://bucket/plan.json",
+		"serve --listen http://127.0.0.1:1",
 		"tokenizer train --special s3://b --pattern none absent"} {
 		if code, _, stderr := call(t, strings.Fields(args)...); code == exitDone ||
 			strings.Contains(stderr, "is a URL") {

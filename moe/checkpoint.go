@@ -254,8 +254,8 @@ func Open(dir string, dev xpu.Device) (*Model, error) {
 // is tied, a copy of the embedding as lm_head.weight is allowed. Load checks names and shapes
 // before it reads the first weight. A model that holds a part of the experts reads only its part.
 // After a read error, the weights are a mixture of old and new.
-func (m *Model) Load(dir string) error {
-	s, err := openStored(filesystem.OS{}, dir, m.cfg)
+func (m *Model) Load(fsys filesystem.FS, dir string) error {
+	s, err := openStored(fsys, dir, m.cfg)
 	if err != nil {
 		return err
 	}

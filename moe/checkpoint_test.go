@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
 	"mula/internal/filesystem/faultfs"
 	"mula/moe/safetensors"
 	"mula/xpu"
@@ -244,7 +245,7 @@ func TestLoadRefuses(t *testing.T) {
 				}
 			}
 			before := weights(t, m)
-			if err := m.Load(dir); err == nil || !strings.Contains(err.Error(), test.want) {
+			if err := m.Load(filesystem.OS{}, dir); err == nil || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("error %v, want one with %q", err, test.want)
 			}
 			if !slices.Equal(before, weights(t, m)) {
@@ -295,7 +296,8 @@ func TestLoadRefuses(t *testing.T) {
 		if err := os.WriteFile(path, []byte("short"), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if err := m.Load(dir); err == nil || !strings.HasPrefix(err.Error(), "loading weights: "+path+": corrupt") {
+		if err := m.Load(filesystem.OS{}, dir); err == nil ||
+			!strings.HasPrefix(err.Error(), "loading weights: "+path+": corrupt") {
 			t.Errorf("error %v", err)
 		}
 	})

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"testing"
 
+	"mula/internal/filesystem"
 	"mula/internal/longtest"
 	"mula/xpu"
 	"mula/xpu/comm"
@@ -618,7 +619,7 @@ func TestParallelWeights(t *testing.T) {
 		}
 		cfg := whole.Config()
 		for what, give := range map[string]func(m *Model) error{
-			"Load": func(m *Model) error { return m.Load(dir) },
+			"Load": func(m *Model) error { return m.Load(filesystem.OS{}, dir) },
 			"Init": func(m *Model) error { m.Init(7); return nil },
 		} {
 			if err := give(whole); err != nil {

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 
+	"mula/internal/filesystem"
 	"mula/internal/longtest"
 	"mula/xpu"
 	"mula/xpu/comm"
@@ -328,7 +329,7 @@ func TestStagesHoldTheModel(t *testing.T) {
 		t.Fatal(err)
 	}
 	for what, give := range map[string]func(m *Model) error{
-		"Load": func(m *Model) error { return m.Load(dir) },
+		"Load": func(m *Model) error { return m.Load(filesystem.OS{}, dir) },
 		"Init": func(m *Model) error { m.Init(7); return nil },
 	} {
 		if err := give(whole); err != nil {

@@ -150,7 +150,7 @@ func TestTiedHeadStored(t *testing.T) {
 		tensors := append(m.cfg.Tensors(), safetensors.Tensor{Name: headName, DType: safetensors.F32,
 			Shape: test.shape})
 		writeTensors(t, filepath.Join(dir, safetensors.SingleName), tensors, test.value)
-		err := m.Load(dir)
+		err := m.Load(filesystem.OS{}, dir)
 		if test.want == "" && (err != nil || m.embed.w.Floats()[5] != 5) || test.want != "" &&
 			(err == nil || !strings.Contains(err.Error(), test.want)) {
 			t.Errorf("%s: error %v, want %q", test.name, err, test.want)
@@ -165,7 +165,8 @@ func TestStoredRefuses(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "pytorch_model.bin"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.Load(dir); err == nil || !strings.Contains(err.Error(), "pytorch_model.bin, which is not read") {
+	if err := m.Load(filesystem.OS{}, dir); err == nil ||
+		!strings.Contains(err.Error(), "pytorch_model.bin, which is not read") {
 		t.Errorf("a model of PyTorch: %v", err)
 	}
 	if err := m.Save(t.Context(), dir, SaveOptions{}); err != nil {

@@ -38,9 +38,10 @@ type Config struct {
 	Tokenizer string `yaml:"tokenizer"`     // tokenizer.json that is copied into every checkpoint; default "": none
 
 	// InitializeFrom names the model that supplies the initial weights: a Hugging Face directory,
-	// or a run or checkpoint of mula. Only the weights are used. The model's configuration must
-	// equal the field model. Default "": initial weights are random.
-	InitializeFrom string `yaml:"initialize_from"`
+	// or a run or checkpoint of mula, or a URL as in [checkpoint.FindModel]. Only the weights are
+	// used. The model's configuration must equal the field model. Default "": initial weights are
+	// random.
+	InitializeFrom string `yaml:"initialize_from" url:"ok"`
 
 	Model ModelConfig `yaml:"model"`
 

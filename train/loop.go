@@ -210,11 +210,13 @@ type run struct {
 
 // start has facts that are found out once, before the first step.
 type start struct {
-	device    string              // name of the device, from the configuration or chosen
-	deviceWhy string              // see [devices.New]; of the first rank
-	peak      float64             // measured peak of the products of all ranks' devices, in FLOP/s
-	tokenizer []byte              // content of tokenizer.json, or nil
-	initial   checkpoint.ModelDir // the model of initialize_from; Dir is "" with random weights or a checkpoint
+	device    string  // name of the device, from the configuration or chosen
+	deviceWhy string  // see [devices.New]; of the first rank
+	peak      float64 // measured peak of the products of all ranks' devices, in FLOP/s
+	tokenizer []byte  // content of tokenizer.json, or nil
+	// the model of initialize_from; Dir is "" with random weights or a checkpoint, and only the
+	// first rank has more than Dir
+	initial checkpoint.ModelDir
 }
 
 // history has the checkpoints and the end of the run so far, and reports its progress.

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"mula/blend"
+	"mula/internal/filesystem"
 	"mula/internal/longtest"
 	"mula/moe"
 	"mula/moe/safetensors"
@@ -109,7 +110,7 @@ func TestScheduleFreeCheckpoint(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.Load(result.Checkpoint); err != nil {
+	if err := m.Load(filesystem.OS{}, result.Checkpoint); err != nil {
 		t.Fatal(err)
 	}
 	if got := checkpointtest.WeightsHash(m.Parameters()); got != result.Weights {

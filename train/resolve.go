@@ -10,6 +10,7 @@ import (
 
 	"mula/blend"
 	"mula/internal/atomicfile"
+	"mula/internal/objects"
 	"mula/internal/strictyaml"
 	"mula/moe"
 	"mula/train/rundir"
@@ -120,7 +121,7 @@ func (m *ModelConfig) resolve(t *blend.Tokenizer) error {
 // its directory, so that a tree of files can be moved.
 func (c Config) write(path string) error {
 	for _, p := range []*string{&c.Plan, &c.Output, &c.Tokenizer, &c.InitializeFrom} {
-		if *p == "" {
+		if *p == "" || objects.IsURL(*p) {
 			continue
 		}
 		relative, err := relativePath(filepath.Dir(path), *p)

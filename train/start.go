@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"mula/blend"
+	"mula/internal/filesystem"
 	"mula/internal/machine"
 	"mula/internal/strictyaml"
 	"mula/moe"
@@ -247,7 +248,7 @@ func (r *run) restore(ctx context.Context, saved *checkpoint.Checkpoint) error {
 	if saved == nil {
 		return r.initialize(ctx)
 	}
-	if err := collective.Agree(ctx, world, model.Load(saved.Dir)); err != nil {
+	if err := collective.Agree(ctx, world, model.Load(filesystem.OS{}, saved.Dir)); err != nil {
 		return err
 	}
 	if err := checkpoint.NewShard(model, r.optimizer).Load(ctx, world, saved.Dir); err != nil {
@@ -265,7 +266,7 @@ func (r *run) initialize(ctx context.Context) error {
 	model, world := r.model, r.ranks.World()
 	var err error
 	if r.start.initial.Dir != "" {
-		err = model.Load(r.start.initial.Dir)
+		err = r.start.initial.Load(ctx, model)
 		var buffer, weight []float32
 		for _, p := range model.Parameters() {
 			if err == nil {

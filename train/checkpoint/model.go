@@ -14,6 +14,7 @@ import (
 
 	"mula/blend"
 	"mula/internal/filesystem"
+	"mula/internal/filesystem/objectfs"
 	"mula/internal/objects"
 	"mula/internal/strictyaml"
 	"mula/moe"
@@ -70,6 +71,11 @@ func (m ModelDir) Model(dev xpu.Device) (*moe.Model, error) {
 	}
 	defer stored.Close()
 	return stored.Model(dev)
+}
+
+// Load reads the weights into a model. It needs only Dir. Requests to a store end with ctx.
+func (m ModelDir) Load(ctx context.Context, model *moe.Model) error {
+	return model.Load(objectfs.New(ctx, nil, ""), m.Dir)
 }
 
 // Tokenizer reads the model's tokenizer.json. The error wraps [fs.ErrNotExist] if there is none.
