@@ -3,6 +3,7 @@ package train
 import (
 	"time"
 
+	"mula/internal/quantity"
 	"mula/train/record"
 	"mula/xpu/comm"
 )
@@ -42,6 +43,21 @@ func (c *clock) begin(next activity) (last activity) {
 	c.waiting += waiting
 	last, c.current, c.since, c.waited = c.current, next, now, waited
 	return last
+}
+
+// warnSlow warns of ranks that have become slow.
+func (r *run) warnSlow(m *record.StepMetrics) {
+	if m.SlowRanks == 0 {
+		clear(r.history.slow)
+	}
+	for _, s := range m.SlowestRanks {
+		if s.Slow && !r.history.slow[s.Rank] {
+			r.history.slow[s.Rank] = true
+			r.warn("step %d: rank %d on %s is slow: its own work took %s s, %.2f times the median of its stage; "+
+				"number of slow ranks: %d", m.Step, s.Rank, s.Host, quantity.Short(float64(s.Own()), 3), s.Excess(),
+				m.SlowRanks)
+		}
+	}
 }
 
 // take returns the time since the last call.

@@ -2,7 +2,10 @@ package train
 
 import (
 	"encoding/json"
+	"fmt"
+	"math/rand/v2"
 	"path/filepath"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -41,6 +44,56 @@ func TestRankSeconds(t *testing.T) {
 			slow) != 3 || slow[0] != want || slow[1].Compute != 1 || slow[1].Waiting != waited {
 			t.Errorf("step %d: %+v, want %+v first", m.Step, slow, want)
 		}
+	}
+}
+
+// A rank that is delayed by 30 % is named within 20 steps, by a warning and in the metrics, and no
+// longer when it is quick again. The other ranks are not. The times have noise of 5 %; the clock is
+// virtual.
+func TestSlowRankIsNamed(t *testing.T) {
+	const from, to, steps = 12, 32, 60
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	c := ranksConfig(t, plan, LayoutConfig{DP: 2, PP: 1, EP: 2}, fmt.Sprintf(
+		"steps: %d\nbatch_size: 4\nmicro_batch_size: 1\nevaluate: {every: 0}\nlog: {update_ratio_every: 0}\n", steps))
+	c.Log.SlowSteps = defaultConfig().Log.SlowSteps
+	var warnings []string
+	synctest.Test(t, func(t *testing.T) {
+		mustRun(t, c, Options{hosts: []string{"a", "a", "b", "c"},
+			Warn: func(text string) { warnings = append(warnings, text) },
+			passed: func(r *run) {
+				rng := rand.New(rand.NewPCG(uint64(r.state.Step), uint64(r.ranks.Rank())))
+				seconds := 1 + 0.05*rng.NormFloat64()
+				if r.ranks.Rank() == 2 && r.state.Step >= from && r.state.Step < to {
+					seconds *= 1.3
+				}
+				time.Sleep(time.Duration(seconds * float64(time.Second)))
+			}})
+	})
+	if len(warnings) != 1 || !strings.Contains(warnings[0], "rank 2 on b is slow: ") {
+		t.Errorf("warnings %q", warnings)
+	}
+	first, last := int64(-1), int64(-1)
+	for _, m := range stepsOf(t, c.Output) {
+		slow := 0
+		for _, s := range m.SlowestRanks {
+			if s.Slow && (s.Rank != 2 || s.Host != "b") {
+				t.Errorf("step %d: rank %d on %s is slow", m.Step, s.Rank, s.Host)
+			} else if s.Slow {
+				slow++
+			}
+		}
+		if slow != m.SlowRanks {
+			t.Errorf("step %d: %d ranks are slow, want %d", m.Step, m.SlowRanks, slow)
+		}
+		if slow > 0 && first < 0 {
+			first = m.Step
+		}
+		if slow > 0 {
+			last = m.Step
+		}
+	}
+	if first < from || first > from+20 || last < to || last > to+20 {
+		t.Errorf("rank 2 is slow from step %d to step %d", first, last)
 	}
 }
 

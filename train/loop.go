@@ -146,7 +146,7 @@ func Run(ctx context.Context, config Config, options Options) (result Result, er
 			err = fmt.Errorf("rank %d on %s: %w", ranks.Rank(), ranks.Hosts[ranks.Rank()], err)
 		}
 	}()
-	r := &run{config: config, options: options, ranks: ranks, history: history{saved: -1}}
+	r := &run{config: config, options: options, ranks: ranks, history: history{saved: -1, slow: map[int]bool{}}}
 	if !r.leads() {
 		r.options.Report, r.options.Progress, r.options.Warn = nil, nil, nil
 	}
@@ -226,6 +226,7 @@ type history struct {
 	copies     *copies                 // of checkpoints in an object store; nil without, and on other ranks than 0
 	refused    []checkpoint.Refused    // damaged checkpoints newer than saved
 	terminated bool                    // only SIGTERMs to ranks stopped the run
+	slow       map[int]bool            // ranks that a warning has named as slow
 	heartbeat  *record.HeartbeatWriter // nil without a file for heartbeats
 }
 
@@ -347,6 +348,7 @@ func (r *run) prepare(ctx context.Context, saved *checkpoint.Checkpoint) error {
 	r.model.SetRecompute(r.config.Recompute)
 	r.tensors = r.model.Config().Tensors()
 	r.votes = votes.New(r.ranks, r.model.Config(), r.config.BatchSize, len(r.data.Sources))
+	r.votes.Slow = votes.SlowLimit{Factor: r.config.Log.SlowFactor, Steps: r.config.Log.SlowSteps}
 	r.pipeline, err = pipeline.New(r.ranks.Mesh, r.model, r.data.SequenceLength)
 	if err := collective.Agree(ctx, r.ranks.World(), err); err != nil {
 		return err
@@ -684,6 +686,7 @@ func (r *run) backward(ctx context.Context, m *record.StepMetrics) error {
 		return err
 	}
 	r.clock.begin(updating)
+	r.warnSlow(m)
 	if !finite(m.Loss) || !finite(m.AuxLoss) || !finite(m.ZLoss) {
 		if err := r.badLoss(ctx, m); err != nil {
 			return err

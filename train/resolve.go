@@ -159,8 +159,8 @@ func relativePath(dir, path string) (string, error) {
 var free = []string{"plan", "output", "tokenizer", "initialize_from", "model.preset", "steps", "threads", "recompute",
 	"device", "checkpoint.every", "checkpoint.keep", "checkpoint.background", "checkpoint.copies",
 	"checkpoint.keep_copies", "evaluate.every", "evaluate.samples", "spikes.max_skips",
-	"spikes.max_rollbacks", "log.update_ratio_every", "metrics_listen", "plan_change", "verify",
-	"reverify_seconds",
+	"spikes.max_rollbacks", "log.update_ratio_every", "log.slow_factor", "log.slow_steps",
+	"metrics_listen", "plan_change", "verify", "reverify_seconds",
 	// These determine where something is computed, and the order of sums. They change at most the
 	// last bits, and State.Arithmetic records them.
 	"layout.expert_dp", "layout.ep", "layout.pp", "layout.tp", "layout.optimizer", "layout.dispatch", "layout.sums",

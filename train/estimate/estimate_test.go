@@ -449,8 +449,8 @@ func TestStepByHand(t *testing.T) {
 	send := 2 * tokens * h * 4 * (1.0 / 2) / 2e9  // there and back, by each of two ranks of a node; a rank's mean
 	const blocks = 2*50304*h/65536 + 16*(4*h*h+3*h*8192)/65536
 	// of two ranks: 2 numbers summed; sums of the second stage sent, with times, a source and the
-	// state of a hash; 4 numbers broadcast; the numbers of the blocks gathered
-	votes := (2*8 + (4*8+112+3*8+132)/2 + 4*8/2 + 4*blocks) / 2e9
+	// state of a hash; 6 numbers broadcast; the numbers of the blocks gathered
+	votes := (2*8 + (4*8+112+3*8+132)/2 + 6*8/2 + 4*blocks) / 2e9
 	want := Time{Compute: 3 * slow, Stages: 3 * send, Votes: votes, Bubble: slow + send,
 		Update: 28 * (8*(4*h*h+3*h*8192) + 50304*h) / 1e9}
 	for _, part := range Parts() {

@@ -158,7 +158,8 @@ const (
 	tallyHead    = 4*8 + 7*4 + 3*28 // of the sums of a stage, with 3 slow ranks, without entropies
 	tallySection = 4                // between sections, in addition to the sums, for each section
 	tallySource  = 3 * 8            // in the sums of the last stage, for each source
-	decisionSize = 4 * 8            // what rank 0 tells all ranks
+	decisionSize = 4 * 8            // what rank 0 tells all ranks, and for each stage:
+	decisionMore = 8
 )
 
 // exactSum is the number of bytes of an exact sum of squares (package train/optimizer).
@@ -216,7 +217,7 @@ func WorldVotes(c moe.Config, l Layout, t Trainer) []Exchange {
 		sums.Messages = stages - 1
 		out = append(out, sums)
 	}
-	out = append(out, exchange(ForVotes, comm.OpBroadcast, comm.World, int(n), 1, decisionSize*(n-1)))
+	out = append(out, exchange(ForVotes, comm.OpBroadcast, comm.World, int(n), 1, l.decisions()*(n-1)))
 	if l.ReduceNorm {
 		return append(out, exchange(ForVotes, comm.OpAllReduce, comm.World, int(n), 3, 2*(2*8+exactSum)*(n-1)))
 	}
@@ -242,7 +243,7 @@ func votesReceived(c moe.Config, l Layout, t Trainer, rank int) int64 {
 		}
 	}
 	if rank > 0 {
-		received += decisionSize
+		received += l.decisions()
 	} else {
 		for stage := 1; stage < l.Size(comm.PP); stage++ {
 			_, tally, _, counts := l.voteBytes(c, stage)
@@ -282,6 +283,9 @@ func normBlocks(c moe.Config) (blocks int64) {
 	}
 	return blocks
 }
+
+// decisions is the number of bytes that rank 0 tells all ranks.
+func (l Layout) decisions() int64 { return decisionSize + decisionMore*int64(l.Size(comm.PP)) }
 
 // section is the number of ranks of a stage in a section, about the square root; see package
 // train/votes.

@@ -66,7 +66,8 @@ type StepMetrics struct {
 	Skipped *spikes.Spike `json:"skipped,omitempty"`
 
 	RankSeconds  *RankSeconds `json:"rank_seconds,omitempty"`  // sums over all ranks
-	SlowestRanks []SlowRank   `json:"slowest_ranks,omitempty"` // the slowest first
+	SlowRanks    int          `json:"slow_ranks,omitempty"`    // number of ranks with SlowRank.Slow
+	SlowestRanks []SlowRank   `json:"slowest_ranks,omitempty"` // ranks with Slow, and then the slowest first
 }
 
 // RankSeconds is the time that a rank spent in its activities, from its vote of the previous step
@@ -105,6 +106,7 @@ type SlowRank struct {
 	Host   string  `json:"host"`
 	Median Seconds `json:"median"` // of [RankSeconds.Own] of the ranks of its stage
 	RankSeconds
+	Slow bool `json:"slow,omitempty"` // by log.slow_factor and log.slow_steps, before this step
 }
 
 // Excess is the rank's own work relative to the median, or 1 if the median is 0.

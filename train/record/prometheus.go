@@ -124,6 +124,7 @@ func (s *Server) Publish(run Status, m StepMetrics, evaluation *Evaluation) {
 			t.value("mula_rank_seconds", float64(a.seconds), "activity", a.name)
 		}
 	}
+	t.metric("mula_slow_ranks", "gauge", "Number of slow ranks in the last step.", float64(m.SlowRanks))
 	if m.UpdateRatio != nil {
 		s.ratios = m.UpdateRatio
 	}

@@ -45,7 +45,8 @@ type Run struct {
 	LoadSteps  int
 	// RankSeconds has sums over all steps and ranks.
 	RankSeconds record.RankSeconds
-	// Slowest has the ranks that were the slowest of a step, in descending order of their Steps.
+	// Slowest has the ranks that were the slowest of a step or were slow, in descending order of
+	// Slow and then of Steps.
 	Slowest []SlowRank
 	// Config has the fields of the run's train.yaml by full name, as text; nil if the directory has
 	// none.
@@ -134,12 +135,14 @@ type Evaluation struct {
 	SourceTargets []int64   // in the order of Info.Sources
 }
 
-// A SlowRank is a rank that was the slowest one in some steps, relative to the median of its stage.
+// A SlowRank is a rank that was the first one in the list of the slowest ranks in some steps, or
+// that was slow.
 type SlowRank struct {
 	Rank   int
-	Host   string  // in the last of the steps
-	Steps  int     // number of these steps
-	Excess float64 // its own work relative to the median, mean over these steps
+	Host   string  // in the last of these steps
+	Steps  int     // number of steps in which the rank was the first
+	Excess float64 // its own work relative to the median of its stage, mean over these steps
+	Slow   int     // number of steps in which the rank was slow, as far as they are recorded
 }
 
 // A Resume is a point at which the run resumed from a checkpoint.
@@ -421,22 +424,29 @@ func (p *parser) addStep(l *line) error {
 	if l.RankSeconds != nil {
 		run.RankSeconds.Add(*l.RankSeconds)
 	}
-	if len(l.SlowestRanks) > 0 {
-		p.addSlowest(l.SlowestRanks[0])
+	for i, r := range l.SlowestRanks {
+		if i == 0 || r.Slow {
+			p.addSlowest(r, i == 0)
+		}
 	}
 	return nil
 }
 
-// addSlowest counts a step whose slowest rank is r.
-func (p *parser) addSlowest(r record.SlowRank) {
+// addSlowest counts a step in which r was the first of the slowest ranks, or slow, or both.
+func (p *parser) addSlowest(r record.SlowRank, first bool) {
 	of := p.slowest[r.Rank]
 	if of == nil {
 		of = &SlowRank{Rank: r.Rank}
 		p.slowest[r.Rank] = of
 	}
 	of.Host = r.Host
-	of.Steps++
-	of.Excess += (r.Excess() - of.Excess) / float64(of.Steps)
+	if r.Slow {
+		of.Slow++
+	}
+	if first {
+		of.Steps++
+		of.Excess += (r.Excess() - of.Excess) / float64(of.Steps)
+	}
 }
 
 // addLoad checks that one step's counts have the shape of the first step's counts, keeps them for
@@ -540,7 +550,7 @@ func (p *parser) finish() *Run {
 		run.Slowest = append(run.Slowest, *rank)
 	}
 	slices.SortFunc(run.Slowest, func(a, b SlowRank) int {
-		return cmp.Or(cmp.Compare(b.Steps, a.Steps), cmp.Compare(a.Rank, b.Rank))
+		return cmp.Or(cmp.Compare(b.Slow, a.Slow), cmp.Compare(b.Steps, a.Steps), cmp.Compare(a.Rank, b.Rank))
 	})
 	if len(p.shape) == 0 {
 		return run

@@ -71,7 +71,8 @@ func TestParse(t *testing.T) {
 func TestParseRanks(t *testing.T) {
 	rank := func(number int, host, own string) string {
 		return `{"rank":` + strconv.Itoa(number) + `,"host":"` + host + `","median":2,"reading":0,"compute":` + own +
-			`,"waiting":9,"update":1,"saving":0}`
+			`,"waiting":9,"update":1,"saving":0,"slow":` +
+			strconv.FormatBool(number == 0) + `}`
 	}
 	times := func(step, ranks string) string {
 		return strings.Replace(step, `"grad_norm"`,
@@ -83,8 +84,8 @@ func TestParseRanks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]SlowRank{{Rank: 3, Host: "c", Steps: 2, Excess: 2}, {Host: "a", Steps: 1, Excess: 2}},
-		run.Slowest); diff != "" {
+	want := []SlowRank{{Host: "a", Steps: 1, Excess: 2, Slow: 2}, {Rank: 3, Host: "c", Steps: 2, Excess: 2}}
+	if diff := cmp.Diff(want, run.Slowest); diff != "" {
 		t.Errorf("slowest ranks (-want +got):\n%s", diff)
 	}
 	rows := map[string]string{}
@@ -95,8 +96,8 @@ func TestParseRanks(t *testing.T) {
 		"update 5.0 %, saving 10.0 %"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	if got, want := rows["slowest ranks"], "rank 3 on c: 2 steps, 2 times the median; rank 0 on a: 1 steps, 2 times "+
-		"the median"; got != want {
+	if got, want := rows["slowest ranks"], "rank 0 on a: 1 times, its own work 2 times the median, slow in 2 steps; "+
+		"rank 3 on c: 2 times, its own work 2 times the median"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

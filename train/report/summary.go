@@ -196,12 +196,18 @@ func rankTimes(r *Run) string {
 	return strings.Join(parts, ", ")
 }
 
-// slowestRanks describes the ranks that were the slowest in most steps.
+// slowestRanks describes the ranks that were slow or the slowest in most steps.
 func slowestRanks(r *Run) string {
 	var parts []string
 	for _, s := range r.Slowest[:min(3, len(r.Slowest))] {
-		parts = append(parts, fmt.Sprintf("rank %d on %s: %s steps, %s times the median", s.Rank, s.Host,
-			quantity.Grouped(int64(s.Steps)), quantity.Short(s.Excess, 3)))
+		text := fmt.Sprintf("rank %d on %s: %s times", s.Rank, s.Host, quantity.Grouped(int64(s.Steps)))
+		if s.Steps > 0 {
+			text += fmt.Sprintf(", its own work %s times the median", quantity.Short(s.Excess, 3))
+		}
+		if s.Slow > 0 {
+			text += fmt.Sprintf(", slow in %s steps", quantity.Grouped(int64(s.Slow)))
+		}
+		parts = append(parts, text)
 	}
 	return strings.Join(parts, "; ")
 }

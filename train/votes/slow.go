@@ -20,12 +20,43 @@ type slowRank struct {
 	Times  times
 }
 
+// SlowLimit defines slow ranks. The zero value finds none.
+//
+// A rank is late in a step if its own work takes more than Factor times the median of its stage. A
+// counter from 0 to Steps rises by one in such a step, and falls by one in other steps. The rank is
+// slow from the time when the counter reaches Steps until the counter is 0 again. So rare long
+// steps make no rank slow, and a slow rank may be quick in some steps.
+type SlowLimit struct {
+	Factor float64
+	Steps  int64 // 0: no rank is slow
+}
+
+// A pace has the counter of a [SlowLimit] for this rank.
+type pace struct {
+	late int64
+	slow bool
+}
+
+// step adds a step in which this rank's own work took seconds.
+func (p *pace) step(limit SlowLimit, seconds, median float64) {
+	if median > 0 && seconds > limit.Factor*median {
+		p.late = min(p.late+1, limit.Steps)
+	} else {
+		p.late = max(p.late-1, 0)
+	}
+	p.slow = limit.Steps > 0 && (p.late == limit.Steps || p.slow && p.late > 0)
+}
+
 // times has seconds of a rank or of several ranks: reading, compute, update, waiting, saving. The
-// last number is 0. A vote has two numbers in a word.
+// last number is the number of slow ranks among them. A vote has two numbers in a word.
 type times [6]float32
 
-func newTimes(s record.RankSeconds) times {
-	return times{float32(s.Reading), float32(s.Compute), float32(s.Update), float32(s.Waiting), float32(s.Saving)}
+func newTimes(s record.RankSeconds, slow bool) times {
+	t := times{float32(s.Reading), float32(s.Compute), float32(s.Update), float32(s.Waiting), float32(s.Saving)}
+	if slow {
+		t[5] = 1
+	}
+	return t
 }
 
 func (t times) seconds() record.RankSeconds {
@@ -51,10 +82,15 @@ func timesOf(vote []uint64) (t times) {
 	return t
 }
 
-// addSlow adds a rank to the slowest ranks, if it is one of them.
+// slow returns the number of slow ranks.
+func (t times) slow() int { return int(t[5]) }
+
+// addSlow adds a rank to the slowest ranks, if it is one of them. Ranks that are slow by the
+// [SlowLimit] precede the others, so that rank 0 gets them in every step.
 func (t *tally) addSlow(rank slowRank) {
 	for i := range t.slowest {
-		if rank.Times.work() > t.slowest[i].Times.work() {
+		other := t.slowest[i].Times
+		if cmp.Or(rank.Times.slow()-other.slow(), cmp.Compare(rank.Times.work(), other.work())) > 0 {
 			rank, t.slowest[i] = t.slowest[i], rank
 		}
 	}
@@ -73,7 +109,7 @@ func (v *Votes) slowest(stage int, t *tally) (slowest []record.SlowRank) {
 		}
 		rank := v.ranks.At(first, comm.Data, int(r.Number)-1)
 		slowest = append(slowest, record.SlowRank{Rank: rank, Host: v.ranks.Hosts[rank],
-			Median: record.Seconds(t.totals.Median), RankSeconds: r.Times.seconds()})
+			Median: record.Seconds(t.totals.Median), RankSeconds: r.Times.seconds(), Slow: r.Times.slow() > 0})
 	}
 	return slowest
 }

@@ -26,7 +26,7 @@ type SourceSums struct {
 // that ranks continue a tally instead of adding tallies.
 type tally struct {
 	totals  totals
-	slowest [slowestRanks]slowRank // the ranks with the most own work, in descending order
+	slowest [slowestRanks]slowRank // see addSlow
 	entropy []float64              // of the routers of the stage
 	// Of the last stage.
 	sources []SourceSums
@@ -241,13 +241,21 @@ func (v *Votes) tallyStages(ctx context.Context, m *record.StepMetrics) (err err
 			m.ExpertTokens = append(m.ExpertTokens, slices.Clone(counts[:v.model.Experts]))
 		}
 		v.Sources, v.Hasher = t.sources, t.hasher // the last stage has them
+		v.decisions[decisionCount+stage] = float64(t.totals.Median)
 		for i, seconds := range t.totals.Times {
 			all[i] += seconds
 		}
 		m.SlowestRanks = append(m.SlowestRanks, v.slowest(stage, t)...)
 	}
-	m.RankSeconds = new(all.seconds())
-	slices.SortStableFunc(m.SlowestRanks, func(a, b record.SlowRank) int { return cmp.Compare(b.Excess(), a.Excess()) })
+	m.RankSeconds, m.SlowRanks = new(all.seconds()), all.slow()
+	slices.SortStableFunc(m.SlowestRanks, func(a, b record.SlowRank) int {
+		if a.Slow != b.Slow && a.Slow {
+			return -1
+		} else if a.Slow != b.Slow {
+			return 1
+		}
+		return cmp.Compare(b.Excess(), a.Excess())
+	})
 	m.SlowestRanks = m.SlowestRanks[:min(len(m.SlowestRanks), recordedRanks)]
 	return nil
 }

@@ -40,6 +40,9 @@ type Votes struct {
 	Sources []SourceSums
 	Hasher  fingerprint.Hasher
 
+	Slow SlowLimit // which ranks are slow
+
+	pace    pace
 	ranks   *group.Group
 	model   moe.Config
 	stages  int
@@ -96,7 +99,7 @@ type Own struct {
 func New(ranks *group.Group, model moe.Config, batchSize, sources int) *Votes {
 	n := ranks.Size(comm.Data)
 	v := &Votes{ranks: ranks, model: model, stages: ranks.Size(comm.PP), slots: batchSize / n,
-		sources: sources, section: sectionOf(n), decisions: make([]float64, decisionCount),
+		sources: sources, section: sectionOf(n), decisions: make([]float64, decisionCount+ranks.Size(comm.PP)),
 		bounds: make([]int, ranks.Ranks()+1)}
 	stage := ranks.OwnIndex(comm.PP)
 	for rank := range ranks.Ranks() {
@@ -133,7 +136,7 @@ const (
 	decideLoss
 	decideAux
 	decideZ
-	decisionCount
+	decisionCount // and then the median of the own work of each stage
 )
 
 // Exchange adds the losses and the counts of m, and v.Rows, over all ranks. All ranks call it, and
@@ -165,6 +168,9 @@ func (v *Votes) Exchange(ctx context.Context, m *record.StepMetrics, own Own) er
 		return collective.Agree(ctx, world, own.Err)
 	}
 	m.Loss, m.AuxLoss, m.ZLoss = v.decisions[decideLoss], v.decisions[decideAux], v.decisions[decideZ]
+	if v.ranks.Size(comm.Data) > 1 {
+		v.pace.step(v.Slow, float64(own.Seconds.Own()), v.decisions[decisionCount+v.ranks.OwnIndex(comm.PP)])
+	}
 	return nil
 }
 
@@ -180,7 +186,7 @@ func (v *Votes) vote(m *record.StepMetrics, own Own) {
 	}
 	vote[voteTensor] = uint64(own.Tensor + 1)
 	vote[voteAux], vote[voteZ] = math.Float64bits(m.AuxLoss), math.Float64bits(m.ZLoss)
-	newTimes(own.Seconds).vote(vote)
+	newTimes(own.Seconds, v.pace.slow).vote(vote)
 	for layer, entropy := range m.RouterEntropy {
 		vote[voteHead+layer] = math.Float64bits(entropy)
 	}
