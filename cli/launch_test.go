@@ -505,6 +505,82 @@ func TestLaunchSlurm(t *testing.T) {
 	}
 }
 
+// The job scripts for PBS call the commands with their options. The script for training submits
+// itself again after the launcher has stopped the run. mpiexec has the options of PALS and starts
+// one process; it stops the launcher when the run has a checkpoint.
+func TestPBSTemplates(t *testing.T) {
+	longtest.SkipIfShort(t)
+	bash, err := exec.LookPath("bash")
+	if err != nil {
+		t.Skip("the scripts need bash")
+	}
+	dir := prepared(t)
+	writeFile(t, "sequence_length: 32\nsamples: 8000000\nsources: [{name: a, shards: [shards/a]}]\n", dir,
+		"blend.yaml")
+	mustRun(t, dir, "blend")
+	bin := t.TempDir()
+	for name, script := range map[string]string{
+		"qsub":  "echo qsub \"$@\" >>calls\n",
+		"qstat": "printf '    job_state = R\\n'\n",
+		"mpiexec": `if [ "$1" = --version ]; then
+	echo "mpiexec version 1.8.0 revision 0"
+	exit
+fi
+echo mpiexec "$@" >>calls
+while case $1 in *mula) false ;; esac; do shift; done
+if [ "$2" = train ]; then
+	launcher=$PPID
+	{
+		until ls train/checkpoints/step-*/manifest.json >/dev/null 2>&1; do sleep 0.1; done
+		kill -USR1 $launcher
+	} &
+fi
+exec "$@"
+`,
+	} {
+		writeFile(t, "#!/bin/sh\n"+script, bin, name)
+		if err := os.Chmod(filepath.Join(bin, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	writeFile(t, "node1\nnode2\n", dir, "nodes")
+	writeFile(t, "output: train\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 2000000\ncheckpoint: {every: 10}\n",
+		dir, "train.yaml")
+	for name, value := range map[string]string{"PATH": bin + string(filepath.ListSeparator) + os.Getenv("PATH"),
+		"PBS_O_WORKDIR": dir, "PBS_JOBID": "7.pbs", "PBS_NODEFILE": "nodes", "CONFIG": "train.yaml"} {
+		t.Setenv(name, value)
+	}
+	for _, test := range []struct {
+		name  string
+		edits []string // pairs of texts of the script and their replacements
+		code  int
+		calls string // a regular expression
+	}{
+		{"train", nil, launch.ExitStopped, `^mpiexec --depth 8 --cpu-bind depth -n 1 --ppn 1 --hosts node1 \S*mula train ` +
+			`--config train.yaml\nqsub -v CONFIG=train.yaml \S*train.pbs\n$`},
+		{"tokenize", []string{"corpus/web", "docs.jsonl"}, exitDone, "^$"},
+		{"index", []string{"0.7 data/web 0.3 data/code", "shards/a", "--like old/description.txt", "--tokenizer-path x",
+			"1000000", "100", "10000", "1", "4096", "32"}, exitDone,
+			"^mpiexec -n 2 --ppn 1 --depth 104 --cpu-bind depth mula index --for megatron "},
+	} {
+		script, err := os.ReadFile(filepath.Join("../examples/pbs", test.name+".pbs"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(bin, test.name+".pbs")
+		writeFile(t, strings.NewReplacer(test.edits...).Replace(string(script)), path)
+		writeFile(t, "", dir, "calls")
+		job := exec.CommandContext(testwait.Context(t), bash, path)
+		job.Dir = dir
+		output, _ := job.CombinedOutput()
+		calls, err := os.ReadFile(filepath.Join(dir, "calls"))
+		if code := job.ProcessState.ExitCode(); code != test.code || err != nil ||
+			!regexp.MustCompile(test.calls).Match(calls) {
+			t.Errorf("%s: code %d, calls %q, %v\n%s", test.name, code, calls, err, output)
+		}
+	}
+}
+
 // What cannot work is not tried again.
 func TestLaunchWrong(t *testing.T) {
 	t.Parallel()
