@@ -19,11 +19,13 @@ import (
 )
 
 // A Server serves the newest metrics of a run at /metrics, in the text exposition format
-// 0.0.4 of Prometheus (prometheus.io/docs/instrumenting/exposition_formats).
+// 0.0.4 of Prometheus (prometheus.io/docs/instrumenting/exposition_formats), and its health at
+// /healthz.
 type Server struct {
-	server *http.Server
-	text   atomic.Pointer[string] // the served text
-	done   chan struct{}          // closed after the server has stopped
+	server   *http.Server
+	text     atomic.Pointer[string]    // the served text
+	progress atomic.Pointer[time.Time] // of the last step, or of the start
+	done     chan struct{}             // closed after the server has stopped
 
 	ratios     map[string]float64 // newest measured ratios
 	evaluation *Evaluation        // newest evaluation
@@ -37,11 +39,13 @@ func Serve(ctx context.Context, address string) (*Server, error) {
 	}
 	s := &Server{done: make(chan struct{})}
 	s.text.Store(new(string))
+	s.progressed()
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
 		io.WriteString(w, *s.text.Load())
 	})
+	mux.HandleFunc("GET /healthz", s.serveHealth)
 	s.server = &http.Server{Handler: mux, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
 		ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second}
 	go func() {
@@ -51,6 +55,30 @@ func Serve(ctx context.Context, address string) (*Server, error) {
 		}
 	}()
 	return s, nil
+}
+
+func (s *Server) progressed() {
+	now := time.Now()
+	s.progress.Store(&now)
+}
+
+// serveHealth answers with an error if the last step, or the start of the run, was longer ago than
+// the parameter within allows.
+func (s *Server) serveHealth(w http.ResponseWriter, r *http.Request) {
+	since := time.Since(*s.progress.Load())
+	if text := r.FormValue("within"); text != "" {
+		limit, err := time.ParseDuration(text)
+		switch {
+		case err != nil || limit <= 0:
+			http.Error(w, fmt.Sprintf("within: must be a duration such as 30m, got %q", text), http.StatusBadRequest)
+			return
+		case since > limit:
+			http.Error(w, fmt.Sprintf("no step was completed for %s; the limit is %s", since.Round(time.Second), limit),
+				http.StatusServiceUnavailable)
+			return
+		}
+	}
+	io.WriteString(w, "ok\n")
 }
 
 // Close stops the server and closes its connections.
@@ -71,6 +99,7 @@ type Status struct {
 // Publish sets the served values to the state after a step. evaluation is the evaluation after the
 // step, or nil. The goroutine of the run calls publish.
 func (s *Server) Publish(run Status, m StepMetrics, evaluation *Evaluation) {
+	s.progressed()
 	t := &scrapeText{}
 	t.head("mula_run_info", "gauge", "Run: version of mula, plan fingerprint, device.")
 	t.value("mula_run_info", 1, "version", run.Version, "plan", run.Plan, "device", run.Device)
