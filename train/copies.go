@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -206,29 +207,49 @@ func (c *copies) close() {
 	}
 }
 
-// newest returns the newest complete checkpoint of the run, and the newer damaged ones. If the
-// object store has a newer one than the run directory, it is fetched first.
-func (r *run) newest(ctx context.Context) (*checkpoint.Checkpoint, []checkpoint.Refused, error) {
-	world, dir := r.ranks.World(), r.dir.Join(checkpoint.DirName)
-	saved, refused, err := checkpoint.Newest(ctx, world, dir)
+// newest returns the checkpoint to resume from: the newest one of the run that is not refused, or
+// nil. If the object store has a newer one, it is fetched first. Damaged checkpoints are refused.
+// The files of the result that the run will load are not yet verified.
+func (r *run) newest(ctx context.Context) (*checkpoint.Checkpoint, error) {
+	saved, err := r.newestLocal(ctx)
 	if r.config.Checkpoint.Copies == "" || ctx.Err() != nil {
-		return saved, refused, err
+		return saved, err
 	}
+	world := r.ranks.World()
 	step := int64(-1) // of the copy to fetch
 	var fetchErr error
 	if r.leads() {
-		step, fetchErr = r.fetchCopy(ctx, dir, saved)
+		step, fetchErr = r.fetchCopy(ctx, r.dir.Join(checkpoint.DirName), saved)
 	}
 	if err := collective.Agree(ctx, world, fetchErr); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if err := collective.Broadcast(ctx, world, &step); err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	if step < 0 {
-		return saved, refused, err
+		return saved, err
 	}
-	return checkpoint.Newest(ctx, world, dir)
+	r.accept(step)
+	return r.newestLocal(ctx)
+}
+
+// newestLocal is newest without the object store. It verifies all files of a checkpoint that the
+// run will not load.
+func (r *run) newestLocal(ctx context.Context) (*checkpoint.Checkpoint, error) {
+	world, dir := r.ranks.World(), r.dir.Join(checkpoint.DirName)
+	saved, refused, err := checkpoint.Candidate(ctx, world, r.options.files, dir, r.history.refused)
+	if err == nil && saved != nil && (r.options.DryRun || saved.State.Step >= r.config.Steps) {
+		saved, refused, err = checkpoint.Newest(ctx, world, dir)
+	}
+	r.refuse(refused...)
+	return saved, err
+}
+
+// accept ends the refusal of a step's checkpoint, which was replaced.
+func (r *run) accept(step int64) {
+	r.history.refused = slices.DeleteFunc(r.history.refused,
+		func(c checkpoint.Refused) bool { return c.Checkpoint == checkpoint.Name(step) })
 }
 
 // fetchCopy fetches the newest copy if it is newer than saved, which may be nil, and returns its

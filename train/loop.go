@@ -25,6 +25,7 @@ import (
 	"mula/blend"
 	"mula/blend/fingerprint"
 	"mula/blend/stream"
+	"mula/internal/filesystem"
 	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/train/checkpoint"
@@ -50,8 +51,10 @@ type Options struct {
 	DryRun bool
 	// when closed, the run finishes its step, saves a checkpoint and returns; nil: the run trains
 	// to its end
-	Stop     <-chan struct{}
-	Report   func(Summary)  // called once, before memory for the model is allocated
+	Stop <-chan struct{}
+	// called before memory for the model is allocated, and again if an older checkpoint is used,
+	// because the first one is damaged
+	Report   func(Summary)
 	Progress func(Progress) // called after every step
 	// called with warnings, for example about a damaged checkpoint
 	Warn func(text string)
@@ -82,6 +85,7 @@ type Options struct {
 	passed    func(r *run)                    // called on every rank after the backward passes of a step
 	ended     func(r *group.Group)            // called after the last step
 	hosts     []string                        // host names of all ranks, instead of this machine's
+	files     filesystem.FS                   // from which checkpoints are loaded; nil: the machine's
 }
 
 // Progress describes the step that has just finished.
@@ -303,11 +307,7 @@ func (r *run) begin(ctx context.Context) (*checkpoint.Checkpoint, error) {
 	if err := r.sameRun(ctx); err != nil {
 		return nil, err
 	}
-	saved, refused, err := r.newest(ctx)
-	r.history.refused = refused
-	for _, c := range refused {
-		r.warn("checkpoint %s is damaged; using an older one: %s", c.Checkpoint, c.Error)
-	}
+	saved, err := r.newest(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -356,13 +356,44 @@ func (r *run) prepare(ctx context.Context, saved *checkpoint.Checkpoint) error {
 	if r.config.Layout.CheckReplicasEvery > 0 {
 		r.replicas = replicas.New(r.ranks.Mesh, r.model.Buckets())
 	}
-	if err := r.restore(ctx, saved); err != nil {
+	if saved, err = r.restoreNewest(ctx, saved); err != nil {
 		return err
 	}
 	if r.leads() {
 		err = r.config.write(r.dir.Join(rundir.ConfigFile))
 	}
 	return r.restored(ctx, saved, false, err)
+}
+
+// restoreNewest restores a checkpoint, which may be nil, or the newest one before it that is not
+// damaged, and returns the restored checkpoint.
+func (r *run) restoreNewest(ctx context.Context, saved *checkpoint.Checkpoint) (*checkpoint.Checkpoint, error) {
+	for {
+		err := r.restore(ctx, saved)
+		if !checkpoint.IsDamage(err) {
+			return saved, err
+		}
+		r.refuse(checkpoint.Refused{Checkpoint: saved.Name(), Error: err.Error()})
+		if saved, err = r.newest(ctx); err != nil {
+			return nil, err
+		}
+		if err := collective.Agree(ctx, r.ranks.World(), r.resumeFrom(saved)); err != nil {
+			return nil, err
+		}
+		if r.options.Report != nil {
+			r.options.Report(r.summary(saved))
+		}
+	}
+}
+
+// refuse records damaged checkpoints, and warns of them.
+func (r *run) refuse(refused ...checkpoint.Refused) {
+	for _, c := range refused {
+		if !slices.Contains(r.history.refused, c) {
+			r.history.refused = append(r.history.refused, c)
+			r.warn("checkpoint %s is damaged; using an older one: %s", c.Checkpoint, c.Error)
+		}
+	}
 }
 
 // restored tells the observers that the run is in the state of the checkpoint, or in its initial
@@ -913,9 +944,7 @@ func (r *run) saved(ctx context.Context, saved checkpoint.State) string {
 	if saved.Step == r.state.Step {
 		r.state.Weights = saved.Weights
 	}
-	// replaced
-	r.history.refused = slices.DeleteFunc(r.history.refused,
-		func(c checkpoint.Refused) bool { return c.Checkpoint == checkpoint.Name(saved.Step) })
+	r.accept(saved.Step)
 	if r.leads() {
 		if err := checkpoint.Prune(dir, r.config.Checkpoint.Keep, r.backTo(), r.history.refused); err != nil {
 			r.warn("old checkpoints could not be removed: %v", err)

@@ -12,9 +12,11 @@ import (
 	"strings"
 	"testing"
 
+	"mula/internal/filesystem"
 	"mula/internal/longtest"
 	"mula/moe/safetensors"
 	"mula/train/checkpoint"
+	"mula/train/checkpoint/checkpointtest"
 	"mula/train/group"
 	"mula/train/optimizer/optimizertest"
 	"mula/xpu"
@@ -60,11 +62,12 @@ func gathered(t testing.TB, dir string) map[string][]float32 {
 }
 
 // reload loads the newest checkpoint of a run like a new process, and saves the state, without a
-// step, into another directory.
+// step, into another directory. The ranks together must read each byte of the checkpoint once.
 func reload(t testing.TB, c Config) string {
 	t.Helper()
 	dir := t.TempDir()
-	var path string
+	var path, from string
+	files := checkpointtest.NewCounter(filesystem.OS{})
 	optimizertest.Together(t, c.Layout.Ranks(), func(world *comm.Comm) error {
 		ctx := context.Background()
 		ranks, err := group.New(ctx, world, c.Layout.shape(), c.Layout.groupOptions(nil))
@@ -72,7 +75,7 @@ func reload(t testing.TB, c Config) string {
 			return err
 		}
 		defer ranks.Close()
-		r := &run{config: c, options: Options{World: world}, ranks: ranks, history: history{saved: -1}}
+		r := &run{config: c, options: Options{World: world, files: files}, ranks: ranks, history: history{saved: -1}}
 		defer r.close()
 		saved, err := r.begin(ctx)
 		if err != nil {
@@ -96,10 +99,13 @@ func reload(t testing.TB, c Config) string {
 			return fmt.Errorf("weights %s, the checkpoint had %s", r.state.Weights, weights)
 		}
 		if world.Rank() == 0 {
-			path = filepath.Join(dir, checkpoint.Name(r.state.Step))
+			path, from = filepath.Join(dir, checkpoint.Name(r.state.Step)), saved.Dir
 		}
 		return nil
 	})
+	if err := files.Check(checkpointtest.Names(t, from)); err != nil {
+		t.Errorf("%+v: %v", c.Layout, err)
+	}
 	return path
 }
 

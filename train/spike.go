@@ -59,24 +59,36 @@ func (r *run) rollBack(ctx context.Context, spike *spikes.Spike) error {
 	first := max(r.state.Step+1-c.LeaveOut, s.PlanFrom)
 	back := spikes.Rollback{Step: r.state.Step, Spike: *spike, LeftOut: blend.Range{From: r.positions(first).From,
 		To: r.positions(r.state.Step).To}}
-	saved, err := r.goBackTo(ctx, first)
+	saved, newer, err := r.returnTo(ctx, first, func(saved *checkpoint.Checkpoint) error {
+		state := r.newState()
+		r.history.saved = -1
+		if saved != nil {
+			state, r.history.saved = saved.State, saved.State.Step
+		}
+		state.Spikes.Skips, state.Spikes.Rollbacks = s.Skips, append(slices.Clone(s.Rollbacks), back)
+		state.Spikes.Exclude(back.LeftOut)
+		r.state = state
+		r.batch.hasher = fingerprint.Hasher{}
+		return r.restore(ctx, saved)
+	})
 	if err != nil {
 		return fmt.Errorf("step %d: %s; rollback failed: %w", back.Step, spike, err)
 	}
-	state, where := r.newState(), "step 0"
-	r.history.saved = -1
+	where := "step 0"
 	if saved != nil {
-		state, where = saved.State, saved.Name()
-		r.history.saved = saved.State.Step
+		where = saved.Name()
 	}
-	state.Spikes.Skips, state.Spikes.Rollbacks = s.Skips, append(slices.Clone(s.Rollbacks), back)
-	state.Spikes.Exclude(back.LeftOut)
-	r.state = state
-	r.batch.hasher = fingerprint.Hasher{}
 	r.warn("step %d: %s; the run returns to %s and skips positions %d to %d, of steps %d to %d: rollback %d of at "+
-		"most %d", back.Step, spike, where,
-		back.LeftOut.From, back.LeftOut.To-1, first, back.Step, len(state.Spikes.Rollbacks), c.MaxRollbacks)
-	if err := r.restore(ctx, saved); err != nil {
+		"most %d", back.Step, spike, where, back.LeftOut.From, back.LeftOut.To-1, first, back.Step,
+		len(r.state.Spikes.Rollbacks), c.MaxRollbacks)
+	if r.leads() {
+		for _, path := range newer {
+			if err == nil {
+				err = checkpoint.Discard(path)
+			}
+		}
+	}
+	if err := collective.Agree(ctx, r.ranks.World(), err); err != nil {
 		return err
 	}
 	return r.restored(ctx, saved, true, nil)
@@ -112,39 +124,42 @@ func (r *run) findInitial(ctx context.Context) error {
 	return nil
 }
 
-// goBackTo finds the newest complete checkpoint of at most step steps on the current plan. It
-// removes newer checkpoints, newest first, because their records will be removed. Without a
-// checkpoint it returns nil, which means step 0. It returns an error if the run started with
-// another plan.
-func (r *run) goBackTo(ctx context.Context, step int64) (*checkpoint.Checkpoint, error) {
-	dir, world := r.dir.Join(checkpoint.DirName), r.ranks.World()
-	found, newer, err := checkpoint.NewestUntil(ctx, world, dir, step, r.warn)
-	if err != nil {
-		return nil, err
-	}
-	at := int64(0)
-	if found != nil {
-		at = found.State.Step
-	}
-	if from := r.state.Spikes.PlanFrom; at < from {
-		return nil, collective.OfAll(world,
-			fmt.Errorf("there is no complete checkpoint at or after step %d, from which the "+
-				"run follows its current plan", from))
-	}
-	if r.leads() {
-		if found == nil {
+// returnTo restores the newest complete checkpoint of at most step steps on the current plan. It
+// returns the checkpoint and the paths of newer ones, newest first, which the caller removes,
+// because their records will be removed. Without a checkpoint it restores nil, which means step 0.
+// It returns an error if the run started with another plan.
+func (r *run) returnTo(ctx context.Context, step int64, restore func(*checkpoint.Checkpoint) error) (
+	found *checkpoint.Checkpoint, newer []string, err error) {
+	dir, world, from := r.dir.Join(checkpoint.DirName), r.ranks.World(), r.state.Spikes.PlanFrom
+	for {
+		if found, newer, err = checkpoint.NewestUntil(ctx, world, r.options.files, dir, step, r.warn); err != nil {
+			return nil, nil, err
+		}
+		at := int64(0)
+		if found != nil {
+			at = found.State.Step
+		}
+		if at < from {
+			return nil, nil, collective.OfAll(world,
+				fmt.Errorf("there is no complete checkpoint at or after step %d, from which the "+
+					"run follows its current plan", from))
+		}
+		if r.leads() && found == nil {
 			err = r.findInitial(ctx)
 		}
-		for _, path := range newer {
-			if err == nil {
-				err = checkpoint.Discard(path)
-			}
+		if err := collective.Agree(ctx, world, err); err != nil {
+			return nil, nil, err
 		}
+		if err := collective.Broadcast(ctx, world, &r.start.initial.Dir); err != nil {
+			return nil, nil, err
+		}
+		err = restore(found)
+		if !checkpoint.IsDamage(err) {
+			return found, newer, err
+		}
+		r.warn("checkpoint %s is damaged; using an older one: %v", found.Name(), err)
+		step = at - 1
 	}
-	if err := collective.Agree(ctx, world, err); err != nil {
-		return nil, err
-	}
-	return found, collective.Broadcast(ctx, world, &r.start.initial.Dir)
 }
 
 // backTo returns the earliest step to which the next rollback may return. The newest checkpoint up

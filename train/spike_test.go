@@ -140,6 +140,19 @@ func skipsOf(t testing.TB, output string) []blend.Range {
 	return c.Skips
 }
 
+// flip changes a bit of a file.
+func flip(t testing.TB, path string) {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data[len(data)-1] ^= 1
+	if err := os.WriteFile(path, data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A run that skips a spike is the run along a plan that skips that step. Without spikes it is the
 // run that does not look for them.
 func TestSpikeSkip(t *testing.T) {
@@ -254,6 +267,21 @@ func TestSpikeRollback(t *testing.T) {
 		}
 		sameRun(t, "checkpoint: "+checkpoints, c.Output, other.Output)
 	}
+	// A damaged checkpoint is replaced by an older one, before newer ones are removed.
+	warnings = nil
+	damaged := testConfig(t, c.Plan,
+		strings.Replace(spikyConfig, "{every: 5}", "{every: 5, keep: 9}", 1)+spikesYAML("rollback"))
+	mustRun(t, damaged, Options{Warn: func(text string) { warnings = append(warnings, text) },
+		Progress: func(p Progress) {
+			if p.Step == 18 && len(warnings) == 0 {
+				flip(t, filepath.Join(damaged.Output, checkpoint.DirName, checkpoint.Name(15), "optimizer.safetensors"))
+			}
+		}})
+	if len(warnings) != 3 || !strings.Contains(warnings[0], "step-00000015 is damaged") ||
+		!strings.Contains(warnings[1], "returns to step-00000010") {
+		t.Errorf("a damaged checkpoint: warnings %q", warnings)
+	}
+	sameRun(t, "a damaged checkpoint", c.Output, damaged.Output)
 	stopped := testConfig(t, c.Plan, spikyConfig+spikesYAML("rollback"))
 	for _, step := range []int64{3, 18, 19, 16, 17, 29, 32, 38} {
 		mustRun(t, stopped, stopAfter(step))

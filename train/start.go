@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"mula/blend"
-	"mula/internal/filesystem"
 	"mula/internal/machine"
 	"mula/internal/strictyaml"
 	"mula/moe"
@@ -234,9 +233,11 @@ func (r *run) measure(ctx context.Context) error {
 	return err
 }
 
-// restore sets the weights and the optimizer to the checkpoint, or to their initial state.
+// restore sets the weights and the optimizer to the checkpoint, or to their initial state. An error
+// for which [checkpoint.IsDamage] is true leaves them undefined, and an older checkpoint can be
+// restored.
 func (r *run) restore(ctx context.Context, saved *checkpoint.Checkpoint) error {
-	model, world := r.model, r.ranks.World()
+	world := r.ranks.World()
 	r.replicas.Begin() // other weights
 	if r.optimizer == nil || saved == nil {
 		r.optimizer.Free() // before the new optimizer allocates memory
@@ -248,10 +249,7 @@ func (r *run) restore(ctx context.Context, saved *checkpoint.Checkpoint) error {
 	if saved == nil {
 		return r.initialize(ctx)
 	}
-	if err := collective.Agree(ctx, world, model.Load(filesystem.OS{}, saved.Dir)); err != nil {
-		return err
-	}
-	if err := checkpoint.NewShard(model, r.optimizer).Load(ctx, world, saved.Dir); err != nil {
+	if err := checkpoint.NewShard(r.model, r.optimizer).Load(ctx, world, saved); err != nil {
 		return err
 	}
 	r.optimizer.Updates = r.state.Updates

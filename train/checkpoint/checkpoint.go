@@ -19,6 +19,7 @@ import (
 	"strconv"
 
 	"mula/blend"
+	"mula/internal/filesystem"
 	"mula/moe/safetensors"
 	"mula/shards"
 	"mula/train/collective"
@@ -114,8 +115,8 @@ func stepOf(name string) (int64, bool) {
 
 // list returns the directories in dir that have the name of a checkpoint, newest first.
 // It returns none if dir does not exist.
-func list(dir string) ([]string, error) {
-	entries, err := os.ReadDir(dir)
+func list(fsys filesystem.FS, dir string) ([]string, error) {
+	entries, err := fsys.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
@@ -134,10 +135,14 @@ func list(dir string) ([]string, error) {
 	return names, nil
 }
 
-// A Checkpoint is a complete checkpoint whose files have the hashes of its manifest.
+// A Checkpoint is a checkpoint whose files have the hashes of its manifest, except that the files
+// of a [Candidate] for its weights and its optimizer's state have not been read.
 type Checkpoint struct {
 	Dir   string
 	State State
+
+	fsys     filesystem.FS // of Dir
+	manifest manifest
 }
 
 // Refused is a checkpoint that could not be used, and the reason.
@@ -153,9 +158,22 @@ type Refused struct {
 // later remove this checkpoint, which may be complete. All ranks of world call it and get the same
 // result.
 func Newest(ctx context.Context, world *comm.Comm, dir string) (*Checkpoint, []Refused, error) {
+	return newest(ctx, world, filesystem.OS{}, dir, nil, true)
+}
+
+// Candidate is [Newest] for a checkpoint that is loaded next: the files that [Shard.Load] reads are
+// not read here, and their damage is found there. Candidate does not use the checkpoints in
+// refused. fsys is the file system of dir; nil means the machine's.
+func Candidate(ctx context.Context, world *comm.Comm, fsys filesystem.FS, dir string,
+	refused []Refused) (*Checkpoint, []Refused, error) {
+	return newest(ctx, world, filesystem.Default(fsys), dir, refused, false)
+}
+
+func newest(ctx context.Context, world *comm.Comm, fsys filesystem.FS, dir string, refusedBefore []Refused,
+	all bool) (*Checkpoint, []Refused, error) {
 	var names []string
 	err := fromFirst(ctx, world, &names, func() (err error) {
-		names, err = list(dir)
+		names, err = list(fsys, dir)
 		return err
 	})
 	if err != nil {
@@ -164,13 +182,17 @@ func Newest(ctx context.Context, world *comm.Comm, dir string) (*Checkpoint, []R
 	var refused []Refused
 	var errs []error
 	for _, name := range names {
-		path := filepath.Join(dir, name)
-		state, err := verify(ctx, world, path)
+		if i := slices.IndexFunc(refusedBefore, func(r Refused) bool { return r.Checkpoint == name }); i >= 0 {
+			refused = append(refused, refusedBefore[i])
+			errs = append(errs, fmt.Errorf("%s: %s", name, refusedBefore[i].Error))
+			continue
+		}
+		c, err := verify(ctx, world, fsys, filepath.Join(dir, name), all)
 		if ctx.Err() != nil {
 			return nil, nil, ctx.Err()
 		}
 		if err == nil {
-			return &Checkpoint{path, state}, refused, nil
+			return c, refused, nil
 		}
 		if !damaged(err) {
 			return nil, refused, fmt.Errorf("checkpoint %s cannot be read, and may be complete: %w; make it "+
@@ -188,11 +210,12 @@ func Newest(ctx context.Context, world *comm.Comm, dir string) (*Checkpoint, []R
 
 // NewestUntil returns the newest complete checkpoint in dir of at most step steps that has the
 // state of spikes, or nil, and the paths of all newer directories with the name of a checkpoint,
-// newest first. It warns of damaged checkpoints. All ranks of world call it and get the same
-// result.
-func NewestUntil(ctx context.Context, world *comm.Comm, dir string, step int64,
+// newest first. The files that [Shard.Load] reads are not verified. It warns of damaged
+// checkpoints. All ranks of world call it and get the same result.
+func NewestUntil(ctx context.Context, world *comm.Comm, fsys filesystem.FS, dir string, step int64,
 	warn func(format string, args ...any)) (found *Checkpoint, newer []string, err error) {
-	names, err := list(dir)
+	fsys = filesystem.Default(fsys)
+	names, err := list(fsys, dir)
 	if err := collective.Agree(ctx, world, err); err != nil {
 		return nil, nil, err
 	}
@@ -203,15 +226,15 @@ func NewestUntil(ctx context.Context, world *comm.Comm, dir string, step int64,
 	for _, name := range lists[0] { // other ranks may see an older state of the directory
 		path := filepath.Join(dir, name)
 		if at, _ := stepOf(name); at <= step {
-			state, err := verify(ctx, world, path)
+			c, err := verify(ctx, world, fsys, path, false)
 			if ctx.Err() != nil {
 				return nil, nil, ctx.Err()
 			}
-			if err == nil && state.Spikes == nil {
+			if err == nil && c.State.Spikes == nil {
 				err = errors.New("its state.json has no spikes")
 			}
 			if err == nil {
-				return &Checkpoint{path, state}, newer, nil
+				return c, newer, nil
 			}
 			if !damaged(err) {
 				return nil, nil, fmt.Errorf("checkpoint %s cannot be read, and may be complete: %w", name, err)
@@ -228,14 +251,14 @@ func NewestUntil(ctx context.Context, world *comm.Comm, dir string, step int64,
 // are damaged. It returns [ErrNone] if a run directory has no checkpoint.
 func Find(ctx context.Context, dir string) (*Checkpoint, []Refused, error) {
 	if _, err := os.Stat(filepath.Join(dir, manifestFile)); err == nil {
-		state, err := verify(ctx, comm.NewSingle(), dir)
+		c, err := verify(ctx, comm.NewSingle(), filesystem.OS{}, dir, true)
 		if err != nil {
 			if !damaged(err) {
 				return nil, nil, fmt.Errorf("checkpoint %s cannot be read: %w", dir, err)
 			}
 			return nil, nil, fmt.Errorf("checkpoint %s is damaged: %w", dir, err)
 		}
-		return &Checkpoint{dir, state}, nil, nil
+		return c, nil, nil
 	}
 	if info, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, fmt.Errorf("%s: %w; name a run's folder, a checkpoint or a Hugging Face model", dir,

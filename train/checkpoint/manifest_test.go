@@ -74,7 +74,7 @@ func TestDamagedCheckpointMessages(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = verify(t.Context(), comm.NewSingle(), dir)
+		_, err = verify(t.Context(), comm.NewSingle(), filesystem.OS{}, dir, true)
 		if err == nil || !damaged(err) || strings.Contains(err.Error(), "stat ") ||
 			strings.Contains(err.Error(), "invalid character") {
 			t.Errorf("%s: %v", test.file, err)

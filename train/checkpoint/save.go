@@ -18,6 +18,7 @@ import (
 	"strings"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
 	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/shards"
@@ -372,7 +373,7 @@ func (c *writer) plan(ctx context.Context, world *comm.Comm) error {
 			ranges = append(ranges, placedRange{tensorRange{x[0], x[1], x[2], x[3]}, names[r]})
 		}
 	}
-	if _, err := c.place(ranges); err != nil {
+	if err := c.check(ranges); err != nil {
 		return collective.OfAll(world, fmt.Errorf("gathering the optimizer's state: %w", err))
 	}
 	if several {
@@ -614,7 +615,7 @@ func Discard(path string) error {
 // processes. It keeps the newest keep checkpoints. If backTo is not negative, it also keeps the
 // newest checkpoint of at most backTo steps and all newer ones.
 func Prune(dir string, keep int, backTo int64, refused []Refused) error {
-	names, err := list(dir)
+	names, err := list(filesystem.OS{}, dir)
 	if err != nil {
 		return err
 	}

@@ -9,9 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"hash"
-	"io/fs"
 	"maps"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -37,6 +35,8 @@ type Shard struct {
 	held        []heldTensor      // tensors whose weights this rank has, in ascending order
 	metadata    map[string]string // the optimizer's scalars, equal on all ranks
 	setMetadata func(map[string]string) error
+	// number of elements that Load reads before it sends them; 0 means 4 million
+	window int
 }
 
 // A heldTensor is a tensor whose weights a rank has.
@@ -49,9 +49,10 @@ type heldTensor struct {
 	read  []stretch // ranges that this rank loads
 }
 
-// A stretch is the elements from begin on, as many as values, of a tensor of the optimizer's state.
+// A stretch is the elements from begin on, as many as values, of a tensor of the optimizer's state,
+// or of the weights.
 type stretch struct {
-	name   string // of the tensor, without the parameter's name and the dot
+	name   string // of the tensor, without the parameter's name and the dot; "" for the weights
 	begin  int
 	values xpu.Tensor // of one dimension
 }
@@ -77,16 +78,19 @@ func shardOf(o *optimizer.Optimizer, device xpu.Memory, config moe.Config, tenso
 	for i, p := range o.Parameters() {
 		h := heldTensor{index: p.Index, weight: p.Weight}
 		begin, _, writer := o.Owned(i)
+		weights := stretch{"", 0, p.Weight.Flat()}
 		for _, t := range o.Saved(i) {
 			own := stretch{t.Name, begin, t.Values}
 			if writer {
 				h.write = append(h.write, own)
 			}
 			if t.Name == optimizer.TrainedWeights && p.Weight.DType() == xpu.Float32 {
-				own = stretch{t.Name, 0, p.Weight.Flat()} // every rank with the parameter needs all elements
+				weights.name = t.Name // every rank with the parameter needs all elements
+				continue
 			}
 			h.read = append(h.read, own)
 		}
+		h.read = append(h.read, weights)
 		s.held = append(s.held, h)
 	}
 	return s
@@ -99,13 +103,18 @@ type indexRun [2]int
 func (s Shard) runs() []indexRun {
 	var runs []indexRun
 	for _, h := range s.held {
-		if last := len(runs) - 1; last >= 0 && runs[last][1] == h.index {
-			runs[last][1]++
-		} else {
-			runs = append(runs, indexRun{h.index, h.index + 1})
-		}
+		runs = appendRun(runs, h.index)
 	}
 	return runs
+}
+
+// appendRun adds a number that is above all numbers of the runs.
+func appendRun(runs []indexRun, i int) []indexRun {
+	if last := len(runs) - 1; last >= 0 && runs[last][1] == i {
+		runs[last][1]++
+		return runs
+	}
+	return append(runs, indexRun{i, i + 1})
 }
 
 // assign chooses the rank that writes, or hashes, each tensor among the ranks that have it. It
@@ -186,13 +195,18 @@ func (q *leastLoaded) Push(any)      {}
 func (q *leastLoaded) Pop() any      { return nil }
 
 // A tensorRange is the elements [begin, end) of state tensor number state of parameter number
-// tensor of a shard.
+// tensor of a shard, or of the parameter's weights if state is weightsState.
 type tensorRange struct{ tensor, state, begin, end int }
 
+const weightsState = -1
+
 // rangeName returns the name of a range in a file: PARAMETER.STATE for a complete tensor,
-// PARAMETER.STATE[begin:end] for a part.
+// PARAMETER.STATE[begin:end] for a part, PARAMETER for the weights.
 func (s Shard) rangeName(r tensorRange) string {
-	name := s.tensors[r.tensor].Name + "." + s.states[r.tensor][r.state]
+	name := s.tensors[r.tensor].Name
+	if r.state != weightsState {
+		name += "." + s.states[r.tensor][r.state]
+	}
 	if r.begin == 0 && int64(r.end) == s.tensors[r.tensor].Elements() {
 		return name
 	}
@@ -231,14 +245,10 @@ type placedRange struct {
 	file string
 }
 
-// A stateMap has the file of each element of the optimizer's state: for every state tensor of every
-// parameter, ranges in ascending order.
-type stateMap [][][]placedRange
-
-// place returns a map of ranges. It fails and names ranges that are missing, overlap, exceed their
-// tensor, or belong to no tensor of this model and optimizer.
-func (s Shard) place(ranges []placedRange) (stateMap, error) {
-	m := make(stateMap, len(s.tensors))
+// check returns an error that names ranges that are missing, overlap, exceed their tensor, or
+// belong to no tensor of this model and optimizer.
+func (s Shard) check(ranges []placedRange) error {
+	m := make([][][]placedRange, len(s.tensors)) // of each state tensor of each parameter
 	for i := range m {
 		m[i] = make([][]placedRange, len(s.states[i]))
 	}
@@ -278,7 +288,7 @@ func (s Shard) place(ranges []placedRange) (stateMap, error) {
 			}
 		}
 	}
-	return m, someWrong(wrong)
+	return someWrong(wrong)
 }
 
 // someWrong returns an error with the first items of a list, or nil for an empty list.
@@ -335,117 +345,6 @@ func (s Shard) parse(index stateIndex) ([]placedRange, error) {
 	return ranges, someWrong(wrong)
 }
 
-// Load reads the ranges of a checkpoint's optimizer state that this rank needs, from any writer.
-// All ranks call it. It fails on all ranks if it fails on one.
-func (s Shard) Load(ctx context.Context, world *comm.Comm, dir string) error {
-	err := s.read(ctx, dir, world.Rank(), world.Size())
-	if err != nil {
-		err = fmt.Errorf("loading the optimizer's state: %w", err)
-	}
-	return collective.Agree(ctx, world, err)
-}
-
-// read is load without communication. Rank number rank of size ranks also checks every size-th
-// file, so that all files are checked.
-func (s Shard) read(ctx context.Context, dir string, rank, size int) error {
-	index, name, err := openState(dir)
-	if err != nil {
-		return err
-	}
-	ranges, err := s.parse(index)
-	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	placed, err := s.place(ranges)
-	if err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	if err := s.setMetadata(index.Metadata); err != nil {
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	// Ranges to read from each file. Files are opened one after the other, because there may be
-	// thousands.
-	type reading struct {
-		from  tensorRange
-		first int // element of it
-		into  xpu.Tensor
-	}
-	content, readings := map[string][]tensorRange{}, map[string][]reading{}
-	for _, r := range ranges {
-		content[r.file] = append(content[r.file], r.tensorRange)
-	}
-	for _, h := range s.held {
-		for _, want := range h.read {
-			state := slices.Index(s.states[h.index], want.name)
-			if state < 0 {
-				return fmt.Errorf("%s has no %s", s.tensors[h.index].Name, want.name)
-			}
-			for _, r := range placed[h.index][state] {
-				from, to := max(r.begin, want.begin), min(r.end, want.begin+want.values.Elements())
-				if from < to {
-					readings[r.file] = append(readings[r.file], reading{r.tensorRange, from - r.begin,
-						want.values.Rows(from-want.begin, to-want.begin)})
-				}
-			}
-		}
-	}
-	var buffer []float32
-	for i, name := range slices.Sorted(maps.Keys(content)) {
-		if readings[name] == nil && i%size != rank {
-			continue
-		}
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		file, err := safetensors.Open(filepath.Join(dir, name))
-		if err != nil {
-			return err
-		}
-		err = s.checkContent(file, content[name])
-		for _, r := range readings[name] {
-			if err == nil {
-				values := xpu.HostBuffer(r.into, &buffer)
-				if err = file.Float32(values, s.rangeName(r.from), int64(r.first)); err == nil {
-					xpu.SetNumbers(s.device, r.into, values)
-				}
-			}
-		}
-		file.Close()
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// openState reads the index of the optimizer's state, or creates an index for a single file. name
-// is the path of the file that it has read.
-func openState(dir string) (index stateIndex, name string, err error) {
-	name = filepath.Join(dir, optimizerFile)
-	file, err := safetensors.Open(name)
-	if errors.Is(err, fs.ErrNotExist) {
-		name = filepath.Join(dir, optimizerIndexFile)
-		if err := readJSON(name, &index); err != nil {
-			return index, name, err
-		}
-		for _, file := range index.WeightMap {
-			if file == "" || file == "." || file == ".." || filepath.Base(file) != file {
-				return index, name, fmt.Errorf("%s: %q is not the name of a file in the same directory", name, file)
-			}
-		}
-		return index, name, nil
-	}
-	if err != nil {
-		return index, name, err
-	}
-	defer file.Close()
-	index = stateIndex{file.Metadata(), map[string]string{}}
-	for _, t := range file.Tensors() {
-		index.WeightMap[t.Name] = optimizerFile
-	}
-	return index, name, nil
-}
-
 // checkContent returns an error if the tensors of a file differ from the expected ranges.
 func (s Shard) checkContent(file *safetensors.File, want []tensorRange) error {
 	for _, r := range want {
@@ -454,14 +353,23 @@ func (s Shard) checkContent(file *safetensors.File, want []tensorRange) error {
 		if !ok {
 			return fmt.Errorf("%s: %s is missing", file.Name(), entry.Name)
 		}
+		if r.state == weightsState {
+			entry.DType = got.DType // every type that can be read
+		}
 		if got.DType != entry.DType || !slices.Equal(got.Shape, entry.Shape) {
 			return fmt.Errorf("%s: %s has shape %v and element type %s; this model needs %v and %s",
 				file.Name(), entry.Name, got.Shape, got.DType, entry.Shape, entry.DType)
 		}
 	}
-	if n := len(file.Tensors()); n > len(want) {
-		return fmt.Errorf("%s: the file has %d tensors, but the index lists %d for this file", file.Name(), n,
-			len(want))
+	wanted := make(map[string]bool, len(want))
+	for _, r := range want {
+		wanted[s.rangeName(r)] = true
+	}
+	for _, t := range file.Tensors() {
+		if !wanted[t.Name] {
+			return fmt.Errorf("%s: %s does not belong to this model and optimizer, or the index lists it for another "+
+				"file", file.Name(), t.Name)
+		}
 	}
 	return nil
 }

@@ -66,7 +66,7 @@ func TestOptimizersState(t *testing.T) {
 		for i, p := range again.Parameters() {
 			copy(p.Weight.Floats(), o.Parameters()[i].Weight.Floats())
 		}
-		if err := testShard(t, d, again).Load(t.Context(), comm.NewSingle(), saved(name)); err != nil {
+		if err := testShard(t, d, again).Load(t.Context(), comm.NewSingle(), listed(t, saved(name))); err != nil {
 			t.Fatal(err)
 		}
 		again.Updates = o.Updates
@@ -78,7 +78,7 @@ func TestOptimizersState(t *testing.T) {
 			}
 		}
 		fewer := newOptimizer(t, name, d, optimizertest.Parameters(1)[1:])
-		if err := testShard(t, d, fewer).Load(t.Context(), comm.NewSingle(), saved(name)); err == nil ||
+		if err := testShard(t, d, fewer).Load(t.Context(), comm.NewSingle(), listed(t, saved(name))); err == nil ||
 			!strings.Contains(err.Error(), path(name)) ||
 			!strings.Contains(err.Error(), "does not belong to this model and optimizer") {
 			t.Errorf("state of another model: %v", err)
@@ -93,7 +93,8 @@ func TestOptimizersState(t *testing.T) {
 				slices.Contains([]optimizer.Name{optimizer.AdamW, optimizer.Lamb, optimizer.ADOPT}, name) &&
 					slices.Contains([]optimizer.Name{optimizer.AdamW, optimizer.Lamb, optimizer.ADOPT}, other)
 			o := newOptimizer(t, name, d, optimizertest.Parameters(1))
-			if err := testShard(t, d, o).Load(t.Context(), comm.NewSingle(), saved(other)); (err == nil) != same {
+			err := testShard(t, d, o).Load(t.Context(), comm.NewSingle(), listed(t, saved(other)))
+			if (err == nil) != same {
 				t.Errorf("%s reads the state of %s: %v", name, other, err)
 			}
 		}

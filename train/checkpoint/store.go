@@ -213,15 +213,15 @@ func findStored(ctx context.Context, url string) (ModelDir, error) {
 // verifyModel compares the files of a copy with its manifest, except the optimizer's state, which
 // only training needs.
 func verifyModel(ctx context.Context, fsys filesystem.FS, dir string) (*Checkpoint, error) {
-	var m manifest
-	c := &Checkpoint{Dir: dir}
-	err := readManifest(fsys, dir, &m)
-	maps.DeleteFunc(m.Files, func(name string, _ shards.FileInfo) bool { return strings.HasPrefix(name, "optimizer") })
+	c := &Checkpoint{Dir: dir, fsys: fsys}
+	err := readManifest(fsys, dir, &c.manifest)
+	files := maps.Clone(c.manifest.Files)
+	maps.DeleteFunc(files, func(name string, _ shards.FileInfo) bool { return strings.HasPrefix(name, "optimizer") })
 	if err == nil {
-		err = verifyFiles(ctx, dir, m, 0, 1)
+		err = verifyFiles(ctx, fsys, dir, files, 0, 1)
 	}
 	if err == nil {
-		err = readState(fsys, dir, &m, &c.State)
+		err = readState(fsys, dir, &c.manifest, &c.State)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("checkpoint %s cannot be used: %w", dir, err)

@@ -2,6 +2,7 @@ package checkpoint
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -18,28 +19,32 @@ import (
 	"mula/xpu/comm"
 )
 
-// verify compares every file of a checkpoint with the manifest and returns the state.
-// Errors name the file. All ranks of world call it. Each rank reads some of the files, and all get
-// the same result.
-func verify(ctx context.Context, world *comm.Comm, dir string) (State, error) {
-	var m manifest
-	if err := fromFirst(ctx, world, &m, func() error { return readManifest(filesystem.OS{}, dir, &m) }); err != nil {
-		return State{}, err
+// verify compares the files of a checkpoint with the manifest, and reads the manifest and the
+// state. Without all, it does not read the files that [Shard.Load] reads. Errors name the file. All
+// ranks of world call it. Each rank reads some of the files, and all get the same result.
+func verify(ctx context.Context, world *comm.Comm, fsys filesystem.FS, dir string, all bool) (*Checkpoint, error) {
+	c := &Checkpoint{Dir: dir, fsys: fsys}
+	m := &c.manifest
+	if err := fromFirst(ctx, world, m, func() error { return readManifest(fsys, dir, m) }); err != nil {
+		return nil, err
 	}
-	if err := allJudge(ctx, world, verifyFiles(ctx, dir, m, world.Rank(), world.Size())); err != nil {
-		return State{}, err
+	files := maps.Clone(m.Files)
+	if !all {
+		maps.DeleteFunc(files, func(name string, _ shards.FileInfo) bool { return m.loads(name) })
 	}
-	var s State
-	err := fromFirst(ctx, world, &s, func() error { return readState(filesystem.OS{}, dir, &m, &s) })
-	return s, err
+	err := verifyFiles(ctx, fsys, dir, files, world.Rank(), world.Size())
+	if err := allJudge(ctx, world, err); err != nil {
+		return nil, err
+	}
+	return c, fromFirst(ctx, world, &c.State, func() error { return readState(fsys, dir, m, &c.State) })
 }
 
 // readState reads the state of the checkpoint with manifest m.
 func readState(fsys filesystem.FS, dir string, m *manifest, s *State) error {
-	path := objects.Join(dir, stateFile)
-	if err := decodeFile(fsys, path, s, strictjson.Decode); err != nil {
+	if err := m.read(fsys, dir, stateFile, s); err != nil {
 		return err
 	}
+	path := objects.Join(dir, stateFile)
 	switch {
 	case s.Format != m.Format:
 		return fmt.Errorf("%s has format %d, but its manifest has format %d", path, s.Format, m.Format)
@@ -50,6 +55,20 @@ func readState(fsys filesystem.FS, dir string, m *manifest, s *State) error {
 	return nil
 }
 
+// read reads a JSON file that the manifest lists, and compares its hash.
+func (m *manifest) read(fsys filesystem.FS, dir, name string, value any) error {
+	path := objects.Join(dir, name)
+	text, err := readSmall(fsys, path)
+	if err != nil {
+		return err
+	}
+	found := shards.FileInfo{Bytes: int64(len(text)), SHA256: fmt.Sprintf("%x", sha256.Sum256(text))}
+	if err := compareFile(path, found, m.Files[name]); err != nil {
+		return err
+	}
+	return decode(path, text, value)
+}
+
 // readManifest reads the manifest of a checkpoint and checks the sizes of the files in it. It finds
 // a truncated large file without reading the file.
 func readManifest(fsys filesystem.FS, dir string, m *manifest) error {
@@ -57,14 +76,18 @@ func readManifest(fsys filesystem.FS, dir string, m *manifest) error {
 	var version struct {
 		Format int `json:"format"`
 	}
-	if err := decodeFile(fsys, path, &version, strictjson.DecodeLoosely); err != nil {
+	text, err := readSmall(fsys, path)
+	if err != nil {
 		return err
+	}
+	if err := strictjson.DecodeLoosely(text, &version); err != nil {
+		return fmt.Errorf("%s: %w", path, err)
 	}
 	if version.Format > format {
 		return fmt.Errorf("%s has format %d, %w; this version reads 1 to %d", path, version.Format, errNewer,
 			format)
 	}
-	if err := decodeFile(fsys, path, m, strictjson.Decode); err != nil {
+	if err := decode(path, text, m); err != nil {
 		return err
 	}
 	if m.Format < 1 {
@@ -102,21 +125,24 @@ func readManifest(fsys filesystem.FS, dir string, m *manifest) error {
 		} else if err != nil {
 			return err
 		} else if want := m.Files[name]; info.Size() != want.Bytes {
-			return fmt.Errorf("%s has %d bytes, but %s says %d; one of the two files was changed", file, info.Size(),
-				manifestFile, want.Bytes)
+			return wrongSize(file, info.Size(), want.Bytes)
 		}
 	}
 	return nil
 }
 
-// verifyFiles compares the hashes of this rank's files of a checkpoint with the manifest. The sizes
-// were checked before.
-func verifyFiles(ctx context.Context, dir string, m manifest, rank, size int) error {
-	names := slices.Sorted(maps.Keys(m.Files))
-	bytes, ranks := make([]int64, len(names)), make([]int, size)
-	for i, name := range names {
-		bytes[i] = m.Files[name].Bytes
+// verifyFiles compares the hashes of this rank's part of the files with the manifest, except for
+// state.json. The sizes were checked before.
+func verifyFiles(ctx context.Context, fsys filesystem.FS, dir string, files map[string]shards.FileInfo,
+	rank, size int) error {
+	var names []string
+	var bytes []int64
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if name != stateFile { // readState compares it
+			names, bytes = append(names, name), append(bytes, files[name].Bytes)
+		}
 	}
+	ranks := make([]int, size)
 	for r := range ranks {
 		ranks[r] = r
 	}
@@ -124,18 +150,16 @@ func verifyFiles(ctx context.Context, dir string, m manifest, rank, size int) er
 		if owner != rank {
 			continue
 		}
-		path, want := objects.Join(dir, names[i]), m.Files[names[i]]
-		hash, size, err := shards.HashFile(ctx, path, nil)
-		switch {
-		case ctx.Err() != nil && errors.Is(err, ctx.Err()):
-			return unjudged{err}
-		case rank != 0 && errors.Is(err, fs.ErrNotExist):
-			return unjudged{fmt.Errorf("cannot see %s, which rank 0 sees; %s", path, needShared)}
-		case err != nil:
+		f, err := openHashed(fsys, objects.Join(dir, names[i]), files[names[i]])
+		if err == nil {
+			err = f.finish(ctx)
+			f.Close() // it was only read
+		}
+		if err != nil {
+			return fileError(rank, err)
+		}
+		if err := f.compare(); err != nil {
 			return err
-		case size != want.Bytes || hash != want.SHA256:
-			return fmt.Errorf("%s has SHA-256 %s, but %s says %s; one of the two files was changed", path, hash,
-				manifestFile, want.SHA256)
 		}
 	}
 	return nil
@@ -192,7 +216,9 @@ func fromFirst[T any](ctx context.Context, world *comm.Comm, value *T, read func
 	if gatherErr != nil {
 		return unjudged{gatherErr}
 	}
-	*value = *values[0]
+	if values[0] != nil { // JSON has no difference between a nil slice and a nil pointer to one
+		*value = *values[0]
+	}
 	return allJudge(ctx, world, err)
 }
 
@@ -202,28 +228,24 @@ type missingFile struct{ path, listed string }
 func (e *missingFile) Error() string { return e.path + " is missing" + e.listed }
 func (e *missingFile) Unwrap() error { return fs.ErrNotExist }
 
-// readJSON reads a small JSON file. It refuses unknown and repeated fields.
-func readJSON(path string, value any) error {
-	return decodeFile(filesystem.OS{}, path, value, strictjson.Decode)
-}
-
-// decodeFile reads a small JSON file with a function of package strictjson.
-func decodeFile(fsys filesystem.FS, path string, value any, decode func([]byte, any) error) error {
+// readSmall reads a small file.
+func readSmall(fsys filesystem.FS, path string) ([]byte, error) {
 	info, err := fsys.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return &missingFile{path, ""}
+		return nil, &missingFile{path, ""}
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if info.Size() > maxStateFile {
-		return fmt.Errorf("%s has %d bytes; the maximum is %d", path, info.Size(), maxStateFile)
+		return nil, fmt.Errorf("%s has %d bytes; the maximum is %d", path, info.Size(), maxStateFile)
 	}
-	data, err := filesystem.ReadFile(fsys, path)
-	if err != nil {
-		return err
-	}
-	if err := decode(data, value); err != nil {
+	return filesystem.ReadFile(fsys, path)
+}
+
+// decode decodes the text of a JSON file. It refuses unknown and repeated fields.
+func decode(path string, text []byte, value any) error {
+	if err := strictjson.Decode(text, value); err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
 	return nil
