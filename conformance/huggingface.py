@@ -47,7 +47,7 @@ def run(*command, **options):
 
 
 def per_expert(name, tensor):
-    """Returns a parameter, or its gradient, under its names in files."""
+    """Divides the experts of a parameter, or of its gradient."""
     if name.endswith("experts.gate_up_proj"):
         half = tensor.shape[1] // 2
         for e in range(tensor.shape[0]):
@@ -60,8 +60,20 @@ def per_expert(name, tensor):
         yield name, tensor
 
 
+def in_files(model, name, tensor):
+    """Returns a parameter, or its gradient, with its names in files."""
+    parts = dict(per_expert(name, tensor))
+    if FUSED and model.config.model_type == "mixtral":
+        for key in list(parts):
+            renamed = key.replace(".mlp.", ".block_sparse_moe.")
+            for part, number in ("gate", 1), ("down", 2), ("up", 3):
+                renamed = renamed.replace(f".{part}_proj.", f".w{number}.")
+            parts[renamed] = parts.pop(key)
+    return parts.items()
+
+
 def parameters(model):
-    return {key: part.detach() for name, p in model.named_parameters() for key, part in per_expert(name, p)}
+    return {key: part.detach() for name, p in model.named_parameters() for key, part in in_files(model, name, p)}
 
 
 def load(directory, dtype):
@@ -127,6 +139,9 @@ def random_config(r, families):
         config["norm_topk_prob"] = r.random() < 0.5
         config["num_experts"] = r.choice([1, 3, 8])
         config["num_experts_per_tok"] = r.randrange(1, config["num_experts"] + 1)
+    if family == "mixtral":
+        config["num_local_experts"] = r.choice([1, 3, 8])
+        config["num_experts_per_tok"] = r.randrange(1, config["num_local_experts"] + 1)
     return AutoConfig.for_model(family, **config)
 
 
@@ -160,7 +175,7 @@ def clear(model, ids):
     out = model(ids, output_router_logits=True, use_cache=False)
     k = model.config.num_experts_per_tok
     for logits in out.router_logits:
-        if k < model.config.num_experts:
+        if k < logits.shape[-1]:
             p = logits.float().softmax(-1).sort(-1, descending=True).values
             if (p[:, k - 1] - p[:, k]).min() < 1e-5:
                 return False
@@ -202,7 +217,7 @@ def compare(tools, directory, reference, ids, what):
     )  # terms that cancel out in small gradients, such as all of a router whose one weight is 1
     for name, p in reference.named_parameters():
         # transformers 4 skips experts without tokens
-        for key, g in per_expert(name, torch.zeros_like(p) if p.grad is None else p.grad):
+        for key, g in in_files(reference, name, torch.zeros_like(p) if p.grad is None else p.grad):
             got, norm = mula.pop(key), g.norm().item()
             difference = (got - g).norm().item()
             if not difference <= 1e-4 * norm + rounding:
@@ -437,7 +452,7 @@ def main():
     ap.add_argument("--mula", type=pathlib.Path, default=here.parent / "bin" / "mula")
     ap.add_argument("--count", type=int, default=24, help="random models")
     ap.add_argument("--seed", type=int, default=1)
-    families = ["olmoe", "olmoe", "olmo", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen3_moe"]
+    families = ["olmoe", "olmoe", "olmo", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen3_moe", "mixtral"]
     ap.add_argument("--families", nargs="+", default=families, help="one is drawn per model")
     args = ap.parse_args()
     torch.set_num_threads(1)

@@ -170,18 +170,20 @@ func (c Config) Tensors() []safetensors.Tensor {
 		if f.rms {
 			add(prefix+"post_attention_layernorm.weight", h)
 		}
-		experts := []string{prefix + "mlp."}
+		names := f.blockNames()
+		experts := []string{prefix + names.block + "."}
 		if c.moe() {
-			add(prefix+"mlp.gate.weight", c.Experts, h)
+			add(experts[0]+"gate.weight", c.Experts, h)
 			experts = experts[:0]
 			for e := range c.Experts {
-				experts = append(experts, fmt.Sprintf("%smlp.experts.%d.", prefix, e))
+				experts = append(experts, names.expert(prefix, e))
 			}
 		}
 		for _, expert := range experts {
-			add(expert+"gate_proj.weight", ffn, h)
-			add(expert+"up_proj.weight", ffn, h)
-			add(expert+"down_proj.weight", h, ffn)
+			gate, up, down := names.network(expert)
+			add(gate, ffn, h)
+			add(up, ffn, h)
+			add(down, h, ffn)
 		}
 	}
 	if f.rms {
@@ -250,10 +252,11 @@ func Open(dir string, dev xpu.Device) (*Model, error) {
 // Load reads the weights of a Hugging Face directory, in one file or several, of element type F32,
 // F16 or BF16. Experts may be stored one by one, as transformers saves them, or fused as
 // mlp.experts.gate_up_proj [E, 2I, H] and mlp.experts.down_proj [E, H, I], as transformers 5 holds
-// them. The directory must contain exactly the weights of the model, with their shapes; if the head
-// is tied, a copy of the embedding as lm_head.weight is allowed. Load checks names and shapes
-// before it reads the first weight. A model that holds a part of the experts reads only its part.
-// After a read error, the weights are a mixture of old and new.
+// them. It holds routers as mlp.gate, and this name is read for every family. The directory must
+// contain exactly the weights of the model, with their shapes; if the head is tied, a copy of the
+// embedding as lm_head.weight is allowed. Load checks names and shapes before it reads the first
+// weight. A model that holds a part of the experts reads only its part. After a read error, the
+// weights are a mixture of old and new.
 func (m *Model) Load(fsys filesystem.FS, dir string) error {
 	s, err := openStored(fsys, dir, m.cfg)
 	if err != nil {

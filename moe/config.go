@@ -18,6 +18,7 @@ const (
 	Qwen3   Architecture = "qwen3"   // dense, RMSNorm, q/k norm of each head
 
 	Qwen3MoE Architecture = "qwen3_moe" // mixture of experts, otherwise as Qwen3
+	Mixtral  Architecture = "mixtral"   // mixture of experts, otherwise as Mistral
 )
 
 // NoToken is the value of a token id of [Config] that is not set.
@@ -129,6 +130,10 @@ func (c Config) Validate() error {
 		if c.ExpertsPerToken < 1 || c.ExpertsPerToken > c.Experts {
 			return bad("num_experts_per_tok", "is %d; it must be between 1 and num_experts %d", c.ExpertsPerToken,
 				c.Experts)
+		}
+		if f.renormalized && !c.NormTopK {
+			return bad("norm_topk_prob", "is false; it must be true, because a %s model always renormalises routing "+
+				"weights", c.Architecture)
 		}
 	} else if c.NormTopK {
 		return bad("norm_topk_prob", "is true; a dense model has no routing weights")

@@ -1,6 +1,8 @@
 package moe
 
 import (
+	"cmp"
+	"fmt"
 	"maps"
 	"slices"
 )
@@ -18,7 +20,10 @@ type family struct {
 	scaling bool   // frequencies of the rotary embedding may be scaled; see [RopeScaling]
 	headDim bool   // heads may have another size than hidden_size / num_attention_heads
 
-	expertWidth string // field of the width of an expert; "": intermediate_size
+	expertWidth  string     // field of the width of an expert; "": intermediate_size
+	expertCount  string     // field of the number of experts; "": num_experts
+	renormalized bool       // routing weights are always renormalised, without norm_topk_prob
+	block        blockNames // zero: mlpNames
 
 	// The values of transformers for fields that are missing in config.json. Sizes are not among
 	// them: a config.json without sizes is an error, because the defaults of the classes surprise
@@ -27,6 +32,7 @@ type family struct {
 	kvHeads                            int // 0: as many as heads
 	headSize                           int // 0: hidden_size / num_attention_heads
 	normEps, auxCoef                   float64
+	ropeTheta                          float64 // 0: 10000
 	padTokenID, bosTokenID, eosTokenID int
 
 	// Fields that only this family has, and the only values that are supported, as in hfFixed.
@@ -41,7 +47,26 @@ type family struct {
 }
 
 var families = map[Architecture]*family{OLMoE: &olmoe, OLMo: &olmo, Llama: &llama, Mistral: &mistral,
-	Qwen2: &qwen2, Qwen3: &qwen3, Qwen3MoE: &qwen3MoE}
+	Qwen2: &qwen2, Qwen3: &qwen3, Qwen3MoE: &qwen3MoE, Mixtral: &mixtral}
+
+// blockNames are the names in files of a layer's feed-forward block, and of the projections of a
+// dense network or of an expert.
+type blockNames struct{ block, gate, up, down string }
+
+var mlpNames = blockNames{"mlp", "gate_proj", "up_proj", "down_proj"}
+
+func (f *family) blockNames() blockNames { return cmp.Or(f.block, mlpNames) }
+
+// network returns the names of gate, up and down of a dense network or of an expert, whose place in
+// the model is prefix.
+func (n blockNames) network(prefix string) (gate, up, down string) {
+	return prefix + n.gate + ".weight", prefix + n.up + ".weight", prefix + n.down + ".weight"
+}
+
+// expert returns the place of an expert of a layer.
+func (n blockNames) expert(layer string, e int) string {
+	return fmt.Sprintf("%s%s.experts.%d.", layer, n.block, e)
+}
 
 // A qkNorm is the RMSNorm of queries and keys after their projection.
 type qkNorm int

@@ -39,7 +39,7 @@ func fillByFormula(m *Model) {
 		switch {
 		case len(p.Shape) == 1:
 			scale = 0.5
-		case strings.HasSuffix(p.Name, "mlp.gate.weight"):
+		case strings.HasSuffix(p.Name, ".gate.weight"):
 			scale = 1
 		}
 		w := uniform(p.Name, p.Weight.Elements())
@@ -177,7 +177,7 @@ func (g golden) documents(b Batch) Batch {
 }
 
 var goldenCases = []string{"olmoe", "olmoe-gqa", "olmo", "olmo-gqa-tied", "llama-gqa", "llama-tied",
-	"mistral", "qwen2", "qwen3", "qwen3-moe"}
+	"mistral", "qwen2", "qwen3", "qwen3-moe", "mixtral"}
 
 func maxDiff(t testing.TB, got, want []float32) float64 {
 	t.Helper()
@@ -373,10 +373,11 @@ func gradientError(t testing.TB, m *Model, p *Parameter, want []float32) float64
 }
 
 // Directories that transformers wrote: one file with the config.json of version 4, several files,
-// fused experts, bfloat16, float16 with a tied head, and what version 4 itself wrote.
+// fused experts, bfloat16, float16 with a tied head, what version 4 itself wrote, and Mixtral with
+// its names of tensors and with the names of version 5 in memory.
 func TestOpenHuggingFace(t *testing.T) {
 	for _, name := range []string{"hf-single", "hf-sharded", "hf-fused", "hf-olmo-bf16", "hf-olmo-tied-fp16",
-		"hf-v4-bf16"} {
+		"hf-v4-bf16", "hf-mixtral", "hf-mixtral-fused"} {
 		t.Run(name, func(t *testing.T) {
 			dev := cpu.New(2, xpu.FP32)
 			defer dev.Close()

@@ -92,9 +92,11 @@ func WriteConfigJSON(w io.Writer, c Config, dtype safetensors.DType) error {
 		fields["rms_norm_eps"] = fraction(c.NormEps)
 	}
 	if c.moe() {
-		fields["num_experts"], fields["num_experts_per_tok"] = c.Experts, c.ExpertsPerToken
-		fields["router_aux_loss_coef"] = fraction(c.RouterAuxLossCoef)
-		fields["norm_topk_prob"], fields["output_router_logits"] = c.NormTopK, false
+		fields[cmp.Or(family.expertCount, "num_experts")], fields["num_experts_per_tok"] = c.Experts, c.ExpertsPerToken
+		fields["router_aux_loss_coef"], fields["output_router_logits"] = fraction(c.RouterAuxLossCoef), false
+		if !family.renormalized {
+			fields["norm_topk_prob"] = c.NormTopK
+		}
 		if family.expertWidth != "" {
 			fields[family.expertWidth] = c.IntermediateSize
 		}
@@ -359,7 +361,7 @@ func (f *hfFields) config() (c Config) {
 		f.read("rms_norm_eps", &c.NormEps)
 	}
 	if c.moe() {
-		c.Experts = f.size("num_experts", "num_local_experts")
+		c.Experts = f.size(cmp.Or(family.expertCount, "num_experts"), "num_local_experts")
 		if n := c.Experts; f.set("num_local_experts") {
 			if f.read("num_local_experts", &n); n != c.Experts {
 				f.fail("num_experts is %d and num_local_experts %d, two names of the same field; remove one",
@@ -367,7 +369,9 @@ func (f *hfFields) config() (c Config) {
 			}
 		}
 		c.ExpertsPerToken = f.size("num_experts_per_tok")
-		c.NormTopK = f.bool("norm_topk_prob")
+		if c.NormTopK = family.renormalized; !c.NormTopK {
+			c.NormTopK = f.bool("norm_topk_prob")
+		}
 		c.RouterAuxLossCoef = f.float("router_aux_loss_coef", family.auxCoef)
 	}
 	for _, name := range slices.Sorted(maps.Keys(family.fixed)) {
@@ -449,7 +453,7 @@ func (f *hfFields) others(family *family) {
 // rope reads the rotary embedding: rope_parameters in transformers 5, rope_theta and rope_scaling
 // before. A file may have both if they are equal, so that all releases read the same.
 func (f *hfFields) rope(family *family) (theta float64, scaling RopeScaling) {
-	theta = hfRopeTheta
+	theta = cmp.Or(family.ropeTheta, hfRopeTheta)
 	f.read("rope_theta", &theta)
 	_, given := f.fields["rope_theta"]
 	var all []RopeScaling

@@ -1,6 +1,7 @@
 package moe
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -24,7 +25,7 @@ func minimalConfig(architecture Architecture, changes ...string) string {
 		add(family.expertWidth, "32")
 	}
 	if family.experts {
-		text += `, "num_experts": 8, "num_experts_per_tok": 2`
+		text += fmt.Sprintf(`, %q: 8, "num_experts_per_tok": 2`, cmp.Or(family.expertCount, "num_experts"))
 	}
 	if family.kvHeads != 0 {
 		add("num_key_value_heads", "4")
@@ -246,6 +247,32 @@ func TestConfigJSONOfQwen3MoE(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v; want %s", err, want)
 		}
+	}
+}
+
+// Mixtral always renormalises, has its own name of the number of experts, and its own base of the
+// rotary embedding.
+func TestConfigJSONOfMixtral(t *testing.T) {
+	c, err := readConfigJSON(strings.NewReader(minimalConfig(Mixtral, `"router_jitter_noise": 0.0`)), "config.json")
+	if err != nil || !c.NormTopK || c.RopeTheta != 1e6 || c.Experts != 8 {
+		t.Errorf("%+v, %v", c, err)
+	}
+	var written strings.Builder
+	if err := WriteConfigJSON(&written, c, "F32"); err != nil ||
+		!strings.Contains(written.String(), `"num_local_experts": 8`) ||
+		strings.Contains(written.String(), "norm_topk_prob") || strings.Contains(written.String(), "num_experts\"") {
+		t.Errorf("%v: %s", err, written.String())
+	}
+	_, err = readConfigJSON(strings.NewReader(minimalConfig(Mixtral, `"router_jitter_noise": 0.1`,
+		`"norm_topk_prob": true`, `"num_experts": 8`, `"sliding_window": 4096`)), "config.json")
+	for _, want := range []string{"router_jitter_noise is 0.1", "unknown field norm_topk_prob",
+		"unknown field num_experts", "sliding_window is 4096"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v; want %s", err, want)
+		}
+	}
+	if c.NormTopK = false; c.Validate() == nil {
+		t.Error("a Mixtral model without renormalised routing weights is valid")
 	}
 }
 

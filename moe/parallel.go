@@ -127,7 +127,7 @@ func (c Config) StageTensors(stage, stages int) []safetensors.Tensor {
 
 // OfExpert reports whether a tensor of the complete model belongs to an expert; see
 // [Parameter.Divided].
-func OfExpert(name string) bool { return strings.Contains(name, ".mlp.experts.") }
+func OfExpert(name string) bool { return strings.Contains(name, ".experts.") }
 
 // A stage is the range of layers that a rank holds.
 type stage struct {

@@ -183,6 +183,7 @@ func parallelCases(t testing.TB) map[string]Config {
 	few, all := cases["nano"], cases["nano"]
 	few.Experts, few.ExpertsPerToken = 64, 1 // most have no tokens
 	all.Experts, all.ExpertsPerToken = 4, 4  // every rank gets every token
+	all.Architecture, all.NormTopK = Mixtral, true
 	return map[string]Config{"nano": cases["nano"], "gqa": cases["gqa"], "idle experts": few, "every expert": all}
 }
 
@@ -610,7 +611,8 @@ func TestUniformRouting(t *testing.T) {
 // In every layout, a tensor starts with the same weights, is read from the same range of a file,
 // and has the same number in the list.
 func TestParallelWeights(t *testing.T) {
-	for _, dir := range []string{"testdata/hf-single", "testdata/hf-sharded", "testdata/hf-fused"} {
+	for _, dir := range []string{"testdata/hf-single", "testdata/hf-sharded", "testdata/hf-fused",
+		"testdata/hf-mixtral"} {
 		dev := cpu.New(1, xpu.FP32)
 		defer dev.Close()
 		whole, err := Open(dir, dev)

@@ -98,7 +98,11 @@ func (s *Stored) match() error {
 		if !slices.Contains(s.types, t.DType) {
 			s.types = append(s.types, t.DType)
 		}
-		pieces := []piece{{t.Name, t.Shape, 0}}
+		name := t.Name
+		if block := s.config.family().blockNames().block; s.config.moe() { // transformers 5 holds all as mlp
+			name = strings.Replace(name, ".mlp.gate.", "."+block+".gate.", 1)
+		}
+		pieces := []piece{{name, t.Shape, 0}}
 		if fused, want := s.config.unfuse(t); want != nil {
 			s.fused = true
 			if !slices.Equal(t.Shape, want) {
@@ -177,19 +181,20 @@ func (c Config) unfuse(t safetensors.Tensor) (pieces []piece, want []int) {
 	h, ffn, e := c.HiddenSize, c.IntermediateSize, c.Experts
 	prefix, last, _ := strings.Cut(t.Name, "mlp.experts.")
 	matrix := int64(ffn) * int64(h)
+	names := c.family().blockNames()
 	switch {
 	case c.moe() && last == "gate_up_proj":
 		want = []int{e, 2 * ffn, h}
 		for i := range e {
-			expert, first := fmt.Sprintf("%smlp.experts.%d.", prefix, i), 2*matrix*int64(i)
-			pieces = append(pieces, piece{expert + "gate_proj.weight", []int{ffn, h}, first},
-				piece{expert + "up_proj.weight", []int{ffn, h}, first + matrix})
+			gate, up, _ := names.network(names.expert(prefix, i))
+			first := 2 * matrix * int64(i)
+			pieces = append(pieces, piece{gate, []int{ffn, h}, first}, piece{up, []int{ffn, h}, first + matrix})
 		}
 	case c.moe() && last == "down_proj":
 		want = []int{e, h, ffn}
 		for i := range e {
-			pieces = append(pieces, piece{fmt.Sprintf("%smlp.experts.%d.down_proj.weight", prefix, i), []int{h, ffn},
-				matrix * int64(i)})
+			_, _, down := names.network(names.expert(prefix, i))
+			pieces = append(pieces, piece{down, []int{h, ffn}, matrix * int64(i)})
 		}
 	}
 	return pieces, want

@@ -12,7 +12,7 @@ from transformers import AutoConfig, __version__
 path = os.path.join(os.path.dirname(__file__), "configs.json")
 configs = json.load(open(path)) if os.path.exists(path) else {}
 REQUIRED = {"mistral": {"sliding_window": None}}  # mula does not support the default
-for family in "olmoe", "olmo", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe":
+for family in "olmoe", "olmo", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral":
     clips = family in ("olmoe", "olmo")
     for kind, fields in (
         ("defaults", {}),

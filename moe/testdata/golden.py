@@ -20,7 +20,8 @@ hf-*/
 import json, os, shutil, sys
 import numpy as np, torch, transformers, safetensors
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM, OlmoConfig, OlmoeConfig, OlmoeForCausalLM, OlmoForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers import OlmoConfig, OlmoeConfig, OlmoeForCausalLM, OlmoForCausalLM
 from transformers.models.olmoe.modeling_olmoe import load_balancing_loss_func
 
 torch.set_num_threads(1)
@@ -64,7 +65,7 @@ def formula(name, shape):
     u = uniform(name, int(np.prod(shape)))
     if len(shape) == 1:
         v = np.float32(1) + np.float32(0.5) * u
-    elif name.endswith("mlp.gate.weight"):
+    elif name.endswith(".gate.weight"):
         v = np.float32(1.0) * u
     else:
         v = np.float32(0.4) * u
@@ -85,7 +86,17 @@ def views(model):
                 out[name.replace("down_proj", f"{e}.down_proj.weight")] = (p, (e,))
         else:
             out[name] = (p, ())
+    if model.config.model_type == "mixtral":
+        return {mixtral(name): view for name, view in out.items()}
     return out
+
+
+def mixtral(name):
+    """Returns the name in Mixtral's files."""
+    name = name.replace(".mlp.", ".block_sparse_moe.")
+    for part, number in ("gate", 1), ("down", 2), ("up", 3):
+        name = name.replace(f".{part}_proj.", f".w{number}.")
+    return name
 
 
 def fill(model):
@@ -323,6 +334,7 @@ def main():
         num_key_value_heads=2,
         head_dim=24,
     )
+    case("mixtral", "mixtral", **base, **other, num_local_experts=8, num_experts_per_tok=2, num_key_value_heads=2)
     if len(sys.argv) > 1:
         return
     documents("olmoe-documents", OlmoeConfig(**base, **moe, pad_token_id=None), PACKED)
@@ -351,6 +363,9 @@ def main():
         lambda m, d: m.save_pretrained(d, max_shard_size="12KB"),
     )
     directory("hf-fused", OlmoeConfig(**small, **smallmoe), OlmoeForCausalLM, fused)
+    smallmixtral = MixtralConfig(**small, num_local_experts=4, num_key_value_heads=1)
+    directory("hf-mixtral", smallmixtral, MixtralForCausalLM, lambda m, d: m.save_pretrained(d))
+    directory("hf-mixtral-fused", smallmixtral, MixtralForCausalLM, fused)
     directory(
         "hf-olmo-bf16", OlmoConfig(**small), OlmoForCausalLM, lambda m, d: m.to(torch.bfloat16).save_pretrained(d)
     )

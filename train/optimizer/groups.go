@@ -160,9 +160,9 @@ func TensorGroup(name string) string {
 		return normsGroup
 	case strings.Contains(name, ".self_attn."):
 		return attentionGroup
-	case strings.Contains(name, ".mlp.gate."):
+	case strings.HasSuffix(name, ".gate.weight"):
 		return routerGroup
-	case strings.Contains(name, ".mlp.experts."):
+	case strings.Contains(name, ".experts."):
 		return expertsGroup
 	}
 	return feedForwardGroup

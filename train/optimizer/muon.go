@@ -161,7 +161,7 @@ func (s *muonScratch) polynomialPiece(i int) {
 
 // orthogonalized reports whether a parameter is a matrix of a layer, except for routers.
 func orthogonalized(name string, shape []int) bool {
-	return len(shape) == 2 && strings.HasPrefix(name, "model.layers.") && !strings.HasSuffix(name, ".mlp.gate.weight")
+	return len(shape) == 2 && strings.HasPrefix(name, "model.layers.") && !strings.HasSuffix(name, ".gate.weight")
 }
 
 func (r *muon) update(s GroupSetting) xpu.Update { return r.rest.update(s) }
