@@ -40,8 +40,8 @@ import (
 // for use by several goroutines at once; each calling goroutine works on its own command, together
 // with the shared workers of the pool. The device keeps its scratch memory: about 530 KiB for each
 // thread (860 if bf16 is rounded in float32), up to 16 MiB for each concurrent product, and the
-// scratch memory of its [Host]. Products of more than 1,024 terms that are rounded to BFloat16 need
-// 672 bytes a column for each thread.
+// scratch memory of its [Host]. Products that are rounded to BFloat16 need 672 bytes a column for
+// each thread.
 type Device struct {
 	*Host
 	kernels        *kernelSet

@@ -114,7 +114,7 @@ func Widen(dst []float32, x []uint16) {
 
 // addHalves adds x to the bfloat16 numbers dst, in float32, and rounds the sums. x is overwritten.
 func addHalves(dst []uint16, x []float32) {
-	var memory [64]float32
+	var memory [256]float32
 	for begin := 0; begin < len(dst); begin += len(memory) {
 		d := dst[begin:min(begin+len(memory), len(dst))]
 		wide, sum := memory[:len(d)], x[begin:][:len(d)]

@@ -123,17 +123,27 @@ var hasPairs = len(pairSets()) > 0
 
 // halves rounds the first elements of src to bfloat16 and returns their number.
 func halves(dst []uint16, src []float32) int {
-	n := len(src) &^ 31
-	if n == 0 || !hasPairs {
+	n := len(src) &^ 15
+	if hasPairs {
+		n = len(src) &^ 31
+	}
+	if n == 0 || !cpu.X86.HasAVX2 {
 		return 0
 	}
 	_ = dst[n-1]
-	halvesAVX512(&dst[0], &src[0], int64(n))
+	if hasPairs {
+		halvesAVX512(&dst[0], &src[0], int64(n))
+	} else {
+		halvesAVX2(&dst[0], &src[0], int64(n))
+	}
 	return n
 }
 
 //go:noescape
 func halvesAVX512(dst *uint16, src *float32, n int64)
+
+//go:noescape
+func halvesAVX2(dst *uint16, src *float32, n int64)
 
 // widen converts the first elements of src to float32 and returns their number.
 func widen(dst []float32, src []uint16) int {

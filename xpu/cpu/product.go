@@ -75,7 +75,7 @@ type scratch struct {
 	edge [maxNR * blockKBF16]float32
 	wide [maxNR * blockKBF16]float32 // a panel of op(B) of BFloat16, as float32
 	tile [maxMR * maxNR]float32
-	sums []float32 // for C of BFloat16: the product, panel after panel
+	sums []float32 // for C of BFloat16: the product
 }
 
 // MatMul computes dst = a·b, or dst += a·b; see [xpu.Products].
@@ -301,11 +301,7 @@ func (p *product) computeOne(i int) {
 	defer p.dev.scratch.Put(work)
 	padded := (t.rows + mr - 1) / mr * mr
 	if q.rounded != nil {
-		panels := t.panels
-		if q.k <= depth*kernels.blockK {
-			panels = 1 // complete before the next panel
-		}
-		room(&work.sums, panels*t.rows*nr)
+		room(&work.sums, t.rows*t.panels*nr)
 	}
 	for from, to := 0, 0; from < q.k; from = to {
 		to = min(q.k, from+depth*kernels.blockK)
@@ -318,24 +314,19 @@ func (p *product) computeOne(i int) {
 			for k0 := from; k0 < to; k0 += kernels.blockK {
 				p.multiply(t, j, k0, min(kernels.blockK, to-k0), work, work.a[padded*kernels.elements(k0-from):])
 			}
-			if q.rounded != nil && to == q.k {
-				q.round(t, j*nr, nr, work.panel(t, j, nr))
-			}
 		}
+	}
+	if q.rounded != nil {
+		q.round(t, nr, work.sums)
 	}
 }
 
-// panel returns the sums of panel j of a piece.
-func (s *scratch) panel(t piece, j, nr int) []float32 {
-	size := t.rows * nr
-	return s.sums[(j-t.first)*size%len(s.sums):][:size]
-}
-
-// round sets nr columns of C, from the given one on, to the product in sums, or with add adds it.
-func (q *problem) round(t piece, column, nr int, sums []float32) {
-	columns := min(nr, q.n-column)
+// round sets C of a piece to the product in sums, or with add adds it to C.
+func (q *problem) round(t piece, nr int, sums []float32) {
+	first := t.first * nr
+	columns := min(t.panels*nr, q.n-first)
 	for r := range t.rows {
-		dst, x := q.rounded[(t.row+r)*q.ldc+column:][:columns], sums[r*nr:][:columns]
+		dst, x := q.rounded[(t.row+r)*q.ldc+first:][:columns], sums[r*t.panels*nr:][:columns]
 		if q.add {
 			addHalves(dst, x)
 		} else {
@@ -362,7 +353,7 @@ func (p *product) multiply(t piece, j, k0, kc int, work *scratch, a []float32) {
 		q.packB(kernels, b, j*nr, columns, k0, kc, work)
 	}
 	if q.rounded != nil {
-		kernels.multiply(t.rows, size, a, b, ldb, work.panel(t, j, nr), nr, add)
+		kernels.multiply(t.rows, size, a, b, ldb, work.sums[(j-t.first)*nr:], t.panels*nr, add)
 		return
 	}
 	c := q.c[t.row*q.ldc+j*nr:]

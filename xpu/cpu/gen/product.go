@@ -506,14 +506,29 @@ func roundPanels(s *source) {
 	s.fn("roundAVX2", 16, "func roundAVX2(x *float32, n int64)")
 	s.i("MOVQ x+0(FP), DI")
 	s.i("MOVQ n+8(FP), CX")
+	roundingConstants(s)
+	s.label("eight")
+	s.i("VMOVDQU (DI), Y0")
+	roundEight(s)
+	s.i("VMOVDQU Y1, (DI)")
+	s.i("ADDQ $32, DI")
+	s.i("SUBQ $8, CX")
+	s.i("JNZ eight")
+	s.ret()
+}
+
+// roundingConstants sets the constants of roundEight, Y8 to Y14.
+func roundingConstants(s *source) {
 	for i, bits := range []uint32{0x7f800000, 0x80000000, 0x7fff, 1, 0x00400000, 0xffff0000} {
 		s.i("MOVL $%#x, AX", bits)
 		s.i("VMOVD AX, X%d", 8+i)
 		s.i("VPBROADCASTD X%d, Y%d", 8+i, 8+i)
 	}
 	s.i("VPXOR Y14, Y14, Y14")
-	s.label("eight")
-	s.i("VMOVDQU (DI), Y0")
+}
+
+// roundEight rounds the elements of Y0 to Y1, and changes Y2 and Y3.
+func roundEight(s *source) {
 	s.i("VPSRLD $16, Y0, Y1")
 	s.i("VPAND Y11, Y1, Y1")
 	s.i("VPADDD Y10, Y1, Y1")
@@ -526,15 +541,10 @@ func roundPanels(s *source) {
 	s.i("VPAND Y9, Y0, Y3")
 	s.i("VPBLENDVB Y2, Y3, Y1, Y1") // denormal
 	s.i("VPAND Y13, Y1, Y1")
-	s.i("VMOVDQU Y1, (DI)")
-	s.i("ADDQ $32, DI")
-	s.i("SUBQ $8, CX")
-	s.i("JNZ eight")
-	s.ret()
 }
 
-// halves writes the function that rounds n elements, a multiple of 32, to bfloat16 with two bytes
-// each.
+// halves writes the functions that round n elements to bfloat16 with two bytes each: a multiple of
+// 32 with AVX-512, a multiple of 16 with AVX2.
 func halves(s *source) {
 	s.fn("halvesAVX512", 24, "func halvesAVX512(dst *uint16, src *float32, n int64)")
 	s.i("MOVQ dst+0(FP), DI")
@@ -548,6 +558,26 @@ func halves(s *source) {
 	s.i("ADDQ $128, SI")
 	s.i("ADDQ $64, DI")
 	s.i("SUBQ $32, CX")
+	s.i("JNZ some")
+	s.ret()
+
+	s.fn("halvesAVX2", 24, "func halvesAVX2(dst *uint16, src *float32, n int64)")
+	s.i("MOVQ dst+0(FP), DI")
+	s.i("MOVQ src+8(FP), SI")
+	s.i("MOVQ n+16(FP), CX")
+	roundingConstants(s)
+	s.label("some")
+	for i := range 2 {
+		s.i("VMOVDQU %d(SI), Y0", 32*i)
+		roundEight(s)
+		s.i("VPSRLD $16, Y1, Y%d", 4+i)
+	}
+	s.i("VPACKUSDW Y5, Y4, Y4") // in each half of the registers
+	s.i("VPERMQ $0xd8, Y4, Y4")
+	s.i("VMOVDQU Y4, (DI)")
+	s.i("ADDQ $64, SI")
+	s.i("ADDQ $32, DI")
+	s.i("SUBQ $16, CX")
 	s.i("JNZ some")
 	s.ret()
 }
