@@ -34,6 +34,15 @@ type remote struct {
 	sums     *blockSums // nil until they are used, or if the shard has none
 }
 
+// FetchManifest is [ReadManifest] for a URL.
+func FetchManifest(ctx context.Context, url string) (*Manifest, error) {
+	data, _, err := objects.ReadFile(ctx, url, maxManifest+1)
+	if err != nil {
+		return nil, ignoreAbsent(err)
+	}
+	return decodeManifest(url, data)
+}
+
 // openRemote opens a shard in an object store. It needs the time of one request, and without a
 // manifest the time of three.
 func (s *Shard) openRemote(ctx context.Context) error {
@@ -47,12 +56,9 @@ func (s *Shard) openRemote(ctx context.Context) error {
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error { bin, binErr = objects.Stat(gctx, s.prefix+binExt); return ignoreAbsent(binErr) })
 	g.Go(func() error { idx, idxErr = objects.Stat(gctx, s.prefix+idxExt); return ignoreAbsent(idxErr) })
-	g.Go(func() error {
-		data, _, err := objects.ReadFile(gctx, s.prefix+manifestExt, maxManifest+1)
-		if err == nil {
-			s.manifest, err = decodeManifest(s.prefix+manifestExt, data)
-		}
-		return ignoreAbsent(err)
+	g.Go(func() (err error) {
+		s.manifest, err = FetchManifest(gctx, s.prefix+manifestExt)
+		return err
 	})
 	if err := g.Wait(); err != nil {
 		return fmt.Errorf("opening shard: %w", err)

@@ -17,9 +17,12 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"mula/internal/atomicfile"
 	"mula/internal/filesystem"
 	"mula/internal/locks"
+	"mula/internal/objects"
 	"mula/shards"
 )
 
@@ -34,12 +37,17 @@ var countsHeader = []string{"dataset/filename", "documents", "tokens"}
 // root/meta/combined_counts.csv, or the existing file of counts in meta. It has a line
 // "/wiki/x.arrow,documents,tokens" for each .arrow file in the folder and its subfolders, sorted by
 // name. Lines about other folders are kept. Call writeCounts after publishing a shard. Processes
-// that call it at the same time, for any folders of one root, wait for each other.
+// that call it at the same time, for any folders of one root, wait for each other. folder may be a
+// URL if fsys has URLs.
 func writeCounts(ctx context.Context, fsys filesystem.FS, folder string) (path string, err error) {
-	if folder, err = filepath.Abs(folder); err == nil {
+	if !objects.IsURL(folder) {
+		folder, err = filepath.Abs(folder)
+	}
+	if err == nil {
+		root, _ := split(folder)
 		files := atomicfile.On(fsys)
-		err = alone(ctx, files, filepath.Join(filepath.Dir(folder), "meta"), func() error {
-			path, err = updateCounts(ctx, files, folder)
+		err = alone(ctx, files, objects.Join(root, "meta"), func(l *locks.Lock) error {
+			path, err = updateCounts(ctx, files, folder, l)
 			return err
 		})
 	}
@@ -49,13 +57,24 @@ func writeCounts(ctx context.Context, fsys filesystem.FS, folder string) (path s
 	return path, nil
 }
 
+// split divides a path or a URL into its folder and its last name.
+func split(path string) (dir, name string) {
+	if !objects.IsURL(path) {
+		return filepath.Dir(path), filepath.Base(path)
+	}
+	i := strings.LastIndexByte(path, '/')
+	return path[:i], path[i+1:]
+}
+
 // alone creates the folder meta and runs do while no other process runs alone there. fms-fsdp and
 // [findCounts] ignore the names of alone's files.
-func alone(ctx context.Context, files atomicfile.Files, meta string, do func() error) error {
-	if err := os.MkdirAll(meta, 0o777); err != nil {
+func alone(ctx context.Context, files atomicfile.Files, meta string, do func(*locks.Lock) error) error {
+	poll := 20 * time.Millisecond
+	if objects.IsURL(meta) {
+		poll = time.Second // a look is a request, and there are no folders to create
+	} else if err := os.MkdirAll(meta, 0o777); err != nil {
 		return err
-	}
-	if err := files.SyncDir(filepath.Dir(meta)); err != nil {
+	} else if err := files.SyncDir(filepath.Dir(meta)); err != nil {
 		return err
 	}
 	if _, err := files.Clean(meta); err != nil { // remove files of a killed process
@@ -66,7 +85,7 @@ func alone(ctx context.Context, files atomicfile.Files, meta string, do func() e
 		return err
 	}
 	defer all.Close()
-	l, err := all.Wait(ctx, filepath.Join(meta, "mula"+locks.Suffix), 20*time.Millisecond)
+	l, err := all.Wait(ctx, objects.Join(meta, "mula"+locks.Suffix), poll)
 	if err != nil {
 		return err
 	}
@@ -76,44 +95,42 @@ func alone(ctx context.Context, files atomicfile.Files, meta string, do func() e
 	beating.Go(func() { all.Beat(ctx) })
 	defer beating.Wait()
 	defer stop()
-	return do()
+	return do(l)
 }
 
-// updateCounts does the work of writeCounts.
-func updateCounts(ctx context.Context, files atomicfile.Files, folder string) (path string, err error) {
-	root := filepath.Dir(folder)
-	if path, err = findCounts(filepath.Join(root, "meta")); err != nil {
+// updateCounts does the work of writeCounts. l is the lock of the folder meta.
+func updateCounts(ctx context.Context, files atomicfile.Files, folder string, l *locks.Lock) (path string, err error) {
+	root, base := split(folder)
+	if path, err = findCounts(files.FS(), objects.Join(root, "meta")); err != nil {
 		return "", err
 	}
-	counts, err := readCounts(path)
+	counts, err := readCounts(files.FS(), path)
 	if err != nil {
 		return "", err
 	}
-	own := "/" + filepath.Base(folder) + "/"
+	own := "/" + base + "/"
 	maps.DeleteFunc(counts, func(name string, _ [2]int64) bool { return strings.HasPrefix(name, own) })
-	err = filepath.WalkDir(folder, func(file string, d fs.DirEntry, err error) error {
-		if err != nil || ctx.Err() != nil {
-			return errors.Join(err, ctx.Err())
-		}
-		name, _ := filepath.Rel(root, file)
-		hidden := strings.HasPrefix(d.Name(), ".") && file != folder
-		switch {
-		case d.IsDir() && hidden:
-			return fs.SkipDir
-		case d.IsDir() || hidden || !strings.HasSuffix(name, arrowExt):
-			return nil
-		case strings.HasSuffix(name, ".docs"+arrowExt):
+	var mu sync.Mutex // of counts
+	add := func(name, file string, size int64) error {
+		if strings.HasSuffix(name, ".docs"+arrowExt) {
 			return fmt.Errorf("%s describes the documents of another shard, and fms-fsdp would read it as a "+
 				"shard; write fms shards into a separate folder", file)
 		}
-		documents, tokens, err := count(ctx, strings.TrimSuffix(file, arrowExt))
+		documents, tokens, err := count(ctx, file, size)
 		if err != nil {
 			return fmt.Errorf("%w (fms-fsdp reads every .arrow file in the folder as a shard; write fms "+
 				"shards into a separate folder)", err)
 		}
-		counts["/"+filepath.ToSlash(name)] = [2]int64{documents, tokens}
+		mu.Lock()
+		defer mu.Unlock()
+		counts[own+name] = [2]int64{documents, tokens}
 		return nil
-	})
+	}
+	if objects.IsURL(folder) {
+		err = eachStored(ctx, folder, add)
+	} else {
+		err = eachLocal(ctx, folder, add)
+	}
 	if err != nil {
 		return "", err
 	}
@@ -132,21 +149,68 @@ func updateCounts(ctx context.Context, files atomicfile.Files, folder string) (p
 	if err := errors.Join(w.Error(), buffer.Flush()); err != nil {
 		return "", err
 	}
+	if !l.Ours() {
+		return "", fmt.Errorf("another process took over the lock of %s, because this one did not respond for a "+
+			"minute; repeat the command", path)
+	}
 	return path, f.Publish()
 }
 
+// eachLocal calls add for each .arrow file in a folder and its subfolders, with its name in the
+// folder, its path and its size.
+func eachLocal(ctx context.Context, folder string, add func(name, file string, size int64) error) error {
+	return filepath.WalkDir(folder, func(file string, d fs.DirEntry, err error) error {
+		if err != nil || ctx.Err() != nil {
+			return errors.Join(err, ctx.Err())
+		}
+		hidden := strings.HasPrefix(d.Name(), ".") && file != folder
+		switch {
+		case d.IsDir() && hidden:
+			return fs.SkipDir
+		case d.IsDir() || hidden || !strings.HasSuffix(file, arrowExt):
+			return nil
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		name, _ := filepath.Rel(folder, file)
+		return add(filepath.ToSlash(name), file, info.Size())
+	})
+}
+
+// fetches is how many manifests are fetched at a time.
+const fetches = 16
+
+// eachStored is eachLocal for a URL. It calls add from several goroutines.
+func eachStored(ctx context.Context, folder string, add func(name, file string, size int64) error) error {
+	g := new(errgroup.Group)
+	g.SetLimit(fetches)
+	for e, err := range objects.List(ctx, folder+"/") {
+		if err != nil {
+			return errors.Join(err, g.Wait())
+		}
+		name := strings.TrimPrefix(e.URL, folder+"/")
+		if strings.HasPrefix(name, ".") || strings.Contains(name, "/.") || !strings.HasSuffix(name, arrowExt) {
+			continue
+		}
+		g.Go(func() error { return add(name, e.URL, e.Size) })
+	}
+	return g.Wait()
+}
+
 // findCounts returns the path of the file of counts in the folder meta.
-func findCounts(meta string) (string, error) {
-	entries, err := os.ReadDir(meta)
+func findCounts(fsys filesystem.FS, meta string) (string, error) {
+	entries, err := fsys.ReadDir(meta)
 	if err != nil {
 		return "", err
 	}
-	path := filepath.Join(meta, countsName)
+	path := objects.Join(meta, countsName)
 	var found []string
 	for _, e := range entries {
 		if name := e.Name(); !strings.HasPrefix(name, ".") && strings.Contains(name, "counts") &&
 			strings.Contains(name, "csv") {
-			path = filepath.Join(meta, name)
+			path = objects.Join(meta, name)
 			found = append(found, name)
 		}
 	}
@@ -159,9 +223,9 @@ func findCounts(meta string) (string, error) {
 
 // readCounts reads a file of counts: documents and tokens by "/dataset/filename". It returns an
 // empty map if the file does not exist.
-func readCounts(path string) (map[string][2]int64, error) {
+func readCounts(fsys filesystem.FS, path string) (map[string][2]int64, error) {
 	counts := make(map[string][2]int64)
-	f, err := os.Open(path)
+	f, err := filesystem.Open(fsys, path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return counts, nil
 	}
@@ -192,8 +256,24 @@ func readCounts(path string) (map[string][2]int64, error) {
 	}
 }
 
-// count returns the numbers of documents and tokens of a shard.
-func count(ctx context.Context, prefix string) (documents, tokens int64, err error) {
+// count returns the numbers of documents and tokens of the shard with an .arrow file of size bytes.
+// In a store only shards with a manifest are counted.
+func count(ctx context.Context, file string, size int64) (documents, tokens int64, err error) {
+	prefix := strings.TrimSuffix(file, arrowExt)
+	if objects.IsURL(file) {
+		m, err := shards.FetchManifest(ctx, prefix+manifestExt)
+		switch {
+		case err != nil:
+			return 0, 0, err
+		case m == nil || m.Layout != id:
+			return 0, 0, fmt.Errorf("%s has no manifest of layout fms, %s, from which mula counts its documents", file,
+				prefix+manifestExt)
+		case m.Files[arrowExt[1:]].Bytes != size:
+			return 0, 0, fmt.Errorf("%s has %d bytes, but %s has %d: %w", file, size, prefix+manifestExt,
+				m.Files[arrowExt[1:]].Bytes, shards.ErrCorrupt)
+		}
+		return m.Documents, m.Tokens, nil
+	}
 	r, err := open(prefix)
 	if err != nil {
 		return 0, 0, err
@@ -222,11 +302,11 @@ func compareCounts(prefix string, documents, tokens int64) error {
 	if err != nil {
 		return err
 	}
-	path, err := findCounts(filepath.Join(root, "meta"))
+	path, err := findCounts(filesystem.OS{}, filepath.Join(root, "meta"))
 	if err != nil {
 		return nil
 	}
-	counts, err := readCounts(path)
+	counts, err := readCounts(filesystem.OS{}, path)
 	if err != nil { // a file of another kind with such a name
 		return nil
 	}

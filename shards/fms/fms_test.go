@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -20,6 +21,9 @@ import (
 	"pgregory.net/rapid"
 
 	"mula/internal/filesystem/faultfs"
+	"mula/internal/filesystem/objectfs"
+	"mula/internal/objects"
+	"mula/internal/objects/objectstest"
 	"mula/shards"
 	"mula/shards/layout"
 )
@@ -384,6 +388,86 @@ func TestCountsTogether(t *testing.T) {
 	if _, err := writeCounts(t.Context(), fsys, filepath.Join(root, "set0")); err != nil {
 		t.Error(err)
 	}
+}
+
+// Shards in a store are counted from their manifests. Processes that count at the same time count
+// all shards. Shards that cannot be counted are named.
+func TestCountsStore(t *testing.T) {
+	store := objectstest.S3(t)
+	store.Proxy.Disturb(objectstest.Repeat(19, map[int64]objectstest.Fault{
+		4: {Status: http.StatusServiceUnavailable}, 9: {Cut: 10}, 15: {Drop: true}}))
+	fsys := objectfs.New(t.Context(), nil, t.TempDir())
+	put := func(prefix string, docs [][]uint32) error {
+		w, err := Layout.NewShard(store.URL+prefix, shards.TokenizerInfo{EOD: -1}, layout.Options{FS: fsys})
+		if err != nil {
+			return err
+		}
+		defer w.Abort()
+		for _, d := range docs {
+			err = errors.Join(err, w.Append(d, shards.DocumentOrigin{ID: "x"}))
+		}
+		return errors.Join(err, w.Close())
+	}
+	counts := func(want string) {
+		t.Helper()
+		got, _, err := objects.ReadFile(t.Context(), store.URL+"meta/"+countsName, 1<<20)
+		if err != nil || string(got) != "dataset/filename,documents,tokens\n"+want {
+			t.Errorf("%q, %v; want %q", got, err, want)
+		}
+	}
+	if err := put("wiki/more/a", [][]uint32{{1, 2}, {3}}); err != nil {
+		t.Fatal(err)
+	}
+	const other = "/other/x.arrow,7,8\n"
+	if err := objects.WriteFile(t.Context(), store.URL+"meta/"+countsName,
+		[]byte("dataset/filename,documents,tokens\n/wiki/gone.arrow,1,1\n"+other)); err != nil {
+		t.Fatal(err)
+	}
+	var group sync.WaitGroup
+	for _, prefix := range []string{"wiki/b", "code/c"} {
+		group.Go(func() {
+			if err := put(prefix, [][]uint32{{1, 2, 3}}); err != nil {
+				t.Error(err)
+			}
+			if path, err := published(t.Context(), fsys, store.URL+prefix); err != nil ||
+				path != store.URL+"meta/"+countsName {
+				t.Errorf("%s: %s, %v", prefix, path, err)
+			}
+		})
+	}
+	group.Wait()
+	const right = "/code/c.arrow,1,3\n" + other + "/wiki/b.arrow,1,3\n/wiki/more/a.arrow,2,3\n"
+	counts(right)
+	if path, err := published(t.Context(), fsys, strings.TrimSuffix(store.URL, "/")+"/x"); err != nil || path != "" {
+		t.Errorf("without a folder: %q, %v", path, err)
+	}
+	for _, test := range []struct{ name, want string }{
+		{"wiki/foreign.arrow", "wiki/foreign.arrow has no manifest of layout fms"},
+		{"wiki/x.docs.arrow", "wiki/x.docs.arrow describes the documents of another shard"},
+		{"wiki/b.arrow", "wiki/b.arrow has 3 bytes, but " + store.URL + "wiki/b.json has"},
+		{"meta/my_counts.csv", "several files of counts"},
+	} {
+		url := store.URL + test.name
+		before, _, _ := objects.ReadFile(t.Context(), url, 1<<20)
+		if err := objects.WriteFile(t.Context(), url, []byte("bad")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := writeCounts(t.Context(), fsys, store.URL+"wiki"); err == nil || !strings.Contains(err.Error(),
+			test.want) {
+			t.Errorf("%s: %v; want %q", test.name, err, test.want)
+		}
+		err := objects.Remove(t.Context(), url)
+		if before != nil {
+			err = objects.WriteFile(t.Context(), url, before)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := writeCounts(t.Context(), fsys, store.URL+"wiki"); err != nil {
+		t.Error(err)
+	}
+	counts(right)
 }
 
 // A document costs no memory but four bytes, until the footer is written.

@@ -15,8 +15,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"mula/internal/filesystem"
+	"mula/internal/objects"
 	"mula/shards"
 	"mula/shards/layout"
 )
@@ -82,8 +84,8 @@ func ownFolder(prefix string) error {
 
 // published updates the file of counts of the folder of a prefix.
 func published(ctx context.Context, fsys filesystem.FS, prefix string) (string, error) {
-	dir := filepath.Dir(prefix)
-	if dir == "." {
+	dir, _ := split(prefix)
+	if dir == "." || objects.IsURL(dir) && strings.Count(dir, "/") < 3 { // the bucket is no folder
 		return "", nil
 	}
 	return writeCounts(ctx, fsys, dir)

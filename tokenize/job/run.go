@@ -246,9 +246,6 @@ func (o *Options) check() error {
 		return fmt.Errorf("there are %d inputs and %d names of inputs", len(o.Inputs), len(o.Names))
 	case formats.Of(o.Layout) == nil:
 		return fmt.Errorf("unknown layout %q", string(o.Layout))
-	case objects.IsURL(o.Output) && formats.Of(o.Layout).Published != nil:
-		return fmt.Errorf("the layout %s has a file about all shards of a folder, which mula does not write to a "+
-			"store; write to a local folder and copy it", formats.Name(o.Layout))
 	case len(o.Inputs) == 0:
 		return errors.New("there are no inputs to tokenize")
 	case o.Rejects != "" && o.OnError != Skip:

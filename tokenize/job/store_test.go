@@ -22,7 +22,6 @@ import (
 	"mula/internal/longtest"
 	"mula/internal/objects"
 	"mula/internal/objects/objectstest"
-	"mula/shards"
 )
 
 // quickLeases are timings for jobs in a store: a process that does not answer for a short time is
@@ -340,6 +339,48 @@ func TestStoreTakenOver(t *testing.T) {
 	sameOutputs(t, withoutJob(t, stored(t, store.URL+"tokens/")), want)
 }
 
+// Shards of layout fms in a store, and the file of their counts, have the bytes of local files.
+func TestStoreFMS(t *testing.T) {
+	c := makeCorpus(t, 49, 2, 20, false)
+	store := objectstest.S3(t)
+	store.Proxy.Disturb(objectstest.Repeat(31, map[int64]objectstest.Fault{
+		7: {Status: http.StatusServiceUnavailable}, 17: {Cut: 100}, 27: {Lose: true}}))
+	o := Options{Tokenizer: bytesTokenizer(t, ""), Inputs: c.inputs, Layout: "fms", ShardTokens: 3000,
+		tuning: quickLeases}
+	root := t.TempDir()
+	if err := os.Mkdir(filepath.Join(root, "tokens"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	o.Output = filepath.Join(root, "tokens", "x")
+	if _, err := Run(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	var group sync.WaitGroup
+	for range 2 {
+		group.Go(func() {
+			o := o
+			o.Output, o.Work = store.URL+"tokens/x", t.TempDir()
+			if _, err := Run(t.Context(), o); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	group.Wait()
+	for _, folder := range []string{"tokens", "meta"} {
+		want := map[string]string{}
+		paths, err := filepath.Glob(filepath.Join(root, folder, "*"))
+		if err != nil || len(paths) == 0 {
+			t.Fatal(paths, err)
+		}
+		for _, path := range paths {
+			if data, err := os.ReadFile(path); err == nil { // not the folder of the job
+				want[filepath.Base(path)] = string(data)
+			}
+		}
+		sameOutputs(t, withoutJob(t, stored(t, store.URL+folder+"/")), want)
+	}
+}
+
 // An output that cannot be in a store is refused before anything is written.
 func TestStoreRefused(t *testing.T) {
 	c := makeCorpus(t, 48, 1, 20, false)
@@ -350,16 +391,15 @@ func TestStoreRefused(t *testing.T) {
 	if err := objects.WriteFile(t.Context(), store.URL+"other/y-00000.idx", []byte("not mula's")); err != nil {
 		t.Fatal(err)
 	}
-	for _, test := range []struct{ output, layout, want string }{
-		{store.URL + "x", "fms", "does not write to a store"},
-		{"https://127.0.0.1:1/a/x", "", "only reads"},
-		{"s3://bucket", "", "must have a bucket and a prefix"},
-		{store.URL + "a//x", "", "without empty parts"},
-		{store.URL + "other/x", "", "other/x.bin exists and does not belong to this job"},
-		{store.URL + "other/y", "", "other/y-00000.idx exists and does not belong to this job"},
+	for _, test := range []struct{ output, want string }{
+		{"https://127.0.0.1:1/a/x", "only reads"},
+		{"s3://bucket", "must have a bucket and a prefix"},
+		{store.URL + "a//x", "without empty parts"},
+		{store.URL + "other/x", "other/x.bin exists and does not belong to this job"},
+		{store.URL + "other/y", "other/y-00000.idx exists and does not belong to this job"},
 	} {
 		o := Options{Tokenizer: bytesTokenizer(t, ""), Inputs: c.inputs, Output: test.output, Work: t.TempDir(),
-			Layout: shards.Layout(test.layout), tuning: quickLeases}
+			tuning: quickLeases}
 		if strings.HasSuffix(test.output, "/y") {
 			o.ShardTokens = 1000
 		}
