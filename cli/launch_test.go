@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -52,8 +53,9 @@ func TestLaunch(t *testing.T) {
 	}
 	for name, test := range map[string]func(t *testing.T, dir string, whole map[string]string){
 		"killed": launchKilled, "hang": launchHang, "stopped": launchStopped, "stopped under MPI": launchStoppedMPI,
-		"twice":   launchTwice,
-		"evicted": launchEvicted,
+		"hang of a rank": launchHangOfRank,
+		"twice":          launchTwice,
+		"evicted":        launchEvicted,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -269,6 +271,39 @@ func launchHang(t *testing.T, dir string, whole map[string]string) {
 		t.Errorf("%+v", a)
 	}
 	l.sameEnd(whole, launchSteps)
+}
+
+// The report of a hang names the rank that was stopped. The other rank answers the SIGQUIT, and
+// waits for it in an exchange. On a busy machine it may be killed before, and no rank is named.
+func launchHangOfRank(t *testing.T, dir string, _ map[string]string) {
+	l := start(t, dir, "hang-of-rank", launchConfig("hang-of-rank", launchSteps, "layout: {expert_dp: 2}\n"),
+		"--section-timeout", "setup=2m,step=8s,evaluate=30s,checkpoint=30s", "--first-timeout", "20s", "--grace", "4s")
+	// A busy machine may make the launcher end attempts before.
+	attempt, folder := 0, ""
+	testwait.Until(t, "rank 1 is stopped", func() bool {
+		next := filepath.Join(l.run, "launch", fmt.Sprintf("attempt-%03d", attempt+1))
+		if _, err := os.Stat(next); err == nil {
+			attempt, folder = attempt+1, next
+		}
+		beat, err := record.ReadHeartbeat(filepath.Join(folder, "heartbeat"))
+		ranks := slices.DeleteFunc(l.ranks(), func(pid int) bool { return pid == beat.PID })
+		return err == nil && beat.Step >= 1 && len(ranks) == 1 && syscall.Kill(ranks[0], syscall.SIGSTOP) == nil
+	})
+	l.reaches(attempt+1, 0)
+	var answered [2]bool
+	for rank := range answered {
+		output, err := os.ReadFile(filepath.Join(folder, fmt.Sprintf("rank-%05d.log", rank)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		answered[rank] = bytes.Contains(output, []byte(launch.StacksEnd))
+	}
+	a := l.attempts()[attempt-1]
+	named := a.Rank != nil && *a.Rank == 1 && strings.Contains(a.Reason, "; rank 1 on localhost (wrote no stacks") &&
+		strings.HasSuffix(a.Reason, "; 1 ranks wait in an exchange")
+	if a.Outcome != launch.Hang || named != (answered[0] && !answered[1]) {
+		t.Errorf("ranks that have answered: %v; %+v", answered, a)
+	}
 }
 
 // SIGTERM to the launcher lets the ranks save and leave; there is no other attempt, and the same

@@ -9,6 +9,8 @@ import (
 	"os/signal"
 	"runtime"
 	"syscall"
+
+	"mula/train/launch"
 )
 
 // stopSignals end a command in an orderly way. mpiexec and srun forward SIGUSR1, SIGUSR2 or both to
@@ -28,7 +30,7 @@ func writeStacks(w io.Writer) (stop func()) {
 				text = make([]byte, 2*n)
 				n = runtime.Stack(text, true)
 			}
-			fmt.Fprintf(w, "stacks of all goroutines, for a SIGQUIT:\n%s\nend of the stacks\n", text[:n])
+			fmt.Fprintf(w, "%s%s%s", launch.StacksBegin, text[:n], launch.StacksEnd)
 		}
 	}()
 	return func() {

@@ -252,7 +252,7 @@ func (s *supervisor) attempt(ctx context.Context, hosts []string) (Attempt, erro
 	if err != nil {
 		return a, fmt.Errorf("starting the ranks: %w", err)
 	}
-	w := &attemptWatch{s: s, job: job}
+	w := &attemptWatch{s: s, job: job, dir: dir}
 	s.watch.begin(time.Now())
 	if err := w.run(ctx, beats); err != nil {
 		return a, err
@@ -283,6 +283,7 @@ func (s *supervisor) makeFolder() (string, error) {
 type attemptWatch struct {
 	s   *supervisor
 	job Job
+	dir string // of the attempt
 
 	last      record.Heartbeat
 	exits     []Exit    // before the launcher ended any rank

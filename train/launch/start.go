@@ -12,7 +12,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
@@ -114,7 +113,7 @@ func (p *Processes) Start(_ context.Context, r Ranks) (Job, error) {
 		if host != localhost {
 			environment = append(environment, hostVariable+"="+host)
 		}
-		out, err := openOutput(filepath.Join(r.Dir, fmt.Sprintf("rank-%05d.log", rank)), rank, p.Output)
+		out, err := openOutput(rankLog(r.Dir, rank), rank, p.Output)
 		if err != nil {
 			j.Kill()
 			return nil, err
