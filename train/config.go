@@ -234,6 +234,9 @@ const (
 type CheckpointConfig struct {
 	Every *int64 `yaml:"every"` // in steps; 0 = only at the end; default: a tenth of steps, at most 1000
 	Keep  int    `yaml:"keep"`  // number of complete checkpoints to keep; default 3
+	// in steps, a multiple of every: the models of these steps are kept for ever; 0 = none; default
+	KeepEvery int64 `yaml:"keep_every"`
+	Writers   int   `yaml:"writers"` // ranks that write a checkpoint at the same time; 0 = all; default
 	// write checkpoints while the next steps run, from a copy in memory; the last one of a run is
 	// written before the run ends
 	Background bool `yaml:"background"`
@@ -510,6 +513,8 @@ func (c Config) Validate() error {
 		within("layout.check_replicas_every", float64(c.Layout.CheckReplicasEvery), 0, maxSteps),
 		optional("checkpoint.every", c.Checkpoint.Every),
 		within("checkpoint.keep", float64(c.Checkpoint.Keep), 1, 1<<20),
+		within("checkpoint.keep_every", float64(c.Checkpoint.KeepEvery), 0, maxSteps),
+		within("checkpoint.writers", float64(c.Checkpoint.Writers), 0, 1<<20),
 		checkCopies(c.Checkpoint.Copies),
 		within("checkpoint.keep_copies", float64(c.Checkpoint.KeepCopies), 0, 1<<20),
 		optional("evaluate.every", c.Evaluate.Every),

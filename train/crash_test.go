@@ -50,7 +50,8 @@ func TestKill(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for name, layout := range map[string]string{"one rank": "", "four ranks": "layout: {expert_dp: 2, ep: 2}\n"} {
 		t.Run(name, func(t *testing.T) {
-			config := crashConfig + "checkpoint: {every: 2, keep: 2}\nevaluate: {every: 3, samples: 2}\n" + layout
+			config := crashConfig + "checkpoint: {every: 2, keep: 2, keep_every: 4, writers: 3}\n" +
+				"evaluate: {every: 3, samples: 2}\n" + layout
 			killAndResume(t, plan, config, func(run int) string {
 				return strings.Replace(config, "keep: 2", fmt.Sprintf("keep: 2, background: %t", run%2 == 0), 1)
 			}, func(c Config) {
@@ -118,6 +119,9 @@ func killAndResume(t *testing.T, plan, unbrokenConfig string, configOf func(run 
 			killed(c)
 		}
 		sameRun(t, fmt.Sprint("run ", run), unbroken.Output, c.Output)
+		if !c.Checkpoint.Background { // which may skip a checkpoint
+			sameModels(t, fmt.Sprint("run ", run), unbroken.Output, c.Output)
+		}
 		if t.Failed() {
 			return
 		}

@@ -874,11 +874,12 @@ func (r *run) save(ctx context.Context, background bool) (string, error) {
 	defer r.optimizer.Average(ctx, false)
 	dir := r.dir.Join(checkpoint.DirName)
 	shard := checkpoint.NewShard(r.model, r.optimizer)
+	options := checkpoint.Options{Tokenizer: r.start.tokenizer, Writers: r.config.Checkpoint.Writers}
 	if background {
-		r.saving, err = checkpoint.Start(ctx, r.ranks.World(), dir, r.state, shard, r.start.tokenizer, &r.snapshot)
+		r.saving, err = checkpoint.Start(ctx, r.ranks.World(), dir, r.state, shard, options, &r.snapshot)
 		return "", r.notSaved(ctx, err)
 	}
-	if err := checkpoint.Save(ctx, r.ranks.World(), dir, &r.state, shard, r.start.tokenizer); err != nil {
+	if err := checkpoint.Save(ctx, r.ranks.World(), dir, &r.state, shard, options); err != nil {
 		if ctx.Err() == nil && r.history.saved >= 0 {
 			err = fmt.Errorf("%w; the newest complete checkpoint is %s; run the same command to resume from it", err,
 				checkpoint.Name(r.history.saved))
@@ -946,7 +947,9 @@ func (r *run) saved(ctx context.Context, saved checkpoint.State) string {
 	}
 	r.accept(saved.Step)
 	if r.leads() {
-		if err := checkpoint.Prune(dir, r.config.Checkpoint.Keep, r.backTo(), r.history.refused); err != nil {
+		keep := checkpoint.Kept{Newest: r.config.Checkpoint.Keep, BackTo: r.backTo(),
+			ModelEvery: r.config.Checkpoint.KeepEvery}
+		if err := checkpoint.Prune(dir, keep, r.history.refused); err != nil {
 			r.warn("old checkpoints could not be removed: %v", err)
 		}
 	}

@@ -231,6 +231,28 @@ func sameRun(t testing.TB, what, want, got string) {
 	}
 }
 
+// sameModels compares the models that a run has kept with the models of another run.
+func sameModels(t testing.TB, what, want, got string) {
+	t.Helper()
+	models, err := filepath.Glob(filepath.Join(want, checkpoint.ModelsDir, "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, model := range models {
+		dir := filepath.Join(got, checkpoint.ModelsDir, filepath.Base(model))
+		if _, err := os.Stat(dir); err != nil { // a process was killed before it removed the checkpoint
+			dir = filepath.Join(got, checkpoint.DirName, filepath.Base(model))
+		}
+		for _, name := range checkpointtest.Names(t, model) {
+			a, errA := os.ReadFile(filepath.Join(model, name))
+			b, errB := os.ReadFile(filepath.Join(dir, name))
+			if errA != nil || errB != nil || !bytes.Equal(a, b) {
+				t.Errorf("%s: %s differs from %s: %v, %v", what, filepath.Join(dir, name), model, errA, errB)
+			}
+		}
+	}
+}
+
 func TestRun(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
@@ -1126,5 +1148,32 @@ func TestRunAmendedPlan(t *testing.T) {
 	}
 	if weights(c) != weights(whole) {
 		t.Error("the weights are not those of a run along the amended plan from the beginning")
+	}
+}
+
+// A run keeps the models of the steps of checkpoint.keep_every, with the weights of these steps.
+func TestKeepEvery(t *testing.T) {
+	t.Parallel()
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	const config = crashConfig + "checkpoint: {every: 1, keep: 1, keep_every: %d, writers: 1}\n" +
+		"evaluate: {every: 0}\nlayout: {expert_dp: 2}\n"
+	c := testConfig(t, plan, fmt.Sprintf(config, 3))
+	weights := mustRun(t, c, stopAfter(2)).Weights
+	mustRun(t, c, Options{})
+	models := checkpointtest.Names(t, filepath.Join(c.Output, checkpoint.ModelsDir))
+	if !slices.Equal(models, []string{checkpoint.Name(3), checkpoint.Name(6)}) {
+		t.Fatalf("models %v", models)
+	}
+	m, _, err := checkpoint.FindModel(t.Context(), filepath.Join(c.Output, checkpoint.ModelsDir, models[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if same, got, err := m.HasWeights(t.Context(), weights); err != nil || !same {
+		t.Errorf("weights %s, want %s; %v", got, weights, err)
+	}
+	wrong := testConfig(t, plan, strings.Replace(fmt.Sprintf(config, 3), "every: 1", "every: 2", 1))
+	if _, err := Run(t.Context(), wrong, Options{}); err == nil || !strings.Contains(err.Error(),
+		"checkpoint.keep_every is 3 and must be a multiple of checkpoint.every, which is 2") {
+		t.Errorf("error %v", err)
 	}
 }

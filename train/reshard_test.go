@@ -92,7 +92,7 @@ func reload(t testing.TB, c Config) string {
 		}
 		weights := r.state.Weights
 		if err := checkpoint.Save(ctx, world, dir, &r.state, checkpoint.NewShard(r.model, r.optimizer),
-			nil); err != nil {
+			checkpoint.Options{}); err != nil {
 			return err
 		}
 		if r.state.Weights != weights {

@@ -70,6 +70,10 @@ func (c Config) resolve(p *blend.Plan) (Config, error) {
 		every := min(1000, (c.Steps+9)/10)
 		c.Checkpoint.Every = &every
 	}
+	if n, every := c.Checkpoint.KeepEvery, *c.Checkpoint.Every; n > 0 && (every == 0 || n%every != 0) {
+		return bad("checkpoint.keep_every", "is %d and must be a multiple of checkpoint.every, which is %d; change "+
+			"one of them", n, every)
+	}
 	validation := slices.ContainsFunc(p.Sources, func(s blend.Source) bool { return s.Validation > 0 })
 	if c.Evaluate.Every == nil {
 		var every int64
@@ -157,7 +161,8 @@ func relativePath(dir, path string) (string, error) {
 // computes. The plan is in the list because its fingerprint is compared instead, and steps because
 // schedule.decay_steps is compared instead: a longer run continues with the same schedule.
 var free = []string{"plan", "output", "tokenizer", "initialize_from", "model.preset", "steps", "threads", "recompute",
-	"device", "checkpoint.every", "checkpoint.keep", "checkpoint.background", "checkpoint.copies",
+	"device", "checkpoint.every", "checkpoint.keep", "checkpoint.keep_every", "checkpoint.writers",
+	"checkpoint.background", "checkpoint.copies",
 	"checkpoint.keep_copies", "evaluate.every", "evaluate.samples", "spikes.max_skips",
 	"spikes.max_rollbacks", "log.update_ratio_every", "log.slow_factor", "log.slow_steps",
 	"metrics_listen", "plan_change", "verify", "reverify_seconds",

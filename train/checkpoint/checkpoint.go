@@ -30,6 +30,9 @@ import (
 // DirName is the name of the directory of all checkpoints in a run directory.
 const DirName = "checkpoints"
 
+// ModelsDir is the name of the directory of all models in a run directory that [Prune] keeps.
+const ModelsDir = "models"
+
 // Names in a checkpoint.
 const (
 	manifestFile   = "manifest.json"

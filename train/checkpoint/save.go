@@ -43,17 +43,29 @@ func modelShardName(k, n int) string {
 	return safetensors.ShardName(k, n)
 }
 
-// Save writes a checkpoint of state.Step into dir. Every rank of world writes its weights
-// and its part of the optimizer's state. Rank 0 also writes the state and the configuration, and
-// tokenizer.json with the content of tokenizer, unless that is nil. All files are in a temporary
-// directory, which rank 0 creates. Rank 0 writes the manifest after every rank has synced its
-// files, and then renames the directory, so a directory with the name of a checkpoint is complete.
-// An existing directory of that name is a refused checkpoint, and is replaced. Save sets
+// Options are settings of [Save] and [Start]. All ranks have the same Writers.
+type Options struct {
+	Tokenizer []byte // content of tokenizer.json, which rank 0 writes; nil for none
+	Writers   int    // ranks that write at the same time at most; 0: all ranks
+}
+
+// waves returns the number of turns in which n ranks write.
+func (o Options) waves(n int) int {
+	if o.Writers == 0 {
+		return 1
+	}
+	return (n + o.Writers - 1) / o.Writers
+}
+
+// Save writes a checkpoint of state.Step into dir. Every rank of world writes its weights and its
+// part of the optimizer's state. Rank 0 also writes the state and the configuration. All files are
+// in a temporary directory, which rank 0 creates. Rank 0 writes the manifest after every rank has
+// synced its files, and then renames the directory, so a directory with the name of a checkpoint is
+// complete. An existing directory of that name is a refused checkpoint, and is replaced. Save sets
 // state.Format and state.Weights. If a rank fails, all ranks return an error that names it, and
 // older checkpoints do not change.
-func Save(ctx context.Context, world *comm.Comm, dir string, state *State, s Shard,
-	tokenizer []byte) (err error) {
-	p, err := Start(ctx, world, dir, *state, s, tokenizer, nil)
+func Save(ctx context.Context, world *comm.Comm, dir string, state *State, s Shard, o Options) (err error) {
+	p, err := Start(ctx, world, dir, *state, s, o, nil)
 	if err != nil {
 		return err
 	}
@@ -72,6 +84,8 @@ type Pending struct {
 	State State // of the checkpoint; Weights is set when the checkpoint is finished
 
 	writer  writer
+	options Options
+	wave    int // ranks of this wave write; see [Pending.startWave]
 	written writtenFiles
 	wrote   bool // all ranks have written their files; rank 0 publishes them
 
@@ -84,9 +98,9 @@ type Pending struct {
 // enlarges if needed. The caller calls [Pending.Advance] until the checkpoint is finished, and does
 // not use the memory before that. If memory is nil, nothing is copied, and the caller does not
 // change the weights and the state before that.
-func Start(ctx context.Context, world *comm.Comm, dir string, state State, s Shard, tokenizer []byte,
+func Start(ctx context.Context, world *comm.Comm, dir string, state State, s Shard, o Options,
 	memory *[]float32) (*Pending, error) {
-	p := &Pending{State: state, cancel: func() {}}
+	p := &Pending{State: state, options: o, cancel: func() {}}
 	name, c := Name(state.Step), &p.writer
 	*c = writer{Shard: s, rank: world.Rank(), dir: dir, files: map[string]shards.FileInfo{}}
 	var err error
@@ -108,7 +122,7 @@ func Start(ctx context.Context, world *comm.Comm, dir string, state State, s Sha
 		p.Close()
 		return nil, p.named(err)
 	}
-	p.start(ctx, func(ctx context.Context) error { return p.write(ctx, tokenizer) })
+	p.startWave(ctx, world)
 	return p, nil
 }
 
@@ -144,12 +158,19 @@ func (p *Pending) start(ctx context.Context, f func(ctx context.Context) error) 
 	}()
 }
 
-// write writes this rank's files.
-func (p *Pending) write(ctx context.Context, tokenizer []byte) (err error) {
-	if p.written, err = p.writer.writeOwn(ctx); err == nil && p.writer.rank == 0 {
-		err = p.writer.writeOthers(tokenizer)
-	}
-	return err
+// startWave starts the ranks of the current wave, which write their files. Of n waves, rank r is in
+// wave r mod n, so that the writers of a wave are on many hosts.
+func (p *Pending) startWave(ctx context.Context, world *comm.Comm) {
+	writes := p.writer.rank%p.options.waves(world.Size()) == p.wave
+	p.start(ctx, func(ctx context.Context) (err error) {
+		if !writes {
+			return nil
+		}
+		if p.written, err = p.writer.writeOwn(ctx); err == nil && p.writer.rank == 0 {
+			err = p.writer.writeOthers(p.options.Tokenizer)
+		}
+		return err
+	})
 }
 
 // Done reports whether this rank does not write at the moment. When all ranks are done, they call
@@ -164,14 +185,22 @@ func (p *Pending) Done() bool {
 }
 
 // Advance waits until this rank is done, exchanges the results of all ranks, and begins the next
-// part of the work: after the files of all ranks, rank 0 writes the manifest and publishes the
-// checkpoint. It reports whether the checkpoint is complete. All ranks call it, also after an error
-// of their own.
+// part of the work: the files of the next wave of ranks. After the files of all ranks, rank 0
+// writes the manifest and publishes the checkpoint. It reports whether the checkpoint is complete.
+// All ranks call it, also after an error of their own.
 func (p *Pending) Advance(ctx context.Context, world *comm.Comm) (finished bool, err error) {
 	<-p.done
 	p.cancel()
 	if p.wrote {
 		return true, p.named(collective.Agree(ctx, world, p.err))
+	}
+	if p.wave+1 < p.options.waves(world.Size()) {
+		if err := collective.Agree(ctx, world, p.err); err != nil {
+			return false, p.named(err)
+		}
+		p.wave++
+		p.startWave(ctx, world)
+		return false, nil
 	}
 	p.written.Failure = collective.FailureOf(p.err)
 	all, gatherErr := collective.Gather(ctx, world, p.written)
@@ -579,10 +608,7 @@ func publish(temp, final string) error {
 	if err := Discard(final); err != nil {
 		return err
 	}
-	if err := atomicfile.Injected(atomicfile.OpRename, final); err != nil {
-		return err
-	}
-	if err := os.Rename(temp, final); err != nil {
+	if err := rename(temp, final); err != nil {
 		return err
 	}
 	return atomicfile.SyncDir(filepath.Dir(final))
@@ -611,27 +637,97 @@ func Discard(path string) error {
 	return os.RemoveAll(gone)
 }
 
-// Prune removes old checkpoints, the refused checkpoints, and temporary files of killed
-// processes. It keeps the newest keep checkpoints. If backTo is not negative, it also keeps the
-// newest checkpoint of at most backTo steps and all newer ones.
-func Prune(dir string, keep int, backTo int64, refused []Refused) error {
+// Kept describes the checkpoints that [Prune] keeps.
+type Kept struct {
+	Newest int // number of newest checkpoints
+	// If not negative, also the newest checkpoint of at most BackTo steps and all newer ones.
+	BackTo int64
+	// If not 0, the models of all steps that are multiples of ModelEvery; see [FinishModels].
+	ModelEvery int64
+}
+
+// Prune removes old checkpoints, the refused checkpoints, and temporary files of killed processes.
+func Prune(dir string, keep Kept, refused []Refused) error {
 	names, err := list(filesystem.OS{}, dir)
 	if err != nil {
 		return err
 	}
 	var errs []error
-	kept, enough := 0, backTo < 0 // enough: a checkpoint for a rollback is kept
+	kept, enough := 0, keep.BackTo < 0 // enough: a checkpoint for a rollback is kept
 	for _, name := range names {
 		damaged := slices.ContainsFunc(refused, func(r Refused) bool { return r.Checkpoint == name })
-		if !damaged && (kept < keep || !enough) {
+		step, _ := stepOf(name)
+		switch path := filepath.Join(dir, name); {
+		case !damaged && (kept < keep.Newest || !enough):
 			kept++
-			step, _ := stepOf(name)
-			enough = enough || step <= backTo
-			continue
+			enough = enough || step <= keep.BackTo
+		case !damaged && keep.ModelEvery > 0 && step%keep.ModelEvery == 0:
+			errs = append(errs, rename(path, filepath.Join(dir, hiddenModel(name))))
+		default:
+			errs = append(errs, Discard(path))
 		}
-		errs = append(errs, Discard(filepath.Join(dir, name)))
 	}
-	return errors.Join(append(errs, RemoveTemporary(dir))...)
+	return errors.Join(append(errs, FinishModels(dir), RemoveTemporary(dir))...)
+}
+
+// hiddenModel is the name of a checkpoint that becomes a model. [RemoveTemporary] keeps it.
+func hiddenModel(name string) string { return "." + name + ".model" }
+
+// FinishModels moves models to the directory [ModelsDir] next to dir: the models of checkpoints in
+// dir that [Prune] has chosen, also in a process that was killed.
+func FinishModels(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	models := filepath.Join(filepath.Dir(dir), ModelsDir)
+	var errs []error
+	for _, e := range entries {
+		name := strings.TrimSuffix(strings.TrimPrefix(e.Name(), "."), ".model")
+		if _, ok := stepOf(name); ok && e.Name() == hiddenModel(name) {
+			errs = append(errs, moveModel(filepath.Join(dir, e.Name()), models, name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func moveModel(from, models, name string) error {
+	entries, err := os.ReadDir(from)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if n := e.Name(); n == manifestFile || n == stateFile || strings.HasPrefix(n, "optimizer") {
+			if err := os.Remove(filepath.Join(from, n)); err != nil {
+				return err
+			}
+		}
+	}
+	if err := os.MkdirAll(models, 0o755); err != nil {
+		return err
+	}
+	if err := RemoveTemporary(models); err != nil {
+		return err
+	}
+	to := filepath.Join(models, name) // exists if the run went back
+	if err := Discard(to); err != nil {
+		return err
+	}
+	if err := rename(from, to); err != nil {
+		return err
+	}
+	return atomicfile.SyncDir(models)
+}
+
+// rename renames a directory.
+func rename(from, to string) error {
+	if err := atomicfile.Injected(atomicfile.OpRename, to); err != nil {
+		return err
+	}
+	return os.Rename(from, to)
 }
 
 // RemoveTemporary removes temporary checkpoints and temporary files of killed processes.

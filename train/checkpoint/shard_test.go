@@ -237,7 +237,7 @@ func (m madeModel) save(t testing.TB, dir string, step int64, dp, ep int) {
 func (m madeModel) trySave(dir string, step int64, dp, ep int) []error {
 	return onRanks(dp*ep, func(world *comm.Comm) error {
 		s := m.shard(world.Rank(), ep, step, m.evenly(dp*ep, ep))
-		return Save(context.Background(), world, dir, &State{Step: step}, s, nil)
+		return Save(context.Background(), world, dir, &State{Step: step}, s, Options{})
 	})
 }
 
@@ -293,7 +293,7 @@ func TestReshard(t *testing.T) {
 		for r, err := range onRanks(len(states), func(world *comm.Comm) error {
 			r := world.Rank()
 			states[r].Step = step
-			return Save(context.Background(), world, dir, &states[r], m.shard(r, from[1], step, owner), nil)
+			return Save(context.Background(), world, dir, &states[r], m.shard(r, from[1], step, owner), Options{})
 		}) {
 			if err != nil {
 				t.Fatalf("saving at %v, rank %d: %v", from, r, err)
@@ -713,7 +713,7 @@ func TestSaveRefused(t *testing.T) {
 		for r, err := range onRanks(2, func(world *comm.Comm) error {
 			s, own := m.shard(world.Rank(), 1, 2, all), dir
 			test.change(world.Rank(), &s, &own)
-			return Save(context.Background(), world, own, &State{Step: 2}, s, nil)
+			return Save(context.Background(), world, own, &State{Step: 2}, s, Options{})
 		}) {
 			for _, want := range append(test.want, Name(2)) {
 				if err == nil || !strings.Contains(err.Error(), want) {
@@ -1058,7 +1058,7 @@ func TestSaveWithoutARank(t *testing.T) {
 			return errors.New("leaves")
 		}
 		return Save(context.Background(), world, dir, &State{Step: 2}, m.shard(world.Rank(), 1, 2,
-			m.evenly(3, 1)), nil)
+			m.evenly(3, 1)), Options{})
 	}) {
 		if r != 1 && !errors.Is(err, comm.ErrPeerLost) {
 			t.Errorf("rank %d: %v", r, err)
@@ -1102,7 +1102,7 @@ func TestMomentsFollowTheirExpert(t *testing.T) {
 	}
 	for r, err := range onRanks(4, func(world *comm.Comm) error {
 		return Save(context.Background(), world, dir, &State{Step: 1},
-			constant(m.shard(world.Rank(), 4, 1, m.evenly(4, 4))), nil)
+			constant(m.shard(world.Rank(), 4, 1, m.evenly(4, 4))), Options{})
 	}) {
 		if err != nil {
 			t.Fatalf("rank %d: %v", r, err)

@@ -48,7 +48,7 @@ func TestOptimizersState(t *testing.T) {
 		o := newOptimizer(t, name, d, optimizertest.Parameters(1))
 		runSteps(t, o, 0, 3)
 		s := testShard(t, d, o)
-		if err := Save(t.Context(), comm.NewSingle(), path(name), &State{Step: 3}, s, nil); err != nil {
+		if err := Save(t.Context(), comm.NewSingle(), path(name), &State{Step: 3}, s, Options{}); err != nil {
 			t.Fatal(err)
 		}
 		ranges, _, err := s.written()

@@ -61,6 +61,7 @@ func Open(path string) (*Dir, error) {
 	}
 	d := &Dir{path, lock}
 	if err := errors.Join(checkpoint.RemoveTemporary(path),
+		checkpoint.FinishModels(d.Join(checkpoint.DirName)),
 		checkpoint.RemoveTemporary(d.Join(checkpoint.DirName))); err != nil {
 		d.Close()
 		return nil, err
