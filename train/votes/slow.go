@@ -22,7 +22,8 @@ type slowRank struct {
 
 // SlowLimit defines slow ranks. The zero value finds none.
 //
-// A rank is late in a step if its own work takes more than Factor times the median of its stage. A
+// A rank is late in a step if its own work takes more than Factor times the median of its stage,
+// and at least 10 ms more, because other processes delay steps of a few milliseconds by as much. A
 // counter from 0 to Steps rises by one in such a step, and falls by one in other steps. The rank is
 // slow from the time when the counter reaches Steps until the counter is 0 again. So rare long
 // steps make no rank slow, and a slow rank may be quick in some steps.
@@ -30,6 +31,9 @@ type SlowLimit struct {
 	Factor float64
 	Steps  int64 // 0: no rank is slow
 }
+
+// leastExcess is the number of seconds by which the own work of a late rank is longer, at least.
+const leastExcess = 0.01
 
 // A pace has the counter of a [SlowLimit] for this rank.
 type pace struct {
@@ -39,7 +43,7 @@ type pace struct {
 
 // step adds a step in which this rank's own work took seconds.
 func (p *pace) step(limit SlowLimit, seconds, median float64) {
-	if median > 0 && seconds > limit.Factor*median {
+	if median > 0 && seconds > max(limit.Factor*median, median+leastExcess) {
 		p.late = min(p.late+1, limit.Steps)
 	} else {
 		p.late = max(p.late-1, 0)
