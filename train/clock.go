@@ -53,9 +53,9 @@ func (r *run) warnSlow(m *record.StepMetrics) {
 	for _, s := range m.SlowestRanks {
 		if s.Slow && !r.history.slow[s.Rank] {
 			r.history.slow[s.Rank] = true
-			r.warn("step %d: rank %d on %s is slow: its own work took %s s, %.2f times the median of its stage; "+
-				"number of slow ranks: %d", m.Step, s.Rank, s.Host, quantity.Short(float64(s.Own()), 3), s.Excess(),
-				m.SlowRanks)
+			r.warn("step %d: rank %d on %s is slow: it was late in most of the last steps (log.slow_factor); "+
+				"in this step its own work took %s s, %.2f times the median of its stage; number of slow ranks: %d",
+				m.Step, s.Rank, s.Host, quantity.Short(float64(s.Own()), 3), s.Excess(), m.SlowRanks)
 		}
 	}
 }

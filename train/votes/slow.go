@@ -23,7 +23,7 @@ type slowRank struct {
 // SlowLimit defines slow ranks. The zero value finds none.
 //
 // A rank is late in a step if its own work takes more than Factor times the median of its stage,
-// and at least 10 ms more, because other processes delay steps of a few milliseconds by as much. A
+// and at least 50 ms more, because other processes of a machine delay short steps by as much. A
 // counter from 0 to Steps rises by one in such a step, and falls by one in other steps. The rank is
 // slow from the time when the counter reaches Steps until the counter is 0 again. So rare long
 // steps make no rank slow, and a slow rank may be quick in some steps.
@@ -33,7 +33,7 @@ type SlowLimit struct {
 }
 
 // leastExcess is the number of seconds by which the own work of a late rank is longer, at least.
-const leastExcess = 0.01
+const leastExcess = 0.05
 
 // A pace has the counter of a [SlowLimit] for this rank.
 type pace struct {
