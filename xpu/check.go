@@ -329,7 +329,11 @@ func CheckUpdate(u Update, stretches []Moments, before, change []float64) (block
 	for _, s := range stretches {
 		shape := s.Weight.shape[:s.Weight.rank]
 		check(name, "Weight", s.Weight, Float32, shape...)
-		check(name, "Grad", s.Grad, number(s.Grad), shape...)
+		grad := number(s.Grad)
+		if u.ReplacesGrad {
+			grad = Float32
+		}
+		check(name, "Grad", s.Grad, grad, shape...)
 		check(name, "M", s.M, Float32, shape...)
 		if u.States > 1 {
 			check(name, "V", s.V, Float32, shape...)

@@ -19,10 +19,10 @@ import (
 // weights of norms. So may the operands of Zero, both operands of Copy, and the operands of
 // Checksums and SumSquares.
 //
-// Gradients of weights may be BFloat16: dtable, dweight, dqWeight, dkWeight, and Grad of Update. A
-// command that adds to such a gradient computes the sum over its tokens in float32, from zero, in
-// the order in which it adds to a gradient of Float32. It adds this sum to the gradient once, and
-// rounds the result as defined by [BF16].
+// Gradients of weights may be BFloat16: dtable, dweight, dqWeight, dkWeight, and Grad of an Update
+// that does not replace it. A command that adds to such a gradient computes the sum over its tokens
+// in float32, from zero, in the order in which it adds to a gradient of Float32. It adds this sum
+// to the gradient once, and rounds the result as defined by [BF16].
 type Layers interface {
 	// Zero sets x to zero, Copy sets dst to x, and Add sets dst to x + y; dst may be x. All have
 	// the same shape. Copy rounds to a dst of BFloat16 as defined by [BF16].
@@ -126,9 +126,10 @@ type Layers interface {
 	// blocks of SumSquares. Every device computes the same bits.
 	Checksums(stretches []Tensor, sums []uint64)
 
-	// Update updates weights and optimizer state, and may change gradients. before and change are
-	// host results, or both empty. For each block, with the blocks of SumSquares, before is the sum
-	// of squares of the weights before the update, and change the sum of squares of the change.
+	// Update updates weights and optimizer state. It changes gradients only if u replaces them.
+	// before and change are host results, or both empty. For each block, with the blocks of
+	// SumSquares, before is the sum of squares of the weights before the update, and change the sum
+	// of squares of the change.
 	Update(u Update, stretches []Moments, before, change []float64)
 }
 

@@ -13,6 +13,8 @@ type Update struct {
 	Constants [UpdateConstants]float32
 	States    int     // number of state tensors: 1 for M, 2 for M and V
 	Keep      float32 // factor on the weights after the update; 1 leaves them unchanged
+	// the result replaces the gradient, which must be of [Float32]
+	ReplacesGrad bool
 }
 
 // UpdateConstants is the number of constants of an update.
@@ -132,7 +134,7 @@ type Lamb struct {
 // Update returns the step as an update.
 func (o Lamb) Update() Update {
 	step := float64(o.Step)
-	return Update{Rule: "lamb", States: 2, Keep: 1, Constants: [UpdateConstants]float32{
+	return Update{Rule: "lamb", States: 2, Keep: 1, ReplacesGrad: true, Constants: [UpdateConstants]float32{
 		float32(o.GradScale), float32(o.Beta1), float32(1 - o.Beta1), float32(o.Beta2), float32(1 - o.Beta2),
 		float32(o.WeightDecay), float32(1 / (1 - math.Pow(o.Beta1, step))), float32(o.Epsilon),
 		float32(1 / math.Sqrt(1-math.Pow(o.Beta2, step))),
@@ -155,7 +157,7 @@ func (o Muon) Update() Update {
 	if o.Nesterov {
 		k[3], k[4] = k[1], k[2]
 	}
-	return Update{Rule: "muon", States: 1, Keep: 1, Constants: k}
+	return Update{Rule: "muon", States: 1, Keep: 1, ReplacesGrad: true, Constants: k}
 }
 
 // ScheduleFreeAdamW is a step of schedule-free AdamW (Defazio et al. 2024, arXiv 2405.15682). The
