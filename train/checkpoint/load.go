@@ -71,7 +71,7 @@ type loader struct {
 
 	content map[string][]tensorRange // of each file; not of a single file of the state
 	targets [][]target               // of this rank, of each tensor of the model
-	needed  []need                   // by all ranks
+	needs   [][]need                 // of other ranks, of each tensor of the model
 	limit   int                      // bytes of pieces that a rank sends, or receives, in a round at most
 
 	// What this rank reads.
@@ -94,15 +94,14 @@ type indexes struct {
 
 // A target is a range that this rank needs.
 type target struct {
-	state  int // as in tensorRange
-	begin  int
+	tensorRange
 	values xpu.Tensor
 }
 
-// A need is the ranges that a rank needs.
+// A need is a range that another rank needs, in a file that this rank reads.
 type need struct {
-	weights []indexRun
-	state   map[[2]int][]tensorRange // by tensor and state
+	tensorRange
+	to int
 }
 
 // A fileEntry is the part of a tensor in a file that is not yet read.
@@ -125,10 +124,14 @@ func (l *loader) load(ctx context.Context) error {
 	if err := fromFirst(ctx, l.world, &l.index, l.readIndexes); err != nil {
 		return judged(err)
 	}
-	if err := l.meet(ctx, l.prepare()); err != nil {
+	wanted, err := l.prepare()
+	if err := collective.Agree(ctx, l.world, err); err != nil {
 		return err
 	}
-	err := l.rounds(ctx)
+	if err := l.meet(ctx, wanted); err != nil {
+		return &collective.BrokenError{Err: err}
+	}
+	err = l.rounds(ctx)
 	if collective.IsBroken(err) {
 		return err
 	}
@@ -170,8 +173,12 @@ func (l *loader) readIndexes() error {
 }
 
 // prepare compares the indexes with the model and the manifest, and sets the content of all files,
-// the targets and the files that this rank reads.
-func (l *loader) prepare() error {
+// the targets and the files that this rank reads. It returns the ranges that this rank needs from
+// each other rank, four numbers each.
+func (l *loader) prepare() (wanted [][]int64, err error) {
+	if err := l.setTargets(); err != nil {
+		return nil, err
+	}
 	kinds := [2]map[string]bool{{}, {}} // files of weights, and of the state
 	if l.content = map[string][]tensorRange{}; l.index.Model == nil {
 		kinds[0][modelFile] = true
@@ -179,7 +186,7 @@ func (l *loader) prepare() error {
 			l.content[modelFile] = append(l.content[modelFile], l.weights(i))
 		}
 	} else if err := l.placeWeights(kinds[0]); err != nil {
-		return fmt.Errorf("%s: %w", l.path(modelIndexFile), err)
+		return nil, fmt.Errorf("%s: %w", l.path(modelIndexFile), err)
 	}
 	if l.index.State == nil {
 		kinds[1][optimizerFile] = true
@@ -189,7 +196,7 @@ func (l *loader) prepare() error {
 			err = l.check(ranges)
 		}
 		if err != nil {
-			return fmt.Errorf("%s: %w", l.path(optimizerIndexFile), err)
+			return nil, fmt.Errorf("%s: %w", l.path(optimizerIndexFile), err)
 		}
 		for _, r := range ranges {
 			kinds[1][r.file] = true
@@ -198,18 +205,21 @@ func (l *loader) prepare() error {
 	}
 	for name := range l.from.manifest.Files {
 		if isTensorFile(name) && !kinds[0][name] && !kinds[1][name] {
-			return fmt.Errorf("%s is in %s, but in no index", l.path(name), manifestFile)
+			return nil, fmt.Errorf("%s is in %s, but in no index", l.path(name), manifestFile)
 		}
 	}
+	wanted = make([][]int64, l.world.Size())
 	bytes := int64(0)
 	for _, kind := range kinds {
 		names := slices.Sorted(maps.Keys(kind))
 		for i, name := range names {
 			info, listed := l.from.manifest.Files[name]
 			if !listed {
-				return fmt.Errorf("%s: %q is in an index, but not in %s", l.from.Dir, name, manifestFile)
+				return nil, fmt.Errorf("%s: %q is in an index, but not in %s", l.from.Dir, name, manifestFile)
 			}
-			if readerOf(i, len(names), l.world.Size()) == l.world.Rank() {
+			if reader := readerOf(i, len(names), l.world.Size()); reader != l.world.Rank() {
+				wanted[reader] = l.appendWanted(wanted[reader], name)
+			} else {
 				l.files, bytes = append(l.files, name), bytes+info.Bytes
 			}
 		}
@@ -217,19 +227,45 @@ func (l *loader) prepare() error {
 	window := cmp.Or(l.Shard.window, 4<<20)
 	l.limit = 4*window + pieceHeader                                   // a piece of the window is not larger
 	l.window = make([]float32, 0, max(1, min(int64(window), bytes/2))) // an element has at least two bytes
+	return wanted, nil
+}
+
+// setTargets sets the targets.
+func (l *loader) setTargets() error {
 	l.targets = make([][]target, len(l.Shard.tensors))
 	for _, h := range l.held {
 		for _, r := range h.read {
-			t := target{state: weightsState, begin: r.begin, values: r.values}
+			state := weightsState
 			if r.name != "" {
-				if t.state = slices.Index(l.states[h.index], r.name); t.state < 0 {
+				if state = slices.Index(l.states[h.index], r.name); state < 0 {
 					return fmt.Errorf("%s has no %s", l.Shard.tensors[h.index].Name, r.name)
 				}
 			}
-			l.targets[h.index] = append(l.targets[h.index], t)
+			part := tensorRange{h.index, state, r.begin, r.begin + r.values.Elements()}
+			l.targets[h.index] = append(l.targets[h.index], target{part, r.values})
 		}
 	}
 	return nil
+}
+
+// appendWanted appends the ranges of a file that this rank needs, four numbers each.
+func (l *loader) appendWanted(numbers []int64, file string) []int64 {
+	content, known := l.content[file]
+	if !known { // a single file of the state
+		for i, states := range l.states {
+			for j := range states {
+				content = append(content, tensorRange{i, j, 0, int(l.Shard.tensors[i].Elements())})
+			}
+		}
+	}
+	for _, r := range content {
+		for _, t := range l.targets[r.tensor] {
+			if both, some := r.and(t.tensorRange); some {
+				numbers = append(numbers, int64(both.tensor), int64(both.state), int64(both.begin), int64(both.end))
+			}
+		}
+	}
+	return numbers
 }
 
 // readerOf returns the rank that reads file i of n. If the ranks of this layout have written the
@@ -275,48 +311,31 @@ func (l *loader) placeWeights(files map[string]bool) error {
 	return someWrong(wrong)
 }
 
-// meet exchanges the ranges that the ranks need, or their errors.
-func (l *loader) meet(ctx context.Context, own error) error {
-	type contribution struct {
-		collective.Failure
-		Weights []indexRun `json:"weights"`
-		State   [][4]int   `json:"state"` // as tensorRange
+// meet sends to each other rank the ranges that this rank needs from it, and sets the needs.
+func (l *loader) meet(ctx context.Context, wanted [][]int64) error {
+	n, rank := l.world.Size(), l.world.Rank()
+	lengths, received := make([]int64, n), make([]int64, n)
+	for r := range n {
+		lengths[r] = int64(len(wanted[r]))
 	}
-	mine := contribution{Failure: collective.FailureOf(own)}
-	for i, targets := range l.targets {
-		for _, t := range targets {
-			if n := t.values.Elements(); t.state == weightsState {
-				mine.Weights = appendRun(mine.Weights, i)
-			} else if n > 0 {
-				mine.State = append(mine.State, [4]int{i, t.state, t.begin, t.begin + n})
-			}
-		}
-	}
-	all, err := collective.Gather(ctx, l.world, mine)
-	if err != nil {
+	each := evenBounds(n)
+	if err := comm.AllToAll(ctx, l.world, lengths, each, received, each); err != nil {
 		return err
 	}
-	var failures []collective.Failure
-	for _, c := range all {
-		failures = append(failures, c.Failure)
-		n := need{c.Weights, map[[2]int][]tensorRange{}}
-		for _, r := range c.State {
-			key := [2]int{r[0], r[1]}
-			n.state[key] = append(n.state[key], tensorRange{r[0], r[1], r[2], r[3]})
-		}
-		l.needed = append(l.needed, n)
+	sendBounds, recvBounds := make([]int, n+1), make([]int, n+1)
+	for r := range n {
+		sendBounds[r+1], recvBounds[r+1] = sendBounds[r]+int(lengths[r]), recvBounds[r]+int(received[r])
 	}
-	return collective.Combine(l.world, failures, own)
-}
-
-// of returns the ranges of a tensor that the rank needs.
-func (n need) of(r tensorRange) []tensorRange {
-	if r.state != weightsState {
-		return n.state[[2]int{r.tensor, r.state}]
+	numbers := make([]int64, recvBounds[n])
+	if err := comm.AllToAll(ctx, l.world, slices.Concat(wanted...), sendBounds, numbers, recvBounds); err != nil {
+		return err
 	}
-	for _, run := range n.weights {
-		if run[0] <= r.tensor && r.tensor < run[1] {
-			return []tensorRange{r}
+	l.needs = make([][]need, len(l.Shard.tensors))
+	for i := 1; i < n; i++ { // each rank starts with another receiver
+		to := (rank + i) % n
+		for x := range slices.Chunk(numbers[recvBounds[to]:recvBounds[to+1]], 4) {
+			r := tensorRange{int(x[0]), int(x[1]), int(x[2]), int(x[3])}
+			l.needs[r.tensor] = append(l.needs[r.tensor], need{r, to})
 		}
 	}
 	return nil
@@ -427,15 +446,10 @@ func (l *loader) readEntry() error {
 	}
 	r := tensorRange{e.tensor, e.state, e.begin, e.begin + n}
 	l.store(r, values)
-	ranks, rank := l.world.Size(), l.world.Rank()
-	for i := 1; i < ranks; i++ { // each rank starts with another receiver
-		to := (rank + i) % ranks
-		for _, want := range l.needed[to].of(r) {
-			if begin, end := max(r.begin, want.begin), min(r.end, want.end); begin < end {
-				part := tensorRange{e.tensor, e.state, begin, end}
-				l.pieces = append(l.pieces, piece{part, to, values[begin-r.begin : end-r.begin]})
-				l.window = l.window[:at+n] // keep the values until they are sent
-			}
+	for _, want := range l.needs[r.tensor] {
+		if part, some := r.and(want.tensorRange); some {
+			l.pieces = append(l.pieces, piece{part, want.to, values[part.begin-r.begin : part.end-r.begin]})
+			l.window = l.window[:at+n] // keep the values until they are sent
 		}
 	}
 	if e.begin += n; e.begin == e.end {
@@ -475,11 +489,11 @@ func (l *loader) close() {
 // store stores the elements of a range that this rank needs.
 func (l *loader) store(r tensorRange, values []float32) {
 	for _, t := range l.targets[r.tensor] {
-		begin, end := max(r.begin, t.begin), min(r.end, t.begin+t.values.Elements())
-		if t.state != r.state || begin >= end {
+		both, some := r.and(t.tensorRange)
+		if !some {
 			continue
 		}
-		into, part := t.values.Rows(begin-t.begin, end-t.begin), values[begin-r.begin:end-r.begin]
+		into, part := t.values.Rows(both.begin-t.begin, both.end-t.begin), values[both.begin-r.begin:both.end-r.begin]
 		if host := into.Host(); host != nil {
 			copy(host, part)
 		} else {
@@ -491,10 +505,7 @@ func (l *loader) store(r tensorRange, values []float32) {
 // exchange sends pieces to the ranks that accept them, and stores the received ones.
 func (l *loader) exchange(ctx context.Context) error {
 	n, rank := l.world.Size(), l.world.Rank()
-	each := make([]int, n+1) // bounds of one element for each rank
-	for r := range each {
-		each[r] = r
-	}
+	each := evenBounds(n)
 	offers, offered := make([]int64, n), make([]int64, n) // bytes to each rank, from each rank
 	count, total := 0, 0                                  // of the offered pieces
 	for count < len(l.pieces) && total+l.pieces[count].bytes() <= l.limit {
@@ -544,6 +555,15 @@ func (l *loader) exchange(ctx context.Context) error {
 	}
 	l.storeAll(recv)
 	return nil
+}
+
+// evenBounds returns the bounds of one element for each rank.
+func evenBounds(ranks int) []int {
+	bounds := make([]int, ranks+1)
+	for r := range bounds {
+		bounds[r] = r
+	}
+	return bounds
 }
 
 // resize sets the length of *buffer.

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -109,6 +110,43 @@ func TestLoadMemory(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// Only the reader of a file learns which ranks need its elements. In the layout that has written
+// the checkpoint, each rank reads its own state.
+func TestLoadNeeds(t *testing.T) {
+	t.Parallel()
+	const ranks = 4
+	m := oneModel(t)
+	dir := t.TempDir()
+	m.save(t, dir, 1, ranks, 1)
+	var needs atomic.Int64
+	for r, err := range onRanks(ranks, func(world *comm.Comm) error {
+		c, _, err := Candidate(context.Background(), world, nil, dir, nil)
+		if err != nil {
+			return err
+		}
+		l := &loader{Shard: m.shard(world.Rank(), 1, 0, m.evenly(ranks, 1)), world: world, from: c}
+		if err := l.load(context.Background()); err != nil {
+			return err
+		}
+		for tensor, list := range l.needs {
+			needs.Add(int64(len(list)))
+			for _, n := range list {
+				if n.tensorRange != l.weights(tensor) || n.to == world.Rank() {
+					return fmt.Errorf("rank %d needs %+v", n.to, n.tensorRange)
+				}
+			}
+		}
+		return m.check(l.Shard, 1)
+	}) {
+		if err != nil {
+			t.Errorf("rank %d: %v", r, err)
+		}
+	}
+	if want := int64(len(m.tensors) * (ranks - 1)); needs.Load() != want {
+		t.Errorf("readers know %d ranges that other ranks need, want %d", needs.Load(), want)
 	}
 }
 

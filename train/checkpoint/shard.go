@@ -103,18 +103,13 @@ type indexRun [2]int
 func (s Shard) runs() []indexRun {
 	var runs []indexRun
 	for _, h := range s.held {
-		runs = appendRun(runs, h.index)
+		if last := len(runs) - 1; last >= 0 && runs[last][1] == h.index {
+			runs[last][1]++
+		} else {
+			runs = append(runs, indexRun{h.index, h.index + 1})
+		}
 	}
 	return runs
-}
-
-// appendRun adds a number that is above all numbers of the runs.
-func appendRun(runs []indexRun, i int) []indexRun {
-	if last := len(runs) - 1; last >= 0 && runs[last][1] == i {
-		runs[last][1]++
-		return runs
-	}
-	return append(runs, indexRun{i, i + 1})
 }
 
 // assign chooses the rank that writes, or hashes, each tensor among the ranks that have it. It
@@ -199,6 +194,12 @@ func (q *leastLoaded) Pop() any      { return nil }
 type tensorRange struct{ tensor, state, begin, end int }
 
 const weightsState = -1
+
+// and returns the elements that are in both ranges, if there are some.
+func (r tensorRange) and(other tensorRange) (both tensorRange, some bool) {
+	both = tensorRange{r.tensor, r.state, max(r.begin, other.begin), min(r.end, other.end)}
+	return both, r.tensor == other.tensor && r.state == other.state && both.begin < both.end
+}
 
 // rangeName returns the name of a range in a file: PARAMETER.STATE for a complete tensor,
 // PARAMETER.STATE[begin:end] for a part, PARAMETER for the weights.
