@@ -19,7 +19,7 @@ func Update(u xpu.Update, weight, grad, m, v []float32) {
 		panic(fmt.Sprintf("cpu: Update of %d weights, with %d gradients, and %d and %d elements of state, for %s", n,
 			len(grad), len(m), len(v), u.Rule))
 	}
-	updateRange(&u, &moments{Weight: weight, Grad: grad, M: m, V: v}, 0, n)
+	updateRange(&u, &moments{Weight: weight, M: m, V: v}, 0, grad)
 }
 
 // updateConstants are the constants of an update, in the order in which the assembly reads them.
