@@ -23,14 +23,6 @@ func sizeOf(ctx context.Context, path string) (int64, error) {
 	return info.Size(), nil
 }
 
-// dirOf returns the directory of a file. Either may be a URL.
-func dirOf(path string) string {
-	if objects.IsURL(path) {
-		return path[:strings.LastIndexByte(path, '/')]
-	}
-	return filepath.Dir(path)
-}
-
 // absolutePath does what filepath.Abs does, with the real path of the working directory. $PWD may
 // contain symbolic links, after which ".." would lead to another directory. A URL is unchanged.
 func absolutePath(path string) (string, error) {

@@ -107,7 +107,7 @@ func (p *Plan) Write(path string) error { return p.WriteOn(nil, path) }
 
 // WriteOn is [Plan.Write] on another file system; nil is the machine's.
 func (p *Plan) WriteOn(fsys filesystem.FS, path string) error {
-	dir, err := absolutePath(dirOf(path))
+	dir, err := absolutePath(objects.Dir(path))
 	if err != nil {
 		return fmt.Errorf("writing %s: %w", path, err)
 	}

@@ -25,7 +25,7 @@ func ReadPlan(path string) (*Plan, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	p.file, p.base = path, realDir(dirOf(path))
+	p.file, p.base = path, realDir(objects.Dir(path))
 	p.order.resolve()
 	return p, nil
 }

@@ -219,6 +219,14 @@ func Join(base, name string) string {
 	return filepath.Join(base, filepath.FromSlash(name))
 }
 
+// Dir returns the folder of a path or a URL, without a slash at the end.
+func Dir(path string) string {
+	if IsURL(path) {
+		return path[:strings.LastIndexByte(path, '/')]
+	}
+	return filepath.Dir(path)
+}
+
 // Stat returns the facts about an object. The error wraps [io/fs.ErrNotExist] if there is none.
 func Stat(ctx context.Context, address string) (Info, error) {
 	l, err := locateObject(ctx, address)

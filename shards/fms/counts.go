@@ -44,9 +44,8 @@ func writeCounts(ctx context.Context, fsys filesystem.FS, folder string) (path s
 		folder, err = filepath.Abs(folder)
 	}
 	if err == nil {
-		root, _ := split(folder)
 		files := atomicfile.On(fsys)
-		err = alone(ctx, files, objects.Join(root, "meta"), func(l *locks.Lock) error {
+		err = alone(ctx, files, objects.Join(objects.Dir(folder), "meta"), func(l *locks.Lock) error {
 			path, err = updateCounts(ctx, files, folder, l)
 			return err
 		})
@@ -55,15 +54,6 @@ func writeCounts(ctx context.Context, fsys filesystem.FS, folder string) (path s
 		return "", fmt.Errorf("counting documents: %w", err)
 	}
 	return path, nil
-}
-
-// split divides a path or a URL into its folder and its last name.
-func split(path string) (dir, name string) {
-	if !objects.IsURL(path) {
-		return filepath.Dir(path), filepath.Base(path)
-	}
-	i := strings.LastIndexByte(path, '/')
-	return path[:i], path[i+1:]
 }
 
 // alone creates the folder meta and runs do while no other process runs alone there. fms-fsdp and
@@ -100,15 +90,14 @@ func alone(ctx context.Context, files atomicfile.Files, meta string, do func(*lo
 
 // updateCounts does the work of writeCounts. l is the lock of the folder meta.
 func updateCounts(ctx context.Context, files atomicfile.Files, folder string, l *locks.Lock) (path string, err error) {
-	root, base := split(folder)
-	if path, err = findCounts(files.FS(), objects.Join(root, "meta")); err != nil {
+	if path, err = findCounts(files.FS(), objects.Join(objects.Dir(folder), "meta")); err != nil {
 		return "", err
 	}
 	counts, err := readCounts(files.FS(), path)
 	if err != nil {
 		return "", err
 	}
-	own := "/" + base + "/"
+	own := "/" + filepath.Base(folder) + "/"
 	maps.DeleteFunc(counts, func(name string, _ [2]int64) bool { return strings.HasPrefix(name, own) })
 	var mu sync.Mutex // of counts
 	add := func(name, file string, size int64) error {

@@ -84,7 +84,7 @@ func ownFolder(prefix string) error {
 
 // published updates the file of counts of the folder of a prefix.
 func published(ctx context.Context, fsys filesystem.FS, prefix string) (string, error) {
-	dir, _ := split(prefix)
+	dir := objects.Dir(prefix)
 	if dir == "." || objects.IsURL(dir) && strings.Count(dir, "/") < 3 { // the bucket is no folder
 		return "", nil
 	}
