@@ -16,24 +16,6 @@ import (
 	"mula/train/rundir"
 )
 
-// upload writes the files of a folder whose names match a pattern to a folder of a store.
-func upload(t *testing.T, dir, pattern, url string) {
-	t.Helper()
-	paths, err := filepath.Glob(filepath.Join(dir, pattern))
-	if err != nil || len(paths) == 0 {
-		t.Fatal(paths, err)
-	}
-	for _, path := range paths {
-		data, err := os.ReadFile(path)
-		if err == nil {
-			err = objects.WriteFile(t.Context(), objects.Join(url, filepath.Base(path)), data)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
 // A run that starts with a model in a store, which fails now and then, is the run that starts with
 // the local model, in any layout. The model is a copy of a checkpoint, the newest copy of a folder,
 // or a Hugging Face model.
@@ -44,9 +26,9 @@ func TestInitializeFromStore(t *testing.T) {
 		"num_experts: 4, num_experts_per_tok: 2}\nevaluate: {every: 0}\n"
 	first := testConfig(t, plan, config+"steps: 2\nlayout: {expert_dp: 2, ep: 2}\n")
 	saved := mustRun(t, first, Options{}).Checkpoint
-	upload(t, saved, "*", "s3://bucket/run/"+filepath.Base(saved))
-	upload(t, saved, "config.json", "s3://bucket/hf")
-	upload(t, saved, "model*", "s3://bucket/hf")
+	objectstest.Upload(t, saved, "*", "s3://bucket/run/"+filepath.Base(saved))
+	objectstest.Upload(t, saved, "config.json", "s3://bucket/hf")
+	objectstest.Upload(t, saved, "model*", "s3://bucket/hf")
 	store.Proxy.Disturb(objectstest.Repeat(17, map[int64]objectstest.Fault{
 		3: {Status: http.StatusServiceUnavailable}, 8: {Cut: 1000}, 13: {Lose: true}}))
 	for _, layout := range []string{"expert_dp: 1, ep: 1", "expert_dp: 1, ep: 4", "expert_dp: 2, ep: 2"} {
@@ -79,7 +61,7 @@ func TestSpikeRollbackToStore(t *testing.T) {
 	}
 	const url = "s3://bucket/model"
 	first := model(1)
-	upload(t, first, "*", url)
+	objectstest.Upload(t, first, "*", url)
 	config := func(from string) Config {
 		c := testConfig(t, plan, spikyConfig+spikesYAML("rollback"))
 		c.InitializeFrom, c.Checkpoint.Every = from, new(int64)
@@ -89,12 +71,12 @@ func TestSpikeRollbackToStore(t *testing.T) {
 	mustRun(t, unbroken, Options{})
 	c := config(url)
 	mustRun(t, c, stopAfter(18)) // after the start of the skipped data
-	upload(t, model(2), "*", url)
+	objectstest.Upload(t, model(2), "*", url)
 	if _, err := Run(context.Background(), c, Options{}); err == nil ||
 		!strings.Contains(err.Error(), url+" has weights with SHA-256") {
 		t.Errorf("another model: %v", err)
 	}
-	upload(t, first, "*", url)
+	objectstest.Upload(t, first, "*", url)
 	mustRun(t, c, Options{})
 	sameRun(t, "resumed", unbroken.Output, c.Output)
 }
@@ -116,19 +98,19 @@ func TestInitializeFromStoreRefuses(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	upload(t, saved, "*", "s3://bucket/flipped/step-00000001")
+	objectstest.Upload(t, saved, "*", "s3://bucket/flipped/step-00000001")
 	put("flipped/step-00000001/"+modelFile, flipped)
-	upload(t, saved, "*", "s3://bucket/incomplete/step-00000001")
+	objectstest.Upload(t, saved, "*", "s3://bucket/incomplete/step-00000001")
 	if err := objects.Remove(t.Context(), "s3://bucket/incomplete/step-00000001/manifest.json"); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{"short", "missing", "forbidden"} {
-		upload(t, saved, "config.json", "s3://bucket/"+name)
+		objectstest.Upload(t, saved, "config.json", "s3://bucket/"+name)
 	}
 	put("short/"+modelFile, whole[:len(whole)-1])
 	put("forbidden/"+modelFile, whole)
 	other, _ := checkpointtest.Model(t, nil, map[string]string{"tokenizer.json": checkpointtest.Tokenizer(t)})
-	upload(t, other, "*", "s3://bucket/other")
+	objectstest.Upload(t, other, "*", "s3://bucket/other")
 	store.Proxy.Disturb(func(r *http.Request) (f objectstest.Fault) {
 		if strings.HasSuffix(r.URL.Path, "/forbidden/"+modelFile) {
 			f.Status = http.StatusForbidden

@@ -35,24 +35,6 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// put copies the files of a folder whose names match a pattern to a store.
-func put(t *testing.T, dir, pattern, url string) {
-	t.Helper()
-	names, err := filepath.Glob(filepath.Join(dir, pattern))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range names {
-		data, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := objects.WriteFile(t.Context(), url+filepath.Base(name), data); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
 // Processes that share only a store that fails now and then build the files of a local build, keep
 // them, and build them again without Resume.
 func TestStore(t *testing.T) {
@@ -61,7 +43,7 @@ func TestStore(t *testing.T) {
 		t.Fatal(err)
 	}
 	store := objectstest.S3(t)
-	put(t, local.Root, "*.idx", store.URL+"tokens/")
+	objectstest.Upload(t, local.Root, "*.idx", store.URL+"tokens/")
 	c := local
 	c.Root, c.Cache = store.URL+"tokens", store.URL+"cache"
 	run := func(resume bool) cache.Summary {
@@ -160,7 +142,7 @@ func TestStore(t *testing.T) {
 func TestStoreRefused(t *testing.T) {
 	root := vectorFiles(t)
 	store := objectstest.S3(t)
-	put(t, root, "*.idx", store.URL+"tokens/")
+	objectstest.Upload(t, root, "*.idx", store.URL+"tokens/")
 	whole, err := os.ReadFile(filepath.Join(root, "f2.idx"))
 	if err != nil {
 		t.Fatal(err)
@@ -203,8 +185,8 @@ func TestVerifyStore(t *testing.T) {
 	root := vectorFiles(t)
 	local := copyCache(t, vectorNamed(t, root, "A").Cache)
 	store := objectstest.S3(t)
-	put(t, root, "*.idx", store.URL+"tokens/")
-	put(t, local, "*", store.URL+"cache/")
+	objectstest.Upload(t, root, "*.idx", store.URL+"tokens/")
+	objectstest.Upload(t, local, "*", store.URL+"cache/")
 	ctx := objects.WithPatience(t.Context(), time.Minute)
 	report := func(root string) rebuild.Report {
 		t.Helper()
@@ -229,7 +211,7 @@ func TestVerifyStore(t *testing.T) {
 	edit(t, filepath.Join(local, train+"sample_index.npy"), 128+8*17+4)
 	edit(t, filepath.Join(local, blend+"dataset_index.npy"), 62)
 	cut(t, filepath.Join(local, "9550917d92b5853d13ed9a169d7581ef-GPTDataset-train-shuffle_index.npy"), 4)
-	put(t, local, "*", store.URL+"cache/")
+	objectstest.Upload(t, local, "*", store.URL+"cache/")
 	for _, name := range []string{blend + "dataset_sample_index.npy", train + descriptionEnd} {
 		remove(t, filepath.Join(local, name))
 		if err := objects.Remove(t.Context(), store.URL+"cache/"+name); err != nil {
@@ -271,7 +253,7 @@ func TestVerifyStoreUnreadable(t *testing.T) {
 		}},
 		{"403 Forbidden", func() objectstest.Fault { return objectstest.Fault{Status: http.StatusForbidden} }},
 	} {
-		put(t, cache, "*", store.URL+"cache/")
+		objectstest.Upload(t, cache, "*", store.URL+"cache/")
 		var reads atomic.Int64
 		store.Proxy.Disturb(func(r *http.Request) (none objectstest.Fault) {
 			// the first read is of the header

@@ -29,23 +29,6 @@ import (
 var quickLeases = tuning{timing: locks.Timing{Beat: 20 * time.Millisecond, Stale: 150 * time.Millisecond},
 	poll: time.Millisecond, maxPoll: 20 * time.Millisecond, segment: 4000}
 
-// stored returns the contents of the objects with a prefix, by the rest of their names.
-func stored(t *testing.T, prefix string) map[string]string {
-	t.Helper()
-	found := make(map[string]string)
-	for e, err := range objects.List(t.Context(), prefix) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		data, _, err := objects.ReadFile(t.Context(), e.URL, 1<<30)
-		if err != nil {
-			t.Fatal(err)
-		}
-		found[strings.TrimPrefix(e.URL, prefix)] = string(data)
-	}
-	return found
-}
-
 // withoutJob removes the files of the complete job x, and checks that there are no others.
 func withoutJob(t *testing.T, found map[string]string) map[string]string {
 	t.Helper()
@@ -134,7 +117,7 @@ func TestStoreJob(t *testing.T) {
 			}
 			group.Wait()
 			store.Proxy.Disturb(nil)
-			sameOutputs(t, withoutJob(t, stored(t, store.URL+"tokens/")), want)
+			sameOutputs(t, withoutJob(t, objectstest.Contents(t, store.URL+"tokens/")), want)
 			o.Work = t.TempDir()
 			before := objects.Count().BytesWritten
 			s, err := Run(t.Context(), o)
@@ -180,7 +163,7 @@ func TestStoreKills(t *testing.T) {
 		if _, err := Run(t.Context(), o); err != nil {
 			t.Fatalf("after %s: %v", last, err)
 		}
-		sameOutputs(t, withoutJob(t, stored(t, strings.TrimSuffix(o.Output, "x"))), want)
+		sameOutputs(t, withoutJob(t, objectstest.Contents(t, strings.TrimSuffix(o.Output, "x"))), want)
 	}
 }
 
@@ -218,7 +201,7 @@ func TestStoreRestarted(t *testing.T) {
 	}()
 	<-stopped
 	others.Store(true)
-	files := stored(t, old.Output+FolderSuffix+"/")
+	files := objectstest.Contents(t, old.Output+FolderSuffix+"/")
 	presence := slices.IndexFunc(slices.Collect(maps.Keys(files)), func(name string) bool {
 		return strings.HasPrefix(name, "process-")
 	})
@@ -244,7 +227,7 @@ func TestStoreRestarted(t *testing.T) {
 	if err := <-ended; !errors.Is(err, errRestarted) {
 		t.Errorf("the old process: %v", err)
 	}
-	sameOutputs(t, withoutJob(t, stored(t, store.URL+"tokens/")), want)
+	sameOutputs(t, withoutJob(t, objectstest.Contents(t, store.URL+"tokens/")), want)
 
 	// Files of the old job appear in the folder while the new job is in progress.
 	fresh.Output, fresh.Rejects, fresh.Overwrite = store.URL+"again/x", store.URL+"again/x.rejects.jsonl", false
@@ -275,7 +258,7 @@ func TestStoreRestarted(t *testing.T) {
 	if _, err := Run(t.Context(), fresh); err != nil {
 		t.Fatal(err)
 	}
-	sameOutputs(t, withoutJob(t, stored(t, store.URL+"again/")), want)
+	sameOutputs(t, withoutJob(t, objectstest.Contents(t, store.URL+"again/")), want)
 }
 
 // A process that was stopped while another one took its shard over leaves the shard alone, and ends
@@ -336,7 +319,7 @@ func TestStoreTakenOver(t *testing.T) {
 	if n := changes.Load(); n > 0 {
 		t.Errorf("the first process has sent %d changes of the shard", n)
 	}
-	sameOutputs(t, withoutJob(t, stored(t, store.URL+"tokens/")), want)
+	sameOutputs(t, withoutJob(t, objectstest.Contents(t, store.URL+"tokens/")), want)
 }
 
 // Shards of layout fms in a store, and the file of their counts, have the bytes of local files.
@@ -377,7 +360,7 @@ func TestStoreFMS(t *testing.T) {
 				want[filepath.Base(path)] = string(data)
 			}
 		}
-		sameOutputs(t, withoutJob(t, stored(t, store.URL+folder+"/")), want)
+		sameOutputs(t, withoutJob(t, objectstest.Contents(t, store.URL+folder+"/")), want)
 	}
 }
 
@@ -403,11 +386,11 @@ func TestStoreRefused(t *testing.T) {
 		if strings.HasSuffix(test.output, "/y") {
 			o.ShardTokens = 1000
 		}
-		before := stored(t, store.URL)
+		before := objectstest.Contents(t, store.URL)
 		if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: %v; want %q", test.output, err, test.want)
 		}
-		sameOutputs(t, stored(t, store.URL), before)
+		sameOutputs(t, objectstest.Contents(t, store.URL), before)
 	}
 }
 
@@ -436,7 +419,7 @@ func TestStoreShuffledRequests(t *testing.T) {
 	if _, err := Run(t.Context(), o); err != nil {
 		t.Fatal(err)
 	}
-	sameOutputs(t, withoutJob(t, stored(t, store.URL+"one/")), want)
+	sameOutputs(t, withoutJob(t, objectstest.Contents(t, store.URL+"one/")), want)
 	for segment, n := range reads {
 		if n != 3+1 {
 			t.Errorf("%d reads of %s; want 3 for its footer, and 1 for its blocks", n, segment)
@@ -456,5 +439,5 @@ func TestStoreShuffledRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	store.Proxy.Disturb(nil)
-	sameOutputs(t, withoutJob(t, stored(t, store.URL+"several/")), want)
+	sameOutputs(t, withoutJob(t, objectstest.Contents(t, store.URL+"several/")), want)
 }

@@ -21,23 +21,6 @@ import (
 	"mula/train/checkpoint/checkpointtest"
 )
 
-// stored returns the contents of the objects in a folder of a store, by name.
-func stored(t *testing.T, url string) map[string]string {
-	t.Helper()
-	all := map[string]string{}
-	for e, err := range objects.List(t.Context(), url+"/") {
-		if err != nil {
-			t.Fatal(err)
-		}
-		content, _, err := objects.ReadFile(t.Context(), e.URL, 1<<30)
-		if err != nil {
-			t.Fatal(err)
-		}
-		all[strings.TrimPrefix(e.URL, url+"/")] = string(content)
-	}
-	return all
-}
-
 // files returns the contents of the files in a directory, by name.
 func files(t *testing.T, dir string) map[string]string {
 	t.Helper()
@@ -89,7 +72,7 @@ func TestConvertStore(t *testing.T) {
 		"config.json"}) || len(parts) != 2 {
 		t.Errorf("%q appeared, with the parts %q", appeared, parts)
 	}
-	if !maps.Equal(stored(t, url), files(t, local)) {
+	if !maps.Equal(objectstest.Contents(t, url), files(t, local)) {
 		t.Error("the model in the store differs from the local one")
 	}
 }
@@ -127,7 +110,8 @@ func TestConvertUnreliableStore(t *testing.T) {
 		t.Errorf("opened from the store: other weights, %v", err)
 	}
 	store.Proxy.Disturb(nil)
-	for _, got := range []map[string]string{stored(t, store.URL+"a"), stored(t, store.URL+"b"), files(t, back)} {
+	for _, got := range []map[string]string{objectstest.Contents(t, store.URL+"a"),
+		objectstest.Contents(t, store.URL+"b"), files(t, back)} {
 		if !maps.Equal(got, files(t, local)) {
 			t.Error("a model of an unreliable store differs from the local one")
 		}
@@ -150,7 +134,7 @@ func TestConvertStoreRefuses(t *testing.T) {
 		if _, err := good.Convert(ctx, url, ConvertOptions{}); !errors.Is(err, errExists) {
 			t.Errorf("into a folder with %s: %v", content, err)
 		}
-		if got := stored(t, url); !maps.Equal(got, map[string]string{content: "mine"}) {
+		if got := objectstest.Contents(t, url); !maps.Equal(got, map[string]string{content: "mine"}) {
 			t.Errorf("a folder with %s has %d objects", content, len(got))
 		}
 	}
@@ -163,7 +147,7 @@ func TestConvertStoreRefuses(t *testing.T) {
 		!strings.Contains(err.Error(), "beyond the range of F16") {
 		t.Errorf("a weight out of range: %v", err)
 	}
-	if got := stored(t, store.URL+"large"); len(got) > 0 {
+	if got := objectstest.Contents(t, store.URL+"large"); len(got) > 0 {
 		t.Errorf("a failed export left %d objects", len(got))
 	}
 }
@@ -196,8 +180,8 @@ func TestConvertStoreLocked(t *testing.T) {
 	if err := convert(); err == nil || !strings.Contains(err.Error(), "has taken it over") {
 		t.Errorf("after the lock was taken over: %v", err)
 	}
-	if got, want := slices.Sorted(maps.Keys(stored(t, url))), []string{folderLock, "tokenizer.json"}; !slices.Equal(got,
-		want) {
+	got, want := slices.Sorted(maps.Keys(objectstest.Contents(t, url))), []string{folderLock, "tokenizer.json"}
+	if !slices.Equal(got, want) {
 		t.Errorf("objects %q, want %q", got, want)
 	}
 }
@@ -249,7 +233,7 @@ func TestConvertStoreKilled(t *testing.T) {
 		if requests.Load() < k {
 			t.Fatalf("request %d: %v: %s", k, err, output.Bytes())
 		}
-		left := stored(t, url)
+		left := objectstest.Contents(t, url)
 		if left["config.json"] == "" {
 			if _, _, err := FindModel(t.Context(), url); !errors.Is(err, ErrNone) {
 				t.Errorf("killed at request %d: %v, want %v", k, err, ErrNone)
@@ -260,13 +244,13 @@ func TestConvertStoreKilled(t *testing.T) {
 			if _, err := (ModelDir{Dir: dir}).Convert(t.Context(), url, options); err != nil {
 				t.Fatalf("after a process killed at request %d: %v", k, err)
 			}
-			left = stored(t, url)
+			left = objectstest.Contents(t, url)
 		}
 		delete(left, folderLock)
 		if !maps.Equal(left, want) {
 			t.Errorf("killed at request %d: the model differs from the local one", k)
 		}
-		for name := range stored(t, url) {
+		for name := range objectstest.Contents(t, url) {
 			if err := objects.Remove(t.Context(), objects.Join(url, name)); err != nil {
 				t.Fatal(err)
 			}
