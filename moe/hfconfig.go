@@ -369,9 +369,7 @@ func (f *hfFields) config() (c Config) {
 			}
 		}
 		c.ExpertsPerToken = f.size("num_experts_per_tok")
-		if c.NormTopK = family.renormalized; !c.NormTopK {
-			c.NormTopK = f.bool("norm_topk_prob")
-		}
+		c.NormTopK = family.renormalized || f.bool("norm_topk_prob")
 		c.RouterAuxLossCoef = f.float("router_aux_loss_coef", family.auxCoef)
 	}
 	for _, name := range slices.Sorted(maps.Keys(family.fixed)) {

@@ -93,16 +93,14 @@ func (s *Stored) match() error {
 	for i, t := range s.tensors {
 		number[t.Name] = i
 	}
+	gate := "." + s.config.family().blockNames().block + ".gate."
 	var unexpected, wrong []string
 	for _, t := range stored {
 		if !slices.Contains(s.types, t.DType) {
 			s.types = append(s.types, t.DType)
 		}
-		name := t.Name
-		if block := s.config.family().blockNames().block; s.config.moe() { // transformers 5 holds all as mlp
-			name = strings.Replace(name, ".mlp.gate.", "."+block+".gate.", 1)
-		}
-		pieces := []piece{{name, t.Shape, 0}}
+		// transformers 5 holds the router of every family as mlp.gate
+		pieces := []piece{{strings.Replace(t.Name, ".mlp.gate.", gate, 1), t.Shape, 0}}
 		if fused, want := s.config.unfuse(t); want != nil {
 			s.fused = true
 			if !slices.Equal(t.Shape, want) {
