@@ -1,9 +1,7 @@
 package train
 
 import (
-	"bytes"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -31,25 +29,8 @@ func waitForSave(r *run) {
 // sameCheckpoint compares all files of a step's checkpoint in two runs.
 func sameCheckpoint(t *testing.T, step int64, want, got string) {
 	t.Helper()
-	want, got = filepath.Join(want, checkpoint.DirName, checkpoint.Name(step)), filepath.Join(got,
-		checkpoint.DirName, checkpoint.Name(step))
-	names := checkpointtest.Names(t, want)
-	if other := checkpointtest.Names(t, got); !slices.Equal(names, other) {
-		t.Fatalf("step %d: files %v, want %v", step, other, names)
-	}
-	for _, name := range names {
-		a, err := os.ReadFile(filepath.Join(want, name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		b, err := os.ReadFile(filepath.Join(got, name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !bytes.Equal(a, b) {
-			t.Errorf("step %d: %s differs", step, name)
-		}
-	}
+	dir := filepath.Join(checkpoint.DirName, checkpoint.Name(step))
+	checkpointtest.SameFiles(t, fmt.Sprint("step ", step), filepath.Join(want, dir), filepath.Join(got, dir))
 }
 
 // A checkpoint that is written in the background has the bytes of a checkpoint that is written

@@ -204,29 +204,15 @@ func sameRun(t testing.TB, what, want, got string) {
 		readLines(t, filepath.Join(got, fingerprint.LogFile))); diff != "" {
 		t.Errorf("%s: fingerprints differ (-want +got):\n%s", what, diff)
 	}
-	var states [2]checkpoint.State
-	var files [2]map[string][]byte
+	var saved [2]*checkpoint.Checkpoint
 	for i, output := range []string{want, got} {
-		c, _, err := checkpoint.Find(context.Background(), output)
-		if err != nil {
+		var err error
+		if saved[i], _, err = checkpoint.Find(context.Background(), output); err != nil {
 			t.Fatal(err)
 		}
-		states[i], files[i] = c.State, map[string][]byte{}
-		for _, name := range checkpointtest.Names(t, c.Dir) {
-			if files[i][name], err = os.ReadFile(filepath.Join(c.Dir, name)); err != nil {
-				t.Fatal(err)
-			}
-		}
 	}
-	for name := range files[0] {
-		if !bytes.Equal(files[0][name], files[1][name]) && name != stateFile && name != manifestFile {
-			t.Errorf("%s: %s differs", what, name)
-		}
-	}
-	if len(files[0]) != len(files[1]) {
-		t.Errorf("%s: checkpoints of %d and %d files", what, len(files[0]), len(files[1]))
-	}
-	if diff := cmp.Diff(states[0], states[1]); diff != "" {
+	checkpointtest.SameFiles(t, what, saved[0].Dir, saved[1].Dir, stateFile, manifestFile)
+	if diff := cmp.Diff(saved[0].State, saved[1].State); diff != "" {
 		t.Errorf("%s: states differ (-want +got):\n%s", what, diff)
 	}
 }
@@ -243,11 +229,10 @@ func sameModels(t testing.TB, what, want, got string) {
 		if _, err := os.Stat(dir); err != nil { // a process was killed before it removed the checkpoint
 			dir = filepath.Join(got, checkpoint.DirName, filepath.Base(model))
 		}
-		for _, name := range checkpointtest.Names(t, model) {
-			a, errA := os.ReadFile(filepath.Join(model, name))
-			b, errB := os.ReadFile(filepath.Join(dir, name))
-			if errA != nil || errB != nil || !bytes.Equal(a, b) {
-				t.Errorf("%s: %s differs from %s: %v, %v", what, filepath.Join(dir, name), model, errA, errB)
+		files := checkpointtest.Files(t, dir)
+		for name, content := range checkpointtest.Files(t, model) {
+			if other, known := files[name]; !known || other != content {
+				t.Errorf("%s: %s differs from %s, or is missing", what, filepath.Join(dir, name), model)
 			}
 		}
 	}

@@ -21,20 +21,6 @@ import (
 	"mula/train/checkpoint/checkpointtest"
 )
 
-// files returns the contents of the files in a directory, by name.
-func files(t *testing.T, dir string) map[string]string {
-	t.Helper()
-	all := map[string]string{}
-	for _, name := range checkpointtest.Names(t, dir) {
-		content, err := os.ReadFile(filepath.Join(dir, name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		all[name] = string(content)
-	}
-	return all
-}
-
 // A large model is converted to a store with the bytes of a local directory. Its weights are sent
 // in parts, and config.json appears after all other objects.
 func TestConvertStore(t *testing.T) {
@@ -72,7 +58,7 @@ func TestConvertStore(t *testing.T) {
 		"config.json"}) || len(parts) != 2 {
 		t.Errorf("%q appeared, with the parts %q", appeared, parts)
 	}
-	if !maps.Equal(objectstest.Contents(t, url), files(t, local)) {
+	if !maps.Equal(objectstest.Contents(t, url), checkpointtest.Files(t, local)) {
 		t.Error("the model in the store differs from the local one")
 	}
 }
@@ -111,8 +97,8 @@ func TestConvertUnreliableStore(t *testing.T) {
 	}
 	store.Proxy.Disturb(nil)
 	for _, got := range []map[string]string{objectstest.Contents(t, store.URL+"a"),
-		objectstest.Contents(t, store.URL+"b"), files(t, back)} {
-		if !maps.Equal(got, files(t, local)) {
+		objectstest.Contents(t, store.URL+"b"), checkpointtest.Files(t, back)} {
+		if !maps.Equal(got, checkpointtest.Files(t, local)) {
 			t.Error("a model of an unreliable store differs from the local one")
 		}
 	}
@@ -201,7 +187,7 @@ func TestConvertStoreKilled(t *testing.T) {
 	if _, err := (ModelDir{Dir: dir}).Convert(t.Context(), local, options); err != nil {
 		t.Fatal(err)
 	}
-	want := files(t, local)
+	want := checkpointtest.Files(t, local)
 	partial := 0
 	for k := int64(1); ; k += 1 + k/3 {
 		child := exec.Command(executable)

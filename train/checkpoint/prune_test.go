@@ -147,14 +147,7 @@ func TestWriters(t *testing.T) {
 		if len(turns) != ranks || !slices.IsSorted(turns) {
 			t.Errorf("%d writers: waves %v", writers, turns)
 		}
-		for _, name := range checkpointtest.Names(t, filepath.Join(all, Name(1))) {
-			want, err := os.ReadFile(filepath.Join(all, Name(1), name))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got, err := os.ReadFile(filepath.Join(dir, Name(1), name)); err != nil || string(got) != string(want) {
-				t.Errorf("%d writers: %s differs: %v", writers, name, err)
-			}
-		}
+		checkpointtest.SameFiles(t, fmt.Sprint(writers, " writers"), filepath.Join(all, Name(1)),
+			filepath.Join(dir, Name(1)))
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -54,6 +55,38 @@ func Names(t testing.TB, dir string) []string {
 		names = append(names, e.Name())
 	}
 	return names
+}
+
+// Files returns the contents of the files in dir by name.
+func Files(t testing.TB, dir string) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for _, name := range Names(t, dir) {
+		content, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[name] = string(content)
+	}
+	return all
+}
+
+// SameFiles compares the files in two directories. The files in except may differ.
+func SameFiles(t testing.TB, what, want, got string, except ...string) {
+	t.Helper()
+	a, b := Files(t, want), Files(t, got)
+	for name := range b {
+		if _, known := a[name]; !known {
+			t.Errorf("%s: %s is only in %s", what, name, got)
+		}
+	}
+	for name, content := range a {
+		if other, known := b[name]; !known {
+			t.Errorf("%s: %s is only in %s", what, name, want)
+		} else if other != content && !slices.Contains(except, name) {
+			t.Errorf("%s: %s differs", what, name)
+		}
+	}
 }
 
 // Model writes a Hugging Face model with drawn weights into a new directory, and adds the given
