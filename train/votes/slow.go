@@ -121,33 +121,15 @@ func (v *Votes) slowest(stage int, t *tally) (slowest []record.SlowRank) {
 // stageMedian returns the median of the medians of the sections. Each counts once for each rank of
 // its section.
 func (v *Votes) stageMedian() float32 {
-	weights, left := make([]int, len(v.medians)), v.ranks.Size(comm.Data)
-	for i := range weights {
-		weights[i] = min(v.section, left)
-		left -= weights[i]
+	var all []float32
+	for _, m := range v.medians {
+		all = append(all, slices.Repeat([]float32{m}, min(v.section, v.ranks.Size(comm.Data)-len(all)))...)
 	}
-	return median(v.medians, weights)
+	return median(all)
 }
 
-// median returns the lower median of values. Each value counts as often as its weight, or once
-// without weights.
-func median(values []float32, weights []int) float32 {
-	order, total := make([]int, len(values)), 0
-	weight := func(i int) int {
-		if weights == nil {
-			return 1
-		}
-		return weights[i]
-	}
-	for i := range order {
-		order[i] = i
-		total += weight(i)
-	}
-	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(values[a], values[b]) })
-	for _, i := range order {
-		if total -= 2 * weight(i); total <= 0 {
-			return values[i]
-		}
-	}
-	return 0
+// median sorts values and returns the lower median.
+func median(values []float32) float32 {
+	slices.Sort(values)
+	return values[(len(values)-1)/2]
 }

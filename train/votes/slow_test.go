@@ -2,6 +2,7 @@ package votes
 
 import (
 	"math/rand/v2"
+	"slices"
 	"testing"
 )
 
@@ -18,7 +19,7 @@ func slowIn(seed uint64, ranks, steps int, noise float64, limit SlowLimit,
 		for rank := range seconds {
 			seconds[rank] = float32(work(rank, step, max(0.1, 1+noise*rng.NormFloat64())))
 		}
-		m := float64(median(seconds, nil))
+		m := float64(median(slices.Clone(seconds)))
 		for rank := range paces {
 			paces[rank].step(limit, float64(seconds[rank]), m)
 			if paces[rank].slow && slow[rank] < 0 {

@@ -159,7 +159,7 @@ func (v *Votes) tallyStage(ctx context.Context) (err error) {
 		}
 		v.tally.add(v, other, v.other)
 	}
-	v.medians[first/v.section] = median(v.work, nil)
+	v.medians[first/v.section] = median(v.work)
 	if v.section < n { // there are several sections
 		next := first + v.section
 		if next >= n {
