@@ -1,6 +1,7 @@
 package train
 
 import (
+	"maps"
 	"time"
 
 	"mula/internal/quantity"
@@ -47,17 +48,21 @@ func (c *clock) begin(next activity) (last activity) {
 
 // warnSlow warns of ranks that have become slow.
 func (r *run) warnSlow(m *record.StepMetrics) {
-	if m.SlowRanks == 0 {
-		clear(r.history.slow)
-	}
+	slow := map[int]bool{}
 	for _, s := range m.SlowestRanks {
-		if s.Slow && !r.history.slow[s.Rank] {
-			r.history.slow[s.Rank] = true
+		if !s.Slow {
+			continue
+		}
+		if slow[s.Rank] = true; !r.history.slow[s.Rank] {
 			r.warn("step %d: rank %d on %s is slow: it was late in most of the last steps (log.slow_factor); "+
 				"in this step its own work took %s s, %.2f times the median of its stage; number of slow ranks: %d",
 				m.Step, s.Rank, s.Host, quantity.Short(float64(s.Own()), 3), s.Excess(), m.SlowRanks)
 		}
 	}
+	if m.SlowRanks > len(slow) { // the list has not all slow ranks
+		maps.Copy(slow, r.history.slow)
+	}
+	r.history.slow = slow
 }
 
 // take returns the time since the last call.

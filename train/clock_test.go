@@ -97,6 +97,36 @@ func TestSlowRankIsNamed(t *testing.T) {
 	}
 }
 
+// A warning names a rank each time it becomes slow, also if another rank is slow at that time. The
+// list of a step has three ranks at most.
+func TestWarnSlow(t *testing.T) {
+	var warnings []string
+	r := &run{options: Options{Warn: func(text string) { warnings = append(warnings, text) }}}
+	for i, step := range []struct {
+		listed []int // slow ranks
+		slow   int   // number of slow ranks
+		warned []int
+	}{{nil, 0, nil}, {[]int{1}, 1, []int{1}}, {[]int{2, 1}, 2, []int{2}}, {[]int{2}, 1, nil},
+		{[]int{2, 1}, 2, []int{1}}, {[]int{3, 4, 5}, 5, []int{3, 4, 5}},
+		{[]int{1, 2, 3}, 5, nil}, {nil, 0, nil}, {[]int{3}, 1, []int{3}}} {
+		m := record.StepMetrics{SlowRanks: step.slow}
+		for _, rank := range step.listed {
+			m.SlowestRanks = append(m.SlowestRanks, record.SlowRank{Rank: rank, Slow: true})
+		}
+		m.SlowestRanks = append(m.SlowestRanks, record.SlowRank{Rank: 9})
+		warnings = nil
+		r.warnSlow(&m)
+		if len(warnings) != len(step.warned) {
+			t.Fatalf("%d: warnings %q, want ranks %v", i, warnings, step.warned)
+		}
+		for j, rank := range step.warned {
+			if !strings.Contains(warnings[j], fmt.Sprintf("rank %d on", rank)) {
+				t.Errorf("%d: warnings %q, want ranks %v", i, warnings, step.warned)
+			}
+		}
+	}
+}
+
 // stepsOf returns the steps in the metrics of a run.
 func stepsOf(t *testing.T, output string) (steps []record.StepMetrics) {
 	t.Helper()

@@ -150,7 +150,7 @@ func Run(ctx context.Context, config Config, options Options) (result Result, er
 			err = fmt.Errorf("rank %d on %s: %w", ranks.Rank(), ranks.Hosts[ranks.Rank()], err)
 		}
 	}()
-	r := &run{config: config, options: options, ranks: ranks, history: history{saved: -1, slow: map[int]bool{}}}
+	r := &run{config: config, options: options, ranks: ranks, history: history{saved: -1}}
 	if !r.leads() {
 		r.options.Report, r.options.Progress, r.options.Warn = nil, nil, nil
 	}
@@ -230,7 +230,7 @@ type history struct {
 	copies     *copies                 // of checkpoints in an object store; nil without, and on other ranks than 0
 	refused    []checkpoint.Refused    // damaged checkpoints newer than saved
 	terminated bool                    // only SIGTERMs to ranks stopped the run
-	slow       map[int]bool            // ranks that a warning has named as slow
+	slow       map[int]bool            // ranks that are slow, and that a warning has named
 	heartbeat  *record.HeartbeatWriter // nil without a file for heartbeats
 }
 
