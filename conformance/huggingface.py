@@ -61,15 +61,13 @@ def per_expert(name, tensor):
 
 
 def in_files(model, name, tensor):
-    """Returns a parameter, or its gradient, with its names in files."""
-    parts = dict(per_expert(name, tensor))
-    if FUSED and model.config.model_type == "mixtral":
-        for key in list(parts):
-            renamed = key.replace(".mlp.", ".block_sparse_moe.")
-            for part, number in ("gate", 1), ("down", 2), ("up", 3):
-                renamed = renamed.replace(f".{part}_proj.", f".w{number}.")
-            parts[renamed] = parts.pop(key)
-    return parts.items()
+    """Yields a parameter, or its gradient, with its names in files."""
+    for key, part in per_expert(name, tensor):
+        if FUSED and model.config.model_type == "mixtral":
+            key = key.replace(".mlp.", ".block_sparse_moe.")
+            for projection, number in ("gate", 1), ("down", 2), ("up", 3):
+                key = key.replace(f".{projection}_proj.", f".w{number}.")
+        yield key, part
 
 
 def parameters(model):

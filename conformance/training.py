@@ -286,7 +286,7 @@ def main():
     if args.write and [args.preset, args.batch, args.length] != ["mula-nano", 4, 64]:
         ap.error("the golden file has the default sizes")
     if args.write and args.precision == "bf16_compact":
-        ap.error("its golden file is the file of bf16_mixed; write that")
+        ap.error("bf16_compact has no golden file of its own; write the file of bf16_mixed")
     import numpy, torch, transformers
 
     torch.set_num_threads(1)
