@@ -363,9 +363,14 @@ def main():
         lambda m, d: m.save_pretrained(d, max_shard_size="12KB"),
     )
     directory("hf-fused", OlmoeConfig(**small, **smallmoe), OlmoeForCausalLM, fused)
-    smallmixtral = MixtralConfig(**small, num_local_experts=4, num_key_value_heads=1)
-    directory("hf-mixtral", smallmixtral, MixtralForCausalLM, lambda m, d: m.save_pretrained(d))
-    directory("hf-mixtral-fused", smallmixtral, MixtralForCausalLM, fused)
+    smallmixtral = dict(num_local_experts=4, num_key_value_heads=1)
+    directory(
+        "hf-mixtral",
+        MixtralConfig(**small, **smallmixtral),
+        MixtralForCausalLM,
+        lambda m, d: m.save_pretrained(d),
+    )
+    directory("hf-mixtral-fused", MixtralConfig(**small, **smallmixtral), MixtralForCausalLM, fused)
     directory(
         "hf-olmo-bf16", OlmoConfig(**small), OlmoForCausalLM, lambda m, d: m.to(torch.bfloat16).save_pretrained(d)
     )
