@@ -82,7 +82,7 @@ type loader struct {
 	window  []float32
 	pieces  []piece // in window, not yet sent
 
-	metadata map[string]string // the optimizer's, of a single file of the state
+	metadata map[string]string // the optimizer's
 	buffers  [2][]byte         // of messages sent and received
 }
 
@@ -138,17 +138,12 @@ func (l *loader) load(ctx context.Context) error {
 	if err := allJudge(ctx, l.world, err); err != nil {
 		return judged(err)
 	}
-	metadata := l.metadata
-	if l.index.State == nil {
-		all, err := collective.Gather(ctx, l.world, metadata)
-		if err != nil {
-			return err
-		}
-		metadata = all[readerOf(0, 1, l.world.Size())]
-	} else {
-		metadata = l.index.State.Metadata
+	if l.index.State != nil {
+		l.metadata = l.index.State.Metadata
+	} else if err := collective.Broadcast(ctx, l.world, &l.metadata); err != nil { // rank 0 reads a single file
+		return err
 	}
-	return collective.OfAll(l.world, l.setMetadata(metadata))
+	return collective.OfAll(l.world, l.setMetadata(l.metadata))
 }
 
 // judged marks an error of allJudge that means damage.
