@@ -341,7 +341,7 @@ func (e *estimateReport) write(w io.Writer) {
 	}
 	stored := ""
 	if n := t.Accumulated; n > 0 && n != t.Gradients {
-		stored = fmt.Sprintf(", %d in memory", t.Accumulated)
+		stored = fmt.Sprintf(", %d in memory", n)
 	}
 	fmt.Fprintf(w, "bytes per element of %s: weight %d, gradient %d (both also in traffic)%s, optimizer state %d%s, "+
 		"activation %d; products in %s\n\n", t.Name, t.Weights, t.Gradients, stored, t.State, master,
