@@ -300,7 +300,7 @@ func launchHangOfRank(t *testing.T, dir string, _ map[string]string) {
 	}
 	a := l.attempts()[attempt-1]
 	named := a.Rank != nil && *a.Rank == 1 && strings.Contains(a.Reason, "; rank 1 on localhost (wrote no stacks") &&
-		strings.HasSuffix(a.Reason, "; 1 ranks wait in an exchange")
+		strings.HasSuffix(a.Reason, "; waiting in an exchange: 1 rank")
 	if a.Outcome != launch.Hang || named != (answered[0] && !answered[1]) {
 		t.Errorf("ranks that have answered: %v; %+v", answered, a)
 	}

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+
+	"mula/internal/quantity"
 )
 
 // At a SIGQUIT, a rank writes the stacks of its goroutines between these lines.
@@ -95,7 +97,7 @@ func describeHang(dir string, ranks int, hosts []string) (text string, first int
 		}
 		text += fmt.Sprintf("; %s (%s)", strings.Join(names, ", "), why)
 	}
-	return text + fmt.Sprintf("; %d ranks wait in an exchange", len(of[waiting])), first
+	return text + "; waiting in an exchange: " + quantity.Plural(int64(len(of[waiting])), "rank"), first
 }
 
 // readTail reads the last bytes of a file.

@@ -23,13 +23,13 @@ func TestDescribeHang(t *testing.T) {
 		first   int
 	}{
 		{[]string{"", "-", killed}, "", -1}, // "-": no file
-		{[]string{waits, waits + "more\n", waits}, "; 3 ranks wait in an exchange", -1},
+		{[]string{waits, waits + "more\n", waits}, "; waiting in an exchange: 3 ranks", -1},
 		{[]string{waits, "", waits}, "; rank 1 on b (wrote no stacks: stopped, or blocked in the kernel or in a " +
-			"library); 2 ranks wait in an exchange", 1},
+			"library); waiting in an exchange: 2 ranks", 1},
 		{[]string{reads, waits, before}, "; rank 2 on c (wrote no stacks: stopped, or blocked in the kernel or in a " +
-			"library); rank 0 on a (not in an exchange with other ranks); 1 ranks wait in an exchange", 2},
+			"library); rank 0 on a (not in an exchange with other ranks); waiting in an exchange: 1 rank", 2},
 		{[]string{waits, reads, reads, reads, reads, reads, reads}, "; rank 1 on b, rank 2 on c, rank 3, rank 4, " +
-			"2 more (not in an exchange with other ranks); 1 ranks wait in an exchange", 1},
+			"2 more (not in an exchange with other ranks); waiting in an exchange: 1 rank", 1},
 	} {
 		dir := t.TempDir()
 		for rank, output := range test.outputs {
