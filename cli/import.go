@@ -1,12 +1,15 @@
 package cli
 
 import (
+	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"strings"
 
 	"github.com/urfave/cli/v2"
 
 	"mula/internal/objects"
+	"mula/moe"
 	"mula/train/checkpoint"
 )
 
@@ -23,7 +26,13 @@ func importCommand() *cli.Command {
 			"printed sha256 is the hash of the weights as read. mula import of the new folder prints the same\n" +
 			"hash, unless --dtype has rounded the weights.\n\n" +
 			"`initialize_from: DIR` in train.yaml starts a run with the weights of either folder.\n\n" +
-			"Example: mula import --from OLMoE-1B-7B-0924 --output olmoe",
+			"--upcycle makes a mixture of experts from a dense model: llama and mistral become mixtral, qwen3\n" +
+			"becomes qwen3_moe. Each layer gets experts/granularity copies of its feed-forward network, and each\n" +
+			"copy is divided into granularity experts. The new router sends a token to complete copies, so the\n" +
+			"first logits equal the dense model's. reinitialize=0.5 draws half of each expert's intermediate\n" +
+			"elements again, so that experts differ from the start; then the first logits differ.\n\n" +
+			"Example: mula import --from OLMoE-1B-7B-0924 --output olmoe\n" +
+			"         mula import --from Qwen3-0.6B --output moe --upcycle experts=64,top_k=8,granularity=8",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "from",
 				Usage: "read the Hugging Face model in `DIR`; may be a URL of an object store (required)"},
@@ -32,6 +41,9 @@ func importCommand() *cli.Command {
 			&cli.StringFlag{Name: "dtype",
 				Usage: "element type of the weights: " + anyOf(weightTypes.names()) + " (default: unchanged)"},
 			shardSizeFlag,
+			&cli.StringFlag{Name: "upcycle",
+				Usage: "make a mixture of experts from a dense model, as `KEY=N,…` of experts, top_k, granularity " +
+					"(default 1), reinitialize (0 to 1, default 0) and seed (default 0)"},
 			jsonFlag,
 		},
 		Action: runImport,
@@ -45,6 +57,12 @@ func runImport(c *cli.Context) error {
 	}
 	if err := needFlags(c, "from"); err != nil {
 		return err
+	}
+	if options.Upcycle, err = parseUpcycle(c.String("upcycle")); err != nil {
+		return err
+	}
+	if options.Upcycle != nil && c.String("output") == "" {
+		return usagef("--upcycle needs --output, the folder of the mixture of experts")
 	}
 	dir, refused, err := checkpoint.FindModel(c.Context, c.String("from"))
 	warnRefused(c, refused)
@@ -73,6 +91,30 @@ func runImport(c *cli.Context) error {
 	_, err = fmt.Fprintf(c.App.Writer, "to train   initialize_from: %s\n           model: %s\n",
 		filepath.ToSlash(output), found.TrainModel)
 	return err
+}
+
+// parseUpcycle reads a value of --upcycle such as experts=64,top_k=8. Without a value the result is
+// nil.
+func parseUpcycle(text string) (*moe.Upcycling, error) {
+	if text == "" {
+		return nil, nil
+	}
+	u := moe.Upcycling{Granularity: 1}
+	numbers := map[string]any{"experts": &u.Experts, "top_k": &u.ExpertsPerToken, "granularity": &u.Granularity,
+		"reinitialize": &u.Reinitialize, "seed": &u.Seed}
+	for _, pair := range strings.Split(text, ",") {
+		key, value, _ := strings.Cut(pair, "=")
+		number, known := numbers[key]
+		delete(numbers, key)
+		if !known || value == "null" || json.Unmarshal([]byte(value), number) != nil {
+			return nil, usagef("--upcycle: must be like experts=64,top_k=8,granularity=8,reinitialize=0.5,seed=1, "+
+				"with each key at most once, got %q in %q", pair, text)
+		}
+	}
+	if u.Experts == 0 || u.ExpertsPerToken == 0 {
+		return nil, usagef("--upcycle: experts and top_k are required, got %q", text)
+	}
+	return &u, nil
 }
 
 // inspect reads and checks a model.

@@ -150,7 +150,7 @@ func (c Config) Tensors() []safetensors.Tensor {
 	h, q, kv, ffn, f := c.HiddenSize, c.QueryWidth(), c.KVWidth(), c.IntermediateSize, c.family()
 	add(embeddingName, c.VocabSize, h)
 	for l := range c.Layers {
-		prefix := fmt.Sprintf("model.layers.%d.", l)
+		prefix := layerPrefix(l)
 		if f.rms {
 			add(prefix+"input_layernorm.weight", h)
 		}
@@ -194,6 +194,9 @@ func (c Config) Tensors() []safetensors.Tensor {
 	}
 	return list
 }
+
+// layerPrefix is the beginning of the names of a layer's tensors.
+func layerPrefix(l int) string { return fmt.Sprintf("model.layers.%d.", l) }
 
 // Names of the tensors that are one and the same if TieEmbeddings is set.
 const (

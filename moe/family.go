@@ -25,6 +25,10 @@ type family struct {
 	renormalized bool       // routing weights are always renormalised, without norm_topk_prob
 	block        blockNames // zero: mlpNames
 
+	// The family of a mixture of experts with the same attention and norms; see [Upcycling]. "":
+	// none.
+	upcycled Architecture
+
 	// The values of transformers for fields that are missing in config.json. Sizes are not among
 	// them: a config.json without sizes is an error, because the defaults of the classes surprise
 	// (intermediate_size is 2048 in OlmoeConfig and 1024 in OLMoE itself).

@@ -4,6 +4,7 @@ package moe
 // AuroraGPT. Llama 3 has a scaled rotary embedding.
 var llama = family{
 	class: "LlamaForCausalLM", rms: true, scaling: true, headDim: true,
+	upcycled:     Mixtral,
 	maxPositions: 2048, normEps: 1e-6, padTokenID: NoToken, bosTokenID: 1, eosTokenID: 2,
 	// pretraining_tp divides products in transformers 4, which changes no more than their last
 	// bits.

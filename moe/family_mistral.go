@@ -5,6 +5,7 @@ package moe
 // num_attention_heads.
 var mistral = family{
 	class: "MistralForCausalLM", rms: true, scaling: true, headDim: true,
+	upcycled:     Mixtral,
 	maxPositions: 4096 * 32, kvHeads: 8, normEps: 1e-6, padTokenID: NoToken, bosTokenID: 1, eosTokenID: 2,
 	null: []string{"sliding_window"},
 }

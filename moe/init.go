@@ -53,11 +53,11 @@ func (c Config) initial(p *Parameter, seed uint64) func(dst []float32) {
 			}
 		}
 	}
-	var key strings.Builder
-	binary.Write(&key, binary.LittleEndian, seed)
-	key.WriteString(p.Name)
-	sum := sha256.Sum256([]byte(key.String()))
-	r := rand.New(rand.NewPCG(binary.LittleEndian.Uint64(sum[:8]), binary.LittleEndian.Uint64(sum[8:16])))
+	return c.normal(namedRandom(seed, p.Name))
+}
+
+// normal returns a function that draws the next weights of a matrix.
+func (c Config) normal(r *rand.Rand) func(dst []float32) {
 	return func(dst []float32) {
 		for i := range dst {
 			v := r.NormFloat64()
@@ -67,4 +67,14 @@ func (c Config) initial(p *Parameter, seed uint64) func(dst []float32) {
 			dst[i] = float32(v * c.InitStd)
 		}
 	}
+}
+
+// namedRandom returns the random numbers of a tensor: math/rand/v2's PCG, seeded by the SHA-256 of
+// seed and name.
+func namedRandom(seed uint64, name string) *rand.Rand {
+	var key strings.Builder
+	binary.Write(&key, binary.LittleEndian, seed)
+	key.WriteString(name)
+	sum := sha256.Sum256([]byte(key.String()))
+	return rand.New(rand.NewPCG(binary.LittleEndian.Uint64(sum[:8]), binary.LittleEndian.Uint64(sum[8:16])))
 }

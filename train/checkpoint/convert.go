@@ -38,6 +38,7 @@ type ConvertOptions struct {
 	DType     safetensors.DType
 	ShardSize int64                   // maximum bytes of weights per file, unless one tensor is larger; 0: one file
 	Progress  func(done, total int64) // called after every chunk with the number of weights; may be nil
+	Upcycle   *moe.Upcycling          // write the mixture of experts that it makes from the model; nil: the model
 }
 
 // An Inspection is the result of reading and checking a model on disk.
@@ -104,6 +105,9 @@ func (m ModelDir) HasWeights(ctx context.Context, want string) (has bool, now st
 // checks the model like [ModelDir.Inspect]. It reads and writes chunks, and never holds the whole
 // model in memory. output must not exist. It appears complete or not at all. output may be a URL,
 // see [newFolder].
+//
+// With o.Upcycle, the result describes the mixture of experts, except for DTypes. Weights is the
+// hash of its weights before they are rounded to o.DType.
 func (m ModelDir) Convert(ctx context.Context, output string, o ConvertOptions) (Inspection, error) {
 	stored, err := moe.OpenStored(m.files(), m.Dir)
 	if err != nil {
@@ -113,6 +117,18 @@ func (m ModelDir) Convert(ctx context.Context, output string, o ConvertOptions) 
 	tokenizer, result, err := m.inspect(stored)
 	if err != nil {
 		return result, err
+	}
+	save := stored.Save
+	if o.Upcycle != nil {
+		c, err := result.Config.Upcycled(*o.Upcycle)
+		if err != nil {
+			return result, fmt.Errorf("upcycling %s: %w", m.Dir, err)
+		}
+		result.Notes = append(result.Notes, upcyclingNote(result.Config, c, *o.Upcycle))
+		result.describe(c)
+		save = func(ctx context.Context, dir string, opts moe.SaveOptions, visit func(string, []float32) error) error {
+			return stored.SaveUpcycled(ctx, *o.Upcycle, dir, opts, visit)
+		}
 	}
 	if o.DType == "" {
 		o.DType = safetensors.F32
@@ -125,7 +141,7 @@ func (m ModelDir) Convert(ctx context.Context, output string, o ConvertOptions) 
 		if err := m.writeCompanions(create, result.Config, tokenizer); err != nil {
 			return err
 		}
-		return stored.Save(ctx, dir, moe.SaveOptions{DType: o.DType, ShardSize: o.ShardSize, Create: create}, check.add)
+		return save(ctx, dir, moe.SaveOptions{DType: o.DType, ShardSize: o.ShardSize, Create: create}, check.add)
 	}
 	if objects.IsURL(output) {
 		err = newFolder(ctx, output, func(create moe.Creator) error { return write(output, create) })
@@ -231,13 +247,28 @@ func lockName(path string) (release func(), err error) {
 	}
 }
 
+// upcyclingNote describes how a dense model became a mixture of experts.
+func upcyclingNote(from, to moe.Config, u moe.Upcycling) string {
+	text := fmt.Sprintf("upcycled from %s: each layer has %d experts, with %d of the network's %d intermediate "+
+		"elements", from.Architecture, u.Experts, to.IntermediateSize, from.IntermediateSize)
+	if u.Reinitialize == 0 {
+		return text + "; its first logits equal the dense model's"
+	}
+	return text + fmt.Sprintf("; a fraction %g of the intermediate elements of each expert was drawn again",
+		u.Reinitialize)
+}
+
+// describe sets the fields that are computed from the configuration of the model.
+func (i *Inspection) describe(c moe.Config) {
+	i.Config, i.Parameters, i.ActiveParameters = c, c.TotalParameters(), c.ActiveParameters()
+	i.TrainModel = modelYAML(c)
+}
+
 // inspect does the part of an inspection that does not read weights. The tokenizer is nil if it
 // does not exist or mula cannot read it.
 func (m ModelDir) inspect(stored *moe.Stored) (*tokenize.Tokenizer, Inspection, error) {
-	c := stored.Config()
-	i := Inspection{Config: c, Parameters: c.TotalParameters(), ActiveParameters: c.ActiveParameters(),
-		DTypes: stored.Types(), Fused: stored.Fused(),
-		TrainModel: modelYAML(c)}
+	i := Inspection{DTypes: stored.Types(), Fused: stored.Fused()}
+	i.describe(stored.Config())
 	path := m.path(tokenizerFile)
 	text, err := m.readCompanion(tokenizerFile)
 	if errors.Is(err, fs.ErrNotExist) {
