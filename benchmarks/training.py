@@ -28,13 +28,13 @@ CPU seconds are for the counted steps, per 1,000 tokens. Memory is the peak resi
 steps. FLOPs are computed by moe.Config.FLOPsPerToken: matrix products alone, attention not halved.
 They are compared with the fastest product of 2048 x 2048 matrices found here, by numpy's OpenBLAS
 or torch's MKL or oneDNN. No training reaches this peak. The losses of both sides follow each table.
-In fp32 they agree, see conformance/training.py.
+In fp32 they agree, see conformance/training.py. Rounds of bf16 also train with mula's bf16_mixed.
 
 With --gpu both use the GPU: mula its OpenCL device, PyTorch CUDA, both with all cores and 4 times
 the rows. PyTorch's memory is then what it allocated there; mula's is not known.
 """
 
-import argparse, json, os, pathlib, statistics, subprocess, sys, tempfile, time
+import argparse, itertools, json, os, pathlib, statistics, subprocess, sys, tempfile, time
 
 here = pathlib.Path(__file__).resolve().parent
 TINY = dict(
@@ -387,13 +387,13 @@ def measure(args, work, name):
             variant = min(found, key=lambda f: f[0])[1]
             seconds = args.rounds * steps * 1.6 * min(found, key=lambda f: f[0])[0]  # mula's share is guessed
             print(
-                f"  {args.rounds} rounds of both sides: about {seconds / 60:.1f} minutes, plus starting "
+                f"  {args.rounds} rounds of all sides: about {seconds / 60:.1f} minutes, plus starting "
                 "and stopping the processes"
             )
-            sides = {
-                "mula": lambda: round_of_mula(precision, threads),
-                "torch": lambda: inside("torch", threads, **common, **variant),
-            }
+            sides = {"mula": lambda: round_of_mula(precision, threads)}
+            if precision == "bf16":
+                sides["mula, bf16_mixed"] = lambda: round_of_mula("bf16_mixed", threads)
+            sides["torch"] = lambda: inside("torch", threads, **common, **variant)
             runs = {side: [] for side in sides}
             for _ in range(args.rounds):
                 for side, run in sides.items():
@@ -401,7 +401,7 @@ def measure(args, work, name):
             speed = {side: [tokens / statistics.median(r["seconds"]) for r in rs] for side, rs in runs.items()}
             print(f"  {'':66} {'median':>9} {'best':>9} {'CPU s/1000':>11} {'GB':>6} {'GFLOP/s':>8} {'of peak':>8}")
             for side, rs in runs.items():
-                label = side if side == "mula" else f"{rs[0]['versions']}: {title(variant)}"
+                label = f"{rs[0]['versions']}: {title(variant)}" if side == "torch" else side
                 median, cpu = (
                     statistics.median(speed[side]),
                     statistics.median(r["cpu"] for r in rs) / (tokens * (steps - warm)) * 1000,
@@ -411,10 +411,12 @@ def measure(args, work, name):
                     f"{max(r['memory'] for r in rs):6.2f} "
                     f"{median * flops(fields, length) / 1e9:8.1f} {median * flops(fields, length) / 1e9 / top:8.0%}"
                 )
-            print(
-                f"  {'ratio':66} {statistics.median(speed['mula']) / statistics.median(speed['torch']):9.2f} "
-                f"{max(speed['mula']) / max(speed['torch']):9.2f}"
-            )
+            for side, other in itertools.combinations(sides, 2):
+                ratio = f"ratio of {side} and {other}"
+                print(
+                    f"  {ratio:66} {statistics.median(speed[side]) / statistics.median(speed[other]):9.2f} "
+                    f"{max(speed[side]) / max(speed[other]):9.2f}"
+                )
             for side, rs in runs.items():
                 print(
                     f"  losses, {side:58} {' '.join(f'{loss:.5f}' for loss in rs[0]['losses'][:2])} … "
