@@ -6,9 +6,9 @@
 //
 // "avx512" (AVX-512F) and "avx2" (AVX2 and FMA) are assembly for amd64. "go" runs everywhere, and
 // is the only set with the build tag purego. For products of [xpu.BF16] there is also "avx512_bf16"
-// (AVX512_BF16 and AVX-512BW), whose multiply-adds process twice as many terms a second; the other
-// sets round the packed operands and then compute as in fp32. [New] chooses the best set that the
-// processor and the operating system support.
+// (AVX512_BF16 and AVX-512BW), whose multiply-adds have two terms; the other sets round the packed
+// operands and then compute as in fp32. [New] chooses the best set that the processor and the
+// operating system support. A process measures once whether avx512_bf16 or avx512 is faster.
 //
 // # Bits
 //

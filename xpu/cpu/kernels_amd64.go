@@ -70,6 +70,10 @@ func Lacks(precision xpu.Precision) []string {
 
 // roundBF16 rounds to bfloat16; see [xpu.BF16].
 func roundBF16(x []float32) {
+	if n := len(x) &^ 31; n > 0 && hasPairs {
+		roundAVX512(&x[0], int64(n))
+		x = x[n:]
+	}
 	if n := len(x) &^ 7; n > 0 && cpu.X86.HasAVX2 {
 		roundAVX2(&x[0], int64(n))
 		x = x[n:]
@@ -158,6 +162,9 @@ func widen(dst []float32, src []uint16) int {
 
 //go:noescape
 func widenAVX2(dst *float32, src *uint16, n int64)
+
+//go:noescape
+func roundAVX512(x *float32, n int64)
 
 //go:noescape
 func roundAVX2(x *float32, n int64)

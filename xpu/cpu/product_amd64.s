@@ -5501,6 +5501,64 @@ eight:
 	VZEROUPPER
 	RET
 
+// The words of each half of a register as the upper halves of 32-bit elements.
+DATA upper0<>+0(SB)/4, $0x00000000
+DATA upper0<>+4(SB)/4, $0x00010000
+DATA upper0<>+8(SB)/4, $0x00020000
+DATA upper0<>+12(SB)/4, $0x00030000
+DATA upper0<>+16(SB)/4, $0x00040000
+DATA upper0<>+20(SB)/4, $0x00050000
+DATA upper0<>+24(SB)/4, $0x00060000
+DATA upper0<>+28(SB)/4, $0x00070000
+DATA upper0<>+32(SB)/4, $0x00080000
+DATA upper0<>+36(SB)/4, $0x00090000
+DATA upper0<>+40(SB)/4, $0x000a0000
+DATA upper0<>+44(SB)/4, $0x000b0000
+DATA upper0<>+48(SB)/4, $0x000c0000
+DATA upper0<>+52(SB)/4, $0x000d0000
+DATA upper0<>+56(SB)/4, $0x000e0000
+DATA upper0<>+60(SB)/4, $0x000f0000
+GLOBL upper0<>(SB), RODATA|NOPTR, $64
+DATA upper1<>+0(SB)/4, $0x00100000
+DATA upper1<>+4(SB)/4, $0x00110000
+DATA upper1<>+8(SB)/4, $0x00120000
+DATA upper1<>+12(SB)/4, $0x00130000
+DATA upper1<>+16(SB)/4, $0x00140000
+DATA upper1<>+20(SB)/4, $0x00150000
+DATA upper1<>+24(SB)/4, $0x00160000
+DATA upper1<>+28(SB)/4, $0x00170000
+DATA upper1<>+32(SB)/4, $0x00180000
+DATA upper1<>+36(SB)/4, $0x00190000
+DATA upper1<>+40(SB)/4, $0x001a0000
+DATA upper1<>+44(SB)/4, $0x001b0000
+DATA upper1<>+48(SB)/4, $0x001c0000
+DATA upper1<>+52(SB)/4, $0x001d0000
+DATA upper1<>+56(SB)/4, $0x001e0000
+DATA upper1<>+60(SB)/4, $0x001f0000
+GLOBL upper1<>(SB), RODATA|NOPTR, $64
+
+// func roundAVX512(x *float32, n int64)
+TEXT ·roundAVX512(SB), NOSPLIT, $0-16
+	MOVQ x+0(FP), DI
+	MOVQ n+8(FP), CX
+	VMOVDQU32 upper0<>(SB), Z6
+	VMOVDQU32 upper1<>(SB), Z7
+	MOVL $0xaaaaaaaa, AX
+	KMOVD AX, K1
+some:
+	VMOVUPS (DI), Z0
+	VMOVUPS 64(DI), Z1
+	BYTE $0x62; BYTE $0xf2; BYTE $0x77; BYTE $0x48; BYTE $0x72; BYTE $0xd0 // VCVTNE2PS2BF16 Z0, Z1, Z2
+	VPERMW.Z Z2, Z6, K1, Z3
+	VMOVUPS Z3, 0(DI)
+	VPERMW.Z Z2, Z7, K1, Z4
+	VMOVUPS Z4, 64(DI)
+	ADDQ $128, DI
+	SUBQ $32, CX
+	JNZ some
+	VZEROUPPER
+	RET
+
 // func halvesAVX512(dst *uint16, src *float32, n int64)
 TEXT ·halvesAVX512(SB), NOSPLIT, $0-24
 	MOVQ dst+0(FP), DI

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -231,6 +232,25 @@ func TestRounding(t *testing.T) {
 			return math.Float32bits(panel[0]) & 0xffff0000
 		}
 		check("the pack of rows", x2)
+	}
+}
+
+// The list of kernel sets has every set once, whatever their times are, and the fastest first.
+func TestFastestFirst(t *testing.T) {
+	a, b, c, d := &kernelSet{name: "a"}, &kernelSet{name: "b"}, &kernelSet{name: "c"}, &kernelSet{name: "d"}
+	times := map[*kernelSet]time.Duration{a: 20, b: 10, c: 20, d: 5}
+	sets := []*kernelSet{a, b, c, d}
+	fastestFirst(sets, func(s *kernelSet) time.Duration { return times[s] })
+	if !slices.Equal(sets, []*kernelSet{d, b, a, c}) {
+		t.Errorf("the order is %s, %s, %s, %s; want d, b, a, c", sets[0].name, sets[1].name, sets[2].name, sets[3].name)
+	}
+	var names []string
+	for _, s := range kernelsFor(xpu.BF16) {
+		names = append(names, s.name)
+	}
+	want := len(pairSets()) + len(kernelSets())
+	if slices.Sort(names); len(slices.Compact(names)) != want || len(names) != want {
+		t.Errorf("the sets of bf16 are %v; want %d", names, want)
 	}
 }
 

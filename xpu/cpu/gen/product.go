@@ -20,6 +20,7 @@ func productAssembly() []byte {
 	packPairColumns(s, "packPairColumns14", 14)
 	pairLines(s)
 	roundPanels(s)
+	roundPairs(s)
 	halves(s)
 	widen(s)
 	return s.Bytes()
@@ -514,6 +515,37 @@ func roundPanels(s *source) {
 	s.i("ADDQ $32, DI")
 	s.i("SUBQ $8, CX")
 	s.i("JNZ eight")
+	s.ret()
+}
+
+// roundPairs writes the function that rounds n elements, a multiple of 32, to bfloat16, with
+// AVX512_BF16.
+func roundPairs(s *source) {
+	fmt.Fprintf(s, "\n// The words of each half of a register as the upper halves of 32-bit elements.\n")
+	for half := range 2 {
+		for i := range 16 {
+			fmt.Fprintf(s, "DATA upper%d<>+%d(SB)/4, $%#08x\n", half, 4*i, (16*half+i)<<16)
+		}
+		fmt.Fprintf(s, "GLOBL upper%d<>(SB), RODATA|NOPTR, $64\n", half)
+	}
+	s.fn("roundAVX512", 16, "func roundAVX512(x *float32, n int64)")
+	s.i("MOVQ x+0(FP), DI")
+	s.i("MOVQ n+8(FP), CX")
+	s.i("VMOVDQU32 upper0<>(SB), Z6")
+	s.i("VMOVDQU32 upper1<>(SB), Z7")
+	s.i("MOVL $0xaaaaaaaa, AX")
+	s.i("KMOVD AX, K1")
+	s.label("some")
+	s.i("VMOVUPS (DI), Z0")
+	s.i("VMOVUPS 64(DI), Z1")
+	toBF16(s, 0, 1, 2)
+	for half := range 2 {
+		s.i("VPERMW.Z Z2, Z%d, K1, Z%d", 6+half, 3+half)
+		s.i("VMOVUPS Z%d, %d(DI)", 3+half, 64*half)
+	}
+	s.i("ADDQ $128, DI")
+	s.i("SUBQ $32, CX")
+	s.i("JNZ some")
 	s.ret()
 }
 
