@@ -27,7 +27,7 @@ var freeFlags = strings.Fields(`
 	data-args-path file-list files-from work complete sums tokenizer-json tokenizer-path like paths plot log from
 
 	data-path train-data-path valid-data-path test-data-path split steps skip reason title document special glob
-	text-field id-field tokenizer-name listen flight hosts mpiexec srun remote-shell layout scaling
+	text-field id-field tokenizer-name listen flight hosts mpiexec srun remote-shell layout scaling upcycle
 
 	eod shard-tokens mds-size-limit shard-size memory max-documents max-rejects piece-size back-off section-timeout`)
 
