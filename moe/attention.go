@@ -1,6 +1,10 @@
 package moe
 
-import "mula/xpu"
+import (
+	"context"
+
+	"mula/xpu"
+)
 
 // A kvTarget is the destination of a pass's keys and values, from position first on.
 type kvTarget struct {
@@ -10,14 +14,14 @@ type kvTarget struct {
 
 // firstKeys are the first keys that the queries of a pass attend to.
 type firstKeys struct {
-	documents xpu.Tensor // [rows, s] Batch.Begin; absent if attention is not restricted to documents
+	documents xpu.Tensor // [rows, S] Batch.Begin; absent if attention is not restricted to documents
 }
 
 // cut allocates the buffers of a pass from a.
 func (k *firstKeys) cut(p passShape, a *arena) {
 	*k = firstKeys{}
 	if p.documents {
-		k.documents = a.i32(p.rows, p.s)
+		k.documents = a.i32(p.rows, p.s*p.ranks)
 	}
 }
 
@@ -34,13 +38,21 @@ func (w *workspace) ownKeys() kvTarget { return kvTarget{k: w.k, v: w.v} }
 // projections returns a layer's q, k and v projections with the heads computed from them. known
 // means that RQ and RK were computed before and are read, not written.
 func (m *Model) projections(l *layer, st *saved, to kvTarget, known bool) xpu.Projections {
+	cos, sin := m.rope.cos, m.rope.sin
+	if rank, ranks := m.parallel.sequenceRanks(); ranks > 1 {
+		first := rank * m.ws.shape.s // this rank's first position
+		cos, sin = cos.Rows(first, cos.Dim(0)), sin.Rows(first, sin.Dim(0))
+	}
 	return xpu.Projections{QKV: st.qkv, QWeight: l.qNorm.w, KWeight: l.kNorm.w, Epsilon: m.cfg.NormEps, RQ: st.rq,
-		RK: st.rk, Known: known, Clip: m.cfg.ClipQKV, Cos: m.rope.cos, Sin: m.rope.sin, First: to.first, Q: m.ws.q,
-		K: to.k, V: to.v}
+		RK: st.rk, Known: known, Clip: m.cfg.ClipQKV, Cos: cos, Sin: sin, First: to.first, Q: m.ws.q, K: to.k, V: to.v}
 }
 
 // attention returns the attention operands of a layer.
 func (m *Model) attention(st *saved, to kvTarget) xpu.Attention {
+	if m.ws.shape.ranks > 1 {
+		w := &m.ws.heads
+		return xpu.Attention{Q: w.q, K: w.k, V: w.v, Begin: m.ws.keys.documents, Context: st.wholeCtx, LSE: st.lse}
+	}
 	return xpu.Attention{Q: m.ws.q, K: to.k, V: to.v, First: to.first, Begin: m.ws.keys.documents, Context: st.ctx,
 		LSE: st.lse}
 }
@@ -49,7 +61,7 @@ func (m *Model) attention(st *saved, to kvTarget) xpu.Attention {
 var accumulate = xpu.MatMulOptions{Accumulate: true}
 
 // attend computes x1 = x0 + attention(norm(x0)) for a layer.
-func (m *Model) attend(l *layer, st *saved, to kvTarget) {
+func (m *Model) attend(ctx context.Context, l *layer, st *saved, to kvTarget) error {
 	w := &m.ws
 	m.dev.Normalize(w.h, st.x0, m.norm1(l, st), false)
 	if l.qkvBias.w.Present() {
@@ -57,15 +69,26 @@ func (m *Model) attend(l *layer, st *saved, to kvTarget) {
 	}
 	m.dev.MatMul(st.qkv, w.h, l.qkv.w.T(), xpu.MatMulOptions{Accumulate: l.qkvBias.w.Present()})
 	m.dev.SplitHeads(m.projections(l, st, to, false))
+	if w.shape.ranks > 1 {
+		if err := m.headsOfSequence(ctx, to); err != nil {
+			return err
+		}
+	}
 	m.dev.Attend(m.attention(st, to))
+	if w.shape.ranks > 1 {
+		if err := m.exchangeHeads(ctx, false, m.ofQueries(st.ctx, st.wholeCtx)); err != nil {
+			return err
+		}
+	}
 	m.dev.Copy(st.x1, st.x0)
 	m.dev.MatMul(st.x1, st.ctx, l.out.w.T(), accumulate)
+	return nil
 }
 
 // attendGrad turns the gradient of x1 in ws.dx into the gradient of x0, and adds to the gradients
 // of the layer's weights. fresh means that the layer was the last to run attend, so that its
 // queries, keys and values are still in the workspace.
-func (m *Model) attendGrad(l *layer, st *saved, fresh bool) {
+func (m *Model) attendGrad(ctx context.Context, l *layer, st *saved, fresh bool) error {
 	w := &m.ws
 
 	// Through the output projection.
@@ -77,7 +100,13 @@ func (m *Model) attendGrad(l *layer, st *saved, fresh bool) {
 	if !fresh {
 		m.dev.SplitHeads(p)
 	}
-	m.dev.AttendGrad(m.attention(st, w.ownKeys()), w.dctx, w.dqkv, w.dk, w.dv)
+	if w.shape.ranks > 1 {
+		if err := m.attendWholeGrad(ctx, st, fresh); err != nil {
+			return err
+		}
+	} else {
+		m.dev.AttendGrad(m.attention(st, w.ownKeys()), w.dctx, w.dqkv, w.dk, w.dv)
+	}
 	m.dev.JoinHeads(p, w.dqkv, w.dk, w.dv, l.qNorm.g, l.kNorm.g)
 
 	// Through the projections and the norm.
@@ -89,4 +118,5 @@ func (m *Model) attendGrad(l *layer, st *saved, fresh bool) {
 	}
 	m.dev.MatMul(w.dh, w.dqkv, l.qkv.w, xpu.MatMulOptions{})
 	m.dev.NormGrad(w.dx, w.dh, st.x0, m.norm1(l, st), l.norm1.g)
+	return nil
 }

@@ -36,6 +36,9 @@ func (b Batch) check(c Config, p Parallel) error {
 	if b.Rows < least || b.SequenceLength < 1 {
 		return fmt.Errorf("batch has %d rows of %d tokens; both must be positive", b.Rows, b.SequenceLength)
 	}
+	if _, ranks := p.sequenceRanks(); b.SequenceLength%ranks != 0 {
+		return fmt.Errorf("%d ranks cannot divide rows of %d tokens equally", ranks, b.SequenceLength)
+	}
 	if b.SequenceLength > c.MaxPositions {
 		return fmt.Errorf("sequence length %d is beyond the model's max_position_embeddings %d", b.SequenceLength,
 			c.MaxPositions)
@@ -140,8 +143,9 @@ type BackwardOptions struct {
 	//
 	// The drawn target of position i depends only on its logits, SampleSeed and FirstTarget+i. Set
 	// FirstTarget to the number of inputs in the preceding micro-batches; the step then draws the
-	// same targets for every division into micro-batches. No target is drawn where the batch's
-	// target does not count.
+	// same targets for every division into micro-batches. Ranks that share the rows have different
+	// positions, in the order of the ranks, so their number changes the targets. No target is drawn
+	// where the batch's target does not count.
 	SampleTargets bool
 	SampleSeed    uint64
 	FirstTarget   int64

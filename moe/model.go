@@ -53,6 +53,7 @@ type Model struct {
 	recompute Recompute // see SetRecompute
 	rope      ropeTable
 	ws        workspace
+	exchanger exchanger
 	loop      loop
 	flights   []*flight // by slot; without pipeline stages only the first is used
 }
@@ -83,6 +84,9 @@ func New(cfg Config, dev xpu.Device) (*Model, error) {
 func NewParallel(cfg Config, dev xpu.Device, p Parallel) (*Model, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
+	}
+	if p.Sequence == nil {
+		p.Sequence = comm.NewSingle()
 	}
 	if err := p.validate(cfg); err != nil {
 		return nil, err

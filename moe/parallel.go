@@ -43,6 +43,12 @@ type Parallel struct {
 	Mesh     *comm.Mesh
 	Dispatch Dispatch // empty means AllToAll
 
+	// Sequence is the group of ranks that share each row of a batch; nil for none. They call
+	// Forward and Backward with the same batches, at the same time. Each computes an equal range of
+	// the inputs of every row, and its statistics are about these inputs. Nothing else may use the
+	// group during these calls.
+	Sequence *comm.Comm
+
 	// UniformRouting balances the experts exactly, for benchmarks: choice j of token t is expert
 	// (t·K+j) mod E, with the router's weight for it.
 	UniformRouting bool
@@ -57,6 +63,10 @@ func (p Parallel) validate(c Config) error {
 	}
 	for _, misfit := range c.Misfits(p.Mesh.Shape) {
 		return misfit
+	}
+	_, ranks := p.sequenceRanks()
+	if err := c.CheckSequenceRanks(ranks); err != nil {
+		return err
 	}
 	if stages := p.Mesh.Size(comm.PP); stages > 1 && c.TieEmbeddings {
 		return fmt.Errorf("%d stages cannot be used with tie_word_embeddings, because the first and the last stage "+
@@ -226,13 +236,13 @@ func (c Config) DispatchBytes(d Dispatch, ranks int, sent, got int64) DispatchBy
 	return b
 }
 
-// dispatchMemory returns the bytes of a dispatch's buffers for balanced routing. With [AllGather]
-// it includes the buffers in which the group sums ([comm.SumMemory]).
-func (c Config) dispatchMemory(p Pass) int64 {
+// dispatchMemory returns the bytes of a dispatch's buffers for balanced routing of a rank's tokens.
+// With [AllGather] it includes the buffers in which the group sums ([comm.SumMemory]).
+func (c Config) dispatchMemory(p Pass, ownTokens int) int64 {
 	n := p.Shape.Size(comm.EP)
 	ranks, e, h, k, ffn := int64(n), int64(c.Experts), int64(c.HiddenSize), int64(c.ExpertsPerToken),
 		int64(c.IntermediateSize)
-	tokens := int64(p.Rows) * int64(p.SequenceLength)
+	tokens := int64(ownTokens)
 	rows, got := tokens*k, tokens*ranks
 	layers := int64(stageOf(c, p.Stage, p.Shape.Size(comm.PP)).layers) * int64(max(1, p.InFlight))
 	kept := layers

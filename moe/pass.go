@@ -124,7 +124,9 @@ func (m *Model) backward(ctx context.Context, opts BackwardOptions, size stepSiz
 		if c.moe() {
 			done.next()
 		}
-		m.attendGrad(l, st, w.shape.recompute.attention() || last)
+		if err := m.attendGrad(ctx, l, st, w.shape.recompute.attention() || last); err != nil {
+			return Stats{}, err
+		}
 		done.next()
 	}
 	if out == nil {
@@ -153,7 +155,8 @@ func (p *progress) next() {
 // take plans a pass over a batch and makes the slot's flight the current one. Its forward pass
 // follows.
 func (m *Model) take(slot int, batch Batch, train bool) error {
-	shape := passShape{rows: batch.Rows, s: batch.SequenceLength, train: train,
+	_, ranks := m.parallel.sequenceRanks()
+	shape := passShape{rows: batch.Rows, s: batch.SequenceLength / ranks, ranks: ranks, train: train,
 		logits: m.stage.last, layers: len(m.layers), last: m.stage.last, elsewhere: m.parallel.Mesh.Size(comm.EP) > 1,
 		documents: len(batch.Begin) > 0}
 	if train {
@@ -166,7 +169,7 @@ func (m *Model) take(slot int, batch Batch, train bool) error {
 	if err != nil {
 		return err
 	}
-	f.batch = batch
+	f.batch, f.own = batch, m.parallel.ownInputs(batch)
 	return m.ws.plan(m.dev, m.cfg, f, shape)
 }
 
@@ -189,15 +192,15 @@ func (m *Model) flight(slot int) (*flight, error) {
 // first stage; out is for the next stage, nil on the last.
 func (m *Model) forward(ctx context.Context, in, out *Relay) error {
 	w := &m.ws
-	if err := m.block.begin(ctx, w.batch.Rows*w.batch.SequenceLength); err != nil {
+	if err := m.block.begin(ctx, w.shape.tokens()); err != nil {
 		return err
 	}
-	if err := m.rope.extend(m.dev, m.cfg, w.shape.s); err != nil {
+	if err := m.rope.extend(m.dev, m.cfg, w.shape.s*w.shape.ranks); err != nil {
 		return err
 	}
 	clear(w.sums)
 	if in == nil {
-		m.embedTokens(w.batch.input)
+		m.embedTokens(w.own.input)
 	} else {
 		m.dev.Copy(w.saved[0].x0, in.Hidden)
 		copy(w.sums, in.Router)
@@ -225,7 +228,7 @@ func (m *Model) forward(ctx context.Context, in, out *Relay) error {
 // stats returns the statistics of the current flight after settle.
 func (m *Model) stats(aux AuxForm) Stats {
 	w := &m.ws
-	s := Stats{Tokens: w.shape.tokens(), Targets: w.batch.targets(), RowLoss: w.rowLoss}
+	s := Stats{Tokens: w.shape.tokens(), Targets: w.own.targets(), RowLoss: w.rowLoss}
 	if m.cfg.moe() {
 		s.ExpertCounts, s.RouterEntropy = w.counts, w.entropy
 	}
@@ -277,7 +280,9 @@ func (m *Model) decode(ctx context.Context, end xpu.Tensor, target func(l int) k
 		case w.shape.train:
 			out = w.saved[i+1].x0
 		}
-		m.attend(&m.layers[i], st, target(i))
+		if err := m.attend(ctx, &m.layers[i], st, target(i)); err != nil {
+			return err
+		}
 		if err := m.feedForward(ctx, &m.layers[i], st, i, out); err != nil {
 			return err
 		}
@@ -293,16 +298,18 @@ func (m *Model) crossEntropy(opts BackwardOptions, scale float64) {
 	w := &m.ws
 	targets := room(&w.ints, w.targets.Elements())
 	for t := range targets {
-		targets[t] = w.batch.target(t)
+		targets[t] = w.own.target(t)
 	}
 	m.dev.WriteInts(w.targets, targets)
+	rank, _ := m.parallel.sequenceRanks()
+	before := uint64(opts.FirstTarget) + uint64(rank*len(targets)) // of this rank
 	for first := 0; first < len(targets); first += w.logitsRows {
 		end := min(first+w.logitsRows, len(targets))
 		x, logits := w.h.Rows(first, end), w.logits.Rows(0, end-first)
 		m.dev.MatMul(logits, x, m.head.w.T(), xpu.MatMulOptions{})
 		m.dev.CrossEntropy(xpu.CrossEntropy{Logits: logits, Targets: w.targets.Rows(first, end),
 			Loss: w.ce[first:end], Scale: scale, Sample: opts.SampleTargets, Seed: opts.SampleSeed,
-			First: uint64(opts.FirstTarget) + uint64(first)})
+			First: before + uint64(first)})
 		if scale != 0 {
 			m.dev.MatMul(w.dh.Rows(first, end), logits, m.head.w, xpu.MatMulOptions{})
 			m.dev.MatMul(m.head.g, logits.T(), x, accumulate)

@@ -50,7 +50,9 @@ func (m *Model) SetRecompute(r Recompute) { m.recompute = r }
 func (m *Model) restore(ctx context.Context, l *layer, st *saved, number int, fresh bool) error {
 	w := &m.ws
 	if !fresh && w.shape.recompute.attention() {
-		m.attend(l, st, w.ownKeys())
+		if err := m.attend(ctx, l, st, w.ownKeys()); err != nil {
+			return err
+		}
 		m.dev.Normalize(w.h, st.x1, m.norm2(l, st), false)
 	} else {
 		m.dev.Normalize(w.h, st.x1, m.norm2(l, st), true)

@@ -114,7 +114,8 @@ func (m *Model) StageBackward(ctx context.Context, slot int, opts BackwardOption
 func (m *Model) checkRelays(batch Batch, before, behind *Relay) error {
 	stage, stages := m.parallel.Mesh.OwnIndex(comm.PP), m.parallel.Mesh.Size(comm.PP)
 	check := func(r *Relay, none bool, name string) error {
-		switch tokens, router := batch.Rows*batch.SequenceLength, m.routerSums(); {
+		_, ranks := m.parallel.sequenceRanks()
+		switch tokens, router := batch.Rows*(batch.SequenceLength/ranks), m.routerSums(); {
 		case r == nil != none && none:
 			return fmt.Errorf("stage %d of %d has no stage %s it; pass nil", stage, stages, name)
 		case r == nil != none:

@@ -22,7 +22,8 @@ const (
 
 // passShape determines the buffers that a pass needs.
 type passShape struct {
-	rows, s   int
+	rows, s   int       // s is this rank's tokens of a row
+	ranks     int       // ranks that share each row
 	train     bool      // backward follows: every layer is saved
 	recompute Recompute // with train; RecomputeNone without
 	logits    bool      // logits are computed block by block
@@ -50,7 +51,9 @@ type attended struct {
 	qkv          xpu.Tensor // [T, AD+2GD] projections, before norm, clip and rotation
 	rq, rk       xpu.Tensor // [T·norms] of the q and k norms
 	ctx          xpu.Tensor // [T, AD] result of the attention, before its output projection
-	lse          xpu.Tensor // [rows, A, S] logsumexp of the scores
+	// [rows·S', A'D] the same of the heads of [wholeHeads]; absent if ranks do not share rows
+	wholeCtx     xpu.Tensor
+	lse          xpu.Tensor // [rows, A, S] or [rows, A', S'] logsumexp of the scores
 	x1           xpu.Tensor // [T, H] residual stream after the attention
 	mean2, rstd2 xpu.Tensor // [T] of the second norm
 }
@@ -60,8 +63,9 @@ type attended struct {
 type flight struct {
 	shape passShape
 	arena arena
-	batch Batch
-	waits bool // between StageForward and StageBackward
+	batch Batch // complete rows
+	own   Batch // this rank's inputs of batch
+	waits bool  // between StageForward and StageBackward
 
 	saved []saved    // [L], or one without a backward pass
 	ids   xpu.Tensor // [T] input tokens
@@ -102,6 +106,8 @@ type workspace struct {
 	act      xpu.Tensor // [R, I]
 	expert   xpu.Tensor // [R, H] outputs of the experts; in the backward pass their gradients
 	logits   xpu.Tensor // [logitsRows, V]
+
+	heads wholeHeads // if ranks share rows
 
 	dx      xpu.Tensor // [T, H] gradient of the residual stream
 	dh      xpu.Tensor // [T, H] gradient of h
@@ -238,8 +244,11 @@ func (k *attended) cut(c Config, p passShape, a *arena) {
 	t, h := p.tokens(), c.HiddenSize
 	*k = attended{
 		rstd1: a.f32(t), qkv: a.f32(t, c.qkvWidth()),
-		ctx: a.f32(t, c.QueryWidth()), lse: a.f32(p.rows, c.Heads, p.s),
+		ctx: a.f32(t, c.QueryWidth()), lse: a.f32(p.rows, c.Heads/p.ranks, p.s*p.ranks),
 		x1: a.f32(t, h), rstd2: a.f32(t),
+	}
+	if p.ranks > 1 {
+		k.wholeCtx = a.f32(t*p.ranks, c.QueryWidth()/p.ranks)
 	}
 	if qNorm, kNorm := c.qkNormWidths(); qNorm > 0 {
 		k.rq, k.rk = a.f32(t*(c.QueryWidth()/qNorm)), a.f32(t*(c.KVWidth()/kNorm))
@@ -265,6 +274,7 @@ func (w *workspace) cut(c Config, p passShape, a *arena) {
 	w.targets, w.ce, w.rowLoss = a.i32(t), a.f64(t), a.f64(p.rows)
 	w.h = a.f32(t, h)
 	w.q, w.k, w.v = heads(c.Heads), heads(c.KVHeads), heads(c.KVHeads)
+	w.heads.cut(c, p, a)
 	w.act = a.f32(r, ffn)
 	if c.moe() {
 		w.router, w.gathered, w.expert = a.f32(t, c.Experts), a.f32(r, h), a.f32(r, h)
@@ -292,16 +302,18 @@ type Memory struct {
 	Weights   int64
 	Gradients int64
 	Buffers   int64 // activations and working memory of one pass
+	OnHost    int64 // part of Buffers in host memory: exchanges of [Parallel.Sequence]
 }
 
-// Total returns the sum of all fields.
+// Total returns the sum of weights, gradients and buffers.
 func (m Memory) Total() int64 { return m.Weights + m.Gradients + m.Buffers }
 
 // A Pass describes a call of [Model.Backward], or of StageForward and StageBackward on a pipeline
 // stage, as far as its memory depends on it.
 type Pass struct {
 	Rows           int
-	SequenceLength int
+	SequenceLength int       // of complete rows
+	SequenceRanks  int       // ranks that share each row, as in [Parallel]; 0 means 1
 	Recompute      Recompute // empty means RecomputeNone
 	Documents      bool      // attention is restricted to documents; see [Batch]
 
@@ -319,16 +331,21 @@ type Pass struct {
 // scratch memory are not included: see [mula/xpu/cpu.Device].
 func (c Config) Memory(p Pass) Memory {
 	experts, stage := p.Shape.Size(comm.EP), stageOf(c, p.Stage, p.Shape.Size(comm.PP))
-	shape := passShape{rows: p.Rows, s: p.SequenceLength, train: true, recompute: p.Recompute, logits: stage.last,
-		layers: stage.layers, last: stage.last, elsewhere: experts > 1, documents: p.Documents}
+	ranks := max(1, p.SequenceRanks)
+	shape := passShape{rows: p.Rows, s: p.SequenceLength / ranks, ranks: ranks, train: true, recompute: p.Recompute,
+		logits: stage.last, layers: stage.layers, last: stage.last, elsewhere: experts > 1, documents: p.Documents}
 	var shared, flights arena
 	new(workspace).cut(c, shape, &shared)
 	newFlight(c, stage.layers).cut(c, shape, &flights)
 	n, buffers := 4*stage.parameters(c, c.Experts/experts), shared.bytes()+int64(max(1,
 		p.InFlight))*flights.bytes()
 	buffers += 2 * 4 * int64(p.SequenceLength*c.HeadDim()/2) // rotations
-	if experts > 1 {
-		buffers += c.dispatchMemory(p)
+	onHost := int64(0)
+	if ranks > 1 {
+		onHost = 2 * 4 * int64(shape.tokens()*c.qkvWidth()) // sent and received
 	}
-	return Memory{Weights: n, Gradients: n, Buffers: buffers}
+	if experts > 1 {
+		buffers += c.dispatchMemory(p, shape.tokens())
+	}
+	return Memory{Weights: n, Gradients: n, Buffers: buffers + onHost, OnHost: onHost}
 }

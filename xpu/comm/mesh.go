@@ -174,9 +174,11 @@ type Mesh struct {
 	copies []copied
 }
 
-// A copied is a communicator of [Mesh.Split].
+// A copied is a communicator of [Mesh.Split] or [Mesh.Consecutive]: n ranks of a group from number
+// first.
 type copied struct {
-	axes Axes
+	axes     Axes
+	first, n int
 	*Comm
 }
 
@@ -213,19 +215,19 @@ func (m *Mesh) SetInner(replicas int) {
 // SetHosts sets the name of the host of each rank of the world, for all groups; see
 // [Comm.SetHosts].
 func (m *Mesh) SetHosts(names []string) {
-	set := func(group *Comm, axes Axes) {
+	set := func(group *Comm, axes Axes, first, n int) {
 		var own []string
-		for _, rank := range m.Shape.Group(m.Rank(), axes) {
+		for _, rank := range m.Shape.Group(m.Rank(), axes)[first : first+n] {
 			own = append(own, names[rank])
 		}
 		group.SetHosts(own)
 	}
-	set(m.world, World)
+	set(m.world, World, 0, m.Ranks())
 	for axes, group := range m.groups {
-		set(group, axes)
+		set(group, axes, 0, m.Size(axes))
 	}
 	for _, group := range m.copies {
-		set(group.Comm, group.axes)
+		set(group.Comm, group.axes, group.first, group.n)
 	}
 }
 
@@ -261,7 +263,22 @@ func (m *Mesh) OwnIndex(group Axes) int { return m.Index(m.Rank(), group) }
 func (m *Mesh) Split(ctx context.Context, axes Axes) (*Comm, error) {
 	group, err := m.split(ctx, axes)
 	if err == nil {
-		m.copies = append(m.copies, copied{axes, group})
+		m.copies = append(m.copies, copied{axes, 0, m.Size(axes), group})
+	}
+	return group, err
+}
+
+// Consecutive returns a communicator of n consecutive ranks of a group, from a rank whose number in
+// the group is a multiple of n. n must divide the size of the group. All ranks of the world call
+// it.
+func (m *Mesh) Consecutive(ctx context.Context, axes Axes, n int) (*Comm, error) {
+	if n == 1 {
+		return NewSingle(), nil
+	}
+	part, parts := m.OwnIndex(axes)/n, m.Size(axes)/n
+	group, err := m.world.Split(ctx, m.OwnIndex(World&^axes)*parts+part, m.Rank())
+	if err == nil {
+		m.copies = append(m.copies, copied{axes, part * n, n, group})
 	}
 	return group, err
 }
